@@ -1,0 +1,163 @@
+// Package cuda is the GPU driver as Cistern sees it: one Go interface, Driver, over the calls that the
+// engine uses, with typed handles and errors that carry CUDA's own names.
+//
+// Two implementations exist. cuda/nvidia binds libcuda.so.1 at run time; cuda/sim is a GPU that exists in memory.
+// Neither holds policy: a Driver calls, checks and converts, and nothing else. A call enters this interface
+// with its first user.
+//
+// # What every implementation promises
+//
+//   - It leaves the calling thread's current CUDA context as it found it.
+//   - Every call is made in relaxed capture mode, and the thread's own mode is restored afterwards, so that no call
+//     invalidates a stream capture that some thread has under way. Calls that are forbidden even then (synchronising
+//     or querying a capturing stream) are the caller's to avoid; StreamCapture tells.
+//   - Every call may be made from any goroutine, concurrently.
+//   - A call that fails has no effect, and its error is an *Error that names the call and CUDA's code.
+package cuda
+
+// Device is the ordinal of a GPU in this process, as CUDA numbers them (CUDA_VISIBLE_DEVICES applied).
+type Device int
+
+// Ptr is a device address (CUdeviceptr). Zero is the null pointer.
+type Ptr uint64
+
+// Handle is a physical allocation made by MemCreate (CUmemGenericAllocationHandle), a "chunk" in Cistern's words.
+type Handle uint64
+
+// Event is a CUevent, created without timing.
+type Event uintptr
+
+// Stream is a CUstream as the caller passed it. It is a handle, and handles are recycled: use StreamID to know a
+// stream again.
+type Stream uintptr
+
+// The three streams that have no handle of their own (cuda.h: CU_STREAM_LEGACY, CU_STREAM_PER_THREAD).
+const (
+	StreamNull      Stream = 0 // the legacy default stream, unless the caller was compiled for per-thread streams
+	StreamLegacy    Stream = 1
+	StreamPerThread Stream = 2 // another stream in every thread
+)
+
+// StreamID identifies a stream for the life of the process: ids are never reused within a context
+// (cuStreamGetCtx, cuStreamGetId).
+type StreamID struct {
+	Context uint64
+	ID      uint64
+}
+
+// CaptureStatus is what cuStreamGetCaptureInfo reports.
+type CaptureStatus int
+
+const (
+	CaptureNone        CaptureStatus = 0
+	CaptureActive      CaptureStatus = 1
+	CaptureInvalidated CaptureStatus = 2
+)
+
+// HandleType is a set of ways in which a chunk can be exported to another process (CUmemAllocationHandleType).
+// It is fixed when the chunk is created.
+type HandleType uint32
+
+const (
+	HandleNone   HandleType = 0
+	HandlePosix  HandleType = 1 // a POSIX file descriptor
+	HandleFabric HandleType = 8 // a fabric handle, for multi-node NVLink
+)
+
+// Location says where physical memory lives.
+type Location uint8
+
+const (
+	LocationDevice   Location = iota // the GPU's own memory
+	LocationHostNUMA                 // host memory of one NUMA node (extended GPU memory)
+)
+
+// MemProp describes a chunk to MemCreate. Two chunks with equal MemProp are interchangeable.
+type MemProp struct {
+	Device   Device
+	Location Location
+	NUMANode int // for LocationHostNUMA
+	Handles  HandleType
+	RDMA     bool // gpuDirectRDMACapable; only where DeviceInfo.RDMA
+}
+
+// DeviceInfo is what is known of a device without creating a context on it.
+type DeviceInfo struct {
+	Name        string
+	UUID        [16]byte
+	TotalBytes  uint64     // cuDeviceTotalMem
+	Granularity uint64     // bytes; the minimum granularity of MemCreate and MemMap, 2 MiB on every GPU so far
+	VMM         bool       // virtual memory management is supported
+	Handles     HandleType // handle types that a real MemCreate succeeded with or the attributes promise; see Driver.ProbeHandles
+	RDMA        bool       // GPUDirect RDMA with virtual memory management
+	Multiproc   int        // streaming multiprocessors
+}
+
+// Driver is the part of the CUDA driver that Cistern uses. The comment of each method names the driver call behind
+// it; errors carry that name.
+type Driver interface {
+	// Name is "nvidia" or "sim".
+	Name() string
+	// Version is the driver's CUDA version as cuDriverGetVersion gives it: 13000 for 13.0.
+	Version() int
+	// DeviceCount is the number of visible devices (cuDeviceGetCount).
+	DeviceCount() (int, error)
+	// DeviceInfo describes a device; no context is created (cuDeviceGet, cuDeviceGetAttribute, cuDeviceTotalMem).
+	DeviceInfo(d Device) (DeviceInfo, error)
+	// ProbeHandles finds, by really creating and releasing a chunk of the minimum granularity, which of FABRIC and
+	// POSIX handles the device grants, most capable first: FABRIC|POSIX, POSIX, none.
+	ProbeHandles(d Device) (HandleType, error)
+	// ContextActive reports whether the device's primary context exists (cuDevicePrimaryCtxGetState). Asking
+	// creates nothing.
+	ContextActive(d Device) (bool, error)
+	// RetainContext makes the primary context exist until the process ends (cuDevicePrimaryCtxRetain). The first
+	// call for a device can take a second and hundreds of megabytes; it is made when memory is first wanted there.
+	RetainContext(d Device) error
+	// MemInfo is the device's free and total memory in bytes (cuMemGetInfo). Without a primary context it fails
+	// with ErrInvalidContext rather than create one.
+	MemInfo(d Device) (free, total uint64, err error)
+
+	// MemAlloc and MemFree are cuMemAlloc and cuMemFree on the device's primary context. MemFree waits, implicitly,
+	// for all work of the context; nothing may rely on that.
+	MemAlloc(d Device, size uint64) (Ptr, error)
+	MemFree(d Device, p Ptr) error
+
+	// AddressReserve reserves a range of addresses, size and align in bytes, multiples of the granularity; hint 0
+	// leaves the place to the driver (cuMemAddressReserve). AddressFree gives a whole reservation back.
+	AddressReserve(size, align uint64, hint Ptr) (Ptr, error)
+	AddressFree(p Ptr, size uint64) error
+	// MemCreate makes physical memory of size bytes, a multiple of the granularity (cuMemCreate). MemRelease drops
+	// the caller's reference: the memory goes with its last mapping.
+	MemCreate(size uint64, prop MemProp) (Handle, error)
+	MemRelease(h Handle) error
+	// MemMap maps the whole of a chunk (offset 0) at p; a chunk may be mapped at several addresses at once. The
+	// range is unusable until MemSetAccess. MemUnmap undoes whole mappings: [p, p+size) must be made of them. It
+	// does not wait for the GPU: the caller must know that queued work no longer uses the range.
+	MemMap(p Ptr, size uint64, h Handle) error
+	MemUnmap(p Ptr, size uint64) error
+	// MemSetAccess gives every device in devs read-write access to [p, p+size), which must be mapped throughout.
+	MemSetAccess(p Ptr, size uint64, devs []Device) error
+
+	// StreamID identifies a stream (cuStreamGetCtx, cuStreamGetId). StreamNull and StreamLegacy are those of d's
+	// primary context; StreamPerThread is the calling thread's.
+	StreamID(d Device, s Stream) (StreamID, error)
+	// StreamCapture reports whether the stream is being captured, and into which capture
+	// (cuStreamGetCaptureInfo). Legal on any stream.
+	StreamCapture(d Device, s Stream) (CaptureStatus, uint64, error)
+	// StreamWaitEvent makes later work of s wait for the event (cuStreamWaitEvent).
+	StreamWaitEvent(d Device, s Stream, e Event) error
+	// StreamSynchronize waits until all work of s is done (cuStreamSynchronize).
+	StreamSynchronize(d Device, s Stream) error
+	// ContextSynchronize waits until all work of the device's primary context is done (cuCtxSynchronize).
+	ContextSynchronize(d Device) error
+
+	// EventCreate makes an event without timing (cuEventCreate, CU_EVENT_DISABLE_TIMING).
+	EventCreate(d Device) (Event, error)
+	EventDestroy(d Device, e Event) error
+	// EventRecord marks the work queued on s so far (cuEventRecord). Recording on a destroyed stream is undefined.
+	EventRecord(d Device, e Event, s Stream) error
+	// EventQuery reports whether the recorded work is done (cuEventQuery); "not ready" is false, not an error.
+	EventQuery(d Device, e Event) (bool, error)
+	// EventSynchronize waits for the recorded work (cuEventSynchronize).
+	EventSynchronize(d Device, e Event) error
+}

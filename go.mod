@@ -1,0 +1,3 @@
+module github.com/cistern-gpu/cistern
+
+go 1.26
