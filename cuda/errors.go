@@ -120,16 +120,20 @@ func (c Code) Poisons() bool {
 // Error is a driver call that failed. errors.Is sees through it to its Code.
 type Error struct {
 	Op     string // the driver call, without version suffix: "cuMemCreate"
-	Device Device
+	Device Device // negative where the call is not about one device
 	Size   uint64 // bytes asked for; 0 where the call has no size
 	Code   Code
 }
 
 func (e *Error) Error() string {
+	what := e.Op
 	if e.Size != 0 {
-		return fmt.Sprintf("%s of %d bytes on device %d: %s", e.Op, e.Size, e.Device, e.Code.Error())
+		what = fmt.Sprintf("%s of %d bytes", what, e.Size)
 	}
-	return fmt.Sprintf("%s on device %d: %s", e.Op, e.Device, e.Code.Error())
+	if e.Device >= 0 {
+		what = fmt.Sprintf("%s on device %d", what, e.Device)
+	}
+	return what + ": " + e.Code.Error()
 }
 
 func (e *Error) Unwrap() error { return e.Code }

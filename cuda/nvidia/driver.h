@@ -1,0 +1,221 @@
+//go:build linux && cgo
+
+// The part of the CUDA driver's ABI that Cistern uses, declared here so that no CUDA toolkit is needed to build, and
+// the wrappers that Go calls. Types, constants and layouts are those of the CUDA Driver API documentation.
+
+#ifndef CISTERN_NVIDIA_DRIVER_H
+#define CISTERN_NVIDIA_DRIVER_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+typedef int CUresult;
+typedef int CUdevice;
+typedef struct CUctx_st *CUcontext;
+typedef struct CUstream_st *CUstream;
+typedef struct CUevent_st *CUevent;
+typedef struct CUmod_st *CUmodule;
+typedef struct CUfunc_st *CUfunction;
+typedef struct CUgraph_st *CUgraph;
+typedef struct CUgraphExec_st *CUgraphExec;
+typedef uint64_t CUdeviceptr;
+typedef uint64_t CUmemGenericAllocationHandle;
+
+typedef struct {
+	unsigned char bytes[16];
+} CUuuid;
+
+typedef struct {
+	int type; // CU_MEM_LOCATION_TYPE_*
+	int id;
+} CUmemLocation;
+
+typedef struct {
+	int type; // CU_MEM_ALLOCATION_TYPE_PINNED
+	int requestedHandleTypes;
+	CUmemLocation location;
+	void *win32HandleMetaData;
+	struct {
+		unsigned char compressionType;
+		unsigned char gpuDirectRDMACapable;
+		unsigned short usage;
+		unsigned char reserved[4];
+	} allocFlags;
+} CUmemAllocationProp;
+
+typedef struct {
+	CUmemLocation location;
+	int flags; // CU_MEM_ACCESS_FLAGS_PROT_*
+} CUmemAccessDesc;
+
+_Static_assert(sizeof(CUmemAllocationProp) == (sizeof(void *) == 8 ? 32 : 28), "layout of CUmemAllocationProp");
+_Static_assert(sizeof(CUmemAccessDesc) == 12, "layout of CUmemAccessDesc");
+
+enum {
+	CUDA_SUCCESS = 0,
+	CUDA_ERROR_INVALID_DEVICE = 101,
+	CUDA_ERROR_INVALID_CONTEXT = 201,
+
+	CU_STREAM_NON_BLOCKING = 1,
+	CU_STREAM_CAPTURE_MODE_RELAXED = 2,
+	CU_EVENT_DISABLE_TIMING = 2,
+
+	CU_MEM_ALLOCATION_TYPE_PINNED = 1,
+	CU_MEM_LOCATION_TYPE_DEVICE = 1,
+	CU_MEM_LOCATION_TYPE_HOST_NUMA = 3,
+	CU_MEM_ACCESS_FLAGS_PROT_READWRITE = 3,
+	CU_MEM_ALLOC_GRANULARITY_MINIMUM = 0,
+
+	CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT = 16,
+	CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED = 102,
+	CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED = 103,
+	CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED = 110,
+	CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED = 128,
+
+	CU_JIT_ERROR_LOG_BUFFER = 5,
+	CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES = 6,
+};
+
+// NV_CALLS lists every driver call: the name that people know, the symbol with the version whose ABI is declared here,
+// and its parameters. Where a later driver gave the plain name a new signature in the headers, the old symbol keeps
+// its own, so naming symbols exactly is what keeps the ABI.
+#define NV_CALLS(X) \
+	X(cuInit, cuInit, (unsigned)) \
+	X(cuDriverGetVersion, cuDriverGetVersion, (int *)) \
+	X(cuDeviceGetCount, cuDeviceGetCount, (int *)) \
+	X(cuDeviceGet, cuDeviceGet, (CUdevice *, int)) \
+	X(cuDeviceGetName, cuDeviceGetName, (char *, int, CUdevice)) \
+	X(cuDeviceGetUuid, cuDeviceGetUuid, (CUuuid *, CUdevice)) \
+	X(cuDeviceGetUuid_v2, cuDeviceGetUuid_v2, (CUuuid *, CUdevice)) \
+	X(cuDeviceGetAttribute, cuDeviceGetAttribute, (int *, int, CUdevice)) \
+	X(cuDeviceTotalMem, cuDeviceTotalMem_v2, (size_t *, CUdevice)) \
+	X(cuDevicePrimaryCtxGetState, cuDevicePrimaryCtxGetState, (CUdevice, unsigned *, int *)) \
+	X(cuDevicePrimaryCtxRetain, cuDevicePrimaryCtxRetain, (CUcontext *, CUdevice)) \
+	X(cuDevicePrimaryCtxRelease, cuDevicePrimaryCtxRelease_v2, (CUdevice)) \
+	X(cuCtxGetCurrent, cuCtxGetCurrent, (CUcontext *)) \
+	X(cuCtxPushCurrent, cuCtxPushCurrent_v2, (CUcontext)) \
+	X(cuCtxPopCurrent, cuCtxPopCurrent_v2, (CUcontext *)) \
+	X(cuCtxSynchronize, cuCtxSynchronize, (void)) \
+	X(cuThreadExchangeStreamCaptureMode, cuThreadExchangeStreamCaptureMode, (int *)) \
+	X(cuMemGetInfo, cuMemGetInfo_v2, (size_t *, size_t *)) \
+	X(cuMemAlloc, cuMemAlloc_v2, (CUdeviceptr *, size_t)) \
+	X(cuMemFree, cuMemFree_v2, (CUdeviceptr)) \
+	X(cuMemGetAllocationGranularity, cuMemGetAllocationGranularity, (size_t *, const CUmemAllocationProp *, int)) \
+	X(cuMemAddressReserve, cuMemAddressReserve, (CUdeviceptr *, size_t, size_t, CUdeviceptr, unsigned long long)) \
+	X(cuMemAddressFree, cuMemAddressFree, (CUdeviceptr, size_t)) \
+	X(cuMemCreate, cuMemCreate, \
+	  (CUmemGenericAllocationHandle *, size_t, const CUmemAllocationProp *, unsigned long long)) \
+	X(cuMemRelease, cuMemRelease, (CUmemGenericAllocationHandle)) \
+	X(cuMemMap, cuMemMap, (CUdeviceptr, size_t, size_t, CUmemGenericAllocationHandle, unsigned long long)) \
+	X(cuMemUnmap, cuMemUnmap, (CUdeviceptr, size_t)) \
+	X(cuMemSetAccess, cuMemSetAccess, (CUdeviceptr, size_t, const CUmemAccessDesc *, size_t)) \
+	X(cuStreamGetCtx, cuStreamGetCtx, (CUstream, CUcontext *)) \
+	X(cuStreamGetId, cuStreamGetId, (CUstream, unsigned long long *)) \
+	X(cuCtxGetId, cuCtxGetId, (CUcontext, unsigned long long *)) \
+	X(cuStreamGetCaptureInfo, cuStreamGetCaptureInfo, (CUstream, int *, uint64_t *)) \
+	X(cuStreamGetCaptureInfo_v2, cuStreamGetCaptureInfo_v2, \
+	  (CUstream, int *, uint64_t *, CUgraph *, const void **, size_t *)) \
+	X(cuStreamGetCaptureInfo_v3, cuStreamGetCaptureInfo_v3, \
+	  (CUstream, int *, uint64_t *, CUgraph *, const void **, const void **, size_t *)) \
+	X(cuStreamWaitEvent, cuStreamWaitEvent, (CUstream, CUevent, unsigned)) \
+	X(cuStreamSynchronize, cuStreamSynchronize, (CUstream)) \
+	X(cuEventCreate, cuEventCreate, (CUevent *, unsigned)) \
+	X(cuEventDestroy, cuEventDestroy_v2, (CUevent)) \
+	X(cuEventRecord, cuEventRecord, (CUevent, CUstream)) \
+	X(cuEventQuery, cuEventQuery, (CUevent)) \
+	X(cuEventSynchronize, cuEventSynchronize, (CUevent)) \
+	X(cuEventElapsedTime, cuEventElapsedTime, (float *, CUevent, CUevent)) \
+	X(cuStreamCreate, cuStreamCreate, (CUstream *, unsigned)) \
+	X(cuStreamDestroy, cuStreamDestroy_v2, (CUstream)) \
+	X(cuStreamBeginCapture, cuStreamBeginCapture_v2, (CUstream, int)) \
+	X(cuStreamEndCapture, cuStreamEndCapture, (CUstream, CUgraph *)) \
+	X(cuGraphInstantiateWithFlags, cuGraphInstantiateWithFlags, (CUgraphExec *, CUgraph, unsigned long long)) \
+	X(cuGraphLaunch, cuGraphLaunch, (CUgraphExec, CUstream)) \
+	X(cuGraphExecDestroy, cuGraphExecDestroy, (CUgraphExec)) \
+	X(cuGraphDestroy, cuGraphDestroy, (CUgraph)) \
+	X(cuModuleLoadDataEx, cuModuleLoadDataEx, (CUmodule *, const void *, unsigned, int *, void **)) \
+	X(cuModuleUnload, cuModuleUnload, (CUmodule)) \
+	X(cuModuleGetFunction, cuModuleGetFunction, (CUfunction *, CUmodule, const char *)) \
+	X(cuLaunchKernel, cuLaunchKernel, \
+	  (CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream, void **, void **)) \
+	X(cuMemcpyHtoD, cuMemcpyHtoD_v2, (CUdeviceptr, const void *, size_t)) \
+	X(cuMemcpyDtoH, cuMemcpyDtoH_v2, (void *, CUdeviceptr, size_t)) \
+	X(cuMemsetD8Async, cuMemsetD8Async, (CUdeviceptr, unsigned char, size_t, CUstream))
+
+enum nv_call {
+#define X(name, symbol, parameters) NV_##name,
+	NV_CALLS(X)
+#undef X
+	NV_CALL_COUNT
+};
+
+// nv_result tells what failed as well as how: zero is success, else the CUresult in the low 32 bits (NV_MISSING: the
+// driver lacks the call) and enum nv_call above them.
+typedef int64_t nv_result;
+#define NV_MISSING 0x7fffffff
+
+typedef struct nv_driver nv_driver;
+
+// nv_open opens the library and looks up every call. It initialises nothing. On failure it returns NULL and writes the
+// loader's reason to reason.
+nv_driver *nv_open(const char *path, char *reason, size_t reason_size);
+// nv_init is cuInit, and learns version and devices.
+nv_result nv_init(nv_driver *d, int *version, int *devices);
+// nv_close undoes nv_open; only for a driver that could not be initialised.
+void nv_close(nv_driver *d);
+const char *nv_call_name(int call);
+
+typedef struct {
+	char name[256];
+	CUuuid uuid;
+	uint64_t total;
+	uint64_t granularity;
+	int vmm, posix, fabric, rdma, multiproc;
+} nv_info;
+
+// The cuda.Driver interface. dev is a device's ordinal.
+nv_result nv_device_info(nv_driver *d, intptr_t dev, nv_info *info);
+nv_result nv_context_active(nv_driver *d, intptr_t dev, int *active);
+nv_result nv_context_retain(nv_driver *d, intptr_t dev);
+nv_result nv_mem_info(nv_driver *d, intptr_t dev, size_t *free, size_t *total);
+nv_result nv_mem_alloc(nv_driver *d, intptr_t dev, size_t size, CUdeviceptr *p);
+nv_result nv_mem_free(nv_driver *d, intptr_t dev, CUdeviceptr p);
+nv_result nv_address_reserve(nv_driver *d, size_t size, size_t align, CUdeviceptr hint, CUdeviceptr *p);
+nv_result nv_address_free(nv_driver *d, CUdeviceptr p, size_t size);
+nv_result nv_mem_create(nv_driver *d, size_t size, intptr_t dev, int host_numa, int node, int handles, int rdma,
+			CUmemGenericAllocationHandle *h);
+nv_result nv_mem_release(nv_driver *d, CUmemGenericAllocationHandle h);
+nv_result nv_mem_map(nv_driver *d, CUdeviceptr p, size_t size, CUmemGenericAllocationHandle h);
+nv_result nv_mem_unmap(nv_driver *d, CUdeviceptr p, size_t size);
+nv_result nv_mem_set_access(nv_driver *d, CUdeviceptr p, size_t size, const intptr_t *devs, size_t n);
+nv_result nv_stream_id(nv_driver *d, intptr_t dev, uintptr_t s, uint64_t *context, unsigned long long *id);
+nv_result nv_stream_capture(nv_driver *d, intptr_t dev, uintptr_t s, int *status, uint64_t *id);
+nv_result nv_stream_wait_event(nv_driver *d, intptr_t dev, uintptr_t s, uintptr_t e);
+nv_result nv_stream_synchronize(nv_driver *d, intptr_t dev, uintptr_t s);
+nv_result nv_context_synchronize(nv_driver *d, intptr_t dev);
+nv_result nv_event_create(nv_driver *d, intptr_t dev, unsigned flags, uintptr_t *e);
+nv_result nv_event_destroy(nv_driver *d, intptr_t dev, uintptr_t e);
+nv_result nv_event_record(nv_driver *d, intptr_t dev, uintptr_t e, uintptr_t s);
+nv_result nv_event_query(nv_driver *d, intptr_t dev, uintptr_t e);
+nv_result nv_event_synchronize(nv_driver *d, intptr_t dev, uintptr_t e);
+
+// Work for the GPU: streams, kernels, copies, captures.
+nv_result nv_event_elapsed(nv_driver *d, intptr_t dev, uintptr_t from, uintptr_t to, float *ms);
+nv_result nv_stream_create(nv_driver *d, intptr_t dev, unsigned flags, uintptr_t *s);
+nv_result nv_stream_destroy(nv_driver *d, intptr_t dev, uintptr_t s);
+nv_result nv_capture_begin(nv_driver *d, intptr_t dev, uintptr_t s, int mode);
+nv_result nv_capture_end(nv_driver *d, intptr_t dev, uintptr_t s, uintptr_t *graph);
+nv_result nv_graph_instantiate(nv_driver *d, intptr_t dev, uintptr_t graph, uintptr_t *exec);
+nv_result nv_graph_launch(nv_driver *d, intptr_t dev, uintptr_t exec, uintptr_t s);
+nv_result nv_graph_exec_destroy(nv_driver *d, intptr_t dev, uintptr_t exec);
+nv_result nv_graph_destroy(nv_driver *d, intptr_t dev, uintptr_t graph);
+nv_result nv_module_load(nv_driver *d, intptr_t dev, const char *image, uintptr_t *module, char *log, size_t log_size);
+nv_result nv_module_unload(nv_driver *d, intptr_t dev, uintptr_t module);
+nv_result nv_module_function(nv_driver *d, intptr_t dev, uintptr_t module, const char *name, uintptr_t *function);
+nv_result nv_launch(nv_driver *d, intptr_t dev, uintptr_t function, unsigned grid, unsigned block, uintptr_t s,
+		    const uint64_t *args, size_t n);
+nv_result nv_copy_to_device(nv_driver *d, intptr_t dev, CUdeviceptr to, const void *from, size_t size);
+nv_result nv_copy_from_device(nv_driver *d, intptr_t dev, void *to, CUdeviceptr from, size_t size);
+nv_result nv_memset(nv_driver *d, intptr_t dev, CUdeviceptr p, unsigned char value, size_t size, uintptr_t s);
+
+#endif

@@ -1,0 +1,143 @@
+//go:build linux && cgo
+
+// Streams, events and captures: what orders work on the GPU, and the work itself.
+
+#include "internal.h"
+
+nv_result nv_stream_id(nv_driver *d, intptr_t dev, uintptr_t s, uint64_t *context, unsigned long long *id) {
+	nv_scope scope;
+	CUcontext c = NULL;
+	nv_result r = nv_enter(d, dev, &scope);
+	if (r == 0)
+		r = NV_CALL(d, cuStreamGetCtx, (CUstream)s, &c);
+	if (r == 0)
+		r = NV_CALL(d, cuStreamGetId, (CUstream)s, id);
+	if (r == 0) {
+		// The context's own number where there is one (CUDA 12.0, as cuStreamGetId): its address can be reused.
+		unsigned long long number = (uintptr_t)c;
+		if (d->cuCtxGetId != NULL)
+			r = NV_CALL(d, cuCtxGetId, c, &number);
+		*context = number;
+	}
+	return nv_leave(d, &scope, r);
+}
+
+nv_result nv_stream_capture(nv_driver *d, intptr_t dev, uintptr_t s, int *status, uint64_t *id) {
+	nv_scope scope;
+	nv_result r = nv_enter(d, dev, &scope);
+	if (r == 0) {
+		CUstream stream = (CUstream)s;
+		if (d->cuStreamGetCaptureInfo_v2 != NULL)
+			r = NV_CALL(d, cuStreamGetCaptureInfo_v2, stream, status, id, NULL, NULL, NULL);
+		else if (d->cuStreamGetCaptureInfo_v3 != NULL)
+			r = NV_CALL(d, cuStreamGetCaptureInfo_v3, stream, status, id, NULL, NULL, NULL, NULL);
+		else
+			r = NV_CALL(d, cuStreamGetCaptureInfo, stream, status, id);
+	}
+	return nv_leave(d, &scope, r);
+}
+
+nv_result nv_stream_wait_event(nv_driver *d, intptr_t dev, uintptr_t s, uintptr_t e) {
+	NV_ENTERED(d, dev, cuStreamWaitEvent, (CUstream)s, (CUevent)e, 0);
+}
+
+nv_result nv_stream_synchronize(nv_driver *d, intptr_t dev, uintptr_t s) {
+	NV_ENTERED(d, dev, cuStreamSynchronize, (CUstream)s);
+}
+
+nv_result nv_context_synchronize(nv_driver *d, intptr_t dev) {
+	NV_ENTERED(d, dev, cuCtxSynchronize);
+}
+
+nv_result nv_event_create(nv_driver *d, intptr_t dev, unsigned flags, uintptr_t *e) {
+	NV_ENTERED(d, dev, cuEventCreate, (CUevent *)e, flags);
+}
+
+nv_result nv_event_destroy(nv_driver *d, intptr_t dev, uintptr_t e) {
+	NV_ENTERED(d, dev, cuEventDestroy, (CUevent)e);
+}
+
+nv_result nv_event_record(nv_driver *d, intptr_t dev, uintptr_t e, uintptr_t s) {
+	NV_ENTERED(d, dev, cuEventRecord, (CUevent)e, (CUstream)s);
+}
+
+nv_result nv_event_query(nv_driver *d, intptr_t dev, uintptr_t e) {
+	NV_ENTERED(d, dev, cuEventQuery, (CUevent)e);
+}
+
+nv_result nv_event_synchronize(nv_driver *d, intptr_t dev, uintptr_t e) {
+	NV_ENTERED(d, dev, cuEventSynchronize, (CUevent)e);
+}
+
+nv_result nv_event_elapsed(nv_driver *d, intptr_t dev, uintptr_t from, uintptr_t to, float *ms) {
+	NV_ENTERED(d, dev, cuEventElapsedTime, ms, (CUevent)from, (CUevent)to);
+}
+
+nv_result nv_stream_create(nv_driver *d, intptr_t dev, unsigned flags, uintptr_t *s) {
+	NV_ENTERED(d, dev, cuStreamCreate, (CUstream *)s, flags);
+}
+
+nv_result nv_stream_destroy(nv_driver *d, intptr_t dev, uintptr_t s) {
+	NV_ENTERED(d, dev, cuStreamDestroy, (CUstream)s);
+}
+
+nv_result nv_capture_begin(nv_driver *d, intptr_t dev, uintptr_t s, int mode) {
+	NV_ENTERED(d, dev, cuStreamBeginCapture, (CUstream)s, mode);
+}
+
+nv_result nv_capture_end(nv_driver *d, intptr_t dev, uintptr_t s, uintptr_t *graph) {
+	NV_ENTERED(d, dev, cuStreamEndCapture, (CUstream)s, (CUgraph *)graph);
+}
+
+nv_result nv_graph_instantiate(nv_driver *d, intptr_t dev, uintptr_t graph, uintptr_t *exec) {
+	NV_ENTERED(d, dev, cuGraphInstantiateWithFlags, (CUgraphExec *)exec, (CUgraph)graph, 0);
+}
+
+nv_result nv_graph_launch(nv_driver *d, intptr_t dev, uintptr_t exec, uintptr_t s) {
+	NV_ENTERED(d, dev, cuGraphLaunch, (CUgraphExec)exec, (CUstream)s);
+}
+
+nv_result nv_graph_exec_destroy(nv_driver *d, intptr_t dev, uintptr_t exec) {
+	NV_ENTERED(d, dev, cuGraphExecDestroy, (CUgraphExec)exec);
+}
+
+nv_result nv_graph_destroy(nv_driver *d, intptr_t dev, uintptr_t graph) {
+	NV_ENTERED(d, dev, cuGraphDestroy, (CUgraph)graph);
+}
+
+nv_result nv_module_load(nv_driver *d, intptr_t dev, const char *image, uintptr_t *module, char *log, size_t log_size) {
+	int options[] = {CU_JIT_ERROR_LOG_BUFFER, CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES};
+	// The driver reads sizes from the pointer's own bits.
+	void *values[] = {log, (void *)(uintptr_t)log_size};
+	NV_ENTERED(d, dev, cuModuleLoadDataEx, (CUmodule *)module, image, 2, options, values);
+}
+
+nv_result nv_module_unload(nv_driver *d, intptr_t dev, uintptr_t module) {
+	NV_ENTERED(d, dev, cuModuleUnload, (CUmodule)module);
+}
+
+nv_result nv_module_function(nv_driver *d, intptr_t dev, uintptr_t module, const char *name, uintptr_t *function) {
+	NV_ENTERED(d, dev, cuModuleGetFunction, (CUfunction *)function, (CUmodule)module, name);
+}
+
+nv_result nv_launch(nv_driver *d, intptr_t dev, uintptr_t function, unsigned grid, unsigned block, uintptr_t s,
+		    const uint64_t *args, size_t n) {
+	void *pointers[16];
+	if (n > sizeof pointers / sizeof *pointers)
+		return NV_FAIL(cuLaunchKernel, 1 /* CUDA_ERROR_INVALID_VALUE */);
+	for (size_t i = 0; i < n; i++)
+		pointers[i] = (void *)&args[i];
+	NV_ENTERED(d, dev, cuLaunchKernel, (CUfunction)function, grid, 1, 1, block, 1, 1, 0, (CUstream)s, pointers, NULL);
+}
+
+nv_result nv_copy_to_device(nv_driver *d, intptr_t dev, CUdeviceptr to, const void *from, size_t size) {
+	NV_ENTERED(d, dev, cuMemcpyHtoD, to, from, size);
+}
+
+nv_result nv_copy_from_device(nv_driver *d, intptr_t dev, void *to, CUdeviceptr from, size_t size) {
+	NV_ENTERED(d, dev, cuMemcpyDtoH, to, from, size);
+}
+
+nv_result nv_memset(nv_driver *d, intptr_t dev, CUdeviceptr p, unsigned char value, size_t size, uintptr_t s) {
+	NV_ENTERED(d, dev, cuMemsetD8Async, p, value, size, (CUstream)s);
+}
