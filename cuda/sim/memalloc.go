@@ -1,0 +1,169 @@
+package sim
+
+import "github.com/cistern-gpu/cistern/cuda"
+
+// unit is the alignment of cuMemAlloc, and the smallest piece of it, in bytes.
+const unit = 512
+
+// slab is one granule of device memory that holds small cuMemAlloc blocks, as the driver packs them: blocks below the
+// granularity are cut, first fit in units of 512 bytes, from slabs of one granule, and a slab goes with its last
+// block. Larger blocks are whole granules of their own.
+type slab struct {
+	m     *mapping
+	units []*region // by unit, the block that holds it
+	free  int       // units
+}
+
+// find takes n units in a row; -1 where there is no such row.
+func (s *slab) find(n int) int {
+	if s.free < n {
+		return -1
+	}
+	run := 0
+	for i, r := range s.units {
+		if r != nil {
+			run = 0
+		} else if run++; run == n {
+			return i + 1 - n
+		}
+	}
+	return -1
+}
+
+// MemAlloc allocates device memory that is mapped and accessible to its device.
+func (d *Driver) MemAlloc(dev cuda.Device, size uint64) (cuda.Ptr, error) {
+	d.mu.Lock()
+	defer d.leave()
+	if err := d.beginContext(callMemAlloc, dev, size, d.costs.MemAlloc(size)); err != nil {
+		return 0, err
+	}
+	if size == 0 {
+		return 0, d.errorOf(callMemAlloc, dev, size, cuda.ErrInvalidValue)
+	}
+	var r *region
+	if gran := d.opt.Granularity; size < gran && (size+unit-1)/unit*unit < gran {
+		r = d.allocSmall(d.devices[dev], int((size+unit-1)/unit))
+	} else if m := d.allocPages(dev, size); m != nil {
+		r = &m.region
+		d.note(recAlloc, 0, r.base, r.size, m.chunk, 0)
+	}
+	if r == nil {
+		return 0, d.errorOf(callMemAlloc, dev, size, cuda.ErrOutOfMemory)
+	}
+	d.live.allocs++
+	return cuda.Ptr(r.base), nil
+}
+
+// allocPages makes a mapping of whole granules that hold size bytes; nil where there is no memory.
+func (d *Driver) allocPages(dev cuda.Device, size uint64) *mapping {
+	gran := d.opt.Granularity
+	if size > d.devices[dev].capacity {
+		return nil
+	}
+	pages := (size + gran - 1) / gran * gran
+	c := d.newChunk(pages, cuda.MemProp{Device: dev})
+	if c == nil {
+		return nil
+	}
+	base := d.space.take(pages, gran, 0)
+	if base == 0 {
+		d.settle(c)
+		return nil
+	}
+	c.maps = 1
+	d.mapSeq++
+	m := &mapping{region: region{base: base, size: (size + unit - 1) / unit * unit, seq: d.mapSeq},
+		chunk: c, pages: pages, access: 1 << dev}
+	d.space.set(base, pages, m)
+	return m
+}
+
+func (d *Driver) allocSmall(v *device, n int) *region {
+	for _, s := range v.slabs {
+		if at := s.find(n); at >= 0 {
+			return d.cut(s, at, n)
+		}
+	}
+	m := d.allocPages(v.id, d.opt.Granularity)
+	if m == nil {
+		return nil
+	}
+	units := int(d.opt.Granularity / unit)
+	m.slab = &slab{m: m, units: make([]*region, units), free: units}
+	v.slabs = append(v.slabs, m.slab)
+	return d.cut(m.slab, 0, n)
+}
+
+func (d *Driver) cut(s *slab, at, n int) *region {
+	d.mapSeq++
+	r := &region{base: s.m.base + uint64(at)*unit, size: uint64(n) * unit, seq: d.mapSeq}
+	for i := at; i < at+n; i++ {
+		s.units[i] = r
+	}
+	s.free -= n
+	d.note(recAlloc, 0, r.base, r.size, s.m.chunk, r.base-s.m.base)
+	return r
+}
+
+// MemFree frees an allocation. It waits, as the real call does, for all work of the primary context (or of all
+// contexts of the device, where the options say so) and counts as a device synchronisation; that the memory itself is
+// still in use is a fault all the same, for nothing may rely on the wait.
+func (d *Driver) MemFree(dev cuda.Device, p cuda.Ptr) error {
+	d.mu.Lock()
+	defer d.leave()
+	addr := uint64(p)
+	m := d.space.find(addr)
+	var r *region
+	if m != nil && m.resv == nil && m.chunk.prop.Device == dev {
+		r = &m.region
+		if m.slab != nil {
+			r = m.slab.units[(addr-m.base)/unit]
+		}
+	}
+	var size uint64
+	if r != nil {
+		size = r.size
+	}
+	if err := d.beginContext(callMemFree, dev, size, d.costs.MemFree(size)); err != nil {
+		return err
+	}
+	if r == nil || r.base != addr {
+		return d.errorOf(callMemFree, dev, 0, cuda.ErrInvalidValue)
+	}
+	if d.opt.Check >= CheckUse {
+		if f := d.stillUsed(r, m.chunk, r.base-m.base, callMemFree, dev); f != nil {
+			return d.found(f)
+		}
+	}
+	d.deviceSyncs++
+	v := d.devices[dev]
+	if d.opt.FreeWaitsAllContexts {
+		for _, ctx := range v.contexts {
+			d.drain(ctx)
+		}
+	} else {
+		d.drain(v.primary)
+	}
+	d.note(recFree, 0, r.base, r.size, m.chunk, r.base-m.base)
+	d.live.allocs--
+	if s := m.slab; s != nil {
+		first := int((r.base - m.base) / unit)
+		for i := first; i < first+int(r.size/unit); i++ {
+			s.units[i] = nil
+		}
+		if s.free += int(r.size / unit); s.free < len(s.units) {
+			return nil
+		}
+		for i, o := range v.slabs {
+			if o == s {
+				v.slabs = append(v.slabs[:i], v.slabs[i+1:]...)
+				break
+			}
+		}
+	}
+	d.space.set(m.base, m.pages, nil)
+	d.space.give(m.base, m.pages)
+	m.chunk.maps--
+	d.settle(m.chunk)
+	return nil
+}

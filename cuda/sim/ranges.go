@@ -1,0 +1,144 @@
+package sim
+
+import "slices"
+
+// ranges is the use of one chunk's bytes by work that the host may not have seen complete: disjoint spans in rising
+// order. Uses that the host has seen come before whatever is queued later, and are dropped.
+type ranges struct {
+	spans   []span
+	pruneAt int
+}
+
+// span says who used the bytes [lo, hi) last.
+type span struct {
+	lo, hi uint64
+	write  mark
+	reads  []mark // since write, one per rank
+}
+
+// touch checks work m, which comes after what seen covers, against the uses of [lo, hi) so far, and makes it the last
+// one. It returns the first use that is neither before m nor a read beside a read.
+func (r *ranges) touch(lo, hi uint64, m mark, read bool, seen, host vector) (conflict mark, bad bool) {
+	if len(r.spans) >= max(r.pruneAt, 16) {
+		r.prune(host)
+		r.pruneAt = 2 * len(r.spans)
+	}
+	i, _ := slices.BinarySearchFunc(r.spans, lo, func(s span, at uint64) int {
+		if s.hi <= at {
+			return -1
+		}
+		return 1
+	})
+	j := i
+	for ; j < len(r.spans) && r.spans[j].lo < hi; j++ {
+		s := &r.spans[j]
+		if bad {
+			continue
+		}
+		if !seen.covers(s.write) {
+			conflict, bad = s.write, true
+		}
+		if read {
+			continue
+		}
+		for _, rd := range s.reads {
+			if !bad && !seen.covers(rd) {
+				conflict, bad = rd, true
+			}
+		}
+	}
+	if read {
+		r.addRead(i, j, lo, hi, m)
+	} else {
+		r.setWrite(i, j, lo, hi, m)
+	}
+	return conflict, bad
+}
+
+// setWrite makes m the only use of [lo, hi), which spans i to j overlap.
+func (r *ranges) setWrite(i, j int, lo, hi uint64, m mark) {
+	var buf [3]span
+	out := buf[:0]
+	if i < j && r.spans[i].lo < lo {
+		s := r.spans[i]
+		s.hi = lo
+		out = append(out, s)
+	}
+	out = append(out, span{lo: lo, hi: hi, write: m})
+	if i < j && r.spans[j-1].hi > hi {
+		s := r.spans[j-1]
+		s.lo = hi
+		s.reads = slices.Clone(s.reads) // the left part may hold the same array
+		out = append(out, s)
+	}
+	if len(out) == j-i {
+		copy(r.spans[i:j], out)
+		return
+	}
+	r.spans = slices.Replace(r.spans, i, j, out...)
+}
+
+// addRead adds m to the readers of [lo, hi), which spans i to j overlap.
+func (r *ranges) addRead(i, j int, lo, hi uint64, m mark) {
+	if j == i+1 && r.spans[i].lo == lo && r.spans[i].hi == hi {
+		r.spans[i].read(m)
+		return
+	}
+	var out []span
+	at := lo
+	for _, s := range r.spans[i:j] {
+		if s.lo > at {
+			out = append(out, span{lo: at, hi: s.lo, reads: []mark{m}})
+		}
+		if s.lo < lo {
+			left := s
+			left.hi = lo
+			left.reads = slices.Clone(s.reads)
+			out = append(out, left)
+			s.lo = lo
+		}
+		var right span
+		if s.hi > hi {
+			right = s
+			right.lo = hi
+			right.reads = slices.Clone(s.reads)
+			s.hi = hi
+		}
+		s.read(m)
+		out = append(out, s)
+		if right.hi != 0 {
+			out = append(out, right)
+		}
+		at = s.hi
+	}
+	if at < hi {
+		out = append(out, span{lo: at, hi: hi, reads: []mark{m}})
+	}
+	r.spans = slices.Replace(r.spans, i, j, out...)
+}
+
+// read notes a read; a later read of the same rank stands for the earlier ones.
+func (s *span) read(m mark) {
+	for k := range s.reads {
+		if s.reads[k].rank == m.rank {
+			s.reads[k] = m
+			return
+		}
+	}
+	s.reads = append(s.reads, m)
+}
+
+// prune drops what the host has seen complete.
+func (r *ranges) prune(host vector) {
+	r.spans = slices.DeleteFunc(r.spans, func(s span) bool {
+		if !host.covers(s.write) {
+			return false
+		}
+		for _, m := range s.reads {
+			if !host.covers(m) {
+				return false
+			}
+		}
+		return true
+	})
+}

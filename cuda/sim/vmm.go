@@ -1,0 +1,301 @@
+package sim
+
+import (
+	"time"
+
+	"github.com/cistern-gpu/cistern/cuda"
+)
+
+// chunk is physical memory. It lives until its handle is released and its last mapping is gone.
+type chunk struct {
+	serial uint64      // never reused
+	handle cuda.Handle // 0 once released, and for cuMemAlloc memory
+	gen    uint32
+	slot   uint32
+	size   uint64
+	prop   cuda.MemProp
+	maps   int
+	uses   ranges // with CheckOrder
+}
+
+// region is memory that comes and goes as one: a mapping, or a small block in a slab.
+type region struct {
+	base, size uint64
+	seq        uint64        // of the map or alloc that made it, never reused
+	busy       time.Duration // until when queued work uses it
+	uses       []mark        // the last use by each rank, with CheckOrder
+}
+
+// mapping is a range of pages backed by the whole of a chunk.
+type mapping struct {
+	region
+	chunk  *chunk
+	pages  uint64       // bytes of pages; region.size is what may be used of them
+	access uint64       // a bit for each device that may use it
+	resv   *reservation // nil for cuMemAlloc memory
+	slab   *slab        // for small cuMemAlloc blocks, whose regions are in it
+}
+
+// MemCreate makes physical memory.
+func (d *Driver) MemCreate(size uint64, prop cuda.MemProp) (cuda.Handle, error) {
+	d.mu.Lock()
+	defer d.leave()
+	if err := d.begin(callMemCreate, prop.Device, size, d.costs.MemCreate(size)); err != nil {
+		return 0, err
+	}
+	fail := func(code cuda.Code) (cuda.Handle, error) {
+		return 0, d.errorOf(callMemCreate, prop.Device, size, code)
+	}
+	if code := d.poisoned(prop.Device); code != cuda.Success {
+		return fail(code)
+	}
+	missing := prop.Handles &^ d.opt.Handles
+	switch {
+	case size == 0 || size%d.opt.Granularity != 0 || prop.Location > cuda.LocationHostNUMA:
+		return fail(cuda.ErrInvalidValue)
+	case missing&cuda.HandleFabric != 0:
+		return fail(cuda.ErrNotPermitted) // what machines without the fabric manager's blessing answer
+	case missing != 0 || prop.RDMA && !d.opt.RDMA:
+		return fail(cuda.ErrNotSupported)
+	}
+	c := d.newChunk(size, prop)
+	if c == nil {
+		return fail(cuda.ErrOutOfMemory)
+	}
+	if n := len(d.freeCh); n > 0 {
+		c.slot = d.freeCh[n-1]
+		d.freeCh = d.freeCh[:n-1]
+		d.chunks[c.slot] = c
+	} else {
+		c.slot = uint32(len(d.chunks))
+		d.chunks = append(d.chunks, c)
+	}
+	c.handle = cuda.Handle(c.serial<<24 | uint64(c.slot+1)&(1<<24-1))
+	d.live.handles++
+	d.note(recCreate, 0, 0, size, c, 0)
+	return c.handle, nil
+}
+
+// newChunk takes memory from the device or the host; nil where it is used up.
+func (d *Driver) newChunk(size uint64, prop cuda.MemProp) *chunk {
+	if prop.Location == cuda.LocationHostNUMA {
+		if d.opt.HostCapacity != 0 && (size > d.opt.HostCapacity || d.hostUsed > d.opt.HostCapacity-size) {
+			return nil
+		}
+		d.hostUsed += size
+	} else {
+		v := d.devices[prop.Device]
+		if v.room() < size {
+			return nil
+		}
+		v.used += size
+		v.peak = max(v.peak, v.used)
+	}
+	d.live.chunks++
+	d.mapSeq++
+	return &chunk{serial: d.mapSeq, size: size, prop: prop}
+}
+
+// settle frees the chunk's memory if nothing refers to it any more.
+func (d *Driver) settle(c *chunk) {
+	if c.handle != 0 || c.maps != 0 {
+		return
+	}
+	d.live.chunks--
+	if c.prop.Location == cuda.LocationHostNUMA {
+		d.hostUsed -= c.size
+	} else {
+		d.devices[c.prop.Device].used -= c.size
+	}
+}
+
+func (d *Driver) chunk(h cuda.Handle) *chunk {
+	slot := uint64(h)&(1<<24-1) - 1
+	if slot >= uint64(len(d.chunks)) || d.chunks[slot] == nil || d.chunks[slot].handle != h {
+		return nil
+	}
+	return d.chunks[slot]
+}
+
+// handleCall begins a call on a chunk's handle.
+func (d *Driver) handleCall(c call, h cuda.Handle, cost func(uint64) time.Duration) (*chunk, error) {
+	k := d.chunk(h)
+	dev, size, t := noDevice, uint64(0), cost(0)
+	if k != nil {
+		dev, size, t = k.prop.Device, k.size, cost(k.size)
+	}
+	if err := d.begin(c, dev, size, t); err != nil {
+		return nil, err
+	}
+	if k == nil {
+		return nil, d.errorOf(c, dev, 0, cuda.ErrInvalidValue)
+	}
+	if code := d.poisoned(dev); code != cuda.Success {
+		return nil, d.errorOf(c, dev, size, code)
+	}
+	return k, nil
+}
+
+// MemRelease drops the handle; the memory stays while it is mapped.
+func (d *Driver) MemRelease(h cuda.Handle) error {
+	d.mu.Lock()
+	defer d.leave()
+	c, err := d.handleCall(callMemRelease, h, d.costs.MemRelease)
+	if err != nil {
+		return err
+	}
+	d.note(recRelease, 0, 0, c.size, c, 0)
+	d.chunks[c.slot] = nil
+	d.freeCh = append(d.freeCh, c.slot)
+	c.handle = 0
+	d.live.handles--
+	d.settle(c)
+	return nil
+}
+
+// MemMap maps the whole chunk at p, which must lie in one reservation and be free.
+func (d *Driver) MemMap(p cuda.Ptr, size uint64, h cuda.Handle) error {
+	d.mu.Lock()
+	defer d.leave()
+	c, err := d.handleCall(callMemMap, h, d.costs.MemMap)
+	if err != nil {
+		return err
+	}
+	lo := uint64(p)
+	r := d.space.reservation(lo, size)
+	if lo%d.opt.Granularity != 0 || size != c.size || r == nil || d.space.anyMapped(lo, size) {
+		return d.errorOf(callMemMap, c.prop.Device, size, cuda.ErrInvalidValue)
+	}
+	d.mapSeq++
+	m := &mapping{region: region{base: lo, size: size, seq: d.mapSeq}, chunk: c, pages: size, resv: r}
+	d.space.set(lo, size, m)
+	r.mapped += size
+	c.maps++
+	d.live.mappings++
+	d.note(recMap, 0, lo, size, c, 0)
+	return nil
+}
+
+func (s *space) anyMapped(lo, size uint64) bool {
+	for p := lo; p < lo+size; p += s.page {
+		if s.find(p) != nil {
+			return true
+		}
+	}
+	return false
+}
+
+// wholeMappings reports whether [lo, lo+size) is made of whole mappings of chunks, without holes.
+func (s *space) wholeMappings(lo, size uint64) bool {
+	if size == 0 || lo+size < lo {
+		return false
+	}
+	for p := lo; p < lo+size; {
+		m := s.find(p)
+		if m == nil || m.resv == nil || m.base != p || m.pages > lo+size-p {
+			return false
+		}
+		p += m.pages
+	}
+	return true
+}
+
+// mappedCall begins a call on a range of mappings, and finds the device whose chunk comes first.
+func (d *Driver) mappedCall(c call, lo, size uint64) (cuda.Device, error) {
+	m := d.space.find(lo)
+	dev := noDevice
+	if m != nil {
+		dev = m.chunk.prop.Device
+	}
+	if err := d.begin(c, dev, size, 0); err != nil {
+		return dev, err
+	}
+	if dev != noDevice {
+		if code := d.poisoned(dev); code != cuda.Success {
+			return dev, d.errorOf(c, dev, size, code)
+		}
+	}
+	if !d.space.wholeMappings(lo, size) {
+		return dev, d.errorOf(c, dev, size, cuda.ErrInvalidValue)
+	}
+	return dev, nil
+}
+
+// charge adds to the cost of a call that has begun.
+func (d *Driver) charge(c call, cost time.Duration) {
+	d.stats[c].Time += cost
+	if d.opt.CallsTakeTime {
+		d.clock.now += cost
+	}
+}
+
+// MemUnmap undoes whole mappings. It does not wait: queued work that still uses them is a fault, and nothing is
+// unmapped.
+func (d *Driver) MemUnmap(p cuda.Ptr, size uint64) error {
+	d.mu.Lock()
+	defer d.leave()
+	lo := uint64(p)
+	dev, err := d.mappedCall(callMemUnmap, lo, size)
+	if err != nil {
+		return err
+	}
+	if d.opt.Check >= CheckUse {
+		for at := lo; at < lo+size; {
+			m := d.space.find(at)
+			if f := d.stillUsed(&m.region, m.chunk, 0, callMemUnmap, dev); f != nil {
+				return d.found(f)
+			}
+			at += m.pages
+		}
+	}
+	var cost time.Duration
+	for at := lo; at < lo+size; {
+		m := d.space.find(at)
+		cost += d.costs.MemUnmap(m.pages)
+		d.note(recUnmap, 0, m.base, m.pages, m.chunk, 0)
+		at += m.pages
+		d.space.set(m.base, m.pages, nil)
+		m.resv.mapped -= m.pages
+		m.chunk.maps--
+		d.live.mappings--
+		d.settle(m.chunk)
+	}
+	d.charge(callMemUnmap, cost)
+	return nil
+}
+
+// MemSetAccess lets devices use whole mappings.
+func (d *Driver) MemSetAccess(p cuda.Ptr, size uint64, devs []cuda.Device) error {
+	d.mu.Lock()
+	defer d.leave()
+	lo := uint64(p)
+	dev, err := d.mappedCall(callMemSetAccess, lo, size)
+	if err != nil {
+		return err
+	}
+	if len(devs) == 0 {
+		return d.errorOf(callMemSetAccess, dev, size, cuda.ErrInvalidValue)
+	}
+	var bits uint64
+	for _, v := range devs {
+		if uint(v) >= uint(len(d.devices)) {
+			return d.errorOf(callMemSetAccess, v, size, cuda.ErrInvalidDevice)
+		}
+		bits |= 1 << v
+	}
+	first := d.space.find(lo)
+	if first.pages == size {
+		d.charge(callMemSetAccess, d.costs.MemSetAccess(size, 1))
+		first.access |= bits
+		return nil
+	}
+	var cost time.Duration
+	for at := lo; at < lo+size; {
+		m := d.space.find(at)
+		m.access |= bits
+		cost += d.costs.curves[curveAccessMany].at(m.pages)
+		at += m.pages
+	}
+	d.charge(callMemSetAccess, cost)
+	return nil
+}
