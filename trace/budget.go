@@ -1,0 +1,63 @@
+package trace
+
+import "fmt"
+
+// Memory is bounded by what was read: a reader may hold memoryBase bytes, and memoryFactor bytes for each byte of the
+// decompressed file that it has consumed. Everything whose size a file controls is charged before it is allocated, so
+// counts and lengths that a file merely claims cost nothing. Real snapshots need about 1.6 (a dict of 71 bytes becomes
+// an event of 48, held twice for the moment in which the pieces are joined); what needs more was written to hurt.
+const (
+	memoryBase   = 64 << 20
+	memoryFactor = 2
+)
+
+// A file that decompresses to more than ratioFree bytes must not exceed ratioMax times its compressed size. Real
+// snapshots reach 16; the limit is what bounds the time that a bomb can take, and the memory, since that follows the
+// decompressed size.
+const (
+	ratioFree = 64 << 20
+	ratioMax  = 200
+)
+
+// budget counts the bytes a reader holds against the bytes it has read.
+type budget struct {
+	used  int64
+	limit int64
+	read  func() int64 // bytes of the decompressed file consumed so far
+}
+
+func newBudget(read func() int64) *budget {
+	return &budget{limit: memoryBase, read: read}
+}
+
+// take charges n bytes, or reports that the file asks for more than a file of its size may.
+func (b *budget) take(n int64) error {
+	b.used += n
+	if b.used <= b.limit {
+		return nil
+	}
+	b.limit = memoryBase + memoryFactor*b.read()
+	if b.used <= b.limit {
+		return nil
+	}
+	return fmt.Errorf("the file needs more memory than %d MiB + %d times its size, which no real one does",
+		memoryBase>>20, memoryFactor)
+}
+
+// give returns n bytes that were charged.
+func (b *budget) give(n int64) { b.used -= n }
+
+// grow is append's growth with the memory charged: it returns s with room for one more.
+func grow[T any](b *budget, s []T, size int64) ([]T, error) {
+	if len(s) < cap(s) {
+		return s, nil
+	}
+	n := max(16, cap(s)+cap(s)/2)
+	if err := b.take(int64(n) * size); err != nil {
+		return s, err
+	}
+	t := make([]T, len(s), n)
+	copy(t, s)
+	b.give(int64(cap(s)) * size)
+	return t, nil
+}

@@ -1,0 +1,232 @@
+package trace
+
+import (
+	"slices"
+	"sort"
+	"strconv"
+	"strings"
+
+	"github.com/cistern-gpu/cistern/event"
+)
+
+// traces makes a Trace of each device that has events.
+func (m *machine) traces(path, format string) ([]*Trace, error) {
+	settings := m.settingsOf()
+	var out []*Trace
+	for dev, d := range m.devices {
+		if d.n == 0 {
+			continue
+		}
+		t := &Trace{Path: path, Format: format, Device: dev, Stacks: m.stacks.stacks, Frames: m.stacks.frames,
+			Settings: settings}
+		if err := m.b.take(int64(d.n) * eventSize); err != nil {
+			return nil, err
+		}
+		t.Events = make([]event.Event, 0, d.n)
+		for i, p := range d.pieces {
+			t.Events = append(t.Events, p...)
+			d.pieces[i] = nil
+		}
+		m.b.give(int64(d.n) * eventSize)
+		d.pieces, d.last = nil, nil
+		t.Pools = d.poolIDs
+		if err := m.final(t, d); err != nil {
+			return nil, err
+		}
+		t.Streams = d.streams.vals
+		if err := t.walkBack(m.b, m.segmentsMade, d.hasPool); err != nil {
+			return nil, err
+		}
+		m.notes(t, d)
+		out = append(out, t)
+	}
+	if len(out) == 0 {
+		return nil, whole("the snapshot has no events; expected one taken while " +
+			"torch.cuda.memory._record_memory_history was on")
+	}
+	return out, nil
+}
+
+// final fills t.Final from the file's segments, in address order.
+func (m *machine) final(t *Trace, d *rawTrace) error {
+	if !m.segmentsMade {
+		return nil
+	}
+	t.Final = []Segment{}
+	n := 0
+	for i := range m.segments {
+		if int(m.segments[i].device) == t.Device {
+			n++
+		}
+	}
+	if err := m.b.take(int64(n) * segmentSize); err != nil {
+		return err
+	}
+	for i := range m.segments {
+		r := &m.segments[i]
+		if int(r.device) != t.Device {
+			continue
+		}
+		stream, err := d.streams.charged(m.b, r.stream)
+		if err != nil {
+			return err
+		}
+		s := Segment{Addr: r.addr, Size: r.size, Stream: stream, Large: r.large, Expandable: r.expandable, Stack: r.stack}
+		if r.pool != none {
+			id, ok := d.pools[r.pool]
+			if !ok {
+				id = uint32(len(t.Pools))
+				t.Pools = append(t.Pools, m.pairs[r.pool])
+				d.pools[r.pool] = id
+			}
+			s.Pool = id
+		}
+		if err := m.b.take(int64(r.n) * 48); err != nil {
+			return err
+		}
+		s.Blocks = make([]Block, r.n)
+		for j := range s.Blocks {
+			b := &m.blocks[r.first+uint32(j)]
+			s.Blocks[j] = Block{Addr: b.addr, Size: b.size, Requested: b.requested, Stream: s.Stream, Pool: s.Pool,
+				Stack: b.stack, State: b.state}
+		}
+		t.Final = append(t.Final, s)
+	}
+	slices.SortFunc(t.Final, func(a, b Segment) int {
+		switch {
+		case a.Addr < b.Addr:
+			return -1
+		case a.Addr > b.Addr:
+			return 1
+		}
+		return 0
+	})
+	for i := 1; i < len(t.Final); i++ {
+		if a, b := &t.Final[i-1], &t.Final[i]; b.Addr-a.Addr < a.Size {
+			return whole("segments at 0x%x and 0x%x of device %d overlap", a.Addr, b.Addr, t.Device)
+		}
+	}
+	return nil
+}
+
+func (m *machine) notes(t *Trace, d *rawTrace) {
+	if !m.segmentsMade {
+		t.note("the file has no segments: the state at its end is not known")
+	}
+	if !m.hasSettings {
+		t.note("the file has no allocator_settings: PyTorch's defaults are assumed")
+	}
+	if d.noTime > 0 {
+		t.note("%d events have no time", d.noTime)
+	}
+	ids := make([]uint64, 0, len(m.unknownAction))
+	for id := range m.unknownAction {
+		ids = append(ids, id)
+	}
+	slices.Sort(ids)
+	for _, id := range ids {
+		t.note("%d events of unknown action %q were left out", m.unknownAction[id], clip(m.strs.get(id)))
+	}
+}
+
+// text is a setting's value as Python would print it.
+func (m *machine) text(v value) string {
+	switch v.k {
+	case kStr:
+		return string(m.strs.get(v.u))
+	case kInt:
+		return strconv.FormatUint(v.u, 10)
+	case kNeg:
+		return strconv.FormatInt(int64(v.u), 10)
+	case kFloat:
+		return pyFloat(v.float())
+	case kBool:
+		if v.u == 1 {
+			return "True"
+		}
+		return "False"
+	case kNone:
+		return "None"
+	case kSubSettings:
+		var parts []string
+		for _, s := range m.settings {
+			if s.parent == uint32(v.u) && s.v.k != kSubSettings && len(parts) < 64 {
+				parts = append(parts, string(m.strs.get(uint64(s.key)))+":"+m.text(s.v))
+			}
+		}
+		return strings.Join(parts, ",")
+	}
+	return v.k.String()
+}
+
+// pyFloat is Python's repr of f for the values that settings have.
+func pyFloat(f float64) string {
+	s := strconv.FormatFloat(f, 'g', -1, 64)
+	if !strings.ContainsAny(s, ".eIN") {
+		s += ".0"
+	}
+	return s
+}
+
+func (m *machine) settingsOf() Settings {
+	if !m.hasSettings {
+		return Settings{MaxSplitSize: -1}
+	}
+	s := Settings{Known: true, MaxSplitSize: -1, Raw: map[string]string{}}
+	for _, e := range m.settings {
+		if e.parent != none || len(s.Raw) >= 256 {
+			continue
+		}
+		key := string(m.strs.get(uint64(e.key)))
+		s.Raw[key] = m.text(e.v)
+		switch key {
+		case "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF":
+			if s.Conf == "" {
+				s.Conf = s.Raw[key]
+			}
+		case "expandable_segments":
+			s.Expandable = e.v.k == kBool && e.v.u == 1
+		case "max_split_size":
+			switch e.v.k {
+			case kNeg:
+				s.MaxSplitSize = int64(e.v.u)
+			case kInt:
+				s.MaxSplitSize = -1 // PyTorch's none is 2^64-1
+				if e.v.u <= 1<<62 {
+					s.MaxSplitSize = int64(e.v.u)
+				}
+			}
+		case "garbage_collection_threshold":
+			s.GCThreshold = e.v.float()
+		case "roundup_power2_divisions":
+			s.RoundupPow2 = m.roundup(e.v)
+		}
+	}
+	return s
+}
+
+func (m *machine) roundup(v value) map[uint64]uint64 {
+	if v.k != kSubSettings {
+		return nil
+	}
+	out := map[uint64]uint64{}
+	for _, e := range m.settings {
+		if e.parent != uint32(v.u) || e.v.k != kInt || len(out) >= 64 {
+			continue
+		}
+		if mib, err := strconv.ParseUint(string(m.strs.get(uint64(e.key))), 10, 64); err == nil {
+			out[mib] = e.v.u
+		}
+	}
+	return out
+}
+
+// sortedKeys is for writers: maps in a fixed order.
+func sortedKeys[V any](m map[string]V) []string {
+	keys := make([]string, 0, len(m))
+	for k := range m {
+		keys = append(keys, k)
+	}
+	sort.Strings(keys)
+	return keys
+}
