@@ -43,6 +43,10 @@ const (
 	ErrSystemDriverMismatch     Code = 803
 	ErrStreamCaptureUnsupported Code = 900
 	ErrStreamCaptureInvalidated Code = 901
+	ErrStreamCaptureMerge       Code = 902
+	ErrStreamCaptureUnmatched   Code = 903
+	ErrStreamCaptureUnjoined    Code = 904
+	ErrStreamCaptureIsolation   Code = 905
 	ErrStreamCaptureImplicit    Code = 906
 	ErrCapturedEvent            Code = 907
 	ErrUnknown                  Code = 999
@@ -81,6 +85,10 @@ var codeNames = map[Code]string{
 	ErrSystemDriverMismatch:     "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH",
 	ErrStreamCaptureUnsupported: "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED",
 	ErrStreamCaptureInvalidated: "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED",
+	ErrStreamCaptureMerge:       "CUDA_ERROR_STREAM_CAPTURE_MERGE",
+	ErrStreamCaptureUnmatched:   "CUDA_ERROR_STREAM_CAPTURE_UNMATCHED",
+	ErrStreamCaptureUnjoined:    "CUDA_ERROR_STREAM_CAPTURE_UNJOINED",
+	ErrStreamCaptureIsolation:   "CUDA_ERROR_STREAM_CAPTURE_ISOLATION",
 	ErrStreamCaptureImplicit:    "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT",
 	ErrCapturedEvent:            "CUDA_ERROR_CAPTURED_EVENT",
 	ErrUnknown:                  "CUDA_ERROR_UNKNOWN",

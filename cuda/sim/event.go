@@ -101,6 +101,8 @@ func (d *Driver) EventRecord(dev cuda.Device, h cuda.Event, sh cuda.Stream) erro
 	if d.opt.Busy {
 		e.done = max(e.done, d.clock.read()+d.opt.Lag)
 		s.extend(e.done)
+	} else if s.kind == streamLegacy {
+		s.extend(e.done) // whatever is done on the legacy stream, later work of blocking streams waits for it
 	}
 	if d.opt.Check >= CheckOrder {
 		d.order.prepare(s)
@@ -118,8 +120,7 @@ func (d *Driver) EventQuery(dev cuda.Device, h cuda.Event) (bool, error) {
 		return false, err
 	}
 	if e.capture != nil {
-		e.capture.invalidate()
-		return false, d.errorOf(callEventQuery, dev, 0, cuda.ErrCapturedEvent)
+		return false, d.errorOf(callEventQuery, dev, 0, e.capture.observed())
 	}
 	if !e.recorded {
 		return true, nil
@@ -143,8 +144,7 @@ func (d *Driver) EventSynchronize(dev cuda.Device, h cuda.Event) error {
 	}
 	d.eventSyncs++
 	if e.capture != nil {
-		e.capture.invalidate()
-		return d.errorOf(callEventSynchronize, dev, 0, cuda.ErrCapturedEvent)
+		return d.errorOf(callEventSynchronize, dev, 0, e.capture.observed())
 	}
 	if e.recorded {
 		d.waitFor(e.done)
@@ -179,9 +179,7 @@ func (d *Driver) StreamWaitEvent(dev cuda.Device, sh cuda.Stream, h cuda.Event) 
 	if !e.recorded {
 		return nil
 	}
-	if t := s.ready(); e.done > t {
-		s.extend(e.done)
-	}
+	s.extend(max(s.ready(), e.done))
 	if d.opt.Check >= CheckOrder {
 		d.order.prepare(s)
 		s.seen.join(e.seen)

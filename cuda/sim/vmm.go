@@ -60,6 +60,7 @@ func (d *Driver) MemCreate(size uint64, prop cuda.MemProp) (cuda.Handle, error) 
 	}
 	c := d.newChunk(size, prop)
 	if c == nil {
+		d.charge(callMemCreate, d.costs.OutOfMemory)
 		return fail(cuda.ErrOutOfMemory)
 	}
 	if n := len(d.freeCh); n > 0 {
@@ -153,7 +154,9 @@ func (d *Driver) MemRelease(h cuda.Handle) error {
 	return nil
 }
 
-// MemMap maps the whole chunk at p, which must lie in one reservation and be free.
+// MemMap maps the whole chunk at p, which must lie in one reservation and be free. (The H200's driver also maps over
+// two reservations that happen to touch, and unmaps and sets access over holes; nothing documents it, so here it
+// fails.)
 func (d *Driver) MemMap(p cuda.Ptr, size uint64, h cuda.Handle) error {
 	d.mu.Lock()
 	defer d.leave()
@@ -163,6 +166,9 @@ func (d *Driver) MemMap(p cuda.Ptr, size uint64, h cuda.Handle) error {
 	}
 	lo := uint64(p)
 	r := d.space.reservation(lo, size)
+	if size < c.size && size != 0 {
+		return d.errorOf(callMemMap, c.prop.Device, size, cuda.ErrNotSupported) // a part of a chunk
+	}
 	if lo%d.opt.Granularity != 0 || size != c.size || r == nil || d.space.anyMapped(lo, size) {
 		return d.errorOf(callMemMap, c.prop.Device, size, cuda.ErrInvalidValue)
 	}
