@@ -1,0 +1,217 @@
+package cistern
+
+import (
+	"fmt"
+	"sync"
+	"sync/atomic"
+
+	"github.com/cistern-gpu/cistern/cuda"
+	"github.com/cistern-gpu/cistern/internal/vm"
+	"github.com/cistern-gpu/cistern/resource"
+)
+
+// Device is the engine of one GPU.
+type Device struct {
+	a    *Allocator
+	drv  cuda.Driver
+	id   cuda.Device
+	info cuda.DeviceInfo
+	opts Options
+
+	pool0 *Pool
+	// quick is off while every operation must take the slow path: history is recorded, or the context is broken.
+	quick atomic.Bool
+	// waiting is on while frees wait for other streams.
+	waiting atomic.Bool
+	// manyStreams is on once a second stream has allocated.
+	manyStreams atomic.Bool
+	poison      atomic.Pointer[error]
+	hist        history
+
+	eventMu sync.Mutex
+	events  []cuda.Event // guarded by eventMu: events nobody uses
+
+	mu       sync.Mutex
+	streams  []*Stream // all below is guarded by mu
+	byID     map[cuda.StreamID]*Stream
+	pools    map[PoolID]*Pool
+	byNumber []*Pool
+	spaces   []*space
+	using    int // streams that have allocated
+
+	upstream resource.Chunks   // backend vmm
+	segment  resource.Segments // backend malloc
+	chunks   vm.Chunks
+	zombies  vm.Zombies
+	spares   []vm.ChunkID // chunks that no space owns
+	areas    []reservation
+
+	pending  []pendingFree
+	uses     []use
+	spareUse int32
+
+	limit         uint64
+	reservedBytes uint64 // physical memory held
+	spareBytes    uint64
+	peakReserved  uint64
+	segments      int64 // chunks or segments held
+	peakSegments  int64
+	groups        [numGroups]group
+	counts        Counters
+	callbacks     []func(need uint64) bool
+	plan          planner
+	devs          []cuda.Device
+	classBytes    [numClasses]uint64          // chunk bytes by the class of the space that owns them
+	addedBytes    int64                       // physical memory ever got
+	retired       [numGroups][numGauges]int64 // what dissolved spaces had counted
+	dissolving    bool                        // a released pool still has spaces
+}
+
+// reservation is a range of addresses got from the driver.
+type reservation struct {
+	base, size uint64
+	space      *space
+}
+
+func newDevice(a *Allocator, id cuda.Device) (*Device, error) {
+	info, err := a.drv.DeviceInfo(id)
+	if err != nil {
+		return nil, err
+	}
+	if err := a.drv.RetainContext(id); err != nil {
+		return nil, err
+	}
+	d := &Device{a: a, drv: a.drv, id: id, info: info, opts: a.opts, limit: a.opts.Limit,
+		byID: map[cuda.StreamID]*Stream{}, pools: map[PoolID]*Pool{}}
+	if d.opts.Backend == BackendVMM {
+		if !info.VMM {
+			return nil, fmt.Errorf("device %d (%s) has no virtual memory management: use backend:malloc", id, info.Name)
+		}
+		handles, err := a.drv.ProbeHandles(id)
+		if err != nil {
+			return nil, err
+		}
+		d.upstream = resource.Virtual(a.drv, cuda.MemProp{Device: id, Handles: handles, RDMA: info.RDMA}, info.Granularity)
+	} else {
+		d.segment = resource.Plain(a.drv, id)
+	}
+	d.hist.limit = d.opts.History
+	d.pool0 = d.addPool(PoolID{})
+	d.updateQuick()
+	return d, nil
+}
+
+// ID is the device's ordinal.
+func (d *Device) ID() cuda.Device { return d.id }
+
+// Info describes the device.
+func (d *Device) Info() cuda.DeviceInfo { return d.info }
+
+// SetLimit bounds the physical memory that the device's pools may hold together, in bytes; 0 is no limit. Memory held
+// beyond a new limit is not given back by this; Trim does.
+func (d *Device) SetLimit(bytes uint64) {
+	d.mu.Lock()
+	d.limit = bytes
+	d.mu.Unlock()
+}
+
+// Limit is the limit in force, 0 for none.
+func (d *Device) Limit() uint64 {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.limit
+}
+
+// OnOutOfMemory registers a function that the ladder calls, with no lock held, when everything else has failed and
+// before a request does: another library's cache that can give memory back to the driver or to this allocator. It is
+// told the bytes that are missing and reports whether it did anything. It must not allocate from this device.
+func (d *Device) OnOutOfMemory(f func(need uint64) bool) {
+	d.mu.Lock()
+	d.callbacks = append(d.callbacks, f)
+	d.mu.Unlock()
+}
+
+// failed keeps an error that breaks the context, and returns it.
+func (d *Device) failed(err error) error {
+	if code, ok := codeOf(err); ok && code.Poisons() && d.poison.CompareAndSwap(nil, &err) {
+		d.updateQuick()
+	}
+	return err
+}
+
+// poisoned is the error that broke the context, nil while it works.
+func (d *Device) poisoned() error {
+	if p := d.poison.Load(); p != nil {
+		return *p
+	}
+	return nil
+}
+
+func (d *Device) updateQuick() {
+	d.quick.Store(d.poison.Load() == nil && !d.hist.on.Load())
+}
+
+// event is an event from the cache, or a new one.
+func (d *Device) event() (cuda.Event, error) {
+	d.eventMu.Lock()
+	if n := len(d.events); n > 0 {
+		e := d.events[n-1]
+		d.events = d.events[:n-1]
+		d.eventMu.Unlock()
+		return e, nil
+	}
+	d.eventMu.Unlock()
+	e, err := d.drv.EventCreate(d.id)
+	if err != nil {
+		return 0, d.failed(err)
+	}
+	return e, nil
+}
+
+func (d *Device) putEvent(e cuda.Event) {
+	d.eventMu.Lock()
+	d.events = append(d.events, e)
+	d.eventMu.Unlock()
+}
+
+// close gives back what the device holds; every block has been freed.
+func (d *Device) close() error {
+	if err := d.Trim(); err != nil {
+		return err
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.reservedBytes != 0 {
+		return fmt.Errorf("device %d: %d bytes are pinned by pools that were not released", d.id, d.reservedBytes)
+	}
+	if d.zombies.Len() != 0 {
+		return fmt.Errorf("device %d: %d old mappings still wait for the GPU", d.id, d.zombies.Len())
+	}
+	for _, r := range d.areas {
+		r.space.mu.Lock()
+		r.space.heap.DropRange(r.space.heap.Ranges()[0])
+		r.space.area.DropRange(r.base)
+		r.space.mu.Unlock()
+		d.a.disown(r.base, r.size)
+		if err := d.drv.AddressFree(cuda.Ptr(r.base), r.size); err != nil {
+			return d.failed(err)
+		}
+	}
+	d.areas = nil
+	d.eventMu.Lock()
+	defer d.eventMu.Unlock()
+	for _, e := range d.events {
+		d.drv.EventDestroy(d.id, e)
+	}
+	d.events = nil
+	for _, t := range d.streams {
+		t.mu.Lock()
+		for _, c := range t.ring {
+			d.drv.EventDestroy(d.id, c.event)
+		}
+		t.ring = nil
+		t.over = t.epoch.Load() - 1
+		t.mu.Unlock()
+	}
+	return nil
+}

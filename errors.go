@@ -1,0 +1,112 @@
+package cistern
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/cistern-gpu/cistern/cuda"
+	"github.com/cistern-gpu/cistern/internal/units"
+)
+
+// ErrUnknownPointer is what errors.Is finds in the error of an operation on an address that is not a live allocation
+// of this allocator: never handed out, or freed already.
+var ErrUnknownPointer = errors.New("not a live allocation of this allocator")
+
+// PointerError is an operation on an address that is no live allocation.
+type PointerError struct {
+	Op     string
+	Ptr    cuda.Ptr
+	Detail string // "freed twice", …
+}
+
+func (e *PointerError) Error() string {
+	if e.Detail != "" {
+		return fmt.Sprintf("%s %#x: %s: %s", e.Op, uint64(e.Ptr), ErrUnknownPointer, e.Detail)
+	}
+	return fmt.Sprintf("%s %#x: %s", e.Op, uint64(e.Ptr), ErrUnknownPointer)
+}
+
+func (e *PointerError) Unwrap() error { return ErrUnknownPointer }
+
+// OutOfMemoryError is a request that every rung of the ladder failed to meet. errors.Is(err, cuda.ErrOutOfMemory)
+// holds. All sizes are bytes, as they were when the ladder ended.
+type OutOfMemoryError struct {
+	Device    cuda.Device
+	Pool      PoolID
+	Requested uint64
+	Reserved  uint64 // physical memory held from the driver by all pools of the device
+	Allocated uint64 // rounded bytes handed out
+	Pending   uint64 // given back, but still used by other streams
+	Pinned    uint64 // free, but pinned by captured graphs or by a pool of another kind of memory
+	Largest   uint64 // largest free block of the request's own pool and stream
+	Limit     uint64 // the memory limit, 0 none
+	DriverHas uint64 // free memory as the driver reports it, 0 unknown
+	Tried     Rungs
+	Cause     error // what the upstream said last; nil when the limit was in the way
+}
+
+func (e *OutOfMemoryError) Error() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "out of memory on device %d: tried to allocate %s; %s reserved, %s of it allocated", e.Device,
+		units.FormatBytes(e.Requested), units.FormatBytes(e.Reserved), units.FormatBytes(e.Allocated))
+	if e.Limit != 0 {
+		fmt.Fprintf(&b, ", limit %s", units.FormatBytes(e.Limit))
+	}
+	if e.DriverHas != 0 {
+		fmt.Fprintf(&b, ", %s free on the device", units.FormatBytes(e.DriverHas))
+	}
+	if e.Pending != 0 {
+		fmt.Fprintf(&b, ", %s waiting for other streams", units.FormatBytes(e.Pending))
+	}
+	if e.Pinned != 0 {
+		fmt.Fprintf(&b, ", %s cached in pools that cannot lend", units.FormatBytes(e.Pinned))
+	}
+	fmt.Fprintf(&b, "; tried: %s", e.Tried)
+	return b.String()
+}
+
+// Unwrap makes errors.Is find both cuda.ErrOutOfMemory and the cause.
+func (e *OutOfMemoryError) Unwrap() []error {
+	if e.Cause != nil {
+		return []error{cuda.ErrOutOfMemory, e.Cause}
+	}
+	return []error{cuda.ErrOutOfMemory}
+}
+
+// Rungs is a set of steps of the out-of-memory ladder.
+type Rungs uint16
+
+// The rungs, in the order in which they are tried.
+const (
+	RungFit      Rungs = 1 << iota // a free block of the space
+	RungCollect                    // frees whose other streams are done, or can be waited for on the GPU
+	RungRemap                      // free chunks of the same pool, moved here
+	RungGrow                       // new memory upstream
+	RungLend                       // free chunks and cached segments of other pools
+	RungCallback                   // callbacks of other libraries
+	rungEnd
+)
+
+// AllRungs is every rung that can be turned off; fit cannot.
+const AllRungs = RungCollect | RungRemap | RungGrow | RungLend | RungCallback
+
+var rungNames = []string{"fit", "collect", "remap", "grow", "lend", "callback"}
+
+// String is the names of the rungs in order, joined by "+".
+func (r Rungs) String() string {
+	var names []string
+	for i, n := range rungNames {
+		if r&(1<<i) != 0 {
+			names = append(names, n)
+		}
+	}
+	return strings.Join(names, "+")
+}
+
+// codeOf is the CUDA code within an error.
+func codeOf(err error) (cuda.Code, bool) {
+	var c cuda.Code
+	ok := errors.As(err, &c)
+	return c, ok
+}

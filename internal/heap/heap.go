@@ -1,0 +1,479 @@
+// Package heap keeps the blocks of one owner in order: which addresses are in use, which are free, which have no
+// memory behind them. It does address arithmetic only; it makes no driver call, takes no lock and knows no policy
+// beyond "smallest block that fits". The caller, who also decides what a stamp means, holds the owner's lock.
+//
+// # Life of an address
+//
+//	              Map                Take
+//	┌─► Hole ───────────► Free ───────────► Used
+//	│                    ▲  │ ▲              │
+//	│ Reap               │  │ └──────────────┤ Free
+//	│                    │  │ Unmap          ▼ Park
+//	└──── Zombie ◄───────┼──┘             Pending (other streams still use it)
+//	                     └─────────────────┘ Free
+//
+// Every address of every range that the heap was given belongs to exactly one block, and the blocks of a range form
+// a list in address order, so that neighbours are found in constant time. Free blocks hang in bins by size; holes in
+// bins of their own; used and pending blocks are found by address through an open-addressed table.
+//
+// # Bins
+//
+// Two-level segregated fit (Masmano, Ripoll, Crespo, Real: "TLSF: A New Dynamic Memory Allocator for Real-Time
+// Systems", 2004): a bin for each power of two, cut into 32. Sizes are multiples of 512 bytes, so every size below
+// 16 KiB has a bin to itself and a bin above is at most 1/32 (3.1 %) wide. TLSF proper never looks into the bin that
+// a request itself falls in; here that bin is scanned first, up to scanLimit blocks, because programs ask for the
+// same sizes again and again, and the smallest block that fits is taken from the bin that is used.
+//
+// Blocks live in one slab without pointers and refer to each other by index: the garbage collector has nothing to
+// follow, and nothing is allocated once the slab and the table have their size.
+package heap
+
+import (
+	"math/bits"
+	"unsafe"
+)
+
+// Align is the alignment and the unit of every block in bytes (PyTorch's kMinBlockSize; CUDA promises 256).
+const Align = 512
+
+// ID names a block of one heap; 0 is none. An ID is valid until its block is merged away.
+type ID int32
+
+// State is where a block is in its life.
+type State uint8
+
+const (
+	unused  State = iota
+	Free          // mapped, in a bin
+	Used          // handed out
+	Pending       // given back, but other streams still use it
+	Hole          // addresses without memory
+	Zombie        // an old mapping that queued work may still use: not to be reused, not yet unmapped
+)
+
+// Block is one record of the slab: 64 bytes, one cache line.
+type Block struct {
+	Addr      uint64
+	Size      uint64 // bytes, a multiple of Align
+	Requested uint64 // bytes asked for; Used and Pending only
+	Stamp     uint64 // the owner's mark of the last free, the largest of all merged frees
+	prev      ID     // neighbours by address within the range, whatever their state
+	next      ID
+	binPrev   ID
+	binNext   ID
+	Stack     uint32 // the owner's: where it was allocated
+	Tag       uint32 // the owner's
+	Uses      int32  // the owner's: list of other streams that use the block, 0 none
+	bin       uint16
+	State     State
+}
+
+var _ [64 - unsafe.Sizeof(Block{})]byte // a record fits a cache line
+
+// Heap holds the blocks of one owner. The zero value is not ready; use New.
+type Heap struct {
+	blocks []Block
+	spare  ID // list of unused records, through binNext
+	free   bins
+	holes  bins
+	table  table
+
+	ranges     []ID   // first block of each range
+	FreeBytes  uint64 // sum over Free blocks
+	UsedBytes  uint64 // sum over Used and Pending blocks
+	FreeBlocks int
+	UsedBlocks int
+}
+
+// New returns an empty heap.
+func New() *Heap {
+	h := &Heap{blocks: make([]Block, 1, 64)}
+	h.table.init()
+	return h
+}
+
+// At is the record of a block. The pointer is valid until the next call that adds blocks.
+func (h *Heap) At(id ID) *Block { return &h.blocks[id] }
+
+// Prev and Next are the neighbours by address within the range, 0 at its ends.
+func (h *Heap) Prev(id ID) ID { return h.blocks[id].prev }
+func (h *Heap) Next(id ID) ID { return h.blocks[id].next }
+
+// Ranges is the first block of every range, in the order in which they were added.
+func (h *Heap) Ranges() []ID { return h.ranges }
+
+// Records is the number of records that the slab holds, unused ones included.
+func (h *Heap) Records() int { return len(h.blocks) - 1 }
+
+// Lookup finds the used or pending block that starts at addr, and its place in the table, which FreeAt takes and which
+// holds until the next change of the heap.
+func (h *Heap) Lookup(addr uint64) (id ID, place uint64, ok bool) {
+	return h.table.find(addr, h.blocks)
+}
+
+// AddRange adds addresses without memory: one hole. Ranges never merge with each other.
+func (h *Heap) AddRange(addr, size uint64) ID {
+	id := h.record()
+	b := &h.blocks[id]
+	b.Addr, b.Size, b.State = addr, size, Hole
+	h.holes.push(h.blocks, id)
+	h.ranges = append(h.ranges, id)
+	return id
+}
+
+// DropRange forgets a range that is one single hole again, and reports whether it was.
+func (h *Heap) DropRange(first ID) bool {
+	b := &h.blocks[first]
+	if b.State != Hole || b.prev != 0 || b.next != 0 {
+		return false
+	}
+	for i, id := range h.ranges {
+		if id == first {
+			h.ranges = append(h.ranges[:i], h.ranges[i+1:]...)
+			h.holes.remove(h.blocks, first)
+			h.recycle(first)
+			return true
+		}
+	}
+	return false
+}
+
+// Take hands out n bytes, a multiple of Align, from the smallest free block that the bins offer, lowest address first
+// among equals within reach of the scan, and splits off the rest. It returns 0 when no free block fits.
+func (h *Heap) Take(n, requested uint64) ID {
+	id := h.free.fit(h.blocks, n)
+	if id == 0 {
+		return 0
+	}
+	h.TakeBlock(id, n, requested)
+	return id
+}
+
+// Fits reports whether Take(n) would find a block, and its size.
+func (h *Heap) Fits(n uint64) (uint64, bool) {
+	id := h.free.fit(h.blocks, n)
+	if id == 0 {
+		return 0, false
+	}
+	return h.blocks[id].Size, true
+}
+
+// TakeBlock hands out the first n bytes of a given free block.
+func (h *Heap) TakeBlock(id ID, n, requested uint64) {
+	h.free.remove(h.blocks, id)
+	h.FreeBytes -= n
+	h.UsedBytes += n
+	h.UsedBlocks++
+	if b := &h.blocks[id]; b.Size == n {
+		h.FreeBlocks--
+	} else {
+		rest := h.split(id, n)
+		h.free.push(h.blocks, rest)
+	}
+	b := &h.blocks[id]
+	b.State = Used
+	b.Requested = requested
+	h.table.put(b.Addr, id)
+}
+
+// Park marks a used block as given back while other streams use it.
+func (h *Heap) Park(id ID) { h.blocks[id].State = Pending }
+
+// Free takes back a used or pending block, merges it with its free neighbours and returns the merged block. stamp
+// marks the time of the free.
+func (h *Heap) Free(id ID, stamp uint64) ID {
+	_, place, _ := h.table.find(h.blocks[id].Addr, h.blocks)
+	return h.FreeAt(id, place, stamp)
+}
+
+// FreeAt is Free for a block whose place in the table Lookup has just found.
+func (h *Heap) FreeAt(id ID, place, stamp uint64) ID {
+	h.table.del(place)
+	b := &h.blocks[id]
+	h.UsedBytes -= b.Size
+	h.UsedBlocks--
+	h.FreeBytes += b.Size
+	b.State = Free
+	b.Stamp = max(b.Stamp, stamp)
+	b.Requested, b.Stack, b.Tag, b.Uses = 0, 0, 0, 0
+	h.FreeBlocks++
+	return h.merge(id)
+}
+
+// merge joins a block that is in no bin with its free neighbours and puts the result into its bin.
+func (h *Heap) merge(id ID) ID {
+	b := &h.blocks[id]
+	if p := b.prev; p != 0 && h.blocks[p].State == Free {
+		h.free.remove(h.blocks, p)
+		h.absorb(p, id)
+		h.FreeBlocks--
+		id, b = p, &h.blocks[p]
+	}
+	if n := b.next; n != 0 && h.blocks[n].State == Free {
+		h.free.remove(h.blocks, n)
+		h.absorb(id, n)
+		h.FreeBlocks--
+	}
+	h.free.push(h.blocks, id)
+	return id
+}
+
+// absorb makes block b part of its left neighbour a, which is in the same state. Neither is in a bin.
+func (h *Heap) absorb(a, b ID) {
+	x, y := &h.blocks[a], &h.blocks[b]
+	x.Size += y.Size
+	x.Stamp = max(x.Stamp, y.Stamp)
+	x.next = y.next
+	if y.next != 0 {
+		h.blocks[y.next].prev = a
+	}
+	h.recycle(b)
+}
+
+// split cuts block id after n bytes and returns the second part, of the same state and stamp, in no bin.
+func (h *Heap) split(id ID, n uint64) ID {
+	rest := h.record()
+	b, r := &h.blocks[id], &h.blocks[rest]
+	r.Addr, r.Size, r.State, r.Stamp = b.Addr+n, b.Size-n, b.State, b.Stamp
+	r.prev, r.next = id, b.next
+	if b.next != 0 {
+		h.blocks[b.next].prev = rest
+	}
+	b.next = rest
+	b.Size = n
+	return rest
+}
+
+// Map turns [addr, addr+size) of the hole into free memory with the given stamp and returns the free block that holds
+// it, merged with its neighbours.
+func (h *Heap) Map(hole ID, addr, size, stamp uint64) ID {
+	id := h.carve(&h.holes, hole, addr, size)
+	b := &h.blocks[id]
+	b.State, b.Stamp = Free, stamp
+	h.FreeBytes += size
+	h.FreeBlocks++
+	return h.merge(id)
+}
+
+// Unmap turns [addr, addr+size) of the free block into a zombie and returns it.
+func (h *Heap) Unmap(id ID, addr, size uint64) ID {
+	before := h.blocks[id]
+	id = h.carve(&h.free, id, addr, size)
+	h.FreeBlocks--
+	if addr > before.Addr {
+		h.FreeBlocks++
+	}
+	if addr+size < before.Addr+before.Size {
+		h.FreeBlocks++
+	}
+	h.blocks[id].State = Zombie
+	h.FreeBytes -= size
+	return id
+}
+
+// carve takes a block out of its bin and cuts out [addr, addr+size); what is left of it on either side goes back to
+// the bins. The result is in no bin.
+func (h *Heap) carve(from *bins, id ID, addr, size uint64) ID {
+	from.remove(h.blocks, id)
+	if left := addr - h.blocks[id].Addr; left > 0 {
+		rest := h.split(id, left)
+		from.push(h.blocks, id)
+		id = rest
+	}
+	if h.blocks[id].Size > size {
+		rest := h.split(id, size)
+		from.push(h.blocks, rest)
+	}
+	return id
+}
+
+// Reap turns a zombie into a hole, merges it with neighbouring holes and returns the result.
+func (h *Heap) Reap(id ID) ID {
+	b := &h.blocks[id]
+	b.State, b.Stamp = Hole, 0
+	if p := b.prev; p != 0 && h.blocks[p].State == Hole {
+		h.holes.remove(h.blocks, p)
+		h.absorb(p, id)
+		id = p
+	}
+	if n := h.blocks[id].next; n != 0 && h.blocks[n].State == Hole {
+		h.holes.remove(h.blocks, n)
+		h.absorb(id, n)
+	}
+	h.holes.push(h.blocks, id)
+	return id
+}
+
+// EachFree calls f for every free block of at least n bytes, from large bins to small ones, until it returns false. f
+// must not change the heap.
+func (h *Heap) EachFree(n uint64, f func(ID, *Block) bool) { h.free.each(h.blocks, n, f) }
+
+// EachHole does the same for holes.
+func (h *Heap) EachHole(n uint64, f func(ID, *Block) bool) { h.holes.each(h.blocks, n, f) }
+
+// Largest is the size of the largest free block in bytes.
+func (h *Heap) Largest() uint64 { return h.free.largest(h.blocks) }
+
+// LargestHole is the size of the largest hole in bytes.
+func (h *Heap) LargestHole() uint64 { return h.holes.largest(h.blocks) }
+
+// Each calls f for every block of every range in address order.
+func (h *Heap) Each(f func(ID, *Block) bool) {
+	for _, id := range h.ranges {
+		for ; id != 0; id = h.blocks[id].next {
+			if !f(id, &h.blocks[id]) {
+				return
+			}
+		}
+	}
+}
+
+func (h *Heap) record() ID {
+	if id := h.spare; id != 0 {
+		h.spare = h.blocks[id].binNext
+		h.blocks[id] = Block{}
+		return id
+	}
+	h.blocks = append(h.blocks, Block{})
+	return ID(len(h.blocks) - 1)
+}
+
+func (h *Heap) recycle(id ID) {
+	h.blocks[id] = Block{binNext: h.spare}
+	h.spare = id
+}
+
+// bins are the two levels of lists.
+type bins struct {
+	first  uint64 // bit i: some list of level i is not empty
+	second [levels]uint32
+	heads  [levels * subdivisions]ID
+}
+
+const (
+	subdivisions = 32
+	subBits      = 5
+	unitBits     = 9                           // log2(Align)
+	levels       = 48 - unitBits - subBits + 1 // blocks up to 2^48 bytes
+	// scanLimit bounds how many blocks of a bin are looked at. Larger values find tighter fits among blocks that
+	// differ by less than 3 %; replays of the recorded traces do not change beyond 16.
+	scanLimit = 16
+)
+
+// binOf is the bin of a size: exact below 32 units, then 32 to a power of two.
+func binOf(size uint64) uint16 {
+	u := size >> unitBits
+	if u < subdivisions {
+		return uint16(u)
+	}
+	l := uint(bits.Len64(u)) - 1 - subBits
+	i := (l+1)<<subBits | uint(u>>l)&(subdivisions-1)
+	if i >= levels*subdivisions {
+		i = levels*subdivisions - 1
+	}
+	return uint16(i)
+}
+
+func (b *bins) push(blocks []Block, id ID) {
+	x := &blocks[id]
+	i := binOf(x.Size)
+	x.bin = i
+	head := b.heads[i]
+	x.binPrev, x.binNext = 0, head
+	if head != 0 {
+		blocks[head].binPrev = id
+	} else {
+		b.first |= 1 << (i >> subBits)
+		b.second[i>>subBits] |= 1 << (i & (subdivisions - 1))
+	}
+	b.heads[i] = id
+}
+
+func (b *bins) remove(blocks []Block, id ID) {
+	x := &blocks[id]
+	if x.binNext != 0 {
+		blocks[x.binNext].binPrev = x.binPrev
+	}
+	if x.binPrev != 0 {
+		blocks[x.binPrev].binNext = x.binNext
+		return
+	}
+	i := x.bin
+	b.heads[i] = x.binNext
+	if x.binNext == 0 {
+		b.second[i>>subBits] &^= 1 << (i & (subdivisions - 1))
+		if b.second[i>>subBits] == 0 {
+			b.first &^= 1 << (i >> subBits)
+		}
+	}
+}
+
+// after is the first non-empty bin at or above i, or -1.
+func (b *bins) after(i int) int {
+	if i >= levels*subdivisions {
+		return -1
+	}
+	l := i >> subBits
+	if m := b.second[l] >> (i & (subdivisions - 1)); m != 0 {
+		return i + bits.TrailingZeros32(m)
+	}
+	m := b.first >> (l + 1)
+	if l+1 >= 64 || m == 0 {
+		return -1
+	}
+	l += 1 + bits.TrailingZeros64(m)
+	return l<<subBits + bits.TrailingZeros32(b.second[l])
+}
+
+// fit finds the smallest block of at least n bytes that the scan limit allows, the lowest address among equals.
+func (b *bins) fit(blocks []Block, n uint64) ID {
+	for i := b.after(int(binOf(n))); i >= 0; i = b.after(i + 1) {
+		var best ID
+		var bestSize, bestAddr uint64
+		limit := scanLimit
+		for id := b.heads[i]; id != 0 && limit > 0; id, limit = blocks[id].binNext, limit-1 {
+			x := &blocks[id]
+			if x.Size < n {
+				continue
+			}
+			if best == 0 || x.Size < bestSize || x.Size == bestSize && x.Addr < bestAddr {
+				best, bestSize, bestAddr = id, x.Size, x.Addr
+			}
+		}
+		if best != 0 {
+			return best
+		}
+	}
+	return 0
+}
+
+func (b *bins) each(blocks []Block, n uint64, f func(ID, *Block) bool) {
+	low := int(binOf(n))
+	for i := len(b.heads) - 1; i >= low; i-- {
+		if b.second[i>>subBits] == 0 {
+			i &^= subdivisions - 1 // an empty level
+			continue
+		}
+		for id := b.heads[i]; id != 0; {
+			x := &blocks[id]
+			next := x.binNext
+			if x.Size >= n && !f(id, x) {
+				return
+			}
+			id = next
+		}
+	}
+}
+
+func (b *bins) largest(blocks []Block) uint64 {
+	if b.first == 0 {
+		return 0
+	}
+	l := 63 - bits.LeadingZeros64(b.first)
+	i := l<<subBits + 31 - bits.LeadingZeros32(b.second[l])
+	var size uint64
+	for id := b.heads[i]; id != 0; id = blocks[id].binNext {
+		size = max(size, blocks[id].Size)
+	}
+	return size
+}

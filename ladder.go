@@ -1,0 +1,211 @@
+package cistern
+
+import (
+	"errors"
+
+	"github.com/cistern-gpu/cistern/cuda"
+	"github.com/cistern-gpu/cistern/event"
+	"github.com/cistern-gpu/cistern/internal/heap"
+)
+
+// allocSlow meets a request that the hot path could not, rung by rung. See Rungs for the order.
+func (p *Pool) allocSlow(size, n uint64, st *Stream) (cuda.Ptr, error) {
+	d := p.dev
+	if err := d.poisoned(); err != nil {
+		return 0, err
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	c := climb{d: d, n: n, size: size, rungs: d.opts.Ladder | RungFit}
+	if n == 0 || n > maxRequest {
+		c.tried = RungFit
+		return 0, d.outOfMemory(p, &c)
+	}
+	if d.dissolving {
+		d.sweep()
+	}
+	s, err := p.space(st, d.classOf(n))
+	if err != nil {
+		return 0, err
+	}
+	c.s = s
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for {
+		c.oom = nil
+		id, err := c.run()
+		if id != 0 {
+			return d.handOut(&c, id), nil
+		}
+		if err != nil {
+			return 0, err
+		}
+		// Everything that needs no lock to be let go has been tried. Both last rungs wait or call out.
+		if again, err := c.unlocked(); err != nil {
+			return 0, err
+		} else if !again {
+			break
+		}
+	}
+	d.counts.OOMs++
+	err = d.outOfMemory(p, &c)
+	d.record(event.Event{Kind: event.OOM, Addr: err.(*OutOfMemoryError).DriverHas, Size: n, Stream: uint32(st.index), Pool: p.number})
+	return 0, err
+}
+
+// climb is one request on the ladder.
+type climb struct {
+	d       *Device
+	s       *space
+	n       uint64 // rounded bytes
+	size    uint64 // bytes asked for
+	rungs   Rungs  // those that are allowed
+	tried   Rungs
+	oom     error // what the upstream said, nil when the limit was in the way
+	trimmed bool
+	called  bool
+	met     Rungs  // the rung that met the request
+	from    *space // the space the block is in: s, or under pressure another of the same pool and stream
+}
+
+// run goes up the rungs that need no lock to be let go. It returns a block, or an error that is not out of memory, or
+// neither. The caller holds Device.mu and the space's lock.
+func (c *climb) run() (heap.ID, error) {
+	d, s := c.d, c.s
+	c.from = s
+	c.tried |= RungFit
+	if d.waiting.Load() && c.rungs&RungCollect != 0 {
+		c.tried |= RungCollect
+		d.collect(s, false)
+	}
+	if id := s.heap.Take(c.n, c.size); id != 0 {
+		c.met = RungFit
+		return id, nil
+	}
+	d.reap(s)
+	if d.segment != nil {
+		return c.growSegment()
+	}
+	// First without robbing other pools; then with.
+	id, err := c.obtain(c.rungs&(RungRemap|RungGrow), false)
+	if id != 0 || err != nil {
+		return id, err
+	}
+	if d.waiting.Load() && c.rungs&RungCollect != 0 && d.collect(s, true) {
+		if id := s.heap.Take(c.n, c.size); id != 0 {
+			c.met = RungCollect
+			return id, nil
+		}
+	}
+	if id, err = c.obtain(c.rungs&(RungRemap|RungGrow|RungLend), true); id != 0 || err != nil {
+		return id, err
+	}
+	return c.elsewhere(), nil
+}
+
+// elsewhere looks for a free block in the other size classes of the same pool and stream: what a class keeps to itself
+// is no reason to fail.
+func (c *climb) elsewhere() heap.ID {
+	if c.rungs&RungLend == 0 {
+		return 0
+	}
+	for class := range numClasses {
+		o := c.s.pool.spaceFor(c.s.stream, class)
+		if o == nil || o == c.s {
+			continue
+		}
+		o.mu.Lock()
+		if id := o.heap.Take(c.n, c.size); id != 0 {
+			c.met, c.from = RungLend, o // o stays locked until it is handed out
+			return id
+		}
+		o.mu.Unlock()
+	}
+	return 0
+}
+
+// handOut completes a request that was met: statistics, history.
+func (d *Device) handOut(c *climb, id heap.ID) cuda.Ptr {
+	s := c.from
+	b := s.heap.At(id)
+	s.gauges.alloc(c.size, c.n, s.heap.FreeBlocks)
+	addr := cuda.Ptr(b.Addr)
+	if c.met&(RungLend|RungCallback) != 0 || c.trimmed {
+		d.counts.Retries++
+	}
+	d.counts.count(c.met)
+	if d.hist.on.Load() {
+		if c.met != RungFit {
+			d.record(event.Event{Kind: event.Retry, Size: c.n, Stream: uint32(s.stream.index), Pool: s.pool.number, Flags: uint8(c.met)})
+		}
+		d.record(event.Event{Kind: event.Alloc, Addr: uint64(addr), Size: c.size, Stream: uint32(s.stream.index), Pool: s.pool.number})
+	}
+	d.settle(s, c.s)
+	if s != c.s {
+		s.mu.Unlock()
+	}
+	return addr
+}
+
+// unlocked takes the steps that wait or call out: giving cached segments back to the driver (backend malloc), and the
+// callbacks. It lets all locks go meanwhile, and reports whether the ladder should start over.
+func (c *climb) unlocked() (again bool, err error) {
+	d := c.d
+	if d.segment != nil && !c.trimmed && c.rungs&RungLend != 0 {
+		c.trimmed = true
+		c.tried |= RungLend
+		c.s.mu.Unlock()
+		again, err = d.releaseSegments(nil)
+		c.s.mu.Lock()
+		if again || err != nil {
+			return again, err
+		}
+	}
+	if len(d.callbacks) > 0 && !c.called && c.rungs&RungCallback != 0 {
+		c.called = true
+		c.tried |= RungCallback
+		calls := d.callbacks
+		c.s.mu.Unlock()
+		d.mu.Unlock()
+		for _, f := range calls {
+			if f(c.n) {
+				again = true
+			}
+		}
+		d.mu.Lock()
+		c.s.mu.Lock()
+	}
+	return again, nil
+}
+
+// outOfMemory is the error that ends the ladder.
+func (d *Device) outOfMemory(p *Pool, c *climb) error {
+	e := &OutOfMemoryError{Device: d.id, Pool: p.id, Requested: c.size, Reserved: d.reservedBytes, Limit: d.limit,
+		Tried: c.tried, Cause: c.oom}
+	if c.s != nil {
+		e.Largest = c.s.heap.Largest()
+	}
+	for _, s := range d.spaces {
+		if s == nil {
+			continue
+		}
+		if s != c.s {
+			s.mu.Lock()
+		}
+		e.Allocated += uint64(s.gauges.now[gAllocated])
+		e.Pending += uint64(s.gauges.now[gActiveBytes] - s.gauges.now[gAllocated])
+		if s.pool.pinned && s.pool != p {
+			e.Pinned += s.heap.FreeBytes
+		}
+		if s != c.s {
+			s.mu.Unlock()
+		}
+	}
+	if free, _, err := d.drv.MemInfo(d.id); err == nil {
+		e.DriverHas = free
+	}
+	return e
+}
+
+// isOutOfMemory tells the error that the ladder is for from those it passes on.
+func isOutOfMemory(err error) bool { return errors.Is(err, cuda.ErrOutOfMemory) }

@@ -1,0 +1,492 @@
+package cistern
+
+import (
+	"sort"
+
+	"github.com/cistern-gpu/cistern/cuda"
+	"github.com/cistern-gpu/cistern/event"
+	"github.com/cistern-gpu/cistern/internal/heap"
+	"github.com/cistern-gpu/cistern/internal/vm"
+)
+
+// planner holds what one move is made of; its slices are reused.
+type planner struct {
+	found   []source
+	sources []source
+	mapped  []source
+}
+
+// source is a chunk that can be had.
+type source struct {
+	chunk vm.ChunkID
+	size  uint64
+	space *space  // where it is mapped and free; nil for a spare or new chunk
+	block heap.ID // the free block it lies in
+	run   uint64  // size of that block
+	stamp uint64  // epoch of its last free on its stream
+	// stream used it last; nil for new memory
+	stream *Stream
+}
+
+// place is where new memory goes: at the start of a hole, behind the free block left of it if there is one, or at its
+// end, before the free block to its right.
+type place struct {
+	hole  heap.ID
+	need  uint64  // bytes to map there
+	room  uint64  // bytes that could be mapped there
+	atEnd bool    // map at the end of the hole
+	joins heap.ID // the free block that the new memory extends, 0 none
+}
+
+// obtain makes the request fit by mapping memory into the space: free chunks from elsewhere, and new ones. Which, is
+// said by rungs; with pressure it takes also what it would rather leave. It returns 0 and no error when there is not
+// enough memory.
+func (c *climb) obtain(rungs Rungs, pressure bool) (heap.ID, error) {
+	d, s := c.d, c.s
+	if d.segment != nil || rungs == 0 {
+		return 0, nil
+	}
+	at, ok := s.placeFor(c.n, d.upstream.Granularity())
+	if !ok {
+		if err := d.reserve(s, c.n); err != nil {
+			if isOutOfMemory(err) {
+				c.oom = err
+				return 0, nil
+			}
+			return 0, err
+		}
+		if at, ok = s.placeFor(c.n, d.upstream.Granularity()); !ok {
+			return 0, nil
+		}
+	}
+	p := &d.plan
+	p.sources = p.sources[:0]
+	have := uint64(0)
+	if rungs&(RungRemap|RungLend) != 0 {
+		c.tried |= rungs & (RungRemap | RungLend)
+		have = d.gather(c, at, rungs, pressure)
+	}
+	grown := false
+	if have < at.need {
+		if rungs&RungGrow == 0 {
+			return 0, nil
+		}
+		c.tried |= RungGrow
+		if have, ok = d.create(c, at.need-have, have); !ok {
+			return 0, nil
+		}
+		grown = true
+	}
+	block, err := d.move(c, at, have)
+	if err != nil {
+		if isOutOfMemory(err) { // the driver may lack memory for page tables
+			c.oom = err
+			return 0, nil
+		}
+		return 0, err
+	}
+	c.met = RungRemap
+	if grown {
+		c.met = RungGrow
+	} else if pressure {
+		c.met = RungLend
+	}
+	s.heap.TakeBlock(block, c.n, c.size)
+	return block, nil
+}
+
+// placeFor chooses where a request of n bytes is to be met: where the least must be mapped, and of such places the
+// smallest hole.
+func (s *space) placeFor(n, granularity uint64) (place, bool) {
+	var best place
+	up := func(x uint64) uint64 { return (x + granularity - 1) / granularity * granularity }
+	better := func(p place) {
+		if p.room >= p.need && (best.hole == 0 || p.need < best.need || p.need == best.need && p.room < best.room) {
+			best = p
+		}
+	}
+	s.heap.EachHole(granularity, func(id heap.ID, b *heap.Block) bool {
+		p := place{hole: id, need: up(n), room: b.Size}
+		better(p)
+		if l := s.heap.Prev(id); l != 0 && s.heap.At(l).State == heap.Free {
+			p.need, p.joins = up(n-min(n, s.heap.At(l).Size)), l
+			better(p)
+		}
+		if r := s.heap.Next(id); r != 0 && s.heap.At(r).State == heap.Free {
+			p.need, p.joins, p.atEnd = up(n-min(n, s.heap.At(r).Size)), r, true
+			better(p)
+		}
+		return true
+	})
+	return best, best.hole != 0
+}
+
+// gather chooses free chunks to move, at most what is needed or little more, and returns their bytes.
+func (d *Device) gather(c *climb, at place, rungs Rungs, pressure bool) uint64 {
+	p, s := &d.plan, c.s
+	have := uint64(0)
+	pick := func() bool {
+		have = p.pick(at.need, at.room, have, d.overshoot(s.class, at.need, pressure))
+		return have >= at.need
+	}
+	p.found = p.found[:0]
+	for _, id := range d.spares {
+		k := d.chunks.At(id)
+		var t *Stream
+		if k.Stream >= 0 {
+			t = d.streams[k.Stream]
+		}
+		if d.orderable(c, t, k.Stamp) {
+			p.found = append(p.found, source{chunk: id, size: k.Size, stamp: k.Stamp, stream: t})
+		}
+	}
+	if pick() {
+		return have
+	}
+	if rungs&RungRemap != 0 && !s.pool.pinned {
+		p.found = p.found[:0]
+		d.offers(c, s, at.joins)
+		if d.opts.sameStreamFirst() {
+			if pick() {
+				return have
+			}
+			p.found = p.found[:0]
+		}
+		for _, o := range d.spaces {
+			if o != nil && o != s && o.pool == s.pool && o.stream == s.stream {
+				d.offers(c, o, 0)
+			}
+		}
+		if pick() {
+			return have
+		}
+		p.found = p.found[:0]
+		for _, o := range d.spaces {
+			if o != nil && o.pool == s.pool && o.stream != s.stream {
+				d.offers(c, o, 0)
+			}
+		}
+		if pick() {
+			return have
+		}
+	}
+	if rungs&RungLend != 0 {
+		p.found = p.found[:0]
+		for _, o := range d.spaces {
+			if o != nil && o.pool != s.pool {
+				d.offers(c, o, 0)
+			}
+		}
+		pick()
+	}
+	return have
+}
+
+// offers lists the wholly free chunks of a space, except those of one block.
+func (d *Device) offers(c *climb, o *space, except heap.ID) {
+	if o.pool.pinned {
+		return
+	}
+	if o != c.s {
+		o.mu.Lock()
+		defer o.mu.Unlock()
+	}
+	if o.chunkBytes == 0 {
+		return
+	}
+	p := &d.plan
+	o.heap.EachFree(d.upstream.Granularity(), func(id heap.ID, b *heap.Block) bool {
+		if id == except || !d.orderable(c, o.stream, b.Stamp) {
+			return true
+		}
+		o.area.Whole(&d.chunks, b.Addr, b.Size, func(k vm.ChunkID, ch *vm.Chunk) bool {
+			p.found = append(p.found, source{chunk: k, size: ch.Size, space: o, block: id, run: b.Size, stamp: b.Stamp, stream: o.stream})
+			return true
+		})
+		return true
+	})
+}
+
+// orderable reports whether memory last used on a stream, until the epoch, may be used by the request's stream: by
+// stream order, by host order, or by an event that the options allow to wait for. A capture gets host order only.
+func (d *Device) orderable(c *climb, t *Stream, epoch uint64) bool {
+	to := c.s.stream
+	if t == nil || t == to && to.capturing.Load() == 0 {
+		return true
+	}
+	if t.isOver(epoch) {
+		return true
+	}
+	if t.capturing.Load() != 0 || to.capturing.Load() != 0 || t.perThread {
+		return false
+	}
+	return d.opts.CrossStream == CrossStreamWait
+}
+
+// pick adds sources from found, the largest first, until need bytes are had: handles cost by number, not by size. Of
+// equal chunks those in smaller free blocks go first, which leaves large blocks whole. A last chunk may be larger
+// than what is missing by up to over bytes if there is room.
+func (p *planner) pick(need, room, have, over uint64) uint64 {
+	if have >= need {
+		return have
+	}
+	f := p.found
+	sort.Slice(f, func(i, j int) bool {
+		if f[i].size != f[j].size {
+			return f[i].size > f[j].size
+		}
+		if f[i].run != f[j].run {
+			return f[i].run < f[j].run
+		}
+		return f[i].chunk < f[j].chunk
+	})
+	last := -1
+	for i := range f {
+		missing := need - have
+		if f[i].size > missing {
+			last = i // the smallest chunk so far that is larger than what is missing
+			continue
+		}
+		p.sources = append(p.sources, f[i])
+		if have += f[i].size; have >= need {
+			return have
+		}
+	}
+	if last >= 0 && f[last].size-(need-have) <= over && have+f[last].size <= room {
+		p.sources = append(p.sources, f[last])
+		have += f[last].size
+	}
+	return have
+}
+
+// create gets new chunks of missing bytes together. It reports false when there is no memory; what was got until then
+// stays as spare chunks.
+func (d *Device) create(c *climb, missing, have uint64) (uint64, bool) {
+	p := &d.plan
+	if d.limit != 0 && d.reservedBytes+missing > d.limit {
+		return have, false
+	}
+	for missing > 0 {
+		size := d.chunkSize(c.s.class, missing)
+		h, err := d.upstream.Create(size)
+		if err != nil {
+			c.oom = d.failed(err)
+			return have, false
+		}
+		id := d.chunks.Add(h, size, 0)
+		d.reservedBytes += size
+		d.addedBytes += int64(size)
+		d.segments++
+		d.peakReserved = max(d.peakReserved, d.reservedBytes)
+		d.peakSegments = max(d.peakSegments, d.segments)
+		d.counts.DeviceAllocs++
+		d.addSpare(id, nil, 0)
+		p.sources = append(p.sources, source{chunk: id, size: size})
+		missing -= size
+		have += size
+	}
+	return have, true
+}
+
+func (d *Device) addSpare(id vm.ChunkID, t *Stream, stamp uint64) {
+	k := d.chunks.At(id)
+	k.Owner, k.Addr, k.Stamp, k.Stream = -1, 0, stamp, -1
+	if t != nil {
+		k.Stream = t.index
+	}
+	d.spares = append(d.spares, id)
+	d.spareBytes += k.Size
+}
+
+func (d *Device) takeSpare(id vm.ChunkID) {
+	for i, x := range d.spares {
+		if x == id {
+			d.spares = append(d.spares[:i], d.spares[i+1:]...)
+			d.spareBytes -= d.chunks.At(id).Size
+			return
+		}
+	}
+}
+
+// move maps the planned sources into the space and returns the free block that results. Every driver call that can
+// fail comes before the first change of the engine's own state, and those made are undone when a later one fails.
+func (d *Device) move(c *climb, at place, total uint64) (heap.ID, error) {
+	p, s := &d.plan, c.s
+	hole := s.heap.At(at.hole)
+	base := hole.Addr
+	if at.atEnd {
+		base += hole.Size - total
+	}
+	stamp := uint64(0)
+	for i := range p.sources {
+		x := &p.sources[i]
+		switch {
+		case x.stream == nil:
+		case x.stream == s.stream:
+			stamp = max(stamp, x.stamp)
+		default:
+			if err := s.stream.waitFor(x.stream, x.stamp); err != nil {
+				return 0, err
+			}
+			stamp = s.stream.epoch.Load()
+		}
+	}
+	addr := base
+	var err error
+	n := 0
+	for ; n < len(p.sources); n++ {
+		k := d.chunks.At(p.sources[n].chunk)
+		if err = d.drv.MemMap(cuda.Ptr(addr), k.Size, k.Handle); err != nil {
+			break
+		}
+		k.Mappings++
+		addr += k.Size
+	}
+	if err == nil {
+		err = d.drv.MemSetAccess(cuda.Ptr(base), total, d.access())
+	}
+	if err != nil {
+		d.failed(err)
+		addr = base
+		for _, x := range p.sources[:n] {
+			k := d.chunks.At(x.chunk)
+			if d.drv.MemUnmap(cuda.Ptr(addr), k.Size) == nil {
+				k.Mappings--
+			}
+			addr += k.Size
+		}
+		return 0, err
+	}
+	// From here on nothing fails.
+	addr = base
+	for i := range p.sources {
+		x := &p.sources[i]
+		k := d.chunks.At(x.chunk)
+		if x.space != nil {
+			d.leave(x.space, x.block, x.chunk, s)
+			d.counts.Remaps++
+		} else {
+			d.takeSpare(x.chunk)
+		}
+		k.Addr, k.Owner, k.Stamp, k.Stream = addr, s.index, 0, -1
+		s.area.Set(addr, k.Size, x.chunk)
+		s.chunkBytes += k.Size
+		d.classBytes[s.class] += k.Size
+		d.record(event.Event{Kind: event.SegmentMap, Addr: addr, Size: k.Size, Handle: uint64(k.Handle),
+			Stream: uint32(s.stream.index), Pool: s.pool.number})
+		addr += k.Size
+	}
+	block := s.heap.Map(at.hole, base, total, stamp)
+	s.gauges.setFree(s.heap.FreeBlocks, int64(total))
+	return block, nil
+}
+
+// leave takes a wholly free chunk out of a space: its mapping there becomes a zombie. near is the free block that it
+// lay in, or what is left of it. held is the space whose lock the caller holds with Device.mu.
+func (d *Device) leave(o *space, near heap.ID, id vm.ChunkID, held *space) {
+	if o != held {
+		o.mu.Lock()
+		defer o.mu.Unlock()
+	}
+	k := d.chunks.At(id)
+	block := near
+	for b := o.heap.At(block); k.Addr >= b.Addr+b.Size; b = o.heap.At(block) {
+		block = o.heap.Next(block) // chunks that left before it have cut the block up
+	}
+	stamp := o.heap.At(block).Stamp
+	z := o.heap.Unmap(block, k.Addr, k.Size)
+	o.area.Set(k.Addr, k.Size, 0)
+	o.chunkBytes -= k.Size
+	d.classBytes[o.class] -= k.Size
+	o.gauges.setFree(o.heap.FreeBlocks, -int64(k.Size))
+	d.zombies.Push(vm.Zombie{Addr: k.Addr, Chunk: id, Block: int32(z), Owner: o.index, Stream: o.stream.index, Epoch: stamp})
+	if t := o.stream; stamp >= t.epoch.Load() && t.capturing.Load() == 0 {
+		t.close() // so that the end of the epoch can be seen; on error the reaper tries again
+	}
+}
+
+// reap unmaps the old mappings whose work is done. The caller holds Device.mu and held's lock.
+func (d *Device) reap(held *space) {
+	if d.zombies.Len() == 0 || d.poisoned() != nil {
+		return
+	}
+	var busy *Stream
+	var from uint64
+	d.zombies.Filter(func(z *vm.Zombie) bool {
+		t := d.streams[z.Stream]
+		if t == busy && z.Epoch >= from {
+			return false
+		}
+		if !t.isOver(z.Epoch) {
+			if z.Epoch >= t.epoch.Load() && t.capturing.Load() == 0 {
+				t.close()
+			}
+			busy, from = t, z.Epoch
+			return false
+		}
+		k := d.chunks.At(z.Chunk)
+		if err := d.drv.MemUnmap(cuda.Ptr(z.Addr), k.Size); err != nil {
+			d.failed(err)
+			return false
+		}
+		k.Mappings--
+		o := d.spaces[z.Owner]
+		if o != held {
+			o.mu.Lock()
+			defer o.mu.Unlock()
+		}
+		d.record(event.Event{Kind: event.SegmentUnmap, Addr: z.Addr, Size: k.Size, Handle: uint64(k.Handle),
+			Stream: uint32(o.stream.index), Pool: o.pool.number})
+		o.heap.Reap(heap.ID(z.Block))
+		return true
+	})
+}
+
+// access is the devices that may use the memory of this one.
+func (d *Device) access() []cuda.Device {
+	if len(d.devs) == 0 {
+		d.devs = []cuda.Device{d.id}
+	}
+	return d.devs
+}
+
+// reserve gets addresses for a space: at least n bytes, more with every reservation of the space, so that a space
+// that keeps growing has few. The first is a multiple of the device's memory, because moving memory uses addresses
+// up until old mappings are gone.
+func (d *Device) reserve(s *space, n uint64) error {
+	const piece = uint64(1) << regionBits
+	up := func(x uint64) uint64 { return (x + piece - 1) / piece * piece }
+	want := up(max(2*n, s.area.Reserved(), d.info.TotalBytes/4))
+	least := up(n)
+	for {
+		p, err := d.drv.AddressReserve(want, piece, 0)
+		if err == nil {
+			if err := d.a.claim(uint64(p), want, s); err != nil {
+				d.drv.AddressFree(p, want)
+				return err
+			}
+			d.areas = append(d.areas, reservation{uint64(p), want, s})
+			s.area.AddRange(uint64(p), want)
+			s.heap.AddRange(uint64(p), want)
+			return nil
+		}
+		if want == least {
+			return d.failed(err)
+		}
+		want = max(least, up(want/2))
+	}
+}
+
+// giveAddresses gives a reservation back.
+func (d *Device) giveAddresses(base uint64) {
+	for i, r := range d.areas {
+		if r.base == base {
+			d.a.disown(r.base, r.size)
+			if err := d.drv.AddressFree(cuda.Ptr(r.base), r.size); err != nil {
+				d.failed(err)
+			}
+			d.areas = append(d.areas[:i], d.areas[i+1:]...)
+			return
+		}
+	}
+}

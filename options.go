@@ -1,0 +1,165 @@
+package cistern
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/cistern-gpu/cistern/internal/units"
+)
+
+// Backend is how memory is got from the driver.
+type Backend string
+
+const (
+	BackendVMM    Backend = "vmm"    // chunks, mapped where they are wanted
+	BackendMalloc Backend = "malloc" // whole segments from cuMemAlloc, for libraries that need cudaIpcGetMemHandle
+)
+
+// CrossStream says when free memory of one stream may serve another.
+type CrossStream string
+
+const (
+	CrossStreamWait  CrossStream = "wait"  // the taking stream waits, on the GPU, for the event of the last free
+	CrossStreamReady CrossStream = "ready" // only what the host knows to be done
+)
+
+// Options configure an allocator. The zero value is the default of every option.
+type Options struct {
+	Driver      string      // what package cuda/open opens: "", "nvidia", "sim", "sim:80GiB"; not used by New
+	Backend     Backend     // default vmm
+	Limit       uint64      // bytes of physical memory per device, 0 is no limit
+	ChunkMax    uint64      // largest chunk in bytes, a multiple of 2 MiB; default 32 MiB
+	CrossStream CrossStream // default wait
+	Ladder      Rungs       // rungs that are tried; default all
+	History     int         // events kept from the start, 0 is off
+}
+
+func (o Options) withDefaults() Options {
+	if o.Backend == "" {
+		o.Backend = BackendVMM
+	}
+	if o.ChunkMax == 0 {
+		o.ChunkMax = 32 << 20
+	}
+	if o.CrossStream == "" {
+		o.CrossStream = CrossStreamWait
+	}
+	if o.Ladder == 0 {
+		o.Ladder = AllRungs
+	}
+	return o
+}
+
+func (o Options) sameStreamFirst() bool { return true }
+
+// Validate says what is wrong with the options, nil when nothing is.
+func (o Options) Validate() error {
+	if o.Backend != BackendVMM && o.Backend != BackendMalloc {
+		return fmt.Errorf("backend %q: choose vmm or malloc", o.Backend)
+	}
+	if o.CrossStream != CrossStreamWait && o.CrossStream != CrossStreamReady {
+		return fmt.Errorf("cross_stream %q: choose wait or ready", o.CrossStream)
+	}
+	const g = 2 << 20
+	if o.ChunkMax < g || o.ChunkMax%g != 0 || o.ChunkMax > 1<<40 {
+		return fmt.Errorf("chunk %d: must be a multiple of 2 MiB", o.ChunkMax)
+	}
+	if o.Ladder&^(AllRungs|RungFit) != 0 {
+		return fmt.Errorf("ladder %#x: unknown rungs", uint16(o.Ladder))
+	}
+	if o.History < 0 || o.History > 1<<30 {
+		return fmt.Errorf("history %d: must be a number of events up to %d", o.History, 1<<30)
+	}
+	return nil
+}
+
+// optionKeys are the keys of the text form, in the order in which String writes them.
+var optionKeys = []string{"driver", "backend", "limit", "chunk", "cross_stream", "ladder", "history"}
+
+// ParseOptions reads the text form that CISTERN_CONF has: "key:value,key:value". An empty text is the defaults.
+//
+//	driver:sim:80GiB        which driver (package cuda/open)
+//	backend:vmm|malloc
+//	limit:70GiB             physical memory per device; 0 is no limit
+//	chunk:32MiB             largest chunk
+//	cross_stream:wait|ready
+//	ladder:collect+remap+grow+lend+callback    rungs to try ("all")
+//	history:100000          events kept
+func ParseOptions(text string) (Options, error) {
+	var o Options
+	if strings.TrimSpace(text) == "" {
+		return o.withDefaults(), nil
+	}
+	for _, item := range strings.Split(text, ",") {
+		key, value, ok := strings.Cut(strings.TrimSpace(item), ":")
+		if !ok {
+			return o, fmt.Errorf("setting %q: expected key:value; the keys are %s", item, strings.Join(optionKeys, ", "))
+		}
+		var err error
+		switch key {
+		case "driver":
+			o.Driver = value
+		case "backend":
+			o.Backend = Backend(value)
+		case "limit":
+			o.Limit, err = units.ParseBytes(value)
+		case "chunk":
+			if o.ChunkMax, err = units.ParseBytes(value); err == nil && o.ChunkMax == 0 {
+				err = fmt.Errorf("must be a multiple of 2 MiB")
+			}
+		case "cross_stream":
+			o.CrossStream = CrossStream(value)
+		case "ladder":
+			o.Ladder, err = ParseRungs(value)
+		case "history":
+			o.History, err = strconv.Atoi(value)
+		default:
+			return o, fmt.Errorf("unknown setting %q: the keys are %s", key, strings.Join(optionKeys, ", "))
+		}
+		if err != nil {
+			return o, fmt.Errorf("setting %s:%s: %w", key, value, err)
+		}
+	}
+	o = o.withDefaults()
+	return o, o.Validate()
+}
+
+// ParseRungs reads rungs by name, joined by "+"; "all" is all of them.
+func ParseRungs(text string) (Rungs, error) {
+	if text == "all" {
+		return AllRungs, nil
+	}
+	r := RungFit
+next:
+	for _, w := range strings.Split(text, "+") {
+		for i, n := range rungNames {
+			if n == w {
+				r |= 1 << i
+				continue next
+			}
+		}
+		return 0, fmt.Errorf("rung %q: choose among %s, or all", w, strings.Join(rungNames, ", "))
+	}
+	return r, nil
+}
+
+// String is the text form of the options that differ from the defaults.
+func (o Options) String() string {
+	o = o.withDefaults()
+	d := Options{}.withDefaults()
+	var items []string
+	add := func(changed bool, key string, value any) {
+		if changed {
+			items = append(items, fmt.Sprintf("%s:%v", key, value))
+		}
+	}
+	add(o.Driver != "", "driver", o.Driver)
+	add(o.Backend != d.Backend, "backend", o.Backend)
+	add(o.Limit != 0, "limit", o.Limit)
+	add(o.ChunkMax != d.ChunkMax, "chunk", o.ChunkMax)
+	add(o.CrossStream != d.CrossStream, "cross_stream", o.CrossStream)
+	add(o.Ladder|RungFit != d.Ladder|RungFit, "ladder", o.Ladder)
+	add(o.History != 0, "history", o.History)
+	return strings.Join(items, ",")
+}

@@ -1,0 +1,140 @@
+package cistern
+
+import (
+	"github.com/cistern-gpu/cistern/event"
+	"github.com/cistern-gpu/cistern/internal/heap"
+)
+
+// use is one entry of a block's list of other streams (Device.uses, linked by index).
+type use struct {
+	stream *Stream
+	next   int32
+}
+
+// addUse puts a stream on a list unless it is there, and returns the list. The caller holds Device.mu.
+func (d *Device) addUse(list int32, t *Stream) int32 {
+	for i := list; i != 0; i = d.uses[i].next {
+		if d.uses[i].stream == t {
+			return list
+		}
+	}
+	i := d.spareUse
+	if i != 0 {
+		d.spareUse = d.uses[i].next
+	} else {
+		if len(d.uses) == 0 {
+			d.uses = make([]use, 1)
+		}
+		i = int32(len(d.uses))
+		d.uses = append(d.uses, use{})
+	}
+	d.uses[i] = use{t, list}
+	return i
+}
+
+// takeUses empties a list.
+func (d *Device) takeUses(list int32) []*Stream {
+	var out []*Stream
+	for i := list; i != 0; {
+		next := d.uses[i].next
+		out = append(out, d.uses[i].stream)
+		d.uses[i] = use{next: d.spareUse}
+		d.spareUse = i
+		i = next
+	}
+	return out
+}
+
+// pendingFree is a block that was given back and waits for other streams.
+type pendingFree struct {
+	space *space
+	block heap.ID
+	waits []wait
+}
+
+// wait is an epoch of a stream that must be over.
+type wait struct {
+	stream *Stream
+	epoch  uint64
+}
+
+// parkUses closes the epochs of the streams that use a block, as of now, and returns what must be waited for. An
+// epoch that cannot be closed now (the stream is being captured) is closed when frees are collected. An error is for
+// the caller's information: the block waits all the same.
+func (d *Device) parkUses(s *space, id heap.ID, streams []*Stream) (pendingFree, error) {
+	f := pendingFree{space: s, block: id}
+	var first error
+	for _, t := range streams {
+		e := t.epoch.Load()
+		f.waits = append(f.waits, wait{t, e})
+		if t.capturing.Load() != 0 {
+			continue
+		}
+		if err := t.close(); err != nil && first == nil {
+			first = err
+		}
+	}
+	return f, first
+}
+
+// collect completes the frees whose other streams are done. With force, the streams that own the blocks are made to
+// wait, on the GPU, for the others, and every free that allows it completes. held is the space whose lock the caller
+// holds with Device.mu. It reports whether anything was completed.
+func (d *Device) collect(held *space, force bool) bool {
+	any := false
+	keep := d.pending[:0]
+	for _, f := range d.pending {
+		if !d.ready(f, force) {
+			keep = append(keep, f)
+			continue
+		}
+		any = true
+		s := f.space
+		if s != held {
+			s.mu.Lock()
+		}
+		b := s.heap.At(f.block)
+		e := event.Event{Kind: event.FreeCompleted, Addr: b.Addr, Size: b.Requested, Stream: uint32(s.stream.index),
+			Pool: s.pool.number, Stack: b.Stack}
+		n := b.Size
+		s.heap.Free(f.block, s.stream.epoch.Load())
+		s.gauges.unpark(n, s.heap.FreeBlocks)
+		d.record(e)
+		d.settle(s, held)
+		if s != held {
+			s.mu.Unlock()
+		}
+	}
+	for i := len(keep); i < len(d.pending); i++ {
+		d.pending[i] = pendingFree{}
+	}
+	d.pending = keep
+	d.waiting.Store(len(keep) > 0)
+	return any
+}
+
+// ready reports whether a parked block may go back to its space.
+func (d *Device) ready(f pendingFree, force bool) bool {
+	if d.poisoned() != nil {
+		return true // bookkeeping only
+	}
+	for _, w := range f.waits {
+		t := w.stream
+		if t.isOver(w.epoch) {
+			continue
+		}
+		if t.capturing.Load() != 0 {
+			return false
+		}
+		if w.epoch >= t.epoch.Load() && t.close() != nil {
+			return false // it could not be closed at the free and cannot be now
+		}
+		if !force || f.space.stream.capturing.Load() != 0 {
+			return false
+		}
+		if f.space.stream.waitFor(t, w.epoch) != nil {
+			return false
+		}
+	}
+	return true
+}

@@ -1,0 +1,247 @@
+package cistern
+
+import (
+	"fmt"
+	"sync/atomic"
+
+	"github.com/cistern-gpu/cistern/internal/heap"
+	"github.com/cistern-gpu/cistern/internal/vm"
+)
+
+// PoolID names a pool of a device: PyTorch's MempoolId_t. {0, 0} is the default pool.
+type PoolID [2]uint64
+
+// Pool is a set of blocks apart from the others of its device: nothing allocated from it shares a chunk with another
+// pool, though chunks that are wholly free move between pools, unless the pool is pinned.
+type Pool struct {
+	dev    *Device
+	id     PoolID
+	number uint32 // small number for events
+
+	// spaces by stream index × classes + class. The slice is replaced, never changed.
+	spaces atomic.Pointer[[]*space]
+
+	pinned   bool // guarded by dev.mu: a captured graph uses it, so nothing of it moves until Release
+	released bool // guarded by dev.mu
+	users    int  // guarded by dev.mu: routes and captures that end here
+}
+
+// ID is the pool's name.
+func (p *Pool) ID() PoolID { return p.id }
+
+// Device is the device of the pool.
+func (p *Pool) Device() *Device { return p.dev }
+
+// DefaultPool is pool {0, 0}.
+func (d *Device) DefaultPool() *Pool { return d.pool0 }
+
+// NewPool creates a private pool.
+func (d *Device) NewPool(id PoolID) (*Pool, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.pools[id] != nil {
+		return nil, fmt.Errorf("device %d: pool {%d, %d} exists", d.id, id[0], id[1])
+	}
+	return d.addPool(id), nil
+}
+
+// Pool finds a pool by its name.
+func (d *Device) Pool(id PoolID) (*Pool, bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	p, ok := d.pools[id]
+	return p, ok
+}
+
+func (d *Device) addPool(id PoolID) *Pool {
+	p := &Pool{dev: d, id: id, number: uint32(len(d.byNumber))}
+	p.spaces.Store(new([]*space))
+	d.pools[id] = p
+	d.byNumber = append(d.byNumber, p)
+	return p
+}
+
+// Route sends what the stream allocates from the device into a pool until Unroute; it says nothing about frees, which
+// always go where the block came from.
+func (d *Device) Route(st *Stream, p *Pool) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if p.released {
+		return fmt.Errorf("pool {%d, %d} was released", p.id[0], p.id[1])
+	}
+	if st.route.Load() != nil {
+		return fmt.Errorf("stream %d is routed to a pool already", st.id.ID)
+	}
+	st.route.Store(p)
+	p.users++
+	return nil
+}
+
+// Unroute ends Route.
+func (d *Device) Unroute(st *Stream) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	p := st.route.Load()
+	if p == nil {
+		return fmt.Errorf("stream %d is not routed to a pool", st.id.ID)
+	}
+	st.route.Store(nil)
+	p.users--
+	return nil
+}
+
+// BeginCapture announces that the stream is being captured into a graph whose memory comes from the pool. From now on
+// until Release the pool is pinned: what it holds is not moved, lent or trimmed, also while free, because the graph
+// uses it whenever it is launched. Until EndCapture nothing waits for, or takes memory from, the stream.
+func (d *Device) BeginCapture(st *Stream, p *Pool) error {
+	if p == d.pool0 {
+		return fmt.Errorf("a capture needs a pool of its own: its memory is pinned until the pool is released")
+	}
+	if err := d.Route(st, p); err != nil {
+		return err
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	// Held, so that no thread is in the middle of moving memory of the pool or recording on the stream.
+	st.mu.Lock()
+	st.capturing.Add(1)
+	st.mu.Unlock()
+	p.pinned = true
+	return nil
+}
+
+// EndCapture ends what BeginCapture announced. Call it after the capture itself has ended.
+func (d *Device) EndCapture(st *Stream) error {
+	if st.capturing.Load() == 0 {
+		return fmt.Errorf("stream %d: no capture was announced", st.id.ID)
+	}
+	if err := d.Unroute(st); err != nil {
+		return err
+	}
+	st.capturing.Add(-1)
+	return nil
+}
+
+// Release says that nobody allocates from the pool again and that no graph uses its memory any more. Blocks that are
+// still out stay valid and are freed as always; what is free can move to other pools at once, and the pool's addresses
+// go when its last block does.
+func (p *Pool) Release() error {
+	d := p.dev
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if p == d.pool0 {
+		return fmt.Errorf("the default pool cannot be released")
+	}
+	if p.released {
+		return fmt.Errorf("pool {%d, %d} was released already", p.id[0], p.id[1])
+	}
+	if p.users > 0 {
+		return fmt.Errorf("pool {%d, %d}: %d streams still allocate from it", p.id[0], p.id[1], p.users)
+	}
+	p.released, p.pinned = true, false
+	delete(d.pools, p.id)
+	d.sweep()
+	return nil
+}
+
+// Trim gives the free memory of the pool back to the driver, unless the pool is pinned.
+func (p *Pool) Trim() error { return p.dev.trim(p) }
+
+// spaceFor is the space of (pool, stream, class), nil while it does not exist.
+func (p *Pool) spaceFor(st *Stream, class int) *space {
+	list := *p.spaces.Load()
+	if i := int(st.index)*numClasses + class; i < len(list) {
+		return list[i]
+	}
+	return nil
+}
+
+// space is spaceFor, creating it. The caller holds Device.mu.
+func (p *Pool) space(st *Stream, class int) (*space, error) {
+	if s := p.spaceFor(st, class); s != nil {
+		return s, nil
+	}
+	if p.released {
+		return nil, fmt.Errorf("pool {%d, %d} was released", p.id[0], p.id[1])
+	}
+	d := p.dev
+	if st.dev != d {
+		return nil, fmt.Errorf("a stream of device %d cannot allocate on device %d", st.dev.id, d.id)
+	}
+	s := &space{dev: d, pool: p, stream: st, class: class, heap: heap.New()}
+	if d.upstream != nil {
+		s.area = vm.NewArea(d.upstream.Granularity())
+	}
+	s.index = -1
+	for i, x := range d.spaces {
+		if x == nil {
+			s.index = int32(i)
+			d.spaces[i] = s
+			break
+		}
+	}
+	if s.index < 0 {
+		s.index = int32(len(d.spaces))
+		d.spaces = append(d.spaces, s)
+	}
+	old := *p.spaces.Load()
+	i := int(st.index)*numClasses + class
+	list := make([]*space, max(len(old), i+1))
+	copy(list, old)
+	list[i] = s
+	p.spaces.Store(&list)
+	if !st.active {
+		st.active = true
+		if d.using++; d.using > 1 {
+			d.manyStreams.Store(true)
+		}
+	}
+	return s, nil
+}
+
+// sweep dissolves released pools that have no block left: their chunks become spare, their addresses go back when no
+// old mapping is left in them. The caller holds Device.mu and no space's lock.
+func (d *Device) sweep() {
+	kept := 0
+	for _, s := range d.spaces {
+		if s == nil || !s.pool.released {
+			continue
+		}
+		kept++
+		s.mu.Lock()
+		if s.heap.UsedBlocks == 0 {
+			d.detach(s)
+			if d.dissolve(s) {
+				kept--
+			}
+		}
+		s.mu.Unlock()
+	}
+	d.dissolving = kept > 0
+}
+
+// dissolve removes a space that holds nothing but holes. The caller holds Device.mu and the space's lock.
+func (d *Device) dissolve(s *space) bool {
+	if s.heap.FreeBlocks != 0 {
+		return false
+	}
+	for len(s.heap.Ranges()) > 0 {
+		first := s.heap.Ranges()[0]
+		b := *s.heap.At(first)
+		if !s.heap.DropRange(first) {
+			return false
+		}
+		s.area.DropRange(b.Addr)
+		d.giveAddresses(b.Addr)
+	}
+	for _, g := range [2]int{groupAll, groupOf(s.class)} {
+		for i, v := range s.gauges.sum {
+			d.retired[g][i] += v
+		}
+	}
+	d.spaces[s.index] = nil
+	list := append([]*space(nil), *s.pool.spaces.Load()...)
+	list[int(s.stream.index)*numClasses+s.class] = nil
+	s.pool.spaces.Store(&list)
+	return true
+}

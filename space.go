@@ -1,0 +1,166 @@
+package cistern
+
+import (
+	"sync"
+
+	"github.com/cistern-gpu/cistern/cuda"
+	"github.com/cistern-gpu/cistern/event"
+	"github.com/cistern-gpu/cistern/internal/heap"
+	"github.com/cistern-gpu/cistern/internal/vm"
+)
+
+// space is what one (pool, stream, size class) owns: addresses, the chunks mapped there, the blocks. Its methods in
+// this file are the hot path: one lock, no driver call, no allocation of Go memory.
+type space struct {
+	dev    *Device
+	pool   *Pool
+	stream *Stream
+	class  int
+	index  int32 // in Device.spaces
+
+	mu     sync.Mutex
+	heap   *heap.Heap // guarded by mu
+	area   *vm.Area   // guarded by mu; nil with backend malloc
+	gauges gauges     // guarded by mu
+	// sinceClose counts the bytes freed since the stream's epoch was last closed from here. Guarded by mu.
+	sinceClose uint64
+	// chunkBytes is the physical memory mapped here. Guarded by mu, changed only by holders of Device.mu.
+	chunkBytes uint64
+}
+
+// round is the size of the block that a request of n bytes gets.
+func round(n uint64) uint64 { return (n + heap.Align - 1) &^ (heap.Align - 1) }
+
+// maxRequest bounds a request, far above any device's memory, so that sizes never overflow.
+const maxRequest = 1 << 46
+
+// Alloc hands out size bytes, aligned to 512 bytes, that work queued on the stream from now on may use. Size 0 is a
+// valid request and returns null. The error is an *OutOfMemoryError when the ladder ended, else a driver's error.
+func (d *Device) Alloc(size uint64, st *Stream) (cuda.Ptr, error) {
+	p := st.route.Load()
+	if p == nil {
+		p = d.pool0
+	}
+	return p.Alloc(size, st)
+}
+
+// Alloc hands out memory of the pool; see Device.Alloc.
+func (p *Pool) Alloc(size uint64, st *Stream) (cuda.Ptr, error) {
+	if size == 0 {
+		return 0, nil
+	}
+	d := p.dev
+	n := round(size)
+	if s := p.spaceFor(st, d.classOf(n)); s != nil && d.quick.Load() {
+		s.mu.Lock()
+		if s.gauges.roomForAlloc(size, n) {
+			if id := s.heap.Take(n, size); id != 0 {
+				s.gauges.alloc(size, n, s.heap.FreeBlocks)
+				addr := cuda.Ptr(s.heap.At(id).Addr)
+				s.mu.Unlock()
+				return addr, nil
+			}
+		}
+		s.mu.Unlock()
+	}
+	return p.allocSlow(size, n, st)
+}
+
+// freePtr takes back a block.
+func (s *space) freePtr(p cuda.Ptr) error {
+	d := s.dev
+	s.mu.Lock()
+	id, place, ok := s.heap.Lookup(uint64(p))
+	if !ok {
+		s.mu.Unlock()
+		return &PointerError{Op: "free", Ptr: p}
+	}
+	b := s.heap.At(id)
+	if b.State != heap.Used {
+		s.mu.Unlock()
+		return &PointerError{Op: "free", Ptr: p, Detail: "it was freed already and waits for other streams"}
+	}
+	n, requested := b.Size, b.Requested
+	if b.Uses != 0 || !d.quick.Load() || !s.gauges.roomForFree(n) {
+		s.mu.Unlock()
+		return s.freeSlow(p)
+	}
+	s.heap.FreeAt(id, place, s.stream.epoch.Load())
+	s.gauges.free(requested, n, s.heap.FreeBlocks)
+	s.noteFree(n)
+	s.mu.Unlock()
+	return nil
+}
+
+// noteFree closes the stream's epoch where a later taker would otherwise wait too long, or could not wait at all.
+func (s *space) noteFree(n uint64) {
+	t := s.stream
+	if !t.durable.Load() {
+		t.freed()
+		return
+	}
+	if !s.dev.manyStreams.Load() {
+		return
+	}
+	if s.sinceClose += n; s.sinceClose >= closeBytes && t.capturing.Load() == 0 {
+		s.sinceClose = 0
+		t.close() // an error is kept by the device; a taker closes the epoch again
+	}
+}
+
+// freeSlow takes back a block that other streams use, or when history, statistics or a broken context want attention.
+func (s *space) freeSlow(p cuda.Ptr) error {
+	d := s.dev
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	s.mu.Lock()
+	id, _, ok := s.heap.Lookup(uint64(p))
+	if !ok || s.heap.At(id).State != heap.Used {
+		s.mu.Unlock()
+		return &PointerError{Op: "free", Ptr: p, Detail: "another thread freed it at the same time"}
+	}
+	b := s.heap.At(id)
+	stack := b.Stack
+	n, requested := b.Size, b.Requested
+	d.record(event.Event{Kind: event.FreeRequested, Addr: uint64(p), Size: requested, Stream: uint32(s.stream.index),
+		Pool: s.pool.number, Stack: stack})
+	if b.Uses != 0 && d.poisoned() == nil {
+		uses := d.takeUses(b.Uses)
+		b.Uses = 0
+		if f, err := d.parkUses(s, id, uses); len(f.waits) > 0 {
+			s.heap.Park(id)
+			s.gauges.park(requested, n)
+			d.pending = append(d.pending, f)
+			d.settle(s, nil)
+			s.mu.Unlock()
+			return err
+		}
+	}
+	s.heap.Free(id, s.stream.epoch.Load())
+	s.gauges.free(requested, n, s.heap.FreeBlocks)
+	s.noteFree(n)
+	d.record(event.Event{Kind: event.FreeCompleted, Addr: uint64(p), Size: requested, Stream: uint32(s.stream.index),
+		Pool: s.pool.number, Stack: stack})
+	d.settle(s, nil)
+	s.mu.Unlock()
+	return nil
+}
+
+// recordStream notes that another stream uses the block.
+func (s *space) recordStream(p cuda.Ptr, t *Stream) error {
+	if t == s.stream {
+		return nil
+	}
+	d := s.dev
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	id, _, ok := s.heap.Lookup(uint64(p))
+	if !ok || s.heap.At(id).State != heap.Used {
+		return &PointerError{Op: "record stream", Ptr: p}
+	}
+	b := s.heap.At(id)
+	b.Uses = d.addUse(b.Uses, t)
+	return nil
+}

@@ -1,0 +1,110 @@
+package cistern
+
+// Value is one statistic: now, at its highest since the start or ResetPeaks, and everything ever added and taken away.
+type Value struct {
+	Current, Peak, Added, Removed int64
+}
+
+// Grouped is a statistic of all blocks, and of PyTorch's two pools of sizes: small is what is cut for requests of up
+// to 1 MiB.
+type Grouped struct {
+	All, Small, Large Value
+}
+
+// Stats are the statistics that PyTorch reports, exact at the moment of the call. Reserved = ActiveBytes +
+// InactiveBytes.
+type Stats struct {
+	Allocations    Grouped // blocks handed out
+	Active         Grouped // blocks handed out, or given back and still used by other streams
+	Inactive       Grouped // free blocks and spare chunks (PyTorch: inactive_split)
+	Requested      Grouped // bytes asked for
+	Allocated      Grouped // bytes handed out, rounded
+	ActiveBytes    Grouped
+	InactiveBytes  Grouped
+	Segments       Value // physical handles (backend vmm) or segments held from the driver
+	Reserved       Value // bytes of physical memory held
+	ReservedSmall  uint64
+	ReservedLarge  uint64 // spare chunks included
+	SpareBytes     uint64 // bytes of chunks that are mapped nowhere
+	ZombieMappings int    // old mappings that wait for the GPU; they cost addresses, not memory
+	AddressBytes   uint64 // address space reserved
+	Counters
+}
+
+// Counters count what happened since the start.
+type Counters struct {
+	Remaps       int64 // chunks moved
+	DeviceAllocs int64 // chunks or segments got from the driver
+	DeviceFrees  int64
+	Retries      int64 // requests met only by taking from other pools, by giving cached memory back, or by a callback
+	OOMs         int64 // requests that failed
+
+	ByFit, ByCollect, ByRemap, ByGrow, ByLend, ByCallback int64 // requests on the slow path, by the rung that met them
+}
+
+func (c *Counters) count(r Rungs) {
+	switch r {
+	case RungFit:
+		c.ByFit++
+	case RungCollect:
+		c.ByCollect++
+	case RungRemap:
+		c.ByRemap++
+	case RungGrow:
+		c.ByGrow++
+	case RungLend:
+		c.ByLend++
+	case RungCallback:
+		c.ByCallback++
+	}
+}
+
+// Stats returns the device's statistics.
+func (d *Device) Stats() Stats {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.settleAll(nil, nil)
+	sums := d.retired
+	for _, s := range d.spaces {
+		if s == nil {
+			continue
+		}
+		s.mu.Lock()
+		for _, g := range [2]int{groupAll, groupOf(s.class)} {
+			for i, v := range s.gauges.sum {
+				sums[g][i] += v
+			}
+		}
+		s.mu.Unlock()
+	}
+	value := func(g, i int) Value {
+		x := &d.groups[g]
+		return Value{x.now[i], x.peak[i], sums[g][i], sums[g][i] - x.now[i]}
+	}
+	grouped := func(i int) Grouped {
+		return Grouped{value(groupAll, i), value(groupSmall, i), value(groupLarge, i)}
+	}
+	s := Stats{
+		Allocations:    grouped(gAllocs),
+		Active:         grouped(gActive),
+		Inactive:       grouped(gFree),
+		Requested:      grouped(gRequested),
+		Allocated:      grouped(gAllocated),
+		ActiveBytes:    grouped(gActiveBytes),
+		InactiveBytes:  grouped(gFreeBytes),
+		Segments:       Value{d.segments, d.peakSegments, d.counts.DeviceAllocs, d.counts.DeviceFrees},
+		Reserved:       Value{int64(d.reservedBytes), int64(d.peakReserved), d.addedBytes, d.addedBytes - int64(d.reservedBytes)},
+		ReservedSmall:  d.classBytes[classSmall],
+		SpareBytes:     d.spareBytes,
+		ZombieMappings: d.zombies.Len(),
+		Counters:       d.counts,
+	}
+	s.ReservedLarge = d.reservedBytes - s.ReservedSmall
+	for _, r := range d.areas {
+		s.AddressBytes += r.size
+	}
+	return s
+}
+
+// ResetPeaks makes the present values the peaks.
+func (d *Device) ResetPeaks() { d.resetPeaks() }
