@@ -1,0 +1,78 @@
+package replay
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/cistern-gpu/cistern/trace"
+)
+
+const gib = 1 << 30
+
+// faithful are the traces recorded from the start of a process, with the capacity that the process was limited to.
+var faithful = []struct {
+	name     string
+	capacity float64 // GiB, 0 is unlimited
+	retries  int64   // as counted when it was recorded, -1 unknown
+}{
+	{"gpt2_varlen", 0, 0},
+	{"generate_serving", 0, 0},
+	{"detection", 0, 0},
+	{"multistream_prefetch", 0, 0},
+	{"gpt2_varlen.expandable", 0, 0},
+	{"detection.expandable.cap17", 17, -1},
+	{"gpt2_varlen.cap24", 24, 3},
+	{"generate_serving.pow2", 0, 0},
+	{"gpt2_varlen.stacks", 0, 0},
+	{"gpt2_varlen.expandable.cap20.6", 20.6, 13},
+	{"detection.cap16", 16, 3},
+	{"detection.gc07.cap20", 20, -1},
+	{"gnn.cap11", 11, -1},
+	{"pools_graphs", 0, 0},
+	{"two_devices", 0, 0},
+}
+
+func checkFaithful(t *testing.T, path string, capacity float64, retries int64) {
+	f, err := trace.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, tr := range f.Traces {
+		p := NewPlan(tr)
+		r, err := p.Run(Spec{Name: "torch"}, Options{Capacity: uint64(capacity * gib), Verify: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		v := r.Verify
+		if v.Matched != v.Recorded || v.PlacementsMatched != v.Placements || v.FirstMismatch != nil {
+			first := ""
+			if v.FirstMismatch != nil {
+				first = *v.FirstMismatch
+			}
+			t.Errorf("device %d: %d of %d segment and oom events, %d of %d placements: %s", tr.Device, v.Matched,
+				v.Recorded, v.PlacementsMatched, v.Placements, first)
+		}
+		if r.PeakReserved != p.Recorded.PeakReserved {
+			t.Errorf("device %d: peak reserved %d, recorded %d", tr.Device, r.PeakReserved, p.Recorded.PeakReserved)
+		}
+		if retries >= 0 && r.Retries != retries {
+			t.Errorf("device %d: %d retries, recorded %d", tr.Device, r.Retries, retries)
+		}
+		t.Logf("device %d: %d/%d %d/%d, %.0f ns an event, retries %d ooms %d notes %q", tr.Device, v.Matched, v.Recorded,
+			v.PlacementsMatched, v.Placements, r.NSPerEvent, r.Retries, r.OOMs, r.Notes)
+	}
+}
+
+// TestFaithful holds the models against what PyTorch did, over the traces in the folder that CISTERN_TRACES names.
+func TestFaithful(t *testing.T) {
+	dir := os.Getenv("CISTERN_TRACES")
+	if dir == "" {
+		t.Skip("CISTERN_TRACES names no folder of recorded traces")
+	}
+	for _, c := range faithful {
+		t.Run(c.name, func(t *testing.T) {
+			checkFaithful(t, filepath.Join(dir, c.name+".pickle.gz"), c.capacity, c.retries)
+		})
+	}
+}

@@ -1,0 +1,461 @@
+// Package replay drives allocators over a recorded run and says what each would have held, cost, and whether it
+// would have died.
+//
+// # How the parts fit
+//
+// A Plan (plan.go) is a trace prepared once for any number of replays: every allocation has a dense block number, and
+// its free events refer to it. Plan.Run drives one Policy over it, event by event, and makes a Result; Replay does
+// that for several policies and makes the Report that the command prints.
+//
+// A Policy is one allocator. The models live here: PyTorch's caching allocator (torch*.go: native segments and
+// expandable ones), cudaMallocAsync (async.go), RMM's pool (rmm.go) and bare cuMemAlloc (direct.go). The policy
+// "cistern" is the engine itself, replayed through its public API over the simulated device (cistern.go). A policy
+// sees requests and frees only, never what the recorded allocator did with them.
+//
+// The torch models are held against what PyTorch really did (verify.go): over a trace recorded from its start with the
+// same settings they make the recorded calls to the driver, in order and size, and hand out the recorded addresses.
+// What a program did beside allocating and freeing, emptying the cache and releasing pools, is not in a trace; it is
+// inferred where the record shows it (releases.go) and said in the notes.
+//
+// # Locks
+//
+// There are none. A Plan is read-only once made and may be shared by goroutines; a Policy and everything it holds
+// belong to the one goroutine that runs it.
+package replay
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"sort"
+	"strings"
+	"time"
+
+	"github.com/cistern-gpu/cistern/cuda"
+	"github.com/cistern-gpu/cistern/event"
+	"github.com/cistern-gpu/cistern/trace"
+)
+
+const mib = 1 << 20
+
+// Policy is one allocator under test. Blocks are known by dense numbers, 0 to Plan.Blocks-1, each allocated and freed
+// at most once, so that a policy can keep slices indexed by them.
+type Policy interface {
+	// Alloc gets size bytes (never 0) for block b on a stream and pool, indices into Trace.Streams and the plan's
+	// pools. An error that is cuda.ErrOutOfMemory (errors.Is) is an out-of-memory; any other ends the replay.
+	Alloc(b int, size uint64, stream, pool uint32) (addr uint64, err error)
+	// FreeRequested says that the block's owner gave it back; other streams may still use it.
+	FreeRequested(b int)
+	// Free says that the block may be reused from now on. A block whose Free comes without FreeRequested was given
+	// back and reusable at once.
+	Free(b int) error
+	// Advance moves the host's clock to us microseconds after the first event. It never goes back.
+	Advance(us int64)
+	// Usage is the bytes handed out (rounded as the allocator rounds) and held from the driver, now.
+	Usage() (allocated, reserved uint64)
+	// Stats is what the policy did so far.
+	Stats() Stats
+	// Close ends the replay; the policy is not used again.
+	Close() error
+}
+
+// Releaser is a Policy that takes part in what a program asks of its allocator beside allocating and freeing.
+type Releaser interface {
+	// EmptyCache is torch.cuda.empty_cache: cached memory of the default pool goes back to the driver.
+	EmptyCache() error
+	// ReleasePool ends a private pool and gives back what it caches.
+	ReleasePool(pool uint32) error
+}
+
+// Snapshotter is a Policy that can say what it holds, for recordings.
+type Snapshotter interface {
+	Segments() []trace.Segment
+}
+
+// Stats is what a policy did.
+type Stats struct {
+	PeakReserved uint64           // bytes
+	Calls        map[string]int64 // driver calls by name, without version suffix
+	DriverTime   time.Duration    // of the host, in all those calls, waiting excluded
+	SyncWait     time.Duration    // of the host, waiting in synchronising calls, at the GPU lag of the replay
+	StreamSyncs  int64            // waits for a stream or an event
+	DeviceSyncs  int64            // waits for the device, those of cuMemFree included
+	Retries      int64            // requests that were tried again after cached memory had been given back
+	OOMs         int64            // requests that failed
+}
+
+// Spec names a policy and its settings.
+type Spec struct {
+	Name    string
+	Conf    string
+	HasConf bool // false: the trace's own settings (torch) or the policy's defaults
+}
+
+// ParseSpec reads NAME or NAME:CONF. A comma belongs to the settings.
+func ParseSpec(s string) (Spec, error) {
+	name, conf, has := strings.Cut(s, ":")
+	if _, ok := factories[name]; !ok {
+		return Spec{}, fmt.Errorf("policy %q: want one of %s", s, strings.Join(PolicyNames(), ", "))
+	}
+	return Spec{Name: name, Conf: conf, HasConf: has}, nil
+}
+
+// String is the policy as ParseSpec reads it.
+func (s Spec) String() string {
+	if s.HasConf {
+		return s.Name + ":" + s.Conf
+	}
+	return s.Name
+}
+
+// Options are the circumstances of a replay.
+type Options struct {
+	// Capacity is the limit on reserved bytes and the base of fractions; 0 is the trace's own (CapacityFromTrace).
+	Capacity uint64
+	// CapacityFrom says in words where Capacity came from; "given" by default.
+	CapacityFrom string
+	// Unlimited keeps a Capacity of 0 from being taken from the trace.
+	Unlimited bool
+	// GPULag is how long after it was queued the simulated GPU completes work.
+	GPULag time.Duration
+	// Verify holds a torch policy with the trace's own settings against the record.
+	Verify bool
+	// Record collects what the policy does, for trace.WritePyTorch; nil is nothing. It serves one run.
+	Record *Recording
+	// Progress is called now and then with the number of events done and in all, from the goroutine of Run.
+	Progress func(done, total int)
+	// Samples is the number of points of the Result's curve; 0 is no curve.
+	Samples int
+	// Log takes lines that a policy wants to tell; nil drops them.
+	Log io.Writer
+}
+
+// Result is what one policy did with one trace. Its JSON is part of the command's contract.
+type Result struct {
+	Policy        string           `json:"policy"`
+	Conf          string           `json:"conf"`
+	Capacity      uint64           `json:"capacity_bytes"` // 0 is unlimited
+	CapacityFrom  string           `json:"capacity_from"`
+	Completed     bool             `json:"completed"`
+	FailedEvent   *int             `json:"failed_event"` // index of the event that could not be met, nil if none
+	OOMs          int64            `json:"ooms"`         // requests that failed, recorded ones and the fatal one
+	OOMsAvoided   int64            `json:"ooms_avoided"` // recorded out-of-memories that did not happen
+	PeakLive      uint64           `json:"peak_live_bytes"`
+	PeakReserved  uint64           `json:"peak_reserved_bytes"`
+	Ratio         float64          `json:"ratio"`
+	Calls         map[string]int64 `json:"driver_calls"`
+	DriverTimeUS  float64          `json:"driver_time_us"`
+	StreamSyncs   int64            `json:"stream_syncs"`
+	DeviceSyncs   int64            `json:"device_syncs"`
+	Retries       int64            `json:"retries"`
+	NSPerEvent    float64          `json:"ns_per_event"`
+	SyncWaitUS    float64          `json:"-"` // host time lost in waits, at the GPU lag
+	TiesModelled  bool             `json:"-"` // segments lie at made-up, rising addresses, so best-fit ties are modelled
+	Curve         Curve            `json:"-"`
+	Verify        *Verify          `json:"-"` // nil unless the run was held against the record
+	Notes         []string         `json:"-"`
+	FailedRequest uint64           `json:"-"` // bytes of the request that could not be met
+}
+
+// Env is what a policy is made of: the plan, its settings, and where to tell what it does.
+type Env struct {
+	Plan     *Plan
+	Spec     Spec
+	Capacity uint64 // bytes, 0 is unlimited
+	GPULag   time.Duration
+	// Emit takes the policy's segment events as it makes them; nil where nobody listens. Stream and Pool index the
+	// plan's; Addr, Size and, for maps and unmaps, Handle are the policy's own.
+	Emit func(event.Event)
+	// Note adds a line to the Result's notes.
+	Note func(string)
+
+	verify *verifier // of a torch policy that is held against the record
+}
+
+// Factory makes a policy for one replay. The second result is the effective settings, for the Result.
+type Factory func(*Env) (p Policy, conf string, err error)
+
+var factories = map[string]Factory{}
+
+// Register adds a policy. It is called from init functions.
+func Register(name string, f Factory) {
+	if _, ok := factories[name]; ok {
+		panic("replay: policy " + name + " registered twice")
+	}
+	factories[name] = f
+}
+
+// PolicyNames are the registered policies, sorted.
+func PolicyNames() []string {
+	var names []string
+	for name := range factories {
+		names = append(names, name)
+	}
+	sort.Strings(names)
+	return names
+}
+
+// Run replays t under one policy. Where several policies see the same trace, NewPlan and Plan.Run prepare it once.
+func Run(t *trace.Trace, spec Spec, opt Options) (*Result, error) {
+	return NewPlan(t).Run(spec, opt)
+}
+
+// Run replays the plan's trace under one policy. A policy that runs out of memory is a Result; an error is a wrong
+// setting or a fault of the policy.
+func (p *Plan) Run(spec Spec, opt Options) (*Result, error) {
+	factory, ok := factories[spec.Name]
+	if !ok {
+		return nil, fmt.Errorf("policy %q: want one of %s", spec.Name, strings.Join(PolicyNames(), ", "))
+	}
+	r := &Result{Policy: spec.Name, TiesModelled: true}
+	r.Capacity, r.CapacityFrom = p.capacity(opt)
+	notes := len(p.Notes)
+	p = p.withReleases(r.Capacity)
+	r.Notes = append(r.Notes, p.Notes[notes:]...)
+	env := &Env{Plan: p, Spec: spec, Capacity: r.Capacity, GPULag: opt.GPULag,
+		Note: func(s string) { r.Notes = append(r.Notes, s) }}
+	if opt.Verify && verifiable(p, spec) {
+		env.verify = newVerifier(p)
+		r.TiesModelled = false
+	}
+	env.Emit = emitter(env.verify, opt.Record)
+	policy, conf, err := factory(env)
+	if err != nil {
+		return nil, err
+	}
+	r.Conf = conf
+	d := driver{plan: p, policy: policy, opt: opt, result: r, verify: env.verify, record: opt.Record}
+	if opt.Record != nil {
+		opt.Record.begin(p)
+	}
+	if opt.Samples > 0 {
+		d.curve = newCurver(opt.Samples, len(p.Trace.Initial)+len(p.Trace.Events))
+	}
+	start := time.Now()
+	err = d.run()
+	elapsed := time.Since(start)
+	if err == nil && opt.Record != nil {
+		opt.Record.end(policy)
+	}
+	s := policy.Stats()
+	if cerr := policy.Close(); err == nil {
+		err = cerr
+	}
+	if err != nil {
+		return nil, fmt.Errorf("policy %s: %w", spec, err)
+	}
+	r.Calls, r.StreamSyncs, r.DeviceSyncs, r.Retries = s.Calls, s.StreamSyncs, s.DeviceSyncs, s.Retries
+	r.PeakReserved, r.PeakLive = s.PeakReserved, d.peak
+	r.DriverTimeUS, r.SyncWaitUS = s.DriverTime.Seconds()*1e6, s.SyncWait.Seconds()*1e6
+	if d.peak > 0 {
+		r.Ratio = float64(r.PeakReserved) / float64(d.peak)
+	}
+	if d.done > 0 {
+		r.NSPerEvent = float64(elapsed.Nanoseconds()) / float64(d.done)
+	}
+	r.Completed = r.FailedEvent == nil
+	r.Curve = d.curve.points()
+	r.Verify = env.verify.result()
+	if r.Calls == nil {
+		r.Calls = map[string]int64{}
+	}
+	return r, nil
+}
+
+// driver is one run of a policy.
+type driver struct {
+	plan   *Plan
+	policy Policy
+	opt    Options
+	result *Result
+	verify *verifier
+	record *Recording
+	curve  *curver
+
+	live, peak uint64 // requested bytes
+	done       int    // events, initial blocks included
+}
+
+// progressEvery is the number of events between calls of Options.Progress.
+const progressEvery = 1 << 14
+
+func (d *driver) run() error {
+	for i := range d.plan.Trace.Initial {
+		b := &d.plan.Trace.Initial[i]
+		size := b.Requested
+		if size == 0 {
+			size = b.Size
+		}
+		if ok, err := d.alloc(-1, i, size, b.Stream, d.plan.poolOf(i, b.Pool), 0); err != nil || !ok {
+			return err
+		}
+	}
+	events := d.plan.Trace.Events
+	release := 0
+	for i := range events {
+		if i%progressEvery == 0 && d.opt.Progress != nil {
+			d.opt.Progress(i, len(events))
+		}
+		for release < len(d.plan.Releases) && d.plan.Releases[release].Event <= i {
+			if err := d.release(d.plan.Releases[release]); err != nil {
+				return fmt.Errorf("event %d: %w", i, err)
+			}
+			release++
+		}
+		d.done++
+		ok, err := d.step(i, &events[i])
+		if err != nil {
+			return fmt.Errorf("event %d: %w", i, err)
+		}
+		if !ok {
+			break
+		}
+	}
+	if d.opt.Progress != nil {
+		d.opt.Progress(len(events), len(events))
+	}
+	return nil
+}
+
+// step plays one event; false ends the replay.
+func (d *driver) step(i int, e *event.Event) (bool, error) {
+	b := int(d.plan.Block[i])
+	switch e.Kind {
+	case event.Alloc:
+		if b < 0 {
+			return true, nil
+		}
+		us := d.plan.Micros(i)
+		d.policy.Advance(us)
+		return d.alloc(i, b, e.Size, e.Stream, d.plan.poolOf(b, e.Pool), us)
+	case event.FreeRequested:
+		if b < 0 {
+			return true, nil
+		}
+		d.policy.Advance(d.plan.Micros(i))
+		d.policy.FreeRequested(b)
+		if d.record != nil {
+			d.record.free(event.FreeRequested, b, e.TimeUS)
+		}
+	case event.FreeCompleted:
+		if b < 0 {
+			return true, nil
+		}
+		us := d.plan.Micros(i)
+		d.policy.Advance(us)
+		if err := d.policy.Free(b); err != nil {
+			return false, err
+		}
+		d.live -= d.plan.size[b]
+		if d.record != nil {
+			d.record.free(event.FreeCompleted, b, e.TimeUS)
+		}
+		d.sample(us)
+	case event.OOM:
+		if b < 0 {
+			return true, nil
+		}
+		us := d.plan.Micros(i)
+		d.policy.Advance(us)
+		return true, d.oom(i, b, e)
+	}
+	return true, nil
+}
+
+// alloc serves a request of the record; false ends the replay, since a real run would have died.
+func (d *driver) alloc(i, b int, size uint64, stream, pool uint32, us int64) (bool, error) {
+	if d.verify != nil {
+		d.verify.expect(i)
+	}
+	addr, err := d.policy.Alloc(b, size, stream, pool)
+	if err != nil {
+		if !errors.Is(err, cuda.ErrOutOfMemory) {
+			return false, err
+		}
+		d.result.OOMs++
+		failed := max(i, 0)
+		d.result.FailedEvent, d.result.FailedRequest = &failed, size
+		if d.verify != nil {
+			d.verify.failed(i, size)
+		}
+		return false, nil
+	}
+	d.live += size
+	d.peak = max(d.peak, d.live)
+	if d.verify != nil {
+		d.verify.placed(i, addr)
+	}
+	if d.record != nil {
+		d.record.alloc(b, addr, size, stream, pool, d.plan.timeOf(i))
+	}
+	d.sample(us)
+	return true, nil
+}
+
+// oom attempts a request that failed when it was recorded. Memory that it gets is given back at once.
+func (d *driver) oom(i, b int, e *event.Event) error {
+	if d.verify != nil {
+		d.verify.expect(i)
+	}
+	_, err := d.policy.Alloc(b, e.Size, e.Stream, d.plan.poolOf(b, e.Pool))
+	switch {
+	case err == nil:
+		d.result.OOMsAvoided++
+		d.policy.FreeRequested(b)
+		err = d.policy.Free(b)
+		if d.verify != nil {
+			d.verify.avoided(i, e.Size)
+		}
+	case errors.Is(err, cuda.ErrOutOfMemory):
+		err = nil
+		d.result.OOMs++
+		if d.verify != nil {
+			d.verify.oom(e.Size)
+		}
+		if d.record != nil {
+			d.record.oom(e)
+		}
+	}
+	return err
+}
+
+func (d *driver) release(r Release) error {
+	p, ok := d.policy.(Releaser)
+	if !ok {
+		return nil
+	}
+	if d.verify != nil {
+		d.verify.expectRelease(r.Event, r.Count)
+	}
+	if r.Pool == 0 {
+		return p.EmptyCache()
+	}
+	return p.ReleasePool(r.Pool)
+}
+
+func (d *driver) sample(us int64) {
+	if d.curve != nil {
+		allocated, reserved := d.policy.Usage()
+		d.curve.add(us, d.live, allocated, reserved)
+	}
+}
+
+// emitter sends segment events to whoever listens, nil if nobody does.
+func emitter(v *verifier, r *Recording) func(event.Event) {
+	var to []func(event.Event)
+	if v != nil {
+		to = append(to, v.emitted)
+	}
+	if r != nil {
+		to = append(to, r.segment)
+	}
+	to = slices.Clip(to)
+	switch len(to) {
+	case 0:
+		return nil
+	case 1:
+		return to[0]
+	}
+	return func(e event.Event) { to[0](e); to[1](e) }
+}

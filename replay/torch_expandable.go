@@ -1,0 +1,169 @@
+package replay
+
+import (
+	"slices"
+
+	"github.com/cistern-gpu/cistern/event"
+)
+
+// torchRange is an ExpandableSegment: a range of addresses, larger than the device, into which pages are mapped.
+type torchRange struct {
+	base, size uint64
+	page       uint64 // bytes of a physical handle
+}
+
+// growable is the size that a free block counts with in the search for the best fit: its own and that of the unmapped
+// addresses behind it.
+func (t *torch) growable(i int32) uint64 {
+	b := &t.blocks[i]
+	if b.next >= 0 && !t.blocks[b.next].mapped {
+		return b.size + t.blocks[b.next].size
+	}
+	return b.size
+}
+
+// expand is try_allocate_expandable_block: the block at the lowest address where the request fits, its pages mapped,
+// taken out of the cache.
+func (t *torch) expand(r request) int32 {
+	i := t.findRoom(r)
+	if !t.blocks[i].mapped {
+		t.mapBlock(i, min(t.blocks[i].size, r.size))
+	}
+	for t.blocks[i].size < r.size {
+		// A free block, then unmapped addresses: what is mapped there merges with the free block before.
+		next := t.blocks[i].next
+		t.mapBlock(next, min(r.size-t.blocks[i].size, t.blocks[next].size))
+		i = next
+	}
+	t.uncache(i)
+	return i
+}
+
+// findRoom is find_expandable_block: the first block of the lowest run of free and unmapped blocks that has room for
+// the request; a new range where there is none.
+func (t *torch) findRoom(r request) int32 {
+	for _, c := range t.pools[r.pool].unmapped[r.stream] {
+		if prev := t.blocks[c].prev; prev >= 0 && !t.blocks[prev].used {
+			c = prev
+		}
+		var room uint64
+		for j := c; j >= 0 && !t.blocks[j].used && room < r.size; j = t.blocks[j].next {
+			room += t.blocks[j].size
+		}
+		if room >= r.size {
+			return c
+		}
+	}
+	page := t.conf.LargeSegment
+	if t.pools[r.pool].small {
+		page = smallSegment
+	}
+	device := max(uint64(rangeDevice), t.limit, t.env.Plan.PeakLive)
+	size := (device + device/8 + page - 1) / page * page
+	rng := torchRange{base: t.place(size, event.SegmentMap), size: size, page: page}
+	t.count(callAddressReserve, t.costs.MemAddressReserve(size))
+	t.ranges = append(t.ranges, rng)
+	i := t.newBlock(torchBlock{addr: rng.base, size: size, prev: -1, next: -1, pool: r.pool,
+		rng: int32(len(t.ranges) - 1), stream: r.stream})
+	t.insertUnmapped(i)
+	return i
+}
+
+// mapBlock is map_block: it maps pages for at least size bytes at the start of unmapped block i, which becomes a
+// cached block, merged with its free neighbours.
+func (t *torch) mapBlock(i int32, size uint64) {
+	b := t.blocks[i]
+	rng := t.ranges[b.rng]
+	pages := (size + rng.page - 1) / rng.page
+	addr, size := b.addr, pages*rng.page
+	t.mapHandles(int(pages), rng.page)
+	t.removeUnmapped(i)
+	t.blocks[i].mapped = true
+	if size < b.size {
+		rest := t.newBlock(torchBlock{addr: b.addr + size, size: b.size - size, prev: i, next: b.next, pool: b.pool,
+			rng: b.rng, stream: b.stream})
+		if b.next >= 0 {
+			t.blocks[b.next].prev = rest
+		}
+		t.blocks[i].next, t.blocks[i].size = rest, size
+		t.insertUnmapped(rest)
+	}
+	t.merge(i, t.blocks[i].prev)
+	t.merge(i, t.blocks[i].next)
+	t.cache(i)
+	t.emit(event.SegmentMap, addr, size, i)
+}
+
+// unmapBlock is unmap_block: it unmaps the whole pages inside cached block i, after waiting for the stream, since
+// unmapping does not wait. What lies on pages shared with neighbours stays cached.
+func (t *torch) unmapBlock(i int32) {
+	b := t.blocks[i]
+	rng := t.ranges[b.rng]
+	first := (b.addr - rng.base + rng.page - 1) / rng.page
+	last := (b.addr + b.size - rng.base) / rng.page
+	if first >= last {
+		return
+	}
+	t.streamSync()
+	t.unmapHandles(int(last-first), rng.page)
+	addr, size := rng.base+first*rng.page, (last-first)*rng.page
+	t.uncache(i)
+	if before := addr - b.addr; before > 0 {
+		j := t.newBlock(torchBlock{addr: b.addr, size: before, prev: b.prev, next: i, pool: b.pool, rng: b.rng,
+			stream: b.stream, mapped: true})
+		if b.prev >= 0 {
+			t.blocks[b.prev].next = j
+		}
+		t.blocks[i].prev = j
+		t.cache(j)
+	}
+	if after := b.addr + b.size - (addr + size); after > 0 {
+		j := t.newBlock(torchBlock{addr: addr + size, size: after, prev: i, next: b.next, pool: b.pool, rng: b.rng,
+			stream: b.stream, mapped: true})
+		if b.next >= 0 {
+			t.blocks[b.next].prev = j
+		}
+		t.blocks[i].next = j
+		t.cache(j)
+	}
+	blk := &t.blocks[i]
+	blk.addr, blk.size, blk.mapped = addr, size, false
+	t.merge(i, blk.prev)
+	t.merge(i, t.blocks[i].next)
+	t.insertUnmapped(i)
+	t.emit(event.SegmentUnmap, addr, size, i)
+}
+
+// dropRange gives back a range of which nothing is mapped or used any more.
+func (t *torch) dropRange(i int32) {
+	t.count(callAddressFree, t.costs.MemAddressFree(t.blocks[i].size))
+	t.removeUnmapped(i)
+	t.dropBlock(i)
+}
+
+// unmappedAt is the place of an address among the unmapped blocks of a stream.
+func (t *torch) unmappedAt(list []int32, addr uint64) int {
+	at, _ := slices.BinarySearchFunc(list, addr, func(j int32, addr uint64) int {
+		switch {
+		case t.blocks[j].addr < addr:
+			return -1
+		case t.blocks[j].addr > addr:
+			return 1
+		}
+		return 0
+	})
+	return at
+}
+
+func (t *torch) insertUnmapped(i int32) {
+	b := &t.blocks[i]
+	list := &t.pools[b.pool].unmapped[b.stream]
+	*list = slices.Insert(*list, t.unmappedAt(*list, b.addr), i)
+}
+
+func (t *torch) removeUnmapped(i int32) {
+	b := &t.blocks[i]
+	list := &t.pools[b.pool].unmapped[b.stream]
+	at := t.unmappedAt(*list, b.addr)
+	*list = slices.Delete(*list, at, at+1)
+}
