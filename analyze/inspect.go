@@ -1,0 +1,260 @@
+package analyze
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/cistern-gpu/cistern/event"
+	"github.com/cistern-gpu/cistern/internal/units"
+	"github.com/cistern-gpu/cistern/trace"
+)
+
+// Inspection is what a trace holds. Its JSON is what `cistern inspect --json` prints.
+type Inspection struct {
+	Path       string            `json:"path"`
+	Format     string            `json:"format"`
+	Device     int               `json:"device"`
+	Events     int               `json:"events"`
+	Kinds      map[string]int    `json:"kinds"` // events by PyTorch's name
+	DurationUS int64             `json:"duration_us"`
+	FromStart  bool              `json:"from_start"`
+	Initial    int               `json:"initial_blocks"` // live before the first event
+	Stacks     int               `json:"stacks"`         // distinct, the empty one not counted
+	Streams    []StreamUse       `json:"streams"`
+	Pools      []PoolUse         `json:"pools"`
+	Settings   map[string]string `json:"settings"` // as recorded; empty when the file does not say
+	Conf       string            `json:"conf"`
+	Notes      []string          `json:"notes"`
+
+	PeakLive         uint64  `json:"peak_live_bytes"`
+	PeakAllocated    uint64  `json:"peak_allocated_bytes"`         // rounded to 512
+	RecordedReserved uint64  `json:"recorded_peak_reserved_bytes"` // 0: the file does not say
+	Ratio            float64 `json:"recorded_ratio"`               // recorded peak reserved / peak live, 0 unknown
+	Peak             Moment  `json:"peak"`                         // when the most was live
+	OOMs             []OOM   `json:"ooms"`                         // recorded
+}
+
+// StreamUse counts what a stream asked for.
+type StreamUse struct {
+	Stream    uint64 `json:"stream"` // handle or id, as recorded
+	Allocs    int    `json:"allocs"`
+	Bytes     uint64 `json:"bytes"`           // requested, in all
+	LiveBytes uint64 `json:"live_peak_bytes"` // requested bytes live when most was live
+}
+
+// PoolUse counts what was allocated in a private pool.
+type PoolUse struct {
+	Pool      string `json:"pool"` // PyTorch's two numbers; 0,0 is the default pool
+	Allocs    int    `json:"allocs"`
+	Bytes     uint64 `json:"bytes"`
+	LiveBytes uint64 `json:"live_peak_bytes"`
+}
+
+// Moment is what the record says of one moment.
+type Moment struct {
+	Event     int    `json:"event"`   // state after this event, -1 before the first
+	TimeUS    int64  `json:"time_us"` // since the first event
+	Live      uint64 `json:"live_bytes"`
+	Allocated uint64 `json:"allocated_bytes"`
+	Reserved  uint64 `json:"reserved_bytes"` // 0: the file does not say
+	Blocks    int    `json:"blocks"`
+	Pending   uint64 `json:"pending_free_bytes"` // of Live: given back, but still in use by some stream
+
+	Segments    int    `json:"segments"`
+	FreeBytes   uint64 `json:"free_bytes"` // reserved, not covered by a live block
+	FreePieces  int    `json:"free_pieces"`
+	LargestFree uint64 `json:"largest_free_bytes"`
+
+	Sizes   []SizeUse `json:"by_size"`
+	Holders []Holder  `json:"by_stack"`     // largest first, at most MaxHolders
+	Others  Holder    `json:"other_stacks"` // all the rest in one
+
+	Map AddressMap `json:"-"`
+}
+
+// SizeUse counts the live blocks of one range of sizes.
+type SizeUse struct {
+	Label  string `json:"label"`
+	UpTo   uint64 `json:"up_to_bytes"` // requested size, inclusive; 0 is no upper limit
+	Blocks int    `json:"blocks"`
+	Bytes  uint64 `json:"bytes"`
+}
+
+// Holder is one stack and the live blocks that it allocated.
+type Holder struct {
+	Stack  uint32   `json:"-"` // index into Trace.Stacks; 0 is the empty one
+	Blocks int      `json:"blocks"`
+	Bytes  uint64   `json:"bytes"`
+	Frames []string `json:"frames,omitempty"` // innermost first, "func file:line"
+}
+
+// MaxHolders is how many stacks an Inspection lists one by one.
+const MaxHolders = 50
+
+// sizeLimits end the ranges of SizeUse. 1 and 10 MiB are where PyTorch changes what it asks the driver for.
+var sizeLimits = []uint64{4 << 10, 64 << 10, 1 << 20, 10 << 20, 64 << 20, 256 << 20, 1 << 30, 0}
+
+// Inspect reads a trace once, and once more up to its peak.
+func Inspect(t *trace.Trace) *Inspection {
+	in := &Inspection{Path: t.Path, Format: t.Format, Device: t.Device, Events: len(t.Events), Kinds: map[string]int{},
+		DurationUS: t.Duration(), FromStart: t.FromStart, Initial: len(t.Initial), Stacks: max(len(t.Stacks)-1, 0),
+		Settings: t.Settings.Raw, Conf: t.Settings.Conf, Notes: slices.Clone(t.Notes),
+		RecordedReserved: t.RecordedPeakReserved(), OOMs: ExplainRecorded(t)}
+	if in.Settings == nil {
+		in.Settings = map[string]string{}
+	}
+	if in.Notes == nil {
+		in.Notes = []string{}
+	}
+	in.Streams = make([]StreamUse, len(t.Streams))
+	for i, id := range t.Streams {
+		in.Streams[i].Stream = id
+	}
+	in.Pools = make([]PoolUse, len(t.Pools))
+	for i, id := range t.Pools {
+		in.Pools[i].Pool = fmt.Sprintf("%d,%d", id[0], id[1])
+	}
+	var kinds [event.NumKinds]int
+	s := startState(t)
+	in.PeakAllocated = s.allocated
+	for i := range t.Events {
+		e := &t.Events[i]
+		if e.Kind < event.NumKinds {
+			kinds[e.Kind]++
+		}
+		s.apply(i, e)
+		if e.Kind != event.Alloc {
+			continue
+		}
+		in.PeakAllocated = max(in.PeakAllocated, s.allocated)
+		if int(e.Stream) < len(in.Streams) {
+			in.Streams[e.Stream].Allocs++
+			in.Streams[e.Stream].Bytes += e.Size
+		}
+		if int(e.Pool) < len(in.Pools) {
+			in.Pools[e.Pool].Allocs++
+			in.Pools[e.Pool].Bytes += e.Size
+		}
+	}
+	for k, n := range kinds {
+		if n > 0 {
+			in.Kinds[event.Kind(k).String()] = n
+		}
+	}
+	peak, at := t.PeakLive()
+	in.PeakLive = peak
+	if peak > 0 && in.RecordedReserved > 0 {
+		in.Ratio = float64(in.RecordedReserved) / float64(peak)
+	}
+	walk(t, []int{at}, func(i int, s *state) {
+		in.Peak = momentOf(t, i, s)
+		for _, h := range s.live {
+			if int(h.stream) < len(in.Streams) {
+				in.Streams[h.stream].LiveBytes += h.size
+			}
+			if int(h.pool) < len(in.Pools) {
+				in.Pools[h.pool].LiveBytes += h.size
+			}
+		}
+	})
+	return in
+}
+
+// MomentAt is what the record says of the state after an event; -1 is before the first.
+func MomentAt(t *trace.Trace, event int) Moment {
+	var m Moment
+	walk(t, []int{event}, func(i int, s *state) { m = momentOf(t, i, s) })
+	return m
+}
+
+func momentOf(t *trace.Trace, i int, s *state) Moment {
+	m := Moment{Event: i, TimeUS: timeOf(t, i), Live: s.liveBytes, Allocated: s.allocated, Reserved: s.reserved,
+		Blocks: len(s.live), Map: s.addressMap(i)}
+	m.FreeBytes, m.FreePieces, m.LargestFree = m.Map.FreeBytes, m.Map.FreePieces, m.Map.LargestFree
+	m.Segments = len(s.segments)
+	m.Sizes = make([]SizeUse, len(sizeLimits))
+	for k, limit := range sizeLimits {
+		m.Sizes[k] = SizeUse{UpTo: limit, Label: sizeLabel(k)}
+	}
+	byStack := map[uint32]*Holder{}
+	for _, h := range s.live {
+		if h.pending {
+			m.Pending += h.size
+		}
+		k := slices.IndexFunc(sizeLimits, func(limit uint64) bool { return limit == 0 || h.size <= limit })
+		m.Sizes[k].Blocks++
+		m.Sizes[k].Bytes += h.size
+		o := byStack[h.stack]
+		if o == nil {
+			o = &Holder{Stack: h.stack}
+			byStack[h.stack] = o
+		}
+		o.Blocks++
+		o.Bytes += h.size
+	}
+	all := make([]Holder, 0, len(byStack))
+	for _, o := range byStack {
+		all = append(all, *o)
+	}
+	slices.SortFunc(all, func(a, b Holder) int {
+		return cmp.Or(cmp.Compare(b.Bytes, a.Bytes), cmp.Compare(a.Stack, b.Stack))
+	})
+	m.Holders = all[:min(len(all), MaxHolders)]
+	for _, o := range all[len(m.Holders):] {
+		m.Others.Blocks += o.Blocks
+		m.Others.Bytes += o.Bytes
+	}
+	for k := range m.Holders {
+		m.Holders[k].Frames = FrameNames(t, m.Holders[k].Stack)
+	}
+	return m
+}
+
+// timeOf is the time of event i since the first, in microseconds.
+func timeOf(t *trace.Trace, i int) int64 {
+	if i < 0 || i >= len(t.Events) {
+		return 0
+	}
+	return t.Events[i].TimeUS - t.Events[0].TimeUS
+}
+
+func sizeLabel(k int) string {
+	if sizeLimits[k] == 0 {
+		return "over " + shortSize(sizeLimits[k-1])
+	}
+	return "up to " + shortSize(sizeLimits[k])
+}
+
+// shortSize drops the decimals of a whole size: "4 KiB".
+func shortSize(n uint64) string {
+	return strings.Replace(units.FormatBytes(n), ".00", "", 1)
+}
+
+// FrameNames are the frames of a stack as text, innermost first: "func file:line", or as much of it as is known.
+func FrameNames(t *trace.Trace, stack uint32) []string {
+	if int(stack) >= len(t.Stacks) || len(t.Stacks[stack]) == 0 {
+		return nil
+	}
+	names := make([]string, 0, len(t.Stacks[stack]))
+	for _, f := range t.Stacks[stack] {
+		if int(f) < len(t.Frames) {
+			names = append(names, frameName(t.Frames[f]))
+		}
+	}
+	return names
+}
+
+func frameName(f trace.Frame) string {
+	var b strings.Builder
+	b.WriteString(cmp.Or(f.Func, "?"))
+	// Frames of C++ have no file, and PyTorch writes "??" for it.
+	if f.File != "" && f.File != "??" {
+		b.WriteString(" " + f.File)
+		if f.Line > 0 {
+			fmt.Fprintf(&b, ":%d", f.Line)
+		}
+	}
+	return b.String()
+}

@@ -1,0 +1,142 @@
+package analyze
+
+import (
+	"fmt"
+
+	"github.com/cistern-gpu/cistern/event"
+	"github.com/cistern-gpu/cistern/internal/units"
+	"github.com/cistern-gpu/cistern/trace"
+)
+
+// OOM explains one request that could not be met.
+type OOM struct {
+	Source    string `json:"source"` // "recorded", or the policy that was replayed
+	Event     int    `json:"event"`
+	TimeUS    int64  `json:"time_us"` // since the first event
+	Requested uint64 `json:"requested_bytes"`
+	Live      uint64 `json:"live_bytes"`
+	Reserved  uint64 `json:"reserved_bytes"`
+	// DeviceFree is what the device had left (recorded), or Capacity less Reserved (replayed).
+	DeviceFree uint64 `json:"device_free_bytes"`
+	Capacity   uint64 `json:"capacity_bytes"` // 0: none known
+	// FreeInside are the reserved bytes that no live block covers, in Pieces ranges, the largest LargestFree bytes.
+	// Known only for recorded failures of files that tell segments.
+	FreeInside  uint64 `json:"free_inside_bytes"`
+	Pieces      int    `json:"free_pieces"`
+	LargestFree uint64 `json:"largest_free_bytes"`
+	// Fragmentation is the part of the free bytes that lies outside the largest piece: 0 is one piece.
+	Fragmentation float64  `json:"fragmentation"`
+	Cause         string   `json:"cause"` // "capacity", "fragmentation" or "cached"
+	Why           []string `json:"why"`   // sentences
+}
+
+// Causes of a failed request.
+const (
+	// CauseCapacity: what was live and the request together are more than there is. No allocator could have met it.
+	CauseCapacity = "capacity"
+	// CauseFragmentation: enough was free, but in pieces each too small.
+	CauseFragmentation = "fragmentation"
+	// CauseCached: enough lay in caches, in whole segments among others, and was not given back in time.
+	CauseCached = "cached"
+)
+
+// maxOOMs bounds how many failures of one trace are explained: a loop that catches the error may fail for ever.
+const maxOOMs = 20
+
+// ExplainRecorded explains the failures in a trace, the first maxOOMs of them, from what the file says of that moment.
+func ExplainRecorded(t *trace.Trace) []OOM {
+	var events []int
+	for i := range t.Events {
+		if t.Events[i].Kind == event.OOM && len(events) < maxOOMs {
+			events = append(events, i)
+		}
+	}
+	ooms := []OOM{}
+	walk(t, events, func(i int, s *state) {
+		e := &t.Events[i]
+		m := s.addressMap(i)
+		o := OOM{Source: "recorded", Event: i, TimeUS: timeOf(t, i), Requested: e.Size, Live: s.liveBytes,
+			Reserved: s.reserved, DeviceFree: e.Addr, FreeInside: m.FreeBytes, Pieces: m.FreePieces,
+			LargestFree: m.LargestFree}
+		// The limit that explains the failure. PyTorch fails when the driver has no more or when the process's own
+		// limit is reached; where the device still had room for the request, it was the latter.
+		o.Capacity = o.Reserved
+		if o.DeviceFree < o.Requested {
+			o.Capacity += o.DeviceFree
+		}
+		o.explain(s.hasSegs)
+		ooms = append(ooms, o)
+	})
+	return ooms
+}
+
+// Failure is a request that a replayed policy could not meet.
+type Failure struct {
+	Policy    string
+	Event     int
+	Requested uint64
+	Reserved  uint64 // of the policy, at its peak
+	Capacity  uint64
+}
+
+// ExplainReplayed explains the failure of a policy. What was live is the trace's; where the policy had its free
+// pieces is not known here.
+func ExplainReplayed(t *trace.Trace, f Failure) OOM {
+	o := OOM{Source: f.Policy, Event: f.Event, TimeUS: timeOf(t, f.Event), Requested: f.Requested, Reserved: f.Reserved,
+		Capacity: f.Capacity}
+	walk(t, []int{f.Event - 1}, func(_ int, s *state) { o.Live = s.liveBytes })
+	if o.Capacity > o.Reserved {
+		o.DeviceFree = o.Capacity - o.Reserved
+	}
+	if o.Reserved > o.Live {
+		o.FreeInside = o.Reserved - o.Live
+	}
+	o.explain(false)
+	return o
+}
+
+// explain fills Cause, Fragmentation and Why. pieces says whether the free pieces are known.
+func (o *OOM) explain(pieces bool) {
+	size := units.FormatBytes
+	if o.FreeInside > 0 && pieces {
+		o.Fragmentation = 1 - float64(o.LargestFree)/float64(o.FreeInside)
+	}
+	say := func(format string, args ...any) { o.Why = append(o.Why, fmt.Sprintf(format, args...)) }
+	need := o.Live + o.Requested
+	if o.Capacity > 0 && need > o.Capacity {
+		o.Cause = CauseCapacity
+		say("%s were live and %s more were asked for: %s, over the limit of %s. No allocator could have met it.",
+			size(o.Live), size(o.Requested), size(need), size(o.Capacity))
+		say("It takes a limit of %s at least, or %s less live at this moment.", size(need), size(need-o.Capacity))
+		return
+	}
+	o.Cause = CauseCached
+	if o.Capacity > 0 {
+		say("%s were live; with the %s asked for that is %s, within the limit of %s.",
+			size(o.Live), size(o.Requested), size(need), size(o.Capacity))
+	} else {
+		say("%s were live and %s were asked for.", size(o.Live), size(o.Requested))
+	}
+	if !pieces {
+		say("%s of the %s reserved held no live data, but the policy could neither use them for this request nor give "+
+			"enough of them back.", size(o.FreeInside), size(o.Reserved))
+		return
+	}
+	if o.LargestFree < o.Requested {
+		o.Cause = CauseFragmentation
+		say("%s of the %s reserved were free, in %d pieces, the largest of %s: %.0f %% of the free memory lay outside it.",
+			size(o.FreeInside), size(o.Reserved), o.Pieces, size(o.LargestFree), 100*o.Fragmentation)
+		say("A request of up to %s would have fitted as things lay.", size(max(o.LargestFree, o.room())))
+		return
+	}
+	say("%s were free in one piece, in %d pieces %s: they belonged to another stream or pool, or to another class of "+
+		"sizes.", size(o.LargestFree), o.Pieces, size(o.FreeInside))
+}
+
+// room is what could still be reserved.
+func (o *OOM) room() uint64 {
+	if o.Capacity > o.Reserved {
+		return o.Capacity - o.Reserved
+	}
+	return 0
+}

@@ -1,0 +1,200 @@
+package analyze
+
+import (
+	"slices"
+	"sort"
+
+	"github.com/cistern-gpu/cistern/event"
+	"github.com/cistern-gpu/cistern/trace"
+)
+
+// grain is PyTorch's rounding of a block: an event carries the requested size, its block covers at least this many.
+const grain = 512
+
+func roundUp(n uint64) uint64 {
+	if n == 0 {
+		return grain
+	}
+	return (n + grain - 1) / grain * grain
+}
+
+// held is one block that has not been returned for reuse.
+type held struct {
+	addr    uint64
+	size    uint64 // bytes requested
+	since   int    // event that handed it out, -1 for one that was live before the first
+	stream  uint32
+	pool    uint32
+	stack   uint32
+	pending bool // given back, still used by some stream
+}
+
+// extent is a range of reserved addresses.
+type extent struct {
+	addr, size uint64
+	stream     uint32
+	pool       uint32
+	expandable bool
+}
+
+func (e extent) end() uint64 { return e.addr + e.size }
+
+// state is what a trace says about a moment: the blocks live then and the address ranges reserved.
+type state struct {
+	live      map[uint64]held
+	liveBytes uint64
+	allocated uint64 // rounded to grain
+	segments  []extent
+	reserved  uint64
+	hasSegs   bool // the trace says anything about segments
+}
+
+// startState is the state before a trace's first event.
+func startState(t *trace.Trace) *state {
+	s := &state{live: make(map[uint64]held, 1024)}
+	for _, b := range t.Initial {
+		if b.State == trace.Inactive {
+			continue
+		}
+		h := held{addr: b.Addr, size: b.Requested, since: -1, stream: b.Stream, pool: b.Pool, stack: b.Stack,
+			pending: b.State == trace.PendingFree}
+		if h.size == 0 {
+			h.size = b.Size
+		}
+		s.add(h)
+	}
+	for _, g := range t.InitialSegments {
+		s.reserve(extent{g.Addr, g.Size, g.Stream, g.Pool, g.Expandable})
+	}
+	return s
+}
+
+func (s *state) add(h held) {
+	s.drop(h.addr) // an event lost by the recorder may have left a block here
+	s.live[h.addr] = h
+	s.liveBytes += h.size
+	s.allocated += roundUp(h.size)
+}
+
+func (s *state) drop(addr uint64) {
+	if h, ok := s.live[addr]; ok {
+		s.liveBytes -= h.size
+		s.allocated -= roundUp(h.size)
+		delete(s.live, addr)
+	}
+}
+
+// apply moves the state past event i.
+func (s *state) apply(i int, e *event.Event) {
+	switch e.Kind {
+	case event.Alloc:
+		s.add(held{addr: e.Addr, size: e.Size, since: i, stream: e.Stream, pool: e.Pool, stack: e.Stack})
+	case event.FreeRequested:
+		if h, ok := s.live[e.Addr]; ok {
+			h.pending = true
+			s.live[e.Addr] = h
+		}
+	case event.FreeCompleted:
+		s.drop(e.Addr)
+	case event.SegmentAlloc:
+		s.reserve(extent{e.Addr, e.Size, e.Stream, e.Pool, false})
+	case event.SegmentMap:
+		s.reserve(extent{e.Addr, e.Size, e.Stream, e.Pool, true})
+	case event.SegmentFree, event.SegmentUnmap:
+		s.release(e.Addr, e.Size)
+	}
+}
+
+// reserve adds a range. Mapped ranges that touch become one: PyTorch maps an expandable segment page by page.
+func (s *state) reserve(x extent) {
+	if x.size == 0 {
+		return
+	}
+	s.hasSegs = true
+	s.reserved += x.size
+	i := sort.Search(len(s.segments), func(i int) bool { return s.segments[i].addr >= x.addr })
+	if x.expandable {
+		if i > 0 && joins(s.segments[i-1], x) {
+			s.segments[i-1].size += x.size
+			if i < len(s.segments) && joins(s.segments[i-1], s.segments[i]) {
+				s.segments[i-1].size += s.segments[i].size
+				s.segments = slices.Delete(s.segments, i, i+1)
+			}
+			return
+		}
+		if i < len(s.segments) && joins(x, s.segments[i]) {
+			s.segments[i].addr = x.addr
+			s.segments[i].size += x.size
+			return
+		}
+	}
+	s.segments = slices.Insert(s.segments, i, x)
+}
+
+func joins(a, b extent) bool {
+	return a.expandable && b.expandable && a.end() == b.addr && a.stream == b.stream && a.pool == b.pool
+}
+
+// release takes a range out, cutting the segments that it overlaps. Bytes that were never seen reserved count for
+// nothing: the trace began after them.
+func (s *state) release(addr, size uint64) {
+	end := addr + size
+	first := sort.Search(len(s.segments), func(i int) bool { return s.segments[i].end() > addr })
+	last := first
+	var rest []extent
+	for last < len(s.segments) && s.segments[last].addr < end {
+		g := s.segments[last]
+		s.reserved -= min(g.end(), end) - max(g.addr, addr)
+		if g.addr < addr {
+			left := g
+			left.size = addr - g.addr
+			rest = append(rest, left)
+		}
+		if g.end() > end {
+			right := g
+			right.addr, right.size = end, g.end()-end
+			rest = append(rest, right)
+		}
+		last++
+	}
+	s.segments = slices.Replace(s.segments, first, last, rest...)
+}
+
+// walk calls visit with the state after each of the events named, in rising order. Event -1 is the state before the
+// first. The state is lent until visit returns.
+func walk(t *trace.Trace, events []int, visit func(i int, s *state)) {
+	s := startState(t)
+	next := 0
+	for next < len(events) && events[next] < 0 {
+		visit(events[next], s)
+		next++
+	}
+	for i := range t.Events {
+		if next == len(events) {
+			return
+		}
+		s.apply(i, &t.Events[i])
+		for next < len(events) && events[next] == i {
+			visit(i, s)
+			next++
+		}
+	}
+}
+
+// sorted is the live blocks in address order.
+func (s *state) sorted() []held {
+	blocks := make([]held, 0, len(s.live))
+	for _, h := range s.live {
+		blocks = append(blocks, h)
+	}
+	slices.SortFunc(blocks, func(a, b held) int {
+		switch {
+		case a.addr < b.addr:
+			return -1
+		case a.addr > b.addr:
+			return 1
+		}
+		return 0
+	})
+	return blocks
+}

@@ -1,0 +1,155 @@
+// The address map: every reserved byte at the peak, in address order, wrapped into rows like lines of text. Live
+// blocks are coloured, what is free stays pale, segments are set apart by a gap.
+
+import {bytes, count, hex} from './format.js';
+import {cssColor, h, onScheme, placeTip} from './dom.js';
+import {lastAtMost} from './series.js';
+
+const rowHeight = 14;
+const rowGap = 3;
+const maxRows = 46;
+const hues = 8; // --c0 to --c7 of the style sheet
+
+/**
+ * @param host element to fill
+ * @param segments as decoded
+ * @param view {stackName(i), streamName(i), poolName(i), topStacks: [i...]}
+ */
+export function addressMap(host, segments, view) {
+  const canvas = h('canvas', {class: 'map', role: 'img',
+    'aria-label': 'Address map at the peak: live blocks and free ranges of every segment'});
+  const tip = h('div', {class: 'tip', hidden: true});
+  const by = h('select', {'aria-label': 'Colour', onchange: draw},
+    h('option', {value: 'stack'}, 'colour by stack'), h('option', {value: 'stream'}, 'colour by stream'),
+    h('option', {value: 'size'}, 'colour by size'), h('option', {value: 'pool'}, 'colour by pool'));
+  const legend = h('div', {class: 'legend'});
+  host.append(h('div', {class: 'bar'}, legend, h('div', {class: 'tools'}, by)), canvas, tip);
+  if (!view.topStacks.some((s) => s !== 0)) by.value = 'size'; // no stacks were recorded
+
+  const total = segments.reduce((sum, s) => sum + s.size, 0);
+  const starts = new Float64Array(segments.length); // where each segment begins in the concatenation of all
+  for (let i = 1; i < segments.length; i++) starts[i] = starts[i - 1] + segments[i - 1].size;
+  let perRow = 1;
+  let width = 0;
+
+  const rank = new Map(view.topStacks.map((s, i) => [s, i]));
+  const sizeSteps = [64 << 10, 1 << 20, 10 << 20, 64 << 20, 256 << 20, 1 << 30];
+  function hueOf(seg, b, i) {
+    switch (by.value) {
+      case 'stream': return b.stream[i] % hues;
+      case 'pool': return seg.pool % hues;
+      case 'size': {
+        const k = sizeSteps.findIndex((s) => b.size[i] <= s);
+        return k < 0 ? sizeSteps.length : k;
+      }
+      default: {
+        const k = rank.get(b.stack[i]);
+        return k === undefined || k >= hues - 1 ? hues - 1 : k;
+      }
+    }
+  }
+
+  function draw() {
+    const ratio = devicePixelRatio || 1;
+    width = Math.max(200, host.clientWidth);
+    // As many rows as it takes for a row to hold no more than 256 KiB a pixel, within what fits a screen.
+    const rows = Math.max(1, Math.min(maxRows, Math.ceil(total / (width * (256 << 10)))));
+    perRow = Math.max(1, total / rows);
+    const tall = rows * (rowHeight + rowGap);
+    canvas.style.height = `${tall}px`;
+    canvas.width = width * ratio;
+    canvas.height = tall * ratio;
+    const ctx = canvas.getContext('2d');
+    ctx.scale(ratio, ratio);
+    const colors = Array.from({length: hues}, (_, i) => cssColor(`--c${i}`));
+    const free = cssColor('--free');
+    const edge = cssColor('--panel');
+    const stripe = (from, size, color) => {
+      let at = from;
+      let left = size;
+      ctx.fillStyle = color;
+      while (left > 0) {
+        const row = Math.min(rows - 1, Math.floor(at / perRow + 1e-12));
+        const n = Math.max(Math.min(left, (row + 1) * perRow - at), Number.EPSILON * at);
+        ctx.fillRect(((at - row * perRow) / perRow) * width, row * (rowHeight + rowGap), (n / perRow) * width, rowHeight);
+        at += n;
+        left -= n;
+        if (row === rows - 1) break;
+      }
+    };
+    const shown = new Map();
+    segments.forEach((seg, s) => {
+      if (!(seg.flags & 2)) stripe(starts[s], seg.size, free);
+      const b = seg.blocks;
+      for (let i = 0; i < b.n; i++) {
+        const hue = hueOf(seg, b, i);
+        stripe(starts[s] + (b.addr[i] - seg.addr), b.size[i], colors[hue]);
+        const entry = shown.get(hue) || {bytes: 0, label: labelOf(seg, b, i, hue)};
+        entry.bytes += b.request[i];
+        shown.set(hue, entry);
+      }
+    });
+    ctx.fillStyle = edge;
+    segments.forEach((seg, s) => {
+      if (s === 0 || (seg.size / perRow) * width < 3) return;
+      const row = Math.min(rows - 1, Math.floor(starts[s] / perRow + 1e-12));
+      ctx.fillRect(((starts[s] - row * perRow) / perRow) * width - 0.5, row * (rowHeight + rowGap), 1, rowHeight);
+    });
+    legend.replaceChildren(
+      ...[...shown.entries()].sort((a, b) => a[0] - b[0]).map(([hue, e]) => h('span', {title: e.label},
+        h('i', {css: {'--key': `var(--c${hue})`}}), h('span', {class: 'clip'}, e.label), ' ',
+        h('span', {class: 'muted'}, bytes(e.bytes)))),
+      h('span', {}, h('i', {css: {'--key': 'var(--free)'}}), 'free'));
+  }
+
+  function labelOf(seg, b, i, hue) {
+    switch (by.value) {
+      case 'stream': return `stream ${view.streamName(b.stream[i])}`;
+      case 'pool': return `pool ${view.poolName(seg.pool)}`;
+      case 'size':
+        return hue < sizeSteps.length ? `up to ${bytes(sizeSteps[hue]).replace('.00', '')}` : 'over 1 GiB';
+      default:
+        return hue === hues - 1 ? 'all other stacks' : (view.stackName(b.stack[i])[0] || 'no stack recorded');
+    }
+  }
+
+  canvas.addEventListener('mouseleave', () => { tip.hidden = true; });
+  canvas.addEventListener('mousemove', (e) => {
+    const row = Math.floor(e.offsetY / (rowHeight + rowGap));
+    const at = row * perRow + (e.offsetX / width) * perRow;
+    const s = lastAtMost(starts, at);
+    if (s < 0 || at >= total) {
+      tip.hidden = true;
+      return;
+    }
+    const seg = segments[s];
+    const addr = seg.addr + (at - starts[s]);
+    // A pixel holds many bytes: the nearest block within a pixel of the pointer is meant.
+    const reach = perRow / width / 2;
+    const b = seg.blocks;
+    let i = lastAtMost(b.addr, addr + reach);
+    if (i >= 0 && b.addr[i] + b.size[i] < addr - reach) i = -1;
+    const line = (k, v) => h('tr', {}, h('td', {}, k), h('td', {class: 'n'}, v));
+    const kind = seg.flags & 2 ? 'range of blocks (no segment in the file)'
+      : seg.flags & 1 ? 'expandable segment' : 'segment';
+    tip.replaceChildren(
+      i >= 0 ? h('b', {}, 'block ', hex(b.addr[i])) : h('b', {}, 'free'),
+      h('table', {},
+        i >= 0 ? [line('requested', bytes(b.request[i])), line('stream', view.streamName(b.stream[i])),
+          line('since', b.since[i] < 0 ? 'before the first event' : `event ${count(b.since[i])}`),
+          b.pending[i] ? line('state', 'given back, still used by a stream') : null] : null,
+        line(kind, `${hex(seg.addr)}, ${bytes(seg.size)}`),
+        line('segment stream, pool', `${view.streamName(seg.stream)}, ${view.poolName(seg.pool)}`)),
+      i >= 0 ? h('ol', {class: 'frames'}, view.stackName(b.stack[i]).slice(0, 6).map((f) => h('li', {}, f))) : null);
+    placeTip(tip, e.clientX, e.clientY);
+  });
+
+  draw();
+  let last = host.clientWidth;
+  new ResizeObserver(() => {
+    if (host.clientWidth === last || host.clientWidth === 0) return;
+    last = host.clientWidth;
+    draw();
+  }).observe(host);
+  onScheme(draw);
+}

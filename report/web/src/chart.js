@@ -1,0 +1,266 @@
+// Memory over time: uPlot draws, Timeline says what.
+
+import uPlot from 'uplot';
+import {bytes, count, duration, unitFor} from './format.js';
+import {cssColor, h, onScheme, placeTip} from './dom.js';
+
+const height = 380;
+const stepped = uPlot.paths.stepped({align: 1});
+
+/**
+ * @param host element to fill
+ * @param timeline Timeline
+ * @param lines [{name, color (of the style sheet), fill, dash, shown}] in the order of the timeline's series
+ * @param marks [{event, label}] events to mark with a vertical line
+ * @param peakEvent where most was live
+ */
+export function memoryChart(host, timeline, lines, marks, peakEvent) {
+  let range = timeline.extent();
+  let plot = null;
+  const tip = h('div', {class: 'tip', hidden: true});
+  const canvasHost = h('div', {class: 'plot'});
+  const overview = h('canvas', {class: 'overview', height: 44, title: 'The whole run; drag to choose a part'});
+  const status = h('span', {class: 'muted range', 'aria-live': 'polite'});
+  const xMode = h('select', {'aria-label': 'Horizontal axis', onchange: () => {
+    const [a, b] = range.map((x) => timeline.eventAt(x));
+    timeline.byEvent = xMode.value === 'event';
+    setRange(...(timeline.byEvent ? [a, b] : [timeline.us[timeline.entryOf(a)], timeline.us[timeline.entryOf(b)]]));
+    drawOverview();
+  }}, h('option', {value: 'time'}, 'by time'), h('option', {value: 'event'}, 'by event'));
+  const button = (text, title, f) => h('button', {type: 'button', title, onclick: f}, text);
+  const legend = h('div', {class: 'legend'}, lines.map((l, i) => {
+    const key = h('button', {type: 'button', 'aria-pressed': String(l.shown), onclick: () => {
+      l.shown = !l.shown;
+      key.setAttribute('aria-pressed', String(l.shown));
+      plot.setSeries(i + 1, {show: l.shown});
+      draw();
+      drawOverview();
+    }}, h('i', {class: l.dash ? 'dashed' : '', css: {'--key': `var(${l.color})`}}), l.name);
+    return key;
+  }));
+  host.append(
+    h('div', {class: 'bar'}, legend, h('div', {class: 'tools'}, status, xMode,
+      button('Peak', 'Go to the moment when most was live', () => {
+        const x = timeline.byEvent ? peakEvent : timeline.us[timeline.entryOf(peakEvent)];
+        const [from, to] = timeline.extent();
+        zoomTo(x, Math.min(range[1] - range[0], (to - from) / 20));
+      }),
+      button('+', 'Zoom in', () => zoomBy(0.5, (range[0] + range[1]) / 2)),
+      button('\u2212', 'Zoom out', () => zoomBy(2, (range[0] + range[1]) / 2)),
+      button('All', 'Show the whole run', () => setRange(...timeline.extent())))),
+    canvasHost, overview, tip);
+
+  function zoomTo(x, width) {
+    setRange(x - width / 2, x + width / 2);
+  }
+
+  function zoomBy(factor, x) {
+    setRange(x - (x - range[0]) * factor, x + (range[1] - x) * factor);
+  }
+
+  function setRange(a, b) {
+    const [from, to] = timeline.extent();
+    const least = timeline.byEvent ? 4 : Math.min(4, to - from); // microseconds, or events
+    const width = Math.min(Math.max(b - a, least), to - from);
+    const start = Math.min(Math.max(a, from), to - width);
+    range = [start, start + width];
+    draw();
+    drawSelection();
+  }
+
+  function draw() {
+    if (!plot) return;
+    const columns = Math.max(200, Math.round(plot.bbox.width / devicePixelRatio) || 800);
+    const data = timeline.data(range[0], range[1], columns);
+    plot.batch(() => {
+      plot.setData(data, false);
+      plot.setScale('x', {min: range[0], max: range[1]});
+    });
+    status.textContent = timeline.byEvent
+      ? `events ${count(Math.round(range[0]))} to ${count(Math.round(range[1]))}`
+      : `${duration(range[0])} to ${duration(range[1])}`;
+    host.dataset.min = String(range[0]);
+    host.dataset.max = String(range[1]);
+  }
+
+  function build() {
+    const axis = {stroke: cssColor('--muted'), grid: {stroke: cssColor('--grid'), width: 1},
+      ticks: {stroke: cssColor('--grid'), width: 1}, font: '12px system-ui, sans-serif'};
+    if (plot) plot.destroy();
+    const top = Math.max(1, ...timeline.series.map((s) => {
+      const out = {low: 0, high: 0};
+      s.range(0, timeline.us.length, out);
+      return out.high;
+    }));
+    const unit = unitFor(top);
+    plot = new uPlot({
+      width: Math.max(300, canvasHost.clientWidth), height, pxAlign: 1,
+      legend: {show: false},
+      cursor: {drag: {x: true, y: false, setScale: false}, points: {show: false}},
+      scales: {
+        x: {time: false, auto: false, range: () => range},
+        y: {auto: true, range: (u, low, high) => [0, Math.max(high || 0, 1) * 1.05]},
+      },
+      axes: [
+        {...axis, values: (u, at) => at.map((v) => (timeline.byEvent ? count(v) : duration(v)))},
+        {...axis, size: 76, incrs: increments(unit.scale),
+          values: (u, at) => at.map((v) => `${+(v / unit.scale).toFixed(2)} ${v ? unit.name : ''}`)},
+      ],
+      series: [{}, ...lines.map((l) => ({
+        label: l.name, show: l.shown, stroke: cssColor(l.color), width: l.fill ? 1 : 1.75, dash: l.dash,
+        fill: l.fill ? cssColor(l.fill) : undefined, paths: stepped, points: {show: false},
+      }))],
+      hooks: {
+        setSelect: [(u) => {
+          if (u.select.width < 3) return;
+          const a = u.posToVal(u.select.left, 'x');
+          const b = u.posToVal(u.select.left + u.select.width, 'x');
+          u.setSelect({left: 0, width: 0, top: 0, height: 0}, false);
+          setRange(a, b);
+        }],
+        setCursor: [hover],
+        draw: [drawMarks],
+      },
+    }, timeline.data(range[0], range[1], 800), canvasHost);
+    plot.over.addEventListener('dblclick', () => setRange(...timeline.extent()));
+    plot.over.addEventListener('mouseleave', () => { tip.hidden = true; });
+    plot.over.addEventListener('wheel', (e) => {
+      e.preventDefault();
+      if (Math.abs(e.deltaX) > Math.abs(e.deltaY) || e.shiftKey) {
+        const by = ((e.deltaX || e.deltaY) / plot.over.clientWidth) * (range[1] - range[0]);
+        setRange(range[0] + by, range[1] + by);
+      } else {
+        zoomBy(Math.exp(Math.max(-1, Math.min(1, e.deltaY / 300))), plot.posToVal(e.offsetX, 'x'));
+      }
+    }, {passive: false});
+    draw();
+    drawOverview();
+  }
+
+  function drawMarks(u) {
+    const ctx = u.ctx;
+    ctx.save();
+    ctx.fillStyle = ctx.strokeStyle = cssColor('--bad');
+    ctx.font = `${11 * devicePixelRatio}px system-ui, sans-serif`;
+    for (const m of marks) {
+      const x = timeline.byEvent ? m.event : timeline.us[timeline.entryOf(m.event)];
+      if (x < range[0] || x > range[1]) continue;
+      const px = Math.round(u.valToPos(x, 'x', true)) + 0.5;
+      ctx.setLineDash([4, 3]);
+      ctx.beginPath();
+      ctx.moveTo(px, u.bbox.top);
+      ctx.lineTo(px, u.bbox.top + u.bbox.height);
+      ctx.stroke();
+      const w = ctx.measureText(m.label).width;
+      ctx.fillText(m.label, px + 4 + w > u.bbox.left + u.bbox.width ? px - 4 - w : px + 4,
+        u.bbox.top + 12 * devicePixelRatio);
+    }
+    ctx.restore();
+  }
+
+  function hover(u) {
+    if (u.cursor.left < 0 || u.cursor.left === null || u.cursor.left === undefined) {
+      tip.hidden = true;
+      return;
+    }
+    const x = u.posToVal(u.cursor.left, 'x');
+    const found = timeline.under(x, (range[1] - range[0]) / u.over.clientWidth);
+    tip.replaceChildren(
+      h('b', {}, duration(found.us), ' \u00b7 event ', count(found.event)),
+      found.events > 1 ? h('div', {class: 'muted'}, `highest of about ${count(found.events)} events here`) : null,
+      h('table', {}, lines.map((l, i) => (l.shown ? h('tr', {'data-series': l.name, 'data-bytes': found.values[i]},
+        h('td', {}, h('i', {class: l.dash ? 'dashed' : '', css: {'--key': `var(${l.color})`}}), l.name),
+        h('td', {class: 'n'}, bytes(found.values[i]))) : null))));
+    const r = u.over.getBoundingClientRect();
+    placeTip(tip, r.left + u.cursor.left, r.top + u.cursor.top);
+  }
+
+  // The overview: the whole run, small, with the part shown above marked.
+  let overviewImage = null;
+  function drawOverview() {
+    const ratio = devicePixelRatio || 1;
+    const width = canvasHost.clientWidth;
+    overview.width = Math.max(1, width * ratio);
+    overview.height = 44 * ratio;
+    const ctx = overview.getContext('2d');
+    const [from, to] = timeline.extent();
+    const data = timeline.data(from, to, Math.max(100, Math.round(width / 2)));
+    let top = 1;
+    for (let s = 1; s < data.length; s++) {
+      if (lines[s - 1].shown) for (const v of data[s]) if (v > top) top = v;
+    }
+    const plotX = (x) => ((x - from) / (to - from)) * overview.width;
+    lines.forEach((l, i) => {
+      if (!l.shown) return;
+      ctx.beginPath();
+      const y = data[i + 1];
+      ctx.moveTo(0, overview.height);
+      for (let k = 0; k < y.length; k++) {
+        const py = overview.height - (y[k] / top) * overview.height * 0.92;
+        if (k > 0) ctx.lineTo(plotX(data[0][k]), overview.height - (y[k - 1] / top) * overview.height * 0.92);
+        ctx.lineTo(plotX(data[0][k]), py);
+      }
+      if (l.fill) {
+        ctx.lineTo(overview.width, overview.height);
+        ctx.fillStyle = cssColor(l.fill);
+        ctx.fill();
+      } else {
+        ctx.strokeStyle = cssColor(l.color);
+        ctx.lineWidth = ratio;
+        ctx.stroke();
+      }
+    });
+    overviewImage = ctx.getImageData(0, 0, overview.width, overview.height);
+    drawSelection();
+  }
+
+  function drawSelection() {
+    if (!overviewImage) return;
+    const ctx = overview.getContext('2d');
+    const [from, to] = timeline.extent();
+    ctx.putImageData(overviewImage, 0, 0);
+    const a = ((range[0] - from) / (to - from)) * overview.width;
+    const b = ((range[1] - from) / (to - from)) * overview.width;
+    ctx.fillStyle = cssColor('--shade');
+    ctx.fillRect(0, 0, a, overview.height);
+    ctx.fillRect(b, 0, overview.width - b, overview.height);
+    ctx.strokeStyle = cssColor('--muted');
+    ctx.strokeRect(a + 0.5, 0.5, Math.max(2, b - a - 1), overview.height - 1);
+  }
+
+  overview.addEventListener('pointerdown', (e) => {
+    overview.setPointerCapture(e.pointerId);
+    const [from, to] = timeline.extent();
+    const at = (ev) => from + (ev.offsetX / overview.clientWidth) * (to - from);
+    const start = at(e);
+    const move = (ev) => {
+      const end = at(ev);
+      if (Math.abs(ev.offsetX - e.offsetX) > 3) setRange(Math.min(start, end), Math.max(start, end));
+    };
+    const up = (ev) => {
+      if (Math.abs(ev.offsetX - e.offsetX) <= 3) zoomTo(at(ev), range[1] - range[0]);
+      overview.removeEventListener('pointermove', move);
+      overview.removeEventListener('pointerup', up);
+    };
+    overview.addEventListener('pointermove', move);
+    overview.addEventListener('pointerup', up);
+  });
+
+  build();
+  let width = canvasHost.clientWidth;
+  new ResizeObserver(() => {
+    if (canvasHost.clientWidth === width || canvasHost.clientWidth === 0) return;
+    width = canvasHost.clientWidth;
+    plot.setSize({width: Math.max(300, width), height});
+    draw();
+    drawOverview();
+  }).observe(canvasHost);
+  onScheme(build);
+}
+
+/** Steps of an axis of sizes: powers of two of its unit, so that labels are round. */
+function increments(scale) {
+  const steps = [];
+  for (let s = scale / 64; s <= scale * 1024; s *= 2) if (s >= 1) steps.push(s);
+  return steps;
+}

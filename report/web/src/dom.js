@@ -1,0 +1,34 @@
+// Builds elements. Text is always set as text, never as markup: stack and file names come from untrusted files.
+
+/** h('td', {class: 'n'}, 'text', child) */
+export function h(tag, attributes, ...children) {
+  const el = document.createElement(tag);
+  for (const [k, v] of Object.entries(attributes || {})) {
+    if (v === false || v === null || v === undefined) continue;
+    if (k.startsWith('on')) el.addEventListener(k.slice(2), v);
+    else if (k === 'css') for (const [p, s] of Object.entries(v)) el.style.setProperty(p, s);
+    else el.setAttribute(k, v === true ? '' : v);
+  }
+  for (const c of children.flat()) if (c !== null && c !== undefined && c !== false) el.append(c);
+  return el;
+}
+
+/** A colour of the style sheet, as it is now (light or dark). */
+export function cssColor(name) {
+  return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+}
+
+/** Calls back when the system changes between light and dark. */
+export function onScheme(f) {
+  matchMedia('(prefers-color-scheme: dark)').addEventListener('change', f);
+}
+
+/** Places a tooltip beside a point of the window, inside it. */
+export function placeTip(tip, x, y) {
+  tip.hidden = false;
+  const r = tip.getBoundingClientRect();
+  const left = x + 16 + r.width > innerWidth ? x - 16 - r.width : x + 16;
+  const top = Math.max(4, Math.min(y + 12, innerHeight - r.height - 4));
+  tip.style.left = `${Math.max(4, left)}px`;
+  tip.style.top = `${top}px`;
+}

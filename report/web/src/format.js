@@ -1,0 +1,43 @@
+// Text for numbers. Sizes are binary, as in PyTorch's reports.
+
+const units = ['bytes', 'KiB', 'MiB', 'GiB', 'TiB', 'PiB'];
+
+/** A size with two decimals: "20.05 GiB". */
+export function bytes(n) {
+  let i = 0;
+  let v = n;
+  while (v >= 1023.995 && i < units.length - 1) {
+    v /= 1024;
+    i++;
+  }
+  return i === 0 ? `${n} ${n === 1 ? 'byte' : 'bytes'}` : `${v.toFixed(2)} ${units[i]}`;
+}
+
+/** The binary unit that fits a largest value, for an axis. */
+export function unitFor(max) {
+  let i = 0;
+  let scale = 1;
+  while (max / scale >= 1024 && i < units.length - 1) {
+    scale *= 1024;
+    i++;
+  }
+  return {name: units[i], scale};
+}
+
+export function count(n) {
+  return n.toLocaleString('en-US');
+}
+
+/** Microseconds as people read them. */
+export function duration(us) {
+  const a = Math.abs(us);
+  if (a < 1e3) return `${Math.round(us)} us`;
+  if (a < 1e6) return `${(us / 1e3).toFixed(2)} ms`;
+  if (a < 60e6) return `${(us / 1e6).toFixed(2)} s`;
+  const m = Math.floor(a / 60e6);
+  return `${us < 0 ? '-' : ''}${m} min ${((a - m * 60e6) / 1e6).toFixed(0)} s`;
+}
+
+export function hex(n) {
+  return '0x' + n.toString(16);
+}

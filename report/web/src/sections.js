@@ -1,0 +1,148 @@
+// The parts of the page that are text and tables.
+
+import {bytes, count, duration} from './format.js';
+import {h} from './dom.js';
+
+export function section(id, title, hint, ...children) {
+  return h('section', {id}, h('h2', {}, title), hint ? h('p', {class: 'hint'}, hint) : null, ...children);
+}
+
+const policyName = (r) => (r.conf ? `${r.policy}:${r.conf}` : r.policy);
+
+/** Key figures. */
+export function cards(t) {
+  const best = t.results.filter((r) => r.completed).sort((a, b) => a.peak_reserved_bytes - b.peak_reserved_bytes)[0];
+  const card = (name, value, note, tone) => h('div', {class: `card ${tone || ''}`},
+    h('div', {class: 'muted'}, name), h('b', {}, value), h('div', {class: 'muted'}, note || ''));
+  return h('div', {class: 'cards'},
+    card('Peak live', bytes(t.inspection.peak_live_bytes), 'the floor under every allocator'),
+    t.inspection.recorded_peak_reserved_bytes
+      ? card('Reserved when recorded', bytes(t.inspection.recorded_peak_reserved_bytes),
+        t.inspection.recorded_ratio ? `${t.inspection.recorded_ratio.toFixed(3)} x peak live` : '')
+      : null,
+    best ? card(`Least reserved: ${best.policy}`, bytes(best.peak_reserved_bytes),
+      `${best.ratio.toFixed(3)} x peak live`, 'good') : null,
+    t.inspection.ooms.length ? card('Out of memory', `${count(t.inspection.kinds.oom)} x`, 'in the recorded run', 'bad')
+      : null,
+    card('Run', duration(t.inspection.duration_us), `${count(t.inspection.events)} events, `
+      + `${count(t.inspection.streams.length)} ${t.inspection.streams.length === 1 ? 'stream' : 'streams'}`));
+}
+
+/** The comparison of policies. */
+export function comparison(t) {
+  const rec = t.recorded;
+  const most = Math.max(1, rec.peak_reserved_bytes, ...t.results.map((r) => r.peak_reserved_bytes));
+  const calls = (r) => Object.values(r.driver_calls).reduce((a, b) => a + b, 0);
+  const callList = (r) => Object.entries(r.driver_calls).sort((a, b) => b[1] - a[1])
+    .map(([k, n]) => `${k} ${count(n)}`).join('\n');
+  const bar = (n, color) => h('div', {class: 'meter', css: {'--w': `${(100 * n) / most}%`, '--key': `var(${color})`}});
+  const row = (r, i) => h('tr', {},
+    h('td', {}, h('i', {css: {'--key': `var(${policyColor(i)})`}}), r.policy,
+      r.conf ? h('div', {class: 'conf'}, r.conf) : null),
+    h('td', {class: 'n'}, bytes(r.peak_reserved_bytes), bar(r.peak_reserved_bytes, policyColor(i))),
+    h('td', {class: 'n'}, r.ratio.toFixed(3)),
+    h('td', {class: 'n', title: callList(r)}, count(calls(r))),
+    h('td', {class: 'n'}, duration(r.driver_time_us)),
+    h('td', {class: 'n'}, `${count(r.stream_syncs)} / ${count(r.device_syncs)}`),
+    h('td', {class: 'n'}, count(r.retries)),
+    h('td', {class: 'n'}, r.ooms_avoided ? `${count(r.ooms)} (${count(r.ooms_avoided)} avoided)` : count(r.ooms)),
+    h('td', {class: 'n'}, r.capacity_bytes ? bytes(r.capacity_bytes) : 'unlimited'),
+    h('td', {}, r.completed ? h('span', {class: 'ok'}, 'completed')
+      : h('span', {class: 'no'}, `died at event ${count(r.failed_event)}`)));
+  const head = ['Policy', 'Peak reserved', 'Ratio', 'Driver calls', 'Driver time', 'Syncs stream / device', 'Retries',
+    'OOMs', 'Capacity', 'Outcome'];
+  return h('div', {class: 'scroll'}, h('table', {class: 'grid'},
+    h('thead', {}, h('tr', {}, head.map((x, i) => h('th', {class: i > 0 && i < 9 ? 'n' : ''}, x)))),
+    h('tbody', {},
+      rec.peak_reserved_bytes ? h('tr', {class: 'recorded'},
+        h('td', {}, h('i', {class: 'dashed', css: {'--key': 'var(--recorded)'}}), 'recorded',
+          rec.settings ? h('div', {class: 'conf'}, rec.settings) : null),
+        h('td', {class: 'n'}, bytes(rec.peak_reserved_bytes), bar(rec.peak_reserved_bytes, '--recorded')),
+        h('td', {class: 'n'}, t.inspection.recorded_ratio ? t.inspection.recorded_ratio.toFixed(3) : ''),
+        h('td', {class: 'n', title: 'segments got, given back, mapped and unmapped'}, count(rec.segment_events)),
+        h('td', {}), h('td', {}), h('td', {}), h('td', {class: 'n'}, count(rec.ooms)), h('td', {}), h('td', {})) : null,
+      t.results.map(row))));
+}
+
+/** Colour of the i-th policy. */
+export function policyColor(i) {
+  return `--p${i % 6}`;
+}
+
+/** Out-of-memory explained. */
+export function oomList(t) {
+  return t.ooms.map((o) => h('article', {class: 'oom'},
+    h('h3', {}, `${o.source}: ${bytes(o.requested_bytes)} refused at event ${count(o.event)}, ${duration(o.time_us)}`),
+    h('span', {class: `cause ${o.cause}`}, {capacity: 'too little memory', fragmentation: 'fragmentation',
+      cached: 'held in caches'}[o.cause] || o.cause),
+    o.why.map((w) => h('p', {}, w)),
+    oomBar(o)));
+}
+
+function oomBar(o) {
+  const limit = Math.max(o.capacity_bytes, o.reserved_bytes, 1);
+  const whole = Math.max(limit, o.live_bytes + o.requested_bytes);
+  const idle = Math.max(0, o.reserved_bytes - o.live_bytes);
+  const part = (n, cls, text) => (n > 0 ? h('span', {class: cls, css: {'--w': `${(100 * n) / whole}%`},
+    title: `${text} ${bytes(n)}`}) : null);
+  return h('div', {},
+    h('div', {class: 'stackbar'}, part(o.live_bytes, 'live', 'live'), part(idle, 'idle', 'reserved, not live'),
+      part(limit - o.reserved_bytes, 'rest', 'not reserved')),
+    h('div', {class: 'legend'}, h('span', {}, h('i', {css: {'--key': 'var(--live)'}}), `live ${bytes(o.live_bytes)}`),
+      h('span', {}, h('i', {css: {'--key': 'var(--idle)'}}), `reserved, not live ${bytes(idle)}`),
+      limit > o.reserved_bytes
+        ? h('span', {}, h('i', {css: {'--key': 'var(--free)'}}), `not reserved ${bytes(limit - o.reserved_bytes)}`) : null,
+      h('span', {class: 'muted'}, `limit ${bytes(limit)}`)));
+}
+
+/** Who held the memory at the peak. */
+export function holders(t) {
+  const peak = t.inspection.peak;
+  const most = Math.max(1, ...peak.by_stack.map((x) => x.bytes));
+  const share = (n) => `${((100 * n) / Math.max(1, peak.live_bytes)).toFixed(1)} %`;
+  const meter = (n, m) => h('div', {class: 'meter', css: {'--w': `${(100 * n) / m}%`, '--key': 'var(--live)'}});
+  const list = peak.by_stack.map((x) => h('details', {},
+    h('summary', {}, h('span', {class: 'n'}, bytes(x.bytes)), h('span', {class: 'n muted'}, share(x.bytes)),
+      h('span', {class: 'n muted'}, `${count(x.blocks)} ${x.blocks === 1 ? 'block' : 'blocks'}`),
+      h('span', {class: 'who'}, (x.frames && x.frames[0]) || 'no stack recorded', meter(x.bytes, most))),
+    x.frames && x.frames.length ? h('ol', {class: 'frames'}, x.frames.map((f) => h('li', {}, f))) : null));
+  if (peak.other_stacks.blocks) {
+    list.push(h('p', {class: 'muted'}, `${bytes(peak.other_stacks.bytes)} more in ${count(peak.other_stacks.blocks)} `
+      + 'blocks of other stacks'));
+  }
+  return h('div', {class: 'holders'}, list);
+}
+
+export function sizesAndStreams(t) {
+  const peak = t.inspection.peak;
+  const mostSize = Math.max(1, ...peak.by_size.map((x) => x.bytes));
+  const meter = (n, m) => h('div', {class: 'meter', css: {'--w': `${(100 * n) / m}%`, '--key': 'var(--live)'}});
+  const sizes = h('table', {class: 'grid'}, h('thead', {}, h('tr', {}, h('th', {}, 'Size'), h('th', {class: 'n'}, 'Blocks'),
+    h('th', {class: 'n'}, 'Live'))), h('tbody', {}, peak.by_size.filter((x) => x.blocks).map((x) => h('tr', {},
+    h('td', {}, x.label), h('td', {class: 'n'}, count(x.blocks)),
+    h('td', {class: 'n'}, bytes(x.bytes), meter(x.bytes, mostSize))))));
+  const mostStream = Math.max(1, ...t.inspection.streams.map((x) => x.live_peak_bytes));
+  const streams = h('table', {class: 'grid'}, h('thead', {}, h('tr', {}, h('th', {}, 'Stream'),
+    h('th', {class: 'n'}, 'Allocations'), h('th', {class: 'n'}, 'Live'))), h('tbody', {},
+    t.inspection.streams.map((x) => h('tr', {}, h('td', {}, t.stream_names[t.inspection.streams.indexOf(x)]),
+      h('td', {class: 'n'}, count(x.allocs)),
+      h('td', {class: 'n'}, bytes(x.live_peak_bytes), meter(x.live_peak_bytes, mostStream))))));
+  return h('div', {class: 'two'}, h('div', {}, h('h3', {}, 'By size'), sizes),
+    h('div', {}, h('h3', {}, 'By stream'), streams));
+}
+
+/** What the record says of itself. */
+export function facts(t) {
+  const notes = [...t.inspection.notes, ...t.notes.filter((n) => !t.inspection.notes.includes(n))];
+  const settings = Object.entries(t.inspection.settings).sort();
+  return h('div', {class: 'two'},
+    h('div', {}, h('h3', {}, 'Settings'), h('table', {class: 'grid'}, h('tbody', {},
+      h('tr', {}, h('td', {}, 'file'), h('td', {}, t.inspection.path)),
+      h('tr', {}, h('td', {}, 'format, device'), h('td', {}, `${t.inspection.format}, ${t.inspection.device}`)),
+      t.inspection.conf ? h('tr', {}, h('td', {}, 'PYTORCH_ALLOC_CONF'), h('td', {}, t.inspection.conf)) : null,
+      settings.map(([k, v]) => h('tr', {}, h('td', {}, k), h('td', {}, v)))))),
+    h('div', {}, h('h3', {}, 'Notes'), notes.length
+      ? h('ul', {}, notes.map((n) => h('li', {}, n))) : h('p', {class: 'muted'}, 'Nothing is missing from this record.'),
+    t.verify ? h('p', {}, `Held against the record: ${count(t.verify.matched)} of ${count(t.verify.recorded)} driver `
+      + `events and ${count(t.verify.placements_matched)} of ${count(t.verify.placements)} placements matched.`) : null));
+}
