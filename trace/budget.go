@@ -21,13 +21,14 @@ const (
 
 // budget counts the bytes a reader holds against the bytes it has read.
 type budget struct {
-	used  int64
-	limit int64
-	read  func() int64 // bytes of the decompressed file consumed so far
+	used   int64
+	limit  int64
+	factor int64
+	read   func() int64 // bytes of the decompressed file consumed so far
 }
 
 func newBudget(read func() int64) *budget {
-	return &budget{limit: memoryBase, read: read}
+	return &budget{limit: memoryBase, factor: memoryFactor, read: read}
 }
 
 // take charges n bytes, or reports that the file asks for more than a file of its size may.
@@ -36,12 +37,12 @@ func (b *budget) take(n int64) error {
 	if b.used <= b.limit {
 		return nil
 	}
-	b.limit = memoryBase + memoryFactor*b.read()
+	b.limit = memoryBase + b.factor*b.read()
 	if b.used <= b.limit {
 		return nil
 	}
 	return fmt.Errorf("the file needs more memory than %d MiB + %d times its size, which no real one does",
-		memoryBase>>20, memoryFactor)
+		memoryBase>>20, b.factor)
 }
 
 // give returns n bytes that were charged.

@@ -5,8 +5,6 @@ import (
 	"sort"
 	"strconv"
 	"strings"
-
-	"github.com/cistern-gpu/cistern/event"
 )
 
 // traces makes a Trace of each device that has events.
@@ -19,16 +17,10 @@ func (m *machine) traces(path, format string) ([]*Trace, error) {
 		}
 		t := &Trace{Path: path, Format: format, Device: dev, Stacks: m.stacks.stacks, Frames: m.stacks.frames,
 			Settings: settings}
-		if err := m.b.take(int64(d.n) * eventSize); err != nil {
+		var err error
+		if t.Events, err = d.join(m.b); err != nil {
 			return nil, err
 		}
-		t.Events = make([]event.Event, 0, d.n)
-		for i, p := range d.pieces {
-			t.Events = append(t.Events, p...)
-			d.pieces[i] = nil
-		}
-		m.b.give(int64(d.n) * eventSize)
-		d.pieces, d.last = nil, nil
 		t.Pools = d.poolIDs
 		if err := m.final(t, d); err != nil {
 			return nil, err
@@ -219,6 +211,15 @@ func (m *machine) roundup(v value) map[uint64]uint64 {
 		}
 	}
 	return out
+}
+
+func sortedUints(m map[uint64]uint64) []uint64 {
+	keys := make([]uint64, 0, len(m))
+	for k := range m {
+		keys = append(keys, k)
+	}
+	slices.Sort(keys)
+	return keys
 }
 
 // sortedKeys is for writers: maps in a fixed order.

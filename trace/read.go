@@ -78,6 +78,9 @@ func read(in *input, path string) (*File, error) {
 		if err = m.run(); err == nil {
 			f.Traces, err = m.traces(path, f.Format)
 		}
+	case isRMM(head):
+		f.Format = FormatRMM
+		f.Traces, err = readRMM(in, path)
 	default:
 		return nil, atByte(0, "%s; %s", guess(head), expected)
 	}
@@ -107,4 +110,13 @@ func guess(head []byte) string {
 		return "HTML or XML"
 	}
 	return "a file of unknown kind"
+}
+
+// isRMM says whether a file begins with the header of RMM's log.
+func isRMM(head []byte) bool {
+	if i := bytes.IndexByte(head, '\n'); i >= 0 {
+		head = head[:i]
+	}
+	_, ok := rmmHeader(head)
+	return ok
 }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"strconv"
+	"unsafe"
 
 	"github.com/cistern-gpu/cistern/event"
 )
@@ -23,6 +24,7 @@ const (
 	sDeviceFree
 	sPoolID
 	sHandle
+	sFlags
 	sCompileContext
 	sUserMetadata
 	sDevice
@@ -50,7 +52,7 @@ const (
 	sAlloc // the actions, in the order of event.Kind
 )
 
-var known = []string{"action", "addr", "size", "stream", "time_us", "frames", "device_free", "pool_id", "handle",
+var known = []string{"action", "addr", "size", "stream", "time_us", "frames", "device_free", "pool_id", "handle", "flags",
 	"compile_context", "user_metadata", "device", "address", "total_size", "allocated_size", "active_size",
 	"requested_size", "segment_type", "segment_pool_id", "is_expandable", "blocks", "state", "filename", "name", "line",
 	"large", "active_allocated", "active_pending_free", "active_awaiting_free", "inactive", "segments", "device_traces",
@@ -373,21 +375,41 @@ func (m *machine) closeEvent() error {
 	if m.evHas&hasTime == 0 {
 		d.noTime++
 	}
+	return d.add(m.b, m.ev)
+}
+
+// add appends e, with the memory charged.
+func (d *rawTrace) add(b *budget, e event.Event) error {
 	if len(d.last) == cap(d.last) {
 		n := min(max(64, d.n), 32<<10)
-		if err := m.b.take(int64(n) * eventSize); err != nil {
+		if err := b.take(int64(n) * eventSize); err != nil {
 			return err
 		}
 		d.last = make([]event.Event, 0, n)
 		d.pieces = append(d.pieces, nil)
 	}
-	d.last = append(d.last, m.ev)
+	d.last = append(d.last, e)
 	d.pieces[len(d.pieces)-1] = d.last
 	d.n++
 	return nil
 }
 
-const eventSize = 56 // bytes of an event.Event, rounded up
+// join makes one list of the pieces, and drops them.
+func (d *rawTrace) join(b *budget) ([]event.Event, error) {
+	if err := b.take(int64(d.n) * eventSize); err != nil {
+		return nil, err
+	}
+	events := make([]event.Event, 0, d.n)
+	for i, p := range d.pieces {
+		events = append(events, p...)
+		d.pieces[i] = nil
+	}
+	b.give(int64(d.n) * eventSize)
+	d.pieces, d.last = nil, nil
+	return events, nil
+}
+
+const eventSize = int64(unsafe.Sizeof(event.Event{}))
 
 func (m *machine) openSegment() error {
 	var err error
@@ -691,6 +713,10 @@ func (m *machine) setEvent(key uint64, v value) (err error) {
 		m.ev.Pool = id
 	case sHandle:
 		m.ev.Handle, err = number(v, "handle")
+	case sFlags:
+		var n uint64
+		n, err = number(v, "flags")
+		m.ev.Flags = uint8(n)
 	}
 	return err
 }
