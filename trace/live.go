@@ -98,3 +98,11 @@ func (t *Trace) RecordedSegmentEvents() (got, gaveBack int) {
 
 // RecordedOOMs is how many requests the recorded run could not meet.
 func (t *Trace) RecordedOOMs() int { return t.Counts()[event.OOM] }
+
+// source is the format that the trace was first read from.
+func (t *Trace) source() string {
+	if t.Source != "" {
+		return t.Source
+	}
+	return t.Format
+}

@@ -78,6 +78,9 @@ func read(in *input, path string) (*File, error) {
 		if err = m.run(); err == nil {
 			f.Traces, err = m.traces(path, f.Format)
 		}
+	case bytes.HasPrefix(head, []byte(cisternMagic[:7])):
+		f.Format = FormatCistern
+		f.Traces, err = readCistern(in, path)
 	case isRMM(head):
 		f.Format = FormatRMM
 		f.Traces, err = readRMM(in, path)

@@ -10,6 +10,8 @@ type Trace struct {
 	Path   string // the file, as it was named
 	Format string // "pytorch-snapshot", "rmm-csv", "cistern"
 	Device int
+	// Source is the format that a Cistern file was converted from; empty elsewhere.
+	Source string
 
 	// Events in recorded order.
 	Events []event.Event

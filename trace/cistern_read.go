@@ -1,0 +1,536 @@
+package trace
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"math"
+
+	"github.com/cistern-gpu/cistern/event"
+	"github.com/klauspost/compress/zstd"
+)
+
+// cisternFactor bounds the memory of a file in Cistern's format by the decompressed bytes of its blocks: an event takes
+// at least two of them and becomes 48, twice for the moment in which the pieces are joined.
+const cisternFactor = 50
+
+type cisternReader struct {
+	in      *input
+	b       *budget
+	z       *zstd.Decoder
+	rawRead int64 // payload bytes after decompression
+	stored  []byte
+	raw     []byte
+	tables  []*readTable
+	traces  []*readTrace
+}
+
+type readTable struct {
+	strings []string
+	frames  []Frame
+	stacks  []Stack
+}
+
+type readTrace struct {
+	t     *Trace
+	table int
+	ev    rawTrace
+}
+
+// readCistern reads a file of Cistern's own format; see format.md.
+func readCistern(in *input, path string) ([]*Trace, error) {
+	z, err := zstd.NewReader(nil, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxMemory(blockMax),
+		zstd.WithDecoderLowmem(true))
+	if err != nil {
+		return nil, err
+	}
+	defer z.Close()
+	r := &cisternReader{in: in, z: z}
+	r.b = newBudget(func() int64 { return r.rawRead })
+	r.b.factor = cisternFactor
+	if !in.need(len(cisternMagic)) {
+		return nil, in.truncated("the magic number")
+	}
+	if v := in.buf[in.pos+7]; v != 1 {
+		return nil, atByte(7, "version %d of Cistern's format; expected 1", v)
+	}
+	in.pos += len(cisternMagic)
+	ended := false
+	at := in.offset()
+	for !ended {
+		at = in.offset()
+		typ, ok, err := r.block()
+		if err != nil {
+			return nil, err
+		}
+		if !ok {
+			break
+		}
+		if ended, err = r.content(typ, at, path); err != nil {
+			var e *Error
+			if errors.As(err, &e) {
+				return nil, err
+			}
+			return nil, atByte(at, "block of type %d: %s", typ, err)
+		}
+	}
+	if in.err != nil {
+		return nil, in.truncated("a block")
+	}
+	if ended {
+		if !in.need(16) || string(in.buf[in.pos+8:in.pos+16]) != cisternTrailer ||
+			binary.LittleEndian.Uint64(in.buf[in.pos:]) != uint64(at) {
+			return nil, atByte(in.offset(), "expected the trailer that points back to byte %d", at)
+		}
+		if in.pos += 16; in.need(1) {
+			return nil, atByte(in.offset(), "data after the end of the trace")
+		}
+	}
+	return r.finish(at, ended)
+}
+
+// block reads the next block into r.raw. ok is false where the file ends or was never written.
+func (r *cisternReader) block() (typ byte, ok bool, err error) {
+	in := r.in
+	at := in.offset()
+	if !in.need(blockHeader) {
+		return 0, false, nil
+	}
+	h := [blockHeader]byte(in.buf[in.pos:])
+	typ = h[0]
+	if typ == 0 {
+		return 0, false, nil
+	}
+	stored, raw := binary.LittleEndian.Uint32(h[1:]), binary.LittleEndian.Uint32(h[5:])
+	if stored > blockMax || raw > blockMax || stored > raw {
+		return 0, false, atByte(at, "a block of %d bytes, %d unpacked; expected at most %d", stored, raw, blockMax)
+	}
+	in.pos += blockHeader
+	r.stored = r.stored[:0]
+	for len(r.stored) < int(stored) {
+		if in.pos == in.end && !in.need(1) {
+			return 0, false, nil
+		}
+		n := min(int(stored)-len(r.stored), in.end-in.pos)
+		r.stored = append(r.stored, in.buf[in.pos:in.pos+n]...)
+		in.pos += n
+	}
+	crc := crc32.Update(crc32.Checksum(h[:9], castagnoli), castagnoli, r.stored)
+	if want := binary.LittleEndian.Uint32(h[9:]); crc != want {
+		return 0, false, atByte(at, "checksum of the block is %08x; expected %08x", crc, want)
+	}
+	r.raw = append(r.raw[:0], r.stored...)
+	if stored != raw {
+		if r.raw, err = r.z.DecodeAll(r.stored, r.raw[:0]); err != nil {
+			return 0, false, atByte(at, "a block: zstd: %s", err)
+		}
+		if len(r.raw) != int(raw) {
+			return 0, false, atByte(at, "a block unpacks to %d bytes; expected %d", len(r.raw), raw)
+		}
+	}
+	r.rawRead += int64(raw)
+	if off := in.offset(); r.rawRead > ratioFree && r.rawRead > ratioMax*off {
+		return 0, false, atByte(at, "blocks unpack to more than %d times the file", ratioMax)
+	}
+	return typ, true, nil
+}
+
+// cursor reads a payload. The first read beyond its end makes bad, and every later one returns 0.
+type cursor struct {
+	b   []byte
+	bad bool
+}
+
+func (c *cursor) u() uint64 {
+	if len(c.b) > 0 && c.b[0] < 0x80 {
+		n := uint64(c.b[0])
+		c.b = c.b[1:]
+		return n
+	}
+	n, k := binary.Uvarint(c.b)
+	if k <= 0 {
+		c.bad, c.b = true, nil
+		return 0
+	}
+	c.b = c.b[k:]
+	return n
+}
+
+func (c *cursor) i() int64 {
+	n := c.u()
+	return int64(n>>1) ^ -int64(n&1)
+}
+
+func (c *cursor) u8() byte {
+	if len(c.b) == 0 {
+		c.bad = true
+		return 0
+	}
+	n := c.b[0]
+	c.b = c.b[1:]
+	return n
+}
+
+func (c *cursor) u64() uint64 {
+	if len(c.b) < 8 {
+		c.bad, c.b = true, nil
+		return 0
+	}
+	n := binary.LittleEndian.Uint64(c.b)
+	c.b = c.b[8:]
+	return n
+}
+
+func (c *cursor) bytes() []byte {
+	n := c.u()
+	if n > uint64(len(c.b)) {
+		c.bad, c.b = true, nil
+		return nil
+	}
+	s := c.b[:n:n]
+	c.b = c.b[n:]
+	return s
+}
+
+// index is an index that must be below n.
+func (c *cursor) index(n int) int {
+	i := c.u()
+	if i >= uint64(n) {
+		c.bad, c.b = true, nil
+		return 0
+	}
+	return int(i)
+}
+
+// ref is a 32-bit index of something that finish checks.
+func (c *cursor) ref() uint32 {
+	i := c.u()
+	if i > math.MaxUint32 {
+		c.bad = true
+	}
+	return uint32(i)
+}
+
+// count is a number of entries of at least size bytes each.
+func (c *cursor) count(size int) int {
+	n := c.u()
+	if n > uint64(len(c.b)/size) {
+		c.bad, c.b = true, nil
+		return 0
+	}
+	return int(n)
+}
+
+var errPayload = errors.New("the payload ends early or refers to what is not there")
+
+// content takes in the block in r.raw. end is true for the index.
+func (r *cisternReader) content(typ byte, at int64, path string) (end bool, err error) {
+	c := &cursor{b: r.raw}
+	switch typ {
+	case blockTrace:
+		err = r.trace(c, path)
+	case blockStrings, blockFrames, blockStacks:
+		i := c.u()
+		if i >= uint64(len(r.tables)) {
+			return false, fmt.Errorf("table %d of %d", i, len(r.tables))
+		}
+		err = r.table(typ, r.tables[i], c)
+	case blockStreams, blockPools, blockSegments, blockBlocks, blockEventsType, blockNotes:
+		i := c.u()
+		if i >= uint64(len(r.traces)) {
+			return false, fmt.Errorf("trace %d of %d", i, len(r.traces))
+		}
+		switch tr := r.traces[i]; typ {
+		case blockEventsType:
+			err = r.events(tr, c, at)
+		case blockSegments, blockBlocks:
+			err = r.state(typ, tr, c)
+		default:
+			err = r.numbers(typ, tr, c)
+		}
+	case blockIndex:
+		for range c.count(7) {
+			c.u8()
+			for range 4 {
+				c.u()
+			}
+			c.i()
+			c.i()
+		}
+		for _, tr := range r.traces {
+			if n := c.u(); n != uint64(tr.ev.n) && !c.bad {
+				return false, fmt.Errorf("device %d has %d events; expected %d", tr.t.Device, tr.ev.n, n)
+			}
+		}
+		end = true
+	default:
+		if typ < 128 {
+			return false, fmt.Errorf("unknown")
+		}
+		return false, nil
+	}
+	if err == nil && (c.bad || len(c.b) > 0) {
+		err = errPayload
+	}
+	return end, err
+}
+
+func (r *cisternReader) trace(c *cursor, path string) error {
+	i, dev, table := c.u(), c.u(), c.u()
+	if c.bad || i != uint64(len(r.traces)) || dev >= maxDevices || i >= maxDevices || table > uint64(len(r.tables)) {
+		return fmt.Errorf("trace %d of device %d with table %d; expected trace %d", i, dev, table, len(r.traces))
+	}
+	if table == uint64(len(r.tables)) {
+		r.tables = append(r.tables, &readTable{})
+	}
+	flags := c.u8()
+	t := &Trace{Path: path, Format: FormatCistern, Device: int(dev), FromStart: flags&1 != 0}
+	if flags&4 != 0 {
+		t.Final = []Segment{}
+	}
+	t.Source = string(c.bytes())
+	s := &t.Settings
+	s.Known = flags&2 != 0
+	s.Conf = string(c.bytes())
+	flags = c.u8()
+	s.Expandable = flags&1 != 0
+	s.MaxSplitSize = c.i()
+	s.GCThreshold = math.Float64frombits(c.u64())
+	if flags&2 != 0 {
+		s.RoundupPow2 = map[uint64]uint64{}
+		for range c.count(2) {
+			k := c.u()
+			s.RoundupPow2[k] = c.u()
+		}
+	}
+	if flags&4 != 0 {
+		s.Raw = map[string]string{}
+		for range c.count(2) {
+			k := string(c.bytes())
+			s.Raw[k] = string(c.bytes())
+		}
+	}
+	r.traces = append(r.traces, &readTrace{t: t, table: int(table)})
+	return r.b.take(int64(len(r.raw)) * 20)
+}
+
+func (r *cisternReader) table(typ byte, tab *readTable, c *cursor) error {
+	size := map[byte]int{blockStrings: 1, blockFrames: 3, blockStacks: 1}[typ]
+	n := c.count(size)
+	for range n {
+		switch typ {
+		case blockStrings:
+			s := c.bytes()
+			if err := r.b.take(int64(len(s)) + 32); err != nil {
+				return err
+			}
+			tab.strings = append(tab.strings, string(s))
+		case blockFrames:
+			file, fn := c.index(len(tab.strings)), c.index(len(tab.strings))
+			line := c.i()
+			if c.bad {
+				return errPayload
+			}
+			if err := r.b.take(64); err != nil {
+				return err
+			}
+			tab.frames = append(tab.frames, Frame{tab.strings[file], tab.strings[fn], int(line)})
+		case blockStacks:
+			k := c.count(1)
+			if err := r.b.take(int64(k)*4 + 48); err != nil {
+				return err
+			}
+			var s Stack
+			if k > 0 {
+				s = make(Stack, k)
+			}
+			for j := range s {
+				s[j] = uint32(c.index(len(tab.frames)))
+			}
+			tab.stacks = append(tab.stacks, s)
+		}
+	}
+	return nil
+}
+
+func (r *cisternReader) numbers(typ byte, tr *readTrace, c *cursor) error {
+	switch typ {
+	case blockStreams:
+		n := c.count(8)
+		for range n {
+			tr.t.Streams = append(tr.t.Streams, c.u64())
+		}
+		return r.b.take(int64(n) * 16)
+	case blockPools:
+		n := c.count(16)
+		for range n {
+			tr.t.Pools = append(tr.t.Pools, PoolID{c.u64(), c.u64()})
+		}
+		return r.b.take(int64(n) * 32)
+	}
+	for range c.count(1) {
+		s := c.bytes()
+		if err := r.b.take(int64(len(s)) + 32); err != nil {
+			return err
+		}
+		tr.t.Notes = append(tr.t.Notes, string(s))
+	}
+	return nil
+}
+
+func (r *cisternReader) state(typ byte, tr *readTrace, c *cursor) error {
+	t := tr.t
+	list := c.u()
+	if typ == blockSegments {
+		segs := &t.InitialSegments
+		if list > 1 || list == 1 && t.Final == nil {
+			return fmt.Errorf("list %d of segments", list)
+		} else if list == 1 {
+			segs = &t.Final
+		}
+		var addr uint64
+		for range c.count(6) {
+			addr += uint64(c.i())
+			s := Segment{Addr: addr, Size: c.u(), Stream: c.ref(), Pool: c.ref()}
+			flags := c.u8()
+			s.Large, s.Expandable = flags&1 != 0, flags&2 != 0
+			s.Stack = c.ref()
+			var err error
+			if *segs, err = grow(r.b, *segs, segmentSize); err != nil {
+				return err
+			}
+			*segs = append(*segs, s)
+		}
+		return nil
+	}
+	seg := c.u()
+	var blocks *[]Block
+	switch {
+	case list == 0 && seg == 0:
+		blocks = &t.Initial
+	case list == 1 && seg < uint64(len(t.Final)):
+		blocks = &t.Final[seg].Blocks
+	case list == 2 && seg < uint64(len(t.InitialSegments)):
+		blocks = &t.InitialSegments[seg].Blocks
+	default:
+		return fmt.Errorf("list %d, segment %d of blocks", list, seg)
+	}
+	n := c.count(7)
+	if err := r.b.take(int64(n) * 2 * blockSize); err != nil {
+		return err
+	}
+	if *blocks == nil {
+		*blocks = make([]Block, 0, n)
+	}
+	var addr uint64
+	for range n {
+		addr += uint64(c.i())
+		b := Block{Addr: addr, Size: c.u(), Requested: c.u(), Stream: c.ref(), Pool: c.ref(), Stack: c.ref(),
+			State: BlockState(c.u8())}
+		if b.State > PendingFree {
+			return fmt.Errorf("block state %d", b.State)
+		}
+		*blocks = append(*blocks, b)
+	}
+	return nil
+}
+
+const blockSize = 40 // bytes of a Block in memory
+
+// events takes in a block of events.
+func (r *cisternReader) events(tr *readTrace, c *cursor, at int64) error {
+	first, n := c.u(), c.u()
+	if c.bad || first != uint64(tr.ev.n) || n > blockEvents {
+		return fmt.Errorf("%d events from number %d; expected number %d", n, first, tr.ev.n)
+	}
+	tags := c.bytes()
+	times, addrs, sizes, rest := &cursor{b: c.bytes()}, &cursor{b: c.bytes()}, &cursor{b: c.bytes()}, &cursor{b: c.bytes()}
+	shift := addrs.u8()
+	if c.bad || uint64(len(tags)) != n || shift > 63 {
+		return errPayload
+	}
+	streams, pools, stacks := uint64(len(tr.t.Streams)), uint64(len(tr.t.Pools)), uint64(len(r.tables[tr.table].stacks))
+	var e event.Event
+	for k, tag := range tags {
+		e.Kind = event.Kind(tag & 0x0f)
+		e.TimeUS += times.i()
+		if tag&tagSame == 0 {
+			e.Addr = (e.Addr>>shift + uint64(addrs.i())) << shift
+			e.Size = sizes.u()
+		}
+		e.Handle, e.Flags = 0, 0
+		if tag&(tagPlace|tagHandle) != 0 {
+			if tag&tagPlace != 0 {
+				e.Stream, e.Pool, e.Stack = rest.ref(), rest.ref(), rest.ref()
+			}
+			if tag&tagHandle != 0 {
+				e.Handle, e.Flags = rest.u(), rest.u8()
+			}
+		}
+		if e.Kind >= event.NumKinds || tag&0x80 != 0 || uint64(e.Stream) >= streams || uint64(e.Pool) >= pools ||
+			uint64(e.Stack) >= stacks || times.bad || addrs.bad || sizes.bad || rest.bad {
+			return &Error{Offset: at, Device: tr.t.Device, Event: int(first) + k,
+				Msg: "the event is of an unknown kind or refers to what is not there"}
+		}
+		if err := tr.ev.add(r.b, e); err != nil {
+			return err
+		}
+	}
+	if len(times.b) > 0 || len(addrs.b) > 0 || len(sizes.b) > 0 || len(rest.b) > 0 {
+		return errPayload
+	}
+	return nil
+}
+
+// finish makes the traces whole, and checks what the states refer to.
+func (r *cisternReader) finish(at int64, ended bool) ([]*Trace, error) {
+	var out []*Trace
+	for _, tr := range r.traces {
+		t := tr.t
+		tab := r.tables[tr.table]
+		t.Frames, t.Stacks = tab.frames, tab.stacks
+		if len(t.Stacks) == 0 {
+			t.Stacks = []Stack{nil}
+		}
+		if len(t.Pools) == 0 {
+			t.Pools = []PoolID{{}}
+		}
+		ok := true
+		check := func(stream, pool, stack uint32) {
+			ok = ok && int(stream) < len(t.Streams) && int(pool) < len(t.Pools) && int(stack) < len(t.Stacks)
+		}
+		for _, segs := range [][]Segment{t.InitialSegments, t.Final} {
+			for i := range segs {
+				check(segs[i].Stream, segs[i].Pool, segs[i].Stack)
+				for j := range segs[i].Blocks {
+					b := &segs[i].Blocks[j]
+					check(b.Stream, b.Pool, b.Stack)
+				}
+			}
+		}
+		for i := range t.Initial {
+			check(t.Initial[i].Stream, t.Initial[i].Pool, t.Initial[i].Stack)
+		}
+		if !ok {
+			return nil, whole("a segment or block of device %d refers to what is not there", t.Device)
+		}
+		if tr.ev.n == 0 && ended {
+			continue
+		}
+		var err error
+		if t.Events, err = tr.ev.join(r.b); err != nil {
+			return nil, err
+		}
+		if !ended {
+			t.Final = nil
+			t.note("the file was cut off after byte %d: %d events could be read, the final state is not known", at,
+				len(t.Events))
+		}
+		out = append(out, t)
+	}
+	if len(out) == 0 {
+		return nil, whole("the trace has no events")
+	}
+	return out, nil
+}
