@@ -20,6 +20,7 @@ type space struct {
 	gaps   []gap  // free, in rising order, not touching one another
 	resv   []*reservation
 	leaves []*leaf // by address, nil where nothing is mapped
+	spare  *leaf   // the one dropped last, which is all nil
 }
 
 type gap struct{ lo, hi uint64 }
@@ -151,7 +152,9 @@ func (s *space) set(lo, size uint64, m *mapping) {
 	for end := n + size/s.page; n < end; n++ {
 		l := s.leaves[n/leafPages]
 		if l == nil {
-			l = &leaf{}
+			if l, s.spare = s.spare, nil; l == nil {
+				l = &leaf{}
+			}
 			s.leaves[n/leafPages] = l
 		}
 		p := &l.pages[n%leafPages]
@@ -163,7 +166,7 @@ func (s *space) set(lo, size uint64, m *mapping) {
 		}
 		*p = m
 		if l.used == 0 {
-			s.leaves[n/leafPages] = nil
+			s.leaves[n/leafPages], s.spare = nil, l
 		}
 	}
 }

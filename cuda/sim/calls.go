@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"math"
 	"time"
 
 	"github.com/cistern-gpu/cistern/cuda"
@@ -66,8 +67,8 @@ var callNames = [numCalls]string{
 
 func (c call) String() string { return callNames[c] }
 
-// noDevice is the device of calls that have none (address space).
-const noDevice cuda.Device = -1
+// noDevice is the device of calls that have none (address space); callers cannot mean it.
+const noDevice cuda.Device = math.MinInt
 
 // CallStat is what one driver call was used for.
 type CallStat struct {

@@ -263,7 +263,7 @@ func (d *Driver) capturedWork(s *stream, dev cuda.Device, addr, size uint64, dur
 			if d.opt.Check >= CheckOrder {
 				uses := c.uses[k.chunk]
 				if uses == nil {
-					uses = &ranges{}
+					uses = &ranges{hi: k.chunk.size}
 					c.uses[k.chunk] = uses
 				}
 				if old, clash := uses.touch(p-k.base, hi-k.base, m, read, s.nodes, nil); clash && bad == nil {

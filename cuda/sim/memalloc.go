@@ -35,7 +35,7 @@ func (s *slab) find(n int) int {
 func (d *Driver) MemAlloc(dev cuda.Device, size uint64) (cuda.Ptr, error) {
 	d.mu.Lock()
 	defer d.leave()
-	if err := d.beginContext(callMemAlloc, dev, size, d.costs.MemAlloc(size)); err != nil {
+	if err := d.beginContext(callMemAlloc, dev, size, 0); err != nil {
 		return 0, err
 	}
 	if size == 0 {
@@ -52,6 +52,7 @@ func (d *Driver) MemAlloc(dev cuda.Device, size uint64) (cuda.Ptr, error) {
 		d.charge(callMemAlloc, d.costs.OutOfMemory)
 		return 0, d.errorOf(callMemAlloc, dev, size, cuda.ErrOutOfMemory)
 	}
+	d.charge(callMemAlloc, d.costs.MemAlloc(size))
 	d.live.allocs++
 	return cuda.Ptr(r.base), nil
 }

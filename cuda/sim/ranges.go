@@ -2,12 +2,21 @@ package sim
 
 import "slices"
 
-// ranges is the use of one chunk's bytes by work that the host may not have seen complete: disjoint spans in rising
-// order. Uses that the host has seen come before whatever is queued later, and are dropped.
+// ranges is the use of the bytes [lo, hi) of one chunk by work that the host may not have seen complete: disjoint
+// spans in rising order. Uses that the host has seen come before whatever is queued later, and are dropped. Where
+// there are many spans all the same, the range is halved, again and again, so that inserting stays cheap.
 type ranges struct {
+	lo, hi  uint64
 	spans   []span
 	pruneAt int
+	halves  *[2]ranges // in place of spans
 }
+
+// leafSpans is how many spans are kept in one slice, and joinSpans under how many two halves become one again.
+const (
+	leafSpans = 256
+	joinSpans = 32
+)
 
 // span says who used the bytes [lo, hi) last.
 type span struct {
@@ -19,9 +28,28 @@ type span struct {
 // touch checks work m, which comes after what seen covers, against the uses of [lo, hi) so far, and makes it the last
 // one. It returns the first use that is neither before m nor a read beside a read.
 func (r *ranges) touch(lo, hi uint64, m mark, read bool, seen, host vector) (conflict mark, bad bool) {
-	if len(r.spans) >= max(r.pruneAt, 16) {
+	if r.halves == nil && len(r.spans) >= max(r.pruneAt, 16) {
 		r.prune(host)
 		r.pruneAt = 2 * len(r.spans)
+		if len(r.spans) > leafSpans {
+			r.halve()
+		}
+	}
+	if h := r.halves; h != nil {
+		for i := range h {
+			from, to := max(lo, h[i].lo), min(hi, h[i].hi)
+			if from >= to {
+				continue
+			}
+			if c, b := h[i].touch(from, to, m, read, seen, host); b && !bad {
+				conflict, bad = c, b
+			}
+		}
+		if h[0].halves == nil && h[1].halves == nil && len(h[0].spans)+len(h[1].spans) <= joinSpans {
+			r.spans = append(h[0].spans, h[1].spans...)
+			r.halves = nil
+		}
+		return conflict, bad
 	}
 	i, _ := slices.BinarySearchFunc(r.spans, lo, func(s span, at uint64) int {
 		if s.hi <= at {
@@ -53,6 +81,25 @@ func (r *ranges) touch(lo, hi uint64, m mark, read bool, seen, host vector) (con
 		r.setWrite(i, j, lo, hi, m)
 	}
 	return conflict, bad
+}
+
+// halve splits the range, and spans that lie across its middle.
+func (r *ranges) halve() {
+	mid := r.lo + (r.hi-r.lo)/2
+	h := &[2]ranges{{lo: r.lo, hi: mid}, {lo: mid, hi: r.hi}}
+	for _, s := range r.spans {
+		if s.lo < mid {
+			left := s
+			left.hi = min(s.hi, mid)
+			h[0].spans = append(h[0].spans, left)
+		}
+		if s.hi > mid {
+			s.reads = slices.Clone(s.reads)
+			s.lo = max(s.lo, mid)
+			h[1].spans = append(h[1].spans, s)
+		}
+	}
+	r.spans, r.halves = nil, h
 }
 
 // setWrite makes m the only use of [lo, hi), which spans i to j overlap.

@@ -142,7 +142,7 @@ func (d *Driver) DestroyStream(dev cuda.Device, h cuda.Stream) error {
 	s, slot := d.byHandle(h)
 	if s == nil {
 		return d.found(&Fault{Kind: FaultStream, Op: "cuStreamDestroy", Device: dev,
-			Detail: "the stream does not exist (any more)"})
+			Detail: "the stream does not exist (any more)", code: cuda.ErrInvalidHandle})
 	}
 	if s.capture != nil {
 		s.capture.invalidate()

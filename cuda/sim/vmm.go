@@ -40,7 +40,7 @@ type mapping struct {
 func (d *Driver) MemCreate(size uint64, prop cuda.MemProp) (cuda.Handle, error) {
 	d.mu.Lock()
 	defer d.leave()
-	if err := d.begin(callMemCreate, prop.Device, size, d.costs.MemCreate(size)); err != nil {
+	if err := d.begin(callMemCreate, prop.Device, size, 0); err != nil {
 		return 0, err
 	}
 	fail := func(code cuda.Code) (cuda.Handle, error) {
@@ -73,6 +73,7 @@ func (d *Driver) MemCreate(size uint64, prop cuda.MemProp) (cuda.Handle, error) 
 	}
 	c.handle = cuda.Handle(c.serial<<24 | uint64(c.slot+1)&(1<<24-1))
 	d.live.handles++
+	d.charge(callMemCreate, d.costs.MemCreate(size))
 	d.note(recCreate, 0, 0, size, c, 0)
 	return c.handle, nil
 }
@@ -94,7 +95,7 @@ func (d *Driver) newChunk(size uint64, prop cuda.MemProp) *chunk {
 	}
 	d.live.chunks++
 	d.mapSeq++
-	return &chunk{serial: d.mapSeq, size: size, prop: prop}
+	return &chunk{serial: d.mapSeq, size: size, prop: prop, uses: ranges{hi: size}}
 }
 
 // settle frees the chunk's memory if nothing refers to it any more.
