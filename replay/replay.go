@@ -225,7 +225,7 @@ func (p *Plan) Run(spec Spec, opt Options) (*Result, error) {
 		return nil, err
 	}
 	r.Conf = conf
-	d := driver{plan: p, policy: policy, opt: opt, result: r, verify: env.verify, record: opt.Record}
+	d := driver{plan: p, spec: spec, policy: policy, opt: opt, result: r, verify: env.verify, record: opt.Record}
 	if opt.Record != nil {
 		opt.Record.begin(p)
 	}
@@ -266,6 +266,7 @@ func (p *Plan) Run(spec Spec, opt Options) (*Result, error) {
 // driver is one run of a policy.
 type driver struct {
 	plan   *Plan
+	spec   Spec
 	policy Policy
 	opt    Options
 	result *Result
@@ -281,15 +282,8 @@ type driver struct {
 const progressEvery = 1 << 14
 
 func (d *driver) run() error {
-	for i := range d.plan.Trace.Initial {
-		b := &d.plan.Trace.Initial[i]
-		size := b.Requested
-		if size == 0 {
-			size = b.Size
-		}
-		if ok, err := d.alloc(-1, i, size, b.Stream, d.plan.poolOf(i, b.Pool), 0); err != nil || !ok {
-			return err
-		}
+	if ok, err := d.begin(); err != nil || !ok {
+		return err
 	}
 	events := d.plan.Trace.Events
 	release := 0
@@ -316,6 +310,32 @@ func (d *driver) run() error {
 		d.opt.Progress(len(events), len(events))
 	}
 	return nil
+}
+
+// begin makes the blocks that were live before the first event; false ends the replay.
+func (d *driver) begin() (bool, error) {
+	initial := d.plan.Trace.Initial
+	if a, ok := d.policy.(adopter); ok && len(initial) > 0 && verifiable(d.plan, d.spec) {
+		if addrs, ok := a.adopt(); ok {
+			for i, addr := range addrs {
+				b := &initial[i]
+				d.live += d.plan.size[i]
+				if d.record != nil {
+					d.record.alloc(i, addr, d.plan.size[i], b.Stream, d.plan.poolOf(i, b.Pool), d.plan.startUS)
+				}
+			}
+			d.peak = d.live
+			d.sample(0)
+			return true, nil
+		}
+	}
+	for i := range initial {
+		b := &initial[i]
+		if ok, err := d.alloc(-1, i, d.plan.size[i], b.Stream, d.plan.poolOf(i, b.Pool), 0); err != nil || !ok {
+			return ok, err
+		}
+	}
+	return true, nil
 }
 
 // step plays one event; false ends the replay.

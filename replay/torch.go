@@ -68,8 +68,10 @@ type torch struct {
 	pools  []torchPool
 	ranges []torchRange
 
-	pending  int // blocks given back that other streams still use
-	waiting  []bool
+	waiting  []bool // by block number: given back, and other streams may still use it
+	pending  int    // of those
+	events   int    // most of them at a time: CUDA events are pooled
+	last     int    // the block given back by the call before, -1 if that was another call
 	nextAddr uint64 // where the next segment lies
 }
 
@@ -97,7 +99,7 @@ type torchPool struct {
 func newTorch(env *Env, conf TorchConf) *torch {
 	p := env.Plan
 	t := &torch{meter: newMeter(env.GPULag), env: env, conf: conf, limit: env.Capacity,
-		of: make([]int32, p.Blocks), waiting: make([]bool, p.Blocks), nextAddr: firstAddr}
+		of: make([]int32, p.Blocks), waiting: make([]bool, p.Blocks), last: -1, nextAddr: firstAddr}
 	if conf.Fraction < 1 && t.limit > 0 {
 		t.limit = uint64(conf.Fraction * float64(t.limit))
 	}
@@ -163,6 +165,7 @@ type request struct {
 
 // Alloc is DeviceCachingAllocator::malloc.
 func (t *torch) Alloc(b int, size uint64, stream, pool uint32) (uint64, error) {
+	t.last = -1
 	if t.pending > 0 {
 		t.count(callEventQuery, t.costs.EventQuery) // process_events: the oldest is not done yet
 	}
@@ -259,22 +262,33 @@ func (t *torch) split(i int32, r request) {
 	t.cache(rest)
 }
 
-// FreeRequested is DeviceCachingAllocator::free. Whether streams still use the block shows in when Free comes.
+// FreeRequested is DeviceCachingAllocator::free. Whether other streams used the block shows in Free: then it comes
+// later.
 func (t *torch) FreeRequested(b int) {
-	if i := t.of[b]; i < 0 || t.waiting[b] {
-		return
+	t.last = b
+	if !t.waiting[b] {
+		t.waiting[b] = true
+		t.pending++
 	}
-	t.waiting[b] = true
-	t.pending++
 }
 
 // Free is free_block: from now on the block is cached.
 func (t *torch) Free(b int) error {
 	i := t.of[b]
 	if t.waiting[b] {
+		if t.last != b {
+			// insert_events and process_events; how many streams there were is not in a trace, one is counted.
+			if t.pending > t.events {
+				t.events = t.pending
+				t.count(callEventCreate, t.costs.EventCreate)
+			}
+			t.count(callEventRecord, t.costs.EventRecord)
+			t.count(callEventQuery, t.costs.EventQuery)
+		}
 		t.waiting[b] = false
 		t.pending--
 	}
+	t.last = -1
 	blk := &t.blocks[i]
 	if !blk.used {
 		return fmt.Errorf("block %d is free already", b)

@@ -54,19 +54,27 @@ func (t *torch) findRoom(r request) int32 {
 			return c
 		}
 	}
+	rng := t.newRange(r.pool, 0)
+	t.count(callAddressReserve, t.costs.MemAddressReserve(rng.size))
+	i := t.newBlock(torchBlock{addr: rng.base, size: rng.size, prev: -1, next: -1, pool: r.pool,
+		rng: int32(len(t.ranges) - 1), stream: r.stream})
+	t.insertUnmapped(i)
+	return i
+}
+
+// newRange makes the range of addresses of a pool and stream, at base unless that is 0.
+func (t *torch) newRange(pool int32, base uint64) torchRange {
 	page := t.conf.LargeSegment
-	if t.pools[r.pool].small {
+	if t.pools[pool].small {
 		page = smallSegment
 	}
 	device := max(uint64(rangeDevice), t.limit, t.env.Plan.PeakLive)
 	size := (device + device/8 + page - 1) / page * page
-	rng := torchRange{base: t.place(size, event.SegmentMap), size: size, page: page}
-	t.count(callAddressReserve, t.costs.MemAddressReserve(size))
-	t.ranges = append(t.ranges, rng)
-	i := t.newBlock(torchBlock{addr: rng.base, size: size, prev: -1, next: -1, pool: r.pool,
-		rng: int32(len(t.ranges) - 1), stream: r.stream})
-	t.insertUnmapped(i)
-	return i
+	if base == 0 {
+		base = t.place(size, event.SegmentMap)
+	}
+	t.ranges = append(t.ranges, torchRange{base: base, size: size, page: page})
+	return t.ranges[len(t.ranges)-1]
 }
 
 // mapBlock is map_block: it maps pages for at least size bytes at the start of unmapped block i, which becomes a

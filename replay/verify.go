@@ -23,6 +23,7 @@ type verifier struct {
 	events []int // indices of the recorded segment and oom events
 	at     int   // the next of them
 	end    int   // end of those that belong to the current request
+	begun  bool  // the first event has come
 }
 
 // verifiable reports whether a policy can be held against the record: PyTorch's own, with the trace's settings.
@@ -56,6 +57,7 @@ func newVerifier(p *Plan) *verifier {
 
 // expect begins the request of event i: what the record has before it is what the model should do now.
 func (v *verifier) expect(i int) {
+	v.begun = v.begun || i >= 0
 	v.finish()
 	v.end = v.at
 	for v.end < len(v.events) && v.events[v.end] <= i {
@@ -65,6 +67,7 @@ func (v *verifier) expect(i int) {
 
 // expectRelease begins a release that the record shows as count events from event i on.
 func (v *verifier) expectRelease(i, count int) {
+	v.begun = true
 	v.finish()
 	for v.at < len(v.events) && v.events[v.at] < i {
 		v.mismatch(v.events[v.at], "the model did nothing like it")
@@ -97,6 +100,9 @@ func (v *verifier) emitted(e event.Event) { v.compare(e, e.Kind != event.OOM) }
 func (v *verifier) oom(size uint64) { v.compare(event.Event{Kind: event.OOM, Size: size}, false) }
 
 func (v *verifier) compare(e event.Event, addr bool) {
+	if !v.begun {
+		return // the state at the first event is being taken over
+	}
 	if v.at >= v.end {
 		at := "after the last event"
 		if v.at < len(v.events) {

@@ -1,0 +1,146 @@
+package replay
+
+import (
+	"sort"
+
+	"github.com/cistern-gpu/cistern/event"
+	"github.com/cistern-gpu/cistern/trace"
+)
+
+// adopter is a policy that can begin in the state that the recorded allocator was in at the first event.
+type adopter interface {
+	// adopt takes over Trace.InitialSegments and returns the address of each block of Trace.Initial; false when it
+	// cannot, and then the blocks are allocated like others.
+	adopt() (addrs []uint64, ok bool)
+}
+
+// adopt is adopter.adopt. It serves PyTorch's model with the recorded settings over a trace that began mid-run: the
+// free ranges between the blocks of a segment are what PyTorch cached, since it merges neighbours. The ages of cached
+// blocks are not in a trace; all begin at 0.
+func (t *torch) adopt() ([]uint64, bool) {
+	tr := t.env.Plan.Trace
+	if len(tr.InitialSegments) == 0 || t.limit > 0 && totalSize(tr.InitialSegments) > t.limit {
+		return nil, false
+	}
+	addrs := make([]uint64, len(tr.Initial))
+	live := make([]int32, len(tr.Initial)) // block numbers in address order
+	for i, b := range tr.Initial {
+		addrs[i], live[i] = b.Addr, int32(i)
+	}
+	sort.Slice(live, func(i, j int) bool { return addrs[live[i]] < addrs[live[j]] })
+	placed := 0
+	segs := append([]trace.Segment(nil), tr.InitialSegments...)
+	sort.Slice(segs, func(i, j int) bool { return segs[i].Addr < segs[j].Addr })
+	for i := range segs {
+		s := &segs[i]
+		first := sort.Search(len(live), func(j int) bool { return addrs[live[j]] >= s.Addr })
+		end := sort.Search(len(live), func(j int) bool { return addrs[live[j]] >= s.Addr+s.Size })
+		t.adoptSegment(s, live[first:end])
+		placed += end - first
+	}
+	if placed < len(live) {
+		// The file does not say where these lie; the state cannot be taken over.
+		fresh := newTorch(t.env, t.conf)
+		*t = *fresh
+		return nil, false
+	}
+	t.nextAddr = t.env.Plan.addressesAbove()
+	return addrs, true
+}
+
+func totalSize(segs []trace.Segment) uint64 {
+	var n uint64
+	for _, s := range segs {
+		n += s.Size
+	}
+	return n
+}
+
+func (t *torch) adoptSegment(s *trace.Segment, live []int32) {
+	pool := int32(2 * s.Pool)
+	if s.Large {
+		pool++
+	}
+	prev, next, rng := int32(-1), int32(-1), int32(-1)
+	if s.Expandable {
+		prev, next, rng = t.adoptRange(s, pool)
+	}
+	t.grow(s.Size)
+	if t.env.Emit != nil {
+		kind := event.SegmentAlloc
+		if s.Expandable {
+			kind = event.SegmentMap
+		}
+		t.env.Emit(event.Event{Kind: kind, Addr: s.Addr, Size: s.Size, Stream: s.Stream, Pool: s.Pool})
+	}
+	put := func(addr, size uint64, used bool) int32 {
+		i := t.newBlock(torchBlock{addr: addr, size: size, prev: prev, next: next, pool: pool, rng: rng,
+			stream: s.Stream, mapped: true, used: used})
+		if prev >= 0 {
+			t.blocks[prev].next = i
+		}
+		if next >= 0 {
+			t.blocks[next].prev = i
+		}
+		prev = i
+		return i
+	}
+	at, last := s.Addr, int32(-1)
+	gap := func(end uint64) {
+		switch size := end - at; {
+		case end <= at:
+		case s.Large && !s.Expandable && size <= smallSize && last >= 0:
+			// PyTorch does not split off so little from a large block: it belongs to the block before, whose size the
+			// file did not say.
+			t.blocks[last].size += size
+			t.allocated += size
+		default:
+			t.cache(put(at, size, false))
+		}
+	}
+	for _, n := range live {
+		b := &t.env.Plan.Trace.Initial[n]
+		gap(b.Addr)
+		last = put(b.Addr, b.Size, true)
+		t.of[n] = last
+		t.allocated += b.Size
+		at = b.Addr + b.Size
+	}
+	gap(s.Addr + s.Size)
+}
+
+// adoptRange finds the range of addresses that a mapped part s belongs to, or begins one with it: a snapshot shows the
+// parts only, and PyTorch has one range for each stream and pool, mapped from its beginning. It returns the unmapped
+// neighbours that s is to be put between.
+func (t *torch) adoptRange(s *trace.Segment, pool int32) (prev, next, rng int32) {
+	list := t.pools[pool].unmapped[s.Stream]
+	for _, i := range list {
+		b := t.blocks[i]
+		if b.addr <= s.Addr && s.Addr+s.Size <= b.addr+b.size {
+			t.removeUnmapped(i)
+			prev, next = b.prev, b.next
+			if gap := s.Addr - b.addr; gap > 0 {
+				t.blocks[i].size = gap
+				t.insertUnmapped(i)
+				prev = i
+			} else {
+				t.dropBlock(i)
+			}
+			if tail := b.addr + b.size - (s.Addr + s.Size); tail > 0 {
+				j := t.newBlock(torchBlock{addr: s.Addr + s.Size, size: tail, prev: -1, next: next, pool: pool,
+					rng: b.rng, stream: s.Stream})
+				if next >= 0 {
+					t.blocks[next].prev = j
+				}
+				t.insertUnmapped(j)
+				next = j
+			}
+			return prev, next, b.rng
+		}
+	}
+	r := t.newRange(pool, s.Addr)
+	tail := t.newBlock(torchBlock{addr: s.Addr + s.Size, size: r.size - s.Size, prev: -1, next: -1, pool: pool,
+		rng: int32(len(t.ranges) - 1), stream: s.Stream})
+	t.insertUnmapped(tail)
+	return -1, tail, int32(len(t.ranges) - 1)
+}
