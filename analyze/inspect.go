@@ -217,7 +217,20 @@ func timeOf(t *trace.Trace, i int) int64 {
 	if i < 0 || i >= len(t.Events) {
 		return 0
 	}
-	return t.Events[i].TimeUS - t.Events[0].TimeUS
+	for t.Events[i].TimeUS == 0 && i > 0 { // without a time of its own
+		i--
+	}
+	return max(0, t.Events[i].TimeUS-StartUS(t))
+}
+
+// StartUS is the time of the first event that has one, in microseconds on the recorder's clock.
+func StartUS(t *trace.Trace) int64 {
+	for i := range t.Events {
+		if us := t.Events[i].TimeUS; us != 0 {
+			return us
+		}
+	}
+	return 0
 }
 
 func sizeLabel(k int) string {

@@ -5,6 +5,7 @@ import (
 
 	"github.com/cistern-gpu/cistern/event"
 	"github.com/cistern-gpu/cistern/internal/units"
+	"github.com/cistern-gpu/cistern/replay"
 	"github.com/cistern-gpu/cistern/trace"
 )
 
@@ -52,18 +53,17 @@ func ExplainRecorded(t *trace.Trace) []OOM {
 		}
 	}
 	ooms := []OOM{}
+	if len(events) == 0 {
+		return ooms
+	}
+	capacity, _ := replay.CapacityFromTrace(t)
 	walk(t, events, func(i int, s *state) {
 		e := &t.Events[i]
 		m := s.addressMap(i)
 		o := OOM{Source: "recorded", Event: i, TimeUS: timeOf(t, i), Requested: e.Size, Live: s.liveBytes,
 			Reserved: s.reserved, DeviceFree: e.Addr, FreeInside: m.FreeBytes, Pieces: m.FreePieces,
 			LargestFree: m.LargestFree}
-		// The limit that explains the failure. PyTorch fails when the driver has no more or when the process's own
-		// limit is reached; where the device still had room for the request, it was the latter.
-		o.Capacity = o.Reserved
-		if o.DeviceFree < o.Requested {
-			o.Capacity += o.DeviceFree
-		}
+		o.Capacity = capacity
 		o.explain(s.hasSegs)
 		ooms = append(ooms, o)
 	})

@@ -56,7 +56,7 @@ export function comparison(t) {
     h('tbody', {},
       rec.peak_reserved_bytes ? h('tr', {class: 'recorded'},
         h('td', {}, h('i', {class: 'dashed', css: {'--key': 'var(--recorded)'}}), 'recorded',
-          rec.settings ? h('div', {class: 'conf'}, rec.settings) : null),
+          t.inspection.conf ? h('div', {class: 'conf'}, t.inspection.conf) : null),
         h('td', {class: 'n'}, bytes(rec.peak_reserved_bytes), bar(rec.peak_reserved_bytes, '--recorded')),
         h('td', {class: 'n'}, t.inspection.recorded_ratio ? t.inspection.recorded_ratio.toFixed(3) : ''),
         h('td', {class: 'n', title: 'segments got, given back, mapped and unmapped'}, count(rec.segment_events)),

@@ -1,0 +1,158 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"unicode"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+
+	"github.com/cistern-gpu/cistern/report"
+)
+
+// Exit codes of the command line contract.
+const (
+	exitOK       = 0
+	exitMismatch = 1 // --verify found one
+	exitBad      = 2 // bad usage, bad input, unwritable output
+)
+
+// app is one run of the command: its standard streams and what went wrong so far.
+type app struct {
+	in       io.Reader
+	out, err io.Writer
+	terminal bool // out is one
+	bad      bool // some file could not be read, or some output not be written
+	mismatch bool
+}
+
+// run is the whole command, without the process around it.
+func run(ctx context.Context, args []string, in io.Reader, out, err io.Writer) int {
+	checked := &checkedWriter{w: out}
+	a := &app{in: in, out: checked, err: err, terminal: isTerminal(out)}
+	root := newRoot(a)
+	root.SetArgs(args)
+	root.SetIn(in)
+	root.SetOut(checked)
+	root.SetErr(err)
+	if e := root.ExecuteContext(ctx); e != nil {
+		a.fail(e)
+	}
+	if checked.err != nil {
+		a.fail(cannotWrite("standard output", checked.err))
+	}
+	switch {
+	case a.bad:
+		return exitBad
+	case a.mismatch:
+		return exitMismatch
+	}
+	return exitOK
+}
+
+// fail prints an error as one line on standard error. The run ends with code 2, later if not now.
+func (a *app) fail(e error) {
+	a.bad = true
+	fmt.Fprintln(a.err, "cistern: "+oneLine(e.Error()))
+}
+
+// oneLine keeps whatever a file name or a file put into a message from breaking the line or steering the terminal.
+func oneLine(s string) string {
+	return strings.Map(func(r rune) rune {
+		switch {
+		case r == '\n' || r == '\t':
+			return ' '
+		case unicode.IsControl(r):
+			return '\uFFFD'
+		}
+		return r
+	}, strings.TrimSpace(s))
+}
+
+func newRoot(a *app) *cobra.Command {
+	root := &cobra.Command{
+		Use:   "cistern",
+		Short: "GPU memory: replay a recorded run under other allocators and settings",
+		Long: "Cistern reads a recorded run (a PyTorch memory snapshot, an RMM log, a Cistern trace; plain, gzip or " +
+			"zstd) and shows\nhow much GPU memory it would have held, what that would have cost and whether it would have " +
+			"died, under PyTorch's\nallocator with other settings and under Cistern. No GPU is needed.",
+		SilenceErrors: true,
+		SilenceUsage:  true,
+		Args:          noArgs,
+		RunE:          func(c *cobra.Command, _ []string) error { return c.Help() },
+	}
+	root.AddCommand(newReplay(a), newInspect(a), newTune(a), newReport(a), newConvert(a), newVersion(a))
+	root.CompletionOptions.HiddenDefaultCmd = false
+	root.SetFlagErrorFunc(func(c *cobra.Command, e error) error {
+		return fmt.Errorf("%w; %s takes %s", e, c.CommandPath(), flagNames(c))
+	})
+	return root
+}
+
+// noArgs refuses a command that does not exist, naming those that do.
+func noArgs(c *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return nil
+	}
+	var names []string
+	for _, sub := range c.Commands() {
+		if sub.IsAvailableCommand() {
+			names = append(names, sub.Name())
+		}
+	}
+	if len(names) == 0 {
+		return fmt.Errorf("%s takes no arguments, got %q", c.CommandPath(), args[0])
+	}
+	return fmt.Errorf("unknown command %q: want one of %s", args[0], strings.Join(names, ", "))
+}
+
+// traceArgs wants at least one trace, and standard input at most once.
+func traceArgs(c *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return fmt.Errorf("%s: no trace named: give one or more files, or - for standard input", c.CommandPath())
+	}
+	stdin := 0
+	for _, x := range args {
+		if x == "-" {
+			stdin++
+		}
+	}
+	if stdin > 1 {
+		return errors.New("-: standard input can be named once only")
+	}
+	return nil
+}
+
+// style is how tables are written to this output.
+func (a *app) style() report.Style {
+	if !a.terminal || os.Getenv("NO_COLOR") != "" || os.Getenv("TERM") == "dumb" {
+		return report.Style{}
+	}
+	return report.Style{Color: true, Width: 120}
+}
+
+// isTerminal reports whether w is a terminal, where a bar and colours have a place.
+func isTerminal(w io.Writer) bool {
+	f, ok := w.(*os.File)
+	return ok && term.IsTerminal(int(f.Fd()))
+}
+
+// checkedWriter remembers that a write failed, so that the run can end with code 2.
+type checkedWriter struct {
+	w   io.Writer
+	err error
+}
+
+func (c *checkedWriter) Write(p []byte) (int, error) {
+	if c.err != nil {
+		return 0, c.err
+	}
+	n, err := c.w.Write(p)
+	c.err = err
+	return n, err
+}

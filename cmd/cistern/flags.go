@@ -1,0 +1,115 @@
+package main
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/cistern-gpu/cistern/internal/units"
+	"github.com/cistern-gpu/cistern/replay"
+)
+
+// flagNames lists a command's flags for a message.
+func flagNames(c *cobra.Command) string {
+	var names []string
+	c.Flags().VisitAll(func(f *pflag.Flag) {
+		if !f.Hidden {
+			names = append(names, "--"+f.Name)
+		}
+	})
+	return strings.Join(names, ", ")
+}
+
+// sizeFlag is a size in bytes, as people write it.
+type sizeFlag struct{ bytes uint64 }
+
+func (s *sizeFlag) String() string {
+	if s.bytes == 0 {
+		return ""
+	}
+	return strings.ReplaceAll(units.FormatBytes(s.bytes), " ", "")
+}
+
+func (s *sizeFlag) Set(v string) error {
+	n, err := units.ParseBytes(v)
+	if err != nil {
+		return err
+	}
+	if n == 0 {
+		return fmt.Errorf("%q: want more than 0 bytes; leave the flag out for no limit", v)
+	}
+	s.bytes = n
+	return nil
+}
+
+func (s *sizeFlag) Type() string { return "size" }
+
+// replayFlags say how a replay is run.
+type replayFlags struct {
+	policies []string
+	capacity sizeFlag
+	lag      time.Duration
+
+	specs []replay.Spec
+}
+
+func (f *replayFlags) add(c *cobra.Command) {
+	c.Flags().StringArrayVar(&f.policies, "policy", nil,
+		"policy to replay, NAME or NAME:CONF; repeatable (default torch and cistern).\nNAME is "+
+			strings.Join(replay.PolicyNames(), ", ")+
+			".\nCONF replaces the trace's settings, in PYTORCH_ALLOC_CONF or CISTERN_CONF syntax; torch:default is PyTorch's defaults")
+	f.addLimits(c)
+	_ = c.RegisterFlagCompletionFunc("policy", cobra.FixedCompletions(replay.PolicyNames(),
+		cobra.ShellCompDirectiveNoFileComp|cobra.ShellCompDirectiveNoSpace))
+}
+
+func (f *replayFlags) addLimits(c *cobra.Command) {
+	c.Flags().Var(&f.capacity, "capacity", "limit on the bytes reserved, such as 80GiB "+
+		"(default the limit that explains the trace's own out-of-memory, else none)")
+	c.Flags().DurationVar(&f.lag, "gpu-lag", 20*time.Millisecond, "how long after it was queued the simulated GPU "+
+		"completes work")
+}
+
+// parse checks what the flags say before any file is read.
+func (f *replayFlags) parse() error {
+	if f.lag < 0 {
+		return fmt.Errorf("--gpu-lag %v: want 0 or more, such as 20ms", f.lag)
+	}
+	named := f.policies
+	if len(named) == 0 {
+		named = []string{"torch", "cistern"}
+	}
+	for _, s := range named {
+		spec, err := replay.ParseSpec(s)
+		if err != nil {
+			return fmt.Errorf("--policy: %w", err)
+		}
+		if spec.Name == "torch" && spec.HasConf {
+			if _, err := replay.ParseTorchConf(spec.Conf); err != nil {
+				return fmt.Errorf("--policy %s: %w", s, err)
+			}
+		}
+		if slices.Contains(f.specs, spec) {
+			return fmt.Errorf("--policy %s: named twice", s)
+		}
+		f.specs = append(f.specs, spec)
+	}
+	return nil
+}
+
+func (f *replayFlags) options() replay.Options {
+	return replay.Options{Capacity: f.capacity.bytes, GPULag: f.lag}
+}
+
+// formatFlags choose between text and JSON.
+type formatFlags struct{ json, ndjson bool }
+
+func (f *formatFlags) add(c *cobra.Command) {
+	c.Flags().BoolVar(&f.json, "json", false, "print one JSON object")
+	c.Flags().BoolVar(&f.ndjson, "ndjson", false, "print one line of JSON for each trace")
+	c.MarkFlagsMutuallyExclusive("json", "ndjson")
+}

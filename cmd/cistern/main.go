@@ -1,0 +1,20 @@
+// Command cistern replays, inspects and reports recorded GPU-memory runs: a PyTorch memory snapshot, an RMM log or a
+// Cistern trace goes in; what other allocators and settings would have held and cost comes out.
+//
+// The work is done by the packages trace, replay, analyze and report. Here are only the command line, the files
+// (several at once, output in the order of the arguments), the progress bar and the exit codes: 0 when it ran, 1 when
+// --verify found a mismatch, 2 on bad usage, bad input or an unwritable output.
+package main
+
+import (
+	"context"
+	"os"
+	"os/signal"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	code := run(ctx, os.Args[1:], os.Stdin, os.Stdout, os.Stderr)
+	stop()
+	os.Exit(code)
+}

@@ -1,0 +1,192 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/cistern-gpu/cistern/analyze"
+	"github.com/cistern-gpu/cistern/replay"
+	"github.com/cistern-gpu/cistern/report"
+	"github.com/cistern-gpu/cistern/trace"
+)
+
+func newReplay(a *app) *cobra.Command {
+	var (
+		flags  replayFlags
+		format formatFlags
+		job    replayJob
+	)
+	c := &cobra.Command{
+		Use:   "replay [flags] TRACE...",
+		Short: "Replay recorded runs under one or more allocators",
+		Long: "Replay drives allocators over recorded runs and compares what each would have reserved, what its calls to " +
+			"the driver\nwould have cost, and whether it would have run out of memory. Ratio is peak reserved over peak live, " +
+			"the floor under\nevery allocator.",
+		Example: "  cistern replay snapshot.pickle\n" +
+			"  cistern replay --policy torch --policy torch:expandable_segments:True --capacity 24GiB snapshot.pickle\n" +
+			"  cistern replay --html page.html snapshot.pickle",
+		Args: traceArgs,
+		RunE: func(c *cobra.Command, args []string) error {
+			if err := flags.parse(); err != nil {
+				return err
+			}
+			job.specs, job.opt = flags.specs, flags.options()
+			return job.run(c, a, args, format)
+		},
+	}
+	flags.add(c)
+	c.Flags().BoolVar(&job.verify, "verify", false, "hold PyTorch's model against the record; code 1 on a mismatch")
+	c.Flags().StringVar(&job.record, "record", "", "write what the one policy did as a PyTorch snapshot to this `file`")
+	c.Flags().StringVar(&job.html, "html", "", "write a page of the results to this `file`")
+	format.add(c)
+	return c
+}
+
+// replayJob is what replay and report do.
+type replayJob struct {
+	specs        []replay.Spec
+	opt          replay.Options
+	verify       bool
+	record, html string // paths, "" is none
+}
+
+// replayed is what became of one file.
+type replayed struct {
+	reports    []*replay.Report
+	ooms       [][]analyze.OOM // of each report
+	views      []*report.View
+	recordings []*trace.Trace
+}
+
+func (j *replayJob) run(c *cobra.Command, a *app, args []string, format formatFlags) error {
+	var page, record *output
+	if j.html != "" {
+		if err := report.CheckBundle(); err != nil {
+			return err
+		}
+		var err error
+		if page, err = a.openOutput(j.html); err != nil {
+			return err
+		}
+		defer page.abandon()
+		j.opt.Samples = report.CurveSamples
+	}
+	if j.record != "" {
+		if len(j.specs) != 1 || len(args) != 1 {
+			return fmt.Errorf("--record takes what one policy did with one trace: got %d policies and %d traces; "+
+				"name one --policy", len(j.specs), len(args))
+		}
+		var err error
+		if record, err = a.openOutput(j.record); err != nil {
+			return err
+		}
+		defer record.abandon()
+	}
+	j.opt.Verify = j.verify
+
+	bar := a.startProgress("replaying", len(args))
+	defer bar.end()
+	all := replay.Reports{Traces: []*replay.Report{}}
+	var views []*report.View
+	var recordings []*trace.Trace
+	err := eachFile(c.Context(), a, args, bar, j.one, func(_ int, o outcome[replayed]) {
+		if o.err != nil {
+			a.fail(o.err)
+			return
+		}
+		for i, rep := range o.value.reports {
+			a.mismatch = a.mismatch || !rep.Verify.OK()
+			switch {
+			case format.ndjson:
+				_ = writeJSON(a.out, rep, false) // checkedWriter remembers
+			case !format.json:
+				report.WriteReplay(a.out, rep, o.value.ooms[i], a.style())
+			}
+		}
+		if format.json {
+			all.Traces = append(all.Traces, o.value.reports...)
+		}
+		views = append(views, o.value.views...)
+		recordings = append(recordings, o.value.recordings...)
+	})
+	if err != nil {
+		return err
+	}
+	if format.json {
+		_ = writeJSON(a.out, all, true)
+	}
+	var errs []string
+	if page != nil && len(views) > 0 {
+		if err := report.WritePage(page, views); err != nil {
+			errs = append(errs, cannotWrite(j.html, err).Error())
+		} else if err := page.commit(); err != nil {
+			errs = append(errs, err.Error())
+		}
+	}
+	if record != nil && len(recordings) > 0 {
+		if err := trace.WritePyTorch(record, recordings...); err != nil {
+			errs = append(errs, cannotWrite(j.record, err).Error())
+		} else if err := record.commit(); err != nil {
+			errs = append(errs, err.Error())
+		}
+	}
+	if len(errs) > 0 {
+		return errors.New(strings.Join(errs, "; "))
+	}
+	return nil
+}
+
+// one replays one file: every device that has events under every policy.
+func (j *replayJob) one(f *trace.File, step func(done, total int)) (replayed, error) {
+	var r replayed
+	if len(f.Traces) == 0 {
+		return r, errors.New("no device has events, expected a recording of at least one")
+	}
+	total := 0
+	for _, t := range f.Traces {
+		total += len(t.Events) * len(j.specs)
+	}
+	before := 0 // events of the runs that are over
+	for _, t := range f.Traces {
+		opt := j.opt
+		runs := 0
+		opt.Progress = func(done, n int) {
+			step(min(total, before+runs*n+done), total)
+			if done == n {
+				runs++
+			}
+		}
+		if j.record != "" {
+			opt.Record = &replay.Recording{}
+		}
+		rep, err := replay.Replay(t, j.specs, opt)
+		if err != nil {
+			if len(f.Traces) > 1 {
+				err = fmt.Errorf("device %d: %w", t.Device, err)
+			}
+			return r, err
+		}
+		before += len(t.Events) * len(j.specs)
+		r.reports = append(r.reports, rep)
+		if opt.Record != nil {
+			if rec := opt.Record.Trace(); rec != nil {
+				r.recordings = append(r.recordings, rec)
+			}
+		}
+		r.ooms = append(r.ooms, report.OOMs(t, analyze.ExplainRecorded(t), rep.Results))
+		if j.html != "" {
+			v, err := report.NewView(t, analyze.Inspect(t), rep)
+			if err != nil {
+				return r, err
+			}
+			r.views = append(r.views, v)
+			for _, res := range rep.Results {
+				res.Curve = replay.Curve{} // the view has what it needs of it
+			}
+		}
+	}
+	return r, nil
+}

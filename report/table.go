@@ -1,0 +1,344 @@
+package report
+
+import (
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+	"time"
+
+	"charm.land/lipgloss/v2"
+	"charm.land/lipgloss/v2/table"
+
+	"github.com/cistern-gpu/cistern/analyze"
+	"github.com/cistern-gpu/cistern/internal/units"
+	"github.com/cistern-gpu/cistern/replay"
+)
+
+// Style says how tables are written.
+type Style struct {
+	Color bool // the output is a terminal that shows colours
+	Width int  // columns to wrap text at; 0 is never
+}
+
+func (s Style) paint(text string, style lipgloss.Style) string {
+	if !s.Color {
+		return text
+	}
+	return style.Render(text)
+}
+
+var (
+	bold  = lipgloss.NewStyle().Bold(true)
+	faint = lipgloss.NewStyle().Faint(true)
+	red   = lipgloss.NewStyle().Foreground(lipgloss.Red)
+	green = lipgloss.NewStyle().Foreground(lipgloss.Green)
+)
+
+// grid is a table: the first column is text and so are those from textFrom on; the rest are numbers, set to the right.
+type grid struct {
+	head     []string
+	rows     [][]string
+	textFrom int
+}
+
+func (g *grid) add(cells ...string) { g.rows = append(g.rows, cells) }
+
+func (g *grid) write(w io.Writer, s Style) {
+	t := table.New().Border(lipgloss.NormalBorder()).BorderTop(false).BorderBottom(false).BorderLeft(false).
+		BorderRight(false).BorderColumn(false).Headers(g.head...).Rows(g.rows...).
+		StyleFunc(func(row, col int) lipgloss.Style {
+			style := lipgloss.NewStyle().PaddingRight(2)
+			if col > 0 && (g.textFrom == 0 || col < g.textFrom) {
+				style = style.Align(lipgloss.Right)
+			}
+			if row == table.HeaderRow && s.Color {
+				style = style.Bold(true)
+			}
+			return style
+		})
+	if s.Color {
+		t = t.BorderStyle(faint)
+	}
+	for line := range strings.Lines(t.Render()) {
+		fmt.Fprintln(w, strings.TrimRight(line, " \n"))
+	}
+}
+
+// WriteReplay writes one trace's comparison, and why requests failed.
+func WriteReplay(w io.Writer, rep *replay.Report, ooms []analyze.OOM, s Style) {
+	writeTitle(w, s, rep.Path, rep.Device, rep.Format)
+	fmt.Fprintf(w, "%s on %s over %s; peak live %s\n", plural(rep.Events, "event"), plural(rep.Streams, "stream"),
+		microseconds(float64(rep.DurationUS)), units.FormatBytes(rep.PeakLive))
+	if r := rep.Recorded; r.PeakReserved > 0 {
+		fmt.Fprintf(w, "recorded: peak reserved %s (ratio %s), %s, %s\n", units.FormatBytes(r.PeakReserved),
+			ratio(r.PeakReserved, rep.PeakLive), plural(r.SegmentEvents, "segment event"), plural(r.OOMs, "OOM"))
+	}
+	fmt.Fprintln(w)
+	WriteResults(w, rep.Results, s)
+	seen := map[string]bool{}
+	for _, r := range rep.Results {
+		if line := "capacity: " + capacity(r); r.Capacity > 0 && !seen[line] {
+			seen[line] = true
+			fmt.Fprintln(w, line)
+		}
+	}
+	if v := rep.Verify; v != nil {
+		fmt.Fprintln(w)
+		verdict := s.paint("matches the record", green)
+		if !v.OK() {
+			verdict = s.paint("differs from the record", red)
+		}
+		fmt.Fprintf(w, "verify: %s: %s of %s driver events, %s of %s placements\n", verdict, number(v.Matched),
+			number(v.Recorded), number(v.PlacementsMatched), number(v.Placements))
+		if v.FirstMismatch != nil {
+			fmt.Fprintf(w, "  first mismatch: %s\n", clean(*v.FirstMismatch))
+		}
+	}
+	WriteOOMs(w, ooms, s)
+	writeNotes(w, rep.Notes, s)
+	fmt.Fprintln(w)
+}
+
+// WriteResults writes what policies did, one to a line.
+func WriteResults(w io.Writer, results []*replay.Result, s Style) {
+	g := grid{head: []string{"policy", "peak reserved", "ratio", "driver calls", "driver time", "stream syncs",
+		"device syncs", "retries", "OOMs", "completed"}, textFrom: 9}
+	for _, r := range results {
+		calls := int64(0)
+		for _, n := range r.Calls {
+			calls += n
+		}
+		completed := s.paint("yes", green)
+		if !r.Completed {
+			completed = s.paint("no, died at event "+number(*r.FailedEvent), red)
+		}
+		ooms := number(r.OOMs)
+		if r.OOMsAvoided > 0 {
+			ooms += fmt.Sprintf(" (%s avoided)", number(r.OOMsAvoided))
+		}
+		g.add(clean(policyName(r)), units.FormatBytes(r.PeakReserved), fmt.Sprintf("%.3f", r.Ratio), number(calls),
+			microseconds(r.DriverTimeUS), number(r.StreamSyncs), number(r.DeviceSyncs), number(r.Retries), ooms, completed)
+	}
+	g.write(w, s)
+}
+
+func capacity(r *replay.Result) string {
+	return fmt.Sprintf("%s (%s)", units.FormatBytes(r.Capacity), clean(r.CapacityFrom))
+}
+
+// WriteOOMs explains failed requests.
+func WriteOOMs(w io.Writer, ooms []analyze.OOM, s Style) {
+	for _, o := range ooms {
+		fmt.Fprintln(w)
+		fmt.Fprintf(w, "%s %s at event %s, %s into the run: %s\n", s.paint("out of memory", red), clean(o.Source),
+			number(o.Event), microseconds(float64(o.TimeUS)), o.Cause)
+		for _, line := range o.Why {
+			writeWrapped(w, "  ", "  "+line, s)
+		}
+	}
+}
+
+// WriteInspection writes what a trace holds.
+func WriteInspection(w io.Writer, in *analyze.Inspection, s Style) {
+	writeTitle(w, s, in.Path, in.Device, in.Format)
+	fmt.Fprintf(w, "%s over %s", plural(in.Events, "event"), microseconds(float64(in.DurationUS)))
+	sep := ": "
+	for _, k := range kindOrder {
+		if n := in.Kinds[k]; n > 0 {
+			fmt.Fprintf(w, "%s%s %s", sep, number(n), k)
+			sep = ", "
+		}
+	}
+	fmt.Fprintln(w)
+	start := "recorded from the start"
+	if !in.FromStart {
+		start = "the start is missing"
+	}
+	fmt.Fprintf(w, "%s; %s live before the first event; %s\n", start, plural(in.Initial, "block"),
+		plural(in.Stacks, "distinct stack"))
+	if in.Conf != "" {
+		fmt.Fprintf(w, "settings: %s\n", clean(in.Conf))
+	}
+	p := &in.Peak
+	fmt.Fprintf(w, "\n%s at event %s, %s into the run\n", s.paint("peak", bold), number(p.Event), microseconds(float64(p.TimeUS)))
+	g := grid{head: []string{"", "bytes", "of peak live"}}
+	of := func(n uint64) string { return ratio(n, in.PeakLive) }
+	g.add("live", units.FormatBytes(p.Live), of(p.Live))
+	g.add("allocated (rounded to 512)", units.FormatBytes(p.Allocated), of(p.Allocated))
+	if p.Pending > 0 {
+		g.add("live but given back", units.FormatBytes(p.Pending), of(p.Pending))
+	}
+	if p.Reserved > 0 {
+		g.add("reserved then", units.FormatBytes(p.Reserved), of(p.Reserved))
+		g.add("peak reserved, whole run", units.FormatBytes(in.RecordedReserved), of(in.RecordedReserved))
+	}
+	g.write(w, s)
+	if p.Reserved > 0 {
+		fmt.Fprintf(w, "%s in %s; free inside: %s in %s, the largest %s\n", plural(p.Blocks, "block"),
+			plural(p.Segments, "segment"), units.FormatBytes(p.FreeBytes), plural(p.FreePieces, "piece"),
+			units.FormatBytes(p.LargestFree))
+	}
+
+	fmt.Fprintf(w, "\n%s\n", s.paint("live at the peak, by size", bold))
+	g = grid{head: []string{"size", "blocks", "bytes", "share"}}
+	for _, x := range p.Sizes {
+		if x.Blocks > 0 {
+			g.add(x.Label, number(x.Blocks), units.FormatBytes(x.Bytes), share(x.Bytes, p.Live))
+		}
+	}
+	g.write(w, s)
+
+	fmt.Fprintf(w, "\n%s\n", s.paint("live at the peak, by stream", bold))
+	g = grid{head: []string{"stream", "allocations", "requested in all", "live at the peak", "share"}}
+	for _, x := range in.Streams {
+		g.add(streamName(x.Stream), number(x.Allocs), units.FormatBytes(x.Bytes), units.FormatBytes(x.LiveBytes),
+			share(x.LiveBytes, p.Live))
+	}
+	g.write(w, s)
+	if len(in.Pools) > 1 {
+		fmt.Fprintf(w, "\n%s\n", s.paint("live at the peak, by pool", bold))
+		g = grid{head: []string{"pool", "allocations", "requested in all", "live at the peak", "share"}}
+		for _, x := range in.Pools {
+			g.add(x.Pool, number(x.Allocs), units.FormatBytes(x.Bytes), units.FormatBytes(x.LiveBytes), share(x.LiveBytes, p.Live))
+		}
+		g.write(w, s)
+	}
+	writeHolders(w, p, s)
+	WriteOOMs(w, in.OOMs, s)
+	writeNotes(w, in.Notes, s)
+	fmt.Fprintln(w)
+}
+
+// kindOrder is the order in which kinds of events are listed.
+var kindOrder = []string{"alloc", "free_requested", "free_completed", "segment_alloc", "segment_free", "segment_map",
+	"segment_unmap", "oom", "retry", "snapshot", "annotate"}
+
+// shownHolders and shownFrames bound what a terminal gets; the page and --json have more.
+const (
+	shownHolders = 8
+	shownFrames  = 4
+)
+
+func writeHolders(w io.Writer, p *analyze.Moment, s Style) {
+	fmt.Fprintf(w, "\n%s\n", s.paint("live at the peak, by stack", bold))
+	for _, h := range p.Holders[:min(len(p.Holders), shownHolders)] {
+		fmt.Fprintf(w, "%12s %6s  in %s\n", units.FormatBytes(h.Bytes), share(h.Bytes, p.Live), plural(h.Blocks, "block"))
+		if len(h.Frames) == 0 {
+			fmt.Fprintf(w, "%22s%s\n", "", "no stack recorded")
+		}
+		for _, f := range h.Frames[:min(len(h.Frames), shownFrames)] {
+			fmt.Fprintf(w, "%22s%s\n", "", clean(f))
+		}
+		if n := len(h.Frames) - shownFrames; n > 0 {
+			fmt.Fprintf(w, "%22s%s\n", "", s.paint("... "+plural(n, "frame")+" more", faint))
+		}
+	}
+	var bytes uint64
+	blocks := 0
+	for _, h := range p.Holders[min(len(p.Holders), shownHolders):] {
+		bytes += h.Bytes
+		blocks += h.Blocks
+	}
+	bytes, blocks = bytes+p.Others.Bytes, blocks+p.Others.Blocks
+	if blocks > 0 {
+		fmt.Fprintf(w, "%12s %6s  in %s of other stacks\n", units.FormatBytes(bytes), share(bytes, p.Live),
+			plural(blocks, "block"))
+	}
+}
+
+func writeTitle(w io.Writer, s Style, path string, device int, format string) {
+	if path == "-" {
+		path = "standard input"
+	}
+	fmt.Fprintf(w, "%s, device %d, %s\n", s.paint(clean(path), bold), device, format)
+}
+
+func writeNotes(w io.Writer, notes []string, s Style) {
+	if len(notes) > 0 {
+		fmt.Fprintln(w)
+	}
+	for _, n := range notes {
+		writeWrapped(w, "      ", "note: "+clean(n), s)
+	}
+}
+
+// writeWrapped breaks a line at the style's width, with later lines indented.
+func writeWrapped(w io.Writer, indent, line string, s Style) {
+	if s.Width < 40 {
+		fmt.Fprintln(w, line)
+		return
+	}
+	at := 0
+	for i, word := range strings.SplitAfter(line, " ") {
+		if n := len([]rune(strings.TrimRight(word, " "))); i > 0 && at+n > s.Width && n > 0 {
+			fmt.Fprint(w, "\n", indent)
+			at = len(indent)
+		}
+		fmt.Fprint(w, word)
+		at += len([]rune(word))
+	}
+	fmt.Fprintln(w)
+}
+
+// clean keeps control characters of a trace's text from steering the terminal.
+func clean(s string) string {
+	return strings.Map(func(r rune) rune {
+		if r < 0x20 || r >= 0x7f && r < 0xa0 {
+			return '\uFFFD'
+		}
+		return r
+	}, s)
+}
+
+// number writes an integer with commas between thousands.
+func number[T int | int64](n T) string {
+	s := strconv.FormatInt(int64(n), 10)
+	sign := ""
+	if s[0] == '-' {
+		sign, s = "-", s[1:]
+	}
+	var b strings.Builder
+	for i, c := range s {
+		if i > 0 && (len(s)-i)%3 == 0 {
+			b.WriteByte(',')
+		}
+		b.WriteRune(c)
+	}
+	return sign + b.String()
+}
+
+func plural[T int | int64](n T, what string) string {
+	if n != 1 {
+		what += "s"
+	}
+	return number(n) + " " + what
+}
+
+func ratio(n, of uint64) string {
+	if of == 0 {
+		return "-"
+	}
+	return fmt.Sprintf("%.3f", float64(n)/float64(of))
+}
+
+func share(n, of uint64) string {
+	if of == 0 {
+		return "-"
+	}
+	return fmt.Sprintf("%.1f %%", 100*float64(n)/float64(of))
+}
+
+// microseconds writes a time as people read it.
+func microseconds(us float64) string {
+	d := time.Duration(us * float64(time.Microsecond))
+	switch {
+	case d < time.Millisecond:
+		return fmt.Sprintf("%.0f us", us)
+	case d < time.Second:
+		return fmt.Sprintf("%.2f ms", us/1e3)
+	case d < time.Minute:
+		return fmt.Sprintf("%.2f s", us/1e6)
+	}
+	return d.Round(time.Second).String()
+}

@@ -1,0 +1,175 @@
+package report
+
+import (
+	"fmt"
+	"path/filepath"
+	"slices"
+	"sort"
+
+	"github.com/cistern-gpu/cistern/analyze"
+	"github.com/cistern-gpu/cistern/replay"
+	"github.com/cistern-gpu/cistern/trace"
+)
+
+// CurveSamples is the number of points to ask of a replay (replay.Options.Samples) whose result goes into a page.
+const CurveSamples = maxPoints
+
+// View is one trace as the page shows it. It no longer needs the trace.
+type View struct {
+	Name       string              `json:"name"`
+	Inspection *analyze.Inspection `json:"inspection"`
+	Recorded   replay.Recorded     `json:"recorded"`
+	Results    []*replay.Result    `json:"results"`
+	Verify     *replay.Verify      `json:"verify"`
+	OOMs       []analyze.OOM       `json:"ooms"`
+	Notes      []string            `json:"notes"`
+	Lines      []line              `json:"lines"` // of the chart, in the order of the curves in series
+
+	StreamNames []string   `json:"stream_names"`
+	PoolNames   []string   `json:"pool_names"`
+	Frames      []string   `json:"frames"`
+	Stacks      [][]uint32 `json:"stacks"`     // indices into Frames, innermost first; the address map's numbers
+	TopStacks   []uint64   `json:"top_stacks"` // largest holders at the peak
+
+	series string // base64; see encode.go
+}
+
+// line is one curve of the chart.
+type line struct {
+	Name   string `json:"name"`
+	Kind   string `json:"kind"`   // "live", "allocated", "recorded" or "policy"
+	Policy int    `json:"policy"` // index into View.Results
+	Hidden bool   `json:"hidden"` // until it is asked for
+}
+
+// NewView collects what a page shows of a trace: what it holds, and what the policies made of it. in is
+// analyze.Inspect's; the results of rep have curves where they were run with Samples.
+func NewView(t *trace.Trace, in *analyze.Inspection, rep *replay.Report) (*View, error) {
+	v := &View{Name: name(t), Inspection: in, Recorded: rep.Recorded, Results: rep.Results, Verify: rep.Verify,
+		Notes: rep.Notes, OOMs: OOMs(t, in.OOMs, rep.Results)}
+	for _, id := range t.Streams {
+		v.StreamNames = append(v.StreamNames, streamName(id))
+	}
+	for _, id := range t.Pools {
+		v.PoolNames = append(v.PoolNames, fmt.Sprintf("%d,%d", id[0], id[1]))
+	}
+	var e encoder
+	e.times(t)
+	curves := analyze.RecordedCurves(t)
+	add := func(l line, c analyze.Curve) {
+		v.Lines = append(v.Lines, l)
+		e.curve(c)
+	}
+	add(line{Name: "live", Kind: "live"}, curves.Live)
+	add(line{Name: "allocated", Kind: "allocated", Hidden: true}, curves.Allocated)
+	if len(curves.Reserved.Value) > 0 {
+		add(line{Name: "reserved when recorded", Kind: "recorded"}, curves.Reserved)
+	}
+	for i, r := range rep.Results {
+		if len(r.Curve.TimeUS) == 0 {
+			continue
+		}
+		add(line{Name: "reserved by " + policyName(r), Kind: "policy", Policy: i}, reservedCurve(t, r.Curve))
+	}
+	stacks := newStackTable(t)
+	for _, h := range in.Peak.Holders {
+		v.TopStacks = append(v.TopStacks, stacks.number(h.Stack))
+	}
+	e.addressMap(in.Peak.Map, stacks.number)
+	v.Frames, v.Stacks = stacks.frames, stacks.stacks
+	var err error
+	v.series, err = e.text()
+	return v, err
+}
+
+// OOMs are the failures of the record (analyze.ExplainRecorded), then those of the policies.
+func OOMs(t *trace.Trace, recorded []analyze.OOM, results []*replay.Result) []analyze.OOM {
+	ooms := slices.Clone(recorded)
+	for _, r := range results {
+		if r.FailedEvent != nil {
+			ooms = append(ooms, analyze.ExplainReplayed(t, analyze.Failure{Policy: policyName(r), Event: *r.FailedEvent,
+				Requested: r.FailedRequest, Reserved: r.PeakReserved, Capacity: r.Capacity}))
+		}
+	}
+	return ooms
+}
+
+func name(t *trace.Trace) string {
+	n := filepath.Base(t.Path)
+	if t.Path == "-" {
+		n = "standard input"
+	}
+	return fmt.Sprintf("%s, device %d", n, t.Device)
+}
+
+func policyName(r *replay.Result) string {
+	if r.Conf == "" {
+		return r.Policy
+	}
+	return r.Policy + ":" + r.Conf
+}
+
+// streamName shows a small stream number as such and a handle in hexadecimal.
+func streamName(id uint64) string {
+	if id < 1<<16 {
+		return fmt.Sprint(id)
+	}
+	return fmt.Sprintf("%#x", id)
+}
+
+// reservedCurve puts a replay's curve, which is over time, on the events of the trace: a point belongs to the last
+// event that is not later.
+func reservedCurve(t *trace.Trace, c replay.Curve) analyze.Curve {
+	start := analyze.StartUS(t)
+	var out analyze.Curve
+	for i, us := range c.TimeUS {
+		at := sort.Search(len(t.Events), func(k int) bool { return t.Events[k].TimeUS-start > us }) - 1
+		n := len(out.Event)
+		if n > 0 && int(out.Event[n-1]) >= at {
+			// Several points within a microsecond: the highest stands for them.
+			out.Value[n-1] = max(out.Value[n-1], c.Reserved[i])
+			continue
+		}
+		if n > 0 && out.Value[n-1] == c.Reserved[i] {
+			continue
+		}
+		out.Event = append(out.Event, int32(at))
+		out.Value = append(out.Value, c.Reserved[i])
+	}
+	return out
+}
+
+// stackTable numbers the stacks that a page shows, and their frames.
+type stackTable struct {
+	t        *trace.Trace
+	numbers  map[uint32]uint64
+	frameIDs map[string]uint32
+	frames   []string
+	stacks   [][]uint32
+}
+
+func newStackTable(t *trace.Trace) *stackTable {
+	s := &stackTable{t: t, numbers: map[uint32]uint64{}, frameIDs: map[string]uint32{}, frames: []string{}}
+	s.number(0) // the empty stack is the page's number 0 too
+	return s
+}
+
+func (s *stackTable) number(stack uint32) uint64 {
+	if n, ok := s.numbers[stack]; ok {
+		return n
+	}
+	ids := []uint32{}
+	for _, f := range analyze.FrameNames(s.t, stack) {
+		id, ok := s.frameIDs[f]
+		if !ok {
+			id = uint32(len(s.frames))
+			s.frameIDs[f] = id
+			s.frames = append(s.frames, f)
+		}
+		ids = append(ids, id)
+	}
+	n := uint64(len(s.stacks))
+	s.numbers[stack] = n
+	s.stacks = append(s.stacks, ids)
+	return n
+}
