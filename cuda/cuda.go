@@ -142,13 +142,17 @@ type Driver interface {
 	// primary context; StreamPerThread is the calling thread's.
 	StreamID(d Device, s Stream) (StreamID, error)
 	// StreamCapture reports whether the stream is being captured, and into which capture
-	// (cuStreamGetCaptureInfo). Legal on any stream.
+	// (cuStreamGetCaptureInfo). Legal on any stream; on the legacy stream, while a stream that blocks with it is being
+	// captured, it fails with ErrStreamCaptureImplicit, which harms nothing but says that recording, waiting or
+	// synchronising there would invalidate that capture.
 	StreamCapture(d Device, s Stream) (CaptureStatus, uint64, error)
 	// StreamWaitEvent makes later work of s wait for the event (cuStreamWaitEvent).
 	StreamWaitEvent(d Device, s Stream, e Event) error
 	// StreamSynchronize waits until all work of s is done (cuStreamSynchronize).
 	StreamSynchronize(d Device, s Stream) error
-	// ContextSynchronize waits until all work of the device's primary context is done (cuCtxSynchronize).
+	// ContextSynchronize waits until all work of the device's primary context is done (cuCtxSynchronize). While any
+	// stream of the context is being captured it fails with ErrStreamCaptureUnsupported and invalidates that capture,
+	// in relaxed mode too (measured on an H200, driver 580): the caller must know.
 	ContextSynchronize(d Device) error
 
 	// EventCreate makes an event without timing (cuEventCreate, CU_EVENT_DISABLE_TIMING).

@@ -154,6 +154,7 @@ func (p *probe) capture() error {
 	var va, ptr cuda.Ptr
 	var h cuda.Handle
 	var e cuda.Event
+	var captured cuda.Stream
 	calls := []struct {
 		name string
 		call func() error
@@ -178,6 +179,29 @@ func (p *probe) capture() error {
 		{"cuEventDestroy", func() error { return p.EventDestroy(p.dev, e) }},
 		{"cuStreamGetCaptureInfo of legacy", func() error { _, _, err := p.StreamCapture(p.dev, cuda.StreamLegacy); return err }},
 		{"cuStreamGetCtx+Id of legacy", func() error { _, err := p.StreamID(p.dev, cuda.StreamLegacy); return err }},
+		{"cuStreamGetCtx+Id of the captured stream", func() error { _, err := p.StreamID(p.dev, captured); return err }},
+		{"cuStreamGetCtx+Id of another stream", func() error { _, err := p.StreamID(p.dev, p.work); return err }},
+		{"cuStreamGetCtx+Id of per-thread", func() error { _, err := p.StreamID(p.dev, cuda.StreamPerThread); return err }},
+		{"cuStreamGetCaptureInfo of per-thread", func() error { _, _, err := p.StreamCapture(p.dev, cuda.StreamPerThread); return err }},
+		{"cuEventCreate again", func() (err error) { e, err = p.EventCreate(p.dev); return err }},
+		{"cuEventRecord on per-thread", func() error { return p.EventRecord(p.dev, e, cuda.StreamPerThread) }},
+		{"cuEventRecord on the captured stream", func() error { return p.EventRecord(p.dev, e, captured) }},
+		{"cuEventQuery of a captured event", func() error {
+			if err := p.EventRecord(p.dev, e, captured); err != nil {
+				return err
+			}
+			_, err := p.EventQuery(p.dev, e)
+			return err
+		}},
+		{"cuStreamWaitEvent of an outside event", func() error {
+			if err := p.EventRecord(p.dev, e, p.work); err != nil {
+				return err
+			}
+			return p.StreamWaitEvent(p.dev, captured, e)
+		}},
+		{"cuEventDestroy again", func() error { return p.EventDestroy(p.dev, e) }},
+		{"cuStreamSynchronize of the captured stream", func() error { return p.StreamSynchronize(p.dev, captured) }},
+		{"cuStreamSynchronize of legacy", func() error { return p.StreamSynchronize(p.dev, cuda.StreamLegacy) }},
 		{"cuCtxSynchronize", func() error { return p.ContextSynchronize(p.dev) }},
 	}
 	for _, blocking := range []bool{false, true} {
@@ -189,6 +213,7 @@ func (p *probe) capture() error {
 		if err != nil {
 			return err
 		}
+		captured = s
 		for _, c := range calls {
 			if err := p.CaptureBegin(p.dev, s, nvidia.CaptureGlobal); err != nil {
 				return err

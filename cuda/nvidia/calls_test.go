@@ -289,7 +289,7 @@ func TestMissingCalls(t *testing.T) {
 		call func() error
 		says string
 	}{
-		"StreamID": {func() error { _, err := b.StreamID(dev0, 0); return err },
+		"StreamID": {func() error { _, err := b.StreamID(dev0, cuda.StreamPerThread); return err },
 			"cuStreamGetId: the installed driver (CUDA 11.2) does not have it"},
 		"MemCreate": {func() error { _, err := b.MemCreate(chunk, cuda.MemProp{}); return err },
 			"cuMemCreate: the installed driver (CUDA 11.2) does not have it"},
@@ -387,12 +387,59 @@ func TestStreamID(t *testing.T) {
 	}
 }
 
+// While a stream that blocks with the legacy stream is captured, looking at the legacy stream harms nothing. (Recording
+// there would: the driver says so, and the capture is lost.)
+func TestLegacyStreamDuringCapture(t *testing.T) {
+	b := retained(t)
+	s, err := b.StreamCreate(dev0, true)
+	must(t, err)
+	e, err := b.EventCreate(dev0)
+	must(t, err)
+	before, err := b.StreamID(dev0, cuda.StreamLegacy)
+	must(t, err)
+	must(t, b.CaptureBegin(dev0, s, nvidia.CaptureGlobal))
+	for _, legacy := range []cuda.Stream{cuda.StreamNull, cuda.StreamLegacy} {
+		if id, err := b.StreamID(dev0, legacy); id != before || err != nil {
+			t.Errorf("stream %d: %+v, %v; want %+v", legacy, id, err, before)
+		}
+		if _, _, err := b.StreamCapture(dev0, legacy); !errors.Is(err, cuda.ErrStreamCaptureImplicit) {
+			t.Errorf("stream %d: %v; want stream capture implicit", legacy, err)
+		}
+	}
+	if status, _, err := b.StreamCapture(dev0, s); status != cuda.CaptureActive || err != nil {
+		t.Errorf("the capture is %v, %v", status, err)
+	}
+	if err := b.EventRecord(dev0, e, cuda.StreamLegacy); !errors.Is(err, cuda.ErrStreamCaptureImplicit) {
+		t.Errorf("recording on the legacy stream: %v", err)
+	}
+	if status, _, _ := b.StreamCapture(dev0, s); status != cuda.CaptureInvalidated {
+		t.Errorf("the capture is %v after that", status)
+	}
+	if _, err := b.CaptureEnd(dev0, s); !errors.Is(err, cuda.ErrStreamCaptureInvalidated) {
+		t.Error(err)
+	}
+}
+
+// A context that cannot be told apart is not kept.
+func TestRetainFails(t *testing.T) {
+	b := open(t)
+	t.Setenv("STANDIN_FAIL", "cuCtxGetId=999")
+	b.wants("cuDevicePrimaryCtxRetain(0) = 0, context -1\ncuDevicePrimaryCtxRelease(0) = 0, context -1", func() {
+		if err := b.RetainContext(dev0); !errors.Is(err, cuda.ErrUnknown) {
+			t.Error(err)
+		}
+	})
+}
+
 // A driver before 12.0 has no context numbers: then the context is told by its address.
 func TestStreamIDWithoutContextNumbers(t *testing.T) {
 	b := retained(t, "cuCtxGetId")
 	id, err := b.StreamID(dev0, cuda.StreamLegacy)
 	if err != nil || id.Context == 0 || id.Context == 100 {
 		t.Errorf("%+v, %v", id, err)
+	}
+	if own, err := b.StreamID(dev0, cuda.StreamPerThread); err != nil || own.Context != id.Context {
+		t.Errorf("%+v and %+v, %v; want the same context", id, own, err)
 	}
 }
 

@@ -84,12 +84,27 @@ static nv_result check_device(nv_driver *d, intptr_t dev) {
 	return dev >= 0 && dev < d->count ? 0 : NV_FAIL(cuDeviceGet, CUDA_ERROR_INVALID_DEVICE);
 }
 
-static nv_result retain(nv_driver *d, intptr_t dev, CUcontext *context) {
-	nv_result r = NV_CALL(d, cuDevicePrimaryCtxRetain, context, d->devices[dev].handle);
-	// Two threads may both retain; the reference is never dropped, so one too many is harmless.
-	if (r == 0)
-		atomic_store(&d->devices[dev].context, *context);
+nv_result nv_context_number(nv_driver *d, CUcontext context, uint64_t *number) {
+	unsigned long long n = (uintptr_t)context;
+	nv_result r = d->cuCtxGetId == NULL ? 0 : NV_CALL(d, cuCtxGetId, context, &n);
+	*number = n;
 	return r;
+}
+
+static nv_result retain(nv_driver *d, intptr_t dev, CUcontext *context) {
+	uint64_t number = 0;
+	nv_result r = NV_CALL(d, cuDevicePrimaryCtxRetain, context, d->devices[dev].handle);
+	if (r != 0)
+		return r;
+	r = nv_context_number(d, *context, &number);
+	if (r != 0) {
+		(void)NV_CALL(d, cuDevicePrimaryCtxRelease, d->devices[dev].handle);
+		return r;
+	}
+	// Two threads may both retain; the reference is never dropped, so one too many is harmless.
+	atomic_store(&d->devices[dev].number, number);
+	atomic_store(&d->devices[dev].context, *context);
+	return 0;
 }
 
 // Make a context current that is not yet. Two calls instead of a push alone: asking is cheap, and in the usual case

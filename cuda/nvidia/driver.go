@@ -220,7 +220,8 @@ func (d *Driver) MemSetAccess(p cuda.Ptr, size uint64, devs []cuda.Device) error
 	return nil
 }
 
-// StreamID identifies a stream.
+// StreamID identifies a stream. The legacy stream's number is this package's own: the driver cannot be asked for it
+// while a stream that blocks with it is being captured.
 func (d *Driver) StreamID(dev cuda.Device, s cuda.Stream) (cuda.StreamID, error) {
 	var context C.uint64_t
 	var id C.ulonglong

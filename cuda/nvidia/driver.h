@@ -154,6 +154,10 @@ enum nv_call {
 typedef int64_t nv_result;
 #define NV_MISSING 0x7fffffff
 
+// NV_LEGACY_STREAM_ID is the number that the legacy default stream of a context goes by here. The driver counts from
+// below.
+#define NV_LEGACY_STREAM_ID UINT64_MAX
+
 typedef struct nv_driver nv_driver;
 
 // nv_open opens the library and looks up every call. It initialises nothing. On failure it returns NULL and writes the

@@ -11,9 +11,10 @@
 
 typedef struct {
 	CUdevice handle;
-	// The primary context once this process's Cistern has retained it. Written once: a context that was retained
-	// stays until the process ends, so every thread may read it without a lock.
+	// The primary context once this process's Cistern has retained it, and before that its number. Written once: a
+	// context that was retained stays until the process ends, so every thread may read it without a lock.
 	_Atomic(CUcontext) context;
+	_Atomic uint64_t number;
 } nv_device;
 
 struct nv_driver {
@@ -47,6 +48,10 @@ typedef struct {
 nv_result nv_relax(nv_driver *d, nv_scope *s);
 nv_result nv_enter(nv_driver *d, intptr_t dev, nv_scope *s);
 nv_result nv_leave(nv_driver *d, nv_scope *s, nv_result r);
+
+// nv_context_number is the context's own number where the driver has them (CUDA 12.0), else its address, which can be
+// reused.
+nv_result nv_context_number(nv_driver *d, CUcontext context, uint64_t *number);
 
 // NV_RELAXED and NV_ENTERED are a whole wrapper around one call.
 #define NV_RELAXED(d, name, ...) \

@@ -6,18 +6,20 @@
 
 nv_result nv_stream_id(nv_driver *d, intptr_t dev, uintptr_t s, uint64_t *context, unsigned long long *id) {
 	nv_scope scope;
-	CUcontext c = NULL;
 	nv_result r = nv_enter(d, dev, &scope);
-	if (r == 0)
+	if (r == 0 && s <= 1) {
+		// The legacy stream is not asked about: while a stream that blocks with it is being captured, even asking for
+		// its context fails with CUDA_ERROR_STREAM_CAPTURE_IMPLICIT and invalidates the capture, relaxed mode or not
+		// (measured on an H200, driver 580). What there is to know is known: it is the primary context's.
+		*context = atomic_load(&d->devices[dev].number);
+		*id = NV_LEGACY_STREAM_ID;
+	} else if (r == 0) {
+		CUcontext c = NULL;
 		r = NV_CALL(d, cuStreamGetCtx, (CUstream)s, &c);
-	if (r == 0)
-		r = NV_CALL(d, cuStreamGetId, (CUstream)s, id);
-	if (r == 0) {
-		// The context's own number where there is one (CUDA 12.0, as cuStreamGetId): its address can be reused.
-		unsigned long long number = (uintptr_t)c;
-		if (d->cuCtxGetId != NULL)
-			r = NV_CALL(d, cuCtxGetId, c, &number);
-		*context = number;
+		if (r == 0)
+			r = NV_CALL(d, cuStreamGetId, (CUstream)s, id);
+		if (r == 0)
+			r = nv_context_number(d, c, context);
 	}
 	return nv_leave(d, &scope, r);
 }

@@ -24,7 +24,7 @@
 typedef enum {
 	SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, NO_DEVICE = 100, INVALID_DEVICE = 101,
 	INVALID_CONTEXT = 201, INVALID_PTX = 218, INVALID_HANDLE = 400, NOT_FOUND = 500, NOT_READY = 600, NOT_PERMITTED = 800,
-	NOT_SUPPORTED = 801, CAPTURE_UNSUPPORTED = 900, CAPTURE_UNMATCHED = 903, CAPTURE_IMPLICIT = 906,
+	NOT_SUPPORTED = 801, CAPTURE_UNSUPPORTED = 900, CAPTURE_INVALIDATED = 901, CAPTURE_UNMATCHED = 903, CAPTURE_IMPLICIT = 906,
 } CUresult;
 
 struct location { int type, id; };
@@ -46,7 +46,7 @@ struct context { int device, retained; };
 struct chunk { int fd; size_t size; int references; };
 struct mapping { char *p; size_t size; struct chunk *chunk; int usable; };
 struct range { char *p; size_t size; };
-struct stream { struct context *context; int blocking; uint64_t id, capture; };
+struct stream { struct context *context; int blocking; uint64_t id, capture; int invalidated; };
 struct event { int recorded; };
 struct graph { uint64_t id; };
 
@@ -483,6 +483,20 @@ CUresult cuMemSetAccess(uint64_t p, size_t size, const struct access *access, si
 }
 
 // Streams. The three without a handle belong to the current context; the per-thread one is each thread's own.
+//
+// While a blocking stream is captured, the legacy stream cannot be used: most calls about it fail with
+// CAPTURE_IMPLICIT and invalidate the capture, as seen on an H200 with driver 580.
+
+static struct stream *captured[8]; // the blocking stream being captured, by device
+
+static CUresult implicit(struct stream *s, int invalidates) {
+	struct stream *c = captured[current()->device];
+	if ((uintptr_t)s > 1 || c == NULL)
+		return SUCCESS;
+	if (invalidates)
+		c->invalidated = 1;
+	return CAPTURE_IMPLICIT;
+}
 
 static struct stream *resolve(struct stream *s) {
 	static struct stream legacy[8];
@@ -511,19 +525,23 @@ CUresult cuStreamDestroy_v2(struct stream *s) {
 
 CUresult cuStreamGetCtx(struct stream *s, struct context **context) {
 	ENTER("cuStreamGetCtx")
+	r = implicit(s, 1);
 	*context = resolve(s)->context;
 	RETURN("")
 }
 
 CUresult cuStreamGetId(struct stream *s, unsigned long long *id) {
 	ENTER("cuStreamGetId")
+	r = implicit(s, 1);
 	*id = resolve(s)->id;
 	RETURN("")
 }
 
 static CUresult capture_info(struct stream *s, int *status, uint64_t *id) {
+	if (implicit(s, 0) != SUCCESS)
+		return CAPTURE_IMPLICIT;
 	*id = resolve(s)->capture;
-	*status = *id != 0;
+	*status = *id == 0 ? 0 : resolve(s)->invalidated ? 2 : 1;
 	if (*status == 0)
 		*id = 0xdead; // unset, as the driver leaves it
 	return SUCCESS;
@@ -569,6 +587,8 @@ CUresult cuStreamBeginCapture_v2(struct stream *s, int m) {
 		r = CAPTURE_UNSUPPORTED;
 	else
 		s->capture = next_id++;
+	if (r == SUCCESS && s->blocking)
+		captured[current()->device] = s;
 	RETURN("mode %d", m)
 }
 
@@ -579,7 +599,15 @@ CUresult cuStreamEndCapture(struct stream *s, struct graph **graph) {
 	} else {
 		*graph = calloc(1, sizeof **graph);
 		(*graph)->id = s->capture;
+		if (s->invalidated) {
+			free(*graph);
+			*graph = NULL;
+			r = CAPTURE_INVALIDATED;
+		}
 		s->capture = 0;
+		s->invalidated = 0;
+		if (captured[current()->device] == s)
+			captured[current()->device] = NULL;
 	}
 	RETURN("")
 }
@@ -628,7 +656,7 @@ CUresult cuEventRecord(struct event *e, struct stream *s) {
 	ENTER("cuEventRecord")
 	if (e == NULL)
 		r = INVALID_HANDLE;
-	else
+	else if ((r = implicit(s, 1)) == SUCCESS)
 		e->recorded = 1;
 	RETURN("stream %d", (uintptr_t)s > 2 ? -1 : (int)(uintptr_t)s)
 }
