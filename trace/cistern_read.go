@@ -83,8 +83,9 @@ func readCistern(in *input, path string) ([]*Trace, error) {
 			binary.LittleEndian.Uint64(in.buf[in.pos:]) != uint64(at) {
 			return nil, atByte(in.offset(), "expected the trailer that points back to byte %d", at)
 		}
-		if in.pos += 16; in.need(1) {
-			return nil, atByte(in.offset(), "data after the end of the trace")
+		in.pos += 16
+		if err := in.ended("the end of the trace"); err != nil {
+			return nil, err
 		}
 	}
 	return r.finish(at, ended)

@@ -100,6 +100,17 @@ func (in *input) truncated(what string) error {
 	return atByte(off, "the file ends inside %s", what)
 }
 
+// ended checks that nothing follows, and so that what compressed the file agrees that it is whole.
+func (in *input) ended(what string) error {
+	if in.need(1) {
+		return atByte(in.offset(), "data after %s", what)
+	}
+	if in.err != nil {
+		return in.truncated(what)
+	}
+	return nil
+}
+
 // skip passes over n bytes.
 func (in *input) skip(n uint64) bool {
 	for n > 0 {

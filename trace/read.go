@@ -76,6 +76,9 @@ func read(in *input, path string) (*File, error) {
 		f.Format = FormatPyTorch
 		m := newMachine(in)
 		if err = m.run(); err == nil {
+			err = in.ended("the pickle's end")
+		}
+		if err == nil {
 			f.Traces, err = m.traces(path, f.Format)
 		}
 	case bytes.HasPrefix(head, []byte(cisternMagic[:7])):
@@ -109,6 +112,8 @@ func guess(head []byte) string {
 	switch {
 	case len(text) > 0 && (text[0] == '{' || text[0] == '['):
 		return "JSON"
+	case bytes.HasPrefix(head, []byte("(d")), bytes.HasPrefix(head, []byte("(l")), bytes.HasPrefix(head, []byte("}q")):
+		return "a pickle of protocol 0 or 1?"
 	case len(text) > 0 && text[0] == '<':
 		return "HTML or XML"
 	}

@@ -8,13 +8,12 @@ import (
 // strtab interns strings: equal strings have equal ids. Text lies in large pieces without pointers, so that a file of
 // a million distinct strings costs little more than the strings.
 type strtab struct {
-	b      *budget
-	seed   maphash.Seed
-	text   [][]byte // pieces; the last has room
-	ents   []strent
-	slots  []uint32 // open addressing, id+1; a power of two, at most half full
-	mask   uint32
-	budged int64
+	b     *budget
+	seed  maphash.Seed
+	text  [][]byte // pieces; the last has room
+	ents  []strent
+	slots []uint32 // open addressing, id+1; a power of two, at most half full
+	mask  uint32
 }
 
 type strent struct {

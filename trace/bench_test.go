@@ -1,0 +1,155 @@
+package trace
+
+import (
+	"bytes"
+	"io"
+	"os"
+	"path/filepath"
+	"runtime"
+	"testing"
+	"time"
+
+	"github.com/klauspost/compress/gzip"
+)
+
+// benchFile is the largest trace there is: of CISTERN_TRACES, else of testdata.
+func benchFile(tb testing.TB) string {
+	if dir := tracesDir(); dir != "" {
+		return filepath.Join(dir, "generate_serving.pickle.gz")
+	}
+	return "testdata/gpt2_varlen.pickle.gz"
+}
+
+func unzipped(tb testing.TB, path string) []byte {
+	tb.Helper()
+	b, err := os.ReadFile(path)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	z, err := gzip.NewReader(bytes.NewReader(b))
+	if err != nil {
+		tb.Fatal(err)
+	}
+	if b, err = io.ReadAll(z); err != nil {
+		tb.Fatal(err)
+	}
+	return b
+}
+
+// peakHeap runs f and returns the largest heap (live and not yet collected) that was seen beyond what was there
+// before, sampled every 200 us.
+func peakHeap(f func()) uint64 {
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	before, peak := m.HeapInuse, m.HeapInuse
+	quit, done := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			select {
+			case <-quit:
+				return
+			case <-time.After(200 * time.Microsecond):
+				var m runtime.MemStats
+				runtime.ReadMemStats(&m)
+				peak = max(peak, m.HeapInuse)
+			}
+		}
+	}()
+	f()
+	close(quit)
+	<-done
+	runtime.ReadMemStats(&m)
+	return max(peak, m.HeapInuse) - before
+}
+
+// MB/s are of the uncompressed file; peak-heap/file-B is the memory that reading needs, the result included, relative
+// to it.
+func BenchmarkReadSnapshot(b *testing.B) {
+	path := benchFile(b)
+	data := unzipped(b, path)
+	packed, err := os.ReadFile(path)
+	if err != nil {
+		b.Fatal(err)
+	}
+	for _, c := range []struct {
+		name string
+		file []byte
+	}{{"plain", data}, {"gzip", packed}} {
+		b.Run(c.name, func(b *testing.B) {
+			events := 0
+			read := func() {
+				f, err := Read(bytes.NewReader(c.file), path)
+				if err != nil {
+					b.Fatal(err)
+				}
+				events = len(f.Traces[0].Events)
+			}
+			peak := peakHeap(read)
+			b.SetBytes(int64(len(data)))
+			b.ReportAllocs()
+			b.ResetTimer()
+			for b.Loop() {
+				read()
+			}
+			b.ReportMetric(float64(peak)/float64(len(data)), "peak-heap/file-B")
+			b.ReportMetric(float64(events)*float64(b.N)/b.Elapsed().Seconds()/1e6, "Mevents/s")
+		})
+	}
+}
+
+// BenchmarkGunzip is the share of decompression in BenchmarkReadSnapshot/gzip.
+func BenchmarkGunzip(b *testing.B) {
+	packed, err := os.ReadFile(benchFile(b))
+	if err != nil {
+		b.Fatal(err)
+	}
+	var n int64
+	for b.Loop() {
+		z, err := gzip.NewReader(bytes.NewReader(packed))
+		if err != nil {
+			b.Fatal(err)
+		}
+		if n, err = io.Copy(io.Discard, z); err != nil {
+			b.Fatal(err)
+		}
+	}
+	b.SetBytes(n)
+}
+
+// MB/s of both are of the uncompressed pickle, so that they compare with BenchmarkReadSnapshot.
+func BenchmarkCistern(b *testing.B) {
+	path := benchFile(b)
+	f := mustRead(b, path)
+	var out bytes.Buffer
+	if err := WriteCistern(&out, f); err != nil {
+		b.Fatal(err)
+	}
+	b.Run("write", func(b *testing.B) {
+		b.SetBytes(f.DecodedBytes)
+		for b.Loop() {
+			if err := WriteCistern(io.Discard, f); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+	b.Run("read", func(b *testing.B) {
+		b.SetBytes(f.DecodedBytes)
+		for b.Loop() {
+			if _, err := Read(bytes.NewReader(out.Bytes()), path); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+}
+
+func BenchmarkWritePyTorch(b *testing.B) {
+	f := mustRead(b, benchFile(b))
+	b.SetBytes(f.DecodedBytes)
+	for b.Loop() {
+		if err := WritePyTorch(io.Discard, f.Traces...); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
