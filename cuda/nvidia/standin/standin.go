@@ -1,10 +1,10 @@
-// Package standin builds a stand-in for libcuda.so.1 out of testdata/libcuda.c, so that tests of everything above the
-// driver's C interface run where there is no GPU. The C file's opening comment says what it models and which
+// Package standin builds a stand-in for libcuda.so.1 out of the C files in testdata, so that tests of everything above the
+// driver's C interface run where there is no GPU. The comment that opens libcuda.c says what it models and which
 // environment variables steer it.
 package standin
 
 import (
-	_ "embed"
+	"embed"
 	"fmt"
 	"os"
 	"os/exec"
@@ -14,8 +14,8 @@ import (
 	"testing"
 )
 
-//go:embed testdata/libcuda.c
-var source []byte
+//go:embed testdata
+var source embed.FS
 
 var (
 	mu    sync.Mutex
@@ -54,15 +54,16 @@ func compile(absent []string) ([]byte, error) {
 		return nil, err
 	}
 	defer os.RemoveAll(dir)
-	in, out := filepath.Join(dir, "libcuda.c"), filepath.Join(dir, "libcuda.so.1")
-	if err := os.WriteFile(in, source, 0o600); err != nil {
+	if err := os.CopyFS(dir, source); err != nil {
 		return nil, err
 	}
-	args := append(strings.Fields(cc)[1:], "-O1", "-Wall", "-Werror", "-fPIC", "-shared", "-pthread", "-o", out)
+	out := filepath.Join(dir, "libcuda.so.1")
+	args := append(strings.Fields(cc)[1:], "-O1", "-Wall", "-Wno-format-zero-length", "-Werror", "-fPIC", "-shared", "-pthread", "-o", out)
 	for i, symbol := range absent {
 		args = append(args, fmt.Sprintf("-D%s=absent_%d", symbol, i))
 	}
-	cmd := exec.Command(strings.Fields(cc)[0], append(args, in)...)
+	args = append(args, filepath.Join(dir, "testdata", "libcuda.c"), filepath.Join(dir, "testdata", "work.c"))
+	cmd := exec.Command(strings.Fields(cc)[0], args...)
 	if report, err := cmd.CombinedOutput(); err != nil {
 		return nil, fmt.Errorf("the tests of the driver binding need a C compiler (gcc, or the one that CC names): %v: %v\n%s", cmd, err, report)
 	}

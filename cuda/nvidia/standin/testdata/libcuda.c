@@ -4,70 +4,38 @@
 // CUDA Driver API documentation and not from driver.h, so that a mistake there is found.
 //
 // Every call is appended to the file that STANDIN_LOG names, with the capture mode and the current context it was made
-// in. Other variables, read at every call: STANDIN_FAIL ("cuMemCreate=2,cuMemMap=801": calls that fail, with which
-// code), STANDIN_DEVICES, STANDIN_VERSION, STANDIN_FABRIC ("refused", "absent", "no handles", "no vmm"), STANDIN_ACTIVE (somebody made the
-// primary contexts), STANDIN_CURRENT (the device whose context the program has current in every thread),
-// STANDIN_NOT_READY (events stay pending). A symbol is left out by compiling with -DcuStreamGetId=absent.
+// in. Other variables, read at every call:
+//
+//	STANDIN_FAIL       calls that fail, and with which code: "cuMemCreate=2,cuMemMap=801"
+//	STANDIN_DEVICES    how many there are (1)
+//	STANDIN_VERSION    of CUDA (13000)
+//	STANDIN_FABRIC     "refused", "absent", "no handles" (not even POSIX), "no vmm"
+//	STANDIN_ACTIVE     1: somebody else made the primary contexts
+//	STANDIN_CURRENT    the device whose context the program has current in every thread
+//	STANDIN_NOT_READY  1: events stay pending
+//
+// A symbol is left out by compiling with -DcuStreamGetId=absent. The half about streams, events and kernels is work.c.
 
-#define _GNU_SOURCE
-#include <fcntl.h>
-#include <pthread.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
-#include <unistd.h>
+#include "standin.h"
 
-typedef enum {
-	SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, NO_DEVICE = 100, INVALID_DEVICE = 101,
-	INVALID_CONTEXT = 201, INVALID_PTX = 218, INVALID_HANDLE = 400, NOT_FOUND = 500, NOT_READY = 600, NOT_PERMITTED = 800,
-	NOT_SUPPORTED = 801, CAPTURE_UNSUPPORTED = 900, CAPTURE_INVALIDATED = 901, CAPTURE_UNMATCHED = 903, CAPTURE_IMPLICIT = 906,
-} CUresult;
-
-struct location { int type, id; };
-struct prop {
-	int type, handles;
-	struct location location;
-	void *win32;
-	unsigned char compression, rdma;
-	unsigned short usage;
-	unsigned char reserved[4];
-};
-struct access { struct location location; int flags; };
-
-#define GRANULARITY ((size_t)2 << 20)
-#define CAPACITY ((size_t)64 << 30)
-#define MAX 8192
-
-struct context { int device, retained; };
-struct chunk { int fd; size_t size; int references; };
-struct mapping { char *p; size_t size; struct chunk *chunk; int usable; };
-struct range { char *p; size_t size; };
-struct stream { struct context *context; int blocking; uint64_t id, capture; int invalidated; };
-struct event { int recorded; };
-struct graph { uint64_t id; };
-
-static pthread_mutex_t mu = PTHREAD_MUTEX_INITIALIZER; // over all that follows, but the thread-locals
-static int initialised;
+pthread_mutex_t mu = PTHREAD_MUTEX_INITIALIZER; // over all that follows, but the thread-locals
+int initialised;
 static struct context contexts[8];
 static struct mapping mappings[MAX];
 static struct range ranges[MAX], allocations[MAX];
 static size_t used;
-static uint64_t next_id = 10;
+uint64_t next_id = 10;
 
 static __thread int mode; // CU_STREAM_CAPTURE_MODE_GLOBAL
 static __thread struct context *stack[16];
 static __thread int depth;
 
-static int number(const char *name, int otherwise) {
+int number(const char *name, int otherwise) {
 	const char *s = getenv(name);
 	return s != NULL && *s != 0 ? atoi(s) : otherwise;
 }
 
-static struct context *current(void) {
+struct context *current(void) {
 	int own = number("STANDIN_CURRENT", -1);
 	return depth > 0 ? stack[depth - 1] : own >= 0 ? &contexts[own] : NULL;
 }
@@ -79,8 +47,7 @@ static int is(const char *name, const char *value) {
 	return s != NULL && strcmp(s, value) == 0;
 }
 
-// forced is the code that STANDIN_FAIL gives a call.
-static int forced(const char *call) {
+int forced(const char *call) {
 	const char *s = getenv("STANDIN_FAIL");
 	size_t n = strlen(call);
 	for (; s != NULL && *s != 0; s = strchr(s, ',') ? strchr(s, ',') + 1 : NULL)
@@ -89,7 +56,7 @@ static int forced(const char *call) {
 	return 0;
 }
 
-static CUresult report(const char *call, CUresult r, const char *format, ...) {
+CUresult report(const char *call, CUresult r, const char *format, ...) {
 	const char *path = getenv("STANDIN_LOG");
 	if (path == NULL || *path == 0)
 		return r;
@@ -109,27 +76,6 @@ static CUresult report(const char *call, CUresult r, const char *format, ...) {
 	}
 	return r;
 }
-
-// A call begins with BEGIN, which may end it, and ends with RETURN, which writes its line. ENTER also wants a current
-// context.
-#define BEGIN(name) \
-	static const char *const call = name; \
-	CUresult r = SUCCESS; \
-	int fail = forced(call); \
-	if (fail != 0) \
-		return report(call, fail, "forced"); \
-	if (!initialised) \
-		return report(call, NOT_INITIALIZED, "before cuInit"); \
-	pthread_mutex_lock(&mu);
-#define ENTER(name) \
-	BEGIN(name) \
-	if (current() == NULL) { \
-		pthread_mutex_unlock(&mu); \
-		return report(call, INVALID_CONTEXT, "no context"); \
-	}
-#define RETURN(...) \
-	pthread_mutex_unlock(&mu); \
-	return report(call, r, __VA_ARGS__);
 
 CUresult cuInit(unsigned flags) {
 	int fail = forced("cuInit");
@@ -433,7 +379,7 @@ CUresult cuMemMap(uint64_t p, size_t size, size_t offset, uint64_t handle, unsig
 	if (r == SUCCESS && (slot == NULL || mmap(at, size, PROT_NONE, MAP_SHARED | MAP_FIXED, c->fd, 0) == MAP_FAILED))
 		r = OUT_OF_MEMORY;
 	if (r == SUCCESS) {
-		*slot = (struct mapping){at, size, c, 0};
+		*slot = (struct mapping){at, size, c};
 		c->references++;
 	}
 	RETURN("size %zu", size)
@@ -480,292 +426,4 @@ CUresult cuMemSetAccess(uint64_t p, size_t size, const struct access *access, si
 	if (r == SUCCESS)
 		mprotect(at, size, PROT_READ | PROT_WRITE);
 	RETURN("size %zu,%s", size, devices)
-}
-
-// Streams. The three without a handle belong to the current context; the per-thread one is each thread's own.
-//
-// While a blocking stream is captured, the legacy stream cannot be used: most calls about it fail with
-// CAPTURE_IMPLICIT and invalidate the capture, as seen on an H200 with driver 580.
-
-static struct stream *captured[8]; // the blocking stream being captured, by device
-
-static CUresult implicit(struct stream *s, int invalidates) {
-	struct stream *c = captured[current()->device];
-	if ((uintptr_t)s > 1 || c == NULL)
-		return SUCCESS;
-	if (invalidates)
-		c->invalidated = 1;
-	return CAPTURE_IMPLICIT;
-}
-
-static struct stream *resolve(struct stream *s) {
-	static struct stream legacy[8];
-	static __thread struct stream per_thread[8];
-	uintptr_t v = (uintptr_t)s;
-	if (v > 2)
-		return s;
-	struct stream *one = v == 2 ? &per_thread[current()->device] : &legacy[current()->device];
-	if (one->context == NULL)
-		*one = (struct stream){current(), v != 2, v == 2 ? next_id++ : 1, 0};
-	return one;
-}
-
-CUresult cuStreamCreate(struct stream **s, unsigned flags) {
-	ENTER("cuStreamCreate")
-	*s = calloc(1, sizeof **s);
-	**s = (struct stream){current(), flags == 0, next_id++, 0};
-	RETURN("flags %u", flags)
-}
-
-CUresult cuStreamDestroy_v2(struct stream *s) {
-	ENTER("cuStreamDestroy")
-	free(s);
-	RETURN("")
-}
-
-CUresult cuStreamGetCtx(struct stream *s, struct context **context) {
-	ENTER("cuStreamGetCtx")
-	r = implicit(s, 1);
-	*context = resolve(s)->context;
-	RETURN("")
-}
-
-CUresult cuStreamGetId(struct stream *s, unsigned long long *id) {
-	ENTER("cuStreamGetId")
-	r = implicit(s, 1);
-	*id = resolve(s)->id;
-	RETURN("")
-}
-
-static CUresult capture_info(struct stream *s, int *status, uint64_t *id) {
-	if (implicit(s, 0) != SUCCESS)
-		return CAPTURE_IMPLICIT;
-	*id = resolve(s)->capture;
-	*status = *id == 0 ? 0 : resolve(s)->invalidated ? 2 : 1;
-	if (*status == 0)
-		*id = 0xdead; // unset, as the driver leaves it
-	return SUCCESS;
-}
-
-CUresult cuStreamGetCaptureInfo(struct stream *s, int *status, uint64_t *id) {
-	ENTER("cuStreamGetCaptureInfo")
-	r = capture_info(s, status, id);
-	RETURN("")
-}
-
-CUresult cuStreamGetCaptureInfo_v2(struct stream *s, int *status, uint64_t *id, void *graph, void *dependencies, size_t *count) {
-	ENTER("cuStreamGetCaptureInfo_v2")
-	r = graph != NULL || dependencies != NULL || count != NULL ? INVALID_VALUE : capture_info(s, status, id);
-	RETURN("")
-}
-
-CUresult cuStreamGetCaptureInfo_v3(struct stream *s, int *status, uint64_t *id, void *graph, void *dependencies, void *edges,
-				   size_t *count) {
-	ENTER("cuStreamGetCaptureInfo_v3")
-	r = graph != NULL || dependencies != NULL || edges != NULL || count != NULL ? INVALID_VALUE : capture_info(s, status, id);
-	RETURN("")
-}
-
-CUresult cuStreamWaitEvent(struct stream *s, struct event *e, unsigned flags) {
-	ENTER("cuStreamWaitEvent")
-	if (e == NULL || flags != 0)
-		r = INVALID_HANDLE;
-	(void)s;
-	RETURN("flags %u", flags)
-}
-
-CUresult cuStreamSynchronize(struct stream *s) {
-	ENTER("cuStreamSynchronize")
-	if (resolve(s)->capture != 0)
-		r = CAPTURE_UNSUPPORTED;
-	RETURN("")
-}
-
-CUresult cuStreamBeginCapture_v2(struct stream *s, int m) {
-	ENTER("cuStreamBeginCapture")
-	if ((uintptr_t)s <= 1)
-		r = CAPTURE_UNSUPPORTED;
-	else
-		s->capture = next_id++;
-	if (r == SUCCESS && s->blocking)
-		captured[current()->device] = s;
-	RETURN("mode %d", m)
-}
-
-CUresult cuStreamEndCapture(struct stream *s, struct graph **graph) {
-	ENTER("cuStreamEndCapture")
-	if ((uintptr_t)s <= 1 || s->capture == 0) {
-		r = CAPTURE_UNMATCHED;
-	} else {
-		*graph = calloc(1, sizeof **graph);
-		(*graph)->id = s->capture;
-		if (s->invalidated) {
-			free(*graph);
-			*graph = NULL;
-			r = CAPTURE_INVALIDATED;
-		}
-		s->capture = 0;
-		s->invalidated = 0;
-		if (captured[current()->device] == s)
-			captured[current()->device] = NULL;
-	}
-	RETURN("")
-}
-
-CUresult cuGraphInstantiateWithFlags(struct graph **exec, struct graph *graph, unsigned long long flags) {
-	ENTER("cuGraphInstantiateWithFlags")
-	*exec = calloc(1, sizeof **exec);
-	(*exec)->id = graph->id;
-	RETURN("flags %llu", flags)
-}
-
-CUresult cuGraphLaunch(struct graph *exec, struct stream *s) {
-	ENTER("cuGraphLaunch")
-	if (exec == NULL || s == NULL)
-		r = INVALID_HANDLE;
-	RETURN("")
-}
-
-CUresult cuGraphExecDestroy(struct graph *exec) {
-	ENTER("cuGraphExecDestroy")
-	free(exec);
-	RETURN("")
-}
-
-CUresult cuGraphDestroy(struct graph *graph) {
-	ENTER("cuGraphDestroy")
-	free(graph);
-	RETURN("")
-}
-
-CUresult cuEventCreate(struct event **e, unsigned flags) {
-	ENTER("cuEventCreate")
-	*e = calloc(1, sizeof **e);
-	RETURN("flags %u", flags)
-}
-
-CUresult cuEventDestroy_v2(struct event *e) {
-	ENTER("cuEventDestroy")
-	if (e == NULL)
-		r = INVALID_HANDLE;
-	free(e);
-	RETURN("")
-}
-
-CUresult cuEventRecord(struct event *e, struct stream *s) {
-	ENTER("cuEventRecord")
-	if (e == NULL)
-		r = INVALID_HANDLE;
-	else if ((r = implicit(s, 1)) == SUCCESS)
-		e->recorded = 1;
-	RETURN("stream %d", (uintptr_t)s > 2 ? -1 : (int)(uintptr_t)s)
-}
-
-CUresult cuEventQuery(struct event *e) {
-	ENTER("cuEventQuery")
-	if (e == NULL)
-		r = INVALID_HANDLE;
-	else if (e->recorded && number("STANDIN_NOT_READY", 0))
-		r = NOT_READY;
-	RETURN("")
-}
-
-CUresult cuEventSynchronize(struct event *e) {
-	ENTER("cuEventSynchronize")
-	if (e == NULL)
-		r = INVALID_HANDLE;
-	RETURN("")
-}
-
-CUresult cuEventElapsedTime(float *ms, struct event *from, struct event *to) {
-	ENTER("cuEventElapsedTime")
-	if (from == NULL || to == NULL)
-		r = INVALID_HANDLE;
-	*ms = 1.5f;
-	RETURN("")
-}
-
-// Kernels: the three of internal/gpu, done at once by the host.
-
-CUresult cuModuleLoadDataEx(const char **module, const char *image, unsigned count, int *options, void **values) {
-	ENTER("cuModuleLoadDataEx")
-	*module = "module";
-	if (strstr(image, ".version") == NULL) {
-		r = INVALID_PTX;
-		if (count == 2 && options[0] == 5 && options[1] == 6)
-			snprintf(values[0], (size_t)(uintptr_t)values[1], "ptxas application ptx input, line 1;\nfatal : no .version\n");
-	}
-	RETURN("")
-}
-
-CUresult cuModuleUnload(const char *module) {
-	ENTER("cuModuleUnload")
-	(void)module;
-	RETURN("")
-}
-
-CUresult cuModuleGetFunction(const char **function, const char *module, const char *name) {
-	static const char *const known[] = {"spin", "fill", "check"};
-	ENTER("cuModuleGetFunction")
-	(void)module;
-	r = NOT_FOUND;
-	for (int i = 0; i < 3; i++)
-		if (strcmp(name, known[i]) == 0) {
-			*function = known[i];
-			r = SUCCESS;
-		}
-	RETURN("%s", name)
-}
-
-static uint64_t word(uint64_t key, uint64_t i) {
-	uint64_t z = key + i * 0x9E3779B97F4A7C15u;
-	z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9u;
-	z = (z ^ z >> 27) * 0x94D049BB133111EBu;
-	return z ^ z >> 31;
-}
-
-CUresult cuLaunchKernel(const char *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
-			unsigned shared, struct stream *s, void **args, void **extra) {
-	ENTER("cuLaunchKernel")
-	if (gy != 1 || gz != 1 || by != 1 || bz != 1 || gx == 0 || bx == 0 || shared != 0 || extra != NULL)
-		r = INVALID_VALUE;
-	uint64_t a = *(uint64_t *)args[0];
-	if (r == SUCCESS && resolve(s)->capture == 0 && strcmp(function, "spin") != 0) {
-		char *p = (char *)(uintptr_t)a;
-		uint64_t bytes = *(uint64_t *)args[1], key = *(uint64_t *)args[2], wrong = 0;
-		int check = strcmp(function, "check") == 0;
-		for (uint64_t i = 0; i * 8 < bytes; i++) {
-			uint64_t w = word(key, i);
-			size_t n = bytes - i * 8 < 8 ? bytes - i * 8 : 8;
-			if (!check)
-				memcpy(p + i * 8, &w, n);
-			else if (n == 8)
-				wrong += memcmp(p + i * 8, &w, 8) != 0;
-			else
-				for (size_t b = 0; b < n; b++)
-					wrong += p[i * 8 + b] != ((char *)&w)[b];
-		}
-		if (check)
-			*(uint64_t *)(uintptr_t)*(uint64_t *)args[3] += wrong;
-	}
-	RETURN("%s, grid %u, block %u, %llu", function, gx, bx, strcmp(function, "spin") == 0 ? (unsigned long long)a : 0)
-}
-
-CUresult cuMemcpyHtoD_v2(uint64_t to, const void *from, size_t size) {
-	ENTER("cuMemcpyHtoD")
-	memcpy((void *)(uintptr_t)to, from, size);
-	RETURN("size %zu", size)
-}
-
-CUresult cuMemcpyDtoH_v2(void *to, uint64_t from, size_t size) {
-	ENTER("cuMemcpyDtoH")
-	memcpy(to, (const void *)(uintptr_t)from, size);
-	RETURN("size %zu", size)
-}
-
-CUresult cuMemsetD8Async(uint64_t p, unsigned char value, size_t size, struct stream *s) {
-	ENTER("cuMemsetD8Async")
-	(void)s;
-	memset((void *)(uintptr_t)p, value, size);
-	RETURN("value %d, size %zu", value, size)
 }

@@ -1,0 +1,77 @@
+// What the two halves of the stand-in share.
+
+#ifndef STANDIN_H
+#define STANDIN_H
+
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+typedef enum {
+	SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, NO_DEVICE = 100, INVALID_DEVICE = 101,
+	INVALID_CONTEXT = 201, INVALID_PTX = 218, INVALID_HANDLE = 400, NOT_FOUND = 500, NOT_READY = 600, NOT_PERMITTED = 800,
+	NOT_SUPPORTED = 801, CAPTURE_UNSUPPORTED = 900, CAPTURE_INVALIDATED = 901, CAPTURE_UNMATCHED = 903, CAPTURE_IMPLICIT = 906,
+} CUresult;
+
+struct location { int type, id; };
+struct prop {
+	int type, handles;
+	struct location location;
+	void *win32;
+	unsigned char compression, rdma;
+	unsigned short usage;
+	unsigned char reserved[4];
+};
+struct access { struct location location; int flags; };
+
+#define GRANULARITY ((size_t)2 << 20)
+#define CAPACITY ((size_t)64 << 30)
+#define MAX 8192
+
+struct context { int device, retained; };
+struct chunk { int fd; size_t size; int references; };
+struct mapping { char *p; size_t size; struct chunk *chunk; };
+struct range { char *p; size_t size; };
+struct stream { struct context *context; int blocking; uint64_t id, capture; int invalidated; };
+struct event { int recorded; };
+struct graph { uint64_t id; };
+
+extern pthread_mutex_t mu; // over all state but the thread-locals
+extern int initialised;
+extern uint64_t next_id;
+
+struct context *current(void);
+int number(const char *name, int otherwise); // of an environment variable
+int forced(const char *call);                // the code that STANDIN_FAIL gives a call, or 0
+CUresult report(const char *call, CUresult r, const char *format, ...) __attribute__((format(printf, 3, 4)));
+
+// A call begins with BEGIN, which may end it, and ends with RETURN, which writes its line. ENTER also wants a current
+// context.
+#define BEGIN(name) \
+	static const char *const call = name; \
+	CUresult r = SUCCESS; \
+	int fail = forced(call); \
+	if (fail != 0) \
+		return report(call, fail, "forced"); \
+	if (!initialised) \
+		return report(call, NOT_INITIALIZED, "before cuInit"); \
+	pthread_mutex_lock(&mu);
+#define ENTER(name) \
+	BEGIN(name) \
+	if (current() == NULL) { \
+		pthread_mutex_unlock(&mu); \
+		return report(call, INVALID_CONTEXT, "no context"); \
+	}
+#define RETURN(...) \
+	pthread_mutex_unlock(&mu); \
+	return report(call, r, __VA_ARGS__);
+
+#endif
