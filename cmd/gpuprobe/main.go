@@ -103,7 +103,7 @@ func (p *probe) run(library, csv string) error {
 	}
 	p.loads = []*load{{name: "idle", idle: true}, {name: "side", stream: side}, {name: "legacy", stream: cuda.StreamLegacy}}
 
-	steps := []func() error{p.contents, p.order, p.chunks, p.batches, p.malloc, p.addresses, p.beside, p.capture}
+	steps := []func() error{p.contents, p.order, p.handles, p.chunks, p.batches, p.malloc, p.addresses, p.beside, p.capture}
 	for _, step := range steps {
 		err := step()
 		p.table.print(os.Stdout)

@@ -72,6 +72,28 @@ func (p *probe) withoutContext() {
 	try("cuMemAddressFree", func() error { return p.AddressFree(va, size) })
 }
 
+// handles tries a chunk with every kind of export handle, whatever the attributes promise.
+func (p *probe) handles() error {
+	for _, kind := range []struct {
+		name    string
+		handles cuda.HandleType
+	}{{"none", cuda.HandleNone}, {"POSIX", cuda.HandlePosix}, {"FABRIC", cuda.HandleFabric}, {"FABRIC|POSIX", cuda.HandleFabric | cuda.HandlePosix}} {
+		prop := p.prop
+		prop.Handles = kind.handles
+		k := key{section: "handles", call: "cuMemCreate with " + kind.name, size: p.info.Granularity}
+		for range p.reps {
+			var h cuda.Handle
+			if _, err := p.table.measure(k, func() (err error) { h, err = p.MemCreate(p.info.Granularity, prop); return err }); err != nil {
+				break // its line says so
+			}
+			if err := p.MemRelease(h); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
 // chunks measures the life of one chunk for every size and load: made, mapped, mapped a second time, unmapped, released.
 func (p *probe) chunks() error {
 	for _, l := range p.loads {
