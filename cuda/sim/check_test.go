@@ -80,6 +80,18 @@ func TestOrderOfBlockingStreams(t *testing.T) {
 	wantFault(t, r.Use(0, r.b, r.p+512, 512), FaultRace)
 }
 
+// A stream that takes a destroyed one's handle does not take its place in order.
+func TestNewStreamIsNotTheDestroyedOne(t *testing.T) {
+	r := newRig(t, Options{Check: CheckOrder, Lag: 20 * ms})
+	ok(t, r.Use(0, r.n, r.p, 512))
+	ok(t, r.DestroyStream(0, r.n))
+	s := r.NewStreamNonBlocking(0)
+	if s != r.n {
+		t.Fatal("the handle was not recycled")
+	}
+	wantFault(t, r.Use(0, s, r.p, 512), FaultRace)
+}
+
 func TestReadsNeedNoOrderAmongThemselves(t *testing.T) {
 	r := newRig(t, Options{Check: CheckOrder})
 	ok(t, r.Use(0, r.n, r.p, 4096))

@@ -97,11 +97,8 @@ func (d *Driver) EventRecord(dev cuda.Device, h cuda.Event, sh cuda.Stream) erro
 	}
 	e.recorded = true
 	e.capture = nil
-	e.done = s.ready()
-	if d.opt.Busy {
-		e.done = max(e.done, d.clock.read()+d.opt.Lag)
-		s.extend(e.done)
-	} else if s.kind == streamLegacy {
+	e.done = d.behind(s.ready())
+	if d.opt.Busy || s.kind == streamLegacy {
 		s.extend(e.done) // whatever is done on the legacy stream, later work of blocking streams waits for it
 	}
 	if d.opt.Check >= CheckOrder {

@@ -141,9 +141,7 @@ func (d *Driver) MemFree(dev cuda.Device, p cuda.Ptr) error {
 	d.deviceSyncs++
 	v := d.devices[dev]
 	if d.opt.FreeWaitsAllContexts {
-		for _, ctx := range v.contexts {
-			d.drain(ctx)
-		}
+		d.drain(v.contexts...)
 	} else {
 		d.drain(v.primary)
 	}

@@ -187,6 +187,34 @@ func orderRound(rng *rand.Rand, races, unmaps *int) error {
 	return nil
 }
 
+// sound checks what touch relies on: spans in rising order within bounds, none sharing its readers with another.
+func (r *ranges) sound(lo, hi uint64, readers map[*mark]bool) error {
+	if r.lo != lo || r.hi != hi {
+		return fmt.Errorf("bounds [%d, %d), want [%d, %d)", r.lo, r.hi, lo, hi)
+	}
+	if h := r.halves; h != nil {
+		mid := lo + (hi-lo)/2
+		if len(r.spans) != 0 {
+			return fmt.Errorf("spans beside halves in [%d, %d)", lo, hi)
+		}
+		return errors.Join(h[0].sound(lo, mid, readers), h[1].sound(mid, hi, readers))
+	}
+	at := lo
+	for _, s := range r.spans {
+		if s.lo < at || s.hi <= s.lo || s.hi > hi {
+			return fmt.Errorf("span [%d, %d) after %d in [%d, %d)", s.lo, s.hi, at, lo, hi)
+		}
+		at = s.hi
+		if len(s.reads) > 0 {
+			if readers[&s.reads[0]] {
+				return fmt.Errorf("span [%d, %d) shares its readers", s.lo, s.hi)
+			}
+			readers[&s.reads[0]] = true
+		}
+	}
+	return nil
+}
+
 // The uses of a chunk against one cell per byte, with many spans so that halving and joining happen.
 func TestRangesAgainstBytes(t *testing.T) {
 	seed := rand.Uint64()
@@ -239,6 +267,11 @@ func TestRangesAgainstBytes(t *testing.T) {
 		}
 		if want {
 			conflicts++
+		}
+		if step%64 == 0 || hi-lo > 100 {
+			if err := r.sound(r.lo, r.hi, map[*mark]bool{}); err != nil {
+				t.Fatalf("seed %d, step %d: %v", seed, step, err)
+			}
 		}
 		deep = deep || r.halves != nil && r.halves[0].halves != nil
 		if rng.IntN(500) == 0 {

@@ -70,7 +70,7 @@ type Options struct {
 	// its stream or the events that the stream waits for.
 	Lag time.Duration
 	// Busy takes every stream to be Lag behind at all times, whether or not Use said so: an event completes Lag after
-	// it was recorded.
+	// it was recorded, and whoever waits for a stream or a context waits for Lag at least.
 	Busy bool
 	// FreeWaitsAllContexts makes MemFree wait for every context of the device (as ROCm does), not the primary alone.
 	FreeWaitsAllContexts bool

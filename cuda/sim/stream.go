@@ -284,7 +284,7 @@ func (d *Driver) StreamSynchronize(dev cuda.Device, h cuda.Stream) error {
 	if code := s.forbidden(); code != cuda.Success {
 		return d.errorOf(callStreamSynchronize, dev, 0, code)
 	}
-	d.waitFor(s.ready())
+	d.waitFor(d.behind(s.ready()))
 	if d.opt.Check >= CheckOrder {
 		d.order.prepare(s)
 		d.order.host.join(s.seen)
@@ -311,10 +311,22 @@ func (d *Driver) ContextSynchronize(dev cuda.Device) error {
 	return nil
 }
 
-// drain waits for all work of a context.
-func (d *Driver) drain(ctx *context) {
-	d.waitFor(ctx.done)
-	if d.opt.Check >= CheckOrder {
-		d.order.host.join(ctx.allSeen)
+// drain waits for all work of contexts.
+func (d *Driver) drain(ctxs ...*context) {
+	var t time.Duration
+	for _, ctx := range ctxs {
+		t = max(t, ctx.done)
+		if d.opt.Check >= CheckOrder {
+			d.order.host.join(ctx.allSeen)
+		}
 	}
+	d.waitFor(d.behind(t))
+}
+
+// behind is t, when known work completes, or later where streams are taken to be always busy.
+func (d *Driver) behind(t time.Duration) time.Duration {
+	if d.opt.Busy {
+		return max(t, d.clock.read()+d.opt.Lag)
+	}
+	return t
 }

@@ -117,6 +117,15 @@ func TestBusyStreamsDelayEvents(t *testing.T) {
 		if got := doneAt(t, d, e); got != want {
 			t.Errorf("busy %v: done at %v", busy, got)
 		}
+		for i, wait := range []func() error{
+			func() error { return d.StreamSynchronize(0, 0) },
+			func() error { return d.ContextSynchronize(0) },
+		} {
+			ok(t, wait())
+			if got := d.Now(); got != want*time.Duration(i+2) {
+				t.Errorf("busy %v: wait %d ends at %v", busy, i, got)
+			}
+		}
 	}
 }
 
@@ -157,6 +166,12 @@ func TestLegacyDefaultStream(t *testing.T) {
 			_ = d.UseFor(0, cuda.StreamNull, 0, 0, ms)
 			return b
 		}, 31 * ms},
+		{"blocking waits for blocking through a record on legacy", func(d *Driver, a, b, n cuda.Stream) cuda.Stream {
+			_ = d.UseFor(0, a, 0, 0, 30*ms)
+			e, _ := d.EventCreate(0)
+			_ = d.EventRecord(0, e, cuda.StreamNull)
+			return b
+		}, 30 * ms},
 		{"blocking waits for blocking through a wait on legacy", func(d *Driver, a, b, n cuda.Stream) cuda.Stream {
 			_ = d.UseFor(0, a, 0, 0, 30*ms)
 			e, _ := d.EventCreate(0)

@@ -149,6 +149,9 @@ func TestReservations(t *testing.T) {
 	if e := take(2*mib, 0, a+32*mib); e != a+32*mib {
 		t.Errorf("a free hint was not taken: %#x", e)
 	}
+	if e := take(2*mib, 16*mib, a+34*mib); e%(16*mib) != 0 {
+		t.Errorf("a hint against the alignment was taken: %#x", e)
+	}
 	if e := take(2*mib, 0, a); e == a || e != b+4*mib {
 		t.Errorf("a taken hint: %#x", e)
 	}
