@@ -1,6 +1,7 @@
 package trace
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -100,8 +101,8 @@ func (r *cisternReader) block() (typ byte, ok bool, err error) {
 	}
 	h := [blockHeader]byte(in.buf[in.pos:])
 	typ = h[0]
-	if typ == 0 {
-		return 0, false, nil
+	if h == [blockHeader]byte{} {
+		return 0, false, nil // room that was never written
 	}
 	stored, raw := binary.LittleEndian.Uint32(h[1:]), binary.LittleEndian.Uint32(h[5:])
 	if stored > blockMax || raw > blockMax || stored > raw {
@@ -111,6 +112,10 @@ func (r *cisternReader) block() (typ byte, ok bool, err error) {
 	r.stored = r.stored[:0]
 	for len(r.stored) < int(stored) {
 		if in.pos == in.end && !in.need(1) {
+			if bytes.HasSuffix(r.stored, []byte(cisternTrailer)) {
+				return 0, false, atByte(at, "a block of %d bytes; the file ends %d bytes after it begins", stored,
+					len(r.stored))
+			}
 			return 0, false, nil
 		}
 		n := min(int(stored)-len(r.stored), in.end-in.pos)
@@ -516,7 +521,7 @@ func (r *cisternReader) finish(at int64, ended bool) ([]*Trace, error) {
 		if !ok {
 			return nil, whole("a segment or block of device %d refers to what is not there", t.Device)
 		}
-		if tr.ev.n == 0 && ended {
+		if tr.ev.n == 0 {
 			continue
 		}
 		var err error
@@ -530,7 +535,11 @@ func (r *cisternReader) finish(at int64, ended bool) ([]*Trace, error) {
 		}
 		out = append(out, t)
 	}
-	if len(out) == 0 {
+	switch {
+	case len(out) > 0:
+	case !ended:
+		return nil, atByte(at, "the file was cut off before its first event")
+	default:
 		return nil, whole("the trace has no events")
 	}
 	return out, nil

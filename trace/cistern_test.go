@@ -1,0 +1,220 @@
+package trace
+
+import (
+	"bytes"
+	"encoding/binary"
+	"hash/crc32"
+	"math/rand/v2"
+	"strings"
+	"testing"
+
+	"github.com/cistern-gpu/cistern/event"
+)
+
+// written is the synthetic trace in Cistern's format, three events to a block, and where its blocks end: the number of
+// events that are whole up to each byte.
+func written(t testing.TB, f *File) (file []byte, whole func(n int) int) {
+	t.Helper()
+	var out bytes.Buffer
+	w, err := NewWriter(&out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	type mark struct{ off, events int }
+	var marks []mark
+	events := 0
+	for _, tr := range f.Traces {
+		i, err := w.Begin(tr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for k := 0; k < len(tr.Events); k += 3 {
+			batch := tr.Events[k:min(k+3, len(tr.Events))]
+			if err := w.Events(i, batch); err != nil {
+				t.Fatal(err)
+			}
+			if err := w.Flush(); err != nil {
+				t.Fatal(err)
+			}
+			events += len(batch)
+			marks = append(marks, mark{out.Len(), events})
+		}
+		if err := w.End(i, tr); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return out.Bytes(), func(n int) (events int) {
+		for _, m := range marks {
+			if m.off <= n {
+				events = m.events
+			}
+		}
+		return events
+	}
+}
+
+// A file that was cut at any byte is readable up to its last whole block, and says that it was cut.
+func TestCisternCutAnywhere(t *testing.T) {
+	f := synthetic()
+	file, whole := written(t, f)
+	for n := len(cisternMagic); n < len(file); n++ {
+		got, err := Read(bytes.NewReader(file[:n]), "some.file")
+		want := whole(n)
+		if want == 0 {
+			if err == nil || !strings.Contains(err.Error(), "the file was cut off before its first event") {
+				t.Fatalf("%d bytes: %v", n, err)
+			}
+			continue
+		}
+		if len(file)-n <= 16 { // inside the trailer: every block is whole
+			if err == nil {
+				t.Fatalf("%d of %d bytes: no error for half a trailer", n, len(file))
+			}
+			continue
+		}
+		if err != nil {
+			t.Fatalf("%d of %d bytes: %v", n, len(file), err)
+		}
+		tr := got.Traces[0]
+		if len(tr.Events) != want {
+			t.Fatalf("%d bytes: %d events; expected %d", n, len(tr.Events), want)
+		}
+		for i := range tr.Events {
+			if tr.Events[i] != f.Traces[0].Events[i] {
+				t.Fatalf("%d bytes: event %d is %+v", n, i, tr.Events[i])
+			}
+		}
+		if tr.Final != nil || !strings.Contains(strings.Join(tr.Notes, "; "), "the file was cut off after byte") {
+			t.Fatalf("%d bytes: final state %v, notes %q", n, tr.Final, tr.Notes)
+		}
+		checkTrace(t, tr)
+	}
+	// What a crash leaves behind where the file system had made room: zeros.
+	cut := len(file) / 2
+	zeros := append(append([]byte(nil), file[:cut]...), make([]byte, 5000)...)
+	if at := lastBlock(file, cut); at > 0 {
+		got, err := Read(bytes.NewReader(append(append([]byte(nil), file[:at]...), make([]byte, 5000)...)), "some.file")
+		if err != nil || len(got.Traces[0].Events) != whole(at) {
+			t.Fatalf("zeros from byte %d: %v", at, err)
+		}
+	}
+	refusedFile(t, zeros, "checksum")
+}
+
+// lastBlock is where the last block that begins before byte n does.
+func lastBlock(file []byte, n int) int {
+	at, off := 0, len(cisternMagic)
+	for off < n {
+		at = off
+		off += blockHeader + int(binary.LittleEndian.Uint32(file[off+1:]))
+	}
+	return at
+}
+
+// A flipped bit anywhere is an error, never another trace.
+func TestCisternFlips(t *testing.T) {
+	file, _ := written(t, synthetic())
+	bad := make([]byte, len(file))
+	for i := range file {
+		for bit := range 8 {
+			copy(bad, file)
+			bad[i] ^= 1 << bit
+			if _, err := Read(bytes.NewReader(bad), "some.file"); err == nil {
+				t.Fatalf("bit %d of byte %d flipped and not noticed", bit, i)
+			}
+		}
+	}
+}
+
+// block is a block with the right checksum, whatever is in it.
+func block(typ byte, payload []byte) []byte {
+	b := binary.LittleEndian.AppendUint32([]byte{typ}, uint32(len(payload)))
+	b = binary.LittleEndian.AppendUint32(b, uint32(len(payload)))
+	b = binary.LittleEndian.AppendUint32(b, crc32.Update(crc32.Checksum(b[:9], castagnoli), castagnoli, payload))
+	return append(b, payload...)
+}
+
+func TestHostileCistern(t *testing.T) {
+	head := func(blocks ...[]byte) []byte {
+		return append([]byte(cisternMagic), bytes.Join(blocks, nil)...)
+	}
+	uv := func(ns ...uint64) (b []byte) {
+		for _, n := range ns {
+			b = binary.AppendUvarint(b, n)
+		}
+		return b
+	}
+	tr := block(blockTrace, append(append(uv(0, 0, 0), 1, 0, 0, 0, 1), make([]byte, 8)...))
+	streams := block(blockStreams, append(uv(0, 1), make([]byte, 8)...))
+	pools := block(blockPools, append(uv(0, 1), make([]byte, 16)...))
+	stacks := block(blockStacks, uv(0, 1, 0))
+	for name, c := range map[string]struct {
+		file []byte
+		want string
+	}{
+		"a later version": {[]byte("\x89CIST\r\n\x07"), "byte 7: version 7 of Cistern's format; expected 1"},
+		"a block of 4 GiB": {head([]byte{blockNotes, 255, 255, 255, 255, 255, 255, 255, 255, 0, 0, 0, 0}),
+			"byte 8: a block of 4294967295 bytes"},
+		"a type that is none":     {head(block(99, nil)), "byte 8: block of type 99: unknown"},
+		"events before the trace": {head(block(blockEventsType, uv(0, 0, 1))), "trace 0 of 0"},
+		"a table that is none":    {head(tr, block(blockStacks, uv(5, 1))), "table 5 of 1"},
+		"2^60 streams":            {head(tr, block(blockStreams, uv(0, 1<<60))), "ends early or refers to what is not there"},
+		"2^60 stacks":             {head(tr, block(blockStacks, uv(0, 1<<60))), "ends early"},
+		"a stack of 2^60":         {head(tr, block(blockStacks, uv(0, 1, 1<<60))), "ends early"},
+		"2^60 blocks":             {head(tr, block(blockBlocks, uv(0, 0, 0, 1<<60))), "ends early"},
+		"a frame of no string":    {head(tr, block(blockFrames, uv(0, 1, 0, 0, 0))), "ends early or refers"},
+		"2^40 events":             {head(tr, block(blockEventsType, uv(0, 0, 1<<40))), "1099511627776 events from number 0"},
+		"an event of no stream": {head(tr, pools, stacks, block(blockEventsType, append(uv(0, 0, 1), 1, 1, 1, 0, 2, 0, 0, 1, 0,
+			0))), "event 0 of device 0: the event is of an unknown kind or refers to what is not there"},
+		"an event of kind 15": {head(tr, streams, pools, stacks, block(blockEventsType, append(uv(0, 0, 1), 1, 15, 1, 0, 2, 0,
+			0, 1, 0, 0))), "event 0 of device 0: the event is of an unknown kind"},
+		"a final block of no stream": {head(tr, streams, pools, stacks, block(blockBlocks, append(uv(0, 0, 0, 1, 0, 1, 1, 9, 0,
+			0), 1)), block(blockEventsType, append(uv(0, 0, 1), 1, 1, 1, 0, 2, 0, 0, 1, 0, 0))),
+			"a segment or block of device 0 refers to what is not there"},
+		"an index that lies": {head(tr, block(blockIndex, uv(0, 7))), "device 0 has 0 events; expected 7"},
+		"300 traces":         {head(bytes.Repeat(tr, 2)), "expected trace 1"},
+	} {
+		t.Run(name, func(t *testing.T) { refusedFile(t, c.file, c.want) })
+	}
+}
+
+// Indices, kinds and extreme numbers survive.
+func TestCisternRandomEvents(t *testing.T) {
+	rng := rand.New(rand.NewPCG(3, 4))
+	tr := &Trace{Format: FormatRMM, Device: 3, Streams: []uint64{0, 1, 2, 1 << 63}, Pools: []PoolID{{}, {1, 2}},
+		Stacks: []Stack{nil}, Settings: Settings{MaxSplitSize: -1}}
+	number := func() uint64 { return rng.Uint64() >> rng.IntN(65) << rng.IntN(20) }
+	for range 50_000 {
+		e := event.Event{Addr: number(), Size: number(), TimeUS: int64(number()), Stream: uint32(rng.IntN(4)),
+			Pool: uint32(rng.IntN(2)), Kind: event.Kind(rng.IntN(int(event.NumKinds)))}
+		if rng.IntN(4) == 0 {
+			e.Handle, e.Flags = number(), uint8(rng.Uint32())
+		}
+		tr.Events = append(tr.Events, e)
+		if rng.IntN(3) == 0 {
+			e.Kind = event.FreeCompleted
+			e.Handle, e.Flags = 0, 0
+			tr.Events = append(tr.Events, e)
+		}
+	}
+	var out bytes.Buffer
+	if err := WriteCistern(&out, &File{Traces: []*Trace{tr}}); err != nil {
+		t.Fatal(err)
+	}
+	f, err := Read(&out, "x")
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := f.Traces[0]
+	if len(got.Events) != len(tr.Events) || got.Final != nil || got.Source != FormatRMM {
+		t.Fatalf("%d events, final %v, source %q", len(got.Events), got.Final, got.Source)
+	}
+	for i := range got.Events {
+		if got.Events[i] != tr.Events[i] {
+			t.Fatalf("event %d: %+v; expected %+v", i, got.Events[i], tr.Events[i])
+		}
+	}
+}
