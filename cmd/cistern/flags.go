@@ -57,6 +57,9 @@ type replayFlags struct {
 	specs []replay.Spec
 }
 
+// defaultPolicies are replayed where no --policy is given.
+var defaultPolicies = []string{"torch", "cistern"}
+
 func (f *replayFlags) add(c *cobra.Command) {
 	c.Flags().StringArrayVar(&f.policies, "policy", nil,
 		"policy to replay, NAME or NAME:CONF; repeatable (default torch and cistern).\nNAME is "+
@@ -74,14 +77,22 @@ func (f *replayFlags) addLimits(c *cobra.Command) {
 		"completes work")
 }
 
-// parse checks what the flags say before any file is read.
-func (f *replayFlags) parse() error {
+// checkLimits checks the flags of addLimits.
+func (f *replayFlags) checkLimits() error {
 	if f.lag < 0 {
 		return fmt.Errorf("--gpu-lag %v: want 0 or more, such as 20ms", f.lag)
 	}
+	return nil
+}
+
+// parse checks what the flags say before any file is read.
+func (f *replayFlags) parse() error {
+	if err := f.checkLimits(); err != nil {
+		return err
+	}
 	named := f.policies
 	if len(named) == 0 {
-		named = []string{"torch", "cistern"}
+		named = defaultPolicies
 	}
 	for _, s := range named {
 		spec, err := replay.ParseSpec(s)

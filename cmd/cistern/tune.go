@@ -1,5 +1,78 @@
 package main
 
-import "github.com/spf13/cobra"
+import (
+	"errors"
+	"fmt"
 
-func newTune(a *app) *cobra.Command { return &cobra.Command{Use: "tune"} }
+	"github.com/spf13/cobra"
+
+	"github.com/cistern-gpu/cistern/analyze"
+	"github.com/cistern-gpu/cistern/report"
+	"github.com/cistern-gpu/cistern/trace"
+)
+
+// tunings is what `cistern tune --json` prints.
+type tunings struct {
+	Traces []*analyze.Tuning `json:"traces"`
+}
+
+func newTune(a *app) *cobra.Command {
+	var (
+		flags  replayFlags
+		format formatFlags
+	)
+	c := &cobra.Command{
+		Use:   "tune [flags] TRACE...",
+		Short: "Find the best PYTORCH_ALLOC_CONF for a recorded run, and the smallest GPU that would do",
+		Long: "Tune replays a recorded run under many settings of PyTorch's allocator and shows those that nothing else " +
+			"beats in\nmemory, driver time and waits; the one to use and what it breaks; and the smallest limit on memory " +
+			"with which the\nrun completes: with its own settings, with the best ones, and on Cistern.",
+		Args: traceArgs,
+		RunE: func(c *cobra.Command, args []string) error {
+			if err := flags.checkLimits(); err != nil {
+				return err
+			}
+			bar := a.startProgress("tuning", len(args))
+			defer bar.end()
+			all := tunings{Traces: []*analyze.Tuning{}}
+			tune := func(f *trace.File, step func(done, total int)) ([]*analyze.Tuning, error) {
+				var found []*analyze.Tuning
+				if len(f.Traces) == 0 {
+					return nil, errors.New("no device has events, expected a recording of at least one")
+				}
+				for i, t := range f.Traces {
+					tn, err := analyze.Tune(c.Context(), t, analyze.TuneOptions{Capacity: flags.capacity.bytes, GPULag: flags.lag,
+						Progress: func(done, total int) { step(i*total+done, len(f.Traces)*total) }})
+					if err != nil {
+						return nil, fmt.Errorf("device %d: %w", t.Device, err)
+					}
+					found = append(found, tn)
+				}
+				return found, nil
+			}
+			err := eachFile(c.Context(), a, args, bar, tune, func(_ int, o outcome[[]*analyze.Tuning]) {
+				if o.err != nil {
+					a.fail(o.err)
+					return
+				}
+				for _, tn := range o.value {
+					switch {
+					case format.ndjson:
+						_ = writeJSON(a.out, tn, false) // checkedWriter remembers
+					case format.json:
+						all.Traces = append(all.Traces, tn)
+					default:
+						report.WriteTuning(a.out, tn, a.style())
+					}
+				}
+			})
+			if err == nil && format.json {
+				_ = writeJSON(a.out, all, true)
+			}
+			return err
+		},
+	}
+	flags.addLimits(c)
+	format.add(c)
+	return c
+}

@@ -1,0 +1,101 @@
+package report
+
+import (
+	"fmt"
+	"io"
+
+	"github.com/cistern-gpu/cistern/analyze"
+	"github.com/cistern-gpu/cistern/internal/units"
+)
+
+// WriteTuning writes what a search of settings found: the frontier, the recommendation and the smallest capacities.
+func WriteTuning(w io.Writer, tn *analyze.Tuning, s Style) {
+	writeTitle(w, s, tn.Path, tn.Device, tn.Format)
+	limit := "no limit"
+	if tn.Capacity > 0 {
+		limit = fmt.Sprintf("limit %s (%s)", units.FormatBytes(tn.Capacity), clean(tn.CapacityFrom))
+	}
+	fmt.Fprintf(w, "%s over %s; peak live %s; %s; %s tried\n\n", plural(tn.Events, "event"),
+		microseconds(float64(tn.DurationUS)), units.FormatBytes(tn.PeakLive), limit, plural(len(tn.Choices), "setting"))
+
+	fmt.Fprintln(w, s.paint("the frontier: nothing tried is better in memory, driver time and waits at once", bold))
+	g := grid{head: []string{"PYTORCH_ALLOC_CONF", "peak reserved", "ratio", "driver time", "syncs", "retries", "OOMs",
+		"completed", ""}, textFrom: 7}
+	row := func(c *analyze.Choice, mark string) {
+		completed := s.paint("yes", green)
+		if !c.Result.Completed {
+			completed = s.paint("no", red)
+		}
+		g.add(confName(c.AllocConf), units.FormatBytes(c.Result.PeakReserved), fmt.Sprintf("%.3f", c.Result.Ratio),
+			microseconds(c.Result.DriverTimeUS), number(c.Syncs()), number(c.Result.Retries), number(c.Result.OOMs), completed,
+			mark)
+	}
+	ownShown := false
+	for i := range tn.Choices {
+		c := &tn.Choices[i]
+		isOwn := c.AllocConf == tn.Own.AllocConf
+		isBest := tn.Best != nil && c.AllocConf == tn.Best.AllocConf
+		if !c.Frontier && !isOwn && !isBest {
+			continue
+		}
+		mark := ""
+		switch {
+		case isOwn && isBest:
+			mark = "the trace's own, best"
+		case isOwn:
+			mark = "the trace's own"
+		case isBest:
+			mark = "best"
+		case !c.Verified:
+			mark = "model not held against recordings"
+		}
+		ownShown = ownShown || isOwn
+		row(c, mark)
+	}
+	if !ownShown {
+		row(tn.Own, "the trace's own")
+	}
+	if tn.Cistern != nil {
+		g.rows = append(g.rows, make([]string, len(g.head)))
+		row(tn.Cistern, "the engine instead of PyTorch's")
+		g.rows[len(g.rows)-1][0] = "cistern"
+	}
+	g.write(w, s)
+
+	fmt.Fprintln(w)
+	switch b := tn.Best; {
+	case b == nil:
+		fmt.Fprintf(w, "%s: %s\n", s.paint("best", bold), tn.Why)
+	case b.AllocConf == tn.Own.AllocConf:
+		fmt.Fprintf(w, "%s: what the trace has (%s)\n", s.paint("best", bold), confName(b.AllocConf))
+		writeWrapped(w, "  ", "  "+tn.Why, s)
+	default:
+		fmt.Fprintf(w, "%s: PYTORCH_ALLOC_CONF=%s\n", s.paint("best", bold), b.AllocConf)
+		writeWrapped(w, "  ", "  "+tn.Why, s)
+	}
+	if tn.Best != nil {
+		for _, line := range tn.Best.Breaks {
+			writeWrapped(w, "    ", "  - "+line, s)
+		}
+	}
+
+	fmt.Fprintf(w, "\n%s\n", s.paint("the smallest limit that completes without an out-of-memory", bold))
+	g = grid{head: []string{"with", "smallest limit", "over peak live"}}
+	for _, f := range tn.Floors {
+		who := map[string]string{"own": "the trace's own settings", "best": "the best settings", "cistern": "cistern"}[f.Who]
+		if f.Who != "cistern" {
+			who += " (" + confName(f.AllocConf) + ")"
+		}
+		g.add(who, units.FormatBytes(f.Capacity), fmt.Sprintf("%.3f", f.Ratio))
+	}
+	g.write(w, s)
+	writeNotes(w, tn.Notes, s)
+	fmt.Fprintln(w)
+}
+
+func confName(conf string) string {
+	if conf == "" {
+		return "PyTorch's defaults"
+	}
+	return clean(conf)
+}
