@@ -11,8 +11,6 @@ type Recording struct {
 	events []event.Event
 	placed []placement // by block number
 	now    int64
-	next   uint64 // handle number
-	handle map[uint64]uint64
 	final  []trace.Segment
 	ended  bool
 }
@@ -24,7 +22,7 @@ type placement struct {
 }
 
 func (r *Recording) begin(p *Plan) {
-	*r = Recording{plan: p, placed: make([]placement, p.Blocks), now: p.startUS, handle: map[uint64]uint64{}}
+	*r = Recording{plan: p, placed: make([]placement, p.Blocks), now: p.startUS}
 }
 
 func (r *Recording) alloc(b int, addr, size uint64, stream, pool uint32, us int64) {
@@ -49,21 +47,9 @@ func (r *Recording) oom(e *event.Event) {
 // at moves the clock of the recording.
 func (r *Recording) at(us int64) { r.now = max(r.now, us) }
 
-// segment takes an event of the policy. A map or unmap without a handle number gets one: the number that its address
-// was last mapped with.
+// segment takes an event of the policy.
 func (r *Recording) segment(e event.Event) {
 	e.TimeUS = r.now
-	if e.Handle == 0 {
-		switch e.Kind {
-		case event.SegmentMap:
-			r.next++
-			r.handle[e.Addr] = r.next
-			e.Handle = r.next
-		case event.SegmentUnmap:
-			e.Handle = r.handle[e.Addr]
-			delete(r.handle, e.Addr)
-		}
-	}
 	r.events = append(r.events, e)
 }
 

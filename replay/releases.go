@@ -20,7 +20,8 @@ type Release struct {
 //
 // Segments that went back to the driver did so for a shortage, if a new segment follows at once and would not have
 // fitted under the limit; else the program asked for it. It emptied the cache, if no segment that was wholly free
-// stayed; else the segments belonged to a pool that ended, and so did what was allocated in them.
+// stayed, or if large ones went before small ones, PyTorch's order then; what stayed though wholly free belonged to a
+// private pool. Else a private pool ended, and what was allocated in the segments was its.
 func (p *Plan) withReleases(capacity uint64) *Plan {
 	t := p.Trace
 	if !t.FromStart || p.segmentsFreed == 0 {
@@ -46,7 +47,9 @@ func (p *Plan) withReleases(capacity uint64) *Plan {
 			h.add(e)
 		case event.Alloc:
 			if b := p.Block[i]; b >= 0 {
-				h.alloc(b, e)
+				if s := h.alloc(b, e); s != nil && s.hidden != 0 {
+					q.pools[b] = s.hidden
+				}
 			}
 		case event.FreeCompleted:
 			if b := p.Block[i]; b >= 0 {
@@ -105,35 +108,67 @@ func (p *Plan) addRelease(h *heldSegments, first, end int) {
 		mixed = mixed || events[i].Pool != pool || events[i].Kind == event.SegmentUnmap
 		gone[events[i].Addr] = true
 	}
-	switch {
+	switch kept := h.keptWhole(gone); {
 	case pool != 0 && !mixed:
 		r.Pool = pool
 		p.Notes = append(p.Notes, fmt.Sprintf("event %d: private pool %v ended", first, p.Pools[pool]))
-	case mixed || h.allGone(gone):
+	case mixed || len(kept) == 0:
 		p.Notes = append(p.Notes, fmt.Sprintf("event %d: the program emptied the cache (%d segment events without a shortage)", first, r.Count))
+	case largeFirst(events):
+		pool, blocks := p.hide(kept)
+		p.Notes = append(p.Notes, fmt.Sprintf("event %d: the program emptied the cache (%d segment events without a shortage); "+
+			"%d segments stayed though wholly free: taken for a private pool that the file does not name (%v), with the %d allocations in them",
+			first, r.Count, len(kept), pool, blocks))
 	default:
-		r.Pool = uint32(len(p.Pools))
-		p.Pools = append(p.Pools, trace.PoolID{})
-		if p.pools == nil {
-			p.pools = map[int32]uint32{}
+		var segs []*heldSegment
+		for i := range events {
+			segs = append(segs, h.at(events[i].Addr))
 		}
-		n := 0
-		for addr := range gone {
-			for _, b := range h.at(addr).blocks {
-				p.pools[b] = r.Pool
-				n++
-			}
-		}
+		var blocks int
+		r.Pool, blocks = p.hide(segs)
 		p.Notes = append(p.Notes, fmt.Sprintf("event %d: %d segments were given back while others lay wholly free: "+
-			"taken for the end of a private pool that the file does not name, with the %d allocations in them", first, r.Count, n))
+			"taken for the end of a private pool that the file does not name, with the %d allocations in them", first, r.Count, blocks))
 	}
 	p.Releases = append(p.Releases, r)
 }
 
+// hide puts what was allocated in segments into an inferred pool: the one that some of them are known to belong to, or
+// a new one. It returns the pool and the number of allocations.
+func (p *Plan) hide(segs []*heldSegment) (pool uint32, blocks int) {
+	for _, s := range segs {
+		if s.hidden != 0 {
+			pool = s.hidden
+		}
+	}
+	if pool == 0 {
+		pool = uint32(len(p.Pools))
+		p.Pools = append(p.Pools, trace.PoolID{})
+	}
+	if p.pools == nil {
+		p.pools = map[int32]uint32{}
+	}
+	for _, s := range segs {
+		s.hidden = pool
+		blocks += len(s.blocks)
+		for _, b := range s.blocks {
+			p.pools[b] = pool
+		}
+	}
+	return pool, blocks
+}
+
+// largeFirst reports whether large segments were freed before small ones, as PyTorch does when it empties the cache;
+// of a pool that ends it frees the small ones first. False where there is only one kind.
+func largeFirst(events []event.Event) bool {
+	return events[0].Size != smallSegment && events[len(events)-1].Size == smallSegment
+}
+
 // heldSegment is a segment that the recorded allocator held.
 type heldSegment struct {
+	id         int32 // 1 + index into heldSegments.all
 	addr, size uint64
 	pool       uint32
+	hidden     uint32 // an inferred pool, 0 is none
 	live       int
 	blocks     []int32 // every block that was allocated in it
 }
@@ -143,7 +178,6 @@ type heldSegments struct {
 	segs  []*heldSegment // in address order
 	segOf []int32        // by block, 1 + index into all; 0 is none
 	all   []*heldSegment
-	ids   map[*heldSegment]int32
 }
 
 // index is the place of the segment with the largest address not above addr, -1 if none.
@@ -164,11 +198,8 @@ func (h *heldSegments) add(e *event.Event) {
 	h.segs = append(h.segs, nil)
 	copy(h.segs[i+1:], h.segs[i:])
 	h.segs[i] = s
-	if h.ids == nil {
-		h.ids = map[*heldSegment]int32{}
-	}
 	h.all = append(h.all, s)
-	h.ids[s] = int32(len(h.all))
+	s.id = int32(len(h.all))
 }
 
 func (h *heldSegments) remove(e *event.Event) {
@@ -177,16 +208,20 @@ func (h *heldSegments) remove(e *event.Event) {
 	}
 }
 
-func (h *heldSegments) alloc(b int32, e *event.Event) {
-	if i := h.index(e.Addr); i >= 0 {
-		s := h.segs[i]
-		s.live++
-		s.blocks = append(s.blocks, b)
-		if e.Pool != 0 {
-			s.pool = e.Pool
-		}
-		h.segOf[b] = h.ids[s]
+// alloc puts block b into the segment that it lies in, and returns that; nil where there is none.
+func (h *heldSegments) alloc(b int32, e *event.Event) *heldSegment {
+	i := h.index(e.Addr)
+	if i < 0 {
+		return nil
 	}
+	s := h.segs[i]
+	s.live++
+	s.blocks = append(s.blocks, b)
+	if e.Pool != 0 {
+		s.pool = e.Pool
+	}
+	h.segOf[b] = s.id
+	return s
 }
 
 func (h *heldSegments) free(b int32) {
@@ -195,12 +230,13 @@ func (h *heldSegments) free(b int32) {
 	}
 }
 
-// allGone reports whether every segment of the default pool that is wholly free is in gone.
-func (h *heldSegments) allGone(gone map[uint64]bool) bool {
+// keptWhole are the segments of the default pool that are wholly free and not gone.
+func (h *heldSegments) keptWhole(gone map[uint64]bool) []*heldSegment {
+	var out []*heldSegment
 	for _, s := range h.segs {
 		if s.pool == 0 && s.live == 0 && !gone[s.addr] {
-			return false
+			out = append(out, s)
 		}
 	}
-	return true
+	return out
 }

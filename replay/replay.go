@@ -26,8 +26,6 @@ package replay
 import (
 	"errors"
 	"fmt"
-	"io"
-	"slices"
 	"sort"
 	"strings"
 	"time"
@@ -127,35 +125,34 @@ type Options struct {
 	Progress func(done, total int)
 	// Samples is the number of points of the Result's curve; 0 is no curve.
 	Samples int
-	// Log takes lines that a policy wants to tell; nil drops them.
-	Log io.Writer
 }
 
 // Result is what one policy did with one trace. Its JSON is part of the command's contract.
 type Result struct {
-	Policy        string           `json:"policy"`
-	Conf          string           `json:"conf"`
-	Capacity      uint64           `json:"capacity_bytes"` // 0 is unlimited
-	CapacityFrom  string           `json:"capacity_from"`
-	Completed     bool             `json:"completed"`
-	FailedEvent   *int             `json:"failed_event"` // index of the event that could not be met, nil if none
-	OOMs          int64            `json:"ooms"`         // requests that failed, recorded ones and the fatal one
-	OOMsAvoided   int64            `json:"ooms_avoided"` // recorded out-of-memories that did not happen
-	PeakLive      uint64           `json:"peak_live_bytes"`
-	PeakReserved  uint64           `json:"peak_reserved_bytes"`
-	Ratio         float64          `json:"ratio"`
-	Calls         map[string]int64 `json:"driver_calls"`
-	DriverTimeUS  float64          `json:"driver_time_us"`
-	StreamSyncs   int64            `json:"stream_syncs"`
-	DeviceSyncs   int64            `json:"device_syncs"`
-	Retries       int64            `json:"retries"`
-	NSPerEvent    float64          `json:"ns_per_event"`
-	SyncWaitUS    float64          `json:"-"` // host time lost in waits, at the GPU lag
-	TiesModelled  bool             `json:"-"` // segments lie at made-up, rising addresses, so best-fit ties are modelled
-	Curve         Curve            `json:"-"`
-	Verify        *Verify          `json:"-"` // nil unless the run was held against the record
-	Notes         []string         `json:"-"`
-	FailedRequest uint64           `json:"-"` // bytes of the request that could not be met
+	Policy         string           `json:"policy"`
+	Conf           string           `json:"conf"`
+	Capacity       uint64           `json:"capacity_bytes"` // 0 is unlimited
+	CapacityFrom   string           `json:"capacity_from"`
+	Completed      bool             `json:"completed"`
+	FailedEvent    *int             `json:"failed_event"` // index of the event that could not be met, nil if none
+	OOMs           int64            `json:"ooms"`         // requests that failed, recorded ones and the fatal one
+	OOMsAvoided    int64            `json:"ooms_avoided"` // recorded out-of-memories that did not happen
+	PeakLive       uint64           `json:"peak_live_bytes"`
+	PeakReserved   uint64           `json:"peak_reserved_bytes"`
+	Ratio          float64          `json:"ratio"`
+	Calls          map[string]int64 `json:"driver_calls"`
+	DriverTimeUS   float64          `json:"driver_time_us"`
+	StreamSyncs    int64            `json:"stream_syncs"`
+	DeviceSyncs    int64            `json:"device_syncs"`
+	Retries        int64            `json:"retries"`
+	NSPerEvent     float64          `json:"ns_per_event"`
+	SyncWaitUS     float64          `json:"-"` // host time lost in waits, at the GPU lag
+	TiesModelled   bool             `json:"-"` // segments lie at made-up, rising addresses, so best-fit ties are modelled
+	Curve          Curve            `json:"-"`
+	Verify         *Verify          `json:"-"` // nil unless the run was held against the record
+	Notes          []string         `json:"-"`
+	FailedRequest  uint64           `json:"-"` // bytes of the request that could not be met
+	FailedReserved uint64           `json:"-"` // bytes reserved when it failed, after all that could be given back was
 }
 
 // Env is what a policy is made of: the plan, its settings, and where to tell what it does.
@@ -165,7 +162,7 @@ type Env struct {
 	Capacity uint64 // bytes, 0 is unlimited
 	GPULag   time.Duration
 	// Emit takes the policy's segment events as it makes them; nil where nobody listens. Stream and Pool index the
-	// plan's; Addr, Size and, for maps and unmaps, Handle are the policy's own.
+	// plan's; Addr, Size and Handle are the policy's own. A map or unmap is of one handle.
 	Emit func(event.Event)
 	// Note adds a line to the Result's notes.
 	Note func(string)
@@ -219,7 +216,9 @@ func (p *Plan) Run(spec Spec, opt Options) (*Result, error) {
 		env.verify = newVerifier(p)
 		r.TiesModelled = false
 	}
-	env.Emit = emitter(env.verify, opt.Record)
+	if opt.Record != nil {
+		env.Emit = opt.Record.segment
+	}
 	policy, conf, err := factory(env)
 	if err != nil {
 		return nil, err
@@ -388,7 +387,7 @@ func (d *driver) alloc(i, b int, size uint64, stream, pool uint32, us int64) (bo
 	if d.verify != nil {
 		d.verify.expect(i)
 	}
-	addr, err := d.policy.Alloc(b, size, stream, pool)
+	addr, err := d.request(b, size, stream, pool)
 	if err != nil {
 		if !errors.Is(err, cuda.ErrOutOfMemory) {
 			return false, err
@@ -396,6 +395,7 @@ func (d *driver) alloc(i, b int, size uint64, stream, pool uint32, us int64) (bo
 		d.result.OOMs++
 		failed := max(i, 0)
 		d.result.FailedEvent, d.result.FailedRequest = &failed, size
+		_, d.result.FailedReserved = d.policy.Usage()
 		if d.verify != nil {
 			d.verify.failed(i, size)
 		}
@@ -413,12 +413,23 @@ func (d *driver) alloc(i, b int, size uint64, stream, pool uint32, us int64) (bo
 	return true, nil
 }
 
+// maxRequest is the size in bytes from which on a request fails under every policy: more than any machine has, and
+// little enough for sums of them to be right.
+const maxRequest = 1 << 46
+
+func (d *driver) request(b int, size uint64, stream, pool uint32) (uint64, error) {
+	if size >= maxRequest {
+		return 0, fmt.Errorf("request of %d bytes: %w", size, cuda.ErrOutOfMemory)
+	}
+	return d.policy.Alloc(b, size, stream, pool)
+}
+
 // oom attempts a request that failed when it was recorded. Memory that it gets is given back at once.
 func (d *driver) oom(i, b int, e *event.Event) error {
 	if d.verify != nil {
 		d.verify.expect(i)
 	}
-	_, err := d.policy.Alloc(b, e.Size, e.Stream, d.plan.poolOf(b, e.Pool))
+	_, err := d.request(b, e.Size, e.Stream, d.plan.poolOf(b, e.Pool))
 	switch {
 	case err == nil:
 		d.result.OOMsAvoided++
@@ -459,23 +470,4 @@ func (d *driver) sample(us int64) {
 		allocated, reserved := d.policy.Usage()
 		d.curve.add(us, d.live, allocated, reserved)
 	}
-}
-
-// emitter sends segment events to whoever listens, nil if nobody does.
-func emitter(v *verifier, r *Recording) func(event.Event) {
-	var to []func(event.Event)
-	if v != nil {
-		to = append(to, v.emitted)
-	}
-	if r != nil {
-		to = append(to, r.segment)
-	}
-	to = slices.Clip(to)
-	switch len(to) {
-	case 0:
-		return nil
-	case 1:
-		return to[0]
-	}
-	return func(e event.Event) { to[0](e); to[1](e) }
 }

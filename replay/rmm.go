@@ -215,7 +215,6 @@ func (r *rmm) expand(list int32, size uint64, stream uint32) int32 {
 		if try == size {
 			return -1
 		}
-		r.retries++
 		try = max(size, try/2/rmmAlign*rmmAlign)
 	}
 }

@@ -43,8 +43,8 @@ func torchConf(env *Env) (TorchConf, error) {
 	if note != "" {
 		env.Note(note)
 	}
-	if c.Fraction < 1 && env.Capacity == 0 {
-		env.Note(fmt.Sprintf("per_process_memory_fraction:%v was set, of a device whose size the file does not say: no limit is modelled", c.Fraction))
+	if c.Fraction < 1 {
+		env.Note(fmt.Sprintf("per_process_memory_fraction:%v was set, of a device whose size the file does not say: the capacity is the limit", c.Fraction))
 	}
 	return c, nil
 }
@@ -73,6 +73,9 @@ type torch struct {
 	events   int    // most of them at a time: CUDA events are pooled
 	last     int    // the block given back by the call before, -1 if that was another call
 	nextAddr uint64 // where the next segment lies
+
+	handle  uint64            // number of the last physical handle
+	handles map[uint64]uint64 // by address, where somebody listens
 }
 
 // torchBlock is a piece of a segment, used, cached or (expandable) unmapped.
@@ -100,7 +103,7 @@ func newTorch(env *Env, conf TorchConf) *torch {
 	p := env.Plan
 	t := &torch{meter: newMeter(env.GPULag), env: env, conf: conf, limit: env.Capacity,
 		of: make([]int32, p.Blocks), waiting: make([]bool, p.Blocks), last: -1, nextAddr: firstAddr}
-	if conf.Fraction < 1 && t.limit > 0 {
+	if env.Spec.HasConf && conf.Fraction < 1 && t.limit > 0 {
 		t.limit = uint64(conf.Fraction * float64(t.limit))
 	}
 	if t.limit > 0 && conf.GCThreshold > 0 {
@@ -111,6 +114,12 @@ func newTorch(env *Env, conf TorchConf) *torch {
 			t.pools = append(t.pools, torchPool{small: small, private: uint32(i),
 				free: make([]freeSet, p.numStreams()), unmapped: make([][]int32, p.numStreams())})
 		}
+	}
+	for i := range t.of {
+		t.of[i] = -1
+	}
+	if env.Emit != nil {
+		t.handles = map[uint64]uint64{}
 	}
 	if env.verify != nil {
 		t.nextAddr = p.addressesAbove()
@@ -275,6 +284,10 @@ func (t *torch) FreeRequested(b int) {
 // Free is free_block: from now on the block is cached.
 func (t *torch) Free(b int) error {
 	i := t.of[b]
+	if i < 0 {
+		return fmt.Errorf("block %d is free already", b)
+	}
+	t.of[b] = -1
 	if t.waiting[b] {
 		if t.last != b {
 			// insert_events and process_events; how many streams there were is not in a trace, one is counted.
@@ -290,9 +303,6 @@ func (t *torch) Free(b int) error {
 	}
 	t.last = -1
 	blk := &t.blocks[i]
-	if !blk.used {
-		return fmt.Errorf("block %d is free already", b)
-	}
 	blk.used = false
 	t.allocated -= blk.size
 	t.merge(i, blk.prev)
@@ -358,10 +368,27 @@ func (t *torch) place(size uint64, kind event.Kind) uint64 {
 	return addr
 }
 
+// emit tells of a segment event, of maps and unmaps once for each page, since each is a handle of its own.
 func (t *torch) emit(kind event.Kind, addr, size uint64, i int32) {
-	if t.env.Emit != nil {
-		b := &t.blocks[i]
-		t.env.Emit(event.Event{Kind: kind, Addr: addr, Size: size, Stream: b.stream, Pool: t.pools[b.pool].private})
+	b := &t.blocks[i]
+	e := event.Event{Kind: kind, Addr: addr, Size: size, Stream: b.stream, Pool: t.pools[b.pool].private}
+	if t.env.verify != nil {
+		t.env.verify.emitted(e)
+	}
+	if t.env.Emit == nil {
+		return
+	}
+	if kind != event.SegmentMap && kind != event.SegmentUnmap {
+		t.env.Emit(e)
+		return
+	}
+	for e.Size = t.ranges[b.rng].page; e.Addr < addr+size; e.Addr += e.Size {
+		if kind == event.SegmentMap {
+			t.handle++
+			t.handles[e.Addr] = t.handle
+		}
+		e.Handle = t.handles[e.Addr]
+		t.env.Emit(e)
 	}
 }
 

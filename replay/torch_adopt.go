@@ -66,13 +66,6 @@ func (t *torch) adoptSegment(s *trace.Segment, live []int32) {
 		prev, next, rng = t.adoptRange(s, pool)
 	}
 	t.grow(s.Size)
-	if t.env.Emit != nil {
-		kind := event.SegmentAlloc
-		if s.Expandable {
-			kind = event.SegmentMap
-		}
-		t.env.Emit(event.Event{Kind: kind, Addr: s.Addr, Size: s.Size, Stream: s.Stream, Pool: s.Pool})
-	}
 	put := func(addr, size uint64, used bool) int32 {
 		i := t.newBlock(torchBlock{addr: addr, size: size, prev: prev, next: next, pool: pool, rng: rng,
 			stream: s.Stream, mapped: true, used: used})
@@ -107,6 +100,11 @@ func (t *torch) adoptSegment(s *trace.Segment, live []int32) {
 		at = b.Addr + b.Size
 	}
 	gap(s.Addr + s.Size)
+	kind := event.SegmentAlloc
+	if s.Expandable {
+		kind = event.SegmentMap
+	}
+	t.emit(kind, s.Addr, s.Size, prev)
 }
 
 // adoptRange finds the range of addresses that a mapped part s belongs to, or begins one with it: a snapshot shows the
@@ -138,7 +136,7 @@ func (t *torch) adoptRange(s *trace.Segment, pool int32) (prev, next, rng int32)
 			return prev, next, b.rng
 		}
 	}
-	r := t.newRange(pool, s.Addr)
+	r := t.newRange(pool, s.Addr, s.Size)
 	tail := t.newBlock(torchBlock{addr: s.Addr + s.Size, size: r.size - s.Size, prev: -1, next: -1, pool: pool,
 		rng: int32(len(t.ranges) - 1), stream: s.Stream})
 	t.insertUnmapped(tail)

@@ -54,7 +54,7 @@ func (t *torch) findRoom(r request) int32 {
 			return c
 		}
 	}
-	rng := t.newRange(r.pool, 0)
+	rng := t.newRange(r.pool, 0, r.size)
 	t.count(callAddressReserve, t.costs.MemAddressReserve(rng.size))
 	i := t.newBlock(torchBlock{addr: rng.base, size: rng.size, prev: -1, next: -1, pool: r.pool,
 		rng: int32(len(t.ranges) - 1), stream: r.stream})
@@ -62,14 +62,14 @@ func (t *torch) findRoom(r request) int32 {
 	return i
 }
 
-// newRange makes the range of addresses of a pool and stream, at base unless that is 0.
-func (t *torch) newRange(pool int32, base uint64) torchRange {
+// newRange makes the range of addresses of a pool and stream, for at least size bytes, at base unless that is 0.
+func (t *torch) newRange(pool int32, base, size uint64) torchRange {
 	page := t.conf.LargeSegment
 	if t.pools[pool].small {
 		page = smallSegment
 	}
-	device := max(uint64(rangeDevice), t.limit, t.env.Plan.PeakLive)
-	size := (device + device/8 + page - 1) / page * page
+	device := max(uint64(rangeDevice), t.limit, t.env.Plan.PeakLive, size)
+	size = (device + device/8 + page - 1) / page * page
 	if base == 0 {
 		base = t.place(size, event.SegmentMap)
 	}

@@ -113,12 +113,29 @@ func (v *verifier) compare(e event.Event, addr bool) {
 	}
 	i := v.events[v.at]
 	r := &v.p.Trace.Events[i]
+	if r.Handle != 0 && r.Kind == e.Kind && r.Size < e.Size {
+		v.pages(e)
+		return
+	}
 	v.at++
 	if r.Kind != e.Kind || r.Size != e.Size || addr && r.Addr != e.Addr {
 		v.mismatch(i, fmt.Sprintf("the model made a %s of %d bytes at %#x", e.Kind, e.Size, e.Addr))
 		return
 	}
 	v.v.Matched++
+}
+
+// pages compares a map or unmap with a record that has an event for each handle, as Recording makes it.
+func (v *verifier) pages(e event.Event) {
+	for rest := e; rest.Size > 0; {
+		page := rest
+		if v.at < v.end {
+			page.Size = min(rest.Size, v.p.Trace.Events[v.events[v.at]].Size)
+		}
+		rest.Addr += page.Size
+		rest.Size -= page.Size
+		v.compare(page, true)
+	}
 }
 
 func (v *verifier) placed(i int, addr uint64) {
