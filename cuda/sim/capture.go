@@ -143,6 +143,16 @@ func (s *stream) waitCaptured(e *event) cuda.Code {
 	return cuda.Success
 }
 
+// captureError is the error of a driver call that a capture forbids. A call that spoilt the capture is a fault: the
+// program would learn of it only at the end of its capture, and not from whom.
+func (d *Driver) captureError(c call, dev cuda.Device, code cuda.Code) error {
+	if d.opt.Check == CheckNone || code == cuda.ErrStreamCaptureInvalidated || code == cuda.ErrInvalidValue {
+		return d.errorOf(c, dev, 0, code)
+	}
+	return d.found(&Fault{Kind: FaultCapture, Op: callNames[c], Device: dev, code: code,
+		Detail: "the call is forbidden during the capture and has invalidated it"})
+}
+
 // BeginCapture begins to capture the stream (cuStreamBeginCapture, relaxed mode), as the program under which the
 // caller runs would: it is no counted call.
 func (d *Driver) BeginCapture(dev cuda.Device, h cuda.Stream) error {

@@ -18,12 +18,14 @@ const (
 	FaultInUse                         // unmapped or freed while queued work uses it, or before the host saw it done
 	FaultRace                          // used by two streams without order
 	FaultStream                        // a stream that was destroyed, or never made
+	FaultCapture                       // a driver call invalidated a capture
 	FaultGraph                         // a graph's memory is not what it was captured with
 )
 
 var faultNames = [...]string{FaultUnmapped: "use of unmapped memory", FaultNoAccess: "use without access",
 	FaultInUse: "memory taken away while in use", FaultRace: "unordered use", FaultStream: "no such stream",
-	FaultGraph: "graph memory changed"}
+	FaultCapture: "capture spoilt",
+	FaultGraph:   "graph memory changed"}
 
 func (k FaultKind) String() string { return faultNames[k] }
 

@@ -86,7 +86,7 @@ func (d *Driver) EventRecord(dev cuda.Device, h cuda.Event, sh cuda.Stream) erro
 	}
 	if s.capture != nil || len(s.ctx.captures) > 0 {
 		if code := s.implicit(); code != cuda.Success {
-			return d.errorOf(callEventRecord, dev, 0, code)
+			return d.captureError(callEventRecord, dev, code)
 		}
 		if s.capture != nil {
 			e.recorded = true
@@ -117,7 +117,7 @@ func (d *Driver) EventQuery(dev cuda.Device, h cuda.Event) (bool, error) {
 		return false, err
 	}
 	if e.capture != nil {
-		return false, d.errorOf(callEventQuery, dev, 0, e.capture.observed())
+		return false, d.captureError(callEventQuery, dev, e.capture.observed())
 	}
 	if !e.recorded {
 		return true, nil
@@ -141,7 +141,7 @@ func (d *Driver) EventSynchronize(dev cuda.Device, h cuda.Event) error {
 	}
 	d.eventSyncs++
 	if e.capture != nil {
-		return d.errorOf(callEventSynchronize, dev, 0, e.capture.observed())
+		return d.captureError(callEventSynchronize, dev, e.capture.observed())
 	}
 	if e.recorded {
 		d.waitFor(e.done)
@@ -167,7 +167,7 @@ func (d *Driver) StreamWaitEvent(dev cuda.Device, sh cuda.Stream, h cuda.Event) 
 	}
 	if e.capture != nil || s.capture != nil || len(s.ctx.captures) > 0 {
 		if code := s.waitCaptured(e); code != cuda.Success {
-			return d.errorOf(callStreamWaitEvent, dev, 0, code)
+			return d.captureError(callStreamWaitEvent, dev, code)
 		}
 		if s.capture != nil {
 			return nil

@@ -282,7 +282,7 @@ func (d *Driver) StreamSynchronize(dev cuda.Device, h cuda.Stream) error {
 	}
 	d.streamSyncs++
 	if code := s.forbidden(); code != cuda.Success {
-		return d.errorOf(callStreamSynchronize, dev, 0, code)
+		return d.captureError(callStreamSynchronize, dev, code)
 	}
 	d.waitFor(d.behind(s.ready()))
 	if d.opt.Check >= CheckOrder {
@@ -305,7 +305,7 @@ func (d *Driver) ContextSynchronize(dev cuda.Device) error {
 		for _, c := range ctx.captures {
 			c.invalidate()
 		}
-		return d.errorOf(callCtxSynchronize, dev, 0, cuda.ErrStreamCaptureUnsupported)
+		return d.captureError(callCtxSynchronize, dev, cuda.ErrStreamCaptureUnsupported)
 	}
 	d.drain(ctx)
 	return nil
