@@ -381,14 +381,14 @@ func long(b []byte) value {
 	if neg {
 		pad = 0xff
 	}
-	for n > 1 && b[n-1] == pad && (n > 9 || n == 9 && !neg) {
+	for n > 8 && b[n-1] == pad {
 		n-- // sign bytes above the 64 bits that are kept
 	}
-	if n > 9 || n == 9 && (neg || b[8] != 0) {
+	if n > 8 {
 		return value{k: kBig}
 	}
 	var u uint64
-	for i := min(n, 8) - 1; i >= 0; i-- {
+	for i := n - 1; i >= 0; i-- {
 		u = u<<8 | uint64(b[i])
 	}
 	if !neg {
