@@ -89,3 +89,19 @@ func BenchmarkMapUnmap(b *testing.B) {
 		})
 	}
 }
+
+// Four goroutines, each with its own streams and event.
+func BenchmarkEventsParallel(b *testing.B) {
+	d := New(Options{})
+	d.NewStream(0)
+	b.SetParallelism(2)
+	b.RunParallel(func(pb *testing.PB) {
+		s, o := d.NewStreamNonBlocking(0), d.NewStreamNonBlocking(0)
+		e, _ := d.EventCreate(0)
+		for pb.Next() {
+			_ = d.EventRecord(0, e, s)
+			_ = d.StreamWaitEvent(0, o, e)
+			_, _ = d.EventQuery(0, e)
+		}
+	})
+}

@@ -195,6 +195,21 @@ func TestFreeInUse(t *testing.T) {
 	}
 }
 
+// The wait within MemFree takes time, and is no proof to the host that anything is done.
+func TestMemFreeGivesNoOrder(t *testing.T) {
+	r := newRig(t, Options{Check: CheckOrder, Lag: 20 * ms})
+	a := must[cuda.Ptr](t)(r.MemAlloc(0, 4096))
+	ok(t, r.Use(0, r.n, r.p, 512))
+	ok(t, r.MemFree(0, a))
+	if r.Now() != 20*ms {
+		t.Error(r.Now())
+	}
+	wantFault(t, r.MemUnmap(r.p, 2*mib), FaultInUse)
+	wantFault(t, r.Use(0, r.m, r.p, 512), FaultRace)
+	ok(t, r.ContextSynchronize(0))
+	ok(t, r.MemUnmap(r.p, 2*mib))
+}
+
 func TestCheckNoneChecksNothing(t *testing.T) {
 	r := newRig(t, Options{Lag: 20 * ms})
 	ok(t, r.Use(0, r.n, 12345, 1<<40))

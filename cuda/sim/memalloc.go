@@ -109,8 +109,9 @@ func (d *Driver) cut(s *slab, at, n int) *region {
 }
 
 // MemFree frees an allocation. It waits, as the real call does, for all work of the primary context (or of all
-// contexts of the device, where the options say so) and counts as a device synchronisation; that the memory itself is
-// still in use is a fault all the same, for nothing may rely on the wait.
+// contexts of the device, where the options say so) and counts as a device synchronisation. No driver manual promises
+// the wait, so nothing may rely on it: that the memory itself is still in use is a fault all the same, and for
+// CheckOrder the host has seen nothing complete.
 func (d *Driver) MemFree(dev cuda.Device, p cuda.Ptr) error {
 	d.mu.Lock()
 	defer d.leave()

@@ -308,6 +308,9 @@ func (d *Driver) ContextSynchronize(dev cuda.Device) error {
 		return d.captureError(callCtxSynchronize, dev, cuda.ErrStreamCaptureUnsupported)
 	}
 	d.drain(ctx)
+	if d.opt.Check >= CheckOrder {
+		d.order.host.join(ctx.allSeen)
+	}
 	return nil
 }
 
@@ -316,9 +319,6 @@ func (d *Driver) drain(ctxs ...*context) {
 	var t time.Duration
 	for _, ctx := range ctxs {
 		t = max(t, ctx.done)
-		if d.opt.Check >= CheckOrder {
-			d.order.host.join(ctx.allSeen)
-		}
 	}
 	d.waitFor(d.behind(t))
 }
