@@ -37,7 +37,7 @@ const (
 	CauseCapacity = "capacity"
 	// CauseFragmentation: enough was free, but in pieces each too small.
 	CauseFragmentation = "fragmentation"
-	// CauseCached: enough lay in caches, in whole segments among others, and was not given back in time.
+	// CauseCached: enough was free in one piece, but cached for other streams, pools or sizes.
 	CauseCached = "cached"
 )
 
@@ -75,19 +75,17 @@ type Failure struct {
 	Policy    string
 	Event     int
 	Requested uint64
-	Reserved  uint64 // of the policy, at its peak
+	Reserved  uint64 // of the policy then, after it had given back what it could
 	Capacity  uint64
 }
 
-// ExplainReplayed explains the failure of a policy. What was live is the trace's; where the policy had its free
-// pieces is not known here.
+// ExplainReplayed explains the failure of a policy. What was live is the trace's; where the policy's free pieces lay is
+// not known here, but that it failed says that none was large enough.
 func ExplainReplayed(t *trace.Trace, f Failure) OOM {
 	o := OOM{Source: f.Policy, Event: f.Event, TimeUS: timeOf(t, f.Event), Requested: f.Requested, Reserved: f.Reserved,
 		Capacity: f.Capacity}
 	walk(t, []int{f.Event - 1}, func(_ int, s *state) { o.Live = s.liveBytes })
-	if o.Capacity > o.Reserved {
-		o.DeviceFree = o.Capacity - o.Reserved
-	}
+	o.DeviceFree = o.room()
 	if o.Reserved > o.Live {
 		o.FreeInside = o.Reserved - o.Live
 	}
@@ -118,8 +116,14 @@ func (o *OOM) explain(pieces bool) {
 		say("%s were live and %s were asked for.", size(o.Live), size(o.Requested))
 	}
 	if !pieces {
-		say("%s of the %s reserved held no live data, but the policy could neither use them for this request nor give "+
-			"enough of them back.", size(o.FreeInside), size(o.Reserved))
+		if o.Source != "recorded" {
+			o.Cause = CauseFragmentation
+			say("After giving back all that it could, it still held %s: %s of that was not live, in pieces between live blocks "+
+				"or rounded away. Beside it the limit left %s, and no piece was large enough for the %s asked for.",
+				size(o.Reserved), size(o.FreeInside), size(o.DeviceFree), size(o.Requested))
+			return
+		}
+		say("%s of the %s reserved held no live data.", size(o.FreeInside), size(o.Reserved))
 		return
 	}
 	if o.LargestFree < o.Requested {

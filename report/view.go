@@ -62,14 +62,15 @@ func NewView(t *trace.Trace, in *analyze.Inspection, rep *replay.Report) (*View,
 	}
 	add(line{Name: "live", Kind: "live"}, curves.Live)
 	add(line{Name: "allocated", Kind: "allocated", Hidden: true}, curves.Allocated)
-	if len(curves.Reserved.Value) > 0 {
-		add(line{Name: "reserved when recorded", Kind: "recorded"}, curves.Reserved)
-	}
 	for i, r := range rep.Results {
 		if len(r.Curve.TimeUS) == 0 {
 			continue
 		}
 		add(line{Name: "reserved by " + policyName(r), Kind: "policy", Policy: i}, reservedCurve(t, r.Curve))
+	}
+	// The record is drawn last: a faithful model's line lies under it, and shows between its dashes.
+	if len(curves.Reserved.Value) > 0 {
+		add(line{Name: "reserved when recorded", Kind: "recorded"}, curves.Reserved)
 	}
 	stacks := newStackTable(t)
 	for _, h := range in.Peak.Holders {
@@ -88,7 +89,7 @@ func OOMs(t *trace.Trace, recorded []analyze.OOM, results []*replay.Result) []an
 	for _, r := range results {
 		if r.FailedEvent != nil {
 			ooms = append(ooms, analyze.ExplainReplayed(t, analyze.Failure{Policy: policyName(r), Event: *r.FailedEvent,
-				Requested: r.FailedRequest, Reserved: r.PeakReserved, Capacity: r.Capacity}))
+				Requested: r.FailedRequest, Reserved: r.FailedReserved, Capacity: r.Capacity}))
 		}
 	}
 	return ooms

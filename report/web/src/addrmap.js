@@ -2,7 +2,7 @@
 // blocks are coloured, what is free stays pale, segments are set apart by a gap.
 
 import {bytes, count, hex} from './format.js';
-import {cssColor, h, onScheme, placeTip} from './dom.js';
+import {cssColor, h, onScheme, placeTip, shortFrame} from './dom.js';
 import {lastAtMost} from './series.js';
 
 const rowHeight = 14;
@@ -97,9 +97,13 @@ export function addressMap(host, segments, view) {
     });
     legend.replaceChildren(
       ...[...shown.entries()].sort((a, b) => a[0] - b[0]).map(([hue, e]) => h('span', {title: e.label},
-        h('i', {css: {'--key': `var(--c${hue})`}}), h('span', {class: 'clip'}, e.label), ' ',
+        h('i', {css: {'--key': `var(--c${hue})`}}), h('span', {class: 'clip'}, shortLabel(e.label)), ' ',
         h('span', {class: 'muted'}, bytes(e.bytes)))),
       h('span', {}, h('i', {css: {'--key': 'var(--free)'}}), 'free'));
+  }
+
+  function shortLabel(label) {
+    return by.value === 'stack' && label.includes('/') ? shortFrame(label) : label;
   }
 
   function labelOf(seg, b, i, hue) {
@@ -109,7 +113,7 @@ export function addressMap(host, segments, view) {
       case 'size':
         return hue < sizeSteps.length ? `up to ${bytes(sizeSteps[hue]).replace('.00', '')}` : 'over 1 GiB';
       default:
-        return hue === hues - 1 ? 'all other stacks' : (view.stackName(b.stack[i])[0] || 'no stack recorded');
+        return hue === hues - 1 ? 'all other stacks' : (view.stackName(b.stack[i])[0] || 'no stack was recorded');
     }
   }
 

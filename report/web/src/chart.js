@@ -102,7 +102,7 @@ export function memoryChart(host, timeline, lines, marks, peakEvent) {
         y: {auto: true, range: (u, low, high) => [0, Math.max(high || 0, 1) * 1.05]},
       },
       axes: [
-        {...axis, values: (u, at) => at.map((v) => (timeline.byEvent ? count(v) : duration(v)))},
+        {...axis, space: 90, values: (u, at) => (timeline.byEvent ? at.map(count) : timeLabels(at))},
         {...axis, size: 76, incrs: increments(unit.scale),
           values: (u, at) => at.map((v) => `${+(v / unit.scale).toFixed(2)} ${v ? unit.name : ''}`)},
       ],
@@ -119,6 +119,8 @@ export function memoryChart(host, timeline, lines, marks, peakEvent) {
           setRange(a, b);
         }],
         setCursor: [hover],
+        ready: [alignOverview],
+        setSize: [alignOverview],
         draw: [drawMarks],
       },
     }, timeline.data(range[0], range[1], 800), canvasHost);
@@ -175,11 +177,18 @@ export function memoryChart(host, timeline, lines, marks, peakEvent) {
     placeTip(tip, r.left + u.cursor.left, r.top + u.cursor.top);
   }
 
+  // The overview lies under the plot's own area.
+  function alignOverview(u) {
+    const r = devicePixelRatio || 1;
+    overview.style.marginLeft = `${u.bbox.left / r}px`;
+    overview.style.width = `${u.bbox.width / r}px`;
+  }
+
   // The overview: the whole run, small, with the part shown above marked.
   let overviewImage = null;
   function drawOverview() {
     const ratio = devicePixelRatio || 1;
-    const width = canvasHost.clientWidth;
+    const width = overview.clientWidth;
     overview.width = Math.max(1, width * ratio);
     overview.height = 44 * ratio;
     const ctx = overview.getContext('2d');
@@ -256,6 +265,15 @@ export function memoryChart(host, timeline, lines, marks, peakEvent) {
     drawOverview();
   }).observe(canvasHost);
   onScheme(build);
+}
+
+/** Labels of an axis of times, all in one unit, with as many decimals as tell them apart. */
+function timeLabels(at) {
+  const top = Math.max(...at.map(Math.abs));
+  const [scale, unit] = top >= 1e6 ? [1e6, 's'] : top >= 1e3 ? [1e3, 'ms'] : [1, 'us'];
+  const step = at.length > 1 ? (at[1] - at[0]) / scale : 1;
+  const digits = Math.max(0, Math.min(6, Math.ceil(-Math.log10(step) - 1e-9)));
+  return at.map((v) => `${(v / scale).toFixed(digits)} ${unit}`);
 }
 
 /** Steps of an axis of sizes: powers of two of its unit, so that labels are round. */

@@ -32,3 +32,12 @@ export function placeTip(tip, x, y) {
   tip.style.left = `${Math.max(4, left)}px`;
   tip.style.top = `${top}px`;
 }
+
+/** A frame "func file:line" with the folders of its file left out, for where there is little room. */
+export function shortFrame(frame) {
+  const space = frame.indexOf(' ');
+  if (space < 0) return frame;
+  const file = frame.slice(space + 1);
+  const cut = Math.max(file.lastIndexOf('/'), file.lastIndexOf('\\'));
+  return `${frame.slice(0, space)} ${file.slice(cut + 1)}`;
+}

@@ -137,10 +137,10 @@ export function facts(t) {
   const settings = Object.entries(t.inspection.settings).sort();
   return h('div', {class: 'two'},
     h('div', {}, h('h3', {}, 'Settings'), h('table', {class: 'grid'}, h('tbody', {},
-      h('tr', {}, h('td', {}, 'file'), h('td', {}, t.inspection.path)),
-      h('tr', {}, h('td', {}, 'format, device'), h('td', {}, `${t.inspection.format}, ${t.inspection.device}`)),
-      t.inspection.conf ? h('tr', {}, h('td', {}, 'PYTORCH_ALLOC_CONF'), h('td', {}, t.inspection.conf)) : null,
-      settings.map(([k, v]) => h('tr', {}, h('td', {}, k), h('td', {}, v)))))),
+      h('tr', {}, h('td', {class: 'key'}, 'file'), h('td', {class: 'value'}, t.inspection.path)),
+      h('tr', {}, h('td', {class: 'key'}, 'format, device'), h('td', {class: 'value'}, `${t.inspection.format}, ${t.inspection.device}`)),
+      t.inspection.conf ? h('tr', {}, h('td', {class: 'key'}, 'PYTORCH_ALLOC_CONF'), h('td', {class: 'value'}, t.inspection.conf)) : null,
+      settings.map(([k, v]) => h('tr', {}, h('td', {class: 'key'}, k), h('td', {class: 'value'}, v === '' ? 'not set' : v)))))),
     h('div', {}, h('h3', {}, 'Notes'), notes.length
       ? h('ul', {}, notes.map((n) => h('li', {}, n))) : h('p', {class: 'muted'}, 'Nothing is missing from this record.'),
     t.verify ? h('p', {}, `Held against the record: ${count(t.verify.matched)} of ${count(t.verify.recorded)} driver `
