@@ -444,6 +444,12 @@ func (b *bins) fit(blocks []Block, n uint64) ID {
 			return best
 		}
 	}
+	// Every block of a higher bin fits, so what is left are blocks of the request's own bin behind the scan limit.
+	for id := b.heads[binOf(n)]; id != 0; id = blocks[id].binNext {
+		if blocks[id].Size >= n {
+			return id
+		}
+	}
 	return 0
 }
 
