@@ -17,9 +17,9 @@ func (p *Pool) allocSlow(size, n uint64, st *Stream) (cuda.Ptr, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	c := climb{d: d, n: n, size: size, rungs: d.opts.Ladder | RungFit}
-	if n == 0 || n > maxRequest {
+	if size > maxRequest {
 		c.tried = RungFit
-		return 0, d.outOfMemory(p, &c)
+		return 0, c.fail(p, st)
 	}
 	if d.dissolving {
 		d.sweep()
@@ -37,20 +37,29 @@ func (p *Pool) allocSlow(size, n uint64, st *Stream) (cuda.Ptr, error) {
 		if id != 0 {
 			return d.handOut(&c, id), nil
 		}
-		if err != nil {
-			return 0, err
+		again := false
+		if err == nil {
+			// Everything that needs no lock to be let go has been tried. Both last rungs wait or call out.
+			again, err = c.unlocked()
 		}
-		// Everything that needs no lock to be let go has been tried. Both last rungs wait or call out.
-		if again, err := c.unlocked(); err != nil {
-			return 0, err
-		} else if !again {
-			break
+		if err == nil && again {
+			continue
 		}
+		d.settleAll(s, nil) // what was got or moved until then stays
+		if err == nil {
+			err = c.fail(p, st)
+		}
+		return 0, err
 	}
+}
+
+// fail ends the ladder.
+func (c *climb) fail(p *Pool, st *Stream) error {
+	d := c.d
 	d.counts.OOMs++
-	err = d.outOfMemory(p, &c)
-	d.record(event.Event{Kind: event.OOM, Addr: err.(*OutOfMemoryError).DriverHas, Size: n, Stream: uint32(st.index), Pool: p.number})
-	return 0, err
+	err := d.outOfMemory(p, c)
+	d.record(event.Event{Kind: event.OOM, Addr: err.DriverHas, Size: c.n, Stream: uint32(st.index), Pool: p.number})
+	return err
 }
 
 // climb is one request on the ladder.
@@ -130,7 +139,12 @@ func (d *Device) handOut(c *climb, id heap.ID) cuda.Ptr {
 	b := s.heap.At(id)
 	s.gauges.alloc(c.size, c.n, s.heap.FreeBlocks)
 	addr := cuda.Ptr(b.Addr)
-	if c.met&(RungLend|RungCallback) != 0 || c.trimmed {
+	if c.called {
+		c.met = RungCallback
+	} else if c.trimmed {
+		c.met = RungLend
+	}
+	if c.met&(RungLend|RungCallback) != 0 {
 		d.counts.Retries++
 	}
 	d.counts.count(c.met)
@@ -140,7 +154,11 @@ func (d *Device) handOut(c *climb, id heap.ID) cuda.Ptr {
 		}
 		d.record(event.Event{Kind: event.Alloc, Addr: uint64(addr), Size: c.size, Stream: uint32(s.stream.index), Pool: s.pool.number})
 	}
-	d.settle(s, c.s)
+	if c.met == RungFit {
+		d.settle(s, nil)
+	} else {
+		d.settleAll(s, c.s) // other spaces may have changed as well
+	}
 	if s != c.s {
 		s.mu.Unlock()
 	}
@@ -179,7 +197,7 @@ func (c *climb) unlocked() (again bool, err error) {
 }
 
 // outOfMemory is the error that ends the ladder.
-func (d *Device) outOfMemory(p *Pool, c *climb) error {
+func (d *Device) outOfMemory(p *Pool, c *climb) *OutOfMemoryError {
 	e := &OutOfMemoryError{Device: d.id, Pool: p.id, Requested: c.size, Reserved: d.reservedBytes, Limit: d.limit,
 		Tried: c.tried, Cause: c.oom}
 	if c.s != nil {

@@ -62,6 +62,7 @@ func (c *climb) obtain(rungs Rungs, pressure bool) (heap.ID, error) {
 	p := &d.plan
 	p.sources = p.sources[:0]
 	have := uint64(0)
+	var err error
 	if rungs&(RungRemap|RungLend) != 0 {
 		c.tried |= rungs & (RungRemap | RungLend)
 		have = d.gather(c, at, rungs, pressure)
@@ -72,8 +73,8 @@ func (c *climb) obtain(rungs Rungs, pressure bool) (heap.ID, error) {
 			return 0, nil
 		}
 		c.tried |= RungGrow
-		if have, ok = d.create(c, at.need-have, have); !ok {
-			return 0, nil
+		if have, ok, err = d.create(c, at.need-have, have); !ok {
+			return 0, err
 		}
 		grown = true
 	}
@@ -259,19 +260,21 @@ func (p *planner) pick(need, room, have, over uint64) uint64 {
 	return have
 }
 
-// create gets new chunks of missing bytes together. It reports false when there is no memory; what was got until then
-// stays as spare chunks.
-func (d *Device) create(c *climb, missing, have uint64) (uint64, bool) {
+// create gets new chunks of missing bytes together. It reports false when there is no memory, or the driver fails with
+// another error than that, which is returned; what was got until then stays as spare chunks.
+func (d *Device) create(c *climb, missing, have uint64) (uint64, bool, error) {
 	p := &d.plan
 	if d.limit != 0 && d.reservedBytes+missing > d.limit {
-		return have, false
+		return have, false, nil
 	}
 	for missing > 0 {
 		size := d.chunkSize(c.s.class, missing)
 		h, err := d.upstream.Create(size)
-		if err != nil {
-			c.oom = d.failed(err)
-			return have, false
+		if isOutOfMemory(err) {
+			c.oom = err
+			return have, false, nil
+		} else if err != nil {
+			return have, false, d.failed(err)
 		}
 		id := d.chunks.Add(h, size, 0)
 		d.reservedBytes += size
@@ -285,7 +288,7 @@ func (d *Device) create(c *climb, missing, have uint64) (uint64, bool) {
 		missing -= size
 		have += size
 	}
-	return have, true
+	return have, true, nil
 }
 
 func (d *Device) addSpare(id vm.ChunkID, t *Stream, stamp uint64) {

@@ -151,7 +151,10 @@ func (p *Pool) Trim() error { return p.dev.trim(p) }
 func (p *Pool) spaceFor(st *Stream, class int) *space {
 	list := *p.spaces.Load()
 	if i := int(st.index)*numClasses + class; i < len(list) {
-		return list[i]
+		// The index is the stream's among those of its device, which may be another one.
+		if s := list[i]; s != nil && s.stream == st {
+			return s
+		}
 	}
 	return nil
 }

@@ -51,7 +51,7 @@ func (p *Pool) Alloc(size uint64, st *Stream) (cuda.Ptr, error) {
 	}
 	d := p.dev
 	n := round(size)
-	if s := p.spaceFor(st, d.classOf(n)); s != nil && d.quick.Load() {
+	if s := p.spaceFor(st, d.classOf(n)); s != nil && size <= maxRequest && d.quick.Load() {
 		s.mu.Lock()
 		if s.gauges.roomForAlloc(size, n) {
 			if id := s.heap.Take(n, size); id != 0 {
