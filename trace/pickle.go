@@ -178,7 +178,7 @@ func (m *machine) run() error {
 			}
 		case opSetitem:
 			n := len(m.stack)
-			if n < 3 {
+			if n < m.floor()+3 {
 				err = fmt.Errorf("SETITEM on an empty stack")
 				break
 			}
@@ -186,7 +186,7 @@ func (m *machine) run() error {
 			err = m.setItems(m.stack[n-3], m.stack[n-2:n])
 		case opAppend:
 			n := len(m.stack)
-			if n < 2 {
+			if n < m.floor()+2 {
 				err = fmt.Errorf("APPEND on an empty stack")
 				break
 			}
@@ -214,7 +214,7 @@ func (m *machine) run() error {
 		case opTuple1, opTuple2, opTuple3:
 			k := int(op-opTuple1) + 1
 			n := len(m.stack) - k
-			if n < 0 {
+			if n < m.floor() {
 				err = fmt.Errorf("%s on an empty stack", opNames[op])
 				break
 			}
@@ -303,6 +303,14 @@ func (m *machine) run() error {
 			return atByte(opAt, "%s", err)
 		}
 	}
+}
+
+// floor is how much of the stack lies below the last MARK, itself included: only what collects it may reach there.
+func (m *machine) floor() int {
+	if len(m.marks) == 0 {
+		return 0
+	}
+	return m.marks[len(m.marks)-1] + 1
 }
 
 func (m *machine) push(v value) error {
