@@ -25,6 +25,8 @@ type Device struct {
 	waiting atomic.Bool
 	// manyStreams is on once a second stream has allocated.
 	manyStreams atomic.Bool
+	// captures counts the captures that were announced and are under way.
+	captures atomic.Int32
 	poison      atomic.Pointer[error]
 	hist        history
 
@@ -187,17 +189,17 @@ func (d *Device) close() error {
 	if d.zombies.Len() != 0 {
 		return fmt.Errorf("device %d: %d old mappings still wait for the GPU", d.id, d.zombies.Len())
 	}
-	for _, r := range d.areas {
-		r.space.mu.Lock()
-		r.space.heap.DropRange(r.space.heap.Ranges()[0])
-		r.space.area.DropRange(r.base)
-		r.space.mu.Unlock()
-		d.a.disown(r.base, r.size)
-		if err := d.drv.AddressFree(cuda.Ptr(r.base), r.size); err != nil {
-			return d.failed(err)
+	for _, s := range d.spaces {
+		if s == nil {
+			continue
+		}
+		s.mu.Lock()
+		err := d.dropRanges(s)
+		s.mu.Unlock()
+		if err != nil {
+			return err
 		}
 	}
-	d.areas = nil
 	d.eventMu.Lock()
 	defer d.eventMu.Unlock()
 	for _, e := range d.events {

@@ -73,6 +73,7 @@ type climb struct {
 	oom     error // what the upstream said, nil when the limit was in the way
 	trimmed bool
 	called  bool
+	alone   bool   // no other stream can be waited for
 	met     Rungs  // the rung that met the request
 	from    *space // the space the block is in: s, or under pressure another of the same pool and stream
 }

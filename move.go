@@ -79,6 +79,11 @@ func (c *climb) obtain(rungs Rungs, pressure bool) (heap.ID, error) {
 		grown = true
 	}
 	block, err := d.move(c, at, have)
+	if ownReason(err) && !c.alone {
+		// A capture that nobody announced is in the way: only memory that the host knows to be free will do.
+		c.alone = true
+		return c.obtain(rungs, pressure)
+	}
 	if err != nil {
 		if isOutOfMemory(err) { // the driver may lack memory for page tables
 			c.oom = err
@@ -218,7 +223,7 @@ func (d *Device) orderable(c *climb, t *Stream, epoch uint64) bool {
 	if t.isOver(epoch) {
 		return true
 	}
-	if t.capturing.Load() != 0 || to.capturing.Load() != 0 || t.perThread {
+	if t.capturing.Load() != 0 || to.capturing.Load() != 0 || t.perThread || to.perThread || c.alone {
 		return false
 	}
 	return d.opts.CrossStream == CrossStreamWait
@@ -461,6 +466,7 @@ func (d *Device) reserve(s *space, n uint64) error {
 	up := func(x uint64) uint64 { return (x + piece - 1) / piece * piece }
 	want := up(max(2*n, s.area.Reserved(), d.info.TotalBytes/4))
 	least := up(n)
+	reclaimed := false
 	for {
 		p, err := d.drv.AddressReserve(want, piece, 0)
 		if err == nil {
@@ -473,23 +479,59 @@ func (d *Device) reserve(s *space, n uint64) error {
 			s.heap.AddRange(uint64(p), want)
 			return nil
 		}
-		if want == least {
+		if want > least {
+			want = max(least, up(want/2))
+		} else if reclaimed || !d.reclaim(s) {
 			return d.failed(err)
+		} else {
+			reclaimed = true
 		}
-		want = max(least, up(want/2))
 	}
 }
 
-// giveAddresses gives a reservation back.
-func (d *Device) giveAddresses(base uint64) {
-	for i, r := range d.areas {
-		if r.base == base {
-			d.a.disown(r.base, r.size)
-			if err := d.drv.AddressFree(cuda.Ptr(r.base), r.size); err != nil {
-				d.failed(err)
+// reclaim gives the addresses of spaces back that have no block out, as those of streams that were destroyed, and
+// reports whether any went. The caller holds Device.mu and held's lock.
+func (d *Device) reclaim(held *space) bool {
+	before := len(d.areas)
+	each := func(f func(*space)) {
+		for _, o := range d.spaces {
+			if o != nil && o != held && !o.pool.pinned {
+				o.mu.Lock()
+				if o.heap.UsedBlocks == 0 {
+					f(o)
+				}
+				o.mu.Unlock()
 			}
-			d.areas = append(d.areas[:i], d.areas[i+1:]...)
-			return
 		}
 	}
+	each(d.detach)
+	d.reap(held)
+	each(func(o *space) { d.dropRanges(o) })
+	return len(d.areas) < before
+}
+
+// dropRanges gives the reservations of a space that hold nothing but addresses back to the driver. The caller holds
+// Device.mu and the space's lock.
+func (d *Device) dropRanges(s *space) error {
+	for i := 0; i < len(s.heap.Ranges()); {
+		first := s.heap.Ranges()[i]
+		b := *s.heap.At(first)
+		if b.State != heap.Hole || s.heap.Next(first) != 0 {
+			i++
+			continue
+		}
+		if err := d.drv.AddressFree(cuda.Ptr(b.Addr), b.Size); err != nil {
+			return d.failed(err)
+		}
+		s.heap.DropRange(first)
+		s.area.DropRange(b.Addr)
+		d.a.disown(b.Addr, b.Size)
+		for k, r := range d.areas {
+			if r.base == b.Addr {
+				d.areas = append(d.areas[:k], d.areas[k+1:]...)
+				break
+			}
+		}
+	}
+	return nil
 }

@@ -49,6 +49,7 @@ func (d *Device) takeUses(list int32) []*Stream {
 type pendingFree struct {
 	space *space
 	block heap.ID
+	stamp uint64 // the epoch of the block's own stream at the free
 	waits []wait
 }
 
@@ -62,15 +63,12 @@ type wait struct {
 // epoch that cannot be closed now (the stream is being captured) is closed when frees are collected. An error is for
 // the caller's information: the block waits all the same.
 func (d *Device) parkUses(s *space, id heap.ID, streams []*Stream) (pendingFree, error) {
-	f := pendingFree{space: s, block: id}
+	f := pendingFree{space: s, block: id, stamp: s.stream.epoch.Load()}
 	var first error
 	for _, t := range streams {
 		e := t.epoch.Load()
 		f.waits = append(f.waits, wait{t, e})
-		if t.capturing.Load() != 0 {
-			continue
-		}
-		if err := t.close(); err != nil && first == nil {
+		if err := t.close(); err != nil && !ownReason(err) && first == nil {
 			first = err
 		}
 	}
@@ -84,7 +82,8 @@ func (d *Device) collect(held *space, force bool) bool {
 	any := false
 	keep := d.pending[:0]
 	for _, f := range d.pending {
-		if !d.ready(f, force) {
+		ok, stamp := d.ready(f, held, force)
+		if !ok {
 			keep = append(keep, f)
 			continue
 		}
@@ -97,7 +96,7 @@ func (d *Device) collect(held *space, force bool) bool {
 		e := event.Event{Kind: event.FreeCompleted, Addr: b.Addr, Size: b.Requested, Stream: uint32(s.stream.index),
 			Pool: s.pool.number, Stack: b.Stack}
 		n := b.Size
-		s.heap.Free(f.block, s.stream.epoch.Load())
+		s.heap.Free(f.block, stamp)
 		s.gauges.unpark(n, s.heap.FreeBlocks)
 		d.record(e)
 		d.settle(s, held)
@@ -113,28 +112,32 @@ func (d *Device) collect(held *space, force bool) bool {
 	return any
 }
 
-// ready reports whether a parked block may go back to its space.
-func (d *Device) ready(f pendingFree, force bool) bool {
+// ready reports whether a parked block may go back to its space, and the epoch of its stream that marks it then. A
+// stream that may have been destroyed since the free is not made to wait, unless it is the one that allocates (held's).
+func (d *Device) ready(f pendingFree, held *space, force bool) (bool, uint64) {
 	if d.poisoned() != nil {
-		return true // bookkeeping only
+		return true, f.stamp // bookkeeping only
 	}
+	own := f.space.stream
+	force = force && (own.durable.Load() || held != nil && held.stream == own)
+	waited := false
 	for _, w := range f.waits {
 		t := w.stream
 		if t.isOver(w.epoch) {
 			continue
 		}
-		if t.capturing.Load() != 0 {
-			return false
-		}
 		if w.epoch >= t.epoch.Load() && t.close() != nil {
-			return false // it could not be closed at the free and cannot be now
+			return false, 0 // it could not be closed at the free and cannot be now
 		}
-		if !force || f.space.stream.capturing.Load() != 0 {
-			return false
+		if !force || own.waitFor(t, w.epoch) != nil {
+			return false, 0
 		}
-		if f.space.stream.waitFor(t, w.epoch) != nil {
-			return false
-		}
+		waited = true
 	}
-	return true
+	if !waited {
+		return true, f.stamp
+	}
+	stamp := own.epoch.Load() // the waits are part of it
+	own.freed()
+	return true, stamp
 }

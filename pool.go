@@ -69,6 +69,9 @@ func (d *Device) Route(st *Stream, p *Pool) error {
 	if p.released {
 		return fmt.Errorf("pool {%d, %d} was released", p.id[0], p.id[1])
 	}
+	if p.dev != d || st.dev != d {
+		return fmt.Errorf("device %d: the pool is device %d's, the stream device %d's", d.id, p.dev.id, st.dev.id)
+	}
 	if st.route.Load() != nil {
 		return fmt.Errorf("stream %d is routed to a pool already", st.id.ID)
 	}
@@ -106,6 +109,7 @@ func (d *Device) BeginCapture(st *Stream, p *Pool) error {
 	st.mu.Lock()
 	st.capturing.Add(1)
 	st.mu.Unlock()
+	d.captures.Add(1)
 	p.pinned = true
 	return nil
 }
@@ -119,6 +123,8 @@ func (d *Device) EndCapture(st *Stream) error {
 		return err
 	}
 	st.capturing.Add(-1)
+	d.captures.Add(-1)
+	st.freed() // of what was given back meanwhile
 	return nil
 }
 
@@ -213,7 +219,9 @@ func (d *Device) sweep() {
 		kept++
 		s.mu.Lock()
 		if s.heap.UsedBlocks == 0 {
-			d.detach(s)
+			if d.upstream != nil {
+				d.detach(s)
+			}
 			if d.dissolve(s) {
 				kept--
 			}
@@ -228,14 +236,8 @@ func (d *Device) dissolve(s *space) bool {
 	if s.heap.FreeBlocks != 0 {
 		return false
 	}
-	for len(s.heap.Ranges()) > 0 {
-		first := s.heap.Ranges()[0]
-		b := *s.heap.At(first)
-		if !s.heap.DropRange(first) {
-			return false
-		}
-		s.area.DropRange(b.Addr)
-		d.giveAddresses(b.Addr)
+	if d.dropRanges(s) != nil || len(s.heap.Ranges()) > 0 {
+		return false
 	}
 	for _, g := range [2]int{groupAll, groupOf(s.class)} {
 		for i, v := range s.gauges.sum {

@@ -131,6 +131,8 @@ func (s *space) freeSlow(p cuda.Ptr) error {
 			s.heap.Park(id)
 			s.gauges.park(requested, n)
 			d.pending = append(d.pending, f)
+			d.waiting.Store(true)
+			s.noteFree(n)
 			d.settle(s, nil)
 			s.mu.Unlock()
 			return err

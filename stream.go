@@ -57,7 +57,36 @@ const (
 	maxRerun = 64
 )
 
-var errPerThread = errors.New("the per-thread default stream cannot be ordered from another thread")
+var (
+	errPerThread = errors.New("the per-thread default stream cannot be ordered from another thread")
+	errCapturing = errors.New("the stream is being captured")
+)
+
+// usable says, as an error, why nothing may be recorded on the stream, nor the stream be made to wait: it is being
+// captured, whether or not that was announced, or it is the legacy default stream and a stream that blocks with it is
+// captured, or its context is broken. The caller holds t.mu or is about to use the stream's own queue.
+func (t *Stream) usable() error {
+	switch {
+	case t.perThread:
+		return errPerThread
+	case t.capturing.Load() != 0:
+		return errCapturing
+	}
+	if err := t.dev.poisoned(); err != nil {
+		return err
+	}
+	status, _, err := t.dev.drv.StreamCapture(t.dev.id, t.handle)
+	if errors.Is(err, cuda.ErrStreamCaptureImplicit) || err == nil && status != cuda.CaptureNone {
+		return errCapturing
+	}
+	if err != nil {
+		return t.dev.failed(err)
+	}
+	return nil
+}
+
+// ownReason tells the reasons of this file, which go away or are a property of the stream, from a driver's error.
+func ownReason(err error) bool { return errors.Is(err, errPerThread) || errors.Is(err, errCapturing) }
 
 // Handle is the CUDA handle that the stream was made known by.
 func (t *Stream) Handle() cuda.Stream { return t.handle }
@@ -77,8 +106,8 @@ func (t *Stream) close() error {
 
 // closeLocked closes the open epoch. again allows the last event to be recorded anew instead of using another one.
 func (t *Stream) closeLocked(again bool) error {
-	if t.perThread {
-		return errPerThread
+	if err := t.usable(); err != nil {
+		return err
 	}
 	e := t.epoch.Add(1) - 1
 	drv := t.dev.drv
@@ -159,11 +188,17 @@ func (t *Stream) waitFor(other *Stream, epoch uint64) error {
 	if t == other || epoch == 0 {
 		return nil
 	}
-	for len(t.waited) <= int(other.index) {
-		t.waited = append(t.waited, 0)
+	sameDevice := t.dev == other.dev // indices are per device
+	if sameDevice {
+		for len(t.waited) <= int(other.index) {
+			t.waited = append(t.waited, 0)
+		}
+		if t.waited[other.index] >= epoch {
+			return nil
+		}
 	}
-	if t.waited[other.index] >= epoch {
-		return nil
+	if err := t.usable(); err != nil {
+		return err
 	}
 	other.mu.Lock()
 	defer other.mu.Unlock()
@@ -177,7 +212,9 @@ func (t *Stream) waitFor(other *Stream, epoch uint64) error {
 	if err := t.dev.drv.StreamWaitEvent(t.dev.id, t.handle, c.event); err != nil {
 		return t.dev.failed(err)
 	}
-	t.waited[other.index] = c.epoch
+	if sameDevice {
+		t.waited[other.index] = c.epoch
+	}
 	return nil
 }
 
@@ -190,9 +227,15 @@ func (t *Stream) settle(epoch uint64) error {
 		return nil
 	}
 	c, err := t.covering(epoch)
-	t.mu.Unlock()
 	if errors.Is(err, errPerThread) {
-		// Nothing was recorded on the stream; only the whole context covers it.
+		// Nothing was recorded on the stream; only the whole context covers it. The epoch ends before the wait begins.
+		if epoch >= t.epoch.Load() {
+			t.epoch.Store(epoch + 1)
+		}
+		t.mu.Unlock()
+		if t.dev.captures.Load() > 0 {
+			return errCapturing // waiting for the context would invalidate the capture
+		}
 		if err := t.dev.drv.ContextSynchronize(t.dev.id); err != nil {
 			return t.dev.failed(err)
 		}
@@ -201,6 +244,7 @@ func (t *Stream) settle(epoch uint64) error {
 		t.mu.Unlock()
 		return nil
 	}
+	t.mu.Unlock()
 	if err != nil {
 		return err
 	}
@@ -213,7 +257,7 @@ func (t *Stream) settle(epoch uint64) error {
 	return nil
 }
 
-// freed notes a free of size bytes: it closes the epoch where the stream might not exist later.
+// freed notes a free: it closes the epoch where the stream might not exist later.
 func (t *Stream) freed() {
 	if t.durable.Load() || t.perThread || t.capturing.Load() != 0 {
 		return
