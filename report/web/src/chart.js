@@ -191,7 +191,7 @@ export function memoryChart(host, timeline, lines, marks, peakEvent) {
     const width = overview.clientWidth;
     overview.width = Math.max(1, width * ratio);
     overview.height = 44 * ratio;
-    const ctx = overview.getContext('2d');
+    const ctx = overview.getContext('2d', {willReadFrequently: true});
     const [from, to] = timeline.extent();
     const data = timeline.data(from, to, Math.max(100, Math.round(width / 2)));
     let top = 1;
@@ -225,7 +225,7 @@ export function memoryChart(host, timeline, lines, marks, peakEvent) {
 
   function drawSelection() {
     if (!overviewImage) return;
-    const ctx = overview.getContext('2d');
+    const ctx = overview.getContext('2d', {willReadFrequently: true});
     const [from, to] = timeline.extent();
     ctx.putImageData(overviewImage, 0, 0);
     const a = ((range[0] - from) / (to - from)) * overview.width;

@@ -1,0 +1,237 @@
+package report
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"github.com/cistern-gpu/cistern/analyze"
+	"github.com/cistern-gpu/cistern/event"
+	"github.com/cistern-gpu/cistern/replay"
+	"github.com/cistern-gpu/cistern/trace"
+)
+
+// TestPageInBrowser opens pages in a headless Chromium and looks at what is drawn (web/test/page.mjs). It needs the
+// bundled front end, node with the packages of web/package.json, and Chromium; where one is missing it is skipped,
+// unless CISTERN_BROWSER_TEST=1 makes that a failure.
+func TestPageInBrowser(t *testing.T) {
+	missing := func(format string, args ...any) {
+		t.Helper()
+		if os.Getenv("CISTERN_BROWSER_TEST") == "1" {
+			t.Fatalf(format, args...)
+		}
+		t.Skipf(format, args...)
+	}
+	if err := CheckBundle(); err != nil {
+		missing("%v", err)
+	}
+	node, err := exec.LookPath("node")
+	if err != nil {
+		missing("the test needs node: %v", err)
+	}
+	if _, err := os.Stat("web/node_modules/playwright-core"); err != nil {
+		missing("the test needs playwright-core: run npm install in report/web: %v", err)
+	}
+	chromium := findChromium()
+	if chromium == "" {
+		missing("the test needs Chromium: install it, or name it in CISTERN_CHROMIUM")
+	}
+	if testing.Short() {
+		missing("a browser takes seconds")
+	}
+
+	dir := t.TempDir()
+	small, second, large := smallTrace(), smallTrace(), largeTrace(1_000_000)
+	second.Path = "second.pickle"
+	second.Events = second.Events[:len(second.Events)-2] // its failures are left out
+	torch := []replay.Spec{{Name: "torch", Conf: "default", HasConf: true}}
+	v1, small1 := viewOf(t, small, torch, replay.Options{Capacity: smallLimit})
+	v2, _ := viewOf(t, second, torch, replay.Options{})
+	writePageFile(t, filepath.Join(dir, "small.html"), v1, v2)
+	v3, _ := viewOf(t, large, torch, replay.Options{})
+	writePageFile(t, filepath.Join(dir, "large.html"), v3)
+
+	peakLive, peakEvent := large.PeakLive()
+	_, smallPeak := small.PeakLive()
+	expect := map[string]any{
+		"small": map[string]any{
+			"page": filepath.Join(dir, "small.html"),
+			"colors": map[string]string{"live": "--live", "the policy": "--p0", "the record": "--recorded",
+				"the failure": "--bad"},
+			"hover":       smallHover(small, small1),
+			"peak_us":     small.Events[smallPeak].TimeUS - small.Events[0].TimeUS,
+			"duration_us": small.Duration(),
+			// The first segment is 20 of the 60 MiB at the peak, and its first block 8 MiB of that.
+			"block":   map[string]any{"at": 0.05, "texts": []string{"block 0x7f0000000000", "8.00 MiB", hostileName}},
+			"oom":     []string{"recorded: 30.00 MiB refused at event", "torch:default: 30.00 MiB refused", "fragmentation"},
+			"table":   []string{"torch", "default", "died at event", "recorded"},
+			"facts":   []string{"small.pickle", "something is missing <b>here</b>"},
+			"hostile": hostileName,
+			"second":  "second.pickle",
+		},
+		"large": map[string]any{
+			"page": filepath.Join(dir, "large.html"), "ready_ms": 2000, "frame_ms": 500,
+			"peak_live": peakLive, "peak_event": peakEvent,
+		},
+	}
+	data, err := json.Marshal(expect)
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(dir, "expect.json")
+	if err := os.WriteFile(file, data, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(t.Context(), node, "web/test/page.mjs", chromium, file)
+	out, err := cmd.CombinedOutput()
+	t.Logf("%s", bytes.TrimSpace(out))
+	if err != nil {
+		t.Fatalf("the page is not as it should be: %v", err)
+	}
+}
+
+func findChromium() string {
+	if path := os.Getenv("CISTERN_CHROMIUM"); path != "" {
+		return path
+	}
+	for _, name := range []string{"chromium", "chromium-browser", "google-chrome"} {
+		if path, err := exec.LookPath(name); err == nil {
+			return path
+		}
+	}
+	return ""
+}
+
+const (
+	mib         = 1 << 20
+	smallLimit  = 68 * mib
+	hostileName = "</script><img src=x onerror=\"window.hacked=1\"> evil.py:1"
+)
+
+// smallTrace is three segments of 20 MiB that fill with blocks of 8 and 4 MiB, some of which come and go; at the end a
+// request of 30 MiB fails, once caught by the program and once fatal to a replay.
+func smallTrace() *trace.Trace {
+	t := &trace.Trace{Path: "small.pickle", Format: trace.FormatPyTorch, Streams: []uint64{0}, Pools: []trace.PoolID{{}},
+		Frames:    []trace.Frame{{File: "evil.py", Line: 1, Func: `</script><img src=x onerror="window.hacked=1">`}},
+		Stacks:    []trace.Stack{nil, {0}},
+		FromStart: true, Notes: []string{"something is missing <b>here</b>"}}
+	us := int64(1_000_000)
+	add := func(k event.Kind, addr, size uint64, stack uint32) {
+		us += 1000
+		t.Events = append(t.Events, event.Event{Kind: k, Addr: addr, Size: size, TimeUS: us, Stack: stack})
+	}
+	const base = 0x7f0000000000
+	for s := range uint64(3) {
+		at := base + s*64*mib
+		add(event.SegmentAlloc, at, 20*mib, 0)
+		add(event.Alloc, at, 8*mib, 1)
+		add(event.Alloc, at+8*mib, 4*mib, 0)
+	}
+	for i := range uint64(60) {
+		at := base + (i%3)*64*mib + 12*mib
+		size := 4*mib + (i%5)*mib/2
+		add(event.Alloc, at, size, 1)
+		add(event.FreeRequested, at, size, 1)
+		add(event.FreeCompleted, at, size, 1)
+	}
+	for s := range uint64(3) {
+		add(event.Alloc, base+s*64*mib+12*mib, 6*mib, 1) // the peak
+	}
+	for s := range uint64(3) {
+		add(event.FreeRequested, base+s*64*mib+12*mib, 6*mib, 1)
+		add(event.FreeCompleted, base+s*64*mib+12*mib, 6*mib, 1)
+	}
+	add(event.OOM, 8*mib, 30*mib, 0)
+	add(event.Alloc, base+1024*mib, 30*mib, 0) // fatal within smallLimit
+	return t
+}
+
+// smallHover says what the chart shows at some events, from plain sums.
+func smallHover(t *trace.Trace, rep *replay.Report) []map[string]any {
+	var at []map[string]any
+	var live, reserved, policy uint64
+	curve := rep.Results[0].Curve
+	for i, e := range t.Events {
+		switch e.Kind {
+		case event.Alloc:
+			live += e.Size
+		case event.FreeCompleted:
+			live -= e.Size
+		case event.SegmentAlloc:
+			reserved += e.Size
+		}
+		for k, us := range curve.TimeUS {
+			if us <= e.TimeUS-t.Events[0].TimeUS {
+				policy = curve.Reserved[k]
+			}
+		}
+		if i == 1 || i%23 == 17 {
+			at = append(at, map[string]any{"event": i, "bytes": map[string]uint64{"live": live,
+				"reserved when recorded": reserved, "reserved by torch:default": policy}})
+		}
+	}
+	return at
+}
+
+// largeTrace is n events: blocks of odd sizes that come and go in a ring, one of them once very large for an instant.
+func largeTrace(n int) *trace.Trace {
+	t := &trace.Trace{Path: "large.pickle", Format: trace.FormatPyTorch, Streams: []uint64{0}, Pools: []trace.PoolID{{}},
+		Stacks: []trace.Stack{nil}, FromStart: true, Events: make([]event.Event, 0, n)}
+	const ring = 5000
+	var addr [ring]uint64
+	var size [ring]uint64
+	state := uint64(1)
+	us := int64(1)
+	add := func(k event.Kind, at, bytes uint64) {
+		us += int64(state >> 60)
+		t.Events = append(t.Events, event.Event{Kind: k, Addr: at, Size: bytes, TimeUS: us})
+	}
+	for i := 0; len(t.Events) < n-3; i++ {
+		slot := i % ring
+		if addr[slot] != 0 {
+			add(event.FreeRequested, addr[slot], size[slot])
+			add(event.FreeCompleted, addr[slot], size[slot])
+		}
+		state = state*6364136223846793005 + 1442695040888963407
+		size[slot] = 512 + (state>>40)%(256<<10)
+		if i == n/5 {
+			size[slot] = 5<<30 + 1
+		}
+		addr[slot] = 0x7f0000000000 + uint64(slot)<<33
+		add(event.Alloc, addr[slot], size[slot])
+		if i == n/5 { // given back at once
+			add(event.FreeRequested, addr[slot], size[slot])
+			add(event.FreeCompleted, addr[slot], size[slot])
+			addr[slot] = 0
+		}
+	}
+	return t
+}
+
+func viewOf(t *testing.T, tr *trace.Trace, specs []replay.Spec, opt replay.Options) (*View, *replay.Report) {
+	t.Helper()
+	opt.Samples = CurveSamples
+	rep, err := replay.Replay(tr, specs, opt)
+	if err != nil {
+		t.Fatal(err)
+	}
+	v, err := NewView(tr, analyze.Inspect(tr), rep)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return v, rep
+}
+
+func writePageFile(t *testing.T, path string, views ...*View) {
+	t.Helper()
+	var b bytes.Buffer
+	if err := WritePage(&b, views); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, b.Bytes(), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
