@@ -520,12 +520,13 @@ func (d *Device) dropRanges(s *space) error {
 			i++
 			continue
 		}
+		d.a.disown(b.Addr, b.Size) // first: once the driver has them they may be another device's
 		if err := d.drv.AddressFree(cuda.Ptr(b.Addr), b.Size); err != nil {
+			d.a.claim(b.Addr, b.Size, s) // which succeeded before
 			return d.failed(err)
 		}
 		s.heap.DropRange(first)
 		s.area.DropRange(b.Addr)
-		d.a.disown(b.Addr, b.Size)
 		for k, r := range d.areas {
 			if r.base == b.Addr {
 				d.areas = append(d.areas[:k], d.areas[k+1:]...)

@@ -1,25 +1,41 @@
 package cistern
 
 import (
+	"cmp"
+
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/internal/heap"
 	"github.com/cistern-gpu/cistern/internal/vm"
 )
 
 // Trim gives the free memory of every pool of the device that is not pinned back to the driver. It waits, with no lock
-// held, for the GPU to be done with it.
+// held, for the GPU to be done with it, except where a capture under way forbids that: such memory stays.
 func (d *Device) Trim() error { return d.trim(nil) }
 
 // trim is Trim for one pool; nil is all.
 func (d *Device) trim(only *Pool) error {
-	if d.segment != nil {
-		d.mu.Lock()
-		_, err := d.releaseSegments(only)
-		d.mu.Unlock()
-		return err
-	}
 	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.poisoned() != nil {
+		d.collect(nil, false)
+		return nil // bookkeeping only: the driver would refuse
+	}
+	var waits []wait
+	for _, f := range d.pending {
+		if only == nil || f.space.pool == only {
+			for _, w := range f.waits {
+				waits = later(waits, w.stream, w.epoch)
+			}
+		}
+	}
+	first := d.await(waits)
 	d.collect(nil, false)
+	if d.segment != nil {
+		_, err := d.releaseSegments(only)
+		d.sweep()
+		d.settleAll(nil, nil)
+		return cmp.Or(first, err)
+	}
 	for _, s := range d.spaces {
 		if s == nil || s.pool.pinned || only != nil && s.pool != only {
 			continue
@@ -29,34 +45,44 @@ func (d *Device) trim(only *Pool) error {
 		s.mu.Unlock()
 	}
 	// What must be over before the spares can go: their old mappings, and the work that used them last.
-	waits := map[*Stream]uint64{}
+	waits = waits[:0]
 	d.zombies.Filter(func(z *vm.Zombie) bool {
-		t := d.streams[z.Stream]
-		waits[t] = max(waits[t], z.Epoch)
+		waits = later(waits, d.streams[z.Stream], z.Epoch)
 		return false
 	})
-	poisoned := d.poisoned()
-	d.mu.Unlock()
-	if poisoned != nil {
-		return nil // bookkeeping only: the driver would refuse
-	}
-	var first error
-	for t, e := range waits {
-		if t.capturing.Load() != 0 {
-			continue // neither waited for nor queried; its memory stays until a later trim
-		}
-		if err := t.settle(e); err != nil && first == nil {
-			first = err
-		}
-	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
+	first = cmp.Or(first, d.await(waits))
 	d.reap(nil)
-	if err := d.releaseSpares(); err != nil && first == nil {
-		first = err
-	}
+	first = cmp.Or(first, d.releaseSpares())
 	d.sweep()
 	d.settleAll(nil, nil)
+	return first
+}
+
+// later adds an epoch to what must be over, one entry for each stream.
+func later(waits []wait, t *Stream, epoch uint64) []wait {
+	for i := range waits {
+		if waits[i].stream == t {
+			waits[i].epoch = max(waits[i].epoch, epoch)
+			return waits
+		}
+	}
+	return append(waits, wait{t, epoch})
+}
+
+// await waits until the host knows the epochs to be over, except of streams that are being captured. The caller holds
+// Device.mu and nothing else; it is let go meanwhile.
+func (d *Device) await(waits []wait) error {
+	if len(waits) == 0 || d.poisoned() != nil {
+		return nil
+	}
+	d.mu.Unlock()
+	defer d.mu.Lock()
+	var first error
+	for _, w := range waits {
+		if err := w.stream.settle(w.epoch); err != nil && !ownReason(err) {
+			first = cmp.Or(first, err)
+		}
+	}
 	return first
 }
 
@@ -181,7 +207,7 @@ func (d *Device) releaseSegments(only *Pool) (bool, error) {
 		stamp uint64
 	}
 	var victims []victim
-	waits := map[*Stream]uint64{}
+	var waits []wait
 	d.collect(nil, false)
 	for _, s := range d.spaces {
 		if s == nil || s.pool.pinned || only != nil && s.pool != only || s.stream.capturing.Load() != 0 {
@@ -198,51 +224,44 @@ func (d *Device) releaseSegments(only *Pool) (bool, error) {
 			s.gauges.setFree(s.heap.FreeBlocks, -int64(v.size))
 			d.spareBytes += v.size
 			victims = append(victims, v)
-			waits[s.stream] = max(waits[s.stream], v.stamp)
+			if v.stamp > 0 {
+				waits = later(waits, s.stream, v.stamp)
+			}
 		}
 		s.mu.Unlock()
 	}
 	if len(victims) == 0 {
 		return false, nil
 	}
-	if d.poisoned() == nil {
-		d.mu.Unlock()
-		var first error
-		for t, e := range waits {
-			if e > 0 {
-				if err := t.settle(e); err != nil && first == nil {
-					first = err
-				}
-			}
-		}
-		d.mu.Lock()
-		if first != nil {
-			for _, v := range victims { // nothing is lost: they are cached again
-				v.space.mu.Lock()
-				v.space.heap.Map(v.space.heap.Reap(v.first), v.base, v.size, v.stamp)
-				v.space.gauges.setFree(v.space.heap.FreeBlocks, int64(v.size))
-				v.space.mu.Unlock()
-				d.spareBytes -= v.size
-			}
-			return false, first
-		}
-	}
-	var first error
+	first := d.await(waits)
+	any := false
 	for _, v := range victims {
 		d.spareBytes -= v.size
 		s := v.space
-		if err := d.segment.Free(cuda.Ptr(v.base), v.size); err != nil {
-			d.failed(err)
-			if first == nil {
-				first = err
+		err := first
+		if !s.stream.isOver(v.stamp) && err == nil {
+			err = errCapturing
+		}
+		if err == nil {
+			d.a.disown(v.base, v.size) // first: once the driver has it it may be another device's
+			if err = d.segment.Free(cuda.Ptr(v.base), v.size); err != nil {
+				d.a.claim(v.base, v.size, s) // which succeeded before
+				first = d.failed(err)
 			}
 		}
+		if err != nil { // nothing is lost: it is cached again
+			s.mu.Lock()
+			s.heap.Map(s.heap.Reap(v.first), v.base, v.size, v.stamp)
+			s.gauges.setFree(s.heap.FreeBlocks, int64(v.size))
+			s.mu.Unlock()
+			continue
+		}
+		any = true
 		s.mu.Lock()
 		s.heap.DropRange(s.heap.Reap(v.first))
 		s.chunkBytes -= v.size
 		s.mu.Unlock()
 		d.recordSegment(s, v.base, v.size, false)
-		d.a.disown(v.base, v.size)
 		for i, r := range d.areas {
 			if r.base == v.base {
 				d.areas = append(d.areas[:i], d.areas[i+1:]...)
@@ -254,5 +273,5 @@ func (d *Device) releaseSegments(only *Pool) (bool, error) {
 		d.segments--
 		d.counts.DeviceFrees++
 	}
-	return true, first
+	return any, first
 }
