@@ -4,6 +4,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/cistern-gpu/cistern/cuda"
 )
 
 // Every measured point is given back as it was measured, to the nanosecond.
@@ -70,6 +72,31 @@ func TestCostOfAccessPerHandle(t *testing.T) {
 		if got < m.us*0.999 || got > m.us*1.001 {
 			t.Errorf("access to %d handles of %d MiB: %.1f us, measured %.1f", m.handles, m.size/mib, got, m.us)
 		}
+	}
+}
+
+// A request that fails costs what was seen on an H200, which depends on what was free.
+func TestCostOfFailure(t *testing.T) {
+	near := func(name string, got, want time.Duration) {
+		t.Helper()
+		if got < want*9/10 || got > want*11/10 {
+			t.Errorf("%s: %v, measured %v", name, got, want)
+		}
+	}
+	c := DefaultCosts()
+	near("create, full", c.MemCreateFails(0), 43*time.Microsecond)
+	near("create, 512 MiB free", c.MemCreateFails(512*mib), 46*time.Microsecond)
+	near("create, 139 GiB free", c.MemCreateFails(139*gib), 1830*time.Microsecond)
+	near("alloc, full", c.MemAllocFails(0), 86*time.Microsecond)
+	near("alloc, 139 GiB free", c.MemAllocFails(139*gib), 3620*time.Microsecond)
+	d := New(Options{Capacity: 6 * gib})
+	ok(t, d.RetainContext(0))
+	_, err := d.MemCreate(8*gib, cuda.MemProp{})
+	wantCode(t, err, cuda.ErrOutOfMemory)
+	_, err = d.MemAlloc(0, 8*gib)
+	wantCode(t, err, cuda.ErrOutOfMemory)
+	if got, want := d.Calls().Time-c.Attribute, c.MemCreateFails(6*gib)+c.MemAllocFails(6*gib); got != want {
+		t.Errorf("two failures cost %v, want %v", got, want)
 	}
 }
 

@@ -49,7 +49,7 @@ func (d *Driver) MemAlloc(dev cuda.Device, size uint64) (cuda.Ptr, error) {
 		d.note(recAlloc, 0, r.base, r.size, m.chunk, 0)
 	}
 	if r == nil {
-		d.charge(callMemAlloc, d.costs.OutOfMemory)
+		d.charge(callMemAlloc, d.costs.MemAllocFails(d.devices[dev].room()))
 		return 0, d.errorOf(callMemAlloc, dev, size, cuda.ErrOutOfMemory)
 	}
 	d.charge(callMemAlloc, d.costs.MemAlloc(size))

@@ -60,7 +60,7 @@ func (d *Driver) MemCreate(size uint64, prop cuda.MemProp) (cuda.Handle, error) 
 	}
 	c := d.newChunk(size, prop)
 	if c == nil {
-		d.charge(callMemCreate, d.costs.OutOfMemory)
+		d.charge(callMemCreate, d.costs.MemCreateFails(d.devices[prop.Device].room()))
 		return fail(cuda.ErrOutOfMemory)
 	}
 	if n := len(d.freeCh); n > 0 {

@@ -117,9 +117,6 @@ func TestCapacity(t *testing.T) {
 	}
 	_, err = d.MemCreate(1<<62, cuda.MemProp{})
 	wantCode(t, err, cuda.ErrOutOfMemory)
-	if got := d.Calls().Calls["cuMemCreate"].Time; got < 3*DefaultCosts().OutOfMemory {
-		t.Errorf("three failed creations cost %v", got)
-	}
 
 	host := cuda.MemProp{Location: cuda.LocationHostNUMA}
 	hh := must[cuda.Handle](t)(d.MemCreate(4*mib, host))
