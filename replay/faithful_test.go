@@ -1,6 +1,8 @@
 package replay
 
 import (
+	"bytes"
+	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
@@ -86,5 +88,46 @@ func TestFaithful(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			checkFaithful(t, filepath.Join(dir, c.name+".pickle.gz"), c.capacity, c.retries)
 		})
+	}
+}
+
+// TestFaithfulWithoutStart drops the first events of recorded traces, as an overflowed ring does, and holds the model
+// against the rest: it begins in the state that the end of the file and its events imply.
+func TestFaithfulWithoutStart(t *testing.T) {
+	paths := map[string]float64{
+		filepath.Join("..", "trace", "testdata", "gpt2_varlen.pickle.gz"):          0,
+		filepath.Join("..", "trace", "testdata", "multistream_prefetch.pickle.gz"): 0,
+	}
+	if dir := os.Getenv("CISTERN_TRACES"); dir != "" {
+		paths[filepath.Join(dir, "gpt2_varlen.expandable.pickle.gz")] = 0
+		paths[filepath.Join(dir, "gpt2_varlen.expandable.cap20.6.pickle.gz")] = 20.6
+		paths[filepath.Join(dir, "detection.cap16.pickle.gz")] = 16
+	}
+	for path, capacity := range paths {
+		for _, cut := range []float64{0.1, 0.5, 0.9} {
+			t.Run(fmt.Sprintf("%s/%v", filepath.Base(path), cut), func(t *testing.T) {
+				f, err := trace.ReadFile(path)
+				if err != nil {
+					t.Fatal(err)
+				}
+				f.Traces[0].Events = f.Traces[0].Events[int(float64(len(f.Traces[0].Events))*cut):]
+				var buf bytes.Buffer
+				if err := trace.WritePyTorch(&buf, f.Traces...); err != nil {
+					t.Fatal(err)
+				}
+				g, err := trace.Read(&buf, path)
+				if err != nil {
+					t.Fatal(err)
+				}
+				r, err := Run(g.Traces[0], Spec{Name: "torch"}, Options{Capacity: uint64(capacity * gib), Verify: true})
+				if err != nil {
+					t.Fatal(err)
+				}
+				if v := r.Verify; !v.OK() {
+					t.Errorf("%d of %d segment and oom events, %d of %d placements: %s", v.Matched, v.Recorded, v.PlacementsMatched,
+						v.Placements, *v.FirstMismatch)
+				}
+			})
+		}
 	}
 }

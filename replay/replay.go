@@ -414,8 +414,8 @@ func (d *driver) alloc(i, b int, size uint64, stream, pool uint32, us int64) (bo
 }
 
 // maxRequest is the size in bytes from which on a request fails under every policy: more than any machine has, and
-// little enough for sums of them to be right.
-const maxRequest = 1 << 46
+// little enough for sums of them to be right and for their pages to be listed.
+const maxRequest = 1 << 42
 
 func (d *driver) request(b int, size uint64, stream, pool uint32) (uint64, error) {
 	if size >= maxRequest {

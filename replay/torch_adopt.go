@@ -19,7 +19,7 @@ type adopter interface {
 // blocks are not in a trace; all begin at 0.
 func (t *torch) adopt() ([]uint64, bool) {
 	tr := t.env.Plan.Trace
-	if len(tr.InitialSegments) == 0 || t.limit > 0 && totalSize(tr.InitialSegments) > t.limit {
+	if len(tr.InitialSegments) == 0 {
 		return nil, false
 	}
 	addrs := make([]uint64, len(tr.Initial))
@@ -28,35 +28,42 @@ func (t *torch) adopt() ([]uint64, bool) {
 		addrs[i], live[i] = b.Addr, int32(i)
 	}
 	sort.Slice(live, func(i, j int) bool { return addrs[live[i]] < addrs[live[j]] })
-	placed := 0
 	segs := append([]trace.Segment(nil), tr.InitialSegments...)
 	sort.Slice(segs, func(i, j int) bool { return segs[i].Addr < segs[j].Addr })
-	for i := range segs {
-		s := &segs[i]
-		first := sort.Search(len(live), func(j int) bool { return addrs[live[j]] >= s.Addr })
-		end := sort.Search(len(live), func(j int) bool { return addrs[live[j]] >= s.Addr+s.Size })
-		t.adoptSegment(s, live[first:end])
-		placed += end - first
+	inside := make([][]int32, len(segs)) // the live blocks of each segment
+	rest := live
+	var total, end uint64
+	for i, s := range segs {
+		if s.Addr < end || s.Addr > 1<<62 || s.Size == 0 || s.Size >= maxRequest || s.Expandable && s.Size%smallSegment != 0 {
+			return nil, false
+		}
+		at := s.Addr
+		end = s.Addr + s.Size
+		n := 0
+		for ; n < len(rest) && addrs[rest[n]] < end; n++ {
+			b := &tr.Initial[rest[n]]
+			if b.Addr < at || b.Size == 0 || b.Size > end-b.Addr {
+				return nil, false
+			}
+			at = b.Addr + b.Size
+		}
+		inside[i], rest = rest[:n], rest[n:]
+		total += s.Size
 	}
-	if placed < len(live) {
-		// The file does not say where these lie; the state cannot be taken over.
-		fresh := newTorch(t.env, t.conf)
-		*t = *fresh
+	// Blocks that lie in no segment, or segments that the limit does not allow: the state cannot be taken over.
+	if len(rest) > 0 || t.limit > 0 && total > t.limit {
 		return nil, false
+	}
+	slack := t.env.Plan.slack(live, segs, inside)
+	for i := range segs {
+		t.adoptSegment(&segs[i], inside[i], slack)
 	}
 	t.nextAddr = t.env.Plan.addressesAbove()
 	return addrs, true
 }
 
-func totalSize(segs []trace.Segment) uint64 {
-	var n uint64
-	for _, s := range segs {
-		n += s.Size
-	}
-	return n
-}
-
-func (t *torch) adoptSegment(s *trace.Segment, live []int32) {
+// adoptSegment takes over a segment with its live blocks, in address order.
+func (t *torch) adoptSegment(s *trace.Segment, live []int32, slack []uint64) {
 	pool := int32(2 * s.Pool)
 	if s.Large {
 		pool++
@@ -94,10 +101,10 @@ func (t *torch) adoptSegment(s *trace.Segment, live []int32) {
 	for _, n := range live {
 		b := &t.env.Plan.Trace.Initial[n]
 		gap(b.Addr)
-		last = put(b.Addr, b.Size, true)
+		last = put(b.Addr, b.Size+slack[n], true)
 		t.of[n] = last
-		t.allocated += b.Size
-		at = b.Addr + b.Size
+		t.allocated += b.Size + slack[n]
+		at = b.Addr + b.Size + slack[n]
 	}
 	gap(s.Addr + s.Size)
 	kind := event.SegmentAlloc
@@ -105,6 +112,53 @@ func (t *torch) adoptSegment(s *trace.Segment, live []int32) {
 		kind = event.SegmentMap
 	}
 	t.emit(kind, s.Addr, s.Size, prev)
+}
+
+// slack is by how much the blocks of Trace.Initial are larger than the file says. It says the rounded request of a
+// block that is freed later, not what PyTorch left it because the rest was too small to split off: up to 1 MiB, in
+// native large segments. Where such a block is followed by free memory, the record shows where that begins once
+// something is placed there.
+func (p *Plan) slack(live []int32, segs []trace.Segment, inside [][]int32) []uint64 {
+	initial := p.Trace.Initial
+	out := make([]uint64, len(initial))
+	top := make([]uint64, len(initial)) // end of the segment that a block lies in
+	known := make([]bool, len(initial)) // does not lie in a native large segment, is freed, or its slack is found
+	open := 0
+	for i, s := range segs {
+		for _, n := range inside[i] {
+			known[n] = !s.Large || s.Expandable
+			top[n] = s.Addr + s.Size
+			if !known[n] {
+				open++
+			}
+		}
+	}
+	for i := range p.Trace.Events {
+		if open == 0 {
+			break
+		}
+		e := &p.Trace.Events[i]
+		n := p.Block[i]
+		switch e.Kind {
+		case event.FreeCompleted:
+			if n >= 0 && int(n) < len(initial) && !known[n] {
+				known[n] = true
+				open--
+			}
+		case event.Alloc:
+			at := sort.Search(len(live), func(j int) bool { return initial[live[j]].Addr > e.Addr }) - 1
+			if at < 0 || known[live[at]] {
+				continue
+			}
+			b := &initial[live[at]]
+			if end := b.Addr + b.Size; e.Addr >= end && e.Addr-end <= smallSize {
+				out[live[at]] = min(e.Addr, top[live[at]]) - end
+				known[live[at]] = true
+				open--
+			}
+		}
+	}
+	return out
 }
 
 // adoptRange finds the range of addresses that a mapped part s belongs to, or begins one with it: a snapshot shows the

@@ -95,7 +95,7 @@ func (s *transcript) emit(e event.Event) {
 			s.segs[len(s.segs)-1].Size = 160000 * mib // an expandable segment is one range
 		}
 	}
-	fmt.Fprintf(&s.out, "  %s %s %s", e.Kind, s.place(e.Addr), bytes(e.Size))
+	fmt.Fprintf(&s.out, "  %s %s %s", e.Kind, s.place(e.Addr), sizeText(e.Size))
 	if e.Handle != 0 {
 		fmt.Fprintf(&s.out, " handle %d", e.Handle)
 	}
@@ -106,14 +106,14 @@ func (s *transcript) emit(e event.Event) {
 func (s *transcript) place(addr uint64) string {
 	for i := len(s.segs) - 1; i >= 0; i-- {
 		if g := s.segs[i]; addr >= g.Addr && addr < g.Addr+g.Size {
-			return fmt.Sprintf("%c+%s", 'A'+i, bytes(addr-g.Addr))
+			return fmt.Sprintf("%c+%s", 'A'+i, sizeText(addr-g.Addr))
 		}
 	}
 	return "?"
 }
 
 // bytes is a size in the largest unit that it is a whole number of.
-func bytes(n uint64) string {
+func sizeText(n uint64) string {
 	switch {
 	case n == 0:
 		return "0"
@@ -174,8 +174,8 @@ func (s *transcript) do(cmd string, args []string) error {
 	case "stats":
 		st := s.policy.Stats()
 		allocated, reserved := s.policy.Usage()
-		fmt.Fprintf(&s.out, "allocated %s reserved %s peak %s syncs %d+%d retries %d ooms %d\n", bytes(allocated), bytes(reserved),
-			bytes(st.PeakReserved), st.StreamSyncs, st.DeviceSyncs, st.Retries, st.OOMs)
+		fmt.Fprintf(&s.out, "allocated %s reserved %s peak %s syncs %d+%d retries %d ooms %d\n", sizeText(allocated), sizeText(reserved),
+			sizeText(st.PeakReserved), st.StreamSyncs, st.DeviceSyncs, st.Retries, st.OOMs)
 		for c := range numCalls {
 			if n := st.Calls[callNames[c]]; n > 0 {
 				fmt.Fprintf(&s.out, "  %s %d\n", callNames[c], n)
@@ -201,9 +201,9 @@ func (s *transcript) show() {
 		fmt.Fprintf(&s.out, "%s %s stream %d pool %d:", s.place(g.Addr), kind, g.Stream, g.Pool)
 		for _, b := range g.Blocks {
 			if b.State == trace.Active {
-				fmt.Fprintf(&s.out, " [%s]", bytes(b.Size))
+				fmt.Fprintf(&s.out, " [%s]", sizeText(b.Size))
 			} else {
-				fmt.Fprintf(&s.out, " (%s)", bytes(b.Size))
+				fmt.Fprintf(&s.out, " (%s)", sizeText(b.Size))
 			}
 		}
 		fmt.Fprintln(&s.out)
