@@ -119,8 +119,13 @@ func (o *OOM) explain(pieces bool) {
 		if o.Source != "recorded" {
 			o.Cause = CauseFragmentation
 			say("After giving back all that it could, it still held %s: %s of that was not live, in pieces between live blocks "+
-				"or rounded away. Beside it the limit left %s, and no piece was large enough for the %s asked for.",
-				size(o.Reserved), size(o.FreeInside), size(o.DeviceFree), size(o.Requested))
+				"or rounded away, none large enough.", size(o.Reserved), size(o.FreeInside))
+			if o.DeviceFree < o.Requested {
+				say("Beside it the limit left %s, less than the %s asked for.", size(o.DeviceFree), size(o.Requested))
+			} else {
+				say("Beside it the limit left %s: room for the %s asked for, but not for the segment that this policy takes "+
+					"from the driver for it.", size(o.DeviceFree), size(o.Requested))
+			}
 			return
 		}
 		say("%s of the %s reserved held no live data.", size(o.FreeInside), size(o.Reserved))

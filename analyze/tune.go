@@ -34,8 +34,9 @@ type Tuning struct {
 	PeakLive     uint64  `json:"peak_live_bytes"`
 	Capacity     uint64  `json:"capacity_bytes"` // 0 is unlimited
 	CapacityFrom string  `json:"capacity_from"`
-	Own          *Choice `json:"own"`  // the trace's own settings
-	Best         *Choice `json:"best"` // PyTorch settings; one of Choices
+	Own          *Choice `json:"own"` // the trace's own settings
+	// Best is what to set of PyTorch's: one of Choices, or where none of them survives the best without a limit.
+	Best *Choice `json:"best"`
 	// Why says by which rule Best was chosen.
 	Why     string   `json:"why"`
 	Cistern *Choice  `json:"cistern"` // the engine, nil where it could not be replayed
@@ -108,6 +109,11 @@ func Tune(ctx context.Context, t *trace.Trace, opt TuneOptions) (*Tuning, error)
 	})
 	markFrontier(tn.Choices)
 	tn.Best, tn.Why = best(tn.Choices, own, tn.DurationUS)
+	if tn.Best == nil && tn.Capacity > 0 {
+		if err := s.bestWithout(tn); err != nil {
+			return nil, err
+		}
+	}
 	for i := range tn.Choices {
 		if tn.Choices[i].AllocConf == own.AllocConf {
 			own.Frontier = tn.Choices[i].Frontier
@@ -200,7 +206,31 @@ func best(choices []Choice, own *Choice, durationUS int64) (*Choice, string) {
 		return b, fmt.Sprintf("least reserved among the settings that complete; each costs the host more than %.1f ms",
 			limit/1e3)
 	}
-	return nil, "no setting of PyTorch completes within this capacity"
+	return nil, "no setting of PyTorch completes within this limit"
+}
+
+// bestWithout recommends what does best without the limit, where nothing completes within it: a machine with a little
+// more would do, and floors say how little.
+func (s *search) bestWithout(tn *Tuning) error {
+	free := &search{ctx: s.ctx, plan: s.plan, opt: s.opt, slots: s.slots, known: map[string]*Choice{}, done: s.done,
+		total: s.total}
+	own, err := free.try(replay.Spec{Name: "torch"})
+	if err != nil {
+		return err
+	}
+	if err := free.settings(); err != nil {
+		return err
+	}
+	s.done, s.total = free.done, free.total
+	var choices []Choice
+	for _, c := range free.known {
+		choices = append(choices, *c)
+	}
+	slices.SortFunc(choices, func(a, b Choice) int { return cmp.Compare(a.AllocConf, b.AllocConf) })
+	if tn.Best, tn.Why = best(choices, own, tn.DurationUS); tn.Best != nil {
+		tn.Why = "no setting of PyTorch completes within this limit; without one: " + tn.Why
+	}
+	return nil
 }
 
 // search runs replays, each setting once.
@@ -247,7 +277,9 @@ func (s *search) try(spec replay.Spec) (*Choice, error) {
 	if err != nil {
 		return nil, err
 	}
-	if s.opt.Capacity == 0 {
+	if s.capacity == 0 {
+		r.CapacityFrom = "unlimited"
+	} else if s.opt.Capacity == 0 {
 		_, r.CapacityFrom = replay.CapacityFromTrace(s.plan.Trace)
 	} else {
 		r.CapacityFrom = "given"

@@ -89,7 +89,10 @@ func newRoot(a *app) *cobra.Command {
 	root.AddCommand(newReplay(a), newInspect(a), newTune(a), newReport(a), newConvert(a), newVersion(a))
 	root.CompletionOptions.HiddenDefaultCmd = false
 	root.SetFlagErrorFunc(func(c *cobra.Command, e error) error {
-		return fmt.Errorf("%w; %s takes %s", e, c.CommandPath(), flagNames(c))
+		if strings.HasPrefix(e.Error(), "unknown") {
+			return fmt.Errorf("%w: %s takes %s", e, c.Name(), flagNames(c))
+		}
+		return e
 	})
 	return root
 }
@@ -106,7 +109,7 @@ func noArgs(c *cobra.Command, args []string) error {
 		}
 	}
 	if len(names) == 0 {
-		return fmt.Errorf("%s takes no arguments, got %q", c.CommandPath(), args[0])
+		return fmt.Errorf("%s takes no arguments, got %q", c.Name(), args[0])
 	}
 	return fmt.Errorf("unknown command %q: want one of %s", args[0], strings.Join(names, ", "))
 }
@@ -114,7 +117,7 @@ func noArgs(c *cobra.Command, args []string) error {
 // traceArgs wants at least one trace, and standard input at most once.
 func traceArgs(c *cobra.Command, args []string) error {
 	if len(args) == 0 {
-		return fmt.Errorf("%s: no trace named: give one or more files, or - for standard input", c.CommandPath())
+		return fmt.Errorf("%s: no trace named: give one or more files, or - for standard input", c.Name())
 	}
 	stdin := 0
 	for _, x := range args {

@@ -34,11 +34,14 @@ func newConvert(a *app) *cobra.Command {
 		Example: "  cistern convert snapshot.pickle -o snapshot.cistern",
 		Args: func(c *cobra.Command, args []string) error {
 			if len(args) != 1 {
-				return fmt.Errorf("%s: want one trace, got %d", c.CommandPath(), len(args))
+				return fmt.Errorf("%s: want one trace, got %d", c.Name(), len(args))
 			}
 			return nil
 		},
 		RunE: func(c *cobra.Command, args []string) error {
+			if err := needOutput(c, out); err != nil {
+				return err
+			}
 			write, err := writerFor(to, out)
 			if err != nil {
 				return err
@@ -64,7 +67,6 @@ func newConvert(a *app) *cobra.Command {
 	}
 	c.Flags().StringVarP(&out, "output", "o", "", "`file` to write; - is standard output")
 	c.Flags().StringVar(&to, "to", "", "format to write: cistern or pytorch (default by the ending of the output)")
-	_ = c.MarkFlagRequired("output")
 	_ = c.RegisterFlagCompletionFunc("to", cobra.FixedCompletions([]string{"cistern", "pytorch"},
 		cobra.ShellCompDirectiveNoFileComp))
 	return c

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -48,11 +49,27 @@ func (s *sizeFlag) Set(v string) error {
 
 func (s *sizeFlag) Type() string { return "size" }
 
+// lagFlag is a time, 0 or more.
+type lagFlag struct{ d time.Duration }
+
+func (l *lagFlag) String() string { return l.d.String() }
+
+func (l *lagFlag) Set(v string) error {
+	d, err := time.ParseDuration(v)
+	if err != nil || d < 0 {
+		return errors.New("want a time of 0 or more with its unit, such as 20ms or 0s")
+	}
+	l.d = d
+	return nil
+}
+
+func (l *lagFlag) Type() string { return "duration" }
+
 // replayFlags say how a replay is run.
 type replayFlags struct {
 	policies []string
 	capacity sizeFlag
-	lag      time.Duration
+	lag      lagFlag
 
 	specs []replay.Spec
 }
@@ -73,23 +90,13 @@ func (f *replayFlags) add(c *cobra.Command) {
 func (f *replayFlags) addLimits(c *cobra.Command) {
 	c.Flags().Var(&f.capacity, "capacity", "limit on the bytes reserved, such as 80GiB "+
 		"(default the limit that explains the trace's own out-of-memory, else none)")
-	c.Flags().DurationVar(&f.lag, "gpu-lag", 20*time.Millisecond, "how long after it was queued the simulated GPU "+
+	f.lag.d = 20 * time.Millisecond
+	c.Flags().Var(&f.lag, "gpu-lag", "how long after it was queued the simulated GPU "+
 		"completes work")
-}
-
-// checkLimits checks the flags of addLimits.
-func (f *replayFlags) checkLimits() error {
-	if f.lag < 0 {
-		return fmt.Errorf("--gpu-lag %v: want 0 or more, such as 20ms", f.lag)
-	}
-	return nil
 }
 
 // parse checks what the flags say before any file is read.
 func (f *replayFlags) parse() error {
-	if err := f.checkLimits(); err != nil {
-		return err
-	}
 	named := f.policies
 	if len(named) == 0 {
 		named = defaultPolicies
@@ -113,7 +120,7 @@ func (f *replayFlags) parse() error {
 }
 
 func (f *replayFlags) options() replay.Options {
-	return replay.Options{Capacity: f.capacity.bytes, GPULag: f.lag}
+	return replay.Options{Capacity: f.capacity.bytes, GPULag: f.lag.d}
 }
 
 // formatFlags choose between text and JSON.
@@ -122,5 +129,19 @@ type formatFlags struct{ json, ndjson bool }
 func (f *formatFlags) add(c *cobra.Command) {
 	c.Flags().BoolVar(&f.json, "json", false, "print one JSON object")
 	c.Flags().BoolVar(&f.ndjson, "ndjson", false, "print one line of JSON for each trace")
-	c.MarkFlagsMutuallyExclusive("json", "ndjson")
+}
+
+func (f *formatFlags) check() error {
+	if f.json && f.ndjson {
+		return errors.New("--json and --ndjson: choose one")
+	}
+	return nil
+}
+
+// needOutput checks that -o was given.
+func needOutput(c *cobra.Command, path string) error {
+	if path == "" {
+		return fmt.Errorf("%s: no output named: give -o FILE, or -o - for standard output", c.Name())
+	}
+	return nil
 }

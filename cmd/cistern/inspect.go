@@ -22,6 +22,9 @@ func newInspect(a *app) *cobra.Command {
 			"by\nstack; what was reserved beside it; and why requests failed.",
 		Args: traceArgs,
 		RunE: func(c *cobra.Command, args []string) error {
+			if err := format.check(); err != nil {
+				return err
+			}
 			bar := a.startProgress("reading", len(args))
 			defer bar.end()
 			all := inspections{Traces: []*analyze.Inspection{}}

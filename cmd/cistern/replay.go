@@ -62,6 +62,9 @@ type replayed struct {
 }
 
 func (j *replayJob) run(c *cobra.Command, a *app, args []string, format formatFlags) error {
+	if err := format.check(); err != nil {
+		return err
+	}
 	var page, record *output
 	if j.html != "" {
 		if err := report.CheckBundle(); err != nil {

@@ -1,6 +1,10 @@
 package main
 
-import "github.com/spf13/cobra"
+import (
+	"cmp"
+
+	"github.com/spf13/cobra"
+)
 
 func newReport(a *app) *cobra.Command {
 	var (
@@ -17,7 +21,7 @@ func newReport(a *app) *cobra.Command {
 		Example: "  cistern report snapshot.pickle -o page.html",
 		Args:    traceArgs,
 		RunE: func(c *cobra.Command, args []string) error {
-			if err := flags.parse(); err != nil {
+			if err := cmp.Or(needOutput(c, job.html), flags.parse()); err != nil {
 				return err
 			}
 			job.specs, job.opt = flags.specs, flags.options()
@@ -26,7 +30,6 @@ func newReport(a *app) *cobra.Command {
 	}
 	flags.add(c)
 	c.Flags().StringVarP(&job.html, "output", "o", "", "the page's `file`")
-	_ = c.MarkFlagRequired("output")
 	format.add(c)
 	return c
 }

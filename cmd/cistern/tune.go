@@ -29,7 +29,7 @@ func newTune(a *app) *cobra.Command {
 			"with which the\nrun completes: with its own settings, with the best ones, and on Cistern.",
 		Args: traceArgs,
 		RunE: func(c *cobra.Command, args []string) error {
-			if err := flags.checkLimits(); err != nil {
+			if err := format.check(); err != nil {
 				return err
 			}
 			bar := a.startProgress("tuning", len(args))
@@ -41,7 +41,7 @@ func newTune(a *app) *cobra.Command {
 					return nil, errors.New("no device has events, expected a recording of at least one")
 				}
 				for i, t := range f.Traces {
-					tn, err := analyze.Tune(c.Context(), t, analyze.TuneOptions{Capacity: flags.capacity.bytes, GPULag: flags.lag,
+					tn, err := analyze.Tune(c.Context(), t, analyze.TuneOptions{Capacity: flags.capacity.bytes, GPULag: flags.lag.d,
 						Progress: func(done, total int) { step(i*total+done, len(f.Traces)*total) }})
 					if err != nil {
 						return nil, fmt.Errorf("device %d: %w", t.Device, err)

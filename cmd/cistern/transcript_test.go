@@ -1,0 +1,131 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/cockroachdb/datadriven"
+
+	"github.com/cistern-gpu/cistern/event"
+	"github.com/cistern-gpu/cistern/trace"
+)
+
+const mib = 1 << 20
+
+// base is where the tiny trace's segments begin.
+const base = 0x7f0000000000
+
+// tinyTrace is a run of a few events with one stack, one stream and one caught out-of-memory: 40 MiB in two segments,
+// 28 MiB live at the peak.
+func tinyTrace(device int) *trace.Trace {
+	t := &trace.Trace{Format: trace.FormatPyTorch, Device: device, Streams: []uint64{0}, Pools: []trace.PoolID{{}},
+		Frames:    []trace.Frame{{File: "train.py", Line: 12, Func: "forward"}, {File: "train.py", Line: 40, Func: "main"}},
+		Stacks:    []trace.Stack{nil, {0, 1}},
+		FromStart: true}
+	us := int64(1_000_000)
+	add := func(k event.Kind, addr, size uint64, stack uint32) {
+		us += 1000
+		t.Events = append(t.Events, event.Event{Kind: k, Addr: addr, Size: size, TimeUS: us, Stack: stack})
+	}
+	add(event.SegmentAlloc, base, 20*mib, 0)
+	add(event.Alloc, base, 8*mib, 1)
+	add(event.Alloc, base+8*mib, 8*mib, 1)
+	add(event.SegmentAlloc, base+64*mib, 20*mib, 0)
+	add(event.Alloc, base+64*mib, 8*mib, 1)
+	add(event.Alloc, base+16*mib, 4*mib, 0)
+	add(event.FreeRequested, base+8*mib, 8*mib, 1)
+	add(event.FreeCompleted, base+8*mib, 8*mib, 1)
+	add(event.OOM, 2*mib, 16*mib, 0)
+	add(event.FreeRequested, base, 8*mib, 1)
+	add(event.FreeCompleted, base, 8*mib, 1)
+	t.Final = []trace.Segment{
+		{Addr: base, Size: 20 * mib, Large: true, Blocks: []trace.Block{
+			{Addr: base, Size: 16 * mib},
+			{Addr: base + 16*mib, Size: 4 * mib, Requested: 4 * mib, State: trace.Active}}},
+		{Addr: base + 64*mib, Size: 20 * mib, Large: true, Blocks: []trace.Block{
+			{Addr: base + 64*mib, Size: 8 * mib, Requested: 8 * mib, Stack: 1, State: trace.Active},
+			{Addr: base + 72*mib, Size: 12 * mib}}},
+	}
+	return t
+}
+
+// inFolder fills a fresh folder with the files that tests name, and goes there.
+func inFolder(t *testing.T) {
+	t.Helper()
+	dir := t.TempDir()
+	write := func(name string, devices ...*trace.Trace) []byte {
+		var b bytes.Buffer
+		if err := trace.WritePyTorch(&b, devices...); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, name), b.Bytes(), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return b.Bytes()
+	}
+	whole := write("tiny.pickle", tinyTrace(0))
+	write("two.pickle", tinyTrace(0), tinyTrace(1))
+	for name, data := range map[string]string{
+		"cut.pickle": string(whole[:len(whole)/2]),
+		"empty":      "",
+		"words.txt":  "the quick brown fox\n",
+		"rmm.csv": "Thread,Time,Action,Pointer,Size,Stream\n" +
+			"1,10:00:00.000001,allocate,0x7f8a00000000,1048576,0x0\n" +
+			"1,10:00:00.000005,allocate,0x7f8a00200000,2048,0x1\n" +
+			"1,10:00:01.000009,free,0x7f8a00000000,1048576,0x0\n",
+	} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(data), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Mkdir(filepath.Join(dir, "folder"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	t.Chdir(dir)
+}
+
+// ns hides the one figure that differs from run to run.
+var ns = regexp.MustCompile(`("ns_per_event": ?)[0-9.e+-]+`)
+
+// cistern runs the command and returns what it wrote and its exit code.
+func cistern(t *testing.T, stdin string, args ...string) (out, err string, code int) {
+	t.Helper()
+	var o, e bytes.Buffer
+	code = run(context.Background(), args, strings.NewReader(stdin), &o, &e)
+	return ns.ReplaceAllString(o.String(), "${1}0"), e.String(), code
+}
+
+// TestTranscripts runs the command lines of testdata/transcripts and compares all that they print, and their exit
+// codes. `go test ./cmd/cistern -rewrite` takes what it sees.
+func TestTranscripts(t *testing.T) {
+	here, err := os.Getwd()
+	if err != nil {
+		t.Fatal(err)
+	}
+	datadriven.Walk(t, filepath.Join(here, "testdata/transcripts"), func(t *testing.T, path string) {
+		inFolder(t)
+		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
+			if d.Cmd != "run" {
+				d.Fatalf(t, "unknown command %s", d.Cmd)
+			}
+			var b strings.Builder
+			for line := range strings.Lines(d.Input) {
+				args := strings.Fields(line)
+				out, errs, code := cistern(t, "", args[1:]...)
+				b.WriteString(out)
+				for line := range strings.Lines(errs) {
+					b.WriteString("stderr: " + line)
+				}
+				if code != 0 {
+					b.WriteString("exit " + string(rune('0'+code)) + "\n")
+				}
+			}
+			return b.String()
+		})
+	})
+}
