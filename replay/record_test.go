@@ -148,3 +148,54 @@ func TestReleasesAreInferred(t *testing.T) {
 		}
 	}
 }
+
+// TestShortageWaitsForStreams is a request that meets a shortage while another stream still uses a block: PyTorch waits
+// for the stream and gives the block's segment back, though it would have fit.
+func TestShortageWaitsForStreams(t *testing.T) {
+	const a, b, c = 1 << 32, 2 << 32, 3 << 32
+	tr := &trace.Trace{Format: trace.FormatPyTorch, Streams: []uint64{0}, FromStart: true, Events: []event.Event{
+		{Kind: event.SegmentAlloc, Addr: a, Size: 20 * mib},
+		{Kind: event.Alloc, Addr: a, Size: 20 * mib},
+		{Kind: event.SegmentAlloc, Addr: b, Size: 40 * mib},
+		{Kind: event.Alloc, Addr: b, Size: 40 * mib},
+		{Kind: event.FreeRequested, Addr: a, Size: 20 * mib},
+		{Kind: event.FreeRequested, Addr: b, Size: 40 * mib},
+		{Kind: event.FreeCompleted, Addr: b, Size: 40 * mib},
+		{Kind: event.Alloc, Addr: b, Size: 40 * mib},
+		{Kind: event.FreeCompleted, Addr: a, Size: 20 * mib},
+		{Kind: event.SegmentFree, Addr: a, Size: 20 * mib},
+		{Kind: event.SegmentAlloc, Addr: c, Size: 18 * mib},
+		{Kind: event.Alloc, Addr: c, Size: 18 * mib},
+	}}
+	r, err := Run(tr, Spec{Name: "torch"}, Options{Capacity: 64 * mib, Verify: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !r.Verify.OK() || r.Retries != 1 || r.StreamSyncs != 1 {
+		t.Errorf("%+v, %d retries, %d syncs; want agreement, 1, 1", *r.Verify, r.Retries, r.StreamSyncs)
+	}
+}
+
+// TestPlanIsShared runs policies over one plan at once.
+func TestPlanIsShared(t *testing.T) {
+	p := NewPlan(randomTrace(1, 3000, true))
+	want := map[string]uint64{}
+	for _, s := range modelled {
+		spec, _ := ParseSpec(s)
+		r, err := p.Run(spec, Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		want[s] = r.PeakReserved
+	}
+	for _, s := range modelled {
+		t.Run(s, func(t *testing.T) {
+			t.Parallel()
+			spec, _ := ParseSpec(s)
+			r, err := p.Run(spec, Options{})
+			if err != nil || r.PeakReserved != want[s] {
+				t.Errorf("peak reserved %d, %v; alone %d", r.PeakReserved, err, want[s])
+			}
+		})
+	}
+}

@@ -327,6 +327,7 @@ func (d *driver) begin() (bool, error) {
 			d.sample(0)
 			return true, nil
 		}
+		d.result.Notes = append(d.result.Notes, "torch: the state before the first event is not whole in the file: its blocks are allocated afresh")
 	}
 	for i := range initial {
 		b := &initial[i]

@@ -67,11 +67,16 @@ type torch struct {
 	of     []int32 // block number → index in blocks
 	pools  []torchPool
 	ranges []torchRange
+	ended  []bool // by index into Plan.Pools: private pools that have ended
 
-	waiting  []bool // by block number: given back, and other streams may still use it
-	pending  int    // of those
-	events   int    // most of them at a time: CUDA events are pooled
-	last     int    // the block given back by the call before, -1 if that was another call
+	waiting []bool // by block number: given back, and other streams may still use it
+	pending int    // of those
+	events  int    // most of them at a time: CUDA events are pooled
+	last    int    // the block given back by the call before, -1 if that was another call
+	// late are blocks whose streams had finished by the request that comes next. PyTorch finds that out when a request
+	// begins, or when it waits for all streams since the request met a shortage; only the record tells which, so that
+	// they are kept here where there is one.
+	late     []int32
 	nextAddr uint64 // where the next segment lies
 
 	handle  uint64            // number of the last physical handle
@@ -102,7 +107,7 @@ type torchPool struct {
 func newTorch(env *Env, conf TorchConf) *torch {
 	p := env.Plan
 	t := &torch{meter: newMeter(env.GPULag), env: env, conf: conf, limit: env.Capacity,
-		of: make([]int32, p.Blocks), waiting: make([]bool, p.Blocks), last: -1, nextAddr: firstAddr}
+		of: make([]int32, p.Blocks), ended: make([]bool, len(p.Pools)), waiting: make([]bool, p.Blocks), last: -1, nextAddr: firstAddr}
 	if env.Spec.HasConf && conf.Fraction < 1 && t.limit > 0 {
 		t.limit = uint64(conf.Fraction * float64(t.limit))
 	}
@@ -178,13 +183,17 @@ func (t *torch) Alloc(b int, size uint64, stream, pool uint32) (uint64, error) {
 	if t.pending > 0 {
 		t.count(callEventQuery, t.costs.EventQuery) // process_events: the oldest is not done yet
 	}
-	r := request{size: t.conf.round(size), pool: 0, stream: stream}
+	if len(t.late) > 0 && !(t.pending == 0 && t.env.verify.shortageAhead()) {
+		t.flushLate()
+	}
+	r := request{size: t.conf.round(size), stream: stream}
 	r.pool = t.poolFor(pool, r.size)
 	r.segment = t.conf.segmentSize(r.size)
 	found := t.fit(r)
 	if found < 0 {
 		found = t.obtain(r)
 	}
+	t.flushLate()
 	if found < 0 {
 		t.count(callMemGetInfo, t.costs.MemGetInfo)
 		t.ooms++
@@ -274,6 +283,7 @@ func (t *torch) split(i int32, r request) {
 // FreeRequested is DeviceCachingAllocator::free. Whether other streams used the block shows in Free: then it comes
 // later.
 func (t *torch) FreeRequested(b int) {
+	t.flushLate()
 	t.last = b
 	if !t.waiting[b] {
 		t.waiting[b] = true
@@ -288,8 +298,10 @@ func (t *torch) Free(b int) error {
 		return fmt.Errorf("block %d is free already", b)
 	}
 	t.of[b] = -1
+	delayed := t.waiting[b] && t.last != b
+	t.last = -1
 	if t.waiting[b] {
-		if t.last != b {
+		if delayed {
 			// insert_events and process_events; how many streams there were is not in a trace, one is counted.
 			if t.pending > t.events {
 				t.events = t.pending
@@ -301,14 +313,30 @@ func (t *torch) Free(b int) error {
 		t.waiting[b] = false
 		t.pending--
 	}
-	t.last = -1
-	blk := &t.blocks[i]
-	blk.used = false
-	t.allocated -= blk.size
-	t.merge(i, blk.prev)
+	t.allocated -= t.blocks[i].size
+	if delayed && t.env.verify != nil {
+		t.late = append(t.late, i)
+		return nil
+	}
+	t.flushLate()
+	t.freeBlock(i)
+	return nil
+}
+
+// freeBlock merges a block that was handed out with its free neighbours and caches it.
+func (t *torch) freeBlock(i int32) {
+	t.blocks[i].used = false
+	t.merge(i, t.blocks[i].prev)
 	t.merge(i, t.blocks[i].next)
 	t.cache(i)
-	return nil
+}
+
+// flushLate frees the blocks of late.
+func (t *torch) flushLate() {
+	for _, i := range t.late {
+		t.freeBlock(i)
+	}
+	t.late = t.late[:0]
 }
 
 // merge is try_merge_blocks: neighbour src becomes part of dst if it is free and in the same state.

@@ -89,11 +89,18 @@ func (t *torch) releaseOversize(r request) bool {
 // back to the driver, after waiting for the blocks that other streams still use. That wait frees them in PyTorch; here
 // they are freed where the record says so.
 func (t *torch) releaseCached() {
-	for range t.pending {
+	for range t.pending + len(t.late) {
 		t.eventSync()
 	}
+	t.flushLate()
 	t.releasePools(1)
 	t.releasePools(0)
+	for pool, ended := range t.ended {
+		if ended {
+			t.releasePools(int32(2 * pool))
+			t.releasePools(int32(2*pool + 1))
+		}
+	}
 }
 
 // releasePools gives back what a pool caches: whole native segments and whole pages, stream by stream.
@@ -118,12 +125,16 @@ func (t *torch) releasePools(pool int32) {
 
 // EmptyCache is torch.cuda.empty_cache.
 func (t *torch) EmptyCache() error {
+	t.flushLate()
 	t.releaseCached()
 	return nil
 }
 
-// ReleasePool ends a private pool: what it caches goes back, the small blocks first.
+// ReleasePool ends a private pool: what it caches goes back, the small blocks first, and what is freed into it later
+// goes when the cache is emptied.
 func (t *torch) ReleasePool(pool uint32) error {
+	t.flushLate()
+	t.ended[pool] = true
 	t.releasePools(int32(2 * pool))
 	t.releasePools(int32(2*pool + 1))
 	return nil

@@ -93,6 +93,15 @@ func (v *verifier) address(kind event.Kind) (uint64, bool) {
 	return 0, false
 }
 
+// shortageAhead reports whether the record has memory given back for the current request; false for a nil verifier.
+func (v *verifier) shortageAhead() bool {
+	if v == nil || v.at >= v.end {
+		return false
+	}
+	k := v.p.Trace.Events[v.events[v.at]].Kind
+	return k == event.SegmentFree || k == event.SegmentUnmap
+}
+
 // emitted compares a segment event of the model.
 func (v *verifier) emitted(e event.Event) { v.compare(e, e.Kind != event.OOM) }
 

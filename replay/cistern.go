@@ -1,0 +1,217 @@
+package replay
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/cistern-gpu/cistern"
+	"github.com/cistern-gpu/cistern/cuda"
+	"github.com/cistern-gpu/cistern/cuda/sim"
+	"github.com/cistern-gpu/cistern/event"
+	"github.com/cistern-gpu/cistern/trace"
+)
+
+func init() { Register("cistern", newEngine) }
+
+// engine is policy "cistern": the engine itself, through its public API, over the simulated GPU. Every block counts as
+// used by work on its stream when it is handed out and when it is given back, and the simulator checks the order of
+// those uses: a replay in which the engine breaks a rule ends with the fault.
+type engine struct {
+	env     *Env
+	drv     *sim.Driver
+	alloc   *cistern.Allocator
+	dev     *cistern.Device
+	streams []*cistern.Stream
+	pools   []*cistern.Pool
+	blocks  []engineBlock // by block number
+	drained []event.Event
+}
+
+type engineBlock struct {
+	addr   cuda.Ptr
+	size   uint64
+	stream uint32
+}
+
+func newEngine(env *Env) (Policy, string, error) {
+	opts, err := cistern.ParseOptions(env.Spec.Conf)
+	if err != nil {
+		return nil, "", fmt.Errorf("cistern: %w", err)
+	}
+	if opts.Driver != "" {
+		return nil, "", fmt.Errorf("cistern: setting driver:%s: a replay has a simulated device of its own", opts.Driver)
+	}
+	conf := opts.String()
+	if env.Capacity != 0 && (opts.Limit == 0 || env.Capacity < opts.Limit) {
+		opts.Limit = env.Capacity
+	}
+	e := &engine{env: env, blocks: make([]engineBlock, env.Plan.Blocks)}
+	e.drv = sim.New(sim.Options{
+		Capacity: max(sim.DefaultCapacity, 2*env.Plan.PeakLive),
+		Lag:      env.GPULag, Busy: true, Check: sim.CheckOrder,
+	})
+	if e.alloc, err = cistern.New(e.drv, opts); err != nil {
+		return nil, "", err
+	}
+	if e.dev, err = e.alloc.Device(0); err != nil {
+		return nil, "", err
+	}
+	for i := range env.Plan.numStreams() {
+		h := cuda.StreamNull
+		if i < len(env.Plan.Trace.Streams) && env.Plan.Trace.Streams[i] != 0 {
+			h = e.drv.NewStreamNonBlocking(0) // as PyTorch's streams are
+		}
+		st, err := e.dev.Stream(h, cistern.StreamDurable)
+		if err != nil {
+			return nil, "", err
+		}
+		e.streams = append(e.streams, st)
+	}
+	e.pools = make([]*cistern.Pool, len(env.Plan.Pools))
+	e.pools[0] = e.dev.DefaultPool()
+	if env.Emit != nil {
+		e.dev.SetHistory(1 << 16)
+	}
+	e.drv.ResetCalls() // starting costs every allocator the same
+	return e, conf, nil
+}
+
+// pool is the engine's pool for one of the plan's, made when first used.
+func (e *engine) pool(i uint32) (*cistern.Pool, error) {
+	for int(i) >= len(e.pools) {
+		e.pools = append(e.pools, nil)
+	}
+	if e.pools[i] == nil {
+		p, err := e.dev.NewPool(cistern.PoolID{1 << 63, uint64(i)})
+		if err != nil {
+			return nil, err
+		}
+		e.pools[i] = p
+	}
+	return e.pools[i], nil
+}
+
+func (e *engine) Alloc(b int, size uint64, stream, pool uint32) (uint64, error) {
+	p, err := e.pool(pool)
+	if err != nil {
+		return 0, err
+	}
+	if int(stream) >= len(e.streams) {
+		return 0, fmt.Errorf("stream %d of %d", stream, len(e.streams))
+	}
+	st := e.streams[stream]
+	addr, err := p.Alloc(size, st)
+	e.drain()
+	if err != nil {
+		return 0, err
+	}
+	e.blocks[b] = engineBlock{addr, size, stream}
+	return uint64(addr), e.drv.Use(0, st.Handle(), addr, size)
+}
+
+func (e *engine) FreeRequested(int) {}
+
+func (e *engine) Free(b int) error {
+	x := e.blocks[b]
+	e.blocks[b] = engineBlock{}
+	if x.addr == 0 {
+		return nil
+	}
+	if err := e.drv.Use(0, e.streams[x.stream].Handle(), x.addr, x.size); err != nil {
+		return err
+	}
+	err := e.alloc.Free(x.addr)
+	e.drain()
+	return err
+}
+
+// drain passes the engine's segment events on.
+func (e *engine) drain() {
+	if e.env.Emit == nil {
+		return
+	}
+	e.drained = e.dev.DrainHistory(e.drained[:0])
+	for _, x := range e.drained {
+		switch x.Kind {
+		case event.SegmentAlloc, event.SegmentFree, event.SegmentMap, event.SegmentUnmap:
+			x.Pool = e.planPool(x.Pool)
+			e.env.Emit(x)
+		}
+	}
+}
+
+// planPool is the plan's number of one of the engine's pools.
+func (e *engine) planPool(number uint32) uint32 {
+	id := e.dev.Pools()[number]
+	if id == (cistern.PoolID{}) {
+		return 0
+	}
+	return uint32(id[1])
+}
+
+func (e *engine) Advance(us int64) { e.drv.AdvanceTo(time.Duration(us) * time.Microsecond) }
+
+func (e *engine) Usage() (allocated, reserved uint64) { return e.dev.Usage() }
+
+func (e *engine) Stats() Stats {
+	s, c := e.dev.Stats(), e.drv.Calls()
+	out := Stats{
+		PeakReserved: uint64(s.Reserved.Peak),
+		Calls:        map[string]int64{},
+		DriverTime:   c.Time,
+		SyncWait:     c.Waited,
+		StreamSyncs:  int64(c.StreamSyncs + c.EventSyncs),
+		DeviceSyncs:  int64(c.DeviceSyncs),
+		Retries:      s.Retries,
+		OOMs:         s.OOMs,
+	}
+	for name, x := range c.Calls {
+		out.Calls[name] = int64(x.Count)
+	}
+	return out
+}
+
+// EmptyCache is Releaser.EmptyCache.
+func (e *engine) EmptyCache() error {
+	err := e.dev.DefaultPool().Trim()
+	e.drain()
+	return err
+}
+
+// ReleasePool is Releaser.ReleasePool.
+func (e *engine) ReleasePool(pool uint32) error {
+	p, err := e.pool(pool)
+	if err != nil {
+		return err
+	}
+	err = p.Release()
+	e.pools[pool] = nil
+	e.drain()
+	return err
+}
+
+// Segments is Snapshotter.Segments.
+func (e *engine) Segments() []trace.Segment {
+	var out []trace.Segment
+	for _, g := range e.dev.Snapshot() {
+		s := trace.Segment{Addr: g.Addr, Size: g.Size, Pool: e.planPool(g.Number), Large: g.Large, Expandable: g.Chunks != nil}
+		if g.Stream > 0 {
+			s.Stream = uint32(g.Stream)
+		}
+		for _, b := range g.Blocks {
+			x := trace.Block{Addr: b.Addr, Size: b.Size, Requested: b.Requested, Stream: s.Stream, Pool: s.Pool}
+			switch b.State {
+			case cistern.BlockUsed:
+				x.State = trace.Active
+			case cistern.BlockPending:
+				x.State = trace.PendingFree
+			}
+			s.Blocks = append(s.Blocks, x)
+		}
+		out = append(out, s)
+	}
+	return out
+}
+
+// Close ends the replay with the first fault that the simulator found.
+func (e *engine) Close() error { return e.drv.Fault() }
