@@ -1,17 +1,23 @@
 package trace
 
-import "math/bits"
+import (
+	"math/bits"
+	"math/rand/v2"
+)
 
-// addrMap maps addresses to 32-bit numbers: open addressing, no pointers. The zero value is empty.
+// addrMap maps addresses to 32-bit numbers: open addressing, no pointers. The zero value is empty. The hash is seeded,
+// so that no file can be made whose addresses all fall into one place.
 type addrMap struct {
+	seed uint64
 	keys []uint64
 	vals []uint32 // value+1, 0 is empty
 	n    int
 }
 
 func (t *addrMap) slot(addr uint64) int {
-	// Fibonacci hashing: addresses differ in their middle bits.
-	return int(addr * 0x9e3779b97f4a7c15 >> (64 - uint(bits.Len(uint(len(t.keys)-1)))))
+	h := (addr ^ t.seed) * 0x9e3779b97f4a7c15
+	h = (h ^ h>>32) * (t.seed | 1)
+	return int(h >> (64 - uint(bits.Len(uint(len(t.keys)-1)))))
 }
 
 // get is the number of addr.
@@ -30,6 +36,9 @@ func (t *addrMap) get(addr uint64) (uint32, bool) {
 // set stores v under addr.
 func (t *addrMap) set(addr uint64, v uint32) {
 	if 2*(t.n+1) > len(t.keys) {
+		if t.seed == 0 {
+			t.seed = rand.Uint64() | 1<<63
+		}
 		old := *t
 		t.keys, t.vals, t.n = make([]uint64, max(64, 2*len(old.keys))), make([]uint32, max(64, 2*len(old.keys))), 0
 		for i, w := range old.vals {

@@ -141,6 +141,8 @@ func TestHostilePickles(t *testing.T) {
 		{"device_traces a number", pk('}', '(', "device_traces", 5, 'u', '.'), "device_traces is an int"},
 		{"device_traces of numbers", pk('}', '(', "device_traces", ']', '(', 5, 'e', 'u', '.'), "device_traces holds an int"},
 		{"device_traces twice", pk('}', '(', "device_traces", ']', "device_traces", ']', 'u', '.'), "a second time"},
+		{"ten thousand settings", pk('}', '(', "allocator_settings", '}', '(', bytes.Repeat(pk("roundup_power2_divisions",
+			'}')[2:], 10_000), 'u', 'u', '.'), "more than 1024 allocator settings"},
 		{"no events", around(nil), "the snapshot has no events"},
 		{"300 devices", pk('}', '(', "device_traces", ']', '(', many(300, ']'), 'e', 'u', '.'), "more than 256 devices"},
 		{"a segment beyond the address space", pk('}', '(', "segments", ']', '(', '}', '(', "address", -1&(1<<63-1),
@@ -355,4 +357,35 @@ func TestMemory(t *testing.T) {
 			t.Errorf("%s: %d bytes held for %d", path, peak, f.DecodedBytes)
 		}
 	}
+}
+
+// Standard input that stays open does not hold up the report.
+func TestStandardInput(t *testing.T) {
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func(old *os.File) { os.Stdin = old }(os.Stdin)
+	os.Stdin = r
+	var z bytes.Buffer
+	gw := gzip.NewWriter(&z)
+	gw.Write(append(pk(byte(0xff)), make([]byte, 100)...))
+	gw.Flush()
+	if _, err := w.Write(z.Bytes()); err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan error)
+	go func() {
+		_, err := ReadFile("-")
+		done <- err
+	}()
+	select {
+	case err := <-done:
+		if err == nil || !strings.HasPrefix(err.Error(), "standard input: byte 2: ") {
+			t.Error(err)
+		}
+	case <-time.After(10 * time.Second):
+		t.Error("still waiting")
+	}
+	w.Close()
 }

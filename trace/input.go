@@ -24,7 +24,7 @@ type input struct {
 	src      io.Reader
 	eof      bool
 	err      error // why src ended, where that was not the end of the file
-	close    func()
+	close    func(wait bool)
 }
 
 var (
@@ -40,14 +40,14 @@ func newInput(r io.Reader) (*input, error) {
 	if err != nil && !errors.Is(err, io.EOF) {
 		return nil, err
 	}
-	in := &input{buf: make([]byte, windowSize), src: br, close: func() {}}
+	in := &input{buf: make([]byte, windowSize), src: br, close: func(bool) {}}
 	switch {
 	case bytes.HasPrefix(head, gzipMagic):
 		z, err := gzip.NewReader(br)
 		if err != nil {
 			return nil, fmt.Errorf("gzip: %w", noEOF(err))
 		}
-		a := newAhead(&ratioLimit{r: z, raw: raw, what: "gzip"})
+		a := newAhead(&ratioLimit{r: z, raw: raw, what: "gzip"}, func() {})
 		in.src, in.close = a, a.stop
 	case bytes.HasPrefix(head, zstdMagic):
 		// One decoder goroutine's worth of memory: windows above 64 MiB are refused.
@@ -56,8 +56,8 @@ func newInput(r io.Reader) (*input, error) {
 		if err != nil {
 			return nil, fmt.Errorf("zstd: %w", noEOF(err))
 		}
-		a := newAhead(&ratioLimit{r: z, raw: raw, what: "zstd"})
-		in.src, in.close = a, func() { a.stop(); z.Close() }
+		a := newAhead(&ratioLimit{r: z, raw: raw, what: "zstd"}, z.Close)
+		in.src, in.close = a, a.stop
 	}
 	return in, nil
 }
@@ -193,7 +193,8 @@ type piece struct {
 	err error
 }
 
-func newAhead(r io.Reader) *ahead {
+// newAhead reads r; done is called when it is not read any more.
+func newAhead(r io.Reader, done func()) *ahead {
 	const pieces, size = 3, 256 << 10
 	a := &ahead{full: make(chan piece, pieces), free: make(chan []byte, pieces),
 		quit: make(chan struct{}), done: make(chan struct{})}
@@ -202,6 +203,7 @@ func newAhead(r io.Reader) *ahead {
 	}
 	go func() {
 		defer close(a.done)
+		defer done()
 		for {
 			var b []byte
 			select {
@@ -209,9 +211,9 @@ func newAhead(r io.Reader) *ahead {
 			case <-a.quit:
 				return
 			}
-			n, err := io.ReadFull(r, b[:size])
-			if errors.Is(err, io.ErrUnexpectedEOF) && err == io.ErrUnexpectedEOF {
-				err = io.EOF // ReadFull's own word for a short last piece; a decompressor's is wrapped
+			n, err := r.Read(b[:size])
+			for n == 0 && err == nil {
+				n, err = r.Read(b[:size])
 			}
 			select {
 			case a.full <- piece{b[:n], err}:
@@ -226,10 +228,12 @@ func newAhead(r io.Reader) *ahead {
 	return a
 }
 
-// stop ends the goroutine and waits for it.
-func (a *ahead) stop() {
+// stop ends the goroutine once its current read returns, and waits for that if it is told to.
+func (a *ahead) stop(wait bool) {
 	a.once.Do(func() { close(a.quit) })
-	<-a.done
+	if wait {
+		<-a.done
+	}
 }
 
 func (a *ahead) Read(p []byte) (int, error) {

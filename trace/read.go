@@ -27,7 +27,8 @@ const (
 // recognised by its content. Errors are of type *Error.
 func ReadFile(path string) (*File, error) {
 	if path == "-" {
-		return Read(os.Stdin, path)
+		// A pipe that stays open must not hold up the report of what is wrong with its beginning.
+		return readFrom(os.Stdin, path, false)
 	}
 	f, err := os.Open(path)
 	if err != nil {
@@ -48,13 +49,18 @@ func ReadFile(path string) (*File, error) {
 
 const expected = "expected a PyTorch memory snapshot (pickle), an RMM log (CSV) or a Cistern trace"
 
-// Read reads one file from r; path is how errors and traces name it.
+// Read reads one file from r; path is how errors and traces name it. r is not used after Read has returned.
 func Read(r io.Reader, path string) (*File, error) {
+	return readFrom(r, path, true)
+}
+
+// readFrom is Read; wait says whether the decompressor must be done with r on return.
+func readFrom(r io.Reader, path string, wait bool) (*File, error) {
 	in, err := newInput(r)
 	if err != nil {
 		return nil, named(err, path)
 	}
-	defer in.close()
+	defer in.close(wait)
 	f, err := read(in, path)
 	if err != nil {
 		return nil, named(err, path)

@@ -144,6 +144,9 @@ func (m *machine) setItems(dict value, items []value) error {
 		case kRoot:
 			err = m.setRoot(k.u, v)
 		case kSettings, kSubSettings:
+			if len(m.settings) >= maxSettings {
+				return fmt.Errorf("more than %d allocator settings", maxSettings)
+			}
 			s := setting{uint32(k.u), none, v}
 			if dict.k == kSubSettings {
 				s.parent = uint32(dict.u)
@@ -172,6 +175,8 @@ func (m *machine) setRoot(key uint64, v value) error {
 	}
 	return nil
 }
+
+const maxSettings = 1024 // PyTorch writes 26
 
 // number is v as an unsigned 64-bit integer; what says which key it is the value of.
 func number(v value, what string) (uint64, error) {
