@@ -63,6 +63,9 @@ func (c *climb) obtain(rungs Rungs, pressure bool) (heap.ID, error) {
 	p.sources = p.sources[:0]
 	have := uint64(0)
 	var err error
+	if rungs&RungGrow != 0 && !pressure && d.growFirst(at.need) {
+		rungs = RungGrow
+	}
 	if rungs&(RungRemap|RungLend) != 0 {
 		c.tried |= rungs & (RungRemap | RungLend)
 		have = d.gather(c, at, rungs, pressure)
@@ -98,6 +101,7 @@ func (c *climb) obtain(rungs Rungs, pressure bool) (heap.ID, error) {
 		c.met = RungLend
 	}
 	s.heap.TakeBlock(block, c.n, c.size)
+	s.heap.MinRest = d.minRest(s.class)
 	return block, nil
 }
 
@@ -132,7 +136,7 @@ func (d *Device) gather(c *climb, at place, rungs Rungs, pressure bool) uint64 {
 	p, s := &d.plan, c.s
 	have := uint64(0)
 	pick := func() bool {
-		have = p.pick(at.need, at.room, have, d.overshoot(s.class, at.need, pressure))
+		have = p.pick(at.need, at.room, have, d.overshoot(s.class, pressure))
 		return have >= at.need
 	}
 	p.found = p.found[:0]
@@ -246,21 +250,25 @@ func (p *planner) pick(need, room, have, over uint64) uint64 {
 		}
 		return f[i].chunk < f[j].chunk
 	})
-	last := -1
-	for i := range f {
-		missing := need - have
-		if f[i].size > missing {
-			last = i // the smallest chunk so far that is larger than what is missing
+	before := have
+	larger := -1 // the smallest chunk so far that is larger than what is missing
+	tail := -1   // where in sources the chunks smaller than that begin
+	for i := 0; i < len(f) && have < need; i++ {
+		if f[i].size > need-have {
+			larger, tail = i, len(p.sources)
+			before = have
 			continue
 		}
 		p.sources = append(p.sources, f[i])
-		if have += f[i].size; have >= need {
-			return have
-		}
+		have += f[i].size
 	}
-	if last >= 0 && f[last].size-(need-have) <= over && have+f[last].size <= room {
-		p.sources = append(p.sources, f[last])
-		have += f[last].size
+	if larger < 0 || have >= need && len(p.sources)-tail <= 1 {
+		return have
+	}
+	// One chunk that is larger than what is missing at that point, in place of several smaller ones or of none at all.
+	if x := f[larger]; before+x.size-need <= over && before+x.size <= room {
+		p.sources = append(p.sources[:tail], x)
+		have = before + x.size
 	}
 	return have
 }
@@ -464,7 +472,7 @@ func (d *Device) access() []cuda.Device {
 func (d *Device) reserve(s *space, n uint64) error {
 	const piece = uint64(1) << regionBits
 	up := func(x uint64) uint64 { return (x + piece - 1) / piece * piece }
-	want := up(max(2*n, s.area.Reserved(), d.info.TotalBytes/4))
+	want := up(max(2*n, s.area.Reserved(), 2*d.info.TotalBytes))
 	least := up(n)
 	reclaimed := false
 	for {

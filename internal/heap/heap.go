@@ -78,6 +78,10 @@ type Heap struct {
 	holes  bins
 	table  table
 
+	// MinRest, when not 0, makes Take avoid blocks of which it would leave less than this many bytes, because that
+	// little is of no use to anybody, unless that is a small part of the request (restPart) or there is no other.
+	MinRest uint64
+
 	ranges     []ID   // first block of each range
 	FreeBytes  uint64 // sum over Free blocks
 	UsedBytes  uint64 // sum over Used and Pending blocks
@@ -145,9 +149,17 @@ func (h *Heap) Take(n, requested uint64) ID {
 	if id == 0 {
 		return 0
 	}
+	if rest := h.blocks[id].Size - n; rest < h.MinRest && rest > n/restPart {
+		if other := h.free.fit(h.blocks, n+h.MinRest); other != 0 {
+			id = other
+		}
+	}
 	h.TakeBlock(id, n, requested)
 	return id
 }
+
+// restPart: a rest of up to 1/restPart (2 %) of the request is small.
+const restPart = 50
 
 // Fits reports whether Take(n) would find a block, and its size.
 func (h *Heap) Fits(n uint64) (uint64, bool) {

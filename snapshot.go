@@ -1,0 +1,152 @@
+package cistern
+
+import (
+	"github.com/cistern-gpu/cistern/cuda"
+	"github.com/cistern-gpu/cistern/event"
+	"github.com/cistern-gpu/cistern/internal/heap"
+	"github.com/cistern-gpu/cistern/internal/vm"
+)
+
+// BlockState is the state of a block in a snapshot.
+type BlockState uint8
+
+const (
+	BlockFree    BlockState = iota // inactive
+	BlockUsed                      // handed out
+	BlockPending                   // given back, still used by other streams
+)
+
+// Segment is a contiguous range of mapped memory of one (pool, stream, size class).
+type Segment struct {
+	Addr   uint64 // 0 for a spare chunk, which is mapped nowhere
+	Size   uint64 // bytes of physical memory
+	Stream int    // index into Device.Streams, -1 for new spare chunks
+	Pool   PoolID
+	Number uint32 // the pool's number, as in event.Event.Pool
+	Large  bool
+	Chunks []Chunk // in address order; nil with backend malloc
+	Blocks []SegmentBlock
+}
+
+// Chunk is a physical handle within a segment.
+type Chunk struct {
+	Handle cuda.Handle
+	Size   uint64
+}
+
+// SegmentBlock is a piece of a segment.
+type SegmentBlock struct {
+	Addr      uint64
+	Size      uint64
+	Requested uint64
+	State     BlockState
+	Stack     uint32
+}
+
+// Snapshot lists all physical memory of the device and what is in it: the sizes of the segments add up to the
+// reserved bytes, those of the used and pending blocks to the active bytes.
+func (d *Device) Snapshot() []Segment {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	var out []Segment
+	for _, s := range d.spaces {
+		if s == nil {
+			continue
+		}
+		s.mu.Lock()
+		out = append(out, s.segments()...)
+		s.mu.Unlock()
+	}
+	for _, id := range d.spares {
+		k := d.chunks.At(id)
+		out = append(out, Segment{Size: k.Size, Stream: int(k.Stream), Large: true,
+			Chunks: []Chunk{{k.Handle, k.Size}}, Blocks: []SegmentBlock{{Size: k.Size}}})
+	}
+	return out
+}
+
+func (s *space) segments() []Segment {
+	var out []Segment
+	end := uint64(0)
+	s.heap.Each(func(id heap.ID, b *heap.Block) bool {
+		if b.State == heap.Hole || b.State == heap.Zombie {
+			return true
+		}
+		if len(out) == 0 || b.Addr != end || s.heap.Prev(id) == 0 {
+			out = append(out, Segment{Addr: b.Addr, Stream: int(s.stream.index), Pool: s.pool.id, Number: s.pool.number,
+				Large: groupOf(s.class) == groupLarge})
+		}
+		g := &out[len(out)-1]
+		g.Size += b.Size
+		end = b.Addr + b.Size
+		x := SegmentBlock{Addr: b.Addr, Size: b.Size, Requested: b.Requested, Stack: b.Stack}
+		switch b.State {
+		case heap.Used:
+			x.State = BlockUsed
+		case heap.Pending:
+			x.State = BlockPending
+		}
+		g.Blocks = append(g.Blocks, x)
+		return true
+	})
+	if s.area == nil {
+		return out
+	}
+	for i := range out {
+		g := &out[i]
+		s.area.Whole(&s.dev.chunks, g.Addr, g.Size, func(_ vm.ChunkID, k *vm.Chunk) bool {
+			g.Chunks = append(g.Chunks, Chunk{k.Handle, k.Size})
+			return true
+		})
+	}
+	return out
+}
+
+// Usage is the bytes handed out, rounded, and the bytes of physical memory held: the two figures of Stats that cost
+// least.
+func (d *Device) Usage() (allocated, reserved uint64) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, s := range d.spaces {
+		if s != nil {
+			s.mu.Lock()
+			allocated += uint64(s.gauges.now[gAllocated])
+			s.mu.Unlock()
+		}
+	}
+	return allocated, d.reservedBytes
+}
+
+// Streams are the streams that the device knows, by index: what Segment.Stream and event.Event.Stream refer to.
+func (d *Device) Streams() []*Stream {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return append([]*Stream(nil), d.streams...)
+}
+
+// Pools are the names of all pools there have been, by number: what event.Event.Pool refers to.
+func (d *Device) Pools() []PoolID {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	var out []PoolID
+	for _, p := range d.byNumber {
+		out = append(out, p.id)
+	}
+	return out
+}
+
+// DrainHistory appends the recorded events to buf, oldest first, and forgets them.
+func (d *Device) DrainHistory(buf []event.Event) []event.Event {
+	h := &d.hist
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	n := uint64(len(h.ring))
+	at := uint64(0)
+	if h.next > n {
+		at = h.next % n
+	}
+	buf = append(buf, h.ring[at:]...)
+	buf = append(buf, h.ring[:at]...)
+	h.ring, h.next = h.ring[:0], 0
+	return buf
+}
