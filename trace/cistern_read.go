@@ -13,8 +13,8 @@ import (
 )
 
 // cisternFactor bounds the memory of a file in Cistern's format by the decompressed bytes of its blocks: an event takes
-// at least two of them and becomes 48, twice for the moment in which the pieces are joined.
-const cisternFactor = 50
+// at least two of them and becomes 48.
+const cisternFactor = 30
 
 type cisternReader struct {
 	in      *input
@@ -25,6 +25,7 @@ type cisternReader struct {
 	raw     []byte
 	tables  []*readTable
 	traces  []*readTrace
+	decoded []event.Event // of one block
 }
 
 type readTable struct {
@@ -140,92 +141,6 @@ func (r *cisternReader) block() (typ byte, ok bool, err error) {
 		return 0, false, atByte(at, "blocks unpack to more than %d times the file", ratioMax)
 	}
 	return typ, true, nil
-}
-
-// cursor reads a payload. The first read beyond its end makes bad, and every later one returns 0.
-type cursor struct {
-	b   []byte
-	bad bool
-}
-
-func (c *cursor) u() uint64 {
-	if len(c.b) > 0 && c.b[0] < 0x80 {
-		n := uint64(c.b[0])
-		c.b = c.b[1:]
-		return n
-	}
-	n, k := binary.Uvarint(c.b)
-	if k <= 0 {
-		c.bad, c.b = true, nil
-		return 0
-	}
-	c.b = c.b[k:]
-	return n
-}
-
-func (c *cursor) i() int64 {
-	n := c.u()
-	return int64(n>>1) ^ -int64(n&1)
-}
-
-func (c *cursor) u8() byte {
-	if len(c.b) == 0 {
-		c.bad = true
-		return 0
-	}
-	n := c.b[0]
-	c.b = c.b[1:]
-	return n
-}
-
-func (c *cursor) u64() uint64 {
-	if len(c.b) < 8 {
-		c.bad, c.b = true, nil
-		return 0
-	}
-	n := binary.LittleEndian.Uint64(c.b)
-	c.b = c.b[8:]
-	return n
-}
-
-func (c *cursor) bytes() []byte {
-	n := c.u()
-	if n > uint64(len(c.b)) {
-		c.bad, c.b = true, nil
-		return nil
-	}
-	s := c.b[:n:n]
-	c.b = c.b[n:]
-	return s
-}
-
-// index is an index that must be below n.
-func (c *cursor) index(n int) int {
-	i := c.u()
-	if i >= uint64(n) {
-		c.bad, c.b = true, nil
-		return 0
-	}
-	return int(i)
-}
-
-// ref is a 32-bit index of something that finish checks.
-func (c *cursor) ref() uint32 {
-	i := c.u()
-	if i > math.MaxUint32 {
-		c.bad = true
-	}
-	return uint32(i)
-}
-
-// count is a number of entries of at least size bytes each.
-func (c *cursor) count(size int) int {
-	n := c.u()
-	if n > uint64(len(c.b)/size) {
-		c.bad, c.b = true, nil
-		return 0
-	}
-	return int(n)
 }
 
 var errPayload = errors.New("the payload ends early or refers to what is not there")
@@ -450,40 +365,24 @@ func (r *cisternReader) events(tr *readTrace, c *cursor, at int64) error {
 	if c.bad || first != uint64(tr.ev.n) || n > blockEvents {
 		return fmt.Errorf("%d events from number %d; expected number %d", n, first, tr.ev.n)
 	}
-	tags := c.bytes()
-	times, addrs, sizes, rest := &cursor{b: c.bytes()}, &cursor{b: c.bytes()}, &cursor{b: c.bytes()}, &cursor{b: c.bytes()}
-	shift := addrs.u8()
-	if c.bad || uint64(len(tags)) != n || shift > 63 {
-		return errPayload
-	}
+	var ok bool
+	var bad int
+	r.decoded, bad, ok = decodeEvents(r.decoded[:0], c, int(n))
 	streams, pools, stacks := uint64(len(tr.t.Streams)), uint64(len(tr.t.Pools)), uint64(len(r.tables[tr.table].stacks))
-	var e event.Event
-	for k, tag := range tags {
-		e.Kind = event.Kind(tag & 0x0f)
-		e.TimeUS += times.i()
-		if tag&tagSame == 0 {
-			e.Addr = (e.Addr>>shift + uint64(addrs.i())) << shift
-			e.Size = sizes.u()
-		}
-		e.Handle, e.Flags = 0, 0
-		if tag&(tagPlace|tagHandle) != 0 {
-			if tag&tagPlace != 0 {
-				e.Stream, e.Pool, e.Stack = rest.ref(), rest.ref(), rest.ref()
-			}
-			if tag&tagHandle != 0 {
-				e.Handle, e.Flags = rest.u(), rest.u8()
-			}
-		}
-		if e.Kind >= event.NumKinds || tag&0x80 != 0 || uint64(e.Stream) >= streams || uint64(e.Pool) >= pools ||
-			uint64(e.Stack) >= stacks || times.bad || addrs.bad || sizes.bad || rest.bad {
-			return &Error{Offset: at, Device: tr.t.Device, Event: int(first) + k,
-				Msg: "the event is of an unknown kind or refers to what is not there"}
+	for k, e := range r.decoded {
+		if e.Kind >= event.NumKinds || uint64(e.Stream) >= streams || uint64(e.Pool) >= pools || uint64(e.Stack) >= stacks {
+			ok, bad = false, k
+			break
 		}
 		if err := tr.ev.add(r.b, e); err != nil {
 			return err
 		}
 	}
-	if len(times.b) > 0 || len(addrs.b) > 0 || len(sizes.b) > 0 || len(rest.b) > 0 {
+	if !ok && bad >= 0 {
+		return &Error{Offset: at, Device: tr.t.Device, Event: int(first) + bad,
+			Msg: "the event is of an unknown kind or refers to what is not there"}
+	}
+	if !ok {
 		return errPayload
 	}
 	return nil

@@ -7,7 +7,6 @@ import (
 	"hash/crc32"
 	"io"
 	"math"
-	"math/bits"
 
 	"github.com/cistern-gpu/cistern/event"
 	"github.com/klauspost/compress/zstd"
@@ -35,12 +34,6 @@ const (
 	blockEventsType
 	blockNotes
 	blockIndex
-)
-
-const (
-	tagSame   = 0x10 // address, size, stream, pool, stack as before
-	tagPlace  = 0x20 // stream, pool, stack in the last column
-	tagHandle = 0x40 // handle, flags in the last column
 )
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
@@ -78,7 +71,7 @@ type Writer struct {
 	z      *zstd.Encoder
 	off    int64
 	b, zb  []byte
-	cols   [5][]byte
+	cols   columns
 	traces []writtenTrace
 	tables []writtenTable
 	index  []indexEntry
@@ -347,58 +340,21 @@ func (w *Writer) Events(i int, events []event.Event) error {
 }
 
 func (w *Writer) events(i int, events []event.Event) {
-	for c := range w.cols {
-		w.cols[c] = w.cols[c][:0]
-	}
-	var all uint64
 	for k := range events {
-		all |= events[k].Addr
-	}
-	shift := 0
-	if all != 0 {
-		shift = bits.TrailingZeros64(all)
-	}
-	w.cols[2] = append(w.cols[2], byte(shift))
-	var last event.Event
-	for k := range events {
-		e := &events[k]
-		if e.Kind >= event.NumKinds {
-			w.err = fmt.Errorf("an event of kind %d", e.Kind)
+		if events[k].Kind >= event.NumKinds {
+			w.err = fmt.Errorf("an event of kind %d", events[k].Kind)
 			return
 		}
-		tag := byte(e.Kind)
-		place := e.Stream != last.Stream || e.Pool != last.Pool || e.Stack != last.Stack
-		if !place && e.Addr == last.Addr && e.Size == last.Size {
-			tag |= tagSame
-		} else {
-			w.cols[2] = binary.AppendVarint(w.cols[2], int64(e.Addr>>shift-last.Addr>>shift))
-			w.cols[3] = binary.AppendUvarint(w.cols[3], e.Size)
-		}
-		if place {
-			tag |= tagPlace
-			w.cols[4] = binary.AppendUvarint(w.cols[4], uint64(e.Stream))
-			w.cols[4] = binary.AppendUvarint(w.cols[4], uint64(e.Pool))
-			w.cols[4] = binary.AppendUvarint(w.cols[4], uint64(e.Stack))
-		}
-		if e.Handle != 0 || e.Flags != 0 {
-			tag |= tagHandle
-			w.cols[4] = binary.AppendUvarint(w.cols[4], e.Handle)
-			w.cols[4] = append(w.cols[4], e.Flags)
-		}
-		w.cols[0] = append(w.cols[0], tag)
-		w.cols[1] = binary.AppendVarint(w.cols[1], e.TimeUS-last.TimeUS)
-		last = *e
 	}
+	w.cols.encode(events)
 	wt := &w.traces[i]
-	w.index = append(w.index, indexEntry{w.off, i, wt.events, uint64(len(events)), events[0].TimeUS, last.TimeUS})
+	w.index = append(w.index, indexEntry{w.off, i, wt.events, uint64(len(events)), events[0].TimeUS,
+		events[len(events)-1].TimeUS})
 	w.b = w.b[:0]
 	w.u(uint64(i))
 	w.u(wt.events)
 	w.u(uint64(len(events)))
-	for _, c := range w.cols {
-		w.u(uint64(len(c)))
-		w.b = append(w.b, c...)
-	}
+	w.b = w.cols.append(w.b)
 	wt.events += uint64(len(events))
 	w.block(blockEventsType)
 }

@@ -21,10 +21,9 @@ import (
 // order and its memory may be reused at once, so it becomes free_requested and free_completed.
 
 const (
-	rmmLine   = 4096      // bytes of the longest row that is read
-	rmmFactor = 5         // memory per byte: a free of 46 bytes becomes two events, held twice while they are joined
-	dayUS     = 86400e6   // microseconds of a day
-	wrapUS    = dayUS / 2 // a time this much below the last row's is the next day; less is threads out of order
+	rmmLine = 4096      // bytes of the longest row that is read
+	dayUS   = 86400e6   // microseconds of a day
+	wrapUS  = dayUS / 2 // a time this much below the last row's is the next day; less is threads out of order
 )
 
 // columns of the log; RMM has always written all six, in this order, but a header says so.
@@ -79,7 +78,6 @@ type rmmReader struct {
 // readRMM reads a log into one Trace.
 func readRMM(in *input, path string) ([]*Trace, error) {
 	r := &rmmReader{in: in, b: newBudget(in.offset)}
-	r.b.factor = rmmFactor
 	for {
 		line, err := r.next()
 		if err != nil {

@@ -115,17 +115,14 @@ type snapshot struct {
 	unknownAction map[uint64]int // string id → times
 }
 
-// rawTrace is one device's events in pieces.
+// rawTrace is one device's events and tables.
 type rawTrace struct {
-	pieces  [][]event.Event
-	n       int
+	eventList
 	streams interned
 	pools   map[uint32]uint32 // index in snapshot.pairs → index in poolIDs
 	poolIDs []PoolID
 	hasPool bool // events say their own pool
 	noTime  int  // events without a time
-	// the last piece and its fill, kept here to be near
-	last []event.Event
 }
 
 type rawSegment struct {

@@ -206,37 +206,6 @@ func (m *machine) closeEvent() error {
 	return d.add(m.b, m.ev)
 }
 
-// add appends e, with the memory charged.
-func (d *rawTrace) add(b *budget, e event.Event) error {
-	if len(d.last) == cap(d.last) {
-		n := min(max(64, d.n), 32<<10)
-		if err := b.take(int64(n) * eventSize); err != nil {
-			return err
-		}
-		d.last = make([]event.Event, 0, n)
-		d.pieces = append(d.pieces, nil)
-	}
-	d.last = append(d.last, e)
-	d.pieces[len(d.pieces)-1] = d.last
-	d.n++
-	return nil
-}
-
-// join makes one list of the pieces, and drops them.
-func (d *rawTrace) join(b *budget) ([]event.Event, error) {
-	if err := b.take(int64(d.n) * eventSize); err != nil {
-		return nil, err
-	}
-	events := make([]event.Event, 0, d.n)
-	for i, p := range d.pieces {
-		events = append(events, p...)
-		d.pieces[i] = nil
-	}
-	b.give(int64(d.n) * eventSize)
-	d.pieces, d.last = nil, nil
-	return events, nil
-}
-
 const eventSize = int64(unsafe.Sizeof(event.Event{}))
 
 func (m *machine) openSegment() error {
