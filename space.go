@@ -24,6 +24,8 @@ type space struct {
 	gauges gauges     // guarded by mu
 	// sinceClose counts the bytes freed since the stream's epoch was last closed from here. Guarded by mu.
 	sinceClose uint64
+	// requests counts, modulo its size, the requests made while frees waited for other streams. Guarded by mu.
+	requests uint32
 	// chunkBytes is the physical memory mapped here. Guarded by mu, changed only by holders of Device.mu.
 	chunkBytes uint64
 }
@@ -53,7 +55,7 @@ func (p *Pool) Alloc(size uint64, st *Stream) (cuda.Ptr, error) {
 	n := round(size)
 	if s := p.spaceFor(st, d.classOf(n)); s != nil && size <= maxRequest && d.quick.Load() {
 		s.mu.Lock()
-		if s.gauges.roomForAlloc(size, n) {
+		if s.gauges.roomForAlloc(size, n) && !s.collectDue() {
 			if id := s.heap.Take(n, size); id != 0 {
 				s.gauges.alloc(size, n, s.heap.FreeBlocks)
 				addr := cuda.Ptr(s.heap.At(id).Addr)
@@ -65,6 +67,19 @@ func (p *Pool) Alloc(size uint64, st *Stream) (cuda.Ptr, error) {
 	}
 	return p.allocSlow(size, n, st)
 }
+
+// collectDue reports whether this request should go the slow way so that frees which wait for other streams are
+// collected: one in collectEvery does while there are such frees. PyTorch polls at every request; a poll costs a lock
+// and a driver call.
+func (s *space) collectDue() bool {
+	if !s.dev.waiting.Load() {
+		return false
+	}
+	s.requests++
+	return s.requests%collectEvery == 0
+}
+
+const collectEvery = 16
 
 // freePtr takes back a block.
 func (s *space) freePtr(p cuda.Ptr) error {
