@@ -165,17 +165,19 @@ func (s *space) freeSlow(p cuda.Ptr) error {
 
 // recordStream notes that another stream uses the block.
 func (s *space) recordStream(p cuda.Ptr, t *Stream) error {
-	if t == s.stream {
-		return nil
-	}
 	d := s.dev
-	d.mu.Lock()
-	defer d.mu.Unlock()
+	if t != s.stream {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	id, _, ok := s.heap.Lookup(uint64(p))
 	if !ok || s.heap.At(id).State != heap.Used {
 		return &PointerError{Op: "record stream", Ptr: p}
+	}
+	if t == s.stream {
+		return nil
 	}
 	b := s.heap.At(id)
 	b.Uses = d.addUse(b.Uses, t)
