@@ -1,0 +1,107 @@
+# Cistern. `make demo` shows the main job on a recorded run; `make test` runs the tests. Both install what is missing
+# (as root on Debian) or name the package. Go, a C compiler, Node with npm, make and git are enough.
+
+SHELL := /bin/sh
+GO ?= go
+TRACE ?= trace/testdata/gpt2_varlen.pickle.gz
+
+.PHONY: help demo test build web bench soak fuzz race cross lint gpu-bundle gpu-test gpu-bench clean tools
+.DEFAULT_GOAL := help
+
+help:
+	@echo 'make demo        replay a recorded run (TRACE=file) under three allocators, write bin/demo.html'
+	@echo 'make test        every test; CISTERN_TRACES=folder adds those over recorded traces in it'
+	@echo 'make build       bin/cistern, with the page of its reports'
+	@echo 'make race        the tests under the race detector'
+	@echo 'make fuzz        every fuzz target, FUZZTIME each (10s)'
+	@echo 'make soak        long random tests and fuzzing: about an hour'
+	@echo 'make bench       the benchmarks of every package'
+	@echo 'make cross       bin/cross: the command for Linux, macOS and Windows'
+	@echo 'make lint        formatting, vet, static analysis, the import rules of the house'
+	@echo 'make gpu-bundle  gpu-bundle/: what a GPU machine without Go needs; its run.sh says how to use it'
+	@echo 'make gpu-test    the bundle, and its tests on the GPU of this machine'
+	@echo 'make gpu-bench   the bundle, and its measurements on the GPU of this machine'
+	@echo 'make clean       removes what was built'
+
+tools:
+	@scripts/need.sh go cc
+
+# The page: bundled from report/web into report/dist, from where the Go package report embeds it.
+
+WEB := report/web/node_modules/.installed
+PAGE := report/dist/page.js
+
+$(WEB): report/web/package.json
+	@scripts/need.sh node npm
+	cd report/web && npm install --no-package-lock --no-audit --no-fund --loglevel=error
+	@touch $@
+
+$(PAGE): $(WEB) report/web/build.mjs $(shell find report/web/src -type f)
+	cd report/web && npm run --silent build
+	@touch $@
+
+web: $(PAGE)
+
+# Go's own cache knows what has changed, so these ask it every time.
+
+build: tools $(PAGE)
+	$(GO) build -trimpath -o bin/cistern ./cmd/cistern
+
+PLATFORMS := linux/amd64 linux/arm64 darwin/amd64 darwin/arm64 windows/amd64 windows/arm64
+
+cross: tools $(PAGE)
+	@set -e; for p in $(PLATFORMS); do \
+	  os=$${p%/*}; arch=$${p#*/}; out=bin/cross/cistern-$$os-$$arch; [ $$os = windows ] && out=$$out.exe; \
+	  echo $$out; CGO_ENABLED=0 GOOS=$$os GOARCH=$$arch $(GO) build -trimpath -ldflags '-s -w' -o $$out ./cmd/cistern; \
+	done
+
+demo: build
+	bin/cistern replay --policy torch --policy torch:expandable_segments:True --policy cistern \
+	  --html bin/demo.html $(TRACE)
+	@echo
+	@echo "The page of this run: $(CURDIR)/bin/demo.html"
+
+# The browser's test is skipped where there is no Chromium and none can be installed; CISTERN_BROWSER_TEST=1 forbids that.
+test: tools $(PAGE)
+	@scripts/need.sh --try chromium
+	cd report/web && npm test --silent
+	$(GO) test -timeout 30m ./...
+
+lint: tools
+	$(GO) test -count=1 ./internal/lint
+
+race: tools $(PAGE)
+	CISTERN_TRACES= $(GO) test -race -short -timeout 30m ./...
+
+FUZZTIME ?= 10s
+
+fuzz: tools
+	@scripts/fuzz.sh $(FUZZTIME)
+
+bench: tools
+	$(GO) test -run '^$$' -bench . -benchmem ./...
+
+soak: tools $(PAGE)
+	CISTERN_SOAK=1 $(GO) test -count=1 -timeout 3h ./...
+	CISTERN_SOAK=1 $(GO) test -count=1 -race -timeout 3h ./...
+	@scripts/fuzz.sh 10m
+
+# Everything a GPU machine without Go needs: static where it can be, Linux only.
+gpu-bundle: build
+	rm -rf gpu-bundle
+	mkdir -p gpu-bundle/traces
+	cp gpu/run.sh bin/cistern gpu-bundle/
+	cp trace/testdata/*.pickle.gz gpu-bundle/traces/
+	$(GO) build -trimpath -ldflags '-s -w' -o gpu-bundle/ ./cmd/gpu...
+	$(GO) test -c -trimpath -ldflags '-s -w' -o gpu-bundle/open.test ./cuda/open
+	$(GO) test -c -trimpath -ldflags '-s -w' -o gpu-bundle/gpu.test ./internal/gpu
+	@du -sh gpu-bundle
+
+gpu-test: gpu-bundle
+	gpu-bundle/run.sh test
+
+gpu-bench: gpu-bundle
+	gpu-bundle/run.sh bench
+
+clean:
+	rm -rf bin lib dist gpu-bundle report/dist/page.js report/dist/page.css report/dist/LICENSES.txt report/web/node_modules

@@ -1,0 +1,128 @@
+package lint
+
+import (
+	"slices"
+	"sort"
+	"strings"
+	"testing"
+)
+
+// mayImport says for every package which others of the house it may import, outside its tests. What is not there is
+// forbidden: the engine never learns which driver it runs on, replay never looks inside the engine, and nothing knows
+// who calls it.
+var mayImport = map[string][]string{
+	// The engine, and below it.
+	".":             {"cuda", "event", "internal/heap", "internal/units", "internal/vm", "resource"},
+	"internal/heap": {},
+	"internal/vm":   {"cuda"},
+	"resource":      {"cuda"},
+	"event":         {},
+	// The driver. Only cuda/open knows both.
+	"cuda":                {},
+	"cuda/nvidia":         {"cuda"},
+	"cuda/nvidia/standin": {},
+	"cuda/sim":            {"cuda"},
+	"cuda/open":           {"cuda", "cuda/nvidia", "cuda/sim", "internal/units"},
+	// Recorded runs.
+	"trace":   {"event"},
+	"replay":  {".", "cuda", "cuda/sim", "event", "internal/units", "resource", "trace"},
+	"analyze": {"event", "internal/units", "replay", "trace"},
+	"report":  {"analyze", "event", "internal/units", "replay", "trace"},
+	// Shared by all: sizes in words.
+	"internal/units": {},
+	// For tests and commands on a GPU: kernels.
+	"internal/gpu":  {"cuda", "cuda/nvidia"},
+	"internal/lint": {},
+}
+
+// commands may import everything but each other.
+const commands = "cmd/"
+
+func TestImports(t *testing.T) {
+	for _, p := range packages(t) {
+		name := p.short()
+		allowed, known := mayImport[name]
+		if !known && !strings.HasPrefix(name, commands) {
+			t.Errorf("%s: not in the table of who may import whom; see ARCHITECTURE.md for where a package belongs", name)
+			continue
+		}
+		for _, i := range p.Imports {
+			i, ours := house(i)
+			if !ours {
+				continue
+			}
+			if strings.HasPrefix(i, commands) || known && !slices.Contains(allowed, i) {
+				t.Errorf("%s imports %s; it may import %v", name, i, allowed)
+			}
+		}
+	}
+}
+
+// Tests reach further, but an engine whose tests look into replay, or drivers whose tests know the engine, could not be
+// taken apart any more.
+func TestImportsOfTests(t *testing.T) {
+	never := map[string][]string{
+		".":             {"trace", "replay", "analyze", "report"},
+		"internal/heap": {".", "cuda/sim", "cuda/nvidia", "replay"},
+		"internal/vm":   {".", "replay"},
+		"cuda/sim":      {".", "cuda/nvidia", "replay", "trace"},
+		"cuda/nvidia":   {".", "cuda/sim", "replay", "trace"},
+		"trace":         {".", "replay", "analyze", "report"},
+		"replay":        {"internal/heap", "internal/vm", "report", "analyze"},
+		"analyze":       {"report"},
+	}
+	for _, p := range packages(t) {
+		for _, i := range append(p.TestImports, p.XTestImports...) {
+			if i, ours := house(i); ours && slices.Contains(never[p.short()], i) {
+				t.Errorf("a test of %s imports %s", p.short(), i)
+			}
+		}
+	}
+}
+
+// TestEngineStandsAlone: a program that imports the engine gets Go's standard library with it and nothing else, and no
+// network code.
+func TestEngineStandsAlone(t *testing.T) {
+	for _, name := range []string{"", "/cuda/open"} {
+		deps := strings.Fields(string(goCommand(t, "list", "-deps", "-f", "{{if not .Standard}}{{.ImportPath}}{{end}}", module+name)))
+		for _, d := range deps {
+			if _, ours := house(d); !ours {
+				t.Errorf("%s needs %s", module+name, d)
+			}
+		}
+		std := strings.Fields(string(goCommand(t, "list", "-deps", module+name)))
+		if slices.Contains(std, "net") || slices.Contains(std, "net/http") {
+			t.Errorf("%s brings in package net", module+name)
+		}
+	}
+}
+
+// TestTableIsTrue: what the table allows exists.
+func TestTableIsTrue(t *testing.T) {
+	var names []string
+	for _, p := range packages(t) {
+		names = append(names, p.short())
+	}
+	check := func(name string) {
+		if !slices.Contains(names, name) {
+			t.Errorf("the table of imports names %s, which does not exist", name)
+		}
+	}
+	for name, allowed := range mayImport {
+		check(name)
+		for _, a := range allowed {
+			check(a)
+		}
+		if !sort.StringsAreSorted(allowed) {
+			t.Errorf("%s: sort %v", name, allowed)
+		}
+	}
+}
+
+// house is a package of the module by its folder.
+func house(path string) (name string, ours bool) {
+	if path == module {
+		return ".", true
+	}
+	return strings.CutPrefix(path, module+"/")
+}
