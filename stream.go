@@ -197,13 +197,13 @@ func (t *Stream) waitFor(other *Stream, epoch uint64) error {
 			return nil
 		}
 	}
-	if err := t.usable(); err != nil {
-		return err
-	}
 	other.mu.Lock()
 	defer other.mu.Unlock()
 	if other.over >= epoch {
 		return nil
+	}
+	if err := t.usable(); err != nil {
+		return err
 	}
 	c, err := other.covering(epoch)
 	if err != nil {
