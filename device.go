@@ -65,7 +65,7 @@ type Device struct {
 	devs          []cuda.Device
 	classBytes    [numClasses]uint64          // chunk bytes by the class of the space that owns them
 	addedBytes    int64                       // physical memory ever got
-	retired       [numGroups][numGauges]int64 // what dissolved spaces had counted
+	retired       [numGroups][numGauges]int64 // what was added in dissolved spaces and to the spares
 	dissolving    bool                        // a released pool still has spaces
 }
 

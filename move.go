@@ -227,6 +227,9 @@ func (d *Device) orderable(c *climb, t *Stream, epoch uint64) bool {
 	if t.isOver(epoch) {
 		return true
 	}
+	if epoch >= t.epoch.Load() && (d.opts.CrossStream == CrossStreamReady || to.capturing.Load() != 0 || c.alone) && t.close() == nil && t.isOver(epoch) {
+		return true // an epoch that nobody closes is never seen to be over
+	}
 	if t.capturing.Load() != 0 || to.capturing.Load() != 0 || t.perThread || to.perThread || c.alone {
 		return false
 	}
@@ -312,6 +315,10 @@ func (d *Device) addSpare(id vm.ChunkID, t *Stream, stamp uint64) {
 	}
 	d.spares = append(d.spares, id)
 	d.spareBytes += k.Size
+	for _, g := range [2]int{groupAll, groupLarge} {
+		d.retired[g][gFree]++
+		d.retired[g][gFreeBytes] += int64(k.Size)
+	}
 }
 
 func (d *Device) takeSpare(id vm.ChunkID) {
