@@ -40,6 +40,7 @@ import (
 	"sync/atomic"
 
 	"github.com/cistern-gpu/cistern/cuda"
+	"github.com/cistern-gpu/cistern/internal/heap"
 )
 
 // Allocator serves the devices of one process.
@@ -254,7 +255,7 @@ func (a *Allocator) Base(p cuda.Ptr) (Block, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	id, _, ok := s.heap.Lookup(uint64(p))
-	if !ok {
+	if !ok || s.heap.At(id).State != heap.Used {
 		return Block{}, &PointerError{Op: "look up", Ptr: p}
 	}
 	b := s.heap.At(id)
