@@ -56,8 +56,6 @@ func (s *freeSet) seek(size, addr uint64) freePos {
 
 func (s *freeSet) end(p freePos) bool      { return p.leaf >= len(s.leaves) }
 func (s *freeSet) at(p freePos) *freeEntry { return &s.leaves[p.leaf][p.i] }
-func (s *freeSet) first() freePos          { return freePos{0, 0} }
-func (s *freeSet) atFirst(p freePos) bool  { return p == freePos{0, 0} }
 
 func (s *freeSet) next(p freePos) freePos {
 	if p.i++; p.i == len(s.leaves[p.leaf]) {

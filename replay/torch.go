@@ -75,7 +75,7 @@ type torch struct {
 	last    int    // the block given back by the call before, -1 if that was another call
 	// late are blocks whose streams had finished by the request that comes next. PyTorch finds that out when a request
 	// begins, or when it waits for all streams since the request met a shortage; only the record tells which, so that
-	// they are kept here where there is one.
+	// they are kept here where there is one. (With garbage collection it does not tell: then the former is assumed.)
 	late     []int32
 	nextAddr uint64 // where the next segment lies
 
@@ -183,7 +183,7 @@ func (t *torch) Alloc(b int, size uint64, stream, pool uint32) (uint64, error) {
 	if t.pending > 0 {
 		t.count(callEventQuery, t.costs.EventQuery) // process_events: the oldest is not done yet
 	}
-	if len(t.late) > 0 && !(t.pending == 0 && t.env.verify.shortageAhead()) {
+	if len(t.late) > 0 && (t.pending > 0 || t.gcAt > 0 || !t.env.verify.shortageAhead()) {
 		t.flushLate()
 	}
 	r := request{size: t.conf.round(size), stream: stream}
