@@ -40,7 +40,7 @@ const maxRequest = 1 << 46
 // valid request and returns null. The error is an *OutOfMemoryError when the ladder ended, else a driver's error.
 func (d *Device) Alloc(size uint64, st *Stream) (cuda.Ptr, error) {
 	p := st.route.Load()
-	if p == nil {
+	if p == nil || p.dev != d {
 		p = d.pool0
 	}
 	return p.Alloc(size, st)
