@@ -3,6 +3,7 @@ package open
 import (
 	"errors"
 	"runtime"
+	"strings"
 	"testing"
 
 	"github.com/cistern-gpu/cistern/cuda"
@@ -36,6 +37,10 @@ func conforms(t *testing.T, d cuda.Driver) {
 		must(t, err)
 		return h
 	}
+
+	// Driver 580 on an H200 lets unmapping of what is not mapped pass, and a mapping run past its reservation. Nothing
+	// documents either, so the drivers that stand in for it refuse both.
+	strict := !strings.HasSuffix(t.Name(), "/real")
 
 	t.Run("no context is made to look", func(t *testing.T) {
 		if active, err := d.ContextActive(dev); active || err != nil {
@@ -90,10 +95,14 @@ func conforms(t *testing.T, d cuda.Driver) {
 		must(t, d.MemMap(p, 2*g, h))
 		fails(t, "half a mapping", d.MemUnmap(p, g))
 		fails(t, "the other half", d.MemUnmap(p+cuda.Ptr(g), g))
-		fails(t, "nothing", d.MemUnmap(p+cuda.Ptr(2*g), 2*g))
+		if strict {
+			fails(t, "nothing", d.MemUnmap(p+cuda.Ptr(2*g), 2*g))
+		}
 		must(t, d.MemSetAccess(p, 2*g, []cuda.Device{dev})) // it is still there
 		must(t, d.MemUnmap(p, 2*g))
-		fails(t, "twice", d.MemUnmap(p, 2*g))
+		if strict {
+			fails(t, "twice", d.MemUnmap(p, 2*g))
+		}
 		must(t, d.MemRelease(h))
 	})
 	t.Run("mapping", func(t *testing.T) {
@@ -102,7 +111,9 @@ func conforms(t *testing.T, d cuda.Driver) {
 		must(t, d.MemMap(p, 2*g, a))
 		fails(t, "over another", d.MemMap(p, 2*g, b))
 		fails(t, "over half of another", d.MemMap(p+cuda.Ptr(g), 2*g, b))
-		fails(t, "past the range", d.MemMap(p+cuda.Ptr(3*g), 2*g, b))
+		if strict {
+			fails(t, "past the range", d.MemMap(p+cuda.Ptr(3*g), 2*g, b))
+		}
 		fails(t, "access to what is not mapped", d.MemSetAccess(p, 4*g, []cuda.Device{dev}))
 		fails(t, "access for no device", d.MemSetAccess(p, 2*g, []cuda.Device{99}))
 		must(t, d.MemMap(p+cuda.Ptr(2*g), 2*g, b))
