@@ -96,6 +96,10 @@ func (d *Device) Unroute(st *Stream) error {
 // BeginCapture announces that the stream is being captured into a graph whose memory comes from the pool. From now on
 // until Release the pool is pinned: what it holds is not moved, lent or trimmed, also while free, because the graph
 // uses it whenever it is launched. Until EndCapture nothing waits for, or takes memory from, the stream.
+//
+// A pool that the stream has used outside of captures holds memory that queued work may still use, while the graph may
+// be launched on any stream: this waits until the GPU is done with it. So in that case call it before the capture
+// itself begins.
 func (d *Device) BeginCapture(st *Stream, p *Pool) error {
 	if p == d.pool0 {
 		return fmt.Errorf("a capture needs a pool of its own: its memory is pinned until the pool is released")
@@ -105,6 +109,11 @@ func (d *Device) BeginCapture(st *Stream, p *Pool) error {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if err := d.await(p.lastFrees(st)); err != nil {
+		st.route.Store(nil)
+		p.users--
+		return err
+	}
 	// Held, so that no thread is in the middle of moving memory of the pool or recording on the stream.
 	st.mu.Lock()
 	st.capturing.Add(1)
@@ -112,6 +121,23 @@ func (d *Device) BeginCapture(st *Stream, p *Pool) error {
 	d.captures.Add(1)
 	p.pinned = true
 	return nil
+}
+
+// lastFrees is until when the stream uses free memory of the pool. The caller holds Device.mu.
+func (p *Pool) lastFrees(st *Stream) (waits []wait) {
+	for class := range numClasses {
+		if s := p.spaceFor(st, class); s != nil {
+			s.mu.Lock()
+			s.heap.EachFree(heap.Align, func(_ heap.ID, b *heap.Block) bool {
+				if b.Stamp > 0 {
+					waits = later(waits, st, b.Stamp)
+				}
+				return true
+			})
+			s.mu.Unlock()
+		}
+	}
+	return waits
 }
 
 // EndCapture ends what BeginCapture announced. Call it after the capture itself has ended.
