@@ -2,6 +2,7 @@ package trace
 
 import (
 	"bytes"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -152,4 +153,29 @@ func BenchmarkWritePyTorch(b *testing.B) {
 			b.Fatal(err)
 		}
 	}
+}
+
+// A log of a hundred thousand rows of 55 bytes.
+func BenchmarkReadRMM(b *testing.B) {
+	var log bytes.Buffer
+	log.WriteString(rmmLog[:39])
+	for i := range 50_000 {
+		at := fmt.Sprintf("%02d:%02d:%02d.%06d", i/3600%24, i/60%60, i%60, i*37%1_000_000)
+		fmt.Fprintf(&log, "19165,%s,allocate,0x7f8a%08x,%d,0x7f0012345678\n", at, i%1000*4096, 1024+i%1000)
+		fmt.Fprintf(&log, "19166,%s,free,0x7f8a%08x,%d,0x7f0012345678\n", at, i%1000*4096, 1024+i%1000)
+	}
+	var peak uint64
+	read := func() {
+		if _, err := Read(bytes.NewReader(log.Bytes()), "log"); err != nil {
+			b.Fatal(err)
+		}
+	}
+	peak = peakHeap(read)
+	b.SetBytes(int64(log.Len()))
+	b.ReportAllocs()
+	b.ResetTimer()
+	for b.Loop() {
+		read()
+	}
+	b.ReportMetric(float64(peak)/float64(log.Len()), "peak-heap/file-B")
 }

@@ -1,6 +1,19 @@
 // Package trace reads and writes recorded runs: PyTorch memory snapshots, RMM's CSV log, Cistern's own compact
 // format. A file becomes one Trace for each device that has events; replay, analyze and report work on Traces and
 // never ask which format they came from.
+//
+// ReadFile recognises a file by its content: input.go unpacks gzip and zstd a window ahead, read.go picks the reader.
+//
+//   - PyTorch snapshots: pickle.go runs the pickle, and can build nothing but plain data; snapshot*.go give each
+//     container the role that its place in the file says and turn it into events, frames, segments as it is completed;
+//     derive.go makes Traces of them.
+//   - RMM's CSV log: rmm.go.
+//   - Cistern's own format, described in format.md: cistern_read.go, cistern_write.go; columns.go codes events.
+//
+// initial.go walks from the state that a file ends with back to the one before its first event. pytorch_write.go
+// writes snapshots. budget.go bounds what a file can make a reader hold: memory and time follow the size of the file,
+// whatever it claims. Nothing here is shared between goroutines but the Traces that come out, which are not changed
+// any more.
 package trace
 
 import "github.com/cistern-gpu/cistern/event"
