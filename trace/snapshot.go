@@ -65,13 +65,10 @@ const (
 	hasSize
 	hasStream
 	hasTime
-	hasDeviceFree
-	hasPool
 	hasTotal
 	hasState
 	hasRequested
 	hasDevice
-	hasType
 )
 
 // none is the index of nothing, where 0 is something.

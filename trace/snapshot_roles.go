@@ -188,7 +188,7 @@ func (m *machine) closeEvent() error {
 		missing = "action"
 	case m.ev.Kind == event.None: // an action that we do not know: counted in setEvent
 		return nil
-	case m.evHas&(hasAddr|hasDeviceFree) == 0 && m.ev.Kind <= event.SegmentUnmap:
+	case m.evHas&hasAddr == 0 && m.ev.Kind <= event.SegmentUnmap:
 		missing = "addr"
 	case m.evHas&hasSize == 0 && (m.ev.Kind <= event.SegmentUnmap || m.ev.Kind == event.OOM):
 		missing = "size"
