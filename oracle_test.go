@@ -1,0 +1,492 @@
+package cistern_test
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/cistern-gpu/cistern"
+	"github.com/cistern-gpu/cistern/cuda"
+	"github.com/cistern-gpu/cistern/cuda/sim"
+)
+
+// Random sequences of operations against the oracle in world_test.go. A sequence is known by its seed and is run under
+// several configurations. CISTERN_SEED runs one seed again; CISTERN_SOAK says for how long new seeds are tried.
+
+var steps = flag.Int("steps", 400, "operations of a random sequence")
+
+// configs are the configurations that every sequence is run under.
+func configs(seed uint64) map[string]config {
+	rng := rand.New(rand.NewPCG(seed, 99))
+	lag := []time.Duration{0, 20 * time.Millisecond, 500 * time.Millisecond}[rng.IntN(3)]
+	base := config{devices: 1 + rng.IntN(2), capacity: uint64(256+rng.IntN(1024)) * mib, lag: lag, sharing: rng.IntN(2) == 0}
+	out := map[string]config{}
+	add := func(name string, change func(*cistern.Options)) {
+		c := base
+		change(&c.opts)
+		out[name] = c
+	}
+	add("default", func(o *cistern.Options) {})
+	add("chunk:2MiB", func(o *cistern.Options) { o.ChunkMax = 2 * mib })
+	add("ready", func(o *cistern.Options) { o.CrossStream = cistern.CrossStreamReady; o.ChunkMax = 8 * mib })
+	add("malloc", func(o *cistern.Options) { o.Backend = cistern.BackendMalloc })
+	add("ladder", func(o *cistern.Options) {
+		o.Ladder = cistern.RungGrow | cistern.Rungs(rng.Uint32())&cistern.AllRungs
+		if rng.IntN(2) == 0 {
+			o.Backend = cistern.BackendMalloc
+		}
+	})
+	add("history", func(o *cistern.Options) { o.History = 50 })
+	return out
+}
+
+func TestRandom(t *testing.T) {
+	budget := 10 * time.Second
+	if testing.Short() {
+		budget = 3 * time.Second
+	}
+	if s := os.Getenv("CISTERN_SOAK"); s != "" {
+		d, err := time.ParseDuration(s)
+		if err != nil {
+			t.Fatalf("CISTERN_SOAK: %v", err)
+		}
+		budget = d
+	}
+	first := uint64(time.Now().UnixNano())
+	last := ^uint64(0)
+	if s := os.Getenv("CISTERN_SEED"); s != "" {
+		n, err := strconv.ParseUint(s, 10, 64)
+		if err != nil {
+			t.Fatalf("CISTERN_SEED: %v", err)
+		}
+		first, last = n, n
+	}
+	seen := map[string]int{}
+	began := time.Now()
+	for seed := first; seed <= last && time.Since(began) < budget; seed++ {
+		for name, cfg := range configs(seed) {
+			w := newWorld(t, cfg, fmt.Sprintf("CISTERN_SEED=%d, %s, %s lag %v", seed, name, cfg.opts, cfg.lag))
+			w.play(seed, *steps)
+			w.end()
+			for k, n := range w.seen {
+				seen[k] += n
+			}
+			seen["sequences"]++
+		}
+	}
+	t.Logf("from seed %d: %v", first, seen)
+	if last == ^uint64(0) && !testing.Short() {
+		for _, k := range []string{"alloc", "oom", "share", "double free", "foreign", "graph launched", "stream destroyed", "pool released", "trim", "limit"} {
+			if seen[k] == 0 {
+				t.Errorf("no sequence had a %q: the test tests less than it says", k)
+			}
+		}
+	}
+}
+
+// play runs n random operations. Each step has random numbers of its own, so that a sequence stays much the same
+// under another configuration, where some requests fail.
+func (w *world) play(seed uint64, n int) {
+	for _, d := range w.devs {
+		d.dev.OnOutOfMemory(func(uint64) bool { return w.callback(d) })
+	}
+	for w.step = 0; w.step < n; w.step++ {
+		w.rng = rand.New(rand.NewPCG(seed, uint64(w.step)))
+		d := pick(w, w.devs)
+		before := w.drv.ReservedBytes(d.id)
+		w.op(d)
+		if held := w.drv.ReservedBytes(d.id); held > before && d.limit != 0 && held > d.limit {
+			w.fail("device %d: grew to %d bytes over the limit of %d", d.id, held, d.limit)
+		}
+		w.raise(d)
+		if w.chance(20) {
+			for _, d := range w.devs {
+				w.check(d)
+			}
+		}
+	}
+}
+
+func (w *world) op(d *worldDevice) {
+	switch n := w.rng.IntN(1000); {
+	case n < 400:
+		w.alloc(d, w.size(), pick(w, d.streams))
+	case n < 740:
+		if len(d.blocks) > 0 {
+			w.free(d, w.rng.IntN(len(d.blocks)))
+		}
+	case n < 780:
+		if len(d.blocks) > 0 {
+			w.share(d, pick(w, d.blocks), pick(w, d.streams))
+		}
+	case n < 800:
+		if len(d.blocks) > 0 {
+			w.use(d, pick(w, d.blocks))
+		}
+	case n < 830:
+		w.drv.Advance(time.Duration(w.rng.Int64N(int64(w.cfg.lag)*2 + 1000)))
+	case n < 840:
+		w.sync(d)
+	case n < 860:
+		w.invalid(d)
+	case n < 875:
+		if len(d.streams) < 8 {
+			w.newStream(d)
+		}
+	case n < 890:
+		w.destroyStream(d)
+	case n < 905:
+		w.newPool(d)
+	case n < 915:
+		w.route(d)
+	case n < 930:
+		w.releasePool(d)
+	case n < 945:
+		w.beginCapture(d)
+	case n < 960:
+		w.endCapture(d)
+	case n < 970:
+		w.launch(d)
+	case n < 980:
+		w.trim(d)
+	case n < 985:
+		w.setLimit(d)
+	case n < 990:
+		w.drv.SetOutside(d.id, w.rng.Uint64N(w.cfg.capacity/2))
+		if w.chance(70) {
+			w.drv.SetOutside(d.id, 0)
+		}
+	case n < 993:
+		d.dev.SetHistory(w.rng.IntN(2) * 20)
+	case n < 996:
+		w.check(d)
+		d.dev.ResetPeaks()
+		w.drv.ResetPeak(d.id)
+		d.peak, d.inactive = d.now, 0
+		w.raise(d)
+	default:
+		// A burst that empties the program.
+		for len(d.blocks) > w.rng.IntN(5) {
+			w.free(d, w.rng.IntN(len(d.blocks)))
+		}
+	}
+}
+
+// callback is another library that can give memory back.
+func (w *world) callback(d *worldDevice) bool {
+	w.seen["callback"]++
+	if len(d.blocks) == 0 || w.chance(50) {
+		return false
+	}
+	w.raise(d)
+	w.free(d, w.rng.IntN(len(d.blocks)))
+	return true
+}
+
+func (w *world) sync(d *worldDevice) {
+	s := pick(w, d.streams)
+	if s.capture != nil || !d.mayQueue(s) {
+		return
+	}
+	if err := w.drv.StreamSynchronize(d.id, s.handle); err != nil {
+		w.fail("StreamSynchronize: %v", err)
+	}
+}
+
+// invalid makes requests that must fail, or do nothing, alike under every configuration.
+func (w *world) invalid(d *worldDevice) {
+	s := pick(w, d.streams)
+	if p, err := d.dev.Alloc(0, s.st); p != 0 || err != nil {
+		w.fail("Alloc(0) = %#x, %v", p, err)
+	}
+	if err := w.a.Free(0); err != nil {
+		w.fail("Free(0): %v", err)
+	}
+	if err := w.a.RecordStream(0, s.st); err != nil {
+		w.fail("RecordStream(0): %v", err)
+	}
+	for _, size := range []uint64{^uint64(0), ^uint64(0) - 511, 1 << 63, 1<<46 + 1, 1 << 46, 1 << 45, w.cfg.capacity + 1} {
+		if b := w.alloc(d, size, s); b != nil {
+			w.fail("Alloc(%d) succeeded on a device of %d bytes", size, w.cfg.capacity)
+		}
+	}
+	foreign := []cuda.Ptr{1, 511, cuda.Ptr(w.rng.Uint64()), cuda.Ptr(w.rng.Uint64N(1 << 47)), ^cuda.Ptr(0), 1 << 48}
+	if len(d.blocks) > 0 {
+		b := pick(w, d.blocks)
+		foreign = append(foreign, b.p+1, b.p+512, b.p-512, b.p+cuda.Ptr(round512(b.size)), b.p+1<<32)
+	}
+	for _, p := range foreign {
+		if w.live.has(uint64(p)) {
+			continue
+		}
+		if err := w.a.Free(p); !errors.Is(err, cistern.ErrUnknownPointer) {
+			w.fail("Free(%#x), which was never handed out: %v", p, err)
+		}
+		if err := w.a.RecordStream(p, s.st); !errors.Is(err, cistern.ErrUnknownPointer) {
+			w.fail("RecordStream(%#x), which was never handed out: %v", p, err)
+		}
+		if _, err := w.a.Base(p); !errors.Is(err, cistern.ErrUnknownPointer) {
+			w.fail("Base(%#x), which was never handed out: %v", p, err)
+		}
+	}
+	if len(w.devs) > 1 {
+		o := w.devs[1-int(d.id)]
+		if p, err := d.dev.Alloc(512, pick(w, o.streams).st); err == nil {
+			w.fail("Alloc on device %d for a stream of device %d = %#x", d.id, o.id, p)
+		}
+	}
+	w.seen["foreign"]++
+}
+
+func (w *world) newPool(d *worldDevice) {
+	if len(d.pools) >= 5 {
+		return
+	}
+	d.poolIDs++
+	id := cistern.PoolID{d.poolIDs%4 + 1, d.poolIDs}
+	p, err := d.dev.NewPool(id)
+	if err != nil {
+		w.fail("NewPool: %v", err)
+	}
+	if _, err := d.dev.NewPool(id); err == nil {
+		w.fail("a second pool %v", id)
+	}
+	if q, ok := d.dev.Pool(id); !ok || q != p {
+		w.fail("pool %v is not found", id)
+	}
+	d.pools = append(d.pools, &worldPool{id: id, pool: p})
+}
+
+func (w *world) route(d *worldDevice) {
+	s := pick(w, d.streams)
+	if s.capture != nil {
+		return
+	}
+	if s.routed != nil {
+		if err := d.dev.Unroute(s.st); err != nil {
+			w.fail("Unroute: %v", err)
+		}
+		s.routed.users--
+		s.routed = nil
+		return
+	}
+	if len(d.pools) == 0 {
+		return
+	}
+	p := pick(w, d.pools)
+	if p.captured {
+		return
+	}
+	if err := d.dev.Route(s.st, p.pool); err != nil {
+		w.fail("Route: %v", err)
+	}
+	p.users++
+	s.routed = p
+	w.seen["routed"]++
+}
+
+func (w *world) releasePool(d *worldDevice) {
+	if len(d.pools) == 0 {
+		return
+	}
+	i := w.rng.IntN(len(d.pools))
+	p := d.pools[i]
+	if p.users > 0 {
+		if err := p.pool.Release(); err == nil {
+			w.fail("a pool that is allocated from was released")
+		}
+		return
+	}
+	if p.launches != nil { // no graph uses the memory any more
+		if p.launches.capture != nil || !d.mayQueue(p.launches) {
+			return
+		}
+		if err := w.drv.StreamSynchronize(d.id, p.launches.handle); err != nil {
+			w.fail("StreamSynchronize: %v", err)
+		}
+	}
+	if err := p.pool.Release(); err != nil {
+		w.fail("Release: %v", err)
+	}
+	if err := p.pool.Release(); err == nil {
+		w.fail("a pool was released twice")
+	}
+	d.pools = slices.Delete(d.pools, i, i+1)
+	w.seen["pool released"]++
+}
+
+func (w *world) beginCapture(d *worldDevice) {
+	s := pick(w, d.streams)
+	if s.handle == cuda.StreamNull || s.capture != nil || s.routed != nil || len(d.pools) == 0 {
+		return
+	}
+	p := pick(w, d.pools)
+	if !p.captured && (p.users > 0 || slices.ContainsFunc(d.blocks, func(b *worldBlock) bool { return b.pool == p })) {
+		return
+	}
+	if p.users > 0 {
+		return
+	}
+	if p.used || w.chance(50) {
+		w.begin(d, s, p)
+		w.beginSim(d, s)
+	} else {
+		w.beginSim(d, s)
+		w.begin(d, s, p)
+	}
+	p.captured = true
+	p.users++
+	s.capture = p
+	w.seen["capture"]++
+}
+
+func (w *world) begin(d *worldDevice, s *worldStream, p *worldPool) {
+	if err := d.dev.BeginCapture(s.st, p.pool); err != nil {
+		w.fail("BeginCapture: %v", err)
+	}
+}
+
+func (w *world) beginSim(d *worldDevice, s *worldStream) {
+	if err := w.drv.BeginCapture(d.id, s.handle); err != nil {
+		w.fail("cuStreamBeginCapture: %v", err)
+	}
+}
+
+func (w *world) endCapture(d *worldDevice) {
+	for _, s := range d.streams {
+		if p := s.capture; p != nil {
+			g, err := w.drv.EndCapture(d.id, s.handle)
+			if err != nil {
+				w.fail("the capture was spoilt: %v", err)
+			}
+			if err := d.dev.EndCapture(s.st); err != nil {
+				w.fail("EndCapture: %v", err)
+			}
+			p.graphs = append(p.graphs, g)
+			p.users--
+			s.capture = nil
+			return
+		}
+	}
+}
+
+// launch runs a graph. All graphs of a pool share its memory, so the program runs them on one stream.
+func (w *world) launch(d *worldDevice) {
+	if len(d.pools) == 0 {
+		return
+	}
+	p := pick(w, d.pools)
+	if len(p.graphs) == 0 {
+		return
+	}
+	if p.launches == nil {
+		p.launches = pick(w, d.streams)
+	}
+	if p.launches.capture != nil || !d.mayQueue(p.launches) {
+		return
+	}
+	if err := pick(w, p.graphs).Launch(d.id, p.launches.handle); err != nil {
+		w.fail("graph launch: %v", err)
+	}
+	w.seen["graph launched"]++
+}
+
+func (w *world) trim(d *worldDevice) {
+	var err error
+	switch n := w.rng.IntN(3); {
+	case n == 0 && len(d.pools) > 0:
+		err = pick(w, d.pools).pool.Trim()
+	case n == 1:
+		err = w.a.Trim()
+		for _, d := range w.devs {
+			w.raise(d)
+		}
+	default:
+		err = d.dev.Trim()
+	}
+	if err != nil {
+		w.fail("Trim: %v", err)
+	}
+	w.seen["trim"]++
+}
+
+func (w *world) setLimit(d *worldDevice) {
+	switch w.rng.IntN(3) {
+	case 0:
+		d.limit = 0
+	case 1:
+		d.limit = w.drv.ReservedBytes(d.id) + w.rng.Uint64N(64*mib)
+	default:
+		d.limit = w.rng.Uint64N(w.cfg.capacity) + 1
+	}
+	d.dev.SetLimit(d.limit)
+	if d.dev.Limit() != d.limit {
+		w.fail("Limit() = %d, want %d", d.dev.Limit(), d.limit)
+	}
+	w.seen["limit"]++
+}
+
+// end frees everything, demands that all memory can be had for one request, and that nothing is left.
+func (w *world) end() {
+	for _, d := range w.devs {
+		for d.capturing() {
+			w.endCapture(d)
+		}
+		for _, s := range d.streams {
+			if s.routed != nil {
+				d.dev.Unroute(s.st)
+				s.routed.users--
+				s.routed = nil
+			}
+		}
+		for len(d.blocks) > 0 {
+			w.free(d, w.rng.IntN(len(d.blocks)))
+		}
+		for len(d.pools) > 0 {
+			w.releasePool(d)
+		}
+		w.check(d)
+		w.drv.SetOutside(d.id, 0)
+		all := cistern.AllRungs &^ cistern.RungCallback
+		if o := w.a.Options(); o.Ladder&all == all {
+			if o.CrossStream == cistern.CrossStreamReady || slices.ContainsFunc(d.streams, func(s *worldStream) bool { return !s.durable }) {
+				w.drv.ContextSynchronize(d.id)
+			}
+			d.dev.SetLimit(0)
+			size := w.cfg.capacity &^ (2*mib - 1)
+			if w.alloc(d, size, pick(w, d.streams)) == nil {
+				_, err := d.dev.Alloc(size, d.streams[0].st)
+				w.fail("device %d: nothing is out, and yet all memory cannot be had: %v\n%+v", d.id, err, d.dev.Stats())
+			}
+			w.free(d, 0)
+		}
+	}
+	if err := w.a.Trim(); err != nil {
+		w.fail("Trim: %v", err)
+	}
+	for _, d := range w.devs {
+		w.check(d)
+		if n := w.drv.ReservedBytes(d.id); n != 0 {
+			w.fail("device %d: %d bytes held after everything was freed and trimmed\n%+v", d.id, n, d.dev.Stats())
+		}
+	}
+	if err := w.a.Close(); err != nil {
+		w.fail("Close: %v", err)
+	}
+	for _, d := range w.devs {
+		for _, s := range d.streams {
+			if s.handle != cuda.StreamNull {
+				w.drv.DestroyStream(d.id, s.handle)
+			}
+		}
+	}
+	if l := w.drv.Leaks(); l != (sim.Live{}) {
+		w.fail("left behind in the driver: %+v", l)
+	}
+}

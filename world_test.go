@@ -1,0 +1,424 @@
+package cistern_test
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sort"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cistern-gpu/cistern"
+	"github.com/cistern-gpu/cistern/cuda"
+	"github.com/cistern-gpu/cistern/cuda/sim"
+)
+
+const (
+	kib = 1 << 10
+	mib = 1 << 20
+	gib = 1 << 30
+)
+
+// ranges is what is handed out now, by address, over all devices: it knows nothing but that blocks do not overlap.
+type ranges struct {
+	mu   sync.Mutex
+	list []span // guarded by mu, in address order
+}
+
+type span struct{ lo, hi uint64 }
+
+func (r *ranges) add(lo, size uint64) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	i := sort.Search(len(r.list), func(i int) bool { return r.list[i].hi > lo })
+	if i < len(r.list) && r.list[i].lo < lo+size {
+		return fmt.Errorf("block %#x+%d overlaps the live block %#x+%d", lo, size, r.list[i].lo, r.list[i].hi-r.list[i].lo)
+	}
+	r.list = slices.Insert(r.list, i, span{lo, lo + size})
+	return nil
+}
+
+func (r *ranges) remove(lo uint64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	i := sort.Search(len(r.list), func(i int) bool { return r.list[i].hi > lo })
+	r.list = slices.Delete(r.list, i, i+1)
+}
+
+func (r *ranges) has(lo uint64) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	i := sort.Search(len(r.list), func(i int) bool { return r.list[i].hi > lo })
+	return i < len(r.list) && r.list[i].lo == lo
+}
+
+// world is a program that uses the allocator, and what it knows must be true of it: the rules of DESIGN's "What never
+// bends" and the program's own books. It asks nothing of how the engine works.
+type world struct {
+	t    testing.TB
+	what string // how to run it again
+	cfg  config
+	drv  *sim.Driver
+	a    *cistern.Allocator
+	rng  *rand.Rand
+	step int
+	devs []*worldDevice
+	live ranges
+	seen map[string]int // how often each kind of thing happened, so that a test can say that it tests anything
+}
+
+// config is what a sequence of operations is run under.
+type config struct {
+	opts     cistern.Options
+	devices  int
+	capacity uint64
+	lag      time.Duration
+	sharing  bool // RecordStream is used; the moment at which such a free completes is then the engine's to choose
+}
+
+type worldDevice struct {
+	id       cuda.Device
+	dev      *cistern.Device
+	streams  []*worldStream
+	pools    []*worldPool
+	blocks   []*worldBlock
+	poolIDs  uint64
+	limit    uint64
+	now      books
+	peak     books
+	inactive uint64 // peak of reserved - allocated at the end of any operation
+	allocs   int64  // ever
+	bytes    int64  // ever asked for
+	ooms     int64
+}
+
+// books are the program's own sums over its live blocks.
+type books struct{ blocks, requested, allocated int64 }
+
+type worldStream struct {
+	handle   cuda.Stream
+	st       *cistern.Stream
+	blocking bool
+	durable  bool
+	capture  *worldPool // it is captured into this pool
+	routed   *worldPool
+	uses     int // live blocks that are its own or that were recorded on it
+}
+
+type worldPool struct {
+	id       cistern.PoolID
+	pool     *cistern.Pool
+	graphs   []*sim.Graph
+	launches *worldStream // on which its graphs run
+	users    int
+	captured bool // its memory is for captures only
+	used     bool // it was allocated from outside of captures
+}
+
+type worldBlock struct {
+	p         cuda.Ptr
+	size      uint64
+	stream    *worldStream
+	pool      *worldPool
+	shared    bool           // used by another stream: the program's own stream must not use it again
+	recorded  []*worldStream // by RecordStream
+	inCapture bool
+}
+
+func round512(n uint64) uint64 { return (n + 511) &^ 511 }
+
+func newWorld(t testing.TB, cfg config, what string) *world {
+	w := &world{t: t, what: what, cfg: cfg, seen: map[string]int{}, rng: rand.New(rand.NewPCG(1, 2))}
+	w.drv = sim.New(sim.Options{Devices: cfg.devices, Capacity: cfg.capacity, Lag: cfg.lag, Check: sim.CheckOrder,
+		OnFault: func(err error) { w.fail("%v", err) }})
+	a, err := cistern.New(w.drv, cfg.opts)
+	if err != nil {
+		w.fail("New: %v", err)
+	}
+	w.a = a
+	for i := range cfg.devices {
+		d := &worldDevice{id: cuda.Device(i), limit: cfg.opts.Limit}
+		if d.dev, err = a.Device(d.id); err != nil {
+			w.fail("Device: %v", err)
+		}
+		w.drv.ResetPeak(d.id) // of what finding out about handles took
+		w.devs = append(w.devs, d)
+		w.know(d, cuda.StreamNull, true, true)
+		for range 2 {
+			w.newStream(d)
+		}
+	}
+	return w
+}
+
+func (w *world) fail(format string, args ...any) {
+	w.t.Helper()
+	w.t.Fatalf("%s, step %d: %s", w.what, w.step, fmt.Sprintf(format, args...))
+}
+
+func (w *world) chance(percent int) bool { return w.rng.IntN(100) < percent }
+
+func pick[T any](w *world, list []T) T { return list[w.rng.IntN(len(list))] }
+
+// know makes a stream of the driver known to the engine.
+func (w *world) know(d *worldDevice, h cuda.Stream, blocking, durable bool) *worldStream {
+	var opts []cistern.StreamOption
+	if durable && h != cuda.StreamNull {
+		opts = append(opts, cistern.StreamDurable)
+	}
+	st, err := d.dev.Stream(h, opts...)
+	if err != nil {
+		w.fail("Stream: %v", err)
+	}
+	s := &worldStream{handle: h, st: st, blocking: blocking, durable: durable}
+	d.streams = append(d.streams, s)
+	return s
+}
+
+func (w *world) newStream(d *worldDevice) {
+	blocking, durable := w.chance(50), w.chance(50)
+	h := w.drv.NewStreamNonBlocking(d.id)
+	if blocking {
+		w.drv.DestroyStream(d.id, h)
+		h = w.drv.NewStream(d.id)
+	}
+	w.know(d, h, blocking, durable)
+}
+
+// destroyStream destroys a stream that no live block needs any more. What it still has queued goes on.
+func (w *world) destroyStream(d *worldDevice) {
+	i := w.rng.IntN(len(d.streams))
+	s := d.streams[i]
+	if s.durable || s.uses > 0 || s.capture != nil || s.routed != nil || slices.ContainsFunc(d.pools, func(p *worldPool) bool { return p.launches == s }) {
+		return
+	}
+	if err := w.drv.DestroyStream(d.id, s.handle); err != nil {
+		w.fail("DestroyStream: %v", err)
+	}
+	d.streams = slices.Delete(d.streams, i, i+1)
+	w.seen["stream destroyed"]++
+}
+
+// mayQueue reports whether the program may queue work on the stream: not on the legacy stream while a stream that
+// blocks with it is captured.
+func (d *worldDevice) mayQueue(s *worldStream) bool {
+	return s.handle != cuda.StreamNull || !slices.ContainsFunc(d.streams, func(o *worldStream) bool { return o.blocking && o.capture != nil })
+}
+
+func (d *worldDevice) capturing() bool {
+	return slices.ContainsFunc(d.streams, func(o *worldStream) bool { return o.capture != nil })
+}
+
+// size is the size of a request: anything from a byte to an eighth of the device, small ones most often.
+func (w *world) size() uint64 {
+	top := 0.0
+	switch n := w.rng.IntN(100); {
+	case n < 60:
+		top = 20
+	case n < 90:
+		top = 24
+	default:
+		top = 27
+	}
+	n := uint64(1)
+	for range int(w.rng.Float64() * top) {
+		n *= 2
+	}
+	return n + w.rng.Uint64N(n)
+}
+
+func (w *world) alloc(d *worldDevice, size uint64, s *worldStream) *worldBlock {
+	var pool *worldPool
+	var p cuda.Ptr
+	var err error
+	switch {
+	case s.capture != nil:
+		pool = s.capture
+		p, err = d.dev.Alloc(size, s.st)
+	case s.routed != nil:
+		pool = s.routed
+		p, err = d.dev.Alloc(size, s.st)
+	default:
+		if len(d.pools) > 0 && w.chance(30) {
+			if o := pick(w, d.pools); !o.captured {
+				pool = o
+			}
+		}
+		if pool != nil {
+			p, err = pool.pool.Alloc(size, s.st)
+		} else {
+			p, err = d.dev.Alloc(size, s.st)
+		}
+	}
+	if err != nil {
+		var oom *cistern.OutOfMemoryError
+		if !errors.As(err, &oom) || !errors.Is(err, cuda.ErrOutOfMemory) {
+			w.fail("Alloc(%d): %v", size, err)
+		}
+		if oom.Requested != size || oom.Device != d.id {
+			w.fail("Alloc(%d) on device %d: the error is about %d bytes on device %d", size, d.id, oom.Requested, oom.Device)
+		}
+		d.ooms++
+		w.seen["oom"]++
+		return nil
+	}
+	if p == 0 || p%512 != 0 {
+		w.fail("Alloc(%d) = %#x", size, p)
+	}
+	if err := w.live.add(uint64(p), round512(size)); err != nil {
+		w.fail("%v", err)
+	}
+	if pool != nil && s.capture == nil {
+		pool.used = true
+	}
+	b := &worldBlock{p: p, size: size, stream: s, pool: pool, inCapture: s.capture != nil}
+	s.uses++
+	d.blocks = append(d.blocks, b)
+	d.allocs++
+	d.bytes += int64(size)
+	d.now.blocks++
+	d.now.requested += int64(size)
+	d.now.allocated += int64(round512(size))
+	w.raise(d)
+	w.use(d, b)
+	w.seen["alloc"]++
+	return b
+}
+
+// raise notes peaks at the end of an operation.
+func (w *world) raise(d *worldDevice) {
+	d.peak.blocks = max(d.peak.blocks, d.now.blocks)
+	d.peak.requested = max(d.peak.requested, d.now.requested)
+	d.peak.allocated = max(d.peak.allocated, d.now.allocated)
+	if r := w.drv.ReservedBytes(d.id); r >= uint64(d.now.allocated) {
+		d.inactive = max(d.inactive, r-uint64(d.now.allocated))
+	} else {
+		w.fail("device %d: %d bytes handed out, %d held", d.id, d.now.allocated, r)
+	}
+}
+
+// use queues work on the block's own stream.
+func (w *world) use(d *worldDevice, b *worldBlock) {
+	if b.shared || !d.mayQueue(b.stream) || b.inCapture != (b.stream.capture != nil) {
+		return
+	}
+	if err := w.drv.Use(d.id, b.stream.handle, b.p, b.size); err != nil {
+		w.fail("use of %#x+%d: %v", b.p, b.size, err)
+	}
+}
+
+// share has another stream use the block, ordered after its own stream by the program, and says so to the engine.
+func (w *world) share(d *worldDevice, b *worldBlock, s *worldStream) {
+	if !w.cfg.sharing || s == b.stream || b.inCapture || s.capture != nil || b.stream.capture != nil ||
+		!d.mayQueue(s) || !d.mayQueue(b.stream) || b.pool != nil && b.pool.captured {
+		return
+	}
+	before := b.stream.handle
+	if n := len(b.recorded); n > 0 {
+		before = b.recorded[n-1].handle
+	}
+	e, err := w.drv.EventCreate(d.id)
+	if err == nil {
+		err = w.drv.EventRecord(d.id, e, before)
+	}
+	if err == nil {
+		err = w.drv.StreamWaitEvent(d.id, s.handle, e)
+	}
+	if err == nil {
+		err = w.drv.EventDestroy(d.id, e)
+	}
+	if err == nil {
+		err = w.drv.Use(d.id, s.handle, b.p, b.size)
+	}
+	if err == nil {
+		err = w.a.RecordStream(b.p, s.st)
+	}
+	if err != nil {
+		w.fail("sharing: %v", err)
+	}
+	b.shared = true
+	b.recorded = append(b.recorded, s)
+	s.uses++
+	w.seen["share"]++
+}
+
+func (w *world) free(d *worldDevice, i int) {
+	b := d.blocks[i]
+	if w.chance(50) {
+		w.use(d, b)
+	}
+	d.blocks[i] = d.blocks[len(d.blocks)-1]
+	d.blocks = d.blocks[:len(d.blocks)-1]
+	w.forget(d, b)
+	if err := w.a.Free(b.p); err != nil {
+		w.fail("Free(%#x): %v", b.p, err)
+	}
+	w.raise(d)
+	if w.chance(10) && !w.live.has(uint64(b.p)) {
+		if err := w.a.Free(b.p); !errors.Is(err, cistern.ErrUnknownPointer) {
+			w.fail("second Free(%#x): %v", b.p, err)
+		}
+		w.seen["double free"]++
+	}
+}
+
+func (w *world) forget(d *worldDevice, b *worldBlock) {
+	w.live.remove(uint64(b.p))
+	b.stream.uses--
+	for _, s := range b.recorded {
+		s.uses--
+	}
+	d.now.blocks--
+	d.now.requested -= int64(b.size)
+	d.now.allocated -= int64(round512(b.size))
+}
+
+// check compares the statistics with the books.
+func (w *world) check(d *worldDevice) {
+	w.t.Helper()
+	s := d.dev.Stats()
+	is := func(name string, got, want int64) {
+		w.t.Helper()
+		if got != want {
+			w.fail("device %d: %s is %d, want %d\n%+v", d.id, name, got, want, s)
+		}
+	}
+	held := int64(w.drv.ReservedBytes(d.id))
+	is("allocations", s.Allocations.All.Current, d.now.blocks)
+	is("requested", s.Requested.All.Current, d.now.requested)
+	is("allocated", s.Allocated.All.Current, d.now.allocated)
+	is("reserved", s.Reserved.Current, held)
+	is("active + inactive bytes", s.ActiveBytes.All.Current+s.InactiveBytes.All.Current, held)
+	is("reserved small + large", int64(s.ReservedSmall+s.ReservedLarge), held)
+	is("allocations ever", s.Allocations.All.Added, d.allocs)
+	is("frees ever", s.Allocations.All.Removed, d.allocs-d.now.blocks)
+	is("bytes ever", s.Requested.All.Added, d.bytes)
+	is("failures", s.OOMs, d.ooms)
+	is("peak of allocations", s.Allocations.All.Peak, d.peak.blocks)
+	is("peak of requested", s.Requested.All.Peak, d.peak.requested)
+	is("peak of allocated", s.Allocated.All.Peak, d.peak.allocated)
+	is("peak of reserved", s.Reserved.Peak, int64(w.drv.PeakBytes(d.id)))
+	is("segments got - given back", s.DeviceAllocs-s.DeviceFrees, s.Segments.Current)
+	for name, g := range map[string]cistern.Grouped{"allocations": s.Allocations, "active": s.Active, "inactive": s.Inactive,
+		"requested": s.Requested, "allocated": s.Allocated, "active bytes": s.ActiveBytes, "inactive bytes": s.InactiveBytes} {
+		is(name+": small + large", g.Small.Current+g.Large.Current, g.All.Current)
+		is(name+": added - removed", g.All.Added-g.All.Removed, g.All.Current)
+		for _, v := range []cistern.Value{g.All, g.Small, g.Large} {
+			if v.Peak < v.Current || v.Current < 0 {
+				w.fail("device %d: %s: %+v", d.id, name, v)
+			}
+		}
+	}
+	if w.cfg.sharing {
+		if s.Active.All.Current < d.now.blocks || s.ActiveBytes.All.Current < d.now.allocated {
+			w.fail("device %d: fewer active (%d, %d bytes) than allocated", d.id, s.Active.All.Current, s.ActiveBytes.All.Current)
+		}
+		return
+	}
+	is("active", s.Active.All.Current, d.now.blocks)
+	is("active bytes", s.ActiveBytes.All.Current, d.now.allocated)
+	is("peak of active bytes", s.ActiveBytes.All.Peak, d.peak.allocated)
+	is("peak of inactive bytes", s.InactiveBytes.All.Peak, int64(d.inactive))
+}
