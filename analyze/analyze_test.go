@@ -200,6 +200,18 @@ func TestExpandableSegmentsJoinAndSplit(t *testing.T) {
 	}
 }
 
+func TestFreeRanges(t *testing.T) {
+	r := newRecorder()
+	r.add(event.SegmentAlloc, 0, 20*mib)
+	r.add(event.SegmentAlloc, 64*mib, 4*mib) // wholly free
+	r.add(event.Alloc, 9*mib, 1*mib)
+	r.add(event.Alloc, 13*mib, 6*mib)
+	m := MapAt(&r.Trace, 3)
+	if m.FreeBytes != 17*mib || m.FreePieces != 4 || m.LargestFree != 9*mib {
+		t.Errorf("%d bytes free in %d pieces, the largest %d; want 17, 4 and 9 MiB", m.FreeBytes, m.FreePieces, m.LargestFree)
+	}
+}
+
 // Blocks outside every known segment are shown in ranges of their own, and called inferred.
 func TestBlocksWithoutSegments(t *testing.T) {
 	r := newRecorder()

@@ -65,7 +65,7 @@ func TestPageInBrowser(t *testing.T) {
 			"peak_us":     small.Events[smallPeak].TimeUS - small.Events[0].TimeUS,
 			"duration_us": small.Duration(),
 			// The first segment is 20 of the 60 MiB at the peak, and its first block 8 MiB of that.
-			"block":   map[string]any{"at": 0.05, "texts": []string{"block 0x7f0000000000", "8.00 MiB", hostileName}},
+			"block":   map[string]any{"at": 0.05, "bytes": 8*mib - 100, "texts": []string{"block 0x7f0000000000", "8.00 MiB", hostileName}},
 			"oom":     []string{"recorded: 30.00 MiB refused at event", "torch:default: 30.00 MiB refused", "fragmentation"},
 			"table":   []string{"torch", "default", "died at event", "recorded"},
 			"facts":   []string{"small.pickle", "something is missing <b>here</b>"},
@@ -127,7 +127,7 @@ func smallTrace() *trace.Trace {
 	for s := range uint64(3) {
 		at := base + s*64*mib
 		add(event.SegmentAlloc, at, 20*mib, 0)
-		add(event.Alloc, at, 8*mib, 1)
+		add(event.Alloc, at, 8*mib-100, 1)
 		add(event.Alloc, at+8*mib, 4*mib, 0)
 	}
 	for i := range uint64(60) {

@@ -139,7 +139,7 @@ export function addressMap(host, segments, view) {
     tip.replaceChildren(
       i >= 0 ? h('b', {}, 'block ', hex(b.addr[i])) : h('b', {}, 'free'),
       h('table', {},
-        i >= 0 ? [line('requested', bytes(b.request[i])), line('stream', view.streamName(b.stream[i])),
+        i >= 0 ? [h('tr', {'data-bytes': b.request[i]}, h('td', {}, 'requested'), h('td', {class: 'n'}, bytes(b.request[i]))), line('stream', view.streamName(b.stream[i])),
           line('since', b.since[i] < 0 ? 'before the first event' : `event ${count(b.since[i])}`),
           b.pending[i] ? line('state', 'given back, still used by a stream') : null] : null,
         line(kind, `${hex(seg.addr)}, ${bytes(seg.size)}`),

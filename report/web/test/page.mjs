@@ -139,6 +139,8 @@ async function small() {
   await page.mouse.move(map.x + t.block.at * map.width, map.y + 7);
   const tip = await page.locator('#map .tip').innerText();
   for (const text of t.block.texts) check(tip.includes(text), `hovering over a block says ${JSON.stringify(tip)}, want ${text}`);
+  const requested = Number(await page.locator('#map .tip tr[data-bytes]').getAttribute('data-bytes'));
+  check(requested === t.block.bytes, `the block under the pointer has ${requested} bytes, want ${t.block.bytes}`);
   await page.locator('#map select').selectOption('size');
   check((await page.locator('#map .legend').innerText()).includes('up to'), 'colours by size have no legend');
 
