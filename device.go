@@ -27,8 +27,8 @@ type Device struct {
 	manyStreams atomic.Bool
 	// captures counts the captures that were announced and are under way.
 	captures atomic.Int32
-	poison      atomic.Pointer[error]
-	hist        history
+	poison   atomic.Pointer[error]
+	hist     history
 
 	eventMu sync.Mutex
 	events  []cuda.Event // guarded by eventMu: events nobody uses
