@@ -36,7 +36,7 @@ const (
 	// While a device holds less than fineBelow bytes, chunks are of the least size; up to coarseAbove, under a limit,
 	// and when more than half of the device is held, they are of half the largest size; else of the largest.
 	fineBelow   = 3 << 30
-	coarseAbove = 7 << 30
+	coarseAbove = 6500 << 20
 	// slack: as long as the memory held stays within 1 + 1/slack of the most that was ever active, new memory is got
 	// rather than old memory moved, because it is cheaper (no unmapping) and leaves large free blocks whole.
 	slack = 100
