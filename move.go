@@ -371,10 +371,16 @@ func (d *Device) move(c *climb, at place, total uint64) (heap.ID, error) {
 	if err != nil {
 		d.failed(err)
 		addr = base
+		rest := at.hole
 		for _, x := range p.sources[:n] {
 			k := d.chunks.At(x.chunk)
 			if d.drv.MemUnmap(cuda.Ptr(addr), k.Size) == nil {
 				k.Mappings--
+			} else {
+				// The mapping stays, unused, until it can be undone: these addresses are no hole any more.
+				z := s.heap.Unmap(s.heap.Map(rest, addr, k.Size, 0), addr, k.Size)
+				d.zombies.Push(vm.Zombie{Addr: addr, Chunk: x.chunk, Block: int32(z), Owner: s.index, Stream: s.stream.index})
+				rest = s.heap.Next(z)
 			}
 			addr += k.Size
 		}
