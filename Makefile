@@ -4,12 +4,13 @@
 SHELL := /bin/sh
 GO ?= go
 TRACE ?= trace/testdata/gpt2_varlen.pickle.gz
+CAPACITY ?= 20.2GiB
 
 .PHONY: help demo test build web bench soak fuzz race cross lint gpu-bundle gpu-test gpu-bench clean tools
 .DEFAULT_GOAL := help
 
 help:
-	@echo 'make demo        replay a recorded run (TRACE=file) under three allocators, write bin/demo.html'
+	@echo 'make demo        replay a recorded run (TRACE=file, CAPACITY=size), write bin/demo.html'
 	@echo 'make test        every test; CISTERN_TRACES=folder adds those over recorded traces in it'
 	@echo 'make build       bin/cistern, with the page of its reports'
 	@echo 'make race        the tests under the race detector'
@@ -55,9 +56,13 @@ cross: tools $(PAGE)
 	  echo $$out; CGO_ENABLED=0 GOOS=$$os GOARCH=$$arch $(GO) build -trimpath -ldflags '-s -w' -o $$out ./cmd/cistern; \
 	done
 
+POLICIES := --policy torch --policy torch:expandable_segments:True --policy cistern
+
+# A recorded training run under three allocators; then the same run on a GPU with little more than it needs.
 demo: build
-	bin/cistern replay --policy torch --policy torch:expandable_segments:True --policy cistern \
-	  --html bin/demo.html $(TRACE)
+	bin/cistern replay $(POLICIES) --html bin/demo.html $(TRACE)
+	@echo
+	bin/cistern replay $(POLICIES) --capacity $(CAPACITY) $(TRACE)
 	@echo
 	@echo "The page of this run: $(CURDIR)/bin/demo.html"
 

@@ -25,7 +25,7 @@ var mayImport = map[string][]string{
 	"cuda/open":           {"cuda", "cuda/nvidia", "cuda/sim", "internal/units"},
 	// Recorded runs.
 	"trace":   {"event"},
-	"replay":  {".", "cuda", "cuda/sim", "event", "internal/units", "resource", "trace"},
+	"replay":  {".", "cuda", "cuda/sim", "event", "internal/units", "trace"},
 	"analyze": {"event", "internal/units", "replay", "trace"},
 	"report":  {"analyze", "event", "internal/units", "replay", "trace"},
 	// Shared by all: sizes in words.

@@ -112,54 +112,40 @@ func packages(t testing.TB) []*goPackage {
 	return all
 }
 
-// sources are the files of the tree that people write, from the root of the module, but for test data: what git
-// tracks or would track, and where there is no git, all that is not made by the build.
+// sources are the files of the tree that people write, from the root of the module: all but what the build makes, what
+// git keeps for itself and the corpora of fuzzing. The tree is walked in this process, so that the go command notices
+// a new file and runs these tests again.
 func sources(t testing.TB, extensions ...string) []string {
 	t.Helper()
 	dir := root(t)
+	made := []string{"bin", "lib", "gpu-bundle", "node_modules", ".git", ".venv"}
 	var files []string
-	cmd := exec.CommandContext(t.Context(), "git", "ls-files", "-z", "--cached", "--others", "--exclude-standard")
-	cmd.Dir = dir
-	if out, err := cmd.Output(); err == nil && len(out) > 0 {
-		files = strings.Split(strings.TrimRight(string(out), "\x00"), "\x00")
-	} else {
-		made := []string{"bin", "lib", "dist", "gpu-bundle", "node_modules", ".git"}
-		err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
-			if err != nil {
-				return err
-			}
-			if d.IsDir() && slices.Contains(made, d.Name()) {
-				return filepath.SkipDir
-			}
-			if d.Type().IsRegular() {
-				rel, err := filepath.Rel(dir, path)
-				if err != nil {
-					return err
-				}
-				files = append(files, filepath.ToSlash(rel))
-			}
-			return nil
-		})
+	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 		if err != nil {
-			t.Fatal(err)
+			return err
 		}
+		rel, err := filepath.Rel(dir, path)
+		if err != nil {
+			return err
+		}
+		rel = filepath.ToSlash(rel)
+		if d.IsDir() && (slices.Contains(made, d.Name()) || strings.HasSuffix(rel, "/testdata/fuzz") ||
+			d.Name() == "dist") {
+			return filepath.SkipDir
+		}
+		ext := filepath.Ext(rel)
+		if d.Type().IsRegular() && ext != ".test" && ext != ".prof" && (len(extensions) == 0 || slices.Contains(extensions, ext)) {
+			files = append(files, rel)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
 	}
-	var chosen []string
-	for _, f := range files {
-		if strings.Contains(f, "testdata/fuzz/") {
-			continue
-		}
-		if len(extensions) > 0 && !slices.Contains(extensions, filepath.Ext(f)) {
-			continue
-		}
-		if _, err := os.Stat(filepath.Join(dir, f)); err == nil { // tracked, but deleted by the change at hand
-			chosen = append(chosen, f)
-		}
-	}
-	if len(chosen) == 0 {
+	if len(files) == 0 {
 		t.Fatalf("no source files %v under %s", extensions, dir)
 	}
-	return chosen
+	return files
 }
 
 func read(t testing.TB, file string) string {
