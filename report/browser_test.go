@@ -64,8 +64,8 @@ func TestPageInBrowser(t *testing.T) {
 			"hover":       smallHover(small, small1),
 			"peak_us":     small.Events[smallPeak].TimeUS - small.Events[0].TimeUS,
 			"duration_us": small.Duration(),
-			// The first segment is 20 of the 60 MiB at the peak, and its first block 8 MiB of that.
-			"block":   map[string]any{"at": 0.05, "bytes": 8*mib - 100, "texts": []string{"block 0x7f0000000000", "8.00 MiB", hostileName}},
+			// The first segment is 20 of the 90 MiB at the peak: its first block is 8 MiB of that, and the last 8 are free.
+			"block":   map[string]any{"at": 0.05, "free_at": 19. / 90, "bytes": 8*mib - 100, "texts": []string{"block 0x7f0000000000", "8.00 MiB", hostileName}},
 			"oom":     []string{"recorded: 30.00 MiB refused at event", "torch:default: 30.00 MiB refused", "fragmentation"},
 			"table":   []string{"torch", "default", "died at event", "recorded"},
 			"facts":   []string{"small.pickle", "something is missing <b>here</b>"},
@@ -138,14 +138,14 @@ func smallTrace() *trace.Trace {
 		add(event.FreeCompleted, at, size, 1)
 	}
 	for s := range uint64(3) {
-		add(event.Alloc, base+s*64*mib+12*mib, 6*mib, 1) // the peak
+		add(event.Alloc, base+s*64*mib+12*mib, 6*mib, 1)
 	}
 	for s := range uint64(3) {
 		add(event.FreeRequested, base+s*64*mib+12*mib, 6*mib, 1)
 		add(event.FreeCompleted, base+s*64*mib+12*mib, 6*mib, 1)
 	}
 	add(event.OOM, 8*mib, 30*mib, 0)
-	add(event.Alloc, base+1024*mib, 30*mib, 0) // fatal within smallLimit
+	add(event.Alloc, base+1024*mib, 30*mib, 0) // the peak; fatal within smallLimit, and of no segment
 	return t
 }
 

@@ -62,7 +62,7 @@ func (p *progress) file(i int, path string) func(float64) {
 	return func(part float64) {
 		p.mu.Lock()
 		defer p.mu.Unlock()
-		p.parts[i] = part
+		p.parts[i] = max(p.parts[i], part) // a search that finds more to do does not go back
 		p.name = filepath.Base(path)
 	}
 }

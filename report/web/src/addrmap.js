@@ -2,7 +2,7 @@
 // blocks are coloured, what is free stays pale, segments are set apart by a gap.
 
 import {bytes, count, hex} from './format.js';
-import {cssColor, h, onScheme, placeTip, shortFrame} from './dom.js';
+import {cssColor, fill, h, onScheme, placeTip, shortFrame} from './dom.js';
 import {lastAtMost} from './series.js';
 
 const rowHeight = 14;
@@ -51,7 +51,7 @@ export function addressMap(host, segments, view) {
 
   function draw() {
     const ratio = devicePixelRatio || 1;
-    width = Math.max(200, host.clientWidth);
+    width = Math.max(200, canvas.clientWidth);
     // As many rows as it takes for a row to hold no more than 256 KiB a pixel, within what fits a screen.
     const rows = Math.max(1, Math.min(maxRows, Math.ceil(total / (width * (256 << 10)))));
     perRow = Math.max(1, total / rows);
@@ -95,7 +95,7 @@ export function addressMap(host, segments, view) {
       const row = Math.min(rows - 1, Math.floor(starts[s] / perRow + 1e-12));
       ctx.fillRect(((starts[s] - row * perRow) / perRow) * width - 0.5, row * (rowHeight + rowGap), 1, rowHeight);
     });
-    legend.replaceChildren(
+    fill(legend,
       ...[...shown.entries()].sort((a, b) => a[0] - b[0]).map(([hue, e]) => h('span', {title: e.label},
         h('i', {css: {'--key': `var(--c${hue})`}}), h('span', {class: 'clip'}, shortLabel(e.label)), ' ',
         h('span', {class: 'muted'}, bytes(e.bytes)))),
@@ -136,7 +136,7 @@ export function addressMap(host, segments, view) {
     const line = (k, v) => h('tr', {}, h('td', {}, k), h('td', {class: 'n'}, v));
     const kind = seg.flags & 2 ? 'range of blocks (no segment in the file)'
       : seg.flags & 1 ? 'expandable segment' : 'segment';
-    tip.replaceChildren(
+    fill(tip,
       i >= 0 ? h('b', {}, 'block ', hex(b.addr[i])) : h('b', {}, 'free'),
       h('table', {},
         i >= 0 ? [h('tr', {'data-bytes': b.request[i]}, h('td', {}, 'requested'), h('td', {class: 'n'}, bytes(b.request[i]))), line('stream', view.streamName(b.stream[i])),

@@ -2,7 +2,7 @@
 
 import uPlot from 'uplot';
 import {bytes, count, duration, unitFor} from './format.js';
-import {cssColor, h, onScheme, placeTip} from './dom.js';
+import {cssColor, fill, h, onScheme, placeTip} from './dom.js';
 
 const height = 380;
 const stepped = uPlot.paths.stepped({align: 1});
@@ -167,7 +167,7 @@ export function memoryChart(host, timeline, lines, marks, peakEvent) {
     }
     const x = u.posToVal(u.cursor.left, 'x');
     const found = timeline.under(x, (range[1] - range[0]) / u.over.clientWidth);
-    tip.replaceChildren(
+    fill(tip,
       h('b', {}, duration(found.us), ' \u00b7 event ', count(found.event)),
       found.events > 1 ? h('div', {class: 'muted'}, `highest of about ${count(found.events)} events here`) : null,
       h('table', {}, lines.map((l, i) => (l.shown ? h('tr', {'data-series': l.name, 'data-bytes': found.values[i]},

@@ -13,6 +13,11 @@ export function h(tag, attributes, ...children) {
   return el;
 }
 
+/** Replaces what an element holds; parts that are null are left out. */
+export function fill(el, ...children) {
+  el.replaceChildren(...children.flat().filter((c) => c !== null && c !== undefined && c !== false));
+}
+
 /** A colour of the style sheet, as it is now (light or dark). */
 export function cssColor(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();

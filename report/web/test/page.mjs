@@ -53,6 +53,13 @@ function pixels(page, selector, variable) {
   }, [selector, variable]);
 }
 
+/** What a value that is missing looks like when it is shown. */
+async function nothingMissing(page, selector) {
+  const text = await page.locator(selector).innerText();
+  const found = /\b(null|undefined|NaN|Infinity)\b|\[object/.exec(text);
+  check(!found, `${selector} shows ${found} in ${JSON.stringify(text.slice(0, 400))}`);
+}
+
 const range = (page) => page.evaluate(() => {
   const d = document.querySelector('#chart').dataset;
   return [Number(d.min), Number(d.max)];
@@ -101,6 +108,7 @@ async function small() {
     for (const [name, bytes] of Object.entries(p.bytes)) {
       check(seen[name] === bytes, `at event ${p.event} ${name} is ${seen[name]}, want ${bytes}`);
     }
+    await nothingMissing(page, '#chart .tip');
   }
 
   where = 'zoom';
@@ -139,8 +147,13 @@ async function small() {
   await page.mouse.move(map.x + t.block.at * map.width, map.y + 7);
   const tip = await page.locator('#map .tip').innerText();
   for (const text of t.block.texts) check(tip.includes(text), `hovering over a block says ${JSON.stringify(tip)}, want ${text}`);
+  await nothingMissing(page, '#map .tip');
   const requested = Number(await page.locator('#map .tip tr[data-bytes]').getAttribute('data-bytes'));
   check(requested === t.block.bytes, `the block under the pointer has ${requested} bytes, want ${t.block.bytes}`);
+  await page.mouse.move(map.x + t.block.free_at * map.width, map.y + 7);
+  const idle = await page.locator('#map .tip').innerText();
+  check(idle.startsWith('free'), `hovering over a free range says ${JSON.stringify(idle)}`);
+  await nothingMissing(page, '#map .tip');
   await page.locator('#map select').selectOption('size');
   check((await page.locator('#map .legend').innerText()).includes('up to'), 'colours by size have no legend');
 
@@ -155,6 +168,8 @@ async function small() {
   const holders = await page.locator('#holders').innerText();
   check(holders.includes(t.hostile), `a hostile stack name is not shown as it is: ${JSON.stringify(holders.slice(0, 300))}`);
   check(await page.evaluate(() => window.hacked === undefined), 'a stack name was run as a script');
+
+  await nothingMissing(page, 'body');
 
   where = 'a second trace';
   await page.locator('header select').selectOption('1');
