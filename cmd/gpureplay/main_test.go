@@ -1,0 +1,48 @@
+package main
+
+import (
+	"testing"
+
+	"github.com/cistern-gpu/cistern"
+	"github.com/cistern-gpu/cistern/cuda"
+	"github.com/cistern-gpu/cistern/cuda/sim"
+	"github.com/cistern-gpu/cistern/internal/gpu"
+	"github.com/cistern-gpu/cistern/trace"
+)
+
+// TestSameCalls: the measured run makes the calls that the modelled one is charged for, and gives everything back.
+func TestSameCalls(t *testing.T) {
+	f, err := trace.ReadFile("../../trace/testdata/detection.pickle.gz")
+	if err != nil {
+		t.Fatal(err)
+	}
+	opts, err := cistern.ParseOptions("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	drv := sim.New(sim.Options{Check: sim.CheckUse})
+	stream := func() (cuda.Stream, error) { return drv.NewStreamNonBlocking(0), nil }
+	measured, err := run(f.Traces[0], gpu.NewTimed(drv), opts, stream)
+	if err != nil {
+		t.Fatal(err)
+	}
+	drv = sim.New(sim.Options{Check: sim.CheckUse})
+	modelled, err := run(f.Traces[0], drv, opts, stream)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(measured.timed) < 4 {
+		t.Errorf("only %v were measured", measured.timed)
+	}
+	for _, c := range measured.timed {
+		if n := modelled.model.Calls[c.Name].Count; int64(n) != c.Count {
+			t.Errorf("%s: measured %d times, modelled %d", c.Name, c.Count, n)
+		}
+	}
+	if err := drv.Fault(); err != nil {
+		t.Error(err)
+	}
+	if l := drv.Leaks(); l.Handles != 0 || l.Mappings != 0 || l.Reservations != 0 {
+		t.Errorf("left behind: %+v", l)
+	}
+}
