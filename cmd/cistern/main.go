@@ -10,9 +10,14 @@ import (
 	"context"
 	"os"
 	"os/signal"
+
+	"charm.land/lipgloss/v2"
 )
 
 func main() {
+	// Old consoles of Windows do not understand colours unless asked; elsewhere these do nothing.
+	lipgloss.EnableLegacyWindowsANSI(os.Stdout)
+	lipgloss.EnableLegacyWindowsANSI(os.Stderr)
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	code := run(ctx, os.Args[1:], os.Stdin, os.Stdout, os.Stderr)
 	stop()

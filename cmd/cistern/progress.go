@@ -8,6 +8,7 @@ import (
 	"time"
 
 	bubbles "charm.land/bubbles/v2/progress"
+	"charm.land/lipgloss/v2"
 )
 
 // patience is how long work may take before a bar is shown.
@@ -84,7 +85,8 @@ func (p *progress) draw() {
 	if n := len(p.parts); n > 1 {
 		files = fmt.Sprintf(" %d of %d files,", whole, n)
 	}
-	fmt.Fprintf(p.w, "\r\x1b[2K%s%s %s %s", p.model.ViewAs(sum/float64(max(1, len(p.parts)))), files, p.verb,
+	// lipgloss writes no more colours than the terminal has.
+	_, _ = lipgloss.Fprintf(p.w, "\r\x1b[2K%s%s %s %s", p.model.ViewAs(sum/float64(max(1, len(p.parts)))), files, p.verb,
 		oneLine(p.name))
 	p.shown = true
 }

@@ -2,6 +2,7 @@
 
 /** Unpacks a base64 gzip text. */
 export async function unpack(text) {
+  if (typeof DecompressionStream === 'undefined') throw new Error('it needs a browser of 2023 or newer');
   const raw = atob(text.trim());
   const packed = new Uint8Array(raw.length);
   for (let i = 0; i < raw.length; i++) packed[i] = raw.charCodeAt(i);
