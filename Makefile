@@ -15,7 +15,7 @@ help:
 	@echo 'make build       bin/cistern, with the page of its reports'
 	@echo 'make race        the tests under the race detector'
 	@echo 'make fuzz        every fuzz target, FUZZTIME each (10s)'
-	@echo 'make soak        long random tests and fuzzing: about an hour'
+	@echo 'make soak        random tests for SOAKTIME (15m), twice, then every fuzz target for ten minutes'
 	@echo 'make bench       the benchmarks of every package'
 	@echo 'make cross       bin/cross: the command for Linux, macOS and Windows'
 	@echo 'make lint        formatting, vet, static analysis, the import rules of the house'
@@ -75,8 +75,12 @@ test: tools $(PAGE)
 lint: tools
 	$(GO) test -count=1 ./internal/lint
 
+# How long new random sequences of the engine's are tried under the race detector, and how long by `make soak`.
+RACETIME ?= 1m
+SOAKTIME ?= 15m
+
 race: tools $(PAGE)
-	CISTERN_TRACES= $(GO) test -race -short -timeout 30m ./...
+	CISTERN_TRACES= CISTERN_SOAK=$(RACETIME) $(GO) test -race -short -timeout 30m ./...
 
 FUZZTIME ?= 10s
 
@@ -87,8 +91,8 @@ bench: tools
 	$(GO) test -run '^$$' -bench . -benchmem ./...
 
 soak: tools $(PAGE)
-	CISTERN_SOAK=1 $(GO) test -count=1 -timeout 3h ./...
-	CISTERN_SOAK=1 $(GO) test -count=1 -race -timeout 3h ./...
+	CISTERN_SOAK=$(SOAKTIME) $(GO) test -count=1 -timeout 3h ./...
+	CISTERN_SOAK=$(SOAKTIME) $(GO) test -count=1 -race -timeout 3h ./...
 	@scripts/fuzz.sh 10m
 
 # Everything a GPU machine without Go needs: static where it can be, Linux only.

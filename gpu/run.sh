@@ -3,7 +3,8 @@
 # `make gpu-bundle` makes, beside the programs that it runs.
 #
 #   test   the driver's contract and the kernels against the real driver, then the engine's random test on the GPU
-#   bench  what driver calls cost (gpuprobe), what the engine costs, and the demonstration replay
+#   bench  what driver calls cost (gpuprobe), and what the engine's own calls take over recorded runs, against what the
+#          simulated GPU says they take (gpureplay)
 #
 # What a program writes goes into the folder that OUT names, else into results/ beside this script. The programs change
 # no setting of the GPU. The exit status is 0 when everything passed.
@@ -66,8 +67,7 @@ if [ "$what" != bench ]; then
 fi
 if [ "$what" != test ]; then
   run probe ./gpuprobe -csv "$out/driver_costs.csv"
-  run bench ./gpusoak @BENCH@
-  run replay ./cistern replay traces/*.pickle.gz
+  run replay ./gpureplay -json traces/*.pickle.gz
 fi
 
 if [ -n "$failed" ]; then
