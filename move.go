@@ -13,7 +13,6 @@ import (
 type planner struct {
 	found   []source
 	sources []source
-	mapped  []source
 }
 
 // source is a chunk that can be had.

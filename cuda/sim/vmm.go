@@ -10,7 +10,6 @@ import (
 type chunk struct {
 	serial uint64      // never reused
 	handle cuda.Handle // 0 once released, and for cuMemAlloc memory
-	gen    uint32
 	slot   uint32
 	size   uint64
 	prop   cuda.MemProp

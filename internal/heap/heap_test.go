@@ -142,7 +142,6 @@ type machine struct {
 	pending map[uint64]bool
 	zombies []ID
 	next    func() uint64
-	limit   int // scanLimit's effect on exactness of fit
 }
 
 const testRange = 1 << 20
