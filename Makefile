@@ -69,7 +69,6 @@ demo: build
 # The browser's test is skipped where there is no Chromium and none can be installed; CISTERN_BROWSER_TEST=1 forbids that.
 test: tools $(PAGE)
 	@scripts/need.sh --try chromium
-	cd report/web && npm test --silent
 	$(GO) test -timeout 30m ./...
 
 lint: tools
