@@ -73,6 +73,7 @@ type climb struct {
 	oom     error // what the upstream said, nil when the limit was in the way
 	trimmed bool
 	called  bool
+	waited  bool
 	alone   bool   // no other stream can be waited for
 	met     Rungs  // the rung that met the request
 	from    *space // the space the block is in: s, or under pressure another of the same pool and stream
@@ -166,10 +167,21 @@ func (d *Device) handOut(c *climb, id heap.ID) cuda.Ptr {
 	return addr
 }
 
-// unlocked takes the steps that wait or call out: giving cached segments back to the driver (backend malloc), and the
-// callbacks. It lets all locks go meanwhile, and reports whether the ladder should start over.
+// unlocked takes the steps that wait or call out: waiting for memory that is free but for work that is still queued,
+// giving cached segments back to the driver (backend malloc), and the callbacks. It lets all locks go meanwhile, and
+// reports whether the ladder should start over.
 func (c *climb) unlocked() (again bool, err error) {
 	d := c.d
+	if !c.waited && c.rungs&RungCollect != 0 {
+		c.waited = true
+		if waits := d.unfinished(c.s); len(waits) > 0 {
+			c.tried |= RungCollect
+			c.s.mu.Unlock()
+			err = d.await(waits)
+			c.s.mu.Lock()
+			return true, err
+		}
+	}
 	if d.segment != nil && !c.trimmed && c.rungs&RungLend != 0 {
 		c.trimmed = true
 		c.tried |= RungLend

@@ -112,6 +112,38 @@ func (d *Device) collect(held *space, force bool) bool {
 	return any
 }
 
+// unfinished is what keeps free memory from being used by others: the uses of frees that wait for other streams, and
+// the last uses of free blocks and spare chunks. The caller holds Device.mu and held's lock.
+func (d *Device) unfinished(held *space) (waits []wait) {
+	add := func(t *Stream, epoch uint64) {
+		if !t.isOver(epoch) {
+			waits = later(waits, t, epoch)
+		}
+	}
+	for _, f := range d.pending {
+		for _, w := range f.waits {
+			add(w.stream, w.epoch)
+		}
+	}
+	for _, id := range d.spares {
+		if k := d.chunks.At(id); k.Stream >= 0 {
+			add(d.streams[k.Stream], k.Stamp)
+		}
+	}
+	for _, s := range d.spaces {
+		if s == nil || s.pool.pinned || held.stream == s.stream {
+			continue
+		}
+		s.mu.Lock()
+		s.heap.EachFree(heap.Align, func(_ heap.ID, b *heap.Block) bool {
+			add(s.stream, b.Stamp)
+			return true
+		})
+		s.mu.Unlock()
+	}
+	return waits
+}
+
 // ready reports whether a parked block may go back to its space, and the epoch of its stream that marks it then. A
 // stream that may have been destroyed since the free is not made to wait, unless it is the one that allocates (held's).
 func (d *Device) ready(f pendingFree, held *space, force bool) (bool, uint64) {
