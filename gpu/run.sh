@@ -3,8 +3,8 @@
 # `make gpu-bundle` makes, beside the programs that it runs.
 #
 #   test   the driver's contract and the kernels against the real driver, then the engine's random test on the GPU
-#   bench  what driver calls cost (gpuprobe), and what the engine's own calls take over recorded runs, against what the
-#          simulated GPU says they take (gpureplay)
+#   bench  what driver calls cost (gpuprobe), what the engine's work costs the host (gpusoak), and what its driver calls
+#          take over recorded runs, against what the simulated GPU says they take (gpureplay)
 #
 # What a program writes goes into the folder that OUT names, else into results/ beside this script. The programs change
 # no setting of the GPU. The exit status is 0 when everything passed.
@@ -63,10 +63,12 @@ fi
 if [ "$what" != bench ]; then
   real conformance ./open.test -test.v -test.run '^TestConformance$/real'
   real kernels ./gpu.test -test.v -test.run '^(TestFillAndCheck|TestSpin)$/real'
-  run soak ./gpusoak @SOAK@
+  run soak ./gpusoak -json "$out/soak.json"
 fi
 if [ "$what" != test ]; then
   run probe ./gpuprobe -csv "$out/driver_costs.csv"
+  # Host times of the engine, after a short random test.
+  run engine ./gpusoak -ops 100000 -json "$out/engine.json"
   run replay ./gpureplay -json traces/*.pickle.gz
 fi
 
