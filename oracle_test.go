@@ -454,10 +454,7 @@ func (w *world) end() {
 		w.check(d)
 		w.drv.SetOutside(d.id, 0)
 		all := cistern.AllRungs &^ cistern.RungCallback
-		if o := w.a.Options(); o.Ladder&all == all {
-			if o.CrossStream == cistern.CrossStreamReady || slices.ContainsFunc(d.streams, func(s *worldStream) bool { return !s.durable }) {
-				w.drv.ContextSynchronize(d.id)
-			}
+		if w.a.Options().Ladder&all == all {
 			d.dev.SetLimit(0)
 			size := w.cfg.capacity &^ (2*mib - 1)
 			if w.alloc(d, size, pick(w, d.streams)) == nil {

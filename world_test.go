@@ -315,13 +315,16 @@ func (w *world) share(d *worldDevice, b *worldBlock, s *worldStream) {
 		!d.mayQueue(s) || !d.mayQueue(b.stream) || b.pool != nil && b.pool.captured {
 		return
 	}
-	before := b.stream.handle
+	before := b.stream
 	if n := len(b.recorded); n > 0 {
-		before = b.recorded[n-1].handle
+		before = b.recorded[n-1]
+	}
+	if before.capture != nil || !d.mayQueue(before) {
+		return
 	}
 	e, err := w.drv.EventCreate(d.id)
 	if err == nil {
-		err = w.drv.EventRecord(d.id, e, before)
+		err = w.drv.EventRecord(d.id, e, before.handle)
 	}
 	if err == nil {
 		err = w.drv.StreamWaitEvent(d.id, s.handle, e)

@@ -1,0 +1,346 @@
+package cistern_test
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/cistern-gpu/cistern"
+	"github.com/cistern-gpu/cistern/cuda"
+	"github.com/cistern-gpu/cistern/cuda/sim"
+)
+
+// scenario is a long run of everything that makes the engine call the driver. Errors of the engine are given to tell,
+// which stops the scenario by panicking if it does not like them.
+type scenario struct {
+	t       *testing.T
+	drv     *sim.Driver
+	a       *cistern.Allocator
+	dev     *cistern.Device
+	live    map[cuda.Ptr]uint64
+	streams []cuda.Stream
+	pool    *cistern.Pool
+	errs    []error
+	what    string
+}
+
+func (s *scenario) fail(format string, args ...any) {
+	s.t.Helper()
+	s.t.Fatalf("%s: %s", s.what, fmt.Sprintf(format, args...))
+}
+
+func (s *scenario) failed(op string, err error) bool {
+	if err == nil {
+		return false
+	}
+	s.errs = append(s.errs, fmt.Errorf("%s: %w", op, err))
+	return true
+}
+
+func (s *scenario) alloc(p *cistern.Pool, st *cistern.Stream, size uint64) cuda.Ptr {
+	ptr, err := p.Alloc(size, st)
+	if s.failed("alloc", err) {
+		if ptr != 0 {
+			s.fail("a failed Alloc returned %#x", ptr)
+		}
+		return 0
+	}
+	for q, n := range s.live {
+		if ptr < q+cuda.Ptr(round512(n)) && q < ptr+cuda.Ptr(round512(size)) {
+			s.fail("%#x+%d overlaps %#x+%d", ptr, size, q, n)
+		}
+	}
+	s.live[ptr] = size
+	s.drv.Use(0, st.Handle(), ptr, size) // the checker keeps the fault; a broken context does not matter here
+	return ptr
+}
+
+// free must take the block back whatever the driver says.
+func (s *scenario) free(ptr cuda.Ptr) {
+	if ptr == 0 {
+		return
+	}
+	err := s.a.Free(ptr)
+	if errors.Is(err, cistern.ErrUnknownPointer) {
+		s.fail("Free(%#x): %v", ptr, err)
+	}
+	s.failed("free", err)
+	delete(s.live, ptr)
+}
+
+func (s *scenario) check() {
+	s.t.Helper()
+	st := s.dev.Stats()
+	var requested, allocated int64
+	for _, n := range s.live {
+		requested += int64(n)
+		allocated += int64(round512(n))
+	}
+	held := int64(s.drv.ReservedBytes(0))
+	if st.Allocations.All.Current != int64(len(s.live)) || st.Requested.All.Current != requested ||
+		st.Allocated.All.Current != allocated || st.ActiveBytes.All.Current < allocated ||
+		st.Reserved.Current != held || st.ActiveBytes.All.Current+st.InactiveBytes.All.Current != held ||
+		st.Reserved.Peak != int64(s.drv.PeakBytes(0)) {
+		s.fail("want %d blocks, %d bytes requested, %d allocated, %d reserved (peak %d); have %+v", len(s.live), requested,
+			allocated, held, s.drv.PeakBytes(0), st)
+	}
+	if err := s.drv.Fault(); err != nil {
+		s.fail("%v", err)
+	}
+}
+
+// run plays the scenario. It reports whether it got as far as having a device.
+func (s *scenario) run(opts cistern.Options) bool {
+	s.drv = sim.New(sim.Options{Capacity: 256 * mib, Lag: 20 * time.Millisecond, Check: sim.CheckOrder})
+	s.live = map[cuda.Ptr]uint64{}
+	return s.play(opts)
+}
+
+func (s *scenario) play(opts cistern.Options) bool {
+	var err error
+	if s.a, err = cistern.New(s.drv, opts); s.failed("new", err) {
+		return false
+	}
+	if s.dev, err = s.a.Device(0); s.failed("device", err) {
+		return false
+	}
+	s.drv.ResetPeak(0)
+	d := s.dev
+	side := s.drv.NewStreamNonBlocking(0)
+	short := s.drv.NewStream(0)
+	s.streams = []cuda.Stream{side, short}
+	var st [3]*cistern.Stream
+	for i, h := range []cuda.Stream{cuda.StreamNull, side, short} {
+		var o []cistern.StreamOption
+		if i == 1 {
+			o = append(o, cistern.StreamDurable)
+		}
+		if st[i], err = d.Stream(h, o...); s.failed("stream", err) {
+			return true
+		}
+	}
+	pool := d.DefaultPool()
+	var ptrs []cuda.Ptr
+	// Fill the device on one stream, then want it on others: growth, remapping, lending, waits.
+	for range 20 {
+		ptrs = append(ptrs, s.alloc(pool, st[0], 10*mib+512))
+		s.check()
+	}
+	for i := 0; i < len(ptrs); i += 2 {
+		s.free(ptrs[i])
+		s.check()
+	}
+	for i := range 6 {
+		p := s.alloc(pool, st[1+i%2], 15*mib)
+		s.check()
+		if i%2 == 0 && p != 0 {
+			s.record(p, st[0])
+			s.free(p)
+			s.check()
+		}
+	}
+	s.drv.Advance(time.Second)
+	for i := 1; i < len(ptrs); i += 2 {
+		s.free(ptrs[i])
+		s.check()
+	}
+	private, err := d.NewPool(cistern.PoolID{0, 1})
+	if err != nil {
+		s.fail("NewPool: %v", err)
+	}
+	s.pool = private
+	inPool := []cuda.Ptr{s.alloc(private, st[1], 60*mib), s.alloc(private, st[2], 3*mib), s.alloc(private, st[0], 100)}
+	s.check()
+	d.SetLimit(s.drv.ReservedBytes(0) + 4*mib)
+	big := s.alloc(pool, st[0], 150*mib)
+	s.check()
+	s.alloc(pool, st[0], 300*mib)
+	s.check()
+	d.SetLimit(0)
+	for _, p := range inPool[:2] {
+		s.free(p)
+		s.check()
+	}
+	s.failed("release", private.Release())
+	s.check()
+	s.free(inPool[2])
+	s.check()
+	s.free(big)
+	s.failed("trim", d.Trim())
+	s.check()
+	for range 4 {
+		s.free(s.alloc(pool, st[2], 40*mib))
+		s.free(s.alloc(pool, st[1], 70*mib))
+		s.check()
+	}
+	for p := range s.live {
+		s.free(p)
+	}
+	s.check()
+	return true
+}
+
+func (s *scenario) record(p cuda.Ptr, st *cistern.Stream) {
+	if err := s.a.RecordStream(p, st); err != nil {
+		s.fail("RecordStream: %v", err)
+	}
+}
+
+// end demands that a request that fits succeeds now that nothing fails any more, and that nothing is left behind.
+func (s *scenario) end() {
+	s.t.Helper()
+	s.drv.FailCall(nil)
+	for p := range s.live {
+		s.free(p)
+	}
+	n := len(s.errs)
+	st, err := s.dev.Stream(cuda.StreamNull)
+	if err != nil {
+		s.fail("Stream: %v", err)
+	}
+	s.drv.Advance(time.Minute)
+	s.free(s.alloc(s.dev.DefaultPool(), st, 200*mib))
+	if len(s.errs) != n {
+		s.fail("a request that fits, after the failure: %v (then: %v)", s.errs[n:], s.errs[:n])
+	}
+	s.check()
+	if s.pool != nil {
+		s.pool.Release() // again, if it failed; else an error
+	}
+	if err := s.a.Trim(); err != nil {
+		s.fail("Trim: %v", err)
+	}
+	s.check()
+	if err := s.a.Close(); err != nil {
+		s.fail("Close: %v", err)
+	}
+	for _, h := range s.streams {
+		s.drv.DestroyStream(0, h)
+	}
+	if l := s.drv.Leaks(); l != (sim.Live{}) {
+		s.fail("left behind in the driver: %+v", l)
+	}
+}
+
+// TestFailEveryCall fails each driver call of the scenario in turn, and everything from each call on.
+func TestFailEveryCall(t *testing.T) {
+	codes := []cuda.Code{cuda.ErrOutOfMemory, cuda.ErrInvalidValue, cuda.ErrNotSupported, cuda.ErrIllegalAddress}
+	for _, text := range []string{"", "chunk:2MiB,cross_stream:ready", "backend:malloc"} {
+		opts, err := cistern.ParseOptions(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		clean := &scenario{t: t, what: "nothing fails, " + text}
+		clean.run(opts)
+		for _, err := range clean.errs {
+			if !errors.Is(err, cuda.ErrOutOfMemory) {
+				t.Fatalf("%s: %v", clean.what, err)
+			}
+		}
+		calls := clean.drv.CallNumber()
+		clean.end()
+		step := uint64(1)
+		if testing.Short() {
+			step = 7
+		}
+		for _, code := range codes {
+			for k := uint64(1); k <= calls; k += step {
+				name := ""
+				s := &scenario{t: t, what: fmt.Sprintf("call %d of %d fails with %v, %q", k, calls, code, text)}
+				s.drv = sim.New(sim.Options{Capacity: 256 * mib, Lag: 20 * time.Millisecond, Check: sim.CheckOrder})
+				s.live = map[cuda.Ptr]uint64{}
+				s.drv.FailCall(func(call string, n uint64) cuda.Code {
+					if n == k {
+						name = call
+						return code
+					}
+					return cuda.Success
+				})
+				ok := s.play(opts)
+				s.what += ", " + name
+				s.judge(code, name, len(clean.errs))
+				if !ok {
+					continue // it said that there is no device
+				}
+				if code.Poisons() {
+					s.broken(code)
+				} else {
+					s.end()
+				}
+			}
+		}
+	}
+}
+
+// judge looks at the errors that the program saw: other than out of memory must carry the injected code's name, and
+// out of memory must not have been made of anything else.
+func (s *scenario) judge(code cuda.Code, call string, usual int) {
+	s.t.Helper()
+	others := 0
+	for _, err := range s.errs {
+		var oom *cistern.OutOfMemoryError
+		switch {
+		case errors.As(err, &oom):
+			if oom.Cause != nil && !errors.Is(oom.Cause, cuda.ErrOutOfMemory) {
+				s.fail("%v was made of %v", err, oom.Cause)
+			}
+		case !errors.Is(err, code):
+			s.fail("%v does not carry %v", err, code)
+		default:
+			others++
+			var e *cuda.Error
+			if !errors.As(err, &e) || !code.Poisons() && e.Op != call {
+				s.fail("%v does not name %s", err, call)
+			}
+		}
+	}
+	if !code.Poisons() && others > 1 {
+		s.fail("one failure was reported %d times: %v", others, s.errs)
+	}
+}
+
+// broken is what must hold after the context died: frees are bookkeeping, requests fail with the error that broke it.
+func (s *scenario) broken(code cuda.Code) {
+	s.t.Helper()
+	if len(s.live) != 0 {
+		s.fail("%d blocks are left", len(s.live))
+	}
+	st, err := s.dev.Stream(cuda.StreamNull)
+	if err == nil {
+		if _, err = s.dev.Alloc(mib, st); !errors.Is(err, code) {
+			s.fail("Alloc on a broken context: %v", err)
+		}
+	} else if !errors.Is(err, code) {
+		s.fail("Stream on a broken context: %v", err)
+	}
+	s.dev.Trim()
+	s.check()
+}
+
+// Random operations while driver calls fail at random: books stay exact, and all memory can be had in the end.
+func TestRandomFailures(t *testing.T) {
+	seed := uint64(time.Now().UnixNano())
+	n := 60
+	if testing.Short() {
+		n = 10
+	}
+	for i := range n {
+		rng := rand.New(rand.NewPCG(seed, uint64(i)))
+		opts := cistern.Options{Backend: []cistern.Backend{cistern.BackendVMM, cistern.BackendMalloc}[i%2]}
+		s := &scenario{t: t, what: fmt.Sprintf("seed %d, %d", seed, i)}
+		s.drv = sim.New(sim.Options{Capacity: 256 * mib, Lag: 20 * time.Millisecond, Check: sim.CheckOrder})
+		s.live = map[cuda.Ptr]uint64{}
+		codes := []cuda.Code{cuda.ErrOutOfMemory, cuda.ErrInvalidValue, cuda.ErrNotSupported, cuda.ErrUnknown}
+		s.drv.FailCall(func(call string, n uint64) cuda.Code {
+			if n > 10 && rng.IntN(10) == 0 {
+				return codes[rng.IntN(len(codes))]
+			}
+			return cuda.Success
+		})
+		if s.play(opts) {
+			s.end()
+		}
+	}
+}
