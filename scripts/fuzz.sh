@@ -3,7 +3,7 @@
 set -eu
 time=$1
 found=0
-for dir in $(grep -rl --include='*_test.go' '^func Fuzz' . | xargs -n 1 dirname | sort -u); do
+for dir in $(grep -rl --include='*_test.go' --exclude-dir=node_modules '^func Fuzz' . | xargs -n 1 dirname | sort -u); do
   for target in $(go test -list '^Fuzz' "$dir" | grep '^Fuzz'); do
     found=$((found + 1))
     echo "$dir $target"
