@@ -17,8 +17,9 @@ import (
 
 // TuneOptions are the circumstances of a search.
 type TuneOptions struct {
-	Capacity uint64        // bytes; 0 is the trace's own (replay.CapacityFromTrace)
-	GPULag   time.Duration // as in replay.Options
+	Capacity  uint64        // bytes; 0 is the trace's own (replay.CapacityFromTrace)
+	Unlimited bool          // a Capacity of 0 is none
+	GPULag    time.Duration // as in replay.Options
 	// Progress is called as replays end, with the number done and the number known to be needed; from any goroutine,
 	// one call at a time.
 	Progress func(done, total int)
@@ -87,7 +88,10 @@ func Tune(ctx context.Context, t *trace.Trace, opt TuneOptions) (*Tuning, error)
 		Floors: []Floor{}, Notes: slices.Clone(t.Notes)}
 	tn.PeakLive, _ = t.PeakLive()
 	tn.Capacity, tn.CapacityFrom = opt.Capacity, "given"
-	if opt.Capacity == 0 {
+	switch {
+	case opt.Capacity == 0 && opt.Unlimited:
+		tn.CapacityFrom = "unlimited"
+	case opt.Capacity == 0:
 		tn.Capacity, tn.CapacityFrom = replay.CapacityFromTrace(t)
 	}
 	s.capacity = tn.Capacity

@@ -40,6 +40,7 @@ type line struct {
 	Kind   string `json:"kind"`   // "live", "allocated", "recorded" or "policy"
 	Policy int    `json:"policy"` // index into View.Results
 	Hidden bool   `json:"hidden"` // until it is asked for
+	Until  *int   `json:"until"`  // event at which the policy died, null if it did not
 }
 
 // NewView collects what a page shows of a trace: what it holds, and what the policies made of it. in is
@@ -66,7 +67,7 @@ func NewView(t *trace.Trace, in *analyze.Inspection, rep *replay.Report) (*View,
 		if len(r.Curve.TimeUS) == 0 {
 			continue
 		}
-		add(line{Name: "reserved by " + policyName(r), Kind: "policy", Policy: i}, reservedCurve(t, r.Curve))
+		add(line{Name: "reserved by " + policyName(r), Kind: "policy", Policy: i, Until: r.FailedEvent}, reservedCurve(t, r.Curve))
 	}
 	// The record is drawn last: a faithful model's line lies under it, and shows between its dashes.
 	if len(curves.Reserved.Value) > 0 {

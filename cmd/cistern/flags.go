@@ -12,6 +12,7 @@ import (
 
 	"github.com/cistern-gpu/cistern/internal/units"
 	"github.com/cistern-gpu/cistern/replay"
+	"github.com/cistern-gpu/cistern/trace"
 )
 
 // flagNames lists a command's flags for a message.
@@ -25,25 +26,35 @@ func flagNames(c *cobra.Command) string {
 	return strings.Join(names, ", ")
 }
 
-// sizeFlag is a size in bytes, as people write it.
-type sizeFlag struct{ bytes uint64 }
+// sizeFlag is a limit in bytes, as people write it, or the word unlimited.
+type sizeFlag struct {
+	bytes     uint64 // 0: not given, or unlimited
+	unlimited bool
+}
 
 func (s *sizeFlag) String() string {
-	if s.bytes == 0 {
+	switch {
+	case s.unlimited:
+		return "unlimited"
+	case s.bytes == 0:
 		return ""
 	}
 	return strings.ReplaceAll(units.FormatBytes(s.bytes), " ", "")
 }
 
 func (s *sizeFlag) Set(v string) error {
+	if v == "unlimited" {
+		*s = sizeFlag{unlimited: true}
+		return nil
+	}
 	n, err := units.ParseBytes(v)
 	if err != nil {
-		return err
+		return fmt.Errorf("%w, or unlimited", err)
 	}
 	if n == 0 {
-		return fmt.Errorf("%q: want more than 0 bytes; leave the flag out for no limit", v)
+		return fmt.Errorf("%q: want more than 0 bytes, or unlimited", v)
 	}
-	s.bytes = n
+	*s = sizeFlag{bytes: n}
 	return nil
 }
 
@@ -88,7 +99,7 @@ func (f *replayFlags) add(c *cobra.Command) {
 }
 
 func (f *replayFlags) addLimits(c *cobra.Command) {
-	c.Flags().Var(&f.capacity, "capacity", "limit on the bytes reserved, such as 80GiB "+
+	c.Flags().Var(&f.capacity, "capacity", "limit on the bytes reserved, such as 80GiB, or unlimited "+
 		"(default the limit that explains the trace's own out-of-memory, else none)")
 	f.lag.d = 20 * time.Millisecond
 	c.Flags().Var(&f.lag, "gpu-lag", "how long after it was queued the simulated GPU "+
@@ -106,10 +117,9 @@ func (f *replayFlags) parse() error {
 		if err != nil {
 			return fmt.Errorf("--policy: %w", err)
 		}
-		if spec.Name == "torch" && spec.HasConf {
-			if _, err := replay.ParseTorchConf(spec.Conf); err != nil {
-				return fmt.Errorf("--policy %s: %w", s, err)
-			}
+		// Replayed over nothing, a policy fails if its settings are wrong.
+		if _, err := replay.Run(&trace.Trace{Pools: []trace.PoolID{{}}}, spec, replay.Options{}); err != nil {
+			return fmt.Errorf("--policy %s: %w", s, err)
 		}
 		if slices.Contains(f.specs, spec) {
 			return fmt.Errorf("--policy %s: named twice", s)
@@ -120,7 +130,7 @@ func (f *replayFlags) parse() error {
 }
 
 func (f *replayFlags) options() replay.Options {
-	return replay.Options{Capacity: f.capacity.bytes, GPULag: f.lag.d}
+	return replay.Options{Capacity: f.capacity.bytes, Unlimited: f.capacity.unlimited, GPULag: f.lag.d}
 }
 
 // formatFlags choose between text and JSON.

@@ -41,7 +41,8 @@ func newTune(a *app) *cobra.Command {
 					return nil, errors.New("no device has events, expected a recording of at least one")
 				}
 				for i, t := range f.Traces {
-					tn, err := analyze.Tune(c.Context(), t, analyze.TuneOptions{Capacity: flags.capacity.bytes, GPULag: flags.lag.d,
+					tn, err := analyze.Tune(c.Context(), t, analyze.TuneOptions{Capacity: flags.capacity.bytes,
+						Unlimited: flags.capacity.unlimited, GPULag: flags.lag.d,
 						Progress: func(done, total int) { step(i*total+done, len(f.Traces)*total) }})
 					if err != nil {
 						return nil, fmt.Errorf("device %d: %w", t.Device, err)

@@ -144,7 +144,8 @@ export function memoryChart(host, timeline, lines, marks, peakEvent) {
     ctx.save();
     ctx.fillStyle = ctx.strokeStyle = cssColor('--bad');
     ctx.font = `${11 * devicePixelRatio}px system-ui, sans-serif`;
-    for (const m of marks) {
+    const rows = []; // where the labels of each row end, so that none covers another
+    for (const m of [...marks].sort((a, b) => a.event - b.event)) {
       const x = timeline.byEvent ? m.event : timeline.us[timeline.entryOf(m.event)];
       if (x < range[0] || x > range[1]) continue;
       const px = Math.round(u.valToPos(x, 'x', true)) + 0.5;
@@ -154,8 +155,11 @@ export function memoryChart(host, timeline, lines, marks, peakEvent) {
       ctx.lineTo(px, u.bbox.top + u.bbox.height);
       ctx.stroke();
       const w = ctx.measureText(m.label).width;
-      ctx.fillText(m.label, px + 4 + w > u.bbox.left + u.bbox.width ? px - 4 - w : px + 4,
-        u.bbox.top + 12 * devicePixelRatio);
+      const from = px + 4 + w > u.bbox.left + u.bbox.width ? px - 4 - w : px + 4;
+      let row = rows.findIndex((end) => end < from);
+      if (row < 0) row = rows.length;
+      rows[row] = from + w + 8;
+      if (row < 8) ctx.fillText(m.label, from, u.bbox.top + (12 + 14 * row) * devicePixelRatio);
     }
     ctx.restore();
   }
@@ -172,7 +176,7 @@ export function memoryChart(host, timeline, lines, marks, peakEvent) {
       found.events > 1 ? h('div', {class: 'muted'}, `highest of about ${count(found.events)} events here`) : null,
       h('table', {}, lines.map((l, i) => (l.shown ? h('tr', {'data-series': l.name, 'data-bytes': found.values[i]},
         h('td', {}, h('i', {class: l.dash ? 'dashed' : '', css: {'--key': `var(${l.color})`}}), l.name),
-        h('td', {class: 'n'}, bytes(found.values[i]))) : null))));
+        h('td', {class: 'n'}, found.values[i] === null ? 'out of memory' : bytes(found.values[i]))) : null))));
     const r = u.over.getBoundingClientRect();
     placeTip(tip, r.left + u.cursor.left, r.top + u.cursor.top);
   }
@@ -204,7 +208,7 @@ export function memoryChart(host, timeline, lines, marks, peakEvent) {
       ctx.beginPath();
       const y = data[i + 1];
       ctx.moveTo(0, overview.height);
-      for (let k = 0; k < y.length; k++) {
+      for (let k = 0; k < y.length && y[k] !== null; k++) {
         const py = overview.height - (y[k] / top) * overview.height * 0.92;
         if (k > 0) ctx.lineTo(plotX(data[0][k]), overview.height - (y[k - 1] / top) * overview.height * 0.92);
         ctx.lineTo(plotX(data[0][k]), py);

@@ -39,7 +39,7 @@ async function show(index) {
     fill: l.kind === 'live' ? '--live-fill' : undefined,
     dash: l.kind === 'recorded' ? [6, 4] : undefined,
   }));
-  const timeline = new Timeline(times, curves, t.inspection.events);
+  const timeline = new Timeline(times, curves, t.inspection.events, t.lines.map((l) => l.until));
   if (t.inspection.events > 0) {
     memoryChart(charts, timeline, lines, t.ooms.slice(0, 20).map((o) => ({event: o.event, label: `${o.source}: OOM`})),
       t.inspection.peak.event);

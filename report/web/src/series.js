@@ -108,8 +108,10 @@ export class Timeline {
    * @param times {stride, us} as decoded
    * @param curves step functions
    * @param events number of events
+   * @param until per curve, the event at which it ends, null where it does not
    */
-  constructor(times, curves, events) {
+  constructor(times, curves, events, until) {
+    this.until = until;
     this.stride = times.stride;
     this.us = times.us;
     this.events = events;
@@ -145,6 +147,13 @@ export class Timeline {
     return this.byEvent ? Math.max(0, Math.min(this.events - 1, Math.round(x))) : this.entry(x) * this.stride;
   }
 
+  /** Values with nothing behind the end of series s. */
+  ended(s, x, y) {
+    if (this.until[s] === null) return y;
+    const end = this.x(this.entryOf(this.until[s]));
+    return x[x.length - 1] <= end ? y : Array.from(y, (v, i) => (x[i] <= end ? v : null));
+  }
+
   /**
    * Data for uPlot: every event of [min, max] where they are few, else the extremes of every one of `columns` columns,
    * so that no peak is lost at any zoom.
@@ -156,10 +165,7 @@ export class Timeline {
       const n = to - from;
       const x = new Float64Array(n);
       for (let i = 0; i < n; i++) x[i] = this.x(from + i);
-      return [x, ...this.series.map((s) => {
-        const {low, high} = s.levels[0];
-        return low === high ? low.subarray(from, to) : high.subarray(from, to);
-      })];
+      return [x, ...this.series.map((s, k) => this.ended(k, x, s.levels[0].high.subarray(from, to)))];
     }
     const step = (max - min) / columns;
     const edges = new Int32Array(columns + 1);
@@ -172,7 +178,7 @@ export class Timeline {
       x[2 * k + 1] = min + (k + 0.5) * step;
     }
     const out = {low: 0, high: 0};
-    return [x, ...this.series.map((s) => {
+    return [x, ...this.series.map((s, series) => {
       const y = new Float64Array(columns * 2);
       const first = s.levels[0];
       for (let k = 0; k < columns; k++) {
@@ -190,20 +196,26 @@ export class Timeline {
         y[2 * k] = up ? out.low : out.high;
         y[2 * k + 1] = up ? out.high : out.low;
       }
-      return y;
+      return this.ended(series, x, y);
     })];
   }
 
-  /** Values under the cursor: of the event there, or the highest of the events that share its column of width dx. */
+  /**
+   * Values under the cursor: of the event there, or the highest of the events that share its column of width dx; null
+   * for a series that has ended.
+   */
   under(x, dx) {
     const a = this.entry(x - dx / 2);
     const b = this.entry(x + dx / 2);
     const event = this.eventAt(x);
-    if (b - a <= 1) return {event, events: 1, us: this.us[this.entry(x)], values: this.series.map((s) => s.at(event))};
+    const over = (k) => this.until[k] !== null && event > this.until[k];
+    const us = this.us[this.entry(x)];
+    if (b - a <= 1) return {event, events: 1, us, values: this.series.map((s, k) => (over(k) ? null : s.at(event)))};
     const out = {low: 0, high: 0};
     return {
-      event, events: (b - a) * this.stride, us: this.us[this.entry(x)],
-      values: this.series.map((s) => {
+      event, events: (b - a) * this.stride, us,
+      values: this.series.map((s, k) => {
+        if (over(k)) return null;
         s.range(a, b + 1, out);
         return out.high;
       }),
