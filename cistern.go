@@ -51,6 +51,9 @@ type Allocator struct {
 	mu      sync.Mutex
 	devices []atomic.Pointer[Device] // by ordinal; set under mu, read without
 
+	// turn counts the occasions on which the GPU is asked how far it is: requests on the ladder and waits.
+	turn atomic.Uint64
+
 	// regions finds the owner of an address: a table of the 4 GiB pieces of the 48-bit address space.
 	regions [1 << (addressBits - regionBits)]atomic.Pointer[region]
 }

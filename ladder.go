@@ -16,6 +16,7 @@ func (p *Pool) allocSlow(size, n uint64, st *Stream) (cuda.Ptr, error) {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	d.a.turn.Add(1)
 	c := climb{d: d, n: n, size: size, rungs: d.opts.Ladder | RungFit}
 	if size > maxRequest {
 		c.tried = RungFit

@@ -36,6 +36,7 @@ type Stream struct {
 	mu     sync.Mutex
 	ring   []closedEpoch // guarded by mu: closed epochs that are not known to be over, oldest first
 	over   uint64        // guarded by mu: every epoch up to this one is over
+	asked  uint64        // guarded by mu: the turn in which the oldest event of ring was last seen incomplete
 	rerun  int           // guarded by mu: how often the last entry of ring was recorded again
 	active bool          // guarded by Device.mu: it has allocated
 	waited []uint64      // guarded by Device.mu: by stream index, the epoch of that stream which this one waits for
@@ -109,6 +110,7 @@ func (t *Stream) closeLocked(again bool) error {
 	if err := t.usable(); err != nil {
 		return err
 	}
+	t.asked = 0
 	e := t.epoch.Add(1) - 1
 	drv := t.dev.drv
 	if n := len(t.ring); n > 0 && (n >= maxRing || again && t.rerun < maxRerun) {
@@ -141,8 +143,13 @@ func (t *Stream) isOver(epoch uint64) bool {
 	return t.over >= epoch
 }
 
-// poll asks for the completion of closed epochs, oldest first, up to the given one.
+// poll asks for the completion of closed epochs, oldest first, up to the given one. What was seen incomplete is not
+// asked again in the same turn: one request on the ladder looks at thousands of blocks.
 func (t *Stream) poll(epoch uint64) {
+	turn := t.dev.a.turn.Load()
+	if t.asked == turn {
+		return
+	}
 	done := 0
 	for done < len(t.ring) && t.over < epoch {
 		ok, err := t.dev.drv.EventQuery(t.dev.id, t.ring[done].event)
@@ -151,6 +158,7 @@ func (t *Stream) poll(epoch uint64) {
 			break
 		}
 		if !ok {
+			t.asked = turn
 			break
 		}
 		t.over = t.ring[done].epoch

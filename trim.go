@@ -72,10 +72,12 @@ func later(waits []wait, t *Stream, epoch uint64) []wait {
 // await waits until the host knows the epochs to be over, except of streams that are being captured. The caller holds
 // Device.mu and nothing else; it is let go meanwhile.
 func (d *Device) await(waits []wait) error {
+	d.a.turn.Add(1)
 	if len(waits) == 0 || d.poisoned() != nil {
 		return nil
 	}
 	d.mu.Unlock()
+	defer d.a.turn.Add(1)
 	defer d.mu.Lock()
 	var first error
 	for _, w := range waits {
