@@ -69,6 +69,7 @@ demo: build
 # The browser's test is skipped where there is no Chromium and none can be installed; CISTERN_BROWSER_TEST=1 forbids that.
 test: tools $(PAGE)
 	@scripts/need.sh --try chromium
+	$(if $(wildcard report/web/test/*.test.mjs),cd report/web && npm test --silent)
 	$(GO) test -timeout 30m ./...
 
 lint: tools
