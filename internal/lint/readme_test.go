@@ -1,6 +1,7 @@
 package lint
 
 import (
+	"encoding/json"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -8,8 +9,12 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
 	"github.com/cistern-gpu/cistern"
 	"github.com/cistern-gpu/cistern/replay"
+	"github.com/cistern-gpu/cistern/trace"
 )
 
 // TestOutsideProgram builds the README's Go program as a stranger would, in a module of its own that finds this one by
@@ -51,6 +56,64 @@ func TestOutsideProgram(t *testing.T) {
 		command(cgo, "go", "build", "-o", "outside.exe", ".")
 		if got := command(cgo, filepath.Join(dir, "outside.exe")); strings.TrimSpace(got) != strings.TrimSpace(want) {
 			t.Errorf("CGO_ENABLED=%s: the README's program printed\n%s\nbut the README says\n%s", cgo, got, want)
+		}
+	}
+}
+
+// TestReadmeJSON: the README's example of --json has the fields that the command prints, and the values that do not
+// depend on the machine.
+func TestReadmeJSON(t *testing.T) {
+	example, _, ok := block(read(t, "README.md"), "json")
+	if !ok {
+		t.Fatal("the README shows no JSON")
+	}
+	var says any
+	if err := json.Unmarshal([]byte(example), &says); err != nil {
+		t.Fatal(err)
+	}
+	f, err := trace.ReadFile(filepath.Join(root(t), "trace", "testdata", "detection.pickle.gz"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all replay.Reports
+	for _, tr := range f.Traces {
+		tr.Path = filepath.Base(tr.Path)
+		r, err := replay.Replay(tr, []replay.Spec{{Name: "torch"}}, replay.Options{Verify: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, x := range r.Results {
+			x.NSPerEvent = 0
+		}
+		all.Traces = append(all.Traces, r)
+	}
+	data, err := json.Marshal(all)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var is any
+	if err := json.Unmarshal(data, &is); err != nil {
+		t.Fatal(err)
+	}
+	timeless(says)
+	if d := cmp.Diff(is, says, cmpopts.EquateApprox(1e-6, 0)); d != "" {
+		t.Errorf("the README's JSON (+) is not what is printed (-):\n%s", d)
+	}
+}
+
+// timeless sets what depends on the machine's speed to 0.
+func timeless(v any) {
+	switch v := v.(type) {
+	case map[string]any:
+		if _, ok := v["ns_per_event"]; ok {
+			v["ns_per_event"] = 0.0
+		}
+		for _, x := range v {
+			timeless(x)
+		}
+	case []any:
+		for _, x := range v {
+			timeless(x)
 		}
 	}
 }
