@@ -80,7 +80,7 @@ RACETIME ?= 1m
 SOAKTIME ?= 15m
 
 race: tools $(PAGE)
-	CISTERN_TRACES= CISTERN_SOAK=$(RACETIME) $(GO) test -race -short -timeout 30m ./...
+	CISTERN_TRACES= CISTERN_BROWSER_TEST= CISTERN_SOAK=$(RACETIME) $(GO) test -race -short -timeout 30m ./...
 
 FUZZTIME ?= 10s
 
