@@ -190,7 +190,7 @@ func (w *worker) step() error {
 		}
 		return nil
 	}
-	if len(w.blocks) > 0 && (w.held > w.budget || len(w.blocks) > 20_000 || !w.chance(2)) {
+	if len(w.blocks) > 0 && (w.held > w.budget || len(w.blocks) > 20_000 || w.chance(3)) {
 		i := w.rng.IntN(len(w.blocks))
 		if w.chance(12) {
 			if err := w.share(&w.blocks[i]); err != nil {
