@@ -93,6 +93,21 @@ func TestPageInBrowser(t *testing.T) {
 	}
 }
 
+// TestFrontEnd runs the tests of the page's script that need no browser.
+func TestFrontEnd(t *testing.T) {
+	node, err := exec.LookPath("node")
+	if err != nil {
+		if os.Getenv("CISTERN_BROWSER_TEST") == "1" {
+			t.Fatalf("the test needs node: %v", err)
+		}
+		t.Skipf("the test needs node: %v", err)
+	}
+	out, err := exec.CommandContext(t.Context(), node, "--test", "web/test/series.test.mjs").CombinedOutput()
+	if err != nil || !bytes.Contains(out, []byte("# fail 0")) {
+		t.Fatalf("%v\n%s", err, out)
+	}
+}
+
 func findChromium() string {
 	if path := os.Getenv("CISTERN_CHROMIUM"); path != "" {
 		return path

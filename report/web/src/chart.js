@@ -143,8 +143,10 @@ export function memoryChart(host, timeline, lines, marks, peakEvent) {
     const ctx = u.ctx;
     ctx.save();
     ctx.fillStyle = ctx.strokeStyle = cssColor('--bad');
+    ctx.textAlign = 'left';
+    ctx.textBaseline = 'alphabetic';
     ctx.font = `${11 * devicePixelRatio}px system-ui, sans-serif`;
-    const rows = []; // where the labels of each row end, so that none covers another
+    const rows = []; // where the labels of each row are, so that none covers another
     for (const m of [...marks].sort((a, b) => a.event - b.event)) {
       const x = timeline.byEvent ? m.event : timeline.us[timeline.entryOf(m.event)];
       if (x < range[0] || x > range[1]) continue;
@@ -156,9 +158,9 @@ export function memoryChart(host, timeline, lines, marks, peakEvent) {
       ctx.stroke();
       const w = ctx.measureText(m.label).width;
       const from = px + 4 + w > u.bbox.left + u.bbox.width ? px - 4 - w : px + 4;
-      let row = rows.findIndex((end) => end < from);
-      if (row < 0) row = rows.length;
-      rows[row] = from + w + 8;
+      let row = rows.findIndex((taken) => taken.every(([a, b]) => b < from || a > from + w));
+      if (row < 0) row = rows.push([]) - 1;
+      rows[row].push([from, from + w]);
       if (row < 8) ctx.fillText(m.label, from, u.bbox.top + (12 + 14 * row) * devicePixelRatio);
     }
     ctx.restore();
