@@ -162,7 +162,7 @@ func (w *worker) mode() {
 	default:
 		w.small, w.large = 9, 25
 	}
-	w.budget = w.limit/8 + w.rng.Uint64N(w.limit*3/4)
+	w.budget = w.limit/2 + w.rng.Uint64N(w.limit/2)
 }
 
 func (w *worker) step() error {
