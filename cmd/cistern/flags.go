@@ -90,7 +90,7 @@ var defaultPolicies = []string{"torch", "cistern"}
 
 func (f *replayFlags) add(c *cobra.Command) {
 	c.Flags().StringArrayVar(&f.policies, "policy", nil,
-		"policy to replay, NAME or NAME:CONF; repeatable (default torch and cistern).\nNAME is "+
+		"policy to replay, `NAME[:CONF]`; repeatable (default torch and cistern).\nNAME is "+
 			strings.Join(replay.PolicyNames(), ", ")+
 			".\nCONF replaces the trace's settings, in PYTORCH_ALLOC_CONF or CISTERN_CONF syntax; torch:default is PyTorch's defaults")
 	f.addLimits(c)
