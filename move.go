@@ -283,7 +283,7 @@ func (d *Device) create(c *climb, missing, have uint64) (uint64, bool, error) {
 		return have, false, nil
 	}
 	for missing > 0 {
-		size := d.chunkSize(c.s.class, missing)
+		size := d.chunkSize(c.s.class, c.n, missing)
 		h, err := d.upstream.Create(size)
 		if isOutOfMemory(err) {
 			c.oom = err

@@ -33,22 +33,27 @@ func groupOf(class int) int {
 }
 
 const (
-	// While a device holds less than fineBelow bytes, chunks are of the least size; up to coarseAbove, under a limit,
-	// and when more than half of the device is held, they are of half the largest size; else of the largest.
-	fineBelow   = 3 << 30
-	coarseAbove = 6500 << 20
+	// While a device holds less than fineBelow bytes, chunks are of the least size (of twice that for requests of
+	// largeRequest bytes, unless there is a limit to keep); up to coarseAbove, under a limit, and when more than half
+	// of the device is held, they are of half the largest size; else of the largest.
+	fineBelow    = 3 << 30
+	coarseAbove  = 6500 << 20
+	largeRequest = 192 << 20
 	// slack: as long as the memory held stays within 1 + 1/slack of the most that was ever active, new memory is got
 	// rather than old memory moved, because it is cheaper (no unmapping) and leaves large free blocks whole.
 	slack = 100
 )
 
-// chunkSize is the size of the next chunk when missing bytes are to be had.
-func (d *Device) chunkSize(class int, missing uint64) uint64 {
+// chunkSize is the size of the next chunk when missing bytes are to be had for a request.
+func (d *Device) chunkSize(class int, request, missing uint64) uint64 {
 	g := d.upstream.Granularity()
 	size := d.opts.ChunkMax
 	switch {
 	case class == classSmall || d.reservedBytes < fineBelow:
 		size = g
+		if request >= largeRequest && d.limit == 0 {
+			size = min(2*g, d.opts.ChunkMax)
+		}
 	case d.reservedBytes < coarseAbove || d.limit != 0 || d.reservedBytes > d.info.TotalBytes/2:
 		size = max(g, size/2/g*g)
 	}

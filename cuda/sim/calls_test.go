@@ -35,7 +35,7 @@ func TestCallsAreCountedAndPriced(t *testing.T) {
 	want := map[string]CallStat{
 		"cuMemAddressReserve": {1, c.MemAddressReserve(gib)},
 		"cuMemCreate":         {16, 16 * c.MemCreate(64*mib)},
-		"cuMemMap":            {16, 16 * c.MemMap(64*mib)},
+		"cuMemMap":            {16, 16 * (c.MemMap(64*mib) + c.MapAfresh)},
 		"cuMemRelease":        {16, 16 * c.MemRelease(64*mib)},
 		"cuMemSetAccess":      {1, c.MemSetAccess(64*mib, 16)},
 		"cuMemUnmap":          {1, 16 * c.MemUnmap(64*mib)},

@@ -172,6 +172,7 @@ func (d *Driver) MemMap(p cuda.Ptr, size uint64, h cuda.Handle) error {
 	if lo%d.opt.Granularity != 0 || size != c.size || r == nil || d.space.anyMapped(lo, size) {
 		return d.errorOf(callMemMap, c.prop.Device, size, cuda.ErrInvalidValue)
 	}
+	d.charge(callMemMap, d.costs.MapAfresh)
 	d.mapSeq++
 	m := &mapping{region: region{base: lo, size: size, seq: d.mapSeq}, chunk: c, pages: size, resv: r}
 	d.space.set(lo, size, m)
@@ -258,6 +259,9 @@ func (d *Driver) MemUnmap(p cuda.Ptr, size uint64) error {
 	for at := lo; at < lo+size; {
 		m := d.space.find(at)
 		cost += d.costs.MemUnmap(m.pages)
+		if m.chunk.maps > 1 {
+			cost += d.costs.UnmapShared
+		}
 		d.note(recUnmap, 0, m.base, m.pages, m.chunk, 0)
 		at += m.pages
 		d.space.set(m.base, m.pages, nil)
