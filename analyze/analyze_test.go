@@ -200,6 +200,21 @@ func TestExpandableSegmentsJoinAndSplit(t *testing.T) {
 	}
 }
 
+// The record of an engine that maps a chunk twice: addresses lie in both ranges, the bytes count once.
+func TestHandlesCountOnce(t *testing.T) {
+	r := newRecorder()
+	r.add(event.SegmentMap, 0, 2*mib).Handle = 9
+	r.add(event.SegmentMap, 64*mib, 2*mib).Handle = 9
+	r.add(event.SegmentUnmap, 0, 2*mib).Handle = 9
+	r.add(event.SegmentUnmap, 64*mib, 2*mib).Handle = 9
+	for event, want := range []struct{ segments, reserved uint64 }{{1, 2 * mib}, {2, 2 * mib}, {1, 2 * mib}, {0, 0}} {
+		m := MomentAt(&r.Trace, event)
+		if uint64(m.Segments) != want.segments || m.Reserved != want.reserved {
+			t.Errorf("after event %d: %d bytes in %d segments, want %+v", event, m.Reserved, m.Segments, want)
+		}
+	}
+}
+
 func TestFreeRanges(t *testing.T) {
 	r := newRecorder()
 	r.add(event.SegmentAlloc, 0, 20*mib)

@@ -45,13 +45,14 @@ type state struct {
 	liveBytes uint64
 	allocated uint64 // rounded to grain
 	segments  []extent
-	reserved  uint64
-	hasSegs   bool // the trace says anything about segments
+	reserved  uint64         // a handle that is mapped more than once counts once
+	mapped    map[uint64]int // mappings by handle, where the file tells handles
+	hasSegs   bool           // the trace says anything about segments
 }
 
 // startState is the state before a trace's first event.
 func startState(t *trace.Trace) *state {
-	s := &state{live: make(map[uint64]held, 1024)}
+	s := &state{live: make(map[uint64]held, 1024), mapped: map[uint64]int{}}
 	for _, b := range t.Initial {
 		if b.State == trace.Inactive {
 			continue
@@ -64,7 +65,7 @@ func startState(t *trace.Trace) *state {
 		s.add(h)
 	}
 	for _, g := range t.InitialSegments {
-		s.reserve(extent{g.Addr, g.Size, g.Stream, g.Pool, g.Expandable})
+		s.reserved += s.reserve(extent{g.Addr, g.Size, g.Stream, g.Pool, g.Expandable})
 	}
 	return s
 }
@@ -96,22 +97,33 @@ func (s *state) apply(i int, e *event.Event) {
 		}
 	case event.FreeCompleted:
 		s.drop(e.Addr)
-	case event.SegmentAlloc:
-		s.reserve(extent{e.Addr, e.Size, e.Stream, e.Pool, false})
-	case event.SegmentMap:
-		s.reserve(extent{e.Addr, e.Size, e.Stream, e.Pool, true})
+	case event.SegmentAlloc, event.SegmentMap:
+		n := s.reserve(extent{e.Addr, e.Size, e.Stream, e.Pool, e.Kind == event.SegmentMap})
+		if e.Handle != 0 {
+			if s.mapped[e.Handle]++; s.mapped[e.Handle] > 1 {
+				return
+			}
+		}
+		s.reserved += n
 	case event.SegmentFree, event.SegmentUnmap:
-		s.release(e.Addr, e.Size)
+		n := s.release(e.Addr, e.Size)
+		if e.Handle != 0 {
+			if s.mapped[e.Handle]--; s.mapped[e.Handle] > 0 {
+				return
+			}
+			delete(s.mapped, e.Handle)
+		}
+		s.reserved -= min(s.reserved, n)
 	}
 }
 
-// reserve adds a range. Mapped ranges that touch become one: PyTorch maps an expandable segment page by page.
-func (s *state) reserve(x extent) {
+// reserve adds a range and returns its size. Mapped ranges that touch become one: PyTorch maps an expandable segment
+// page by page.
+func (s *state) reserve(x extent) uint64 {
 	if x.size == 0 {
-		return
+		return 0
 	}
 	s.hasSegs = true
-	s.reserved += x.size
 	i := sort.Search(len(s.segments), func(i int) bool { return s.segments[i].addr >= x.addr })
 	if x.expandable {
 		if i > 0 && joins(s.segments[i-1], x) {
@@ -120,31 +132,33 @@ func (s *state) reserve(x extent) {
 				s.segments[i-1].size += s.segments[i].size
 				s.segments = slices.Delete(s.segments, i, i+1)
 			}
-			return
+			return x.size
 		}
 		if i < len(s.segments) && joins(x, s.segments[i]) {
 			s.segments[i].addr = x.addr
 			s.segments[i].size += x.size
-			return
+			return x.size
 		}
 	}
 	s.segments = slices.Insert(s.segments, i, x)
+	return x.size
 }
 
 func joins(a, b extent) bool {
 	return a.expandable && b.expandable && a.end() == b.addr && a.stream == b.stream && a.pool == b.pool
 }
 
-// release takes a range out, cutting the segments that it overlaps. Bytes that were never seen reserved count for
-// nothing: the trace began after them.
-func (s *state) release(addr, size uint64) {
+// release takes a range out, cutting the segments that it overlaps, and returns how many bytes of it there were. Bytes
+// that were never seen reserved count for nothing: the trace began after them.
+func (s *state) release(addr, size uint64) uint64 {
+	released := uint64(0)
 	end := addr + size
 	first := sort.Search(len(s.segments), func(i int) bool { return s.segments[i].end() > addr })
 	last := first
 	var rest []extent
 	for last < len(s.segments) && s.segments[last].addr < end {
 		g := s.segments[last]
-		s.reserved -= min(g.end(), end) - max(g.addr, addr)
+		released += min(g.end(), end) - max(g.addr, addr)
 		if g.addr < addr {
 			left := g
 			left.size = addr - g.addr
@@ -158,6 +172,7 @@ func (s *state) release(addr, size uint64) {
 		last++
 	}
 	s.segments = slices.Replace(s.segments, first, last, rest...)
+	return released
 }
 
 // walk calls visit with the state after each of the events named, in rising order. Event -1 is the state before the

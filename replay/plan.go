@@ -133,22 +133,15 @@ func (p *Plan) orderStreams() {
 
 // record sums up what the recorded allocator did.
 func (p *Plan) record() {
-	var reserved uint64
-	for _, s := range p.Trace.InitialSegments {
-		reserved += s.Size
-	}
 	r := &p.Recorded
-	r.PeakReserved = reserved
+	r.PeakReserved = p.Trace.RecordedPeakReserved()
 	for i := range p.Trace.Events {
 		switch e := &p.Trace.Events[i]; e.Kind {
 		case event.SegmentAlloc, event.SegmentMap:
 			r.SegmentEvents++
-			reserved += e.Size
-			r.PeakReserved = max(r.PeakReserved, reserved)
 		case event.SegmentFree, event.SegmentUnmap:
 			r.SegmentEvents++
 			p.segmentsFreed++
-			reserved -= min(e.Size, reserved)
 		case event.OOM:
 			r.OOMs++
 		}

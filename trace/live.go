@@ -64,19 +64,41 @@ func (t *Trace) InitialReserved() uint64 {
 	return n
 }
 
+// Reserved calls f after each event that changes the reserved bytes, with the event's index and the bytes of segments
+// held then, those from before the first event included. A physical handle that is mapped more than once counts once,
+// where the file tells handles.
+func (t *Trace) Reserved(f func(event int, bytes uint64)) {
+	n := t.InitialReserved()
+	mapped := map[uint64]int{} // by handle
+	for i := range t.Events {
+		e := &t.Events[i]
+		switch e.Kind {
+		case event.SegmentAlloc, event.SegmentMap:
+			if e.Handle != 0 {
+				if mapped[e.Handle]++; mapped[e.Handle] > 1 {
+					continue
+				}
+			}
+			n += e.Size
+		case event.SegmentFree, event.SegmentUnmap:
+			if e.Handle != 0 {
+				if mapped[e.Handle]--; mapped[e.Handle] > 0 {
+					continue
+				}
+				delete(mapped, e.Handle)
+			}
+			n -= min(n, e.Size)
+		default:
+			continue
+		}
+		f(i, n)
+	}
+}
+
 // RecordedPeakReserved is the most bytes of segments that the recorded run held at once.
 func (t *Trace) RecordedPeakReserved() uint64 {
-	n := t.InitialReserved()
-	peak := n
-	for i := range t.Events {
-		switch e := &t.Events[i]; e.Kind {
-		case event.SegmentAlloc, event.SegmentMap:
-			n += e.Size
-			peak = max(peak, n)
-		case event.SegmentFree, event.SegmentUnmap:
-			n -= min(n, e.Size)
-		}
-	}
+	peak := t.InitialReserved()
+	t.Reserved(func(_ int, n uint64) { peak = max(peak, n) })
 	return peak
 }
 

@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"strings"
+	"syscall"
 	"unicode"
 
 	"github.com/spf13/cobra"
@@ -43,7 +44,10 @@ func run(ctx context.Context, args []string, in io.Reader, out, err io.Writer) i
 	if e := root.ExecuteContext(ctx); e != nil {
 		a.fail(e)
 	}
-	if checked.err != nil {
+	switch {
+	case errors.Is(checked.err, syscall.EPIPE): // nobody is listening
+		a.bad = true
+	case checked.err != nil:
 		a.fail(cannotWrite("standard output", checked.err))
 	}
 	switch {

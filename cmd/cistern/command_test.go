@@ -10,6 +10,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/cistern-gpu/cistern/report"
@@ -272,6 +273,21 @@ func TestStandardOutputThatCannotBeWritten(t *testing.T) {
 		if want := "cistern: standard output: cannot be written: no space left on device\n"; code != exitBad || errs.String() != want {
 			t.Errorf("%s: code %d, %q, want %d, %q", flag, code, errs.String(), exitBad, want)
 		}
+	}
+}
+
+type closedPipe struct{}
+
+func (closedPipe) Write(p []byte) (int, error) { return 0, &os.PathError{Op: "write", Path: "|1", Err: syscall.EPIPE} }
+
+// Whoever reads the output may stop (head); the files asked for are written all the same, without a word.
+func TestReaderThatStops(t *testing.T) {
+	inFolder(t)
+	var errs bytes.Buffer
+	code := run(context.Background(), []string{"replay", "--policy", "torch", "--record", "out.pickle", "tiny.pickle"},
+		strings.NewReader(""), closedPipe{}, &errs)
+	if _, err := trace.ReadFile("out.pickle"); code != exitBad || errs.Len() > 0 || err != nil {
+		t.Errorf("code %d, %q, %v", code, errs.String(), err)
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	"context"
 	"os"
 	"os/signal"
+	"syscall"
 
 	"charm.land/lipgloss/v2"
 )
@@ -18,7 +19,9 @@ func main() {
 	// Old consoles of Windows do not understand colours unless asked; elsewhere these do nothing.
 	lipgloss.EnableLegacyWindowsANSI(os.Stdout)
 	lipgloss.EnableLegacyWindowsANSI(os.Stderr)
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	// A reader that has seen enough (head) ends the output, not the run: its files are still written.
+	signal.Ignore(syscall.SIGPIPE)
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	code := run(ctx, os.Args[1:], os.Stdin, os.Stdout, os.Stderr)
 	stop()
 	os.Exit(code)
