@@ -21,7 +21,7 @@ func goBytes() uint64 {
 }
 
 func benchEngine(b testing.TB, streams int) *engine {
-	return newEngine(b, sim.Options{Capacity: 1 << 46, AddressSpace: 1 << 47}, cistern.Options{}, streams)
+	return newEngine(b, sim.Options{Capacity: 1 << 42}, cistern.Options{}, streams)
 }
 
 // mapTime is what a Go map takes to delete one 64-bit key and insert another, at a population, in nanoseconds: the
