@@ -1,0 +1,202 @@
+package cistern_test
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cistern-gpu/cistern"
+	"github.com/cistern-gpu/cistern/cuda"
+	"github.com/cistern-gpu/cistern/cuda/sim"
+)
+
+// Several goroutines, each with streams of its own, free each other's blocks, use them on each other's streams, make
+// and release pools, trim and change the limit. The books are compared whenever all of them stand still.
+func TestConcurrent(t *testing.T) {
+	seed := uint64(time.Now().UnixNano())
+	budget := 4 * time.Second
+	if testing.Short() {
+		budget = 1500 * time.Millisecond
+	}
+	for i, text := range []string{"", "chunk:2MiB,cross_stream:ready", "backend:malloc", "history:100"} {
+		opts, err := cistern.ParseOptions(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Run(text, func(t *testing.T) { concurrent(t, opts, seed+uint64(i), budget/4) })
+	}
+}
+
+type handed struct {
+	p    cuda.Ptr
+	size uint64
+	st   *cistern.Stream
+}
+
+func concurrent(t *testing.T, opts cistern.Options, seed uint64, budget time.Duration) {
+	const goroutines = 4
+	what := fmt.Sprintf("seed %d, %s", seed, opts)
+	drv := sim.New(sim.Options{Devices: 2, Capacity: 512 * mib, Lag: time.Millisecond, Check: sim.CheckOrder,
+		OnFault: func(err error) { t.Errorf("%s: %v", what, err) }})
+	a, err := cistern.New(drv, opts)
+	must(t, err)
+	var live ranges
+	var streams [2][]*cistern.Stream
+	var devs [2]*cistern.Device
+	for d := range devs {
+		if devs[d], err = a.Device(cuda.Device(d)); err != nil {
+			t.Fatal(err)
+		}
+		for range goroutines {
+			st, err := devs[d].Stream(drv.NewStreamNonBlocking(cuda.Device(d)), cistern.StreamDurable)
+			must(t, err)
+			streams[d] = append(streams[d], st)
+		}
+	}
+	exchange := make(chan handed, 64)
+	var books [2]struct {
+		sync.Mutex
+		blocks, requested, allocated, allocs int64
+	}
+	note := func(b handed, sign int64) {
+		k := &books[b.st.Device().ID()]
+		k.Lock()
+		defer k.Unlock()
+		k.blocks += sign
+		k.requested += sign * int64(b.size)
+		k.allocated += sign * int64(round512(b.size))
+		k.allocs += (sign + 1) / 2
+	}
+	free := func(b handed) {
+		live.remove(uint64(b.p))
+		note(b, -1)
+		if err := a.Free(b.p); err != nil {
+			t.Errorf("%s: Free(%#x): %v", what, b.p, err)
+		}
+	}
+	work := func(g int, rng *rand.Rand, n int) {
+		var mine []handed
+		var pools [2]*cistern.Pool
+		for i := 0; i < n && !t.Failed(); i++ {
+			d := rng.IntN(2)
+			st := streams[d][g]
+			switch k := rng.IntN(100); {
+			case k < 45:
+				size := uint64(512) << rng.IntN(15)
+				size += rng.Uint64N(size)
+				var p cuda.Ptr
+				var err error
+				if pools[d] != nil && rng.IntN(3) == 0 {
+					p, err = pools[d].Alloc(size, st)
+				} else {
+					p, err = devs[d].Alloc(size, st)
+				}
+				if err != nil {
+					if !errors.Is(err, cuda.ErrOutOfMemory) {
+						t.Errorf("%s: %v", what, err)
+					}
+					continue
+				}
+				b := handed{p, size, st}
+				if err := live.add(uint64(p), round512(size)); err != nil {
+					t.Errorf("%s: %v", what, err)
+				}
+				note(b, +1)
+				drv.Use(cuda.Device(d), st.Handle(), p, size)
+				mine = append(mine, b)
+			case k < 75 && len(mine) > 0:
+				x := rng.IntN(len(mine))
+				free(mine[x])
+				mine[x] = mine[len(mine)-1]
+				mine = mine[:len(mine)-1]
+			case k < 85 && len(mine) > 0: // another goroutine frees it, perhaps after use on another stream
+				b := mine[len(mine)-1]
+				mine = mine[:len(mine)-1]
+				dev := b.st.Device().ID()
+				if other := streams[dev][rng.IntN(goroutines)]; other != b.st && rng.IntN(2) == 0 {
+					e, err := drv.EventCreate(dev)
+					report(t, err)
+					report(t, drv.EventRecord(dev, e, b.st.Handle()))
+					report(t, drv.StreamWaitEvent(dev, other.Handle(), e))
+					report(t, drv.EventDestroy(dev, e))
+					drv.Use(dev, other.Handle(), b.p, b.size)
+					report(t, a.RecordStream(b.p, other))
+				}
+				select {
+				case exchange <- b:
+				default:
+					free(b)
+				}
+			case k < 93:
+				select {
+				case b := <-exchange:
+					free(b)
+				default:
+				}
+			case k < 95:
+				report(t, devs[d].Trim())
+			case k < 96:
+				devs[d].SetLimit(uint64(rng.IntN(512)) * mib)
+			case k < 98:
+				if pools[d] != nil {
+					report(t, pools[d].Release())
+				}
+				pools[d], err = devs[d].NewPool(cistern.PoolID{uint64(g), rng.Uint64()})
+				report(t, err)
+			default:
+				drv.Advance(time.Duration(rng.IntN(2_000_000)))
+				devs[d].Stats()
+			}
+		}
+		for _, b := range mine {
+			free(b)
+		}
+		for _, p := range pools {
+			if p != nil {
+				report(t, p.Release())
+			}
+		}
+	}
+	began := time.Now()
+	for round := 0; time.Since(began) < budget && !t.Failed(); round++ {
+		var wg sync.WaitGroup
+		for g := range goroutines {
+			wg.Go(func() { work(g, rand.New(rand.NewPCG(seed, uint64(round*goroutines+g))), 300) })
+		}
+		wg.Wait()
+		for len(exchange) > 0 && round%2 == 1 {
+			free(<-exchange)
+		}
+		for d := range devs {
+			s, k := devs[d].Stats(), &books[d]
+			held := int64(drv.ReservedBytes(cuda.Device(d)))
+			if s.Allocations.All.Current != k.blocks || s.Requested.All.Current != k.requested ||
+				s.Allocated.All.Current != k.allocated || s.Allocations.All.Added != k.allocs ||
+				s.Reserved.Current != held || s.ActiveBytes.All.Current+s.InactiveBytes.All.Current != held {
+				t.Fatalf("%s, round %d, device %d: want %d blocks of %d bytes, %d requested, %d ever, %d held; have %+v", what,
+					round, d, k.blocks, k.allocated, k.requested, k.allocs, held, s)
+			}
+		}
+	}
+	for len(exchange) > 0 {
+		free(<-exchange)
+	}
+	report(t, a.Trim())
+	if err := a.Close(); err != nil && !t.Failed() {
+		t.Fatalf("%s: %v", what, err)
+	}
+	if l := drv.Leaks(); !t.Failed() && (l.Handles != 0 || l.Mappings != 0 || l.Reservations != 0 || l.Allocs != 0 || l.Events != 0) {
+		t.Fatalf("%s: left behind: %+v", what, l)
+	}
+}
+
+// report is must for goroutines that are not the test's own.
+func report(t *testing.T, err error) {
+	if err != nil {
+		t.Helper()
+		t.Error(err)
+	}
+}
