@@ -13,6 +13,8 @@ type Recording struct {
 	now    int64
 	final  []trace.Segment
 	ended  bool
+
+	settings trace.Settings // of PyTorch's allocator, where the policy is that
 }
 
 // placement is where a block lies.
@@ -88,5 +90,5 @@ func (r *Recording) Trace() *trace.Trace {
 	}
 	t := r.plan.Trace
 	return &trace.Trace{Path: t.Path, Format: "pytorch-snapshot", Device: t.Device, Events: r.events, Streams: t.Streams,
-		Pools: r.plan.Pools, Stacks: []trace.Stack{nil}, Final: r.final, FromStart: true}
+		Pools: r.plan.Pools, Stacks: []trace.Stack{nil}, Final: r.final, FromStart: true, Settings: r.settings}
 }

@@ -227,6 +227,9 @@ func (p *Plan) Run(spec Spec, opt Options) (*Result, error) {
 	d := driver{plan: p, spec: spec, policy: policy, opt: opt, result: r, verify: env.verify, record: opt.Record}
 	if opt.Record != nil {
 		opt.Record.begin(p)
+		if c, err := ParseTorchConf(conf); err == nil && spec.Name == "torch" {
+			opt.Record.settings = c.settings()
+		}
 	}
 	if opt.Samples > 0 {
 		d.curve = newCurver(opt.Samples, len(p.Trace.Initial)+len(p.Trace.Events))

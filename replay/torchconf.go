@@ -338,3 +338,21 @@ func (c *TorchConf) segmentSize(size uint64) uint64 {
 	}
 	return (size + roundLarge - 1) / roundLarge * roundLarge
 }
+
+// settings is the configuration as PyTorch's recorder would note it.
+func (c TorchConf) settings() trace.Settings {
+	s := trace.Settings{Known: true, Expandable: c.Expandable, MaxSplitSize: -1, GCThreshold: c.GCThreshold}
+	if text := c.String(); text != "default" {
+		s.Conf = text
+	}
+	if c.MaxSplit != noMaxSplit {
+		s.MaxSplitSize = int64(c.MaxSplit)
+	}
+	if c.Roundup != [roundupIntervals]uint64{} {
+		s.RoundupPow2 = map[uint64]uint64{}
+		for i, divisions := range c.Roundup {
+			s.RoundupPow2[1<<i] = divisions
+		}
+	}
+	return s
+}

@@ -188,10 +188,15 @@ func TestRecord(t *testing.T) {
 		t.Errorf("%d devices, the first with %d bytes reserved at the peak; want 2 and %d", len(f.Traces),
 			f.Traces[0].RecordedPeakReserved(), 40*mib)
 	}
-	// The recording has the settings it was made with, and its limit shows in the out-of-memory that it repeats.
-	out, errs, code := cistern(t, "", "replay", "--policy", "torch", "--verify", "out.pickle")
-	if code != exitOK {
-		t.Errorf("code %d: %s%s", code, out, errs)
+	// The recording has the settings it was made with: the model that they name does the same again.
+	for _, conf := range []string{"default", "expandable_segments:True", "roundup_power2_divisions:[1:2,2:4,>:8],max_split_size_mb:32"} {
+		if _, errs, code := cistern(t, "", "replay", "--policy", "torch:"+conf, "--record", "conf.pickle", "tiny.pickle"); code != exitOK {
+			t.Fatalf("%s: code %d: %s", conf, code, errs)
+		}
+		out, errs, code := cistern(t, "", "replay", "--policy", "torch", "--verify", "--capacity", "42MiB", "conf.pickle")
+		if code != exitOK || !strings.Contains(out, "matches the record") {
+			t.Errorf("%s: code %d: %s%s", conf, code, out, errs)
+		}
 	}
 }
 
@@ -278,7 +283,9 @@ func TestStandardOutputThatCannotBeWritten(t *testing.T) {
 
 type closedPipe struct{}
 
-func (closedPipe) Write(p []byte) (int, error) { return 0, &os.PathError{Op: "write", Path: "|1", Err: syscall.EPIPE} }
+func (closedPipe) Write(p []byte) (int, error) {
+	return 0, &os.PathError{Op: "write", Path: "|1", Err: syscall.EPIPE}
+}
 
 // Whoever reads the output may stop (head); the files asked for are written all the same, without a word.
 func TestReaderThatStops(t *testing.T) {
