@@ -9,8 +9,7 @@ import (
 
 // A handle that is mapped twice is one piece of memory until its last mapping goes; maps without handles all count.
 func TestReservedCountsHandlesOnce(t *testing.T) {
-	tr := &Trace{InitialSegments: []Segment{{Size: 1}}}
-	for _, e := range []event.Event{
+	tr := &Trace{InitialSegments: []Segment{{Size: 1}}, Events: []event.Event{
 		{Kind: event.SegmentMap, Addr: 0x1000, Size: 10, Handle: 7},
 		{Kind: event.SegmentMap, Addr: 0x2000, Size: 10, Handle: 7},
 		{Kind: event.SegmentMap, Addr: 0x3000, Size: 100},
@@ -19,9 +18,7 @@ func TestReservedCountsHandlesOnce(t *testing.T) {
 		{Kind: event.SegmentAlloc, Addr: 0x4000, Size: 1000},
 		{Kind: event.SegmentMap, Addr: 0x5000, Size: 10, Handle: 7}, // the number is used again
 		{Kind: event.SegmentFree, Addr: 0x4000, Size: 1000},
-	} {
-		tr.Events = append(tr.Events, e)
-	}
+	}}
 	var got []uint64
 	tr.Reserved(func(i int, n uint64) { got = append(got, uint64(i), n) })
 	if want := []uint64{0, 11, 2, 111, 4, 101, 5, 1101, 6, 1111, 7, 111}; !slices.Equal(got, want) {
