@@ -8,7 +8,9 @@ package cistern
 type gauges struct {
 	now [numGauges]int64
 	max [numGauges]int64 // allowance: what now may reach without the device's lock
-	sum [numGauges]int64 // everything ever added
+	// high is the highest value that now had when allowances were shared out. Guarded by Device.mu.
+	high [numGauges]int64
+	sum  [numGauges]int64 // everything ever added
 }
 
 // The gauges. Bytes are rounded unless the name says otherwise; "active" includes blocks that wait for other streams.
@@ -49,9 +51,10 @@ func (g *gauges) alloc(requested, n uint64, freeBlocks int) {
 	g.sum[gActiveBytes] += b
 }
 
-// roomForFree reports whether taking n bytes back stays within the allowances.
-func (g *gauges) roomForFree(n uint64) bool {
-	return g.now[gFree] < g.max[gFree] && g.now[gFreeBytes]+int64(n) <= g.max[gFreeBytes]
+// roomForFree reports whether taking n bytes back, in a block with so many free neighbours, stays within the
+// allowances.
+func (g *gauges) roomForFree(n uint64, neighbours int) bool {
+	return g.now[gFree]+1-int64(neighbours) <= g.max[gFree] && g.now[gFreeBytes]+int64(n) <= g.max[gFreeBytes]
 }
 
 // free notes that a block came back and may be reused.
@@ -155,19 +158,46 @@ func (d *Device) settleLocked(favoured *space) {
 			x.peak[i] = max(x.peak[i], v)
 		}
 	}
-	for _, s := range d.spaces {
-		if s == nil {
-			continue
+	d.shareOut(favoured)
+}
+
+// shareOut sets the allowances. Of what the sum may still rise before it passes the peak, each space gets as much as
+// it needs to reach its own highest value again, the favoured one first, as far as that goes; what remains is shared
+// alike. So a program whose streams each repeat what they did before comes here no more.
+func (d *Device) shareOut(favoured *space) {
+	var left [numGroups][numGauges]int64
+	for g := range d.groups {
+		for i := range left[g] {
+			left[g][i] = d.groups[g].peak[i] - d.groups[g].now[i]
 		}
-		all, class := &d.groups[groupAll], &d.groups[groupOf(s.class)]
+	}
+	give := func(s *space, bonus bool) {
+		class := groupOf(s.class)
 		for i, v := range s.gauges.now {
-			a, c := all.peak[i]-all.now[i], class.peak[i]-class.now[i]
-			// Half to the one that asks, the other half to all alike: the sum of the shares is at most the whole.
-			share := min(a/2/all.spaces, c/2/class.spaces)
-			if s == favoured {
-				share += min(a/2, c/2)
+			x := min(left[groupAll][i], left[class][i])
+			if bonus {
+				x = min(left[groupAll][i]/d.groups[groupAll].spaces, left[class][i]/d.groups[class].spaces)
+				s.gauges.max[i] += x
+				continue
 			}
-			s.gauges.max[i] = v + share
+			s.gauges.high[i] = max(s.gauges.high[i], v)
+			x = min(x, s.gauges.high[i]-v)
+			s.gauges.max[i] = v + x
+			left[groupAll][i] -= x
+			left[class][i] -= x
+		}
+	}
+	if favoured != nil {
+		give(favoured, false)
+	}
+	for _, s := range d.spaces {
+		if s != nil && s != favoured {
+			give(s, false)
+		}
+	}
+	for _, s := range d.spaces {
+		if s != nil {
+			give(s, true)
 		}
 	}
 }
@@ -178,6 +208,11 @@ func (d *Device) resetPeaks() {
 	defer d.mu.Unlock()
 	for g := range d.groups {
 		d.groups[g].peak = [numGauges]int64{}
+	}
+	for _, s := range d.spaces {
+		if s != nil {
+			s.gauges.high = [numGauges]int64{}
+		}
 	}
 	d.peakReserved = d.reservedBytes
 	d.peakSegments = d.segments

@@ -481,10 +481,13 @@ func (d *Device) access() []cuda.Device {
 // reserve gets addresses for a space: at least n bytes, more with every reservation of the space, so that a space
 // that keeps growing has few. The first is a multiple of the device's memory, because moving memory uses addresses
 // up until old mappings are gone.
+//
+// The address space of a GPU has room for 125 reservations of 1 TiB (driver 580, an H200); firstReservation leaves room
+// for many spaces.
 func (d *Device) reserve(s *space, n uint64) error {
 	const piece = uint64(1) << regionBits
 	up := func(x uint64) uint64 { return (x + piece - 1) / piece * piece }
-	want := up(max(2*n, s.area.Reserved(), 2*d.info.TotalBytes))
+	want := up(max(2*n, s.area.Reserved(), min(2*d.info.TotalBytes, firstReservation)))
 	least := up(n)
 	reclaimed := false
 	for {
@@ -556,3 +559,5 @@ func (d *Device) dropRanges(s *space) error {
 	}
 	return nil
 }
+
+const firstReservation = 1 << 40

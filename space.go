@@ -96,7 +96,7 @@ func (s *space) freePtr(p cuda.Ptr) error {
 		return &PointerError{Op: "free", Ptr: p, Detail: "it was freed already and waits for other streams"}
 	}
 	n, requested := b.Size, b.Requested
-	if b.Uses != 0 || !d.quick.Load() || !s.gauges.roomForFree(n) {
+	if b.Uses != 0 || !d.quick.Load() || !s.gauges.roomForFree(n, s.heap.FreeNeighbours(id)) {
 		s.mu.Unlock()
 		return s.freeSlow(p)
 	}

@@ -212,6 +212,18 @@ func (h *Heap) FreeAt(id ID, place, stamp uint64) ID {
 	return h.merge(id)
 }
 
+// FreeNeighbours is how many of a block's neighbours are free and would merge with it: 0, 1 or 2.
+func (h *Heap) FreeNeighbours(id ID) int {
+	b, n := &h.blocks[id], 0
+	if b.prev != 0 && h.blocks[b.prev].State == Free {
+		n++
+	}
+	if b.next != 0 && h.blocks[b.next].State == Free {
+		n++
+	}
+	return n
+}
+
 // merge joins a block that is in no bin with its free neighbours and puts the result into its bin.
 func (h *Heap) merge(id ID) ID {
 	b := &h.blocks[id]
