@@ -340,7 +340,7 @@ func TestFloorsAreTheSmallest(t *testing.T) {
 		}
 		for _, f := range tn.Floors {
 			spec := replay.Spec{Name: f.Policy}
-			if f.Who == "best" {
+			if f.Who == "best" || f.Who == "least" {
 				spec = torchSpec(f.AllocConf)
 			}
 			fits := func(capacity uint64) bool {
@@ -356,6 +356,21 @@ func TestFloorsAreTheSmallest(t *testing.T) {
 			if f.Capacity < tn.PeakLive {
 				t.Errorf("%s: %s: %d bytes is below peak live, %d", tr.Path, f.Who, f.Capacity, tn.PeakLive)
 			}
+		}
+	}
+}
+
+func TestKeepFloors(t *testing.T) {
+	own, best, cistern := Floor{Who: "own", Capacity: 30}, Floor{Who: "best", Capacity: 20}, Floor{Who: "cistern", Capacity: 5}
+	least := func(n uint64) Floor { return Floor{Who: "least", Capacity: n} }
+	for _, c := range []struct{ found, want []Floor }{
+		{[]Floor{own, best, cistern, least(25), least(20)}, []Floor{own, best, cistern}},
+		{[]Floor{own, best, cistern, least(19), least(18)}, []Floor{own, best, least(18), cistern}},
+		{[]Floor{own, least(18)}, []Floor{own, least(18)}},
+		{[]Floor{own}, []Floor{own}},
+	} {
+		if got := keepFloors(c.found); !slices.Equal(got, c.want) {
+			t.Errorf("of %+v kept %+v, want %+v", c.found, got, c.want)
 		}
 	}
 }
@@ -422,7 +437,7 @@ func TestFrontier(t *testing.T) {
 		choice("fast", 20, 50, 0, true),
 		choice("beaten by small", 11, 100, 0, true),
 		choice("beaten by fast", 20, 50, 1, true),
-		choice("twin of fast", 20, 50, 0, true),
+		choice("beaten by fast, which is simpler:1", 20, 50, 0, true),
 		choice("dead", 1, 1, 0, false),
 	}
 	markFrontier(choices)

@@ -51,7 +51,7 @@ type Choice struct {
 	// AllocConf is the value for PYTORCH_ALLOC_CONF; "" is PyTorch's defaults. For Cistern, CISTERN_CONF.
 	AllocConf string `json:"alloc_conf"`
 	// Frontier: no other choice that survives is at least as good in peak reserved, driver time and synchronisations
-	// and better in one.
+	// and better in one, or as good in all with fewer settings.
 	Frontier bool `json:"frontier"`
 	// Breaks says what stops working, or is to be known, with this setting.
 	Breaks []string `json:"breaks"`
@@ -70,7 +70,9 @@ func (c *Choice) survives() bool { return c.Result.Completed && c.Result.OOMs ==
 
 // Floor is the smallest capacity that completes without an out-of-memory.
 type Floor struct {
-	Who       string  `json:"who"` // "own", "best" or "cistern"
+	// Who is "own" for the trace's settings, "best", "least" for others of PyTorch's that need less than both, or
+	// "cistern".
+	Who       string  `json:"who"`
 	Policy    string  `json:"policy"`
 	AllocConf string  `json:"alloc_conf"`
 	Capacity  uint64  `json:"capacity_bytes"` // to within FloorStep
@@ -155,7 +157,7 @@ func survivors(a, b *Choice) int {
 	return cmp.Compare(rank(a), rank(b))
 }
 
-// markFrontier marks the choices that no other beats.
+// markFrontier marks the choices that no other beats, of those that do the same only the simplest.
 func markFrontier(choices []Choice) {
 	for i := range choices {
 		c := &choices[i]
@@ -166,7 +168,11 @@ func markFrontier(choices []Choice) {
 			dp := cmp.Compare(o.Result.PeakReserved, c.Result.PeakReserved)
 			dt := cmp.Compare(o.Result.DriverTimeUS, c.Result.DriverTimeUS)
 			ds := cmp.Compare(o.Syncs(), c.Syncs())
-			return dp <= 0 && dt <= 0 && ds <= 0 && (dp < 0 || dt < 0 || ds < 0)
+			if dp == 0 && dt == 0 && ds == 0 { // the simpler of two that do the same
+				return cmp.Or(cmp.Compare(settingsIn(o.AllocConf), settingsIn(c.AllocConf)),
+					cmp.Compare(o.AllocConf, c.AllocConf)) < 0
+			}
+			return dp <= 0 && dt <= 0 && ds <= 0
 		})
 	}
 }
@@ -323,26 +329,35 @@ func (s *search) all(specs []replay.Spec) error {
 	return g.Wait()
 }
 
-// floors finds the smallest capacity that completes, for the trace's own settings, the best and Cistern.
+// floors finds the smallest capacity that completes: for the trace's own settings, the best ones, Cistern, and for
+// whichever setting on the frontier needs least where that is none of these. Little reserved without a limit and a
+// small limit are not the same: near its limit PyTorch gives cached memory back.
 func (s *search) floors(tn *Tuning) error {
 	type job struct {
-		who  string
-		c    *Choice
-		spec replay.Spec
+		who, conf string
+		spec      replay.Spec
 	}
-	jobs := []job{{"own", tn.Own, replay.Spec{Name: "torch"}}}
+	jobs := []job{{"own", tn.Own.AllocConf, replay.Spec{Name: "torch"}}}
 	if tn.Best != nil && tn.Best.AllocConf != tn.Own.AllocConf {
-		jobs = append(jobs, job{"best", tn.Best, torchSpec(tn.Best.AllocConf)})
+		jobs = append(jobs, job{"best", tn.Best.AllocConf, torchSpec(tn.Best.AllocConf)})
 	}
 	if tn.Cistern != nil {
-		jobs = append(jobs, job{"cistern", tn.Cistern, replay.Spec{Name: "cistern"}})
+		jobs = append(jobs, job{"cistern", tn.Cistern.AllocConf, replay.Spec{Name: "cistern"}})
+	}
+	for i := range tn.Choices {
+		c := &tn.Choices[i]
+		if c.Frontier && c.Verified && !slices.ContainsFunc(jobs, func(j job) bool {
+			return j.who != "cistern" && j.conf == c.AllocConf
+		}) {
+			jobs = append(jobs, job{"least", c.AllocConf, torchSpec(c.AllocConf)})
+		}
 	}
 	found := make([]Floor, len(jobs))
 	var g errgroup.Group
 	for i, j := range jobs {
 		g.Go(func() error {
 			capacity, err := s.smallest(j.spec, tn.PeakLive)
-			found[i] = Floor{Who: j.who, Policy: j.spec.Name, AllocConf: j.c.AllocConf, Capacity: capacity}
+			found[i] = Floor{Who: j.who, Policy: j.spec.Name, AllocConf: j.conf, Capacity: capacity}
 			if tn.PeakLive > 0 {
 				found[i].Ratio = float64(capacity) / float64(tn.PeakLive)
 			}
@@ -352,8 +367,32 @@ func (s *search) floors(tn *Tuning) error {
 	if err := g.Wait(); err != nil {
 		return err
 	}
-	tn.Floors = found
+	tn.Floors = keepFloors(found)
 	return nil
+}
+
+// keepFloors drops the settings that were only tried for their floor, but for one that needs less than the others of
+// PyTorch's.
+func keepFloors(found []Floor) []Floor {
+	var kept []Floor
+	var least *Floor
+	for i := range found {
+		f := &found[i]
+		if f.Who != "least" {
+			kept = append(kept, *f)
+		}
+		if f.Who != "cistern" && (least == nil || f.Capacity < least.Capacity) {
+			least = f
+		}
+	}
+	if least != nil && least.Who == "least" {
+		at := slices.IndexFunc(kept, func(f Floor) bool { return f.Who == "cistern" })
+		if at < 0 {
+			at = len(kept)
+		}
+		kept = slices.Insert(kept, at, *least)
+	}
+	return kept
 }
 
 // smallest bisects for the least capacity, a multiple of FloorStep, that completes without an out-of-memory. More

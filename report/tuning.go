@@ -82,7 +82,8 @@ func WriteTuning(w io.Writer, tn *analyze.Tuning, s Style) {
 	fmt.Fprintf(w, "\n%s\n", s.paint("the smallest limit that completes without an out-of-memory", bold))
 	g = grid{head: []string{"with", "smallest limit", "over peak live"}}
 	for _, f := range tn.Floors {
-		who := map[string]string{"own": "the trace's own settings", "best": "the best settings", "cistern": "cistern"}[f.Who]
+		who := map[string]string{"own": "the trace's own settings", "best": "the best settings",
+			"least": "the settings that need least", "cistern": "cistern"}[f.Who]
 		if f.Who != "cistern" {
 			who += " (" + confName(f.AllocConf) + ")"
 		}
