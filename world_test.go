@@ -414,6 +414,7 @@ func (w *world) check(d *worldDevice) {
 			}
 		}
 	}
+	w.checkSnapshot(d, held)
 	if w.cfg.sharing {
 		if s.Active.All.Current < d.now.blocks || s.ActiveBytes.All.Current < d.now.allocated {
 			w.fail("device %d: fewer active (%d, %d bytes) than allocated", d.id, s.Active.All.Current, s.ActiveBytes.All.Current)
@@ -424,4 +425,45 @@ func (w *world) check(d *worldDevice) {
 	is("active bytes", s.ActiveBytes.All.Current, d.now.allocated)
 	is("peak of active bytes", s.ActiveBytes.All.Peak, d.peak.allocated)
 	is("peak of inactive bytes", s.InactiveBytes.All.Peak, int64(d.inactive))
+}
+
+// checkSnapshot compares the snapshot's sums and blocks with the books.
+func (w *world) checkSnapshot(d *worldDevice, held int64) {
+	w.t.Helper()
+	var size, used, requested, rest int64
+	blocks := 0
+	for _, seg := range d.dev.Snapshot() {
+		size += int64(seg.Size)
+		if seg.Addr == 0 {
+			rest += int64(seg.Size)
+			continue
+		}
+		at, chunks := seg.Addr, uint64(0)
+		for _, b := range seg.Blocks {
+			if b.Addr != at {
+				w.fail("device %d: the blocks of the segment at %#x do not tile it: %#x, want %#x", d.id, seg.Addr, b.Addr, at)
+			}
+			at += b.Size
+			if b.State != cistern.BlockUsed {
+				rest += int64(b.Size)
+				continue
+			}
+			if !w.live.has(b.Addr) {
+				w.fail("device %d: the snapshot has a block at %#x that is not out", d.id, b.Addr)
+			}
+			blocks++
+			used += int64(b.Size)
+			requested += int64(b.Requested)
+		}
+		for _, c := range seg.Chunks {
+			chunks += c.Size
+		}
+		if at != seg.Addr+seg.Size || seg.Chunks != nil && chunks != seg.Size {
+			w.fail("device %d: segment of %d bytes: its blocks have %d, its chunks %d", d.id, seg.Size, at-seg.Addr, chunks)
+		}
+	}
+	if size != held || used != d.now.allocated || requested != d.now.requested || int64(blocks) != d.now.blocks || used+rest != held {
+		w.fail("device %d: the snapshot has %d bytes in segments, %d used (%d requested) in %d blocks, %d not; want %d held, %+v",
+			d.id, size, used, requested, blocks, rest, held, d.now)
+	}
 }
