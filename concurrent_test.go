@@ -144,8 +144,9 @@ func concurrent(t *testing.T, opts cistern.Options, seed uint64, budget time.Dur
 				if pools[d] != nil {
 					report(t, pools[d].Release())
 				}
-				pools[d], err = devs[d].NewPool(cistern.PoolID{uint64(g), rng.Uint64()})
+				p, err := devs[d].NewPool(cistern.PoolID{uint64(g), rng.Uint64()})
 				report(t, err)
+				pools[d] = p
 			default:
 				drv.Advance(time.Duration(rng.IntN(2_000_000)))
 				devs[d].Stats()

@@ -223,7 +223,7 @@ func (s *transcript) blockMap() {
 		}
 		var chunks, blocks []string
 		for _, c := range seg.Chunks {
-			chunks = append(chunks, fmt.Sprintf("%s", kibs(c.Size)))
+			chunks = append(chunks, kibs(c.Size))
 		}
 		for _, b := range seg.Blocks {
 			switch b.State {

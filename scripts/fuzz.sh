@@ -7,7 +7,7 @@ for dir in $(grep -rl --include='*_test.go' --exclude-dir=node_modules '^func Fu
   for target in $(go test -list '^Fuzz' "$dir" | grep '^Fuzz'); do
     found=$((found + 1))
     echo "$dir $target"
-    go test -run '^$' -fuzz "^$target\$" -fuzztime "$time" "$dir"
+    go test -run '^$' -fuzz "^$target\$" -fuzztime "$time" -fuzzminimizetime 2s "$dir"
   done
 done
 if [ $found = 0 ]; then
