@@ -34,6 +34,7 @@ type transcript struct {
 	streams map[string]*cistern.Stream
 	pools   map[string]*cistern.Pool
 	blocks  map[string]cuda.Ptr
+	names   map[uint64]string // of what was handed out last at each address
 	areas   []uint64
 	out     strings.Builder
 }
@@ -82,6 +83,7 @@ func (s *transcript) start(d *datadriven.TestData) {
 	s.dev, err = s.a.Device(0)
 	must(s.t, err)
 	s.streams, s.pools, s.blocks, s.areas = map[string]*cistern.Stream{}, map[string]*cistern.Pool{}, map[string]cuda.Ptr{}, nil
+	s.names = map[uint64]string{}
 }
 
 func (s *transcript) bytes(text string) uint64 {
@@ -157,6 +159,7 @@ func (s *transcript) line(f []string) {
 			s.say("%s = null", f[0])
 		default:
 			s.blocks[f[0]] = p
+			s.names[uint64(p)] = f[0]
 			s.say("%s at %s", f[0], s.place(uint64(p)))
 			must(s.t, s.drv.Use(0, st.Handle(), p, size))
 		}
@@ -208,10 +211,6 @@ func (s *transcript) line(f []string) {
 
 // blockMap draws the snapshot: a line for each run of mapped chunks, with its chunks and its blocks.
 func (s *transcript) blockMap() {
-	names := map[uint64]string{}
-	for n, p := range s.blocks {
-		names[uint64(p)] = n
-	}
 	for _, seg := range s.dev.Snapshot() {
 		if seg.Addr == 0 {
 			s.say("spare %s", kibs(seg.Size))
@@ -228,7 +227,7 @@ func (s *transcript) blockMap() {
 		for _, b := range seg.Blocks {
 			switch b.State {
 			case cistern.BlockUsed:
-				blocks = append(blocks, fmt.Sprintf("%s %s", names[b.Addr], kibs(b.Size)))
+				blocks = append(blocks, fmt.Sprintf("%s %s", s.names[b.Addr], kibs(b.Size)))
 			case cistern.BlockPending:
 				blocks = append(blocks, "waiting "+kibs(b.Size))
 			default:
