@@ -15,7 +15,7 @@
 //
 // Each device has pools; pool 0 is the default one. A (pool, stream, size class) is a *space*: a range of reserved
 // addresses, the chunks of physical memory mapped into it, and a heap of blocks over them. A request that some free
-// block of its space fits is met there, under the space's own lock, with no driver call: that is the hot path
+// block of its space fits is met there, under the lock of its lane (pool and stream), with no driver call: that is the hot path
 // (space.go). Every other request takes the device's lock and climbs the ladder (ladder.go): it collects frees whose
 // other users are done, moves free chunks here from elsewhere, gets new chunks, asks other pools, asks callbacks, and
 // fails with an *OutOfMemoryError that says what was tried.
@@ -29,7 +29,7 @@
 //
 // # Lock order
 //
-//	Allocator.mu → Device.mu → space.mu (several only by the holder of Device.mu, in index order) → Stream.mu → history.mu
+//	Allocator.mu → Device.mu → lane.mu (several only by the holder of Device.mu) → Stream.mu → history.mu
 //
 // No lock is held while a callback runs or while anything waits for the GPU.
 package cistern

@@ -38,7 +38,8 @@ type Device struct {
 	byID     map[cuda.StreamID]*Stream
 	pools    map[PoolID]*Pool
 	byNumber []*Pool
-	spaces   []*space
+	spaces   []*space // nil where one was dissolved
+	lanes    []*lane
 	using    int // streams that have allocated
 
 	upstream resource.Chunks   // backend vmm

@@ -1,13 +1,14 @@
 package cistern
 
-// gauges are one space's statistics. Every request changes them, under the space's lock alone, and yet the device's
-// peaks are exact: a space may move its gauges freely below its allowances, and the allowances of all spaces add up
-// to no more than the peak so far. A request that would exceed one takes the device's lock, is carried out there, and
-// has the sum taken and the allowances shared out anew (Device.settle). So no sum can pass the recorded peak
-// unseen, and in steady state nothing is shared between threads.
+// gauges are one space's statistics. Every request changes them, under the lane's lock alone, and yet the device's peaks
+// are exact: a lane may move its gauges freely below its allowances, and the allowances of all lanes add up to no more
+// than the peak so far. A request that would exceed one takes the device's lock, is carried out there, and has the sum
+// taken and the allowances shared out anew (Device.settle). So no sum can pass the recorded peak unseen, and in steady
+// state nothing is shared between threads. There are allowances for each class, since each has peaks of its own, and
+// for a lane's classes together.
 type gauges struct {
 	now [numGauges]int64
-	max [numGauges]int64 // allowance: what now may reach without the device's lock
+	max [numGauges]int64 // allowance of the class: what now may reach without the device's lock
 	// high is the highest value that now had when allowances were shared out. Guarded by Device.mu.
 	high [numGauges]int64
 	sum  [numGauges]int64 // everything ever added
@@ -26,13 +27,19 @@ const (
 )
 
 // roomForAlloc reports whether handing out n bytes stays within the allowances.
-func (g *gauges) roomForAlloc(requested, n uint64) bool {
-	return g.now[gAllocs] < g.max[gAllocs] &&
-		g.now[gRequested]+int64(requested) <= g.max[gRequested] &&
-		g.now[gAllocated]+int64(n) <= g.max[gAllocated] &&
-		g.now[gActive] < g.max[gActive] &&
-		g.now[gActiveBytes]+int64(n) <= g.max[gActiveBytes]
+func (s *space) roomForAlloc(requested, n uint64) bool {
+	return s.room(gAllocs, 1) && s.room(gRequested, int64(requested)) && s.room(gAllocated, int64(n)) &&
+		s.room(gActive, 1) && s.room(gActiveBytes, int64(n))
 }
+
+// room reports whether gauge i may rise by x without the device's lock.
+func (s *space) room(i int, x int64) bool {
+	own := s.gauges.now[i] + x
+	return own <= s.gauges.max[i] && own+s.classes[1-s.class].now[i] <= s.most[i]
+}
+
+// numClasses is 2: room looks at the one other class.
+var _ [numClasses - 2]struct{}
 
 // alloc notes that n bytes were handed out, after which freeBlocks blocks are free.
 func (g *gauges) alloc(requested, n uint64, freeBlocks int) {
@@ -53,8 +60,8 @@ func (g *gauges) alloc(requested, n uint64, freeBlocks int) {
 
 // roomForFree reports whether taking n bytes back, in a block with so many free neighbours, stays within the
 // allowances.
-func (g *gauges) roomForFree(n uint64, neighbours int) bool {
-	return g.now[gFree]+1-int64(neighbours) <= g.max[gFree] && g.now[gFreeBytes]+int64(n) <= g.max[gFreeBytes]
+func (s *space) roomForFree(n uint64, neighbours int) bool {
+	return s.room(gFree, 1-int64(neighbours)) && s.room(gFreeBytes, int64(n))
 }
 
 // free notes that a block came back and may be reused.
@@ -92,7 +99,6 @@ func (g *gauges) setFree(freeBlocks int, change int64) {
 // group is the sum of the gauges of a set of spaces with its peaks. Guarded by Device.mu.
 type group struct {
 	now, peak [numGauges]int64
-	spaces    int64
 }
 
 // The groups: all spaces of a device, and those of PyTorch's two pools of sizes.
@@ -104,12 +110,12 @@ const (
 )
 
 // settle is called after a change that was made outside the hot path: if the space exceeds an allowance now, the sums
-// are taken, the peaks raised and the allowances shared out anew, half of what is left to this space. The caller
-// holds Device.mu and the space's lock and has held both since before the change, so that no other thread has seen it.
-// also is another space whose lock the caller holds, or nil.
+// are taken, the peaks raised and the allowances shared out anew. The caller holds Device.mu and the lane's lock and
+// has held both since before the change, so that no other thread has seen it. also is a space of another lane whose
+// lock the caller holds, or nil.
 func (d *Device) settle(s, also *space) {
-	for i, v := range s.gauges.now {
-		if v > s.gauges.max[i] {
+	for i := range numGauges {
+		if !s.room(i, 0) {
 			d.settleAll(s, also)
 			return
 		}
@@ -118,40 +124,53 @@ func (d *Device) settle(s, also *space) {
 
 // settleAll is settle for any change. The caller holds the locks of held and also, either of which may be nil.
 func (d *Device) settleAll(held, also *space) {
-	for _, s := range d.spaces {
-		if s != nil && s != held && s != also {
-			s.mu.Lock()
+	for _, l := range d.lanes {
+		if !held.in(l) && !also.in(l) {
+			l.mu.Lock()
 		}
 	}
 	d.settleLocked(held)
-	for _, s := range d.spaces {
-		if s != nil && s != held && s != also {
-			s.mu.Unlock()
+	for _, l := range d.lanes {
+		if !held.in(l) && !also.in(l) {
+			l.mu.Unlock()
 		}
+	}
+}
+
+// in reports whether a space, which may be nil, belongs to the lane.
+func (s *space) in(l *lane) bool { return s != nil && s.lane == l }
+
+// lockBeside locks the lane of o unless it is the lane of held, whose lock the caller has; held may be nil.
+func (o *space) lockBeside(held *space) {
+	if !held.in(o.lane) {
+		o.mu.Lock()
+	}
+}
+
+func (o *space) unlockBeside(held *space) {
+	if !held.in(o.lane) {
+		o.mu.Unlock()
 	}
 }
 
 func (d *Device) settleLocked(favoured *space) {
 	for g := range d.groups {
-		d.groups[g].now, d.groups[g].spaces = [numGauges]int64{}, 0
+		d.groups[g].now = [numGauges]int64{}
 	}
-	for _, s := range d.spaces {
-		if s == nil {
-			continue
-		}
-		for _, g := range [2]int{groupAll, groupOf(s.class)} {
-			x := &d.groups[g]
-			x.spaces++
-			for i, v := range s.gauges.now {
-				x.now[i] += v
+	for _, l := range d.lanes {
+		for class := range l.classes {
+			for _, g := range [2]int{groupAll, groupOf(class)} {
+				for i, v := range l.classes[class].now {
+					d.groups[g].now[i] += v
+				}
 			}
 		}
 	}
 	// Free memory that no space owns: spare chunks.
-	d.groups[groupAll].now[gFreeBytes] += int64(d.spareBytes)
-	d.groups[groupAll].now[gFree] += int64(len(d.spares))
-	d.groups[groupLarge].now[gFreeBytes] += int64(d.spareBytes)
-	d.groups[groupLarge].now[gFree] += int64(len(d.spares))
+	for _, g := range [2]int{groupAll, groupLarge} {
+		d.groups[g].now[gFreeBytes] += int64(d.spareBytes)
+		d.groups[g].now[gFree] += int64(len(d.spares))
+	}
 	for g := range d.groups {
 		x := &d.groups[g]
 		for i, v := range x.now {
@@ -161,8 +180,8 @@ func (d *Device) settleLocked(favoured *space) {
 	d.shareOut(favoured)
 }
 
-// shareOut sets the allowances. Of what the sum may still rise before it passes the peak, each space gets as much as
-// it needs to reach its own highest value again, the favoured one first, as far as that goes; what remains is shared
+// shareOut sets the allowances. Of what a sum may still rise before it passes its peak, each lane gets as much as it
+// needs to reach its own highest value again, the favoured one first, as far as that goes; what remains is shared
 // alike. So a program whose streams each repeat what they did before comes here no more.
 func (d *Device) shareOut(favoured *space) {
 	var left [numGroups][numGauges]int64
@@ -171,33 +190,39 @@ func (d *Device) shareOut(favoured *space) {
 			left[g][i] = d.groups[g].peak[i] - d.groups[g].now[i]
 		}
 	}
-	give := func(s *space, bonus bool) {
-		class := groupOf(s.class)
-		for i, v := range s.gauges.now {
-			x := min(left[groupAll][i], left[class][i])
-			if bonus {
-				x = min(left[groupAll][i]/d.groups[groupAll].spaces, left[class][i]/d.groups[class].spaces)
-				s.gauges.max[i] += x
-				continue
+	give := func(l *lane) {
+		for i := range numGauges {
+			sum := int64(0)
+			for class := range l.classes {
+				c := &l.classes[class]
+				v := c.now[i]
+				sum += v
+				c.high[i] = max(c.high[i], v)
+				x := min(left[groupOf(class)][i], c.high[i]-v)
+				c.max[i] = v + x
+				left[groupOf(class)][i] -= x
 			}
-			s.gauges.high[i] = max(s.gauges.high[i], v)
-			x = min(x, s.gauges.high[i]-v)
-			s.gauges.max[i] = v + x
+			l.high[i] = max(l.high[i], sum)
+			x := min(left[groupAll][i], l.high[i]-sum)
+			l.most[i] = sum + x
 			left[groupAll][i] -= x
-			left[class][i] -= x
 		}
 	}
 	if favoured != nil {
-		give(favoured, false)
+		give(favoured.lane)
 	}
-	for _, s := range d.spaces {
-		if s != nil && s != favoured {
-			give(s, false)
+	for _, l := range d.lanes {
+		if !favoured.in(l) {
+			give(l)
 		}
 	}
-	for _, s := range d.spaces {
-		if s != nil {
-			give(s, true)
+	n := int64(len(d.lanes))
+	for _, l := range d.lanes {
+		for i := range numGauges {
+			for class := range l.classes {
+				l.classes[class].max[i] += left[groupOf(class)][i] / n
+			}
+			l.most[i] += left[groupAll][i] / n
 		}
 	}
 }
@@ -209,9 +234,10 @@ func (d *Device) resetPeaks() {
 	for g := range d.groups {
 		d.groups[g].peak = [numGauges]int64{}
 	}
-	for _, s := range d.spaces {
-		if s != nil {
-			s.gauges.high = [numGauges]int64{}
+	for _, l := range d.lanes {
+		l.high = [numGauges]int64{}
+		for class := range l.classes {
+			l.classes[class].high = [numGauges]int64{}
 		}
 	}
 	d.peakReserved = d.reservedBytes

@@ -126,12 +126,10 @@ func (c *climb) elsewhere() heap.ID {
 		if o == nil || o == c.s {
 			continue
 		}
-		o.mu.Lock()
-		if id := o.heap.Take(c.n, c.size); id != 0 {
-			c.met, c.from = RungLend, o // o stays locked until it is handed out
+		if id := o.heap.Take(c.n, c.size); id != 0 { // the lane is ours
+			c.met, c.from = RungLend, o
 			return id
 		}
-		o.mu.Unlock()
 	}
 	return 0
 }
@@ -160,10 +158,7 @@ func (d *Device) handOut(c *climb, id heap.ID) cuda.Ptr {
 	if c.met == RungFit {
 		d.settle(s, nil)
 	} else {
-		d.settleAll(s, c.s) // other spaces may have changed as well
-	}
-	if s != c.s {
-		s.mu.Unlock()
+		d.settleAll(s, nil) // other lanes may have changed as well
 	}
 	return addr
 }
@@ -221,17 +216,13 @@ func (d *Device) outOfMemory(p *Pool, c *climb) *OutOfMemoryError {
 		if s == nil {
 			continue
 		}
-		if s != c.s {
-			s.mu.Lock()
-		}
+		s.lockBeside(c.s)
 		e.Allocated += uint64(s.gauges.now[gAllocated])
 		e.Pending += uint64(s.gauges.now[gActiveBytes] - s.gauges.now[gAllocated])
 		if s.pool.pinned && s.pool != p {
 			e.Pinned += s.heap.FreeBytes
 		}
-		if s != c.s {
-			s.mu.Unlock()
-		}
+		s.unlockBeside(c.s)
 	}
 	if free, _, err := d.drv.MemInfo(d.id); err == nil {
 		e.DriverHas = free

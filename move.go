@@ -1,6 +1,7 @@
 package cistern
 
 import (
+	"slices"
 	"sort"
 
 	"github.com/cistern-gpu/cistern/cuda"
@@ -13,6 +14,23 @@ import (
 type planner struct {
 	found   []source
 	sources []source
+	held    []*lane // locked since their chunks were found free, until they have moved
+}
+
+// hold locks the lane of o until letGo, unless that is held's, whose lock the caller has, or held already.
+func (p *planner) hold(o, held *space) {
+	if held.in(o.lane) || slices.Contains(p.held, o.lane) {
+		return
+	}
+	o.mu.Lock()
+	p.held = append(p.held, o.lane)
+}
+
+func (p *planner) letGo() {
+	for _, l := range p.held {
+		l.mu.Unlock()
+	}
+	p.held = p.held[:0]
 }
 
 // source is a chunk that can be had.
@@ -59,6 +77,7 @@ func (c *climb) obtain(rungs Rungs, pressure bool) (heap.ID, error) {
 		}
 	}
 	p := &d.plan
+	defer p.letGo()
 	p.sources = p.sources[:0]
 	have := uint64(0)
 	var err error
@@ -196,10 +215,8 @@ func (d *Device) offers(c *climb, o *space, except heap.ID) {
 	if o.pool.pinned {
 		return
 	}
-	if o != c.s {
-		o.mu.Lock()
-		defer o.mu.Unlock()
-	}
+	// Held until the move is done: once it were let go, another thread could be handed what was found free.
+	d.plan.hold(o, c.s)
 	if o.chunkBytes == 0 {
 		return
 	}
@@ -391,7 +408,7 @@ func (d *Device) move(c *climb, at place, total uint64) (heap.ID, error) {
 		x := &p.sources[i]
 		k := d.chunks.At(x.chunk)
 		if x.space != nil {
-			d.leave(x.space, x.block, x.chunk, s)
+			d.leave(x.space, x.block, x.chunk)
 			d.counts.Remaps++
 		} else {
 			d.takeSpare(x.chunk)
@@ -410,12 +427,8 @@ func (d *Device) move(c *climb, at place, total uint64) (heap.ID, error) {
 }
 
 // leave takes a wholly free chunk out of a space: its mapping there becomes a zombie. near is the free block that it
-// lay in, or what is left of it. held is the space whose lock the caller holds with Device.mu.
-func (d *Device) leave(o *space, near heap.ID, id vm.ChunkID, held *space) {
-	if o != held {
-		o.mu.Lock()
-		defer o.mu.Unlock()
-	}
+// lay in, or what is left of it. The caller holds Device.mu and has held the lane's lock since the chunk was found free.
+func (d *Device) leave(o *space, near heap.ID, id vm.ChunkID) {
 	k := d.chunks.At(id)
 	block := near
 	for b := o.heap.At(block); k.Addr >= b.Addr+b.Size; b = o.heap.At(block) {
@@ -459,10 +472,8 @@ func (d *Device) reap(held *space) {
 		}
 		k.Mappings--
 		o := d.spaces[z.Owner]
-		if o != held {
-			o.mu.Lock()
-			defer o.mu.Unlock()
-		}
+		o.lockBeside(held)
+		defer o.unlockBeside(held)
 		d.record(event.Event{Kind: event.SegmentUnmap, Addr: z.Addr, Size: k.Size, Handle: uint64(k.Handle),
 			Stream: uint32(o.stream.index), Pool: o.pool.number})
 		o.heap.Reap(heap.ID(z.Block))
@@ -519,11 +530,11 @@ func (d *Device) reclaim(held *space) bool {
 	each := func(f func(*space)) {
 		for _, o := range d.spaces {
 			if o != nil && o != held && !o.pool.pinned {
-				o.mu.Lock()
+				o.lockBeside(held)
 				if o.heap.UsedBlocks == 0 {
 					f(o)
 				}
-				o.mu.Unlock()
+				o.unlockBeside(held)
 			}
 		}
 	}

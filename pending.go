@@ -89,9 +89,7 @@ func (d *Device) collect(held *space, force bool) bool {
 		}
 		any = true
 		s := f.space
-		if s != held {
-			s.mu.Lock()
-		}
+		s.lockBeside(held)
 		b := s.heap.At(f.block)
 		e := event.Event{Kind: event.FreeCompleted, Addr: b.Addr, Size: b.Requested, Stream: uint32(s.stream.index),
 			Pool: s.pool.number, Stack: b.Stack}
@@ -100,9 +98,7 @@ func (d *Device) collect(held *space, force bool) bool {
 		s.gauges.unpark(n, s.heap.FreeBlocks)
 		d.record(e)
 		d.settle(s, held)
-		if s != held {
-			s.mu.Unlock()
-		}
+		s.unlockBeside(held)
 	}
 	for i := len(keep); i < len(d.pending); i++ {
 		d.pending[i] = pendingFree{}

@@ -2,6 +2,7 @@ package cistern
 
 import (
 	"fmt"
+	"slices"
 	"sync/atomic"
 
 	"github.com/cistern-gpu/cistern/internal/heap"
@@ -204,6 +205,17 @@ func (p *Pool) space(st *Stream, class int) (*space, error) {
 		return nil, fmt.Errorf("a stream of device %d cannot allocate on device %d", st.dev.id, d.id)
 	}
 	s := &space{dev: d, pool: p, stream: st, class: class, heap: heap.New()}
+	for other := range numClasses {
+		if o := p.spaceFor(st, other); o != nil {
+			s.lane = o.lane
+		}
+	}
+	if s.lane == nil {
+		s.lane = &lane{}
+		d.lanes = append(d.lanes, s.lane)
+	}
+	s.lane.refs++
+	s.gauges = &s.lane.classes[class]
 	if d.upstream != nil {
 		s.area = vm.NewArea(d.upstream.Granularity())
 	}
@@ -269,6 +281,10 @@ func (d *Device) dissolve(s *space) bool {
 		for i, v := range s.gauges.sum {
 			d.retired[g][i] += v
 		}
+	}
+	*s.gauges = gauges{}
+	if s.lane.refs--; s.lane.refs == 0 {
+		d.lanes = slices.DeleteFunc(d.lanes, func(l *lane) bool { return l == s.lane })
 	}
 	d.spaces[s.index] = nil
 	list := append([]*space(nil), *s.pool.spaces.Load()...)

@@ -9,19 +9,32 @@ import (
 	"github.com/cistern-gpu/cistern/internal/vm"
 )
 
+// lane is what one (pool, stream) has: a space for each size class, one lock over them and their statistics. A program
+// uses a stream from one thread at a time as a rule, so the lock is nearly always free.
+type lane struct {
+	mu      sync.Mutex
+	classes [numClasses]gauges // guarded by mu: of each class
+	// most is the allowance of the classes together: what the sum of their gauges may reach without the device's
+	// lock. Guarded by mu.
+	most [numGauges]int64
+	// high is the highest sum when allowances were shared out. Guarded by Device.mu.
+	high [numGauges]int64
+	refs int // guarded by Device.mu: spaces
+}
+
 // space is what one (pool, stream, size class) owns: addresses, the chunks mapped there, the blocks. Its methods in
 // this file are the hot path: one lock, no driver call, no allocation of Go memory.
 type space struct {
+	*lane
 	dev    *Device
 	pool   *Pool
 	stream *Stream
 	class  int
 	index  int32 // in Device.spaces
 
-	mu     sync.Mutex
 	heap   *heap.Heap // guarded by mu
 	area   *vm.Area   // guarded by mu; nil with backend malloc
-	gauges gauges     // guarded by mu
+	gauges *gauges    // guarded by mu: the lane's for this class
 	// sinceClose counts the bytes freed since the stream's epoch was last closed from here. Guarded by mu.
 	sinceClose uint64
 	// requests counts, modulo its size, the requests made while frees waited for other streams. Guarded by mu.
@@ -55,7 +68,7 @@ func (p *Pool) Alloc(size uint64, st *Stream) (cuda.Ptr, error) {
 	n := round(size)
 	if s := p.spaceFor(st, d.classOf(n)); s != nil && size <= maxRequest && d.quick.Load() {
 		s.mu.Lock()
-		if s.gauges.roomForAlloc(size, n) && !s.collectDue() {
+		if s.roomForAlloc(size, n) && !s.collectDue() {
 			if id := s.heap.Take(n, size); id != 0 {
 				s.gauges.alloc(size, n, s.heap.FreeBlocks)
 				addr := cuda.Ptr(s.heap.At(id).Addr)
@@ -96,7 +109,7 @@ func (s *space) freePtr(p cuda.Ptr) error {
 		return &PointerError{Op: "free", Ptr: p, Detail: "it was freed already and waits for other streams"}
 	}
 	n, requested := b.Size, b.Requested
-	if b.Uses != 0 || !d.quick.Load() || !s.gauges.roomForFree(n, s.heap.FreeNeighbours(id)) {
+	if b.Uses != 0 || !d.quick.Load() || !s.roomForFree(n, s.heap.FreeNeighbours(id)) {
 		s.mu.Unlock()
 		return s.freeSlow(p)
 	}

@@ -101,7 +101,7 @@ func (d *Device) detach(s *space) {
 		return true
 	})
 	for _, x := range p.found {
-		d.leave(s, x.block, x.chunk, s)
+		d.leave(s, x.block, x.chunk)
 		d.addSpare(x.chunk, s.stream, x.stamp)
 	}
 }
