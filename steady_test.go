@@ -180,9 +180,9 @@ func TestMillionRemaps(t *testing.T) {
 
 // Streams that come and go use up no addresses, however many there were.
 func TestManyStreams(t *testing.T) {
-	n := 20_000
+	n := 3000
 	if testing.Short() {
-		n = 2000
+		n = 1000
 	}
 	e := newEngine(t, sim.Options{Capacity: 8 * gib, Check: sim.CheckOrder, Lag: time.Millisecond, OnFault: func(err error) { t.Error(err) }},
 		cistern.Options{}, 0)
