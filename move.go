@@ -1,8 +1,8 @@
 package cistern
 
 import (
+	"cmp"
 	"slices"
-	"sort"
 
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/event"
@@ -260,14 +260,8 @@ func (p *planner) pick(need, room, have, over uint64) uint64 {
 		return have
 	}
 	f := p.found
-	sort.Slice(f, func(i, j int) bool {
-		if f[i].size != f[j].size {
-			return f[i].size > f[j].size
-		}
-		if f[i].run != f[j].run {
-			return f[i].run < f[j].run
-		}
-		return f[i].chunk < f[j].chunk
+	slices.SortFunc(f, func(a, b source) int {
+		return cmp.Or(cmp.Compare(b.size, a.size), cmp.Compare(a.run, b.run), cmp.Compare(a.chunk, b.chunk))
 	})
 	before := have
 	larger := -1 // the smallest chunk so far that is larger than what is missing

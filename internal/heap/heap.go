@@ -382,6 +382,10 @@ const (
 	// scanLimit bounds how many blocks of a bin are looked at. Larger values find tighter fits among blocks that
 	// differ by less than 3 %; replays of the recorded traces do not change beyond 16.
 	scanLimit = 16
+	// Small blocks are many and each look costs a cache miss, while a tight fit among them saves little: of those
+	// below quickBelow bytes, the first of the same size or the best of quickLimit is taken.
+	quickBelow = 256 << 10
+	quickLimit = 4
 )
 
 // binOf is the bin of a size: exact below 32 units, then 32 to a power of two.
@@ -455,10 +459,16 @@ func (b *bins) fit(blocks []Block, n uint64) ID {
 		var best ID
 		var bestSize, bestAddr uint64
 		limit := scanLimit
+		if n < quickBelow {
+			limit = quickLimit
+		}
 		for id := b.heads[i]; id != 0 && limit > 0; id, limit = blocks[id].binNext, limit-1 {
 			x := &blocks[id]
 			if x.Size < n {
 				continue
+			}
+			if n < quickBelow && x.Size == n {
+				return id
 			}
 			if best == 0 || x.Size < bestSize || x.Size == bestSize && x.Addr < bestAddr {
 				best, bestSize, bestAddr = id, x.Size, x.Addr
