@@ -227,7 +227,7 @@ func (a *Allocator) Free(p cuda.Ptr) error {
 }
 
 // RecordStream says that work queued on another stream uses the block as well: after Free it is reused only when that
-// work, as queued until Free, is done.
+// work, as queued until Free, is done. The stream must exist until then.
 func (a *Allocator) RecordStream(p cuda.Ptr, st *Stream) error {
 	if p == 0 {
 		return nil

@@ -174,12 +174,10 @@ func (d *Device) gather(c *climb, at place, rungs Rungs, pressure bool) uint64 {
 	if rungs&RungRemap != 0 && !s.pool.pinned {
 		p.found = p.found[:0]
 		d.offers(c, s, at.joins)
-		if d.opts.sameStreamFirst() {
-			if pick() {
-				return have
-			}
-			p.found = p.found[:0]
+		if pick() {
+			return have
 		}
+		p.found = p.found[:0]
 		for _, o := range d.spaces {
 			if o != nil && o != s && o.pool == s.pool && o.stream == s.stream {
 				d.offers(c, o, 0)

@@ -51,8 +51,6 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
-func (o Options) sameStreamFirst() bool { return true }
-
 // Validate says what is wrong with the options, nil when nothing is.
 func (o Options) Validate() error {
 	if o.Backend != BackendVMM && o.Backend != BackendMalloc {

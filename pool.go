@@ -152,13 +152,49 @@ func (d *Device) EndCapture(st *Stream) error {
 	st.capturing.Add(-1)
 	d.captures.Add(-1)
 	st.freed() // of what was given back meanwhile
+	return d.unpin()
+}
+
+// Release says that nobody allocates from the pool again and that no graph uses its memory in a launch to come. Blocks
+// that are still out stay valid and are freed as always; what is free can move to other pools, and the pool's addresses
+// go when its last block does. Launches that are queued already may use the memory of a captured pool: nobody says on
+// which stream, so Release waits for the context, or, while a stream is being captured, the end of that capture does.
+func (p *Pool) Release() error {
+	if err := p.release(); err != nil {
+		return err
+	}
+	return p.dev.unpin()
+}
+
+// unpin lets the memory of released pools go that graphs used, once the GPU is done with all that was queued.
+func (d *Device) unpin() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	var pools []*Pool
+	for _, p := range d.byNumber {
+		if p.released && p.pinned {
+			pools = append(pools, p)
+		}
+	}
+	if len(pools) == 0 || d.captures.Load() > 0 {
+		return nil
+	}
+	if d.poisoned() == nil {
+		d.mu.Unlock()
+		err := d.drv.ContextSynchronize(d.id)
+		d.mu.Lock()
+		if err != nil {
+			return d.failed(err) // they stay pinned
+		}
+	}
+	for _, p := range pools {
+		p.pinned = false
+	}
+	d.sweep()
 	return nil
 }
 
-// Release says that nobody allocates from the pool again and that no graph uses its memory any more. Blocks that are
-// still out stay valid and are freed as always; what is free can move to other pools at once, and the pool's addresses
-// go when its last block does.
-func (p *Pool) Release() error {
+func (p *Pool) release() error {
 	d := p.dev
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -171,7 +207,7 @@ func (p *Pool) Release() error {
 	if p.users > 0 {
 		return fmt.Errorf("pool {%d, %d}: %d streams still allocate from it", p.id[0], p.id[1], p.users)
 	}
-	p.released, p.pinned = true, false
+	p.released = true
 	delete(d.pools, p.id)
 	d.sweep()
 	return nil
@@ -251,7 +287,7 @@ func (p *Pool) space(st *Stream, class int) (*space, error) {
 func (d *Device) sweep() {
 	kept := 0
 	for _, s := range d.spaces {
-		if s == nil || !s.pool.released {
+		if s == nil || !s.pool.released || s.pool.pinned {
 			continue
 		}
 		kept++

@@ -5,8 +5,8 @@ type Value struct {
 	Current, Peak, Added, Removed int64
 }
 
-// Grouped is a statistic of all blocks, and of PyTorch's two pools of sizes: small is what is cut for requests of up
-// to 1 MiB.
+// Grouped is a statistic of all blocks, and of the two size classes: small is what is cut for requests of up to 256 KiB
+// (PyTorch draws its line at 1 MiB).
 type Grouped struct {
 	All, Small, Large Value
 }
