@@ -62,11 +62,11 @@ func TestCapturedMemoryIsPinned(t *testing.T) {
 			}
 		})
 		e.use(t, other, 0, 0)
-		held := e.dev.Stats().Reserved.Current
+		held := e.dev.Stats().Reserved.All.Current
 		must(t, e.a.Trim())
 		must(t, pool.Trim())
 		must(t, g.Check())
-		if n := e.dev.Stats().Reserved.Current; n != held {
+		if n := e.dev.Stats().Reserved.All.Current; n != held {
 			t.Errorf("%s: Trim gave back %d bytes of a pool that a graph uses", backend, held-n)
 		}
 		// More than there is beside the pool.
@@ -159,7 +159,7 @@ func TestNothingSpoilsACapture(t *testing.T) {
 				}
 				must(t, pool.Release())
 				must(t, e.a.Trim())
-				if s := e.dev.Stats(); s.Reserved.Current != 0 {
+				if s := e.dev.Stats(); s.Reserved.All.Current != 0 {
 					t.Errorf("announced %v, blocking %v, %s: held after the end: %+v", announced, blocking, cross, s)
 				}
 			}

@@ -176,7 +176,7 @@ func concurrent(t *testing.T, opts cistern.Options, seed uint64, budget time.Dur
 			held := int64(drv.ReservedBytes(cuda.Device(d)))
 			if s.Allocations.All.Current != k.blocks || s.Requested.All.Current != k.requested ||
 				s.Allocated.All.Current != k.allocated || s.Allocations.All.Added != k.allocs ||
-				s.Reserved.Current != held || s.ActiveBytes.All.Current+s.InactiveBytes.All.Current != held {
+				s.Reserved.All.Current != held || s.ActiveBytes.All.Current+s.InactiveBytes.All.Current != held {
 				t.Fatalf("%s, round %d, device %d: want %d blocks of %d bytes, %d requested, %d ever, %d held; have %+v", what,
 					round, d, k.blocks, k.allocated, k.requested, k.allocs, held, s)
 			}

@@ -56,16 +56,12 @@ type Device struct {
 	limit         uint64
 	reservedBytes uint64 // physical memory held
 	spareBytes    uint64
-	peakReserved  uint64
-	segments      int64 // chunks or segments held
-	peakSegments  int64
 	groups        [numGroups]group
 	counts        Counters
 	callbacks     []func(need uint64) bool
 	plan          planner
 	devs          []cuda.Device
-	classBytes    [numClasses]uint64          // chunk bytes by the class of the space that owns them
-	addedBytes    int64                       // physical memory ever got
+	held          [numGroups]held
 	retired       [numGroups][numGauges]int64 // what was added in dissolved spaces and to the spares
 	dissolving    bool                        // a released pool still has spaces
 }

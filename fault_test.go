@@ -81,8 +81,8 @@ func (s *scenario) check() {
 	held := int64(s.drv.ReservedBytes(0))
 	if st.Allocations.All.Current != int64(len(s.live)) || st.Requested.All.Current != requested ||
 		st.Allocated.All.Current != allocated || st.ActiveBytes.All.Current < allocated ||
-		st.Reserved.Current != held || st.ActiveBytes.All.Current+st.InactiveBytes.All.Current != held ||
-		st.Reserved.Peak != int64(s.drv.PeakBytes(0)) {
+		st.Reserved.All.Current != held || st.ActiveBytes.All.Current+st.InactiveBytes.All.Current != held ||
+		st.Reserved.All.Peak != int64(s.drv.PeakBytes(0)) {
 		s.fail("want %d blocks, %d bytes requested, %d allocated, %d reserved (peak %d); have %+v", len(s.live), requested,
 			allocated, held, s.drv.PeakBytes(0), st)
 	}

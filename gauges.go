@@ -177,6 +177,9 @@ func (d *Device) settleLocked(favoured *space) {
 			x.peak[i] = max(x.peak[i], v)
 		}
 	}
+	for g := range d.held {
+		d.held[g].raise()
+	}
 	d.shareOut(favoured)
 }
 
@@ -240,7 +243,8 @@ func (d *Device) resetPeaks() {
 			l.classes[class].high = [numGauges]int64{}
 		}
 	}
-	d.peakReserved = d.reservedBytes
-	d.peakSegments = d.segments
+	for g := range d.held {
+		d.held[g].bytes.Peak, d.held[g].handles.Peak = 0, 0 // settleAll raises them
+	}
 	d.settleAll(nil, nil)
 }

@@ -301,12 +301,7 @@ func (d *Device) create(c *climb, missing, have uint64) (uint64, bool, error) {
 			return have, false, d.failed(err)
 		}
 		id := d.chunks.Add(h, size, 0)
-		d.reservedBytes += size
-		d.addedBytes += int64(size)
-		d.segments++
-		d.peakReserved = max(d.peakReserved, d.reservedBytes)
-		d.peakSegments = max(d.peakSegments, d.segments)
-		d.counts.DeviceAllocs++
+		d.got(size)
 		d.addSpare(id, nil, 0)
 		p.sources = append(p.sources, source{chunk: id, size: size})
 		missing -= size
@@ -323,6 +318,7 @@ func (d *Device) addSpare(id vm.ChunkID, t *Stream, stamp uint64) {
 	}
 	d.spares = append(d.spares, id)
 	d.spareBytes += k.Size
+	d.held[groupLarge].add(k.Size)
 	for _, g := range [2]int{groupAll, groupLarge} {
 		d.retired[g][gFree]++
 		d.retired[g][gFreeBytes] += int64(k.Size)
@@ -334,6 +330,7 @@ func (d *Device) takeSpare(id vm.ChunkID) {
 		if x == id {
 			d.spares = append(d.spares[:i], d.spares[i+1:]...)
 			d.spareBytes -= d.chunks.At(id).Size
+			d.held[groupLarge].take(d.chunks.At(id).Size)
 			return
 		}
 	}
@@ -408,7 +405,7 @@ func (d *Device) move(c *climb, at place, total uint64) (heap.ID, error) {
 		k.Addr, k.Owner, k.Stamp, k.Stream = addr, s.index, 0, -1
 		s.area.Set(addr, k.Size, x.chunk)
 		s.chunkBytes += k.Size
-		d.classBytes[s.class] += k.Size
+		d.held[groupOf(s.class)].add(k.Size)
 		d.record(event.Event{Kind: event.SegmentMap, Addr: addr, Size: k.Size, Handle: uint64(k.Handle),
 			Stream: uint32(s.stream.index), Pool: s.pool.number})
 		addr += k.Size
@@ -430,7 +427,7 @@ func (d *Device) leave(o *space, near heap.ID, id vm.ChunkID) {
 	z := o.heap.Unmap(block, k.Addr, k.Size)
 	o.area.Set(k.Addr, k.Size, 0)
 	o.chunkBytes -= k.Size
-	d.classBytes[o.class] -= k.Size
+	d.held[groupOf(o.class)].take(k.Size)
 	o.gauges.setFree(o.heap.FreeBlocks, -int64(k.Size))
 	d.zombies.Push(vm.Zombie{Addr: k.Addr, Chunk: id, Block: int32(z), Owner: o.index, Stream: o.stream.index, Epoch: stamp})
 	if t := o.stream; stamp >= t.epoch.Load() && t.capturing.Load() == 0 {

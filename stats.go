@@ -21,13 +21,11 @@ type Stats struct {
 	Allocated      Grouped // bytes handed out, rounded
 	ActiveBytes    Grouped
 	InactiveBytes  Grouped
-	Segments       Value // physical handles (backend vmm) or segments held from the driver
-	Reserved       Value // bytes of physical memory held
-	ReservedSmall  uint64
-	ReservedLarge  uint64 // spare chunks included
-	SpareBytes     uint64 // bytes of chunks that are mapped nowhere
-	ZombieMappings int    // old mappings that wait for the GPU; they cost addresses, not memory
-	AddressBytes   uint64 // address space reserved
+	Segments       Grouped // physical handles (backend vmm) or segments held from the driver; spare ones count as large
+	Reserved       Grouped // bytes of physical memory held, likewise
+	SpareBytes     uint64  // bytes of chunks that are mapped nowhere
+	ZombieMappings int     // old mappings that wait for the GPU; they cost addresses, not memory
+	AddressBytes   uint64  // address space reserved
 	Counters
 }
 
@@ -92,14 +90,12 @@ func (d *Device) Stats() Stats {
 		Allocated:      grouped(gAllocated),
 		ActiveBytes:    grouped(gActiveBytes),
 		InactiveBytes:  grouped(gFreeBytes),
-		Segments:       Value{d.segments, d.peakSegments, d.counts.DeviceAllocs, d.counts.DeviceFrees},
-		Reserved:       Value{int64(d.reservedBytes), int64(d.peakReserved), d.addedBytes, d.addedBytes - int64(d.reservedBytes)},
-		ReservedSmall:  d.classBytes[classSmall],
+		Segments:       Grouped{d.held[groupAll].handles, d.held[groupSmall].handles, d.held[groupLarge].handles},
+		Reserved:       Grouped{d.held[groupAll].bytes, d.held[groupSmall].bytes, d.held[groupLarge].bytes},
 		SpareBytes:     d.spareBytes,
 		ZombieMappings: d.zombies.Len(),
 		Counters:       d.counts,
 	}
-	s.ReservedLarge = d.reservedBytes - s.ReservedSmall
 	for _, r := range d.areas {
 		s.AddressBytes += r.size
 	}

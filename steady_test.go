@@ -172,7 +172,7 @@ func TestMillionRemaps(t *testing.T) {
 		if err := e.a.Trim(); err != nil {
 			t.Fatal(err)
 		}
-		if s := e.dev.Stats(); s.Reserved.Current != 0 || s.ZombieMappings != 0 {
+		if s := e.dev.Stats(); s.Reserved.All.Current != 0 || s.ZombieMappings != 0 {
 			t.Errorf("after Trim: %+v", s)
 		}
 	}
@@ -201,7 +201,7 @@ func TestManyStreams(t *testing.T) {
 		e.drv.DestroyStream(0, h)
 		e.drv.Advance(100 * time.Microsecond)
 	}
-	if s := e.dev.Stats(); s.Reserved.Current > 1*gib {
-		t.Errorf("%d bytes held for streams that are gone", s.Reserved.Current)
+	if s := e.dev.Stats(); s.Reserved.All.Current > 1*gib {
+		t.Errorf("%d bytes held for streams that are gone", s.Reserved.All.Current)
 	}
 }

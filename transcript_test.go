@@ -245,7 +245,7 @@ func (s *transcript) blockMap() {
 func (s *transcript) stats() {
 	st := s.dev.Stats()
 	s.say("reserved %s = active %s + inactive %s; allocated %s in %d blocks; spare %s; %d old mappings",
-		kibs(uint64(st.Reserved.Current)), kibs(uint64(st.ActiveBytes.All.Current)), kibs(uint64(st.InactiveBytes.All.Current)),
+		kibs(uint64(st.Reserved.All.Current)), kibs(uint64(st.ActiveBytes.All.Current)), kibs(uint64(st.InactiveBytes.All.Current)),
 		kibs(uint64(st.Allocated.All.Current)), st.Allocations.All.Current, kibs(st.SpareBytes), st.ZombieMappings)
 	s.say("moved %d, retries %d, failures %d; slow path: fit %d collect %d remap %d grow %d lend %d callback %d", st.Remaps,
 		st.Retries, st.OOMs, st.ByFit, st.ByCollect, st.ByRemap, st.ByGrow, st.ByLend, st.ByCallback)

@@ -125,9 +125,8 @@ func (d *Device) releaseSpares() error {
 			continue
 		}
 		d.spareBytes -= k.Size
-		d.reservedBytes -= k.Size
-		d.segments--
-		d.counts.DeviceFrees++
+		d.held[groupLarge].take(k.Size)
+		d.gaveBack(k.Size)
 		d.chunks.Drop(id)
 	}
 	d.spares = keep
@@ -180,13 +179,8 @@ func (c *climb) addSegment(ptr cuda.Ptr, size uint64) (heap.ID, error) {
 		return 0, err
 	}
 	d.areas = append(d.areas, reservation{uint64(ptr), size, s})
-	d.reservedBytes += size
-	d.addedBytes += int64(size)
-	d.segments++
-	d.peakReserved = max(d.peakReserved, d.reservedBytes)
-	d.peakSegments = max(d.peakSegments, d.segments)
-	d.counts.DeviceAllocs++
-	d.classBytes[s.class] += size
+	d.got(size)
+	d.held[groupOf(s.class)].add(size)
 	s.chunkBytes += size
 	hole := s.heap.AddRange(uint64(ptr), size)
 	block := s.heap.Map(hole, uint64(ptr), size, 0)
@@ -270,10 +264,8 @@ func (d *Device) releaseSegments(only *Pool) (bool, error) {
 				break
 			}
 		}
-		d.classBytes[s.class] -= v.size
-		d.reservedBytes -= v.size
-		d.segments--
-		d.counts.DeviceFrees++
+		d.held[groupOf(s.class)].take(v.size)
+		d.gaveBack(v.size)
 	}
 	return any, first
 }

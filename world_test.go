@@ -392,9 +392,18 @@ func (w *world) check(d *worldDevice) {
 	is("allocations", s.Allocations.All.Current, d.now.blocks)
 	is("requested", s.Requested.All.Current, d.now.requested)
 	is("allocated", s.Allocated.All.Current, d.now.allocated)
-	is("reserved", s.Reserved.Current, held)
+	is("reserved", s.Reserved.All.Current, held)
 	is("active + inactive bytes", s.ActiveBytes.All.Current+s.InactiveBytes.All.Current, held)
-	is("reserved small + large", int64(s.ReservedSmall+s.ReservedLarge), held)
+	is("reserved small + large", s.Reserved.Small.Current+s.Reserved.Large.Current, held)
+	is("segments small + large", s.Segments.Small.Current+s.Segments.Large.Current, s.Segments.All.Current)
+	for name, g := range map[string]cistern.Grouped{"reserved": s.Reserved, "segments": s.Segments} {
+		for _, v := range []cistern.Value{g.All, g.Small, g.Large} {
+			is(name+" ever got less given back", v.Added-v.Removed, v.Current)
+			if v.Peak < v.Current || v.Peak > v.Added {
+				w.fail("device %d: %s: %+v", d.id, name, v)
+			}
+		}
+	}
 	is("allocations ever", s.Allocations.All.Added, d.allocs)
 	is("frees ever", s.Allocations.All.Removed, d.allocs-d.now.blocks)
 	is("bytes ever", s.Requested.All.Added, d.bytes)
@@ -402,8 +411,8 @@ func (w *world) check(d *worldDevice) {
 	is("peak of allocations", s.Allocations.All.Peak, d.peak.blocks)
 	is("peak of requested", s.Requested.All.Peak, d.peak.requested)
 	is("peak of allocated", s.Allocated.All.Peak, d.peak.allocated)
-	is("peak of reserved", s.Reserved.Peak, int64(w.drv.PeakBytes(d.id)))
-	is("segments got - given back", s.DeviceAllocs-s.DeviceFrees, s.Segments.Current)
+	is("peak of reserved", s.Reserved.All.Peak, int64(w.drv.PeakBytes(d.id)))
+	is("segments got - given back", s.DeviceAllocs-s.DeviceFrees, s.Segments.All.Current)
 	for name, g := range map[string]cistern.Grouped{"allocations": s.Allocations, "active": s.Active, "inactive": s.Inactive,
 		"requested": s.Requested, "allocated": s.Allocated, "active bytes": s.ActiveBytes, "inactive bytes": s.InactiveBytes} {
 		is(name+": small + large", g.Small.Current+g.Large.Current, g.All.Current)

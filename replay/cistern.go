@@ -156,7 +156,7 @@ func (e *engine) Usage() (allocated, reserved uint64) { return e.dev.Usage() }
 func (e *engine) Stats() Stats {
 	s, c := e.dev.Stats(), e.drv.Calls()
 	out := Stats{
-		PeakReserved: uint64(s.Reserved.Peak),
+		PeakReserved: uint64(s.Reserved.All.Peak),
 		Calls:        map[string]int64{},
 		DriverTime:   c.Time,
 		SyncWait:     c.Waited,

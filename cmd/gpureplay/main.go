@@ -147,7 +147,7 @@ func run(t *trace.Trace, drv cuda.Driver, opts cistern.Options, stream func() (c
 
 func report(path string, t *trace.Trace, real, simulated outcome, asJSON bool) error {
 	fmt.Printf("%s: %d events over %.2f s; peak reserved %d on the GPU, %d simulated; %d chunks got and %d moved, %d and %d\n",
-		path, len(t.Events), float64(t.Duration())/1e6, real.stats.Reserved.Peak, simulated.stats.Reserved.Peak,
+		path, len(t.Events), float64(t.Duration())/1e6, real.stats.Reserved.All.Peak, simulated.stats.Reserved.All.Peak,
 		real.stats.DeviceAllocs, real.stats.Remaps, simulated.stats.DeviceAllocs, simulated.stats.Remaps)
 	w := tabwriter.NewWriter(os.Stdout, 2, 8, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintln(w, "call\tmeasured n\tms\tus each\tmodelled n\tms\tus each\t")
@@ -167,7 +167,7 @@ func report(path string, t *trace.Trace, real, simulated outcome, asJSON bool) e
 		return nil
 	}
 	return json.NewEncoder(os.Stdout).Encode(map[string]any{"path": path, "measured_us": ms(sum) * 1e3, "modelled_us": ms(modelled) * 1e3,
-		"modelled_over_measured": ratio, "peak_reserved_bytes": real.stats.Reserved.Peak, "host_us": ms(real.host) * 1e3})
+		"modelled_over_measured": ratio, "peak_reserved_bytes": real.stats.Reserved.All.Peak, "host_us": ms(real.host) * 1e3})
 }
 
 func ms(d time.Duration) float64 { return float64(d) / 1e6 }

@@ -116,7 +116,7 @@ func soak(r *report, dev cuda.Device, ops, workers int, opts cistern.Options, lo
 	if err := a.Trim(); err != nil {
 		return err
 	}
-	if n := d.Stats().Reserved.Current; n != 0 {
+	if n := d.Stats().Reserved.All.Current; n != 0 {
 		return fmt.Errorf("%d bytes are held after everything was given back", n)
 	}
 	if err := a.Close(); err != nil {

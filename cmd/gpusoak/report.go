@@ -85,7 +85,7 @@ func (r *report) print(out io.Writer) {
 	s := r.Stats
 	fmt.Fprintf(out, "\noperations %d, wrong words %d (the checker detects differences: %v), out of memory %d times\n", r.Operations, r.Wrong, r.Checked, r.OOMs)
 	fmt.Fprintf(out, "engine: peak reserved %s, peak allocated %s, remaps %d, device allocs %d, frees %d, retries %d, slow path: fit %d collect %d remap %d grow %d lend %d\n",
-		units.FormatBytes(uint64(s.Reserved.Peak)), units.FormatBytes(uint64(s.Allocated.All.Peak)), s.Remaps, s.DeviceAllocs, s.DeviceFrees, s.Retries,
+		units.FormatBytes(uint64(s.Reserved.All.Peak)), units.FormatBytes(uint64(s.Allocated.All.Peak)), s.Remaps, s.DeviceAllocs, s.DeviceFrees, s.Retries,
 		s.ByFit, s.ByCollect, s.ByRemap, s.ByGrow, s.ByLend)
 	fmt.Fprintf(out, "host time: cached pair %.1f ns, churn among 2,000 blocks %.1f ns, among 20,000 %.1f ns\n", r.PairNS, r.Churn2000NS, r.Churn20000NS)
 	if r.Error != "" {

@@ -1,0 +1,42 @@
+package cistern
+
+// held is the physical memory of a group: bytes and handles (or segments).
+type held struct {
+	bytes, handles Value
+}
+
+// got notes memory that came from the driver, gaveBack memory that went there. The caller holds Device.mu.
+func (d *Device) got(bytes uint64) {
+	d.reservedBytes += bytes
+	d.held[groupAll].add(bytes)
+	d.held[groupAll].raise()
+	d.counts.DeviceAllocs++
+}
+
+func (d *Device) gaveBack(bytes uint64) {
+	d.reservedBytes -= bytes
+	d.held[groupAll].take(bytes)
+	d.counts.DeviceFrees++
+}
+
+// add notes memory that joins a group, take memory that leaves it. Memory changes groups as it moves between size
+// classes; spare chunks count as large. The peaks of the two groups are raised when a request is done
+// (Device.settleLocked), so that no moment within a request counts.
+func (h *held) add(bytes uint64) {
+	h.bytes.Current += int64(bytes)
+	h.bytes.Added += int64(bytes)
+	h.handles.Current++
+	h.handles.Added++
+}
+
+func (h *held) take(bytes uint64) {
+	h.bytes.Current -= int64(bytes)
+	h.bytes.Removed += int64(bytes)
+	h.handles.Current--
+	h.handles.Removed++
+}
+
+func (h *held) raise() {
+	h.bytes.Peak = max(h.bytes.Peak, h.bytes.Current)
+	h.handles.Peak = max(h.handles.Peak, h.handles.Current)
+}
