@@ -1,7 +1,6 @@
 package cistern
 
 import (
-	"cmp"
 	"slices"
 
 	"github.com/cistern-gpu/cistern/cuda"
@@ -258,30 +257,63 @@ func (p *planner) pick(need, room, have, over uint64) uint64 {
 		return have
 	}
 	f := p.found
-	slices.SortFunc(f, func(a, b source) int {
-		return cmp.Or(cmp.Compare(b.size, a.size), cmp.Compare(a.run, b.run), cmp.Compare(a.chunk, b.chunk))
-	})
+	for i := len(f)/2 - 1; i >= 0; i-- {
+		sink(f, i)
+	}
 	before := have
-	larger := -1 // the smallest chunk so far that is larger than what is missing
-	tail := -1   // where in sources the chunks smaller than that begin
-	for i := 0; i < len(f) && have < need; i++ {
-		if f[i].size > need-have {
-			larger, tail = i, len(p.sources)
+	larger := source{} // the smallest chunk so far that is larger than what is missing; size 0 is none
+	tail := -1         // where in sources the chunks smaller than that begin
+	for len(f) > 0 && have < need {
+		x := f[0]
+		f[0] = f[len(f)-1]
+		f = f[:len(f)-1]
+		sink(f, 0)
+		if x.size > need-have {
+			larger, tail = x, len(p.sources)
 			before = have
 			continue
 		}
-		p.sources = append(p.sources, f[i])
-		have += f[i].size
+		p.sources = append(p.sources, x)
+		have += x.size
 	}
-	if larger < 0 || have >= need && len(p.sources)-tail <= 1 {
+	if larger.size == 0 || have >= need && len(p.sources)-tail <= 1 {
 		return have
 	}
 	// One chunk that is larger than what is missing at that point, in place of several smaller ones or of none at all.
-	if x := f[larger]; before+x.size-need <= over && before+x.size <= room {
-		p.sources = append(p.sources[:tail], x)
-		have = before + x.size
+	if before+larger.size-need <= over && before+larger.size <= room {
+		p.sources = append(p.sources[:tail], larger)
+		have = before + larger.size
 	}
 	return have
+}
+
+// before is the order in which pick takes sources.
+func (a *source) before(b *source) bool {
+	if a.size != b.size {
+		return a.size > b.size
+	}
+	if a.run != b.run {
+		return a.run < b.run
+	}
+	return a.chunk < b.chunk
+}
+
+// sink restores a binary heap below i. Few of many sources are taken, so they are not sorted.
+func sink(f []source, i int) {
+	for {
+		c := 2*i + 1
+		if c >= len(f) {
+			return
+		}
+		if c+1 < len(f) && f[c+1].before(&f[c]) {
+			c++
+		}
+		if !f[c].before(&f[i]) {
+			return
+		}
+		f[i], f[c] = f[c], f[i]
+		i = c
+	}
 }
 
 // create gets new chunks of missing bytes together. It reports false when there is no memory, or the driver fails with
