@@ -1,6 +1,9 @@
 package replay
 
 import (
+	"maps"
+	"slices"
+
 	"github.com/cistern-gpu/cistern/event"
 	"github.com/cistern-gpu/cistern/trace"
 )
@@ -60,6 +63,33 @@ func (r *Recording) end(p Policy) {
 	if s, ok := p.(Snapshotter); ok {
 		r.final = s.Segments()
 		r.fillRequested()
+		r.endMappings()
+	}
+}
+
+// endMappings unmaps what is mapped beside the final segments: old mappings of memory that has moved, which the policy
+// keeps until the GPU is done with them. So the events lead to the segments that the recording ends with.
+func (r *Recording) endMappings() {
+	mapped := map[uint64]event.Event{}
+	for _, e := range r.events {
+		switch e.Kind {
+		case event.SegmentMap:
+			mapped[e.Addr] = e
+		case event.SegmentUnmap:
+			delete(mapped, e.Addr)
+		}
+	}
+	for _, s := range r.final {
+		for addr := range mapped {
+			if addr-s.Addr < s.Size {
+				delete(mapped, addr)
+			}
+		}
+	}
+	for _, addr := range slices.Sorted(maps.Keys(mapped)) {
+		e := mapped[addr]
+		e.Kind = event.SegmentUnmap
+		r.segment(e)
 	}
 }
 

@@ -24,7 +24,7 @@ type Release struct {
 // private pool. Else a private pool ended, and what was allocated in the segments was its.
 func (p *Plan) withReleases(capacity uint64) *Plan {
 	t := p.Trace
-	if !t.FromStart || p.segmentsFreed == 0 {
+	if !t.FromStart || p.segmentsFreed == 0 || movesHandles(t) {
 		return p
 	}
 	conf, _ := TorchConfOf(t.Settings)
@@ -239,4 +239,21 @@ func (h *heldSegments) keptWhole(gone map[uint64]bool) []*heldSegment {
 		}
 	}
 	return out
+}
+
+// movesHandles reports whether a physical handle was mapped at several addresses in turn, as Cistern does and PyTorch
+// does not: then a mapping that went away says nothing of what the program asked for.
+func movesHandles(t *trace.Trace) bool {
+	at := map[uint64]uint64{}
+	for i := range t.Events {
+		e := &t.Events[i]
+		if e.Kind != event.SegmentMap || e.Handle == 0 {
+			continue
+		}
+		if old, ok := at[e.Handle]; ok && old != e.Addr {
+			return true
+		}
+		at[e.Handle] = e.Addr
+	}
+	return false
 }
