@@ -304,6 +304,9 @@ func (w *world) use(d *worldDevice, b *worldBlock) {
 	if b.shared || !d.mayQueue(b.stream) || b.inCapture != (b.stream.capture != nil) {
 		return
 	}
+	if b.inCapture && b.pool != b.stream.capture {
+		return // graphs of two pools run on different streams: the program would have to order them
+	}
 	if err := w.drv.Use(d.id, b.stream.handle, b.p, b.size); err != nil {
 		w.fail("use of %#x+%d: %v", b.p, b.size, err)
 	}
