@@ -1,9 +1,11 @@
 package replay
 
 import (
+	"bytes"
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -140,6 +142,42 @@ func TestCisternRecording(t *testing.T) {
 	}
 	if final != total {
 		t.Errorf("the segments at the end hold %d bytes of %d", final, total)
+	}
+	if len(mapped) == 0 {
+		t.Error("nothing is mapped at the end")
+	}
+	for addr, size := range mapped {
+		inside := false
+		for _, s := range out.Final {
+			inside = inside || addr-s.Addr < s.Size
+		}
+		if !inside {
+			t.Errorf("%#x+%d is still mapped and in no segment", addr, size)
+		}
+	}
+
+	// A recording is a run like any other: replayed, it is what it was made from. Mappings that went away are no sign
+	// of a program that emptied its cache.
+	var file bytes.Buffer
+	if err := trace.WritePyTorch(&file, out); err != nil {
+		t.Fatal(err)
+	}
+	f, err := trace.Read(&file, "recording")
+	if err != nil {
+		t.Fatal(err)
+	}
+	again, err := Run(f.Traces[0], Spec{Name: "cistern"}, Options{GPULag: 20 * time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if again.PeakReserved != r.PeakReserved || again.DriverTimeUS != r.DriverTimeUS || again.StreamSyncs != 0 {
+		t.Errorf("replayed again: %d bytes, %.0f us, %d syncs; at first %d, %.0f", again.PeakReserved, again.DriverTimeUS,
+			again.StreamSyncs, r.PeakReserved, r.DriverTimeUS)
+	}
+	for _, n := range f.Traces[0].Notes {
+		if strings.Contains(n, "disagree") {
+			t.Error(n)
+		}
 	}
 }
 
