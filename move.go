@@ -519,7 +519,11 @@ func (d *Device) access() []cuda.Device {
 func (d *Device) reserve(s *space, n uint64) error {
 	const piece = uint64(1) << regionBits
 	up := func(x uint64) uint64 { return (x + piece - 1) / piece * piece }
-	want := up(max(2*n, s.area.Reserved(), min(2*d.info.TotalBytes, firstReservation)))
+	first := min(2*d.info.TotalBytes, firstReservation)
+	if s.class == classSmall {
+		first /= 16
+	}
+	want := up(max(2*n, s.area.Reserved(), first))
 	least := up(n)
 	reclaimed := false
 	for {
