@@ -94,9 +94,8 @@ func newDevice(a *Allocator, id cuda.Device) (*Device, error) {
 	} else {
 		d.segment = resource.Plain(a.drv, id)
 	}
-	d.hist.limit = d.opts.History
 	d.pool0 = d.addPool(PoolID{})
-	d.updateQuick()
+	d.SetHistory(d.opts.History)
 	return d, nil
 }
 
