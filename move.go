@@ -98,6 +98,7 @@ func (c *climb) obtain(rungs Rungs, pressure bool) (heap.ID, error) {
 		}
 		grown = true
 	}
+	lent := slices.ContainsFunc(p.sources, func(x source) bool { return x.space != nil && x.space.pool != s.pool })
 	block, err := d.move(c, at, have)
 	if ownReason(err) && !c.alone {
 		// A capture that nobody announced is in the way: only memory that the host knows to be free will do.
@@ -114,7 +115,7 @@ func (c *climb) obtain(rungs Rungs, pressure bool) (heap.ID, error) {
 	c.met = RungRemap
 	if grown {
 		c.met = RungGrow
-	} else if pressure {
+	} else if lent {
 		c.met = RungLend
 	}
 	s.heap.TakeBlock(block, c.n, c.size)

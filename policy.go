@@ -69,8 +69,11 @@ func (d *Device) minRest(class int) uint64 {
 	return 2 * d.upstream.Granularity()
 }
 
-// growFirst reports whether need bytes of new memory stay within the slack.
+// growFirst reports whether need bytes of new memory stay within the slack, and within the limit.
 func (d *Device) growFirst(need uint64) bool {
+	if d.limit != 0 && d.reservedBytes+need > d.limit {
+		return false
+	}
 	most := uint64(d.groups[groupAll].peak[gActiveBytes])
 	return d.reservedBytes+need <= most+most/slack
 }

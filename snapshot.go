@@ -40,7 +40,6 @@ type SegmentBlock struct {
 	Size      uint64
 	Requested uint64
 	State     BlockState
-	Stack     uint32
 }
 
 // Snapshot lists all physical memory of the device and what is in it: the sizes of the segments add up to the
@@ -79,7 +78,7 @@ func (s *space) segments() []Segment {
 		g := &out[len(out)-1]
 		g.Size += b.Size
 		end = b.Addr + b.Size
-		x := SegmentBlock{Addr: b.Addr, Size: b.Size, Requested: b.Requested, Stack: b.Stack}
+		x := SegmentBlock{Addr: b.Addr, Size: b.Size, Requested: b.Requested}
 		switch b.State {
 		case heap.Used:
 			x.State = BlockUsed

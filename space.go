@@ -149,10 +149,9 @@ func (s *space) freeSlow(p cuda.Ptr) error {
 		return &PointerError{Op: "free", Ptr: p, Detail: "another thread freed it at the same time"}
 	}
 	b := s.heap.At(id)
-	stack := b.Stack
 	n, requested := b.Size, b.Requested
 	d.record(event.Event{Kind: event.FreeRequested, Addr: uint64(p), Size: requested, Stream: uint32(s.stream.index),
-		Pool: s.pool.number, Stack: stack})
+		Pool: s.pool.number})
 	if b.Uses != 0 && d.poisoned() == nil {
 		uses := d.takeUses(b.Uses)
 		b.Uses = 0
@@ -171,7 +170,7 @@ func (s *space) freeSlow(p cuda.Ptr) error {
 	s.gauges.free(requested, n, s.heap.FreeBlocks)
 	s.noteFree(n)
 	d.record(event.Event{Kind: event.FreeCompleted, Addr: uint64(p), Size: requested, Stream: uint32(s.stream.index),
-		Pool: s.pool.number, Stack: stack})
+		Pool: s.pool.number})
 	d.settle(s, nil)
 	s.mu.Unlock()
 	return nil

@@ -61,9 +61,8 @@ type Block struct {
 	next      ID
 	binPrev   ID
 	binNext   ID
-	Stack     uint32 // the owner's: where it was allocated
-	Tag       uint32 // the owner's
-	Uses      int32  // the owner's: list of other streams that use the block, 0 none
+	_         [2]uint32 // fills the cache line
+	Uses      int32     // the owner's: list of other streams that use the block, 0 none
 	bin       uint16
 	State     State
 }
@@ -207,7 +206,7 @@ func (h *Heap) FreeAt(id ID, place, stamp uint64) ID {
 	h.FreeBytes += b.Size
 	b.State = Free
 	b.Stamp = max(b.Stamp, stamp)
-	b.Requested, b.Stack, b.Tag, b.Uses = 0, 0, 0, 0
+	b.Requested, b.Uses = 0, 0
 	h.FreeBlocks++
 	return h.merge(id)
 }

@@ -24,21 +24,16 @@ type Chunk struct {
 	Mappings int32  // mappings that exist in the driver, zombies included
 	Upstream int32  // which upstream it came from; chunks of one upstream are interchangeable
 	next     ChunkID
-	Live     bool
 }
 
 // Chunks is the slab of a device's chunks.
 type Chunks struct {
 	slab  []Chunk
 	spare ChunkID
-	n     int
 }
 
 // At is the record of a chunk; the pointer is valid until the next Add.
 func (c *Chunks) At(id ChunkID) *Chunk { return &c.slab[id] }
-
-// Len is the number of chunks that exist.
-func (c *Chunks) Len() int { return c.n }
 
 // Add makes a record.
 func (c *Chunks) Add(h cuda.Handle, size uint64, upstream int32) ChunkID {
@@ -52,8 +47,7 @@ func (c *Chunks) Add(h cuda.Handle, size uint64, upstream int32) ChunkID {
 		id = ChunkID(len(c.slab))
 		c.slab = append(c.slab, Chunk{})
 	}
-	c.slab[id] = Chunk{Handle: h, Size: size, Owner: -1, Stream: -1, Upstream: upstream, Live: true}
-	c.n++
+	c.slab[id] = Chunk{Handle: h, Size: size, Owner: -1, Stream: -1, Upstream: upstream}
 	return id
 }
 
@@ -61,16 +55,6 @@ func (c *Chunks) Add(h cuda.Handle, size uint64, upstream int32) ChunkID {
 func (c *Chunks) Drop(id ChunkID) {
 	c.slab[id] = Chunk{next: c.spare}
 	c.spare = id
-	c.n--
-}
-
-// Each calls f for every chunk until it returns false.
-func (c *Chunks) Each(f func(ChunkID, *Chunk) bool) {
-	for i := 1; i < len(c.slab); i++ {
-		if c.slab[i].Live && !f(ChunkID(i), &c.slab[i]) {
-			return
-		}
-	}
 }
 
 // Area says which chunk is mapped at which address of one owner.
@@ -101,13 +85,6 @@ func (a *Area) DropRange(base uint64) {
 			a.ranges = append(a.ranges[:i], a.ranges[i+1:]...)
 			return
 		}
-	}
-}
-
-// Ranges calls f with every range.
-func (a *Area) Ranges(f func(base, size uint64)) {
-	for i := range a.ranges {
-		f(a.ranges[i].base, a.ranges[i].size)
 	}
 }
 
