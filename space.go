@@ -49,10 +49,12 @@ func round(n uint64) uint64 { return (n + heap.Align - 1) &^ (heap.Align - 1) }
 // maxRequest bounds a request, far above any device's memory, so that sizes never overflow.
 const maxRequest = 1 << 46
 
-// Alloc hands out size bytes, aligned to 512 bytes, that work queued on the stream from now on may use. The stream must
-// exist until the block is freed; it may be destroyed right after that. A stream that is being captured must
-// have been announced (BeginCapture): a request that is met from cache asks the driver nothing, so it does not notice. Size 0 is a
+// Alloc hands out size bytes, aligned to 512 bytes, that work queued on the stream from now on may use. Size 0 is a
 // valid request and returns null. The error is an *OutOfMemoryError when the ladder ended, else a driver's error.
+//
+// The stream must exist until the block is freed; it may be destroyed right after that. A stream that is being captured
+// must have been announced (BeginCapture): a request that is met from cache asks the driver nothing, so it would be
+// given memory that is not pinned.
 func (d *Device) Alloc(size uint64, st *Stream) (cuda.Ptr, error) {
 	p := st.route.Load()
 	if p == nil || p.dev != d {
