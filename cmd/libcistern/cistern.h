@@ -1,0 +1,300 @@
+/*
+ * cistern.h: the C interface of Cistern, a caching allocator of GPU memory that every library of a process can share.
+ *
+ *     #include <cistern.h>                            cc prog.c $(pkg-config --cflags --libs cistern)
+ *
+ *     void *p = cistern_malloc(64 << 20, 0, stream);   64 MiB on device 0, usable at once by work queued on the stream
+ *     if (!p) { char why[512]; cistern_last_error(why, sizeof why); ... }
+ *     cistern_free(p, 64 << 20, 0, stream);            reusable on that stream at once, elsewhere when the GPU's order allows
+ *
+ * Sizes are bytes. Devices are CUDA ordinals. A stream is a CUstream or cudaStream_t: 0 or 1 is the legacy default stream
+ * of the device, 2 the calling thread's per-thread default stream. Streams are known by context and id, so a handle that
+ * was destroyed and is used again for another stream is told apart. Addresses are aligned to 512 bytes.
+ *
+ * Settings come from the environment variable CISTERN_CONF ("key:value,key:value") when the library is first used, or
+ * from cistern_init before that.
+ *
+ * Functions that return int return one of the CISTERN_ codes below; 0 is success. After any other the words are to be had
+ * from cistern_last_error in the same thread. All functions may be called from any thread. They leave the thread's CUDA
+ * context as they found it. In a child of fork everything fails with CISTERN_FORKED (or null), unless the library was
+ * first loaded there; frees do nothing.
+ */
+#ifndef CISTERN_H
+#define CISTERN_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum {
+  CISTERN_OK = 0,
+  CISTERN_OUT_OF_MEMORY = 1, /* every rung of the ladder failed; cistern_last_oom has the figures */
+  CISTERN_INVALID = 2,       /* a bad argument: unknown pointer, pool, device or setting */
+  CISTERN_DRIVER = 3,        /* the CUDA driver failed; the words name its error */
+  CISTERN_FORKED = 4,        /* this process is a child of fork and cannot use the parent's allocator */
+  CISTERN_UNSUPPORTED = 5,   /* this device or memory cannot do it */
+  CISTERN_INTERNAL = 6       /* a bug in Cistern: the words say where */
+};
+
+/* ---- the library ---------------------------------------------------------------------------------------------- */
+
+/* The version, "1.2.3", as a constant string. */
+const char *cistern_version(void);
+
+/* cistern_init starts the library with these settings instead of CISTERN_CONF; NULL means CISTERN_CONF. Every other
+ * function does so by itself. CISTERN_INVALID for bad settings, or if the library was started already with others. */
+int cistern_init(const char *conf);
+
+/* The number of devices, or -1. */
+int cistern_device_count(void);
+
+/* cistern_last_error writes the words of the calling thread's last failure into buf (at most n bytes with the final 0,
+ * cut if need be) and returns its code, CISTERN_OK and "" if there was none. Success does not clear it. */
+int cistern_last_error(char *buf, size_t n);
+
+/* What the calling thread's last CISTERN_OUT_OF_MEMORY found, in bytes. */
+typedef struct cistern_oom {
+  int32_t device;
+  uint32_t tried;      /* rungs of the ladder: 1 fit, 2 collect, 4 remap, 8 grow, 16 lend, 32 callback */
+  uint64_t pool[2];
+  uint64_t requested;  /* by the caller */
+  uint64_t reserved;   /* physical memory held by all pools of the device */
+  uint64_t allocated;  /* handed out, rounded */
+  uint64_t pending;    /* given back, still used by other streams */
+  uint64_t pinned;     /* free, but pinned by graphs or of another kind of memory */
+  uint64_t largest;    /* largest free block of the request's own pool and stream */
+  uint64_t limit;      /* in force, 0 none */
+  uint64_t device_free, device_total; /* as the driver reports them, 0 unknown */
+} cistern_oom;
+int cistern_last_oom(cistern_oom *out);
+
+/* ---- memory --------------------------------------------------------------------------------------------------- */
+
+/* cistern_malloc returns memory that work queued on the stream from now on may use, NULL on failure and for size 0. The
+ * stream must exist until the memory is freed; it may be destroyed right after that. */
+void *cistern_malloc(ssize_t size, int device, void *stream);
+
+/* cistern_free gives back what cistern_malloc or cistern_alloc returned; NULL is nothing to free. Size, device and stream
+ * are not looked at: Cistern knows them. An unknown pointer is left alone (cistern_last_error says so). */
+void cistern_free(void *ptr, ssize_t size, int device, void *stream);
+
+/* cistern_alloc is cistern_malloc with the reason for a failure as its result, and from a pool: {0, 0} or NULL is the
+ * default pool of the device, or the pool that the stream was routed to (cistern_pool_begin). */
+int cistern_alloc(void **out, size_t size, int device, void *stream, const uint64_t pool[2]);
+
+/* cistern_release is cistern_free with a result. */
+int cistern_release(void *ptr);
+
+/* cistern_record_stream says that work queued on another stream uses the memory as well: after its release it is reused
+ * only when that work, as queued until then, is done. */
+int cistern_record_stream(void *ptr, void *stream);
+
+/* cistern_base finds the allocation that starts at ptr and writes its size (rounded, size may be NULL); NULL if there is
+ * none. */
+void *cistern_base(void *ptr, size_t *size);
+
+/* What is known of the allocation that starts at ptr. */
+typedef struct cistern_block {
+  uint64_t addr;
+  uint64_t size;      /* rounded */
+  uint64_t requested;
+  uint64_t pool[2];
+  void *stream;       /* the handle by which the stream was first seen */
+  int32_t device;
+  uint32_t state;     /* CISTERN_BLOCK_ */
+  uint32_t tag;       /* number of its tag, 0 none: cistern_tag_name */
+  uint32_t reserved;
+} cistern_block;
+enum { CISTERN_BLOCK_FREE = 0, CISTERN_BLOCK_USED = 1, CISTERN_BLOCK_PENDING = 2 };
+int cistern_find(void *ptr, cistern_block *out);
+
+/* cistern_stream_durable promises that the stream is not destroyed while the library is in use, as PyTorch's pooled
+ * streams are not. Allocating and freeing on it then costs less. */
+int cistern_stream_durable(int device, void *stream);
+
+/* cistern_trim gives the free memory of the device (-1: of every device) that is not pinned back to the driver. It waits
+ * for the GPU where it must. */
+int cistern_trim(int device);
+
+/* The limit on the physical memory that the device's pools may hold together; 0 is none. */
+int cistern_set_limit(int device, uint64_t bytes);
+int cistern_get_limit(int device, uint64_t *bytes);
+
+/* Free and total memory of the device as the driver reports them. */
+int cistern_mem_info(int device, uint64_t *free_bytes, uint64_t *total_bytes);
+
+/* The largest free block that a request on this stream would be given without a driver call. */
+int cistern_largest_free(int device, void *stream, uint64_t *bytes);
+
+/* cistern_peer makes all memory of the device, held now or later, accessible from the peer device. */
+int cistern_peer(int device, int peer);
+
+/* cistern_on_out_of_memory registers a function that is called, with no lock held, when everything else has failed and
+ * before a request does. It returns nonzero if it gave memory back, to the driver or to Cistern. It must not allocate
+ * from the device. A function and ctx that are registered already are not registered twice. */
+int cistern_on_out_of_memory(int device, int (*fn)(void *ctx, int device, uint64_t missing), void *ctx);
+
+/* cistern_on_unmap registers the one function (NULL: none) that is called, with no lock held, before memory of the device
+ * is unmapped or given back to the driver. While there is one, memory stays where it was mapped: nothing is moved to
+ * other addresses, and only trimming and the last rungs before out of memory unmap anything. For those who register
+ * memory with a network or with NCCL. */
+int cistern_on_unmap(int device, void (*fn)(void *ctx, int device, void *addr, size_t size), void *ctx);
+
+/* ---- pools ---------------------------------------------------------------------------------------------------- */
+
+/* A pool is a set of allocations apart from the others of its device, named by two numbers (PyTorch's MempoolId_t). */
+typedef struct cistern_pool_options {
+  uint32_t size;  /* sizeof(cistern_pool_options) */
+  uint32_t flags; /* CISTERN_POOL_ */
+  /* Where the pool's segments come from: functions of the caller's, called with no lock held, both or neither. alloc
+   * returns NULL when there is no memory. */
+  void *(*alloc)(void *ctx, size_t size, int device, void *stream);
+  void (*free)(void *ctx, void *ptr, size_t size, int device, void *stream);
+  void *ctx;
+} cistern_pool_options;
+enum {
+  CISTERN_POOL_NO_SPLIT = 1,      /* each allocation is a segment of its own */
+  CISTERN_POOL_IPC_LEGACY = 2,    /* segments from cuMemAlloc, which cudaIpcGetMemHandle accepts */
+  CISTERN_POOL_SINGLE_HANDLE = 4  /* each segment is one physical handle, which RDMA registration accepts */
+};
+int cistern_pool_create(int device, const uint64_t pool[2], const cistern_pool_options *options /* may be NULL */);
+
+/* From cistern_pool_begin until cistern_pool_end what the stream allocates from the device's default pool comes from this
+ * one. Frees always go where the memory came from. */
+int cistern_pool_begin(int device, const uint64_t pool[2], void *stream);
+int cistern_pool_end(int device, void *stream);
+
+/* cistern_capture_begin and _end are pool_begin and pool_end around the capture of the stream into a CUDA graph: the
+ * pool's memory stays where it is until the pool is released. Announce a capture before it begins where the stream has
+ * used the pool before; announced while it is under way (which is allowed), what the GPU is not known to be done with
+ * is left alone. cistern_capture_end comes after the capture has ended. */
+int cistern_capture_begin(int device, const uint64_t pool[2], void *stream);
+int cistern_capture_end(int device, void *stream);
+
+/* cistern_pool_release says that nobody allocates from the pool again and that no graph uses its memory in a launch to
+ * come. What is still allocated stays valid and is freed as always. */
+int cistern_pool_release(int device, const uint64_t pool[2]);
+
+/* cistern_trim for one pool. */
+int cistern_pool_trim(int device, const uint64_t pool[2]);
+
+/* cistern_pool_blocks lists the pool's live allocations in address order: writes at most cap of them and to *n how many
+ * there are. */
+int cistern_pool_blocks(int device, const uint64_t pool[2], cistern_block *out, size_t cap, size_t *n);
+
+/* cistern_pool_restore makes exactly these the pool's live allocations, at these addresses (as cistern_pool_blocks listed
+ * them before): what is live now and not listed is freed, what is listed and not live is allocated again. For pools
+ * that a capture pinned. CISTERN_INVALID, and nothing changed, where an address cannot be had. */
+int cistern_pool_restore(int device, const uint64_t pool[2], const cistern_block *blocks, size_t n);
+
+/* ---- statistics ----------------------------------------------------------------------------------------------- */
+
+typedef struct cistern_value {
+  int64_t current, peak, added, removed; /* now; at its highest since the start or cistern_reset_peaks; ever */
+} cistern_value;
+typedef struct cistern_grouped {
+  cistern_value all, small, large; /* small: what is cut for requests of up to 256 KiB */
+} cistern_grouped;
+typedef struct cistern_stats {
+  uint32_t size; /* set by the caller to sizeof(cistern_stats) */
+  int32_t device;
+  cistern_grouped allocations;    /* blocks handed out */
+  cistern_grouped active;         /* and those given back but still used by other streams */
+  cistern_grouped inactive;       /* free blocks and spare chunks */
+  cistern_grouped segments;       /* physical handles or segments held from the driver */
+  cistern_grouped requested;      /* bytes asked for */
+  cistern_grouped allocated;      /* bytes handed out, rounded */
+  cistern_grouped active_bytes;
+  cistern_grouped inactive_bytes;
+  cistern_grouped reserved;       /* bytes of physical memory held = active_bytes + inactive_bytes */
+  uint64_t limit, spare_bytes, address_bytes;
+  int64_t remaps, device_allocs, device_frees, retries, ooms;
+  int64_t by_fit, by_collect, by_remap, by_grow, by_lend, by_callback; /* slow requests by the rung that met them */
+  int64_t stream_syncs; /* times a host thread waited for the GPU */
+} cistern_stats;
+int cistern_get_stats(int device, cistern_stats *out);
+int cistern_reset_peaks(int device);
+int cistern_reset_accumulated(int device); /* added and removed start from 0 again, as do the counters */
+
+/* All devices in use, as one JSON object in a string to be given to cistern_string_free. */
+char *cistern_stats_json(void);
+void cistern_string_free(char *s);
+
+/* Tags label what the calling thread allocates from push to pop, innermost first. A tag's number is the same for the life
+ * of the process; cistern_tag_name gives its name, NULL if there is none. At most 65,535 names. */
+int cistern_tag_push(const char *name);
+int cistern_tag_pop(void);
+const char *cistern_tag_name(uint32_t tag);
+
+/* ---- snapshot and history ------------------------------------------------------------------------------------- */
+
+typedef struct cistern_segment {
+  uint64_t addr;    /* 0 for spare chunks, which are mapped nowhere */
+  uint64_t size;
+  uint64_t pool[2];
+  void *stream;
+  uint32_t large;
+  uint32_t expandable;          /* 1: chunks mapped into a larger range; 0: a segment of its own */
+  size_t first_block, blocks;   /* in cistern_snapshot.blocks */
+} cistern_segment;
+typedef struct cistern_snapshot {
+  const cistern_segment *segments;
+  size_t num_segments;
+  const cistern_block *blocks;
+  size_t num_blocks;
+} cistern_snapshot;
+
+/* cistern_snapshot_take lists all physical memory of the device, or of one pool of it, and what is in it. */
+int cistern_snapshot_take(int device, const uint64_t pool[2] /* NULL: all */, cistern_snapshot **out);
+void cistern_snapshot_free(cistern_snapshot *s);
+
+/* cistern_snapshot_write writes the snapshot of every device in use, with the history where it is on, as a PyTorch
+ * memory snapshot (a pickle) that PyTorch's viewer and `cistern replay` read; gzip if the name ends in .gz. */
+int cistern_snapshot_write(const char *path);
+
+typedef struct cistern_event {
+  int64_t time_us;    /* since 1970 */
+  uint64_t addr;      /* of CISTERN_EVENT_OOM: the free memory of the device */
+  uint64_t size;
+  uint64_t pool[2];
+  void *stream;
+  uint64_t handle;    /* of a chunk mapped or unmapped: its number */
+  uint32_t kind;      /* CISTERN_EVENT_ */
+  uint32_t tag;
+} cistern_event;
+enum {
+  CISTERN_EVENT_ALLOC = 1,
+  CISTERN_EVENT_FREE_REQUESTED = 2,
+  CISTERN_EVENT_FREE_COMPLETED = 3,
+  CISTERN_EVENT_SEGMENT_ALLOC = 4,
+  CISTERN_EVENT_SEGMENT_FREE = 5,
+  CISTERN_EVENT_SEGMENT_MAP = 6,
+  CISTERN_EVENT_SEGMENT_UNMAP = 7,
+  CISTERN_EVENT_OOM = 8
+};
+
+/* cistern_history keeps the last n events of the device from now on; 0 stops and forgets them. It makes every request
+ * cost more. cistern_history_drain moves the oldest events, at most cap, into buf, writes how many to *n, and to *lost
+ * (may be NULL) how many older ones were overwritten since the last call. */
+int cistern_history(int device, size_t n);
+int cistern_history_drain(int device, cistern_event *buf, size_t cap, size_t *n, uint64_t *lost);
+
+/* ---- sharing with other processes ----------------------------------------------------------------------------- */
+
+/* cistern_share makes the allocation that starts at ptr available to other processes of the same user: writes a handle of
+ * at most CISTERN_HANDLE_MAX characters (printable, 0-terminated) that cistern_open in another process understands. The
+ * allocation must not be freed while others use it. cistern_open maps it on the device and gives the address of its
+ * first byte; cistern_close undoes one cistern_open, once the caller knows that the GPU is done with it. */
+enum { CISTERN_HANDLE_MAX = 512 };
+int cistern_share(void *ptr, char *handle, size_t cap);
+int cistern_open(const char *handle, int device, void **ptr);
+int cistern_close(void *ptr);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
