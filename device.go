@@ -28,6 +28,7 @@ type Device struct {
 	// captures counts the captures that were announced and are under way.
 	captures atomic.Int32
 	poison   atomic.Pointer[error]
+	syncs    atomic.Int64 // waits of a host thread for the GPU
 	hist     history
 
 	eventMu sync.Mutex
@@ -63,6 +64,7 @@ type Device struct {
 	devs          []cuda.Device
 	held          [numGroups]held
 	retired       [numGroups][numGauges]int64 // what was added in dissolved spaces and to the spares
+	since         [numGroups][numGauges]total // what Added and Removed are counted from
 	dissolving    bool                        // a released pool still has spaces
 }
 

@@ -1,6 +1,7 @@
 package cistern
 
 import (
+	"math"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -10,25 +11,26 @@ import (
 
 // history is a bounded ring of events. While it is on every operation takes the slow path.
 type history struct {
-	on    atomic.Bool
-	limit int // guarded by Device.mu
+	on atomic.Bool
 
-	mu   sync.Mutex
-	ring []event.Event // guarded by mu
-	next uint64        // guarded by mu: events recorded so far; ring[next%len(ring)] is written next
-	now  func() int64  // guarded by mu
+	mu    sync.Mutex
+	limit int           // guarded by mu
+	ring  []event.Event // guarded by mu: len is a power of two or limit; event i of count is at (first+i) % len
+	first int           // guarded by mu
+	count int           // guarded by mu
+	lost  uint64        // guarded by mu: events that were overwritten since the last TakeHistory
+	now   func() int64  // guarded by mu
 }
 
 // SetHistory starts recording the last n events (n > 0), or stops and forgets them (0).
 func (d *Device) SetHistory(n int) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.hist.mu.Lock()
-	d.hist.limit = n
-	d.hist.ring = make([]event.Event, 0, min(n, 1<<16))
-	d.hist.next = 0
-	d.hist.mu.Unlock()
-	d.hist.on.Store(n > 0)
+	h := &d.hist
+	h.mu.Lock()
+	h.limit, h.ring, h.first, h.count, h.lost = n, nil, 0, 0, 0
+	h.mu.Unlock()
+	h.on.Store(n > 0)
 	d.updateQuick()
 }
 
@@ -45,16 +47,38 @@ func (d *Device) History() (events []event.Event, lost uint64) {
 	h := &d.hist
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	n := uint64(len(h.ring))
+	return h.oldest(nil, h.count), h.lost
+}
+
+// TakeHistory moves the oldest recorded events, at most n of them, to the end of buf, and says how many older ones were
+// overwritten since it was last called. Ask for Streams and Pools after it, not before.
+func (d *Device) TakeHistory(buf []event.Event, n int) (events []event.Event, lost uint64) {
+	h := &d.hist
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	n = max(0, min(n, h.count))
+	buf = h.oldest(buf, n)
+	if n > 0 {
+		h.first = (h.first + n) % len(h.ring)
+		h.count -= n
+	}
+	lost, h.lost = h.lost, 0
+	return buf, lost
+}
+
+// DrainHistory moves all recorded events to the end of buf, oldest first.
+func (d *Device) DrainHistory(buf []event.Event) []event.Event {
+	buf, _ = d.TakeHistory(buf, math.MaxInt)
+	return buf
+}
+
+// oldest appends the n oldest events to buf.
+func (h *history) oldest(buf []event.Event, n int) []event.Event {
 	if n == 0 {
-		return nil, 0
+		return buf
 	}
-	at := h.next % n
-	if h.next <= n {
-		at = 0
-	}
-	events = append(events, h.ring[at:]...)
-	return append(events, h.ring[:at]...), h.next - n
+	a := h.ring[h.first:min(h.first+n, len(h.ring))] // up to the end of the ring; the rest is at its start
+	return append(append(buf, a...), h.ring[:n-len(a)]...)
 }
 
 // record appends an event. The caller holds Device.mu.
@@ -70,12 +94,18 @@ func (d *Device) record(e event.Event) {
 	} else {
 		e.TimeUS = time.Now().UnixMicro()
 	}
-	if len(h.ring) < h.limit {
-		h.ring = append(h.ring, e)
-	} else {
-		h.ring[h.next%uint64(h.limit)] = e
+	switch {
+	case h.count == h.limit:
+		h.first = (h.first + 1) % len(h.ring)
+		h.count--
+		h.lost++
+	case h.count == len(h.ring):
+		ring := make([]event.Event, min(max(2*len(h.ring), 64), h.limit))
+		h.oldest(ring[:0], h.count)
+		h.ring, h.first = ring, 0
 	}
-	h.next++
+	h.ring[(h.first+h.count)%len(h.ring)] = e
+	h.count++
 }
 
 func (d *Device) recordSegment(s *space, addr, size uint64, got bool) {

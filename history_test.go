@@ -76,3 +76,32 @@ func TestHistoryFromTheStart(t *testing.T) {
 		t.Fatal(err)
 	}
 }
+
+// TakeHistory hands the events out in pieces, in order, and says how many went unseen between two of them.
+func TestTakeHistory(t *testing.T) {
+	const room = 100
+	e := newEngine(t, sim.Options{}, cistern.Options{History: room}, 1)
+	now := int64(0)
+	e.dev.SetHistoryClock(func() int64 { now++; return now })
+	seen := int64(0) // time of the last event that was handed out or lost
+	var buf []event.Event
+	for i, n := range []int{0, 1, 10, 150, 150, 3, 0, 1000, 99, 100, 101} {
+		for range i * 13 {
+			e.free(t, e.alloc(t, 512, e.streams[0]))
+		}
+		events, lost := e.dev.TakeHistory(buf[:0], n)
+		seen += int64(lost)
+		if len(events) > n || len(events) < n && seen+int64(len(events)) != now {
+			t.Fatalf("call %d: %d events of at most %d, %d recorded", i, len(events), n, now)
+		}
+		for _, x := range events {
+			if seen++; x.TimeUS != seen {
+				t.Fatalf("call %d: event %d comes where %d should, %d lost", i, x.TimeUS, seen, lost)
+			}
+		}
+		if rest, missing := e.dev.History(); int64(len(rest)) != now-seen || missing != 0 || len(rest) > room {
+			t.Fatalf("call %d: %d events are left and %d lost, of %d unseen", i, len(rest), missing, now-seen)
+		}
+		buf = events
+	}
+}

@@ -9,7 +9,7 @@ import (
 )
 
 // allocSlow meets a request that the hot path could not, rung by rung. See Rungs for the order.
-func (p *Pool) allocSlow(size, n uint64, st *Stream) (cuda.Ptr, error) {
+func (p *Pool) allocSlow(size, n uint64, st *Stream, tag uint32) (cuda.Ptr, error) {
 	d := p.dev
 	if err := d.poisoned(); err != nil {
 		return 0, err
@@ -17,7 +17,7 @@ func (p *Pool) allocSlow(size, n uint64, st *Stream) (cuda.Ptr, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.a.turn.Add(1)
-	c := climb{d: d, n: n, size: size, rungs: d.opts.Ladder | RungFit}
+	c := climb{d: d, n: n, size: size, tag: tag, rungs: d.opts.Ladder | RungFit}
 	if size > maxRequest {
 		c.tried = RungFit
 		return 0, c.fail(p, st)
@@ -59,7 +59,7 @@ func (c *climb) fail(p *Pool, st *Stream) error {
 	d := c.d
 	d.counts.OOMs++
 	err := d.outOfMemory(p, c)
-	d.record(event.Event{Kind: event.OOM, Addr: err.DriverHas, Size: c.n, Stream: uint32(st.index), Pool: p.number})
+	d.record(event.Event{Kind: event.OOM, Addr: err.DriverHas, Size: c.n, Stream: uint32(st.index), Pool: p.number, Tag: uint16(c.tag)})
 	return err
 }
 
@@ -69,7 +69,8 @@ type climb struct {
 	s       *space
 	n       uint64 // rounded bytes
 	size    uint64 // bytes asked for
-	rungs   Rungs  // those that are allowed
+	tag     uint32
+	rungs   Rungs // those that are allowed
 	tried   Rungs
 	oom     error // what the upstream said, nil when the limit was in the way
 	trimmed bool
@@ -139,6 +140,7 @@ func (d *Device) handOut(c *climb, id heap.ID) cuda.Ptr {
 	s := c.from
 	b := s.heap.At(id)
 	s.gauges.alloc(c.size, c.n, s.heap.FreeBlocks)
+	b.Tag = c.tag
 	addr := cuda.Ptr(b.Addr)
 	if c.called {
 		c.met = RungCallback
@@ -153,7 +155,7 @@ func (d *Device) handOut(c *climb, id heap.ID) cuda.Ptr {
 		if c.met != RungFit {
 			d.record(event.Event{Kind: event.Retry, Size: c.n, Stream: uint32(s.stream.index), Pool: s.pool.number, Flags: uint8(c.met)})
 		}
-		d.record(event.Event{Kind: event.Alloc, Addr: uint64(addr), Size: c.size, Stream: uint32(s.stream.index), Pool: s.pool.number})
+		d.record(event.Event{Kind: event.Alloc, Addr: uint64(addr), Size: c.size, Stream: uint32(s.stream.index), Pool: s.pool.number, Tag: uint16(c.tag)})
 	}
 	if c.met == RungFit {
 		d.settle(s, nil)

@@ -92,7 +92,7 @@ func (d *Device) collect(held *space, force bool) bool {
 		s.lockBeside(held)
 		b := s.heap.At(f.block)
 		e := event.Event{Kind: event.FreeCompleted, Addr: b.Addr, Size: b.Requested, Stream: uint32(s.stream.index),
-			Pool: s.pool.number}
+			Pool: s.pool.number, Tag: uint16(b.Tag)}
 		n := b.Size
 		s.heap.Free(f.block, stamp)
 		s.gauges.unpark(n, s.heap.FreeBlocks)

@@ -181,7 +181,7 @@ func (d *Device) unpin() error {
 	}
 	if d.poisoned() == nil {
 		d.mu.Unlock()
-		err := d.drv.ContextSynchronize(d.id)
+		err := d.waitAll()
 		d.mu.Lock()
 		if err != nil {
 			return d.failed(err) // they stay pinned

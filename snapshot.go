@@ -2,7 +2,6 @@ package cistern
 
 import (
 	"github.com/cistern-gpu/cistern/cuda"
-	"github.com/cistern-gpu/cistern/event"
 	"github.com/cistern-gpu/cistern/internal/heap"
 	"github.com/cistern-gpu/cistern/internal/vm"
 )
@@ -39,6 +38,7 @@ type SegmentBlock struct {
 	Addr      uint64
 	Size      uint64
 	Requested uint64
+	Tag       uint32 // as given to AllocTagged, 0 none
 	State     BlockState
 }
 
@@ -47,19 +47,30 @@ type SegmentBlock struct {
 func (d *Device) Snapshot() []Segment {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	var out []Segment
-	for _, s := range d.spaces {
-		if s == nil {
-			continue
-		}
-		s.mu.Lock()
-		out = append(out, s.segments()...)
-		s.mu.Unlock()
-	}
+	out := d.segmentsOf(func(*space) bool { return true })
 	for _, id := range d.spares {
 		k := d.chunks.At(id)
 		out = append(out, Segment{Size: k.Size, Stream: int(k.Stream), Large: true,
 			Chunks: []Chunk{{k.Handle, k.Size}}, Blocks: []SegmentBlock{{Size: k.Size}}})
+	}
+	return out
+}
+
+// SnapshotPool lists the physical memory that is mapped for one pool. Spare chunks belong to none.
+func (d *Device) SnapshotPool(id PoolID) []Segment {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.segmentsOf(func(s *space) bool { return s.pool.id == id })
+}
+
+// segmentsOf lists the segments of the spaces that are wanted. The caller holds Device.mu.
+func (d *Device) segmentsOf(wanted func(*space) bool) (out []Segment) {
+	for _, s := range d.spaces {
+		if s != nil && wanted(s) {
+			s.mu.Lock()
+			out = append(out, s.segments()...)
+			s.mu.Unlock()
+		}
 	}
 	return out
 }
@@ -78,7 +89,7 @@ func (s *space) segments() []Segment {
 		g := &out[len(out)-1]
 		g.Size += b.Size
 		end = b.Addr + b.Size
-		x := SegmentBlock{Addr: b.Addr, Size: b.Size, Requested: b.Requested}
+		x := SegmentBlock{Addr: b.Addr, Size: b.Size, Requested: b.Requested, Tag: b.Tag}
 		switch b.State {
 		case heap.Used:
 			x.State = BlockUsed
@@ -132,20 +143,4 @@ func (d *Device) Pools() []PoolID {
 		out = append(out, p.id)
 	}
 	return out
-}
-
-// DrainHistory appends the recorded events to buf, oldest first, and forgets them.
-func (d *Device) DrainHistory(buf []event.Event) []event.Event {
-	h := &d.hist
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	n := uint64(len(h.ring))
-	at := uint64(0)
-	if h.next > n {
-		at = h.next % n
-	}
-	buf = append(buf, h.ring[at:]...)
-	buf = append(buf, h.ring[:at]...)
-	h.ring, h.next = h.ring[:0], 0
-	return buf
 }

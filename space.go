@@ -60,11 +60,14 @@ func (d *Device) Alloc(size uint64, st *Stream) (cuda.Ptr, error) {
 	if p == nil || p.dev != d {
 		p = d.pool0
 	}
-	return p.Alloc(size, st)
+	return p.alloc(size, st, 0)
 }
 
 // Alloc hands out memory of the pool; see Device.Alloc.
-func (p *Pool) Alloc(size uint64, st *Stream) (cuda.Ptr, error) {
+func (p *Pool) Alloc(size uint64, st *Stream) (cuda.Ptr, error) { return p.alloc(size, st, 0) }
+
+// alloc hands out memory that is labelled with a tag; 0 is none.
+func (p *Pool) alloc(size uint64, st *Stream, tag uint32) (cuda.Ptr, error) {
 	if size == 0 {
 		return 0, nil
 	}
@@ -75,14 +78,16 @@ func (p *Pool) Alloc(size uint64, st *Stream) (cuda.Ptr, error) {
 		if s.roomForAlloc(size, n) && !s.collectDue() {
 			if id := s.heap.Take(n, size); id != 0 {
 				s.gauges.alloc(size, n, s.heap.FreeBlocks)
-				addr := cuda.Ptr(s.heap.At(id).Addr)
+				b := s.heap.At(id)
+				b.Tag = tag
+				addr := cuda.Ptr(b.Addr)
 				s.mu.Unlock()
 				return addr, nil
 			}
 		}
 		s.mu.Unlock()
 	}
-	return p.allocSlow(size, n, st)
+	return p.allocSlow(size, n, st, tag)
 }
 
 // collectDue reports whether this request should go the slow way so that frees which wait for other streams are
@@ -153,8 +158,9 @@ func (s *space) freeSlow(p cuda.Ptr) error {
 	}
 	b := s.heap.At(id)
 	n, requested := b.Size, b.Requested
-	d.record(event.Event{Kind: event.FreeRequested, Addr: uint64(p), Size: requested, Stream: uint32(s.stream.index),
-		Pool: s.pool.number})
+	e := event.Event{Kind: event.FreeRequested, Addr: uint64(p), Size: requested, Stream: uint32(s.stream.index),
+		Pool: s.pool.number, Tag: uint16(b.Tag)}
+	d.record(e)
 	if b.Uses != 0 && d.poisoned() == nil {
 		uses := d.takeUses(b.Uses)
 		b.Uses = 0
@@ -172,8 +178,8 @@ func (s *space) freeSlow(p cuda.Ptr) error {
 	s.heap.Free(id, s.stream.epoch.Load())
 	s.gauges.free(requested, n, s.heap.FreeBlocks)
 	s.noteFree(n)
-	d.record(event.Event{Kind: event.FreeCompleted, Addr: uint64(p), Size: requested, Stream: uint32(s.stream.index),
-		Pool: s.pool.number})
+	e.Kind = event.FreeCompleted
+	d.record(e)
 	d.settle(s, nil)
 	s.mu.Unlock()
 	return nil

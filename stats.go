@@ -1,6 +1,7 @@
 package cistern
 
-// Value is one statistic: now, at its highest since the start or ResetPeaks, and everything ever added and taken away.
+// Value is one statistic: now, at its highest since the start or ResetPeaks, and everything added and taken away since the
+// start or ResetAccumulated.
 type Value struct {
 	Current, Peak, Added, Removed int64
 }
@@ -29,13 +30,14 @@ type Stats struct {
 	Counters
 }
 
-// Counters count what happened since the start.
+// Counters count what happened since the start or ResetAccumulated.
 type Counters struct {
 	Remaps       int64 // chunks moved
 	DeviceAllocs int64 // chunks or segments got from the driver
 	DeviceFrees  int64
 	Retries      int64 // requests met only by taking from other pools, by giving cached memory back, or by a callback
 	OOMs         int64 // requests that failed
+	StreamSyncs  int64 // waits of a host thread for the GPU
 
 	ByFit, ByCollect, ByRemap, ByGrow, ByLend, ByCallback int64 // requests on the slow path, by the rung that met them
 }
@@ -62,22 +64,11 @@ func (d *Device) Stats() Stats {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.settleAll(nil, nil)
-	sums := d.retired
-	for _, s := range d.spaces {
-		if s == nil {
-			continue
-		}
-		s.mu.Lock()
-		for _, g := range [2]int{groupAll, groupOf(s.class)} {
-			for i, v := range s.gauges.sum {
-				sums[g][i] += v
-			}
-		}
-		s.mu.Unlock()
-	}
+	sums := d.sums()
 	value := func(g, i int) Value {
 		x := &d.groups[g]
-		return Value{x.now[i], x.peak[i], sums[g][i], sums[g][i] - x.now[i]}
+		since := d.since[g][i]
+		return Value{x.now[i], x.peak[i], sums[g][i] - since.added, sums[g][i] - x.now[i] - since.removed}
 	}
 	grouped := func(i int) Grouped {
 		return Grouped{value(groupAll, i), value(groupSmall, i), value(groupLarge, i)}
@@ -96,11 +87,53 @@ func (d *Device) Stats() Stats {
 		ZombieMappings: d.zombies.Len(),
 		Counters:       d.counts,
 	}
+	s.StreamSyncs = d.syncs.Load()
 	for _, r := range d.areas {
 		s.AddressBytes += r.size
 	}
 	return s
 }
 
+// sums is what was ever added to each statistic. The caller holds Device.mu.
+func (d *Device) sums() [numGroups][numGauges]int64 {
+	sums := d.retired
+	for _, s := range d.spaces {
+		if s == nil {
+			continue
+		}
+		s.mu.Lock()
+		for _, g := range [2]int{groupAll, groupOf(s.class)} {
+			for i, v := range s.gauges.sum {
+				sums[g][i] += v
+			}
+		}
+		s.mu.Unlock()
+	}
+	return sums
+}
+
 // ResetPeaks makes the present values the peaks.
 func (d *Device) ResetPeaks() { d.resetPeaks() }
+
+// total is what was added to and taken from a statistic when ResetAccumulated was last called.
+type total struct{ added, removed int64 }
+
+// ResetAccumulated makes Added and Removed of every statistic and the Counters start from 0 again. What is now and the
+// peaks stay.
+func (d *Device) ResetAccumulated() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.settleAll(nil, nil)
+	for g, list := range d.sums() {
+		for i, v := range list {
+			d.since[g][i] = total{v, v - d.groups[g].now[i]}
+		}
+	}
+	for g := range d.held {
+		for _, v := range [2]*Value{&d.held[g].bytes, &d.held[g].handles} {
+			v.Added, v.Removed = 0, 0
+		}
+	}
+	d.counts = Counters{}
+	d.syncs.Store(0)
+}

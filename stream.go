@@ -244,7 +244,7 @@ func (t *Stream) settle(epoch uint64) error {
 		if t.dev.captures.Load() > 0 {
 			return errCapturing // waiting for the context would invalidate the capture
 		}
-		if err := t.dev.drv.ContextSynchronize(t.dev.id); err != nil {
+		if err := t.dev.waitAll(); err != nil {
 			return t.dev.failed(err)
 		}
 		t.mu.Lock()
@@ -256,6 +256,7 @@ func (t *Stream) settle(epoch uint64) error {
 	if err != nil {
 		return err
 	}
+	t.dev.syncs.Add(1)
 	if err := t.dev.drv.EventSynchronize(t.dev.id, c.event); err != nil {
 		return t.dev.failed(err)
 	}
@@ -263,6 +264,12 @@ func (t *Stream) settle(epoch uint64) error {
 	t.over = max(t.over, epoch)
 	t.mu.Unlock()
 	return nil
+}
+
+// waitAll waits on the host for all work of the device's context. No lock may be held.
+func (d *Device) waitAll() error {
+	d.syncs.Add(1)
+	return d.drv.ContextSynchronize(d.id)
 }
 
 // freed notes a free: it closes the epoch where the stream might not exist later.

@@ -52,6 +52,7 @@ type Event struct {
 	Stream uint32 // index into the list of streams that goes with the events
 	Pool   uint32 // index into the list of pools that goes with the events; 0 is the default pool or unknown
 	Stack  uint32 // index into the table of stacks that goes with the events; 0 is none
+	Tag    uint16 // Alloc, FreeRequested, FreeCompleted, OOM: the request's number, 0 is none
 	Kind   Kind
 	Flags  uint8
 }

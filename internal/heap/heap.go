@@ -61,8 +61,9 @@ type Block struct {
 	next      ID
 	binPrev   ID
 	binNext   ID
-	_         [2]uint32 // fills the cache line
-	Uses      int32     // the owner's: list of other streams that use the block, 0 none
+	_         uint32 // fills the cache line
+	Tag       uint32 // the owner's: what a used block was asked for as, 0 none
+	Uses      int32  // the owner's: list of other streams that use the block, 0 none
 	bin       uint16
 	State     State
 }
@@ -206,7 +207,7 @@ func (h *Heap) FreeAt(id ID, place, stamp uint64) ID {
 	h.FreeBytes += b.Size
 	b.State = Free
 	b.Stamp = max(b.Stamp, stamp)
-	b.Requested, b.Uses = 0, 0
+	b.Requested, b.Uses, b.Tag = 0, 0, 0
 	h.FreeBlocks++
 	return h.merge(id)
 }

@@ -1,0 +1,79 @@
+package cistern
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+
+	"github.com/cistern-gpu/cistern/cuda"
+	"github.com/cistern-gpu/cistern/internal/heap"
+)
+
+// MaxTag is the largest tag. A tag is a number that a request carries and its block keeps until it is freed; what it
+// stands for is the caller's business. 0 is no tag.
+const MaxTag = 1<<16 - 1
+
+// AllocTagged is Alloc with a tag, which Snapshot, Base, the history and TagUsage show.
+func (d *Device) AllocTagged(size uint64, st *Stream, tag uint32) (cuda.Ptr, error) {
+	p := st.route.Load()
+	if p == nil || p.dev != d {
+		p = d.pool0
+	}
+	return p.AllocTagged(size, st, tag)
+}
+
+// AllocTagged is Alloc with a tag, which Snapshot, Base, the history and TagUsage show.
+func (p *Pool) AllocTagged(size uint64, st *Stream, tag uint32) (cuda.Ptr, error) {
+	if tag > MaxTag {
+		return 0, fmt.Errorf("tag %d: the largest is %d", tag, MaxTag)
+	}
+	return p.alloc(size, st, tag)
+}
+
+// TagUse is what the live blocks of one tag add up to.
+type TagUse struct {
+	Tag       uint32
+	Blocks    int64
+	Requested uint64 // bytes asked for
+	Allocated uint64 // rounded
+}
+
+// TagUsage adds up the live blocks by tag, the most bytes first; those without a tag come under 0. It looks at every
+// block.
+func (d *Device) TagUsage() []TagUse {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.tagUsage(nil)
+}
+
+// tagUsage is TagUsage. The caller holds Device.mu and held's lock.
+func (d *Device) tagUsage(held *space) []TagUse {
+	var out []TagUse
+	at := map[uint32]int{}
+	for _, s := range d.spaces {
+		if s == nil {
+			continue
+		}
+		s.lockBeside(held)
+		s.heap.Each(func(_ heap.ID, b *heap.Block) bool {
+			if b.State != heap.Used {
+				return true
+			}
+			i, ok := at[b.Tag]
+			if !ok {
+				i = len(out)
+				at[b.Tag] = i
+				out = append(out, TagUse{Tag: b.Tag})
+			}
+			out[i].Blocks++
+			out[i].Requested += b.Requested
+			out[i].Allocated += b.Size
+			return true
+		})
+		s.unlockBeside(held)
+	}
+	slices.SortFunc(out, func(a, b TagUse) int {
+		return cmp.Or(cmp.Compare(b.Allocated, a.Allocated), cmp.Compare(a.Tag, b.Tag))
+	})
+	return out
+}
