@@ -6,13 +6,14 @@ GO ?= go
 TRACE ?= trace/testdata/gpt2_varlen.pickle.gz
 CAPACITY ?= 20.2GiB
 
-.PHONY: help demo test build web bench soak fuzz race cross lint gpu-bundle gpu-test gpu-bench clean tools
+.PHONY: help demo test build library install web bench soak fuzz race cross lint gpu-bundle gpu-test gpu-bench clean tools
 .DEFAULT_GOAL := help
 
 help:
 	@echo 'make demo        replay a recorded run (TRACE=file, CAPACITY=size), write bin/demo.html'
 	@echo 'make test        every test; CISTERN_TRACES=folder adds those over recorded traces in it'
-	@echo 'make build       bin/cistern, with the page of its reports'
+	@echo 'make build       bin/cistern, with the page of its reports, and lib/libcistern.so'
+	@echo 'make install     the C library, its header and pkg-config file under PREFIX (/usr/local), below DESTDIR'
 	@echo 'make race        the tests under the race detector'
 	@echo 'make fuzz        every fuzz target, FUZZTIME each (10s)'
 	@echo 'make soak        random tests for SOAKTIME (15m), twice, then every fuzz target for ten minutes'
@@ -45,8 +46,24 @@ web: $(PAGE)
 
 # Go's own cache knows what has changed, so these ask it every time.
 
-build: tools $(PAGE)
+build: tools $(PAGE) library
 	$(GO) build -trimpath -o bin/cistern ./cmd/cistern
+
+# The C library: the version script hides all but cistern_*; -s and -w leave out what only debuggers of Go read.
+library: tools
+	CGO_ENABLED=1 $(GO) build -trimpath -buildmode=c-shared -o lib/libcistern.so -ldflags "-s -w -extldflags \
+	  '-Wl,-soname,libcistern.so -Wl,--version-script=$(CURDIR)/cmd/libcistern/libcistern.map'" ./cmd/libcistern
+	@rm -f lib/libcistern.h
+
+PREFIX ?= /usr/local
+VERSION := $(shell sed -n 's/^const Version = "\(.*\)"/\1/p' version.go)
+
+install: library
+	install -d $(DESTDIR)$(PREFIX)/lib/pkgconfig $(DESTDIR)$(PREFIX)/include
+	install -m 755 lib/libcistern.so $(DESTDIR)$(PREFIX)/lib/
+	install -m 644 cmd/libcistern/cistern.h $(DESTDIR)$(PREFIX)/include/
+	sed -e 's|@PREFIX@|$(abspath $(PREFIX))|' -e 's|@VERSION@|$(VERSION)|' cmd/libcistern/cistern.pc.in \
+	  >$(DESTDIR)$(PREFIX)/lib/pkgconfig/cistern.pc
 
 PLATFORMS := linux/amd64 linux/arm64 darwin/amd64 darwin/arm64 windows/amd64 windows/arm64
 

@@ -114,6 +114,18 @@ func (a *Allocator) Device(d cuda.Device) (*Device, error) {
 	return dev, nil
 }
 
+// DeviceCount is the number of devices.
+func (a *Allocator) DeviceCount() int { return len(a.devices) }
+
+// Started finds the engine of a device that is in use already; unlike Device it starts nothing.
+func (a *Allocator) Started(d cuda.Device) (*Device, bool) {
+	if d < 0 || int(d) >= len(a.devices) {
+		return nil, false
+	}
+	dev := a.devices[d].Load()
+	return dev, dev != nil
+}
+
 // started calls f for every device that is in use.
 func (a *Allocator) started(f func(*Device) error) error {
 	var first error

@@ -42,6 +42,9 @@ enum {
 
 /* ---- the library ---------------------------------------------------------------------------------------------- */
 
+/* The version of this header; that of the library is cistern_version's. */
+#define CISTERN_VERSION "0.3.0"
+
 /* The version, "1.2.3", as a constant string. */
 const char *cistern_version(void);
 

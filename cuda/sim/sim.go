@@ -135,6 +135,7 @@ type Driver struct {
 	contexts []*context // by context number - 1
 	streams  []*stream  // by slot; nil where destroyed
 	freeStr  []uint32
+	adopted  map[cuda.Stream]*stream // by handle; nil unless AdoptStreams
 	streamID uint64
 	thread   func() uint64
 	events   []event

@@ -165,6 +165,26 @@ func (d *Driver) SetThread(f func() uint64) {
 	d.thread = f
 }
 
+// AdoptStreams makes every other handle mean a stream as well: one of the device that it is first named on, made then. It
+// is for programs that allocate through Cistern but have no way to make streams here, such as those in C.
+func (d *Driver) AdoptStreams() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.adopted == nil {
+		d.adopted = map[cuda.Stream]*stream{}
+	}
+}
+
+func (d *Driver) adopt(dev cuda.Device, h cuda.Stream) *stream {
+	s := d.adopted[h]
+	if s == nil {
+		s = d.makeStream(d.primary(dev), streamNonBlocking)
+		s.handle = h
+		d.adopted[h] = s
+	}
+	return s
+}
+
 func (d *Driver) byHandle(h cuda.Stream) (*stream, uint32) {
 	if h < streamBase || (h-streamBase)%streamStep != 0 {
 		return nil, 0
@@ -186,6 +206,9 @@ func (d *Driver) resolve(dev cuda.Device, h cuda.Stream) *stream {
 		return d.perThread(d.primary(dev))
 	}
 	s, _ := d.byHandle(h)
+	if s == nil && d.adopted != nil {
+		s = d.adopt(dev, h)
+	}
 	return s
 }
 

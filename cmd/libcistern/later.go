@@ -1,0 +1,54 @@
+//go:build linux && cgo
+
+package main
+
+/*
+#include "shim.h"
+*/
+import "C"
+
+func later() C.int {
+	return fail(&failure{C.CISTERN_UNSUPPORTED, "not there yet"})
+}
+
+//export coreLargestFree
+func coreLargestFree(d C.int, h C.uintptr_t, bytes *C.uint64_t) C.int { return later() }
+
+//export corePeer
+func corePeer(d, peer C.int) C.int { return later() }
+
+//export coreOnUnmap
+func coreOnUnmap(d C.int, fn, ctx C.uintptr_t) C.int { return later() }
+
+//export corePoolBlocks
+func corePoolBlocks(d C.int, p0, p1 C.uint64_t, out *C.cistern_block, capacity C.size_t, n *C.size_t) C.int {
+	return later()
+}
+
+//export corePoolRestore
+func corePoolRestore(d C.int, p0, p1 C.uint64_t, b *C.cistern_block, n C.size_t) C.int {
+	return later()
+}
+
+//export coreResetAccumulated
+func coreResetAccumulated(d C.int) C.int { return later() }
+
+//export coreTag
+func coreTag(name *C.char, tag *C.uint32_t) C.int { return later() }
+
+//export coreTagName
+func coreTagName(tag C.uint32_t) *C.char { later(); return nil }
+
+//export coreHistoryDrain
+func coreHistoryDrain(d C.int, buf *C.cistern_event, capacity C.size_t, n *C.size_t, lost *C.uint64_t) C.int {
+	return later()
+}
+
+//export coreShare
+func coreShare(p C.uintptr_t, handle *C.char, capacity C.size_t) C.int { return later() }
+
+//export coreOpen
+func coreOpen(handle *C.char, d C.int, p *C.uintptr_t) C.int { return later() }
+
+//export coreClose
+func coreClose(p C.uintptr_t) C.int { return later() }

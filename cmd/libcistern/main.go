@@ -1,0 +1,203 @@
+//go:build linux && cgo
+
+// Command libcistern is the C library libcistern.so (go build -buildmode=c-shared): cistern.h, and package cistern behind
+// it. There is nothing here that a Go program would want too.
+//
+// # How it is made
+//
+// Every function of cistern.h is C (shim.c): it refuses in a child of fork, where Go would hang, answers what needs no Go,
+// and calls a Go function core… that converts, calls the engine and converts back. The version script libcistern.map
+// hides everything but cistern_*. A thread's last failure and its tags are kept in C (thread.c).
+//
+// Handles and device addresses are numbers (uintptr_t) on the way in and out: to Go's collector a pointer that looks like
+// one of its own is a bug.
+//
+// A panic in a core… function is a bug in Cistern. It becomes CISTERN_INTERNAL with words that say where, and as nobody
+// knows which lock or which half of a change it left behind, every later call fails with the same words.
+//
+// # What it does to its host
+//
+// Nothing happens when the library is loaded but what the Go runtime does: the driver is opened, and threads come to be,
+// at the first call (start). No signal is listened for; the environment is read through C's getenv, because Go's copy is
+// as old as the library's loading. The engine's metadata is free of pointers and requests met from cache make no garbage,
+// so the collector runs only when the heap nears a limit (limitHeap).
+package main
+
+/*
+#include <stdlib.h>
+#include "shim.h"
+
+#cgo noescape shim_getenv
+#cgo nocallback shim_getenv
+#cgo nocallback shim_thread_id
+*/
+import "C"
+
+import (
+	"fmt"
+	"runtime"
+	"runtime/debug"
+	"runtime/metrics"
+	"sync"
+	"sync/atomic"
+	"unsafe"
+
+	"github.com/cistern-gpu/cistern"
+	"github.com/cistern-gpu/cistern/cuda"
+	"github.com/cistern-gpu/cistern/cuda/open"
+	"github.com/cistern-gpu/cistern/cuda/sim"
+)
+
+func main() {} // never called: buildmode c-shared wants one
+
+// library is the started library.
+type library struct {
+	*cistern.Allocator
+	devices []device // by ordinal
+}
+
+// device is what is kept here for one device.
+type device struct {
+	streams streams
+	pools   pools
+	hooks   hooks
+}
+
+var (
+	// current is the library once it has started, nil again after a panic.
+	current atomic.Pointer[library]
+	// starting is held while it starts.
+	starting sync.Mutex
+	// broken is the words of the panic that ended it.
+	broken atomic.Pointer[string]
+)
+
+// started is the library, started with the settings of the environment if need be.
+func started() (*library, error) {
+	if l := current.Load(); l != nil {
+		return l, nil
+	}
+	return start(conf())
+}
+
+// conf is the environment's settings as they are now.
+func conf() string {
+	name := []byte("CISTERN_CONF\x00")
+	if c := C.shim_getenv((*C.char)(unsafe.Pointer(&name[0]))); c != nil {
+		return C.GoString(c)
+	}
+	return ""
+}
+
+// start starts the library with these settings, unless it is started already.
+func start(conf string) (*library, error) {
+	starting.Lock()
+	defer starting.Unlock()
+	if words := broken.Load(); words != nil {
+		return nil, &failure{C.CISTERN_INTERNAL, *words}
+	}
+	if l := current.Load(); l != nil {
+		return l, nil
+	}
+	opts, err := cistern.ParseOptions(conf)
+	if err != nil {
+		return nil, &failure{C.CISTERN_INVALID, "CISTERN_CONF: " + err.Error()}
+	}
+	drv, err := open.Open(opts.Driver)
+	if err != nil {
+		code := C.int(C.CISTERN_DRIVER)
+		if opts.Driver != "" {
+			code = C.CISTERN_INVALID
+		}
+		return nil, &failure{code, err.Error()}
+	}
+	if s, ok := drv.(*sim.Driver); ok {
+		// A program in C or Python has no other way to make streams of a simulated device.
+		s.AdoptStreams()
+		s.SetThread(func() uint64 { return uint64(C.shim_thread_id()) })
+	}
+	a, err := cistern.New(drv, opts)
+	if err != nil {
+		return nil, err
+	}
+	limitHeap()
+	l := &library{Allocator: a, devices: make([]device, a.DeviceCount())}
+	current.Store(l)
+	return l, nil
+}
+
+//export coreInit
+func coreInit(text *C.char) (code C.int) {
+	defer caught(&code)
+	want := conf()
+	if text != nil {
+		want = C.GoString(text)
+	}
+	l, err := start(want)
+	if err != nil {
+		return fail(err)
+	}
+	opts, err := cistern.ParseOptions(want)
+	if err != nil {
+		return fail(&failure{C.CISTERN_INVALID, err.Error()})
+	}
+	if opts != l.Options() {
+		return fail(&failure{C.CISTERN_INVALID, fmt.Sprintf("the library is in use already, with the settings %q, not %q",
+			l.Options().String(), opts.String())})
+	}
+	return C.CISTERN_OK
+}
+
+//export coreDeviceCount
+func coreDeviceCount() (n C.int) {
+	code := C.int(C.CISTERN_OK)
+	defer func() {
+		if code != C.CISTERN_OK {
+			n = -1
+		}
+	}()
+	defer caught(&code)
+	l, err := started()
+	if err != nil {
+		code = fail(err)
+		return -1
+	}
+	return C.int(l.DeviceCount())
+}
+
+// device is the engine of a device, started if need be.
+func (l *library) device(d C.int) (*cistern.Device, error) { return l.Device(cuda.Device(d)) }
+
+// idle finds the engine of a device without starting it: nil where it is not in use.
+func (l *library) idle(d C.int) (*cistern.Device, error) {
+	if d < 0 || int(d) >= len(l.devices) {
+		return l.device(d) // fails, in the engine's words
+	}
+	dev, _ := l.Started(cuda.Device(d))
+	return dev, nil
+}
+
+// The Go heap. Without a limit the collector would run whenever the heap has doubled, beside whatever the host program
+// does; with one it runs when there is something to win. The limit follows what is live, so that a program with
+// millions of blocks does not collect for ever.
+const heapLimit = 64 << 20
+
+func limitHeap() {
+	debug.SetGCPercent(-1)
+	debug.SetMemoryLimit(heapLimit)
+	watchHeap()
+}
+
+// watchHeap raises the limit after a collection that found more than half of it live.
+func watchHeap() {
+	type sentinel struct{ _ *int }
+	runtime.AddCleanup(&sentinel{}, func(int) {
+		sample := []metrics.Sample{{Name: "/gc/heap/live:bytes"}}
+		metrics.Read(sample)
+		live := int64(sample[0].Value.Uint64())
+		if want := max(int64(heapLimit), 3*live); want != debug.SetMemoryLimit(-1) {
+			debug.SetMemoryLimit(want)
+		}
+		watchHeap()
+	}, 0)
+}

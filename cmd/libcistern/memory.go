@@ -1,0 +1,223 @@
+//go:build linux && cgo
+
+package main
+
+/*
+#include "shim.h"
+*/
+import "C"
+
+import (
+	"errors"
+
+	"github.com/cistern-gpu/cistern"
+	"github.com/cistern-gpu/cistern/cuda"
+)
+
+//export coreMalloc
+func coreMalloc(size C.ssize_t, d C.int, h C.uintptr_t, tag C.uint32_t) (p C.uintptr_t) {
+	var code C.int
+	defer caught(&code) // p is 0 then
+	if size < 0 {
+		fail(&failure{C.CISTERN_INVALID, "a size below 0"})
+		return 0
+	}
+	ptr, err := alloc(uint64(size), d, cuda.Stream(h), cistern.PoolID{}, uint32(tag))
+	if err != nil {
+		fail(err)
+		return 0
+	}
+	return C.uintptr_t(ptr)
+}
+
+//export coreAlloc
+func coreAlloc(out *C.uintptr_t, size C.size_t, d C.int, h C.uintptr_t, pool0, pool1 C.uint64_t, tag C.uint32_t) (code C.int) {
+	defer caught(&code)
+	ptr, err := alloc(uint64(size), d, cuda.Stream(h), cistern.PoolID{uint64(pool0), uint64(pool1)}, uint32(tag))
+	if err != nil {
+		return fail(err)
+	}
+	*out = C.uintptr_t(ptr)
+	return C.CISTERN_OK
+}
+
+func alloc(size uint64, d C.int, h cuda.Stream, pool cistern.PoolID, tag uint32) (cuda.Ptr, error) {
+	l, err := started()
+	if err != nil {
+		return 0, err
+	}
+	dev, err := l.device(d)
+	if err != nil {
+		return 0, err
+	}
+	st, err := l.stream(dev, h)
+	if err != nil {
+		return 0, err
+	}
+	if pool == (cistern.PoolID{}) {
+		return dev.Alloc(size, st)
+	}
+	p, err := l.pool(dev, pool)
+	if err != nil {
+		return 0, err
+	}
+	return p.Alloc(size, st)
+}
+
+//export coreFree
+func coreFree(p C.uintptr_t) (code C.int) {
+	defer caught(&code)
+	l, err := started()
+	if err != nil {
+		return fail(err)
+	}
+	if err := l.Free(cuda.Ptr(p)); err != nil {
+		return fail(err)
+	}
+	return C.CISTERN_OK
+}
+
+//export coreRecordStream
+func coreRecordStream(p, h C.uintptr_t) (code C.int) {
+	defer caught(&code)
+	l, err := started()
+	if err != nil {
+		return fail(err)
+	}
+	b, err := l.Base(cuda.Ptr(p))
+	if err != nil {
+		return fail(err)
+	}
+	dev, err := l.Device(b.Device)
+	if err != nil {
+		return fail(err)
+	}
+	st, err := l.anyStream(dev, cuda.Stream(h))
+	if err != nil {
+		return fail(err)
+	}
+	if err := l.RecordStream(cuda.Ptr(p), st); err != nil {
+		return fail(err)
+	}
+	return C.CISTERN_OK
+}
+
+//export coreBase
+func coreBase(p C.uintptr_t, size *C.size_t) (found C.int) {
+	var code C.int
+	defer caught(&code)
+	l, err := started()
+	if err != nil {
+		fail(err)
+		return 0
+	}
+	b, err := l.Base(cuda.Ptr(p))
+	if err != nil {
+		fail(err)
+		return 0
+	}
+	if size != nil {
+		*size = C.size_t(b.Size)
+	}
+	return 1
+}
+
+//export coreFind
+func coreFind(p C.uintptr_t, out *C.cistern_block) (code C.int) {
+	defer caught(&code)
+	l, err := started()
+	if err != nil {
+		return fail(err)
+	}
+	b, err := l.Base(cuda.Ptr(p))
+	if err != nil {
+		return fail(err)
+	}
+	*out = C.cistern_block{
+		addr:      C.uint64_t(b.Base),
+		size:      C.uint64_t(b.Size),
+		requested: C.uint64_t(b.Requested),
+		pool:      poolOf(b.Pool),
+		device:    C.int32_t(b.Device),
+		state:     C.CISTERN_BLOCK_USED,
+	}
+	return C.CISTERN_OK
+}
+
+func poolOf(id cistern.PoolID) [2]C.uint64_t {
+	return [2]C.uint64_t{C.uint64_t(id[0]), C.uint64_t(id[1])}
+}
+
+//export coreTrim
+func coreTrim(d C.int) (code C.int) {
+	defer caught(&code)
+	l, err := started()
+	if err != nil {
+		return fail(err)
+	}
+	if d == -1 {
+		err = l.Trim()
+	} else {
+		var dev *cistern.Device
+		if dev, err = l.idle(d); dev != nil {
+			err = dev.Trim()
+		}
+	}
+	if err != nil {
+		return fail(err)
+	}
+	return C.CISTERN_OK
+}
+
+//export coreSetLimit
+func coreSetLimit(d C.int, bytes C.uint64_t) (code C.int) {
+	defer caught(&code)
+	l, err := started()
+	if err != nil {
+		return fail(err)
+	}
+	dev, err := l.device(d)
+	if err != nil {
+		return fail(err)
+	}
+	dev.SetLimit(uint64(bytes))
+	return C.CISTERN_OK
+}
+
+//export coreGetLimit
+func coreGetLimit(d C.int, bytes *C.uint64_t) (code C.int) {
+	defer caught(&code)
+	l, err := started()
+	if err != nil {
+		return fail(err)
+	}
+	dev, err := l.idle(d)
+	if err != nil {
+		return fail(err)
+	}
+	*bytes = C.uint64_t(l.Options().Limit)
+	if dev != nil {
+		*bytes = C.uint64_t(dev.Limit())
+	}
+	return C.CISTERN_OK
+}
+
+//export coreMemInfo
+func coreMemInfo(d C.int, free, total *C.uint64_t) (code C.int) {
+	defer caught(&code)
+	l, err := started()
+	if err != nil {
+		return fail(err)
+	}
+	f, t, err := l.Driver().MemInfo(cuda.Device(d))
+	if errors.Is(err, cuda.ErrInvalidContext) { // nobody uses the device yet, and the driver knows only then
+		if _, err = l.device(d); err == nil {
+			f, t, err = l.Driver().MemInfo(cuda.Device(d))
+		}
+	}
+	if err != nil {
+		return fail(err)
+	}
+	*free, *total = C.uint64_t(f), C.uint64_t(t)
+	return C.CISTERN_OK
+}

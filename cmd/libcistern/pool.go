@@ -1,0 +1,174 @@
+//go:build linux && cgo
+
+package main
+
+/*
+#include "shim.h"
+*/
+import "C"
+
+import (
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"github.com/cistern-gpu/cistern"
+	"github.com/cistern-gpu/cistern/cuda"
+)
+
+// pools finds a device's pool by its name without the device's lock: programs have few pools and ask at every request.
+type pools struct {
+	mu   sync.Mutex // held while list is replaced
+	list atomic.Pointer[[]*cistern.Pool]
+}
+
+func (l *library) pool(d *cistern.Device, id cistern.PoolID) (*cistern.Pool, error) {
+	known := &l.devices[d.ID()].pools
+	if list := known.list.Load(); list != nil {
+		for _, p := range *list {
+			if p.ID() == id {
+				return p, nil
+			}
+		}
+	}
+	known.mu.Lock()
+	defer known.mu.Unlock()
+	p, ok := d.Pool(id)
+	if !ok {
+		return nil, &failure{C.CISTERN_INVALID, fmt.Sprintf("device %d has no pool {%d, %d}: cistern_pool_create makes one",
+			d.ID(), id[0], id[1])}
+	}
+	var next []*cistern.Pool
+	if list := known.list.Load(); list != nil {
+		next = slices.DeleteFunc(slices.Clone(*list), func(o *cistern.Pool) bool { return o.ID() == id })
+	}
+	next = append(next, p)
+	known.list.Store(&next)
+	return p, nil
+}
+
+// forget takes a pool that is being released off the list.
+func (l *library) forget(d *cistern.Device, p *cistern.Pool) {
+	known := &l.devices[d.ID()].pools
+	known.mu.Lock()
+	defer known.mu.Unlock()
+	if list := known.list.Load(); list != nil {
+		next := slices.DeleteFunc(slices.Clone(*list), func(o *cistern.Pool) bool { return o == p })
+		known.list.Store(&next)
+	}
+}
+
+// onPool calls f with a pool of a device.
+func onPool(d C.int, pool0, pool1 C.uint64_t, f func(*library, *cistern.Device, *cistern.Pool) error) C.int {
+	l, err := started()
+	if err != nil {
+		return fail(err)
+	}
+	dev, err := l.device(d)
+	if err != nil {
+		return fail(err)
+	}
+	p, err := l.pool(dev, cistern.PoolID{uint64(pool0), uint64(pool1)})
+	if err != nil {
+		return fail(err)
+	}
+	if err := f(l, dev, p); err != nil {
+		return fail(err)
+	}
+	return C.CISTERN_OK
+}
+
+// onStream calls f with a stream of a device.
+func onStream(d C.int, h C.uintptr_t, f func(*cistern.Device, *cistern.Stream) error) C.int {
+	l, err := started()
+	if err != nil {
+		return fail(err)
+	}
+	dev, err := l.device(d)
+	if err != nil {
+		return fail(err)
+	}
+	st, err := l.stream(dev, cuda.Stream(h))
+	if err != nil {
+		return fail(err)
+	}
+	if err := f(dev, st); err != nil {
+		return fail(err)
+	}
+	return C.CISTERN_OK
+}
+
+//export corePoolCreate
+func corePoolCreate(d C.int, pool0, pool1 C.uint64_t, o *C.cistern_pool_options) (code C.int) {
+	defer caught(&code)
+	l, err := started()
+	if err != nil {
+		return fail(err)
+	}
+	if o.flags != 0 || o.alloc != nil {
+		return fail(&failure{C.CISTERN_UNSUPPORTED, "pools with options are not there yet"})
+	}
+	dev, err := l.device(d)
+	if err != nil {
+		return fail(err)
+	}
+	if _, err := dev.NewPool(cistern.PoolID{uint64(pool0), uint64(pool1)}); err != nil {
+		return fail(err)
+	}
+	return C.CISTERN_OK
+}
+
+//export corePoolBegin
+func corePoolBegin(d C.int, pool0, pool1 C.uint64_t, h C.uintptr_t) (code C.int) {
+	defer caught(&code)
+	return onPool(d, pool0, pool1, func(l *library, dev *cistern.Device, p *cistern.Pool) error {
+		st, err := l.stream(dev, cuda.Stream(h))
+		if err != nil {
+			return err
+		}
+		return dev.Route(st, p)
+	})
+}
+
+//export corePoolEnd
+func corePoolEnd(d C.int, h C.uintptr_t) (code C.int) {
+	defer caught(&code)
+	return onStream(d, h, (*cistern.Device).Unroute)
+}
+
+//export coreCaptureBegin
+func coreCaptureBegin(d C.int, pool0, pool1 C.uint64_t, h C.uintptr_t) (code C.int) {
+	defer caught(&code)
+	return onPool(d, pool0, pool1, func(l *library, dev *cistern.Device, p *cistern.Pool) error {
+		st, err := l.stream(dev, cuda.Stream(h))
+		if err != nil {
+			return err
+		}
+		return dev.BeginCapture(st, p)
+	})
+}
+
+//export coreCaptureEnd
+func coreCaptureEnd(d C.int, h C.uintptr_t) (code C.int) {
+	defer caught(&code)
+	return onStream(d, h, (*cistern.Device).EndCapture)
+}
+
+//export corePoolRelease
+func corePoolRelease(d C.int, pool0, pool1 C.uint64_t) (code C.int) {
+	defer caught(&code)
+	return onPool(d, pool0, pool1, func(l *library, dev *cistern.Device, p *cistern.Pool) error {
+		err := p.Release()
+		if q, ok := dev.Pool(p.ID()); !ok || q != p {
+			l.forget(dev, p)
+		}
+		return err
+	})
+}
+
+//export corePoolTrim
+func corePoolTrim(d C.int, pool0, pool1 C.uint64_t) (code C.int) {
+	defer caught(&code)
+	return onPool(d, pool0, pool1, func(_ *library, _ *cistern.Device, p *cistern.Pool) error { return p.Trim() })
+}

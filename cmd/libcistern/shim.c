@@ -1,0 +1,390 @@
+//go:build linux && cgo
+
+/* The functions of cistern.h. Each stands in front of a Go function and does what Go cannot: it refuses in a child of fork,
+ * where Go would hang, and it answers what needs no Go at all. What the functions do is said in cistern.h. */
+#include "shim.h"
+#include "_cgo_export.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define PUBLIC __attribute__((visibility("default")))
+#define ALIVE() __builtin_expect(*shim_alive != 0, 1)
+
+static int forked(void) {
+  static const char words[] = "this process is a child of fork, which cannot use the GPU memory of its parent: start "
+                              "such processes with spawn or forkserver instead";
+  return shim_fail(CISTERN_FORKED, words, sizeof words - 1);
+}
+
+static int invalid(const char *words) { return shim_fail(CISTERN_INVALID, words, strlen(words)); }
+
+/* Every function has this before its call into Go. Handles and device addresses are numbers to Go, whose collector would
+ * take them for pointers of its own. */
+#define GUARD       \
+  if (!ALIVE())     \
+    return forked()
+#define NEED(arg)                                              \
+  if ((arg) == NULL)                                           \
+    return invalid(#arg " is NULL: expected where to write")
+
+PUBLIC const char *cistern_version(void) { return CISTERN_VERSION; }
+
+PUBLIC int cistern_init(const char *conf) {
+  GUARD;
+  return coreInit((char *)conf);
+}
+
+PUBLIC int cistern_device_count(void) {
+  if (!ALIVE()) {
+    forked();
+    return -1;
+  }
+  return coreDeviceCount();
+}
+
+PUBLIC int cistern_last_error(char *buf, size_t n) {
+  const shim_thread *t = shim_self;
+  if (buf != NULL && n > 0)
+    snprintf(buf, n, "%s", t ? t->words : "");
+  return t ? t->code : CISTERN_OK;
+}
+
+PUBLIC int cistern_last_oom(cistern_oom *out) {
+  NEED(out);
+  if (shim_self == NULL || !shim_self->has_oom)
+    return invalid("the thread's last failure was not out of memory");
+  *out = shim_self->oom;
+  return CISTERN_OK;
+}
+
+/* Memory. */
+
+PUBLIC void *cistern_malloc(ssize_t size, int device, void *stream) {
+  if (!ALIVE()) {
+    forked();
+    return NULL;
+  }
+  return (void *)coreMalloc(size, device, (uintptr_t)stream, shim_tag());
+}
+
+PUBLIC void cistern_free(void *ptr, ssize_t size, int device, void *stream) {
+  (void)size, (void)device, (void)stream;
+  if (ptr == NULL)
+    return;
+  if (!ALIVE()) {
+    forked();
+    return;
+  }
+  coreFree((uintptr_t)ptr);
+}
+
+PUBLIC int cistern_alloc(void **out, size_t size, int device, void *stream, const uint64_t pool[2]) {
+  NEED(out);
+  *out = NULL;
+  GUARD;
+  return coreAlloc((uintptr_t *)out, size, device, (uintptr_t)stream, pool ? pool[0] : 0, pool ? pool[1] : 0, shim_tag());
+}
+
+PUBLIC int cistern_release(void *ptr) {
+  if (ptr == NULL)
+    return CISTERN_OK;
+  GUARD;
+  return coreFree((uintptr_t)ptr);
+}
+
+PUBLIC int cistern_record_stream(void *ptr, void *stream) {
+  if (ptr == NULL)
+    return CISTERN_OK;
+  GUARD;
+  return coreRecordStream((uintptr_t)ptr, (uintptr_t)stream);
+}
+
+PUBLIC void *cistern_base(void *ptr, size_t *size) {
+  if (size != NULL)
+    *size = 0;
+  if (!ALIVE()) {
+    forked();
+    return NULL;
+  }
+  return coreBase((uintptr_t)ptr, size) ? ptr : NULL;
+}
+
+PUBLIC int cistern_find(void *ptr, cistern_block *out) {
+  NEED(out);
+  memset(out, 0, sizeof *out);
+  GUARD;
+  return coreFind((uintptr_t)ptr, out);
+}
+
+PUBLIC int cistern_stream_durable(int device, void *stream) {
+  GUARD;
+  return coreStreamDurable(device, (uintptr_t)stream);
+}
+
+PUBLIC int cistern_trim(int device) {
+  GUARD;
+  return coreTrim(device);
+}
+
+PUBLIC int cistern_set_limit(int device, uint64_t bytes) {
+  GUARD;
+  return coreSetLimit(device, bytes);
+}
+
+PUBLIC int cistern_get_limit(int device, uint64_t *bytes) {
+  NEED(bytes);
+  *bytes = 0;
+  GUARD;
+  return coreGetLimit(device, bytes);
+}
+
+PUBLIC int cistern_mem_info(int device, uint64_t *free_bytes, uint64_t *total_bytes) {
+  NEED(free_bytes);
+  NEED(total_bytes);
+  *free_bytes = *total_bytes = 0;
+  GUARD;
+  return coreMemInfo(device, free_bytes, total_bytes);
+}
+
+PUBLIC int cistern_largest_free(int device, void *stream, uint64_t *bytes) {
+  NEED(bytes);
+  *bytes = 0;
+  GUARD;
+  return coreLargestFree(device, (uintptr_t)stream, bytes);
+}
+
+PUBLIC int cistern_peer(int device, int peer) {
+  GUARD;
+  return corePeer(device, peer);
+}
+
+PUBLIC int cistern_on_out_of_memory(int device, int (*fn)(void *, int, uint64_t), void *ctx) {
+  GUARD;
+  if (fn == NULL)
+    return invalid("fn is NULL: expected the function to call");
+  return coreOnOutOfMemory(device, (uintptr_t)fn, (uintptr_t)ctx);
+}
+
+PUBLIC int cistern_on_unmap(int device, void (*fn)(void *, int, void *, size_t), void *ctx) {
+  GUARD;
+  return coreOnUnmap(device, (uintptr_t)fn, (uintptr_t)ctx);
+}
+
+/* Pools. */
+
+#define NEED_POOL                                              \
+  if (pool == NULL)                                            \
+    return invalid("pool is NULL: expected its two numbers")
+
+PUBLIC int cistern_pool_create(int device, const uint64_t pool[2], const cistern_pool_options *options) {
+  NEED_POOL;
+  GUARD;
+  cistern_pool_options o = {0};
+  if (options != NULL) {
+    /* A caller compiled against an older header passes less, one compiled against a newer header more. */
+    if (options->size < offsetof(cistern_pool_options, alloc))
+      return invalid("options.size is too small: set it to sizeof(cistern_pool_options)");
+    if (options->size > sizeof o)
+      return invalid("options.size is larger than this library's cistern_pool_options: the program was compiled with a newer cistern.h");
+    memcpy(&o, options, options->size);
+  }
+  if ((o.alloc == NULL) != (o.free == NULL))
+    return invalid("options.alloc and options.free: give both or neither");
+  return corePoolCreate(device, pool[0], pool[1], &o);
+}
+
+PUBLIC int cistern_pool_begin(int device, const uint64_t pool[2], void *stream) {
+  NEED_POOL;
+  GUARD;
+  return corePoolBegin(device, pool[0], pool[1], (uintptr_t)stream);
+}
+
+PUBLIC int cistern_pool_end(int device, void *stream) {
+  GUARD;
+  return corePoolEnd(device, (uintptr_t)stream);
+}
+
+PUBLIC int cistern_capture_begin(int device, const uint64_t pool[2], void *stream) {
+  NEED_POOL;
+  GUARD;
+  return coreCaptureBegin(device, pool[0], pool[1], (uintptr_t)stream);
+}
+
+PUBLIC int cistern_capture_end(int device, void *stream) {
+  GUARD;
+  return coreCaptureEnd(device, (uintptr_t)stream);
+}
+
+PUBLIC int cistern_pool_release(int device, const uint64_t pool[2]) {
+  NEED_POOL;
+  GUARD;
+  return corePoolRelease(device, pool[0], pool[1]);
+}
+
+PUBLIC int cistern_pool_trim(int device, const uint64_t pool[2]) {
+  NEED_POOL;
+  GUARD;
+  return corePoolTrim(device, pool[0], pool[1]);
+}
+
+PUBLIC int cistern_pool_blocks(int device, const uint64_t pool[2], cistern_block *out, size_t cap, size_t *n) {
+  NEED_POOL;
+  NEED(n);
+  *n = 0;
+  if (cap > 0)
+    NEED(out);
+  GUARD;
+  return corePoolBlocks(device, pool[0], pool[1], out, cap, n);
+}
+
+PUBLIC int cistern_pool_restore(int device, const uint64_t pool[2], const cistern_block *blocks, size_t n) {
+  NEED_POOL;
+  GUARD;
+  if (n > 0 && blocks == NULL)
+    return invalid("blocks is NULL: expected the blocks to restore");
+  return corePoolRestore(device, pool[0], pool[1], (cistern_block *)blocks, n);
+}
+
+/* Statistics. */
+
+PUBLIC int cistern_get_stats(int device, cistern_stats *out) {
+  NEED(out);
+  GUARD;
+  /* A caller compiled against another header wants as many fields as its struct has. */
+  uint32_t size = out->size;
+  if (size < offsetof(cistern_stats, allocations) || size > 1 << 16)
+    return invalid("out->size: set it to sizeof(cistern_stats)");
+  cistern_stats s;
+  memset(&s, 0, sizeof s);
+  int code = coreGetStats(device, &s);
+  if (code != CISTERN_OK)
+    return code;
+  s.size = size;
+  s.device = device;
+  memset(out, 0, size);
+  memcpy(out, &s, size < sizeof s ? size : sizeof s);
+  return CISTERN_OK;
+}
+
+PUBLIC int cistern_reset_peaks(int device) {
+  GUARD;
+  return coreResetPeaks(device);
+}
+
+PUBLIC int cistern_reset_accumulated(int device) {
+  GUARD;
+  return coreResetAccumulated(device);
+}
+
+PUBLIC char *cistern_stats_json(void) {
+  if (!ALIVE()) {
+    forked();
+    return NULL;
+  }
+  return coreStatsJSON();
+}
+
+PUBLIC void cistern_string_free(char *s) { free(s); }
+
+/* Tags. */
+
+PUBLIC int cistern_tag_push(const char *name) {
+  GUARD;
+  if (name == NULL)
+    return invalid("name is NULL: expected the tag's name");
+  uint32_t tag;
+  int code = coreTag((char *)name, &tag);
+  if (code != CISTERN_OK)
+    return code;
+  static const char no_memory[] = "no host memory for the tag";
+  shim_thread *t = shim_thread_get();
+  if (t == NULL)
+    return CISTERN_INTERNAL;
+  if (t->num_tags == t->cap_tags) {
+    size_t cap = t->cap_tags ? 2 * t->cap_tags : 16;
+    uint32_t *tags = realloc(t->tags, cap * sizeof *tags);
+    if (tags == NULL)
+      return shim_fail(CISTERN_INTERNAL, no_memory, sizeof no_memory - 1);
+    t->tags = tags;
+    t->cap_tags = cap;
+  }
+  t->tags[t->num_tags++] = tag;
+  return CISTERN_OK;
+}
+
+PUBLIC int cistern_tag_pop(void) {
+  GUARD;
+  shim_thread *t = shim_self;
+  if (t == NULL || t->num_tags == 0)
+    return invalid("no tag to pop: the thread has pushed none that it has not popped");
+  t->num_tags--;
+  return CISTERN_OK;
+}
+
+PUBLIC const char *cistern_tag_name(uint32_t tag) {
+  if (!ALIVE()) {
+    forked();
+    return NULL;
+  }
+  return coreTagName(tag);
+}
+
+/* Snapshot and history. */
+
+PUBLIC int cistern_snapshot_take(int device, const uint64_t pool[2], cistern_snapshot **out) {
+  NEED(out);
+  *out = NULL;
+  GUARD;
+  return coreSnapshotTake(device, pool != NULL, pool ? pool[0] : 0, pool ? pool[1] : 0, out);
+}
+
+PUBLIC void cistern_snapshot_free(cistern_snapshot *s) { free(s); /* one piece of memory */ }
+
+PUBLIC int cistern_snapshot_write(const char *path) {
+  GUARD;
+  if (path == NULL)
+    return invalid("path is NULL: expected the name of a file");
+  return coreSnapshotWrite((char *)path);
+}
+
+PUBLIC int cistern_history(int device, size_t n) {
+  GUARD;
+  return coreHistory(device, n);
+}
+
+PUBLIC int cistern_history_drain(int device, cistern_event *buf, size_t cap, size_t *n, uint64_t *lost) {
+  NEED(n);
+  *n = 0;
+  if (lost != NULL)
+    *lost = 0;
+  if (cap > 0)
+    NEED(buf);
+  GUARD;
+  return coreHistoryDrain(device, buf, cap, n, lost);
+}
+
+/* Sharing. */
+
+PUBLIC int cistern_share(void *ptr, char *handle, size_t cap) {
+  GUARD;
+  NEED(handle);
+  if (cap > 0)
+    handle[0] = 0;
+  return coreShare((uintptr_t)ptr, handle, cap);
+}
+
+PUBLIC int cistern_open(const char *handle, int device, void **ptr) {
+  NEED(ptr);
+  *ptr = NULL;
+  GUARD;
+  if (handle == NULL)
+    return invalid("handle is NULL: expected what cistern_share wrote");
+  return coreOpen((char *)handle, device, (uintptr_t *)ptr);
+}
+
+PUBLIC int cistern_close(void *ptr) {
+  GUARD;
+  return coreClose((uintptr_t)ptr);
+}

@@ -1,0 +1,52 @@
+//go:build linux && cgo
+
+/* What the C shim and the Go code behind it know of each other. */
+#ifndef CISTERN_SHIM_H
+#define CISTERN_SHIM_H
+
+#include "cistern.h"
+
+/* What one thread has: the words and figures of its last failure, its tags. Made when there is first something to keep,
+ * freed when the thread ends. */
+typedef struct shim_thread {
+  int code;
+  cistern_oom oom;
+  int has_oom;
+  uint32_t *tags; /* a stack */
+  size_t num_tags, cap_tags;
+  char words[2048];
+} shim_thread;
+
+/* The calling thread's, NULL where it has none yet. An initial-exec thread-local of 8 bytes is all that the shim takes of
+ * what dlopen has to share out. */
+extern __thread shim_thread *shim_self __attribute__((visibility("hidden"), tls_model("initial-exec")));
+
+/* shim_alive points to a word that is 1 in a process that may call into Go, 0 in a child of fork. */
+extern volatile uint32_t *shim_alive __attribute__((visibility("hidden")));
+
+/* shim_thread_get is shim_self, made if need be; NULL without memory. */
+shim_thread *shim_thread_get(void) __attribute__((visibility("hidden")));
+
+/* shim_fail keeps a failure for cistern_last_error and returns its code. The words need no final 0. */
+int shim_fail(int code, const char *words, size_t n) __attribute__((visibility("hidden")));
+/* shim_fail_oom keeps the figures of an out-of-memory error as well. */
+int shim_fail_oom(const cistern_oom *oom, const char *words, size_t n) __attribute__((visibility("hidden")));
+
+/* shim_tag is the calling thread's innermost tag, 0 where there is none. */
+static inline uint32_t shim_tag(void) {
+  shim_thread *t = shim_self;
+  return t && t->num_tags ? t->tags[t->num_tags - 1] : 0;
+}
+
+/* Go cannot call C functions by their address; these do it for Go, to which functions and their contexts are numbers. */
+int shim_call_oom(uintptr_t fn, uintptr_t ctx, int device, uint64_t missing) __attribute__((visibility("hidden")));
+void shim_call_unmap(uintptr_t fn, uintptr_t ctx, int device, uintptr_t addr, size_t size) __attribute__((visibility("hidden")));
+uintptr_t shim_call_alloc(uintptr_t fn, uintptr_t ctx, size_t size, int device, uintptr_t stream) __attribute__((visibility("hidden")));
+void shim_call_free(uintptr_t fn, uintptr_t ctx, uintptr_t ptr, size_t size, int device, uintptr_t stream) __attribute__((visibility("hidden")));
+
+/* shim_getenv is getenv: Go's own view of the environment is as old as the library's loading. */
+const char *shim_getenv(const char *name) __attribute__((visibility("hidden")));
+/* shim_thread_id tells threads apart. */
+uint64_t shim_thread_id(void) __attribute__((visibility("hidden")));
+
+#endif

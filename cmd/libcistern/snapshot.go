@@ -1,0 +1,184 @@
+//go:build linux && cgo
+
+package main
+
+/*
+#include <stdlib.h>
+#include "shim.h"
+*/
+import "C"
+
+import (
+	"bufio"
+	"cmp"
+	"compress/gzip"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"unsafe"
+
+	"github.com/cistern-gpu/cistern"
+	"github.com/cistern-gpu/cistern/cuda"
+	"github.com/cistern-gpu/cistern/trace"
+)
+
+//export coreSnapshotTake
+func coreSnapshotTake(d, onlyOne C.int, pool0, pool1 C.uint64_t, out **C.cistern_snapshot) (code C.int) {
+	defer caught(&code)
+	l, err := started()
+	if err != nil {
+		return fail(err)
+	}
+	dev, err := l.idle(d)
+	if err != nil {
+		return fail(err)
+	}
+	var segments []cistern.Segment
+	var streams []*cistern.Stream
+	if dev != nil {
+		segments = dev.Snapshot()
+		if onlyOne != 0 {
+			id := cistern.PoolID{uint64(pool0), uint64(pool1)}
+			if _, err := l.pool(dev, id); err != nil {
+				return fail(err)
+			}
+			kept := segments[:0]
+			for _, s := range segments {
+				if s.Pool == id && s.Addr != 0 {
+					kept = append(kept, s)
+				}
+			}
+			segments = kept
+		}
+		streams = dev.Streams() // after the segments, so that it has theirs
+	}
+	*out = snapshotOf(l, d, segments, streams)
+	if *out == nil {
+		return fail(&failure{C.CISTERN_INTERNAL, "no host memory for the snapshot"})
+	}
+	return C.CISTERN_OK
+}
+
+// snapshotOf lays a snapshot out as one piece of C memory: the struct, the segments, the blocks.
+func snapshotOf(l *library, d C.int, segments []cistern.Segment, streams []*cistern.Stream) *C.cistern_snapshot {
+	n := 0
+	for i := range segments {
+		n += len(segments[i].Blocks)
+	}
+	const head, segment, block = C.sizeof_cistern_snapshot, C.sizeof_cistern_segment, C.sizeof_cistern_block
+	mem := C.calloc(1, C.size_t(head+segment*len(segments)+block*n))
+	if mem == nil {
+		return nil
+	}
+	snap := (*C.cistern_snapshot)(mem)
+	segs := unsafe.Slice((*C.cistern_segment)(unsafe.Add(mem, head)), len(segments))
+	blocks := unsafe.Slice((*C.cistern_block)(unsafe.Add(mem, head+segment*len(segments))), n)
+	snap.segments, snap.num_segments = unsafe.SliceData(segs), C.size_t(len(segs))
+	snap.blocks, snap.num_blocks = unsafe.SliceData(blocks), C.size_t(n)
+	at := 0
+	expandable := l.Options().Backend == cistern.BackendVMM
+	for i := range segments {
+		s := &segments[i]
+		var handle cuda.Stream
+		if s.Stream >= 0 && s.Stream < len(streams) {
+			handle = streams[s.Stream].Handle()
+		}
+		c := &segs[i]
+		c.addr, c.size, c.pool = C.uint64_t(s.Addr), C.uint64_t(s.Size), poolOf(s.Pool)
+		putHandle(&c.stream, handle)
+		c.large, c.expandable = flag(s.Large), flag(expandable)
+		c.first_block, c.blocks = C.size_t(at), C.size_t(len(s.Blocks))
+		for j := range s.Blocks {
+			b := &s.Blocks[j]
+			blocks[at] = C.cistern_block{addr: C.uint64_t(b.Addr), size: C.uint64_t(b.Size), requested: C.uint64_t(b.Requested),
+				pool: c.pool, device: C.int32_t(d), state: C.uint32_t(b.State)}
+			putHandle(&blocks[at].stream, handle)
+			at++
+		}
+	}
+	return snap
+}
+
+// putHandle writes a stream handle, which is a number, into a field of C memory that C calls a pointer.
+func putHandle(field *unsafe.Pointer, h cuda.Stream) { *(*uintptr)(unsafe.Pointer(field)) = uintptr(h) }
+
+func flag(b bool) C.uint32_t {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+//export coreSnapshotWrite
+func coreSnapshotWrite(name *C.char) (code C.int) {
+	defer caught(&code)
+	l, err := started()
+	if err != nil {
+		return fail(err)
+	}
+	var devices []*trace.Trace
+	for i := range l.devices {
+		if dev, ok := l.Started(cuda.Device(i)); ok {
+			devices = append(devices, recorded(l, dev))
+		}
+	}
+	if err := writeFile(C.GoString(name), devices); err != nil {
+		return fail(err)
+	}
+	return C.CISTERN_OK
+}
+
+// recorded is what a device holds now and, where its history is on, what led to it.
+func recorded(l *library, dev *cistern.Device) *trace.Trace {
+	t := &trace.Trace{Device: int(dev.ID()), Format: "cistern", Stacks: []trace.Stack{nil}}
+	events, lost := dev.History()
+	segments := dev.Snapshot()
+	t.Events, t.FromStart = events, lost == 0
+	// After the events and segments, so that they have all that those name.
+	for _, id := range dev.Pools() {
+		t.Pools = append(t.Pools, trace.PoolID(id))
+	}
+	for _, st := range dev.Streams() {
+		t.Streams = append(t.Streams, uint64(st.Handle()))
+	}
+	if len(t.Streams) == 0 {
+		t.Streams = []uint64{0} // of spare chunks that no stream has used
+	}
+	expandable := l.Options().Backend == cistern.BackendVMM
+	for _, s := range segments {
+		stream := uint32(max(s.Stream, 0))
+		g := trace.Segment{Addr: s.Addr, Size: s.Size, Stream: stream, Pool: s.Number, Large: s.Large, Expandable: expandable}
+		for _, b := range s.Blocks {
+			g.Blocks = append(g.Blocks, trace.Block{Addr: b.Addr, Size: b.Size, Requested: b.Requested, Stream: stream,
+				Pool: s.Number, State: trace.BlockState(b.State)})
+		}
+		t.Final = append(t.Final, g)
+	}
+	return t
+}
+
+// writeFile writes a snapshot beside its place and moves it there, so that nobody finds half of one.
+func writeFile(name string, devices []*trace.Trace) (err error) {
+	f, err := os.CreateTemp(filepath.Dir(name), filepath.Base(name)+".*")
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			f.Close()
+			os.Remove(f.Name())
+		}
+	}()
+	buffered := bufio.NewWriterSize(f, 1<<16)
+	w := io.Writer(buffered)
+	closeZip := func() error { return nil }
+	if strings.HasSuffix(name, ".gz") {
+		z, _ := gzip.NewWriterLevel(buffered, gzip.BestSpeed)
+		w, closeZip = z, z.Close
+	}
+	if err := cmp.Or(trace.WritePyTorch(w, devices...), closeZip(), buffered.Flush(), f.Chmod(0o644), f.Close()); err != nil {
+		return err
+	}
+	return os.Rename(f.Name(), name)
+}

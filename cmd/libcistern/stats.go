@@ -1,0 +1,186 @@
+//go:build linux && cgo
+
+package main
+
+/*
+#include "shim.h"
+*/
+import "C"
+
+import (
+	"encoding/json"
+
+	"github.com/cistern-gpu/cistern"
+	"github.com/cistern-gpu/cistern/cuda"
+)
+
+//export coreGetStats
+func coreGetStats(d C.int, out *C.cistern_stats) (code C.int) {
+	defer caught(&code)
+	l, err := started()
+	if err != nil {
+		return fail(err)
+	}
+	dev, err := l.idle(d)
+	if err != nil {
+		return fail(err)
+	}
+	if dev == nil { // nothing was ever asked of it
+		out.limit = C.uint64_t(l.Options().Limit)
+		return C.CISTERN_OK
+	}
+	s := dev.Stats()
+	out.allocations = groupedOf(s.Allocations)
+	out.active = groupedOf(s.Active)
+	out.inactive = groupedOf(s.Inactive)
+	out.segments = groupedOf(s.Segments)
+	out.requested = groupedOf(s.Requested)
+	out.allocated = groupedOf(s.Allocated)
+	out.active_bytes = groupedOf(s.ActiveBytes)
+	out.inactive_bytes = groupedOf(s.InactiveBytes)
+	out.reserved = groupedOf(s.Reserved)
+	out.limit = C.uint64_t(dev.Limit())
+	out.spare_bytes = C.uint64_t(s.SpareBytes)
+	out.address_bytes = C.uint64_t(s.AddressBytes)
+	out.remaps = C.int64_t(s.Remaps)
+	out.device_allocs = C.int64_t(s.DeviceAllocs)
+	out.device_frees = C.int64_t(s.DeviceFrees)
+	out.retries = C.int64_t(s.Retries)
+	out.ooms = C.int64_t(s.OOMs)
+	out.by_fit = C.int64_t(s.ByFit)
+	out.by_collect = C.int64_t(s.ByCollect)
+	out.by_remap = C.int64_t(s.ByRemap)
+	out.by_grow = C.int64_t(s.ByGrow)
+	out.by_lend = C.int64_t(s.ByLend)
+	out.by_callback = C.int64_t(s.ByCallback)
+	return C.CISTERN_OK
+}
+
+func groupedOf(g cistern.Grouped) C.cistern_grouped {
+	return C.cistern_grouped{all: valueOf(g.All), small: valueOf(g.Small), large: valueOf(g.Large)}
+}
+
+func valueOf(v cistern.Value) C.cistern_value {
+	return C.cistern_value{current: C.int64_t(v.Current), peak: C.int64_t(v.Peak), added: C.int64_t(v.Added),
+		removed: C.int64_t(v.Removed)}
+}
+
+// The JSON has the names of cistern_stats.
+type (
+	valueJSON struct {
+		Current int64 `json:"current"`
+		Peak    int64 `json:"peak"`
+		Added   int64 `json:"added"`
+		Removed int64 `json:"removed"`
+	}
+	groupedJSON struct {
+		All   valueJSON `json:"all"`
+		Small valueJSON `json:"small"`
+		Large valueJSON `json:"large"`
+	}
+	deviceJSON struct {
+		Device        int         `json:"device"`
+		Name          string      `json:"name"`
+		Allocations   groupedJSON `json:"allocations"`
+		Active        groupedJSON `json:"active"`
+		Inactive      groupedJSON `json:"inactive"`
+		Segments      groupedJSON `json:"segments"`
+		Requested     groupedJSON `json:"requested"`
+		Allocated     groupedJSON `json:"allocated"`
+		ActiveBytes   groupedJSON `json:"active_bytes"`
+		InactiveBytes groupedJSON `json:"inactive_bytes"`
+		Reserved      groupedJSON `json:"reserved"`
+		Limit         uint64      `json:"limit"`
+		SpareBytes    uint64      `json:"spare_bytes"`
+		AddressBytes  uint64      `json:"address_bytes"`
+		Remaps        int64       `json:"remaps"`
+		DeviceAllocs  int64       `json:"device_allocs"`
+		DeviceFrees   int64       `json:"device_frees"`
+		Retries       int64       `json:"retries"`
+		OOMs          int64       `json:"ooms"`
+		ByFit         int64       `json:"by_fit"`
+		ByCollect     int64       `json:"by_collect"`
+		ByRemap       int64       `json:"by_remap"`
+		ByGrow        int64       `json:"by_grow"`
+		ByLend        int64       `json:"by_lend"`
+		ByCallback    int64       `json:"by_callback"`
+	}
+	statsJSON struct {
+		Version  string       `json:"version"`
+		Settings string       `json:"settings"`
+		Devices  []deviceJSON `json:"devices"`
+	}
+)
+
+func groupJSON(g cistern.Grouped) groupedJSON {
+	return groupedJSON{valueJSON(g.All), valueJSON(g.Small), valueJSON(g.Large)}
+}
+
+//export coreStatsJSON
+func coreStatsJSON() (text *C.char) {
+	var code C.int
+	defer caught(&code)
+	l, err := started()
+	if err != nil {
+		fail(err)
+		return nil
+	}
+	all := statsJSON{Version: cistern.Version, Settings: l.Options().String(), Devices: []deviceJSON{}}
+	for i := range l.devices {
+		dev, ok := l.Started(cuda.Device(i))
+		if !ok {
+			continue
+		}
+		s := dev.Stats()
+		all.Devices = append(all.Devices, deviceJSON{
+			Device:        i,
+			Name:          dev.Info().Name,
+			Allocations:   groupJSON(s.Allocations),
+			Active:        groupJSON(s.Active),
+			Inactive:      groupJSON(s.Inactive),
+			Segments:      groupJSON(s.Segments),
+			Requested:     groupJSON(s.Requested),
+			Allocated:     groupJSON(s.Allocated),
+			ActiveBytes:   groupJSON(s.ActiveBytes),
+			InactiveBytes: groupJSON(s.InactiveBytes),
+			Reserved:      groupJSON(s.Reserved),
+			Limit:         dev.Limit(),
+			SpareBytes:    s.SpareBytes,
+			AddressBytes:  s.AddressBytes,
+			Remaps:        s.Remaps,
+			DeviceAllocs:  s.DeviceAllocs,
+			DeviceFrees:   s.DeviceFrees,
+			Retries:       s.Retries,
+			OOMs:          s.OOMs,
+			ByFit:         s.ByFit,
+			ByCollect:     s.ByCollect,
+			ByRemap:       s.ByRemap,
+			ByGrow:        s.ByGrow,
+			ByLend:        s.ByLend,
+			ByCallback:    s.ByCallback,
+		})
+	}
+	data, err := json.Marshal(&all)
+	if err != nil {
+		fail(err)
+		return nil
+	}
+	return C.CString(string(data))
+}
+
+//export coreResetPeaks
+func coreResetPeaks(d C.int) (code C.int) {
+	defer caught(&code)
+	l, err := started()
+	if err != nil {
+		return fail(err)
+	}
+	dev, err := l.idle(d)
+	if err != nil {
+		return fail(err)
+	}
+	if dev != nil {
+		dev.ResetPeaks()
+	}
+	return C.CISTERN_OK
+}
