@@ -9,8 +9,10 @@ import "C"
 
 import (
 	"fmt"
+	"unsafe"
 
 	"github.com/cistern-gpu/cistern"
+	"github.com/cistern-gpu/cistern/event"
 )
 
 // maxHistory bounds the events of cistern_history, 64 bytes each.
@@ -38,5 +40,73 @@ func coreHistory(d C.int, n C.size_t) (code C.int) {
 	if dev != nil {
 		dev.SetHistory(int(n))
 	}
+	return C.CISTERN_OK
+}
+
+// kindOf is the number that cistern.h gives a kind of event, 0 where it has none.
+func kindOf(k event.Kind) C.uint32_t {
+	switch k {
+	case event.Alloc:
+		return C.CISTERN_EVENT_ALLOC
+	case event.FreeRequested:
+		return C.CISTERN_EVENT_FREE_REQUESTED
+	case event.FreeCompleted:
+		return C.CISTERN_EVENT_FREE_COMPLETED
+	case event.SegmentAlloc:
+		return C.CISTERN_EVENT_SEGMENT_ALLOC
+	case event.SegmentFree:
+		return C.CISTERN_EVENT_SEGMENT_FREE
+	case event.SegmentMap:
+		return C.CISTERN_EVENT_SEGMENT_MAP
+	case event.SegmentUnmap:
+		return C.CISTERN_EVENT_SEGMENT_UNMAP
+	case event.OOM:
+		return C.CISTERN_EVENT_OOM
+	}
+	return 0
+}
+
+//export coreHistoryDrain
+func coreHistoryDrain(d C.int, buf *C.cistern_event, capacity C.size_t, n *C.size_t, lost *C.uint64_t) (code C.int) {
+	defer caught(&code)
+	l, err := started()
+	if err != nil {
+		return fail(err)
+	}
+	dev, err := l.idle(d)
+	if err != nil {
+		return fail(err)
+	}
+	if dev == nil {
+		return C.CISTERN_OK
+	}
+	out := unsafe.Slice(buf, min(capacity, maxHistory))
+	written := 0
+	var events []event.Event
+	for more := true; more; {
+		var missed uint64
+		// What cistern.h has no name for is left out, so it may take several pieces to fill the buffer.
+		want := min(len(out)-written, 1<<14)
+		events, missed = dev.TakeHistory(events[:0], want)
+		if lost != nil {
+			*lost += C.uint64_t(missed)
+		}
+		more = want > 0 && len(events) == want
+		streams, pools := dev.Streams(), dev.Pools() // after the events, so that they have theirs
+		for i := range events {
+			e := &events[i]
+			kind := kindOf(e.Kind)
+			if kind == 0 {
+				continue
+			}
+			out[written] = C.cistern_event{time_us: C.int64_t(e.TimeUS), addr: C.uint64_t(e.Addr), size: C.uint64_t(e.Size),
+				pool: poolOf(pools[e.Pool]), handle: C.uint64_t(e.Handle), kind: kind, tag: C.uint32_t(e.Tag)}
+			if int(e.Stream) < len(streams) { // a new spare chunk belongs to none
+				putHandle(&out[written].stream, streams[e.Stream].Handle())
+			}
+			written++
+		}
+	}
+	*n = C.size_t(written)
 	return C.CISTERN_OK
 }

@@ -30,20 +30,6 @@ func corePoolRestore(d C.int, p0, p1 C.uint64_t, b *C.cistern_block, n C.size_t)
 	return later()
 }
 
-//export coreResetAccumulated
-func coreResetAccumulated(d C.int) C.int { return later() }
-
-//export coreTag
-func coreTag(name *C.char, tag *C.uint32_t) C.int { return later() }
-
-//export coreTagName
-func coreTagName(tag C.uint32_t) *C.char { later(); return nil }
-
-//export coreHistoryDrain
-func coreHistoryDrain(d C.int, buf *C.cistern_event, capacity C.size_t, n *C.size_t, lost *C.uint64_t) C.int {
-	return later()
-}
-
 //export coreShare
 func coreShare(p C.uintptr_t, handle *C.char, capacity C.size_t) C.int { return later() }
 

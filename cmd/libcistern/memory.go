@@ -55,13 +55,13 @@ func alloc(size uint64, d C.int, h cuda.Stream, pool cistern.PoolID, tag uint32)
 		return 0, err
 	}
 	if pool == (cistern.PoolID{}) {
-		return dev.Alloc(size, st)
+		return dev.AllocTagged(size, st, tag)
 	}
 	p, err := l.pool(dev, pool)
 	if err != nil {
 		return 0, err
 	}
-	return p.Alloc(size, st)
+	return p.AllocTagged(size, st, tag)
 }
 
 //export coreFree

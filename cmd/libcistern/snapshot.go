@@ -37,19 +37,16 @@ func coreSnapshotTake(d, onlyOne C.int, pool0, pool1 C.uint64_t, out **C.cistern
 	var segments []cistern.Segment
 	var streams []*cistern.Stream
 	if dev != nil {
-		segments = dev.Snapshot()
-		if onlyOne != 0 {
+		if onlyOne == 0 {
+			segments = dev.Snapshot()
+		} else {
 			id := cistern.PoolID{uint64(pool0), uint64(pool1)}
-			if _, err := l.pool(dev, id); err != nil {
-				return fail(err)
-			}
-			kept := segments[:0]
-			for _, s := range segments {
-				if s.Pool == id && s.Addr != 0 {
-					kept = append(kept, s)
+			segments = dev.SnapshotPool(id)
+			if len(segments) == 0 { // nothing in it, or no such pool
+				if _, err := l.pool(dev, id); err != nil {
+					return fail(err)
 				}
 			}
-			segments = kept
 		}
 		streams = dev.Streams() // after the segments, so that it has theirs
 	}
@@ -92,7 +89,7 @@ func snapshotOf(l *library, d C.int, segments []cistern.Segment, streams []*cist
 		for j := range s.Blocks {
 			b := &s.Blocks[j]
 			blocks[at] = C.cistern_block{addr: C.uint64_t(b.Addr), size: C.uint64_t(b.Size), requested: C.uint64_t(b.Requested),
-				pool: c.pool, device: C.int32_t(d), state: C.uint32_t(b.State)}
+				pool: c.pool, device: C.int32_t(d), state: C.uint32_t(b.State), tag: C.uint32_t(b.Tag)}
 			putHandle(&blocks[at].stream, handle)
 			at++
 		}

@@ -53,6 +53,7 @@ func coreGetStats(d C.int, out *C.cistern_stats) (code C.int) {
 	out.by_grow = C.int64_t(s.ByGrow)
 	out.by_lend = C.int64_t(s.ByLend)
 	out.by_callback = C.int64_t(s.ByCallback)
+	out.stream_syncs = C.int64_t(s.StreamSyncs)
 	return C.CISTERN_OK
 }
 
@@ -104,6 +105,15 @@ type (
 		ByGrow        int64       `json:"by_grow"`
 		ByLend        int64       `json:"by_lend"`
 		ByCallback    int64       `json:"by_callback"`
+		StreamSyncs   int64       `json:"stream_syncs"`
+		Tags          []tagJSON   `json:"tags"`
+	}
+	// tagJSON is what the live allocations under one tag add up to.
+	tagJSON struct {
+		Name        string `json:"name"`
+		Allocations int64  `json:"allocations"`
+		Requested   uint64 `json:"requested"`
+		Allocated   uint64 `json:"allocated"`
 	}
 	statsJSON struct {
 		Version  string       `json:"version"`
@@ -114,6 +124,16 @@ type (
 
 func groupJSON(g cistern.Grouped) groupedJSON {
 	return groupedJSON{valueJSON(g.All), valueJSON(g.Small), valueJSON(g.Large)}
+}
+
+func tagsOf(dev *cistern.Device) []tagJSON {
+	out := []tagJSON{}
+	for _, u := range dev.TagUsage() {
+		if name := tagName(u.Tag); name != nil {
+			out = append(out, tagJSON{C.GoString(name), u.Blocks, u.Requested, u.Allocated})
+		}
+	}
+	return out
 }
 
 //export coreStatsJSON
@@ -158,6 +178,8 @@ func coreStatsJSON() (text *C.char) {
 			ByGrow:        s.ByGrow,
 			ByLend:        s.ByLend,
 			ByCallback:    s.ByCallback,
+			StreamSyncs:   s.StreamSyncs,
+			Tags:          tagsOf(dev),
 		})
 	}
 	data, err := json.Marshal(&all)
@@ -181,6 +203,23 @@ func coreResetPeaks(d C.int) (code C.int) {
 	}
 	if dev != nil {
 		dev.ResetPeaks()
+	}
+	return C.CISTERN_OK
+}
+
+//export coreResetAccumulated
+func coreResetAccumulated(d C.int) (code C.int) {
+	defer caught(&code)
+	l, err := started()
+	if err != nil {
+		return fail(err)
+	}
+	dev, err := l.idle(d)
+	if err != nil {
+		return fail(err)
+	}
+	if dev != nil {
+		dev.ResetAccumulated()
 	}
 	return C.CISTERN_OK
 }
