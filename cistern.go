@@ -259,6 +259,8 @@ type Block struct {
 	Device    cuda.Device
 	Pool      PoolID
 	Stream    cuda.StreamID
+	Handle    cuda.Stream // by which the stream was made known
+	Tag       uint32      // as given to AllocTagged, 0 none
 }
 
 // Base finds the live allocation that starts at p.
@@ -274,7 +276,8 @@ func (a *Allocator) Base(p cuda.Ptr) (Block, error) {
 		return Block{}, &PointerError{Op: "look up", Ptr: p}
 	}
 	b := s.heap.At(id)
-	return Block{cuda.Ptr(b.Addr), b.Size, b.Requested, s.dev.id, s.pool.id, s.stream.id}, nil
+	return Block{Base: cuda.Ptr(b.Addr), Size: b.Size, Requested: b.Requested, Device: s.dev.id, Pool: s.pool.id,
+		Stream: s.stream.id, Handle: s.stream.handle, Tag: b.Tag}, nil
 }
 
 // Trim gives everything that is cached and not pinned on any device back to the driver. It waits for the GPU where it

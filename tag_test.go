@@ -57,8 +57,11 @@ func TestTags(t *testing.T) {
 	want := map[uint32]cistern.TagUse{}
 	for p, b := range live {
 		got, err := e.a.Base(p)
-		if err != nil || got.Requested != b.size || got.Pool != b.pool {
+		if err != nil || got.Tag != b.tag || got.Requested != b.size || got.Pool != b.pool {
 			t.Fatalf("Base(%#x) = %+v, %v; want %+v", p, got, err, b)
+		}
+		if st := e.streams[0]; got.Stream == st.ID() && got.Handle != st.Handle() {
+			t.Fatalf("Base(%#x) has stream handle %#x, want %#x", p, got.Handle, st.Handle())
 		}
 		u := want[b.tag]
 		want[b.tag] = cistern.TagUse{Tag: b.tag, Blocks: u.Blocks + 1, Requested: u.Requested + b.size, Allocated: u.Allocated + round512(b.size)}
