@@ -404,7 +404,7 @@ func (d *Device) move(c *climb, at place, total uint64) (heap.ID, error) {
 		addr += k.Size
 	}
 	if err == nil {
-		err = d.drv.MemSetAccess(cuda.Ptr(base), total, d.access())
+		err = d.setAccess(cuda.Ptr(base), total)
 	}
 	if err != nil {
 		d.failed(err)
@@ -501,14 +501,6 @@ func (d *Device) reap(held *space) {
 		o.heap.Reap(heap.ID(z.Block))
 		return true
 	})
-}
-
-// access is the devices that may use the memory of this one.
-func (d *Device) access() []cuda.Device {
-	if len(d.devs) == 0 {
-		d.devs = []cuda.Device{d.id}
-	}
-	return d.devs
 }
 
 // reserve gets addresses for a space: at least n bytes, more with every reservation of the space, so that a space

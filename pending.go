@@ -151,7 +151,7 @@ func (d *Device) ready(f pendingFree, held *space, force bool) (bool, uint64) {
 	waited := false
 	for _, w := range f.waits {
 		t := w.stream
-		if t.isOver(w.epoch) {
+		if t.isOver(w.epoch) || t.dev.poisoned() != nil { // the work of a broken peer is over as well
 			continue
 		}
 		if w.epoch >= t.epoch.Load() && t.close() != nil {

@@ -81,7 +81,11 @@ func (d *Device) await(waits []wait) error {
 	defer d.mu.Lock()
 	var first error
 	for _, w := range waits {
-		if err := w.stream.settle(w.epoch); err != nil && !ownReason(err) {
+		err := w.stream.settle(w.epoch)
+		if o := w.stream.dev; o != d && o.poisoned() != nil {
+			continue // the work of a broken peer is over
+		}
+		if err != nil && !ownReason(err) {
 			first = cmp.Or(first, err)
 		}
 	}

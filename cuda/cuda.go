@@ -113,6 +113,12 @@ type Driver interface {
 	// RetainContext makes the primary context exist until the process ends (cuDevicePrimaryCtxRetain). The first
 	// call for a device can take a second and hundreds of megabytes; it is made when memory is first wanted there.
 	RetainContext(d Device) error
+	// CanAccessPeer reports whether d can use the memory of peer directly (cuDeviceCanAccessPeer). EnablePeerAccess lets
+	// work of d's primary context use what MemAlloc gives out on peer, before or after (cuCtxEnablePeerAccess); mapped
+	// memory is MemSetAccess's business. Both contexts must exist. A second time it fails with
+	// ErrPeerAccessAlreadyEnabled.
+	CanAccessPeer(d, peer Device) (bool, error)
+	EnablePeerAccess(d, peer Device) error
 	// MemInfo is the device's free and total memory in bytes (cuMemGetInfo). Without a primary context it fails
 	// with ErrInvalidContext rather than create one.
 	MemInfo(d Device) (free, total uint64, err error)

@@ -24,14 +24,17 @@ const (
 	ErrMapFailed                Code = 205
 	ErrUnmapFailed              Code = 206
 	ErrECCUncorrectable         Code = 214
+	ErrPeerAccessUnsupported    Code = 217
 	ErrInvalidHandle            Code = 400
 	ErrIllegalState             Code = 401
 	ErrNotFound                 Code = 500
 	ErrNotReady                 Code = 600
 	ErrIllegalAddress           Code = 700
 	ErrLaunchTimeout            Code = 702
+	ErrPeerAccessAlreadyEnabled Code = 704
 	ErrContextIsDestroyed       Code = 709
 	ErrAssert                   Code = 710
+	ErrTooManyPeers             Code = 711
 	ErrHardwareStack            Code = 714
 	ErrIllegalInstruction       Code = 715
 	ErrMisalignedAddress        Code = 716
@@ -66,14 +69,17 @@ var codeNames = map[Code]string{
 	ErrMapFailed:                "CUDA_ERROR_MAP_FAILED",
 	ErrUnmapFailed:              "CUDA_ERROR_UNMAP_FAILED",
 	ErrECCUncorrectable:         "CUDA_ERROR_ECC_UNCORRECTABLE",
+	ErrPeerAccessUnsupported:    "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED",
 	ErrInvalidHandle:            "CUDA_ERROR_INVALID_HANDLE",
 	ErrIllegalState:             "CUDA_ERROR_ILLEGAL_STATE",
 	ErrNotFound:                 "CUDA_ERROR_NOT_FOUND",
 	ErrNotReady:                 "CUDA_ERROR_NOT_READY",
 	ErrIllegalAddress:           "CUDA_ERROR_ILLEGAL_ADDRESS",
 	ErrLaunchTimeout:            "CUDA_ERROR_LAUNCH_TIMEOUT",
+	ErrPeerAccessAlreadyEnabled: "CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED",
 	ErrContextIsDestroyed:       "CUDA_ERROR_CONTEXT_IS_DESTROYED",
 	ErrAssert:                   "CUDA_ERROR_ASSERT",
+	ErrTooManyPeers:             "CUDA_ERROR_TOO_MANY_PEERS",
 	ErrHardwareStack:            "CUDA_ERROR_HARDWARE_STACK_ERROR",
 	ErrIllegalInstruction:       "CUDA_ERROR_ILLEGAL_INSTRUCTION",
 	ErrMisalignedAddress:        "CUDA_ERROR_MISALIGNED_ADDRESS",

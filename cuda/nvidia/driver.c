@@ -125,23 +125,30 @@ static nv_result active(nv_driver *d, intptr_t dev, int *is) {
 	return NV_CALL(d, cuDevicePrimaryCtxGetState, d->devices[dev].handle, &flags, is);
 }
 
-nv_result nv_enter(nv_driver *d, intptr_t dev, nv_scope *s) {
-	nv_result r = nv_relax(d, s);
-	if (r == 0)
-		r = check_device(d, dev);
+// primary_context finds the device's primary context for a call.
+static nv_result primary_context(nv_driver *d, intptr_t dev, enum nv_call call, CUcontext *context) {
+	nv_result r = check_device(d, dev);
 	if (r != 0)
 		return r;
-	CUcontext context = atomic_load(&d->devices[dev].context);
-	if (context == NULL) {
+	*context = atomic_load(&d->devices[dev].context);
+	if (*context == NULL) {
 		// Somebody else in the process may have made it: then it is as good as retained by us. Otherwise the
 		// caller has not asked for a context, and none is made behind its back.
 		int is = 0;
 		r = active(d, dev, &is);
 		if (r == 0 && !is)
-			r = NV_FAIL(cuCtxPushCurrent, CUDA_ERROR_INVALID_CONTEXT);
+			r = nv_check(CUDA_ERROR_INVALID_CONTEXT, call);
 		if (r == 0)
-			r = retain(d, dev, &context);
+			r = retain(d, dev, context);
 	}
+	return r;
+}
+
+nv_result nv_enter(nv_driver *d, intptr_t dev, nv_scope *s) {
+	CUcontext context;
+	nv_result r = nv_relax(d, s);
+	if (r == 0)
+		r = primary_context(d, dev, NV_cuCtxPushCurrent, &context);
 	return r != 0 ? r : push(d, context, s);
 }
 
@@ -229,6 +236,24 @@ nv_result nv_context_retain(nv_driver *d, intptr_t dev) {
 	r = nv_relax(d, &scope);
 	if (r == 0)
 		r = retain(d, dev, &context);
+	return nv_leave(d, &scope, r);
+}
+
+nv_result nv_can_access_peer(nv_driver *d, intptr_t dev, intptr_t peer, int *can) {
+	nv_result r = check_device(d, dev);
+	if (r == 0)
+		r = check_device(d, peer);
+	return r != 0 ? r : NV_CALL(d, cuDeviceCanAccessPeer, can, d->devices[dev].handle, d->devices[peer].handle);
+}
+
+nv_result nv_enable_peer_access(nv_driver *d, intptr_t dev, intptr_t peer) {
+	nv_scope scope;
+	CUcontext context;
+	nv_result r = nv_enter(d, dev, &scope);
+	if (r == 0)
+		r = primary_context(d, peer, NV_cuCtxEnablePeerAccess, &context);
+	if (r == 0)
+		r = NV_CALL(d, cuCtxEnablePeerAccess, context, 0);
 	return nv_leave(d, &scope, r);
 }
 

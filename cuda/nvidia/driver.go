@@ -14,6 +14,9 @@ package nvidia
 #cgo noescape nv_context_active
 #cgo nocallback nv_context_active
 #cgo nocallback nv_context_retain
+#cgo noescape nv_can_access_peer
+#cgo nocallback nv_can_access_peer
+#cgo nocallback nv_enable_peer_access
 #cgo noescape nv_mem_info
 #cgo nocallback nv_mem_info
 #cgo noescape nv_mem_alloc
@@ -128,6 +131,18 @@ func (d *Driver) ContextActive(dev cuda.Device) (bool, error) {
 // RetainContext makes the device's primary context exist until the process ends.
 func (d *Driver) RetainContext(dev cuda.Device) error {
 	return d.check(C.nv_context_retain(d.c, C.intptr_t(dev)), dev)
+}
+
+// CanAccessPeer reports whether the device can use the memory of another directly.
+func (d *Driver) CanAccessPeer(dev, peer cuda.Device) (bool, error) {
+	var can C.int
+	r := C.nv_can_access_peer(d.c, C.intptr_t(dev), C.intptr_t(peer), &can)
+	return can != 0, d.check(r, dev)
+}
+
+// EnablePeerAccess lets work of the device's primary context use what MemAlloc gives out on another.
+func (d *Driver) EnablePeerAccess(dev, peer cuda.Device) error {
+	return d.check(C.nv_enable_peer_access(d.c, C.intptr_t(dev), C.intptr_t(peer)), dev)
 }
 
 // MemInfo is the device's free and total memory in bytes.

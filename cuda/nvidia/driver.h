@@ -89,6 +89,7 @@ enum {
 	X(cuDeviceGetUuid_v2, cuDeviceGetUuid_v2, (CUuuid *, CUdevice)) \
 	X(cuDeviceGetAttribute, cuDeviceGetAttribute, (int *, int, CUdevice)) \
 	X(cuDeviceTotalMem, cuDeviceTotalMem_v2, (size_t *, CUdevice)) \
+	X(cuDeviceCanAccessPeer, cuDeviceCanAccessPeer, (int *, CUdevice, CUdevice)) \
 	X(cuDevicePrimaryCtxGetState, cuDevicePrimaryCtxGetState, (CUdevice, unsigned *, int *)) \
 	X(cuDevicePrimaryCtxRetain, cuDevicePrimaryCtxRetain, (CUcontext *, CUdevice)) \
 	X(cuDevicePrimaryCtxRelease, cuDevicePrimaryCtxRelease_v2, (CUdevice)) \
@@ -96,6 +97,7 @@ enum {
 	X(cuCtxPushCurrent, cuCtxPushCurrent_v2, (CUcontext)) \
 	X(cuCtxPopCurrent, cuCtxPopCurrent_v2, (CUcontext *)) \
 	X(cuCtxSynchronize, cuCtxSynchronize, (void)) \
+	X(cuCtxEnablePeerAccess, cuCtxEnablePeerAccess, (CUcontext, unsigned)) \
 	X(cuThreadExchangeStreamCaptureMode, cuThreadExchangeStreamCaptureMode, (int *)) \
 	X(cuMemGetInfo, cuMemGetInfo_v2, (size_t *, size_t *)) \
 	X(cuMemAlloc, cuMemAlloc_v2, (CUdeviceptr *, size_t)) \
@@ -181,6 +183,8 @@ typedef struct {
 nv_result nv_device_info(nv_driver *d, intptr_t dev, nv_info *info);
 nv_result nv_context_active(nv_driver *d, intptr_t dev, int *active);
 nv_result nv_context_retain(nv_driver *d, intptr_t dev);
+nv_result nv_can_access_peer(nv_driver *d, intptr_t dev, intptr_t peer, int *can);
+nv_result nv_enable_peer_access(nv_driver *d, intptr_t dev, intptr_t peer);
 nv_result nv_mem_info(nv_driver *d, intptr_t dev, size_t *free, size_t *total);
 nv_result nv_mem_alloc(nv_driver *d, intptr_t dev, size_t size, CUdeviceptr *p);
 nv_result nv_mem_free(nv_driver *d, intptr_t dev, CUdeviceptr p);

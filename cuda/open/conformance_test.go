@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/cistern-gpu/cistern/cuda"
+	"github.com/cistern-gpu/cistern/cuda/sim"
 )
 
 // conforms tests what package cuda promises of every driver, on device 0, as far as one host thread and an idle GPU can
@@ -222,11 +223,57 @@ func conforms(t *testing.T, d cuda.Driver) {
 	})
 }
 
+// peersConform tests what package cuda promises of two devices that may use each other's memory, or not.
+func peersConform(t *testing.T, d cuda.Driver) {
+	const dev, peer = cuda.Device(0), cuda.Device(1)
+	can, err := d.CanAccessPeer(peer, dev)
+	must(t, err)
+	for _, pair := range [][2]cuda.Device{{-1, 0}, {0, -1}, {99, 0}, {0, 99}} {
+		_, err := d.CanAccessPeer(pair[0], pair[1])
+		wants(t, err, cuda.ErrInvalidDevice)
+	}
+	must(t, d.RetainContext(peer))
+	if active, err := d.ContextActive(dev); !active && err == nil {
+		wants(t, d.EnablePeerAccess(peer, dev), cuda.ErrInvalidContext)
+		if active, _ := d.ContextActive(dev); active {
+			t.Error("asking for access made a context")
+		}
+	}
+	must(t, d.RetainContext(dev))
+	if !can {
+		wants(t, d.EnablePeerAccess(peer, dev), cuda.ErrPeerAccessUnsupported)
+		return
+	}
+	must(t, d.EnablePeerAccess(peer, dev))
+	wants(t, d.EnablePeerAccess(peer, dev), cuda.ErrPeerAccessAlreadyEnabled)
+	must(t, d.EnablePeerAccess(dev, peer)) // the other way is another matter
+	info, err := d.DeviceInfo(dev)
+	must(t, err)
+	g := info.Granularity
+	p, err := d.AddressReserve(2*g, g, 0)
+	must(t, err)
+	h, err := d.MemCreate(g, cuda.MemProp{Device: dev})
+	must(t, err)
+	for i, devs := range [][]cuda.Device{{dev, peer}, {peer}} {
+		at := p + cuda.Ptr(uint64(i)*g)
+		must(t, d.MemMap(at, g, h))
+		must(t, d.MemSetAccess(at, g, devs))
+	}
+	must(t, d.MemSetAccess(p, 2*g, []cuda.Device{peer, dev}))
+	must(t, d.MemUnmap(p, 2*g))
+	must(t, d.MemRelease(h))
+	must(t, d.AddressFree(p, 2*g))
+}
+
 func TestConformance(t *testing.T) {
 	t.Run("sim", func(t *testing.T) {
 		d, err := Open("sim:1GiB")
 		must(t, err)
 		conforms(t, d)
+		d, err = Open("sim:1GiBx2")
+		must(t, err)
+		peersConform(t, d)
+		peersConform(t, sim.New(sim.Options{Devices: 2, NoPeers: true}))
 	})
 	t.Run("real", func(t *testing.T) {
 		d, err := Open("nvidia")
@@ -234,6 +281,9 @@ func TestConformance(t *testing.T) {
 			t.Skip(err)
 		}
 		conforms(t, d)
+		if n, _ := d.DeviceCount(); n > 1 {
+			peersConform(t, d)
+		}
 	})
 }
 

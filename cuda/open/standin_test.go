@@ -16,4 +16,11 @@ func TestConformanceOfBinding(t *testing.T) {
 		t.Errorf("opened %s", d.Name())
 	}
 	conforms(t, d)
+	t.Setenv("STANDIN_DEVICES", "2")
+	for _, peers := range []string{"1", "0"} {
+		t.Setenv("STANDIN_PEERS", peers)
+		d, err := Open("nvidia:" + standin.Build(t))
+		must(t, err)
+		peersConform(t, d)
+	}
 }

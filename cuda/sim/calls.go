@@ -13,8 +13,10 @@ type call uint8
 const (
 	callDeviceGetCount call = iota
 	callDeviceGetAttribute
+	callDeviceCanAccessPeer
 	callPrimaryCtxGetState
 	callPrimaryCtxRetain
+	callCtxEnablePeerAccess
 	callMemGetInfo
 	callMemAlloc
 	callMemFree
@@ -41,8 +43,10 @@ const (
 var callNames = [numCalls]string{
 	callDeviceGetCount:       "cuDeviceGetCount",
 	callDeviceGetAttribute:   "cuDeviceGetAttribute",
+	callDeviceCanAccessPeer:  "cuDeviceCanAccessPeer",
 	callPrimaryCtxGetState:   "cuDevicePrimaryCtxGetState",
 	callPrimaryCtxRetain:     "cuDevicePrimaryCtxRetain",
+	callCtxEnablePeerAccess:  "cuCtxEnablePeerAccess",
 	callMemGetInfo:           "cuMemGetInfo",
 	callMemAlloc:             "cuMemAlloc",
 	callMemFree:              "cuMemFree",

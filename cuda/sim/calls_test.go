@@ -94,6 +94,9 @@ func TestEveryCallCanFail(t *testing.T) {
 		retry(func() error { _, err = d.DeviceInfo(0); return err })
 		retry(func() error { _, err = d.ContextActive(0); return err })
 		retry(func() error { return d.RetainContext(0) })
+		retry(func() error { return d.RetainContext(1) })
+		retry(func() error { _, err = d.CanAccessPeer(0, 1); return err })
+		retry(func() error { return d.EnablePeerAccess(0, 1) })
 		retry(func() error { _, _, err = d.MemInfo(0); return err })
 		retry(func() error { p, err = d.AddressReserve(4*mib, 0, 0); return err })
 		retry(func() error { h, err = d.MemCreate(4*mib, cuda.MemProp{}); return err })
@@ -117,7 +120,7 @@ func TestEveryCallCanFail(t *testing.T) {
 	}
 	seen := map[string]bool{}
 	for k := uint64(1); ; k++ {
-		d := New(Options{Check: CheckOrder})
+		d := New(Options{Devices: 2, Check: CheckOrder})
 		s := d.NewStream(0)
 		var failed string
 		var before Live

@@ -65,6 +65,7 @@ type Options struct {
 
 	Handles cuda.HandleType // what ProbeHandles grants and MemCreate accepts
 	RDMA    bool            // chunks can be made GPUDirect RDMA capable
+	NoPeers bool            // no device can use the memory of another
 
 	// Lag is the delay of work queued by Use: it completes Lag after it was queued, and never before earlier work of
 	// its stream or the events that the stream waits for.
@@ -159,6 +160,7 @@ type device struct {
 	peak     uint64 // highest used since ResetPeak
 	outside  uint64 // bytes that other processes hold
 	primary  *context
+	peers    uint64     // a bit for each device whose allocations the primary context may use
 	contexts []*context // primary and others
 	slabs    []*slab    // those with room, for MemAlloc below the granularity
 }

@@ -94,7 +94,7 @@ func (d *Driver) mapped(dev cuda.Device, addr, size uint64, op string) *Fault {
 			return &Fault{Kind: FaultUnmapped, Op: op, Device: dev, Addr: addr, Size: size, at: p,
 				Detail: "no memory is there", code: cuda.ErrIllegalAddress}
 		}
-		if m.access>>dev&1 == 0 {
+		if m.access>>dev&1 == 0 && (m.resv != nil || d.devices[dev].peers>>m.chunk.prop.Device&1 == 0) {
 			return &Fault{Kind: FaultNoAccess, Op: op, Device: dev, Addr: addr, Size: size, at: p, chunk: m.chunk,
 				Detail: "the memory is mapped, but the device was not given access", code: cuda.ErrIllegalAddress}
 		}

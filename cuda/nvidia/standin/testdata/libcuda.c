@@ -13,6 +13,7 @@
 //	STANDIN_ACTIVE     1: somebody else made the primary contexts
 //	STANDIN_CURRENT    the device whose context the program has current in every thread
 //	STANDIN_NOT_READY  1: events stay pending
+//	STANDIN_PEERS      0: no device can use the memory of another
 //
 // A symbol is left out by compiling with -DcuStreamGetId=absent. The half about streams, events and kernels is work.c.
 
@@ -195,6 +196,27 @@ CUresult cuCtxPopCurrent_v2(struct context **context) {
 CUresult cuCtxSynchronize(void) {
 	ENTER("cuCtxSynchronize")
 	RETURN("")
+}
+
+CUresult cuDeviceCanAccessPeer(int *can, int device, int peer) {
+	BEGIN("cuDeviceCanAccessPeer")
+	*can = device != peer && number("STANDIN_PEERS", 1);
+	RETURN("%d, %d", device, peer)
+}
+
+CUresult cuCtxEnablePeerAccess(struct context *peer, unsigned flags) {
+	ENTER("cuCtxEnablePeerAccess")
+	if (flags != 0)
+		r = INVALID_VALUE;
+	else if (peer == NULL || peer->retained == 0 || peer == current())
+		r = INVALID_CONTEXT;
+	else if (!number("STANDIN_PEERS", 1))
+		r = PEER_UNSUPPORTED;
+	else if (current()->peers & 1u << peer->device)
+		r = PEER_ENABLED;
+	else
+		current()->peers |= 1u << peer->device;
+	RETURN("peer %d", peer == NULL ? -1 : peer->device)
 }
 
 CUresult cuCtxGetId(struct context *context, unsigned long long *id) {

@@ -17,7 +17,7 @@
 
 typedef enum {
 	SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, NO_DEVICE = 100, INVALID_DEVICE = 101,
-	INVALID_CONTEXT = 201, INVALID_PTX = 218, INVALID_HANDLE = 400, NOT_FOUND = 500, NOT_READY = 600, NOT_PERMITTED = 800,
+	INVALID_CONTEXT = 201, PEER_UNSUPPORTED = 217, INVALID_PTX = 218, INVALID_HANDLE = 400, NOT_FOUND = 500, NOT_READY = 600, PEER_ENABLED = 704, NOT_PERMITTED = 800,
 	NOT_SUPPORTED = 801, CAPTURE_UNSUPPORTED = 900, CAPTURE_INVALIDATED = 901, CAPTURE_UNMATCHED = 903, CAPTURE_IMPLICIT = 906,
 } CUresult;
 
@@ -36,7 +36,7 @@ struct access { struct location location; int flags; };
 #define CAPACITY ((size_t)64 << 30)
 #define MAX 8192
 
-struct context { int device, retained; };
+struct context { int device, retained; unsigned peers; };
 struct chunk { int fd; size_t size; int references; };
 struct mapping { char *p; size_t size; struct chunk *chunk; };
 struct range { char *p; size_t size; };
