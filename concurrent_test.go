@@ -26,7 +26,10 @@ func TestConcurrent(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		t.Run(text, func(t *testing.T) { concurrent(t, opts, seed+uint64(i), budget/4) })
+		t.Run(text, func(t *testing.T) { concurrent(t, opts, false, seed+uint64(i), budget/5) })
+		if i == 0 {
+			t.Run("front", func(t *testing.T) { concurrent(t, opts, true, seed+uint64(i), budget/5) })
+		}
 	}
 }
 
@@ -36,13 +39,17 @@ type handed struct {
 	st   *cistern.Stream
 }
 
-func concurrent(t *testing.T, opts cistern.Options, seed uint64, budget time.Duration) {
+func concurrent(t *testing.T, opts cistern.Options, inC bool, seed uint64, budget time.Duration) {
 	const goroutines = 4
 	what := fmt.Sprintf("seed %d, %s", seed, opts)
 	drv := sim.New(sim.Options{Devices: 2, Capacity: 512 * mib, Lag: time.Millisecond, Check: sim.CheckOrder,
 		OnFault: func(err error) { t.Errorf("%s: %v", what, err) }})
 	a, err := cistern.New(drv, opts)
 	must(t, err)
+	var c *inFront
+	if inC {
+		c = newInFront(a)
+	}
 	var live ranges
 	var streams [2][]*cistern.Stream
 	var devs [2]*cistern.Device
@@ -73,7 +80,7 @@ func concurrent(t *testing.T, opts cistern.Options, seed uint64, budget time.Dur
 	free := func(b handed) {
 		live.remove(uint64(b.p))
 		note(b, -1)
-		if err := a.Free(b.p); err != nil {
+		if err := c.free(a, b.p); err != nil {
 			t.Errorf("%s: Free(%#x): %v", what, b.p, err)
 		}
 	}
@@ -92,7 +99,7 @@ func concurrent(t *testing.T, opts cistern.Options, seed uint64, budget time.Dur
 				if pools[d] != nil && rng.IntN(3) == 0 {
 					p, err = pools[d].Alloc(size, st)
 				} else {
-					p, err = devs[d].Alloc(size, st)
+					p, err = c.alloc(devs[d], size, st)
 				}
 				if err != nil {
 					if !errors.Is(err, cuda.ErrOutOfMemory) {
@@ -123,7 +130,7 @@ func concurrent(t *testing.T, opts cistern.Options, seed uint64, budget time.Dur
 					report(t, drv.StreamWaitEvent(dev, other.Handle(), e))
 					report(t, drv.EventDestroy(dev, e))
 					drv.Use(dev, other.Handle(), b.p, b.size)
-					report(t, a.RecordStream(b.p, other))
+					report(t, c.recordStream(a, b.p, other))
 				}
 				select {
 				case exchange <- b:

@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 
 	"github.com/cistern-gpu/cistern/cuda"
+	"github.com/cistern-gpu/cistern/internal/front"
 	"github.com/cistern-gpu/cistern/internal/vm"
 	"github.com/cistern-gpu/cistern/resource"
 )
@@ -19,10 +20,11 @@ type Device struct {
 	opts Options
 
 	pool0 *Pool
+	flags *front.Flags // what the next two point to, for C code
 	// quick is off while every operation must take the slow path: history is recorded, or the context is broken.
-	quick atomic.Bool
+	quick *front.Flag
 	// waiting is on while frees wait for other streams.
-	waiting atomic.Bool
+	waiting *front.Flag
 	// manyStreams is on once a second stream has allocated.
 	manyStreams atomic.Bool
 	// captures counts the captures that were announced and are under way.
@@ -83,7 +85,8 @@ func newDevice(a *Allocator, id cuda.Device) (*Device, error) {
 		return nil, err
 	}
 	d := &Device{a: a, drv: a.drv, id: id, info: info, opts: a.opts, limit: a.opts.Limit,
-		byID: map[cuda.StreamID]*Stream{}, pools: map[PoolID]*Pool{}}
+		flags: &front.Flags{}, byID: map[cuda.StreamID]*Stream{}, pools: map[PoolID]*Pool{}}
+	d.quick, d.waiting = &d.flags.Quick, &d.flags.Waiting
 	if d.opts.Backend == BackendVMM {
 		if !info.VMM {
 			return nil, fmt.Errorf("device %d (%s) has no virtual memory management: use backend:malloc", id, info.Name)

@@ -43,6 +43,11 @@ func configs(seed uint64) map[string]config {
 		}
 	})
 	add("history", func(o *cistern.Options) { o.History = 50 })
+	for _, name := range []string{"default", "malloc", "ladder"} {
+		c := out[name]
+		c.front = true
+		out["front of "+name] = c
+	}
 	return out
 }
 
@@ -77,12 +82,17 @@ func TestRandom(t *testing.T) {
 			for k, n := range w.seen {
 				seen[k] += n
 			}
+			if w.c != nil {
+				seen["met in front"] += w.c.met
+				seen["kept in front"] += w.c.kept
+			}
 			seen["sequences"]++
 		}
 	}
 	t.Logf("from seed %d: %v", first, seen)
 	if last == ^uint64(0) && !testing.Short() {
-		for _, k := range []string{"alloc", "oom", "share", "double free", "foreign", "graph launched", "stream destroyed", "pool released", "trim", "limit"} {
+		for _, k := range []string{"alloc", "oom", "share", "double free", "foreign", "graph launched", "stream destroyed", "pool released", "trim", "limit",
+			"met in front", "kept in front"} {
 			if seen[k] == 0 {
 				t.Errorf("no sequence had a %q: the test tests less than it says", k)
 			}
@@ -116,7 +126,11 @@ func (w *world) play(seed uint64, n int) {
 func (w *world) op(d *worldDevice) {
 	switch n := w.rng.IntN(1000); {
 	case n < 400:
-		w.alloc(d, w.size(), pick(w, d.streams))
+		size := w.size()
+		if w.cfg.front && w.chance(50) {
+			size = max(w.freed, 1) // the same again, as temporaries are
+		}
+		w.alloc(d, size, pick(w, d.streams))
 	case n < 740:
 		if len(d.blocks) > 0 {
 			w.free(d, w.rng.IntN(len(d.blocks)))

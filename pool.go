@@ -76,9 +76,17 @@ func (d *Device) Route(st *Stream, p *Pool) error {
 	if st.route.Load() != nil {
 		return fmt.Errorf("stream %d is routed to a pool already", st.id.ID)
 	}
-	st.route.Store(p)
+	st.setRoute(p)
 	p.users++
 	return nil
+}
+
+// setRoute changes where the stream allocates from; nil is the default pool. The caller holds Device.mu.
+func (t *Stream) setRoute(p *Pool) {
+	t.route.Store(p)
+	if f := t.front.Load(); f != nil {
+		f.SetRouted(p != nil)
+	}
 }
 
 // Unroute ends Route.
@@ -89,7 +97,7 @@ func (d *Device) Unroute(st *Stream) error {
 	if p == nil {
 		return fmt.Errorf("stream %d is not routed to a pool", st.id.ID)
 	}
-	st.route.Store(nil)
+	st.setRoute(nil)
 	p.users--
 	return nil
 }
@@ -111,7 +119,7 @@ func (d *Device) BeginCapture(st *Stream, p *Pool) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if err := d.await(p.lastFrees(st)); err != nil {
-		st.route.Store(nil)
+		st.setRoute(nil)
 		p.users--
 		return err
 	}
@@ -252,6 +260,9 @@ func (p *Pool) space(st *Stream, class int) (*space, error) {
 	}
 	s.lane.refs++
 	s.gauges = &s.lane.classes[class]
+	s.mu.Lock()
+	s.lane.spaces[class] = s
+	s.mu.Unlock()
 	if d.upstream != nil {
 		s.area = vm.NewArea(d.upstream.Granularity())
 	}
@@ -319,6 +330,7 @@ func (d *Device) dissolve(s *space) bool {
 		}
 	}
 	*s.gauges = gauges{}
+	s.lane.spaces[s.class] = nil
 	if s.lane.refs--; s.lane.refs == 0 {
 		d.lanes = slices.DeleteFunc(d.lanes, func(l *lane) bool { return l == s.lane })
 	}

@@ -1,8 +1,6 @@
 package cistern
 
 import (
-	"sync"
-
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/event"
 	"github.com/cistern-gpu/cistern/internal/heap"
@@ -12,7 +10,7 @@ import (
 // lane is what one (pool, stream) has: a space for each size class, one lock over them and their statistics. A program
 // uses a stream from one thread at a time as a rule, so the lock is nearly always free.
 type lane struct {
-	mu      sync.Mutex
+	mu      laneMutex
 	classes [numClasses]gauges // guarded by mu: of each class
 	// most is the allowance of the classes together: what the sum of their gauges may reach without the device's
 	// lock. Guarded by mu.
@@ -20,6 +18,8 @@ type lane struct {
 	// high is the highest sum when allowances were shared out. Guarded by Device.mu.
 	high [numGauges]int64
 	refs int // guarded by Device.mu: spaces
+	// spaces by class, nil where there is none. Guarded by mu.
+	spaces [numClasses]*space
 }
 
 // space is what one (pool, stream, size class) owns: addresses, the chunks mapped there, the blocks. Its methods in
@@ -106,6 +106,11 @@ const collectEvery = 16
 // freePtr takes back a block.
 func (s *space) freePtr(p cuda.Ptr) error {
 	d := s.dev
+	if f := s.stream.front.Load(); f != nil && s.pool == d.pool0 {
+		if done, err := s.freeFront(f, p); done {
+			return err
+		}
+	}
 	s.mu.Lock()
 	id, place, ok := s.heap.Lookup(uint64(p))
 	if !ok {

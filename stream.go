@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 
 	"github.com/cistern-gpu/cistern/cuda"
+	"github.com/cistern-gpu/cistern/internal/front"
 )
 
 // Stream is a CUDA stream that the engine knows: by context and id, so that a recycled handle is another Stream. It
@@ -29,9 +30,10 @@ type Stream struct {
 	// perThread: the handle means another stream in every thread, so nothing is ever recorded on it.
 	perThread bool
 
-	epoch     atomic.Uint64 // the open epoch
-	capturing atomic.Int32  // captures under way that were announced (Device.BeginCapture)
-	route     atomic.Pointer[Pool]
+	epoch     atomic.Uint64        // the open epoch
+	capturing atomic.Int32         // captures under way that were announced (Device.BeginCapture)
+	route     atomic.Pointer[Pool] // set by setRoute
+	front     atomic.Pointer[front.Front]
 
 	mu     sync.Mutex
 	ring   []closedEpoch // guarded by mu: closed epochs that are not known to be over, oldest first
@@ -112,6 +114,9 @@ func (t *Stream) closeLocked(again bool) error {
 	}
 	t.asked = 0
 	e := t.epoch.Add(1) - 1
+	if f := t.front.Load(); f != nil {
+		f.SetEpoch(e + 1)
+	}
 	drv := t.dev.drv
 	if n := len(t.ring); n > 0 && (n >= maxRing || again && t.rerun < maxRerun) {
 		last := &t.ring[n-1]

@@ -62,11 +62,14 @@ type world struct {
 	cfg  config
 	drv  *sim.Driver
 	a    *cistern.Allocator
+	c    *inFront
 	rng  *rand.Rand
 	step int
-	devs []*worldDevice
-	live ranges
-	seen map[string]int // how often each kind of thing happened, so that a test can say that it tests anything
+	// freed is the size of the block that was freed last.
+	freed uint64
+	devs  []*worldDevice
+	live  ranges
+	seen  map[string]int // how often each kind of thing happened, so that a test can say that it tests anything
 }
 
 // config is what a sequence of operations is run under.
@@ -75,6 +78,7 @@ type config struct {
 	devices  int
 	capacity uint64
 	lag      time.Duration
+	front    bool // requests and frees come through the C library's fronts
 	sharing  bool // RecordStream is used; the moment at which such a free completes is then the engine's to choose
 }
 
@@ -138,6 +142,9 @@ func newWorld(t testing.TB, cfg config, what string) *world {
 		w.fail("New: %v", err)
 	}
 	w.a = a
+	if cfg.front {
+		w.c = newInFront(a)
+	}
 	for i := range cfg.devices {
 		d := &worldDevice{id: cuda.Device(i), limit: cfg.opts.Limit}
 		if d.dev, err = a.Device(d.id); err != nil {
@@ -236,10 +243,10 @@ func (w *world) alloc(d *worldDevice, size uint64, s *worldStream) *worldBlock {
 	switch {
 	case s.capture != nil:
 		pool = s.capture
-		p, err = d.dev.Alloc(size, s.st)
+		p, err = w.c.alloc(d.dev, size, s.st)
 	case s.routed != nil:
 		pool = s.routed
-		p, err = d.dev.Alloc(size, s.st)
+		p, err = w.c.alloc(d.dev, size, s.st)
 	default:
 		if len(d.pools) > 0 && w.chance(30) {
 			if o := pick(w, d.pools); !o.captured {
@@ -249,7 +256,7 @@ func (w *world) alloc(d *worldDevice, size uint64, s *worldStream) *worldBlock {
 		if pool != nil {
 			p, err = pool.pool.Alloc(size, s.st)
 		} else {
-			p, err = d.dev.Alloc(size, s.st)
+			p, err = w.c.alloc(d.dev, size, s.st)
 		}
 	}
 	if err != nil {
@@ -339,7 +346,7 @@ func (w *world) share(d *worldDevice, b *worldBlock, s *worldStream) {
 		err = w.drv.Use(d.id, s.handle, b.p, b.size)
 	}
 	if err == nil {
-		err = w.a.RecordStream(b.p, s.st)
+		err = w.c.recordStream(w.a, b.p, s.st)
 	}
 	if err != nil {
 		w.fail("sharing: %v", err)
@@ -358,12 +365,13 @@ func (w *world) free(d *worldDevice, i int) {
 	d.blocks[i] = d.blocks[len(d.blocks)-1]
 	d.blocks = d.blocks[:len(d.blocks)-1]
 	w.forget(d, b)
-	if err := w.a.Free(b.p); err != nil {
+	w.freed = b.size
+	if err := w.c.free(w.a, b.p); err != nil {
 		w.fail("Free(%#x): %v", b.p, err)
 	}
 	w.raise(d)
 	if w.chance(10) && !w.live.has(uint64(b.p)) {
-		if err := w.a.Free(b.p); !errors.Is(err, cistern.ErrUnknownPointer) {
+		if err := w.c.free(w.a, b.p); !errors.Is(err, cistern.ErrUnknownPointer) {
 			w.fail("second Free(%#x): %v", b.p, err)
 		}
 		w.seen["double free"]++

@@ -12,11 +12,12 @@ import (
 // who calls it.
 var mayImport = map[string][]string{
 	// The engine, and below it.
-	".":             {"cuda", "event", "internal/heap", "internal/units", "internal/vm", "resource"},
-	"internal/heap": {},
-	"internal/vm":   {"cuda"},
-	"resource":      {"cuda"},
-	"event":         {},
+	".":              {"cuda", "event", "internal/front", "internal/heap", "internal/units", "internal/vm", "resource"},
+	"internal/front": {},
+	"internal/heap":  {},
+	"internal/vm":    {"cuda"},
+	"resource":       {"cuda"},
+	"event":          {},
 	// The driver. Only cuda/open knows both.
 	"cuda":                {},
 	"cuda/nvidia":         {"cuda"},
