@@ -31,6 +31,7 @@ type Device struct {
 	captures atomic.Int32
 	poison   atomic.Pointer[error]
 	syncs    atomic.Int64 // waits of a host thread for the GPU
+	tagged   atomic.Bool  // a request had a tag
 	hist     history
 
 	eventMu sync.Mutex

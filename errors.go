@@ -35,15 +35,23 @@ type OutOfMemoryError struct {
 	Device    cuda.Device
 	Pool      PoolID
 	Requested uint64
+	Need      uint64 // the same, rounded
+	Tag       uint32
 	Reserved  uint64 // physical memory held from the driver by all pools of the device
 	Allocated uint64 // rounded bytes handed out
 	Pending   uint64 // given back, but still used by other streams
-	Pinned    uint64 // free, but pinned by captured graphs or by a pool of another kind of memory
+	Cached    uint64 // free, spare chunks included
+	Pinned    uint64 // of Cached: pinned by captured graphs or by a pool of another kind of memory
 	Largest   uint64 // largest free block of the request's own pool and stream
 	Limit     uint64 // the memory limit, 0 none
-	DriverHas uint64 // free memory as the driver reports it, 0 unknown
-	Tried     Rungs
-	Cause     error // what the upstream said last; nil when the limit was in the way
+	DriverHas uint64 // free memory as the driver reports it
+	// DriverTotal is all memory as the driver reports it; 0 says that it did not report either.
+	DriverTotal uint64
+	Tried       Rungs
+	Off         Rungs     // rungs that the options leave out
+	Pools       []PoolUse // who held what, the most first
+	Tags        []TagUse  // likewise; nil if no request was ever tagged
+	Cause       error     // what the upstream said last; nil when the limit was in the way
 }
 
 func (e *OutOfMemoryError) Error() string {
@@ -53,7 +61,7 @@ func (e *OutOfMemoryError) Error() string {
 	if e.Limit != 0 {
 		fmt.Fprintf(&b, ", limit %s", units.FormatBytes(e.Limit))
 	}
-	if e.DriverHas != 0 {
+	if e.DriverTotal != 0 {
 		fmt.Fprintf(&b, ", %s free on the device", units.FormatBytes(e.DriverHas))
 	}
 	if e.Pending != 0 {

@@ -209,8 +209,11 @@ func (c *climb) unlocked() (again bool, err error) {
 
 // outOfMemory is the error that ends the ladder.
 func (d *Device) outOfMemory(p *Pool, c *climb) *OutOfMemoryError {
-	e := &OutOfMemoryError{Device: d.id, Pool: p.id, Requested: c.size, Reserved: d.reservedBytes, Limit: d.limit,
-		Tried: c.tried, Cause: c.oom}
+	e := &OutOfMemoryError{Device: d.id, Pool: p.id, Requested: c.size, Need: c.n, Tag: c.tag, Reserved: d.reservedBytes,
+		Cached: d.spareBytes, Limit: d.limit, Tried: c.tried, Off: AllRungs &^ c.rungs, Cause: c.oom, Pools: d.poolUsage(c.s)}
+	if d.tagged.Load() {
+		e.Tags = d.tagUsage(c.s)
+	}
 	if c.s != nil {
 		e.Largest = c.s.heap.Largest()
 	}
@@ -221,13 +224,14 @@ func (d *Device) outOfMemory(p *Pool, c *climb) *OutOfMemoryError {
 		s.lockBeside(c.s)
 		e.Allocated += uint64(s.gauges.now[gAllocated])
 		e.Pending += uint64(s.gauges.now[gActiveBytes] - s.gauges.now[gAllocated])
+		e.Cached += s.heap.FreeBytes
 		if s.pool.pinned && s.pool != p {
 			e.Pinned += s.heap.FreeBytes
 		}
 		s.unlockBeside(c.s)
 	}
-	if free, _, err := d.drv.MemInfo(d.id); err == nil {
-		e.DriverHas = free
+	if free, total, err := d.drv.MemInfo(d.id); err == nil {
+		e.DriverHas, e.DriverTotal = free, total
 	}
 	return e
 }

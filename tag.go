@@ -27,6 +27,9 @@ func (p *Pool) AllocTagged(size uint64, st *Stream, tag uint32) (cuda.Ptr, error
 	if tag > MaxTag {
 		return 0, fmt.Errorf("tag %d: the largest is %d", tag, MaxTag)
 	}
+	if tag != 0 && !p.dev.tagged.Load() {
+		p.dev.tagged.Store(true)
+	}
 	return p.alloc(size, st, tag)
 }
 

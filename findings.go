@@ -1,0 +1,172 @@
+package cistern
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/cistern-gpu/cistern/internal/units"
+)
+
+// PoolUse is what one pool holds.
+type PoolUse struct {
+	Pool      PoolID
+	Allocated uint64 // rounded bytes handed out
+	Pending   uint64 // bytes given back, still used by other streams
+	Free      uint64 // bytes cached
+	Pinned    bool   // captured graphs use it: what is free stays
+}
+
+// PoolUsage says what each pool of the device holds, the most bytes first. Spare chunks belong to none.
+func (d *Device) PoolUsage() []PoolUse {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.poolUsage(nil)
+}
+
+// poolUsage is PoolUsage. The caller holds Device.mu and held's lock.
+func (d *Device) poolUsage(held *space) []PoolUse {
+	var out []PoolUse
+	at := map[*Pool]int{}
+	for _, s := range d.spaces {
+		if s == nil {
+			continue
+		}
+		i, ok := at[s.pool]
+		if !ok {
+			i = len(out)
+			at[s.pool] = i
+			out = append(out, PoolUse{Pool: s.pool.id, Pinned: s.pool.pinned})
+		}
+		s.lockBeside(held)
+		out[i].Allocated += uint64(s.gauges.now[gAllocated])
+		out[i].Pending += uint64(s.gauges.now[gActiveBytes] - s.gauges.now[gAllocated])
+		out[i].Free += s.heap.FreeBytes
+		s.unlockBeside(held)
+	}
+	slices.SortStableFunc(out, func(a, b PoolUse) int { return cmp.Compare(b.held(), a.held()) })
+	return out
+}
+
+func (p PoolUse) held() uint64 { return p.Allocated + p.Pending + p.Free }
+
+// mostFindings bounds the pools and the tags that Findings names; the rest are added up.
+const mostFindings = 4
+
+// Findings says in at most three lines, each without its line break, what was found when the request failed: who held
+// the memory, what there was left, and what would have met the request. It names only what was counted. name gives the
+// name of a tag, "" where it has none; it may be nil.
+func (e *OutOfMemoryError) Findings(name func(tag uint32) string) []string {
+	lines := []string{e.holders(name), e.left()}
+	if s := e.help(); s != "" {
+		lines = append(lines, "would help: "+s)
+	}
+	return lines
+}
+
+func (e *OutOfMemoryError) holders(name func(tag uint32) string) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "in use: %s", units.FormatBytes(e.Allocated))
+	pools := e.Pools
+	if len(pools) > 1 || len(pools) == 1 && pools[0].Pool != (PoolID{}) {
+		var items []string
+		for _, p := range pools[:min(len(pools), mostFindings)] {
+			item := fmt.Sprintf("{%d, %d} %s", p.Pool[0], p.Pool[1], units.FormatBytes(p.Allocated))
+			if p.Free != 0 {
+				item += fmt.Sprintf(" and %s cached", units.FormatBytes(p.Free))
+			}
+			if p.Pinned {
+				item += ", pinned by graphs"
+			}
+			items = append(items, item)
+		}
+		if rest := len(pools) - len(items); rest > 0 {
+			var n uint64
+			for _, p := range pools[len(items):] {
+				n += p.Allocated
+			}
+			items = append(items, fmt.Sprintf("%d more with %s", rest, units.FormatBytes(n)))
+		}
+		fmt.Fprintf(&b, "; by pool: %s", strings.Join(items, "; "))
+	}
+	if len(e.Tags) > 0 {
+		var items []string
+		for _, t := range e.Tags[:min(len(e.Tags), mostFindings)] {
+			items = append(items, fmt.Sprintf("%s %s in %d blocks", tagName(t.Tag, name), units.FormatBytes(t.Allocated), t.Blocks))
+		}
+		if rest := len(e.Tags) - len(items); rest > 0 {
+			var n uint64
+			for _, t := range e.Tags[len(items):] {
+				n += t.Allocated
+			}
+			items = append(items, fmt.Sprintf("%d more with %s", rest, units.FormatBytes(n)))
+		}
+		fmt.Fprintf(&b, "; by tag: %s", strings.Join(items, "; "))
+	}
+	return b.String()
+}
+
+func tagName(tag uint32, name func(tag uint32) string) string {
+	if tag == 0 {
+		return "untagged"
+	}
+	if name != nil {
+		if s := name(tag); s != "" {
+			return s
+		}
+	}
+	return fmt.Sprintf("tag %d", tag)
+}
+
+func (e *OutOfMemoryError) left() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "free: %s of the %s held, the largest block for this stream and pool %s", units.FormatBytes(e.Cached),
+		units.FormatBytes(e.Reserved), units.FormatBytes(e.Largest))
+	if e.Limit != 0 {
+		fmt.Fprintf(&b, "; the limit is %s", units.FormatBytes(e.Limit))
+	}
+	if e.DriverTotal != 0 {
+		fmt.Fprintf(&b, "; on the device %s of %s", units.FormatBytes(e.DriverHas), units.FormatBytes(e.DriverTotal))
+		if held := e.DriverHas + e.Reserved; held < e.DriverTotal {
+			fmt.Fprintf(&b, ", where contexts and other allocators and processes have %s", units.FormatBytes(e.DriverTotal-held))
+		}
+	}
+	fmt.Fprintf(&b, "; tried: %s", e.Tried)
+	return b.String()
+}
+
+// help is what the figures show to be in the way, or how much is missing.
+func (e *OutOfMemoryError) help() string {
+	var items []string
+	if e.Off != 0 {
+		items = append(items, fmt.Sprintf("the rungs that the settings leave out (%s)", e.Off))
+	}
+	if e.DriverTotal == 0 {
+		return strings.Join(items, ", or ") // what else there is, is not known
+	}
+	const unit = 2 << 20 // memory comes in multiples of it
+	need := (e.Need + unit - 1) &^ (unit - 1)
+	usable := e.Cached - min(e.Cached, e.Pinned)
+	room := e.DriverHas
+	if e.Limit != 0 {
+		room = min(room, e.Limit-min(e.Limit, e.Reserved))
+		if e.DriverHas >= need {
+			items = append(items, fmt.Sprintf("a limit of %s", units.FormatBytes(e.Reserved+need)))
+		}
+	}
+	have := usable + room
+	if e.Pending != 0 && have < need && have+e.Pending >= need {
+		items = append(items, fmt.Sprintf("the end of the work that still uses %s", units.FormatBytes(e.Pending)))
+	}
+	if e.Pinned != 0 && have < need && have+e.Pinned >= need {
+		items = append(items, fmt.Sprintf("the release of captured pools, which pin %s that is free", units.FormatBytes(e.Pinned)))
+	}
+	switch {
+	case have < need:
+		items = append(items, fmt.Sprintf("at least %s less in use", units.FormatBytes(need-have)))
+	case room < need:
+		items = append(items, fmt.Sprintf("whole chunks: %s would do, but it lies in pieces between blocks in use", units.FormatBytes(have)))
+	}
+	return strings.Join(items, ", or ")
+}

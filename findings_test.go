@@ -1,0 +1,120 @@
+package cistern_test
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/cistern-gpu/cistern"
+	"github.com/cistern-gpu/cistern/cuda"
+	"github.com/cistern-gpu/cistern/cuda/sim"
+)
+
+// findings is what a request that must fail says.
+func findings(t *testing.T, alloc func() (cuda.Ptr, error)) (*cistern.OutOfMemoryError, string) {
+	t.Helper()
+	var oom *cistern.OutOfMemoryError
+	if _, err := alloc(); !errors.As(err, &oom) {
+		t.Fatalf("%v; want out of memory", err)
+	}
+	if strings.Contains(oom.Error(), "\n") {
+		t.Errorf("Error is not one line: %q", oom.Error())
+	}
+	lines := oom.Findings(func(tag uint32) string {
+		if tag == 1 {
+			return "activations"
+		}
+		return ""
+	})
+	for _, s := range lines {
+		if s == "" || strings.Contains(s, "\n") {
+			t.Errorf("not one line: %q", s)
+		}
+	}
+	if len(lines) < 2 || len(lines) > 3 {
+		t.Errorf("%d lines", len(lines))
+	}
+	return oom, strings.Join(lines, "\n")
+}
+
+// The findings name who holds the memory and what would have met the request, and no more than the figures say.
+func TestFindings(t *testing.T) {
+	const capacity = 256 * mib
+	e := newEngine(t, sim.Options{Capacity: capacity}, cistern.Options{Limit: 64 * mib}, 1)
+	st := e.streams[0]
+	e.alloc(t, 20*mib, st)
+	oom, text := findings(t, func() (cuda.Ptr, error) { return e.dev.Alloc(100*mib, st) })
+	want := `in use: 20.00 MiB
+free: 0 bytes of the 20.00 MiB held, the largest block for this stream and pool 0 bytes; the limit is 64.00 MiB; on the device 236.00 MiB of 256.00 MiB; tried: fit+remap+grow+lend
+would help: a limit of 120.00 MiB, or at least 56.00 MiB less in use`
+	if text != want {
+		t.Errorf("with a limit:\n%s\nwant:\n%s", text, want)
+	}
+	if oom.DriverTotal != capacity || oom.Need != 100*mib || oom.Tags != nil {
+		t.Errorf("%+v", oom)
+	}
+	e.dev.SetLimit(oom.Reserved + 100*mib) // as was said
+	e.free(t, e.alloc(t, 100*mib, st))
+	e.dev.SetLimit(0)
+
+	pool, err := e.dev.NewPool(cistern.PoolID{3, 4})
+	must(t, err)
+	if err := e.dev.BeginCapture(st, pool); err != nil {
+		t.Fatal(err)
+	}
+	pinned, err := e.dev.AllocTagged(40*mib, st, 1)
+	must(t, err)
+	must(t, e.dev.EndCapture(st))
+	e.free(t, pinned)
+	for i := range 7 {
+		_, err := e.dev.AllocTagged(uint64(10+i)*mib, st, uint32(i%6))
+		must(t, err)
+	}
+	e.drv.SetOutside(0, 10*mib)
+	oom, text = findings(t, func() (cuda.Ptr, error) { return e.dev.AllocTagged(120*mib, st, 2) })
+	var tags, pools uint64
+	for _, x := range oom.Tags {
+		tags += x.Allocated
+	}
+	for _, x := range oom.Pools {
+		pools += x.Allocated
+	}
+	if tags != oom.Allocated || pools != oom.Allocated || oom.Cached < 40*mib || oom.Pinned != 40*mib || oom.Tag != 2 {
+		t.Errorf("tags hold %d, pools %d of %d; %+v", tags, pools, oom.Allocated, oom)
+	}
+	for _, s := range []string{"; by pool: {0, 0} 111.00 MiB", "{3, 4} 0 bytes and 40.00 MiB cached, pinned by graphs",
+		"by tag: untagged 46.00 MiB in 3 blocks; tag 5 15.00 MiB in 1 blocks; tag 4 14.00 MiB in 1 blocks; tag 3 13.00 MiB in 1 blocks; 2 more with 23.00 MiB",
+		"contexts and other allocators and processes have 10.00 MiB",
+		"would help: the release of captured pools, which pin 40.00 MiB that is free, or at least"} {
+		if !strings.Contains(text, s) {
+			t.Errorf("no %q in:\n%s", s, text)
+		}
+	}
+	must(t, pool.Release())
+	e.drv.SetOutside(0, 0)
+	e.free(t, func() cuda.Ptr { p, err := e.dev.Alloc(120*mib, st); must(t, err); return p }()) // as was said
+
+	e = newEngine(t, sim.Options{Capacity: 64 * mib}, cistern.Options{Ladder: cistern.RungGrow}, 2)
+	e.free(t, e.alloc(t, 60*mib, e.streams[0]))
+	_, text = findings(t, func() (cuda.Ptr, error) { return e.dev.Alloc(50*mib, e.streams[1]) })
+	if !strings.Contains(text, "would help: the rungs that the settings leave out (collect+remap+lend+callback), or whole chunks") {
+		t.Errorf("nothing about the ladder in:\n%s", text)
+	}
+	// 20 of 30 chunks are all but free.
+	e = newEngine(t, sim.Options{Capacity: 60 * mib}, cistern.Options{}, 1)
+	var blocks []cuda.Ptr
+	for range 60 {
+		blocks = append(blocks, e.alloc(t, mib, e.streams[0]))
+	}
+	for i := range 20 {
+		e.free(t, blocks[2*i])
+	}
+	oom, text = findings(t, func() (cuda.Ptr, error) { return e.dev.Alloc(10*mib, e.streams[0]) })
+	if oom.Largest != mib || !strings.HasSuffix(text, "would help: whole chunks: 20.00 MiB would do, but it lies in pieces between blocks in use") {
+		t.Errorf("the largest block is %d bytes; found:\n%s", oom.Largest, text)
+	}
+	_, text = findings(t, func() (cuda.Ptr, error) { return e.dev.Alloc(31*mib, e.streams[0]) })
+	if !strings.HasSuffix(text, "would help: at least 12.00 MiB less in use") {
+		t.Errorf("20 MiB are free and 31, which are 16 chunks, are wanted; found:\n%s", text)
+	}
+}
