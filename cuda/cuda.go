@@ -64,6 +64,9 @@ const (
 	HandleFabric HandleType = 8 // a fabric handle, for multi-node NVLink
 )
 
+// IpcHandle names memory from MemAlloc in other processes (CUipcMemHandle).
+type IpcHandle [64]byte
+
 // Location says where physical memory lives.
 type Location uint8
 
@@ -143,6 +146,21 @@ type Driver interface {
 	MemUnmap(p Ptr, size uint64) error
 	// MemSetAccess gives every device in devs read-write access to [p, p+size), which must be mapped throughout.
 	MemSetAccess(p Ptr, size uint64, devs []Device) error
+
+	// MemExport makes a file descriptor of a chunk that was created with HandlePosix (cuMemExportToShareableHandle).
+	// It keeps the memory while it is open; it is the caller's, and closed on exec.
+	MemExport(h Handle) (fd int, err error)
+	// MemImport is a chunk of this process's own for a descriptor that another process, or this one, exported
+	// (cuMemImportFromShareableHandle). It is mapped and released like one from MemCreate, and takes no memory of its
+	// own. The descriptor stays the caller's and is needed no longer. dev is the device that the memory lies on, or
+	// that it is wanted for where that one is not visible here.
+	MemImport(dev Device, fd int) (Handle, error)
+	// IpcExport is a handle for memory from MemAlloc that starts at p (cuIpcGetMemHandle). IpcOpen maps it in another
+	// process for the device (cuIpcOpenMemHandle, peer access enabled where it takes that) and gives its first
+	// address; opened twice it is the same address, to be closed twice. The exporting process cannot open it.
+	IpcExport(d Device, p Ptr) (IpcHandle, error)
+	IpcOpen(d Device, h IpcHandle) (Ptr, error)
+	IpcClose(d Device, p Ptr) error
 
 	// StreamID identifies a stream (cuStreamGetCtx, cuStreamGetId). StreamNull and StreamLegacy are those of d's
 	// primary context; StreamPerThread is the calling thread's.

@@ -5,6 +5,7 @@ package nvidia_test
 import (
 	"bytes"
 	"errors"
+	"os"
 	"strconv"
 	"strings"
 	"sync"
@@ -57,6 +58,47 @@ cuMemAddressFree(size 8388608) = 0, context -1`, func() {
 			t.Errorf("virtual memory made a context on device %d (%v)", d, err)
 		}
 	}
+}
+
+// Sharing, with what reaches the driver.
+func TestSharing(t *testing.T) {
+	t.Setenv("STANDIN_DEVICES", "2")
+	b := open(t)
+	must(t, b.RetainContext(1))
+	var h, k cuda.Handle
+	b.wants(`cuMemCreate(size 2097152, handles 1, location 1:1, rdma 0) = 0, context -1
+cuMemExportToShareableHandle(type 1) = 0, context -1
+cuMemImportFromShareableHandle(type 1) = 0, context -1
+cuMemRelease() = 0, context -1
+cuMemRelease() = 0, context -1`, func() {
+		var err error
+		h, err = b.MemCreate(chunk, cuda.MemProp{Device: 1, Handles: cuda.HandlePosix})
+		must(t, err)
+		fd, err := b.MemExport(h)
+		must(t, err)
+		k, err = b.MemImport(1, fd)
+		must(t, err)
+		must(t, os.NewFile(uintptr(fd), "chunk").Close())
+		must(t, b.MemRelease(k))
+		must(t, b.MemRelease(h))
+	})
+	b.wants(`cuMemAlloc(size 2097152) = 0, context 1
+cuIpcGetMemHandle() = 0, context 1
+cuIpcOpenMemHandle(flags 1) = 201, context 1
+cuIpcCloseMemHandle() = 1, context 1
+cuMemFree() = 0, context 1`, func() {
+		p, err := b.MemAlloc(1, chunk)
+		must(t, err)
+		handle, err := b.IpcExport(1, p)
+		must(t, err)
+		if _, err := b.IpcOpen(1, handle); !errors.Is(err, cuda.ErrInvalidContext) {
+			t.Errorf("opening what is this process's own: %v", err)
+		}
+		if err := b.IpcClose(1, p); !errors.Is(err, cuda.ErrInvalidValue) {
+			t.Errorf("closing what is not open: %v", err)
+		}
+		must(t, b.MemFree(1, p))
+	})
 }
 
 // More devices than fit the wrapper's own array.

@@ -48,6 +48,10 @@ typedef struct {
 	int flags; // CU_MEM_ACCESS_FLAGS_PROT_*
 } CUmemAccessDesc;
 
+typedef struct {
+	char reserved[64];
+} CUipcMemHandle;
+
 _Static_assert(sizeof(CUmemAllocationProp) == (sizeof(void *) == 8 ? 32 : 28), "layout of CUmemAllocationProp");
 _Static_assert(sizeof(CUmemAccessDesc) == 12, "layout of CUmemAccessDesc");
 
@@ -65,6 +69,8 @@ enum {
 	CU_MEM_LOCATION_TYPE_HOST_NUMA = 3,
 	CU_MEM_ACCESS_FLAGS_PROT_READWRITE = 3,
 	CU_MEM_ALLOC_GRANULARITY_MINIMUM = 0,
+	CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR = 1,
+	CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS = 1,
 
 	CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT = 16,
 	CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED = 102,
@@ -111,6 +117,12 @@ enum {
 	X(cuMemMap, cuMemMap, (CUdeviceptr, size_t, size_t, CUmemGenericAllocationHandle, unsigned long long)) \
 	X(cuMemUnmap, cuMemUnmap, (CUdeviceptr, size_t)) \
 	X(cuMemSetAccess, cuMemSetAccess, (CUdeviceptr, size_t, const CUmemAccessDesc *, size_t)) \
+	X(cuMemExportToShareableHandle, cuMemExportToShareableHandle, \
+	  (void *, CUmemGenericAllocationHandle, int, unsigned long long)) \
+	X(cuMemImportFromShareableHandle, cuMemImportFromShareableHandle, (CUmemGenericAllocationHandle *, void *, int)) \
+	X(cuIpcGetMemHandle, cuIpcGetMemHandle, (CUipcMemHandle *, CUdeviceptr)) \
+	X(cuIpcOpenMemHandle, cuIpcOpenMemHandle_v2, (CUdeviceptr *, CUipcMemHandle, unsigned)) \
+	X(cuIpcCloseMemHandle, cuIpcCloseMemHandle, (CUdeviceptr)) \
 	X(cuStreamGetCtx, cuStreamGetCtx, (CUstream, CUcontext *)) \
 	X(cuStreamGetId, cuStreamGetId, (CUstream, unsigned long long *)) \
 	X(cuCtxGetId, cuCtxGetId, (CUcontext, unsigned long long *)) \
@@ -196,6 +208,11 @@ nv_result nv_mem_release(nv_driver *d, CUmemGenericAllocationHandle h);
 nv_result nv_mem_map(nv_driver *d, CUdeviceptr p, size_t size, CUmemGenericAllocationHandle h);
 nv_result nv_mem_unmap(nv_driver *d, CUdeviceptr p, size_t size);
 nv_result nv_mem_set_access(nv_driver *d, CUdeviceptr p, size_t size, const intptr_t *devs, size_t n);
+nv_result nv_mem_export(nv_driver *d, CUmemGenericAllocationHandle h, int *fd);
+nv_result nv_mem_import(nv_driver *d, int fd, CUmemGenericAllocationHandle *h);
+nv_result nv_ipc_export(nv_driver *d, intptr_t dev, CUdeviceptr p, CUipcMemHandle *h);
+nv_result nv_ipc_open(nv_driver *d, intptr_t dev, const CUipcMemHandle *h, CUdeviceptr *p);
+nv_result nv_ipc_close(nv_driver *d, intptr_t dev, CUdeviceptr p);
 nv_result nv_stream_id(nv_driver *d, intptr_t dev, uintptr_t s, uint64_t *context, unsigned long long *id);
 nv_result nv_stream_capture(nv_driver *d, intptr_t dev, uintptr_t s, int *status, uint64_t *id);
 nv_result nv_stream_wait_event(nv_driver *d, intptr_t dev, uintptr_t s, uintptr_t e);

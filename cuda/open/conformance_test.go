@@ -181,6 +181,7 @@ func conforms(t *testing.T, d cuda.Driver) {
 			t.Errorf("free went from %d to %d when %d were unmapped, %v", held, after, size, err)
 		}
 	})
+	t.Run("sharing", func(t *testing.T) { sharing(t, d, dev, g) })
 	t.Run("events", func(t *testing.T) {
 		e, err := d.EventCreate(dev)
 		must(t, err)

@@ -33,7 +33,7 @@ func Open(spec string) (cuda.Driver, error) {
 	case kind == "nvidia" && (!more || rest != ""):
 		return nvidia.Open(rest)
 	case kind == "sim":
-		options := sim.Options{Devices: 1}
+		options := sim.Options{Devices: 1, Handles: sim.Exportable}
 		if more {
 			var err error
 			if options.Capacity, options.Devices, err = machine(rest); err != nil {

@@ -27,6 +27,11 @@ const (
 	callMemMap
 	callMemUnmap
 	callMemSetAccess
+	callMemExport
+	callMemImport
+	callIpcGet
+	callIpcOpen
+	callIpcClose
 	callStreamGetID
 	callStreamGetCaptureInfo
 	callStreamWaitEvent
@@ -57,6 +62,11 @@ var callNames = [numCalls]string{
 	callMemMap:               "cuMemMap",
 	callMemUnmap:             "cuMemUnmap",
 	callMemSetAccess:         "cuMemSetAccess",
+	callMemExport:            "cuMemExportToShareableHandle",
+	callMemImport:            "cuMemImportFromShareableHandle",
+	callIpcGet:               "cuIpcGetMemHandle",
+	callIpcOpen:              "cuIpcOpenMemHandle",
+	callIpcClose:             "cuIpcCloseMemHandle",
 	callStreamGetID:          "cuStreamGetId",
 	callStreamGetCaptureInfo: "cuStreamGetCaptureInfo",
 	callStreamWaitEvent:      "cuStreamWaitEvent",

@@ -118,7 +118,7 @@ func (d *Driver) MemFree(dev cuda.Device, p cuda.Ptr) error {
 	addr := uint64(p)
 	m := d.space.find(addr)
 	var r *region
-	if m != nil && m.resv == nil && m.chunk.prop.Device == dev {
+	if m != nil && m.resv == nil && !m.chunk.other && m.chunk.prop.Device == dev {
 		r = &m.region
 		if m.slab != nil {
 			r = m.slab.units[(addr-m.base)/unit]

@@ -22,6 +22,7 @@ package sim
 import (
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"sync"
 	"time"
 
@@ -148,6 +149,8 @@ type Driver struct {
 	hostUsed uint64
 	mapSeq   uint64
 	captures uint64 // ids of captures so far
+	identity uint64 // tells this driver from those of other processes
+	ipc      []*ipcMapping
 	order    order
 	faults
 }
@@ -171,7 +174,7 @@ func New(opt Options) *Driver {
 		panic(err)
 	}
 	opt.ensureDefaults()
-	d := &Driver{opt: opt, costs: opt.Costs}
+	d := &Driver{opt: opt, costs: opt.Costs, identity: rand.Uint64()}
 	d.clock.start(opt.RealTime)
 	d.space.init(opt.AddressSpace, opt.Granularity)
 	for i := range opt.Devices {

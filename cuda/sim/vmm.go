@@ -10,6 +10,8 @@ import (
 type chunk struct {
 	serial uint64      // never reused
 	handle cuda.Handle // 0 once released, and for cuMemAlloc memory
+	refs   int         // of the handle beyond the first: imports of what this driver exported
+	other  bool        // another driver's memory, which takes none of this one's
 	slot   uint32
 	size   uint64
 	prop   cuda.MemProp
@@ -62,6 +64,14 @@ func (d *Driver) MemCreate(size uint64, prop cuda.MemProp) (cuda.Handle, error) 
 		d.charge(callMemCreate, d.costs.MemCreateFails(d.devices[prop.Device].room()))
 		return fail(cuda.ErrOutOfMemory)
 	}
+	d.giveHandle(c)
+	d.charge(callMemCreate, d.costs.MemCreate(size))
+	d.note(recCreate, 0, 0, size, c, 0)
+	return c.handle, nil
+}
+
+// giveHandle makes the handle of a new chunk.
+func (d *Driver) giveHandle(c *chunk) {
 	if n := len(d.freeCh); n > 0 {
 		c.slot = d.freeCh[n-1]
 		d.freeCh = d.freeCh[:n-1]
@@ -72,9 +82,6 @@ func (d *Driver) MemCreate(size uint64, prop cuda.MemProp) (cuda.Handle, error) 
 	}
 	c.handle = cuda.Handle(c.serial<<24 | uint64(c.slot+1)&(1<<24-1))
 	d.live.handles++
-	d.charge(callMemCreate, d.costs.MemCreate(size))
-	d.note(recCreate, 0, 0, size, c, 0)
-	return c.handle, nil
 }
 
 // newChunk takes memory from the device or the host; nil where it is used up.
@@ -103,6 +110,9 @@ func (d *Driver) settle(c *chunk) {
 		return
 	}
 	d.live.chunks--
+	if c.other {
+		return
+	}
 	if c.prop.Location == cuda.LocationHostNUMA {
 		d.hostUsed -= c.size
 	} else {
@@ -145,11 +155,15 @@ func (d *Driver) MemRelease(h cuda.Handle) error {
 	if err != nil {
 		return err
 	}
+	d.live.handles--
+	if c.refs > 0 {
+		c.refs--
+		return nil
+	}
 	d.note(recRelease, 0, 0, c.size, c, 0)
 	d.chunks[c.slot] = nil
 	d.freeCh = append(d.freeCh, c.slot)
 	c.handle = 0
-	d.live.handles--
 	d.settle(c)
 	return nil
 }

@@ -15,7 +15,8 @@
 //	STANDIN_NOT_READY  1: events stay pending
 //	STANDIN_PEERS      0: no device can use the memory of another
 //
-// A symbol is left out by compiling with -DcuStreamGetId=absent. The half about streams, events and kernels is work.c.
+// A symbol is left out by compiling with -DcuStreamGetId=absent. Streams, events and kernels are in work.c, sharing
+// between processes in share.c.
 
 #include "standin.h"
 
@@ -23,7 +24,8 @@ pthread_mutex_t mu = PTHREAD_MUTEX_INITIALIZER; // over all that follows, but th
 int initialised;
 static struct context contexts[8];
 static struct mapping mappings[MAX];
-static struct range ranges[MAX], allocations[MAX];
+static struct range ranges[MAX];
+struct range allocations[MAX];
 static size_t used;
 uint64_t next_id = 10;
 
@@ -247,16 +249,16 @@ CUresult cuMemGetInfo_v2(size_t *free, size_t *total) {
 
 // Ranges of addresses, reserved or allocated.
 
-static int add(struct range *table, char *p, size_t size) {
+int add(struct range *table, char *p, size_t size) {
 	for (int i = 0; i < MAX; i++)
 		if (table[i].p == NULL) {
-			table[i] = (struct range){p, size};
+			table[i] = (struct range){p, size, -1};
 			return 1;
 		}
 	return 0;
 }
 
-static struct range *find(struct range *table, char *p) {
+struct range *find(struct range *table, char *p) {
 	for (int i = 0; i < MAX; i++)
 		if (table[i].p != NULL && table[i].p <= p && p < table[i].p + table[i].size)
 			return &table[i];
@@ -266,16 +268,23 @@ static struct range *find(struct range *table, char *p) {
 CUresult cuMemAlloc_v2(uint64_t *p, size_t size) {
 	ENTER("cuMemAlloc")
 	char *m = MAP_FAILED;
+	int fd = -1; // what is large is in a file, so that another process can map it
 	if (size == 0)
 		r = INVALID_VALUE;
 	else if (used + size > CAPACITY)
 		r = OUT_OF_MEMORY;
-	else if ((m = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)) == MAP_FAILED ||
+	else if (size >= GRANULARITY && ((fd = memfd_create("allocation", MFD_CLOEXEC)) < 0 || ftruncate(fd, (off_t)size) != 0))
+		r = OUT_OF_MEMORY;
+	else if ((m = mmap(NULL, size, PROT_READ | PROT_WRITE, fd < 0 ? MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE : MAP_SHARED, fd, 0)) ==
+			 MAP_FAILED ||
 		 !add(allocations, m, size))
 		r = OUT_OF_MEMORY;
 	if (r == SUCCESS) {
+		find(allocations, m)->fd = fd;
 		used += size;
 		*p = (uintptr_t)m;
+	} else if (fd >= 0) {
+		close(fd);
 	}
 	RETURN("size %zu", size)
 }
@@ -287,6 +296,8 @@ CUresult cuMemFree_v2(uint64_t p) {
 		r = INVALID_VALUE;
 	} else {
 		munmap(a->p, a->size);
+		if (a->fd >= 0)
+			close(a->fd);
 		used -= a->size;
 		a->p = NULL;
 	}
@@ -359,6 +370,7 @@ CUresult cuMemCreate(uint64_t *handle, size_t size, const struct prop *prop, uns
 		c->fd = memfd_create("chunk", MFD_CLOEXEC);
 		c->size = size;
 		c->references = 1;
+		c->handles = prop->handles;
 		if (c->fd < 0 || ftruncate(c->fd, (off_t)size) != 0)
 			r = OUT_OF_MEMORY;
 		used += size;
@@ -370,7 +382,7 @@ CUresult cuMemCreate(uint64_t *handle, size_t size, const struct prop *prop, uns
 static void unreference(struct chunk *c) {
 	if (--c->references == 0) {
 		close(c->fd);
-		used -= c->size;
+		used -= c->imported ? 0 : c->size;
 		free(c);
 	}
 }

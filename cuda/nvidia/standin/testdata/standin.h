@@ -19,6 +19,7 @@ typedef enum {
 	SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, NO_DEVICE = 100, INVALID_DEVICE = 101,
 	INVALID_CONTEXT = 201, PEER_UNSUPPORTED = 217, INVALID_PTX = 218, INVALID_HANDLE = 400, NOT_FOUND = 500, NOT_READY = 600, PEER_ENABLED = 704, NOT_PERMITTED = 800,
 	NOT_SUPPORTED = 801, CAPTURE_UNSUPPORTED = 900, CAPTURE_INVALIDATED = 901, CAPTURE_UNMATCHED = 903, CAPTURE_IMPLICIT = 906,
+	UNKNOWN = 999,
 } CUresult;
 
 struct location { int type, id; };
@@ -37,18 +38,22 @@ struct access { struct location location; int flags; };
 #define MAX 8192
 
 struct context { int device, retained; unsigned peers; };
-struct chunk { int fd; size_t size; int references; };
+struct chunk { int fd; size_t size; int references, handles, imported; };
 struct mapping { char *p; size_t size; struct chunk *chunk; };
-struct range { char *p; size_t size; };
+struct range { char *p; size_t size; int fd; }; // fd: of a large allocation
+struct ipc { char magic[8]; int pid, fd; uint64_t size; char rest[40]; };
 struct stream { struct context *context; int blocking; uint64_t id, capture; int invalidated; };
 struct event { int recorded; };
 struct graph { uint64_t id; };
 
+extern struct range allocations[MAX];
 extern pthread_mutex_t mu; // over all state but the thread-locals
 extern int initialised;
 extern uint64_t next_id;
 
 struct context *current(void);
+struct range *find(struct range *table, char *p);
+int add(struct range *table, char *p, size_t size);
 int number(const char *name, int otherwise); // of an environment variable
 int forced(const char *call);                // the code that STANDIN_FAIL gives a call, or 0
 CUresult report(const char *call, CUresult r, const char *format, ...) __attribute__((format(printf, 3, 4)));

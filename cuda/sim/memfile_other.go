@@ -1,0 +1,15 @@
+//go:build !linux || !(amd64 || arm64)
+
+package sim
+
+import (
+	"errors"
+
+	"github.com/cistern-gpu/cistern/cuda"
+)
+
+const exportable = cuda.HandleNone // no descriptors that other processes could be passed
+
+func memoryFile([]byte) (int, error) { return -1, errors.ErrUnsupported }
+
+func readFile(int, []byte) bool { return false }

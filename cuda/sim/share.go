@@ -1,0 +1,191 @@
+package sim
+
+import (
+	"encoding/binary"
+	"slices"
+	"time"
+
+	"github.com/cistern-gpu/cistern/cuda"
+)
+
+// Memory shared between simulated drivers, of one process or of several: what is shared is that the memory exists and
+// how large it is. Imported memory takes none of the importing driver's capacity. What these calls cost has not been
+// measured; they are counted and priced at nothing.
+
+// Exportable is the handle types that this system lets the simulated driver grant (Options.Handles).
+const Exportable = exportable
+
+// ticket is what an exported chunk or allocation is known by elsewhere: 64 bytes, as many as an IpcHandle has.
+type ticket struct {
+	driver uint64 // the exporting driver
+	serial uint64 // its chunk
+	size   uint64 // bytes
+	device uint64
+}
+
+const ticketMagic = "cistern-sim-1\x00\x00\x00"
+
+func (t ticket) bytes() (b cuda.IpcHandle) {
+	copy(b[:], ticketMagic)
+	for i, v := range []uint64{t.driver, t.serial, t.size, t.device} {
+		binary.LittleEndian.PutUint64(b[16+8*i:], v)
+	}
+	return b
+}
+
+func ticketOf(b cuda.IpcHandle) (t ticket, ok bool) {
+	v := func(i int) uint64 { return binary.LittleEndian.Uint64(b[16+8*i:]) }
+	return ticket{v(0), v(1), v(2), v(3)}, string(b[:16]) == ticketMagic
+}
+
+// MemExport makes a descriptor of a chunk: a file in memory that says which chunk it is. Unlike a GPU's it does not keep
+// the memory once the chunk has gone.
+func (d *Driver) MemExport(h cuda.Handle) (int, error) {
+	d.mu.Lock()
+	defer d.leave()
+	c, err := d.handleCall(callMemExport, h, func(uint64) time.Duration { return 0 })
+	if err != nil {
+		return -1, err
+	}
+	if c.prop.Handles&cuda.HandlePosix == 0 {
+		return -1, d.errorOf(callMemExport, c.prop.Device, c.size, cuda.ErrNotSupported)
+	}
+	t := ticket{d.identity, c.serial, c.size, uint64(c.prop.Device)}.bytes()
+	fd, err := memoryFile(t[:])
+	if err != nil {
+		return -1, d.errorOf(callMemExport, c.prop.Device, c.size, cuda.ErrUnknown)
+	}
+	return fd, nil
+}
+
+// MemImport makes a chunk of a descriptor. Its own driver gives the chunk that it was made of.
+func (d *Driver) MemImport(dev cuda.Device, fd int) (cuda.Handle, error) {
+	d.mu.Lock()
+	defer d.leave()
+	if err := d.begin(callMemImport, dev, 0, 0); err != nil {
+		return 0, err
+	}
+	if code := d.poisoned(dev); code != cuda.Success {
+		return 0, d.errorOf(callMemImport, dev, 0, code)
+	}
+	var b cuda.IpcHandle
+	t, ok := ticket{}, readFile(fd, b[:])
+	if ok {
+		t, ok = ticketOf(b)
+	}
+	if !ok || t.size == 0 || t.size%d.opt.Granularity != 0 {
+		return 0, d.errorOf(callMemImport, dev, 0, cuda.ErrInvalidValue)
+	}
+	if t.driver == d.identity {
+		for _, c := range d.chunks {
+			if c != nil && c.serial == t.serial {
+				c.refs++
+				d.live.handles++
+				return c.handle, nil
+			}
+		}
+	}
+	c := d.otherChunk(dev, t.size, cuda.HandlePosix)
+	d.giveHandle(c)
+	d.note(recCreate, 0, 0, t.size, c, 0)
+	return c.handle, nil
+}
+
+// otherChunk is memory that another driver holds.
+func (d *Driver) otherChunk(dev cuda.Device, size uint64, handles cuda.HandleType) *chunk {
+	d.live.chunks++
+	d.mapSeq++
+	return &chunk{serial: d.mapSeq, size: size, prop: cuda.MemProp{Device: dev, Handles: handles}, other: true,
+		uses: ranges{hi: size}}
+}
+
+// ipcMapping is memory of another driver's MemAlloc that is open here.
+type ipcMapping struct {
+	handle cuda.IpcHandle
+	base   uint64
+	device cuda.Device
+	opened int
+	m      *mapping
+}
+
+// IpcExport names an allocation in other processes.
+func (d *Driver) IpcExport(dev cuda.Device, p cuda.Ptr) (cuda.IpcHandle, error) {
+	d.mu.Lock()
+	defer d.leave()
+	if err := d.beginContext(callIpcGet, dev, 0, 0); err != nil {
+		return cuda.IpcHandle{}, err
+	}
+	m := d.space.find(uint64(p))
+	// Mapped chunks and what was opened from elsewhere have no such handle. Nor, here, have small allocations: the
+	// driver shares the whole granule that they lie in, which is hardly what a caller wants.
+	if m == nil || m.resv != nil || m.chunk.other || m.slab != nil || m.base != uint64(p) || m.chunk.prop.Device != dev {
+		return cuda.IpcHandle{}, d.errorOf(callIpcGet, dev, 0, cuda.ErrInvalidValue)
+	}
+	return ticket{d.identity, m.chunk.serial, m.pages, uint64(dev)}.bytes(), nil
+}
+
+// IpcOpen maps an allocation of another driver.
+func (d *Driver) IpcOpen(dev cuda.Device, h cuda.IpcHandle) (cuda.Ptr, error) {
+	d.mu.Lock()
+	defer d.leave()
+	if err := d.beginContext(callIpcOpen, dev, 0, 0); err != nil {
+		return 0, err
+	}
+	t, ok := ticketOf(h)
+	switch {
+	case !ok || t.size == 0 || t.size%d.opt.Granularity != 0:
+		return 0, d.errorOf(callIpcOpen, dev, 0, cuda.ErrInvalidValue)
+	case t.driver == d.identity:
+		return 0, d.errorOf(callIpcOpen, dev, 0, cuda.ErrInvalidContext)
+	}
+	for _, i := range d.ipc {
+		if i.handle == h && i.device == dev {
+			i.opened++
+			return cuda.Ptr(i.base), nil
+		}
+	}
+	base := d.space.take(t.size, d.opt.Granularity, 0)
+	if base == 0 {
+		return 0, d.errorOf(callIpcOpen, dev, t.size, cuda.ErrOutOfMemory)
+	}
+	c := d.otherChunk(dev, t.size, cuda.HandleNone)
+	c.maps = 1
+	d.mapSeq++
+	m := &mapping{region: region{base: base, size: t.size, seq: d.mapSeq}, chunk: c, pages: t.size, access: 1 << dev}
+	d.space.set(base, t.size, m)
+	d.ipc = append(d.ipc, &ipcMapping{h, base, dev, 1, m})
+	d.live.allocs++
+	d.note(recAlloc, 0, base, t.size, c, 0)
+	return cuda.Ptr(base), nil
+}
+
+// IpcClose undoes one IpcOpen. Like unmapping it is a fault while queued work uses the memory.
+func (d *Driver) IpcClose(dev cuda.Device, p cuda.Ptr) error {
+	d.mu.Lock()
+	defer d.leave()
+	if err := d.beginContext(callIpcClose, dev, 0, 0); err != nil {
+		return err
+	}
+	at := slices.IndexFunc(d.ipc, func(i *ipcMapping) bool { return i.base == uint64(p) && i.device == dev })
+	if at < 0 {
+		return d.errorOf(callIpcClose, dev, 0, cuda.ErrInvalidValue)
+	}
+	i := d.ipc[at]
+	if i.opened > 1 {
+		i.opened--
+		return nil
+	}
+	if d.opt.Check >= CheckUse {
+		if f := d.stillUsed(&i.m.region, i.m.chunk, 0, callIpcClose, dev); f != nil {
+			return d.found(f)
+		}
+	}
+	d.note(recFree, 0, i.base, i.m.size, i.m.chunk, 0)
+	d.ipc = slices.Delete(d.ipc, at, at+1)
+	d.live.allocs--
+	d.space.set(i.base, i.m.pages, nil)
+	d.space.give(i.base, i.m.pages)
+	i.m.chunk.maps--
+	d.settle(i.m.chunk)
+	return nil
+}
