@@ -36,6 +36,7 @@ package cistern
 
 import (
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -170,14 +171,24 @@ func (r *region) find(p uint64) *space {
 	return nil
 }
 
+func (r *region) overlaps(base, size uint64) bool {
+	return r.space != nil || slices.ContainsFunc(r.segments, func(s segmentRef) bool { return s.base < base+size && base < s.end })
+}
+
 // claim makes [base, base+size) known as the space's, release undoes it. Reservations are whole pieces of 4 GiB and
 // get a region each; segments share regions, which are replaced, never changed, because readers take no lock.
 func (a *Allocator) claim(base, size uint64, s *space) error {
-	if (base+size-1)>>addressBits != 0 {
+	if base>>addressBits != 0 || (base+size-1)>>addressBits != 0 {
 		return fmt.Errorf("address %#x lies above the %d bits that the allocator can look up", base+size-1, addressBits)
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	// A user's upstream may hand out anything, memory of this allocator among it.
+	for i := base >> regionBits; i <= (base+size-1)>>regionBits; i++ {
+		if r := a.regions[i].Load(); r != nil && r.overlaps(base, size) {
+			return fmt.Errorf("[%#x, %#x) is the allocator's already", base, base+size)
+		}
+	}
 	for i := base >> regionBits; i <= (base+size-1)>>regionBits; i++ {
 		start := i << regionBits
 		if base <= start && start+1<<regionBits <= base+size {

@@ -11,6 +11,7 @@ import (
 	"github.com/cistern-gpu/cistern"
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/cuda/sim"
+	"github.com/cistern-gpu/cistern/resource"
 )
 
 // Several goroutines, each with streams of its own, free each other's blocks, use them on each other's streams, make
@@ -21,7 +22,7 @@ func TestConcurrent(t *testing.T) {
 	if testing.Short() {
 		budget = 1500 * time.Millisecond
 	}
-	for i, text := range []string{"", "chunk:2MiB,cross_stream:ready", "backend:malloc", "history:100"} {
+	for i, text := range []string{"", "chunk:2MiB,cross_stream:ready", "backend:malloc", "history:100", "single_handle:true"} {
 		opts, err := cistern.ParseOptions(text)
 		if err != nil {
 			t.Fatal(err)
@@ -37,6 +38,25 @@ type handed struct {
 	p    cuda.Ptr
 	size uint64
 	st   *cistern.Stream
+}
+
+// meddling is a user's upstream that uses the allocator while it is called.
+type meddling struct {
+	resource.Segments
+	dev *cistern.Device
+}
+
+func (m meddling) Alloc(size uint64, st cuda.Stream) (cuda.Ptr, error) {
+	m.dev.Stats()
+	if err := m.dev.DefaultPool().Trim(); err != nil {
+		return 0, err
+	}
+	return m.Segments.Alloc(size, st)
+}
+
+func (m meddling) Free(p cuda.Ptr, size uint64, st cuda.Stream) error {
+	m.dev.Snapshot()
+	return m.Segments.Free(p, size, st)
 }
 
 func concurrent(t *testing.T, opts cistern.Options, inC bool, seed uint64, budget time.Duration) {
@@ -151,7 +171,11 @@ func concurrent(t *testing.T, opts cistern.Options, inC bool, seed uint64, budge
 				if pools[d] != nil {
 					report(t, pools[d].Release())
 				}
-				p, err := devs[d].NewPool(cistern.PoolID{uint64(g), rng.Uint64()})
+				o := cistern.PoolOptions{Kind: cistern.PoolKind(rng.IntN(3))}
+				if rng.IntN(4) == 0 {
+					o = cistern.PoolOptions{Segments: meddling{resource.Plain(drv, cuda.Device(d)), devs[d]}}
+				}
+				p, err := devs[d].NewPoolWith(cistern.PoolID{uint64(g), rng.Uint64()}, o)
 				report(t, err)
 				pools[d] = p
 			default:

@@ -46,12 +46,18 @@ type Device struct {
 	lanes    []*lane
 	using    int // streams that have allocated
 
-	upstream resource.Chunks   // backend vmm
-	segment  resource.Segments // backend malloc
-	chunks   vm.Chunks
-	zombies  vm.Zombies
-	spares   []vm.ChunkID // chunks that no space owns
-	areas    []reservation
+	upstream resource.Chunks // of the pools that are made of chunks; nil with backend malloc
+	// segmented is on once a pool is made of segments.
+	segmented bool
+	prop      cuda.MemProp // of the chunks and the single handles, once probed
+	probed    bool
+	plain     resource.Segments
+	single    *resource.SingleHandle
+	inFlight  uint64 // bytes being asked of users' upstreams, with no lock held
+	chunks    vm.Chunks
+	zombies   vm.Zombies
+	spares    []vm.ChunkID // chunks that no space owns
+	areas     []reservation
 
 	pending  []pendingFree
 	uses     []use
@@ -88,19 +94,16 @@ func newDevice(a *Allocator, id cuda.Device) (*Device, error) {
 	d := &Device{a: a, drv: a.drv, id: id, info: info, opts: a.opts, limit: a.opts.Limit,
 		flags: &front.Flags{}, byID: map[cuda.StreamID]*Stream{}, pools: map[PoolID]*Pool{}}
 	d.quick, d.waiting = &d.flags.Quick, &d.flags.Waiting
-	if d.opts.Backend == BackendVMM {
-		if !info.VMM {
-			return nil, fmt.Errorf("device %d (%s) has no virtual memory management: use backend:malloc", id, info.Name)
-		}
-		handles, err := a.drv.ProbeHandles(id)
-		if err != nil {
-			return nil, err
-		}
-		d.upstream = resource.Virtual(a.drv, cuda.MemProp{Device: id, Handles: handles, RDMA: info.RDMA}, info.Granularity)
-	} else {
-		d.segment = resource.Plain(a.drv, id)
+	// Also where only a pool to come may need it: finding out takes memory, and now there is some.
+	if err := d.virtual(); err != nil && (info.VMM || d.opts.Backend == BackendVMM) {
+		return nil, err
 	}
-	d.pool0 = d.addPool(PoolID{})
+	if d.opts.Backend == BackendVMM && !d.opts.SingleHandle {
+		d.upstream = resource.Virtual(a.drv, d.prop, info.Granularity)
+	}
+	if d.pool0, err = d.addPool(PoolID{}, PoolOptions{}); err != nil {
+		return nil, err
+	}
 	d.SetHistory(d.opts.History)
 	return d, nil
 }
@@ -200,6 +203,11 @@ func (d *Device) close() error {
 		s.mu.Unlock()
 		if err != nil {
 			return err
+		}
+	}
+	if d.single != nil {
+		if _, err := d.single.Settle(); err != nil {
+			return d.failed(err)
 		}
 	}
 	d.eventMu.Lock()

@@ -10,6 +10,7 @@ import (
 	"github.com/cistern-gpu/cistern"
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/cuda/sim"
+	"github.com/cistern-gpu/cistern/resource"
 )
 
 // scenario is a long run of everything that makes the engine call the driver. Errors of the engine are given to tell,
@@ -22,6 +23,9 @@ type scenario struct {
 	live    map[cuda.Ptr]uint64
 	streams []cuda.Stream
 	pool    *cistern.Pool
+	pools   []*cistern.Pool // of segments
+	single  bool            // some are of single handles: one that could be created but not mapped was never reserved
+	twice   bool            // calls that undo what a failed call left may fail as well
 	errs    []error
 	what    string
 }
@@ -79,10 +83,13 @@ func (s *scenario) check() {
 		allocated += int64(round512(n))
 	}
 	held := int64(s.drv.ReservedBytes(0))
+	if s.single && s.twice && st.Reserved.All.Current < held {
+		held = st.Reserved.All.Current // a single handle that was no segment yet and could not be given back is nobody's
+	}
 	if st.Allocations.All.Current != int64(len(s.live)) || st.Requested.All.Current != requested ||
 		st.Allocated.All.Current != allocated || st.ActiveBytes.All.Current < allocated ||
 		st.Reserved.All.Current != held || st.ActiveBytes.All.Current+st.InactiveBytes.All.Current != held ||
-		st.Reserved.All.Peak != int64(s.drv.PeakBytes(0)) {
+		st.Reserved.All.Peak > int64(s.drv.PeakBytes(0)) || !s.single && st.Reserved.All.Peak != int64(s.drv.PeakBytes(0)) {
 		s.fail("want %d blocks, %d bytes requested, %d allocated, %d reserved (peak %d); have %+v", len(s.live), requested,
 			allocated, held, s.drv.PeakBytes(0), st)
 	}
@@ -107,6 +114,7 @@ func (s *scenario) play(opts cistern.Options) bool {
 		return false
 	}
 	s.drv.ResetPeak(0)
+	s.single = opts.SingleHandle
 	d := s.dev
 	side := s.drv.NewStreamNonBlocking(0)
 	short := s.drv.NewStream(0)
@@ -154,6 +162,7 @@ func (s *scenario) play(opts cistern.Options) bool {
 	inPool := []cuda.Ptr{s.alloc(private, st[1], 60*mib), s.alloc(private, st[2], 3*mib), s.alloc(private, st[0], 100)}
 	s.check()
 	d.SetLimit(s.drv.ReservedBytes(0) + 4*mib)
+	s.segments(st[1])
 	big := s.alloc(pool, st[0], 150*mib)
 	s.check()
 	s.alloc(pool, st[0], 300*mib)
@@ -182,6 +191,39 @@ func (s *scenario) play(opts cistern.Options) bool {
 	return true
 }
 
+// segments uses pools of segments of each kind, whose memory must go for one another's and for that of chunks.
+func (s *scenario) segments(st *cistern.Stream) {
+	s.dev.SetLimit(0)
+	kinds := []cistern.PoolOptions{{Kind: cistern.PoolSingleHandle}, {Kind: cistern.PoolMalloc, NoSplit: true},
+		{Segments: &upstream{Segments: resource.Plain(s.drv, 0)}}}
+	for i, o := range kinds {
+		p, err := s.dev.NewPoolWith(cistern.PoolID{1, uint64(i)}, o)
+		if s.failed("new pool", err) {
+			continue
+		}
+		s.single = true
+		s.pools = append(s.pools, p)
+		a, b := s.alloc(p, st, 20*mib), s.alloc(p, st, 30*mib)
+		s.check()
+		s.free(a)
+		s.free(b)
+		s.check()
+	}
+	s.dev.SetLimit(s.drv.ReservedBytes(0) + 4*mib)
+	for i, p := range s.pools {
+		s.free(s.alloc(p, st, uint64(40+10*i)*mib))
+		s.check()
+	}
+	s.free(s.alloc(s.dev.DefaultPool(), st, 70*mib))
+	s.check()
+	if len(s.pools) > 0 {
+		s.free(s.alloc(s.pools[0], st, 60*mib))
+		s.check()
+		s.failed("release", s.pools[0].Release())
+		s.check()
+	}
+}
+
 func (s *scenario) record(p cuda.Ptr, st *cistern.Stream) {
 	if err := s.a.RecordStream(p, st); err != nil {
 		s.fail("RecordStream: %v", err)
@@ -206,8 +248,10 @@ func (s *scenario) end() {
 		s.fail("a request that fits, after the failure: %v (then: %v)", s.errs[n:], s.errs[:n])
 	}
 	s.check()
-	if s.pool != nil {
-		s.pool.Release() // again, if it failed; else an error
+	for _, p := range append(s.pools, s.pool) {
+		if p != nil {
+			p.Release() // again, if it failed; else an error
+		}
 	}
 	if err := s.a.Trim(); err != nil {
 		s.fail("Trim: %v", err)
@@ -227,7 +271,7 @@ func (s *scenario) end() {
 // TestFailEveryCall fails each driver call of the scenario in turn, and everything from each call on.
 func TestFailEveryCall(t *testing.T) {
 	codes := []cuda.Code{cuda.ErrOutOfMemory, cuda.ErrInvalidValue, cuda.ErrNotSupported, cuda.ErrIllegalAddress}
-	for _, text := range []string{"", "chunk:2MiB,cross_stream:ready", "backend:malloc"} {
+	for _, text := range []string{"", "chunk:2MiB,cross_stream:ready", "backend:malloc", "single_handle:true"} {
 		opts, err := cistern.ParseOptions(text)
 		if err != nil {
 			t.Fatal(err)
@@ -248,7 +292,7 @@ func TestFailEveryCall(t *testing.T) {
 		for _, code := range codes {
 			for k := uint64(1); k <= calls; k += step {
 				name := ""
-				s := &scenario{t: t, what: fmt.Sprintf("call %d of %d fails with %v, %q", k, calls, code, text)}
+				s := &scenario{t: t, what: fmt.Sprintf("call %d of %d fails with %v, %q", k, calls, code, text), twice: code.Poisons()}
 				s.drv = sim.New(sim.Options{Capacity: 256 * mib, Lag: 20 * time.Millisecond, Check: sim.CheckOrder})
 				s.live = map[cuda.Ptr]uint64{}
 				s.drv.FailCall(func(call string, n uint64) cuda.Code {
@@ -329,7 +373,7 @@ func TestRandomFailures(t *testing.T) {
 	for i := range n {
 		rng := rand.New(rand.NewPCG(seed, uint64(i)))
 		opts := cistern.Options{Backend: []cistern.Backend{cistern.BackendVMM, cistern.BackendMalloc}[i%2]}
-		s := &scenario{t: t, what: fmt.Sprintf("seed %d, %d", seed, i)}
+		s := &scenario{t: t, what: fmt.Sprintf("seed %d, %d", seed, i), twice: true}
 		s.drv = sim.New(sim.Options{Capacity: 256 * mib, Lag: 20 * time.Millisecond, Check: sim.CheckOrder})
 		s.live = map[cuda.Ptr]uint64{}
 		codes := []cuda.Code{cuda.ErrOutOfMemory, cuda.ErrInvalidValue, cuda.ErrNotSupported, cuda.ErrUnknown}

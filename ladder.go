@@ -23,6 +23,9 @@ func (p *Pool) allocSlow(size, n uint64, st *Stream, tag uint32) (cuda.Ptr, erro
 		return 0, c.fail(p, st)
 	}
 	if d.dissolving {
+		if d.segmented {
+			d.releaseSegments(func(x *Pool) bool { return x.released }, false)
+		}
 		d.sweep()
 	}
 	s, err := p.space(st, d.classOf(n))
@@ -30,8 +33,12 @@ func (p *Pool) allocSlow(size, n uint64, st *Stream, tag uint32) (cuda.Ptr, erro
 		return 0, err
 	}
 	c.s = s
+	s.climbs++
 	s.mu.Lock()
-	defer s.mu.Unlock()
+	defer func() {
+		s.climbs--
+		s.mu.Unlock()
+	}()
 	for {
 		c.oom = nil
 		id, err := c.run()
@@ -73,7 +80,8 @@ type climb struct {
 	rungs   Rungs // those that are allowed
 	tried   Rungs
 	oom     error // what the upstream said, nil when the limit was in the way
-	trimmed bool
+	trimmed bool  // memory was given back for it
+	room    int   // steps of makeRoom that were taken
 	called  bool
 	waited  bool
 	alone   bool   // no other stream can be waited for
@@ -96,7 +104,7 @@ func (c *climb) run() (heap.ID, error) {
 		return id, nil
 	}
 	d.reap(s)
-	if d.segment != nil {
+	if s.pool.segments != nil {
 		return c.growSegment()
 	}
 	// First without robbing other pools; then with.
@@ -166,7 +174,7 @@ func (d *Device) handOut(c *climb, id heap.ID) cuda.Ptr {
 }
 
 // unlocked takes the steps that wait or call out: waiting for memory that is free but for work that is still queued,
-// giving cached segments back to the driver (backend malloc), and the callbacks. It lets all locks go meanwhile, and
+// giving cached segments and chunks back, and the callbacks. It lets all locks go meanwhile, and
 // reports whether the ladder should start over.
 func (c *climb) unlocked() (again bool, err error) {
 	d := c.d
@@ -180,13 +188,8 @@ func (c *climb) unlocked() (again bool, err error) {
 			return true, err
 		}
 	}
-	if d.segment != nil && !c.trimmed && c.rungs&RungLend != 0 {
-		c.trimmed = true
-		c.tried |= RungLend
-		c.s.mu.Unlock()
-		again, err = d.releaseSegments(nil)
-		c.s.mu.Lock()
-		if again || err != nil {
+	if d.segmented && c.rungs&RungLend != 0 {
+		if again, err = c.makeRoom(); again || err != nil {
 			return again, err
 		}
 	}

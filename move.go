@@ -59,7 +59,7 @@ type place struct {
 // enough memory.
 func (c *climb) obtain(rungs Rungs, pressure bool) (heap.ID, error) {
 	d, s := c.d, c.s
-	if d.segment != nil || rungs == 0 {
+	if rungs == 0 {
 		return 0, nil
 	}
 	at, ok := s.placeFor(c.n, d.upstream.Granularity())
@@ -210,7 +210,7 @@ func (d *Device) gather(c *climb, at place, rungs Rungs, pressure bool) uint64 {
 
 // offers lists the wholly free chunks of a space, except those of one block.
 func (d *Device) offers(c *climb, o *space, except heap.ID) {
-	if o.pool.pinned {
+	if o.pool.pinned || o.area == nil {
 		return
 	}
 	// Held until the move is done: once it were let go, another thread could be handed what was found free.
@@ -321,7 +321,7 @@ func sink(f []source, i int) {
 // another error than that, which is returned; what was got until then stays as spare chunks.
 func (d *Device) create(c *climb, missing, have uint64) (uint64, bool, error) {
 	p := &d.plan
-	if d.limit != 0 && d.reservedBytes+missing > d.limit {
+	if !d.mayHold(missing) {
 		return have, false, nil
 	}
 	for missing > 0 {
@@ -547,7 +547,7 @@ func (d *Device) reclaim(held *space) bool {
 	before := len(d.areas)
 	each := func(f func(*space)) {
 		for _, o := range d.spaces {
-			if o != nil && o != held && !o.pool.pinned {
+			if o != nil && o != held && !o.pool.pinned && o.area != nil {
 				o.lockBeside(held)
 				if o.heap.UsedBlocks == 0 {
 					f(o)
@@ -556,7 +556,7 @@ func (d *Device) reclaim(held *space) bool {
 			}
 		}
 	}
-	each(d.detach)
+	each(func(o *space) { d.detach(o, everything) })
 	d.reap(held)
 	each(func(o *space) { d.dropRanges(o) })
 	return len(d.areas) < before
@@ -565,6 +565,9 @@ func (d *Device) reclaim(held *space) bool {
 // dropRanges gives the reservations of a space that hold nothing but addresses back to the driver. The caller holds
 // Device.mu and the space's lock.
 func (d *Device) dropRanges(s *space) error {
+	if s.area == nil {
+		return nil // segments go when they are released
+	}
 	for i := 0; i < len(s.heap.Ranges()); {
 		first := s.heap.Ranges()[i]
 		b := *s.heap.At(first)

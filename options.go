@@ -16,6 +16,14 @@ const (
 	BackendMalloc Backend = "malloc" // whole segments from cuMemAlloc, for libraries that need cudaIpcGetMemHandle
 )
 
+// IPC is how memory can be shared with other processes.
+type IPC string
+
+const (
+	IPCHandles IPC = "handles" // by the handles of its chunks
+	IPCLegacy  IPC = "legacy"  // by cudaIpcGetMemHandle, which needs memory from cuMemAlloc: backend malloc
+)
+
 // CrossStream says when free memory of one stream may serve another.
 type CrossStream string
 
@@ -27,17 +35,27 @@ const (
 // Options configure an allocator. The zero value is the default of every option.
 type Options struct {
 	Driver      string      // what package cuda/open opens: "", "nvidia", "sim", "sim:80GiB"; not used by New
-	Backend     Backend     // default vmm
+	Backend     Backend     // default vmm; malloc with IPCLegacy
 	Limit       uint64      // bytes of physical memory per device, 0 is no limit
 	ChunkMax    uint64      // largest chunk in bytes, a multiple of 2 MiB; default 32 MiB
 	CrossStream CrossStream // default wait
 	Ladder      Rungs       // rungs that are tried; default all
 	History     int         // events kept from the start, 0 is off
+	IPC         IPC         // default handles
+	// SingleHandle makes every segment one physical handle, as registration with a network needs it, in place of
+	// chunks that move.
+	SingleHandle bool
 }
 
 func (o Options) withDefaults() Options {
+	if o.IPC == "" {
+		o.IPC = IPCHandles
+	}
 	if o.Backend == "" {
 		o.Backend = BackendVMM
+		if o.IPC == IPCLegacy {
+			o.Backend = BackendMalloc
+		}
 	}
 	if o.ChunkMax == 0 {
 		o.ChunkMax = 32 << 20
@@ -56,6 +74,15 @@ func (o Options) Validate() error {
 	if o.Backend != BackendVMM && o.Backend != BackendMalloc {
 		return fmt.Errorf("backend %q: choose vmm or malloc", o.Backend)
 	}
+	if o.IPC != IPCHandles && o.IPC != IPCLegacy {
+		return fmt.Errorf("ipc %q: choose handles or legacy", o.IPC)
+	}
+	if o.IPC == IPCLegacy && (o.Backend != BackendMalloc || o.SingleHandle) {
+		return fmt.Errorf("ipc legacy: needs memory from cuMemAlloc, which backend vmm and single_handle are not")
+	}
+	if o.SingleHandle && o.Backend != BackendVMM {
+		return fmt.Errorf("single_handle true: needs backend vmm")
+	}
 	if o.CrossStream != CrossStreamWait && o.CrossStream != CrossStreamReady {
 		return fmt.Errorf("cross_stream %q: choose wait or ready", o.CrossStream)
 	}
@@ -73,7 +100,8 @@ func (o Options) Validate() error {
 }
 
 // optionKeys are the keys of the text form, in the order in which String writes them.
-var optionKeys = []string{"driver", "backend", "limit", "chunk", "cross_stream", "ladder", "history"}
+var optionKeys = []string{"driver", "backend", "limit", "chunk", "cross_stream", "ladder", "history", "ipc",
+	"single_handle"}
 
 // ParseOptions reads the text form that CISTERN_CONF has: "key:value,key:value". An empty text is the defaults.
 //
@@ -84,6 +112,8 @@ var optionKeys = []string{"driver", "backend", "limit", "chunk", "cross_stream",
 //	cross_stream:wait|ready
 //	ladder:collect+remap+grow+lend+callback    rungs to try ("all")
 //	history:100000          events kept
+//	ipc:handles|legacy      legacy: memory that cudaIpcGetMemHandle accepts (backend:malloc)
+//	single_handle:true      each segment is one physical handle
 func ParseOptions(text string) (Options, error) {
 	var o Options
 	if strings.TrimSpace(text) == "" {
@@ -112,6 +142,12 @@ func ParseOptions(text string) (Options, error) {
 			o.Ladder, err = ParseRungs(value)
 		case "history":
 			o.History, err = strconv.Atoi(value)
+		case "ipc":
+			o.IPC = IPC(value)
+		case "single_handle":
+			if o.SingleHandle = value == "true"; value != "true" && value != "false" {
+				err = fmt.Errorf("choose true or false")
+			}
 		default:
 			return o, fmt.Errorf("unknown setting %q: the keys are %s", key, strings.Join(optionKeys, ", "))
 		}
@@ -159,5 +195,7 @@ func (o Options) String() string {
 	add(o.CrossStream != d.CrossStream, "cross_stream", o.CrossStream)
 	add(o.Ladder|RungFit != d.Ladder|RungFit, "ladder", o.Ladder)
 	add(o.History != 0, "history", o.History)
+	add(o.IPC != d.IPC, "ipc", o.IPC)
+	add(o.SingleHandle, "single_handle", o.SingleHandle)
 	return strings.Join(items, ",")
 }

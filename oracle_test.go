@@ -14,6 +14,7 @@ import (
 	"github.com/cistern-gpu/cistern"
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/cuda/sim"
+	"github.com/cistern-gpu/cistern/resource"
 )
 
 // Random sequences of operations against the oracle in world_test.go. A sequence is known by its seed and is run under
@@ -42,6 +43,7 @@ func configs(seed uint64) map[string]config {
 			o.Backend = cistern.BackendMalloc
 		}
 	})
+	add("single", func(o *cistern.Options) { o.SingleHandle = true })
 	add("history", func(o *cistern.Options) { o.History = 50 })
 	for _, name := range []string{"default", "malloc", "ladder"} {
 		c := out[name]
@@ -92,7 +94,7 @@ func TestRandom(t *testing.T) {
 	t.Logf("from seed %d: %v", first, seen)
 	if last == ^uint64(0) && !testing.Short() {
 		for _, k := range []string{"alloc", "oom", "share", "double free", "foreign", "graph launched", "stream destroyed", "pool released", "trim", "limit",
-			"met in front", "kept in front"} {
+			"upstream", "met in front", "kept in front"} {
 			if seen[k] == 0 {
 				t.Errorf("no sequence had a %q: the test tests less than it says", k)
 			}
@@ -233,7 +235,7 @@ func (w *world) invalid(d *worldDevice) {
 	foreign := []cuda.Ptr{1, 511, cuda.Ptr(w.rng.Uint64()), cuda.Ptr(w.rng.Uint64N(1 << 47)), ^cuda.Ptr(0), 1 << 48}
 	if len(d.blocks) > 0 {
 		b := pick(w, d.blocks)
-		foreign = append(foreign, b.p+1, b.p+512, b.p-512, b.p+cuda.Ptr(round512(b.size)), b.p+1<<32)
+		foreign = append(foreign, b.p+1, b.p+512, b.p-512, b.p+cuda.Ptr(b.rounded), b.p+1<<32)
 	}
 	for _, p := range foreign {
 		if w.live.has(uint64(p)) {
@@ -264,7 +266,22 @@ func (w *world) newPool(d *worldDevice) {
 	}
 	d.poolIDs++
 	id := cistern.PoolID{d.poolIDs%4 + 1, d.poolIDs}
-	p, err := d.dev.NewPool(id)
+	o := cistern.PoolOptions{NoSplit: w.chance(15)}
+	var u *upstream
+	switch n := w.rng.IntN(100); {
+	case n < 15:
+		o.Kind = cistern.PoolMalloc
+	case n < 30:
+		o.Kind = cistern.PoolSingleHandle
+	case n < 45:
+		u = &upstream{Segments: resource.Plain(w.drv, d.id), told: func(string, uint64) {
+			d.dev.Stats() // which looks at the peaks
+			w.raise(d)
+			w.seen["upstream"]++
+		}}
+		o.Segments = u
+	}
+	p, err := d.dev.NewPoolWith(id, o)
 	if err != nil {
 		w.fail("NewPool: %v", err)
 	}
@@ -274,7 +291,8 @@ func (w *world) newPool(d *worldDevice) {
 	if q, ok := d.dev.Pool(id); !ok || q != p {
 		w.fail("pool %v is not found", id)
 	}
-	d.pools = append(d.pools, &worldPool{id: id, pool: p})
+	d.pools = append(d.pools, &worldPool{id: id, pool: p, whole: o.NoSplit, upstream: u})
+	w.upstreams = append(w.upstreams, u)
 }
 
 func (w *world) route(d *worldDevice) {
@@ -485,6 +503,11 @@ func (w *world) end() {
 		w.check(d)
 		if n := w.drv.ReservedBytes(d.id); n != 0 {
 			w.fail("device %d: %d bytes held after everything was freed and trimmed\n%+v", d.id, n, d.dev.Stats())
+		}
+	}
+	for _, u := range w.upstreams {
+		if u != nil && len(u.out) != 0 {
+			w.fail("%d segments of a user's upstream are out", len(u.out))
 		}
 	}
 	if err := w.a.Close(); err != nil {

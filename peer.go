@@ -36,7 +36,7 @@ func (d *Device) EnablePeer(peer cuda.Device) error {
 		return nil
 	}
 	for _, s := range d.spaces {
-		if s == nil || s.area == nil {
+		if s == nil || s.area == nil && (d.single == nil || s.pool.segments != d.single) {
 			continue
 		}
 		s.mu.Lock()
@@ -83,7 +83,8 @@ type run struct{ addr, size uint64 }
 // mapped lists the memory of a space that is mapped and not on its way out. The caller holds the space's lock.
 func (s *space) mapped() (runs []run) {
 	s.heap.Each(func(id heap.ID, b *heap.Block) bool {
-		if b.State == heap.Hole || b.State == heap.Zombie {
+		// A segment on its way out comes back if that fails.
+		if b.State == heap.Hole || b.State == heap.Zombie && s.area != nil {
 			return true
 		}
 		if n := len(runs); n > 0 && s.heap.Prev(id) != 0 && runs[n-1].addr+runs[n-1].size == b.Addr {

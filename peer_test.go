@@ -53,17 +53,17 @@ func (p *pair) use(dev int, ptr cuda.Ptr, size uint64) error {
 
 // After EnablePeer the peer uses all there is and all that comes, wherever it is mapped, and before it nothing.
 func TestPeer(t *testing.T) {
-	for _, backend := range []cistern.Backend{cistern.BackendVMM, cistern.BackendMalloc} {
-		t.Run(string(backend), func(t *testing.T) {
+	for _, opts := range []cistern.Options{{Backend: cistern.BackendVMM}, {Backend: cistern.BackendMalloc}, {SingleHandle: true}} {
+		t.Run(opts.String(), func(t *testing.T) {
 			drv := sim.New(sim.Options{Devices: 2, Capacity: 256 * mib, Check: sim.CheckOrder, Lag: 20 * time.Millisecond})
-			p := newPair(t, drv, drv, cistern.Options{Backend: backend})
+			p := newPair(t, drv, drv, opts)
 			small, large := p.alloc(t, 0, 1000), p.alloc(t, 0, 70*mib)
 			cached := p.alloc(t, 0, 30*mib)
 			if err := p.a.Free(cached); err != nil {
 				t.Fatal(err)
 			}
 			other := sim.New(sim.Options{Devices: 2, Check: sim.CheckOrder})
-			o := newPair(t, other, other, cistern.Options{Backend: backend})
+			o := newPair(t, other, other, opts)
 			if x := o.alloc(t, 0, 1000); o.use(1, x, 1000) == nil {
 				t.Fatal("without EnablePeer the simulator lets the peer use everything")
 			}

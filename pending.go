@@ -127,7 +127,7 @@ func (d *Device) unfinished(held *space) (waits []wait) {
 		}
 	}
 	for _, s := range d.spaces {
-		if s == nil || s.pool.pinned || held.stream == s.stream {
+		if s == nil || s.pool.pinned || held.stream == s.stream || s.area == nil && held.area != nil {
 			continue
 		}
 		s.mu.Lock()

@@ -71,11 +71,16 @@ func (d *Device) minRest(class int) uint64 {
 
 // growFirst reports whether need bytes of new memory stay within the slack, and within the limit.
 func (d *Device) growFirst(need uint64) bool {
-	if d.limit != 0 && d.reservedBytes+need > d.limit {
+	if !d.mayHold(need) {
 		return false
 	}
 	most := uint64(d.groups[groupAll].peak[gActiveBytes])
 	return d.reservedBytes+need <= most+most/slack
+}
+
+// mayHold reports whether the limit allows need bytes more.
+func (d *Device) mayHold(need uint64) bool {
+	return d.limit == 0 || d.reservedBytes+d.inFlight+need <= d.limit
 }
 
 // overshoot is by how much the last chunk that is moved may exceed what is missing: without limit for large blocks,

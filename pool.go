@@ -7,6 +7,7 @@ import (
 
 	"github.com/cistern-gpu/cistern/internal/heap"
 	"github.com/cistern-gpu/cistern/internal/vm"
+	"github.com/cistern-gpu/cistern/resource"
 )
 
 // PoolID names a pool of a device: PyTorch's MempoolId_t. {0, 0} is the default pool.
@@ -18,6 +19,11 @@ type Pool struct {
 	dev    *Device
 	id     PoolID
 	number uint32 // small number for events
+
+	segments resource.Segments // where its segments come from; nil: it is made of chunks
+	foreign  bool              // segments is the user's: it is called with no lock held
+	noSplit  bool              // each block is a segment
+	mask     uint64            // sizes of blocks are multiples of mask+1
 
 	// spaces by stream index × classes + class. The slice is replaced, never changed.
 	spaces atomic.Pointer[[]*space]
@@ -36,15 +42,8 @@ func (p *Pool) Device() *Device { return p.dev }
 // DefaultPool is pool {0, 0}.
 func (d *Device) DefaultPool() *Pool { return d.pool0 }
 
-// NewPool creates a private pool.
-func (d *Device) NewPool(id PoolID) (*Pool, error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.pools[id] != nil {
-		return nil, fmt.Errorf("device %d: pool {%d, %d} exists", d.id, id[0], id[1])
-	}
-	return d.addPool(id), nil
-}
+// NewPool creates a private pool of the kind of memory that the device's options say.
+func (d *Device) NewPool(id PoolID) (*Pool, error) { return d.NewPoolWith(id, PoolOptions{}) }
 
 // Pool finds a pool by its name.
 func (d *Device) Pool(id PoolID) (*Pool, bool) {
@@ -52,14 +51,6 @@ func (d *Device) Pool(id PoolID) (*Pool, bool) {
 	defer d.mu.Unlock()
 	p, ok := d.pools[id]
 	return p, ok
-}
-
-func (d *Device) addPool(id PoolID) *Pool {
-	p := &Pool{dev: d, id: id, number: uint32(len(d.byNumber))}
-	p.spaces.Store(new([]*space))
-	d.pools[id] = p
-	d.byNumber = append(d.byNumber, p)
-	return p
 }
 
 // Route sends what the stream allocates from the device into a pool until Unroute; it says nothing about frees, which
@@ -164,14 +155,24 @@ func (d *Device) EndCapture(st *Stream) error {
 }
 
 // Release says that nobody allocates from the pool again and that no graph uses its memory in a launch to come. Blocks
-// that are still out stay valid and are freed as always; what is free can move to other pools, and the pool's addresses
-// go when its last block does. Launches that are queued already may use the memory of a captured pool: nobody says on
+// that are still out stay valid and are freed as always; what is free can move to other pools, or, where the pool is made of
+// segments, goes back to where it came from, and the pool's addresses go when its last block does. Launches that are queued already may use the memory of a captured pool: nobody says on
 // which stream, so Release waits for the context, or, while a stream is being captured, the end of that capture does.
 func (p *Pool) Release() error {
 	if err := p.release(); err != nil {
 		return err
 	}
-	return p.dev.unpin()
+	d := p.dev
+	if err := d.unpin(); err != nil || p.segments == nil {
+		return err
+	}
+	// Nobody else can use them.
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	_, err := d.releaseSegments(func(x *Pool) bool { return x == p }, true)
+	d.sweep()
+	d.settleAll(nil, nil)
+	return err
 }
 
 // unpin lets the memory of released pools go that graphs used, once the GPU is done with all that was queued.
@@ -263,7 +264,8 @@ func (p *Pool) space(st *Stream, class int) (*space, error) {
 	s.mu.Lock()
 	s.lane.spaces[class] = s
 	s.mu.Unlock()
-	if d.upstream != nil {
+	s.heap.Whole = p.noSplit
+	if p.segments == nil {
 		s.area = vm.NewArea(d.upstream.Granularity())
 	}
 	s.index = -1
@@ -303,9 +305,9 @@ func (d *Device) sweep() {
 		}
 		kept++
 		s.mu.Lock()
-		if s.heap.UsedBlocks == 0 {
-			if d.upstream != nil {
-				d.detach(s)
+		if s.heap.UsedBlocks == 0 && s.climbs == 0 {
+			if s.area != nil {
+				d.detach(s, everything)
 			}
 			if d.dissolve(s) {
 				kept--

@@ -23,7 +23,7 @@ type Segment struct {
 	Pool   PoolID
 	Number uint32 // the pool's number, as in event.Event.Pool
 	Large  bool
-	Chunks []Chunk // in address order; nil with backend malloc
+	Chunks []Chunk // in address order; nil where the pool is made of segments
 	Blocks []SegmentBlock
 }
 

@@ -33,7 +33,7 @@ type space struct {
 	index  int32 // in Device.spaces
 
 	heap   *heap.Heap // guarded by mu
-	area   *vm.Area   // guarded by mu; nil with backend malloc
+	area   *vm.Area   // guarded by mu; nil where the pool is made of segments
 	gauges *gauges    // guarded by mu: the lane's for this class
 	// sinceClose counts the bytes freed since the stream's epoch was last closed from here. Guarded by mu.
 	sinceClose uint64
@@ -41,9 +41,10 @@ type space struct {
 	requests uint32
 	// chunkBytes is the physical memory mapped here. Guarded by mu, changed only by holders of Device.mu.
 	chunkBytes uint64
+	climbs     int // guarded by Device.mu: requests on the ladder, which keep the space from being dissolved
 }
 
-// round is the size of the block that a request of n bytes gets.
+// round is the size of the block that a request of n bytes gets where the pool does not make whole segments of them.
 func round(n uint64) uint64 { return (n + heap.Align - 1) &^ (heap.Align - 1) }
 
 // maxRequest bounds a request, far above any device's memory, so that sizes never overflow.
@@ -72,7 +73,7 @@ func (p *Pool) alloc(size uint64, st *Stream, tag uint32) (cuda.Ptr, error) {
 		return 0, nil
 	}
 	d := p.dev
-	n := round(size)
+	n := (size + p.mask) &^ p.mask
 	if s := p.spaceFor(st, d.classOf(n)); s != nil && size <= maxRequest && d.quick.Load() {
 		s.mu.Lock()
 		if s.roomForAlloc(size, n) && !s.collectDue() {

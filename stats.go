@@ -22,7 +22,7 @@ type Stats struct {
 	Allocated      Grouped // bytes handed out, rounded
 	ActiveBytes    Grouped
 	InactiveBytes  Grouped
-	Segments       Grouped // physical handles (backend vmm) or segments held from the driver; spare ones count as large
+	Segments       Grouped // chunks and segments held from the driver; spare ones count as large
 	Reserved       Grouped // bytes of physical memory held, likewise
 	SpareBytes     uint64  // bytes of chunks that are mapped nowhere
 	ZombieMappings int     // old mappings that wait for the GPU; they cost addresses, not memory

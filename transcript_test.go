@@ -15,6 +15,7 @@ import (
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/cuda/sim"
 	"github.com/cistern-gpu/cistern/internal/units"
+	"github.com/cistern-gpu/cistern/resource"
 )
 
 // TestTranscripts runs the files in testdata/transcripts: lines of commands, and what came of them. Addresses are
@@ -188,8 +189,23 @@ func (s *transcript) line(f []string) {
 		s.drv.Advance(d)
 	case "limit":
 		s.dev.SetLimit(s.bytes(f[0]))
-	case "pool":
-		p, err := s.dev.NewPool(cistern.PoolID{0, uint64(len(s.pools) + 1)})
+	case "pool": // NAME [malloc|single|custom] [whole]
+		var o cistern.PoolOptions
+		for _, word := range f[1:] {
+			switch word {
+			case "malloc":
+				o.Kind = cistern.PoolMalloc
+			case "single":
+				o.Kind = cistern.PoolSingleHandle
+			case "custom":
+				o.Segments = &upstream{Segments: resource.Plain(s.drv, 0), told: func(what string, size uint64) {
+					s.say("upstream of %s: %s %s", f[0], what, kibs(size))
+				}}
+			case "whole":
+				o.NoSplit = true
+			}
+		}
+		p, err := s.dev.NewPoolWith(cistern.PoolID{0, uint64(len(s.pools) + 1)}, o)
 		s.result(err)
 		s.pools[f[0]] = p
 	case "release":

@@ -3,7 +3,6 @@ package cistern
 import (
 	"cmp"
 
-	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/internal/heap"
 	"github.com/cistern-gpu/cistern/internal/vm"
 )
@@ -30,32 +29,45 @@ func (d *Device) trim(only *Pool) error {
 	}
 	first := d.await(waits)
 	d.collect(nil, false)
-	if d.segment != nil {
-		_, err := d.releaseSegments(only)
-		d.sweep()
-		d.settleAll(nil, nil)
-		return cmp.Or(first, err)
+	if d.segmented {
+		_, err := d.releaseSegments(func(p *Pool) bool { return only == nil || p == only }, true)
+		first = cmp.Or(first, err)
 	}
+	if d.upstream != nil {
+		_, err := d.releaseChunks(only, everything)
+		first = cmp.Or(first, err)
+	}
+	d.sweep()
+	d.settleAll(nil, nil)
+	return first
+}
+
+// everything is more than there is.
+const everything = ^uint64(0)
+
+// releaseChunks gives free chunks back to the driver, of one pool or (nil) of all that are not pinned, until at least
+// need bytes have gone. The caller holds Device.mu and nothing else; it is let go while the GPU is waited for.
+// It reports whether any went.
+func (d *Device) releaseChunks(only *Pool, need uint64) (bool, error) {
+	have := d.spareBytes
 	for _, s := range d.spaces {
-		if s == nil || s.pool.pinned || only != nil && s.pool != only {
+		if s == nil || s.area == nil || s.pool.pinned || only != nil && s.pool != only || have >= need {
 			continue
 		}
 		s.mu.Lock()
-		d.detach(s)
+		have += d.detach(s, need-have)
 		s.mu.Unlock()
 	}
 	// What must be over before the spares can go: their old mappings, and the work that used them last.
-	waits = waits[:0]
+	var waits []wait
 	d.zombies.Filter(func(z *vm.Zombie) bool {
 		waits = later(waits, d.streams[z.Stream], z.Epoch)
 		return false
 	})
-	first = cmp.Or(first, d.await(waits))
+	first := d.await(waits)
 	d.reap(nil)
-	first = cmp.Or(first, d.releaseSpares())
-	d.sweep()
-	d.settleAll(nil, nil)
-	return first
+	any, err := d.releaseSpares()
+	return any, cmp.Or(first, err)
 }
 
 // later adds an epoch to what must be over, one entry for each stream.
@@ -92,27 +104,28 @@ func (d *Device) await(waits []wait) error {
 	return first
 }
 
-// detach makes the wholly free chunks of a space spare: they belong to nobody, and their old mappings are zombies. The
-// caller holds Device.mu and the space's lock.
-func (d *Device) detach(s *space) {
+// detach makes wholly free chunks of a space spare, all or until they have need bytes: they belong to nobody, and their
+// old mappings are zombies. It returns their bytes. The caller holds Device.mu and the space's lock.
+func (d *Device) detach(s *space, need uint64) (have uint64) {
 	p := &d.plan
 	p.found = p.found[:0]
 	s.heap.EachFree(d.upstream.Granularity(), func(id heap.ID, b *heap.Block) bool {
-		s.area.Whole(&d.chunks, b.Addr, b.Size, func(k vm.ChunkID, _ *vm.Chunk) bool {
+		s.area.Whole(&d.chunks, b.Addr, b.Size, func(k vm.ChunkID, ch *vm.Chunk) bool {
 			p.found = append(p.found, source{chunk: k, block: id, stamp: b.Stamp})
-			return true
+			have += ch.Size
+			return have < need
 		})
-		return true
+		return have < need
 	})
 	for _, x := range p.found {
 		d.leave(s, x.block, x.chunk)
 		d.addSpare(x.chunk, s.stream, x.stamp)
 	}
+	return have
 }
 
-// releaseSpares gives the spare chunks that are mapped nowhere back to the driver.
-func (d *Device) releaseSpares() error {
-	var first error
+// releaseSpares gives the spare chunks that are mapped nowhere back to the driver, and reports whether any went.
+func (d *Device) releaseSpares() (any bool, first error) {
 	keep := d.spares[:0]
 	for _, id := range d.spares {
 		k := d.chunks.At(id)
@@ -132,144 +145,8 @@ func (d *Device) releaseSpares() error {
 		d.held[groupLarge].take(k.Size)
 		d.gaveBack(k.Size)
 		d.chunks.Drop(id)
+		any = true
 	}
 	d.spares = keep
-	return first
-}
-
-// Backend malloc: segments.
-
-// growSegment is the rungs of backend malloc that need no waiting: collecting frees by force, and a new segment.
-func (c *climb) growSegment() (heap.ID, error) {
-	d, s := c.d, c.s
-	if c.rungs&RungGrow != 0 {
-		c.tried |= RungGrow
-		size := segmentSize(c.n)
-		if d.limit == 0 || d.reservedBytes+size <= d.limit {
-			ptr, err := d.segment.Alloc(size)
-			if err == nil {
-				return c.addSegment(ptr, size)
-			}
-			c.oom = d.failed(err)
-			if !isOutOfMemory(err) {
-				return 0, err
-			}
-		}
-	}
-	if d.waiting.Load() && c.rungs&RungCollect != 0 && d.collect(s, true) {
-		if id := s.heap.Take(c.n, c.size); id != 0 {
-			c.met = RungCollect
-			return id, nil
-		}
-	}
-	return c.elsewhere(), nil
-}
-
-// segmentSize is the size of the segment that a request of n bytes is cut from: PyTorch's sizes.
-func segmentSize(n uint64) uint64 {
-	switch {
-	case n <= smallMax:
-		return 2 << 20
-	case n < 10<<20:
-		return 20 << 20
-	}
-	return (n + 2<<20 - 1) &^ (2<<20 - 1)
-}
-
-func (c *climb) addSegment(ptr cuda.Ptr, size uint64) (heap.ID, error) {
-	d, s := c.d, c.s
-	if err := d.a.claim(uint64(ptr), size, s); err != nil {
-		d.segment.Free(ptr, size)
-		return 0, err
-	}
-	d.areas = append(d.areas, reservation{uint64(ptr), size, s})
-	d.got(size)
-	d.held[groupOf(s.class)].add(size)
-	s.chunkBytes += size
-	hole := s.heap.AddRange(uint64(ptr), size)
-	block := s.heap.Map(hole, uint64(ptr), size, 0)
-	s.gauges.setFree(s.heap.FreeBlocks, int64(size))
-	d.recordSegment(s, uint64(ptr), size, true)
-	s.heap.TakeBlock(block, c.n, c.size)
-	c.met = RungGrow
-	return block, nil
-}
-
-// releaseSegments gives the segments that are wholly free back to the driver, of one pool or (nil) of all that are not
-// pinned. The caller holds Device.mu and nothing else; it is let go while the GPU is waited for, and what is to be
-// released is out of everybody's reach meanwhile. It reports whether any went.
-func (d *Device) releaseSegments(only *Pool) (bool, error) {
-	type victim struct {
-		space *space
-		first heap.ID
-		base  uint64
-		size  uint64
-		stamp uint64
-	}
-	var victims []victim
-	var waits []wait
-	d.collect(nil, false)
-	for _, s := range d.spaces {
-		if s == nil || s.pool.pinned || only != nil && s.pool != only || s.stream.capturing.Load() != 0 {
-			continue
-		}
-		s.mu.Lock()
-		for _, id := range s.heap.Ranges() {
-			b := s.heap.At(id)
-			if b.State != heap.Free || s.heap.Next(id) != 0 {
-				continue
-			}
-			v := victim{s, id, b.Addr, b.Size, b.Stamp}
-			s.heap.Unmap(id, b.Addr, b.Size)
-			s.gauges.setFree(s.heap.FreeBlocks, -int64(v.size))
-			d.spareBytes += v.size
-			victims = append(victims, v)
-			if v.stamp > 0 {
-				waits = later(waits, s.stream, v.stamp)
-			}
-		}
-		s.mu.Unlock()
-	}
-	if len(victims) == 0 {
-		return false, nil
-	}
-	first := d.await(waits)
-	any := false
-	for _, v := range victims {
-		d.spareBytes -= v.size
-		s := v.space
-		err := first
-		if !s.stream.isOver(v.stamp) && err == nil {
-			err = errCapturing
-		}
-		if err == nil {
-			d.a.disown(v.base, v.size) // first: once the driver has it it may be another device's
-			if err = d.segment.Free(cuda.Ptr(v.base), v.size); err != nil {
-				d.a.claim(v.base, v.size, s) // which succeeded before
-				first = d.failed(err)
-			}
-		}
-		if err != nil { // nothing is lost: it is cached again
-			s.mu.Lock()
-			s.heap.Map(s.heap.Reap(v.first), v.base, v.size, v.stamp)
-			s.gauges.setFree(s.heap.FreeBlocks, int64(v.size))
-			s.mu.Unlock()
-			continue
-		}
-		any = true
-		s.mu.Lock()
-		s.heap.DropRange(s.heap.Reap(v.first))
-		s.chunkBytes -= v.size
-		s.mu.Unlock()
-		d.recordSegment(s, v.base, v.size, false)
-		for i, r := range d.areas {
-			if r.base == v.base {
-				d.areas = append(d.areas[:i], d.areas[i+1:]...)
-				break
-			}
-		}
-		d.held[groupOf(s.class)].take(v.size)
-		d.gaveBack(v.size)
-	}
 	return any, first
 }

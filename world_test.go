@@ -69,7 +69,9 @@ type world struct {
 	freed uint64
 	devs  []*worldDevice
 	live  ranges
-	seen  map[string]int // how often each kind of thing happened, so that a test can say that it tests anything
+	// upstreams are those of all pools that have one of their own.
+	upstreams []*upstream
+	seen      map[string]int // how often each kind of thing happened, so that a test can say that it tests anything
 }
 
 // config is what a sequence of operations is run under.
@@ -119,11 +121,14 @@ type worldPool struct {
 	users    int
 	captured bool // its memory is for captures only
 	used     bool // it was allocated from outside of captures
+	whole    bool // its blocks are segments
+	upstream *upstream
 }
 
 type worldBlock struct {
 	p         cuda.Ptr
 	size      uint64
+	rounded   uint64
 	stream    *worldStream
 	pool      *worldPool
 	shared    bool           // used by another stream: the program's own stream must not use it again
@@ -132,6 +137,14 @@ type worldBlock struct {
 }
 
 func round512(n uint64) uint64 { return (n + 511) &^ 511 }
+
+// round is the size of the block that a request of the pool (nil is the default one) gets.
+func (p *worldPool) round(n uint64) uint64 {
+	if p != nil && p.whole {
+		return (n + 2*mib - 1) &^ (2*mib - 1)
+	}
+	return round512(n)
+}
 
 func newWorld(t testing.TB, cfg config, what string) *world {
 	w := &world{t: t, what: what, cfg: cfg, seen: map[string]int{}, rng: rand.New(rand.NewPCG(1, 2))}
@@ -267,6 +280,7 @@ func (w *world) alloc(d *worldDevice, size uint64, s *worldStream) *worldBlock {
 		if oom.Requested != size || oom.Device != d.id {
 			w.fail("Alloc(%d) on device %d: the error is about %d bytes on device %d", size, d.id, oom.Requested, oom.Device)
 		}
+		w.raise(d) // what was got or moved for it stays
 		d.ooms++
 		w.seen["oom"]++
 		return nil
@@ -274,20 +288,21 @@ func (w *world) alloc(d *worldDevice, size uint64, s *worldStream) *worldBlock {
 	if p == 0 || p%512 != 0 {
 		w.fail("Alloc(%d) = %#x", size, p)
 	}
-	if err := w.live.add(uint64(p), round512(size)); err != nil {
+	rounded := pool.round(size)
+	if err := w.live.add(uint64(p), rounded); err != nil {
 		w.fail("%v", err)
 	}
 	if pool != nil && s.capture == nil {
 		pool.used = true
 	}
-	b := &worldBlock{p: p, size: size, stream: s, pool: pool, inCapture: s.capture != nil}
+	b := &worldBlock{p: p, size: size, rounded: rounded, stream: s, pool: pool, inCapture: s.capture != nil}
 	s.uses++
 	d.blocks = append(d.blocks, b)
 	d.allocs++
 	d.bytes += int64(size)
 	d.now.blocks++
 	d.now.requested += int64(size)
-	d.now.allocated += int64(round512(size))
+	d.now.allocated += int64(rounded)
 	w.raise(d)
 	w.use(d, b)
 	w.seen["alloc"]++
@@ -386,7 +401,7 @@ func (w *world) forget(d *worldDevice, b *worldBlock) {
 	}
 	d.now.blocks--
 	d.now.requested -= int64(b.size)
-	d.now.allocated -= int64(round512(b.size))
+	d.now.allocated -= int64(b.rounded)
 }
 
 // check compares the statistics with the books.

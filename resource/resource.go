@@ -1,7 +1,8 @@
 // Package resource says where the engine gets memory from. An upstream is one of two kinds: Chunks hands out physical
 // handles, which the engine maps where it likes; Segments hands out whole ranges of addresses. Nothing here caches.
 //
-// An upstream is called with engine locks held: it must not call the engine back and must not wait for the GPU.
+// The upstreams of this package are called with engine locks held: they do not call the engine back and do not wait for
+// the GPU. An upstream of segments that a user brings is called with none held, and may do either.
 package resource
 
 import "github.com/cistern-gpu/cistern/cuda"
@@ -19,10 +20,12 @@ type Chunks interface {
 
 // Segments is an upstream of ranges.
 type Segments interface {
-	// Alloc gets a range of size bytes, aligned to 512 bytes at least.
-	Alloc(size uint64) (cuda.Ptr, error)
-	// Free gives a whole range back. The caller knows that the GPU is done with it.
-	Free(p cuda.Ptr, size uint64) error
+	// Alloc gets a range of size bytes, aligned to 512 bytes at least, from which blocks for the stream are cut. Out of
+	// memory is an error for which errors.Is(err, cuda.ErrOutOfMemory) holds.
+	Alloc(size uint64, st cuda.Stream) (cuda.Ptr, error)
+	// Free gives a whole range back. The caller knows that the GPU is done with it. After an error the range must still
+	// be usable: it is given back again later.
+	Free(p cuda.Ptr, size uint64, st cuda.Stream) error
 }
 
 // Virtual is the device's own memory as chunks (cuMemCreate).
@@ -48,5 +51,7 @@ type plain struct {
 	dev cuda.Device
 }
 
-func (p *plain) Alloc(size uint64) (cuda.Ptr, error) { return p.drv.MemAlloc(p.dev, size) }
-func (p *plain) Free(ptr cuda.Ptr, _ uint64) error   { return p.drv.MemFree(p.dev, ptr) }
+func (p *plain) Alloc(size uint64, _ cuda.Stream) (cuda.Ptr, error) {
+	return p.drv.MemAlloc(p.dev, size)
+}
+func (p *plain) Free(ptr cuda.Ptr, _ uint64, _ cuda.Stream) error { return p.drv.MemFree(p.dev, ptr) }

@@ -81,6 +81,8 @@ type Heap struct {
 	// MinRest, when not 0, makes Take avoid blocks of which it would leave less than this many bytes, because that
 	// little is of no use to anybody, unless that is a small part of the request (restPart) or there is no other.
 	MinRest uint64
+	// Whole makes Take leave no rest at all: only a block of the very size will do.
+	Whole bool
 
 	ranges     []ID   // first block of each range
 	FreeBytes  uint64 // sum over Free blocks
@@ -148,6 +150,11 @@ func (h *Heap) Take(n, requested uint64) ID {
 	id := h.free.fit(h.blocks, n)
 	if id == 0 {
 		return 0
+	}
+	if h.Whole && h.blocks[id].Size != n {
+		if id = h.free.exact(h.blocks, n); id == 0 {
+			return 0
+		}
 	}
 	if rest := h.blocks[id].Size - n; rest < h.MinRest && rest > n/restPart {
 		if other := h.free.fit(h.blocks, n+h.MinRest); other != 0 {
@@ -481,6 +488,16 @@ func (b *bins) fit(blocks []Block, n uint64) ID {
 	// Every block of a higher bin fits, so what is left are blocks of the request's own bin behind the scan limit.
 	for id := b.heads[binOf(n)]; id != 0; id = blocks[id].binNext {
 		if blocks[id].Size >= n {
+			return id
+		}
+	}
+	return 0
+}
+
+// exact finds a block of n bytes.
+func (b *bins) exact(blocks []Block, n uint64) ID {
+	for id := b.heads[binOf(n)]; id != 0; id = blocks[id].binNext {
+		if blocks[id].Size == n {
 			return id
 		}
 	}

@@ -408,6 +408,36 @@ func TestFitBehindTheScanLimit(t *testing.T) {
 	_ = fence
 }
 
+// A heap of whole blocks hands out blocks of the very size, however many others are in their bin, and splits none.
+func TestWhole(t *testing.T) {
+	h := New()
+	h.Whole = true
+	const unit = 2 << 20
+	want := map[uint64]bool{}
+	for i := range uint64(60) { // sizes that differ by less than a bin is wide
+		addr, size := 1<<40+i<<32, 200*unit+i/2*unit/16
+		h.Map(h.AddRange(addr, size), addr, size, 0)
+		if size == 200*unit+20*unit/16 {
+			want[addr] = true
+		}
+	}
+	for range 2 {
+		id := h.Take(200*unit+20*unit/16, 1)
+		if id == 0 || !want[h.At(id).Addr] {
+			t.Fatalf("got block %d", id)
+		}
+		delete(want, h.At(id).Addr)
+	}
+	for _, n := range []uint64{200*unit + 20*unit/16, 200*unit - Align, 201*unit + Align, Align} {
+		if id := h.Take(n, 1); id != 0 {
+			t.Errorf("%d bytes came from a block of %d", n, h.At(id).Size)
+		}
+	}
+	if h.FreeBlocks != 58 || h.UsedBlocks != 2 {
+		t.Errorf("%d free, %d used", h.FreeBlocks, h.UsedBlocks)
+	}
+}
+
 func TestRanges(t *testing.T) {
 	h := New()
 	a := h.AddRange(1<<32, 1<<20)

@@ -1,0 +1,320 @@
+package cistern
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/cistern-gpu/cistern/cuda"
+	"github.com/cistern-gpu/cistern/internal/heap"
+	"github.com/cistern-gpu/cistern/resource"
+)
+
+// Pools that are made of segments: whole ranges of addresses with their memory, which are got for a space, cut into
+// blocks there, and given back as a whole. Nothing of them moves, and no other pool uses them. They are for those who
+// need memory as somebody else makes it: cuMemAlloc, a single handle, a function of the user's.
+
+// PoolKind is what a pool is made of.
+type PoolKind uint8
+
+const (
+	PoolDefault      PoolKind = iota // what the device's options say: chunks, with backend vmm
+	PoolMalloc                       // segments from cuMemAlloc, which cudaIpcGetMemHandle accepts
+	PoolSingleHandle                 // segments that are one physical handle each
+)
+
+// PoolOptions say what a pool is made of. The zero value is the device's default.
+type PoolOptions struct {
+	Kind PoolKind
+	// Segments is where the pool's segments come from; Kind must be PoolDefault then. Its functions are called with no
+	// lock held and may use the allocator. What it hands out counts as memory of the device, under its limit.
+	Segments resource.Segments
+	// NoSplit makes each block a segment of its own, which is reused only by requests that need a segment of that size.
+	// With chunks, which have no segments, it means PoolSingleHandle.
+	NoSplit bool
+}
+
+// segmentUnit is the unit of segment sizes in bytes.
+const segmentUnit = 2 << 20
+
+// NewPoolWith creates a private pool of the memory that the options say.
+func (d *Device) NewPoolWith(id PoolID, o PoolOptions) (*Pool, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.pools[id] != nil {
+		return nil, fmt.Errorf("device %d: pool {%d, %d} exists", d.id, id[0], id[1])
+	}
+	return d.addPool(id, o)
+}
+
+// addPool makes a pool. The caller holds Device.mu, or is the first to have the device.
+func (d *Device) addPool(id PoolID, o PoolOptions) (*Pool, error) {
+	p := &Pool{dev: d, id: id, number: uint32(len(d.byNumber)), noSplit: o.NoSplit, mask: heap.Align - 1}
+	switch {
+	case o.Segments != nil && o.Kind != PoolDefault:
+		return nil, fmt.Errorf("pool {%d, %d}: segments of the user's are not of another kind as well", id[0], id[1])
+	case o.Segments != nil:
+		p.segments, p.foreign = o.Segments, true
+	case o.Kind == PoolMalloc || o.Kind == PoolDefault && d.opts.Backend == BackendMalloc:
+		if d.plain == nil {
+			d.plain = resource.Plain(d.drv, d.id)
+		}
+		p.segments = d.plain
+	case o.Kind == PoolSingleHandle || o.Kind == PoolDefault && (d.opts.SingleHandle || o.NoSplit):
+		if err := d.virtual(); err != nil {
+			return nil, err
+		}
+		if d.single == nil {
+			d.single = resource.Single(d.drv, d.prop, max(d.info.Granularity, segmentUnit), d.setAccess)
+		}
+		p.segments = d.single
+	case o.Kind != PoolDefault:
+		return nil, fmt.Errorf("pool {%d, %d}: kind %d is none", id[0], id[1], o.Kind)
+	}
+	if o.NoSplit {
+		p.mask = segmentUnit - 1
+	}
+	if p.segments != nil {
+		d.segmented = true
+	}
+	p.spaces.Store(new([]*space))
+	d.pools[id] = p
+	d.byNumber = append(d.byNumber, p)
+	return p, nil
+}
+
+// virtual finds out, once, which physical memory the device has for mapping.
+func (d *Device) virtual() error {
+	if !d.info.VMM {
+		return fmt.Errorf("device %d (%s) has no virtual memory management: use backend:malloc", d.id, d.info.Name)
+	}
+	if d.probed {
+		return nil
+	}
+	handles, err := d.drv.ProbeHandles(d.id)
+	if err != nil {
+		return d.failed(err)
+	}
+	d.probed, d.prop = true, cuda.MemProp{Device: d.id, Handles: handles, RDMA: d.info.RDMA}
+	return nil
+}
+
+// growSegment is the rungs of a pool of segments that do not wait: a new segment, and collecting frees by force. A
+// user's upstream is called with all locks let go.
+func (c *climb) growSegment() (heap.ID, error) {
+	d, s := c.d, c.s
+	if c.rungs&RungGrow != 0 {
+		c.tried |= RungGrow
+		size := s.pool.segmentSize(c.n)
+		if d.mayHold(size) {
+			ptr, err := c.segment(size)
+			if err == nil {
+				c.addSegment(ptr, size)
+				c.met = RungGrow
+			} else if isOutOfMemory(err) {
+				c.oom = err
+			} else {
+				return 0, err
+			}
+			if err == nil || s.pool.foreign { // meanwhile others may have given memory back
+				if id := s.heap.Take(c.n, c.size); id != 0 {
+					return id, nil
+				}
+			}
+		}
+	}
+	if d.waiting.Load() && c.rungs&RungCollect != 0 && d.collect(s, true) {
+		if id := s.heap.Take(c.n, c.size); id != 0 {
+			c.met = RungCollect
+			return id, nil
+		}
+	}
+	return c.elsewhere(), nil
+}
+
+// segmentSize is the size of the segment that a request of n bytes is cut from: PyTorch's sizes.
+func (p *Pool) segmentSize(n uint64) uint64 {
+	switch {
+	case p.noSplit:
+		return n
+	case n <= smallMax:
+		return segmentUnit
+	case n < 10<<20:
+		return 20 << 20
+	}
+	return (n + segmentUnit - 1) &^ (segmentUnit - 1)
+}
+
+// segment gets a segment and claims its addresses.
+func (c *climb) segment(size uint64) (cuda.Ptr, error) {
+	d, s := c.d, c.s
+	p := s.pool
+	if p.foreign {
+		d.inFlight += size
+		s.mu.Unlock()
+		d.mu.Unlock()
+		defer func() {
+			d.mu.Lock()
+			s.mu.Lock()
+			d.inFlight -= size
+		}()
+	}
+	ptr, err := p.segments.Alloc(size, s.stream.handle)
+	if err != nil {
+		if !p.foreign {
+			d.failed(err)
+		}
+		return 0, err
+	}
+	switch {
+	case ptr == 0:
+		return 0, cuda.ErrOutOfMemory
+	case ptr%heap.Align != 0:
+		err = fmt.Errorf("pool {%d, %d}: its upstream returned %#x, which is not aligned to %d bytes", p.id[0], p.id[1],
+			uint64(ptr), heap.Align)
+	default:
+		err = d.a.claim(uint64(ptr), size, s)
+	}
+	if err != nil {
+		return 0, errors.Join(err, p.segments.Free(ptr, size, s.stream.handle))
+	}
+	return ptr, nil
+}
+
+// addSegment makes a segment free memory of the request's space.
+func (c *climb) addSegment(ptr cuda.Ptr, size uint64) {
+	d, s := c.d, c.s
+	d.areas = append(d.areas, reservation{uint64(ptr), size, s})
+	d.got(size)
+	d.held[groupOf(s.class)].add(size)
+	s.chunkBytes += size
+	s.heap.Map(s.heap.AddRange(uint64(ptr), size), uint64(ptr), size, 0)
+	s.gauges.setFree(s.heap.FreeBlocks, int64(size))
+	d.recordSegment(s, uint64(ptr), size, true)
+}
+
+// makeRoom gives cached memory back where a segment is in the way of the request, or a chunk in the way of a segment:
+// the free segments of all pools; then, for a segment, as many bytes of free chunks as it needs; then all. It reports
+// whether anything went. The caller holds Device.mu and the space's lock; both are let go meanwhile.
+func (c *climb) makeRoom() (bool, error) {
+	d := c.d
+	c.tried |= RungLend
+	for c.room < 3 {
+		c.room++
+		var any bool
+		var err error
+		c.s.mu.Unlock()
+		switch {
+		case c.room == 1:
+			any, err = d.releaseSegments(func(*Pool) bool { return true }, true)
+			if d.single != nil {
+				more, _ := d.single.Settle() // what fails again is tried again
+				any = any || more
+			}
+		case c.s.area != nil || d.upstream == nil:
+		case c.room == 2:
+			any, err = d.releaseChunks(nil, c.s.pool.segmentSize(c.n))
+		default:
+			any, err = d.releaseChunks(nil, everything)
+		}
+		c.s.mu.Lock()
+		c.trimmed = c.trimmed || any
+		if any || err != nil {
+			return any, err
+		}
+	}
+	return false, nil
+}
+
+// releaseSegments gives the segments that are wholly free back to where they came from, of the pools chosen and not
+// pinned: all of them if it may wait, else those that the GPU is known to be done with. The caller holds Device.mu and
+// nothing else; it is let go while the GPU is waited for and users' upstreams are called, and what is to be released is
+// out of everybody's reach meanwhile. It reports whether any went.
+func (d *Device) releaseSegments(chosen func(*Pool) bool, mayWait bool) (bool, error) {
+	type victim struct {
+		space *space
+		first heap.ID
+		base  uint64
+		size  uint64
+		stamp uint64
+	}
+	var victims []victim
+	var waits []wait
+	d.collect(nil, false)
+	for _, s := range d.spaces {
+		if s == nil || s.area != nil || s.pool.pinned || !chosen(s.pool) || s.stream.capturing.Load() != 0 {
+			continue
+		}
+		s.mu.Lock()
+		for _, id := range s.heap.Ranges() {
+			b := s.heap.At(id)
+			if b.State != heap.Free || s.heap.Next(id) != 0 || !mayWait && !s.stream.isOver(b.Stamp) {
+				continue
+			}
+			v := victim{s, id, b.Addr, b.Size, b.Stamp}
+			s.heap.Unmap(id, b.Addr, b.Size)
+			s.gauges.setFree(s.heap.FreeBlocks, -int64(v.size))
+			d.spareBytes += v.size
+			victims = append(victims, v)
+			if v.stamp > 0 {
+				waits = later(waits, s.stream, v.stamp)
+			}
+		}
+		s.mu.Unlock()
+	}
+	if len(victims) == 0 {
+		return false, nil
+	}
+	first := d.await(waits)
+	any := false
+	for _, v := range victims {
+		s := v.space
+		err := first
+		if err == nil && !s.stream.isOver(v.stamp) {
+			err = errCapturing
+		}
+		if err == nil {
+			d.a.disown(v.base, v.size) // first: once the driver has it it may be another device's
+			if err = d.freeSegment(s, v.base, v.size); err != nil {
+				d.a.claim(v.base, v.size, s) // which succeeded before
+				first = err
+			}
+		}
+		d.spareBytes -= v.size
+		if err != nil { // nothing is lost: it is cached again
+			s.mu.Lock()
+			s.heap.Map(s.heap.Reap(v.first), v.base, v.size, v.stamp)
+			s.gauges.setFree(s.heap.FreeBlocks, int64(v.size))
+			s.mu.Unlock()
+			continue
+		}
+		any = true
+		s.mu.Lock()
+		s.heap.DropRange(s.heap.Reap(v.first))
+		s.chunkBytes -= v.size
+		s.mu.Unlock()
+		d.recordSegment(s, v.base, v.size, false)
+		for i, r := range d.areas {
+			if r.base == v.base {
+				d.areas = append(d.areas[:i], d.areas[i+1:]...)
+				break
+			}
+		}
+		d.held[groupOf(s.class)].take(v.size)
+		d.gaveBack(v.size)
+	}
+	return any, first
+}
+
+// freeSegment gives a segment back; Device.mu is let go while a user's upstream is called.
+func (d *Device) freeSegment(s *space, base, size uint64) error {
+	p := s.pool
+	if !p.foreign {
+		if err := p.segments.Free(cuda.Ptr(base), size, s.stream.handle); err != nil {
+			return d.failed(err)
+		}
+		return nil
+	}
+	d.mu.Unlock()
+	defer d.mu.Lock()
+	return p.segments.Free(cuda.Ptr(base), size, s.stream.handle)
+}

@@ -1,0 +1,227 @@
+package cistern_test
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/cistern-gpu/cistern"
+	"github.com/cistern-gpu/cistern/cuda"
+	"github.com/cistern-gpu/cistern/cuda/sim"
+	"github.com/cistern-gpu/cistern/resource"
+)
+
+// upstream is a user's upstream: it tells of each call, may do anything while it is called, and counts what is out.
+type upstream struct {
+	resource.Segments
+	told func(what string, size uint64)
+	out  map[cuda.Ptr]uint64
+	fail error
+}
+
+func (u *upstream) Alloc(size uint64, st cuda.Stream) (cuda.Ptr, error) {
+	if u.told != nil {
+		u.told("alloc", size)
+	}
+	if u.fail != nil {
+		return 0, u.fail
+	}
+	p, err := u.Segments.Alloc(size, st)
+	if err == nil {
+		if u.out == nil {
+			u.out = map[cuda.Ptr]uint64{}
+		}
+		u.out[p] = size
+	}
+	return p, err
+}
+
+func (u *upstream) Free(p cuda.Ptr, size uint64, st cuda.Stream) error {
+	if u.told != nil {
+		u.told("free", size)
+	}
+	if u.out[p] != size {
+		return errors.New("that was not handed out")
+	}
+	err := u.Segments.Free(p, size, st)
+	if err == nil {
+		delete(u.out, p)
+	}
+	return err
+}
+
+// A user's upstream is called with no lock held: it may use the allocator, even fill the device, while it is called.
+func TestUpstreamMayUseTheAllocator(t *testing.T) {
+	e := checked(t, cistern.Options{}, 128*mib, 1)
+	st := e.streams[0]
+	var inside []cuda.Ptr
+	u := &upstream{Segments: resource.Plain(e.drv, 0)}
+	pool, err := e.dev.NewPoolWith(cistern.PoolID{0, 1}, cistern.PoolOptions{Segments: u})
+	must(t, err)
+	u.told = func(what string, size uint64) {
+		e.dev.Stats()
+		must(t, pool.Trim())
+		if what == "alloc" {
+			inside = append(inside, e.alloc(t, 3*mib, st))
+			return
+		}
+		for _, p := range inside {
+			e.free(t, p)
+		}
+		inside = nil
+	}
+	p, err := pool.Alloc(mib, st)
+	must(t, err)
+	e.use(t, st, p, mib)
+	e.free(t, p)
+	must(t, pool.Release())
+	if len(u.out) != 0 || len(inside) != 0 {
+		t.Errorf("%d segments and %d blocks are out after the release", len(u.out), len(inside))
+	}
+	must(t, e.a.Trim())
+	must(t, e.a.Close())
+}
+
+// What a user's upstream may answer, and what becomes of it.
+func TestUpstreamAnswers(t *testing.T) {
+	e := checked(t, cistern.Options{}, 128*mib, 1)
+	st := e.streams[0]
+	taken := e.alloc(t, mib, st)
+	given := cuda.Ptr(0)
+	var freed []cuda.Ptr
+	pool, err := e.dev.NewPoolWith(cistern.PoolID{0, 1}, cistern.PoolOptions{Segments: answers{&given, &freed}})
+	must(t, err)
+	for _, c := range []struct {
+		p    cuda.Ptr
+		oom  bool
+		says string
+	}{
+		{0, true, "out of memory"},
+		{1<<40 + 100, false, "not aligned"},
+		{taken, false, "is the allocator's already"},
+		{1 << 50, false, "48 bits"},
+		{^cuda.Ptr(511), false, "48 bits"},
+	} {
+		given, freed = c.p, nil
+		_, err := pool.Alloc(mib, st)
+		if err == nil || errors.Is(err, cuda.ErrOutOfMemory) != c.oom || !strings.Contains(err.Error(), c.says) {
+			t.Errorf("upstream returned %#x: %v", uint64(c.p), err)
+		}
+		if !c.oom && (len(freed) != 1 || freed[0] != c.p) {
+			t.Errorf("upstream returned %#x, which was refused, and got %#x back", uint64(c.p), freed)
+		}
+	}
+	if n := e.dev.Stats().Allocations.All.Current; n != 1 {
+		t.Errorf("%d allocations", n)
+	}
+	e.free(t, taken)
+}
+
+// answers hands out one address.
+type answers struct {
+	p     *cuda.Ptr
+	freed *[]cuda.Ptr
+}
+
+func (a answers) Alloc(uint64, cuda.Stream) (cuda.Ptr, error) { return *a.p, nil }
+func (a answers) Free(p cuda.Ptr, _ uint64, _ cuda.Stream) error {
+	*a.freed = append(*a.freed, p)
+	return nil
+}
+
+func TestPoolOptions(t *testing.T) {
+	e := checked(t, cistern.Options{}, 128*mib, 1)
+	id := cistern.PoolID{0, 1}
+	for _, o := range []cistern.PoolOptions{
+		{Kind: cistern.PoolMalloc, Segments: resource.Plain(e.drv, 0)},
+		{Kind: 77},
+	} {
+		if _, err := e.dev.NewPoolWith(id, o); err == nil {
+			t.Errorf("%+v was accepted", o)
+		}
+	}
+	if _, ok := e.dev.Pool(id); ok {
+		t.Error("a pool that could not be made is there")
+	}
+	if _, err := e.dev.NewPoolWith(id, cistern.PoolOptions{}); err != nil {
+		t.Error(err)
+	}
+}
+
+// Segments of pools and the device's own chunks make room for one another, under a limit and when the driver has no more.
+func TestSegmentsAndChunksMakeRoom(t *testing.T) {
+	for _, limited := range []bool{false, true} {
+		for _, kind := range []cistern.PoolKind{cistern.PoolMalloc, cistern.PoolSingleHandle, cistern.PoolDefault} {
+			opts, capacity := cistern.Options{}, uint64(128*mib)
+			if limited {
+				opts.Limit, capacity = capacity, 4*capacity
+			}
+			e := checked(t, opts, capacity, 2)
+			o := cistern.PoolOptions{Kind: kind}
+			if kind == cistern.PoolDefault {
+				o.Segments = &upstream{Segments: resource.Plain(e.drv, 0)}
+			}
+			pool, err := e.dev.NewPoolWith(cistern.PoolID{0, 1}, o)
+			must(t, err)
+			st, other := e.streams[0], e.streams[1]
+			for range 3 {
+				p := e.alloc(t, 120*mib, other)
+				e.use(t, other, p, 120*mib)
+				e.free(t, p)
+				p, err = pool.Alloc(100*mib, st)
+				must(t, err)
+				e.use(t, st, p, 100*mib)
+				if n := e.dev.Stats().Reserved.All.Current; n > 128*mib {
+					t.Errorf("limited %v, kind %d: %d bytes held", limited, kind, n)
+				}
+				e.free(t, p)
+			}
+			must(t, e.a.Trim())
+			if n := e.drv.ReservedBytes(0); n != 0 {
+				t.Errorf("limited %v, kind %d: %d bytes held at the end", limited, kind, n)
+			}
+			if s := e.dev.Stats(); s.Retries != 6-1 || s.OOMs != 0 {
+				t.Errorf("limited %v, kind %d: %d retries, %d failures", limited, kind, s.Retries, s.OOMs)
+			}
+			must(t, e.a.Close())
+			if l := e.drv.Leaks(); l != (sim.Live{Streams: 2}) {
+				t.Errorf("limited %v, kind %d: left behind in the driver: %+v", limited, kind, l)
+			}
+		}
+	}
+}
+
+// The settings make the default pool, and those without options, of that memory.
+func TestSettingsOfSegments(t *testing.T) {
+	for text, call := range map[string]string{"ipc:legacy": "cuMemAlloc", "backend:malloc": "cuMemAlloc", "single_handle:true": "cuMemCreate"} {
+		opts, err := cistern.ParseOptions(text)
+		must(t, err)
+		if again, err := cistern.ParseOptions(opts.String()); err != nil || again != opts {
+			t.Errorf("%s is written %s, which is read %+v, %v", text, opts, again, err)
+		}
+		e := checked(t, opts, 128*mib, 1)
+		pool, err := e.dev.NewPool(cistern.PoolID{0, 1})
+		must(t, err)
+		e.drv.ResetCalls()
+		p := e.alloc(t, 30*mib, e.streams[0])
+		q, err := pool.Alloc(30*mib, e.streams[0])
+		must(t, err)
+		if n := e.drv.Calls().Calls[call].Count; n != 2 {
+			t.Errorf("%s: two segments took %d calls of %s", text, n, call)
+		}
+		e.free(t, p)
+		e.free(t, q)
+	}
+	for _, text := range []string{"ipc:handles", "single_handle:false"} {
+		if opts, err := cistern.ParseOptions(text); err != nil || opts.String() != "" {
+			t.Errorf("%s: %v, %v", text, opts, err)
+		}
+	}
+	for _, text := range []string{"ipc:new", "single_handle:1", "ipc:legacy,backend:vmm", "ipc:legacy,single_handle:true", "single_handle:true,backend:malloc"} {
+		if _, err := cistern.ParseOptions(text); err == nil {
+			t.Errorf("%s was accepted", text)
+		} else {
+			t.Log(err)
+		}
+	}
+}
