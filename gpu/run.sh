@@ -1,20 +1,40 @@
 #!/bin/sh
-# run.sh [test|bench|all] : what is to be tried on a machine with a GPU and without Go. It lies in the folder that
-# `make gpu-bundle` makes, beside the programs that it runs.
+# run.sh [PART...] : what is to be tried on a machine with a GPU and without Go. It lies in the folder that
+# `make gpu-bundle` makes, beside the programs that it runs. Without a part: all.
 #
+# The engine (no PyTorch needed):
 #   test   the driver's contract and the kernels against the real driver, then the engine's random test on the GPU
 #   bench  what driver calls cost (gpuprobe), what the engine's work costs the host (gpusoak), and what its driver calls
 #          take over recorded runs, against what the simulated GPU says they take (gpureplay)
 #
-# What a program writes goes into the folder that OUT names, else into results/ beside this script. The programs change
-# no setting of the GPU. The exit status is 0 when everything passed.
+# PyTorch on Cistern (python3, or the one that PYTHON names, with torch for CUDA):
+#   torch-load       what loading costs, and the adapter's first build
+#   torch-seed       the 60/70 scenario in its three modes (needs the scripts, see below)
+#   torch-test       does everything under torch.cuda behave: fidelity.py, each case in a process of its own
+#   torch-native     the same cases under native PyTorch, which checks the cases
+#   torch-steady     no driver call and no wait in steady state
+#   torch-oom        a loop that runs out of memory a thousand times
+#   torch-stress     a million random allocations with checked contents
+#   torch-bench      the cost of an allocation under native, expandable_segments and Cistern (needs the scripts)
+#   torch-workloads  real training and serving under the same three (needs the scripts); RUNS=5 and WORKLOADS=… choose
+#   torch-peer       copies between two GPUs
+#   torch            all of these but torch-native and torch-peer, with RUNS=1
+#
+# The scripts are workloads.py, bench_alloc.py and seed_script.py in scripts/ or in the folder CISTERN_GPU_SCRIPTS; parts
+# that need one that is not there are skipped by name. What a program writes goes into the folder that OUT names, else
+# into results/ beside this script. The programs change no setting of the GPU. The exit status is 0 when all passed.
 set -u
 here=$(cd "$(dirname "$0")" && pwd)
-what=${1:-all}
 out=${OUT:-$here/results}
+python=${PYTHON:-python3}
 mkdir -p "$out" || exit 2
+out=$(cd "$out" && pwd)
 cd "$here" || exit 2
+export OUT="$out"
+export PYTHONDONTWRITEBYTECODE=1
 failed=
+passed=
+begin=$(date +%s)
 
 # The driver of machines where it is not on the linker's path.
 for dir in /usr/lib/wsl/lib /usr/local/nvidia/lib64; do
@@ -22,51 +42,85 @@ for dir in /usr/lib/wsl/lib /usr/local/nvidia/lib64; do
 done
 [ -z "${LD_LIBRARY_PATH-}" ] || export LD_LIBRARY_PATH
 
-# run NAME COMMAND... : runs it, shows its output and keeps it. A test that skips has tested nothing: that fails too.
+# run NAME SECONDS COMMAND... : runs it at most so long, shows its output and keeps it.
 run() {
   name=$1
-  shift
+  seconds=$2
+  shift 2
   echo "=== $name: $*"
-  { "$@" 2>&1; echo $? >"$out/.status"; } | tee "$out/$name.txt"
+  start=$(date +%s)
+  { timeout -k 10 "$seconds" "$@" 2>&1; echo $? >"$out/.status"; } | tee "$out/$name.txt"
   status=$(cat "$out/.status")
   rm -f "$out/.status"
-  if [ "$status" != 0 ]; then
-    echo "--- $name: FAILED with $status"
-    failed="$failed $name"
-  elif grep -q -- '--- SKIP' "$out/$name.txt"; then
-    echo "--- $name: FAILED, it skipped"
-    failed="$failed $name"
-  else
-    echo "--- $name: ok"
+  took=$(($(date +%s) - start))
+  # A Go test that skips has tested nothing: that fails too.
+  if [ "$status" = 0 ] && ! grep -q -- '--- SKIP' "$out/$name.txt"; then
+    echo "--- $name: ok, $took s"
+    passed="$passed $name"
+    return
   fi
+  case $status in
+    0) why='it skipped' ;;
+    124 | 137) why="stopped after $seconds s" ;;
+    *) why="status $status" ;;
+  esac
+  echo "--- $name: FAILED, $why, $took s"
+  failed="$failed $name"
 }
 
-case $what in
-  test | bench | all) ;;
-  *)
-    echo "run.sh: $what: want test, bench or all" >&2
-    exit 2
-    ;;
-esac
+# torch NAME SECONDS SCRIPT ARGUMENTS... : runs a Python program of torch/.
+torch() {
+  name=$1
+  seconds=$2
+  shift 2
+  run "$name" "$seconds" "$python" "torch/$@"
+}
+
+part() {
+  case $1 in
+    test)
+      run conformance 600 ./open.test -test.v -test.run '^TestConformance$/real'
+      run kernels 600 ./gpu.test -test.v -test.run '^(TestFillAndCheck|TestSpin)$/real'
+      run soak 1200 ./gpusoak -json "$out/soak.json"
+      ;;
+    bench)
+      run probe 600 ./gpuprobe -csv "$out/driver_costs.csv"
+      # Host times of the engine, after a short random test.
+      run engine 600 ./gpusoak -ops 100000 -json "$out/engine.json"
+      run replay 1200 ./gpureplay -json traces/*.pickle.gz
+      ;;
+    torch-load) torch "$1" 240 load.py ;;
+    torch-seed) torch "$1" 240 seed.py ;;
+    torch-test) torch "$1" 560 fidelity.py ;;
+    torch-native) torch "$1" 560 fidelity.py --native ;;
+    torch-steady) torch "$1" 120 steady.py ;;
+    torch-oom) torch "$1" 180 oomloop.py ;;
+    torch-stress) torch "$1" 300 stress.py ;;
+    torch-bench) torch "$1" 560 alloc_bench.py ;;
+    torch-workloads) torch "$1" 590 workloads_bench.py --runs "${RUNS:-5}" ${WORKLOADS:+--workloads "$WORKLOADS"} ;;
+    torch-peer) torch "$1" 180 peer.py ;;
+    torch)
+      RUNS=${RUNS:-1}
+      for p in load seed test steady oom stress bench workloads; do part "torch-$p"; done
+      ;;
+    all) for p in test bench torch; do part $p; done ;;
+    *)
+      echo "run.sh: $1: want test, bench, torch, torch-{load,seed,test,native,steady,oom,stress,bench,workloads,peer} or all" >&2
+      exit 2
+      ;;
+  esac
+}
 
 if command -v nvidia-smi >/dev/null 2>&1; then
   nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader | tee "$out/gpu.txt"
 fi
 
-if [ "$what" != bench ]; then
-  run conformance ./open.test -test.v -test.run '^TestConformance$/real'
-  run kernels ./gpu.test -test.v -test.run '^(TestFillAndCheck|TestSpin)$/real'
-  run soak ./gpusoak -json "$out/soak.json"
-fi
-if [ "$what" != test ]; then
-  run probe ./gpuprobe -csv "$out/driver_costs.csv"
-  # Host times of the engine, after a short random test.
-  run engine ./gpusoak -ops 100000 -json "$out/engine.json"
-  run replay ./gpureplay -json traces/*.pickle.gz
-fi
+[ $# -gt 0 ] || set -- all
+for p in "$@"; do part "$p"; done
 
+"$python" torch/report.py 2>/dev/null
+echo "passed:$passed; $(($(date +%s) - begin)) s in all; results in $out"
 if [ -n "$failed" ]; then
-  echo "failed:$failed"
+  echo "FAILED:$failed"
   exit 1
 fi
-echo "all passed; results in $out"

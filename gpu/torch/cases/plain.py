@@ -1,0 +1,116 @@
+"""Without a compiler: PyTorch's plain pluggable allocator over Cistern, with every hook, and one warning that says why."""
+import os
+import tempfile
+
+from .base import GUARD, GiB, MiB, bytes_on, cap, case, check, eq, raises, requested, reserved, script, settle, stat, torch
+
+# No compiler, and no adapter that was built before in any of the places where one is looked for.
+NOWHERE = os.path.join(tempfile.gettempdir(), f"cistern-no-adapter-{os.getuid()}")
+NO_COMPILER = {"CXX": "/nonexistent/c++", "XDG_CACHE_HOME": NOWHERE, "TMPDIR": NOWHERE}
+
+
+def plain(timeout=60):
+    return case(timeout=timeout, native="the fallback is Cistern's", env=NO_COMPILER, guard="plain")
+
+
+@case(native="the fallback is Cistern's", guard=None, env=NO_COMPILER)
+def plain_warns():
+    """One warning, that names what is missing and why."""
+    done = script("import torch\nfor i in range(3): torch.ones(1000, device='cuda')\nprint('ok')\n")
+    eq(done.rc, 0, done.why())
+    lines = [line for line in done.err.splitlines() if "istern" in line]
+    check(lines, "nothing was said")
+    check("compiler" in done.err or "nonexistent" in done.err, f"why: {done.err[-500:]!r}")
+    return lines[0][:250]
+
+
+@plain()
+def plain_works():
+    for i in range(200):
+        t = torch.full(((i % 40 + 1) * 100_000,), i % 251, dtype=torch.uint8, device="cuda")
+        check(int(t[-1]) == i % 251, "contents")
+    x = torch.randn(500, 500, device="cuda", requires_grad=True)
+    (x @ x).square().mean().backward()
+    check(torch.isfinite(x.grad).all(), "backward")
+
+
+@plain()
+def plain_statistics():
+    t = bytes_on(3 * MiB)
+    eq(requested(), 3 * MiB, "requested")
+    check(torch.cuda.memory_allocated() >= 3 * MiB, "memory_allocated")
+    check(reserved() >= 3 * MiB, "memory_reserved")
+    check(torch.cuda.max_memory_allocated() >= 3 * MiB, "max_memory_allocated")
+    del t
+    eq(requested(), 0, "after the free")
+    torch.cuda.reset_peak_memory_stats()
+    torch.cuda.memory_summary()
+    torch.cuda.empty_cache()
+    eq(reserved(), 0, "after empty_cache")
+    eq(stat("allocation.all.current"), 0, "allocations")
+
+
+@plain()
+def plain_oom():
+    """Out of memory is an exception, not a null tensor that faults later."""
+    cap(1 * GiB)
+    for _ in range(20):
+        with raises(RuntimeError, "out of memory"):
+            bytes_on(2 * GiB)
+    t = torch.full((900 * MiB,), 3, dtype=torch.uint8, device="cuda")
+    eq(int(t[-1]), 3, "and life goes on")
+
+
+@plain(timeout=90)
+def plain_record_stream():
+    side = torch.cuda.Stream()
+    for i in range(30):
+        a = torch.full((4 * MiB,), i, dtype=torch.uint8, device="cuda")
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            torch.cuda._sleep(4_000_000)
+            out = a + 0
+            a.record_stream(side)
+        del a
+        b = torch.full((4 * MiB,), 255, dtype=torch.uint8, device="cuda")
+        side.synchronize()
+        check(bool((out == i).all()), f"round {i}: overwritten")
+        del b, out
+
+
+@plain()
+def plain_graph():
+    x = torch.ones(MiB, device="cuda")
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        x * 2
+    torch.cuda.current_stream().wait_stream(side)
+    g = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(g):
+        y = x * 2
+    for i in range(4):
+        x.fill_(i)
+        junk = [torch.full((MiB,), 9.0, device="cuda") for _ in range(5)]
+        g.replay()
+        eq(float(y[-1]), i * 2.0, f"replay {i}")
+        check(all(bool((j == 9).all()) for j in junk), "eager tensors are intact")
+    del g, y
+    settle()
+
+
+@plain()
+def plain_exit():
+    import sys
+    import common
+    done = common.run([sys.executable, "-c", "import torch\nt = torch.ones(10, device='cuda')\nprint('bye')\n"], env=dict(os.environ))
+    eq(done.rc, 0, done.why())
+    check("bye" in done.out, done.out)
+    bytes_on(1)
+
+
+@case(guard=None)
+def adapter_is_used():
+    """The other way round: with a compiler, the adapter is what is loaded."""
+    done = script("import torch\nprint(int(torch.ones(5, device='cuda').sum()))\n" + GUARD)
+    eq((done.rc, done.out.strip()), (0, "5"), done.err[-300:])
