@@ -112,12 +112,21 @@ soak: tools $(PAGE)
 	CISTERN_SOAK=$(SOAKTIME) $(GO) test -count=1 -race -timeout 3h ./...
 	@scripts/fuzz.sh 10m
 
-# Everything a GPU machine without Go needs: static where it can be, Linux only.
+# Everything a GPU machine without Go needs, Linux only. CISTERN_GPU_SCRIPTS=folder adds the scripts of real workloads.
+CISTERN_GPU_SCRIPTS ?=
+
 gpu-bundle: build
 	rm -rf gpu-bundle
-	mkdir -p gpu-bundle/traces
-	cp gpu/run.sh bin/cistern gpu-bundle/
+	mkdir -p gpu-bundle/traces gpu-bundle/bin gpu-bundle/lib gpu-bundle/include
+	cp gpu/run.sh gpu-bundle/
+	cp -r gpu/torch gpu-bundle/torch
+	cp -r python/cistern gpu-bundle/cistern
+	find gpu-bundle -name __pycache__ -prune -exec rm -rf {} +
+	cp lib/*.so gpu-bundle/lib/
+	cp cmd/libcistern/cistern.h gpu-bundle/include/
 	cp trace/testdata/*.pickle.gz gpu-bundle/traces/
+	$(if $(CISTERN_GPU_SCRIPTS),mkdir gpu-bundle/scripts && cp '$(CISTERN_GPU_SCRIPTS)'/*.py gpu-bundle/scripts/)
+	$(GO) build -trimpath -ldflags '-s -w' -o gpu-bundle/bin/ ./cmd/cistern
 	$(GO) build -trimpath -ldflags '-s -w' -o gpu-bundle/ ./cmd/gpu...
 	$(GO) test -c -trimpath -ldflags '-s -w' -o gpu-bundle/open.test ./cuda/open
 	$(GO) test -c -trimpath -ldflags '-s -w' -o gpu-bundle/gpu.test ./internal/gpu

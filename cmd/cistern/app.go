@@ -81,16 +81,18 @@ func oneLine(s string) string {
 func newRoot(a *app) *cobra.Command {
 	root := &cobra.Command{
 		Use:   "cistern",
-		Short: "GPU memory: replay a recorded run under other allocators and settings",
-		Long: "Cistern reads a recorded run (a PyTorch memory snapshot, an RMM log, a Cistern trace; plain, gzip or " +
-			"zstd) and shows\nhow much GPU memory it would have held, what that would have cost and whether it would have " +
-			"died, under PyTorch's\nallocator with other settings and under Cistern. No GPU is needed.",
+		Short: "GPU memory: run PyTorch on Cistern, record runs, replay them under other allocators and settings",
+		Long: "Cistern runs a PyTorch program on its own allocator of GPU memory, or records what a program allocates; and it\n" +
+			"reads a recorded run (a PyTorch memory snapshot, an RMM log, a Cistern trace; plain, gzip or zstd) and shows\n" +
+			"how much GPU memory it would have held, what that would have cost and whether it would have died, under PyTorch's\n" +
+			"allocator with other settings and under Cistern, for which no GPU is needed.",
 		SilenceErrors: true,
 		SilenceUsage:  true,
 		Args:          noArgs,
 		RunE:          func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
-	root.AddCommand(newReplay(a), newInspect(a), newTune(a), newReport(a), newConvert(a), newVersion(a))
+	root.AddCommand(newRun(), newRecord(), newDoctor(a), newBuildAdapter(a), newReplay(a), newInspect(a), newTune(a), newReport(a),
+		newConvert(a), newVersion(a), newCheckConf())
 	root.CompletionOptions.HiddenDefaultCmd = false
 	root.SetFlagErrorFunc(func(c *cobra.Command, e error) error {
 		if strings.HasPrefix(e.Error(), "unknown") {

@@ -1,0 +1,5 @@
+//go:build !unix
+
+package main
+
+func execve(path string, args, env []string) error { return errNotLinux }

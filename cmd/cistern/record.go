@@ -1,0 +1,87 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+)
+
+// recordStacks are the choices of --stacks.
+var recordStacks = []string{"python", "all", "none"}
+
+func newRecord() *cobra.Command {
+	var out, stacks string
+	var entries int
+	c := &cobra.Command{
+		Use:   "record [flags] -o FILE -- PROGRAM [ARGUMENT]...",
+		Short: "Record what a PyTorch program allocates, under PyTorch's own allocator",
+		Long: "Record starts a program with PyTorch's own allocator and has PyTorch record every allocation from the moment\n" +
+			"CUDA starts. The recording is written when a process ends (run.pickle), and when it runs out of memory\n" +
+			"(run.oom1.pickle and so on). Each process writes its own: run.rank3.pickle for rank 3 of several, else\n" +
+			"run.pid4711.pickle for all but the first. They are PyTorch memory snapshots: for cistern replay, tune, inspect\n" +
+			"and report, and for PyTorch's viewer. A process that is killed by a signal writes nothing at its end.\n\n" + injectionHelp,
+		Args: programArgs,
+		RunE: func(c *cobra.Command, args []string) error {
+			if out == "" {
+				return errors.New("record: no output named: give -o FILE, such as -o run.pickle.gz")
+			}
+			if !slices.Contains(recordStacks, stacks) {
+				return fmt.Errorf("--stacks %q: want one of %s", stacks, strings.Join(recordStacks, ", "))
+			}
+			if entries < 1 {
+				return fmt.Errorf("--max-entries %d: want 1 or more", entries)
+			}
+			file, err := recordOutput(out)
+			if err != nil {
+				return err
+			}
+			pkg, err := pythonPackage()
+			if err != nil {
+				return err
+			}
+			env := environment(os.Environ())
+			if err := env.inject(pkg, "record"); err != nil {
+				return err
+			}
+			env.set("_CISTERN_RECORD", file)
+			env.set("_CISTERN_RECORD_ENTRIES", strconv.Itoa(entries))
+			env.set("_CISTERN_RECORD_STACKS", stacks)
+			env.set("_CISTERN_RECORD_TIME", strconv.FormatFloat(float64(time.Now().UnixMilli())/1000, 'f', 3, 64))
+			return become(args, env)
+		},
+	}
+	c.Flags().SetInterspersed(false)
+	c.Flags().StringVarP(&out, "output", "o", "", "`file` to write, compressed if its name ends in .gz")
+	c.Flags().StringVar(&stacks, "stacks", "python", "stacks to record with each allocation: python, all (C++ too, slow) or none")
+	c.Flags().IntVar(&entries, "max-entries", 1_000_000, "events kept on each device; when there are more, the oldest are lost")
+	_ = c.RegisterFlagCompletionFunc("stacks", cobra.FixedCompletions(recordStacks, cobra.ShellCompDirectiveNoFileComp))
+	return c
+}
+
+// recordOutput checks, before the program runs for hours, that its recording can be written. The program may go to
+// another folder: the path is made absolute.
+func recordOutput(out string) (string, error) {
+	if out == "-" {
+		return "", errors.New("-o -: a recording is written by the program's processes, into files of their own: name a file")
+	}
+	file, err := filepath.Abs(out)
+	if err != nil {
+		return "", err
+	}
+	if st, err := os.Stat(file); err == nil && !st.Mode().IsRegular() {
+		return "", fmt.Errorf("%s: is there and is no file", out)
+	}
+	probe, err := os.CreateTemp(filepath.Dir(file), ".cistern-*")
+	if err != nil {
+		return "", cannotWrite(out, err)
+	}
+	probe.Close()
+	return file, os.Remove(probe.Name())
+}

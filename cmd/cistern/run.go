@@ -1,0 +1,65 @@
+package main
+
+import (
+	"fmt"
+	"os"
+
+	"github.com/spf13/cobra"
+)
+
+const injectionHelp = "Every Python that the program starts, and the program itself, is followed: also under torchrun, accelerate launch,\n" +
+	"multiprocessing, shell scripts and in virtual environments. Python started with -I, -E or -S ignores the\n" +
+	"environment and is not."
+
+func newRun() *cobra.Command {
+	var conf string
+	var noBuild bool
+	c := &cobra.Command{
+		Use:   "run [flags] -- PROGRAM [ARGUMENT]...",
+		Short: "Run a program in which PyTorch's memory is Cistern's",
+		Long: "Run starts a program in which PyTorch takes its GPU memory from Cistern instead of its own allocator. The program\n" +
+			"is not changed, and what it does not notice by itself under torch.cuda stays as it was. The first time for a\n" +
+			"version of PyTorch an adapter is compiled, which needs a C++ compiler; without one PyTorch's plain pluggable\n" +
+			"allocator is used, and one line says what is missing. `cistern doctor` looks before.\n\n" + injectionHelp,
+		Args: programArgs,
+		RunE: func(c *cobra.Command, args []string) error {
+			env := environment(os.Environ())
+			if c.Flags().Changed("conf") {
+				env.set("CISTERN_CONF", conf)
+			}
+			if err := checkConf(env.get("CISTERN_CONF")); err != nil {
+				return fmt.Errorf("CISTERN_CONF: %w", err)
+			}
+			env.set(envChecked, env.get("CISTERN_CONF"))
+			if noBuild {
+				env.set("CISTERN_BUILD", "0")
+			}
+			pkg, err := pythonPackage()
+			if err != nil {
+				return err
+			}
+			if _, err := sharedLibrary(pkg, "libcistern.so"); err != nil {
+				return err
+			}
+			if err := env.inject(pkg, "run"); err != nil {
+				return err
+			}
+			return become(args, env)
+		},
+	}
+	c.Flags().SetInterspersed(false)
+	c.Flags().StringVar(&conf, "conf", "", "settings, `key:value,key:value` (default the environment's CISTERN_CONF)")
+	c.Flags().BoolVar(&noBuild, "no-build", false, "do not compile an adapter that is not there: use the plain allocator")
+	return c
+}
+
+// newCheckConf is how the Python package has settings checked before it may load the library.
+func newCheckConf() *cobra.Command {
+	return &cobra.Command{
+		Use:    "check-conf SETTINGS",
+		Short:  "Say what is wrong with settings",
+		Hidden: true,
+		Args:   cobra.ExactArgs(1),
+		RunE:   func(_ *cobra.Command, args []string) error { return checkConf(args[0]) },
+	}
+}

@@ -1,0 +1,58 @@
+"""Cistern: one cache of GPU memory under every library of a process.
+
+    import cistern.torch
+    cistern.torch.enable()            # before CUDA starts; `cistern run -- python train.py` does it without a line
+
+    with cistern.tag("optimizer"):    # labels what is allocated inside
+        ...
+    cistern.stats()                   # what is held, now and at its highest, for each device and tag
+    cistern.snapshot("run.pickle")    # for PyTorch's viewer, `cistern inspect` and `cistern replay`
+    cistern.trim()                    # gives free memory back to the driver
+
+Importing this package does no work and imports neither PyTorch nor the library behind it. The library is loaded by the
+first call that needs it, in a process that uses PyTorch only once CUDA has started there: until then `stats()` is empty,
+so that the process can still fork.
+"""
+
+from typing import Any, Dict
+
+from ._errors import CisternError
+from ._tags import tag
+from ._version import version
+
+__version__ = version
+__all__ = ["CisternError", "snapshot", "stats", "tag", "trim", "version"]
+
+
+def stats() -> Dict[str, Any]:
+    """What Cistern holds in this process, as its C library reports it (cistern_stats_json): a dictionary with one entry
+    for each device in use under "devices". Sizes are bytes. Empty where Cistern does not run: in a PyTorch program
+    before CUDA starts, and in a child of fork."""
+    from . import _library
+
+    return _library.stats()
+
+
+def snapshot(path: Any) -> None:
+    """Writes all memory that Cistern holds, and the history where that is on, as a PyTorch memory snapshot; compressed
+    if the name ends in .gz. The file appears whole or not at all. CisternError where Cistern does not run yet."""
+    from . import _library
+
+    _library.snapshot(path)
+
+
+def trim(device: int = -1) -> None:
+    """Gives the free memory of the device (-1: of every device) that nothing pins back to the driver. Waits for the GPU
+    where it must; does nothing where Cistern does not run yet."""
+    from . import _library
+
+    _library.trim(device)
+
+
+def __getattr__(name: str) -> Any:
+    # `import cistern` is enough for cistern.torch, which is loaded when it is first named.
+    if name == "torch":
+        import importlib
+
+        return importlib.import_module(__name__ + ".torch")
+    raise AttributeError("module %r has no attribute %r" % (__name__, name))

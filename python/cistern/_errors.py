@@ -1,0 +1,23 @@
+"""The error of the package, and its lines on standard error."""
+
+import os
+import sys
+
+
+class CisternError(RuntimeError):
+    """Something that Cistern was asked for cannot be had; the words say what and why."""
+
+
+class SettingsError(CisternError, ValueError):
+    """Bad settings; the words name the key and the choices."""
+
+
+def say(text: str) -> None:
+    """Writes one line for people on standard error. Of several ranks on a machine only the first speaks."""
+    if os.environ.get("LOCAL_RANK", "0") != "0":
+        return
+    try:
+        sys.stderr.write("cistern: " + " ".join(text.split()) + "\n")
+        sys.stderr.flush()
+    except (AttributeError, OSError, ValueError):
+        pass  # no standard error, or a closed one: nobody is there to read

@@ -1,0 +1,49 @@
+"""What happens in a program that `cistern run` or `cistern record` started, right after it imported PyTorch.
+
+_inject/sitecustomize.py calls this. Whatever goes wrong here is one line on standard error and the program goes on
+without Cistern; only bad settings end it, because whoever gave them wants to know.
+"""
+
+import os
+import sys
+from typing import Any
+
+from ._errors import SettingsError, say
+
+
+def torch_imported(torch: Any) -> None:
+    if getattr(getattr(torch, "version", None), "cuda", None) is None:
+        return  # a PyTorch without CUDA, or something else of that name
+    what = os.environ.get("_CISTERN_INJECT")
+    try:
+        if what == "record":
+            from . import _record
+
+            _record.begin(torch)
+        elif what == "run":
+            _enable()
+    except SettingsError as e:
+        say(str(e))
+        sys.exit(2)
+    except Exception as e:
+        say("PyTorch keeps its own allocator: %s" % e if what == "run" else "nothing is recorded: %s" % e)
+
+
+def _enable() -> None:
+    from . import _toolchain, build
+    from . import torch as ours
+
+    if not _has_driver():
+        # Nothing will be put on a GPU here. That the adapter is not built for it is as well.
+        if build.find(_toolchain.find_torch()) is None:
+            return
+    ours.enable()
+
+
+def _has_driver() -> bool:
+    """Whether this machine has a driver of NVIDIA's, without starting it."""
+    if any(os.path.exists(p) for p in ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg", "/dev/nvhost-ctrl-gpu", "/dev/nvmap")):
+        return True
+    import ctypes.util
+
+    return ctypes.util.find_library("cuda") is not None

@@ -1,0 +1,172 @@
+"""libcistern.so: where it lies, its functions as ctypes knows them, and when it may be loaded.
+
+Loading it starts Go, whose threads a child of fork does not have. A process that uses PyTorch may fork until CUDA
+starts, and many do (DataLoader workers); so in such a process the library is loaded by the adapter, when CUDA starts,
+and never from here. The adapter and this module load the same file, which the dynamic linker makes the same library.
+"""
+
+import os
+import sys
+from typing import Any, Callable, Dict, List, Optional
+
+from ._errors import CisternError, say
+
+PACKAGE = os.path.dirname(os.path.abspath(__file__))
+
+OK = 0
+FORKED = 4
+
+# Set by cistern.torch: whether the allocator that PyTorch was given has started the library.
+started_by_torch: Optional[Callable[[], bool]] = None
+
+_lib: Any = None
+_complained = False
+
+
+def candidates(name: str) -> List[str]:
+    """Where a library of Cistern's may lie: in the wheel, in the source tree, in the bundle."""
+    return [
+        os.path.join(PACKAGE, "lib", name),
+        os.path.join(os.path.dirname(os.path.dirname(PACKAGE)), "lib", name),
+        os.path.join(os.path.dirname(PACKAGE), "lib", name),
+    ]
+
+
+def path() -> str:
+    """The library's file; CISTERN_LIBRARY comes first."""
+    named = os.environ.get("CISTERN_LIBRARY")
+    if named:
+        if os.path.isfile(named):
+            return os.path.abspath(named)
+        raise CisternError("CISTERN_LIBRARY: there is no file %s" % named)
+    return find("libcistern.so")
+
+
+def find(name: str) -> str:
+    for file in candidates(name):
+        if os.path.isfile(file):
+            return file
+    raise CisternError("%s is missing: looked in %s" % (name, ", ".join(map(os.path.dirname, candidates(name)))))
+
+
+def load() -> Any:
+    """The library, loaded (which starts Go) if it was not yet."""
+    global _lib
+    if _lib is None:
+        import ctypes
+
+        file = path()
+        try:
+            lib = ctypes.CDLL(file)
+        except OSError as e:
+            raise CisternError("%s cannot be loaded: %s" % (file, e)) from None
+        c = ctypes
+        for function, result, arguments in (
+            ("cistern_version", c.c_char_p, []),
+            ("cistern_init", c.c_int, [c.c_char_p]),
+            ("cistern_device_count", c.c_int, []),
+            ("cistern_last_error", c.c_int, [c.c_char_p, c.c_size_t]),
+            ("cistern_stats_json", c.c_void_p, []),
+            ("cistern_string_free", None, [c.c_void_p]),
+            ("cistern_snapshot_write", c.c_int, [c.c_char_p]),
+            ("cistern_trim", c.c_int, [c.c_int]),
+            ("cistern_tag_push", c.c_int, [c.c_char_p]),
+            ("cistern_tag_pop", c.c_int, []),
+            ("cistern_get_stats", c.c_int, [c.c_int, c.c_void_p]),
+            ("cistern_reset_peaks", c.c_int, [c.c_int]),
+            ("cistern_reset_accumulated", c.c_int, [c.c_int]),
+            ("cistern_set_limit", c.c_int, [c.c_int, c.c_uint64]),
+            ("cistern_get_limit", c.c_int, [c.c_int, c.POINTER(c.c_uint64)]),
+            ("cistern_mem_info", c.c_int, [c.c_int, c.POINTER(c.c_uint64), c.POINTER(c.c_uint64)]),
+            ("cistern_history", c.c_int, [c.c_int, c.c_size_t]),
+            ("cistern_malloc", c.c_void_p, [c.c_ssize_t, c.c_int, c.c_void_p]),
+            ("cistern_free", None, [c.c_void_p, c.c_ssize_t, c.c_int, c.c_void_p]),
+        ):
+            try:
+                f = getattr(lib, function)
+            except AttributeError:
+                raise CisternError("%s is of another version: it has no %s" % (file, function)) from None
+            f.restype, f.argtypes = result, arguments
+        _lib = lib
+    return _lib
+
+
+def running() -> bool:
+    """Whether the library runs in this process, or may be started now."""
+    if started_by_torch is not None:
+        return started_by_torch()
+    if _lib is not None:
+        return True
+    torch = sys.modules.get("torch")
+    cuda = getattr(torch, "cuda", None)
+    if cuda is None or getattr(getattr(torch, "version", None), "cuda", None) is None:
+        return True  # no PyTorch with CUDA here
+    return bool(cuda.is_initialized())
+
+
+def last_error(lib: Any) -> str:
+    import ctypes
+
+    buffer = ctypes.create_string_buffer(4096)
+    lib.cistern_last_error(buffer, len(buffer))
+    return buffer.value.decode("utf-8", "replace")
+
+
+def check(lib: Any, code: int) -> None:
+    if code != OK:
+        raise CisternError(last_error(lib) or "Cistern failed with code %d and no words" % code)
+
+
+def start(conf: Optional[str]) -> None:
+    """Starts the library with these settings; None: CISTERN_CONF."""
+    lib = load()
+    check(lib, lib.cistern_init(None if conf is None else conf.encode()))
+
+
+def stats() -> Dict[str, Any]:
+    if not running():
+        return {}
+    import ctypes
+    import json
+
+    lib = load()
+    text = lib.cistern_stats_json()
+    if not text:
+        if lib.cistern_last_error(None, 0) == FORKED:
+            return {}
+        raise CisternError(last_error(lib))
+    try:
+        found: Dict[str, Any] = json.loads(ctypes.string_at(text))
+    finally:
+        lib.cistern_string_free(text)
+    return found
+
+
+def snapshot(file: Any) -> None:
+    name = os.fspath(file)
+    if not running():
+        raise CisternError("%s: nothing to write: CUDA has not started in this process" % os.fsdecode(name))
+    lib = load()
+    check(lib, lib.cistern_snapshot_write(os.fsencode(name)))
+
+
+def trim(device: int) -> None:
+    if not isinstance(device, int) or isinstance(device, bool) or device < -1:
+        raise ValueError("device %r: want the number of a device, or -1 for all" % (device,))
+    if running():
+        lib = load()
+        check(lib, lib.cistern_trim(device))
+
+
+def tag_push(name: bytes) -> bool:
+    global _complained
+    lib = load()
+    code = lib.cistern_tag_push(name)
+    if code not in (OK, FORKED) and not _complained:
+        _complained = True
+        say("tags are ignored: " + last_error(lib))  # a label is not worth a program
+    return bool(code == OK)
+
+
+def tag_pop() -> None:
+    load().cistern_tag_pop()

@@ -1,0 +1,150 @@
+"""`cistern record`: PyTorch's own allocator, its history of allocations recorded from the moment CUDA starts, and written
+as a snapshot when the process ends and whenever it runs out of memory.
+
+Each process writes files of its own, whole or not at all: run.pickle; run.rank3.pickle where RANK says so; and
+run.pid4711.pickle for a process that another recorded one started, or that comes second. An out-of-memory goes to
+run.oom1.pickle and so on, also one that the program catches.
+"""
+
+import atexit
+import fcntl
+import gzip
+import os
+import pickle
+import sys
+import tempfile
+import threading
+from typing import Any, Optional
+
+from ._errors import say
+
+# A program that lives with running out of memory does so often; the first few files tell it all.
+MOST_OOMS = 5
+
+
+def begin(torch: Any) -> None:
+    """Has recording begin when CUDA starts in this process."""
+    recording = Recording(torch, os.environ["_CISTERN_RECORD"], int(os.environ.get("_CISTERN_RECORD_ENTRIES", "0")),
+                          os.environ.get("_CISTERN_RECORD_STACKS", "python"))
+    if torch.cuda.is_initialized():
+        recording.start()
+    else:
+        torch.cuda._lazy_call(recording.start)
+
+
+class Recording:
+    def __init__(self, torch: Any, path: str, entries: int, stacks: str) -> None:
+        self.torch = torch
+        self.path = path
+        self.entries = entries or sys.maxsize
+        self.stacks = stacks
+        self.pid = os.getpid()
+        self.ooms = 0
+        self.written = False
+        self.lock = threading.RLock()
+        # Processes that this one starts know that they are not the first.
+        self.child = "_CISTERN_RECORD_PARENT" in os.environ
+        os.environ["_CISTERN_RECORD_PARENT"] = str(self.pid)
+
+    def start(self) -> None:
+        """Called by the thread that starts CUDA, which may be in a child of fork."""
+        self.child = self.child or os.getpid() != self.pid
+        try:
+            if self.stacks == "none":
+                self.torch.cuda.memory._record_memory_history(context=None, max_entries=self.entries)
+            else:
+                self.torch.cuda.memory._record_memory_history(stacks=self.stacks, max_entries=self.entries)
+        except (RuntimeError, TypeError) as e:
+            say("nothing is recorded: torch %s: %s" % (self.torch.__version__, e))
+            return
+        atexit.register(self.end)
+        # Processes of multiprocessing end without atexit.
+        util = sys.modules.get("multiprocessing.util")
+        if util is not None:
+            util.Finalize(None, self.end, exitpriority=100)  # type: ignore[attr-defined]
+        attach = getattr(self.torch._C, "_cuda_attach_out_of_memory_observer", None)
+        if attach is not None:
+            attach(self.out_of_memory)
+
+    def out_of_memory(self, device: int, allocation: int, total: int, free: int) -> None:
+        with self.lock:
+            self.ooms += 1
+            if self.ooms > MOST_OOMS:
+                if self.ooms == MOST_OOMS + 1:
+                    say("out of memory once more; no further files are written for that")
+                return
+            self.write(".oom%d" % self.ooms, "at an out-of-memory")
+
+    def end(self) -> None:
+        with self.lock:
+            if not self.written and self.torch.cuda.is_initialized():
+                self.written = True
+                self.write("", "")
+
+    def write(self, suffix: str, when: str) -> None:
+        """Never raises: the program that is recorded comes first."""
+        temporary: Optional[str] = None
+        try:
+            snapshot = self.torch.cuda.memory._snapshot()
+            folder, name = os.path.split(os.path.abspath(self.path))
+            compress = name.endswith(".gz")
+            f = tempfile.NamedTemporaryFile(prefix=".cistern-", dir=folder, delete=False)
+            temporary = f.name
+            with f:
+                if compress:
+                    with gzip.GzipFile(filename="", mode="wb", fileobj=f, compresslevel=3) as z:
+                        pickle.dump(snapshot, z, protocol=4)
+                else:
+                    pickle.dump(snapshot, f, protocol=4)
+            mask = os.umask(0)
+            os.umask(mask)
+            os.chmod(temporary, 0o666 & ~mask)
+            target = place(temporary, folder, name, suffix, self.child)
+            temporary = None
+            events = sum(map(len, snapshot.get("device_traces", ())))
+            sys.stderr.write("cistern: wrote %s (%d events%s)\n" % (target, events, ", " + when if when else ""))
+        except Exception as e:
+            sys.stderr.write("cistern: %s: nothing was written: %s: %s\n" % (self.path, type(e).__name__, e))
+        finally:
+            if temporary is not None:
+                try:
+                    os.unlink(temporary)
+                except OSError:
+                    pass
+
+
+def split(name: str) -> Any:
+    """run.pickle.gz → run, .pickle.gz"""
+    rest = ""
+    if name.endswith(".gz"):
+        name, rest = name[:-3], ".gz"
+    stem, ending = os.path.splitext(name)
+    return stem, ending + rest
+
+
+def place(temporary: str, folder: str, name: str, suffix: str, child: bool) -> str:
+    """Renames a file to the first name that is this process's to use, and returns that."""
+    stem, ending = split(name)
+    pid = ".pid%d" % os.getpid()
+    rank = os.environ.get("RANK", "")
+    if rank.isdigit() and int(os.environ.get("WORLD_SIZE", "1") or 1) > 1:
+        names = [".rank" + rank, ".rank" + rank + pid]
+    else:
+        names = [pid] if child else ["", pid]
+    begun = float(os.environ.get("_CISTERN_RECORD_TIME", "0") or 0)
+    # Of several processes that end at once each takes its own.
+    lock = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for n in names:
+            target = os.path.join(folder, stem + n + suffix + ending)
+            try:
+                if os.stat(target).st_mtime >= begun and n != names[-1]:
+                    continue  # of this recording, another process's
+            except FileNotFoundError:
+                pass
+            break
+        os.replace(temporary, target)
+        return target
+    finally:
+        os.close(lock)

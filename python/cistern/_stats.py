@@ -1,0 +1,63 @@
+"""The statistics of a device as the C struct cistern_stats, and in the form in which PyTorch gives its own."""
+
+import ctypes
+from typing import Any, Dict
+
+from . import _library
+
+
+class Value(ctypes.Structure):
+    _fields_ = [(n, ctypes.c_int64) for n in ("current", "peak", "added", "removed")]
+
+
+class Grouped(ctypes.Structure):
+    _fields_ = [(n, Value) for n in ("all", "small", "large")]
+
+
+class Stats(ctypes.Structure):
+    _fields_ = (
+        [("size", ctypes.c_uint32), ("device", ctypes.c_int32)]
+        + [(n, Grouped) for n in ("allocations", "active", "inactive", "segments", "requested", "allocated",
+                                  "active_bytes", "inactive_bytes", "reserved")]
+        + [(n, ctypes.c_uint64) for n in ("limit", "spare_bytes", "address_bytes")]
+        + [(n, ctypes.c_int64) for n in ("remaps", "device_allocs", "device_frees", "retries", "ooms", "by_fit",
+                                         "by_collect", "by_remap", "by_grow", "by_lend", "by_callback",
+                                         "stream_syncs")]
+    )
+
+
+def read(lib: Any, device: int) -> Any:
+    s = Stats()
+    s.size = ctypes.sizeof(s)
+    _library.check(lib, lib.cistern_get_stats(device, ctypes.byref(s)))
+    return s
+
+
+# PyTorch's names.
+_GROUPED = (
+    ("allocation", "allocations"), ("segment", "segments"), ("active", "active"), ("inactive_split", "inactive"),
+    ("allocated_bytes", "allocated"), ("reserved_bytes", "reserved"), ("active_bytes", "active_bytes"),
+    ("inactive_split_bytes", "inactive_bytes"), ("requested_bytes", "requested"),
+)
+
+
+def as_torch(s: Any) -> Dict[str, Any]:
+    """What torch.cuda.memory_stats_as_nested_dict gives, for a Stats. Nothing is ever oversize here."""
+
+    def value(v: Any) -> Dict[str, int]:
+        return {"current": v.current, "peak": v.peak, "allocated": v.added, "freed": v.removed}
+
+    out: Dict[str, Any] = {
+        "num_alloc_retries": s.retries,
+        "num_ooms": s.ooms,
+        "num_sync_all_streams": s.stream_syncs,
+        "num_device_alloc": s.device_allocs,
+        "num_device_free": s.device_frees,
+        "max_split_size": -1,
+        "oversize_allocations": {"current": 0, "peak": 0, "allocated": 0, "freed": 0},
+        "oversize_segments": {"current": 0, "peak": 0, "allocated": 0, "freed": 0},
+    }
+    for theirs, ours in _GROUPED:
+        g = getattr(s, ours)
+        out[theirs] = {"all": value(g.all), "small_pool": value(g.small), "large_pool": value(g.large)}
+    return out

@@ -1,0 +1,128 @@
+"""What the adapter is built with: the installed PyTorch, found without importing it, CUDA's headers, a C++ compiler."""
+
+import os
+import shutil
+import sys
+from typing import Any, Dict, List, Optional
+
+# The versions of PyTorch whose headers the adapter was compiled against and tried with.
+SUPPORTED = ("2.11",)
+
+
+class Missing(Exception):
+    """Something without which there is no adapter; the words say what, and where it was looked for."""
+
+
+class Torch:
+    """An installed PyTorch."""
+
+    def __init__(self, folder: str, facts: Dict[str, Any]) -> None:
+        self.folder = folder
+        self.version = str(facts.get("__version__", ""))
+        self.git = str(facts.get("git_version", ""))
+        self.cuda: Optional[str] = facts.get("cuda")
+        self.hip: Optional[str] = facts.get("hip")
+
+    @property
+    def release(self) -> str:
+        """2.11.0 of 2.11.0+cu130."""
+        return self.version.partition("+")[0]
+
+    @property
+    def supported(self) -> bool:
+        return ".".join(self.release.split(".")[:2]) in SUPPORTED
+
+    @property
+    def include(self) -> List[str]:
+        base = os.path.join(self.folder, "include")
+        return [base, os.path.join(base, "torch", "csrc", "api", "include")]
+
+    @property
+    def lib(self) -> str:
+        return os.path.join(self.folder, "lib")
+
+    @property
+    def new_abi(self) -> bool:
+        """Whether it was compiled with libstdc++'s strings of 2011, as all wheels of today are. A library of the other
+        kind has no symbol with their name."""
+        try:
+            with open(os.path.join(self.lib, "libc10.so"), "rb") as f:
+                return b"NSt7__cxx1112basic_string" in f.read()
+        except OSError:
+            return True
+
+
+def find_torch() -> Torch:
+    """The PyTorch that `import torch` would give, or has given."""
+    module = sys.modules.get("torch")
+    file = getattr(module, "__file__", None)
+    if file is None:
+        import importlib.util
+
+        try:
+            spec = importlib.util.find_spec("torch")
+        except (ImportError, ValueError):
+            spec = None
+        file = spec.origin if spec is not None else None
+    if file is None:
+        raise Missing("PyTorch is not installed for %s" % sys.executable)
+    folder = os.path.dirname(os.path.abspath(file))
+    # version.py is assignments only, and importing the package it lies in takes seconds.
+    facts: Dict[str, Any] = {}
+    try:
+        with open(os.path.join(folder, "version.py"), encoding="utf-8") as f:
+            exec(compile(f.read(), f.name, "exec"), facts)
+    except Exception as e:
+        raise Missing("%s does not say which version it is: %s" % (folder, e)) from None
+    return Torch(folder, facts)
+
+
+# Both are needed, and a folder that has one of them only (a stub, a rest of another installation) is of no use.
+_HEADERS = ("cuda.h", "cuda_runtime_api.h")
+
+
+def cuda_folders(torch: Torch) -> List[str]:
+    """Where CUDA's headers may lie, best first: NVIDIA's wheels beside PyTorch, a toolkit, the copy that Triton has."""
+    site = os.path.dirname(torch.folder)
+    folders = [os.path.join(site, "nvidia", *p, "include") for p in
+               (("cu%s" % (torch.cuda or "").partition(".")[0],), ("cuda_runtime",))]
+    for variable in ("CUDA_HOME", "CUDA_PATH"):
+        if os.environ.get(variable):
+            folders.append(os.path.join(os.environ[variable], "include"))
+    nvcc = shutil.which("nvcc")
+    if nvcc:
+        folders.append(os.path.join(os.path.dirname(os.path.dirname(os.path.realpath(nvcc))), "include"))
+    folders += ["/usr/local/cuda/include", "/usr/include", os.path.join(site, "triton", "backends", "nvidia", "include")]
+    return folders
+
+
+def find_cuda(torch: Torch) -> str:
+    folders = cuda_folders(torch)
+    for folder in folders:
+        if all(os.path.isfile(os.path.join(folder, h)) for h in _HEADERS):
+            return folder
+    raise Missing("CUDA's headers (%s) are missing: looked in %s; `pip install nvidia-cuda-runtime` or a CUDA toolkit "
+                  "brings them" % (" and ".join(_HEADERS), ", ".join(folders)))
+
+
+def find_headers(torch: Torch) -> List[str]:
+    """The include folders of a compilation against PyTorch."""
+    if not os.path.isfile(os.path.join(torch.include[0], "c10", "cuda", "CUDACachingAllocator.h")):
+        raise Missing("PyTorch's headers are missing: there is no c10/cuda/CUDACachingAllocator.h in %s" %
+                      torch.include[0])
+    return torch.include + [find_cuda(torch)]
+
+
+def find_compiler() -> List[str]:
+    """The command of a C++ compiler."""
+    named = os.environ.get("CXX", "").split()
+    if named:
+        # `CXX="ccache g++"` is common.
+        for word in named[:2]:
+            if not word.startswith("-") and not shutil.which(word):
+                raise Missing("the C++ compiler that CXX names is missing: %s" % word)
+        return named
+    for name in ("c++", "g++", "clang++"):
+        if shutil.which(name):
+            return [name]
+    raise Missing("there is no C++ compiler: install g++ (c++, g++ and clang++ were looked for), or name one in CXX")

@@ -1,0 +1,313 @@
+"""Builds the adapter, the C++ class by which PyTorch allocates from Cistern, for the PyTorch that is installed.
+
+    python -m cistern.build [--dir DIR] [--force]
+
+The host's C++ compiler is called directly; neither nvcc nor ninja nor a CUDA toolkit is needed, only the headers of CUDA
+that come with PyTorch's wheels. The result is kept in a folder whose name is a hash of everything that it depends on
+but the compiler, so that an image without one can carry an adapter that was built elsewhere.
+
+Of several processes that want it at once, as the ranks of a job do, one builds, under a file lock that dies with its
+holder, and the others wait for the result. It is built aside and renamed into place.
+"""
+
+import argparse
+import fcntl
+import hashlib
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from typing import IO, Any, Dict, List, Optional, Tuple
+
+from . import _toolchain
+from ._toolchain import Missing, Torch
+from ._version import version
+
+SOURCES = os.path.join(os.path.dirname(os.path.abspath(__file__)), "adapter")
+NAME = "libcistern_torch.so"
+FLAGS = ["-std=c++17", "-O2", "-fPIC", "-DNDEBUG"]
+
+# What the adapter calls. PyTorch has loaded them, so no path is written into the result.
+LIBRARIES = ["torch_python", "torch_cuda", "torch_cpu", "c10_cuda", "c10"]
+
+
+class BuildError(Exception):
+    """The adapter could not be built; the words say why, and where the compiler's output is."""
+
+
+def sources() -> List[str]:
+    """What is compiled. plain.cpp is the fallback, which needs no PyTorch and is built with the library."""
+    names = sorted(n for n in os.listdir(SOURCES) if n.endswith(".cpp") and n != "plain.cpp")
+    return [os.path.join(SOURCES, n) for n in names]
+
+
+def header() -> str:
+    """The folder of cistern.h: in the wheel, in the source tree, in the bundle."""
+    package = os.path.dirname(SOURCES)
+    folders = [os.path.join(package, "include"),
+               os.path.join(os.path.dirname(os.path.dirname(package)), "cmd", "libcistern"),
+               os.path.join(os.path.dirname(package), "include")]
+    for folder in folders:
+        if os.path.isfile(os.path.join(folder, "cistern.h")):
+            return folder
+    raise Missing("cistern.h is missing: looked in " + ", ".join(folders))
+
+
+def key(torch: Torch) -> str:
+    """A hash of what the adapter depends on."""
+    h = hashlib.sha256()
+    files = [os.path.join(SOURCES, n) for n in sorted(os.listdir(SOURCES)) if n.endswith((".cpp", ".h"))]
+    for file in files + [os.path.join(header(), "cistern.h")]:
+        with open(file, "rb") as f:
+            h.update(os.path.basename(file).encode() + b"\0" + f.read() + b"\0")
+    libc = " ".join(platform.libc_ver())
+    for fact in [version, torch.version, torch.git, torch.cuda or "", platform.machine(), libc] + FLAGS + LIBRARIES:
+        h.update(fact.encode() + b"\0")
+    return h.hexdigest()[:16]
+
+
+def _cache() -> str:
+    base = os.environ.get("XDG_CACHE_HOME") or ""
+    if not os.path.isabs(base):  # as the specification of these folders has it
+        base = os.path.join(os.path.expanduser("~"), ".cache")
+    return os.path.join(base, "cistern")
+
+
+def _temporary() -> str:
+    return os.path.join(tempfile.gettempdir(), "cistern-%d" % os.getuid())
+
+
+def places() -> List[str]:
+    """The folders where adapters are kept, in the order in which they are looked through and written to."""
+    named = os.environ.get("CISTERN_ADAPTER_DIR")
+    return ([os.path.abspath(named)] if named else []) + [_cache(), _temporary()]
+
+
+def _ours(folder: str) -> bool:
+    """Whether nobody else can have put something into the folder: what lies there is loaded and run."""
+    if folder != _temporary():
+        return True
+    try:
+        st = os.lstat(folder)
+    except OSError:
+        return False
+    return st.st_uid == os.getuid() and st.st_mode & 0o170022 == 0o040000
+
+
+def find(torch: Torch, where: Optional[List[str]] = None) -> Optional[str]:
+    """The adapter for this PyTorch in one of these places (default: places()), if it was built already."""
+    name = "adapter-" + key(torch)
+    for place in where or places():
+        file = os.path.join(place, name, NAME)
+        if os.path.isfile(file) and _ours(place):
+            return file
+    return None
+
+
+def check(torch: Torch) -> None:
+    """Raises Missing where there can be no adapter for this PyTorch."""
+    if torch.cuda is None:
+        raise Missing("PyTorch %s was built without CUDA" % torch.version)
+    if not torch.supported:
+        raise Missing("torch %s is not among the versions this adapter was compiled against (%s)" %
+                      (torch.release, ", ".join(_toolchain.SUPPORTED)))
+
+
+def adapter(torch: Torch, build: bool = True, retry: bool = False, where: Optional[List[str]] = None) -> str:
+    """The adapter's file, built now if it is not there. Missing or BuildError where it cannot be had; retry: compile it
+    also if the same compiler has failed before, or if it is there."""
+    check(torch)
+    file = find(torch, where)
+    if file is not None and not retry:
+        return file
+    if not build:
+        raise Missing("the adapter for torch %s is not built, and building is off (CISTERN_BUILD=0); "
+                      "`cistern build-adapter` builds it" % torch.release)
+    include = _toolchain.find_headers(torch)
+    compiler = _toolchain.find_compiler()
+    folder = _writable("adapter-" + key(torch), where or places())
+    with open(os.path.join(folder, "lock"), "a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            return _build(torch, compiler, include, folder, retry)
+        finally:
+            # A child that another thread forked meanwhile holds the descriptor too: closing it would not be enough.
+            fcntl.flock(lock, fcntl.LOCK_UN)
+
+
+def _writable(name: str, where: List[str]) -> str:
+    why = []
+    for place in where:
+        folder = os.path.join(place, name)
+        try:
+            os.makedirs(place, mode=0o700 if place == _temporary() else 0o777, exist_ok=True)
+            if not _ours(place):
+                why.append("%s belongs to somebody else" % place)
+                continue
+            os.makedirs(folder, exist_ok=True)
+            with tempfile.TemporaryFile(dir=folder):
+                return folder
+        except OSError as e:
+            why.append("%s: %s" % (place, e.strerror))
+    raise Missing("there is no folder to build the adapter in: " + "; ".join(why))
+
+
+def _build(torch: Torch, compiler: List[str], include: List[str], folder: str, retry: bool) -> str:
+    target = os.path.join(folder, NAME)
+    if os.path.isfile(target) and not retry:  # somebody else did, while this process waited for the lock
+        return target
+    log, failed = os.path.join(folder, "build.log"), os.path.join(folder, "failed.json")
+    attempt = {"compiler": _identity(compiler), "include": include}
+    if not retry and _read(failed) == attempt:
+        raise BuildError("compiling the adapter for torch %s failed before, see %s; `cistern build-adapter` tries again"
+                         % (torch.release, log))
+    work = tempfile.mkdtemp(prefix="build-", dir=folder)
+    start = time.monotonic()
+    _tell("cistern: building the PyTorch adapter for torch %s (once) ... " % torch.release)
+    try:
+        made, output = _compile(torch, compiler, include, work)
+        seconds = time.monotonic() - start
+        with open(log, "w", encoding="utf-8") as f:
+            f.write(output)
+        if made is None:
+            _tell("failed after %.0f s\n" % seconds)
+            with open(failed, "w", encoding="utf-8") as f:
+                json.dump(attempt, f)
+            raise BuildError("compiling the adapter for torch %s with %s failed, see %s" %
+                             (torch.release, compiler[0], log))
+        with open(os.path.join(folder, "adapter.json"), "w", encoding="utf-8") as f:
+            json.dump({"cistern": version, "torch": torch.version, "seconds": round(seconds, 1), **attempt}, f)
+        os.replace(made, target)
+        _tell("%.0f s\n" % seconds)
+    except BaseException as e:
+        if not isinstance(e, BuildError):
+            _tell("stopped\n")
+        raise
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    return target
+
+
+def _read(file: str) -> Any:
+    try:
+        with open(file, encoding="utf-8") as f:
+            return json.load(f)
+    except (OSError, ValueError):
+        return None
+
+
+def _identity(compiler: List[str]) -> List[str]:
+    """The command, and which programs that is today: another version of a compiler may do what this one could not."""
+    out = list(compiler)
+    for word in compiler:
+        found = shutil.which(word)
+        if found:
+            real = os.path.realpath(found)
+            out.append("%s %d" % (real, os.stat(real).st_mtime_ns))
+    return out
+
+
+def commands(torch: Torch, compiler: List[str], include: List[str], work: str) -> Tuple[List[List[str]], List[str]]:
+    """The command for each source, and the one that links the results."""
+    abi = "-D_GLIBCXX_USE_CXX11_ABI=%d" % torch.new_abi
+    # As headers of the system: their warnings are nobody's here.
+    headers = [word for folder in include for word in ("-isystem", folder)]
+    compiles, objects = [], []
+    for source in sources():
+        made = os.path.join(work, os.path.basename(source)[:-4] + ".o")
+        compiles.append(compiler + FLAGS + [abi, "-I" + header()] + headers + ["-c", source, "-o", made])
+        objects.append(made)
+    # Only those that this PyTorch has; what is missing is found, or not, when the adapter is loaded.
+    libraries = ["-l" + n for n in LIBRARIES if os.path.isfile(os.path.join(torch.lib, "lib%s.so" % n))]
+    link = compiler + ["-shared", "-o", os.path.join(work, NAME)] + objects + ["-L" + torch.lib] + libraries
+    return compiles, link + ["-ldl", "-lpthread"]
+
+
+def _compile(torch: Torch, compiler: List[str], include: List[str], work: str) -> Tuple[Optional[str], str]:
+    """Runs the commands, as many at once as there are processors. The file, or None, and all that was printed."""
+    compiles, link = commands(torch, compiler, include, work)
+    output: List[str] = []
+    waiting = list(reversed(compiles))
+    running: List[Tuple[List[str], Any, IO[bytes]]] = []
+    ok = True
+    try:
+        while running or waiting and ok:
+            while waiting and ok and len(running) < (os.cpu_count() or 1):
+                running.append(_start(waiting.pop()))
+            command, process, out = running.pop(0)
+            ok = process.wait() == 0 and ok
+            output.append(_finish(command, out))
+    finally:
+        for _, process, _ in running:  # interrupted
+            process.kill()
+            process.wait()
+    if ok:
+        command, process, out = _start(link)
+        ok = process.wait() == 0
+        output.append(_finish(command, out))
+    return os.path.join(work, NAME) if ok else None, "\n".join(output)
+
+
+def _start(command: List[str]) -> Tuple[List[str], Any, IO[bytes]]:
+    out = tempfile.TemporaryFile()
+    # The messages of a compiler in English go into reports.
+    env = dict(os.environ, LC_ALL="C")
+    return command, subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=env), out
+
+
+def _finish(command: List[str], out: IO[bytes]) -> str:
+    with out:
+        out.seek(0)
+        return "$ %s\n%s" % (" ".join(command), out.read().decode("utf-8", "replace"))
+
+
+def _tell(text: str) -> None:
+    try:
+        sys.stderr.write(text)
+        sys.stderr.flush()
+    except (AttributeError, OSError, ValueError):
+        pass
+
+
+def state(torch: Torch) -> Dict[str, Any]:
+    """What doctor says of the adapter."""
+    file = find(torch)
+    out: Dict[str, Any] = {"built": file is not None, "path": file, "places": places()}
+    if file is not None:
+        out["build"] = _read(os.path.join(os.path.dirname(file), "adapter.json"))
+    else:
+        for place in places():
+            folder = os.path.join(place, "adapter-" + key(torch))
+            if os.path.isfile(os.path.join(folder, "failed.json")):
+                out["failed"] = os.path.join(folder, "build.log")
+    return out
+
+
+def main(arguments: Optional[List[str]] = None) -> int:
+    parser = argparse.ArgumentParser(prog="cistern build-adapter", description="Builds the adapter for the PyTorch of "
+                                     "this Python, ahead of its first use.")
+    parser.add_argument("--dir", help="folder to keep it in, to be named by CISTERN_ADAPTER_DIR when it is used "
+                        "(default: ~/.cache/cistern)")
+    parser.add_argument("--force", action="store_true", help="build it again")
+    a = parser.parse_args(arguments)
+    where = [os.path.abspath(a.dir)] if a.dir else None
+    try:
+        torch = _toolchain.find_torch()
+        check(torch)
+        there = find(torch, where)
+        if there is not None and not a.force:
+            print("%s (built already)" % there)
+        else:
+            print(adapter(torch, retry=True, where=where))
+        return 0
+    except (Missing, BuildError, OSError) as e:
+        sys.stderr.write("cistern: %s\n" % e)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,172 @@
+"""PyTorch on Cistern.
+
+    import cistern.torch
+    cistern.torch.enable()
+
+gives PyTorch's memory to Cistern for the rest of the process. PyTorch's allocator can be changed once, and only before
+CUDA starts in the process. `enable()` starts neither CUDA nor Cistern: the process may fork until CUDA starts.
+
+There are two ways in. The *adapter* is a C++ class compiled once for the PyTorch that is installed (`cistern.build`):
+with it everything under torch.cuda works. Where it cannot be had, PyTorch's *plain* pluggable allocator is used, by
+which allocation, freeing, streams, limits and statistics work, and pools, graph trees, observers and sharing with other
+processes do not; one line on standard error says why.
+"""
+
+import os
+import threading
+from typing import Any, List, Optional
+
+from . import _library, _toolchain, build
+from ._errors import CisternError, SettingsError, say
+
+__all__ = ["enable", "mode"]
+
+_lock = threading.RLock()
+_mode: Optional[str] = None
+_conf: Optional[str] = None
+_why_plain = ""
+_adapter: Any = None
+_started = False  # CUDA, and with it the library
+
+
+def mode() -> Optional[str]:
+    """How PyTorch uses Cistern in this process: "adapter", "plain", or None where it does not."""
+    return _mode
+
+
+def why_plain() -> str:
+    """Why the adapter is not in use, in words; empty where it is."""
+    return _why_plain
+
+
+def enable(conf: Optional[str] = None) -> Optional[str]:
+    """Gives PyTorch's CUDA memory to Cistern and returns mode(): "adapter", "plain", or None for a PyTorch without CUDA.
+
+    conf is "key:value,key:value", what the environment variable CISTERN_CONF has otherwise; it is written there too, so
+    that processes started by this one have the same settings. A second call does nothing. CisternError when CUDA has
+    started already or another allocator is in place; SettingsError, a ValueError, for bad settings."""
+    global _mode, _conf
+    with _lock:
+        settings = os.environ.get("CISTERN_CONF", "") if conf is None else conf
+        if not isinstance(settings, str):
+            raise TypeError("conf is a string such as %r, got %s" % ("limit:70GiB", type(conf).__name__))
+        if _mode is not None:
+            if conf is not None and conf != _conf:
+                raise CisternError("Cistern is enabled already, with the settings %r: they cannot be changed to %r" %
+                                   (_conf, conf))
+            return _mode
+        import torch
+
+        if getattr(torch.version, "cuda", None) is None:
+            return None
+        _check_settings(settings)
+        _check_untouched(torch)
+        if conf is not None:
+            os.environ["CISTERN_CONF"] = conf
+        _mode = _install(torch)
+        _conf = settings
+        torch.cuda._lazy_call(_cuda_started)
+        return _mode
+
+
+def _check_untouched(torch: Any) -> None:
+    if torch.cuda.is_initialized():
+        raise CisternError("CUDA has started in this process already: call cistern.torch.enable() before anything is "
+                           "put on a GPU, or start the program by `cistern run`")
+    if getattr(torch.cuda, "_is_in_bad_fork", bool)():
+        raise CisternError("this process was forked from one in which CUDA had started: CUDA cannot start here")
+    backend = torch.cuda.memory.get_allocator_backend()
+    if backend not in ("native", "cudaMallocAsync"):
+        raise CisternError("another allocator is in place already (%s): PyTorch's can be changed once" % backend)
+
+
+def _check_settings(conf: str) -> None:
+    """Has the command read the settings as the library will, which must not be loaded yet."""
+    if not conf.strip() or os.environ.get("_CISTERN_CONF_CHECKED") == conf:
+        return
+    import subprocess
+
+    from . import _command
+
+    try:
+        done = subprocess.run([_command.path(), "check-conf", conf], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                              stderr=subprocess.PIPE, timeout=30)
+    except (CisternError, OSError, subprocess.SubprocessError):
+        return  # without the command, bad settings are refused when CUDA starts
+    if done.returncode == 2:
+        words = done.stderr.decode("utf-8", "replace").strip()
+        raise SettingsError("CISTERN_CONF: " + (words[len("cistern: "):] if words.startswith("cistern: ") else words))
+
+
+def _install(torch: Any) -> str:
+    global _adapter, _why_plain
+    library = _library.path()
+    try:
+        installed = _toolchain.find_torch()
+        file = build.adapter(installed, build=os.environ.get("CISTERN_BUILD", "1") != "0")
+        _adapter = load(file, installed.release)
+    except (_toolchain.Missing, build.BuildError, OSError) as e:
+        _why_plain = str(e)
+        return _install_plain(torch, library)
+    words = _adapter.cistern_torch_install(os.fsencode(library), None)
+    if words:
+        raise CisternError(words.decode("utf-8", "replace"))
+    _library.started_by_torch = lambda: bool(_adapter.cistern_torch_started())
+    lost = _without_effect(settings_report(_adapter))
+    if lost:
+        say("settings of PyTorch's that have no effect on Cistern (`cistern doctor` says why): " +
+            ", ".join(line.split(": ")[0] for line in lost))
+    from . import _share
+
+    _share.install(torch)
+    return "adapter"
+
+
+def load(file: str, version: str) -> Any:
+    """The adapter, for a PyTorch that is loaded."""
+    import ctypes
+
+    try:
+        adapter = ctypes.CDLL(file)
+    except OSError as e:
+        raise OSError("the adapter cannot be loaded: %s" % e) from None
+    adapter.cistern_torch_install.restype = ctypes.c_char_p
+    adapter.cistern_torch_install.argtypes = [ctypes.c_char_p, ctypes.c_char_p]
+    adapter.cistern_torch_abi.restype = ctypes.c_char_p
+    adapter.cistern_torch_started.restype = ctypes.c_int
+    abi = adapter.cistern_torch_abi().decode()
+    if abi.partition("+")[0] != version.partition("+")[0]:
+        raise OSError("%s is for torch %s, this is torch %s" % (file, abi, version))
+    return adapter
+
+
+def _without_effect(report: str) -> List[str]:
+    """Of PyTorch's allocator settings that are given, those that steer nothing here."""
+    return [line for line in report.splitlines() if ": no effect" in line or ": unknown to Cistern" in line]
+
+
+def settings_report(adapter: Any) -> str:
+    """What becomes of each of PyTorch's allocator settings that is given, a line each."""
+    import ctypes
+
+    adapter.cistern_torch_settings.restype = ctypes.c_char_p
+    words = adapter.cistern_torch_settings()
+    return words.decode("utf-8", "replace") if words else ""
+
+
+def _install_plain(torch: Any, library: str) -> str:
+    from . import _plain
+
+    _plain.install(torch, library, _why_plain, lambda: _started)
+    _library.started_by_torch = lambda: _started
+    say("PyTorch uses Cistern through its plain pluggable allocator, without pools, graph trees, observers and sharing "
+        "with other processes: " + _why_plain)
+    return "plain"
+
+
+def _cuda_started() -> None:
+    global _started
+    _started = True
+    from . import _tags
+
+    _tags.library_started()
