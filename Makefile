@@ -50,10 +50,13 @@ build: tools $(PAGE) library
 	$(GO) build -trimpath -o bin/cistern ./cmd/cistern
 
 # The C library: the version script hides all but cistern_*; -s and -w leave out what only debuggers of Go read.
+LIBRARY ?= lib/libcistern.so
+GOTAGS ?=
 library: tools
-	CGO_ENABLED=1 $(GO) build -trimpath -buildmode=c-shared -o lib/libcistern.so -ldflags "-s -w -extldflags \
+	@mkdir -p $(dir $(LIBRARY))
+	CGO_ENABLED=1 $(GO) build -trimpath -buildmode=c-shared -tags '$(GOTAGS)' -o $(LIBRARY) -ldflags "-s -w -extldflags \
 	  '-Wl,-soname,libcistern.so -Wl,--version-script=$(CURDIR)/cmd/libcistern/libcistern.map'" ./cmd/libcistern
-	@rm -f lib/libcistern.h
+	@rm -f $(LIBRARY:.so=.h)
 
 PREFIX ?= /usr/local
 VERSION := $(shell sed -n 's/^const Version = "\(.*\)"/\1/p' version.go)

@@ -56,7 +56,8 @@ int cistern_init(const char *conf);
 int cistern_device_count(void);
 
 /* cistern_last_error writes the words of the calling thread's last failure into buf (at most n bytes with the final 0,
- * cut if need be) and returns its code, CISTERN_OK and "" if there was none. Success does not clear it. */
+ * cut if need be) and returns its code, CISTERN_OK and "" if there was none. Success does not clear it. It is one line;
+ * after CISTERN_OUT_OF_MEMORY up to three more say who held the memory, what was left and what would help. */
 int cistern_last_error(char *buf, size_t n);
 
 /* What the calling thread's last CISTERN_OUT_OF_MEMORY found, in bytes. */

@@ -37,7 +37,7 @@ func (f *failure) Error() string { return f.words }
 func fail(err error) C.int {
 	var oom *cistern.OutOfMemoryError
 	if errors.As(err, &oom) {
-		words := oom.Error()
+		words := strings.Join(append([]string{oom.Error()}, oom.Findings(tagText)...), "\n")
 		f := oomFigures(oom)
 		return C.shim_fail_oom(&f, (*C.char)(unsafe.Pointer(unsafe.StringData(words))), C.size_t(len(words)))
 	}
@@ -59,7 +59,7 @@ func codeOf(err error) C.int {
 		return f.code
 	case errors.Is(err, cistern.ErrUnknownPointer), errors.Is(err, cuda.ErrInvalidDevice):
 		return C.CISTERN_INVALID
-	case errors.Is(err, cuda.ErrNotSupported):
+	case errors.Is(err, cuda.ErrNotSupported), errors.Is(err, cuda.ErrPeerAccessUnsupported):
 		return C.CISTERN_UNSUPPORTED
 	case errors.As(err, &code):
 		return C.CISTERN_DRIVER
@@ -68,7 +68,7 @@ func codeOf(err error) C.int {
 }
 
 func oomFigures(e *cistern.OutOfMemoryError) C.cistern_oom {
-	o := C.cistern_oom{
+	return C.cistern_oom{
 		device:      C.int32_t(e.Device),
 		tried:       C.uint32_t(e.Tried),
 		pool:        [2]C.uint64_t{C.uint64_t(e.Pool[0]), C.uint64_t(e.Pool[1])},
@@ -80,13 +80,9 @@ func oomFigures(e *cistern.OutOfMemoryError) C.cistern_oom {
 		largest:     C.uint64_t(e.Largest),
 		limit:       C.uint64_t(e.Limit),
 		device_free: C.uint64_t(e.DriverHas),
+
+		device_total: C.uint64_t(e.DriverTotal),
 	}
-	if l := current.Load(); l != nil && e.DriverHas != 0 {
-		if d, ok := l.Started(e.Device); ok {
-			o.device_total = C.uint64_t(d.Info().TotalBytes)
-		}
-	}
-	return o
 }
 
 // caught makes a panic the failure of the call that defers it, and of every later one.

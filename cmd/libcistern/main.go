@@ -45,7 +45,6 @@ import (
 	"github.com/cistern-gpu/cistern"
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/cuda/open"
-	"github.com/cistern-gpu/cistern/cuda/sim"
 )
 
 func main() {} // never called: buildmode c-shared wants one
@@ -89,6 +88,15 @@ func conf() string {
 	return ""
 }
 
+// openDriver opens the driver that a setting names. A test puts another in its place, by a build tag.
+var openDriver = open.Open
+
+// simulated is what only the simulated device has.
+type simulated interface {
+	AdoptStreams()
+	SetThread(func() uint64)
+}
+
 // start starts the library with these settings, unless it is started already.
 func start(conf string) (*library, error) {
 	starting.Lock()
@@ -103,7 +111,7 @@ func start(conf string) (*library, error) {
 	if err != nil {
 		return nil, &failure{C.CISTERN_INVALID, "CISTERN_CONF: " + err.Error()}
 	}
-	drv, err := open.Open(opts.Driver)
+	drv, err := openDriver(opts.Driver)
 	if err != nil {
 		code := C.int(C.CISTERN_DRIVER)
 		if opts.Driver != "" {
@@ -111,8 +119,8 @@ func start(conf string) (*library, error) {
 		}
 		return nil, &failure{code, err.Error()}
 	}
-	if s, ok := drv.(*sim.Driver); ok {
-		// A program in C or Python has no other way to make streams of a simulated device.
+	if s, ok := drv.(simulated); ok {
+		// A program in C or Python has no other way to make streams there.
 		s.AdoptStreams()
 		s.SetThread(func() uint64 { return uint64(C.shim_thread_id()) })
 	}

@@ -140,7 +140,9 @@ func coreFind(p C.uintptr_t, out *C.cistern_block) (code C.int) {
 		pool:      poolOf(b.Pool),
 		device:    C.int32_t(b.Device),
 		state:     C.CISTERN_BLOCK_USED,
+		tag:       C.uint32_t(b.Tag),
 	}
+	putHandle(&out.stream, b.Handle)
 	return C.CISTERN_OK
 }
 
@@ -209,6 +211,9 @@ func coreMemInfo(d C.int, free, total *C.uint64_t) (code C.int) {
 	if err != nil {
 		return fail(err)
 	}
+	if _, err := l.idle(d); err != nil {
+		return fail(err)
+	}
 	f, t, err := l.Driver().MemInfo(cuda.Device(d))
 	if errors.Is(err, cuda.ErrInvalidContext) { // nobody uses the device yet, and the driver knows only then
 		if _, err = l.device(d); err == nil {
@@ -219,5 +224,24 @@ func coreMemInfo(d C.int, free, total *C.uint64_t) (code C.int) {
 		return fail(err)
 	}
 	*free, *total = C.uint64_t(f), C.uint64_t(t)
+	return C.CISTERN_OK
+}
+
+//export corePeer
+func corePeer(d, peer C.int) (code C.int) {
+	defer caught(&code)
+	l, err := started()
+	if err != nil {
+		return fail(err)
+	}
+	for _, x := range []C.int{d, peer} {
+		if _, err := l.device(x); err != nil {
+			return fail(err)
+		}
+	}
+	dev, _ := l.device(d)
+	if err := dev.EnablePeer(cuda.Device(peer)); err != nil {
+		return fail(err)
+	}
 	return C.CISTERN_OK
 }

@@ -129,8 +129,8 @@ func groupJSON(g cistern.Grouped) groupedJSON {
 func tagsOf(dev *cistern.Device) []tagJSON {
 	out := []tagJSON{}
 	for _, u := range dev.TagUsage() {
-		if name := tagName(u.Tag); name != nil {
-			out = append(out, tagJSON{C.GoString(name), u.Blocks, u.Requested, u.Allocated})
+		if u.Tag != 0 {
+			out = append(out, tagJSON{tagText(u.Tag), u.Blocks, u.Requested, u.Allocated})
 		}
 	}
 	return out

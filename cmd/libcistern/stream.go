@@ -8,6 +8,7 @@ package main
 import "C"
 
 import (
+	"fmt"
 	"sync"
 	"sync/atomic"
 
@@ -113,11 +114,37 @@ func (l *library) stream(d *cistern.Device, h cuda.Stream) (*cistern.Stream, err
 	if st := slot.Load(); st != nil && st.ID() == id {
 		return st, nil
 	}
+	owner, err := l.owner(d, id)
+	if err != nil {
+		return nil, err
+	}
+	if owner != d {
+		return nil, &failure{C.CISTERN_INVALID, fmt.Sprintf("stream %#x is a stream of device %d, not of device %d",
+			uintptr(h), owner.ID(), d.ID())}
+	}
 	st, err := d.Stream(h)
 	if err == nil && st.ID() == id {
 		slot.Store(st)
 	}
 	return st, err
+}
+
+// owner is the device in use whose primary context a stream is of: d where none is.
+func (l *library) owner(d *cistern.Device, id cuda.StreamID) (*cistern.Device, error) {
+	for i := range l.devices {
+		other, ok := l.Started(cuda.Device(i))
+		if !ok || other == d {
+			continue
+		}
+		legacy, err := l.stream(other, cuda.StreamNull)
+		if err != nil {
+			return nil, err
+		}
+		if legacy.ID().Context == id.Context {
+			return other, nil
+		}
+	}
+	return d, nil
 }
 
 // anyStream is the stream that a handle means where no device is named with it: one of the device given, unless the
@@ -138,20 +165,11 @@ func (l *library) anyStream(d *cistern.Device, h cuda.Stream) (*cistern.Stream, 
 	if err != nil {
 		return d.Stream(h)
 	}
-	for i := range l.devices {
-		other, ok := l.Started(cuda.Device(i))
-		if !ok {
-			continue
-		}
-		legacy, err := l.stream(other, cuda.StreamNull)
-		if err != nil {
-			return nil, err
-		}
-		if legacy.ID().Context == id.Context {
-			return l.stream(other, h)
-		}
+	owner, err := l.owner(d, id)
+	if err != nil {
+		return nil, err
 	}
-	return l.stream(d, h)
+	return l.stream(owner, h)
 }
 
 //export coreStreamDurable
@@ -168,6 +186,9 @@ func coreStreamDurable(d C.int, h C.uintptr_t) (code C.int) {
 	handle := cuda.Stream(h)
 	if handle == cuda.StreamPerThread {
 		return fail(&failure{C.CISTERN_INVALID, "stream 2 is another stream in every thread, which ends with it"})
+	}
+	if _, err := l.stream(dev, handle); err != nil {
+		return fail(err)
 	}
 	st, err := dev.Stream(handle, cistern.StreamDurable)
 	if err != nil {

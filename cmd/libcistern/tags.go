@@ -68,3 +68,6 @@ func coreTagName(tag C.uint32_t) (name *C.char) {
 	}
 	return name
 }
+
+// tagText is tagName for Go, "" where there is no such tag.
+func tagText(tag uint32) string { return C.GoString(tagName(tag)) }

@@ -1,0 +1,210 @@
+//go:build linux && cgo
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cistern-gpu/cistern"
+)
+
+// The tests build the library as `make` does, once, and run programs in C, C++ and Python against it, over the
+// simulated device.
+
+var scratch string // folder of everything that is built
+
+func TestMain(m *testing.M) {
+	var err error
+	if scratch, err = os.MkdirTemp("", "libcistern"); err != nil {
+		panic(err)
+	}
+	code := m.Run()
+	os.RemoveAll(scratch)
+	os.Exit(code)
+}
+
+// built makes each thing once, however many tests want it.
+var built sync.Map // name → func() error
+
+func build(t *testing.T, name string, f func(out string) error) string {
+	t.Helper()
+	out := filepath.Join(scratch, name)
+	once, _ := built.LoadOrStore(name, sync.OnceValue(func() error {
+		if err := os.MkdirAll(filepath.Dir(out), 0o755); err != nil {
+			return err
+		}
+		return f(out)
+	}))
+	if err := once.(func() error)(); err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+// library is the path of libcistern.so; args go to make.
+func libraryFor(t *testing.T, name string, args ...string) string {
+	t.Helper()
+	return build(t, name+"/libcistern.so", func(out string) error {
+		cmd := exec.Command("make", append([]string{"--no-print-directory", "-C", "../..", "library", "LIBRARY=" + out}, args...)...)
+		return quiet(cmd)
+	})
+}
+
+func libraryPath(t *testing.T) string { return libraryFor(t, "lib") }
+
+// program compiles one of testdata, linked against the library that lies at lib unless that is empty.
+func program(t *testing.T, source, lib string, flags ...string) string {
+	t.Helper()
+	// Read here, so that the go command knows that the result depends on them.
+	for _, f := range []string{source, "check.h"} {
+		if _, err := os.ReadFile(filepath.Join("testdata", f)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	name := "bin/" + strings.ReplaceAll(source, ".", "_") + strings.Join(flags, "")
+	if lib != "" {
+		name += "_" + filepath.Base(filepath.Dir(lib))
+	}
+	return build(t, name, func(out string) error {
+		cc := compiler("CC", "cc")
+		args := []string{"-std=gnu11"}
+		if strings.HasSuffix(source, ".cc") {
+			cc, args = compiler("CXX", "c++"), []string{"-std=c++17"}
+		}
+		args = append(args, "-g", "-O1", "-Wall", "-Wextra", "-Werror", "-I.", "-pthread")
+		args = append(args, flags...)
+		args = append(args, "-o", out, filepath.Join("testdata", source))
+		if lib != "" {
+			args = append(args, "-L"+filepath.Dir(lib), "-lcistern", "-Wl,-rpath,"+filepath.Dir(lib))
+		}
+		return quiet(exec.Command(cc, append(args, "-ldl")...))
+	})
+}
+
+func compiler(variable, otherwise string) string {
+	if c := os.Getenv(variable); c != "" {
+		return c
+	}
+	return otherwise
+}
+
+// quiet runs a command; the error has what it printed.
+func quiet(cmd *exec.Cmd) error {
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("%s: %w\n%s", strings.Join(cmd.Args, " "), err, out)
+	}
+	return nil
+}
+
+// result is how a program ended.
+type result struct {
+	out, report string
+	err         error
+	took        time.Duration
+}
+
+// run runs a program with settings. It must end by itself within a minute.
+func run(t *testing.T, conf string, env []string, args ...string) result {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, args[0], args[1:]...)
+	cmd.Env = append(append(os.Environ(), "CISTERN_CONF="+conf), env...)
+	var out, report bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &report
+	begin := time.Now()
+	err := cmd.Run()
+	if ctx.Err() != nil {
+		t.Fatalf("%s hangs:\n%s%s", strings.Join(args, " "), &out, &report)
+	}
+	return result{out.String(), report.String(), err, time.Since(begin)}
+}
+
+// passes runs a program, which prints "ok" when all its checks hold.
+func passes(t *testing.T, conf string, env []string, args ...string) {
+	t.Helper()
+	r := run(t, conf, env, args...)
+	if r.err != nil || !strings.HasSuffix(r.out, "ok\n") {
+		t.Errorf("%s: %v\n%s%s", filepath.Base(args[0]), r.err, r.out, r.report)
+	}
+}
+
+func TestPools(t *testing.T) {
+	t.Parallel()
+	passes(t, "driver:sim:8GiB", nil, program(t, "pools.c", libraryPath(t)))
+}
+
+func TestThreads(t *testing.T) {
+	t.Parallel()
+	p := program(t, "threads.c", libraryPath(t))
+	for _, conf := range []string{"driver:sim:8GiB", "driver:sim:8GiB,backend:malloc", "driver:sim:8GiB,history:1000"} {
+		passes(t, conf, nil, p)
+	}
+}
+
+func TestCallbacks(t *testing.T) {
+	t.Parallel()
+	passes(t, "driver:sim:8GiBx2", nil, program(t, "callbacks.c", libraryPath(t)))
+}
+
+func TestForks(t *testing.T) {
+	t.Parallel()
+	passes(t, "driver:sim:8GiB", nil, program(t, "forks.c", libraryPath(t)))
+}
+
+// TestPanics: a bug becomes an error.
+func TestPanics(t *testing.T) {
+	t.Parallel()
+	passes(t, "driver:sim:8GiB", nil, program(t, "panics.c", libraryFor(t, "inject", "GOTAGS=cistern_inject")))
+}
+
+func TestHeaderInC(t *testing.T) {
+	t.Parallel()
+	header := filepath.Join(scratch, "header.c")
+	if err := os.WriteFile(header, []byte("#include \"cistern.h\"\nint main(void) { return cistern_version() == 0; }\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(compiler("CC", "cc"), "-std=c99", "-pedantic", "-Wall", "-Wextra", "-Werror", "-I.", "-fsyntax-only", header)
+	if err := quiet(cmd); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestHeaderInCxx(t *testing.T) {
+	t.Parallel()
+	passes(t, "driver:sim:8GiB", nil, program(t, "header.cc", libraryPath(t)))
+}
+
+// TestBadSettings: what is wrong with the settings is said by whatever is called first, and can be put right.
+func TestBadSettings(t *testing.T) {
+	t.Parallel()
+	p := program(t, "settings.c", libraryPath(t))
+	for conf, words := range map[string]string{
+		"colour:red":                    "unknown setting \"colour\"",
+		"driver:sim:8GiB,chunk:3":       "must be a multiple of 2 MiB",
+		"driver:sim:lots":               "driver \"sim:lots\"",
+		"driver:nvidia:/no/such/lib.so": "/no/such/lib.so",
+	} {
+		passes(t, conf, nil, p, words)
+	}
+}
+
+// TestVersion: the header says the engine's.
+func TestVersion(t *testing.T) {
+	header, err := os.ReadFile("cistern.h")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := fmt.Sprintf("#define CISTERN_VERSION %q\n", cistern.Version); !strings.Contains(string(header), want) {
+		t.Errorf("cistern.h lacks %s", want)
+	}
+}
