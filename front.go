@@ -142,7 +142,7 @@ func (d *Device) AllocFront(size uint64, st *Stream) (cuda.Ptr, *front.Front, er
 			case front.Taken:
 				return cuda.Ptr(addr), f, nil
 			case front.Due:
-				p, err := d.pool0.allocSlow(size, round(size), st, 0)
+				p, err := d.pool0.allocSlow(size, d.pool0.round(size), st, 0)
 				if err != nil {
 					return 0, nil, err
 				}
@@ -161,7 +161,7 @@ func (d *Device) AllocFront(size uint64, st *Stream) (cuda.Ptr, *front.Front, er
 // lies in the default pool where a request of its size belongs, and the stream lasts.
 func (d *Device) frontOf(p cuda.Ptr, size uint64, st *Stream) *front.Front {
 	s := d.a.spaceOf(p)
-	if s.pool != d.pool0 || s.stream != st || !st.durable.Load() || st.perThread || s.class != d.classOf(round(size)) {
+	if s.pool != d.pool0 || s.stream != st || !st.durable.Load() || st.perThread || s.class != d.classOf(d.pool0.round(size)) {
 		return nil
 	}
 	if f := st.front.Load(); f != nil {
@@ -172,7 +172,7 @@ func (d *Device) frontOf(p cuda.Ptr, size uint64, st *Stream) *front.Front {
 	if f := st.front.Load(); f != nil {
 		return f
 	}
-	f := front.New(heap.Align-1, smallMax)
+	f := front.New(d.pool0.mask, smallMax)
 	f.SetRouted(st.route.Load() != nil)
 	s.mu.Lock()
 	f.Lock()

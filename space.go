@@ -44,8 +44,8 @@ type space struct {
 	climbs     int // guarded by Device.mu: requests on the ladder, which keep the space from being dissolved
 }
 
-// round is the size of the block that a request of n bytes gets where the pool does not make whole segments of them.
-func round(n uint64) uint64 { return (n + heap.Align - 1) &^ (heap.Align - 1) }
+// round is the size of the block that a request of n bytes gets.
+func (p *Pool) round(n uint64) uint64 { return (n + p.mask) &^ p.mask }
 
 // maxRequest bounds a request, far above any device's memory, so that sizes never overflow.
 const maxRequest = 1 << 46
@@ -73,7 +73,7 @@ func (p *Pool) alloc(size uint64, st *Stream, tag uint32) (cuda.Ptr, error) {
 		return 0, nil
 	}
 	d := p.dev
-	n := (size + p.mask) &^ p.mask
+	n := p.round(size)
 	if s := p.spaceFor(st, d.classOf(n)); s != nil && size <= maxRequest && d.quick.Load() {
 		s.mu.Lock()
 		if s.roomForAlloc(size, n) && !s.collectDue() {

@@ -2,6 +2,7 @@
 
 /* The functions of cistern.h. Each stands in front of a Go function and does what Go cannot: it refuses in a child of fork,
  * where Go would hang, and it answers what needs no Go at all. What the functions do is said in cistern.h. */
+#include "front.h"
 #include "shim.h"
 #include "_cgo_export.h"
 
@@ -61,12 +62,29 @@ PUBLIC int cistern_last_oom(cistern_oom *out) {
 
 /* Memory. */
 
+/* alloc is for what the default pool is asked for without a tag: most of all there is. */
+static inline int alloc(void **out, size_t size, int device, void *stream) {
+  *out = front_take(size, device, stream);
+  if (*out != NULL)
+    return CISTERN_OK;
+  uint32_t front = 0;
+  int code = coreAllocFront((uintptr_t *)out, size, device, (uintptr_t)stream, &front);
+  if (front != 0)
+    front_know(*out, size, device, stream, front);
+  return code;
+}
+
 PUBLIC void *cistern_malloc(ssize_t size, int device, void *stream) {
   if (!ALIVE()) {
     forked();
     return NULL;
   }
-  return (void *)coreMalloc(size, device, (uintptr_t)stream, shim_tag());
+  uint32_t tag = shim_tag();
+  if (size < 0 || tag != 0)
+    return (void *)coreMalloc(size, device, (uintptr_t)stream, tag);
+  void *p;
+  alloc(&p, (size_t)size, device, stream);
+  return p;
 }
 
 PUBLIC void cistern_free(void *ptr, ssize_t size, int device, void *stream) {
@@ -77,20 +95,27 @@ PUBLIC void cistern_free(void *ptr, ssize_t size, int device, void *stream) {
     forked();
     return;
   }
-  coreFree((uintptr_t)ptr);
+  if (!front_put(ptr))
+    coreFree((uintptr_t)ptr);
 }
 
 PUBLIC int cistern_alloc(void **out, size_t size, int device, void *stream, const uint64_t pool[2]) {
   NEED(out);
   *out = NULL;
   GUARD;
-  return coreAlloc((uintptr_t *)out, size, device, (uintptr_t)stream, pool ? pool[0] : 0, pool ? pool[1] : 0, shim_tag());
+  uint64_t pool0 = pool ? pool[0] : 0, pool1 = pool ? pool[1] : 0;
+  uint32_t tag = shim_tag();
+  if ((pool0 | pool1 | tag) == 0)
+    return alloc(out, size, device, stream);
+  return coreAlloc((uintptr_t *)out, size, device, (uintptr_t)stream, pool0, pool1, tag);
 }
 
 PUBLIC int cistern_release(void *ptr) {
   if (ptr == NULL)
     return CISTERN_OK;
   GUARD;
+  if (front_put(ptr))
+    return CISTERN_OK;
   return coreFree((uintptr_t)ptr);
 }
 
@@ -98,6 +123,7 @@ PUBLIC int cistern_record_stream(void *ptr, void *stream) {
   if (ptr == NULL)
     return CISTERN_OK;
   GUARD;
+  front_forget(ptr);
   return coreRecordStream((uintptr_t)ptr, (uintptr_t)stream);
 }
 

@@ -19,6 +19,7 @@ import (
 	"runtime"
 	"sync/atomic"
 	"time"
+	"unsafe"
 )
 
 // Slots is how many blocks a tray has room for. Programs that free many blocks in a row and then allocate the same sizes
@@ -239,3 +240,14 @@ func (f *Front) Stock(class int) (net, taken Amount) {
 // SetLimits says by how much the blocks in the tray may change from now on: puts and takes, for each class, and last for
 // the classes together. Requested does not matter of puts.
 func (f *Front) SetLimits(puts, takes *[Classes + 1]Amount) { f.puts, f.takes = *puts, *takes }
+
+// Layout is the offsets of the fields of a Front in the order in which they are declared, its size, and the offsets of
+// Flags: front.h has the same.
+func Layout() []uintptr {
+	var f Front
+	var g Flags
+	return []uintptr{unsafe.Offsetof(f.word), unsafe.Offsetof(f.count), unsafe.Offsetof(f.net), unsafe.Offsetof(f.polls),
+		unsafe.Offsetof(f.index), unsafe.Offsetof(f.taken), unsafe.Offsetof(f.puts), unsafe.Offsetof(f.takes),
+		unsafe.Offsetof(f.epoch), unsafe.Offsetof(f.mask), unsafe.Offsetof(f.smallMax), unsafe.Offsetof(f.routed),
+		unsafe.Offsetof(f.tray), unsafe.Sizeof(f), unsafe.Offsetof(g.Quick), unsafe.Offsetof(g.Waiting)}
+}

@@ -1,0 +1,217 @@
+//go:build linux && cgo
+
+/* Requests and frees that need no call into Go; see front.h. Everything here is some tens of nanoseconds long, takes one
+ * lock at a time, and gives up rather than wait: Go knows how to. */
+#include "front.h"
+
+#define LOAD(p) __atomic_load_n(p, __ATOMIC_ACQUIRE)
+#define STORE(p, v) __atomic_store_n(p, v, __ATOMIC_RELEASE)
+#define LIKELY(x) __builtin_expect(!!(x), 1)
+
+#define AT(field) offsetof(front, field)
+const uint64_t front_layout[FRONT_LAYOUT] = {AT(word), AT(count), AT(net), AT(polls), AT(index), AT(taken), AT(puts), AT(takes),
+                                             AT(epoch), AT(mask), AT(small_max), AT(routed), AT(tray), sizeof(front),
+                                             offsetof(front_flags, quick), offsetof(front_flags, waiting)};
+
+static inline void pause_cpu(void) {
+#if defined __x86_64__ || defined __i386__
+  __builtin_ia32_pause();
+#elif defined __aarch64__
+  __asm__ volatile("yield");
+#endif
+}
+
+/* ---- fronts by index, and by stream ---- */
+
+static struct known {
+  front *front;
+  const front_flags *flags;
+} fronts[FRONT_MAX + 1];
+
+void front_add(uint32_t index, front *f, const front_flags *flags) {
+  fronts[index].flags = flags;
+  STORE(&fronts[index].front, f);
+}
+
+/* Streams with a front last for ever, so what is once in this table stays. */
+enum { STREAM_BITS = 13, STREAM_TRIES = 16 };
+static struct stream_slot {
+  uintptr_t handle;
+  int32_t device;
+  uint32_t index; /* 0: empty; written last */
+} streams[1 << STREAM_BITS];
+static uint32_t streams_lock;
+
+static inline uint32_t stream_place(int device, uintptr_t handle) {
+  return (uint32_t)(((handle ^ ((uint64_t)(uint32_t)device << 48)) * 0x9e3779b97f4a7c15u) >> (64 - STREAM_BITS));
+}
+
+static inline uint32_t stream_find(int device, uintptr_t handle) {
+  uint32_t at = stream_place(device, handle);
+  for (int i = 0; i < STREAM_TRIES; i++) {
+    struct stream_slot *s = &streams[(at + i) & ((1 << STREAM_BITS) - 1)];
+    uint32_t index = LOAD(&s->index);
+    if (index == 0)
+      return 0;
+    if (s->handle == handle && s->device == device)
+      return index;
+  }
+  return 0;
+}
+
+static void stream_add(int device, uintptr_t handle, uint32_t index) {
+  if (__atomic_exchange_n(&streams_lock, 1, __ATOMIC_ACQUIRE) != 0)
+    return; /* another thread adds one: this one is added after the next request */
+  if (stream_find(device, handle) == 0) {
+    uint32_t at = stream_place(device, handle);
+    for (int i = 0; i < STREAM_TRIES; i++) {
+      struct stream_slot *s = &streams[(at + i) & ((1 << STREAM_BITS) - 1)];
+      if (s->index == 0) {
+        s->handle = handle;
+        s->device = device;
+        STORE(&s->index, index);
+        break;
+      }
+    }
+  }
+  STORE(&streams_lock, 0);
+}
+
+/* ---- blocks that may be put into a tray ---- */
+
+/* A table of sets of four. Where a set is full a block is not remembered, and its free is Go's. Nobody but the owner of a
+ * block asks about it, so an entry is written and taken with one atomic operation each. */
+enum { SET_BITS = 15, SET_SIZE = 4, BUSY = 1 };
+static struct block_entry {
+  uint64_t key;  /* the address; 0 empty, BUSY while it is written or taken */
+  uint64_t info; /* the bytes asked for, and the index of the front from bit 48 */
+} blocks[1 << SET_BITS][SET_SIZE] __attribute__((aligned(64)));
+
+static inline struct block_entry *block_set(uint64_t addr) {
+  return blocks[((addr >> 9) * 0x9e3779b97f4a7c15u) >> (64 - SET_BITS)];
+}
+
+static inline void block_add(uint64_t addr, uint64_t info) {
+  struct block_entry *set = block_set(addr);
+  for (int i = 0; i < SET_SIZE; i++) {
+    uint64_t empty = 0;
+    if (LOAD(&set[i].key) == 0 &&
+        __atomic_compare_exchange_n(&set[i].key, &empty, BUSY, 0, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED)) {
+      __atomic_store_n(&set[i].info, info, __ATOMIC_RELAXED);
+      STORE(&set[i].key, addr);
+      return;
+    }
+  }
+}
+
+/* block_take removes a block and returns what add said of it, 0 if it is not there. */
+static inline uint64_t block_take(uint64_t addr) {
+  struct block_entry *set = block_set(addr);
+  for (int i = 0; i < SET_SIZE; i++) {
+    uint64_t key = addr;
+    if (LOAD(&set[i].key) == addr &&
+        __atomic_compare_exchange_n(&set[i].key, &key, BUSY, 0, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED)) {
+      uint64_t info = __atomic_load_n(&set[i].info, __ATOMIC_RELAXED);
+      STORE(&set[i].key, 0);
+      return info;
+    }
+  }
+  return 0;
+}
+
+/* ---- the tray ---- */
+
+static inline int lock(front *f) {
+  for (int wait = 1; wait <= 64; wait *= 2) {
+    if (LIKELY(LOAD(&f->word) == 0) && LIKELY(__atomic_exchange_n(&f->word, 1, __ATOMIC_ACQUIRE) == 0))
+      return 1;
+    for (int i = 0; i < wait; i++)
+      pause_cpu();
+  }
+  return 0;
+}
+
+static inline void unlock(front *f) { STORE(&f->word, 0); }
+
+static inline int64_t rounded(const front *f, uint64_t size) { return (int64_t)((size + f->mask) & ~f->mask); }
+
+/* below reports whether a sum may fall by one block. */
+static inline int below(int64_t blocks, int64_t bytes, int64_t requested, int64_t n, int64_t r, const front_amount *limit) {
+  return 1 - blocks <= limit->blocks && n - bytes <= limit->bytes && r - requested <= limit->requested;
+}
+
+void *front_take(uint64_t size, int device, void *stream) {
+  uint32_t index = stream_find(device, (uintptr_t)stream);
+  if (index == 0)
+    return NULL;
+  front *f = fronts[index].front;
+  const front_flags *flags = fronts[index].flags;
+  if (!LOAD(&flags->quick) || LOAD(&f->routed) || __atomic_load_n(&f->count, __ATOMIC_RELAXED) == 0 || !lock(f))
+    return NULL;
+  for (uint32_t i = f->count; i-- > 0;) {
+    if (f->tray[i].requested != size)
+      continue;
+    int64_t n = rounded(f, size), r = (int64_t)size;
+    int c = (uint64_t)n > f->small_max;
+    front_amount *own = &f->net[c], *other = &f->net[1 - c];
+    if (!below(own->blocks, own->bytes, own->requested, n, r, &f->takes[c]) ||
+        !below(own->blocks + other->blocks, own->bytes + other->bytes, own->requested + other->requested, n, r,
+               &f->takes[FRONT_CLASSES]))
+      break;
+    if (LOAD(&flags->waiting)) {
+      if (f->polls % FRONT_POLL_EVERY == FRONT_POLL_EVERY - 1)
+        break; /* this request looks after frees that wait for other streams */
+      f->polls++;
+    }
+    uint64_t addr = f->tray[i].addr;
+    __atomic_store_n(&f->count, f->count - 1, __ATOMIC_RELAXED);
+    for (; i < f->count; i++)
+      f->tray[i] = f->tray[i + 1];
+    own->blocks--;
+    own->bytes -= n;
+    own->requested -= r;
+    f->taken[c].blocks++;
+    f->taken[c].bytes += n;
+    f->taken[c].requested += r;
+    unlock(f);
+    block_add(addr, size | (uint64_t)index << 48);
+    return (void *)addr;
+  }
+  unlock(f);
+  return NULL;
+}
+
+int front_put(void *ptr) {
+  uint64_t info = block_take((uintptr_t)ptr);
+  if (info == 0)
+    return 0;
+  uint64_t size = info & (((uint64_t)1 << 48) - 1);
+  struct known *k = &fronts[info >> 48];
+  front *f = k->front;
+  if (!LOAD(&k->flags->quick) || !lock(f))
+    return 0;
+  int64_t n = rounded(f, size);
+  int c = (uint64_t)n > f->small_max;
+  front_amount *own = &f->net[c], *other = &f->net[1 - c];
+  if (f->count == FRONT_SLOTS || own->blocks + 1 > f->puts[c].blocks || own->bytes + n > f->puts[c].bytes ||
+      own->blocks + other->blocks + 1 > f->puts[FRONT_CLASSES].blocks ||
+      own->bytes + other->bytes + n > f->puts[FRONT_CLASSES].bytes) {
+    unlock(f);
+    return 0;
+  }
+  f->tray[f->count] = (front_entry){(uintptr_t)ptr, size, LOAD(&f->epoch)};
+  __atomic_store_n(&f->count, f->count + 1, __ATOMIC_RELAXED);
+  own->blocks++;
+  own->bytes += n;
+  own->requested += (int64_t)size;
+  unlock(f);
+  return 1;
+}
+
+void front_forget(void *ptr) { block_take((uintptr_t)ptr); }
+
+void front_know(void *ptr, uint64_t size, int device, void *stream, uint32_t index) {
+  if (stream_find(device, (uintptr_t)stream) == 0)
+    stream_add(device, (uintptr_t)stream, index);
+  block_add((uintptr_t)ptr, size | (uint64_t)index << 48);
+}

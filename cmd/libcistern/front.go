@@ -1,0 +1,113 @@
+//go:build linux && cgo
+
+package main
+
+/*
+#include "front.h"
+#include "shim.h"
+
+#cgo noescape front_add
+#cgo nocallback front_add
+*/
+import "C"
+
+import (
+	"fmt"
+	"runtime"
+	"sync"
+	"unsafe"
+
+	"github.com/cistern-gpu/cistern"
+	"github.com/cistern-gpu/cistern/cuda"
+	"github.com/cistern-gpu/cistern/internal/front"
+)
+
+// fronts are those that C knows. They and the flags of their devices are pinned for the life of the process.
+var fronts struct {
+	mu     sync.Mutex
+	count  uint32         // guarded by mu
+	pinner runtime.Pinner // guarded by mu
+}
+
+// noIndex is the index of a front that C does not take.
+const noIndex = ^uint32(0)
+
+// frontIndex is the index by which C knows a front, 0 if it does not.
+func frontIndex(d *cistern.Device, f *front.Front) C.uint32_t {
+	if f == nil {
+		return 0
+	}
+	i := f.Index()
+	if i == 0 {
+		i = addFront(d, f)
+	}
+	if i == noIndex {
+		return 0
+	}
+	return C.uint32_t(i)
+}
+
+func addFront(d *cistern.Device, f *front.Front) uint32 {
+	fronts.mu.Lock()
+	defer fronts.mu.Unlock()
+	if i := f.Index(); i != 0 {
+		return i
+	}
+	if fronts.count == C.FRONT_MAX {
+		f.SetIndex(noIndex)
+		return noIndex
+	}
+	if fronts.count == 0 {
+		sameLayout()
+	}
+	fronts.count++
+	flags := d.FrontFlags()
+	fronts.pinner.Pin(f)
+	fronts.pinner.Pin(flags)
+	C.front_add(C.uint32_t(fronts.count), (*C.front)(unsafe.Pointer(f)), (*C.front_flags)(unsafe.Pointer(flags)))
+	f.SetIndex(fronts.count)
+	return fronts.count
+}
+
+// sameLayout panics unless C and Go see the same structure.
+func sameLayout() {
+	layout := front.Layout()
+	if len(layout) != C.FRONT_LAYOUT {
+		panic(fmt.Sprintf("front.h tells %d offsets, internal/front %d", C.FRONT_LAYOUT, len(layout)))
+	}
+	for i, at := range layout {
+		if c := uint64(C.front_layout[i]); c != uint64(at) {
+			panic(fmt.Sprintf("offset %d of a front is %d in C, %d in Go", i, c, at))
+		}
+	}
+	if C.FRONT_SLOTS != front.Slots || C.FRONT_CLASSES != front.Classes || C.FRONT_POLL_EVERY != front.PollEvery {
+		panic("front.h and internal/front differ")
+	}
+}
+
+// coreAllocFront is coreAlloc from the default pool without a tag. The index says, unless it is 0, that the block may be
+// put into the tray of that front.
+//
+//export coreAllocFront
+func coreAllocFront(out *C.uintptr_t, size C.size_t, d C.int, h C.uintptr_t, index *C.uint32_t) (code C.int) {
+	defer caught(&code)
+	l, err := started()
+	if err != nil {
+		return fail(err)
+	}
+	dev, err := l.device(d)
+	if err != nil {
+		return fail(err)
+	}
+	st, err := l.stream(dev, cuda.Stream(h))
+	if err != nil {
+		return fail(err)
+	}
+	p, f, err := dev.AllocFront(uint64(size), st)
+	if err != nil {
+		return fail(err)
+	}
+	*out = C.uintptr_t(p)
+	*index = frontIndex(dev, f)
+	return C.CISTERN_OK
+}

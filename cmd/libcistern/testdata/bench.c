@@ -1,0 +1,118 @@
+/* What requests and frees cost through the C interface, in nanoseconds, as one line of JSON:
+ *
+ *     cc -O2 -pthread bench.c -lcistern -lm -o bench && CISTERN_CONF=driver:sim ./bench
+ *
+ * pair: one allocation and its free. churn: a population of blocks of 512 B to 8 MiB, log-uniform, that are replaced one by
+ * one. threads: pairs of 1 MiB by four threads on one stream, wall time per pair. sparse: one allocation after the program
+ * did nothing for 300 us. */
+#define _GNU_SOURCE
+#include <cistern.h>
+
+#include <math.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+#include <unistd.h>
+
+static double now(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return t.tv_sec * 1e9 + t.tv_nsec;
+}
+
+static void *get(size_t size) {
+  void *p = cistern_malloc((ssize_t)size, 0, NULL);
+  if (p == NULL) {
+    char why[512];
+    cistern_last_error(why, sizeof why);
+    fprintf(stderr, "bench: %s\n", why);
+    exit(1);
+  }
+  return p;
+}
+
+static void put(void *p) { cistern_free(p, 0, 0, NULL); }
+
+static double pairs(size_t size, int n) {
+  for (int i = 0; i < 1000; i++)
+    put(get(size));
+  double t = now();
+  for (int i = 0; i < n; i++)
+    put(get(size));
+  return (now() - t) / n;
+}
+
+static uint64_t seed = 1;
+static uint64_t rnd(void) { /* splitmix64 */
+  uint64_t z = seed += 0x9e3779b97f4a7c15u;
+  z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+  z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+  return z ^ z >> 31;
+}
+
+static double churn(int live, int n) {
+  static size_t sizes[4096];
+  static uint32_t order[65536];
+  for (int i = 0; i < 4096; i++)
+    sizes[i] = (size_t)exp2(9 + 14.0 * (rnd() >> 11) / (1ull << 53));
+  for (int i = 0; i < 65536; i++)
+    order[i] = rnd() % live;
+  void **v = malloc(live * sizeof *v);
+  for (int i = 0; i < live; i++)
+    v[i] = get(sizes[i % 4096]);
+  double t = 0;
+  for (int64_t i = 0; i < n / 2 + n; i++) {
+    if (i == n / 2)
+      t = now();
+    uint32_t k = order[i & 65535];
+    put(v[k]);
+    v[k] = get(sizes[(i * 2654435761u >> 7) & 4095]);
+  }
+  t = now() - t;
+  for (int i = 0; i < live; i++)
+    put(v[i]);
+  free(v);
+  return t / n;
+}
+
+enum { EACH = 50000 };
+static void *worker(void *arg) {
+  for (int i = 0; i < EACH; i++)
+    put(get(1 << 20));
+  return arg;
+}
+
+static double threads(int n) {
+  pthread_t t[16];
+  double t0 = now();
+  for (int i = 0; i < n; i++)
+    pthread_create(&t[i], NULL, worker, NULL);
+  for (int i = 0; i < n; i++)
+    pthread_join(t[i], NULL);
+  return (now() - t0) / ((double)EACH * n);
+}
+
+static double sparse(int n) {
+  double sum = 0;
+  for (int i = 0; i < n; i++) {
+    usleep(300);
+    double t = now();
+    void *p = get(1 << 20);
+    sum += now() - t;
+    put(p);
+  }
+  return sum / n;
+}
+
+int main(void) {
+  put(get(1 << 20));
+  printf("{\"pair_512\":%.1f,", pairs(512, 1000000));
+  printf("\"pair_1048576\":%.1f,", pairs(1 << 20, 1000000));
+  printf("\"pair_20971520\":%.1f,", pairs(20 << 20, 1000000));
+  printf("\"churn_2000\":%.1f,", churn(2000, 200000));
+  printf("\"churn_20000\":%.1f,", churn(20000, 200000));
+  printf("\"threads_4\":%.1f,", threads(4));
+  printf("\"sparse_alloc_300us\":%.1f}\n", sparse(1000));
+  return 0;
+}
