@@ -1,0 +1,222 @@
+// adapter.h: PyTorch's CUDA allocator on Cistern.
+//
+// Adapter is what PyTorch calls. Everything that PyTorch hands to an allocator (filters of pools, observers, trackers,
+// contexts, custom allocators) stays here; the library behind the table sees integers and C functions that catch
+// everything. The object is made once and never destroyed: tensors are freed as late as in exit handlers.
+//
+// Locks: Python's interpreter lock, then one of those here, then the library's. None of those here is held while a context
+// is gathered, an observer called or a custom allocator asked, except that while history is on, History::mutex is held over
+// each call of the library, so that events are told apart by who caused them.
+#pragma once
+
+#include "table.h"
+
+#include <c10/cuda/CUDACachingAllocator.h>
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+namespace cistern_torch {
+
+namespace cca = c10::cuda::CUDACachingAllocator;
+using c10::DataPtr;
+using c10::DeviceIndex;
+using c10::MempoolId_t;
+using cca::TraceEntry;
+using Context = std::shared_ptr<c10::GatheredContext>;
+
+// Why a request cannot take the fast path; mode is 0 where it can.
+enum Mode : uint32_t {
+  kNotReady = 1, // CUDA has not been started
+  kForked = 2,   // this is a child of fork, and the parent's allocator is not usable
+  kHistory = 4,  // history is recorded, or somebody tracks segments
+  kScopes = 8,   // some thread allocates from a pool, or a capture is announced
+  kUncached = 16 // caching is off, or was: some memory comes from cudaMalloc
+};
+extern std::atomic<uint32_t> mode;
+void set_mode(uint32_t bit, bool on);
+
+constexpr int kMaxDevices = 64;
+
+// Request is one allocation on its way.
+struct Request {
+  size_t size;
+  DeviceIndex device;
+  cudaStream_t stream;
+  bool pooled = false; // from the pool below, not from the default one
+  MempoolId_t pool{0, 0};
+};
+
+class Adapter final : public cca::CUDAAllocator {
+ public:
+  explicit Adapter(std::string library, std::string conf, bool has_conf);
+
+  // Memory: allocator.cpp.
+  void* raw_alloc(size_t nbytes) override;
+  void* raw_alloc_with_stream(size_t nbytes, cudaStream_t stream) override;
+  void raw_delete(void* ptr) override;
+  DataPtr allocate(size_t nbytes) override;
+  c10::DeleterFnPtr raw_deleter() const override;
+  void copy_data(void* dest, const void* src, std::size_t count) const override;
+  void init(int device_count) override;
+  bool initialized() override;
+  void enable(bool value) override;
+  bool isEnabled() const override;
+  void recordStream(const DataPtr& ptr, c10::cuda::CUDAStream stream) override;
+  using cca::CUDAAllocator::recordStream;
+  void emptyCache(MempoolId_t pool) override;
+  void* getBaseAllocation(void* ptr, size_t* size) override;
+  std::string name() override;
+
+  // Pools and captures: pools.cpp, checkpoint.cpp.
+  void beginAllocateToPool(DeviceIndex device, MempoolId_t pool, std::function<bool(cudaStream_t)> filter) override;
+  void endAllocateToPool(DeviceIndex device, MempoolId_t pool) override;
+  void createOrIncrefPool(DeviceIndex device, MempoolId_t pool, std::shared_ptr<cca::CUDAAllocator> allocator) override;
+  void releasePool(DeviceIndex device, MempoolId_t pool) override;
+  int getPoolUseCount(DeviceIndex device, MempoolId_t pool) override;
+  void setUseOnOOM(DeviceIndex device, MempoolId_t pool, bool use_on_oom) override;
+  void setNoSplit(DeviceIndex device, MempoolId_t pool) override;
+  bool checkPoolLiveAllocations(DeviceIndex device, MempoolId_t pool, const std::unordered_set<void*>& expected) override;
+  std::shared_ptr<cca::AllocatorState> getCheckpointState(DeviceIndex device, MempoolId_t pool) override;
+  cca::CheckpointDelta setCheckpointPoolState(DeviceIndex device, std::shared_ptr<cca::AllocatorState> state) override;
+
+  // Statistics and snapshots: stats.cpp, snapshot.cpp.
+  c10::CachingDeviceAllocator::DeviceStats getDeviceStats(DeviceIndex device) override;
+  void resetAccumulatedStats(DeviceIndex device) override;
+  void resetPeakStats(DeviceIndex device) override;
+  double getMemoryFraction(DeviceIndex device) override;
+  void setMemoryFraction(double fraction, DeviceIndex device) override;
+  void cacheInfo(DeviceIndex device, size_t* largest) override;
+  std::vector<cca::StreamSegmentSize> getExpandableSegmentSizes(DeviceIndex device) override;
+  cca::SnapshotInfo snapshot(MempoolId_t pool, bool include_traces) override;
+
+  // History: history.cpp.
+  bool isHistoryEnabled() override;
+  void recordHistory(bool enabled, cca::CreateContextFn recorder, size_t max_entries, cca::RecordContext when,
+                     bool clear, const std::vector<std::string>& skip_actions) override;
+  void recordAnnotation(const std::vector<std::pair<std::string, std::string>>& md) override;
+  void pushCompileContext(std::string& md) override;
+  void popCompileContext() override;
+  void setUserMetadata(const std::string& metadata) override;
+  std::string getUserMetadata() override;
+  void attachOutOfMemoryObserver(cca::OutOfMemoryObserver observer) override;
+  void attachAllocatorTraceTracker(cca::AllocatorTraceTracker tracker) override;
+
+  // Other devices and processes: share.cpp.
+  cca::ShareableHandle shareIpcHandle(void* ptr) override;
+  std::shared_ptr<void> getIpcDevPtr(std::string handle) override;
+  void enablePeerAccess(DeviceIndex dev, DeviceIndex dev_to_access) override;
+  cudaError_t memcpyAsync(void* dst, int dst_device, const void* src, int src_device, size_t count,
+                          cudaStream_t stream, bool p2p_enabled) override;
+
+ private:
+  void* get(size_t nbytes, DeviceIndex device, cudaStream_t stream);
+
+  std::string library_, conf_;
+  bool has_conf_;
+};
+
+extern Adapter* adapter;
+
+// ---- allocator.cpp
+
+extern int device_count;
+extern std::atomic<bool> touched[kMaxDevices]; // devices whose memory PyTorch has used
+
+// touch makes the device ready, starting its context, before PyTorch first uses memory there.
+void touch(DeviceIndex device);
+// check_device throws where the allocator knows no such device.
+void check_device(DeviceIndex device);
+// take_from_library is one request, without retries: the library's code, and *out.
+int take_from_library(const Request& r, void** out);
+// is_ours says whether ptr came from cudaMalloc while caching was off.
+bool is_uncached(void* ptr);
+
+// ---- errors.cpp
+
+// last_words is what the library says of this thread's last failure.
+std::string last_words(int* code = nullptr);
+// raise throws what PyTorch would for a failure of the library other than out of memory.
+[[noreturn]] void raise(int code, const std::string& words);
+// check throws if code is not CISTERN_OK.
+void check(int code);
+// refused deals with a request that the library refused with the code: returns memory that was found elsewhere after all, or
+// throws.
+void* refused(int code, const Request& r, const Context& context);
+void add_observer(cca::OutOfMemoryObserver observer);
+// Failed requests that were no out-of-memory error of PyTorch's, to be taken off the library's count.
+extern std::atomic<int64_t> quiet_ooms[kMaxDevices];
+
+// ---- pools.cpp
+
+void pools_init(int devices);
+// route finds the pool that the calling thread's request comes from.
+void route(Request* r);
+// pools_for_oom are the pools that may be used when everything else is exhausted.
+std::vector<MempoolId_t> pools_for_oom(DeviceIndex device);
+bool pool_known(DeviceIndex device, MempoolId_t pool);
+bool is_capturing(cudaStream_t stream);
+// ids is how the library is told of a pool.
+struct Ids {
+  uint64_t v[2];
+  explicit Ids(MempoolId_t p) : v{p.first, p.second} {}
+  operator const uint64_t*() const { return v; }
+};
+// What a custom allocator threw during the calling thread's request waits until that is over: forget_custom before it,
+// rethrow_custom after it failed.
+void forget_custom();
+void rethrow_custom();
+
+// ---- history.cpp
+
+// gather asks PyTorch for the stack if history wants it at this level. No lock may be held.
+Context gather(cca::RecordContext level);
+
+// Call is what a thread asks of the library at the moment.
+struct Call {
+  Context context;
+  void* freed = nullptr;                   // what it gives back, if that is one block
+  void* allocated = nullptr;               // what it was given
+  std::unordered_set<uint64_t> restored{}; // or what it will be, if that is several
+  Call* outer = nullptr;                   // the call during which a callback makes this one
+};
+
+// Recorded brackets a call of the library that changes memory: while history is on, what happens meanwhile is its doing. It
+// may be made while a pool's lock is held, and no pool's lock may be taken while there is one.
+class Recorded {
+ public:
+  explicit Recorded(cca::RecordContext level);
+  Recorded(Context context, void* freed);
+  ~Recorded();
+  Recorded(const Recorded&) = delete;
+  Recorded& operator=(const Recorded&) = delete;
+  Call call;
+
+ private:
+  const bool on_;
+};
+int take_recorded(const Request& r, const Context& context, void** out);
+int release_recorded(void* ptr);
+void history_touch(DeviceIndex device); // what touch does for history
+void record_oom(const Request& r, size_t device_free, const Context& context);
+void copy_traces(cca::SnapshotInfo* out);
+void record_snapshot(DeviceIndex device, size_t active, MempoolId_t pool);
+// What history knows of the memory at addr.
+Context block_context(DeviceIndex device, uint64_t addr);
+Context segment_context(DeviceIndex device, uint64_t addr);
+
+// ---- stats.cpp
+
+bool library_stats(DeviceIndex device, cistern_stats* out);
+size_t total_memory(DeviceIndex device);
+void limit_touch(DeviceIndex device); // what touch does for limits
+
+// ---- settings.cpp
+
+std::string settings_report();
+
+} // namespace cistern_torch

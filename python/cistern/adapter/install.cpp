@@ -1,0 +1,99 @@
+// install.cpp: the C functions by which Python puts the adapter under PyTorch, and the loading of the library.
+//
+// None of them throws. What takes the place of PyTorch's allocator is looked up at run time in libtorch_cuda.so, which
+// exports no other way in; a version without it is told by name.
+#include "adapter.h"
+
+#include <c10/util/Exception.h>
+#include <torch/headeronly/version.h>
+
+#include <dlfcn.h>
+
+namespace cistern_torch {
+
+std::string Library::load(const char* path) {
+  void* handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+  if (handle == nullptr) {
+    const char* why = dlerror();
+    return why != nullptr ? why : std::string("cannot load ") + path;
+  }
+#define CISTERN_LOOK_UP(fn)                                                        \
+  fn = reinterpret_cast<decltype(fn)>(dlsym(handle, "cistern_" #fn));              \
+  if (fn == nullptr)                                                               \
+    return std::string(path) + " has no cistern_" #fn ": it is of another version of Cistern";
+  CISTERN_FUNCTIONS(CISTERN_LOOK_UP)
+#undef CISTERN_LOOK_UP
+  return "";
+}
+
+namespace {
+
+// What the calling thread is told; valid until it asks again.
+thread_local std::string answer;
+
+using Change = void (*)(const std::shared_ptr<cca::CUDAAllocator>&);
+
+Change find_change() {
+  void* torch = dlopen("libtorch_cuda.so", RTLD_LAZY | RTLD_NOLOAD);
+  return reinterpret_cast<Change>(
+      dlsym(torch != nullptr ? torch : RTLD_DEFAULT,
+            "_ZN5torch4cuda22CUDAPluggableAllocator22changeCurrentAllocatorERKSt10shared_ptrIN3c104cuda20CUDACachingAllocator"
+            "13CUDAAllocatorEE"));
+}
+
+std::string install(const char* library, const char* conf) {
+  if (adapter != nullptr)
+    return "";
+  const cca::CUDAAllocator* current = cca::get();
+  if (current != nullptr && const_cast<cca::CUDAAllocator*>(current)->initialized())
+    return "CUDA has been started already: enable Cistern before the first use of a GPU";
+  const Change change = find_change();
+  if (change == nullptr)
+    return "this PyTorch has no torch::cuda::CUDAPluggableAllocator::changeCurrentAllocator";
+  auto* a = new Adapter(library != nullptr ? library : "libcistern.so", conf != nullptr ? conf : "", conf != nullptr);
+  change(std::shared_ptr<cca::CUDAAllocator>(a, [](cca::CUDAAllocator*) {})); // never destroyed
+  c10::SetAllocator(c10::DeviceType::CUDA, a, 255); // torch.accelerator looks here
+  adapter = a;
+  return "";
+}
+
+} // namespace
+} // namespace cistern_torch
+
+#define CISTERN_EXPORT extern "C" __attribute__((visibility("default")))
+
+// cistern_torch_install makes PyTorch allocate through Cistern from the time CUDA starts, with libcistern.so at library and
+// these settings (NULL: those of CISTERN_CONF). It returns NULL, or why not.
+CISTERN_EXPORT const char* cistern_torch_install(const char* library, const char* conf) {
+  using namespace cistern_torch;
+  try {
+    answer = install(library, conf);
+    return answer.empty() ? nullptr : answer.c_str();
+  } catch (const c10::Error& e) {
+    answer = e.what_without_backtrace();
+  } catch (const std::exception& e) {
+    answer = e.what();
+  } catch (...) {
+    return "an unknown exception";
+  }
+  return answer.c_str();
+}
+
+// The version of PyTorch that the adapter was compiled for.
+CISTERN_EXPORT const char* cistern_torch_abi(void) { return TORCH_VERSION; }
+
+// 1 once CUDA has started on Cistern in this process.
+CISTERN_EXPORT int cistern_torch_started(void) {
+  return cistern_torch::adapter != nullptr && cistern_torch::adapter->initialized() ? 1 : 0;
+}
+
+// What becomes of each of PyTorch's allocator settings that is given, a line each; "" where none is.
+CISTERN_EXPORT const char* cistern_torch_settings(void) {
+  using namespace cistern_torch;
+  try {
+    answer = settings_report();
+    return answer.c_str();
+  } catch (...) {
+    return "";
+  }
+}

@@ -1,0 +1,380 @@
+// pools.cpp: memory pools and CUDA graphs: who allocates from which pool, and when a capture is announced.
+//
+// A pool is known here from its first use, and to the library when somebody first allocates from it, because what kind of
+// memory it holds is said in between. A scope sends those requests into a pool that its filter says yes to, the scope opened
+// last first, as PyTorch does.
+//
+// Captures: the library pins a pool's memory once a stream that allocates from it is captured. It wants to know before the
+// capture begins, because then it can wait for work that still uses the pool's memory. PyTorch opens the scope of a graph
+// right before it starts the capture, so a filter that does not take the current stream yet is the sign of a capture to come.
+// Streams that join the capture later are announced when they first allocate.
+#include "adapter.h"
+
+#include <c10/cuda/CUDAException.h>
+
+#include <algorithm>
+#include <mutex>
+#include <unordered_map>
+
+namespace cistern_torch {
+
+namespace {
+
+// Upstream is a custom allocator under a pool: the library calls it through C functions. It lives as long as the pool or any
+// memory of it.
+struct Upstream {
+  std::shared_ptr<cca::CUDAAllocator> allocator;
+  std::atomic<int64_t> refs{1}; // the pool's, and one for each segment
+  void unref() {
+    if (refs.fetch_sub(1) == 1)
+      delete this;
+  }
+};
+
+struct Pool {
+  int uses = 0;
+  bool users = false;    // made by createOrIncrefPool first, that is by torch.cuda.MemPool
+  bool made = false;     // the library knows it
+  bool captured = false; // a graph may use its memory
+  uint32_t flags = 0;    // CISTERN_POOL_
+  std::shared_ptr<cca::CUDAAllocator> allocator;
+  Upstream* upstream = nullptr;
+};
+
+struct Scope {
+  MempoolId_t pool;
+  std::function<bool(cudaStream_t)> filter;
+};
+
+struct Announced {
+  cudaStream_t stream;
+  MempoolId_t pool;
+};
+
+struct DevicePools {
+  std::mutex mutex;
+  std::unordered_map<MempoolId_t, Pool, c10::MempoolIdHash> pools;
+  std::vector<Scope> scopes; // in the order in which they were opened
+  std::vector<Announced> captures;
+  std::vector<MempoolId_t> use_on_oom;
+};
+
+DevicePools* devices = nullptr; // never destroyed: see Adapter
+std::atomic<int> busy{0};       // open scopes and announced captures of all devices
+
+void count(int change) {
+  // Two threads may cross here; the later one sets what the sum says then.
+  static std::mutex m;
+  std::lock_guard<std::mutex> lock(m);
+  busy += change;
+  set_mode(kScopes, busy > 0);
+}
+
+// What a custom allocator threw during the calling thread's request: it must not cross the library.
+thread_local std::exception_ptr thrown;
+
+// The device, and where need be the stream, that a custom allocator finds current.
+class Current {
+ public:
+  Current(DeviceIndex device, cudaStream_t stream) : device_(device), before_(device) {
+    C10_CUDA_CHECK(c10::cuda::GetDevice(&before_));
+    if (before_ != device)
+      C10_CUDA_CHECK(c10::cuda::SetDevice(device));
+    const c10::cuda::CUDAStream now = c10::cuda::getCurrentCUDAStream(device);
+    if (now.stream() != stream) {
+      stream_ = now.unwrap();
+      c10::cuda::setCurrentCUDAStream(c10::cuda::getStreamFromExternal(stream, device));
+    }
+  }
+  ~Current() {
+    if (stream_)
+      c10::cuda::setCurrentCUDAStream(c10::cuda::CUDAStream(c10::cuda::CUDAStream::UNCHECKED, *stream_));
+    if (before_ != device_)
+      C10_CUDA_CHECK_WARN(c10::cuda::SetDevice(before_));
+  }
+  Current(const Current&) = delete;
+  Current& operator=(const Current&) = delete;
+
+ private:
+  DeviceIndex device_, before_;
+  std::optional<c10::Stream> stream_;
+};
+
+extern "C" void* upstream_alloc(void* ctx, size_t size, int device, void* stream) {
+  auto* u = static_cast<Upstream*>(ctx);
+  try {
+    auto* const s = static_cast<cudaStream_t>(stream);
+    Current current(static_cast<DeviceIndex>(device), s);
+    void* p = u->allocator->raw_alloc_with_stream(size, s);
+    if (p != nullptr)
+      u->refs.fetch_add(1);
+    return p;
+  } catch (const c10::OutOfMemoryError&) {
+    return nullptr;
+  } catch (...) {
+    thrown = std::current_exception();
+    return nullptr;
+  }
+}
+
+extern "C" void upstream_free(void* ctx, void* ptr, size_t, int device, void* stream) {
+  auto* u = static_cast<Upstream*>(ctx);
+  try {
+    Current current(static_cast<DeviceIndex>(device), static_cast<cudaStream_t>(stream));
+    u->allocator->raw_delete(ptr);
+  } catch (const std::exception& e) {
+    TORCH_WARN("Cistern: a custom allocator failed to free memory: ", e.what());
+  } catch (...) {
+    TORCH_WARN("Cistern: a custom allocator failed to free memory");
+  }
+  u->unref();
+}
+
+// make tells the library of the pool. The caller holds the device's mutex.
+void make(DeviceIndex device, MempoolId_t id, Pool& p) {
+  if (p.made)
+    return;
+  cistern_pool_options o{};
+  o.size = sizeof o;
+  o.flags = p.flags;
+  if (p.allocator) {
+    p.upstream = new Upstream{p.allocator};
+    o.alloc = upstream_alloc;
+    o.free = upstream_free;
+    o.ctx = p.upstream;
+  }
+  const int code = lib.pool_create(device, Ids(id), &o);
+  if (code != CISTERN_OK) {
+    delete p.upstream;
+    p.upstream = nullptr;
+    check(code);
+  }
+  p.made = true;
+}
+
+// find finds the pool. The caller holds the device's mutex.
+Pool& find(DevicePools& d, MempoolId_t id) {
+  const auto it = d.pools.find(id);
+  TORCH_CHECK(it != d.pools.end(), "Could not find pool of id {", id.first, ", ", id.second, "}");
+  return it->second;
+}
+
+void announce(DeviceIndex device, DevicePools& d, MempoolId_t id, cudaStream_t stream) {
+  Pool& p = find(d, id);
+  make(device, id, p);
+  check(lib.capture_begin(device, Ids(id), stream));
+  p.captured = true;
+  d.captures.push_back({stream, id});
+  count(1);
+}
+
+// settle ends the announcements of captures that are over: those of streams that are not captured, unless their pool's scope
+// is open and the capture may be yet to come. The caller holds the device's mutex.
+void settle(DeviceIndex device, DevicePools& d, bool all_scopes = false) {
+  for (size_t i = 0; i < d.captures.size();) {
+    const Announced a = d.captures[i];
+    const bool open = !all_scopes && std::any_of(d.scopes.begin(), d.scopes.end(),
+                                                 [&](const Scope& s) { return s.pool == a.pool; });
+    if (open || is_capturing(a.stream)) {
+      i++;
+      continue;
+    }
+    d.captures.erase(d.captures.begin() + static_cast<ptrdiff_t>(i));
+    count(-1);
+    const int code = lib.capture_end(device, a.stream);
+    if (code != CISTERN_OK)
+      TORCH_WARN("Cistern: the end of a capture: ", last_words());
+  }
+}
+
+DevicePools& of(DeviceIndex device) {
+  check_device(device);
+  return devices[device];
+}
+
+} // namespace
+
+void pools_init(int n) { devices = new DevicePools[static_cast<size_t>(std::max(n, 1))]; }
+
+void forget_custom() { thrown = nullptr; }
+
+void rethrow_custom() {
+  if (thrown) {
+    std::exception_ptr e = std::move(thrown);
+    thrown = nullptr;
+    std::rethrow_exception(e);
+  }
+}
+
+// A stream whose capture was invalidated still counts: it is captured until somebody ends that. The legacy default stream
+// cannot be captured, and must not be asked.
+bool is_capturing(cudaStream_t stream) {
+  if (stream == nullptr || stream == cudaStreamLegacy)
+    return false;
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  if (C10_CUDA_ERROR_HANDLED(cudaStreamIsCapturing(stream, &status)) != cudaSuccess) {
+    C10_CUDA_CLEAR_ERROR();
+    return status != cudaStreamCaptureStatusNone;
+  }
+  return status != cudaStreamCaptureStatusNone;
+}
+
+void route(Request* r) {
+  DevicePools& d = of(r->device);
+  std::lock_guard<std::mutex> lock(d.mutex);
+  for (auto s = d.scopes.rbegin(); s != d.scopes.rend(); ++s) {
+    if (!s->filter(r->stream))
+      continue;
+    r->pooled = true;
+    r->pool = s->pool;
+    Pool& p = find(d, s->pool);
+    make(r->device, s->pool, p);
+    if (is_capturing(r->stream) &&
+        std::none_of(d.captures.begin(), d.captures.end(), [&](const Announced& a) { return a.stream == r->stream; }))
+      announce(r->device, d, s->pool, r->stream);
+    return;
+  }
+  // What a capture that never began, or failed, left behind would send this stream's requests into its pool.
+  if (!d.captures.empty())
+    settle(r->device, d, true);
+}
+
+void Adapter::createOrIncrefPool(DeviceIndex device, MempoolId_t id, std::shared_ptr<cca::CUDAAllocator> allocator) {
+  DevicePools& d = of(device);
+  std::lock_guard<std::mutex> lock(d.mutex);
+  const auto [it, is_new] = d.pools.try_emplace(id);
+  Pool& p = it->second;
+  p.uses++;
+  if (allocator && allocator.get() != this) { // this one under itself would be no other memory
+    TORCH_CHECK(!p.made, "a pool that is in use cannot be given an allocator");
+    p.allocator = std::move(allocator);
+  }
+  if (is_new)
+    p.users = true;
+}
+
+void Adapter::setNoSplit(DeviceIndex device, MempoolId_t id) {
+  DevicePools& d = of(device);
+  std::lock_guard<std::mutex> lock(d.mutex);
+  Pool& p = find(d, id);
+  TORCH_CHECK(!p.made || p.flags & CISTERN_POOL_NO_SPLIT, "no_split must be set before the pool is used");
+  p.flags |= CISTERN_POOL_NO_SPLIT;
+}
+
+void Adapter::setUseOnOOM(DeviceIndex device, MempoolId_t id, bool use_on_oom) {
+  DevicePools& d = of(device);
+  std::lock_guard<std::mutex> lock(d.mutex);
+  auto& list = d.use_on_oom;
+  list.erase(std::remove(list.begin(), list.end(), id), list.end());
+  if (use_on_oom)
+    list.push_back(id);
+}
+
+int Adapter::getPoolUseCount(DeviceIndex device, MempoolId_t id) {
+  DevicePools& d = of(device);
+  std::lock_guard<std::mutex> lock(d.mutex);
+  return find(d, id).uses;
+}
+
+std::vector<MempoolId_t> pools_for_oom(DeviceIndex device) {
+  DevicePools& d = of(device);
+  std::lock_guard<std::mutex> lock(d.mutex);
+  std::vector<MempoolId_t> out;
+  for (const MempoolId_t& id : d.use_on_oom) {
+    const auto it = d.pools.find(id);
+    if (it != d.pools.end() && it->second.made)
+      out.push_back(id);
+  }
+  return out;
+}
+
+bool pool_known(DeviceIndex device, MempoolId_t id) {
+  DevicePools& d = devices[device];
+  std::lock_guard<std::mutex> lock(d.mutex);
+  const auto it = d.pools.find(id);
+  return it != d.pools.end() && it->second.made;
+}
+
+void Adapter::beginAllocateToPool(DeviceIndex device, MempoolId_t id, std::function<bool(cudaStream_t)> filter) {
+  DevicePools& d = of(device);
+  touch(device);
+  const cudaStream_t current = c10::cuda::getCurrentCUDAStream(device).stream();
+  std::lock_guard<std::mutex> lock(d.mutex);
+  settle(device, d);
+  const bool capture_follows =
+      current != nullptr && current != cudaStreamLegacy && !is_capturing(current) && !filter(current);
+  Pool& p = d.pools[id];
+  p.uses++;
+  try {
+    if (capture_follows)
+      announce(device, d, id, current);
+    d.scopes.push_back({id, std::move(filter)});
+  } catch (...) {
+    if (--p.uses == 0 && !p.made)
+      d.pools.erase(id);
+    throw;
+  }
+  count(1);
+}
+
+void Adapter::endAllocateToPool(DeviceIndex device, MempoolId_t id) {
+  DevicePools& d = of(device);
+  const cudaStream_t current = c10::cuda::getCurrentCUDAStream(device).stream();
+  std::lock_guard<std::mutex> lock(d.mutex);
+  // Threads may share a pool, each with a scope: this thread's is the one whose filter takes it.
+  auto found = d.scopes.end();
+  for (auto s = d.scopes.begin(); s != d.scopes.end(); ++s)
+    if (s->pool == id && (found == d.scopes.end() || s->filter(current)))
+      found = s;
+  TORCH_CHECK(found != d.scopes.end(), "endAllocatePool: not currently recording to mempool_id");
+  d.scopes.erase(found);
+  count(-1);
+  settle(device, d);
+}
+
+void Adapter::releasePool(DeviceIndex device, MempoolId_t id) {
+  if (mode.load() & kForked)
+    return; // destructors call this
+  DevicePools& d = of(device);
+  Pool gone;
+  {
+    std::lock_guard<std::mutex> lock(d.mutex);
+    Pool& p = find(d, id);
+    if (--p.uses > 0)
+      return;
+    settle(device, d);
+    gone = std::move(p);
+    d.pools.erase(id);
+  }
+  if (!gone.made)
+    return;
+  // The memory of a torch.cuda.MemPool goes back to the driver with it, that of graphs stays cached for others.
+  Recorded recorded(cca::RecordContext::ALL);
+  int code = gone.users && !gone.captured ? lib.pool_trim(device, Ids(id)) : CISTERN_OK;
+  if (code == CISTERN_OK)
+    code = lib.pool_release(device, Ids(id));
+  if (code != CISTERN_OK)
+    TORCH_WARN("Cistern: the release of a pool: ", last_words());
+  if (gone.upstream != nullptr)
+    gone.upstream->unref();
+}
+
+// For what PyTorch has no word for: the kind of memory of a pool that has not been used yet.
+extern "C" __attribute__((visibility("default"))) int cistern_torch_pool_flags(int device, unsigned long long first,
+                                                                               unsigned long long second, unsigned flags) {
+  if (adapter == nullptr || !adapter->initialized() || device < 0 || device >= device_count)
+    return CISTERN_INVALID;
+  try {
+    DevicePools& d = devices[device];
+    std::lock_guard<std::mutex> lock(d.mutex);
+    const auto it = d.pools.find({first, second});
+    if (it == d.pools.end() || it->second.made)
+      return CISTERN_INVALID;
+    it->second.flags |= flags;
+    return CISTERN_OK;
+  } catch (...) {
+    return CISTERN_INTERNAL;
+  }
+}
+
+} // namespace cistern_torch

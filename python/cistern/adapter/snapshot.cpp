@@ -1,0 +1,112 @@
+// snapshot.cpp: all memory and what is in it, as torch.cuda.memory_snapshot shows it.
+#include "adapter.h"
+
+#include <c10/cuda/CUDAAllocatorConfig.h>
+
+#include <algorithm>
+#include <map>
+
+namespace cistern_torch {
+
+namespace {
+
+using c10::CachingDeviceAllocator::SegmentInfo;
+
+struct Snapshot {
+  cistern_snapshot* p = nullptr;
+  ~Snapshot() {
+    if (p != nullptr)
+      lib.snapshot_free(p);
+  }
+};
+
+// Blocks of one device, or of one pool of it, appended; returns the bytes in use.
+size_t add_segments(DeviceIndex device, MempoolId_t pool, std::vector<SegmentInfo>* out) {
+  const bool all = pool.first == 0 && pool.second == 0;
+  if (!touched[device].load() || (!all && !pool_known(device, pool)))
+    return 0;
+  Snapshot snap;
+  const Ids ids(pool);
+  check(lib.snapshot_take(device, all ? nullptr : static_cast<const uint64_t*>(ids), &snap.p));
+  size_t active = 0;
+  std::vector<SegmentInfo> segments;
+  segments.reserve(snap.p->num_segments);
+  for (size_t i = 0; i < snap.p->num_segments; i++) {
+    const cistern_segment& g = snap.p->segments[i];
+    SegmentInfo info;
+    info.device = device;
+    info.address = g.addr;
+    info.total_size = g.size;
+    info.stream = g.stream;
+    info.is_large = g.large != 0;
+    info.is_expandable = g.expandable != 0;
+    info.owner_private_pool_id = {g.pool[0], g.pool[1]};
+    info.context_when_allocated = segment_context(device, g.addr);
+    info.blocks.reserve(g.blocks);
+    for (size_t j = g.first_block; j < g.first_block + g.blocks; j++) {
+      const cistern_block& b = snap.p->blocks[j];
+      c10::CachingDeviceAllocator::BlockInfo block;
+      block.size = b.size;
+      block.requested_size = b.requested;
+      block.allocated = b.state == CISTERN_BLOCK_USED;
+      block.active = b.state != CISTERN_BLOCK_FREE;
+      if (block.allocated)
+        info.allocated_size += b.size;
+      if (block.active) {
+        info.active_size += b.size;
+        info.requested_size += b.requested;
+        block.context_when_allocated = block_context(device, b.addr);
+      }
+      info.blocks.push_back(std::move(block));
+    }
+    active += info.active_size;
+    segments.push_back(std::move(info));
+  }
+  std::stable_sort(segments.begin(), segments.end(),
+                   [](const SegmentInfo& a, const SegmentInfo& b) { return a.address < b.address; });
+  std::move(segments.begin(), segments.end(), std::back_inserter(*out));
+  return active;
+}
+
+} // namespace
+
+cca::SnapshotInfo Adapter::snapshot(MempoolId_t pool, bool include_traces) {
+  cca::SnapshotInfo out;
+  if (initialized() && !(mode.load() & kForked)) {
+    if (include_traces)
+      copy_traces(&out);
+    for (int d = 0; d < device_count; d++) {
+      const auto device = static_cast<DeviceIndex>(d);
+      const size_t active = add_segments(device, pool, &out.segments);
+      record_snapshot(device, active, pool);
+    }
+  }
+  using c10::CachingAllocator::AcceleratorAllocatorConfig;
+  cca::AllocatorConfigInfo& md = out.config_metadata;
+  md.garbage_collection_threshold = AcceleratorAllocatorConfig::garbage_collection_threshold();
+  md.max_split_size = AcceleratorAllocatorConfig::max_split_size();
+  md.pinned_num_register_threads = cca::CUDAAllocatorConfig::pinned_num_register_threads();
+  md.expandable_segments = AcceleratorAllocatorConfig::use_expandable_segments();
+  md.release_lock_on_malloc = cca::CUDAAllocatorConfig::release_lock_on_cudamalloc();
+  md.pinned_use_host_register = cca::CUDAAllocatorConfig::pinned_use_cuda_host_register();
+  md.graph_capture_record_stream_reuse = cca::CUDAAllocatorConfig::graph_capture_record_stream_reuse();
+  md.last_allocator_settings = AcceleratorAllocatorConfig::last_allocator_settings();
+  md.roundup_power2_divisions = AcceleratorAllocatorConfig::roundup_power2_divisions();
+  return out;
+}
+
+std::vector<cca::StreamSegmentSize> Adapter::getExpandableSegmentSizes(DeviceIndex device) {
+  check_device(device);
+  std::vector<SegmentInfo> segments;
+  add_segments(device, {0, 0}, &segments);
+  std::map<std::pair<void*, bool>, size_t> sums; // by stream and size class
+  for (const SegmentInfo& s : segments)
+    if (s.is_expandable && s.address != 0)
+      sums[{s.stream, !s.is_large}] += s.total_size;
+  std::vector<cca::StreamSegmentSize> out;
+  for (const auto& [key, size] : sums)
+    out.emplace_back(static_cast<cudaStream_t>(key.first), key.second, size);
+  return out;
+}
+
+} // namespace cistern_torch
