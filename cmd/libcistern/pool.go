@@ -100,23 +100,61 @@ func onStream(d C.int, h C.uintptr_t, f func(*cistern.Device, *cistern.Stream) e
 }
 
 //export corePoolCreate
-func corePoolCreate(d C.int, pool0, pool1 C.uint64_t, o *C.cistern_pool_options) (code C.int) {
+func corePoolCreate(d C.int, pool0, pool1 C.uint64_t, flags C.uint32_t, alloc, free, ctx C.uintptr_t) (code C.int) {
 	defer caught(&code)
 	l, err := started()
 	if err != nil {
 		return fail(err)
 	}
-	if o.flags != 0 || o.alloc != nil {
-		return fail(&failure{C.CISTERN_UNSUPPORTED, "pools with options are not there yet"})
+	const kinds = C.CISTERN_POOL_IPC_LEGACY | C.CISTERN_POOL_SINGLE_HANDLE
+	if flags&^(C.CISTERN_POOL_NO_SPLIT|kinds) != 0 {
+		return fail(&failure{C.CISTERN_INVALID, fmt.Sprintf("options.flags: %#x has flags that are not CISTERN_POOL_'s", uint32(flags))})
+	}
+	o := cistern.PoolOptions{NoSplit: flags&C.CISTERN_POOL_NO_SPLIT != 0}
+	switch flags & kinds {
+	case C.CISTERN_POOL_IPC_LEGACY:
+		o.Kind = cistern.PoolMalloc
+	case C.CISTERN_POOL_SINGLE_HANDLE:
+		o.Kind = cistern.PoolSingleHandle
+	case kinds:
+		return fail(&failure{C.CISTERN_INVALID, "options.flags: memory for cudaIpcGetMemHandle is from cuMemAlloc, which has no handle: " +
+			"choose CISTERN_POOL_IPC_LEGACY or CISTERN_POOL_SINGLE_HANDLE"})
+	}
+	if alloc != 0 {
+		o.Segments = &hostSegments{alloc: alloc, free: free, ctx: ctx, device: d}
 	}
 	dev, err := l.device(d)
 	if err != nil {
 		return fail(err)
 	}
-	if _, err := dev.NewPool(cistern.PoolID{uint64(pool0), uint64(pool1)}); err != nil {
+	if _, err := dev.NewPoolWith(cistern.PoolID{uint64(pool0), uint64(pool1)}, o); err != nil {
 		return fail(err)
 	}
 	return C.CISTERN_OK
+}
+
+// hostSegments is segments from two functions of the host program. Functions and context are numbers here: only C looks
+// behind them.
+type hostSegments struct {
+	alloc, free, ctx C.uintptr_t
+	device           C.int
+}
+
+func (h *hostSegments) Alloc(size uint64, st cuda.Stream) (cuda.Ptr, error) {
+	p := C.shim_call_alloc(h.alloc, h.ctx, C.size_t(size), h.device, C.uintptr_t(st))
+	if p == 0 {
+		return 0, fmt.Errorf("the pool's own function has no %d bytes: %w", size, cuda.ErrOutOfMemory)
+	}
+	if p%512 != 0 {
+		C.shim_call_free(h.free, h.ctx, p, C.size_t(size), h.device, C.uintptr_t(st))
+		return 0, &failure{C.CISTERN_INVALID, fmt.Sprintf("the pool's own function returned %#x, which is not aligned to 512 bytes", uint64(p))}
+	}
+	return cuda.Ptr(p), nil
+}
+
+func (h *hostSegments) Free(p cuda.Ptr, size uint64, st cuda.Stream) error {
+	C.shim_call_free(h.free, h.ctx, C.uintptr_t(p), C.size_t(size), h.device, C.uintptr_t(st))
+	return nil
 }
 
 //export corePoolBegin

@@ -218,7 +218,7 @@ PUBLIC int cistern_pool_create(int device, const uint64_t pool[2], const cistern
   }
   if ((o.alloc == NULL) != (o.free == NULL))
     return invalid("options.alloc and options.free: give both or neither");
-  return corePoolCreate(device, pool[0], pool[1], &o);
+  return corePoolCreate(device, pool[0], pool[1], o.flags, (uintptr_t)o.alloc, (uintptr_t)o.free, (uintptr_t)o.ctx);
 }
 
 PUBLIC int cistern_pool_begin(int device, const uint64_t pool[2], void *stream) {

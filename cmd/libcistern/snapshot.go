@@ -50,7 +50,7 @@ func coreSnapshotTake(d, onlyOne C.int, pool0, pool1 C.uint64_t, out **C.cistern
 		}
 		streams = dev.Streams() // after the segments, so that it has theirs
 	}
-	*out = snapshotOf(l, d, segments, streams)
+	*out = snapshotOf(d, segments, streams)
 	if *out == nil {
 		return fail(&failure{C.CISTERN_INTERNAL, "no host memory for the snapshot"})
 	}
@@ -58,7 +58,7 @@ func coreSnapshotTake(d, onlyOne C.int, pool0, pool1 C.uint64_t, out **C.cistern
 }
 
 // snapshotOf lays a snapshot out as one piece of C memory: the struct, the segments, the blocks.
-func snapshotOf(l *library, d C.int, segments []cistern.Segment, streams []*cistern.Stream) *C.cistern_snapshot {
+func snapshotOf(d C.int, segments []cistern.Segment, streams []*cistern.Stream) *C.cistern_snapshot {
 	n := 0
 	for i := range segments {
 		n += len(segments[i].Blocks)
@@ -74,7 +74,6 @@ func snapshotOf(l *library, d C.int, segments []cistern.Segment, streams []*cist
 	snap.segments, snap.num_segments = unsafe.SliceData(segs), C.size_t(len(segs))
 	snap.blocks, snap.num_blocks = unsafe.SliceData(blocks), C.size_t(n)
 	at := 0
-	expandable := l.Options().Backend == cistern.BackendVMM
 	for i := range segments {
 		s := &segments[i]
 		var handle cuda.Stream
@@ -84,7 +83,7 @@ func snapshotOf(l *library, d C.int, segments []cistern.Segment, streams []*cist
 		c := &segs[i]
 		c.addr, c.size, c.pool = C.uint64_t(s.Addr), C.uint64_t(s.Size), poolOf(s.Pool)
 		putHandle(&c.stream, handle)
-		c.large, c.expandable = flag(s.Large), flag(expandable)
+		c.large, c.expandable = flag(s.Large), flag(s.Chunks != nil)
 		c.first_block, c.blocks = C.size_t(at), C.size_t(len(s.Blocks))
 		for j := range s.Blocks {
 			b := &s.Blocks[j]
@@ -117,7 +116,7 @@ func coreSnapshotWrite(name *C.char) (code C.int) {
 	var devices []*trace.Trace
 	for i := range l.devices {
 		if dev, ok := l.Started(cuda.Device(i)); ok {
-			devices = append(devices, recorded(l, dev))
+			devices = append(devices, recorded(dev))
 		}
 	}
 	if err := writeFile(C.GoString(name), devices); err != nil {
@@ -127,7 +126,7 @@ func coreSnapshotWrite(name *C.char) (code C.int) {
 }
 
 // recorded is what a device holds now and, where its history is on, what led to it.
-func recorded(l *library, dev *cistern.Device) *trace.Trace {
+func recorded(dev *cistern.Device) *trace.Trace {
 	t := &trace.Trace{Device: int(dev.ID()), Format: "cistern", Stacks: []trace.Stack{nil}}
 	events, lost := dev.History()
 	segments := dev.Snapshot()
@@ -142,10 +141,9 @@ func recorded(l *library, dev *cistern.Device) *trace.Trace {
 	if len(t.Streams) == 0 {
 		t.Streams = []uint64{0} // of spare chunks that no stream has used
 	}
-	expandable := l.Options().Backend == cistern.BackendVMM
 	for _, s := range segments {
 		stream := uint32(max(s.Stream, 0))
-		g := trace.Segment{Addr: s.Addr, Size: s.Size, Stream: stream, Pool: s.Number, Large: s.Large, Expandable: expandable}
+		g := trace.Segment{Addr: s.Addr, Size: s.Size, Stream: stream, Pool: s.Number, Large: s.Large, Expandable: s.Chunks != nil}
 		for _, b := range s.Blocks {
 			g.Blocks = append(g.Blocks, trace.Block{Addr: b.Addr, Size: b.Size, Requested: b.Requested, Stream: stream,
 				Pool: s.Number, State: trace.BlockState(b.State)})

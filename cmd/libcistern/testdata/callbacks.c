@@ -1,4 +1,4 @@
-/* Functions of the program that the library calls: for memory when there is none left. */
+/* Functions of the program that the library calls: for memory when there is none left, and for a pool's segments. */
 #include "check.h"
 
 static void *hoard[64];
@@ -29,7 +29,96 @@ static int no_help(void *ctx, int device, uint64_t missing) {
   return 0;
 }
 
+/* A pool whose segments come from the program: a piece of addresses that nobody else has. */
+static uintptr_t next = (uintptr_t)1 << 44;
+static int segments, given, refuse, crooked;
+
+static void *segment_alloc(void *ctx, size_t size, int device, void *stream) {
+  CHECK(ctx == &segments && device == 0 && stream == STREAM(1) && size >= MIB);
+  /* No lock is held: the library may be used. */
+  void *p = cistern_malloc(4096, 0, NULL);
+  CHECK(p != NULL);
+  OK(cistern_release(p));
+  cistern_snapshot *s;
+  OK(cistern_snapshot_take(0, NULL, &s));
+  cistern_snapshot_free(s);
+  if (refuse) {
+    CHECK(cistern_release((void *)512) == CISTERN_INVALID); /* its own failures do not show */
+    return NULL;
+  }
+  segments++;
+  void *at = (void *)(next + crooked);
+  next += size;
+  return at;
+}
+
+static void segment_free(void *ctx, void *ptr, size_t size, int device, void *stream) {
+  CHECK(ctx == &segments && ptr != NULL && device == 0 && stream == STREAM(1) && size >= MIB);
+  CHECK(stats_of(0).ooms >= 0);
+  given++;
+}
+
+static void pools(void) {
+  const uint64_t mine[2] = {5, 5}, whole[2] = {5, 6}, legacy[2] = {5, 7}, single[2] = {5, 8};
+  cistern_pool_options o = {.size = sizeof o, .alloc = segment_alloc, .free = segment_free, .ctx = &segments};
+  OK(cistern_pool_create(0, mine, &o));
+  void *p, *q;
+  OK(cistern_alloc(&p, 3 * MIB, 0, STREAM(1), mine));
+  CHECK((uintptr_t)p >= (uintptr_t)1 << 44 && segments == 1);
+  OK(cistern_release(p));
+  OK(cistern_alloc(&q, 3 * MIB, 0, STREAM(1), mine));
+  CHECK(q == p && segments == 1); /* cached */
+  cistern_snapshot *s;
+  OK(cistern_snapshot_take(0, mine, &s));
+  CHECK(s->num_segments == 1 && s->segments[0].expandable == 0 && s->segments[0].addr == (uintptr_t)p);
+  cistern_snapshot_free(s);
+  refuse = 1;
+  FAILS(CISTERN_OUT_OF_MEMORY, "out of memory", cistern_alloc(&p, 100 * MIB, 0, STREAM(1), mine));
+  refuse = 0;
+  crooked = 8;
+  FAILS(CISTERN_INVALID, "not aligned", cistern_alloc(&p, 100 * MIB, 0, STREAM(1), mine));
+  CHECK(given == 1);
+  crooked = 0;
+  OK(cistern_release(q));
+  OK(cistern_pool_trim(0, mine));
+  CHECK(given == 2);
+  OK(cistern_alloc(&q, 3 * MIB, 0, STREAM(1), mine));
+  OK(cistern_release(q));
+  OK(cistern_pool_release(0, mine));
+  OK(cistern_trim(0));
+  CHECK(given == segments);
+
+  o = (cistern_pool_options){.size = sizeof o, .flags = CISTERN_POOL_NO_SPLIT};
+  OK(cistern_pool_create(0, whole, &o));
+  OK(cistern_alloc(&p, 3 * MIB, 0, STREAM(1), whole));
+  OK(cistern_alloc(&q, 3 * MIB, 0, STREAM(1), whole));
+  OK(cistern_snapshot_take(0, whole, &s));
+  CHECK(s->num_segments == 2 && s->num_blocks == 2);
+  cistern_snapshot_free(s);
+  OK(cistern_release(p));
+  OK(cistern_release(q));
+  o.flags = CISTERN_POOL_IPC_LEGACY | CISTERN_POOL_SINGLE_HANDLE;
+  FAILS(CISTERN_INVALID, "choose", cistern_pool_create(0, legacy, &o));
+  o.flags = CISTERN_POOL_IPC_LEGACY;
+  OK(cistern_pool_create(0, legacy, &o));
+  o.flags = CISTERN_POOL_SINGLE_HANDLE;
+  OK(cistern_pool_create(0, single, &o));
+  OK(cistern_alloc(&p, 3 * MIB, 0, STREAM(1), legacy));
+  OK(cistern_alloc(&q, 3 * MIB, 0, STREAM(1), single));
+  OK(cistern_snapshot_take(0, single, &s));
+  CHECK(s->num_segments == 1 && s->segments[0].expandable == 0);
+  cistern_snapshot_free(s);
+  OK(cistern_release(p));
+  OK(cistern_release(q));
+  OK(cistern_pool_release(0, whole));
+  OK(cistern_pool_release(0, legacy));
+  OK(cistern_pool_release(0, single));
+  OK(cistern_trim(0));
+  CHECK(stats_of(0).reserved.all.current == 0);
+}
+
 int main(void) {
+  pools();
   OK(cistern_set_limit(0, 256 * MIB));
   OK(cistern_on_out_of_memory(0, give_back, (void *)7));
   OK(cistern_on_out_of_memory(0, give_back, (void *)7)); /* not twice */
