@@ -6,13 +6,13 @@ GO ?= go
 TRACE ?= trace/testdata/gpt2_varlen.pickle.gz
 CAPACITY ?= 20.2GiB
 
-.PHONY: help demo test build library install web bench soak fuzz race cross lint gpu-bundle gpu-test gpu-bench clean tools
+.PHONY: help demo test build library plain wheel command install web bench soak fuzz race cross lint gpu-bundle gpu-test gpu-bench clean tools
 .DEFAULT_GOAL := help
 
 help:
 	@echo 'make demo        replay a recorded run (TRACE=file, CAPACITY=size), write bin/demo.html'
 	@echo 'make test        every test; CISTERN_TRACES=folder adds those over recorded traces in it'
-	@echo 'make build       bin/cistern, with the page of its reports, and lib/libcistern.so'
+	@echo 'make build       bin/cistern with the page of its reports, lib/*.so, and dist/*.whl where there is hatchling'
 	@echo 'make install     the C library, its header and pkg-config file under PREFIX (/usr/local), below DESTDIR'
 	@echo 'make race        the tests under the race detector'
 	@echo 'make fuzz        every fuzz target, FUZZTIME each (10s)'
@@ -46,8 +46,16 @@ web: $(PAGE)
 
 # Go's own cache knows what has changed, so these ask it every time.
 
-build: tools $(PAGE) library
+build: command library plain
+	@scripts/need.sh --try hatchling
+	@scripts/wheel.sh --try
+
+command: tools $(PAGE)
 	$(GO) build -trimpath -o bin/cistern ./cmd/cistern
+
+wheel: command library plain
+	@scripts/need.sh hatchling
+	@scripts/wheel.sh
 
 # The C library: the version script hides all but cistern_*; -s and -w leave out what only debuggers of Go read.
 LIBRARY ?= lib/libcistern.so
@@ -57,6 +65,14 @@ library: tools
 	CGO_ENABLED=1 $(GO) build -trimpath -buildmode=c-shared -tags '$(GOTAGS)' -o $(LIBRARY) -ldflags "-s -w -extldflags \
 	  '-Wl,-soname,libcistern.so -Wl,--version-script=$(CURDIR)/cmd/libcistern/libcistern.map'" ./cmd/libcistern
 	@rm -f $(LIBRARY:.so=.h)
+
+# What PyTorch's plain pluggable allocator loads, for where there is no compiler.
+CXX ?= c++
+plain:
+	@scripts/need.sh c++
+	@mkdir -p lib
+	$(CXX) -std=c++17 -O2 -fPIC -shared -fvisibility=hidden -Wall -Wextra -Icmd/libcistern -o lib/libcistern_plain.so \
+	  python/cistern/adapter/plain.cpp -ldl -lpthread
 
 PREFIX ?= /usr/local
 VERSION := $(shell sed -n 's/^const Version = "\(.*\)"/\1/p' version.go)
@@ -87,10 +103,11 @@ demo: build
 	@echo "The page of this run: $(CURDIR)/bin/demo.html"
 
 # The browser's test is skipped where there is no Chromium and none can be installed; CISTERN_BROWSER_TEST=1 forbids that.
-test: tools $(PAGE)
+test: command library plain
 	@scripts/need.sh --try chromium
 	$(if $(wildcard report/web/test/*.test.mjs),cd report/web && npm test --silent)
 	$(GO) test -timeout 30m ./...
+	python3 -m unittest discover -s python -t python
 
 lint: tools
 	$(GO) test -count=1 ./internal/lint

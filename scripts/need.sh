@@ -13,6 +13,8 @@ package() {
   case $1 in
     node) echo nodejs ;;
     cc) echo gcc ;;
+    c++) echo g++ ;;
+    hatchling) echo python3-hatchling ;;
     *) echo "$1" ;;
   esac
 }

@@ -32,7 +32,7 @@ NAME = "libcistern_torch.so"
 FLAGS = ["-std=c++17", "-O2", "-fPIC", "-DNDEBUG"]
 
 # What the adapter calls. PyTorch has loaded them, so no path is written into the result.
-LIBRARIES = ["torch_python", "torch_cuda", "torch_cpu", "c10_cuda", "c10"]
+LIBRARIES = ["c10_cuda", "c10"]
 
 
 class BuildError(Exception):
