@@ -55,6 +55,10 @@ type Allocator struct {
 	// turn counts the occasions on which the GPU is asked how far it is: requests on the ladder and waits.
 	turn atomic.Uint64
 
+	exported atomic.Uint64 // number of the last export
+	byExport sync.Map      // exports by number
+	opened   opened
+
 	// regions finds the owner of an address: a table of the 4 GiB pieces of the 48-bit address space.
 	regions [1 << (addressBits - regionBits)]atomic.Pointer[region]
 }

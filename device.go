@@ -62,6 +62,7 @@ type Device struct {
 	pending  []pendingFree
 	uses     []use
 	spareUse int32
+	exports  map[cuda.Ptr]*Export // by address of the block
 
 	limit         uint64
 	reservedBytes uint64 // physical memory held

@@ -32,12 +32,14 @@ func (d *Device) addUse(list int32, t *Stream) int32 {
 	return i
 }
 
-// takeUses empties a list.
+// takeUses empties a list and returns its streams.
 func (d *Device) takeUses(list int32) []*Stream {
 	var out []*Stream
 	for i := list; i != 0; {
 		next := d.uses[i].next
-		out = append(out, d.uses[i].stream)
+		if t := d.uses[i].stream; t != exportMark {
+			out = append(out, t)
+		}
 		d.uses[i] = use{next: d.spareUse}
 		d.spareUse = i
 		i = next

@@ -167,6 +167,9 @@ func (s *space) freeSlow(p cuda.Ptr) error {
 	e := event.Event{Kind: event.FreeRequested, Addr: uint64(p), Size: requested, Stream: uint32(s.stream.index),
 		Pool: s.pool.number, Tag: uint16(b.Tag)}
 	d.record(e)
+	if e := d.exports[p]; e != nil {
+		e.end()
+	}
 	if b.Uses != 0 && d.poisoned() == nil {
 		uses := d.takeUses(b.Uses)
 		b.Uses = 0

@@ -31,6 +31,8 @@ var mayImport = map[string][]string{
 	"report":  {"analyze", "event", "internal/units", "replay", "trace"},
 	// Shared by all: sizes in words.
 	"internal/units": {},
+	// Above the engine: memory passed between processes.
+	"internal/share": {".", "cuda"},
 	// For tests and commands on a GPU: kernels.
 	"internal/gpu":  {"cuda", "cuda/nvidia"},
 	"internal/lint": {},

@@ -18,6 +18,7 @@ type Chunk struct {
 	Handle   cuda.Handle
 	Size     uint64 // bytes
 	Addr     uint64 // where its owner sees it; 0 while it is spare
+	Serial   uint64 // never reused
 	Stamp    uint64 // while spare: the epoch of Stream after which its bytes are free
 	Stream   int32  // while spare: the stream that used it last, -1 none
 	Owner    int32  // index of the owning space, -1 while it is spare
@@ -28,8 +29,9 @@ type Chunk struct {
 
 // Chunks is the slab of a device's chunks.
 type Chunks struct {
-	slab  []Chunk
-	spare ChunkID
+	slab    []Chunk
+	spare   ChunkID
+	serials uint64
 }
 
 // At is the record of a chunk; the pointer is valid until the next Add.
@@ -47,7 +49,8 @@ func (c *Chunks) Add(h cuda.Handle, size uint64, upstream int32) ChunkID {
 		id = ChunkID(len(c.slab))
 		c.slab = append(c.slab, Chunk{})
 	}
-	c.slab[id] = Chunk{Handle: h, Size: size, Owner: -1, Stream: -1, Upstream: upstream}
+	c.serials++
+	c.slab[id] = Chunk{Handle: h, Size: size, Serial: c.serials, Owner: -1, Stream: -1, Upstream: upstream}
 	return id
 }
 

@@ -1,0 +1,151 @@
+package share
+
+import (
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/cistern-gpu/cistern"
+	"github.com/cistern-gpu/cistern/cuda"
+)
+
+// Patience is how long each side waits for the next word of the other.
+const Patience = 10 * time.Second
+
+// Guard is told of what a child of fork must close and what must go when the process exits. Its methods are called from
+// any goroutine.
+type Guard interface {
+	Opened(fd int)         // the descriptor is open
+	Closing(fd int)        // and will be closed next
+	Listening(path string) // a socket is there now
+}
+
+// Process shares the memory of one allocator, and opens others'.
+type Process struct {
+	a        *cistern.Allocator
+	guard    Guard
+	patience time.Duration
+	user     uint32 // whose processes are answered and asked
+
+	identity, token [16]byte
+
+	mu     sync.Mutex
+	server *server // guarded by mu: nil until something is shared
+}
+
+// New prepares sharing; it does nothing until something is shared or opened. guard may be nil.
+func New(a *cistern.Allocator, guard Guard) *Process {
+	if guard == nil {
+		guard = noGuard{}
+	}
+	p := &Process{a: a, guard: guard, patience: Patience, user: uint32(os.Geteuid())}
+	rand.Read(p.identity[:])
+	rand.Read(p.token[:])
+	return p
+}
+
+type noGuard struct{}
+
+func (noGuard) Opened(int)       {}
+func (noGuard) Closing(int)      {}
+func (noGuard) Listening(string) {}
+
+// Share makes the block that starts at ptr available, until it is freed, and returns the handle for it: the same one
+// while it is live.
+func (p *Process) Share(ptr cuda.Ptr) (string, error) {
+	e, err := p.a.Export(ptr)
+	if err != nil {
+		return "", err
+	}
+	s, err := p.listen()
+	if err != nil {
+		return "", fmt.Errorf("share: no socket to pass memory over: %w", err)
+	}
+	h := Handle{PID: os.Getpid(), Process: p.identity, Token: p.token, ID: e.ID, UUID: e.Shared.UUID, Size: e.Shared.Size, Socket: s.path}
+	return h.String(), nil
+}
+
+// listen starts to answer, once.
+func (p *Process) listen() (*server, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.server == nil {
+		s, err := p.serve()
+		if err != nil {
+			return nil, err
+		}
+		p.server = s
+	}
+	return p.server, nil
+}
+
+// Open makes the memory that the handle names usable by the device and returns the address of its first byte. Opened
+// again it is not mapped again; each Open is undone by one Close. A handle of this process's own gives the block itself.
+func (p *Process) Open(handle string, dev cuda.Device) (cuda.Ptr, error) {
+	h, err := Parse(handle)
+	if err != nil {
+		return 0, err
+	}
+	if h.Process == p.identity {
+		return p.openOwn(h, dev)
+	}
+	r, err := p.ask(h)
+	if err != nil {
+		return 0, err
+	}
+	defer r.close()
+	return p.a.Open(dev, string(h.Process[:]), r.offered, r.descriptor)
+}
+
+// openOwn opens what this process shared itself. For the memory's own device nothing is to be mapped.
+func (p *Process) openOwn(h Handle, dev cuda.Device) (cuda.Ptr, error) {
+	e, err := p.a.Exported(h.ID)
+	if err != nil {
+		return 0, err
+	}
+	if e.Device == dev {
+		return p.a.OpenOwn(e)
+	}
+	if len(e.Shared.Chunks) == 0 {
+		return 0, fmt.Errorf("this process shared the memory itself, for device %d, and can open it for that alone", e.Device)
+	}
+	last := -1
+	shut := func() {
+		if last >= 0 {
+			p.guard.Closing(last)
+			syscall.Close(last)
+			last = -1
+		}
+	}
+	defer shut()
+	return p.a.Open(dev, string(h.Process[:]), e.Shared, func(i int) (int, error) {
+		shut()
+		fd, err := e.Descriptor(i)
+		if err == nil {
+			last = fd
+			p.guard.Opened(fd)
+		}
+		return fd, err
+	})
+}
+
+// Close undoes one Open. The caller knows that the GPU is done with the memory.
+func (p *Process) Close(ptr cuda.Ptr) error { return p.a.CloseShared(ptr) }
+
+// Stop ends answering and removes the socket, for programs that stop sharing while they go on. What others have open
+// stays open.
+func (p *Process) Stop() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.server != nil {
+		p.server.stop()
+		p.server = nil
+	}
+}
+
+// errEnded is that the other side hung up.
+var errEnded = errors.New("the connection ended")

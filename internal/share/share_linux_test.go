@@ -1,0 +1,438 @@
+package share
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/cistern-gpu/cistern"
+	"github.com/cistern-gpu/cistern/cuda"
+	"github.com/cistern-gpu/cistern/cuda/sim"
+)
+
+const mib = 1 << 20
+
+// party is what a process is to another one: an allocator of its own, over a simulated driver of its own.
+type party struct {
+	*Process
+	t    testing.TB
+	drv  *sim.Driver
+	dev  *cistern.Device
+	st   *cistern.Stream
+	fds  guard
+	base sim.Live
+}
+
+// guard checks that what is said to be open is, and counts it.
+type guard struct {
+	t    testing.TB
+	mu   sync.Mutex
+	open map[int]int
+	most int
+	path string
+}
+
+func (g *guard) Opened(fd int) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if _, _, errno := syscall.Syscall(syscall.SYS_FCNTL, uintptr(fd), syscall.F_GETFD, 0); errno != 0 || g.open[fd] != 0 {
+		g.t.Errorf("descriptor %d is said to be open: %v, %d times", fd, errno, g.open[fd])
+	}
+	g.open[fd]++
+	g.most = max(g.most, len(g.open))
+}
+
+func (g *guard) Closing(fd int) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.open[fd] == 0 {
+		g.t.Errorf("descriptor %d is to be closed and was not opened", fd)
+	}
+	delete(g.open, fd)
+}
+
+func (g *guard) peak() int {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.most
+}
+
+func (g *guard) Listening(path string) { g.path = path }
+
+func newParty(t testing.TB, opts cistern.Options) *party {
+	t.Helper()
+	if sim.Exportable == cuda.HandleNone {
+		t.Skip("no descriptors here")
+	}
+	p := &party{t: t, fds: guard{t: t, open: map[int]int{}}}
+	p.drv = sim.New(sim.Options{Handles: sim.Exportable, Check: sim.CheckOrder, OnFault: func(err error) { t.Error(err) }})
+	a, err := cistern.New(p.drv, opts)
+	must(t, err)
+	p.Process = New(a, &p.fds)
+	p.patience = 2 * time.Second
+	p.dev, err = a.Device(0)
+	must(t, err)
+	p.st, err = p.dev.Stream(cuda.StreamLegacy)
+	must(t, err)
+	p.base = p.drv.Leaks()
+	t.Cleanup(func() {
+		p.Stop()
+		p.fds.mu.Lock()
+		defer p.fds.mu.Unlock()
+		if len(p.fds.open) != 0 {
+			t.Errorf("descriptors %v were not closed", p.fds.open)
+		}
+		if _, err := os.Stat(p.fds.path); p.fds.path != "" && !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("the socket %s is still there: %v", p.fds.path, err)
+		}
+	})
+	return p
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (p *party) alloc(size uint64) cuda.Ptr {
+	p.t.Helper()
+	ptr, err := p.dev.Alloc(size, p.st)
+	must(p.t, err)
+	return ptr
+}
+
+func (p *party) share(ptr cuda.Ptr) string {
+	p.t.Helper()
+	h, err := p.Share(ptr)
+	must(p.t, err)
+	return h
+}
+
+// uses opens memory, has the GPU use all of it, and closes it.
+func (p *party) uses(handle string, size uint64) {
+	p.t.Helper()
+	ptr, err := p.Open(handle, 0)
+	if err != nil {
+		p.t.Error(err)
+		return
+	}
+	if err := p.drv.Use(0, cuda.StreamLegacy, ptr, size); err != nil {
+		p.t.Error(err)
+	}
+	if err := p.drv.StreamSynchronize(0, cuda.StreamLegacy); err != nil {
+		p.t.Error(err)
+	}
+	if err := p.Close(ptr); err != nil {
+		p.t.Error(err)
+	}
+	if now := p.drv.Leaks(); now != p.base {
+		p.t.Errorf("left %+v", now)
+	}
+}
+
+// refused wants one line with these words, soon, and nothing left behind.
+func (p *party) refused(handle, words string) {
+	p.t.Helper()
+	start := time.Now()
+	_, err := p.Open(handle, 0)
+	if err == nil || !strings.Contains(err.Error(), words) || strings.Contains(err.Error(), "\n") {
+		p.t.Errorf("%v; want one line with %q", err, words)
+	}
+	if took := time.Since(start); took > p.patience+2*time.Second {
+		p.t.Errorf("that took %v", took)
+	}
+	if now := p.drv.Leaks(); now != p.base {
+		p.t.Errorf("left %+v", now)
+	}
+}
+
+func descriptors(t testing.TB) int {
+	t.Helper()
+	names, err := os.ReadDir("/proc/self/fd")
+	must(t, err)
+	return len(names)
+}
+
+func TestShare(t *testing.T) {
+	for name, opts := range map[string]cistern.Options{"chunks": {}, "segments": {Backend: cistern.BackendMalloc}} {
+		t.Run(name, func(t *testing.T) {
+			from, to := newParty(t, opts), newParty(t, opts)
+			before := descriptors(t)
+			for _, size := range []uint64{1, 300 << 10, 3*mib + 5, 100 * mib} {
+				ptr := from.alloc(size)
+				h := from.share(ptr)
+				if len(h) > MaxHandle || strings.ContainsFunc(h, func(r rune) bool { return r <= ' ' || r > '~' }) {
+					t.Errorf("the handle is %q", h)
+				}
+				if again := from.share(ptr); again != h {
+					t.Errorf("the handle is %q, then %q", h, again)
+				}
+				to.uses(h, size)
+				to.uses(h, size)
+				must(t, from.a.Free(ptr))
+				to.refused(h, "was freed by the process that shared it")
+				from.refused2(h, "was freed by the process that shared it")
+			}
+			from.Stop()
+			time.Sleep(10 * time.Millisecond)
+			if after := descriptors(t); after > before+1 { // the poller's, made by the first connection
+				t.Errorf("%d descriptors are open, %d were", after, before)
+			}
+		})
+	}
+}
+
+// refused2 is refused for a party that has memory of its own.
+func (p *party) refused2(handle, words string) {
+	p.t.Helper()
+	if _, err := p.Open(handle, 0); err == nil || !strings.Contains(err.Error(), words) {
+		p.t.Errorf("%v; want %q", err, words)
+	}
+}
+
+// 80 GB in chunks of 32 MiB are 2,500 descriptors: more than a process may have open.
+func TestManyChunks(t *testing.T) {
+	var limit syscall.Rlimit
+	must(t, syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit))
+	low := limit
+	low.Cur = uint64(descriptors(t)) + 60 // for both parties, whose batches are up to 64 each
+	from, to := newParty(t, cistern.Options{}), newParty(t, cistern.Options{})
+	const size = 80 << 30
+	h := from.share(from.alloc(size))
+	to.uses(h, size)
+	if n := max(from.fds.peak(), to.fds.peak()); n < maxBatch || n > maxBatch+2 {
+		t.Errorf("up to %d descriptors were open at once", n)
+	}
+	must(t, syscall.Setrlimit(syscall.RLIMIT_NOFILE, &low))
+	to.uses(h, size)
+	must(t, syscall.Setrlimit(syscall.RLIMIT_NOFILE, &limit))
+}
+
+func TestNoDescriptorLeft(t *testing.T) {
+	var limit syscall.Rlimit
+	must(t, syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit))
+	from, to := newParty(t, cistern.Options{}), newParty(t, cistern.Options{})
+	h := from.share(from.alloc(mib))
+	to.uses(h, mib)
+	low := limit
+	low.Cur = 3
+	must(t, syscall.Setrlimit(syscall.RLIMIT_NOFILE, &low))
+	_, err := to.Open(h, 0)
+	must(t, syscall.Setrlimit(syscall.RLIMIT_NOFILE, &limit))
+	if !errors.Is(err, syscall.EMFILE) {
+		t.Errorf("%v; want that there are too many open files", err)
+	}
+	to.uses(h, mib)
+}
+
+func TestRefused(t *testing.T) {
+	from, to := newParty(t, cistern.Options{}), newParty(t, cistern.Options{})
+	good := from.share(from.alloc(mib))
+	h, err := Parse(good)
+	must(t, err)
+
+	to.refused("", "not a handle that Cistern made")
+	to.refused(strings.Repeat("A", 64), "not a handle that Cistern made")
+	bad := h
+	bad.Token[3] ^= 1
+	to.refused(bad.String(), "not one of this process's")
+	bad = h
+	bad.ID += 5
+	to.refused(bad.String(), "no memory was ever shared under number")
+	bad = h
+	bad.Socket = "/nowhere/cistern-0/1.sock"
+	to.refused(bad.String(), "has ended, or its /nowhere is not this process's")
+	if _, err := to.Open(good, 7); !errors.Is(err, cuda.ErrInvalidDevice) {
+		t.Errorf("a device that does not exist: %v", err)
+	}
+
+	to.user++
+	to.refused(good, "belongs to another user")
+	to.user--
+	ours, theirs := pair(t)
+	c, err := newConn(theirs, noGuard{}, time.Second)
+	must(t, err)
+	somebody := Process{a: from.a, guard: noGuard{}, user: from.user + 1, token: from.token}
+	err = (&server{p: &somebody}).answer(c)
+	c.close()
+	syscall.Close(ours)
+	if err == nil || !strings.Contains(err.Error(), "is not shared with user") {
+		t.Errorf("somebody else's memory: %v", err)
+	}
+	to.uses(good, mib)
+}
+
+// A process of another user does not even get to the socket.
+func TestOtherUser(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root, to become somebody else")
+	}
+	from := newParty(t, cistern.Options{})
+	from.share(from.alloc(mib))
+	done := make(chan error)
+	go func() {
+		fd, err := syscall.Socket(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
+		if err == nil {
+			// The thread becomes nobody and ends with the goroutine, which stays locked to it.
+			runtime.LockOSThread()
+			if _, _, errno := syscall.RawSyscall(syscall.SYS_SETRESUID, 65534, 65534, 65534); errno != 0 {
+				err = errno
+			} else {
+				err = fmt.Errorf("connect: %w", syscall.Connect(fd, &syscall.SockaddrUnix{Name: from.fds.path}))
+			}
+			syscall.Close(fd)
+		}
+		done <- err
+	}()
+	if err := <-done; !errors.Is(err, syscall.EACCES) {
+		t.Errorf("another user's connection: %v; want permission denied", err)
+	}
+}
+
+func TestOwnHandle(t *testing.T) {
+	p := newParty(t, cistern.Options{})
+	ptr := p.alloc(3 * mib)
+	h := p.share(ptr)
+	for range 2 {
+		if got, err := p.Open(h, 0); got != ptr || err != nil {
+			t.Errorf("opened at %#x, %v; the block is at %#x", uint64(got), err, uint64(ptr))
+		}
+	}
+	must(t, p.Close(ptr))
+	must(t, p.Close(ptr))
+	if err := p.Close(ptr); err == nil {
+		t.Error("closed once too often")
+	}
+	must(t, p.a.Free(ptr))
+}
+
+func TestOwnHandleOnAnotherDevice(t *testing.T) {
+	for backend, says := range map[cistern.Backend]string{cistern.BackendVMM: "", cistern.BackendMalloc: "for device 0"} {
+		drv := sim.New(sim.Options{Devices: 2, Handles: sim.Exportable, Check: sim.CheckOrder})
+		a, err := cistern.New(drv, cistern.Options{Backend: backend})
+		must(t, err)
+		p := New(a, nil)
+		t.Cleanup(p.Stop)
+		dev, err := a.Device(0)
+		must(t, err)
+		st, err := dev.Stream(cuda.StreamLegacy)
+		must(t, err)
+		ptr, err := dev.Alloc(70*mib, st)
+		must(t, err)
+		h, err := p.Share(ptr)
+		must(t, err)
+		q, err := p.Open(h, 1)
+		if says != "" {
+			if err == nil || !strings.Contains(err.Error(), says) {
+				t.Errorf("%s: %v; want %q", backend, err, says)
+			}
+			continue
+		}
+		must(t, err)
+		must(t, drv.Use(1, cuda.StreamLegacy, q, 70*mib))
+		must(t, drv.StreamSynchronize(1, cuda.StreamLegacy))
+		must(t, p.Close(q))
+	}
+}
+
+func TestThousandCycles(t *testing.T) {
+	from, to := newParty(t, cistern.Options{ChunkMax: 2 * mib}), newParty(t, cistern.Options{})
+	h := from.share(from.alloc(20 * mib))
+	to.uses(h, 20*mib)
+	before := descriptors(t)
+	for range 1000 {
+		to.uses(h, 20*mib)
+	}
+	time.Sleep(50 * time.Millisecond) // the last connection's end on the other side
+	if after := descriptors(t); after > before {
+		t.Errorf("%d descriptors are open, %d were", after, before)
+	}
+}
+
+func TestManyImporters(t *testing.T) {
+	from := newParty(t, cistern.Options{ChunkMax: 2 * mib})
+	h := from.share(from.alloc(50 * mib))
+	var wg sync.WaitGroup
+	for range 16 {
+		to := newParty(t, cistern.Options{})
+		wg.Go(func() {
+			for range 10 {
+				to.uses(h, 50*mib)
+			}
+		})
+	}
+	wg.Wait()
+}
+
+func TestFolder(t *testing.T) {
+	user := uint32(os.Geteuid())
+	dir := t.TempDir()
+	folder := filepath.Join(dir, "mine")
+	must(t, own(folder, user))
+	must(t, own(folder, user))
+	if err := own(folder, user+1); err == nil {
+		t.Error("a folder of another user's is as good")
+	}
+	must(t, os.Chmod(folder, 0o755))
+	if err := own(folder, user); err == nil {
+		t.Error("a folder that everybody may enter is as good")
+	}
+	must(t, os.Chmod(folder, 0o700))
+	must(t, os.Symlink(folder, filepath.Join(dir, "link")))
+	if err := own(filepath.Join(dir, "link"), user); err == nil {
+		t.Error("a link is as good")
+	}
+	must(t, os.WriteFile(filepath.Join(dir, "file"), nil, 0o600))
+	if err := own(filepath.Join(dir, "file"), user); err == nil {
+		t.Error("a file is as good")
+	}
+
+	// What is swept.
+	p := &Process{guard: noGuard{}, user: user}
+	live, fd, err := p.bind(folder)
+	must(t, err)
+	dead, fd2, err := p.bind(folder)
+	must(t, err)
+	syscall.Close(fd2)
+	socket := func(name string, age time.Duration) string {
+		path := filepath.Join(folder, name)
+		fd, err := syscall.Socket(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
+		must(t, err)
+		must(t, syscall.Bind(fd, &syscall.SockaddrUnix{Name: path}))
+		must(t, syscall.Close(fd))
+		must(t, os.Chtimes(path, time.Now(), time.Now().Add(-age)))
+		return path
+	}
+	old, young := socket("1-2.new", time.Hour), socket("1-3.new", 0)
+	other := filepath.Join(folder, "other.sock")
+	must(t, os.WriteFile(other, nil, 0o600))
+	sweep(folder)
+	for path, want := range map[string]bool{live: true, dead: false, old: false, young: true, other: true} {
+		if _, err := os.Lstat(path); (err == nil) != want {
+			t.Errorf("%s: %v", filepath.Base(path), err)
+		}
+	}
+	syscall.Close(fd)
+}
+
+// Where one place is not to be had, the next is.
+func TestFolderElsewhere(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), strings.Repeat("x", 120))
+	must(t, os.Mkdir(dir, 0o700))
+	p := &Process{guard: noGuard{}, user: uint32(os.Geteuid())}
+	if _, _, err := p.bind(filepath.Join(dir, "cistern")); err == nil || !strings.Contains(err.Error(), "no name that a handle could carry") {
+		t.Errorf("a name of %d characters: %v", len(dir), err)
+	}
+	if _, _, err := p.bind("/proc/nowhere/cistern"); err == nil {
+		t.Error("a folder was made in /proc")
+	}
+}

@@ -1,0 +1,205 @@
+package cistern
+
+import (
+	"errors"
+	"fmt"
+	"sync/atomic"
+
+	"github.com/cistern-gpu/cistern/cuda"
+	"github.com/cistern-gpu/cistern/internal/heap"
+)
+
+// Memory for other processes, as the process that has it sees it. Opening is in open.go.
+//
+// A block is exported as the chunks that it lies on, or as the segment. While the block is live they stay where they are,
+// so nothing else is held for the export; it ends when the block is freed, and is refused from then on. What another
+// process has open by then stays mapped there and shows whatever the memory is used for next, as with cudaIpcGetMemHandle:
+// the block must not be freed while others use it.
+//
+// A block that is exported carries a mark in its list of uses, so that its free takes the slow path and ends the export:
+// the hot path does not know of sharing.
+
+// ErrNotExported is what errors.Is finds where an export has ended, or never was.
+var ErrNotExported = errors.New("not shared any more")
+
+// Export is a live block that other processes may open.
+type Export struct {
+	ID     uint64 // within this process, never reused
+	Device cuda.Device
+	Ptr    cuda.Ptr
+	Shared Shared
+
+	a       *Allocator
+	space   *space
+	handles []cuda.Handle // of Shared.Chunks
+	ended   atomic.Bool
+}
+
+// Shared is what another process must know of an export besides the descriptors.
+type Shared struct {
+	UUID   [16]byte      // of the device that the memory lies on
+	Size   uint64        // of the block in bytes, rounded
+	Offset uint64        // of the block within the chunks, or the segment
+	Chunks []SharedChunk // in address order; none where IPC is used
+	IPC    cuda.IpcHandle
+}
+
+// SharedChunk is a chunk of an export.
+type SharedChunk struct {
+	Size   uint64 // bytes
+	Serial uint64 // names the memory among the device's, as the exporting process counts; never reused
+}
+
+// Export makes the block that starts at p available to other processes. While the block is live it is the same Export
+// every time. It makes no driver call, except for memory from cuMemAlloc, whose handle is asked for.
+func (a *Allocator) Export(p cuda.Ptr) (*Export, error) {
+	s := a.spaceOf(p)
+	if s == nil {
+		return nil, &PointerError{Op: "share", Ptr: p}
+	}
+	d := s.dev
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	id, _, ok := s.heap.Lookup(uint64(p))
+	if !ok || s.heap.At(id).State != heap.Used {
+		return nil, &PointerError{Op: "share", Ptr: p}
+	}
+	if e := d.exports[p]; e != nil && d.marked(s.heap.At(id).Uses) {
+		return e, nil
+	}
+	if err := d.poisoned(); err != nil {
+		return nil, err
+	}
+	b := s.heap.At(id)
+	e := &Export{Device: d.id, Ptr: p, a: a, space: s, Shared: Shared{UUID: d.info.UUID, Size: b.Size}}
+	var err error
+	if s.area != nil {
+		e.chunks(b.Addr, b.Size)
+	} else {
+		err = e.segment()
+	}
+	if err != nil {
+		return nil, err
+	}
+	if old := d.exports[p]; old != nil { // of a block that was freed together with others
+		old.end()
+	}
+	e.ID = a.exported.Add(1)
+	if d.exports == nil {
+		d.exports = map[cuda.Ptr]*Export{}
+	}
+	d.exports[p] = e
+	a.byExport.Store(e.ID, e)
+	s.heap.At(id).Uses = d.addUse(s.heap.At(id).Uses, exportMark)
+	return e, nil
+}
+
+// exportMark is in a block's list of uses in the place of a stream.
+var exportMark *Stream
+
+// marked reports whether the block with these uses is exported. The caller holds Device.mu.
+func (d *Device) marked(list int32) bool {
+	for i := list; i != 0; i = d.uses[i].next {
+		if d.uses[i].stream == exportMark {
+			return true
+		}
+	}
+	return false
+}
+
+// chunks notes what a block lies on. The caller holds Device.mu and the space's lock.
+func (e *Export) chunks(addr, size uint64) {
+	s := e.space
+	for p := addr; p < addr+size; {
+		c := s.dev.chunks.At(s.area.At(p))
+		if p == addr {
+			e.Shared.Offset = addr - c.Addr
+		}
+		e.Shared.Chunks = append(e.Shared.Chunks, SharedChunk{c.Size, c.Serial})
+		e.handles = append(e.handles, c.Handle)
+		p = c.Addr + c.Size
+	}
+}
+
+// segment notes the segment that the block lies in. The caller holds Device.mu and the space's lock.
+func (e *Export) segment() error {
+	d := e.space.dev
+	for _, r := range d.areas {
+		if uint64(e.Ptr)-r.base >= r.size {
+			continue
+		}
+		h, err := d.drv.IpcExport(d.id, cuda.Ptr(r.base))
+		if err != nil {
+			return fmt.Errorf("share %#x: its memory was not made for other processes: %w", uint64(e.Ptr), d.failed(err))
+		}
+		e.Shared.IPC, e.Shared.Offset = h, uint64(e.Ptr)-r.base
+		return nil
+	}
+	return &PointerError{Op: "share", Ptr: e.Ptr}
+}
+
+// Exported finds an export by its number. The error says what became of it, and errors.Is finds ErrNotExported.
+func (a *Allocator) Exported(id uint64) (*Export, error) {
+	if e, ok := a.byExport.Load(id); ok && !e.(*Export).ended.Load() {
+		return e.(*Export), nil
+	}
+	if id == 0 || id > a.exported.Load() {
+		return nil, fmt.Errorf("%w: no memory was ever shared under number %d", ErrNotExported, id)
+	}
+	return nil, endedError(id)
+}
+
+func endedError(id uint64) error {
+	return fmt.Errorf("%w: the memory shared under number %d was freed by the process that shared it", ErrNotExported, id)
+}
+
+// Descriptor makes a file descriptor of the export's i-th chunk, which the caller closes. It fails once the block was
+// freed.
+func (e *Export) Descriptor(i int) (int, error) {
+	d := e.space.dev
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if err := e.live(); err != nil {
+		return -1, err
+	}
+	fd, err := d.drv.MemExport(e.handles[i])
+	if err != nil {
+		return -1, d.failed(err)
+	}
+	return fd, nil
+}
+
+// Live is an error once the block was freed.
+func (e *Export) Live() error {
+	d := e.space.dev
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return e.live()
+}
+
+// live looks for the mark, not at ended alone: it goes with the block whoever frees it. The caller holds Device.mu.
+func (e *Export) live() error {
+	if e.ended.Load() {
+		return endedError(e.ID)
+	}
+	s := e.space
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	id, _, ok := s.heap.Lookup(uint64(e.Ptr))
+	if ok && s.heap.At(id).State == heap.Used && s.dev.exports[e.Ptr] == e && s.dev.marked(s.heap.At(id).Uses) {
+		return nil
+	}
+	e.end()
+	return endedError(e.ID)
+}
+
+// end forgets the export. The caller holds Device.mu.
+func (e *Export) end() {
+	e.ended.Store(true)
+	e.a.byExport.Delete(e.ID)
+	if d := e.space.dev; d.exports[e.Ptr] == e {
+		delete(d.exports, e.Ptr)
+	}
+}
