@@ -82,6 +82,7 @@ type Device struct {
 type reservation struct {
 	base, size uint64
 	space      *space
+	serial     uint64 // of a segment: never reused, nor a chunk's
 }
 
 func newDevice(a *Allocator, id cuda.Device) (*Device, error) {

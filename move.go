@@ -526,7 +526,7 @@ func (d *Device) reserve(s *space, n uint64) error {
 				d.drv.AddressFree(p, want)
 				return err
 			}
-			d.areas = append(d.areas, reservation{uint64(p), want, s})
+			d.areas = append(d.areas, reservation{base: uint64(p), size: want, space: s})
 			s.area.AddRange(uint64(p), want)
 			s.heap.AddRange(uint64(p), want)
 			return nil

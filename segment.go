@@ -183,7 +183,7 @@ func (c *climb) segment(size uint64) (cuda.Ptr, error) {
 // addSegment makes a segment free memory of the request's space.
 func (c *climb) addSegment(ptr cuda.Ptr, size uint64) {
 	d, s := c.d, c.s
-	d.areas = append(d.areas, reservation{uint64(ptr), size, s})
+	d.areas = append(d.areas, reservation{uint64(ptr), size, s, d.chunks.NewSerial()})
 	d.got(size)
 	d.held[groupOf(s.class)].add(size)
 	s.chunkBytes += size

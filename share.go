@@ -76,7 +76,7 @@ func (a *Allocator) Export(p cuda.Ptr) (*Export, error) {
 	e := &Export{Device: d.id, Ptr: p, a: a, space: s, Shared: Shared{UUID: d.info.UUID, Size: b.Size}}
 	var err error
 	if s.area != nil {
-		e.chunks(b.Addr, b.Size)
+		err = e.chunks(b.Addr, b.Size)
 	} else {
 		err = e.segment()
 	}
@@ -110,31 +110,51 @@ func (d *Device) marked(list int32) bool {
 }
 
 // chunks notes what a block lies on. The caller holds Device.mu and the space's lock.
-func (e *Export) chunks(addr, size uint64) {
+func (e *Export) chunks(addr, size uint64) error {
 	s := e.space
 	for p := addr; p < addr+size; {
 		c := s.dev.chunks.At(s.area.At(p))
 		if p == addr {
 			e.Shared.Offset = addr - c.Addr
 		}
-		e.Shared.Chunks = append(e.Shared.Chunks, SharedChunk{c.Size, c.Serial})
-		e.handles = append(e.handles, c.Handle)
+		e.chunk(c.Handle, c.Size, c.Serial)
 		p = c.Addr + c.Size
 	}
+	return e.nameable()
 }
 
-// segment notes the segment that the block lies in. The caller holds Device.mu and the space's lock.
+func (e *Export) chunk(h cuda.Handle, size, serial uint64) {
+	e.handles = append(e.handles, h)
+	e.Shared.Chunks = append(e.Shared.Chunks, SharedChunk{size, serial})
+}
+
+// nameable is an error where chunks cannot be exported.
+func (e *Export) nameable() error {
+	if d := e.space.dev; d.prop.Handles&cuda.HandlePosix == 0 {
+		return fmt.Errorf("share %#x: device %d (%s) makes no memory that a file descriptor can name: %w", uint64(e.Ptr), d.id,
+			d.info.Name, cuda.ErrNotSupported)
+	}
+	return nil
+}
+
+// segment notes the segment that the block lies in: its handle, or the one that cuMemAlloc's memory has for others. The
+// caller holds Device.mu and the space's lock.
 func (e *Export) segment() error {
 	d := e.space.dev
 	for _, r := range d.areas {
 		if uint64(e.Ptr)-r.base >= r.size {
 			continue
 		}
+		e.Shared.Offset = uint64(e.Ptr) - r.base
+		if e.space.pool.segments == d.single && d.single != nil {
+			e.chunk(d.single.Handle(cuda.Ptr(r.base)), r.size, r.serial)
+			return e.nameable()
+		}
 		h, err := d.drv.IpcExport(d.id, cuda.Ptr(r.base))
 		if err != nil {
-			return fmt.Errorf("share %#x: its memory was not made for other processes: %w", uint64(e.Ptr), d.failed(err))
+			return fmt.Errorf("share %#x: its memory was not made to be shared: %w", uint64(e.Ptr), d.failed(err))
 		}
-		e.Shared.IPC, e.Shared.Offset = h, uint64(e.Ptr)-r.base
+		e.Shared.IPC = h
 		return nil
 	}
 	return &PointerError{Op: "share", Ptr: e.Ptr}

@@ -116,6 +116,7 @@ var shareConfs = map[string]cistern.Options{
 	"chunks":       {},
 	"small chunks": {ChunkMax: 2 * mib},
 	"segments":     {Backend: cistern.BackendMalloc},
+	"one handle":   {SingleHandle: true},
 }
 
 func TestShare(t *testing.T) {
@@ -208,7 +209,7 @@ func TestExportEndsWithTheBlock(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			if now := p.drv.Calls().Count; name != "segments" && now != calls {
+			if now := p.drv.Calls().Count; now != calls {
 				t.Errorf("%d driver calls after the export had ended", now-calls)
 			}
 		})
@@ -428,5 +429,59 @@ func TestThousandOpens(t *testing.T) {
 	}
 	if after := to.drv.Leaks(); after != before || descriptors(t) != fds {
 		t.Errorf("left %+v and %d descriptors where %+v and %d were", after, descriptors(t), before, fds)
+	}
+}
+
+// Where a device makes no chunks for other processes, sharing says so; memory from cuMemAlloc can be shared all the same.
+func TestShareWithoutHandles(t *testing.T) {
+	for name, opts := range shareConfs {
+		a, err := cistern.New(sim.New(sim.Options{}), opts)
+		if err != nil {
+			t.Fatal(err)
+		}
+		dev, err := a.Device(0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		st, err := dev.Stream(cuda.StreamLegacy)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ptr, err := dev.Alloc(mib, st)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = a.Export(ptr)
+		if name == "segments" && err != nil || name != "segments" && !errors.Is(err, cuda.ErrNotSupported) {
+			t.Errorf("%s: %v", name, err)
+		}
+		if err := a.Free(ptr); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// Pools have memory of their own kinds, which is shared by its own means.
+func TestSharePools(t *testing.T) {
+	from, to := newParty(t, cistern.Options{}, sim.Options{}), newParty(t, cistern.Options{}, sim.Options{})
+	for i, o := range []cistern.PoolOptions{{Kind: cistern.PoolMalloc}, {Kind: cistern.PoolSingleHandle}, {NoSplit: true}, {}} {
+		pool, err := from.dev.NewPoolWith(cistern.PoolID{7, uint64(i)}, o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ptr, err := pool.Alloc(45*mib, from.st)
+		if err != nil {
+			t.Fatal(err)
+		}
+		e := from.export(ptr)
+		if n := len(e.Shared.Chunks); o.Kind == cistern.PoolMalloc && n != 0 || (o.Kind == cistern.PoolSingleHandle || o.NoSplit) && n != 1 {
+			t.Errorf("%+v: %d chunks", o, n)
+		}
+		p := to.mustOpen(e)
+		to.used(p, 45*mib)
+		to.close(p)
+		if err := from.a.Free(ptr); err != nil {
+			t.Error(err)
+		}
 	}
 }

@@ -49,9 +49,14 @@ func (c *Chunks) Add(h cuda.Handle, size uint64, upstream int32) ChunkID {
 		id = ChunkID(len(c.slab))
 		c.slab = append(c.slab, Chunk{})
 	}
-	c.serials++
-	c.slab[id] = Chunk{Handle: h, Size: size, Serial: c.serials, Owner: -1, Stream: -1, Upstream: upstream}
+	c.slab[id] = Chunk{Handle: h, Size: size, Serial: c.NewSerial(), Owner: -1, Stream: -1, Upstream: upstream}
 	return id
+}
+
+// NewSerial numbers a piece of memory, whatever it is made of.
+func (c *Chunks) NewSerial() uint64 {
+	c.serials++
+	return c.serials
 }
 
 // Drop forgets a chunk.
