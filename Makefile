@@ -59,10 +59,10 @@ wheel: command library plain
 
 # The C library: the version script hides all but cistern_*; -s and -w leave out what only debuggers of Go read.
 LIBRARY ?= lib/libcistern.so
-GOTAGS ?=
+GOBUILDFLAGS ?=
 library: tools
 	@mkdir -p $(dir $(LIBRARY))
-	CGO_ENABLED=1 $(GO) build -trimpath -buildmode=c-shared -tags '$(GOTAGS)' -o $(LIBRARY) -ldflags "-s -w -extldflags \
+	CGO_ENABLED=1 $(GO) build -trimpath -buildmode=c-shared $(GOBUILDFLAGS) -o $(LIBRARY) -ldflags "-s -w -extldflags \
 	  '-Wl,-soname,libcistern.so -Wl,--version-script=$(CURDIR)/cmd/libcistern/libcistern.map'" ./cmd/libcistern
 	@rm -f $(LIBRARY:.so=.h)
 

@@ -164,7 +164,7 @@ func TestForks(t *testing.T) {
 // TestPanics: a bug becomes an error.
 func TestPanics(t *testing.T) {
 	t.Parallel()
-	passes(t, "driver:sim:8GiB", nil, program(t, "panics.c", libraryFor(t, "inject", "GOTAGS=cistern_inject")))
+	passes(t, "driver:sim:8GiB", nil, program(t, "panics.c", libraryFor(t, "inject", "GOBUILDFLAGS=-tags=cistern_inject")))
 }
 
 func TestHeaderInC(t *testing.T) {

@@ -12,10 +12,12 @@ import (
 	"bufio"
 	"cmp"
 	"compress/gzip"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"unsafe"
 
 	"github.com/cistern-gpu/cistern"
@@ -119,7 +121,7 @@ func coreSnapshotWrite(name *C.char) (code C.int) {
 			devices = append(devices, recorded(dev))
 		}
 	}
-	if err := writeFile(C.GoString(name), devices); err != nil {
+	if err := writeFile(goString(name), devices); err != nil {
 		return fail(err)
 	}
 	return C.CISTERN_OK
@@ -153,27 +155,49 @@ func recorded(dev *cistern.Device) *trace.Trace {
 	return t
 }
 
-// writeFile writes a snapshot beside its place and moves it there, so that nobody finds half of one.
-func writeFile(name string, devices []*trace.Trace) (err error) {
-	f, err := os.CreateTemp(filepath.Dir(name), filepath.Base(name)+".*")
+// writeFile writes a snapshot beside its place and moves it there, so that nobody finds half of one. What is no regular
+// file (a pipe, a device) is written to as it is.
+func writeFile(name string, devices []*trace.Trace) error {
+	st, err := os.Stat(name)
+	if err == nil && !st.Mode().IsRegular() {
+		f, err := os.OpenFile(name, os.O_WRONLY, 0)
+		if err != nil {
+			return err
+		}
+		return cmp.Or(writeSnapshot(f, name, devices), f.Close())
+	}
+	place := name
+	if err == nil {
+		if place, err = filepath.EvalSymlinks(name); err != nil {
+			return err
+		}
+	}
+	beside := fmt.Sprintf("%s.%d-%d", place, os.Getpid(), unfinished.Add(1))
+	f, err := os.OpenFile(beside, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
 	if err != nil {
 		return err
 	}
-	defer func() {
-		if err != nil {
-			f.Close()
-			os.Remove(f.Name())
-		}
-	}()
-	buffered := bufio.NewWriterSize(f, 1<<16)
-	w := io.Writer(buffered)
-	closeZip := func() error { return nil }
-	if strings.HasSuffix(name, ".gz") {
-		z, _ := gzip.NewWriterLevel(buffered, gzip.BestSpeed)
-		w, closeZip = z, z.Close
+	err = cmp.Or(writeSnapshot(f, name, devices), f.Close())
+	if err == nil {
+		err = os.Rename(beside, place)
 	}
-	if err := cmp.Or(trace.WritePyTorch(w, devices...), closeZip(), buffered.Flush(), f.Chmod(0o644), f.Close()); err != nil {
+	if err != nil {
+		os.Remove(beside)
+	}
+	return err
+}
+
+// unfinished numbers the files that are being written.
+var unfinished atomic.Int64
+
+func writeSnapshot(f io.Writer, name string, devices []*trace.Trace) error {
+	buffered := bufio.NewWriterSize(f, 1<<16)
+	if !strings.HasSuffix(name, ".gz") {
+		return cmp.Or(trace.WritePyTorch(buffered, devices...), buffered.Flush())
+	}
+	z, err := gzip.NewWriterLevel(buffered, gzip.BestSpeed)
+	if err != nil {
 		return err
 	}
-	return os.Rename(f.Name(), name)
+	return cmp.Or(trace.WritePyTorch(z, devices...), z.Close(), buffered.Flush())
 }

@@ -25,7 +25,7 @@ var tags struct {
 //export coreTag
 func coreTag(name *C.char, tag *C.uint32_t) (code C.int) {
 	defer caught(&code)
-	text := C.GoString(name)
+	text := goString(name)
 	t := &tags
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -70,4 +70,4 @@ func coreTagName(tag C.uint32_t) (name *C.char) {
 }
 
 // tagText is tagName for Go, "" where there is no such tag.
-func tagText(tag uint32) string { return C.GoString(tagName(tag)) }
+func tagText(tag uint32) string { return goString(tagName(tag)) }

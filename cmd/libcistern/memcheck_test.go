@@ -1,0 +1,61 @@
+//go:build linux && cgo
+
+package main
+
+import (
+	"os/exec"
+	"strings"
+	"testing"
+)
+
+// The programs of testdata again, under tools that watch every access.
+
+var checkedPrograms = []struct {
+	source string
+	args   []string
+}{
+	{"behaviour.c", []string{"/dev/null", "/dev/null"}},
+	{"pools.c", nil},
+	{"callbacks.c", nil},
+	{"threads.c", []string{"300"}},
+	{"forks.c", nil},
+}
+
+// TestAddressSanitizer: the shim, Go's accesses to C memory and the programs, with leaks.
+func TestAddressSanitizer(t *testing.T) {
+	t.Parallel()
+	if testing.Short() {
+		t.Skip("builds the library once more")
+	}
+	probe := exec.Command(compiler("CC", "cc"), "-fsanitize=address", "-x", "c", "-", "-o", "/dev/null")
+	probe.Stdin = strings.NewReader("int main(void) { return 0; }\n")
+	if err := quiet(probe); err != nil {
+		t.Skipf("the compiler has no AddressSanitizer: %v", err)
+	}
+	library := libraryFor(t, "asan", "GOBUILDFLAGS=-asan")
+	for _, p := range checkedPrograms {
+		leaks := "1"
+		if p.source == "forks.c" {
+			leaks = "0" // a child has no thread to whom the memory of its parent's threads belongs
+		}
+		passes(t, "driver:sim:8GiBx2", []string{"ASAN_OPTIONS=detect_leaks=" + leaks},
+			append([]string{program(t, p.source, library, "-fsanitize=address")}, p.args...)...)
+	}
+}
+
+// TestValgrind: built with the tag by which Go's runtime tells valgrind of its stacks and heap. Leaks are left to
+// TestAddressSanitizer: valgrind takes what only Go's stacks refer to for lost.
+func TestValgrind(t *testing.T) {
+	t.Parallel()
+	if testing.Short() {
+		t.Skip("builds the library once more")
+	}
+	if _, err := exec.LookPath("valgrind"); err != nil {
+		t.Skip("valgrind is not here")
+	}
+	library := libraryFor(t, "valgrind", "GOBUILDFLAGS=-tags=valgrind")
+	for _, p := range checkedPrograms {
+		passes(t, "driver:sim:8GiBx2", []string{"GODEBUG=asyncpreemptoff=1"}, append([]string{"valgrind", "-q", "--error-exitcode=9",
+			"--leak-check=no", program(t, p.source, library)}, p.args...)...)
+	}
+}

@@ -1,0 +1,27 @@
+//go:build linux && cgo
+
+package main
+
+import (
+	"os"
+	"os/exec"
+	"testing"
+)
+
+// TestPython: processes, signals and crashes of a Python program that uses the library are what they are without it.
+func TestPython(t *testing.T) {
+	python, err := exec.LookPath("python3")
+	if err != nil {
+		t.Skip("python3 is not here")
+	}
+	const script = "testdata/process.py"
+	if _, err := os.ReadFile(script); err != nil { // the go command runs this again when it changes
+		t.Fatal(err)
+	}
+	for _, what := range []string{"forked_workers", "children_of_their_own", "signals", "ends", "interruptible"} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			passes(t, "driver:sim:8GiB", nil, python, script, libraryPath(t), what)
+		})
+	}
+}

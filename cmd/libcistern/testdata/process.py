@@ -1,0 +1,176 @@
+"""What Python programs do with processes and signals, with the library loaded and in use. Prints ok."""
+
+import ctypes
+import faulthandler
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+FORKED = 4
+
+
+def load():
+    lib = ctypes.CDLL(sys.argv[1])
+    lib.cistern_malloc.restype = ctypes.c_void_p
+    lib.cistern_malloc.argtypes = [ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p]
+    lib.cistern_free.argtypes = [ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p]
+    lib.cistern_free.restype = None
+    lib.cistern_release.argtypes = [ctypes.c_void_p]
+    lib.cistern_last_error.argtypes = [ctypes.c_char_p, ctypes.c_size_t]
+    lib.cistern_stats_json.restype = ctypes.c_void_p
+    lib.cistern_string_free.argtypes = [ctypes.c_void_p]
+    return lib
+
+
+lib = load()
+
+
+def words():
+    text = ctypes.create_string_buffer(1000)
+    return lib.cistern_last_error(text, 1000), text.value.decode()
+
+
+def worker(inherited, tasks, results):
+    """A DataLoader's: forked, it holds what its parent allocated, and frees it when it ends."""
+    assert not lib.cistern_malloc(512, 0, None)
+    code, text = words()
+    assert code == FORKED and "child of fork" in text, (code, text)
+    for n in iter(tasks.get, None):
+        results.put(n * n)
+    lib.cistern_free(inherited, 1 << 20, 0, None)
+    assert lib.cistern_release(inherited) == FORKED
+
+
+def forked_workers():
+    context = multiprocessing.get_context("fork")
+    p = lib.cistern_malloc(1 << 20, 0, None)
+    assert p
+    stop = threading.Event()
+
+    def churn():
+        while not stop.is_set():
+            lib.cistern_free(lib.cistern_malloc(4096, 0, 0x1000), 4096, 0, 0x1000)
+
+    threads = [threading.Thread(target=churn) for _ in range(3)]
+    for t in threads:
+        t.start()
+    for _ in range(5):
+        tasks, results = context.Queue(), context.Queue()
+        workers = [context.Process(target=worker, args=(p, tasks, results)) for _ in range(4)]
+        for w in workers:
+            w.start()
+        for n in range(40):
+            tasks.put(n)
+        for _ in workers:
+            tasks.put(None)
+        assert sorted(results.get(timeout=20) for _ in range(40)) == [n * n for n in range(40)]
+        for w in workers:
+            w.join(20)
+            assert w.exitcode == 0, w.exitcode
+    stop.set()
+    for t in threads:
+        t.join()
+    assert lib.cistern_release(p) == 0
+
+
+def spawned(results):
+    p = lib.cistern_malloc(1 << 20, 0, None)
+    results.put(bool(p) and lib.cistern_release(p) == 0)
+
+
+def children_of_their_own():
+    for method in ("spawn", "forkserver"):
+        context = multiprocessing.get_context(method)
+        results = context.Queue()
+        p = context.Process(target=spawned, args=(results,))
+        p.start()
+        assert results.get(timeout=30)
+        p.join()
+    out = subprocess.run([sys.executable, "-c", "print(6 * 7)"], capture_output=True, check=True)
+    assert out.stdout == b"42\n"
+
+
+def signals():
+    seen = []
+    for s in (signal.SIGUSR1, signal.SIGTERM, signal.SIGALRM, signal.SIGHUP, signal.SIGCHLD, signal.SIGPIPE, signal.SIGURG):
+        signal.signal(s, lambda number, frame: seen.append(number))
+        lib.cistern_free(lib.cistern_malloc(4096, 0, None), 4096, 0, None)
+        os.kill(os.getpid(), s)
+        deadline = time.monotonic() + 10
+        while s not in seen and time.monotonic() < deadline:
+            lib.cistern_free(lib.cistern_malloc(4096, 0, None), 4096, 0, None)
+        assert s in seen, s
+        signal.signal(s, signal.SIG_DFL)
+    try:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(10)
+        raise AssertionError("not interrupted")
+    except KeyboardInterrupt:
+        pass
+
+
+CHILD = """
+import ctypes, faulthandler, os, signal, sys, time
+before = sys.argv[2] == "handler first"
+if before: faulthandler.enable()
+lib = ctypes.CDLL(sys.argv[1])
+lib.cistern_malloc.restype = ctypes.c_void_p
+assert lib.cistern_malloc(ctypes.c_ssize_t(512), 0, None)
+if sys.argv[2] == "handler last": faulthandler.enable()
+if sys.argv[3] == "crash": ctypes.string_at(8)
+if sys.argv[3] == "abort": os.abort()
+if sys.argv[3] == "interrupt":
+    print("ready", flush=True)
+    time.sleep(30)
+os.kill(os.getpid(), getattr(signal, sys.argv[3]))
+time.sleep(30)
+"""
+
+
+def ends():
+    """A process that dies does so of the same signal, with the same report, as without the library."""
+    for handler in ("handler first", "handler last", "no handler"):
+        for how, number in (("crash", signal.SIGSEGV), ("abort", signal.SIGABRT), ("SIGTERM", signal.SIGTERM),
+                            ("SIGQUIT", signal.SIGQUIT), ("SIGBUS", signal.SIGBUS), ("SIGKILL", signal.SIGKILL)):
+            r = subprocess.run([sys.executable, "-c", CHILD, sys.argv[1], handler, how], capture_output=True, timeout=30)
+            assert r.returncode == -number, (handler, how, r)
+            reported = b"Fatal Python error" in r.stderr
+            assert reported == (handler != "no handler" and how in ("crash", "abort", "SIGBUS")), (handler, how, r)
+            if how in ("crash", "abort"):
+                assert b"goroutine" not in r.stderr, (handler, how, r)
+    child = subprocess.Popen([sys.executable, "-c", CHILD, sys.argv[1], "no handler", "interrupt"], stdout=subprocess.PIPE,
+                             stderr=subprocess.PIPE)
+    assert child.stdout.readline() == b"ready\n"
+    begin = time.monotonic()
+    child.send_signal(signal.SIGINT) # as Ctrl-C does
+    _, report = child.communicate(timeout=20)
+    assert child.returncode == -signal.SIGINT and b"KeyboardInterrupt" in report and time.monotonic() - begin < 5, report
+
+
+def interruptible():
+    """dump_traceback_later, timers and sleeps go on undisturbed."""
+    ticks = []
+    signal.signal(signal.SIGALRM, lambda number, frame: ticks.append(time.monotonic()))
+    signal.setitimer(signal.ITIMER_REAL, 0.01, 0.01)
+    begin = time.monotonic()
+    while time.monotonic() - begin < 0.5:
+        lib.cistern_free(lib.cistern_malloc(4096, 0, None), 4096, 0, None)
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    assert len(ticks) > 10, len(ticks)
+    with open(os.devnull, "w") as f:
+        faulthandler.dump_traceback_later(0.05, file=f)
+        time.sleep(0.2)
+        faulthandler.cancel_dump_traceback_later()
+    begin = time.monotonic()
+    time.sleep(0.3)
+    assert time.monotonic() - begin >= 0.3
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[2]]()
+    print("ok")
