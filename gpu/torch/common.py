@@ -100,13 +100,25 @@ def command(mode, argv, conf=None):
 
 def native_environment():
     """The environment of a child of a program under `cistern run` that shall not use Cistern."""
-    env = {k: v for k, v in os.environ.items() if not k.startswith("CISTERN") or k.startswith("CISTERN_TEST")}
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("CISTERN", "_CISTERN")) or k.startswith(("CISTERN_TEST", "CISTERN_COMMAND"))}
     path = env.pop("CISTERN_TEST_PYTHONPATH", "")
     env.pop("PYTHONPATH", None)
     if path:
         env["PYTHONPATH"] = path
     env["CISTERN_TEST_MODE"] = "native"
     return env
+
+
+def child(mode, script, arguments, timeout, conf=None, env=None):
+    """Runs a Python program of this folder under that allocator."""
+    argv = command(mode, [sys.executable, os.path.join(HERE, script), *arguments], conf)
+    return run(argv, env=environment(mode, env), timeout=timeout)
+
+
+def require_cistern():
+    """Ends the program if it is to run on Cistern and does not: a figure of another allocator would be worse than none."""
+    if os.environ.get("CISTERN_TEST_MODE") == "cistern" and not (loaded("libcistern.so") and loaded("libcistern_torch")):
+        raise SystemExit("this process does not run on Cistern's adapter")
 
 
 class Finished:
@@ -203,7 +215,7 @@ def device_processes(index=0):
 
 
 def device_use(pid=None, index=0):
-    """Bytes of the device that the process holds, None where that is not known."""
+    """Bytes of the device that the process holds, None where that is not known: NVML may number processes otherwise."""
     found = device_processes(index)
     return None if found is None else found.get(pid or os.getpid())
 
@@ -252,24 +264,27 @@ def cuda_includes():
         found.append(os.path.join(root, "triton/backends/nvidia/include"))
     found += [os.path.join(os.environ[v], "include") for v in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(v)]
     found.append("/usr/local/cuda/include")
-    return [d for d in found if os.path.isfile(os.path.join(d, "cuda_runtime_api.h"))][:1] + [
-        d for d in found if os.path.isdir(d) and not os.path.isfile(os.path.join(d, "cuda_runtime_api.h"))]
+    whole = [d for d in found if os.path.isfile(os.path.join(d, "cuda_runtime_api.h"))]
+    # NVIDIA's wheels of CUDA 13 keep crt/ in one of its own, which PyTorch does not ask for.
+    crt = [d for d in found if os.path.isfile(os.path.join(d, "crt/host_config.h"))]
+    return list(dict.fromkeys(whole[:1] + (crt[:1] if not set(whole[:1]) & set(crt) else []) + [
+        d for d in found if os.path.isdir(d) and d not in whole]))
 
 
-def build_probe(torch_folder):
-    """Compiles probe.cpp against that torch, once, and returns the path of the library."""
-    target = os.path.join(build_folder(), "libcistern_probe.so")
-    source = os.path.join(HERE, "probe.cpp")
+def build(name, torch_folder):
+    """Compiles NAME.cpp against that torch, once, and returns the path of the library."""
+    target = os.path.join(build_folder(), f"libcistern_{name}.so")
+    source = os.path.join(HERE, f"{name}.cpp")
     if os.path.exists(target) and os.path.getmtime(target) >= os.path.getmtime(source):
         return target
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++") or "g++"
     temporary = f"{target}.{os.getpid()}"
-    argv = [compiler, "-std=c++20", "-O1", "-fPIC", "-shared", "-w", source, "-o", temporary,
+    argv = [compiler, "-std=c++20", "-O2", "-fPIC", "-shared", "-w", source, "-o", temporary,
             f"-I{torch_folder}/include", f"-I{torch_folder}/include/torch/csrc/api/include",
             *(f"-I{d}" for d in cuda_includes()), f"-L{torch_folder}/lib", "-lc10_cuda", "-lc10", "-Wl,--allow-shlib-undefined"]
     done = run(argv, timeout=200)
     if done.rc != 0:
-        raise RuntimeError(f"probe.cpp does not compile: {done.why()}\n{done.err[-3000:]}")
+        raise RuntimeError(f"{name}.cpp does not compile: {done.why()}\n{done.err[-3000:]}")
     os.replace(temporary, target)
     return target
 

@@ -189,7 +189,7 @@ def main():
         return 2
     print(f"fidelity under {mode}: torch {version}, {gpus} GPU(s); importing torch took {wall:.1f} s", flush=True)
     try:
-        os.environ["CISTERN_PROBE"] = common.build_probe(folder)
+        os.environ["CISTERN_PROBE"] = common.build("probe", folder)
     except Exception as e:
         print(f"fidelity: {e}")
         return 2
