@@ -148,6 +148,7 @@ void check(int code);
 // throws.
 void* refused(int code, const Request& r, const Context& context);
 void add_observer(cca::OutOfMemoryObserver observer);
+void callbacks_touch(DeviceIndex device); // what touch does for PyTorch's free-memory callbacks
 // Failed requests that were no out-of-memory error of PyTorch's, to be taken off the library's count.
 extern std::atomic<int64_t> quiet_ooms[kMaxDevices];
 
@@ -211,7 +212,8 @@ Context segment_context(DeviceIndex device, uint64_t addr);
 
 // ---- stats.cpp
 
-bool library_stats(DeviceIndex device, cistern_stats* out);
+// library_stats asks for the statistics; zeros where they cannot be had, as in a child of fork.
+void library_stats(DeviceIndex device, cistern_stats* out);
 size_t total_memory(DeviceIndex device);
 void limit_touch(DeviceIndex device); // what touch does for limits
 

@@ -269,7 +269,8 @@ void Adapter::emptyCache(MempoolId_t pool) {
   for (int d = 0; d < device_count; d++)
     if (pool_known(static_cast<DeviceIndex>(d), pool)) {
       Recorded recorded(cca::RecordContext::ALL);
-      check(lib.pool_trim(d, Ids(pool)));
+      if (lib.pool_trim(d, Ids(pool)) != CISTERN_OK) // the destructor of torch.cuda.MemPool calls this
+        TORCH_WARN("Cistern: emptying a pool: ", last_words());
     }
 }
 
@@ -320,6 +321,7 @@ void touch(DeviceIndex device) {
   if (touched[device].load())
     return;
   limit_touch(device);
+  callbacks_touch(device);
   history_touch(device);
   touched[device].store(true, std::memory_order_release);
 }

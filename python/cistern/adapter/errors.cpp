@@ -140,7 +140,27 @@ std::string processes(int device) {
       " is reserved by PyTorch but unallocated. Cistern: ", words);
 }
 
+// The last rung before a request fails: PyTorch's own callbacks, which free what it keeps of tensors that were sent to other
+// processes, for one.
+extern "C" int run_callbacks(void*, int, uint64_t) {
+  bool freed = false;
+  try {
+    auto* const registry = c10::FreeCudaMemoryCallbacksRegistry();
+    for (const auto& name : registry->Keys()) {
+      try {
+        freed |= registry->Create(name)->Execute();
+      } catch (const std::exception& e) {
+        TORCH_WARN("Cistern: the free-memory callback ", name, " failed: ", e.what());
+      }
+    }
+  } catch (...) { // it must not cross the library
+  }
+  return freed;
+}
+
 } // namespace
+
+void callbacks_touch(DeviceIndex device) { check(lib.on_out_of_memory(device, run_callbacks, nullptr)); }
 
 void add_observer(cca::OutOfMemoryObserver observer) {
   std::lock_guard<std::mutex> lock(observers.mutex);

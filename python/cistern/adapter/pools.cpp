@@ -262,6 +262,8 @@ void Adapter::setNoSplit(DeviceIndex device, MempoolId_t id) {
 }
 
 void Adapter::setUseOnOOM(DeviceIndex device, MempoolId_t id, bool use_on_oom) {
+  if (mode.load() & kForked)
+    return; // destructors call this
   DevicePools& d = of(device);
   std::lock_guard<std::mutex> lock(d.mutex);
   auto& list = d.use_on_oom;

@@ -51,10 +51,11 @@ void limit(DeviceIndex device, double fraction) {
 
 } // namespace
 
-bool library_stats(DeviceIndex device, cistern_stats* out) {
+void library_stats(DeviceIndex device, cistern_stats* out) {
   *out = cistern_stats{};
   out->size = sizeof *out;
-  return lib.get_stats(device, out) == CISTERN_OK;
+  if (lib.get_stats != nullptr && lib.get_stats(device, out) != CISTERN_OK)
+    *out = cistern_stats{};
 }
 
 size_t total_memory(DeviceIndex device) {
