@@ -79,6 +79,9 @@ def find_torch() -> Torch:
 
 # Both are needed, and a folder that has one of them only (a stub, a rest of another installation) is of no use.
 _HEADERS = ("cuda.h", "cuda_runtime_api.h")
+# What these include and NVIDIA's wheels of CUDA 13 keep in a wheel of its own, which PyTorch does not ask for. It holds
+# macros for compilers, so that of another CUDA does.
+_COMPILER_HEADER = os.path.join("crt", "host_config.h")
 
 
 def cuda_folders(torch: Torch) -> List[str]:
@@ -96,11 +99,16 @@ def cuda_folders(torch: Torch) -> List[str]:
     return folders
 
 
-def find_cuda(torch: Torch) -> str:
+def find_cuda(torch: Torch) -> List[str]:
+    """The folder of CUDA's headers, and where need be a second one with those for compilers."""
     folders = cuda_folders(torch)
     for folder in folders:
         if all(os.path.isfile(os.path.join(folder, h)) for h in _HEADERS):
-            return folder
+            for second in [folder] + folders:
+                if os.path.isfile(os.path.join(second, _COMPILER_HEADER)):
+                    return [folder] if second == folder else [folder, second]
+            raise Missing("CUDA's headers in %s lack %s, and none of %s has it; `pip install nvidia-cuda-crt` or a CUDA "
+                          "toolkit brings it" % (folder, _COMPILER_HEADER, ", ".join(folders)))
     raise Missing("CUDA's headers (%s) are missing: looked in %s; `pip install nvidia-cuda-runtime` or a CUDA toolkit "
                   "brings them" % (" and ".join(_HEADERS), ", ".join(folders)))
 
@@ -110,7 +118,7 @@ def find_headers(torch: Torch) -> List[str]:
     if not os.path.isfile(os.path.join(torch.include[0], "c10", "cuda", "CUDACachingAllocator.h")):
         raise Missing("PyTorch's headers are missing: there is no c10/cuda/CUDACachingAllocator.h in %s" %
                       torch.include[0])
-    return torch.include + [find_cuda(torch)]
+    return torch.include + find_cuda(torch)
 
 
 def find_compiler() -> List[str]:
