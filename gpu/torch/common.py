@@ -334,7 +334,7 @@ class Checks:
 
     def add(self, what, got, want="", ok=None):
         """ok: whether it is good enough; None where nothing is wanted of it."""
-        self.rows.append({"program": self.program, "what": what, "got": str(got), "want": want, "ok": ok})
+        self.rows.append({"program": self.program, "what": what, "got": " ".join(str(got).split())[:200], "want": want, "ok": ok})
         return ok
 
     def finish(self):

@@ -15,15 +15,24 @@ import common
 
 
 def library():
-    """Loads libcistern.so in a bare Python and asks it for its version, which starts what it starts."""
+    """Loads libcistern.so in a bare Python and starts it, over the simulated device: what CUDA's own start costs is not
+    Cistern's. The first allocation is part of it."""
     path = common.library()
     before = common.resident()
     begin = time.perf_counter()
     lib = ctypes.CDLL(path)
-    lib.cistern_version.restype = ctypes.c_char_p
-    version = lib.cistern_version().decode()
+    lib.cistern_malloc.restype = ctypes.c_void_p
+    lib.cistern_malloc.argtypes = [ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p]
+    lib.cistern_free.argtypes = [ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p]
+    if lib.cistern_init(b"driver:sim:8GiB") != 0:
+        raise SystemExit("cistern_init failed")
+    p = lib.cistern_malloc(1 << 20, 0, None)
     took = time.perf_counter() - begin
-    print(json.dumps({"ms": round(took * 1000, 2), "bytes": common.resident() - before, "version": version}))
+    if not p:
+        raise SystemExit("cistern_malloc failed")
+    lib.cistern_free(p, 1 << 20, 0, None)
+    time.sleep(0.1)  # whatever starts in the background has started
+    print(json.dumps({"ms": round(took * 1000, 2), "bytes": common.resident() - before}))
 
 
 def enable():
@@ -89,7 +98,7 @@ def main():
     common.run([common.cistern_command(), "build-adapter"], env=common.environment("native"), timeout=180)
 
     total_ms, total_bytes = 0.0, 0
-    for name, mode, what in (("library", "native", "libcistern.so"), ("enable", "native", "the adapter, already built")):
+    for name, mode, what in (("library", "native", "libcistern.so, loaded and started"), ("enable", "native", "the adapter, already built")):
         found, why = several(mode, name, args.times)
         if found is None:
             c.add(what, why[:300], "loads", False)

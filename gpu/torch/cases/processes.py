@@ -319,6 +319,7 @@ import torch
 torch.ones(1, device="cuda")
 signal.signal(signal.SIGUSR2, lambda n, f: seen.append(n))
 signal.signal(signal.SIGURG, lambda n, f: seen.append(n))
+""" + GUARD + """
 print("ready", flush=True)
 end = time.time() + 20
 while len(set(seen)) < 3 and time.time() < end:
@@ -352,7 +353,7 @@ for i in range(20000):
         torch.cuda.synchronize(); torch.cuda.empty_cache()
 signal.setitimer(signal.ITIMER_REAL, 0); signal.setitimer(signal.ITIMER_PROF, 0)
 print("ticks", n[0] > 20)
-"""
+""" + GUARD
     done = script(text, timeout=60)
     eq(done.rc, 0, done.why())
     check("ticks True" in done.out, done.out)
@@ -398,7 +399,7 @@ def signal_dump_traceback():
 def signal_broken_pipe():
     """SIGPIPE stays as Python has it: an exception."""
     text = ("import os, torch\ntorch.ones(1, device='cuda')\nr, w = os.pipe(); os.close(r)\n"
-            "try:\n    os.write(w, b'x')\nexcept BrokenPipeError:\n    print('broken pipe')\n")
+            "try:\n    os.write(w, b'x')\nexcept BrokenPipeError:\n    print('broken pipe')\n" + GUARD)
     done = script(text)
     eq(done.rc, 0, done.why())
     check("broken pipe" in done.out, done.out)

@@ -153,11 +153,9 @@ def run_without_torch():
         check(done.rc not in (0, None) and "/no/such/program" in done.err, f"a program that does not exist is named: {done.why()}")
 
 
-@case(guard=None)
+@case(guard=None, native="the command's own")
 def run_enable():
     """cistern.torch.enable() in the program instead of `cistern run`."""
-    if not under_cistern():
-        return "native"
     env = common.native_environment()
     env["CISTERN_TEST_MODE"] = "cistern"
     env["PYTHONPATH"] = common.package_folder() + (os.pathsep + env["PYTHONPATH"] if env.get("PYTHONPATH") else "")
@@ -171,20 +169,16 @@ def run_enable():
     return next(line for line in done.out.splitlines() if line.startswith("late:"))[:160]
 
 
-@case(guard=None)
+@case(guard=None, native="the command's own")
 def run_doctor():
     done = common.run([common.cistern_command(), "doctor"], env=common.native_environment(), timeout=50)
-    if not under_cistern():
-        return "native"
     check(done.rc is not None and "torch" in done.out + done.err, f"doctor: {done.why()}")
     return done.out.strip().splitlines()[0][:120]
 
 
-@case(guard=None, timeout=120)
+@case(guard=None, timeout=120, native="the command's own")
 def run_record():
     """`cistern record` under the native allocator: a file that `cistern replay` reads, also after out of memory."""
-    if not under_cistern():
-        return "native"
     env = common.native_environment()
     with tempfile.TemporaryDirectory() as d:
         path = os.path.join(d, "run.pickle")
@@ -199,11 +193,9 @@ def run_record():
     return " ".join(found)
 
 
-@case(guard=None, timeout=90)
+@case(guard=None, timeout=90, native="the command's own")
 def run_many_ranks_one_builder():
     """Eight programs start at once with no adapter built: one builds it, the others wait, all work."""
-    if not under_cistern():
-        return "native"
     env = common.native_environment()
     env["CISTERN_TEST_MODE"] = "cistern"
     with tempfile.TemporaryDirectory() as d:
