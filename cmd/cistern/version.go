@@ -6,9 +6,11 @@ import (
 	"runtime/debug"
 
 	"github.com/spf13/cobra"
+
+	allocator "github.com/cistern-gpu/cistern"
 )
 
-// version is set by the linker for a release; else it is what the module system knows.
+// version may be set by the linker; else it is the library's.
 var version = ""
 
 func newVersion(a *app) *cobra.Command {
@@ -45,15 +47,12 @@ type versionInfo struct {
 
 func buildVersion() versionInfo {
 	v := versionInfo{Version: version, Go: runtime.Version(), Platform: runtime.GOOS + "/" + runtime.GOARCH}
+	if v.Version == "" {
+		v.Version = allocator.Version
+	}
 	info, ok := debug.ReadBuildInfo()
 	if !ok {
 		return v
-	}
-	if v.Version == "" {
-		v.Version = info.Main.Version
-	}
-	if v.Version == "" || v.Version == "(devel)" {
-		v.Version = "devel"
 	}
 	dirty := false
 	for _, s := range info.Settings {

@@ -14,11 +14,15 @@ first call that needs it, in a process that uses PyTorch only once CUDA has star
 so that the process can still fork.
 """
 
-from typing import Any, Dict
+from __future__ import annotations
 
 from ._errors import CisternError
 from ._tags import tag
 from ._version import version
+
+TYPE_CHECKING = False  # as typing has it, which takes longer to import than all of this
+if TYPE_CHECKING:
+    from typing import Any, Dict
 
 __version__ = version
 __all__ = ["CisternError", "snapshot", "stats", "tag", "trim", "version"]

@@ -5,7 +5,7 @@ import json
 import os
 import platform
 import sys
-from typing import Any, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from . import _toolchain, build
 from ._toolchain import Missing
@@ -58,7 +58,9 @@ def report() -> Dict[str, Any]:
     except Missing as e:
         problems.append("%s: PyTorch would use the plain allocator" % e)
         wanted = False
-    for what, find in (("headers", lambda: _toolchain.find_headers(torch)), ("compiler", _toolchain.find_compiler)):
+    tools: List[Tuple[str, Callable[[], List[str]]]] = [
+        ("headers", lambda: _toolchain.find_headers(torch)), ("compiler", _toolchain.find_compiler)]
+    for what, find in tools:
         try:
             out[what] = find()
         except Missing as e:

@@ -90,7 +90,7 @@ class _Answers:
             memory._cuda_beginAllocateCurrentThreadToPool = self.cannot("torch.cuda.use_mem_pool")
         if hasattr(memory, "MemPool"):
             memory.MemPool.__init__ = self.cannot("torch.cuda.MemPool")
-        storage = getattr(self.torch, "UntypedStorage", None)
+        storage: Any = getattr(self.torch, "UntypedStorage", None)
         if hasattr(storage, "_share_cuda_"):
             storage._share_cuda_ = self.cannot("sharing a CUDA tensor with another process")
 

@@ -5,10 +5,15 @@ The library keeps a stack of tags for each thread. A scope may be entered before
 library as soon as there is one.
 """
 
-import threading
-from typing import Any, Callable, List, TypeVar
+from __future__ import annotations
 
-F = TypeVar("F", bound=Callable[..., Any])
+from _thread import _local  # type: ignore[attr-defined]  # threading.local, without threading
+
+TYPE_CHECKING = False  # as typing has it, which takes longer to import than all of this
+if TYPE_CHECKING:
+    from typing import Any, Callable, List, TypeVar
+
+    F = TypeVar("F", bound=Callable[..., Any])
 
 _GENERATOR, _COROUTINE, _ASYNC_GENERATOR = 0x20, 0x80, 0x200
 
@@ -21,7 +26,7 @@ class _Scope:
         self.pushed = False
 
 
-class _Thread(threading.local):
+class _Thread(_local):  # type: ignore[misc]
     def __init__(self) -> None:
         self.scopes: List[_Scope] = []
 

@@ -117,12 +117,13 @@ def check(torch: Torch) -> None:
                       (torch.release, ", ".join(_toolchain.SUPPORTED)))
 
 
-def adapter(torch: Torch, build: bool = True, retry: bool = False, where: Optional[List[str]] = None) -> str:
-    """The adapter's file, built now if it is not there. Missing or BuildError where it cannot be had; retry: compile it
-    also if the same compiler has failed before, or if it is there."""
+def adapter(torch: Torch, build: bool = True, retry: bool = False, force: bool = False,
+            where: Optional[List[str]] = None) -> str:
+    """The adapter's file, built now if it is not there (force: or if it is). Missing or BuildError where it cannot be
+    had; retry: the same compiler is tried again if it has failed before."""
     check(torch)
     file = find(torch, where)
-    if file is not None and not retry:
+    if file is not None and not force:
         return file
     if not build:
         raise Missing("the adapter for torch %s is not built, and building is off (CISTERN_BUILD=0); "
@@ -133,7 +134,7 @@ def adapter(torch: Torch, build: bool = True, retry: bool = False, where: Option
     with open(os.path.join(folder, "lock"), "a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         try:
-            return _build(torch, compiler, include, folder, retry)
+            return _build(torch, compiler, include, folder, retry, force)
         finally:
             # A child that another thread forked meanwhile holds the descriptor too: closing it would not be enough.
             fcntl.flock(lock, fcntl.LOCK_UN)
@@ -156,9 +157,10 @@ def _writable(name: str, where: List[str]) -> str:
     raise Missing("there is no folder to build the adapter in: " + "; ".join(why))
 
 
-def _build(torch: Torch, compiler: List[str], include: List[str], folder: str, retry: bool) -> str:
+def _build(torch: Torch, compiler: List[str], include: List[str], folder: str, retry: bool,
+           force: bool) -> str:
     target = os.path.join(folder, NAME)
-    if os.path.isfile(target) and not retry:  # somebody else did, while this process waited for the lock
+    if os.path.isfile(target) and not force:  # somebody else did, while this process waited for the lock
         return target
     log, failed = os.path.join(folder, "build.log"), os.path.join(folder, "failed.json")
     attempt = {"compiler": _identity(compiler), "include": include}
@@ -302,7 +304,7 @@ def main(arguments: Optional[List[str]] = None) -> int:
         if there is not None and not a.force:
             print("%s (built already)" % there)
         else:
-            print(adapter(torch, retry=True, where=where))
+            print(adapter(torch, retry=True, force=a.force, where=where))
         return 0
     except (Missing, BuildError, OSError) as e:
         sys.stderr.write("cistern: %s\n" % e)

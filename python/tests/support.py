@@ -117,6 +117,7 @@ FAKE_TORCH = {
 FAKE_ADAPTER = r"""
     #include <c10/cuda/CUDACachingAllocator.h>
     #include <cuda_runtime_api.h>
+    #include <crt/host_config.h>
     #include <cistern.h>
     #include <cstdlib>
     #include <cstring>
@@ -169,6 +170,8 @@ class Case(unittest.TestCase):
                    "__version__ = %r\ngit_version = 'abc'\ncuda = %r\nhip = None\n" % (version, cuda))
         for header in ("cuda.h", "cuda_runtime_api.h"):
             self.write(os.path.join(at, "nvidia", "cu13", "include", header), "")
+        # CUDA 13 has these in a wheel that PyTorch does not ask for; Triton brings some.
+        self.write(os.path.join(at, "triton", "backends", "nvidia", "include", "crt", "host_config.h"), "")
         return self.path(at)
 
     def package(self, source=FAKE_ADAPTER, version="2.11.0", **files):

@@ -1,0 +1,206 @@
+"""The builder of the adapter, with a PyTorch of a few lines and the compiler of this machine."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+import unittest
+
+from .support import Case
+
+
+class Build(Case):
+    def setUp(self):
+        super().setUp()
+        self.site = self.fake_torch()
+        self.copy = self.package()
+        self.env = self.environment(PYTHONPATH=self.site)
+
+    def tool(self, *arguments, **more):
+        env = dict(self.env, **more)
+        return subprocess.run([sys.executable, os.path.join(self.copy, "_inject", "tool.py"), "build"] + list(arguments),
+                              env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True, timeout=120)
+
+    def built(self, *more):
+        found = []
+        for parent, _, names in os.walk(self.path("home")):
+            found += [os.path.join(parent, n) for n in names if n.endswith(".so")]
+        return found
+
+    def test_builds_once(self):
+        first = self.tool()
+        self.assertEqual(first.returncode, 0, first.stderr)
+        file = first.stdout.strip()
+        self.assertEqual([file], self.built())
+        self.assertTrue(file.startswith(self.path("home", ".cache", "cistern", "adapter-")), file)
+        self.assertRegex(first.stderr, r"^cistern: building the PyTorch adapter for torch 2\.11\.0 \(once\) \.\.\. \d+ s\n$")
+        second = self.tool()
+        self.assertEqual((second.stdout, second.stderr), (file + " (built already)\n", ""))
+        with open(os.path.join(os.path.dirname(file), "adapter.json")) as f:
+            self.assertEqual(json.load(f)["torch"], "2.11.0+cu130")
+        # Nothing of the build is left but its log.
+        self.assertEqual(sorted(os.listdir(os.path.dirname(file))), ["adapter.json", "build.log", "libcistern_torch.so", "lock"])
+
+    def test_torch_is_not_imported(self):
+        self.write("site/torch/__init__.py", "raise RuntimeError('imported')")
+        self.assertEqual(self.tool().returncode, 0)
+
+    def test_one_of_many_builds(self):
+        log = self.path("calls")
+        self.write("cxx", '#!/bin/sh\necho call >>%s\nsleep 0.3\nexec c++ "$@"\n' % log)
+        os.chmod(self.path("cxx"), 0o755)
+        many = [subprocess.Popen([sys.executable, os.path.join(self.copy, "_inject", "tool.py"), "build"],
+                                 env=dict(self.env, CXX=self.path("cxx")), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                 universal_newlines=True) for _ in range(8)]
+        ends = [p.communicate(timeout=120) + (p.returncode,) for p in many]
+        self.assertEqual({e[2] for e in ends}, {0}, ends)
+        self.assertEqual(len({e[0].split()[0] for e in ends}), 1)
+        self.assertEqual(sum("building" in e[1] for e in ends), 1, ends)
+        self.assertEqual(self.read("calls").count("call"), 2)  # one source, one link
+
+    def test_builder_that_dies_blocks_nobody(self):
+        self.write("cxx", "#!/bin/sh\nsleep 60\n")
+        os.chmod(self.path("cxx"), 0o755)
+        first = subprocess.Popen([sys.executable, os.path.join(self.copy, "_inject", "tool.py"), "build"],
+                                 env=dict(self.env, CXX=self.path("cxx")), stderr=subprocess.PIPE, start_new_session=True)
+        first.stderr.read(10)  # it has begun, and holds the lock
+        second = subprocess.Popen([sys.executable, os.path.join(self.copy, "_inject", "tool.py"), "build"], env=self.env,
+                                  stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True)
+        time.sleep(0.5)
+        self.assertIsNone(second.poll(), "the second did not wait")
+        os.killpg(first.pid, 9)
+        first.wait()
+        first.stderr.close()
+        out, err = second.communicate(timeout=60)
+        self.assertEqual((second.returncode, [out.strip()]), (0, self.built()), err)
+
+    def test_compile_error(self):
+        self.write("tree/python/cistern/adapter/adapter.cpp", "#error on purpose\n")
+        done = self.tool()
+        self.assertEqual(done.returncode, 2)
+        self.assertRegex(done.stderr, r"failed after \d+ s\ncistern: compiling the adapter for torch 2\.11\.0 with c\+\+ failed, see ")
+        log = done.stderr.split("see ")[1].strip()
+        with open(log) as f:
+            self.assertIn("on purpose", f.read())
+        self.assertEqual(self.built(), [])
+        # A program does not try again what the same compiler could not do, and says where it stands.
+        again = self.python("import cistern.build as b, cistern._toolchain as t\n"
+                            "try:\n    b.adapter(t.find_torch())\nexcept b.BuildError as e:\n    print(e)",
+                            env=dict(self.env, PYTHONPATH=self.site + ":" + os.path.dirname(self.copy)))
+        self.assertIn("failed before, see " + log, again.stdout)
+        self.assertEqual(again.stderr, "")
+        # Another compiler is tried.
+        self.write("cxx", '#!/bin/sh\nexec c++ "$@"\n')
+        os.chmod(self.path("cxx"), 0o755)
+        again = self.python("import cistern.build as b, cistern._toolchain as t\n"
+                            "try:\n    b.adapter(t.find_torch())\nexcept b.BuildError as e:\n    print(e)",
+                            env=dict(self.env, PYTHONPATH=self.site + ":" + os.path.dirname(self.copy), CXX=self.path("cxx")))
+        self.assertIn("building", again.stderr)
+
+    def test_what_is_missing_is_named(self):
+        def refused(words, **more):
+            done = self.tool(**more)
+            self.assertEqual(done.returncode, 2, done.stderr)
+            self.assertIn(words, done.stderr)
+            self.assertEqual(done.stderr.count("\n"), 1)
+
+        refused("the C++ compiler that CXX names is missing: /no/such/c++", CXX="/no/such/c++")
+        refused("there is no C++ compiler", PATH="/nowhere")
+        for version, cuda, words in (("2.9.1+cu128", "12.8", "torch 2.9.1 is not among the versions this adapter was "
+                                      "compiled against (2.11)"),
+                                     ("2.12.0.dev20260101", "13.0", "torch 2.12.0.dev20260101 is not among"),
+                                     ("2.11.0+cpu", None, "PyTorch 2.11.0+cpu was built without CUDA")):
+            refused(words, PYTHONPATH=self.fake_torch(version, cuda, at="other"))
+        refused("PyTorch is not installed", PYTHONPATH="")
+        os.unlink(self.path("site", "torch", "include", "c10", "cuda", "CUDACachingAllocator.h"))
+        refused("PyTorch's headers are missing: there is no c10/cuda/CUDACachingAllocator.h")
+
+    def test_headers_of_cuda(self):
+        def where(**more):
+            return self.python("import cistern._toolchain as t\ntry:\n    print(t.find_cuda(t.find_torch()))\n"
+                               "except t.Missing as e:\n    print(e)",
+                               env=dict(self.env, PYTHONPATH=self.site + ":" + os.path.dirname(self.copy), **more)).stdout.strip()
+
+        wheel, triton, toolkit = map(self.path, ("site/nvidia/cu13/include", "site/triton/backends/nvidia/include",
+                                                 "toolkit/include"))
+        installed = os.path.exists("/usr/local/cuda/include/cuda.h") or os.path.exists("/usr/include/cuda.h")
+        if not installed:
+            self.assertEqual(where(), str([wheel, triton]))
+        os.unlink(os.path.join(triton, "crt", "host_config.h"))
+        if not installed:
+            self.assertIn("lack crt/host_config.h", where())
+        for header in ("cuda.h", "cuda_runtime_api.h", "crt/host_config.h"):
+            self.write(os.path.join(triton, header), "")
+            self.write(os.path.join(toolkit, header), "")
+        self.assertEqual(where(CUDA_HOME=self.path("toolkit")), str([wheel, toolkit]))
+        self.write(os.path.join(wheel, "crt", "host_config.h"), "")
+        self.assertEqual(where(CUDA_HOME=self.path("toolkit")), str([wheel]))
+        os.unlink(os.path.join(wheel, "cuda.h"))  # one of two is not enough
+        if not installed:
+            self.assertEqual(where(), str([triton]))
+        self.assertEqual(where(CUDA_HOME=self.path("toolkit")), str([toolkit]))
+
+    def test_folder_for_images(self):
+        done = self.tool("--dir", self.path("image"))
+        self.assertEqual(done.returncode, 0, done.stderr)
+        file = done.stdout.strip()
+        self.assertTrue(file.startswith(self.path("image") + os.sep))
+        # Found there, without a compiler.
+        done = self.tool(CISTERN_ADAPTER_DIR=self.path("image"), PATH="/nowhere")
+        self.assertEqual((done.returncode, done.stdout), (0, file + " (built already)\n"))
+        # Being built elsewhere does not count for a folder that was named.
+        self.tool()
+        self.assertEqual(len(self.built()), 1)
+        done = self.tool("--dir", self.path("second"))
+        self.assertTrue(done.stdout.startswith(self.path("second")), done)
+
+    def test_force_builds_again(self):
+        file = self.tool().stdout.strip()
+        before = os.stat(file).st_mtime_ns
+        done = self.tool("--force")
+        self.assertEqual((done.returncode, done.stdout.strip()), (0, file))
+        self.assertGreater(os.stat(file).st_mtime_ns, before)
+
+    def test_cache_that_cannot_be_written(self):
+        self.write("home/.cache", "a file in the way")
+        done = self.tool()
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertTrue(done.stdout.startswith(self.path("cistern-%d" % os.getuid())), done.stdout)
+        # What others could have written to is not loaded.
+        os.chmod(self.path("cistern-%d" % os.getuid()), 0o777)
+        done = self.tool()
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("belongs to somebody else", done.stderr)
+
+    def test_key(self):
+        def key(**more):
+            return self.python("import cistern.build as b, cistern._toolchain as t; print(b.key(t.find_torch()))",
+                               env=dict(self.env, PYTHONPATH=self.site + ":" + os.path.dirname(self.copy), **more)).stdout
+
+        first = key()
+        self.assertEqual(first, key(CXX="g++ -O1"))  # any compiler's will do
+        self.fake_torch("2.11.1+cu130")
+        second = key()
+        self.write("tree/python/cistern/adapter/more.h", "int x;\n")
+        third = key()
+        self.write("tree/cmd/libcistern/cistern.h", "int y;\n")
+        self.assertEqual(len({first, second, third, key()}), 4)
+
+
+class Real(Case):
+    """The real adapter, compiled against a real PyTorch where there is one."""
+
+    def test_against_the_headers(self):
+        site = os.environ.get("CISTERN_TORCH_SITE")
+        if not site:
+            self.skipTest("CISTERN_TORCH_SITE names no folder with a PyTorch")
+        from .support import PACKAGE
+        file = self.build(PACKAGE, site)
+        symbols = subprocess.run(["nm", "-D", "--defined-only", file], stdout=subprocess.PIPE, universal_newlines=True).stdout
+        for name in ("install", "abi", "started", "settings"):
+            self.assertIn(" T cistern_torch_%s\n" % name, symbols)
+
+
+if __name__ == "__main__":
+    unittest.main()

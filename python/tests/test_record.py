@@ -1,0 +1,135 @@
+"""`cistern record` over a PyTorch of a few lines."""
+
+import gzip
+import os
+import pickle
+import subprocess
+import sys
+import textwrap
+import unittest
+
+from .support import COMMAND, PACKAGE, Case
+
+
+class Record(Case):
+    def setUp(self):
+        super().setUp()
+        self.site = self.fake_torch()
+
+    def record(self, code, *options, out="run.pickle", check=True, command=None, **more):
+        env = self.environment(PYTHONPATH=self.site, CISTERN_PYTHON_PACKAGE=PACKAGE, FAKE_TORCH_LOG=self.path("log"), **more)
+        self.write("main.py", textwrap.dedent(code))
+        done = subprocess.run([COMMAND, "record", "-o", out] + list(options) + ["--"] +
+                              (command or [sys.executable, self.path("main.py")]), env=env, cwd=self.folder, timeout=120,
+                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True)
+        if check:
+            self.assertEqual(done.returncode, 0, done.stderr)
+        return done
+
+    def files(self):
+        return sorted(n for n in os.listdir(self.folder) if n.startswith("run") or n.startswith("."))
+
+    def test_at_exit(self):
+        done = self.record("""
+            import os, torch
+            os.mkdir("elsewhere"); os.chdir("elsewhere")
+            torch.cuda.init()
+            """)
+        self.assertEqual(self.files(), ["run.pickle"])
+        self.assertEqual(done.stderr, "cistern: wrote %s (1 events)\n" % self.path("run.pickle"))
+        with open(self.path("run.pickle"), "rb") as f:
+            self.assertEqual(pickle.load(f)["device_traces"][0][0]["action"], "alloc")
+        log = [line.split(" ", 1)[1] for line in self.read("log").splitlines()]
+        self.assertEqual(log, ["cuda starts", "history all all python 1000000"])
+
+    def test_options(self):
+        self.record("import torch; torch.cuda.init()", "--stacks", "none", "--max-entries", "5", out="run.pickle.gz")
+        with gzip.open(self.path("run.pickle.gz")) as f:
+            self.assertIn("segments", pickle.load(f))
+        self.assertIn("history all None all 5", self.read("log"))
+        self.record("import torch; torch.cuda.init()", "--stacks", "all")
+        self.assertIn("history all all all 1000000", self.read("log"))
+
+    def test_ways_to_end(self):
+        for code, status in (("raise ValueError('x')", 1), ("sys.exit(3)", 3), ("raise KeyboardInterrupt", -2)):
+            done = self.record("import sys, torch\ntorch.cuda.init()\n" + code, check=False)
+            self.assertEqual(done.returncode, status)
+            self.assertEqual(self.files(), ["run.pickle"])
+            os.unlink(self.path("run.pickle"))
+
+    def test_nothing_without_cuda(self):
+        done = self.record("import torch")
+        self.assertEqual((self.files(), done.stderr), ([], ""))
+        done = self.record("print('no torch')")
+        self.assertEqual((self.files(), done.stdout, done.stderr), ([], "no torch\n", ""))
+
+    def test_out_of_memory(self):
+        done = self.record("""
+            import torch
+            torch.cuda.init()
+            for i in range(9):
+                torch._C.observers[0](0, 1 << 30, 2 << 30, 0)
+            """)
+        self.assertEqual(self.files(), ["run.oom%d.pickle" % i for i in range(1, 6)] + ["run.pickle"])
+        self.assertEqual(done.stderr.count("at an out-of-memory"), 5)
+        self.assertEqual(done.stderr.count("no further files"), 1)
+
+    def test_ranks(self):
+        for rank in ("0", "3"):
+            self.record("import torch; torch.cuda.init(); torch._C.observers[0](0, 1, 1, 0)", RANK=rank, WORLD_SIZE="4",
+                        LOCAL_RANK=rank)
+        self.assertEqual(self.files(), ["run.rank0.oom1.pickle", "run.rank0.pickle", "run.rank3.oom1.pickle", "run.rank3.pickle"])
+
+    def test_children(self):
+        done = self.record("""
+            import multiprocessing, subprocess, sys, torch
+            def child():
+                import torch
+                torch.cuda.init()
+            if __name__ == "__main__":
+                for method in ("fork", "spawn", "forkserver"):
+                    p = multiprocessing.get_context(method).Process(target=child)
+                    p.start(); p.join()
+                    print("pid", p.pid, p.exitcode)
+                torch.cuda.init()
+            """)
+        pids = [line.split()[1] for line in done.stdout.splitlines()]
+        self.assertEqual(self.files(), sorted(["run.pid%s.pickle" % p for p in pids] + ["run.pickle"]), done.stderr)
+
+    def test_processes_of_a_script(self):
+        # One after the other, none the other's child: the first has the name, and nobody writes over it.
+        again = "%s main.py; %s main.py" % (sys.executable, sys.executable)
+        self.record("import torch; torch.cuda.init()", command=["sh", "-c", again])
+        self.assertEqual(len(self.files()), 2)
+        self.assertIn("run.pickle", self.files())
+
+    def test_the_last_recording_is_replaced(self):
+        self.write("run.pickle", "old")
+        os.utime(self.path("run.pickle"), (1, 1))
+        self.record("import torch; torch.cuda.init()")
+        with open(self.path("run.pickle"), "rb") as f:
+            self.assertIn("segments", pickle.load(f))
+        self.assertEqual(self.files(), ["run.pickle"])
+
+    def test_failure_to_write_is_a_line(self):
+        done = self.record("""
+            import os, shutil, torch
+            torch.cuda.init()
+            shutil.rmtree("out")
+            """, out=self.folder_named("out"))
+        self.assertEqual(done.returncode, 0)
+        self.assertRegex(done.stderr, r"^cistern: .*out/run.pickle: nothing was written: FileNotFoundError: .*\n$")
+
+    def folder_named(self, name):
+        os.mkdir(self.path(name))
+        return os.path.join(name, "run.pickle")
+
+    def test_torch_that_cannot_record(self):
+        self.write("site/torch/cuda/memory.py", "def _record_memory_history(enabled):\n    pass\n")
+        done = self.record("import torch; torch.cuda.init(); print('goes on')")
+        self.assertEqual(done.stdout, "goes on\n")
+        self.assertIn("cistern: nothing is recorded: torch 2.11.0+cu130: ", done.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()
