@@ -26,12 +26,3 @@ func corePoolBlocks(d C.int, p0, p1 C.uint64_t, out *C.cistern_block, capacity C
 func corePoolRestore(d C.int, p0, p1 C.uint64_t, b *C.cistern_block, n C.size_t) C.int {
 	return later()
 }
-
-//export coreShare
-func coreShare(p C.uintptr_t, handle *C.char, capacity C.size_t) C.int { return later() }
-
-//export coreOpen
-func coreOpen(handle *C.char, d C.int, p *C.uintptr_t) C.int { return later() }
-
-//export coreClose
-func coreClose(p C.uintptr_t) C.int { return later() }

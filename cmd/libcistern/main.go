@@ -45,6 +45,7 @@ import (
 	"github.com/cistern-gpu/cistern"
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/cuda/open"
+	"github.com/cistern-gpu/cistern/internal/share"
 )
 
 func main() {} // never called: buildmode c-shared wants one
@@ -53,6 +54,7 @@ func main() {} // never called: buildmode c-shared wants one
 type library struct {
 	*cistern.Allocator
 	devices []device // by ordinal
+	sharing func() *share.Process
 }
 
 // device is what is kept here for one device.
@@ -138,7 +140,8 @@ func start(conf string) (*library, error) {
 		return nil, err
 	}
 	limitHeap()
-	l := &library{Allocator: a, devices: make([]device, a.DeviceCount())}
+	l := &library{Allocator: a, devices: make([]device, a.DeviceCount()),
+		sharing: sync.OnceValue(func() *share.Process { return share.New(a, shareGuard{}) })}
 	current.Store(l)
 	return l, nil
 }

@@ -66,6 +66,12 @@ func TestRecordedHistory(t *testing.T) {
 	}
 }
 
+// TestSharing: and its socket goes with the process.
+func TestSharing(t *testing.T) {
+	t.Parallel()
+	passes(t, "driver:sim:8GiBx2", nil, program(t, "sharing.c", libraryPath(t)))
+}
+
 // TestExits: a process ends at once and as its program means it to, in every order.
 func TestExits(t *testing.T) {
 	t.Parallel()

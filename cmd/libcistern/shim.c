@@ -398,6 +398,7 @@ PUBLIC int cistern_share(void *ptr, char *handle, size_t cap) {
   NEED(handle);
   if (cap > 0)
     handle[0] = 0;
+  front_forget(ptr); /* its free ends the sharing, which Go must see */
   return coreShare((uintptr_t)ptr, handle, cap);
 }
 

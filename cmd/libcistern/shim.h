@@ -44,6 +44,12 @@ void shim_call_unmap(uintptr_t fn, uintptr_t ctx, int device, uintptr_t addr, si
 uintptr_t shim_call_alloc(uintptr_t fn, uintptr_t ctx, size_t size, int device, uintptr_t stream) __attribute__((visibility("hidden")));
 void shim_call_free(uintptr_t fn, uintptr_t ctx, uintptr_t ptr, size_t size, int device, uintptr_t stream) __attribute__((visibility("hidden")));
 
+/* What sharing memory leaves in the process, for guard.c: descriptors that a child of fork closes, and the name of a socket
+ * that is removed at exit. */
+void shim_share_opened(int fd) __attribute__((visibility("hidden")));
+void shim_share_closing(int fd) __attribute__((visibility("hidden")));
+void shim_share_listening(const char *path, size_t n) __attribute__((visibility("hidden")));
+
 /* shim_getenv is getenv: Go's own view of the environment is as old as the library's loading. */
 const char *shim_getenv(const char *name) __attribute__((visibility("hidden")));
 /* shim_thread_id tells threads apart. */
