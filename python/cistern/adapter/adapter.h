@@ -217,6 +217,13 @@ void library_stats(DeviceIndex device, cistern_stats* out);
 size_t total_memory(DeviceIndex device);
 void limit_touch(DeviceIndex device); // what touch does for limits
 
+// ---- snapshot.cpp
+
+// The order in which segments came, which NCCL takes for the same in all ranks: of those that a custom allocator makes it is
+// known, others are numbered when they are first seen.
+void segment_made(DeviceIndex device, void* ptr);
+void segment_gone(DeviceIndex device, void* ptr);
+
 // ---- settings.cpp
 
 std::string settings_report();

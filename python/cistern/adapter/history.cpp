@@ -58,7 +58,9 @@ struct Live {
 
 struct SegmentNote {
   Context context;
-  bool mapped; // a chunk of a larger range
+  bool mapped = true; // a chunk of a larger range
+  void* stream = nullptr;
+  MempoolId_t pool{0, 0};
 };
 
 struct DeviceHistory {
@@ -166,7 +168,7 @@ void note(DeviceIndex device, const cistern_event& e) {
     case CISTERN_EVENT_SEGMENT_MAP:
       action = e.kind == CISTERN_EVENT_SEGMENT_MAP ? TraceEntry::SEGMENT_MAP : TraceEntry::SEGMENT_ALLOC;
       context = caller;
-      d.segments[e.addr] = {context, action == TraceEntry::SEGMENT_MAP};
+      d.segments[e.addr] = {context, action == TraceEntry::SEGMENT_MAP, e.stream, {e.pool[0], e.pool[1]}};
       break;
     case CISTERN_EVENT_SEGMENT_FREE:
     case CISTERN_EVENT_SEGMENT_UNMAP: {
@@ -217,9 +219,9 @@ extern "C" void before_unmap(void*, int device, void* addr, size_t size) {
     drain(static_cast<DeviceIndex>(device)); // its mapping may be among what was not read yet
     const auto& segments = history.devices[device].segments;
     const auto it = segments.find(reinterpret_cast<uint64_t>(addr));
-    const Action action = it == segments.end() || it->second.mapped ? TraceEntry::SEGMENT_UNMAP : TraceEntry::SEGMENT_FREE;
-    tell(make_entry(action, static_cast<DeviceIndex>(device), reinterpret_cast<uint64_t>(addr), size, nullptr, {0, 0},
-                    now_us(), it == segments.end() ? nullptr : it->second.context));
+    const SegmentNote n = it != segments.end() ? it->second : SegmentNote{};
+    tell(make_entry(n.mapped ? TraceEntry::SEGMENT_UNMAP : TraceEntry::SEGMENT_FREE, static_cast<DeviceIndex>(device),
+                    reinterpret_cast<uint64_t>(addr), size, n.stream, n.pool, now_us(), n.context));
   } catch (...) { // no memory for the entry
   }
 }

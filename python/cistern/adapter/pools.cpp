@@ -106,8 +106,10 @@ extern "C" void* upstream_alloc(void* ctx, size_t size, int device, void* stream
     auto* const s = static_cast<cudaStream_t>(stream);
     Current current(static_cast<DeviceIndex>(device), s);
     void* p = u->allocator->raw_alloc_with_stream(size, s);
-    if (p != nullptr)
+    if (p != nullptr) {
       u->refs.fetch_add(1);
+      segment_made(static_cast<DeviceIndex>(device), p);
+    }
     return p;
   } catch (const c10::OutOfMemoryError&) {
     return nullptr;
@@ -121,6 +123,7 @@ extern "C" void upstream_free(void* ctx, void* ptr, size_t, int device, void* st
   auto* u = static_cast<Upstream*>(ctx);
   try {
     Current current(static_cast<DeviceIndex>(device), static_cast<cudaStream_t>(stream));
+    segment_gone(static_cast<DeviceIndex>(device), ptr);
     u->allocator->raw_delete(ptr);
   } catch (const std::exception& e) {
     TORCH_WARN("Cistern: a custom allocator failed to free memory: ", e.what());

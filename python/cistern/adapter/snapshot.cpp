@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <map>
+#include <mutex>
 
 namespace cistern_torch {
 
@@ -20,7 +21,18 @@ struct Snapshot {
   }
 };
 
-// Blocks of one device, or of one pool of it, appended; returns the bytes in use.
+struct Order {
+  std::mutex mutex;
+  int32_t last = 0;
+  std::map<uint64_t, int32_t> numbers[kMaxDevices];
+  int32_t of(DeviceIndex device, uint64_t addr) {
+    int32_t& n = numbers[device][addr];
+    return n != 0 ? n : n = ++last;
+  }
+};
+Order& order = *new Order; // never destroyed: see Adapter
+
+// Segments of one device, or of one pool of it, appended; returns the bytes in use.
 size_t add_segments(DeviceIndex device, MempoolId_t pool, std::vector<SegmentInfo>* out) {
   const bool all = pool.first == 0 && pool.second == 0;
   if (!touched[device].load() || (!all && !pool_known(device, pool)))
@@ -64,11 +76,29 @@ size_t add_segments(DeviceIndex device, MempoolId_t pool, std::vector<SegmentInf
   }
   std::stable_sort(segments.begin(), segments.end(),
                    [](const SegmentInfo& a, const SegmentInfo& b) { return a.address < b.address; });
+  {
+    std::lock_guard<std::mutex> lock(order.mutex);
+    std::map<uint64_t, int32_t> seen;
+    for (SegmentInfo& info : segments)
+      seen[info.address] = info.registration_counter = order.of(device, info.address);
+    if (all) // what is not among them is gone
+      order.numbers[device].swap(seen);
+  }
   std::move(segments.begin(), segments.end(), std::back_inserter(*out));
   return active;
 }
 
 } // namespace
+
+void segment_made(DeviceIndex device, void* ptr) {
+  std::lock_guard<std::mutex> lock(order.mutex);
+  order.numbers[device][reinterpret_cast<uint64_t>(ptr)] = ++order.last;
+}
+
+void segment_gone(DeviceIndex device, void* ptr) {
+  std::lock_guard<std::mutex> lock(order.mutex);
+  order.numbers[device].erase(reinterpret_cast<uint64_t>(ptr));
+}
 
 cca::SnapshotInfo Adapter::snapshot(MempoolId_t pool, bool include_traces) {
   cca::SnapshotInfo out;
