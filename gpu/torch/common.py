@@ -168,11 +168,17 @@ def run(argv, env=None, timeout=120, stdin=None, cwd=None):
 
 
 def end_session(p):
-    """Ends the process and whatever it left running in its session."""
+    """Ends the process and whatever it left running, also what began a session of its own below it."""
+    below = descendants(p.pid) - {p.pid} if p.poll() is None else set()
     try:
         os.killpg(p.pid, signal.SIGKILL)
     except ProcessLookupError:
         pass
+    for pid in below:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
     try:
         p.wait(10)
     except subprocess.TimeoutExpired:
