@@ -85,7 +85,7 @@ static int share_and_wait(const char *how) {
   if (strcmp(how, "leaves a child") == 0 && fork() == 0) {
     CHECK(cistern_release(p) == CISTERN_FORKED);
     fclose(stdout), fclose(stderr); /* whoever waits for the output shall not wait for this */
-    sleep(20);
+    sleep(6); /* longer than the other process is allowed to wait */
     _exit(0);
   }
   puts(handle);
@@ -98,7 +98,7 @@ static void others(void) {
   for (int child = 0; child < 2; child++) {
     int in[2], out[2], status;
     CHECK(pipe2(in, O_CLOEXEC) == 0 && pipe2(out, O_CLOEXEC) == 0);
-    int keep_in = dup(0), keep_out = dup(1);
+    int keep_in = fcntl(0, F_DUPFD_CLOEXEC, 3), keep_out = fcntl(1, F_DUPFD_CLOEXEC, 3);
     dup2(in[0], 0);
     dup2(out[1], 1);
     pid_t pid = sharer(child ? "leaves a child" : "stays");
