@@ -1,5 +1,5 @@
 """CUDA graphs: captures, shared pools, memory that a graph keeps, checkpoints of torch.compile's graph trees."""
-from .base import GiB, MiB, bytes_on, cap, case, check, eq, raises, requested, reserved, settle, stat, torch
+from .base import GiB, MiB, bytes_on, cap, case, check, eq, raises, requested, reserved, settle, torch
 
 
 def capture(fn, pool=None, stream=None):

@@ -8,7 +8,7 @@ import textwrap
 import time
 
 import common
-from .base import GUARD, Skip, bytes_on, case, check, eq, script, torch, under_cistern
+from .base import GUARD, Skip, bytes_on, case, check, eq, under_cistern
 
 TRAIN = """
 import os, sys, torch

@@ -6,7 +6,7 @@ import sys
 import time
 
 import common
-from .base import GiB, MiB, Skip, bytes_on, cap, case, check, eq, probe, raises, requested, reserved, settle, torch, under_cistern
+from .base import GiB, MiB, bytes_on, cap, case, check, eq, probe, raises, requested, reserved, settle, torch
 
 PATIENCE = 60
 
