@@ -54,17 +54,14 @@ class Recording:
                 self.torch.cuda.memory._record_memory_history(context=None, max_entries=self.entries)
             else:
                 self.torch.cuda.memory._record_memory_history(stacks=self.stacks, max_entries=self.entries)
-        except (RuntimeError, TypeError) as e:
-            say("nothing is recorded: torch %s: %s" % (self.torch.__version__, e))
-            return
-        atexit.register(self.end)
-        # Processes of multiprocessing end without atexit.
-        util = sys.modules.get("multiprocessing.util")
-        if util is not None:
-            util.Finalize(None, self.end, exitpriority=100)  # type: ignore[attr-defined]
-        attach = getattr(self.torch._C, "_cuda_attach_out_of_memory_observer", None)
-        if attach is not None:
-            attach(self.out_of_memory)
+            atexit.register(self.end)
+            # Processes of multiprocessing end without atexit.
+            util = sys.modules.get("multiprocessing.util")
+            if util is not None:
+                util.Finalize(None, self.end, exitpriority=100)  # type: ignore[attr-defined]
+            self.torch._C._cuda_attach_out_of_memory_observer(self.out_of_memory)
+        except Exception as e:  # of this, PyTorch would make a failure to start CUDA
+            say("recording: torch %s: %s: %s" % (self.torch.__version__, type(e).__name__, e))
 
     def out_of_memory(self, device: int, allocation: int, total: int, free: int) -> None:
         with self.lock:

@@ -64,7 +64,7 @@ def key(torch: Torch) -> str:
     for file in files + [os.path.join(header(), "cistern.h")]:
         with open(file, "rb") as f:
             h.update(os.path.basename(file).encode() + b"\0" + f.read() + b"\0")
-    libc = " ".join(platform.libc_ver())
+    libc = os.confstr("CS_GNU_LIBC_VERSION") or ""
     for fact in [version, torch.version, torch.git, torch.cuda or "", platform.machine(), libc] + FLAGS + LIBRARIES:
         h.update(fact.encode() + b"\0")
     return h.hexdigest()[:16]

@@ -121,6 +121,7 @@ def _install(torch: Any) -> str:
     from . import _share
 
     _share.install(torch)
+    _follow_settings(torch, _adapter)
     return "adapter"
 
 
@@ -156,6 +157,28 @@ def settings_report(adapter: Any) -> str:
     return words.decode("utf-8", "replace") if words else ""
 
 
+def _follow_settings(torch: Any, adapter: Any) -> None:
+    """Has settings that the program gives PyTorch while it runs looked at too: each that steers nothing is said once."""
+    import ctypes
+
+    theirs: Any = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
+    if theirs is None:
+        return
+    report = adapter.cistern_torch_settings_of
+    report.restype, report.argtypes = ctypes.c_char_p, [ctypes.c_char_p]
+    known = set()
+
+    def set_allocator_settings(settings: str) -> Any:
+        result = theirs(settings)
+        for line in _without_effect((report(settings.encode()) or b"").decode("utf-8", "replace")):
+            if line not in known:
+                known.add(line)
+                say("a setting of PyTorch's, " + line)
+        return result
+
+    torch._C._accelerator_setAllocatorSettings = set_allocator_settings
+
+
 def _install_plain(torch: Any, library: str) -> str:
     from . import _plain
 
@@ -171,4 +194,7 @@ def _cuda_started() -> None:
     _started = True
     from . import _tags
 
-    _tags.library_started()
+    try:
+        _tags.library_started()
+    except CisternError as e:  # of this, PyTorch would make a failure to start CUDA
+        say("tags are ignored: %s" % e)

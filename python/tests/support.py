@@ -41,6 +41,10 @@ FAKE_TORCH = {
             observers.append(f)
         def _cuda_memoryStats(device):
             raise RuntimeError("does not yet support getDeviceStats")
+        def _accelerator_setAllocatorSettings(settings):
+            if "bad" in settings:
+                raise ValueError(settings)
+            note("settings", settings)
         def _cuda_resetPeakMemoryStats(device):
             raise RuntimeError("does not yet support resetPeakStats")
         def _cuda_memorySnapshot(pool):
@@ -135,6 +139,10 @@ FAKE_ADAPTER = r"""
       if (!s) return "";
       words = std::string("PYTORCH_ALLOC_CONF ") + s + ": no effect: it is a test\n"
               "PYTORCH_ALLOC_CONF per_process_memory_fraction:0.5: honoured\n";
+      return words.c_str();
+    }
+    extern "C" const char *cistern_torch_settings_of(const char *s) {
+      words = std::string(s) + ": no effect: it is a test\n";
       return words.c_str();
     }
     extern "C" void fake_start(void) { started = 1; }

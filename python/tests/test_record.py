@@ -128,7 +128,7 @@ class Record(Case):
         self.write("site/torch/cuda/memory.py", "def _record_memory_history(enabled):\n    pass\n")
         done = self.record("import torch; torch.cuda.init(); print('goes on')")
         self.assertEqual(done.stdout, "goes on\n")
-        self.assertIn("cistern: nothing is recorded: torch 2.11.0+cu130: ", done.stderr)
+        self.assertIn("cistern: recording: torch 2.11.0+cu130: TypeError: ", done.stderr)
 
 
 if __name__ == "__main__":

@@ -83,6 +83,21 @@ class Torch(Case):
         self.assertEqual(done.stderr, "cistern: settings of PyTorch's that have no effect on Cistern (`cistern doctor` says why): "
                          "PYTORCH_ALLOC_CONF max_split_size_mb:8\n")
 
+    def test_torchs_settings_while_it_runs(self):
+        self.build(self.copy, self.site)
+        done = self.program("""
+            import cistern, torch
+            cistern.torch.enable()
+            for settings in ("max_split_size_mb:8", "max_split_size_mb:8", "bad:1"):
+                try:
+                    torch._C._accelerator_setAllocatorSettings(settings)
+                except ValueError as e:
+                    print("refused", e)
+            print(torch.LOG)
+            """)
+        self.assertEqual(done.stderr, "cistern: a setting of PyTorch's, max_split_size_mb:8: no effect: it is a test\n")
+        self.assertEqual(done.stdout, "refused bad:1\n['settings max_split_size_mb:8', 'settings max_split_size_mb:8']\n")
+
     def test_tag_entered_before_cuda_starts(self):
         self.build(self.copy, self.site)
         done = self.program("""

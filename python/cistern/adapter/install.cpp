@@ -4,6 +4,7 @@
 // exports no other way in; a version without it is told by name.
 #include "adapter.h"
 
+#include <c10/cuda/CUDAAllocatorConfig.h>
 #include <c10/util/Exception.h>
 #include <torch/headeronly/version.h>
 
@@ -50,6 +51,12 @@ std::string install(const char* library, const char* conf) {
   const Change change = find_change();
   if (change == nullptr)
     return "this PyTorch has no torch::cuda::CUDAPluggableAllocator::changeCurrentAllocator";
+  // PyTorch parses its settings when they are first asked for, and takes one that names another backend than the allocator in
+  // place for a mistake: so now, while that is its own. A bad setting is thrown again when CUDA starts, as ever.
+  try {
+    cca::CUDAAllocatorConfig::instance();
+  } catch (...) {
+  }
   auto* a = new Adapter(library != nullptr ? library : "libcistern.so", conf != nullptr ? conf : "", conf != nullptr);
   change(std::shared_ptr<cca::CUDAAllocator>(a, [](cca::CUDAAllocator*) {})); // never destroyed
   c10::SetAllocator(c10::DeviceType::CUDA, a, 255); // torch.accelerator looks here

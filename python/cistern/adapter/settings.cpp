@@ -71,6 +71,17 @@ std::vector<std::pair<std::string, std::string>> split(const char* s) {
 
 } // namespace
 
+namespace {
+
+std::string describe(const std::string& name, const char* settings) {
+  std::string out;
+  for (const auto& [key, value] : split(settings))
+    out += name + key + ":" + value + ": " + meaning(key) + "\n";
+  return out;
+}
+
+} // namespace
+
 std::string settings_report() {
   std::string out;
   // The first that is set is the one that PyTorch reads.
@@ -78,8 +89,7 @@ std::string settings_report() {
     const char* s = std::getenv(name);
     if (s == nullptr)
       continue;
-    for (const auto& [key, value] : split(s))
-      out += std::string(name) + " " + key + ":" + value + ": " + meaning(key) + "\n";
+    out = describe(std::string(name) + " ", s);
     break;
   }
   const char* off = std::getenv("PYTORCH_NO_CUDA_MEMORY_CACHING");
@@ -89,3 +99,14 @@ std::string settings_report() {
 }
 
 } // namespace cistern_torch
+
+// What becomes of settings that the program gives while it runs, a line each.
+extern "C" __attribute__((visibility("default"))) const char* cistern_torch_settings_of(const char* settings) {
+  thread_local std::string answer;
+  try {
+    answer = settings != nullptr ? cistern_torch::describe("", settings) : "";
+    return answer.c_str();
+  } catch (...) {
+    return "";
+  }
+}
