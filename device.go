@@ -60,10 +60,12 @@ type Device struct {
 	areas     []reservation
 
 	pending  []pendingFree
+	heldBack []heldFree
 	uses     []use
 	spareUse int32
 	exports  map[cuda.Ptr]*Export // by address of the block
 
+	captureNumber uint32 // of the last capture
 	limit         uint64
 	reservedBytes uint64 // physical memory held
 	spareBytes    uint64

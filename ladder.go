@@ -41,6 +41,9 @@ func (p *Pool) allocSlow(size, n uint64, st *Stream, tag uint32) (cuda.Ptr, erro
 	}()
 	for {
 		c.oom = nil
+		if err := p.sort(st); err != nil {
+			return 0, err
+		}
 		id, err := c.run()
 		if id != 0 {
 			return d.handOut(&c, id), nil
@@ -99,6 +102,9 @@ func (c *climb) run() (heap.ID, error) {
 		c.tried |= RungCollect
 		d.collect(s, false)
 	}
+	if len(d.heldBack) > 0 {
+		d.regain(s)
+	}
 	if id := s.heap.Take(c.n, c.size); id != 0 {
 		c.met = RungFit
 		return id, nil
@@ -148,7 +154,7 @@ func (d *Device) handOut(c *climb, id heap.ID) cuda.Ptr {
 	s := c.from
 	b := s.heap.At(id)
 	s.gauges.alloc(c.size, c.n, s.heap.FreeBlocks)
-	b.Tag = c.tag
+	b.Tag, b.Capture = c.tag, s.capture
 	addr := cuda.Ptr(b.Addr)
 	if c.called {
 		c.met = RungCallback

@@ -382,7 +382,7 @@ func (d *Device) move(c *climb, at place, total uint64) (heap.ID, error) {
 	for i := range p.sources {
 		x := &p.sources[i]
 		switch {
-		case x.stream == nil:
+		case x.stream == nil, s.capture != 0: // a capture is given only what is known to be free
 		case x.stream == s.stream:
 			stamp = max(stamp, x.stamp)
 		default:

@@ -359,16 +359,24 @@ func (w *world) beginCapture(d *worldDevice) {
 		return
 	}
 	p := pick(w, d.pools)
-	if !p.captured && (p.users > 0 || slices.ContainsFunc(d.blocks, func(b *worldBlock) bool { return b.pool == p })) {
-		return
+	routed := p.users
+	for _, o := range d.streams {
+		if o.capture == p {
+			routed--
+		}
 	}
-	if p.users > 0 {
-		return
+	if routed > 0 {
+		return // what it allocates outside of captures would be the graphs' as well
 	}
-	if p.used || w.chance(50) {
+	if w.chance(50) {
 		w.begin(d, s, p)
 		w.beginSim(d, s)
 	} else {
+		if w.chance(50) {
+			if err := d.dev.MarkFrees(); err != nil {
+				w.fail("MarkFrees: %v", err)
+			}
+		}
 		w.beginSim(d, s)
 		w.begin(d, s, p)
 	}

@@ -96,7 +96,7 @@ func (d *Device) collect(held *space, force bool) bool {
 		e := event.Event{Kind: event.FreeCompleted, Addr: b.Addr, Size: b.Requested, Stream: uint32(s.stream.index),
 			Pool: s.pool.number, Tag: uint16(b.Tag)}
 		n := b.Size
-		s.heap.Free(f.block, stamp)
+		d.takeBack(s, f.block, stamp)
 		s.gauges.unpark(n, s.heap.FreeBlocks)
 		d.record(e)
 		d.settle(s, held)
@@ -129,7 +129,7 @@ func (d *Device) unfinished(held *space) (waits []wait) {
 		}
 	}
 	for _, s := range d.spaces {
-		if s == nil || s.pool.pinned || held.stream == s.stream || s.area == nil && held.area != nil {
+		if s == nil || s.pool.pinned || held.stream == s.stream && held.capture == 0 || s.area == nil && held.area != nil {
 			continue
 		}
 		s.mu.Lock()

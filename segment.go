@@ -193,12 +193,12 @@ func (c *climb) addSegment(ptr cuda.Ptr, size uint64) {
 }
 
 // makeRoom gives cached memory back where a segment is in the way of the request, or a chunk in the way of a segment:
-// the free segments of all pools; then, for a segment, as many bytes of free chunks as it needs; then all. It reports
-// whether anything went. The caller holds Device.mu and the space's lock; both are let go meanwhile.
+// the free segments of all pools; then, for a segment, as many bytes of free chunks as it needs; then all; then addresses
+// that chunks were mapped at. It reports whether anything went. The caller holds Device.mu and the space's lock; both are let go meanwhile.
 func (c *climb) makeRoom() (bool, error) {
 	d := c.d
 	c.tried |= RungLend
-	for c.room < 3 {
+	for c.room < 4 {
 		c.room++
 		var any bool
 		var err error
@@ -213,10 +213,13 @@ func (c *climb) makeRoom() (bool, error) {
 		case c.s.area != nil || d.upstream == nil:
 		case c.room == 2:
 			any, err = d.releaseChunks(nil, c.s.pool.segmentSize(c.n))
-		default:
+		case c.room == 3:
 			any, err = d.releaseChunks(nil, everything)
 		}
 		c.s.mu.Lock()
+		if c.room == 4 && c.s.area == nil {
+			any = d.reclaim(c.s)
+		}
 		c.trimmed = c.trimmed || any
 		if any || err != nil {
 			return any, err

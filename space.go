@@ -41,7 +41,10 @@ type space struct {
 	requests uint32
 	// chunkBytes is the physical memory mapped here. Guarded by mu, changed only by holders of Device.mu.
 	chunkBytes uint64
-	climbs     int // guarded by Device.mu: requests on the ladder, which keep the space from being dissolved
+	// capture is the number of the capture of the stream that the free blocks were sorted for, 0 while there is none.
+	// Guarded by mu, changed only by holders of Device.mu.
+	capture uint32
+	climbs  int // guarded by Device.mu: requests on the ladder, which keep the space from being dissolved
 }
 
 // round is the size of the block that a request of n bytes gets.
@@ -75,12 +78,13 @@ func (p *Pool) alloc(size uint64, st *Stream, tag uint32) (cuda.Ptr, error) {
 	d := p.dev
 	n := p.round(size)
 	if s := p.spaceFor(st, d.classOf(n)); s != nil && size <= maxRequest && d.quick.Load() {
+		capture := st.capturing.Load()
 		s.mu.Lock()
-		if s.roomForAlloc(size, n) && !s.collectDue() {
+		if capture == s.capture && s.roomForAlloc(size, n) && !s.collectDue() {
 			if id := s.heap.Take(n, size); id != 0 {
 				s.gauges.alloc(size, n, s.heap.FreeBlocks)
 				b := s.heap.At(id)
-				b.Tag = tag
+				b.Tag, b.Capture = tag, capture
 				addr := cuda.Ptr(b.Addr)
 				s.mu.Unlock()
 				return addr, nil
@@ -124,7 +128,7 @@ func (s *space) freePtr(p cuda.Ptr) error {
 		return &PointerError{Op: "free", Ptr: p, Detail: "it was freed already and waits for other streams"}
 	}
 	n, requested := b.Size, b.Requested
-	if b.Uses != 0 || !d.quick.Load() || !s.roomForFree(n, s.heap.FreeNeighbours(id)) {
+	if b.Uses != 0 || s.capture != 0 || !d.quick.Load() || !s.roomForFree(n, s.heap.FreeNeighbours(id)) {
 		s.mu.Unlock()
 		return s.freeSlow(p)
 	}
@@ -184,7 +188,7 @@ func (s *space) freeSlow(p cuda.Ptr) error {
 			return err
 		}
 	}
-	s.heap.Free(id, s.stream.epoch.Load())
+	d.takeBack(s, id, s.stream.epoch.Load())
 	s.gauges.free(requested, n, s.heap.FreeBlocks)
 	s.noteFree(n)
 	e.Kind = event.FreeCompleted

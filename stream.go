@@ -31,7 +31,7 @@ type Stream struct {
 	perThread bool
 
 	epoch     atomic.Uint64        // the open epoch
-	capturing atomic.Int32         // captures under way that were announced (Device.BeginCapture)
+	capturing atomic.Uint32        // number of the capture under way that was announced (Device.BeginCapture), 0 none
 	route     atomic.Pointer[Pool] // set by setRoute
 	front     atomic.Pointer[front.Front]
 
@@ -41,6 +41,7 @@ type Stream struct {
 	asked  uint64        // guarded by mu: the turn in which the oldest event of ring was last seen incomplete
 	rerun  int           // guarded by mu: how often the last entry of ring was recorded again
 	active bool          // guarded by Device.mu: it has allocated
+	routes []route       // guarded by Device.mu: those not ended; the last one counts
 	waited []uint64      // guarded by Device.mu: by stream index, the epoch of that stream which this one waits for
 }
 

@@ -120,7 +120,6 @@ type worldPool struct {
 	launches *worldStream // on which its graphs run
 	users    int
 	captured bool // its memory is for captures only
-	used     bool // it was allocated from outside of captures
 	whole    bool // its blocks are segments
 	upstream *upstream
 }
@@ -291,9 +290,6 @@ func (w *world) alloc(d *worldDevice, size uint64, s *worldStream) *worldBlock {
 	rounded := pool.round(size)
 	if err := w.live.add(uint64(p), rounded); err != nil {
 		w.fail("%v", err)
-	}
-	if pool != nil && s.capture == nil {
-		pool.used = true
 	}
 	b := &worldBlock{p: p, size: size, rounded: rounded, stream: s, pool: pool, inCapture: s.capture != nil}
 	s.uses++

@@ -64,13 +64,13 @@ func (d *Driver) allocPages(dev cuda.Device, size uint64) *mapping {
 		return nil
 	}
 	pages := (size + gran - 1) / gran * gran
-	c := d.newChunk(pages, cuda.MemProp{Device: dev})
-	if c == nil {
-		return nil
-	}
 	base := d.space.take(pages, gran, 0)
 	if base == 0 {
-		d.settle(c)
+		return nil
+	}
+	c := d.newChunk(pages, cuda.MemProp{Device: dev})
+	if c == nil {
+		d.space.give(base, pages)
 		return nil
 	}
 	c.maps = 1

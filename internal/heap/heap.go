@@ -48,6 +48,7 @@ const (
 	Used          // handed out
 	Pending       // given back, but other streams still use it
 	Hole          // addresses without memory
+	Held          // free, but out of reach: in no bin, and merged with nothing
 	Zombie        // an old mapping that queued work may still use: not to be reused, not yet unmapped
 )
 
@@ -61,7 +62,7 @@ type Block struct {
 	next      ID
 	binPrev   ID
 	binNext   ID
-	_         uint32 // fills the cache line
+	Capture   uint32 // the owner's: the capture that a used block was handed out to, 0 none
 	Tag       uint32 // the owner's: what a used block was asked for as, 0 none
 	Uses      int32  // the owner's: list of other streams that use the block, 0 none
 	bin       uint16
@@ -207,6 +208,12 @@ func (h *Heap) Free(id ID, stamp uint64) ID {
 
 // FreeAt is Free for a block whose place in the table Lookup has just found.
 func (h *Heap) FreeAt(id ID, place, stamp uint64) ID {
+	h.freed(id, place, stamp)
+	return h.merge(id)
+}
+
+// freed makes a block free that is in no bin yet.
+func (h *Heap) freed(id ID, place, stamp uint64) {
 	h.table.del(place)
 	b := &h.blocks[id]
 	h.UsedBytes -= b.Size
@@ -216,6 +223,24 @@ func (h *Heap) FreeAt(id ID, place, stamp uint64) ID {
 	b.Stamp = max(b.Stamp, stamp)
 	b.Requested, b.Uses, b.Tag = 0, 0, 0
 	h.FreeBlocks++
+}
+
+// FreeHeld is Free for a block that is to be out of reach until Regain.
+func (h *Heap) FreeHeld(id ID, stamp uint64) {
+	_, place, _ := h.table.find(h.blocks[id].Addr, h.blocks)
+	h.freed(id, place, stamp)
+	h.blocks[id].State = Held
+}
+
+// Hold puts a free block out of reach until Regain: it is neither handed out nor moved nor merged. It counts as free.
+func (h *Heap) Hold(id ID) {
+	h.free.remove(h.blocks, id)
+	h.blocks[id].State = Held
+}
+
+// Regain makes a block that was held free for use, merged with its free neighbours, and returns the merged block.
+func (h *Heap) Regain(id ID) ID {
+	h.blocks[id].State = Free
 	return h.merge(id)
 }
 

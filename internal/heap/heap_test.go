@@ -438,6 +438,43 @@ func TestWhole(t *testing.T) {
 	}
 }
 
+// A held block counts as free, and yet nothing gets it or merges with it until it is regained.
+func TestHold(t *testing.T) {
+	h := New()
+	h.Map(h.AddRange(1<<40, 10*Align), 1<<40, 10*Align, 0)
+	var ids [5]ID
+	for i := range ids {
+		ids[i] = h.Take(2*Align, 1)
+	}
+	h.FreeHeld(ids[1], 7)
+	id := h.Free(ids[3], 3)
+	h.Hold(id)
+	h.Free(ids[2], 1)
+	h.Free(ids[0], 0)
+	if h.FreeBytes != 8*Align || h.FreeBlocks != 4 || h.UsedBlocks != 1 || h.Largest() != 2*Align {
+		t.Errorf("%d free bytes in %d blocks, %d used, largest %d", h.FreeBytes, h.FreeBlocks, h.UsedBlocks, h.Largest())
+	}
+	if h.At(ids[0]).Stamp != 0 || h.At(ids[2]).Stamp != 1 {
+		t.Error("a block has the mark of one that is held")
+	}
+	for range 2 {
+		if id := h.Take(2*Align, 1); id != ids[0] && id != ids[2] {
+			t.Errorf("block %d was handed out", id)
+		}
+	}
+	if id := h.Take(Align, 1); id != 0 {
+		t.Errorf("block %d was handed out", id)
+	}
+	h.Free(ids[0], 0)
+	h.Free(ids[2], 1)
+	if id := h.Regain(ids[1]); h.At(id).Size != 6*Align || h.At(id).Stamp != 7 {
+		t.Errorf("regained: %+v", h.At(id))
+	}
+	if id := h.Regain(ids[3]); h.At(id).Size != 8*Align || h.FreeBlocks != 1 {
+		t.Errorf("regained: %+v", h.At(id))
+	}
+}
+
 func TestRanges(t *testing.T) {
 	h := New()
 	a := h.AddRange(1<<32, 1<<20)

@@ -1,0 +1,289 @@
+package cistern
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/cistern-gpu/cistern/cuda"
+	"github.com/cistern-gpu/cistern/internal/heap"
+)
+
+// Which pool a stream allocates from, and captures into graphs. A graph uses the memory that its capture was given
+// whenever it is launched, on any stream. So a capture is given only what the GPU is known to be done with, in host
+// order, and the pool that it came from is pinned.
+//
+// Captures are numbered. A space knows for which capture its free blocks were sorted (space.capture): those that the
+// GPU is not known to be done with are held back, and regained when it is or when the stream asks for them after the capture.
+// What a capture was
+// given and gives back is free for it at once, in the order in which the graph runs, and no queued work uses it: its
+// mark is epoch 0.
+
+// route is a pool that a stream allocates from until it is undone.
+type route struct {
+	pool    *Pool
+	capture bool // it is that of BeginCapture
+}
+
+// Route sends what the stream allocates from the device into a pool until Unroute; it says nothing about frees, which
+// always go where the block came from. Routes nest: the last one counts.
+func (d *Device) Route(st *Stream, p *Pool) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.route(st, p, false)
+}
+
+func (d *Device) route(st *Stream, p *Pool, capture bool) error {
+	if p.released {
+		return fmt.Errorf("pool {%d, %d} was released", p.id[0], p.id[1])
+	}
+	if p.dev != d || st.dev != d {
+		return fmt.Errorf("device %d: the pool is device %d's, the stream device %d's", d.id, p.dev.id, st.dev.id)
+	}
+	st.routes = append(st.routes, route{p, capture})
+	st.setRoute(p)
+	p.users++
+	return nil
+}
+
+// setRoute changes where the stream allocates from; nil is the default pool. The caller holds Device.mu.
+func (t *Stream) setRoute(p *Pool) {
+	t.route.Store(p)
+	if f := t.front.Load(); f != nil {
+		f.SetRouted(p != nil)
+	}
+}
+
+// Unroute ends the last Route that was not ended.
+func (d *Device) Unroute(st *Stream) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.unroute(st, false)
+}
+
+func (d *Device) unroute(st *Stream, capture bool) error {
+	for i := len(st.routes) - 1; i >= 0; i-- {
+		if st.routes[i].capture != capture {
+			continue
+		}
+		st.routes[i].pool.users--
+		st.routes = append(st.routes[:i], st.routes[i+1:]...)
+		var p *Pool
+		if n := len(st.routes); n > 0 {
+			p = st.routes[n-1].pool
+		}
+		st.setRoute(p)
+		return nil
+	}
+	return fmt.Errorf("stream %d is not routed to a pool", st.id.ID)
+}
+
+// BeginCapture announces that the stream is being captured into a graph whose memory comes from the pool. From now on
+// until Release the pool is pinned: what it holds is not moved, lent or trimmed, also while free, because the graph
+// uses it whenever it is launched. So is every other pool that the stream is given memory from until EndCapture, until
+// when nothing waits for, or takes memory from, the stream. Several streams may be captured into one pool at a time.
+//
+// It may be called before the capture itself begins, or while it is under way. Before, it waits until the GPU is done
+// with what the stream has given back to the pool. Under way it cannot, nor can it record where the stream is: what is
+// not known to be done with, there or in other pools, is left alone, and the capture gets new memory instead. MarkFrees,
+// called before the capture begins, makes that known.
+func (d *Device) BeginCapture(st *Stream, p *Pool) error {
+	if p == d.pool0 {
+		return errNeedsPool
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if st.capturing.Load() != 0 {
+		return fmt.Errorf("stream %d is being captured already", st.id.ID)
+	}
+	status, _, err := d.drv.StreamCapture(d.id, st.handle)
+	underWay := errors.Is(err, cuda.ErrStreamCaptureImplicit) || err == nil && status != cuda.CaptureNone
+	if err != nil && !underWay {
+		return d.failed(err)
+	}
+	if err := d.route(st, p, true); err != nil {
+		return err
+	}
+	if !underWay {
+		if err := d.await(p.lastFrees(st)); err != nil {
+			d.unroute(st, true)
+			return err
+		}
+	}
+	if d.captureNumber++; d.captureNumber == 0 {
+		d.captureNumber = 1
+	}
+	// Held, so that no thread is in the middle of moving memory of the pool or recording on the stream.
+	st.mu.Lock()
+	st.capturing.Store(d.captureNumber)
+	st.mu.Unlock()
+	d.captures.Add(1)
+	p.pinned = true
+	return nil
+}
+
+var errNeedsPool = errors.New("a capture needs a pool of its own: its memory is pinned until the pool is released")
+
+// MarkFrees records, on each stream, an event behind the work that may use what was given back until now, so that it
+// can be known later, also while the stream is being captured, whether the GPU is done with it. It waits for nothing.
+// It is for those who know that captures will begin but not yet of which streams.
+func (d *Device) MarkFrees() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	var first error
+	for _, t := range d.streams {
+		if !t.active || !t.durable.Load() { // of others every free was marked
+			continue
+		}
+		if err := t.close(); err != nil && !ownReason(err) && first == nil {
+			first = err
+		}
+	}
+	return first
+}
+
+// lastFrees is until when the stream uses free memory of the pool. The caller holds Device.mu.
+func (p *Pool) lastFrees(st *Stream) (waits []wait) {
+	for class := range numClasses {
+		if s := p.spaceFor(st, class); s != nil {
+			s.mu.Lock()
+			s.heap.EachFree(heap.Align, func(_ heap.ID, b *heap.Block) bool {
+				if b.Stamp > 0 {
+					waits = later(waits, st, b.Stamp)
+				}
+				return true
+			})
+			s.mu.Unlock()
+		}
+	}
+	for _, f := range p.dev.heldBack {
+		if f.space.pool == p && f.space.stream == st {
+			waits = later(waits, st, f.space.heap.At(f.block).Stamp)
+		}
+	}
+	return waits
+}
+
+// heldFree is a free block that a capture must not be given.
+type heldFree struct {
+	space *space
+	block heap.ID
+}
+
+// sort prepares the spaces of a pool and stream for a capture of the stream: the pool is pinned, and what the GPU is
+// not known to be done with is held back. The caller holds Device.mu and the lane's lock.
+func (p *Pool) sort(st *Stream) error {
+	d := p.dev
+	capture := st.capturing.Load()
+	if capture != 0 {
+		if p == d.pool0 {
+			return errNeedsPool
+		}
+		p.pinned = true
+	}
+	for class := range numClasses {
+		s := p.spaceFor(st, class)
+		if s == nil || s.capture == capture {
+			continue
+		}
+		s.capture = capture
+		if capture == 0 {
+			continue
+		}
+		n := len(d.heldBack)
+		s.heap.EachFree(heap.Align, func(id heap.ID, b *heap.Block) bool {
+			if !st.isOver(b.Stamp) {
+				d.heldBack = append(d.heldBack, heldFree{s, id})
+			}
+			return true
+		})
+		for _, f := range d.heldBack[n:] {
+			s.heap.Hold(f.block)
+		}
+	}
+	return nil
+}
+
+// takeBack makes a used or pending block free, as of an epoch of its stream. The caller holds Device.mu and the lane's
+// lock.
+func (d *Device) takeBack(s *space, id heap.ID, stamp uint64) {
+	switch {
+	case s.capture == 0:
+		s.heap.Free(id, stamp)
+	case s.heap.At(id).Capture == s.capture:
+		s.heap.Free(id, 0)
+	default:
+		s.heap.FreeHeld(id, stamp)
+		d.heldBack = append(d.heldBack, heldFree{s, id})
+	}
+}
+
+// regain lets free blocks go that were held back: those that the GPU is known to be done with; and, of streams that are
+// no longer captured, those that a request of the stream itself may have, held's, and those of pools that are not
+// pinned. The others stay apart from what captures gave back, for the next capture. The caller holds Device.mu and
+// held's lock.
+func (d *Device) regain(held *space) {
+	keep := d.heldBack[:0]
+	for _, f := range d.heldBack {
+		s := f.space
+		s.lockBeside(held)
+		if s.capture == 0 && (held.in(s.lane) || !s.pool.pinned) || s.stream.isOver(s.heap.At(f.block).Stamp) {
+			s.heap.Regain(f.block)
+			s.gauges.setFree(s.heap.FreeBlocks, 0)
+		} else {
+			keep = append(keep, f)
+		}
+		s.unlockBeside(held)
+	}
+	d.heldBack = keep
+}
+
+// EndCapture ends what BeginCapture announced. Call it after the capture itself has ended.
+func (d *Device) EndCapture(st *Stream) error {
+	d.mu.Lock()
+	if st.capturing.Load() == 0 {
+		d.mu.Unlock()
+		return fmt.Errorf("stream %d: no capture was announced", st.id.ID)
+	}
+	d.unroute(st, true)
+	st.capturing.Store(0)
+	d.captures.Add(-1)
+	st.close() // of what was given back meanwhile; on error somebody closes it who needs it
+	for _, s := range d.spaces {
+		if s != nil && s.stream == st && s.pool != d.pool0 {
+			s.mu.Lock()
+			s.capture = 0
+			s.mu.Unlock()
+		}
+	}
+	d.mu.Unlock()
+	return d.unpin()
+}
+
+// unpin lets the memory of released pools go that graphs used, once the GPU is done with all that was queued.
+func (d *Device) unpin() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	var pools []*Pool
+	for _, p := range d.byNumber {
+		if p.released && p.pinned {
+			pools = append(pools, p)
+		}
+	}
+	if len(pools) == 0 || d.captures.Load() > 0 {
+		return nil
+	}
+	if d.poisoned() == nil {
+		d.mu.Unlock()
+		err := d.waitAll()
+		d.mu.Lock()
+		if err != nil {
+			return d.failed(err) // they stay pinned
+		}
+	}
+	for _, p := range pools {
+		p.pinned = false
+	}
+	d.regain(nil)
+	d.sweep()
+	return nil
+}
