@@ -168,7 +168,7 @@ enum {
 int cistern_pool_create(int device, const uint64_t pool[2], const cistern_pool_options *options /* may be NULL */);
 
 /* From cistern_pool_begin until cistern_pool_end what the stream allocates from the device's default pool comes from this
- * one. Frees always go where the memory came from. */
+ * one. They nest: the last that was begun counts. Frees always go where the memory came from. */
 int cistern_pool_begin(int device, const uint64_t pool[2], void *stream);
 int cistern_pool_end(int device, void *stream);
 
