@@ -9,24 +9,20 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Descriptors + 1; 0 is free. There are few: a listener, and one or two for each peer that is being answered. */
-static int held[1024];
+/* One bit for each descriptor: a batch of 64 for each of 64 importers, and what the kernel numbers between them. Those
+ * above are too many to be true. */
+enum { MOST = 1 << 16, BITS = 64 };
+static uint64_t held[MOST / BITS];
 static char socket_name[108];
 
 void shim_share_opened(int fd) {
-  for (size_t i = 0; i < sizeof held / sizeof *held; i++) {
-    int none = 0;
-    if (__atomic_compare_exchange_n(&held[i], &none, fd + 1, 0, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED))
-      return;
-  }
+  if (fd >= 0 && fd < MOST)
+    __atomic_fetch_or(&held[fd / BITS], (uint64_t)1 << fd % BITS, __ATOMIC_RELAXED);
 }
 
 void shim_share_closing(int fd) {
-  for (size_t i = 0; i < sizeof held / sizeof *held; i++) {
-    int mine = fd + 1;
-    if (__atomic_compare_exchange_n(&held[i], &mine, 0, 0, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED))
-      return;
-  }
+  if (fd >= 0 && fd < MOST)
+    __atomic_fetch_and(&held[fd / BITS], ~((uint64_t)1 << fd % BITS), __ATOMIC_RELAXED);
 }
 
 void shim_share_listening(const char *path, size_t n) {
@@ -37,10 +33,12 @@ void shim_share_listening(const char *path, size_t n) {
 }
 
 static void after_fork(void) {
-  for (size_t i = 0; i < sizeof held / sizeof *held; i++)
+  for (int i = 0; i < MOST / BITS; i++) {
+    for (uint64_t set = held[i]; set != 0; set &= set - 1)
+      close(i * BITS + __builtin_ctzll(set));
     if (held[i] != 0)
-      close(held[i] - 1);
-  memset(held, 0, sizeof held);
+      held[i] = 0;
+  }
   socket_name[0] = 0;
 }
 

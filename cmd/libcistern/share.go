@@ -28,6 +28,7 @@ type shareGuard struct{}
 
 func (shareGuard) Opened(fd int)  { C.shim_share_opened(C.int(fd)) }
 func (shareGuard) Closing(fd int) { C.shim_share_closing(C.int(fd)) }
+func (shareGuard) Panicked(v any) { broke(v) }
 
 func (shareGuard) Listening(path string) {
 	C.shim_share_listening((*C.char)(unsafe.Pointer(unsafe.StringData(path))), C.size_t(len(path)))

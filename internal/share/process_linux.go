@@ -22,6 +22,7 @@ type Guard interface {
 	Opened(fd int)         // the descriptor is open
 	Closing(fd int)        // and will be closed next
 	Listening(path string) // a socket is there now
+	Panicked(v any)        // a bug in Cistern, in a goroutine that nobody called
 }
 
 // Process shares the memory of one allocator, and opens others'.
@@ -53,6 +54,7 @@ type noGuard struct{}
 func (noGuard) Opened(int)       {}
 func (noGuard) Closing(int)      {}
 func (noGuard) Listening(string) {}
+func (noGuard) Panicked(v any)   { panic(v) }
 
 // Share makes the block that starts at ptr available, until it is freed, and returns the handle for it: the same one
 // while it is live.

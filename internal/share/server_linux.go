@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"runtime/debug"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -177,8 +176,9 @@ func (s *server) accept(raw syscall.RawConn) {
 			defer s.done.Done()
 			defer s.leave(c)
 			defer func() {
-				if v := recover(); v != nil { // this is nobody's call that could return it
-					c.send(refusal(fmt.Sprintf("a bug in Cistern: %v: %s", v, debug.Stack())))
+				if v := recover(); v != nil {
+					c.send(refusal(fmt.Sprintf("a bug in Cistern: %v", v)))
+					s.p.guard.Panicked(v)
 				}
 			}()
 			err := s.enter(c)

@@ -65,6 +65,7 @@ func (g *guard) peak() int {
 }
 
 func (g *guard) Listening(path string) { g.path = path }
+func (g *guard) Panicked(v any)        { g.t.Errorf("panic: %v", v) }
 
 func newParty(t testing.TB, opts cistern.Options) *party {
 	t.Helper()
