@@ -144,6 +144,9 @@ func become(args []string, env environment) error {
 		if errors.As(err, &e) {
 			err = e.Err
 		}
+		if isFile(args[0]) && strings.HasSuffix(args[0], ".py") {
+			return fmt.Errorf("%s: cannot be started: it is no program: put python in front", args[0])
+		}
 		return fmt.Errorf("%s: cannot be started: %w", args[0], err)
 	}
 	if err := execve(path, args, env); err != nil {

@@ -107,6 +107,7 @@ func TestRunEndsAsTheProgramDoes(t *testing.T) {
 	}{
 		{"no-such-program", "cistern: no-such-program: cannot be started: executable file not found in $PATH\n"},
 		{os.TempDir(), "cannot be started: "},
+		{"../../python/hatch_build.py", "put python in front"},
 	} {
 		_, errs, code := asCommand(t, nil, "run", "--", c.program)
 		if code != exitBad || !strings.Contains(errs, c.want) || strings.Count(errs, "\n") != 1 {

@@ -1,0 +1,106 @@
+"""`cistern doctor` over a PyTorch of a few lines, and the types of the package where mypy is at hand."""
+
+import json
+import os
+import subprocess
+import sys
+import unittest
+
+from .support import COMMAND, ROOT, Case
+
+
+class Doctor(Case):
+    def setUp(self):
+        super().setUp()
+        self.site = self.fake_torch()
+        self.copy = self.package()
+        self.env = self.environment(PYTHONPATH=self.site, CISTERN_PYTHON_PACKAGE=self.copy, CISTERN_CONF="driver:sim:80GiB")
+
+    def doctor(self, *arguments, **more):
+        done = subprocess.run([COMMAND, "doctor", "--python", sys.executable] + list(arguments), env=dict(self.env, **more),
+                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True, timeout=60)
+        self.assertEqual(done.stderr, "")
+        return done
+
+    def found(self, **more):
+        done = self.doctor("--json", **more)
+        found = json.loads(done.stdout)
+        self.assertEqual(done.returncode, 1 if found["problems"] else 0)
+        return found
+
+    def test_all_is_well(self):
+        found = self.found()
+        self.assertEqual(found["problems"], [])
+        self.assertFalse(found["python"]["adapter"]["built"])
+        self.assertEqual(found["python"]["torch"]["version"], "2.11.0+cu130")
+        file = self.build(self.copy, self.site)
+        found = self.found()
+        self.assertEqual(found["python"]["adapter"]["path"], file)
+        text = self.doctor().stdout
+        for words in ("torch      2.11.0+cu130, CUDA 13.0, ", "adapter    built, " + file, "device 0   ", "80.00 GiB",
+                      "PyTorch programs can run on Cistern here."):
+            self.assertIn(words, text)
+        # What is built needs no compiler.
+        self.assertEqual(self.found(CXX="/no/c++")["problems"], [])
+
+    def test_each_problem_is_a_line(self):
+        for words, more in (("the C++ compiler that CXX names is missing: /no/c++; without the adapter PyTorch would use the "
+                             "plain allocator", dict(CXX="/no/c++")),
+                            ("CISTERN_CONF: unknown setting", dict(CISTERN_CONF="x:1")),
+                            ("PyTorch is not installed for", dict(PYTHONPATH="")),
+                            ("the adapter is not built, and building is off", dict(CISTERN_BUILD="0")),
+                            ("torch 2.9.1 is not among the versions this adapter was compiled against (2.11): PyTorch would "
+                             "use the plain allocator", dict(PYTHONPATH=self.fake_torch("2.9.1+cu128", "12.8", at="old"))),
+                            ("torch 2.11.0+cpu was built without CUDA", dict(PYTHONPATH=self.fake_torch("2.11.0+cpu", None, at="cpu"))),
+                            ("there is no file /no/lib.so", dict(CISTERN_LIBRARY="/no/lib.so"))):
+            found = self.found(**more)
+            self.assertTrue(any(words in p for p in found["problems"]), (words, found["problems"]))
+            text = self.doctor(**more).stdout
+            self.assertEqual(text.count("PROBLEM"), len(found["problems"]), text)
+
+    def test_build_that_failed(self):
+        self.write("tree/python/cistern/adapter/adapter.cpp", "#error on purpose\n")
+        subprocess.run([COMMAND, "build-adapter", "--python", sys.executable], env=self.env, stderr=subprocess.DEVNULL)
+        found = self.found()
+        self.assertTrue(any("compiling the adapter has failed before, see" in p for p in found["problems"]), found["problems"])
+
+    def test_torchs_settings(self):
+        conf = dict(PYTORCH_ALLOC_CONF="max_split_size_mb:8")
+        self.assertIn("what PYTORCH_ALLOC_CONF means on Cistern is said here once the adapter is built", self.found(**conf)["notes"])
+        self.build(self.copy, self.site)
+        notes = self.found(**conf)["notes"]
+        self.assertIn("PYTORCH_ALLOC_CONF max_split_size_mb:8: no effect: it is a test", notes)
+
+
+class BuildAdapter(Case):
+    def test_command(self):
+        site, copy = self.fake_torch(), self.package()
+        env = self.environment(PYTHONPATH=site, CISTERN_PYTHON_PACKAGE=copy)
+        done = subprocess.run([COMMAND, "build-adapter", "--python", sys.executable, "--dir", "image"], env=env, cwd=self.folder,
+                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True, timeout=120)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertTrue(done.stdout.startswith(self.path("image", "adapter-")), done.stdout)
+        # A program that is told of the folder uses it.
+        done = subprocess.run([COMMAND, "run", "--", sys.executable, "-c", "import torch, cistern; print(cistern.torch.mode())"],
+                              env=dict(env, CISTERN_ADAPTER_DIR=self.path("image"), PATH="/nowhere"), cwd=self.folder,
+                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True, timeout=60)
+        self.assertEqual((done.stdout, done.stderr), ("adapter\n", ""))
+        done = subprocess.run([COMMAND, "build-adapter", "--python", "/no/python"], env=env, stdout=subprocess.PIPE,
+                              stderr=subprocess.PIPE, universal_newlines=True)
+        self.assertEqual((done.returncode, done.stderr), (2, "cistern: --python /no/python: there is no such program\n"))
+
+
+class Types(unittest.TestCase):
+    def test_mypy(self):
+        for program in (sys.executable, "/usr/bin/python3"):
+            if os.path.exists(program) and subprocess.run([program, "-m", "mypy", "--version"], stdout=subprocess.DEVNULL,
+                                                          stderr=subprocess.DEVNULL).returncode == 0:
+                done = subprocess.run([program, "-m", "mypy"], cwd=os.path.join(ROOT, "python"), stdout=subprocess.PIPE,
+                                      universal_newlines=True)
+                self.assertEqual(done.returncode, 0, done.stdout)
+                return
+        self.skipTest("mypy is not installed")
+
+
+if __name__ == "__main__":
+    unittest.main()
