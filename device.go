@@ -72,6 +72,9 @@ type Device struct {
 	groups        [numGroups]group
 	counts        Counters
 	callbacks     []func(need uint64) bool
+	onMap         func(addr cuda.Ptr, size uint64)
+	onUnmap       func(addr cuda.Ptr, size uint64)
+	telling       chan struct{} // closed when the calls of one of these that are under way are done; nil: there are none
 	plan          planner
 	devs          []cuda.Device
 	held          [numGroups]held

@@ -28,6 +28,7 @@ type scenario struct {
 	twice   bool            // calls that undo what a failed call left may fail as well
 	errs    []error
 	what    string
+	reg     *registry // is told of all memory; nil: nobody is
 }
 
 func (s *scenario) fail(format string, args ...any) {
@@ -54,6 +55,11 @@ func (s *scenario) alloc(p *cistern.Pool, st *cistern.Stream, size uint64) cuda.
 	for q, n := range s.live {
 		if ptr < q+cuda.Ptr(round512(n)) && q < ptr+cuda.Ptr(round512(size)) {
 			s.fail("%#x+%d overlaps %#x+%d", ptr, size, q, n)
+		}
+	}
+	if s.reg != nil {
+		if err := s.reg.covers(ptr, size); err != nil {
+			s.fail("%v", err)
 		}
 	}
 	s.live[ptr] = size
@@ -107,11 +113,19 @@ func (s *scenario) run(opts cistern.Options) bool {
 
 func (s *scenario) play(opts cistern.Options) bool {
 	var err error
-	if s.a, err = cistern.New(s.drv, opts); s.failed("new", err) {
+	drv := cuda.Driver(s.drv)
+	if s.reg != nil {
+		drv = watch(s.drv, s.reg, true)
+	}
+	if s.a, err = cistern.New(drv, opts); s.failed("new", err) {
 		return false
 	}
 	if s.dev, err = s.a.Device(0); s.failed("device", err) {
 		return false
+	}
+	if s.reg != nil {
+		s.dev.OnMap(s.reg.mapped)
+		s.dev.OnUnmap(s.reg.unmapped)
 	}
 	s.drv.ResetPeak(0)
 	s.single = opts.SingleHandle
@@ -195,7 +209,7 @@ func (s *scenario) play(opts cistern.Options) bool {
 func (s *scenario) segments(st *cistern.Stream) {
 	s.dev.SetLimit(0)
 	kinds := []cistern.PoolOptions{{Kind: cistern.PoolSingleHandle}, {Kind: cistern.PoolMalloc, NoSplit: true},
-		{Segments: &upstream{Segments: resource.Plain(s.drv, 0)}}}
+		{Segments: &upstream{Segments: resource.Plain(s.a.Driver(), 0)}}}
 	for i, o := range kinds {
 		p, err := s.dev.NewPoolWith(cistern.PoolID{1, uint64(i)}, o)
 		if s.failed("new pool", err) {

@@ -28,6 +28,9 @@ func (p *Pool) allocSlow(size, n uint64, st *Stream, tag uint32) (cuda.Ptr, erro
 		}
 		d.sweep()
 	}
+	if d.onUnmap != nil && d.zombies.Len() > 0 && d.telling == nil {
+		d.unmapReady() // of pools that ended, or from before anybody wanted to know
+	}
 	s, err := p.space(st, d.classOf(n))
 	if err != nil {
 		return 0, err
@@ -194,10 +197,16 @@ func (c *climb) unlocked() (again bool, err error) {
 			return true, err
 		}
 	}
-	if d.segmented && c.rungs&RungLend != 0 {
+	if (d.segmented || d.onUnmap != nil) && c.rungs&RungLend != 0 {
 		if again, err = c.makeRoom(); again || err != nil {
 			return again, err
 		}
+	}
+	if d.telling != nil { // what another thread got or gives back may do
+		c.s.mu.Unlock()
+		d.quiet()
+		c.s.mu.Lock()
+		return true, nil
 	}
 	if len(d.callbacks) > 0 && !c.called && c.rungs&RungCallback != 0 {
 		c.called = true

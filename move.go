@@ -83,7 +83,10 @@ func (c *climb) obtain(rungs Rungs, pressure bool) (heap.ID, error) {
 	if rungs&RungGrow != 0 && !pressure && d.growFirst(at.need) {
 		rungs = RungGrow
 	}
-	if rungs&(RungRemap|RungLend) != 0 {
+	if d.onUnmap != nil {
+		rungs &^= RungRemap | RungLend // but spare chunks that are mapped nowhere
+	}
+	if rungs&(RungRemap|RungLend) != 0 || d.onUnmap != nil {
 		c.tried |= rungs & (RungRemap | RungLend)
 		have = d.gather(c, at, rungs, pressure)
 	}
@@ -99,7 +102,7 @@ func (c *climb) obtain(rungs Rungs, pressure bool) (heap.ID, error) {
 		grown = true
 	}
 	lent := slices.ContainsFunc(p.sources, func(x source) bool { return x.space != nil && x.space.pool != s.pool })
-	block, err := d.move(c, at, have)
+	block, base, stamp, err := d.move(c, at, have)
 	if ownReason(err) && !c.alone {
 		// A capture that nobody announced is in the way: only memory that the host knows to be free will do.
 		c.alone = true
@@ -118,8 +121,20 @@ func (c *climb) obtain(rungs Rungs, pressure bool) (heap.ID, error) {
 	} else if lent {
 		c.met = RungLend
 	}
-	s.heap.TakeBlock(block, c.n, c.size)
 	s.heap.MinRest = d.minRest(s.class)
+	if d.onMap != nil {
+		pieces := make([]run, 0, len(p.sources))
+		addr := base
+		for _, x := range p.sources {
+			pieces = append(pieces, run{addr, x.size})
+			addr += x.size
+		}
+		p.letGo()
+		c.introduce(block, run{base, have}, stamp, pieces)
+		return s.heap.Take(c.n, c.size), nil
+	}
+	s.gauges.setFree(s.heap.FreeBlocks, int64(have))
+	s.heap.TakeBlock(block, c.n, c.size)
 	return block, nil
 }
 
@@ -160,6 +175,9 @@ func (d *Device) gather(c *climb, at place, rungs Rungs, pressure bool) uint64 {
 	p.found = p.found[:0]
 	for _, id := range d.spares {
 		k := d.chunks.At(id)
+		if k.Mappings > 0 && d.onUnmap != nil {
+			continue
+		}
 		var t *Stream
 		if k.Stream >= 0 {
 			t = d.streams[k.Stream]
@@ -369,16 +387,16 @@ func (d *Device) takeSpare(id vm.ChunkID) {
 	}
 }
 
-// move maps the planned sources into the space and returns the free block that results. Every driver call that can
-// fail comes before the first change of the engine's own state, and those made are undone when a later one fails.
-func (d *Device) move(c *climb, at place, total uint64) (heap.ID, error) {
+// move maps the planned sources into the space and returns the free block that results, whose free bytes are still to
+// be counted, where they were mapped, and until when the space's stream uses them. Every driver call that can fail comes
+// before the first change of the engine's own state, and those made are undone when a later one fails.
+func (d *Device) move(c *climb, at place, total uint64) (block heap.ID, base, stamp uint64, err error) {
 	p, s := &d.plan, c.s
 	hole := s.heap.At(at.hole)
-	base := hole.Addr
+	base = hole.Addr
 	if at.atEnd {
 		base += hole.Size - total
 	}
-	stamp := uint64(0)
 	for i := range p.sources {
 		x := &p.sources[i]
 		switch {
@@ -387,13 +405,12 @@ func (d *Device) move(c *climb, at place, total uint64) (heap.ID, error) {
 			stamp = max(stamp, x.stamp)
 		default:
 			if err := s.stream.waitFor(x.stream, x.stamp); err != nil {
-				return 0, err
+				return 0, 0, 0, err
 			}
 			stamp = s.stream.epoch.Load()
 		}
 	}
 	addr := base
-	var err error
 	n := 0
 	for ; n < len(p.sources); n++ {
 		k := d.chunks.At(p.sources[n].chunk)
@@ -417,12 +434,12 @@ func (d *Device) move(c *climb, at place, total uint64) (heap.ID, error) {
 			} else {
 				// The mapping stays, unused, until it can be undone: these addresses are no hole any more.
 				z := s.heap.Unmap(s.heap.Map(rest, addr, k.Size, 0), addr, k.Size)
-				d.zombies.Push(vm.Zombie{Addr: addr, Chunk: x.chunk, Block: int32(z), Owner: s.index, Stream: s.stream.index})
+				d.zombies.Push(vm.Zombie{Addr: addr, Chunk: x.chunk, Block: int32(z), Owner: s.index, Stream: s.stream.index, Told: vm.Told})
 				rest = s.heap.Next(z)
 			}
 			addr += k.Size
 		}
-		return 0, err
+		return 0, 0, 0, err
 	}
 	// From here on nothing fails.
 	addr = base
@@ -443,9 +460,7 @@ func (d *Device) move(c *climb, at place, total uint64) (heap.ID, error) {
 			Stream: uint32(s.stream.index), Pool: s.pool.number})
 		addr += k.Size
 	}
-	block := s.heap.Map(at.hole, base, total, stamp)
-	s.gauges.setFree(s.heap.FreeBlocks, int64(total))
-	return block, nil
+	return s.heap.Map(at.hole, base, total, stamp), base, stamp, nil
 }
 
 // leave takes a wholly free chunk out of a space: its mapping there becomes a zombie. near is the free block that it
@@ -486,6 +501,9 @@ func (d *Device) reap(held *space) {
 			}
 			busy, from = t, z.Epoch
 			return false
+		}
+		if z.Told == vm.BeingTold || z.Told == vm.Untold && d.onUnmap != nil {
+			return false // unmapReady's
 		}
 		k := d.chunks.At(z.Chunk)
 		if err := d.drv.MemUnmap(cuda.Ptr(z.Addr), k.Size); err != nil {
@@ -556,7 +574,9 @@ func (d *Device) reclaim(held *space) bool {
 			}
 		}
 	}
-	each(func(o *space) { d.detach(o, everything) })
+	if d.onUnmap == nil { // else what is mapped stays
+		each(func(o *space) { d.detach(o, everything) })
+	}
 	d.reap(held)
 	each(func(o *space) { d.dropRanges(o) })
 	return len(d.areas) < before

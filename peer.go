@@ -32,6 +32,7 @@ func (d *Device) EnablePeer(peer cuda.Device) error {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	d.quiet() // new memory that is being told of lies in no space yet
 	if slices.Contains(d.access(), peer) {
 		return nil
 	}

@@ -62,12 +62,18 @@ func (p *Pool) Release() error {
 		return err
 	}
 	d := p.dev
-	if err := d.unpin(); err != nil || p.segments == nil {
+	if err := d.unpin(); err != nil {
 		return err
 	}
-	// Nobody else can use them.
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if p.segments == nil {
+		if d.onUnmap != nil {
+			d.unmapReady() // else nobody could use it
+		}
+		return nil
+	}
+	// Nobody else can use them.
 	_, err := d.releaseSegments(func(x *Pool) bool { return x == p }, true)
 	d.sweep()
 	d.settleAll(nil, nil)

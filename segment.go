@@ -1,6 +1,7 @@
 package cistern
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 
@@ -187,14 +188,20 @@ func (c *climb) addSegment(ptr cuda.Ptr, size uint64) {
 	d.got(size)
 	d.held[groupOf(s.class)].add(size)
 	s.chunkBytes += size
-	s.heap.Map(s.heap.AddRange(uint64(ptr), size), uint64(ptr), size, 0)
-	s.gauges.setFree(s.heap.FreeBlocks, int64(size))
 	d.recordSegment(s, uint64(ptr), size, true)
+	block := s.heap.Map(s.heap.AddRange(uint64(ptr), size), uint64(ptr), size, 0)
+	if at := (run{uint64(ptr), size}); d.onMap != nil {
+		c.introduce(block, at, 0, []run{at})
+	} else {
+		s.gauges.setFree(s.heap.FreeBlocks, int64(size))
+	}
 }
 
 // makeRoom gives cached memory back where a segment is in the way of the request, or a chunk in the way of a segment:
 // the free segments of all pools; then, for a segment, as many bytes of free chunks as it needs; then all; then addresses
-// that chunks were mapped at. It reports whether anything went. The caller holds Device.mu and the space's lock; both are let go meanwhile.
+// that chunks were mapped at. Where memory must be told of before it is unmapped, so that it cannot move, it does the same
+// for a request that is met with chunks, which then finds them spare. It reports whether anything went. The caller holds
+// Device.mu and the space's lock; both are let go meanwhile.
 func (c *climb) makeRoom() (bool, error) {
 	d := c.d
 	c.tried |= RungLend
@@ -210,7 +217,9 @@ func (c *climb) makeRoom() (bool, error) {
 				more, _ := d.single.Settle() // what fails again is tried again
 				any = any || more
 			}
-		case c.s.area != nil || d.upstream == nil:
+		case d.upstream == nil || c.s.area != nil && d.onUnmap == nil:
+		case c.room == 2 && c.s.area != nil:
+			any, err = d.detachChunks(nil, c.s.pool.segmentSize(c.n))
 		case c.room == 2:
 			any, err = d.releaseChunks(nil, c.s.pool.segmentSize(c.n))
 		case c.room == 3:
@@ -239,6 +248,7 @@ func (d *Device) releaseSegments(chosen func(*Pool) bool, mayWait bool) (bool, e
 		base  uint64
 		size  uint64
 		stamp uint64
+		ready bool // the GPU is done with it
 	}
 	var victims []victim
 	var waits []wait
@@ -253,7 +263,7 @@ func (d *Device) releaseSegments(chosen func(*Pool) bool, mayWait bool) (bool, e
 			if b.State != heap.Free || s.heap.Next(id) != 0 || !mayWait && !s.stream.isOver(b.Stamp) {
 				continue
 			}
-			v := victim{s, id, b.Addr, b.Size, b.Stamp}
+			v := victim{space: s, first: id, base: b.Addr, size: b.Size, stamp: b.Stamp}
 			s.heap.Unmap(id, b.Addr, b.Size)
 			s.gauges.setFree(s.heap.FreeBlocks, -int64(v.size))
 			d.spareBytes += v.size
@@ -268,19 +278,28 @@ func (d *Device) releaseSegments(chosen func(*Pool) bool, mayWait bool) (bool, e
 		return false, nil
 	}
 	first := d.await(waits)
+	var ready []run
+	for i := range victims {
+		v := &victims[i]
+		if v.ready = first == nil && v.space.stream.isOver(v.stamp); v.ready {
+			ready = append(ready, run{v.base, v.size})
+		}
+	}
+	d.tell(false, ready)
 	any := false
+	failed := first
 	for _, v := range victims {
 		s := v.space
 		err := first
-		if err == nil && !s.stream.isOver(v.stamp) {
-			err = errCapturing
-		}
-		if err == nil {
+		if v.ready {
 			d.a.disown(v.base, v.size) // first: once the driver has it it may be another device's
 			if err = d.freeSegment(s, v.base, v.size); err != nil {
 				d.a.claim(v.base, v.size, s) // which succeeded before
-				first = err
+				failed = cmp.Or(failed, err)
+				d.tell(true, []run{{v.base, v.size}})
 			}
+		} else if err == nil {
+			err = errCapturing
 		}
 		d.spareBytes -= v.size
 		if err != nil { // nothing is lost: it is cached again
@@ -305,7 +324,7 @@ func (d *Device) releaseSegments(chosen func(*Pool) bool, mayWait bool) (bool, e
 		d.held[groupOf(s.class)].take(v.size)
 		d.gaveBack(v.size)
 	}
-	return any, first
+	return any, failed
 }
 
 // freeSegment gives a segment back; Device.mu is let go while a user's upstream is called.

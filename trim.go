@@ -49,6 +49,13 @@ const everything = ^uint64(0)
 // need bytes have gone. The caller holds Device.mu and nothing else; it is let go while the GPU is waited for.
 // It reports whether any went.
 func (d *Device) releaseChunks(only *Pool, need uint64) (bool, error) {
+	_, first := d.detachChunks(only, need)
+	any, err := d.releaseSpares()
+	return any, cmp.Or(first, err)
+}
+
+// detachChunks makes free chunks spare, mapped nowhere, likewise. It reports whether there was anything to unmap.
+func (d *Device) detachChunks(only *Pool, need uint64) (bool, error) {
 	have := d.spareBytes
 	for _, s := range d.spaces {
 		if s == nil || s.area == nil || s.pool.pinned || only != nil && s.pool != only || have >= need {
@@ -64,10 +71,10 @@ func (d *Device) releaseChunks(only *Pool, need uint64) (bool, error) {
 		waits = later(waits, d.streams[z.Stream], z.Epoch)
 		return false
 	})
-	first := d.await(waits)
-	d.reap(nil)
-	any, err := d.releaseSpares()
-	return any, cmp.Or(first, err)
+	any := d.zombies.Len() > 0
+	err := d.await(waits)
+	d.unmapReady()
+	return any, err
 }
 
 // later adds an epoch to what must be over, one entry for each stream.

@@ -170,7 +170,17 @@ type Zombie struct {
 	// Stream and Epoch say whose work must be done, as the engine counts them.
 	Stream int32
 	Epoch  uint64
+	Told   Telling
 }
+
+// Telling is how far somebody who wants to know of an old mapping before it is unmapped was told.
+type Telling uint8
+
+const (
+	Untold    Telling = iota
+	BeingTold         // it must not be unmapped yet
+	Told              // or nobody ever knew of it
+)
 
 // Zombies is a queue of old mappings in the order in which they were made.
 type Zombies struct {
