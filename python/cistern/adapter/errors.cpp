@@ -63,9 +63,11 @@ cudaError_t named_error(const std::string& words) {
 
 // What NVML says of the processes on the device, in PyTorch's words; empty where NVML cannot be asked.
 std::string processes(int device) {
+  // As versions 2 and 3 of the call have it; the call without a version has a shorter one.
   struct Process {
     unsigned pid;
     unsigned long long used;
+    unsigned gpu_instance, compute_instance;
   };
   static void* const nvml = dlopen("libnvidia-ml.so.1", RTLD_LAZY | RTLD_LOCAL);
   if (nvml == nullptr)
@@ -73,7 +75,7 @@ std::string processes(int device) {
   static auto const init = reinterpret_cast<int (*)()>(dlsym(nvml, "nvmlInit_v2"));
   static auto const find = reinterpret_cast<int (*)(const char*, void**)>(dlsym(nvml, "nvmlDeviceGetHandleByPciBusId_v2"));
   static auto const list =
-      reinterpret_cast<int (*)(void*, unsigned*, Process*)>(dlsym(nvml, "nvmlDeviceGetComputeRunningProcesses"));
+      reinterpret_cast<int (*)(void*, unsigned*, Process*)>(dlsym(nvml, "nvmlDeviceGetComputeRunningProcesses_v3"));
   if (init == nullptr || find == nullptr || list == nullptr)
     return "";
   static const bool started = init() == 0;

@@ -172,20 +172,21 @@ void announce(DeviceIndex device, DevicePools& d, MempoolId_t id, cudaStream_t s
 }
 
 // settle ends the announcements of captures that are over: those of streams that are not captured, unless their pool's scope
-// is open and the capture may be yet to come. The caller holds the device's mutex.
-void settle(DeviceIndex device, DevicePools& d, bool all_scopes = false) {
+// is open and the capture may be yet to come. An open scope does not count for the stream unless, and for none if all. The
+// caller holds the device's mutex.
+void settle(DeviceIndex device, DevicePools& d, cudaStream_t unless = nullptr, bool all = false) {
   for (size_t i = 0; i < d.captures.size();) {
     const Announced a = d.captures[i];
-    const bool open = !all_scopes && std::any_of(d.scopes.begin(), d.scopes.end(),
-                                                 [&](const Scope& s) { return s.pool == a.pool; });
+    const bool open = !all && a.stream != unless && std::any_of(d.scopes.begin(), d.scopes.end(), [&](const Scope& s) {
+      return s.pool == a.pool;
+    });
     if (open || is_capturing(a.stream)) {
       i++;
       continue;
     }
     d.captures.erase(d.captures.begin() + static_cast<ptrdiff_t>(i));
     count(-1);
-    const int code = lib.capture_end(device, a.stream);
-    if (code != CISTERN_OK)
+    if (lib.capture_end(device, a.stream) != CISTERN_OK)
       TORCH_WARN("Cistern: the end of a capture: ", last_words());
   }
 }
@@ -239,7 +240,7 @@ void route(Request* r) {
   }
   // What a capture that never began, or failed, left behind would send this stream's requests into its pool.
   if (!d.captures.empty())
-    settle(r->device, d, true);
+    settle(r->device, d, nullptr, true);
 }
 
 void Adapter::createOrIncrefPool(DeviceIndex device, MempoolId_t id, std::shared_ptr<cca::CUDAAllocator> allocator) {
@@ -305,7 +306,7 @@ void Adapter::beginAllocateToPool(DeviceIndex device, MempoolId_t id, std::funct
   touch(device);
   const cudaStream_t current = c10::cuda::getCurrentCUDAStream(device).stream();
   std::lock_guard<std::mutex> lock(d.mutex);
-  settle(device, d);
+  settle(device, d, current); // also of a capture of this stream that failed
   const bool capture_follows =
       current != nullptr && current != cudaStreamLegacy && !is_capturing(current) && !filter(current);
   Pool& p = d.pools[id];
