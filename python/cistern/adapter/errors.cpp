@@ -152,7 +152,7 @@ extern "C" int run_callbacks(void*, int, uint64_t) {
       try {
         freed |= registry->Create(name)->Execute();
       } catch (const std::exception& e) {
-        TORCH_WARN("Cistern: the free-memory callback ", name, " failed: ", e.what());
+        TORCH_WARN_ONCE("Cistern: the free-memory callback ", name, " failed: ", e.what());
       }
     }
   } catch (...) { // it must not cross the library
