@@ -50,12 +50,10 @@ func TestValgrind(t *testing.T) {
 	if testing.Short() {
 		t.Skip("builds the library once more")
 	}
-	if _, err := exec.LookPath("valgrind"); err != nil {
-		t.Skip("valgrind is not here")
-	}
+	valgrind := need(t, "valgrind")
 	library := libraryFor(t, "valgrind", "GOBUILDFLAGS=-tags=valgrind")
 	for _, p := range checkedPrograms {
-		passes(t, "driver:sim:8GiBx2", []string{"GODEBUG=asyncpreemptoff=1"}, append([]string{"valgrind", "-q", "--error-exitcode=9",
+		passes(t, "driver:sim:8GiBx2", []string{"GODEBUG=asyncpreemptoff=1"}, append([]string{valgrind, "-q", "--error-exitcode=9",
 			"--leak-check=no", program(t, p.source, library)}, p.args...)...)
 	}
 }

@@ -4,16 +4,12 @@ package main
 
 import (
 	"os"
-	"os/exec"
 	"testing"
 )
 
 // TestPython: processes, signals and crashes of a Python program that uses the library are what they are without it.
 func TestPython(t *testing.T) {
-	python, err := exec.LookPath("python3")
-	if err != nil {
-		t.Skip("python3 is not here")
-	}
+	python := need(t, "python3")
 	const script = "testdata/process.py"
 	if _, err := os.ReadFile(script); err != nil { // the go command runs this again when it changes
 		t.Fatal(err)

@@ -104,7 +104,7 @@ int main(int argc, char **argv) {
   }
   if (strcmp(how, "threads first") == 0) {
     pthread_key_create(&key, late);
-    for (int round = 0; round < 200; round++) {
+    for (int round = 0; round < 50; round++) {
       for (int i = 4; i < 16; i++)
         pthread_create(&t[i], NULL, brief, NULL);
       for (int i = 4; i < 16; i++)
