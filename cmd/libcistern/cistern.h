@@ -148,6 +148,11 @@ int cistern_on_out_of_memory(int device, int (*fn)(void *ctx, int device, uint64
  * memory with a network or with NCCL. */
 int cistern_on_unmap(int device, void (*fn)(void *ctx, int device, void *addr, size_t size), void *ctx);
 
+/* cistern_on_map registers the one function (NULL: none) that is told, with no lock held, of new memory of the device
+ * before any of it is handed out; cistern_snapshot_take lists what there was before. Neither function may allocate from
+ * the device, trim it, or set the functions, and when either is replaced no call of the former is under way. */
+int cistern_on_map(int device, void (*fn)(void *ctx, int device, void *addr, size_t size), void *ctx);
+
 /* ---- pools ---------------------------------------------------------------------------------------------------- */
 
 /* A pool is a set of allocations apart from the others of its device, named by two numbers (PyTorch's MempoolId_t). */

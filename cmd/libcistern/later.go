@@ -14,9 +14,6 @@ func later() C.int {
 //export coreLargestFree
 func coreLargestFree(d C.int, h C.uintptr_t, bytes *C.uint64_t) C.int { return later() }
 
-//export coreOnUnmap
-func coreOnUnmap(d C.int, fn, ctx C.uintptr_t) C.int { return later() }
-
 //export corePoolBlocks
 func corePoolBlocks(d C.int, p0, p1 C.uint64_t, out *C.cistern_block, capacity C.size_t, n *C.size_t) C.int {
 	return later()

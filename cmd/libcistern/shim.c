@@ -198,6 +198,11 @@ PUBLIC int cistern_on_unmap(int device, void (*fn)(void *, int, void *, size_t),
   return coreOnUnmap(device, (uintptr_t)fn, (uintptr_t)ctx);
 }
 
+PUBLIC int cistern_on_map(int device, void (*fn)(void *, int, void *, size_t), void *ctx) {
+  GUARD;
+  return coreOnMap(device, (uintptr_t)fn, (uintptr_t)ctx);
+}
+
 /* Pools. */
 
 #define NEED_POOL                                              \

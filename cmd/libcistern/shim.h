@@ -40,7 +40,7 @@ static inline uint32_t shim_tag(void) {
 
 /* Go cannot call C functions by their address; these do it for Go, to which functions and their contexts are numbers. */
 int shim_call_oom(uintptr_t fn, uintptr_t ctx, int device, uint64_t missing) __attribute__((visibility("hidden")));
-void shim_call_unmap(uintptr_t fn, uintptr_t ctx, int device, uintptr_t addr, size_t size) __attribute__((visibility("hidden")));
+void shim_call_range(uintptr_t fn, uintptr_t ctx, int device, uintptr_t addr, size_t size) __attribute__((visibility("hidden")));
 uintptr_t shim_call_alloc(uintptr_t fn, uintptr_t ctx, size_t size, int device, uintptr_t stream) __attribute__((visibility("hidden")));
 void shim_call_free(uintptr_t fn, uintptr_t ctx, uintptr_t ptr, size_t size, int device, uintptr_t stream) __attribute__((visibility("hidden")));
 

@@ -90,7 +90,7 @@ int shim_call_oom(uintptr_t fn, uintptr_t ctx, int device, uint64_t missing) {
   return ((int (*)(void *, int, uint64_t))fn)((void *)ctx, device, missing);
 }
 
-void shim_call_unmap(uintptr_t fn, uintptr_t ctx, int device, uintptr_t addr, size_t size) {
+void shim_call_range(uintptr_t fn, uintptr_t ctx, int device, uintptr_t addr, size_t size) {
   ((void (*)(void *, int, void *, size_t))fn)((void *)ctx, device, (void *)addr, size);
 }
 

@@ -1,4 +1,4 @@
-/* Functions of the program that the library calls: for memory when there is none left, and for a pool's segments. */
+/* Functions of the program that the library calls: for memory when there is none left, for a pool's segments, and to tell what is mapped. */
 #include "check.h"
 
 static void *hoard[64];
@@ -117,8 +117,69 @@ static void pools(void) {
   CHECK(stats_of(0).reserved.all.current == 0);
 }
 
+/* Who registers memory elsewhere keeps a list of what is mapped; nothing is handed out that is not on it. */
+static struct range {
+  uintptr_t addr;
+  size_t size;
+} mapped[4096];
+static size_t num_mapped, unmaps;
+
+static void on_map(void *ctx, int device, void *addr, size_t size) {
+  CHECK(ctx == mapped && device == 0 && num_mapped < 4096);
+  CHECK(stats_of(0).reserved.all.current > 0); /* no lock is held */
+  mapped[num_mapped++] = (struct range){(uintptr_t)addr, size};
+}
+
+static void on_unmap(void *ctx, int device, void *addr, size_t size) {
+  CHECK(ctx == mapped && device == 0);
+  unmaps++;
+  CHECK(cistern_base(addr, NULL) == NULL);
+  for (size_t i = 0; i < num_mapped; i++)
+    if (mapped[i].addr == (uintptr_t)addr && mapped[i].size == size) {
+      mapped[i] = mapped[--num_mapped];
+      return;
+    }
+  CHECK(!"unmapped what was not mapped");
+}
+
+static void covered(void *p, size_t size) {
+  for (uintptr_t a = (uintptr_t)p, end = a + size; a < end;) {
+    size_t i = 0;
+    while (i < num_mapped && (a < mapped[i].addr || a >= mapped[i].addr + mapped[i].size))
+      i++;
+    CHECK(i < num_mapped);
+    a = mapped[i].addr + mapped[i].size;
+  }
+}
+
+static void registrations(void) {
+  OK(cistern_on_map(0, on_map, mapped));
+  OK(cistern_on_unmap(0, on_unmap, mapped));
+  void *p[40];
+  for (int i = 0; i < 40; i++) {
+    CHECK((p[i] = cistern_malloc((i % 7 + 1) * MIB, 0, STREAM(i % 3))) != NULL);
+    covered(p[i], (i % 7 + 1) * MIB);
+  }
+  for (int i = 0; i < 40; i++)
+    OK(cistern_release(p[i]));
+  CHECK(unmaps == 0); /* nothing moves */
+  void *q = cistern_malloc(200 * MIB, 0, STREAM(0));
+  CHECK(q != NULL);
+  covered(q, 200 * MIB);
+  CHECK(unmaps == 0);
+  OK(cistern_release(q));
+  OK(cistern_trim(0));
+  CHECK(unmaps > 0 && num_mapped == 0);
+  OK(cistern_on_map(0, NULL, NULL));
+  OK(cistern_on_unmap(0, NULL, NULL));
+  CHECK((q = cistern_malloc(MIB, 0, STREAM(0))) != NULL && num_mapped == 0);
+  OK(cistern_release(q));
+  OK(cistern_trim(0));
+}
+
 int main(void) {
   pools();
+  registrations();
   OK(cistern_set_limit(0, 256 * MIB));
   OK(cistern_on_out_of_memory(0, give_back, (void *)7));
   OK(cistern_on_out_of_memory(0, give_back, (void *)7)); /* not twice */

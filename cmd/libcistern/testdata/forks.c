@@ -60,6 +60,7 @@ static void child(void *inherited) {
   GONE(cistern_peer(0, 0));
   GONE(cistern_on_out_of_memory(0, never, NULL));
   GONE(cistern_on_unmap(0, unmapped, NULL));
+  GONE(cistern_on_map(0, unmapped, NULL));
   GONE(cistern_pool_create(0, pool, NULL));
   GONE(cistern_pool_begin(0, pool, NULL));
   GONE(cistern_pool_end(0, NULL));
