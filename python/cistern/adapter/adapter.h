@@ -14,6 +14,7 @@
 #include <c10/cuda/CUDACachingAllocator.h>
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <string>
 #include <unordered_set>
@@ -144,6 +145,9 @@ std::string last_words(int* code = nullptr);
 [[noreturn]] void raise(int code, const std::string& words);
 // check throws if code is not CISTERN_OK.
 void check(int code);
+// warn says so if code is not CISTERN_OK, for what destructors call and must not throw. Errors of the driver it leaves alone:
+// after one that broke the context, or at exit when the driver is gone, there would be one for every tensor.
+void warn(int code, const char* what);
 // refused deals with a request that the library refused with the code: returns memory that was found elsewhere after all, or
 // throws.
 void* refused(int code, const Request& r, const Context& context);

@@ -156,10 +156,8 @@ void deleter(void* ptr) {
   if (ptr == nullptr)
     return;
   const int code = give_back(ptr);
-  // A destructor calls this: an error cannot be thrown from here, and after one that broke the context there is one for
-  // every tensor.
-  if (C10_UNLIKELY(code != CISTERN_OK && code != CISTERN_DRIVER && code != CISTERN_FORKED))
-    TORCH_WARN("Cistern: ", last_words());
+  if (C10_UNLIKELY(code != CISTERN_OK))
+    warn(code, "freeing memory");
 }
 
 extern "C" void forked_child() { set_mode(kForked, true); }
@@ -269,8 +267,7 @@ void Adapter::emptyCache(MempoolId_t pool) {
   for (int d = 0; d < device_count; d++)
     if (pool_known(static_cast<DeviceIndex>(d), pool)) {
       Recorded recorded(cca::RecordContext::ALL);
-      if (lib.pool_trim(d, Ids(pool)) != CISTERN_OK) // the destructor of torch.cuda.MemPool calls this
-        TORCH_WARN("Cistern: emptying a pool: ", last_words());
+      warn(lib.pool_trim(d, Ids(pool)), "emptying a pool"); // the destructor of torch.cuda.MemPool calls this
     }
 }
 

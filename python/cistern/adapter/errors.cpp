@@ -204,6 +204,11 @@ void check(int code) {
     raise(code, last_words());
 }
 
+void warn(int code, const char* what) {
+  if (code != CISTERN_OK && code != CISTERN_DRIVER && code != CISTERN_FORKED)
+    TORCH_WARN("Cistern: ", what, ": ", last_words());
+}
+
 void* refused(int code, const Request& r, const Context& context) {
   rethrow_custom();
   if (code != CISTERN_OUT_OF_MEMORY)

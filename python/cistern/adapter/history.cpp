@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <iterator>
 #include <mutex>
 #include <stack>
 #include <unordered_map>
@@ -112,9 +113,9 @@ void tell(const TraceEntry& te) {
     try {
       tracker(te);
     } catch (const std::exception& e) {
-      TORCH_WARN("Cistern: a tracker of memory failed: ", e.what());
+      TORCH_WARN_ONCE("Cistern: a tracker of memory failed: ", e.what());
     } catch (...) {
-      TORCH_WARN("Cistern: a tracker of memory failed");
+      TORCH_WARN_ONCE("Cistern: a tracker of memory failed");
     }
   }
 }

@@ -13,7 +13,10 @@
 #include <c10/cuda/CUDAException.h>
 
 #include <algorithm>
+#include <exception>
+#include <functional>
 #include <mutex>
+#include <optional>
 #include <unordered_map>
 
 namespace cistern_torch {
@@ -186,8 +189,7 @@ void settle(DeviceIndex device, DevicePools& d, cudaStream_t unless = nullptr, b
     }
     d.captures.erase(d.captures.begin() + static_cast<ptrdiff_t>(i));
     count(-1);
-    if (lib.capture_end(device, a.stream) != CISTERN_OK)
-      TORCH_WARN("Cistern: the end of a capture: ", last_words());
+    warn(lib.capture_end(device, a.stream), "the end of a capture");
   }
 }
 
@@ -359,8 +361,7 @@ void Adapter::releasePool(DeviceIndex device, MempoolId_t id) {
   int code = gone.users && !gone.captured ? lib.pool_trim(device, Ids(id)) : CISTERN_OK;
   if (code == CISTERN_OK)
     code = lib.pool_release(device, Ids(id));
-  if (code != CISTERN_OK)
-    TORCH_WARN("Cistern: the release of a pool: ", last_words());
+  warn(code, "the release of a pool");
   if (gone.upstream != nullptr)
     gone.upstream->unref();
 }

@@ -32,6 +32,9 @@ Opened& opened = *new Opened; // never destroyed: tensors are freed as late as i
 void unmap(const Mapped& m) {
   if (mode.load() & kForked)
     return; // it is the parent's mapping
+  int current = 0;
+  if (C10_CUDA_ERROR_HANDLED(cudaGetDevice(&current)) == cudaErrorCudartUnloading)
+    return; // the process ends, and CUDA was first
   c10::cuda::CUDAGuard guard(m.device);
   // Work that was queued on any stream may still read it.
   C10_CUDA_CHECK(cudaDeviceSynchronize());
