@@ -96,7 +96,7 @@ func goString(s *C.char) string {
 	if s == nil {
 		return ""
 	}
-	return C.GoStringN(s, C.int(C.strlen(s)))
+	return C.GoStringN(s, C.int(C.strnlen(s, 1<<30)))
 }
 
 // openDriver opens the driver that a setting names. A test puts another in its place, by a build tag.

@@ -54,7 +54,7 @@ func coreShare(p C.uintptr_t, handle *C.char, capacity C.size_t) (code C.int) {
 		return fail(&failure{C.CISTERN_INVALID, fmt.Sprintf("the handle has %d characters and does not fit into %d bytes: CISTERN_HANDLE_MAX do",
 			len(text), uint64(capacity))})
 	}
-	copy(unsafe.Slice((*byte)(unsafe.Pointer(handle)), capacity), text+"\x00")
+	copy(unsafe.Slice((*byte)(unsafe.Pointer(handle)), len(text)+1), text+"\x00")
 	return C.CISTERN_OK
 }
 
