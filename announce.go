@@ -1,6 +1,8 @@
 package cistern
 
 import (
+	"time"
+
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/internal/heap"
 	"github.com/cistern-gpu/cistern/internal/vm"
@@ -15,57 +17,74 @@ import (
 // it. While there is such a function memory stays where it was mapped: nothing moves, and what unmaps are Trim, the end
 // of a pool, and the last rung before a request fails, which takes free memory from all pools as RungLend.
 //
-// The function is called with no lock held, by one thread at a time. It may free, and ask, but it must not allocate from
-// the device, trim it, or wait for a thread that does: whoever has new memory to tell of, or would fail otherwise, waits
-// for it. When OnUnmap returns, no call of a former function is under way, so a function must not replace itself.
-func (d *Device) OnUnmap(f func(addr cuda.Ptr, size uint64)) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.onUnmap = f
-	d.quiet()
-}
+// The function is called with no lock held, perhaps by several threads at once. It may free, and ask, but must not
+// allocate from the device or trim it. A request that would fail while another thread is telling waits for that, for at
+// most a second, so that locks of the caller's do no more harm. When OnUnmap returns no call of the former function is
+// under way, so a function must not replace itself.
+func (d *Device) OnUnmap(f func(addr cuda.Ptr, size uint64)) { d.setTeller(&d.onUnmap, f) }
 
 // OnMap sets the one function (nil: none) that is told of new memory of the device, chunk by chunk or segment by segment,
 // before any of it is handed out. Snapshot tells what was mapped before. What is said of the function of OnUnmap holds
 // for this one.
-func (d *Device) OnMap(f func(addr cuda.Ptr, size uint64)) {
+func (d *Device) OnMap(f func(addr cuda.Ptr, size uint64)) { d.setTeller(&d.onMap, f) }
+
+// teller is a function that is told of memory, and how often it is being called. Guarded by Device.mu.
+type teller struct {
+	f     func(addr cuda.Ptr, size uint64)
+	calls int
+}
+
+func (d *Device) setTeller(at **teller, f func(addr cuda.Ptr, size uint64)) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.onMap = f
-	d.quiet()
-}
-
-// quiet waits until nobody is being told anything. The caller holds Device.mu and nothing else; it is let go meanwhile.
-func (d *Device) quiet() {
-	for d.telling != nil {
-		done := d.telling
-		d.mu.Unlock()
-		<-done
-		d.mu.Lock()
+	old := *at
+	*at = nil
+	if f != nil {
+		*at = &teller{f: f}
+	}
+	for old != nil && old.calls > 0 {
+		d.awaitTold(nil)
 	}
 }
 
-// tell calls the function of OnMap or OnUnmap, if there is one, for ranges that are out of everybody's reach. The caller
+// patience is how long a request waits for a function that may be waiting for the request's own thread.
+const patience = time.Second
+
+// awaitTold waits until somebody was told of what there is to tell now, or, if it may give up, for the timer. The caller
 // holds Device.mu and nothing else; it is let go meanwhile.
-func (d *Device) tell(mapped bool, ranges []run) {
-	d.quiet()
-	f := d.onUnmap
-	if mapped {
-		f = d.onMap
+func (d *Device) awaitTold(giveUp <-chan time.Time) {
+	if d.told == nil {
+		d.told = make(chan struct{})
 	}
-	if f == nil || len(ranges) == 0 {
+	told := d.told
+	d.mu.Unlock()
+	defer d.mu.Lock()
+	select {
+	case <-told:
+	case <-giveUp:
+	}
+}
+
+// tell calls a function, if there is one, for ranges that are out of everybody's reach. The caller holds Device.mu and
+// nothing else; it is let go meanwhile.
+func (d *Device) tell(t *teller, ranges []run) {
+	if t == nil || len(ranges) == 0 {
 		return
 	}
-	done := make(chan struct{})
-	d.telling = done
+	t.calls++
+	d.telling++
 	d.mu.Unlock()
 	defer func() { // also if f panics
 		d.mu.Lock()
-		d.telling = nil
-		close(done)
+		t.calls--
+		d.telling--
+		if d.told != nil {
+			close(d.told)
+			d.told = nil
+		}
 	}()
 	for _, r := range ranges {
-		f(cuda.Ptr(r.addr), r.size)
+		t.f(cuda.Ptr(r.addr), r.size)
 	}
 }
 
@@ -76,7 +95,6 @@ func (d *Device) unmapReady() {
 	if d.onUnmap == nil || d.zombies.Len() == 0 || d.poisoned() != nil {
 		return
 	}
-	d.quiet()
 	var ranges []run
 	d.zombies.Filter(func(z *vm.Zombie) bool {
 		if z.Told == vm.Untold && d.streams[z.Stream].isOver(z.Epoch) {
@@ -85,13 +103,19 @@ func (d *Device) unmapReady() {
 		}
 		return false
 	})
-	defer d.zombies.Filter(func(z *vm.Zombie) bool {
-		if z.Told == vm.BeingTold { // nobody else tells before this thread has gone on
-			z.Told = vm.Told
+	defer func() {
+		mine := map[uint64]bool{} // addresses: no two old mappings have the same
+		for _, r := range ranges {
+			mine[r.addr] = true
 		}
-		return false
-	})
-	d.tell(false, ranges)
+		d.zombies.Filter(func(z *vm.Zombie) bool {
+			if mine[z.Addr] {
+				z.Told = vm.Told
+			}
+			return false
+		})
+	}()
+	d.tell(d.onUnmap, ranges)
 }
 
 // introduce tells of new memory that was mapped at block, the last part of which has just become free, and makes it free
@@ -101,13 +125,22 @@ func (c *climb) introduce(block heap.ID, at run, stamp uint64, pieces []run) {
 	d, s := c.d, c.s
 	block = s.heap.Unmap(block, at.addr, at.size) // a block that nobody takes, looks up or merges with
 	d.spareBytes += at.size
+	if s.area != nil {
+		d.arriving = append(d.arriving, at)
+	}
 	d.settleAll(s, nil)
 	s.mu.Unlock()
 	defer func() {
 		s.mu.Lock()
+		for i, r := range d.arriving {
+			if r == at {
+				d.arriving = append(d.arriving[:i], d.arriving[i+1:]...)
+				break
+			}
+		}
 		d.spareBytes -= at.size
 		s.heap.Map(s.heap.Reap(block), at.addr, at.size, stamp)
 		s.gauges.setFree(s.heap.FreeBlocks, int64(at.size))
 	}()
-	d.tell(true, pieces)
+	d.tell(d.onMap, pieces)
 }

@@ -23,7 +23,6 @@ type registry struct {
 	order  ranges            // the same; it has its own lock
 	maps   int               // guarded by mu: how often it was told of new memory
 	unmaps int               // guarded by mu: and of memory that goes
-	inside int               // guarded by mu: calls under way
 	slow   func()            // called in every call, with no lock
 }
 
@@ -31,25 +30,17 @@ func newRegistry(fail func(format string, args ...any)) *registry {
 	return &registry{fail: fail, sizes: map[uint64]uint64{}}
 }
 
-func (r *registry) enter(n *int) func() {
+func (r *registry) enter(n *int) {
 	r.mu.Lock()
 	*n++
-	if r.inside++; r.inside > 1 {
-		r.fail("two threads are telling at once")
-	}
 	r.mu.Unlock()
 	if r.slow != nil {
 		r.slow()
 	}
-	return func() {
-		r.mu.Lock()
-		r.inside--
-		r.mu.Unlock()
-	}
 }
 
 func (r *registry) mapped(p cuda.Ptr, size uint64) {
-	defer r.enter(&r.maps)()
+	r.enter(&r.maps)
 	r.add(uint64(p), size)
 }
 
@@ -63,7 +54,7 @@ func (r *registry) add(addr, size uint64) {
 }
 
 func (r *registry) unmapped(p cuda.Ptr, size uint64) {
-	defer r.enter(&r.unmaps)()
+	r.enter(&r.unmaps)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.sizes[uint64(p)] != size {
@@ -365,6 +356,31 @@ func TestOnUnmapIsWaitedFor(t *testing.T) {
 	}
 }
 
+// A function that waits for a lock which a thread holds while it allocates costs that thread's request, at worst, and
+// never hangs it.
+func TestOnUnmapWaitsForAnAllocatingThread(t *testing.T) {
+	e := newEngine(t, sim.Options{Capacity: 64 * mib}, cistern.Options{}, 2)
+	var theirs sync.Mutex
+	entered := make(chan struct{})
+	var once sync.Once
+	e.dev.OnUnmap(func(cuda.Ptr, uint64) {
+		once.Do(func() { close(entered) })
+		theirs.Lock()
+		theirs.Unlock()
+	})
+	e.free(t, e.alloc(t, 50*mib, e.streams[0]))
+	theirs.Lock()
+	trimmed := make(chan error)
+	go func() { trimmed <- e.dev.Trim() }()
+	<-entered
+	if p, err := e.dev.Alloc(60*mib, e.streams[1]); !errors.Is(err, cuda.ErrOutOfMemory) {
+		t.Errorf("%#x, %v", p, err)
+	}
+	theirs.Unlock()
+	must(t, <-trimmed)
+	e.free(t, e.alloc(t, 60*mib, e.streams[1]))
+}
+
 // OnUnmap and OnMap return only when the former function is no longer called, whatever that does, which may be to use
 // the allocator.
 func TestOnUnmapReplaced(t *testing.T) {
@@ -562,4 +578,30 @@ func TestOnUnmapFailEveryCall(t *testing.T) {
 			}
 		}
 	}
+}
+
+// A peer that is enabled while new memory is told of may use that too.
+func TestPeerDuringOnMap(t *testing.T) {
+	drv := sim.New(sim.Options{Devices: 2, Check: sim.CheckOrder})
+	p := newPair(t, drv, drv, cistern.Options{})
+	entered, leave := make(chan struct{}), make(chan struct{})
+	var once sync.Once
+	p.dev[0].OnMap(func(cuda.Ptr, uint64) {
+		once.Do(func() {
+			close(entered)
+			<-leave
+		})
+	})
+	got := make(chan cuda.Ptr)
+	go func() {
+		x, err := p.dev[0].Alloc(20*mib, p.st[0])
+		if err != nil {
+			t.Error(err)
+		}
+		got <- x
+	}()
+	<-entered
+	must(t, p.dev[0].EnablePeer(1))
+	close(leave)
+	must(t, p.use(1, <-got, 20*mib))
 }

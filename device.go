@@ -72,9 +72,11 @@ type Device struct {
 	groups        [numGroups]group
 	counts        Counters
 	callbacks     []func(need uint64) bool
-	onMap         func(addr cuda.Ptr, size uint64)
-	onUnmap       func(addr cuda.Ptr, size uint64)
-	telling       chan struct{} // closed when the calls of one of these that are under way are done; nil: there are none
+	onMap         *teller       // nil: nobody wants to know
+	onUnmap       *teller       // nil: nobody wants to know
+	telling       int           // threads that are telling
+	told          chan struct{} // closed when one is done; nil: nobody waits for that
+	arriving      []run         // new chunks that are being told of and lie in no space yet
 	plan          planner
 	devs          []cuda.Device
 	held          [numGroups]held

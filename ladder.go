@@ -2,6 +2,7 @@ package cistern
 
 import (
 	"errors"
+	"time"
 
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/event"
@@ -28,7 +29,7 @@ func (p *Pool) allocSlow(size, n uint64, st *Stream, tag uint32) (cuda.Ptr, erro
 		}
 		d.sweep()
 	}
-	if d.onUnmap != nil && d.zombies.Len() > 0 && d.telling == nil {
+	if d.onUnmap != nil && d.zombies.Len() > 0 {
 		d.unmapReady() // of pools that ended, or from before anybody wanted to know
 	}
 	s, err := p.space(st, d.classOf(n))
@@ -90,9 +91,10 @@ type climb struct {
 	room    int   // steps of makeRoom that were taken
 	called  bool
 	waited  bool
-	alone   bool   // no other stream can be waited for
-	met     Rungs  // the rung that met the request
-	from    *space // the space the block is in: s, or under pressure another of the same pool and stream
+	giveUp  time.Time // when not to wait any longer for others who are telling of memory
+	alone   bool      // no other stream can be waited for
+	met     Rungs     // the rung that met the request
+	from    *space    // the space the block is in: s, or under pressure another of the same pool and stream
 }
 
 // run goes up the rungs that need no lock to be let go. It returns a block, or an error that is not out of memory, or
@@ -202,11 +204,16 @@ func (c *climb) unlocked() (again bool, err error) {
 			return again, err
 		}
 	}
-	if d.telling != nil { // what another thread got or gives back may do
-		c.s.mu.Unlock()
-		d.quiet()
-		c.s.mu.Lock()
-		return true, nil
+	if d.telling > 0 { // what another thread got or gives back may do
+		if c.giveUp.IsZero() {
+			c.giveUp = time.Now().Add(patience)
+		}
+		if left := time.Until(c.giveUp); left > 0 {
+			c.s.mu.Unlock()
+			d.awaitTold(time.After(left))
+			c.s.mu.Lock()
+			return true, nil
+		}
 	}
 	if len(d.callbacks) > 0 && !c.called && c.rungs&RungCallback != 0 {
 		c.called = true

@@ -32,21 +32,21 @@ func (d *Device) EnablePeer(peer cuda.Device) error {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.quiet() // new memory that is being told of lies in no space yet
 	if slices.Contains(d.access(), peer) {
 		return nil
 	}
+	runs := slices.Clone(d.arriving)
 	for _, s := range d.spaces {
 		if s == nil || s.area == nil && (d.single == nil || s.pool.segments != d.single) {
 			continue
 		}
 		s.mu.Lock()
-		runs := s.mapped()
+		runs = append(runs, s.mapped()...)
 		s.mu.Unlock()
-		for _, r := range runs { // nothing is unmapped meanwhile: that takes Device.mu
-			if err := d.drv.MemSetAccess(cuda.Ptr(r.addr), r.size, []cuda.Device{peer}); err != nil {
-				return err // not kept as this device's: it may be the peer that is broken
-			}
+	}
+	for _, r := range runs { // nothing is unmapped meanwhile: that takes Device.mu
+		if err := d.drv.MemSetAccess(cuda.Ptr(r.addr), r.size, []cuda.Device{peer}); err != nil {
+			return err // not kept as this device's: it may be the peer that is broken
 		}
 	}
 	d.devs = append(slices.Clone(d.access()), peer)

@@ -285,7 +285,7 @@ func (d *Device) releaseSegments(chosen func(*Pool) bool, mayWait bool) (bool, e
 			ready = append(ready, run{v.base, v.size})
 		}
 	}
-	d.tell(false, ready)
+	d.tell(d.onUnmap, ready)
 	any := false
 	failed := first
 	for _, v := range victims {
@@ -296,7 +296,7 @@ func (d *Device) releaseSegments(chosen func(*Pool) bool, mayWait bool) (bool, e
 			if err = d.freeSegment(s, v.base, v.size); err != nil {
 				d.a.claim(v.base, v.size, s) // which succeeded before
 				failed = cmp.Or(failed, err)
-				d.tell(true, []run{{v.base, v.size}})
+				d.tell(d.onMap, []run{{v.base, v.size}})
 			}
 		} else if err == nil {
 			err = errCapturing
