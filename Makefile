@@ -102,10 +102,11 @@ demo: build
 	@echo
 	@echo "The page of this run: $(CURDIR)/bin/demo.html"
 
-# Tests that need Chromium, a C++ compiler, Python, pkg-config or valgrind are skipped where those are not here and cannot be
+# Tests that need Chromium, pkg-config or valgrind are skipped where those are not here and cannot be
 # installed; CISTERN_BROWSER_TEST=1 and CISTERN_TOOLS_TEST=1 forbid that.
-test: command library plain
-	@scripts/need.sh --try chromium c++ python3 pkg-config valgrind
+test: build
+	@scripts/need.sh python3
+	@scripts/need.sh --try chromium pkg-config valgrind
 	$(if $(wildcard report/web/test/*.test.mjs),cd report/web && npm test --silent)
 	$(GO) test -timeout 30m ./...
 	python3 -m unittest discover -s python -t python

@@ -58,7 +58,7 @@ func sharedLibrary(pkg, name string) (string, error) {
 		return named, nil
 	}
 	var folders []string
-	for _, up := range []string{"", "../..", ".."} {
+	for _, up := range []string{"", "..", "../.."} {
 		folder := filepath.Join(pkg, up, "lib")
 		if file := filepath.Join(folder, name); isFile(file) {
 			return file, nil
@@ -112,13 +112,24 @@ func (e *environment) inject(pkg, what string) error {
 	}
 	e.set("PYTHONPATH", path)
 	e.unset("_CISTERN_RECORD_PARENT", "CISTERN_PYTHON")
+	// The program may go to another folder.
+	for _, key := range []string{"CISTERN_LIBRARY", "CISTERN_ADAPTER_DIR"} {
+		if p := e.get(key); p != "" {
+			if p, err := filepath.Abs(p); err == nil {
+				e.set(key, p)
+			}
+		}
+	}
 	e.set(envInject, what)
 	return nil
 }
 
 // checkConf checks settings as the library will read them.
 func checkConf(conf string) error {
-	_, err := allocator.ParseOptions(conf)
+	opts, err := allocator.ParseOptions(conf)
+	if err == nil && (opts.Driver == "sim" || strings.HasPrefix(opts.Driver, "sim:")) {
+		return errors.New("driver:sim: PyTorch cannot compute on the memory of a simulated device")
+	}
 	return err
 }
 

@@ -57,7 +57,7 @@ func newRun() *cobra.Command {
 func newCheckConf() *cobra.Command {
 	return &cobra.Command{
 		Use:    "check-conf SETTINGS",
-		Short:  "Say what is wrong with settings",
+		Short:  "Say what is wrong with settings for PyTorch",
 		Hidden: true,
 		Args:   cobra.ExactArgs(1),
 		RunE:   func(_ *cobra.Command, args []string) error { return checkConf(args[0]) },

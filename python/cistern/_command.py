@@ -8,10 +8,10 @@ from ._errors import CisternError
 
 
 def path() -> str:
-    """The program: in the wheel, in the source tree, in the bundle."""
+    """The program: in the wheel, in the bundle, in the source tree."""
     package = _library.PACKAGE
-    folders = [os.path.join(package, "bin"), os.path.join(os.path.dirname(os.path.dirname(package)), "bin"),
-               os.path.join(os.path.dirname(package), "bin")]
+    folders = [os.path.join(package, "bin"), os.path.join(os.path.dirname(package), "bin"),
+               os.path.join(os.path.dirname(os.path.dirname(package)), "bin")]
     for folder in folders:
         file = os.path.join(folder, "cistern")
         if os.access(file, os.X_OK) and os.path.isfile(file):

@@ -12,9 +12,10 @@ class SettingsError(CisternError, ValueError):
     """Bad settings; the words name the key and the choices."""
 
 
-def say(text: str) -> None:
-    """Writes one line for people on standard error. Of several ranks on a machine only the first speaks."""
-    if os.environ.get("LOCAL_RANK", "0") != "0":
+def say(text: str, every_rank: bool = False) -> None:
+    """Writes one line for people on standard error. Of several ranks on a machine only the first says what they all
+    would."""
+    if not every_rank and os.environ.get("LOCAL_RANK", "0") != "0":
         return
     try:
         sys.stderr.write("cistern: " + " ".join(text.split()) + "\n")

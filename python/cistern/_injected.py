@@ -12,9 +12,11 @@ from ._errors import SettingsError, say
 
 
 def torch_imported(torch: Any) -> None:
-    if getattr(getattr(torch, "version", None), "cuda", None) is None:
-        return  # a PyTorch without CUDA, or something else of that name
     what = os.environ.get("_CISTERN_INJECT")
+    if getattr(getattr(torch, "version", None), "cuda", None) is None:
+        if what == "record":
+            say("nothing is recorded: this PyTorch was built without CUDA")
+        return  # or it is something else of that name
     try:
         if what == "record":
             from . import _record
@@ -23,10 +25,11 @@ def torch_imported(torch: Any) -> None:
         elif what == "run":
             _enable()
     except SettingsError as e:
-        say(str(e))
+        say(str(e), every_rank=True)
         sys.exit(2)
     except Exception as e:
-        say("PyTorch keeps its own allocator: %s" % e if what == "run" else "nothing is recorded: %s" % e)
+        say("PyTorch keeps its own allocator: %s" % e if what == "run" else "nothing is recorded: %s" % e,
+            every_rank=True)
 
 
 def _enable() -> None:
@@ -42,8 +45,4 @@ def _enable() -> None:
 
 def _has_driver() -> bool:
     """Whether this machine has a driver of NVIDIA's, without starting it."""
-    if any(os.path.exists(p) for p in ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg", "/dev/nvhost-ctrl-gpu", "/dev/nvmap")):
-        return True
-    import ctypes.util
-
-    return ctypes.util.find_library("cuda") is not None
+    return any(os.path.exists(p) for p in ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg", "/dev/nvhost-ctrl-gpu", "/dev/nvmap"))

@@ -24,11 +24,11 @@ _complained = False
 
 
 def candidates(name: str) -> List[str]:
-    """Where a library of Cistern's may lie: in the wheel, in the source tree, in the bundle."""
+    """Where a library of Cistern's may lie: in the wheel, in the bundle (which may lie in a tree), in the source tree."""
     return [
         os.path.join(PACKAGE, "lib", name),
-        os.path.join(os.path.dirname(os.path.dirname(PACKAGE)), "lib", name),
         os.path.join(os.path.dirname(PACKAGE), "lib", name),
+        os.path.join(os.path.dirname(os.path.dirname(PACKAGE)), "lib", name),
     ]
 
 

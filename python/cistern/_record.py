@@ -2,7 +2,7 @@
 as a snapshot when the process ends and whenever it runs out of memory.
 
 Each process writes files of its own, whole or not at all: run.pickle; run.rank3.pickle where RANK says so; and
-run.pid4711.pickle for a process that another recorded one started, or that comes second. An out-of-memory goes to
+run.pid4711.pickle for a process of multiprocessing, one that a recorded one started, or one that comes second. An out-of-memory goes to
 run.oom1.pickle and so on, also one that the program catches.
 """
 
@@ -38,17 +38,18 @@ class Recording:
         self.path = path
         self.entries = entries or sys.maxsize
         self.stacks = stacks
-        self.pid = os.getpid()
         self.ooms = 0
         self.written = False
         self.lock = threading.RLock()
-        # Processes that this one starts know that they are not the first.
-        self.child = "_CISTERN_RECORD_PARENT" in os.environ
-        os.environ["_CISTERN_RECORD_PARENT"] = str(self.pid)
+        self.child = False
 
     def start(self) -> None:
         """Called by the thread that starts CUDA, which may be in a child of fork."""
-        self.child = self.child or os.getpid() != self.pid
+        process = sys.modules.get("multiprocessing.process")
+        parent = process.parent_process() if process is not None else None  # type: ignore[attr-defined]
+        # Processes that this one starts know that they are not the first.
+        self.child = parent is not None or "_CISTERN_RECORD_PARENT" in os.environ
+        os.environ["_CISTERN_RECORD_PARENT"] = str(os.getpid())
         try:
             if self.stacks == "none":
                 self.torch.cuda.memory._record_memory_history(context=None, max_entries=self.entries)

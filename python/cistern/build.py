@@ -10,7 +10,6 @@ Of several processes that want it at once, as the ranks of a job do, one builds,
 holder, and the others wait for the result. It is built aside and renamed into place.
 """
 
-import argparse
 import fcntl
 import hashlib
 import json
@@ -46,11 +45,10 @@ def sources() -> List[str]:
 
 
 def header() -> str:
-    """The folder of cistern.h: in the wheel, in the source tree, in the bundle."""
+    """The folder of cistern.h: in the wheel, in the bundle, in the source tree."""
     package = os.path.dirname(SOURCES)
-    folders = [os.path.join(package, "include"),
-               os.path.join(os.path.dirname(os.path.dirname(package)), "cmd", "libcistern"),
-               os.path.join(os.path.dirname(package), "include")]
+    folders = [os.path.join(package, "include"), os.path.join(os.path.dirname(package), "include"),
+               os.path.join(os.path.dirname(os.path.dirname(package)), "cmd", "libcistern")]
     for folder in folders:
         if os.path.isfile(os.path.join(folder, "cistern.h")):
             return folder
@@ -290,6 +288,8 @@ def state(torch: Torch) -> Dict[str, Any]:
 
 
 def main(arguments: Optional[List[str]] = None) -> int:
+    import argparse
+
     parser = argparse.ArgumentParser(prog="cistern build-adapter", description="Builds the adapter for the PyTorch of "
                                      "this Python, ahead of its first use.")
     parser.add_argument("--dir", help="folder to keep it in, to be named by CISTERN_ADAPTER_DIR when it is used "

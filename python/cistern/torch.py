@@ -84,8 +84,6 @@ def _check_settings(conf: str) -> None:
     """Has the command read the settings as the library will, which must not be loaded yet."""
     if not conf.strip() or os.environ.get("_CISTERN_CONF_CHECKED") == conf:
         return
-    if any(item.strip().startswith("driver:sim") for item in conf.split(",")):
-        raise SettingsError("CISTERN_CONF: driver:sim names a simulated device, whose memory no PyTorch can compute on")
     import subprocess
 
     from . import _command

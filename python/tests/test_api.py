@@ -1,5 +1,6 @@
 """The package over the real library and a simulated device."""
 
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -213,6 +214,8 @@ class Wheel(Case):
         wheels = [n for n in (os.listdir(folder) if os.path.isdir(folder) else []) if n.endswith(".whl")]
         if len(wheels) != 1:
             self.skipTest("no wheel was made: `make wheel`")
+        if importlib.util.find_spec("ensurepip") is None:
+            self.skipTest("this Python's virtual environments have no pip: install python3-venv")
         subprocess.run([sys.executable, "-m", "venv", self.path("venv")], check=True)
         program = self.path("venv", "bin", "python")
         env = self.environment(CISTERN_CONF="driver:sim:1GiB")

@@ -60,7 +60,7 @@ class Torch(Case):
     def test_bad_settings(self):
         self.build(self.copy, self.site)
         for conf, words in (("limit:much", "setting limit:much"), ("speed:1", 'unknown setting "speed": the keys are driver,'),
-                            ("driver:sim", "a simulated device")):
+                            ("driver:sim", "the memory of a simulated device")):
             done = self.program("""
                 import cistern
                 try:
