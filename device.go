@@ -64,6 +64,7 @@ type Device struct {
 	uses     []use
 	spareUse int32
 	exports  map[cuda.Ptr]*Export // by address of the block
+	foreign  map[cuda.Ptr]uint64  // sizes of other processes' memory on this device, by address
 
 	captureNumber uint32 // of the last capture
 	limit         uint64

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"encoding/binary"
 	"fmt"
-	"slices"
 	"sync"
 
 	"github.com/cistern-gpu/cistern/cuda"
@@ -153,6 +152,9 @@ func (a *Allocator) CloseShared(p cuda.Ptr) error {
 	delete(o.maps, f.key)
 	o.mu.Unlock()
 	d := a.devices[f.dev].Load()
+	d.mu.Lock()
+	delete(d.foreign, f.base)
+	d.mu.Unlock()
 	if d.poisoned() != nil { // bookkeeping only
 		return nil
 	}
@@ -201,13 +203,11 @@ func (m *Shared) key(dev cuda.Device, from string) string {
 
 // mapForeign maps chunks one behind the other. When a call fails, those before it are undone.
 func (d *Device) mapForeign(m Shared, size uint64, descriptor func(i int) (int, error)) (cuda.Ptr, error) {
-	devs, owner := []cuda.Device{d.id}, d.id
-	if m.UUID == d.info.UUID {
-		d.mu.Lock()
-		devs = slices.Clone(d.access())
-		d.mu.Unlock()
-	} else if v, ok := d.a.byUUID(m.UUID); ok {
-		owner = v
+	owner, here := d.id, m.UUID == d.info.UUID
+	if !here {
+		if v, ok := d.a.byUUID(m.UUID); ok {
+			owner = v
+		}
 	}
 	base, err := d.drv.AddressReserve(size, d.info.Granularity, 0)
 	if err != nil {
@@ -220,8 +220,10 @@ func (d *Device) mapForeign(m Shared, size uint64, descriptor func(i int) (int, 
 		}
 		end += cuda.Ptr(c.Size)
 	}
-	if err == nil {
-		err = d.drv.MemSetAccess(base, size, devs)
+	if err == nil && here {
+		err = d.adopt(base, size)
+	} else if err == nil {
+		err = d.drv.MemSetAccess(base, size, []cuda.Device{d.id})
 	}
 	if err == nil {
 		return base, nil
@@ -231,6 +233,20 @@ func (d *Device) mapForeign(m Shared, size uint64, descriptor func(i int) (int, 
 	}
 	d.drv.AddressFree(base, size)
 	return 0, err
+}
+
+// adopt makes memory of another process that lies on this device accessible to it and its peers, those to come included.
+func (d *Device) adopt(base cuda.Ptr, size uint64) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if err := d.setAccess(base, size); err != nil {
+		return d.failed(err)
+	}
+	if d.foreign == nil {
+		d.foreign = map[cuda.Ptr]uint64{}
+	}
+	d.foreign[base] = size
+	return nil
 }
 
 // mapChunk maps one chunk, whose handle goes at once: the memory goes with the mapping.

@@ -49,6 +49,11 @@ func (d *Device) EnablePeer(peer cuda.Device) error {
 			return err // not kept as this device's: it may be the peer that is broken
 		}
 	}
+	for p, size := range d.foreign {
+		if err := d.drv.MemSetAccess(p, size, []cuda.Device{peer}); err != nil {
+			return err
+		}
+	}
 	d.devs = append(slices.Clone(d.access()), peer)
 	return nil
 }

@@ -2,7 +2,9 @@ package cistern_test
 
 import (
 	"errors"
+	"math/rand/v2"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -483,5 +485,118 @@ func TestSharePools(t *testing.T) {
 		if err := from.a.Free(ptr); err != nil {
 			t.Error(err)
 		}
+	}
+}
+
+// What a device's peers may use includes what is open on it.
+func TestOpenForPeers(t *testing.T) {
+	from, to := newParty(t, cistern.Options{}, sim.Options{}), newParty(t, cistern.Options{}, sim.Options{Devices: 2})
+	before := to.mustOpen(from.export(from.alloc(40 * mib)))
+	if err := to.dev.EnablePeer(1); err != nil {
+		t.Fatal(err)
+	}
+	after := to.mustOpen(from.export(from.alloc(3 * mib)))
+	for _, p := range []cuda.Ptr{before, after} {
+		if err := to.drv.Use(1, cuda.StreamLegacy, p, 3*mib); err != nil {
+			t.Error(err)
+		}
+		if err := to.drv.StreamSynchronize(1, cuda.StreamLegacy); err != nil {
+			t.Error(err)
+		}
+		to.close(p)
+	}
+}
+
+// While an exported block is live, what it lies on stays where it is and what it is, however scarce memory is.
+func TestExportedMemoryStays(t *testing.T) {
+	p := newParty(t, cistern.Options{ChunkMax: 2 * mib}, sim.Options{Capacity: 96 * mib})
+	rng := rand.New(rand.NewPCG(1, 2))
+	streams := []*cistern.Stream{p.st}
+	for range 3 {
+		st, err := p.dev.Stream(p.drv.NewStream(0), cistern.StreamDurable)
+		if err != nil {
+			t.Fatal(err)
+		}
+		streams = append(streams, st)
+	}
+	under := func(e *cistern.Export) (list []sim.MappingInfo) {
+		for _, m := range p.drv.Mappings(0) {
+			if m.Addr < e.Ptr+cuda.Ptr(e.Shared.Size) && e.Ptr < m.Addr+cuda.Ptr(m.Size) {
+				list = append(list, m)
+			}
+		}
+		return list
+	}
+	type live struct {
+		e     *cistern.Export
+		under []sim.MappingInfo
+	}
+	var blocks []cuda.Ptr
+	exported := map[cuda.Ptr]live{}
+	ended, refused := 0, 0
+	for step := range 4000 {
+		switch n := len(blocks); {
+		case n > 20 && rng.IntN(2) == 0:
+			i := rng.IntN(n)
+			ptr := blocks[i]
+			blocks[i] = blocks[n-1]
+			blocks = blocks[:n-1]
+			if err := p.a.Free(ptr); err != nil {
+				t.Fatal(err)
+			}
+			if x, ok := exported[ptr]; ok {
+				ended++
+				if err := x.e.Live(); !errors.Is(err, cistern.ErrNotExported) {
+					t.Fatalf("step %d: the export of a freed block: %v", step, err)
+				}
+				delete(exported, ptr)
+			}
+		default:
+			size := uint64(1) << rng.IntN(25)
+			ptr, err := p.dev.Alloc(size, streams[rng.IntN(len(streams))])
+			if errors.Is(err, cuda.ErrOutOfMemory) {
+				refused++
+				continue
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			blocks = append(blocks, ptr)
+			if rng.IntN(3) == 0 {
+				e := p.export(ptr)
+				x := live{e, under(e)}
+				var sum, chunks uint64
+				for i, m := range x.under {
+					sum += m.Size
+					if i < len(e.Shared.Chunks) {
+						chunks += e.Shared.Chunks[i].Size
+					}
+				}
+				if len(x.under) != len(e.Shared.Chunks) || sum != chunks || e.Ptr != x.under[0].Addr+cuda.Ptr(e.Shared.Offset) {
+					t.Fatalf("step %d: %+v is mapped as %+v", step, e.Shared, x.under)
+				}
+				exported[ptr] = x
+			}
+		}
+		if step%50 == 0 {
+			if rng.IntN(4) == 0 {
+				if err := p.a.Trim(); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for _, x := range exported {
+				if err := x.e.Live(); err != nil {
+					t.Fatalf("step %d: %v", step, err)
+				}
+				if now := under(x.e); !slices.EqualFunc(now, x.under, func(a, b sim.MappingInfo) bool {
+					return a.Addr == b.Addr && a.Size == b.Size && a.Chunk == b.Chunk && a.Handle == b.Handle
+				}) {
+					t.Fatalf("step %d: under %#x there was %+v, now %+v", step, uint64(x.e.Ptr), x.under, now)
+				}
+			}
+		}
+	}
+	if s := p.dev.Stats(); ended < 100 || refused < 10 || s.Remaps < 100 {
+		t.Errorf("too little happened: %d exports ended, %d requests were refused, %d remaps", ended, refused, s.Remaps)
 	}
 }
