@@ -240,6 +240,10 @@ func TestShareOfStoppedProcess(t *testing.T) {
 	if err := from.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
+	var status syscall.WaitStatus // stopping takes a moment
+	if _, err := syscall.Wait4(from.cmd.Process.Pid, &status, syscall.WUNTRACED, nil); err != nil || !status.Stopped() {
+		t.Fatal(status, err)
+	}
 	to.fails("did not answer for 10s", 15*time.Second, "open %d %s", 3<<20, h)
 	if err := from.cmd.Process.Signal(syscall.SIGCONT); err != nil {
 		t.Fatal(err)
