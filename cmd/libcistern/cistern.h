@@ -144,13 +144,14 @@ int cistern_on_out_of_memory(int device, int (*fn)(void *ctx, int device, uint64
 
 /* cistern_on_unmap registers the one function (NULL: none) that is called, with no lock held, before memory of the device
  * is unmapped or given back to the driver. While there is one, memory stays where it was mapped: nothing is moved to
- * other addresses, and only trimming and the last rungs before out of memory unmap anything. For those who register
- * memory with a network or with NCCL. */
+ * other addresses, and only trimming, the end of a pool and the last rungs before out of memory unmap anything. For those
+ * who register memory with a network or with NCCL. */
 int cistern_on_unmap(int device, void (*fn)(void *ctx, int device, void *addr, size_t size), void *ctx);
 
 /* cistern_on_map registers the one function (NULL: none) that is told, with no lock held, of new memory of the device
- * before any of it is handed out; cistern_snapshot_take lists what there was before. Neither function may allocate from
- * the device, trim it, or set the functions, and when either is replaced no call of the former is under way. */
+ * before any of it is handed out; cistern_snapshot_take lists what there was before. Either function may be called by
+ * several threads at once. It may free and ask, but must not allocate from the device, trim it or replace a function, and
+ * when either is replaced no call of the former is under way; setting what is set already does nothing. */
 int cistern_on_map(int device, void (*fn)(void *ctx, int device, void *addr, size_t size), void *ctx);
 
 /* ---- pools ---------------------------------------------------------------------------------------------------- */

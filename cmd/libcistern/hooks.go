@@ -16,12 +16,13 @@ import (
 
 // hooks are the functions of the host program that a device calls.
 type hooks struct {
-	mu  sync.Mutex
-	oom []oomHook // guarded by mu
+	mu            sync.Mutex
+	oom           []hook // guarded by mu
+	unmap, mapped hook   // guarded by mu
 }
 
-// oomHook is a function with its context. Both are numbers here: only C looks behind them.
-type oomHook struct{ fn, ctx C.uintptr_t }
+// hook is a function of the host program with its context. Both are numbers here: only C looks behind them.
+type hook struct{ fn, ctx C.uintptr_t }
 
 //export coreOnOutOfMemory
 func coreOnOutOfMemory(d C.int, fn, ctx C.uintptr_t) (code C.int) {
@@ -34,16 +35,16 @@ func coreOnOutOfMemory(d C.int, fn, ctx C.uintptr_t) (code C.int) {
 	if err != nil {
 		return fail(err)
 	}
-	hook := oomHook{fn, ctx}
+	added := hook{fn, ctx}
 	h := &l.devices[d].hooks
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, known := range h.oom {
-		if known == hook {
+		if known == added {
 			return C.CISTERN_OK
 		}
 	}
-	h.oom = append(h.oom, hook)
+	h.oom = append(h.oom, added)
 	dev.OnOutOfMemory(func(missing uint64) bool {
 		return C.shim_call_oom(fn, ctx, d, C.uint64_t(missing)) != 0
 	})
@@ -53,17 +54,18 @@ func coreOnOutOfMemory(d C.int, fn, ctx C.uintptr_t) (code C.int) {
 //export coreOnUnmap
 func coreOnUnmap(d C.int, fn, ctx C.uintptr_t) (code C.int) {
 	defer caught(&code)
-	return onRange(d, fn, ctx, (*cistern.Device).OnUnmap)
+	return onRange(d, hook{fn, ctx}, func(h *hooks) *hook { return &h.unmap }, (*cistern.Device).OnUnmap)
 }
 
 //export coreOnMap
 func coreOnMap(d C.int, fn, ctx C.uintptr_t) (code C.int) {
 	defer caught(&code)
-	return onRange(d, fn, ctx, (*cistern.Device).OnMap)
+	return onRange(d, hook{fn, ctx}, func(h *hooks) *hook { return &h.mapped }, (*cistern.Device).OnMap)
 }
 
-// onRange sets a function that is told of ranges.
-func onRange(d C.int, fn, ctx C.uintptr_t, set func(*cistern.Device, func(cuda.Ptr, uint64))) C.int {
+// onRange sets a function that is told of ranges. The one that is set already is left alone: setting waits until the
+// former is not called any more, and callers who make sure of theirs may hold a lock that it waits for.
+func onRange(d C.int, added hook, at func(*hooks) *hook, set func(*cistern.Device, func(cuda.Ptr, uint64))) C.int {
 	l, err := started()
 	if err != nil {
 		return fail(err)
@@ -72,12 +74,23 @@ func onRange(d C.int, fn, ctx C.uintptr_t, set func(*cistern.Device, func(cuda.P
 	if err != nil {
 		return fail(err)
 	}
-	if fn == 0 {
+	if added.fn == 0 {
+		added.ctx = 0
+	}
+	h := &l.devices[d].hooks
+	h.mu.Lock()
+	known := *at(h)
+	*at(h) = added
+	h.mu.Unlock()
+	if known == added {
+		return C.CISTERN_OK
+	}
+	if added.fn == 0 {
 		set(dev, nil)
 		return C.CISTERN_OK
 	}
 	set(dev, func(addr cuda.Ptr, size uint64) {
-		C.shim_call_range(fn, ctx, d, C.uintptr_t(addr), C.size_t(size))
+		C.shim_call_range(added.fn, added.ctx, d, C.uintptr_t(addr), C.size_t(size))
 	})
 	return C.CISTERN_OK
 }

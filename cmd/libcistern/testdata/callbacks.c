@@ -134,6 +134,7 @@ static void on_unmap(void *ctx, int device, void *addr, size_t size) {
   CHECK(ctx == mapped && device == 0);
   unmaps++;
   CHECK(cistern_base(addr, NULL) == NULL);
+  OK(cistern_on_unmap(0, on_unmap, mapped)); /* that it is set is no news */
   for (size_t i = 0; i < num_mapped; i++)
     if (mapped[i].addr == (uintptr_t)addr && mapped[i].size == size) {
       mapped[i] = mapped[--num_mapped];
