@@ -65,6 +65,7 @@ def enable(conf: Optional[str] = None) -> Optional[str]:
             os.environ["CISTERN_CONF"] = conf
         _mode = _install(torch)
         _conf = settings
+        _follow_replacement(torch)
         torch.cuda._lazy_call(_cuda_started)
         return _mode
 
@@ -153,6 +154,21 @@ def settings_report(adapter: Any) -> str:
     adapter.cistern_torch_settings.restype = ctypes.c_char_p
     words: Optional[bytes] = adapter.cistern_torch_settings()
     return words.decode("utf-8", "replace") if words else ""
+
+
+def _follow_replacement(torch: Any) -> None:
+    """A program may put an allocator of its own in place before CUDA starts. It gets it, and that is said."""
+    theirs: Any = getattr(torch._C, "_cuda_changeCurrentAllocator", None)
+    if theirs is None:
+        return
+
+    def change_current_allocator(allocator: Any) -> None:
+        global _mode
+        theirs(allocator)
+        _mode = None
+        say("this program puts another allocator in place: PyTorch's memory is not Cistern's", every_rank=True)
+
+    torch._C._cuda_changeCurrentAllocator = change_current_allocator
 
 
 def _follow_settings(torch: Any, adapter: Any) -> None:

@@ -41,6 +41,8 @@ FAKE_TORCH = {
             observers.append(f)
         def _cuda_memoryStats(device):
             raise RuntimeError("does not yet support getDeviceStats")
+        def _cuda_changeCurrentAllocator(allocator):
+            note("changed")
         def _accelerator_setAllocatorSettings(settings):
             if "bad" in settings:
                 raise ValueError(settings)
@@ -97,7 +99,7 @@ FAKE_TORCH = {
             def allocator(self):
                 return self.inner
         def change_current_allocator(allocator):
-            note("changed")
+            _C._cuda_changeCurrentAllocator(allocator.allocator())
         class MemPool:
             def __init__(self):
                 pass

@@ -98,6 +98,18 @@ class Torch(Case):
         self.assertEqual(done.stderr, "cistern: a setting of PyTorch's, max_split_size_mb:8: no effect: it is a test\n")
         self.assertEqual(done.stdout, "refused bad:1\n['settings max_split_size_mb:8', 'settings max_split_size_mb:8']\n")
 
+    def test_allocator_of_the_programs_own(self):
+        self.build(self.copy, self.site)
+        done = self.program("""
+            import cistern, torch
+            cistern.torch.enable()
+            torch.cuda.memory.change_current_allocator(torch.cuda.memory.CUDAPluggableAllocator("x.so", "a", "f"))
+            print(cistern.torch.mode(), torch.LOG, cistern.stats())
+            """)
+        self.assertEqual(done.stdout, "None ['pluggable a f', 'changed'] {}\n")
+        self.assertEqual(done.stderr.count("\n"), 1)
+        self.assertIn("another allocator", done.stderr)
+
     def test_tag_entered_before_cuda_starts(self):
         self.build(self.copy, self.site)
         done = self.program("""
