@@ -108,6 +108,7 @@ func (d *Device) BeginCapture(st *Stream, p *Pool) error {
 			d.unroute(st, true)
 			return err
 		}
+		d.markFrees() // where that fails, the capture gets new memory
 	}
 	if d.captureNumber++; d.captureNumber == 0 {
 		d.captureNumber = 1
@@ -129,6 +130,10 @@ var errNeedsPool = errors.New("a capture needs a pool of its own: its memory is 
 func (d *Device) MarkFrees() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	return d.markFrees()
+}
+
+func (d *Device) markFrees() error {
 	var first error
 	for _, t := range d.streams {
 		if !t.active || !t.durable.Load() { // of others every free was marked
@@ -218,15 +223,15 @@ func (d *Device) takeBack(s *space, id heap.ID, stamp uint64) {
 }
 
 // regain lets free blocks go that were held back: those that the GPU is known to be done with; and, of streams that are
-// no longer captured, those that a request of the stream itself may have, held's, and those of pools that are not
-// pinned. The others stay apart from what captures gave back, for the next capture. The caller holds Device.mu and
-// held's lock.
-func (d *Device) regain(held *space) {
+// no longer captured, those that a request of the stream itself may have, held's, those of the whole pool, which may be
+// nil, and those of pools that are not pinned. The others stay apart from what captures gave back, for the next capture.
+// The caller holds Device.mu and held's lock.
+func (d *Device) regain(held *space, whole *Pool) {
 	keep := d.heldBack[:0]
 	for _, f := range d.heldBack {
 		s := f.space
 		s.lockBeside(held)
-		if s.capture == 0 && (held.in(s.lane) || !s.pool.pinned) || s.stream.isOver(s.heap.At(f.block).Stamp) {
+		if s.capture == 0 && (held.in(s.lane) || s.pool == whole || !s.pool.pinned) || s.stream.isOver(s.heap.At(f.block).Stamp) {
 			s.heap.Regain(f.block)
 			s.gauges.setFree(s.heap.FreeBlocks, 0)
 		} else {
@@ -283,7 +288,7 @@ func (d *Device) unpin() error {
 	for _, p := range pools {
 		p.pinned = false
 	}
-	d.regain(nil)
+	d.regain(nil, nil)
 	d.sweep()
 	return nil
 }

@@ -268,20 +268,26 @@ func TestLateCapture(t *testing.T) {
 // Memory that the stream has given back to other pools serves a capture if the GPU is known to be done with it, or can be
 // seen to be.
 func TestLateCaptureBorrows(t *testing.T) {
-	for _, marked := range []bool{false, true} {
+	for _, how := range []string{"", "marked", "announced"} {
+		marked := how != ""
 		e := checked(t, cistern.Options{Limit: 60 * mib}, 512*mib, 1)
 		st, h := e.streams[0], e.streams[0].Handle()
 		pool, err := e.dev.NewPool(cistern.PoolID{0, 1})
 		must(t, err)
 		e.warmUp(t, e.dev.DefaultPool(), st)
-		if marked {
+		switch how {
+		case "marked":
 			must(t, e.dev.MarkFrees())
+		case "announced":
+			must(t, e.dev.BeginCapture(st, pool))
 		}
 		must(t, e.drv.BeginCapture(0, h))
-		must(t, e.dev.BeginCapture(st, pool))
+		if how != "announced" {
+			must(t, e.dev.BeginCapture(st, pool))
+		}
 		p, err := e.dev.Alloc(30*mib, st)
 		if marked != (err == nil) || err != nil && !errors.Is(err, cuda.ErrOutOfMemory) {
-			t.Errorf("marked %v: %v", marked, err)
+			t.Errorf("%q: %v", how, err)
 		}
 		if err == nil {
 			e.use(t, st, p, 30*mib)

@@ -290,9 +290,7 @@ func (a *Allocator) Base(p cuda.Ptr) (Block, error) {
 	if !ok || s.heap.At(id).State != heap.Used {
 		return Block{}, &PointerError{Op: "look up", Ptr: p}
 	}
-	b := s.heap.At(id)
-	return Block{Base: cuda.Ptr(b.Addr), Size: b.Size, Requested: b.Requested, Device: s.dev.id, Pool: s.pool.id,
-		Stream: s.stream.id, Handle: s.stream.handle, Tag: b.Tag}, nil
+	return s.describe(s.heap.At(id)), nil
 }
 
 // Trim gives everything that is cached and not pinned on any device back to the driver. It waits for the GPU where it

@@ -108,7 +108,7 @@ func (c *climb) run() (heap.ID, error) {
 		d.collect(s, false)
 	}
 	if len(d.heldBack) > 0 {
-		d.regain(s)
+		d.regain(s, nil)
 	}
 	if id := s.heap.Take(c.n, c.size); id != 0 {
 		c.met = RungFit

@@ -94,7 +94,7 @@ func TestRandom(t *testing.T) {
 	t.Logf("from seed %d: %v", first, seen)
 	if last == ^uint64(0) && !testing.Short() {
 		for _, k := range []string{"alloc", "oom", "share", "double free", "foreign", "graph launched", "stream destroyed", "pool released", "trim", "limit",
-			"upstream", "met in front", "kept in front"} {
+			"upstream", "restored", "restore failed", "met in front", "kept in front"} {
 			if seen[k] == 0 {
 				t.Errorf("no sequence had a %q: the test tests less than it says", k)
 			}
@@ -169,8 +169,10 @@ func (w *world) op(d *worldDevice) {
 		w.endCapture(d)
 	case n < 970:
 		w.launch(d)
-	case n < 980:
+	case n < 974:
 		w.trim(d)
+	case n < 982:
+		w.restore(d)
 	case n < 985:
 		w.setLimit(d)
 	case n < 990:
@@ -435,6 +437,71 @@ func (w *world) launch(d *worldDevice) {
 		w.fail("graph launch: %v", err)
 	}
 	w.seen["graph launched"]++
+}
+
+// restore notes what a pool has live, or puts it back into a state that was noted.
+func (w *world) restore(d *worldDevice) {
+	if len(d.pools) == 0 {
+		return
+	}
+	p := pick(w, d.pools)
+	if p.captured {
+		return // what came back would be the graphs' as well
+	}
+	now := p.pool.Blocks()
+	live := map[cuda.Ptr]*worldBlock{}
+	for _, b := range d.blocks {
+		if b.pool == p {
+			live[b.p] = b
+		}
+	}
+	if len(now) != len(live) {
+		w.fail("pool %v has %d blocks, want %d", p.id, len(now), len(live))
+	}
+	for _, b := range now {
+		if x := live[b.Base]; x == nil || x.size != b.Requested || x.rounded != b.Size || x.stream.st.ID() != b.Stream {
+			w.fail("pool %v: block %+v, want %+v", p.id, b, x)
+		}
+	}
+	if p.noted == nil || w.chance(30) {
+		p.noted = now
+		return
+	}
+	for _, b := range p.noted { // streams that are gone cannot have anything
+		if !slices.ContainsFunc(d.streams, func(s *worldStream) bool { return s.st.ID() == b.Stream }) {
+			p.noted = nil
+			return
+		}
+	}
+	if err := p.pool.Restore(p.noted); err != nil {
+		if again := p.pool.Blocks(); !slices.Equal(again, now) {
+			w.fail("Restore failed (%v) and changed what is live from %+v to %+v", err, now, again)
+		}
+		w.seen["restore failed"]++
+		return
+	}
+	if again := p.pool.Blocks(); !slices.Equal(again, p.noted) {
+		w.fail("restored %+v, want %+v", again, p.noted)
+	}
+	same := func(x *worldBlock, b cistern.Block) bool {
+		return x.p == b.Base && x.rounded == b.Size && x.size == b.Requested
+	}
+	d.blocks = slices.DeleteFunc(d.blocks, func(x *worldBlock) bool {
+		gone := x.pool == p && !slices.ContainsFunc(p.noted, func(b cistern.Block) bool { return same(x, b) })
+		if gone {
+			w.forget(d, x)
+		}
+		return gone
+	})
+	for _, b := range p.noted {
+		if slices.ContainsFunc(d.blocks, func(x *worldBlock) bool { return same(x, b) }) {
+			continue
+		}
+		s := d.streams[slices.IndexFunc(d.streams, func(s *worldStream) bool { return s.st.ID() == b.Stream })]
+		x := w.have(d, b.Base, b.Requested, s, p)
+		w.use(d, x)
+	}
+	w.seen["restored"]++
 }
 
 func (w *world) trim(d *worldDevice) {

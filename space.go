@@ -166,13 +166,22 @@ func (s *space) freeSlow(p cuda.Ptr) error {
 		s.mu.Unlock()
 		return &PointerError{Op: "free", Ptr: p, Detail: "another thread freed it at the same time"}
 	}
+	err := d.freeLocked(s, id)
+	d.settle(s, nil)
+	s.mu.Unlock()
+	return err
+}
+
+// freeLocked takes back a used block, all but settling the statistics. An error is for the caller's information: the
+// block is given back all the same. The caller holds Device.mu and the lane's lock.
+func (d *Device) freeLocked(s *space, id heap.ID) error {
 	b := s.heap.At(id)
 	n, requested := b.Size, b.Requested
-	e := event.Event{Kind: event.FreeRequested, Addr: uint64(p), Size: requested, Stream: uint32(s.stream.index),
+	e := event.Event{Kind: event.FreeRequested, Addr: b.Addr, Size: requested, Stream: uint32(s.stream.index),
 		Pool: s.pool.number, Tag: uint16(b.Tag)}
 	d.record(e)
-	if e := d.exports[p]; e != nil {
-		e.end()
+	if x := d.exports[cuda.Ptr(b.Addr)]; x != nil {
+		x.end()
 	}
 	if b.Uses != 0 && d.poisoned() == nil {
 		uses := d.takeUses(b.Uses)
@@ -183,8 +192,6 @@ func (s *space) freeSlow(p cuda.Ptr) error {
 			d.pending = append(d.pending, f)
 			d.waiting.Store(true)
 			s.noteFree(n)
-			d.settle(s, nil)
-			s.mu.Unlock()
 			return err
 		}
 	}
@@ -193,8 +200,6 @@ func (s *space) freeSlow(p cuda.Ptr) error {
 	s.noteFree(n)
 	e.Kind = event.FreeCompleted
 	d.record(e)
-	d.settle(s, nil)
-	s.mu.Unlock()
 	return nil
 }
 

@@ -122,6 +122,7 @@ type worldPool struct {
 	captured bool // its memory is for captures only
 	whole    bool // its blocks are segments
 	upstream *upstream
+	noted    []cistern.Block // what was live at some time
 }
 
 type worldBlock struct {
@@ -287,6 +288,15 @@ func (w *world) alloc(d *worldDevice, size uint64, s *worldStream) *worldBlock {
 	if p == 0 || p%512 != 0 {
 		w.fail("Alloc(%d) = %#x", size, p)
 	}
+	b := w.have(d, p, size, s, pool)
+	w.raise(d)
+	w.use(d, b)
+	w.seen["alloc"]++
+	return b
+}
+
+// have enters a block that was handed out into the books.
+func (w *world) have(d *worldDevice, p cuda.Ptr, size uint64, s *worldStream, pool *worldPool) *worldBlock {
 	rounded := pool.round(size)
 	if err := w.live.add(uint64(p), rounded); err != nil {
 		w.fail("%v", err)
@@ -299,9 +309,6 @@ func (w *world) alloc(d *worldDevice, size uint64, s *worldStream) *worldBlock {
 	d.now.blocks++
 	d.now.requested += int64(size)
 	d.now.allocated += int64(rounded)
-	w.raise(d)
-	w.use(d, b)
-	w.seen["alloc"]++
 	return b
 }
 

@@ -196,6 +196,26 @@ func (h *Heap) TakeBlock(id ID, n, requested uint64) {
 	h.table.put(b.Addr, id)
 }
 
+// TakeAt hands out [addr, addr+n) of a given free block, which must hold all of it, and returns it.
+func (h *Heap) TakeAt(id ID, addr, n, requested uint64) ID {
+	before := h.blocks[id]
+	id = h.carve(&h.free, id, addr, n)
+	h.FreeBlocks--
+	if addr > before.Addr {
+		h.FreeBlocks++
+	}
+	if addr+n < before.Addr+before.Size {
+		h.FreeBlocks++
+	}
+	h.FreeBytes -= n
+	h.UsedBytes += n
+	h.UsedBlocks++
+	b := &h.blocks[id]
+	b.State, b.Requested = Used, requested
+	h.table.put(addr, id)
+	return id
+}
+
 // Park marks a used block as given back while other streams use it.
 func (h *Heap) Park(id ID) { h.blocks[id].State = Pending }
 

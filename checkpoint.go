@@ -1,0 +1,204 @@
+package cistern
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+
+	"github.com/cistern-gpu/cistern/cuda"
+	"github.com/cistern-gpu/cistern/event"
+	"github.com/cistern-gpu/cistern/internal/heap"
+)
+
+// What of a pool is live, and putting a pool back into such a state: a program that records several graphs into one
+// pool, as branches of a tree, goes back to where a branch began before it records the next.
+
+// Blocks lists the live allocations of the pool in address order. What was given back and still waits for other streams is
+// not among them.
+func (p *Pool) Blocks() []Block {
+	d := p.dev
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	var out []Block
+	for _, s := range d.spaces {
+		if s == nil || s.pool != p {
+			continue
+		}
+		s.mu.Lock()
+		s.heap.Each(func(_ heap.ID, b *heap.Block) bool {
+			if b.State == heap.Used {
+				out = append(out, s.describe(b))
+			}
+			return true
+		})
+		s.mu.Unlock()
+	}
+	slices.SortFunc(out, byBase)
+	return out
+}
+
+func byBase(a, b Block) int          { return cmp.Compare(a.Base, b.Base) }
+func toBase(b Block, p cuda.Ptr) int { return cmp.Compare(b.Base, p) }
+
+func (s *space) describe(b *heap.Block) Block {
+	return Block{cuda.Ptr(b.Addr), b.Size, b.Requested, s.dev.id, s.pool.id, s.stream.id, s.stream.handle, b.Tag}
+}
+
+// LargestFree is the largest request that the stream would be met with from this pool without a driver call, in bytes;
+// or the size of the largest free block where requests of any size would take one.
+func (p *Pool) LargestFree(st *Stream) uint64 {
+	largest := func(class int) uint64 {
+		s := p.spaceFor(st, class)
+		if s == nil {
+			return 0
+		}
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return s.heap.Largest()
+	}
+	if n := largest(classLarge); n > smallMax {
+		return n
+	}
+	return min(largest(classSmall), smallMax)
+}
+
+// LargestFree is that of the pool that the stream allocates from.
+func (d *Device) LargestFree(st *Stream) uint64 {
+	p := st.route.Load()
+	if p == nil || p.dev != d {
+		p = d.pool0
+	}
+	return p.LargestFree(st)
+}
+
+// Restore makes exactly these the live allocations of the pool, at these addresses, as Blocks listed them before: what is
+// live and not listed is freed, what is listed and not live is allocated again. Base, Size and Requested, and Stream
+// where it is given, say what a block is; Tag is taken over. Memory at the addresses must still be the pool's, as it is
+// where a capture pinned it. After an error nothing has changed.
+//
+// What is allocated again has the bytes that it has: whoever restores knows that nothing else was there, or does not
+// mind. What is freed is free for the program as after Free.
+func (p *Pool) Restore(blocks []Block) error {
+	d := p.dev
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.regain(nil, p)
+	for _, l := range d.lanes { // all: the statistics are settled under the same locks
+		l.mu.Lock()
+		defer l.mu.Unlock()
+	}
+	r, err := p.planRestore(blocks)
+	if err != nil {
+		return err
+	}
+	for _, x := range r.free {
+		d.freeLocked(x.space, x.block)
+	}
+	for s, list := range r.take {
+		for _, id := range s.heap.Ranges() {
+			i, _ := slices.BinarySearchFunc(list, cuda.Ptr(s.heap.At(id).Addr), toBase)
+			for ; id != 0 && i < len(list); id = s.heap.Next(id) {
+				if b := s.heap.At(id); uint64(list[i].Base)-b.Addr < b.Size {
+					id = d.takeAt(s, id, list[i])
+					i++
+				}
+			}
+		}
+	}
+	d.settleLocked(nil)
+	return nil
+}
+
+// takeAt hands out a block as it was, out of a free block that holds it. The caller holds Device.mu and the lane's lock.
+func (d *Device) takeAt(s *space, id heap.ID, x Block) heap.ID {
+	id = s.heap.TakeAt(id, uint64(x.Base), x.Size, x.Requested)
+	s.gauges.alloc(x.Requested, x.Size, s.heap.FreeBlocks)
+	b := s.heap.At(id)
+	b.Tag, b.Capture = x.Tag, s.capture
+	d.record(event.Event{Kind: event.Alloc, Addr: b.Addr, Size: x.Requested, Stream: uint32(s.stream.index),
+		Pool: s.pool.number, Tag: uint16(x.Tag)})
+	return id
+}
+
+// restore is what Restore has to do.
+type restore struct {
+	free []heldFree
+	take map[*space][]Block // in address order
+}
+
+// planRestore finds out what Restore has to do, and whether it can be done. The caller holds all locks.
+func (p *Pool) planRestore(blocks []Block) (*restore, error) {
+	d := p.dev
+	wanted := slices.Clone(blocks)
+	slices.SortFunc(wanted, byBase)
+	r := &restore{take: map[*space][]Block{}}
+	cannot := func(b Block, why string) error {
+		return fmt.Errorf("pool {%d, %d}: cannot restore %d bytes at %#x: %s", p.id[0], p.id[1], b.Size, uint64(b.Base), why)
+	}
+	for i, b := range wanted {
+		switch {
+		case uint64(b.Base)%heap.Align != 0 || b.Size == 0 || b.Size&p.mask != 0 || b.Requested == 0 || b.Requested > b.Size:
+			return nil, cannot(b, "no block is like that")
+		case b.Tag > MaxTag:
+			return nil, cannot(b, fmt.Sprintf("tag %d: the largest is %d", b.Tag, MaxTag))
+		case b.Size > maxRequest || i > 0 && wanted[i-1].Base+cuda.Ptr(wanted[i-1].Size) > b.Base:
+			return nil, cannot(b, "it overlaps another one")
+		}
+		s := d.a.spaceOf(b.Base)
+		if s == nil || s.pool != p {
+			return nil, cannot(b, "the address is not the pool's")
+		}
+		if b.Stream != (cuda.StreamID{}) && b.Stream != s.stream.id {
+			return nil, cannot(b, "its memory is another stream's now")
+		}
+		if id, _, ok := s.heap.Lookup(uint64(b.Base)); ok {
+			if have := s.heap.At(id); have.State == heap.Used && have.Size == b.Size && have.Requested == b.Requested {
+				continue // it is live
+			}
+		}
+		r.take[s] = append(r.take[s], b)
+	}
+	for _, s := range d.spaces {
+		if s == nil || s.pool != p {
+			continue
+		}
+		if err := r.planSpace(s, wanted); err != nil {
+			return nil, cannot(*err, "its memory is in use, or is not the pool's any more")
+		}
+	}
+	return r, nil
+}
+
+// planSpace plans one space: what is freed there, and whether what is taken lies within what is free then. It returns a
+// block that does not.
+func (r *restore) planSpace(s *space, wanted []Block) *Block {
+	take := r.take[s]
+	end, next := uint64(0), 0 // where the free run so far ends, and the first of take that it does not hold
+	fits := make([]bool, len(take))
+	s.heap.Each(func(id heap.ID, b *heap.Block) bool {
+		free := b.State == heap.Free
+		if b.State == heap.Used {
+			k, listed := slices.BinarySearchFunc(wanted, cuda.Ptr(b.Addr), toBase)
+			if !listed || wanted[k].Size != b.Size || wanted[k].Requested != b.Requested {
+				r.free = append(r.free, heldFree{s, id})
+				// What other streams use, or a capture must not be given, is not free at once.
+				free = (b.Uses == 0 || s.dev.poisoned() != nil) && (s.capture == 0 || b.Capture == s.capture)
+			}
+		}
+		if !free {
+			return true
+		}
+		if b.Addr != end || s.heap.Prev(id) == 0 || s.heap.Whole {
+			next, _ = slices.BinarySearchFunc(take, cuda.Ptr(b.Addr), toBase) // ranges come in any order
+		}
+		end = b.Addr + b.Size
+		for ; next < len(take) && uint64(take[next].Base)+take[next].Size <= end; next++ {
+			fits[next] = !s.heap.Whole || take[next].Size == b.Size
+		}
+		return true
+	})
+	if i := slices.Index(fits, false); i >= 0 {
+		return &take[i]
+	}
+	return nil
+}
