@@ -1,0 +1,161 @@
+/* Over the binding of NVIDIA's driver, with a library in libcuda's place whose memory the host can touch: contents, streams
+ * that come and go, contexts, driver calls, errors by CUDA's name. */
+#define _GNU_SOURCE
+#include "check.h"
+
+#include <dlfcn.h>
+#include <pthread.h>
+#include <sys/stat.h>
+
+typedef int CUresult;
+static CUresult (*get_current)(void **), (*push)(void *), (*pop)(void **), (*retain)(void **, int);
+static CUresult (*create)(void **, unsigned), (*destroy)(void *);
+static void *context;
+
+static void *symbol(void *lib, const char *name) {
+  void *f = dlsym(lib, name);
+  CHECK(f != NULL);
+  return f;
+}
+
+static void *new_stream(void) {
+  void *s = NULL;
+  CHECK(push(context) == 0 && create(&s, 1) == 0 && pop(&context) == 0 && s != NULL);
+  return s;
+}
+
+static void no_context(void) {
+  void *now = &now;
+  CHECK(get_current(&now) == 0 && now == NULL);
+}
+
+/* How many driver calls there have been, of those whose line has the words. */
+static long calls(const char *words) {
+  FILE *f = fopen(getenv("STANDIN_LOG"), "r");
+  CHECK(f != NULL);
+  long n = 0;
+  for (char line[4096]; fgets(line, sizeof line, f) != NULL;)
+    n += strstr(line, words) != NULL;
+  fclose(f);
+  return n;
+}
+
+enum { BLOCKS = 60, ROUNDS = 3000 };
+
+static void *work(void *arg) {
+  unsigned seed = (unsigned)(uintptr_t)arg;
+  void *stream[3] = {new_stream(), new_stream(), (void *)2};
+  OK(cistern_stream_durable(0, stream[0]));
+  unsigned char *block[BLOCKS] = {0};
+  size_t size[BLOCKS];
+  for (int i = 0; i < ROUNDS; i++) {
+    int k = rand_r(&seed) % BLOCKS;
+    if (block[k] == NULL) {
+      size[k] = 1 + rand_r(&seed) % (1 << rand_r(&seed) % 19);
+      block[k] = cistern_malloc((ssize_t)size[k], 0, stream[rand_r(&seed) % 3]);
+      CHECK(block[k] != NULL);
+      memset(block[k], (int)seed & 255, size[k]);
+      block[k][0] = (unsigned char)k;
+    } else {
+      CHECK(block[k][0] == k);
+      for (size_t j = 2; j < size[k]; j++)
+        CHECK(block[k][j] == block[k][1]);
+      if (rand_r(&seed) % 3 == 0)
+        OK(cistern_record_stream(block[k], stream[rand_r(&seed) % 2]));
+      OK(cistern_release(block[k]));
+      block[k] = NULL;
+    }
+    if (i % 100 == 0) { /* streams come and go */
+      for (int j = 0; j < BLOCKS; j++) {
+        OK(cistern_release(block[j]));
+        block[j] = NULL;
+      }
+      CHECK(push(context) == 0 && destroy(stream[1]) == 0 && pop(&context) == 0);
+      stream[1] = new_stream();
+    }
+  }
+  for (int j = 0; j < BLOCKS; j++)
+    OK(cistern_release(block[j]));
+  no_context();
+  return NULL;
+}
+
+int main(int argc, char **argv) {
+  CHECK(argc == 2);
+  void *lib = dlopen(argv[1], RTLD_NOW);
+  CHECK(lib != NULL);
+  *(void **)&get_current = symbol(lib, "cuCtxGetCurrent");
+  *(void **)&push = symbol(lib, "cuCtxPushCurrent_v2");
+  *(void **)&pop = symbol(lib, "cuCtxPopCurrent_v2");
+  *(void **)&retain = symbol(lib, "cuDevicePrimaryCtxRetain");
+  *(void **)&create = symbol(lib, "cuStreamCreate");
+  *(void **)&destroy = symbol(lib, "cuStreamDestroy_v2");
+
+  /* Asking makes no context; allocating needs one, and leaves the thread without. */
+  CHECK(cistern_device_count() == 1);
+  CHECK(stats_of(0).reserved.all.current == 0);
+  OK(cistern_trim(-1));
+  unsigned char *p = cistern_malloc(MIB, 0, NULL);
+  CHECK(p != NULL);
+  no_context();
+  memset(p, 7, MIB);
+  CHECK(retain(&context, 0) == 0);
+  /* A context that the thread has current stays current. */
+  CHECK(push(context) == 0);
+  unsigned char *q = cistern_malloc(40 * MIB, 0, (void *)2);
+  CHECK(q != NULL);
+  void *now;
+  CHECK(get_current(&now) == 0 && now == context && pop(&now) == 0);
+  OK(cistern_release(q));
+
+  pthread_t t[4];
+  for (uintptr_t i = 0; i < 4; i++)
+    pthread_create(&t[i], NULL, work, (void *)(i + 1));
+  for (int i = 0; i < 4; i++)
+    pthread_join(t[i], NULL);
+  for (size_t i = 0; i < MIB; i++)
+    CHECK(p[i] == 7);
+
+  /* Steady state on a lasting stream: no driver call but the events that other streams need, one for 32 MiB. */
+  void *s = new_stream(), *brief = new_stream();
+  OK(cistern_stream_durable(0, s));
+  for (int round = 0; round < 3; round++) {
+    long memory = calls("cuMem"), streams = calls("cuStreamGetId"), events = calls("cuEventRecord"), waits = calls("Synchronize");
+    for (int i = 0; i < 1000; i++) {
+      void *a = cistern_malloc(5000, 0, s), *b = cistern_malloc(MIB, 0, s);
+      CHECK(a != NULL && b != NULL);
+      OK(cistern_release(a));
+      OK(cistern_release(b));
+    }
+    if (round == 2) {
+      CHECK(calls("cuMem") == memory && calls("cuStreamGetId") == streams && calls("Synchronize") == waits);
+      CHECK(calls("cuEventRecord") - events <= 1000 / 32 + 2);
+    }
+  }
+  cistern_stats old = stats_of(0);
+  for (int i = 0; i < 100; i++)
+    OK(cistern_release(cistern_malloc(5000, 0, brief)));
+  CHECK(stats_of(0).device_allocs - old.device_allocs <= 1);
+
+  /* Errors of the driver. */
+  setenv("STANDIN_FAIL", "cuMemCreate=2,cuMemAlloc=2", 1);
+  CHECK(cistern_malloc(900 * MIB, 0, s) == NULL);
+  CHECK_WORDS(CISTERN_OUT_OF_MEMORY, "tried to allocate 900.00 MiB");
+  setenv("STANDIN_FAIL", "cuMemCreate=999,cuMemAlloc=999", 1);
+  void *none;
+  FAILS(CISTERN_DRIVER, "cuMem", cistern_alloc(&none, 900 * MIB, 0, s, NULL));
+  CHECK_WORDS(CISTERN_DRIVER, "CUDA_ERROR_UNKNOWN");
+  setenv("STANDIN_FAIL", "", 1);
+  CHECK((q = cistern_malloc(90 * MIB, 0, s)) != NULL);
+  /* One that breaks the context: requests fail by its name, frees are bookkeeping. */
+  setenv("STANDIN_FAIL", "cuMemCreate=700,cuMemAlloc=700", 1);
+  FAILS(CISTERN_DRIVER, "CUDA_ERROR_ILLEGAL_ADDRESS", cistern_alloc(&none, 900 * MIB, 0, s, NULL));
+  setenv("STANDIN_FAIL", "", 1);
+  FAILS(CISTERN_DRIVER, "CUDA_ERROR_ILLEGAL_ADDRESS", cistern_alloc(&none, 5000, 0, s, NULL));
+  OK(cistern_release(q));
+  OK(cistern_release(p));
+  CHECK(stats_of(0).allocations.all.current == 0);
+  no_context();
+  puts("ok");
+  return 0;
+}
