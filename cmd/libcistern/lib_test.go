@@ -157,6 +157,11 @@ func TestPools(t *testing.T) {
 	passes(t, "driver:sim:8GiB", nil, program(t, "pools.c", libraryPath(t)))
 }
 
+func TestArguments(t *testing.T) {
+	t.Parallel()
+	passes(t, "driver:sim:8GiB", nil, program(t, "arguments.c", libraryPath(t)))
+}
+
 func TestThreads(t *testing.T) {
 	t.Parallel()
 	p := program(t, "threads.c", libraryPath(t))

@@ -78,7 +78,7 @@ func started() (*library, error) {
 	if l := current.Load(); l != nil {
 		return l, nil
 	}
-	return start(conf())
+	return start(conf(), "CISTERN_CONF: ")
 }
 
 // conf is the environment's settings as they are now.
@@ -108,8 +108,8 @@ type simulated interface {
 	SetThread(func() uint64)
 }
 
-// start starts the library with these settings, unless it is started already.
-func start(conf string) (*library, error) {
+// start starts the library with these settings, unless it is started already. from begins the words about bad ones.
+func start(conf, from string) (*library, error) {
 	starting.Lock()
 	defer starting.Unlock()
 	if words := broken.Load(); words != nil {
@@ -120,7 +120,7 @@ func start(conf string) (*library, error) {
 	}
 	opts, err := cistern.ParseOptions(conf)
 	if err != nil {
-		return nil, &failure{C.CISTERN_INVALID, "CISTERN_CONF: " + err.Error()}
+		return nil, &failure{C.CISTERN_INVALID, from + err.Error()}
 	}
 	drv, err := openDriver(opts.Driver)
 	if err != nil {
@@ -149,17 +149,17 @@ func start(conf string) (*library, error) {
 //export coreInit
 func coreInit(text *C.char) (code C.int) {
 	defer caught(&code)
-	want := conf()
+	want, from := conf(), "CISTERN_CONF: "
 	if text != nil {
-		want = goString(text)
+		want, from = goString(text), ""
 	}
-	l, err := start(want)
+	l, err := start(want, from)
 	if err != nil {
 		return fail(err)
 	}
 	opts, err := cistern.ParseOptions(want)
 	if err != nil {
-		return fail(&failure{C.CISTERN_INVALID, err.Error()})
+		return fail(&failure{C.CISTERN_INVALID, from + err.Error()})
 	}
 	if opts != l.Options() {
 		return fail(&failure{C.CISTERN_INVALID, fmt.Sprintf("the library is in use already, with the settings %q, not %q",

@@ -16,6 +16,7 @@ var checkedPrograms = []struct {
 }{
 	{"behaviour.c", []string{"/dev/null", "/dev/null"}},
 	{"pools.c", nil},
+	{"arguments.c", nil},
 	{"callbacks.c", nil},
 	{"threads.c", []string{"300"}},
 	{"forks.c", nil},

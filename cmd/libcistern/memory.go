@@ -133,16 +133,7 @@ func coreFind(p C.uintptr_t, out *C.cistern_block) (code C.int) {
 	if err != nil {
 		return fail(err)
 	}
-	*out = C.cistern_block{
-		addr:      C.uint64_t(b.Base),
-		size:      C.uint64_t(b.Size),
-		requested: C.uint64_t(b.Requested),
-		pool:      poolOf(b.Pool),
-		device:    C.int32_t(b.Device),
-		state:     C.CISTERN_BLOCK_USED,
-		tag:       C.uint32_t(b.Tag),
-	}
-	putHandle(&out.stream, b.Handle)
+	*out = blockOf(b)
 	return C.CISTERN_OK
 }
 

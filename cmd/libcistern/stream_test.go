@@ -18,7 +18,7 @@ import (
 func startSim(t *testing.T) *library {
 	t.Helper()
 	t.Cleanup(func() { current.Store(nil) })
-	l, err := start("driver:sim:1GiBx2")
+	l, err := start("driver:sim:1GiBx2", "")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -9,6 +9,73 @@ static void of_pool(void *p, const uint64_t pool[2]) {
   CHECK(x.pool[0] == pool[0] && x.pool[1] == pool[1]);
 }
 
+/* A program that records a tree of graphs into one pool goes back to where a branch began. */
+static void checkpoints(void) {
+  const uint64_t tree[2] = {0, 77};
+  OK(cistern_pool_create(0, tree, NULL));
+  OK(cistern_capture_begin(0, tree, STREAM(4)));
+  void *p[6];
+  for (int i = 0; i < 6; i++)
+    CHECK((p[i] = cistern_malloc(MIB * (i + 1), 0, STREAM(4))) != NULL);
+  OK(cistern_release(p[1]));
+  OK(cistern_release(p[4]));
+  OK(cistern_capture_end(0, STREAM(4)));
+
+  cistern_block before[8], after[8];
+  size_t n;
+  OK(cistern_pool_blocks(0, tree, NULL, 0, &n));
+  CHECK(n == 4);
+  memset(before, 0xee, sizeof before);
+  OK(cistern_pool_blocks(0, tree, before, 2, &n));
+  CHECK(n == 4 && before[2].addr == 0xeeeeeeeeeeeeeeee);
+  OK(cistern_pool_blocks(0, tree, before, 8, &n));
+  for (size_t i = 0; i < n; i++) {
+    CHECK(i == 0 || before[i - 1].addr < before[i].addr);
+    CHECK(before[i].stream == STREAM(4) && before[i].pool[1] == 77 && before[i].state == CISTERN_BLOCK_USED);
+  }
+  /* Another branch: some of it goes, something else comes. */
+  OK(cistern_release(p[0]));
+  OK(cistern_release(p[5]));
+  void *q;
+  OK(cistern_alloc(&q, 2 * MIB, 0, STREAM(4), tree));
+  OK(cistern_pool_restore(0, tree, before, 4));
+  OK(cistern_pool_blocks(0, tree, after, 8, &n));
+  CHECK(n == 4);
+  for (size_t i = 0; i < 4; i++)
+    CHECK(after[i].addr == before[i].addr && after[i].size == before[i].size && after[i].requested == before[i].requested);
+  CHECK(stats_of(0).allocations.all.current == 4);
+  /* What cannot be leaves all as it is. */
+  after[3].addr = (uint64_t)1 << 46;
+  FAILS(CISTERN_INVALID, "", cistern_pool_restore(0, tree, after, 4));
+  after[3] = after[2];
+  FAILS(CISTERN_INVALID, "", cistern_pool_restore(0, tree, after, 4)); /* twice the same */
+  after[3].size = UINT64_MAX - 511;
+  FAILS(CISTERN_INVALID, "", cistern_pool_restore(0, tree, after, 4));
+  after[3].size = 0;
+  FAILS(CISTERN_INVALID, "", cistern_pool_restore(0, tree, after, 4));
+  CHECK(stats_of(0).allocations.all.current == 4);
+  OK(cistern_pool_restore(0, tree, NULL, 0)); /* nothing is live */
+  CHECK(stats_of(0).allocations.all.current == 0);
+  OK(cistern_pool_release(0, tree));
+}
+
+static void largest(void) {
+  uint64_t bytes;
+  OK(cistern_trim(0));
+  OK(cistern_largest_free(0, STREAM(5), &bytes));
+  CHECK(bytes == 0);
+  void *p = cistern_malloc(30 * MIB, 0, STREAM(5));
+  CHECK(p != NULL);
+  OK(cistern_release(p));
+  OK(cistern_largest_free(0, STREAM(5), &bytes));
+  CHECK(bytes >= 30 * MIB);
+  int64_t got = stats_of(0).device_allocs;
+  CHECK((p = cistern_malloc((ssize_t)bytes, 0, STREAM(5))) != NULL && stats_of(0).device_allocs == got);
+  OK(cistern_largest_free(0, STREAM(5), &bytes));
+  CHECK(bytes == 0);
+  OK(cistern_release(p));
+}
+
 int main(void) {
   const uint64_t standard[2] = {0, 0};
   FAILS(CISTERN_INVALID, "no pool {0, 1}", cistern_pool_begin(0, a, STREAM(1)));
@@ -81,6 +148,9 @@ int main(void) {
   OK(cistern_pool_release(0, b));
   OK(cistern_trim(0));
   CHECK(stats_of(0).reserved.all.current == 0);
+
+  checkpoints();
+  largest();
 
   for (int i = 0; i < 2000; i++) { /* nothing is left of a pool */
     const uint64_t id[2] = {0, 100 + i};

@@ -1,0 +1,138 @@
+/* Bad arguments of every function: a code and words, never more. */
+#include "check.h"
+
+static int never(void *ctx, int device, uint64_t missing) {
+  (void)ctx, (void)device, (void)missing;
+  return 0;
+}
+
+int main(void) {
+  const uint64_t pool[2] = {1, 2};
+  uint64_t bytes = 0, more = 0;
+  size_t n;
+  void *p;
+  static const int bad[] = {-2, -1, 1, 64, 1 << 30, -(1 << 30)};
+  for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+    int d = bad[i];
+    cistern_stats s = {.size = sizeof s};
+    cistern_snapshot *snap;
+    cistern_event e;
+    cistern_pool_options options = {.size = sizeof options};
+    CHECK(cistern_malloc(512, d, NULL) == NULL);
+    CHECK_WORDS(CISTERN_INVALID, "there are 1 devices");
+#define BAD(call) FAILS(CISTERN_INVALID, "device", call)
+    BAD(cistern_alloc(&p, 512, d, NULL, NULL));
+    BAD(cistern_alloc(&p, 512, d, NULL, pool));
+    BAD(cistern_stream_durable(d, NULL));
+    if (d != -1)
+      BAD(cistern_trim(d));
+    BAD(cistern_set_limit(d, 1));
+    BAD(cistern_get_limit(d, &bytes));
+    BAD(cistern_mem_info(d, &bytes, &more));
+    BAD(cistern_largest_free(d, NULL, &bytes));
+    BAD(cistern_peer(d, 0));
+    BAD(cistern_peer(0, d));
+    BAD(cistern_on_out_of_memory(d, never, NULL));
+    BAD(cistern_on_unmap(d, NULL, NULL));
+    BAD(cistern_on_map(d, NULL, NULL));
+    BAD(cistern_pool_create(d, pool, &options));
+    BAD(cistern_pool_begin(d, pool, NULL));
+    BAD(cistern_pool_end(d, NULL));
+    BAD(cistern_capture_begin(d, pool, NULL));
+    BAD(cistern_capture_end(d, NULL));
+    BAD(cistern_pool_release(d, pool));
+    BAD(cistern_pool_trim(d, pool));
+    BAD(cistern_pool_blocks(d, pool, NULL, 0, &n));
+    BAD(cistern_pool_restore(d, pool, NULL, 0));
+    BAD(cistern_get_stats(d, &s));
+    BAD(cistern_reset_peaks(d));
+    BAD(cistern_reset_accumulated(d));
+    BAD(cistern_snapshot_take(d, NULL, &snap));
+    BAD(cistern_history(d, 5));
+    BAD(cistern_history_drain(d, &e, 1, &n, NULL));
+  }
+
+#define NONE(call) FAILS(CISTERN_INVALID, "NULL", call)
+  NONE(cistern_alloc(NULL, 512, 0, NULL, NULL));
+  NONE(cistern_find((void *)512, NULL));
+  NONE(cistern_last_oom(NULL));
+  NONE(cistern_get_limit(0, NULL));
+  NONE(cistern_mem_info(0, NULL, &more));
+  NONE(cistern_mem_info(0, &more, NULL));
+  NONE(cistern_largest_free(0, NULL, NULL));
+  NONE(cistern_on_out_of_memory(0, NULL, NULL));
+  NONE(cistern_pool_create(0, NULL, NULL));
+  NONE(cistern_pool_begin(0, NULL, NULL));
+  NONE(cistern_capture_begin(0, NULL, NULL));
+  NONE(cistern_pool_release(0, NULL));
+  NONE(cistern_pool_trim(0, NULL));
+  NONE(cistern_pool_blocks(0, NULL, NULL, 0, &n));
+  NONE(cistern_pool_blocks(0, pool, NULL, 0, NULL));
+  NONE(cistern_pool_blocks(0, pool, NULL, 5, &n));
+  NONE(cistern_pool_restore(0, NULL, NULL, 0));
+  NONE(cistern_pool_restore(0, pool, NULL, 1));
+  cistern_block block = {0};
+  OK(cistern_pool_create(0, pool, NULL));
+  FAILS(CISTERN_INVALID, "blocks", cistern_pool_restore(0, pool, &block, SIZE_MAX));
+  OK(cistern_pool_release(0, pool));
+  NONE(cistern_get_stats(0, NULL));
+  NONE(cistern_tag_push(NULL));
+  NONE(cistern_snapshot_take(0, NULL, NULL));
+  NONE(cistern_snapshot_write(NULL));
+  NONE(cistern_history_drain(0, NULL, 0, NULL, NULL));
+  NONE(cistern_history_drain(0, NULL, 5, &n, NULL));
+  NONE(cistern_share((void *)512, NULL, 512));
+  NONE(cistern_open(NULL, 0, &p));
+  NONE(cistern_open("x", 0, NULL));
+
+  /* Pointers that were never handed out: to the driver, to the host, to nowhere. */
+  int here;
+  void *strangers[] = {&here, (void *)1, (void *)-1, (void *)-512, (void *)((uintptr_t)1 << 47), (void *)((uintptr_t)1 << 63)};
+  for (size_t i = 0; i < sizeof strangers / sizeof *strangers; i++) {
+    void *x = strangers[i];
+    char handle[CISTERN_HANDLE_MAX];
+    cistern_block b;
+    cistern_free(x, 512, 0, NULL);
+    CHECK_WORDS(CISTERN_INVALID, "not a live allocation");
+    FAILS(CISTERN_INVALID, "not a live allocation", cistern_release(x));
+    FAILS(CISTERN_INVALID, "not a live allocation", cistern_record_stream(x, NULL));
+    FAILS(CISTERN_INVALID, "not a live allocation", cistern_find(x, &b));
+    CHECK(cistern_base(x, &n) == NULL && n == 0);
+    CHECK_WORDS(CISTERN_INVALID, "not a live allocation");
+    CHECK(cistern_share(x, handle, sizeof handle) == CISTERN_INVALID);
+    CHECK(cistern_share(x, handle, SIZE_MAX) == CISTERN_INVALID);
+    CHECK(cistern_close(x) == CISTERN_INVALID);
+  }
+
+  CHECK(cistern_malloc(-1, 0, NULL) == NULL);
+  CHECK_WORDS(CISTERN_INVALID, "below 0");
+  FAILS(CISTERN_OUT_OF_MEMORY, "", cistern_alloc(&p, SIZE_MAX, 0, NULL, NULL));
+  cistern_stats s = {.size = 3};
+  FAILS(CISTERN_INVALID, "sizeof", cistern_get_stats(0, &s));
+  cistern_pool_options o = {.size = 4};
+  FAILS(CISTERN_INVALID, "too small", cistern_pool_create(0, pool, &o));
+  o.size = sizeof o + 8;
+  FAILS(CISTERN_INVALID, "newer cistern.h", cistern_pool_create(0, pool, &o));
+  o.size = sizeof o;
+  o.flags = 1u << 30;
+  FAILS(CISTERN_INVALID, "flags", cistern_pool_create(0, pool, &o));
+  o.flags = 0;
+  o.free = (void (*)(void *, void *, size_t, int, void *))(uintptr_t)8;
+  FAILS(CISTERN_INVALID, "both or neither", cistern_pool_create(0, pool, &o));
+  FAILS(CISTERN_INVALID, "history", cistern_history(0, SIZE_MAX));
+  FAILS(CISTERN_INVALID, "no such file", cistern_snapshot_write("/no/such/folder/x.pickle"));
+  const uint64_t standard[2] = {0, 0};
+  FAILS(CISTERN_INVALID, "default pool", cistern_pool_release(0, standard));
+  FAILS(CISTERN_INVALID, "exists", cistern_pool_create(0, standard, NULL));
+
+  char one[1];
+  CHECK(cistern_last_error(one, 1) == CISTERN_INVALID && one[0] == 0);
+  char five[5];
+  CHECK(cistern_last_error(five, 5) == CISTERN_INVALID && strlen(five) == 4);
+  CHECK(cistern_last_error(NULL, 0) == CISTERN_INVALID);
+  /* And all works as before. */
+  CHECK((p = cistern_malloc(512, 0, NULL)) != NULL);
+  OK(cistern_release(p));
+  puts("ok");
+  return 0;
+}
