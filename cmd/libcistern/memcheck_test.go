@@ -20,6 +20,7 @@ var checkedPrograms = []struct {
 	{"callbacks.c", nil},
 	{"threads.c", []string{"300"}},
 	{"forks.c", nil},
+	{"sharing.c", nil},
 }
 
 // TestAddressSanitizer: the shim, Go's accesses to C memory and the programs, with leaks.

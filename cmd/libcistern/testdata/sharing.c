@@ -3,6 +3,7 @@
 #include "check.h"
 
 #include <dirent.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <sys/wait.h>
 
@@ -74,7 +75,7 @@ static pid_t sharer(const char *how) {
   CHECK(pid >= 0);
   if (pid != 0)
     return pid;
-  execl("/proc/self/exe", "sharing", how, NULL);
+  execl(program_invocation_name, "sharing", how, NULL); /* under valgrind /proc/self/exe is valgrind */
   _exit(9);
 }
 
