@@ -298,7 +298,9 @@ int cistern_history_drain(int device, cistern_event *buf, size_t cap, size_t *n,
 /* cistern_share makes the allocation that starts at ptr available to other processes of the same user: writes a handle of
  * at most CISTERN_HANDLE_MAX characters (printable, 0-terminated) that cistern_open in another process understands. The
  * allocation must not be freed while others use it. cistern_open maps it on the device and gives the address of its
- * first byte; cistern_close undoes one cistern_open, once the caller knows that the GPU is done with it. */
+ * first byte; cistern_close undoes one cistern_open, once the caller knows that the GPU is done with it. The block itself is
+ * what the sharing process gets for a handle of its own. Both processes must see the same /dev/shm (or, without one, the
+ * same TMPDIR); a process that is gone or does not answer for ten seconds is an error. */
 enum { CISTERN_HANDLE_MAX = 512 };
 int cistern_share(void *ptr, char *handle, size_t cap);
 int cistern_open(const char *handle, int device, void **ptr);
