@@ -190,8 +190,9 @@ struct Call {
   Call* outer = nullptr;                   // the call during which a callback makes this one
 };
 
-// Recorded brackets a call of the library that changes memory: while history is on, what happens meanwhile is its doing. It
-// may be made while a pool's lock is held, and no pool's lock may be taken while there is one.
+// Recorded brackets a call of the library that may map or unmap memory: while history is on, what happens meanwhile is its
+// doing, and nobody else is in such a call, who would have to wait to tell trackers. It may be made while a pool's lock is
+// held, and no pool's lock may be taken while there is one.
 class Recorded {
  public:
   explicit Recorded(cca::RecordContext level);

@@ -168,6 +168,7 @@ Pool& find(DevicePools& d, MempoolId_t id) {
 void announce(DeviceIndex device, DevicePools& d, MempoolId_t id, cudaStream_t stream) {
   Pool& p = find(d, id);
   make(device, id, p);
+  Recorded recorded(nullptr, nullptr);
   check(lib.capture_begin(device, Ids(id), stream));
   p.captured = true;
   d.captures.push_back({stream, id});
@@ -189,6 +190,7 @@ void settle(DeviceIndex device, DevicePools& d, cudaStream_t unless = nullptr, b
     }
     d.captures.erase(d.captures.begin() + static_cast<ptrdiff_t>(i));
     count(-1);
+    Recorded recorded(nullptr, nullptr);
     warn(lib.capture_end(device, a.stream), "the end of a capture");
   }
 }

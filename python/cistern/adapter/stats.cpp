@@ -46,6 +46,7 @@ void limit(DeviceIndex device, double fraction) {
     const auto share = static_cast<uint64_t>(fraction * static_cast<double>(total_memory(device)));
     bytes = bytes == 0 ? std::max<uint64_t>(share, 1) : std::min(bytes, std::max<uint64_t>(share, 1));
   }
+  Recorded recorded(nullptr, nullptr);
   check(lib.set_limit(device, bytes));
 }
 
