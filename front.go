@@ -26,6 +26,7 @@ func (m *laneMutex) Lock() {
 		m.front.Lock()
 		m.lane.takeStock()
 		m.lane.drain()
+		m.front.Advance()
 	}
 }
 
@@ -71,6 +72,7 @@ func (l *lane) takeStock() {
 		g.sum[gActiveBytes] += taken.Bytes
 		g.sum[gFree] += taken.Blocks + net.Blocks
 		g.sum[gFreeBytes] += taken.Bytes + net.Bytes
+		l.spaces[c].noteFree(uint64(taken.Bytes + net.Bytes))
 	}
 }
 
@@ -84,84 +86,109 @@ func (l *lane) drain() {
 		if !ok {
 			panic("a block in the tray that the heap does not know")
 		}
-		n, before := s.heap.At(id).Size, s.heap.FreeBlocks
+		before := s.heap.FreeBlocks
 		s.heap.FreeAt(id, place, e.Stamp)
 		s.gauges.now[gFree] += int64(s.heap.FreeBlocks - before - 1)
-		s.noteFree(n)
 	}
 	f.Empty()
 }
 
-// show sets the limits of what C may do from the allowances.
+// show sets the limits of what C may do from the allowances: of what it may put into the tray, and of what it may take
+// from it. While nothing is taken but what was put after the tray was empty, there is nothing to exceed that was not
+// reached when it was; so that limit is 0, except for blocks that stay in the tray.
 func (l *lane) show() {
-	var puts, takes [numClasses + 1]front.Amount
-	var sum [numGauges]int64
-	for c := range l.classes {
-		g := &l.classes[c]
-		for i, v := range g.now {
-			sum[i] += v
+	f := l.mu.front
+	a, b := &l.classes[0], &l.classes[1]
+	puts := f.PutLimits()
+	puts[0] = front.Amount{Blocks: a.max[gFree] - a.now[gFree], Bytes: a.max[gFreeBytes] - a.now[gFreeBytes]}
+	puts[1] = front.Amount{Blocks: b.max[gFree] - b.now[gFree], Bytes: b.max[gFreeBytes] - b.now[gFreeBytes]}
+	puts[numClasses] = front.Amount{Blocks: l.most[gFree] - a.now[gFree] - b.now[gFree],
+		Bytes: l.most[gFreeBytes] - a.now[gFreeBytes] - b.now[gFreeBytes]}
+	for c, s := range l.spaces {
+		if s != nil {
+			f.SetFrees(c, s.untilClose())
 		}
-		puts[c], takes[c] = rooms(&g.now, &g.max)
 	}
-	puts[numClasses], takes[numClasses] = rooms(&sum, &l.most)
-	l.mu.front.SetLimits(&puts, &takes)
+	if len(f.Entries()) == 0 {
+		f.NoTakes()
+		return
+	}
+	var sum [numGauges]int64
+	for i := range sum {
+		sum[i] = a.now[i] + b.now[i]
+	}
+	takes := f.TakeLimits()
+	takes[0], takes[1], takes[numClasses] = takeRoom(&a.now, &a.max), takeRoom(&b.now, &b.max), takeRoom(&sum, &l.most)
 }
 
-// rooms is what may be given back, and handed out, without exceeding an allowance.
-func rooms(now, max *[numGauges]int64) (puts, takes front.Amount) {
-	return front.Amount{Blocks: max[gFree] - now[gFree], Bytes: max[gFreeBytes] - now[gFreeBytes]},
-		front.Amount{
-			Blocks:    min(max[gAllocs]-now[gAllocs], max[gActive]-now[gActive]),
-			Bytes:     min(max[gAllocated]-now[gAllocated], max[gActiveBytes]-now[gActiveBytes]),
-			Requested: max[gRequested] - now[gRequested],
-		}
+// takeRoom is what may be handed out without exceeding an allowance.
+func takeRoom(now, max *[numGauges]int64) front.Amount {
+	return front.Amount{
+		Blocks:    min(max[gAllocs]-now[gAllocs], max[gActive]-now[gActive]),
+		Bytes:     min(max[gAllocated]-now[gAllocated], max[gActiveBytes]-now[gActiveBytes]),
+		Requested: max[gRequested] - now[gRequested],
+	}
 }
 
 var _ [numClasses - front.Classes]struct{}
 
-// AllocFront is Alloc for the C library. A front with the result says that the block may be given back, once, by putting
-// it there instead of calling Free; it belongs to the stream on this device.
-func (d *Device) AllocFront(size uint64, st *Stream) (cuda.Ptr, *front.Front, error) {
-	f := st.front.Load()
-	if f == nil || st.dev != d {
-		p, err := d.Alloc(size, st)
-		if err != nil || p == 0 {
-			return p, nil, err
-		}
-		return p, d.frontOf(p, size, st), nil
-	}
-	if d.quick.Load() && size <= maxRequest && size != 0 {
+// AllocFront is Alloc for the C library. A ticket says that the block may be given back, once, by putting it into the
+// tray of that front, which is the stream's on this device, instead of calling Free.
+func (d *Device) AllocFront(size uint64, st *Stream) (cuda.Ptr, front.Ticket, error) {
+	if f := st.front.Load(); f != nil && st.dev == d && st.route.Load() == nil && d.quick.Load() && size-1 < maxRequest {
 		if s := d.pool0.spaceFor(st, f.ClassOf(size)); s != nil {
-			s.mu.enter()
-			addr, o := f.Take(size, d.waiting.Load())
-			if o == front.Due {
-				f.Polled()
+			if p, mark := s.allocFront(f, size); p != 0 {
+				return p, front.Ticket{Front: f, Mark: mark}, nil
 			}
-			s.mu.leave()
-			switch o {
-			case front.Taken:
-				return cuda.Ptr(addr), f, nil
-			case front.Due:
-				p, err := d.pool0.allocSlow(size, d.pool0.round(size), st, 0)
-				if err != nil {
-					return 0, nil, err
-				}
-				return p, d.frontOf(p, size, st), nil
+			p, err := d.pool0.allocSlow(size, d.pool0.round(size), st, 0)
+			if err != nil {
+				return 0, front.Ticket{}, err
 			}
+			return p, d.ticket(p, size, st), nil
 		}
 	}
 	p, err := d.Alloc(size, st)
 	if err != nil || p == 0 {
-		return p, nil, err
+		return p, front.Ticket{}, err
 	}
-	return p, d.frontOf(p, size, st), nil
+	return p, d.ticket(p, size, st), nil
 }
 
-// frontOf is the front that a block that was just handed out may be put back to, made if need be: nil unless the block
-// lies in the default pool where a request of its size belongs, and the stream lasts.
+// allocFront meets a request from the tray or, once the tray is empty, from the heap; 0 if it cannot.
+func (s *space) allocFront(f *front.Front, size uint64) (cuda.Ptr, uint32) {
+	s.mu.enter()
+	addr, mark, o := f.Take(size, s.dev.waiting.Load(), 0)
+	if o == front.Taken {
+		s.mu.leave()
+		return cuda.Ptr(addr), mark
+	}
+	s.takeStock()
+	s.drain()
+	if o == front.Due {
+		f.Polled()
+	} else if n := s.pool.round(size); s.roomForAlloc(size, n) && !s.collectDue() && s.stream.capturing.Load() == 0 {
+		if id := s.heap.Take(n, size); id != 0 {
+			s.gauges.alloc(size, n, s.heap.FreeBlocks)
+			mark = f.Advance()
+			b := s.heap.At(id)
+			b.Tag, b.Capture, b.Mark = 0, 0, uint8(mark)
+			addr = b.Addr
+		}
+	}
+	s.mu.Unlock()
+	return cuda.Ptr(addr), mark
+}
+
+// ticket is that of a block which was just handed out: none unless the block lies in the default pool where a request of
+// its size belongs, and the stream lasts. It has no mark, because others may have been handed out since.
+func (d *Device) ticket(p cuda.Ptr, size uint64, st *Stream) front.Ticket {
+	return front.Ticket{Front: d.frontOf(p, size, st)}
+}
+
+// frontOf is the stream's front, made if need be, if the block may be put there.
 func (d *Device) frontOf(p cuda.Ptr, size uint64, st *Stream) *front.Front {
 	s := d.a.spaceOf(p)
-	if s.pool != d.pool0 || s.stream != st || !st.durable.Load() || st.perThread || s.class != d.classOf(d.pool0.round(size)) {
+	if d.opts.NoFront || s.pool != d.pool0 || s.stream != st || !st.durable.Load() || st.perThread || s.class != d.classOf(d.pool0.round(size)) {
 		return nil
 	}
 	if f := st.front.Load(); f != nil {
@@ -192,48 +219,57 @@ func (d *Device) FrontFlags() *front.Flags { return d.flags }
 // reports false where that is not for the front: such a block is freed as any other.
 func (s *space) freeFront(f *front.Front, p cuda.Ptr) (bool, error) {
 	s.mu.enter()
-	requested, ok, err := s.forTray(f, p)
-	if !ok || err != nil {
+	b, err := s.forTray(f, p)
+	if b == nil {
 		s.mu.leave()
 		return err != nil, err
 	}
-	if f.Full() {
-		s.takeStock()
-		s.drain()
-		s.show()
-	}
-	ok = f.Put(uint64(p), requested)
-	s.mu.leave()
-	if ok {
+	if f.Put(uint64(p), b.Requested, f.Recent(b.Mark), 0) {
+		s.mu.leave()
 		return true, nil
 	}
+	s.takeStock()
+	if s.room(gFree, 1) && s.room(gFreeBytes, int64(b.Size)) {
+		s.putAlone(f, b)
+		s.mu.Unlock()
+		return true, nil
+	}
+	s.mu.Unlock()
 	// An allowance would be exceeded.
 	d := s.dev
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	s.mu.enter()
 	defer s.mu.Unlock()
-	requested, ok, err = s.forTray(f, p)
 	s.takeStock()
+	if b, err = s.forTray(f, p); b == nil {
+		return err != nil, err
+	}
+	s.putAlone(f, b)
+	d.settle(s, nil)
+	return true, nil
+}
+
+// putAlone puts a block into the tray, which is emptied if it is full, and takes stock of it. The caller has entered, taken
+// stock and will show.
+func (s *space) putAlone(f *front.Front, b *heap.Block) {
 	if f.Full() {
 		s.drain()
 	}
-	if ok {
-		f.PutBeyond(uint64(p), requested)
-		s.takeStock()
-		d.settle(s, nil)
-	}
-	return ok || err != nil, err
+	f.PutBeyond(b.Addr, b.Requested, f.Recent(b.Mark))
+	s.takeStock()
 }
 
-// forTray reports whether a block may be put into the tray, and the bytes that were asked for, or that there is no such
+// forTray finds a block that may be put into the tray; nil if it is not for the tray, with an error if there is no such
 // block. The caller has entered.
-func (s *space) forTray(f *front.Front, p cuda.Ptr) (requested uint64, ok bool, err error) {
+func (s *space) forTray(f *front.Front, p cuda.Ptr) (*heap.Block, error) {
 	id, _, known := s.heap.Lookup(uint64(p))
 	if !known || f.Has(uint64(p)) {
-		return 0, false, &PointerError{Op: "free", Ptr: p}
+		return nil, &PointerError{Op: "free", Ptr: p}
 	}
 	b := s.heap.At(id)
-	ok = b.State == heap.Used && b.Uses == 0 && b.Tag == 0 && s.dev.quick.Load() && s.class == f.ClassOf(b.Requested)
-	return b.Requested, ok, nil
+	if b.State != heap.Used || b.Uses != 0 || b.Tag != 0 || !s.dev.quick.Load() || s.class != f.ClassOf(b.Requested) {
+		return nil, nil
+	}
+	return b, nil
 }

@@ -24,11 +24,13 @@ type inFront struct {
 	fronts map[*cistern.Stream]*front.Front // guarded by mu
 	blocks map[cuda.Ptr]inFrontBlock        // guarded by mu: what may be put into a tray
 
+	thread    uint64 // guarded by mu: of the last call; another one each time unless alone
+	alone     bool
 	met, kept int // guarded by mu: requests and frees that the engine never saw
 }
 
 type inFrontBlock struct {
-	front *front.Front
+	front.Ticket
 	flags *front.Flags
 	size  uint64
 }
@@ -42,28 +44,36 @@ func (c *inFront) alloc(d *cistern.Device, size uint64, st *cistern.Stream) (cud
 		return d.Alloc(size, st)
 	}
 	c.mu.Lock()
-	f := c.fronts[st]
+	f, thread := c.fronts[st], c.caller()
 	c.mu.Unlock()
 	flags := d.FrontFlags()
 	if f != nil && st.Device() == d && size != 0 && flags.Quick.Load() && f.TryLock() {
-		addr, o := f.Take(size, flags.Waiting.Load())
+		addr, mark, o := f.Take(size, flags.Waiting.Load(), thread)
 		f.Unlock()
 		if o == front.Taken {
 			c.mu.Lock()
 			c.met++
-			c.blocks[cuda.Ptr(addr)] = inFrontBlock{f, flags, size}
+			c.blocks[cuda.Ptr(addr)] = inFrontBlock{front.Ticket{Front: f, Mark: mark}, flags, size}
 			c.mu.Unlock()
 			return cuda.Ptr(addr), nil
 		}
 	}
-	p, f, err := d.AllocFront(size, st)
-	if f != nil {
+	p, ticket, err := d.AllocFront(size, st)
+	if ticket.Front != nil {
 		c.mu.Lock()
-		c.fronts[st] = f
-		c.blocks[p] = inFrontBlock{f, flags, size}
+		c.fronts[st] = ticket.Front
+		c.blocks[p] = inFrontBlock{ticket, flags, size}
 		c.mu.Unlock()
 	}
 	return p, err
+}
+
+// caller is the number of the calling thread. The caller holds mu.
+func (c *inFront) caller() uint64 {
+	if !c.alone || c.thread == 0 {
+		c.thread++
+	}
+	return c.thread
 }
 
 // forget is what C does before any call that needs the engine to see the block's free.
@@ -79,9 +89,12 @@ func (c *inFront) free(a *cistern.Allocator, p cuda.Ptr) error {
 	if c == nil {
 		return a.Free(p)
 	}
-	if b, ok := c.forget(p); ok && b.flags.Quick.Load() && b.front.TryLock() {
-		ok := b.front.Put(uint64(p), b.size)
-		b.front.Unlock()
+	if b, ok := c.forget(p); ok && b.flags.Quick.Load() && b.Front.TryLock() {
+		c.mu.Lock()
+		thread := c.caller()
+		c.mu.Unlock()
+		ok := b.Front.Put(uint64(p), b.size, b.Mark, thread)
+		b.Front.Unlock()
 		if ok {
 			c.mu.Lock()
 			c.kept++
@@ -104,6 +117,7 @@ func (c *inFront) recordStream(a *cistern.Allocator, p cuda.Ptr, st *cistern.Str
 func TestFrontPair(t *testing.T) {
 	e := newEngine(t, sim.Options{}, cistern.Options{}, 1)
 	c := newInFront(e.a)
+	c.alone = true
 	st := e.streams[0]
 	for _, size := range []uint64{512, mib, 20*mib + 1} {
 		for range 10 { // until the peaks are reached
@@ -232,6 +246,44 @@ func TestFrontStatistics(t *testing.T) {
 	}
 }
 
+// One thread's requests are given the very blocks that they would be given without a front, where temporaries come and go
+// between blocks that stay.
+func TestFrontPlacement(t *testing.T) {
+	with := newEngine(t, sim.Options{}, cistern.Options{}, 1)
+	without := newEngine(t, sim.Options{}, cistern.Options{}, 1)
+	c := newInFront(with.a)
+	c.alone = true
+	rng := rand.New(rand.NewPCG(3, 5))
+	var stay []cuda.Ptr
+	for step := range 5000 {
+		size := uint64(1) << (9 + rng.Uint64N(14))
+		size += rng.Uint64N(size)
+		for range rng.IntN(4) {
+			p, err := c.alloc(with.dev, size, with.streams[0])
+			must(t, err)
+			if q := without.alloc(t, size, without.streams[0]); p != q {
+				t.Fatalf("step %d: %d bytes at %#x, without a front at %#x", step, size, p, q)
+			}
+			if rng.IntN(4) == 0 {
+				stay = append(stay, p)
+				continue
+			}
+			must(t, c.free(with.a, p))
+			without.free(t, p)
+		}
+		for len(stay) > 0 && rng.IntN(100) < len(stay) {
+			i := rng.IntN(len(stay))
+			must(t, c.free(with.a, stay[i]))
+			without.free(t, stay[i])
+			stay[i] = stay[len(stay)-1]
+			stay = stay[:len(stay)-1]
+		}
+	}
+	if c.met < 500 || c.kept < 3000 {
+		t.Errorf("only %d requests and %d frees needed no engine", c.met, c.kept)
+	}
+}
+
 // While history is on, the engine sees everything.
 func TestFrontHistory(t *testing.T) {
 	e := newEngine(t, sim.Options{}, cistern.Options{}, 1)
@@ -310,7 +362,7 @@ func TestFrontNot(t *testing.T) {
 	perThread, err := e.dev.Stream(cuda.StreamPerThread, cistern.StreamDurable)
 	must(t, err)
 	for _, st := range []*cistern.Stream{brief, perThread} {
-		if _, f, err := e.dev.AllocFront(mib, st); f != nil || err != nil {
+		if _, f, err := e.dev.AllocFront(mib, st); f.Front != nil || err != nil {
 			t.Errorf("a front for stream %v (%v)", st.ID(), err)
 		}
 	}
@@ -323,7 +375,7 @@ func TestFrontNot(t *testing.T) {
 	must(t, err)
 	must(t, e.dev.Route(st, pool))
 	q, f, err := e.dev.AllocFront(mib, st)
-	if must(t, err); f != nil {
+	if must(t, err); f.Front != nil {
 		t.Error("a front with a block of another pool")
 	}
 	if q == p {
@@ -333,6 +385,24 @@ func TestFrontNot(t *testing.T) {
 	must(t, e.dev.Unroute(st))
 	if r, err := c.alloc(e.dev, mib, st); r != p || err != nil {
 		t.Errorf("%#x, want %#x again (%v)", r, p, err)
+	}
+}
+
+// Setting front:off.
+func TestFrontOff(t *testing.T) {
+	for text, want := range map[string]bool{"": true, "front:on": true, "front:off": false} {
+		opts, err := cistern.ParseOptions(text)
+		must(t, err)
+		if again, err := cistern.ParseOptions(opts.String()); again != opts || err != nil {
+			t.Errorf("%q is written as %q (%v)", text, opts, err)
+		}
+		e := newEngine(t, sim.Options{}, opts, 1)
+		if _, f, err := e.dev.AllocFront(mib, e.streams[0]); (f.Front != nil) != want || err != nil {
+			t.Errorf("%q: front %v (%v)", text, f.Front != nil, err)
+		}
+	}
+	if _, err := cistern.ParseOptions("front:no"); err == nil {
+		t.Error("front:no is a setting")
 	}
 }
 
@@ -423,18 +493,45 @@ func TestFrontLines(t *testing.T) {
 	}
 }
 
-func BenchmarkFrontPair(b *testing.B) {
-	for _, size := range []uint64{512, mib} {
-		b.Run(fmt.Sprint(size), func(b *testing.B) {
-			e := newEngine(b, sim.Options{}, cistern.Options{}, 1)
-			st := e.streams[0]
-			b.ReportAllocs()
-			for range b.N { // what a call from C costs that found the front busy
-				p, _, err := e.dev.AllocFront(size, st)
+// BenchmarkFront is a population whose blocks are replaced one by one, as in BenchmarkChurn, through a front: frees go into
+// the tray, requests are the engine's.
+func BenchmarkFront(b *testing.B) {
+	for _, population := range []int{1000, 20000} {
+		b.Run(fmt.Sprint(population), func(b *testing.B) {
+			e := benchEngine(b, 1)
+			c := newChurn(b, e, e.streams[0], population, 7)
+			size := make([]uint64, population)
+			for i, p := range c.blocks {
+				x, err := e.a.Base(p)
+				must(b, err)
+				size[i] = x.Requested
+			}
+			_, ticket, err := e.dev.AllocFront(512, e.streams[0])
+			must(b, err)
+			f, mark := ticket.Front, make([]uint32, population)
+			step := func() {
+				k := (c.order[c.n&(1<<16-1)] + c.n) % population
+				f.Lock()
+				ok := f.Put(uint64(c.blocks[k]), size[k], mark[k], 1)
+				f.Unlock()
+				if !ok {
+					e.free(b, c.blocks[k])
+				}
+				size[k] = c.sizes[(c.n*31+7)&(1<<16-1)]
+				c.n++
+				p, ticket, err := e.dev.AllocFront(size[k], e.streams[0])
 				if err != nil {
 					b.Fatal(err)
 				}
-				e.free(b, p)
+				c.blocks[k], mark[k] = p, ticket.Mark
+			}
+			for range 4 * population {
+				step()
+			}
+			b.ReportAllocs()
+			b.ResetTimer()
+			for range b.N {
+				step()
 			}
 		})
 	}

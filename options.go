@@ -45,6 +45,8 @@ type Options struct {
 	// SingleHandle makes every segment one physical handle, as registration with a network needs it, in place of
 	// chunks that move.
 	SingleHandle bool
+	// NoFront has the C library call the engine for every request and every free.
+	NoFront bool
 }
 
 func (o Options) withDefaults() Options {
@@ -101,7 +103,7 @@ func (o Options) Validate() error {
 
 // optionKeys are the keys of the text form, in the order in which String writes them.
 var optionKeys = []string{"driver", "backend", "limit", "chunk", "cross_stream", "ladder", "history", "ipc",
-	"single_handle"}
+	"single_handle", "front"}
 
 // ParseOptions reads the text form that CISTERN_CONF has: "key:value,key:value". An empty text is the defaults.
 //
@@ -114,6 +116,7 @@ var optionKeys = []string{"driver", "backend", "limit", "chunk", "cross_stream",
 //	history:100000          events kept
 //	ipc:handles|legacy      legacy: memory that cudaIpcGetMemHandle accepts (backend:malloc)
 //	single_handle:true      each segment is one physical handle
+//	front:on|off            off: the C library calls the engine for every request and every free
 func ParseOptions(text string) (Options, error) {
 	var o Options
 	if strings.TrimSpace(text) == "" {
@@ -147,6 +150,10 @@ func ParseOptions(text string) (Options, error) {
 		case "single_handle":
 			if o.SingleHandle = value == "true"; value != "true" && value != "false" {
 				err = fmt.Errorf("choose true or false")
+			}
+		case "front":
+			if o.NoFront = value == "off"; value != "on" && value != "off" {
+				err = fmt.Errorf("choose on or off")
 			}
 		default:
 			return o, fmt.Errorf("unknown setting %q: the keys are %s", key, strings.Join(optionKeys, ", "))
@@ -197,5 +204,6 @@ func (o Options) String() string {
 	add(o.History != 0, "history", o.History)
 	add(o.IPC != d.IPC, "ipc", o.IPC)
 	add(o.SingleHandle, "single_handle", o.SingleHandle)
+	add(o.NoFront, "front", "off")
 	return strings.Join(items, ",")
 }

@@ -1,6 +1,8 @@
 package cistern
 
 import (
+	"math"
+
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/event"
 	"github.com/cistern-gpu/cistern/internal/heap"
@@ -153,6 +155,14 @@ func (s *space) noteFree(n uint64) {
 		s.sinceClose = 0
 		t.close() // an error is kept by the device; a taker closes the epoch again
 	}
+}
+
+// untilClose is how many bytes may be given back before noteFree must be told.
+func (s *space) untilClose() int64 {
+	if !s.dev.manyStreams.Load() {
+		return math.MaxInt64
+	}
+	return closeBytes - int64(s.sinceClose)
 }
 
 // freeSlow takes back a block that other streams use, or when history, statistics or a broken context want attention.

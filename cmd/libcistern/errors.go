@@ -3,12 +3,14 @@
 package main
 
 /*
+#include "front.h"
 #include "shim.h"
 
 #cgo noescape shim_fail
 #cgo nocallback shim_fail
 #cgo noescape shim_fail_oom
 #cgo nocallback shim_fail_oom
+#cgo nocallback front_stop
 */
 import "C"
 
@@ -96,6 +98,7 @@ func broke(r any) C.int {
 	words := fmt.Sprintf("a bug in Cistern %s, please report it: %v, at %s", cistern.Version, r, where())
 	broken.CompareAndSwap(nil, &words)
 	current.Store(nil)
+	C.front_stop()
 	return failWords(C.CISTERN_INTERNAL, words)
 }
 

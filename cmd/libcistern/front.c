@@ -3,15 +3,21 @@
 /* Requests and frees that need no call into Go; see front.h. Everything here is some tens of nanoseconds long, takes one
  * lock at a time, and gives up rather than wait: Go knows how to. */
 #include "front.h"
+#include "shim.h"
 
 #define LOAD(p) __atomic_load_n(p, __ATOMIC_ACQUIRE)
 #define STORE(p, v) __atomic_store_n(p, v, __ATOMIC_RELEASE)
 #define LIKELY(x) __builtin_expect(!!(x), 1)
 
 #define AT(field) offsetof(front, field)
-const uint64_t front_layout[FRONT_LAYOUT] = {AT(word), AT(count), AT(net), AT(polls), AT(index), AT(taken), AT(puts), AT(takes),
-                                             AT(epoch), AT(mask), AT(small_max), AT(routed), AT(tray), sizeof(front),
-                                             offsetof(front_flags, quick), offsetof(front_flags, waiting)};
+const uint64_t front_layout[FRONT_LAYOUT] = {
+    AT(word),  AT(count), AT(net),  AT(owner),     AT(taken),   AT(polls),   AT(turns),  AT(puts),
+    AT(takes), AT(frees), AT(epoch), AT(mask),     AT(small_max), AT(version), AT(limited), AT(routed),
+    AT(index), AT(tray),  sizeof(front), offsetof(front_entry, mark) /* of an entry */,
+    offsetof(front_flags, quick), offsetof(front_flags, waiting)};
+
+const int front_constants[FRONT_CONSTANTS] = {FRONT_SLOTS,      FRONT_CLASSES,    FRONT_POLL_EVERY, FRONT_MARK_BITS,
+                                              FRONT_TURNS_MANY, FRONT_TURNS_MOST, FRONT_AGE_SHARED};
 
 static inline void pause_cpu(void) {
 #if defined __x86_64__ || defined __i386__
@@ -27,6 +33,10 @@ static struct known {
   front *front;
   const front_flags *flags;
 } fronts[FRONT_MAX + 1];
+
+static uint32_t stopped;
+
+void front_stop(void) { STORE(&stopped, 1); }
 
 void front_add(uint32_t index, front *f, const front_flags *flags) {
   fronts[index].flags = flags;
@@ -81,17 +91,20 @@ static void stream_add(int device, uintptr_t handle, uint32_t index) {
 
 /* A table of sets of four. Where a set is full a block is not remembered, and its free is Go's. Nobody but the owner of a
  * block asks about it, so an entry is written and taken with one atomic operation each. */
-enum { SET_BITS = 15, SET_SIZE = 4, BUSY = 1 };
+enum { SET_BITS = 15, SET_SIZE = 4, BUSY = 1, SIZE_BITS = 40, MARK_AT = 52, MARK_MASK = (1 << FRONT_MARK_BITS) - 1 };
 static struct block_entry {
   uint64_t key;  /* the address; 0 empty, BUSY while it is written or taken */
-  uint64_t info; /* the bytes asked for, and the index of the front from bit 48 */
+  uint64_t info; /* the bytes asked for, the index of the front from bit SIZE_BITS, the mark from bit MARK_AT */
 } blocks[1 << SET_BITS][SET_SIZE] __attribute__((aligned(64)));
 
 static inline struct block_entry *block_set(uint64_t addr) {
   return blocks[((addr >> 9) * 0x9e3779b97f4a7c15u) >> (64 - SET_BITS)];
 }
 
-static inline void block_add(uint64_t addr, uint64_t info) {
+static inline void block_add(uint64_t addr, uint64_t size, uint32_t index, uint32_t mark) {
+  if (size >> SIZE_BITS)
+    return;
+  uint64_t info = size | (uint64_t)index << SIZE_BITS | (uint64_t)mark << MARK_AT;
   struct block_entry *set = block_set(addr);
   for (int i = 0; i < SET_SIZE; i++) {
     uint64_t empty = 0;
@@ -140,16 +153,31 @@ static inline int below(int64_t blocks, int64_t bytes, int64_t requested, int64_
   return 1 - blocks <= limit->blocks && n - bytes <= limit->bytes && r - requested <= limit->requested;
 }
 
+/* visit notes which thread is here and returns the age of the oldest block that may be taken. */
+static inline uint32_t visit(front *f) {
+  uint64_t me = (uintptr_t)&shim_self;
+  if (f->owner != me) {
+    f->owner = me;
+    f->turns += FRONT_TURNS_MANY;
+    if (f->turns > FRONT_TURNS_MOST)
+      f->turns = FRONT_TURNS_MOST;
+  } else if (f->turns > 0)
+    f->turns--;
+  return f->turns > FRONT_TURNS_MANY ? FRONT_AGE_SHARED : 0;
+}
+
 void *front_take(uint64_t size, int device, void *stream) {
   uint32_t index = stream_find(device, (uintptr_t)stream);
-  if (index == 0)
+  if (index == 0 || LOAD(&stopped))
     return NULL;
   front *f = fronts[index].front;
   const front_flags *flags = fronts[index].flags;
   if (!LOAD(&flags->quick) || LOAD(&f->routed) || __atomic_load_n(&f->count, __ATOMIC_RELAXED) == 0 || !lock(f))
     return NULL;
+  uint32_t oldest = visit(f);
   for (uint32_t i = f->count; i-- > 0;) {
-    if (f->tray[i].requested != size)
+    uint32_t mark = f->tray[i].mark;
+    if (f->tray[i].requested != size || mark == 0 || ((f->version - mark) & MARK_MASK) > oldest)
       continue;
     int64_t n = rounded(f, size), r = (int64_t)size;
     int c = (uint64_t)n > f->small_max;
@@ -174,7 +202,7 @@ void *front_take(uint64_t size, int device, void *stream) {
     f->taken[c].bytes += n;
     f->taken[c].requested += r;
     unlock(f);
-    block_add(addr, size | (uint64_t)index << 48);
+    block_add(addr, size, index, mark);
     return (void *)addr;
   }
   unlock(f);
@@ -183,23 +211,24 @@ void *front_take(uint64_t size, int device, void *stream) {
 
 int front_put(void *ptr) {
   uint64_t info = block_take((uintptr_t)ptr);
-  if (info == 0)
+  if (info == 0 || LOAD(&stopped))
     return 0;
-  uint64_t size = info & (((uint64_t)1 << 48) - 1);
-  struct known *k = &fronts[info >> 48];
+  uint64_t size = info & (((uint64_t)1 << SIZE_BITS) - 1);
+  struct known *k = &fronts[info >> SIZE_BITS & FRONT_MAX];
   front *f = k->front;
   if (!LOAD(&k->flags->quick) || !lock(f))
     return 0;
+  visit(f);
   int64_t n = rounded(f, size);
   int c = (uint64_t)n > f->small_max;
   front_amount *own = &f->net[c], *other = &f->net[1 - c];
   if (f->count == FRONT_SLOTS || own->blocks + 1 > f->puts[c].blocks || own->bytes + n > f->puts[c].bytes ||
       own->blocks + other->blocks + 1 > f->puts[FRONT_CLASSES].blocks ||
-      own->bytes + other->bytes + n > f->puts[FRONT_CLASSES].bytes) {
+      own->bytes + other->bytes + n > f->puts[FRONT_CLASSES].bytes || own->bytes + f->taken[c].bytes + n >= f->frees[c]) {
     unlock(f);
     return 0;
   }
-  f->tray[f->count] = (front_entry){(uintptr_t)ptr, size, LOAD(&f->epoch)};
+  f->tray[f->count] = (front_entry){(uintptr_t)ptr, size, LOAD(&f->epoch), (uint32_t)(info >> MARK_AT), 0};
   __atomic_store_n(&f->count, f->count + 1, __ATOMIC_RELAXED);
   own->blocks++;
   own->bytes += n;
@@ -210,8 +239,9 @@ int front_put(void *ptr) {
 
 void front_forget(void *ptr) { block_take((uintptr_t)ptr); }
 
-void front_know(void *ptr, uint64_t size, int device, void *stream, uint32_t index) {
+void front_know(void *ptr, uint64_t size, int device, void *stream, uint32_t ticket) {
+  uint32_t index = ticket & 0xffff;
   if (stream_find(device, (uintptr_t)stream) == 0)
     stream_add(device, (uintptr_t)stream, index);
-  block_add((uintptr_t)ptr, size | (uint64_t)index << 48);
+  block_add((uintptr_t)ptr, size, index, ticket >> 16);
 }

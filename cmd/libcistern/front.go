@@ -32,8 +32,9 @@ var fronts struct {
 // noIndex is the index of a front that C does not take.
 const noIndex = ^uint32(0)
 
-// frontIndex is the index by which C knows a front, 0 if it does not.
-func frontIndex(d *cistern.Device, f *front.Front) C.uint32_t {
+// frontTicket is a ticket as C has it: the mark above the index by which C knows the front, 0 if it does not.
+func frontTicket(d *cistern.Device, t front.Ticket) C.uint32_t {
+	f := t.Front
 	if f == nil {
 		return 0
 	}
@@ -44,7 +45,7 @@ func frontIndex(d *cistern.Device, f *front.Front) C.uint32_t {
 	if i == noIndex {
 		return 0
 	}
-	return C.uint32_t(i)
+	return C.uint32_t(i | t.Mark<<16)
 }
 
 func addFront(d *cistern.Device, f *front.Front) uint32 {
@@ -80,16 +81,18 @@ func sameLayout() {
 			panic(fmt.Sprintf("offset %d of a front is %d in C, %d in Go", i, c, at))
 		}
 	}
-	if C.FRONT_SLOTS != front.Slots || C.FRONT_CLASSES != front.Classes || C.FRONT_POLL_EVERY != front.PollEvery {
-		panic("front.h and internal/front differ")
+	for i, n := range front.Constants() {
+		if c := int(C.front_constants[i]); c != n {
+			panic(fmt.Sprintf("constant %d of fronts is %d in C, %d in Go", i, c, n))
+		}
 	}
 }
 
-// coreAllocFront is coreAlloc from the default pool without a tag. The index says, unless it is 0, that the block may be
-// put into the tray of that front.
+// coreAllocFront is coreAlloc from the default pool without a tag. The ticket says, unless it is 0, that the block may be
+// put into the tray of a front.
 //
 //export coreAllocFront
-func coreAllocFront(out *C.uintptr_t, size C.size_t, d C.int, h C.uintptr_t, index *C.uint32_t) (code C.int) {
+func coreAllocFront(out *C.uintptr_t, size C.size_t, d C.int, h C.uintptr_t, ticket *C.uint32_t) (code C.int) {
 	defer caught(&code)
 	l, err := started()
 	if err != nil {
@@ -103,11 +106,11 @@ func coreAllocFront(out *C.uintptr_t, size C.size_t, d C.int, h C.uintptr_t, ind
 	if err != nil {
 		return fail(err)
 	}
-	p, f, err := dev.AllocFront(uint64(size), st)
+	p, t, err := dev.AllocFront(uint64(size), st)
 	if err != nil {
 		return fail(err)
 	}
 	*out = C.uintptr_t(p)
-	*index = frontIndex(dev, f)
+	*ticket = frontTicket(dev, t)
 	return C.CISTERN_OK
 }

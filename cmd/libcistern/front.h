@@ -10,7 +10,17 @@
 
 #define HIDDEN __attribute__((visibility("hidden")))
 
-enum { FRONT_SLOTS = 16, FRONT_CLASSES = 2, FRONT_POLL_EVERY = 16 };
+enum {
+  FRONT_SLOTS = 16,
+  FRONT_CLASSES = 2,
+  FRONT_POLL_EVERY = 16,
+  FRONT_MARK_BITS = 12,
+  FRONT_TURNS_MANY = 16,
+  FRONT_TURNS_MOST = 64,
+  FRONT_AGE_SHARED = 64,
+  FRONT_CONSTANTS = 7
+};
+extern const int front_constants[FRONT_CONSTANTS] HIDDEN;
 
 typedef struct front_amount {
   int64_t blocks, bytes, requested;
@@ -18,19 +28,22 @@ typedef struct front_amount {
 
 typedef struct front_entry {
   uint64_t addr, requested, stamp;
+  uint32_t mark, gap;
 } front_entry;
 
 typedef struct front {
   uint32_t word; /* 1 while locked */
   uint32_t count;
   front_amount net[FRONT_CLASSES];
-  uint32_t polls, index;
+  uint64_t owner;
   front_amount taken[FRONT_CLASSES];
-  uint8_t gap1[16];
+  uint32_t polls, turns;
+  uint8_t gap1[8];
   front_amount puts[FRONT_CLASSES + 1], takes[FRONT_CLASSES + 1];
+  int64_t frees[FRONT_CLASSES];
   uint64_t epoch, mask, small_max;
-  uint32_t routed;
-  uint8_t gap2[20];
+  uint32_t version, limited, routed, index;
+  uint8_t gap2[56];
   front_entry tray[FRONT_SLOTS];
 } front;
 
@@ -40,7 +53,7 @@ typedef struct front_flags {
 } front_flags;
 
 /* The offsets of front's fields and its size, as internal/front has them. */
-enum { FRONT_LAYOUT = 16 };
+enum { FRONT_LAYOUT = 22 };
 extern const uint64_t front_layout[FRONT_LAYOUT] HIDDEN;
 
 /* front_take meets a request from the tray of the stream's front; NULL if Go must. */
@@ -49,11 +62,14 @@ void *front_take(uint64_t size, int device, void *stream) HIDDEN;
 int front_put(void *ptr) HIDDEN;
 /* front_forget makes the block's free Go's business. */
 void front_forget(void *ptr) HIDDEN;
-/* front_know says that Go has handed a block out that front_put may take back, and which front is the stream's. */
-void front_know(void *ptr, uint64_t size, int device, void *stream, uint32_t index) HIDDEN;
+/* front_know says that Go has handed a block out with a ticket, not 0: front_put may take it back, and that front is the
+ * stream's. */
+void front_know(void *ptr, uint64_t size, int device, void *stream, uint32_t ticket) HIDDEN;
 
 /* For Go: makes a front known by an index above 0; at most FRONT_MAX are. */
 enum { FRONT_MAX = 4095 };
 void front_add(uint32_t index, front *f, const front_flags *flags) HIDDEN;
+/* front_stop leaves every request and every free to Go from now on: after a bug there, which has to be said. */
+void front_stop(void) HIDDEN;
 
 #endif

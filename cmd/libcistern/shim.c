@@ -67,10 +67,10 @@ static inline int alloc(void **out, size_t size, int device, void *stream) {
   *out = front_take(size, device, stream);
   if (*out != NULL)
     return CISTERN_OK;
-  uint32_t front = 0;
-  int code = coreAllocFront((uintptr_t *)out, size, device, (uintptr_t)stream, &front);
-  if (front != 0)
-    front_know(*out, size, device, stream, front);
+  uint32_t ticket = 0;
+  int code = coreAllocFront((uintptr_t *)out, size, device, (uintptr_t)stream, &ticket);
+  if (ticket != 0)
+    front_know(*out, size, device, stream, ticket);
   return code;
 }
 

@@ -43,34 +43,59 @@ type Entry struct {
 	Addr      uint64
 	Requested uint64 // bytes asked for
 	Stamp     uint64 // the epoch of the stream in which it was given back
+	Mark      uint32 // the version of the heap that handed it out, 0 for one long ago
+	_         uint32
 }
 
-// Front is shared by the threads of one stream. The first cache line is all that every operation changes; what only Go
-// changes lies apart.
+// Front is shared by the threads of one stream. The first two cache lines are all that every operation changes but for
+// the tray itself; what only Go changes lies apart.
+//
+// # Which block is taken
+//
+// The heap gives a request the block that leaves the rest most useful. A block in the tray has the size, but the heap
+// might have merged it and chosen another. So it is taken only if the heap has handed nothing out since it handed out
+// this block: then it would choose the same again. That is what temporaries are. Where threads share a stream, one's
+// request would spoil another's block; so as long as they take turns, more is allowed.
 type Front struct {
 	word  atomic.Uint32 // 1 while locked
 	count uint32        // entries of the tray
 	// net is what was put into the tray less what was taken from it since Go last took stock, by class.
 	net   [Classes]Amount
-	polls uint32        // requests met from the tray while frees waited for other streams
-	index atomic.Uint32 // by which C knows the front; 0: C does not
+	owner uint64 // the thread that was here last
 
 	taken [Classes]Amount // what was taken from the tray since Go last took stock
-	_     [16]byte
+	polls uint32          // requests met from the tray while frees waited for other streams
+	turns uint32          // rises when another thread comes, falls when the same does
+	_     [8]byte
 
-	// Limits are set by Go: by how much net may rise and fall. The last of each is for the classes together.
+	// Limits are set by Go: by how much net may rise and fall, of which the last is for the classes together; and the
+	// bytes that may be given back, whether taken again or not, before Go must hear of it.
 	puts  [Classes + 1]Amount
 	takes [Classes + 1]Amount
+	frees [Classes]int64
 
 	epoch    atomic.Uint64 // the stream's open epoch
 	mask     uint64        // sizes of blocks are multiples of mask+1
 	smallMax uint64        // the largest block of class 0
+	version  uint32        // of the heap: how often it may have handed a block out
+	limited  uint32        // takes is not 0
 	routed   atomic.Uint32 // 1 while the stream allocates from another pool
-	_        [4]byte
-	_        [16]byte
+	index    atomic.Uint32 // by which C knows the front; 0: C does not
+	_        [56]byte
 
 	tray [Slots]Entry
 }
+
+const (
+	// MarkBits is how many bits of the version C keeps of a block.
+	MarkBits = 12
+	markMask = 1<<MarkBits - 1
+	// Threads take turns when turns is above turnsMany; each change of thread adds that much, up to turnsMost.
+	turnsMany = 16
+	turnsMost = 64
+	// ageShared is how many blocks the heap may have handed out since, where threads take turns.
+	ageShared = 64
+)
 
 // Flags are a device's. C code reads them before it does anything.
 type Flags struct {
@@ -143,6 +168,12 @@ func (f *Front) ClassOf(requested uint64) int {
 
 // All that follows is for holders of the lock.
 
+// Ticket says that a block may be put into the tray of a front, with this mark. Without a Front it may not.
+type Ticket struct {
+	Front *Front
+	Mark  uint32
+}
+
 // Outcome is what came of Take.
 type Outcome int
 
@@ -152,35 +183,69 @@ const (
 	Taken
 )
 
-// Take takes the block from the tray that was given back last of those that were asked for with this size.
-func (f *Front) Take(requested uint64, waiting bool) (addr uint64, o Outcome) {
+// Take takes the block from the tray that was given back last of those that were asked for with this size. thread is any
+// number that tells the calling thread from others, 0 if that does not matter.
+func (f *Front) Take(requested uint64, waiting bool, thread uint64) (addr uint64, mark uint32, o Outcome) {
 	if f.routed.Load() != 0 {
-		return 0, Missed
+		return 0, 0, Missed
 	}
+	oldest := f.visit(thread)
 	for i := int(f.count) - 1; i >= 0; i-- {
-		if f.tray[i].Requested != requested {
+		if m := f.tray[i].Mark; f.tray[i].Requested != requested || m == 0 || (f.version-m)&markMask > oldest {
 			continue
 		}
 		n, r, c := int64(f.round(requested)), int64(requested), f.ClassOf(requested)
 		own, all := &f.net[c], &f.net[1-c]
 		if !below(own, n, r, &f.takes[c]) || !below(&Amount{own.Blocks + all.Blocks, own.Bytes + all.Bytes,
 			own.Requested + all.Requested}, n, r, &f.takes[Classes]) {
-			return 0, Missed
+			return 0, 0, Missed
 		}
 		if waiting {
 			if f.polls%PollEvery == PollEvery-1 {
-				return 0, Due
+				return 0, 0, Due
 			}
 			f.polls++
 		}
-		addr = f.tray[i].Addr
+		addr, mark = f.tray[i].Addr, f.tray[i].Mark
 		copy(f.tray[i:f.count-1], f.tray[i+1:f.count])
 		f.count--
 		own.add(-1, -n, -r)
 		f.taken[c].add(1, n, r)
-		return addr, Taken
+		return addr, mark, Taken
 	}
-	return 0, Missed
+	return 0, 0, Missed
+}
+
+// visit notes who is here and returns the age of the oldest block that may be taken.
+func (f *Front) visit(thread uint64) uint32 {
+	switch {
+	case thread == 0:
+	case f.owner != thread:
+		f.owner = thread
+		f.turns = min(f.turns+turnsMany, turnsMost)
+	case f.turns > 0:
+		f.turns--
+	}
+	if f.turns > turnsMany {
+		return ageShared
+	}
+	return 0
+}
+
+// Advance says that the heap may have handed a block out, and returns the mark of that block.
+func (f *Front) Advance() uint32 {
+	if f.version++; uint8(f.version) == 0 {
+		f.version++ // 0 is no mark, also in 8 bits
+	}
+	return f.version & markMask
+}
+
+// Recent is the mark whose last 8 bits these are, of a block that was handed out not long ago.
+func (f *Front) Recent(low uint8) uint32 {
+	if low == 0 {
+		return 0
+	}
+	return (f.version - uint32(uint8(f.version)-low)) & markMask
 }
 
 // below reports whether net may fall by one block.
@@ -196,20 +261,22 @@ func (f *Front) Full() bool { return f.count == Slots }
 
 // Put puts a block into the tray that was given back now, and reports whether there was room for it and the limits
 // allowed it.
-func (f *Front) Put(addr, requested uint64) bool {
+func (f *Front) Put(addr, requested uint64, mark uint32, thread uint64) bool {
+	f.visit(thread)
 	n, c := int64(f.round(requested)), f.ClassOf(requested)
 	own, all := &f.net[c], &f.net[1-c]
 	if f.Full() || own.Blocks+1 > f.puts[c].Blocks || own.Bytes+n > f.puts[c].Bytes ||
-		own.Blocks+all.Blocks+1 > f.puts[Classes].Blocks || own.Bytes+all.Bytes+n > f.puts[Classes].Bytes {
+		own.Blocks+all.Blocks+1 > f.puts[Classes].Blocks || own.Bytes+all.Bytes+n > f.puts[Classes].Bytes ||
+		own.Bytes+f.taken[c].Bytes+n >= f.frees[c] {
 		return false
 	}
-	f.PutBeyond(addr, requested)
+	f.PutBeyond(addr, requested, mark)
 	return true
 }
 
 // PutBeyond is Put whatever the limits say, for a caller who settles the statistics. There must be room.
-func (f *Front) PutBeyond(addr, requested uint64) {
-	f.tray[f.count] = Entry{addr, requested, f.epoch.Load()}
+func (f *Front) PutBeyond(addr, requested uint64, mark uint32) {
+	f.tray[f.count] = Entry{Addr: addr, Requested: requested, Stamp: f.epoch.Load(), Mark: mark & markMask}
 	f.count++
 	f.net[f.ClassOf(requested)].add(1, int64(f.round(requested)), int64(requested))
 }
@@ -237,17 +304,41 @@ func (f *Front) Stock(class int) (net, taken Amount) {
 	return net, taken
 }
 
-// SetLimits says by how much the blocks in the tray may change from now on: puts and takes, for each class, and last for
-// the classes together. Requested does not matter of puts.
-func (f *Front) SetLimits(puts, takes *[Classes + 1]Amount) { f.puts, f.takes = *puts, *takes }
+// PutLimits are by how much the blocks in the tray may rise after stock was taken: for each class, and last for the classes
+// together. Requested does not matter.
+func (f *Front) PutLimits() *[Classes + 1]Amount { return &f.puts }
+
+// SetFrees limits the bytes of a class that may be put into the tray, whether they are taken again or not.
+func (f *Front) SetFrees(class int, bytes int64) { f.frees[class] = bytes }
+
+// TakeLimits are by how much they may fall below what they were then.
+func (f *Front) TakeLimits() *[Classes + 1]Amount {
+	f.limited = 1
+	return &f.takes
+}
+
+// NoTakes makes the limits of takes 0.
+func (f *Front) NoTakes() {
+	if f.limited != 0 {
+		f.limited = 0
+		f.takes = [Classes + 1]Amount{}
+	}
+}
 
 // Layout is the offsets of the fields of a Front in the order in which they are declared, its size, and the offsets of
 // Flags: front.h has the same.
 func Layout() []uintptr {
 	var f Front
 	var g Flags
-	return []uintptr{unsafe.Offsetof(f.word), unsafe.Offsetof(f.count), unsafe.Offsetof(f.net), unsafe.Offsetof(f.polls),
-		unsafe.Offsetof(f.index), unsafe.Offsetof(f.taken), unsafe.Offsetof(f.puts), unsafe.Offsetof(f.takes),
-		unsafe.Offsetof(f.epoch), unsafe.Offsetof(f.mask), unsafe.Offsetof(f.smallMax), unsafe.Offsetof(f.routed),
-		unsafe.Offsetof(f.tray), unsafe.Sizeof(f), unsafe.Offsetof(g.Quick), unsafe.Offsetof(g.Waiting)}
+	return []uintptr{unsafe.Offsetof(f.word), unsafe.Offsetof(f.count), unsafe.Offsetof(f.net), unsafe.Offsetof(f.owner),
+		unsafe.Offsetof(f.taken), unsafe.Offsetof(f.polls), unsafe.Offsetof(f.turns), unsafe.Offsetof(f.puts),
+		unsafe.Offsetof(f.takes), unsafe.Offsetof(f.frees), unsafe.Offsetof(f.epoch), unsafe.Offsetof(f.mask),
+		unsafe.Offsetof(f.smallMax), unsafe.Offsetof(f.version), unsafe.Offsetof(f.limited), unsafe.Offsetof(f.routed),
+		unsafe.Offsetof(f.index), unsafe.Offsetof(f.tray), unsafe.Sizeof(f), unsafe.Offsetof(f.tray[0].Mark),
+		unsafe.Offsetof(g.Quick), unsafe.Offsetof(g.Waiting)}
+}
+
+// Constants are those that front.h has as well, in its order.
+func Constants() []int {
+	return []int{Slots, Classes, PollEvery, MarkBits, turnsMany, turnsMost, ageShared}
 }

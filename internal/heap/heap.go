@@ -67,6 +67,7 @@ type Block struct {
 	Uses      int32  // the owner's: list of other streams that use the block, 0 none
 	bin       uint16
 	State     State
+	Mark      uint8 // the owner's, of a used block
 }
 
 var _ [64 - unsafe.Sizeof(Block{})]byte // a record fits a cache line

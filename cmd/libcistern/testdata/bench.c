@@ -1,6 +1,6 @@
 /* What requests and frees cost through the C interface, in nanoseconds, as one line of JSON:
  *
- *     cc -O2 -pthread bench.c -lcistern -lm -o bench && CISTERN_CONF=driver:sim ./bench
+ *     cc -O2 -pthread bench.c -lcistern -o bench && CISTERN_CONF=driver:sim ./bench
  *
  * pair: one allocation and its free. churn: a population of blocks of 512 B to 8 MiB, log-uniform, that are replaced one by
  * one. threads: pairs of 1 MiB by four threads on one stream, wall time per pair. sparse: one allocation after the program
@@ -8,7 +8,6 @@
 #define _GNU_SOURCE
 #include <cistern.h>
 
-#include <math.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -51,11 +50,20 @@ static uint64_t rnd(void) { /* splitmix64 */
   return z ^ z >> 31;
 }
 
+/* 512 B to 8 MiB, so that every doubling is as likely as any other. */
+static size_t log_uniform(void) {
+  uint64_t r = rnd();
+  double x = 1;
+  for (uint64_t i = r % 1024; i > 0; i--)
+    x *= 1.0006771306930664; /* the 1024th root of 2 */
+  return (size_t)(x * (double)(512u << r / 1024 % 14));
+}
+
 static double churn(int live, int n) {
   static size_t sizes[4096];
   static uint32_t order[65536];
   for (int i = 0; i < 4096; i++)
-    sizes[i] = (size_t)exp2(9 + 14.0 * (rnd() >> 11) / (1ull << 53));
+    sizes[i] = log_uniform();
   for (int i = 0; i < 65536; i++)
     order[i] = rnd() % live;
   void **v = malloc(live * sizeof *v);
