@@ -177,6 +177,7 @@ func (s *scenario) play(opts cistern.Options) bool {
 	s.check()
 	d.SetLimit(s.drv.ReservedBytes(0) + 4*mib)
 	s.segments(st[1])
+	s.captures(st[1])
 	big := s.alloc(pool, st[0], 150*mib)
 	s.check()
 	s.alloc(pool, st[0], 300*mib)
@@ -236,6 +237,56 @@ func (s *scenario) segments(st *cistern.Stream) {
 		s.failed("release", s.pools[0].Release())
 		s.check()
 	}
+}
+
+// captures captures into a pool, announced before and while it is under way, and goes back to what was live between.
+func (s *scenario) captures(st *cistern.Stream) {
+	p, err := s.dev.NewPool(cistern.PoolID{2, 1})
+	if err != nil {
+		s.fail("NewPool: %v", err)
+	}
+	s.pools = append(s.pools, p)
+	s.free(s.alloc(p, st, 5*mib))
+	s.failed("mark", s.dev.MarkFrees())
+	var between []cistern.Block
+	for _, late := range []bool{false, true} {
+		begin := func() bool { return !s.failed("begin capture", s.dev.BeginCapture(st, p)) }
+		known := late || begin()
+		if err := s.drv.BeginCapture(0, st.Handle()); err != nil {
+			return // the context is broken
+		}
+		if late {
+			known = begin()
+		}
+		if known {
+			s.free(s.alloc(p, st, 3*mib))
+			s.alloc(p, st, 4*mib)
+			s.check()
+		}
+		if _, err := s.drv.EndCapture(0, st.Handle()); err != nil && s.drv.Fault() != nil {
+			s.fail("the capture was spoilt: %v", err)
+		}
+		if known {
+			s.failed("end capture", s.dev.EndCapture(st))
+		}
+		if !late {
+			between = p.Blocks()
+		}
+		s.check()
+	}
+	s.failed("restore", p.Restore(between))
+	for q := range s.live {
+		if _, err := s.a.Base(q); err != nil {
+			delete(s.live, q) // of the second capture
+		}
+	}
+	s.check()
+	for _, b := range between {
+		s.free(b.Base)
+	}
+	s.check()
+	s.failed("release", p.Release())
+	s.check()
 }
 
 func (s *scenario) record(p cuda.Ptr, st *cistern.Stream) {
