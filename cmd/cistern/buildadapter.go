@@ -66,6 +66,10 @@ type pythonReport struct {
 		Built  bool     `json:"built"`
 		Path   string   `json:"path"`
 		Places []string `json:"places"`
+		Build  *struct {
+			Torch   string  `json:"torch"`
+			Seconds float64 `json:"seconds"`
+		} `json:"build"`
 	} `json:"adapter"`
 	Settings []string `json:"settings"`
 	Problems []string `json:"problems"`

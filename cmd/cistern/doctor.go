@@ -304,6 +304,8 @@ func (p *pythonReport) write(line func(what, format string, args ...any)) {
 	}
 	switch s := p.Adapter; {
 	case s == nil:
+	case s.Built && s.Build != nil:
+		line("adapter", "built for torch %s in %.0f s, %s", s.Build.Torch, s.Build.Seconds, s.Path)
 	case s.Built:
 		line("adapter", "built, %s", s.Path)
 	default:

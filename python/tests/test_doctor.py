@@ -37,7 +37,7 @@ class Doctor(Case):
         found = self.found()
         self.assertEqual(found["python"]["adapter"]["path"], file)
         text = self.doctor().stdout
-        for words in ("torch      2.11.0+cu130, CUDA 13.0, ", "adapter    built, " + file, "device 0   ", "80.00 GiB",
+        for words in ("torch      2.11.0+cu130, CUDA 13.0, ", "adapter    built for torch 2.11.0+cu130 in ", " s, " + file, "device 0   ", "80.00 GiB",
                       "PyTorch programs can run on Cistern here."):
             self.assertIn(words, text)
         # What is built needs no compiler.
