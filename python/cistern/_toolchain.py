@@ -134,3 +134,23 @@ def find_compiler() -> List[str]:
         if shutil.which(name):
             return [name]
     raise Missing("there is no C++ compiler: install g++ (c++, g++ and clang++ were looked for), or name one in CXX")
+
+
+def find_runtime() -> Optional[str]:
+    """The file of the C++ library that PyTorch uses in this process, or would: libstdc++.so.6."""
+    name = "libstdc++.so.6"
+    try:
+        with open("/proc/self/maps", encoding="utf-8", errors="replace") as f:
+            for line in f:
+                file = line.rstrip("\n").partition("/")[2]
+                if os.path.basename(file).startswith(name):
+                    return "/" + file
+    except OSError:
+        pass
+    # As the dynamic linker would look for it.
+    folders = os.environ.get("LD_LIBRARY_PATH", "").split(":") + [os.path.join(sys.prefix, "lib")]
+    folders += ["/usr/lib/%s-linux-gnu" % os.uname().machine, "/usr/lib64", "/lib64", "/usr/lib", "/lib"]
+    for folder in folders:
+        if folder and os.path.isfile(os.path.join(folder, name)):
+            return os.path.join(folder, name)
+    return None

@@ -224,6 +224,11 @@ def commands(torch: Torch, compiler: List[str], include: List[str], work: str) -
     # Only those that this PyTorch has; what is missing is found, or not, when the adapter is loaded.
     libraries = ["-l" + n for n in LIBRARIES if os.path.isfile(os.path.join(torch.lib, "lib%s.so" % n))]
     link = compiler + ["-shared", "-o", os.path.join(work, NAME)] + objects + ["-L" + torch.lib] + libraries
+    # The C++ library of the process, by its file. Compilers beside the system's (toolsets, Conda's, one in /opt) would put
+    # a static one of their own, or parts of it, into the adapter: two of them in a process share what they must not.
+    runtime = _toolchain.find_runtime()
+    if runtime is not None:
+        link += ["-nodefaultlibs", runtime, "-lm", "-lgcc_s", "-lc"]
     return compiles, link + ["-ldl", "-lpthread"]
 
 
