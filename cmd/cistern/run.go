@@ -18,7 +18,7 @@ func newRun() *cobra.Command {
 		Use:   "run [flags] -- PROGRAM [ARGUMENT]...",
 		Short: "Run a program in which PyTorch's memory is Cistern's",
 		Long: "Run starts a program in which PyTorch takes its GPU memory from Cistern instead of its own allocator. The program\n" +
-			"is not changed, and what it does not notice by itself under torch.cuda stays as it was. The first time for a\n" +
+			"is not changed; everything under torch.cuda works, and what cannot be had is said. The first time for a\n" +
 			"version of PyTorch an adapter is compiled, which needs a C++ compiler; without one PyTorch's plain pluggable\n" +
 			"allocator is used, and one line says what is missing. `cistern doctor` looks before.\n\n" + injectionHelp,
 		Args: programArgs,
