@@ -366,7 +366,7 @@ func TestOnUnmapWaitsForAnAllocatingThread(t *testing.T) {
 	e.dev.OnUnmap(func(cuda.Ptr, uint64) {
 		once.Do(func() { close(entered) })
 		theirs.Lock()
-		theirs.Unlock()
+		defer theirs.Unlock()
 	})
 	e.free(t, e.alloc(t, 50*mib, e.streams[0]))
 	theirs.Lock()
