@@ -84,6 +84,7 @@ type Device struct {
 	retired       [numGroups][numGauges]int64 // what was added in dissolved spaces and to the spares
 	since         [numGroups][numGauges]total // what Added and Removed are counted from
 	dissolving    bool                        // a released pool still has spaces
+	retireAt      int                         // lanes at which idle ones are next looked for
 }
 
 // reservation is a range of addresses got from the driver.

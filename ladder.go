@@ -32,6 +32,9 @@ func (p *Pool) allocSlow(size, n uint64, st *Stream, tag uint32) (cuda.Ptr, erro
 	if d.onUnmap != nil && d.zombies.Len() > 0 {
 		d.unmapReady() // of pools that ended, or from before anybody wanted to know
 	}
+	if p.spaceFor(st, d.classOf(n)) == nil {
+		d.retire()
+	}
 	s, err := p.space(st, d.classOf(n))
 	if err != nil {
 		return 0, err

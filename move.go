@@ -18,15 +18,17 @@ type planner struct {
 
 // hold locks the lane of o until letGo, unless that is held's, whose lock the caller has, or held already.
 func (p *planner) hold(o, held *space) {
-	if held.in(o.lane) || slices.Contains(p.held, o.lane) {
+	if held.in(o.lane) || o.lane.planned {
 		return
 	}
 	o.mu.Lock()
+	o.lane.planned = true
 	p.held = append(p.held, o.lane)
 }
 
 func (p *planner) letGo() {
 	for _, l := range p.held {
+		l.planned = false
 		l.mu.Unlock()
 	}
 	p.held = p.held[:0]
@@ -228,14 +230,11 @@ func (d *Device) gather(c *climb, at place, rungs Rungs, pressure bool) uint64 {
 
 // offers lists the wholly free chunks of a space, except those of one block.
 func (d *Device) offers(c *climb, o *space, except heap.ID) {
-	if o.pool.pinned || o.area == nil {
+	if o.pool.pinned || o.area == nil || o.chunkBytes == 0 {
 		return
 	}
 	// Held until the move is done: once it were let go, another thread could be handed what was found free.
 	d.plan.hold(o, c.s)
-	if o.chunkBytes == 0 {
-		return
-	}
 	p := &d.plan
 	o.heap.EachFree(d.upstream.Granularity(), func(id heap.ID, b *heap.Block) bool {
 		if id == except || !d.orderable(c, o.stream, b.Stamp) {

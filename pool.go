@@ -25,8 +25,9 @@ type Pool struct {
 	noSplit  bool              // each block is a segment
 	mask     uint64            // sizes of blocks are multiples of mask+1
 
-	// spaces by stream index × classes + class. The slice is replaced, never changed.
-	spaces atomic.Pointer[[]*space]
+	// spaces by stream index × classes + class. Read without a lock, where one that was dissolved may still be seen: it is
+	// empty. Changed by holders of Device.mu.
+	spaces atomic.Pointer[[]atomic.Pointer[space]]
 
 	pinned   bool // guarded by dev.mu: a captured graph uses it, so nothing of it moves until Release
 	released bool // guarded by dev.mu
@@ -107,7 +108,7 @@ func (p *Pool) spaceFor(st *Stream, class int) *space {
 	list := *p.spaces.Load()
 	if i := int(st.index)*numClasses + class; i < len(list) {
 		// The index is the stream's among those of its device, which may be another one.
-		if s := list[i]; s != nil && s.stream == st {
+		if s := list[i].Load(); s != nil && s.stream == st {
 			return s
 		}
 	}
@@ -157,12 +158,17 @@ func (p *Pool) space(st *Stream, class int) (*space, error) {
 		s.index = int32(len(d.spaces))
 		d.spaces = append(d.spaces, s)
 	}
-	old := *p.spaces.Load()
 	i := int(st.index)*numClasses + class
-	list := make([]*space, max(len(old), i+1))
-	copy(list, old)
-	list[i] = s
-	p.spaces.Store(&list)
+	list := *p.spaces.Load()
+	if i >= len(list) {
+		more := make([]atomic.Pointer[space], max(i+1, 2*len(list)))
+		for k := range list {
+			more[k].Store(list[k].Load())
+		}
+		p.spaces.Store(&more)
+		list = more
+	}
+	list[i].Store(s)
 	if !st.active {
 		st.active = true
 		if d.using++; d.using > 1 {
@@ -214,8 +220,6 @@ func (d *Device) dissolve(s *space) bool {
 		d.lanes = slices.DeleteFunc(d.lanes, func(l *lane) bool { return l == s.lane })
 	}
 	d.spaces[s.index] = nil
-	list := append([]*space(nil), *s.pool.spaces.Load()...)
-	list[int(s.stream.index)*numClasses+s.class] = nil
-	s.pool.spaces.Store(&list)
+	(*s.pool.spaces.Load())[int(s.stream.index)*numClasses+s.class].Store(nil)
 	return true
 }

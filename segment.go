@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"sync/atomic"
 
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/internal/heap"
@@ -77,7 +78,7 @@ func (d *Device) addPool(id PoolID, o PoolOptions) (*Pool, error) {
 	if p.segments != nil {
 		d.segmented = true
 	}
-	p.spaces.Store(new([]*space))
+	p.spaces.Store(new([]atomic.Pointer[space]))
 	d.pools[id] = p
 	d.byNumber = append(d.byNumber, p)
 	return p, nil

@@ -18,8 +18,9 @@ type lane struct {
 	// lock. Guarded by mu.
 	most [numGauges]int64
 	// high is the highest sum when allowances were shared out. Guarded by Device.mu.
-	high [numGauges]int64
-	refs int // guarded by Device.mu: spaces
+	high    [numGauges]int64
+	refs    int  // guarded by Device.mu: spaces
+	planned bool // guarded by Device.mu: locked by Device.plan
 	// spaces by class, nil where there is none. Guarded by mu.
 	spaces [numClasses]*space
 }

@@ -42,7 +42,8 @@ type Stream struct {
 	rerun  int           // guarded by mu: how often the last entry of ring was recorded again
 	active bool          // guarded by Device.mu: it has allocated
 	routes []route       // guarded by Device.mu: those not ended; the last one counts
-	waited []uint64      // guarded by Device.mu: by stream index, the epoch of that stream which this one waits for
+	// waited is, by stream index, the epoch of that stream which this one waits for. Guarded by Device.mu.
+	waited map[int32]uint64
 }
 
 type closedEpoch struct {
@@ -153,22 +154,25 @@ func (t *Stream) isOver(epoch uint64) bool {
 // asked again in the same turn: one request on the ladder looks at thousands of blocks.
 func (t *Stream) poll(epoch uint64) {
 	turn := t.dev.a.turn.Load()
-	if t.asked == turn {
-		return
-	}
 	done := 0
-	for done < len(t.ring) && t.over < epoch {
-		ok, err := t.dev.drv.EventQuery(t.dev.id, t.ring[done].event)
-		if err != nil {
-			t.dev.failed(err)
-			break
+	for done < len(t.ring) {
+		c := t.ring[done]
+		if c.epoch > t.over { // else it was waited for
+			if t.over >= epoch || t.asked == turn {
+				break
+			}
+			ok, err := t.dev.drv.EventQuery(t.dev.id, c.event)
+			if err != nil {
+				t.dev.failed(err)
+				break
+			}
+			if !ok {
+				t.asked = turn
+				break
+			}
+			t.over = c.epoch
 		}
-		if !ok {
-			t.asked = turn
-			break
-		}
-		t.over = t.ring[done].epoch
-		t.dev.putEvent(t.ring[done].event)
+		t.dev.putEvent(c.event)
 		done++
 	}
 	if done > 0 {
@@ -204,9 +208,6 @@ func (t *Stream) waitFor(other *Stream, epoch uint64) error {
 	}
 	sameDevice := t.dev == other.dev // indices are per device
 	if sameDevice {
-		for len(t.waited) <= int(other.index) {
-			t.waited = append(t.waited, 0)
-		}
 		if t.waited[other.index] >= epoch {
 			return nil
 		}
@@ -227,6 +228,9 @@ func (t *Stream) waitFor(other *Stream, epoch uint64) error {
 		return t.dev.failed(err)
 	}
 	if sameDevice {
+		if t.waited == nil {
+			t.waited = map[int32]uint64{}
+		}
 		t.waited[other.index] = c.epoch
 	}
 	return nil
