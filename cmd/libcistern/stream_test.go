@@ -154,3 +154,31 @@ func TestForeignStreams(t *testing.T) {
 		t.Errorf("the legacy stream is not that of the memory's device: %v, %v", got, err)
 	}
 }
+
+// TestNoGarbage: what is asked for most makes no garbage on the way into the engine and back.
+func TestNoGarbage(t *testing.T) {
+	l := startSim(t)
+	dev, err := l.Device(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pool := cistern.PoolID{1, 2}
+	if _, err := dev.NewPool(pool); err != nil {
+		t.Fatal(err)
+	}
+	for what, h := range map[string]cuda.Stream{"the legacy stream": 0, "a stream known by its id": 0x7000} {
+		for _, id := range []cistern.PoolID{{}, pool} {
+			if n := testing.AllocsPerRun(1000, func() {
+				p, err := alloc(5000, 0, h, id, 0)
+				if err == nil {
+					err = l.Free(p)
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+			}); n != 0 {
+				t.Errorf("%s, pool %v: %v objects of garbage", what, id, n)
+			}
+		}
+	}
+}

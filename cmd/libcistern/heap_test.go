@@ -1,0 +1,32 @@
+//go:build linux && cgo
+
+package main
+
+import (
+	"runtime"
+	"runtime/debug"
+	"testing"
+	"time"
+)
+
+// TestHeapLimit: the limit of the Go heap follows what is live, up and down, so that the collector never runs in vain.
+func TestHeapLimit(t *testing.T) {
+	startSim(t)
+	t.Cleanup(func() { debug.SetGCPercent(100) })
+	becomes := func(what string, ok func(limit int64) bool) {
+		t.Helper()
+		deadline := time.Now().Add(20 * time.Second)
+		for !ok(debug.SetMemoryLimit(-1)) {
+			if time.Now().After(deadline) {
+				t.Fatalf("%s the limit is %d", what, debug.SetMemoryLimit(-1))
+			}
+			runtime.GC()
+			time.Sleep(time.Millisecond)
+		}
+	}
+	becomes("at first", func(limit int64) bool { return limit == heapLimit })
+	held := make([]byte, 200<<20)
+	becomes("with 200 MiB live", func(limit int64) bool { return limit >= 600<<20 && limit < 800<<20 })
+	runtime.KeepAlive(held)
+	becomes("with little live", func(limit int64) bool { return limit == heapLimit })
+}
