@@ -188,12 +188,12 @@ func (r *restore) planSpace(s *space, wanted []Block) *Block {
 		if !free {
 			return true
 		}
-		if b.Addr != end || s.heap.Prev(id) == 0 || s.heap.Whole {
+		if b.Addr != end || s.heap.Prev(id) == 0 || s.heap.Whole() {
 			next, _ = slices.BinarySearchFunc(take, cuda.Ptr(b.Addr), toBase) // ranges come in any order
 		}
 		end = b.Addr + b.Size
 		for ; next < len(take) && uint64(take[next].Base)+take[next].Size <= end; next++ {
-			fits[next] = !s.heap.Whole || take[next].Size == b.Size
+			fits[next] = !s.heap.Whole() || take[next].Size == b.Size
 		}
 		return true
 	})

@@ -142,7 +142,9 @@ func (p *Pool) space(st *Stream, class int) (*space, error) {
 	s.mu.Lock()
 	s.lane.spaces[class] = s
 	s.mu.Unlock()
-	s.heap.Whole = p.noSplit
+	if p.noSplit {
+		s.heap.KeepWhole()
+	}
 	if p.segments == nil {
 		s.area = vm.NewArea(d.upstream.Granularity())
 	}

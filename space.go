@@ -34,6 +34,9 @@ type space struct {
 	stream *Stream
 	class  int
 	index  int32 // in Device.spaces
+	// capture is the number of the capture of the stream that the free blocks were sorted for, 0 while there is none.
+	// Guarded by mu, changed only by holders of Device.mu.
+	capture uint32
 
 	heap   *heap.Heap // guarded by mu
 	area   *vm.Area   // guarded by mu; nil where the pool is made of segments
@@ -44,10 +47,7 @@ type space struct {
 	requests uint32
 	// chunkBytes is the physical memory mapped here. Guarded by mu, changed only by holders of Device.mu.
 	chunkBytes uint64
-	// capture is the number of the capture of the stream that the free blocks were sorted for, 0 while there is none.
-	// Guarded by mu, changed only by holders of Device.mu.
-	capture uint32
-	climbs  int // guarded by Device.mu: requests on the ladder, which keep the space from being dissolved
+	climbs     int // guarded by Device.mu: requests on the ladder, which keep the space from being dissolved
 }
 
 // round is the size of the block that a request of n bytes gets.

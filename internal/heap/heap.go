@@ -83,8 +83,7 @@ type Heap struct {
 	// MinRest, when not 0, makes Take avoid blocks of which it would leave less than this many bytes, because that
 	// little is of no use to anybody, unless that is a small part of the request (restPart) or there is no other.
 	MinRest uint64
-	// Whole makes Take leave no rest at all: only a block of the very size will do.
-	Whole bool
+	whole   bool // MinRest is larger than any rest, and nothing is taken instead
 
 	ranges     []ID   // first block of each range
 	FreeBytes  uint64 // sum over Free blocks
@@ -153,19 +152,34 @@ func (h *Heap) Take(n, requested uint64) ID {
 	if id == 0 {
 		return 0
 	}
-	if h.Whole && h.blocks[id].Size != n {
-		if id = h.free.exact(h.blocks, n); id == 0 {
+	if rest := h.blocks[id].Size - n; rest < h.MinRest {
+		if id = h.avoid(id, n, rest); id == 0 {
 			return 0
-		}
-	}
-	if rest := h.blocks[id].Size - n; rest < h.MinRest && rest > n/restPart {
-		if other := h.free.fit(h.blocks, n+h.MinRest); other != 0 {
-			id = other
 		}
 	}
 	h.TakeBlock(id, n, requested)
 	return id
 }
+
+// avoid is the block that Take takes instead of one that would leave less than MinRest, 0 if it takes none.
+func (h *Heap) avoid(id ID, n, rest uint64) ID {
+	switch {
+	case rest == 0:
+	case h.whole:
+		return h.free.exact(h.blocks, n)
+	case rest > n/restPart:
+		if other := h.free.fit(h.blocks, n+h.MinRest); other != 0 {
+			return other
+		}
+	}
+	return id
+}
+
+// KeepWhole makes Take leave no rest from now on: only a block of the very size will do.
+func (h *Heap) KeepWhole() { h.whole, h.MinRest = true, ^uint64(0) }
+
+// Whole reports whether KeepWhole was called.
+func (h *Heap) Whole() bool { return h.whole }
 
 // restPart: a rest of up to 1/restPart (2 %) of the request is small.
 const restPart = 50

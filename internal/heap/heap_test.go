@@ -411,7 +411,7 @@ func TestFitBehindTheScanLimit(t *testing.T) {
 // A heap of whole blocks hands out blocks of the very size, however many others are in their bin, and splits none.
 func TestWhole(t *testing.T) {
 	h := New()
-	h.Whole = true
+	h.KeepWhole()
 	const unit = 2 << 20
 	want := map[uint64]bool{}
 	for i := range uint64(60) { // sizes that differ by less than a bin is wide
