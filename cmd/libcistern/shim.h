@@ -12,6 +12,7 @@ typedef struct shim_thread {
   int code;
   cistern_oom oom;
   int has_oom;
+  int calling; /* within a function registered by cistern_on_out_of_memory */
   uint32_t *tags; /* a stack */
   size_t num_tags, cap_tags;
   char words[2048];

@@ -86,8 +86,15 @@ int shim_fail_oom(const cistern_oom *oom, const char *words, size_t n) {
   return CISTERN_OUT_OF_MEMORY;
 }
 
+/* A function that allocates although it must not, and finds no memory, is not called for that: it would go on for ever. */
 int shim_call_oom(uintptr_t fn, uintptr_t ctx, int device, uint64_t missing) {
-  return ((int (*)(void *, int, uint64_t))fn)((void *)ctx, device, missing);
+  shim_thread *t = shim_thread_get();
+  if (t == NULL || t->calling)
+    return 0;
+  t->calling = 1;
+  int helped = ((int (*)(void *, int, uint64_t))fn)((void *)ctx, device, missing);
+  t->calling = 0;
+  return helped;
 }
 
 void shim_call_range(uintptr_t fn, uintptr_t ctx, int device, uintptr_t addr, size_t size) {

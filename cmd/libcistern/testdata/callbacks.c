@@ -22,10 +22,16 @@ static int give_back(void *ctx, int device, uint64_t missing) {
   return 1;
 }
 
+static int greedy, greed;
 static int second;
 static int no_help(void *ctx, int device, uint64_t missing) {
-  (void)ctx, (void)device, (void)missing;
+  (void)ctx;
   second++;
+  if (greedy) { /* against the rules: it fails, and that is all */
+    CHECK(cistern_malloc((ssize_t)missing, device, NULL) == NULL);
+    CHECK_WORDS(CISTERN_OUT_OF_MEMORY, "tried");
+    greed++;
+  }
   return 0;
 }
 
@@ -198,6 +204,11 @@ int main(void) {
   cistern_oom o;
   OK(cistern_last_oom(&o));
   CHECK(o.tried & 32);
+  greedy = 1;
+  int before = calls;
+  CHECK(cistern_malloc(256 * MIB, 0, NULL) == NULL);
+  CHECK(greed == 1 && calls == before + 1);
+  greedy = 0;
   while (hoarded > 0)
     OK(cistern_release(hoard[--hoarded]));
   CHECK((p = cistern_malloc(256 * MIB, 0, NULL)) != NULL);
