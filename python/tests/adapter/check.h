@@ -1,0 +1,108 @@
+// check.h: what the tests of the adapter share. Each is a program that runs it under the real libc10 and libc10_cuda, over a
+// stand-in for the CUDA runtime and a simulated device, and speaks to it as PyTorch does. It is started with the adapter and
+// libcistern.so as arguments.
+#pragma once
+
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAGuard.h>
+
+#include <dlfcn.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+#include <thread>
+
+namespace cca = c10::cuda::CUDACachingAllocator;
+using Pool = c10::MempoolId_t;
+
+// Of the stand-in runtime.
+extern "C" void test_capture(void* stream, int on);
+extern "C" int test_mallocs, test_syncs, test_peer_copies;
+
+inline std::atomic<int> failures{0};
+
+#define CHECK(x)                                                  \
+  do {                                                            \
+    if (!(x)) {                                                   \
+      failures++;                                                 \
+      printf("%s:%d: not so: %s\n", __FILE__, __LINE__, #x);      \
+    }                                                             \
+  } while (0)
+
+// Runs x, which is to throw a kind of exception whose words hold part.
+#define THROWS(kind, part, x)                                                                             \
+  do {                                                                                                    \
+    const char* words = "nothing was thrown";                                                             \
+    std::string kept;                                                                                     \
+    try {                                                                                                 \
+      x;                                                                                                  \
+    } catch (const kind& e) {                                                                             \
+      kept = e.what();                                                                                    \
+      words = strstr(kept.c_str(), part) != nullptr ? nullptr : kept.c_str();                             \
+    } catch (const std::exception& e) {                                                                   \
+      kept = std::string("another exception: ") + e.what();                                               \
+      words = kept.c_str();                                                                               \
+    }                                                                                                     \
+    if (words != nullptr) {                                                                               \
+      failures++;                                                                                         \
+      printf("%s:%d: %s: expected \"%s\", got: %.400s\n", __FILE__, __LINE__, #x, part, words);           \
+    }                                                                                                     \
+  } while (0)
+
+#define OUT_OF_MEMORY(x) THROWS(c10::OutOfMemoryError, "CUDA out of memory. Tried to allocate ", x)
+
+constexpr size_t KiB = 1 << 10, MiB = 1 << 20, GiB = 1 << 30;
+
+// What libtorch_cuda.so has, as far as the adapter needs it.
+namespace torch::cuda::CUDAPluggableAllocator {
+inline std::shared_ptr<cca::CUDAAllocator> current;
+__attribute__((visibility("default"), used, noinline)) void changeCurrentAllocator(
+    const std::shared_ptr<cca::CUDAAllocator>& allocator);
+} // namespace torch::cuda::CUDAPluggableAllocator
+
+namespace c10::cuda::_internal {
+void setHasPrimaryContext(bool (*)(c10::DeviceIndex));
+}
+
+inline void* adapter;
+
+template <class F>
+F* function(const char* name) {
+  void* f = dlsym(adapter, name);
+  if (f == nullptr) {
+    printf("the adapter has no %s\n", name);
+    exit(1);
+  }
+  return reinterpret_cast<F*>(f);
+}
+
+inline void install(char** argv) {
+  setvbuf(stdout, nullptr, _IONBF, 0);
+  c10::cuda::_internal::setHasPrimaryContext([](c10::DeviceIndex) { return true; });
+  adapter = dlopen(argv[1], RTLD_NOW | RTLD_LOCAL);
+  const char* why = adapter == nullptr ? dlerror() : function<const char*(const char*, const char*)>("cistern_torch_install")(argv[2], nullptr);
+  if (why != nullptr) {
+    printf("%s\n", why);
+    exit(1);
+  }
+}
+
+inline int done() {
+  printf("%d failures\n", failures.load());
+  return failures != 0;
+}
+
+inline c10::CachingDeviceAllocator::DeviceStats stats(int device = 0) {
+  return cca::getDeviceStats(static_cast<c10::DeviceIndex>(device));
+}
+inline int64_t reserved() { return stats().reserved_bytes[0].current; }
+
+// The stream whose turn it is of c10's.
+inline c10::cuda::CUDAStream some_stream() { return c10::cuda::getStreamFromPool(false, 0); }
+
+// As torch.cuda.use_mem_pool has it.
+inline std::function<bool(cudaStream_t)> this_thread() {
+  return [id = std::this_thread::get_id()](cudaStream_t) { return std::this_thread::get_id() == id; };
+}

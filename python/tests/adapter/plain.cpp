@@ -1,0 +1,109 @@
+// plain.cpp: the plain shim, called as PyTorch's pluggable allocator calls it. It is started with the shim and libcistern.so.
+#include <cistern.h>
+#include <dlfcn.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <stdexcept>
+#include <utility>
+
+namespace {
+
+using PoolId = std::pair<unsigned long long, unsigned long long>;
+using Filter = std::function<bool(void*)>;
+constexpr size_t MiB = 1 << 20, GiB = 1 << 30;
+int failures;
+
+#define CHECK(x)                                                  \
+  do {                                                            \
+    if (!(x)) {                                                   \
+      failures++;                                                 \
+      printf("%s:%d: not so: %s\n", __FILE__, __LINE__, #x);      \
+    }                                                             \
+  } while (0)
+
+template <class F>
+std::function<F> function(void* library, const char* name) {
+  void* f = dlsym(library, name);
+  if (f == nullptr) {
+    printf("no %s\n", name);
+    exit(1);
+  }
+  return reinterpret_cast<F*>(f);
+}
+
+template <class F>
+bool runs_out(F f) {
+  try {
+    f();
+  } catch (const std::runtime_error& e) {
+    return strstr(e.what(), "CUDA out of memory.") != nullptr && strstr(e.what(), "tried to allocate") != nullptr;
+  }
+  return false;
+}
+
+} // namespace
+
+int main(int, char** argv) {
+  void* shim = dlopen(argv[1], RTLD_NOW);
+  if (shim == nullptr) {
+    puts(dlerror());
+    return 1;
+  }
+  function<void(const char*, const char*)>(shim, "cistern_plain_configure")(argv[2], nullptr);
+  const auto take = function<void*(size_t, int, void*)>(shim, "cistern_plain_malloc");
+  const auto give = function<void(void*, size_t, int, void*)>(shim, "cistern_plain_free");
+  const auto base = function<void*(void*, size_t*)>(shim, "cistern_plain_base");
+  const auto record = function<void(void*, void*)>(shim, "cistern_plain_record_stream");
+  const auto fraction = function<void(double, int)>(shim, "cistern_plain_memory_fraction");
+  const auto reset = function<void()>(shim, "cistern_plain_reset");
+  const auto begin = function<void(int, PoolId, Filter)>(shim, "cistern_plain_begin_pool");
+  const auto end = function<void(int, PoolId)>(shim, "cistern_plain_end_pool");
+  const auto release = function<void(int, PoolId)>(shim, "cistern_plain_release_pool");
+  reset();
+  give(reinterpret_cast<void*>(64), 1, 0, nullptr); // before the library is loaded there is nothing to free
+  function<void(int)>(shim, "cistern_plain_init")(1);
+  void* library = dlopen(argv[2], RTLD_NOW);
+  const auto find = function<int(void*, cistern_block*)>(library, "cistern_find");
+  const auto stats = function<int(int, cistern_stats*)>(library, "cistern_get_stats");
+
+  CHECK(take(0, 0, nullptr) == nullptr);
+  void* p = take(1000, 0, nullptr);
+  size_t n = 0;
+  CHECK(p != nullptr && base(p, &n) == p && n == 1024);
+  record(p, reinterpret_cast<void*>(0x5550));
+  record(nullptr, nullptr);
+  give(p, 1000, 0, nullptr);
+  give(nullptr, 0, 0, nullptr);
+  CHECK(runs_out([&] { take(100 * GiB, 0, nullptr); }));
+  reset();
+  cistern_stats s = {};
+  s.size = sizeof s;
+  CHECK(stats(0, &s) == CISTERN_OK && s.reserved.all.current == 0);
+  fraction(0.25, 0);
+  CHECK(runs_out([&] { take(3 * GiB, 0, nullptr); }));
+  fraction(1, 0);
+  give(take(3 * GiB, 0, nullptr), 3 * GiB, 0, nullptr);
+
+  const PoolId id{3, 0};
+  void* const stream = reinterpret_cast<void*>(0x7770);
+  for (int round = 0; round < 2; round++) { // the name may come again
+    begin(0, id, [=](void* s) { return s == stream; });
+    void *in = take(MiB, 0, stream), *out = take(MiB, 0, nullptr);
+    end(0, id);
+    void* later = take(MiB, 0, stream);
+    cistern_block b;
+    CHECK(find(in, &b) == CISTERN_OK && b.pool[0] == 3 && b.pool[1] == 0);
+    CHECK(find(out, &b) == CISTERN_OK && b.pool[0] == 0);
+    CHECK(find(later, &b) == CISTERN_OK && b.pool[0] == 0);
+    give(in, MiB, 0, stream);
+    give(out, MiB, 0, nullptr);
+    release(0, id);
+    give(later, MiB, 0, stream);
+    CHECK(find(in, &b) == CISTERN_INVALID);
+  }
+  printf("%d failures\n", failures);
+  return failures != 0;
+}

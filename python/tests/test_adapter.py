@@ -1,0 +1,96 @@
+"""The C++ under PyTorch, compiled and run over the simulated device.
+
+The plain shim needs a compiler. The adapter needs a PyTorch's headers and its two smallest libraries, libc10 and libc10_cuda:
+those of the folder that CISTERN_TORCH names (a site-packages), or of the PyTorch that is installed."""
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import unittest
+
+from .support import LIBRARY, PACKAGE, ROOT, Case
+
+SOURCES = os.path.join(os.path.dirname(os.path.abspath(__file__)), "adapter")
+HEADERS = os.path.join(ROOT, "cmd", "libcistern")
+CXX = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
+WARNINGS = ["-Wall", "-Wextra", "-Werror"]
+
+
+def find_torch():
+    """The folder of site-packages whose PyTorch the adapter is tested with."""
+    named = os.environ.get("CISTERN_TORCH")
+    if named:
+        return named
+    spec = importlib.util.find_spec("torch")
+    found = spec and spec.origin and os.path.dirname(os.path.dirname(spec.origin))
+    return found if found and os.path.exists(os.path.join(found, "torch", "lib", "libc10_cuda.so")) else None
+
+
+TORCH = find_torch()
+
+
+@unittest.skipUnless(CXX, "no C++ compiler")
+@unittest.skipUnless(os.path.exists(LIBRARY), "no libcistern.so: make library")
+class Compiled(Case):
+    def compile(self, name, sources, *flags, compiler=None):
+        out = self.path(name)
+        done = subprocess.run([compiler or CXX] + ([] if compiler else ["-std=c++17"]) + ["-O1", "-g", "-I" + HEADERS] + sources +
+                              ["-o", out] + list(flags), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=600)
+        self.assertEqual(done.returncode, 0, done.stdout.decode("utf-8", "replace"))
+        return out
+
+    def passes(self, program, *arguments, conf="driver:sim:8GiB", **env):
+        done = subprocess.run([program] + list(arguments), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=300,
+                              env=self.environment(CISTERN_CONF=conf, **env))
+        self.assertEqual(done.returncode, 0, done.stdout.decode("utf-8", "replace"))
+
+    def test_plain(self):
+        shim = self.compile("libplain.so", [os.path.join(PACKAGE, "adapter", "plain.cpp")], "-fPIC", "-shared",
+                            "-fvisibility=hidden", "-ldl", "-lpthread", *WARNINGS)
+        program = self.compile("plain", [os.path.join(SOURCES, "plain.cpp")], "-ldl", *WARNINGS)
+        self.passes(program, shim, LIBRARY)
+
+
+@unittest.skipUnless(TORCH, "no PyTorch with CUDA: CISTERN_TORCH names the folder of one")
+class Adapter(Compiled):
+    test_plain = None  # it is tested above
+
+    def setUp(self):
+        super().setUp()
+        sys.path.insert(0, os.path.dirname(PACKAGE))
+        self.addCleanup(sys.path.remove, os.path.dirname(PACKAGE))
+        self.libraries = os.path.join(TORCH, "torch", "lib")
+        include = [os.path.join(TORCH, "torch", "include")]
+        include += [os.path.join(TORCH, "nvidia", f, "include") for f in ("cu13", "cuda_runtime")]
+        include += [os.path.join(TORCH, "triton", "backends", "nvidia", "include"), "/usr/local/cuda/include"]
+        self.headers = [word for folder in include if os.path.isdir(folder) for word in ("-isystem", folder)]
+        os.makedirs(self.path("runtime"))
+        self.runtime = self.compile("runtime/libcudart.so.13", [os.path.join(SOURCES, "runtime.c")], "-w", "-fPIC", "-shared",
+                                    "-Wl,-soname,libcudart.so.13", compiler=shutil.which("cc") or "gcc")
+        sources = [os.path.join(PACKAGE, "adapter", f) for f in sorted(os.listdir(os.path.join(PACKAGE, "adapter")))
+                   if f.endswith(".cpp") and f != "plain.cpp"]
+        # One unit that includes the others compiles fastest where there are few processors.
+        unit = self.write("adapter.cpp", "".join('#include "%s"\n' % f for f in sources))
+        self.adapter = self.compile("libcistern_torch.so", [unit], "-fPIC", "-shared", "-fvisibility=hidden", *self.headers,
+                                    *WARNINGS, "-L" + self.libraries, "-lc10", "-lc10_cuda", "-ldl", "-lpthread")
+
+    def test_adapter(self):
+        """One compilation of the adapter serves all."""
+        for name, confs in (("memory", ["driver:sim:8GiBx2"]),
+                            ("pools", ["driver:sim:8GiBx2"]),
+                            ("history", ["driver:sim:8GiBx2"]),
+                            ("processes", ["driver:sim:8GiBx2"]),
+                            ("threads", ["driver:sim:1GiBx2", "driver:sim:3GiBx2,backend:malloc", "driver:sim:1GiBx2,ipc:legacy",
+                                         "driver:sim:1GiBx2,single_handle:true"])):
+            program = self.compile(name, [os.path.join(SOURCES, f) for f in (name + ".cpp", "change.cpp")], *self.headers,
+                                   "-rdynamic", "-L" + self.libraries, "-lc10", "-lc10_cuda", "-Wl,-rpath," + self.libraries,
+                                   self.runtime, "-Wl,--allow-shlib-undefined", "-ldl", "-lpthread", *WARNINGS)
+            for conf in confs:
+                with self.subTest(program=name, conf=conf):
+                    self.passes(program, self.adapter, LIBRARY, conf=conf, LD_PRELOAD=self.runtime)
+
+
+if __name__ == "__main__":
+    unittest.main()
