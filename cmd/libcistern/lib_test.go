@@ -165,8 +165,8 @@ func TestArguments(t *testing.T) {
 func TestThreads(t *testing.T) {
 	t.Parallel()
 	p := program(t, "threads.c", libraryPath(t))
-	for _, conf := range []string{"driver:sim:8GiB", "driver:sim:8GiB,backend:malloc", "driver:sim:8GiB,history:1000"} {
-		passes(t, conf, nil, p)
+	for _, conf := range []string{"", ",backend:malloc", ",history:1000", ",single_handle:true", ",chunk:2MiB", ",front:off", ",ladder:grow"} {
+		passes(t, "driver:sim:8GiB"+conf, nil, p)
 	}
 }
 
