@@ -50,6 +50,11 @@ func configs(seed uint64) map[string]config {
 		c.front = true
 		out["front of "+name] = c
 	}
+	for _, name := range []string{"default", "malloc", "single", "ready"} {
+		c := out[name]
+		c.told = true
+		out["told of "+name] = c
+	}
 	return out
 }
 
@@ -94,7 +99,7 @@ func TestRandom(t *testing.T) {
 	t.Logf("from seed %d: %v", first, seen)
 	if last == ^uint64(0) && !testing.Short() {
 		for _, k := range []string{"alloc", "oom", "share", "double free", "foreign", "graph launched", "stream destroyed", "pool released", "trim", "limit",
-			"upstream", "restored", "restore failed", "met in front", "kept in front"} {
+			"upstream", "restored", "restore failed", "met in front", "kept in front", "registered"} {
 			if seen[k] == 0 {
 				t.Errorf("no sequence had a %q: the test tests less than it says", k)
 			}

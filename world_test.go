@@ -72,6 +72,7 @@ type world struct {
 	// upstreams are those of all pools that have one of their own.
 	upstreams []*upstream
 	seen      map[string]int // how often each kind of thing happened, so that a test can say that it tests anything
+	reg       *registry      // with told
 }
 
 // config is what a sequence of operations is run under.
@@ -81,6 +82,7 @@ type config struct {
 	capacity uint64
 	lag      time.Duration
 	front    bool // requests and frees come through the C library's fronts
+	told     bool // somebody is told of all memory that is mapped and unmapped
 	sharing  bool // RecordStream is used; the moment at which such a free completes is then the engine's to choose
 }
 
@@ -150,7 +152,12 @@ func newWorld(t testing.TB, cfg config, what string) *world {
 	w := &world{t: t, what: what, cfg: cfg, seen: map[string]int{}, rng: rand.New(rand.NewPCG(1, 2))}
 	w.drv = sim.New(sim.Options{Devices: cfg.devices, Capacity: cfg.capacity, Lag: cfg.lag, Check: sim.CheckOrder,
 		OnFault: func(err error) { w.fail("%v", err) }})
-	a, err := cistern.New(w.drv, cfg.opts)
+	drv := cuda.Driver(w.drv)
+	if cfg.told {
+		w.reg = newRegistry(w.fail)
+		drv = watch(w.drv, w.reg, true)
+	}
+	a, err := cistern.New(drv, cfg.opts)
 	if err != nil {
 		w.fail("New: %v", err)
 	}
@@ -162,6 +169,10 @@ func newWorld(t testing.TB, cfg config, what string) *world {
 		d := &worldDevice{id: cuda.Device(i), limit: cfg.opts.Limit}
 		if d.dev, err = a.Device(d.id); err != nil {
 			w.fail("Device: %v", err)
+		}
+		if cfg.told {
+			d.dev.OnMap(w.reg.mapped)
+			d.dev.OnUnmap(w.reg.unmapped)
 		}
 		w.drv.ResetPeak(d.id) // of what finding out about handles took
 		w.devs = append(w.devs, d)
@@ -300,6 +311,12 @@ func (w *world) have(d *worldDevice, p cuda.Ptr, size uint64, s *worldStream, po
 	rounded := pool.round(size)
 	if err := w.live.add(uint64(p), rounded); err != nil {
 		w.fail("%v", err)
+	}
+	if w.reg != nil {
+		if err := w.reg.covers(p, rounded); err != nil {
+			w.fail("%v", err)
+		}
+		w.seen["registered"]++
 	}
 	b := &worldBlock{p: p, size: size, rounded: rounded, stream: s, pool: pool, inCapture: s.capture != nil}
 	s.uses++
@@ -462,6 +479,12 @@ func (w *world) check(d *worldDevice) {
 	is("active", s.Active.All.Current, d.now.blocks)
 	is("active bytes", s.ActiveBytes.All.Current, d.now.allocated)
 	is("peak of active bytes", s.ActiveBytes.All.Peak, d.peak.allocated)
+	if w.cfg.told { // others see the moment at which somebody is told of memory that nobody has yet
+		if s.InactiveBytes.All.Peak < int64(d.inactive) {
+			w.fail("the peak of inactive bytes is %d, %d were seen", s.InactiveBytes.All.Peak, d.inactive)
+		}
+		return
+	}
 	is("peak of inactive bytes", s.InactiveBytes.All.Peak, int64(d.inactive))
 }
 
