@@ -36,8 +36,9 @@ TORCH = find_torch()
 class Compiled(Case):
     def compile(self, name, sources, *flags, compiler=None):
         out = self.path(name)
-        done = subprocess.run([compiler or CXX] + ([] if compiler else ["-std=c++17"]) + ["-O1", "-g", "-I" + HEADERS] + sources +
-                              ["-o", out] + list(flags), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=600)
+        command = [compiler] if compiler else [CXX, "-std=c++17"]
+        done = subprocess.run(command + ["-O1", "-g", "-I" + HEADERS] + sources + ["-o", out] + list(flags),
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=600)
         self.assertEqual(done.returncode, 0, done.stdout.decode("utf-8", "replace"))
         return out
 
@@ -82,8 +83,8 @@ class Adapter(Compiled):
                             ("pools", ["driver:sim:8GiBx2"]),
                             ("history", ["driver:sim:8GiBx2"]),
                             ("processes", ["driver:sim:8GiBx2"]),
-                            ("threads", ["driver:sim:1GiBx2", "driver:sim:3GiBx2,backend:malloc", "driver:sim:1GiBx2,ipc:legacy",
-                                         "driver:sim:1GiBx2,single_handle:true"])):
+                            ("threads", ["driver:sim:1GiBx2", "driver:sim:3GiBx2,backend:malloc",
+                                         "driver:sim:1GiBx2,ipc:legacy", "driver:sim:1GiBx2,single_handle:true"])):
             program = self.compile(name, [os.path.join(SOURCES, f) for f in (name + ".cpp", "change.cpp")], *self.headers,
                                    "-rdynamic", "-L" + self.libraries, "-lc10", "-lc10_cuda", "-Wl,-rpath," + self.libraries,
                                    self.runtime, "-Wl,--allow-shlib-undefined", "-ldl", "-lpthread", *WARNINGS)

@@ -72,7 +72,7 @@ void promise(DeviceIndex device, const c10::cuda::CUDAStream& stream) {
   const uint64_t bit = uint64_t(1) << (i % 64);
   if (C10_LIKELY(word.load(std::memory_order_relaxed) & bit))
     return;
-  if (mode.load(std::memory_order_relaxed) & (kNotReady | kForked))
+  if (mode.load(std::memory_order_acquire) & (kNotReady | kForked))
     return;
   touch(device);
   if ((id >> 1) < 512 && lib.stream_durable(device, stream.stream()) == CISTERN_OK)
@@ -126,7 +126,7 @@ int give_back(void* ptr) {
   const c10::impl::PyInterpreter* interp = c10::impl::GPUTrace::get_trace();
   if (C10_UNLIKELY(interp != nullptr))
     (*interp)->trace_gpu_memory_deallocation(c10::kCUDA, reinterpret_cast<uintptr_t>(ptr));
-  const uint32_t m = mode.load(std::memory_order_relaxed);
+  const uint32_t m = mode.load(std::memory_order_acquire);
   const bool profiled = c10::memoryProfilingEnabled();
   if (C10_LIKELY(m == 0 && !profiled))
     return lib.release(ptr);
@@ -171,7 +171,7 @@ DeviceIndex current_device() {
 } // namespace
 
 bool is_uncached(void* ptr) {
-  if (!(mode.load(std::memory_order_relaxed) & kUncached))
+  if (!(mode.load(std::memory_order_acquire) & kUncached))
     return false;
   std::lock_guard<std::mutex> lock(uncached.mutex);
   return uncached.pointers.count(ptr) != 0;
@@ -187,7 +187,7 @@ int take_from_library(const Request& r, void** out) {
 }
 
 inline void* Adapter::get(size_t nbytes, DeviceIndex device, cudaStream_t stream) {
-  const uint32_t m = mode.load(std::memory_order_relaxed);
+  const uint32_t m = mode.load(std::memory_order_acquire);
   if (C10_UNLIKELY(m != 0 || !touched[device].load(std::memory_order_relaxed)))
     return take_slowly(m, {nbytes, device, stream});
   void* p = lib.malloc(static_cast<ssize_t>(nbytes), device, stream);
@@ -244,7 +244,7 @@ void Adapter::recordStream(const DataPtr& ptr, c10::cuda::CUDAStream stream) {
   // Memory of others, such as tensors shared by another process, is theirs to keep.
   if (!ptr.get() || ptr.get_deleter() != &deleter)
     return;
-  if (mode.load(std::memory_order_relaxed) & (kNotReady | kForked) || is_uncached(ptr.get()))
+  if (mode.load(std::memory_order_acquire) & (kNotReady | kForked) || is_uncached(ptr.get()))
     return;
   check(lib.record_stream(ptr.get(), stream.stream()));
 }
@@ -257,7 +257,7 @@ void* Adapter::getBaseAllocation(void* ptr, size_t* size) {
 }
 
 void Adapter::emptyCache(MempoolId_t pool) {
-  if (mode.load(std::memory_order_relaxed) & (kNotReady | kForked))
+  if (mode.load(std::memory_order_acquire) & (kNotReady | kForked))
     return;
   if (pool.first == 0 && pool.second == 0) {
     Recorded recorded(cca::RecordContext::ALL);
@@ -305,7 +305,7 @@ void Adapter::init(int count) {
 }
 
 void check_device(DeviceIndex device) {
-  TORCH_CHECK(!(mode.load(std::memory_order_relaxed) & kForked), "Cannot use CUDA memory in a forked subprocess");
+  TORCH_CHECK(!(mode.load(std::memory_order_acquire) & kForked), "Cannot use CUDA memory in a forked subprocess");
   TORCH_CHECK(0 <= device && device < device_count, "Invalid device argument ", static_cast<int>(device),
               ": did you call init?");
 }

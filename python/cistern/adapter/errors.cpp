@@ -220,7 +220,7 @@ void* refused(int code, const Request& r, const Context& context) {
       again.pooled = true;
       again.pool = pool;
       void* p = nullptr;
-      const bool recorded = mode.load(std::memory_order_relaxed) & kHistory;
+      const bool recorded = mode.load(std::memory_order_acquire) & kHistory;
       const int got = recorded ? take_recorded(again, context, &p) : take_from_library(again, &p);
       quiet_ooms[r.device].fetch_add(1); // either this one, or the one before it
       if (got == CISTERN_OK)

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <chrono>
 #include <iterator>
+#include <map>
 #include <mutex>
 #include <stack>
 #include <unordered_map>
@@ -69,6 +70,15 @@ struct DeviceHistory {
   Ring<TraceEntry> trace;
   std::unordered_map<uint64_t, Live> live;
   std::unordered_map<uint64_t, SegmentNote> segments;
+  // What was mapped already when somebody began to track, by the end of each range.
+  std::map<uint64_t, std::pair<uint64_t, SegmentNote>> older;
+  SegmentNote at(uint64_t addr) const {
+    const auto it = segments.find(addr);
+    if (it != segments.end())
+      return it->second;
+    const auto range = older.upper_bound(addr);
+    return range != older.end() && range->second.first <= addr ? range->second.second : SegmentNote{};
+  }
 };
 
 struct History {
@@ -218,9 +228,7 @@ extern "C" void before_unmap(void*, int device, void* addr, size_t size) {
   try {
     std::lock_guard<std::recursive_mutex> lock(history.mutex);
     drain(static_cast<DeviceIndex>(device)); // its mapping may be among what was not read yet
-    const auto& segments = history.devices[device].segments;
-    const auto it = segments.find(reinterpret_cast<uint64_t>(addr));
-    const SegmentNote n = it != segments.end() ? it->second : SegmentNote{};
+    const SegmentNote n = history.devices[device].at(reinterpret_cast<uint64_t>(addr));
     tell(make_entry(n.mapped ? TraceEntry::SEGMENT_UNMAP : TraceEntry::SEGMENT_FREE, static_cast<DeviceIndex>(device),
                     reinterpret_cast<uint64_t>(addr), size, n.stream, n.pool, now_us(), n.context));
   } catch (...) { // no memory for the entry
@@ -237,6 +245,18 @@ void follow(DeviceIndex device) {
   }
   if (!history.trackers.empty())
     check(lib.on_unmap(device, before_unmap, nullptr));
+}
+
+// remember notes what is mapped on the device now. The caller holds the mutex.
+void remember(DeviceIndex device) {
+  cistern_snapshot* snapshot = nullptr;
+  check(lib.snapshot_take(device, nullptr, &snapshot));
+  for (size_t i = 0; i < snapshot->num_segments; i++) {
+    const cistern_segment& g = snapshot->segments[i];
+    if (g.addr != 0)
+      history.devices[device].older[g.addr + g.size] = {g.addr, {nullptr, g.expandable != 0, g.stream, {g.pool[0], g.pool[1]}}};
+  }
+  lib.snapshot_free(snapshot);
 }
 
 void follow_all() {
@@ -364,6 +384,8 @@ void Adapter::recordHistory(bool enabled, cca::CreateContextFn recorder, size_t 
     if (!enabled) {
       // Releases are not seen from now on, so a stack could be taken for that of the next block at its address.
       d.live.clear();
+      if (history.trackers.empty())
+        d.segments.clear();
     }
   }
   follow_all();
@@ -400,6 +422,10 @@ void Adapter::attachOutOfMemoryObserver(cca::OutOfMemoryObserver observer) { add
 
 void Adapter::attachAllocatorTraceTracker(cca::AllocatorTraceTracker tracker) {
   std::lock_guard<std::recursive_mutex> lock(history.mutex);
+  if (history.trackers.empty())
+    for (int d = 0; d < device_count; d++)
+      if (touched[d].load())
+        remember(static_cast<DeviceIndex>(d));
   history.trackers.push_back(std::move(tracker));
   follow_all();
 }

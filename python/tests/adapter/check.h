@@ -82,7 +82,8 @@ inline void install(char** argv) {
   setvbuf(stdout, nullptr, _IONBF, 0);
   c10::cuda::_internal::setHasPrimaryContext([](c10::DeviceIndex) { return true; });
   adapter = dlopen(argv[1], RTLD_NOW | RTLD_LOCAL);
-  const char* why = adapter == nullptr ? dlerror() : function<const char*(const char*, const char*)>("cistern_torch_install")(argv[2], nullptr);
+  using Install = const char*(const char*, const char*);
+  const char* why = adapter == nullptr ? dlerror() : function<Install>("cistern_torch_install")(argv[2], nullptr);
   if (why != nullptr) {
     printf("%s\n", why);
     exit(1);

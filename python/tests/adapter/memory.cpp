@@ -161,7 +161,8 @@ void without_cache() {
 
 void settings() {
   auto* of = function<const char*(const char*)>("cistern_torch_settings_of");
-  const std::string said = of("max_split_size_mb:128, roundup_power2_divisions:[256:1,512:2], pinned_num_register_threads:2,odd:1");
+  const std::string said =
+      of("max_split_size_mb:128, roundup_power2_divisions:[256:1,512:2], pinned_num_register_threads:2,odd:1");
   for (const char* part : {"max_split_size_mb:128: no effect", "roundup_power2_divisions:[256:1,512:2]: no effect",
                            "pinned_num_register_threads:2: honoured", "odd:1: unknown"})
     CHECK(said.find(part) != std::string::npos);
