@@ -79,6 +79,7 @@ type Device struct {
 	told          chan struct{} // closed when one is done; nil: nobody waits for that
 	arriving      []run         // new chunks that are being told of and lie in no space yet
 	plan          planner
+	pace          pace
 	devs          []cuda.Device
 	held          [numGroups]held
 	retired       [numGroups][numGauges]int64 // what was added in dissolved spaces and to the spares

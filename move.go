@@ -82,6 +82,8 @@ func (c *climb) obtain(rungs Rungs, pressure bool) (heap.ID, error) {
 	p.sources = p.sources[:0]
 	have := uint64(0)
 	var err error
+	start := d.drv.Now()
+	d.pace.until(start)
 	if rungs&RungGrow != 0 && !pressure && d.growFirst(at.need) {
 		rungs = RungGrow
 	}
@@ -105,6 +107,9 @@ func (c *climb) obtain(rungs Rungs, pressure bool) (heap.ID, error) {
 	}
 	lent := slices.ContainsFunc(p.sources, func(x source) bool { return x.space != nil && x.space.pool != s.pool })
 	block, base, stamp, err := d.move(c, at, have)
+	if !grown {
+		d.pace.moved(start, d.drv.Now())
+	}
 	if ownReason(err) && !c.alone {
 		// A capture that nobody announced is in the way: only memory that the host knows to be free will do.
 		c.alone = true
@@ -368,7 +373,7 @@ func (d *Device) addSpare(id vm.ChunkID, t *Stream, stamp uint64) {
 	}
 	d.spares = append(d.spares, id)
 	d.spareBytes += k.Size
-	d.held[groupLarge].add(k.Size)
+	d.held[groupLarge].join(k.Size)
 	for _, g := range [2]int{groupAll, groupLarge} {
 		d.retired[g][gFree]++
 		d.retired[g][gFreeBytes] += int64(k.Size)
@@ -380,7 +385,7 @@ func (d *Device) takeSpare(id vm.ChunkID) {
 		if x == id {
 			d.spares = append(d.spares[:i], d.spares[i+1:]...)
 			d.spareBytes -= d.chunks.At(id).Size
-			d.held[groupLarge].take(d.chunks.At(id).Size)
+			d.held[groupLarge].leave(d.chunks.At(id).Size)
 			return
 		}
 	}
@@ -454,7 +459,7 @@ func (d *Device) move(c *climb, at place, total uint64) (block heap.ID, base, st
 		k.Addr, k.Owner, k.Stamp, k.Stream = addr, s.index, 0, -1
 		s.area.Set(addr, k.Size, x.chunk)
 		s.chunkBytes += k.Size
-		d.held[groupOf(s.class)].add(k.Size)
+		d.held[groupOf(s.class)].join(k.Size)
 		d.record(event.Event{Kind: event.SegmentMap, Addr: addr, Size: k.Size, Handle: uint64(k.Handle),
 			Stream: uint32(s.stream.index), Pool: s.pool.number})
 		addr += k.Size
@@ -474,7 +479,7 @@ func (d *Device) leave(o *space, near heap.ID, id vm.ChunkID) {
 	z := o.heap.Unmap(block, k.Addr, k.Size)
 	o.area.Set(k.Addr, k.Size, 0)
 	o.chunkBytes -= k.Size
-	d.held[groupOf(o.class)].take(k.Size)
+	d.held[groupOf(o.class)].leave(k.Size)
 	o.gauges.setFree(o.heap.FreeBlocks, -int64(k.Size))
 	d.zombies.Push(vm.Zombie{Addr: k.Addr, Chunk: id, Block: int32(z), Owner: o.index, Stream: o.stream.index, Epoch: stamp})
 	if t := o.stream; stamp >= t.epoch.Load() && t.capturing.Load() == 0 {

@@ -34,10 +34,11 @@ func groupOf(class int) int {
 
 const (
 	// While a device holds less than fineBelow bytes, chunks are of the least size (of twice that for requests of
-	// largeRequest bytes, unless there is a limit to keep); up to coarseAbove, under a limit, and when more than half
-	// of the device is held, they are of half the largest size; else of the largest.
+	// largeRequest bytes, unless there is a limit to keep); under a limit, and when more than half of the device is held,
+	// they are of half the largest size; else of a part of what is held, from half the largest size to the largest: what is
+	// lost in partly used chunks grows with their size, and matters by its share.
 	fineBelow    = 3 << 30
-	coarseAbove  = 6500 << 20
+	coarsePart   = 600
 	largeRequest = 192 << 20
 	// slack: as long as the memory held stays within 1 + 1/slack of the most that was ever active, new memory is got
 	// rather than old memory moved, because it is cheaper (no unmapping) and leaves large free blocks whole.
@@ -49,13 +50,16 @@ func (d *Device) chunkSize(class int, request, missing uint64) uint64 {
 	g := d.upstream.Granularity()
 	size := d.opts.ChunkMax
 	switch {
+	case d.pace.hasty && class != classSmall: // few and large: they are to make moving rare
 	case class == classSmall || d.reservedBytes < fineBelow:
 		size = g
 		if request >= largeRequest && d.limit == 0 {
 			size = min(2*g, d.opts.ChunkMax)
 		}
-	case d.reservedBytes < coarseAbove || d.limit != 0 || d.reservedBytes > d.info.TotalBytes/2:
+	case d.limit != 0 || d.reservedBytes > d.info.TotalBytes/2:
 		size = max(g, size/2/g*g)
+	default:
+		size = max(g, min(size, max(size/2, d.reservedBytes/coarsePart))/g*g)
 	}
 	return min(missing, size)
 }
@@ -75,6 +79,9 @@ func (d *Device) growFirst(need uint64) bool {
 		return false
 	}
 	most := uint64(d.groups[groupAll].peak[gActiveBytes])
+	if d.pace.hasty {
+		return d.reservedBytes+need <= most+most/hastySlack
+	}
 	return d.reservedBytes+need <= most+most/slack
 }
 

@@ -15,6 +15,8 @@
 //   - A call that fails has no effect, and its error is an *Error that names the call and CUDA's code.
 package cuda
 
+import "time"
+
 // Device is the ordinal of a GPU in this process, as CUDA numbers them (CUDA_VISIBLE_DEVICES applied).
 type Device int
 
@@ -103,6 +105,8 @@ type Driver interface {
 	Name() string
 	// Version is the driver's CUDA version as cuDriverGetVersion gives it: 13000 for 13.0.
 	Version() int
+	// Now is the host's clock, from any point on: real or, where the device is simulated, that of the simulation.
+	Now() time.Duration
 	// DeviceCount is the number of visible devices (cuDeviceGetCount).
 	DeviceCount() (int, error)
 	// DeviceInfo describes a device; no context is created (cuDeviceGet, cuDeviceGetAttribute, cuDeviceTotalMem).

@@ -49,6 +49,8 @@ package nvidia
 import "C"
 
 import (
+	"time"
+
 	"errors"
 	"unsafe"
 
@@ -60,6 +62,11 @@ func (d *Driver) Name() string { return "nvidia" }
 
 // Version is the driver's CUDA version: 13000 for 13.0.
 func (d *Driver) Version() int { return d.version }
+
+// Now is the host's clock, since the program started.
+func (d *Driver) Now() time.Duration { return time.Since(began) }
+
+var began = time.Now()
 
 // DeviceCount is the number of visible devices, as it was when the driver was opened.
 func (d *Driver) DeviceCount() (int, error) { return d.devices, nil }
