@@ -128,7 +128,8 @@ def probe():
     """The functions of probe.cpp."""
     global _probe
     if _probe is None:
-        path = os.environ.get("CISTERN_PROBE") or common.build("probe", os.path.dirname(importlib.import_module("torch").__file__))
+        torch_file = importlib.import_module("torch").__file__  # also because its libraries must be there first
+        path = os.environ.get("CISTERN_PROBE") or common.build("probe", os.path.dirname(torch_file))
         lib = ctypes.CDLL(path)
         for name in ("probe_track", "probe_observe_oom", "probe_hold", "probe_raw_alloc", "probe_raw_alloc_stream", "probe_raw_delete",
                      "probe_base", "probe_cache_info", "probe_pool_use_count", "probe_expandable_sizes", "probe_compile_context",

@@ -25,7 +25,7 @@ dist.all_reduce(t)
 assert float(t) == n * (n + 1) / 2
 assert torch.cuda.memory_allocated() > 0
 %s
-print("rank", r, "ok", flush=True)
+sys.stdout.write(f"rank {r} ok\\n"); sys.stdout.flush()
 dist.destroy_process_group()
 """ % textwrap.dedent(GUARD)
 
@@ -124,7 +124,7 @@ def run_virtual_environment():
         if made.returncode != 0:
             raise Skip(f"no venv: {made.stderr[-100:]}")
         python = os.path.join(d, "v/bin/python")
-        done = common.run([python, "-c", "import torch"], env=common.native_environment())
+        done = common.run([python, "-c", "import torch; torch.ones"], env=common.native_environment())
         if done.rc != 0:  # this Python is a virtual environment itself: hand its packages on
             site = os.path.dirname(os.path.dirname(os.path.abspath(importlib.util.find_spec("torch").origin)))
             lib = subprocess.run([python, "-c", "import site; print(site.getsitepackages()[0])"], capture_output=True, text=True).stdout.strip()

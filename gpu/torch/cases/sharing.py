@@ -260,9 +260,11 @@ def share_fork_before_cuda():
     """fork with the file_system strategy of CPU tensors, before CUDA starts: as without Cistern."""
     mp = torch.multiprocessing.get_context("fork")
     q = mp.Queue()
-    p = mp.Process(target=lambda: q.put(torch.ones(5)), daemon=True)
+    read = mp.Event()
+    p = mp.Process(target=lambda: (q.put(torch.ones(5)), read.wait(30)), daemon=True)
     p.start()
     eq(q.get(timeout=30).tolist(), [1.0] * 5, "a CPU tensor")
+    read.set()
     p.join(10)
     eq(p.exitcode, 0, "the child")
     eq(int(torch.ones(3, device="cuda").sum()), 3, "and CUDA starts here")

@@ -103,7 +103,7 @@ def snapshot_cistern_reads():
             eq(done.rc, 0, f"cistern {argv[0]}: {done.why()}")
 
 
-@case(native="cistern.snapshot", timeout=120)
+@case(native="cistern.snapshot", timeout=120, conf="history:100000")
 def snapshot_cistern_writes():
     import cistern
     keep, pool = some_work()
