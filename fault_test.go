@@ -453,3 +453,47 @@ func TestRandomFailures(t *testing.T) {
 		}
 	}
 }
+
+// A request that the device cannot meet takes nothing from it, nor does one that fails after part of its memory was got.
+func TestHopelessRequest(t *testing.T) {
+	drv := sim.New(sim.Options{Capacity: 8 * gib})
+	a, err := cistern.New(drv, cistern.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	d, err := a.Device(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	st, err := d.Stream(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := drv.MemAlloc(0, 5*gib); err != nil { // somebody else's
+		t.Fatal(err)
+	}
+	before := drv.Calls().Calls["cuMemCreate"].Count
+	for _, size := range []uint64{100 * gib, 4 * gib} {
+		if _, err := d.Alloc(size, st); !errors.Is(err, cuda.ErrOutOfMemory) {
+			t.Fatalf("%d bytes: %v", size, err)
+		}
+		if n := drv.Calls().Calls["cuMemCreate"].Count - before; n != 0 {
+			t.Errorf("%d bytes: %d chunks were got", size, n)
+		}
+	}
+	creates := 0
+	drv.FailCall(func(call string, _ uint64) cuda.Code {
+		if call == "cuMemCreate" {
+			if creates++; creates > 3 {
+				return cuda.ErrOutOfMemory
+			}
+		}
+		return cuda.Success
+	})
+	if _, err := d.Alloc(100*mib, st); !errors.Is(err, cuda.ErrOutOfMemory) {
+		t.Fatal(err)
+	}
+	if r := d.Stats().Reserved.All; r.Current != 0 || r.Peak == 0 {
+		t.Errorf("reserved after a request that failed half-way: %+v", r)
+	}
+}

@@ -63,7 +63,13 @@ func (p *Pool) allocSlow(size, n uint64, st *Stream, tag uint32) (cuda.Ptr, erro
 		if err == nil && again {
 			continue
 		}
-		d.settleAll(s, nil) // what was got or moved until then stays
+		d.settleAll(s, nil)
+		if err == nil {
+			// What was got for the request, and is of no use to it now, may serve other processes.
+			if any, _ := d.releaseSpares(); any {
+				d.settleAll(s, nil)
+			}
+		}
 		if err == nil {
 			err = c.fail(p, st)
 		}

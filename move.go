@@ -346,6 +346,10 @@ func (d *Device) create(c *climb, missing, have uint64) (uint64, bool, error) {
 	if !d.mayHold(missing) {
 		return have, false, nil
 	}
+	if d.lacks(missing) {
+		c.oom = cuda.ErrOutOfMemory
+		return have, false, nil
+	}
 	for missing > 0 {
 		size := d.chunkSize(c.s.class, c.n, missing)
 		h, err := d.upstream.Create(size)
@@ -364,6 +368,21 @@ func (d *Device) create(c *climb, missing, have uint64) (uint64, bool, error) {
 	}
 	return have, true, nil
 }
+
+// lacks reports whether the device is known not to have that much memory, so that a request which cannot be met does not
+// take all there is from other processes first. Asking the driver costs 3 us, so it is asked about large amounts only.
+func (d *Device) lacks(bytes uint64) bool {
+	if d.reservedBytes+bytes > d.info.TotalBytes {
+		return true
+	}
+	if bytes < askedFrom {
+		return false
+	}
+	free, _, err := d.drv.MemInfo(d.id)
+	return err == nil && free < bytes
+}
+
+const askedFrom = 256 << 20
 
 func (d *Device) addSpare(id vm.ChunkID, t *Stream, stamp uint64) {
 	k := d.chunks.At(id)

@@ -43,6 +43,8 @@ const (
 	// slack: as long as the memory held stays within 1 + 1/slack of the most that was ever active, new memory is got
 	// rather than old memory moved, because it is cheaper (no unmapping) and leaves large free blocks whole.
 	slack = 100
+	// littlePart: nor is anything moved while no more than that part of the device is held (280 MiB of an H200).
+	littlePart = 512
 )
 
 // chunkSize is the size of the next chunk when missing bytes are to be had for a request.
@@ -77,6 +79,9 @@ func (d *Device) minRest(class int) uint64 {
 func (d *Device) growFirst(need uint64) bool {
 	if !d.mayHold(need) {
 		return false
+	}
+	if d.reservedBytes+need <= d.info.TotalBytes/littlePart {
+		return true
 	}
 	most := uint64(d.groups[groupAll].peak[gActiveBytes])
 	if d.pace.hasty {

@@ -17,7 +17,7 @@ import (
 var lags = []time.Duration{0, 20 * time.Millisecond, 500 * time.Millisecond}
 
 // TestCisternTargets holds policy cistern against its figures on the large recordings: with unlimited memory, peak
-// reserved at most 1.03 of peak live for each and 1.02 on average, no synchronisation, driver time at most 1.7 % of
+// reserved at most 1.03 of peak live for each and 1.02 on average, no synchronisation, driver time at most 1.8 % of
 // the run; within 1.02 of peak live every run completes, within 0.99 none does.
 func TestCisternTargets(t *testing.T) {
 	dir := os.Getenv("CISTERN_TRACES")
@@ -40,7 +40,7 @@ func TestCisternTargets(t *testing.T) {
 			}
 			share := r.DriverTimeUS / float64(tr.Duration())
 			t.Logf("%-22s lag %-6v ratio %.4f, driver time %.2f %%, %.0f ns per event", name, lag, r.Ratio, 100*share, r.NSPerEvent)
-			if !r.Completed || r.Ratio > 1.03 || share > 0.017 || r.StreamSyncs != 0 || r.DeviceSyncs != 0 || r.Retries != 0 {
+			if !r.Completed || r.Ratio > 1.03 || share > 0.018 || r.StreamSyncs != 0 || r.DeviceSyncs != 0 || r.Retries != 0 {
 				t.Errorf("%s at lag %v: completed %v, ratio %.4f, driver time %.2f %%, %d and %d syncs, %d retries", name, lag,
 					r.Completed, r.Ratio, 100*share, r.StreamSyncs, r.DeviceSyncs, r.Retries)
 			}
