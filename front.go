@@ -23,19 +23,28 @@ type laneMutex struct {
 func (m *laneMutex) Lock() {
 	m.mu.Lock()
 	if m.front != nil {
-		m.front.Lock()
-		m.lane.takeStock()
-		m.lane.drain()
-		m.front.Advance()
+		m.empty()
 	}
 }
 
 func (m *laneMutex) Unlock() {
 	if m.front != nil {
-		m.lane.show()
-		m.front.Unlock()
+		m.refill()
 	}
 	m.mu.Unlock()
+}
+
+func (m *laneMutex) refill() {
+	m.lane.show()
+	m.front.Unlock()
+}
+
+// empty excludes C and empties the tray.
+func (m *laneMutex) empty() {
+	m.front.Lock()
+	m.lane.takeStock()
+	m.lane.drain()
+	m.front.Advance()
 }
 
 // enter locks and leaves the tray as it is: the heap takes its blocks for used ones, and the gauges are as of the last
@@ -154,12 +163,16 @@ func (d *Device) AllocFront(size uint64, st *Stream) (cuda.Ptr, front.Ticket, er
 	return p, d.ticket(p, size, st), nil
 }
 
-// allocFront meets a request from the tray or, once the tray is empty, from the heap; 0 if it cannot.
+// allocFront meets a request from the tray or, once the tray is empty, from the heap; 0 if it cannot. The front's own lock
+// excludes whoever has taken the mutex before it, so where it is free the mutex is not needed.
 func (s *space) allocFront(f *front.Front, size uint64) (cuda.Ptr, uint32) {
-	s.mu.enter()
+	if !f.TryLock() {
+		s.mu.enter()
+		defer s.mu.mu.Unlock()
+	}
 	addr, mark, o := f.Take(size, s.dev.waiting.Load(), 0)
 	if o == front.Taken {
-		s.mu.leave()
+		f.Unlock()
 		return cuda.Ptr(addr), mark
 	}
 	s.takeStock()
@@ -175,7 +188,8 @@ func (s *space) allocFront(f *front.Front, size uint64) (cuda.Ptr, uint32) {
 			addr = b.Addr
 		}
 	}
-	s.mu.Unlock()
+	s.show()
+	f.Unlock()
 	return cuda.Ptr(addr), mark
 }
 

@@ -166,13 +166,23 @@ static inline uint32_t visit(front *f) {
   return f->turns > FRONT_TURNS_MANY ? FRONT_AGE_SHARED : 0;
 }
 
-void *front_take(uint64_t size, int device, void *stream) {
+/* has reports whether the tray may have a block of this size. It looks without the lock: most requests are not met from
+ * the tray, and a wrong answer does no harm. */
+static inline int has(front *f, uint64_t size) {
+  for (uint32_t i = __atomic_load_n(&f->count, __ATOMIC_RELAXED); i-- > 0;)
+    if (__atomic_load_n(&f->tray[i].requested, __ATOMIC_RELAXED) == size)
+      return 1;
+  return 0;
+}
+
+void *front_take(uint64_t size, int device, void *stream, int *known) {
   uint32_t index = stream_find(device, (uintptr_t)stream);
+  *known = index != 0;
   if (index == 0 || LOAD(&stopped))
     return NULL;
   front *f = fronts[index].front;
   const front_flags *flags = fronts[index].flags;
-  if (!LOAD(&flags->quick) || LOAD(&f->routed) || __atomic_load_n(&f->count, __ATOMIC_RELAXED) == 0 || !lock(f))
+  if (!LOAD(&flags->quick) || LOAD(&f->routed) || !has(f, size) || !lock(f))
     return NULL;
   uint32_t oldest = visit(f);
   for (uint32_t i = f->count; i-- > 0;) {
@@ -239,9 +249,15 @@ int front_put(void *ptr) {
 
 void front_forget(void *ptr) { block_take((uintptr_t)ptr); }
 
-void front_know(void *ptr, uint64_t size, int device, void *stream, uint32_t ticket) {
-  uint32_t index = ticket & 0xffff;
-  if (stream_find(device, (uintptr_t)stream) == 0)
-    stream_add(device, (uintptr_t)stream, index);
-  block_add((uintptr_t)ptr, size, index, ticket >> 16);
+void front_forget_all(void) {
+  for (size_t i = 0; i < (size_t)1 << SET_BITS; i++)
+    for (int k = 0; k < SET_SIZE; k++) {
+      uint64_t key = LOAD(&blocks[i][k].key);
+      if (key > BUSY)
+        __atomic_compare_exchange_n(&blocks[i][k].key, &key, 0, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+    }
 }
+
+void front_know(void *ptr, uint64_t size, uint32_t ticket) { block_add((uintptr_t)ptr, size, ticket & 0xffff, ticket >> 16); }
+
+void front_know_stream(int device, void *stream, uint32_t ticket) { stream_add(device, (uintptr_t)stream, ticket & 0xffff); }

@@ -56,15 +56,18 @@ typedef struct front_flags {
 enum { FRONT_LAYOUT = 22 };
 extern const uint64_t front_layout[FRONT_LAYOUT] HIDDEN;
 
-/* front_take meets a request from the tray of the stream's front; NULL if Go must. */
-void *front_take(uint64_t size, int device, void *stream) HIDDEN;
+/* front_take meets a request from the tray of the stream's front; NULL if Go must. It says also whether the stream is
+ * known to have a front. */
+void *front_take(uint64_t size, int device, void *stream, int *known) HIDDEN;
 /* front_put takes a block back into the tray; 0 if Go must. Either way the block is unknown here afterwards. */
 int front_put(void *ptr) HIDDEN;
-/* front_forget makes the block's free Go's business. */
+/* front_forget makes the block's free Go's business; front_forget_all that of all blocks, if rarely. */
 void front_forget(void *ptr) HIDDEN;
-/* front_know says that Go has handed a block out with a ticket, not 0: front_put may take it back, and that front is the
- * stream's. */
-void front_know(void *ptr, uint64_t size, int device, void *stream, uint32_t ticket) HIDDEN;
+void front_forget_all(void) HIDDEN;
+/* front_know says that Go has handed a block out with a ticket, not 0: front_put may take it back. front_know_stream says
+ * that the ticket's front is the stream's. */
+void front_know(void *ptr, uint64_t size, uint32_t ticket) HIDDEN;
+void front_know_stream(int device, void *stream, uint32_t ticket) HIDDEN;
 
 /* For Go: makes a front known by an index above 0; at most FRONT_MAX are. */
 enum { FRONT_MAX = 4095 };

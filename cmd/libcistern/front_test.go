@@ -18,16 +18,6 @@ func TestFronts(t *testing.T) {
 	}
 }
 
-// TestFrontsAddress: the same under AddressSanitizer, the C code of the library included.
-func TestFrontsAddress(t *testing.T) {
-	if testing.Short() {
-		t.Skip("builds the library once more")
-	}
-	t.Parallel()
-	lib := libraryFor(t, "asan", "GOFLAGS=-asan")
-	passes(t, "driver:sim:64GiB", nil, program(t, "fronts.c", lib, "-fsanitize=address"), "30000")
-}
-
 // TestFrontsAreUsed: a request of a size that was just freed, and frees, cost a fraction of a call into Go.
 func TestFrontsAreUsed(t *testing.T) {
 	p := program(t, "bench.c", libraryPath(t))

@@ -21,6 +21,7 @@ var checkedPrograms = []struct {
 	{"threads.c", []string{"300"}},
 	{"forks.c", nil},
 	{"sharing.c", nil},
+	{"fronts.c", []string{"3000"}},
 }
 
 // TestAddressSanitizer: the shim, Go's accesses to C memory and the programs, with leaks.
@@ -45,7 +46,8 @@ func TestAddressSanitizer(t *testing.T) {
 	}
 }
 
-// TestValgrind: built with the tag by which Go's runtime tells valgrind of its stacks and heap. Leaks are left to
+// TestValgrind: built with the tag by which Go's runtime tells valgrind of its stacks and heap, and with a fair turn for
+// each thread, because some never wait. Leaks are left to
 // TestAddressSanitizer: valgrind takes what only Go's stacks refer to for lost.
 func TestValgrind(t *testing.T) {
 	t.Parallel()
@@ -56,6 +58,6 @@ func TestValgrind(t *testing.T) {
 	library := libraryFor(t, "valgrind", "GOBUILDFLAGS=-tags=valgrind")
 	for _, p := range checkedPrograms {
 		passes(t, "driver:sim:8GiBx2", []string{"GODEBUG=asyncpreemptoff=1"}, append([]string{valgrind, "-q", "--error-exitcode=9",
-			"--leak-check=no", program(t, p.source, library)}, p.args...)...)
+			"--fair-sched=yes", "--leak-check=no", program(t, p.source, library)}, p.args...)...)
 	}
 }

@@ -64,13 +64,17 @@ PUBLIC int cistern_last_oom(cistern_oom *out) {
 
 /* alloc is for what the default pool is asked for without a tag: most of all there is. */
 static inline int alloc(void **out, size_t size, int device, void *stream) {
-  *out = front_take(size, device, stream);
+  int known;
+  *out = front_take(size, device, stream, &known);
   if (*out != NULL)
     return CISTERN_OK;
   uint32_t ticket = 0;
   int code = coreAllocFront((uintptr_t *)out, size, device, (uintptr_t)stream, &ticket);
-  if (ticket != 0)
-    front_know(*out, size, device, stream, ticket);
+  if (ticket != 0) {
+    front_know(*out, size, ticket);
+    if (!known)
+      front_know_stream(device, stream, ticket);
+  }
   return code;
 }
 
@@ -275,7 +279,10 @@ PUBLIC int cistern_pool_restore(int device, const uint64_t pool[2], const cister
   GUARD;
   if (n > 0 && blocks == NULL)
     return invalid("blocks is NULL: expected the blocks to restore");
-  return corePoolRestore(device, pool[0], pool[1], (cistern_block *)blocks, n);
+  int code = corePoolRestore(device, pool[0], pool[1], (cistern_block *)blocks, n);
+  if ((pool[0] | pool[1]) == 0)
+    front_forget_all(); /* some were freed */
+  return code;
 }
 
 /* Statistics. */
