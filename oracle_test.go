@@ -191,7 +191,7 @@ func (w *world) op(d *worldDevice) {
 		w.check(d)
 		d.dev.ResetPeaks()
 		w.drv.ResetPeak(d.id)
-		d.peak, d.inactive = d.now, 0
+		d.peak, d.inactive, d.failed = d.now, 0, false
 		w.raise(d)
 	default:
 		// A burst that empties the program.

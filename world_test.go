@@ -97,6 +97,7 @@ type worldDevice struct {
 	now      books
 	peak     books
 	inactive uint64 // peak of reserved - allocated at the end of any operation
+	failed   bool   // a request failed since: it may have got memory and given it back
 	allocs   int64  // ever
 	bytes    int64  // ever asked for
 	ooms     int64
@@ -293,6 +294,7 @@ func (w *world) alloc(d *worldDevice, size uint64, s *worldStream) *worldBlock {
 		}
 		w.raise(d) // what was got or moved for it stays
 		d.ooms++
+		d.failed = true
 		w.seen["oom"]++
 		return nil
 	}
@@ -481,8 +483,8 @@ func (w *world) check(d *worldDevice) {
 	is("active", s.Active.All.Current, d.now.blocks)
 	is("active bytes", s.ActiveBytes.All.Current, d.now.allocated)
 	is("peak of active bytes", s.ActiveBytes.All.Peak, d.peak.allocated)
-	if w.cfg.told { // others see the moment at which somebody is told of memory that nobody has yet
-		if s.InactiveBytes.All.Peak < int64(d.inactive) {
+	if w.cfg.told || d.failed { // others see the moment at which somebody is told of memory that nobody has yet
+		if s.InactiveBytes.All.Peak < int64(d.inactive) || s.InactiveBytes.All.Peak > s.Reserved.All.Peak {
 			w.fail("the peak of inactive bytes is %d, %d were seen", s.InactiveBytes.All.Peak, d.inactive)
 		}
 		return
