@@ -167,7 +167,8 @@ type Driver interface {
 	IpcClose(d Device, p Ptr) error
 
 	// StreamID identifies a stream (cuStreamGetCtx, cuStreamGetId). StreamNull and StreamLegacy are those of d's
-	// primary context; StreamPerThread is the calling thread's.
+	// primary context; StreamPerThread is the calling thread's. It is legal on a stream that is being captured, but may
+	// give it another id until the capture ends: CUDA has no way to ask that leaves the capture alone.
 	StreamID(d Device, s Stream) (StreamID, error)
 	// StreamCapture reports whether the stream is being captured, and into which capture
 	// (cuStreamGetCaptureInfo). Legal on any stream; on the legacy stream, while a stream that blocks with it is being

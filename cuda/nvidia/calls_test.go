@@ -462,6 +462,40 @@ func TestLegacyStreamDuringCapture(t *testing.T) {
 	}
 }
 
+// Asking a stream for its context while it is captured would end the capture; it has another number until then.
+func TestStreamIDDuringCapture(t *testing.T) {
+	b := retained(t)
+	s, err := b.StreamCreate(dev0, false)
+	must(t, err)
+	other, err := b.StreamCreate(dev0, false)
+	must(t, err)
+	before, err := b.StreamID(dev0, s)
+	must(t, err)
+	seen := map[cuda.StreamID]bool{before: true}
+	for range 3 {
+		must(t, b.CaptureBegin(dev0, s, nvidia.CaptureGlobal))
+		must(t, b.CaptureBegin(dev0, other, nvidia.CaptureGlobal))
+		for _, st := range []cuda.Stream{s, other} {
+			id, err := b.StreamID(dev0, st)
+			if err != nil || id.Context != before.Context || seen[id] {
+				t.Errorf("%+v, %v; the stream was %+v", id, err, before)
+			}
+			seen[id] = true
+			if again, err := b.StreamID(dev0, st); again != id || err != nil {
+				t.Errorf("%+v, %v; was %+v", again, err, id)
+			}
+			if status, _, err := b.StreamCapture(dev0, st); status != cuda.CaptureActive || err != nil {
+				t.Errorf("the capture is %v, %v", status, err)
+			}
+			_, err = b.CaptureEnd(dev0, st)
+			must(t, err)
+		}
+		if after, err := b.StreamID(dev0, s); after != before || err != nil {
+			t.Errorf("%+v, %v after the capture; was %+v", after, err, before)
+		}
+	}
+}
+
 // A context that cannot be told apart is not kept.
 func TestRetainFails(t *testing.T) {
 	b := open(t)

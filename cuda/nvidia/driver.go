@@ -243,7 +243,8 @@ func (d *Driver) MemSetAccess(p cuda.Ptr, size uint64, devs []cuda.Device) error
 }
 
 // StreamID identifies a stream. The legacy stream's number is this package's own: the driver cannot be asked for it
-// while a stream that blocks with it is being captured.
+// while a stream that blocks with it is being captured. So is the number of a stream that is being captured itself, which
+// lasts as long as the capture; its context is taken to be the device's primary one.
 func (d *Driver) StreamID(dev cuda.Device, s cuda.Stream) (cuda.StreamID, error) {
 	var context C.uint64_t
 	var id C.ulonglong

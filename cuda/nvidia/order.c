@@ -4,6 +4,24 @@
 
 #include "internal.h"
 
+// capture_of asks about a stream, in a scope that was entered.
+static nv_result capture_of(nv_driver *d, CUstream s, int *status, uint64_t *id) {
+	if (d->cuStreamGetCaptureInfo_v2 != NULL)
+		return NV_CALL(d, cuStreamGetCaptureInfo_v2, s, status, id, NULL, NULL, NULL);
+	if (d->cuStreamGetCaptureInfo_v3 != NULL)
+		return NV_CALL(d, cuStreamGetCaptureInfo_v3, s, status, id, NULL, NULL, NULL, NULL);
+	return NV_CALL(d, cuStreamGetCaptureInfo, s, status, id);
+}
+
+// captured_id is a number of this package's own for a stream and the capture that it is in. The driver counts from below
+// and these have the highest bit; streams of a capture differ in their handles, streams with one handle in their captures.
+static unsigned long long captured_id(uintptr_t s, uint64_t capture) {
+	uint64_t x = s * UINT64_C(0x9e3779b97f4a7c15) ^ capture;
+	x = (x ^ x >> 32) * UINT64_C(0xd6e8feb86659fd93);
+	x = ((x ^ x >> 32) * UINT64_C(0xd6e8feb86659fd93)) | UINT64_C(1) << 63;
+	return x == NV_LEGACY_STREAM_ID ? x - 1 : x;
+}
+
 nv_result nv_stream_id(nv_driver *d, intptr_t dev, uintptr_t s, uint64_t *context, unsigned long long *id) {
 	nv_scope scope;
 	nv_result r = nv_enter(d, dev, &scope);
@@ -14,8 +32,18 @@ nv_result nv_stream_id(nv_driver *d, intptr_t dev, uintptr_t s, uint64_t *contex
 		*context = atomic_load(&d->devices[dev].number);
 		*id = NV_LEGACY_STREAM_ID;
 	} else if (r == 0) {
+		// Nor is a stream that is being captured: asking for its context invalidates the capture as well.
+		int status = 0;
+		uint64_t capture = 0;
+		r = capture_of(d, (CUstream)s, &status, &capture);
+		if (r == 0 && status != 0) {
+			*context = atomic_load(&d->devices[dev].number);
+			*id = captured_id(s, capture);
+			return nv_leave(d, &scope, r);
+		}
 		CUcontext c = NULL;
-		r = NV_CALL(d, cuStreamGetCtx, (CUstream)s, &c);
+		if (r == 0)
+			r = NV_CALL(d, cuStreamGetCtx, (CUstream)s, &c);
 		if (r == 0)
 			r = NV_CALL(d, cuStreamGetId, (CUstream)s, id);
 		if (r == 0)
@@ -27,15 +55,8 @@ nv_result nv_stream_id(nv_driver *d, intptr_t dev, uintptr_t s, uint64_t *contex
 nv_result nv_stream_capture(nv_driver *d, intptr_t dev, uintptr_t s, int *status, uint64_t *id) {
 	nv_scope scope;
 	nv_result r = nv_enter(d, dev, &scope);
-	if (r == 0) {
-		CUstream stream = (CUstream)s;
-		if (d->cuStreamGetCaptureInfo_v2 != NULL)
-			r = NV_CALL(d, cuStreamGetCaptureInfo_v2, stream, status, id, NULL, NULL, NULL);
-		else if (d->cuStreamGetCaptureInfo_v3 != NULL)
-			r = NV_CALL(d, cuStreamGetCaptureInfo_v3, stream, status, id, NULL, NULL, NULL, NULL);
-		else
-			r = NV_CALL(d, cuStreamGetCaptureInfo, stream, status, id);
-	}
+	if (r == 0)
+		r = capture_of(d, (CUstream)s, status, id);
 	return nv_leave(d, &scope, r);
 }
 

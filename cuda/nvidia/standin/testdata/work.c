@@ -43,16 +43,26 @@ CUresult cuStreamDestroy_v2(struct stream *s) {
 	RETURN("")
 }
 
+// capturing is what asking a stream for what it is gives, and does, while it is captured.
+static CUresult capturing(struct stream *s) {
+	if (resolve(s)->capture == 0)
+		return implicit(s, 1);
+	if (resolve(s)->invalidated)
+		return CAPTURE_INVALIDATED;
+	resolve(s)->invalidated = 1;
+	return CAPTURE_UNSUPPORTED;
+}
+
 CUresult cuStreamGetCtx(struct stream *s, struct context **context) {
 	ENTER("cuStreamGetCtx")
-	r = implicit(s, 1);
+	r = capturing(s);
 	*context = resolve(s)->context;
 	RETURN("")
 }
 
 CUresult cuStreamGetId(struct stream *s, unsigned long long *id) {
 	ENTER("cuStreamGetId")
-	r = implicit(s, 1);
+	r = capturing(s);
 	*id = resolve(s)->id;
 	RETURN("")
 }
