@@ -79,7 +79,7 @@ VERSION := $(shell sed -n 's/^const Version = "\(.*\)"/\1/p' version.go)
 
 install: library
 	install -d $(DESTDIR)$(PREFIX)/lib/pkgconfig $(DESTDIR)$(PREFIX)/include
-	install -m 755 lib/libcistern.so $(DESTDIR)$(PREFIX)/lib/
+	install -m 755 $(LIBRARY) $(DESTDIR)$(PREFIX)/lib/libcistern.so
 	install -m 644 cmd/libcistern/cistern.h $(DESTDIR)$(PREFIX)/include/
 	sed -e 's|@PREFIX@|$(abspath $(PREFIX))|' -e 's|@VERSION@|$(VERSION)|' cmd/libcistern/cistern.pc.in \
 	  >$(DESTDIR)$(PREFIX)/lib/pkgconfig/cistern.pc
