@@ -183,14 +183,21 @@ func coreCaptureBegin(d C.int, pool0, pool1 C.uint64_t, h C.uintptr_t) (code C.i
 		if err != nil {
 			return err
 		}
-		return dev.BeginCapture(st, p)
+		err = dev.BeginCapture(st, p)
+		if err == nil {
+			l.devices[d].streams.capture(cuda.Stream(h), st)
+		}
+		return err
 	})
 }
 
 //export coreCaptureEnd
 func coreCaptureEnd(d C.int, h C.uintptr_t) (code C.int) {
 	defer caught(&code)
-	return onStream(d, h, (*cistern.Device).EndCapture)
+	return onStream(d, h, func(dev *cistern.Device, st *cistern.Stream) error {
+		defer current.Load().devices[d].streams.capture(cuda.Stream(h), nil)
+		return dev.EndCapture(st)
+	})
 }
 
 //export corePoolRelease

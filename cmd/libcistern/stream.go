@@ -9,6 +9,7 @@ import "C"
 
 import (
 	"fmt"
+	"maps"
 	"sync"
 	"sync/atomic"
 
@@ -23,6 +24,9 @@ import (
 type streams struct {
 	mu      sync.Mutex                          // held while lasting is replaced
 	lasting atomic.Pointer[handles]             // by handle; read without a lock
+	// Streams whose capture was announced, by handle. They cannot be asked what they are (cuda.Driver.StreamID), and
+	// exist until the capture ends.
+	captured atomic.Pointer[map[cuda.Stream]*cistern.Stream]
 	recent  [256]atomic.Pointer[cistern.Stream] // by id: a cache, one place for each
 }
 
@@ -90,6 +94,26 @@ func (s *streams) keep(h cuda.Stream, st *cistern.Stream) {
 	s.lasting.Store(s.lasting.Load().with(h, st))
 }
 
+// capture remembers a stream until its capture ends, or (nil) forgets it.
+func (s *streams) capture(h cuda.Stream, st *cistern.Stream) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	next := map[cuda.Stream]*cistern.Stream{}
+	if now := s.captured.Load(); now != nil {
+		maps.Copy(next, *now)
+	}
+	if st == nil {
+		delete(next, h)
+	} else {
+		next[h] = st
+	}
+	if len(next) == 0 {
+		s.captured.Store(nil)
+		return
+	}
+	s.captured.Store(&next)
+}
+
 // stream is the stream that a handle means on a device.
 func (l *library) stream(d *cistern.Device, h cuda.Stream) (*cistern.Stream, error) {
 	s := &l.devices[d.ID()].streams
@@ -105,6 +129,11 @@ func (l *library) stream(d *cistern.Device, h cuda.Stream) (*cistern.Stream, err
 			s.keep(h, st)
 		}
 		return st, err
+	}
+	if now := s.captured.Load(); now != nil && h != cuda.StreamPerThread {
+		if st := (*now)[h]; st != nil {
+			return st, nil
+		}
 	}
 	id, err := l.Driver().StreamID(d.ID(), h)
 	if err != nil {
@@ -157,8 +186,12 @@ func (l *library) anyStream(d *cistern.Device, h cuda.Stream) (*cistern.Stream, 
 		return st, nil
 	}
 	for i := range l.devices {
-		if st := l.devices[i].streams.lasting.Load().find(h); st != nil {
+		s := &l.devices[i].streams
+		if st := s.lasting.Load().find(h); st != nil {
 			return st, nil
+		}
+		if now := s.captured.Load(); now != nil && (*now)[h] != nil {
+			return (*now)[h], nil
 		}
 	}
 	id, err := l.Driver().StreamID(d.ID(), h)

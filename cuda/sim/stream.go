@@ -275,7 +275,11 @@ func (d *Driver) StreamID(dev cuda.Device, h cuda.Stream) (cuda.StreamID, error)
 	if err != nil {
 		return cuda.StreamID{}, err
 	}
-	return cuda.StreamID{Context: s.ctx.id, ID: s.id}, nil
+	id := s.id
+	if s.capture != nil {
+		id = 1<<63 | s.capture.id<<32 | s.id // as the real one must: see nvidia.Driver.StreamID
+	}
+	return cuda.StreamID{Context: s.ctx.id, ID: id}, nil
 }
 
 // streamCall begins a call on a stream. A stream that was destroyed is a fault: the real driver's behaviour is

@@ -80,6 +80,44 @@ static void *work(void *arg) {
   return NULL;
 }
 
+/* Captures of streams that nobody promised to keep, which cannot be asked what they are while they are captured. */
+static void captures(CUresult (*begin)(void *, int), CUresult (*end)(void *, void **)) {
+  const uint64_t pool[2] = {0, 9};
+  OK(cistern_pool_create(0, pool, NULL));
+  for (int how = 0; how < 4; how++) {
+    void *s = new_stream(), *joined = new_stream(), *graph, *p[3], *old = NULL;
+    if (how & 1)
+      CHECK((old = cistern_malloc(MIB, 0, s)) != NULL);
+    if (how & 2) /* announced before, else late */
+      OK(cistern_capture_begin(0, pool, s));
+    CHECK(push(context) == 0 && begin(s, 0) == 0 && begin(joined, 0) == 0 && pop(&context) == 0);
+    if (!(how & 2))
+      OK(cistern_capture_begin(0, pool, s));
+    OK(cistern_capture_begin(0, pool, joined));
+    FAILS(CISTERN_INVALID, "captured already", cistern_capture_begin(0, pool, s));
+    for (int i = 0; i < 3; i++)
+      OK(cistern_alloc(&p[i], (size_t)(i + 1) * MIB, 0, i == 1 ? joined : s, pool));
+    OK(cistern_record_stream(p[0], joined));
+    OK(cistern_release(p[0]));
+    OK(cistern_release(p[1]));
+    if (old != NULL)
+      OK(cistern_release(old));
+    CHECK((old = cistern_malloc(MIB, 0, NULL)) != NULL);
+    CHECK(push(context) == 0);
+    CHECK(end(s, &graph) == 0 && end(joined, &graph) == 0);
+    CHECK(pop(&context) == 0);
+    OK(cistern_capture_end(0, s));
+    OK(cistern_capture_end(0, joined));
+    FAILS(CISTERN_INVALID, "no capture was announced", cistern_capture_end(0, s));
+    OK(cistern_release(p[2]));
+    OK(cistern_release(old));
+    CHECK((old = cistern_malloc(MIB, 0, s)) != NULL);
+    OK(cistern_release(old));
+    OK(cistern_trim(-1));
+  }
+  OK(cistern_pool_release(0, pool));
+}
+
 int main(int argc, char **argv) {
   CHECK(argc == 2);
   void *lib = dlopen(argv[1], RTLD_NOW);
@@ -136,6 +174,8 @@ int main(int argc, char **argv) {
   for (int i = 0; i < 100; i++)
     OK(cistern_release(cistern_malloc(5000, 0, brief)));
   CHECK(stats_of(0).device_allocs - old.device_allocs <= 1);
+
+  captures((CUresult(*)(void *, int))symbol(lib, "cuStreamBeginCapture_v2"), (CUresult(*)(void *, void **))symbol(lib, "cuStreamEndCapture"));
 
   /* Errors of the driver. */
   setenv("STANDIN_FAIL", "cuMemCreate=2,cuMemAlloc=2", 1);
