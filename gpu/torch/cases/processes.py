@@ -24,8 +24,12 @@ EXITS = {
     "busy stream": ("torch.cuda._sleep(500_000_000); t[0] += 1", 0, ""),
     "atexit allocates": ("atexit.register(lambda: print('sum', int(torch.ones(100, device='cuda').sum())))", 0, "sum 100"),
     "atexit holds tensors": ("def bye(x): print('bye', int(x[0]))\natexit.register(bye, t[3])\ndel t", 0, "bye 3"),
-    "daemon thread allocates": ("def work():\n    while True:\n        torch.full((100_000,), 1, dtype=torch.uint8, device='cuda')\n"
-                                "threading.Thread(target=work, daemon=True).start(); time.sleep(0.3)", 0, ""),
+    # While Python ends the thread waits outside of PyTorch: one that comes back from C++ then is ended by force, and takes a
+    # process under native PyTorch down with it as well ("terminate called without an active exception").
+    "daemon thread allocated": ("held = threading.Event()\ndef work():\n    for i in range(1000):\n"
+                                "        x = torch.full((100_000 + i,), 1, dtype=torch.uint8, device='cuda')\n"
+                                "    held.set(); threading.Event().wait()\n"
+                                "threading.Thread(target=work, daemon=True).start(); held.wait()", 0, ""),
     "thread holds tensors": ("def work():\n    x = torch.ones(10, device='cuda'); time.sleep(0.5); print('sum', int(x.sum()))\n"
                              "threading.Thread(target=work).start()", 0, "sum 10"),
     "thread local tensors": ("l = threading.local(); l.t = t\n"
