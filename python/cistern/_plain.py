@@ -5,6 +5,7 @@ questions about memory (torch.cuda.memory_stats and what is built on it): those 
 bindings. What cannot be had at all raises one line that says why.
 """
 
+import functools
 import os
 import pickle
 import tempfile
@@ -46,7 +47,29 @@ def install(torch: Any, library: str, why: str, started: Callable[[], bool]) -> 
     for hook, name in _HOOKS:
         getattr(inner, hook)(address(name))
     torch.cuda.memory.change_current_allocator(allocator)
+    _follow_captures(torch, shim.cistern_plain_to_be_captured)
     _Answers(torch, why, started).put()
+
+
+def _follow_captures(torch: Any, to_be_captured: Any) -> None:
+    """Has the shim know of which stream a capture is about to begin, which PyTorch does not tell a plain allocator."""
+    import ctypes
+
+    graph: Any = getattr(getattr(torch.cuda, "graphs", None), "CUDAGraph", None)
+    theirs: Any = getattr(graph, "capture_begin", None)
+    if theirs is None:
+        return
+    to_be_captured.restype, to_be_captured.argtypes = None, [ctypes.c_void_p]
+
+    @functools.wraps(theirs)
+    def capture_begin(self: Any, *arguments: Any, **named: Any) -> Any:
+        to_be_captured(torch.cuda.current_stream().cuda_stream)
+        try:
+            return theirs(self, *arguments, **named)
+        finally:
+            to_be_captured(None)
+
+    graph.capture_begin = capture_begin
 
 
 class _Answers:

@@ -75,7 +75,11 @@ FAKE_TORCH = {
         _lazy_init = init
         def device_count():
             return 1
-        from . import memory
+        class Stream:
+            cuda_stream = 77
+        def current_stream():
+            return Stream
+        from . import graphs, memory
         """,
     "cuda/memory.py": """
         from .. import _C, note
@@ -103,6 +107,13 @@ FAKE_TORCH = {
         class MemPool:
             def __init__(self):
                 pass
+        """,
+    "cuda/graphs.py": """
+        class CUDAGraph:
+            def capture_begin(self, pool=None, capture_error_mode="global"):
+                print("captured", pool, capture_error_mode)
+                if pool == "bad":
+                    raise RuntimeError("no such pool")
         """,
     "multiprocessing/__init__.py": "from . import reductions\n",
     "multiprocessing/reductions.py": """

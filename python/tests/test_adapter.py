@@ -51,7 +51,9 @@ class Compiled(Case):
         shim = self.compile("libplain.so", [os.path.join(PACKAGE, "adapter", "plain.cpp")], "-fPIC", "-shared",
                             "-fvisibility=hidden", "-ldl", "-lpthread", *WARNINGS)
         program = self.compile("plain", [os.path.join(SOURCES, "plain.cpp")], "-ldl", *WARNINGS)
-        self.passes(program, shim, LIBRARY)
+        driver = self.compile("libcuda.so.1", [os.path.join(SOURCES, "driver.c")], "-fPIC", "-shared", "-Wl,-soname,libcuda.so.1",
+                              *WARNINGS, compiler=shutil.which("cc") or "gcc")
+        self.passes(program, shim, LIBRARY, driver)
 
 
 @unittest.skipUnless(TORCH, "no PyTorch with CUDA: CISTERN_TORCH names the folder of one")

@@ -207,6 +207,24 @@ class Torch(Case):
             self.assertTrue(line.startswith(what) and "needs Cistern's PyTorch adapter" in line and "/no/c++" in line, line)
         self.assertEqual(lines[8], str([9 << 20]))
 
+    def test_plain_captures(self):
+        # The shim is told of the stream before PyTorch begins the capture, and that none is to come after.
+        done = self.program("""
+            import torch
+            from cistern import _plain
+            def told(stream):
+                print("told", stream)
+            _plain._follow_captures(torch, told)
+            g = torch.cuda.graphs.CUDAGraph()
+            g.capture_begin(pool=(0, 1), capture_error_mode="relaxed")
+            try:
+                g.capture_begin("bad")
+            except RuntimeError as e:
+                print(e)
+            """)
+        self.assertEqual(done.stdout, "told 77\ncaptured (0, 1) relaxed\ntold None\ntold 77\ncaptured bad global\ntold None\n"
+                                      "no such pool\n")
+
     def test_shared_tensors(self):
         self.build(self.copy, self.site)
         send = """

@@ -82,6 +82,9 @@ std::mutex pools_mutex;
 std::vector<Pool> pools;
 std::vector<Scope> scopes; // in the order in which they were opened
 std::vector<Announced> captures;
+// The stream that the calling thread is about to capture. PyTorch opens the scope of a graph right before it begins the
+// capture and does not say of which stream.
+thread_local Stream to_be_captured = nullptr;
 
 bool is_capturing(Stream stream) {
   using IsCapturing = int (*)(Stream, int*);
@@ -104,35 +107,47 @@ const Scope* scope_of(int device, Stream stream) {
   return nullptr;
 }
 
-// Ends what was announced for captures that are over. The caller holds the mutex.
-void settle() {
+// Ends what was announced for captures that are over: those of streams that are not captured, unless their pool's scope is
+// open and the capture may be yet to come. An open scope does not count for the stream unless, and for none if all. The
+// caller holds the mutex.
+void settle(Stream unless = nullptr, bool all = false) {
   for (size_t i = 0; i < captures.size();) {
-    if (is_capturing(captures[i].stream)) {
+    const Announced a = captures[i];
+    const bool open = !all && a.stream != unless && std::any_of(scopes.begin(), scopes.end(), [&](const Scope& s) {
+      return s.device == a.device && s.id == a.id;
+    });
+    if (open || is_capturing(a.stream)) {
       i++;
       continue;
     }
-    lib.capture_end(captures[i].device, captures[i].stream);
     captures.erase(captures.begin() + static_cast<std::ptrdiff_t>(i));
+    lib.capture_end(a.device, a.stream);
   }
+}
+
+// The caller holds the mutex.
+void announce(int device, PoolId id, Stream stream) {
+  const std::uint64_t name[2] = {id.first, id.second};
+  if (lib.capture_begin(device, name, stream) != CISTERN_OK)
+    fail(last_words());
+  captures.push_back({device, id, stream});
 }
 
 void* take(std::size_t size, int device, Stream stream) {
   {
     std::unique_lock<std::mutex> lock(pools_mutex);
-    if (!captures.empty())
-      settle();
     if (const Scope* s = scopes.empty() ? nullptr : scope_of(device, stream)) {
       const std::uint64_t id[2] = {s->id.first, s->id.second};
       const bool known = std::any_of(captures.begin(), captures.end(), [&](const Announced& a) { return a.stream == stream; });
-      if (!known && is_capturing(stream)) {
-        if (lib.capture_begin(device, id, stream) != CISTERN_OK)
-          fail(last_words());
-        captures.push_back({device, s->id, stream});
-      }
+      if (!known && is_capturing(stream))
+        announce(device, s->id, stream);
       lock.unlock();
       void* p = nullptr;
       return lib.alloc(&p, size, device, stream, id) == CISTERN_OK ? p : nullptr;
     }
+    // What a capture that never began, or failed, left behind would send this stream's requests into its pool.
+    if (std::any_of(captures.begin(), captures.end(), [&](const Announced& a) { return a.stream == stream; }))
+      settle(stream);
   }
   return lib.malloc(static_cast<ssize_t>(size), device, stream);
 }
@@ -209,9 +224,14 @@ CISTERN_EXPORT void cistern_plain_record_stream(void* ptr, Stream stream) {
     fail(last_words());
 }
 
+// cistern_plain_to_be_captured says which stream the calling thread is about to capture (NULL: none any more), so that
+// cistern_plain_begin_pool announces it before the capture begins: the library can then wait for the pool's memory.
+CISTERN_EXPORT void cistern_plain_to_be_captured(Stream stream) { to_be_captured = stream; }
+
 CISTERN_EXPORT void cistern_plain_begin_pool(int device, PoolId id, std::function<bool(Stream)> filter) {
   load();
   std::lock_guard<std::mutex> lock(pools_mutex);
+  settle(to_be_captured); // also of a capture of this stream that failed
   auto it = std::find_if(pools.begin(), pools.end(), [&](const Pool& p) { return p.device == device && p.id == id; });
   if (it == pools.end()) {
     const std::uint64_t name[2] = {id.first, id.second};
@@ -219,6 +239,8 @@ CISTERN_EXPORT void cistern_plain_begin_pool(int device, PoolId id, std::functio
       fail(last_words());
     it = pools.insert(pools.end(), {device, id, 0});
   }
+  if (reinterpret_cast<std::uintptr_t>(to_be_captured) > 1 && !is_capturing(to_be_captured))
+    announce(device, id, to_be_captured);
   it->uses++;
   scopes.push_back({device, id, std::move(filter)});
 }

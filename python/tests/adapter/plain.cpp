@@ -66,6 +66,7 @@ int main(int, char** argv) {
   give(reinterpret_cast<void*>(64), 1, 0, nullptr); // before the library is loaded there is nothing to free
   function<void(int)>(shim, "cistern_plain_init")(1);
   void* library = dlopen(argv[2], RTLD_NOW);
+  void* driver = dlopen(argv[3], RTLD_NOW); // before the shim asks for it
   const auto find = function<int(void*, cistern_block*)>(library, "cistern_find");
   const auto stats = function<int(int, cistern_stats*)>(library, "cistern_get_stats");
 
@@ -104,6 +105,55 @@ int main(int, char** argv) {
     give(later, MiB, 0, stream);
     CHECK(find(in, &b) == CISTERN_INVALID);
   }
+  // Captures. The stand-in for the driver says which streams are captured.
+  const auto capture = function<void(void*, int)>(driver, "test_capture");
+  const auto to_be_captured = function<void(void*)>(shim, "cistern_plain_to_be_captured");
+  const auto announce = function<int(int, const uint64_t*, void*)>(library, "cistern_capture_begin");
+  const auto over = function<int(int, void*)>(library, "cistern_capture_end");
+  const PoolId graphs{4, 0};
+  const uint64_t name[2] = {4, 0};
+  void* const other = reinterpret_cast<void*>(0x8880);
+  bool under_way = false;
+  const auto filter = [&](void* s) { return under_way && (s == stream || s == other); };
+  const auto announced = [&](void* s) { // it is refused a second time
+    if (announce(0, name, s) != CISTERN_OK)
+      return true;
+    CHECK(over(0, s) == CISTERN_OK);
+    return false;
+  };
+  for (int how = 0; how < 3; how++) { // told before it begins; not told; a capture that never began
+    to_be_captured(how != 1 ? stream : nullptr);
+    begin(0, graphs, filter);
+    to_be_captured(nullptr);
+    CHECK(announced(stream) == (how != 1));
+    give(take(MiB, 0, other), MiB, 0, other); // somebody else goes on meanwhile
+    CHECK(announced(stream) == (how != 1));
+    cistern_block b;
+    if (how == 2) {
+      void* p = take(MiB, 0, stream);
+      CHECK(find(p, &b) == CISTERN_OK && b.pool[0] == 0 && !announced(stream));
+      give(p, MiB, 0, stream);
+      end(0, graphs);
+      continue;
+    }
+    capture(stream, 1);
+    under_way = true;
+    void* in = take(MiB, 0, stream);
+    CHECK(announced(stream) && !announced(other));
+    capture(other, 1); // it joins
+    void* joined = take(MiB, 0, other);
+    CHECK(announced(other));
+    CHECK(find(in, &b) == CISTERN_OK && b.pool[0] == 4);
+    CHECK(find(joined, &b) == CISTERN_OK && b.pool[0] == 4);
+    give(in, MiB, 0, stream);
+    capture(stream, 0);
+    capture(other, 0);
+    end(0, graphs);
+    under_way = false;
+    CHECK(!announced(stream) && !announced(other));
+    give(joined, MiB, 0, other);
+  }
+  release(0, graphs);
   printf("%d failures\n", failures);
   return failures != 0;
 }
