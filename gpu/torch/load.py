@@ -4,6 +4,7 @@ build takes, and what `cistern run` costs a program that never imports torch.
     python load.py
 """
 import argparse
+import compileall
 import ctypes
 import json
 import os
@@ -85,6 +86,8 @@ def main():
     if args.child:
         return CHILDREN[args.child]()
     c = common.Checks("load")
+    # As pip does when it installs the package.
+    compileall.compile_dir(os.path.join(common.package_folder(), "cistern"), quiet=1)
 
     # The first build, into places that are empty.
     with tempfile.TemporaryDirectory() as d:

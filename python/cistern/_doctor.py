@@ -7,7 +7,7 @@ import platform
 import sys
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
-from . import _toolchain, build
+from . import _built, _toolchain, build
 from ._toolchain import Missing
 from ._version import version
 
@@ -53,7 +53,7 @@ def report() -> Dict[str, Any]:
     state = build.state(torch)
     out["adapter"] = state
     try:
-        build.check(torch)
+        _built.check(torch)
         wanted = not state["built"]
     except Missing as e:
         problems.append("%s: PyTorch would use the plain allocator" % e)

@@ -33,12 +33,12 @@ def torch_imported(torch: Any) -> None:
 
 
 def _enable() -> None:
-    from . import _toolchain, build
+    from . import _built, _toolchain
     from . import torch as ours
 
     if not _has_driver():
         # Nothing will be put on a GPU here. That the adapter is not built for it is as well.
-        if build.find(_toolchain.find_torch()) is None:
+        if _built.find(_toolchain.find_torch()) is None:
             return
     ours.enable()
 

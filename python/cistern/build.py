@@ -11,10 +11,8 @@ holder, and the others wait for the result. It is built aside and renamed into p
 """
 
 import fcntl
-import hashlib
 import json
 import os
-import platform
 import shutil
 import subprocess
 import sys
@@ -23,96 +21,13 @@ import time
 from typing import IO, Any, Dict, List, Optional, Tuple
 
 from . import _toolchain
+from ._built import FLAGS, LIBRARIES, LINK, NAME, check, find, header, key, ours, places, sources, temporary
 from ._toolchain import Missing, Torch
 from ._version import version
-
-SOURCES = os.path.join(os.path.dirname(os.path.abspath(__file__)), "adapter")
-NAME = "libcistern_torch.so"
-FLAGS = ["-std=c++17", "-O2", "-fPIC", "-DNDEBUG"]
-
-# What the adapter calls. PyTorch has loaded them, so no path is written into the result.
-LIBRARIES = ["c10_cuda", "c10"]
 
 
 class BuildError(Exception):
     """The adapter could not be built; the words say why, and where the compiler's output is."""
-
-
-def sources() -> List[str]:
-    """What is compiled. plain.cpp is the fallback, which needs no PyTorch and is built with the library."""
-    names = sorted(n for n in os.listdir(SOURCES) if n.endswith(".cpp") and n != "plain.cpp")
-    return [os.path.join(SOURCES, n) for n in names]
-
-
-def header() -> str:
-    """The folder of cistern.h: in the wheel, in the bundle, in the source tree."""
-    package = os.path.dirname(SOURCES)
-    folders = [os.path.join(package, "include"), os.path.join(os.path.dirname(package), "include"),
-               os.path.join(os.path.dirname(os.path.dirname(package)), "cmd", "libcistern")]
-    for folder in folders:
-        if os.path.isfile(os.path.join(folder, "cistern.h")):
-            return folder
-    raise Missing("cistern.h is missing: looked in " + ", ".join(folders))
-
-
-def key(torch: Torch) -> str:
-    """A hash of what the adapter depends on."""
-    h = hashlib.sha256()
-    files = [os.path.join(SOURCES, n) for n in sorted(os.listdir(SOURCES)) if n.endswith((".cpp", ".h"))]
-    for file in files + [os.path.join(header(), "cistern.h")]:
-        with open(file, "rb") as f:
-            h.update(os.path.basename(file).encode() + b"\0" + f.read() + b"\0")
-    libc = os.confstr("CS_GNU_LIBC_VERSION") or ""
-    for fact in [version, torch.version, torch.git, torch.cuda or "", platform.machine(), libc] + FLAGS + LIBRARIES:
-        h.update(fact.encode() + b"\0")
-    return h.hexdigest()[:16]
-
-
-def _cache() -> str:
-    base = os.environ.get("XDG_CACHE_HOME") or ""
-    if not os.path.isabs(base):  # as the specification of these folders has it
-        base = os.path.join(os.path.expanduser("~"), ".cache")
-    return os.path.join(base, "cistern")
-
-
-def _temporary() -> str:
-    return os.path.join(tempfile.gettempdir(), "cistern-%d" % os.getuid())
-
-
-def places() -> List[str]:
-    """The folders where adapters are kept, in the order in which they are looked through and written to."""
-    named = os.environ.get("CISTERN_ADAPTER_DIR")
-    return ([os.path.abspath(named)] if named else []) + [_cache(), _temporary()]
-
-
-def _ours(folder: str) -> bool:
-    """Whether nobody else can have put something into the folder: what lies there is loaded and run."""
-    if folder != _temporary():
-        return True
-    try:
-        st = os.lstat(folder)
-    except OSError:
-        return False
-    return st.st_uid == os.getuid() and st.st_mode & 0o170022 == 0o040000
-
-
-def find(torch: Torch, where: Optional[List[str]] = None) -> Optional[str]:
-    """The adapter for this PyTorch in one of these places (default: places()), if it was built already."""
-    name = "adapter-" + key(torch)
-    for place in where or places():
-        file = os.path.join(place, name, NAME)
-        if os.path.isfile(file) and _ours(place):
-            return file
-    return None
-
-
-def check(torch: Torch) -> None:
-    """Raises Missing where there can be no adapter for this PyTorch."""
-    if torch.cuda is None:
-        raise Missing("PyTorch %s was built without CUDA" % torch.version)
-    if not torch.supported:
-        raise Missing("torch %s is not among the versions this adapter was compiled against (%s)" %
-                      (torch.release, ", ".join(_toolchain.SUPPORTED)))
 
 
 def adapter(torch: Torch, build: bool = True, retry: bool = False, force: bool = False,
@@ -143,8 +58,8 @@ def _writable(name: str, where: List[str]) -> str:
     for place in where:
         folder = os.path.join(place, name)
         try:
-            os.makedirs(place, mode=0o700 if place == _temporary() else 0o777, exist_ok=True)
-            if not _ours(place):
+            os.makedirs(place, mode=0o700 if place == temporary() else 0o777, exist_ok=True)
+            if not ours(place):
                 why.append("%s belongs to somebody else" % place)
                 continue
             os.makedirs(folder, exist_ok=True)
@@ -223,7 +138,7 @@ def commands(torch: Torch, compiler: List[str], include: List[str], work: str) -
         objects.append(made)
     # Only those that this PyTorch has; what is missing is found, or not, when the adapter is loaded.
     libraries = ["-l" + n for n in LIBRARIES if os.path.isfile(os.path.join(torch.lib, "lib%s.so" % n))]
-    link = compiler + ["-shared", "-o", os.path.join(work, NAME)] + objects + ["-L" + torch.lib] + libraries
+    link = compiler + ["-shared"] + LINK + ["-o", os.path.join(work, NAME)] + objects + ["-L" + torch.lib] + libraries
     # The C++ library of the process, by its file. Compilers beside the system's (toolsets, Conda's, one in /opt) would put
     # a static one of their own, or parts of it, into the adapter: two of them in a process share what they must not.
     runtime = _toolchain.find_runtime()

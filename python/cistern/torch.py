@@ -16,7 +16,7 @@ import os
 import threading
 from typing import Any, List, Optional
 
-from . import _library, _toolchain, build
+from . import _built, _library, _toolchain
 from ._errors import CisternError, SettingsError, say
 
 __all__ = ["enable", "mode"]
@@ -104,9 +104,9 @@ def _install(torch: Any) -> str:
     library = _library.path()
     try:
         installed = _toolchain.find_torch()
-        file = build.adapter(installed, build=os.environ.get("CISTERN_BUILD", "1") != "0")
-        _adapter = load(file, installed.release)
-    except (_toolchain.Missing, build.BuildError, OSError) as e:
+        _built.check(installed)
+        _adapter = load(_built.find(installed) or _build(installed), installed.release)
+    except (_toolchain.Missing, OSError) as e:
         _why_plain = str(e)
         return _install_plain(torch, library)
     words = _adapter.cistern_torch_install(os.fsencode(library), None)
@@ -122,6 +122,15 @@ def _install(torch: Any) -> str:
     _share.install(torch)
     _follow_settings(torch, _adapter)
     return "adapter"
+
+
+def _build(installed: _toolchain.Torch) -> str:
+    from . import build
+
+    try:
+        return build.adapter(installed, build=os.environ.get("CISTERN_BUILD", "1") != "0")
+    except build.BuildError as e:
+        raise _toolchain.Missing(str(e)) from None
 
 
 def load(file: str, version: str) -> Any:

@@ -134,6 +134,7 @@ FAKE_TORCH = {
 FAKE_ADAPTER = r"""
     #include <c10/cuda/CUDACachingAllocator.h>
     #include <cuda_runtime_api.h>
+    #pragma GCC visibility push(default)
     #include <crt/host_config.h>
     #include <cistern.h>
     #include <cstdlib>
