@@ -202,18 +202,24 @@ def _load_nvml():
     return _nvml
 
 
+def visible(index):
+    """NVML's name, a number or a UUID, of the device that CUDA numbers so here."""
+    named = [d for d in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if d]
+    return named[index] if index < len(named) else str(index)
+
+
 def device_processes(index=0):
     """{pid: bytes} of the processes that use the device, or None where that cannot be had."""
-    nvml = _load_nvml()
+    nvml, name = _load_nvml(), visible(index)
     if nvml:
         try:
-            handle = nvml.nvmlDeviceGetHandleByIndex(index)
+            handle = nvml.nvmlDeviceGetHandleByIndex(int(name)) if name.isdigit() else nvml.nvmlDeviceGetHandleByUUID(name)
             found = {p.pid: p.usedGpuMemory for p in nvml.nvmlDeviceGetComputeRunningProcesses(handle)}
             return None if None in found.values() else found
         except Exception:
             return None
     try:
-        text = subprocess.run(["nvidia-smi", "-i", str(index), "--query-compute-apps=pid,used_memory",
+        text = subprocess.run(["nvidia-smi", "-i", name, "--query-compute-apps=pid,used_memory",
                                "--format=csv,noheader,nounits"], capture_output=True, text=True, timeout=10).stdout
         return {int(pid): int(mib) * MiB for pid, mib in (line.split(",") for line in text.splitlines() if "," in line)}
     except Exception:

@@ -1,7 +1,7 @@
-"""The workloads of workloads.py under native PyTorch, expandable_segments and Cistern, interleaved: losses, memory, time;
-and Cistern once more with little more memory than native's peak requested.
+"""The workloads of workloads.py under native PyTorch and Cistern, interleaved: losses, memory, time; then under
+expandable_segments, and Cistern once more with little more memory than native's peak requested.
 
-    python workloads_bench.py [--runs 5] [--workloads gpt2_varlen,detection] [--modes native,cistern] [--budget 560]
+    python workloads_bench.py [--runs 5] [--workloads gpt2_varlen,detection] [--modes native,cistern] [--budget 500]
     python workloads_bench.py --merge FILE...     the tables of runs that were made before, no run
 
 Memory of a run is the larger of Cistern's peak of reserved bytes and the process's own use of the device less its
@@ -12,6 +12,7 @@ so that the code which libraries load is in it; the context before any work is i
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -102,13 +103,9 @@ class Waiting:
         os.unlink(self.errors.name)
 
 
-def batch(script, name, modes, run, capped, peak_requested, steps, timeout):
-    """One interleaved run of a workload: native first where its figures are needed for the cap, the others in turn."""
-    order = [*modes[run % len(modes):], *modes[:run % len(modes)]]
-    if peak_requested is None and "native" in order:
-        order.remove("native")
-        order.insert(0, "native")
-    plan = [(m, False) for m in order] + ([("cistern", True)] if capped else [])
+def batch(script, name, plan, run, peak_requested, steps, timeout, end):
+    """Runs of a workload one after the other, (mode, capped) each, whose processes import at the same time. Nothing is
+    begun after the end, and nothing lasts a minute longer."""
     waiting = [Waiting(script, name, m) for m, _ in plan]
     try:
         deadline = time.monotonic() + 180
@@ -116,22 +113,41 @@ def batch(script, name, modes, run, capped, peak_requested, steps, timeout):
             if not w.wait(max(1, deadline - time.monotonic())):
                 print(f"{name}: a process under {w.mode} did not get ready", flush=True)
         for (mode, cap), w in zip(plan, waiting):
+            left = end - time.monotonic()
             argv = [name, "--steps", str(steps)]
             row = {"workload": name, "mode": mode, "run": run, "steps_wanted": steps, "cap": None}
+            if left <= 0 or cap and not peak_requested:
+                print(f"{name} {mode}{' capped' if cap else ''} run {run}: not begun, " +
+                      ("no time was left" if left <= 0 else "native's peak is not known"), flush=True)
+                continue
             if cap:
-                if not peak_requested:
-                    print(f"{name}: no capped run, native's peak is not known", flush=True)
-                    continue
                 row["cap"] = CAP * peak_requested
                 argv += ["--cap", repr(row["cap"] / common.GiB)]
-            row.update(w.go(argv, timeout))
-            if mode == "native" and not row.get("why"):
-                peak_requested = max(peak_requested or 0, row["peak_requested"])
+            row.update(w.go(argv, min(timeout, left + 60)))
             say(row)
             yield row
     finally:
         for w in waiting:
             w.drop()
+
+
+def turned(modes, run):
+    """The modes in another order each time, so that none is always the first; those next to each other stay so."""
+    return [*modes[run % len(modes):], *modes[:run % len(modes)]]
+
+
+def batches(names, modes, runs, capped_runs, expandable_runs):
+    """What is run, most important first: native and Cistern in turn, then Cistern capped and expandable_segments."""
+    main = [m for m in modes if m != "expandable"]
+    for run in range(runs if main else 0):
+        for name in names:
+            yield name, run, [(m, False) for m in turned(main, run)]
+    for run in range(max(capped_runs, expandable_runs)):
+        for name in names:
+            plan = [("cistern", True)] if "cistern" in modes and run < capped_runs else []
+            plan += [("expandable", False)] if "expandable" in modes and run < expandable_runs else []
+            if plan:
+                yield name, run, plan
 
 
 def say(r):
@@ -230,9 +246,9 @@ def main():
     p.add_argument("--workloads", default=",".join(STEPS), help="names joined by commas")
     p.add_argument("--modes", default=",".join(common.MODES))
     p.add_argument("--expandable-runs", type=int, default=None, help="runs under expandable_segments (default as many)")
-    p.add_argument("--capped-runs", type=int, default=None, help="capped runs (default as many)")
+    p.add_argument("--capped-runs", "--cap-runs", type=int, default=None, help="capped runs (default as many)")
     p.add_argument("--steps", type=int, default=None, help="other than the table's, for a quick look")
-    p.add_argument("--budget", type=float, default=540, help="seconds after which no interleaved run is begun")
+    p.add_argument("--budget", type=float, default=500, help="seconds after which nothing is begun")
     p.add_argument("--timeout", type=float, default=150, help="seconds for one run")
     p.add_argument("--merge", nargs="+", metavar="FILE", help="workloads.jsonl of earlier calls: only tables")
     args = p.parse_args()
@@ -254,22 +270,25 @@ def main():
     if not script or not os.path.isfile(script):
         print("workloads: skipped, there is no workloads.py: CISTERN_GPU_SCRIPTS names its folder")
         return 0
-    begin, peak = time.monotonic(), {}
+    # Whoever ends this for its time still gets the tables of what was run.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
+    end, peak = time.monotonic() + args.budget, {}
     path = os.path.join(common.out_folder(), "workloads.jsonl")
-    with open(path, "a") as f:
-        for run in range(args.runs):
-            for name in names:
-                if time.monotonic() - begin > args.budget:
+    capped, expandable = (args.runs if n is None else n for n in (args.capped_runs, args.expandable_runs))
+    try:
+        with open(path, "a") as f:
+            for name, run, plan in batches(names, modes, args.runs, capped, expandable):
+                if time.monotonic() > end:
                     print(f"{name} run {run}: not begun, no time was left", flush=True)
                     continue
-                now = [m for m in modes if m != "expandable" or run < (args.runs if args.expandable_runs is None else args.expandable_runs)]
-                capped = "cistern" in now and run < (args.runs if args.capped_runs is None else args.capped_runs)
-                for row in batch(script, name, now, run, capped, peak.get(name), args.steps or STEPS[name], args.timeout):
+                for row in batch(script, name, plan, run, peak.get(name), args.steps or STEPS[name], args.timeout, end):
                     rows.append(row)
                     f.write(json.dumps(row) + "\n")
                     f.flush()
                     if row["mode"] == "native" and whole(row):
                         peak[name] = max(peak.get(name, 0), row["peak_requested"])
+    except SystemExit as e:
+        print(e, flush=True)
     judge(rows, checks)
     return checks.finish()
 
