@@ -15,6 +15,7 @@ from .support import LIBRARY, PACKAGE, ROOT, Case
 SOURCES = os.path.join(os.path.dirname(os.path.abspath(__file__)), "adapter")
 HEADERS = os.path.join(ROOT, "cmd", "libcistern")
 CXX = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
+FLAGS = ["-fvisibility=hidden", "-ffunction-sections", "-Wl,-O1", "-Wl,--gc-sections", "-Wl,--as-needed"]  # as it is built
 WARNINGS = ["-Wall", "-Wextra", "-Werror"]
 
 
@@ -76,7 +77,7 @@ class Adapter(Compiled):
                    if f.endswith(".cpp") and f != "plain.cpp"]
         # One unit that includes the others compiles fastest where there are few processors.
         unit = self.write("adapter.cpp", "".join('#include "%s"\n' % f for f in sources))
-        self.adapter = self.compile("libcistern_torch.so", [unit], "-fPIC", "-shared", "-fvisibility=hidden", *self.headers,
+        self.adapter = self.compile("libcistern_torch.so", [unit], "-fPIC", "-shared", *FLAGS, *self.headers,
                                     *WARNINGS, "-L" + self.libraries, "-lc10", "-lc10_cuda", "-ldl", "-lpthread")
 
     def test_adapter(self):
