@@ -22,12 +22,12 @@ import (
 // other the driver is asked for the id each time, because handles are used again, and handle 2 is another stream in
 // every thread.
 type streams struct {
-	mu      sync.Mutex                          // held while lasting is replaced
-	lasting atomic.Pointer[handles]             // by handle; read without a lock
+	mu      sync.Mutex              // held while lasting is replaced
+	lasting atomic.Pointer[handles] // by handle; read without a lock
 	// Streams whose capture was announced, by handle. They cannot be asked what they are (cuda.Driver.StreamID), and
 	// exist until the capture ends.
 	captured atomic.Pointer[map[cuda.Stream]*cistern.Stream]
-	recent  [256]atomic.Pointer[cistern.Stream] // by id: a cache, one place for each
+	recent   [256]atomic.Pointer[cistern.Stream] // by id: a cache, one place for each
 }
 
 // handles is a table of streams by handle with open addressing. It is replaced, never changed.
