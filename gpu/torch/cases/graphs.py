@@ -1,5 +1,7 @@
 """CUDA graphs: captures, shared pools, memory that a graph keeps, checkpoints of torch.compile's graph trees."""
-from .base import GiB, MiB, bytes_on, cap, case, check, eq, raises, requested, reserved, settle, torch
+import ctypes
+
+from .base import GiB, MiB, bytes_on, cap, case, check, eq, probe, raises, requested, reserved, settle, torch
 
 
 def capture(fn, pool=None, stream=None):
@@ -178,6 +180,48 @@ def graph_side_streams():
         x.fill_(i)
         g.replay()
         eq(float(y[-1]), i * 8.0 + 1, f"replay {i}")
+
+
+@case()
+def graph_new_side_stream():
+    """A stream that allocates for the first time while it is captured: the driver cannot be asked what it is then."""
+    x = torch.ones(MiB, device="cuda")
+    torch.cuda.synchronize()
+    side, g = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(g):
+        a = x * 2
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            b = a * 3
+            c = b + 1
+        torch.cuda.current_stream().wait_stream(side)
+        d = c + a
+    for i in range(5):
+        x.fill_(i)
+        junk = [torch.full((MiB,), 9.0, device="cuda") for _ in range(5)]
+        g.replay()
+        eq(float(d[-1]), i * 8.0 + 1, f"replay {i}")
+        check(all(bool((j == 9).all()) for j in junk), "eager tensors are intact")
+    with torch.cuda.stream(side):
+        eq(float(torch.full((MiB,), 4.0, device="cuda").sum()), 4.0 * MiB, "the stream works on")
+
+
+@case()
+def graph_external_stream():
+    """A capture of a stream that PyTorch did not make, and that its owner destroys."""
+    p = probe()
+    for i in range(5):
+        handle = ctypes.c_void_p()
+        eq(p.probe_stream_create(ctypes.byref(handle)), 0, "cudaStreamCreate")
+        x = torch.ones(MiB, device="cuda")
+        g, y = capture(lambda: (x * 2 + 1) * 3, stream=torch.cuda.ExternalStream(handle.value))
+        x.fill_(i)
+        g.replay()
+        eq(float(y[-1]), i * 6.0 + 3, f"replay {i}")
+        torch.cuda.synchronize()
+        del g, y
+        eq(p.probe_stream_destroy(handle), 0, "cudaStreamDestroy")
+    settle()
 
 
 @case()

@@ -100,6 +100,46 @@ def plain_graph():
 
 
 @plain()
+def plain_graph_unannounced():
+    """A capture that begins in C++, past the class of Python's: it is announced by its first allocation."""
+    x = torch.ones(MiB, device="cuda")
+    stream, side = torch.cuda.Stream(), torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    torch.cuda.synchronize()
+    g = torch._C._CUDAGraph()
+    with torch.cuda.stream(stream):
+        g.capture_begin(pool=None, capture_error_mode="global")
+        a = x * 2
+        side.wait_stream(stream)
+        with torch.cuda.stream(side):
+            b = a * 3
+        stream.wait_stream(side)
+        c = a + b
+        g.capture_end()
+    for i in range(4):
+        x.fill_(i)
+        torch.cuda.synchronize()
+        g.replay()
+        torch.cuda.synchronize()
+        eq(float(c[-1]), i * 8.0, f"replay {i}")
+
+
+@plain()
+def plain_graph_callables():
+    model = torch.nn.Linear(64, 64).cuda()
+    sample = torch.randn(8, 64, device="cuda", requires_grad=True)
+    graphed = torch.cuda.make_graphed_callables(model, (sample,))
+    for i in range(5):
+        x = torch.randn(8, 64, device="cuda")
+        y = graphed(x)
+        want = x @ model.weight.T + model.bias
+        check(torch.allclose(y, want, atol=1e-4), f"call {i}")
+        y.sum().backward()
+        check(torch.allclose(model.bias.grad, torch.full_like(model.bias.grad, 8.0)), f"gradient {i}")
+        model.zero_grad(set_to_none=True)
+
+
+@plain()
 def plain_exit():
     import sys
     import common
