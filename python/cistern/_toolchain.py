@@ -67,6 +67,9 @@ def find_torch() -> Torch:
     if file is None:
         raise Missing("PyTorch is not installed for %s" % sys.executable)
     folder = os.path.dirname(os.path.abspath(file))
+    known = vars(getattr(module, "version", None) or object)
+    if "__version__" in known and "git_version" in known:
+        return Torch(folder, dict(known))
     # version.py is assignments only, and importing the package it lies in takes seconds.
     facts: Dict[str, Any] = {}
     try:
