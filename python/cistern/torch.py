@@ -209,6 +209,10 @@ def _install_plain(torch: Any, library: str) -> str:
     _library.started_by_torch = lambda: _started
     say("PyTorch uses Cistern through its plain pluggable allocator, without pools, graph trees, observers and sharing "
         "with other processes: " + _why_plain)
+    passed_over = [v for v in ("PYTORCH_NO_CUDA_MEMORY_CACHING", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+                   if os.environ.get(v)]
+    if passed_over:
+        say("the plain allocator passes over " + " and ".join(passed_over))
     return "plain"
 
 

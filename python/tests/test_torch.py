@@ -152,6 +152,12 @@ class Torch(Case):
             self.assertIn(words, done.stderr)
             self.assertEqual(done.stderr.count("\n"), 1, done.stderr)
 
+    def test_plain_says_what_it_passes_over(self):
+        done = self.program("import cistern; cistern.torch.enable()", CXX="/no/c++", PYTORCH_NO_CUDA_MEMORY_CACHING="1",
+                            PYTORCH_ALLOC_CONF="max_split_size_mb:64")
+        self.assertEqual(done.stderr.splitlines()[1:], [
+            "cistern: the plain allocator passes over PYTORCH_NO_CUDA_MEMORY_CACHING and PYTORCH_ALLOC_CONF"])
+
     def test_one_rank_speaks(self):
         code = "import cistern; cistern.torch.enable()"
         self.assertEqual(self.program(code, CXX="/no/c++", LOCAL_RANK="1").stderr, "")
