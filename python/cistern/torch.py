@@ -19,7 +19,7 @@ from typing import Any, List, Optional
 from . import _built, _library, _toolchain
 from ._errors import CisternError, SettingsError, say
 
-__all__ = ["enable", "mode"]
+__all__ = ["MemPool", "enable", "mode"]
 
 _lock = threading.RLock()
 _mode: Optional[str] = None
@@ -68,6 +68,36 @@ def enable(conf: Optional[str] = None) -> Optional[str]:
         _follow_replacement(torch)
         torch.cuda._lazy_call(_cuda_started)
         return _mode
+
+
+# Kinds of memory that a pool can hold: CISTERN_POOL_ in cistern.h.
+_KINDS = {"chunks": 0, "ipc_legacy": 2, "single_handle": 4}
+
+
+def MemPool(memory: str = "chunks", **arguments: Any) -> Any:
+    """A torch.cuda.MemPool of the current device whose memory is of a kind of its own, for torch.cuda.use_mem_pool:
+
+    "chunks"         as everywhere else
+    "ipc_legacy"     from cuMemAlloc, so that cudaIpcGetMemHandle takes its addresses
+    "single_handle"  each segment is one physical handle, so that RDMA registration takes any tensor of it
+
+    The other arguments are torch.cuda.MemPool's. CisternError where PyTorch does not use Cistern's adapter."""
+    if memory not in _KINDS:
+        raise ValueError("memory is one of %s, got %r" % (", ".join(_KINDS), memory))
+    if _mode != "adapter":
+        raise CisternError("pools of a kind of memory need PyTorch on Cistern's adapter" +
+                           (", which is not in use: " + _why_plain if _why_plain else ": call cistern.torch.enable()"))
+    import ctypes
+
+    import torch
+
+    torch.cuda.init()
+    pool = torch.cuda.MemPool(**arguments)
+    flags = _adapter.cistern_torch_pool_flags
+    flags.restype, flags.argtypes = ctypes.c_int, [ctypes.c_int, ctypes.c_ulonglong, ctypes.c_ulonglong, ctypes.c_uint]
+    if _KINDS[memory] and flags(torch.cuda.current_device(), *pool.id, _KINDS[memory]) != 0:
+        raise CisternError("the pool cannot be given memory of kind %s" % memory)
+    return pool
 
 
 def _check_untouched(torch: Any) -> None:

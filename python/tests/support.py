@@ -75,11 +75,14 @@ FAKE_TORCH = {
         _lazy_init = init
         def device_count():
             return 1
+        def current_device():
+            return 0
         class Stream:
             cuda_stream = 77
         def current_stream():
             return Stream
         from . import graphs, memory
+        from .memory import MemPool
         """,
     "cuda/memory.py": """
         from .. import _C, note
@@ -105,8 +108,9 @@ FAKE_TORCH = {
         def change_current_allocator(allocator):
             _C._cuda_changeCurrentAllocator(allocator.allocator())
         class MemPool:
-            def __init__(self):
-                pass
+            id = (0, 7)
+            def __init__(self, use_on_oom=False):
+                note("pool", use_on_oom)
         """,
     "cuda/graphs.py": """
         class CUDAGraph:
@@ -160,6 +164,14 @@ FAKE_ADAPTER = r"""
       return words.c_str();
     }
     extern "C" void fake_start(void) { started = 1; }
+    static unsigned pool_flags = 0;
+    extern "C" unsigned fake_pool_flags(void) { return pool_flags; }
+    extern "C" int cistern_torch_pool_flags(int device, unsigned long long a, unsigned long long b, unsigned flags) {
+      if (device != 0 || a != 0 || b != 7)
+        return CISTERN_INVALID;
+      pool_flags = flags;
+      return 0;
+    }
     """
 
 

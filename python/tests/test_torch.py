@@ -152,6 +152,30 @@ class Torch(Case):
             self.assertIn(words, done.stderr)
             self.assertEqual(done.stderr.count("\n"), 1, done.stderr)
 
+    def test_pools_of_a_kind(self):
+        self.build(self.copy, self.site)
+        done = self.program("""
+            import cistern.torch, torch
+            def refused(*a, **k):
+                try:
+                    cistern.torch.MemPool(*a, **k)
+                except Exception as e:
+                    print(type(e).__name__, e)
+            refused()
+            cistern.torch.enable()
+            refused("nccl")
+            for kind in ("chunks", "ipc_legacy", "single_handle"):
+                pool = cistern.torch.MemPool(kind, use_on_oom=True)
+                print(pool.id, cistern.torch._adapter.fake_pool_flags())
+            torch.cuda.MemPool.id = (0, 8)
+            refused("ipc_legacy")
+            """)
+        self.assertEqual(done.stdout.splitlines(), [
+            "CisternError pools of a kind of memory need PyTorch on Cistern's adapter: call cistern.torch.enable()",
+            "ValueError memory is one of chunks, ipc_legacy, single_handle, got 'nccl'",
+            "(0, 7) 0", "(0, 7) 2", "(0, 7) 4",
+            "CisternError the pool cannot be given memory of kind ipc_legacy"], done.stderr)
+
     def test_plain_says_what_it_passes_over(self):
         done = self.program("import cistern; cistern.torch.enable()", CXX="/no/c++", PYTORCH_NO_CUDA_MEMORY_CACHING="1",
                             PYTORCH_ALLOC_CONF="max_split_size_mb:64")

@@ -317,20 +317,14 @@ def ipc_legacy_shares():
 
 @case(native="a word of Cistern's")
 def ipc_legacy_pool():
-    """One pool of the old kind, by the adapter's own function; the rest of the process is as it was."""
-    torch.cuda.init()
-    with open("/proc/self/maps") as f:
-        adapter = next(line.split()[-1] for line in f if "libcistern_torch" in line)
-    flags = ctypes.CDLL(adapter).cistern_torch_pool_flags
-    flags.argtypes = [ctypes.c_int, ctypes.c_ulonglong, ctypes.c_ulonglong, ctypes.c_uint]
-    pool = torch.cuda.MemPool()
-    eq(flags(0, *pool.id, 2), 0, "CISTERN_POOL_IPC_LEGACY for a pool that is not used yet")
+    """One pool of the old kind; the rest of the process is as it was."""
+    import cistern.torch
+    pool = cistern.torch.MemPool("ipc_legacy")
     with torch.cuda.use_mem_pool(pool):
         inside = [bytes_on(n) for n in (100, 3 * MiB, 90 * MiB)]
     outside = bytes_on(3 * MiB)
     eq([probe().probe_ipc_get(t.data_ptr()) for t in inside], [0, 0, 0], "cudaIpcGetMemHandle inside")
     check(probe().probe_ipc_get(outside.data_ptr()) != 0, "and outside, where memory is mapped from chunks, it fails")
-    check(flags(0, *pool.id, 4) != 0, "too late for a pool that is in use")
     for t in inside:
         t.fill_(1)
     torch.cuda.synchronize()
