@@ -231,12 +231,14 @@ def share_from_native_peer():
     text = ("import sys, time, torch\n"
             "from multiprocessing.reduction import ForkingPickler\n"
             "t = torch.full((3 << 20,), 5, dtype=torch.uint8, device='cuda'); torch.cuda.synchronize()\n"
-            "sys.stdout.buffer.write(bytes(ForkingPickler.dumps(t))); sys.stdout.buffer.flush(); sys.stdout.close()\n"
+            "data = bytes(ForkingPickler.dumps(t))\n"
+            "sys.stdout.buffer.write(len(data).to_bytes(4, 'little') + data); sys.stdout.buffer.flush()\n"
             "sys.stdin.read()\n")
     import subprocess
     p = subprocess.Popen([sys.executable, "-c", text], env=common.native_environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
-        data = p.stdout.read()
+        # Not until the end: what the peer started (torch_shm_manager) may hold its output open.
+        data = p.stdout.read(int.from_bytes(p.stdout.read(4), 'little'))
         torch.cuda.init()
         try:
             t = pickle.loads(data)
