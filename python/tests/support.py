@@ -82,7 +82,7 @@ FAKE_TORCH = {
         def current_stream():
             return Stream
         from . import graphs, memory
-        from .memory import MemPool
+        MemPool = getattr(memory, "MemPool", None)
         """,
     "cuda/memory.py": """
         from .. import _C, note
