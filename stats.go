@@ -119,7 +119,8 @@ func (d *Device) ResetPeaks() { d.resetPeaks() }
 type total struct{ added, removed int64 }
 
 // ResetAccumulated makes Added and Removed of every statistic and the Counters start from 0 again. What is now and the
-// peaks stay.
+// peaks stay. A size class from which a chunk moves to another afterwards can show less than 0 added for Segments and
+// Reserved: the two classes always add up to all.
 func (d *Device) ResetAccumulated() {
 	d.mu.Lock()
 	defer d.mu.Unlock()

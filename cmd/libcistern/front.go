@@ -94,11 +94,7 @@ func sameLayout() {
 //export coreAllocFront
 func coreAllocFront(out *C.uintptr_t, size C.size_t, d C.int, h C.uintptr_t, ticket *C.uint32_t) (code C.int) {
 	defer caught(&code)
-	l, err := started()
-	if err != nil {
-		return fail(err)
-	}
-	dev, err := l.device(d)
+	l, dev, err := inUse(d)
 	if err != nil {
 		return fail(err)
 	}

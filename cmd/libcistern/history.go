@@ -69,11 +69,7 @@ func kindOf(k event.Kind) C.uint32_t {
 //export coreHistoryDrain
 func coreHistoryDrain(d C.int, buf *C.cistern_event, capacity C.size_t, n *C.size_t, lost *C.uint64_t) (code C.int) {
 	defer caught(&code)
-	l, err := started()
-	if err != nil {
-		return fail(err)
-	}
-	dev, err := l.idle(d)
+	_, dev, err := ifUsed(d)
 	if err != nil {
 		return fail(err)
 	}

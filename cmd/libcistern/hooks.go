@@ -27,11 +27,7 @@ type hook struct{ fn, ctx C.uintptr_t }
 //export coreOnOutOfMemory
 func coreOnOutOfMemory(d C.int, fn, ctx C.uintptr_t) (code C.int) {
 	defer caught(&code)
-	l, err := started()
-	if err != nil {
-		return fail(err)
-	}
-	dev, err := l.device(d)
+	l, dev, err := inUse(d)
 	if err != nil {
 		return fail(err)
 	}
@@ -66,11 +62,7 @@ func coreOnMap(d C.int, fn, ctx C.uintptr_t) (code C.int) {
 // onRange sets a function that is told of ranges. The one that is set already is left alone: setting waits until the
 // former is not called any more, and callers who make sure of theirs may hold a lock that it waits for.
 func onRange(d C.int, added hook, at func(*hooks) *hook, set func(*cistern.Device, func(cuda.Ptr, uint64))) C.int {
-	l, err := started()
-	if err != nil {
-		return fail(err)
-	}
-	dev, err := l.device(d)
+	l, dev, err := inUse(d)
 	if err != nil {
 		return fail(err)
 	}

@@ -197,6 +197,26 @@ func (l *library) idle(d C.int) (*cistern.Device, error) {
 	return dev, nil
 }
 
+// inUse is the library, started if need be, and the engine of a device; ifUsed the same with nil for the engine of a device
+// that is not in use.
+func inUse(d C.int) (*library, *cistern.Device, error) {
+	l, err := started()
+	if err != nil {
+		return nil, nil, err
+	}
+	dev, err := l.device(d)
+	return l, dev, err
+}
+
+func ifUsed(d C.int) (*library, *cistern.Device, error) {
+	l, err := started()
+	if err != nil {
+		return nil, nil, err
+	}
+	dev, err := l.idle(d)
+	return l, dev, err
+}
+
 // The Go heap. Without a limit the collector would run whenever the heap has doubled, beside whatever the host program
 // does; with one it runs when there is something to win. The limit follows what is live, so that a program with
 // millions of blocks does not collect for ever.

@@ -165,11 +165,7 @@ func coreTrim(d C.int) (code C.int) {
 //export coreSetLimit
 func coreSetLimit(d C.int, bytes C.uint64_t) (code C.int) {
 	defer caught(&code)
-	l, err := started()
-	if err != nil {
-		return fail(err)
-	}
-	dev, err := l.device(d)
+	_, dev, err := inUse(d)
 	if err != nil {
 		return fail(err)
 	}
@@ -180,11 +176,7 @@ func coreSetLimit(d C.int, bytes C.uint64_t) (code C.int) {
 //export coreGetLimit
 func coreGetLimit(d C.int, bytes *C.uint64_t) (code C.int) {
 	defer caught(&code)
-	l, err := started()
-	if err != nil {
-		return fail(err)
-	}
-	dev, err := l.idle(d)
+	l, dev, err := ifUsed(d)
 	if err != nil {
 		return fail(err)
 	}

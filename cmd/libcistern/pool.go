@@ -61,11 +61,7 @@ func (l *library) forget(d *cistern.Device, p *cistern.Pool) {
 
 // onPool calls f with a pool of a device.
 func onPool(d C.int, pool0, pool1 C.uint64_t, f func(*library, *cistern.Device, *cistern.Pool) error) C.int {
-	l, err := started()
-	if err != nil {
-		return fail(err)
-	}
-	dev, err := l.device(d)
+	l, dev, err := inUse(d)
 	if err != nil {
 		return fail(err)
 	}
@@ -81,11 +77,7 @@ func onPool(d C.int, pool0, pool1 C.uint64_t, f func(*library, *cistern.Device, 
 
 // onStream calls f with a stream of a device.
 func onStream(d C.int, h C.uintptr_t, f func(*cistern.Device, *cistern.Stream) error) C.int {
-	l, err := started()
-	if err != nil {
-		return fail(err)
-	}
-	dev, err := l.device(d)
+	l, dev, err := inUse(d)
 	if err != nil {
 		return fail(err)
 	}

@@ -28,11 +28,7 @@ import (
 //export coreSnapshotTake
 func coreSnapshotTake(d, onlyOne C.int, pool0, pool1 C.uint64_t, out **C.cistern_snapshot) (code C.int) {
 	defer caught(&code)
-	l, err := started()
-	if err != nil {
-		return fail(err)
-	}
-	dev, err := l.idle(d)
+	l, dev, err := ifUsed(d)
 	if err != nil {
 		return fail(err)
 	}

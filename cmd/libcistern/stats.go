@@ -17,11 +17,7 @@ import (
 //export coreGetStats
 func coreGetStats(d C.int, out *C.cistern_stats) (code C.int) {
 	defer caught(&code)
-	l, err := started()
-	if err != nil {
-		return fail(err)
-	}
-	dev, err := l.idle(d)
+	l, dev, err := ifUsed(d)
 	if err != nil {
 		return fail(err)
 	}
@@ -193,11 +189,7 @@ func coreStatsJSON() (text *C.char) {
 //export coreResetPeaks
 func coreResetPeaks(d C.int) (code C.int) {
 	defer caught(&code)
-	l, err := started()
-	if err != nil {
-		return fail(err)
-	}
-	dev, err := l.idle(d)
+	_, dev, err := ifUsed(d)
 	if err != nil {
 		return fail(err)
 	}
@@ -210,11 +202,7 @@ func coreResetPeaks(d C.int) (code C.int) {
 //export coreResetAccumulated
 func coreResetAccumulated(d C.int) (code C.int) {
 	defer caught(&code)
-	l, err := started()
-	if err != nil {
-		return fail(err)
-	}
-	dev, err := l.idle(d)
+	_, dev, err := ifUsed(d)
 	if err != nil {
 		return fail(err)
 	}

@@ -208,11 +208,7 @@ func (l *library) anyStream(d *cistern.Device, h cuda.Stream) (*cistern.Stream, 
 //export coreStreamDurable
 func coreStreamDurable(d C.int, h C.uintptr_t) (code C.int) {
 	defer caught(&code)
-	l, err := started()
-	if err != nil {
-		return fail(err)
-	}
-	dev, err := l.device(d)
+	l, dev, err := inUse(d)
 	if err != nil {
 		return fail(err)
 	}

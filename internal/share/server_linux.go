@@ -266,7 +266,7 @@ func (s *server) answer(c *conn) error {
 				if i == 0 {
 					return fmt.Errorf("%w%s", err, exhausted("the sharing process"))
 				}
-				break // those that there are will do for now
+				break // the importer asks for the rest next
 			}
 			c.guard.Opened(fd)
 			fds = append(fds, fd)
