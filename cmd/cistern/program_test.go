@@ -150,6 +150,9 @@ func TestRecordSetsTheEnvironment(t *testing.T) {
 func TestDoctor(t *testing.T) {
 	py, err := exec.LookPath("python3")
 	if err != nil {
+		if os.Getenv("CISTERN_TOOLS_TEST") == "1" {
+			t.Fatal(err)
+		}
 		t.Skip("no python3")
 	}
 	vars := []string{"CISTERN_CONF=driver:sim:80GiBx2", "HOME=" + t.TempDir(), "LD_PRELOAD="}
