@@ -42,21 +42,21 @@ type handed struct {
 
 // meddling is a user's upstream that uses the allocator while it is called.
 type meddling struct {
-	resource.Segments
+	resource.Resource
 	dev *cistern.Device
 }
 
-func (m meddling) Alloc(size uint64, st cuda.Stream) (cuda.Ptr, error) {
+func (m meddling) Alloc(size, align uint64, st cuda.Stream) (cuda.Ptr, error) {
 	m.dev.Stats()
 	if err := m.dev.DefaultPool().Trim(); err != nil {
 		return 0, err
 	}
-	return m.Segments.Alloc(size, st)
+	return m.Resource.Alloc(size, align, st)
 }
 
-func (m meddling) Free(p cuda.Ptr, size uint64, st cuda.Stream) error {
+func (m meddling) Free(p cuda.Ptr, size, align uint64, st cuda.Stream) error {
 	m.dev.Snapshot()
-	return m.Segments.Free(p, size, st)
+	return m.Resource.Free(p, size, align, st)
 }
 
 func concurrent(t *testing.T, opts cistern.Options, inC bool, seed uint64, budget time.Duration) {
@@ -173,7 +173,7 @@ func concurrent(t *testing.T, opts cistern.Options, inC bool, seed uint64, budge
 				}
 				o := cistern.PoolOptions{Kind: cistern.PoolKind(rng.IntN(3))}
 				if rng.IntN(4) == 0 {
-					o = cistern.PoolOptions{Segments: meddling{resource.Plain(drv, cuda.Device(d)), devs[d]}}
+					o = cistern.PoolOptions{Upstream: meddling{resource.Plain(drv, cuda.Device(d)), devs[d]}}
 				}
 				p, err := devs[d].NewPoolWith(cistern.PoolID{uint64(g), rng.Uint64()}, o)
 				report(t, err)

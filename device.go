@@ -51,7 +51,7 @@ type Device struct {
 	segmented bool
 	prop      cuda.MemProp // of the chunks and the single handles, once probed
 	probed    bool
-	plain     resource.Segments
+	plain     resource.Resource
 	single    *resource.SingleHandle
 	inFlight  uint64 // bytes being asked of users' upstreams, with no lock held
 	chunks    vm.Chunks

@@ -20,7 +20,7 @@ type Pool struct {
 	id     PoolID
 	number uint32 // small number for events
 
-	segments resource.Segments // where its segments come from; nil: it is made of chunks
+	segments resource.Resource // where its segments come from; nil: it is made of chunks
 	foreign  bool              // segments is the user's: it is called with no lock held
 	noSplit  bool              // each block is a segment
 	mask     uint64            // sizes of blocks are multiples of mask+1

@@ -27,9 +27,9 @@ const (
 // PoolOptions say what a pool is made of. The zero value is the device's default.
 type PoolOptions struct {
 	Kind PoolKind
-	// Segments is where the pool's segments come from; Kind must be PoolDefault then. Its functions are called with no
-	// lock held and may use the allocator. What it hands out counts as memory of the device, under its limit.
-	Segments resource.Segments
+	// Upstream is where the pool's segments come from; Kind must be PoolDefault then. It is called with no lock held and
+	// may use the allocator. What it hands out counts as memory of the device, under its limit.
+	Upstream resource.Resource
 	// NoSplit makes each block a segment of its own, which is reused only by requests that need a segment of that size.
 	// With chunks, which have no segments, it means PoolSingleHandle.
 	NoSplit bool
@@ -52,10 +52,10 @@ func (d *Device) NewPoolWith(id PoolID, o PoolOptions) (*Pool, error) {
 func (d *Device) addPool(id PoolID, o PoolOptions) (*Pool, error) {
 	p := &Pool{dev: d, id: id, number: uint32(len(d.byNumber)), noSplit: o.NoSplit, mask: heap.Align - 1}
 	switch {
-	case o.Segments != nil && o.Kind != PoolDefault:
+	case o.Upstream != nil && o.Kind != PoolDefault:
 		return nil, fmt.Errorf("pool {%d, %d}: segments of the user's are not of another kind as well", id[0], id[1])
-	case o.Segments != nil:
-		p.segments, p.foreign = o.Segments, true
+	case o.Upstream != nil:
+		p.segments, p.foreign = o.Upstream, true
 	case o.Kind == PoolMalloc || o.Kind == PoolDefault && d.opts.Backend == BackendMalloc:
 		if d.plain == nil {
 			d.plain = resource.Plain(d.drv, d.id)
@@ -160,7 +160,7 @@ func (c *climb) segment(size uint64) (cuda.Ptr, error) {
 			d.inFlight -= size
 		}()
 	}
-	ptr, err := p.segments.Alloc(size, s.stream.handle)
+	ptr, err := p.segments.Alloc(size, heap.Align, s.stream.handle)
 	if err != nil {
 		if !p.foreign {
 			d.failed(err)
@@ -177,7 +177,7 @@ func (c *climb) segment(size uint64) (cuda.Ptr, error) {
 		err = d.a.claim(uint64(ptr), size, s)
 	}
 	if err != nil {
-		return 0, errors.Join(err, p.segments.Free(ptr, size, s.stream.handle))
+		return 0, errors.Join(err, p.segments.Free(ptr, size, heap.Align, s.stream.handle))
 	}
 	return ptr, nil
 }
@@ -332,12 +332,12 @@ func (d *Device) releaseSegments(chosen func(*Pool) bool, mayWait bool) (bool, e
 func (d *Device) freeSegment(s *space, base, size uint64) error {
 	p := s.pool
 	if !p.foreign {
-		if err := p.segments.Free(cuda.Ptr(base), size, s.stream.handle); err != nil {
+		if err := p.segments.Free(cuda.Ptr(base), size, heap.Align, s.stream.handle); err != nil {
 			return d.failed(err)
 		}
 		return nil
 	}
 	d.mu.Unlock()
 	defer d.mu.Lock()
-	return p.segments.Free(cuda.Ptr(base), size, s.stream.handle)
+	return p.segments.Free(cuda.Ptr(base), size, heap.Align, s.stream.handle)
 }

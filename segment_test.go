@@ -13,20 +13,20 @@ import (
 
 // upstream is a user's upstream: it tells of each call, may do anything while it is called, and counts what is out.
 type upstream struct {
-	resource.Segments
+	resource.Resource
 	told func(what string, size uint64)
 	out  map[cuda.Ptr]uint64
 	fail error
 }
 
-func (u *upstream) Alloc(size uint64, st cuda.Stream) (cuda.Ptr, error) {
+func (u *upstream) Alloc(size, align uint64, st cuda.Stream) (cuda.Ptr, error) {
 	if u.told != nil {
 		u.told("alloc", size)
 	}
 	if u.fail != nil {
 		return 0, u.fail
 	}
-	p, err := u.Segments.Alloc(size, st)
+	p, err := u.Resource.Alloc(size, align, st)
 	if err == nil {
 		if u.out == nil {
 			u.out = map[cuda.Ptr]uint64{}
@@ -36,14 +36,14 @@ func (u *upstream) Alloc(size uint64, st cuda.Stream) (cuda.Ptr, error) {
 	return p, err
 }
 
-func (u *upstream) Free(p cuda.Ptr, size uint64, st cuda.Stream) error {
+func (u *upstream) Free(p cuda.Ptr, size, align uint64, st cuda.Stream) error {
 	if u.told != nil {
 		u.told("free", size)
 	}
 	if u.out[p] != size {
 		return errors.New("that was not handed out")
 	}
-	err := u.Segments.Free(p, size, st)
+	err := u.Resource.Free(p, size, align, st)
 	if err == nil {
 		delete(u.out, p)
 	}
@@ -55,8 +55,8 @@ func TestUpstreamMayUseTheAllocator(t *testing.T) {
 	e := checked(t, cistern.Options{}, 128*mib, 1)
 	st := e.streams[0]
 	var inside []cuda.Ptr
-	u := &upstream{Segments: resource.Plain(e.drv, 0)}
-	pool, err := e.dev.NewPoolWith(cistern.PoolID{0, 1}, cistern.PoolOptions{Segments: u})
+	u := &upstream{Resource: resource.Plain(e.drv, 0)}
+	pool, err := e.dev.NewPoolWith(cistern.PoolID{0, 1}, cistern.PoolOptions{Upstream: u})
 	must(t, err)
 	u.told = func(what string, size uint64) {
 		e.dev.Stats()
@@ -89,7 +89,7 @@ func TestUpstreamAnswers(t *testing.T) {
 	taken := e.alloc(t, mib, st)
 	given := cuda.Ptr(0)
 	var freed []cuda.Ptr
-	pool, err := e.dev.NewPoolWith(cistern.PoolID{0, 1}, cistern.PoolOptions{Segments: answers{&given, &freed}})
+	pool, err := e.dev.NewPoolWith(cistern.PoolID{0, 1}, cistern.PoolOptions{Upstream: answers{p: &given, freed: &freed}})
 	must(t, err)
 	for _, c := range []struct {
 		p    cuda.Ptr
@@ -119,12 +119,13 @@ func TestUpstreamAnswers(t *testing.T) {
 
 // answers hands out one address.
 type answers struct {
+	resource.Resource
 	p     *cuda.Ptr
 	freed *[]cuda.Ptr
 }
 
-func (a answers) Alloc(uint64, cuda.Stream) (cuda.Ptr, error) { return *a.p, nil }
-func (a answers) Free(p cuda.Ptr, _ uint64, _ cuda.Stream) error {
+func (a answers) Alloc(_, _ uint64, _ cuda.Stream) (cuda.Ptr, error) { return *a.p, nil }
+func (a answers) Free(p cuda.Ptr, _, _ uint64, _ cuda.Stream) error {
 	*a.freed = append(*a.freed, p)
 	return nil
 }
@@ -133,7 +134,7 @@ func TestPoolOptions(t *testing.T) {
 	e := checked(t, cistern.Options{}, 128*mib, 1)
 	id := cistern.PoolID{0, 1}
 	for _, o := range []cistern.PoolOptions{
-		{Kind: cistern.PoolMalloc, Segments: resource.Plain(e.drv, 0)},
+		{Kind: cistern.PoolMalloc, Upstream: resource.Plain(e.drv, 0)},
 		{Kind: 77},
 	} {
 		if _, err := e.dev.NewPoolWith(id, o); err == nil {
@@ -159,7 +160,7 @@ func TestSegmentsAndChunksMakeRoom(t *testing.T) {
 			e := checked(t, opts, capacity, 2)
 			o := cistern.PoolOptions{Kind: kind}
 			if kind == cistern.PoolDefault {
-				o.Segments = &upstream{Segments: resource.Plain(e.drv, 0)}
+				o.Upstream = &upstream{Resource: resource.Plain(e.drv, 0)}
 			}
 			pool, err := e.dev.NewPoolWith(cistern.PoolID{0, 1}, o)
 			must(t, err)

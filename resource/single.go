@@ -34,7 +34,7 @@ func Single(drv cuda.Driver, prop cuda.MemProp, granularity uint64, access func(
 }
 
 // Alloc gets a segment; size must be a multiple of the granularity. What was got is given back when a later call fails.
-func (s *SingleHandle) Alloc(size uint64, _ cuda.Stream) (p cuda.Ptr, err error) {
+func (s *SingleHandle) Alloc(size, _ uint64, _ cuda.Stream) (p cuda.Ptr, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if p, err = s.drv.AddressReserve(size, s.granularity, 0); err != nil {
@@ -59,7 +59,7 @@ func (s *SingleHandle) Alloc(size uint64, _ cuda.Stream) (p cuda.Ptr, err error)
 
 // Free gives a segment back: the handle first, whose memory stays while it is mapped, then the mapping. So whichever call
 // fails, the segment is either gone or as usable as before.
-func (s *SingleHandle) Free(p cuda.Ptr, size uint64, _ cuda.Stream) error {
+func (s *SingleHandle) Free(p cuda.Ptr, size, _ uint64, _ cuda.Stream) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if h := s.handles[p]; h != 0 {
@@ -123,4 +123,13 @@ func (s *SingleHandle) retry() (first error) {
 	}
 	s.left = keep
 	return first
+}
+
+func (s *SingleHandle) MemInfo() (free, total uint64, err error) { return s.drv.MemInfo(s.prop.Device) }
+
+func (s *SingleHandle) Equal(other Resource) bool { return Resource(s) == other }
+
+func (s *SingleHandle) Traits() Traits {
+	return Traits{Name: "virtual", Device: s.prop.Device, OnDevice: s.prop.Location == cuda.LocationDevice, DeviceAccessible: true,
+		Align: s.granularity, Handles: s.prop.Handles}
 }

@@ -15,6 +15,7 @@ import (
 
 	"github.com/cistern-gpu/cistern"
 	"github.com/cistern-gpu/cistern/cuda"
+	"github.com/cistern-gpu/cistern/resource"
 )
 
 // pools finds a device's pool by its name without the device's lock: programs have few pools and ask at every request.
@@ -113,7 +114,7 @@ func corePoolCreate(d C.int, pool0, pool1 C.uint64_t, flags C.uint32_t, alloc, f
 			"choose CISTERN_POOL_IPC_LEGACY or CISTERN_POOL_SINGLE_HANDLE"})
 	}
 	if alloc != 0 {
-		o.Segments = &hostSegments{alloc: alloc, free: free, ctx: ctx, device: d}
+		o.Upstream = &hostSegments{alloc: alloc, free: free, ctx: ctx, device: d}
 	}
 	dev, err := l.device(d)
 	if err != nil {
@@ -132,7 +133,7 @@ type hostSegments struct {
 	device           C.int
 }
 
-func (h *hostSegments) Alloc(size uint64, st cuda.Stream) (cuda.Ptr, error) {
+func (h *hostSegments) Alloc(size, _ uint64, st cuda.Stream) (cuda.Ptr, error) {
 	p := C.shim_call_alloc(h.alloc, h.ctx, C.size_t(size), h.device, C.uintptr_t(st))
 	if p == 0 {
 		return 0, fmt.Errorf("the pool's own function has no %d bytes: %w", size, cuda.ErrOutOfMemory)
@@ -144,9 +145,20 @@ func (h *hostSegments) Alloc(size uint64, st cuda.Stream) (cuda.Ptr, error) {
 	return cuda.Ptr(p), nil
 }
 
-func (h *hostSegments) Free(p cuda.Ptr, size uint64, st cuda.Stream) error {
+func (h *hostSegments) Free(p cuda.Ptr, size, _ uint64, st cuda.Stream) error {
 	C.shim_call_free(h.free, h.ctx, C.uintptr_t(p), C.size_t(size), h.device, C.uintptr_t(st))
 	return nil
+}
+
+func (h *hostSegments) MemInfo() (free, total uint64, err error) { return 0, 0, cuda.ErrNotSupported }
+
+func (h *hostSegments) Equal(other resource.Resource) bool {
+	o, ok := other.(*hostSegments)
+	return ok && *o == *h
+}
+
+func (h *hostSegments) Traits() resource.Traits {
+	return resource.Traits{Name: "external", Device: cuda.Device(h.device), OnDevice: true, DeviceAccessible: true, Align: 512}
 }
 
 //export corePoolBegin
