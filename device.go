@@ -53,7 +53,7 @@ type Device struct {
 	probed    bool
 	plain     resource.Resource
 	single    *resource.SingleHandle
-	inFlight  uint64 // bytes being asked of users' upstreams, with no lock held
+	inFlight  uint64 // bytes under the limit that are being asked of users' upstreams, with no lock held
 	chunks    vm.Chunks
 	zombies   vm.Zombies
 	spares    []vm.ChunkID // chunks that no space owns
@@ -68,7 +68,8 @@ type Device struct {
 
 	captureNumber uint32 // of the last capture
 	limit         uint64
-	reservedBytes uint64 // physical memory held
+	reservedBytes uint64 // physical memory held that is under the limit
+	elsewhere     uint64 // memory held that is not: of pools whose upstream is host memory or another pool
 	spareBytes    uint64
 	groups        [numGroups]group
 	counts        Counters
@@ -113,7 +114,7 @@ func newDevice(a *Allocator, id cuda.Device) (*Device, error) {
 	if d.opts.Backend == BackendVMM && !d.opts.SingleHandle {
 		d.upstream = resource.Virtual(a.drv, d.prop, info.Granularity)
 	}
-	if d.pool0, err = d.addPool(PoolID{}, PoolOptions{}); err != nil {
+	if d.pool0, err = d.addPool(PoolID{}, PoolOptions{}, upstream{}); err != nil {
 		return nil, err
 	}
 	d.SetHistory(d.opts.History)
@@ -200,8 +201,8 @@ func (d *Device) close() error {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.reservedBytes != 0 {
-		return fmt.Errorf("device %d: %d bytes are pinned by pools that were not released", d.id, d.reservedBytes)
+	if n := d.reservedBytes + d.elsewhere; n != 0 {
+		return fmt.Errorf("device %d: %d bytes are pinned by pools that were not released", d.id, n)
 	}
 	if d.zombies.Len() != 0 {
 		return fmt.Errorf("device %d: %d old mappings still wait for the GPU", d.id, d.zombies.Len())

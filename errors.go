@@ -37,29 +37,42 @@ type OutOfMemoryError struct {
 	Requested uint64
 	Need      uint64 // the same, rounded
 	Tag       uint32
-	Reserved  uint64 // physical memory held from the driver by all pools of the device
+	Reserved  uint64 // memory held by all pools of the device
+	Elsewhere uint64 // of Reserved: not the device's own, as host memory
 	Allocated uint64 // rounded bytes handed out
 	Pending   uint64 // given back, but still used by other streams
 	Cached    uint64 // free, spare chunks included
-	Pinned    uint64 // of Cached: pinned by captured graphs or by a pool of another kind of memory
+	Pinned    uint64 // of Cached: pinned by captured graphs
+	Other     uint64 // of Cached: memory of another kind, the device's where this pool's is not or the other way round
 	Largest   uint64 // largest free block of the request's own pool and stream
 	Limit     uint64 // the memory limit, 0 none
+	PoolLimit uint64 // the pool's own, if that was in the way; else 0
+	PoolHolds uint64 // then: what it holds
 	DriverHas uint64 // free memory as the driver reports it
 	// DriverTotal is all memory as the driver reports it; 0 says that it did not report either.
 	DriverTotal uint64
 	Tried       Rungs
 	Off         Rungs     // rungs that the options leave out
 	Pools       []PoolUse // who held what, the most first
+	Upstream    string    // what the memory of the request's pool is; "" where it is what the device's options say
 	Tags        []TagUse  // likewise; nil if no request was ever tagged
 	Cause       error     // what the upstream said last; nil when the limit was in the way
+	host        bool      // the request was not for the device's own memory
 }
 
 func (e *OutOfMemoryError) Error() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "out of memory on device %d: tried to allocate %s; %s reserved, %s of it allocated", e.Device,
-		units.FormatBytes(e.Requested), units.FormatBytes(e.Reserved), units.FormatBytes(e.Allocated))
+	fmt.Fprintf(&b, "out of memory on device %d: tried to allocate %s", e.Device, units.FormatBytes(e.Requested))
+	if e.Upstream != "" {
+		fmt.Fprintf(&b, " of %s memory", e.Upstream)
+	}
+	fmt.Fprintf(&b, "; %s reserved, %s of it allocated", units.FormatBytes(e.Reserved), units.FormatBytes(e.Allocated))
 	if e.Limit != 0 {
 		fmt.Fprintf(&b, ", limit %s", units.FormatBytes(e.Limit))
+	}
+	if e.PoolLimit != 0 {
+		fmt.Fprintf(&b, ", of it %s in pool {%d, %d}, whose limit is %s", units.FormatBytes(e.PoolHolds), e.Pool[0], e.Pool[1],
+			units.FormatBytes(e.PoolLimit))
 	}
 	if e.DriverTotal != 0 {
 		fmt.Fprintf(&b, ", %s free on the device", units.FormatBytes(e.DriverHas))
@@ -67,8 +80,8 @@ func (e *OutOfMemoryError) Error() string {
 	if e.Pending != 0 {
 		fmt.Fprintf(&b, ", %s waiting for other streams", units.FormatBytes(e.Pending))
 	}
-	if e.Pinned != 0 {
-		fmt.Fprintf(&b, ", %s cached in pools that cannot lend", units.FormatBytes(e.Pinned))
+	if e.Pinned+e.Other != 0 {
+		fmt.Fprintf(&b, ", %s cached in pools that cannot lend", units.FormatBytes(e.Pinned+e.Other))
 	}
 	fmt.Fprintf(&b, "; tried: %s", e.Tried)
 	return b.String()

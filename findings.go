@@ -12,6 +12,7 @@ import (
 // PoolUse is what one pool holds.
 type PoolUse struct {
 	Pool      PoolID
+	Upstream  string // what its memory is; "" where it is what the device's options say
 	Allocated uint64 // rounded bytes handed out
 	Pending   uint64 // bytes given back, still used by other streams
 	Free      uint64 // bytes cached
@@ -37,7 +38,7 @@ func (d *Device) poolUsage(held *space) []PoolUse {
 		if !ok {
 			i = len(out)
 			at[s.pool] = i
-			out = append(out, PoolUse{Pool: s.pool.id, Pinned: s.pool.pinned})
+			out = append(out, PoolUse{Pool: s.pool.id, Upstream: s.pool.upstreamName(), Pinned: s.pool.pinned})
 		}
 		s.lockBeside(held)
 		out[i].Allocated += uint64(s.gauges.now[gAllocated])
@@ -73,6 +74,9 @@ func (e *OutOfMemoryError) holders(name func(tag uint32) string) string {
 		var items []string
 		for _, p := range pools[:min(len(pools), mostFindings)] {
 			item := fmt.Sprintf("{%d, %d} %s", p.Pool[0], p.Pool[1], units.FormatBytes(p.Allocated))
+			if p.Upstream != "" {
+				item = fmt.Sprintf("{%d, %d} (%s) %s", p.Pool[0], p.Pool[1], p.Upstream, units.FormatBytes(p.Allocated))
+			}
 			if p.Free != 0 {
 				item += fmt.Sprintf(" and %s cached", units.FormatBytes(p.Free))
 			}
@@ -126,9 +130,12 @@ func (e *OutOfMemoryError) left() string {
 	if e.Limit != 0 {
 		fmt.Fprintf(&b, "; the limit is %s", units.FormatBytes(e.Limit))
 	}
+	if e.PoolLimit != 0 {
+		fmt.Fprintf(&b, "; the pool's limit is %s, and it holds %s", units.FormatBytes(e.PoolLimit), units.FormatBytes(e.PoolHolds))
+	}
 	if e.DriverTotal != 0 {
 		fmt.Fprintf(&b, "; on the device %s of %s", units.FormatBytes(e.DriverHas), units.FormatBytes(e.DriverTotal))
-		if held := e.DriverHas + e.Reserved; held < e.DriverTotal {
+		if held := e.DriverHas + e.Reserved - e.Elsewhere; held < e.DriverTotal {
 			fmt.Fprintf(&b, ", where contexts and other allocators and processes have %s", units.FormatBytes(e.DriverTotal-held))
 		}
 	}
@@ -142,17 +149,25 @@ func (e *OutOfMemoryError) help() string {
 	if e.Off != 0 {
 		items = append(items, fmt.Sprintf("the rungs that the settings leave out (%s)", e.Off))
 	}
-	if e.DriverTotal == 0 {
-		return strings.Join(items, ", or ") // what else there is, is not known
-	}
 	const unit = 2 << 20 // memory comes in multiples of it
 	need := (e.Need + unit - 1) &^ (unit - 1)
-	usable := e.Cached - min(e.Cached, e.Pinned)
+	if e.PoolLimit != 0 {
+		items = append(items, fmt.Sprintf("a limit of %s for the pool", units.FormatBytes(e.PoolHolds+need)))
+		if e.Need <= e.PoolLimit {
+			items = append(items, fmt.Sprintf("at least %s less in use there", units.FormatBytes(need-min(need, e.PoolLimit-min(e.PoolLimit, e.PoolHolds)))))
+		}
+		return strings.Join(items, ", or ")
+	}
+	if e.DriverTotal == 0 || e.host {
+		return strings.Join(items, ", or ") // what else there is, is not known
+	}
+	usable := e.Cached - min(e.Cached, e.Pinned+e.Other)
 	room := e.DriverHas
 	if e.Limit != 0 {
-		room = min(room, e.Limit-min(e.Limit, e.Reserved))
+		held := e.Reserved - e.Elsewhere
+		room = min(room, e.Limit-min(e.Limit, held))
 		if e.DriverHas >= need {
-			items = append(items, fmt.Sprintf("a limit of %s", units.FormatBytes(e.Reserved+need)))
+			items = append(items, fmt.Sprintf("a limit of %s", units.FormatBytes(held+need)))
 		}
 	}
 	have := usable + room

@@ -246,5 +246,8 @@ func (d *Device) resetPeaks() {
 	for g := range d.held {
 		d.held[g].bytes.Peak, d.held[g].handles.Peak = 0, 0 // settleAll raises them
 	}
+	for _, p := range d.byNumber {
+		p.peak = p.holds()
+	}
 	d.settleAll(nil, nil)
 }

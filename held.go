@@ -5,16 +5,25 @@ type held struct {
 	bytes, handles Value
 }
 
-// got notes memory that came from the driver, gaveBack memory that went there. The caller holds Device.mu.
-func (d *Device) got(bytes uint64) {
-	d.reservedBytes += bytes
+// got notes memory that came from the driver or an upstream, gaveBack memory that went there. counted is memory under
+// the device's limit. The caller holds Device.mu.
+func (d *Device) got(bytes uint64, counted bool) {
+	if counted {
+		d.reservedBytes += bytes
+	} else {
+		d.elsewhere += bytes
+	}
 	d.held[groupAll].add(bytes)
 	d.held[groupAll].raise()
 	d.counts.DeviceAllocs++
 }
 
-func (d *Device) gaveBack(bytes uint64) {
-	d.reservedBytes -= bytes
+func (d *Device) gaveBack(bytes uint64, counted bool) {
+	if counted {
+		d.reservedBytes -= bytes
+	} else {
+		d.elsewhere -= bytes
+	}
 	d.held[groupAll].take(bytes)
 	d.counts.DeviceFrees++
 }

@@ -102,6 +102,8 @@ type climb struct {
 	waited  bool
 	giveUp  time.Time // when not to wait any longer for others who are telling of memory
 	alone   bool      // no other stream can be waited for
+	full    bool      // the pool's own limit is in the way
+	emptied bool      // what the pool has free was given back for that
 	met     Rungs     // the rung that met the request
 	from    *space    // the space the block is in: s, or under pressure another of the same pool and stream
 }
@@ -111,6 +113,7 @@ type climb struct {
 func (c *climb) run() (heap.ID, error) {
 	d, s := c.d, c.s
 	c.from = s
+	c.full = false
 	c.tried |= RungFit
 	if d.waiting.Load() && c.rungs&RungCollect != 0 {
 		c.tried |= RungCollect
@@ -224,7 +227,7 @@ func (c *climb) unlocked() (again bool, err error) {
 			return true, nil
 		}
 	}
-	if len(d.callbacks) > 0 && !c.called && c.rungs&RungCallback != 0 {
+	if len(d.callbacks) > 0 && !c.called && !c.full && c.rungs&RungCallback != 0 {
 		c.called = true
 		c.tried |= RungCallback
 		calls := d.callbacks
@@ -243,10 +246,17 @@ func (c *climb) unlocked() (again bool, err error) {
 
 // outOfMemory is the error that ends the ladder.
 func (d *Device) outOfMemory(p *Pool, c *climb) *OutOfMemoryError {
-	e := &OutOfMemoryError{Device: d.id, Pool: p.id, Requested: c.size, Need: c.n, Tag: c.tag, Reserved: d.reservedBytes,
-		Cached: d.spareBytes, Limit: d.limit, Tried: c.tried, Off: AllRungs &^ c.rungs, Cause: c.oom, Pools: d.poolUsage(c.s)}
+	e := &OutOfMemoryError{Device: d.id, Pool: p.id, Requested: c.size, Need: c.n, Tag: c.tag, Reserved: d.reservedBytes + d.elsewhere,
+		Elsewhere: d.elsewhere, Cached: d.spareBytes, Limit: d.limit, Tried: c.tried, Off: AllRungs &^ c.rungs, Cause: c.oom,
+		Pools: d.poolUsage(c.s), Upstream: p.upstreamName(), host: !p.onDevice}
+	if c.full {
+		e.PoolLimit, e.PoolHolds = p.limit, p.reserved
+	}
 	if d.tagged.Load() {
 		e.Tags = d.tagUsage(c.s)
+	}
+	if !p.onDevice {
+		e.Other = d.spareBytes
 	}
 	if c.s != nil {
 		e.Largest = c.s.heap.Largest()
@@ -259,7 +269,9 @@ func (d *Device) outOfMemory(p *Pool, c *climb) *OutOfMemoryError {
 		e.Allocated += uint64(s.gauges.now[gAllocated])
 		e.Pending += uint64(s.gauges.now[gActiveBytes] - s.gauges.now[gAllocated])
 		e.Cached += s.heap.FreeBytes
-		if s.pool.pinned && s.pool != p {
+		if !s.pool.sameMemory(p) {
+			e.Other += s.heap.FreeBytes
+		} else if s.pool.pinned && s.pool != p {
 			e.Pinned += s.heap.FreeBytes
 		}
 		s.unlockBeside(c.s)

@@ -77,6 +77,18 @@ func (c *climb) obtain(rungs Rungs, pressure bool) (heap.ID, error) {
 			return 0, nil
 		}
 	}
+	for !s.pool.mayHold(at.need) {
+		if !c.shed(at.need) {
+			c.full = true
+			return 0, nil
+		}
+		if at, ok = s.placeFor(c.n, d.upstream.Granularity()); !ok {
+			return 0, nil
+		}
+	}
+	if s.pool.limit != 0 {
+		at.room = min(at.room, s.pool.limit-s.pool.reserved)
+	}
 	p := &d.plan
 	defer p.letGo()
 	p.sources = p.sources[:0]
@@ -360,7 +372,7 @@ func (d *Device) create(c *climb, missing, have uint64) (uint64, bool, error) {
 			return have, false, d.failed(err)
 		}
 		id := d.chunks.Add(h, size, 0)
-		d.got(size)
+		d.got(size, true)
 		d.addSpare(id, nil, 0)
 		p.sources = append(p.sources, source{chunk: id, size: size})
 		missing -= size
@@ -477,7 +489,7 @@ func (d *Device) move(c *climb, at place, total uint64) (block heap.ID, base, st
 		}
 		k.Addr, k.Owner, k.Stamp, k.Stream = addr, s.index, 0, -1
 		s.area.Set(addr, k.Size, x.chunk)
-		s.chunkBytes += k.Size
+		s.gain(k.Size)
 		d.held[groupOf(s.class)].join(k.Size)
 		d.record(event.Event{Kind: event.SegmentMap, Addr: addr, Size: k.Size, Handle: uint64(k.Handle),
 			Stream: uint32(s.stream.index), Pool: s.pool.number})
@@ -497,7 +509,7 @@ func (d *Device) leave(o *space, near heap.ID, id vm.ChunkID) {
 	stamp := o.heap.At(block).Stamp
 	z := o.heap.Unmap(block, k.Addr, k.Size)
 	o.area.Set(k.Addr, k.Size, 0)
-	o.chunkBytes -= k.Size
+	o.lose(k.Size)
 	d.held[groupOf(o.class)].leave(k.Size)
 	o.gauges.setFree(o.heap.FreeBlocks, -int64(k.Size))
 	d.zombies.Push(vm.Zombie{Addr: k.Addr, Chunk: id, Block: int32(z), Owner: o.index, Stream: o.stream.index, Epoch: stamp})

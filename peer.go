@@ -7,6 +7,7 @@ import (
 
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/internal/heap"
+	"github.com/cistern-gpu/cistern/resource"
 )
 
 // EnablePeer makes all memory of the device, held now or got later, accessible to work on another device. Where the two
@@ -33,6 +34,17 @@ func (d *Device) EnablePeer(peer cuda.Device) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if slices.Contains(d.access(), peer) {
+		return d.eachUpstream((*Pool).openToPeers)
+	}
+	if err := d.eachUpstream(func(p *Pool) error {
+		if r, ok := as[resource.Peers](p.segments); ok {
+			return p.openTo(r, peer)
+		}
+		return nil
+	}); err != nil {
+		return err
+	}
+	if slices.Contains(d.access(), peer) { // another thread was faster
 		return nil
 	}
 	runs := slices.Clone(d.arriving)
@@ -55,7 +67,7 @@ func (d *Device) EnablePeer(peer cuda.Device) error {
 		}
 	}
 	d.devs = append(slices.Clone(d.access()), peer)
-	return nil
+	return d.eachUpstream((*Pool).openToPeers) // of pools that came meanwhile
 }
 
 // Peers are the devices that EnablePeer was called for.

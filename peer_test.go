@@ -21,6 +21,10 @@ type pair struct {
 
 func newPair(t *testing.T, drv cuda.Driver, simulated *sim.Driver, opts cistern.Options) *pair {
 	t.Helper()
+	if simulated == nil {
+		simulated = sim.New(sim.Options{Devices: 2, Check: sim.CheckOrder, OnFault: func(err error) { t.Error(err) }})
+		drv = simulated
+	}
 	p := &pair{drv: simulated}
 	var err error
 	if p.a, err = cistern.New(drv, opts); err != nil {

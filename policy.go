@@ -83,11 +83,11 @@ func (d *Device) growFirst(need uint64) bool {
 	if d.reservedBytes+need <= d.info.TotalBytes/littlePart {
 		return true
 	}
-	most := uint64(d.groups[groupAll].peak[gActiveBytes])
+	most, held := uint64(d.groups[groupAll].peak[gActiveBytes]), d.reservedBytes+d.elsewhere
 	if d.pace.hasty {
-		return d.reservedBytes+need <= most+most/hastySlack
+		return held+need <= most+most/hastySlack
 	}
-	return d.reservedBytes+need <= most+most/slack
+	return held+need <= most+most/slack
 }
 
 // mayHold reports whether the limit allows need bytes more.

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"sync/atomic"
 
+	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/internal/heap"
 	"github.com/cistern-gpu/cistern/internal/vm"
 	"github.com/cistern-gpu/cistern/resource"
@@ -21,8 +22,12 @@ type Pool struct {
 	number uint32 // small number for events
 
 	segments resource.Resource // where its segments come from; nil: it is made of chunks
+	traits   resource.Traits   // of its memory
 	foreign  bool              // segments is the user's: it is called with no lock held
+	onDevice bool              // it takes the device's own memory
+	counted  bool              // and that is under the device's limit
 	noSplit  bool              // each block is a segment
+	unit     uint64            // sizes of segments are multiples of it
 	mask     uint64            // sizes of blocks are multiples of mask+1
 
 	// spaces by stream index × classes + class. Read without a lock, where one that was dissolved may still be seen: it is
@@ -32,6 +37,12 @@ type Pool struct {
 	pinned   bool // guarded by dev.mu: a captured graph uses it, so nothing of it moves until Release
 	released bool // guarded by dev.mu
 	users    int  // guarded by dev.mu: routes and captures that end here
+
+	limit    uint64        // guarded by dev.mu: bytes that it may hold, 0 none of its own
+	reserved uint64        // guarded by dev.mu: the physical memory of its spaces
+	inFlight uint64        // guarded by dev.mu: bytes being asked of its upstream, with no lock held
+	peak     uint64        // guarded by dev.mu: the most it held
+	opened   []cuda.Device // guarded by dev.mu: the peers that its upstream was opened to
 }
 
 // ID is the pool's name.

@@ -2,7 +2,6 @@ package cistern
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"sync/atomic"
 
@@ -28,39 +27,58 @@ const (
 type PoolOptions struct {
 	Kind PoolKind
 	// Upstream is where the pool's segments come from; Kind must be PoolDefault then. It is called with no lock held and
-	// may use the allocator. What it hands out counts as memory of the device, under its limit.
+	// may use the allocator. What it hands out counts as reserved; where Traits().OnDevice, under the device's limit too.
 	Upstream resource.Resource
 	// NoSplit makes each block a segment of its own, which is reused only by requests that need a segment of that size.
 	// With chunks, which have no segments, it means PoolSingleHandle.
 	NoSplit bool
+	// Limit bounds the memory that the pool may hold, in bytes; 0 is no limit of its own. A request beyond it is met with
+	// what the pool has free, whatever the device has.
+	Limit uint64
 }
 
 // segmentUnit is the unit of segment sizes in bytes.
 const segmentUnit = 2 << 20
 
-// NewPoolWith creates a private pool of the memory that the options say.
+// NewPoolWith creates a private pool of the memory that the options say. An upstream is opened to the peers that the device
+// has.
 func (d *Device) NewPoolWith(id PoolID, o PoolOptions) (*Pool, error) {
+	u, err := newUpstream(o.Upstream)
+	if err != nil {
+		return nil, fmt.Errorf("pool {%d, %d}: %w", id[0], id[1], err)
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.pools[id] != nil {
 		return nil, fmt.Errorf("device %d: pool {%d, %d} exists", d.id, id[0], id[1])
 	}
-	return d.addPool(id, o)
+	p, err := d.addPool(id, o, u)
+	if err != nil {
+		return nil, err
+	}
+	if err := p.openToPeers(); err != nil {
+		p.released = true
+		delete(d.pools, id)
+		return nil, fmt.Errorf("pool {%d, %d}: %w", id[0], id[1], err)
+	}
+	return p, nil
 }
 
 // addPool makes a pool. The caller holds Device.mu, or is the first to have the device.
-func (d *Device) addPool(id PoolID, o PoolOptions) (*Pool, error) {
-	p := &Pool{dev: d, id: id, number: uint32(len(d.byNumber)), noSplit: o.NoSplit, mask: heap.Align - 1}
+func (d *Device) addPool(id PoolID, o PoolOptions, u upstream) (*Pool, error) {
+	p := &Pool{dev: d, id: id, number: uint32(len(d.byNumber)), noSplit: o.NoSplit, mask: heap.Align - 1, unit: segmentUnit,
+		limit: o.Limit, onDevice: true, counted: true,
+		traits: resource.Traits{Name: "virtual", Device: d.id, OnDevice: true, DeviceAccessible: true, Align: heap.Align}}
 	switch {
-	case o.Upstream != nil && o.Kind != PoolDefault:
+	case u.from != nil && o.Kind != PoolDefault:
 		return nil, fmt.Errorf("pool {%d, %d}: segments of the user's are not of another kind as well", id[0], id[1])
-	case o.Upstream != nil:
-		p.segments, p.foreign = o.Upstream, true
+	case u.from != nil:
+		p.setUpstream(u)
 	case o.Kind == PoolMalloc || o.Kind == PoolDefault && d.opts.Backend == BackendMalloc:
 		if d.plain == nil {
 			d.plain = resource.Plain(d.drv, d.id)
 		}
-		p.segments = d.plain
+		p.segments, p.traits = d.plain, d.plain.Traits()
 	case o.Kind == PoolSingleHandle || o.Kind == PoolDefault && (d.opts.SingleHandle || o.NoSplit):
 		if err := d.virtual(); err != nil {
 			return nil, err
@@ -68,12 +86,13 @@ func (d *Device) addPool(id PoolID, o PoolOptions) (*Pool, error) {
 		if d.single == nil {
 			d.single = resource.Single(d.drv, d.prop, max(d.info.Granularity, segmentUnit), d.setAccess)
 		}
-		p.segments = d.single
+		p.segments, p.traits = d.single, d.single.Traits()
+		p.unit = max(segmentUnit, d.info.Granularity)
 	case o.Kind != PoolDefault:
 		return nil, fmt.Errorf("pool {%d, %d}: kind %d is none", id[0], id[1], o.Kind)
 	}
 	if o.NoSplit {
-		p.mask = segmentUnit - 1
+		p.mask = p.unit - 1
 	}
 	if p.segments != nil {
 		d.segmented = true
@@ -107,7 +126,11 @@ func (c *climb) growSegment() (heap.ID, error) {
 	if c.rungs&RungGrow != 0 {
 		c.tried |= RungGrow
 		size := s.pool.segmentSize(c.n)
-		if d.mayHold(size) {
+		if !s.pool.mayHold(size) {
+			size = s.pool.whole(c.n) // with nothing for later requests
+			c.full = !s.pool.mayHold(size)
+		}
+		if !c.full && (!s.pool.counted || d.mayHold(size)) {
 			ptr, err := c.segment(size)
 			if err == nil {
 				c.addSegment(ptr, size)
@@ -133,62 +156,27 @@ func (c *climb) growSegment() (heap.ID, error) {
 	return c.elsewhere(), nil
 }
 
-// segmentSize is the size of the segment that a request of n bytes is cut from: PyTorch's sizes.
+// segmentSize is the size of the segment that a request of n bytes is cut from: PyTorch's sizes, in the upstream's units.
 func (p *Pool) segmentSize(n uint64) uint64 {
 	switch {
 	case p.noSplit:
 		return n
-	case n <= smallMax:
-		return segmentUnit
-	case n < 10<<20:
-		return 20 << 20
+	case n > smallMax && n < 10<<20:
+		return p.whole(20 << 20)
 	}
-	return (n + segmentUnit - 1) &^ (segmentUnit - 1)
+	return p.whole(n)
 }
 
-// segment gets a segment and claims its addresses.
-func (c *climb) segment(size uint64) (cuda.Ptr, error) {
-	d, s := c.d, c.s
-	p := s.pool
-	if p.foreign {
-		d.inFlight += size
-		s.mu.Unlock()
-		d.mu.Unlock()
-		defer func() {
-			d.mu.Lock()
-			s.mu.Lock()
-			d.inFlight -= size
-		}()
-	}
-	ptr, err := p.segments.Alloc(size, heap.Align, s.stream.handle)
-	if err != nil {
-		if !p.foreign {
-			d.failed(err)
-		}
-		return 0, err
-	}
-	switch {
-	case ptr == 0:
-		return 0, cuda.ErrOutOfMemory
-	case ptr%heap.Align != 0:
-		err = fmt.Errorf("pool {%d, %d}: its upstream returned %#x, which is not aligned to %d bytes", p.id[0], p.id[1],
-			uint64(ptr), heap.Align)
-	default:
-		err = d.a.claim(uint64(ptr), size, s)
-	}
-	if err != nil {
-		return 0, errors.Join(err, p.segments.Free(ptr, size, heap.Align, s.stream.handle))
-	}
-	return ptr, nil
-}
+// whole rounds up to whole units of segments.
+func (p *Pool) whole(n uint64) uint64 { return (n + p.unit - 1) &^ (p.unit - 1) }
 
 // addSegment makes a segment free memory of the request's space.
 func (c *climb) addSegment(ptr cuda.Ptr, size uint64) {
 	d, s := c.d, c.s
 	d.areas = append(d.areas, reservation{uint64(ptr), size, s, d.chunks.NewSerial()})
-	d.got(size)
+	d.got(size, s.pool.counted)
 	d.held[groupOf(s.class)].add(size)
-	s.chunkBytes += size
+	s.gain(size)
 	d.recordSegment(s, uint64(ptr), size, true)
 	block := s.heap.Map(s.heap.AddRange(uint64(ptr), size), uint64(ptr), size, 0)
 	if at := (run{uint64(ptr), size}); d.onMap != nil {
@@ -201,11 +189,24 @@ func (c *climb) addSegment(ptr cuda.Ptr, size uint64) {
 // makeRoom gives cached memory back where a segment is in the way of the request, or a chunk in the way of a segment:
 // the free segments of all pools; then, for a segment, as many bytes of free chunks as it needs; then all; then addresses
 // that chunks were mapped at. Where memory must be told of before it is unmapped, so that it cannot move, it does the same
-// for a request that is met with chunks, which then finds them spare. It reports whether anything went. The caller holds
-// Device.mu and the space's lock; both are let go meanwhile.
+// for a request that is met with chunks, which then finds them spare. Where the pool's own limit is in the way only the
+// pool's memory goes. It reports whether anything went. The caller holds Device.mu and the space's lock; both are let go
+// meanwhile.
 func (c *climb) makeRoom() (bool, error) {
-	d := c.d
+	d, p := c.d, c.s.pool
 	c.tried |= RungLend
+	if c.full {
+		if c.emptied {
+			return false, nil
+		}
+		c.emptied = true
+		c.s.mu.Unlock()
+		defer c.s.mu.Lock()
+		if p.segments != nil {
+			return d.releaseSegments(func(x *Pool) bool { return x == p }, true)
+		}
+		return d.detachChunks(p, everything)
+	}
 	for c.room < 4 {
 		c.room++
 		var any bool
@@ -213,12 +214,14 @@ func (c *climb) makeRoom() (bool, error) {
 		c.s.mu.Unlock()
 		switch {
 		case c.room == 1:
-			any, err = d.releaseSegments(func(*Pool) bool { return true }, true)
+			any, err = d.releaseSegments(p.sameMemory, true)
+			asked, more := d.trimUpstreams(p.sameMemory)
+			any, err = any || asked, cmp.Or(err, more)
 			if d.single != nil {
 				more, _ := d.single.Settle() // what fails again is tried again
 				any = any || more
 			}
-		case d.upstream == nil || c.s.area != nil && d.onUnmap == nil:
+		case d.upstream == nil || c.s.area != nil && d.onUnmap == nil || !p.onDevice:
 		case c.room == 2 && c.s.area != nil:
 			any, err = d.detachChunks(nil, c.s.pool.segmentSize(c.n))
 		case c.room == 2:
@@ -227,7 +230,7 @@ func (c *climb) makeRoom() (bool, error) {
 			any, err = d.releaseChunks(nil, everything)
 		}
 		c.s.mu.Lock()
-		if c.room == 4 && c.s.area == nil {
+		if c.room == 4 && c.s.area == nil && p.onDevice {
 			any = d.reclaim(c.s)
 		}
 		c.trimmed = c.trimmed || any
@@ -313,7 +316,7 @@ func (d *Device) releaseSegments(chosen func(*Pool) bool, mayWait bool) (bool, e
 		any = true
 		s.mu.Lock()
 		s.heap.DropRange(s.heap.Reap(v.first))
-		s.chunkBytes -= v.size
+		s.lose(v.size)
 		s.mu.Unlock()
 		d.recordSegment(s, v.base, v.size, false)
 		for i, r := range d.areas {
@@ -323,21 +326,7 @@ func (d *Device) releaseSegments(chosen func(*Pool) bool, mayWait bool) (bool, e
 			}
 		}
 		d.held[groupOf(s.class)].take(v.size)
-		d.gaveBack(v.size)
+		d.gaveBack(v.size, s.pool.counted)
 	}
 	return any, failed
-}
-
-// freeSegment gives a segment back; Device.mu is let go while a user's upstream is called.
-func (d *Device) freeSegment(s *space, base, size uint64) error {
-	p := s.pool
-	if !p.foreign {
-		if err := p.segments.Free(cuda.Ptr(base), size, heap.Align, s.stream.handle); err != nil {
-			return d.failed(err)
-		}
-		return nil
-	}
-	d.mu.Unlock()
-	defer d.mu.Lock()
-	return p.segments.Free(cuda.Ptr(base), size, heap.Align, s.stream.handle)
 }

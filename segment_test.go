@@ -124,6 +124,7 @@ type answers struct {
 	freed *[]cuda.Ptr
 }
 
+func (a answers) Traits() resource.Traits                            { return resource.Traits{Name: "answers"} }
 func (a answers) Alloc(_, _ uint64, _ cuda.Stream) (cuda.Ptr, error) { return *a.p, nil }
 func (a answers) Free(p cuda.Ptr, _, _ uint64, _ cuda.Stream) error {
 	*a.freed = append(*a.freed, p)

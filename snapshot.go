@@ -124,7 +124,7 @@ func (d *Device) Usage() (allocated, reserved uint64) {
 			s.mu.Unlock()
 		}
 	}
-	return allocated, d.reservedBytes
+	return allocated, d.reservedBytes + d.elsewhere
 }
 
 // Streams are the streams that the device knows, by index: what Segment.Stream and event.Event.Stream refer to.

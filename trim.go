@@ -37,6 +37,8 @@ func (d *Device) trim(only *Pool) error {
 		_, err := d.releaseChunks(only, everything)
 		first = cmp.Or(first, err)
 	}
+	_, err := d.trimUpstreams(func(p *Pool) bool { return only == nil || p == only })
+	first = cmp.Or(first, err)
 	d.sweep()
 	d.settleAll(nil, nil)
 	return first
@@ -150,7 +152,7 @@ func (d *Device) releaseSpares() (any bool, first error) {
 		}
 		d.spareBytes -= k.Size
 		d.held[groupLarge].take(k.Size)
-		d.gaveBack(k.Size)
+		d.gaveBack(k.Size, true)
 		d.chunks.Drop(id)
 		any = true
 	}

@@ -1,0 +1,96 @@
+package cistern
+
+// What one pool holds, and may hold.
+
+// PoolStats is what one pool holds, in bytes.
+type PoolStats struct {
+	Reserved, PeakReserved uint64 // physical memory; the peak is since the start or Device.ResetPeaks
+	Requested, Allocated   uint64 // of blocks handed out: asked for, and rounded
+	Cached                 uint64 // free
+	Limit                  uint64 // 0 is none of its own
+	Blocks                 int64  // handed out
+}
+
+// Stats sums the pool up as it is at one moment.
+func (p *Pool) Stats() PoolStats {
+	d := p.dev
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	var lanes []*lane
+	for _, s := range d.spaces {
+		if s != nil && s.pool == p && !s.lane.planned {
+			s.mu.Lock()
+			s.lane.planned = true
+			lanes = append(lanes, s.lane)
+		}
+	}
+	st := PoolStats{Reserved: p.holds(), PeakReserved: p.peak, Limit: p.limit}
+	for _, l := range lanes {
+		for class := range l.classes {
+			now := &l.classes[class].now
+			st.Blocks += now[gAllocs]
+			st.Requested += uint64(now[gRequested])
+			st.Allocated += uint64(now[gAllocated])
+			st.Cached += uint64(now[gFreeBytes])
+		}
+	}
+	for _, l := range lanes {
+		l.planned = false
+		l.mu.Unlock()
+	}
+	return st
+}
+
+// SetLimit bounds the memory that the pool may hold, in bytes; 0 is no limit of its own. Memory held beyond a new limit
+// is not given back by this; Trim does.
+func (p *Pool) SetLimit(bytes uint64) {
+	d := p.dev
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	p.limit = bytes
+}
+
+// mayHold reports whether the pool's own limit allows need bytes more. The caller holds Device.mu.
+func (p *Pool) mayHold(need uint64) bool {
+	return p.limit == 0 || need <= p.limit && p.reserved+p.inFlight <= p.limit-need
+}
+
+// holds is the memory that the pool holds. The caller holds Device.mu.
+func (p *Pool) holds() uint64 { return p.reserved }
+
+// gain notes physical memory that came to a space, lose memory that left it. The caller holds Device.mu and the lane's
+// lock.
+func (s *space) gain(bytes uint64) {
+	s.chunkBytes += bytes
+	p := s.pool
+	p.reserved += bytes
+	p.peak = max(p.peak, p.holds())
+}
+
+func (s *space) lose(bytes uint64) {
+	s.chunkBytes -= bytes
+	s.pool.reserved -= bytes
+}
+
+// shed makes free chunks of the request's pool spare until the pool's limit allows need bytes more, or there are none
+// that can be taken. It reports whether any went. The caller holds Device.mu and the space's lock.
+func (c *climb) shed(need uint64) bool {
+	d, p := c.d, c.s.pool
+	if p.pinned || d.onUnmap != nil || c.rungs&RungRemap == 0 || need > p.limit {
+		return false
+	}
+	c.tried |= RungRemap
+	excess, got := p.reserved+p.inFlight+need-p.limit, uint64(0)
+	for _, o := range d.spaces {
+		if o == nil || o.pool != p || o == c.s || o.area == nil || got >= excess {
+			continue
+		}
+		o.lockBeside(c.s)
+		got += d.detach(o, excess-got)
+		o.unlockBeside(c.s)
+	}
+	if got == 0 { // last, as the request may use what is free there where it is
+		got = d.detach(c.s, excess)
+	}
+	return got > 0
+}
