@@ -43,7 +43,7 @@ enum {
 /* ---- the library ---------------------------------------------------------------------------------------------- */
 
 /* The version of this header; that of the library is cistern_version's. */
-#define CISTERN_VERSION "0.3.0"
+#define CISTERN_VERSION "0.4.0"
 
 /* The version, "1.2.3", as a constant string. */
 const char *cistern_version(void);
@@ -141,6 +141,10 @@ int cistern_peer(int device, int peer);
  * before a request does. It returns nonzero if it gave memory back, to the driver or to Cistern. It must not allocate
  * from the device. A function and ctx that are registered already are not registered twice. */
 int cistern_on_out_of_memory(int device, int (*fn)(void *ctx, int device, uint64_t missing), void *ctx);
+
+/* cistern_off_out_of_memory takes back a registration; when it returns no call of the function is under way. It must not be
+ * called from within one. CISTERN_INVALID if there is none. */
+int cistern_off_out_of_memory(int device, int (*fn)(void *ctx, int device, uint64_t missing), void *ctx);
 
 /* cistern_on_unmap registers the one function (NULL: none) that is called, with no lock held, before memory of the device
  * is unmapped or given back to the driver. While there is one, memory stays where it was mapped: nothing is moved to

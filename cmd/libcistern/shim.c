@@ -197,6 +197,15 @@ PUBLIC int cistern_on_out_of_memory(int device, int (*fn)(void *, int, uint64_t)
   return coreOnOutOfMemory(device, (uintptr_t)fn, (uintptr_t)ctx);
 }
 
+PUBLIC int cistern_off_out_of_memory(int device, int (*fn)(void *, int, uint64_t), void *ctx) {
+  GUARD;
+  if (fn == NULL)
+    return invalid("fn is NULL: expected the function that was registered");
+  if (shim_self != NULL && shim_self->calling)
+    return invalid("cistern_off_out_of_memory is called from within a function that is asked for memory, for whose end it would wait");
+  return coreOffOutOfMemory(device, (uintptr_t)fn, (uintptr_t)ctx);
+}
+
 PUBLIC int cistern_on_unmap(int device, void (*fn)(void *, int, void *, size_t), void *ctx) {
   GUARD;
   return coreOnUnmap(device, (uintptr_t)fn, (uintptr_t)ctx);

@@ -1,3 +1,3 @@
 """The version of the package, from which the wheel takes its own."""
 
-version = "0.3.0"
+version = "0.4.0"

@@ -33,6 +33,7 @@ int main(void) {
     BAD(cistern_peer(d, 0));
     BAD(cistern_peer(0, d));
     BAD(cistern_on_out_of_memory(d, never, NULL));
+    BAD(cistern_off_out_of_memory(d, never, NULL));
     BAD(cistern_on_unmap(d, NULL, NULL));
     BAD(cistern_on_map(d, NULL, NULL));
     BAD(cistern_pool_create(d, pool, &options));
@@ -61,6 +62,7 @@ int main(void) {
   NONE(cistern_mem_info(0, &more, NULL));
   NONE(cistern_largest_free(0, NULL, NULL));
   NONE(cistern_on_out_of_memory(0, NULL, NULL));
+  NONE(cistern_off_out_of_memory(0, NULL, NULL));
   NONE(cistern_pool_create(0, NULL, NULL));
   NONE(cistern_pool_begin(0, NULL, NULL));
   NONE(cistern_capture_begin(0, NULL, NULL));

@@ -1,6 +1,9 @@
 /* Functions of the program that the library calls: for memory when there is none left, for a pool's segments, and to tell what is mapped. */
 #include "check.h"
 
+#include <pthread.h>
+#include <stdatomic.h>
+
 static void *hoard[64];
 static int hoarded, calls, device_seen;
 static uint64_t missing_seen;
@@ -184,9 +187,89 @@ static void registrations(void) {
   OK(cistern_trim(0));
 }
 
+/* Functions that are asked for memory and taken back. */
+
+static atomic_int counted, inside, leave;
+static int off_within;
+
+static int count(void *ctx, int device, uint64_t missing) {
+  (void)missing;
+  counted++;
+  if (ctx == &off_within) {
+    FAILS(CISTERN_INVALID, "within", cistern_off_out_of_memory(device, count, ctx));
+    off_within++;
+  }
+  return 0;
+}
+
+static int stay(void *ctx, int device, uint64_t missing) {
+  (void)ctx, (void)device, (void)missing;
+  inside = 1;
+  while (!leave)
+    usleep(1000);
+  counted++;
+  usleep(20000);
+  inside = 0;
+  return 0;
+}
+
+static void *exhaust(void *arg) {
+  void *p;
+  FAILS(CISTERN_OUT_OF_MEMORY, "callback", cistern_alloc(&p, 128 * MIB, 0, NULL, NULL));
+  return arg;
+}
+
+static void *take_back(void *arg) {
+  OK(cistern_off_out_of_memory(0, stay, NULL));
+  CHECK(!inside && counted == 1);
+  return arg;
+}
+
+static void taken_back(void) {
+  FAILS(CISTERN_INVALID, "not registered", cistern_off_out_of_memory(0, count, NULL));
+  FAILS(CISTERN_INVALID, "not registered", cistern_off_out_of_memory(1, count, NULL));
+  OK(cistern_set_limit(0, 64 * MIB));
+  OK(cistern_on_out_of_memory(0, count, NULL));
+  OK(cistern_on_out_of_memory(0, count, &off_within));
+  exhaust(NULL);
+  CHECK(counted == 2 && off_within == 1);
+  FAILS(CISTERN_INVALID, "not registered", cistern_off_out_of_memory(0, count, &counted)); /* another ctx */
+  OK(cistern_off_out_of_memory(0, count, &off_within));
+  exhaust(NULL);
+  CHECK(counted == 3);
+  OK(cistern_off_out_of_memory(0, count, NULL));
+  FAILS(CISTERN_INVALID, "not registered", cistern_off_out_of_memory(0, count, NULL));
+  exhaust(NULL);
+  CHECK(counted == 3);
+  OK(cistern_on_out_of_memory(0, count, NULL)); /* and again */
+  exhaust(NULL);
+  CHECK(counted == 4);
+  OK(cistern_off_out_of_memory(0, count, NULL));
+
+  /* A call that is under way is waited for, and others are not made meanwhile. */
+  counted = 0;
+  OK(cistern_on_out_of_memory(0, stay, NULL));
+  pthread_t asker, taker;
+  pthread_create(&asker, NULL, exhaust, NULL);
+  while (!inside)
+    usleep(1000);
+  pthread_create(&taker, NULL, take_back, NULL);
+  usleep(50000);
+  CHECK(inside);
+  exhaust(NULL);
+  CHECK(inside);
+  leave = 1;
+  pthread_join(taker, NULL);
+  pthread_join(asker, NULL);
+  exhaust(NULL);
+  CHECK(counted == 1);
+  OK(cistern_set_limit(0, 0));
+}
+
 int main(void) {
   pools();
   registrations();
+  taken_back();
   OK(cistern_set_limit(0, 256 * MIB));
   OK(cistern_on_out_of_memory(0, give_back, (void *)7));
   OK(cistern_on_out_of_memory(0, give_back, (void *)7)); /* not twice */

@@ -59,6 +59,7 @@ static void child(void *inherited) {
   GONE(cistern_largest_free(0, NULL, &bytes));
   GONE(cistern_peer(0, 0));
   GONE(cistern_on_out_of_memory(0, never, NULL));
+  GONE(cistern_off_out_of_memory(0, never, NULL));
   GONE(cistern_on_unmap(0, unmapped, NULL));
   GONE(cistern_on_map(0, unmapped, NULL));
   GONE(cistern_pool_create(0, pool, NULL));
