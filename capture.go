@@ -231,7 +231,7 @@ func (d *Device) regain(held *space, whole *Pool) {
 	for _, f := range d.heldBack {
 		s := f.space
 		s.lockBeside(held)
-		if s.capture == 0 && (held.in(s.lane) || s.pool == whole || !s.pool.pinned) || s.stream.isOver(s.heap.At(f.block).Stamp) {
+		if s.capture == 0 && (held.in(s.lane) || s.pool.owner() == whole || !s.pool.pinned) || s.stream.isOver(s.heap.At(f.block).Stamp) {
 			s.heap.Regain(f.block)
 			s.gauges.setFree(s.heap.FreeBlocks, 0)
 		} else {

@@ -21,7 +21,7 @@ func (p *Pool) Blocks() []Block {
 	defer d.mu.Unlock()
 	var out []Block
 	for _, s := range d.spaces {
-		if s == nil || s.pool != p {
+		if s == nil || s.pool.owner() != p {
 			continue
 		}
 		s.mu.Lock()
@@ -145,7 +145,7 @@ func (p *Pool) planRestore(blocks []Block) (*restore, error) {
 			return nil, cannot(b, "it overlaps another one")
 		}
 		s := d.a.spaceOf(b.Base)
-		if s == nil || s.pool != p {
+		if s == nil || s.pool.owner() != p {
 			return nil, cannot(b, "the address is not the pool's")
 		}
 		if b.Stream != (cuda.StreamID{}) && b.Stream != s.stream.id {
@@ -159,7 +159,7 @@ func (p *Pool) planRestore(blocks []Block) (*restore, error) {
 		r.take[s] = append(r.take[s], b)
 	}
 	for _, s := range d.spaces {
-		if s == nil || s.pool != p {
+		if s == nil || s.pool.owner() != p {
 			continue
 		}
 		if err := r.planSpace(s, wanted); err != nil {

@@ -73,7 +73,7 @@ type Device struct {
 	spareBytes    uint64
 	groups        [numGroups]group
 	counts        Counters
-	callbacks     []func(need uint64) bool
+	callbacks     []*callback
 	onMap         *teller       // nil: nobody wants to know
 	onUnmap       *teller       // nil: nobody wants to know
 	telling       int           // threads that are telling
@@ -140,15 +140,6 @@ func (d *Device) Limit() uint64 {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.limit
-}
-
-// OnOutOfMemory registers a function that the ladder calls, with no lock held, when everything else has failed and
-// before a request does: another library's cache that can give memory back to the driver or to this allocator. It is
-// told the bytes that are missing and reports whether it did anything. It must not allocate from this device.
-func (d *Device) OnOutOfMemory(f func(need uint64) bool) {
-	d.mu.Lock()
-	d.callbacks = append(d.callbacks, f)
-	d.mu.Unlock()
 }
 
 // failed keeps an error that breaks the context, and returns it.

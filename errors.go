@@ -105,14 +105,15 @@ const (
 	RungRemap                      // free chunks of the same pool, moved here
 	RungGrow                       // new memory upstream
 	RungLend                       // free chunks and cached segments of other pools
-	RungCallback                   // callbacks of other libraries
+	RungCallback                   // callbacks: the pool's own, then those of other libraries
+	RungSpill                      // the pool's spill: memory of another kind
 	rungEnd
 )
 
 // AllRungs is every rung that can be turned off; fit cannot.
-const AllRungs = RungCollect | RungRemap | RungGrow | RungLend | RungCallback
+const AllRungs = RungCollect | RungRemap | RungGrow | RungLend | RungCallback | RungSpill
 
-var rungNames = []string{"fit", "collect", "remap", "grow", "lend", "callback"}
+var rungNames = []string{"fit", "collect", "remap", "grow", "lend", "callback", "spill"}
 
 // String is the names of the rungs in order, joined by "+".
 func (r Rungs) String() string {

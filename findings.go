@@ -16,6 +16,7 @@ type PoolUse struct {
 	Allocated uint64 // rounded bytes handed out
 	Pending   uint64 // bytes given back, still used by other streams
 	Free      uint64 // bytes cached
+	Spilled   uint64 // of Allocated: from the pool's spill
 	Pinned    bool   // captured graphs use it: what is free stays
 }
 
@@ -34,13 +35,17 @@ func (d *Device) poolUsage(held *space) []PoolUse {
 		if s == nil {
 			continue
 		}
-		i, ok := at[s.pool]
+		p := s.pool.owner()
+		i, ok := at[p]
 		if !ok {
 			i = len(out)
-			at[s.pool] = i
-			out = append(out, PoolUse{Pool: s.pool.id, Upstream: s.pool.upstreamName(), Pinned: s.pool.pinned})
+			at[p] = i
+			out = append(out, PoolUse{Pool: p.id, Upstream: p.upstreamName(), Pinned: p.pinned})
 		}
 		s.lockBeside(held)
+		if s.pool != p {
+			out[i].Spilled += uint64(s.gauges.now[gAllocated])
+		}
 		out[i].Allocated += uint64(s.gauges.now[gAllocated])
 		out[i].Pending += uint64(s.gauges.now[gActiveBytes] - s.gauges.now[gAllocated])
 		out[i].Free += s.heap.FreeBytes
@@ -79,6 +84,9 @@ func (e *OutOfMemoryError) holders(name func(tag uint32) string) string {
 			}
 			if p.Free != 0 {
 				item += fmt.Sprintf(" and %s cached", units.FormatBytes(p.Free))
+			}
+			if p.Spilled != 0 {
+				item += fmt.Sprintf(", %s of it spilled", units.FormatBytes(p.Spilled))
 			}
 			if p.Pinned {
 				item += ", pinned by graphs"

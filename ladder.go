@@ -1,7 +1,9 @@
 package cistern
 
 import (
+	"cmp"
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/cistern-gpu/cistern/cuda"
@@ -11,6 +13,12 @@ import (
 
 // allocSlow meets a request that the hot path could not, rung by rung. See Rungs for the order.
 func (p *Pool) allocSlow(size, n uint64, st *Stream, tag uint32) (cuda.Ptr, error) {
+	c := climb{n: n, size: size, tag: tag}
+	return p.request(&c, st)
+}
+
+// request has a request climb the ladder.
+func (p *Pool) request(c *climb, st *Stream) (cuda.Ptr, error) {
 	d := p.dev
 	if err := d.poisoned(); err != nil {
 		return 0, err
@@ -18,8 +26,8 @@ func (p *Pool) allocSlow(size, n uint64, st *Stream, tag uint32) (cuda.Ptr, erro
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.a.turn.Add(1)
-	c := climb{d: d, n: n, size: size, tag: tag, rungs: d.opts.Ladder | RungFit}
-	if size > maxRequest {
+	c.d, c.rungs = d, d.opts.Ladder|RungFit
+	if c.size > maxRequest {
 		c.tried = RungFit
 		return 0, c.fail(p, st)
 	}
@@ -32,10 +40,24 @@ func (p *Pool) allocSlow(size, n uint64, st *Stream, tag uint32) (cuda.Ptr, erro
 	if d.onUnmap != nil && d.zombies.Len() > 0 {
 		d.unmapReady() // of pools that ended, or from before anybody wanted to know
 	}
-	if p.spaceFor(st, d.classOf(n)) == nil {
+	if p.spaceFor(st, d.classOf(c.n)) == nil {
 		d.retire()
 	}
-	s, err := p.space(st, d.classOf(n))
+	ptr, err := c.climb(p, st)
+	if ptr == 0 && err == nil && p.spill != nil && c.rungs&RungSpill != 0 {
+		ptr, err = c.spill(p, st)
+	}
+	if ptr == 0 && err == nil {
+		err = c.fail(p, st)
+	}
+	return ptr, err
+}
+
+// climb takes the rungs up to, and without, the last. It returns null and no error where there is no memory. The caller
+// holds Device.mu and nothing else; it is let go meanwhile.
+func (c *climb) climb(p *Pool, st *Stream) (cuda.Ptr, error) {
+	d := c.d
+	s, err := p.space(st, d.classOf(c.n))
 	if err != nil {
 		return 0, err
 	}
@@ -53,7 +75,7 @@ func (p *Pool) allocSlow(size, n uint64, st *Stream, tag uint32) (cuda.Ptr, erro
 		}
 		id, err := c.run()
 		if id != 0 {
-			return d.handOut(&c, id), nil
+			return d.handOut(c, id), nil
 		}
 		again := false
 		if err == nil {
@@ -70,14 +92,11 @@ func (p *Pool) allocSlow(size, n uint64, st *Stream, tag uint32) (cuda.Ptr, erro
 				d.settleAll(s, nil)
 			}
 		}
-		if err == nil {
-			err = c.fail(p, st)
-		}
 		return 0, err
 	}
 }
 
-// fail ends the ladder.
+// fail ends the ladder. The caller holds Device.mu and nothing else.
 func (c *climb) fail(p *Pool, st *Stream) error {
 	d := c.d
 	d.counts.OOMs++
@@ -98,7 +117,9 @@ type climb struct {
 	oom     error // what the upstream said, nil when the limit was in the way
 	trimmed bool  // memory was given back for it
 	room    int   // steps of makeRoom that were taken
-	called  bool
+	asked   bool  // the pool's own function was
+	called  bool  // others' functions were
+	spilled bool  // it is met from the pool's spill
 	waited  bool
 	giveUp  time.Time // when not to wait any longer for others who are telling of memory
 	alone   bool      // no other stream can be waited for
@@ -173,13 +194,16 @@ func (d *Device) handOut(c *climb, id heap.ID) cuda.Ptr {
 	s.gauges.alloc(c.size, c.n, s.heap.FreeBlocks)
 	b.Tag, b.Capture = c.tag, s.capture
 	addr := cuda.Ptr(b.Addr)
-	if c.called {
+	if c.called || c.asked {
 		c.met = RungCallback
 	} else if c.trimmed {
 		c.met = RungLend
 	}
 	if c.met&(RungLend|RungCallback) != 0 {
 		d.counts.Retries++
+	}
+	if c.spilled {
+		c.met = RungSpill
 	}
 	d.counts.count(c.met)
 	if d.hist.on.Load() {
@@ -227,45 +251,78 @@ func (c *climb) unlocked() (again bool, err error) {
 			return true, nil
 		}
 	}
-	if len(d.callbacks) > 0 && !c.called && !c.full && c.rungs&RungCallback != 0 {
+	if c.rungs&RungCallback == 0 {
+		return false, nil
+	}
+	if ask := c.s.pool.ask; ask != nil && !c.asked {
+		c.asked = true
+		again = c.call([]*callback{ask})
+	}
+	if len(d.callbacks) > 0 && !again && !c.called && !c.full {
 		c.called = true
-		c.tried |= RungCallback
-		calls := d.callbacks
-		c.s.mu.Unlock()
-		d.mu.Unlock()
-		for _, f := range calls {
-			if f(c.n) {
-				again = true
-			}
-		}
-		d.mu.Lock()
-		c.s.mu.Lock()
+		again = c.call(d.callbacks)
 	}
 	return again, nil
 }
 
-// outOfMemory is the error that ends the ladder.
+// call asks functions whether they can give memory back, with no lock held, and reports whether any did. Then everything is
+// tried anew.
+func (c *climb) call(list []*callback) (any bool) {
+	c.tried |= RungCallback
+	c.s.mu.Unlock()
+	for _, x := range slices.Clone(list) {
+		if c.d.callOne(x, c.n) {
+			any = true
+		}
+	}
+	c.s.mu.Lock()
+	if any {
+		c.waited, c.emptied, c.room = false, false, 0
+	}
+	return any
+}
+
+// spill has a request that nothing else met climb the ladder of the pool's spill. The caller holds Device.mu and nothing
+// else; it is let go meanwhile.
+func (c *climb) spill(p *Pool, st *Stream) (cuda.Ptr, error) {
+	c.tried |= RungSpill
+	x := climb{d: c.d, n: p.spill.round(c.size), size: c.size, tag: c.tag, rungs: c.rungs, spilled: true, trimmed: c.trimmed,
+		asked: c.asked, called: c.called}
+	ptr, err := x.climb(p.spill, st)
+	if err != nil || x.oom != nil { // the request has failed for want of memory in the first place
+		c.oom = errors.Join(c.oom, cmp.Or(err, x.oom))
+		err = nil
+	}
+	return ptr, err
+}
+
+// outOfMemory is the error that ends the ladder. The caller holds Device.mu and nothing else.
 func (d *Device) outOfMemory(p *Pool, c *climb) *OutOfMemoryError {
 	e := &OutOfMemoryError{Device: d.id, Pool: p.id, Requested: c.size, Need: c.n, Tag: c.tag, Reserved: d.reservedBytes + d.elsewhere,
 		Elsewhere: d.elsewhere, Cached: d.spareBytes, Limit: d.limit, Tried: c.tried, Off: AllRungs &^ c.rungs, Cause: c.oom,
-		Pools: d.poolUsage(c.s), Upstream: p.upstreamName(), host: !p.onDevice}
+		Pools: d.poolUsage(nil), Upstream: p.upstreamName(), host: !p.onDevice}
+	if p.spill == nil {
+		e.Off &^= RungSpill
+	}
 	if c.full {
 		e.PoolLimit, e.PoolHolds = p.limit, p.reserved
 	}
 	if d.tagged.Load() {
-		e.Tags = d.tagUsage(c.s)
+		e.Tags = d.tagUsage(nil)
 	}
 	if !p.onDevice {
 		e.Other = d.spareBytes
 	}
 	if c.s != nil {
+		c.s.mu.Lock()
 		e.Largest = c.s.heap.Largest()
+		c.s.mu.Unlock()
 	}
 	for _, s := range d.spaces {
 		if s == nil {
 			continue
 		}
-		s.lockBeside(c.s)
+		s.mu.Lock()
 		e.Allocated += uint64(s.gauges.now[gAllocated])
 		e.Pending += uint64(s.gauges.now[gActiveBytes] - s.gauges.now[gAllocated])
 		e.Cached += s.heap.FreeBytes
@@ -274,7 +331,7 @@ func (d *Device) outOfMemory(p *Pool, c *climb) *OutOfMemoryError {
 		} else if s.pool.pinned && s.pool != p {
 			e.Pinned += s.heap.FreeBytes
 		}
-		s.unlockBeside(c.s)
+		s.mu.Unlock()
 	}
 	if free, total, err := d.drv.MemInfo(d.id); err == nil {
 		e.DriverHas, e.DriverTotal = free, total

@@ -112,7 +112,7 @@ var optionKeys = []string{"driver", "backend", "limit", "chunk", "cross_stream",
 //	limit:70GiB             physical memory per device; 0 is no limit
 //	chunk:32MiB             largest chunk
 //	cross_stream:wait|ready
-//	ladder:collect+remap+grow+lend+callback    rungs to try ("all")
+//	ladder:collect+remap+grow+lend+callback+spill    rungs to try ("all")
 //	history:100000          events kept
 //	ipc:handles|legacy      legacy: memory that cudaIpcGetMemHandle accepts (backend:malloc)
 //	single_handle:true      each segment is one physical handle

@@ -27,6 +27,9 @@ type Pool struct {
 	onDevice bool              // it takes the device's own memory
 	counted  bool              // and that is under the device's limit
 	noSplit  bool              // each block is a segment
+	ask      *callback         // asked for memory before others are; nil: nobody
+	spill    *Pool             // where requests are met that nothing else meets; nil: nowhere
+	parent   *Pool             // the pool whose spill this is
 	unit     uint64            // sizes of segments are multiples of it
 	mask     uint64            // sizes of blocks are multiples of mask+1
 
@@ -79,14 +82,14 @@ func (p *Pool) Release() error {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if p.segments == nil {
-		if d.onUnmap != nil {
-			d.unmapReady() // else nobody could use it
-		}
+	if p.segments == nil && d.onUnmap != nil {
+		d.unmapReady() // else nobody could use it
+	}
+	if p.segments == nil && p.spill == nil {
 		return nil
 	}
 	// Nobody else can use them.
-	_, err := d.releaseSegments(func(x *Pool) bool { return x == p }, true)
+	_, err := d.releaseSegments(func(x *Pool) bool { return x.owner() == p }, true)
 	d.sweep()
 	d.settleAll(nil, nil)
 	return err
@@ -106,9 +109,20 @@ func (p *Pool) release() error {
 		return fmt.Errorf("pool {%d, %d}: %d streams still allocate from it", p.id[0], p.id[1], p.users)
 	}
 	p.released = true
+	if p.spill != nil {
+		p.spill.released = true
+	}
 	delete(d.pools, p.id)
 	d.sweep()
 	return nil
+}
+
+// owner is the pool that the program knows: the pool itself, or the one whose spill it is.
+func (p *Pool) owner() *Pool {
+	if p.parent != nil {
+		return p.parent
+	}
+	return p
 }
 
 // Trim gives the free memory of the pool back to the driver, unless the pool is pinned.

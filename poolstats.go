@@ -7,6 +7,7 @@ type PoolStats struct {
 	Reserved, PeakReserved uint64 // physical memory; the peak is since the start or Device.ResetPeaks
 	Requested, Allocated   uint64 // of blocks handed out: asked for, and rounded
 	Cached                 uint64 // free
+	Spilled                uint64 // of Allocated: from the pool's Spill, which the limit does not count
 	Limit                  uint64 // 0 is none of its own
 	Blocks                 int64  // handed out
 }
@@ -16,27 +17,23 @@ func (p *Pool) Stats() PoolStats {
 	d := p.dev
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	var lanes []*lane
-	for _, s := range d.spaces {
-		if s != nil && s.pool == p && !s.lane.planned {
-			s.mu.Lock()
-			s.lane.planned = true
-			lanes = append(lanes, s.lane)
-		}
+	for _, l := range d.lanes {
+		l.mu.Lock()
+		defer l.mu.Unlock()
 	}
 	st := PoolStats{Reserved: p.holds(), PeakReserved: p.peak, Limit: p.limit}
-	for _, l := range lanes {
-		for class := range l.classes {
-			now := &l.classes[class].now
-			st.Blocks += now[gAllocs]
-			st.Requested += uint64(now[gRequested])
-			st.Allocated += uint64(now[gAllocated])
-			st.Cached += uint64(now[gFreeBytes])
+	for _, s := range d.spaces {
+		if s == nil || s.pool.owner() != p {
+			continue
 		}
-	}
-	for _, l := range lanes {
-		l.planned = false
-		l.mu.Unlock()
+		now := &s.gauges.now
+		st.Blocks += now[gAllocs]
+		st.Requested += uint64(now[gRequested])
+		st.Allocated += uint64(now[gAllocated])
+		st.Cached += uint64(now[gFreeBytes])
+		if s.pool != p {
+			st.Spilled += uint64(now[gAllocated])
+		}
 	}
 	return st
 }
@@ -55,15 +52,20 @@ func (p *Pool) mayHold(need uint64) bool {
 	return p.limit == 0 || need <= p.limit && p.reserved+p.inFlight <= p.limit-need
 }
 
-// holds is the memory that the pool holds. The caller holds Device.mu.
-func (p *Pool) holds() uint64 { return p.reserved }
+// holds is the memory that the pool holds, its spill's included. The caller holds Device.mu.
+func (p *Pool) holds() uint64 {
+	if p.spill != nil {
+		return p.reserved + p.spill.reserved
+	}
+	return p.reserved
+}
 
 // gain notes physical memory that came to a space, lose memory that left it. The caller holds Device.mu and the lane's
 // lock.
 func (s *space) gain(bytes uint64) {
 	s.chunkBytes += bytes
-	p := s.pool
-	p.reserved += bytes
+	s.pool.reserved += bytes
+	p := s.pool.owner()
 	p.peak = max(p.peak, p.holds())
 }
 

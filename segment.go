@@ -35,6 +35,12 @@ type PoolOptions struct {
 	// Limit bounds the memory that the pool may hold, in bytes; 0 is no limit of its own. A request beyond it is met with
 	// what the pool has free, whatever the device has.
 	Limit uint64
+	// Spill is where a request's memory comes from when nothing else can meet it (RungSpill); nil is nowhere. It is called
+	// as Upstream is. What comes from it belongs to the pool like all else, and is not under the pool's limit.
+	Spill resource.Resource
+	// OnOutOfMemory is asked, with no lock held, before the device's callbacks: it reports whether it gave memory back.
+	// It must not allocate from this pool. Nil is nobody.
+	OnOutOfMemory func(need uint64) bool
 }
 
 // segmentUnit is the unit of segment sizes in bytes.
@@ -47,6 +53,10 @@ func (d *Device) NewPoolWith(id PoolID, o PoolOptions) (*Pool, error) {
 	if err != nil {
 		return nil, fmt.Errorf("pool {%d, %d}: %w", id[0], id[1], err)
 	}
+	spill, err := newUpstream(o.Spill)
+	if err != nil {
+		return nil, fmt.Errorf("pool {%d, %d}: spill: %w", id[0], id[1], err)
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.pools[id] != nil {
@@ -55,6 +65,9 @@ func (d *Device) NewPoolWith(id PoolID, o PoolOptions) (*Pool, error) {
 	p, err := d.addPool(id, o, u)
 	if err != nil {
 		return nil, err
+	}
+	if spill.from != nil {
+		p.addSpill(spill)
 	}
 	if err := p.openToPeers(); err != nil {
 		p.released = true
@@ -94,6 +107,9 @@ func (d *Device) addPool(id PoolID, o PoolOptions, u upstream) (*Pool, error) {
 	if o.NoSplit {
 		p.mask = p.unit - 1
 	}
+	if o.OnOutOfMemory != nil {
+		p.ask = &callback{f: o.OnOutOfMemory}
+	}
 	if p.segments != nil {
 		d.segmented = true
 	}
@@ -101,6 +117,20 @@ func (d *Device) addPool(id PoolID, o PoolOptions, u upstream) (*Pool, error) {
 	d.pools[id] = p
 	d.byNumber = append(d.byNumber, p)
 	return p, nil
+}
+
+// addSpill gives the pool a hidden one of segments of the spill's, under the same name. The caller holds Device.mu.
+func (p *Pool) addSpill(u upstream) {
+	d := p.dev
+	q := &Pool{dev: d, id: p.id, number: uint32(len(d.byNumber)), noSplit: p.noSplit, mask: heap.Align - 1, parent: p}
+	q.setUpstream(u)
+	if q.noSplit {
+		q.mask = q.unit - 1
+	}
+	q.spaces.Store(new([]atomic.Pointer[space]))
+	d.byNumber = append(d.byNumber, q)
+	d.segmented = true
+	p.spill = q
 }
 
 // virtual finds out, once, which physical memory the device has for mapping.
@@ -203,7 +233,9 @@ func (c *climb) makeRoom() (bool, error) {
 		c.s.mu.Unlock()
 		defer c.s.mu.Lock()
 		if p.segments != nil {
-			return d.releaseSegments(func(x *Pool) bool { return x == p }, true)
+			any, err := d.releaseSegments(func(x *Pool) bool { return x == p }, true)
+			c.trimmed = c.trimmed || any
+			return any, err
 		}
 		return d.detachChunks(p, everything)
 	}

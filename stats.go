@@ -39,7 +39,7 @@ type Counters struct {
 	OOMs         int64 // requests that failed
 	StreamSyncs  int64 // waits of a host thread for the GPU
 
-	ByFit, ByCollect, ByRemap, ByGrow, ByLend, ByCallback int64 // requests on the slow path, by the rung that met them
+	ByFit, ByCollect, ByRemap, ByGrow, ByLend, ByCallback, BySpill int64 // requests on the slow path, by the rung that met them
 }
 
 func (c *Counters) count(r Rungs) {
@@ -56,6 +56,8 @@ func (c *Counters) count(r Rungs) {
 		c.ByLend++
 	case RungCallback:
 		c.ByCallback++
+	case RungSpill:
+		c.BySpill++
 	}
 }
 

@@ -30,14 +30,14 @@ func (d *Device) trim(only *Pool) error {
 	first := d.await(waits)
 	d.collect(nil, false)
 	if d.segmented {
-		_, err := d.releaseSegments(func(p *Pool) bool { return only == nil || p == only }, true)
+		_, err := d.releaseSegments(func(p *Pool) bool { return only == nil || p.owner() == only }, true)
 		first = cmp.Or(first, err)
 	}
 	if d.upstream != nil {
 		_, err := d.releaseChunks(only, everything)
 		first = cmp.Or(first, err)
 	}
-	_, err := d.trimUpstreams(func(p *Pool) bool { return only == nil || p == only })
+	_, err := d.trimUpstreams(func(p *Pool) bool { return only == nil || p.owner() == only })
 	first = cmp.Or(first, err)
 	d.sweep()
 	d.settleAll(nil, nil)

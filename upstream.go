@@ -72,6 +72,11 @@ func (p *Pool) upstreamName() string {
 // openToPeers opens the upstream of the pool to the peers that the device has, and reports whether that is all of them by
 // now. The caller holds Device.mu and nothing else; it is let go while the upstream is called.
 func (p *Pool) openToPeers() error {
+	if p.spill != nil {
+		if err := p.spill.openToPeers(); err != nil {
+			return err
+		}
+	}
 	r, ok := as[resource.Peers](p.segments)
 	if !ok || !p.foreign {
 		return nil
@@ -118,6 +123,9 @@ func (d *Device) eachUpstream(f func(*Pool) error) (first error) {
 	}
 	for _, p := range d.pools {
 		add(p)
+		if p.spill != nil {
+			add(p.spill)
+		}
 	}
 	for _, s := range d.spaces {
 		if s != nil {
