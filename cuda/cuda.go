@@ -96,7 +96,36 @@ type DeviceInfo struct {
 	Handles     HandleType // handle types that a real MemCreate succeeded with or the attributes promise; see Driver.ProbeHandles
 	RDMA        bool       // GPUDirect RDMA with virtual memory management
 	Multiproc   int        // streaming multiprocessors
+	Managed     bool       // managed memory that host and device may use at the same time
+	Pools       bool       // stream-ordered memory pools
+	PoolHandles HandleType // handle types that a memory pool can be made with
+	HostNUMA    int        // the NUMA node of the host nearest to the device, -1 where the driver names none
+	HostVMM     bool       // MemCreate with LocationHostNUMA is supported
 }
+
+// MemPool is a pool of stream-ordered memory (CUmemoryPool).
+type MemPool uintptr
+
+// MemPoolProps describe a pool to MemPoolCreate. Its memory is the device's.
+type MemPoolProps struct {
+	Device  Device
+	Handles HandleType // in what way it can be exported; one type, or none
+	MaxSize uint64     // bytes it may hold at most; 0 is the driver's own bound
+}
+
+// MemPoolAttr is an attribute of a memory pool (CUmemPool_attribute).
+type MemPoolAttr int
+
+const (
+	MemPoolReuseFollowEventDependencies MemPoolAttr = 1 // 0 or 1
+	MemPoolReuseAllowOpportunistic      MemPoolAttr = 2 // 0 or 1
+	MemPoolReuseAllowInternal           MemPoolAttr = 3 // 0 or 1
+	MemPoolReleaseThreshold             MemPoolAttr = 4 // bytes that are kept when streams or events are synchronised
+	MemPoolReservedCurrent              MemPoolAttr = 5 // bytes; read only
+	MemPoolReservedHigh                 MemPoolAttr = 6 // bytes; setting it to 0 resets it
+	MemPoolUsedCurrent                  MemPoolAttr = 7 // bytes; read only
+	MemPoolUsedHigh                     MemPoolAttr = 8 // bytes; setting it to 0 resets it
+)
 
 // Driver is the part of the CUDA driver that Cistern uses. The comment of each method names the driver call behind
 // it; errors carry that name.
@@ -193,4 +222,49 @@ type Driver interface {
 	EventQuery(d Device, e Event) (bool, error)
 	// EventSynchronize waits for the recorded work (cuEventSynchronize).
 	EventSynchronize(d Device, e Event) error
+
+	// StreamCreate makes a stream (cuStreamCreate); one that is not blocking does not order itself with the legacy
+	// stream. StreamBlocking tells which it is (cuStreamGetFlags); the legacy and the per-thread stream are blocking. A
+	// stream that is being captured is not asked, for fear of the capture: ErrStreamCaptureUnsupported, without harm.
+	StreamCreate(d Device, blocking bool) (Stream, error)
+	StreamDestroy(d Device, s Stream) error
+	StreamBlocking(d Device, s Stream) (bool, error)
+
+	// MemcpyAsync copies between any two addresses that CUDA knows, host memory included (cuMemcpyAsync). Host memory
+	// that is not page-locked makes it slow, and it may then wait. On a stream that is being captured it becomes a node of
+	// the graph, like prefetching, which is the caller's to avoid.
+	MemcpyAsync(d Device, dst, src Ptr, size uint64, s Stream) error
+
+	// HostAlloc is page-locked host memory that the host and work of every device use at one address (cuMemHostAlloc,
+	// portable and device-mapped). HostRegister page-locks memory that the process has already, in whole pages
+	// (cuMemHostRegister, portable), which is several times faster where many threads have touched it before. A copy
+	// must not cross from one registration into another.
+	HostAlloc(d Device, size uint64) (Ptr, error)
+	HostFree(d Device, p Ptr) error
+	HostRegister(d Device, p Ptr, size uint64) error
+	HostUnregister(d Device, p Ptr) error
+
+	// ManagedAlloc is memory that host and devices use at one address and that migrates between them
+	// (cuMemAllocManaged, global). MemFree frees it. MemPrefetch has it moved to the device, or with LocationHostNUMA to
+	// the host, in the stream's order (cuMemPrefetchAsync_v2).
+	ManagedAlloc(d Device, size uint64) (Ptr, error)
+	MemPrefetch(d Device, p Ptr, size uint64, to Location, s Stream) error
+
+	// MemSetHostAccess lets the host read and write mapped memory that lies on its NUMA node (cuMemSetAccess).
+	MemSetHostAccess(p Ptr, size uint64, node int) error
+
+	// Stream-ordered memory. MemPoolCreate makes a pool and MemPoolDefault finds the device's own (cuMemPoolCreate,
+	// cuDeviceGetDefaultMemPool). MemPoolTrim gives memory back until keep bytes are held. MemPoolSetAccess opens the
+	// pool's memory, all of it, to the devices. MemAllocAsync gets memory from a pool in the stream's order, MemFreeAsync
+	// gives it back in the stream's order (cuMemAllocFromPoolAsync, cuMemFreeAsync); on a stream that is being captured
+	// they become nodes of the graph, which is the caller's to avoid.
+	MemPoolCreate(props MemPoolProps) (MemPool, error)
+	MemPoolDestroy(d Device, pool MemPool) error
+	MemPoolDefault(d Device) (MemPool, error)
+	MemPoolGet(d Device, pool MemPool, attr MemPoolAttr) (uint64, error)
+	MemPoolSet(d Device, pool MemPool, attr MemPoolAttr, value uint64) error
+	MemPoolTrim(d Device, pool MemPool, keep uint64) error
+	MemPoolSetAccess(d Device, pool MemPool, devs []Device) error
+	MemAllocAsync(d Device, size uint64, pool MemPool, s Stream) (Ptr, error)
+	MemFreeAsync(d Device, p Ptr, s Stream) error
 }

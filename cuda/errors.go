@@ -35,6 +35,8 @@ const (
 	ErrContextIsDestroyed       Code = 709
 	ErrAssert                   Code = 710
 	ErrTooManyPeers             Code = 711
+	ErrHostAlreadyRegistered    Code = 712
+	ErrHostNotRegistered        Code = 713
 	ErrHardwareStack            Code = 714
 	ErrIllegalInstruction       Code = 715
 	ErrMisalignedAddress        Code = 716
@@ -80,6 +82,8 @@ var codeNames = map[Code]string{
 	ErrContextIsDestroyed:       "CUDA_ERROR_CONTEXT_IS_DESTROYED",
 	ErrAssert:                   "CUDA_ERROR_ASSERT",
 	ErrTooManyPeers:             "CUDA_ERROR_TOO_MANY_PEERS",
+	ErrHostAlreadyRegistered:    "CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED",
+	ErrHostNotRegistered:        "CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED",
 	ErrHardwareStack:            "CUDA_ERROR_HARDWARE_STACK_ERROR",
 	ErrIllegalInstruction:       "CUDA_ERROR_ILLEGAL_INSTRUCTION",
 	ErrMisalignedAddress:        "CUDA_ERROR_MISALIGNED_ADDRESS",

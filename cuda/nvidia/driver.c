@@ -80,7 +80,7 @@ nv_result nv_relax(nv_driver *d, nv_scope *s) {
 	return r;
 }
 
-static nv_result check_device(nv_driver *d, intptr_t dev) {
+nv_result nv_check_device(nv_driver *d, intptr_t dev) {
 	return dev >= 0 && dev < d->count ? 0 : NV_FAIL(cuDeviceGet, CUDA_ERROR_INVALID_DEVICE);
 }
 
@@ -127,7 +127,7 @@ static nv_result active(nv_driver *d, intptr_t dev, int *is) {
 
 // primary_context finds the device's primary context for a call.
 static nv_result primary_context(nv_driver *d, intptr_t dev, enum nv_call call, CUcontext *context) {
-	nv_result r = check_device(d, dev);
+	nv_result r = nv_check_device(d, dev);
 	if (r != 0)
 		return r;
 	*context = atomic_load(&d->devices[dev].context);
@@ -192,7 +192,7 @@ static CUmemAllocationProp pinned(int location, int id, int handles, int rdma) {
 
 nv_result nv_device_info(nv_driver *d, intptr_t dev, nv_info *info) {
 	memset(info, 0, sizeof *info);
-	nv_result r = check_device(d, dev);
+	nv_result r = nv_check_device(d, dev);
 	if (r != 0)
 		return r;
 	CUdevice handle = d->devices[dev].handle;
@@ -208,6 +208,12 @@ nv_result nv_device_info(nv_driver *d, intptr_t dev, nv_info *info) {
 		return r;
 	info->total = total;
 	info->multiproc = attribute(d, handle, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
+	info->managed = attribute(d, handle, CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS);
+	info->pools = attribute(d, handle, CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED);
+	info->pool_handles = attribute(d, handle, CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES);
+	// Node 0 is an answer; a driver that does not know the question has none.
+	if (NV_CALL(d, cuDeviceGetAttribute, &info->host_numa, CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID, handle) != 0)
+		info->host_numa = -1;
 	info->vmm = attribute(d, handle, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED);
 	if (!info->vmm || d->cuMemGetAllocationGranularity == NULL) {
 		info->vmm = 0;
@@ -215,6 +221,7 @@ nv_result nv_device_info(nv_driver *d, intptr_t dev, nv_info *info) {
 	}
 	info->posix = attribute(d, handle, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED);
 	info->fabric = attribute(d, handle, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED);
+	info->host_vmm = attribute(d, handle, CU_DEVICE_ATTRIBUTE_HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED);
 	info->rdma = attribute(d, handle, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED);
 	CUmemAllocationProp prop = pinned(CU_MEM_LOCATION_TYPE_DEVICE, handle, 0, 0);
 	r = NV_CALL(d, cuMemGetAllocationGranularity, &granularity, &prop, CU_MEM_ALLOC_GRANULARITY_MINIMUM);
@@ -223,12 +230,12 @@ nv_result nv_device_info(nv_driver *d, intptr_t dev, nv_info *info) {
 }
 
 nv_result nv_context_active(nv_driver *d, intptr_t dev, int *is) {
-	nv_result r = check_device(d, dev);
+	nv_result r = nv_check_device(d, dev);
 	return r != 0 ? r : active(d, dev, is);
 }
 
 nv_result nv_context_retain(nv_driver *d, intptr_t dev) {
-	nv_result r = check_device(d, dev);
+	nv_result r = nv_check_device(d, dev);
 	if (r != 0 || atomic_load(&d->devices[dev].context) != NULL)
 		return r;
 	nv_scope scope;
@@ -240,9 +247,9 @@ nv_result nv_context_retain(nv_driver *d, intptr_t dev) {
 }
 
 nv_result nv_can_access_peer(nv_driver *d, intptr_t dev, intptr_t peer, int *can) {
-	nv_result r = check_device(d, dev);
+	nv_result r = nv_check_device(d, dev);
 	if (r == 0)
-		r = check_device(d, peer);
+		r = nv_check_device(d, peer);
 	return r != 0 ? r : NV_CALL(d, cuDeviceCanAccessPeer, can, d->devices[dev].handle, d->devices[peer].handle);
 }
 
@@ -258,7 +265,7 @@ nv_result nv_enable_peer_access(nv_driver *d, intptr_t dev, intptr_t peer) {
 }
 
 nv_result nv_mem_info(nv_driver *d, intptr_t dev, size_t *free, size_t *total) {
-	nv_result r = check_device(d, dev);
+	nv_result r = nv_check_device(d, dev);
 	if (r != 0)
 		return r;
 	nv_scope scope;
@@ -315,7 +322,7 @@ nv_result nv_mem_create(nv_driver *d, size_t size, intptr_t dev, int host_numa, 
 	if (host_numa) {
 		prop = pinned(CU_MEM_LOCATION_TYPE_HOST_NUMA, node, handles, rdma);
 	} else {
-		nv_result r = check_device(d, dev);
+		nv_result r = nv_check_device(d, dev);
 		if (r != 0)
 			return r;
 		prop = pinned(CU_MEM_LOCATION_TYPE_DEVICE, d->devices[dev].handle, handles, rdma);
@@ -335,24 +342,26 @@ nv_result nv_mem_unmap(nv_driver *d, CUdeviceptr p, size_t size) {
 	NV_RELAXED(d, cuMemUnmap, p, size);
 }
 
-nv_result nv_mem_set_access(nv_driver *d, CUdeviceptr p, size_t size, const intptr_t *devs, size_t n) {
-	CUmemAccessDesc some[16];
-	CUmemAccessDesc *access = some;
-	for (size_t i = 0; i < n; i++) {
-		nv_result r = check_device(d, devs[i]);
-		if (r != 0)
-			return r;
-	}
-	if (n > sizeof some / sizeof *some) {
-		access = malloc(n * sizeof *access);
-		if (access == NULL)
-			return NV_FAIL(cuMemSetAccess, 2 /* CUDA_ERROR_OUT_OF_MEMORY */);
-	}
-	for (size_t i = 0; i < n; i++) {
+CUmemAccessDesc *nv_access(nv_driver *d, CUmemAccessDesc *some, size_t room, const intptr_t *devs, size_t n) {
+	CUmemAccessDesc *access = n <= room ? some : malloc(n * sizeof *access);
+	for (size_t i = 0; access != NULL && i < n; i++) {
 		access[i].location.type = CU_MEM_LOCATION_TYPE_DEVICE;
 		access[i].location.id = d->devices[devs[i]].handle;
 		access[i].flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
 	}
+	return access;
+}
+
+nv_result nv_mem_set_access(nv_driver *d, CUdeviceptr p, size_t size, const intptr_t *devs, size_t n) {
+	CUmemAccessDesc some[16];
+	for (size_t i = 0; i < n; i++) {
+		nv_result r = nv_check_device(d, devs[i]);
+		if (r != 0)
+			return r;
+	}
+	CUmemAccessDesc *access = nv_access(d, some, sizeof some / sizeof *some, devs, n);
+	if (access == NULL)
+		return NV_FAIL(cuMemSetAccess, 2 /* CUDA_ERROR_OUT_OF_MEMORY */);
 	nv_scope scope;
 	nv_result r = nv_relax(d, &scope);
 	if (r == 0)
@@ -361,4 +370,12 @@ nv_result nv_mem_set_access(nv_driver *d, CUdeviceptr p, size_t size, const intp
 	if (access != some)
 		free(access);
 	return r;
+}
+
+nv_result nv_mem_set_host_access(nv_driver *d, CUdeviceptr p, size_t size, int node) {
+	CUmemAccessDesc access;
+	access.location.type = CU_MEM_LOCATION_TYPE_HOST_NUMA;
+	access.location.id = node;
+	access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+	NV_RELAXED(d, cuMemSetAccess, p, size, &access, 1);
 }

@@ -39,6 +39,11 @@ package nvidia
 #cgo nocallback nv_stream_wait_event
 #cgo nocallback nv_stream_synchronize
 #cgo nocallback nv_context_synchronize
+#cgo noescape nv_stream_create
+#cgo nocallback nv_stream_create
+#cgo nocallback nv_stream_destroy
+#cgo noescape nv_stream_blocking
+#cgo nocallback nv_stream_blocking
 #cgo noescape nv_event_create
 #cgo nocallback nv_event_create
 #cgo nocallback nv_event_destroy
@@ -49,9 +54,8 @@ package nvidia
 import "C"
 
 import (
-	"time"
-
 	"errors"
+	"time"
 	"unsafe"
 
 	"github.com/cistern-gpu/cistern/cuda"
@@ -85,6 +89,11 @@ func (d *Driver) DeviceInfo(dev cuda.Device) (cuda.DeviceInfo, error) {
 		VMM:         c.vmm != 0,
 		RDMA:        c.rdma != 0,
 		Multiproc:   int(c.multiproc),
+		Managed:     c.managed != 0,
+		Pools:       c.pools != 0,
+		PoolHandles: cuda.HandleType(c.pool_handles) & (cuda.HandlePosix | cuda.HandleFabric),
+		HostNUMA:    int(c.host_numa),
+		HostVMM:     c.host_vmm != 0,
 	}
 	if c.posix != 0 {
 		info.Handles |= cuda.HandlePosix
@@ -281,6 +290,32 @@ func (d *Driver) StreamSynchronize(dev cuda.Device, s cuda.Stream) error {
 // ContextSynchronize waits until all work of the device's primary context is done.
 func (d *Driver) ContextSynchronize(dev cuda.Device) error {
 	return d.check(C.nv_context_synchronize(d.c, C.intptr_t(dev)), dev)
+}
+
+// StreamCreate makes a stream. A blocking one orders itself with the legacy default stream, the other kind does not.
+func (d *Driver) StreamCreate(dev cuda.Device, blocking bool) (cuda.Stream, error) {
+	flags := C.uint(C.CU_STREAM_NON_BLOCKING)
+	if blocking {
+		flags = 0
+	}
+	var s C.uintptr_t
+	if r := C.nv_stream_create(d.c, C.intptr_t(dev), flags, &s); r != 0 {
+		return 0, d.failure(r, dev, 0)
+	}
+	return cuda.Stream(s), nil
+}
+
+// StreamDestroy destroys a stream; work that it still has queued is done all the same.
+func (d *Driver) StreamDestroy(dev cuda.Device, s cuda.Stream) error {
+	return d.check(C.nv_stream_destroy(d.c, C.intptr_t(dev), C.uintptr_t(s)), dev)
+}
+
+// StreamBlocking reports whether the stream orders itself with the legacy stream. A stream that is being captured is not
+// asked.
+func (d *Driver) StreamBlocking(dev cuda.Device, s cuda.Stream) (bool, error) {
+	var blocking C.int
+	r := C.nv_stream_blocking(d.c, C.intptr_t(dev), C.uintptr_t(s), &blocking)
+	return r == 0 && blocking != 0, d.check(r, dev)
 }
 
 // EventCreate makes an event without timing.

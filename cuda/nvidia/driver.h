@@ -18,6 +18,7 @@ typedef struct CUmod_st *CUmodule;
 typedef struct CUfunc_st *CUfunction;
 typedef struct CUgraph_st *CUgraph;
 typedef struct CUgraphExec_st *CUgraphExec;
+typedef struct CUmemPoolHandle_st *CUmemoryPool;
 typedef uint64_t CUdeviceptr;
 typedef uint64_t CUmemGenericAllocationHandle;
 
@@ -52,13 +53,26 @@ typedef struct {
 	char reserved[64];
 } CUipcMemHandle;
 
+typedef struct {
+	int allocType; // CU_MEM_ALLOCATION_TYPE_PINNED
+	int handleTypes;
+	CUmemLocation location;
+	void *win32SecurityAttributes;
+	size_t maxSize;
+	unsigned short usage;
+	unsigned char reserved[54];
+} CUmemPoolProps;
+
 _Static_assert(sizeof(CUmemAllocationProp) == (sizeof(void *) == 8 ? 32 : 28), "layout of CUmemAllocationProp");
 _Static_assert(sizeof(CUmemAccessDesc) == 12, "layout of CUmemAccessDesc");
+_Static_assert(sizeof(CUmemPoolProps) == (sizeof(void *) == 8 ? 88 : 80), "layout of CUmemPoolProps");
 
 enum {
 	CUDA_SUCCESS = 0,
+	CUDA_ERROR_INVALID_VALUE = 1,
 	CUDA_ERROR_INVALID_DEVICE = 101,
 	CUDA_ERROR_INVALID_CONTEXT = 201,
+	CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED = 900,
 
 	CU_STREAM_NON_BLOCKING = 1,
 	CU_STREAM_CAPTURE_MODE_RELAXED = 2,
@@ -66,17 +80,31 @@ enum {
 
 	CU_MEM_ALLOCATION_TYPE_PINNED = 1,
 	CU_MEM_LOCATION_TYPE_DEVICE = 1,
+	CU_MEM_LOCATION_TYPE_HOST = 2,
 	CU_MEM_LOCATION_TYPE_HOST_NUMA = 3,
 	CU_MEM_ACCESS_FLAGS_PROT_READWRITE = 3,
 	CU_MEM_ALLOC_GRANULARITY_MINIMUM = 0,
 	CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR = 1,
 	CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS = 1,
+	CU_MEMHOSTALLOC_PORTABLE = 1,
+	CU_MEMHOSTALLOC_DEVICEMAP = 2,
+	CU_MEMHOSTREGISTER_PORTABLE = 1,
+	CU_MEM_ATTACH_GLOBAL = 1,
+	CU_DEVICE_CPU = -1,
+
+	CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES = 1,
+	CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES = 3,
 
 	CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT = 16,
+	CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS = 89,
 	CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED = 102,
 	CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED = 103,
 	CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED = 110,
+	CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED = 115,
+	CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES = 119,
 	CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED = 128,
+	CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID = 134,
+	CU_DEVICE_ATTRIBUTE_HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED = 141,
 
 	CU_JIT_ERROR_LOG_BUFFER = 5,
 	CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES = 6,
@@ -123,7 +151,25 @@ enum {
 	X(cuIpcGetMemHandle, cuIpcGetMemHandle, (CUipcMemHandle *, CUdeviceptr)) \
 	X(cuIpcOpenMemHandle, cuIpcOpenMemHandle_v2, (CUdeviceptr *, CUipcMemHandle, unsigned)) \
 	X(cuIpcCloseMemHandle, cuIpcCloseMemHandle, (CUdeviceptr)) \
+	X(cuMemHostAlloc, cuMemHostAlloc, (void **, size_t, unsigned)) \
+	X(cuMemFreeHost, cuMemFreeHost, (void *)) \
+	X(cuMemHostRegister, cuMemHostRegister_v2, (void *, size_t, unsigned)) \
+	X(cuMemHostUnregister, cuMemHostUnregister, (void *)) \
+	X(cuMemAllocManaged, cuMemAllocManaged, (CUdeviceptr *, size_t, unsigned)) \
+	X(cuMemPrefetchAsync, cuMemPrefetchAsync, (CUdeviceptr, size_t, CUdevice, CUstream)) \
+	X(cuMemPrefetchAsync_v2, cuMemPrefetchAsync_v2, (CUdeviceptr, size_t, CUmemLocation, unsigned, CUstream)) \
+	X(cuMemcpyAsync, cuMemcpyAsync, (CUdeviceptr, CUdeviceptr, size_t, CUstream)) \
+	X(cuMemPoolCreate, cuMemPoolCreate, (CUmemoryPool *, const CUmemPoolProps *)) \
+	X(cuMemPoolDestroy, cuMemPoolDestroy, (CUmemoryPool)) \
+	X(cuDeviceGetDefaultMemPool, cuDeviceGetDefaultMemPool, (CUmemoryPool *, CUdevice)) \
+	X(cuMemPoolGetAttribute, cuMemPoolGetAttribute, (CUmemoryPool, int, void *)) \
+	X(cuMemPoolSetAttribute, cuMemPoolSetAttribute, (CUmemoryPool, int, void *)) \
+	X(cuMemPoolTrimTo, cuMemPoolTrimTo, (CUmemoryPool, size_t)) \
+	X(cuMemPoolSetAccess, cuMemPoolSetAccess, (CUmemoryPool, const CUmemAccessDesc *, size_t)) \
+	X(cuMemAllocFromPoolAsync, cuMemAllocFromPoolAsync, (CUdeviceptr *, size_t, CUmemoryPool, CUstream)) \
+	X(cuMemFreeAsync, cuMemFreeAsync, (CUdeviceptr, CUstream)) \
 	X(cuStreamGetCtx, cuStreamGetCtx, (CUstream, CUcontext *)) \
+	X(cuStreamGetFlags, cuStreamGetFlags, (CUstream, unsigned *)) \
 	X(cuStreamGetId, cuStreamGetId, (CUstream, unsigned long long *)) \
 	X(cuCtxGetId, cuCtxGetId, (CUcontext, unsigned long long *)) \
 	X(cuStreamGetCaptureInfo, cuStreamGetCaptureInfo, (CUstream, int *, uint64_t *)) \
@@ -189,6 +235,9 @@ typedef struct {
 	uint64_t total;
 	uint64_t granularity;
 	int vmm, posix, fabric, rdma, multiproc;
+	int managed, pools, pool_handles;
+	int host_numa; // -1 where there is none
+	int host_vmm;
 } nv_info;
 
 // The cuda.Driver interface. dev is a device's ordinal.
@@ -223,11 +272,29 @@ nv_result nv_event_destroy(nv_driver *d, intptr_t dev, uintptr_t e);
 nv_result nv_event_record(nv_driver *d, intptr_t dev, uintptr_t e, uintptr_t s);
 nv_result nv_event_query(nv_driver *d, intptr_t dev, uintptr_t e);
 nv_result nv_event_synchronize(nv_driver *d, intptr_t dev, uintptr_t e);
-
-// Work for the GPU: streams, kernels, copies, captures.
-nv_result nv_event_elapsed(nv_driver *d, intptr_t dev, uintptr_t from, uintptr_t to, float *ms);
 nv_result nv_stream_create(nv_driver *d, intptr_t dev, unsigned flags, uintptr_t *s);
 nv_result nv_stream_destroy(nv_driver *d, intptr_t dev, uintptr_t s);
+nv_result nv_stream_blocking(nv_driver *d, intptr_t dev, uintptr_t s, int *blocking);
+nv_result nv_memcpy(nv_driver *d, intptr_t dev, CUdeviceptr dst, CUdeviceptr src, size_t size, uintptr_t s);
+nv_result nv_host_alloc(nv_driver *d, intptr_t dev, size_t size, uint64_t *p);
+nv_result nv_host_free(nv_driver *d, intptr_t dev, uint64_t p);
+nv_result nv_host_register(nv_driver *d, intptr_t dev, uint64_t p, size_t size);
+nv_result nv_host_unregister(nv_driver *d, intptr_t dev, uint64_t p);
+nv_result nv_managed_alloc(nv_driver *d, intptr_t dev, size_t size, CUdeviceptr *p);
+nv_result nv_prefetch(nv_driver *d, intptr_t dev, CUdeviceptr p, size_t size, int to_host, uintptr_t s);
+nv_result nv_mem_set_host_access(nv_driver *d, CUdeviceptr p, size_t size, int node);
+nv_result nv_pool_create(nv_driver *d, intptr_t dev, int handles, size_t max, uintptr_t *pool);
+nv_result nv_pool_destroy(nv_driver *d, intptr_t dev, uintptr_t pool);
+nv_result nv_pool_default(nv_driver *d, intptr_t dev, uintptr_t *pool);
+nv_result nv_pool_get(nv_driver *d, intptr_t dev, uintptr_t pool, int attribute, uint64_t *value);
+nv_result nv_pool_set(nv_driver *d, intptr_t dev, uintptr_t pool, int attribute, uint64_t value);
+nv_result nv_pool_trim(nv_driver *d, intptr_t dev, uintptr_t pool, size_t keep);
+nv_result nv_pool_set_access(nv_driver *d, intptr_t dev, uintptr_t pool, const intptr_t *devs, size_t n);
+nv_result nv_alloc_async(nv_driver *d, intptr_t dev, size_t size, uintptr_t pool, uintptr_t s, CUdeviceptr *p);
+nv_result nv_free_async(nv_driver *d, intptr_t dev, CUdeviceptr p, uintptr_t s);
+
+// Work for the GPU: kernels, copies that wait, captures.
+nv_result nv_event_elapsed(nv_driver *d, intptr_t dev, uintptr_t from, uintptr_t to, float *ms);
 nv_result nv_capture_begin(nv_driver *d, intptr_t dev, uintptr_t s, int mode);
 nv_result nv_capture_end(nv_driver *d, intptr_t dev, uintptr_t s, uintptr_t *graph);
 nv_result nv_graph_instantiate(nv_driver *d, intptr_t dev, uintptr_t graph, uintptr_t *exec);

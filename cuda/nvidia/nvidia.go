@@ -6,9 +6,10 @@
 //
 // driver.h declares the driver's types and lists the calls; nv_open looks all of them up at once into a table of
 // function pointers, and a call that the installed driver lacks is an error only when it is first needed. Around every
-// driver call stands one C function (driver.c: devices and memory; order.c: streams, events, kernels), which puts the
-// thread into relaxed capture mode, makes the device's primary context current if it is not, calls, and restores both.
-// Doing that in C makes one crossing from Go of it, and keeps it on one operating system thread.
+// driver call stands one C function (driver.c: devices and memory; memory.c: host, managed and pooled memory; order.c:
+// streams, events, kernels), which puts the thread into relaxed capture mode, makes the device's primary context current
+// if it is not, calls, and restores both. Doing that in C makes one crossing from Go of it, and keeps it on one operating
+// system thread.
 //
 // # Contexts
 //
@@ -21,6 +22,6 @@
 //
 // # Beyond cuda.Driver
 //
-// Driver (in work.go) also makes streams, loads and launches kernels, copies and captures, for tests, probes and Go
+// Driver (in work.go) also loads and launches kernels, copies and captures, for tests, probes and Go
 // programs that bring no other CUDA library.
 package nvidia

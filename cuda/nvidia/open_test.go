@@ -56,7 +56,8 @@ func TestDeviceInfo(t *testing.T) {
 	must(t, err)
 	want := cuda.DeviceInfo{
 		Name: "Stand-in GPU 1", TotalBytes: 64 << 30, Granularity: chunk, VMM: true, RDMA: true, Multiproc: 132,
-		Handles: cuda.HandleFabric | cuda.HandlePosix,
+		Handles: cuda.HandleFabric | cuda.HandlePosix, Managed: true, Pools: true, HostVMM: true,
+		PoolHandles: cuda.HandleFabric | cuda.HandlePosix, // and not the third that the device has
 	}
 	for i := range want.UUID {
 		want.UUID[i] = byte(0x20 + i)

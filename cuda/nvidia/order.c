@@ -4,8 +4,7 @@
 
 #include "internal.h"
 
-// capture_of asks about a stream, in a scope that was entered.
-static nv_result capture_of(nv_driver *d, CUstream s, int *status, uint64_t *id) {
+nv_result nv_capture_of(nv_driver *d, CUstream s, int *status, uint64_t *id) {
 	if (d->cuStreamGetCaptureInfo_v2 != NULL)
 		return NV_CALL(d, cuStreamGetCaptureInfo_v2, s, status, id, NULL, NULL, NULL);
 	if (d->cuStreamGetCaptureInfo_v3 != NULL)
@@ -35,7 +34,7 @@ nv_result nv_stream_id(nv_driver *d, intptr_t dev, uintptr_t s, uint64_t *contex
 		// Nor is a stream that is being captured: asking for its context invalidates the capture as well.
 		int status = 0;
 		uint64_t capture = 0;
-		r = capture_of(d, (CUstream)s, &status, &capture);
+		r = nv_capture_of(d, (CUstream)s, &status, &capture);
 		if (r == 0 && status != 0) {
 			*context = atomic_load(&d->devices[dev].number);
 			*id = captured_id(s, capture);
@@ -56,7 +55,7 @@ nv_result nv_stream_capture(nv_driver *d, intptr_t dev, uintptr_t s, int *status
 	nv_scope scope;
 	nv_result r = nv_enter(d, dev, &scope);
 	if (r == 0)
-		r = capture_of(d, (CUstream)s, status, id);
+		r = nv_capture_of(d, (CUstream)s, status, id);
 	return nv_leave(d, &scope, r);
 }
 
@@ -102,6 +101,25 @@ nv_result nv_stream_create(nv_driver *d, intptr_t dev, unsigned flags, uintptr_t
 
 nv_result nv_stream_destroy(nv_driver *d, intptr_t dev, uintptr_t s) {
 	NV_ENTERED(d, dev, cuStreamDestroy, (CUstream)s);
+}
+
+nv_result nv_stream_blocking(nv_driver *d, intptr_t dev, uintptr_t s, int *blocking) {
+	nv_scope scope;
+	nv_result r = nv_enter(d, dev, &scope);
+	*blocking = 1; // as the legacy and the per-thread stream are, and nothing about the legacy stream is asked
+	if (r == 0 && s > 2) {
+		// Whether asking would harm a capture, as asking for the context does, is not known: it is not tried.
+		int status = 0;
+		uint64_t capture = 0;
+		unsigned flags = 0;
+		r = nv_capture_of(d, (CUstream)s, &status, &capture);
+		if (r == 0 && status != 0)
+			r = NV_FAIL(cuStreamGetFlags, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+		if (r == 0)
+			r = NV_CALL(d, cuStreamGetFlags, (CUstream)s, &flags);
+		*blocking = (flags & CU_STREAM_NON_BLOCKING) == 0;
+	}
+	return nv_leave(d, &scope, r);
 }
 
 nv_result nv_capture_begin(nv_driver *d, intptr_t dev, uintptr_t s, int mode) {

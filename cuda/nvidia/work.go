@@ -8,9 +8,6 @@ package nvidia
 
 #cgo noescape nv_event_elapsed
 #cgo nocallback nv_event_elapsed
-#cgo noescape nv_stream_create
-#cgo nocallback nv_stream_create
-#cgo nocallback nv_stream_destroy
 #cgo nocallback nv_capture_begin
 #cgo noescape nv_capture_end
 #cgo nocallback nv_capture_end
@@ -42,24 +39,6 @@ import (
 
 	"github.com/cistern-gpu/cistern/cuda"
 )
-
-// StreamCreate makes a stream. A blocking one orders itself with the legacy default stream, the other kind does not.
-func (d *Driver) StreamCreate(dev cuda.Device, blocking bool) (cuda.Stream, error) {
-	flags := C.uint(C.CU_STREAM_NON_BLOCKING)
-	if blocking {
-		flags = 0
-	}
-	var s C.uintptr_t
-	if r := C.nv_stream_create(d.c, C.intptr_t(dev), flags, &s); r != 0 {
-		return 0, d.failure(r, dev, 0)
-	}
-	return cuda.Stream(s), nil
-}
-
-// StreamDestroy destroys a stream; work that it still has queued is done all the same.
-func (d *Driver) StreamDestroy(dev cuda.Device, s cuda.Stream) error {
-	return d.check(C.nv_stream_destroy(d.c, C.intptr_t(dev), C.uintptr_t(s)), dev)
-}
 
 // EventCreateTiming makes an event that EventElapsed can use.
 func (d *Driver) EventCreateTiming(dev cuda.Device) (cuda.Event, error) { return d.eventCreate(dev, 0) }

@@ -17,6 +17,7 @@ const leafPages = 4096
 type space struct {
 	page   uint64 // bytes, the granularity
 	top    uint64 // first address beyond
+	high   uint64 // first address beyond all that was ever taken
 	gaps   []gap  // free, in rising order, not touching one another
 	resv   []*reservation
 	leaves []*leaf // by address, nil where nothing is mapped
@@ -71,6 +72,7 @@ func (s *space) take(size, align, hint uint64) uint64 {
 
 // carve takes [at, at+size) out of gap i.
 func (s *space) carve(i int, at, size uint64) {
+	s.high = max(s.high, at+size)
 	g := s.gaps[i]
 	left, right := gap{g.lo, at}, gap{at + size, g.hi}
 	switch {

@@ -32,6 +32,25 @@ const (
 	callIpcGet
 	callIpcOpen
 	callIpcClose
+	callMemHostAlloc
+	callMemFreeHost
+	callMemHostRegister
+	callMemHostUnregister
+	callMemAllocManaged
+	callMemPrefetch
+	callMemcpy
+	callPoolCreate
+	callPoolDestroy
+	callPoolDefault
+	callPoolGet
+	callPoolSet
+	callPoolTrim
+	callPoolSetAccess
+	callMemAllocAsync
+	callMemFreeAsync
+	callStreamCreate
+	callStreamDestroy
+	callStreamGetFlags
 	callStreamGetID
 	callStreamGetCaptureInfo
 	callStreamWaitEvent
@@ -67,6 +86,25 @@ var callNames = [numCalls]string{
 	callIpcGet:               "cuIpcGetMemHandle",
 	callIpcOpen:              "cuIpcOpenMemHandle",
 	callIpcClose:             "cuIpcCloseMemHandle",
+	callMemHostAlloc:         "cuMemHostAlloc",
+	callMemFreeHost:          "cuMemFreeHost",
+	callMemHostRegister:      "cuMemHostRegister",
+	callMemHostUnregister:    "cuMemHostUnregister",
+	callMemAllocManaged:      "cuMemAllocManaged",
+	callMemPrefetch:          "cuMemPrefetchAsync",
+	callMemcpy:               "cuMemcpyAsync",
+	callPoolCreate:           "cuMemPoolCreate",
+	callPoolDestroy:          "cuMemPoolDestroy",
+	callPoolDefault:          "cuDeviceGetDefaultMemPool",
+	callPoolGet:              "cuMemPoolGetAttribute",
+	callPoolSet:              "cuMemPoolSetAttribute",
+	callPoolTrim:             "cuMemPoolTrimTo",
+	callPoolSetAccess:        "cuMemPoolSetAccess",
+	callMemAllocAsync:        "cuMemAllocFromPoolAsync",
+	callMemFreeAsync:         "cuMemFreeAsync",
+	callStreamCreate:         "cuStreamCreate",
+	callStreamDestroy:        "cuStreamDestroy",
+	callStreamGetFlags:       "cuStreamGetFlags",
 	callStreamGetID:          "cuStreamGetId",
 	callStreamGetCaptureInfo: "cuStreamGetCaptureInfo",
 	callStreamWaitEvent:      "cuStreamWaitEvent",

@@ -114,6 +114,7 @@ func TestEveryCallCanFail(t *testing.T) {
 		retry(func() error { return d.ContextSynchronize(0) })
 		retry(func() error { return d.EventDestroy(0, e) })
 		everyCallOfSharing(t, d, retry)
+		everyCallOfMemory(d, retry)
 		retry(func() error { return d.MemFree(0, a) })
 		retry(func() error { return d.MemUnmap(p, 4*mib) })
 		retry(func() error { return d.MemRelease(h) })

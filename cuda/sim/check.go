@@ -20,12 +20,13 @@ const (
 	FaultStream                        // a stream that was destroyed, or never made
 	FaultCapture                       // a driver call invalidated a capture
 	FaultGraph                         // a graph's memory is not what it was captured with
+	FaultPool                          // a memory pool that was destroyed, or never made
 )
 
 var faultNames = [...]string{FaultUnmapped: "use of unmapped memory", FaultNoAccess: "use without access",
 	FaultInUse: "memory taken away while in use", FaultRace: "unordered use", FaultStream: "no such stream",
 	FaultCapture: "capture spoilt",
-	FaultGraph:   "graph memory changed"}
+	FaultGraph:   "graph memory changed", FaultPool: "no such pool"}
 
 func (k FaultKind) String() string { return faultNames[k] }
 

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/cistern-gpu/cistern/cuda"
 )
 
 // h200CSV is what driver calls cost on one NVIDIA H200 with driver 580: medians in microseconds, the virtual memory
@@ -23,6 +25,7 @@ type Costs struct {
 	EventRecord, EventQuery, EventSynchronize, EventCreate, EventDestroy time.Duration
 	StreamWaitEvent, StreamSynchronize, CtxSynchronize                   time.Duration
 	StreamGetID, StreamGetCaptureInfo, MemGetInfo, Attribute             time.Duration
+	ManagedAlloc                                                         time.Duration
 
 	// MapAfresh is what cuMemMap costs beyond the table, whose figure is of mapping at the same addresses again and
 	// again. UnmapShared is what cuMemUnmap costs more while its chunk is mapped elsewhere as well, as it is when
@@ -45,6 +48,7 @@ const (
 	curveReserve
 	curveAddressFree
 	curveAccessMany // per handle, where one call covers several
+	curveHostAlloc
 	numCurves
 )
 
@@ -92,9 +96,11 @@ var defaultCosts = sync.OnceValue(func() *Costs {
 	c.EventCreate, c.EventDestroy = 95, 55
 	c.EventSynchronize, c.StreamSynchronize, c.CtxSynchronize = 130, 160, 250
 	c.StreamGetID, c.StreamGetCaptureInfo, c.Attribute = 16, 13, 20
+	c.ManagedAlloc = 70 * 1000
 	// Medians of cmd/gpuprobe on a third one, at the addresses an allocator would use: cuMemMap 3.7 us where the table
 	// has 0.4, cuMemUnmap 14.3 us where it has 11.3.
 	c.MapAfresh, c.UnmapShared = 3300, 3000
+	c.curves[curveHostAlloc] = curve{{2 * mib, 1.06e6}, {64 * mib, 22e6}, {256 * mib, 88e6}, {2048 * mib, 916e6}}
 	// One cuMemSetAccess over 1 GiB made of handles of one size took 10791, 1130, 315, 121 and 56 us.
 	c.curves[curveAccessMany] = curve{
 		{2 * mib, 10791e3 / 512}, {16 * mib, 1130e3 / 64}, {64 * mib, 315e3 / 16}, {256 * mib, 121e3 / 4}, {1024 * mib, 56e3},
@@ -184,3 +190,80 @@ func (c *Costs) MemAddressReserve(size uint64) time.Duration { return c.curves[c
 
 // MemAddressFree is cuMemAddressFree of size bytes.
 func (c *Costs) MemAddressFree(size uint64) time.Duration { return c.curves[curveAddressFree].at(size) }
+
+// What follows was measured on one H200 with driver 580. What was measured at one size only is taken to grow with it.
+
+func perGiB(ms float64, size uint64) time.Duration {
+	return time.Duration(ms * float64(size) / (1 << 30) * float64(time.Millisecond))
+}
+
+// HostAlloc is cuMemHostAlloc of size bytes.
+func (c *Costs) HostAlloc(size uint64) time.Duration { return c.curves[curveHostAlloc].at(size) }
+
+// HostFree is cuMemFreeHost: 2 GiB took 191 ms.
+func (c *Costs) HostFree(size uint64) time.Duration { return perGiB(191.0/2, size) }
+
+// HostRegister is cuMemHostRegister of memory in huge pages that was touched before: 2 GiB took 38 ms.
+func (c *Costs) HostRegister(size uint64) time.Duration { return perGiB(38.0/2, size) }
+
+// HostUnregister is cuMemHostUnregister: 2 GiB took 32 ms.
+func (c *Costs) HostUnregister(size uint64) time.Duration { return perGiB(32.0/2, size) }
+
+// ManagedFree is cuMemFree of managed memory.
+func (c *Costs) ManagedFree(size uint64) time.Duration { return perGiB(12.6, size) }
+
+// Prefetch is the GPU's time for cuMemPrefetchAsync; fresh memory, that nobody touched, is only made.
+func (c *Costs) Prefetch(size uint64, to cuda.Location, fresh bool) time.Duration {
+	switch {
+	case to == cuda.LocationHostNUMA:
+		return perGiB(94, size)
+	case fresh:
+		return perGiB(4.8, size)
+	}
+	return perGiB(21, size)
+}
+
+// HostNUMACreate is cuMemCreate on the host's NUMA node, HostNUMAAccess cuMemSetAccess of that memory for a device, and
+// HostNUMARelease what unmapping and releasing it took together.
+func (c *Costs) HostNUMACreate(size uint64) time.Duration  { return perGiB(211, size) }
+func (c *Costs) HostNUMAAccess(size uint64) time.Duration  { return perGiB(9.5, size) }
+func (c *Costs) HostNUMARelease(size uint64) time.Duration { return perGiB(44, size) }
+
+// PoolGrow is what a stream-ordered pool pays for size bytes that it does not have, and PoolShrink for giving them back:
+// not measured, but taken to be what a chunk of that size costs, which is what it is made of.
+func (c *Costs) PoolGrow(size uint64) time.Duration {
+	return c.MemAddressReserve(size) + c.MemCreate(size) + c.MemMap(size) + c.MapAfresh + c.MemSetAccess(size, 1)
+}
+
+func (c *Costs) PoolShrink(size uint64) time.Duration {
+	return c.MemUnmap(size) + c.MemRelease(size) + c.MemAddressFree(size)
+}
+
+// Bytes a second of copies. Within a device and between two it is the makers' figure, not a measurement: half of the
+// memory's 4.8 TB/s, and NVLink's 450 GB/s.
+const (
+	rateToHost       = 55.3e9
+	rateToDevice     = 55.4e9
+	ratePageableFrom = 17e9 // to pageable host memory
+	ratePageableTo   = 9e9  // from pageable host memory
+	rateWithin       = 2400e9
+	ratePeer         = 450e9
+)
+
+// copies is the GPU's time for a copy.
+func (c *Costs) copies(from, to side) time.Duration {
+	rate := rateToHost
+	switch {
+	case from.kind == copyDevice && to.kind == copyDevice && from.device == to.device:
+		rate = rateWithin
+	case from.kind == copyDevice && to.kind == copyDevice:
+		rate = ratePeer
+	case from.kind == copyPageable:
+		rate = ratePageableTo
+	case to.kind == copyPageable:
+		rate = ratePageableFrom
+	case to.kind == copyDevice:
+		rate = rateToDevice
+	}
+	return time.Duration(float64(to.size) / rate * float64(time.Second))
+}

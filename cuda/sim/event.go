@@ -149,6 +149,7 @@ func (d *Driver) EventSynchronize(dev cuda.Device, h cuda.Event) error {
 			d.order.host.join(e.seen)
 		}
 	}
+	d.shrinkPools(callEventSynchronize)
 	return nil
 }
 

@@ -5,6 +5,7 @@ import "github.com/cistern-gpu/cistern/cuda"
 // liveCounts is what exists. Protected by Driver.mu.
 type liveCounts struct {
 	handles, chunks, mappings, allocs, events, streams int
+	hosts, registered, managed, pools, asyncs          int
 }
 
 // Live is what exists in the driver, for tests that look for leaks.
@@ -16,6 +17,11 @@ type Live struct {
 	Allocs       int // from MemAlloc
 	Events       int
 	Streams      int
+	Hosts        int // from HostAlloc
+	Registered   int // from HostRegister
+	Managed      int // from ManagedAlloc
+	Pools        int // from MemPoolCreate
+	Asyncs       int // from MemAllocAsync
 }
 
 // Leaks is what exists now. A program that gave back everything leaves Live{}.
@@ -24,7 +30,8 @@ func (d *Driver) Leaks() Live {
 	defer d.mu.Unlock()
 	l := d.live
 	return Live{Handles: l.handles, Chunks: l.chunks, Mappings: l.mappings, Reservations: len(d.space.resv),
-		Allocs: l.allocs, Events: l.events, Streams: l.streams}
+		Allocs: l.allocs, Events: l.events, Streams: l.streams,
+		Hosts: l.hosts, Registered: l.registered, Managed: l.managed, Pools: l.pools, Asyncs: l.asyncs}
 }
 
 // ReservedBytes is the physical memory of the device that is in use: each chunk once, however often it is mapped.
@@ -48,7 +55,7 @@ func (d *Driver) ResetPeak(dev cuda.Device) {
 	d.devices[dev].peak = d.devices[dev].used
 }
 
-// HostBytes is the host memory in LocationHostNUMA chunks.
+// HostBytes is the host memory in LocationHostNUMA chunks, from HostAlloc and under HostRegister.
 func (d *Driver) HostBytes() uint64 {
 	d.mu.Lock()
 	defer d.mu.Unlock()

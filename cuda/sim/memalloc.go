@@ -57,6 +57,17 @@ func (d *Driver) MemAlloc(dev cuda.Device, size uint64) (cuda.Ptr, error) {
 	return cuda.Ptr(r.base), nil
 }
 
+// freeWaits is the wait within cuMemFree.
+func (d *Driver) freeWaits(dev cuda.Device) {
+	d.deviceSyncs++
+	v := d.devices[dev]
+	if d.opt.FreeWaitsAllContexts {
+		d.drain(v.contexts...)
+	} else {
+		d.drain(v.primary)
+	}
+}
+
 // allocPages makes a mapping of whole granules that hold size bytes; nil where there is no memory.
 func (d *Driver) allocPages(dev cuda.Device, size uint64) *mapping {
 	gran := d.opt.Granularity
@@ -108,7 +119,7 @@ func (d *Driver) cut(s *slab, at, n int) *region {
 	return r
 }
 
-// MemFree frees an allocation. It waits, as the real call does, for all work of the primary context (or of all
+// MemFree frees an allocation, managed memory or memory of a pool. It waits, as the real call does, for all work of the primary context (or of all
 // contexts of the device, where the options say so) and counts as a device synchronisation. No driver manual promises
 // the wait, so nothing may rely on it: that the memory itself is still in use is a fault all the same, and for
 // CheckOrder the host has seen nothing complete.
@@ -117,6 +128,13 @@ func (d *Driver) MemFree(dev cuda.Device, p cuda.Ptr) error {
 	defer d.leave()
 	addr := uint64(p)
 	m := d.space.find(addr)
+	if m == nil {
+		if h := d.hostFrom(addr, hostManaged); h != nil {
+			return d.freeManaged(dev, h)
+		}
+	} else if m.arena != nil {
+		return d.freePooled(dev, m.arena, addr)
+	}
 	var r *region
 	if m != nil && m.resv == nil && !m.chunk.other && m.chunk.prop.Device == dev {
 		r = &m.region
@@ -139,13 +157,9 @@ func (d *Driver) MemFree(dev cuda.Device, p cuda.Ptr) error {
 			return d.found(f)
 		}
 	}
-	d.deviceSyncs++
+	d.freeWaits(dev)
 	v := d.devices[dev]
-	if d.opt.FreeWaitsAllContexts {
-		d.drain(v.contexts...)
-	} else {
-		d.drain(v.primary)
-	}
+	m.chunk.forget(r.base-m.base, r.size)
 	d.note(recFree, 0, r.base, r.size, m.chunk, r.base-m.base)
 	d.live.allocs--
 	if s := m.slab; s != nil {

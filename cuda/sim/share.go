@@ -118,7 +118,7 @@ func (d *Driver) IpcExport(dev cuda.Device, p cuda.Ptr) (cuda.IpcHandle, error) 
 	m := d.space.find(uint64(p))
 	// Mapped chunks and what was opened from elsewhere have no such handle. Nor, here, have small allocations: the
 	// driver shares the whole granule that they lie in, which is hardly what a caller wants.
-	if m == nil || m.resv != nil || m.chunk.other || m.slab != nil || m.base != uint64(p) || m.chunk.prop.Device != dev {
+	if m == nil || m.resv != nil || m.chunk.other || m.slab != nil || m.arena != nil || m.base != uint64(p) || m.chunk.prop.Device != dev {
 		return cuda.IpcHandle{}, d.errorOf(callIpcGet, dev, 0, cuda.ErrInvalidValue)
 	}
 	return ticket{d.identity, m.chunk.serial, m.pages, uint64(dev)}.bytes(), nil

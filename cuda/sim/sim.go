@@ -6,8 +6,10 @@
 //
 // A Driver has one host clock (clock.go). Programs that use the GPU queue work with Use, UseFor and Read (use.go) on
 // streams (stream.go); work completes at a virtual time, and events (event.go) carry that time from stream to stream
-// and to the host. Memory is physical chunks, reservations and mappings (vmm.go, address.go) or cuMemAlloc blocks
-// (memalloc.go). Every call is counted and priced (calls.go, costs.go) and may be made to fail (calls.go).
+// and to the host. Memory is physical chunks, reservations and mappings (vmm.go, address.go), cuMemAlloc blocks
+// (memalloc.go) or blocks of stream-ordered pools (pool.go); page-locked and managed memory is real memory of the process
+// (host.go). What was copied or written to memory is kept (contents.go, copy.go): nothing is where nobody wrote. Every
+// call is counted and priced (calls.go, costs.go) and may be made to fail (calls.go).
 //
 // The checker (check.go, order.go) judges the caller: memory that is used while it is not mapped, unmapped or freed
 // while queued work uses it, or used by two streams at once without order is a Fault, with the history of that
@@ -38,6 +40,9 @@ const DefaultGranularity = 2 << 20
 // DefaultAddressSpace is the size in bytes of the space that reservations and allocations are placed in.
 const DefaultAddressSpace = 128 << 40
 
+// hostNode is the only NUMA node of the host.
+const hostNode = 0
+
 // maxDevices is what the access set of a mapping has bits for.
 const maxDevices = 64
 
@@ -62,7 +67,7 @@ type Options struct {
 	Capacity     uint64 // bytes per device, default DefaultCapacity
 	Granularity  uint64 // bytes, a power of two, default DefaultGranularity
 	AddressSpace uint64 // bytes, default DefaultAddressSpace
-	HostCapacity uint64 // bytes of host memory for LocationHostNUMA chunks; 0 is unlimited
+	HostCapacity uint64 // bytes of host memory for LocationHostNUMA chunks, HostAlloc and HostRegister; 0 is unlimited
 
 	Handles cuda.HandleType // what ProbeHandles grants and MemCreate accepts
 	RDMA    bool            // chunks can be made GPUDirect RDMA capable
@@ -151,6 +156,9 @@ type Driver struct {
 	captures uint64 // ids of captures so far
 	identity uint64 // tells this driver from those of other processes
 	ipc      []*ipcMapping
+	host     []*hostRange // by address
+	pools    []*pool
+	poolSeq  cuda.MemPool // of the last one
 	order    order
 	faults
 }
@@ -166,6 +174,7 @@ type device struct {
 	peers    uint64     // a bit for each device whose allocations the primary context may use
 	contexts []*context // primary and others
 	slabs    []*slab    // those with room, for MemAlloc below the granularity
+	pool     *pool      // the default one, nil before it was asked for
 }
 
 // New makes a simulated machine. It panics where Options.Validate fails: options are written by programmers.
@@ -216,6 +225,11 @@ func (d *Driver) DeviceInfo(dev cuda.Device) (cuda.DeviceInfo, error) {
 		Handles:     d.opt.Handles,
 		RDMA:        d.opt.RDMA,
 		Multiproc:   132,
+		Managed:     true,
+		Pools:       true,
+		PoolHandles: d.opt.Handles,
+		HostNUMA:    hostNode,
+		HostVMM:     true,
 	}
 	copy(info.UUID[:], "cistern-sim-gpu")
 	info.UUID[15] = byte(dev)

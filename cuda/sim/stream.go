@@ -139,7 +139,16 @@ func (d *Driver) newStream(ctx *context, kind streamKind) cuda.Stream {
 func (d *Driver) DestroyStream(dev cuda.Device, h cuda.Stream) error {
 	d.mu.Lock()
 	defer d.leave()
+	return d.destroyStream(dev, h)
+}
+
+func (d *Driver) destroyStream(dev cuda.Device, h cuda.Stream) error {
 	s, slot := d.byHandle(h)
+	adopted := d.adopted[h]
+	if s == nil && adopted != nil {
+		s = adopted
+		delete(d.adopted, h)
+	}
 	if s == nil {
 		return d.found(&Fault{Kind: FaultStream, Op: "cuStreamDestroy", Device: dev,
 			Detail: "the stream does not exist (any more)", code: cuda.ErrInvalidHandle})
@@ -151,10 +160,52 @@ func (d *Driver) DestroyStream(dev cuda.Device, h cuda.Stream) error {
 	if d.opt.Check >= CheckOrder {
 		d.order.retire(s.rank)
 	}
+	if s == adopted {
+		return nil
+	}
 	d.streams[slot] = nil
 	d.freeStr = append(d.freeStr, slot)
 	d.live.streams--
 	return nil
+}
+
+// StreamCreate makes a stream in the device's primary context. What that costs was not measured: programs do it seldom.
+func (d *Driver) StreamCreate(dev cuda.Device, blocking bool) (cuda.Stream, error) {
+	d.mu.Lock()
+	defer d.leave()
+	if err := d.beginContext(callStreamCreate, dev, 0, 0); err != nil {
+		return 0, err
+	}
+	kind := streamNonBlocking
+	if blocking {
+		kind = streamBlocking
+	}
+	return d.newStream(d.devices[dev].primary, kind), nil
+}
+
+// StreamDestroy is DestroyStream as a counted call.
+func (d *Driver) StreamDestroy(dev cuda.Device, h cuda.Stream) error {
+	d.mu.Lock()
+	defer d.leave()
+	if err := d.beginContext(callStreamDestroy, dev, 0, 0); err != nil {
+		return err
+	}
+	return d.destroyStream(dev, h)
+}
+
+// StreamBlocking reports whether the stream orders itself with the legacy stream. One that is being captured is not to
+// be asked: see nvidia.Driver.StreamBlocking.
+func (d *Driver) StreamBlocking(dev cuda.Device, h cuda.Stream) (bool, error) {
+	d.mu.Lock()
+	defer d.leave()
+	s, err := d.streamCall(callStreamGetFlags, dev, h, d.costs.StreamGetID)
+	if err != nil {
+		return false, err
+	}
+	if s.capture != nil && h != cuda.StreamPerThread {
+		return false, d.errorOf(callStreamGetFlags, dev, 0, cuda.ErrStreamCaptureUnsupported)
+	}
+	return s.kind != streamNonBlocking, nil
 }
 
 // SetThread gives the driver a way to tell the calling thread, for StreamPerThread: goroutines cannot be told apart.
@@ -316,6 +367,7 @@ func (d *Driver) StreamSynchronize(dev cuda.Device, h cuda.Stream) error {
 		d.order.prepare(s)
 		d.order.host.join(s.seen)
 	}
+	d.shrinkPools(callStreamSynchronize)
 	return nil
 }
 
@@ -338,6 +390,7 @@ func (d *Driver) ContextSynchronize(dev cuda.Device) error {
 	if d.opt.Check >= CheckOrder {
 		d.order.host.join(ctx.allSeen)
 	}
+	d.shrinkPools(callCtxSynchronize)
 	return nil
 }
 

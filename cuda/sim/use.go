@@ -94,7 +94,7 @@ func (d *Driver) mapped(dev cuda.Device, addr, size uint64, op string) *Fault {
 			return &Fault{Kind: FaultUnmapped, Op: op, Device: dev, Addr: addr, Size: size, at: p,
 				Detail: "no memory is there", code: cuda.ErrIllegalAddress}
 		}
-		if m.access>>dev&1 == 0 && (m.resv != nil || d.devices[dev].peers>>m.chunk.prop.Device&1 == 0) {
+		if m.access>>dev&1 == 0 && (m.resv != nil || m.arena != nil || d.devices[dev].peers>>m.chunk.prop.Device&1 == 0) {
 			return &Fault{Kind: FaultNoAccess, Op: op, Device: dev, Addr: addr, Size: size, at: p, chunk: m.chunk,
 				Detail: "the memory is mapped, but the device was not given access", code: cuda.ErrIllegalAddress}
 		}
@@ -107,11 +107,18 @@ func (d *Driver) mapped(dev cuda.Device, addr, size uint64, op string) *Fault {
 func (d *Driver) regionAt(p uint64) (*mapping, *region) {
 	m := d.space.find(p)
 	if m == nil {
-		return nil, nil
+		if m = d.hostAt(p); m == nil {
+			return nil, nil
+		}
 	}
 	r := &m.region
-	if m.slab != nil {
-		r = m.slab.units[(p-m.base)/unit]
+	if m.resv == nil {
+		switch {
+		case m.slab != nil:
+			r = m.slab.units[(p-m.base)/unit]
+		case m.arena != nil:
+			r = m.arena.at(p)
+		}
 	}
 	if r == nil || p-r.base >= r.size {
 		return nil, nil

@@ -16,7 +16,8 @@ type chunk struct {
 	size   uint64
 	prop   cuda.MemProp
 	maps   int
-	uses   ranges // with CheckOrder
+	uses   ranges    // with CheckOrder
+	data   *contents // nil until something is written
 }
 
 // region is memory that comes and goes as one: a mapping, or a small block in a slab.
@@ -35,6 +36,7 @@ type mapping struct {
 	access uint64       // a bit for each device that may use it
 	resv   *reservation // nil for cuMemAlloc memory
 	slab   *slab        // for small cuMemAlloc blocks, whose regions are in it
+	arena  *arena       // for memory of a pool, whose regions are in it
 }
 
 // MemCreate makes physical memory.
@@ -59,13 +61,20 @@ func (d *Driver) MemCreate(size uint64, prop cuda.MemProp) (cuda.Handle, error) 
 	case missing != 0 || prop.RDMA && !d.opt.RDMA:
 		return fail(cuda.ErrNotSupported)
 	}
+	if prop.Location == cuda.LocationHostNUMA && prop.NUMANode != hostNode {
+		return fail(cuda.ErrInvalidDevice)
+	}
 	c := d.newChunk(size, prop)
 	if c == nil {
 		d.charge(callMemCreate, d.costs.MemCreateFails(d.devices[prop.Device].room()))
 		return fail(cuda.ErrOutOfMemory)
 	}
 	d.giveHandle(c)
-	d.charge(callMemCreate, d.costs.MemCreate(size))
+	if prop.Location == cuda.LocationHostNUMA {
+		d.charge(callMemCreate, d.costs.HostNUMACreate(size))
+	} else {
+		d.charge(callMemCreate, d.costs.MemCreate(size))
+	}
 	d.note(recCreate, 0, 0, size, c, 0)
 	return c.handle, nil
 }
@@ -87,10 +96,9 @@ func (d *Driver) giveHandle(c *chunk) {
 // newChunk takes memory from the device or the host; nil where it is used up.
 func (d *Driver) newChunk(size uint64, prop cuda.MemProp) *chunk {
 	if prop.Location == cuda.LocationHostNUMA {
-		if d.opt.HostCapacity != 0 && (size > d.opt.HostCapacity || d.hostUsed > d.opt.HostCapacity-size) {
+		if !d.takeHost(size) {
 			return nil
 		}
-		d.hostUsed += size
 	} else {
 		v := d.devices[prop.Device]
 		if v.room() < size {
@@ -102,6 +110,15 @@ func (d *Driver) newChunk(size uint64, prop cuda.MemProp) *chunk {
 	d.live.chunks++
 	d.mapSeq++
 	return &chunk{serial: d.mapSeq, size: size, prop: prop, uses: ranges{hi: size}}
+}
+
+// takeHost takes host memory; false where it is used up.
+func (d *Driver) takeHost(size uint64) bool {
+	if d.opt.HostCapacity != 0 && (size > d.opt.HostCapacity || d.hostUsed > d.opt.HostCapacity-size) {
+		return false
+	}
+	d.hostUsed += size
+	return true
 }
 
 // settle frees the chunk's memory if nothing refers to it any more.
@@ -151,7 +168,11 @@ func (d *Driver) handleCall(c call, h cuda.Handle, cost func(uint64) time.Durati
 func (d *Driver) MemRelease(h cuda.Handle) error {
 	d.mu.Lock()
 	defer d.leave()
-	c, err := d.handleCall(callMemRelease, h, d.costs.MemRelease)
+	cost := d.costs.MemRelease
+	if k := d.chunk(h); k != nil && k.prop.Location == cuda.LocationHostNUMA {
+		cost = d.costs.HostNUMARelease
+	}
+	c, err := d.handleCall(callMemRelease, h, cost)
 	if err != nil {
 		return err
 	}
@@ -310,11 +331,47 @@ func (d *Driver) MemSetAccess(p cuda.Ptr, size uint64, devs []cuda.Device) error
 		}
 		bits |= 1 << v
 	}
+	d.giveAccess(lo, size, bits)
+	return nil
+}
+
+// MemSetHostAccess lets the host use whole mappings of its own memory. Nothing comes of it here: the memory's addresses
+// are the simulated device's, and the host's way to it is a copy.
+func (d *Driver) MemSetHostAccess(p cuda.Ptr, size uint64, node int) error {
+	d.mu.Lock()
+	defer d.leave()
+	lo := uint64(p)
+	dev, err := d.mappedCall(callMemSetAccess, lo, size)
+	if err != nil {
+		return err
+	}
+	for at := lo; at < lo+size; {
+		m := d.space.find(at)
+		if m.chunk.prop.Location != cuda.LocationHostNUMA || m.chunk.prop.NUMANode != node {
+			return d.errorOf(callMemSetAccess, dev, size, cuda.ErrInvalidValue)
+		}
+		at += m.pages
+	}
+	d.giveAccess(lo, size, 0)
+	return nil
+}
+
+// giveAccess adds devices to those that may use the mappings of a range, and charges for it.
+func (d *Driver) giveAccess(lo, size, bits uint64) {
 	first := d.space.find(lo)
+	if first.chunk.prop.Location == cuda.LocationHostNUMA {
+		d.charge(callMemSetAccess, d.costs.HostNUMAAccess(size))
+		for at := lo; at < lo+size; {
+			m := d.space.find(at)
+			m.access |= bits
+			at += m.pages
+		}
+		return
+	}
 	if first.pages == size {
 		d.charge(callMemSetAccess, d.costs.MemSetAccess(size, 1))
 		first.access |= bits
-		return nil
+		return
 	}
 	var cost time.Duration
 	for at := lo; at < lo+size; {
@@ -324,5 +381,4 @@ func (d *Driver) MemSetAccess(p cuda.Ptr, size uint64, devs []cuda.Device) error
 		at += m.pages
 	}
 	d.charge(callMemSetAccess, cost)
-	return nil
 }

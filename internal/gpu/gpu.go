@@ -18,8 +18,6 @@ import (
 // Driver is a cuda.Driver that can also put work on the GPU. *nvidia.Driver is one.
 type Driver interface {
 	cuda.Driver
-	StreamCreate(dev cuda.Device, blocking bool) (cuda.Stream, error)
-	StreamDestroy(dev cuda.Device, s cuda.Stream) error
 	EventCreateTiming(dev cuda.Device) (cuda.Event, error)
 	EventElapsed(dev cuda.Device, from, to cuda.Event) (time.Duration, error)
 	CopyToDevice(dev cuda.Device, to cuda.Ptr, from []byte) error

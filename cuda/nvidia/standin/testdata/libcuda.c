@@ -16,7 +16,7 @@
 //	STANDIN_PEERS      0: no device can use the memory of another
 //
 // A symbol is left out by compiling with -DcuStreamGetId=absent. Streams, events and kernels are in work.c, sharing
-// between processes in share.c.
+// between processes in share.c, host, managed and pooled memory in memory.c.
 
 #include "standin.h"
 
@@ -26,7 +26,7 @@ static struct context contexts[8];
 static struct mapping mappings[MAX];
 static struct range ranges[MAX];
 struct range allocations[MAX];
-static size_t used;
+size_t used;
 uint64_t next_id = 10;
 
 static __thread int mode; // CU_STREAM_CAPTURE_MODE_GLOBAL
@@ -43,7 +43,7 @@ struct context *current(void) {
 	return depth > 0 ? stack[depth - 1] : own >= 0 ? &contexts[own] : NULL;
 }
 
-static int device_count(void) { return number("STANDIN_DEVICES", 1); }
+int device_count(void) { return number("STANDIN_DEVICES", 1); }
 
 static int is(const char *name, const char *value) {
 	const char *s = getenv(name);
@@ -135,6 +135,11 @@ CUresult cuDeviceGetAttribute(int *value, int attribute, int device) {
 	(void)device;
 	switch (attribute) {
 	case 16: *value = 132; break;
+	case 89: *value = 1; break;
+	case 115: *value = 1; break;
+	case 119: *value = 9 | 4; break; // and one that Cistern has no name for
+	case 134: *value = 0; break;
+	case 141: *value = 1; break;
 	case 102: *value = !is("STANDIN_FABRIC", "no vmm"); break;
 	case 103: *value = 1; break;
 	case 110: *value = 1; break;
@@ -197,6 +202,7 @@ CUresult cuCtxPopCurrent_v2(struct context **context) {
 
 CUresult cuCtxSynchronize(void) {
 	ENTER("cuCtxSynchronize")
+	pools_after_wait();
 	RETURN("")
 }
 
@@ -292,7 +298,9 @@ CUresult cuMemAlloc_v2(uint64_t *p, size_t size) {
 CUresult cuMemFree_v2(uint64_t p) {
 	ENTER("cuMemFree")
 	struct range *a = find(allocations, (char *)(uintptr_t)p);
-	if (a == NULL || a->p != (char *)(uintptr_t)p) {
+	if (other_free((char *)(uintptr_t)p)) {
+		r = SUCCESS;
+	} else if (a == NULL || a->p != (char *)(uintptr_t)p) {
 		r = INVALID_VALUE;
 	} else {
 		munmap(a->p, a->size);
@@ -364,16 +372,17 @@ CUresult cuMemCreate(uint64_t *handle, size_t size, const struct prop *prop, uns
 		r = NOT_SUPPORTED;
 	else if (prop->handles != 0 && is("STANDIN_FABRIC", "no handles"))
 		r = NOT_SUPPORTED;
-	else if (used + size > CAPACITY || (c = calloc(1, sizeof *c)) == NULL)
+	else if ((prop->location.type == 1 && used + size > CAPACITY) || (c = calloc(1, sizeof *c)) == NULL)
 		r = OUT_OF_MEMORY;
 	if (r == SUCCESS) {
 		c->fd = memfd_create("chunk", MFD_CLOEXEC);
 		c->size = size;
 		c->references = 1;
 		c->handles = prop->handles;
+		c->node = prop->location.type == 3 ? prop->location.id : -1;
 		if (c->fd < 0 || ftruncate(c->fd, (off_t)size) != 0)
 			r = OUT_OF_MEMORY;
-		used += size;
+		used += c->node < 0 ? size : 0;
 		*handle = (uintptr_t)c;
 	}
 	RETURN("size %zu, handles %d, location %d:%d, rdma %d", size, prop->handles, prop->location.type, prop->location.id, prop->rdma)
@@ -382,7 +391,7 @@ CUresult cuMemCreate(uint64_t *handle, size_t size, const struct prop *prop, uns
 static void unreference(struct chunk *c) {
 	if (--c->references == 0) {
 		close(c->fd);
-		used -= c->imported ? 0 : c->size;
+		used -= c->imported || c->node >= 0 ? 0 : c->size;
 		free(c);
 	}
 }
@@ -443,6 +452,14 @@ CUresult cuMemUnmap(uint64_t p, size_t size) {
 	RETURN("size %zu", size)
 }
 
+// host_numa reports whether all that is mapped in a range lies on the node.
+static int host_numa(char *p, size_t size, int node) {
+	for (int i = 0; i < MAX; i++)
+		if (mappings[i].p != NULL && mappings[i].p >= p && mappings[i].p < p + size && mappings[i].chunk->node != node)
+			return 0;
+	return 1;
+}
+
 CUresult cuMemSetAccess(uint64_t p, size_t size, const struct access *access, size_t count) {
 	BEGIN("cuMemSetAccess")
 	char *at = (char *)(uintptr_t)p;
@@ -452,6 +469,8 @@ CUresult cuMemSetAccess(uint64_t p, size_t size, const struct access *access, si
 	for (size_t i = 0; i < count; i++) {
 		size_t n = strlen(devices);
 		snprintf(devices + n, sizeof devices - n, " %d:%d=%d", access[i].location.type, access[i].location.id, access[i].flags);
+		if (access[i].location.type == 3 && access[i].flags == 3 && host_numa(at, size, access[i].location.id))
+			continue;
 		if (access[i].location.type != 1 || access[i].flags != 3)
 			r = INVALID_VALUE;
 		else if (access[i].location.id < 0 || access[i].location.id >= device_count())

@@ -1,4 +1,4 @@
-// What the two halves of the stand-in share.
+// What the files of the stand-in share.
 
 #ifndef STANDIN_H
 #define STANDIN_H
@@ -17,7 +17,8 @@
 
 typedef enum {
 	SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, NO_DEVICE = 100, INVALID_DEVICE = 101,
-	INVALID_CONTEXT = 201, PEER_UNSUPPORTED = 217, INVALID_PTX = 218, INVALID_HANDLE = 400, NOT_FOUND = 500, NOT_READY = 600, PEER_ENABLED = 704, NOT_PERMITTED = 800,
+	INVALID_CONTEXT = 201, PEER_UNSUPPORTED = 217, INVALID_PTX = 218, INVALID_HANDLE = 400, NOT_FOUND = 500, NOT_READY = 600, PEER_ENABLED = 704, REGISTERED = 712, NOT_REGISTERED = 713,
+	 NOT_PERMITTED = 800,
 	NOT_SUPPORTED = 801, CAPTURE_UNSUPPORTED = 900, CAPTURE_INVALIDATED = 901, CAPTURE_UNMATCHED = 903, CAPTURE_IMPLICIT = 906,
 	UNKNOWN = 999,
 } CUresult;
@@ -38,9 +39,9 @@ struct access { struct location location; int flags; };
 #define MAX 8192
 
 struct context { int device, retained; unsigned peers; };
-struct chunk { int fd; size_t size; int references, handles, imported; };
+struct chunk { int fd; size_t size; int references, handles, imported, node; }; // node: of the host, -1 on a device
 struct mapping { char *p; size_t size; struct chunk *chunk; };
-struct range { char *p; size_t size; int fd; }; // fd: of a large allocation
+struct range { char *p; size_t size; int fd; }; // fd: of a large allocation, or what else it is to memory.c
 struct ipc { char magic[8]; int pid, fd; uint64_t size; char rest[40]; };
 struct stream { struct context *context; int blocking; uint64_t id, capture; int invalidated; };
 struct event { int recorded; };
@@ -50,8 +51,14 @@ extern struct range allocations[MAX];
 extern pthread_mutex_t mu; // over all state but the thread-locals
 extern int initialised;
 extern uint64_t next_id;
+extern size_t used;
 
 struct context *current(void);
+int device_count(void);
+struct stream *resolve(struct stream *s);
+CUresult implicit(struct stream *s, int invalidates);
+void pools_after_wait(void);
+int other_free(char *p); // cuMemFree of what memory.c made: whether it was that
 struct range *find(struct range *table, char *p);
 int add(struct range *table, char *p, size_t size);
 int number(const char *name, int otherwise); // of an environment variable

@@ -9,7 +9,7 @@
 
 static struct stream *captured[8]; // the blocking stream being captured, by device
 
-static CUresult implicit(struct stream *s, int invalidates) {
+CUresult implicit(struct stream *s, int invalidates) {
 	struct stream *c = captured[current()->device];
 	if ((uintptr_t)s > 1 || c == NULL)
 		return SUCCESS;
@@ -18,7 +18,7 @@ static CUresult implicit(struct stream *s, int invalidates) {
 	return CAPTURE_IMPLICIT;
 }
 
-static struct stream *resolve(struct stream *s) {
+struct stream *resolve(struct stream *s) {
 	static struct stream legacy[8];
 	static __thread struct stream per_thread[8];
 	uintptr_t v = (uintptr_t)s;
@@ -57,6 +57,13 @@ CUresult cuStreamGetCtx(struct stream *s, struct context **context) {
 	ENTER("cuStreamGetCtx")
 	r = capturing(s);
 	*context = resolve(s)->context;
+	RETURN("")
+}
+
+CUresult cuStreamGetFlags(struct stream *s, unsigned *flags) {
+	ENTER("cuStreamGetFlags")
+	r = capturing(s);
+	*flags = !resolve(s)->blocking;
 	RETURN("")
 }
 
@@ -108,6 +115,8 @@ CUresult cuStreamSynchronize(struct stream *s) {
 	ENTER("cuStreamSynchronize")
 	if (resolve(s)->capture != 0)
 		r = CAPTURE_UNSUPPORTED;
+	else
+		pools_after_wait();
 	RETURN("")
 }
 
@@ -204,6 +213,7 @@ CUresult cuEventSynchronize(struct event *e) {
 	ENTER("cuEventSynchronize")
 	if (e == NULL)
 		r = INVALID_HANDLE;
+	pools_after_wait();
 	RETURN("")
 }
 
