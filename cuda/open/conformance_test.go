@@ -181,6 +181,12 @@ func conforms(t *testing.T, d cuda.Driver) {
 			t.Errorf("free went from %d to %d when %d were unmapped, %v", held, after, size, err)
 		}
 	})
+	t.Run("host memory", func(t *testing.T) { hostMemory(t, d, dev, g) })
+	t.Run("managed memory", func(t *testing.T) { managedMemory(t, d, dev, g) })
+	t.Run("host memory as chunks", func(t *testing.T) { hostChunks(t, d, dev, g) })
+	t.Run("copies", func(t *testing.T) { copies(t, d, dev, g) })
+	t.Run("pools", func(t *testing.T) { pools(t, d, dev, g) })
+	t.Run("streams of one's own", func(t *testing.T) { ownStreams(t, d, dev) })
 	t.Run("sharing", func(t *testing.T) { sharing(t, d, dev, g) })
 	t.Run("events", func(t *testing.T) {
 		e, err := d.EventCreate(dev)
@@ -264,6 +270,7 @@ func peersConform(t *testing.T, d cuda.Driver) {
 	must(t, d.MemUnmap(p, 2*g))
 	must(t, d.MemRelease(h))
 	must(t, d.AddressFree(p, 2*g))
+	peerCopies(t, d, dev, peer, g)
 }
 
 func TestConformance(t *testing.T) {
