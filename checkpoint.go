@@ -41,7 +41,7 @@ func byBase(a, b Block) int          { return cmp.Compare(a.Base, b.Base) }
 func toBase(b Block, p cuda.Ptr) int { return cmp.Compare(b.Base, p) }
 
 func (s *space) describe(b *heap.Block) Block {
-	return Block{cuda.Ptr(b.Addr), b.Size, b.Requested, s.dev.id, s.pool.id, s.stream.id, s.stream.handle, b.Tag}
+	return Block{cuda.Ptr(b.Addr), b.Size, b.Requested, s.dev.id, s.pool.id, s.stream.id, s.stream.handle, tagOf(b.Tag), libraryOf(b.Tag)}
 }
 
 // LargestFree is the largest request that the stream would be met with from this pool without a driver call, in bytes;
@@ -73,7 +73,7 @@ func (d *Device) LargestFree(st *Stream) uint64 {
 
 // Restore makes exactly these the live allocations of the pool, at these addresses, as Blocks listed them before: what is
 // live and not listed is freed, what is listed and not live is allocated again. Base, Size and Requested, and Stream
-// where it is given, say what a block is; Tag is taken over. Memory at the addresses must still be the pool's, as it is
+// where it is given, say what a block is; Tag and Library are taken over. Memory at the addresses must still be the pool's, as it is
 // where a capture pinned it. After an error nothing has changed.
 //
 // What is allocated again has the bytes that it has: whoever restores knows that nothing else was there, or does not
@@ -114,7 +114,7 @@ func (d *Device) takeAt(s *space, id heap.ID, x Block) heap.ID {
 	id = s.heap.TakeAt(id, uint64(x.Base), x.Size, x.Requested)
 	s.gauges.alloc(x.Requested, x.Size, s.heap.FreeBlocks)
 	b := s.heap.At(id)
-	b.Tag, b.Capture = x.Tag, s.capture
+	b.Tag, b.Capture = label(x.Tag, x.Library), s.capture
 	d.record(event.Event{Kind: event.Alloc, Addr: b.Addr, Size: x.Requested, Stream: uint32(s.stream.index),
 		Pool: s.pool.number, Tag: uint16(x.Tag)})
 	return id

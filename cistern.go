@@ -276,6 +276,7 @@ type Block struct {
 	Stream    cuda.StreamID
 	Handle    cuda.Stream // by which the stream was made known
 	Tag       uint32      // as given to AllocTagged, 0 none
+	Library   uint8       // as given to AllocWith, 0 none
 }
 
 // Base finds the live allocation that starts at p.

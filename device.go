@@ -32,6 +32,7 @@ type Device struct {
 	poison   atomic.Pointer[error]
 	syncs    atomic.Int64 // waits of a host thread for the GPU
 	tagged   atomic.Bool  // a request had a tag
+	labelled atomic.Bool  // a request named a library
 	hist     history
 
 	eventMu sync.Mutex

@@ -37,6 +37,7 @@ type OutOfMemoryError struct {
 	Requested uint64
 	Need      uint64 // the same, rounded
 	Tag       uint32
+	Library   uint8
 	Reserved  uint64 // memory held by all pools of the device
 	Elsewhere uint64 // of Reserved: not the device's own, as host memory
 	Allocated uint64 // rounded bytes handed out
@@ -52,12 +53,13 @@ type OutOfMemoryError struct {
 	// DriverTotal is all memory as the driver reports it; 0 says that it did not report either.
 	DriverTotal uint64
 	Tried       Rungs
-	Off         Rungs     // rungs that the options leave out
-	Pools       []PoolUse // who held what, the most first
-	Upstream    string    // what the memory of the request's pool is; "" where it is what the device's options say
-	Tags        []TagUse  // likewise; nil if no request was ever tagged
-	Cause       error     // what the upstream said last; nil when the limit was in the way
-	host        bool      // the request was not for the device's own memory
+	Off         Rungs        // rungs that the options leave out
+	Pools       []PoolUse    // who held what, the most first
+	Upstream    string       // what the memory of the request's pool is; "" where it is what the device's options say
+	Tags        []TagUse     // likewise; nil if no request was ever tagged
+	Libraries   []LibraryUse // likewise; nil if no request ever named a library
+	Cause       error        // what the upstream said last; nil when the limit was in the way
+	host        bool         // the request was not for the device's own memory
 }
 
 func (e *OutOfMemoryError) Error() string {

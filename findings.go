@@ -62,16 +62,16 @@ const mostFindings = 4
 
 // Findings says in at most three lines, each without its line break, what was found when the request failed: who held
 // the memory, what there was left, and what would have met the request. It names only what was counted. name gives the
-// name of a tag, "" where it has none; it may be nil.
-func (e *OutOfMemoryError) Findings(name func(tag uint32) string) []string {
-	lines := []string{e.holders(name), e.left()}
+// name of a tag, "" where it has none; it may be nil. A second function does the same for libraries.
+func (e *OutOfMemoryError) Findings(name func(tag uint32) string, library ...func(library uint8) string) []string {
+	lines := []string{e.holders(name, library), e.left()}
 	if s := e.help(); s != "" {
 		lines = append(lines, "would help: "+s)
 	}
 	return lines
 }
 
-func (e *OutOfMemoryError) holders(name func(tag uint32) string) string {
+func (e *OutOfMemoryError) holders(name func(tag uint32) string, library []func(library uint8) string) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "in use: %s", units.FormatBytes(e.Allocated))
 	pools := e.Pools
@@ -116,7 +116,29 @@ func (e *OutOfMemoryError) holders(name func(tag uint32) string) string {
 		}
 		fmt.Fprintf(&b, "; by tag: %s", strings.Join(items, "; "))
 	}
+	if len(e.Libraries) > 0 {
+		var items []string
+		for _, l := range e.Libraries[:min(len(e.Libraries), mostFindings)] {
+			items = append(items, fmt.Sprintf("%s %s in %d blocks", libraryName(l.Library, library), units.FormatBytes(l.Allocated), l.Blocks))
+		}
+		if rest := len(e.Libraries) - len(items); rest > 0 {
+			items = append(items, fmt.Sprintf("%d more", rest))
+		}
+		fmt.Fprintf(&b, "; by library: %s", strings.Join(items, "; "))
+	}
 	return b.String()
+}
+
+func libraryName(l uint8, names []func(library uint8) string) string {
+	for _, name := range names {
+		if s := name(l); s != "" {
+			return s
+		}
+	}
+	if l == 0 {
+		return "others"
+	}
+	return fmt.Sprintf("library %d", l)
 }
 
 func tagName(tag uint32, name func(tag uint32) string) string {

@@ -3,6 +3,7 @@ package cistern
 import (
 	"cmp"
 	"errors"
+	"fmt"
 	"slices"
 	"time"
 
@@ -65,6 +66,9 @@ func (c *climb) climb(p *Pool, st *Stream) (cuda.Ptr, error) {
 	s.climbs++
 	s.mu.Lock()
 	defer func() {
+		if c.strict {
+			d.regain(s, nil)
+		}
 		s.climbs--
 		s.mu.Unlock()
 	}()
@@ -72,6 +76,9 @@ func (c *climb) climb(p *Pool, st *Stream) (cuda.Ptr, error) {
 		c.oom = nil
 		if err := p.sort(st); err != nil {
 			return 0, err
+		}
+		if c.host && s.capture != 0 {
+			return 0, fmt.Errorf("memory in the host's order for stream %d: %w", st.id.ID, errCapturing)
 		}
 		id, err := c.run()
 		if id != 0 {
@@ -111,7 +118,10 @@ type climb struct {
 	s       *space
 	n       uint64 // rounded bytes
 	size    uint64 // bytes asked for
-	tag     uint32
+	tag     uint32 // with the library: a block's label
+	host    bool   // in the host's order: waits is to be waited for before the block is used
+	strict  bool   // and the stream cannot be waited for: only what the GPU is known to be done with will do
+	waits   []wait
 	rungs   Rungs // those that are allowed
 	tried   Rungs
 	oom     error // what the upstream said, nil when the limit was in the way
@@ -135,6 +145,7 @@ func (c *climb) run() (heap.ID, error) {
 	d, s := c.d, c.s
 	c.from = s
 	c.full = false
+	c.waits = c.waits[:0]
 	c.tried |= RungFit
 	if d.waiting.Load() && c.rungs&RungCollect != 0 {
 		c.tried |= RungCollect
@@ -143,9 +154,12 @@ func (c *climb) run() (heap.ID, error) {
 	if len(d.heldBack) > 0 {
 		d.regain(s, nil)
 	}
-	if id := s.heap.Take(c.n, c.size); id != 0 {
+	if c.strict {
+		d.holdBusy(s)
+	}
+	if id, err := c.take(s); id != 0 || err != nil {
 		c.met = RungFit
-		return id, nil
+		return id, err
 	}
 	d.reap(s)
 	if s.pool.segments != nil {
@@ -156,35 +170,43 @@ func (c *climb) run() (heap.ID, error) {
 	if id != 0 || err != nil {
 		return id, err
 	}
-	if d.waiting.Load() && c.rungs&RungCollect != 0 && d.collect(s, true) {
-		if id := s.heap.Take(c.n, c.size); id != 0 {
+	if d.waiting.Load() && c.rungs&RungCollect != 0 && !c.host && d.collect(s, true) {
+		if id, err := c.take(s); id != 0 || err != nil {
 			c.met = RungCollect
-			return id, nil
+			return id, err
 		}
 	}
 	if id, err = c.obtain(c.rungs&(RungRemap|RungGrow|RungLend), true); id != 0 || err != nil {
 		return id, err
 	}
-	return c.elsewhere(), nil
+	return c.elsewhere()
 }
 
 // elsewhere looks for a free block in the other size classes of the same pool and stream: what a class keeps to itself
 // is no reason to fail.
-func (c *climb) elsewhere() heap.ID {
+func (c *climb) elsewhere() (heap.ID, error) {
 	if c.rungs&RungLend == 0 {
-		return 0
+		return 0, nil
 	}
 	for class := range numClasses {
 		o := c.s.pool.spaceFor(c.s.stream, class)
 		if o == nil || o == c.s {
 			continue
 		}
-		if id := o.heap.Take(c.n, c.size); id != 0 { // the lane is ours
+		if id, err := c.take(o); id != 0 || err != nil { // the lane is ours
 			c.met, c.from = RungLend, o
-			return id
+			return id, err
 		}
 	}
-	return 0
+	return 0, nil
+}
+
+// take hands out a free block of a space of the request's lane, if one fits.
+func (c *climb) take(s *space) (heap.ID, error) {
+	if c.host {
+		return c.takeHost(s)
+	}
+	return s.heap.Take(c.n, c.size), nil
 }
 
 // handOut completes a request that was met: statistics, history.
@@ -287,8 +309,9 @@ func (c *climb) call(list []*callback) (any bool) {
 func (c *climb) spill(p *Pool, st *Stream) (cuda.Ptr, error) {
 	c.tried |= RungSpill
 	x := climb{d: c.d, n: p.spill.round(c.size), size: c.size, tag: c.tag, rungs: c.rungs, spilled: true, trimmed: c.trimmed,
-		asked: c.asked, called: c.called}
+		asked: c.asked, called: c.called, host: c.host}
 	ptr, err := x.climb(p.spill, st)
+	c.waits = x.waits
 	if err != nil || x.oom != nil { // the request has failed for want of memory in the first place
 		c.oom = errors.Join(c.oom, cmp.Or(err, x.oom))
 		err = nil
@@ -298,7 +321,7 @@ func (c *climb) spill(p *Pool, st *Stream) (cuda.Ptr, error) {
 
 // outOfMemory is the error that ends the ladder. The caller holds Device.mu and nothing else.
 func (d *Device) outOfMemory(p *Pool, c *climb) *OutOfMemoryError {
-	e := &OutOfMemoryError{Device: d.id, Pool: p.id, Requested: c.size, Need: c.n, Tag: c.tag, Reserved: d.reservedBytes + d.elsewhere,
+	e := &OutOfMemoryError{Device: d.id, Pool: p.id, Requested: c.size, Need: c.n, Tag: tagOf(c.tag), Library: libraryOf(c.tag), Reserved: d.reservedBytes + d.elsewhere,
 		Elsewhere: d.elsewhere, Cached: d.spareBytes, Limit: d.limit, Tried: c.tried, Off: AllRungs &^ c.rungs, Cause: c.oom,
 		Pools: d.poolUsage(nil), Upstream: p.upstreamName(), host: !p.onDevice}
 	if p.spill == nil {
@@ -308,7 +331,10 @@ func (d *Device) outOfMemory(p *Pool, c *climb) *OutOfMemoryError {
 		e.PoolLimit, e.PoolHolds = p.limit, p.reserved
 	}
 	if d.tagged.Load() {
-		e.Tags = d.tagUsage(nil)
+		e.Tags = d.tagUsage()
+	}
+	if d.labelled.Load() {
+		e.Libraries = d.libraryUsage()
 	}
 	if !p.onDevice {
 		e.Other = d.spareBytes

@@ -150,7 +150,8 @@ func (c *climb) obtain(rungs Rungs, pressure bool) (heap.ID, error) {
 		}
 		p.letGo()
 		c.introduce(block, run{base, have}, stamp, pieces)
-		return s.heap.Take(c.n, c.size), nil
+		c.waits = c.waits[:0]
+		return c.take(s)
 	}
 	s.gauges.setFree(s.heap.FreeBlocks, int64(have))
 	s.heap.TakeBlock(block, c.n, c.size)
@@ -269,7 +270,7 @@ func (d *Device) offers(c *climb, o *space, except heap.ID) {
 // stream order, by host order, or by an event that the options allow to wait for. A capture gets host order only.
 func (d *Device) orderable(c *climb, t *Stream, epoch uint64) bool {
 	to := c.s.stream
-	if t == nil || t == to && to.capturing.Load() == 0 {
+	if t == nil || t == to && to.capturing.Load() == 0 && !c.strict {
 		return true
 	}
 	if t.isOver(epoch) {
@@ -432,10 +433,13 @@ func (d *Device) move(c *climb, at place, total uint64) (block heap.ID, base, st
 	if at.atEnd {
 		base += hole.Size - total
 	}
+	if c.host {
+		c.awaitPlan(at, total)
+	}
 	for i := range p.sources {
 		x := &p.sources[i]
 		switch {
-		case x.stream == nil, s.capture != 0: // a capture is given only what is known to be free
+		case x.stream == nil, s.capture != 0, c.strict: // given only what is known to be free
 		case x.stream == s.stream:
 			stamp = max(stamp, x.stamp)
 		default:

@@ -171,19 +171,19 @@ func (c *climb) growSegment() (heap.ID, error) {
 				return 0, err
 			}
 			if err == nil || s.pool.foreign { // meanwhile others may have given memory back
-				if id := s.heap.Take(c.n, c.size); id != 0 {
-					return id, nil
+				if id, err := c.take(s); id != 0 || err != nil {
+					return id, err
 				}
 			}
 		}
 	}
-	if d.waiting.Load() && c.rungs&RungCollect != 0 && d.collect(s, true) {
-		if id := s.heap.Take(c.n, c.size); id != 0 {
+	if d.waiting.Load() && c.rungs&RungCollect != 0 && !c.host && d.collect(s, true) {
+		if id, err := c.take(s); id != 0 || err != nil {
 			c.met = RungCollect
-			return id, nil
+			return id, err
 		}
 	}
-	return c.elsewhere(), nil
+	return c.elsewhere()
 }
 
 // segmentSize is the size of the segment that a request of n bytes is cut from: PyTorch's sizes, in the upstream's units.

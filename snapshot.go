@@ -39,6 +39,7 @@ type SegmentBlock struct {
 	Size      uint64
 	Requested uint64
 	Tag       uint32 // as given to AllocTagged, 0 none
+	Library   uint8  // as given to AllocWith, 0 none
 	State     BlockState
 }
 
@@ -89,7 +90,7 @@ func (s *space) segments() []Segment {
 		g := &out[len(out)-1]
 		g.Size += b.Size
 		end = b.Addr + b.Size
-		x := SegmentBlock{Addr: b.Addr, Size: b.Size, Requested: b.Requested, Tag: b.Tag}
+		x := SegmentBlock{Addr: b.Addr, Size: b.Size, Requested: b.Requested, Tag: tagOf(b.Tag), Library: libraryOf(b.Tag)}
 		switch b.State {
 		case heap.Used:
 			x.State = BlockUsed

@@ -145,7 +145,7 @@ func (s *space) freePtr(p cuda.Ptr) error {
 // noteFree closes the stream's epoch where a later taker would otherwise wait too long, or could not wait at all.
 func (s *space) noteFree(n uint64) {
 	t := s.stream
-	if !t.durable.Load() {
+	if t.eager.Load() {
 		t.freed()
 		return
 	}

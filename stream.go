@@ -27,6 +27,9 @@ type Stream struct {
 	id     cuda.StreamID
 	// durable: the stream is never destroyed, so an epoch can still be closed later. The default stream is.
 	durable atomic.Bool
+	// eager: an event is recorded behind every free, because the stream might not exist later, or because somebody waits
+	// for its frees in the host's order.
+	eager atomic.Bool
 	// perThread: the handle means another stream in every thread, so nothing is ever recorded on it.
 	perThread bool
 
@@ -282,13 +285,13 @@ func (d *Device) waitAll() error {
 	return d.drv.ContextSynchronize(d.id)
 }
 
-// freed notes a free: it closes the epoch where the stream might not exist later.
+// freed notes a free: it closes the epoch where that is to be done at once.
 func (t *Stream) freed() {
-	if t.durable.Load() || t.perThread || t.capturing.Load() != 0 {
+	if !t.eager.Load() || t.perThread || t.capturing.Load() != 0 {
 		return
 	}
 	t.mu.Lock()
-	t.closeLocked(true) // an error is kept by the device; the memory stays unavailable to other streams
+	t.closeLocked(!t.durable.Load()) // an error is kept by the device; the memory stays unavailable to other streams
 	t.mu.Unlock()
 }
 
@@ -317,6 +320,7 @@ func (d *Device) Stream(h cuda.Stream, opts ...StreamOption) (*Stream, error) {
 	if t := d.byID[id]; t != nil {
 		if o&StreamDurable != 0 {
 			t.durable.Store(true)
+			t.eager.Store(false)
 		}
 		return t, nil
 	}
@@ -325,6 +329,7 @@ func (d *Device) Stream(h cuda.Stream, opts ...StreamOption) (*Stream, error) {
 	}
 	t := &Stream{dev: d, index: int32(len(d.streams)), handle: h, id: id}
 	t.durable.Store(o&StreamDurable != 0 || h == cuda.StreamNull || h == cuda.StreamLegacy)
+	t.eager.Store(!t.durable.Load())
 	t.perThread = h == cuda.StreamPerThread
 	t.epoch.Store(1)
 	d.streams = append(d.streams, t)

@@ -46,34 +46,14 @@ type TagUse struct {
 func (d *Device) TagUsage() []TagUse {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return d.tagUsage(nil)
+	return d.tagUsage()
 }
 
-// tagUsage is TagUsage. The caller holds Device.mu and held's lock.
-func (d *Device) tagUsage(held *space) []TagUse {
+// tagUsage is TagUsage. The caller holds Device.mu and nothing else.
+func (d *Device) tagUsage() []TagUse {
 	var out []TagUse
-	at := map[uint32]int{}
-	for _, s := range d.spaces {
-		if s == nil {
-			continue
-		}
-		s.lockBeside(held)
-		s.heap.Each(func(_ heap.ID, b *heap.Block) bool {
-			if b.State != heap.Used {
-				return true
-			}
-			i, ok := at[b.Tag]
-			if !ok {
-				i = len(out)
-				at[b.Tag] = i
-				out = append(out, TagUse{Tag: b.Tag})
-			}
-			out[i].Blocks++
-			out[i].Requested += b.Requested
-			out[i].Allocated += b.Size
-			return true
-		})
-		s.unlockBeside(held)
+	for _, u := range d.usage(func(b *heap.Block) uint32 { return tagOf(b.Tag) }) {
+		out = append(out, u)
 	}
 	slices.SortFunc(out, func(a, b TagUse) int {
 		return cmp.Or(cmp.Compare(b.Allocated, a.Allocated), cmp.Compare(a.Tag, b.Tag))

@@ -1,0 +1,129 @@
+package cistern
+
+import (
+	"errors"
+
+	"github.com/cistern-gpu/cistern/cuda"
+	"github.com/cistern-gpu/cistern/internal/heap"
+)
+
+// Memory in the host's order (AllocOptions.HostOrder): for libraries that say on no stream where they use it, the block is
+// handed out when the host knows the GPU to be done with it. What is known so already goes first; then what an event was
+// recorded behind, which is waited for; last what was freed since the stream's last event, behind which one is recorded
+// now, and from then on at each of the stream's frees, so that it need not be again.
+
+// allocHost hands out memory in the host's order.
+func (p *Pool) allocHost(size uint64, st *Stream, tag uint32) (cuda.Ptr, error) {
+	if size == 0 {
+		return 0, nil
+	}
+	c := climb{n: p.round(size), size: size, tag: tag, host: true}
+	ptr, err := p.request(&c, st)
+	if err != nil {
+		return 0, err
+	}
+	for _, w := range c.waits {
+		// The block is out, so nobody else has it meanwhile.
+		if err := w.stream.settle(w.epoch); err != nil {
+			return 0, errors.Join(err, p.dev.a.Free(ptr))
+		}
+	}
+	return ptr, nil
+}
+
+// How well the end of a free block's last use is known.
+const (
+	isDone    = iota // it is over
+	isMarked         // an event was recorded behind it
+	isRunning        // neither
+)
+
+func (t *Stream) known(stamp uint64) int {
+	switch {
+	case stamp == 0 || t.isOver(stamp):
+		return isDone
+	case stamp < t.epoch.Load():
+		return isMarked
+	}
+	return isRunning
+}
+
+// takeHost hands out a free block of a space of the request's lane: of those whose last use is known best, the smallest
+// that fits. The caller holds Device.mu and the lane's lock.
+func (c *climb) takeHost(s *space) (heap.ID, error) {
+	t := s.stream
+	for {
+		best, rank, size := heap.ID(0), 0, uint64(0)
+		s.heap.EachFree(c.n, func(id heap.ID, b *heap.Block) bool {
+			if s.heap.Whole() && b.Size != c.n {
+				return true
+			}
+			if k := t.known(b.Stamp); best == 0 || k < rank || k == rank && b.Size < size {
+				best, rank, size = id, k, b.Size
+			}
+			return true
+		})
+		if best == 0 {
+			return 0, nil
+		}
+		if rank == isRunning {
+			t.mu.Lock()
+			err := t.usable()
+			t.mu.Unlock()
+			if errors.Is(err, errCapturing) {
+				c.strict, c.alone = true, true
+				c.d.holdBusy(s)
+				continue
+			}
+			if err != nil && !ownReason(err) {
+				return 0, err
+			}
+			t.eager.Store(true)
+		}
+		if stamp := s.heap.At(best).Stamp; rank != isDone {
+			c.waits = later(c.waits, t, stamp)
+		}
+		s.heap.TakeBlock(best, c.n, c.size)
+		return best, nil
+	}
+}
+
+// holdBusy puts the free blocks of a lane out of reach that the GPU is not known to be done with, until regain. The caller
+// holds Device.mu and the lane's lock.
+func (d *Device) holdBusy(s *space) {
+	n := len(d.heldBack)
+	for _, o := range s.lane.spaces {
+		if o == nil {
+			continue
+		}
+		o.heap.EachFree(heap.Align, func(id heap.ID, b *heap.Block) bool {
+			if o.stream.known(b.Stamp) != isDone {
+				d.heldBack = append(d.heldBack, heldFree{o, id})
+			}
+			return true
+		})
+	}
+	for _, f := range d.heldBack[n:] {
+		f.space.heap.Hold(f.block)
+	}
+}
+
+// awaitPlan notes what the memory that is about to be mapped, and the free blocks that it merges with, must be waited for.
+func (c *climb) awaitPlan(at place, total uint64) {
+	s := c.s
+	c.waits = c.waits[:0]
+	add := func(t *Stream, stamp uint64) {
+		if t != nil && t.known(stamp) != isDone {
+			c.waits = later(c.waits, t, stamp)
+		}
+	}
+	for _, x := range c.d.plan.sources {
+		add(x.stream, x.stamp)
+	}
+	whole := s.heap.At(at.hole).Size == total
+	for _, id := range [2]heap.ID{s.heap.Prev(at.hole), s.heap.Next(at.hole)} {
+		if id != 0 && s.heap.At(id).State == heap.Free && (id == at.joins || whole) {
+			add(s.stream, s.heap.At(id).Stamp)
+		}
+	}
+}

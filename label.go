@@ -1,0 +1,114 @@
+package cistern
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+
+	"github.com/cistern-gpu/cistern/cuda"
+	"github.com/cistern-gpu/cistern/internal/heap"
+)
+
+// Requests that say more: on whose behalf, and that no stream will be named. A block's label is its tag and its library in
+// one number (heap.Block.Tag); who wants sums looks at every block, so that requests and frees keep no books of it.
+
+// AllocOptions say more of a request than its size and stream.
+type AllocOptions struct {
+	Pool *Pool // nil: where the stream is routed to, else the default pool
+	Tag  uint32
+	// Library numbers the library that asks, 1 to MaxLibrary; 0 is who does not say. What the numbers stand for is the
+	// caller's business, as with tags.
+	Library uint8
+	// HostOrder asks for memory that the host knows the GPU to be done with, for those who do not say on which stream
+	// they use it. Memory that is known so already is preferred; else the end of its last use is waited for, with no
+	// lock held. On a stream that is being captured it is an error. The stream that is named, as a rule the legacy
+	// default stream, is the one whose order the free is in: work on it, and on all streams that block with it, is over
+	// before the memory is used again. Streams that do not block with it are to be named by RecordStream before the
+	// free, or be waited for.
+	HostOrder bool
+}
+
+// MaxLibrary is the largest number of a library.
+const MaxLibrary = 255
+
+// AllocWith is Alloc with options.
+func (d *Device) AllocWith(size uint64, st *Stream, o AllocOptions) (cuda.Ptr, error) {
+	p := o.Pool
+	if p == nil {
+		if p = st.route.Load(); p == nil || p.dev != d {
+			p = d.pool0
+		}
+	} else if p.dev != d {
+		return 0, fmt.Errorf("pool {%d, %d} is device %d's, not device %d's", p.id[0], p.id[1], p.dev.id, d.id)
+	}
+	if o.Tag > MaxTag {
+		return 0, fmt.Errorf("tag %d: the largest is %d", o.Tag, MaxTag)
+	}
+	if o.Tag != 0 && !d.tagged.Load() {
+		d.tagged.Store(true)
+	}
+	if o.Library != 0 && !d.labelled.Load() {
+		d.labelled.Store(true)
+	}
+	if o.HostOrder {
+		return p.allocHost(size, st, label(o.Tag, o.Library))
+	}
+	return p.alloc(size, st, label(o.Tag, o.Library))
+}
+
+// label is what a block keeps of a request; tagOf and libraryOf are its parts.
+func label(tag uint32, library uint8) uint32 { return uint32(library)<<libraryShift | tag }
+func tagOf(label uint32) uint32              { return label & MaxTag }
+func libraryOf(label uint32) uint8           { return uint8(label >> libraryShift) }
+
+const libraryShift = 16
+
+// LibraryUse is what the live blocks of one library add up to.
+type LibraryUse struct {
+	Library   uint8
+	Blocks    int64
+	Requested uint64 // bytes asked for
+	Allocated uint64 // rounded
+}
+
+// LibraryUsage adds up the live blocks by library, the most bytes first. It looks at every block.
+func (d *Device) LibraryUsage() []LibraryUse {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.libraryUsage()
+}
+
+// libraryUsage is LibraryUsage. The caller holds Device.mu and nothing else.
+func (d *Device) libraryUsage() []LibraryUse {
+	var out []LibraryUse
+	for l, u := range d.usage(libraryOfBlock) {
+		out = append(out, LibraryUse{uint8(l), u.Blocks, u.Requested, u.Allocated})
+	}
+	slices.SortFunc(out, func(a, b LibraryUse) int {
+		return cmp.Or(cmp.Compare(b.Allocated, a.Allocated), cmp.Compare(a.Library, b.Library))
+	})
+	return out
+}
+
+func libraryOfBlock(b *heap.Block) uint32 { return uint32(libraryOf(b.Tag)) }
+
+// usage adds up the live blocks by a key. The caller holds Device.mu and nothing else.
+func (d *Device) usage(key func(*heap.Block) uint32) map[uint32]TagUse {
+	out := map[uint32]TagUse{}
+	for _, s := range d.spaces {
+		if s == nil {
+			continue
+		}
+		s.mu.Lock()
+		s.heap.Each(func(_ heap.ID, b *heap.Block) bool {
+			if b.State == heap.Used {
+				k := key(b)
+				u := out[k]
+				out[k] = TagUse{k, u.Blocks + 1, u.Requested + b.Requested, u.Allocated + b.Size}
+			}
+			return true
+		})
+		s.mu.Unlock()
+	}
+	return out
+}
