@@ -1,13 +1,38 @@
-// Package resource says where the engine gets memory from. An upstream is one of two kinds: Chunks hands out physical
-// handles, which the engine maps where it likes; Resource hands out ranges of addresses with their memory. Nothing here
-// caches.
+// Package resource says where memory comes from. An upstream is one of two kinds: Chunks hands out physical handles,
+// which the engine maps where it likes; Resource hands out ranges of addresses with their memory. Adaptors are resources
+// over another resource and may be stacked in any order. Nothing here caches.
 //
-// The upstreams of this package are called with engine locks held: they do not call the engine back and do not wait for
-// the GPU. A Resource that a user brings, or that a pool was given as its upstream, is called with none held, and may do
-// either.
+// # What there is
+//
+// Upstreams: Plain (cuMemAlloc), Segments (one physical handle for each range), Async (a pool of the driver's), Managed,
+// Pinned, HostNUMA, External (functions of the user's), and ncclMemAlloc in package resource/nccl. Adaptors: Statistics,
+// Limiting, Logging, Tracking, OnFailure, Alignment, Prefetch, Fallback, HostOrdered. Their behaviour is that of RMM's
+// adaptors of the same name, as its documentation has it, where RMM has one; the comments say where they go further.
+// Package resource/open makes a stack from its name, resource/resourcetest holds a resource to what is promised here.
+//
+// # What every resource keeps to
+//
+//   - 0 bytes are a request that is met, with null; freeing null does nothing. Neither is counted by any adaptor.
+//   - A request that can never be met (1 PiB) is out of memory, as one that cannot be met now.
+//   - Traits().Align is what memory is aligned to at least. A request may ask for up to as much; for more it fails with
+//     ErrAlign, and Alignment is what makes more possible.
+//   - A call that fails changes nothing.
+//   - Every resource may be used from any goroutine, and is equal to another only if memory may cross between them.
+//
+// # Locks
+//
+// The upstreams Plain and Single are called with engine locks held: they do not call the engine back and do not wait for
+// the GPU. Any other Resource is called with none held, and may do either. No lock of an adaptor is held while it calls
+// what it wraps or a function of the user's.
 package resource
 
-import "github.com/cistern-gpu/cistern/cuda"
+import (
+	"errors"
+	"fmt"
+	"reflect"
+
+	"github.com/cistern-gpu/cistern/cuda"
+)
 
 // Chunks is an upstream of physical handles.
 type Chunks interface {
@@ -47,6 +72,7 @@ type Traits struct {
 	DeviceAccessible bool
 	HostAccessible   bool
 	StreamOrdered    bool            // Free may come before the GPU is done
+	Migrates         bool            // it moves between host and device on demand: managed memory
 	Align            uint64          // what align 0 gives, in bytes
 	Handles          cuda.HandleType // in what ways it can be exported to another process
 }
@@ -66,6 +92,12 @@ type Wrapper interface {
 	Upstream() Resource
 }
 
+// Closer is a resource that holds something beside the memory that is out: a pool of the driver's, a stream, a file.
+// Whoever made it closes it when all its memory was given back. Close (the function) closes a whole stack.
+type Closer interface {
+	Close() error
+}
+
 // Backing is a resource whose memory can go while its addresses stay: Unback drops the physical memory of the whole
 // allocation at p, Back gives it new memory, with undefined contents. The caller knows that the GPU is done with it. A
 // call that fails changes nothing.
@@ -74,40 +106,85 @@ type Backing interface {
 	Back(p cuda.Ptr, size uint64) error
 }
 
-// Virtual is the device's own memory as chunks (cuMemCreate).
-func Virtual(drv cuda.Driver, prop cuda.MemProp, granularity uint64) Chunks {
-	return &virtual{drv, prop, granularity}
+// As finds an interface in a stack of resources (Peers, Trimmer, Backing, or a concrete type), the outermost that has it.
+func As[T any](r Resource) (t T, ok bool) {
+	for r != nil {
+		if t, ok = r.(T); ok {
+			f, some := r.(forwarder)
+			if some && reflect.TypeFor[T]().Kind() == reflect.Interface && !f.forwards(has[T]) {
+				break
+			}
+			return t, true
+		}
+		w, wraps := r.(Wrapper)
+		if !wraps {
+			break
+		}
+		r = w.Upstream()
+	}
+	var none T
+	return none, false
 }
 
-type virtual struct {
-	drv         cuda.Driver
-	prop        cuda.MemProp
-	granularity uint64
+// forwarder is an adaptor with methods beside Resource's that only forward: they count only if what it wraps has them,
+// about which it asks the function. Its own type is always found.
+type forwarder interface {
+	forwards(has func(Resource) bool) bool
 }
 
-func (v *virtual) Create(size uint64) (cuda.Handle, error) { return v.drv.MemCreate(size, v.prop) }
-func (v *virtual) Release(h cuda.Handle) error             { return v.drv.MemRelease(h) }
-func (v *virtual) Granularity() uint64                     { return v.granularity }
-
-// Plain is the device's own memory as cuMemAlloc makes it, which legacy IPC handles and RDMA registration accept.
-func Plain(drv cuda.Driver, dev cuda.Device) Resource { return &plain{drv, dev} }
-
-type plain struct {
-	drv cuda.Driver
-	dev cuda.Device
+func has[T any](r Resource) bool {
+	_, ok := As[T](r)
+	return ok
 }
 
-func (p *plain) Alloc(size, align uint64, _ cuda.Stream) (cuda.Ptr, error) {
-	return p.drv.MemAlloc(p.dev, size)
+// Close closes every resource of a stack that is a Closer, from the outside in, and returns what failed.
+func Close(r Resource) error {
+	var err error
+	for r != nil {
+		if c, ok := r.(Closer); ok {
+			err = both(err, c.Close())
+		}
+		if f, ok := r.(*FallbackAdaptor); ok {
+			err = both(err, Close(f.other))
+		}
+		w, ok := r.(Wrapper)
+		if !ok {
+			break
+		}
+		r = w.Upstream()
+	}
+	return err
 }
-func (p *plain) Free(ptr cuda.Ptr, _, _ uint64, _ cuda.Stream) error {
-	return p.drv.MemFree(p.dev, ptr)
+
+// both is two errors in one line.
+func both(err, then error) error {
+	switch {
+	case then == nil:
+		return err
+	case err == nil:
+		return then
+	}
+	return fmt.Errorf("%w; and then: %w", err, then)
 }
-func (p *plain) MemInfo() (free, total uint64, err error) { return p.drv.MemInfo(p.dev) }
-func (p *plain) Equal(other Resource) bool {
-	o, ok := other.(*plain)
-	return ok && *o == *p
+
+// ErrAlign is what a request fails with whose alignment is no power of two or larger than the resource can do.
+var ErrAlign = errors.New("alignment")
+
+// everything is what no address space has: a request of more is out of memory, whatever the driver would call it.
+const everything = 1 << 47
+
+// Check says what is wrong with a request that is not for 0 bytes, for a resource whose memory is aligned to natural.
+func Check(name string, dev cuda.Device, size, align, natural uint64) error {
+	switch {
+	case align&(align-1) != 0:
+		return fmt.Errorf("%s memory: %w of %d bytes is no power of two", name, ErrAlign, align)
+	case align > natural:
+		return fmt.Errorf("%s memory is aligned to %d bytes; for an %w of %d put the adaptor alignment before it",
+			name, natural, ErrAlign, align)
+	case size > everything:
+		return fmt.Errorf("%s memory of %d bytes on device %d: %w", name, size, dev, cuda.ErrOutOfMemory)
+	}
+	return nil
 }
-func (p *plain) Traits() Traits {
-	return Traits{Name: "device", Device: p.dev, OnDevice: true, DeviceAccessible: true, Align: 512}
-}
+
+func roundUp(n, unit uint64) uint64 { return (n + unit - 1) / unit * unit }
