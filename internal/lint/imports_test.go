@@ -17,7 +17,11 @@ var mayImport = map[string][]string{
 	"internal/heap":  {},
 	"internal/vm":    {"cuda"},
 	"resource":       {"cuda"},
-	"event":          {},
+	// Resources that need more than the driver, resources by name, and the suite that every resource passes.
+	"resource/nccl":         {"cuda", "resource"},
+	"resource/open":         {"cuda", "internal/units", "resource", "resource/nccl"},
+	"resource/resourcetest": {"cuda", "cuda/sim", "internal/gpu", "resource"},
+	"event":                 {},
 	// The driver. Only cuda/open knows both.
 	"cuda":                {},
 	"cuda/nvidia":         {"cuda"},
