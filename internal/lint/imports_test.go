@@ -38,8 +38,10 @@ var mayImport = map[string][]string{
 	// Above the engine: memory passed between processes.
 	"internal/share": {".", "cuda"},
 	// For tests and commands on a GPU: kernels.
-	"internal/gpu":  {"cuda", "cuda/nvidia"},
-	"internal/lint": {},
+	"internal/gpu": {"cuda", "cuda/nvidia"},
+	// Tests only.
+	"internal/examples": {},
+	"internal/lint":     {},
 }
 
 // commands may import everything but each other.
