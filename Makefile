@@ -150,6 +150,8 @@ gpu-bundle: build
 	$(if $(CISTERN_GPU_SCRIPTS),mkdir gpu-bundle/scripts && cp '$(CISTERN_GPU_SCRIPTS)'/*.py gpu-bundle/scripts/)
 	$(GO) build -trimpath -ldflags '-s -w' -o gpu-bundle/bin/ ./cmd/cistern
 	$(GO) build -trimpath -ldflags '-s -w' -o gpu-bundle/ ./cmd/gpu...
+	mkdir gpu-bundle/examples
+	cd examples/go && $(GO) build -trimpath -ldflags '-s -w' -o $(CURDIR)/gpu-bundle/examples/squares .
 	$(GO) test -c -trimpath -ldflags '-s -w' -o gpu-bundle/open.test ./cuda/open
 	$(GO) test -c -trimpath -ldflags '-s -w' -o gpu-bundle/gpu.test ./internal/gpu
 	@du -sh gpu-bundle

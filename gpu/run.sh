@@ -1,11 +1,13 @@
 #!/bin/sh
 # run.sh [PART...] : what is to be tried on a machine with a GPU and without Go. It lies in the folder that
-# `make gpu-bundle` makes, beside the programs that it runs. Without a part: all.
+# `make gpu-bundle` makes, beside the programs that it runs. Without a part: all that one GPU can do.
 #
 # The engine (no PyTorch needed):
 #   test   the driver's contract and the kernels against the real driver, then the engine's random test on the GPU
 #   bench  what driver calls cost (gpuprobe), what the engine's work costs the host (gpusoak), and what its driver calls
 #          take over recorded runs, against what the simulated GPU says they take (gpureplay)
+#   native-two  two GPUs in one process: memory of each used by the other, threads, and one of them broken by a kernel
+#   examples    the programs of examples/, as their readers run them
 #
 # PyTorch on Cistern (python3, or the one that PYTHON names, with torch for CUDA):
 #   torch-load       what loading costs, and the adapter's first build
@@ -89,6 +91,14 @@ part() {
       run engine 600 ./gpusoak -ops 100000 -json "$out/engine.json"
       run replay 1200 ./gpureplay -json traces/*.pickle.gz
       ;;
+    native-two)
+      # A device that is broken breaks for good: once where nothing was shared before, once after all the rest.
+      run devices-broken 120 ./gpudevices -part broken
+      run devices 400 ./gpudevices
+      ;;
+    examples)
+      run example-go 60 examples/squares
+      ;;
     torch-load) torch "$1" 240 load.py ;;
     torch-seed) torch "$1" 240 seed.py ;;
     torch-test) torch "$1" 560 fidelity.py ;;
@@ -103,9 +113,9 @@ part() {
       RUNS=${RUNS:-1}
       for p in load seed test steady oom stress bench workloads; do part "torch-$p"; done
       ;;
-    all) for p in test bench torch; do part $p; done ;;
+    all) for p in test bench examples torch; do part $p; done ;;
     *)
-      echo "run.sh: $1: want test, bench, torch, torch-{load,seed,test,native,steady,oom,stress,bench,workloads,peer} or all" >&2
+      echo "run.sh: $1: want test, bench, native-two, examples, torch, torch-{load,seed,test,native,steady,oom,stress,bench,workloads,peer} or all" >&2
       exit 2
       ;;
   esac

@@ -1,0 +1,151 @@
+package main
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/cistern-gpu/cistern"
+	"github.com/cistern-gpu/cistern/cuda"
+)
+
+// broken breaks device 1 while both devices hold memory and device 0 works on: device 1 then refuses, by the error that
+// broke it, and takes back what was allocated; device 0 goes on as if nothing were.
+func broken(m *machine) error {
+	a, err := cistern.New(m.Driver, cistern.Options{})
+	if err != nil {
+		return err
+	}
+	healthy, err := newSide(m, a, 0)
+	if err != nil {
+		return err
+	}
+	bad, err := newSide(m, a, 1)
+	if err != nil {
+		return err
+	}
+	var seed uint64
+	kept, err := healthy.blocks(m, &seed)
+	if err != nil {
+		return err
+	}
+	lost, err := bad.blocks(m, &seed)
+	if err != nil {
+		return err
+	}
+	if err := m.sound(0, 1); err != nil {
+		return err
+	}
+
+	stop, working := make(chan struct{}), make(chan error, 1)
+	var once sync.Once
+	began := make(chan struct{})
+	go func() {
+		for i := uint64(0); ; i++ {
+			select {
+			case <-stop:
+				working <- nil
+				return
+			default:
+			}
+			if err := work(m, a, healthy, 1000+i); err != nil {
+				once.Do(func() { close(began) })
+				working <- err
+				return
+			}
+			once.Do(func() { close(began) })
+		}
+	}()
+	<-began
+	damage := m.damage(1, bad.stream.Handle())
+	refused := refuses(bad)
+	close(stop)
+	if err := errors.Join(damage, refused); err != nil {
+		<-working
+		return err
+	}
+	if err := <-working; err != nil {
+		return fmt.Errorf("device 0, while device 1 broke: %w", err)
+	}
+
+	for _, b := range lost {
+		if err := a.Free(b.p); err != nil {
+			return fmt.Errorf("freeing %s after the device broke: %w", b.what, err)
+		}
+	}
+	if s := bad.dev.Stats(); s.Allocations.All.Current != 0 || s.Allocated.All.Current != 0 {
+		return fmt.Errorf("device 1: %d blocks of %d bytes are left after all was freed", s.Allocations.All.Current, s.Allocated.All.Current)
+	}
+	if err := balanced(bad.dev); err != nil {
+		return err
+	}
+	if err := refuses(bad); err != nil {
+		return err
+	}
+
+	for i := range uint64(50) {
+		if err := work(m, a, healthy, 5000+i); err != nil {
+			return fmt.Errorf("device 0, after device 1 broke: %w", err)
+		}
+	}
+	for _, b := range kept {
+		err := m.check(0, healthy.stream.Handle(), b.p, b.size, b.seed)
+		if err == nil {
+			err = a.Free(b.p)
+		}
+		if err != nil {
+			return fmt.Errorf("%s, after device 1 broke: %w", b.what, err)
+		}
+	}
+	if err := m.sound(0); err != nil {
+		return err
+	}
+	bad.dev.Trim() // fails, and says why; it must not hang
+	if err := healthy.dev.Trim(); err != nil {
+		return err
+	}
+	if err := balanced(healthy.dev); err != nil {
+		return err
+	}
+	if s := healthy.dev.Stats(); s.Allocations.All.Current != 0 {
+		return fmt.Errorf("device 0: %d blocks are left", s.Allocations.All.Current)
+	}
+	fmt.Printf("note: device 1 is broken; device 0 has %d bytes left of what its pools cache\n", healthy.dev.Stats().Reserved.All.Current)
+	return nil
+}
+
+// work is what a program does on a device that is well: memory of some sizes, written, compared and given back.
+func work(m *machine, a *cistern.Allocator, s *side, seed uint64) error {
+	id, st := s.dev.ID(), s.stream.Handle()
+	for i := range uint64(8) {
+		size := 1 + (seed+i)*2654435761%(m.large/4)
+		p, err := s.dev.Alloc(size, s.stream)
+		if err != nil {
+			return err
+		}
+		if err := m.fill(id, st, p, size, seed+i); err != nil {
+			return err
+		}
+		if err := m.check(id, st, p, size, seed+i); err != nil {
+			return err
+		}
+		if err := a.Free(p); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// refuses is nil if whoever asks the device for a stream or for memory gets the error that broke it.
+func refuses(s *side) error {
+	_, stream := s.dev.Stream(s.stream.Handle()) // asks the driver, where memory may be had of what is cached
+	_, memory := s.dev.Alloc(256*mib, s.stream)
+	for _, err := range []error{stream, memory} {
+		var e *cuda.Error
+		if !errors.As(err, &e) || !e.Code.Poisons() {
+			return fmt.Errorf("device %d is broken, and whoever asks it is told: %w", s.dev.ID(), cmp.Or(err, errors.New("all is well")))
+		}
+	}
+	return nil
+}
