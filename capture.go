@@ -208,18 +208,27 @@ func (p *Pool) sort(st *Stream) error {
 	return nil
 }
 
-// takeBack makes a used or pending block free, as of an epoch of its stream. The caller holds Device.mu and the lane's
-// lock.
-func (d *Device) takeBack(s *space, id heap.ID, stamp uint64) {
+// takeBack makes a used or pending block free, as of an epoch of its stream, and returns how many of its bytes are free
+// memory now: what of it is paused is not. The caller holds Device.mu and the lane's lock.
+func (d *Device) takeBack(s *space, id heap.ID, stamp uint64) (back uint64) {
+	addr, size := s.heap.At(id).Addr, s.heap.At(id).Size
+	held := false
 	switch {
 	case s.capture == 0:
-		s.heap.Free(id, stamp)
+		id = s.heap.Free(id, stamp)
 	case s.heap.At(id).Capture == s.capture:
-		s.heap.Free(id, 0)
+		id = s.heap.Free(id, 0)
 	default:
 		s.heap.FreeHeld(id, stamp)
+		held = true
+	}
+	back = size
+	if len(s.absent) > 0 {
+		back -= d.vacate(s, id, addr, size, held)
+	} else if held {
 		d.heldBack = append(d.heldBack, heldFree{s, id})
 	}
+	return back
 }
 
 // regain lets free blocks go that were held back: those that the GPU is known to be done with; and, of streams that are
@@ -288,6 +297,7 @@ func (d *Device) unpin() error {
 	for _, p := range pools {
 		p.pinned = false
 	}
+	d.thinAll(pools)
 	d.regain(nil, nil)
 	d.sweep()
 	return nil

@@ -182,7 +182,8 @@ func (r *restore) planSpace(s *space, wanted []Block) *Block {
 			if !listed || wanted[k].Size != b.Size || wanted[k].Requested != b.Requested {
 				r.free = append(r.free, heldFree{s, id})
 				// What other streams use, or a capture must not be given, is not free at once.
-				free = (b.Uses == 0 || s.dev.poisoned() != nil) && (s.capture == 0 || b.Capture == s.capture)
+				// Nor is what is paused.
+				free = (b.Uses == 0 || s.dev.poisoned() != nil && len(s.absent) == 0) && (s.capture == 0 || b.Capture == s.capture)
 			}
 		}
 		if !free {

@@ -35,6 +35,12 @@ type Device struct {
 	labelled atomic.Bool  // a request named a library
 	hist     history
 
+	// pausing is held by who pauses or resumes memory, also while the GPU is waited for and contents are copied. It comes
+	// before mu, and nobody else waits for it.
+	pausing sync.Mutex
+	vault   vault       // for the contents of paused memory
+	copies  cuda.Stream // guarded by pausing: on which they are copied; 0 until there are any
+
 	eventMu sync.Mutex
 	events  []cuda.Event // guarded by eventMu: events nobody uses
 
@@ -84,6 +90,8 @@ type Device struct {
 	pace          pace
 	devs          []cuda.Device
 	held          [numGroups]held
+	paused        [numGroups]Value            // bytes of blocks whose memory is paused
+	forget        func()                      // set by OnTicketsEnd
 	retired       [numGroups][numGauges]int64 // what was added in dissolved spaces and to the spares
 	since         [numGroups][numGauges]total // what Added and Removed are counted from
 	dissolving    bool                        // a released pool still has spaces
@@ -107,6 +115,7 @@ func newDevice(a *Allocator, id cuda.Device) (*Device, error) {
 	}
 	d := &Device{a: a, drv: a.drv, id: id, info: info, opts: a.opts, limit: a.opts.Limit,
 		flags: &front.Flags{}, byID: map[cuda.StreamID]*Stream{}, pools: map[PoolID]*Pool{}}
+	d.vault.dev = d
 	d.quick, d.waiting = &d.flags.Quick, &d.flags.Waiting
 	// Also where only a pool to come may need it: finding out takes memory, and now there is some.
 	if err := d.virtual(); err != nil && (info.VMM || d.opts.Backend == BackendVMM) {
@@ -189,6 +198,9 @@ func (d *Device) putEvent(e cuda.Event) {
 // close gives back what the device holds; every block has been freed.
 func (d *Device) close() error {
 	if err := d.Trim(); err != nil {
+		return err
+	}
+	if err := d.endPauses(); err != nil {
 		return err
 	}
 	d.mu.Lock()

@@ -41,6 +41,7 @@ type OutOfMemoryError struct {
 	Reserved  uint64 // memory held by all pools of the device
 	Elsewhere uint64 // of Reserved: not the device's own, as host memory
 	Allocated uint64 // rounded bytes handed out
+	Paused    uint64 // handed out, but without physical memory, which Reserved does not count
 	Pending   uint64 // given back, but still used by other streams
 	Cached    uint64 // free, spare chunks included
 	Pinned    uint64 // of Cached: pinned by captured graphs
@@ -69,6 +70,9 @@ func (e *OutOfMemoryError) Error() string {
 		fmt.Fprintf(&b, " of %s memory", e.Upstream)
 	}
 	fmt.Fprintf(&b, "; %s reserved, %s of it allocated", units.FormatBytes(e.Reserved), units.FormatBytes(e.Allocated))
+	if e.Paused != 0 {
+		fmt.Fprintf(&b, ", %s more paused", units.FormatBytes(e.Paused))
+	}
 	if e.Limit != 0 {
 		fmt.Fprintf(&b, ", limit %s", units.FormatBytes(e.Limit))
 	}

@@ -17,6 +17,7 @@ type PoolUse struct {
 	Pending   uint64 // bytes given back, still used by other streams
 	Free      uint64 // bytes cached
 	Spilled   uint64 // of Allocated: from the pool's spill
+	Paused    uint64 // of Allocated and Pending: without physical memory
 	Pinned    bool   // captured graphs use it: what is free stays
 }
 
@@ -49,6 +50,7 @@ func (d *Device) poolUsage(held *space) []PoolUse {
 		out[i].Allocated += uint64(s.gauges.now[gAllocated])
 		out[i].Pending += uint64(s.gauges.now[gActiveBytes] - s.gauges.now[gAllocated])
 		out[i].Free += s.heap.FreeBytes
+		out[i].Paused += uint64(s.pausedBytes)
 		s.unlockBeside(held)
 	}
 	slices.SortStableFunc(out, func(a, b PoolUse) int { return cmp.Compare(b.held(), a.held()) })
@@ -81,6 +83,9 @@ func (e *OutOfMemoryError) holders(name func(tag uint32) string, library []func(
 			item := fmt.Sprintf("{%d, %d} %s", p.Pool[0], p.Pool[1], units.FormatBytes(p.Allocated))
 			if p.Upstream != "" {
 				item = fmt.Sprintf("{%d, %d} (%s) %s", p.Pool[0], p.Pool[1], p.Upstream, units.FormatBytes(p.Allocated))
+			}
+			if p.Paused != 0 {
+				item += fmt.Sprintf(" (%s of it paused)", units.FormatBytes(p.Paused))
 			}
 			if p.Free != 0 {
 				item += fmt.Sprintf(" and %s cached", units.FormatBytes(p.Free))

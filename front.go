@@ -95,11 +95,52 @@ func (l *lane) drain() {
 		if !ok {
 			panic("a block in the tray that the heap does not know")
 		}
+		if b := s.heap.At(id); b.Uses != 0 {
+			s.takeOut(b)
+			continue
+		}
 		before := s.heap.FreeBlocks
 		s.heap.FreeAt(id, place, e.Stamp)
 		s.gauges.now[gFree] += int64(s.heap.FreeBlocks - before - 1)
 	}
 	f.Empty()
+}
+
+// takeOut does with a block in the tray what Go does with a free that needs the device's lock: it was paused while C was
+// putting it there. It counted as free, and is in use for some moments more.
+func (s *space) takeOut(b *heap.Block) {
+	g, n, r := s.gauges, int64(b.Size), int64(b.Requested)
+	g.now[gAllocs]++
+	g.now[gRequested] += r
+	g.now[gAllocated] += n
+	g.now[gActive]++
+	g.now[gActiveBytes] += n
+	g.now[gFree]--
+	g.now[gFreeBytes] -= n
+	g.sum[gFree]--
+	g.sum[gFreeBytes] -= n
+	go s.freeSlow(cuda.Ptr(b.Addr))
+}
+
+// OnTicketsEnd sets the function that is called when C code must forget which blocks it may put into trays, because some
+// are paused. It is called with locks held and must neither call the allocator nor wait.
+func (d *Device) OnTicketsEnd(f func()) {
+	d.mu.Lock()
+	d.forget = f
+	d.mu.Unlock()
+}
+
+// endTickets makes frees of all blocks the engine's, and blocks that are in trays all the same nobody's to take. The caller
+// holds Device.mu and all lanes' locks.
+func (d *Device) endTickets() {
+	if d.forget != nil {
+		d.forget()
+	}
+	for _, l := range d.lanes {
+		if l.mu.front != nil {
+			l.mu.front.Outdate()
+		}
+	}
 }
 
 // show sets the limits of what C may do from the allowances: of what it may put into the tray, and of what it may take

@@ -67,7 +67,7 @@ func (s *space) roomForFree(n uint64, neighbours int) bool {
 // free notes that a block came back and may be reused.
 func (g *gauges) free(requested, n uint64, freeBlocks int) {
 	g.park(requested, n)
-	g.unpark(n, freeBlocks)
+	g.unpark(n, n, freeBlocks)
 }
 
 // park notes that a block came back while other streams use it.
@@ -77,11 +77,11 @@ func (g *gauges) park(requested, n uint64) {
 	g.now[gAllocated] -= int64(n)
 }
 
-// unpark notes that a parked block may be reused.
-func (g *gauges) unpark(n uint64, freeBlocks int) {
+// unpark notes that a parked block may be reused: back of its n bytes are free memory.
+func (g *gauges) unpark(n, back uint64, freeBlocks int) {
 	g.now[gActive]--
 	g.now[gActiveBytes] -= int64(n)
-	g.setFree(freeBlocks, int64(n))
+	g.setFree(freeBlocks, int64(back))
 }
 
 // setFree notes the number of free blocks and a change of the free bytes.
@@ -115,7 +115,7 @@ const (
 // lock the caller holds, or nil.
 func (d *Device) settle(s, also *space) {
 	for i := range numGauges {
-		if !s.room(i, 0) {
+		if !s.room(i, 0) || len(s.absent) > 0 { // a free may have changed what no lane counts
 			d.settleAll(s, also)
 			return
 		}
@@ -245,6 +245,7 @@ func (d *Device) resetPeaks() {
 	}
 	for g := range d.held {
 		d.held[g].bytes.Peak, d.held[g].handles.Peak = 0, 0 // settleAll raises them
+		d.paused[g].Peak = d.paused[g].Current
 	}
 	for _, p := range d.byNumber {
 		p.peak = p.holds()

@@ -69,6 +69,7 @@ type LibraryUse struct {
 	Blocks    int64
 	Requested uint64 // bytes asked for
 	Allocated uint64 // rounded
+	Paused    uint64 // of Allocated: without physical memory
 }
 
 // LibraryUsage adds up the live blocks by library, the most bytes first. It looks at every block.
@@ -82,7 +83,7 @@ func (d *Device) LibraryUsage() []LibraryUse {
 func (d *Device) libraryUsage() []LibraryUse {
 	var out []LibraryUse
 	for l, u := range d.usage(libraryOfBlock) {
-		out = append(out, LibraryUse{uint8(l), u.Blocks, u.Requested, u.Allocated})
+		out = append(out, LibraryUse{uint8(l), u.Blocks, u.Requested, u.Allocated, u.Paused})
 	}
 	slices.SortFunc(out, func(a, b LibraryUse) int {
 		return cmp.Or(cmp.Compare(b.Allocated, a.Allocated), cmp.Compare(a.Library, b.Library))
@@ -104,7 +105,7 @@ func (d *Device) usage(key func(*heap.Block) uint32) map[uint32]TagUse {
 			if b.State == heap.Used {
 				k := key(b)
 				u := out[k]
-				out[k] = TagUse{k, u.Blocks + 1, u.Requested + b.Requested, u.Allocated + b.Size}
+				out[k] = TagUse{k, u.Blocks + 1, u.Requested + b.Requested, u.Allocated + b.Size, u.Paused + s.missing(b)}
 			}
 			return true
 		})

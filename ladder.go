@@ -323,7 +323,8 @@ func (c *climb) spill(p *Pool, st *Stream) (cuda.Ptr, error) {
 func (d *Device) outOfMemory(p *Pool, c *climb) *OutOfMemoryError {
 	e := &OutOfMemoryError{Device: d.id, Pool: p.id, Requested: c.size, Need: c.n, Tag: tagOf(c.tag), Library: libraryOf(c.tag), Reserved: d.reservedBytes + d.elsewhere,
 		Elsewhere: d.elsewhere, Cached: d.spareBytes, Limit: d.limit, Tried: c.tried, Off: AllRungs &^ c.rungs, Cause: c.oom,
-		Pools: d.poolUsage(nil), Upstream: p.upstreamName(), host: !p.onDevice}
+		Pools: d.poolUsage(nil), Upstream: p.upstreamName(), host: !p.onDevice,
+		Paused: uint64(d.paused[groupAll].Current)}
 	if p.spill == nil {
 		e.Off &^= RungSpill
 	}

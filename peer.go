@@ -112,5 +112,5 @@ func (s *space) mapped() (runs []run) {
 		}
 		return true
 	})
-	return runs
+	return s.withAbsences(runs)
 }

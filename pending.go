@@ -37,7 +37,7 @@ func (d *Device) takeUses(list int32) []*Stream {
 	var out []*Stream
 	for i := list; i != 0; {
 		next := d.uses[i].next
-		if t := d.uses[i].stream; t != exportMark {
+		if t := d.uses[i].stream; t != exportMark && t != pauseMark {
 			out = append(out, t)
 		}
 		d.uses[i] = use{next: d.spareUse}
@@ -45,6 +45,19 @@ func (d *Device) takeUses(list int32) []*Stream {
 		i = next
 	}
 	return out
+}
+
+// dropUse removes a stream from a list, and returns the list. The caller holds Device.mu.
+func (d *Device) dropUse(list int32, t *Stream) int32 {
+	for at := &list; *at != 0; at = &d.uses[*at].next {
+		if i := *at; d.uses[i].stream == t {
+			*at = d.uses[i].next
+			d.uses[i] = use{next: d.spareUse}
+			d.spareUse = i
+			break
+		}
+	}
+	return list
 }
 
 // pendingFree is a block that was given back and waits for other streams.
@@ -96,8 +109,8 @@ func (d *Device) collect(held *space, force bool) bool {
 		e := event.Event{Kind: event.FreeCompleted, Addr: b.Addr, Size: b.Requested, Stream: uint32(s.stream.index),
 			Pool: s.pool.number, Tag: uint16(b.Tag)}
 		n := b.Size
-		d.takeBack(s, f.block, stamp)
-		s.gauges.unpark(n, s.heap.FreeBlocks)
+		back := d.takeBack(s, f.block, stamp)
+		s.gauges.unpark(n, back, s.heap.FreeBlocks)
 		d.record(e)
 		d.settle(s, held)
 		s.unlockBeside(held)

@@ -8,6 +8,7 @@ type PoolStats struct {
 	Requested, Allocated   uint64 // of blocks handed out: asked for, and rounded
 	Cached                 uint64 // free
 	Spilled                uint64 // of Allocated: from the pool's Spill, which the limit does not count
+	Paused                 uint64 // of blocks handed out, or waiting for other streams: without physical memory
 	Limit                  uint64 // 0 is none of its own
 	Blocks                 int64  // handed out
 }
@@ -31,6 +32,7 @@ func (p *Pool) Stats() PoolStats {
 		st.Requested += uint64(now[gRequested])
 		st.Allocated += uint64(now[gAllocated])
 		st.Cached += uint64(now[gFreeBytes])
+		st.Paused += uint64(s.pausedBytes)
 		if s.pool != p {
 			st.Spilled += uint64(now[gAllocated])
 		}

@@ -289,6 +289,7 @@ func (d *Device) releaseSegments(chosen func(*Pool) bool, mayWait bool) (bool, e
 	var victims []victim
 	var waits []wait
 	d.collect(nil, false)
+	hollow := d.releaseHollow()
 	for _, s := range d.spaces {
 		if s == nil || s.area != nil || s.pool.pinned || !chosen(s.pool) || s.stream.capturing.Load() != 0 {
 			continue
@@ -311,7 +312,7 @@ func (d *Device) releaseSegments(chosen func(*Pool) bool, mayWait bool) (bool, e
 		s.mu.Unlock()
 	}
 	if len(victims) == 0 {
-		return false, nil
+		return false, hollow
 	}
 	first := d.await(waits)
 	var ready []run
@@ -323,7 +324,7 @@ func (d *Device) releaseSegments(chosen func(*Pool) bool, mayWait bool) (bool, e
 	}
 	d.tell(d.onUnmap, ready)
 	any := false
-	failed := first
+	failed := cmp.Or(first, hollow)
 	for _, v := range victims {
 		s := v.space
 		err := first

@@ -73,6 +73,9 @@ func (a *Allocator) Export(p cuda.Ptr) (*Export, error) {
 		return nil, err
 	}
 	b := s.heap.At(id)
+	if len(s.absentIn(b.Addr, b.Size)) > 0 {
+		return nil, fmt.Errorf("share %#x: its memory is paused: resume it first", uint64(p))
+	}
 	e := &Export{Device: d.id, Ptr: p, a: a, space: s, Shared: Shared{UUID: d.info.UUID, Size: b.Size}}
 	var err error
 	if s.area != nil {

@@ -18,13 +18,14 @@ const (
 // Segment is a contiguous range of mapped memory of one (pool, stream, size class).
 type Segment struct {
 	Addr   uint64 // 0 for a spare chunk, which is mapped nowhere
-	Size   uint64 // bytes of physical memory
+	Size   uint64 // bytes; of physical memory but for Paused
 	Stream int    // index into Device.Streams, -1 for new spare chunks
 	Pool   PoolID
 	Number uint32 // the pool's number, as in event.Event.Pool
 	Large  bool
 	Chunks []Chunk // in address order; nil where the pool is made of segments
 	Blocks []SegmentBlock
+	Paused uint64 // bytes of Size without physical memory
 }
 
 // Chunk is a physical handle within a segment.
@@ -40,11 +41,12 @@ type SegmentBlock struct {
 	Requested uint64
 	Tag       uint32 // as given to AllocTagged, 0 none
 	Library   uint8  // as given to AllocWith, 0 none
+	Paused    uint64 // bytes of Size without physical memory
 	State     BlockState
 }
 
-// Snapshot lists all physical memory of the device and what is in it: the sizes of the segments add up to the
-// reserved bytes, those of the used and pending blocks to the active bytes.
+// Snapshot lists all physical memory of the device and what is in it, and the blocks whose memory is paused: the sizes of
+// the segments add up to the reserved and the paused bytes, those of the used and pending blocks to the active bytes.
 func (d *Device) Snapshot() []Segment {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -80,7 +82,7 @@ func (s *space) segments() []Segment {
 	var out []Segment
 	end := uint64(0)
 	s.heap.Each(func(id heap.ID, b *heap.Block) bool {
-		if b.State == heap.Hole || b.State == heap.Zombie {
+		if b.State == heap.Hole || b.State == heap.Zombie && !s.inTransit(b.Addr) {
 			return true
 		}
 		if len(out) == 0 || b.Addr != end || s.heap.Prev(id) == 0 {
@@ -90,7 +92,8 @@ func (s *space) segments() []Segment {
 		g := &out[len(out)-1]
 		g.Size += b.Size
 		end = b.Addr + b.Size
-		x := SegmentBlock{Addr: b.Addr, Size: b.Size, Requested: b.Requested, Tag: tagOf(b.Tag), Library: libraryOf(b.Tag)}
+		x := SegmentBlock{Addr: b.Addr, Size: b.Size, Requested: b.Requested, Tag: tagOf(b.Tag), Library: libraryOf(b.Tag), Paused: s.missing(b)}
+		g.Paused += x.Paused
 		switch b.State {
 		case heap.Used:
 			x.State = BlockUsed

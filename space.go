@@ -47,7 +47,11 @@ type space struct {
 	requests uint32
 	// chunkBytes is the physical memory mapped here. Guarded by mu, changed only by holders of Device.mu.
 	chunkBytes uint64
-	climbs     int // guarded by Device.mu: requests on the ladder, which keep the space from being dissolved
+	// absent is what of its addresses has paused memory, in address order, and pausedBytes how much of that blocks have.
+	// Guarded by mu, changed only by holders of Device.mu.
+	absent      []*absence
+	pausedBytes int64
+	climbs      int // guarded by Device.mu: requests on the ladder, which keep the space from being dissolved
 }
 
 // round is the size of the block that a request of n bytes gets.
@@ -199,6 +203,7 @@ func (d *Device) freeLocked(s *space, id heap.ID) error {
 		b.Uses = 0
 		if f, err := d.parkUses(s, id, uses); len(f.waits) > 0 {
 			s.heap.Park(id)
+			s.noteParked(s.heap.At(id))
 			s.gauges.park(requested, n)
 			d.pending = append(d.pending, f)
 			d.waiting.Store(true)
@@ -206,8 +211,9 @@ func (d *Device) freeLocked(s *space, id heap.ID) error {
 			return err
 		}
 	}
-	d.takeBack(s, id, s.stream.epoch.Load())
-	s.gauges.free(requested, n, s.heap.FreeBlocks)
+	back := d.takeBack(s, id, s.stream.epoch.Load())
+	s.gauges.park(requested, n)
+	s.gauges.unpark(n, back, s.heap.FreeBlocks)
 	s.noteFree(n)
 	e.Kind = event.FreeCompleted
 	d.record(e)

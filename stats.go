@@ -12,7 +12,7 @@ type Grouped struct {
 	All, Small, Large Value
 }
 
-// Stats are the statistics that PyTorch reports, exact at the moment of the call. Reserved = ActiveBytes +
+// Stats are the statistics that PyTorch reports, exact at the moment of the call. Reserved + Paused = ActiveBytes +
 // InactiveBytes.
 type Stats struct {
 	Allocations    Grouped // blocks handed out
@@ -24,6 +24,7 @@ type Stats struct {
 	InactiveBytes  Grouped
 	Segments       Grouped // chunks and segments held from the driver; spare ones count as large
 	Reserved       Grouped // bytes of physical memory held, likewise
+	Paused         Grouped // bytes of active blocks whose memory is paused
 	SpareBytes     uint64  // bytes of chunks that are mapped nowhere
 	ZombieMappings int     // old mappings that wait for the GPU; they cost addresses, not memory
 	AddressBytes   uint64  // address space reserved
@@ -85,6 +86,7 @@ func (d *Device) Stats() Stats {
 		InactiveBytes:  grouped(gFreeBytes),
 		Segments:       Grouped{d.held[groupAll].handles, d.held[groupSmall].handles, d.held[groupLarge].handles},
 		Reserved:       Grouped{d.held[groupAll].bytes, d.held[groupSmall].bytes, d.held[groupLarge].bytes},
+		Paused:         Grouped{d.paused[groupAll], d.paused[groupSmall], d.paused[groupLarge]},
 		SpareBytes:     d.spareBytes,
 		ZombieMappings: d.zombies.Len(),
 		Counters:       d.counts,
@@ -136,6 +138,7 @@ func (d *Device) ResetAccumulated() {
 		for _, v := range [2]*Value{&d.held[g].bytes, &d.held[g].handles} {
 			v.Added, v.Removed = 0, 0
 		}
+		d.paused[g].Added, d.paused[g].Removed = 0, 0
 	}
 	d.counts = Counters{}
 	d.syncs.Store(0)

@@ -39,6 +39,7 @@ type TagUse struct {
 	Blocks    int64
 	Requested uint64 // bytes asked for
 	Allocated uint64 // rounded
+	Paused    uint64 // of Allocated: without physical memory
 }
 
 // TagUsage adds up the live blocks by tag, the most bytes first; those without a tag come under 0. It looks at every

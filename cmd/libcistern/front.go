@@ -8,6 +8,7 @@ package main
 
 #cgo noescape front_add
 #cgo nocallback front_add
+#cgo nocallback front_forget_all
 */
 import "C"
 
@@ -67,6 +68,7 @@ func addFront(d *cistern.Device, f *front.Front) uint32 {
 	fronts.pinner.Pin(flags)
 	C.front_add(C.uint32_t(fronts.count), (*C.front)(unsafe.Pointer(f)), (*C.front_flags)(unsafe.Pointer(flags)))
 	f.SetIndex(fronts.count)
+	d.OnTicketsEnd(func() { C.front_forget_all() })
 	return fronts.count
 }
 

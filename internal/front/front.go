@@ -240,6 +240,12 @@ func (f *Front) Advance() uint32 {
 	return f.version & markMask
 }
 
+// Outdate makes the marks of all blocks that were handed out recently too old for the blocks to be taken.
+func (f *Front) Outdate() {
+	f.version += 2 * ageShared
+	f.Advance()
+}
+
 // Recent is the mark whose last 8 bits these are, of a block that was handed out not long ago.
 func (f *Front) Recent(low uint8) uint32 {
 	if low == 0 {

@@ -346,10 +346,20 @@ func (h *Heap) Map(hole ID, addr, size, stamp uint64) ID {
 	return h.merge(id)
 }
 
-// Unmap turns [addr, addr+size) of the free block into a zombie and returns it.
+// Unmap turns [addr, addr+size) of the free block, or of one that is held, into a zombie and returns it. What is left of
+// the block on either side stays what it was.
 func (h *Heap) Unmap(id ID, addr, size uint64) ID {
 	before := h.blocks[id]
-	id = h.carve(&h.free, id, addr, size)
+	if before.State == Held {
+		if addr > before.Addr {
+			id = h.split(id, addr-before.Addr)
+		}
+		if h.blocks[id].Size > size {
+			h.split(id, size)
+		}
+	} else {
+		id = h.carve(&h.free, id, addr, size)
+	}
 	h.FreeBlocks--
 	if addr > before.Addr {
 		h.FreeBlocks++
@@ -393,6 +403,21 @@ func (h *Heap) Reap(id ID) ID {
 	}
 	h.holes.push(h.blocks, id)
 	return id
+}
+
+// ReapPart turns [addr, addr+size), which consists of zombies and parts of them, into a hole, merges it with neighbouring
+// holes and returns the result. id is the zombie that addr lies in.
+func (h *Heap) ReapPart(id ID, addr, size uint64) ID {
+	if left := addr - h.blocks[id].Addr; left > 0 {
+		id = h.split(id, left)
+	}
+	for h.blocks[id].Size < size {
+		h.absorb(id, h.blocks[id].next)
+	}
+	if h.blocks[id].Size > size {
+		h.split(id, size)
+	}
+	return h.Reap(id)
 }
 
 // EachFree calls f for every free block of at least n bytes, from large bins to small ones, until it returns false. f

@@ -1,0 +1,676 @@
+package cistern
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/cistern-gpu/cistern/cuda"
+	"github.com/cistern-gpu/cistern/event"
+	"github.com/cistern-gpu/cistern/internal/heap"
+	"github.com/cistern-gpu/cistern/internal/units"
+	"github.com/cistern-gpu/cistern/internal/vm"
+	"github.com/cistern-gpu/cistern/resource"
+)
+
+// Pausing: the memory under live blocks goes back to the device while their addresses stay theirs. What goes is whole
+// chunks, of which every block is selected or free, and whole segments. It is put out of everybody's reach first
+// (absence, in absent.go), under the locks; then, with no lock held, the GPU is waited for and the contents are saved
+// (contents.go); then, under the locks again, it is unmapped, all of it or none. Resuming is in resume.go.
+
+// Keep says what becomes of the contents of memory that is paused.
+type Keep uint8
+
+const (
+	KeepHost Keep = iota // copied to page-locked host memory, and back on resume
+	KeepDisk             // copied to a file, and back
+	KeepNone             // dropped: after resume, or after a pause that failed, they are undefined
+)
+
+// PauseOptions say how memory is paused. The zero value keeps contents in host memory.
+type PauseOptions struct {
+	Keep Keep
+	// Dir is where KeepDisk puts its file (unlinked at once); empty is the system's folder for such files.
+	Dir string
+	// Captured allows pausing memory that a captured graph uses. The caller promises not to launch it until resume.
+	Captured bool
+}
+
+// Selection says which memory of a device is meant: a pool's, a tag's, what is of both, or with the zero value all.
+type Selection struct {
+	Pool *Pool
+	Tag  uint32
+}
+
+// PauseReport is what Pause or Resume did, in bytes.
+type PauseReport struct {
+	Blocks   int64  // live blocks that lost, or got back, memory
+	Bytes    uint64 // of their memory, what they lost or got back
+	Physical uint64 // physical memory given back to the device, or got again
+	Kept     uint64 // contents copied
+	Shared   uint64 // memory of selected blocks that stayed, because chunks are shared with others
+}
+
+// PauseError is memory that cannot be paused. Nothing was.
+type PauseError struct {
+	Reason string
+	Bytes  uint64 // of blocks that it is so with
+}
+
+func (e *PauseError) Error() string { return e.Reason }
+
+// Pause gives the physical memory under the selected live blocks, and what is free beside them, back to the device;
+// their addresses stay theirs. The blocks stay allocated: they count as allocated and active, and can be freed. Nobody
+// may use them until Resume: Pause waits for all work that is queued before it begins, and work queued while it runs, or
+// later, finds no memory. What is paused already stays as it is. After an error nothing was paused.
+//
+// Several calls take turns. A function of OnUnmap or OnMap must neither pause nor resume.
+func (d *Device) Pause(sel Selection, o PauseOptions) (PauseReport, error) {
+	if err := d.selects(sel); err != nil {
+		return PauseReport{}, err
+	}
+	if o.Keep > KeepNone {
+		return PauseReport{}, fmt.Errorf("pause: keep %d is none", o.Keep)
+	}
+	d.pausing.Lock()
+	defer d.pausing.Unlock()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	p := &pause{d: d, sel: sel, o: o}
+	err := p.run()
+	return p.report, err
+}
+
+// selects is an error where a selection cannot be of this device.
+func (d *Device) selects(sel Selection) error {
+	if sel.Pool != nil && sel.Pool.dev != d {
+		return fmt.Errorf("device %d: the pool is device %d's", d.id, sel.Pool.dev.id)
+	}
+	if sel.Tag > MaxTag {
+		return fmt.Errorf("tag %d: the largest is %d", sel.Tag, MaxTag)
+	}
+	return nil
+}
+
+// has reports whether a block in use is selected.
+func (x *Selection) has(s *space, b *heap.Block) bool {
+	return b.State == heap.Used && (x.Tag == 0 || tagOf(b.Tag) == x.Tag) && x.mayHave(s)
+}
+
+func (x *Selection) mayHave(s *space) bool { return x.Pool == nil || x.Pool == s.pool.owner() }
+
+// pause is one call of Pause. Its methods are called with Device.pausing and Device.mu.
+type pause struct {
+	d       *Device
+	sel     Selection
+	o       PauseOptions
+	found   []leaving
+	spaces  map[*space]bool // those that hold something selected
+	leaving []*absence      // in address order within a space
+	told    []run
+	report  PauseReport
+}
+
+// leaving is memory that is to go.
+type leaving struct {
+	space      *space
+	addr, size uint64
+	first      heap.ID // the block in which it begins
+	chunks     []vm.ChunkID
+	backing    resource.Backing // of a segment
+}
+
+func (p *pause) run() error {
+	d := p.d
+	if err := d.mayPause(); err != nil {
+		return err
+	}
+	// First only to see whether anything is refused, or there is anything at all: what is not over yet is not known.
+	if err := p.choose(); err != nil || len(p.spaces) == 0 {
+		return err
+	}
+	if err := d.waitForAll(); err != nil {
+		return err
+	}
+	d.collect(nil, false)
+	d.regain(nil, nil)
+	d.unmapReady()
+	for _, l := range d.lanes {
+		l.mu.Lock()
+	}
+	err := p.chooseLocked()
+	if err == nil {
+		p.depart()
+	}
+	d.settleLocked(nil)
+	for _, l := range d.lanes {
+		l.mu.Unlock()
+	}
+	if err != nil {
+		return err
+	}
+	if len(p.leaving) > 0 {
+		if err = p.save(); err == nil {
+			err = p.commit()
+		}
+		if err != nil {
+			p.rollBack()
+		}
+	}
+	if err == nil {
+		p.trim()
+	}
+	d.settleAll(nil, nil)
+	return err
+}
+
+// mayPause is an error where nothing can be waited for.
+func (d *Device) mayPause() error {
+	if err := d.poisoned(); err != nil {
+		return err
+	}
+	busy := d.captures.Load() > 0
+	for _, t := range d.streams {
+		if t.active && t.durable.Load() && !t.perThread {
+			busy = busy || errors.Is(t.usable(), errCapturing)
+		}
+	}
+	for _, v := range d.access()[1:] {
+		if o, ok := d.a.Started(v); ok && o.captures.Load() > 0 {
+			busy = true
+		}
+	}
+	if busy {
+		return &PauseError{Reason: fmt.Sprintf("pause: a stream is being captured on device %d, and the GPU cannot be waited for meanwhile", d.id)}
+	}
+	return nil
+}
+
+// waitForAll waits for all work of the device, and of those that may use its memory. The caller holds Device.mu and no
+// lane's lock; it is let go meanwhile.
+func (d *Device) waitForAll() error {
+	devs := slices.Clone(d.access())
+	d.mu.Unlock()
+	defer d.mu.Lock()
+	d.a.turn.Add(1)
+	defer d.a.turn.Add(1)
+	for i, v := range devs {
+		d.syncs.Add(1)
+		err := d.drv.ContextSynchronize(v)
+		if i == 0 && err != nil {
+			return d.failed(err)
+		}
+		if o, ok := d.a.Started(v); err != nil && ok && o.failed(err) != nil && o.poisoned() == nil {
+			return err // the work of a broken peer is over
+		}
+	}
+	return nil
+}
+
+// choose finds out what is to go, and refuses what cannot.
+func (p *pause) choose() error {
+	for _, l := range p.d.lanes {
+		l.mu.Lock()
+	}
+	defer func() {
+		for _, l := range p.d.lanes {
+			l.mu.Unlock()
+		}
+	}()
+	return p.chooseLocked()
+}
+
+func (p *pause) chooseLocked() error {
+	p.found, p.spaces, p.report.Shared = nil, map[*space]bool{}, 0
+	var no refusal
+	for _, s := range p.d.spaces {
+		if s == nil || !p.sel.mayHave(s) {
+			continue
+		}
+		if p.sel.Tag == 0 {
+			p.spaces[s] = true
+		}
+		if s.area != nil {
+			p.chooseChunks(s, &no)
+		} else {
+			p.chooseSegments(s, &no)
+		}
+	}
+	return no.err()
+}
+
+// refusal is why something cannot be paused: the first reason, and the bytes of all blocks that it is so with.
+type refusal struct{ PauseError }
+
+func (r *refusal) add(b *heap.Block, format string, args ...any) {
+	reason := fmt.Sprintf(format, args...)
+	if r.Reason == "" {
+		r.Reason = reason
+	}
+	if r.Reason == reason {
+		r.Bytes += b.Size
+	}
+}
+
+func (r *refusal) err() error {
+	if r.Reason == "" {
+		return nil
+	}
+	return &r.PauseError
+}
+
+// refuse notes why a selected block that has memory cannot be paused.
+func (p *pause) refuse(s *space, b *heap.Block, no *refusal) {
+	id := s.pool.id
+	if p.d.marked(b.Uses) {
+		no.add(b, "pause: memory of pool {%d, %d} is shared with other processes", id[0], id[1])
+	}
+	if s.pool.pinned && !p.o.Captured {
+		no.add(b, "pause: captured graphs use the memory of pool {%d, %d}: allow that, and launch none of them until it is resumed", id[0], id[1])
+	}
+}
+
+// chooseChunks finds the chunks of a space that are to go: those in which something selected lies and nothing else is in
+// use; and, of a pool of captured graphs that is paused as such, those that are wholly free.
+func (p *pause) chooseChunks(s *space, no *refusal) {
+	d := p.d
+	var at struct { // the chunk that is looked at
+		id       vm.ChunkID
+		first    heap.ID
+		stays    bool
+		selected uint64 // bytes
+	}
+	flush := func() {
+		if at.id == 0 {
+			return
+		}
+		k := d.chunks.At(at.id)
+		switch {
+		case at.stays:
+			p.report.Shared += at.selected
+		case at.selected > 0 || s.pool.pinned && p.sel.Tag == 0 && p.o.Captured:
+			if n := len(p.found); n > 0 && p.found[n-1].space == s && p.found[n-1].addr+p.found[n-1].size == k.Addr {
+				p.found[n-1].size += k.Size
+				p.found[n-1].chunks = append(p.found[n-1].chunks, at.id)
+			} else {
+				p.found = append(p.found, leaving{space: s, addr: k.Addr, size: k.Size, first: at.first, chunks: []vm.ChunkID{at.id}})
+			}
+		}
+		at.id = 0
+	}
+	granularity := d.upstream.Granularity()
+	for _, id := range s.heap.Ranges() {
+		for ; id != 0; id = s.heap.Next(id) {
+			b := s.heap.At(id)
+			if b.State == heap.Hole || b.State == heap.Zombie {
+				continue
+			}
+			selected, has := p.sel.has(s, b), false
+			for a := b.Addr; a < b.Addr+b.Size; {
+				c := s.area.At(a)
+				if c == 0 { // paused already
+					a = a/granularity*granularity + granularity
+					continue
+				}
+				has = true
+				k := d.chunks.At(c)
+				if at.id != c {
+					flush()
+					at.id, at.first, at.stays, at.selected = c, id, false, 0
+				}
+				if selected {
+					at.selected += min(b.Addr+b.Size, k.Addr+k.Size) - max(b.Addr, k.Addr)
+				} else if b.State != heap.Free {
+					at.stays = true
+				}
+				a = k.Addr + k.Size
+			}
+			if selected {
+				p.spaces[s] = true
+				if has {
+					p.refuse(s, b, no)
+				}
+			}
+		}
+		flush()
+	}
+}
+
+// chooseSegments does the same for segments.
+func (p *pause) chooseSegments(s *space, no *refusal) {
+	for _, first := range s.heap.Ranges() {
+		x := leaving{space: s, addr: s.heap.At(first).Addr, first: first}
+		stays, selected := s.absentOver(x.addr) != nil, uint64(0)
+		for id := first; id != 0; id = s.heap.Next(id) {
+			b := s.heap.At(id)
+			x.size += b.Size
+			switch {
+			case p.sel.has(s, b):
+				p.spaces[s] = true
+				selected += b.Size
+			case b.State == heap.Zombie:
+				stays = true // it is on its way out, or paused
+			case b.State != heap.Free:
+				stays = true
+			}
+		}
+		if s.absentOver(x.addr) != nil || selected == 0 {
+			continue
+		}
+		res := s.pool.segments
+		name := s.pool.traits.Name
+		backing, ok := as[resource.Backing](res)
+		for id := first; id != 0; id = s.heap.Next(id) {
+			b := s.heap.At(id)
+			if !p.sel.has(s, b) {
+				continue
+			}
+			p.refuse(s, b, no)
+			switch {
+			case name == "nccl":
+				no.add(b, "pause: memory of pool {%d, %d} is NCCL's (nccl), registered for communication", s.pool.id[0], s.pool.id[1])
+			case !ok:
+				no.add(b, "pause: pool {%d, %d} has memory of %q, which cannot go and leave its addresses", s.pool.id[0], s.pool.id[1], name)
+			}
+		}
+		if stays {
+			p.report.Shared += selected
+			continue
+		}
+		x.backing = backing
+		p.found = append(p.found, x)
+	}
+}
+
+// depart puts what was found out of everybody's reach, and marks the blocks, so that frees are the slow path's. The
+// caller holds all lanes' locks.
+func (p *pause) depart() {
+	d := p.d
+	// Backwards: what is cut off a free block that reaches to the left of the memory has the new names.
+	for i := len(p.found) - 1; i >= 0; i-- {
+		x := &p.found[i]
+		s := x.space
+		a := &absence{space: s, addr: x.addr, size: x.size, busy: true, mapped: true, chunks: x.chunks, backing: x.backing}
+		gaps := uint64(0)
+		for id := x.first; id != 0 && s.heap.At(id).Addr < a.end(); id = s.heap.Next(id) {
+			b := s.heap.At(id)
+			lo, n := a.clip(b.Addr, b.Size)
+			if b.State == heap.Free {
+				id = s.heap.Unmap(id, lo, n)
+				gaps += n
+				continue
+			}
+			b.Uses = d.addUse(b.Uses, pauseMark)
+			a.live++
+			if p.o.Keep != KeepNone {
+				a.pieces = append(a.pieces, &piece{addr: lo, size: n})
+			}
+		}
+		if gaps > 0 {
+			s.gauges.setFree(s.heap.FreeBlocks, -int64(gaps))
+			d.spareBytes += gaps
+		}
+		s.addAbsent(a)
+		p.leaving = append(p.leaving, a)
+	}
+	slices.Reverse(p.leaving)
+	if len(p.leaving) > 0 {
+		d.endTickets()
+	}
+}
+
+// save waits until nothing uses the memory, saves its contents, and tells whoever wants to know that it goes. The locks
+// are let go meanwhile.
+func (p *pause) save() error {
+	d := p.d
+	for _, a := range p.leaving {
+		a.freed = true // what is free beside may have been used until it was put out of reach
+	}
+	if err := p.settle(); err != nil {
+		return err
+	}
+	kept, err := d.saveContents(p.leaving, p.o)
+	if err != nil {
+		return err
+	}
+	p.report.Kept = kept
+	if d.onUnmap != nil {
+		for _, a := range p.leaving {
+			p.told = append(p.told, a.runs()...)
+		}
+		d.tell(d.onUnmap, p.told)
+	}
+	return p.settle()
+}
+
+// settle waits for all work until no block was given back behind the wait: what used it last must be over as well.
+func (p *pause) settle() error {
+	d := p.d
+	for {
+		behind := false
+		for _, a := range p.leaving {
+			behind = behind || a.freed
+			a.freed = false
+		}
+		if !behind {
+			return nil
+		}
+		if err := d.mayPause(); err != nil {
+			return err
+		}
+		if err := d.waitForAll(); err != nil {
+			return err
+		}
+		d.collect(nil, false)
+	}
+}
+
+// commit unmaps the memory and gives it back. After an error what went before is there again, with its contents.
+func (p *pause) commit() error {
+	d := p.d
+	if err := d.poisoned(); err != nil {
+		return err
+	}
+	var err error
+	n := 0
+	for ; n < len(p.leaving) && err == nil; n++ {
+		if a := p.leaving[n]; a.backing == nil {
+			err = d.drv.MemUnmap(cuda.Ptr(a.addr), a.size)
+		}
+	}
+	if err != nil {
+		d.failed(err)
+		return cmp.Or(p.restoreChunks(p.leaving[:n-1]), err)
+	}
+	// Segments last: they cannot be had again as they were.
+	for n = 0; n < len(p.leaving) && err == nil; n++ {
+		if a := p.leaving[n]; a.backing != nil {
+			err = d.unback(a)
+		}
+	}
+	if err != nil {
+		again := p.restoreChunks(p.leaving)
+		for _, a := range p.leaving[:n-1] {
+			if a.backing == nil || a.lost {
+				continue
+			}
+			e := d.back(a)
+			if e == nil {
+				_, e = d.loadContents([]*absence{a})
+			}
+			if e != nil {
+				a.lost, again = true, cmp.Or(again, e)
+			}
+		}
+		return cmp.Or(again, err)
+	}
+	p.gone(p.leaving)
+	return nil
+}
+
+// restoreChunks maps memory again that was unmapped. Where that fails, it stays unmapped: paused.
+func (p *pause) restoreChunks(list []*absence) (first error) {
+	d := p.d
+	for _, a := range list {
+		if a.backing != nil {
+			continue
+		}
+		at := a.addr
+		var err error
+		for _, id := range a.chunks {
+			k := d.chunks.At(id)
+			if err = d.drv.MemMap(cuda.Ptr(at), k.Size, k.Handle); err != nil {
+				break
+			}
+			at += k.Size
+		}
+		if err == nil {
+			err = d.setAccess(cuda.Ptr(a.addr), a.size)
+		}
+		if err != nil {
+			d.failed(err)
+			if at > a.addr {
+				d.drv.MemUnmap(cuda.Ptr(a.addr), at-a.addr)
+			}
+			a.lost, first = true, cmp.Or(first, err)
+		}
+	}
+	if first != nil {
+		first = fmt.Errorf("pause failed, and some memory stays paused: %w", first)
+	}
+	return first
+}
+
+// unback drops the memory of a segment; with the locks let go where that is the user's to do.
+func (d *Device) unback(a *absence) error {
+	if !a.space.pool.foreign {
+		if err := a.backing.Unback(cuda.Ptr(a.addr), a.size); err != nil {
+			return d.failed(err)
+		}
+		return nil
+	}
+	d.mu.Unlock()
+	defer d.mu.Lock()
+	return a.backing.Unback(cuda.Ptr(a.addr), a.size)
+}
+
+// back gets a segment memory again, likewise.
+func (d *Device) back(a *absence) error {
+	if !a.space.pool.foreign {
+		if err := a.backing.Back(cuda.Ptr(a.addr), a.size); err != nil {
+			return d.failed(err)
+		}
+		return nil
+	}
+	d.mu.Unlock()
+	defer d.mu.Lock()
+	return a.backing.Back(cuda.Ptr(a.addr), a.size)
+}
+
+// gone notes that memory is unmapped: it is given back, and counts as paused where blocks are.
+func (p *pause) gone(list []*absence) {
+	d := p.d
+	bySpace(list, func(s *space, list []*absence) {
+		all := s.survey(list, nil)
+		for _, a := range list {
+			s.lose(a.size)
+			if a.backing != nil {
+				d.held[groupOf(s.class)].take(a.size)
+				d.gaveBack(a.size, s.pool.counted)
+				d.record(event.Event{Kind: event.SegmentUnmap, Addr: a.addr, Size: a.size, Stream: uint32(s.stream.index), Pool: s.pool.number})
+			} else {
+				s.area.Set(a.addr, a.size, 0)
+				d.giveBackChunks(s, a.addr, a.chunks)
+			}
+			a.chunks, a.mapped, a.busy = nil, false, false
+			v := all[a]
+			d.spareBytes -= a.size - v.used
+			d.addPaused(s, int64(v.used))
+			p.report.Physical += a.size
+			p.report.Bytes += v.used
+			p.report.Blocks += int64(v.blocks)
+			if a.backing == nil {
+				d.cutUp(a, v)
+			}
+		}
+	})
+}
+
+// giveBackChunks releases chunks that were unmapped at addr and on; what cannot be released is spare.
+func (d *Device) giveBackChunks(s *space, addr uint64, list []vm.ChunkID) {
+	for _, id := range list {
+		k := d.chunks.At(id)
+		d.record(event.Event{Kind: event.SegmentUnmap, Addr: addr, Size: k.Size, Handle: uint64(k.Handle),
+			Stream: uint32(s.stream.index), Pool: s.pool.number})
+		addr += k.Size
+		k.Mappings--
+		if k.Mappings == 0 {
+			err := d.upstream.Release(k.Handle)
+			if err == nil {
+				d.held[groupOf(s.class)].take(k.Size)
+				d.gaveBack(k.Size, true)
+				d.chunks.Drop(id)
+				continue
+			}
+			d.failed(err)
+		}
+		d.held[groupOf(s.class)].leave(k.Size)
+		d.addSpare(id, nil, 0)
+	}
+}
+
+// rollBack makes everything as it was, but for what a second failure had in the way, which is paused.
+func (p *pause) rollBack() {
+	d := p.d
+	isLost := func(a *absence) bool { return a.lost }
+	var lost []*absence
+	for _, a := range p.leaving {
+		if a.lost {
+			lost = append(lost, a)
+		}
+	}
+	p.gone(lost)
+	p.leaving = slices.DeleteFunc(p.leaving, isLost)
+	if p.told != nil {
+		d.tell(d.onMap, p.told)
+	}
+	d.refill(p.leaving)
+	p.report = PauseReport{}
+}
+
+// trim gives back what is free beside the selected blocks. It is no matter of pausing if that fails.
+func (p *pause) trim() {
+	d := p.d
+	before := d.reservedBytes
+	pools := map[*Pool]bool{}
+	for s := range p.spaces {
+		pools[s.pool] = true
+	}
+	if d.segmented {
+		d.releaseSegments(func(x *Pool) bool { return pools[x] }, true)
+	}
+	for s := range p.spaces {
+		if s.area == nil || s.pool.pinned || d.spaces[s.index] != s {
+			continue
+		}
+		s.mu.Lock()
+		d.detach(s, everything)
+		s.mu.Unlock()
+	}
+	if d.upstream != nil {
+		d.releaseChunks(p.sel.Pool, 0) // no more of them: it waits for those that are on their way
+	}
+	if before > d.reservedBytes {
+		p.report.Physical += before - d.reservedBytes
+	}
+}
+
+// pauseMark is in a paused block's list of uses in the place of a stream.
+var pauseMark = &Stream{}
+
+// String says what was done, in words.
+func (r PauseReport) String() string {
+	return fmt.Sprintf("%d blocks, %s of memory, %s physical, %s of contents copied, %s stayed", r.Blocks, units.FormatBytes(r.Bytes),
+		units.FormatBytes(r.Physical), units.FormatBytes(r.Kept), units.FormatBytes(r.Shared))
+}

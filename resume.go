@@ -1,0 +1,469 @@
+package cistern
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+
+	"github.com/cistern-gpu/cistern/cuda"
+	"github.com/cistern-gpu/cistern/event"
+)
+
+// Resuming: new physical memory for all that is to come back is got first, all of it or none; what is mapped is out of
+// everybody's reach until the contents are there.
+
+// Resume gives selected blocks that are paused their memory and their contents again, at the same addresses; blocks that
+// share a granule (2 MiB) with them come back with them there. The memory is sought as a request's is: from the driver,
+// then from what is cached, then by the callbacks. When it fails everything is paused as before, contents included; an
+// *OutOfMemoryError says what is missing. What is not paused is left alone.
+func (d *Device) Resume(sel Selection) (PauseReport, error) {
+	if err := d.selects(sel); err != nil {
+		return PauseReport{}, err
+	}
+	d.pausing.Lock()
+	defer d.pausing.Unlock()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if err := d.poisoned(); err != nil {
+		return PauseReport{}, err
+	}
+	d.a.turn.Add(1)
+	r := &resume{d: d, sel: sel}
+	for {
+		r.plan()
+		if len(r.coming) == 0 {
+			return PauseReport{}, nil
+		}
+		err := r.getMemory()
+		if err == nil {
+			break
+		}
+		r.putBack()
+		if !isOutOfMemory(err) {
+			d.settleAll(nil, nil)
+			return PauseReport{}, err
+		}
+		again, trimErr := r.climb()
+		if trimErr != nil {
+			d.settleAll(nil, nil)
+			return PauseReport{}, trimErr
+		}
+		if !again {
+			d.settleAll(nil, nil)
+			return PauseReport{}, r.outOfMemory(err)
+		}
+	}
+	d.settleAll(nil, nil)
+	err := r.fill()
+	d.settleAll(nil, nil)
+	if err != nil {
+		return PauseReport{}, err
+	}
+	return r.report, nil
+}
+
+// resume is one call of Resume. Its methods are called with Device.pausing and Device.mu.
+type resume struct {
+	d      *Device
+	sel    Selection
+	coming []*absence // in address order within a space
+	need   uint64     // bytes of them
+	step   int        // of the ladder
+	tried  Rungs
+	asking []*Pool // those with a function of their own
+	called bool    // functions were
+	full   *Pool   // whose own limit is in the way
+	told   []run
+	report PauseReport
+}
+
+// plan finds what is to come back: granules in which a selected block lies; segments likewise; and of a pool of captured
+// graphs, if anything of it is selected, what is free as well.
+func (r *resume) plan() {
+	d := r.d
+	r.coming, r.need, r.report = nil, 0, PauseReport{}
+	pools := map[*Pool]bool{} // of captured graphs: all that is free comes back
+	surveys := map[*space]map[*absence]*survey{}
+	for _, s := range d.spaces {
+		if s == nil || len(s.absent) == 0 || !r.sel.mayHave(s) {
+			continue
+		}
+		s.mu.Lock()
+		surveys[s] = s.survey(s.absent, &r.sel)
+		s.mu.Unlock()
+		for _, v := range surveys[s] {
+			if r.sel.Tag == 0 || slices.Contains(v.kinds, granuleSelected) {
+				pools[s.pool] = s.pool.pinned
+			}
+		}
+	}
+	for _, s := range d.spaces {
+		all := surveys[s]
+		if s == nil || all == nil {
+			continue
+		}
+		s.mu.Lock()
+		for _, a := range slices.Clone(s.absent) {
+			v := all[a]
+			if v == nil || a.busy {
+				continue
+			}
+			parts, kinds := []*absence{a}, v.kinds
+			if a.backing == nil {
+				parts, kinds = d.cutUp(a, v)
+			}
+			for i, x := range parts {
+				if kinds[i] == granuleSelected || kinds[i] == granuleFree && pools[s.pool] {
+					x.busy = true
+					r.coming = append(r.coming, x)
+					r.need += x.size
+				}
+			}
+		}
+		s.mu.Unlock()
+	}
+}
+
+// getMemory gets and maps the memory of all that is to come back, and counts it. After an error nothing has any, or it is
+// putBack's to take it.
+func (r *resume) getMemory() error {
+	d := r.d
+	var chunks, segments []*absence
+	onDevice := uint64(0)
+	for _, a := range r.coming {
+		if a.backing != nil {
+			segments = append(segments, a)
+		} else {
+			chunks = append(chunks, a)
+		}
+		if a.backing == nil || a.space.pool.counted {
+			onDevice += a.size
+		}
+	}
+	r.tried |= RungGrow
+	r.full = nil
+	needs := map[*Pool]uint64{}
+	for _, a := range r.coming {
+		needs[a.space.pool] += a.size
+	}
+	r.asking = nil
+	for p, n := range needs {
+		if o := p.owner(); o.ask != nil && !slices.Contains(r.asking, o) {
+			r.asking = append(r.asking, o)
+		}
+		if !p.mayHold(n) {
+			r.full = p
+			return errOverLimit
+		}
+	}
+	if !d.mayHold(onDevice) {
+		return errOverLimit
+	}
+	if onDevice > 0 && d.lacks(onDevice) {
+		return cuda.ErrOutOfMemory
+	}
+	// Users' upstreams first: the locks are let go meanwhile.
+	for _, foreign := range []bool{true, false} {
+		for _, a := range segments {
+			if a.space.pool.foreign != foreign {
+				continue
+			}
+			if err := d.back(a); err != nil {
+				return err
+			}
+			a.lost = true // it has memory that is not counted
+		}
+	}
+	if err := d.createFor(chunks); err != nil {
+		return err
+	}
+	if err := d.mapAll(chunks); err != nil {
+		return err
+	}
+	bySpace(r.coming, func(s *space, list []*absence) {
+		all := s.survey(list, nil)
+		for _, a := range list {
+			v := all[a]
+			a.mapped, a.lost = true, false
+			s.gain(a.size)
+			if a.backing != nil {
+				d.got(a.size, s.pool.counted)
+				d.held[groupOf(s.class)].add(a.size)
+				d.record(event.Event{Kind: event.SegmentMap, Addr: a.addr, Size: a.size, Stream: uint32(s.stream.index), Pool: s.pool.number})
+			} else {
+				at := a.addr
+				for _, id := range a.chunks {
+					k := d.chunks.At(id)
+					k.Addr, k.Owner, k.Stamp, k.Stream = at, s.index, 0, -1
+					s.area.Set(at, k.Size, id)
+					d.record(event.Event{Kind: event.SegmentMap, Addr: at, Size: k.Size, Handle: uint64(k.Handle),
+						Stream: uint32(s.stream.index), Pool: s.pool.number})
+					at += k.Size
+				}
+			}
+			d.addPaused(s, -int64(v.used))
+			d.spareBytes += a.size - v.used
+			r.report.Blocks += int64(v.blocks)
+			r.report.Bytes += v.used
+			r.report.Physical += a.size
+		}
+	})
+	return nil
+}
+
+// errOverLimit stands for what is no failure of the driver's.
+var errOverLimit = fmt.Errorf("the limit is in the way: %w", cuda.ErrOutOfMemory)
+
+// createFor makes the chunks for absences: fewer and larger ones than there may have been, as they cost by number.
+func (d *Device) createFor(list []*absence) error {
+	for _, a := range list {
+		for left := a.size; left > 0; {
+			size := d.resumeChunk(a.space.class, left)
+			h, err := d.upstream.Create(size)
+			if err != nil {
+				return d.failed(err)
+			}
+			a.chunks = append(a.chunks, d.chunks.Add(h, size, 0))
+			d.got(size, true)
+			d.held[groupOf(a.space.class)].add(size)
+			left -= size
+		}
+	}
+	return nil
+}
+
+// resumeChunk is the size of the next chunk for a range of which so much is left: the largest, as mapping costs by
+// number, but half of that for small blocks, among which large chunks are the more seldom wholly free.
+func (d *Device) resumeChunk(class int, left uint64) uint64 {
+	g := d.upstream.Granularity()
+	size := max(g, d.opts.ChunkMax/g*g)
+	if class == classSmall {
+		size = max(g, size/2/g*g)
+	}
+	return min(left, size)
+}
+
+// mapAll maps the chunks of absences.
+func (d *Device) mapAll(list []*absence) error {
+	for _, a := range list {
+		at := a.addr
+		for _, id := range a.chunks {
+			k := d.chunks.At(id)
+			if err := d.drv.MemMap(cuda.Ptr(at), k.Size, k.Handle); err != nil {
+				return d.failed(err)
+			}
+			k.Mappings++
+			at += k.Size
+		}
+		if err := d.setAccess(cuda.Ptr(a.addr), a.size); err != nil {
+			return d.failed(err)
+		}
+	}
+	return nil
+}
+
+// putBack takes what getMemory got before it failed, none of which is counted but chunks as held.
+func (r *resume) putBack() {
+	d := r.d
+	for _, a := range r.coming {
+		if a.backing == nil {
+			d.takeChunks(a)
+		}
+	}
+	for _, a := range r.coming {
+		if a.lost {
+			if d.unback(a) != nil {
+				d.unback(a) // once more: what stays is there when it is resumed
+			}
+			a.lost = false
+		}
+	}
+	for _, a := range r.coming {
+		a.busy = false
+	}
+	bySpace(r.coming, d.thin) // blocks may have been freed meanwhile
+	r.coming = nil
+}
+
+// takeChunks unmaps and releases the chunks of an absence.
+func (d *Device) takeChunks(a *absence) {
+	mapped := uint64(0)
+	for _, id := range a.chunks {
+		if k := d.chunks.At(id); k.Mappings > 0 {
+			mapped += k.Size
+		}
+	}
+	if mapped > 0 {
+		err := d.drv.MemUnmap(cuda.Ptr(a.addr), mapped)
+		if err != nil {
+			err = d.drv.MemUnmap(cuda.Ptr(a.addr), mapped) // once more: what stays mapped is held as spare, and in the way
+		}
+		if err != nil {
+			d.failed(err)
+			for _, id := range a.chunks {
+				d.chunks.At(id).Mappings++ // for giveBackChunks
+			}
+		}
+	}
+	for _, id := range a.chunks {
+		if k := d.chunks.At(id); k.Mappings == 0 {
+			k.Mappings++ // likewise
+		}
+	}
+	d.giveBackChunks(a.space, a.addr, a.chunks)
+	a.chunks = nil
+}
+
+// climb goes up the ladder, with the locks let go where it waits or calls out, and reports whether to try again.
+func (r *resume) climb() (again bool, err error) {
+	d := r.d
+	rungs := d.opts.Ladder
+	if p := r.full; p != nil && !p.pinned && rungs&RungLend != 0 {
+		r.tried |= RungLend
+		held := p.reserved
+		if p.segments != nil {
+			_, err = d.releaseSegments(func(x *Pool) bool { return x == p }, true)
+		} else {
+			_, err = d.detachChunks(p, everything)
+		}
+		return p.reserved < held, err
+	}
+	for r.full == nil && r.step < 5 {
+		r.step++
+		if r.step <= 4 && rungs&RungLend == 0 || r.step == 5 && (rungs&RungCallback == 0 || r.called) {
+			continue
+		}
+		switch r.step {
+		case 1:
+			if d.segmented {
+				again, err = d.releaseSegments(func(*Pool) bool { return true }, true)
+				asked, more := d.trimUpstreams(func(*Pool) bool { return true })
+				again, err = again || asked, cmp.Or(err, more)
+				if d.single != nil {
+					more, _ := d.single.Settle() // what fails again is tried again
+					again = again || more
+				}
+			}
+		case 2:
+			if d.upstream != nil {
+				again, err = d.releaseChunks(nil, r.need)
+			}
+		case 3:
+			var waits []wait
+			for _, f := range d.pending {
+				for _, w := range f.waits {
+					waits = later(waits, w.stream, w.epoch)
+				}
+			}
+			err = d.await(waits)
+			d.collect(nil, false)
+		case 4:
+			if d.upstream != nil {
+				again, err = d.releaseChunks(nil, everything)
+			}
+		case 5:
+			again = r.call()
+		}
+		if r.step <= 4 {
+			r.tried |= RungLend
+		}
+		if again || err != nil {
+			return again, err
+		}
+	}
+	return false, nil
+}
+
+// call asks functions whether they can give memory back, with no lock held: those of the pools that are resumed, then all
+// others'. It reports whether any did.
+func (r *resume) call() (any bool) {
+	d := r.d
+	var list []*callback
+	for _, p := range r.asking {
+		list = append(list, p.ask)
+	}
+	list = append(list, d.callbacks...)
+	if len(list) == 0 {
+		return false
+	}
+	r.tried |= RungCallback
+	d.mu.Unlock()
+	d.pausing.Unlock() // what is called may pause something else
+	d.mu.Lock()
+	for _, x := range list {
+		if d.callOne(x, r.need) {
+			any = true
+		}
+	}
+	d.mu.Unlock()
+	d.pausing.Lock()
+	d.mu.Lock()
+	if any {
+		r.step = 0
+		r.called = true
+	}
+	return any
+}
+
+// outOfMemory is the error that ends the ladder.
+func (r *resume) outOfMemory(cause error) error {
+	d := r.d
+	d.counts.OOMs++
+	p := r.sel.Pool
+	if p == nil {
+		p = d.pool0
+	}
+	c := &climb{d: d, n: r.need, size: r.need, tag: r.sel.Tag, tried: r.tried, rungs: d.opts.Ladder | RungFit}
+	if cause != errOverLimit {
+		c.oom = cause
+	}
+	if r.full != nil {
+		p, c.full = r.full, true
+	}
+	return fmt.Errorf("resume: everything stays paused: %w", d.outOfMemory(p, c))
+}
+
+// fill tells of the memory, copies the contents back and lets the memory be used. After an error all is paused as before.
+func (r *resume) fill() error {
+	d := r.d
+	if d.onMap != nil {
+		for _, a := range r.coming {
+			r.told = append(r.told, a.runs()...)
+		}
+		d.tell(d.onMap, r.told)
+	}
+	kept, err := d.loadContents(r.coming)
+	if err == nil || d.poisoned() != nil { // what is broken has no contents any more
+		r.report.Kept = kept
+		d.refill(r.coming)
+		return err
+	}
+	if r.told != nil {
+		d.tell(d.onUnmap, r.told)
+	}
+	for _, a := range r.coming {
+		if a.backing != nil && d.unback(a) != nil {
+			d.unback(a)
+		}
+	}
+	bySpace(r.coming, func(s *space, list []*absence) {
+		all := s.survey(list, nil)
+		for _, a := range list {
+			s.lose(a.size)
+			if a.backing != nil {
+				d.held[groupOf(s.class)].take(a.size)
+				d.gaveBack(a.size, s.pool.counted)
+			} else {
+				s.area.Set(a.addr, a.size, 0)
+				d.takeChunks(a)
+			}
+			a.mapped, a.busy = false, false
+			d.spareBytes -= a.size - all[a].used
+			d.addPaused(s, int64(all[a].used))
+			if a.backing == nil {
+				d.cutUp(a, all[a])
+			}
+		}
+	})
+	return err
+}
