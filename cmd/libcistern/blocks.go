@@ -25,6 +25,7 @@ func blockOf(b cistern.Block) C.cistern_block {
 		device:    C.int32_t(b.Device),
 		state:     C.CISTERN_BLOCK_USED,
 		tag:       C.uint32_t(b.Tag),
+		library:   C.uint8_t(b.Library),
 	}
 	putHandle(&c.stream, b.Handle)
 	return c
@@ -57,7 +58,8 @@ func corePoolRestore(d C.int, pool0, pool1 C.uint64_t, list *C.cistern_block, n 
 		}
 		blocks := make([]cistern.Block, n)
 		for i, c := range unsafe.Slice(list, n) {
-			blocks[i] = cistern.Block{Base: cuda.Ptr(c.addr), Size: uint64(c.size), Requested: uint64(c.requested), Tag: uint32(c.tag)}
+			blocks[i] = cistern.Block{Base: cuda.Ptr(c.addr), Size: uint64(c.size), Requested: uint64(c.requested), Tag: uint32(c.tag),
+				Library: uint8(c.library)}
 		}
 		return p.Restore(blocks)
 	})

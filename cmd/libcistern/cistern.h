@@ -90,6 +90,40 @@ void cistern_free(void *ptr, ssize_t size, int device, void *stream);
  * default pool of the device, or the pool that the stream was routed to (cistern_pool_begin). */
 int cistern_alloc(void **out, size_t size, int device, void *stream, const uint64_t pool[2]);
 
+/* cistern_alloc_with is cistern_alloc with more said of the request. */
+typedef struct cistern_alloc_options {
+  uint32_t size;     /* sizeof(cistern_alloc_options) */
+  uint32_t flags;    /* CISTERN_ALLOC_ */
+  uint64_t pool[2];  /* {0, 0}: where the stream is routed to, else the default pool */
+  uint32_t library;  /* who asks: a number from cistern_library, 0 unsaid */
+  uint32_t reserved; /* 0 */
+} cistern_alloc_options;
+enum {
+  /* For libraries that do not say on which stream they use memory: it is handed out only once the host knows that the
+   * GPU is done with it (which waits if need be), and may be used by work on any stream, and by the host if it is memory of
+   * the host's. What is freed is reused behind the stream named here, as a rule the legacy default stream, and those that
+   * block with it; others are to be named by cistern_record_stream, or waited for. Not on a stream that is captured. */
+  CISTERN_ALLOC_HOST_ORDER = 1
+};
+int cistern_alloc_with(void **out, size_t size, int device, void *stream, const cistern_alloc_options *options);
+
+/* cistern_library is the number, 1 to 255, of a library of this name that draws on the cache ("cupy"); the same name has the
+ * same number for the life of the process. 0, and an error, for a bad name or too many. Statistics tell libraries
+ * apart by it; what is allocated without one is listed under the name given to cistern_library_default ("c" at first). */
+uint32_t cistern_library(const char *name);
+const char *cistern_library_name(uint32_t library);
+int cistern_library_default(const char *name);
+
+/* What the live allocations of each library add up to, the most bytes first: writes at most cap and to *n how many there
+ * are. It looks at every allocation. */
+typedef struct cistern_library_use {
+  uint32_t library;
+  uint32_t reserved;
+  int64_t blocks;
+  uint64_t requested, allocated; /* bytes */
+} cistern_library_use;
+int cistern_library_usage(int device, cistern_library_use *out, size_t cap, size_t *n);
+
 /* cistern_release is cistern_free with a result. */
 int cistern_release(void *ptr);
 
@@ -111,7 +145,8 @@ typedef struct cistern_block {
   int32_t device;
   uint32_t state;     /* CISTERN_BLOCK_ */
   uint32_t tag;       /* number of its tag, 0 none: cistern_tag_name */
-  uint32_t reserved;
+  uint8_t library;    /* number of who asked for it, 0 unsaid: cistern_library_name */
+  uint8_t reserved[3];
 } cistern_block;
 enum { CISTERN_BLOCK_FREE = 0, CISTERN_BLOCK_USED = 1, CISTERN_BLOCK_PENDING = 2 };
 int cistern_find(void *ptr, cistern_block *out);
@@ -170,6 +205,7 @@ typedef struct cistern_pool_options {
   void (*free)(void *ctx, void *ptr, size_t size, int device, void *stream);
   void *ctx;
 } cistern_pool_options;
+
 enum {
   CISTERN_POOL_NO_SPLIT = 1,      /* each allocation is a segment of its own */
   CISTERN_POOL_IPC_LEGACY = 2,    /* segments from cuMemAlloc, which cudaIpcGetMemHandle accepts */

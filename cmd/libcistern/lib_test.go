@@ -175,6 +175,15 @@ func TestCallbacks(t *testing.T) {
 	passes(t, "driver:sim:8GiBx2", nil, program(t, "callbacks.c", libraryPath(t)))
 }
 
+// TestLabels: memory by who asks for it, and functions that are taken back.
+func TestLabels(t *testing.T) {
+	t.Parallel()
+	p := program(t, "labels.c", libraryPath(t))
+	for _, conf := range []string{"", ",backend:malloc", ",front:off"} {
+		passes(t, "driver:sim:8GiBx2"+conf, nil, p)
+	}
+}
+
 func TestForks(t *testing.T) {
 	t.Parallel()
 	passes(t, "driver:sim:8GiB", nil, program(t, "forks.c", libraryPath(t)))

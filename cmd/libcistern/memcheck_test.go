@@ -18,6 +18,7 @@ var checkedPrograms = []struct {
 	{"pools.c", nil},
 	{"arguments.c", nil},
 	{"callbacks.c", nil},
+	{"labels.c", nil},
 	{"threads.c", []string{"300"}},
 	{"forks.c", nil},
 	{"sharing.c", nil},

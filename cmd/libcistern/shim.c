@@ -114,6 +114,69 @@ PUBLIC int cistern_alloc(void **out, size_t size, int device, void *stream, cons
   return coreAlloc((uintptr_t *)out, size, device, (uintptr_t)stream, pool0, pool1, tag);
 }
 
+/* SIZED copies the options that a caller passed, who may have been compiled against an older header, with fewer fields, or a
+ * newer one, with more; the fields before the one named were always there. */
+#define SIZED(to, options, later)                                                                                   \
+  do {                                                                                                              \
+    uint32_t size_ = (options)->size;                                                                               \
+    if (size_ < offsetof(__typeof__(to), later))                                                                    \
+      return invalid("options.size is too small: set it to sizeof *options");                                       \
+    if (size_ > sizeof(to))                                                                                         \
+      return invalid("options.size is larger than this library's: the program was compiled with a newer cistern.h"); \
+    if (size_ % sizeof(void *) != 0)                                                                                \
+      return invalid("options.size ends within a field: set it to sizeof *options");                                \
+    memcpy(&(to), options, size_);                                                                                  \
+  } while (0)
+
+PUBLIC int cistern_alloc_with(void **out, size_t size, int device, void *stream, const cistern_alloc_options *options) {
+  NEED(out);
+  *out = NULL;
+  GUARD;
+  cistern_alloc_options o = {0};
+  if (options != NULL)
+    SIZED(o, options, reserved);
+  uint32_t tag = shim_tag();
+  if ((o.pool[0] | o.pool[1] | o.flags | o.library | o.reserved | tag) == 0)
+    return alloc(out, size, device, stream);
+  return coreAllocWith((uintptr_t *)out, size, device, (uintptr_t)stream, &o, tag);
+}
+
+PUBLIC uint32_t cistern_library(const char *name) {
+  if (!ALIVE()) {
+    forked();
+    return 0;
+  }
+  if (name == NULL) {
+    invalid("name is NULL: expected the library's name");
+    return 0;
+  }
+  return coreLibrary((char *)name);
+}
+
+PUBLIC const char *cistern_library_name(uint32_t library) {
+  if (!ALIVE()) {
+    forked();
+    return NULL;
+  }
+  return coreLibraryName(library);
+}
+
+PUBLIC int cistern_library_default(const char *name) {
+  GUARD;
+  if (name == NULL)
+    return invalid("name is NULL: expected the library's name");
+  return coreLibraryDefault((char *)name);
+}
+
+PUBLIC int cistern_library_usage(int device, cistern_library_use *out, size_t cap, size_t *n) {
+  NEED(n);
+  *n = 0;
+  if (cap > 0)
+    NEED(out);
+  GUARD;
+  return coreLibraryUsage(device, out, cap, n);
+}
+
 PUBLIC int cistern_release(void *ptr) {
   if (ptr == NULL)
     return CISTERN_OK;
@@ -226,14 +289,8 @@ PUBLIC int cistern_pool_create(int device, const uint64_t pool[2], const cistern
   NEED_POOL;
   GUARD;
   cistern_pool_options o = {0};
-  if (options != NULL) {
-    /* A caller compiled against an older header passes less, one compiled against a newer header more. */
-    if (options->size < offsetof(cistern_pool_options, alloc))
-      return invalid("options.size is too small: set it to sizeof(cistern_pool_options)");
-    if (options->size > sizeof o)
-      return invalid("options.size is larger than this library's cistern_pool_options: the program was compiled with a newer cistern.h");
-    memcpy(&o, options, options->size);
-  }
+  if (options != NULL)
+    SIZED(o, options, alloc);
   if ((o.alloc == NULL) != (o.free == NULL))
     return invalid("options.alloc and options.free: give both or neither");
   return corePoolCreate(device, pool[0], pool[1], o.flags, (uintptr_t)o.alloc, (uintptr_t)o.free, (uintptr_t)o.ctx);

@@ -103,6 +103,7 @@ type (
 		ByCallback    int64       `json:"by_callback"`
 		StreamSyncs   int64       `json:"stream_syncs"`
 		Tags          []tagJSON   `json:"tags"`
+		Libraries     []useJSON   `json:"libraries"`
 	}
 	// tagJSON is what the live allocations under one tag add up to.
 	tagJSON struct {
@@ -110,6 +111,13 @@ type (
 		Allocations int64  `json:"allocations"`
 		Requested   uint64 `json:"requested"`
 		Allocated   uint64 `json:"allocated"`
+	}
+	// useJSON is what the live allocations of one library add up to.
+	useJSON struct {
+		Library   string `json:"library"`
+		Blocks    int64  `json:"blocks"`
+		Requested uint64 `json:"requested"`
+		Allocated uint64 `json:"allocated"`
 	}
 	statsJSON struct {
 		Version  string       `json:"version"`
@@ -128,6 +136,14 @@ func tagsOf(dev *cistern.Device) []tagJSON {
 		if u.Tag != 0 {
 			out = append(out, tagJSON{tagText(u.Tag), u.Blocks, u.Requested, u.Allocated})
 		}
+	}
+	return out
+}
+
+func librariesOf(dev *cistern.Device) []useJSON {
+	out := []useJSON{}
+	for _, u := range libraryUsage(dev) {
+		out = append(out, useJSON{libraryText(uint8(u.library)), int64(u.blocks), uint64(u.requested), uint64(u.allocated)})
 	}
 	return out
 }
@@ -176,6 +192,7 @@ func coreStatsJSON() (text *C.char) {
 			ByCallback:    s.ByCallback,
 			StreamSyncs:   s.StreamSyncs,
 			Tags:          tagsOf(dev),
+			Libraries:     librariesOf(dev),
 		})
 	}
 	data, err := json.Marshal(&all)

@@ -18,11 +18,15 @@ int main(void) {
     cistern_snapshot *snap;
     cistern_event e;
     cistern_pool_options options = {.size = sizeof options};
+    cistern_alloc_options with = {.size = sizeof with, .flags = CISTERN_ALLOC_HOST_ORDER};
     CHECK(cistern_malloc(512, d, NULL) == NULL);
     CHECK_WORDS(CISTERN_INVALID, "there are ");
 #define BAD(call) FAILS(CISTERN_INVALID, "device", call)
     BAD(cistern_alloc(&p, 512, d, NULL, NULL));
     BAD(cistern_alloc(&p, 512, d, NULL, pool));
+    BAD(cistern_alloc_with(&p, 512, d, NULL, NULL));
+    BAD(cistern_alloc_with(&p, 512, d, NULL, &with));
+    BAD(cistern_library_usage(d, NULL, 0, &n));
     BAD(cistern_stream_durable(d, NULL));
     if (d != -1)
       BAD(cistern_trim(d));
@@ -55,6 +59,13 @@ int main(void) {
 
 #define NONE(call) FAILS(CISTERN_INVALID, "NULL", call)
   NONE(cistern_alloc(NULL, 512, 0, NULL, NULL));
+  NONE(cistern_alloc_with(NULL, 512, 0, NULL, NULL));
+  CHECK(cistern_library(NULL) == 0);
+  CHECK_WORDS(CISTERN_INVALID, "NULL");
+  NONE(cistern_library_default(NULL));
+  NONE(cistern_library_usage(0, NULL, 0, NULL));
+  NONE(cistern_library_usage(0, NULL, 5, &n));
+  NONE(cistern_off_out_of_memory(0, NULL, NULL));
   NONE(cistern_find((void *)512, NULL));
   NONE(cistern_last_oom(NULL));
   NONE(cistern_get_limit(0, NULL));
@@ -62,7 +73,6 @@ int main(void) {
   NONE(cistern_mem_info(0, &more, NULL));
   NONE(cistern_largest_free(0, NULL, NULL));
   NONE(cistern_on_out_of_memory(0, NULL, NULL));
-  NONE(cistern_off_out_of_memory(0, NULL, NULL));
   NONE(cistern_pool_create(0, NULL, NULL));
   NONE(cistern_pool_begin(0, NULL, NULL));
   NONE(cistern_capture_begin(0, NULL, NULL));

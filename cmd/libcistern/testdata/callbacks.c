@@ -215,7 +215,7 @@ static int stay(void *ctx, int device, uint64_t missing) {
 
 static void *exhaust(void *arg) {
   void *p;
-  FAILS(CISTERN_OUT_OF_MEMORY, "callback", cistern_alloc(&p, 128 * MIB, 0, NULL, NULL));
+  FAILS(CISTERN_OUT_OF_MEMORY, "", cistern_alloc(&p, 128 * MIB, 0, NULL, NULL));
   return arg;
 }
 

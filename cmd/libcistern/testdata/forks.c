@@ -38,6 +38,7 @@ static void child(void *inherited) {
   cistern_event e;
   cistern_stats s = {.size = sizeof s};
   cistern_snapshot *snap;
+  cistern_library_use use;
   char handle[CISTERN_HANDLE_MAX];
   CHECK(cistern_malloc(512, 0, NULL) == NULL);
   CHECK_WORDS(CISTERN_FORKED, "child of fork");
@@ -47,6 +48,12 @@ static void child(void *inherited) {
   CHECK(cistern_device_count() == -1);
   GONE(cistern_alloc(&p, 512, 0, NULL, NULL));
   CHECK(p == NULL);
+  GONE(cistern_alloc_with(&p, 512, 0, NULL, NULL));
+  CHECK(p == NULL);
+  CHECK(cistern_library("cupy") == 0);
+  CHECK(cistern_library_name(0) == NULL);
+  GONE(cistern_library_default("torch"));
+  GONE(cistern_library_usage(0, &use, 1, &n));
   GONE(cistern_release(inherited));
   GONE(cistern_record_stream(inherited, NULL));
   CHECK(cistern_base(inherited, &n) == NULL && n == 0);

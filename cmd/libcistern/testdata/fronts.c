@@ -29,7 +29,8 @@ static void stamp(void *p, size_t size, unsigned char from, unsigned char to) {
 typedef struct sums {
   int64_t blocks, requested, allocated;
 } sums;
-static sums now, peak, ever;
+static sums now, peak, ever, guests; /* guests: of now, what a library asked for */
+static uint32_t guest;
 static int64_t small, small_ever; /* blocks cut for requests of up to 256 KiB */
 
 static int64_t rounded(size_t n) { return (int64_t)((n + 511) / 512 * 512); }
@@ -42,6 +43,7 @@ static void raise(int64_t *peak, int64_t now) {
 static void *slot[LIVE];
 static size_t slot_size[LIVE];
 static void *slot_stream[LIVE];
+static uint32_t slot_library[LIVE];
 static int64_t history_allocs, history_frees; /* since history is on */
 
 static void compare(void) {
@@ -54,6 +56,15 @@ static void compare(void) {
   CHECK(s.allocations.small.current == small && s.allocations.small.added == small_ever);
   CHECK(s.allocations.large.current == now.blocks - small && s.allocations.large.added == ever.blocks - small_ever);
   CHECK(s.active_bytes.all.current + s.inactive_bytes.all.current == s.reserved.all.current);
+  cistern_library_use use[3];
+  size_t n;
+  OK(cistern_library_usage(0, use, 3, &n));
+  CHECK(n == (size_t)(guests.blocks > 0) + (now.blocks > guests.blocks));
+  for (size_t i = 0; i < n; i++) {
+    sums u = use[i].library == guest ? guests
+                                     : (sums){now.blocks - guests.blocks, now.requested - guests.requested, now.allocated - guests.allocated};
+    CHECK(use[i].blocks == u.blocks && (int64_t)use[i].requested == u.requested && (int64_t)use[i].allocated == u.allocated);
+  }
   cistern_snapshot *snap;
   OK(cistern_snapshot_take(0, NULL, &snap));
   int64_t used = 0, requested = 0, rest = 0;
@@ -71,16 +82,30 @@ static int history, tags, capture, routed;
 static uint64_t pools; /* the pool that a stream is captured into or routed to is {1, pools} */
 
 static void take(int k, size_t size, void *stream) {
-  if (rnd(2)) {
+  slot_library[k] = 0;
+  switch (rnd(5)) {
+  case 0:
+    slot_library[k] = guest;
+    const cistern_alloc_options o = {.size = sizeof o, .library = guest};
+    OK(cistern_alloc_with(&slot[k], size, 0, stream, &o));
+    guests.blocks++, guests.requested += (int64_t)size, guests.allocated += rounded(size);
+    break;
+  case 1:
+    OK(cistern_alloc_with(&slot[k], size, 0, stream, NULL));
+    break;
+  case 2:
+    OK(cistern_alloc(&slot[k], size, 0, stream, NULL));
+    break;
+  default:
     slot[k] = cistern_malloc((ssize_t)size, 0, stream);
     CHECK(slot[k] != NULL);
-  } else
-    OK(cistern_alloc(&slot[k], size, 0, stream, NULL));
+  }
   stamp(slot[k], size, 0, 1);
   if (rnd(4) == 0) {
     cistern_block b;
     OK(cistern_find(slot[k], &b));
     int in_pool = (routed && stream == STREAM(0)) || (capture && stream == STREAM(1));
+    CHECK(b.library == slot_library[k]);
     CHECK(b.requested == size && (b.tag != 0) == tags && b.pool[0] == (uint64_t)in_pool && b.pool[1] == (in_pool ? pools : 0));
   }
   small += size <= MIB / 4;
@@ -96,6 +121,8 @@ static void take(int k, size_t size, void *stream) {
 static void forget(int k) {
   small -= slot_size[k] <= MIB / 4;
   now.blocks--, now.requested -= (int64_t)slot_size[k], now.allocated -= rounded(slot_size[k]);
+  if (slot_library[k] != 0)
+    guests.blocks--, guests.requested -= (int64_t)slot_size[k], guests.allocated -= rounded(slot_size[k]);
   slot[k] = NULL;
   history_frees++;
 }
@@ -392,6 +419,7 @@ int main(int argc, char **argv) {
   rounds = steps / 2;
   if (argc > 2)
     seed = (unsigned)atoi(argv[2]);
+  CHECK((guest = cistern_library("guest")) != 0);
   void *first = cistern_malloc(512, 0, NULL);
   CHECK(first != NULL);
   base = (uintptr_t)first & ~(((uintptr_t)1 << 40) - 1);
