@@ -17,11 +17,11 @@ func broken(m *machine) error {
 	if err != nil {
 		return err
 	}
-	healthy, err := newSide(m, a, 0)
+	healthy, err := newSide(m, a, 0, 1)
 	if err != nil {
 		return err
 	}
-	bad, err := newSide(m, a, 1)
+	bad, err := newSide(m, a, 1, 1)
 	if err != nil {
 		return err
 	}

@@ -16,7 +16,7 @@ import (
 // breaks.
 func TestSimulated(t *testing.T) {
 	drv := sim.New(sim.Options{Devices: 2, Capacity: 8 << 30, Handles: sim.Exportable, Check: sim.CheckOrder, Lag: 5 * time.Millisecond})
-	m, err := newMachine(drv, 2<<20)
+	m, err := newMachine(drv, 1<<20)
 	if err == nil {
 		err = m.run("")
 	}

@@ -6,14 +6,17 @@ import (
 
 	"github.com/cistern-gpu/cistern"
 	"github.com/cistern-gpu/cistern/cuda"
+	"github.com/cistern-gpu/cistern/resource"
 	upstreams "github.com/cistern-gpu/cistern/resource/open"
 )
 
 const mib = 1 << 20
 
-// kinds are the pools whose memory is opened to the other device: one with the engine's own memory, and one for each
-// upstream that has memory of its own.
-var kinds = []string{"", "device", "virtual", "async", "managed", "pinned", "host_numa"}
+// kinds are the pools whose memory is opened to the other device: one with the engine's own memory, one for each
+// upstream that has memory of its own, and one that has most of it from its spill.
+var kinds = []string{"", "device", "virtual", "async", "managed", "pinned", "host_numa", spilling}
+
+const spilling = "device, and async beyond 2 MiB"
 
 // sizes of the blocks in each pool: one that shares a chunk with others, one that does not, and one of odd length.
 func (m *machine) sizes() []uint64 { return []uint64{1000, m.large, m.large/8 + 4093} }
@@ -30,10 +33,11 @@ type side struct {
 	dev    *cistern.Device
 	stream *cistern.Stream
 	pools  map[string]*cistern.Pool
+	ups    []resource.Resource // under the pools
 }
 
-// newSide makes the pools of a device. Upstreams that it cannot have are left out, and named.
-func newSide(m *machine, a *cistern.Allocator, id cuda.Device) (*side, error) {
+// newSide makes pools of a device, which have this first number. Upstreams that it cannot have are left out, and named.
+func newSide(m *machine, a *cistern.Allocator, id cuda.Device, number uint64) (*side, error) {
 	s := &side{pools: map[string]*cistern.Pool{}}
 	var err error
 	if s.dev, err = a.Device(id); err != nil {
@@ -51,16 +55,32 @@ func newSide(m *machine, a *cistern.Allocator, id cuda.Device) (*side, error) {
 			s.pools[kind] = s.dev.DefaultPool()
 			continue
 		}
-		up, err := upstreams.Parse(m.Driver, id, kind)
+		var o cistern.PoolOptions
+		if kind == spilling {
+			o.Limit = 2 * mib
+			if o.Upstream, err = s.upstream(m, "device"); err == nil {
+				o.Spill, err = s.upstream(m, "async")
+			}
+		} else {
+			o.Upstream, err = s.upstream(m, kind)
+		}
 		if err != nil {
 			fmt.Printf("note: device %d has no %s: %v\n", id, kind, err)
 			continue
 		}
-		if s.pools[kind], err = s.dev.NewPoolWith(cistern.PoolID{1, uint64(i)}, cistern.PoolOptions{Upstream: up}); err != nil {
+		if s.pools[kind], err = s.dev.NewPoolWith(cistern.PoolID{number, uint64(i)}, o); err != nil {
 			return nil, err
 		}
 	}
 	return s, nil
+}
+
+func (s *side) upstream(m *machine, words string) (resource.Resource, error) {
+	up, err := upstreams.Parse(m.Driver, s.dev.ID(), words)
+	if err == nil {
+		s.ups = append(s.ups, up)
+	}
+	return up, err
 }
 
 // blocks gets memory of every kind and fills it on the side's own stream.
@@ -131,11 +151,11 @@ func peersWith(m *machine, opts cistern.Options, id cuda.Device) error {
 	if err != nil {
 		return err
 	}
-	owner, err := newSide(m, a, id)
+	owner, err := newSide(m, a, id, 1)
 	if err != nil {
 		return err
 	}
-	peer, err := newSide(m, a, other(id))
+	peer, err := newSide(m, a, other(id), 1)
 	if err != nil {
 		return err
 	}
@@ -160,7 +180,11 @@ func peersWith(m *machine, opts cistern.Options, id cuda.Device) error {
 	if err != nil {
 		return err
 	}
-	fresh, err := owner.blocks(m, &seed)
+	late, err := newSide(m, a, id, 2) // a stream and pools that come after
+	if err != nil {
+		return err
+	}
+	fresh, err := late.blocks(m, &seed)
 	if err != nil {
 		return err
 	}
@@ -196,7 +220,7 @@ func peersWith(m *machine, opts cistern.Options, id cuda.Device) error {
 	if err := a.Free(large[0].p); err != nil {
 		return err
 	}
-	return finish(m, a, owner, peer)
+	return finish(m, a, owner, peer, late)
 }
 
 // handedOver gives blocks back while the peer's check of them is still queued: the next owner of the memory writes it
@@ -259,6 +283,11 @@ func finish(m *machine, a *cistern.Allocator, sides ...*side) error {
 		return err
 	}
 	for _, s := range sides {
+		for _, up := range s.ups {
+			if err := resource.Close(up); err != nil {
+				return err
+			}
+		}
 		if err := m.StreamDestroy(s.dev.ID(), s.stream.Handle()); err != nil {
 			return err
 		}
