@@ -193,6 +193,12 @@ func peersWith(m *machine, opts cistern.Options, id cuda.Device) error {
 			return err
 		}
 	}
+	if err := paused(owner, opts.Backend == cistern.BackendMalloc); err != nil {
+		return err
+	}
+	if err := crossed(m, owner, peer, before, &seed); err != nil {
+		return fmt.Errorf("after a pause: %w", err)
+	}
 	if err := handedOver(m, a, owner, peer, &seed); err != nil {
 		return fmt.Errorf("memory given back while the peer uses it: %w", err)
 	}
@@ -221,6 +227,28 @@ func peersWith(m *machine, opts cistern.Options, id cuda.Device) error {
 		return err
 	}
 	return finish(m, a, owner, peer, late)
+}
+
+// paused takes the physical memory from the owner's blocks and gives them new: contents and access come back. Memory from
+// cuMemAlloc stays where it is.
+func paused(owner *side, plain bool) error {
+	for _, kind := range []string{"", "virtual", "host_numa"} {
+		pool := owner.pools[kind]
+		if pool == nil || kind == "" && plain {
+			continue
+		}
+		report, err := owner.dev.Pause(cistern.Selection{Pool: pool}, cistern.PauseOptions{Keep: cistern.KeepHost})
+		if err != nil {
+			return fmt.Errorf("pausing pool %q: %w", kind, err)
+		}
+		if report.Physical == 0 || report.Kept == 0 {
+			return fmt.Errorf("pausing pool %q gave nothing back: %+v", kind, report)
+		}
+		if _, err := owner.dev.Resume(cistern.Selection{Pool: pool}); err != nil {
+			return fmt.Errorf("resuming pool %q: %w", kind, err)
+		}
+	}
+	return nil
 }
 
 // handedOver gives blocks back while the peer's check of them is still queued: the next owner of the memory writes it
