@@ -6,6 +6,7 @@ import (
 	"math"
 	"os"
 	"runtime"
+	"sync/atomic"
 	"testing"
 	"unsafe"
 
@@ -15,13 +16,21 @@ import (
 // The part of the conformance suite that is about memory of other kinds, about copies, and about streams that the caller
 // made. What it takes for granted of a GPU was seen on an H200 with driver 580.
 
-// at is host memory by its address.
+// at is host memory by its address. (Go 1.26's compiler fails where this is inlined into a copy of a constant.)
+//
+//go:noinline
 func at(p cuda.Ptr, size uint64) []byte {
 	a := uintptr(p)
 	return unsafe.Slice((*byte)(*(*unsafe.Pointer)(unsafe.Pointer(&a))), size)
 }
 
-func address(b []byte) cuda.Ptr { return cuda.Ptr(uintptr(unsafe.Pointer(unsafe.SliceData(b)))) }
+// escaped keeps what address was given last: a slice that Go put on the stack would move with it.
+var escaped atomic.Pointer[byte]
+
+func address(b []byte) cuda.Ptr {
+	escaped.Store(unsafe.SliceData(b))
+	return cuda.Ptr(uintptr(unsafe.Pointer(unsafe.SliceData(b))))
+}
 
 func fill(b []byte, seed int) {
 	for i := range b {

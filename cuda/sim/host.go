@@ -33,7 +33,9 @@ type hostRange struct {
 	fresh bool   // managed, and never moved
 }
 
-// hostBytes is memory of the process by its address.
+// hostBytes is memory of the process by its address. (Go 1.26's compiler fails where the like of it is inlined into a copy.)
+//
+//go:noinline
 func hostBytes(addr, size uint64) []byte {
 	a := uintptr(addr)
 	return unsafe.Slice((*byte)(*(*unsafe.Pointer)(unsafe.Pointer(&a))), size)

@@ -397,7 +397,7 @@ func (d *Driver) MemFreeAsync(dev cuda.Device, ptr cuda.Ptr, sh cuda.Stream) err
 	a := m.arena
 	b := a.blocks[a.index(uint64(ptr))-1]
 	f := freed{lo: b.base, hi: b.base + b.size, stream: s.id, done: d.behind(s.ready())}
-	if d.opt.Check >= CheckUse && b.busy > f.done && !d.clock.reached(b.busy) {
+	if d.opt.Check == CheckUse && b.busy > f.done && !d.clock.reached(b.busy) {
 		return d.found(&Fault{Kind: FaultInUse, Op: callNames[c], Device: dev, Stream: s.id, Addr: b.base, Size: b.size,
 			chunk: m.chunk, off: b.base - m.base,
 			Detail: fmt.Sprintf("the memory is freed at %v on its stream, and work on another uses it until %v", f.done, b.busy)})
