@@ -154,6 +154,7 @@ gpu-bundle: build
 	cd examples/go && $(GO) build -trimpath -ldflags '-s -w' -o $(CURDIR)/gpu-bundle/examples/squares .
 	$(GO) test -c -trimpath -ldflags '-s -w' -o gpu-bundle/open.test ./cuda/open
 	$(GO) test -c -trimpath -ldflags '-s -w' -o gpu-bundle/gpu.test ./internal/gpu
+	$(GO) test -c -trimpath -ldflags '-s -w' -o gpu-bundle/resources.test ./resource/open
 	@du -sh gpu-bundle
 
 gpu-test: gpu-bundle

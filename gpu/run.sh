@@ -6,6 +6,10 @@
 #   test   the driver's contract and the kernels against the real driver, then the engine's random test on the GPU
 #   bench  what driver calls cost (gpuprobe), what the engine's work costs the host (gpusoak), and what its driver calls
 #          take over recorded runs, against what the simulated GPU says they take (gpureplay)
+#   resources   every upstream, adaptor and stack of them passes the suite of resource/resourcetest on this GPU; with two
+#               GPUs, peers too. NCCL is the one of PYTHON's environment
+#   query       queries as data-frame libraries run them, with direct, stream-ordered and Cistern's memory; fails unless
+#               Cistern is the fastest, and twice as fast as direct allocation
 #   native-two  two GPUs in one process: memory of each used by the other, threads, and one of them broken by a kernel
 #   examples    the programs of examples/, as their readers run them
 #
@@ -91,6 +95,14 @@ part() {
       run engine 600 ./gpusoak -ops 100000 -json "$out/engine.json"
       run replay 1200 ./gpureplay -json traces/*.pickle.gz
       ;;
+    resources)
+      run resources 590 env VIRTUAL_ENV="$("$python" -c 'import sys; print(sys.prefix)' 2>/dev/null)" \
+        ./resources.test -test.v -test.run '^TestConformance$/real'
+      ;;
+    query)
+      run query 300 ./gpuquery -want 2 -json "$out/query.json"
+      run query-threads 250 ./gpuquery -threads 4 -rounds 5 -json "$out/query-threads.json"
+      ;;
     native-two)
       # A device that is broken breaks for good: once where nothing was shared before, once after all the rest.
       run devices-broken 120 ./gpudevices -part broken
@@ -113,9 +125,9 @@ part() {
       RUNS=${RUNS:-1}
       for p in load seed test steady oom stress bench workloads; do part "torch-$p"; done
       ;;
-    all) for p in test bench examples torch; do part $p; done ;;
+    all) for p in test resources bench query examples torch; do part $p; done ;;
     *)
-      echo "run.sh: $1: want test, bench, native-two, examples, torch, torch-{load,seed,test,native,steady,oom,stress,bench,workloads,peer} or all" >&2
+      echo "run.sh: $1: want test, bench, resources, query, native-two, examples, torch, torch-{load,seed,test,native,steady,oom,stress,bench,workloads,peer} or all" >&2
       exit 2
       ;;
   esac
