@@ -10,6 +10,8 @@
 #               GPUs, peers too. NCCL is the one of PYTHON's environment
 #   query       queries as data-frame libraries run them, with direct, stream-ordered and Cistern's memory; fails unless
 #               Cistern is the fastest, and twice as fast as direct allocation
+#   pause  pausing and resuming: contents beside a plain copy, through a file (in the folder PAUSE_DIR), dropped, and ten
+#          thousand cycles
 #   native-two  two GPUs in one process: memory of each used by the other, threads, and one of them broken by a kernel
 #   examples    the programs of examples/, as their readers run them
 #
@@ -103,6 +105,9 @@ part() {
       run query 300 ./gpuquery -want 2 -json "$out/query.json"
       run query-threads 250 ./gpuquery -threads 4 -rounds 5 -json "$out/query-threads.json"
       ;;
+    pause)
+      run pause 550 ./gpupause ${PAUSE_DIR:+-dir "$PAUSE_DIR"}
+      ;;
     native-two)
       # A device that is broken breaks for good: once where nothing was shared before, once after all the rest.
       run devices-broken 120 ./gpudevices -part broken
@@ -125,9 +130,9 @@ part() {
       RUNS=${RUNS:-1}
       for p in load seed test steady oom stress bench workloads; do part "torch-$p"; done
       ;;
-    all) for p in test resources bench query examples torch; do part $p; done ;;
+    all) for p in test resources bench query pause examples torch; do part $p; done ;;
     *)
-      echo "run.sh: $1: want test, bench, resources, query, native-two, examples, torch, torch-{load,seed,test,native,steady,oom,stress,bench,workloads,peer} or all" >&2
+      echo "run.sh: $1: want test, bench, resources, query, pause, native-two, examples, torch, torch-{load,seed,test,native,steady,oom,stress,bench,workloads,peer} or all" >&2
       exit 2
       ;;
   esac
