@@ -98,7 +98,7 @@ part() {
       run replay 1200 ./gpureplay -json traces/*.pickle.gz
       ;;
     resources)
-      run resources 590 env VIRTUAL_ENV="$("$python" -c 'import sys; print(sys.prefix)' 2>/dev/null)" \
+      run resources 590 env NCCL_NVLS_ENABLE=0 VIRTUAL_ENV="$("$python" -c 'import sys; print(sys.prefix)' 2>/dev/null)" \
         ./resources.test -test.v -test.run '^TestConformance$/real'
       ;;
     query)

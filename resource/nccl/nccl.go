@@ -116,8 +116,9 @@ func (m *memory) Alloc(size, align uint64, _ cuda.Stream) (p cuda.Ptr, err error
 	}
 	var e *Error
 	if errors.As(err, &e) && e.Code == unhandledCUDA {
-		// What NCCL needs beside the size is a granule at most, and the device has less than it says it has.
-		const slack = 64 << 20
+		// NCCL rounds up to the granularity of multicast, which is 512 MiB where GPUs have it, and the device has a little
+		// less than it says.
+		const slack = 576 << 20
 		free, _, failed := m.drv.MemInfo(m.dev)
 		if failed != nil {
 			return 0, failed // the context is broken, which NCCL does not say either

@@ -3,6 +3,7 @@ package resourcetest
 import (
 	"encoding/binary"
 	"math/rand/v2"
+	"runtime"
 	"sync"
 	"unsafe"
 
@@ -104,8 +105,12 @@ func handover(b *bench) {
 	made := make(chan item, 8)
 	producer, consumer := b.stream(), b.stream()
 	var failed error
+	runtime.LockOSThread() // the two are on different threads
+	defer runtime.UnlockOSThread()
 	go func() {
 		defer close(made)
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
 		rng := rand.New(rand.NewPCG(5, 6))
 		for i := range uint64(items) {
 			x := item{piece: piece{size: mixed(rng), seed: i}}

@@ -106,11 +106,22 @@ var parts = []struct {
 	{"pages that go and come", backing}, {"out of memory", exhausted},
 }
 
-// Run tests a resource on a machine. Over the simulated device nothing may be left when the resource is closed.
+// Run tests a resource on a machine. Nothing may be left when the resource is closed: exactly that over the simulated
+// device, and on a GPU no more than what the driver may keep for itself.
 func Run(t *testing.T, m Machine, c Case) {
 	if err := m.RetainContext(dev); err != nil {
 		t.Fatal(err)
 	}
+	const slack = 128 << 20
+	before, _, err := m.MemInfo(dev)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if after, _, err := m.MemInfo(dev); err != nil || after+slack < before {
+			t.Errorf("%d bytes of the device were free before, %d are now, %v", before, after, err)
+		}
+	}()
 	for _, part := range parts {
 		t.Run(part.name, func(t *testing.T) {
 			b := begin(t, m, c)
