@@ -107,6 +107,16 @@ enum {
 };
 int cistern_alloc_with(void **out, size_t size, int device, void *stream, const cistern_alloc_options *options);
 
+/* A request as one pointer, for libraries that are given two functions and what to pass them. cistern_source_malloc is
+ * cistern_alloc_with by a cistern_source, which must not change meanwhile, and returns NULL on failure;
+ * cistern_source_free is cistern_free and looks at ptr alone. */
+typedef struct cistern_source {
+  void *stream;
+  cistern_alloc_options options;
+} cistern_source;
+void *cistern_source_malloc(void *source, size_t size, int device);
+void cistern_source_free(void *source, void *ptr, int device);
+
 /* cistern_library is the number, 1 to 255, of a library of this name that draws on the cache ("cupy"); the same name has the
  * same number for the life of the process. 0, and an error, for a bad name or too many. Statistics tell libraries
  * apart by it; what is allocated without one is listed under the name given to cistern_library_default ("c" at first). */
@@ -174,7 +184,8 @@ int cistern_peer(int device, int peer);
 
 /* cistern_on_out_of_memory registers a function that is called, with no lock held, when everything else has failed and
  * before a request does. It returns nonzero if it gave memory back, to the driver or to Cistern. It must not allocate
- * from the device. A function and ctx that are registered already are not registered twice. */
+ * from the device. A function and ctx that are registered already are not registered twice. Device -1 is every device, also
+ * those that come into use later. */
 int cistern_on_out_of_memory(int device, int (*fn)(void *ctx, int device, uint64_t missing), void *ctx);
 
 /* cistern_off_out_of_memory takes back a registration; when it returns no call of the function is under way. It must not be

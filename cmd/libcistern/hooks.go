@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 
 	"github.com/cistern-gpu/cistern"
 	"github.com/cistern-gpu/cistern/cuda"
@@ -19,8 +20,9 @@ import (
 // hooks are the functions of the host program that a device calls.
 type hooks struct {
 	mu            sync.Mutex
-	oom           []oomHook // guarded by mu
-	unmap, mapped hook      // guarded by mu
+	oom           []oomHook     // guarded by mu
+	unmap, mapped hook          // guarded by mu
+	version       atomic.Uint32 // of everywhere, when this device last caught up
 }
 
 // hook is a function of the host program with its context. Both are numbers here: only C looks behind them.
@@ -37,9 +39,75 @@ func (h *hooks) asked(f hook) int {
 	return slices.IndexFunc(h.oom, func(o oomHook) bool { return o.hook == f })
 }
 
+// ask has a device ask a function. The caller holds mu.
+func (h *hooks) ask(d C.int, dev *cistern.Device, f hook) {
+	if h.asked(f) < 0 {
+		h.oom = append(h.oom, oomHook{f, dev.OnOutOfMemory(func(missing uint64) bool {
+			return C.shim_call_oom(f.fn, f.ctx, d, C.uint64_t(missing)) != 0
+		})})
+	}
+}
+
+// askNoMore takes a function from those that the device asks, nil where it is not one of them. Removing it waits, so the
+// caller does that when it holds no lock.
+func (h *hooks) askNoMore(f hook) *cistern.Registration {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	i := h.asked(f)
+	if i < 0 {
+		return nil
+	}
+	o := h.oom[i]
+	h.oom = slices.Delete(h.oom, i, i+1)
+	return o.registered
+}
+
+// everywhere is the functions that every device asks, also one that comes into use later: it catches up when it is next
+// looked for.
+type everywhere struct {
+	mu      sync.Mutex
+	oom     []hook // guarded by mu
+	version atomic.Uint32
+}
+
+// allDevices is what stands for them.
+const allDevices = -1
+
+func (l *library) catchUp(d C.int, dev *cistern.Device) {
+	e, h := &l.everywhere, &l.devices[d].hooks
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, f := range e.oom {
+		h.ask(d, dev, f)
+	}
+	h.version.Store(e.version.Load())
+}
+
 //export coreOnOutOfMemory
 func coreOnOutOfMemory(d C.int, fn, ctx C.uintptr_t) (code C.int) {
 	defer caught(&code)
+	added := hook{fn, ctx}
+	if d == allDevices {
+		l, err := started()
+		if err != nil {
+			return fail(err)
+		}
+		e := &l.everywhere
+		e.mu.Lock()
+		if !slices.Contains(e.oom, added) {
+			e.oom = append(e.oom, added)
+			e.version.Add(1)
+		}
+		e.mu.Unlock()
+		for i := range l.devices {
+			if dev, ok := l.Started(cuda.Device(i)); ok {
+				l.catchUp(C.int(i), dev)
+			}
+		}
+		return C.CISTERN_OK
+	}
 	l, dev, err := inUse(d)
 	if err != nil {
 		return fail(err)
@@ -47,33 +115,48 @@ func coreOnOutOfMemory(d C.int, fn, ctx C.uintptr_t) (code C.int) {
 	h := &l.devices[d].hooks
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	added := hook{fn, ctx}
-	if h.asked(added) < 0 {
-		h.oom = append(h.oom, oomHook{added, dev.OnOutOfMemory(func(missing uint64) bool {
-			return C.shim_call_oom(fn, ctx, d, C.uint64_t(missing)) != 0
-		})})
-	}
+	h.ask(d, dev, added)
 	return C.CISTERN_OK
 }
 
 //export coreOffOutOfMemory
 func coreOffOutOfMemory(d C.int, fn, ctx C.uintptr_t) (code C.int) {
 	defer caught(&code)
+	f := hook{fn, ctx}
+	if d == allDevices {
+		l, err := started()
+		if err != nil {
+			return fail(err)
+		}
+		e := &l.everywhere
+		e.mu.Lock()
+		i := slices.Index(e.oom, f)
+		if i < 0 {
+			e.mu.Unlock()
+			return fail(&failure{C.CISTERN_INVALID, "this function is not registered with this ctx for all devices"})
+		}
+		e.oom = slices.Delete(e.oom, i, i+1)
+		var asked []*cistern.Registration
+		for i := range l.devices {
+			if r := l.devices[i].hooks.askNoMore(f); r != nil {
+				asked = append(asked, r)
+			}
+		}
+		e.mu.Unlock() // before waiting: a call that is under way may register others
+		for _, r := range asked {
+			r.Remove()
+		}
+		return C.CISTERN_OK
+	}
 	l, _, err := ifUsed(d)
 	if err != nil {
 		return fail(err)
 	}
-	h := &l.devices[d].hooks
-	h.mu.Lock()
-	i := h.asked(hook{fn, ctx})
-	if i < 0 {
-		h.mu.Unlock()
+	r := l.devices[d].hooks.askNoMore(f)
+	if r == nil {
 		return fail(&failure{C.CISTERN_INVALID, fmt.Sprintf("device %d: this function is not registered with this ctx", int(d))})
 	}
-	o := h.oom[i]
-	h.oom = slices.Delete(h.oom, i, i+1)
-	h.mu.Unlock() // before waiting: a call that is under way may register others
-	o.registered.Remove()
+	r.Remove()
 	return C.CISTERN_OK
 }
 

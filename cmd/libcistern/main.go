@@ -53,8 +53,9 @@ func main() {} // never called: buildmode c-shared wants one
 // library is the started library.
 type library struct {
 	*cistern.Allocator
-	devices []device // by ordinal
-	sharing func() *share.Process
+	devices    []device // by ordinal
+	everywhere everywhere
+	sharing    func() *share.Process
 }
 
 // device is what is kept here for one device.
@@ -186,7 +187,13 @@ func coreDeviceCount() (n C.int) {
 }
 
 // device is the engine of a device, started if need be.
-func (l *library) device(d C.int) (*cistern.Device, error) { return l.Device(cuda.Device(d)) }
+func (l *library) device(d C.int) (*cistern.Device, error) {
+	dev, err := l.Device(cuda.Device(d))
+	if err == nil && l.devices[d].hooks.version.Load() != l.everywhere.version.Load() {
+		l.catchUp(d, dev)
+	}
+	return dev, err
+}
 
 // idle finds the engine of a device without starting it: nil where it is not in use.
 func (l *library) idle(d C.int) (*cistern.Device, error) {

@@ -141,6 +141,22 @@ PUBLIC int cistern_alloc_with(void **out, size_t size, int device, void *stream,
   return coreAllocWith((uintptr_t *)out, size, device, (uintptr_t)stream, &o, tag);
 }
 
+PUBLIC void *cistern_source_malloc(void *source, size_t size, int device) {
+  const cistern_source *from = source;
+  if (from == NULL) {
+    invalid("source is NULL: expected a cistern_source");
+    return NULL;
+  }
+  void *p = NULL;
+  cistern_alloc_with(&p, size, device, from->stream, &from->options);
+  return p;
+}
+
+PUBLIC void cistern_source_free(void *source, void *ptr, int device) {
+  (void)source;
+  cistern_free(ptr, 0, device, NULL);
+}
+
 PUBLIC uint32_t cistern_library(const char *name) {
   if (!ALIVE()) {
     forked();

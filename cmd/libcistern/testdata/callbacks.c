@@ -265,8 +265,46 @@ static void taken_back(void) {
   CHECK(counted == 1);
   OK(cistern_set_limit(0, 0));
 }
+static int asked[2];
+
+static int ask(void *ctx, int device, uint64_t missing) {
+  CHECK(missing > 0);
+  asked[device] += ctx == NULL ? 1 : 100;
+  return 0;
+}
+
+static void exhaust_device(int device) {
+  void *p;
+  FAILS(CISTERN_OUT_OF_MEMORY, "", cistern_alloc(&p, 64 * 1024 * MIB, device, NULL, NULL));
+}
+
+/* Asked by every device, also by one that comes into use later. */
+static void everywhere(void) {
+  FAILS(CISTERN_INVALID, "all devices", cistern_off_out_of_memory(-1, ask, NULL));
+  FAILS(CISTERN_INVALID, "not registered", cistern_off_out_of_memory(0, ask, NULL));
+  OK(cistern_on_out_of_memory(-1, ask, NULL)); /* nothing is in use */
+  OK(cistern_on_out_of_memory(-1, ask, NULL));
+  char *json = cistern_stats_json();
+  CHECK(json != NULL && strstr(json, "\"devices\":[]") != NULL);
+  cistern_string_free(json);
+  exhaust_device(0);
+  CHECK(asked[0] == 1 && asked[1] == 0);
+  OK(cistern_on_out_of_memory(-1, ask, &asked));
+  exhaust_device(1);
+  exhaust_device(0);
+  CHECK(asked[0] == 102 && asked[1] == 101);
+  OK(cistern_off_out_of_memory(-1, ask, NULL));
+  FAILS(CISTERN_INVALID, "all devices", cistern_off_out_of_memory(-1, ask, NULL));
+  exhaust_device(0);
+  exhaust_device(1);
+  CHECK(asked[0] == 202 && asked[1] == 201);
+  OK(cistern_off_out_of_memory(-1, ask, &asked));
+  exhaust_device(0);
+  CHECK(asked[0] == 202);
+}
 
 int main(void) {
+  everywhere();
   pools();
   registrations();
   taken_back();

@@ -122,6 +122,30 @@ static void counted(void) {
   CHECK(n == 0);
 }
 
+/* A request as one pointer. */
+static void sources(void) {
+  cistern_source s = {STREAM(5), with(cistern_library("cupy"), 0)};
+  void *p = cistern_source_malloc(&s, 5000, 0);
+  CHECK(p != NULL);
+  holds(0, "cupy", 1, 5000, 5120);
+  cistern_block x;
+  OK(cistern_find(p, &x));
+  CHECK(x.stream == STREAM(5));
+  cistern_source_free(NULL, p, 7);
+  holds(0, "cupy", 0, 0, 0);
+  CHECK(cistern_source_malloc(&s, 5000, 0) == p); /* in its stream's order */
+  cistern_source_free(&s, p, 0);
+  CHECK(cistern_source_malloc(&s, 0, 0) == NULL);
+  cistern_source_free(&s, NULL, 0);
+  CHECK(cistern_source_malloc(&s, (size_t)1 << 50, 0) == NULL);
+  CHECK_WORDS(CISTERN_OUT_OF_MEMORY, "tried to allocate");
+  s.options.size = 4;
+  CHECK(cistern_source_malloc(&s, 512, 0) == NULL);
+  CHECK_WORDS(CISTERN_INVALID, "too small");
+  CHECK(cistern_source_malloc(NULL, 512, 0) == NULL);
+  CHECK_WORDS(CISTERN_INVALID, "source is NULL");
+}
+
 static void bad_options(void) {
   void *p;
   cistern_alloc_options o = with(0, 0);
@@ -190,6 +214,7 @@ static void all_names(void) {
 int main(void) {
   names();
   counted();
+  sources();
   bad_options();
   host_order();
   all_names();
