@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from typing import Any, Dict
 
 __version__ = version
-__all__ = ["CisternError", "snapshot", "stats", "tag", "trim", "version"]
+__all__ = ["CisternError", "on_out_of_memory", "snapshot", "stats", "tag", "trim", "version"]
 
 
 def stats() -> Dict[str, Any]:
@@ -53,10 +53,20 @@ def trim(device: int = -1) -> None:
     _library.trim(device)
 
 
+def on_out_of_memory(fn: Any, device: Any = None) -> Any:
+    """Has fn(device, missing) called when a device (None: any) has no memory left for a request to Cistern and all that
+    Cistern can do has failed. It gives back what it can, to the driver or to Cistern, and returns whether it gave anything; then
+    the request is tried again. It is called in whatever thread asks for memory, and must not ask for any itself. What it
+    raises is printed once, and counts as nothing given. .remove() of what is returned ends it, as does the end of Python."""
+    from . import _cooperate
+
+    return _cooperate.on_out_of_memory(fn, device)
+
+
 def __getattr__(name: str) -> Any:
-    # `import cistern` is enough for cistern.torch, which is loaded when it is first named.
-    if name == "torch":
+    # `import cistern` is enough for cistern.torch and the like, which are loaded when they are first named.
+    if name in ("cuda_core", "cupy", "numba", "rmm", "torch"):
         import importlib
 
-        return importlib.import_module(__name__ + ".torch")
+        return importlib.import_module(__name__ + "." + name)
     raise AttributeError("module %r has no attribute %r" % (__name__, name))

@@ -18,6 +18,10 @@ FORKED = 4
 
 # Set by cistern.torch: whether the allocator that PyTorch was given has started the library.
 started_by_torch: Optional[Callable[[], bool]] = None
+# Set when another library of Python's draws on the cache, which may be before PyTorch does.
+used_beside_torch = False
+# What waits for the library to run.
+waiting: List[Callable[[], None]] = []
 
 _lib: Any = None
 _complained = False
@@ -88,11 +92,25 @@ def load() -> Any:
                 raise CisternError("%s is of another version: it has no %s" % (file, function)) from None
             f.restype, f.argtypes = result, arguments
         _lib = lib
+        run_waiting()
     return _lib
+
+
+def run_waiting() -> None:
+    """Called when the library runs: what waited for it is done."""
+    while waiting:
+        waiting.pop(0)()
+
+
+def running_already() -> bool:
+    """Whether the library runs in this process."""
+    return _lib is not None or started_by_torch is not None and started_by_torch()
 
 
 def running() -> bool:
     """Whether the library runs in this process, or may be started now."""
+    if used_beside_torch:
+        return True
     if started_by_torch is not None:
         return started_by_torch()
     if _lib is not None:

@@ -87,5 +87,8 @@ def _give() -> None:
 
 def library_started() -> None:
     """Called in the thread that started CUDA."""
+    from . import _library
+
+    _library.run_waiting()
     if _thread.scopes:
         _give()

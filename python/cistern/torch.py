@@ -17,9 +17,10 @@ import threading
 from typing import Any, List, Optional
 
 from . import _built, _library, _toolchain
+from ._cooperate import cooperate_torch as cooperate
 from ._errors import CisternError, SettingsError, say
 
-__all__ = ["MemPool", "enable", "mode"]
+__all__ = ["MemPool", "cooperate", "enable", "mode"]
 
 _lock = threading.RLock()
 _mode: Optional[str] = None

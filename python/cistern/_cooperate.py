@@ -1,0 +1,235 @@
+"""Allocators that stay separate, but ask each other for memory before anybody is told that there is none.
+
+Cistern's ladder calls functions of the program when everything else has failed (on_out_of_memory), from whatever thread
+asks for memory, with no lock of Cistern's held; the interpreter lock is taken for the call alone. The other way, those who
+keep a cache of their own ask Cistern to give back what it holds free (trimmed).
+
+What is registered before the library runs waits for it, so that the process can still fork.
+"""
+
+import sys
+import threading
+from typing import Any, Callable, List, Optional
+
+from . import _library
+from ._errors import CisternError, say
+
+_INVALID = 2  # CISTERN_INVALID
+ALL = -1  # every device, also those that come into use later
+
+_lock = threading.RLock()
+_registered: List["Registration"] = []
+_inside = threading.local()
+_ending = False
+
+
+class Registration:
+    """A function that the ladder asks for memory, until remove()."""
+
+    def __init__(self, fn: Callable[[int, int], Any], device: int) -> None:
+        self._fn: Optional[Callable[[int, int], Any]] = fn
+        self._device = device
+        self._complained = False
+        self._c: Any = None  # what C calls; kept for ever once C was told of it, as it may be removed from within a call
+        self._address = 0
+        self._given = False  # guarded by _lock: C knows of it
+
+    def remove(self) -> None:
+        """Has the function called no more. When it returns, no call is under way, unless it is called from within one."""
+        self._fn = None
+        with _lock:
+            if self in _registered:
+                _registered.remove(self)
+            given, self._given = self._given, False
+        if given and not self._take_back():
+            _lingering.append(self)  # removed from within a call: what C calls does nothing from now on
+
+    def _take_back(self) -> bool:
+        """Has C forget it. Not under the lock: this waits for calls, which may register and remove."""
+        return bool(_library.load().cistern_off_out_of_memory(self._device, self._address, None) in (_library.OK, _library.FORKED))
+
+    def _give(self) -> None:
+        """Tells C of it. The caller holds the lock."""
+        import ctypes
+
+        from . import _memory
+
+        lib = _memory.library()
+        if self._given:
+            return
+        if self._c is None:
+            self._c = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint64)(self._ask)
+            self._address = ctypes.cast(self._c, ctypes.c_void_p).value or 0
+            _kept.append(self._c)
+        _library.check(lib, lib.cistern_on_out_of_memory(self._device, self._address, None))
+        self._given = True
+
+    def _ask(self, context: Any, device: int, missing: int) -> int:
+        fn = self._fn
+        if fn is None or _ending or getattr(_inside, "asking", False):
+            return 0
+        _inside.asking = True
+        try:
+            return 1 if fn(device, missing) else 0
+        except BaseException as e:
+            if not self._complained:
+                self._complained = True
+                say("a function that was asked for memory failed, which counts as nothing given: %s: %s" %
+                    (type(e).__name__, e), every_rank=True)
+                self._print()
+            return 0
+        finally:
+            _inside.asking = False
+
+    @staticmethod
+    def _print() -> None:
+        import traceback
+
+        try:
+            traceback.print_exc(file=sys.stderr)
+        except (AttributeError, OSError, ValueError):
+            pass  # no standard error, or a closed one
+
+
+_kept: List[Any] = []
+_lingering: List[Registration] = []
+
+
+def on_out_of_memory(fn: Callable[[int, int], Any], device: Optional[int] = None) -> Registration:
+    """cistern.on_out_of_memory."""
+    if not callable(fn):
+        raise TypeError("fn is a function of a device and the bytes that are missing, got %s" % type(fn).__name__)
+    if device is None:
+        device = ALL
+    elif not isinstance(device, int) or isinstance(device, bool) or device < 0:
+        raise ValueError("device %r: want the number of a device, or None for all" % (device,))
+    global _follows_exit
+    registration = Registration(fn, device)
+    with _lock:
+        if not _follows_exit:
+            import atexit
+
+            atexit.register(_end)
+            _follows_exit = True
+        _registered.append(registration)
+        if not _library.running_already():
+            if library_started not in _library.waiting:
+                _library.waiting.append(library_started)
+            return registration
+        try:
+            registration._give()
+        except BaseException:
+            _registered.remove(registration)
+            raise
+    return registration
+
+
+_follows_exit = False
+
+
+def library_started() -> None:
+    """Called when the library runs: C is told of what waited for that."""
+    with _lock:
+        for registration in list(_registered):
+            try:
+                registration._give()
+            except CisternError as e:
+                say("a function will not be asked for memory: %s" % e, every_rank=True)
+
+
+def _end() -> None:
+    """Python ends: nothing is called in it any more."""
+    global _ending
+    _ending = True
+    for registration in list(_registered):
+        registration.remove()
+    for registration in _lingering:
+        registration._take_back()
+
+
+def trimmed(device: int) -> bool:
+    """Has Cistern give the free memory of a device back to the driver; whether that gave any."""
+    if not _library.running_already():
+        return False
+    before = _held(device)
+    try:
+        _library.trim(device)
+    except CisternError:
+        return False
+    return _held(device) < before
+
+
+def _held(device: int) -> int:
+    for d in _library.stats().get("devices", ()):
+        if d["device"] == device:
+            return int(d["reserved"]["all"]["current"])
+    return 0
+
+
+class Cooperation:
+    """Two allocators that ask each other, until remove()."""
+
+    def __init__(self, registration: Registration, undo: Callable[[], None]) -> None:
+        self._registration, self._undo = registration, undo
+
+    def remove(self) -> None:
+        """Both ask no more."""
+        self._registration.remove()
+        self._undo()
+
+
+# ---- PyTorch ----
+
+_with_torch: Optional[Cooperation] = None
+
+
+def cooperate_torch() -> Cooperation:
+    """Lets PyTorch keep its own cache, and has the two ask each other: when Cistern has no memory for somebody else,
+    torch.cuda.empty_cache() gives back what PyTorch holds free; when PyTorch has none, Cistern gives back what it holds
+    free. PyTorch says only that a request has failed, after its last attempt, so that request still raises
+    torch.OutOfMemoryError, and the program's next attempt finds the memory. Undone by .remove() of what is returned.
+
+    The ladder is never climbed from within PyTorch's allocator, which is why it may be called here: its lock is held by
+    nobody who waits for this call. That is said of PyTorch's own allocator over cudaMalloc, not of a torch.cuda.MemPool whose
+    allocator calls cistern_malloc: PyTorch holds its lock over that, and empties its cache from within the call."""
+    global _with_torch
+    try:
+        import torch
+    except ImportError:
+        raise CisternError("PyTorch is not installed") from None
+    from . import torch as ours
+
+    if getattr(torch.version, "cuda", None) is None:
+        raise CisternError("this PyTorch was built without CUDA")
+    if ours.mode() is not None:
+        raise CisternError("PyTorch's memory is Cistern's already: cistern.torch.enable() was called")
+    with _lock:
+        if _with_torch is not None:
+            return _with_torch
+
+        def give(device: int, missing: int) -> bool:
+            if not torch.cuda.is_initialized():
+                return False
+            before = torch.cuda.memory_reserved(device)
+            if before == 0:
+                return False
+            torch.cuda.empty_cache()
+            return bool(torch.cuda.memory_reserved(device) < before)
+
+        asked = [True]
+
+        def observe(device: int, *sizes: int) -> None:
+            if asked[0]:
+                trimmed(device)
+
+        def undo() -> None:
+            global _with_torch
+            asked[0] = False  # PyTorch has no way to take an observer back
+            with _lock:
+                _with_torch = None
+
+        attach = getattr(torch._C, "_cuda_attach_out_of_memory_observer", None)
+        if attach is not None:
+            torch.cuda._lazy_call(lambda: attach(observe))
+        _with_torch = Cooperation(on_out_of_memory(give), undo)
+        return _with_torch

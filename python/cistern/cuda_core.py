@@ -1,0 +1,121 @@
+"""Memory from Cistern for programs that use cuda.core.
+
+    memory = cistern.cuda_core.resource()
+    buffer = memory.allocate(1 << 20, stream=stream)
+
+The buffer is given back in the order of the stream that it is closed on, or else was allocated on, and of that alone:
+what other streams use must be kept until they are done, as with cuda.core's own pools. Graphs that are being built take
+memory from cuda.core's GraphMemoryResource.
+"""
+
+import threading
+from typing import Any, Dict, Optional
+
+from . import _library, _memory
+from ._errors import CisternError
+
+__all__ = ["resource"]
+
+_lock = threading.Lock()
+_class: Any = None
+_made: Dict[int, Any] = {}
+
+
+def resource(device: Optional[Any] = None) -> Any:
+    """The cuda.core.MemoryResource of a device: its number, a cuda.core.Device, or None for the current one. The same for
+    every call. CisternError without cuda.core; its allocate() raises MemoryError, with Cistern's words, when there is none."""
+    core = _core()
+    if device is None:
+        device = core.Device()
+    number = getattr(device, "device_id", device)
+    if not isinstance(number, int) or isinstance(number, bool) or number < 0:
+        raise ValueError("device %r: want the number of a device, a cuda.core.Device, or None for the current one" % (device,))
+    _library.path()  # what is missing is said now
+    with _lock:
+        if number not in _made:
+            _made[number] = _make(core)(number)
+        return _made[number]
+
+
+def _core() -> Any:
+    try:
+        import cuda.core as core
+
+        if not hasattr(core, "MemoryResource"):
+            import cuda.core.experimental as core  # as it was called before 0.5
+    except ImportError as e:
+        raise CisternError("cuda.core is not installed: %s" % e) from None
+    return core
+
+
+def _handle(stream: Any) -> int:
+    if stream is None:
+        return 0
+    if hasattr(stream, "begin_building"):
+        raise CisternError("a graph that is being built takes memory from cuda.core's GraphMemoryResource, not from Cistern")
+    return int(stream.__cuda_stream__()[1])
+
+
+def _make(core: Any) -> Any:
+    global _class
+    if _class is not None:
+        return _class
+
+    class CisternMemoryResource(core.MemoryResource):  # type: ignore[misc]
+        """cuda.core's memory from Cistern, of one device."""
+
+        def __init__(self, device: int) -> None:
+            self._device = device
+            self._memory: Optional[_memory.Memory] = None
+            self._streams: Dict[int, Any] = {}  # by address: the engine asks the stream when its memory is freed
+
+        def allocate(self, size: int, stream: Any = None) -> Any:
+            handle = _handle(stream)
+            if self._memory is None:
+                self._memory = _memory.Memory("cuda.core")
+            try:
+                address = self._memory.allocate(size, self._device, handle)
+            except _memory.Exhausted as e:
+                raise MemoryError(str(e)) from None
+            if handle > 2:
+                self._streams[address] = stream
+            try:
+                try:
+                    return core.Buffer.from_handle(address, size, mr=self, stream=stream)
+                except TypeError:  # before 1.2: it is closed on a stream that is then said, or the default one
+                    return core.Buffer.from_handle(address, size, mr=self)
+            except BaseException:
+                self._streams.pop(address, None)
+                self._memory.release(address)
+                raise
+
+        def deallocate(self, ptr: Any, size: int, stream: Any = None) -> None:
+            address = int(ptr)
+            if address == 0 or self._memory is None:
+                return
+            try:
+                self._memory.release_after(address, _handle(stream))
+            finally:
+                self._streams.pop(address, None)
+
+        @property
+        def is_device_accessible(self) -> bool:
+            return True
+
+        @property
+        def is_host_accessible(self) -> bool:
+            return False
+
+        @property
+        def is_managed(self) -> bool:
+            return False
+
+        @property
+        def device_id(self) -> int:
+            return self._device
+
+        def __repr__(self) -> str:
+            return "<Cistern's memory of device %d>" % self._device
+
+    _class = CisternMemoryResource
+    return _class

@@ -1,0 +1,102 @@
+"""Memory from Cistern for RMM, and so for cuDF and whatever else allocates through RMM.
+
+    cistern.rmm.enable()                                          # RMM's resource of every device
+    rmm.mr.set_current_device_resource(cistern.rmm.resource())    # or of the current one
+
+It is RMM's CallbackMemoryResource: each request is a Python function, some microseconds. Programs in C++ give RMM two
+functions over the C interface instead, which cost what Cistern costs:
+
+    #include <cistern.h>
+    #include <rmm/mr/callback_memory_resource.hpp>
+
+    int device = 0;
+    rmm::mr::callback_memory_resource memory(
+        [](std::size_t bytes, rmm::cuda_stream_view stream, void* arg) -> void* {
+          void* p = nullptr;
+          if (cistern_alloc(&p, bytes, *static_cast<int*>(arg), stream.value(), nullptr) != CISTERN_OK) {
+            char why[512];
+            cistern_last_error(why, sizeof why);
+            throw rmm::out_of_memory(why);
+          }
+          return p;
+        },
+        [](void* p, std::size_t, rmm::cuda_stream_view stream, void*) {
+          cistern_record_stream(p, stream.value());
+          cistern_release(p);
+        },
+        &device, &device);
+
+Memory is usable on the stream that it was asked for on, at once. It is given back in the order of that stream and of the
+one named when it is freed. The former must exist until then: RMM has no way to keep it.
+"""
+
+import threading
+from typing import Any, Dict, Optional
+
+from . import _library, _memory
+from ._errors import CisternError
+
+__all__ = ["enable", "resource"]
+
+_lock = threading.Lock()
+_made: Dict[int, Any] = {}
+
+
+def _rmm() -> Any:
+    try:
+        import rmm
+        import rmm.mr
+    except ImportError as e:
+        raise CisternError("RMM is not installed, or cannot be imported: %s" % e) from None
+    return rmm
+
+
+def resource(device: Optional[int] = None) -> Any:
+    """An rmm.mr.DeviceMemoryResource over Cistern, of a device, None for the current one. The same for every call.
+    CisternError without RMM; what RMM is asked for raises MemoryError, with Cistern's words, when there is none."""
+    rmm = _rmm()
+    if device is None:
+        device = _current(rmm)
+    elif not isinstance(device, int) or isinstance(device, bool) or device < 0:
+        raise ValueError("device %r: want the number of a device, or None for the current one" % (device,))
+    _library.path()  # what is missing is said now
+    with _lock:
+        if device not in _made:
+            functions = _Functions(device)
+            _made[device] = rmm.mr.CallbackMemoryResource(functions.allocate, functions.deallocate)
+        return _made[device]
+
+
+def enable() -> None:
+    """Makes Cistern RMM's resource of every device. What was allocated before goes back to where it came from."""
+    rmm = _rmm()
+    from rmm._cuda.gpu import getDeviceCount
+
+    for device in range(getDeviceCount()):
+        rmm.mr.set_per_device_resource(device, resource(device))
+
+
+def _current(rmm: Any) -> int:
+    from rmm._cuda.gpu import getDevice
+
+    return int(getDevice())
+
+
+class _Functions:
+    """What RMM calls."""
+
+    def __init__(self, device: int) -> None:
+        self._device = device
+        self._memory: Optional[_memory.Memory] = None
+
+    def allocate(self, size: int, stream: Any) -> int:
+        if self._memory is None:
+            self._memory = _memory.Memory("rmm")
+        try:
+            return self._memory.allocate(size, self._device, int(stream.__cuda_stream__()[1]))
+        except _memory.Exhausted as e:
+            raise MemoryError(str(e)) from None
+
+    def deallocate(self, address: int, size: int, stream: Any) -> None:
+        if address and self._memory is not None:
+            self._memory.release_after(address, int(stream.__cuda_stream__()[1]))

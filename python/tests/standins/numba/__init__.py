@@ -1,0 +1,1 @@
+"""What numba-cuda is to those who manage its memory, without a GPU."""

@@ -1,0 +1,2 @@
+"""What RMM is to those who bring a resource, without a GPU."""
+from . import mr

@@ -1,0 +1,6 @@
+def getDevice():
+    return 1
+
+
+def getDeviceCount():
+    return 2
