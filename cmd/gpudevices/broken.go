@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"sync"
@@ -137,15 +136,33 @@ func work(m *machine, a *cistern.Allocator, s *side, seed uint64) error {
 	return nil
 }
 
-// refuses is nil if whoever asks the device for a stream or for memory gets the error that broke it.
+// refuses is nil if the device is known to be broken, by the error that broke it, as soon as the driver was asked
+// something that it answers so: on which of these calls it does differs between drivers.
 func refuses(s *side) error {
-	_, stream := s.dev.Stream(s.stream.Handle()) // asks the driver, where memory may be had of what is cached
-	_, memory := s.dev.Alloc(256*mib, s.stream)
-	for _, err := range []error{stream, memory} {
-		var e *cuda.Error
-		if !errors.As(err, &e) || !e.Code.Poisons() {
-			return fmt.Errorf("device %d is broken, and whoever asks it is told: %w", s.dev.ID(), cmp.Or(err, errors.New("all is well")))
+	var found error
+	for _, ask := range []func() error{
+		func() error { _, err := s.dev.Stream(s.stream.Handle()); return err },
+		func() error { _, err := s.dev.Alloc(256*mib, s.stream); return err },
+		s.dev.Trim,
+	} {
+		if found = ask(); poison(found) {
+			break
+		}
+		if found != nil {
+			return fmt.Errorf("device %d is broken, and whoever asks it is told: %w", s.dev.ID(), found)
 		}
 	}
+	if found == nil {
+		return fmt.Errorf("device %d is broken, and does not know", s.dev.ID())
+	}
+	if _, err := s.dev.Alloc(256*mib, s.stream); !poison(err) {
+		return fmt.Errorf("device %d is known to be broken (%w), and whoever asks it for memory is told: %v", s.dev.ID(), found, err)
+	}
 	return nil
+}
+
+// poison reports whether an error is one after which a device's context is of no use.
+func poison(err error) bool {
+	var e *cuda.Error
+	return errors.As(err, &e) && e.Code.Poisons()
 }
