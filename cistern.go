@@ -36,7 +36,6 @@ package cistern
 
 import (
 	"fmt"
-	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -61,22 +60,6 @@ type Allocator struct {
 
 	// regions finds the owner of an address: a table of the 4 GiB pieces of the 48-bit address space.
 	regions [1 << (addressBits - regionBits)]atomic.Pointer[region]
-}
-
-const (
-	addressBits = 48 // virtual addresses of CUDA devices up to and including Hopper lie below 2^47
-	regionBits  = 32
-)
-
-// region says who owns the addresses of one 4 GiB piece: one space, or a list of segments in address order.
-type region struct {
-	space    *space
-	segments []segmentRef
-}
-
-type segmentRef struct {
-	base, end uint64
-	space     *space
 }
 
 // New makes an allocator over a driver. Nothing is asked of the driver until memory is.
@@ -142,102 +125,6 @@ func (a *Allocator) started(f func(*Device) error) error {
 		}
 	}
 	return first
-}
-
-// spaceOf finds the space that an address belongs to, nil when it is none of ours.
-func (a *Allocator) spaceOf(p cuda.Ptr) *space {
-	i := uint64(p) >> regionBits
-	if i >= uint64(len(a.regions)) {
-		return nil
-	}
-	r := a.regions[i].Load()
-	if r == nil {
-		return nil
-	}
-	if r.space != nil {
-		return r.space
-	}
-	return r.find(uint64(p))
-}
-
-func (r *region) find(p uint64) *space {
-	lo, hi := 0, len(r.segments)
-	for lo < hi {
-		if m := (lo + hi) / 2; r.segments[m].end <= p {
-			lo = m + 1
-		} else {
-			hi = m
-		}
-	}
-	if lo < len(r.segments) && r.segments[lo].base <= p {
-		return r.segments[lo].space
-	}
-	return nil
-}
-
-func (r *region) overlaps(base, size uint64) bool {
-	return r.space != nil || slices.ContainsFunc(r.segments, func(s segmentRef) bool { return s.base < base+size && base < s.end })
-}
-
-// claim makes [base, base+size) known as the space's, release undoes it. Reservations are whole pieces of 4 GiB and
-// get a region each; segments share regions, which are replaced, never changed, because readers take no lock.
-func (a *Allocator) claim(base, size uint64, s *space) error {
-	if base>>addressBits != 0 || (base+size-1)>>addressBits != 0 {
-		return fmt.Errorf("address %#x lies above the %d bits that the allocator can look up", base+size-1, addressBits)
-	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	// A user's upstream may hand out anything, memory of this allocator among it.
-	for i := base >> regionBits; i <= (base+size-1)>>regionBits; i++ {
-		if r := a.regions[i].Load(); r != nil && r.overlaps(base, size) {
-			return fmt.Errorf("[%#x, %#x) is the allocator's already", base, base+size)
-		}
-	}
-	for i := base >> regionBits; i <= (base+size-1)>>regionBits; i++ {
-		start := i << regionBits
-		if base <= start && start+1<<regionBits <= base+size {
-			a.regions[i].Store(&region{space: s})
-			continue
-		}
-		next := &region{}
-		if old := a.regions[i].Load(); old != nil {
-			next.segments = append(next.segments, old.segments...)
-		}
-		at := 0
-		for at < len(next.segments) && next.segments[at].base < base {
-			at++
-		}
-		next.segments = append(next.segments, segmentRef{})
-		copy(next.segments[at+1:], next.segments[at:])
-		next.segments[at] = segmentRef{base, base + size, s}
-		a.regions[i].Store(next)
-	}
-	return nil
-}
-
-func (a *Allocator) disown(base, size uint64) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	for i := base >> regionBits; i <= (base+size-1)>>regionBits; i++ {
-		old := a.regions[i].Load()
-		if old == nil {
-			continue
-		}
-		if old.space != nil {
-			a.regions[i].Store(nil)
-			continue
-		}
-		next := &region{}
-		for _, s := range old.segments {
-			if s.base != base {
-				next.segments = append(next.segments, s)
-			}
-		}
-		if len(next.segments) == 0 {
-			next = nil
-		}
-		a.regions[i].Store(next)
-	}
 }
 
 // Free gives back what Alloc returned; null is nothing to free. The block may be reused on its own stream at once and

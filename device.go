@@ -1,7 +1,9 @@
 package cistern
 
 import (
+	"cmp"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -41,6 +43,9 @@ type Device struct {
 	vault   vault       // for the contents of paused memory
 	copies  cuda.Stream // guarded by pausing: on which they are copied; 0 until there are any
 
+	privateMu sync.Mutex
+	private   *Stream // guarded by privateMu, which is locked before mu: on which pools use others; nil: none does
+
 	eventMu sync.Mutex
 	events  []cuda.Event // guarded by eventMu: events nobody uses
 
@@ -54,17 +59,17 @@ type Device struct {
 	using    int // streams that have allocated
 
 	upstream resource.Chunks // of the pools that are made of chunks; nil with backend malloc
-	// segmented is on once a pool is made of segments.
-	segmented bool
-	prop      cuda.MemProp // of the chunks and the single handles, once probed
-	probed    bool
-	plain     resource.Resource
-	single    *resource.SingleHandle
-	inFlight  uint64 // bytes under the limit that are being asked of users' upstreams, with no lock held
-	chunks    vm.Chunks
-	zombies   vm.Zombies
-	spares    []vm.ChunkID // chunks that no space owns
-	areas     []reservation
+	// segmented is on once a pool is made of segments, nested once one gets them from another pool of the device.
+	segmented, nested bool
+	prop              cuda.MemProp // of the chunks and the single handles, once probed
+	probed            bool
+	plain             resource.Resource
+	single            *resource.SingleHandle
+	inFlight          uint64 // bytes under the limit that are being asked of users' upstreams, with no lock held
+	chunks            vm.Chunks
+	zombies           vm.Zombies
+	spares            []vm.ChunkID // chunks that no space owns
+	areas             []reservation
 
 	pending  []pendingFree
 	heldBack []heldFree
@@ -95,6 +100,8 @@ type Device struct {
 	retired       [numGroups][numGauges]int64 // what was added in dissolved spaces and to the spares
 	since         [numGroups][numGauges]total // what Added and Removed are counted from
 	dissolving    bool                        // a released pool still has spaces
+	unused        []resource.Closer           // to be closed
+	ending        []*Pool                     // released pools of which somebody is told when they hold nothing
 	retireAt      int                         // lanes at which idle ones are next looked for
 }
 
@@ -103,6 +110,7 @@ type reservation struct {
 	base, size uint64
 	space      *space
 	serial     uint64 // of a segment: never reused, nor a chunk's
+	align      uint64 // of a segment: what it was asked for with
 }
 
 func newDevice(a *Allocator, id cuda.Device) (*Device, error) {
@@ -127,8 +135,34 @@ func newDevice(a *Allocator, id cuda.Device) (*Device, error) {
 	if d.pool0, err = d.addPool(PoolID{}, PoolOptions{}, upstream{}); err != nil {
 		return nil, err
 	}
+	if d.opts.Spill != SpillNone {
+		if err := d.spillDefault(); err != nil {
+			return nil, fmt.Errorf("spill:%s: %w", d.opts.Spill, err)
+		}
+	}
 	d.SetHistory(d.opts.History)
 	return d, nil
+}
+
+// spillDefault gives the default pool the spill that the options name.
+func (d *Device) spillDefault() error {
+	var r resource.Resource
+	switch d.opts.Spill {
+	case SpillManaged:
+		r = resource.Managed(d.drv, d.id)
+	case SpillPinned:
+		r = resource.Pinned(d.drv, d.id)
+	case SpillHostNUMA:
+		var err error
+		if r, err = resource.HostNUMA(d.drv, d.id, -1); err != nil {
+			return err
+		}
+	}
+	u, err := d.newUpstream(r)
+	if err == nil {
+		d.pool0.addSpill(u)
+	}
+	return err
 }
 
 // ID is the device's ordinal.
@@ -203,6 +237,13 @@ func (d *Device) close() error {
 	if err := d.endPauses(); err != nil {
 		return err
 	}
+	if err := d.giveBack(); err != nil {
+		return err
+	}
+	return d.dropPrivate()
+}
+
+func (d *Device) giveBack() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if n := d.reservedBytes + d.elsewhere; n != 0 {
@@ -227,20 +268,38 @@ func (d *Device) close() error {
 			return d.failed(err)
 		}
 	}
-	d.eventMu.Lock()
-	defer d.eventMu.Unlock()
-	for _, e := range d.events {
-		d.drv.EventDestroy(d.id, e)
+	if q := d.pool0.spill; q != nil && q.own != nil {
+		d.unused, q.own = append(d.unused, q.own), nil
 	}
-	d.events = nil
+	if err := d.closeUnused(); err != nil {
+		return d.failed(err)
+	}
 	for _, t := range d.streams {
 		t.mu.Lock()
 		for _, c := range t.ring {
-			d.drv.EventDestroy(d.id, c.event)
+			d.putEvent(c.event)
 		}
 		t.ring = nil
 		t.over = t.epoch.Load() - 1
 		t.mu.Unlock()
 	}
+	d.eventMu.Lock()
+	defer d.eventMu.Unlock()
+	for n := len(d.events); n > 0; n-- {
+		if err := d.drv.EventDestroy(d.id, d.events[n-1]); err != nil {
+			return d.failed(err)
+		}
+		d.events = d.events[:n-1]
+	}
 	return nil
+}
+
+// closeUnused closes what was made to use upstreams; what fails is tried again. The caller holds Device.mu.
+func (d *Device) closeUnused() (first error) {
+	d.unused = slices.DeleteFunc(d.unused, func(c resource.Closer) bool {
+		err := c.Close()
+		first = cmp.Or(first, err)
+		return err == nil
+	})
+	return first
 }

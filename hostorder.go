@@ -48,46 +48,6 @@ func (t *Stream) known(stamp uint64) int {
 	return isRunning
 }
 
-// takeHost hands out a free block of a space of the request's lane: of those whose last use is known best, the smallest
-// that fits. The caller holds Device.mu and the lane's lock.
-func (c *climb) takeHost(s *space) (heap.ID, error) {
-	t := s.stream
-	for {
-		best, rank, size := heap.ID(0), 0, uint64(0)
-		s.heap.EachFree(c.n, func(id heap.ID, b *heap.Block) bool {
-			if s.heap.Whole() && b.Size != c.n {
-				return true
-			}
-			if k := t.known(b.Stamp); best == 0 || k < rank || k == rank && b.Size < size {
-				best, rank, size = id, k, b.Size
-			}
-			return true
-		})
-		if best == 0 {
-			return 0, nil
-		}
-		if rank == isRunning {
-			t.mu.Lock()
-			err := t.usable()
-			t.mu.Unlock()
-			if errors.Is(err, errCapturing) {
-				c.strict, c.alone = true, true
-				c.d.holdBusy(s)
-				continue
-			}
-			if err != nil && !ownReason(err) {
-				return 0, err
-			}
-			t.eager.Store(true)
-		}
-		if stamp := s.heap.At(best).Stamp; rank != isDone {
-			c.waits = later(c.waits, t, stamp)
-		}
-		s.heap.TakeBlock(best, c.n, c.size)
-		return best, nil
-	}
-}
-
 // holdBusy puts the free blocks of a lane out of reach that the GPU is not known to be done with, until regain. The caller
 // holds Device.mu and the lane's lock.
 func (d *Device) holdBusy(s *space) {

@@ -116,8 +116,9 @@ func (c *climb) fail(p *Pool, st *Stream) error {
 type climb struct {
 	d       *Device
 	s       *space
-	n       uint64 // rounded bytes
+	n       uint64 // rounded bytes, and what the alignment may take beyond
 	size    uint64 // bytes asked for
+	align   uint64 // 0: as every block is
 	tag     uint32 // with the library: a block's label
 	host    bool   // in the host's order: waits is to be waited for before the block is used
 	strict  bool   // and the stream cannot be waited for: only what the GPU is known to be done with will do
@@ -133,6 +134,7 @@ type climb struct {
 	waited  bool
 	giveUp  time.Time // when not to wait any longer for others who are telling of memory
 	alone   bool      // no other stream can be waited for
+	tight   bool      // a segment of just the size will do
 	full    bool      // the pool's own limit is in the way
 	emptied bool      // what the pool has free was given back for that
 	met     Rungs     // the rung that met the request
@@ -203,17 +205,63 @@ func (c *climb) elsewhere() (heap.ID, error) {
 
 // take hands out a free block of a space of the request's lane, if one fits.
 func (c *climb) take(s *space) (heap.ID, error) {
-	if c.host {
-		return c.takeHost(s)
+	if c.host || c.align != 0 {
+		return c.choose(s)
 	}
 	return s.heap.Take(c.n, c.size), nil
+}
+
+// choose hands out a free block of a space of the request's lane, or a part of it that is aligned as the request wants. In the
+// host's order it is of those whose last use is known best; of these the smallest that fits. The caller holds Device.mu
+// and the lane's lock.
+func (c *climb) choose(s *space) (heap.ID, error) {
+	t, n := s.stream, s.pool.round(c.size)
+	from := func(b *heap.Block) uint64 { return (b.Addr + max(c.align, 1) - 1) &^ (max(c.align, 1) - 1) }
+	for {
+		best, rank, size := heap.ID(0), 0, uint64(0)
+		s.heap.EachFree(n, func(id heap.ID, b *heap.Block) bool {
+			at := from(b)
+			if at+n > b.Addr+b.Size || s.heap.Whole() && (b.Size != n || at != b.Addr) {
+				return true
+			}
+			k := isDone
+			if c.host {
+				k = t.known(b.Stamp)
+			}
+			if best == 0 || k < rank || k == rank && b.Size < size {
+				best, rank, size = id, k, b.Size
+			}
+			return true
+		})
+		if best == 0 {
+			return 0, nil
+		}
+		if rank == isRunning {
+			t.mu.Lock()
+			err := t.usable()
+			t.mu.Unlock()
+			if errors.Is(err, errCapturing) {
+				c.strict, c.alone = true, true
+				c.d.holdBusy(s)
+				continue
+			}
+			if err != nil && !ownReason(err) {
+				return 0, err
+			}
+			t.eager.Store(true)
+		}
+		if stamp := s.heap.At(best).Stamp; rank != isDone {
+			c.waits = later(c.waits, t, stamp)
+		}
+		return s.heap.TakeAt(best, from(s.heap.At(best)), n, c.size), nil
+	}
 }
 
 // handOut completes a request that was met: statistics, history.
 func (d *Device) handOut(c *climb, id heap.ID) cuda.Ptr {
 	s := c.from
 	b := s.heap.At(id)
-	s.gauges.alloc(c.size, c.n, s.heap.FreeBlocks)
+	s.gauges.alloc(c.size, b.Size, s.heap.FreeBlocks)
 	b.Tag, b.Capture = c.tag, s.capture
 	addr := cuda.Ptr(b.Addr)
 	if c.called || c.asked {
@@ -262,6 +310,10 @@ func (c *climb) unlocked() (again bool, err error) {
 			return again, err
 		}
 	}
+	if p := c.s.pool; !c.tight && p.segments != nil && p.whole(c.n) < p.segmentSize(c.n) {
+		c.tight = true
+		return true, nil
+	}
 	if d.telling > 0 { // what another thread got or gives back may do
 		if c.giveUp.IsZero() {
 			c.giveUp = time.Now().Add(patience)
@@ -309,7 +361,10 @@ func (c *climb) call(list []*callback) (any bool) {
 func (c *climb) spill(p *Pool, st *Stream) (cuda.Ptr, error) {
 	c.tried |= RungSpill
 	x := climb{d: c.d, n: p.spill.round(c.size), size: c.size, tag: c.tag, rungs: c.rungs, spilled: true, trimmed: c.trimmed,
-		asked: c.asked, called: c.called, host: c.host}
+		asked: c.asked, called: c.called, host: c.host, align: c.align}
+	if c.align != 0 && !p.noSplit {
+		x.n += c.align - heap.Align
+	}
 	ptr, err := x.climb(p.spill, st)
 	c.waits = x.waits
 	if err != nil || x.oom != nil { // the request has failed for want of memory in the first place

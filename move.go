@@ -154,6 +154,9 @@ func (c *climb) obtain(rungs Rungs, pressure bool) (heap.ID, error) {
 		return c.take(s)
 	}
 	s.gauges.setFree(s.heap.FreeBlocks, int64(have))
+	if c.align != 0 {
+		return c.take(s)
+	}
 	s.heap.TakeBlock(block, c.n, c.size)
 	return block, nil
 }

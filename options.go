@@ -32,6 +32,16 @@ const (
 	CrossStreamReady CrossStream = "ready" // only what the host knows to be done
 )
 
+// Spill is where the default pool gets memory when nothing else can meet a request (PoolOptions.Spill).
+type Spill string
+
+const (
+	SpillNone     Spill = ""          // nowhere: the request fails
+	SpillManaged  Spill = "managed"   // memory that migrates between host and device
+	SpillPinned   Spill = "pinned"    // page-locked host memory
+	SpillHostNUMA Spill = "host_numa" // host memory of the device's NUMA node, mapped for it
+)
+
 // Options configure an allocator. The zero value is the default of every option.
 type Options struct {
 	Driver      string      // what package cuda/open opens: "", "nvidia", "sim", "sim:80GiB"; not used by New
@@ -45,6 +55,7 @@ type Options struct {
 	// SingleHandle makes every segment one physical handle, as registration with a network needs it, in place of
 	// chunks that move.
 	SingleHandle bool
+	Spill        Spill // default none
 	// NoFront has the C library call the engine for every request and every free.
 	NoFront bool
 }
@@ -95,6 +106,11 @@ func (o Options) Validate() error {
 	if o.Ladder&^(AllRungs|RungFit) != 0 {
 		return fmt.Errorf("ladder %#x: unknown rungs", uint16(o.Ladder))
 	}
+	switch o.Spill {
+	case SpillNone, SpillManaged, SpillPinned, SpillHostNUMA:
+	default:
+		return fmt.Errorf("spill %q: choose managed, pinned or host_numa", o.Spill)
+	}
 	if o.History < 0 || o.History > 1<<30 {
 		return fmt.Errorf("history %d: must be a number of events up to %d", o.History, 1<<30)
 	}
@@ -103,7 +119,7 @@ func (o Options) Validate() error {
 
 // optionKeys are the keys of the text form, in the order in which String writes them.
 var optionKeys = []string{"driver", "backend", "limit", "chunk", "cross_stream", "ladder", "history", "ipc",
-	"single_handle", "front"}
+	"single_handle", "front", "spill"}
 
 // ParseOptions reads the text form that CISTERN_CONF has: "key:value,key:value". An empty text is the defaults.
 //
@@ -117,6 +133,7 @@ var optionKeys = []string{"driver", "backend", "limit", "chunk", "cross_stream",
 //	ipc:handles|legacy      legacy: memory that cudaIpcGetMemHandle accepts (backend:malloc)
 //	single_handle:true      each segment is one physical handle
 //	front:on|off            off: the C library calls the engine for every request and every free
+//	spill:managed|pinned|host_numa    where the default pool gets memory from when nothing else is left
 func ParseOptions(text string) (Options, error) {
 	var o Options
 	if strings.TrimSpace(text) == "" {
@@ -154,6 +171,10 @@ func ParseOptions(text string) (Options, error) {
 		case "front":
 			if o.NoFront = value == "off"; value != "on" && value != "off" {
 				err = fmt.Errorf("choose on or off")
+			}
+		case "spill":
+			if o.Spill = Spill(value); value == "" {
+				err = fmt.Errorf("choose managed, pinned or host_numa")
 			}
 		default:
 			return o, fmt.Errorf("unknown setting %q: the keys are %s", key, strings.Join(optionKeys, ", "))
@@ -205,5 +226,6 @@ func (o Options) String() string {
 	add(o.IPC != d.IPC, "ipc", o.IPC)
 	add(o.SingleHandle, "single_handle", o.SingleHandle)
 	add(o.NoFront, "front", "off")
+	add(o.Spill != SpillNone, "spill", o.Spill)
 	return strings.Join(items, ",")
 }

@@ -360,7 +360,7 @@ func (p *pause) chooseSegments(s *space, no *refusal) {
 		}
 		res := s.pool.segments
 		name := s.pool.traits.Name
-		backing, ok := as[resource.Backing](res)
+		backing, ok := resource.As[resource.Backing](res)
 		for id := first; id != 0; id = s.heap.Next(id) {
 			b := s.heap.At(id)
 			if !p.sel.has(s, b) {

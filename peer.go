@@ -7,7 +7,6 @@ import (
 
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/internal/heap"
-	"github.com/cistern-gpu/cistern/resource"
 )
 
 // EnablePeer makes all memory of the device, held now or got later, accessible to work on another device. Where the two
@@ -37,7 +36,7 @@ func (d *Device) EnablePeer(peer cuda.Device) error {
 		return d.eachUpstream((*Pool).openToPeers)
 	}
 	if err := d.eachUpstream(func(p *Pool) error {
-		if r, ok := as[resource.Peers](p.segments); ok {
+		if r := p.peers(); r != nil {
 			return p.openTo(r, peer)
 		}
 		return nil

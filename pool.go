@@ -27,6 +27,9 @@ type Pool struct {
 	onDevice bool              // it takes the device's own memory
 	counted  bool              // and that is under the device's limit
 	noSplit  bool              // each block is a segment
+	under    *Pool             // the pool that its segments are blocks of, nil: they are not
+	own      resource.Closer   // what the engine made to use the upstream
+	onEnd    func()            // nil: nobody
 	ask      *callback         // asked for memory before others are; nil: nobody
 	spill    *Pool             // where requests are met that nothing else meets; nil: nowhere
 	parent   *Pool             // the pool whose spill this is
@@ -113,8 +116,30 @@ func (p *Pool) release() error {
 		p.spill.released = true
 	}
 	delete(d.pools, p.id)
+	if p.foreign || p.spill != nil || p.onEnd != nil {
+		d.ending = append(d.ending, p)
+	}
 	d.sweep()
 	return nil
+}
+
+// endPools tells of released pools that hold nothing any more. The caller holds Device.mu.
+func (d *Device) endPools() {
+	d.ending = slices.DeleteFunc(d.ending, func(p *Pool) bool {
+		if slices.ContainsFunc(d.spaces, func(s *space) bool { return s != nil && s.pool.owner() == p }) {
+			return false
+		}
+		for _, x := range []*Pool{p, p.spill} {
+			if x != nil && x.own != nil {
+				d.unused = append(d.unused, x.own)
+			}
+		}
+		if p.onEnd != nil {
+			go p.onEnd()
+		}
+		return true
+	})
+	d.closeUnused()
 }
 
 // owner is the pool that the program knows: the pool itself, or the one whose spill it is.
@@ -226,6 +251,9 @@ func (d *Device) sweep() {
 		s.mu.Unlock()
 	}
 	d.dissolving = kept > 0
+	if len(d.ending) > 0 {
+		d.endPools()
+	}
 }
 
 // dissolve removes a space that holds nothing but holes. The caller holds Device.mu and the space's lock.

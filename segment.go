@@ -41,6 +41,9 @@ type PoolOptions struct {
 	// OnOutOfMemory is asked, with no lock held, before the device's callbacks: it reports whether it gave memory back.
 	// It must not allocate from this pool. Nil is nobody.
 	OnOutOfMemory func(need uint64) bool
+	// OnEnd is called, on a goroutine of its own, when the pool was released and holds nothing of its upstream's and its
+	// spill's any more: who made those can close them.
+	OnEnd func()
 }
 
 // segmentUnit is the unit of segment sizes in bytes.
@@ -49,14 +52,24 @@ const segmentUnit = 2 << 20
 // NewPoolWith creates a private pool of the memory that the options say. An upstream is opened to the peers that the device
 // has.
 func (d *Device) NewPoolWith(id PoolID, o PoolOptions) (*Pool, error) {
-	u, err := newUpstream(o.Upstream)
+	u, err := d.newUpstream(o.Upstream)
 	if err != nil {
 		return nil, fmt.Errorf("pool {%d, %d}: %w", id[0], id[1], err)
 	}
-	spill, err := newUpstream(o.Spill)
+	spill, err := d.newUpstream(o.Spill)
 	if err != nil {
+		u.drop(d)
 		return nil, fmt.Errorf("pool {%d, %d}: spill: %w", id[0], id[1], err)
 	}
+	p, err := d.newPool(id, o, u, spill)
+	if err != nil {
+		u.drop(d)
+		spill.drop(d)
+	}
+	return p, err
+}
+
+func (d *Device) newPool(id PoolID, o PoolOptions, u, spill upstream) (*Pool, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.pools[id] != nil {
@@ -79,7 +92,7 @@ func (d *Device) NewPoolWith(id PoolID, o PoolOptions) (*Pool, error) {
 
 // addPool makes a pool. The caller holds Device.mu, or is the first to have the device.
 func (d *Device) addPool(id PoolID, o PoolOptions, u upstream) (*Pool, error) {
-	p := &Pool{dev: d, id: id, number: uint32(len(d.byNumber)), noSplit: o.NoSplit, mask: heap.Align - 1, unit: segmentUnit,
+	p := &Pool{dev: d, id: id, number: uint32(len(d.byNumber)), noSplit: o.NoSplit, mask: heap.Align - 1, unit: segmentUnit, onEnd: o.OnEnd,
 		limit: o.Limit, onDevice: true, counted: true,
 		traits: resource.Traits{Name: "virtual", Device: d.id, OnDevice: true, DeviceAccessible: true, Align: heap.Align}}
 	switch {
@@ -156,7 +169,7 @@ func (c *climb) growSegment() (heap.ID, error) {
 	if c.rungs&RungGrow != 0 {
 		c.tried |= RungGrow
 		size := s.pool.segmentSize(c.n)
-		if !s.pool.mayHold(size) {
+		if c.tight || !s.pool.mayHold(size) {
 			size = s.pool.whole(c.n) // with nothing for later requests
 			c.full = !s.pool.mayHold(size)
 		}
@@ -203,7 +216,7 @@ func (p *Pool) whole(n uint64) uint64 { return (n + p.unit - 1) &^ (p.unit - 1) 
 // addSegment makes a segment free memory of the request's space.
 func (c *climb) addSegment(ptr cuda.Ptr, size uint64) {
 	d, s := c.d, c.s
-	d.areas = append(d.areas, reservation{uint64(ptr), size, s, d.chunks.NewSerial()})
+	d.areas = append(d.areas, reservation{uint64(ptr), size, s, d.chunks.NewSerial(), s.pool.align(c.align)})
 	d.got(size, s.pool.counted)
 	d.held[groupOf(s.class)].add(size)
 	s.gain(size)
@@ -246,7 +259,9 @@ func (c *climb) makeRoom() (bool, error) {
 		c.s.mu.Unlock()
 		switch {
 		case c.room == 1:
-			any, err = d.releaseSegments(p.sameMemory, true)
+			if any, err = d.releaseSegments(p.sameMemory, true); any && d.nested {
+				c.room-- // what went may be a segment of another pool now
+			}
 			asked, more := d.trimUpstreams(p.sameMemory)
 			any, err = any || asked, cmp.Or(err, more)
 			if d.single != nil {

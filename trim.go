@@ -30,8 +30,11 @@ func (d *Device) trim(only *Pool) error {
 	first := d.await(waits)
 	d.collect(nil, false)
 	if d.segmented {
-		_, err := d.releaseSegments(func(p *Pool) bool { return only == nil || p.owner() == only }, true)
-		first = cmp.Or(first, err)
+		for again := true; again; again = again && d.nested && only == nil { // what goes may be a segment of another pool then
+			var err error
+			again, err = d.releaseSegments(func(p *Pool) bool { return only == nil || p.owner() == only }, true)
+			first = cmp.Or(first, err)
+		}
 	}
 	if d.upstream != nil {
 		_, err := d.releaseChunks(only, everything)

@@ -14,38 +14,111 @@ import (
 // Pools over a resource that they were given: what it is decides how the pool's memory is counted, what makes room for
 // it, and what it is asked besides memory.
 
-// as finds what a resource can do, itself or what it wraps.
-func as[T any](r resource.Resource) (T, bool) {
-	for r != nil {
-		if t, ok := r.(T); ok {
-			return t, true
-		}
-		w, ok := r.(resource.Wrapper)
-		if !ok {
-			break
-		}
-		r = w.Upstream()
-	}
-	var none T
-	return none, false
-}
-
 // upstream is a resource that was given to a pool, and what it said of itself.
 type upstream struct {
 	from   resource.Resource // nil: there is none
 	traits resource.Traits
+	under  *Pool           // the pool of the same allocator that it is, nil: it is none
+	own    resource.Closer // what was made to use it; nil: nothing
 }
 
-// newUpstream asks a resource, which may be nil, what it is. No lock is held.
-func newUpstream(r resource.Resource) (upstream, error) {
+// newUpstream asks a resource, which may be nil, what it is. A stream-ordered one is used in the host's order: so no
+// capture and no stream that was destroyed ever reaches it, and its memory may go to any stream. No lock is held.
+func (d *Device) newUpstream(r resource.Resource) (upstream, error) {
 	if r == nil {
 		return upstream{}, nil
 	}
-	u := upstream{r, r.Traits()}
+	u := upstream{from: r, traits: r.Traits()}
 	if a := u.traits.Align; a&(a-1) != 0 {
 		return upstream{}, fmt.Errorf("upstream %s aligns memory to %d bytes, which is no power of two", u.traits.Name, a)
 	}
+	if x, ok := resource.As[*poolResource](r); ok {
+		if x.p.dev.a == d.a {
+			u.under = x.p
+		}
+	}
+	switch {
+	case u.under != nil:
+		st, err := u.under.dev.privateStream()
+		if err != nil {
+			return upstream{}, fmt.Errorf("upstream %s: %w", u.traits.Name, err)
+		}
+		u.from = &nested{r, st}
+	case u.traits.StreamOrdered:
+		var err error
+		if u.from, err = resource.HostOrdered(d.drv, r); err != nil {
+			return upstream{}, fmt.Errorf("upstream %s: %w", u.traits.Name, err)
+		}
+		u.own, _ = u.from.(resource.Closer)
+	}
 	return u, nil
+}
+
+// nested is a resource over a pool of the allocator's as another pool uses it: in the order of a stream that lasts, because
+// the free blocks that come back to the pool bear its epochs, and done when a request returns.
+type nested struct {
+	resource.Resource
+	st *Stream
+}
+
+func (n *nested) Upstream() resource.Resource { return n.Resource }
+
+func (n *nested) Alloc(size, align uint64, _ cuda.Stream) (cuda.Ptr, error) {
+	p, err := n.Resource.Alloc(size, align, n.st.handle)
+	if err != nil || p == 0 {
+		return p, err
+	}
+	if err := n.st.dev.drv.StreamSynchronize(n.st.dev.id, n.st.handle); err != nil {
+		return 0, errors.Join(err, n.Resource.Free(p, size, align, n.st.handle))
+	}
+	return p, nil
+}
+
+func (n *nested) Free(p cuda.Ptr, size, align uint64, _ cuda.Stream) error {
+	return n.Resource.Free(p, size, align, n.st.handle)
+}
+
+// privateStream is the stream that pools use others of the device on.
+func (d *Device) privateStream() (*Stream, error) {
+	d.privateMu.Lock()
+	defer d.privateMu.Unlock()
+	if d.private != nil {
+		return d.private, nil
+	}
+	h, err := d.drv.StreamCreate(d.id, false)
+	if err != nil {
+		return nil, d.failed(err)
+	}
+	if d.private, err = d.Stream(h, StreamDurable); err != nil {
+		return nil, errors.Join(err, d.drv.StreamDestroy(d.id, h))
+	}
+	return d.private, nil
+}
+
+// dropPrivate destroys it. Nothing is held on any stream.
+func (d *Device) dropPrivate() error {
+	d.privateMu.Lock()
+	defer d.privateMu.Unlock()
+	if d.private == nil {
+		return nil
+	}
+	d.private.durable.Store(false)
+	d.private.eager.Store(true)
+	if err := d.drv.StreamDestroy(d.id, d.private.handle); err != nil {
+		return d.failed(err)
+	}
+	d.private = nil
+	return nil
+}
+
+// drop undoes newUpstream. No lock is held.
+func (u upstream) drop(d *Device) {
+	if u.own != nil {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		d.unused = append(d.unused, u.own)
+		d.closeUnused()
+	}
 }
 
 // setUpstream makes the pool one of segments of the resource.
@@ -54,7 +127,18 @@ func (p *Pool) setUpstream(u upstream) {
 	p.segments, p.foreign, p.traits = u.from, true, u.traits
 	p.unit = max(segmentUnit, p.traits.Align)
 	p.onDevice = p.traits.OnDevice && p.traits.Device == d.id
-	p.counted = p.onDevice
+	p.under, p.own = u.under, u.own
+	nested := u.under != nil && u.under.dev == d // where its memory is counted
+	p.counted = p.onDevice && !nested
+	d.nested = d.nested || nested
+}
+
+// align is what the pool asks its upstream to align segments to: what blocks have, as far as the upstream promises it.
+func (p *Pool) align(want uint64) uint64 {
+	if want <= heap.Align && p.traits.Align < heap.Align {
+		return 0 // it may give more than it promises
+	}
+	return max(heap.Align, want)
 }
 
 // sameMemory reports whether memory that one pool gives back may be what the other lacks: both are of the device's own
@@ -77,8 +161,8 @@ func (p *Pool) openToPeers() error {
 			return err
 		}
 	}
-	r, ok := as[resource.Peers](p.segments)
-	if !ok || !p.foreign {
+	r := p.peers()
+	if r == nil {
 		return nil
 	}
 	d := p.dev
@@ -91,6 +175,16 @@ func (p *Pool) openToPeers() error {
 			return err
 		}
 	}
+}
+
+// peers is the upstream as something that can be opened to other devices; nil where there is nothing to open, or where the
+// upstream is a pool of the device, whose memory is opened as all of the device's.
+func (p *Pool) peers() resource.Peers {
+	r, ok := resource.As[resource.Peers](p.segments)
+	if !ok || !p.foreign || p.under != nil && p.under.dev == p.dev {
+		return nil
+	}
+	return r
 }
 
 // openTo opens the upstream of the pool to one peer, likewise. That the peer is broken is no reason to do without memory
@@ -146,7 +240,7 @@ func (d *Device) trimUpstreams(chosen func(*Pool) bool) (any bool, err error) {
 		return false, nil
 	}
 	err = d.eachUpstream(func(p *Pool) error {
-		r, ok := as[resource.Trimmer](p.segments)
+		r, ok := resource.As[resource.Trimmer](p.segments)
 		if !ok || !chosen(p) {
 			return nil
 		}
@@ -186,7 +280,8 @@ func (c *climb) segment(size uint64) (cuda.Ptr, error) {
 			}
 		}()
 	}
-	ptr, err := p.segments.Alloc(size, heap.Align, s.stream.handle)
+	align := p.align(c.align)
+	ptr, err := p.segments.Alloc(size, align, s.stream.handle)
 	if err != nil {
 		if p.foreign {
 			d.upstreamFailed(err)
@@ -198,14 +293,14 @@ func (c *climb) segment(size uint64) (cuda.Ptr, error) {
 	switch {
 	case ptr == 0:
 		return 0, cuda.ErrOutOfMemory
-	case ptr%heap.Align != 0:
+	case uint64(ptr)%max(heap.Align, align) != 0:
 		err = fmt.Errorf("pool {%d, %d}: its upstream returned %#x, which is not aligned to %d bytes", p.id[0], p.id[1],
-			uint64(ptr), heap.Align)
+			uint64(ptr), max(heap.Align, align))
 	default:
 		err = d.a.claim(uint64(ptr), size, s)
 	}
 	if err != nil {
-		return 0, errors.Join(err, p.segments.Free(ptr, size, heap.Align, s.stream.handle))
+		return 0, errors.Join(err, p.segments.Free(ptr, size, align, s.stream.handle))
 	}
 	return ptr, nil
 }
@@ -219,9 +314,11 @@ func (d *Device) freeSegment(s *space, base, size uint64) error {
 		}
 		return nil
 	}
+	i := slices.IndexFunc(d.areas, func(r reservation) bool { return r.base == base })
+	align := d.areas[i].align
 	d.mu.Unlock()
 	defer d.mu.Lock()
-	err := p.segments.Free(cuda.Ptr(base), size, heap.Align, s.stream.handle)
+	err := p.segments.Free(cuda.Ptr(base), size, align, s.stream.handle)
 	if err != nil {
 		d.upstreamFailed(err)
 	}
