@@ -21,8 +21,8 @@ import (
 
 // Case is a resource to be tested.
 type Case struct {
-	// New makes the resource, afresh each time, on device 0 of the machine. done, which may be nil, is called when all
-	// memory is back, before the resource is closed: it has whatever keeps memory give it back.
+	// New makes the resource, afresh each time, on device 0 of the machine. done, which may be nil, is called when the
+	// resource was trimmed and closed: it closes what lies under it.
 	New func(m Machine) (r resource.Resource, done func() error, err error)
 	// Alike: two that New makes are equal, so that memory of one may be given back to the other.
 	Alike bool
@@ -161,17 +161,15 @@ func end(m Machine, r resource.Resource, done func() error) error {
 	if err := m.ContextSynchronize(dev); err != nil { // what was freed in a stream's order is back
 		return err
 	}
-	if done != nil {
-		if err := done(); err != nil {
-			return err
-		}
-	}
 	if trimmer, ok := resource.As[resource.Trimmer](r); ok {
 		if err := trimmer.Trim(); err != nil {
 			return err
 		}
 	}
-	return resource.Close(r)
+	if err := resource.Close(r); err != nil || done == nil {
+		return err
+	}
+	return done()
 }
 
 // inventory is what exists in a simulated machine.
