@@ -116,7 +116,10 @@ func (d *Driver) ProbeHandles(dev cuda.Device) (cuda.HandleType, error) {
 	for _, handles := range []cuda.HandleType{cuda.HandleFabric | cuda.HandlePosix, cuda.HandlePosix, cuda.HandleNone} {
 		h, err := d.MemCreate(info.Granularity, cuda.MemProp{Device: dev, Handles: handles, RDMA: info.RDMA})
 		if err == nil {
-			return handles, d.MemRelease(h)
+			if err = d.MemRelease(h); err != nil {
+				err = d.MemRelease(h) // once more: nobody else would
+			}
+			return handles, err
 		}
 		if !refusal(err) {
 			return cuda.HandleNone, err

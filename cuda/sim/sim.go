@@ -243,7 +243,10 @@ func (d *Driver) ProbeHandles(dev cuda.Device) (cuda.HandleType, error) {
 		h, err := d.MemCreate(d.opt.Granularity, cuda.MemProp{Device: dev, Handles: t})
 		switch {
 		case err == nil:
-			return t, d.MemRelease(h)
+			if err = d.MemRelease(h); err != nil {
+				err = d.MemRelease(h) // once more: nobody else would
+			}
+			return t, err
 		case errors.Is(err, cuda.ErrNotPermitted) || errors.Is(err, cuda.ErrNotSupported):
 		default:
 			return cuda.HandleNone, err
