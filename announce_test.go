@@ -503,7 +503,7 @@ func TestOnUnmapConcurrently(t *testing.T) {
 							pools++
 							o := cistern.PoolOptions{}
 							if rng.IntN(3) == 0 {
-								o.Upstream = resource.Plain(e.a.Driver(), 0)
+								o.Upstream = resource.Device(e.a.Driver(), 0)
 							}
 							var err error
 							if pool, err = e.dev.NewPoolWith(cistern.PoolID{uint64(n + 1), pools}, o); err != nil {

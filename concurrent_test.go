@@ -173,7 +173,7 @@ func concurrent(t *testing.T, opts cistern.Options, inC bool, seed uint64, budge
 				}
 				o := cistern.PoolOptions{Kind: cistern.PoolKind(rng.IntN(3))}
 				if rng.IntN(4) == 0 {
-					o = cistern.PoolOptions{Upstream: meddling{resource.Plain(drv, cuda.Device(d)), devs[d]}}
+					o = cistern.PoolOptions{Upstream: meddling{resource.Device(drv, cuda.Device(d)), devs[d]}}
 				}
 				p, err := devs[d].NewPoolWith(cistern.PoolID{uint64(g), rng.Uint64()}, o)
 				report(t, err)

@@ -210,7 +210,7 @@ func (s *scenario) play(opts cistern.Options) bool {
 func (s *scenario) segments(st *cistern.Stream) {
 	s.dev.SetLimit(0)
 	kinds := []cistern.PoolOptions{{Kind: cistern.PoolSingleHandle}, {Kind: cistern.PoolMalloc, NoSplit: true},
-		{Upstream: &upstream{Resource: resource.Plain(s.a.Driver(), 0)}}}
+		{Upstream: &upstream{Resource: resource.Device(s.a.Driver(), 0)}}}
 	for i, o := range kinds {
 		p, err := s.dev.NewPoolWith(cistern.PoolID{1, uint64(i)}, o)
 		if s.failed("new pool", err) {

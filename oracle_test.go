@@ -281,7 +281,7 @@ func (w *world) newPool(d *worldDevice) {
 	case n < 30:
 		o.Kind = cistern.PoolSingleHandle
 	case n < 45:
-		u = &upstream{Resource: resource.Plain(w.drv, d.id), told: func(string, uint64) {
+		u = &upstream{Resource: resource.Device(w.drv, d.id), told: func(string, uint64) {
 			d.dev.Stats() // which looks at the peaks
 			w.raise(d)
 			w.seen["upstream"]++

@@ -102,7 +102,7 @@ func (d *Device) addPool(id PoolID, o PoolOptions, u upstream) (*Pool, error) {
 		p.setUpstream(u)
 	case o.Kind == PoolMalloc || o.Kind == PoolDefault && d.opts.Backend == BackendMalloc:
 		if d.plain == nil {
-			d.plain = resource.Plain(d.drv, d.id)
+			d.plain = resource.Device(d.drv, d.id)
 		}
 		p.segments, p.traits = d.plain, d.plain.Traits()
 	case o.Kind == PoolSingleHandle || o.Kind == PoolDefault && (d.opts.SingleHandle || o.NoSplit):

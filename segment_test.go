@@ -55,7 +55,7 @@ func TestUpstreamMayUseTheAllocator(t *testing.T) {
 	e := checked(t, cistern.Options{}, 128*mib, 1)
 	st := e.streams[0]
 	var inside []cuda.Ptr
-	u := &upstream{Resource: resource.Plain(e.drv, 0)}
+	u := &upstream{Resource: resource.Device(e.drv, 0)}
 	pool, err := e.dev.NewPoolWith(cistern.PoolID{0, 1}, cistern.PoolOptions{Upstream: u})
 	must(t, err)
 	u.told = func(what string, size uint64) {
@@ -135,7 +135,7 @@ func TestPoolOptions(t *testing.T) {
 	e := checked(t, cistern.Options{}, 128*mib, 1)
 	id := cistern.PoolID{0, 1}
 	for _, o := range []cistern.PoolOptions{
-		{Kind: cistern.PoolMalloc, Upstream: resource.Plain(e.drv, 0)},
+		{Kind: cistern.PoolMalloc, Upstream: resource.Device(e.drv, 0)},
 		{Kind: 77},
 	} {
 		if _, err := e.dev.NewPoolWith(id, o); err == nil {
@@ -161,7 +161,7 @@ func TestSegmentsAndChunksMakeRoom(t *testing.T) {
 			e := checked(t, opts, capacity, 2)
 			o := cistern.PoolOptions{Kind: kind}
 			if kind == cistern.PoolDefault {
-				o.Upstream = &upstream{Resource: resource.Plain(e.drv, 0)}
+				o.Upstream = &upstream{Resource: resource.Device(e.drv, 0)}
 			}
 			pool, err := e.dev.NewPoolWith(cistern.PoolID{0, 1}, o)
 			must(t, err)

@@ -24,7 +24,7 @@ func device(t *testing.T) (*sim.Driver, resource.Resource) {
 	if err := d.RetainContext(0); err != nil {
 		t.Fatal(err)
 	}
-	return d, resource.Plain(d, 0)
+	return d, resource.Device(d, 0)
 }
 
 func alloc(t *testing.T, r resource.Resource, size uint64) cuda.Ptr {

@@ -28,9 +28,9 @@ type driverMemory struct {
 	free   func(dev cuda.Device, p cuda.Ptr) error
 }
 
-// Plain is the device's own memory as cuMemAlloc makes it, which legacy IPC handles and RDMA registration accept. Each
+// Device is the device's own memory as cuMemAlloc makes it, which legacy IPC handles and RDMA registration accept. Each
 // request is a driver call, and so is each Free, which waits for the GPU.
-func Plain(drv cuda.Driver, dev cuda.Device) Resource {
+func Device(drv cuda.Driver, dev cuda.Device) Resource {
 	return &driverMemory{drv, Traits{Name: "device", Device: dev, OnDevice: true, DeviceAccessible: true, Align: natural},
 		drv.MemAlloc, drv.MemFree}
 }

@@ -4,7 +4,7 @@
 //
 // # What there is
 //
-// Upstreams: Plain (cuMemAlloc), Segments (one physical handle for each range), Async (a pool of the driver's), Managed,
+// Upstreams: Device (cuMemAlloc), Segments (one physical handle for each range), Async (a pool of the driver's), Managed,
 // Pinned, HostNUMA, External (functions of the user's), and ncclMemAlloc in package resource/nccl. Adaptors: Statistics,
 // Limiting, Logging, Tracking, OnFailure, Alignment, Prefetch, Fallback, HostOrdered. Their behaviour is that of RMM's
 // adaptors of the same name, as its documentation has it, where RMM has one; the comments say where they go further.
@@ -21,7 +21,7 @@
 //
 // # Locks
 //
-// The upstreams Plain and Single are called with engine locks held: they do not call the engine back and do not wait for
+// The upstreams Device and Single are called with engine locks held: they do not call the engine back and do not wait for
 // the GPU. Any other Resource is called with none held, and may do either. No lock of an adaptor is held while it calls
 // what it wraps or a function of the user's.
 package resource

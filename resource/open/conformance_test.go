@@ -61,7 +61,7 @@ var made = []struct {
 	}}},
 	{"a failure callback", resourcetest.Case{Limit: 64 << 20, New: func(m resourcetest.Machine) (resource.Resource, func() error, error) {
 		tries := 0
-		return resource.OnFailure(resource.Limiting(resource.Plain(m, 0), 64<<20), func(uint64) bool {
+		return resource.OnFailure(resource.Limiting(resource.Device(m, 0), 64<<20), func(uint64) bool {
 			tries++
 			return tries%3 != 0
 		}), nil, nil
@@ -78,7 +78,7 @@ var made = []struct {
 		return r, nil, nil
 	}}},
 	{"a fallback to pinned memory", resourcetest.Case{Limit: 128 << 20, New: func(m resourcetest.Machine) (resource.Resource, func() error, error) {
-		return resource.Fallback(resource.Limiting(resource.Plain(m, 0), 64<<20),
+		return resource.Fallback(resource.Limiting(resource.Device(m, 0), 64<<20),
 			resource.Limiting(resource.Pinned(m, 0), 64<<20)), nil, nil
 	}}},
 	{"a fallback from segments to host NUMA memory", resourcetest.Case{Remote: true, New: func(m resourcetest.Machine) (resource.Resource, func() error, error) {

@@ -69,7 +69,7 @@ type kind struct {
 
 var kinds = []kind{
 	{name: "device", upstream: func(m *maker, _ *options) (resource.Resource, error) {
-		return resource.Plain(m.drv, m.dev), nil
+		return resource.Device(m.drv, m.dev), nil
 	}},
 	{name: "virtual", upstream: func(m *maker, _ *options) (resource.Resource, error) {
 		return some(resource.Segments(m.drv, m.dev))
