@@ -231,11 +231,14 @@ func (p *pause) chooseLocked() error {
 		if p.sel.Tag == 0 {
 			p.spaces[s] = true
 		}
+		from := len(p.found)
 		if s.area != nil {
 			p.chooseChunks(s, &no)
 		} else {
 			p.chooseSegments(s, &no)
 		}
+		// A space's ranges of addresses are in the order in which they came.
+		slices.SortFunc(p.found[from:], func(a, b leaving) int { return cmp.Compare(a.addr, b.addr) })
 	}
 	return no.err()
 }
