@@ -63,7 +63,7 @@ int cistern_last_error(char *buf, size_t n);
 /* What the calling thread's last CISTERN_OUT_OF_MEMORY found, in bytes. */
 typedef struct cistern_oom {
   int32_t device;
-  uint32_t tried;      /* rungs of the ladder: 1 fit, 2 collect, 4 remap, 8 grow, 16 lend, 32 callback */
+  uint32_t tried;      /* rungs of the ladder: 1 fit, 2 collect, 4 remap, 8 grow, 16 lend, 32 callback, 64 spill */
   uint64_t pool[2];
   uint64_t requested;  /* by the caller */
   uint64_t reserved;   /* physical memory held by all pools of the device */
@@ -156,7 +156,8 @@ typedef struct cistern_block {
   uint32_t state;     /* CISTERN_BLOCK_ */
   uint32_t tag;       /* number of its tag, 0 none: cistern_tag_name */
   uint8_t library;    /* number of who asked for it, 0 unsaid: cistern_library_name */
-  uint8_t reserved[3];
+  uint8_t paused;     /* in a snapshot: 1 where some of it has no physical memory (cistern_pause) */
+  uint8_t reserved[2];
 } cistern_block;
 enum { CISTERN_BLOCK_FREE = 0, CISTERN_BLOCK_USED = 1, CISTERN_BLOCK_PENDING = 2 };
 int cistern_find(void *ptr, cistern_block *out);
@@ -215,8 +216,28 @@ typedef struct cistern_pool_options {
   void *(*alloc)(void *ctx, size_t size, int device, void *stream);
   void (*free)(void *ctx, void *ptr, size_t size, int device, void *stream);
   void *ctx;
+  /* Where the pool's memory comes from, by name (see below); NULL: what flags, or the device's settings, say. Not
+   * together with alloc, or with the flags for kinds of memory. */
+  const char *upstream;
+  /* Bytes that the pool may hold, 0: no limit of its own. */
+  uint64_t limit;
+  /* Where the memory for a request comes from when nothing else can meet it, named like upstream; NULL: nowhere. */
+  const char *spill;
+  /* Asked, with no lock held, when the pool is out of memory, before the device's callbacks. It returns nonzero if it gave
+   * memory back, and must not allocate from the pool. NULL: nobody. */
+  int (*on_out_of_memory)(void *ctx, int device, uint64_t missing);
+  void *on_out_of_memory_ctx;
 } cistern_pool_options;
 
+/* Upstreams by name: "device" (cuMemAlloc), "virtual" (each segment one physical handle), "async" (a stream-ordered pool of
+ * the driver's), "managed", "pinned" (page-locked host memory), "host_numa" (host memory mapped for the GPU), "nccl"
+ * (ncclMemAlloc). Options follow a colon, adaptors stand before a bar, outermost first:
+ *
+ *     async:threshold=1GiB,initial=512MiB,handles=posix     managed:prefetch=true     host_numa:node=0
+ *     logging:file=/tmp/pool.csv|limiting:bytes=2GiB|nccl:library=/opt/nccl/lib/libnccl.so.2
+ *
+ * cistern_upstream_check is CISTERN_OK where the words make an upstream for the device. */
+int cistern_upstream_check(int device, const char *upstream);
 enum {
   CISTERN_POOL_NO_SPLIT = 1,      /* each allocation is a segment of its own */
   CISTERN_POOL_IPC_LEGACY = 2,    /* segments from cuMemAlloc, which cudaIpcGetMemHandle accepts */
@@ -252,6 +273,60 @@ int cistern_pool_blocks(int device, const uint64_t pool[2], cistern_block *out, 
  * that a capture pinned. CISTERN_INVALID, and nothing changed, where an address cannot be had. */
 int cistern_pool_restore(int device, const uint64_t pool[2], const cistern_block *blocks, size_t n);
 
+/* The limit of a pool in bytes, 0 none; and what it holds. */
+int cistern_pool_set_limit(int device, const uint64_t pool[2], uint64_t bytes);
+typedef struct cistern_pool_stats {
+  uint32_t size; /* set by the caller to sizeof(cistern_pool_stats) */
+  uint32_t reserved_field;
+  uint64_t reserved, peak_reserved; /* bytes of physical memory */
+  uint64_t requested, allocated;
+  uint64_t cached;  /* free */
+  uint64_t paused;  /* of allocated: without physical memory */
+  uint64_t spilled; /* of allocated: from the pool's spill */
+  uint64_t limit;
+  int64_t blocks;
+} cistern_pool_stats;
+int cistern_pool_get_stats(int device, const uint64_t pool[2], cistern_pool_stats *out);
+
+/* ---- pause and resume ----------------------------------------------------------------------------------------- */
+
+/* cistern_pause gives the physical memory of live allocations back to the device; their addresses stay theirs, and must
+ * not be used until cistern_resume has given them memory again. It waits for all work of the device. Both can be called
+ * again without harm. What is selected and cannot be paused (exported, registered, used by a captured graph that flags do
+ * not allow, of an upstream that cannot do it) is CISTERN_UNSUPPORTED with its name in the words, and nothing is paused.
+ * A resume that fails leaves everything paused; CISTERN_OUT_OF_MEMORY says what is missing. Allocations that are paused can
+ * be freed. */
+typedef struct cistern_pause_options {
+  uint32_t size;   /* sizeof(cistern_pause_options) */
+  uint32_t keep;   /* CISTERN_KEEP_ */
+  uint32_t flags;  /* CISTERN_PAUSE_ */
+  uint32_t reserved;
+  const uint64_t *pool; /* two numbers: of this pool only; NULL: of all */
+  const char *tag;      /* with this tag only; NULL: with any or none */
+  const char *dir;      /* where CISTERN_KEEP_DISK puts its file; NULL: the system's folder for such files */
+} cistern_pause_options;
+enum {
+  CISTERN_KEEP_HOST = 0, /* contents are kept in page-locked host memory */
+  CISTERN_KEEP_DISK = 1, /* in a file */
+  CISTERN_KEEP_NONE = 2  /* not at all: undefined after resume */
+};
+enum { CISTERN_PAUSE_CAPTURED = 1 /* also what captured graphs use: they are not launched until resume */ };
+typedef struct cistern_pause_report {
+  int64_t blocks;    /* allocations that lost, or got back, memory */
+  uint64_t bytes;    /* of them */
+  uint64_t physical; /* physical memory given back to the device, or got again */
+  uint64_t kept;     /* bytes of contents copied */
+  uint64_t shared;   /* of selected allocations: memory that stayed, as allocations that are not selected share it */
+} cistern_pause_report;
+int cistern_pause(int device, const cistern_pause_options *options /* NULL: all, kept in host memory */,
+                  cistern_pause_report *out /* may be NULL */);
+/* Of the options, cistern_resume reads pool and tag. */
+int cistern_resume(int device, const cistern_pause_options *options, cistern_pause_report *out);
+
+/* cistern_pause_buffers keeps page-locked memory of so many bytes for the contents of the next pauses, which are much
+ * faster with it; what a pause needed beyond stays for the next. 0 gives back what holds nothing. */
+int cistern_pause_buffers(int device, uint64_t bytes);
+
 /* ---- statistics ----------------------------------------------------------------------------------------------- */
 
 typedef struct cistern_value {
@@ -271,11 +346,13 @@ typedef struct cistern_stats {
   cistern_grouped allocated;      /* bytes handed out, rounded */
   cistern_grouped active_bytes;
   cistern_grouped inactive_bytes;
-  cistern_grouped reserved;       /* bytes of physical memory held = active_bytes + inactive_bytes */
+  cistern_grouped reserved;       /* bytes of physical memory held = active_bytes + inactive_bytes - paused */
   uint64_t limit, spare_bytes, address_bytes;
   int64_t remaps, device_allocs, device_frees, retries, ooms;
   int64_t by_fit, by_collect, by_remap, by_grow, by_lend, by_callback; /* slow requests by the rung that met them */
   int64_t stream_syncs; /* times a host thread waited for the GPU */
+  int64_t by_spill;     /* slow requests met from a pool's spill */
+  cistern_value paused; /* bytes of allocations without physical memory: active_bytes + inactive_bytes = reserved + paused */
 } cistern_stats;
 int cistern_get_stats(int device, cistern_stats *out);
 int cistern_reset_peaks(int device);
@@ -295,7 +372,7 @@ const char *cistern_tag_name(uint32_t tag);
 
 typedef struct cistern_segment {
   uint64_t addr;    /* 0 for spare chunks, which are mapped nowhere */
-  uint64_t size;
+  uint64_t size;    /* all add up to the reserved bytes and the paused ones */
   uint64_t pool[2];
   void *stream;
   uint32_t large;
@@ -309,7 +386,8 @@ typedef struct cistern_snapshot {
   size_t num_blocks;
 } cistern_snapshot;
 
-/* cistern_snapshot_take lists all physical memory of the device, or of one pool of it, and what is in it. */
+/* cistern_snapshot_take lists all physical memory of the device, or of one pool of it, and what is in it, and the allocations
+ * whose memory is paused. */
 int cistern_snapshot_take(int device, const uint64_t pool[2] /* NULL: all */, cistern_snapshot **out);
 void cistern_snapshot_free(cistern_snapshot *s);
 

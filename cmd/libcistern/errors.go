@@ -56,9 +56,12 @@ func failWords(code C.int, words string) C.int {
 func codeOf(err error) C.int {
 	var f *failure
 	var code cuda.Code
+	var stays *cistern.PauseError
 	switch {
 	case errors.As(err, &f):
 		return f.code
+	case errors.As(err, &stays):
+		return C.CISTERN_UNSUPPORTED
 	case errors.Is(err, cistern.ErrUnknownPointer), errors.Is(err, cuda.ErrInvalidDevice):
 		return C.CISTERN_INVALID
 	case errors.Is(err, cuda.ErrNotSupported), errors.Is(err, cuda.ErrPeerAccessUnsupported):

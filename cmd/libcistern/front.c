@@ -32,11 +32,16 @@ static inline void pause_cpu(void) {
 static struct known {
   front *front;
   const front_flags *flags;
-} fronts[FRONT_MAX + 1];
+} fronts[FRONT_MAX + 1] __attribute__((aligned(64)));
 
-static uint32_t stopped;
+uint64_t front_shut __attribute__((aligned(64))); /* read by everybody, beside nothing that is written */
+static const uint64_t next_turn = (uint64_t)1 << 32;
 
-void front_stop(void) { STORE(&stopped, 1); }
+void front_stop(void) { __atomic_add_fetch(&front_shut, next_turn + 1, __ATOMIC_SEQ_CST); }
+
+void front_hold(void) { __atomic_add_fetch(&front_shut, next_turn + 1, __ATOMIC_SEQ_CST); }
+
+void front_release(void) { __atomic_sub_fetch(&front_shut, 1, __ATOMIC_SEQ_CST); }
 
 void front_add(uint32_t index, front *f, const front_flags *flags) {
   fronts[index].flags = flags;
@@ -178,7 +183,8 @@ static inline int has(front *f, uint64_t size) {
 void *front_take(uint64_t size, int device, void *stream, int *known) {
   uint32_t index = stream_find(device, (uintptr_t)stream);
   *known = index != 0;
-  if (index == 0 || LOAD(&stopped))
+  uint64_t turn = front_turn();
+  if (index == 0 || (uint32_t)turn != 0)
     return NULL;
   front *f = fronts[index].front;
   const front_flags *flags = fronts[index].flags;
@@ -213,6 +219,8 @@ void *front_take(uint64_t size, int device, void *stream, int *known) {
     f->taken[c].requested += r;
     unlock(f);
     block_add(addr, size, index, mark);
+    if (!LIKELY(front_turn() == turn))
+      block_take(addr);
     return (void *)addr;
   }
   unlock(f);
@@ -221,13 +229,17 @@ void *front_take(uint64_t size, int device, void *stream, int *known) {
 
 int front_put(void *ptr) {
   uint64_t info = block_take((uintptr_t)ptr);
-  if (info == 0 || LOAD(&stopped))
+  if (info == 0)
     return 0;
   uint64_t size = info & (((uint64_t)1 << SIZE_BITS) - 1);
   struct known *k = &fronts[info >> SIZE_BITS & FRONT_MAX];
   front *f = k->front;
   if (!LOAD(&k->flags->quick) || !lock(f))
     return 0;
+  if (!LIKELY((uint32_t)front_turn() == 0)) { /* asked here, as whoever holds has the lock next, or had it */
+    unlock(f);
+    return 0;
+  }
   visit(f);
   int64_t n = rounded(f, size);
   int c = (uint64_t)n > f->small_max;
@@ -253,7 +265,7 @@ void front_forget_all(void) {
   for (size_t i = 0; i < (size_t)1 << SET_BITS; i++)
     for (int k = 0; k < SET_SIZE; k++) {
       uint64_t key = LOAD(&blocks[i][k].key);
-      if (key > BUSY)
+      if (key > BUSY) /* who is writing an entry looks whether it may be there */
         __atomic_compare_exchange_n(&blocks[i][k].key, &key, 0, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
     }
 }

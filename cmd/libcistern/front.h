@@ -75,4 +75,14 @@ void front_add(uint32_t index, front *f, const front_flags *flags) HIDDEN;
 /* front_stop leaves every request and every free to Go from now on: after a bug there, which has to be said. */
 void front_stop(void) HIDDEN;
 
+/* Between front_hold and front_release frees are Go's business, and what is handed out stays that; front_forget_all meanwhile
+ * makes it so of all that was handed out before. For who takes the memory of live blocks away, so that none of them comes
+ * into a tray. The lower half of front_shut is how many hold, the upper half how many ever did. Who hands a block out
+ * looks at front_turn before: where the lower half is not 0 the block stays unknown; and after: where it differs the block
+ * is forgotten. */
+void front_hold(void) HIDDEN;
+void front_release(void) HIDDEN;
+extern uint64_t front_shut HIDDEN;
+static inline uint64_t front_turn(void) { return __atomic_load_n(&front_shut, __ATOMIC_SEQ_CST); }
+
 #endif

@@ -184,6 +184,19 @@ func TestLabels(t *testing.T) {
 	}
 }
 
+func TestUpstreams(t *testing.T) {
+	t.Parallel()
+	passes(t, "driver:sim:8GiB", nil, program(t, "upstreams.c", libraryPath(t)))
+}
+
+func TestPausing(t *testing.T) {
+	t.Parallel()
+	p := program(t, "pausing.c", libraryPath(t))
+	for _, conf := range []string{"", ",single_handle:true", ",front:off", ",chunk:2MiB"} {
+		passes(t, "driver:sim:8GiBx2"+conf, nil, p)
+	}
+}
+
 func TestForks(t *testing.T) {
 	t.Parallel()
 	passes(t, "driver:sim:8GiB", nil, program(t, "forks.c", libraryPath(t)))

@@ -51,7 +51,9 @@ func libraryNumber(name *C.char) (uint32, error) {
 func defaultLibrary() uint32 { return cmp.Or(libraryDefault.Load(), firstLibrary) }
 
 // libraryText is the name of a library as statistics and errors show it, 0 for who named none.
-func libraryText(n uint8) string { return goString(libraries.name(cmp.Or(uint32(n), defaultLibrary()))) }
+func libraryText(n uint8) string {
+	return goString(libraries.name(cmp.Or(uint32(n), defaultLibrary())))
+}
 
 //export coreLibrary
 func coreLibrary(name *C.char) (n C.uint32_t) {

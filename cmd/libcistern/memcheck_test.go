@@ -19,6 +19,8 @@ var checkedPrograms = []struct {
 	{"arguments.c", nil},
 	{"callbacks.c", nil},
 	{"labels.c", nil},
+	{"upstreams.c", nil},
+	{"pausing.c", []string{"20"}},
 	{"threads.c", []string{"300"}},
 	{"forks.c", nil},
 	{"sharing.c", nil},

@@ -15,13 +15,27 @@ import (
 
 	"github.com/cistern-gpu/cistern"
 	"github.com/cistern-gpu/cistern/cuda"
-	"github.com/cistern-gpu/cistern/resource"
 )
 
 // pools finds a device's pool by its name without the device's lock: programs have few pools and ask at every request.
 type pools struct {
 	mu   sync.Mutex // held while list is replaced
 	list atomic.Pointer[[]*cistern.Pool]
+	made map[*cistern.Pool]made // guarded by mu: those that were given an upstream
+}
+
+// made is what a pool was given.
+type made struct {
+	words string   // for its upstream, as statistics show it
+	owned []*owned // the upstream and the spill, where they were made here
+}
+
+// madeOf is what a pool was given, nothing where the device's settings say what it is.
+func (l *library) madeOf(d *cistern.Device, p *cistern.Pool) made {
+	known := &l.devices[d.ID()].pools
+	known.mu.Lock()
+	defer known.mu.Unlock()
+	return known.made[p]
 }
 
 func (l *library) pool(d *cistern.Device, id cistern.PoolID) (*cistern.Pool, error) {
@@ -53,11 +67,14 @@ func (l *library) pool(d *cistern.Device, id cistern.PoolID) (*cistern.Pool, err
 func (l *library) forget(d *cistern.Device, p *cistern.Pool) {
 	known := &l.devices[d.ID()].pools
 	known.mu.Lock()
-	defer known.mu.Unlock()
+	m := known.made[p]
+	delete(known.made, p)
 	if list := known.list.Load(); list != nil {
 		next := slices.DeleteFunc(slices.Clone(*list), func(o *cistern.Pool) bool { return o == p })
 		known.list.Store(&next)
 	}
+	known.mu.Unlock()
+	m.end()
 }
 
 // onPool calls f with a pool of a device.
@@ -90,75 +107,6 @@ func onStream(d C.int, h C.uintptr_t, f func(*cistern.Device, *cistern.Stream) e
 		return fail(err)
 	}
 	return C.CISTERN_OK
-}
-
-//export corePoolCreate
-func corePoolCreate(d C.int, pool0, pool1 C.uint64_t, flags C.uint32_t, alloc, free, ctx C.uintptr_t) (code C.int) {
-	defer caught(&code)
-	l, err := started()
-	if err != nil {
-		return fail(err)
-	}
-	const kinds = C.CISTERN_POOL_IPC_LEGACY | C.CISTERN_POOL_SINGLE_HANDLE
-	if flags&^(C.CISTERN_POOL_NO_SPLIT|kinds) != 0 {
-		return fail(&failure{C.CISTERN_INVALID, fmt.Sprintf("options.flags: %#x has flags that are not CISTERN_POOL_'s", uint32(flags))})
-	}
-	o := cistern.PoolOptions{NoSplit: flags&C.CISTERN_POOL_NO_SPLIT != 0}
-	switch flags & kinds {
-	case C.CISTERN_POOL_IPC_LEGACY:
-		o.Kind = cistern.PoolMalloc
-	case C.CISTERN_POOL_SINGLE_HANDLE:
-		o.Kind = cistern.PoolSingleHandle
-	case kinds:
-		return fail(&failure{C.CISTERN_INVALID, "options.flags: memory for cudaIpcGetMemHandle is from cuMemAlloc, which has no handle: " +
-			"choose CISTERN_POOL_IPC_LEGACY or CISTERN_POOL_SINGLE_HANDLE"})
-	}
-	if alloc != 0 {
-		o.Upstream = &hostSegments{alloc: alloc, free: free, ctx: ctx, device: d}
-	}
-	dev, err := l.device(d)
-	if err != nil {
-		return fail(err)
-	}
-	if _, err := dev.NewPoolWith(cistern.PoolID{uint64(pool0), uint64(pool1)}, o); err != nil {
-		return fail(err)
-	}
-	return C.CISTERN_OK
-}
-
-// hostSegments is segments from two functions of the host program. Functions and context are numbers here: only C looks
-// behind them.
-type hostSegments struct {
-	alloc, free, ctx C.uintptr_t
-	device           C.int
-}
-
-func (h *hostSegments) Alloc(size, _ uint64, st cuda.Stream) (cuda.Ptr, error) {
-	p := C.shim_call_alloc(h.alloc, h.ctx, C.size_t(size), h.device, C.uintptr_t(st))
-	if p == 0 {
-		return 0, fmt.Errorf("the pool's own function has no %d bytes: %w", size, cuda.ErrOutOfMemory)
-	}
-	if p%512 != 0 {
-		C.shim_call_free(h.free, h.ctx, p, C.size_t(size), h.device, C.uintptr_t(st))
-		return 0, &failure{C.CISTERN_INVALID, fmt.Sprintf("the pool's own function returned %#x, which is not aligned to 512 bytes", uint64(p))}
-	}
-	return cuda.Ptr(p), nil
-}
-
-func (h *hostSegments) Free(p cuda.Ptr, size, _ uint64, st cuda.Stream) error {
-	C.shim_call_free(h.free, h.ctx, C.uintptr_t(p), C.size_t(size), h.device, C.uintptr_t(st))
-	return nil
-}
-
-func (h *hostSegments) MemInfo() (free, total uint64, err error) { return 0, 0, cuda.ErrNotSupported }
-
-func (h *hostSegments) Equal(other resource.Resource) bool {
-	o, ok := other.(*hostSegments)
-	return ok && *o == *h
-}
-
-func (h *hostSegments) Traits() resource.Traits {
-	return resource.Traits{Name: "external", Device: cuda.Device(h.device), OnDevice: true, DeviceAccessible: true, Align: 512}
 }
 
 //export corePoolBegin

@@ -68,10 +68,13 @@ static inline int alloc(void **out, size_t size, int device, void *stream) {
   *out = front_take(size, device, stream, &known);
   if (*out != NULL)
     return CISTERN_OK;
+  uint64_t turn = front_turn();
   uint32_t ticket = 0;
   int code = coreAllocFront((uintptr_t *)out, size, device, (uintptr_t)stream, &ticket);
-  if (ticket != 0) {
+  if (ticket != 0 && (uint32_t)turn == 0) {
     front_know(*out, size, ticket);
+    if (front_turn() != turn)
+      front_forget(*out);
     if (!known)
       front_know_stream(device, stream, ticket);
   }
@@ -309,7 +312,40 @@ PUBLIC int cistern_pool_create(int device, const uint64_t pool[2], const cistern
     SIZED(o, options, alloc);
   if ((o.alloc == NULL) != (o.free == NULL))
     return invalid("options.alloc and options.free: give both or neither");
-  return corePoolCreate(device, pool[0], pool[1], o.flags, (uintptr_t)o.alloc, (uintptr_t)o.free, (uintptr_t)o.ctx);
+  shim_pool p = {o.flags, (uintptr_t)o.alloc, (uintptr_t)o.free, (uintptr_t)o.ctx, o.upstream, o.spill, o.limit,
+                 (uintptr_t)o.on_out_of_memory, (uintptr_t)o.on_out_of_memory_ctx};
+  return corePoolCreate(device, pool[0], pool[1], &p);
+}
+
+PUBLIC int cistern_upstream_check(int device, const char *upstream) {
+  GUARD;
+  if (upstream == NULL)
+    return invalid("upstream is NULL: expected its name");
+  return coreUpstreamCheck(device, (char *)upstream);
+}
+
+PUBLIC int cistern_pool_set_limit(int device, const uint64_t pool[2], uint64_t bytes) {
+  NEED_POOL;
+  GUARD;
+  return corePoolSetLimit(device, pool[0], pool[1], bytes);
+}
+
+PUBLIC int cistern_pool_get_stats(int device, const uint64_t pool[2], cistern_pool_stats *out) {
+  NEED_POOL;
+  NEED(out);
+  GUARD;
+  uint32_t size = out->size;
+  if (size < offsetof(cistern_pool_stats, reserved) || size > 1 << 16)
+    return invalid("out->size: set it to sizeof(cistern_pool_stats)");
+  cistern_pool_stats s;
+  memset(&s, 0, sizeof s);
+  int code = corePoolGetStats(device, pool[0], pool[1], &s);
+  if (code != CISTERN_OK)
+    return code;
+  s.size = size;
+  memset(out, 0, size);
+  memcpy(out, &s, size < sizeof s ? size : sizeof s);
+  return CISTERN_OK;
 }
 
 PUBLIC int cistern_pool_begin(int device, const uint64_t pool[2], void *stream) {
@@ -365,6 +401,39 @@ PUBLIC int cistern_pool_restore(int device, const uint64_t pool[2], const cister
   if ((pool[0] | pool[1]) == 0)
     front_forget_all(); /* some were freed */
   return code;
+}
+
+/* Pause and resume. */
+
+PUBLIC int cistern_pause(int device, const cistern_pause_options *options, cistern_pause_report *out) {
+  if (out != NULL)
+    memset(out, 0, sizeof *out);
+  GUARD;
+  cistern_pause_options o = {0};
+  if (options != NULL)
+    SIZED(o, options, pool);
+  if (o.reserved != 0)
+    return invalid("options.reserved: expected 0");
+  front_hold();
+  int code = corePause(device, o.pool != NULL, o.pool ? o.pool[0] : 0, o.pool ? o.pool[1] : 0, (char *)o.tag, o.keep, o.flags,
+                       (char *)o.dir, out);
+  front_release();
+  return code;
+}
+
+PUBLIC int cistern_resume(int device, const cistern_pause_options *options, cistern_pause_report *out) {
+  if (out != NULL)
+    memset(out, 0, sizeof *out);
+  GUARD;
+  cistern_pause_options o = {0};
+  if (options != NULL)
+    SIZED(o, options, pool);
+  return coreResume(device, o.pool != NULL, o.pool ? o.pool[0] : 0, o.pool ? o.pool[1] : 0, (char *)o.tag, out);
+}
+
+PUBLIC int cistern_pause_buffers(int device, uint64_t bytes) {
+  GUARD;
+  return corePauseBuffers(device, bytes);
 }
 
 /* Statistics. */

@@ -28,6 +28,15 @@ extern volatile uint32_t *shim_alive __attribute__((visibility("hidden")));
 /* shim_thread_get is shim_self, made if need be; NULL without memory. */
 shim_thread *shim_thread_get(void) __attribute__((visibility("hidden")));
 
+/* What cistern_pool_create was given, as numbers: to Go's collector a pointer that looks like one of its own is a bug. */
+typedef struct shim_pool {
+  uint32_t flags;
+  uintptr_t alloc, free, ctx;
+  const char *upstream, *spill;
+  uint64_t limit;
+  uintptr_t oom, oom_ctx;
+} shim_pool;
+
 /* shim_fail keeps a failure for cistern_last_error and returns its code. The words need no final 0. */
 int shim_fail(int code, const char *words, size_t n) __attribute__((visibility("hidden")));
 /* shim_fail_oom keeps the figures of an out-of-memory error as well. */

@@ -86,7 +86,8 @@ func snapshotOf(d C.int, segments []cistern.Segment, streams []*cistern.Stream) 
 		for j := range s.Blocks {
 			b := &s.Blocks[j]
 			blocks[at] = C.cistern_block{addr: C.uint64_t(b.Addr), size: C.uint64_t(b.Size), requested: C.uint64_t(b.Requested),
-				pool: c.pool, device: C.int32_t(d), state: C.uint32_t(b.State), tag: C.uint32_t(b.Tag), library: C.uint8_t(b.Library)}
+				pool: c.pool, device: C.int32_t(d), state: C.uint32_t(b.State), tag: C.uint32_t(b.Tag), library: C.uint8_t(b.Library),
+				paused: C.uint8_t(flag(b.Paused != 0))}
 			putHandle(&blocks[at].stream, handle)
 			at++
 		}

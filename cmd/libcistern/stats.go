@@ -50,6 +50,8 @@ func coreGetStats(d C.int, out *C.cistern_stats) (code C.int) {
 	out.by_lend = C.int64_t(s.ByLend)
 	out.by_callback = C.int64_t(s.ByCallback)
 	out.stream_syncs = C.int64_t(s.StreamSyncs)
+	out.by_spill = C.int64_t(s.BySpill)
+	out.paused = valueOf(s.Paused.All)
 	return C.CISTERN_OK
 }
 
@@ -102,8 +104,11 @@ type (
 		ByLend        int64       `json:"by_lend"`
 		ByCallback    int64       `json:"by_callback"`
 		StreamSyncs   int64       `json:"stream_syncs"`
+		BySpill       int64       `json:"by_spill"`
+		Paused        valueJSON   `json:"paused"`
 		Tags          []tagJSON   `json:"tags"`
 		Libraries     []useJSON   `json:"libraries"`
+		Pools         []poolJSON  `json:"pools"`
 	}
 	// tagJSON is what the live allocations under one tag add up to.
 	tagJSON struct {
@@ -118,6 +123,20 @@ type (
 		Blocks    int64  `json:"blocks"`
 		Requested uint64 `json:"requested"`
 		Allocated uint64 `json:"allocated"`
+	}
+	// poolJSON is cistern_pool_stats.
+	poolJSON struct {
+		Pool         [2]uint64 `json:"pool"`
+		Upstream     string    `json:"upstream"`
+		Reserved     uint64    `json:"reserved"`
+		PeakReserved uint64    `json:"peak_reserved"`
+		Requested    uint64    `json:"requested"`
+		Allocated    uint64    `json:"allocated"`
+		Cached       uint64    `json:"cached"`
+		Paused       uint64    `json:"paused"`
+		Spilled      uint64    `json:"spilled"`
+		Limit        uint64    `json:"limit"`
+		Blocks       int64     `json:"blocks"`
 	}
 	statsJSON struct {
 		Version  string       `json:"version"`
@@ -144,6 +163,22 @@ func librariesOf(dev *cistern.Device) []useJSON {
 	out := []useJSON{}
 	for _, u := range libraryUsage(dev) {
 		out = append(out, useJSON{libraryText(uint8(u.library)), int64(u.blocks), uint64(u.requested), uint64(u.allocated)})
+	}
+	return out
+}
+
+func (l *library) poolsOf(dev *cistern.Device) []poolJSON {
+	out := []poolJSON{}
+	seen := map[cistern.PoolID]bool{}
+	for _, id := range dev.Pools() { // those that were released as well, whose names may be in use again
+		p, ok := dev.Pool(id)
+		if !ok || seen[id] {
+			continue
+		}
+		seen[id] = true
+		s := p.Stats()
+		out = append(out, poolJSON{id, l.madeOf(dev, p).words, s.Reserved, s.PeakReserved, s.Requested, s.Allocated, s.Cached, s.Paused,
+			s.Spilled, s.Limit, s.Blocks})
 	}
 	return out
 }
@@ -191,8 +226,11 @@ func coreStatsJSON() (text *C.char) {
 			ByLend:        s.ByLend,
 			ByCallback:    s.ByCallback,
 			StreamSyncs:   s.StreamSyncs,
+			BySpill:       s.BySpill,
+			Paused:        valueJSON(s.Paused.All),
 			Tags:          tagsOf(dev),
 			Libraries:     librariesOf(dev),
+			Pools:         l.poolsOf(dev),
 		})
 	}
 	data, err := json.Marshal(&all)

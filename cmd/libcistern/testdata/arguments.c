@@ -19,6 +19,7 @@ int main(void) {
     cistern_event e;
     cistern_pool_options options = {.size = sizeof options};
     cistern_alloc_options with = {.size = sizeof with, .flags = CISTERN_ALLOC_HOST_ORDER};
+    cistern_pool_stats ps = {.size = sizeof ps};
     CHECK(cistern_malloc(512, d, NULL) == NULL);
     CHECK_WORDS(CISTERN_INVALID, "there are ");
 #define BAD(call) FAILS(CISTERN_INVALID, "device", call)
@@ -36,8 +37,10 @@ int main(void) {
     BAD(cistern_largest_free(d, NULL, &bytes));
     BAD(cistern_peer(d, 0));
     BAD(cistern_peer(0, d));
-    BAD(cistern_on_out_of_memory(d, never, NULL));
-    BAD(cistern_off_out_of_memory(d, never, NULL));
+    if (d != -1) {
+      BAD(cistern_on_out_of_memory(d, never, NULL));
+      BAD(cistern_off_out_of_memory(d, never, NULL));
+    }
     BAD(cistern_on_unmap(d, NULL, NULL));
     BAD(cistern_on_map(d, NULL, NULL));
     BAD(cistern_pool_create(d, pool, &options));
@@ -49,6 +52,12 @@ int main(void) {
     BAD(cistern_pool_trim(d, pool));
     BAD(cistern_pool_blocks(d, pool, NULL, 0, &n));
     BAD(cistern_pool_restore(d, pool, NULL, 0));
+    BAD(cistern_upstream_check(d, "device"));
+    BAD(cistern_pool_set_limit(d, pool, 1));
+    BAD(cistern_pool_get_stats(d, pool, &ps));
+    BAD(cistern_pause(d, NULL, NULL));
+    BAD(cistern_resume(d, NULL, NULL));
+    BAD(cistern_pause_buffers(d, 1));
     BAD(cistern_get_stats(d, &s));
     BAD(cistern_reset_peaks(d));
     BAD(cistern_reset_accumulated(d));
@@ -66,6 +75,11 @@ int main(void) {
   NONE(cistern_library_usage(0, NULL, 0, NULL));
   NONE(cistern_library_usage(0, NULL, 5, &n));
   NONE(cistern_off_out_of_memory(0, NULL, NULL));
+  NONE(cistern_upstream_check(0, NULL));
+  NONE(cistern_pool_set_limit(0, NULL, 1));
+  cistern_pool_stats ps = {.size = sizeof ps};
+  NONE(cistern_pool_get_stats(0, NULL, &ps));
+  NONE(cistern_pool_get_stats(0, pool, NULL));
   NONE(cistern_find((void *)512, NULL));
   NONE(cistern_last_oom(NULL));
   NONE(cistern_get_limit(0, NULL));

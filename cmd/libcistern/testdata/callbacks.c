@@ -85,7 +85,7 @@ static void pools(void) {
   FAILS(CISTERN_OUT_OF_MEMORY, "out of memory", cistern_alloc(&p, 100 * MIB, 0, STREAM(1), mine));
   refuse = 0;
   crooked = 8;
-  FAILS(CISTERN_INVALID, "not aligned", cistern_alloc(&p, 100 * MIB, 0, STREAM(1), mine));
+  FAILS(CISTERN_INVALID, "alignment of 512 bytes", cistern_alloc(&p, 100 * MIB, 0, STREAM(1), mine));
   CHECK(given == 1);
   crooked = 0;
   OK(cistern_release(q));

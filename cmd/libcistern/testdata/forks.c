@@ -39,6 +39,8 @@ static void child(void *inherited) {
   cistern_stats s = {.size = sizeof s};
   cistern_snapshot *snap;
   cistern_library_use use;
+  cistern_pool_stats ps = {.size = sizeof ps};
+  cistern_pause_report report;
   char handle[CISTERN_HANDLE_MAX];
   CHECK(cistern_malloc(512, 0, NULL) == NULL);
   CHECK_WORDS(CISTERN_FORKED, "child of fork");
@@ -50,6 +52,9 @@ static void child(void *inherited) {
   CHECK(p == NULL);
   GONE(cistern_alloc_with(&p, 512, 0, NULL, NULL));
   CHECK(p == NULL);
+  cistern_source source = {.options.size = sizeof source.options};
+  CHECK(cistern_source_malloc(&source, 512, 0) == NULL);
+  cistern_source_free(&source, inherited, 0);
   CHECK(cistern_library("cupy") == 0);
   CHECK(cistern_library_name(0) == NULL);
   GONE(cistern_library_default("torch"));
@@ -78,6 +83,12 @@ static void child(void *inherited) {
   GONE(cistern_pool_trim(0, pool));
   GONE(cistern_pool_blocks(0, pool, &b, 1, &n));
   GONE(cistern_pool_restore(0, pool, &b, 1));
+  GONE(cistern_upstream_check(0, "device"));
+  GONE(cistern_pool_set_limit(0, pool, 1));
+  GONE(cistern_pool_get_stats(0, pool, &ps));
+  GONE(cistern_pause(0, NULL, &report));
+  GONE(cistern_resume(0, NULL, &report));
+  GONE(cistern_pause_buffers(0, 1));
   GONE(cistern_get_stats(0, &s));
   GONE(cistern_reset_peaks(0));
   GONE(cistern_reset_accumulated(0));
