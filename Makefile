@@ -142,6 +142,7 @@ gpu-bundle: build
 	mkdir -p gpu-bundle/traces gpu-bundle/bin gpu-bundle/lib gpu-bundle/include
 	cp gpu/run.sh gpu-bundle/
 	cp -r gpu/torch gpu-bundle/torch
+	cp -r gpu/libs gpu-bundle/libs
 	cp -r python/cistern gpu-bundle/cistern
 	find gpu-bundle -name __pycache__ -prune -exec rm -rf {} +
 	cp lib/*.so gpu-bundle/lib/
@@ -151,6 +152,7 @@ gpu-bundle: build
 	$(GO) build -trimpath -ldflags '-s -w' -o gpu-bundle/bin/ ./cmd/cistern
 	$(GO) build -trimpath -ldflags '-s -w' -o gpu-bundle/ ./cmd/gpu...
 	mkdir gpu-bundle/examples
+	cp examples/python/*.py gpu-bundle/examples/
 	cd examples/go && $(GO) build -trimpath -ldflags '-s -w' -o $(CURDIR)/gpu-bundle/examples/squares .
 	$(GO) test -c -trimpath -ldflags '-s -w' -o gpu-bundle/open.test ./cuda/open
 	$(GO) test -c -trimpath -ldflags '-s -w' -o gpu-bundle/gpu.test ./internal/gpu

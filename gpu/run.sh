@@ -28,6 +28,16 @@
 #   torch-peer       copies between two GPUs
 #   torch            all of these but torch-native and torch-peer, with RUNS=1
 #
+# PyTorch, CuPy and numba on one cache (cupy and numba-cuda installed as well):
+#   libs-fill       one library fills 60 % of the GPU and frees it, the next asks for as much; every order, also with
+#                   separate caches
+#   libs-counts     statistics are what can be counted by hand
+#   libs-order      contents, where what one library frees with work in flight is the next one's; streams, threads, graphs
+#   libs-cooperate  caches that stay separate and ask each other
+#   libs-cost       what an allocation costs the host, against CuPy's pool and numba's own memory
+#   libs-example    examples/sharing.py
+#   libs            all of these
+#
 # The scripts are workloads.py, bench_alloc.py and seed_script.py in scripts/ or in the folder CISTERN_GPU_SCRIPTS; parts
 # that need one that is not there are skipped by name. What a program writes goes into the folder that OUT names, else
 # into results/ beside this script. The programs change no setting of the GPU. The exit status is 0 when all passed.
@@ -84,6 +94,11 @@ torch() {
   run "$name" "$seconds" "$python" "torch/$@"
 }
 
+# libs NAME SECONDS SCRIPT : runs a Python program of libs/.
+libs() {
+  run "$1" "$2" "$python" "libs/$3"
+}
+
 part() {
   case $1 in
     test)
@@ -130,9 +145,16 @@ part() {
       RUNS=${RUNS:-1}
       for p in load seed test steady oom stress bench workloads; do part "torch-$p"; done
       ;;
-    all) for p in test resources bench query pause examples torch; do part $p; done ;;
+    libs-fill) libs "$1" 580 fill.py ;;
+    libs-counts) libs "$1" 400 counts.py ;;
+    libs-order) libs "$1" 590 order.py ;;
+    libs-cooperate) libs "$1" 590 cooperate.py ;;
+    libs-cost) libs "$1" 400 cost.py ;;
+    libs-example) run "$1" 120 env PYTHONPATH="$here" "$python" examples/sharing.py ;;
+    libs) for p in fill counts order cooperate cost example; do part "libs-$p"; done ;;
+    all) for p in test resources bench query pause examples torch libs; do part $p; done ;;
     *)
-      echo "run.sh: $1: want test, bench, resources, query, pause, native-two, examples, torch, torch-{load,seed,test,native,steady,oom,stress,bench,workloads,peer} or all" >&2
+      echo "run.sh: $1: want test, bench, resources, query, pause, native-two, examples, torch, torch-{load,seed,test,native,steady,oom,stress,bench,workloads,peer}, libs, libs-{fill,counts,order,cooperate,cost,example} or all" >&2
       exit 2
       ;;
   esac
