@@ -157,6 +157,7 @@ gpu-bundle: build
 	$(GO) test -c -trimpath -ldflags '-s -w' -o gpu-bundle/open.test ./cuda/open
 	$(GO) test -c -trimpath -ldflags '-s -w' -o gpu-bundle/gpu.test ./internal/gpu
 	$(GO) test -c -trimpath -ldflags '-s -w' -o gpu-bundle/resources.test ./resource/open
+	$(GO) test -c -trimpath -ldflags '-s -w' -o gpu-bundle/pools.test .
 	@du -sh gpu-bundle
 
 gpu-test: gpu-bundle

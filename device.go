@@ -268,8 +268,12 @@ func (d *Device) giveBack() error {
 			return d.failed(err)
 		}
 	}
-	if q := d.pool0.spill; q != nil && q.own != nil {
-		d.unused, q.own = append(d.unused, q.own), nil
+	for _, p := range d.pools { // that nobody released, the default pool among them
+		for _, x := range []*Pool{p, p.spill} {
+			if x != nil && x.own != nil {
+				d.unused, x.own = append(d.unused, x.own), nil
+			}
+		}
 	}
 	if err := d.closeUnused(); err != nil {
 		return d.failed(err)

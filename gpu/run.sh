@@ -6,8 +6,8 @@
 #   test   the driver's contract and the kernels against the real driver, then the engine's random test on the GPU
 #   bench  what driver calls cost (gpuprobe), what the engine's work costs the host (gpusoak), and what its driver calls
 #          take over recorded runs, against what the simulated GPU says they take (gpureplay)
-#   resources   every upstream, adaptor and stack of them passes the suite of resource/resourcetest on this GPU; with two
-#               GPUs, peers too. NCCL is the one of PYTHON's environment
+#   resources   every upstream, adaptor and stack of them, and the engine's pools over them, pass the suite of
+#               resource/resourcetest on this GPU; with two GPUs, peers too. NCCL is the one of PYTHON's environment
 #   query       queries as data-frame libraries run them, with direct, stream-ordered and Cistern's memory; fails unless
 #               Cistern is the fastest, and twice as fast as direct allocation
 #   pause  pausing and resuming: contents beside a plain copy, through a file (in the folder PAUSE_DIR), dropped, and ten
@@ -115,6 +115,8 @@ part() {
     resources)
       run resources 590 env NCCL_NVLS_ENABLE=0 VIRTUAL_ENV="$("$python" -c 'import sys; print(sys.prefix)' 2>/dev/null)" \
         ./resources.test -test.v -test.run '^TestConformance$/real'
+      run pools 300 env NCCL_NVLS_ENABLE=0 VIRTUAL_ENV="$("$python" -c 'import sys; print(sys.prefix)' 2>/dev/null)" \
+        ./pools.test -test.v -test.run '^TestResource$/real'
       ;;
     query)
       run query 300 ./gpuquery -want 2 -json "$out/query.json"

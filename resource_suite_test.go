@@ -1,0 +1,130 @@
+package cistern_test
+
+import (
+	"testing"
+
+	"github.com/cistern-gpu/cistern"
+	"github.com/cistern-gpu/cistern/cuda"
+	"github.com/cistern-gpu/cistern/cuda/open"
+	"github.com/cistern-gpu/cistern/resource"
+	from "github.com/cistern-gpu/cistern/resource/open"
+	"github.com/cistern-gpu/cistern/resource/resourcetest"
+)
+
+// The engine's pools as resources, over every kind of memory, with adaptors before them and behind, and a pool over
+// another pool: all pass the suite that every resource passes.
+
+// pools are the pools; over is what a pool's memory comes from, before what stands before it.
+var pools = []struct {
+	name         string
+	conf         string
+	options      cistern.PoolOptions
+	over, before string
+	nested       bool
+	limit        uint64
+}{
+	{name: "chunks"},
+	{name: "malloc", conf: "backend:malloc"},
+	{name: "single handles", options: cistern.PoolOptions{Kind: cistern.PoolSingleHandle}},
+	{name: "no split", options: cistern.PoolOptions{NoSplit: true}},
+	{name: "a limit", options: cistern.PoolOptions{Limit: 512 << 20}, limit: 512 << 20},
+	{name: "over device", over: "device"},
+	{name: "over virtual", over: "virtual"},
+	{name: "over async", over: "async:threshold=unlimited"},
+	{name: "over managed", over: "limiting:bytes=512MiB|managed:prefetch=true", limit: 512 << 20},
+	{name: "over pinned", over: "limiting:bytes=512MiB|pinned", limit: 512 << 20},
+	{name: "over host_numa", over: "limiting:bytes=512MiB|host_numa", limit: 512 << 20},
+	{name: "over nccl", over: "nccl"},
+	{name: "over adaptors", over: "tracking|statistics|alignment:bytes=4MiB|limiting:bytes=512MiB|virtual", limit: 512 << 20},
+	{name: "under adaptors", before: "adaptors"},
+	{name: "over a pool", nested: true},
+}
+
+// newPool makes an allocator with the pool and the resource that is tested; done closes the allocator.
+func newPool(m resourcetest.Machine, i int) (resource.Resource, func() error, error) {
+	x := pools[i]
+	opts, err := cistern.ParseOptions(x.conf)
+	if err != nil {
+		return nil, nil, err
+	}
+	a, err := cistern.New(m, opts)
+	if err != nil {
+		return nil, nil, err
+	}
+	var up resource.Resource
+	fail := func(err error) (resource.Resource, func() error, error) {
+		if up != nil {
+			resource.Close(up)
+		}
+		a.Close()
+		return nil, nil, err
+	}
+	d, err := a.Device(0)
+	if err != nil {
+		return fail(err)
+	}
+	o := x.options
+	if x.over != "" {
+		if up, err = from.Parse(m, 0, x.over); err != nil {
+			return fail(err)
+		}
+		o.Upstream = up
+	}
+	if x.nested {
+		inner, err := d.NewPoolWith(cistern.PoolID{0, 1}, cistern.PoolOptions{})
+		if err != nil {
+			return fail(err)
+		}
+		o.Upstream = inner.Resource()
+	}
+	p, err := d.NewPoolWith(cistern.PoolID{0, 2}, o)
+	if err != nil {
+		return fail(err)
+	}
+	r := p.Resource()
+	if x.before != "" {
+		aligned, err := resource.Alignment(resource.Limiting(r, 512<<20), 8<<20, 2<<20)
+		if err != nil {
+			return fail(err)
+		}
+		r = resource.Statistics(resource.Tracking(aligned, true))
+	}
+	return r, func() error {
+		if err := a.Close(); err != nil {
+			return err
+		}
+		if up == nil {
+			return nil
+		}
+		return resource.Close(up)
+	}, nil
+}
+
+func poolCase(i int, simulated bool) resourcetest.Case {
+	return resourcetest.Case{Limit: pools[i].limit, Remote: simulated && pools[i].name == "over host_numa",
+		New: func(m resourcetest.Machine) (resource.Resource, func() error, error) { return newPool(m, i) }}
+}
+
+// TestResource: /sim over the simulated device, /real over the GPU, where there is one.
+func TestResource(t *testing.T) {
+	t.Run("sim", func(t *testing.T) {
+		for i, x := range pools {
+			t.Run(x.name, func(t *testing.T) { resourcetest.Run(t, resourcetest.Simulated(2, 1<<30), poolCase(i, true)) })
+		}
+	})
+	t.Run("real", func(t *testing.T) {
+		m := resourcetest.GPU(t, func() (cuda.Driver, error) { return open.Open("nvidia") })
+		for i, x := range pools {
+			t.Run(x.name, func(t *testing.T) { resourcetest.Run(t, m, poolCase(i, false)) })
+		}
+	})
+}
+
+// A failure at every driver call.
+func TestResourceFailures(t *testing.T) {
+	for i, x := range pools {
+		t.Run(x.name, func(t *testing.T) {
+			resourcetest.Failures(t, func() *resourcetest.Sim { return resourcetest.Simulated(1, 1<<30) }, poolCase(i, true))
+		})
+	}
+}
