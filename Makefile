@@ -151,9 +151,15 @@ gpu-bundle: build
 	$(if $(CISTERN_GPU_SCRIPTS),mkdir gpu-bundle/scripts && cp '$(CISTERN_GPU_SCRIPTS)'/*.py gpu-bundle/scripts/)
 	$(GO) build -trimpath -ldflags '-s -w' -o gpu-bundle/bin/ ./cmd/cistern
 	$(GO) build -trimpath -ldflags '-s -w' -o gpu-bundle/ ./cmd/gpu...
+	$(CC) -std=gnu11 -O2 -pthread -Icmd/libcistern gpu/native/behaviours.c -o gpu-bundle/behaviours -Lgpu-bundle/lib -lcistern -ldl \
+	  -Wl,-rpath,'$$ORIGIN/lib'
 	mkdir gpu-bundle/examples
 	cp examples/python/*.py gpu-bundle/examples/
 	cd examples/go && $(GO) build -trimpath -ldflags '-s -w' -o $(CURDIR)/gpu-bundle/examples/squares .
+	$(CC) -std=c99 -O2 -Icmd/libcistern examples/c/memory.c -o gpu-bundle/examples/memory -Lgpu-bundle/lib -lcistern \
+	  -Wl,-rpath,'$$ORIGIN/../lib'
+	$(CXX) -std=c++17 -O2 -Icmd/libcistern examples/c/containers.cpp -o gpu-bundle/examples/containers -Lgpu-bundle/lib -lcistern \
+	  -Wl,-rpath,'$$ORIGIN/../lib'
 	$(GO) test -c -trimpath -ldflags '-s -w' -o gpu-bundle/open.test ./cuda/open
 	$(GO) test -c -trimpath -ldflags '-s -w' -o gpu-bundle/gpu.test ./internal/gpu
 	$(GO) test -c -trimpath -ldflags '-s -w' -o gpu-bundle/resources.test ./resource/open

@@ -12,6 +12,7 @@
 #               Cistern is the fastest, and twice as fast as direct allocation
 #   pause  pausing and resuming: contents beside a plain copy, through a file (in the folder PAUSE_DIR), dropped, and ten
 #          thousand cycles
+#   native      what RMM promises of a resource, through the C interface, for the default pool and one over each upstream
 #   native-two  two GPUs in one process: memory of each used by the other, threads, and one of them broken by a kernel
 #   examples    the programs of examples/, as their readers run them
 #
@@ -125,6 +126,9 @@ part() {
     pause)
       run pause 550 ./gpupause ${PAUSE_DIR:+-dir "$PAUSE_DIR"}
       ;;
+    native)
+      run behaviours 300 env NCCL_NVLS_ENABLE=0 VIRTUAL_ENV="$("$python" -c 'import sys; print(sys.prefix)' 2>/dev/null)" ./behaviours
+      ;;
     native-two)
       # A device that is broken breaks for good: once where nothing was shared before, once after all the rest.
       run devices-broken 120 ./gpudevices -part broken
@@ -132,6 +136,9 @@ part() {
       ;;
     examples)
       run example-go 60 examples/squares
+      run example-c 60 examples/memory
+      run example-c-numa 60 examples/memory host_numa
+      run example-cpp 60 examples/containers
       ;;
     torch-load) torch "$1" 240 load.py ;;
     torch-seed) torch "$1" 240 seed.py ;;
@@ -154,9 +161,9 @@ part() {
     libs-cost) libs "$1" 400 cost.py ;;
     libs-example) run "$1" 120 env PYTHONPATH="$here" "$python" examples/sharing.py ;;
     libs) for p in fill counts order cooperate cost example; do part "libs-$p"; done ;;
-    all) for p in test resources bench query pause examples torch libs; do part $p; done ;;
+    all) for p in test resources native bench query pause examples torch libs; do part $p; done ;;
     *)
-      echo "run.sh: $1: want test, bench, resources, query, pause, native-two, examples, torch, torch-{load,seed,test,native,steady,oom,stress,bench,workloads,peer}, libs, libs-{fill,counts,order,cooperate,cost,example} or all" >&2
+      echo "run.sh: $1: want test, bench, resources, query, pause, native, native-two, examples, torch, torch-{load,seed,test,native,steady,oom,stress,bench,workloads,peer}, libs, libs-{fill,counts,order,cooperate,cost,example} or all" >&2
       exit 2
       ;;
   esac
