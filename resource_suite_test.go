@@ -11,8 +11,8 @@ import (
 	"github.com/cistern-gpu/cistern/resource/resourcetest"
 )
 
-// The engine's pools as resources, over every kind of memory, with adaptors before them and behind, and a pool over
-// another pool: all pass the suite that every resource passes.
+// Pools in the suite that every resource passes, as TestPoolsAsResources has them over every kind of memory: here nobody
+// releases them, but closes the allocator, and adaptors stand before them too.
 
 // pools are the pools; over is what a pool's memory comes from, before what stands before it.
 var pools = []struct {
@@ -23,18 +23,9 @@ var pools = []struct {
 	nested       bool
 	limit        uint64
 }{
-	{name: "chunks"},
-	{name: "malloc", conf: "backend:malloc"},
 	{name: "single handles", options: cistern.PoolOptions{Kind: cistern.PoolSingleHandle}},
-	{name: "no split", options: cistern.PoolOptions{NoSplit: true}},
 	{name: "a limit", options: cistern.PoolOptions{Limit: 512 << 20}, limit: 512 << 20},
-	{name: "over device", over: "device"},
-	{name: "over virtual", over: "virtual"},
 	{name: "over async", over: "async:threshold=unlimited"},
-	{name: "over managed", over: "limiting:bytes=512MiB|managed:prefetch=true", limit: 512 << 20},
-	{name: "over pinned", over: "limiting:bytes=512MiB|pinned", limit: 512 << 20},
-	{name: "over host_numa", over: "limiting:bytes=512MiB|host_numa", limit: 512 << 20},
-	{name: "over nccl", over: "nccl"},
 	{name: "over adaptors", over: "tracking|statistics|alignment:bytes=4MiB|limiting:bytes=512MiB|virtual", limit: 512 << 20},
 	{name: "under adaptors", before: "adaptors"},
 	{name: "over a pool", nested: true},
@@ -100,31 +91,31 @@ func newPool(m resourcetest.Machine, i int) (resource.Resource, func() error, er
 	}, nil
 }
 
-func poolCase(i int, simulated bool) resourcetest.Case {
-	return resourcetest.Case{Limit: pools[i].limit, Remote: simulated && pools[i].name == "over host_numa",
+func poolCase(i int) resourcetest.Case {
+	return resourcetest.Case{Limit: pools[i].limit,
 		New: func(m resourcetest.Machine) (resource.Resource, func() error, error) { return newPool(m, i) }}
 }
 
-// TestResource: /sim over the simulated device, /real over the GPU, where there is one.
-func TestResource(t *testing.T) {
+// TestPoolsClosed: /sim over the simulated device, /real over the GPU, where there is one.
+func TestPoolsClosed(t *testing.T) {
 	t.Run("sim", func(t *testing.T) {
 		for i, x := range pools {
-			t.Run(x.name, func(t *testing.T) { resourcetest.Run(t, resourcetest.Simulated(2, 1<<30), poolCase(i, true)) })
+			t.Run(x.name, func(t *testing.T) { resourcetest.Run(t, resourcetest.Simulated(2, 1<<30), poolCase(i)) })
 		}
 	})
 	t.Run("real", func(t *testing.T) {
 		m := resourcetest.GPU(t, func() (cuda.Driver, error) { return open.Open("nvidia") })
 		for i, x := range pools {
-			t.Run(x.name, func(t *testing.T) { resourcetest.Run(t, m, poolCase(i, false)) })
+			t.Run(x.name, func(t *testing.T) { resourcetest.Run(t, m, poolCase(i)) })
 		}
 	})
 }
 
 // A failure at every driver call.
-func TestResourceFailures(t *testing.T) {
+func TestPoolsClosedFail(t *testing.T) {
 	for i, x := range pools {
 		t.Run(x.name, func(t *testing.T) {
-			resourcetest.Failures(t, func() *resourcetest.Sim { return resourcetest.Simulated(1, 1<<30) }, poolCase(i, true))
+			resourcetest.Failures(t, func() *resourcetest.Sim { return resourcetest.Simulated(1, 1<<30) }, poolCase(i))
 		})
 	}
 }

@@ -117,7 +117,7 @@ part() {
       run resources 590 env NCCL_NVLS_ENABLE=0 VIRTUAL_ENV="$("$python" -c 'import sys; print(sys.prefix)' 2>/dev/null)" \
         ./resources.test -test.v -test.run '^TestConformance$/real'
       run pools 300 env NCCL_NVLS_ENABLE=0 VIRTUAL_ENV="$("$python" -c 'import sys; print(sys.prefix)' 2>/dev/null)" \
-        ./pools.test -test.v -test.run '^TestResource$/real'
+        ./pools.test -test.v -test.run '^TestPools(AsResources|Closed)$/real'
       ;;
     query)
       run query 300 ./gpuquery -want 2 -json "$out/query.json"
