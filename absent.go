@@ -421,7 +421,7 @@ func (d *Device) thinAll(pools []*Pool) {
 // releaseHollow gives back segments that have no memory and in which no block is left. The caller holds Device.mu and
 // nothing else; it is let go while users' upstreams are called.
 func (d *Device) releaseHollow() (first error) {
-	if d.poisoned() != nil {
+	if d.poisoned() != nil || d.unsure.Load() {
 		return nil
 	}
 	var list []*absence

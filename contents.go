@@ -1,6 +1,7 @@
 package cistern
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -59,6 +60,20 @@ func (d *Device) copyStream() (cuda.Stream, error) {
 	return d.copies, nil
 }
 
+// sure is an error while copies of an earlier call may still be under way. The caller holds Device.pausing and Device.mu,
+// which is let go meanwhile.
+func (d *Device) sure() error {
+	if !d.unsure.Load() {
+		return nil
+	}
+	d.mu.Unlock()
+	defer d.mu.Lock()
+	if err := d.copied(); d.unsure.Load() {
+		return d.failed(err)
+	}
+	return nil
+}
+
 // saveContents copies what is kept of memory that is leaving, and returns the bytes. The caller holds Device.pausing and
 // Device.mu, which is let go meanwhile.
 func (d *Device) saveContents(list []*absence, o PauseOptions) (uint64, error) {
@@ -72,6 +87,9 @@ func (d *Device) saveContents(list []*absence, o PauseOptions) (uint64, error) {
 	}
 	if total == 0 {
 		return 0, nil
+	}
+	if err := d.sure(); err != nil {
+		return 0, err
 	}
 	var where *spill
 	var err error
@@ -177,12 +195,31 @@ func (d *Device) copyAll(pieces []piece, out bool) (err error) {
 		}
 		err = d.drv.MemcpyAsync(d.id, dst, src, x.size, st)
 	}
-	d.syncs.Add(1)
-	if sync := d.drv.StreamSynchronize(d.id, st); err == nil { // in any case: nothing may be under way behind a failure
+	if sync := d.copied(); err == nil { // in any case: nothing may be under way behind a failure
 		err = sync
 	}
 	if err != nil {
 		d.failed(err)
 	}
 	return err
+}
+
+// copied waits for the copies. Should the driver refuse to, it is asked again, now and before any memory is unmapped or
+// page-locked memory goes or serves another pause. The caller holds Device.pausing and nothing else, if not Device.mu.
+func (d *Device) copied() error {
+	if d.copies == 0 {
+		return nil
+	}
+	var first error
+	for range 3 {
+		d.syncs.Add(1)
+		err := d.drv.StreamSynchronize(d.id, d.copies)
+		if err == nil {
+			d.unsure.Store(false)
+			return first
+		}
+		first = cmp.Or(first, err)
+	}
+	d.unsure.Store(true)
+	return first
 }

@@ -32,6 +32,7 @@ type Device struct {
 	// captures counts the captures that were announced and are under way.
 	captures atomic.Int32
 	poison   atomic.Pointer[error]
+	unsure   atomic.Bool  // copies of contents may be under way: the driver would not wait for them
 	syncs    atomic.Int64 // waits of a host thread for the GPU
 	tagged   atomic.Bool  // a request had a tag
 	labelled atomic.Bool  // a request named a library
@@ -95,7 +96,8 @@ type Device struct {
 	pace          pace
 	devs          []cuda.Device
 	held          [numGroups]held
-	paused        [numGroups]Value            // bytes of blocks whose memory is paused
+	paused        [numGroups]Value // bytes of blocks whose memory is paused
+	stuck         []stuckMapping
 	forget        func()                      // set by OnTicketsEnd
 	retired       [numGroups][numGauges]int64 // what was added in dissolved spaces and to the spares
 	since         [numGroups][numGauges]total // what Added and Removed are counted from

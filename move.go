@@ -527,7 +527,7 @@ func (d *Device) leave(o *space, near heap.ID, id vm.ChunkID) {
 
 // reap unmaps the old mappings whose work is done. The caller holds Device.mu and held's lock.
 func (d *Device) reap(held *space) {
-	if d.zombies.Len() == 0 || d.poisoned() != nil {
+	if d.zombies.Len() == 0 || d.poisoned() != nil || d.unsure.Load() {
 		return
 	}
 	var busy *Stream

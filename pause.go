@@ -586,7 +586,7 @@ func (p *pause) gone(list []*absence) {
 				s.area.Set(a.addr, a.size, 0)
 				d.giveBackChunks(s, a.addr, a.chunks)
 			}
-			a.chunks, a.mapped, a.busy = nil, false, false
+			a.chunks, a.mapped, a.busy, a.lost = nil, false, false, false
 			v := all[a]
 			d.spareBytes -= a.size - v.used
 			d.addPaused(s, int64(v.used))
@@ -626,15 +626,16 @@ func (d *Device) giveBackChunks(s *space, addr uint64, list []vm.ChunkID) {
 // rollBack makes everything as it was, but for what a second failure had in the way, which is paused.
 func (p *pause) rollBack() {
 	d := p.d
-	isLost := func(a *absence) bool { return a.lost }
-	var lost []*absence
+	var lost, there []*absence
 	for _, a := range p.leaving {
 		if a.lost {
 			lost = append(lost, a)
+		} else {
+			there = append(there, a)
 		}
 	}
 	p.gone(lost)
-	p.leaving = slices.DeleteFunc(p.leaving, isLost)
+	p.leaving = there
 	if p.told != nil {
 		d.tell(d.onMap, p.told)
 	}

@@ -2,11 +2,13 @@ package cistern
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"slices"
 
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/event"
+	"github.com/cistern-gpu/cistern/internal/vm"
 )
 
 // Resuming: new physical memory for all that is to come back is got first, all of it or none; what is mapped is out of
@@ -28,6 +30,10 @@ func (d *Device) Resume(sel Selection) (PauseReport, error) {
 		return PauseReport{}, err
 	}
 	d.a.turn.Add(1)
+	if err := d.sure(); err != nil {
+		return PauseReport{}, err
+	}
+	d.unstick()
 	r := &resume{d: d, sel: sel}
 	for {
 		r.plan()
@@ -294,15 +300,21 @@ func (d *Device) takeChunks(a *absence) {
 		}
 	}
 	if mapped > 0 {
-		err := d.drv.MemUnmap(cuda.Ptr(a.addr), mapped)
-		if err != nil {
-			err = d.drv.MemUnmap(cuda.Ptr(a.addr), mapped) // once more: what stays mapped is held as spare, and in the way
+		err := errUnsure
+		if !d.unsure.Load() {
+			err = d.drv.MemUnmap(cuda.Ptr(a.addr), mapped)
 		}
 		if err != nil {
 			d.failed(err)
+			x := stuckMapping{addr: a.addr, size: mapped}
 			for _, id := range a.chunks {
-				d.chunks.At(id).Mappings++ // for giveBackChunks
+				if k := d.chunks.At(id); k.Mappings > 0 {
+					k.Mappings++ // for giveBackChunks, which makes them spare
+					x.chunks = append(x.chunks, id)
+				}
 			}
+			d.stuck = append(d.stuck, x)
+			d.unstick()
 		}
 	}
 	for _, id := range a.chunks {
@@ -312,6 +324,28 @@ func (d *Device) takeChunks(a *absence) {
 	}
 	d.giveBackChunks(a.space, a.addr, a.chunks)
 	a.chunks = nil
+}
+
+// stuckMapping is what could not be unmapped when a resume failed: its chunks are spare, and its addresses cannot be mapped
+// until it goes.
+type stuckMapping struct {
+	addr, size uint64
+	chunks     []vm.ChunkID
+}
+
+var errUnsure = errors.New("copies may be under way")
+
+// unstick tries again to unmap. The caller holds Device.mu.
+func (d *Device) unstick() {
+	d.stuck = slices.DeleteFunc(d.stuck, func(x stuckMapping) bool {
+		if d.poisoned() != nil || d.unsure.Load() || d.drv.MemUnmap(cuda.Ptr(x.addr), x.size) != nil {
+			return false
+		}
+		for _, id := range x.chunks {
+			d.chunks.At(id).Mappings--
+		}
+		return true
+	})
 }
 
 // climb goes up the ladder, with the locks let go where it waits or calls out, and reports whether to try again.
@@ -442,7 +476,8 @@ func (r *resume) fill() error {
 		d.tell(d.onUnmap, r.told)
 	}
 	for _, a := range r.coming {
-		if a.backing != nil && d.unback(a) != nil {
+		// Where copies may be under way it keeps its memory, and has it when it is resumed.
+		if a.backing != nil && !d.unsure.Load() && d.unback(a) != nil {
 			d.unback(a)
 		}
 	}

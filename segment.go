@@ -304,6 +304,9 @@ func (d *Device) releaseSegments(chosen func(*Pool) bool, mayWait bool) (bool, e
 	var victims []victim
 	var waits []wait
 	d.collect(nil, false)
+	if d.unsure.Load() {
+		return false, nil // Trim finds out
+	}
 	hollow := d.releaseHollow()
 	for _, s := range d.spaces {
 		if s == nil || s.area != nil || s.pool.pinned || !chosen(s.pool) || s.stream.capturing.Load() != 0 {

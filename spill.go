@@ -205,8 +205,7 @@ func (d *Device) stream(list []batch, copies func(cuda.Ptr, *batch, cuda.Stream)
 		})
 	}
 	wg.Wait()
-	d.syncs.Add(1)
-	if sync := d.drv.StreamSynchronize(d.id, st); first == nil { // in any case: nothing may be under way behind a failure
+	if sync := d.copied(); first == nil { // in any case: nothing may be under way behind a failure
 		first = sync
 	}
 	if code, ok := codeOf(first); ok && code.Poisons() {

@@ -13,12 +13,18 @@ func (d *Device) Trim() error { return d.trim(nil) }
 
 // trim is Trim for one pool; nil is all.
 func (d *Device) trim(only *Pool) error {
+	if d.unsure.Load() {
+		d.pausing.Lock()
+		d.copied()
+		d.pausing.Unlock()
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.poisoned() != nil {
 		d.collect(nil, false)
 		return nil // bookkeeping only: the driver would refuse
 	}
+	d.unstick()
 	var waits []wait
 	for _, f := range d.pending {
 		if only == nil || f.space.pool == only {

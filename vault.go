@@ -180,6 +180,9 @@ func touch(b []byte) {
 // Device.mu; the latter is let go meanwhile.
 func (v *vault) drop(least uint64) (first error) {
 	d := v.dev
+	if err := d.sure(); err != nil {
+		return err
+	}
 	have := v.bytes()
 	var list []*slab
 	v.slabs = slices.DeleteFunc(v.slabs, func(s *slab) bool {
