@@ -18,6 +18,9 @@ type machine interface {
 	// write and read queue a kernel on the stream that fills size bytes with the seed's pattern, or compares.
 	write(s cuda.Stream, p cuda.Ptr, size, seed uint64) error
 	read(s cuda.Stream, p cuda.Ptr, size, seed uint64) error
+	// within runs f, a thread of the job, as a thread of a program that uses CUDA runs: with the device's context current, so
+	// that no call has to make it so.
+	within(f func() error) error
 	// wrong waits for everything and says, as an error, that something compared was not what had been written.
 	wrong() error
 }
@@ -55,6 +58,15 @@ type real struct {
 	gpu     *gpu.GPU
 	dev     cuda.Device
 	counter cuda.Ptr
+}
+
+func (r *real) within(f func() error) error {
+	if d, ok := r.Driver.(interface {
+		WithContext(cuda.Device, func() error) error
+	}); ok {
+		return d.WithContext(r.dev, f)
+	}
+	return f()
 }
 
 func (r *real) write(s cuda.Stream, p cuda.Ptr, size, seed uint64) error {
@@ -96,5 +108,7 @@ func (m *simulated) read(s cuda.Stream, p cuda.Ptr, size, _ uint64) error {
 	m.Advance(launchCost)
 	return m.ReadFor(m.dev, s, p, size, kernelTime(size))
 }
+
+func (m *simulated) within(f func() error) error { return f() }
 
 func (m *simulated) wrong() error { return m.Fault() }

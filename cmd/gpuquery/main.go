@@ -60,7 +60,7 @@ func run(args []string, out, errs io.Writer) int {
 	f.IntVar(&s.device, "device", 0, "`ordinal` of the GPU")
 	f.IntVar(&s.threads, "threads", 1, "threads that run queries at the same time, each on a stream of its own")
 	f.IntVar(&s.queries, "queries", 24, "queries of a job, all threads together")
-	f.IntVar(&s.rounds, "rounds", 9, "jobs of each contender, after the first")
+	f.IntVar(&s.rounds, "rounds", 15, "jobs of each contender, after the first")
 	f.Uint64Var(&s.seed, "seed", 1, "what the queries are drawn from")
 	f.Float64Var(&s.shape.scale, "scale", 1, "how many times as many rows")
 	f.StringVar(&s.resident, "resident", "4GiB", "bytes of base tables")

@@ -35,11 +35,12 @@ func (b *bench) job(mem []memory, meter *spent) (time.Duration, error) {
 	var group sync.WaitGroup
 	for i := range b.jobs {
 		run := func() {
-			if meter != nil {
-				failed[i] = b.measured(i, mem[i], &parts[i])
-			} else {
-				failed[i] = b.thread(i, mem[i])
-			}
+			failed[i] = b.m.within(func() error {
+				if meter != nil {
+					return b.measured(i, mem[i], &parts[i])
+				}
+				return b.thread(i, mem[i])
+			})
 		}
 		if len(b.jobs) == 1 {
 			run()
