@@ -463,3 +463,71 @@ func TestExternal(t *testing.T) {
 		t.Error("nothing frees")
 	}
 }
+
+// Requests name a stream that is being captured, or is gone: neither reaches the pool, and memory is back when Free
+// returns.
+func TestHostOrdered(t *testing.T) {
+	d := sim.New(sim.Options{Capacity: 1 << 30, Handles: sim.Exportable, Check: sim.CheckOrder, RealTime: true})
+	must(t, d.RetainContext(0))
+	a, err := resource.Async(d, 0, resource.AsyncOptions{})
+	must(t, err)
+	r, err := resource.HostOrdered(d, a)
+	must(t, err)
+	plain := resource.Device(d, 0)
+	if same, err := resource.HostOrdered(d, plain); same != plain || err != nil {
+		t.Errorf("%T, %v: what is in the host's order needs no adaptor", same, err)
+	}
+	if r.Traits().StreamOrdered || !a.Traits().StreamOrdered {
+		t.Errorf("%+v over %+v", r.Traits(), a.Traits())
+	}
+	s := d.NewStreamNonBlocking(0)
+	must(t, d.BeginCapture(0, s))
+	for _, st := range []cuda.Stream{s, 12345} {
+		p, err := r.Alloc(40<<20, 0, st)
+		must(t, err)
+		other := d.NewStreamNonBlocking(0)
+		must(t, d.Use(0, other, p, 40<<20)) // on any stream at once
+		must(t, d.StreamSynchronize(0, other))
+		must(t, d.DestroyStream(0, other))
+		must(t, r.Free(p, 40<<20, 0, st))
+		if reserved, used, err := a.Usage(); reserved != 0 || used != 0 || err != nil {
+			t.Errorf("%d bytes are held, %d used, %v", reserved, used, err)
+		}
+	}
+	if status, _, err := d.StreamCapture(0, s); status != cuda.CaptureActive || err != nil {
+		t.Errorf("the capture is %v, %v", status, err)
+	}
+	must(t, resource.Close(r))
+	must(t, resource.Close(r)) // again
+	must(t, d.Fault())
+}
+
+// Managed memory is moved once when it is handed out; other memory has no need of it.
+func TestPrefetch(t *testing.T) {
+	d, plain := device(t)
+	if _, err := resource.Prefetch(plain, d); err == nil {
+		t.Error("cuMemAlloc's memory does not migrate")
+	}
+	r, err := resource.Prefetch(resource.Limiting(resource.Managed(d, 0), 1<<20), d)
+	must(t, err)
+	p := alloc(t, r, 1000)
+	if n := d.Calls().Calls["cuMemPrefetchAsync"].Count; n != 1 {
+		t.Errorf("moved %d times", n)
+	}
+	must(t, r.Free(p, 1000, 0, 0))
+	// What cannot be moved is not handed out, nor lost.
+	d.FailCall(func(call string, _ uint64) cuda.Code {
+		if call == "cuMemPrefetchAsync" || call == "cuMemFree" {
+			return cuda.ErrNotPermitted
+		}
+		return cuda.Success
+	})
+	if p, err := r.Alloc(1000, 0, 0); p != 0 || !errors.Is(err, cuda.ErrNotPermitted) {
+		t.Errorf("%#x, %v", uint64(p), err)
+	}
+	d.FailCall(nil)
+	must(t, resource.Close(r))
+	if l := d.Leaks(); l.Managed != 0 {
+		t.Errorf("left: %+v", l)
+	}
+}

@@ -23,7 +23,7 @@ var words = []struct {
 	{words: "async"},
 	{words: "async:threshold=unlimited"},
 	{words: "async:threshold=256MiB,initial=64MiB,reuse=follow,handles=posix"},
-	{words: "async:max=64MiB,reuse=none", limit: 96 << 20},
+	{words: "async:max=256MiB,reuse=none", limit: 288 << 20},
 	{words: "async:pool=default", alike: true},
 	{words: "managed", alike: true},
 	{words: "managed:prefetch=true", alike: true},
