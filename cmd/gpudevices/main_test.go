@@ -16,7 +16,11 @@ import (
 // breaks.
 func TestSimulated(t *testing.T) {
 	drv := sim.New(sim.Options{Devices: 2, Capacity: 8 << 30, Handles: sim.Exportable, Check: sim.CheckOrder, Lag: 5 * time.Millisecond})
-	m, err := newMachine(drv, 1<<20)
+	large := uint64(1 << 20)
+	if testing.Short() { // as under the race detector, which makes the host's part many times slower
+		large = 384 << 10
+	}
+	m, err := newMachine(drv, large)
 	if err == nil {
 		err = m.run("")
 	}
