@@ -27,6 +27,17 @@ func (m *laneMutex) Lock() {
 	}
 }
 
+// TryLock is Lock where no thread has to be waited for.
+func (m *laneMutex) TryLock() bool {
+	if !m.mu.TryLock() {
+		return false
+	}
+	if m.front != nil {
+		m.empty()
+	}
+	return true
+}
+
 func (m *laneMutex) Unlock() {
 	if m.front != nil {
 		m.refill()

@@ -2,6 +2,7 @@ package cistern
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"slices"
 
@@ -26,6 +27,10 @@ type AllocOptions struct {
 	// before the memory is used again. Streams that do not block with it are to be named by RecordStream before the
 	// free, or be waited for.
 	HostOrder bool
+	// Cached asks for what is cached and may be used at once, and for nothing else: where it takes more (a driver call,
+	// waiting for the GPU or for another thread, asking others) the result is null, without an error, and nothing
+	// happened. It is for those who hold a lock that others may need meanwhile. Not together with HostOrder.
+	Cached bool
 }
 
 // MaxLibrary is the largest number of a library.
@@ -49,6 +54,12 @@ func (d *Device) AllocWith(size uint64, st *Stream, o AllocOptions) (cuda.Ptr, e
 	}
 	if o.Library != 0 && !d.labelled.Load() {
 		d.labelled.Store(true)
+	}
+	if o.Cached {
+		if o.HostOrder {
+			return 0, errors.New("memory in the host's order may have to be waited for: it cannot be asked for from the cache alone")
+		}
+		return p.allocCached(size, st, label(o.Tag, o.Library)), nil
 	}
 	if o.HostOrder {
 		return p.allocHost(size, st, label(o.Tag, o.Library))

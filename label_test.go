@@ -263,3 +263,60 @@ func TestHostOrderAndCaptures(t *testing.T) {
 func must1[T any](x T, err error) func(testing.TB) T {
 	return func(t testing.TB) T { t.Helper(); must(t, err); return x }
 }
+
+// What is cached can be asked for alone: no driver call, no trace of what could not be met, and what another thread is busy
+// with is not waited for.
+func TestCached(t *testing.T) {
+	e := newEngine(t, sim.Options{Capacity: 256 * mib}, cistern.Options{}, 2)
+	cached := cistern.AllocOptions{Library: 3, Cached: true}
+	ask := func(size uint64, st *cistern.Stream, want bool) cuda.Ptr {
+		t.Helper()
+		p, err := e.dev.AllocWith(size, st, cached)
+		if err != nil || (p != 0) != want {
+			t.Fatalf("%#x, %v; want some: %v", p, err, want)
+		}
+		return p
+	}
+	before := e.dev.Stats()
+	ask(mib, e.streams[0], false)
+	ask(0, e.streams[0], false)
+	ask(1<<62, e.streams[0], false)
+	ask(^uint64(0), e.streams[0], false)
+	if after := e.dev.Stats(); after != before {
+		t.Errorf("%+v after asking for what is not cached, %+v before", after, before)
+	}
+	p, err := e.dev.Alloc(mib, e.streams[0])
+	must(t, err)
+	ask(4*mib, e.streams[0], false)
+	e.free(t, p)
+	if q := ask(mib, e.streams[0], true); q != p {
+		t.Errorf("%#x, want %#x, which is cached", q, p)
+	}
+	if b, err := e.a.Base(p); err != nil || b.Library != 3 {
+		t.Errorf("%+v, %v; want library 3", b, err)
+	}
+	e.free(t, p)
+	ask(mib, e.streams[1], false) // another stream's order
+	if _, err := e.dev.AllocWith(mib, e.streams[0], cistern.AllocOptions{Cached: true, HostOrder: true}); err == nil {
+		t.Error("memory in the host's order from the cache alone")
+	}
+
+	// While somebody climbs the ladder and waits for the program's function, others are not kept waiting.
+	asked, leave := make(chan struct{}), make(chan struct{})
+	once := e.dev.OnOutOfMemory(func(uint64) bool { close(asked); <-leave; return false })
+	done := make(chan error)
+	go func() {
+		_, err := e.dev.Alloc(1<<30, e.streams[0])
+		done <- err
+	}()
+	<-asked
+	e.free(t, ask(mib, e.streams[0], true))
+	close(leave)
+	if err := <-done; !errors.Is(err, cuda.ErrOutOfMemory) {
+		t.Errorf("%v, want out of memory", err)
+	}
+	once.Remove()
+	if n := testing.AllocsPerRun(100, func() { e.free(t, ask(mib, e.streams[0], true)) }); n != 0 {
+		t.Errorf("%v Go allocations a pair", n)
+	}
+}

@@ -87,19 +87,45 @@ func (p *Pool) alloc(size uint64, st *Stream, tag uint32) (cuda.Ptr, error) {
 	if s := p.spaceFor(st, d.classOf(n)); s != nil && size <= maxRequest && d.quick.Load() {
 		capture := st.capturing.Load()
 		s.mu.Lock()
-		if capture == s.capture && s.roomForAlloc(size, n) && !s.collectDue() {
-			if id := s.heap.Take(n, size); id != 0 {
-				s.gauges.alloc(size, n, s.heap.FreeBlocks)
-				b := s.heap.At(id)
-				b.Tag, b.Capture = tag, capture
-				addr := cuda.Ptr(b.Addr)
-				s.mu.Unlock()
-				return addr, nil
-			}
+		if addr := s.fit(size, n, capture, tag); addr != 0 {
+			s.mu.Unlock()
+			return addr, nil
 		}
 		s.mu.Unlock()
 	}
 	return p.allocSlow(size, n, st, tag)
+}
+
+// allocCached is alloc as far as it goes without waiting for anybody and without a driver call; 0 where that is not enough.
+func (p *Pool) allocCached(size uint64, st *Stream, tag uint32) cuda.Ptr {
+	d := p.dev
+	n := p.round(size)
+	s := p.spaceFor(st, d.classOf(n))
+	if s == nil || size-1 >= maxRequest || !d.quick.Load() {
+		return 0
+	}
+	capture := st.capturing.Load()
+	if !s.mu.TryLock() {
+		return 0
+	}
+	defer s.mu.Unlock()
+	return s.fit(size, n, capture, tag)
+}
+
+// fit hands out a free block of the space; 0 where there is none, or more has to be done first. The caller holds the lane's
+// lock.
+func (s *space) fit(size, n uint64, capture, tag uint32) cuda.Ptr {
+	if capture != s.capture || !s.roomForAlloc(size, n) || s.collectDue() {
+		return 0
+	}
+	id := s.heap.Take(n, size)
+	if id == 0 {
+		return 0
+	}
+	s.gauges.alloc(size, n, s.heap.FreeBlocks)
+	b := s.heap.At(id)
+	b.Tag, b.Capture = tag, capture
+	return cuda.Ptr(b.Addr)
 }
 
 // collectDue reports whether this request should go the slow way so that frees which wait for other streams are

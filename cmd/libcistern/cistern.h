@@ -103,7 +103,11 @@ enum {
    * GPU is done with it (which waits if need be), and may be used by work on any stream, and by the host if it is memory of
    * the host's. What is freed is reused behind the stream named here, as a rule the legacy default stream, and those that
    * block with it; others are to be named by cistern_record_stream, or waited for. Not on a stream that is captured. */
-  CISTERN_ALLOC_HOST_ORDER = 1
+  CISTERN_ALLOC_HOST_ORDER = 1,
+  /* Only what is cached and may be used at once: where it takes more (a driver call, waiting for the GPU or for another
+   * thread, asking others) the result is CISTERN_OUT_OF_MEMORY, without words, and nothing has happened. For callers who
+   * hold a lock, such as an interpreter's, that others may need meanwhile. Not together with the other. */
+  CISTERN_ALLOC_CACHED = 2
 };
 int cistern_alloc_with(void **out, size_t size, int device, void *stream, const cistern_alloc_options *options);
 

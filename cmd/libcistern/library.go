@@ -97,19 +97,27 @@ func coreLibraryDefault(name *C.char) (code C.int) {
 //export coreAllocWith
 func coreAllocWith(out *C.uintptr_t, size C.size_t, d C.int, h C.uintptr_t, with *C.cistern_alloc_options, tag C.uint32_t) (code C.int) {
 	defer caught(&code)
-	l, dev, err := inUse(d)
+	cached := with.flags&C.CISTERN_ALLOC_CACHED != 0
+	find := inUse
+	if cached {
+		find = ifUsed // starting a device takes long
+	}
+	l, dev, err := find(d)
 	if err != nil {
 		return fail(err)
+	}
+	if dev == nil {
+		return C.CISTERN_OUT_OF_MEMORY
 	}
 	switch n := uint32(with.library); {
 	case n != 0 && libraries.name(n) == nil:
 		return fail(&failure{C.CISTERN_INVALID, "options.library: " + noLibrary(n)})
-	case with.flags&^C.CISTERN_ALLOC_HOST_ORDER != 0:
+	case with.flags&^(C.CISTERN_ALLOC_HOST_ORDER|C.CISTERN_ALLOC_CACHED) != 0:
 		return fail(&failure{C.CISTERN_INVALID, fmt.Sprintf("options.flags: %#x has flags that are not CISTERN_ALLOC_'s", uint32(with.flags))})
 	case with.reserved != 0:
 		return fail(&failure{C.CISTERN_INVALID, fmt.Sprintf("options.reserved is %d: expected 0", uint32(with.reserved))})
 	}
-	o := cistern.AllocOptions{Tag: uint32(tag), Library: uint8(with.library), HostOrder: with.flags&C.CISTERN_ALLOC_HOST_ORDER != 0}
+	o := cistern.AllocOptions{Tag: uint32(tag), Library: uint8(with.library), HostOrder: with.flags&C.CISTERN_ALLOC_HOST_ORDER != 0, Cached: cached}
 	if id := (cistern.PoolID{uint64(with.pool[0]), uint64(with.pool[1])}); id != (cistern.PoolID{}) {
 		if o.Pool, err = l.pool(dev, id); err != nil {
 			return fail(err)
@@ -122,6 +130,9 @@ func coreAllocWith(out *C.uintptr_t, size C.size_t, d C.int, h C.uintptr_t, with
 	p, err := dev.AllocWith(uint64(size), st, o)
 	if err != nil {
 		return fail(err)
+	}
+	if p == 0 && cached && size > 0 {
+		return C.CISTERN_OUT_OF_MEMORY // words would take longer than all the rest
 	}
 	*out = C.uintptr_t(p)
 	return C.CISTERN_OK

@@ -1,8 +1,8 @@
 """Memory for other libraries of Python: what cistern.cupy, numba, rmm and cuda_core ask of the C library.
 
-A request is one call of a C function, made by ctypes without converting what needs no converting. Requests let go of the
-interpreter lock, because they may wait for the GPU, which may wait for a Python function that was put on a stream. Giving
-memory back waits for nothing and keeps it.
+A request is one call of a C function. It lets go of the interpreter lock, because it may wait for the GPU, which may wait for
+a Python function that was put on a stream; but what is cached can be asked for alone, which waits for nobody and keeps the
+lock, as giving memory back does.
 
 The library is loaded, and Go started, by the first request: until then the process may fork.
 """
@@ -15,6 +15,7 @@ from . import _library
 from ._errors import CisternError
 
 HOST_ORDER = 1  # CISTERN_ALLOC_HOST_ORDER
+CACHED = 2  # CISTERN_ALLOC_CACHED
 
 OUT_OF_MEMORY = 1  # CISTERN_OUT_OF_MEMORY
 FORKED = _library.FORKED
@@ -111,14 +112,32 @@ class Sources:
         self._number, self._flags = number(lib, name), flags
         self.known: Dict[int, Any] = {}  # by the stream's handle, as ctypes passes it to C
 
-    def add(self, stream: int) -> Any:
-        """The source of a stream, from now on known."""
+    def make(self, stream: int) -> Source:
         s = Source(stream=stream)
         s.options.size, s.options.flags, s.options.library = ctypes.sizeof(AllocOptions), self._flags, self._number
+        return s
+
+    def add(self, stream: int) -> Any:
+        """The source of a stream, from now on known."""
+        s = self.make(stream)
         if len(self.known) >= 4096:  # handles of streams long gone
             self.known = {}
         found = self.known[stream] = ctypes.byref(s)
         return found
+
+
+class CachedSources:
+    """The sources of one library for what is cached alone, by stream, as addresses: for those who call C themselves and keep
+    the interpreter lock."""
+
+    def __init__(self, lib: Any, name: str) -> None:
+        self._sources, self._all = Sources(lib, name, CACHED), []  # type: ignore[var-annotated]
+        self.known: Dict[int, int] = {}
+
+    def add(self, stream: int) -> None:
+        if len(self._all) < 4096:  # they stay where they are, as somebody may be using one
+            self._all.append(self._sources.make(stream))
+            self.known[stream] = ctypes.addressof(self._all[-1])
 
 
 class Memory:

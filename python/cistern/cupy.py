@@ -126,9 +126,12 @@ def _allocator(cupy: Any, lib: Any) -> Callable[[int], Any]:
     sources = _memory.Sources(lib, "cupy")
     source_of, new_source = sources.known.get, sources.add
     obtain = lib.cistern_source_malloc
+    cached = _memory.CachedSources(lib, "cupy")
+    cached_of = cached.known.get
+    obtain_cached = _memory.address(lib, "cistern_source_malloc")
     give_back = _memory.address(lib, "cistern_source_free")
     current_stream, current_device = cupy.cuda.get_current_stream, cupy.cuda.device.get_device_id
-    # Memory that CuPy gives back by a C function of two pointers and the device, without Python.
+    # Memory that CuPy gets and gives back by C functions of two pointers and the device, without Python.
     Owned, MemoryPointer = cupy.cuda.memory.CFunctionAllocatorMemory, cupy.cuda.memory.MemoryPointer
     null = 2 if _cupy_streams.null_is_per_thread() else 0
     seen, captures = _cupy_streams.seen, _cupy_streams.captures
@@ -143,6 +146,13 @@ def _allocator(cupy: Any, lib: Any) -> Callable[[int], Any]:
             _cupy_streams.first_seen(cupy, lib, stream, handle, device)
         if captures:
             _cupy_streams.join(stream, handle, device)
+        source = cached_of(handle)
+        if source is not None:
+            owned = Owned(size, source, obtain_cached, give_back, device)
+            if owned.ptr:
+                return MemoryPointer(owned, 0)
+        else:
+            cached.add(handle)
         p = obtain(source_of(handle) or new_source(handle), size, device)
         if not p and size:
             p = again(size, device, handle)

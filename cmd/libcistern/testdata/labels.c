@@ -146,6 +146,28 @@ static void sources(void) {
   CHECK_WORDS(CISTERN_INVALID, "source is NULL");
 }
 
+/* What is cached, or nothing. */
+static void cached(void) {
+  cistern_alloc_options o = with(cistern_library("cupy"), CISTERN_ALLOC_CACHED), both = with(0, 3);
+  void *p, *q;
+  CHECK(cistern_alloc_with(&p, 512, 1, NULL, &o) == CISTERN_OUT_OF_MEMORY && p == NULL); /* the device is not in use, and stays so */
+  cistern_stats s = stats_of(0);
+  CHECK(cistern_alloc_with(&p, 9 * MIB, 0, STREAM(7), &o) == CISTERN_OUT_OF_MEMORY && p == NULL);
+  cistern_stats t = stats_of(0);
+  CHECK(memcmp(&s, &t, sizeof s) == 0); /* nothing has happened */
+  CHECK((q = cistern_malloc(9 * MIB, 0, STREAM(7))) != NULL);
+  CHECK(cistern_alloc_with(&p, 9 * MIB, 0, STREAM(7), &o) == CISTERN_OUT_OF_MEMORY);
+  OK(cistern_release(q));
+  OK(cistern_alloc_with(&p, 9 * MIB, 0, STREAM(7), &o));
+  CHECK(p == q);
+  holds(0, "cupy", 1, 9 * MIB, 9 * MIB);
+  CHECK(cistern_alloc_with(&q, 9 * MIB, 0, STREAM(8), &o) == CISTERN_OUT_OF_MEMORY); /* another stream's order */
+  OK(cistern_alloc_with(&q, 0, 0, STREAM(7), &o));
+  CHECK(q == NULL);
+  OK(cistern_release(p));
+  FAILS(CISTERN_INVALID, "host's order", cistern_alloc_with(&p, 512, 0, NULL, &both));
+}
+
 static void bad_options(void) {
   void *p;
   cistern_alloc_options o = with(0, 0);
@@ -215,6 +237,7 @@ int main(void) {
   names();
   counted();
   sources();
+  cached();
   bad_options();
   host_order();
   all_names();
