@@ -9,7 +9,7 @@ What is registered before the library runs waits for it, so that the process can
 
 import sys
 import threading
-from typing import Any, Callable, List, Optional
+from typing import Any, Callable, List, Optional, Tuple
 
 from . import _library
 from ._errors import CisternError, say
@@ -32,6 +32,7 @@ class Registration:
         self._complained = False
         self._c: Any = None  # what C calls; kept for ever once C was told of it, as it may be removed from within a call
         self._address = 0
+        self._through = 0  # what C calls instead, with the address
         self._given = False  # guarded by _lock: C knows of it
 
     def remove(self) -> None:
@@ -46,7 +47,11 @@ class Registration:
 
     def _take_back(self) -> bool:
         """Has C forget it. Not under the lock: this waits for calls, which may register and remove."""
-        return bool(_library.load().cistern_off_out_of_memory(self._device, self._address, None) in (_library.OK, _library.FORKED))
+        return bool(_library.load().cistern_off_out_of_memory(self._device, *self._called()) in (_library.OK, _library.FORKED))
+
+    def _called(self) -> Tuple[int, Optional[int]]:
+        """What C calls, and with what."""
+        return (self._through, self._address) if self._through else (self._address, None)
 
     def _give(self) -> None:
         """Tells C of it. The caller holds the lock."""
@@ -61,7 +66,8 @@ class Registration:
             self._c = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint64)(self._ask)
             self._address = ctypes.cast(self._c, ctypes.c_void_p).value or 0
             _kept.append(self._c)
-        _library.check(lib, lib.cistern_on_out_of_memory(self._device, self._address, None))
+        self._through = _library.asks_through
+        _library.check(lib, lib.cistern_on_out_of_memory(self._device, *self._called()))
         self._given = True
 
     def _ask(self, context: Any, device: int, missing: int) -> int:
@@ -135,6 +141,16 @@ def library_started() -> None:
                 registration._give()
             except CisternError as e:
                 say("a function will not be asked for memory: %s" % e, every_rank=True)
+
+
+def follow_torch() -> None:
+    """Called when PyTorch's adapter is in place: what is registered already is called through it from now on."""
+    for registration in list(_registered):
+        with _lock:
+            given, registration._given = registration._given, False
+        if given and registration._take_back():
+            with _lock:
+                registration._give()
 
 
 def _end() -> None:

@@ -14,13 +14,13 @@ processes do not; one line on standard error says why.
 
 import os
 import threading
-from typing import Any, List, Optional
+from typing import Any, Dict, List, Optional
 
-from . import _built, _library, _toolchain
+from . import _built, _cooperate, _library, _toolchain
 from ._cooperate import cooperate_torch as cooperate
 from ._errors import CisternError, SettingsError, say
 
-__all__ = ["MemPool", "cooperate", "enable", "mode"]
+__all__ = ["External", "MemPool", "cooperate", "enable", "mode", "pool_stats"]
 
 _lock = threading.RLock()
 _mode: Optional[str] = None
@@ -71,34 +71,51 @@ def enable(conf: Optional[str] = None) -> Optional[str]:
         return _mode
 
 
-# Kinds of memory that a pool can hold: CISTERN_POOL_ in cistern.h.
-_KINDS = {"chunks": 0, "ipc_legacy": 2, "single_handle": 4}
+def MemPool(memory: str = "chunks", *, upstream: Any = None, limit: Any = None, on_oom: Any = "error", **arguments: Any) -> Any:
+    """A torch.cuda.MemPool of the current device, for torch.cuda.use_mem_pool, whose memory is of a kind of its own.
 
+    upstream says where the memory comes from; whole segments are asked for there, and cached and cut here:
 
-def MemPool(memory: str = "chunks", **arguments: Any) -> Any:
-    """A torch.cuda.MemPool of the current device whose memory is of a kind of its own, for torch.cuda.use_mem_pool:
+    "device"     cuMemAlloc                           "managed"    memory that moves between host and device
+    "virtual"    segments of one physical handle      "pinned"     page-locked host memory
+    "async"      a stream-ordered pool of the driver  "host_numa"  host memory mapped for the GPU
+    "nccl"       ncclMemAlloc, for ProcessGroupNCCL's register_mem_pool
+    External     C functions of the program's own
 
-    "chunks"         as everywhere else
-    "ipc_legacy"     from cuMemAlloc, so that cudaIpcGetMemHandle takes its addresses
-    "single_handle"  each segment is one physical handle, so that RDMA registration takes any tensor of it
+    Options follow a colon and adaptors stand before a bar, outermost first, as cistern.h has them:
+    "async:threshold=1GiB", "limiting:bytes=2GiB|nccl".
 
-    The other arguments are torch.cuda.MemPool's. CisternError where PyTorch does not use Cistern's adapter."""
-    if memory not in _KINDS:
-        raise ValueError("memory is one of %s, got %r" % (", ".join(_KINDS), memory))
+    limit is what the pool may hold, in bytes or as "2GiB". on_oom is what happens when it is out of memory and what it and
+    others cache did not help: "error" (torch.OutOfMemoryError), the name of an upstream that memory comes from then, or a
+    function that is called with the bytes that are missing and returns whether it gave some back; it may allocate, but is
+    given no memory of the pool.
+
+    memory is another way to say of which kind it is: "chunks" as everywhere else, "ipc_legacy" so that cudaIpcGetMemHandle
+    takes its addresses, "single_handle" so that RDMA registration takes any tensor of it.
+
+    The other arguments are torch.cuda.MemPool's. The pool has a method more, cistern_stats(). SettingsError, a ValueError, for
+    words that make no pool; CisternError where PyTorch does not use Cistern's adapter."""
+    from . import _pools
+
+    described = _pools.describe(memory, upstream, limit, on_oom, arguments.get("allocator"))
     if _mode != "adapter":
         raise CisternError("pools of a kind of memory need PyTorch on Cistern's adapter" +
                            (", which is not in use: " + _why_plain if _why_plain else ": call cistern.torch.enable()"))
-    import ctypes
-
     import torch
 
-    torch.cuda.init()
-    pool = torch.cuda.MemPool(**arguments)
-    flags = _adapter.cistern_torch_pool_flags
-    flags.restype, flags.argtypes = ctypes.c_int, [ctypes.c_int, ctypes.c_ulonglong, ctypes.c_ulonglong, ctypes.c_uint]
-    if _KINDS[memory] and flags(torch.cuda.current_device(), *pool.id, _KINDS[memory]) != 0:
-        raise CisternError("the pool cannot be given memory of kind %s" % memory)
-    return pool
+    return _pools.make(torch, _adapter, described, arguments)
+
+
+def pool_stats(pool: Any, device: Any = None) -> Dict[str, int]:
+    """What a pool holds on a device (default: the current one), in bytes: reserved, peak_reserved, requested, allocated,
+    cached, paused, spilled, limit, and how many blocks. pool is a torch.cuda.MemPool, or the pair of numbers that is its id;
+    (0, 0) is what PyTorch allocates outside of pools. CisternError where Cistern does not run."""
+    from . import _library, _pools
+
+    found = _pools.numbers(pool)
+    if _mode is None or not _library.running():
+        raise CisternError("no statistics of pools: CUDA has not started on Cistern in this process")
+    return _pools.stats(found, _pools.device_index(device))
 
 
 def _check_untouched(torch: Any) -> None:
@@ -144,6 +161,8 @@ def _install(torch: Any) -> str:
     if words:
         raise CisternError(words.decode("utf-8", "replace"))
     _library.started_by_torch = lambda: bool(_adapter.cistern_torch_started())
+    _library.asks_through = _address(_adapter.cistern_torch_asks)
+    _cooperate.follow_torch()
     lost = _without_effect(settings_report(_adapter))
     if lost:
         say("settings of PyTorch's that have no effect on Cistern (`cistern doctor` says why): " +
@@ -153,6 +172,12 @@ def _install(torch: Any) -> str:
     _share.install(torch)
     _follow_settings(torch, _adapter)
     return "adapter"
+
+
+def _address(function: Any) -> int:
+    import ctypes
+
+    return ctypes.cast(function, ctypes.c_void_p).value or 0
 
 
 def _build(installed: _toolchain.Torch) -> str:
@@ -256,3 +281,12 @@ def _cuda_started() -> None:
         _tags.library_started()
     except CisternError as e:  # of this, PyTorch would make a failure to start CUDA
         say("tags are ignored: %s" % e)
+
+
+def __getattr__(name: str) -> Any:
+    # Loaded when it is first named: enabling imports little.
+    if name == "External":
+        from ._pools import External
+
+        return External
+    raise AttributeError("module %r has no attribute %r" % (__name__, name))

@@ -109,7 +109,7 @@ FAKE_TORCH = {
             _C._cuda_changeCurrentAllocator(allocator.allocator())
         class MemPool:
             id = (0, 7)
-            def __init__(self, use_on_oom=False):
+            def __init__(self, allocator=None, use_on_oom=False):
                 note("pool", use_on_oom)
         """,
     "cuda/graphs.py": """
@@ -141,6 +141,7 @@ FAKE_ADAPTER = r"""
     #pragma GCC visibility push(default)
     #include <crt/host_config.h>
     #include <cistern.h>
+    #include <cstdio>
     #include <cstdlib>
     #include <cstring>
     #include <string>
@@ -164,12 +165,42 @@ FAKE_ADAPTER = r"""
       return words.c_str();
     }
     extern "C" void fake_start(void) { started = 1; }
-    static unsigned pool_flags = 0;
-    extern "C" unsigned fake_pool_flags(void) { return pool_flags; }
-    extern "C" int cistern_torch_pool_flags(int device, unsigned long long a, unsigned long long b, unsigned flags) {
-      if (device != 0 || a != 0 || b != 7)
+    struct wanted { cistern_pool_options o; unsigned bare, reserved; void (*dropped)(void *); void *token; };
+    static wanted last;
+    extern "C" void fake_drop(void) { last.dropped(last.token); }
+    extern "C" int fake_ask(unsigned long long missing) {
+      return last.o.on_out_of_memory(last.o.on_out_of_memory_ctx, 0, missing);
+    }
+    extern "C" void *fake_alloc(void) {
+      if (last.bare)
+        return ((void *(*)(ssize_t, int, void *))last.o.alloc)(64, 3, (void *)5);
+      return last.o.alloc(last.o.ctx, 64, 3, (void *)5);
+    }
+    extern "C" const char *fake_pool(void) {
+      words = "flags " + std::to_string(last.o.flags) + " upstream " + (last.o.upstream ? last.o.upstream : "-") + " limit " +
+              std::to_string(last.o.limit) + " spill " + (last.o.spill ? last.o.spill : "-");
+      return words.c_str();
+    }
+    extern "C" int cistern_torch_asks(void *ctx, int device, unsigned long long missing) {
+      puts("through the adapter");
+      fflush(stdout);
+      return ((int (*)(void *, int, unsigned long long))ctx)(nullptr, device, missing);
+    }
+    extern "C" void cistern_torch_python_ends(void) {
+      if (getenv("FAKE_SAYS_END"))
+        puts("Python ends");
+    }
+    extern "C" int cistern_torch_pool(int device, unsigned long long a, unsigned long long b, const wanted *w, const char **why) {
+      static std::string upstream, spill;
+      last = *w;
+      if (w->o.upstream) last.o.upstream = (upstream = w->o.upstream).c_str();
+      if (w->o.spill) last.o.spill = (spill = w->o.spill).c_str();
+      *why = "";
+      if (w->o.size != sizeof w->o || (w->o.upstream && strchr(w->o.upstream, '!')) || a != 0 || b != 7 || device != 0) {
+        *why = "upstream moon!: want device";
+        w->dropped(w->token);
         return CISTERN_INVALID;
-      pool_flags = flags;
+      }
       return 0;
     }
     """

@@ -84,6 +84,7 @@ class Adapter(Compiled):
         """One compilation of the adapter serves all."""
         for name, confs in (("memory", ["driver:sim:8GiBx2"]),
                             ("pools", ["driver:sim:8GiBx2"]),
+                            ("upstreams", ["driver:sim:8GiBx2"]),
                             ("history", ["driver:sim:8GiBx2"]),
                             ("processes", ["driver:sim:8GiBx2"]),
                             ("threads", ["driver:sim:1GiBx2", "driver:sim:3GiBx2,backend:malloc",

@@ -126,6 +126,24 @@ class Torch(Case):
             """, CISTERN_CONF="driver:sim", _CISTERN_CONF_CHECKED="driver:sim")
         self.assertEqual([(t["name"], t["requested"]) for t in loads(done.stdout)], [("model", 3 << 20)])
 
+    def test_out_of_memory_asks_through_the_adapter(self):
+        """Python's functions take the interpreter's lock, for which the adapter lets its own go."""
+        self.build(self.copy, self.site)
+        done = self.program("""
+            import cistern, torch
+            from cistern import _library, torch as t
+            asked = []
+            registration = cistern.on_out_of_memory(lambda device, missing: print("asked") or False)
+            t.enable()
+            t._adapter.fake_start()
+            torch.cuda.init()
+            lib = _library.load()
+            lib.cistern_malloc(2 << 30, 0, None)
+            registration.remove()
+            lib.cistern_malloc(2 << 30, 0, None)
+            """, CISTERN_CONF="driver:sim:1GiB", _CISTERN_CONF_CHECKED="driver:sim:1GiB", PYTHONUNBUFFERED="1")
+        self.assertEqual(done.stdout.splitlines(), ["through the adapter", "asked"])
+
     def test_adapter_of_another_torch(self):
         self.build(self.copy, self.site)
         self.write("tree/python/cistern/_toolchain.py", self.read("tree/python/cistern/_toolchain.py").replace(
@@ -151,30 +169,6 @@ class Torch(Case):
                 "set_begin_allocate_to_pool", "set_end_allocate_to_pool_fn", "set_release_pool")))
             self.assertIn(words, done.stderr)
             self.assertEqual(done.stderr.count("\n"), 1, done.stderr)
-
-    def test_pools_of_a_kind(self):
-        self.build(self.copy, self.site)
-        done = self.program("""
-            import cistern.torch, torch
-            def refused(*a, **k):
-                try:
-                    cistern.torch.MemPool(*a, **k)
-                except Exception as e:
-                    print(type(e).__name__, e)
-            refused()
-            cistern.torch.enable()
-            refused("nccl")
-            for kind in ("chunks", "ipc_legacy", "single_handle"):
-                pool = cistern.torch.MemPool(kind, use_on_oom=True)
-                print(pool.id, cistern.torch._adapter.fake_pool_flags())
-            torch.cuda.MemPool.id = (0, 8)
-            refused("ipc_legacy")
-            """)
-        self.assertEqual(done.stdout.splitlines(), [
-            "CisternError pools of a kind of memory need PyTorch on Cistern's adapter: call cistern.torch.enable()",
-            "ValueError memory is one of chunks, ipc_legacy, single_handle, got 'nccl'",
-            "(0, 7) 0", "(0, 7) 2", "(0, 7) 4",
-            "CisternError the pool cannot be given memory of kind ipc_legacy"], done.stderr)
 
     def test_plain_says_what_it_passes_over(self):
         done = self.program("import cistern; cistern.torch.enable()", CXX="/no/c++", PYTORCH_NO_CUDA_MEMORY_CACHING="1",

@@ -5,8 +5,9 @@
 // everything. The object is made once and never destroyed: tensors are freed as late as in exit handlers.
 //
 // Locks: Python's interpreter lock, then one of those here, then the library's. None of those here is held while a context
-// is gathered, an observer called or a custom allocator asked, except that while history is on, History::mutex is held over
-// each call of the library, so that events are told apart by who caused them.
+// is gathered, an observer called or a custom allocator asked. While history is on, History::mutex is held over each call of
+// the library, so that events are told apart by who caused them, and let go while the library calls allocators or callbacks of
+// pools.
 #pragma once
 
 #include "table.h"
@@ -171,6 +172,9 @@ struct Ids {
   explicit Ids(MempoolId_t p) : v{p.first, p.second} {}
   operator const uint64_t*() const { return v; }
 };
+
+// ---- upstream.cpp
+
 // What a custom allocator threw during the calling thread's request waits until that is over: forget_custom before it,
 // rethrow_custom after it failed.
 void forget_custom();
@@ -204,6 +208,20 @@ class Recorded {
 
  private:
   const bool on_;
+};
+
+// Unrecorded lets go of what the calling thread's Recorded hold, while the library calls somebody who may want the
+// interpreter's lock. What others do meanwhile is theirs.
+class Unrecorded {
+ public:
+  Unrecorded();
+  ~Unrecorded();
+  Unrecorded(const Unrecorded&) = delete;
+  Unrecorded& operator=(const Unrecorded&) = delete;
+
+ private:
+  int depth_;
+  Call* call_ = nullptr;
 };
 int take_recorded(const Request& r, const Context& context, void** out);
 int release_recorded(void* ptr);

@@ -296,6 +296,7 @@ void Adapter::init(int count) {
   TORCH_CHECK(wrong.empty(), "Cistern cannot start: ", wrong);
   if (lib.init(has_conf_ ? conf_.c_str() : nullptr) != CISTERN_OK)
     TORCH_CHECK(false, "Cistern cannot start: ", last_words());
+  check(lib.library_default("torch")); // who does not say otherwise, in statistics
   pools_init(count);
   device_count = count;
   pthread_atfork(nullptr, nullptr, &forked_child);

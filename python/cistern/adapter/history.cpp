@@ -2,7 +2,8 @@
 //
 // The library keeps the events, this file says who caused them. While history is on, a mutex is held over each call of the
 // library and the reading of its events after it, so what was read happened on behalf of that call, or of somebody beside
-// PyTorch. Stacks are gathered before, as the recorder may want the interpreter's lock.
+// PyTorch. Stacks are gathered before, as the recorder may want the interpreter's lock; for the same reason the mutex is let go
+// while the library calls a pool's upstream or callback.
 #include "adapter.h"
 
 #include <algorithm>
@@ -96,6 +97,7 @@ struct History {
 };
 History& history = *new History; // never destroyed: stacks hold Python objects
 
+thread_local int recorded = 0; // how often the calling thread holds the mutex as a Recorded
 thread_local std::stack<std::string> compile_context;
 thread_local std::string user_metadata;
 
@@ -281,6 +283,7 @@ Recorded::Recorded(Context context, void* freed) : call{std::move(context), free
   if (!on_)
     return;
   history.mutex.lock();
+  recorded++;
   call.outer = history.call;
   history.call = &call;
 }
@@ -290,7 +293,29 @@ Recorded::~Recorded() {
     return;
   drain_all();
   history.call = call.outer;
+  recorded--;
   history.mutex.unlock();
+}
+
+Unrecorded::Unrecorded() : depth_(recorded) {
+  if (depth_ == 0)
+    return;
+  drain_all();
+  call_ = history.call;
+  history.call = nullptr;
+  recorded = 0;
+  for (int i = 0; i < depth_; i++)
+    history.mutex.unlock();
+}
+
+Unrecorded::~Unrecorded() {
+  if (depth_ == 0)
+    return;
+  for (int i = 0; i < depth_; i++)
+    history.mutex.lock();
+  drain_all();
+  recorded = depth_;
+  history.call = call_;
 }
 
 int take_recorded(const Request& r, const Context& context, void** out) {

@@ -26,7 +26,7 @@ using PoolId = std::pair<unsigned long long, unsigned long long>; // c10::Mempoo
 struct Library {
 #define CISTERN_FUNCTIONS(X) \
   X(init) X(last_error) X(malloc) X(release) X(record_stream) X(base) X(trim) X(set_limit) X(get_limit) X(mem_info)      \
-  X(pool_create) X(pool_release) X(alloc) X(capture_begin) X(capture_end)
+  X(pool_create) X(pool_release) X(alloc) X(capture_begin) X(capture_end) X(library_default)
 #define CISTERN_POINTER(name) decltype(&::cistern_##name) name = nullptr;
   CISTERN_FUNCTIONS(CISTERN_POINTER)
 #undef CISTERN_POINTER
@@ -57,7 +57,7 @@ void load() {
     fail(path + " has no cistern_" #fn ": it is of another version of Cistern");
     CISTERN_FUNCTIONS(CISTERN_LOOK_UP)
 #undef CISTERN_LOOK_UP
-    if (lib.init(has_conf ? conf.c_str() : nullptr) != CISTERN_OK)
+    if (lib.init(has_conf ? conf.c_str() : nullptr) != CISTERN_OK || lib.library_default("torch") != CISTERN_OK)
       fail(last_words());
   });
 }

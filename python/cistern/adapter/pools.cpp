@@ -1,38 +1,25 @@
 // pools.cpp: memory pools and CUDA graphs: who allocates from which pool, and when a capture is announced.
 //
 // A pool is known here from its first use, and to the library when somebody first allocates from it, because what kind of
-// memory it holds is said in between. A scope sends those requests into a pool that its filter says yes to, the scope opened
+// memory it holds (upstream.cpp) is said in between. A scope sends those requests into a pool that its filter says yes to, the scope opened
 // last first, as PyTorch does.
 //
 // Captures: the library pins a pool's memory once a stream that allocates from it is captured. It wants to know before the
 // capture begins, because then it can wait for work that still uses the pool's memory. PyTorch opens the scope of a graph
 // right before it starts the capture, so a filter that does not take the current stream yet is the sign of a capture to come.
 // Streams that join the capture later are announced when they first allocate.
-#include "adapter.h"
+#include "upstream.h"
 
 #include <c10/cuda/CUDAException.h>
 
 #include <algorithm>
-#include <exception>
 #include <functional>
 #include <mutex>
-#include <optional>
 #include <unordered_map>
 
 namespace cistern_torch {
 
 namespace {
-
-// Upstream is a custom allocator under a pool: the library calls it through C functions. It lives as long as the pool or any
-// memory of it.
-struct Upstream {
-  std::shared_ptr<cca::CUDAAllocator> allocator;
-  std::atomic<int64_t> refs{1}; // the pool's, and one for each segment
-  void unref() {
-    if (refs.fetch_sub(1) == 1)
-      delete this;
-  }
-};
 
 struct Pool {
   int uses = 0;
@@ -41,7 +28,7 @@ struct Pool {
   bool captured = false; // a graph may use its memory
   uint32_t flags = 0;    // CISTERN_POOL_
   std::shared_ptr<cca::CUDAAllocator> allocator;
-  Upstream* upstream = nullptr;
+  Source* source = nullptr;
 };
 
 struct Scope {
@@ -73,90 +60,26 @@ void count(int change) {
   set_mode(kScopes, busy > 0);
 }
 
-// What a custom allocator threw during the calling thread's request: it must not cross the library.
-thread_local std::exception_ptr thrown;
-
-// The device, and where need be the stream, that a custom allocator finds current.
-class Current {
- public:
-  Current(DeviceIndex device, cudaStream_t stream) : device_(device), before_(device) {
-    C10_CUDA_CHECK(c10::cuda::GetDevice(&before_));
-    if (before_ != device)
-      C10_CUDA_CHECK(c10::cuda::SetDevice(device));
-    const c10::cuda::CUDAStream now = c10::cuda::getCurrentCUDAStream(device);
-    if (now.stream() != stream) {
-      stream_ = now.unwrap();
-      c10::cuda::setCurrentCUDAStream(c10::cuda::getStreamFromExternal(stream, device));
-    }
-  }
-  ~Current() {
-    if (stream_)
-      c10::cuda::setCurrentCUDAStream(c10::cuda::CUDAStream(c10::cuda::CUDAStream::UNCHECKED, *stream_));
-    if (before_ != device_)
-      C10_CUDA_CHECK_WARN(c10::cuda::SetDevice(before_));
-  }
-  Current(const Current&) = delete;
-  Current& operator=(const Current&) = delete;
-
- private:
-  DeviceIndex device_, before_;
-  std::optional<c10::Stream> stream_;
-};
-
-extern "C" void* upstream_alloc(void* ctx, size_t size, int device, void* stream) {
-  auto* u = static_cast<Upstream*>(ctx);
-  try {
-    auto* const s = static_cast<cudaStream_t>(stream);
-    Current current(static_cast<DeviceIndex>(device), s);
-    void* p = u->allocator->raw_alloc_with_stream(size, s);
-    if (p != nullptr) {
-      u->refs.fetch_add(1);
-      segment_made(static_cast<DeviceIndex>(device), p);
-    }
-    return p;
-  } catch (const c10::OutOfMemoryError&) {
-    return nullptr;
-  } catch (...) {
-    thrown = std::current_exception();
-    return nullptr;
-  }
-}
-
-extern "C" void upstream_free(void* ctx, void* ptr, size_t, int device, void* stream) {
-  auto* u = static_cast<Upstream*>(ctx);
-  try {
-    Current current(static_cast<DeviceIndex>(device), static_cast<cudaStream_t>(stream));
-    segment_gone(static_cast<DeviceIndex>(device), ptr);
-    u->allocator->raw_delete(ptr);
-  } catch (const std::exception& e) {
-    TORCH_WARN("Cistern: a custom allocator failed to free memory: ", e.what());
-  } catch (...) {
-    TORCH_WARN("Cistern: a custom allocator failed to free memory");
-  }
-  u->unref();
-}
-
-// make tells the library of the pool. The caller holds the device's mutex.
-void make(DeviceIndex device, MempoolId_t id, Pool& p) {
+// tell makes the library know the pool: its code. The caller holds the device's mutex.
+int tell(DeviceIndex device, MempoolId_t id, Pool& p) {
   if (p.made)
-    return;
+    return CISTERN_OK;
   cistern_pool_options o{};
   o.size = sizeof o;
   o.flags = p.flags;
-  if (p.allocator) {
-    p.upstream = new Upstream{p.allocator};
-    o.alloc = upstream_alloc;
-    o.free = upstream_free;
-    o.ctx = p.upstream;
-  }
+  Source* const source = make_source(id, p.allocator, spec_of(id), &o);
   const int code = lib.pool_create(device, Ids(id), &o);
   if (code != CISTERN_OK) {
-    delete p.upstream;
-    p.upstream = nullptr;
-    check(code);
+    if (source != nullptr)
+      source->unref();
+    return code;
   }
+  p.source = source;
   p.made = true;
+  return CISTERN_OK;
 }
+
+void make(DeviceIndex device, MempoolId_t id, Pool& p) { check(tell(device, id, p)); }
 
 // find finds the pool. The caller holds the device's mutex.
 Pool& find(DevicePools& d, MempoolId_t id) {
@@ -204,16 +127,6 @@ DevicePools& of(DeviceIndex device) {
 
 void pools_init(int n) { devices = new DevicePools[static_cast<size_t>(std::max(n, 1))]; }
 
-void forget_custom() { thrown = nullptr; }
-
-void rethrow_custom() {
-  if (thrown) {
-    std::exception_ptr e = std::move(thrown);
-    thrown = nullptr;
-    std::rethrow_exception(e);
-  }
-}
-
 // A stream whose capture was invalidated still counts: it is captured until somebody ends that. The legacy default stream
 // cannot be captured, and must not be asked.
 bool is_capturing(cudaStream_t stream) {
@@ -231,7 +144,7 @@ void route(Request* r) {
   DevicePools& d = of(r->device);
   std::lock_guard<std::mutex> lock(d.mutex);
   for (auto s = d.scopes.rbegin(); s != d.scopes.rend(); ++s) {
-    if (!s->filter(r->stream))
+    if (!s->filter(r->stream) || is_asking(r->device, s->pool))
       continue;
     r->pooled = true;
     r->pool = s->pool;
@@ -356,34 +269,63 @@ void Adapter::releasePool(DeviceIndex device, MempoolId_t id) {
     gone = std::move(p);
     d.pools.erase(id);
   }
+  if (gone.users)
+    forget_spec(device, id);
   if (!gone.made)
     return;
-  // The memory of a torch.cuda.MemPool goes back to the driver with it, that of graphs stays cached for others.
-  Recorded recorded(cca::RecordContext::ALL);
-  int code = gone.users && !gone.captured ? lib.pool_trim(device, Ids(id)) : CISTERN_OK;
-  if (code == CISTERN_OK)
-    code = lib.pool_release(device, Ids(id));
-  warn(code, "the release of a pool");
-  if (gone.upstream != nullptr)
-    gone.upstream->unref();
+  {
+    // The memory of a torch.cuda.MemPool goes back to the driver with it, that of graphs stays cached for others.
+    Recorded recorded(cca::RecordContext::ALL);
+    int code = gone.users && !gone.captured ? lib.pool_trim(device, Ids(id)) : CISTERN_OK;
+    if (code == CISTERN_OK)
+      code = lib.pool_release(device, Ids(id));
+    warn(code, "the release of a pool");
+  }
+  if (gone.source != nullptr)
+    gone.source->unref();
 }
 
-// For what PyTorch has no word for: the kind of memory of a pool that has not been used yet.
-extern "C" __attribute__((visibility("default"))) int cistern_torch_pool_flags(int device, unsigned long long first,
-                                                                               unsigned long long second, unsigned flags) {
-  if (adapter == nullptr || !adapter->initialized() || device < 0 || device >= device_count)
-    return CISTERN_INVALID;
+// For what PyTorch has no word for: where the memory of a pool comes from, how much it may be, and who is asked when there is no
+// more. The pool is as PyTorch just made it, and becomes known to the library here, so that what is wrong is said at once.
+// The result is the library's code; *words says what is wrong, valid until the thread asks again.
+extern "C" __attribute__((visibility("default"))) int cistern_torch_pool(int device, unsigned long long first,
+                                                                         unsigned long long second, const PoolWanted* wanted,
+                                                                         const char** words) {
+  thread_local std::string answer;
+  const MempoolId_t id{first, second};
+  int code = CISTERN_INTERNAL;
   try {
+    const auto spec = std::make_shared<const Spec>(*wanted); // first: whatever happens, its end is told of
+    const auto home = static_cast<DeviceIndex>(device);
+    TORCH_CHECK(adapter != nullptr && adapter->initialized(), "CUDA is not started in this process");
+    check_device(home);
+    touch(home);
     DevicePools& d = devices[device];
     std::lock_guard<std::mutex> lock(d.mutex);
-    const auto it = d.pools.find({first, second});
-    if (it == d.pools.end() || it->second.made)
-      return CISTERN_INVALID;
-    it->second.flags |= flags;
-    return CISTERN_OK;
+    const auto it = d.pools.find(id);
+    if (it == d.pools.end() || it->second.made) {
+      code = CISTERN_INVALID;
+      answer = it == d.pools.end() ? "there is no such pool" : "the pool is in use already";
+    } else if (it->second.allocator && (wanted->options.alloc != nullptr || wanted->options.upstream != nullptr)) {
+      code = CISTERN_INVALID;
+      answer = "a pool has one upstream: its allocator is given already";
+    } else {
+      remember_spec(home, id, spec);
+      code = tell(home, id, it->second);
+      if (code != CISTERN_OK) {
+        answer = last_words();
+        forget_spec(home, id);
+      }
+    }
+  } catch (const c10::Error& e) {
+    answer = e.what_without_backtrace();
+  } catch (const std::exception& e) {
+    answer = e.what();
   } catch (...) {
-    return CISTERN_INTERNAL;
+    answer = "an unknown exception";
   }
+  *words = answer.c_str();
+  return code;
 }
 
 } // namespace cistern_torch

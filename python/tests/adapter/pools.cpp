@@ -119,7 +119,7 @@ void under_pressure() {
 }
 
 void kinds() {
-  const Pool a{0, 5}, b{0, 6};
+  const Pool a{0, 5};
   cca::createOrIncrefPool(0, a);
   cca::setNoSplit(0, a);
   {
@@ -131,17 +131,6 @@ void kinds() {
     cca::raw_delete(q);
   }
   destroy(a);
-  cca::createOrIncrefPool(0, b);
-  auto* flags = function<int(int, unsigned long long, unsigned long long, unsigned)>("cistern_torch_pool_flags");
-  CHECK(flags(0, 0, 6, 2) == 0 && flags(0, 0, 77, 2) != 0 && flags(9, 0, 6, 2) != 0);
-  {
-    Scope scope(b);
-    void* p = cca::raw_alloc(MiB);
-    CHECK(!cca::snapshot(b).segments[0].is_expandable); // of the kind that cudaIpcGetMemHandle accepts
-    CHECK(flags(0, 0, 6, 4) != 0);                      // too late
-    cca::raw_delete(p);
-  }
-  destroy(b);
 }
 
 // Custom gives out addresses that are nobody's and counts. Of the interface only what a pool calls does anything.

@@ -1,0 +1,283 @@
+"""Pools of special memory for PyTorch: where their memory comes from, how much it may be, and what helps when it is short.
+
+PyTorch makes the pool and has no word for the rest, which the adapter (adapter/upstream.cpp) gives to the library when the
+pool is made. What Python has to keep for it, functions and their owners, is kept here by number until the adapter says that
+nobody calls them any more.
+"""
+
+import atexit
+import ctypes
+import functools
+import itertools
+import os
+import re
+import sys
+import threading
+import traceback
+from typing import Any, Callable, Dict, List, Optional, Tuple, Union
+
+from . import _library
+from ._errors import CisternError, SettingsError, say
+
+# Kinds of memory that a pool can hold: CISTERN_POOL_ in cistern.h.
+KINDS = {"chunks": 0, "ipc_legacy": 2, "single_handle": 4}
+
+_INVALID = 2
+
+# void *alloc(void *ctx, size_t size, int device, void *stream) and its counterpart, as cistern.h has them.
+ALLOC = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)
+FREE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)
+_ASK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint64)
+_DROPPED = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+
+
+class _Options(ctypes.Structure):
+    """cistern_pool_options."""
+
+    _fields_ = [
+        ("size", ctypes.c_uint32), ("flags", ctypes.c_uint32), ("alloc", ctypes.c_void_p), ("free", ctypes.c_void_p),
+        ("ctx", ctypes.c_void_p), ("upstream", ctypes.c_char_p), ("limit", ctypes.c_uint64), ("spill", ctypes.c_char_p),
+        ("on_out_of_memory", ctypes.c_void_p), ("on_out_of_memory_ctx", ctypes.c_void_p),
+    ]
+
+
+class _Wanted(ctypes.Structure):
+    """PoolWanted of adapter/upstream.h."""
+
+    _fields_ = [("options", _Options), ("bare", ctypes.c_uint32), ("reserved", ctypes.c_uint32),
+                ("dropped", ctypes.c_void_p), ("token", ctypes.c_void_p)]
+
+
+class _Stats(ctypes.Structure):
+    """cistern_pool_stats."""
+
+    _fields_ = (
+        [("size", ctypes.c_uint32), ("reserved_field", ctypes.c_uint32)]
+        + [(n, ctypes.c_uint64) for n in ("reserved", "peak_reserved", "requested", "allocated", "cached", "paused", "spilled",
+                                          "limit")]
+        + [("blocks", ctypes.c_int64)]
+    )
+
+
+class External:
+    """Memory from C functions of the program's own, for cistern.torch.MemPool(upstream=...).
+
+    alloc and free are ctypes functions, or addresses as integers, with the signatures of cistern.h:
+
+        void *alloc(void *ctx, size_t size, int device, void *stream)
+        void free(void *ctx, void *ptr, size_t size, int device, void *stream)
+
+    They are called from any thread, for whole segments, with that device current; alloc returns NULL when there is no memory,
+    and addresses aligned to 512 bytes. ctx is an address, given back to both. The functions and keep are referenced until the
+    last segment was freed; when Python ends they are called no more. External.library takes functions from a shared library,
+    as torch.cuda.memory.CUDAPluggableAllocator does."""
+
+    def __init__(self, alloc: Any, free: Any, ctx: Any = None, keep: Any = None) -> None:
+        self._bare = False
+        self._alloc = _address(alloc, "alloc")
+        self._free = _address(free, "free")
+        self._ctx = None if ctx is None else _address(ctx, "ctx")
+        self._keep = (alloc, free, ctx, keep)
+
+    @classmethod
+    def library(cls, path: Any, alloc: str, free: str) -> "External":
+        """The functions of these names in the shared library, with the signatures that CUDAPluggableAllocator takes:
+        void *alloc(ssize_t size, int device, cudaStream_t stream) and
+        void free(void *ptr, ssize_t size, int device, cudaStream_t stream)."""
+        try:
+            functions = ctypes.CDLL(os.fspath(path))
+            made = cls(getattr(functions, alloc), getattr(functions, free), keep=functions)
+        except (AttributeError, OSError) as e:
+            raise CisternError("no upstream: %s" % e) from None
+        made._bare = True
+        return made
+
+    def __repr__(self) -> str:
+        return "cistern.torch.External(alloc=%#x, free=%#x)" % (self._alloc, self._free)
+
+
+def _address(f: Any, what: str) -> int:
+    if isinstance(f, int) and not isinstance(f, bool):
+        address: Optional[int] = f
+    else:
+        try:
+            if isinstance(f, (str, bytes)):
+                raise TypeError
+            address = ctypes.cast(f, ctypes.c_void_p).value
+        except (ctypes.ArgumentError, TypeError):
+            raise TypeError("%s is a ctypes function or pointer, or an address as an integer, got %s" %
+                            (what, type(f).__name__)) from None
+    if not address or address < 0:
+        raise ValueError("%s is null" % what)
+    return address
+
+
+# What is kept for pools, by number: the callbacks made here, and what the program gave.
+_kept: Dict[int, Any] = {}
+_numbers = itertools.count(1)
+_lock = threading.Lock()
+_follows_exit = False  # the adapter will be told that Python ends
+
+
+def _drop(number: Optional[int]) -> None:
+    _kept.pop(number or 0, None)
+
+
+_dropped = _DROPPED(_drop)
+
+
+def _asker(function: Callable[[int], Any]) -> Any:
+    """The C function by which the library asks a Python one."""
+    said: List[bool] = []
+
+    def ask(ctx: Any, device: int, missing: int) -> int:
+        try:
+            return 1 if function(missing) else 0
+        except BaseException:
+            if not said:
+                said.append(True)
+                say("the on_oom of a pool failed, which counts as no help:", every_rank=True)
+                try:
+                    traceback.print_exc(file=sys.stderr)
+                except (AttributeError, OSError, ValueError):
+                    pass
+            return 0
+
+    return _ASK(ask)
+
+
+_UNITS = {"": 1, "b": 1, "byte": 1, "bytes": 1}
+_UNITS.update({n + "ib": 1 << 10 * i for i, n in enumerate("kmgtpe", 1)})
+_UNITS.update({n + "b": 1000 ** i for i, n in enumerate("kmgtp", 1)})
+
+
+def size_in_bytes(value: Union[int, str], what: str) -> int:
+    """2147483648 of "2GiB": sizes as the library's settings have them."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        n = value
+    elif isinstance(value, str):
+        found = re.fullmatch(r"\s*([0-9]+)(\.[0-9]+)?\s*([A-Za-z]*)\s*", value)
+        unit = _UNITS.get(found.group(3).lower()) if found else None
+        if found is None or unit is None or found.group(2) and unit == 1:
+            raise ValueError("%s: %r is not a size in bytes: write 80GiB, 1.5GiB, 512MiB, 80GB or a plain number" % (what, value))
+        n = int(found.group(1)) * unit
+        if found.group(2):
+            digits = found.group(2)[1:]
+            n += int(digits) * unit // 10 ** len(digits)
+    else:
+        raise TypeError("%s is a number of bytes or a size such as \"2GiB\", got %s" % (what, type(value).__name__))
+    if not 0 <= n < 1 << 63:
+        raise ValueError("%s: %r is not a size that memory can have" % (what, value))
+    return n
+
+
+def describe(memory: str, upstream: Any, limit: Any, on_oom: Any, allocator: Any) -> Tuple[_Wanted, Any]:
+    """What is wanted of a pool as the adapter takes it, and what has to be kept for it. allocator is PyTorch's argument."""
+    if memory not in KINDS:
+        raise ValueError("memory is one of %s, got %r" % (", ".join(KINDS), memory))
+    if upstream is not None and memory != "chunks":
+        raise ValueError("a pool has one kind of memory: give memory or upstream, not both")
+    if upstream is not None and allocator is not None:
+        raise ValueError("a pool has one upstream: give allocator or upstream, not both")
+    wanted = _Wanted()
+    o = wanted.options
+    o.size, o.flags = ctypes.sizeof(_Options), KINDS[memory]
+    kept: Any = [upstream]
+    if isinstance(upstream, External):
+        o.alloc, o.free, o.ctx, wanted.bare = upstream._alloc, upstream._free, upstream._ctx, upstream._bare
+    elif upstream is not None:
+        o.upstream = _words(upstream, "upstream", "the name of an upstream such as \"nccl\", or cistern.torch.External")
+    if limit is not None:
+        o.limit = size_in_bytes(limit, "limit")
+        if not o.limit:
+            raise ValueError("limit: 0 bytes; leave it out for a pool without a limit of its own")
+    if callable(on_oom):
+        ask = _asker(on_oom)
+        kept.append(ask)
+        o.on_out_of_memory = ctypes.cast(ask, ctypes.c_void_p).value
+    elif on_oom != "error":
+        o.spill = _words(on_oom, "on_oom", "\"error\", the name of an upstream to go on with, or a function of the bytes that "
+                         "are missing")
+    return wanted, kept
+
+
+def _words(value: Any, what: str, choices: str) -> bytes:
+    if not isinstance(value, str):
+        raise TypeError("%s is %s, got %s" % (what, choices, type(value).__name__))
+    if not value or "\0" in value:
+        raise ValueError("%s is %s, got %r" % (what, choices, value))
+    return value.encode()
+
+
+def make(torch: Any, adapter: Any, described: Tuple[_Wanted, Any], arguments: Dict[str, Any]) -> Any:
+    """The pool, made by PyTorch, and the adapter told of what PyTorch has no word for."""
+    wanted, kept = described
+    torch.cuda.init()
+    pool = torch.cuda.MemPool(**arguments)
+    device = torch.cuda.current_device()
+    o = wanted.options
+    if o.flags or o.alloc or o.upstream or o.limit or o.spill or o.on_out_of_memory:
+        _tell(adapter, device, pool.id, wanted, kept)
+    pool.cistern_stats = functools.partial(stats, pool.id, device)
+    return pool
+
+
+def _tell(adapter: Any, device: int, pool: Tuple[int, int], wanted: _Wanted, kept: Any) -> None:
+    global _follows_exit
+    with _lock:
+        if not _follows_exit:
+            atexit.register(adapter.cistern_torch_python_ends)
+            _follows_exit = True
+        number = next(_numbers)
+        _kept[number] = kept
+    wanted.dropped, wanted.token = ctypes.cast(_dropped, ctypes.c_void_p).value, number
+    tell = adapter.cistern_torch_pool
+    tell.restype = ctypes.c_int
+    tell.argtypes = [ctypes.c_int, ctypes.c_ulonglong, ctypes.c_ulonglong, ctypes.c_void_p, ctypes.POINTER(ctypes.c_char_p)]
+    words = ctypes.c_char_p()
+    code = tell(device, pool[0], pool[1], ctypes.byref(wanted), ctypes.byref(words))
+    if code != _library.OK:
+        said = (words.value or b"the pool cannot be made").decode("utf-8", "replace")
+        raise SettingsError(said) if code == _INVALID else CisternError(said)
+
+
+def device_index(device: Any) -> int:
+    """The number of a device: of a number, "cuda:1", a torch.device or the like; None is the current one of the library that
+    uses the GPU here, PyTorch before CuPy."""
+    if isinstance(device, str) and re.fullmatch(r"cuda(:[0-9]+)?", device):
+        device = int(device[5:]) if ":" in device else None
+    if device is not None and not isinstance(device, int) and getattr(device, "type", "cuda") == "cuda":
+        device = getattr(device, "index", getattr(device, "id", device))  # torch.device, cupy.cuda.Device
+    if device is None:
+        torch, cupy = sys.modules.get("torch"), sys.modules.get("cupy")
+        if torch is not None and torch.cuda.is_initialized():
+            return int(torch.cuda.current_device())
+        return int(cupy.cuda.runtime.getDevice()) if cupy is not None else 0
+    if not isinstance(device, int) or isinstance(device, bool) or device < 0:
+        raise ValueError("device is the number of a GPU, \"cuda:1\" or None for the current one, got %r" % (device,))
+    return device
+
+
+def numbers(pool: Any) -> Tuple[int, int]:
+    """The two numbers that name a pool: a torch.cuda.MemPool's, a graph's, or the numbers themselves."""
+    found = pool if isinstance(pool, (tuple, list)) else getattr(pool, "id", None)
+    if callable(found):
+        found = found()
+    if found is None and callable(getattr(pool, "pool", None)):
+        found = pool.pool()  # torch.cuda.CUDAGraph
+    if isinstance(found, (tuple, list)) and len(found) == 2 and all(isinstance(n, int) and 0 <= n < 1 << 64 for n in found):
+        return int(found[0]), int(found[1])
+    raise TypeError("pool is a torch.cuda.MemPool or the pair of numbers that is its id, got %r" % (pool,))
+
+
+def stats(pool: Tuple[int, int], device: int) -> Dict[str, int]:
+    """What the pool holds on the device."""
+    lib = _library.load()
+    s = _Stats()
+    s.size = ctypes.sizeof(s)
+    code = lib.cistern_pool_get_stats(device, (ctypes.c_uint64 * 2)(*pool), ctypes.byref(s))
+    if code == _INVALID and 0 <= device < lib.cistern_device_count():
+        s = _Stats()  # the library knows no such pool: nothing was ever allocated from it there
+    else:
+        _library.check(lib, code)
+    return {n: int(getattr(s, n)) for n, *_ in _Stats._fields_ if n not in ("size", "reserved_field")}

@@ -1,0 +1,189 @@
+"""cistern.torch.MemPool over a PyTorch and an adapter of a few lines: what the adapter is told, what is refused, what is kept
+and for how long."""
+
+import os
+
+from .support import Case
+
+BEGIN = """
+    import cistern.torch, ctypes, gc, torch, weakref
+    from cistern.torch import External, MemPool
+    def refused(*a, **k):
+        try:
+            print("made", MemPool(*a, **k))
+        except Exception as e:
+            print(type(e).__name__, e)
+    def enable():
+        cistern.torch.enable()
+        global adapter
+        adapter = cistern.torch._adapter
+        adapter.fake_pool.restype = ctypes.c_char_p
+        adapter.fake_ask.argtypes = [ctypes.c_ulonglong]
+        adapter.fake_alloc.restype = ctypes.c_void_p
+    def told():
+        return adapter.fake_pool().decode()
+"""
+
+
+class Pools(Case):
+    def setUp(self):
+        super().setUp()
+        site = self.fake_torch()
+        copy = self.package()
+        self.build(copy, site)
+        self.env = self.environment(PYTHONPATH=site + ":" + os.path.dirname(copy))
+
+    def program(self, code, **more):
+        import textwrap
+        return self.python(textwrap.dedent(BEGIN) + textwrap.dedent(code), env=dict(self.env, **more))
+
+    def test_what_the_adapter_is_told(self):
+        done = self.program("""
+            refused()
+            enable()
+            for arguments in (dict(memory="ipc_legacy"), dict(memory="single_handle", use_on_oom=True), dict(upstream="nccl"),
+                              dict(upstream="logging:file=/tmp/x.csv|async:threshold=1GiB", limit="1.5 GiB", on_oom="managed"),
+                              dict(limit=12345), dict(on_oom="pinned")):
+                pool = MemPool(**arguments)
+                print(pool.id, told())
+            print(torch.LOG[-6:])
+            """)
+        self.assertEqual(done.stdout.splitlines(), [
+            "CisternError pools of a kind of memory need PyTorch on Cistern's adapter: call cistern.torch.enable()",
+            "(0, 7) flags 2 upstream - limit 0 spill -",
+            "(0, 7) flags 4 upstream - limit 0 spill -",
+            "(0, 7) flags 0 upstream nccl limit 0 spill -",
+            "(0, 7) flags 0 upstream logging:file=/tmp/x.csv|async:threshold=1GiB limit 1610612736 spill managed",
+            "(0, 7) flags 0 upstream - limit 12345 spill -",
+            "(0, 7) flags 0 upstream - limit 0 spill pinned",
+            str(["pool False", "pool True"] + ["pool False"] * 4)], done.stderr)
+
+    def test_bad_words(self):
+        done = self.program("""
+            enable()
+            refused("nccl")
+            refused("ipc_legacy", upstream="nccl")
+            refused(upstream="moon!")
+            refused(upstream="nccl", allocator=object())
+            refused(upstream=3)
+            refused(upstream="")
+            for limit in ("2 apples", "2G", "-1", 0, -1, 1.5, True, "99999999 PiB"):
+                refused(limit=limit)
+            refused(on_oom=None)
+            refused(on_oom="")
+            torch.cuda.MemPool.id = (0, 8)
+            refused(upstream="nccl")
+            from cistern import _pools
+            print(len(_pools._kept))
+            """)
+        size = "is not a size in bytes: write 80GiB, 1.5GiB, 512MiB, 80GB or a plain number"
+        self.assertEqual(done.stdout.splitlines(), [
+            "ValueError memory is one of chunks, ipc_legacy, single_handle, got 'nccl'",
+            "ValueError a pool has one kind of memory: give memory or upstream, not both",
+            "SettingsError upstream moon!: want device",
+            "ValueError a pool has one upstream: give allocator or upstream, not both",
+            "TypeError upstream is the name of an upstream such as \"nccl\", or cistern.torch.External, got int",
+            "ValueError upstream is the name of an upstream such as \"nccl\", or cistern.torch.External, got ''",
+            "ValueError limit: '2 apples' " + size, "ValueError limit: '2G' " + size, "ValueError limit: '-1' " + size,
+            "ValueError limit: 0 bytes; leave it out for a pool without a limit of its own",
+            "ValueError limit: -1 is not a size that memory can have",
+            "TypeError limit is a number of bytes or a size such as \"2GiB\", got float",
+            "TypeError limit is a number of bytes or a size such as \"2GiB\", got bool",
+            "ValueError limit: '99999999 PiB' is not a size that memory can have",
+            "TypeError on_oom is \"error\", the name of an upstream to go on with, or a function of the bytes that are missing, "
+            "got NoneType",
+            "ValueError on_oom is \"error\", the name of an upstream to go on with, or a function of the bytes that are missing, "
+            "got ''",
+            "SettingsError upstream moon!: want device", "0"], done.stderr)
+
+    def test_on_oom(self):
+        done = self.program("""
+            enable()
+            class Helper:
+                def __call__(self, missing):
+                    print("missing", missing)
+                    return missing > 10
+            helper = Helper()
+            gone = weakref.ref(helper)
+            pool = MemPool(on_oom=helper)
+            del helper, pool
+            gc.collect()
+            print(adapter.fake_ask(1 << 40), adapter.fake_ask(3), gone() is not None)
+            adapter.fake_drop()
+            gc.collect()
+            print(gone())
+            def fails(missing):
+                raise RuntimeError("my own mistake")
+            pool = MemPool(on_oom=fails)
+            print(adapter.fake_ask(5), adapter.fake_ask(5))
+            """)
+        self.assertEqual(done.stdout.splitlines(), ["missing %d" % (1 << 40), "missing 3", "1 0 True", "None", "0 0"])
+        self.assertEqual(done.stderr.count("my own mistake\n"), 1, done.stderr)
+        self.assertIn("cistern: the on_oom of a pool failed, which counts as no help:\n", done.stderr)
+
+    def test_external(self):
+        source = self.write("mine.c", """
+            #include <stddef.h>
+            #include <sys/types.h>
+            void *bare(ssize_t size, int device, void *stream) { return (void *)(size * 1000 + device * 10 + (size_t)stream); }
+            void bare_free(void *p, ssize_t size, int device, void *stream) {}
+            """)
+        import subprocess
+        subprocess.check_call(["cc", "-shared", "-fPIC", source, "-o", self.path("mine.so")])
+        done = self.program("""
+            enable()
+            from cistern._pools import ALLOC, FREE
+            class Owner:
+                pass
+            owner = Owner()
+            gone = weakref.ref(owner)
+            alloc = ALLOC(lambda ctx, size, device, stream: ctx + size + device + stream)
+            free = FREE(lambda *a: None)
+            pool = MemPool(upstream=External(alloc, free, ctx=0x10000, keep=owner))
+            del alloc, free, owner, pool
+            gc.collect()
+            print(hex(adapter.fake_alloc()), gone() is not None)
+            adapter.fake_drop()
+            gc.collect()
+            print(gone())
+            pool = MemPool(upstream=External.library("./mine.so", "bare", "bare_free"), limit="1MiB")
+            print(adapter.fake_alloc(), told())
+            for bad in (lambda: External.library("./none.so", "a", "b"), lambda: External.library("./mine.so", "a", "b"),
+                        lambda: External(0, 1), lambda: External("a", 1), lambda: External(None, 1)):
+                try:
+                    print(bad())
+                except Exception as e:
+                    print(type(e).__name__)
+            """)
+        self.assertEqual(done.stdout.splitlines(), [
+            "0x10048 True", "None", "64035 flags 0 upstream - limit 1048576 spill -", "CisternError", "CisternError",
+            "ValueError", "TypeError", "ValueError"], done.stderr)
+
+    def test_the_adapter_is_told_when_python_ends(self):
+        done = self.program("enable(); MemPool(); print('made'); MemPool(on_oom=print); MemPool(on_oom=print)", FAKE_SAYS_END="1")
+        self.assertEqual(done.stdout, "made\nPython ends\n")
+
+    def test_pools_by_number(self):
+        done = self.program("""
+            from cistern._pools import numbers, device_index
+            class Graph:
+                def pool(self):
+                    return (3, 0)
+            print(numbers(torch.cuda.MemPool()), numbers((1, 2)), numbers([4, 0]), numbers(Graph()))
+            class Device:
+                type, index = "cuda", 2
+            print(device_index(None), device_index("cuda:3"), device_index("cuda"), device_index(1), device_index(Device()))
+            for bad in (lambda: numbers("x"), lambda: numbers((1,)), lambda: numbers((1, -1)), lambda: numbers(None),
+                        lambda: device_index("cpu"), lambda: device_index(-1), lambda: device_index(True)):
+                try:
+                    print(bad())
+                except (TypeError, ValueError) as e:
+                    print(type(e).__name__)
+            try:
+                cistern.torch.pool_stats((0, 0))
+            except cistern.CisternError as e:
+                print(e)
+            """)
+        self.assertEqual(done.stdout.splitlines(), [
+            "(0, 7) (1, 2) (4, 0) (3, 0)", "0 3 0 1 2"] + ["TypeError"] * 4 + ["ValueError"] * 3 +
+            ["no statistics of pools: CUDA has not started on Cistern in this process"], done.stderr)
