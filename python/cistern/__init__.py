@@ -8,6 +8,7 @@
     cistern.stats()                   # what is held, now and at its highest, for each device and tag
     cistern.snapshot("run.pickle")    # for PyTorch's viewer, `cistern inspect` and `cistern replay`
     cistern.trim()                    # gives free memory back to the driver
+    cistern.pause(tag="optimizer")    # gives physical memory back while addresses stay; resume() brings it back
 
 Importing this package does no work and imports neither PyTorch nor the library behind it. The library is loaded by the
 first call that needs it, in a process that uses PyTorch only once CUDA has started there: until then `stats()` is empty,
@@ -16,7 +17,7 @@ so that the process can still fork.
 
 from __future__ import annotations
 
-from ._errors import CisternError
+from ._errors import CisternError, OutOfMemoryError
 from ._tags import tag
 from ._version import version
 
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
     from typing import Any, Dict
 
 __version__ = version
-__all__ = ["CisternError", "on_out_of_memory", "snapshot", "stats", "tag", "trim", "version"]
+__all__ = ["CisternError", "OutOfMemoryError", "on_out_of_memory", "pause", "pause_buffers", "resume", "snapshot", "stats",
+           "tag", "trim", "version"]
 
 
 def stats() -> Dict[str, Any]:
@@ -61,6 +63,41 @@ def on_out_of_memory(fn: Any, device: Any = None) -> Any:
     from . import _cooperate
 
     return _cooperate.on_out_of_memory(fn, device)
+
+
+def pause(tag: Any = None, pool: Any = None, device: Any = None, keep: str = "host", dir: Any = None,
+          captured: bool = False) -> Dict[str, int]:
+    """Gives the physical memory of live allocations back to the device, while their addresses stay theirs: nothing must use
+    them until resume(). It waits for the work that the device has; pausing what is paused changes nothing.
+
+    What is paused is what bears the tag and lies in the pool (a torch.cuda.MemPool, or the pair of numbers that is its id;
+    (0, 0) is what is in no pool), of one device (default: the current one); with neither, everything. keep says what becomes
+    of contents: "host" keeps them in page-locked host memory, "disk" in an unnamed file in the folder dir, "drop" forgets
+    them. captured=True includes memory that a CUDA graph uses, which must not be launched before resume().
+
+    The result says how many blocks lost memory and their bytes, the physical bytes given back, the bytes kept, and the bytes
+    that stayed because others share them. CisternError, and nothing is paused, where some of it cannot be: shared with
+    another process, registered for communication, used by a graph, or of an upstream that cannot do it."""
+    from . import _pause
+
+    return _pause.pause(tag, pool, device, keep, dir, captured)
+
+
+def resume(tag: Any = None, pool: Any = None, device: Any = None) -> Dict[str, int]:
+    """Gives what pause() took its memory and contents again, at the same addresses: all of the device, or of a tag and pool
+    as pause() has them. OutOfMemoryError, and everything stays paused, where the device has too little; free something and
+    try again."""
+    from . import _pause
+
+    return _pause.resume(tag, pool, device)
+
+
+def pause_buffers(bytes: Any, device: Any = None) -> None:
+    """Keeps page-locked host memory of so many bytes ("8GiB") for the contents of the next pauses, which are much faster with
+    it; a pause keeps what it needed for the next anyway. 0 gives back what holds nothing."""
+    from . import _pause
+
+    _pause.buffers(bytes, device)
 
 
 def __getattr__(name: str) -> Any:

@@ -8,6 +8,11 @@ class CisternError(RuntimeError):
     """Something that Cistern was asked for cannot be had; the words say what and why."""
 
 
+class OutOfMemoryError(CisternError, MemoryError):
+    """The device lacks memory for what was asked of Cistern itself, as by resume(); the words say how much. What PyTorch asks
+    for fails with torch.OutOfMemoryError."""
+
+
 class SettingsError(CisternError, ValueError):
     """Bad settings; the words name the key and the choices."""
 

@@ -9,11 +9,12 @@ import os
 import sys
 from typing import Any, Callable, Dict, List, Optional
 
-from ._errors import CisternError, say
+from ._errors import CisternError, OutOfMemoryError, say
 
 PACKAGE = os.path.dirname(os.path.abspath(__file__))
 
 OK = 0
+OUT_OF_MEMORY = 1
 FORKED = 4
 
 # Set by cistern.torch: whether the allocator that PyTorch was given has started the library.
@@ -22,6 +23,9 @@ started_by_torch: Optional[Callable[[], bool]] = None
 used_beside_torch = False
 # What waits for the library to run.
 waiting: List[Callable[[], None]] = []
+# Set by cistern.torch: the address of the adapter's function through which the library calls Python's when a device is out of
+# memory, as locks of the adapter's have to be let go around it. 0: the library calls them itself.
+asks_through = 0
 
 _lib: Any = None
 _complained = False
@@ -83,6 +87,10 @@ def load() -> Any:
             ("cistern_get_limit", c.c_int, [c.c_int, c.POINTER(c.c_uint64)]),
             ("cistern_mem_info", c.c_int, [c.c_int, c.POINTER(c.c_uint64), c.POINTER(c.c_uint64)]),
             ("cistern_history", c.c_int, [c.c_int, c.c_size_t]),
+            ("cistern_pool_get_stats", c.c_int, [c.c_int, c.c_void_p, c.c_void_p]),
+            ("cistern_pause", c.c_int, [c.c_int, c.c_void_p, c.c_void_p]),
+            ("cistern_resume", c.c_int, [c.c_int, c.c_void_p, c.c_void_p]),
+            ("cistern_pause_buffers", c.c_int, [c.c_int, c.c_uint64]),
             ("cistern_malloc", c.c_void_p, [c.c_ssize_t, c.c_int, c.c_void_p]),
             ("cistern_free", None, [c.c_void_p, c.c_ssize_t, c.c_int, c.c_void_p]),
         ):
@@ -131,6 +139,8 @@ def last_error(lib: Any) -> str:
 
 
 def check(lib: Any, code: int) -> None:
+    if code == OUT_OF_MEMORY:
+        raise OutOfMemoryError(last_error(lib))
     if code != OK:
         raise CisternError(last_error(lib) or "Cistern failed with code %d and no words" % code)
 

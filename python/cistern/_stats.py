@@ -22,7 +22,8 @@ class Stats(ctypes.Structure):
         + [(n, ctypes.c_uint64) for n in ("limit", "spare_bytes", "address_bytes")]
         + [(n, ctypes.c_int64) for n in ("remaps", "device_allocs", "device_frees", "retries", "ooms", "by_fit",
                                          "by_collect", "by_remap", "by_grow", "by_lend", "by_callback",
-                                         "stream_syncs")]
+                                         "stream_syncs", "by_spill")]
+        + [("paused", Value)]
     )
 
 

@@ -1,0 +1,71 @@
+"""pause and resume: the physical memory of live allocations given back to the device and got again, through the C library."""
+
+import ctypes
+import os
+from typing import Any, Dict, Optional
+
+from . import _library, _pools
+from ._errors import CisternError
+
+_KEEP = {"host": 0, "disk": 1, "drop": 2}
+_CAPTURED = 1
+
+
+class _Options(ctypes.Structure):
+    """cistern_pause_options."""
+
+    _fields_ = [("size", ctypes.c_uint32), ("keep", ctypes.c_uint32), ("flags", ctypes.c_uint32), ("reserved", ctypes.c_uint32),
+                ("pool", ctypes.c_void_p), ("tag", ctypes.c_char_p), ("dir", ctypes.c_char_p)]
+
+
+class _Report(ctypes.Structure):
+    """cistern_pause_report."""
+
+    _fields_ = [("blocks", ctypes.c_int64)] + [(n, ctypes.c_uint64) for n in ("bytes", "physical", "kept", "shared")]
+
+
+def pause(tag: Any, pool: Any, device: Any, keep: str, folder: Any, captured: bool) -> Dict[str, int]:
+    if keep not in _KEEP:
+        raise ValueError("keep is one of %s, got %r" % (", ".join(_KEEP), keep))
+    if folder is not None and keep != "disk":
+        raise ValueError("dir is the folder of keep=\"disk\", got keep=%r" % keep)
+    o = _Options(keep=_KEEP[keep], flags=_CAPTURED if captured else 0, dir=None if folder is None else os.fsencode(folder))
+    return _call("cistern_pause", o, tag, pool, device)
+
+
+def resume(tag: Any, pool: Any, device: Any) -> Dict[str, int]:
+    return _call("cistern_resume", _Options(), tag, pool, device)
+
+
+def buffers(size: Any, device: Any) -> None:
+    n = _pools.size_in_bytes(size, "bytes")
+    index = _pools.device_index(device)
+    lib = _running()
+    _library.check(lib, lib.cistern_pause_buffers(index, n))
+
+
+def _call(function: str, o: _Options, tag: Any, pool: Any, device: Any) -> Dict[str, int]:
+    o.size, o.tag = ctypes.sizeof(o), _name(tag)
+    numbers = None if pool is None else (ctypes.c_uint64 * 2)(*_pools.numbers(pool))
+    o.pool = None if numbers is None else ctypes.addressof(numbers)
+    index = _pools.device_index(device)
+    lib, report = _running(), _Report()
+    _library.check(lib, getattr(lib, function)(index, ctypes.byref(o), ctypes.byref(report)))
+    return {name: int(getattr(report, name)) for name, _ in _Report._fields_}
+
+
+def _name(tag: Any) -> Optional[bytes]:
+    if tag is None:
+        return None
+    name = getattr(tag, "name", tag)  # of a cistern.tag
+    if not isinstance(name, str):
+        raise TypeError("a tag is a string, got %s" % type(tag).__name__)
+    if not name or "\0" in name:
+        raise ValueError("a tag is a string of at least one character without NUL, got %r" % name)
+    return name.encode("utf-8", "replace")
+
+
+def _running() -> Any:
+    if not _library.running():
+        raise CisternError("nothing to pause or resume: Cistern does not run in this process yet")
+    return _library.load()
