@@ -19,15 +19,17 @@
 # PyTorch on Cistern (python3, or the one that PYTHON names, with torch for CUDA):
 #   torch-load       what loading costs, and the adapter's first build
 #   torch-seed       the 60/70 scenario in its three modes (needs the scripts, see below)
-#   torch-test       does everything under torch.cuda behave: fidelity.py, each case in a process of its own
+#   torch-test       does everything under torch.cuda behave: fidelity.py, each case in a process of its own, but torch-pools'
 #   torch-native     the same cases under native PyTorch, which checks the cases
 #   torch-steady     no driver call and no wait in steady state
 #   torch-oom        a loop that runs out of memory a thousand times
 #   torch-stress     a million random allocations with checked contents
 #   torch-bench      the cost of an allocation under native, expandable_segments and Cistern (needs the scripts)
 #   torch-workloads  real training and serving under the same three (needs the scripts); RUNS=5 and WORKLOADS=… choose
+#   torch-pools      pools of special memory, their limits, pause and resume; ten thousand pauses, and how fast they are
 #   torch-peer       copies between two GPUs
-#   torch            all of these but torch-native and torch-peer, with RUNS=1
+#   torch-two        what needs two GPUs: collectives on pools of NCCL's memory, peers, a device that fails, copies
+#   torch            all of these but torch-native, torch-peer and torch-two, with RUNS=1
 #
 # PyTorch, CuPy and numba on one cache (cupy and numba-cuda installed as well):
 #   libs-fill       one library fills 60 % of the GPU and frees it, the next asks for as much; every order, also with
@@ -142,17 +144,28 @@ part() {
       ;;
     torch-load) torch "$1" 240 load.py ;;
     torch-seed) torch "$1" 240 seed.py ;;
-    torch-test) torch "$1" 560 fidelity.py ;;
+    torch-test) torch "$1" 560 fidelity.py --skip upstreams --skip limits --skip pauses ;;
     torch-native) torch "$1" 560 fidelity.py --native ;;
     torch-steady) torch "$1" 120 steady.py ;;
     torch-oom) torch "$1" 180 oomloop.py ;;
     torch-stress) torch "$1" 300 stress.py ;;
     torch-bench) torch "$1" 560 alloc_bench.py ;;
     torch-workloads) torch "$1" 590 workloads_bench.py --runs "${RUNS:-5}" ${WORKLOADS:+--workloads "$WORKLOADS"} ;;
-    torch-peer) torch "$1" 180 peer.py ;;
+    torch-pools)
+      torch torch-pools 400 fidelity.py --name pools --only upstreams --only limits --only pauses -v
+      torch torch-pausecycles 400 pausecycles.py
+      run example-sleep-wake 120 env PYTHONPATH="$here" "$python" examples/sleep_wake.py
+      ;;
+    torch-peer) torch "$1" 400 peer.py ;;
+    torch-two)
+      torch torch-nccl 330 nccl.py
+      torch torch-devices 560 devices.py
+      run example-nccl-pool 120 env PYTHONPATH="$here" NCCL_NVLS_ENABLE=0 "$python" examples/nccl_pool.py
+      part torch-peer
+      ;;
     torch)
       RUNS=${RUNS:-1}
-      for p in load seed test steady oom stress bench workloads; do part "torch-$p"; done
+      for p in load seed test pools steady oom stress bench workloads; do part "torch-$p"; done
       ;;
     libs-fill) libs "$1" 580 fill.py ;;
     libs-counts) libs "$1" 400 counts.py ;;
@@ -163,7 +176,7 @@ part() {
     libs) for p in fill counts order cooperate cost example; do part "libs-$p"; done ;;
     all) for p in test resources native bench query pause examples torch libs; do part $p; done ;;
     *)
-      echo "run.sh: $1: want test, bench, resources, query, pause, native, native-two, examples, torch, torch-{load,seed,test,native,steady,oom,stress,bench,workloads,peer}, libs, libs-{fill,counts,order,cooperate,cost,example} or all" >&2
+      echo "run.sh: $1: want test, bench, resources, query, pause, native, native-two, examples, torch, torch-{load,seed,test,native,pools,steady,oom,stress,bench,workloads,peer,two}, libs, libs-{fill,counts,order,cooperate,cost,example} or all" >&2
       exit 2
       ;;
   esac

@@ -172,6 +172,7 @@ def main():
     p.add_argument("--only", action="append", default=[], metavar="WORD", help="a case, a group, or the start of names followed by *")
     p.add_argument("--skip", action="append", default=[], metavar="WORD", help="a case or a group")
     p.add_argument("--budget", type=float, default=420, help="seconds after which no case is started")
+    p.add_argument("--name", default="", help="for the file of results, where several runs share a folder")
     p.add_argument("--list", action="store_true")
     p.add_argument("-v", "--verbose", action="store_true", help="say also what passed")
     args = p.parse_args()
@@ -203,7 +204,7 @@ def main():
             return 2
     chosen, left = choose(args, mode, gpus)
     results = left + run_all(chosen, mode, args.jobs, args.verbose, begin + args.budget)
-    path = common.write_results(f"fidelity-{mode}.jsonl", results)
+    path = common.write_results(f"fidelity-{mode}{'-' + args.name if args.name else ''}.jsonl", results)
     print(summary(results))
     failed = sorted(r["case"] for r in results if not r["ok"])
     print(f"{len(failed)} failed of {len(results)} in {time.monotonic() - begin:.0f} s" + (": " + " ".join(failed) if failed else "") + f"; details in {path}")

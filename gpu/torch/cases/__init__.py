@@ -1,3 +1,4 @@
 """The cases of fidelity.py, by subject."""
-from . import graphs, history, oom, plain, pools, processes, programs, settings, sharing, snapshots, stats, streams, tensors  # noqa: F401
+from . import (graphs, history, limits, oom, pauses, plain, pools, processes, programs, settings, sharing, snapshots, stats,  # noqa: F401
+               streams, tensors, upstreams)
 from .base import REGISTRY, Skip  # noqa: F401

@@ -28,7 +28,8 @@ def read_all(get, put):
     put.put([(t.numel(), int(t.view(-1)[0]), int(t.view(-1)[-1]), bool((t == t.view(-1)[0]).all())) for t in tensors])
     for t in tensors:
         t.fill_(99)
-    torch.cuda.synchronize()
+    for d in {t.device.index for t in tensors}:
+        torch.cuda.synchronize(d)
     put.put("written")
     get.get()
     del tensors, t
@@ -454,5 +455,21 @@ def device_two_only():
     pool = torch.cuda.MemPool()
     with torch.cuda.use_mem_pool(pool):
         u = bytes_on(3 * MiB)
-    eq([s["device"] for s in pool.snapshot()], [1], "the pool's device")
+    eq({s["device"] for s in pool.snapshot()}, {1}, "the pool's device")
     del t, u
+
+
+@case(gpus=2, timeout=120)
+def share_second_device():
+    """A tensor of the second device, sent to a process whose current device is the first."""
+    peer = Peer(read_all)
+    tensors = [torch.full((3 * MiB,), 7 + d, dtype=torch.uint8, device=f"cuda:{d}") for d in (1, 0)]
+    for d in (0, 1):
+        torch.cuda.synchronize(d)
+    peer.to.put(tensors)
+    eq(peer.get(), [(3 * MiB, 8, 8, True), (3 * MiB, 7, 7, True)], "what the other process read")
+    eq(peer.get(), "written", "")
+    check(all(bool((t == 99).all()) for t in tensors), "what it wrote")
+    peer.to.put("drop")
+    eq(peer.get(), 0, "what the other process still counts")
+    peer.end()
