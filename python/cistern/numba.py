@@ -194,7 +194,7 @@ def _make(driver: Any) -> Any:
 
     mixin = getattr(driver, "GetIpcHandleMixin", object)
 
-    class CisternMemoryManager(mixin, driver.HostOnlyCUDAMemoryManager):  # type: ignore[misc]
+    class CisternMemoryManager(mixin, driver.HostOnlyCUDAMemoryManager):  # type: ignore[misc, valid-type]
         """numba's external memory manager over Cistern."""
 
         def __init__(self, *arguments: Any, **named: Any) -> None:
