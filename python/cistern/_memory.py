@@ -45,6 +45,7 @@ _FUNCTIONS = (
      [ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.POINTER(ctypes.c_size_t)]),
     ("cistern_source_malloc", ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]),
     ("cistern_record_stream", ctypes.c_int, [ctypes.c_void_p, ctypes.c_void_p]),
+    ("cistern_peer", ctypes.c_int, [ctypes.c_int, ctypes.c_int]),
     ("cistern_stream_durable", ctypes.c_int, [ctypes.c_int, ctypes.c_void_p]),
     ("cistern_pool_create", ctypes.c_int, [ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p]),
     ("cistern_pool_release", ctypes.c_int, [ctypes.c_int, ctypes.c_void_p]),

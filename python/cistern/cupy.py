@@ -24,7 +24,7 @@ of CuPy's pool.
 """
 
 import threading
-from typing import Any, Callable, Optional, Tuple
+from typing import Any, Callable, List, Optional, Tuple
 
 from . import _cooperate, _cupy_streams, _library, _memory
 from ._errors import CisternError, say
@@ -135,6 +135,7 @@ def _allocator(cupy: Any, lib: Any) -> Callable[[int], Any]:
     Owned, MemoryPointer = cupy.cuda.memory.CFunctionAllocatorMemory, cupy.cuda.memory.MemoryPointer
     null = 2 if _cupy_streams.null_is_per_thread() else 0
     seen, captures = _cupy_streams.seen, _cupy_streams.captures
+    devices: List[int] = []
 
     def allocate(size: int) -> Any:
         if type(size) is not int:
@@ -142,6 +143,8 @@ def _allocator(cupy: Any, lib: Any) -> Callable[[int], Any]:
         stream = current_stream()
         handle = stream.ptr or null
         device = current_device()
+        if device not in devices:
+            join_devices(device)
         if handle not in seen:
             _cupy_streams.first_seen(cupy, lib, stream, handle, device)
         if captures:
@@ -159,6 +162,15 @@ def _allocator(cupy: Any, lib: Any) -> Callable[[int], Any]:
         owned = Owned(0, 0, 0, give_back, device)
         owned.ptr, owned.size = p or 0, size
         return MemoryPointer(owned, 0)
+
+    def join_devices(device: int) -> None:
+        """CuPy's kernels may use arrays of other devices, for which it enables peer access where the devices have it. That does
+        not hold for memory that is mapped, so it is done here too."""
+        for other in devices:
+            for a, b in ((device, other), (other, device)):
+                if cupy.cuda.runtime.deviceCanAccessPeer(a, b) and lib.cistern_peer(b, a) != _library.OK:
+                    say("memory of device %d is not accessible from device %d: %s" % (b, a, _library.last_error(lib)))
+        devices.append(device)
 
     def again(size: int, device: int, handle: int) -> int:
         """What CuPy does when there is no memory: arrays in cycles that nobody refers to are found and freed."""

@@ -212,7 +212,7 @@ def _make(driver: Any) -> Any:
             context, given, deallocations = self.context, self.given, self.deallocations
             address, number = self._attempt_allocation(lambda: self._obtain(size, context.device.id))
             finalizer = (lambda: given.free(number, deallocations)) if address else None
-            return driver.MemoryPointer(weakref.proxy(context), ctypes.c_void_p(address), size, finalizer=finalizer)
+            return driver.MemoryPointer(weakref.proxy(context), _pointer(driver, address), size, finalizer=finalizer)
 
         def _obtain(self, size: int, device: int) -> Tuple[int, int]:
             try:
@@ -246,6 +246,15 @@ def _make(driver: Any) -> Any:
             return 1
 
     return CisternMemoryManager
+
+
+def _pointer(driver: Any, address: int) -> Any:
+    kind = getattr(getattr(driver, "binding", None), "CUdeviceptr", None)
+    if kind is not None:
+        return kind(address)
+    import ctypes
+
+    return ctypes.c_void_p(address)
 
 
 def _out_of_memory(driver: Any) -> Any:

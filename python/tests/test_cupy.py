@@ -92,6 +92,20 @@ class CuPy(Libraries):
             print(found[0], found[1] != first)
             """), ["True False True", "1 0 77", "0 True"])
 
+    def test_peers(self):
+        # CuPy's kernels use arrays of other devices where devices can.
+        self.assertEqual(self.lines("""
+            from cistern import _memory
+            lib, calls = _memory.library(), []
+            theirs = lib.cistern_peer
+            lib.cistern_peer = lambda device, peer: calls.append((device, peer)) or theirs(device, peer)
+            cistern.cupy.enable()
+            a = cupy.empty(100)
+            with cupy.cuda.Device(1):
+                b, c = cupy.empty(100), cupy.empty(100)
+            print(sorted(calls))
+            """), ["[(0, 1), (1, 0)]"])
+
     def test_streams_that_end_before_their_arrays(self):
         # A stream that memory was allocated on is kept for the next of its kind; one of which none was goes as ever.
         self.assertEqual(self.lines("""

@@ -32,6 +32,10 @@ def getDeviceCount():
     return devices
 
 
+def deviceCanAccessPeer(device, peer):
+    return device != peer
+
+
 def memGetInfo():
     return capacity - used.get(getDevice(), 0), capacity
 

@@ -1,6 +1,5 @@
 import collections
 import contextlib
-import ctypes
 import enum
 import importlib
 import os
@@ -15,6 +14,9 @@ MemoryInfo = collections.namedtuple("MemoryInfo", "free,total")
 class binding:
     class CUresult(enum.IntEnum):
         CUDA_ERROR_OUT_OF_MEMORY = 2
+
+    class CUdeviceptr(int):
+        pass
 
 
 class CudaAPIError(Exception):
@@ -237,7 +239,7 @@ class Context:
 
 class MemoryPointer:
     def __init__(self, context, pointer, size, owner=None, finalizer=None):
-        self.handle = (pointer.value or 0) if isinstance(pointer, ctypes.c_void_p) else pointer
+        self.handle = pointer
         self.context, self.size = context, size
         if finalizer is not None:
             self._finalizer = weakref.finalize(self, finalizer)
