@@ -2,6 +2,8 @@
 
     import cistern.torch
     cistern.torch.enable()            # before CUDA starts; `cistern run -- python train.py` does it without a line
+    cistern.cupy.enable()             # and CuPy, numba, RMM, cuda.core on the same cache: what one frees the others use
+    cistern.numba.enable()
 
     with cistern.tag("optimizer"):    # labels what is allocated inside
         ...
