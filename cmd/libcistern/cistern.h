@@ -216,7 +216,7 @@ typedef struct cistern_pool_options {
   uint32_t size;  /* sizeof(cistern_pool_options) */
   uint32_t flags; /* CISTERN_POOL_ */
   /* Where the pool's segments come from: functions of the caller's, called with no lock held, both or neither. alloc
-   * returns NULL when there is no memory. */
+   * returns memory aligned to 512 bytes, NULL when there is none. */
   void *(*alloc)(void *ctx, size_t size, int device, void *stream);
   void (*free)(void *ctx, void *ptr, size_t size, int device, void *stream);
   void *ctx;

@@ -1,5 +1,5 @@
 /* Fronts: what C answers without Go leaves the same books. First one thread, whose own sums are compared with the
- * statistics at random moments, while history, tags, pools, captures, other streams and trims come and go; then threads
+ * statistics at random moments, while history, tags, pools, captures, pauses, other streams and trims come and go; then threads
  * that share one stream and a table of who owns which 512 bytes, while another looks on. */
 #define _GNU_SOURCE
 #include "check.h"
@@ -44,6 +44,10 @@ static void *slot[LIVE];
 static size_t slot_size[LIVE];
 static void *slot_stream[LIVE];
 static uint32_t slot_library[LIVE];
+static unsigned slot_pauses[LIVE]; /* how many there had been when it was allocated */
+static int paused, no_pauses; /* memory from cuMemAlloc cannot be paused */
+static unsigned pauses;
+static int64_t awake; /* bytes allocated since the last one */
 static int64_t history_allocs, history_frees; /* since history is on */
 
 static void compare(void) {
@@ -55,7 +59,9 @@ static void compare(void) {
         s.allocated.all.added == ever.allocated);
   CHECK(s.allocations.small.current == small && s.allocations.small.added == small_ever);
   CHECK(s.allocations.large.current == now.blocks - small && s.allocations.large.added == ever.blocks - small_ever);
-  CHECK(s.active_bytes.all.current + s.inactive_bytes.all.current == s.reserved.all.current);
+  CHECK(s.active_bytes.all.current + s.inactive_bytes.all.current == s.reserved.all.current + s.paused.current);
+  CHECK(s.paused.current == 0 || paused);
+  CHECK(s.reserved.all.current >= awake); /* nothing that was paused is handed out */
   cistern_library_use use[3];
   size_t n;
   OK(cistern_library_usage(0, use, 3, &n));
@@ -74,7 +80,7 @@ static void compare(void) {
       requested += (int64_t)snap->blocks[i].requested;
     } else
       rest += (int64_t)snap->blocks[i].size;
-  CHECK(used == now.allocated && requested == now.requested && used + rest == s.reserved.all.current);
+  CHECK(used == now.allocated && requested == now.requested && used + rest == s.reserved.all.current + s.paused.current);
   cistern_snapshot_free(snap);
 }
 
@@ -112,6 +118,8 @@ static void take(int k, size_t size, void *stream) {
   small_ever += size <= MIB / 4;
   slot_size[k] = size;
   slot_stream[k] = stream;
+  slot_pauses[k] = pauses;
+  awake += rounded(size);
   history_allocs++;
   now.blocks++, now.requested += (int64_t)size, now.allocated += rounded(size);
   ever.blocks++, ever.requested += (int64_t)size, ever.allocated += rounded(size);
@@ -121,6 +129,8 @@ static void take(int k, size_t size, void *stream) {
 static void forget(int k) {
   small -= slot_size[k] <= MIB / 4;
   now.blocks--, now.requested -= (int64_t)slot_size[k], now.allocated -= rounded(slot_size[k]);
+  if (slot_pauses[k] == pauses)
+    awake -= rounded(slot_size[k]);
   if (slot_library[k] != 0)
     guests.blocks--, guests.requested -= (int64_t)slot_size[k], guests.allocated -= rounded(slot_size[k]);
   slot[k] = NULL;
@@ -201,6 +211,22 @@ static void turn_capture(void) {
   capture = !capture;
 }
 
+static void turn_pause(void) {
+  if (capture || no_pauses)
+    return;
+  if (paused)
+    OK(cistern_resume(0, NULL, NULL));
+  else {
+    const cistern_pause_options o = {.size = sizeof o, .keep = rnd(4) ? CISTERN_KEEP_NONE : CISTERN_KEEP_HOST};
+    OK(cistern_pause(0, &o, NULL));
+    cistern_stats s = stats_of(0);
+    CHECK(s.paused.current == now.allocated);
+    pauses++;
+    awake = 0;
+  }
+  paused = !paused;
+}
+
 static void turn(unsigned what) {
   switch (what) {
   case 0:
@@ -217,6 +243,9 @@ static void turn(unsigned what) {
     break;
   case 4:
     turn_capture();
+    break;
+  case 5:
+    turn_pause();
   }
 }
 
@@ -235,7 +264,7 @@ static void alone(int steps) {
         for (unsigned again = rnd(4); again > 0; again--) { /* a temporary, with something between free and request */
           give(k);
           if (rnd(8) == 0)
-            turn(rnd(5));
+            turn(rnd(6));
           take(k, slot_size[k], stream);
         }
       }
@@ -245,9 +274,10 @@ static void alone(int steps) {
     case 2:
     case 3:
     case 4:
+    case 5:
       turn(what);
       break;
-    case 5:
+    case 12:
       if (slot[k] != NULL && !capture) {
         OK(cistern_record_stream(slot[k], stream));
         if (stream != slot_stream[k]) {
@@ -300,6 +330,8 @@ static void alone(int steps) {
     turn_capture();
   if (history)
     turn_history();
+  if (paused)
+    turn_pause();
   for (int k = 0; k < LIVE; k++)
     if (slot[k] != NULL)
       give(k);
@@ -393,9 +425,9 @@ static void *share(void *arg) {
 static void *onlook(void *arg) {
   for (int i = 0; atomic_load(&working) > 0; i++) {
     cistern_stats s = stats_of(0);
-    CHECK(s.active_bytes.all.current + s.inactive_bytes.all.current == s.reserved.all.current);
+    CHECK(s.active_bytes.all.current + s.inactive_bytes.all.current == s.reserved.all.current + s.paused.current);
     CHECK(s.allocated.all.current <= s.allocated.all.peak && s.allocated.all.current >= 0);
-    switch (i % 4) {
+    switch (i % 5) {
     case 0:
       OK(cistern_trim(0));
       break;
@@ -407,6 +439,14 @@ static void *onlook(void *arg) {
       cistern_snapshot *snap;
       OK(cistern_snapshot_take(0, NULL, &snap));
       cistern_snapshot_free(snap);
+      break;
+    }
+    case 3: {
+      const cistern_pause_options o = {.size = sizeof o, .keep = CISTERN_KEEP_NONE};
+      if (no_pauses)
+        break;
+      OK(cistern_pause(0, &o, NULL));
+      OK(cistern_resume(0, NULL, NULL));
     }
     }
     usleep(500);
@@ -420,6 +460,8 @@ int main(int argc, char **argv) {
   if (argc > 2)
     seed = (unsigned)atoi(argv[2]);
   CHECK((guest = cistern_library("guest")) != 0);
+  const char *conf = getenv("CISTERN_CONF");
+  no_pauses = conf != NULL && strstr(conf, "backend:malloc") != NULL;
   void *first = cistern_malloc(512, 0, NULL);
   CHECK(first != NULL);
   base = (uintptr_t)first & ~(((uintptr_t)1 << 40) - 1);
