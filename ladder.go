@@ -1,7 +1,6 @@
 package cistern
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -356,11 +355,13 @@ func (c *climb) spill(p *Pool, st *Stream) (cuda.Ptr, error) {
 	}
 	ptr, err := x.climb(p.spill, st)
 	c.waits = x.waits
-	if err != nil || x.oom != nil { // the request has failed for want of memory in the first place
-		c.oom = errors.Join(c.oom, cmp.Or(err, x.oom))
-		err = nil
+	if err != nil {
+		return 0, fmt.Errorf("pool {%d, %d} has no memory, and its spill: %w", p.id[0], p.id[1], err)
 	}
-	return ptr, err
+	if x.oom != nil {
+		c.oom = errors.Join(c.oom, x.oom)
+	}
+	return ptr, nil
 }
 
 // outOfMemory is the error that ends the ladder. The caller holds Device.mu and nothing else.
