@@ -49,7 +49,7 @@ func TestFreeGoesToTheBlocksPool(t *testing.T) {
 func TestFreeUsesTheBlocksStreams(t *testing.T) {
 	e := checked(t, cistern.Options{}, 256*mib, 3)
 	st, other, current := e.streams[0], e.streams[1], e.streams[2]
-	pool := e.pool(t, 1, cistern.PoolOptions{Upstream: resource.Plain(e.drv, 0)})
+	pool := e.pool(t, 1, cistern.PoolOptions{Upstream: resource.Device(e.drv, 0)})
 	x := fromPool(t, pool, 30*mib, st)
 	e.use(t, st, x, 30*mib)
 	ev, err := e.drv.EventCreate(0)
@@ -226,7 +226,7 @@ func TestScopesDoNotLeak(t *testing.T) {
 // A device whose context is broken takes no other with it: everything else goes on on the others, from any thread, also in
 // pools whose memory was opened to it.
 func TestBrokenDeviceAndPools(t *testing.T) {
-	drv := sim.New(sim.Options{Devices: 3, Capacity: 256 * mib, HostCapacity: 1 << 30, Lag: time.Millisecond, Check: sim.CheckOrder,
+	drv := sim.New(sim.Options{Devices: 3, Capacity: 512 * mib, HostCapacity: 1 << 30, Lag: time.Millisecond, Check: sim.CheckOrder,
 		OnFault: func(err error) { t.Error(err) }})
 	a, err := cistern.New(drv, cistern.Options{})
 	must(t, err)
@@ -241,7 +241,7 @@ func TestBrokenDeviceAndPools(t *testing.T) {
 		for k, kind := range sourceKinds {
 			up, err := from[i].add(kind, nil)
 			must(t, err)
-			p, err := devs[i].NewPoolWith(cistern.PoolID{9, uint64(k)}, cistern.PoolOptions{Upstream: up, Limit: 100 * mib})
+			p, err := devs[i].NewPoolWith(cistern.PoolID{9, uint64(k)}, cistern.PoolOptions{Upstream: up, Limit: 200 * mib})
 			must(t, err)
 			pools[i] = append(pools[i], p)
 		}

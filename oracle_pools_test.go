@@ -39,7 +39,7 @@ func (a *sources) add(kind string, told func()) (*source, error) {
 	var err error
 	switch kind {
 	case "device":
-		s.Resource = resource.Plain(a.drv, a.dev)
+		s.Resource = resource.Device(a.drv, a.dev)
 	case "virtual":
 		s.Resource, err = orNil(resource.Segments(a.drv, a.dev))
 	case "managed":
