@@ -380,20 +380,22 @@ func (d *Device) refillSpace(s *space, list []*absence) {
 		done[a] = true
 	}
 	s.absent = slices.DeleteFunc(s.absent, func(a *absence) bool { return done[a] })
-	type gap struct{ addr, size, stamp uint64 }
-	gaps := map[heap.ID]gap{}
-	var order []heap.ID
+	type gap struct {
+		zombie          heap.ID
+		lo, size, stamp uint64
+	}
+	var gaps []gap
 	s.eachAbsent(list, func(_ *absence, id heap.ID, b *heap.Block, lo, n uint64) {
 		if b.State == heap.Zombie {
-			order = append(order, id)
-			gaps[id] = gap{b.Addr, b.Size, b.Stamp}
+			gaps = append(gaps, gap{id, lo, n, b.Stamp})
 		} else if len(s.absentIn(b.Addr, b.Size)) == 0 {
 			b.Uses = d.dropUse(b.Uses, pauseMark)
 		}
 	})
-	for _, id := range order {
-		x := gaps[id]
-		free := s.heap.Map(s.heap.Reap(id), x.addr, x.size, x.stamp)
+	// Backwards: a zombie may reach into what stays away, and what is cut off at its end has a new name.
+	for i := len(gaps) - 1; i >= 0; i-- {
+		x := gaps[i]
+		free := s.heap.Map(s.heap.ReapPart(x.zombie, x.lo, x.size), x.lo, x.size, x.stamp)
 		if s.capture != 0 && !s.stream.isOver(x.stamp) { // a pause that failed
 			s.heap.Hold(free)
 			d.heldBack = append(d.heldBack, heldFree{s, free})

@@ -116,10 +116,11 @@ func (d *Device) saveContents(list []*absence, o PauseOptions) (uint64, error) {
 			all = append(all, *p) // others may drop pieces meanwhile
 		}
 	}
+	defer holdFiles(all)()
 	d.mu.Unlock()
 	defer d.mu.Lock()
 	if where != nil {
-		err = d.spillOut(where, all)
+		err = d.spillOut(all)
 	} else {
 		err = d.copyAll(all, true)
 	}
@@ -150,6 +151,7 @@ func (d *Device) loadContents(list []*absence) (uint64, error) {
 	if total == 0 {
 		return 0, nil
 	}
+	defer holdFiles(disk)()
 	d.mu.Unlock()
 	defer d.mu.Lock()
 	err := d.copyAll(host, false)

@@ -85,6 +85,13 @@ func (c *inFront) forget(p cuda.Ptr) (inFrontBlock, bool) {
 	return b, ok
 }
 
+// forgetAll is what C does when blocks are paused.
+func (c *inFront) forgetAll() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	clear(c.blocks)
+}
+
 func (c *inFront) free(a *cistern.Allocator, p cuda.Ptr) error {
 	if c == nil {
 		return a.Free(p)

@@ -1,6 +1,7 @@
 package cistern
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -155,10 +156,8 @@ func (c *climb) run() (heap.ID, error) {
 	if len(d.heldBack) > 0 {
 		d.regain(s, nil)
 	}
-	if c.host {
-		if err := c.mustWait(); err != nil {
-			return 0, err
-		}
+	if c.strict {
+		d.holdBusy(s)
 	}
 	if id, err := c.take(s); id != 0 || err != nil {
 		c.met = RungFit
@@ -218,31 +217,44 @@ func (c *climb) take(s *space) (heap.ID, error) {
 func (c *climb) choose(s *space) (heap.ID, error) {
 	t, n := s.stream, s.pool.round(c.size)
 	from := func(b *heap.Block) uint64 { return (b.Addr + max(c.align, 1) - 1) &^ (max(c.align, 1) - 1) }
-	best, rank, size := heap.ID(0), 0, uint64(0)
-	s.heap.EachFree(n, func(id heap.ID, b *heap.Block) bool {
-		at := from(b)
-		if at+n > b.Addr+b.Size || s.heap.Whole() && (b.Size != n || at != b.Addr) {
+	for {
+		best, rank, size := heap.ID(0), 0, uint64(0)
+		s.heap.EachFree(n, func(id heap.ID, b *heap.Block) bool {
+			at := from(b)
+			if at+n > b.Addr+b.Size || s.heap.Whole() && (b.Size != n || at != b.Addr) {
+				return true
+			}
+			k := isDone
+			if c.host {
+				k = t.known(b.Stamp)
+			}
+			if best == 0 || k < rank || k == rank && b.Size < size {
+				best, rank, size = id, k, b.Size
+			}
 			return true
+		})
+		if best == 0 {
+			return 0, nil
 		}
-		k := isDone
-		if c.host {
-			k = t.known(b.Stamp)
+		if rank == isRunning {
+			t.mu.Lock()
+			err := t.usable()
+			t.mu.Unlock()
+			if errors.Is(err, errCapturing) {
+				c.strict, c.alone = true, true
+				c.d.holdBusy(s)
+				continue
+			}
+			if err != nil && !ownReason(err) {
+				return 0, err
+			}
+			t.eager.Store(true)
 		}
-		if best == 0 || k < rank || k == rank && b.Size < size {
-			best, rank, size = id, k, b.Size
+		if stamp := s.heap.At(best).Stamp; rank != isDone {
+			c.waits = later(c.waits, t, stamp)
 		}
-		return true
-	})
-	if best == 0 {
-		return 0, nil
+		return s.heap.TakeAt(best, from(s.heap.At(best)), n, c.size), nil
 	}
-	if rank == isRunning {
-		t.eager.Store(true)
-	}
-	if stamp := s.heap.At(best).Stamp; rank != isDone {
-		c.waits = later(c.waits, t, stamp)
-	}
-	return s.heap.TakeAt(best, from(s.heap.At(best)), n, c.size), nil
 }
 
 // handOut completes a request that was met: statistics, history.
@@ -355,13 +367,11 @@ func (c *climb) spill(p *Pool, st *Stream) (cuda.Ptr, error) {
 	}
 	ptr, err := x.climb(p.spill, st)
 	c.waits = x.waits
-	if err != nil {
-		return 0, fmt.Errorf("pool {%d, %d} has no memory, and its spill: %w", p.id[0], p.id[1], err)
+	if err != nil || x.oom != nil { // the request has failed for want of memory in the first place
+		c.oom = errors.Join(c.oom, cmp.Or(err, x.oom))
+		err = nil
 	}
-	if x.oom != nil {
-		c.oom = errors.Join(c.oom, x.oom)
-	}
-	return ptr, nil
+	return ptr, err
 }
 
 // outOfMemory is the error that ends the ladder. The caller holds Device.mu and nothing else.

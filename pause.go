@@ -417,7 +417,9 @@ func (p *pause) depart() {
 		s.addAbsent(a)
 		p.leaving = append(p.leaving, a)
 	}
-	slices.Reverse(p.leaving)
+	slices.SortFunc(p.leaving, func(a, b *absence) int { // ranges come in any order
+		return cmp.Or(cmp.Compare(a.space.index, b.space.index), cmp.Compare(a.addr, b.addr))
+	})
 	if len(p.leaving) > 0 {
 		d.endTickets()
 	}

@@ -50,6 +50,23 @@ func (f *spill) drop(bytes uint64) {
 	}
 }
 
+// holdFiles keeps the files of pieces open until done is called: blocks may be freed while their contents are on their way.
+// Both are for holders of Device.mu.
+func holdFiles(pieces []piece) (done func()) {
+	held := map[*spill]bool{}
+	for _, p := range pieces {
+		if p.spill != nil && !held[p.spill] {
+			held[p.spill] = true
+			p.spill.live++
+		}
+	}
+	return func() {
+		for f := range held {
+			f.drop(1)
+		}
+	}
+}
+
 // batch is what goes through one part of the staging memory: pieces that lie one behind the other in a file.
 type batch struct {
 	file   *spill
@@ -117,7 +134,7 @@ func hostBytes(p cuda.Ptr, n uint64) []byte {
 }
 
 // spillOut writes pieces to their file.
-func (d *Device) spillOut(_ *spill, pieces []piece) error {
+func (d *Device) spillOut(pieces []piece) error {
 	return d.stream(batches(pieces), func(part cuda.Ptr, b *batch, st cuda.Stream) error {
 		at := part
 		for _, p := range b.pieces {
