@@ -62,7 +62,7 @@ func (m meddling) Free(p cuda.Ptr, size, align uint64, st cuda.Stream) error {
 func concurrent(t *testing.T, opts cistern.Options, inC bool, seed uint64, budget time.Duration) {
 	const goroutines = 4
 	what := fmt.Sprintf("seed %d, %s", seed, opts)
-	drv := sim.New(sim.Options{Devices: 2, Capacity: 512 * mib, Lag: time.Millisecond, Check: sim.CheckOrder,
+	drv := sim.New(sim.Options{Devices: 2, Capacity: 512 * mib, HostCapacity: 512 * mib, Lag: time.Millisecond, Check: sim.CheckOrder,
 		OnFault: func(err error) { t.Errorf("%s: %v", what, err) }})
 	a, err := cistern.New(drv, opts)
 	must(t, err)
@@ -73,7 +73,17 @@ func concurrent(t *testing.T, opts cistern.Options, inC bool, seed uint64, budge
 	var live ranges
 	var streams [2][]*cistern.Stream
 	var devs [2]*cistern.Device
+	var from [2]*sources // upstreams of pools
+	var making sync.Mutex
+	upstream := func(d int, rng *rand.Rand) resource.Resource {
+		making.Lock()
+		defer making.Unlock()
+		s, err := from[d].add(sourceKinds[rng.IntN(len(sourceKinds))], func() { devs[d].Stats() })
+		report(t, err)
+		return s
+	}
 	for d := range devs {
+		from[d] = &sources{drv: drv, dev: cuda.Device(d)}
 		if devs[d], err = a.Device(cuda.Device(d)); err != nil {
 			t.Fatal(err)
 		}
@@ -116,7 +126,9 @@ func concurrent(t *testing.T, opts cistern.Options, inC bool, seed uint64, budge
 				size += rng.Uint64N(size)
 				var p cuda.Ptr
 				var err error
-				if pools[d] != nil && rng.IntN(3) == 0 {
+				if rng.IntN(4) == 0 {
+					p, err = devs[d].AllocWith(size, st, cistern.AllocOptions{Pool: pools[d], Tag: 1, Library: uint8(g + 1), HostOrder: rng.IntN(2) == 0})
+				} else if pools[d] != nil && rng.IntN(3) == 0 {
 					p, err = pools[d].Alloc(size, st)
 				} else {
 					p, err = c.alloc(devs[d], size, st)
@@ -175,6 +187,12 @@ func concurrent(t *testing.T, opts cistern.Options, inC bool, seed uint64, budge
 				if rng.IntN(4) == 0 {
 					o = cistern.PoolOptions{Upstream: meddling{resource.Device(drv, cuda.Device(d)), devs[d]}}
 				}
+				if o.Kind == cistern.PoolDefault && rng.IntN(2) == 0 {
+					o = cistern.PoolOptions{Upstream: upstream(d, rng), Limit: uint64(rng.IntN(2)) * 40 * mib}
+				}
+				if rng.IntN(3) == 0 {
+					o.Spill = upstream(d, rng)
+				}
 				p, err := devs[d].NewPoolWith(cistern.PoolID{uint64(g), rng.Uint64()}, o)
 				report(t, err)
 				pools[d] = p
@@ -204,7 +222,7 @@ func concurrent(t *testing.T, opts cistern.Options, inC bool, seed uint64, budge
 		}
 		for d := range devs {
 			s, k := devs[d].Stats(), &books[d]
-			held := int64(drv.ReservedBytes(cuda.Device(d)))
+			held := int64(from[d].held(drv))
 			if s.Allocations.All.Current != k.blocks || s.Requested.All.Current != k.requested ||
 				s.Allocated.All.Current != k.allocated || s.Allocations.All.Added != k.allocs ||
 				s.Reserved.All.Current != held || s.ActiveBytes.All.Current+s.InactiveBytes.All.Current != held {
@@ -219,6 +237,12 @@ func concurrent(t *testing.T, opts cistern.Options, inC bool, seed uint64, budge
 	report(t, a.Trim())
 	if err := a.Close(); err != nil && !t.Failed() {
 		t.Fatalf("%s: %v", what, err)
+	}
+	for _, x := range from {
+		if n := x.bytes.Load(); n != 0 {
+			t.Errorf("%s: %d bytes are out of upstreams", what, n)
+		}
+		report(t, x.close())
 	}
 	if l := drv.Leaks(); !t.Failed() && (l.Handles != 0 || l.Mappings != 0 || l.Reservations != 0 || l.Allocs != 0 || l.Events != 0) {
 		t.Fatalf("%s: left behind: %+v", what, l)

@@ -29,6 +29,7 @@ type scenario struct {
 	errs    []error
 	what    string
 	reg     *registry // is told of all memory; nil: nobody is
+	from    *sources  // upstreams of pools
 }
 
 func (s *scenario) fail(format string, args ...any) {
@@ -88,16 +89,16 @@ func (s *scenario) check() {
 		requested += int64(n)
 		allocated += int64(round512(n))
 	}
-	held := int64(s.drv.ReservedBytes(0))
+	held, most := int64(s.from.held(s.drv)), int64(s.drv.PeakBytes(0))+s.from.peak.Load()
 	if s.single && s.twice && st.Reserved.All.Current < held {
 		held = st.Reserved.All.Current // a single handle that was no segment yet and could not be given back is nobody's
 	}
 	if st.Allocations.All.Current != int64(len(s.live)) || st.Requested.All.Current != requested ||
 		st.Allocated.All.Current != allocated || st.ActiveBytes.All.Current < allocated ||
 		st.Reserved.All.Current != held || st.ActiveBytes.All.Current+st.InactiveBytes.All.Current != held ||
-		st.Reserved.All.Peak > int64(s.drv.PeakBytes(0)) || !s.single && st.Reserved.All.Peak != int64(s.drv.PeakBytes(0)) {
+		st.Reserved.All.Peak > most || !s.single && st.Reserved.All.Peak != most {
 		s.fail("want %d blocks, %d bytes requested, %d allocated, %d reserved (peak %d); have %+v", len(s.live), requested,
-			allocated, held, s.drv.PeakBytes(0), st)
+			allocated, held, most, st)
 	}
 	if err := s.drv.Fault(); err != nil {
 		s.fail("%v", err)
@@ -117,6 +118,7 @@ func (s *scenario) play(opts cistern.Options) bool {
 	if s.reg != nil {
 		drv = watch(s.drv, s.reg, true)
 	}
+	s.from = &sources{drv: drv}
 	if s.a, err = cistern.New(drv, opts); s.failed("new", err) {
 		return false
 	}
@@ -177,6 +179,7 @@ func (s *scenario) play(opts cistern.Options) bool {
 	s.check()
 	d.SetLimit(s.drv.ReservedBytes(0) + 4*mib)
 	s.segments(st[1])
+	s.kinds(st[1])
 	s.captures(st[1])
 	big := s.alloc(pool, st[0], 150*mib)
 	s.check()
@@ -236,6 +239,47 @@ func (s *scenario) segments(st *cistern.Stream) {
 		s.check()
 		s.failed("release", s.pools[0].Release())
 		s.check()
+	}
+}
+
+// kinds uses pools of other kinds of memory, with limits and spills, and asks for labelled memory in the host's order.
+func (s *scenario) kinds(st *cistern.Stream) {
+	s.dev.SetLimit(0)
+	for i, kind := range []string{"virtual", "managed", "pinned", "host_numa"} {
+		up, err := s.from.add(kind, nil)
+		if s.failed("upstream", err) {
+			continue
+		}
+		spill, err := s.from.add("pinned", nil)
+		if s.failed("spill", err) {
+			continue
+		}
+		p, err := s.dev.NewPoolWith(cistern.PoolID{3, uint64(i)}, cistern.PoolOptions{Upstream: up, Spill: spill, Limit: 50 * mib})
+		if s.failed("new pool", err) {
+			continue
+		}
+		s.single = true
+		s.pools = append(s.pools, p)
+		a := s.alloc(p, st, 30*mib)
+		s.check()
+		b := s.alloc(p, st, 30*mib) // which spills
+		s.check()
+		s.free(a)
+		c, err := s.dev.AllocWith(25*mib, st, cistern.AllocOptions{Pool: p, Library: 3, Tag: 4, HostOrder: true})
+		if !s.failed("alloc in the host's order", err) {
+			s.live[c] = 25 * mib
+		}
+		s.check()
+		s.free(c)
+		s.free(b)
+		s.check()
+		s.failed("trim", p.Trim())
+		s.check()
+	}
+	c, err := s.dev.AllocWith(mib, st, cistern.AllocOptions{HostOrder: true})
+	if !s.failed("alloc in the host's order", err) {
+		s.live[c] = mib
+		s.free(c)
 	}
 }
 
@@ -324,6 +368,9 @@ func (s *scenario) end() {
 	s.check()
 	if err := s.a.Close(); err != nil {
 		s.fail("Close: %v", err)
+	}
+	if err := s.from.close(); err != nil || s.from.bytes.Load() != 0 {
+		s.fail("closing upstreams: %v, %d bytes are out", err, s.from.bytes.Load())
 	}
 	for _, h := range s.streams {
 		s.drv.DestroyStream(0, h)

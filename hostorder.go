@@ -48,6 +48,22 @@ func (t *Stream) known(stamp uint64) int {
 	return isRunning
 }
 
+// mustWait finds out whether the request's stream can be waited for, which it cannot while it is being captured. The
+// caller holds Device.mu and the lane's lock.
+func (c *climb) mustWait() error {
+	t := c.s.stream
+	t.mu.Lock()
+	err := t.usable()
+	t.mu.Unlock()
+	if errors.Is(err, errCapturing) || errors.Is(err, errPerThread) && c.d.captures.Load() > 0 {
+		c.strict, c.alone = true, true
+		c.d.holdBusy(c.s)
+	} else if err != nil && !ownReason(err) {
+		return err
+	}
+	return nil
+}
+
 // holdBusy puts the free blocks of a lane out of reach that the GPU is not known to be done with, until regain. The caller
 // holds Device.mu and the lane's lock.
 func (d *Device) holdBusy(s *space) {

@@ -1,7 +1,6 @@
 package cistern
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -156,8 +155,10 @@ func (c *climb) run() (heap.ID, error) {
 	if len(d.heldBack) > 0 {
 		d.regain(s, nil)
 	}
-	if c.strict {
-		d.holdBusy(s)
+	if c.host {
+		if err := c.mustWait(); err != nil {
+			return 0, err
+		}
 	}
 	if id, err := c.take(s); id != 0 || err != nil {
 		c.met = RungFit
@@ -217,44 +218,31 @@ func (c *climb) take(s *space) (heap.ID, error) {
 func (c *climb) choose(s *space) (heap.ID, error) {
 	t, n := s.stream, s.pool.round(c.size)
 	from := func(b *heap.Block) uint64 { return (b.Addr + max(c.align, 1) - 1) &^ (max(c.align, 1) - 1) }
-	for {
-		best, rank, size := heap.ID(0), 0, uint64(0)
-		s.heap.EachFree(n, func(id heap.ID, b *heap.Block) bool {
-			at := from(b)
-			if at+n > b.Addr+b.Size || s.heap.Whole() && (b.Size != n || at != b.Addr) {
-				return true
-			}
-			k := isDone
-			if c.host {
-				k = t.known(b.Stamp)
-			}
-			if best == 0 || k < rank || k == rank && b.Size < size {
-				best, rank, size = id, k, b.Size
-			}
+	best, rank, size := heap.ID(0), 0, uint64(0)
+	s.heap.EachFree(n, func(id heap.ID, b *heap.Block) bool {
+		at := from(b)
+		if at+n > b.Addr+b.Size || s.heap.Whole() && (b.Size != n || at != b.Addr) {
 			return true
-		})
-		if best == 0 {
-			return 0, nil
 		}
-		if rank == isRunning {
-			t.mu.Lock()
-			err := t.usable()
-			t.mu.Unlock()
-			if errors.Is(err, errCapturing) {
-				c.strict, c.alone = true, true
-				c.d.holdBusy(s)
-				continue
-			}
-			if err != nil && !ownReason(err) {
-				return 0, err
-			}
-			t.eager.Store(true)
+		k := isDone
+		if c.host {
+			k = t.known(b.Stamp)
 		}
-		if stamp := s.heap.At(best).Stamp; rank != isDone {
-			c.waits = later(c.waits, t, stamp)
+		if best == 0 || k < rank || k == rank && b.Size < size {
+			best, rank, size = id, k, b.Size
 		}
-		return s.heap.TakeAt(best, from(s.heap.At(best)), n, c.size), nil
+		return true
+	})
+	if best == 0 {
+		return 0, nil
 	}
+	if rank == isRunning {
+		t.eager.Store(true)
+	}
+	if stamp := s.heap.At(best).Stamp; rank != isDone {
+		c.waits = later(c.waits, t, stamp)
+	}
+	return s.heap.TakeAt(best, from(s.heap.At(best)), n, c.size), nil
 }
 
 // handOut completes a request that was met: statistics, history.
@@ -367,11 +355,13 @@ func (c *climb) spill(p *Pool, st *Stream) (cuda.Ptr, error) {
 	}
 	ptr, err := x.climb(p.spill, st)
 	c.waits = x.waits
-	if err != nil || x.oom != nil { // the request has failed for want of memory in the first place
-		c.oom = errors.Join(c.oom, cmp.Or(err, x.oom))
-		err = nil
+	if err != nil {
+		return 0, fmt.Errorf("pool {%d, %d} has no memory, and its spill: %w", p.id[0], p.id[1], err)
 	}
-	return ptr, err
+	if x.oom != nil {
+		c.oom = errors.Join(c.oom, x.oom)
+	}
+	return ptr, nil
 }
 
 // outOfMemory is the error that ends the ladder. The caller holds Device.mu and nothing else.

@@ -50,6 +50,11 @@ func configs(seed uint64) map[string]config {
 		c.front = true
 		out["front of "+name] = c
 	}
+	for _, name := range []string{"default", "malloc", "ready", "history"} {
+		c := out[name]
+		c.kinds = true
+		out["kinds with "+name] = c
+	}
 	for _, name := range []string{"default", "malloc", "single", "ready"} {
 		c := out[name]
 		c.told = true
@@ -99,7 +104,8 @@ func TestRandom(t *testing.T) {
 	t.Logf("from seed %d: %v", first, seen)
 	if last == ^uint64(0) && !testing.Short() {
 		for _, k := range []string{"alloc", "oom", "share", "double free", "foreign", "graph launched", "stream destroyed", "pool released", "trim", "limit",
-			"upstream", "restored", "restore failed", "met in front", "kept in front", "registered"} {
+			"upstream", "restored", "restore failed", "met in front", "kept in front", "registered",
+			"host order", "spilled", "pool limit", "upstream managed", "upstream async"} {
 			if seen[k] == 0 {
 				t.Errorf("no sequence had a %q: the test tests less than it says", k)
 			}
@@ -116,9 +122,9 @@ func (w *world) play(seed uint64, n int) {
 	for w.step = 0; w.step < n; w.step++ {
 		w.rng = rand.New(rand.NewPCG(seed, uint64(w.step)))
 		d := pick(w, w.devs)
-		before := w.drv.ReservedBytes(d.id)
+		before := d.sources.own(w.drv)
 		w.op(d)
-		if held := w.drv.ReservedBytes(d.id); held > before && d.limit != 0 && held > d.limit {
+		if held := d.sources.own(w.drv); held > before && d.limit != 0 && held > d.limit {
 			w.fail("device %d: grew to %d bytes over the limit of %d", d.id, held, d.limit)
 		}
 		w.raise(d)
@@ -179,7 +185,9 @@ func (w *world) op(d *worldDevice) {
 	case n < 982:
 		w.restore(d)
 	case n < 985:
-		w.setLimit(d)
+		if w.setLimit(d); w.cfg.kinds {
+			w.setPoolLimit(d)
+		}
 	case n < 990:
 		w.drv.SetOutside(d.id, w.rng.Uint64N(w.cfg.capacity/2))
 		if w.chance(70) {
@@ -191,7 +199,8 @@ func (w *world) op(d *worldDevice) {
 		w.check(d)
 		d.dev.ResetPeaks()
 		w.drv.ResetPeak(d.id)
-		d.peak, d.inactive, d.failed = d.now, 0, false
+		d.peak, d.inactive, d.failed, d.most = d.now, 0, false, 0
+		d.sources.peak.Store(d.sources.bytes.Load())
 		w.raise(d)
 	default:
 		// A burst that empties the program.
@@ -235,6 +244,9 @@ func (w *world) invalid(d *worldDevice) {
 		w.fail("RecordStream(0): %v", err)
 	}
 	for _, size := range []uint64{^uint64(0), ^uint64(0) - 511, 1 << 63, 1<<46 + 1, 1 << 46, 1 << 45, w.cfg.capacity + 1} {
+		if w.cfg.kinds && size <= 1<<46 {
+			continue // there is other memory than the device's
+		}
 		if b := w.alloc(d, size, s); b != nil {
 			w.fail("Alloc(%d) succeeded on a device of %d bytes", size, w.cfg.capacity)
 		}
@@ -288,17 +300,22 @@ func (w *world) newPool(d *worldDevice) {
 		}}
 		o.Upstream = u
 	}
+	pool := &worldPool{id: id, whole: o.NoSplit, upstream: u, first: uint32(len(d.dev.Pools()))}
+	if w.cfg.kinds {
+		w.kindOf(d, pool, &o)
+	}
 	p, err := d.dev.NewPoolWith(id, o)
 	if err != nil {
 		w.fail("NewPool: %v", err)
 	}
+	pool.pool = p
 	if _, err := d.dev.NewPool(id); err == nil {
 		w.fail("a second pool %v", id)
 	}
 	if q, ok := d.dev.Pool(id); !ok || q != p {
 		w.fail("pool %v is not found", id)
 	}
-	d.pools = append(d.pools, &worldPool{id: id, pool: p, whole: o.NoSplit, upstream: u})
+	d.pools = append(d.pools, pool)
 	w.upstreams = append(w.upstreams, u)
 }
 
@@ -504,6 +521,7 @@ func (w *world) restore(d *worldDevice) {
 		}
 		s := d.streams[slices.IndexFunc(d.streams, func(s *worldStream) bool { return s.st.ID() == b.Stream })]
 		x := w.have(d, b.Base, b.Requested, s, p)
+		x.tag, x.library = b.Tag, b.Library
 		w.use(d, x)
 	}
 	w.seen["restored"]++
@@ -581,7 +599,7 @@ func (w *world) end() {
 	}
 	for _, d := range w.devs {
 		w.check(d)
-		if n := w.drv.ReservedBytes(d.id); n != 0 {
+		if n := d.sources.held(w.drv); n != 0 {
 			w.fail("device %d: %d bytes held after everything was freed and trimmed\n%+v", d.id, n, d.dev.Stats())
 		}
 	}
@@ -592,6 +610,14 @@ func (w *world) end() {
 	}
 	if err := w.a.Close(); err != nil {
 		w.fail("Close: %v", err)
+	}
+	for _, d := range w.devs {
+		if n := d.sources.bytes.Load(); n != 0 {
+			w.fail("device %d: %d bytes are out of upstreams", d.id, n)
+		}
+		if err := d.sources.close(); err != nil {
+			w.fail("closing upstreams: %v", err)
+		}
 	}
 	for _, d := range w.devs {
 		for _, s := range d.streams {

@@ -245,6 +245,12 @@ func (c *climb) makeRoom() (bool, error) {
 		c.emptied = true
 		c.s.mu.Unlock()
 		defer c.s.mu.Lock()
+		if d.nested { // first what pools over this one have free, which are blocks here
+			if any, err := d.releaseSegments(func(x *Pool) bool { return x.under == p }, true); any || err != nil {
+				c.emptied = err != nil
+				return any, err
+			}
+		}
 		if p.segments != nil {
 			any, err := d.releaseSegments(func(x *Pool) bool { return x == p }, true)
 			c.trimmed = c.trimmed || any

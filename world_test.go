@@ -83,6 +83,7 @@ type config struct {
 	lag      time.Duration
 	front    bool // requests and frees come through the C library's fronts
 	told     bool // somebody is told of all memory that is mapped and unmapped
+	kinds    bool // pools are of every kind of memory, have limits and spill; requests have labels
 	sharing  bool // RecordStream is used; the moment at which such a free completes is then the engine's to choose
 }
 
@@ -94,6 +95,8 @@ type worldDevice struct {
 	blocks   []*worldBlock
 	poolIDs  uint64
 	limit    uint64
+	sources  *sources
+	most     uint64 // peak of what is held at the end of any operation
 	now      books
 	peak     books
 	inactive uint64 // peak of reserved - allocated at the end of any operation
@@ -125,6 +128,10 @@ type worldPool struct {
 	captured bool // its memory is for captures only
 	whole    bool // its blocks are segments
 	upstream *upstream
+	spill    *source
+	limit    uint64
+	before   uint64          // what it held when its limit was set
+	first    uint32          // the number of its first segments
 	noted    []cistern.Block // what was live at some time
 }
 
@@ -137,6 +144,8 @@ type worldBlock struct {
 	shared    bool           // used by another stream: the program's own stream must not use it again
 	recorded  []*worldStream // by RecordStream
 	inCapture bool
+	tag       uint32
+	library   uint8
 }
 
 func round512(n uint64) uint64 { return (n + 511) &^ 511 }
@@ -151,7 +160,7 @@ func (p *worldPool) round(n uint64) uint64 {
 
 func newWorld(t testing.TB, cfg config, what string) *world {
 	w := &world{t: t, what: what, cfg: cfg, seen: map[string]int{}, rng: rand.New(rand.NewPCG(1, 2))}
-	w.drv = sim.New(sim.Options{Devices: cfg.devices, Capacity: cfg.capacity, Lag: cfg.lag, Check: sim.CheckOrder,
+	w.drv = sim.New(sim.Options{Devices: cfg.devices, Capacity: cfg.capacity, HostCapacity: cfg.capacity, Lag: cfg.lag, Check: sim.CheckOrder,
 		OnFault: func(err error) { w.fail("%v", err) }})
 	drv := cuda.Driver(w.drv)
 	if cfg.told {
@@ -167,7 +176,7 @@ func newWorld(t testing.TB, cfg config, what string) *world {
 		w.c = newInFront(a)
 	}
 	for i := range cfg.devices {
-		d := &worldDevice{id: cuda.Device(i), limit: cfg.opts.Limit}
+		d := &worldDevice{id: cuda.Device(i), limit: cfg.opts.Limit, sources: &sources{drv: drv, dev: cuda.Device(i)}}
 		if d.dev, err = a.Device(d.id); err != nil {
 			w.fail("Device: %v", err)
 		}
@@ -264,6 +273,7 @@ func (w *world) size() uint64 {
 func (w *world) alloc(d *worldDevice, size uint64, s *worldStream) *worldBlock {
 	var pool *worldPool
 	var p cuda.Ptr
+	var o cistern.AllocOptions
 	var err error
 	switch {
 	case s.capture != nil:
@@ -273,12 +283,14 @@ func (w *world) alloc(d *worldDevice, size uint64, s *worldStream) *worldBlock {
 		pool = s.routed
 		p, err = w.c.alloc(d.dev, size, s.st)
 	default:
-		if len(d.pools) > 0 && w.chance(30) {
+		if len(d.pools) > 0 && (w.chance(30) || w.cfg.kinds && w.chance(30)) {
 			if o := pick(w, d.pools); !o.captured {
 				pool = o
 			}
 		}
-		if pool != nil {
+		if w.cfg.kinds && w.chance(40) {
+			p, o, err = w.allocWith(d, size, s, pool)
+		} else if pool != nil {
 			p, err = pool.pool.Alloc(size, s.st)
 		} else {
 			p, err = w.c.alloc(d.dev, size, s.st)
@@ -302,6 +314,7 @@ func (w *world) alloc(d *worldDevice, size uint64, s *worldStream) *worldBlock {
 		w.fail("Alloc(%d) = %#x", size, p)
 	}
 	b := w.have(d, p, size, s, pool)
+	b.tag, b.library = o.Tag, o.Library
 	w.raise(d)
 	w.use(d, b)
 	w.seen["alloc"]++
@@ -336,7 +349,9 @@ func (w *world) raise(d *worldDevice) {
 	d.peak.blocks = max(d.peak.blocks, d.now.blocks)
 	d.peak.requested = max(d.peak.requested, d.now.requested)
 	d.peak.allocated = max(d.peak.allocated, d.now.allocated)
-	if r := w.drv.ReservedBytes(d.id); r >= uint64(d.now.allocated) {
+	r := d.sources.held(w.drv)
+	d.most = max(d.most, r)
+	if r >= uint64(d.now.allocated) {
 		d.inactive = max(d.inactive, r-uint64(d.now.allocated))
 	} else {
 		w.fail("device %d: %d bytes handed out, %d held", d.id, d.now.allocated, r)
@@ -436,7 +451,7 @@ func (w *world) check(d *worldDevice) {
 			w.fail("device %d: %s is %d, want %d\n%+v", d.id, name, got, want, s)
 		}
 	}
-	held := int64(w.drv.ReservedBytes(d.id))
+	held := int64(d.sources.held(w.drv))
 	is("allocations", s.Allocations.All.Current, d.now.blocks)
 	is("requested", s.Requested.All.Current, d.now.requested)
 	is("allocated", s.Allocated.All.Current, d.now.allocated)
@@ -461,7 +476,12 @@ func (w *world) check(d *worldDevice) {
 	is("peak of allocations", s.Allocations.All.Peak, d.peak.blocks)
 	is("peak of requested", s.Requested.All.Peak, d.peak.requested)
 	is("peak of allocated", s.Allocated.All.Peak, d.peak.allocated)
-	is("peak of reserved", s.Reserved.All.Peak, int64(w.drv.PeakBytes(d.id)))
+	if most := int64(w.drv.PeakBytes(d.id)) + d.sources.peak.Load(); !w.cfg.kinds {
+		is("peak of reserved", s.Reserved.All.Peak, most)
+	} else if n := s.Reserved.All.Peak; n < int64(d.most) || n > most {
+		w.fail("device %d: the peak of reserved is %d, %d were seen, %d at most", d.id, n, d.most, most)
+	}
+	w.checkPools(d)
 	is("segments got - given back", s.DeviceAllocs-s.DeviceFrees, s.Segments.All.Current)
 	for name, g := range map[string]cistern.Grouped{"allocations": s.Allocations, "active": s.Active, "inactive": s.Inactive,
 		"requested": s.Requested, "allocated": s.Allocated, "active bytes": s.ActiveBytes, "inactive bytes": s.InactiveBytes} {
@@ -483,7 +503,7 @@ func (w *world) check(d *worldDevice) {
 	is("active", s.Active.All.Current, d.now.blocks)
 	is("active bytes", s.ActiveBytes.All.Current, d.now.allocated)
 	is("peak of active bytes", s.ActiveBytes.All.Peak, d.peak.allocated)
-	if w.cfg.told || d.failed { // others see the moment at which somebody is told of memory that nobody has yet
+	if w.cfg.told || w.cfg.kinds || d.failed { // others see the moment at which somebody is told of memory that nobody has yet
 		if s.InactiveBytes.All.Peak < int64(d.inactive) || s.InactiveBytes.All.Peak > s.Reserved.All.Peak {
 			w.fail("the peak of inactive bytes is %d, %d were seen", s.InactiveBytes.All.Peak, d.inactive)
 		}
