@@ -273,7 +273,10 @@ func TestBrokenDeviceAndPools(t *testing.T) {
 				return
 			}
 			for n := range 60 {
-				p := append(pools[i], devs[i].DefaultPool())[n%(len(pools[i])+1)]
+				p := devs[i].DefaultPool()
+				if k := n % (len(pools[i]) + 1); k < len(pools[i]) {
+					p = pools[i][k]
+				}
 				size := uint64(1+n%5) * mib
 				x, err := devs[i].AllocWith(size, st, cistern.AllocOptions{Pool: p, HostOrder: n%3 == 0})
 				if err == nil {

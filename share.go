@@ -7,6 +7,7 @@ import (
 
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/internal/heap"
+	"github.com/cistern-gpu/cistern/resource"
 )
 
 // Memory for other processes, as the process that has it sees it. Opening is in open.go.
@@ -133,7 +134,12 @@ func (e *Export) chunk(h cuda.Handle, size, serial uint64) {
 
 // nameable is an error where chunks cannot be exported.
 func (e *Export) nameable() error {
-	if d := e.space.dev; d.prop.Handles&cuda.HandlePosix == 0 {
+	d, p := e.space.dev, e.space.pool
+	handles := d.prop.Handles
+	if p.segments != nil {
+		handles = p.traits.Handles
+	}
+	if handles&cuda.HandlePosix == 0 {
 		return fmt.Errorf("share %#x: device %d (%s) makes no memory that a file descriptor can name: %w", uint64(e.Ptr), d.id,
 			d.info.Name, cuda.ErrNotSupported)
 	}
@@ -149,9 +155,12 @@ func (e *Export) segment() error {
 			continue
 		}
 		e.Shared.Offset = uint64(e.Ptr) - r.base
-		if e.space.pool.segments == d.single && d.single != nil {
-			e.chunk(d.single.Handle(cuda.Ptr(r.base)), r.size, r.serial)
-			return e.nameable()
+		p := e.space.pool
+		if single, ok := resource.As[*resource.SingleHandle](p.segments); ok && p.onDevice {
+			if h := single.Handle(cuda.Ptr(r.base)); h != 0 {
+				e.chunk(h, r.size, r.serial)
+				return e.nameable()
+			}
 		}
 		h, err := d.drv.IpcExport(d.id, cuda.Ptr(r.base))
 		if err != nil {

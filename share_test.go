@@ -12,6 +12,7 @@ import (
 	"github.com/cistern-gpu/cistern"
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/cuda/sim"
+	"github.com/cistern-gpu/cistern/resource"
 )
 
 // party is a process that shares memory or opens it: an allocator over a simulated driver of its own.
@@ -466,7 +467,12 @@ func TestShareWithoutHandles(t *testing.T) {
 // Pools have memory of their own kinds, which is shared by its own means.
 func TestSharePools(t *testing.T) {
 	from, to := newParty(t, cistern.Options{}, sim.Options{}), newParty(t, cistern.Options{}, sim.Options{})
-	for i, o := range []cistern.PoolOptions{{Kind: cistern.PoolMalloc}, {Kind: cistern.PoolSingleHandle}, {NoSplit: true}, {}} {
+	handles, err := resource.Segments(from.drv, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, o := range []cistern.PoolOptions{{Kind: cistern.PoolMalloc}, {Kind: cistern.PoolSingleHandle}, {NoSplit: true}, {},
+		{Upstream: resource.Statistics(handles)}, {Upstream: resource.Device(from.drv, 0)}} {
 		pool, err := from.dev.NewPoolWith(cistern.PoolID{7, uint64(i)}, o)
 		if err != nil {
 			t.Fatal(err)
@@ -476,7 +482,7 @@ func TestSharePools(t *testing.T) {
 			t.Fatal(err)
 		}
 		e := from.export(ptr)
-		if n := len(e.Shared.Chunks); o.Kind == cistern.PoolMalloc && n != 0 || (o.Kind == cistern.PoolSingleHandle || o.NoSplit) && n != 1 {
+		if n := len(e.Shared.Chunks); (o.Kind == cistern.PoolMalloc || i == 5) && n != 0 || (o.Kind == cistern.PoolSingleHandle || o.NoSplit || i == 4) && n != 1 {
 			t.Errorf("%+v: %d chunks", o, n)
 		}
 		p := to.mustOpen(e)
