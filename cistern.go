@@ -29,9 +29,10 @@
 //
 // # Lock order
 //
-//	Allocator.mu → Device.mu → lane.mu (several only by the holder of Device.mu) → Stream.mu → history.mu
+//	Allocator.mu → Device.pausing → Device.mu → lane.mu (several only by the holder of Device.mu) → Stream.mu → history.mu
 //
-// No lock is held while a callback runs or while anything waits for the GPU.
+// No lock is held while a callback runs or while anything waits for the GPU, but Device.pausing, which nobody waits for but
+// who pauses or resumes.
 package cistern
 
 import (

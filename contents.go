@@ -2,7 +2,6 @@ package cistern
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"slices"
 
@@ -176,7 +175,7 @@ func (d *Device) copyAll(pieces []piece, out bool) (err error) {
 	}
 	stop := d.vault.fill()
 	defer func() {
-		err = errors.Join(err, stop())
+		err = cmp.Or(err, stop())
 	}()
 	for i := 0; i < len(pieces) && err == nil; {
 		x := pieces[i]

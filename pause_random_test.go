@@ -24,7 +24,6 @@ type pauseWorld struct {
 	*pausing
 	what    string
 	rng     *rand.Rand
-	seed    uint64
 	streams []*cistern.Stream
 	pools   []*cistern.Pool
 	blocks  []*pausedLive

@@ -2,7 +2,6 @@ package cistern
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"runtime"
 	"slices"
@@ -152,7 +151,7 @@ func (v *vault) register(list []*slab) {
 				s.mem = hostMemory{}
 				// Perhaps it is the registering that is not allowed here.
 				if s.base, s.err = d.drv.HostAlloc(d.id, s.size); s.err != nil {
-					s.err = fmt.Errorf("page-locking %s of host memory: %w", units.FormatBytes(s.size), errors.Join(err, s.err))
+					s.err = fmt.Errorf("page-locking %s of host memory: %w; and: %w", units.FormatBytes(s.size), err, s.err)
 				}
 			}
 		}

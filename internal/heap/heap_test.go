@@ -475,6 +475,42 @@ func TestHold(t *testing.T) {
 	}
 }
 
+// TestReapPart: zombies become holes in part, across their borders, and what is left of a held block stays held.
+func TestReapPart(t *testing.T) {
+	h := New()
+	const base = 1 << 30
+	free := h.Map(h.AddRange(base, 64*Align), base, 64*Align, 3)
+	a := h.Unmap(free, base+8*Align, 8*Align)
+	b := h.Unmap(h.Next(a), base+16*Align, 8*Align)
+	if h.At(a).State != Zombie || h.At(b).State != Zombie || h.FreeBytes != 48*Align {
+		t.Fatal("no zombies")
+	}
+	hole := h.ReapPart(a, base+10*Align, 10*Align)
+	if x := h.At(hole); x.State != Hole || x.Addr != base+10*Align || x.Size != 10*Align {
+		t.Errorf("%+v", *x)
+	}
+	if err := h.verify(); err != nil {
+		t.Fatal(err)
+	}
+	left, right := h.At(h.Prev(hole)), h.At(h.Next(hole))
+	if left.State != Zombie || left.Size != 2*Align || right.State != Zombie || right.Size != 4*Align {
+		t.Errorf("%+v, %+v", *left, *right)
+	}
+	held := h.Next(h.Next(hole))
+	h.Hold(held)
+	addr, size, bytes := h.At(held).Addr, h.At(held).Size, h.FreeBytes
+	z := h.Unmap(held, addr+4*Align, 2*Align)
+	if h.At(z).State != Zombie || h.At(h.Prev(z)).State != Held || h.At(h.Next(z)).State != Held ||
+		h.At(h.Prev(z)).Size+h.At(h.Next(z)).Size != size-2*Align || h.FreeBytes != bytes-2*Align {
+		t.Error("what is left of a held block is not held")
+	}
+	h.Regain(h.Prev(z))
+	h.Regain(h.Next(z))
+	if err := h.verify(); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestRanges(t *testing.T) {
 	h := New()
 	a := h.AddRange(1<<32, 1<<20)
