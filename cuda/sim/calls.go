@@ -193,6 +193,8 @@ func (d *Driver) FailCall(f func(call string, n uint64) cuda.Code) {
 
 // Poison leaves the device's primary context unusable, as a kernel that dies does: later calls fail with code.
 // Success makes it usable again.
+// Other devices stay well, which is more than NVIDIA's driver (580, two H200s) does for a kernel that faults: every call on
+// the process's other devices then fails with the same error.
 func (d *Driver) Poison(dev cuda.Device, code cuda.Code) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
