@@ -253,13 +253,14 @@ func FrameNames(t *trace.Trace, stack uint32) []string {
 	names := make([]string, 0, len(t.Stacks[stack]))
 	for _, f := range t.Stacks[stack] {
 		if int(f) < len(t.Frames) {
-			names = append(names, frameName(t.Frames[f]))
+			names = append(names, FrameName(t.Frames[f]))
 		}
 	}
 	return names
 }
 
-func frameName(f trace.Frame) string {
+// FrameName is a frame as text: "func file:line", or as much of it as is known.
+func FrameName(f trace.Frame) string {
 	var b strings.Builder
 	b.WriteString(cmp.Or(f.Func, "?"))
 	// Frames of C++ have no file, and PyTorch writes "??" for it.

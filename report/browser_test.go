@@ -2,10 +2,13 @@ package report
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"github.com/cistern-gpu/cistern/analyze"
@@ -70,7 +73,13 @@ func TestPageInBrowser(t *testing.T) {
 			"table":   []string{"torch", "default", "died at event", "recorded"},
 			"facts":   []string{"small.pickle", "something is missing <b>here</b>"},
 			"hostile": hostileName,
-			"second":  "second.pickle",
+			"peak":    smallMoment(small, smallPeak),
+			"moments": []any{smallMoment(small, 2), smallMoment(small, 77), smallMoment(small, 0)},
+			"flame": map[string]any{"names": []string{"all", noStackName}, "search": "EVIL.PY",
+				"bytes": 3 * (8*mib - 100)},
+			"calls":  []any{[]any{"segment_alloc", 3, 60 * mib}},
+			"growth": smallGrowth(small, 2, smallPeak),
+			"second": "second.pickle",
 		},
 		"large": map[string]any{
 			"page": filepath.Join(dir, "large.html"), "ready_ms": 2000, "frame_ms": 500,
@@ -102,10 +111,63 @@ func TestFrontEnd(t *testing.T) {
 		}
 		t.Skipf("the test needs node: %v", err)
 	}
-	out, err := exec.CommandContext(t.Context(), node, "--test", "web/test/series.test.mjs").CombinedOutput()
+	out, err := exec.CommandContext(t.Context(), node, "--test", "web/test/series.test.mjs",
+		"web/test/lives.test.mjs").CombinedOutput()
 	if err != nil || !bytes.Contains(out, []byte("# fail 0")) {
 		t.Fatalf("%v\n%s", err, out)
 	}
+}
+
+// smallMoment is what the page says of a moment.
+func smallMoment(t *trace.Trace, event int) map[string]any {
+	m := analyze.MomentAt(t, event)
+	return map[string]any{"event": event, "live": m.Live, "blocks": m.Blocks, "reserved": m.Reserved, "free": m.FreeBytes,
+		"pieces": m.FreePieces}
+}
+
+// smallGrowth is what the page says grew between two moments of smallTrace, from plain sums: name, bytes, bytes that were
+// handed out in between, largest first.
+func smallGrowth(t *trace.Trace, a, b int) map[string]any {
+	type row struct{ grew, kept int64 }
+	byStack, bySize := map[string]row{}, map[string]row{}
+	add := func(m map[string]row, key string, grew, kept int64) {
+		r := m[key]
+		m[key] = row{r.grew + grew, r.kept + kept}
+	}
+	total := int64(0)
+	for _, x := range analyze.LifetimesOf(t).Blocks {
+		stack, size := noStackName, "up to 64 MiB"
+		if x.Stack != 0 {
+			stack = analyze.FrameNames(t, x.Stack)[0]
+		}
+		if x.Size <= 10*mib {
+			size = "up to 10 MiB"
+		}
+		was, is := int(x.From) <= a && (x.To == analyze.Never || int(x.To) > a), int(x.From) <= b && (x.To == analyze.Never || int(x.To) > b)
+		grew, kept := int64(0), int64(0)
+		if was {
+			grew -= int64(x.Size)
+		}
+		if is {
+			grew += int64(x.Size)
+			if int(x.From) > a {
+				kept = int64(x.Size)
+			}
+		}
+		total += grew
+		add(byStack, stack, grew, kept)
+		add(bySize, size, grew, kept)
+	}
+	rows := func(m map[string]row) []any {
+		var out []any
+		for _, k := range slices.SortedFunc(maps.Keys(m), func(x, y string) int { return cmp.Compare(m[y].grew, m[x].grew) }) {
+			if m[k] != (row{}) {
+				out = append(out, []any{k, m[k].grew, m[k].kept})
+			}
+		}
+		return out
+	}
+	return map[string]any{"a": a, "b": b, "grew": total, "by": map[string]any{"stack": rows(byStack), "range": rows(bySize)}}
 }
 
 func findChromium() string {
@@ -123,6 +185,7 @@ func findChromium() string {
 const (
 	mib         = 1 << 20
 	smallLimit  = 68 * mib
+	noStackName = "no stack was recorded"
 	hostileName = "</script><img src=x onerror=\"window.hacked=1\"> evil.py:1"
 )
 

@@ -52,49 +52,6 @@ func (e *encoder) curve(c analyze.Curve) {
 	}
 }
 
-// Flags of a segment in the page's address map.
-const (
-	flagExpandable = 1 << iota
-	flagInferred
-)
-
-// addressMap writes the segments and their live blocks. stackAt numbers stacks for the page.
-func (e *encoder) addressMap(m analyze.AddressMap, stackAt func(uint32) uint64) {
-	e.uint(uint64(len(m.Segments)))
-	last := uint64(0)
-	for _, g := range m.Segments {
-		e.uint(g.Addr - last)
-		last = g.Addr
-		e.uint(g.Size)
-		e.uint(uint64(g.Stream))
-		e.uint(uint64(g.Pool))
-		flags := uint64(0)
-		if g.Expandable {
-			flags |= flagExpandable
-		}
-		if g.Inferred {
-			flags |= flagInferred
-		}
-		e.uint(flags)
-		e.uint(uint64(len(g.Blocks)))
-		at := g.Addr
-		for _, b := range g.Blocks {
-			e.int(int64(b.Addr - at))
-			at = b.Addr + b.Size
-			e.uint(b.Size)
-			e.uint(b.Size - b.Request)
-			e.uint(stackAt(b.Stack))
-			e.uint(uint64(b.Stream))
-			e.int(int64(b.Since))
-			pending := uint64(0)
-			if b.Pending {
-				pending = 1
-			}
-			e.uint(pending)
-		}
-	}
-}
-
 // text is everything so far, compressed, in base64.
 func (e *encoder) text() (string, error) {
 	var z bytes.Buffer

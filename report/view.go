@@ -25,11 +25,10 @@ type View struct {
 	Notes      []string            `json:"notes"`
 	Lines      []line              `json:"lines"` // of the chart, in the order of the curves in series
 
-	StreamNames []string   `json:"stream_names"`
-	PoolNames   []string   `json:"pool_names"`
-	Frames      []string   `json:"frames"`
-	Stacks      [][]uint32 `json:"stacks"`     // indices into Frames, innermost first; the address map's numbers
-	TopStacks   []uint64   `json:"top_stacks"` // largest holders at the peak
+	StreamNames []string `json:"stream_names"`
+	PoolNames   []string `json:"pool_names"`
+	Frames      []string `json:"frames"`
+	TopStacks   []uint32 `json:"top_stacks"` // largest holders at the peak, as nodes of the tree of stacks
 
 	series string // base64; see encode.go
 }
@@ -74,11 +73,15 @@ func NewView(t *trace.Trace, in *analyze.Inspection, rep *replay.Report) (*View,
 		add(line{Name: "reserved when recorded", Kind: "recorded"}, curves.Reserved)
 	}
 	stacks := newStackTable(t)
+	v.TopStacks = []uint32{}
 	for _, h := range in.Peak.Holders {
-		v.TopStacks = append(v.TopStacks, stacks.number(h.Stack))
+		v.TopStacks = append(v.TopStacks, stacks.node(h.Stack))
 	}
-	e.addressMap(in.Peak.Map, stacks.number)
-	v.Frames, v.Stacks = stacks.frames, stacks.stacks
+	var lives encoder
+	lives.lifetimes(analyze.LifetimesOf(t), stacks)
+	e.stacks(stacks) // which all of the above have filled
+	e.buf = append(e.buf, lives.buf...)
+	v.Frames = stacks.frames
 	var err error
 	v.series, err = e.text()
 	return v, err
@@ -139,39 +142,4 @@ func reservedCurve(t *trace.Trace, c replay.Curve) analyze.Curve {
 		out.Value = append(out.Value, c.Reserved[i])
 	}
 	return out
-}
-
-// stackTable numbers the stacks that a page shows, and their frames.
-type stackTable struct {
-	t        *trace.Trace
-	numbers  map[uint32]uint64
-	frameIDs map[string]uint32
-	frames   []string
-	stacks   [][]uint32
-}
-
-func newStackTable(t *trace.Trace) *stackTable {
-	s := &stackTable{t: t, numbers: map[uint32]uint64{}, frameIDs: map[string]uint32{}, frames: []string{}}
-	s.number(0) // the empty stack is the page's number 0 too
-	return s
-}
-
-func (s *stackTable) number(stack uint32) uint64 {
-	if n, ok := s.numbers[stack]; ok {
-		return n
-	}
-	ids := []uint32{}
-	for _, f := range analyze.FrameNames(s.t, stack) {
-		id, ok := s.frameIDs[f]
-		if !ok {
-			id = uint32(len(s.frames))
-			s.frameIDs[f] = id
-			s.frames = append(s.frames, f)
-		}
-		ids = append(ids, id)
-	}
-	n := uint64(len(s.stacks))
-	s.numbers[stack] = n
-	s.stacks = append(s.stacks, ids)
-	return n
 }

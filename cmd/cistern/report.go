@@ -14,10 +14,11 @@ func newReport(a *app) *cobra.Command {
 	)
 	c := &cobra.Command{
 		Use:   "report [flags] TRACE... -o FILE",
-		Short: "Write a page of recorded runs: memory over time, addresses, allocators compared",
+		Short: "Write a page of recorded runs: memory over time, who held it at any moment, allocators compared",
 		Long: "Report replays recorded runs and writes one HTML page that opens without a network: memory over time with " +
-			"zoom,\nthe address map at the peak, the comparison of allocators, out-of-memory explained, and who held the " +
-			"memory.\nThe comparison is printed too.",
+			"zoom,\nin bands by pool, stream, stack or size, and the driver's calls; at the peak and at any moment a flame " +
+			"graph of live\nbytes by stack and the address map; what grew between two moments; the comparison of allocators, " +
+			"out-of-memory\nexplained, and who held the memory. The comparison is printed too.",
 		Example: "  cistern report snapshot.pickle -o page.html",
 		Args:    traceArgs,
 		RunE: func(c *cobra.Command, args []string) error {

@@ -1,11 +1,11 @@
 // Bundles src into ../dist: page.js, page.css and LICENSES.txt, which the Go package report embeds.
 import {build} from 'esbuild';
-import {readFileSync, writeFileSync} from 'node:fs';
+import {readFileSync, readdirSync, writeFileSync} from 'node:fs';
 import {dirname, join} from 'node:path';
 import {fileURLToPath} from 'node:url';
 
 const here = dirname(fileURLToPath(import.meta.url));
-await build({
+const made = await build({
   entryPoints: {page: join(here, 'src/main.js')},
   outdir: join(here, '../dist'),
   bundle: true,
@@ -16,6 +16,26 @@ await build({
   legalComments: 'none',
   loader: {'.css': 'css'},
   logLevel: 'warning',
+  metafile: true,
 });
-writeFileSync(join(here, '../dist/LICENSES.txt'),
-  'The page contains uPlot 1.6:\n\n' + readFileSync(join(here, 'node_modules/uplot/LICENSE'), 'utf8'));
+
+// The licence of every package that something of ended up in the page.
+const used = new Set();
+for (const out of Object.values(made.metafile.outputs)) {
+  for (const [input, {bytesInOutput}] of Object.entries(out.inputs)) {
+    const found = /(?:^|\/)node_modules\/((?:@[^/]+\/)?[^/]+)\//.exec(input);
+    if (found && bytesInOutput > 0) used.add(found[1]);
+  }
+}
+const licences = [...used].sort().map((name) => {
+  const folder = join(here, 'node_modules', name);
+  const {version} = JSON.parse(readFileSync(join(folder, 'package.json'), 'utf8'));
+  const file = readdirSync(folder).find((f) => /^licen[cs]e/i.test(f));
+  if (!file) throw new Error(`${name} has no licence file`);
+  return {title: `${name} ${version}`, text: readFileSync(join(folder, file), 'utf8').trim()};
+});
+// Packages under the same words are named together.
+const texts = new Map();
+for (const l of licences) texts.set(l.text, [...(texts.get(l.text) || []), l.title]);
+writeFileSync(join(here, '../dist/LICENSES.txt'), [...texts].map(([text, titles]) =>
+  `The page contains ${titles.join(', ')}:\n\n${text}\n`).join('\n\n'));

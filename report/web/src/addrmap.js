@@ -1,9 +1,10 @@
-// The address map: every reserved byte at the peak, in address order, wrapped into rows like lines of text. Live
+// The address map: every reserved byte at a moment, in address order, wrapped into rows like lines of text. Live
 // blocks are coloured, what is free stays pale, segments are set apart by a gap.
 
 import {bytes, count, hex} from './format.js';
 import {cssColor, fill, h, onScheme, placeTip, shortFrame} from './dom.js';
 import {lastAtMost} from './series.js';
+import {noStack} from './tree.js';
 
 const rowHeight = 14;
 const rowGap = 3;
@@ -12,12 +13,12 @@ const hues = 8; // --c0 to --c7 of the style sheet
 
 /**
  * @param host element to fill
- * @param segments as decoded
  * @param view {stackName(i), streamName(i), poolName(i), topStacks: [i...]}
+ * @return {show(segments)}, of Lives.mapAt
  */
-export function addressMap(host, segments, view) {
+export function addressMap(host, view) {
   const canvas = h('canvas', {class: 'map', role: 'img',
-    'aria-label': 'Address map at the peak: live blocks and free ranges of every segment'});
+    'aria-label': 'Address map: live blocks and free ranges of every segment'});
   const tip = h('div', {class: 'tip', hidden: true});
   const by = h('select', {'aria-label': 'Colour', onchange: draw},
     h('option', {value: 'stack'}, 'colour by stack'), h('option', {value: 'stream'}, 'colour by stream'),
@@ -26,9 +27,9 @@ export function addressMap(host, segments, view) {
   host.append(h('div', {class: 'bar'}, legend, h('div', {class: 'tools'}, by)), canvas, tip);
   if (!view.topStacks.some((s) => s !== 0)) by.value = 'size'; // no stacks were recorded
 
-  const total = segments.reduce((sum, s) => sum + s.size, 0);
-  const starts = new Float64Array(segments.length); // where each segment begins in the concatenation of all
-  for (let i = 1; i < segments.length; i++) starts[i] = starts[i - 1] + segments[i - 1].size;
+  let segments = [];
+  let total = 0;
+  let starts = new Float64Array(0); // where each segment begins in the concatenation of all
   let perRow = 1;
   let width = 0;
 
@@ -113,7 +114,7 @@ export function addressMap(host, segments, view) {
       case 'size':
         return hue < sizeSteps.length ? `up to ${bytes(sizeSteps[hue]).replace('.00', '')}` : 'over 1 GiB';
       default:
-        return hue === hues - 1 ? 'all other stacks' : (view.stackName(b.stack[i])[0] || 'no stack was recorded');
+        return hue === hues - 1 ? 'all other stacks' : (view.stackName(b.stack[i])[0] || noStack);
     }
   }
 
@@ -148,7 +149,6 @@ export function addressMap(host, segments, view) {
     placeTip(tip, e.clientX, e.clientY);
   });
 
-  draw();
   let last = host.clientWidth;
   new ResizeObserver(() => {
     if (host.clientWidth === last || host.clientWidth === 0) return;
@@ -156,4 +156,14 @@ export function addressMap(host, segments, view) {
     draw();
   }).observe(host);
   onScheme(draw);
+  return {
+    show(all) {
+      segments = all;
+      total = all.reduce((sum, s) => sum + s.size, 0);
+      starts = new Float64Array(all.length);
+      for (let i = 1; i < all.length; i++) starts[i] = starts[i - 1] + all[i - 1].size;
+      tip.hidden = true;
+      draw();
+    },
+  };
 }

@@ -13,12 +13,17 @@ const stepped = uPlot.paths.stepped({align: 1});
  * @param lines [{name, color (of the style sheet), fill, dash, shown}] in the order of the timeline's series
  * @param marks [{event, label}] events to mark with a vertical line
  * @param peakEvent where most was live
+ * @param on {pick(event): a moment was chosen by a click, range(): what is shown has changed}
+ * @return {lanes: element below the plot for what shares its x axis, shown(): {min, max, width of it in pixels},
+ *     moments(list of {event, label, color})}
  */
-export function memoryChart(host, timeline, lines, marks, peakEvent) {
+export function memoryChart(host, timeline, lines, marks, peakEvent, on = {}) {
   let range = timeline.extent();
   let plot = null;
   const tip = h('div', {class: 'tip', hidden: true});
   const canvasHost = h('div', {class: 'plot'});
+  const lanes = h('div', {class: 'lanes'});
+  let moments = [];
   const overview = h('canvas', {class: 'overview', height: 44, title: 'The whole run; drag to choose a part'});
   const status = h('span', {class: 'muted range', 'aria-live': 'polite'});
   const xMode = h('select', {'aria-label': 'Horizontal axis', onchange: () => {
@@ -48,7 +53,7 @@ export function memoryChart(host, timeline, lines, marks, peakEvent) {
       button('+', 'Zoom in', () => zoomBy(0.5, (range[0] + range[1]) / 2)),
       button('\u2212', 'Zoom out', () => zoomBy(2, (range[0] + range[1]) / 2)),
       button('All', 'Show the whole run', () => setRange(...timeline.extent())))),
-    canvasHost, overview, tip);
+    canvasHost, lanes, overview, tip);
 
   function zoomTo(x, width) {
     setRange(x - width / 2, x + width / 2);
@@ -81,6 +86,7 @@ export function memoryChart(host, timeline, lines, marks, peakEvent) {
       : `${duration(range[0])} to ${duration(range[1])}`;
     host.dataset.min = String(range[0]);
     host.dataset.max = String(range[1]);
+    if (on.range) on.range();
   }
 
   function build() {
@@ -124,6 +130,16 @@ export function memoryChart(host, timeline, lines, marks, peakEvent) {
         draw: [drawMarks],
       },
     }, timeline.data(range[0], range[1], 800), canvasHost);
+    // A click that is no drag and no double-click chooses a moment.
+    let pressed = 0;
+    let waiting = 0;
+    plot.over.addEventListener('mousedown', (e) => { pressed = e.clientX; });
+    plot.over.addEventListener('click', (e) => {
+      clearTimeout(waiting);
+      if (!on.pick || e.detail > 1 || Math.abs(e.clientX - pressed) > 2) return;
+      const {event} = timeline.under(plot.posToVal(e.offsetX, 'x'), 0);
+      waiting = setTimeout(() => on.pick(event), 250);
+    });
     plot.over.addEventListener('dblclick', () => setRange(...timeline.extent()));
     plot.over.addEventListener('mouseleave', () => { tip.hidden = true; });
     plot.over.addEventListener('wheel', (e) => {
@@ -142,12 +158,12 @@ export function memoryChart(host, timeline, lines, marks, peakEvent) {
   function drawMarks(u) {
     const ctx = u.ctx;
     ctx.save();
-    ctx.fillStyle = ctx.strokeStyle = cssColor('--bad');
     ctx.textAlign = 'left';
     ctx.textBaseline = 'alphabetic';
     ctx.font = `${11 * devicePixelRatio}px system-ui, sans-serif`;
     const rows = []; // where the labels of each row are, so that none covers another
-    for (const m of [...marks].sort((a, b) => a.event - b.event)) {
+    for (const m of [...marks, ...moments].sort((a, b) => a.event - b.event)) {
+      ctx.fillStyle = ctx.strokeStyle = cssColor(m.color || '--bad');
       const x = timeline.byEvent ? m.event : timeline.us[timeline.entryOf(m.event)];
       if (x < range[0] || x > range[1]) continue;
       const px = Math.round(u.valToPos(x, 'x', true)) + 0.5;
@@ -186,8 +202,10 @@ export function memoryChart(host, timeline, lines, marks, peakEvent) {
   // The overview lies under the plot's own area.
   function alignOverview(u) {
     const r = devicePixelRatio || 1;
-    overview.style.marginLeft = `${u.bbox.left / r}px`;
-    overview.style.width = `${u.bbox.width / r}px`;
+    for (const el of [overview, lanes]) {
+      el.style.marginLeft = `${u.bbox.left / r}px`;
+      el.style.width = `${u.bbox.width / r}px`;
+    }
   }
 
   // The overview: the whole run, small, with the part shown above marked.
@@ -271,6 +289,14 @@ export function memoryChart(host, timeline, lines, marks, peakEvent) {
     drawOverview();
   }).observe(canvasHost);
   onScheme(build);
+  return {
+    lanes,
+    shown: () => ({min: range[0], max: range[1], width: Math.max(1, Math.round(lanes.clientWidth))}),
+    moments(list) {
+      moments = list;
+      plot.redraw(false, false);
+    },
+  };
 }
 
 /** Labels of an axis of times, all in one unit, with as many decimals as tell them apart. */

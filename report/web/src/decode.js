@@ -1,5 +1,8 @@
 // Reads the numbers that report/encode.go wrote: base64 of gzip of variable-length integers.
 
+/** The event at which something ends that was still there after the last one. */
+export const never = 0x7fffffff;
+
 /** Unpacks a base64 gzip text. */
 export async function unpack(text) {
   if (typeof DecompressionStream === 'undefined') throw new Error('it needs a browser of 2023 or newer');
@@ -63,34 +66,75 @@ export class Reader {
     return {event, value};
   }
 
-  /** Segments with their live blocks. */
-  map() {
-    const segments = new Array(this.uint());
-    let addr = 0;
-    for (let s = 0; s < segments.length; s++) {
-      addr += this.uint();
-      const seg = {addr, size: this.uint(), stream: this.uint(), pool: this.uint(), flags: this.uint(), blocks: null};
-      const n = this.uint();
-      const blocks = {
-        n, addr: new Float64Array(n), size: new Float64Array(n), request: new Float64Array(n),
-        stack: new Uint32Array(n), stream: new Uint32Array(n), since: new Int32Array(n), pending: new Uint8Array(n),
-      };
-      let at = addr;
-      for (let i = 0; i < n; i++) {
-        at += this.int();
-        blocks.addr[i] = at;
-        const size = this.uint();
-        blocks.size[i] = size;
-        blocks.request[i] = size - this.uint();
-        blocks.stack[i] = this.uint();
-        blocks.stream[i] = this.uint();
-        blocks.since[i] = this.int();
-        blocks.pending[i] = this.uint();
-        at += size;
-      }
-      seg.blocks = blocks;
-      segments[s] = seg;
+  /** n numbers into an array. */
+  column(array) {
+    for (let i = 0; i < array.length; i++) array[i] = this.uint();
+    return array;
+  }
+
+  addresses(n) {
+    const scale = 2 ** this.uint();
+    const addr = new Float64Array(n);
+    let a = 0;
+    for (let i = 0; i < n; i++) addr[i] = (a += this.int()) * scale;
+    return addr;
+  }
+
+  /** From which event to which n things were there. */
+  ends(n) {
+    const from = new Int32Array(n);
+    const to = new Int32Array(n);
+    let last = 0;
+    for (let i = 0; i < n; i++) from[i] = (last += this.uint()) - 1;
+    for (let i = 0; i < n; i++) {
+      const lasted = this.uint();
+      to[i] = lasted === 0 ? never : from[i] + lasted;
     }
-    return segments;
+    return {from, to};
+  }
+
+  /** The tree of stacks: the parent and the frame of every node; node 0 is the empty stack, its own parent. */
+  stacks() {
+    const n = this.uint() + 1;
+    const parent = new Uint32Array(n);
+    const frame = new Uint32Array(n);
+    for (let i = 1; i < n; i++) parent[i] = i - this.uint();
+    for (let i = 1; i < n; i++) frame[i] = this.uint();
+    return {n, parent, frame};
+  }
+
+  /** Blocks by the event that handed them out. */
+  blocks() {
+    const n = this.uint();
+    const {from, to} = this.ends(n);
+    const freed = new Int32Array(n);
+    for (let i = 0; i < n; i++) {
+      const v = this.uint();
+      if (v === 0) freed[i] = never;
+      else freed[i] = to[i] === never ? from[i] + v - 1 : to[i] - v;
+    }
+    return {n, from, to, freed, addr: this.addresses(n), size: this.column(new Float64Array(n)),
+      stream: this.column(new Uint32Array(n)), pool: this.column(new Uint32Array(n)),
+      stack: this.column(new Uint32Array(n))};
+  }
+
+  /** Ranges of reserved addresses. */
+  segments() {
+    const n = this.uint();
+    const {from, to} = this.ends(n);
+    return {n, from, to, addr: this.addresses(n), size: this.column(new Float64Array(n)),
+      stream: this.column(new Uint32Array(n)), pool: this.column(new Uint32Array(n)),
+      flags: this.column(new Uint8Array(n))};
+  }
+
+  /** Calls by which memory was got from the driver and given back. */
+  calls() {
+    const n = this.uint();
+    const event = new Int32Array(n);
+    let e = 0;
+    for (let i = 0; i < n; i++) event[i] = e += this.uint();
+    return {n, event, kind: this.column(new Uint8Array(n)), addr: this.addresses(n),
+      size: this.column(new Float64Array(n)), stream: this.column(new Uint32Array(n)),
+      stack: this.column(new Uint32Array(n))};
   }
 }

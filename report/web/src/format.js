@@ -13,6 +13,11 @@ export function bytes(n) {
   return i === 0 ? `${n} ${n === 1 ? 'byte' : 'bytes'}` : `${v.toFixed(2)} ${units[i]}`;
 }
 
+/** A difference of sizes: "+1.00 GiB". */
+export function signed(n) {
+  return n < 0 ? `\u2212${bytes(-n)}` : `+${bytes(n)}`;
+}
+
 /** The binary unit that fits a largest value, for an axis. */
 export function unitFor(max) {
   let i = 0;

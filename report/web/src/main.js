@@ -8,6 +8,12 @@ import {memoryChart} from './chart.js';
 import {addressMap} from './addrmap.js';
 import {cards, comparison, facts, holders, oomList, policyColor, section, sizesAndStreams} from './sections.js';
 import {bytes, count} from './format.js';
+import {Lives} from './lives.js';
+import {heldAt, noStack, rangeName, stackTree} from './tree.js';
+import {flame} from './flame.js';
+import {bandLane, callLane} from './lanes.js';
+import {momentPicker} from './moment.js';
+import {growth} from './growth.js';
 import {h} from './dom.js';
 
 const data = JSON.parse(document.getElementById('cistern-data').textContent);
@@ -32,35 +38,95 @@ async function show(index) {
   const reader = new Reader(await unpack(document.getElementById(`cistern-series-${index}`).textContent));
   const times = reader.times();
   const curves = t.lines.map(() => reader.curve());
-  const segments = reader.map();
   const lines = t.lines.map((l) => ({
     name: l.name, shown: !l.hidden,
     color: l.kind === 'policy' ? policyColor(l.policy) : `--${l.kind}`,
     fill: l.kind === 'live' ? '--live-fill' : undefined,
     dash: l.kind === 'recorded' ? [6, 4] : undefined,
   }));
-  const timeline = new Timeline(times, curves, t.inspection.events, t.lines.map((l) => l.until));
-  if (t.inspection.events > 0) {
-    memoryChart(charts, timeline, lines, t.ooms.slice(0, 20).map((o) => ({event: o.event, label: `${o.source}: OOM`})),
-      t.inspection.peak.event);
-  }
-  const peak = t.inspection.peak;
-  const map = h('div', {class: 'panel', id: 'map'});
-  body.append(section('addresses', 'Addresses at the peak', peak.reserved_bytes
-    ? `As recorded, after event ${count(peak.event)}: ${bytes(peak.live_bytes)} live in ${count(peak.blocks)} blocks, `
-      + `${bytes(peak.reserved_bytes)} reserved in ${count(peak.segments)} segments, ${bytes(peak.free_bytes)} free in `
-      + `${count(peak.free_pieces)} pieces, the largest ${bytes(peak.largest_free_bytes)}.`
-    : `After event ${count(peak.event)}: ${bytes(peak.live_bytes)} live in ${count(peak.blocks)} blocks. The file does `
-      + 'not tell segments.', map));
-  const stackName = (i) => (t.stacks[i] || []).map((f) => t.frames[f]);
-  addressMap(map, segments, {
-    stackName, streamName: (i) => t.stream_names[i] || '?', poolName: (i) => t.pool_names[i] || '0,0',
-    topStacks: t.top_stacks,
-  });
+  const {events, peak} = t.inspection;
+  const timeline = new Timeline(times, curves, events, t.lines.map((l) => l.until));
+  const on = {pick: () => {}, range: () => {}};
+  const chart = events > 0 ? memoryChart(charts, timeline, lines,
+    t.ooms.slice(0, 20).map((o) => ({event: o.event, label: `${o.source}: OOM`})), peak.event,
+    {pick: (e) => on.pick(e), range: () => on.range()}) : null;
+  if (chart) await painted(); // the chart is there to be used while the tables below are made
+  document.documentElement.dataset.painted = String(Math.round(performance.now()));
+  const lives = new Lives(reader.stacks(), reader.blocks(), reader.segments(), reader.calls(), events);
+  if (chart) moments(t, body, charts, chart, on, timeline, lives);
   body.append(section('holders', 'Who held it at the peak', '', sizesAndStreams(t),
     h('h3', {}, 'By stack'), holders(t)),
   section('facts', 'Settings and notes', '', facts(t)));
   document.documentElement.dataset.ready = String(Math.round(performance.now()));
+}
+
+/** After the next frame has been painted. */
+function painted() {
+  return new Promise((done) => {
+    requestAnimationFrame(() => setTimeout(done, 0));
+  });
+}
+
+/** What depends on the moment that is looked at: bands and calls, flame graph, addresses, growth. */
+function moments(t, body, charts, chart, on, timeline, lives) {
+  const peak = t.inspection.peak.event;
+  const stackName = (i) => lives.framesOf(i).map((f) => t.frames[f]);
+  const streamName = (i) => t.stream_names[i] || '?';
+  const poolName = (i) => t.pool_names[i] || '0,0';
+  const kinds = {
+    stack: {key: 'stack', name: 'stack', title: 'Stack', label: (i) => stackName(i)[0] || noStack, more: (i) => stackName(i).slice(1)},
+    range: {key: 'range', name: 'size', title: 'Size', label: rangeName},
+    size: {key: 'size', name: 'exact size', title: 'Exact size', label: (n) => `${bytes(n)} (${count(n)})`},
+    pool: {key: 'pool', name: 'pool', title: 'Pool', label: (i) => `pool ${poolName(i)}`},
+    stream: {key: 'stream', name: 'stream', title: 'Stream', label: (i) => `stream ${streamName(i)}`},
+  };
+  const stacks = lives.stacks.n > 1;
+  // First what tells most: pools and streams where there are several.
+  const order = [t.pool_names.length > 1 && kinds.pool, t.stream_names.length > 1 && kinds.stream, stacks && kinds.stack,
+    kinds.range, kinds.size];
+  const bandKinds = [...order.filter(Boolean), t.pool_names.length > 1 ? null : kinds.pool,
+    t.stream_names.length > 1 ? null : kinds.stream].filter((x) => x && x !== kinds.size);
+  const lanes = [bandLane(charts, timeline, lives, peak, bandKinds, chart)];
+  if (lives.calls.n) lanes.push(callLane(charts, timeline, lives, stackName, chart));
+  let drawing = false;
+  on.range = () => {
+    if (drawing) return;
+    drawing = true;
+    requestAnimationFrame(() => {
+      drawing = false;
+      lanes.forEach((lane) => lane.draw());
+    });
+  };
+
+  const shown = {event: peak, A: -1, B: -1};
+  const mark = () => chart.moments([{event: shown.event, label: 'shown below', color: '--accent'},
+    {event: shown.A, label: 'A', color: '--muted'}, {event: shown.B, label: 'B', color: '--muted'}]);
+  const picker = h('div', {class: 'panel', id: 'moment'});
+  const picture = h('div', {class: 'panel', id: 'flame'});
+  const map = h('div', {class: 'panel', id: 'map'});
+  body.append(section('at', 'A moment', 'Click on the chart above, or use the slider: arrow keys step by an event.', picker),
+    section('stacks', 'Live bytes by stack', stacks ? 'Outermost frame on top; a click zooms in. Colours tell files apart.'
+      : 'No stacks were recorded: by size instead.', picture),
+    section('addresses', 'Addresses', 'Every reserved byte at that moment, in address order.', map));
+  const graph = flame(picture, 'Flame graph of live bytes by stack');
+  const addresses = addressMap(map, {stackName, streamName, poolName, topStacks: t.top_stacks});
+  const moment = momentPicker(picker, timeline, lives, peak, (event, segments) => {
+    shown.event = event;
+    addresses.show(segments);
+    graph.show(stackTree(lives.stacks, heldAt(lives, event), t.frames));
+    mark();
+  });
+  on.pick = moment.set;
+  const grown = h('div', {});
+  body.append(section('growth', 'Growth between two moments',
+    'What is live at B and was not at A. What a program leaks was handed out in between and is kept.', grown));
+  const stepKinds = stacks ? [kinds.stack, kinds.range, kinds.size, kinds.pool, kinds.stream]
+    : [kinds.size, kinds.range, kinds.pool, kinds.stream];
+  growth(grown, timeline, lives, peak, stepKinds, t.frames, (a, b) => {
+    shown.A = a;
+    shown.B = b;
+    mark();
+  });
 }
 
 function header(index) {

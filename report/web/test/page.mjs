@@ -72,7 +72,7 @@ async function hover(page, x) {
   const [min, max] = await range(page);
   await page.mouse.move(box.x + ((x - min) / (max - min)) * box.width + 0.5, box.y + box.height / 2);
   await page.waitForTimeout(60); // uPlot moves its cursor on the next frame
-  return page.evaluate(() => Object.fromEntries([...document.querySelectorAll('#chart .tip tr')]
+  return page.evaluate(() => Object.fromEntries([...document.querySelectorAll('#chart > .tip tr')]
     .map((r) => [r.dataset.series, Number(r.dataset.bytes)])));
 }
 
@@ -101,14 +101,14 @@ async function small() {
   await page.getByRole('button', {name: 'reserved by torch:default'}).click();
 
   where = 'hover, by event';
-  await page.locator('#chart select').selectOption('event');
+  await page.locator('#chart select[aria-label="Horizontal axis"]').selectOption('event');
   await page.getByRole('button', {name: 'All', exact: true}).click();
   for (const p of t.hover) {
     const seen = await hover(page, p.event);
     for (const [name, bytes] of Object.entries(p.bytes)) {
       check(seen[name] === bytes, `at event ${p.event} ${name} is ${seen[name]}, want ${bytes}`);
     }
-    await nothingMissing(page, '#chart .tip');
+    await nothingMissing(page, '#chart > .tip');
   }
 
   where = 'zoom';
@@ -132,11 +132,13 @@ async function small() {
   await page.locator('#chart .u-over').dblclick();
   await page.waitForTimeout(60);
   check(String(await range(page)) === String(whole), `double-click shows ${await range(page)}, want ${whole}`);
-  await page.locator('#chart select').selectOption('time');
-  await page.getByRole('button', {name: 'Peak'}).click();
+  await page.locator('#chart select[aria-label="Horizontal axis"]').selectOption('time');
+  await page.getByRole('button', {name: 'Peak', exact: true}).click();
   await page.waitForTimeout(60);
   const [a, b] = await range(page);
   check(a <= t.peak_us && t.peak_us <= b && b - a < t.duration_us / 2, `Peak shows ${a} to ${b}, want around ${t.peak_us}`);
+
+  await moments(page, t);
 
   where = 'the address map';
   for (const variable of ['--c0', '--free']) {
@@ -192,11 +194,97 @@ async function small() {
   await phone.context().close();
 }
 
+/** What is computed of a moment and of two, on the page, held against what Go says of them. */
+async function moments(page, t) {
+  where = 'a moment';
+  const words = () => page.evaluate(() => ({...document.querySelector('#moment-words').dataset}));
+  const frame = () => page.evaluate(() => new Promise((f) => { requestAnimationFrame(() => requestAnimationFrame(f)); }));
+  const same = async (want) => {
+    const got = await words();
+    for (const [k, v] of Object.entries(want)) check(Number(got[k]) === v, `after event ${want.event} ${k} is ${got[k]}, want ${v}`);
+  };
+  await same(t.peak);
+  for (const m of t.moments) {
+    await page.locator('#moment input').fill(String(m.event));
+    await frame();
+    await same(m);
+  }
+  // A click on the chart and the arrow keys choose one too.
+  await page.locator('#chart select[aria-label="Horizontal axis"]').selectOption('event');
+  await page.getByRole('button', {name: 'All', exact: true}).click();
+  const m = t.moments[0];
+  const box = await page.locator('#chart .u-over').boundingBox();
+  const [min, max] = await range(page);
+  await page.mouse.click(box.x + ((m.event - min) / (max - min)) * box.width + 0.5, box.y + 100);
+  await page.waitForTimeout(400); // it might have become a double-click
+  await same(m);
+  await page.locator('#moment input').press('ArrowRight');
+  await frame();
+  check(Number((await words()).event) === m.event + 1, 'an arrow key does not step by one event');
+  await page.getByRole('button', {name: 'At the peak'}).click();
+  await frame();
+  await same(t.peak);
+
+  where = 'the flame graph';
+  const graph = page.locator('#flame');
+  await graph.scrollIntoViewIfNeeded();
+  const names = await graph.locator('g.frame').evaluateAll((all) => all.map((g) => g.getAttribute('name')));
+  for (const name of t.flame.names) check(names.includes(name), `there is no frame ${name} among ${JSON.stringify(names)}`);
+  await graph.getByRole('searchbox').fill(t.flame.search);
+  check(Number(await graph.locator('[data-bytes]').first().getAttribute('data-bytes')) === t.flame.bytes,
+    `searching ${t.flame.search} finds ${await graph.locator('.range').innerText()}, want ${t.flame.bytes}`);
+  await graph.getByRole('searchbox').fill('');
+  await graph.locator('g.frame rect').first().hover();
+  await nothingMissing(page, '#flame .tip');
+  const all = Number(await graph.locator('.tip tr[data-bytes]').first().getAttribute('data-bytes'));
+  check(all === t.peak.live, `the frame of all has ${all} bytes, want ${t.peak.live}`);
+  await graph.locator('.flame').focus();
+  for (const key of ['ArrowDown', 'ArrowDown', 'Enter']) await page.keyboard.press(key);
+  const said = await graph.locator('.said').innerText();
+  check(said.includes('MiB') && !said.startsWith('all:'), `the keys lead to ${JSON.stringify(said)}`);
+  check(await graph.locator('g.frame.fade').count() === 1, 'Enter does not zoom in');
+  await page.keyboard.press('Escape');
+  check(await graph.locator('g.frame.fade').count() === 0, 'Escape does not zoom out');
+
+  where = 'bands and driver calls';
+  const kinds = await page.locator('#calls [data-kind]').evaluateAll((x) => x.map((e) => ({...e.dataset})));
+  check(JSON.stringify(kinds.map((k) => [k.kind, Number(k.calls), Number(k.bytes)])) === JSON.stringify(t.calls),
+    `driver calls are ${JSON.stringify(kinds)}, want ${JSON.stringify(t.calls)}`);
+  const lanes = page.locator('#chart canvas.lane');
+  for (const variable of ['--c0', '--c1']) check(await pixels(page, '#chart canvas.lane', variable) > 100, `bands in ${variable} are not drawn`);
+  await lanes.first().scrollIntoViewIfNeeded();
+  const lane = await lanes.first().boundingBox();
+  await page.mouse.move(lane.x + Math.min(lane.width - 1, ((t.peak.event - min) / (max - min)) * lane.width), lane.y + 40);
+  const banded = await page.locator('#chart tr[data-band]').evaluateAll((x) => x.reduce((a, e) => a + Number(e.dataset.bytes), 0));
+  check(banded === t.peak.live, `the bands at the peak add up to ${banded}, want ${t.peak.live}`);
+  await lanes.nth(1).scrollIntoViewIfNeeded();
+  const calls = await lanes.nth(1).boundingBox();
+  await page.mouse.move(calls.x + 2, calls.y + 10);
+  const call = await page.locator('#chart .lanes .tip').nth(1).innerText();
+  check(call.includes('segment_alloc') && call.includes('20.00 MiB'), `hovering over a driver call says ${JSON.stringify(call)}`);
+
+  where = 'growth';
+  await page.locator('#growth input[aria-label="Moment B"]').fill(String(t.growth.b));
+  await page.locator('#growth input[aria-label="Moment A"]').fill(String(t.growth.a));
+  await frame();
+  for (const [by, want] of Object.entries(t.growth.by)) {
+    await page.locator('#growth select').selectOption(by);
+    const rows = await page.locator('#growth-table tr[data-grew]').evaluateAll((x) => x.map((e) =>
+      [e.dataset.key, Number(e.dataset.grew), Number(e.dataset.kept)]));
+    check(JSON.stringify(rows) === JSON.stringify(want), `by ${by} ${JSON.stringify(rows)} grew, want ${JSON.stringify(want)}`);
+  }
+  const sums = await page.evaluate(() => ({...document.querySelector('#growth-words').dataset}));
+  check(Number(sums.after) - Number(sums.before) === t.growth.grew, `it grew by ${sums.after - sums.before}, want ${t.growth.grew}`);
+  check(await page.locator('#growth-flame g.frame').count() > 1, 'growth has no flame graph');
+  await nothingMissing(page, '#growth');
+}
+
 async function large() {
   where = 'a million events';
   const t = expect.large;
   const page = await open(t.page);
   const ready = await page.evaluate(() => Number(document.documentElement.dataset.ready));
+  const painted = await page.evaluate(() => Number(document.documentElement.dataset.painted));
   check(ready < t.ready_ms, `it takes ${ready} ms until the page can be used, want less than ${t.ready_ms}`);
   // Every frame in which the page is zoomed and hovered over is timed.
   await page.locator('#chart .u-over').scrollIntoViewIfNeeded();
@@ -215,15 +303,15 @@ async function large() {
   const longest = await page.evaluate(() => window.longest);
   check(longest < t.frame_ms, `zooming and hovering blocks the page for ${longest} ms, want less than ${t.frame_ms}`);
   // Peaks are exact, seen from afar and from near.
-  await page.locator('#chart select').selectOption('event');
+  await page.locator('#chart select[aria-label="Horizontal axis"]').selectOption('event');
   await page.getByRole('button', {name: 'All', exact: true}).click();
   const far = await hover(page, t.peak_event);
   check(far.live === t.peak_live, `from afar the peak is ${far.live}, want ${t.peak_live}`);
-  await page.getByRole('button', {name: 'Peak'}).click();
+  await page.getByRole('button', {name: 'Peak', exact: true}).click();
   for (let i = 0; i < 12; i++) await page.getByRole('button', {name: '+', exact: true}).click();
   const near = await hover(page, t.peak_event);
   check(near.live === t.peak_live, `from near the peak is ${near.live}, want ${t.peak_live}`);
-  console.log(`a million events: usable after ${ready} ms, longest task while zooming ${longest} ms`);
+  console.log(`a million events: chart after ${painted} ms, all after ${ready} ms, longest task while zooming ${longest} ms`);
   await page.context().close();
 }
 

@@ -1,0 +1,125 @@
+package analyze
+
+import (
+	"slices"
+
+	"github.com/cistern-gpu/cistern/event"
+	"github.com/cistern-gpu/cistern/trace"
+)
+
+// Never is the event at which something ends that was still there after the last one.
+const Never = -2
+
+// Lifetimes say of every block and every reserved range from which event to which it was there: all moments of a run
+// at once. What MapAt and MomentAt say of an event is what is alive then; the page computes moments that way.
+type Lifetimes struct {
+	Blocks   []BlockLife // by the event that handed them out, then by address
+	Segments []SegmentLife
+	Calls    []DriverCall // in order
+}
+
+// BlockLife is one block: it is live after event i if From <= i, and i < To or To is Never.
+type BlockLife struct {
+	Addr   uint64
+	Size   uint64 // bytes requested
+	From   int32  // event that handed it out, -1 before the first
+	Freed  int32  // event at which it was given back, -1 before the first, Never: it was not
+	To     int32  // event that ended it, or Never
+	Stream uint32 // index into Trace.Streams
+	Pool   uint32 // index into Trace.Pools
+	Stack  uint32 // index into Trace.Stacks
+}
+
+// SegmentLife is a range of reserved addresses while it keeps its bounds: a mapped range that grows is another one.
+type SegmentLife struct {
+	Addr, Size uint64
+	From, To   int32 // as of BlockLife
+	Stream     uint32
+	Pool       uint32
+	Expandable bool
+}
+
+// DriverCall is an event at which memory was got from the driver or given back.
+type DriverCall struct {
+	Event      int32
+	Kind       event.Kind // SegmentAlloc to SegmentUnmap
+	Addr, Size uint64
+	Stream     uint32
+	Stack      uint32
+}
+
+// LifetimesOf walks a trace once.
+func LifetimesOf(t *trace.Trace) *Lifetimes {
+	s := startState(t)
+	l := &Lifetimes{Blocks: make([]BlockLife, 0, len(s.live)+len(t.Events)/3)}
+	at := make(map[uint64]int, 1024) // where the block that is live at an address is
+	for _, h := range s.sorted() {
+		at[h.addr] = len(l.Blocks)
+		freed := int32(Never)
+		if h.pending {
+			freed = -1
+		}
+		l.Blocks = append(l.Blocks, BlockLife{Addr: h.addr, Size: h.size, From: -1, Freed: freed, To: Never,
+			Stream: h.stream, Pool: h.pool, Stack: h.stack})
+	}
+	ranges := rangesAlive{l: l, of: map[extent]int{}}
+	ranges.follow(-1, s.segments)
+	for i := range t.Events {
+		e := &t.Events[i]
+		switch e.Kind {
+		case event.Alloc:
+			if k, ok := at[e.Addr]; ok { // its end was lost
+				l.Blocks[k].To = int32(i)
+			}
+			at[e.Addr] = len(l.Blocks)
+			l.Blocks = append(l.Blocks, BlockLife{Addr: e.Addr, Size: e.Size, From: int32(i), Freed: Never, To: Never,
+				Stream: e.Stream, Pool: e.Pool, Stack: e.Stack})
+		case event.FreeRequested:
+			if k, ok := at[e.Addr]; ok && l.Blocks[k].Freed == Never {
+				l.Blocks[k].Freed = int32(i)
+			}
+		case event.FreeCompleted:
+			if k, ok := at[e.Addr]; ok {
+				l.Blocks[k].To = int32(i)
+				delete(at, e.Addr)
+			}
+		case event.SegmentAlloc, event.SegmentFree, event.SegmentMap, event.SegmentUnmap:
+			l.Calls = append(l.Calls, DriverCall{Event: int32(i), Kind: e.Kind, Addr: e.Addr, Size: e.Size,
+				Stream: e.Stream, Stack: e.Stack})
+			s.apply(i, e)
+			ranges.follow(i, s.segments)
+		}
+	}
+	return l
+}
+
+// rangesAlive turns what is reserved after each event into ranges that begin and end.
+type rangesAlive struct {
+	l    *Lifetimes
+	last []extent
+	of   map[extent]int // index in l.Segments
+}
+
+// follow takes what is reserved after event i. One event touches few ranges, which lie together.
+func (r *rangesAlive) follow(i int, now []extent) {
+	first := 0
+	for first < len(now) && first < len(r.last) && now[first] == r.last[first] {
+		first++
+	}
+	tail := 0
+	for tail < len(now)-first && tail < len(r.last)-first && now[len(now)-1-tail] == r.last[len(r.last)-1-tail] {
+		tail++
+	}
+	for _, x := range r.last[first : len(r.last)-tail] {
+		if k, ok := r.of[x]; ok {
+			r.l.Segments[k].To = int32(i)
+			delete(r.of, x)
+		}
+	}
+	for _, x := range now[first : len(now)-tail] {
+		r.of[x] = len(r.l.Segments)
+		r.l.Segments = append(r.l.Segments, SegmentLife{Addr: x.addr, Size: x.size, From: int32(i), To: Never,
+			Stream: x.stream, Pool: x.pool, Expandable: x.expandable})
+	}
+	r.last = slices.Replace(r.last, first, len(r.last)-tail, now[first:len(now)-tail]...)
+}

@@ -1,0 +1,192 @@
+package report
+
+import (
+	"math/bits"
+
+	"github.com/cistern-gpu/cistern/analyze"
+	"github.com/cistern-gpu/cistern/event"
+	"github.com/cistern-gpu/cistern/trace"
+)
+
+// The tables from which the page computes any moment: every stack once, as a tree of frames; from when to when each
+// block and each reserved range was there; the driver calls. They are written column by column, since values of one
+// kind compress best among their like. web/src/decode.js reads them, web/src/lives.js computes.
+
+// stackTable numbers the frames and stacks that a page shows. Stacks are a tree, outermost frame first: a stack is the
+// node of its innermost frame, and node 0, the root, is the empty stack.
+type stackTable struct {
+	t        *trace.Trace
+	nodes    map[uint32]uint32 // Trace.Stacks → node
+	frameIDs map[string]uint32
+	ofFrame  map[uint32]uint32 // Trace.Frames → frames
+	frames   []string
+	parents  []uint32 // of each node but the root
+	names    []uint32 // its frame
+	children map[[2]uint32]uint32
+}
+
+func newStackTable(t *trace.Trace) *stackTable {
+	return &stackTable{t: t, nodes: map[uint32]uint32{}, frameIDs: map[string]uint32{}, ofFrame: map[uint32]uint32{},
+		frames: []string{}, children: map[[2]uint32]uint32{}}
+}
+
+// node is the tree's node of a stack of the trace.
+func (s *stackTable) node(stack uint32) uint32 {
+	if n, ok := s.nodes[stack]; ok {
+		return n
+	}
+	at := uint32(0)
+	if int(stack) < len(s.t.Stacks) {
+		of := s.t.Stacks[stack]
+		for i := len(of) - 1; i >= 0; i-- {
+			if int(of[i]) < len(s.t.Frames) {
+				at = s.child(at, s.frame(of[i]))
+			}
+		}
+	}
+	s.nodes[stack] = at
+	return at
+}
+
+func (s *stackTable) frame(f uint32) uint32 {
+	if id, ok := s.ofFrame[f]; ok {
+		return id
+	}
+	name := analyze.FrameName(s.t.Frames[f])
+	id, ok := s.frameIDs[name]
+	if !ok {
+		id = uint32(len(s.frames))
+		s.frameIDs[name] = id
+		s.frames = append(s.frames, name)
+	}
+	s.ofFrame[f] = id
+	return id
+}
+
+// child is the node of a frame called from another node.
+func (s *stackTable) child(parent, frame uint32) uint32 {
+	key := [2]uint32{parent, frame}
+	if n, ok := s.children[key]; ok {
+		return n
+	}
+	s.parents = append(s.parents, parent)
+	s.names = append(s.names, frame)
+	n := uint32(len(s.parents))
+	s.children[key] = n
+	return n
+}
+
+// stacks writes count, then of each node but the root how far behind its parent it comes and its frame.
+func (e *encoder) stacks(s *stackTable) {
+	e.uint(uint64(len(s.parents)))
+	for i, p := range s.parents {
+		e.uint(uint64(i+1) - uint64(p))
+	}
+	for _, f := range s.names {
+		e.uint(uint64(f))
+	}
+}
+
+// addresses writes a shift and the addresses as differences of what remains when it is taken off.
+func (e *encoder) addresses(n int, addr func(i int) uint64) {
+	all := uint64(0)
+	for i := range n {
+		all |= addr(i)
+	}
+	shift := uint64(0)
+	if all != 0 {
+		shift = uint64(bits.TrailingZeros64(all))
+	}
+	e.uint(shift)
+	last := uint64(0)
+	for i := range n {
+		a := addr(i) >> shift
+		e.int(int64(a - last))
+		last = a
+	}
+}
+
+// column writes a number of each of n things.
+func (e *encoder) column(n int, value func(i int) uint64) {
+	for i := range n {
+		e.uint(value(i))
+	}
+}
+
+// lifetimes writes what is in l.
+func (e *encoder) lifetimes(l *analyze.Lifetimes, s *stackTable) {
+	e.blocks(l.Blocks, s)
+	e.segments(l.Segments)
+	e.calls(l.Calls, s)
+}
+
+// ends writes from which event to which n things were there: from as differences of from+1, then to-from, 0 for never.
+func (e *encoder) ends(n int, at func(i int) (from, to int32)) {
+	last := int32(0)
+	for i := range n {
+		from, _ := at(i)
+		e.uint(uint64(from + 1 - last))
+		last = from + 1
+	}
+	for i := range n {
+		if from, to := at(i); to == analyze.Never {
+			e.uint(0)
+		} else {
+			e.uint(uint64(to - from))
+		}
+	}
+}
+
+func (e *encoder) blocks(all []analyze.BlockLife, s *stackTable) {
+	n := len(all)
+	e.uint(uint64(n))
+	e.ends(n, func(i int) (from, to int32) { return all[i].From, all[i].To })
+	// When it was given back: 0 never; else how long before its end, or where it has none, how long after its begin, plus 1.
+	e.column(n, func(i int) uint64 {
+		switch b := &all[i]; {
+		case b.Freed == analyze.Never:
+			return 0
+		case b.To != analyze.Never:
+			return uint64(b.To - b.Freed)
+		default:
+			return uint64(b.Freed-b.From) + 1
+		}
+	})
+	e.addresses(n, func(i int) uint64 { return all[i].Addr })
+	e.column(n, func(i int) uint64 { return all[i].Size })
+	e.column(n, func(i int) uint64 { return uint64(all[i].Stream) })
+	e.column(n, func(i int) uint64 { return uint64(all[i].Pool) })
+	e.column(n, func(i int) uint64 { return uint64(s.node(all[i].Stack)) })
+}
+
+func (e *encoder) segments(all []analyze.SegmentLife) {
+	n := len(all)
+	e.uint(uint64(n))
+	e.ends(n, func(i int) (from, to int32) { return all[i].From, all[i].To })
+	e.addresses(n, func(i int) uint64 { return all[i].Addr })
+	e.column(n, func(i int) uint64 { return all[i].Size })
+	e.column(n, func(i int) uint64 { return uint64(all[i].Stream) })
+	e.column(n, func(i int) uint64 { return uint64(all[i].Pool) })
+	e.column(n, func(i int) uint64 {
+		if all[i].Expandable {
+			return 1
+		}
+		return 0
+	})
+}
+
+// calls writes driver calls; their kinds are counted from segment_alloc on, as the page's table of names is.
+func (e *encoder) calls(all []analyze.DriverCall, s *stackTable) {
+	n := len(all)
+	e.uint(uint64(n))
+	last := int32(0)
+	for i := range all {
+		e.uint(uint64(all[i].Event - last))
+		last = all[i].Event
+	}
+	e.column(n, func(i int) uint64 { return uint64(all[i].Kind - event.SegmentAlloc) })
+	e.addresses(n, func(i int) uint64 { return all[i].Addr })
+	e.column(n, func(i int) uint64 { return all[i].Size })
+	e.column(n, func(i int) uint64 { return uint64(all[i].Stream) })
+	e.column(n, func(i int) uint64 { return uint64(s.node(all[i].Stack)) })
+}

@@ -1,0 +1,67 @@
+// What the lanes below the chart draw: numbers for each column of pixels of the part of the run that is shown. Pure.
+
+/**
+ * The columns of a range of x. An event belongs to the column that its x is in.
+ * @param timeline Timeline
+ * @return {edges: first entry of each column and one beyond, peaks: in each column the event at which series 0 is
+ *     highest, where no event is in it the one that still holds}
+ */
+export function columnsOf(timeline, min, max, n) {
+  const edges = new Int32Array(n + 1);
+  const peaks = new Int32Array(n);
+  const step = (max - min) / n;
+  const values = timeline.series[0].levels[0].high;
+  for (let k = 0; k <= n; k++) {
+    const x = min + k * step;
+    // The first entry at or behind x; the last column takes what lies on its right edge too.
+    let p = timeline.entry(x);
+    if (timeline.x(p) < x || (k === n && timeline.x(p) <= x)) p++;
+    else if (k < n) while (p > 0 && timeline.x(p - 1) >= x) p--;
+    edges[k] = Math.max(k === 0 ? 0 : edges[k - 1], Math.min(timeline.us.length, p));
+  }
+  for (let k = 0; k < n; k++) {
+    let best = Math.max(0, edges[k] < edges[k + 1] ? edges[k] : edges[k] - 1);
+    for (let p = edges[k] + 1; p < edges[k + 1]; p++) if (values[p] > values[best]) best = p;
+    peaks[k] = Math.min(best * timeline.stride, Math.max(0, timeline.events - 1));
+  }
+  return {edges, peaks};
+}
+
+/** Kinds of driver calls by number, with what they do: +1 gets memory, -1 gives it back. */
+export const callKinds = [['segment_alloc', 1], ['segment_free', -1], ['segment_map', 1], ['segment_unmap', -1]];
+
+/**
+ * Driver calls by column: how many there are and the bytes got and given back, and which they are.
+ * @param calls as decoded
+ * @param edges of columnsOf
+ */
+export function callsByColumn(calls, edges, stride) {
+  const n = edges.length - 1;
+  const got = new Float64Array(n);
+  const gave = new Float64Array(n);
+  const number = new Uint32Array(n);
+  const first = new Int32Array(n).fill(-1); // index of the first call of a column
+  let k = 0;
+  for (let i = 0; i < calls.n; i++) {
+    const entry = Math.floor(calls.event[i] / stride);
+    if (entry < edges[0]) continue;
+    while (k < n && entry >= edges[k + 1]) k++;
+    if (k === n) break;
+    if (callKinds[calls.kind[i]][1] > 0) got[k] += calls.size[i];
+    else gave[k] += calls.size[i];
+    if (number[k]++ === 0) first[k] = i;
+  }
+  return {got, gave, number, first};
+}
+
+/** Calls and bytes by kind, of all or of those between two events (after the first, up to the second). */
+export function callTotals(calls, from = -2, to = Infinity) {
+  const all = callKinds.map(([name, sign]) => ({name, sign, calls: 0, bytes: 0}));
+  for (let i = 0; i < calls.n; i++) {
+    if (calls.event[i] <= from || calls.event[i] > to) continue;
+    const at = all[calls.kind[i]];
+    at.calls++;
+    at.bytes += calls.size[i];
+  }
+  return all.filter((x) => x.calls > 0);
+}

@@ -1,0 +1,151 @@
+// The flame graph: d3-flame-graph draws, outermost frame on top; here are its colours, its tooltip, the search and
+// the keys. What it shows is a tree of tree.js.
+
+import flamegraph from 'd3-flame-graph';
+import {select} from 'd3-selection';
+import {hueOf, mix} from './color.js';
+import {bytes, count, signed} from './format.js';
+import {cssColor, fill, h, onScheme, placeTip, shortFrame} from './dom.js';
+
+const cell = 19;
+
+/**
+ * @param host element to fill
+ * @param label what is shown, for those who do not see it
+ * @param compared {before, after}: names of two moments, whose difference colours the frames; null where there is one
+ * @return {show(tree)}
+ */
+export function flame(host, label, compared = null) {
+  const tip = h('div', {class: 'tip', hidden: true});
+  const found = h('span', {class: 'muted range', 'aria-live': 'polite'});
+  const said = h('div', {class: 'muted said', 'aria-live': 'polite'});
+  const term = h('input', {type: 'search', placeholder: 'Search frames', 'aria-label': 'Search frames', oninput: search});
+  const canvas = h('div', {class: 'flame', tabindex: '0', role: 'group',
+    'aria-label': `${label}. Arrows move between frames, Enter zooms, Escape shows all.`});
+  host.append(h('div', {class: 'bar'},
+    compared ? h('div', {class: 'legend'},
+      h('span', {}, h('i', {css: {'--key': 'var(--grew)'}}), 'grew'),
+      h('span', {}, h('i', {css: {'--key': 'var(--shrank)'}}), 'shrank'),
+      h('span', {}, h('i', {css: {'--key': 'var(--free)'}}), 'as before')) : said,
+    h('div', {class: 'tools'}, found, term,
+      h('button', {type: 'button', title: 'Show all frames', onclick: () => { chart && chart.resetZoom(); focus(null); }}, 'All frames'))),
+  compared ? said : '', canvas, tip);
+
+  let tree = null;
+  let chart = null;
+  let current = null; // frame that the keys are at
+
+  function color(d) {
+    if (d.highlight) return cssColor('--hit');
+    if (!compared) return d.depth === 0 ? cssColor('--c7') : cssColor(`--c${hueOf(d.data.name, 7)}`);
+    const {after, before} = d.data;
+    const share = Math.abs(after - before) / Math.max(after, before, 1);
+    return mix(cssColor('--free'), cssColor(after > before ? '--grew' : '--shrank'), share === 0 ? 0 : 0.25 + 0.75 * share);
+  }
+
+  function say(d) {
+    const of = (n) => `${((100 * n) / Math.max(1, tree.value)).toFixed(1)} %`;
+    return compared
+      ? `${d.data.name}: ${signed(d.data.after - d.data.before)} (${bytes(d.data.before)} ${compared.before}, `
+        + `${bytes(d.data.after)} ${compared.after})`
+      : `${d.data.name}: ${bytes(d.data.after)}, ${of(d.data.after)}, ${count(d.data.blocks)} `
+        + `${d.data.blocks === 1 ? 'block' : 'blocks'}`;
+  }
+
+  function showTip(event, d) {
+    const row = (k, v, b) => h('tr', {'data-bytes': b}, h('td', {}, k), h('td', {class: 'n'}, v));
+    fill(tip, h('b', {}, d.data.name), h('table', {}, compared
+      ? [row(compared.before, bytes(d.data.before), d.data.before), row(compared.after, bytes(d.data.after), d.data.after),
+        row('grew by', signed(d.data.after - d.data.before))]
+      : [row('live', bytes(d.data.after), d.data.after),
+        row('of all', `${((100 * d.data.after) / Math.max(1, tree.after)).toFixed(1)} %`)],
+    row('blocks', count(d.data.blocks))));
+    placeTip(tip, event.clientX, event.clientY);
+  }
+  const tips = () => {};
+  tips.show = showTip;
+  tips.hide = () => { tip.hidden = true; };
+
+  function draw() {
+    current = null;
+    tip.hidden = true;
+    canvas.replaceChildren();
+    if (!tree || tree.value === 0) {
+      canvas.append(h('p', {class: 'muted'}, 'Nothing is live here.'));
+      chart = null;
+      return;
+    }
+    chart = flamegraph().width(Math.max(280, canvas.clientWidth)).cellHeight(cell).inverted(true).minFrameSize(0.7)
+      .transitionDuration(0).tooltip(tips).setColorMapper(color).selfValue(false)
+      .getName((d) => shortFrame(d.data.name))
+      .setSearchMatch((d, text) => Boolean(text) && d.data.name.toLowerCase().includes(text.toLowerCase()))
+      .setSearchHandler((results, sum) => {
+        found.textContent = `${count(results.length)} found, ${bytes(sum)}`;
+        found.dataset.bytes = String(sum);
+      })
+      .onClick((d) => focus(d));
+    // It keeps notes in what it draws (fade, hide): each drawing gets nodes of its own.
+    select(canvas).datum(copy(tree)).call(chart);
+    if (term.value) search();
+  }
+
+  function copy(n) {
+    return {name: n.name, value: n.value, after: n.after, before: n.before, blocks: n.blocks, children: n.children.map(copy)};
+  }
+
+  function search() {
+    if (!chart) return;
+    if (term.value) chart.search(term.value);
+    else {
+      chart.clear();
+      found.textContent = '';
+    }
+    mark();
+  }
+
+  function focus(d) {
+    current = d;
+    said.textContent = d ? say(d) : '';
+    mark();
+  }
+
+  function mark() {
+    select(canvas).selectAll('g').classed('current', (d) => d === current && d !== null);
+  }
+
+  canvas.addEventListener('keydown', (e) => {
+    if (!chart) return;
+    const at = current || select(canvas).datum();
+    const wide = (d) => d && d.value > 0 && !d.data.hide;
+    const sibling = (step) => {
+      const all = at.parent ? at.parent.children.filter(wide) : [at];
+      return all[Math.max(0, Math.min(all.length - 1, all.indexOf(at) + step))];
+    };
+    const to = {ArrowDown: () => (current ? (at.children || []).find(wide) : at), ArrowUp: () => at.parent,
+      ArrowLeft: () => sibling(-1), ArrowRight: () => sibling(1)}[e.key];
+    if (to) focus(to() || at);
+    else if (e.key === 'Enter' && current) {
+      chart.zoomTo(current);
+      focus(current);
+    } else if (e.key === 'Escape') {
+      chart.resetZoom();
+      focus(null);
+    } else return;
+    e.preventDefault();
+  });
+
+  let width = 0;
+  new ResizeObserver(() => {
+    if (canvas.clientWidth === width || canvas.clientWidth === 0) return;
+    width = canvas.clientWidth;
+    draw();
+  }).observe(canvas);
+  onScheme(draw);
+  return {
+    show(made) {
+      tree = made;
+      width = canvas.clientWidth;
+      draw();
+    },
+  };
+}

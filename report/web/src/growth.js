@@ -1,0 +1,76 @@
+// Growth between two moments: what is live at the second and was not at the first, by stack, size, pool or stream.
+// What a program leaks shows here: handed out in between, and kept.
+
+import {bytes, count, signed} from './format.js';
+import {fill, h} from './dom.js';
+import {flame} from './flame.js';
+import {heldBetween, stackTree} from './tree.js';
+import {eventSlider, when} from './moment.js';
+
+const mostRows = 50;
+
+/**
+ * @param by how things may be told apart: [{key, name, label(number), more(number): further lines}]
+ * @param peak event at which most was live
+ * @param changed called with the two events
+ */
+export function growth(host, timeline, lives, peak, by, frames, changed) {
+  const at = {A: Math.floor(peak / 2), B: peak}; // what made the peak
+  const words = {A: h('span', {class: 'range muted'}), B: h('span', {class: 'range muted'})};
+  const sliders = {};
+  for (const name of ['A', 'B']) {
+    sliders[name] = eventSlider(`Moment ${name}`, lives.events, at[name], (e) => set(name, e));
+  }
+  const chosen = h('select', {'aria-label': 'Growth by', onchange: table}, by.map((x) => h('option', {value: x.key}, `by ${x.name}`)));
+  const sum = h('p', {class: 'hint', 'aria-live': 'polite', id: 'growth-words'});
+  const rows = h('div', {class: 'scroll', id: 'growth-table'});
+  const picture = h('div', {class: 'panel', id: 'growth-flame'});
+  host.append(h('div', {class: 'panel'}, ['A', 'B'].map((name) => h('div', {class: 'bar'}, h('b', {}, name), sliders[name], words[name])),
+    h('div', {class: 'bar'}, sum, h('div', {class: 'tools'}, chosen))), rows, picture);
+  const graph = flame(picture, 'What grew from A to B, by stack', {before: 'at A', after: 'at B'});
+  let waiting = false;
+
+  function show() {
+    waiting = false;
+    for (const name of ['A', 'B']) words[name].textContent = when(timeline, at[name]);
+    table();
+    graph.show(stackTree(lives.stacks, heldBetween(lives, at.A, at.B), frames));
+    changed(at.A, at.B);
+  }
+
+  function table() {
+    const kind = by.find((x) => x.key === chosen.value);
+    const all = lives.growth(at.A, at.B, kind.key);
+    const total = all.reduce((a, r) => ({before: a.before + r.before, after: a.after + r.after, kept: a.kept + r.kept,
+      keptBlocks: a.keptBlocks + r.keptBlocks}), {before: 0, after: 0, kept: 0, keptBlocks: 0});
+    sum.textContent = `From ${bytes(total.before)} to ${bytes(total.after)} live: ${signed(total.after - total.before)}. `
+      + `${bytes(total.kept)} in ${count(total.keptBlocks)} blocks were handed out in between and are kept at B.`;
+    Object.assign(sum.dataset, total);
+    const cell = (text) => h('td', {class: 'n'}, text);
+    const line = (r) => h('tr', {'data-grew': r.grew, 'data-kept': r.kept, 'data-key': kind.label(r.key)},
+      h('td', {class: 'who'}, kind.label(r.key), kind.more && kind.more(r.key).length
+        ? h('details', {}, h('summary', {class: 'plain muted'}, 'stack'), h('ol', {class: 'frames'}, kind.more(r.key).map((f) => h('li', {}, f)))) : null),
+      cell(h('b', {class: r.grew > 0 ? 'grew' : r.grew < 0 ? 'shrank' : ''}, signed(r.grew))), cell(bytes(r.before)), cell(bytes(r.after)),
+      cell(`${count(r.blocksBefore)} \u2192 ${count(r.blocksAfter)}`), cell(bytes(r.kept)));
+    const moved = all.filter((r) => r.grew !== 0 || r.kept !== 0);
+    // The most that grew and the most that shrank.
+    const head = moved.length <= mostRows ? moved : [...moved.slice(0, mostRows - 10), ...moved.slice(-10)];
+    fill(rows, h('table', {class: 'grid'}, h('thead', {}, h('tr', {}, [kind.title, 'Grew', 'Live at A', 'Live at B', 'Blocks', 'New since A']
+      .map((x, i) => h('th', {class: i ? 'n' : ''}, x)))), h('tbody', {}, head.map(line))),
+    moved.length > head.length ? h('p', {class: 'muted'}, `${count(moved.length - head.length)} more that changed less`) : null,
+    moved.length ? null : h('p', {class: 'muted'}, 'Nothing changed.'));
+  }
+
+  function set(name, event) {
+    at[name] = event;
+    const other = name === 'A' ? 'B' : 'A';
+    if (at.A > at.B) at[other] = event; // A is never behind B
+    sliders.A.value = String(at.A);
+    sliders.B.value = String(at.B);
+    if (waiting) return;
+    waiting = true;
+    requestAnimationFrame(show);
+  }
+  show();
+  return {set};
+}

@@ -1,0 +1,123 @@
+// The tree that a flame graph draws: bytes by stack, outermost frame first. Blocks without a stack hang below one
+// frame that says so, by size.
+
+import {bytes} from './format.js';
+import {sizeSteps} from './lives.js';
+
+export const noStack = 'no stack was recorded';
+
+export function rangeName(k) {
+  const name = (n) => bytes(n).replace('.00', '');
+  return k < sizeSteps.length ? `up to ${name(sizeSteps[k])}` : `over ${name(sizeSteps[sizeSteps.length - 1])}`;
+}
+
+/**
+ * @param stacks {n, parent, frame}
+ * @param held list of {stack, size, range, after, before, blocks}: bytes live at the moment shown (and at the one it
+ *     is compared with, where there is one). What a frame is as wide as is the larger of the two.
+ * @param frames names of frames
+ * @return {name, value, blocks, after, before, children}; children are sorted, widest first
+ */
+export function stackTree(stacks, held, frames) {
+  const {n, parent, frame} = stacks;
+  const after = new Float64Array(n);
+  const before = new Float64Array(n);
+  const width = new Float64Array(n);
+  const blocks = new Float64Array(n);
+  const bare = new Map(); // what has no stack, by range of sizes, then by size
+  for (const h of held) {
+    after[h.stack] += h.after;
+    before[h.stack] += h.before;
+    blocks[h.stack] += h.blocks;
+  }
+  for (const h of held) {
+    if (h.stack !== 0) continue;
+    const range = at(bare, h.range, () => ({name: rangeName(h.range), sizes: new Map()}));
+    const size = at(range.sizes, h.size, () => node(`${bytes(h.size)} each`));
+    size.after += h.after;
+    size.before += h.before;
+    size.blocks += h.blocks;
+  }
+  for (let i = n - 1; i > 0; i--) width[i] += Math.max(after[i], before[i]);
+  // Children come behind their parents, so one pass from the end adds everything up.
+  for (let i = n - 1; i > 0; i--) {
+    const p = parent[i];
+    if (p === 0) continue;
+    width[p] += width[i];
+    after[p] += after[i];
+    before[p] += before[i];
+    blocks[p] += blocks[i];
+  }
+  const root = node('all');
+  const nodes = new Array(n);
+  nodes[0] = root;
+  for (let i = 1; i < n; i++) {
+    if (width[i] === 0) continue;
+    const made = {name: frames[frame[i]], value: width[i], after: after[i], before: before[i], blocks: blocks[i],
+      children: []};
+    nodes[i] = made;
+    nodes[parent[i]].children.push(made);
+  }
+  const ranges = [...bare.values()].map((r) => sum(node(r.name), [...r.sizes.values()].map((s) => {
+    s.value = Math.max(s.after, s.before);
+    return s;
+  })));
+  if (ranges.length) {
+    if (root.children.length) root.children.push(sum(node(noStack), ranges));
+    else root.children = ranges;
+  }
+  sum(root, root.children);
+  order(root);
+  return root;
+}
+
+function at(map, key, make) {
+  let v = map.get(key);
+  if (!v) map.set(key, v = make());
+  return v;
+}
+
+function node(name) {
+  return {name, value: 0, after: 0, before: 0, blocks: 0, children: []};
+}
+
+function sum(parent, children) {
+  parent.children = children;
+  for (const c of children) {
+    for (const k of ['value', 'after', 'before', 'blocks']) parent[k] += c[k];
+  }
+  return parent;
+}
+
+function order(root) {
+  const todo = [root];
+  while (todo.length) {
+    const at = todo.pop();
+    at.children.sort((a, b) => b.value - a.value || (a.name < b.name ? -1 : 1));
+    todo.push(...at.children);
+  }
+}
+
+/** What is live after an event, for stackTree. */
+export function heldAt(lives, event) {
+  return heldBetween(lives, null, event);
+}
+
+/** What is live at two moments; without the first, at the second alone. */
+export function heldBetween(lives, first, second) {
+  const {stack, size} = lives.blocks;
+  const ranges = lives.keys('range');
+  const all = new Map();
+  const of = (i) => {
+    // Stacks are told apart by number; what has none, by size.
+    const key = stack[i] !== 0 ? stack[i] : -1 - size[i];
+    return at(all, key, () => ({stack: stack[i], size: size[i], range: ranges[i], after: 0, before: 0, blocks: 0}));
+  };
+  if (first !== null) lives.eachLive(first, (i) => { of(i).before += size[i]; });
+  lives.eachLive(second, (i) => {
+    const h = of(i);
+    h.after += size[i];
+    h.blocks++;
+  });
+  return [...all.values()];
+}
