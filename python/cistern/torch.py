@@ -47,6 +47,8 @@ def enable(conf: Optional[str] = None) -> Optional[str]:
     that processes started by this one have the same settings. A second call does nothing. CisternError when CUDA has
     started already or another allocator is in place; SettingsError, a ValueError, for bad settings."""
     global _mode, _conf
+    import torch  # not under the lock: where `cistern run` follows the import, that enables as well, in whatever thread it is
+
     with _lock:
         settings = os.environ.get("CISTERN_CONF", "") if conf is None else conf
         if not isinstance(settings, str):
@@ -56,8 +58,6 @@ def enable(conf: Optional[str] = None) -> Optional[str]:
                 raise CisternError("Cistern is enabled already, with the settings %r: they cannot be changed to %r" %
                                    (_conf, conf))
             return _mode
-        import torch
-
         if getattr(torch.version, "cuda", None) is None:
             return None
         _check_settings(settings)
@@ -98,11 +98,11 @@ def MemPool(memory: str = "chunks", *, upstream: Any = None, limit: Any = None, 
     from . import _pools
 
     described = _pools.describe(memory, upstream, limit, on_oom, arguments.get("allocator"))
+    import torch  # which enables Cistern in a program that `cistern run` started
+
     if _mode != "adapter":
         raise CisternError("pools of a kind of memory need PyTorch on Cistern's adapter" +
                            (", which is not in use: " + _why_plain if _why_plain else ": call cistern.torch.enable()"))
-    import torch
-
     return _pools.make(torch, _adapter, described, arguments)
 
 

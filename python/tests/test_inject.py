@@ -206,6 +206,27 @@ class Run(Case):
                                 "import torch, cistern, os; print(cistern.torch.mode(), os.environ['CISTERN_CONF'])", env=env)
         self.assertEqual((done.stdout, done.stderr), ("adapter limit:1GiB\n", ""))
 
+    def test_pool_before_torch_is_imported(self):
+        """The package's own words import PyTorch, and find it enabled."""
+        site, package = self.fake_torch(), self.package()
+        self.build(package, site)
+        env = self.environment(PYTHONPATH=site, CISTERN_PYTHON_PACKAGE=package)
+        done = self.run_command("run", "--", sys.executable, "-c",
+                                "import cistern.torch; print(cistern.torch.MemPool(upstream='nccl').id, cistern.torch.mode())", env=env)
+        self.assertEqual((done.stdout, done.stderr), ("(0, 7) adapter\n", ""))
+
+    def test_enabled_in_one_thread_while_another_imports_torch(self):
+        site, package = self.fake_torch(), self.package()
+        self.build(package, site)
+        with open(os.path.join(site, "torch", "__init__.py")) as f:
+            text = f.read()
+        self.write(os.path.join(site, "torch", "__init__.py"), "import time\ntime.sleep(1)\n" + text)
+        done = self.run_command("run", "--", sys.executable, "-c", "import cistern.torch, importlib, threading, time\n"
+                                "t = threading.Thread(target=importlib.import_module, args=('torch',))\n"
+                                "t.start(); time.sleep(0.3); print(cistern.torch.enable()); t.join()",
+                                env=self.environment(PYTHONPATH=site, CISTERN_PYTHON_PACKAGE=package))
+        self.assertEqual((done.stdout, done.stderr), ("adapter\n", ""))
+
     def test_without_a_gpu_nothing_is_built(self):
         if os.path.exists("/dev/nvidiactl"):
             self.skipTest("there is a GPU")
