@@ -29,6 +29,9 @@ struct Opened {
 };
 Opened& opened = *new Opened; // never destroyed: tensors are freed as late as in exit handlers
 
+// Whether the first device has been given access to all memory of the second.
+std::atomic<bool> reaches[kMaxDevices][kMaxDevices];
+
 void unmap(const Mapped& m) {
   if (mode.load() & kForked)
     return; // it is the parent's mapping
@@ -120,11 +123,26 @@ void Adapter::enablePeerAccess(DeviceIndex dev, DeviceIndex dev_to_access) {
   }
   // That was for memory from cudaMalloc. Mapped memory is made accessible range by range.
   check(lib.peer(dev_to_access, dev));
+  reaches[dev][dev_to_access].store(true, std::memory_order_release);
+}
+
+// PyTorch notes that there is access before it calls enablePeerAccess, so another thread may come here first, or in the middle
+// of it. A copy between cudaMalloc's memory gets by without access; of mapped memory it is an error. So that thread does the
+// same work, which waits for who is at it.
+static bool can_reach(int device, int other) {
+  if (C10_LIKELY(reaches[device][other].load(std::memory_order_acquire)))
+    return true;
+  try {
+    adapter->enablePeerAccess(static_cast<DeviceIndex>(device), static_cast<DeviceIndex>(other));
+    return true;
+  } catch (const std::exception&) { // whoever asked for it is told
+    return false;
+  }
 }
 
 cudaError_t Adapter::memcpyAsync(void* dst, int dst_device, const void* src, int src_device, size_t count,
                                  cudaStream_t stream, bool p2p_enabled) {
-  if (p2p_enabled || src_device == dst_device)
+  if (src_device == dst_device || (p2p_enabled && can_reach(src_device, dst_device)))
     return cudaMemcpyAsync(dst, src, count, cudaMemcpyDeviceToDevice, stream);
   // Without peer access only this one knows how to copy mapped memory.
   return cudaMemcpyPeerAsync(dst, dst_device, src, src_device, count, stream);

@@ -19,7 +19,7 @@ using Pool = c10::MempoolId_t;
 
 // Of the stand-in runtime.
 extern "C" void test_capture(void* stream, int on);
-extern "C" int test_mallocs, test_syncs, test_peer_copies;
+extern "C" int test_mallocs, test_syncs, test_peer_copies, test_peers, test_peer_fails;
 
 inline std::atomic<int> failures{0};
 

@@ -54,6 +54,30 @@ void allocations() {
   CHECK(cca::memcpyAsync(nullptr, 0, nullptr, 1, 1, nullptr, false) == cudaSuccess && test_peer_copies == 1);
 }
 
+// PyTorch says that there is access before it has it enabled: copies wait for it, and do without where it cannot be had.
+void peers() {
+  const int before = test_peer_copies;
+  auto copy = [](int to, int from) { return cca::memcpyAsync(nullptr, to, nullptr, from, 1, nullptr, true); };
+  CHECK(test_peers == 0);
+  test_peer_fails = 1;
+  CHECK(copy(1, 0) == cudaSuccess && test_peers == 0 && test_peer_copies == before + 1);
+  THROWS(c10::Error, "", cca::get()->enablePeerAccess(0, 1));
+  test_peer_fails = 0;
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 8; i++)
+    threads.emplace_back([&, i] {
+      if (i % 4 == 0)
+        cca::get()->enablePeerAccess(0, 1);
+      CHECK(copy(1, 0) == cudaSuccess);
+    });
+  for (std::thread& t : threads)
+    t.join();
+  CHECK(test_peers == 1 && test_peer_copies == before + 1);
+  CHECK(copy(0, 1) == cudaSuccess && test_peers == 2 && test_peer_copies == before + 1); // the other way is another matter
+  c10::DeviceIndex now = -1;
+  CHECK(c10::cuda::GetDevice(&now) == cudaSuccess && now == 0);
+}
+
 void out_of_memory() {
   cca::emptyCache();
   int told = 0;
@@ -181,6 +205,7 @@ int main(int, char** argv) {
   install(argv);
   before_cuda();
   allocations();
+  peers();
   out_of_memory();
   callbacks();
   profiled();

@@ -6,7 +6,7 @@
 #include <string.h>
 
 #define N(fn) int fn() { return 0; }
-N(cudaDeviceCanAccessPeer) N(cudaDeviceEnablePeerAccess) N(cudaDeviceGetDefaultMemPool) N(cudaEventCreateWithFlags)
+N(cudaDeviceCanAccessPeer) N(cudaDeviceGetDefaultMemPool) N(cudaEventCreateWithFlags)
 N(cudaEventDestroy) N(cudaEventElapsedTime) N(cudaEventQuery) N(cudaEventRecord) N(cudaEventSynchronize) N(cudaFreeAsync)
 N(cudaGraphNodeGetDependencies) N(cudaIpcCloseMemHandle) N(cudaIpcGetMemHandle) N(cudaMallocAsync) N(cudaMemcpy)
 N(cudaMemcpyAsync) N(cudaMemPoolGetAttribute) N(cudaMemPoolSetAccess) N(cudaMemPoolSetAttribute) N(cudaMemPoolTrimTo)
@@ -26,9 +26,19 @@ const char *cudaGetErrorString(int e) { return e == 700 ? "an illegal memory acc
 const char *cudaGetErrorName(int e) { return e == 700 ? "cudaErrorIllegalAddress" : e ? "cudaErrorUnknown" : "cudaSuccess"; }
 
 int test_mallocs, test_syncs, test_peer_copies; /* calls */
+int test_peers, test_peer_fails; /* devices that were given access to another; whether that fails */
 int cudaMalloc(void **p, size_t n) { return test_mallocs++, *p = aligned_alloc(512, (n + 511) / 512 * 512), 0; }
 int cudaFree(void *p) { return free(p), 0; }
 int cudaDeviceSynchronize(void) { return test_syncs++, 0; }
+int cudaDeviceEnablePeerAccess(int other, unsigned flags) {
+  static int open[2][2];
+  (void)flags;
+  if (test_peer_fails)
+    return 719;
+  if (__atomic_exchange_n(&open[device][other], 1, __ATOMIC_SEQ_CST))
+    return 704; /* cudaErrorPeerAccessAlreadyEnabled */
+  return __atomic_add_fetch(&test_peers, 1, __ATOMIC_SEQ_CST), 0;
+}
 int cudaMemcpyPeerAsync() { return test_peer_copies++, 0; }
 
 /* A legacy handle opens at the address that its first bytes are. */
