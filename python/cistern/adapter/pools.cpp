@@ -50,6 +50,29 @@ struct DevicePools {
 };
 
 DevicePools* devices = nullptr; // never destroyed: see Adapter
+
+// The device for which PyTorch made each torch.cuda.MemPool. It may be used on others, of which PyTorch tells only the scopes:
+// there the pool stays between them, empty of users, until it goes at its home. The mutex comes after a device's.
+struct Homes {
+  std::mutex mutex;
+  std::unordered_map<MempoolId_t, DeviceIndex, c10::MempoolIdHash> of;
+};
+Homes& homes = *new Homes; // never destroyed: see Adapter
+
+bool has_home(MempoolId_t id) {
+  std::lock_guard<std::mutex> lock(homes.mutex);
+  return homes.of.count(id) != 0;
+}
+
+// leave_home says whether the pool was at home on the device, where it has gone.
+bool leave_home(DeviceIndex device, MempoolId_t id) {
+  std::lock_guard<std::mutex> lock(homes.mutex);
+  const auto it = homes.of.find(id);
+  if (it == homes.of.end() || it->second != device)
+    return false;
+  homes.of.erase(it);
+  return true;
+}
 std::atomic<int> busy{0};       // open scopes and announced captures of all devices
 
 void count(int change) {
@@ -170,8 +193,11 @@ void Adapter::createOrIncrefPool(DeviceIndex device, MempoolId_t id, std::shared
     TORCH_CHECK(!p.made, "a pool that is in use cannot be given an allocator");
     p.allocator = std::move(allocator);
   }
-  if (is_new)
+  if (is_new) {
     p.users = true;
+    std::lock_guard<std::mutex> at_home(homes.mutex);
+    homes.of.emplace(id, device);
+  }
 }
 
 void Adapter::setNoSplit(DeviceIndex device, MempoolId_t id) {
@@ -255,22 +281,8 @@ void Adapter::endAllocateToPool(DeviceIndex device, MempoolId_t id) {
   settle(device, d);
 }
 
-void Adapter::releasePool(DeviceIndex device, MempoolId_t id) {
-  if (mode.load() & kForked)
-    return; // destructors call this
-  DevicePools& d = of(device);
-  Pool gone;
-  {
-    std::lock_guard<std::mutex> lock(d.mutex);
-    Pool& p = find(d, id);
-    if (--p.uses > 0)
-      return;
-    settle(device, d);
-    gone = std::move(p);
-    d.pools.erase(id);
-  }
-  if (gone.users)
-    forget_spec(device, id);
+// end tells the library that the pool is gone. No pool's lock is held.
+static void end(DeviceIndex device, MempoolId_t id, const Pool& gone) {
   if (!gone.made)
     return;
   {
@@ -283,6 +295,41 @@ void Adapter::releasePool(DeviceIndex device, MempoolId_t id) {
   }
   if (gone.source != nullptr)
     gone.source->unref();
+}
+
+void Adapter::releasePool(DeviceIndex device, MempoolId_t id) {
+  if (mode.load() & kForked)
+    return; // destructors call this
+  DevicePools& d = of(device);
+  Pool gone;
+  {
+    std::lock_guard<std::mutex> lock(d.mutex);
+    Pool& p = find(d, id);
+    if (--p.uses > 0)
+      return;
+    settle(device, d);
+    if (!p.users && has_home(id))
+      return;
+    gone = std::move(p);
+    d.pools.erase(id);
+  }
+  const bool was_home = leave_home(device, id); // first: who leaves a scope elsewhere from now on ends the pool there
+  if (gone.users)
+    forget_spec(device, id);
+  end(device, id, gone);
+  for (int i = 0; was_home && i < device_count; i++) {
+    Pool abroad;
+    {
+      std::lock_guard<std::mutex> lock(devices[i].mutex);
+      const auto it = devices[i].pools.find(id);
+      if (it == devices[i].pools.end() || it->second.uses > 0)
+        continue;
+      abroad = std::move(it->second);
+      devices[i].pools.erase(it);
+    }
+    abroad.users = true; // as at home
+    end(static_cast<DeviceIndex>(i), id, abroad);
+  }
 }
 
 // For what PyTorch has no word for: where the memory of a pool comes from, how much it may be, and who is asked when there is no

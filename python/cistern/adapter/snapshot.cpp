@@ -35,11 +35,14 @@ Order& order = *new Order; // never destroyed: see Adapter
 // Segments of one device, or of one pool of it, appended; returns the bytes in use.
 size_t add_segments(DeviceIndex device, MempoolId_t pool, std::vector<SegmentInfo>* out) {
   const bool all = pool.first == 0 && pool.second == 0;
-  if (!touched[device].load() || (!all && !pool_known(device, pool)))
+  if (!touched[device].load())
     return 0;
   Snapshot snap;
   const Ids ids(pool);
-  check(lib.snapshot_take(device, all ? nullptr : static_cast<const uint64_t*>(ids), &snap.p));
+  const int code = lib.snapshot_take(device, all ? nullptr : static_cast<const uint64_t*>(ids), &snap.p);
+  if (!all && code == CISTERN_INVALID)
+    return 0; // no such pool there, nor memory that one has left
+  check(code);
   size_t active = 0;
   std::vector<SegmentInfo> segments;
   segments.reserve(snap.p->num_segments);

@@ -172,6 +172,66 @@ void limits() {
   CHECK(reserved() == 0);
 }
 
+// A pool that is used on a device for which it was not made, of which PyTorch tells only the scopes.
+void abroad() {
+  PoolWanted w = wanted();
+  w.options.upstream = "device";
+  w.options.limit = 100 * MiB;
+  const int before = dropped;
+  void *here, *there, *more;
+  Pool id;
+  {
+    MemPool pool(w);
+    id = pool.id;
+    {
+      Scope scope(pool.id);
+      here = cca::raw_alloc(60 * MiB);
+    }
+    c10::cuda::CUDAGuard other(1);
+    {
+      Scope scope(pool.id, 1);
+      there = cca::raw_alloc(60 * MiB);
+      more = cca::raw_alloc(20 * MiB);
+      OUT_OF_MEMORY(cca::raw_alloc(60 * MiB)); // a limit of its own
+    }
+    std::set<int> devices;
+    for (const auto& s : cca::snapshot(pool.id).segments)
+      devices.insert(s.device);
+    CHECK(devices == (std::set<int>{0, 1}));
+    cca::raw_delete(more);
+    {
+      Scope again(pool.id, 1);
+      void* p = cca::raw_alloc(20 * MiB);
+      CHECK(p == more); // what the pool cached there
+      OUT_OF_MEMORY(cca::raw_alloc(60 * MiB));
+      cca::raw_delete(p);
+    }
+    CHECK(stats(1).reserved_bytes[0].current >= static_cast<int64_t>(80 * MiB));
+  }
+  CHECK(dropped == before + 1);
+  CHECK(segments(id) == 2); // the pool is gone, what is out of it is not; what it cached is, on both
+  CHECK(stats(1).reserved_bytes[0].current < static_cast<int64_t>(80 * MiB));
+  cca::raw_delete(here);
+  cca::raw_delete(there);
+  cca::emptyCache();
+  CHECK(segments(id) == 0 && reserved() == 0 && stats(1).reserved_bytes[0].current == 0);
+  void* p;
+  {
+    MemPool pool(w); // one that goes while it is in use abroad
+    id = pool.id;
+    c10::cuda::CUDAGuard other(1);
+    cca::beginAllocateToPool(1, id, this_thread());
+    p = cca::raw_alloc(60 * MiB);
+  }
+  cca::raw_delete(p);
+  cca::endAllocateToPool(1, id);
+  CHECK(cca::getPoolUseCount(1, id) == 1);
+  cca::releasePool(1, id);
+  THROWS(c10::Error, "Could not find pool", cca::getPoolUseCount(1, id));
+  cca::emptyCache();
+  CHECK(stats(1).reserved_bytes[0].current == 0 && dropped == before + 2);
+}
+
 // Functions of the program's own.
 struct Own {
   std::set<void*> out;
@@ -431,6 +491,7 @@ int main(int, char** argv) {
   bad_words();
   kinds();
   limits();
+  abroad();
   functions();
   callbacks(false);
   callbacks(true);
