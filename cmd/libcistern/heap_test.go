@@ -30,3 +30,37 @@ func TestHeapLimit(t *testing.T) {
 	runtime.KeepAlive(held)
 	becomes("with little live", func(limit int64) bool { return limit == heapLimit })
 }
+
+// TestTidy: the collector runs after slow calls once they left garbage, and not before.
+func TestTidy(t *testing.T) {
+	startSim(t)
+	t.Cleanup(func() { debug.SetGCPercent(100) })
+	runs := func() uint32 {
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return m.NumGC
+	}
+	runtime.GC()
+	before := runs()
+	for range 100 {
+		tidy()
+	}
+	time.Sleep(20 * time.Millisecond)
+	if n := runs(); n != before {
+		t.Fatalf("it ran %d times over nothing", n-before)
+	}
+	var garbage []byte
+	for range 16 {
+		garbage = make([]byte, heapSlack/8)
+	}
+	runtime.KeepAlive(garbage)
+	if n := runs(); n != before {
+		t.Fatalf("it ran %d times by itself", n-before)
+	}
+	deadline := time.Now().Add(20 * time.Second)
+	for tidy(); runs() == before; time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("it never ran")
+		}
+	}
+}

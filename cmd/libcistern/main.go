@@ -20,7 +20,8 @@
 // Nothing happens when the library is loaded but what the Go runtime does: the driver is opened, and threads come to be,
 // at the first call (start). No signal is listened for; the environment is read through C's getenv, because Go's copy is
 // as old as the library's loading. The engine's metadata is free of pointers and requests met from cache make no garbage,
-// so the collector runs only when the heap nears a limit (limitHeap).
+// so the collector runs only when the heap nears a limit (limitHeap), or after calls that make garbage and are slow in any
+// case (tidy).
 package main
 
 /*
@@ -233,6 +234,24 @@ func limitHeap() {
 	debug.SetGCPercent(-1)
 	debug.SetMemoryLimit(heapLimit)
 	watchHeap()
+}
+
+// tidy has the collector run, beside everybody, once so much of the heap may be garbage: a program that pauses and resumes for
+// days need not hold as much as the limit for it.
+const heapSlack = 8 << 20
+
+var tidying atomic.Bool
+
+func tidy() {
+	heap := [2]metrics.Sample{{Name: "/memory/classes/heap/objects:bytes"}, {Name: "/gc/heap/live:bytes"}}
+	metrics.Read(heap[:])
+	if heap[0].Value.Uint64() < heap[1].Value.Uint64()+heapSlack || !tidying.CompareAndSwap(false, true) {
+		return
+	}
+	go func() {
+		defer tidying.Store(false)
+		runtime.GC()
+	}()
 }
 
 // watchHeap raises the limit after a collection that found more than half of it live.

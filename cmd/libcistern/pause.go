@@ -78,6 +78,7 @@ func onSelected(d, one C.int, pool0, pool1 C.uint64_t, tag *C.char, out *C.ciste
 		return C.CISTERN_OK
 	}
 	r, err := f(dev, sel)
+	tidy()
 	if err != nil {
 		return fail(err)
 	}
