@@ -369,13 +369,13 @@ func (p *pause) chooseSegments(s *space, no *refusal) {
 			if !p.sel.has(s, b) {
 				continue
 			}
-			p.refuse(s, b, no)
-			switch {
+			switch { // first what nobody can allow
 			case name == "nccl":
 				no.add(b, "pause: memory of pool {%d, %d} is NCCL's (nccl), registered for communication", s.pool.id[0], s.pool.id[1])
 			case !ok:
 				no.add(b, "pause: pool {%d, %d} has memory of %q, which cannot go and leave its addresses", s.pool.id[0], s.pool.id[1], name)
 			}
+			p.refuse(s, b, no)
 		}
 		if stays {
 			p.report.Shared += selected
