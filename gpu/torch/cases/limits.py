@@ -113,7 +113,7 @@ def pool_asks_with_history():
     return asked(True)
 
 
-@case(native=OURS)
+@case(native=OURS, guard=None)
 def pool_asks_badly():
     """A function that fails counts as no help and is said once; one that lies does not hang."""
     done = script("import torch, cistern.torch\n"
