@@ -48,7 +48,7 @@ def train(rank, world, folder):
         flat /= world
         optimizer.step()
         if rank == 0 and step % 5 == 4:
-            print(f"step {step + 1}: loss {float(loss):.4f}", flush=True)
+            print(f"step {step + 1}: loss {loss.detach().item():.4f}", flush=True)
 
     # All GPUs have the same weights, as they summed the same gradients.
     mine = torch.stack([p.detach().double().sum() for p in model.parameters()]).sum()

@@ -26,8 +26,9 @@ def timed(what, call, *arguments, **named):
     begin = time.perf_counter()
     report = call(*arguments, **named)
     took = time.perf_counter() - begin
-    print(f"  {what}: {report['physical'] / GiB:.2f} GiB in {took * 1e3:.0f} ms"
-          + (f", {report['kept'] / took / 1e9:.0f} GB/s" if report["kept"] else ""), flush=True)
+    # Physical memory is whole chunks and, for a pause, also what the cache held free beside: the gradients' memory, for one.
+    print(f"  {what}: {report['bytes'] / GiB:.2f} GiB of tensors, {report['physical'] / GiB:.2f} GiB physical, in {took * 1e3:.0f} ms"
+          + (f"; contents at {report['kept'] / took / 1e9:.0f} GB/s" if report["kept"] else ""), flush=True)
 
 
 def main(width=4096, layers=16, rounds=3):
@@ -52,7 +53,7 @@ def main(width=4096, layers=16, rounds=3):
             with cistern.tag("optimizer"):
                 optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-        held(f"round {i + 1}: trained, loss {float(loss):.5f}")
+        held(f"round {i + 1}: trained, loss {loss.detach().item():.5f}")
         del loss
         timed("the optimizer's state sleeps", cistern.pause, tag="optimizer")
         torch.cuda.empty_cache()
