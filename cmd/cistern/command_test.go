@@ -210,6 +210,8 @@ func TestOutputsAreWholeOrAbsent(t *testing.T) {
 	for _, args := range [][]string{
 		{"convert", "cut.pickle", "-o", "kept.cistern"},
 		{"convert", "cut.pickle", "-o", "new.cistern"},
+		{"convert", "tiny.pickle", "-o", "new.pb.gz", "--at", "1000"},
+		{"convert", "cut.pickle", "-o", "new.parquet"},
 		{"replay", "--policy", "torch", "--record", "new.pickle", "cut.pickle"},
 	} {
 		if _, _, code := cistern(t, "", args...); code != exitBad {
@@ -277,6 +279,21 @@ func TestStandardOutputThatCannotBeWritten(t *testing.T) {
 			fullDisk{}, &errs)
 		if want := "cistern: standard output: cannot be written: no space left on device\n"; code != exitBad || errs.String() != want {
 			t.Errorf("%s: code %d, %q, want %d, %q", flag, code, errs.String(), exitBad, want)
+		}
+	}
+}
+
+// A disk that fills up while a format is written is said in one line, with the output's name.
+func TestConvertToAFullDisk(t *testing.T) {
+	inFolder(t)
+	if _, err := os.Stat("/dev/full"); err != nil {
+		t.Skip("there is no /dev/full")
+	}
+	for _, to := range formatNames() {
+		_, errs, code := cistern(t, "", "convert", "tiny.pickle", "-o", "/dev/full", "--to", to)
+		if code != exitBad || !strings.Contains(errs, "/dev/full: cannot be written: no space left on device") ||
+			strings.Count(errs, "\n") != 1 {
+			t.Errorf("%s: code %d, %q", to, code, errs)
 		}
 	}
 }

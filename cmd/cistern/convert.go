@@ -9,29 +9,65 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/cistern-gpu/cistern/export"
 	"github.com/cistern-gpu/cistern/trace"
 )
 
-// formats are what convert writes, by the name that --to takes, with the endings that stand for them.
-var formats = []struct {
-	name    string
+// convertOptions say what of a run is written, where a format asks.
+type convertOptions struct {
+	moment export.Moment
+	table  *export.Table
+}
+
+// format is one that convert writes.
+type format struct {
+	name    string // as --to takes it
 	endings []string
-	write   func(w io.Writer, f *trace.File) error
-}{
-	{"cistern", []string{".cistern"}, trace.WriteCistern},
-	{"pytorch", []string{".pickle", ".pkl"}, func(w io.Writer, f *trace.File) error {
-		return trace.WritePyTorch(w, f.Traces...)
-	}},
+	what    string
+	write   func(w io.Writer, f *trace.File, o convertOptions) error
+}
+
+var formats = []format{
+	{"cistern", []string{".cistern"}, "Cistern's compact format: smaller and faster to read, nothing is lost",
+		func(w io.Writer, f *trace.File, _ convertOptions) error { return trace.WriteCistern(w, f) }},
+	{"pytorch", []string{".pickle", ".pkl"}, "a PyTorch memory snapshot, which PyTorch's viewer opens",
+		func(w io.Writer, f *trace.File, _ convertOptions) error { return trace.WritePyTorch(w, f.Traces...) }},
+	{"pprof", []string{".pb.gz", ".pprof"}, "a profile of one moment (--at), for go tool pprof: flame graphs of who holds memory",
+		func(w io.Writer, f *trace.File, o convertOptions) error { return export.WritePprof(w, f, o.moment) }},
+	{"perfetto", []string{".pftrace", ".perfetto-trace"}, "a timeline for ui.perfetto.dev: memory counters, segments got and given back",
+		func(w io.Writer, f *trace.File, _ convertOptions) error { return export.WritePerfetto(w, f) }},
+	{"parquet", []string{".parquet"}, "a table (--table) for DuckDB, Spark, ClickHouse, pandas",
+		func(w io.Writer, f *trace.File, o convertOptions) error { return export.WriteParquet(w, f, o.table) }},
+	{"csv", []string{".csv"}, "the same table as text; null is an empty field",
+		func(w io.Writer, f *trace.File, o convertOptions) error { return export.WriteCSV(w, f, o.table) }},
+}
+
+// formatNames are what --to takes.
+func formatNames() []string {
+	names := make([]string, len(formats))
+	for i := range formats {
+		names[i] = formats[i].name
+	}
+	return names
+}
+
+// oneOf joins names for a message: "a, b or c".
+func oneOf(names []string) string {
+	n := len(names)
+	if n < 2 {
+		return strings.Join(names, "")
+	}
+	return strings.Join(names[:n-1], ", ") + " or " + names[n-1]
 }
 
 func newConvert(a *app) *cobra.Command {
-	var to, out string
+	var to, out, at, table string
 	c := &cobra.Command{
 		Use:   "convert [flags] TRACE -o FILE",
-		Short: "Rewrite a recorded run in another format",
-		Long: "Convert reads any trace and writes it in Cistern's compact format or as a PyTorch memory snapshot, which " +
-			"PyTorch's\nviewer opens. Without --to, the ending of FILE says which: .cistern, .pickle or .pkl.",
-		Example: "  cistern convert snapshot.pickle -o snapshot.cistern",
+		Short: "Rewrite a recorded run for other tools: pprof, Perfetto, Parquet, CSV, PyTorch's viewer",
+		Long:  convertHelp(),
+		Example: "  cistern convert snapshot.pickle -o snapshot.cistern\n" +
+			"  cistern convert snapshot.pickle -o peak.pb.gz && go tool pprof -http : peak.pb.gz",
 		Args: func(c *cobra.Command, args []string) error {
 			if len(args) != 1 {
 				return fmt.Errorf("%s: want one trace, got %d", c.Name(), len(args))
@@ -42,9 +78,22 @@ func newConvert(a *app) *cobra.Command {
 			if err := needOutput(c, out); err != nil {
 				return err
 			}
-			write, err := writerFor(to, out)
+			format, err := formatFor(to, out)
 			if err != nil {
 				return err
+			}
+			var options convertOptions
+			if c.Flags().Changed("at") && format.name != "pprof" {
+				return fmt.Errorf("--at: for pprof, not for %s", format.name)
+			}
+			if options.moment, err = export.ParseMoment(at); err != nil {
+				return fmt.Errorf("--at: %w", err)
+			}
+			if c.Flags().Changed("table") && format.name != "parquet" && format.name != "csv" {
+				return fmt.Errorf("--table: for parquet and csv, not for %s", format.name)
+			}
+			if options.table, err = export.TableNamed(table); err != nil {
+				return fmt.Errorf("--table: %w", err)
 			}
 			o, err := a.openOutput(out)
 			if err != nil {
@@ -54,8 +103,11 @@ func newConvert(a *app) *cobra.Command {
 			bar := a.startProgress("converting", 1)
 			defer bar.end()
 			return eachFile(c.Context(), a, args, bar, func(f *trace.File, _ func(int, int)) (struct{}, error) {
-				if err := write(o, f); err != nil {
-					return struct{}{}, fmt.Errorf("writing %s: %w", displayOutput(out), err)
+				if err := format.write(o, f, options); err != nil {
+					if werr := o.w.Flush(); werr != nil { // the first that failed
+						err = cannotWrite(displayOutput(out), werr)
+					}
+					return struct{}{}, err
 				}
 				return struct{}{}, o.commit()
 			}, func(_ int, r outcome[struct{}]) {
@@ -66,27 +118,73 @@ func newConvert(a *app) *cobra.Command {
 		},
 	}
 	c.Flags().StringVarP(&out, "output", "o", "", "`file` to write; - is standard output")
-	c.Flags().StringVar(&to, "to", "", "format to write: cistern or pytorch (default by the ending of the output)")
-	_ = c.RegisterFlagCompletionFunc("to", cobra.FixedCompletions([]string{"cistern", "pytorch"},
-		cobra.ShellCompDirectiveNoFileComp))
+	c.Flags().StringVar(&to, "to", "", "format to write: "+oneOf(formatNames())+" (default by the ending of the output)")
+	c.Flags().StringVar(&at, "at", "peak", "pprof: the `moment`: peak (of live bytes), start, end, the number of an event,\n"+
+		"or a time since the first event such as 1.5s")
+	c.Flags().StringVar(&table, "table", export.Tables[0].Name, "parquet, csv: the `table`: "+oneOf(export.TableNames()))
+	_ = c.RegisterFlagCompletionFunc("table", cobra.FixedCompletions(export.TableNames(), cobra.ShellCompDirectiveNoFileComp))
+	_ = c.RegisterFlagCompletionFunc("to", cobra.FixedCompletions(formatNames(), cobra.ShellCompDirectiveNoFileComp))
 	return c
 }
 
-// writerFor chooses the format by name, or by the ending of the output where none is given.
-func writerFor(to, out string) (func(io.Writer, *trace.File) error, error) {
-	var names, endings []string
+// convertHelp lists the formats, and what is in them in which units.
+func convertHelp() string {
+	var b strings.Builder
+	b.WriteString("Convert reads any trace and writes it in another format. Without --to, the ending of FILE says which.\n\n")
 	for _, f := range formats {
-		if f.name == to || to == "" && slices.Contains(f.endings, strings.ToLower(filepath.Ext(out))) {
-			return f.write, nil
+		fmt.Fprintf(&b, "  %-9s %-26s %s\n", f.name, strings.Join(f.endings, " "), f.what)
+	}
+	b.WriteString("\n" + export.PprofDoc + "\n\n" + export.PerfettoDoc + "\n")
+	for _, t := range export.Tables {
+		fmt.Fprintf(&b, "\nTable %s: %s.\n\n", t.Name, t.What)
+		for _, c := range t.Columns {
+			null := ""
+			if c.Null {
+				null = "null"
+			}
+			head := fmt.Sprintf("  %-21s%-8s %-5s", c.Name, c.Type, null)
+			for _, line := range wrapped(c.Doc, 118-len(head)) {
+				fmt.Fprintf(&b, "%s %s\n", head, line)
+				head = strings.Repeat(" ", len(head))
+			}
 		}
-		names = append(names, f.name)
+	}
+	return strings.TrimRight(b.String(), "\n")
+}
+
+// wrapped breaks a text into lines of at most width bytes, where words allow it.
+func wrapped(text string, width int) []string {
+	var lines []string
+	line := ""
+	for word := range strings.FieldsSeq(text) {
+		if line != "" && len(line)+1+len(word) > width {
+			lines = append(lines, line)
+			line = ""
+		}
+		if line != "" {
+			line += " "
+		}
+		line += word
+	}
+	return append(lines, line)
+}
+
+// formatFor chooses the format by name, or by the ending of the output where none is given.
+func formatFor(to, out string) (format, error) {
+	var endings []string
+	for _, f := range formats {
+		if f.name == to || to == "" && slices.ContainsFunc(f.endings, func(e string) bool {
+			return strings.HasSuffix(strings.ToLower(filepath.Base(out)), e)
+		}) {
+			return f, nil
+		}
 		endings = append(endings, f.endings...)
 	}
 	if to != "" {
-		return nil, fmt.Errorf("--to %q: want %s", to, strings.Join(names, " or "))
+		return format{}, fmt.Errorf("--to %q: want %s", to, oneOf(formatNames()))
 	}
-	return nil, fmt.Errorf("%s: its ending says no format: want %s, or --to %s", displayOutput(out),
-		strings.Join(endings, ", "), strings.Join(names, " or --to "))
+	return format{}, fmt.Errorf("%s: its ending says no format: want %s, or --to with %s", displayOutput(out),
+		oneOf(endings), oneOf(formatNames()))
 }
 
 func displayOutput(path string) string {

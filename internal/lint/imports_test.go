@@ -30,6 +30,7 @@ var mayImport = map[string][]string{
 	"cuda/open":           {"cuda", "cuda/nvidia", "cuda/sim", "internal/units"},
 	// Recorded runs.
 	"trace":   {"event"},
+	"export":  {"event", "trace"},
 	"replay":  {".", "cuda", "cuda/sim", "event", "internal/units", "trace"},
 	"analyze": {"event", "internal/units", "replay", "trace"},
 	"report":  {"analyze", "event", "internal/units", "replay", "trace"},
@@ -77,6 +78,7 @@ func TestImportsOfTests(t *testing.T) {
 		"cuda/sim":      {".", "cuda/nvidia", "replay", "trace"},
 		"cuda/nvidia":   {".", "cuda/sim", "replay", "trace"},
 		"trace":         {".", "replay", "analyze", "report"},
+		"export":        {".", "replay", "report"},
 		"replay":        {"internal/heap", "internal/vm", "report", "analyze"},
 		"analyze":       {"report"},
 	}

@@ -1,0 +1,261 @@
+package export
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"math"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/pprof/profile"
+	"github.com/parquet-go/parquet-go"
+	"google.golang.org/protobuf/encoding/protowire"
+)
+
+// Readers of the outputs for tests: Perfetto's by its schema, written down here a second time; the others by the
+// libraries that other programs use.
+
+// field is what Perfetto's schema says of a field: its name, and what is in it.
+type field struct {
+	name string
+	kind string // uint, int, string, fixed64, or the name of a message
+}
+
+// schema is the part of Perfetto's that may occur, copied by hand from its .proto files: message, number, field.
+var schema = map[string]map[protowire.Number]field{
+	"Trace": {1: {"packet", "TracePacket"}},
+	"TracePacket": {6: {"clock_snapshot", "ClockSnapshot"}, 8: {"timestamp", "uint"}, 10: {"trusted_packet_sequence_id", "uint"},
+		11: {"track_event", "TrackEvent"}, 60: {"track_descriptor", "TrackDescriptor"}},
+	"ClockSnapshot":     {1: {"clocks", "Clock"}},
+	"Clock":             {1: {"clock_id", "uint"}, 2: {"timestamp", "uint"}},
+	"TrackDescriptor":   {1: {"uuid", "uint"}, 2: {"name", "string"}, 3: {"process", "ProcessDescriptor"}, 5: {"parent_uuid", "uint"}, 8: {"counter", "CounterDescriptor"}},
+	"ProcessDescriptor": {1: {"pid", "int"}, 6: {"process_name", "string"}},
+	"CounterDescriptor": {3: {"unit", "uint"}},
+	"TrackEvent": {4: {"debug_annotations", "DebugAnnotation"}, 9: {"type", "uint"}, 11: {"track_uuid", "uint"}, 23: {"name", "string"},
+		30: {"counter_value", "int"}, 47: {"flow_ids", "fixed64"}, 48: {"terminating_flow_ids", "fixed64"}},
+	"DebugAnnotation": {3: {"uint_value", "uint"}, 6: {"string_value", "string"}, 7: {"pointer_value", "uint"}, 10: {"name", "string"}},
+}
+
+// decoded is a message: its fields in the order of the file.
+type decoded struct {
+	name   string
+	fields []value
+}
+
+type value struct {
+	name string
+	n    uint64
+	s    string
+	m    *decoded
+}
+
+func (d *decoded) get(name string) *value {
+	for i := range d.fields {
+		if d.fields[i].name == name {
+			return &d.fields[i]
+		}
+	}
+	return &value{}
+}
+
+func decode(kind string, b []byte) (*decoded, error) {
+	d := &decoded{name: kind}
+	for len(b) > 0 {
+		num, wire, n := protowire.ConsumeTag(b)
+		if n < 0 {
+			return nil, fmt.Errorf("%s: %w", kind, protowire.ParseError(n))
+		}
+		b = b[n:]
+		f, ok := schema[kind][num]
+		if !ok {
+			return nil, fmt.Errorf("%s has no field %d", kind, num)
+		}
+		v := value{name: f.name}
+		want := protowire.BytesType
+		switch f.kind {
+		case "uint", "int":
+			want = protowire.VarintType
+			v.n, n = protowire.ConsumeVarint(b)
+			if f.kind == "int" && v.n > math.MaxInt64 {
+				return nil, fmt.Errorf("%s.%s is negative", kind, f.name)
+			}
+		case "fixed64":
+			want = protowire.Fixed64Type
+			v.n, n = protowire.ConsumeFixed64(b)
+		default:
+			var inner []byte
+			inner, n = protowire.ConsumeBytes(b)
+			if f.kind == "string" {
+				v.s = string(inner)
+			} else if n >= 0 {
+				var err error
+				if v.m, err = decode(f.kind, inner); err != nil {
+					return nil, err
+				}
+			}
+		}
+		if wire != want || n < 0 {
+			return nil, fmt.Errorf("%s.%s: wire type %d, want %d", kind, f.name, wire, want)
+		}
+		b = b[n:]
+		d.fields = append(d.fields, v)
+	}
+	return d, nil
+}
+
+func (d *decoded) String() string {
+	var parts []string
+	for _, v := range d.fields {
+		switch {
+		case v.m != nil:
+			parts = append(parts, v.name+"{"+v.m.String()+"}")
+		case v.s != "":
+			parts = append(parts, fmt.Sprintf("%s:%q", v.name, v.s))
+		default:
+			parts = append(parts, fmt.Sprintf("%s:%d", v.name, v.n))
+		}
+	}
+	return strings.Join(parts, " ")
+}
+
+// packets are those of a Perfetto trace, checked for what Perfetto asks of every file: tracks are declared once and
+// before they are used, counters have values only on counter tracks, every event has a time and a sequence.
+func packets(t testing.TB, b []byte) []*decoded {
+	t.Helper()
+	d, err := decode("Trace", b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all []*decoded
+	counters := map[uint64]bool{} // by track
+	flows := map[uint64]bool{}    // open
+	for _, v := range d.fields {
+		p := v.m
+		all = append(all, p)
+		if p.get("trusted_packet_sequence_id").n == 0 {
+			t.Errorf("no sequence: %v", p)
+		}
+		if track := p.get("track_descriptor").m; track != nil {
+			id, parent := track.get("uuid").n, track.get("parent_uuid").n
+			if _, ok := counters[id]; ok || id == 0 {
+				t.Errorf("track %d is declared twice: %v", id, track)
+			}
+			if _, ok := counters[parent]; !ok && parent != 0 {
+				t.Errorf("the parent of track %d is not declared before: %v", id, track)
+			}
+			counters[id] = track.get("counter").m != nil
+		}
+		e := p.get("track_event").m
+		if e == nil {
+			continue
+		}
+		counter, ok := counters[e.get("track_uuid").n]
+		if !ok || counter != (e.get("type").n == typeCounter) || p.get("timestamp").n == 0 {
+			t.Errorf("an event without a track of its kind or without a time: %v", p)
+		}
+		for _, f := range e.fields {
+			switch f.name {
+			case "flow_ids":
+				flows[f.n] = true
+			case "terminating_flow_ids":
+				if !flows[f.n] {
+					t.Errorf("flow %d ends without having begun", f.n)
+				}
+				delete(flows, f.n)
+			}
+		}
+	}
+	return all
+}
+
+// profileText is a profile in the order of the file.
+func profileText(t testing.TB, b []byte) string {
+	t.Helper()
+	p, err := profile.Parse(bytes.NewReader(b))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out strings.Builder
+	for _, s := range p.SampleType {
+		fmt.Fprintf(&out, "%s/%s ", s.Type, s.Unit)
+	}
+	fmt.Fprintf(&out, "default %s, time %d, duration %d, mapping %s\n", p.DefaultSampleType, p.TimeNanos, p.DurationNanos, p.Mapping[0].File)
+	for _, c := range p.Comments {
+		fmt.Fprintln(&out, "#", c)
+	}
+	for _, s := range p.Sample {
+		fmt.Fprint(&out, s.Value)
+		var labels []string
+		for k, v := range s.Label {
+			labels = append(labels, k+"="+strings.Join(v, ","))
+		}
+		slices.Sort(labels)
+		fmt.Fprintf(&out, " {%s}", strings.Join(labels, "; "))
+		for _, l := range s.Location {
+			for _, line := range l.Line {
+				fmt.Fprintf(&out, " < %s %s:%d", line.Function.Name, line.Function.Filename, line.Line)
+			}
+		}
+		fmt.Fprintln(&out)
+	}
+	return out.String()
+}
+
+// parquetText is a Parquet file as CSV, read by a library.
+func parquetText(t testing.TB, b []byte) (text string, groups int) {
+	t.Helper()
+	f, err := parquet.OpenFile(bytes.NewReader(b), int64(len(b)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out strings.Builder
+	columns := f.Schema().Fields()
+	for i, c := range columns {
+		if i > 0 {
+			out.WriteByte(',')
+		}
+		out.WriteString(c.Name())
+	}
+	out.WriteByte('\n')
+	for _, g := range f.RowGroups() {
+		rows := g.Rows()
+		buf := make([]parquet.Row, 1000)
+		for {
+			n, err := rows.ReadRows(buf)
+			for _, row := range buf[:n] {
+				for i, v := range row {
+					if i > 0 {
+						out.WriteByte(',')
+					}
+					switch {
+					case v.IsNull():
+					case v.Kind() == parquet.Int64 && columns[i].Type().String() == "INT(64,false)":
+						fmt.Fprint(&out, v.Uint64())
+					case v.Kind() == parquet.ByteArray:
+						s := string(v.ByteArray())
+						if strings.ContainsAny(s, ",\"\n\r") {
+							s = `"` + strings.ReplaceAll(s, `"`, `""`) + `"`
+						}
+						out.WriteString(s)
+					default:
+						fmt.Fprint(&out, v)
+					}
+				}
+				out.WriteByte('\n')
+			}
+			if err == io.EOF {
+				break
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := rows.Close(); err != nil {
+			t.Fatal(err)
+		}
+		groups++
+	}
+	return out.String(), groups
+}

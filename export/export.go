@@ -1,0 +1,120 @@
+// Package export writes recorded runs for the tools that people have. It reads a trace.File, whatever it came from, and
+// streams the output; what it holds besides the trace follows what was live at once and the number of stacks.
+//
+//   - pprof.go: a profile for `go tool pprof`, of one moment (moment.go).
+//   - perfetto.go: a timeline for ui.perfetto.dev.
+//   - tables.go: events and allocations as rows, whose columns are described once for every format and for the
+//     command's help; csv.go and parquet.go write them.
+//
+// What is live is what analyze says is live (walk.go): the outputs and `cistern inspect` agree to the byte.
+package export
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/cistern-gpu/cistern/trace"
+)
+
+// PprofDoc and PerfettoDoc say what is in those formats and in which units, for the command's help.
+const (
+	PprofDoc = `pprof: inuse_space (bytes, as requested) and inuse_objects (blocks) are what was live at the moment, from alloc to
+free_completed; alloc_space and alloc_objects are all that was allocated until then, what was live before the first
+event included. Stacks are the recorded frames. Labels: pool, stream, size, device where there are several, and
+state=pending_free for what was given back but still in use by a stream. Flame graphs by label need no stacks:
+go tool pprof -tagroot pool,stream,size -http : FILE`
+	PerfettoDoc = `perfetto: for each device counters in bytes (live: as requested, from alloc to free_completed; active: the same with
+each block rounded up to 512; reserved: held from the driver; live by stream and by pool where there are several), and
+instants with size, address, stream, pool and stack for segments got and given back, for failed requests, and for
+marks. Times are the recorder's.`
+)
+
+// poolName is a private pool by PyTorch's two numbers, and a word for the default one.
+func poolName(id trace.PoolID) string {
+	if id == (trace.PoolID{}) {
+		return "default"
+	}
+	return fmt.Sprintf("%d,%d", id[0], id[1])
+}
+
+// streamName is a stream's small id as a number, a handle as people see it in a debugger.
+func streamName(id uint64) string {
+	if id < 1<<16 {
+		return strconv.FormatUint(id, 10)
+	}
+	return fmt.Sprintf("%#x", id)
+}
+
+// poolOf and streamOf answer for the indices of an event; what a hostile file says is out of range is the default.
+func poolOf(t *trace.Trace, i uint32) trace.PoolID {
+	if int(i) < len(t.Pools) {
+		return t.Pools[i]
+	}
+	return trace.PoolID{}
+}
+
+func streamOf(t *trace.Trace, i uint32) uint64 {
+	if int(i) < len(t.Streams) {
+		return t.Streams[i]
+	}
+	return 0
+}
+
+// framesOf are the frames of a stack, innermost first.
+func framesOf(t *trace.Trace, stack uint32) []trace.Frame {
+	if int(stack) >= len(t.Stacks) {
+		return nil
+	}
+	frames := make([]trace.Frame, 0, len(t.Stacks[stack]))
+	for _, f := range t.Stacks[stack] {
+		if int(f) < len(t.Frames) {
+			frames = append(frames, t.Frames[f])
+		}
+	}
+	return frames
+}
+
+// hasFile says whether a frame's source is known; PyTorch writes "??" for frames of C++ without one.
+func hasFile(f trace.Frame) bool { return f.File != "" && f.File != "??" }
+
+// frameText is "func file:line", or as much of it as is known.
+func frameText(f trace.Frame) string {
+	name := f.Func
+	if name == "" {
+		name = "?"
+	}
+	if !hasFile(f) {
+		return name
+	}
+	if f.Line > 0 {
+		return name + " " + f.File + ":" + strconv.Itoa(f.Line)
+	}
+	return name + " " + f.File
+}
+
+// stackText is a stack on one line, innermost frame first.
+func stackText(t *trace.Trace, stack uint32) string {
+	var b strings.Builder
+	for i, f := range framesOf(t, stack) {
+		if i > 0 {
+			b.WriteString("; ")
+		}
+		b.WriteString(frameText(f))
+	}
+	return b.String()
+}
+
+// callerText is the innermost frame whose source is known: under Python, the line of the program that asked.
+func callerText(t *trace.Trace, stack uint32) string {
+	frames := framesOf(t, stack)
+	for _, f := range frames {
+		if hasFile(f) {
+			return frameText(f)
+		}
+	}
+	if len(frames) > 0 {
+		return frameText(frames[0])
+	}
+	return ""
+}

@@ -1,0 +1,349 @@
+package export
+
+import (
+	"bytes"
+	"encoding/csv"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/cockroachdb/datadriven"
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/pprof/profile"
+
+	"github.com/cistern-gpu/cistern/analyze"
+	"github.com/cistern-gpu/cistern/event"
+	"github.com/cistern-gpu/cistern/trace"
+)
+
+// TestOutputs shows what every format makes of the sample, as text. `go test ./export -rewrite` takes what it sees.
+func TestOutputs(t *testing.T) {
+	datadriven.RunTest(t, "testdata/outputs", func(t *testing.T, d *datadriven.TestData) string {
+		f := sampleRun()
+		var b bytes.Buffer
+		var err error
+		switch d.Cmd {
+		case "pprof":
+			var at string
+			d.ScanArgs(t, "at", &at)
+			var m Moment
+			if m, err = ParseMoment(at); err == nil {
+				err = WritePprof(&b, f, m)
+			}
+			if err == nil {
+				return profileText(t, b.Bytes())
+			}
+		case "perfetto":
+			if err = WritePerfetto(&b, f); err == nil {
+				var lines []string
+				for _, p := range packets(t, b.Bytes()) {
+					lines = append(lines, p.String())
+				}
+				return strings.Join(lines, "\n") + "\n"
+			}
+		case "csv":
+			var table *Table
+			if table, err = TableNamed(d.CmdArgs[0].Key); err == nil {
+				err = WriteCSV(&b, f, table)
+			}
+			if err == nil {
+				return b.String()
+			}
+		default:
+			d.Fatalf(t, "unknown command %s", d.Cmd)
+		}
+		return "error: " + err.Error() + "\n"
+	})
+}
+
+// A profile's sums are what analyze says of the same moment: in all, and for every stack.
+func TestPprofAgreesWithAnalyze(t *testing.T) {
+	recorded(t, func(t *testing.T, f *trace.File) {
+		for _, tr := range f.Traces {
+			_, peak := tr.PeakLive()
+			for _, at := range []struct {
+				name  string
+				event int
+			}{{"peak", peak}, {"start", -1}, {"end", len(tr.Events) - 1}, {strconv.Itoa(len(tr.Events) / 3), len(tr.Events) / 3}} {
+				m, err := ParseMoment(at.name)
+				if err != nil {
+					t.Fatal(err)
+				}
+				one := &trace.File{Path: f.Path, Traces: []*trace.Trace{tr}}
+				p, err := profile.Parse(bytes.NewReader(written(t, func(b *bytes.Buffer) error { return WritePprof(b, one, m) })))
+				if err != nil {
+					t.Fatal(err)
+				}
+				want := analyze.MomentAt(tr, at.event)
+				var sum [numValues]int64
+				byStack := map[string][2]int64{}
+				for _, s := range p.Sample {
+					for k, v := range s.Value {
+						sum[k] += v
+					}
+					var names []string
+					for _, l := range s.Location {
+						fr := trace.Frame{Func: l.Line[0].Function.Name, File: l.Line[0].Function.Filename, Line: int(l.Line[0].Line)}
+						names = append(names, frameText(fr))
+					}
+					key := strings.Join(names, ";")
+					n := byStack[key]
+					byStack[key] = [2]int64{n[0] + s.Value[inuseSpace], n[1] + s.Value[inuseObjects]}
+				}
+				if uint64(sum[inuseSpace]) != want.Live || sum[inuseObjects] != int64(want.Blocks) {
+					t.Errorf("%s: %d bytes in %d blocks, analyze says %d in %d", at.name, sum[inuseSpace], sum[inuseObjects], want.Live, want.Blocks)
+				}
+				allocs, bytes := len(tr.Initial), tr.InitialLive()
+				for _, e := range tr.Events[:at.event+1] {
+					if e.Kind == event.Alloc {
+						allocs, bytes = allocs+1, bytes+e.Size
+					}
+				}
+				if uint64(sum[allocSpace]) != bytes || sum[allocObjects] != int64(allocs) {
+					t.Errorf("%s: allocated %d bytes in %d blocks, want %d in %d", at.name, sum[allocSpace], sum[allocObjects], bytes, allocs)
+				}
+				// Several stacks of a trace may read the same.
+				holders := map[string][2]int64{}
+				for _, h := range want.Holders {
+					key := strings.Join(h.Frames, ";")
+					if key == "" {
+						key = unknownStack.Func
+					}
+					n := holders[key]
+					holders[key] = [2]int64{n[0] + int64(h.Bytes), n[1] + int64(h.Blocks)}
+				}
+				for key, n := range holders {
+					if want.Others.Blocks == 0 && byStack[key] != n {
+						t.Errorf("%s: %v bytes and blocks at %q, analyze says %v", at.name, byStack[key], key, n)
+					}
+				}
+			}
+		}
+	})
+}
+
+// Counters end at, and never exceed, what analyze says; the highest of live and reserved are the peaks.
+func TestPerfettoAgreesWithAnalyze(t *testing.T) {
+	recorded(t, func(t *testing.T, f *trace.File) {
+		for _, tr := range f.Traces {
+			one := &trace.File{Path: f.Path, Traces: []*trace.Trace{tr}}
+			names := map[uint64]string{}
+			highest, last := map[string]uint64{}, map[string]uint64{}
+			instants := map[string]int{}
+			for _, p := range packets(t, written(t, func(b *bytes.Buffer) error { return WritePerfetto(b, one) })) {
+				if d := p.get("track_descriptor").m; d != nil {
+					name, _, _ := strings.Cut(d.get("name").s, ":")
+					names[d.get("uuid").n] = name
+				}
+				e := p.get("track_event").m
+				switch {
+				case e == nil:
+				case e.get("type").n == typeCounter:
+					name := names[e.get("track_uuid").n]
+					highest[name] = max(highest[name], e.get("counter_value").n)
+					last[name] = e.get("counter_value").n
+				default:
+					instants[e.get("name").s]++
+				}
+			}
+			in := analyze.Inspect(tr)
+			end := analyze.MomentAt(tr, len(tr.Events)-1)
+			for _, c := range []struct {
+				what      string
+				got, want uint64
+			}{
+				{"peak live", highest["live"], in.PeakLive}, {"peak active", highest["active"], in.PeakAllocated},
+				{"peak reserved", highest["reserved"], in.RecordedReserved}, {"live at the end", last["live"], end.Live},
+				{"active at the end", last["active"], end.Allocated}, {"reserved at the end", last["reserved"], end.Reserved},
+			} {
+				if c.got != c.want {
+					t.Errorf("device %d: %s is %d, analyze says %d", tr.Device, c.what, c.got, c.want)
+				}
+			}
+			for kind, n := range in.Kinds {
+				if k, _ := event.Parse(kind); k >= event.SegmentAlloc && instants[kind] != n {
+					t.Errorf("device %d: %d instants %s, want %d", tr.Device, instants[kind], kind, n)
+				}
+			}
+		}
+	})
+}
+
+// Both tables add up to what analyze says, and are the same in Parquet, read by a library, as in CSV.
+func TestTablesAgreeWithAnalyze(t *testing.T) {
+	recorded(t, func(t *testing.T, f *trace.File) {
+		for _, table := range Tables {
+			text := written(t, func(b *bytes.Buffer) error { return WriteCSV(b, f, table) })
+			packed, _ := parquetText(t, written(t, func(b *bytes.Buffer) error { return WriteParquet(b, f, table) }))
+			if packed != string(text) {
+				t.Fatalf("%s: Parquet and CSV differ: %s", table.Name, firstDifference(packed, string(text)))
+			}
+			rows, err := csv.NewReader(bytes.NewReader(text)).ReadAll()
+			if err != nil {
+				t.Fatal(err)
+			}
+			col := func(name string) int { return slices.Index(rows[0], name) }
+			number := func(row []string, name string) uint64 {
+				n, err := strconv.ParseUint(row[col(name)], 10, 64)
+				if err != nil {
+					t.Fatal(err)
+				}
+				return n
+			}
+			for _, tr := range f.Traces {
+				in := analyze.Inspect(tr)
+				var peak, reserved, live, atEnd uint64
+				n, blocks, allocs := 0, 0, 0
+				for _, row := range rows[1:] {
+					if row[0] != strconv.Itoa(tr.Device) {
+						continue
+					}
+					n++
+					if table.Name == "events" {
+						peak = max(peak, number(row, "live_bytes"))
+						reserved = max(reserved, number(row, "reserved_bytes"))
+						continue
+					}
+					if row[col("alloc_event")] != "" {
+						allocs++
+					}
+					if row[col("at_peak")] == "true" {
+						live += number(row, "bytes")
+						blocks++
+					}
+					if row[col("at_end")] == "true" {
+						atEnd += number(row, "bytes")
+					}
+				}
+				if table.Name == "events" {
+					if n != len(tr.Events) || peak != in.PeakLive || reserved != in.RecordedReserved {
+						t.Errorf("device %d: %d events with at most %d live and %d reserved, analyze says %d, %d, %d", tr.Device, n, peak,
+							reserved, in.Events, in.PeakLive, in.RecordedReserved)
+					}
+					continue
+				}
+				end := analyze.MomentAt(tr, len(tr.Events)-1).Live
+				if live != in.Peak.Live || blocks != in.Peak.Blocks || atEnd != end || allocs != in.Kinds["alloc"] {
+					t.Errorf("device %d: %d allocations; %d bytes in %d blocks at the peak, %d at the end; analyze says %d; %d in %d, %d",
+						tr.Device, allocs, live, blocks, atEnd, in.Kinds["alloc"], in.Peak.Live, in.Peak.Blocks, end)
+				}
+			}
+		}
+	})
+}
+
+func firstDifference(a, b string) string {
+	x, y := strings.Split(a, "\n"), strings.Split(b, "\n")
+	for i := range min(len(x), len(y)) {
+		if x[i] != y[i] {
+			return "line " + strconv.Itoa(i+1) + "\n" + x[i] + "\n" + y[i]
+		}
+	}
+	return "lengths " + strconv.Itoa(len(x)) + " and " + strconv.Itoa(len(y))
+}
+
+// The program that people will open profiles with reads them, and says what inspect says.
+func TestGoToolPprof(t *testing.T) {
+	if testing.Short() {
+		t.Skip("builds pprof the first time")
+	}
+	tool, err := exec.LookPath("go")
+	if err != nil {
+		t.Skip("no go command")
+	}
+	f := sampleRun()
+	f.Traces = f.Traces[:1]
+	file := filepath.Join(t.TempDir(), "sample.pb.gz")
+	writeFile(t, file, written(t, func(b *bytes.Buffer) error { return WritePprof(b, f, Moment{}) }))
+	in := analyze.Inspect(f.Traces[0])
+	for index, want := range map[string]uint64{"inuse_space": in.PeakLive, "inuse_objects": uint64(in.Peak.Blocks)} {
+		args := []string{"tool", "pprof", "-top", "-unit=B", "-nodefraction=0", "-sample_index=" + index, file}
+		cmd := exec.Command(tool, args...)
+		cmd.Env = append(cmd.Environ(), "PPROF_TMPDIR="+t.TempDir())
+		out, err := cmd.CombinedOutput()
+		if err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+		m := regexp.MustCompile(`Total samples = (\d+)`).FindSubmatch(out)
+		if m == nil || string(m[1]) != strconv.FormatUint(want, 10) {
+			t.Errorf("%s: want a total of %d in\n%s", index, want, out)
+		}
+		if index != "inuse_space" {
+			continue
+		}
+		// Who holds it: 16 MiB and 1000 bytes where tensors are made, the rest at the module's level.
+		for _, line := range []string{`16778216B +\S+ +\S+ +16778216B .* at::empty<int, long>`, `5242780B .* 22020996B .* <module>`} {
+			if !regexp.MustCompile(line).Match(out) {
+				t.Errorf("want a line %s in\n%s", line, out)
+			}
+		}
+	}
+}
+
+func TestMoments(t *testing.T) {
+	f := sampleRun()
+	c := clockOf(f)
+	for _, x := range []struct {
+		at   string
+		want int
+	}{{"peak", 3}, {"start", -1}, {"end", 15}, {"7", 7}, {"0s", 0}, {"60us", 2}, {"79us", 3}, {"1h", 15}} {
+		m, err := ParseMoment(x.at)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := m.index(f.Traces[0], c); err != nil || got != x.want {
+			t.Errorf("%s is event %d, %v; want %d", x.at, got, err, x.want)
+		}
+	}
+	for _, bad := range []string{"", "-1", "-5ms", "now", "1.5", "99999999999999999999"} {
+		if m, err := ParseMoment(bad); err == nil {
+			t.Errorf("%q is %+v", bad, m)
+		}
+	}
+	m, _ := ParseMoment("5ms")
+	if _, err := m.index(&trace.Trace{Events: make([]event.Event, 3)}, clock{}); err == nil {
+		t.Error("a time in a trace without times")
+	}
+}
+
+// What has no times cannot be put on a timeline, but into all else; what has no events at all makes empty outputs.
+func TestWithoutTimes(t *testing.T) {
+	f := &trace.File{Path: "x", Traces: []*trace.Trace{{Events: []event.Event{{Kind: event.Alloc, Addr: base, Size: 5}}}}}
+	if err := WritePerfetto(&bytes.Buffer{}, f); err == nil || !strings.Contains(err.Error(), "no times") {
+		t.Errorf("%v", err)
+	}
+	if text := written(t, func(b *bytes.Buffer) error { return WriteCSV(b, f, Tables[0]) }); !strings.HasSuffix(string(text),
+		"\n0,0,,,alloc,139637976727552,5,,0,default,,5,512,0,,,\n") {
+		t.Errorf("%s", text)
+	}
+	profileText(t, written(t, func(b *bytes.Buffer) error { return WritePprof(b, f, Moment{}) }))
+	f.Traces = nil
+	for _, table := range Tables {
+		if text, groups := parquetText(t, written(t, func(b *bytes.Buffer) error { return WriteParquet(b, f, table) })); groups != 0 ||
+			strings.Count(text, "\n") != 1 {
+			t.Errorf("%d groups of %q", groups, text)
+		}
+	}
+	profileText(t, written(t, func(b *bytes.Buffer) error { return WritePprof(b, f, Moment{}) }))
+}
+
+// The columns' names are distinct, and fit what the documentation says of types.
+func TestColumns(t *testing.T) {
+	for _, table := range Tables {
+		var names []string
+		for _, c := range table.Columns {
+			names = append(names, c.Name)
+			if c.Doc == "" || c.Type.String() == "" {
+				t.Errorf("%s.%s is not described", table.Name, c.Name)
+			}
+		}
+		slices.Sort(names)
+		if diff := cmp.Diff(slices.Compact(slices.Clone(names)), names); diff != "" {
+			t.Errorf("%s: %s", table.Name, diff)
+		}
+	}
+}

@@ -1,0 +1,303 @@
+package export
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"strconv"
+
+	"google.golang.org/protobuf/encoding/protowire"
+
+	"github.com/cistern-gpu/cistern/event"
+	"github.com/cistern-gpu/cistern/trace"
+)
+
+// Field numbers of Perfetto's trace format, protos/perfetto/trace/*.proto in its repository.
+const (
+	tracePacket = 1
+
+	packetClockSnapshot   = 6
+	packetTimestamp       = 8
+	packetSequence        = 10
+	packetTrackEvent      = 11
+	packetTrackDescriptor = 60
+
+	clockSnapshotClock = 1
+	clockID            = 1
+	clockTimestamp     = 2
+	clockRealtime      = 1
+	clockBoottime      = 6
+
+	descUUID    = 1
+	descName    = 2
+	descProcess = 3
+	descParent  = 5
+	descCounter = 8
+	processPID  = 1
+	processName = 6
+	counterUnit = 3
+	unitBytes   = 3
+
+	eventAnnotation = 4
+	eventType       = 9
+	eventTrack      = 11
+	eventName       = 23
+	eventCounter    = 30
+	eventFlow       = 47
+	eventFlowEnd    = 48
+	typeInstant     = 3
+	typeCounter     = 4
+
+	annotationUint    = 3
+	annotationString  = 6
+	annotationPointer = 7
+	annotationName    = 10
+)
+
+// WritePerfetto writes a timeline: for each device a process with counters in bytes (live, active, reserved, live by
+// pool and by stream where there are several), and instants on tracks of their own for what was got from the driver
+// and given back, for requests that failed, and for marks. Times are the recorder's, in nanoseconds, taken as the
+// clock that Perfetto counts from (BOOTTIME) and, where they have a date, as REALTIME too.
+func WritePerfetto(w io.Writer, f *trace.File) error {
+	p := &perfetto{w: bufio.NewWriterSize(w, 1<<16)}
+	c := clockOf(f)
+	if !c.known {
+		return errors.New("the events have no times, which a timeline needs")
+	}
+	p.clocks(c)
+	for i, t := range f.Traces {
+		d := perfettoDevice{perfetto: p, t: t, sequence: uint64(i + 1), line: c.line(), flows: map[uint64]uint64{}}
+		d.write()
+	}
+	return p.w.Flush()
+}
+
+// perfetto writes packets.
+type perfetto struct {
+	w                     *bufio.Writer
+	packet, body, leaf    []byte // reused
+	lastTrack, lastFlowID uint64
+}
+
+// emit writes the packet that has been built.
+func (p *perfetto) emit() {
+	head := protowire.AppendTag(p.leaf[:0], tracePacket, protowire.BytesType)
+	head = protowire.AppendVarint(head, uint64(len(p.packet)))
+	p.leaf = head
+	_, _ = p.w.Write(head) // the writer remembers; Flush tells
+	_, _ = p.w.Write(p.packet)
+}
+
+func number(b []byte, field protowire.Number, v uint64) []byte {
+	return protowire.AppendVarint(protowire.AppendTag(b, field, protowire.VarintType), v)
+}
+
+func text(b []byte, field protowire.Number, s string) []byte {
+	return protowire.AppendString(protowire.AppendTag(b, field, protowire.BytesType), s)
+}
+
+func message(b []byte, field protowire.Number, m []byte) []byte {
+	return protowire.AppendBytes(protowire.AppendTag(b, field, protowire.BytesType), m)
+}
+
+// nanoseconds of a time in microseconds. Times before 1970 are none that a recorder writes.
+func nanoseconds(us int64) uint64 { return uint64(max(0, us)) * 1000 }
+
+// clocks says which time of day the timestamps are.
+func (p *perfetto) clocks(c clock) {
+	if c.start < dated {
+		return
+	}
+	var snapshot []byte
+	for _, id := range []uint64{clockBoottime, clockRealtime} {
+		snapshot = message(snapshot, clockSnapshotClock,
+			number(number(nil, clockID, id), clockTimestamp, nanoseconds(c.start)))
+	}
+	p.packet = number(p.packet[:0], packetTimestamp, nanoseconds(c.start))
+	p.packet = number(p.packet, packetSequence, 1)
+	p.packet = message(p.packet, packetClockSnapshot, snapshot)
+	p.emit()
+}
+
+// perfettoDevice writes what happened on one device.
+type perfettoDevice struct {
+	*perfetto
+	t        *trace.Trace
+	sequence uint64
+	line     timeline
+	process  uint64
+	counters []counter
+	driver   uint64 // tracks
+	failed   uint64
+	marks    uint64
+	flows    map[uint64]uint64 // of segments that are held, by address
+}
+
+// counter is one counter track.
+type counter struct {
+	track uint64
+	value func(w *walker) uint64
+	last  uint64
+	known bool
+}
+
+func (d *perfettoDevice) write() {
+	t := d.t
+	d.process = d.track(0, "", func(b []byte) []byte {
+		return message(b, descProcess, text(number(nil, processPID, uint64(t.Device)+1), processName,
+			fmt.Sprintf("GPU %d: %s", t.Device, t.Path)))
+	})
+	d.counter("live: requested and not yet returned", func(w *walker) uint64 { return w.bytes })
+	d.counter("active: live, rounded to 512", func(w *walker) uint64 { return w.active })
+	kinds := t.Counts()
+	if len(t.InitialSegments) > 0 || kinds[event.SegmentAlloc]+kinds[event.SegmentMap] > 0 {
+		d.counter("reserved: held from the driver", func(w *walker) uint64 { return w.reserved })
+		d.driver = d.track(d.process, "driver: segments got and given back", nil)
+	}
+	if len(t.Streams) > 1 {
+		for i, id := range t.Streams {
+			d.counter("live on stream "+streamName(id), func(w *walker) uint64 { return w.streams[i] })
+		}
+	}
+	if len(t.Pools) > 1 {
+		for i, id := range t.Pools {
+			d.counter("live in pool "+poolName(id), func(w *walker) uint64 { return w.pools[i] })
+		}
+	}
+	if kinds[event.OOM]+kinds[event.Retry] > 0 {
+		d.failed = d.track(d.process, "out of memory", nil)
+	}
+	if kinds[event.Snapshot]+kinds[event.Annotation] > 0 {
+		d.marks = d.track(d.process, "marks", nil)
+	}
+	w := newWalker(t)
+	d.count(w, d.line.last)
+	for i := range t.Events {
+		e := &t.Events[i]
+		us := d.line.at(e)
+		if w.apply(i) {
+			d.count(w, us)
+		}
+		d.instant(i, e, us)
+	}
+}
+
+// track declares a track under another.
+func (d *perfettoDevice) track(parent uint64, name string, more func([]byte) []byte) uint64 {
+	d.lastTrack++
+	b := number(nil, descUUID, d.lastTrack)
+	if parent != 0 {
+		b = number(b, descParent, parent)
+	}
+	if name != "" {
+		b = text(b, descName, name)
+	}
+	if more != nil {
+		b = more(b)
+	}
+	d.packet = number(d.packet[:0], packetSequence, d.sequence)
+	d.packet = message(d.packet, packetTrackDescriptor, b)
+	d.emit()
+	return d.lastTrack
+}
+
+func (d *perfettoDevice) counter(name string, value func(*walker) uint64) {
+	track := d.track(d.process, name, func(b []byte) []byte {
+		return message(b, descCounter, number(nil, counterUnit, unitBytes))
+	})
+	d.counters = append(d.counters, counter{track: track, value: value})
+}
+
+// count writes the counters that have changed.
+func (d *perfettoDevice) count(w *walker, us int64) {
+	for i := range d.counters {
+		c := &d.counters[i]
+		v := c.value(w)
+		if c.known && v == c.last {
+			continue
+		}
+		c.last, c.known = v, true
+		d.body = number(d.body[:0], eventType, typeCounter)
+		d.body = number(d.body, eventTrack, c.track)
+		d.body = number(d.body, eventCounter, v)
+		d.event(us)
+	}
+}
+
+// event writes the track event in d.body.
+func (d *perfettoDevice) event(us int64) {
+	d.packet = number(d.packet[:0], packetTimestamp, nanoseconds(us))
+	d.packet = number(d.packet, packetSequence, d.sequence)
+	d.packet = message(d.packet, packetTrackEvent, d.body)
+	d.emit()
+}
+
+// instant writes an event that is more than a block's coming and going. A flow leads from where a segment was got to
+// where it was given back.
+func (d *perfettoDevice) instant(i int, e *event.Event, us int64) {
+	track := d.driver
+	switch e.Kind {
+	case event.SegmentAlloc, event.SegmentFree, event.SegmentMap, event.SegmentUnmap:
+	case event.OOM, event.Retry:
+		track = d.failed
+	case event.Snapshot, event.Annotation:
+		track = d.marks
+	default:
+		return
+	}
+	if track == 0 { // given back without having been got
+		d.driver = d.track(d.process, "driver: segments got and given back", nil)
+		track = d.driver
+	}
+	d.body = number(d.body[:0], eventType, typeInstant)
+	d.body = number(d.body, eventTrack, track)
+	d.body = text(d.body, eventName, e.Kind.String())
+	switch e.Kind {
+	case event.SegmentAlloc, event.SegmentMap:
+		d.lastFlowID++
+		d.flows[e.Addr] = d.lastFlowID
+		d.flow(eventFlow, d.lastFlowID)
+	case event.SegmentFree, event.SegmentUnmap:
+		if id, ok := d.flows[e.Addr]; ok {
+			delete(d.flows, e.Addr)
+			d.flow(eventFlowEnd, id)
+		}
+	}
+	d.annotateNumber("event", annotationUint, uint64(i))
+	if e.Size > 0 {
+		d.annotateNumber("bytes", annotationUint, e.Size)
+	}
+	switch {
+	case e.Addr == 0: // not known
+	case e.Kind == event.OOM:
+		d.annotateNumber("device_free_bytes", annotationUint, e.Addr)
+	default:
+		d.annotateNumber("address", annotationPointer, e.Addr)
+	}
+	if track != d.marks {
+		d.annotateText("stream", streamName(streamOf(d.t, e.Stream)))
+		d.annotateText("pool", poolName(poolOf(d.t, e.Pool)))
+	}
+	if e.Handle != 0 {
+		d.annotateNumber("handle", annotationUint, e.Handle)
+	}
+	for k, f := range framesOf(d.t, e.Stack) {
+		d.annotateText("frame "+strconv.Itoa(k), frameText(f))
+	}
+	d.event(us)
+}
+
+func (d *perfettoDevice) flow(field protowire.Number, id uint64) {
+	d.body = protowire.AppendFixed64(protowire.AppendTag(d.body, field, protowire.Fixed64Type), id)
+}
+
+func (d *perfettoDevice) annotateNumber(name string, kind protowire.Number, v uint64) {
+	d.leaf = number(text(d.leaf[:0], annotationName, name), kind, v)
+	d.body = message(d.body, eventAnnotation, d.leaf)
+}
+
+func (d *perfettoDevice) annotateText(name, value string) {
+	d.leaf = text(text(d.leaf[:0], annotationName, name), annotationString, value)
+	d.body = message(d.body, eventAnnotation, d.leaf)
+}

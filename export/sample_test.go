@@ -1,0 +1,129 @@
+package export
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/cistern-gpu/cistern/event"
+	"github.com/cistern-gpu/cistern/trace"
+)
+
+const (
+	mib  = 1 << 20
+	base = 0x7f0000000000
+)
+
+// sampleRun is a short run on two devices that has everything the outputs distinguish: streams, pools, blocks from before
+// the first event, a free that waits, a lost free, a free without an alloc, a failed request, a handle that is mapped
+// twice, an event without a time, and names that need care.
+func sampleRun() *trace.File {
+	t := &trace.Trace{Path: "run.pickle", Format: trace.FormatPyTorch, Device: 0, Streams: []uint64{0, 0x5581a2c0},
+		Pools: []trace.PoolID{{}, {1, 7}},
+		Frames: []trace.Frame{{File: "??", Func: "at::empty<int, long>"}, {File: `dir, "quoted"/train.py`, Line: 12, Func: "forward"},
+			{File: "train.py", Line: 40, Func: "<module>"}, {Func: ""}},
+		Stacks: []trace.Stack{nil, {0, 1, 2}, {2}, {3}},
+		Initial: []trace.Block{{Addr: base, Size: 2 * mib, Requested: 2*mib - 100, Stack: 2, State: trace.Active},
+			{Addr: base + 2*mib, Size: 512, Requested: 500, State: trace.PendingFree}},
+		InitialSegments: []trace.Segment{{Addr: base, Size: 20 * mib, Large: true}},
+		Settings:        trace.Settings{Known: true, Conf: "expandable_segments:True"},
+		Notes:           []string{"recording began mid-run"},
+	}
+	add := func(us int64, e event.Event) {
+		if e.TimeUS = 0; us > 0 {
+			e.TimeUS = 1_700_000_000_000_000 + us
+		}
+		t.Events = append(t.Events, e)
+	}
+	add(0, event.Event{Kind: event.Alloc, Addr: base + 4*mib, Size: 1000, Stack: 1})
+	add(100, event.Event{Kind: event.SegmentMap, Addr: base + 64*mib, Size: 20 * mib, Stream: 1, Pool: 1, Handle: 9})
+	add(110, event.Event{Kind: event.Alloc, Addr: base + 64*mib, Size: 16 * mib, Stream: 1, Pool: 1, Stack: 1})
+	add(120, event.Event{Kind: event.Alloc, Addr: base + 5*mib, Size: 3 * mib, Stack: 2})
+	add(130, event.Event{Kind: event.FreeRequested, Addr: base + 64*mib, Size: 16 * mib, Stream: 1, Pool: 1, Stack: 1})
+	add(140, event.Event{Kind: event.OOM, Addr: 5 * mib, Size: 32 * mib, Stack: 3})
+	add(140, event.Event{Kind: event.Retry, Size: 32 * mib, Flags: 2})
+	add(150, event.Event{Kind: event.FreeCompleted, Addr: base + 64*mib, Size: 16 * mib, Stream: 1, Pool: 1, Stack: 1})
+	add(160, event.Event{Kind: event.SegmentMap, Addr: base + 128*mib, Size: 20 * mib, Stream: 1, Pool: 1, Handle: 9})
+	add(170, event.Event{Kind: event.SegmentUnmap, Addr: base + 64*mib, Size: 20 * mib, Stream: 1, Pool: 1, Handle: 9})
+	add(180, event.Event{Kind: event.Alloc, Addr: base + 5*mib, Size: 100, Stack: 3}) // its free was lost
+	add(190, event.Event{Kind: event.FreeCompleted, Addr: base + 12*mib, Size: 4096}) // its alloc was lost
+	add(200, event.Event{Kind: event.FreeRequested, Addr: base, Size: 2*mib - 100})
+	add(200, event.Event{Kind: event.FreeCompleted, Addr: base, Size: 2*mib - 100})
+	add(210, event.Event{Kind: event.SegmentFree, Addr: base + 256*mib, Size: 2 * mib}) // got before the first event
+	add(220, event.Event{Kind: event.Snapshot})
+
+	u := &trace.Trace{Path: t.Path, Format: t.Format, Device: 1, Streams: []uint64{0}, Pools: []trace.PoolID{{}},
+		Stacks: []trace.Stack{nil}, FromStart: true}
+	u.Events = []event.Event{
+		{Kind: event.SegmentAlloc, Addr: base, Size: 2 * mib, TimeUS: 1_700_000_000_000_050},
+		{Kind: event.Alloc, Addr: base, Size: 0, TimeUS: 1_700_000_000_000_060},
+		{Kind: event.Alloc, Addr: base + 512, Size: 700, TimeUS: 1_700_000_000_000_070},
+		{Kind: event.FreeRequested, Addr: base + 512, Size: 700, TimeUS: 1_700_000_000_000_080},
+		{Kind: event.FreeCompleted, Addr: base + 512, Size: 700, TimeUS: 1_700_000_000_000_080},
+	}
+	return &trace.File{Path: t.Path, Format: t.Format, Traces: []*trace.Trace{t, u}}
+}
+
+// recorded are the traces of the tree, and those of the folder that CISTERN_TRACES names.
+func recorded(t *testing.T, f func(t *testing.T, f *trace.File)) {
+	paths, err := filepath.Glob("../trace/testdata/*.pickle.gz")
+	if err != nil || len(paths) == 0 {
+		t.Fatalf("no traces: %v", err)
+	}
+	if dir := os.Getenv("CISTERN_TRACES"); dir != "" && !testing.Short() {
+		more, err := filepath.Glob(filepath.Join(dir, "*.pickle.gz"))
+		if err != nil || len(more) == 0 {
+			t.Fatalf("no traces in %s: %v", dir, err)
+		}
+		paths = append(paths, more...)
+	}
+	for _, p := range paths {
+		t.Run(filepath.Base(p), func(t *testing.T) {
+			file, err := trace.ReadFile(p)
+			if err != nil {
+				t.Fatal(err)
+			}
+			f(t, file)
+		})
+	}
+}
+
+// written is what a writer wrote.
+func written(t testing.TB, write func(b *bytes.Buffer) error) []byte {
+	t.Helper()
+	var b bytes.Buffer
+	if err := write(&b); err != nil {
+		t.Fatal(err)
+	}
+	return b.Bytes()
+}
+
+// failing takes n bytes and no more.
+type failing struct{ n int }
+
+func (f *failing) Write(p []byte) (int, error) {
+	if len(p) > f.n {
+		return 0, fmt.Errorf("no space left on device")
+	}
+	f.n -= len(p)
+	return len(p), nil
+}
+
+// A writer that fails at any byte fails the whole.
+func TestFailingWriters(t *testing.T) {
+	f := sampleRun()
+	for name, write := range map[string]func(w *failing) error{
+		"pprof":    func(w *failing) error { return WritePprof(w, f, Moment{}) },
+		"perfetto": func(w *failing) error { return WritePerfetto(w, f) },
+		"csv":      func(w *failing) error { return WriteCSV(w, f, Tables[0]) },
+		"parquet":  func(w *failing) error { return WriteParquet(w, f, Tables[1]) },
+	} {
+		for _, n := range []int{0, 1, 100, 300} {
+			if err := write(&failing{n}); err == nil {
+				t.Errorf("%s wrote all to a disk that holds %d bytes", name, n)
+			}
+		}
+	}
+}

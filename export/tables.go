@@ -1,0 +1,344 @@
+package export
+
+import (
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/cistern-gpu/cistern/event"
+	"github.com/cistern-gpu/cistern/trace"
+)
+
+// Table is one of the tables that a run is written as.
+type Table struct {
+	Name    string
+	What    string
+	Columns []Column
+	fill    func(r rows, t *trace.Trace, c clock, words *words) error
+}
+
+// Column is one column of a table. The zero of a column that may be null is an empty field in CSV.
+type Column struct {
+	Name string
+	Type Type
+	Null bool // may be null
+	Doc  string
+}
+
+// Type is the type of a column.
+type Type uint8
+
+const (
+	Int    Type = iota // 64 bits, signed
+	Uint               // 64 bits, unsigned
+	Text               // UTF-8
+	Truth              // true or false
+	nTypes = 4
+)
+
+// String names the type as SQL does, DuckDB's way.
+func (t Type) String() string {
+	return [nTypes]string{"BIGINT", "UBIGINT", "VARCHAR", "BOOLEAN"}[t]
+}
+
+// Tables are what --table offers; the first is written where nothing is said.
+var Tables = []*Table{
+	{Name: "events", What: "one row for each event, in recorded order", fill: fillEvents, Columns: []Column{
+		{"device", Int, false, "number of the GPU"},
+		{"event", Int, false, "number of the event on its device, from 0"},
+		{"time_us", Int, true, "microseconds on the recorder's clock: since 1970 for PyTorch, since midnight for RMM"},
+		{"since_us", Int, true, "microseconds since the file's first event"},
+		{"kind", Text, false, "alloc, free_requested, free_completed, segment_alloc, segment_free, segment_map, segment_unmap, " +
+			"snapshot, oom, annotate, retry"},
+		{"address", Uint, true, "device address; null for oom and where there is none"},
+		{"bytes", Uint, false, "as requested for alloc and frees, rounded for oom, whole for segments"},
+		{"device_free_bytes", Uint, true, "oom: what the device had free, where the recorder says"},
+		{"stream", Uint, false, "handle or id of the stream"},
+		{"pool", Text, false, "private pool, PyTorch's two numbers; default"},
+		{"handle", Uint, true, "segment_map, segment_unmap: number of the physical memory, where known"},
+		{"live_bytes", Uint, false, "requested bytes live after the event, from alloc to free_completed"},
+		{"active_bytes", Uint, false, "the same, each block rounded up to 512"},
+		{"reserved_bytes", Uint, false, "held from the driver after the event; 0 where the file does not say"},
+		{"stack_id", Int, true, "number of the stack in this file; null where none was recorded"},
+		{"caller", Text, true, "innermost frame whose source is known: function file:line"},
+		{"stack", Text, true, "all frames, innermost first, joined by '; '"},
+	}},
+	{Name: "allocations", What: "one row for each allocation, those from before the first event first", fill: fillAllocations,
+		Columns: []Column{
+			{"device", Int, false, "number of the GPU"},
+			{"alloc_event", Int, true, "number of the event that handed it out; null if that was before the first"},
+			{"free_requested_event", Int, true, "number of the event by which it was given back"},
+			{"free_completed_event", Int, true, "number of the event from which on it could be reused; where its free is not in the " +
+				"file, of the next alloc there"},
+			{"alloc_us", Int, true, "microseconds since the file's first event"},
+			{"free_requested_us", Int, true, "microseconds since the file's first event"},
+			{"free_completed_us", Int, true, "microseconds since the file's first event"},
+			{"lifetime_us", Int, true, "from alloc to free_completed; null where one of them is not in the file"},
+			{"address", Uint, false, "device address"},
+			{"bytes", Uint, false, "as requested"},
+			{"stream", Uint, false, "handle or id of the stream"},
+			{"pool", Text, false, "private pool, PyTorch's two numbers; default"},
+			{"at_peak", Truth, false, "live when most bytes were live on its device"},
+			{"at_end", Truth, false, "never returned for reuse"},
+			{"stack_id", Int, true, "number of the stack in this file; null where none was recorded"},
+			{"caller", Text, true, "innermost frame whose source is known: function file:line"},
+			{"stack", Text, true, "all frames, innermost first, joined by '; '"},
+		}},
+}
+
+// TableNames are what --table takes.
+func TableNames() []string {
+	names := make([]string, len(Tables))
+	for i, t := range Tables {
+		names[i] = t.Name
+	}
+	return names
+}
+
+// TableNamed is a table by its name; "" is the first.
+func TableNamed(name string) (*Table, error) {
+	for _, t := range Tables {
+		if t.Name == name || name == "" {
+			return t, nil
+		}
+	}
+	return nil, fmt.Errorf("%q: want %s", name, strings.Join(TableNames(), " or "))
+}
+
+// WriteCSV and WriteParquet write a table of every device of a file, one after the other.
+func WriteCSV(w io.Writer, f *trace.File, table *Table) error {
+	return table.write(newCSV(w, table.Columns), f)
+}
+
+// WriteParquet is WriteCSV as Parquet: zstd, texts in dictionaries, groups of 131,072 rows.
+func WriteParquet(w io.Writer, f *trace.File, table *Table) error {
+	return table.write(newParquet(w, f, table), f)
+}
+
+// rows takes a table cell by cell, in the order of its columns.
+type rows interface {
+	int(v int64)
+	uint(v uint64)
+	text(id uint32) // a word
+	truth(v bool)
+	null()
+	end() error // of the row
+	close() error
+	// speak says which words text means from here on.
+	speak(w *words)
+}
+
+func (table *Table) write(r rows, f *trace.File) error {
+	c := clockOf(f)
+	for _, t := range f.Traces {
+		w := wordsOf(t)
+		r.speak(w)
+		if err := table.fill(r, t, c, w); err != nil {
+			return err
+		}
+	}
+	return r.close()
+}
+
+// words are all the texts that the rows of one trace can have, each once.
+type words struct {
+	list   []string
+	ids    map[string]uint32
+	kinds  [event.NumKinds + 1]uint32
+	pools  []uint32
+	caller []uint32 // by stack
+	stack  []uint32
+}
+
+func wordsOf(t *trace.Trace) *words {
+	w := &words{ids: map[string]uint32{}}
+	for k := range w.kinds {
+		w.kinds[k] = w.id(event.Kind(k).String())
+	}
+	for _, id := range t.Pools {
+		w.pools = append(w.pools, w.id(poolName(id)))
+	}
+	if len(w.pools) == 0 {
+		w.pools = []uint32{w.id(poolName(trace.PoolID{}))}
+	}
+	for i := range t.Stacks {
+		w.caller = append(w.caller, w.id(callerText(t, uint32(i))))
+		w.stack = append(w.stack, w.id(stackText(t, uint32(i))))
+	}
+	return w
+}
+
+func (w *words) id(s string) uint32 {
+	id, ok := w.ids[s]
+	if !ok {
+		id = uint32(len(w.list))
+		w.list = append(w.list, s)
+		w.ids[s] = id
+	}
+	return id
+}
+
+func (w *words) kind(k event.Kind) uint32 { return w.kinds[min(k, event.NumKinds)] }
+
+func (w *words) pool(i uint32) uint32 {
+	if int(i) >= len(w.pools) {
+		i = 0
+	}
+	return w.pools[i]
+}
+
+// source writes the three columns of a stack.
+func (w *words) source(r rows, stack uint32) {
+	if stack == 0 || int(stack) >= len(w.stack) {
+		r.null()
+		r.null()
+		r.null()
+		return
+	}
+	r.int(int64(stack))
+	r.text(w.caller[stack])
+	r.text(w.stack[stack])
+}
+
+// known writes a number, or null.
+func known(r rows, v uint64, ok bool) {
+	if ok {
+		r.uint(v)
+	} else {
+		r.null()
+	}
+}
+
+func knownInt(r rows, v int64, ok bool) {
+	if ok {
+		r.int(v)
+	} else {
+		r.null()
+	}
+}
+
+func fillEvents(r rows, t *trace.Trace, c clock, words *words) error {
+	w := newWalker(t)
+	line := c.line()
+	for i := range t.Events {
+		e := &t.Events[i]
+		w.apply(i)
+		us := line.at(e)
+		r.int(int64(t.Device))
+		r.int(int64(i))
+		knownInt(r, us, c.known)
+		knownInt(r, us-c.start, c.known)
+		r.text(words.kind(e.Kind))
+		failed := e.Kind == event.OOM
+		known(r, e.Addr, e.Addr != 0 && !failed)
+		r.uint(e.Size)
+		known(r, e.Addr, e.Addr != 0 && failed)
+		r.uint(streamOf(t, e.Stream))
+		r.text(words.pool(e.Pool))
+		known(r, e.Handle, e.Handle != 0)
+		r.uint(w.bytes)
+		r.uint(w.active)
+		r.uint(w.reserved)
+		words.source(r, e.Stack)
+		if err := r.end(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// life is how long a block was there, in numbers of events.
+type life struct{ alloc, requested, completed int32 }
+
+const missing = -1
+
+// livesOf are the lives of the blocks that were there before the first event, and then of all that were allocated, by
+// the rules of walker.
+func livesOf(t *trace.Trace, initial []uint64) []life {
+	lives := make([]life, 0, len(initial)+t.Counts()[event.Alloc])
+	live := make(map[uint64]int32, 1024) // by address
+	for _, addr := range initial {
+		live[addr] = int32(len(lives))
+		lives = append(lives, life{missing, missing, missing})
+	}
+	for i := range t.Events {
+		e := &t.Events[i]
+		n, ok := live[e.Addr]
+		switch e.Kind {
+		case event.Alloc:
+			if ok {
+				lives[n].completed = int32(i)
+			}
+			live[e.Addr] = int32(len(lives))
+			lives = append(lives, life{int32(i), missing, missing})
+		case event.FreeRequested:
+			if ok {
+				lives[n].requested = int32(i)
+			}
+		case event.FreeCompleted:
+			if ok {
+				lives[n].completed = int32(i)
+				delete(live, e.Addr)
+			}
+		}
+	}
+	return lives
+}
+
+// fillAllocations goes through the events once to find the ends, and writes what was found.
+func fillAllocations(r rows, t *trace.Trace, c clock, words *words) error {
+	initial := make([]block, 0, len(t.Initial))
+	addrs := make([]uint64, 0, len(t.Initial))
+	for i := range t.Initial {
+		if b := &t.Initial[i]; b.State != trace.Inactive {
+			initial = append(initial, initialBlock(b))
+			addrs = append(addrs, b.Addr)
+		}
+	}
+	times := make([]int64, 0, len(t.Events))
+	line := c.line()
+	for i := range t.Events {
+		times = append(times, line.at(&t.Events[i])-c.start)
+	}
+	at := func(event int32) {
+		if event != missing && c.known {
+			r.int(times[event])
+		} else {
+			r.null()
+		}
+	}
+	_, peak := t.PeakLive()
+	for n, l := range livesOf(t, addrs) {
+		var b block
+		var addr uint64
+		if l.alloc == missing {
+			b, addr = initial[n], addrs[n]
+		} else {
+			e := &t.Events[l.alloc]
+			b, addr = block{size: e.Size, stream: e.Stream, pool: e.Pool, stack: e.Stack}, e.Addr
+		}
+		r.int(int64(t.Device))
+		knownInt(r, int64(l.alloc), l.alloc != missing)
+		knownInt(r, int64(l.requested), l.requested != missing)
+		knownInt(r, int64(l.completed), l.completed != missing)
+		at(l.alloc)
+		at(l.requested)
+		at(l.completed)
+		if l.alloc != missing && l.completed != missing && c.known {
+			r.int(times[l.completed] - times[l.alloc])
+		} else {
+			r.null()
+		}
+		r.uint(addr)
+		r.uint(b.size)
+		r.uint(streamOf(t, b.stream))
+		r.text(words.pool(b.pool))
+		r.truth(int(l.alloc) <= peak && (l.completed == missing || int(l.completed) > peak))
+		r.truth(l.completed == missing)
+		words.source(r, b.stack)
+		if err := r.end(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
