@@ -57,6 +57,19 @@ func TestPageInBrowser(t *testing.T) {
 	v3, _ := viewOf(t, large, torch, replay.Options{})
 	writePageFile(t, filepath.Join(dir, "large.html"), v3)
 
+	d := analyze.Diff(small, otherTrace(), false)
+	dv, err := NewDifferenceView(small, otherTrace(), d)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var both bytes.Buffer
+	if err := WriteDifferencePage(&both, []*DifferenceView{dv}); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "differences.html"), both.Bytes(), 0o644); err != nil {
+		t.Fatal(err)
+	}
+
 	peakLive, peakEvent := large.PeakLive()
 	_, smallPeak := small.PeakLive()
 	expect := map[string]any{
@@ -80,6 +93,11 @@ func TestPageInBrowser(t *testing.T) {
 			"calls":  []any{[]any{"segment_alloc", 3, 60 * mib}},
 			"growth": smallGrowth(small, 2, smallPeak),
 			"second": "second.pickle",
+		},
+		"differences": map[string]any{
+			"page": filepath.Join(dir, "differences.html"), "grew": int64(d.B.PeakLive) - int64(d.A.PeakLive),
+			"before": d.A.Live, "after": d.B.Live, "hover_us": small.Duration() / 2,
+			"by": map[string]any{"by_stack": changedRows(d.Stack), "by_exact_size": changedRows(d.Exact), "by_pool": changedRows(d.Pool)},
 		},
 		"large": map[string]any{
 			"page": filepath.Join(dir, "large.html"), "ready_ms": 2000, "frame_ms": 500,
@@ -123,6 +141,17 @@ func smallMoment(t *trace.Trace, event int) map[string]any {
 	m := analyze.MomentAt(t, event)
 	return map[string]any{"event": event, "live": m.Live, "blocks": m.Blocks, "reserved": m.Reserved, "free": m.FreeBytes,
 		"pieces": m.FreePieces}
+}
+
+// changedRows are the rows of the page's table of changes: name and bytes.
+func changedRows(all []analyze.Change) []any {
+	rows := []any{}
+	for _, c := range all {
+		if c.Grew != 0 {
+			rows = append(rows, []any{c.Name, c.Grew})
+		}
+	}
+	return rows
 }
 
 // smallGrowth is what the page says grew between two moments of smallTrace, from plain sums: name, bytes, bytes that were

@@ -54,16 +54,36 @@ func WritePage(w io.Writer, views []*View) error {
 }
 
 func writePage(w io.Writer, b bundle, views []*View) error {
-	// encoding/json writes <, > and & as escapes, so that nothing in the data can end the script element.
-	data, err := json.Marshal(struct {
-		Traces []*View `json:"traces"`
-	}{views})
-	if err != nil {
-		return fmt.Errorf("writing the page's data: %w", err)
+	var series []string
+	for _, v := range views {
+		series = append(series, v.series)
 	}
 	title := "Cistern"
 	if len(views) == 1 {
 		title = views[0].Name + " - Cistern"
+	}
+	return writeData(w, b, title, "traces", views, series)
+}
+
+// WriteDifferencePage writes the page of what grew between two runs, for each device that both have.
+func WriteDifferencePage(w io.Writer, views []*DifferenceView) error {
+	b, err := loadBundle(dist)
+	if err != nil {
+		return err
+	}
+	var series []string
+	for _, v := range views {
+		series = append(series, v.series)
+	}
+	return writeData(w, b, "What grew - Cistern", "differences", views, series)
+}
+
+// writeData writes a page around data, which are under a name of what is shown, and the long data of each of them.
+func writeData(w io.Writer, b bundle, title, name string, views any, series []string) error {
+	// encoding/json writes <, > and & as escapes, so that nothing in the data can end the script element.
+	data, err := json.Marshal(map[string]any{name: views})
+	if err != nil {
+		return fmt.Errorf("writing the page's data: %w", err)
 	}
 	// The policy names the script and the style by hash; "</" in either would end its element.
 	script := strings.ReplaceAll(b.script, "</script", `<\/script`)
@@ -81,9 +101,9 @@ func writePage(w io.Writer, b bundle, views []*View) error {
 	if _, err := w.Write(head.Bytes()); err != nil {
 		return err
 	}
-	for i, v := range views {
+	for i, text := range series {
 		if _, err := fmt.Fprintf(w, "<script type=\"text/plain\" id=\"cistern-series-%d\">%s</script>\n", i,
-			v.series); err != nil {
+			text); err != nil {
 			return err
 		}
 	}

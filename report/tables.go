@@ -48,18 +48,31 @@ func (s *stackTable) node(stack uint32) uint32 {
 	return at
 }
 
-func (s *stackTable) frame(f uint32) uint32 {
-	if id, ok := s.ofFrame[f]; ok {
-		return id
+// named is the node of a stack of frames by name, innermost first.
+func (s *stackTable) named(frames []string) uint32 {
+	at := uint32(0)
+	for i := len(frames) - 1; i >= 0; i-- {
+		at = s.child(at, s.name(frames[i]))
 	}
-	name := analyze.FrameName(s.t.Frames[f])
-	id, ok := s.frameIDs[name]
+	return at
+}
+
+func (s *stackTable) frame(f uint32) uint32 {
+	id, ok := s.ofFrame[f]
+	if !ok {
+		id = s.name(analyze.FrameName(s.t.Frames[f]))
+		s.ofFrame[f] = id
+	}
+	return id
+}
+
+func (s *stackTable) name(frame string) uint32 {
+	id, ok := s.frameIDs[frame]
 	if !ok {
 		id = uint32(len(s.frames))
-		s.frameIDs[name] = id
-		s.frames = append(s.frames, name)
+		s.frameIDs[frame] = id
+		s.frames = append(s.frames, frame)
 	}
-	s.ofFrame[f] = id
 	return id
 }
 

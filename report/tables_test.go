@@ -17,13 +17,7 @@ import (
 // TestTables reads the tables of pages with the page's own code (web/test/tables.mjs) and holds the moments that it
 // computes from them against analyze's: totals, holders by stack, sizes, the address map, and the driver calls.
 func TestTables(t *testing.T) {
-	node, err := exec.LookPath("node")
-	if err != nil {
-		if os.Getenv("CISTERN_BROWSER_TEST") == "1" {
-			t.Fatalf("the test needs node: %v", err)
-		}
-		t.Skipf("the test needs node: %v", err)
-	}
+	node := findNode(t)
 	files, _ := filepath.Glob("../trace/testdata/*.pickle.gz")
 	if dir := os.Getenv("CISTERN_TRACES"); dir != "" && !testing.Short() {
 		more, _ := filepath.Glob(filepath.Join(dir, "*.pickle.gz"))
@@ -55,19 +49,107 @@ func TestTables(t *testing.T) {
 		for _, at := range []int{-1, in.Peak.Event, r.IntN(len(tr.Events)), r.IntN(len(tr.Events)), len(tr.Events) - 1} {
 			moments = append(moments, expectedMoment(analyze.MomentAt(tr, at)))
 		}
-		data, err := json.Marshal(map[string]any{"series": v.series, "curves": len(v.Lines), "frames": v.Frames,
+		runTables(t, node, tr.Path, map[string]any{"series": v.series, "curves": len(v.Lines), "frames": v.Frames,
 			"events": len(tr.Events), "moments": moments, "calls": calls, "max_holders": analyze.MaxHolders})
+	}
+}
+
+func findNode(t *testing.T) string {
+	t.Helper()
+	node, err := exec.LookPath("node")
+	if err != nil {
+		if os.Getenv("CISTERN_BROWSER_TEST") == "1" {
+			t.Fatalf("the test needs node: %v", err)
+		}
+		t.Skipf("the test needs node: %v", err)
+	}
+	return node
+}
+
+// runTables has tables.mjs look at what was expected.
+func runTables(t *testing.T, node, what string, expect map[string]any) {
+	t.Helper()
+	data, err := json.Marshal(expect)
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(t.TempDir(), "expect.json")
+	if err := os.WriteFile(file, data, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.CommandContext(t.Context(), node, "web/test/tables.mjs", file).CombinedOutput(); err != nil {
+		t.Errorf("%s: %v\n%s", what, err, out)
+	}
+}
+
+// The tables of a page of two runs, as the page reads them, are what analyze.Diff found.
+func TestTablesOfTwoRuns(t *testing.T) {
+	node := findNode(t)
+	recorded := func(name string) *trace.Trace {
+		f, err := trace.ReadFile("../trace/testdata/" + name + ".pickle.gz")
 		if err != nil {
 			t.Fatal(err)
 		}
-		file := filepath.Join(t.TempDir(), "expect.json")
-		if err := os.WriteFile(file, data, 0o644); err != nil {
+		return f.Traces[0]
+	}
+	empty := &trace.Trace{Path: "empty", Stacks: []trace.Stack{nil}}
+	for _, pair := range [][2]*trace.Trace{{smallTrace(), otherTrace()}, {otherTrace(), smallTrace()},
+		{recorded("gpt2_varlen"), recorded("detection")}, {empty, smallTrace()}, {empty, empty}} {
+		a, b := pair[0], pair[1]
+		d := analyze.Diff(a, b, false)
+		v, err := NewDifferenceView(a, b, d)
+		if err != nil {
 			t.Fatal(err)
 		}
-		if out, err := exec.CommandContext(t.Context(), node, "web/test/tables.mjs", file).CombinedOutput(); err != nil {
-			t.Errorf("%s, device %d: %v\n%s", tr.Path, tr.Device, err, out)
+		changes := []any{}
+		row := func(c analyze.Change) {
+			frames := c.Frames
+			if frames == nil {
+				frames = []string{}
+			}
+			changes = append(changes, []any{frames, c.Size, c.BytesA, c.BytesB, c.BlocksA, c.BlocksB})
+		}
+		for _, c := range d.Stack {
+			if len(c.Frames) > 0 {
+				row(c)
+			}
+		}
+		for _, c := range d.Bare {
+			row(c)
+		}
+		runTables(t, node, v.Name, map[string]any{"series": v.series, "points": v.Points, "frames": v.Frames, "changes": changes,
+			"peaks": []uint64{d.A.PeakLive, d.B.PeakLive}})
+	}
+}
+
+// Of long lists a page has both ends, and says how many of what lies between have changed.
+func TestMostChanged(t *testing.T) {
+	var all []analyze.Change
+	for i := range 1000 {
+		all = append(all, analyze.Change{Grew: int64(max(0, 700-i))})
+	}
+	list, left := mostChanged(all)
+	if len(list) != mostChanges || list[0].Grew != 700 || list[199].Grew != 501 || list[200].Grew != 0 || left != 500 {
+		t.Errorf("%d of the list, then %d; %d left", len(list), list[200].Grew, left)
+	}
+}
+
+// otherTrace is smallTrace run again in another folder, after an edit that moved its one line; blocks of a stack are
+// twice as large, and some have no stack any more.
+func otherTrace() *trace.Trace {
+	t := smallTrace()
+	t.Path, t.Streams = "other.pickle", []uint64{0}
+	t.Frames = []trace.Frame{{File: "there/evil.py", Line: 7, Func: t.Frames[0].Func}}
+	n := len(t.Events) - 2 // without the failures
+	t.Events = t.Events[:n]
+	for i := range t.Events {
+		if e := &t.Events[i]; e.Stack == 1 && e.Size == 8*mib-100 {
+			e.Stack = 0
+		} else if e.Size == 6*mib {
+			e.Size *= 2
 		}
 	}
+	return t
 }
 
 // expectedMoment is a moment for tables.mjs.

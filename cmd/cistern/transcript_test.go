@@ -54,6 +54,21 @@ func tinyTrace(device int) *trace.Trace {
 	return t
 }
 
+// laterTrace is tinyTrace after its program was edited, which moved every line: a block is 2 MiB larger and another one
+// is of a line that is new.
+func laterTrace() *trace.Trace {
+	t := tinyTrace(0)
+	t.Frames = []trace.Frame{{File: "train.py", Line: 15, Func: "forward"}, {File: "train.py", Line: 43, Func: "main"},
+		{File: "train.py", Line: 21, Func: "forward"}}
+	t.Stacks = append(t.Stacks, trace.Stack{2, 1})
+	t.Events[4].Size = 10 * mib
+	t.Events[5].Stack = 2
+	t.Final[0].Blocks[1].Stack = 2
+	t.Final[1].Blocks = []trace.Block{{Addr: base + 64*mib, Size: 10 * mib, Requested: 10 * mib, Stack: 1, State: trace.Active},
+		{Addr: base + 74*mib, Size: 10 * mib}}
+	return t
+}
+
 // inFolder fills a fresh folder with the files that tests name, and goes there.
 func inFolder(t *testing.T) {
 	t.Helper()
@@ -70,6 +85,8 @@ func inFolder(t *testing.T) {
 	}
 	whole := write("tiny.pickle", tinyTrace(0))
 	write("two.pickle", tinyTrace(0), tinyTrace(1))
+	write("later.pickle", laterTrace())
+	write("later-two.pickle", laterTrace(), tinyTrace(2))
 	for name, data := range map[string]string{
 		"cut.pickle": string(whole[:len(whole)/2]),
 		"empty":      "",

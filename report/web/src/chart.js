@@ -13,7 +13,8 @@ const stepped = uPlot.paths.stepped({align: 1});
  * @param lines [{name, color (of the style sheet), fill, dash, shown}] in the order of the timeline's series
  * @param marks [{event, label}] events to mark with a vertical line
  * @param peakEvent where most was live
- * @param on {pick(event): a moment was chosen by a click, range(): what is shown has changed}
+ * @param on {pick(event): a moment was chosen by a click, range(): what is shown has changed, timeOnly: events have no
+ *     numbers that mean something, over: what is said where a line has ended}
  * @return {lanes: element below the plot for what shares its x axis, shown(): {min, max, width of it in pixels},
  *     moments(list of {event, label, color})}
  */
@@ -44,8 +45,8 @@ export function memoryChart(host, timeline, lines, marks, peakEvent, on = {}) {
     return key;
   }));
   host.append(
-    h('div', {class: 'bar'}, legend, h('div', {class: 'tools'}, status, xMode,
-      button('Peak', 'Go to the moment when most was live', () => {
+    h('div', {class: 'bar'}, legend, h('div', {class: 'tools'}, status, on.timeOnly ? null : xMode,
+      peakEvent === null ? null : button('Peak', 'Go to the moment when most was live', () => {
         const x = timeline.byEvent ? peakEvent : timeline.us[timeline.entryOf(peakEvent)];
         const [from, to] = timeline.extent();
         zoomTo(x, Math.min(range[1] - range[0], (to - from) / 20));
@@ -190,11 +191,11 @@ export function memoryChart(host, timeline, lines, marks, peakEvent, on = {}) {
     const x = u.posToVal(u.cursor.left, 'x');
     const found = timeline.under(x, (range[1] - range[0]) / u.over.clientWidth);
     fill(tip,
-      h('b', {}, duration(found.us), ' \u00b7 event ', count(found.event)),
-      found.events > 1 ? h('div', {class: 'muted'}, `highest of about ${count(found.events)} events here`) : null,
+      h('b', {}, duration(found.us), on.timeOnly ? '' : ` \u00b7 event ${count(found.event)}`),
+      found.events > 1 && !on.timeOnly ? h('div', {class: 'muted'}, `highest of about ${count(found.events)} events here`) : null,
       h('table', {}, lines.map((l, i) => (l.shown ? h('tr', {'data-series': l.name, 'data-bytes': found.values[i]},
         h('td', {}, h('i', {class: l.dash ? 'dashed' : '', css: {'--key': `var(${l.color})`}}), l.name),
-        h('td', {class: 'n'}, found.values[i] === null ? 'out of memory' : bytes(found.values[i]))) : null))));
+        h('td', {class: 'n'}, found.values[i] === null ? on.over || 'out of memory' : bytes(found.values[i]))) : null))));
     const r = u.over.getBoundingClientRect();
     placeTip(tip, r.left + u.cursor.left, r.top + u.cursor.top);
   }

@@ -137,4 +137,13 @@ export class Reader {
       size: this.column(new Float64Array(n)), stream: this.column(new Uint32Array(n)),
       stack: this.column(new Uint32Array(n))};
   }
+
+  /** What every stack held in two runs; size is that of blocks without a stack. */
+  changes() {
+    const n = this.uint();
+    const column = () => this.column(new Float64Array(n));
+    const [stack, size, before, after, blocksBefore, blocks] = [column(), column(), column(), column(), column(), column()];
+    return Array.from({length: n}, (_, i) => ({stack: stack[i], size: size[i], before: before[i], after: after[i],
+      blocksBefore: blocksBefore[i], blocks: blocks[i]}));
+  }
 }

@@ -40,7 +40,7 @@ export function flame(host, label, compared = null) {
     if (!compared) return d.depth === 0 ? cssColor('--c7') : cssColor(`--c${hueOf(d.data.name, 7)}`);
     const {after, before} = d.data;
     const share = Math.abs(after - before) / Math.max(after, before, 1);
-    return mix(cssColor('--free'), cssColor(after > before ? '--grew' : '--shrank'), share === 0 ? 0 : 0.25 + 0.75 * share);
+    return mix(cssColor('--free'), cssColor(after > before ? '--grew' : '--shrank'), share === 0 ? 0 : 0.2 + 0.6 * share);
   }
 
   function say(d) {

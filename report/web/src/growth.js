@@ -10,6 +10,28 @@ import {eventSlider, when} from './moment.js';
 const mostRows = 50;
 
 /**
+ * A table of what changed: what grew most and what shrank most.
+ * @param changes [{name, more: further lines, grew, before, after, blocksBefore, blocksAfter, kept}], most first
+ * @param left how many more have changed that are not in the list
+ */
+export function changeTable(title, changes, left = 0) {
+  const kept = changes.some((r) => r.kept !== undefined);
+  const cell = (text) => h('td', {class: 'n'}, text);
+  const line = (r) => h('tr', {'data-grew': r.grew, 'data-kept': r.kept, 'data-key': r.name},
+    h('td', {class: 'who'}, r.name, r.more.length
+      ? h('details', {}, h('summary', {class: 'plain muted'}, 'stack'), h('ol', {class: 'frames'}, r.more.map((f) => h('li', {}, f)))) : null),
+    cell(h('b', {class: r.grew > 0 ? 'grew' : r.grew < 0 ? 'shrank' : ''}, signed(r.grew))), cell(bytes(r.before)), cell(bytes(r.after)),
+    cell(`${count(r.blocksBefore)} \u2192 ${count(r.blocksAfter)}`), kept ? cell(bytes(r.kept)) : null);
+  const moved = changes.filter((r) => r.grew !== 0 || r.kept);
+  const head = moved.length <= mostRows ? moved : [...moved.slice(0, mostRows - 10), ...moved.slice(-10)];
+  const more = moved.length - head.length + left;
+  return [h('table', {class: 'grid'}, h('thead', {}, h('tr', {}, [title, 'Grew', 'Live at A', 'Live at B', 'Blocks', kept && 'New since A']
+    .filter(Boolean).map((x, i) => h('th', {class: i ? 'n' : ''}, x)))), h('tbody', {}, head.map(line))),
+  more ? h('p', {class: 'muted'}, `${count(more)} more that changed less`) : null,
+  moved.length ? null : h('p', {class: 'muted'}, 'Nothing changed.')];
+}
+
+/**
  * @param by how things may be told apart: [{key, name, label(number), more(number): further lines}]
  * @param peak event at which most was live
  * @param changed called with the two events
@@ -46,19 +68,7 @@ export function growth(host, timeline, lives, peak, by, frames, changed) {
     sum.textContent = `From ${bytes(total.before)} to ${bytes(total.after)} live: ${signed(total.after - total.before)}. `
       + `${bytes(total.kept)} in ${count(total.keptBlocks)} blocks were handed out in between and are kept at B.`;
     Object.assign(sum.dataset, total);
-    const cell = (text) => h('td', {class: 'n'}, text);
-    const line = (r) => h('tr', {'data-grew': r.grew, 'data-kept': r.kept, 'data-key': kind.label(r.key)},
-      h('td', {class: 'who'}, kind.label(r.key), kind.more && kind.more(r.key).length
-        ? h('details', {}, h('summary', {class: 'plain muted'}, 'stack'), h('ol', {class: 'frames'}, kind.more(r.key).map((f) => h('li', {}, f)))) : null),
-      cell(h('b', {class: r.grew > 0 ? 'grew' : r.grew < 0 ? 'shrank' : ''}, signed(r.grew))), cell(bytes(r.before)), cell(bytes(r.after)),
-      cell(`${count(r.blocksBefore)} \u2192 ${count(r.blocksAfter)}`), cell(bytes(r.kept)));
-    const moved = all.filter((r) => r.grew !== 0 || r.kept !== 0);
-    // The most that grew and the most that shrank.
-    const head = moved.length <= mostRows ? moved : [...moved.slice(0, mostRows - 10), ...moved.slice(-10)];
-    fill(rows, h('table', {class: 'grid'}, h('thead', {}, h('tr', {}, [kind.title, 'Grew', 'Live at A', 'Live at B', 'Blocks', 'New since A']
-      .map((x, i) => h('th', {class: i ? 'n' : ''}, x)))), h('tbody', {}, head.map(line))),
-    moved.length > head.length ? h('p', {class: 'muted'}, `${count(moved.length - head.length)} more that changed less`) : null,
-    moved.length ? null : h('p', {class: 'muted'}, 'Nothing changed.'));
+    fill(rows, changeTable(kind.title, all.map((r) => ({...r, name: kind.label(r.key), more: kind.more ? kind.more(r.key) : []}))));
   }
 
   function set(name, event) {

@@ -3,7 +3,7 @@
 
 import {bytes, count, hex} from './format.js';
 import {cssColor, fill, h, onScheme, placeTip, shortFrame} from './dom.js';
-import {bands} from './lives.js';
+import {bands, groupsOf} from './lives.js';
 import {callKinds, callTotals, callsByColumn, columnsOf} from './columns.js';
 
 const bandHeight = 96;
@@ -26,11 +26,13 @@ export function bandLane(bar, timeline, lives, peak, by, chart) {
   chart.lanes.append(canvas, tip);
   let kind = by[0];
   let order = [];
+  let groups = null; // of each block
   let shown = null; // what the last drawing was made of
 
   function choose() {
     kind = by.find((x) => x.key === chosen.value);
     order = [...lives.sums(peak, kind.key)].sort((a, b) => b[1].bytes - a[1].bytes).slice(0, mostBands).map(([k]) => k);
+    groups = groupsOf(lives.keys(kind.key), order);
     draw();
   }
 
@@ -42,7 +44,7 @@ export function bandLane(bar, timeline, lives, peak, by, chart) {
     canvas.width = width * ratio;
     canvas.height = bandHeight * ratio;
     const {peaks} = columnsOf(timeline, min, max, width);
-    const values = bands(lives, kind.key, order, peaks);
+    const values = bands(lives.blocks, groups, order.length + 1, peaks);
     const ctx = canvas.getContext('2d');
     ctx.scale(ratio, ratio);
     const total = new Float64Array(width);

@@ -35,7 +35,10 @@ export class Lives {
   keys(by) {
     const b = this.blocks;
     if (by !== 'range') return b[by];
-    if (!this.ranges) this.ranges = Uint8Array.from(b.size, sizeRange);
+    if (!this.ranges) {
+      this.ranges = new Uint8Array(b.n);
+      for (let i = 0; i < b.n; i++) this.ranges[i] = sizeRange(b.size[i]);
+    }
     return this.ranges;
   }
 
@@ -178,19 +181,23 @@ export function measure(segments) {
   return m;
 }
 
+/** The group of every block: the place of its key in `order`, for those that are not there the one behind the last. */
+export function groupsOf(keys, order) {
+  const group = new Map(order.map((k, i) => [k, i]));
+  const all = new Uint8Array(keys.length);
+  for (let i = 0; i < keys.length; i++) all[i] = group.get(keys[i]) ?? order.length;
+  return all;
+}
+
 /**
- * Live bytes of groups at some events: one array for each of the groups in `order`, then one for all the rest.
- * @param lives Lives
- * @param by as of keys
- * @param order keys of the groups
+ * Live bytes of n groups at some events: an array for each.
+ * @param blocks of Lives
+ * @param groups of each block, below n
  * @param at rising events
  */
-export function bands(lives, by, order, at) {
-  const keys = lives.keys(by);
-  const {n, from, to, size} = lives.blocks;
-  const group = new Map(order.map((k, i) => [k, i]));
-  const rest = order.length;
-  const out = Array.from({length: rest + 1}, () => new Float64Array(at.length + 1));
+export function bands(blocks, groups, n, at) {
+  const {from, to, size} = blocks;
+  const out = Array.from({length: n}, () => new Float64Array(at.length + 1));
   if (at.length === 0) return out.map((a) => a.subarray(0, 0));
   // Column of the first of the events that is not before another one: where a block begins to count.
   const first = at[0];
@@ -201,11 +208,14 @@ export function bands(lives, by, order, at) {
     column[e - first] = k;
   }
   const columnOf = (e) => (e <= first ? 0 : e > last ? at.length : column[e - first]);
-  for (let i = 0; i < n && from[i] <= last; i++) {
+  for (let i = 0; i < blocks.n && from[i] <= last; i++) {
     if (to[i] <= first) continue;
-    const band = out[group.get(keys[i]) ?? rest];
-    band[columnOf(from[i])] += size[i];
-    band[columnOf(to[i])] -= size[i];
+    const a = columnOf(from[i]);
+    const b = columnOf(to[i]);
+    if (a === b) continue; // it was gone before the next of the events
+    const band = out[groups[i]];
+    band[a] += size[i];
+    band[b] -= size[i];
   }
   return out.map((band) => {
     for (let k = 1; k < at.length; k++) band[k] += band[k - 1];

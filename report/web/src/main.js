@@ -14,15 +14,22 @@ import {flame} from './flame.js';
 import {bandLane, callLane} from './lanes.js';
 import {momentPicker} from './moment.js';
 import {growth} from './growth.js';
+import {differences} from './differences.js';
 import {h} from './dom.js';
 
 const data = JSON.parse(document.getElementById('cistern-data').textContent);
+const views = data.differences || data.traces;
 const root = document.getElementById('cistern-page');
 
 async function show(index) {
-  const t = data.traces[index];
+  const t = views[index];
   const body = h('main', {});
   root.replaceChildren(header(index), body);
+  if (data.differences) {
+    differences(t, new Reader(await unpack(document.getElementById(`cistern-series-${index}`).textContent)), body);
+    document.documentElement.dataset.ready = String(Math.round(performance.now()));
+    return;
+  }
   body.append(cards(t));
   if (t.results.length) {
     body.append(section('comparison', 'Allocators compared',
@@ -130,12 +137,12 @@ function moments(t, body, charts, chart, on, timeline, lives) {
 }
 
 function header(index) {
-  const t = data.traces[index];
+  const t = views[index];
   return h('header', {},
     h('div', {}, h('span', {class: 'brand'}, 'Cistern'), h('h1', {}, t.name)),
-    data.traces.length > 1
+    views.length > 1
       ? h('select', {'aria-label': 'Trace', onchange: (e) => run(Number(e.target.value))},
-        data.traces.map((x, i) => h('option', {value: i, selected: i === index}, x.name)))
+        views.map((x, i) => h('option', {value: i, selected: i === index}, x.name)))
       : null);
 }
 

@@ -2,7 +2,7 @@
 
 import test from 'node:test';
 import assert from 'node:assert/strict';
-import {Lives, bands, measure, sizeRange} from '../src/lives.js';
+import {Lives, bands, groupsOf, measure, sizeRange} from '../src/lives.js';
 import {callTotals, callsByColumn, columnsOf} from '../src/columns.js';
 import {heldAt, heldBetween, noStack, stackTree} from '../src/tree.js';
 import {hueOf, mix} from '../src/color.js';
@@ -108,7 +108,7 @@ test('the address map has every live block once, and adds up', () => {
 test('bands add up to what is live, each to its own', () => {
   const {list, lives} = randomLives(4);
   for (const at of [[0, 5, 5, 17, 100, 399], [...Array(events).keys()], [200], [7, 7]]) {
-    const out = bands(lives, 'pool', [2, 0], Int32Array.from(at));
+    const out = bands(lives.blocks, groupsOf(lives.keys('pool'), [2, 0]), 3, Int32Array.from(at));
     at.forEach((e, k) => {
       const of = (f) => total(liveAt(list, e).filter(f));
       assert.deepEqual(out.map((band) => band[k]), [of((b) => b.pool === 2), of((b) => b.pool === 0), of((b) => b.pool === 1)], `event ${e}`);

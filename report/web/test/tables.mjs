@@ -4,12 +4,16 @@
 import assert from 'node:assert/strict';
 import {readFileSync} from 'node:fs';
 import {Reader, unpack} from '../src/decode.js';
-import {Lives, measure} from '../src/lives.js';
+import {Lives, measure, sizeRange} from '../src/lives.js';
 import {callTotals} from '../src/columns.js';
 import {heldAt, stackTree} from '../src/tree.js';
 
 const want = JSON.parse(readFileSync(process.argv[2], 'utf8'));
 const reader = new Reader(await unpack(want.series));
+if (want.changes) {
+  twoRuns();
+  process.exit(0);
+}
 reader.times();
 for (let i = 0; i < want.curves; i++) reader.curve();
 const lives = new Lives(reader.stacks(), reader.blocks(), reader.segments(), reader.calls(), want.events);
@@ -40,4 +44,19 @@ for (const m of want.moments) {
   const tree = stackTree(lives.stacks, heldAt(lives, m.event), want.frames);
   assert.equal(tree.value, m.live, where);
   assert.equal(tree.blocks, m.blocks, where);
+}
+
+/** The long data of a page of two runs. */
+function twoRuns() {
+  const times = reader.times();
+  assert.equal(times.us.length, want.points);
+  for (let i = 1; i < want.points; i++) assert.ok(times.us[i] >= times.us[i - 1]);
+  want.peaks.forEach((peak) => assert.equal(reader.curve().value.reduce((a, b) => Math.max(a, b), 0), peak));
+  const stacks = reader.stacks();
+  const held = reader.changes();
+  assert.equal(reader.at, reader.buf.length, 'bytes are left over');
+  const names = (node) => (node === 0 ? [] : [want.frames[stacks.frame[node]], ...names(stacks.parent[node])]);
+  assert.deepEqual(held.map((x) => [names(x.stack), x.size, x.before, x.after, x.blocksBefore, x.blocks]), want.changes);
+  const tree = stackTree(stacks, held.map((x) => ({...x, range: sizeRange(x.size)})), want.frames);
+  for (const k of ['before', 'after']) assert.equal(tree[k], held.reduce((sum, x) => sum + x[k], 0));
 }

@@ -1,0 +1,213 @@
+package analyze
+
+import (
+	"cmp"
+	"encoding/binary"
+	"fmt"
+	"slices"
+
+	"github.com/cistern-gpu/cistern/event"
+	"github.com/cistern-gpu/cistern/internal/units"
+	"github.com/cistern-gpu/cistern/trace"
+)
+
+// Difference is what two runs hold at a moment of each, and what grew from the first to the second. Its JSON is what
+// `cistern diff --json` prints.
+type Difference struct {
+	At     string   `json:"at"` // "peak" or "end"
+	A      Side     `json:"a"`
+	B      Side     `json:"b"`
+	Stack  []Change `json:"by_stack"` // each largest growth first
+	Size   []Change `json:"by_size"`
+	Exact  []Change `json:"by_exact_size"`
+	Pool   []Change `json:"by_pool"`
+	Stream []Change `json:"by_stream"`
+	Notes  []string `json:"notes"`
+
+	// Bare is what was allocated without a stack, by exact size; of Stack it is one entry.
+	Bare []Change `json:"-"`
+}
+
+// Side is one of the two runs.
+type Side struct {
+	Path         string `json:"path"`
+	Device       int    `json:"device"`
+	Events       int    `json:"events"`
+	DurationUS   int64  `json:"duration_us"`
+	PeakLive     uint64 `json:"peak_live_bytes"`
+	PeakReserved uint64 `json:"peak_reserved_bytes"` // 0: the file does not say
+	Allocs       int    `json:"allocs"`
+	Requested    uint64 `json:"requested_bytes"` // in all
+	DriverCalls  int    `json:"driver_calls"`    // segments got and given back, mapped and unmapped
+	OOMs         int    `json:"ooms"`
+
+	Event    int    `json:"event"` // the moment: state after this event, -1 before the first
+	TimeUS   int64  `json:"time_us"`
+	Live     uint64 `json:"live_bytes"`
+	Blocks   int    `json:"blocks"`
+	Reserved uint64 `json:"reserved_bytes"`
+	Stacks   bool   `json:"stacks"` // the file has some
+}
+
+// Change is what one stack, size, pool or stream held in both runs.
+type Change struct {
+	Name    string   `json:"name"` // of a stack its innermost frame
+	Grew    int64    `json:"grew_bytes"`
+	BytesA  uint64   `json:"bytes_a"`
+	BytesB  uint64   `json:"bytes_b"`
+	BlocksA int      `json:"blocks_a"`
+	BlocksB int      `json:"blocks_b"`
+	Frames  []string `json:"frames,omitempty"` // innermost first; a line that both runs have is the second's
+	Size    uint64   `json:"size,omitempty"`   // of exact sizes
+}
+
+// NoStack stands where a file says nothing of who allocated.
+const NoStack = "no stack was recorded"
+
+// Diff compares two runs, each at its peak or, where atEnd, after its last event. align.go says which stacks are the
+// same.
+func Diff(a, b *trace.Trace, atEnd bool) *Difference {
+	d := &Difference{At: "peak", Notes: []string{}}
+	if atEnd {
+		d.At = "end"
+	}
+	al := align(a, b)
+	stacks, sizes, exact, pools, streams, bare := changes{}, changes{}, changes{}, changes{}, changes{}, changes{}
+	for k, t := range []*trace.Trace{a, b} {
+		side, frames := &d.A, al.a
+		if k == 1 {
+			side, frames = &d.B, al.b
+		}
+		*side = sideOf(t)
+		_, at := t.PeakLive()
+		if atEnd {
+			at = len(t.Events) - 1
+		}
+		keys := map[uint32]string{}
+		walk(t, []int{at}, func(i int, s *state) {
+			side.Event, side.TimeUS, side.Live, side.Blocks, side.Reserved = i, timeOf(t, i), s.liveBytes, len(s.live), s.reserved
+			for _, h := range s.sorted() {
+				key, ok := keys[h.stack]
+				if !ok {
+					key = stackKey(t, h.stack, frames)
+					keys[h.stack] = key
+				}
+				c := stacks.of(key)
+				if c.Name == "" {
+					c.Name, c.Frames = NoStack, al.names(t, h.stack, frames)
+					if len(c.Frames) > 0 {
+						c.Name = c.Frames[0]
+					}
+				}
+				c.add(k, h.size)
+				limit := slices.IndexFunc(sizeLimits, func(limit uint64) bool { return limit == 0 || h.size <= limit })
+				sizes.of(sizeLabel(limit)).add(k, h.size)
+				exactly := exact.of(fmt.Sprintf("%s (%d)", units.FormatBytes(h.size), h.size))
+				exactly.Size = h.size
+				exactly.add(k, h.size)
+				if key == "" {
+					c := bare.of(fmt.Sprint(h.size))
+					c.Size = h.size
+					c.add(k, h.size)
+				}
+				if int(h.pool) < len(t.Pools) {
+					id := t.Pools[h.pool]
+					pools.of(fmt.Sprintf("%d,%d", id[0], id[1])).add(k, h.size)
+				}
+				if int(h.stream) < len(t.Streams) {
+					streams.of(fmt.Sprintf("%#x", t.Streams[h.stream])).add(k, h.size)
+				}
+			}
+		})
+	}
+	d.Stack, d.Size, d.Exact, d.Pool, d.Stream = stacks.list(), sizes.list(), exact.list(), pools.list(), streams.list()
+	d.Bare = bare.list()
+	d.note(a, b)
+	return d
+}
+
+func (d *Difference) note(a, b *trace.Trace) {
+	for _, t := range []*trace.Trace{a, b} {
+		if !t.FromStart {
+			d.Notes = append(d.Notes, t.Path+": its beginning is missing, so its peak may be too")
+		}
+	}
+	if d.A.Stacks != d.B.Stacks {
+		without := d.A.Path
+		if d.A.Stacks {
+			without = d.B.Path
+		}
+		d.Notes = append(d.Notes, without+" has no stacks: what the other run allocated with one is told apart by size only")
+	}
+	if a.Settings.Conf != b.Settings.Conf {
+		d.Notes = append(d.Notes, fmt.Sprintf("the settings differ: %q, then %q", a.Settings.Conf, b.Settings.Conf))
+	}
+}
+
+func sideOf(t *trace.Trace) Side {
+	s := Side{Path: t.Path, Device: t.Device, Events: len(t.Events), DurationUS: t.Duration(),
+		PeakReserved: t.RecordedPeakReserved(), OOMs: t.RecordedOOMs(), Stacks: len(t.Stacks) > 1}
+	s.PeakLive, _ = t.PeakLive()
+	got, gave := t.RecordedSegmentEvents()
+	s.DriverCalls = got + gave
+	for i := range t.Events {
+		if e := &t.Events[i]; e.Kind == event.Alloc {
+			s.Allocs++
+			s.Requested += e.Size
+		}
+	}
+	return s
+}
+
+// stackKey is the same for stacks that match. It is empty for the empty stack.
+func stackKey(t *trace.Trace, stack uint32, lines []uint32) string {
+	if int(stack) >= len(t.Stacks) {
+		return ""
+	}
+	var key []byte
+	for _, f := range t.Stacks[stack] {
+		if int(f) < len(lines) {
+			key = binary.LittleEndian.AppendUint32(key, lines[f])
+		}
+	}
+	return string(key)
+}
+
+// changes are the entries of one list, by what they are told apart by.
+type changes map[string]*Change
+
+func (c changes) of(key string) *Change {
+	x := c[key]
+	if x == nil {
+		x = &Change{}
+		c[key] = x
+	}
+	return x
+}
+
+func (x *Change) add(run int, size uint64) {
+	if run == 0 {
+		x.BytesA += size
+		x.BlocksA++
+	} else {
+		x.BytesB += size
+		x.BlocksB++
+	}
+}
+
+// list is the largest growth first. What has no name is called by its key.
+func (c changes) list() []Change {
+	out := make([]Change, 0, len(c))
+	for key, x := range c {
+		x.Grew = int64(x.BytesB - x.BytesA)
+		if x.Name == "" {
+			x.Name = key
+		}
+		out = append(out, *x)
+	}
+	slices.SortFunc(out, func(x, y Change) int {
+		return cmp.Or(cmp.Compare(y.Grew, x.Grew), cmp.Compare(y.BytesB, x.BytesB), cmp.Compare(x.Name, y.Name),
+			slices.Compare(x.Frames, y.Frames))
+	})
+	return out
+}

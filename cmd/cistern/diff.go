@@ -1,0 +1,146 @@
+package main
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/cistern-gpu/cistern/analyze"
+	"github.com/cistern-gpu/cistern/report"
+	"github.com/cistern-gpu/cistern/trace"
+)
+
+// differences is what `cistern diff --json` prints.
+type differences struct {
+	Devices []*analyze.Difference `json:"devices"`
+}
+
+func newDiff(a *app) *cobra.Command {
+	var (
+		format   formatFlags
+		at, html string
+	)
+	c := &cobra.Command{
+		Use:   "diff [flags] A B",
+		Short: "Show what grew from one recorded run to another: by stack, size, pool and stream",
+		Long: "Diff compares two recorded runs, each when it held most (or, with --at end, after its last event: what was not " +
+			"given\nback). Stacks of the two are matched frame by frame: the function and the name of its file must be the " +
+			"same, folders\nmay differ, and lines may have moved. The lines of a function are paired by the one shift that " +
+			"brings most of them to\nmeet; what is left before, between and behind these is paired in order where it is " +
+			"equally many on both sides.",
+		Example: "  cistern diff before.pickle after.pickle\n" +
+			"  cistern diff --at end --html diff.html before.pickle after.pickle",
+		Args: func(c *cobra.Command, args []string) error {
+			if len(args) != 2 {
+				return fmt.Errorf("%s: wants two traces, A and B; got %d", c.Name(), len(args))
+			}
+			return traceArgs(c, args)
+		},
+		RunE: func(c *cobra.Command, args []string) error {
+			if err := format.check(); err != nil {
+				return err
+			}
+			if at != "peak" && at != "end" {
+				return fmt.Errorf("--at %s: want peak or end", at)
+			}
+			return a.diff(c, args, format, at == "end", html)
+		},
+	}
+	c.Flags().StringVar(&at, "at", "peak", "compare the runs at the `moment` when most was live (peak) or after the last event (end)")
+	c.Flags().StringVar(&html, "html", "", "write a page of the differences to this `file`")
+	format.add(c)
+	return c
+}
+
+func (a *app) diff(c *cobra.Command, args []string, format formatFlags, atEnd bool, html string) error {
+	var page *output
+	if html != "" {
+		if err := report.CheckBundle(); err != nil {
+			return err
+		}
+		var err error
+		if page, err = a.openOutput(html); err != nil {
+			return err
+		}
+		defer page.abandon()
+	}
+	bar := a.startProgress("reading", len(args))
+	var runs [2][]*trace.Trace
+	read := func(f *trace.File, _ func(done, total int)) ([]*trace.Trace, error) { return f.Traces, nil }
+	err := eachFile(c.Context(), a, args, bar, read, func(i int, o outcome[[]*trace.Trace]) {
+		if o.err != nil {
+			a.fail(o.err)
+			return
+		}
+		runs[i] = o.value
+	})
+	bar.end()
+	if err != nil || a.bad {
+		return err
+	}
+	pairs, missing := pairDevices(runs[0], runs[1])
+	if len(pairs) == 0 {
+		return fmt.Errorf("the runs have no device in common: %s", strings.Join(missing, ", "))
+	}
+	all := differences{Devices: []*analyze.Difference{}}
+	var views []*report.DifferenceView
+	for _, p := range pairs {
+		d := analyze.Diff(p[0], p[1], atEnd)
+		d.Notes = append(d.Notes, missing...)
+		switch {
+		case format.ndjson:
+			_ = writeJSON(a.out, d, false) // checkedWriter remembers
+		case format.json:
+			all.Devices = append(all.Devices, d)
+		default:
+			report.WriteDifference(a.out, d, a.style())
+		}
+		if page != nil {
+			v, err := report.NewDifferenceView(p[0], p[1], d)
+			if err != nil {
+				return err
+			}
+			views = append(views, v)
+		}
+	}
+	if format.json {
+		_ = writeJSON(a.out, all, true)
+	}
+	if page == nil {
+		return nil
+	}
+	if err := report.WriteDifferencePage(page, views); err != nil {
+		return cannotWrite(html, err)
+	}
+	return page.commit()
+}
+
+// pairDevices puts the traces of two files together, device by device, and says which only one has. Where each file has
+// one trace, these are meant.
+func pairDevices(a, b []*trace.Trace) (pairs [][2]*trace.Trace, missing []string) {
+	if len(a) == 1 && len(b) == 1 {
+		return [][2]*trace.Trace{{a[0], b[0]}}, nil
+	}
+	of := func(all []*trace.Trace, device int) *trace.Trace {
+		i := slices.IndexFunc(all, func(t *trace.Trace) bool { return t.Device == device })
+		if i < 0 {
+			return nil
+		}
+		return all[i]
+	}
+	for _, x := range a {
+		if y := of(b, x.Device); y != nil {
+			pairs = append(pairs, [2]*trace.Trace{x, y})
+		} else {
+			missing = append(missing, fmt.Sprintf("device %d is in A only", x.Device))
+		}
+	}
+	for _, y := range b {
+		if of(a, y.Device) == nil {
+			missing = append(missing, fmt.Sprintf("device %d is in B only", y.Device))
+		}
+	}
+	return pairs, missing
+}

@@ -1,0 +1,143 @@
+package report
+
+import (
+	"fmt"
+	"io"
+
+	"github.com/cistern-gpu/cistern/analyze"
+	"github.com/cistern-gpu/cistern/internal/units"
+)
+
+// shownGrown and shownShrunk bound what a terminal gets of a list of changes.
+const (
+	shownGrown  = 10
+	shownShrunk = 5
+)
+
+// WriteDifference writes what grew from one run to another.
+func WriteDifference(w io.Writer, d *analyze.Difference, s Style) {
+	for i, side := range []*analyze.Side{&d.A, &d.B} {
+		path := side.Path
+		if path == "-" {
+			path = "standard input"
+		}
+		fmt.Fprintf(w, "%s: %s, device %d, %s over %s\n", s.paint(string(rune('A'+i)), bold), clean(path), side.Device,
+			plural(side.Events, "event"), microseconds(float64(side.DurationUS)))
+	}
+	fmt.Fprintln(w)
+	g := grid{head: []string{"", "A", "B", "change"}}
+	size := func(name string, a, b uint64) {
+		g.add(name, units.FormatBytes(a), units.FormatBytes(b), signedBytes(int64(b-a)))
+	}
+	num := func(name string, a, b int) { g.add(name, number(a), number(b), signedNumber(b-a)) }
+	size("peak live", d.A.PeakLive, d.B.PeakLive)
+	if d.A.PeakReserved > 0 || d.B.PeakReserved > 0 {
+		size("peak reserved", d.A.PeakReserved, d.B.PeakReserved)
+	}
+	if d.At == "end" {
+		size("live at the end", d.A.Live, d.B.Live)
+	}
+	num("blocks "+atWords(d.At), d.A.Blocks, d.B.Blocks)
+	num("allocations", d.A.Allocs, d.B.Allocs)
+	size("requested in all", d.A.Requested, d.B.Requested)
+	num("driver calls", d.A.DriverCalls, d.B.DriverCalls)
+	if d.A.OOMs+d.B.OOMs > 0 {
+		num("out of memory", d.A.OOMs, d.B.OOMs)
+	}
+	g.write(w, s)
+	if len(d.Stack) > 1 || len(d.Stack) == 1 && d.Stack[0].Frames != nil {
+		writeStackChanges(w, d, s)
+	}
+	writeChanges(w, "size", d.At, d.Size, s)
+	if !d.A.Stacks || !d.B.Stacks {
+		writeChanges(w, "exact size", d.At, d.Exact, s)
+	}
+	if len(d.Pool) > 1 {
+		writeChanges(w, "pool", d.At, d.Pool, s)
+	}
+	if len(d.Stream) > 1 {
+		writeChanges(w, "stream", d.At, d.Stream, s)
+	}
+	writeNotes(w, d.Notes, s)
+	fmt.Fprintln(w)
+}
+
+func atWords(at string) string {
+	if at == "end" {
+		return "at the end"
+	}
+	return "at the peak"
+}
+
+// changed picks what a terminal shows of a list: the most that grew and the most that shrank, and how many of those
+// that changed are left out.
+func changed(all []analyze.Change) (shown []analyze.Change, left int) {
+	var grew, shrank []analyze.Change
+	for _, c := range all {
+		if c.Grew > 0 {
+			grew = append(grew, c)
+		} else if c.Grew < 0 {
+			shrank = append(shrank, c)
+		}
+	}
+	left = max(0, len(grew)-shownGrown) + max(0, len(shrank)-shownShrunk)
+	shown = append(shown, grew[:min(len(grew), shownGrown)]...)
+	return append(shown, shrank[max(0, len(shrank)-shownShrunk):]...), left
+}
+
+func writeStackChanges(w io.Writer, d *analyze.Difference, s Style) {
+	fmt.Fprintf(w, "\n%s\n", s.paint("what changed "+atWords(d.At)+", by stack", bold))
+	shown, left := changed(d.Stack)
+	for _, c := range shown {
+		fmt.Fprintf(w, "%13s  %s → %s in %s → %s\n", signedBytes(c.Grew), units.FormatBytes(c.BytesA), units.FormatBytes(c.BytesB),
+			number(c.BlocksA), plural(c.BlocksB, "block"))
+		if len(c.Frames) == 0 {
+			fmt.Fprintf(w, "%15s%s\n", "", c.Name)
+		}
+		for _, f := range c.Frames[:min(len(c.Frames), shownFrames)] {
+			fmt.Fprintf(w, "%15s%s\n", "", clean(f))
+		}
+		if n := len(c.Frames) - shownFrames; n > 0 {
+			fmt.Fprintf(w, "%15s%s\n", "", s.paint("... "+plural(n, "frame")+" more", faint))
+		}
+	}
+	writeLeft(w, len(shown), left, "stack")
+}
+
+func writeLeft(w io.Writer, shown, left int, what string) {
+	switch {
+	case left > 0:
+		fmt.Fprintf(w, "%s changed less\n", plural(left, "other "+what))
+	case shown == 0:
+		fmt.Fprintln(w, "nothing changed")
+	}
+}
+
+func writeChanges(w io.Writer, what, at string, all []analyze.Change, s Style) {
+	fmt.Fprintf(w, "\n%s\n", s.paint("what changed "+atWords(at)+", by "+what, bold))
+	shown, left := changed(all)
+	if len(shown) > 0 {
+		g := grid{head: []string{what, "A", "B", "change", "blocks A", "blocks B"}}
+		for _, c := range shown {
+			g.add(clean(c.Name), units.FormatBytes(c.BytesA), units.FormatBytes(c.BytesB), signedBytes(c.Grew), number(c.BlocksA),
+				number(c.BlocksB))
+		}
+		g.write(w, s)
+	}
+	writeLeft(w, len(shown), left, what)
+}
+
+// signedBytes is a difference of sizes: "+1.00 GiB".
+func signedBytes(n int64) string {
+	if n < 0 {
+		return "-" + units.FormatBytes(uint64(-n))
+	}
+	return "+" + units.FormatBytes(uint64(n))
+}
+
+func signedNumber(n int) string {
+	if n < 0 {
+		return number(n)
+	}
+	return "+" + number(n)
+}
