@@ -1,5 +1,6 @@
 //go:build linux && cgo
 
+#define _GNU_SOURCE // dladdr
 #include "library.h"
 
 #include <dlfcn.h>
@@ -10,6 +11,7 @@ struct nccl_library {
 	int (*alloc)(void **p, size_t size);
 	int (*free)(void *p);
 	const char *(*words)(int result);
+	const char *file; // that the library was loaded from
 };
 
 // look_up takes the handle over, and drops it where the library lacks what is needed.
@@ -29,6 +31,8 @@ static nccl_library *look_up(void *handle, const char *path, char *reason, size_
 		dlclose(handle);
 		return NULL;
 	}
+	Dl_info info;
+	l->file = dladdr(*(void **)&l->alloc, &info) != 0 && info.dli_fname != NULL ? info.dli_fname : "a file without a name";
 	return l;
 }
 
@@ -56,3 +60,5 @@ const char *nccl_words(nccl_library *l, int result) {
 	const char *words = l->words(result);
 	return words != NULL ? words : "unknown error";
 }
+
+const char *nccl_file(nccl_library *l) { return l->file; }

@@ -12,6 +12,7 @@ import "C"
 import (
 	"errors"
 	"fmt"
+	"os"
 	"strings"
 	"sync"
 	"unsafe"
@@ -35,10 +36,16 @@ func load(path string) (*library, error) {
 	mu.Lock()
 	defer mu.Unlock()
 	if open != nil {
+		if err := open.is(path); err != nil {
+			return nil, fmt.Errorf("nccl: %w", err)
+		}
 		return open, nil
 	}
 	l, loaded := try(soname, true)
 	var tried error
+	if loaded == nil {
+		tried = l.is(path)
+	}
 	if loaded != nil {
 		places := []string{path}
 		if path == "" {
@@ -58,6 +65,22 @@ func load(path string) (*library, error) {
 	}
 	open = l
 	return l, nil
+}
+
+// is reports, as an error, that a path is not that of the library: a process has one NCCL.
+func (l *library) is(path string) error {
+	if path == "" {
+		return nil
+	}
+	want, err := os.Stat(path)
+	if err != nil {
+		return err
+	}
+	file := C.GoString(C.nccl_file(l.c))
+	if have, err := os.Stat(file); err == nil && os.SameFile(have, want) {
+		return nil
+	}
+	return fmt.Errorf("the process uses the NCCL of %s, and %s is another", file, path)
 }
 
 func try(path string, loaded bool) (*library, error) {

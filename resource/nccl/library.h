@@ -18,4 +18,7 @@ int nccl_alloc(nccl_library *l, uintptr_t *p, size_t size);
 int nccl_free(nccl_library *l, uintptr_t p);
 const char *nccl_words(nccl_library *l, int result);
 
+// nccl_file is the path that the library was loaded from.
+const char *nccl_file(nccl_library *l);
+
 #endif

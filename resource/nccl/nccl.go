@@ -30,7 +30,7 @@ type caller interface {
 }
 
 // New makes the resource for a device. library is the path of libnccl.so.2, for where the process has none loaded; it may
-// be empty. The error says in one line what is missing.
+// be empty, and must not be another's than that of the one that is loaded. The error says in one line what is missing.
 func New(drv cuda.Driver, dev cuda.Device, library string) (resource.Resource, error) {
 	if drv.Name() == "sim" {
 		return simulated(drv, dev)

@@ -76,9 +76,13 @@ func TestLibrary(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if again, err := New(drv, 0, filepath.Join(t.TempDir(), "none.so")); err != nil || !again.Equal(r) {
-		t.Errorf("what is loaded wins over a path: %v", err)
+	if again, err := New(drv, 0, filepath.Join(wheel, soname)); err != nil || !again.Equal(r) {
+		t.Errorf("the path of what is loaded: %v", err)
 	}
+	_, err = New(drv, 0, filepath.Join(t.TempDir(), "none.so"))
+	one(err, "none.so: no such file")
+	_, err = New(drv, 0, empty)
+	one(err, "the process uses the NCCL of "+filepath.Join(wheel, soname)+", and "+empty+" is another")
 	l, err := try(soname, true)
 	if err != nil || l.words(4) != "invalid argument (run with NCCL_DEBUG=WARN for details)" {
 		t.Errorf("the library is loaded: %v", err)
