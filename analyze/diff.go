@@ -22,7 +22,9 @@ type Difference struct {
 	Exact  []Change `json:"by_exact_size"`
 	Pool   []Change `json:"by_pool"`
 	Stream []Change `json:"by_stream"`
-	Notes  []string `json:"notes"`
+	// Library is by the library that allocated (StackLibrary).
+	Library []Change `json:"by_library"`
+	Notes   []string `json:"notes"`
 
 	// Bare is what was allocated without a stack, by exact size; of Stack it is one entry.
 	Bare []Change `json:"-"`
@@ -72,7 +74,7 @@ func Diff(a, b *trace.Trace, atEnd bool) *Difference {
 		d.At = "end"
 	}
 	al := align(a, b)
-	stacks, sizes, exact, pools, streams, bare := changes{}, changes{}, changes{}, changes{}, changes{}, changes{}
+	stacks, sizes, exact, pools, streams, libraries, bare := changes{}, changes{}, changes{}, changes{}, changes{}, changes{}, changes{}
 	for k, t := range []*trace.Trace{a, b} {
 		side, frames := &d.A, al.a
 		if k == 1 {
@@ -105,6 +107,7 @@ func Diff(a, b *trace.Trace, atEnd bool) *Difference {
 				exactly := exact.of(fmt.Sprintf("%s (%d)", units.FormatBytes(h.size), h.size))
 				exactly.Size = h.size
 				exactly.add(k, h.size)
+				libraries.of(StackLibrary(t, h.stack)).add(k, h.size)
 				if key == "" {
 					c := bare.of(fmt.Sprint(h.size))
 					c.Size = h.size
@@ -121,7 +124,7 @@ func Diff(a, b *trace.Trace, atEnd bool) *Difference {
 		})
 	}
 	d.Stack, d.Size, d.Exact, d.Pool, d.Stream = stacks.list(), sizes.list(), exact.list(), pools.list(), streams.list()
-	d.Bare = bare.list()
+	d.Library, d.Bare = libraries.list(), bare.list()
 	d.note(a, b)
 	return d
 }

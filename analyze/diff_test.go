@@ -119,7 +119,8 @@ func TestDiffOfAnEditedProgram(t *testing.T) {
 	if d.A.Live != 657 || d.B.Live != 1667 || d.A.Event != 4 || d.B.Blocks != 6 {
 		t.Errorf("sides %+v, %+v", d.A, d.B)
 	}
-	for what, list := range map[string][]Change{"size": d.Size, "exact size": d.Exact, "pool": d.Pool, "stream": d.Stream, "stack": d.Stack} {
+	for what, list := range map[string][]Change{"size": d.Size, "exact size": d.Exact, "pool": d.Pool, "stream": d.Stream, "stack": d.Stack,
+		"library": d.Library} {
 		var sum int64
 		blocksA := 0
 		for _, c := range list {

@@ -158,7 +158,7 @@ func changedRows(all []analyze.Change) []any {
 // handed out in between, largest first.
 func smallGrowth(t *trace.Trace, a, b int) map[string]any {
 	type row struct{ grew, kept int64 }
-	byStack, bySize := map[string]row{}, map[string]row{}
+	byStack, bySize, byLibrary := map[string]row{}, map[string]row{}, map[string]row{}
 	add := func(m map[string]row, key string, grew, kept int64) {
 		r := m[key]
 		m[key] = row{r.grew + grew, r.kept + kept}
@@ -186,6 +186,7 @@ func smallGrowth(t *trace.Trace, a, b int) map[string]any {
 		total += grew
 		add(byStack, stack, grew, kept)
 		add(bySize, size, grew, kept)
+		add(byLibrary, analyze.StackLibrary(t, x.Stack), grew, kept)
 	}
 	rows := func(m map[string]row) []any {
 		var out []any
@@ -196,7 +197,8 @@ func smallGrowth(t *trace.Trace, a, b int) map[string]any {
 		}
 		return out
 	}
-	return map[string]any{"a": a, "b": b, "grew": total, "by": map[string]any{"stack": rows(byStack), "range": rows(bySize)}}
+	return map[string]any{"a": a, "b": b, "grew": total, "by": map[string]any{"stack": rows(byStack), "range": rows(bySize),
+		"library": rows(byLibrary)}}
 }
 
 func findChromium() string {

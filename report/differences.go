@@ -3,6 +3,7 @@ package report
 import (
 	"fmt"
 	"io"
+	"strings"
 
 	"github.com/cistern-gpu/cistern/analyze"
 	"github.com/cistern-gpu/cistern/internal/units"
@@ -47,6 +48,9 @@ func WriteDifference(w io.Writer, d *analyze.Difference, s Style) {
 	g.write(w, s)
 	if len(d.Stack) > 1 || len(d.Stack) == 1 && d.Stack[0].Frames != nil {
 		writeStackChanges(w, d, s)
+		if len(d.Library) > 1 {
+			writeChanges(w, "library", d.At, d.Library, s)
+		}
 	}
 	writeChanges(w, "size", d.At, d.Size, s)
 	if !d.A.Stacks || !d.B.Stacks {
@@ -123,6 +127,9 @@ func writeChanges(w io.Writer, what, at string, all []analyze.Change, s Style) {
 				number(c.BlocksB))
 		}
 		g.write(w, s)
+	}
+	if strings.HasSuffix(what, "y") && left > 1 {
+		what = strings.TrimSuffix(what, "y") + "ie" // plural adds the s
 	}
 	writeLeft(w, len(shown), left, what)
 }

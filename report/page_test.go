@@ -94,7 +94,8 @@ func TestViewOfTrace(t *testing.T) {
 	if err := json.Unmarshal(data, &back); err != nil {
 		t.Fatal(err)
 	}
-	for _, list := range []string{"results", "ooms", "notes", "lines", "frames", "top_stacks", "stream_names", "pool_names"} {
+	for _, list := range []string{"results", "ooms", "notes", "lines", "frames", "libraries",
+		"frame_libraries", "top_stacks", "stream_names", "pool_names"} {
 		if s := string(back[list]); !strings.HasPrefix(s, "[") {
 			t.Errorf("%s is %s, want a list", list, s)
 		}

@@ -20,14 +20,18 @@ type stackTable struct {
 	frameIDs map[string]uint32
 	ofFrame  map[uint32]uint32 // Trace.Frames → frames
 	frames   []string
+	library  []int    // of each frame an index into libraries, -1 where it has no file
 	parents  []uint32 // of each node but the root
 	names    []uint32 // its frame
 	children map[[2]uint32]uint32
+
+	libraries  []string
+	libraryIDs map[string]int
 }
 
 func newStackTable(t *trace.Trace) *stackTable {
 	return &stackTable{t: t, nodes: map[uint32]uint32{}, frameIDs: map[string]uint32{}, ofFrame: map[uint32]uint32{},
-		frames: []string{}, children: map[[2]uint32]uint32{}}
+		frames: []string{}, children: map[[2]uint32]uint32{}, library: []int{}, libraries: []string{}, libraryIDs: map[string]int{}}
 }
 
 // node is the tree's node of a stack of the trace.
@@ -62,6 +66,18 @@ func (s *stackTable) frame(f uint32) uint32 {
 	if !ok {
 		id = s.name(analyze.FrameName(s.t.Frames[f]))
 		s.ofFrame[f] = id
+		for len(s.library) < len(s.frames) {
+			s.library = append(s.library, -1)
+		}
+		if name := analyze.LibraryOf(s.t.Frames[f]); name != "" {
+			n, ok := s.libraryIDs[name]
+			if !ok {
+				n = len(s.libraries)
+				s.libraryIDs[name] = n
+				s.libraries = append(s.libraries, name)
+			}
+			s.library[id] = n
+		}
 	}
 	return id
 }

@@ -47,9 +47,9 @@ func TestTables(t *testing.T) {
 		r := rand.New(rand.NewPCG(uint64(len(tr.Events)), 2))
 		moments := []any{}
 		for _, at := range []int{-1, in.Peak.Event, r.IntN(len(tr.Events)), r.IntN(len(tr.Events)), len(tr.Events) - 1} {
-			moments = append(moments, expectedMoment(analyze.MomentAt(tr, at)))
+			moments = append(moments, expectedMoment(tr, analyze.MomentAt(tr, at)))
 		}
-		runTables(t, node, tr.Path, map[string]any{"series": v.series, "curves": len(v.Lines), "frames": v.Frames,
+		runTables(t, node, tr.Path, map[string]any{"series": v.series, "curves": len(v.Lines), "frames": v.Frames, "libraries": v.Libraries, "frame_libraries": v.FrameLibraries,
 			"events": len(tr.Events), "moments": moments, "calls": calls, "max_holders": analyze.MaxHolders})
 	}
 }
@@ -153,8 +153,9 @@ func otherTrace() *trace.Trace {
 }
 
 // expectedMoment is a moment for tables.mjs.
-func expectedMoment(m analyze.Moment) map[string]any {
+func expectedMoment(t *trace.Trace, m analyze.Moment) map[string]any {
 	holders, sizes, segments := []any{}, []any{}, []any{}
+	libraries := map[string]uint64{}
 	for _, h := range m.Holders {
 		frames := h.Frames
 		if frames == nil {
@@ -175,6 +176,7 @@ func expectedMoment(m analyze.Moment) map[string]any {
 		}
 		for _, b := range g.Blocks {
 			live += b.Request
+			libraries[analyze.StackLibrary(t, b.Stack)] += b.Request
 			if b.Pending {
 				pending++
 			}
@@ -183,5 +185,5 @@ func expectedMoment(m analyze.Moment) map[string]any {
 	}
 	return map[string]any{"event": m.Event, "live": m.Live, "blocks": m.Blocks, "free": m.FreeBytes, "pieces": m.FreePieces,
 		"largest": m.LargestFree, "holders": holders, "others": []any{m.Others.Bytes, m.Others.Blocks}, "sizes": sizes,
-		"segments": segments}
+		"segments": segments, "libraries": libraries}
 }

@@ -28,7 +28,10 @@ type View struct {
 	StreamNames []string `json:"stream_names"`
 	PoolNames   []string `json:"pool_names"`
 	Frames      []string `json:"frames"`
-	TopStacks   []uint32 `json:"top_stacks"` // largest holders at the peak, as nodes of the tree of stacks
+	// Libraries are those whose code is on any stack, FrameLibraries of each frame an index there, -1 where it has no file.
+	Libraries      []string `json:"libraries"`
+	FrameLibraries []int    `json:"frame_libraries"`
+	TopStacks      []uint32 `json:"top_stacks"` // largest holders at the peak, as nodes of the tree of stacks
 
 	series string // base64; see encode.go
 }
@@ -81,7 +84,7 @@ func NewView(t *trace.Trace, in *analyze.Inspection, rep *replay.Report) (*View,
 	lives.lifetimes(analyze.LifetimesOf(t), stacks)
 	e.stacks(stacks) // which all of the above have filled
 	e.buf = append(e.buf, lives.buf...)
-	v.Frames = stacks.frames
+	v.Frames, v.Libraries, v.FrameLibraries = stacks.frames, stacks.libraries, stacks.library
 	var err error
 	v.series, err = e.text()
 	return v, err

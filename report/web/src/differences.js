@@ -10,7 +10,7 @@ import {section} from './sections.js';
 import {sizeRange} from './lives.js';
 import {stackTree} from './tree.js';
 
-const lists = [['by_stack', 'stack', 'Stack', 'stack'], ['by_size', 'size', 'Size', 'size'], ['by_exact_size', 'exact size', 'Exact size', 'exact'],
+const lists = [['by_stack', 'stack', 'Stack', 'stack'], ['by_library', 'library', 'Library', 'library'], ['by_size', 'size', 'Size', 'size'], ['by_exact_size', 'exact size', 'Exact size', 'exact'],
   ['by_pool', 'pool', 'Pool', 'pool'], ['by_stream', 'stream', 'Stream', 'stream']];
 
 /** @param reader of the long data */

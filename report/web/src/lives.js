@@ -20,9 +20,10 @@ export class Lives {
   /**
    * @param stacks, blocks, segments, calls as decoded
    * @param events number of events
+   * @param libraryOfFrame of each frame the number of its library, -1 where it has none
    */
-  constructor(stacks, blocks, segments, calls, events) {
-    Object.assign(this, {stacks, blocks, segments, calls, events});
+  constructor(stacks, blocks, segments, calls, events, libraryOfFrame = []) {
+    Object.assign(this, {stacks, blocks, segments, calls, events, libraryOfFrame});
   }
 
   /** Calls f(i) for every block that is live after an event. */
@@ -31,9 +32,21 @@ export class Lives {
     for (let i = 0, end = lastAtMost(from, event); i <= end; i++) if (to[i] > event) f(i);
   }
 
-  /** The number that blocks are told apart by: of their 'stack', 'range' of sizes, 'size', 'pool' or 'stream'. */
+  /**
+   * The number that blocks are told apart by: of their 'stack', 'range' of sizes, 'size', 'pool', 'stream', or the
+   * 'library' that allocated them: that of the innermost frame that has one, plus 1; 0 where none has.
+   */
   keys(by) {
     const b = this.blocks;
+    if (by === 'library') {
+      if (!this.libraries) {
+        const {n, parent, frame} = this.stacks;
+        const of = new Uint32Array(n); // parents come before their children
+        for (let i = 1; i < n; i++) of[i] = this.libraryOfFrame[frame[i]] >= 0 ? this.libraryOfFrame[frame[i]] + 1 : of[parent[i]];
+        this.libraries = Uint32Array.from(b.stack, (s) => of[s]);
+      }
+      return this.libraries;
+    }
     if (by !== 'range') return b[by];
     if (!this.ranges) {
       this.ranges = new Uint8Array(b.n);

@@ -59,7 +59,8 @@ async function show(index) {
     {pick: (e) => on.pick(e), range: () => on.range()}) : null;
   if (chart) await painted(); // the chart is there to be used while the tables below are made
   document.documentElement.dataset.painted = String(Math.round(performance.now()));
-  const lives = new Lives(reader.stacks(), reader.blocks(), reader.segments(), reader.calls(), events);
+  const lives = new Lives(reader.stacks(), reader.blocks(), reader.segments(), reader.calls(), events,
+    t.frame_libraries);
   if (chart) moments(t, body, charts, chart, on, timeline, lives);
   body.append(section('holders', 'Who held it at the peak', '', sizesAndStreams(t),
     h('h3', {}, 'By stack'), holders(t)),
@@ -87,10 +88,11 @@ function moments(t, body, charts, chart, on, timeline, lives) {
     pool: {key: 'pool', name: 'pool', title: 'Pool', label: (i) => `pool ${poolName(i)}`},
     stream: {key: 'stream', name: 'stream', title: 'Stream', label: (i) => `stream ${streamName(i)}`},
   };
+  kinds.library = {key: 'library', name: 'library', title: 'Library', label: (i) => (i === 0 ? 'unknown' : t.libraries[i - 1])};
   const stacks = lives.stacks.n > 1;
   // First what tells most: pools and streams where there are several.
-  const order = [t.pool_names.length > 1 && kinds.pool, t.stream_names.length > 1 && kinds.stream, stacks && kinds.stack,
-    kinds.range, kinds.size];
+  const order = [t.pool_names.length > 1 && kinds.pool, t.stream_names.length > 1 && kinds.stream,
+    t.libraries.length > 1 && kinds.library, stacks && kinds.stack, kinds.range, kinds.size];
   const bandKinds = [...order.filter(Boolean), t.pool_names.length > 1 ? null : kinds.pool,
     t.stream_names.length > 1 ? null : kinds.stream].filter((x) => x && x !== kinds.size);
   const lanes = [bandLane(charts, timeline, lives, peak, bandKinds, chart)];
@@ -127,7 +129,7 @@ function moments(t, body, charts, chart, on, timeline, lives) {
   const grown = h('div', {});
   body.append(section('growth', 'Growth between two moments',
     'What is live at B and was not at A. What a program leaks was handed out in between and is kept.', grown));
-  const stepKinds = stacks ? [kinds.stack, kinds.range, kinds.size, kinds.pool, kinds.stream]
+  const stepKinds = stacks ? [kinds.stack, kinds.library, kinds.range, kinds.size, kinds.pool, kinds.stream]
     : [kinds.size, kinds.range, kinds.pool, kinds.stream];
   growth(grown, timeline, lives, peak, stepKinds, t.frames, (a, b) => {
     shown.A = a;

@@ -16,7 +16,7 @@ if (want.changes) {
 }
 reader.times();
 for (let i = 0; i < want.curves; i++) reader.curve();
-const lives = new Lives(reader.stacks(), reader.blocks(), reader.segments(), reader.calls(), want.events);
+const lives = new Lives(reader.stacks(), reader.blocks(), reader.segments(), reader.calls(), want.events, want.frame_libraries);
 assert.equal(reader.at, reader.buf.length, 'bytes are left over');
 assert.deepEqual(callTotals(lives.calls).map((x) => [x.name, x.calls]), want.calls ?? []);
 
@@ -41,6 +41,8 @@ for (const m of want.moments) {
     .sort(byBytes);
   if (m.others[1] === 0) assert.deepEqual(holders, [...merged.values()].sort(byBytes), where);
   else assert.ok(holders.length >= merged.size, where);
+  const libraries = Object.fromEntries([...lives.sums(m.event, 'library')].map(([k, x]) => [k === 0 ? 'unknown' : want.libraries[k - 1], x.bytes]));
+  assert.deepEqual(libraries, m.libraries, where);
   const tree = stackTree(lives.stacks, heldAt(lives, m.event), want.frames);
   assert.equal(tree.value, m.live, where);
   assert.equal(tree.blocks, m.blocks, where);
