@@ -24,6 +24,7 @@ type absence struct {
 	// mapped: there is memory, still or again, and counted, though out of everybody's reach: that of blocks counts as
 	// active, the rest among the spare bytes.
 	mapped  bool
+	bare    bool             // nothing is mapped there no longer, or not yet, though it counts so: it is on its way
 	freed   bool             // a block was given back while it was mapped
 	lost    bool             // its memory could not be had again
 	live    int              // of a segment: blocks in it
@@ -462,7 +463,7 @@ func (d *Device) releaseHollow() (first error) {
 // inTransit reports whether an address that nobody is given has memory that is on its way out or back.
 func (s *space) inTransit(addr uint64) bool {
 	a := s.absentOver(addr)
-	return a != nil && a.mapped
+	return a != nil && a.mapped && !a.bare
 }
 
 // withAbsences corrects what is mapped in a space by what is paused, or on its way out or back. The caller holds
@@ -485,7 +486,7 @@ func (s *space) withAbsences(runs []run) []run {
 		}
 	}
 	for _, a := range s.absent {
-		if a.mapped {
+		if a.mapped && !a.bare {
 			out = append(out, run{a.addr, a.size})
 		}
 	}

@@ -73,111 +73,148 @@ func (d *Device) sure() error {
 	return nil
 }
 
-// saveContents copies what is kept of memory that is leaving, and returns the bytes. The caller holds Device.pausing and
-// Device.mu, which is let go meanwhile.
-func (d *Device) saveContents(list []*absence, o PauseOptions) (uint64, error) {
-	total := uint64(0)
+// kept is the contents of a list that nobody forgot, as they are now, and their bytes. The caller holds Device.mu.
+func kept(list []*absence) (pieces []piece, bytes uint64) {
 	for _, a := range list {
 		for _, p := range a.pieces {
 			if !p.dropped {
-				total += p.size
+				pieces = append(pieces, *p)
+				bytes += p.size
 			}
 		}
 	}
-	if total == 0 {
+	return pieces, bytes
+}
+
+// placeContents gives the contents of a list their places.
+func placeContents(list []*absence, place func(list []*piece, p *piece) []*piece) {
+	for _, a := range list {
+		var placed []*piece
+		for _, p := range a.pieces {
+			if !p.dropped {
+				placed = place(placed, p)
+			}
+		}
+		a.pieces = placed
+	}
+}
+
+// startCopies queues copies of what is kept of memory that is leaving to the host's memory, which is all there when it
+// returns, and returns the bytes. There are no batches where nothing is to be copied. Their events are putEvents' to give
+// back. The caller holds Device.pausing and Device.mu, which is let go meanwhile.
+func (d *Device) startCopies(list []*absence) (batches []batchOut, total uint64, err error) {
+	if _, total = kept(list); total == 0 {
+		return nil, 0, nil
+	}
+	if err := d.sure(); err != nil {
+		return nil, 0, err
+	}
+	placeContents(list, d.vault.place)
+	total = 0 // blocks may have been freed meanwhile
+	for _, part := range stretches(list) {
+		pieces, n := kept(part)
+		batches = append(batches, batchOut{list: part, pieces: pieces})
+		total += n
+	}
+	d.mu.Unlock()
+	defer d.mu.Lock()
+	stop := d.vault.fill()
+	for i := range batches {
+		b := &batches[i]
+		if err = d.queueCopies(b.pieces, true); err == nil {
+			b.done, err = d.event()
+		}
+		if err == nil {
+			err = d.drv.EventRecord(d.id, b.done, d.copies)
+		}
+		if err != nil {
+			break
+		}
+	}
+	if err = cmp.Or(err, stop()); err != nil {
+		d.failed(err)
+		d.copied() // nothing may be under way behind a failure
+		d.putEvents(batches)
+		return nil, 0, fmt.Errorf("pause: saving %d bytes: %w", total, err)
+	}
+	return batches, total, nil
+}
+
+// putEvents gives the events of batches back.
+func (d *Device) putEvents(batches []batchOut) {
+	for i := range batches {
+		if b := &batches[i]; b.done != 0 {
+			d.putEvent(b.done)
+			b.done = 0
+		}
+	}
+}
+
+// saveToFile copies what is kept of memory that is leaving to a file, and returns the bytes. The caller holds
+// Device.pausing and Device.mu, which is let go meanwhile.
+func (d *Device) saveToFile(list []*absence, dir string) (uint64, error) {
+	if _, total := kept(list); total == 0 {
 		return 0, nil
 	}
 	if err := d.sure(); err != nil {
 		return 0, err
 	}
-	var where *spill
-	var err error
-	if o.Keep == KeepDisk {
-		if where, err = newSpill(o.Dir); err != nil {
-			return 0, fmt.Errorf("pause: %w", err)
-		}
+	where, err := newSpill(dir)
+	if err != nil {
+		return 0, fmt.Errorf("pause: %w", err)
 	}
-	var all []piece
-	for _, a := range list {
-		var placed []*piece
-		for _, p := range a.pieces {
-			switch {
-			case p.dropped:
-				continue
-			case where != nil:
-				placed = append(placed, where.place(p))
-			default:
-				placed = d.vault.place(placed, p)
-			}
-		}
-		a.pieces = placed
-		for _, p := range placed {
-			all = append(all, *p) // others may drop pieces meanwhile
-		}
-	}
+	placeContents(list, func(list []*piece, p *piece) []*piece { return append(list, where.place(p)) })
+	all, total := kept(list)
 	defer holdFiles(all)()
 	d.mu.Unlock()
 	defer d.mu.Lock()
-	if where != nil {
-		err = d.spillOut(all)
-	} else {
-		err = d.copyAll(all, true)
-	}
-	if err != nil {
+	if err := d.spillOut(all); err != nil {
 		return 0, fmt.Errorf("pause: saving %d bytes: %w", total, err)
 	}
 	return total, nil
 }
 
-// loadContents copies the contents of memory that is coming back, and returns the bytes. They are kept: refill drops them.
-// The caller holds Device.pausing and Device.mu, which is let go meanwhile.
-func (d *Device) loadContents(list []*absence) (uint64, error) {
-	total := uint64(0)
-	var host, disk []piece
-	for _, a := range list {
-		for _, p := range a.pieces {
-			switch {
-			case p.dropped:
-				continue
-			case p.spill != nil:
-				disk = append(disk, *p)
-			default:
-				host = append(host, *p)
-			}
-			total += p.size
+// byPlace tells contents in the host's memory from those in files.
+func byPlace(all []piece) (host, disk []piece) {
+	for _, p := range all {
+		if p.spill != nil {
+			disk = append(disk, p)
+		} else {
+			host = append(host, p)
 		}
 	}
-	if total == 0 {
-		return 0, nil
-	}
+	return host, disk
+}
+
+// loadContents copies the contents of memory that is there again. They are kept: refill drops them. The caller holds
+// Device.pausing and Device.mu, which is let go meanwhile.
+func (d *Device) loadContents(list []*absence) error {
+	all, _ := kept(list)
+	host, disk := byPlace(all)
 	defer holdFiles(disk)()
 	d.mu.Unlock()
 	defer d.mu.Lock()
-	err := d.copyAll(host, false)
+	var err error
+	if len(host) > 0 {
+		if err = d.queueCopies(host, false); err != nil {
+			d.failed(err)
+		}
+		err = cmp.Or(err, d.awaitCopies())
+	}
 	if err == nil && len(disk) > 0 {
 		err = d.spillIn(disk)
 	}
-	if err != nil {
-		return 0, fmt.Errorf("resume: everything stays paused: copying %d bytes back: %w", total, err)
-	}
-	return total, nil
+	return err
 }
 
-// copyAll copies pieces to the host's memory, or from there, as few copies as there can be. What of that memory is new is
-// made meanwhile. No lock but Device.pausing is held.
-func (d *Device) copyAll(pieces []piece, out bool) (err error) {
-	if len(pieces) == 0 {
-		return nil
-	}
+// queueCopies copies pieces to the host's memory, or from there, as few copies as there can be. Memory that is still
+// being made is waited for. No lock but Device.pausing is needed.
+func (d *Device) queueCopies(pieces []piece, out bool) error {
 	st, err := d.copyStream()
 	if err != nil {
 		return err
 	}
-	stop := d.vault.fill()
-	defer func() {
-		err = cmp.Or(err, stop())
-	}()
-	for i := 0; i < len(pieces) && err == nil; {
+	for i := 0; i < len(pieces); {
 		x := pieces[i]
 		for i++; i < len(pieces); i++ {
 			y := &pieces[i]
@@ -186,19 +223,24 @@ func (d *Device) copyAll(pieces []piece, out bool) (err error) {
 			}
 			x.size += y.size
 		}
-		var base cuda.Ptr
-		if base, err = x.slab.wait(); err != nil {
-			break
+		base, err := x.slab.wait()
+		if err != nil {
+			return err
 		}
 		dst, src := base+cuda.Ptr(x.at), cuda.Ptr(x.addr)
 		if !out {
 			dst, src = src, dst
 		}
-		err = d.drv.MemcpyAsync(d.id, dst, src, x.size, st)
+		if err := d.drv.MemcpyAsync(d.id, dst, src, x.size, st); err != nil {
+			return err
+		}
 	}
-	if sync := d.copied(); err == nil { // in any case: nothing may be under way behind a failure
-		err = sync
-	}
+	return nil
+}
+
+// awaitCopies is copied, and takes note of a broken context.
+func (d *Device) awaitCopies() error {
+	err := d.copied()
 	if err != nil {
 		d.failed(err)
 	}

@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/cistern-gpu/cistern/cuda"
-	"github.com/cistern-gpu/cistern/event"
 	"github.com/cistern-gpu/cistern/internal/heap"
 	"github.com/cistern-gpu/cistern/internal/units"
 	"github.com/cistern-gpu/cistern/internal/vm"
@@ -17,7 +15,7 @@ import (
 // Pausing: the memory under live blocks goes back to the device while their addresses stay theirs. What goes is whole
 // chunks, of which every block is selected or free, and whole segments. It is put out of everybody's reach first
 // (absence, in absent.go), under the locks; then, with no lock held, the GPU is waited for and the contents are saved
-// (contents.go); then, under the locks again, it is unmapped, all of it or none. Resuming is in resume.go.
+// (contents.go); then, under the locks again, it is unmapped, all of it or none (leave.go). Resuming is in resume.go.
 
 // Keep says what becomes of the contents of memory that is paused.
 type Keep uint8
@@ -108,6 +106,7 @@ type pause struct {
 	found   []leaving
 	spaces  map[*space]bool // those that hold something selected
 	leaving []*absence      // in address order within a space
+	batches []batchOut      // while contents are copied to the host's memory
 	told    []run
 	report  PauseReport
 }
@@ -293,7 +292,7 @@ func (p *pause) chooseChunks(s *space, no *refusal) {
 		case at.stays:
 			p.report.Shared += at.selected
 		case at.selected > 0 || s.pool.pinned && p.sel.Tag == 0 && p.o.Captured:
-			if n := len(p.found); n > 0 && p.found[n-1].space == s && p.found[n-1].addr+p.found[n-1].size == k.Addr {
+			if n := len(p.found); n > 0 && p.found[n-1].space == s && p.found[n-1].addr+p.found[n-1].size == k.Addr && p.found[n-1].size+k.Size <= stretch {
 				p.found[n-1].size += k.Size
 				p.found[n-1].chunks = append(p.found[n-1].chunks, at.id)
 			} else {
@@ -423,226 +422,6 @@ func (p *pause) depart() {
 	if len(p.leaving) > 0 {
 		d.endTickets()
 	}
-}
-
-// save waits until nothing uses the memory, saves its contents, and tells whoever wants to know that it goes. The locks
-// are let go meanwhile.
-func (p *pause) save() error {
-	d := p.d
-	for _, a := range p.leaving {
-		a.freed = true // what is free beside may have been used until it was put out of reach
-	}
-	if err := p.settle(); err != nil {
-		return err
-	}
-	kept, err := d.saveContents(p.leaving, p.o)
-	if err != nil {
-		return err
-	}
-	p.report.Kept = kept
-	if d.onUnmap != nil {
-		for _, a := range p.leaving {
-			p.told = append(p.told, a.runs()...)
-		}
-		d.tell(d.onUnmap, p.told)
-	}
-	return p.settle()
-}
-
-// settle waits for all work until no block was given back behind the wait: what used it last must be over as well.
-func (p *pause) settle() error {
-	d := p.d
-	for {
-		behind := false
-		for _, a := range p.leaving {
-			behind = behind || a.freed
-			a.freed = false
-		}
-		if !behind {
-			return nil
-		}
-		if err := d.mayPause(); err != nil {
-			return err
-		}
-		if err := d.waitForAll(); err != nil {
-			return err
-		}
-		d.collect(nil, false)
-	}
-}
-
-// commit unmaps the memory and gives it back. After an error what went before is there again, with its contents.
-func (p *pause) commit() error {
-	d := p.d
-	if err := d.poisoned(); err != nil {
-		return err
-	}
-	var err error
-	n := 0
-	for ; n < len(p.leaving) && err == nil; n++ {
-		if a := p.leaving[n]; a.backing == nil {
-			err = d.drv.MemUnmap(cuda.Ptr(a.addr), a.size)
-		}
-	}
-	if err != nil {
-		d.failed(err)
-		return cmp.Or(p.restoreChunks(p.leaving[:n-1]), err)
-	}
-	// Segments last: they cannot be had again as they were.
-	for n = 0; n < len(p.leaving) && err == nil; n++ {
-		if a := p.leaving[n]; a.backing != nil {
-			err = d.unback(a)
-		}
-	}
-	if err != nil {
-		again := p.restoreChunks(p.leaving)
-		for _, a := range p.leaving[:n-1] {
-			if a.backing == nil || a.lost {
-				continue
-			}
-			e := d.back(a)
-			if e == nil {
-				_, e = d.loadContents([]*absence{a})
-			}
-			if e != nil {
-				a.lost, again = true, cmp.Or(again, e)
-			}
-		}
-		return cmp.Or(again, err)
-	}
-	p.gone(p.leaving)
-	return nil
-}
-
-// restoreChunks maps memory again that was unmapped. Where that fails, it stays unmapped: paused.
-func (p *pause) restoreChunks(list []*absence) (first error) {
-	d := p.d
-	for _, a := range list {
-		if a.backing != nil {
-			continue
-		}
-		at := a.addr
-		var err error
-		for _, id := range a.chunks {
-			k := d.chunks.At(id)
-			if err = d.drv.MemMap(cuda.Ptr(at), k.Size, k.Handle); err != nil {
-				break
-			}
-			at += k.Size
-		}
-		if err == nil {
-			err = d.setAccess(cuda.Ptr(a.addr), a.size)
-		}
-		if err != nil {
-			d.failed(err)
-			if at > a.addr {
-				d.drv.MemUnmap(cuda.Ptr(a.addr), at-a.addr)
-			}
-			a.lost, first = true, cmp.Or(first, err)
-		}
-	}
-	if first != nil {
-		first = fmt.Errorf("pause failed, and some memory stays paused: %w", first)
-	}
-	return first
-}
-
-// unback drops the memory of a segment; with the locks let go where that is the user's to do.
-func (d *Device) unback(a *absence) error {
-	if !a.space.pool.foreign {
-		if err := a.backing.Unback(cuda.Ptr(a.addr), a.size); err != nil {
-			return d.failed(err)
-		}
-		return nil
-	}
-	d.mu.Unlock()
-	defer d.mu.Lock()
-	return a.backing.Unback(cuda.Ptr(a.addr), a.size)
-}
-
-// back gets a segment memory again, likewise.
-func (d *Device) back(a *absence) error {
-	if !a.space.pool.foreign {
-		if err := a.backing.Back(cuda.Ptr(a.addr), a.size); err != nil {
-			return d.failed(err)
-		}
-		return nil
-	}
-	d.mu.Unlock()
-	defer d.mu.Lock()
-	return a.backing.Back(cuda.Ptr(a.addr), a.size)
-}
-
-// gone notes that memory is unmapped: it is given back, and counts as paused where blocks are.
-func (p *pause) gone(list []*absence) {
-	d := p.d
-	bySpace(list, func(s *space, list []*absence) {
-		all := s.survey(list, nil)
-		for _, a := range list {
-			s.lose(a.size)
-			if a.backing != nil {
-				d.held[groupOf(s.class)].take(a.size)
-				d.gaveBack(a.size, s.pool.counted)
-				d.record(event.Event{Kind: event.SegmentUnmap, Addr: a.addr, Size: a.size, Stream: uint32(s.stream.index), Pool: s.pool.number})
-			} else {
-				s.area.Set(a.addr, a.size, 0)
-				d.giveBackChunks(s, a.addr, a.chunks)
-			}
-			a.chunks, a.mapped, a.busy, a.lost = nil, false, false, false
-			v := all[a]
-			d.spareBytes -= a.size - v.used
-			d.addPaused(s, int64(v.used))
-			p.report.Physical += a.size
-			p.report.Bytes += v.used
-			p.report.Blocks += int64(v.blocks)
-			if a.backing == nil {
-				d.cutUp(a, v)
-			}
-		}
-	})
-}
-
-// giveBackChunks releases chunks that were unmapped at addr and on; what cannot be released is spare.
-func (d *Device) giveBackChunks(s *space, addr uint64, list []vm.ChunkID) {
-	for _, id := range list {
-		k := d.chunks.At(id)
-		d.record(event.Event{Kind: event.SegmentUnmap, Addr: addr, Size: k.Size, Handle: uint64(k.Handle),
-			Stream: uint32(s.stream.index), Pool: s.pool.number})
-		addr += k.Size
-		k.Mappings--
-		if k.Mappings == 0 {
-			err := d.upstream.Release(k.Handle)
-			if err == nil {
-				d.held[groupOf(s.class)].take(k.Size)
-				d.gaveBack(k.Size, true)
-				d.chunks.Drop(id)
-				continue
-			}
-			d.failed(err)
-		}
-		d.held[groupOf(s.class)].leave(k.Size)
-		d.addSpare(id, nil, 0)
-	}
-}
-
-// rollBack makes everything as it was, but for what a second failure had in the way, which is paused.
-func (p *pause) rollBack() {
-	d := p.d
-	var lost, there []*absence
-	for _, a := range p.leaving {
-		if a.lost {
-			lost = append(lost, a)
-		} else {
-			there = append(there, a)
-		}
-	}
-	p.gone(lost)
-	p.leaving = there
-	if p.told != nil {
-		d.tell(d.onMap, p.told)
-	}
-	d.refill(p.leaving)
-	p.report = PauseReport{}
 }
 
 // trim gives back what is free beside the selected blocks. It is no matter of pausing if that fails.

@@ -224,6 +224,8 @@ func (s *pauseScenario) freeOne() {
 }
 
 func TestPauseFailEveryCall(t *testing.T) {
+	// Memory of which the first is given up while the last is copied.
+	defer cistern.SetStretch(2 * mib)()
 	for _, keep := range []cistern.Keep{cistern.KeepHost, cistern.KeepDisk, cistern.KeepNone} {
 		run := func(what string, fail func(call string, n uint64) cuda.Code) uint64 {
 			s := &pauseScenario{pausing: newPausing(t, sim.Options{}, cistern.Options{}), what: what, keep: keep, fail: fail}

@@ -324,6 +324,7 @@ func newPauseWorld(t *testing.T, seed uint64, seen map[string]int) *pauseWorld {
 	if err != nil {
 		t.Fatal(err)
 	}
+	cistern.SetStretch([]uint64{2 * mib, 6 * mib, 128 * mib}[seed%3])
 	w := &pauseWorld{what: fmt.Sprintf("CISTERN_SEED=%d (%s)", seed, conf), rng: rng, dir: t.TempDir(), seen: seen}
 	so := sim.Options{Capacity: 240 * mib, Check: sim.CheckOrder, Lag: []time.Duration{0, 5 * time.Millisecond}[rng.IntN(2)]}
 	simulated := sim.New(so)
@@ -391,6 +392,7 @@ func TestPauseRandom(t *testing.T) {
 		}
 		budget = d
 	}
+	defer cistern.SetStretch(128 * mib)()
 	first := uint64(time.Now().UnixNano())
 	last := ^uint64(0)
 	if s := os.Getenv("CISTERN_SEED"); s != "" {

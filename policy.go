@@ -34,7 +34,8 @@ func groupOf(class int) int {
 
 const (
 	// While a device holds less than fineBelow bytes, chunks are of the least size (of twice that for requests of
-	// largeRequest bytes, unless there is a limit to keep); under a limit, and when more than half of the device is held,
+	// largeRequest bytes, unless there is a limit to keep; a request of that many that is for more than is held, as a
+	// program's first, counts as if its memory were held); under a limit, and when more than half of the device is held,
 	// they are of half the largest size; else of a part of what is held, from half the largest size to the largest: what is
 	// lost in partly used chunks grows with their size, and matters by its share.
 	fineBelow    = 3 << 30
@@ -51,17 +52,21 @@ const (
 func (d *Device) chunkSize(class int, request, missing uint64) uint64 {
 	g := d.upstream.Granularity()
 	size := d.opts.ChunkMax
+	held := d.reservedBytes
+	if before := held - min(held, request-min(request, missing)); request >= max(largeRequest, before) && d.limit == 0 {
+		held = max(fineBelow, before+request)
+	}
 	switch {
 	case d.pace.hasty && class != classSmall: // few and large: they are to make moving rare
-	case class == classSmall || d.reservedBytes < fineBelow:
+	case class == classSmall || held < fineBelow:
 		size = g
 		if request >= largeRequest && d.limit == 0 {
 			size = min(2*g, d.opts.ChunkMax)
 		}
-	case d.limit != 0 || d.reservedBytes > d.info.TotalBytes/2:
+	case d.limit != 0 || held > d.info.TotalBytes/2:
 		size = max(g, size/2/g*g)
 	default:
-		size = max(g, min(size, max(size/2, d.reservedBytes/coarsePart))/g*g)
+		size = max(g, min(size, max(size/2, held/coarsePart))/g*g)
 	}
 	return min(missing, size)
 }

@@ -41,11 +41,16 @@ func (d *Device) Resume(sel Selection) (PauseReport, error) {
 			return PauseReport{}, nil
 		}
 		err := r.getMemory()
-		if err == nil {
-			break
+		if err != nil {
+			r.putBack()
+		} else {
+			d.settleAll(nil, nil)
+			if err = r.fill(); err == nil {
+				d.settleAll(nil, nil)
+				return r.report, nil
+			}
 		}
-		r.putBack()
-		if !isOutOfMemory(err) {
+		if !isOutOfMemory(err) || r.copying {
 			d.settleAll(nil, nil)
 			return PauseReport{}, err
 		}
@@ -59,28 +64,22 @@ func (d *Device) Resume(sel Selection) (PauseReport, error) {
 			return PauseReport{}, r.outOfMemory(err)
 		}
 	}
-	d.settleAll(nil, nil)
-	err := r.fill()
-	d.settleAll(nil, nil)
-	if err != nil {
-		return PauseReport{}, err
-	}
-	return r.report, nil
 }
 
 // resume is one call of Resume. Its methods are called with Device.pausing and Device.mu.
 type resume struct {
-	d      *Device
-	sel    Selection
-	coming []*absence // in address order within a space
-	need   uint64     // bytes of them
-	step   int        // of the ladder
-	tried  Rungs
-	asking []*Pool // those with a function of their own
-	called bool    // functions were
-	full   *Pool   // whose own limit is in the way
-	told   []run
-	report PauseReport
+	d       *Device
+	sel     Selection
+	coming  []*absence // in address order within a space
+	need    uint64     // bytes of them
+	step    int        // of the ladder
+	tried   Rungs
+	asking  []*Pool // those with a function of their own
+	called  bool    // functions were
+	copying bool    // it was the copying that failed
+	full    *Pool   // whose own limit is in the way
+	told    []run
+	report  PauseReport
 }
 
 // plan finds what is to come back: granules in which a selected block lies; segments likewise; and of a pool of captured
@@ -130,8 +129,8 @@ func (r *resume) plan() {
 	}
 }
 
-// getMemory gets and maps the memory of all that is to come back, and counts it. After an error nothing has any, or it is
-// putBack's to take it.
+// getMemory gets the memory of all that is to come back, and counts it. After an error nothing has any, or it is putBack's
+// to take it.
 func (r *resume) getMemory() error {
 	d := r.d
 	var chunks, segments []*absence
@@ -183,14 +182,11 @@ func (r *resume) getMemory() error {
 	if err := d.createFor(chunks); err != nil {
 		return err
 	}
-	if err := d.mapAll(chunks); err != nil {
-		return err
-	}
 	bySpace(r.coming, func(s *space, list []*absence) {
 		all := s.survey(list, nil)
 		for _, a := range list {
 			v := all[a]
-			a.mapped, a.lost = true, false
+			a.mapped, a.lost, a.bare = true, false, a.backing == nil
 			s.gain(a.size)
 			if a.backing != nil {
 				d.got(a.size, s.pool.counted)
@@ -249,22 +245,21 @@ func (d *Device) resumeChunk(class int, left uint64) uint64 {
 	return min(left, size)
 }
 
-// mapAll maps the chunks of absences.
-func (d *Device) mapAll(list []*absence) error {
-	for _, a := range list {
-		at := a.addr
-		for _, id := range a.chunks {
-			k := d.chunks.At(id)
-			if err := d.drv.MemMap(cuda.Ptr(at), k.Size, k.Handle); err != nil {
-				return d.failed(err)
-			}
-			k.Mappings++
-			at += k.Size
-		}
-		if err := d.setAccess(cuda.Ptr(a.addr), a.size); err != nil {
+// mapBack maps the chunks of an absence.
+func (d *Device) mapBack(a *absence) error {
+	at := a.addr
+	for _, id := range a.chunks {
+		k := d.chunks.At(id)
+		if err := d.drv.MemMap(cuda.Ptr(at), k.Size, k.Handle); err != nil {
 			return d.failed(err)
 		}
+		k.Mappings++
+		at += k.Size
 	}
+	if err := d.setAccess(cuda.Ptr(a.addr), a.size); err != nil {
+		return d.failed(err)
+	}
+	a.bare = false
 	return nil
 }
 
@@ -291,42 +286,44 @@ func (r *resume) putBack() {
 	r.coming = nil
 }
 
-// takeChunks unmaps and releases the chunks of an absence.
+// takeChunks unmaps and releases the chunks of an absence, of which the first may be mapped.
 func (d *Device) takeChunks(a *absence) {
-	mapped := uint64(0)
+	n, mapped := 0, uint64(0)
 	for _, id := range a.chunks {
-		if k := d.chunks.At(id); k.Mappings > 0 {
+		k := d.chunks.At(id)
+		if k.Mappings > 0 {
+			n++
 			mapped += k.Size
+		} else {
+			k.Mappings++ // for giveBackChunks
 		}
 	}
-	if mapped > 0 {
-		err := errUnsure
-		if !d.unsure.Load() {
-			err = d.drv.MemUnmap(cuda.Ptr(a.addr), mapped)
-		}
-		if err != nil {
-			d.failed(err)
-			x := stuckMapping{addr: a.addr, size: mapped}
-			for _, id := range a.chunks {
-				if k := d.chunks.At(id); k.Mappings > 0 {
-					k.Mappings++ // for giveBackChunks, which makes them spare
-					x.chunks = append(x.chunks, id)
-				}
-			}
-			d.stuck = append(d.stuck, x)
-			d.unstick()
-		}
-	}
-	for _, id := range a.chunks {
-		if k := d.chunks.At(id); k.Mappings == 0 {
-			k.Mappings++ // likewise
-		}
-	}
+	d.unmapOrStick(a.addr, mapped, a.chunks[:n])
 	d.giveBackChunks(a.space, a.addr, a.chunks)
 	a.chunks = nil
 }
 
-// stuckMapping is what could not be unmapped when a resume failed: its chunks are spare, and its addresses cannot be mapped
+// unmapOrStick unmaps chunks, which giveBackChunks is to have. What cannot be unmapped is stuck, and becomes spare there.
+func (d *Device) unmapOrStick(addr, size uint64, chunks []vm.ChunkID) {
+	if size == 0 {
+		return
+	}
+	err := errUnsure
+	if !d.unsure.Load() {
+		err = d.drv.MemUnmap(cuda.Ptr(addr), size)
+	}
+	if err == nil {
+		return
+	}
+	d.failed(err)
+	for _, id := range chunks {
+		d.chunks.At(id).Mappings++
+	}
+	d.stuck = append(d.stuck, stuckMapping{addr, size, slices.Clone(chunks)})
+	d.unstick()
+}
+
+// stuckMapping is what could not be unmapped when a pause or a resume failed: its chunks are spare, and its addresses cannot be mapped
 // until it goes.
 type stuckMapping struct {
 	addr, size uint64
@@ -457,23 +454,99 @@ func (r *resume) outOfMemory(cause error) error {
 	return fmt.Errorf("resume: everything stays paused: %w", d.outOfMemory(p, c))
 }
 
-// fill tells of the memory, copies the contents back and lets the memory be used. After an error all is paused as before.
+// fill maps the memory, copies the contents back, tells of it and lets it be used. After an error all is paused as before.
 func (r *resume) fill() error {
 	d := r.d
-	if d.onMap != nil {
+	all, kept := kept(r.coming)
+	_, disk := byPlace(all)
+	defer holdFiles(disk)()
+	err := r.mapAndCopy()
+	if err == nil && d.onMap != nil {
 		for _, a := range r.coming {
 			r.told = append(r.told, a.runs()...)
 		}
 		d.tell(d.onMap, r.told)
 	}
-	kept, err := d.loadContents(r.coming)
+	if err == nil && len(disk) > 0 {
+		d.mu.Unlock()
+		err = d.spillIn(disk)
+		d.mu.Lock()
+		r.copying = true
+	}
 	if err == nil || d.poisoned() != nil { // what is broken has no contents any more
 		r.report.Kept = kept
+		r.pretend()
 		d.refill(r.coming)
 		return err
 	}
+	if r.copying {
+		err = fmt.Errorf("resume: everything stays paused: copying %d bytes back: %w", kept, err)
+	}
+	r.takeBack()
+	return err
+}
+
+// mapAndCopy maps chunks, and has the contents of each stretch on their way while the next is mapped. When it returns no
+// copy is under way, unless the device is unsure of that.
+func (r *resume) mapAndCopy() error {
+	d := r.d
+	queued := false
+	var err error
+	for _, part := range stretches(r.coming) {
+		for _, a := range part {
+			if a.bare {
+				if err = d.mapBack(a); err != nil {
+					break
+				}
+			}
+		}
+		if err != nil {
+			break
+		}
+		all, _ := kept(part)
+		host, _ := byPlace(all)
+		if len(host) == 0 {
+			continue
+		}
+		queued = true
+		d.mu.Unlock()
+		err = d.queueCopies(host, false)
+		d.mu.Lock()
+		if err != nil {
+			d.failed(err)
+			r.copying = true
+			break
+		}
+	}
+	if queued {
+		d.mu.Unlock()
+		late := d.awaitCopies()
+		d.mu.Lock()
+		if err == nil && late != nil {
+			err, r.copying = late, true
+		}
+	}
+	return err
+}
+
+// pretend makes the books of a broken device say that all is mapped: it would not say what is.
+func (r *resume) pretend() {
+	for _, a := range r.coming {
+		for _, id := range a.chunks {
+			if k := r.d.chunks.At(id); k.Mappings == 0 {
+				k.Mappings = 1
+			}
+		}
+		a.bare = false
+	}
+}
+
+// takeBack undoes everything, that it is as before. Contents that were copied are still where they were.
+func (r *resume) takeBack() {
+	d := r.d
 	if r.told != nil {
 		d.tell(d.onUnmap, r.told)
+		r.told = nil
 	}
 	for _, a := range r.coming {
 		// Where copies may be under way it keeps its memory, and has it when it is resumed.
@@ -492,7 +565,7 @@ func (r *resume) fill() error {
 				s.area.Set(a.addr, a.size, 0)
 				d.takeChunks(a)
 			}
-			a.mapped, a.busy = false, false
+			a.mapped, a.bare, a.busy = false, false, false
 			d.spareBytes -= a.size - all[a].used
 			d.addPaused(s, int64(all[a].used))
 			if a.backing == nil {
@@ -500,5 +573,4 @@ func (r *resume) fill() error {
 			}
 		}
 	})
-	return err
 }

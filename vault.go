@@ -5,16 +5,16 @@ import (
 	"fmt"
 	"runtime"
 	"slices"
-	"sync"
+	"sync/atomic"
 
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/internal/units"
 )
 
 // vault is the page-locked host memory of a device for contents, in slabs. It keeps what it got, for the next pause, as
-// page-locking takes longer than copying. What has to be new is mapped, touched by several threads at once and only then
-// page-locked, which is an order of magnitude faster than having the driver allocate it, and while the slabs before it are
-// copied to already.
+// page-locking takes longer than copying. What has to be new is mapped, touched by nearly all threads at once and only then
+// page-locked, which is an order of magnitude faster than having the driver allocate it. While slabs are page-locked, one
+// after the other, as the driver does no two of them at once, those behind them are touched and those before them copied to.
 type vault struct {
 	dev   *Device
 	slabs []*slab // guarded by Device.pausing
@@ -30,10 +30,13 @@ type slab struct {
 	mem  hostMemory    // where it is registered, not allocated
 	done chan struct{} // closed once it is made, or could not be
 	err  error         // valid then
+
+	untouched atomic.Int64  // pieces of it
+	touched   chan struct{} // closed once there are none
 }
 
 const (
-	slabMost  = 256 << 20
+	slabMost  = stretchMost // larger ones are no faster to copy to, and would have the first copy wait
 	slabLeast = 2 << 20
 )
 
@@ -129,21 +132,25 @@ func (v *vault) fill() (stop func() error) {
 	}
 }
 
-// register makes slabs of memory that the process maps: one is touched while the one before it is page-locked.
+// register makes slabs of memory that the process maps: while one is page-locked, those behind it are touched.
 func (v *vault) register(list []*slab) {
 	d := v.dev
-	touched := make(chan *slab, 1)
-	go func() {
-		for _, s := range list {
-			s.mem, s.err = mapHost(s.size)
-			if s.err == nil {
-				touch(s.mem.bytes())
-			}
-			touched <- s
+	var pieces []untouched
+	for _, s := range list {
+		s.touched = make(chan struct{})
+		if s.mem, s.err = mapHost(s.size); s.err != nil {
+			close(s.touched)
+			continue
 		}
-		close(touched)
-	}()
-	for s := range touched {
+		b := s.mem.bytes()
+		s.untouched.Store(int64((len(b) + touchPart - 1) / touchPart))
+		for from := 0; from < len(b); from += touchPart {
+			pieces = append(pieces, untouched{s, b[from:min(from+touchPart, len(b))]})
+		}
+	}
+	touch(pieces)
+	for _, s := range list {
+		<-s.touched
 		if s.err == nil {
 			s.base = s.mem.base()
 			if err := d.drv.HostRegister(d.id, s.base, s.size); err != nil {
@@ -159,21 +166,42 @@ func (v *vault) register(list []*slab) {
 	}
 }
 
-// touch makes the kernel find the pages of new memory, which takes it most of the time, with several threads.
-func touch(b []byte) {
-	const page = 4096
-	n := min(runtime.GOMAXPROCS(0), 8)
-	part := (len(b)/n + slabLeast - 1) &^ (slabLeast - 1)
-	var wg sync.WaitGroup
-	for from := 0; from < len(b); from += part {
-		wg.Go(func() {
-			for i := from; i < min(from+part, len(b)); i += page {
-				b[i] = 0
-			}
-		})
-	}
-	wg.Wait()
+// untouched is a piece of new memory.
+type untouched struct {
+	slab *slab
+	mem  []byte
 }
+
+// touchPart is a large page. There is nothing to gain from touching more than one at a time: slabs are done in their order.
+const touchPart = 2 << 20
+
+// touch has the kernel find the pages of new memory, which takes it most of the time, in their order, by as many threads as
+// there are, but for one that page-locks meanwhile. It returns at once.
+func touch(list []untouched) {
+	const page = 4096
+	next := new(atomic.Int64)
+	for range min(max(1, runtime.GOMAXPROCS(0)-1), touchMost, len(list)) {
+		go func() {
+			for {
+				i := next.Add(1) - 1
+				if i >= int64(len(list)) {
+					return
+				}
+				x := list[i]
+				for k := 0; k < len(x.mem); k += page {
+					x.mem[k] = 0
+				}
+				if x.slab.untouched.Add(-1) == 0 {
+					close(x.slab.touched)
+				}
+				runtime.Gosched() // whoever waits for it may want this thread
+			}
+		}()
+	}
+}
+
+// touchMost threads find pages as fast as the host's memory takes them.
+const touchMost = 32
 
 // drop gives slabs back that hold nothing, as long as least bytes are left. The caller holds Device.pausing and
 // Device.mu; the latter is let go meanwhile.

@@ -7,12 +7,21 @@ import (
 
 // Over the simulated device everything is played that a GPU is to do, with contents that are compared.
 func TestSimulated(t *testing.T) {
-	r, err := measure(config{driver: "sim:2GiB", size: 48 << 20, disk: 20 << 20, dir: t.TempDir(), cycles: 60, repeat: 2})
+	r, err := measure(config{driver: "sim:2GiB", size: 48 << 20, disk: 20 << 20, dir: t.TempDir(), cycles: 60, repeat: 2, rounds: 2})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if r.DeviceGrown != 0 || r.FilesGrown != 0 || r.DiskBytes != 20<<20 || r.WarmOut <= 0 || r.WarmIn <= 0 {
+	if r.DeviceGrown != 0 || r.FilesGrown != 0 || r.DiskBytes != 20<<20 || r.WarmOut <= 0 || r.WarmIn <= 0 ||
+		r.ColdOut <= 0 || len(r.ColdOuts) != 3 || len(r.FirstDrops) != 2 {
 		t.Errorf("%+v", r)
+	}
+	for _, kind := range []string{"fresh memory", "fresh memory, one block", "dropped", "very first", "warm", "cold"} {
+		if len(r.Calls[kind+", pause"]) == 0 || len(r.Calls[kind+", resume"]) == 0 {
+			t.Errorf("%s: no calls: %v", kind, r.Calls)
+		}
+	}
+	if s := words([]Call{{"unmap", 3, 1.5}, {"map", 4, 0.01}}); s != "unmap 1.50 (3)" {
+		t.Errorf("calls in words: %s", s)
 	}
 }
 
@@ -26,6 +35,8 @@ func TestJudge(t *testing.T) {
 		"pausing copies":  func(r *Result) { r.WarmOut = 49 },
 		"resuming copies": func(r *Result) { r.WarmIn = 20 },
 		"pausing takes":   func(r *Result) { r.DropMS = 11 },
+		"the first time":  func(r *Result) { r.FirstDropMS = 17 },
+		"of one block":    func(r *Result) { r.OneDropMS = 17 },
 		"resuming takes":  func(r *Result) { r.DropResumeMS = 12 },
 		"device memory":   func(r *Result) { r.DeviceGrown = 1 << 30 },
 		"host memory":     func(r *Result) { r.HostGrown = 1 << 30 },

@@ -24,6 +24,7 @@ type Chunk struct {
 	Owner    int32  // index of the owning space, -1 while it is spare
 	Mappings int32  // mappings that exist in the driver, zombies included
 	Upstream int32  // which upstream it came from; chunks of one upstream are interchangeable
+	Released bool   // the driver has the memory back, and it is still counted
 	next     ChunkID
 }
 
