@@ -92,7 +92,7 @@ func (p *Pool) Restore(blocks []Block) error {
 		return err
 	}
 	for _, x := range r.free {
-		d.freeLocked(x.space, x.block)
+		d.freeLocked(x.space, x.block, nil)
 	}
 	for s, list := range r.take {
 		for _, id := range s.heap.Ranges() {

@@ -141,6 +141,25 @@ func (a *Allocator) Free(p cuda.Ptr) error {
 	return s.freePtr(p)
 }
 
+// FreeOn is Free for programs that say on which stream they give memory back, which need not be the one that it was
+// allocated on: all work that uses the block comes before what is queued on st by now, which is what the block is reused
+// after, together with the work of streams named by RecordStream. Nothing is asked of the stream that it was allocated on,
+// which may have been destroyed. st may be of another device. It must exist; while it is captured, until the capture ends.
+// On the block's own stream it is Free.
+func (a *Allocator) FreeOn(p cuda.Ptr, st *Stream) error {
+	if p == 0 {
+		return nil
+	}
+	s := a.spaceOf(p)
+	if s == nil {
+		return &PointerError{Op: "free", Ptr: p}
+	}
+	if st == s.stream {
+		return s.freePtr(p)
+	}
+	return s.freeSlow(p, st)
+}
+
 // RecordStream says that work queued on another stream uses the block as well: after Free it is reused only when that
 // work, as queued until Free, is done. The stream must exist until then.
 func (a *Allocator) RecordStream(p cuda.Ptr, st *Stream) error {
@@ -176,8 +195,11 @@ func (a *Allocator) Base(p cuda.Ptr) (Block, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	id, _, ok := s.heap.Lookup(uint64(p))
-	if !ok || s.heap.At(id).State != heap.Used {
+	if !ok {
 		return Block{}, &PointerError{Op: "look up", Ptr: p}
+	}
+	if s.heap.At(id).State != heap.Used {
+		return Block{}, &PointerError{Op: "look up", Ptr: p, Detail: waitsDetail}
 	}
 	return s.describe(s.heap.At(id)), nil
 }

@@ -202,11 +202,62 @@ func (s *scenario) play(opts cistern.Options) bool {
 		s.free(s.alloc(pool, st[1], 70*mib))
 		s.check()
 	}
+	s.gone(pool, st[1])
 	for p := range s.live {
 		s.free(p)
 	}
 	s.check()
 	return true
+}
+
+// gone has memory whose stream is destroyed before it is given back, on another stream, which is destroyed as well.
+func (s *scenario) gone(p *cistern.Pool, lasting *cistern.Stream) {
+	for range 2 {
+		var h [2]cuda.Stream
+		var st [2]*cistern.Stream
+		known := true
+		for i := range h {
+			h[i] = s.drv.NewStreamNonBlocking(0)
+			var err error
+			st[i], err = s.dev.Stream(h[i])
+			known = !s.failed("stream", err) && known
+		}
+		var ptrs []cuda.Ptr
+		for range 6 {
+			if known {
+				ptrs = append(ptrs, s.alloc(p, st[0], 15*mib+512))
+				s.check()
+			}
+		}
+		// The program's own calls: again where they fail, unless the context is broken.
+		again := func(f func() error) {
+			for i := 0; f() != nil && i < 50; i++ {
+			}
+		}
+		var e cuda.Event
+		again(func() (err error) { e, err = s.drv.EventCreate(0); return err })
+		again(func() error { return s.drv.EventRecord(0, e, h[0]) })
+		again(func() error { return s.drv.StreamWaitEvent(0, h[1], e) })
+		again(func() error { return s.drv.StreamWaitEvent(0, lasting.Handle(), e) })
+		again(func() error { return s.drv.EventDestroy(0, e) })
+		s.drv.DestroyStream(0, h[0])
+		for i, ptr := range ptrs {
+			on := st[1]
+			if i%2 == 0 {
+				on = lasting
+			}
+			err := s.a.FreeOn(ptr, on)
+			if errors.Is(err, cistern.ErrUnknownPointer) {
+				s.fail("FreeOn(%#x): %v", ptr, err)
+			}
+			s.failed("free", err)
+			delete(s.live, ptr)
+			s.check()
+		}
+		s.drv.DestroyStream(0, h[1])
+		s.free(s.alloc(p, lasting, 150*mib))
+		s.check()
+	}
 }
 
 // segments uses pools of segments of each kind, whose memory must go for one another's and for that of chunks.

@@ -130,7 +130,7 @@ func (s *space) takeOut(b *heap.Block) {
 	g.now[gFreeBytes] -= n
 	g.sum[gFree]--
 	g.sum[gFreeBytes] -= n
-	go s.freeSlow(cuda.Ptr(b.Addr))
+	go s.freeSlow(cuda.Ptr(b.Addr), nil)
 }
 
 // OnTicketsEnd sets the function that is called when C code must forget which blocks it may put into trays, because some

@@ -112,6 +112,22 @@ func (c *inFront) free(a *cistern.Allocator, p cuda.Ptr) error {
 	return a.Free(p)
 }
 
+// freeOn is free on a stream: the tray is for the block's own.
+func (c *inFront) freeOn(a *cistern.Allocator, p cuda.Ptr, st *cistern.Stream) error {
+	if c == nil {
+		return a.FreeOn(p, st)
+	}
+	c.mu.Lock()
+	b, ok := c.blocks[p]
+	own := ok && b.Front == c.fronts[st]
+	c.mu.Unlock()
+	if own {
+		return c.free(a, p)
+	}
+	c.forget(p)
+	return a.FreeOn(p, st)
+}
+
 func (c *inFront) recordStream(a *cistern.Allocator, p cuda.Ptr, st *cistern.Stream) error {
 	if c != nil {
 		c.forget(p)

@@ -279,7 +279,7 @@ func (d *Device) orderable(c *climb, t *Stream, epoch uint64) bool {
 	if t.isOver(epoch) {
 		return true
 	}
-	if epoch >= t.epoch.Load() && (d.opts.CrossStream == CrossStreamReady || to.capturing.Load() != 0 || c.alone) && t.close() == nil && t.isOver(epoch) {
+	if epoch >= t.epoch.Load() && (d.opts.CrossStream == CrossStreamReady || to.capturing.Load() != 0 || c.alone) && t.closeLate() == nil && t.isOver(epoch) {
 		return true // an epoch that nobody closes is never seen to be over
 	}
 	if t.capturing.Load() != 0 || to.capturing.Load() != 0 || t.perThread || to.perThread || c.alone {
@@ -439,6 +439,7 @@ func (d *Device) move(c *climb, at place, total uint64) (block heap.ID, base, st
 	if c.host {
 		c.awaitPlan(at, total)
 	}
+	waited := false
 	for i := range p.sources {
 		x := &p.sources[i]
 		switch {
@@ -449,8 +450,11 @@ func (d *Device) move(c *climb, at place, total uint64) (block heap.ID, base, st
 			if err := s.stream.waitFor(x.stream, x.stamp); err != nil {
 				return 0, 0, 0, err
 			}
-			stamp = s.stream.epoch.Load()
+			stamp, waited = s.stream.epoch.Load(), true
 		}
+	}
+	if waited {
+		s.stream.freed() // what of it stays free may be wanted when the stream is gone, whatever is freed until then
 	}
 	addr := base
 	n := 0
@@ -521,7 +525,7 @@ func (d *Device) leave(o *space, near heap.ID, id vm.ChunkID) {
 	o.gauges.setFree(o.heap.FreeBlocks, -int64(k.Size))
 	d.zombies.Push(vm.Zombie{Addr: k.Addr, Chunk: id, Block: int32(z), Owner: o.index, Stream: o.stream.index, Epoch: stamp})
 	if t := o.stream; stamp >= t.epoch.Load() && t.capturing.Load() == 0 {
-		t.close() // so that the end of the epoch can be seen; on error the reaper tries again
+		t.closeLate() // so that the end of the epoch can be seen; on error the reaper tries again
 	}
 }
 
@@ -539,7 +543,7 @@ func (d *Device) reap(held *space) {
 		}
 		if !t.isOver(z.Epoch) {
 			if z.Epoch >= t.epoch.Load() && t.capturing.Load() == 0 {
-				t.close()
+				t.closeLate()
 			}
 			busy, from = t, z.Epoch
 			return false

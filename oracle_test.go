@@ -103,9 +103,9 @@ func TestRandom(t *testing.T) {
 	}
 	t.Logf("from seed %d: %v", first, seen)
 	if last == ^uint64(0) && !testing.Short() {
-		for _, k := range []string{"alloc", "oom", "share", "double free", "foreign", "graph launched", "stream destroyed", "pool released", "trim", "limit",
-			"upstream", "restored", "restore failed", "met in front", "kept in front", "registered",
-			"host order", "spilled", "pool limit", "upstream managed", "upstream async"} {
+		for _, k := range []string{"alloc", "oom", "share", "given", "freed without its stream", "double free", "foreign", "graph launched",
+			"stream destroyed", "pool released", "trim", "limit", "upstream", "restored", "restore failed", "met in front",
+			"kept in front", "registered", "host order", "spilled", "pool limit", "upstream managed", "upstream async"} {
 			if seen[k] == 0 {
 				t.Errorf("no sequence had a %q: the test tests less than it says", k)
 			}
@@ -152,6 +152,24 @@ func (w *world) op(d *worldDevice) {
 		if len(d.blocks) > 0 {
 			w.share(d, pick(w, d.blocks), pick(w, d.streams))
 		}
+	case n < 790:
+		o := d
+		if w.chance(20) {
+			o = pick(w, w.devs)
+		}
+		to := pick(w, o.streams)
+		if len(d.streams) < 8 && w.chance(50) { // memory whose stream goes before it does
+			w.newStream(d)
+			s := d.streams[len(d.streams)-1]
+			for range 1 + w.rng.IntN(3) {
+				if b := w.alloc(d, w.size(), s); b != nil {
+					w.give(d, b, o, to)
+				}
+			}
+			w.destroyStream(d, s)
+		} else if len(d.blocks) > 0 {
+			w.give(d, pick(w, d.blocks), o, to)
+		}
 	case n < 800:
 		if len(d.blocks) > 0 {
 			w.use(d, pick(w, d.blocks))
@@ -167,7 +185,7 @@ func (w *world) op(d *worldDevice) {
 			w.newStream(d)
 		}
 	case n < 890:
-		w.destroyStream(d)
+		w.destroyStream(d, pick(w, d.streams))
 	case n < 905:
 		w.newPool(d)
 	case n < 915:
@@ -240,6 +258,9 @@ func (w *world) invalid(d *worldDevice) {
 	if err := w.a.Free(0); err != nil {
 		w.fail("Free(0): %v", err)
 	}
+	if err := w.a.FreeOn(0, s.st); err != nil {
+		w.fail("FreeOn(0): %v", err)
+	}
 	if err := w.a.RecordStream(0, s.st); err != nil {
 		w.fail("RecordStream(0): %v", err)
 	}
@@ -262,6 +283,9 @@ func (w *world) invalid(d *worldDevice) {
 		}
 		if err := w.a.Free(p); !errors.Is(err, cistern.ErrUnknownPointer) {
 			w.fail("Free(%#x), which was never handed out: %v", p, err)
+		}
+		if err := w.a.FreeOn(p, s.st); !errors.Is(err, cistern.ErrUnknownPointer) {
+			w.fail("FreeOn(%#x), which was never handed out: %v", p, err)
 		}
 		if err := w.a.RecordStream(p, s.st); !errors.Is(err, cistern.ErrUnknownPointer) {
 			w.fail("RecordStream(%#x), which was never handed out: %v", p, err)
@@ -474,6 +498,9 @@ func (w *world) restore(d *worldDevice) {
 	live := map[cuda.Ptr]*worldBlock{}
 	for _, b := range d.blocks {
 		if b.pool == p {
+			if b.given != nil {
+				return // its own stream may be gone, and Restore frees on that
+			}
 			live[b.p] = b
 		}
 	}

@@ -64,7 +64,7 @@ func (d *Device) dropUse(list int32, t *Stream) int32 {
 type pendingFree struct {
 	space *space
 	block heap.ID
-	stamp uint64 // the epoch of the block's own stream at the free
+	stamp uint64 // the epoch of the block's own stream that marks it once it is free
 	waits []wait
 }
 
@@ -74,11 +74,22 @@ type wait struct {
 	epoch  uint64
 }
 
+// lastMark marks a block of the space that is given back behind another stream: nothing that its own stream had queued
+// counts, as all of it that used the block is over once the other's work is. What the memory was used for before the block
+// was handed out has its mark in the heap, except where C code hands memory out again that it took back (internal/front);
+// such a stream is never destroyed.
+func (s *space) lastMark() uint64 {
+	if s.stream.front.Load() != nil {
+		return s.stream.epoch.Load()
+	}
+	return 0
+}
+
 // parkUses closes the epochs of the streams that use a block, as of now, and returns what must be waited for. An
 // epoch that cannot be closed now (the stream is being captured) is closed when frees are collected. An error is for
 // the caller's information: the block waits all the same.
-func (d *Device) parkUses(s *space, id heap.ID, streams []*Stream) (pendingFree, error) {
-	f := pendingFree{space: s, block: id, stamp: s.stream.epoch.Load()}
+func (d *Device) parkUses(s *space, id heap.ID, stamp uint64, streams []*Stream) (pendingFree, error) {
+	f := pendingFree{space: s, block: id, stamp: stamp}
 	var first error
 	for _, t := range streams {
 		e := t.epoch.Load()
@@ -135,6 +146,7 @@ func (d *Device) unfinished(held *space) (waits []wait) {
 		for _, w := range f.waits {
 			add(w.stream, w.epoch)
 		}
+		add(f.space.stream, f.stamp) // when it is no longer parked it is a free block
 	}
 	for _, id := range d.spares {
 		if k := d.chunks.At(id); k.Stream >= 0 {
@@ -169,7 +181,7 @@ func (d *Device) ready(f pendingFree, held *space, force bool) (bool, uint64) {
 		if t.isOver(w.epoch) || t.dev.poisoned() != nil { // the work of a broken peer is over as well
 			continue
 		}
-		if w.epoch >= t.epoch.Load() && t.close() != nil {
+		if w.epoch >= t.epoch.Load() && t.closeLate() != nil {
 			return false, 0 // it could not be closed at the free and cannot be now
 		}
 		if !force || own.waitFor(t, w.epoch) != nil {

@@ -11,8 +11,8 @@ import (
 
 // Resource is the pool as a resource: the caching engine over whatever the pool is over, for adaptors to stand before and
 // for others, another pool among them, to get memory from. Its memory is aligned to 512 bytes, and to up to 2 MiB where
-// that is asked for. A free names a stream whose work so far is waited for before the memory is used again, beside that of
-// the stream that the memory was got for, which must exist until then. Trim and EnablePeer are the pool's and the device's.
+// that is asked for. A free names a stream behind whose work so far the memory is used again (Allocator.FreeOn): the one
+// that it was got for may be gone. Trim and EnablePeer are the pool's and the device's.
 //
 // Memory that a pool gets from another pool of the device is in the statistics of both, and once under the limit.
 func (p *Pool) Resource() resource.Resource { return &poolResource{p} }
@@ -54,16 +54,14 @@ func (r *poolResource) Free(ptr cuda.Ptr, size, _ uint64, h cuda.Stream) error {
 	if s == nil || s.pool.owner() != r.p {
 		return &PointerError{Op: "free", Ptr: ptr, Detail: fmt.Sprintf("it is not of pool {%d, %d}", r.p.id[0], r.p.id[1])}
 	}
-	if h != s.stream.handle && r.p.dev.poisoned() == nil { // else it is that stream, or one that had the same handle and is gone
-		st, err := r.p.dev.Stream(h)
-		if err != nil {
-			return err
-		}
-		if err := s.recordStream(ptr, st); err != nil {
+	st := s.stream
+	if h != st.handle && r.p.dev.poisoned() == nil { // else it is that stream, or the next one that has its handle
+		var err error
+		if st, err = r.p.dev.Stream(h); err != nil {
 			return err
 		}
 	}
-	if err := s.freePtr(ptr); errors.Is(err, ErrUnknownPointer) {
+	if err := a.FreeOn(ptr, st); errors.Is(err, ErrUnknownPointer) {
 		return err
 	}
 	return nil // what else there is to say of a free, the next request says: the block was taken back

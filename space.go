@@ -63,7 +63,8 @@ const maxRequest = 1 << 46
 // Alloc hands out size bytes, aligned to 512 bytes, that work queued on the stream from now on may use. Size 0 is a
 // valid request and returns null. The error is an *OutOfMemoryError when the ladder ended, else a driver's error.
 //
-// The stream must exist until the block is freed; it may be destroyed right after that. A stream that is being captured
+// The stream must exist until the block is freed, unless that is done behind another stream (Allocator.FreeOn); it may
+// be destroyed right after that. A stream that is being captured
 // must have been announced (BeginCapture): a request that is met from cache asks the driver nothing, so it would be
 // given memory that is not pinned.
 func (d *Device) Alloc(size uint64, st *Stream) (cuda.Ptr, error) {
@@ -158,12 +159,12 @@ func (s *space) freePtr(p cuda.Ptr) error {
 	b := s.heap.At(id)
 	if b.State != heap.Used {
 		s.mu.Unlock()
-		return &PointerError{Op: "free", Ptr: p, Detail: "it was freed already and waits for other streams"}
+		return &PointerError{Op: "free", Ptr: p, Detail: waitsDetail}
 	}
 	n, requested := b.Size, b.Requested
 	if b.Uses != 0 || s.capture != 0 || !d.quick.Load() || !s.roomForFree(n, s.heap.FreeNeighbours(id)) {
 		s.mu.Unlock()
-		return s.freeSlow(p)
+		return s.freeSlow(p, nil)
 	}
 	s.heap.FreeAt(id, place, s.stream.epoch.Load())
 	s.gauges.free(requested, n, s.heap.FreeBlocks)
@@ -171,6 +172,8 @@ func (s *space) freePtr(p cuda.Ptr) error {
 	s.mu.Unlock()
 	return nil
 }
+
+const waitsDetail = "it was freed already and waits for other streams"
 
 // noteFree closes the stream's epoch where a later taker would otherwise wait too long, or could not wait at all.
 func (s *space) noteFree(n uint64) {
@@ -197,7 +200,8 @@ func (s *space) untilClose() int64 {
 }
 
 // freeSlow takes back a block that other streams use, or when history, statistics or a broken context want attention.
-func (s *space) freeSlow(p cuda.Ptr) error {
+// behind is as in freeLocked.
+func (s *space) freeSlow(p cuda.Ptr, behind *Stream) error {
 	d := s.dev
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -207,15 +211,16 @@ func (s *space) freeSlow(p cuda.Ptr) error {
 		s.mu.Unlock()
 		return &PointerError{Op: "free", Ptr: p, Detail: "another thread freed it at the same time"}
 	}
-	err := d.freeLocked(s, id)
+	err := d.freeLocked(s, id, behind)
 	d.settle(s, nil)
 	s.mu.Unlock()
 	return err
 }
 
-// freeLocked takes back a used block, all but settling the statistics. An error is for the caller's information: the
-// block is given back all the same. The caller holds Device.mu and the lane's lock.
-func (d *Device) freeLocked(s *space, id heap.ID) error {
+// freeLocked takes back a used block, all but settling the statistics: in the order of its own stream, or of another one
+// (behind), and then its own is not looked at. An error is for the caller's information: the block is given back all the
+// same. The caller holds Device.mu and the lane's lock.
+func (d *Device) freeLocked(s *space, id heap.ID, behind *Stream) error {
 	b := s.heap.At(id)
 	n, requested := b.Size, b.Requested
 	e := event.Event{Kind: event.FreeRequested, Addr: b.Addr, Size: requested, Stream: uint32(s.stream.index),
@@ -224,23 +229,32 @@ func (d *Device) freeLocked(s *space, id heap.ID) error {
 	if x := d.exports[cuda.Ptr(b.Addr)]; x != nil {
 		x.end()
 	}
+	stamp := s.stream.epoch.Load()
+	if behind != nil {
+		b.Uses = d.addUse(b.Uses, behind)
+		stamp = s.lastMark()
+	}
 	if b.Uses != 0 && d.poisoned() == nil {
 		uses := d.takeUses(b.Uses)
 		b.Uses = 0
-		if f, err := d.parkUses(s, id, uses); len(f.waits) > 0 {
+		if f, err := d.parkUses(s, id, stamp, uses); len(f.waits) > 0 {
 			s.heap.Park(id)
 			s.noteParked(s.heap.At(id))
 			s.gauges.park(requested, n)
 			d.pending = append(d.pending, f)
 			d.waiting.Store(true)
-			s.noteFree(n)
+			if behind == nil {
+				s.noteFree(n)
+			}
 			return err
 		}
 	}
-	back := d.takeBack(s, id, s.stream.epoch.Load())
+	back := d.takeBack(s, id, stamp)
 	s.gauges.park(requested, n)
 	s.gauges.unpark(n, back, s.heap.FreeBlocks)
-	s.noteFree(n)
+	if behind == nil {
+		s.noteFree(n)
+	}
 	e.Kind = event.FreeCompleted
 	d.record(e)
 	return nil

@@ -20,6 +20,10 @@ import (
 // whatever was queued before any free marked with that epoch. A closed epoch is over when its event, or that of a
 // later one, is complete. Epochs close when somebody needs the order, every closeBytes of frees once a second stream
 // is active, and at every free of a stream that might be destroyed next.
+//
+// A stream that is not promised to last is used only for those who name it: at its requests, at frees in its order and at
+// the end of its captures. So all that is free in its lanes is marked with epochs that are closed then, and nothing has to
+// be asked of it afterwards. A free in the order of another stream (FreeOn) waits for that one and leaves no mark.
 type Stream struct {
 	dev    *Device
 	index  int32
@@ -43,6 +47,7 @@ type Stream struct {
 	over   uint64        // guarded by mu: every epoch up to this one is over
 	asked  uint64        // guarded by mu: the turn in which the oldest event of ring was last seen incomplete
 	rerun  int           // guarded by mu: how often the last entry of ring was recorded again
+	lost   bool          // guarded by mu: the last record failed, and it may be gone by now: only the context covers it
 	active bool          // guarded by Device.mu: it has allocated
 	routes []route       // guarded by Device.mu: those not ended; the last one counts
 	// waited is, by stream index, the epoch of that stream which this one waits for. Guarded by Device.mu.
@@ -68,6 +73,7 @@ const (
 var (
 	errPerThread = errors.New("the per-thread default stream cannot be ordered from another thread")
 	errCapturing = errors.New("the stream is being captured")
+	errLost      = errors.New("the stream may have been destroyed, and no event was recorded on it before")
 )
 
 // usable says, as an error, why nothing may be recorded on the stream, nor the stream be made to wait: it is being
@@ -94,7 +100,9 @@ func (t *Stream) usable() error {
 }
 
 // ownReason tells the reasons of this file, which go away or are a property of the stream, from a driver's error.
-func ownReason(err error) bool { return errors.Is(err, errPerThread) || errors.Is(err, errCapturing) }
+func ownReason(err error) bool {
+	return errors.Is(err, errPerThread) || errors.Is(err, errCapturing) || errors.Is(err, errLost)
+}
 
 // Handle is the CUDA handle that the stream was made known by.
 func (t *Stream) Handle() cuda.Stream { return t.handle }
@@ -105,15 +113,39 @@ func (t *Stream) ID() cuda.StreamID { return t.id }
 // Device is the device the stream belongs to.
 func (t *Stream) Device() *Device { return t.dev }
 
-// close closes the open epoch with an event.
+// close closes the open epoch with an event, for a caller who names the stream, which therefore exists.
 func (t *Stream) close() error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.closeLocked(false)
 }
 
+// closeLate is close for those who only found the stream to be the last user of memory.
+func (t *Stream) closeLate() error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.closeLateLocked()
+}
+
+func (t *Stream) closeLateLocked() error {
+	if t.lost {
+		return errLost
+	}
+	return t.closeLocked(false)
+}
+
 // closeLocked closes the open epoch. again allows the last event to be recorded anew instead of using another one.
 func (t *Stream) closeLocked(again bool) error {
+	err := t.record(again)
+	if err == nil {
+		t.lost = false
+	} else if !ownReason(err) && !t.durable.Load() {
+		t.lost = true
+	}
+	return err
+}
+
+func (t *Stream) record(again bool) error {
 	if err := t.usable(); err != nil {
 		return err
 	}
@@ -187,7 +219,7 @@ func (t *Stream) poll(epoch uint64) {
 // yet.
 func (t *Stream) covering(epoch uint64) (closedEpoch, error) {
 	if epoch >= t.epoch.Load() {
-		if err := t.closeLocked(false); err != nil {
+		if err := t.closeLateLocked(); err != nil {
 			return closedEpoch{}, err
 		}
 	}
@@ -197,7 +229,7 @@ func (t *Stream) covering(epoch uint64) (closedEpoch, error) {
 		}
 	}
 	// The epoch was closed but its event could not be recorded; a later event covers it.
-	if err := t.closeLocked(false); err != nil {
+	if err := t.closeLateLocked(); err != nil {
 		return closedEpoch{}, err
 	}
 	return t.ring[len(t.ring)-1], nil
@@ -248,7 +280,7 @@ func (t *Stream) settle(epoch uint64) error {
 		return nil
 	}
 	c, err := t.covering(epoch)
-	if errors.Is(err, errPerThread) {
+	if errors.Is(err, errPerThread) || errors.Is(err, errLost) {
 		// Nothing was recorded on the stream; only the whole context covers it. The epoch ends before the wait begins.
 		if epoch >= t.epoch.Load() {
 			t.epoch.Store(epoch + 1)

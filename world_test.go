@@ -84,7 +84,7 @@ type config struct {
 	front    bool // requests and frees come through the C library's fronts
 	told     bool // somebody is told of all memory that is mapped and unmapped
 	kinds    bool // pools are of every kind of memory, have limits and spill; requests have labels
-	sharing  bool // RecordStream is used; the moment at which such a free completes is then the engine's to choose
+	sharing  bool // RecordStream and FreeOn are used; the moment at which such a free completes is then the engine's to choose
 }
 
 type worldDevice struct {
@@ -143,6 +143,8 @@ type worldBlock struct {
 	pool      *worldPool
 	shared    bool           // used by another stream: the program's own stream must not use it again
 	recorded  []*worldStream // by RecordStream
+	used      bool           // work was queued that uses it
+	given     *worldStream   // it is freed on that stream (FreeOn): its own may be gone
 	inCapture bool
 	tag       uint32
 	library   uint8
@@ -229,16 +231,14 @@ func (w *world) newStream(d *worldDevice) {
 }
 
 // destroyStream destroys a stream that no live block needs any more. What it still has queued goes on.
-func (w *world) destroyStream(d *worldDevice) {
-	i := w.rng.IntN(len(d.streams))
-	s := d.streams[i]
+func (w *world) destroyStream(d *worldDevice, s *worldStream) {
 	if s.durable || s.uses > 0 || s.capture != nil || s.routed != nil || slices.ContainsFunc(d.pools, func(p *worldPool) bool { return p.launches == s }) {
 		return
 	}
 	if err := w.drv.DestroyStream(d.id, s.handle); err != nil {
 		w.fail("DestroyStream: %v", err)
 	}
-	d.streams = slices.Delete(d.streams, i, i+1)
+	d.streams = slices.DeleteFunc(d.streams, func(o *worldStream) bool { return o == s })
 	w.seen["stream destroyed"]++
 }
 
@@ -316,7 +316,9 @@ func (w *world) alloc(d *worldDevice, size uint64, s *worldStream) *worldBlock {
 	b := w.have(d, p, size, s, pool)
 	b.tag, b.library = o.Tag, o.Library
 	w.raise(d)
-	w.use(d, b)
+	if w.chance(90) {
+		w.use(d, b)
+	}
 	w.seen["alloc"]++
 	return b
 }
@@ -369,31 +371,20 @@ func (w *world) use(d *worldDevice, b *worldBlock) {
 	if err := w.drv.Use(d.id, b.stream.handle, b.p, b.size); err != nil {
 		w.fail("use of %#x+%d: %v", b.p, b.size, err)
 	}
+	b.used = true
 }
 
 // share has another stream use the block, ordered after its own stream by the program, and says so to the engine.
 func (w *world) share(d *worldDevice, b *worldBlock, s *worldStream) {
 	if !w.cfg.sharing || s == b.stream || b.inCapture || s.capture != nil || b.stream.capture != nil ||
-		!d.mayQueue(s) || !d.mayQueue(b.stream) || b.pool != nil && b.pool.captured {
+		!d.mayQueue(s) || !d.mayQueue(b.stream) || b.pool != nil && b.pool.captured || b.given != nil {
 		return
 	}
-	before := b.stream
-	if n := len(b.recorded); n > 0 {
-		before = b.recorded[n-1]
-	}
+	before := b.lastUser()
 	if before.capture != nil || !d.mayQueue(before) {
 		return
 	}
-	e, err := w.drv.EventCreate(d.id)
-	if err == nil {
-		err = w.drv.EventRecord(d.id, e, before.handle)
-	}
-	if err == nil {
-		err = w.drv.StreamWaitEvent(d.id, s.handle, e)
-	}
-	if err == nil {
-		err = w.drv.EventDestroy(d.id, e)
-	}
+	err := w.order(d, before, d, s)
 	if err == nil {
 		err = w.drv.Use(d.id, s.handle, b.p, b.size)
 	}
@@ -403,10 +394,60 @@ func (w *world) share(d *worldDevice, b *worldBlock, s *worldStream) {
 	if err != nil {
 		w.fail("sharing: %v", err)
 	}
-	b.shared = true
+	b.shared, b.used = true, true
 	b.recorded = append(b.recorded, s)
 	s.uses++
 	w.seen["share"]++
+}
+
+// lastUser is the stream behind whose work all use of the block lies.
+func (b *worldBlock) lastUser() *worldStream {
+	if n := len(b.recorded); n > 0 {
+		return b.recorded[n-1]
+	}
+	return b.stream
+}
+
+// order has a stream, perhaps of another device, wait for what another one has queued.
+func (w *world) order(d *worldDevice, before *worldStream, o *worldDevice, after *worldStream) error {
+	e, err := w.drv.EventCreate(d.id)
+	if err == nil {
+		err = w.drv.EventRecord(d.id, e, before.handle)
+	}
+	if err == nil {
+		err = w.drv.StreamWaitEvent(o.id, after.handle, e)
+	}
+	if err == nil {
+		err = w.drv.EventDestroy(d.id, e)
+	}
+	return err
+}
+
+// give has the program free the block on another stream, perhaps another device's, which it orders behind all use of the
+// block. Its own stream may be destroyed from now on.
+func (w *world) give(d *worldDevice, b *worldBlock, o *worldDevice, s *worldStream) {
+	if !w.cfg.sharing || b.given != nil || b.inCapture || s.capture != nil || !o.mayQueue(s) ||
+		b.pool != nil && (b.pool.captured || w.chance(80)) {
+		return
+	}
+	before := b.lastUser()
+	if before.capture != nil || !d.mayQueue(before) {
+		return
+	}
+	if b.used || w.chance(50) { // nothing lies between a block that was not used and what its memory was used for before
+		if err := w.order(d, before, o, s); err != nil {
+			w.fail("giving: %v", err)
+		}
+		if o == d && w.chance(50) {
+			if err := w.drv.Use(d.id, s.handle, b.p, b.size); err != nil {
+				w.fail("use of %#x+%d: %v", b.p, b.size, err)
+			}
+		}
+	}
+	b.shared, b.given = true, s
+	b.stream.uses--
+	s.uses++
+	w.seen["given"]++
 }
 
 func (w *world) free(d *worldDevice, i int) {
@@ -418,12 +459,19 @@ func (w *world) free(d *worldDevice, i int) {
 	d.blocks = d.blocks[:len(d.blocks)-1]
 	w.forget(d, b)
 	w.freed = b.size
-	if err := w.c.free(w.a, b.p); err != nil {
+	free := func() error { return w.c.free(w.a, b.p) }
+	if b.given != nil {
+		free = func() error { return w.c.freeOn(w.a, b.p, b.given.st) }
+	}
+	if err := free(); err != nil {
 		w.fail("Free(%#x): %v", b.p, err)
+	}
+	if b.given != nil && !slices.Contains(d.streams, b.stream) {
+		w.seen["freed without its stream"]++
 	}
 	w.raise(d)
 	if w.chance(10) && !w.live.has(uint64(b.p)) {
-		if err := w.c.free(w.a, b.p); !errors.Is(err, cistern.ErrUnknownPointer) {
+		if err := free(); !errors.Is(err, cistern.ErrUnknownPointer) {
 			w.fail("second Free(%#x): %v", b.p, err)
 		}
 		w.seen["double free"]++
@@ -432,7 +480,11 @@ func (w *world) free(d *worldDevice, i int) {
 
 func (w *world) forget(d *worldDevice, b *worldBlock) {
 	w.live.remove(uint64(b.p))
-	b.stream.uses--
+	if b.given != nil {
+		b.given.uses--
+	} else {
+		b.stream.uses--
+	}
 	for _, s := range b.recorded {
 		s.uses--
 	}
