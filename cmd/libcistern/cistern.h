@@ -141,6 +141,12 @@ int cistern_library_usage(int device, cistern_library_use *out, size_t cap, size
 /* cistern_release is cistern_free with a result. */
 int cistern_release(void *ptr);
 
+/* cistern_release_on is cistern_release for programs that say on which stream they give memory back, which need not be the
+ * one that it was allocated on: all work that uses the memory comes before what is queued on that stream by now, and the
+ * memory is reused after that. The stream that it was allocated on is not looked at, and may have been destroyed. It is what
+ * RMM's deallocate means, and cudaFreeAsync. */
+int cistern_release_on(void *ptr, void *stream);
+
 /* cistern_record_stream says that work queued on another stream uses the memory as well: after its release it is reused
  * only when that work, as queued until then, is done. */
 int cistern_record_stream(void *ptr, void *stream);

@@ -32,6 +32,7 @@ static inline void pause_cpu(void) {
 static struct known {
   front *front;
   const front_flags *flags;
+  uintptr_t stream; /* by which front_take finds it, as whose() has it; 0 until it does */
 } fronts[FRONT_MAX + 1] __attribute__((aligned(64)));
 
 uint64_t front_shut __attribute__((aligned(64))); /* read by everybody, beside nothing that is written */
@@ -74,7 +75,11 @@ static inline uint32_t stream_find(int device, uintptr_t handle) {
   return 0;
 }
 
+/* whose is the same for the two handles of a legacy default stream, and 0 for none. */
+static inline uintptr_t whose(void *stream) { return stream == NULL ? 1 : (uintptr_t)stream; }
+
 static void stream_add(int device, uintptr_t handle, uint32_t index) {
+  STORE(&fronts[index].stream, whose((void *)handle));
   if (__atomic_exchange_n(&streams_lock, 1, __ATOMIC_ACQUIRE) != 0)
     return; /* another thread adds one: this one is added after the next request */
   if (stream_find(device, handle) == 0) {
@@ -227,10 +232,8 @@ void *front_take(uint64_t size, int device, void *stream, int *known) {
   return NULL;
 }
 
-int front_put(void *ptr) {
-  uint64_t info = block_take((uintptr_t)ptr);
-  if (info == 0)
-    return 0;
+/* put is front_put for a block that was taken, of which add said info. */
+static inline int put(void *ptr, uint64_t info) {
   uint64_t size = info & (((uint64_t)1 << SIZE_BITS) - 1);
   struct known *k = &fronts[info >> SIZE_BITS & FRONT_MAX];
   front *f = k->front;
@@ -257,6 +260,16 @@ int front_put(void *ptr) {
   own->requested += (int64_t)size;
   unlock(f);
   return 1;
+}
+
+int front_put(void *ptr) {
+  uint64_t info = block_take((uintptr_t)ptr);
+  return info != 0 && put(ptr, info);
+}
+
+int front_put_on(void *ptr, void *stream) {
+  uint64_t info = block_take((uintptr_t)ptr);
+  return info != 0 && LOAD(&fronts[info >> SIZE_BITS & FRONT_MAX].stream) == whose(stream) && put(ptr, info);
 }
 
 void front_forget(void *ptr) { block_take((uintptr_t)ptr); }

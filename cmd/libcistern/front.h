@@ -61,6 +61,8 @@ extern const uint64_t front_layout[FRONT_LAYOUT] HIDDEN;
 void *front_take(uint64_t size, int device, void *stream, int *known) HIDDEN;
 /* front_put takes a block back into the tray; 0 if Go must. Either way the block is unknown here afterwards. */
 int front_put(void *ptr) HIDDEN;
+/* front_put_on is front_put for a block that is given back on this stream: only into the tray of that stream's front. */
+int front_put_on(void *ptr, void *stream) HIDDEN;
 /* front_forget makes the block's free Go's business; front_forget_all that of all blocks, if rarely. */
 void front_forget(void *ptr) HIDDEN;
 void front_forget_all(void) HIDDEN;

@@ -77,29 +77,53 @@ func coreFree(p C.uintptr_t) (code C.int) {
 	return C.CISTERN_OK
 }
 
-//export coreRecordStream
-func coreRecordStream(p, h C.uintptr_t) (code C.int) {
+//export coreFreeOn
+func coreFreeOn(p, h C.uintptr_t) (code C.int) {
 	defer caught(&code)
-	l, err := started()
-	if err != nil {
-		return fail(err)
+	l, st, err := user("free", cuda.Ptr(p), cuda.Stream(h))
+	if err == nil {
+		err = l.FreeOn(cuda.Ptr(p), st)
 	}
-	b, err := l.Base(cuda.Ptr(p))
 	if err != nil {
-		return fail(err)
-	}
-	dev, err := l.Device(b.Device)
-	if err != nil {
-		return fail(err)
-	}
-	st, err := l.anyStream(dev, cuda.Stream(h))
-	if err != nil {
-		return fail(err)
-	}
-	if err := l.RecordStream(cuda.Ptr(p), st); err != nil {
 		return fail(err)
 	}
 	return C.CISTERN_OK
+}
+
+//export coreRecordStream
+func coreRecordStream(p, h C.uintptr_t) (code C.int) {
+	defer caught(&code)
+	l, st, err := user("record stream", cuda.Ptr(p), cuda.Stream(h))
+	if err == nil {
+		err = l.RecordStream(cuda.Ptr(p), st)
+	}
+	if err != nil {
+		return fail(err)
+	}
+	return C.CISTERN_OK
+}
+
+// user is the stream that a handle means of which somebody says that it uses an allocation: the device's that has it, or
+// another's.
+func user(op string, p cuda.Ptr, h cuda.Stream) (*library, *cistern.Stream, error) {
+	l, err := started()
+	if err != nil {
+		return nil, nil, err
+	}
+	b, err := l.Base(p)
+	if err != nil {
+		var unknown *cistern.PointerError
+		if errors.As(err, &unknown) {
+			unknown.Op = op
+		}
+		return nil, nil, err
+	}
+	dev, err := l.Device(b.Device)
+	if err != nil {
+		return nil, nil, err
+	}
+	st, err := l.anyStream(dev, h)
+	return l, st, err
 }
 
 //export coreBase

@@ -205,6 +205,15 @@ PUBLIC int cistern_release(void *ptr) {
   return coreFree((uintptr_t)ptr);
 }
 
+PUBLIC int cistern_release_on(void *ptr, void *stream) {
+  if (ptr == NULL)
+    return CISTERN_OK;
+  GUARD;
+  if (front_put_on(ptr, stream))
+    return CISTERN_OK;
+  return coreFreeOn((uintptr_t)ptr, (uintptr_t)stream);
+}
+
 PUBLIC int cistern_record_stream(void *ptr, void *stream) {
   if (ptr == NULL)
     return CISTERN_OK;

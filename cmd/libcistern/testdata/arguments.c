@@ -121,6 +121,7 @@ int main(void) {
     cistern_free(x, 512, 0, NULL);
     CHECK_WORDS(CISTERN_INVALID, "not a live allocation");
     FAILS(CISTERN_INVALID, "not a live allocation", cistern_release(x));
+    FAILS(CISTERN_INVALID, "not a live allocation", cistern_release_on(x, NULL));
     FAILS(CISTERN_INVALID, "not a live allocation", cistern_record_stream(x, NULL));
     FAILS(CISTERN_INVALID, "not a live allocation", cistern_find(x, &b));
     CHECK(cistern_base(x, &n) == NULL && n == 0);

@@ -52,6 +52,20 @@ static void streams(void) {
   cistern_block b;
   FAILS(CISTERN_INVALID, "waits for other streams", cistern_release(p));
   (void)b;
+  /* Given back on a stream it comes back behind that one, on its own at once. */
+  CHECK((p = cistern_malloc(MIB, 0, STREAM(5))) != NULL);
+  OK(cistern_release_on(p, STREAM(6)));
+  OK(cistern_release_on(NULL, STREAM(6)));
+  FAILS(CISTERN_INVALID, "waits for other streams", cistern_release_on(p, STREAM(6)));
+  CHECK(stats_of(0).active.all.current - stats_of(0).allocations.all.current == 1);
+  CHECK((p = cistern_malloc(MIB, 0, STREAM(5))) != NULL);
+  OK(cistern_release_on(p, STREAM(60))); /* another device's */
+  CHECK((p = cistern_malloc(MIB, 0, STREAM(5))) != NULL);
+  OK(cistern_release_on(p, STREAM(5)));
+  CHECK(cistern_malloc(MIB, 0, STREAM(5)) == p);
+  OK(cistern_release_on(p, STREAM(5)));
+  OK(cistern_trim(0));
+  CHECK(stats_of(0).active.all.current == stats_of(0).allocations.all.current);
   OK(cistern_stream_durable(0, STREAM(4)));
   OK(cistern_stream_durable(0, STREAM(4)));
   for (int i = 0; i < 100; i++) { /* the table of durable streams grows */

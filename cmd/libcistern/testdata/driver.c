@@ -24,6 +24,8 @@ static void *new_stream(void) {
   return s;
 }
 
+static void end(void *stream) { CHECK(push(context) == 0 && destroy(stream) == 0 && pop(&context) == 0); }
+
 static void no_context(void) {
   void *now = &now;
   CHECK(get_current(&now) == 0 && now == NULL);
@@ -70,7 +72,12 @@ static void *work(void *arg) {
         OK(cistern_release(block[j]));
         block[j] = NULL;
       }
-      CHECK(push(context) == 0 && destroy(stream[1]) == 0 && pop(&context) == 0);
+      void *left[3] = {cistern_malloc(300000, 0, stream[1]), cistern_malloc(3 * MIB, 0, stream[1]), cistern_malloc(700, 0, stream[1])};
+      end(stream[1]);
+      for (int j = 0; j < 3; j++) {
+        CHECK(left[j] != NULL);
+        OK(cistern_release_on(left[j], stream[j] == stream[1] ? NULL : stream[j]));
+      }
       stream[1] = new_stream();
     }
   }
@@ -118,6 +125,28 @@ static void captures(CUresult (*begin)(void *, int), CUresult (*end)(void *, voi
   OK(cistern_pool_release(0, pool));
 }
 
+/* Memory is given back on a stream that there is; the one that it was allocated on may be gone. */
+static void without_stream(void) {
+  for (int i = 0; i < 20; i++) {
+    void *own = new_stream(), *other = new_stream(), *p[4];
+    for (int k = 0; k < 4; k++)
+      CHECK((p[k] = cistern_malloc((k + 1) * 3 * MIB / 2, 0, own)) != NULL);
+    OK(cistern_release(p[0]));
+    end(own);
+    OK(cistern_release_on(p[1], other));
+    OK(cistern_release_on(p[2], NULL));
+    OK(cistern_release_on(p[3], (void *)2));
+    end(other);
+    void *q = cistern_malloc((10 + i) * MIB, 0, NULL); /* which wants what they left */
+    CHECK(q != NULL);
+    OK(cistern_release_on(q, (void *)1));
+    if (i % 5 == 4)
+      OK(cistern_trim(-1));
+  }
+  cistern_stats s = stats_of(0);
+  CHECK(s.active.all.current == s.allocations.all.current);
+}
+
 int main(int argc, char **argv) {
   CHECK(argc == 2);
   void *lib = dlopen(argv[1], RTLD_NOW);
@@ -162,7 +191,7 @@ int main(int argc, char **argv) {
     for (int i = 0; i < 1000; i++) {
       void *a = cistern_malloc(5000, 0, s), *b = cistern_malloc(MIB, 0, s);
       CHECK(a != NULL && b != NULL);
-      OK(cistern_release(a));
+      OK(cistern_release_on(a, s));
       OK(cistern_release(b));
     }
     if (round == 2) {
@@ -175,6 +204,7 @@ int main(int argc, char **argv) {
     OK(cistern_release(cistern_malloc(5000, 0, brief)));
   CHECK(stats_of(0).device_allocs - old.device_allocs <= 1);
 
+  without_stream();
   captures((CUresult(*)(void *, int))symbol(lib, "cuStreamBeginCapture_v2"), (CUresult(*)(void *, void **))symbol(lib, "cuStreamEndCapture"));
 
   /* Errors of the driver. */

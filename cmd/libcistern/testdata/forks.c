@@ -60,6 +60,7 @@ static void child(void *inherited) {
   GONE(cistern_library_default("torch"));
   GONE(cistern_library_usage(0, &use, 1, &n));
   GONE(cistern_release(inherited));
+  GONE(cistern_release_on(inherited, NULL));
   GONE(cistern_record_stream(inherited, NULL));
   CHECK(cistern_base(inherited, &n) == NULL && n == 0);
   GONE(cistern_find(inherited, &b));
