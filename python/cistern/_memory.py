@@ -44,6 +44,7 @@ _FUNCTIONS = (
     ("cistern_library_usage", ctypes.c_int,
      [ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.POINTER(ctypes.c_size_t)]),
     ("cistern_source_malloc", ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]),
+    ("cistern_release_on", ctypes.c_int, [ctypes.c_void_p, ctypes.c_void_p]),
     ("cistern_record_stream", ctypes.c_int, [ctypes.c_void_p, ctypes.c_void_p]),
     ("cistern_peer", ctypes.c_int, [ctypes.c_int, ctypes.c_int]),
     ("cistern_stream_durable", ctypes.c_int, [ctypes.c_int, ctypes.c_void_p]),
@@ -160,6 +161,11 @@ class Memory:
     def release(self, address: int) -> None:
         """Gives memory back in the order of the stream that it was allocated on."""
         if self._release(address) not in (_library.OK, FORKED):
+            raise CisternError(_library.last_error(self.lib))
+
+    def release_on(self, address: int, stream: int) -> None:
+        """Gives memory back in the order of a stream behind all its use; the one that it was allocated on may be gone."""
+        if self.lib.cistern_release_on(address, stream) not in (_library.OK, FORKED):
             raise CisternError(_library.last_error(self.lib))
 
     def release_after(self, address: int, stream: int) -> None:

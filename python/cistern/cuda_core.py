@@ -67,7 +67,7 @@ def _make(core: Any) -> Any:
         def __init__(self, device: int) -> None:
             self._device = device
             self._memory: Optional[_memory.Memory] = None
-            self._streams: Dict[int, Any] = {}  # by address: the engine asks the stream when its memory is freed
+            self._streams: Dict[int, Any] = {}  # by address: those that the buffers of an old cuda.core know nothing of
 
         def allocate(self, size: int, stream: Any = None) -> Any:
             handle = _handle(stream)
@@ -77,12 +77,11 @@ def _make(core: Any) -> Any:
                 address = self._memory.allocate(size, self._device, handle)
             except _memory.Exhausted as e:
                 raise MemoryError(str(e)) from None
-            if handle > 2:
-                self._streams[address] = stream
             try:
                 try:
                     return core.Buffer.from_handle(address, size, mr=self, stream=stream)
                 except TypeError:  # before 1.2: it is closed on a stream that is then said, or the default one
+                    self._streams[address] = stream
                     return core.Buffer.from_handle(address, size, mr=self)
             except BaseException:
                 self._streams.pop(address, None)
@@ -93,10 +92,13 @@ def _make(core: Any) -> Any:
             address = int(ptr)
             if address == 0 or self._memory is None:
                 return
-            try:
-                self._memory.release_after(address, _handle(stream))
-            finally:
-                self._streams.pop(address, None)
+            if address in self._streams:
+                try:
+                    self._memory.release_after(address, _handle(stream))
+                finally:
+                    self._streams.pop(address, None)
+            else:
+                self._memory.release_on(address, _handle(stream))
 
         @property
         def is_device_accessible(self) -> bool:

@@ -21,17 +21,23 @@ functions over the C interface instead, which cost what Cistern costs:
           return p;
         },
         [](void* p, std::size_t, rmm::cuda_stream_view stream, void*) {
-          cistern_record_stream(p, stream.value());
-          cistern_release(p);
+          cistern_release_on(p, stream.value());
         },
         &device, &device);
 
-Memory is usable on the stream that it was asked for on, at once. It is given back in the order of that stream and of the
-one named when it is freed. The former must exist until then: RMM has no way to keep it.
+Memory is usable on the stream that it was asked for on, at once. It is given back in the order of the one that is named when
+it is freed; the former may be gone by then.
+
+When the interpreter ends RMM gets the resources back that it had before enable(). Memory that is out then is the process's
+end to give back.
 """
 
+import atexit
+import ctypes
+import sys
 import threading
-from typing import Any, Dict, Optional
+import time
+from typing import Any, Dict, List, Optional
 
 from . import _library, _memory
 from ._errors import CisternError
@@ -40,6 +46,8 @@ __all__ = ["enable", "resource"]
 
 _lock = threading.Lock()
 _made: Dict[int, Any] = {}
+_functions: List["_Functions"] = []
+_before: Dict[int, Any] = {}  # RMM's resources before enable()
 
 
 def _rmm() -> Any:
@@ -63,7 +71,11 @@ def resource(device: Optional[int] = None) -> Any:
     with _lock:
         if device not in _made:
             functions = _Functions(device)
-            _made[device] = rmm.mr.CallbackMemoryResource(functions.allocate, functions.deallocate)
+            _functions.append(functions)
+            made = rmm.mr.CallbackMemoryResource(functions.allocate, functions.deallocate)
+            # RMM's C++ code has plain pointers to what it calls and copies of the resource that live as long as the process.
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(made))
+            _made[device] = made
         return _made[device]
 
 
@@ -73,7 +85,27 @@ def enable() -> None:
     from rmm._cuda.gpu import getDeviceCount
 
     for device in range(getDeviceCount()):
-        rmm.mr.set_per_device_resource(device, resource(device))
+        ours, now = resource(device), rmm.mr.get_per_device_resource(device)
+        if now is not ours:
+            if not _before:
+                atexit.register(_put_back, rmm)
+            _before[device] = now
+            rmm.mr.set_per_device_resource(device, ours)
+
+
+def _put_back(rmm: Any) -> None:
+    """Afterwards nobody allocates here who does not ask for it: what is out at the end of the interpreter stays out."""
+    for device, before in _before.items():
+        if rmm.mr.get_per_device_resource(device) is _made[device]:
+            rmm.mr.set_per_device_resource(device, before)
+    # A daemon thread that the interpreter stops while RMM calls here takes the process down. What such threads go on giving
+    # back is waited for, a moment.
+    if any(t.daemon for t in threading.enumerate()):
+        for _ in range(10):
+            calls = [f.calls for f in _functions]
+            time.sleep(0.02)
+            if calls == [f.calls for f in _functions]:
+                break
 
 
 def _current(rmm: Any) -> int:
@@ -83,13 +115,18 @@ def _current(rmm: Any) -> int:
 
 
 class _Functions:
-    """What RMM calls."""
+    """What RMM calls. At the end of the interpreter that may be when modules are empty already."""
 
     def __init__(self, device: int) -> None:
         self._device = device
         self._memory: Optional[_memory.Memory] = None
+        self._ending = sys.is_finalizing
+        self.calls = 0
 
     def allocate(self, size: int, stream: Any) -> int:
+        self.calls += 1
+        if self._ending():
+            raise MemoryError("Cistern has no memory for RMM any more: the interpreter is ending")
         if self._memory is None:
             self._memory = _memory.Memory("rmm")
         try:
@@ -98,5 +135,6 @@ class _Functions:
             raise MemoryError(str(e)) from None
 
     def deallocate(self, address: int, size: int, stream: Any) -> None:
-        if address and self._memory is not None:
-            self._memory.release_after(address, int(stream.__cuda_stream__()[1]))
+        self.calls += 1
+        if address and self._memory is not None and not self._ending():
+            self._memory.release_on(address, int(stream.__cuda_stream__()[1]))

@@ -67,6 +67,34 @@ class Rmm(Libraries):
             print(requested(1))
             """), ["[0, 1]", "4096"])
 
+    def test_the_end(self):
+        # Functions of atexit run in reverse order; what is in builtins lives until modules are gone.
+        self.assertEqual(self.lines("""
+            import atexit, builtins, sys
+            before = rmm.mr.get_per_device_resource(0)
+            rmm.mr.set_per_device_resource(1, "mine")
+            def last():
+                print(rmm.mr.per_device[0] is before, rmm.mr.per_device[1])
+                q = cistern.rmm.resource(0).allocate(4096)  # who asks for it by name still has it
+                print(requested())
+                cistern.rmm.resource(0).deallocate(q, 4096)
+            atexit.register(last)
+            cistern.rmm.enable()
+            cistern.rmm.enable()
+            rmm.mr.set_per_device_resource(1, "mine again")
+            r = rmm.mr.per_device[0]
+            class Kept:
+                def __init__(self, r):
+                    self.p, self.r, self.write, self.ending = r.allocate(512), r, sys.stdout.write, sys.is_finalizing
+                def __del__(self):
+                    self.r.deallocate(self.p, 512)
+                    try:
+                        self.r.allocate(512)
+                    except MemoryError as e:
+                        self.write("%s: %s" % (self.ending(), e))
+            builtins.kept = Kept(r)
+            """), ["True mine again", "4608", "True: Cistern has no memory for RMM any more: the interpreter is ending"])
+
 
 class CudaCore(Libraries):
     def lines(self, code, **more):
@@ -102,8 +130,13 @@ class CudaCore(Libraries):
                    "True out of memory on device 0: tried", "no luck with this size True", "CisternError"] + ["ValueError"] * 3)
 
     def test_streams_exist_until_their_buffers_are_freed(self):
+        # Where buffers do not know their streams, as before cuda.core 1.2.
         self.assertEqual(self.lines("""
-            import weakref
+            import cuda.core, weakref
+            real = cuda.core.Buffer.from_handle
+            def old(ptr, size, mr=None, owner=None):
+                return real(ptr, size, mr, owner)
+            cuda.core.Buffer.from_handle = staticmethod(old)
             r, s, t = cistern.cuda_core.resource(0), Stream(0x1000), Stream(0x2000)
             there = weakref.ref(s)
             b = r.allocate(512, stream=s)

@@ -27,5 +27,13 @@ class CallbackMemoryResource(DeviceMemoryResource):
         self._deallocate_func(ptr, nbytes, stream)
 
 
+class CudaMemoryResource(DeviceMemoryResource):
+    pass
+
+
+def get_per_device_resource(device):
+    return per_device.setdefault(device, CudaMemoryResource())
+
+
 def set_per_device_resource(device, mr):
     per_device[device] = mr
