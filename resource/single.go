@@ -74,6 +74,9 @@ func (s *SingleHandle) probe() error {
 			s.mu.Lock()
 			defer s.mu.Unlock()
 			s.drop(leftover{size: s.granularity, handle: h})
+			if len(s.left) > 0 {
+				s.retry() // nobody may ask this resource for anything again
+			}
 			return nil
 		}
 		refused := errors.Is(err, cuda.ErrNotSupported) || errors.Is(err, cuda.ErrNotPermitted) || errors.Is(err, cuda.ErrInvalidValue)
