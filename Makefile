@@ -6,7 +6,7 @@ GO ?= go
 TRACE ?= trace/testdata/gpt2_varlen.pickle.gz
 CAPACITY ?= 20.2GiB
 
-.PHONY: help demo test build library plain wheel command install web bench soak fuzz race cross lint gpu-bundle gpu-test gpu-bench clean tools
+.PHONY: help demo test build library plain audit wheel command install web bench soak fuzz race cross lint gpu-bundle gpu-test gpu-bench clean tools
 .DEFAULT_GOAL := help
 
 help:
@@ -46,14 +46,14 @@ web: $(PAGE)
 
 # Go's own cache knows what has changed, so these ask it every time.
 
-build: command library plain
+build: command library plain audit
 	@scripts/need.sh --try hatchling
 	@scripts/wheel.sh --try
 
 command: tools $(PAGE)
 	$(GO) build -trimpath -o bin/cistern ./cmd/cistern
 
-wheel: command library plain
+wheel: command library plain audit
 	@scripts/need.sh hatchling
 	@scripts/wheel.sh
 
@@ -73,6 +73,11 @@ plain:
 	@mkdir -p lib
 	$(CXX) -std=c++17 -O2 -fPIC -shared -fvisibility=hidden -Wall -Wextra -Icmd/libcistern -o lib/libcistern_plain.so \
 	  python/cistern/adapter/plain.cpp -ldl -lpthread
+
+# What the dynamic linker loads into programs under cistern trace.
+audit: tools
+	@mkdir -p lib
+	scripts/audit.sh '$(CURDIR)/lib/libcistern_audit.so'
 
 PREFIX ?= /usr/local
 VERSION := $(shell sed -n 's/^const Version = "\(.*\)"/\1/p' version.go)

@@ -26,6 +26,7 @@ type cisternReader struct {
 	tables  []*readTable
 	traces  []*readTrace
 	decoded []event.Event // of one block
+	driver  *readDriver   // what a driver trace says; nil elsewhere
 }
 
 type readTable struct {
@@ -41,21 +42,21 @@ type readTrace struct {
 }
 
 // readCistern reads a file of Cistern's own format; see format.md.
-func readCistern(in *input, path string) ([]*Trace, error) {
+func readCistern(in *input, path string) ([]*Trace, *Driver, error) {
 	z, err := zstd.NewReader(nil, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxMemory(blockMax),
 		zstd.WithDecoderLowmem(true))
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	defer z.Close()
 	r := &cisternReader{in: in, z: z}
 	r.b = newBudget(func() int64 { return r.rawRead })
 	r.b.factor = cisternFactor
 	if !in.need(len(cisternMagic)) {
-		return nil, in.truncated("the magic number")
+		return nil, nil, in.truncated("the magic number")
 	}
 	if v := in.buf[in.pos+7]; v != 1 {
-		return nil, atByte(7, "version %d of Cistern's format; expected 1", v)
+		return nil, nil, atByte(7, "version %d of Cistern's format; expected 1", v)
 	}
 	in.pos += len(cisternMagic)
 	ended := false
@@ -64,7 +65,7 @@ func readCistern(in *input, path string) ([]*Trace, error) {
 		at = in.offset()
 		typ, ok, err := r.block()
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 		if !ok {
 			break
@@ -72,25 +73,29 @@ func readCistern(in *input, path string) ([]*Trace, error) {
 		if ended, err = r.content(typ, at, path); err != nil {
 			var e *Error
 			if errors.As(err, &e) {
-				return nil, err
+				return nil, nil, err
 			}
-			return nil, atByte(at, "block of type %d: %s", typ, err)
+			return nil, nil, atByte(at, "block of type %d: %s", typ, err)
 		}
 	}
 	if in.err != nil {
-		return nil, in.truncated("a block")
+		return nil, nil, in.truncated("a block")
 	}
 	if ended {
 		if !in.need(16) || string(in.buf[in.pos+8:in.pos+16]) != cisternTrailer ||
 			binary.LittleEndian.Uint64(in.buf[in.pos:]) != uint64(at) {
-			return nil, atByte(in.offset(), "expected the trailer that points back to byte %d", at)
+			return nil, nil, atByte(in.offset(), "expected the trailer that points back to byte %d", at)
 		}
 		in.pos += 16
 		if err := in.ended("the end of the trace"); err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 	}
-	return r.finish(at, ended)
+	traces, err := r.finish(at, ended)
+	if err != nil {
+		return nil, nil, err
+	}
+	return traces, r.driver.finish(r.tables), nil
 }
 
 // block reads the next block into r.raw. ok is false where the file ends or was never written.
@@ -185,6 +190,8 @@ func (r *cisternReader) content(typ byte, at int64, path string) (end bool, err 
 			}
 		}
 		end = true
+	case blockDriver, blockProcesses, blockCalls, blockDriverEnd:
+		err = r.driverBlock(typ, c)
 	default:
 		if typ < 128 {
 			return false, fmt.Errorf("unknown")
@@ -435,7 +442,7 @@ func (r *cisternReader) finish(at int64, ended bool) ([]*Trace, error) {
 		out = append(out, t)
 	}
 	switch {
-	case len(out) > 0:
+	case len(out) > 0 || r.driver != nil:
 	case !ended:
 		return nil, atByte(at, "the file was cut off before its first event")
 	default:

@@ -45,6 +45,11 @@ func WriteCistern(w io.Writer, f *File) error {
 	if err != nil {
 		return err
 	}
+	if f.Driver != nil {
+		if err := cw.writeDriver(f.Driver); err != nil {
+			return err
+		}
+	}
 	for _, t := range f.Traces {
 		i, err := cw.Begin(t)
 		if err != nil {
@@ -252,10 +257,15 @@ func (w *Writer) sync(i int, t *Trace) {
 		func(k int, _ bool) { w.u64(t.Pools[wt.pools+k][0]); w.u64(t.Pools[wt.pools+k][1]) })
 	wt.pools = len(t.Pools)
 
-	tab := &w.tables[wt.table]
-	head := func() { w.u(uint64(wt.table)) }
+	w.syncTable(wt.table, t.Frames, t.Stacks)
+}
+
+// syncTable writes what a table of frames and stacks has gained.
+func (w *Writer) syncTable(table int, frames []Frame, stacks []Stack) {
+	tab := &w.tables[table]
+	head := func() { w.u(uint64(table)) }
 	var fresh []string
-	for _, f := range t.Frames[min(tab.frames, len(t.Frames)):] {
+	for _, f := range frames[min(tab.frames, len(frames)):] {
 		for _, s := range []string{f.File, f.Func} {
 			if _, ok := tab.strings[s]; !ok {
 				tab.strings[s] = uint32(len(tab.strings))
@@ -268,22 +278,22 @@ func (w *Writer) sync(i int, t *Trace) {
 		w.s(fresh[k][:min(len(fresh[k]), blockMax/2)])
 	})
 	from := tab.frames
-	w.list(blockFrames, len(t.Frames)-from, head, func(k int, _ bool) {
-		f := &t.Frames[from+k]
+	w.list(blockFrames, len(frames)-from, head, func(k int, _ bool) {
+		f := &frames[from+k]
 		w.u(uint64(tab.strings[f.File]))
 		w.u(uint64(tab.strings[f.Func]))
 		w.i(int64(f.Line))
 	})
-	tab.frames = max(from, len(t.Frames))
+	tab.frames = max(from, len(frames))
 	from = tab.stacks
-	w.list(blockStacks, len(t.Stacks)-from, head, func(k int, _ bool) {
-		s := t.Stacks[from+k]
+	w.list(blockStacks, len(stacks)-from, head, func(k int, _ bool) {
+		s := stacks[from+k]
 		w.u(uint64(len(s)))
 		for _, f := range s {
 			w.u(uint64(f))
 		}
 	})
-	tab.stacks = max(from, len(t.Stacks))
+	tab.stacks = max(from, len(stacks))
 }
 
 func (w *Writer) segments(trace, list int, segs []Segment) {

@@ -4,12 +4,14 @@ import (
 	"bytes"
 	"encoding/binary"
 	"errors"
+	"math"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/cistern-gpu/cistern/event"
 	"github.com/klauspost/compress/gzip"
+	"github.com/klauspost/compress/zstd"
 )
 
 // anyFile reads b and, where that works, checks the traces and that both writers give them back.
@@ -94,31 +96,51 @@ func FuzzRMM(f *testing.F) {
 // checksums that the reader asks for.
 func FuzzCistern(f *testing.F) {
 	file, _ := written(f, synthetic())
+	seed := blocksOf(file)
+	f.Add(seed, true)
+	f.Add(seed, false)
+	f.Fuzz(func(t *testing.T, in []byte, end bool) { anyFile(t, fileOf(in, end)) })
+}
+
+// blocksOf is a file in the form of FuzzCistern's input; blocks that are compressed are unpacked.
+func blocksOf(file []byte) []byte {
 	var seed []byte
+	z, err := zstd.NewReader(nil)
+	if err != nil {
+		panic(err)
+	}
+	defer z.Close()
 	for off := len(cisternMagic); off+blockHeader < len(file)-16; {
 		n := int(binary.LittleEndian.Uint32(file[off+1:]))
-		if raw := binary.LittleEndian.Uint32(file[off+5:]); int(raw) == n {
-			seed = binary.LittleEndian.AppendUint16(append(seed, file[off]), uint16(n))
-			seed = append(seed, file[off+blockHeader:off+blockHeader+n]...)
+		payload := file[off+blockHeader : off+blockHeader+n]
+		if raw := binary.LittleEndian.Uint32(file[off+5:]); int(raw) != n {
+			if payload, err = z.DecodeAll(payload, nil); err != nil {
+				panic(err)
+			}
+		}
+		if len(payload) <= math.MaxUint16 {
+			seed = binary.LittleEndian.AppendUint16(append(seed, file[off]), uint16(len(payload)))
+			seed = append(seed, payload...)
 		}
 		off += blockHeader + n
 	}
-	f.Add(seed, true)
-	f.Add(seed, false)
-	f.Fuzz(func(t *testing.T, in []byte, end bool) {
-		b := []byte(cisternMagic)
-		at := len(b)
-		for len(in) >= 3 {
-			n := min(int(binary.LittleEndian.Uint16(in[1:])), len(in)-3)
-			at = len(b)
-			b = append(b, block(in[0], in[3:3+n])...)
-			in = in[3+n:]
-		}
-		if end {
-			b = append(binary.LittleEndian.AppendUint64(b, uint64(at)), cisternTrailer...)
-		}
-		anyFile(t, b)
-	})
+	return seed
+}
+
+// fileOf is a file of the blocks in such an input, with the checksums that the reader asks for.
+func fileOf(in []byte, end bool) []byte {
+	b := []byte(cisternMagic)
+	at := len(b)
+	for len(in) >= 3 {
+		n := min(int(binary.LittleEndian.Uint16(in[1:])), len(in)-3)
+		at = len(b)
+		b = append(b, block(in[0], in[3:3+n])...)
+		in = in[3+n:]
+	}
+	if end {
+		b = append(binary.LittleEndian.AppendUint64(b, uint64(at)), cisternTrailer...)
+	}
+	return b
 }
 
 // FuzzSnapshot makes a run of an allocator out of the input, and checks what the reader finds in the snapshot that it

@@ -12,6 +12,9 @@ type File struct {
 	Path   string // as named; "-" is standard input
 	Format string // "pytorch-snapshot", "rmm-csv", "cistern"
 	Traces []*Trace
+	// Driver is what a driver trace says beside; nil elsewhere. Such a file may have no Traces: the program that it is of
+	// got no memory on a device.
+	Driver *Driver
 	// DecodedBytes is the size of the file after decompression.
 	DecodedBytes int64
 }
@@ -89,7 +92,7 @@ func read(in *input, path string) (*File, error) {
 		}
 	case bytes.HasPrefix(head, []byte(cisternMagic[:7])):
 		f.Format = FormatCistern
-		f.Traces, err = readCistern(in, path)
+		f.Traces, f.Driver, err = readCistern(in, path)
 	case isRMM(head):
 		f.Format = FormatRMM
 		f.Traces, err = readRMM(in, path)

@@ -9,6 +9,8 @@
 //     derive.go makes Traces of them.
 //   - RMM's CSV log: rmm.go.
 //   - Cistern's own format, described in format.md: cistern_read.go, cistern_write.go; columns.go codes events.
+//   - Driver traces, which are files of that format with the calls of the driver beside the events: driver*.go;
+//     driver_track.go follows who holds what.
 //
 // initial.go walks from the state that a file ends with back to the one before its first event. pytorch_write.go
 // writes snapshots. budget.go bounds what a file can make a reader hold: memory and time follow the size of the file,

@@ -30,6 +30,7 @@ type app struct {
 	terminal bool // out is one
 	bad      bool // some file could not be read, or some output not be written
 	mismatch bool
+	status   int // exit status of a program that was run, where everything else went well
 }
 
 // run is the whole command, without the process around it.
@@ -56,7 +57,7 @@ func run(ctx context.Context, args []string, in io.Reader, out, err io.Writer) i
 	case a.mismatch:
 		return exitMismatch
 	}
-	return exitOK
+	return a.status
 }
 
 // fail prints an error as one line on standard error. The run ends with code 2, later if not now.
@@ -82,7 +83,8 @@ func newRoot(a *app) *cobra.Command {
 	root := &cobra.Command{
 		Use:   "cistern",
 		Short: "GPU memory: run PyTorch on Cistern, record runs, replay them under other allocators and settings",
-		Long: "Cistern runs a PyTorch program on its own allocator of GPU memory, or records what a program allocates; and it\n" +
+		Long: "Cistern runs a PyTorch program on its own allocator of GPU memory, or records what a program allocates, from PyTorch\n" +
+			"or, for programs of any kind, from the driver; and it\n" +
 			"reads a recorded run (a PyTorch memory snapshot, an RMM log, a Cistern trace; plain, gzip or zstd) and shows\n" +
 			"how much GPU memory it would have held, what that would have cost and whether it would have died, under PyTorch's\n" +
 			"allocator with other settings and under Cistern, for which no GPU is needed.",
@@ -91,7 +93,7 @@ func newRoot(a *app) *cobra.Command {
 		Args:          noArgs,
 		RunE:          func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
-	root.AddCommand(newRun(), newRecord(), newDoctor(a), newBuildAdapter(a), newReplay(a), newInspect(a), newDiff(a), newTune(a), newReport(a),
+	root.AddCommand(newRun(), newRecord(), newTrace(a), newDoctor(a), newBuildAdapter(a), newReplay(a), newInspect(a), newDiff(a), newTune(a), newReport(a),
 		newConvert(a), newVersion(a), newCheckConf())
 	root.CompletionOptions.HiddenDefaultCmd = false
 	root.SetFlagErrorFunc(func(c *cobra.Command, e error) error {

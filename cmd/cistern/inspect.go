@@ -10,7 +10,14 @@ import (
 
 // inspections is what `cistern inspect --json` prints.
 type inspections struct {
-	Traces []*analyze.Inspection `json:"traces"`
+	Traces  []*analyze.Inspection    `json:"traces"`
+	Drivers []*analyze.DriverSummary `json:"drivers,omitempty"`
+}
+
+// inspected is what one file holds.
+type inspected struct {
+	traces []*analyze.Inspection
+	driver *analyze.DriverSummary // nil where it is no driver trace
 }
 
 func newInspect(a *app) *cobra.Command {
@@ -19,7 +26,8 @@ func newInspect(a *app) *cobra.Command {
 		Use:   "inspect [flags] TRACE...",
 		Short: "Show what recorded runs hold: the peak, and who held memory then",
 		Long: "Inspect shows what a file holds, when most was live, and what was live then: by size, by stream, by pool and " +
-			"by\nstack; what was reserved beside it; and why requests failed.",
+			"by\nstack; what was reserved beside it; and why requests failed.\n" +
+			"Of a driver trace also the calls, what they cost, and what was never freed.",
 		Args: traceArgs,
 		RunE: func(c *cobra.Command, args []string) error {
 			if err := format.check(); err != nil {
@@ -28,12 +36,23 @@ func newInspect(a *app) *cobra.Command {
 			bar := a.startProgress("reading", len(args))
 			defer bar.end()
 			all := inspections{Traces: []*analyze.Inspection{}}
-			err := eachFile(c.Context(), a, args, bar, inspect, func(_ int, o outcome[[]*analyze.Inspection]) {
+			err := eachFile(c.Context(), a, args, bar, inspect, func(_ int, o outcome[inspected]) {
 				if o.err != nil {
 					a.fail(o.err)
 					return
 				}
-				for _, in := range o.value {
+				if d := o.value.driver; d != nil {
+					switch {
+					case format.ndjson:
+						_ = writeJSON(a.out, d, false)
+					case format.json:
+						all.Drivers = append(all.Drivers, d)
+					default:
+						report.WriteDriver(a.out, d, a.style())
+						_, _ = a.out.Write([]byte("\n"))
+					}
+				}
+				for _, in := range o.value.traces {
 					switch {
 					case format.ndjson:
 						_ = writeJSON(a.out, in, false) // checkedWriter remembers
@@ -54,10 +73,14 @@ func newInspect(a *app) *cobra.Command {
 	return c
 }
 
-func inspect(f *trace.File, _ func(done, total int)) ([]*analyze.Inspection, error) {
-	var all []*analyze.Inspection
-	for _, t := range f.Traces {
-		all = append(all, analyze.Inspect(t))
+func inspect(f *trace.File, _ func(done, total int)) (inspected, error) {
+	var in inspected
+	if f.Driver != nil {
+		in.driver = analyze.SummarizeDriver(f.Driver)
+		in.driver.Path = f.Path
 	}
-	return all, nil
+	for _, t := range f.Traces {
+		in.traces = append(in.traces, analyze.Inspect(t))
+	}
+	return in, nil
 }

@@ -38,6 +38,8 @@ var mayImport = map[string][]string{
 	"internal/units": {},
 	// Above the engine: memory passed between processes.
 	"internal/share": {".", "cuda"},
+	// What the audit library says of a program that is traced.
+	"internal/audit": {},
 	// For tests and commands on a GPU: kernels.
 	"internal/gpu": {"cuda", "cuda/nvidia"},
 	// Tests only.

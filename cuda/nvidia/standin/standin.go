@@ -58,12 +58,13 @@ func compile(absent []string) ([]byte, error) {
 		return nil, err
 	}
 	out := filepath.Join(dir, "libcuda.so.1")
-	args := append(strings.Fields(cc)[1:], "-O1", "-Wall", "-Wno-format-zero-length", "-Werror", "-fPIC", "-shared", "-pthread", "-o", out)
+	args := append(strings.Fields(cc)[1:], "-O1", "-Wall", "-Wno-format-zero-length", "-Werror", "-fPIC", "-shared", "-pthread", "-Wl,-Bsymbolic", "-o", out)
 	for i, symbol := range absent {
 		args = append(args, fmt.Sprintf("-D%s=absent_%d", symbol, i))
 	}
 	args = append(args, filepath.Join(dir, "testdata", "libcuda.c"), filepath.Join(dir, "testdata", "work.c"),
-		filepath.Join(dir, "testdata", "share.c"), filepath.Join(dir, "testdata", "memory.c"))
+		filepath.Join(dir, "testdata", "share.c"), filepath.Join(dir, "testdata", "memory.c"),
+		filepath.Join(dir, "testdata", "more.c"))
 	cmd := exec.Command(strings.Fields(cc)[0], args...)
 	if report, err := cmd.CombinedOutput(); err != nil {
 		return nil, fmt.Errorf("the tests of the driver binding need a C compiler (gcc, or the one that CC names): %v: %v\n%s", cmd, err, report)

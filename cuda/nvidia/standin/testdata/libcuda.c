@@ -16,7 +16,7 @@
 //	STANDIN_PEERS      0: no device can use the memory of another
 //
 // A symbol is left out by compiling with -DcuStreamGetId=absent. Streams, events and kernels are in work.c, sharing
-// between processes in share.c, host, managed and pooled memory in memory.c.
+// between processes in share.c, host, managed and pooled memory in memory.c, what only traced programs call in more.c.
 
 #include "standin.h"
 

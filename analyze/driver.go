@@ -1,0 +1,260 @@
+package analyze
+
+import (
+	"cmp"
+	"slices"
+
+	"github.com/cistern-gpu/cistern/trace"
+)
+
+// DriverSummary is what a driver trace comes to.
+type DriverSummary struct {
+	Path      string          `json:"path,omitempty"`
+	Program   []string        `json:"program"`
+	Processes int             `json:"processes"`
+	Calls     []DriverCalls   `json:"calls"`
+	DriverNS  uint64          `json:"driver_ns"`   // in all calls
+	WaitingNS uint64          `json:"may_wait_ns"` // in calls that may wait for the GPU
+	Devices   []DriverDevice  `json:"devices"`
+	HostPeak  uint64          `json:"host_peak_bytes"`
+	Managed   uint64          `json:"managed_peak_bytes"`
+	Kept      []DriverKept    `json:"never_freed"`
+	KeptBytes uint64          `json:"never_freed_bytes"`
+	KeptCount int             `json:"never_freed_count"`
+	End       trace.DriverEnd `json:"end"`
+	Ended     bool            `json:"ended"`
+}
+
+// DriverCalls is the calls of one function.
+type DriverCalls struct {
+	Name   string `json:"name"`
+	Count  uint64 `json:"count"`
+	Failed uint64 `json:"failed"`
+	NS     uint64 `json:"ns"`
+	MaxNS  uint64 `json:"max_ns"`
+	Waits  bool   `json:"may_wait"`
+}
+
+// DriverDevice is the memory of a device, of all processes together.
+type DriverDevice struct {
+	Device int `json:"device"`
+	// Requested is what was asked for and not given back; Held is what the driver took for it, as far as calls tell: pages
+	// of 2 MiB for plain memory, whole handles, and what pools hold.
+	PeakRequested uint64 `json:"peak_requested_bytes"`
+	PeakHeld      uint64 `json:"peak_held_bytes"`
+	PeakNS        uint64 `json:"peak_ns"` // when Held was that, on the trace's clock
+	Now           uint64 `json:"-"`       // held
+	OOMs          uint64 `json:"ooms"`
+	requested     uint64
+	pages         map[page]int
+	plain, mapped uint64
+	pooled        map[uint32]uint64 // by process
+	pools         uint64
+}
+
+type page struct {
+	process uint32
+	number  uint64
+}
+
+// DriverKept is memory that was never given back, of one kind and stack.
+type DriverKept struct {
+	Memory string        `json:"memory"`
+	Device int           `json:"device"`
+	PID    uint32        `json:"pid"`
+	Count  int           `json:"count"`
+	Bytes  uint64        `json:"bytes"`
+	Stack  []trace.Frame `json:"stack"`
+}
+
+// DriverRun makes the summary of a program, call by call.
+type DriverRun struct {
+	tracker *trace.Tracker
+	calls   [trace.NumCallKinds]DriverCalls
+	devices map[int]*DriverDevice
+	other   [trace.NumMemoryKinds]struct{ now, peak uint64 }
+}
+
+// NewDriverRun begins a summary.
+func NewDriverRun() *DriverRun {
+	return &DriverRun{tracker: trace.NewTracker(), devices: map[int]*DriverDevice{}}
+}
+
+const driverPage = 2 << 20 // what the driver gets memory in
+
+// Device is the state of a device now; nil where nothing happened there.
+func (r *DriverRun) Device(i int) *DriverDevice { return r.devices[i] }
+
+// Devices are those that calls were for, in order.
+func (r *DriverRun) Devices() []*DriverDevice {
+	var out []*DriverDevice
+	for _, d := range r.devices {
+		out = append(out, d)
+	}
+	slices.SortFunc(out, func(a, b *DriverDevice) int { return cmp.Compare(a.Device, b.Device) })
+	return out
+}
+
+// Count is how many calls there were.
+func (r *DriverRun) Count() uint64 {
+	var n uint64
+	for i := range r.calls {
+		n += r.calls[i].Count
+	}
+	return n
+}
+
+func (r *DriverRun) device(i int16) *DriverDevice {
+	d := r.devices[int(i)]
+	if d == nil {
+		d = &DriverDevice{Device: int(i), pages: map[page]int{}, pooled: map[uint32]uint64{}}
+		r.devices[int(i)] = d
+	}
+	return d
+}
+
+// Call takes in the next call.
+func (r *DriverRun) Call(c *trace.Call) {
+	s := &r.calls[c.Kind]
+	s.Count++
+	s.NS += c.TookNS
+	s.MaxNS = max(s.MaxNS, c.TookNS)
+	if c.Failed() {
+		s.Failed++
+		if c.Result == 2 && c.Device >= 0 {
+			r.device(c.Device).OOMs++
+		}
+	}
+	r.tracker.Call(c, func(h *trace.Holding) { r.hold(h, true) }, func(h *trace.Holding) { r.hold(h, false) })
+	if c.Pool != 0 && c.Device >= 0 || c.Kind == trace.DevicePrimaryCtxReset || c.Kind == trace.DevicePrimaryCtxRelease {
+		d := r.device(c.Device)
+		now := r.tracker.PoolReserved(c.Process, c.Device)
+		d.pools += now - d.pooled[c.Process]
+		d.pooled[c.Process] = now
+	}
+	if d := r.devices[int(c.Device)]; d != nil {
+		d.Now = d.plain + d.mapped + d.pools
+		d.PeakRequested = max(d.PeakRequested, d.requested)
+		if d.Now > d.PeakHeld {
+			d.PeakHeld, d.PeakNS = d.Now, c.TimeNS+c.TookNS
+		}
+	}
+}
+
+// hold counts memory that was got, or is gone.
+func (r *DriverRun) hold(h *trace.Holding, got bool) {
+	o := &r.other[h.Memory]
+	if got {
+		o.now += h.Size
+		o.peak = max(o.peak, o.now)
+	} else {
+		o.now -= h.Size
+	}
+	if !h.Memory.OnDevice() || h.Device < 0 {
+		return
+	}
+	d := r.device(h.Device)
+	sign := uint64(1)
+	if !got {
+		sign = ^uint64(0)
+	}
+	d.requested += sign * h.Size
+	switch {
+	case h.Memory == trace.PoolMemory: // the pool says what it holds
+	case h.At >= trace.VirtualBase:
+		d.mapped += sign * ((h.Size + driverPage - 1) / driverPage * driverPage)
+	default:
+		r.plain(d, h, got)
+	}
+}
+
+// plain counts the pages of memory from cuMemAlloc. Small allocations share pages, so those at the ends are counted by
+// who lies in them; the pages between are this one's alone.
+func (r *DriverRun) plain(d *DriverDevice, h *trace.Holding, got bool) {
+	if h.Size == 0 {
+		return
+	}
+	first, last := h.At/driverPage, (h.At+h.Size-1)/driverPage
+	ends := []uint64{first}
+	if last > first {
+		ends = append(ends, last)
+		if between := (last - first - 1) * driverPage; got {
+			d.plain += between
+		} else {
+			d.plain -= between
+		}
+	}
+	for _, n := range ends {
+		p := page{h.Process, n}
+		if got {
+			if d.pages[p]++; d.pages[p] == 1 {
+				d.plain += driverPage
+			}
+		} else if d.pages[p]--; d.pages[p] == 0 {
+			delete(d.pages, p)
+			d.plain -= driverPage
+		}
+	}
+}
+
+// most is how many entries of what was never freed are listed.
+const mostKept = 20
+
+// Summary is what came of it so far. frames are those of a stack, pid the process's number by its index.
+func (r *DriverRun) Summary(frames func(stack uint32) []trace.Frame, pid func(process uint32) uint32) *DriverSummary {
+	s := &DriverSummary{Calls: []DriverCalls{}, Devices: []DriverDevice{}, Kept: []DriverKept{},
+		HostPeak: r.other[trace.HostMemory].peak, Managed: r.other[trace.ManagedMemory].peak}
+	for k := range r.calls {
+		c := r.calls[k]
+		if c.Count == 0 {
+			continue
+		}
+		c.Name, c.Waits = trace.CallKind(k).String(), trace.CallKind(k).MayWait()
+		s.Calls = append(s.Calls, c)
+		s.DriverNS += c.NS
+		if c.Waits {
+			s.WaitingNS += c.NS
+		}
+	}
+	slices.SortStableFunc(s.Calls, func(a, b DriverCalls) int { return cmp.Compare(b.NS, a.NS) })
+	for _, d := range r.Devices() {
+		s.Devices = append(s.Devices, *d)
+	}
+	type key struct {
+		process, stack uint32
+		device         int16
+		memory         trace.MemoryKind
+	}
+	kept := map[key]*DriverKept{}
+	var keys []key
+	r.tracker.Held(func(h *trace.Holding) {
+		k := key{h.Process, h.Stack, h.Device, h.Memory}
+		if kept[k] == nil {
+			kept[k] = &DriverKept{Memory: h.Memory.String(), Device: int(h.Device), PID: pid(h.Process), Stack: frames(h.Stack)}
+			keys = append(keys, k)
+		}
+		kept[k].Count++
+		kept[k].Bytes += h.Size
+		s.KeptBytes += h.Size
+		s.KeptCount++
+	})
+	slices.SortFunc(keys, func(a, b key) int {
+		return cmp.Or(cmp.Compare(kept[b].Bytes, kept[a].Bytes), cmp.Compare(a.process, b.process), cmp.Compare(a.stack, b.stack),
+			cmp.Compare(a.memory, b.memory), cmp.Compare(a.device, b.device))
+	})
+	for _, k := range keys[:min(len(keys), mostKept)] {
+		s.Kept = append(s.Kept, *kept[k])
+	}
+	return s
+}
+
+// SummarizeDriver is the summary of a driver trace that was read.
+func SummarizeDriver(d *trace.Driver) *DriverSummary {
+	r := NewDriverRun()
+	for i := range d.Calls {
+		r.Call(&d.Calls[i])
+	}
+	s := r.Summary(d.StackFrames, func(p uint32) uint32 { return d.Processes[p].PID })
+	s.Program, s.Processes, s.End, s.Ended = d.Program, len(d.Processes), d.End, d.Ended
+	return s
+}

@@ -1,0 +1,80 @@
+package analyze
+
+import (
+	"math/rand/v2"
+	"testing"
+
+	"github.com/cistern-gpu/cistern/trace"
+)
+
+func noFrames(uint32) []trace.Frame { return nil }
+func noPID(uint32) uint32           { return 1 }
+
+func driverRun(calls ...trace.Call) *DriverSummary {
+	r := NewDriverRun()
+	for i := range calls {
+		r.Call(&calls[i])
+	}
+	return r.Summary(noFrames, noPID)
+}
+
+// TestDriverHeld: small allocations share pages of 2 MiB, large ones have their own, pools say what they hold.
+func TestDriverHeld(t *testing.T) {
+	const mib = 1 << 20
+	small := func(at uint64) trace.Call {
+		return trace.Call{Kind: trace.MemAlloc, Addr: 2*mib*at + 4096, Size: 60 << 10}
+	}
+	for _, c := range []struct {
+		what            string
+		calls           []trace.Call
+		held, requested uint64
+	}{
+		{"a small one", []trace.Call{small(5)}, 2 * mib, 60 << 10},
+		{"two in a page", []trace.Call{small(5), {Kind: trace.MemAlloc, Addr: 11 * mib, Size: mib}}, 2 * mib, 60<<10 + mib},
+		{"two in two", []trace.Call{small(5), small(6)}, 4 * mib, 120 << 10},
+		{"one over three", []trace.Call{{Kind: trace.MemAlloc, Addr: 3 * mib, Size: 4 * mib}}, 6 * mib, 4 * mib},
+		{"one after the other", []trace.Call{small(5), {Kind: trace.MemFree, Addr: 10*mib + 4096}, small(6)}, 2 * mib, 60 << 10},
+		{"a pool", []trace.Call{{Kind: trace.MemAllocAsync, Addr: 4096, Size: mib, Pool: 7, Extra: 32 * mib}, {Kind: trace.MemFreeAsync, Addr: 4096},
+			{Kind: trace.MemPoolTrimTo, Pool: 7}, {Kind: trace.MemAlloc, Addr: 2 * mib, Size: 30 * mib}}, 32 * mib, 30 * mib},
+		{"a handle, mapped twice", []trace.Call{{Kind: trace.MemCreate, Handle: 1, Size: 4 * mib, Extra: 1}, {Kind: trace.MemMap, Handle: 1, Addr: 8 * mib, Size: 4 * mib},
+			{Kind: trace.MemMap, Handle: 1, Addr: 16 * mib, Size: 4 * mib}}, 4 * mib, 4 * mib},
+		{"none of the host's", []trace.Call{{Kind: trace.MemHostAlloc, Addr: 4096, Size: mib}, {Kind: trace.MemAllocManaged, Addr: 2 * mib, Size: mib}, small(5)}, 2 * mib, 60 << 10},
+	} {
+		s := driverRun(c.calls...)
+		if len(s.Devices) != 1 || s.Devices[0].PeakHeld != c.held || s.Devices[0].PeakRequested != c.requested {
+			t.Errorf("%s: %+v, want %d held and %d requested", c.what, s.Devices, c.held, c.requested)
+		}
+	}
+}
+
+// TestDriverHeldReturns: whatever the order, nothing is held when everything was freed.
+func TestDriverHeldReturns(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 2))
+	run := NewDriverRun()
+	var live []trace.Call
+	at := uint64(1 << 21)
+	for range 5000 {
+		if len(live) > 0 && r.IntN(2) == 0 {
+			i := r.IntN(len(live))
+			free := trace.Call{Kind: trace.MemFree, Addr: live[i].Addr, Process: live[i].Process}
+			run.Call(&free)
+			live[i] = live[len(live)-1]
+			live = live[:len(live)-1]
+			continue
+		}
+		c := trace.Call{Kind: trace.MemAlloc, Addr: at, Size: 1 + r.Uint64N(5<<20), Process: uint32(r.IntN(2))}
+		at += (c.Size + 511) &^ 511
+		live = append(live, c)
+		run.Call(&c)
+	}
+	for i := range live {
+		free := trace.Call{Kind: trace.MemFree, Addr: live[i].Addr, Process: live[i].Process}
+		run.Call(&free)
+	}
+	if d := run.Device(0); d.Now != 0 || len(d.pages) != 0 {
+		t.Errorf("%d bytes are held in %d pages", d.Now, len(d.pages))
+	}
+	if s := run.Summary(noFrames, noPID); s.KeptCount != 0 || s.Devices[0].PeakHeld < s.Devices[0].PeakRequested {
+		t.Errorf("%+v", s)
+	}
+}

@@ -1,0 +1,234 @@
+// The audit library: what the dynamic linker loads into a process because LD_AUDIT names it. It sees the CUDA driver
+// being loaded and has its functions of memory lead to those in calls.c; events.c makes events of the calls and puts
+// them into memory that `cistern trace` reads.
+//
+// How a function is replaced: the linker tells of every object once it is mapped and before anything is bound to it.
+// When that object is libcuda.so.1, the addresses in its table of symbols are changed to ours. So whatever asks the
+// linker for one of them, a PLT, a GOT, dlsym or dlvsym, finds ours, and nothing has to be looked at at every binding of
+// every other object: a program that never loads the driver costs a call of la_objopen per library. The rest, and that
+// is most, comes through the driver's own cuGetProcAddress, whose answers are replaced alike.
+//
+// In here there is no C library, no thread-local storage, no constructor, no memory of the program's heap, and nothing
+// is printed: the library lives in a namespace of its own, where all of these would be second copies, or the program's
+// business. Without the reader's memory nothing is replaced at all.
+
+#define _GNU_SOURCE
+#include <elf.h>
+#include <link.h>
+
+#include "audit.h"
+#include "sys.h"
+
+void open_ring(void); // events.c
+void module(uintptr_t base, uintptr_t from, uintptr_t to, const char *path);
+void has_code(uintptr_t from, uintptr_t to);
+extern struct ring *ring;
+
+HIDDEN struct helpers helpers;
+HIDDEN int (*vdso_clock)(int, void *); // the program's C library's clock_gettime
+
+static struct link_map *driver; // the libcuda whose functions are replaced
+
+// What the dynamic section of an object says, as far as looking up a symbol needs it.
+struct table {
+	uintptr_t base;
+	const char *strings;
+	const Elf64_Sym *symbols;
+	const uint32_t *gnu, *sysv;
+};
+
+static int table_of(const struct link_map *map, struct table *t) {
+	*t = (struct table){.base = map->l_addr};
+	for (const Elf64_Dyn *d = map->l_ld; d != NULL && d->d_tag != DT_NULL; d++) {
+		// The linker has relocated these, unless the section is read-only.
+		uintptr_t p = d->d_un.d_ptr;
+		if (p < map->l_addr)
+			p += map->l_addr;
+		switch (d->d_tag) {
+		case DT_STRTAB: t->strings = (const char *)p; break;
+		case DT_SYMTAB: t->symbols = (const Elf64_Sym *)p; break;
+		case DT_GNU_HASH: t->gnu = (const uint32_t *)p; break;
+		case DT_HASH: t->sysv = (const uint32_t *)p; break;
+		}
+	}
+	return t->strings != NULL && t->symbols != NULL && (t->gnu != NULL || t->sysv != NULL);
+}
+
+static int equal(const char *a, const char *b) {
+	while (*a != 0 && *a == *b)
+		a++, b++;
+	return *a == *b;
+}
+
+static const Elf64_Sym *usable(const struct table *t, uint32_t i, const char *name) {
+	const Elf64_Sym *s = &t->symbols[i];
+	return s->st_value != 0 && s->st_shndx != SHN_UNDEF && ELF64_ST_TYPE(s->st_info) == STT_FUNC && equal(t->strings + s->st_name, name) ? s : NULL;
+}
+
+static const Elf64_Sym *look_up(const struct table *t, const char *name) {
+	if (t->gnu != NULL) {
+		uint32_t h = 5381;
+		for (const char *c = name; *c != 0; c++)
+			h = h * 33 + (unsigned char)*c;
+		uint32_t count = t->gnu[0], first = t->gnu[1];
+		const uint32_t *buckets = t->gnu + 4 + 2 * (size_t)t->gnu[2], *chain = buckets + count;
+		uint32_t i = count == 0 ? 0 : buckets[h % count];
+		for (; i >= first && i != 0; i++) {
+			const Elf64_Sym *s;
+			if ((chain[i - first] | 1) == (h | 1) && (s = usable(t, i, name)) != NULL)
+				return s;
+			if (chain[i - first] & 1)
+				break;
+		}
+		return NULL;
+	}
+	uint32_t h = 0;
+	for (const char *c = name; *c != 0; c++) {
+		h = (h << 4) + (unsigned char)*c;
+		h = (h ^ (h >> 24 & 0xf0)) & 0x0fffffff;
+	}
+	for (uint32_t i = t->sysv[0] == 0 ? 0 : t->sysv[2 + h % t->sysv[0]]; i != 0; i = t->sysv[2 + t->sysv[0] + i]) {
+		const Elf64_Sym *s = usable(t, i, name);
+		if (s != NULL)
+			return s;
+	}
+	return NULL;
+}
+
+static void *address(const struct table *t, const char *name) {
+	const Elf64_Sym *s = look_up(t, name);
+	return s == NULL ? NULL : (void *)(t->base + s->st_value);
+}
+
+// headers are the program headers of an object, which begins with them. A program that was linked to fixed addresses
+// does not begin at l_addr, and has none here.
+static const Elf64_Phdr *headers(const struct link_map *map, int *n) {
+	const Elf64_Ehdr *head = (const Elf64_Ehdr *)map->l_addr;
+	if (map->l_addr == 0 || head->e_ident[0] != 0x7f || head->e_ident[1] != 'E' || head->e_phentsize != sizeof(Elf64_Phdr))
+		return NULL;
+	*n = head->e_phnum;
+	return (const Elf64_Phdr *)(map->l_addr + head->e_phoff);
+}
+
+// protection is that of the segment that holds p, as the file asks for it; 0 where that is not known.
+static int protection(const struct link_map *map, uintptr_t p) {
+	int n = 0;
+	const Elf64_Phdr *h = headers(map, &n);
+	for (int i = 0; h != NULL && i < n; i++) {
+		uintptr_t from = map->l_addr + h[i].p_vaddr;
+		if (h[i].p_type == PT_LOAD && p >= from && p < from + h[i].p_memsz)
+			return (h[i].p_flags & PF_R ? 1 : 0) | (h[i].p_flags & PF_W ? 2 : 0) | (h[i].p_flags & PF_X ? 4 : 0);
+	}
+	return 0;
+}
+
+// replace changes the table of symbols. Pages that are executable stay so throughout: losing that and asking for it back
+// is what some systems refuse, and that must not happen half-way.
+static int replace(const struct link_map *map, const struct table *t) {
+	uintptr_t low = (uintptr_t)-1, high = 0;
+	for (int i = 0; i < entry_count; i++) {
+		const Elf64_Sym *s = look_up(t, entries[i].name);
+		if (s == NULL)
+			continue;
+		low = (uintptr_t)s < low ? (uintptr_t)s : low;
+		high = (uintptr_t)(s + 1) > high ? (uintptr_t)(s + 1) : high;
+		entries[i].real = (void *)(t->base + s->st_value);
+	}
+	if (high == 0)
+		return 0;
+	low &= ~(uintptr_t)4095;
+	high = (high + 4095) & ~(uintptr_t)4095;
+	int prot = protection(map, low);
+	if (prot == 0 || sys3(SYS_mprotect, low, high - low, prot | 2) != 0)
+		return 0;
+	for (int i = 0; i < entry_count; i++) {
+		Elf64_Sym *s = (Elf64_Sym *)look_up(t, entries[i].name);
+		if (s != NULL)
+			s->st_value = (uintptr_t)entries[i].wrapper - t->base;
+	}
+	if (!(prot & 2))
+		sys3(SYS_mprotect, low, high - low, prot);
+	return 1;
+}
+
+// tell puts an object into the ring, so that addresses in stacks get names: where its code is, and from where it counts.
+static void tell(const struct link_map *map) {
+	uintptr_t from = (uintptr_t)-1, to = 0;
+	int n = 0;
+	const Elf64_Phdr *h = headers(map, &n);
+	for (int i = 0; h != NULL && i < n; i++) {
+		if (h[i].p_type != PT_LOAD || !(h[i].p_flags & PF_X))
+			continue;
+		uintptr_t begin = map->l_addr + h[i].p_vaddr;
+		from = begin < from ? begin : from;
+		to = begin + h[i].p_memsz > to ? begin + h[i].p_memsz : to;
+	}
+	if (h == NULL && map->l_addr == 0) // from where such programs are linked to by habit
+		from = 0x400000, to = (uintptr_t)map->l_ld;
+	if (to <= from)
+		return;
+	has_code(from, to);
+	module(map->l_addr, from, to, map->l_name == NULL ? "" : map->l_name);
+}
+
+static void modules(struct link_map *map) {
+	while (map->l_prev != NULL)
+		map = map->l_prev;
+	for (; map != NULL; map = map->l_next)
+		if (map->l_ld != NULL)
+			tell(map);
+}
+
+static void found_driver(struct link_map *map) {
+	struct table t;
+	if (!table_of(map, &t))
+		return;
+	open_ring();
+	if (ring == NULL)
+		return;
+	helpers.ctx_get_device = (int (*)(int *))address(&t, "cuCtxGetDevice");
+	helpers.mem_get_info = (int (*)(size_t *, size_t *))address(&t, "cuMemGetInfo_v2");
+	helpers.device_get_mem_pool = (int (*)(void **, int))address(&t, "cuDeviceGetMemPool");
+	helpers.mem_pool_get_attribute = (int (*)(void *, int, void *))address(&t, "cuMemPoolGetAttribute");
+	helpers.primary_ctx_get_state = (int (*)(int, unsigned *, int *))address(&t, "cuDevicePrimaryCtxGetState");
+	modules(map);
+	if (replace(map, &t))
+		driver = map;
+	else
+		unknown("libcuda.so.1: its table of symbols cannot be changed");
+}
+
+// is reports whether path names a file that begins so.
+static int is(const char *path, const char *begin) {
+	const char *name = path;
+	for (const char *c = path; *c != 0; c++)
+		if (*c == '/')
+			name = c + 1;
+	while (*begin != 0 && *name == *begin)
+		name++, begin++;
+	return *begin == 0;
+}
+
+unsigned la_version(unsigned version) { return version < LAV_CURRENT ? version : LAV_CURRENT; }
+
+unsigned la_objopen(struct link_map *map, Lmid_t namespace, uintptr_t *cookie) {
+	*cookie = (uintptr_t)map;
+	if (map->l_name == NULL)
+		return 0;
+	if (namespace == LM_ID_BASE && vdso_clock == NULL && is(map->l_name, "libc.so.6")) {
+		struct table t;
+		if (table_of(map, &t))
+			vdso_clock = (int (*)(int, void *))address(&t, "clock_gettime");
+	} else if (driver == NULL && is(map->l_name, "libcuda.so")) {
+		found_driver(map);
+	} else if (ring != NULL) {
+		tell(map);
+	}
+	return 0; // nothing needs to be looked at when it is bound
+}
+
+unsigned la_objclose(uintptr_t *cookie) {
+	if (driver != NULL && *cookie == (uintptr_t)driver)
+		driver = NULL;
+	return 0;
+}

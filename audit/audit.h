@@ -1,0 +1,57 @@
+// What the files of the audit library share.
+
+#ifndef CISTERN_AUDIT_H
+#define CISTERN_AUDIT_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "ring.h"
+
+// The calls that are recorded, by the driver's names without version. trace.CallKind numbers them alike.
+enum call {
+	CALL_NONE,
+	MEM_ALLOC, MEM_ALLOC_PITCH, MEM_ALLOC_MANAGED, MEM_ALLOC_HOST, MEM_HOST_ALLOC, MEM_HOST_REGISTER, MEM_HOST_UNREGISTER, MEM_FREE, MEM_FREE_HOST,
+	MEM_ALLOC_ASYNC, MEM_ALLOC_FROM_POOL_ASYNC, MEM_FREE_ASYNC, MEM_POOL_CREATE, MEM_POOL_DESTROY, MEM_POOL_TRIM_TO, MEM_POOL_IMPORT_POINTER,
+	MEM_ADDRESS_RESERVE, MEM_ADDRESS_FREE, MEM_CREATE, MEM_RELEASE, MEM_MAP, MEM_UNMAP, MEM_SET_ACCESS, MEM_RETAIN_ALLOCATION_HANDLE,
+	MEM_EXPORT_TO_SHAREABLE_HANDLE, MEM_IMPORT_FROM_SHAREABLE_HANDLE, IPC_GET_MEM_HANDLE, IPC_OPEN_MEM_HANDLE, IPC_CLOSE_MEM_HANDLE,
+	ARRAY_CREATE, ARRAY_3D_CREATE, ARRAY_DESTROY, MIPMAPPED_ARRAY_CREATE, MIPMAPPED_ARRAY_DESTROY,
+	IMPORT_EXTERNAL_MEMORY, DESTROY_EXTERNAL_MEMORY, DEVICE_PRIMARY_CTX_RESET, DEVICE_PRIMARY_CTX_RELEASE, CTX_DESTROY,
+};
+
+// A function of the driver that is seen: by the name of its symbol, what is called instead, and where the driver's is.
+struct entry {
+	const char *name;
+	void *wrapper;
+	void *real;
+};
+
+extern struct entry entries[];
+extern const int entry_count;
+
+// Functions of the driver that are used and not seen; any may be missing.
+struct helpers {
+	int (*ctx_get_device)(int *device);
+	int (*mem_get_info)(size_t *free, size_t *total);
+	int (*device_get_mem_pool)(void **pool, int device);
+	int (*mem_pool_get_attribute)(void *pool, int attribute, void *value);
+	int (*primary_ctx_get_state)(int device, unsigned *flags, int *active);
+};
+
+extern struct helpers helpers;
+
+// An event on its way: begin before the driver is called, finish after.
+struct event {
+	uint64_t time, addr, size, stream, handle, pool, extra;
+	int device, call;
+	void *caller, *frame;
+};
+
+void begin(struct event *e, int call, void *caller, void *frame);
+void finish(struct event *e, int result);
+void unknown(const char *name); // the driver gave out a function of ours from where it was not looked for
+int current_device(void);
+
+#define HIDDEN __attribute__((visibility("hidden")))
+
+#endif

@@ -1,0 +1,439 @@
+// The functions of the driver that are seen. Each calls the driver's own, with the same arguments, and makes an event of
+// it. The signatures are those of the CUDA Driver API documentation; versions before CUDA 3.2, with 32-bit addresses,
+// are not seen, nor is memory that a graph allocates while it runs.
+
+#include "audit.h"
+
+typedef uint64_t dptr;
+typedef struct { char bytes[64]; } ipc_handle;
+
+struct location { int type, id; };
+struct prop { int type, handles; struct location location; };     // the beginning of CUmemAllocationProp
+struct pool_props { int type, handles; struct location location; }; // and of CUmemPoolProps
+struct access_desc { struct location location; int flags; };
+struct array { size_t width, height; int format; unsigned channels; };
+struct array_3d { size_t width, height, depth; int format; unsigned channels, flags; };
+struct external { int type; union { int fd; struct { void *handle; const void *name; } win32; } handle; unsigned long long size; unsigned flags; };
+
+// Indices of entries, in their order.
+#define ENTRIES(X) \
+	X(cuMemAlloc_v2) X(cuMemAllocPitch_v2) X(cuMemAllocManaged) X(cuMemAllocHost_v2) X(cuMemHostAlloc) \
+	X(cuMemHostRegister_v2) X(cuMemHostRegister) X(cuMemHostUnregister) X(cuMemFree_v2) X(cuMemFreeHost) \
+	X(cuMemAllocAsync) X(cuMemAllocAsync_ptsz) X(cuMemAllocFromPoolAsync) X(cuMemAllocFromPoolAsync_ptsz) \
+	X(cuMemFreeAsync) X(cuMemFreeAsync_ptsz) X(cuMemPoolCreate) X(cuMemPoolDestroy) X(cuMemPoolTrimTo) X(cuMemPoolImportPointer) \
+	X(cuMemAddressReserve) X(cuMemAddressFree) X(cuMemCreate) X(cuMemRelease) X(cuMemMap) X(cuMemUnmap) X(cuMemSetAccess) \
+	X(cuMemRetainAllocationHandle) X(cuMemExportToShareableHandle) X(cuMemImportFromShareableHandle) \
+	X(cuIpcGetMemHandle) X(cuIpcOpenMemHandle_v2) X(cuIpcOpenMemHandle) X(cuIpcCloseMemHandle) \
+	X(cuArrayCreate_v2) X(cuArray3DCreate_v2) X(cuArrayDestroy) X(cuMipmappedArrayCreate) X(cuMipmappedArrayDestroy) \
+	X(cuImportExternalMemory) X(cuDestroyExternalMemory) \
+	X(cuDevicePrimaryCtxReset_v2) X(cuDevicePrimaryCtxReset) X(cuDevicePrimaryCtxRelease_v2) X(cuDevicePrimaryCtxRelease) \
+	X(cuCtxDestroy_v2) X(cuCtxDestroy) X(cuGetProcAddress_v2) X(cuGetProcAddress_v2_ptsz) X(cuGetProcAddress) X(cuGetProcAddress_ptsz)
+
+#define INDEX(name) AT_##name,
+enum { ENTRIES(INDEX) ENTRY_COUNT };
+
+#define REAL(name, ...) (((int (*)(__VA_ARGS__))__atomic_load_n(&entries[AT_##name].real, __ATOMIC_RELAXED)))
+#define BEGIN(call) \
+	struct event e; \
+	begin(&e, call, __builtin_return_address(0), __builtin_frame_address(0));
+
+enum { OUT_OF_MEMORY = 2, AT_DEVICE = 1, RESERVED_MEM_CURRENT = 5 };
+
+// Plain, pitched, managed and host memory.
+
+static int my_cuMemAlloc_v2(dptr *p, size_t size) {
+	BEGIN(MEM_ALLOC)
+	int r = REAL(cuMemAlloc_v2, dptr *, size_t)(p, size);
+	e.size = size;
+	e.addr = r == 0 ? *p : 0;
+	finish(&e, r);
+	return r;
+}
+
+static int my_cuMemAllocPitch_v2(dptr *p, size_t *pitch, size_t width, size_t height, unsigned element) {
+	BEGIN(MEM_ALLOC_PITCH)
+	int r = REAL(cuMemAllocPitch_v2, dptr *, size_t *, size_t, size_t, unsigned)(p, pitch, width, height, element);
+	e.size = r == 0 ? *pitch * height : width * height;
+	e.addr = r == 0 ? *p : 0;
+	finish(&e, r);
+	return r;
+}
+
+static int my_cuMemAllocManaged(dptr *p, size_t size, unsigned flags) {
+	BEGIN(MEM_ALLOC_MANAGED)
+	int r = REAL(cuMemAllocManaged, dptr *, size_t, unsigned)(p, size, flags);
+	e.size = size;
+	e.addr = r == 0 ? *p : 0;
+	finish(&e, r);
+	return r;
+}
+
+static int my_cuMemAllocHost_v2(void **p, size_t size) {
+	BEGIN(MEM_ALLOC_HOST)
+	int r = REAL(cuMemAllocHost_v2, void **, size_t)(p, size);
+	e.size = size;
+	e.addr = r == 0 ? (uintptr_t)*p : 0;
+	finish(&e, r);
+	return r;
+}
+
+static int my_cuMemHostAlloc(void **p, size_t size, unsigned flags) {
+	BEGIN(MEM_HOST_ALLOC)
+	int r = REAL(cuMemHostAlloc, void **, size_t, unsigned)(p, size, flags);
+	e.size = size;
+	e.addr = r == 0 ? (uintptr_t)*p : 0;
+	finish(&e, r);
+	return r;
+}
+
+#define REGISTER(name) \
+	static int my_##name(void *p, size_t size, unsigned flags) { \
+		BEGIN(MEM_HOST_REGISTER) \
+		int r = REAL(name, void *, size_t, unsigned)(p, size, flags); \
+		e.size = size; \
+		e.addr = (uintptr_t)p; \
+		finish(&e, r); \
+		return r; \
+	}
+REGISTER(cuMemHostRegister_v2)
+REGISTER(cuMemHostRegister)
+
+// What takes one address or handle back.
+#define FREE(name, kind, type, field) \
+	static int my_##name(type p) { \
+		BEGIN(kind) \
+		e.field = (uintptr_t)p; \
+		int r = REAL(name, type)(p); \
+		finish(&e, r); \
+		return r; \
+	}
+FREE(cuMemHostUnregister, MEM_HOST_UNREGISTER, void *, addr)
+FREE(cuMemFree_v2, MEM_FREE, dptr, addr)
+FREE(cuMemFreeHost, MEM_FREE_HOST, void *, addr)
+FREE(cuMemPoolDestroy, MEM_POOL_DESTROY, void *, pool)
+FREE(cuMemRelease, MEM_RELEASE, uint64_t, handle)
+FREE(cuIpcCloseMemHandle, IPC_CLOSE_MEM_HANDLE, dptr, addr)
+FREE(cuArrayDestroy, ARRAY_DESTROY, void *, handle)
+FREE(cuMipmappedArrayDestroy, MIPMAPPED_ARRAY_DESTROY, void *, handle)
+FREE(cuDestroyExternalMemory, DESTROY_EXTERNAL_MEMORY, void *, handle)
+
+// Stream-ordered memory. What a pool then holds from the driver is asked for with each allocation, which is when it grows.
+
+static void reserved(struct event *e) {
+	if (e->pool == 0 && helpers.device_get_mem_pool != NULL && (e->device = current_device()) >= 0) {
+		void *pool = NULL;
+		if (helpers.device_get_mem_pool(&pool, e->device) == 0)
+			e->pool = (uintptr_t)pool;
+	}
+	uint64_t held = 0;
+	if (e->pool != 0 && helpers.mem_pool_get_attribute != NULL &&
+	    helpers.mem_pool_get_attribute((void *)(uintptr_t)e->pool, RESERVED_MEM_CURRENT, &held) == 0)
+		e->extra = held;
+}
+
+#define ALLOC_ASYNC(name) \
+	static int my_##name(dptr *p, size_t size, void *stream) { \
+		BEGIN(MEM_ALLOC_ASYNC) \
+		int r = REAL(name, dptr *, size_t, void *)(p, size, stream); \
+		e.size = size; \
+		e.stream = (uintptr_t)stream; \
+		e.addr = r == 0 ? *p : 0; \
+		if (r == 0) \
+			reserved(&e); \
+		finish(&e, r); \
+		return r; \
+	}
+ALLOC_ASYNC(cuMemAllocAsync)
+ALLOC_ASYNC(cuMemAllocAsync_ptsz)
+
+#define ALLOC_FROM_POOL_ASYNC(name) \
+	static int my_##name(dptr *p, size_t size, void *pool, void *stream) { \
+		BEGIN(MEM_ALLOC_FROM_POOL_ASYNC) \
+		int r = REAL(name, dptr *, size_t, void *, void *)(p, size, pool, stream); \
+		e.size = size; \
+		e.stream = (uintptr_t)stream; \
+		e.pool = (uintptr_t)pool; \
+		e.addr = r == 0 ? *p : 0; \
+		if (r == 0) \
+			reserved(&e); \
+		finish(&e, r); \
+		return r; \
+	}
+ALLOC_FROM_POOL_ASYNC(cuMemAllocFromPoolAsync)
+ALLOC_FROM_POOL_ASYNC(cuMemAllocFromPoolAsync_ptsz)
+
+#define FREE_ASYNC(name) \
+	static int my_##name(dptr p, void *stream) { \
+		BEGIN(MEM_FREE_ASYNC) \
+		e.addr = p; \
+		e.stream = (uintptr_t)stream; \
+		int r = REAL(name, dptr, void *)(p, stream); \
+		finish(&e, r); \
+		return r; \
+	}
+FREE_ASYNC(cuMemFreeAsync)
+FREE_ASYNC(cuMemFreeAsync_ptsz)
+
+static int my_cuMemPoolCreate(void **pool, const struct pool_props *props) {
+	BEGIN(MEM_POOL_CREATE)
+	int r = REAL(cuMemPoolCreate, void **, const struct pool_props *)(pool, props);
+	if (r == 0) {
+		e.pool = (uintptr_t)*pool;
+		e.device = props->location.type == AT_DEVICE ? props->location.id : -1;
+	}
+	finish(&e, r);
+	return r;
+}
+
+static int my_cuMemPoolTrimTo(void *pool, size_t keep) {
+	BEGIN(MEM_POOL_TRIM_TO)
+	int r = REAL(cuMemPoolTrimTo, void *, size_t)(pool, keep);
+	e.pool = (uintptr_t)pool;
+	e.size = keep;
+	if (r == 0)
+		reserved(&e);
+	finish(&e, r);
+	return r;
+}
+
+static int my_cuMemPoolImportPointer(dptr *p, void *pool, void *data) {
+	BEGIN(MEM_POOL_IMPORT_POINTER)
+	int r = REAL(cuMemPoolImportPointer, dptr *, void *, void *)(p, pool, data);
+	e.pool = (uintptr_t)pool;
+	e.addr = r == 0 ? *p : 0;
+	finish(&e, r);
+	return r;
+}
+
+// Virtual memory.
+
+static int my_cuMemAddressReserve(dptr *p, size_t size, size_t align, dptr hint, unsigned long long flags) {
+	BEGIN(MEM_ADDRESS_RESERVE)
+	int r = REAL(cuMemAddressReserve, dptr *, size_t, size_t, dptr, unsigned long long)(p, size, align, hint, flags);
+	e.size = size;
+	e.addr = r == 0 ? *p : 0;
+	finish(&e, r);
+	return r;
+}
+
+#define RANGE(name, kind) \
+	static int my_##name(dptr p, size_t size) { \
+		BEGIN(kind) \
+		int r = REAL(name, dptr, size_t)(p, size); \
+		e.addr = p; \
+		e.size = size; \
+		finish(&e, r); \
+		return r; \
+	}
+RANGE(cuMemAddressFree, MEM_ADDRESS_FREE)
+RANGE(cuMemUnmap, MEM_UNMAP)
+
+static int my_cuMemCreate(uint64_t *handle, size_t size, const struct prop *prop, unsigned long long flags) {
+	BEGIN(MEM_CREATE)
+	int r = REAL(cuMemCreate, uint64_t *, size_t, const struct prop *, unsigned long long)(handle, size, prop, flags);
+	e.size = size;
+	e.handle = r == 0 ? *handle : 0;
+	if (prop != NULL) {
+		e.extra = (uint64_t)prop->location.type;
+		e.device = prop->location.type == AT_DEVICE ? prop->location.id : -1;
+	}
+	finish(&e, r);
+	return r;
+}
+
+static int my_cuMemMap(dptr p, size_t size, size_t offset, uint64_t handle, unsigned long long flags) {
+	BEGIN(MEM_MAP)
+	int r = REAL(cuMemMap, dptr, size_t, size_t, uint64_t, unsigned long long)(p, size, offset, handle, flags);
+	e.addr = p;
+	e.size = size;
+	e.handle = handle;
+	finish(&e, r);
+	return r;
+}
+
+static int my_cuMemSetAccess(dptr p, size_t size, const struct access_desc *desc, size_t count) {
+	BEGIN(MEM_SET_ACCESS)
+	int r = REAL(cuMemSetAccess, dptr, size_t, const struct access_desc *, size_t)(p, size, desc, count);
+	e.addr = p;
+	e.size = size;
+	e.extra = count;
+	finish(&e, r);
+	return r;
+}
+
+static int my_cuMemRetainAllocationHandle(uint64_t *handle, void *p) {
+	BEGIN(MEM_RETAIN_ALLOCATION_HANDLE)
+	int r = REAL(cuMemRetainAllocationHandle, uint64_t *, void *)(handle, p);
+	e.addr = (uintptr_t)p;
+	e.handle = r == 0 ? *handle : 0;
+	finish(&e, r);
+	return r;
+}
+
+// Sharing.
+
+static int my_cuMemExportToShareableHandle(void *out, uint64_t handle, int type, unsigned long long flags) {
+	BEGIN(MEM_EXPORT_TO_SHAREABLE_HANDLE)
+	int r = REAL(cuMemExportToShareableHandle, void *, uint64_t, int, unsigned long long)(out, handle, type, flags);
+	e.handle = handle;
+	finish(&e, r);
+	return r;
+}
+
+static int my_cuMemImportFromShareableHandle(uint64_t *handle, void *from, int type) {
+	BEGIN(MEM_IMPORT_FROM_SHAREABLE_HANDLE)
+	int r = REAL(cuMemImportFromShareableHandle, uint64_t *, void *, int)(handle, from, type);
+	e.handle = r == 0 ? *handle : 0;
+	finish(&e, r);
+	return r;
+}
+
+static int my_cuIpcGetMemHandle(ipc_handle *handle, dptr p) {
+	BEGIN(IPC_GET_MEM_HANDLE)
+	int r = REAL(cuIpcGetMemHandle, ipc_handle *, dptr)(handle, p);
+	e.addr = p;
+	finish(&e, r);
+	return r;
+}
+
+#define IPC_OPEN(name) \
+	static int my_##name(dptr *p, ipc_handle handle, unsigned flags) { \
+		BEGIN(IPC_OPEN_MEM_HANDLE) \
+		int r = REAL(name, dptr *, ipc_handle, unsigned)(p, handle, flags); \
+		e.addr = r == 0 ? *p : 0; \
+		finish(&e, r); \
+		return r; \
+	}
+IPC_OPEN(cuIpcOpenMemHandle_v2)
+IPC_OPEN(cuIpcOpenMemHandle)
+
+static int my_cuImportExternalMemory(void **memory, const struct external *desc) {
+	BEGIN(IMPORT_EXTERNAL_MEMORY)
+	int r = REAL(cuImportExternalMemory, void **, const struct external *)(memory, desc);
+	e.handle = r == 0 ? (uintptr_t)*memory : 0;
+	e.size = desc != NULL ? desc->size : 0;
+	finish(&e, r);
+	return r;
+}
+
+// Arrays. Their sizes are those of their elements; what the driver adds for its layout is not known.
+
+static size_t element(int format, unsigned channels) {
+	switch (format) {
+	case 0x01: case 0x08: return channels;     // 8 bits
+	case 0x02: case 0x09: case 0x10: return 2 * (size_t)channels;
+	default: return 4 * (size_t)channels;
+	}
+}
+
+static size_t at_least(size_t n) { return n == 0 ? 1 : n; }
+
+static size_t bytes_3d(const struct array_3d *d) {
+	return d == NULL ? 0 : d->width * at_least(d->height) * at_least(d->depth) * element(d->format, d->channels);
+}
+
+static int my_cuArrayCreate_v2(void **array, const struct array *desc) {
+	BEGIN(ARRAY_CREATE)
+	int r = REAL(cuArrayCreate_v2, void **, const struct array *)(array, desc);
+	e.handle = r == 0 ? (uintptr_t)*array : 0;
+	e.size = desc == NULL ? 0 : desc->width * at_least(desc->height) * element(desc->format, desc->channels);
+	finish(&e, r);
+	return r;
+}
+
+static int my_cuArray3DCreate_v2(void **array, const struct array_3d *desc) {
+	BEGIN(ARRAY_3D_CREATE)
+	int r = REAL(cuArray3DCreate_v2, void **, const struct array_3d *)(array, desc);
+	e.handle = r == 0 ? (uintptr_t)*array : 0;
+	e.size = bytes_3d(desc);
+	finish(&e, r);
+	return r;
+}
+
+static int my_cuMipmappedArrayCreate(void **array, const struct array_3d *desc, unsigned levels) {
+	BEGIN(MIPMAPPED_ARRAY_CREATE)
+	int r = REAL(cuMipmappedArrayCreate, void **, const struct array_3d *, unsigned)(array, desc, levels);
+	e.handle = r == 0 ? (uintptr_t)*array : 0;
+	size_t size = bytes_3d(desc), each = size;
+	for (unsigned i = 1; i < levels && i < 32; i++)
+		size += each >>= desc->depth > 1 ? 3 : desc->height > 1 ? 2 : 1;
+	e.size = size;
+	finish(&e, r);
+	return r;
+}
+
+// Ends of contexts, with which all their memory goes. extra is 1 where the context is gone.
+
+#define PRIMARY(name, kind, always) \
+	static int my_##name(int device) { \
+		BEGIN(kind) \
+		int r = REAL(name, int)(device), active = !(always); \
+		unsigned flags; \
+		e.device = device; \
+		if (r == 0 && active && helpers.primary_ctx_get_state != NULL) \
+			helpers.primary_ctx_get_state(device, &flags, &active); \
+		e.extra = !active; \
+		finish(&e, r); \
+		return r; \
+	}
+PRIMARY(cuDevicePrimaryCtxReset_v2, DEVICE_PRIMARY_CTX_RESET, 1)
+PRIMARY(cuDevicePrimaryCtxReset, DEVICE_PRIMARY_CTX_RESET, 1)
+PRIMARY(cuDevicePrimaryCtxRelease_v2, DEVICE_PRIMARY_CTX_RELEASE, 0)
+PRIMARY(cuDevicePrimaryCtxRelease, DEVICE_PRIMARY_CTX_RELEASE, 0)
+
+// Which memory is a context's is not known where several share a device: the event alone is recorded.
+FREE(cuCtxDestroy_v2, CTX_DESTROY, void *, handle)
+FREE(cuCtxDestroy, CTX_DESTROY, void *, handle)
+
+// The ways to more functions: the driver's answer is looked up among its own, and ours given instead. Nothing is
+// concluded from the name that was asked for, which does not say the version.
+
+static void *instead(void *found, const char *name);
+
+#define PROC_V2(name) \
+	static int my_##name(const char *symbol, void **fn, int version, uint64_t flags, int *status) { \
+		int r = REAL(name, const char *, void **, int, uint64_t, int *)(symbol, fn, version, flags, status); \
+		if (r == 0 && fn != NULL) \
+			*fn = instead(*fn, symbol); \
+		return r; \
+	}
+#define PROC_V1(name) \
+	static int my_##name(const char *symbol, void **fn, int version, uint64_t flags) { \
+		int r = REAL(name, const char *, void **, int, uint64_t)(symbol, fn, version, flags); \
+		if (r == 0 && fn != NULL) \
+			*fn = instead(*fn, symbol); \
+		return r; \
+	}
+PROC_V2(cuGetProcAddress_v2)
+PROC_V2(cuGetProcAddress_v2_ptsz)
+PROC_V1(cuGetProcAddress)
+PROC_V1(cuGetProcAddress_ptsz)
+
+#define ENTRY(name) {#name, (void *)my_##name, NULL},
+HIDDEN struct entry entries[] = {ENTRIES(ENTRY)};
+HIDDEN const int entry_count = ENTRY_COUNT;
+
+// named reports whether name is that of an entry, but for its version.
+static int named(const char *entry, const char *name) {
+	while (*name != 0 && *name == *entry)
+		name++, entry++;
+	return *name == 0 && (*entry == 0 || *entry == '_');
+}
+
+static void *instead(void *found, const char *name) {
+	if (found == NULL)
+		return found;
+	for (int i = 0; i < entry_count; i++) {
+		if (entries[i].real == found)
+			return entries[i].wrapper;
+		if (entries[i].wrapper == found)
+			return found;
+	}
+	for (int i = 0; name != NULL && i < entry_count; i++) {
+		if (named(entries[i].name, name)) {
+			unknown(name);
+			break;
+		}
+	}
+	return found;
+}

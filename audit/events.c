@@ -1,0 +1,354 @@
+// Events: from a call to a slot of the ring.
+
+#include "audit.h"
+#include "sys.h"
+
+HIDDEN struct ring *ring;
+extern int (*vdso_clock)(int, void *);
+
+static uint32_t mask, bits; // of slot numbers
+static uint32_t announced;  // the process that has said its name; another one after a fork
+
+// What the kernel would have to be asked for at every call. The page is emptied in the child of a fork; where that
+// cannot be had there is none.
+static struct { uint32_t pid; } *known;
+// The C library keeps a thread's number where it has for many versions: 1 once that was seen to be so, -1 where it is not.
+static int tid_known;
+
+enum { TID_OFFSET = 720 };
+
+static uint32_t pid_now(void) {
+	if (known == NULL)
+		return (uint32_t)sys0(SYS_getpid);
+	uint32_t pid = __atomic_load_n(&known->pid, __ATOMIC_RELAXED);
+	if (pid == 0) {
+		pid = (uint32_t)sys0(SYS_getpid);
+		__atomic_store_n(&known->pid, pid, __ATOMIC_RELAXED);
+	}
+	return pid;
+}
+
+static uint32_t tid_there(void) {
+	uint32_t tid;
+	__asm__ volatile("movl %%fs:%c1, %0" : "=r"(tid) : "i"(TID_OFFSET));
+	return tid;
+}
+
+static uint32_t tid_now(void) {
+	int known = __atomic_load_n(&tid_known, __ATOMIC_RELAXED);
+	if (known > 0)
+		return tid_there();
+	uint32_t tid = (uint32_t)sys0(SYS_gettid);
+	if (known == 0)
+		__atomic_store_n(&tid_known, tid_there() == tid ? 1 : -1, __ATOMIC_RELAXED);
+	return tid;
+}
+
+// now is the time in a function that the program called. While the linker is at work the program's C library may not be
+// relocated yet: kernel_now is for then.
+static uint64_t kernel_now(void) {
+	struct { long s, ns; } t = {0, 0};
+	sys2(SYS_clock_gettime, 1, &t); // CLOCK_MONOTONIC
+	return (uint64_t)t.s * 1000000000u + (uint64_t)t.ns;
+}
+
+static uint64_t now(void) {
+	struct { long s, ns; } t = {0, 0};
+	if (vdso_clock == NULL || vdso_clock(1, &t) != 0)
+		return kernel_now();
+	return (uint64_t)t.s * 1000000000u + (uint64_t)t.ns;
+}
+
+// The compiler calls these for large structs.
+HIDDEN void *memset(void *p, int c, size_t n) {
+	void *q = p;
+	__asm__ volatile("rep stosb" : "+D"(q), "+c"(n) : "a"(c) : "memory");
+	return p;
+}
+
+HIDDEN void *memcpy(void *restrict to, const void *restrict from, size_t n) {
+	void *t = to;
+	__asm__ volatile("rep movsb" : "+D"(t), "+S"(from), "+c"(n) : : "memory");
+	return to;
+}
+
+static uint64_t checksum(const struct slot *s, uint64_t number) {
+	const uint64_t *w = &s->time;
+	uint64_t h = number * 0x9e3779b97f4a7c15u;
+	for (size_t i = 0; i < (sizeof *s - offsetof(struct slot, time)) / 8; i++)
+		h = (h ^ w[i]) * 0x9e3779b97f4a7c15u, h ^= h >> 29;
+	return h;
+}
+
+// put publishes a copy of s, or counts it as dropped.
+static void put(struct slot *s) {
+	struct ring *r = ring;
+	if (r == NULL || __atomic_load_n(&r->closed, __ATOMIC_RELAXED))
+		return;
+	uint64_t number = __atomic_load_n(&r->head, __ATOMIC_RELAXED);
+	for (;;) {
+		struct slot *at = &r->slot[number & mask];
+		uint64_t turn = number >> bits << 1;
+		int64_t ahead = (int64_t)(__atomic_load_n(&at->turn, __ATOMIC_ACQUIRE) - turn);
+		if (ahead < 0) {
+			__atomic_fetch_add(&r->dropped, 1, __ATOMIC_RELAXED);
+			return;
+		}
+		if (ahead > 0) { // taken by somebody else
+			number = __atomic_load_n(&r->head, __ATOMIC_RELAXED);
+			continue;
+		}
+		if (!__atomic_compare_exchange_n(&r->head, &number, number + 1, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+			continue;
+		s->check = checksum(s, number);
+		uint64_t *to = &at->check, *from = &s->check;
+		for (size_t i = 0; i < (sizeof *s - offsetof(struct slot, check)) / 8; i++)
+			__atomic_store_n(&to[i], from[i], __ATOMIC_RELAXED);
+		if (!__atomic_compare_exchange_n(&at->turn, &turn, turn + 1, 0, __ATOMIC_RELEASE, __ATOMIC_RELAXED))
+			__atomic_fetch_add(&r->dropped, 1, __ATOMIC_RELAXED); // the reader waited for it no longer
+		return;
+	}
+}
+
+// text puts a string into a record: its end, where it is too long, as that names a file best.
+static void text(struct slot *s, const char *string, size_t n) {
+	if (n > RING_PAYLOAD) {
+		string += n - RING_PAYLOAD;
+		n = RING_PAYLOAD;
+	}
+	s->count = (uint16_t)n;
+	memcpy(s->payload, string, n);
+}
+
+static size_t length(const char *s) {
+	size_t n = 0;
+	while (s[n] != 0)
+		n++;
+	return n;
+}
+
+static void fill(struct slot *s, int type) {
+	memset(s, 0, sizeof *s);
+	s->type = (uint8_t)type;
+	s->time = kernel_now();
+	s->pid = (uint32_t)sys0(SYS_getpid);
+	s->tid = (uint32_t)sys0(SYS_gettid);
+	s->device = -1;
+}
+
+// announce says which process this is: one that has just loaded the driver, or the child of a fork, which has its
+// parent's memory and modules.
+static void announce(uint32_t pid, int fresh) {
+	if (__atomic_exchange_n(&announced, pid, __ATOMIC_RELAXED) == pid)
+		return;
+	struct slot s;
+	char path[1024];
+	fill(&s, RECORD_PROCESS);
+	s.flags = (uint32_t)fresh;
+	s.handle = (uint64_t)sys0(SYS_getppid);
+	long n = sys3(SYS_readlink, "/proc/self/exe", path, sizeof path);
+	text(&s, path, n > 0 ? (size_t)n : 0);
+	put(&s);
+}
+
+HIDDEN void module(uintptr_t base, uintptr_t from, uintptr_t to, const char *path) {
+	struct slot s;
+	fill(&s, RECORD_MODULE);
+	s.addr = base;
+	s.handle = from;
+	s.size = to - from;
+	text(&s, path, length(path));
+	put(&s);
+}
+
+HIDDEN void unknown(const char *name) {
+	struct slot s;
+	fill(&s, RECORD_UNKNOWN);
+	text(&s, name, length(name));
+	put(&s);
+}
+
+HIDDEN int current_device(void) {
+	int device = -1;
+	return helpers.ctx_get_device != NULL && helpers.ctx_get_device(&device) == 0 ? device : -1;
+}
+
+HIDDEN void begin(struct event *e, int call, void *caller, void *frame) {
+	memset(e, 0, sizeof *e);
+	e->call = call;
+	e->caller = caller;
+	e->frame = frame;
+	e->device = -2; // not known yet
+	e->time = now();
+}
+
+// Stacks. Few libraries are compiled with frame pointers, and reading their unwinding tables would cost more than most of
+// the calls. So the words of the stack above the caller's frame are looked through, and those are kept that point
+// right behind an instruction that calls: they are the addresses that functions return to, and, now and then, one that
+// an earlier call has left behind. The stack is read by the kernel, which stops where it ends.
+enum { STACK_WORDS = 384, STACK_CANDIDATES = 64, STACK_FRAMES = RING_PAYLOAD / 8 };
+
+struct iovec { void *p; size_t n; };
+
+// read_own reads pieces of this process's memory, and returns how many bytes it got before one that is not there.
+static long read_own(uint32_t pid, void *to, size_t n, const struct iovec *from, int pieces) {
+	struct iovec local = {to, n};
+	long got = sys6(SYS_process_vm_readv, (long)pid, (long)&local, 1, (long)from, pieces, 0);
+	return got > 0 ? got : 0;
+}
+
+// Where modules have their code, by the megabyte: a bit of a hash for each, so that most words are told apart at once.
+static uint64_t code[1024];
+
+static inline uint32_t megabyte(uint64_t p) { return (uint32_t)((p >> 20) * 0x9e3779b97f4a7c15u >> 48); }
+
+HIDDEN void has_code(uintptr_t from, uintptr_t to) {
+	for (uintptr_t p = from >> 20; p <= to >> 20; p++) {
+		uint32_t bit = megabyte(p << 20);
+		__atomic_fetch_or(&code[bit / 64], (uint64_t)1 << bit % 64, __ATOMIC_RELAXED);
+	}
+}
+
+static int in_code(uint64_t p) {
+	uint32_t bit = megabyte(p);
+	return p >= 65536 && p >> 47 == 0 && (__atomic_load_n(&code[bit / 64], __ATOMIC_RELAXED) >> bit % 64 & 1);
+}
+
+// called reports whether the seven bytes before an address end with a call: direct, or through a register or memory.
+static int called(const unsigned char *b) {
+	if (b[2] == 0xe8)
+		return 1;
+	for (int i = 0; i <= 5; i++)
+		if (i != 2 && b[i] == 0xff && (b[i + 1] & 0x38) == 0x10)
+			return 1;
+	return 0;
+}
+
+static int stack(const struct event *e, uint32_t pid, uint64_t *frames) {
+	uint64_t words[STACK_WORDS];
+	struct iovec at[STACK_CANDIDATES];
+	unsigned char before[STACK_CANDIDATES][7];
+	int n = 0, candidates = 0;
+	frames[n++] = (uintptr_t)e->caller;
+	// Behind the wrapper's own frame: its saved frame pointer, and its return address, which is the caller.
+	struct iovec all = {(char *)e->frame + 16, sizeof words};
+	long got = read_own(pid, words, sizeof words, &all, 1) / 8;
+	if (got == 0) { // the stack ends before: what there is of the page
+		all.n = 4096 - ((uintptr_t)all.p & 4095);
+		all.n = all.n < sizeof words ? all.n : sizeof words;
+		got = read_own(pid, words, sizeof words, &all, 1) / 8;
+	}
+	for (long i = 0; i < got && candidates < STACK_CANDIDATES; i++)
+		if (in_code(words[i]))
+			at[candidates++] = (struct iovec){(char *)words[i] - 7, 7};
+	for (int i = 0; i < candidates && n < STACK_FRAMES; i++) {
+		// As many as can be read at once; the one at which that ends is left out.
+		int good = (int)(read_own(pid, before, sizeof before, &at[i], candidates - i) / 7);
+		for (int k = 0; k < good && n < STACK_FRAMES; k++)
+			if (called(before[k]))
+				frames[n++] = (uintptr_t)at[i + k].p + 7;
+		i += good;
+	}
+	return n;
+}
+
+HIDDEN void finish(struct event *e, int result) {
+	uint64_t end = now();
+	struct slot s;
+	memset(&s, 0, sizeof s);
+	s.type = RECORD_CALL;
+	s.call = (uint8_t)e->call;
+	s.pid = pid_now();
+	s.tid = tid_now();
+	s.time = e->time;
+	s.took = end - e->time;
+	s.addr = e->addr;
+	s.size = e->size;
+	s.stream = e->stream;
+	s.handle = e->handle;
+	s.pool = e->pool;
+	s.extra = e->extra;
+	s.result = result;
+	s.device = e->device != -2 ? e->device : current_device();
+	if (result == 2 && e->extra == 0 && helpers.mem_get_info != NULL) {
+		size_t free = 0, total = 0;
+		if (helpers.mem_get_info(&free, &total) == 0)
+			s.extra = free;
+	}
+	if (s.pid != __atomic_load_n(&announced, __ATOMIC_RELAXED))
+		announce(s.pid, 0);
+	if (ring != NULL && ring->flags & RING_STACKS) {
+		s.count = (uint16_t)stack(e, s.pid, s.payload);
+	} else {
+		s.count = 1;
+		s.payload[0] = (uintptr_t)e->caller;
+	}
+	put(&s);
+}
+
+// The ring is a file that the environment names, as it was when the program was started: CISTERN_AUDIT=nonce:path.
+
+static int variable(char *value, size_t size) {
+	static const char key[] = "CISTERN_AUDIT=";
+	long fd = sys3(SYS_openat, -100, "/proc/self/environ", 02000000); // O_CLOEXEC
+	if (fd < 0)
+		return 0;
+	char buffer[2048];
+	size_t at = 0, n = 0; // how much of the key, and of the value, was there
+	int found = 0, elsewhere = 0;
+	long got;
+	while (!found && (got = sys3(SYS_read, fd, buffer, sizeof buffer)) > 0) {
+		for (long i = 0; i < got && !found; i++) {
+			char c = buffer[i];
+			if (c == 0) {
+				found = at == sizeof key - 1;
+				if (!found)
+					at = 0, elsewhere = 0;
+			} else if (at == sizeof key - 1) {
+				if (n + 1 < size)
+					value[n++] = c;
+			} else if (!elsewhere && c == key[at]) {
+				at++;
+			} else {
+				elsewhere = 1, at = 0;
+			}
+		}
+	}
+	sys1(SYS_close, fd);
+	value[n] = 0;
+	return found || at == sizeof key - 1;
+}
+
+HIDDEN void open_ring(void) {
+	char value[512];
+	if (ring != NULL || !variable(value, sizeof value))
+		return;
+	uint64_t nonce = 0;
+	char *path = value;
+	for (; *path != 0 && *path != ':'; path++)
+		nonce = nonce << 4 | (uint64_t)(*path <= '9' ? *path - '0' : *path - 'a' + 10);
+	if (*path++ == 0)
+		return;
+	long fd = sys3(SYS_openat, -100, path, 02 | 02000000 | 04000 | 0400); // O_RDWR, O_CLOEXEC, O_NONBLOCK, O_NOCTTY
+	if (fd < 0)
+		return;
+	// The file may be another one by now, if the reader is gone.
+	uint64_t head[3];
+	long got = sys3(SYS_read, fd, head, sizeof head);
+	uint32_t slots = (uint32_t)head[2];
+	if (got == sizeof head && head[0] == RING_MAGIC && head[1] == nonce && slots > 0 && (slots & (slots - 1)) == 0 && slots <= 1u << 24) {
+		long p = sys6(SYS_mmap, 0, (long)(sizeof(struct ring) + (size_t)slots * sizeof(struct slot)), 3, 1, fd, 0);
+		if (p > 0 || p < -4095) {
+			mask = slots - 1;
+			bits = (uint32_t)__builtin_ctz(slots);
+			ring = (struct ring *)p;
+		}
+	}
+	sys1(SYS_close, fd);
+	if (ring == NULL)
+		return;
+	long page = sys6(SYS_mmap, 0, 4096, 3, 0x22, -1, 0); // private, anonymous
+	if ((page > 0 || page < -4095) && sys3(SYS_madvise, page, 4096, 18) == 0) // MADV_WIPEONFORK
+		__atomic_store_n(&known, (void *)page, __ATOMIC_RELEASE);
+	announce((uint32_t)sys0(SYS_getpid), 1);
+}

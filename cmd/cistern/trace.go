@@ -1,0 +1,237 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/cistern-gpu/cistern/internal/audit"
+	"github.com/cistern-gpu/cistern/report"
+)
+
+func newTrace(a *app) *cobra.Command {
+	var out string
+	var live, stacks bool
+	c := &cobra.Command{
+		Use:   "trace [flags] [-o FILE] -- PROGRAM [ARGUMENT]...",
+		Short: "Record every call by which a program gets memory from the CUDA driver, or gives it back",
+		Long: "Trace runs a program, in whatever language, and records each call of the CUDA driver that allocates or frees: plain,\n" +
+			"managed, page-locked, stream-ordered and virtual memory, what is imported from other processes, and every free; with\n" +
+			"size, address, stream, device, thread, result and the time it took. Children are followed. The dynamic linker loads a\n" +
+			"small library into them that sees the driver (LD_AUDIT): so a statically linked program, and one with the rights of\n" +
+			"its owner, cannot be traced, which is said. Programs that do not use CUDA run as without it.\n\n" +
+			"FILE is a Cistern trace that is readable at any moment up to about the last tenth of a second, whatever is killed;\n" +
+			"cistern replay shows what a caching allocator would have made of it. At the end a table says what was held at most,\n" +
+			"what the calls cost, and what was never freed; it goes to standard error, and the exit code is the program's, or 128\n" +
+			"and the number of the signal that ended it.",
+		Example: "  cistern trace -o run.cistern -- python train.py",
+		Args:    programArgs,
+		RunE: func(c *cobra.Command, args []string) error {
+			t, err := a.newTracing(args, out, stacks)
+			if err != nil {
+				return err
+			}
+			return t.run(live)
+		},
+	}
+	c.Flags().SetInterspersed(false)
+	c.Flags().StringVarP(&out, "output", "o", "", "`file` to write; without it there is only the table")
+	c.Flags().BoolVar(&live, "live", false, "print what is held every second, to standard error")
+	c.Flags().BoolVar(&stacks, "stacks", false, "record native stacks, by looking through the stack for return addresses: some frames may be stale")
+	return c
+}
+
+// auditLibrary finds the library where it is in the source tree, in a wheel and in a bundle.
+func auditLibrary() (string, error) {
+	if named := os.Getenv("CISTERN_AUDIT_LIBRARY"); named != "" {
+		named, err := filepath.Abs(named)
+		if err == nil && !isFile(named) {
+			err = fmt.Errorf("CISTERN_AUDIT_LIBRARY: there is no file %s", named)
+		}
+		return named, err
+	}
+	exe, err := os.Executable()
+	if err != nil {
+		return "", err
+	}
+	if real, err := filepath.EvalSymlinks(exe); err == nil {
+		exe = real
+	}
+	var folders []string
+	for _, up := range []string{"", "..", "../.."} {
+		folder := filepath.Join(filepath.Dir(exe), up, "lib")
+		if file := filepath.Join(folder, audit.Library); isFile(file) {
+			return file, nil
+		}
+		folders = append(folders, folder)
+	}
+	return "", fmt.Errorf("%s is missing: looked in %s; CISTERN_AUDIT_LIBRARY may name it", audit.Library, strings.Join(folders, ", "))
+}
+
+// tracing is one program under trace.
+type tracing struct {
+	a    *app
+	cmd  *exec.Cmd
+	ring *audit.Ring
+	file *os.File // nil where only the table is wanted
+	rec  *recorder
+}
+
+// newTracing prepares everything that can fail before the program starts.
+func (a *app) newTracing(args []string, out string, stacks bool) (*tracing, error) {
+	if runtime.GOOS != "linux" || runtime.GOARCH != "amd64" {
+		return nil, audit.ErrNotLinux
+	}
+	path, err := lookProgram(args[0])
+	if err != nil {
+		return nil, err
+	}
+	library, err := auditLibrary()
+	if err != nil {
+		return nil, err
+	}
+	if strings.ContainsAny(library, ": ") {
+		return nil, fmt.Errorf("%s: the dynamic linker takes no file with a colon or a space in its name", library)
+	}
+	if why := audit.Blind(path); why != "" {
+		fmt.Fprintf(a.err, "cistern: %s\n", oneLine(fmt.Sprintf("%s %s; it runs untraced, programs that it starts are traced", args[0], why)))
+	}
+	t := &tracing{a: a}
+	if t.ring, err = audit.New(audit.Slots, stacks); err != nil {
+		return nil, err
+	}
+	var w io.Writer = io.Discard
+	if out != "" {
+		if t.file, err = createTrace(out); err != nil {
+			t.ring.Close()
+			return nil, err
+		}
+		w = t.file
+	}
+	if t.rec, err = newRecorder(w, args); err != nil {
+		t.close()
+		return nil, cannotWrite(out, err)
+	}
+	env := environment(os.Environ())
+	env.set(audit.Variable, t.ring.Value())
+	if others := env.get("LD_AUDIT"); others != "" {
+		library += ":" + others
+	}
+	env.set("LD_AUDIT", library)
+	t.cmd = &exec.Cmd{Path: path, Args: args, Env: env, Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr}
+	return t, nil
+}
+
+// createTrace opens the file as it will be: what is written is there, whatever happens to this process.
+func createTrace(out string) (*os.File, error) {
+	if out == "-" {
+		return nil, errors.New("-o -: standard output is the program's: name a file")
+	}
+	f, err := os.OpenFile(out, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o644)
+	if err != nil {
+		return nil, cannotWrite(out, err)
+	}
+	return f, nil
+}
+
+func (t *tracing) close() {
+	if t.file != nil {
+		t.file.Close()
+	}
+	t.ring.Close()
+}
+
+const (
+	flushEvery = 100 * time.Millisecond
+	idleLeast  = time.Millisecond
+	idleMost   = 16 * time.Millisecond
+	batch      = 1 << 14 // records between two looks at the clock
+)
+
+// run starts the program, records until it has ended, and says what was seen.
+func (t *tracing) run(live bool) error {
+	defer t.close()
+	restore := t.passSignals()
+	if err := t.cmd.Start(); err != nil {
+		restore()
+		return fmt.Errorf("%s: cannot be started: %w", t.cmd.Args[0], errors.Unwrap(err))
+	}
+	defer restore()
+	ended := make(chan error, 1)
+	go func() { ended <- t.cmd.Wait() }()
+	var failed error // of writing; the program goes on
+	flushed, shown := time.Now(), time.Now()
+	idle := idleLeast
+	timer := time.NewTimer(idle)
+	over := false
+	for !over {
+		n := t.ring.Drain(batch, false, t.rec.record)
+		if n > 0 {
+			idle = idleLeast
+		} else {
+			idle = min(2*idle, idleMost)
+			timer.Reset(idle)
+			select {
+			case <-ended:
+				over = true
+			case <-timer.C:
+			}
+		}
+		if now := time.Now(); now.Sub(flushed) >= flushEvery {
+			flushed = now
+			if err := t.rec.flush(); err != nil && failed == nil {
+				failed = err
+			}
+			if live && now.Sub(shown) >= time.Second {
+				shown = now
+				fmt.Fprintln(t.a.err, "cistern: "+t.rec.state(t.ring))
+			}
+		}
+	}
+	for t.ring.Drain(batch, true, t.rec.record) > 0 {
+	}
+	t.a.status = exitStatus(t.cmd.ProcessState)
+	summary, err := t.rec.end(t.ring, t.a.status)
+	if failed == nil {
+		failed = err
+	}
+	if t.file != nil {
+		summary.Path = t.file.Name()
+	}
+	fmt.Fprintln(t.a.err)
+	report.WriteDriver(t.a.err, summary, report.Style{})
+	if failed == nil && t.file != nil {
+		failed = t.file.Sync()
+	}
+	if failed != nil {
+		return fmt.Errorf("the trace is not whole: %w", failed)
+	}
+	return nil
+}
+
+// lookProgram finds a program as a shell does.
+func lookProgram(name string) (string, error) {
+	path, err := exec.LookPath(name)
+	if errors.Is(err, exec.ErrDot) {
+		err = nil
+	}
+	if err == nil {
+		return path, nil
+	}
+	var e *exec.Error
+	if errors.As(err, &e) {
+		err = e.Err
+	}
+	if isFile(name) && strings.HasSuffix(name, ".py") {
+		return "", fmt.Errorf("%s: cannot be started: it is no program: put python in front", name)
+	}
+	return "", fmt.Errorf("%s: cannot be started: %w", name, err)
+}

@@ -1,0 +1,11 @@
+//go:build !linux
+
+package main
+
+import "os"
+
+func monotonic() int64 { return 0 }
+
+func (t *tracing) passSignals() func() { return func() {} }
+
+func exitStatus(s *os.ProcessState) int { return s.ExitCode() }

@@ -1,0 +1,395 @@
+//go:build linux && amd64
+
+package main
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/cistern-gpu/cistern/analyze"
+	"github.com/cistern-gpu/cistern/cuda/nvidia/standin"
+	"github.com/cistern-gpu/cistern/internal/audit"
+	"github.com/cistern-gpu/cistern/trace"
+)
+
+// traced is what a test traces programs with.
+type traced struct {
+	t       *testing.T
+	dir     string
+	program string // testdata/traced.c
+	standin string
+	library string
+}
+
+func newTraced(t *testing.T) *traced {
+	t.Helper()
+	x := &traced{t: t, dir: t.TempDir(), standin: standin.Build(t)}
+	x.library = filepath.Join(x.dir, audit.Library)
+	if out, err := exec.Command("../../scripts/audit.sh", x.library).CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	x.program = x.compile("traced", "testdata/traced.c", "-ldl", "-pthread")
+	return x
+}
+
+func (x *traced) compile(name, source string, flags ...string) string {
+	x.t.Helper()
+	out := filepath.Join(x.dir, name)
+	args := append([]string{"-O1", "-w", source, "-o", out}, flags...)
+	if text, err := exec.Command("cc", args...).CombinedOutput(); err != nil {
+		x.t.Fatalf("cc %v: %v\n%s", args, err, text)
+	}
+	return out
+}
+
+// command is cistern with these arguments, as a process.
+func (x *traced) command(args ...string) *exec.Cmd {
+	x.t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		x.t.Fatal(err)
+	}
+	cmd := exec.CommandContext(x.t.Context(), self, args...)
+	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "CISTERN_TEST_AS_COMMAND=1", "CISTERN_AUDIT_LIBRARY=" + x.library, "STANDIN=" + x.standin}
+	return cmd
+}
+
+// run traces a program and is what was written, what the command said, and its exit code.
+func (x *traced) run(vars []string, args ...string) (f *trace.Driver, stdout, stderr string, code int) {
+	x.t.Helper()
+	file := filepath.Join(x.dir, "run.cistern")
+	cmd := x.command(append([]string{"trace", "-o", file}, args...)...)
+	cmd.Env = append(cmd.Env, vars...)
+	var o, e strings.Builder
+	cmd.Stdout, cmd.Stderr = &o, &e
+	var exit *exec.ExitError
+	if err := cmd.Run(); err != nil && !errors.As(err, &exit) {
+		x.t.Fatal(err)
+	}
+	return x.read(file), o.String(), e.String(), cmd.ProcessState.ExitCode()
+}
+
+func (x *traced) read(file string) *trace.Driver {
+	x.t.Helper()
+	f, err := trace.ReadFile(file)
+	if err != nil {
+		x.t.Fatal(err)
+	}
+	if f.Driver == nil {
+		x.t.Fatalf("%s is no driver trace", file)
+	}
+	return f.Driver
+}
+
+var logged = regexp.MustCompile(`(?m)^(cuMem\w*|cuIpc\w*)\(.*\) = (\d+)`)
+
+// TestTraceSeesEveryCall: what the driver logs is what the trace has, in its order, however the functions are reached.
+func TestTraceSeesEveryCall(t *testing.T) {
+	x := newTraced(t)
+	rpath := "-Wl,-rpath," + filepath.Dir(x.standin)
+	linked := func(name string, flags ...string) string {
+		return x.compile(name, "testdata/traced.c", append([]string{"-DLINKED", x.standin, rpath, "-pthread"}, flags...)...)
+	}
+	for _, c := range []struct{ program, how string }{
+		{x.program, "dlsym"}, {x.program, "proc"}, {x.program, "proc1"}, {x.program, "ptsz"},
+		{linked("lazy", "-Wl,-z,lazy"), "linked"}, {linked("now", "-Wl,-z,now"), "linked"}, {linked("noplt", "-fno-plt"), "linked"},
+	} {
+		log := filepath.Join(t.TempDir(), "log")
+		d, stdout, stderr, code := x.run([]string{"STANDIN_LOG=" + log}, "--stacks", "--", c.program, c.how, "everything")
+		if code != 0 || stdout != "" || !d.Ended || d.End.Dropped+d.End.Lost != 0 || len(d.End.Unknown) != 0 {
+			t.Errorf("%s %s: code %d, %+v\n%s", filepath.Base(c.program), c.how, code, d.End, stderr)
+		}
+		text, err := os.ReadFile(log)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var want, got []string
+		for _, m := range logged.FindAllStringSubmatch(string(text), -1) {
+			want = append(want, m[1]+" "+m[2])
+		}
+		for i := range d.Calls {
+			q := &d.Calls[i]
+			name := q.Kind.String()
+			switch q.Kind { // what the stand-in makes of some
+			case trace.MemAllocPitch:
+				name = "cuMemAlloc"
+			case trace.MemAllocHost:
+				name = "cuMemHostAlloc"
+			case trace.MemAllocAsync:
+				name = "cuMemAllocFromPoolAsync"
+			}
+			got = append(got, fmt.Sprintf("%s %d", name, q.Result))
+			if q.Thread == 0 || q.TimeNS == 0 || q.TookNS == 0 || q.Device != 0 || d.Processes[q.Process].PID == 0 {
+				t.Errorf("call %d is %+v", i, q)
+			}
+			if frames := d.StackFrames(q.Stack); len(frames) == 0 || frames[0].Func != "everything" || frames[0].File != c.program {
+				t.Errorf("call %d, %s, is by %v", i, q.Kind, frames)
+			} else if !slices.ContainsFunc(frames, func(f trace.Frame) bool { return f.Func == "main" }) {
+				t.Errorf("call %d, %s: main is not on the stack %v", i, q.Kind, frames)
+			}
+		}
+		// The stand-in asks itself for attributes of pools through the audit library, which is no call of the program's.
+		want = slices.DeleteFunc(want, func(s string) bool {
+			return strings.HasPrefix(s, "cuMemPoolGetAttribute") || strings.HasPrefix(s, "cuMemGetInfo")
+		})
+		if len(got) < 30 || !slices.Equal(got, want) {
+			t.Errorf("%s %s: the trace has %d calls, the driver's log %d:\n%v\n%v", filepath.Base(c.program), c.how, len(got), len(want), got, want)
+		}
+		s := analyze.SummarizeDriver(d)
+		if s.KeptBytes != 5<<20 || s.KeptCount != 2 || len(s.Devices) != 1 || s.Devices[0].OOMs != 1 || s.HostPeak != 12288 || s.Managed != 1<<20 {
+			t.Errorf("%s %s: summary %+v", filepath.Base(c.program), c.how, s)
+		}
+		if !strings.Contains(stderr, "never freed: 5.00 MiB in 2 allocations") || !strings.Contains(stderr, "everything (") {
+			t.Errorf("the table is\n%s", stderr)
+		}
+	}
+}
+
+// TestTraceFollows: threads, and the children of fork and exec.
+func TestTraceFollows(t *testing.T) {
+	x := newTraced(t)
+	for what, c := range map[string]struct{ processes, calls, kept int }{
+		"threads": {1, 2 * 8 * 200, 0}, "fork": {4, 1 + 3*2*200, 1}, "exec": {2, 1 + 38, 0},
+	} {
+		d, _, stderr, code := x.run(nil, "--", x.program, "proc", what, "200")
+		s := analyze.SummarizeDriver(d)
+		if code != 0 || d.End.Dropped+d.End.Lost != 0 || len(d.Processes) != c.processes || what != "exec" && (len(d.Calls) != c.calls || s.KeptCount != c.kept) {
+			t.Errorf("%s: code %d, %d processes, %d calls, %d kept, %+v\n%s", what, code, len(d.Processes), len(d.Calls), s.KeptCount, d.End, stderr)
+		}
+		threads := map[uint32]bool{}
+		for i := range d.Calls {
+			threads[d.Calls[i].Thread] = true
+		}
+		if what == "threads" && len(threads) != 8 || what == "fork" && len(threads) != 4 {
+			t.Errorf("%s: %d threads", what, len(threads))
+		}
+		if what == "fork" && d.Processes[1].Parent != d.Processes[0].PID {
+			t.Errorf("processes %+v", d.Processes)
+		}
+		if what == "exec" && !slices.ContainsFunc(d.Calls, func(q trace.Call) bool { return q.Process == 1 && q.Kind == trace.MemMap }) {
+			t.Errorf("exec: nothing of the second program: %+v", d.Processes)
+		}
+	}
+}
+
+// TestTraceDirect: the driver's own way of doing it, replayed, holds at most what the trace says.
+func TestTraceDirect(t *testing.T) {
+	x := newTraced(t)
+	d, _, stderr, _ := x.run(nil, "--", x.program, "dlsym", "everything")
+	file := filepath.Join(x.dir, "run.cistern")
+	out, err := x.command("replay", "--json", "--policy", "direct", "--policy", "torch", "--policy", "cistern", file).Output()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, stderr)
+	}
+	m := regexp.MustCompile(`"policy": "direct"(?s:.*?)"peak_live_bytes": (\d+),\s*"peak_reserved_bytes": (\d+)`).FindSubmatch(out)
+	if m == nil {
+		t.Fatalf("%s", out)
+	}
+	dev := analyze.SummarizeDriver(d).Devices[0]
+	if live, _ := strconv.ParseUint(string(m[1]), 10, 64); live != dev.PeakRequested {
+		t.Errorf("replay has %d live bytes at the peak, the trace %d requested", live, dev.PeakRequested)
+	}
+	// Pools hold 32 MiB at a time, and the stand-in's addresses begin anywhere in a page: replay knows neither.
+	if reserved, _ := strconv.ParseUint(string(m[2]), 10, 64); reserved < dev.PeakRequested || reserved > dev.PeakHeld {
+		t.Errorf("direct reserves %d bytes; the trace has %d requested and %d held", reserved, dev.PeakRequested, dev.PeakHeld)
+	}
+	for _, args := range [][]string{{"inspect", file}, {"convert", file, "-o", filepath.Join(x.dir, "c.cistern")}, {"convert", file, "-o", filepath.Join(x.dir, "c.pickle")}} {
+		if out, err := x.command(args...).CombinedOutput(); err != nil || args[0] == "inspect" && !strings.Contains(string(out), "never freed: 5.00 MiB") {
+			t.Errorf("%v: %v\n%s", args, err, out)
+		}
+	}
+	if again := x.read(filepath.Join(x.dir, "c.cistern")); len(again.Calls) != len(d.Calls) {
+		t.Errorf("%d calls after converting, %d before", len(again.Calls), len(d.Calls))
+	}
+}
+
+// TestTraceEnds: the exit status is the program's, and signals reach it.
+func TestTraceEnds(t *testing.T) {
+	x := newTraced(t)
+	for _, c := range []struct {
+		args []string
+		code int
+	}{{[]string{"exit", "7"}, 7}, {[]string{"signal", "9"}, 137}, {[]string{"signal", "11"}, 139}, {[]string{"signal", "15"}, 143}} {
+		d, _, _, code := x.run(nil, append([]string{"--", x.program, "dlsym"}, c.args...)...)
+		if code != c.code || d.End.Status != c.code || len(d.Calls) != 1 {
+			t.Errorf("%v: code %d, want %d; %+v", c.args, code, c.code, d.End)
+		}
+	}
+	cmd := x.command("trace", "--", x.program, "dlsym", "forever")
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := bufio.NewReader(out).ReadString('\n'); err != nil {
+		t.Error(err)
+	}
+	_ = cmd.Process.Signal(syscall.SIGTERM)
+	_ = cmd.Wait()
+	if code := cmd.ProcessState.ExitCode(); code != 143 {
+		t.Errorf("code %d after SIGTERM, want 143", code)
+	}
+	for _, c := range []struct{ args, want string }{
+		{"trace -- no-such-program", "cannot be started"}, {"trace -o /no/folder/x -- true", "cannot be written"},
+		{"trace -o - -- true", "standard output is the program's"}, {"trace", "no program named"},
+	} {
+		out, err := x.command(strings.Fields(c.args)...).CombinedOutput()
+		if err == nil || !strings.Contains(string(out), c.want) || strings.Count(string(out), "\n") != 1 {
+			t.Errorf("%s: %v, %q", c.args, err, out)
+		}
+	}
+}
+
+// TestTraceKilled kills the program, and in half of the cases the tracer, at any moment: the file is readable.
+func TestTraceKilled(t *testing.T) {
+	x := newTraced(t)
+	times := 100
+	if testing.Short() {
+		times = 20
+	}
+	r := rand.New(rand.NewPCG(uint64(time.Now().UnixNano()), 0))
+	for i := range times {
+		file := filepath.Join(x.dir, "killed.cistern")
+		cmd := x.command("trace", "-o", file, "--", x.program, "proc", "forever")
+		out, err := cmd.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := bufio.NewReader(out).ReadString('\n'); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Duration(r.IntN(30)) * time.Millisecond)
+		program := x.child(cmd.Process.Pid)
+		if i%2 == 1 {
+			time.Sleep(150 * time.Millisecond) // by when something was written
+			_ = cmd.Process.Kill()
+			_ = cmd.Wait()
+			_ = syscall.Kill(program, syscall.SIGKILL)
+		} else {
+			_ = syscall.Kill(program, syscall.SIGKILL)
+			_ = cmd.Wait()
+		}
+		d := x.read(file)
+		if tracer := i%2 == 1; d.Ended == tracer || !tracer && (len(d.Calls) == 0 || cmd.ProcessState.ExitCode() != 137) {
+			t.Fatalf("time %d: %d calls, ended %v, code %d", i, len(d.Calls), d.Ended, cmd.ProcessState.ExitCode())
+		}
+	}
+}
+
+// child is the process that a tracer started.
+func (x *traced) child(pid int) int {
+	x.t.Helper()
+	tasks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
+	for _, f := range tasks {
+		text, _ := os.ReadFile(f)
+		if n, err := strconv.Atoi(strings.TrimSpace(string(text))); err == nil {
+			return n
+		}
+	}
+	x.t.Fatalf("process %d has no child", pid)
+	return 0
+}
+
+// TestTraceWithoutCUDA: programs that do not use CUDA, or cannot be seen, run as they do without.
+func TestTraceWithoutCUDA(t *testing.T) {
+	x := newTraced(t)
+	static := x.compile("static", "testdata/traced.c", "-DLINKED", "-Wl,--unresolved-symbols=ignore-all", "-static", "-pthread")
+	programs := map[string][]string{
+		"bash":         {"bash", "-c", "echo $0 $((6*7)); exit 3"},
+		"a C program":  {x.program, "", "nothing"},
+		"Go":           {"go", "version"}, // as it is distributed, which may be static
+		"static":       {static, "", "nothing"},
+		"only loading": {x.program, "dlsym", "load"},
+	}
+	if _, err := exec.LookPath("python3"); err == nil {
+		programs["python"] = []string{"python3", "-c", "import os, ctypes, json; print(len(os.listdir('/proc/self/task')))"}
+	}
+	for name, args := range programs {
+		if _, err := exec.LookPath(args[0]); err != nil {
+			t.Logf("%s: %v", name, err)
+			continue
+		}
+		plain := exec.Command(args[0], args[1:]...)
+		plain.Env = append(os.Environ(), "STANDIN="+x.standin)
+		want, _ := plain.Output()
+		cmd := x.command(append([]string{"trace", "--"}, args...)...)
+		cmd.Env = append(cmd.Env, "HOME="+os.Getenv("HOME"))
+		var errs strings.Builder
+		cmd.Stderr = &errs
+		got, _ := cmd.Output()
+		if string(got) != string(want) || cmd.ProcessState.ExitCode() != plain.ProcessState.ExitCode() ||
+			!strings.Contains(errs.String(), "no call of the driver allocated or freed memory") {
+			t.Errorf("%s: code %d, %q, want %q\n%s", name, cmd.ProcessState.ExitCode(), got, want, &errs)
+		}
+		if name != "Go" && name == "static" != strings.Contains(errs.String(), "is statically linked") {
+			t.Errorf("%s: %s", name, &errs)
+		}
+	}
+}
+
+// TestTraceCost: what a program without CUDA pays to start, and what a call costs. A machine that does other work as
+// well makes both longer, so of many runs the shortest count, and the limits are far from what is usual: 0.05 ms, and
+// half a microsecond.
+func TestTraceCost(t *testing.T) {
+	x := newTraced(t)
+	start := func(vars ...string) time.Duration {
+		cmd := exec.Command(x.program, "", "nothing")
+		cmd.Env = vars
+		if err := cmd.Run(); err != nil {
+			t.Fatal(err)
+		}
+		return cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()
+	}
+	plain, audited := time.Hour, time.Hour
+	for range 100 {
+		plain = min(plain, start())
+		audited = min(audited, start("LD_AUDIT="+x.library, audit.Variable+"=0:/nowhere"))
+	}
+	if audited-plain > time.Millisecond {
+		t.Errorf("a program without CUDA takes %v, audited %v", plain, audited)
+	}
+	call := func(args ...string) float64 {
+		best := 1e9
+		for range 5 {
+			var cmd *exec.Cmd
+			if len(args) == 0 {
+				cmd = exec.Command(x.program, "dlsym", "time", "20000")
+				cmd.Env = []string{"STANDIN=" + x.standin}
+			} else {
+				cmd = x.command(append(args, "--", x.program, "dlsym", "time", "20000")...)
+			}
+			out, err := cmd.Output()
+			if err != nil {
+				t.Fatal(err)
+			}
+			ns, err := strconv.ParseFloat(strings.TrimSpace(string(out)), 64)
+			if err != nil {
+				t.Fatal(err)
+			}
+			best = min(best, ns)
+		}
+		return best
+	}
+	alone, with, stacks := call(), call("trace"), call("trace", "--stacks")
+	t.Logf("starting: %v, audited %v; a call: %.0f ns, traced %.0f ns, with stacks %.0f ns", plain, audited, alone, with, stacks)
+	if with-alone > 5000 {
+		t.Errorf("a call takes %.0f ns, traced %.0f", alone, with)
+	}
+}

@@ -1,0 +1,72 @@
+package audit
+
+import (
+	"bytes"
+	"debug/elf"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+)
+
+// Blind says why the dynamic linker would not have a program audited, and "" when it would: what is no program, or is
+// made for another machine, is for the kernel to refuse. A script is what interprets it.
+func Blind(file string) string {
+	for range 4 {
+		f, err := os.Open(file)
+		if err != nil {
+			return ""
+		}
+		defer f.Close()
+		if st, err := f.Stat(); err == nil && st.Mode()&(os.ModeSetuid|os.ModeSetgid) != 0 {
+			return "runs with the rights of its owner (setuid or setgid): the dynamic linker ignores what its environment asks for"
+		}
+		line := make([]byte, 256)
+		n, _ := io.ReadFull(f, line)
+		line = line[:n]
+		if script, ok := bytes.CutPrefix(line, []byte("#!")); ok {
+			line, _, _ := bytes.Cut(script, []byte("\n"))
+			words := strings.Fields(string(line))
+			if len(words) == 0 {
+				return ""
+			}
+			file = words[0]
+			if filepath.Base(file) == "env" {
+				for _, w := range words[1:] {
+					if strings.HasPrefix(w, "-") || strings.Contains(w, "=") {
+						continue
+					}
+					if p, err := exec.LookPath(w); err == nil {
+						file = p
+					}
+					break
+				}
+			}
+			continue
+		}
+		return blindELF(f)
+	}
+	return ""
+}
+
+func blindELF(r io.ReaderAt) string {
+	f, err := elf.NewFile(r)
+	if err != nil {
+		return ""
+	}
+	if f.Machine != elf.EM_X86_64 {
+		return "is a program for " + strings.TrimPrefix(f.Machine.String(), "EM_") + ": the audit library is for x86-64"
+	}
+	for _, p := range f.Progs {
+		if p.Type != elf.PT_INTERP {
+			continue
+		}
+		name, err := io.ReadAll(io.LimitReader(p.Open(), 256))
+		if err == nil && bytes.Contains(name, []byte("ld-musl")) {
+			return "is linked with musl, whose dynamic linker audits nothing"
+		}
+		return ""
+	}
+	return "is statically linked: no dynamic linker starts it that could see its calls"
+}

@@ -1,0 +1,165 @@
+package audit
+
+import (
+	"crypto/rand"
+	"encoding/binary"
+	"fmt"
+	"os"
+	"runtime"
+	"sync/atomic"
+	"syscall"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// The layout of ring.h.
+const (
+	magic      = 0x3144554154534943
+	slotBytes  = 256
+	headBytes  = 4096
+	slotWords  = slotBytes/8 - 2 // behind turn and check
+	offNonce   = 8
+	offSlots   = 16
+	offFlags   = 20
+	offClosed  = 24
+	offHead    = 64
+	offDropped = 128
+	offTail    = 192
+	flagStacks = 1
+)
+
+// Slots is how many records a ring holds by default: 16 MiB, of which only what is used is there.
+const Slots = 1 << 16
+
+// patience is how long a slot that was taken may stay unpublished: what took it was killed in between, or is stopped.
+const patience = time.Second
+
+// Ring is the reader's end of a ring. It belongs to one goroutine.
+type Ring struct {
+	file  *os.File
+	mem   []byte
+	nonce uint64
+	slots uint64
+	tail  uint64
+	hole  time.Time // since when the slot at tail is taken and not published
+	lost  uint64    // slots that were never published, or written over
+}
+
+// New makes a ring of that many slots, a power of two.
+func New(slots int, stacks bool) (*Ring, error) {
+	if runtime.GOARCH != "amd64" {
+		return nil, ErrNotLinux
+	}
+	if slots <= 0 || slots&(slots-1) != 0 {
+		return nil, fmt.Errorf("a ring of %d slots: want a power of two", slots)
+	}
+	fd, err := unix.MemfdCreate("cistern-audit", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	if err != nil {
+		return nil, fmt.Errorf("memory for the events: %w", err)
+	}
+	f := os.NewFile(uintptr(fd), "cistern-audit")
+	size := headBytes + slots*slotBytes
+	if err := f.Truncate(int64(size)); err != nil {
+		f.Close()
+		return nil, fmt.Errorf("memory for the events: %w", err)
+	}
+	// Nobody who has it open can make it smaller, which would kill those who write.
+	if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_SEAL); err != nil {
+		f.Close()
+		return nil, fmt.Errorf("memory for the events: %w", err)
+	}
+	mem, err := unix.Mmap(fd, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		f.Close()
+		return nil, fmt.Errorf("memory for the events: %w", err)
+	}
+	r := &Ring{file: f, mem: mem, slots: uint64(slots)}
+	var nonce [8]byte
+	rand.Read(nonce[:])
+	r.nonce = binary.LittleEndian.Uint64(nonce[:])
+	binary.LittleEndian.PutUint64(mem, magic)
+	binary.LittleEndian.PutUint64(mem[offNonce:], r.nonce)
+	binary.LittleEndian.PutUint32(mem[offSlots:], uint32(slots))
+	if stacks {
+		binary.LittleEndian.PutUint32(mem[offFlags:], flagStacks)
+	}
+	return r, nil
+}
+
+// Value of the environment's variable: processes open the ring through this one's table of files, so that it needs no
+// name and is gone with the last process that uses it.
+func (r *Ring) Value() string {
+	return fmt.Sprintf("%016x:/proc/%d/fd/%d", r.nonce, os.Getpid(), r.file.Fd())
+}
+
+func (r *Ring) word(off uint64) *uint64 { return (*uint64)(unsafe.Pointer(&r.mem[off])) }
+
+// Dropped is how many records found no room.
+func (r *Ring) Dropped() uint64 { return atomic.LoadUint64(r.word(offDropped)) }
+
+// Lost is how many records were begun and never finished, because their process was killed or stopped for long.
+func (r *Ring) Lost() uint64 { return r.lost }
+
+// Close ends the ring: whoever still writes to it stops.
+func (r *Ring) Close() error {
+	atomic.StoreUint64(r.word(offClosed), 1)
+	err := syscall.Munmap(r.mem)
+	if cerr := r.file.Close(); err == nil {
+		err = cerr
+	}
+	return err
+}
+
+// Drain hands up to most records that are there to f, in their order, and returns how many. Where a record was begun and
+// not finished it waits for a second, over as many calls as that takes, or not at all when nobody is left who would.
+func (r *Ring) Drain(most int, last bool, f func(*Record)) int {
+	var rec Record
+	words := (*[slotWords]uint64)(unsafe.Pointer(&rec))
+	n := 0
+	for n < most {
+		off := headBytes + r.tail%r.slots*slotBytes
+		turn := r.word(off)
+		lap := r.tail / r.slots * 2
+		switch atomic.LoadUint64(turn) {
+		case lap + 1:
+			for i := range words {
+				words[i] = atomic.LoadUint64(r.word(off + 16 + uint64(i)*8))
+			}
+			good := checksum(words, r.tail) == atomic.LoadUint64(r.word(off+8))
+			atomic.StoreUint64(turn, lap+2)
+			if good {
+				f(&rec)
+				n++
+			} else {
+				r.lost++
+			}
+		default:
+			if atomic.LoadUint64(r.word(offHead)) == r.tail {
+				return n
+			}
+			if r.hole.IsZero() {
+				r.hole = time.Now()
+			}
+			if !last && time.Since(r.hole) < patience || !atomic.CompareAndSwapUint64(turn, lap, lap+2) {
+				return n
+			}
+			r.lost++
+		}
+		r.hole = time.Time{}
+		r.tail++
+		atomic.StoreUint64(r.word(offTail), r.tail)
+	}
+	return n
+}
+
+func checksum(words *[slotWords]uint64, number uint64) uint64 {
+	const k = 0x9e3779b97f4a7c15
+	h := number * k
+	for _, w := range words {
+		h = (h ^ w) * k
+		h ^= h >> 29
+	}
+	return h
+}

@@ -1,0 +1,200 @@
+//go:build linux && amd64
+
+package audit
+
+import (
+	"encoding/binary"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+	"unsafe"
+)
+
+func newRing(t *testing.T, slots int) *Ring {
+	t.Helper()
+	r, err := New(slots, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// take is a producer's first step, publish the rest of its work. The producer in C is tested with the whole program.
+func (r *Ring) take() uint64 { return atomic.AddUint64(r.word(offHead), 1) - 1 }
+
+func (r *Ring) publish(number uint64, rec *Record) bool {
+	off := headBytes + number%r.slots*slotBytes
+	words := (*[slotWords]uint64)(unsafe.Pointer(rec))
+	for i, w := range words {
+		atomic.StoreUint64(r.word(off+16+uint64(i)*8), w)
+	}
+	atomic.StoreUint64(r.word(off+8), checksum(words, number))
+	lap := number / r.slots * 2
+	return atomic.CompareAndSwapUint64(r.word(off), lap, lap+1)
+}
+
+func drained(r *Ring, last bool) string {
+	var got []uint64
+	r.Drain(100, last, func(rec *Record) { got = append(got, rec.Addr) })
+	return fmt.Sprint(got)
+}
+
+func TestRingPassesHoles(t *testing.T) {
+	r := newRing(t, 4)
+	defer r.Close()
+	r.publish(r.take(), &Record{Addr: 1})
+	hole := r.take()
+	r.publish(r.take(), &Record{Addr: 3})
+	if got := drained(r, false); got != "[1]" {
+		t.Errorf("before the hole: %s", got)
+	}
+	if got := drained(r, false); got != "[]" {
+		t.Errorf("the hole was passed at once: %s", got)
+	}
+	r.hole = time.Now().Add(-2 * patience)
+	if got := drained(r, false); got != "[3]" || r.Lost() != 1 {
+		t.Errorf("behind the hole: %s, %d lost", got, r.Lost())
+	}
+	// Whoever took it comes late, writes over what is there by now, and cannot publish.
+	for i := uint64(4); i <= 6; i++ {
+		r.publish(r.take(), &Record{Addr: i})
+	}
+	if r.publish(hole, &Record{Addr: 2}) {
+		t.Error("a slot that was passed was published")
+	}
+	if got := drained(r, false); got != "[4 5]" || r.Lost() != 2 {
+		t.Errorf("after a latecomer: %s, %d lost", got, r.Lost())
+	}
+	r.take()
+	if got := drained(r, true); got != "[]" || r.Lost() != 3 {
+		t.Errorf("at the end: %s, %d lost", got, r.Lost())
+	}
+}
+
+func TestRingRefuses(t *testing.T) {
+	for _, n := range []int{0, 3, -8} {
+		if _, err := New(n, false); err == nil {
+			t.Errorf("%d slots were accepted", n)
+		}
+	}
+}
+
+// TestLayout compiles ring.h and asks where everything is.
+func TestLayout(t *testing.T) {
+	var r Record
+	want := map[string]uintptr{"struct ring, nonce": offNonce, "struct ring, slots": offSlots, "struct ring, flags": offFlags,
+		"struct ring, closed": offClosed, "struct ring, head": offHead, "struct ring, dropped": offDropped, "struct ring, tail": offTail,
+		"struct ring, slot": headBytes, "struct slot, check": 8, "struct slot, time": 16 + unsafe.Offsetof(r.TimeNS),
+		"struct slot, took": 16 + unsafe.Offsetof(r.TookNS), "struct slot, addr": 16 + unsafe.Offsetof(r.Addr),
+		"struct slot, extra": 16 + unsafe.Offsetof(r.Extra), "struct slot, pid": 16 + unsafe.Offsetof(r.PID),
+		"struct slot, tid": 16 + unsafe.Offsetof(r.TID), "struct slot, device": 16 + unsafe.Offsetof(r.Device),
+		"struct slot, result": 16 + unsafe.Offsetof(r.Result), "struct slot, type": 16 + unsafe.Offsetof(r.Type),
+		"struct slot, call": 16 + unsafe.Offsetof(r.Call), "struct slot, count": 16 + unsafe.Offsetof(r.Count),
+		"struct slot, flags": 16 + unsafe.Offsetof(r.Flags), "struct slot, payload": 16 + unsafe.Offsetof(r.payload)}
+	source := "#include <stddef.h>\n#include \"ring.h\"\n"
+	for where, at := range want {
+		source += fmt.Sprintf("_Static_assert(offsetof(%s) == %d, \"%s\");\n", where, at, where)
+	}
+	source += fmt.Sprintf("_Static_assert(RING_MAGIC == %#xu && RING_PAYLOAD == %d && RING_STACKS == %d, \"constants\");\n", uint64(magic), MaxPayload, flagStacks)
+	source += fmt.Sprintf("_Static_assert(RECORD_CALL == %d && RECORD_PROCESS == %d && RECORD_MODULE == %d && RECORD_UNKNOWN == %d, \"records\");\n",
+		RecordCall, RecordProcess, RecordModule, RecordUnknown)
+	file := filepath.Join(t.TempDir(), "layout.c")
+	if err := os.WriteFile(file, []byte(source), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.Command("cc", "-fsyntax-only", "-I../../audit", file).CombinedOutput(); err != nil {
+		t.Errorf("%v\n%s", err, out)
+	}
+	if unsafe.Sizeof(r) != slotWords*8 {
+		t.Errorf("a record has %d bytes, want %d", unsafe.Sizeof(r), slotWords*8)
+	}
+}
+
+func TestText(t *testing.T) {
+	var r Record
+	copy((*[MaxPayload]byte)(unsafe.Pointer(&r.payload))[:], "a file")
+	r.Count = 6
+	if got := r.Text(); got != "a file" {
+		t.Errorf("text is %q", got)
+	}
+	if r.Count = 65535; len(r.Text()) != MaxPayload || len(r.Frames()) != MaxPayload/8 {
+		t.Error("a count beyond the payload was believed")
+	}
+}
+
+// TestOverflow has a program make more calls than there is room for, with nobody reading.
+func TestOverflow(t *testing.T) {
+	program, env := build(t)
+	r := newRing(t, 64)
+	defer r.Close()
+	cmd := exec.Command(program, "dlsym", "many", "500")
+	cmd.Env = append(env, "LD_AUDIT="+library(t), Variable+"="+r.Value())
+	if out, err := cmd.CombinedOutput(); err != nil || len(out) > 0 {
+		t.Fatalf("%v: %s", err, out)
+	}
+	n := r.Drain(1<<20, true, func(*Record) {})
+	head := binary.LittleEndian.Uint64(r.mem[offHead:])
+	if n != 64 || head != 64 || r.Dropped() < 1000-64 || r.Lost() != 0 {
+		t.Errorf("%d read, %d taken, %d dropped, %d lost", n, head, r.Dropped(), r.Lost())
+	}
+}
+
+// TestWithoutRing: where the ring is not to be had, nothing is replaced and nothing said.
+func TestWithoutRing(t *testing.T) {
+	program, env := build(t)
+	r := newRing(t, 64)
+	defer r.Close()
+	other := fmt.Sprintf("%016x%s", r.nonce+1, r.Value()[16:])
+	for _, value := range []string{"", "x", "0", "12:/nowhere", "12:" + program, "12:/dev/null", other, strings.Repeat("1", 5000)} {
+		cmd := exec.Command(program, "dlsym", "many", "10")
+		cmd.Env = append(env, "LD_AUDIT="+library(t), Variable+"="+value)
+		if out, err := cmd.CombinedOutput(); err != nil || len(out) > 0 {
+			t.Errorf("%.20q: %v: %s", value, err, out)
+		}
+	}
+	if n := r.Drain(10, true, func(*Record) {}); n != 0 {
+		t.Errorf("%d records through another's ring", n)
+	}
+}
+
+func TestBlind(t *testing.T) {
+	dir := t.TempDir()
+	file := func(name, text string) string {
+		p := filepath.Join(dir, name)
+		if err := os.WriteFile(p, []byte(text), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		return p
+	}
+	source := file("s.c", "int main(void) { return 0; }\n")
+	for name, flag := range map[string]string{"static": "-static", "dynamic": "-O1"} {
+		if out, err := exec.Command("cc", flag, source, "-o", filepath.Join(dir, name)).CombinedOutput(); err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+	}
+	setuid := file("setuid", "")
+	if err := os.Chmod(setuid, 0o700|os.ModeSetuid); err != nil {
+		t.Fatal(err)
+	}
+	for program, want := range map[string]string{
+		filepath.Join(dir, "static"):  "statically linked",
+		filepath.Join(dir, "dynamic"): "",
+		setuid:                        "setuid",
+		file("script", "#!"+filepath.Join(dir, "static")+" -x\n"):      "statically linked",
+		file("shell", "#!/bin/sh\n"):                                   "",
+		file("env", "#!/usr/bin/env -S A=1 sh\n"):                      "",
+		file("text", "no program"):                                     "",
+		file("loop", "#!"+filepath.Join(dir, "loop")+"\n"):             "",
+		file("cut", "\x7fELF\x02\x01\x01\x00\x00\x00\x00\x00\x00\x00"): "",
+		filepath.Join(dir, "absent"):                                   "",
+	} {
+		if got := Blind(program); !strings.Contains(got, want) || want == "" && got != "" {
+			t.Errorf("%s: %q, want %q", filepath.Base(program), got, want)
+		}
+	}
+}

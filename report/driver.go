@@ -1,0 +1,96 @@
+package report
+
+import (
+	"fmt"
+	"io"
+	"path"
+	"strings"
+
+	"github.com/cistern-gpu/cistern/analyze"
+	"github.com/cistern-gpu/cistern/internal/units"
+	"github.com/cistern-gpu/cistern/trace"
+)
+
+// WriteDriver writes what a traced program asked of the driver: peaks, calls, time, and what was never given back.
+func WriteDriver(w io.Writer, d *analyze.DriverSummary, s Style) {
+	title := "driver calls of " + clean(strings.Join(d.Program, " "))
+	if d.Path != "" {
+		title = s.paint(clean(d.Path), bold) + ", " + title
+	}
+	fmt.Fprintln(w, title)
+	if len(d.Calls) == 0 {
+		fmt.Fprintln(w, "no call of the driver allocated or freed memory")
+	}
+	for _, v := range d.Devices {
+		fmt.Fprintf(w, "device %d: peak %s held from the driver, %s requested, %s\n", v.Device, units.FormatBytes(v.PeakHeld),
+			units.FormatBytes(v.PeakRequested), plural(int64(v.OOMs), "OOM"))
+	}
+	if d.HostPeak > 0 || d.Managed > 0 {
+		fmt.Fprintf(w, "host: peak %s page-locked; managed: peak %s\n", units.FormatBytes(d.HostPeak), units.FormatBytes(d.Managed))
+	}
+	if len(d.Calls) > 0 {
+		fmt.Fprintf(w, "%s in the driver, %s of it in calls that may wait for the GPU; processes: %d\n", nanoseconds(d.DriverNS),
+			nanoseconds(d.WaitingNS), d.Processes)
+		fmt.Fprintln(w)
+		g := grid{head: []string{"call", "calls", "failed", "time", "each", "longest", "may wait"}, textFrom: 6}
+		for _, c := range d.Calls {
+			waits := ""
+			if c.Waits {
+				waits = "yes"
+			}
+			g.add(c.Name, number(int64(c.Count)), number(int64(c.Failed)), nanoseconds(c.NS), nanoseconds(c.NS/max(1, c.Count)),
+				nanoseconds(c.MaxNS), waits)
+		}
+		g.write(w, s)
+	}
+	if d.KeptCount > 0 {
+		fmt.Fprintln(w)
+		fmt.Fprintf(w, "never freed: %s in %s\n", units.FormatBytes(d.KeptBytes), plural(int64(d.KeptCount), "allocation"))
+		g := grid{head: []string{"by", "bytes", "count", "memory", "process"}, textFrom: 3}
+		for _, k := range d.Kept {
+			memory := k.Memory
+			if k.Device >= 0 {
+				memory += fmt.Sprintf(", device %d", k.Device)
+			}
+			g.add(clean(holder(k.Stack)), units.FormatBytes(k.Bytes), number(int64(k.Count)), memory, fmt.Sprint(k.PID))
+		}
+		g.write(w, s)
+	}
+	var notes []string
+	if d.End.Dropped > 0 {
+		notes = append(notes, fmt.Sprintf("dropped, as they came faster than they could be written: %s; what they got or freed is missing",
+			plural(int64(d.End.Dropped), "call")))
+	}
+	if d.End.Lost > 0 {
+		notes = append(notes, fmt.Sprintf("not recorded whole, as their process was killed or stopped meanwhile: %s",
+			plural(int64(d.End.Lost), "call")))
+	}
+	if len(d.End.Unknown) > 0 {
+		notes = append(notes, "these functions were not seen: "+strings.Join(d.End.Unknown, ", "))
+	}
+	if !d.Ended {
+		notes = append(notes, "the trace was cut off: what came later is not known")
+	}
+	writeNotes(w, notes, s)
+}
+
+// holder names who a stack is: the innermost frames outside the CUDA runtime.
+func holder(stack []trace.Frame) string {
+	for len(stack) > 1 && strings.HasPrefix(path.Base(stack[0].File), "libcuda") {
+		stack = stack[1:]
+	}
+	var names []string
+	for _, f := range stack[:min(3, len(stack))] {
+		name := f.Func
+		if !strings.HasPrefix(name, path.Base(f.File)) {
+			name += " (" + path.Base(f.File) + ")"
+		}
+		names = append(names, name)
+	}
+	if len(names) == 0 {
+		return "unknown"
+	}
+	return strings.Join(names, " < ")
+}
+
+func nanoseconds(ns uint64) string { return microseconds(float64(ns) / 1000) }

@@ -1,0 +1,273 @@
+package trace
+
+// MemoryKind is where memory that a call got is.
+type MemoryKind uint8
+
+const (
+	DeviceMemory  MemoryKind = iota // cuMemAlloc, cuMemAllocPitch, arrays
+	VirtualMemory                   // cuMemCreate on a device
+	PoolMemory                      // stream-ordered
+	ManagedMemory
+	HostMemory     // page-locked by the driver, or created there
+	ImportedMemory // of another process
+	NumMemoryKinds
+)
+
+var memoryNames = [NumMemoryKinds]string{"device", "virtual", "pool", "managed", "host", "imported"}
+
+func (k MemoryKind) String() string { return memoryNames[k] }
+
+// OnDevice reports whether memory of this kind is the process's own on its device.
+func (k MemoryKind) OnDevice() bool { return k <= PoolMemory }
+
+// Holding is memory that a call got and that was not given back yet.
+type Holding struct {
+	Call   // by which it was got
+	Memory MemoryKind
+	At     uint64 // its address; for physical memory, which has none, a number above all addresses
+	key    holdKey
+	refs   int // handles and mappings of physical memory; how often imported memory was opened
+}
+
+// Tracker follows who holds what, call by call in the order in which they were recorded, which is that in which they
+// ended.
+type Tracker struct {
+	held    map[holdKey]*Holding
+	byMap   map[holdKey]*Holding      // virtual memory by the address at which it is mapped
+	pools   map[holdKey]*poolReserved // by handle
+	pooled  map[deviceKey]uint64      // what the pools of a device hold together
+	early   map[holdKey]int           // frees that are still to be seen of memory that was seen allocated again
+	virtual uint64                    // bytes of physical memory that were numbered so far
+}
+
+type holdKey struct {
+	process uint32
+	space   uint8
+	key     uint64
+}
+
+const (
+	spaceAddr   = iota // addresses, of devices and of the host
+	spaceHandle        // of physical memory
+	spaceArray
+	spacePool
+	spaceMoved // of physical memory whose handle was given to other memory
+)
+
+type poolReserved struct {
+	device         int16
+	bytes, current uint64
+}
+
+// VirtualBase is above all addresses: physical memory and arrays stand from there on in the order in which they were got.
+const VirtualBase = 1 << 60
+
+// NewTracker follows a program from its start.
+func NewTracker() *Tracker {
+	return &Tracker{held: map[holdKey]*Holding{}, byMap: map[holdKey]*Holding{}, pools: map[holdKey]*poolReserved{},
+		pooled: map[deviceKey]uint64{}, early: map[holdKey]int{}}
+}
+
+// Held calls f for everything that is held, in no order.
+func (t *Tracker) Held(f func(h *Holding)) {
+	for _, h := range t.held {
+		f(h)
+	}
+}
+
+// PoolReserved is what the pools of a process's device hold, by what they said last.
+func (t *Tracker) PoolReserved(process uint32, device int16) uint64 {
+	return t.pooled[deviceKey{process, device}]
+}
+
+// change has f change a pool, and keeps the sum.
+func (t *Tracker) change(process uint32, p *poolReserved, f func()) {
+	k := deviceKey{process, p.device}
+	before := max(p.bytes, p.current)
+	f()
+	t.pooled[k] += max(p.bytes, p.current) - before
+}
+
+// Call takes in the next call, and tells of what it got and gave back. Both functions are called with a holding that
+// they must not keep.
+func (t *Tracker) Call(c *Call, got, gone func(h *Holding)) {
+	if c.Failed() {
+		return
+	}
+	at := holdKey{c.Process, spaceAddr, c.Addr}
+	add := func(k holdKey, m MemoryKind) *Holding {
+		if old := t.held[k]; old != nil && k.space == spaceHandle {
+			// The old one's handle was released, and its mappings keep it.
+			delete(t.held, k)
+			old.key = holdKey{c.Process, spaceMoved, old.At}
+			t.held[old.key] = old
+		} else if old != nil {
+			// Its free is still to be recorded: another thread was given the address before the free's record was written.
+			t.early[k]++
+			t.drop(old, gone)
+		}
+		h := &Holding{Call: *c, Memory: m, At: k.key, key: k, refs: 1}
+		t.held[k] = h
+		return h
+	}
+	free := func(k holdKey) {
+		if n := t.early[k]; n > 0 {
+			if t.early[k] = n - 1; n == 1 {
+				delete(t.early, k)
+			}
+			return
+		}
+		if h := t.held[k]; h != nil {
+			t.drop(h, gone)
+		}
+	}
+	switch c.Kind {
+	case MemAlloc, MemAllocPitch, MemAllocManaged, MemAllocHost, MemHostAlloc, MemHostRegister, MemAllocAsync,
+		MemAllocFromPoolAsync, MemPoolImportPointer, IpcOpenMemHandle:
+		if c.Addr == 0 {
+			return
+		}
+		m := DeviceMemory
+		switch c.Kind {
+		case MemAllocManaged:
+			m = ManagedMemory
+		case MemAllocHost, MemHostAlloc, MemHostRegister:
+			m = HostMemory
+		case MemAllocAsync, MemAllocFromPoolAsync:
+			m = PoolMemory
+			p := t.pool(c)
+			t.change(c.Process, p, func() { p.current += c.Size })
+		case MemPoolImportPointer, IpcOpenMemHandle:
+			if h := t.held[at]; h != nil && h.Memory == ImportedMemory {
+				h.refs++ // the same address again
+				return
+			}
+			m = ImportedMemory
+		}
+		got(add(at, m))
+	case MemFree, MemFreeHost, MemHostUnregister, MemFreeAsync:
+		free(at)
+	case IpcCloseMemHandle:
+		if h := t.held[at]; h != nil && h.refs > 1 {
+			h.refs--
+			return
+		}
+		free(at)
+	case MemPoolTrimTo:
+		t.pool(c)
+	case MemPoolDestroy:
+		t.endPool(holdKey{c.Process, spacePool, c.Pool})
+	case ArrayCreate, Array3DCreate, MipmappedArrayCreate:
+		t.number(add(holdKey{c.Process, spaceArray, c.Handle}, DeviceMemory), got)
+	case ArrayDestroy, MipmappedArrayDestroy:
+		free(holdKey{c.Process, spaceArray, c.Handle})
+	case MemCreate:
+		m := VirtualMemory
+		if c.Extra != 1 {
+			m = HostMemory
+		}
+		t.number(add(holdKey{c.Process, spaceHandle, c.Handle}, m), got)
+	case MemImportFromShareableHandle:
+		t.number(add(holdKey{c.Process, spaceHandle, c.Handle}, ImportedMemory), got)
+	case MemRetainAllocationHandle:
+		if h := t.held[holdKey{c.Process, spaceHandle, c.Handle}]; h != nil {
+			h.refs++
+		}
+	case MemMap:
+		if h := t.held[holdKey{c.Process, spaceHandle, c.Handle}]; h != nil {
+			h.refs++
+			t.byMap[at] = h
+		}
+	case MemUnmap:
+		t.unmap(c, gone)
+	case MemRelease:
+		if h := t.held[holdKey{c.Process, spaceHandle, c.Handle}]; h != nil {
+			t.release(h, gone)
+		}
+	case DevicePrimaryCtxReset, DevicePrimaryCtxRelease:
+		if c.Extra != 0 {
+			t.reset(c, gone)
+		}
+	}
+}
+
+// pool is what is known of the pool of a call.
+func (t *Tracker) pool(c *Call) *poolReserved {
+	k := holdKey{c.Process, spacePool, c.Pool}
+	p := t.pools[k]
+	if p == nil {
+		p = &poolReserved{device: c.Device}
+		t.pools[k] = p
+	}
+	t.change(c.Process, p, func() { p.bytes = c.Extra })
+	return p
+}
+
+func (t *Tracker) endPool(k holdKey) {
+	if p := t.pools[k]; p != nil {
+		t.change(k.process, p, func() { *p = poolReserved{device: p.device} })
+		delete(t.pools, k)
+	}
+}
+
+// number gives physical memory and arrays a place of their own among the addresses.
+func (t *Tracker) number(h *Holding, got func(*Holding)) {
+	h.At = VirtualBase + t.virtual
+	t.virtual += (h.Size + granularity - 1) / granularity * granularity
+	got(h)
+}
+
+const granularity = 2 << 20
+
+func (t *Tracker) drop(h *Holding, gone func(*Holding)) {
+	if h.Memory == PoolMemory {
+		if p := t.pools[holdKey{h.Process, spacePool, h.Pool}]; p != nil {
+			t.change(h.Process, p, func() { p.current -= min(p.current, h.Size) })
+		}
+	}
+	delete(t.held, h.key)
+	gone(h)
+}
+
+// release takes a handle's or a mapping's hold on physical memory.
+func (t *Tracker) release(h *Holding, gone func(*Holding)) {
+	if h.refs--; h.refs == 0 {
+		t.drop(h, gone)
+	}
+}
+
+// unmap ends the mappings in a range.
+func (t *Tracker) unmap(c *Call, gone func(*Holding)) {
+	end := func(k holdKey, h *Holding) {
+		delete(t.byMap, k)
+		t.release(h, gone)
+	}
+	if c.Size/granularity > uint64(len(t.byMap)) {
+		for k, h := range t.byMap {
+			if k.process == c.Process && k.key-c.Addr < c.Size {
+				end(k, h)
+			}
+		}
+		return
+	}
+	for at := c.Addr; at-c.Addr < c.Size; at += granularity {
+		k := holdKey{c.Process, spaceAddr, at}
+		if h := t.byMap[k]; h != nil {
+			end(k, h)
+		}
+	}
+}
+
+// reset ends everything of a process on a device but physical memory, which is no context's.
+func (t *Tracker) reset(c *Call, gone func(*Holding)) {
+	for _, h := range t.held {
+		if h.Process == c.Process && h.Device == c.Device && h.Memory != VirtualMemory {
+			t.drop(h, gone)
+		}
+	}
+	for k, p := range t.pools {
+		if k.process == c.Process && p.device == c.Device {
+			t.endPool(k)
+		}
+	}
+}
