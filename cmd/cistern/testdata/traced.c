@@ -144,13 +144,17 @@ static __attribute__((noinline)) void everything(void) {
 	cuIpcGetMemHandle(&name, kept);
 }
 
-static void *many(void *count) {
-	current();
-	for (long i = 0; i < (long)(intptr_t)count; i++) {
+static void churn(long n) {
+	for (long i = 0; i < n; i++) {
 		dptr p = 0;
 		if (cuMemAlloc(&p, (size_t)(1 + i % 7) << 12) != 0 || cuMemFree(p) != 0)
 			_exit(7);
 	}
+}
+
+static void *many(void *count) {
+	current();
+	churn((long)(intptr_t)count);
 	return NULL;
 }
 
@@ -204,10 +208,11 @@ int main(int argc, char **argv) {
 		execl(argv[0], argv[0], how, "everything", (char *)NULL);
 		return 6;
 	} else if (strcmp(what, "forever") == 0) {
+		churn(1);
 		printf("ready\n");
 		fflush(stdout);
 		for (;;)
-			many((void *)(intptr_t)1000);
+			churn(1000);
 	} else if (strcmp(what, "exit") == 0) {
 		dptr p;
 		cuMemAlloc(&p, 2 * MiB);
