@@ -39,13 +39,62 @@ type SegmentLife struct {
 	Expandable bool
 }
 
-// DriverCall is an event at which memory was got from the driver or given back.
+// DriverCall is a call of the driver: an event at which memory was got from it or given back, or a call that a driver
+// trace saw.
 type DriverCall struct {
-	Event      int32
-	Kind       event.Kind // SegmentAlloc to SegmentUnmap
+	Event      int32  // state after this event when the call had ended
+	Name       string // the event, as PyTorch calls it, or the driver's function
+	Does       Effect
 	Addr, Size uint64
-	Stream     uint32
-	Stack      uint32
+	TookNS     uint64   // 0: the file does not say
+	Frames     []string // innermost first
+}
+
+// Effect is what a driver call does with memory.
+type Effect int8
+
+const (
+	GivesBack Effect = -1
+	Neither   Effect = 0 // it reserves addresses, sets access, or failed
+	Gets      Effect = 1
+)
+
+// effects are those of the functions that are seen.
+var effects = map[trace.CallKind]Effect{trace.MemAlloc: Gets, trace.MemAllocPitch: Gets, trace.MemAllocManaged: Gets,
+	trace.MemAllocHost: Gets, trace.MemHostAlloc: Gets, trace.MemFree: GivesBack, trace.MemFreeHost: GivesBack,
+	trace.MemAllocAsync: Gets, trace.MemAllocFromPoolAsync: Gets, trace.MemFreeAsync: GivesBack, trace.MemPoolTrimTo: GivesBack,
+	trace.MemCreate: Gets, trace.MemRelease: GivesBack, trace.ArrayCreate: Gets, trace.Array3DCreate: Gets,
+	trace.ArrayDestroy: GivesBack, trace.MipmappedArrayCreate: Gets, trace.MipmappedArrayDestroy: GivesBack}
+
+// Driver puts the calls of a driver trace in the place of those that the events tell: those on the trace's device or on
+// none, of all processes.
+func (l *Lifetimes) Driver(t *trace.Trace, d *trace.Driver) {
+	l.Calls = l.Calls[:0]
+	at := 0
+	names := map[uint32][]string{}
+	for i := range d.Calls {
+		c := &d.Calls[i]
+		if c.Device >= 0 && int(c.Device) != t.Device {
+			continue
+		}
+		end := int64((c.TimeNS + c.TookNS) / 1000)
+		for at < len(t.Events) && t.Events[at].TimeUS <= end {
+			at++
+		}
+		x := DriverCall{Event: int32(at - 1), Name: c.Kind.String(), Does: effects[c.Kind], Addr: c.Addr, Size: c.Size, TookNS: c.TookNS}
+		if c.Failed() {
+			x.Name, x.Does = x.Name+" (failed)", Neither
+		}
+		frames, ok := names[c.Stack]
+		if !ok && int(c.Stack) < len(d.Stacks) {
+			for _, f := range d.StackFrames(c.Stack) {
+				frames = append(frames, FrameName(f))
+			}
+			names[c.Stack] = frames
+		}
+		x.Frames = frames
+		l.Calls = append(l.Calls, x)
+	}
 }
 
 // LifetimesOf walks a trace once.
@@ -84,8 +133,12 @@ func LifetimesOf(t *trace.Trace) *Lifetimes {
 				delete(at, e.Addr)
 			}
 		case event.SegmentAlloc, event.SegmentFree, event.SegmentMap, event.SegmentUnmap:
-			l.Calls = append(l.Calls, DriverCall{Event: int32(i), Kind: e.Kind, Addr: e.Addr, Size: e.Size,
-				Stream: e.Stream, Stack: e.Stack})
+			does := Gets
+			if e.Kind == event.SegmentFree || e.Kind == event.SegmentUnmap {
+				does = GivesBack
+			}
+			l.Calls = append(l.Calls, DriverCall{Event: int32(i), Name: e.Kind.String(), Does: does, Addr: e.Addr, Size: e.Size,
+				Frames: FrameNames(t, e.Stack)})
 			s.apply(i, e)
 			ranges.follow(i, s.segments)
 		}

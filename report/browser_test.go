@@ -70,6 +70,17 @@ func TestPageInBrowser(t *testing.T) {
 		t.Fatal(err)
 	}
 
+	driver := driverFile(t)
+	rep, err := replay.Replay(driver.Traces[0], torch, replay.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	vd, err := NewView(driver.Traces[0], analyze.Inspect(driver.Traces[0]), rep, driver.Driver)
+	if err != nil {
+		t.Fatal(err)
+	}
+	writePageFile(t, filepath.Join(dir, "driver.html"), vd)
+
 	peakLive, peakEvent := large.PeakLive()
 	_, smallPeak := small.PeakLive()
 	expect := map[string]any{
@@ -99,6 +110,8 @@ func TestPageInBrowser(t *testing.T) {
 			"before": d.A.Live, "after": d.B.Live, "hover_us": small.Duration() / 2,
 			"by": map[string]any{"by_stack": changedRows(d.Stack), "by_exact_size": changedRows(d.Exact), "by_pool": changedRows(d.Pool)},
 		},
+		"driver": map[string]any{"page": filepath.Join(dir, "driver.html"), "calls": []any{[]any{"cuMemAlloc", 50_000},
+			[]any{"cuMemAddressReserve", 2000}, []any{"cuMemAlloc (failed)", 1000}, []any{"cuMemFree", 700_000}}},
 		"large": map[string]any{
 			"page": filepath.Join(dir, "large.html"), "ready_ms": 2000, "frame_ms": 500,
 			"peak_live": peakLive, "peak_event": peakEvent,
@@ -327,7 +340,7 @@ func viewOf(t *testing.T, tr *trace.Trace, specs []replay.Spec, opt replay.Optio
 	if err != nil {
 		t.Fatal(err)
 	}
-	v, err := NewView(tr, analyze.Inspect(tr), rep)
+	v, err := NewView(tr, analyze.Inspect(tr), rep, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

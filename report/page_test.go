@@ -95,7 +95,7 @@ func TestViewOfTrace(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, list := range []string{"results", "ooms", "notes", "lines", "frames", "libraries",
-		"frame_libraries", "top_stacks", "stream_names", "pool_names"} {
+		"frame_libraries", "call_kinds", "top_stacks", "stream_names", "pool_names"} {
 		if s := string(back[list]); !strings.HasPrefix(s, "[") {
 			t.Errorf("%s is %s, want a list", list, s)
 		}

@@ -4,7 +4,6 @@ import (
 	"math/bits"
 
 	"github.com/cistern-gpu/cistern/analyze"
-	"github.com/cistern-gpu/cistern/event"
 	"github.com/cistern-gpu/cistern/trace"
 )
 
@@ -66,9 +65,6 @@ func (s *stackTable) frame(f uint32) uint32 {
 	if !ok {
 		id = s.name(analyze.FrameName(s.t.Frames[f]))
 		s.ofFrame[f] = id
-		for len(s.library) < len(s.frames) {
-			s.library = append(s.library, -1)
-		}
 		if name := analyze.LibraryOf(s.t.Frames[f]); name != "" {
 			n, ok := s.libraryIDs[name]
 			if !ok {
@@ -88,6 +84,7 @@ func (s *stackTable) name(frame string) uint32 {
 		id = uint32(len(s.frames))
 		s.frameIDs[frame] = id
 		s.frames = append(s.frames, frame)
+		s.library = append(s.library, -1)
 	}
 	return id
 }
@@ -142,11 +139,11 @@ func (e *encoder) column(n int, value func(i int) uint64) {
 	}
 }
 
-// lifetimes writes what is in l.
-func (e *encoder) lifetimes(l *analyze.Lifetimes, s *stackTable) {
+// lifetimes writes what is in l, and returns the kinds of its driver calls.
+func (e *encoder) lifetimes(l *analyze.Lifetimes, s *stackTable) []callKind {
 	e.blocks(l.Blocks, s)
 	e.segments(l.Segments)
-	e.calls(l.Calls, s)
+	return e.calls(l.Calls, s)
 }
 
 // ends writes from which event to which n things were there: from as differences of from+1, then to-from, 0 for never.
@@ -204,18 +201,33 @@ func (e *encoder) segments(all []analyze.SegmentLife) {
 	})
 }
 
-// calls writes driver calls; their kinds are counted from segment_alloc on, as the page's table of names is.
-func (e *encoder) calls(all []analyze.DriverCall, s *stackTable) {
+// callKind is a function of the driver, or an event that stands for one, as the page's table of names has it.
+type callKind struct {
+	Name string         `json:"name"`
+	Does analyze.Effect `json:"does"`
+}
+
+// calls writes driver calls, and returns the kinds that there are: each call has the number of its own.
+func (e *encoder) calls(all []analyze.DriverCall, s *stackTable) []callKind {
+	kinds := []callKind{}
+	numbers := map[string]int{}
+	for i := range all {
+		if _, ok := numbers[all[i].Name]; !ok {
+			numbers[all[i].Name] = len(kinds)
+			kinds = append(kinds, callKind{all[i].Name, all[i].Does})
+		}
+	}
 	n := len(all)
 	e.uint(uint64(n))
 	last := int32(0)
 	for i := range all {
-		e.uint(uint64(all[i].Event - last))
+		e.int(int64(all[i].Event - last))
 		last = all[i].Event
 	}
-	e.column(n, func(i int) uint64 { return uint64(all[i].Kind - event.SegmentAlloc) })
+	e.column(n, func(i int) uint64 { return uint64(numbers[all[i].Name]) })
 	e.addresses(n, func(i int) uint64 { return all[i].Addr })
 	e.column(n, func(i int) uint64 { return all[i].Size })
-	e.column(n, func(i int) uint64 { return uint64(all[i].Stream) })
-	e.column(n, func(i int) uint64 { return uint64(s.node(all[i].Stack)) })
+	e.column(n, func(i int) uint64 { return all[i].TookNS })
+	e.column(n, func(i int) uint64 { return uint64(s.named(all[i].Frames)) })
+	return kinds
 }

@@ -1,11 +1,13 @@
 package report
 
 import (
+	"bytes"
 	"encoding/json"
 	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/cistern-gpu/cistern/analyze"
@@ -33,7 +35,7 @@ func TestTables(t *testing.T) {
 	}
 	for _, tr := range traces {
 		in := analyze.Inspect(tr)
-		v, err := NewView(tr, in, &replay.Report{})
+		v, err := NewView(tr, in, &replay.Report{}, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -50,7 +52,8 @@ func TestTables(t *testing.T) {
 			moments = append(moments, expectedMoment(tr, analyze.MomentAt(tr, at)))
 		}
 		runTables(t, node, tr.Path, map[string]any{"series": v.series, "curves": len(v.Lines), "frames": v.Frames, "libraries": v.Libraries, "frame_libraries": v.FrameLibraries,
-			"events": len(tr.Events), "moments": moments, "calls": calls, "max_holders": analyze.MaxHolders})
+			"call_kinds": v.CallKinds,
+			"events":     len(tr.Events), "moments": moments, "calls": calls, "max_holders": analyze.MaxHolders})
 	}
 }
 
@@ -120,6 +123,64 @@ func TestTablesOfTwoRuns(t *testing.T) {
 		runTables(t, node, v.Name, map[string]any{"series": v.series, "points": v.Points, "frames": v.Frames, "changes": changes,
 			"peaks": []uint64{d.A.PeakLive, d.B.PeakLive}})
 	}
+}
+
+// driverFile is a driver trace of a few calls of one process.
+func driverFile(t *testing.T) *trace.File {
+	t.Helper()
+	var b bytes.Buffer
+	w, err := trace.NewDriverWriter(&b, 0, []string{"program"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := w.Process(trace.Process{PID: 1})
+	stack := w.Stack([]trace.Frame{{File: "libcudart.so.13", Func: "cudaMalloc"}, {File: "main.c", Func: "main", Line: 3}})
+	for i, c := range []trace.Call{
+		{Kind: trace.MemAlloc, TookNS: 30_000, Addr: 0x7f0000000000, Size: 4 * mib, Stack: stack},
+		{Kind: trace.MemAddressReserve, TookNS: 2000, Addr: 0x7e0000000000, Size: 64 * mib, Device: -1},
+		{Kind: trace.MemAlloc, TookNS: 1000, Size: 900 * mib, Result: 2, Stack: stack},
+		{Kind: trace.MemAlloc, TookNS: 5000, Addr: 0x7c0000000000, Size: 2 * mib, Device: 1},
+		{Kind: trace.MemAlloc, TookNS: 20_000, Addr: 0x7d0000000000, Size: 6 * mib, Stack: stack},
+		{Kind: trace.MemFree, TookNS: 700_000, Addr: 0x7f0000000000, Size: 4 * mib},
+	} {
+		c.Process, c.TimeNS = p, uint64(1+i)*1_000_000
+		w.Call(&c)
+	}
+	if err := w.Close(trace.DriverEnd{}); err != nil {
+		t.Fatal(err)
+	}
+	f, err := trace.Read(&b, "driver")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
+
+// The calls of a driver trace take the place of segment events, with the time that each took.
+func TestTablesOfDriverCalls(t *testing.T) {
+	node := findNode(t)
+	f := driverFile(t)
+	tr := f.Traces[0]
+	l := analyze.LifetimesOf(tr)
+	l.Driver(tr, f.Driver)
+	for i, want := range []int32{0, 0, 1, 2, 4} { // events: alloc, failure, alloc, free requested, free completed
+		if l.Calls[i].Event != want {
+			t.Errorf("call %d, %s, is after event %d, want %d", i, l.Calls[i].Name, l.Calls[i].Event, want)
+		}
+	}
+	if got := strings.Join(l.Calls[0].Frames, ", "); got != "cudaMalloc libcudart.so.13, main main.c:3" {
+		t.Errorf("the first call is by %s", got)
+	}
+	v, err := NewView(tr, analyze.Inspect(tr), &replay.Report{}, f.Driver)
+	if err != nil {
+		t.Fatal(err)
+	}
+	runTables(t, node, "driver calls", map[string]any{"series": v.series, "curves": len(v.Lines), "frames": v.Frames,
+		"libraries": v.Libraries, "frame_libraries": v.FrameLibraries, "call_kinds": v.CallKinds, "events": len(tr.Events),
+		"moments": []any{expectedMoment(tr, analyze.MomentAt(tr, 2))},
+		"calls":   []any{[]any{"cuMemAlloc", 2}, []any{"cuMemAddressReserve", 1}, []any{"cuMemAlloc (failed)", 1}, []any{"cuMemFree", 1}},
+		"timed": []any{[]any{"cuMemAlloc", 1, 10 * mib, 50_000}, []any{"cuMemAddressReserve", 0, 64 * mib, 2000},
+			[]any{"cuMemAlloc (failed)", 0, 900 * mib, 1000}, []any{"cuMemFree", -1, 4 * mib, 700_000}}})
 }
 
 // Of long lists a page has both ends, and says how many of what lies between have changed.

@@ -25,9 +25,10 @@ type View struct {
 	Notes      []string            `json:"notes"`
 	Lines      []line              `json:"lines"` // of the chart, in the order of the curves in series
 
-	StreamNames []string `json:"stream_names"`
-	PoolNames   []string `json:"pool_names"`
-	Frames      []string `json:"frames"`
+	StreamNames []string   `json:"stream_names"`
+	PoolNames   []string   `json:"pool_names"`
+	Frames      []string   `json:"frames"`
+	CallKinds   []callKind `json:"call_kinds"` // of driver calls
 	// Libraries are those whose code is on any stack, FrameLibraries of each frame an index there, -1 where it has no file.
 	Libraries      []string `json:"libraries"`
 	FrameLibraries []int    `json:"frame_libraries"`
@@ -47,7 +48,8 @@ type line struct {
 
 // NewView collects what a page shows of a trace: what it holds, and what the policies made of it. in is
 // analyze.Inspect's; the results of rep have curves where they were run with Samples.
-func NewView(t *trace.Trace, in *analyze.Inspection, rep *replay.Report) (*View, error) {
+// driver is what a driver trace says beside its events; nil elsewhere.
+func NewView(t *trace.Trace, in *analyze.Inspection, rep *replay.Report, driver *trace.Driver) (*View, error) {
 	v := &View{Name: name(t), Inspection: in, Recorded: rep.Recorded, Results: rep.Results, Verify: rep.Verify,
 		Notes: rep.Notes, OOMs: OOMs(t, in.OOMs, rep.Results)}
 	for _, id := range t.Streams {
@@ -81,7 +83,11 @@ func NewView(t *trace.Trace, in *analyze.Inspection, rep *replay.Report) (*View,
 		v.TopStacks = append(v.TopStacks, stacks.node(h.Stack))
 	}
 	var lives encoder
-	lives.lifetimes(analyze.LifetimesOf(t), stacks)
+	all := analyze.LifetimesOf(t)
+	if driver != nil {
+		all.Driver(t, driver)
+	}
+	v.CallKinds = lives.lifetimes(all, stacks)
 	e.stacks(stacks) // which all of the above have filled
 	e.buf = append(e.buf, lives.buf...)
 	v.Frames, v.Libraries, v.FrameLibraries = stacks.frames, stacks.libraries, stacks.library

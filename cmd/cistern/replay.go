@@ -181,7 +181,7 @@ func (j *replayJob) one(f *trace.File, step func(done, total int)) (replayed, er
 		}
 		r.ooms = append(r.ooms, report.OOMs(t, analyze.ExplainRecorded(t), rep.Results))
 		if j.html != "" {
-			v, err := report.NewView(t, analyze.Inspect(t), rep)
+			v, err := report.NewView(t, analyze.Inspect(t), rep, f.Driver)
 			if err != nil {
 				return r, err
 			}

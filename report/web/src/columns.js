@@ -27,41 +27,42 @@ export function columnsOf(timeline, min, max, n) {
   return {edges, peaks};
 }
 
-/** Kinds of driver calls by number, with what they do: +1 gets memory, -1 gives it back. */
-export const callKinds = [['segment_alloc', 1], ['segment_free', -1], ['segment_map', 1], ['segment_unmap', -1]];
-
 /**
- * Driver calls by column: how many there are and the bytes got and given back, and which they are.
+ * Driver calls by column: how many there are, the bytes got and given back, the time they took, and the first of them.
  * @param calls as decoded
+ * @param kinds of calls by number: {name, does: 1 gets memory, -1 gives it back}
  * @param edges of columnsOf
  */
-export function callsByColumn(calls, edges, stride) {
+export function callsByColumn(calls, kinds, edges, stride) {
   const n = edges.length - 1;
   const got = new Float64Array(n);
   const gave = new Float64Array(n);
+  const took = new Float64Array(n);
   const number = new Uint32Array(n);
   const first = new Int32Array(n).fill(-1); // index of the first call of a column
   let k = 0;
   for (let i = 0; i < calls.n; i++) {
-    const entry = Math.floor(calls.event[i] / stride);
+    const entry = Math.max(0, Math.floor(calls.event[i] / stride)); // before the first event is at it
     if (entry < edges[0]) continue;
     while (k < n && entry >= edges[k + 1]) k++;
     if (k === n) break;
-    if (callKinds[calls.kind[i]][1] > 0) got[k] += calls.size[i];
-    else gave[k] += calls.size[i];
+    const {does} = kinds[calls.kind[i]];
+    if (does > 0) got[k] += calls.size[i];
+    else if (does < 0) gave[k] += calls.size[i];
+    took[k] += calls.took[i];
     if (number[k]++ === 0) first[k] = i;
   }
-  return {got, gave, number, first};
+  return {got, gave, took, number, first};
 }
 
-/** Calls and bytes by kind, of all or of those between two events (after the first, up to the second). */
-export function callTotals(calls, from = -2, to = Infinity) {
-  const all = callKinds.map(([name, sign]) => ({name, sign, calls: 0, bytes: 0}));
+/** Calls, bytes and time by kind, of those that there are. */
+export function callTotals(calls, kinds) {
+  const all = kinds.map(({name, does}) => ({name, does, calls: 0, bytes: 0, took: 0}));
   for (let i = 0; i < calls.n; i++) {
-    if (calls.event[i] <= from || calls.event[i] > to) continue;
     const at = all[calls.kind[i]];
     at.calls++;
     at.bytes += calls.size[i];
+    at.took += calls.took[i];
   }
   return all.filter((x) => x.calls > 0);
 }

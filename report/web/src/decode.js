@@ -132,9 +132,9 @@ export class Reader {
     const n = this.uint();
     const event = new Int32Array(n);
     let e = 0;
-    for (let i = 0; i < n; i++) event[i] = e += this.uint();
+    for (let i = 0; i < n; i++) event[i] = e += this.int();
     return {n, event, kind: this.column(new Uint8Array(n)), addr: this.addresses(n),
-      size: this.column(new Float64Array(n)), stream: this.column(new Uint32Array(n)),
+      size: this.column(new Float64Array(n)), took: this.column(new Float64Array(n)), // ns, 0 where it is not known
       stack: this.column(new Uint32Array(n))};
   }
 

@@ -1,13 +1,14 @@
-// Two lanes below the chart, on its x axis: live bytes in bands (by pool, stream, size or stack), and the calls by which
-// the recorded program got memory from the driver and gave it back.
+// Two lanes below the chart, on its x axis: live bytes in bands (by pool, stream, library, size or stack), and the calls by
+// which the recorded program got memory from the driver and gave it back, with the time each took where that is known.
 
-import {bytes, count, hex} from './format.js';
+import {bytes, count, duration, hex} from './format.js';
 import {cssColor, fill, h, onScheme, placeTip, shortFrame} from './dom.js';
 import {bands, groupsOf} from './lives.js';
-import {callKinds, callTotals, callsByColumn, columnsOf} from './columns.js';
+import {callTotals, callsByColumn, columnsOf} from './columns.js';
 
 const bandHeight = 96;
 const callHeight = 44;
+const timeHeight = 26;
 const mostBands = 7; // one hue each, --c0 to --c6; all the rest share --c7
 
 /**
@@ -87,17 +88,25 @@ export function bandLane(bar, timeline, lives, peak, by, chart) {
 }
 
 /**
- * Driver calls: got upwards, given back downwards, by the logarithm of their bytes, as they reach from 2 MiB to all.
+ * Driver calls: got upwards, given back downwards, by the logarithm of their bytes, as they reach from 2 MiB to all; and
+ * below, where the file says how long they took, the time spent in them, by its logarithm from a microsecond to ten seconds.
+ * @param kinds of calls by number
  * @param stackName frames of a stack
  */
-export function callLane(bar, timeline, lives, stackName, chart) {
+export function callLane(bar, timeline, lives, kinds, stackName, chart) {
   const {calls} = lives;
-  const canvas = h('canvas', {class: 'lane', height: callHeight, role: 'img', 'aria-label': 'Driver calls over time'});
+  const totals = callTotals(calls, kinds);
+  const timed = totals.some((x) => x.took > 0);
+  const height = callHeight + (timed ? timeHeight : 0);
+  const canvas = h('canvas', {class: 'lane', height, role: 'img', 'aria-label': 'Driver calls over time'});
   const tip = h('div', {class: 'tip', hidden: true});
-  bar.append(h('div', {class: 'legend calls', id: 'calls'}, h('span', {class: 'muted'}, 'Driver calls of the record:'),
-    callTotals(calls).map((x) => h('span', {'data-kind': x.name, 'data-calls': x.calls, 'data-bytes': x.bytes},
-      h('i', {css: {'--key': `var(${x.sign > 0 ? '--c0' : '--c1'})`}}),
-      `${x.sign > 0 ? '\u2191' : '\u2193'} ${x.name} ${count(x.calls)}, ${bytes(x.bytes)}`))));
+  const arrow = (x) => (x.does > 0 ? '\u2191 ' : x.does < 0 ? '\u2193 ' : '');
+  bar.append(h('div', {class: 'legend calls', id: 'calls'}, h('span', {class: 'muted'}, timed
+    ? `Driver calls, ${duration(totals.reduce((a, x) => a + x.took, 0) / 1e3)} in all:` : 'Driver calls of the record:'),
+  totals.map((x) => h('span', {'data-kind': x.name, 'data-calls': x.calls, 'data-bytes': x.bytes, 'data-took': x.took},
+    h('i', {css: {'--key': `var(${x.does > 0 ? '--c0' : x.does < 0 ? '--c1' : '--c7'})`}}),
+    `${arrow(x)}${x.name} ${count(x.calls)}${x.does ? `, ${bytes(x.bytes)}` : ''}${timed ? `, ${duration(x.took / 1e3)}` : ''}`)),
+  timed ? h('span', {}, h('i', {css: {'--key': 'var(--c3)'}}), 'time in them') : null));
   chart.lanes.append(canvas, tip);
   let by = null;
   const half = callHeight / 2;
@@ -106,19 +115,25 @@ export function callLane(bar, timeline, lives, stackName, chart) {
     const {min, max, width} = chart.shown();
     const ratio = devicePixelRatio || 1;
     canvas.width = width * ratio;
-    canvas.height = callHeight * ratio;
+    canvas.height = height * ratio;
+    canvas.style.height = `${height}px`;
     const {edges} = columnsOf(timeline, min, max, width);
-    by = callsByColumn(calls, edges, timeline.stride);
+    by = callsByColumn(calls, kinds, edges, timeline.stride);
     const ctx = canvas.getContext('2d');
     ctx.scale(ratio, ratio);
     ctx.fillStyle = cssColor('--grid');
     ctx.fillRect(0, half - 0.5, width, 1);
     const tall = (n) => Math.max(3, (Math.min(1, Math.max(0, Math.log2(n / 2 ** 20) + 1) / 18)) * (half - 2));
+    const long = (ns) => Math.max(2, Math.min(1, Math.max(0, Math.log10(ns / 1e3)) / 7) * (timeHeight - 4));
     for (let k = 0; k < width; k++) {
       for (const [n, color, up] of [[by.got[k], '--c0', true], [by.gave[k], '--c1', false]]) {
         if (n === 0) continue;
         ctx.fillStyle = cssColor(color);
         ctx.fillRect(k - 0.5, up ? half - tall(n) : half, 2, tall(n));
+      }
+      if (by.took[k] > 0) {
+        ctx.fillStyle = cssColor('--c3');
+        ctx.fillRect(k - 0.5, height - long(by.took[k]), 2, long(by.took[k]));
       }
     }
   }
@@ -137,11 +152,13 @@ export function callLane(bar, timeline, lives, stackName, chart) {
     }
     const i = by.first[k];
     const row = (a, b) => h('tr', {}, h('td', {}, a), h('td', {class: 'n'}, b));
-    fill(tip, h('b', {}, by.number[k] === 1 ? callKinds[calls.kind[i]][0] : `${count(by.number[k])} driver calls`),
+    const one = by.number[k] === 1;
+    fill(tip, h('b', {}, one ? kinds[calls.kind[i]].name : `${count(by.number[k])} driver calls`),
       h('table', {}, by.got[k] ? row('got', bytes(by.got[k])) : null, by.gave[k] ? row('gave back', bytes(by.gave[k])) : null,
-        row(by.number[k] === 1 ? 'event' : 'from event', count(calls.event[i])),
-        by.number[k] === 1 ? row('address', hex(calls.addr[i])) : null),
-      h('ol', {class: 'frames'}, by.number[k] === 1 ? stackName(calls.stack[i]).slice(0, 6).map((f) => h('li', {}, f)) : []));
+        by.took[k] ? row('took', duration(by.took[k] / 1e3)) : null,
+        calls.event[i] < 0 ? row('before', 'the first event') : row(one ? 'event' : 'from event', count(calls.event[i])),
+        one ? row('address', hex(calls.addr[i])) : null),
+      h('ol', {class: 'frames'}, one ? stackName(calls.stack[i]).slice(0, 6).map((f) => h('li', {}, f)) : []));
     placeTip(tip, e.clientX, e.clientY);
   });
   draw();

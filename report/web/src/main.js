@@ -96,7 +96,7 @@ function moments(t, body, charts, chart, on, timeline, lives) {
   const bandKinds = [...order.filter(Boolean), t.pool_names.length > 1 ? null : kinds.pool,
     t.stream_names.length > 1 ? null : kinds.stream].filter((x) => x && x !== kinds.size);
   const lanes = [bandLane(charts, timeline, lives, peak, bandKinds, chart)];
-  if (lives.calls.n) lanes.push(callLane(charts, timeline, lives, stackName, chart));
+  if (lives.calls.n) lanes.push(callLane(charts, timeline, lives, t.call_kinds, stackName, chart));
   let drawing = false;
   on.range = () => {
     if (drawing) return;

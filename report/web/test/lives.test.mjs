@@ -44,7 +44,7 @@ function randomLives(seed, n = 300) {
   const segments = {n: 2, from: Int32Array.of(-1, 10), to: Int32Array.of(never, 300), addr: Float64Array.of(0x7f0000000000, 0x7f0000000000 + 2 ** 28),
     size: Float64Array.of(2 ** 27, 2 ** 26), stream: Uint32Array.of(0, 1), pool: Uint32Array.of(0, 1), flags: Uint8Array.of(0, 1)};
   const calls = {n: 3, event: Int32Array.of(10, 11, 300), kind: Uint8Array.of(0, 2, 1), addr: Float64Array.of(1, 2, 1),
-    size: Float64Array.of(2 ** 26, 5, 2 ** 26), stream: new Uint32Array(3), stack: new Uint32Array(3)};
+    size: Float64Array.of(2 ** 26, 5, 2 ** 26), took: Float64Array.of(7, 0, 1e9), stack: new Uint32Array(3)};
   return {list, lives: new Lives(stacks, blocks, segments, calls, events)};
 }
 
@@ -145,14 +145,18 @@ test('columns meet every event once and keep the highest of each', () => {
 
 test('driver calls by column, and in all', () => {
   const {lives} = randomLives(6);
-  const c = callsByColumn(lives.calls, Int32Array.of(0, 11, 12, 350), 1);
-  assert.deepEqual([...c.got], [2 ** 26, 5, 0]);
+  const kinds = [{name: 'segment_alloc', does: 1}, {name: 'segment_free', does: -1}, {name: 'cuMemSetAccess', does: 0}];
+  const c = callsByColumn(lives.calls, kinds, Int32Array.of(0, 11, 12, 350), 1);
+  assert.deepEqual([...c.got], [2 ** 26, 0, 0]);
+  assert.deepEqual([...c.took], [7, 0, 1e9]);
   assert.deepEqual([...c.gave], [0, 0, 2 ** 26]);
   assert.deepEqual([...c.number], [1, 1, 1]);
   assert.deepEqual([...c.first], [0, 1, 2]);
-  assert.deepEqual(callTotals(lives.calls).map((x) => [x.name, x.calls, x.bytes]),
-    [['segment_alloc', 1, 2 ** 26], ['segment_free', 1, 2 ** 26], ['segment_map', 1, 5]]);
-  assert.deepEqual(callTotals(lives.calls, 10, 11).map((x) => x.name), ['segment_map']);
+  assert.deepEqual(callTotals(lives.calls, kinds).map((x) => [x.name, x.calls, x.bytes, x.took]),
+    [['segment_alloc', 1, 2 ** 26, 7], ['segment_free', 1, 2 ** 26, 1e9], ['cuMemSetAccess', 1, 5, 0]]);
+  // What came before the first event is in the first column.
+  lives.calls.event[0] = -1;
+  assert.deepEqual([...callsByColumn(lives.calls, kinds, Int32Array.of(0, 11, 12, 350), 1).number], [1, 1, 1]);
 });
 
 test('a tree of stacks has every byte below the frames that it was allocated by', () => {

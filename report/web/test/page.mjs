@@ -345,8 +345,27 @@ async function differences() {
   await page.context().close();
 }
 
+/** A driver trace: its calls, with the time that each took. */
+async function driver() {
+  where = 'driver calls with times';
+  const page = await open(expect.driver.page);
+  const kinds = await page.locator('#calls [data-kind]').evaluateAll((x) => x.map((e) => [e.dataset.kind, Number(e.dataset.took)]));
+  check(JSON.stringify(kinds) === JSON.stringify(expect.driver.calls), `driver calls are ${JSON.stringify(kinds)}`);
+  const text = await page.locator('#calls').innerText();
+  check(text.includes('753 us in all') && text.includes('700 us'), `driver calls are said to be ${JSON.stringify(text)}`);
+  const lane = page.locator('#chart canvas.lane').nth(1);
+  await lane.scrollIntoViewIfNeeded();
+  const box = await lane.boundingBox();
+  await page.mouse.move(box.x + box.width - 1, box.y + box.height - 4);
+  const tip = await page.locator('#chart .lanes .tip').nth(1).innerText();
+  check(tip.includes('cuMemFree') && tip.includes('700 us') && tip.includes('4.00 MiB'), `hovering over the last call says ${JSON.stringify(tip)}`);
+  await nothingMissing(page, 'body');
+  await page.context().close();
+}
+
 try {
   await small();
+  await driver();
   await differences();
   await large();
 } catch (e) {

@@ -18,7 +18,10 @@ reader.times();
 for (let i = 0; i < want.curves; i++) reader.curve();
 const lives = new Lives(reader.stacks(), reader.blocks(), reader.segments(), reader.calls(), want.events, want.frame_libraries);
 assert.equal(reader.at, reader.buf.length, 'bytes are left over');
-assert.deepEqual(callTotals(lives.calls).map((x) => [x.name, x.calls]), want.calls ?? []);
+const byName = (list) => [...list].sort((a, b) => (a[0] < b[0] ? -1 : 1));
+const totals = callTotals(lives.calls, want.call_kinds);
+assert.deepEqual(byName(totals.map((x) => [x.name, x.calls])), byName(want.calls ?? []));
+if (want.timed) assert.deepEqual(totals.map((x) => [x.name, x.does, x.bytes, x.took]), want.timed);
 
 const byBytes = (a, b) => b[1] - a[1] || b[2] - a[2] || (String(a[0]) < String(b[0]) ? -1 : 1);
 for (const m of want.moments) {
