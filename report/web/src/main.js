@@ -38,7 +38,7 @@ async function show(index) {
   }
   const charts = h('div', {class: 'panel', id: 'chart'});
   body.append(section('time', 'Memory over time',
-    'Drag to zoom, scroll to zoom in and out, double-click for the whole run.', charts));
+    'Drag to zoom, scroll to zoom in and out, double-click for the whole run; a click chooses the moment that is shown below.', charts));
   if (t.ooms.length) {
     body.append(section('oom', 'Out of memory, explained', '', oomList(t)));
   }
