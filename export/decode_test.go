@@ -28,10 +28,12 @@ var schema = map[string]map[protowire.Number]field{
 	"Trace": {1: {"packet", "TracePacket"}},
 	"TracePacket": {6: {"clock_snapshot", "ClockSnapshot"}, 8: {"timestamp", "uint"}, 10: {"trusted_packet_sequence_id", "uint"},
 		11: {"track_event", "TrackEvent"}, 60: {"track_descriptor", "TrackDescriptor"}},
-	"ClockSnapshot":     {1: {"clocks", "Clock"}},
-	"Clock":             {1: {"clock_id", "uint"}, 2: {"timestamp", "uint"}},
-	"TrackDescriptor":   {1: {"uuid", "uint"}, 2: {"name", "string"}, 3: {"process", "ProcessDescriptor"}, 5: {"parent_uuid", "uint"}, 8: {"counter", "CounterDescriptor"}},
-	"ProcessDescriptor": {1: {"pid", "int"}, 6: {"process_name", "string"}},
+	"ClockSnapshot": {1: {"clocks", "Clock"}},
+	"Clock":         {1: {"clock_id", "uint"}, 2: {"timestamp", "uint"}},
+	"TrackDescriptor": {1: {"uuid", "uint"}, 2: {"name", "string"}, 3: {"process", "ProcessDescriptor"},
+		4: {"thread", "ThreadDescriptor"}, 5: {"parent_uuid", "uint"}, 8: {"counter", "CounterDescriptor"}},
+	"ProcessDescriptor": {1: {"pid", "int"}, 2: {"cmdline", "string"}, 6: {"process_name", "string"}},
+	"ThreadDescriptor":  {1: {"pid", "int"}, 2: {"tid", "int"}},
 	"CounterDescriptor": {3: {"unit", "uint"}},
 	"TrackEvent": {4: {"debug_annotations", "DebugAnnotation"}, 9: {"type", "uint"}, 11: {"track_uuid", "uint"}, 23: {"name", "string"},
 		30: {"counter_value", "int"}, 47: {"flow_ids", "fixed64"}, 48: {"terminating_flow_ids", "fixed64"}},
@@ -131,6 +133,7 @@ func packets(t testing.TB, b []byte) []*decoded {
 	var all []*decoded
 	counters := map[uint64]bool{} // by track
 	flows := map[uint64]bool{}    // open
+	slices := map[uint64]uint64{} // when the open one began, by track
 	for _, v := range d.fields {
 		p := v.m
 		all = append(all, p)
@@ -155,6 +158,18 @@ func packets(t testing.TB, b []byte) []*decoded {
 		if !ok || counter != (e.get("type").n == typeCounter) || p.get("timestamp").n == 0 {
 			t.Errorf("an event without a track of its kind or without a time: %v", p)
 		}
+		switch id, at := e.get("track_uuid").n, p.get("timestamp").n; e.get("type").n {
+		case typeBegin:
+			if slices[id] != 0 {
+				t.Errorf("a slice in a slice: %v", p)
+			}
+			slices[id] = at
+		case typeEnd:
+			if slices[id] == 0 || at < slices[id] {
+				t.Errorf("a slice ends that began at %d: %v", slices[id], p)
+			}
+			delete(slices, id)
+		}
 		for _, f := range e.fields {
 			switch f.name {
 			case "flow_ids":
@@ -166,6 +181,9 @@ func packets(t testing.TB, b []byte) []*decoded {
 				delete(flows, f.n)
 			}
 		}
+	}
+	if len(slices) > 0 {
+		t.Errorf("%d slices do not end", len(slices))
 	}
 	return all
 }

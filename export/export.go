@@ -5,6 +5,7 @@
 //   - perfetto.go: a timeline for ui.perfetto.dev.
 //   - tables.go: events and allocations as rows, whose columns are described once for every format and for the
 //     command's help; csv.go and parquet.go write them.
+//   - calls.go: the driver's calls, where a file has them.
 //
 // What is live is what analyze says is live (walk.go): the outputs and `cistern inspect` agree to the byte.
 package export
@@ -27,7 +28,7 @@ go tool pprof -tagroot pool,stream,size -http : FILE`
 	PerfettoDoc = `perfetto: for each device counters in bytes (live: as requested, from alloc to free_completed; active: the same with
 each block rounded up to 512; reserved: held from the driver; live by stream and by pool where there are several), and
 instants with size, address, stream, pool and stack for segments got and given back, for failed requests, and for
-marks. Times are the recorder's.`
+marks. The calls of a driver trace are slices on the program's own threads. Times are the recorder's.`
 )
 
 // poolName is a private pool by PyTorch's two numbers, and a word for the default one.

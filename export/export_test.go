@@ -24,6 +24,9 @@ import (
 func TestOutputs(t *testing.T) {
 	datadriven.RunTest(t, "testdata/outputs", func(t *testing.T, d *datadriven.TestData) string {
 		f := sampleRun()
+		if d.HasArg("calls") {
+			f = &trace.File{Path: "run.cistern", Format: trace.FormatCistern, Driver: sampleCalls()}
+		}
 		var b bytes.Buffer
 		var err error
 		switch d.Cmd {
@@ -176,7 +179,7 @@ func TestPerfettoAgreesWithAnalyze(t *testing.T) {
 // Both tables add up to what analyze says, and are the same in Parquet, read by a library, as in CSV.
 func TestTablesAgreeWithAnalyze(t *testing.T) {
 	recorded(t, func(t *testing.T, f *trace.File) {
-		for _, table := range Tables {
+		for _, table := range Tables[:2] {
 			text := written(t, func(b *bytes.Buffer) error { return WriteCSV(b, f, table) })
 			packed, _ := parquetText(t, written(t, func(b *bytes.Buffer) error { return WriteParquet(b, f, table) }))
 			if packed != string(text) {
@@ -322,13 +325,29 @@ func TestWithoutTimes(t *testing.T) {
 	}
 	profileText(t, written(t, func(b *bytes.Buffer) error { return WritePprof(b, f, Moment{}) }))
 	f.Traces = nil
-	for _, table := range Tables {
+	for _, table := range Tables[:2] {
 		if text, groups := parquetText(t, written(t, func(b *bytes.Buffer) error { return WriteParquet(b, f, table) })); groups != 0 ||
 			strings.Count(text, "\n") != 1 {
 			t.Errorf("%d groups of %q", groups, text)
 		}
 	}
 	profileText(t, written(t, func(b *bytes.Buffer) error { return WritePprof(b, f, Moment{}) }))
+}
+
+// The calls of a driver trace are the same in Parquet as in CSV, and an error where there are none.
+func TestCalls(t *testing.T) {
+	f := &trace.File{Driver: sampleCalls()}
+	table, err := TableNamed("calls")
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := written(t, func(b *bytes.Buffer) error { return WriteCSV(b, f, table) })
+	if packed, _ := parquetText(t, written(t, func(b *bytes.Buffer) error { return WriteParquet(b, f, table) })); packed != string(text) {
+		t.Errorf("Parquet and CSV differ: %s", firstDifference(packed, string(text)))
+	}
+	if err := WriteCSV(&bytes.Buffer{}, sampleRun(), table); err == nil || !strings.Contains(err.Error(), "cistern trace") {
+		t.Errorf("%v", err)
+	}
 }
 
 // The columns' names are distinct, and fit what the documentation says of types.

@@ -57,18 +57,22 @@ const (
 
 // WritePerfetto writes a timeline: for each device a process with counters in bytes (live, active, reserved, live by
 // pool and by stream where there are several), and instants on tracks of their own for what was got from the driver
-// and given back, for requests that failed, and for marks. Times are the recorder's, in nanoseconds, taken as the
+// and given back, for requests that failed, and for marks; the calls of a driver trace (calls.go). Times are the recorder's, in nanoseconds, taken as the
 // clock that Perfetto counts from (BOOTTIME) and, where they have a date, as REALTIME too.
 func WritePerfetto(w io.Writer, f *trace.File) error {
 	p := &perfetto{w: bufio.NewWriterSize(w, 1<<16)}
 	c := clockOf(f)
-	if !c.known {
+	calls := f.Driver != nil && len(f.Driver.Calls) > 0
+	if !c.known && !calls {
 		return errors.New("the events have no times, which a timeline needs")
 	}
-	p.clocks(c)
+	p.clocks(f, c)
 	for i, t := range f.Traces {
 		d := perfettoDevice{perfetto: p, t: t, sequence: uint64(i + 1), line: c.line(), flows: map[uint64]uint64{}}
-		d.write()
+		d.write(gpuPIDs + uint64(i))
+	}
+	if calls {
+		p.calls(f.Driver, uint64(len(f.Traces)+1))
 	}
 	return p.w.Flush()
 }
@@ -105,7 +109,12 @@ func message(b []byte, field protowire.Number, m []byte) []byte {
 func nanoseconds(us int64) uint64 { return uint64(max(0, us)) * 1000 }
 
 // clocks says which time of day the timestamps are.
-func (p *perfetto) clocks(c clock) {
+func (p *perfetto) clocks(f *trace.File, c clock) {
+	if d := f.Driver; d != nil && len(d.Calls) > 0 {
+		if us := wallNS(d, &d.Calls[0]) / 1000; !c.known || us < c.start {
+			c.start = us
+		}
+	}
 	if c.start < dated {
 		return
 	}
@@ -142,10 +151,13 @@ type counter struct {
 	known bool
 }
 
-func (d *perfettoDevice) write() {
+// gpuPIDs number what stands for a GPU among the processes: from above the pids that there can be on Linux.
+const gpuPIDs = 1 << 23
+
+func (d *perfettoDevice) write(pid uint64) {
 	t := d.t
 	d.process = d.track(0, "", func(b []byte) []byte {
-		return message(b, descProcess, text(number(nil, processPID, uint64(t.Device)+1), processName,
+		return message(b, descProcess, text(number(nil, processPID, pid), processName,
 			fmt.Sprintf("GPU %d: %s", t.Device, t.Path)))
 	})
 	d.counter("live: requested and not yet returned", func(w *walker) uint64 { return w.bytes })
@@ -226,8 +238,10 @@ func (d *perfettoDevice) count(w *walker, us int64) {
 }
 
 // event writes the track event in d.body.
-func (d *perfettoDevice) event(us int64) {
-	d.packet = number(d.packet[:0], packetTimestamp, nanoseconds(us))
+func (d *perfettoDevice) event(us int64) { d.eventNS(nanoseconds(us)) }
+
+func (d *perfettoDevice) eventNS(ns uint64) {
+	d.packet = number(d.packet[:0], packetTimestamp, ns)
 	d.packet = number(d.packet, packetSequence, d.sequence)
 	d.packet = message(d.packet, packetTrackEvent, d.body)
 	d.emit()
@@ -282,10 +296,15 @@ func (d *perfettoDevice) instant(i int, e *event.Event, us int64) {
 	if e.Handle != 0 {
 		d.annotateNumber("handle", annotationUint, e.Handle)
 	}
-	for k, f := range framesOf(d.t, e.Stack) {
+	d.frames(e.Stack)
+	d.event(us)
+}
+
+// frames annotates a stack, innermost frame first.
+func (d *perfettoDevice) frames(stack uint32) {
+	for k, f := range framesOf(d.t, stack) {
 		d.annotateText("frame "+strconv.Itoa(k), frameText(f))
 	}
-	d.event(us)
 }
 
 func (d *perfettoDevice) flow(field protowire.Number, id uint64) {

@@ -66,6 +66,20 @@ func sampleRun() *trace.File {
 	return &trace.File{Path: t.Path, Format: t.Format, Traces: []*trace.Trace{t, u}}
 }
 
+// sampleCalls is the calls of two processes, one of which has two threads.
+func sampleCalls() *trace.Driver {
+	return &trace.Driver{WallNS: 1_700_000_000_000_000_000, Program: []string{"python", "train.py"},
+		Processes: []trace.Process{{PID: 100, Program: "/usr/bin/python3"}, {PID: 200, Parent: 100, Program: "/opt/worker"}},
+		Stacks:    []trace.Stack{nil, {0}}, Frames: []trace.Frame{{File: "/usr/lib/libfoo.so", Func: "foo_init"}},
+		Calls: []trace.Call{
+			{TimeNS: 1000, TookNS: 500, Kind: trace.MemAlloc, Addr: base, Size: 2 * mib, Thread: 100, Stack: 1},
+			{TimeNS: 1600, TookNS: 100, Kind: trace.MemAlloc, Size: 1 << 40, Result: 2, Thread: 100},
+			{TimeNS: 1200, TookNS: 900, Kind: trace.MemCreate, Handle: 0xabc, Size: 20 * mib, Extra: 1, Thread: 101, Device: 1},
+			{TimeNS: 2000, TookNS: 250, Kind: trace.MemAllocAsync, Addr: base + mib, Size: 512, Stream: 0x77, Pool: 0x99, Process: 1, Thread: 200},
+			{TimeNS: 3000, TookNS: 7000, Kind: trace.MemFree, Addr: base, Thread: 100, Device: -1},
+		}}
+}
+
 // recorded are the traces of the tree, and those of the folder that CISTERN_TRACES names.
 func recorded(t *testing.T, f func(t *testing.T, f *trace.File)) {
 	paths, err := filepath.Glob("../trace/testdata/*.pickle.gz")

@@ -15,6 +15,7 @@ type Table struct {
 	What    string
 	Columns []Column
 	fill    func(r rows, t *trace.Trace, c clock, words *words) error
+	whole   func(r rows, f *trace.File, speak func(*words)) error // instead of fill, for a file as a whole
 }
 
 // Column is one column of a table. The zero of a column that may be null is an empty field in CSV.
@@ -84,6 +85,7 @@ var Tables = []*Table{
 			{"caller", Text, true, "innermost frame whose source is known: function file:line"},
 			{"stack", Text, true, "all frames, innermost first, joined by '; '"},
 		}},
+	{Name: "calls", What: "one row for each call of the driver, of what cistern trace recorded", whole: fillCalls, Columns: callColumns},
 }
 
 // TableNames are what --table takes.
@@ -102,7 +104,9 @@ func TableNamed(name string) (*Table, error) {
 			return t, nil
 		}
 	}
-	return nil, fmt.Errorf("%q: want %s", name, strings.Join(TableNames(), " or "))
+	names := TableNames()
+	last := len(names) - 1
+	return nil, fmt.Errorf("%q: want %s or %s", name, strings.Join(names[:last], ", "), names[last])
 }
 
 // WriteCSV and WriteParquet write a table of every device of a file, one after the other.
@@ -129,6 +133,12 @@ type rows interface {
 }
 
 func (table *Table) write(r rows, f *trace.File) error {
+	if table.whole != nil {
+		if err := table.whole(r, f, r.speak); err != nil {
+			return err
+		}
+		return r.close()
+	}
 	c := clockOf(f)
 	for _, t := range f.Traces {
 		w := wordsOf(t)
