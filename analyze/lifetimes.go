@@ -59,11 +59,11 @@ const (
 	Gets      Effect = 1
 )
 
-// effects are those of the functions that are seen.
+// effects are those of the functions that are seen. Virtual memory goes with its last handle or mapping.
 var effects = map[trace.CallKind]Effect{trace.MemAlloc: Gets, trace.MemAllocPitch: Gets, trace.MemAllocManaged: Gets,
 	trace.MemAllocHost: Gets, trace.MemHostAlloc: Gets, trace.MemFree: GivesBack, trace.MemFreeHost: GivesBack,
-	trace.MemAllocAsync: Gets, trace.MemAllocFromPoolAsync: Gets, trace.MemFreeAsync: GivesBack, trace.MemPoolTrimTo: GivesBack,
-	trace.MemCreate: Gets, trace.MemRelease: GivesBack, trace.ArrayCreate: Gets, trace.Array3DCreate: Gets,
+	trace.MemAllocAsync: Gets, trace.MemAllocFromPoolAsync: Gets, trace.MemFreeAsync: GivesBack,
+	trace.MemCreate: Gets, trace.MemRelease: GivesBack, trace.MemUnmap: GivesBack, trace.ArrayCreate: Gets, trace.Array3DCreate: Gets,
 	trace.ArrayDestroy: GivesBack, trace.MipmappedArrayCreate: Gets, trace.MipmappedArrayDestroy: GivesBack}
 
 // Driver puts the calls of a driver trace in the place of those that the events tell: those on the trace's device or on
@@ -72,8 +72,11 @@ func (l *Lifetimes) Driver(t *trace.Trace, d *trace.Driver) {
 	l.Calls = l.Calls[:0]
 	at := 0
 	names := map[uint32][]string{}
+	tracker := trace.NewTracker()
 	for i := range d.Calls {
 		c := &d.Calls[i]
+		freed := uint64(0) // calls that free name no size
+		tracker.Call(c, func(*trace.Holding) {}, func(h *trace.Holding) { freed += h.Size })
 		if c.Device >= 0 && int(c.Device) != t.Device {
 			continue
 		}
@@ -82,6 +85,9 @@ func (l *Lifetimes) Driver(t *trace.Trace, d *trace.Driver) {
 			at++
 		}
 		x := DriverCall{Event: int32(at - 1), Name: c.Kind.String(), Does: effects[c.Kind], Addr: c.Addr, Size: c.Size, TookNS: c.TookNS}
+		if x.Does == GivesBack {
+			x.Size = freed
+		}
 		if c.Failed() {
 			x.Name, x.Does = x.Name+" (failed)", Neither
 		}

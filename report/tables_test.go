@@ -141,7 +141,7 @@ func driverFile(t *testing.T) *trace.File {
 		{Kind: trace.MemAlloc, TookNS: 1000, Size: 900 * mib, Result: 2, Stack: stack},
 		{Kind: trace.MemAlloc, TookNS: 5000, Addr: 0x7c0000000000, Size: 2 * mib, Device: 1},
 		{Kind: trace.MemAlloc, TookNS: 20_000, Addr: 0x7d0000000000, Size: 6 * mib, Stack: stack},
-		{Kind: trace.MemFree, TookNS: 700_000, Addr: 0x7f0000000000, Size: 4 * mib},
+		{Kind: trace.MemFree, TookNS: 700_000, Addr: 0x7f0000000000},
 	} {
 		c.Process, c.TimeNS = p, uint64(1+i)*1_000_000
 		w.Call(&c)
