@@ -37,7 +37,7 @@ enum { ENTRIES(INDEX) ENTRY_COUNT };
 	struct event e; \
 	begin(&e, call, __builtin_return_address(0), __builtin_frame_address(0));
 
-enum { OUT_OF_MEMORY = 2, AT_DEVICE = 1, RESERVED_MEM_CURRENT = 5 };
+enum { AT_DEVICE = 1, RESERVED_MEM_CURRENT = 5, PER_THREAD = 2, FIRST_VERSION = 3020, LAST_VERSION = 13999 };
 
 // Plain, pitched, managed and host memory.
 
@@ -385,23 +385,25 @@ PRIMARY(cuDevicePrimaryCtxRelease, DEVICE_PRIMARY_CTX_RELEASE, 0)
 FREE(cuCtxDestroy_v2, CTX_DESTROY, void *, handle)
 FREE(cuCtxDestroy, CTX_DESTROY, void *, handle)
 
-// The ways to more functions: the driver's answer is looked up among its own, and ours given instead. Nothing is
-// concluded from the name that was asked for, which does not say the version.
+// The ways to more functions: the driver's answer is looked up among its own, and ours given instead. An address that is
+// no exported function's is one of its own making for the name that was asked for: then ours calls that one from then on.
+// All versions of a name from CUDA 3.2 to 13 take the same arguments, but for cuGetProcAddress; what is asked for as
+// something later is left alone, and said not to be seen.
 
-static void *instead(void *found, const char *name);
+static void *instead(void *found, const char *name, int version, int per_thread);
 
 #define PROC_V2(name) \
 	static int my_##name(const char *symbol, void **fn, int version, uint64_t flags, int *status) { \
 		int r = REAL(name, const char *, void **, int, uint64_t, int *)(symbol, fn, version, flags, status); \
 		if (r == 0 && fn != NULL) \
-			*fn = instead(*fn, symbol); \
+			*fn = instead(*fn, symbol, version, (flags & PER_THREAD) != 0); \
 		return r; \
 	}
 #define PROC_V1(name) \
 	static int my_##name(const char *symbol, void **fn, int version, uint64_t flags) { \
 		int r = REAL(name, const char *, void **, int, uint64_t)(symbol, fn, version, flags); \
 		if (r == 0 && fn != NULL) \
-			*fn = instead(*fn, symbol); \
+			*fn = instead(*fn, symbol, version, (flags & PER_THREAD) != 0); \
 		return r; \
 	}
 PROC_V2(cuGetProcAddress_v2)
@@ -413,15 +415,29 @@ PROC_V1(cuGetProcAddress_ptsz)
 HIDDEN struct entry entries[] = {ENTRIES(ENTRY)};
 HIDDEN const int entry_count = ENTRY_COUNT;
 
-// named reports whether name is that of an entry, but for its version.
-static int named(const char *entry, const char *name) {
+// names reports whether entry is name, or a version of it; one of the default stream of each thread where that is asked for
+// and there is one, else not.
+static int names(const char *entry, const char *name, int per_thread) {
 	while (*name != 0 && *name == *entry)
 		name++, entry++;
-	return *name == 0 && (*entry == 0 || *entry == '_');
+	if (*name != 0)
+		return 0;
+	if (per_thread)
+		return entry[0] == '_' && entry[1] == 'p';
+	return entry[0] == 0 || (entry[0] == '_' && entry[1] == 'v');
 }
 
-static void *instead(void *found, const char *name) {
-	if (found == NULL)
+// versioned reports whether an entry has a version: what came before it has the name without.
+static int versioned(const char *entry) {
+	while (*entry != 0 && *entry != '_')
+		entry++;
+	return entry[0] == '_' && entry[1] == 'v';
+}
+
+static int is_way(int i) { return i >= AT_cuGetProcAddress_v2; }
+
+static void *instead(void *found, const char *name, int version, int per_thread) {
+	if (found == NULL || name == NULL)
 		return found;
 	for (int i = 0; i < entry_count; i++) {
 		if (entries[i].real == found)
@@ -429,10 +445,16 @@ static void *instead(void *found, const char *name) {
 		if (entries[i].wrapper == found)
 			return found;
 	}
-	for (int i = 0; name != NULL && i < entry_count; i++) {
-		if (named(entries[i].name, name)) {
-			unknown(name);
-			break;
+	for (int pass = per_thread ? 1 : 0; pass >= 0; pass--) {
+		for (int i = 0; i < entry_count; i++) {
+			if (!names(entries[i].name, name, pass))
+				continue;
+			if (is_way(i) || version > LAST_VERSION || (version < FIRST_VERSION && versioned(entries[i].name))) {
+				unknown(name);
+				return found;
+			}
+			__atomic_store_n(&entries[i].real, found, __ATOMIC_RELAXED);
+			return entries[i].wrapper;
 		}
 	}
 	return found;

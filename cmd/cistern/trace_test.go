@@ -102,12 +102,13 @@ func TestTraceSeesEveryCall(t *testing.T) {
 	linked := func(name string, flags ...string) string {
 		return x.compile(name, "testdata/traced.c", append([]string{"-DLINKED", x.standin, rpath, "-pthread"}, flags...)...)
 	}
-	for _, c := range []struct{ program, how string }{
-		{x.program, "dlsym"}, {x.program, "proc"}, {x.program, "proc1"}, {x.program, "ptsz"},
-		{linked("lazy", "-Wl,-z,lazy"), "linked"}, {linked("now", "-Wl,-z,now"), "linked"}, {linked("noplt", "-fno-plt"), "linked"},
+	for _, c := range []struct{ program, how, inner string }{
+		{x.program, "dlsym", "0"}, {x.program, "proc", "0"}, {x.program, "proc1", "0"}, {x.program, "ptsz", "0"},
+		{x.program, "proc", "1"}, {x.program, "ptsz", "1"}, // answers that no symbol names
+		{linked("lazy", "-Wl,-z,lazy"), "linked", "0"}, {linked("now", "-Wl,-z,now"), "linked", "0"}, {linked("noplt", "-fno-plt"), "linked", "0"},
 	} {
 		log := filepath.Join(t.TempDir(), "log")
-		d, stdout, stderr, code := x.run([]string{"STANDIN_LOG=" + log}, "--stacks", "--", c.program, c.how, "everything")
+		d, stdout, stderr, code := x.run([]string{"STANDIN_LOG=" + log, "STANDIN_INNER=" + c.inner}, "--stacks", "--", c.program, c.how, "everything")
 		if code != 0 || stdout != "" || !d.Ended || d.End.Dropped+d.End.Lost != 0 || len(d.End.Unknown) != 0 {
 			t.Errorf("%s %s: code %d, %+v\n%s", filepath.Base(c.program), c.how, code, d.End, stderr)
 		}
