@@ -39,6 +39,9 @@ func anyFile(t *testing.T, b []byte) {
 			t.Fatalf("device %d is not what was written", tr.Device)
 		}
 	}
+	if len(f.Traces) == 0 {
+		return // a driver trace of a program that got no memory on a device
+	}
 	var pickle bytes.Buffer
 	if err := WritePyTorch(&pickle, f.Traces...); err != nil {
 		return // two traces of a device, or events that a snapshot has no word for: Cistern's format may hold them
