@@ -193,7 +193,7 @@ def stats_summary():
         check(part in text, f"memory_summary lacks {part!r}")
     check("3072 KiB" in text, "what is allocated is in the summary")
     check("from large pool" not in torch.cuda.memory_summary(abbreviated=True), "abbreviated")
-    check("GPU:0" in torch.cuda.list_gpu_processes(), "list_gpu_processes")
+    check("GPU:" in torch.cuda.list_gpu_processes(), "list_gpu_processes")  # the number is NVML's
     free, total = torch.cuda.mem_get_info()
     check(0 < free < total, "mem_get_info")
     del t
