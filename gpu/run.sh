@@ -132,6 +132,7 @@ part() {
       run behaviours 300 env NCCL_NVLS_ENABLE=0 VIRTUAL_ENV="$("$python" -c 'import sys; print(sys.prefix)' 2>/dev/null)" ./behaviours
       ;;
     native-two)
+      run peers 120 ./open.test -test.v -test.run '^TestPeers$/real'
       # A device that is broken breaks for good: once where nothing was shared before, once after all the rest.
       run devices-broken 120 ./gpudevices -part broken
       run devices 400 ./gpudevices
