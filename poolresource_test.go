@@ -155,7 +155,7 @@ func eachStack(f func(name string, k stackCase, c resourcetest.Case)) {
 func TestPoolsAsResources(t *testing.T) {
 	t.Run("sim", func(t *testing.T) {
 		eachStack(func(name string, _ stackCase, c resourcetest.Case) {
-			t.Run(name, func(t *testing.T) { resourcetest.Run(t, resourcetest.Simulated(2, 256<<20), c) })
+			t.Run(name, func(t *testing.T) { resourcetest.Run(t, resourcetest.Simulated(2, 1<<30), c) })
 		})
 	})
 	t.Run("real", func(t *testing.T) {
