@@ -295,3 +295,21 @@ def pythons():
 
 def loads(text):
     return json.loads(text.strip().splitlines()[-1])
+
+# What programs of the tests ask, indented as their text is: how f fails, and what the devices and libraries hold.
+ERROR = """
+    def error(f, *a, **k):
+        try:
+            f(*a, **k)
+        except Exception as e:
+            return e
+        raise AssertionError("no error")
+    """
+HELD = """
+    def device(n=0):
+        return next(d for d in cistern.stats()["devices"] if d["device"] == n)
+    def requested(n=0):
+        return device(n)["requested"]["all"]["current"]
+    def libraries(n=0):
+        return {l["library"]: l["requested"] for l in device(n)["libraries"]}
+    """

@@ -2,6 +2,7 @@
 
 import unittest
 
+from .support import ERROR
 from .test_cupy import Libraries
 
 BEGIN = """
@@ -17,13 +18,7 @@ BEGIN = """
         lib.cistern_free(p, 0, 0, None)
     def held(n=0):
         return sum(d["reserved"]["all"]["current"] for d in cistern.stats()["devices"] if d["device"] == n)
-    def error(f, *a, **k):
-        try:
-            f(*a, **k)
-        except Exception as e:
-            return e
-        raise AssertionError("no error")
-    """
+    """ + ERROR
 
 
 class Callbacks(Libraries):

@@ -3,7 +3,7 @@
 import os
 import unittest
 
-from .support import Case
+from .support import Case, ERROR, HELD
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 PATH = os.path.dirname(HERE) + ":" + os.path.join(HERE, "standins")
@@ -13,19 +13,7 @@ BEGIN = """
     import cistern
     import cupy
     from cupy.cuda import runtime
-    def device(n=0):
-        return next(d for d in cistern.stats()["devices"] if d["device"] == n)
-    def requested(n=0):
-        return device(n)["requested"]["all"]["current"]
-    def libraries(n=0):
-        return {l["library"]: l["requested"] for l in device(n)["libraries"]}
-    def error(f, *a, **k):
-        try:
-            f(*a, **k)
-        except Exception as e:
-            return e
-        raise AssertionError("no error")
-    """
+    """ + HELD + ERROR
 
 
 class Libraries(Case):

@@ -2,6 +2,7 @@
 
 import unittest
 
+from .support import ERROR, HELD
 from .test_cupy import Libraries
 
 BEGIN = """
@@ -9,19 +10,7 @@ BEGIN = """
     import cistern
     from numba import cuda
     from numba.cuda.cudadrv import driver
-    def device(n=0):
-        return next(d for d in cistern.stats()["devices"] if d["device"] == n)
-    def requested(n=0):
-        return device(n)["requested"]["all"]["current"]
-    def libraries(n=0):
-        return {l["library"]: l["requested"] for l in device(n)["libraries"]}
-    def error(f, *a, **k):
-        try:
-            f(*a, **k)
-        except Exception as e:
-            return e
-        raise AssertionError("no error")
-    """
+    """ + HELD + ERROR
 
 
 class Numba(Libraries):
