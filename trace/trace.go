@@ -8,7 +8,8 @@
 //     container the role that its place in the file says and turn it into events, frames, segments as it is completed;
 //     derive.go makes Traces of them.
 //   - RMM's CSV log: rmm.go.
-//   - Cistern's own format, described in format.md: cistern_read.go, cistern_write.go; columns.go codes events.
+//   - Cistern's own format, described in format.md: cistern_read.go, cistern_write.go; columns.go codes events;
+//     failure.go is what it holds of requests that failed.
 //   - Driver traces, which are files of that format with the calls of the driver beside the events: driver*.go;
 //     driver_track.go follows who holds what.
 //
@@ -38,6 +39,14 @@ type Trace struct {
 	// Stacks[0] is the empty stack; event.Event.Stack indexes it.
 	Stacks []Stack
 	Frames []Frame // Stack frames are indices into it
+	// Tags[0] and Libraries[0] are "", for none; event.Event.Tag and Library, Block.Tag and Library index them. Nil where
+	// the file tells none.
+	Tags      []string
+	Libraries []string
+	// Threads names threads by event.Event.Thread, where names are known.
+	Threads map[uint32]string
+	// Failures are what the process said of requests that failed, in order, where it wrote them down (failure.go).
+	Failures []*Failure
 
 	// Initial are the blocks that were live before the first event: the final state minus the events, walked
 	// backwards. Empty when recording began with the process. InitialSegments likewise.
@@ -86,6 +95,8 @@ type Block struct {
 	Stream    uint32 // index into Trace.Streams
 	Pool      uint32
 	Stack     uint32
+	Tag       uint16 // index into Trace.Tags
+	Library   uint8  // index into Trace.Libraries
 	State     BlockState
 }
 
