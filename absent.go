@@ -454,7 +454,7 @@ func (d *Device) releaseHollow() (first error) {
 		s.heap.DropRange(s.heap.ReapPart(s.blockOver(a.addr), a.addr, a.size))
 		s.replaceAbsent(a)
 		s.mu.Unlock()
-		d.recordSegment(s, a.addr, a.size, false)
+		d.recordSegment(s, a.addr, a.size, false, origin{})
 		d.areas = slices.DeleteFunc(d.areas, func(r reservation) bool { return r.base == a.addr })
 	}
 	return first

@@ -25,9 +25,9 @@ func (p *Pool) Blocks() []Block {
 			continue
 		}
 		s.mu.Lock()
-		s.heap.Each(func(_ heap.ID, b *heap.Block) bool {
+		s.heap.Each(func(id heap.ID, b *heap.Block) bool {
 			if b.State == heap.Used {
-				out = append(out, s.describe(b))
+				out = append(out, s.describe(id))
 			}
 			return true
 		})
@@ -40,8 +40,9 @@ func (p *Pool) Blocks() []Block {
 func byBase(a, b Block) int          { return cmp.Compare(a.Base, b.Base) }
 func toBase(b Block, p cuda.Ptr) int { return cmp.Compare(b.Base, p) }
 
-func (s *space) describe(b *heap.Block) Block {
-	return Block{cuda.Ptr(b.Addr), b.Size, b.Requested, s.dev.id, s.pool.id, s.stream.id, s.stream.handle, tagOf(b.Tag), libraryOf(b.Tag)}
+func (s *space) describe(id heap.ID) Block {
+	b := s.heap.At(id)
+	return Block{cuda.Ptr(b.Addr), b.Size, b.Requested, s.dev.id, s.pool.id, s.stream.id, s.stream.handle, tagOf(b.Tag), libraryOf(b.Tag), s.heap.Stack(id)}
 }
 
 // LargestFree is the largest request that the stream would be met with from this pool without a driver call, in bytes;
@@ -73,7 +74,7 @@ func (d *Device) LargestFree(st *Stream) uint64 {
 
 // Restore makes exactly these the live allocations of the pool, at these addresses, as Blocks listed them before: what is
 // live and not listed is freed, what is listed and not live is allocated again. Base, Size and Requested, and Stream
-// where it is given, say what a block is; Tag and Library are taken over. Memory at the addresses must still be the pool's, as it is
+// where it is given, say what a block is; Tag, Library and Stack are taken over. Memory at the addresses must still be the pool's, as it is
 // where a capture pinned it. After an error nothing has changed.
 //
 // What is allocated again has the bytes that it has: whoever restores knows that nothing else was there, or does not
@@ -92,7 +93,7 @@ func (p *Pool) Restore(blocks []Block) error {
 		return err
 	}
 	for _, x := range r.free {
-		d.freeLocked(x.space, x.block, nil)
+		d.freeLocked(x.space, x.block, FreeOptions{})
 	}
 	for s, list := range r.take {
 		for _, id := range s.heap.Ranges() {
@@ -115,8 +116,8 @@ func (d *Device) takeAt(s *space, id heap.ID, x Block) heap.ID {
 	s.gauges.alloc(x.Requested, x.Size, s.heap.FreeBlocks)
 	b := s.heap.At(id)
 	b.Tag, b.Capture = label(x.Tag, x.Library), s.capture
-	d.record(event.Event{Kind: event.Alloc, Addr: b.Addr, Size: x.Requested, Stream: uint32(s.stream.index),
-		Pool: s.pool.number, Tag: uint16(x.Tag)})
+	s.heap.SetStack(id, x.Stack)
+	d.record(s.event(event.Alloc, id, x.Stack, 0))
 	return id
 }
 

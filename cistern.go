@@ -42,6 +42,7 @@ import (
 
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/internal/heap"
+	"github.com/cistern-gpu/cistern/internal/stacks"
 )
 
 // Allocator serves the devices of one process.
@@ -58,6 +59,9 @@ type Allocator struct {
 	exported atomic.Uint64 // number of the last export
 	byExport sync.Map      // exports by number
 	opened   opened
+
+	stacks stacks.Table
+	kept   bool // guarded by mu: blocks remember stacks
 
 	// regions finds the owner of an address: a table of the 4 GiB pieces of the 48-bit address space.
 	regions [1 << (addressBits - regionBits)]atomic.Pointer[region]
@@ -157,7 +161,7 @@ func (a *Allocator) FreeOn(p cuda.Ptr, st *Stream) error {
 	if st == s.stream {
 		return s.freePtr(p)
 	}
-	return s.freeSlow(p, st)
+	return s.freeSlow(p, FreeOptions{Stream: st})
 }
 
 // RecordStream says that work queued on another stream uses the block as well: after Free it is reused only when that
@@ -184,6 +188,7 @@ type Block struct {
 	Handle    cuda.Stream // by which the stream was made known
 	Tag       uint32      // as given to AllocTagged, 0 none
 	Library   uint8       // as given to AllocWith, 0 none
+	Stack     uint32      // likewise, while stacks are kept (KeepStacks)
 }
 
 // Base finds the live allocation that starts at p.
@@ -201,7 +206,7 @@ func (a *Allocator) Base(p cuda.Ptr) (Block, error) {
 	if s.heap.At(id).State != heap.Used {
 		return Block{}, &PointerError{Op: "look up", Ptr: p, Detail: waitsDetail}
 	}
-	return s.describe(s.heap.At(id)), nil
+	return s.describe(id), nil
 }
 
 // Trim gives everything that is cached and not pinned on any device back to the driver. It waits for the GPU where it

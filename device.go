@@ -105,6 +105,7 @@ type Device struct {
 	unused        []resource.Closer           // to be closed
 	ending        []*Pool                     // released pools of which somebody is told when they hold nothing
 	retireAt      int                         // lanes at which idle ones are next looked for
+	keepStacks    bool
 }
 
 // reservation is a range of addresses got from the driver.
@@ -142,6 +143,7 @@ func newDevice(a *Allocator, id cuda.Device) (*Device, error) {
 			return nil, fmt.Errorf("spill:%s: %w", d.opts.Spill, err)
 		}
 	}
+	d.setStacks(a.kept)
 	d.SetHistory(d.opts.History)
 	return d, nil
 }

@@ -130,7 +130,7 @@ func (s *space) takeOut(b *heap.Block) {
 	g.now[gFreeBytes] -= n
 	g.sum[gFree]--
 	g.sum[gFreeBytes] -= n
-	go s.freeSlow(cuda.Ptr(b.Addr), nil)
+	go s.freeSlow(cuda.Ptr(b.Addr), FreeOptions{})
 }
 
 // OnTicketsEnd sets the function that is called when C code must forget which blocks it may put into trays, because some
@@ -201,7 +201,7 @@ func (d *Device) AllocFront(size uint64, st *Stream) (cuda.Ptr, front.Ticket, er
 			if p, mark := s.allocFront(f, size); p != 0 {
 				return p, front.Ticket{Front: f, Mark: mark}, nil
 			}
-			p, err := d.pool0.allocSlow(size, d.pool0.round(size), st, 0)
+			p, err := d.pool0.allocSlow(size, d.pool0.round(size), st, origin{})
 			if err != nil {
 				return 0, front.Ticket{}, err
 			}
@@ -334,7 +334,7 @@ func (s *space) forTray(f *front.Front, p cuda.Ptr) (*heap.Block, error) {
 		return nil, &PointerError{Op: "free", Ptr: p}
 	}
 	b := s.heap.At(id)
-	if b.State != heap.Used || b.Uses != 0 || b.Tag != 0 || !s.dev.quick.Load() || s.class != f.ClassOf(b.Requested) {
+	if b.State != heap.Used || b.Uses != 0 || b.Tag != 0 || s.heap.Stack(id) != 0 || !s.dev.quick.Load() || s.class != f.ClassOf(b.Requested) {
 		return nil, nil
 	}
 	return b, nil

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/cistern-gpu/cistern/event"
+	"github.com/cistern-gpu/cistern/internal/heap"
 )
 
 // history is a bounded ring of events. While it is on every operation takes the slow path.
@@ -108,10 +109,21 @@ func (d *Device) record(e event.Event) {
 	h.count++
 }
 
-func (d *Device) recordSegment(s *space, addr, size uint64, got bool) {
+func (d *Device) recordSegment(s *space, addr, size uint64, got bool, by origin) {
 	kind := event.SegmentAlloc
 	if !got {
 		kind = event.SegmentFree
 	}
-	d.record(event.Event{Kind: kind, Addr: addr, Size: size, Stream: uint32(s.stream.index), Pool: s.pool.number})
+	d.record(event.Event{Kind: kind, Addr: addr, Size: size, Stream: uint32(s.stream.index), Pool: s.pool.number,
+		Stack: by.stack, Thread: by.thread})
+}
+
+// event is what happened to a block, caused from a stack by a thread. The caller holds the lane's lock.
+func (s *space) event(kind event.Kind, id heap.ID, stack, thread uint32) event.Event {
+	b := s.heap.At(id)
+	if stack == 0 {
+		stack = s.heap.Stack(id)
+	}
+	return event.Event{Kind: kind, Addr: b.Addr, Size: b.Requested, Stream: uint32(s.stream.index), Pool: s.pool.number,
+		Tag: uint16(b.Tag), Library: libraryOf(b.Tag), Stack: stack, Thread: thread}
 }

@@ -13,11 +13,11 @@ import (
 // now, and from then on at each of the stream's frees, so that it need not be again.
 
 // allocHost hands out memory in the host's order.
-func (p *Pool) allocHost(size uint64, st *Stream, tag uint32) (cuda.Ptr, error) {
+func (p *Pool) allocHost(size uint64, st *Stream, by origin) (cuda.Ptr, error) {
 	if size == 0 {
 		return 0, nil
 	}
-	c := climb{n: p.round(size), size: size, tag: tag, host: true}
+	c := climb{n: p.round(size), size: size, by: by, host: true}
 	ptr, err := p.request(&c, st)
 	if err != nil {
 		return 0, err

@@ -31,6 +31,16 @@ type AllocOptions struct {
 	// waiting for the GPU or for another thread, asking others) the result is null, without an error, and nothing
 	// happened. It is for those who hold a lock that others may need meanwhile. Not together with HostOrder.
 	Cached bool
+	// Stack is the number of the stack that asks (Allocator.StackOf), 0 none: the history tells it, and the block keeps it
+	// while stacks are kept (KeepStacks).
+	Stack uint32
+	// Thread is the kernel's number of the thread that asks, 0 unknown, for the history.
+	Thread uint32
+}
+
+// origin is on whose behalf a request is made.
+type origin struct {
+	label, stack, thread uint32
 }
 
 // MaxLibrary is the largest number of a library.
@@ -55,16 +65,17 @@ func (d *Device) AllocWith(size uint64, st *Stream, o AllocOptions) (cuda.Ptr, e
 	if o.Library != 0 && !d.labelled.Load() {
 		d.labelled.Store(true)
 	}
+	by := origin{label(o.Tag, o.Library), o.Stack, o.Thread}
 	if o.Cached {
 		if o.HostOrder {
 			return 0, errors.New("memory in the host's order may have to be waited for: it cannot be asked for from the cache alone")
 		}
-		return p.allocCached(size, st, label(o.Tag, o.Library)), nil
+		return p.allocCached(size, st, by), nil
 	}
 	if o.HostOrder {
-		return p.allocHost(size, st, label(o.Tag, o.Library))
+		return p.allocHost(size, st, by)
 	}
-	return p.alloc(size, st, label(o.Tag, o.Library))
+	return p.alloc(size, st, by)
 }
 
 // label is what a block keeps of a request; tagOf and libraryOf are its parts.
@@ -102,19 +113,19 @@ func (d *Device) libraryUsage() []LibraryUse {
 	return out
 }
 
-func libraryOfBlock(b *heap.Block) uint32 { return uint32(libraryOf(b.Tag)) }
+func libraryOfBlock(_ *space, _ heap.ID, b *heap.Block) uint32 { return uint32(libraryOf(b.Tag)) }
 
 // usage adds up the live blocks by a key. The caller holds Device.mu and nothing else.
-func (d *Device) usage(key func(*heap.Block) uint32) map[uint32]TagUse {
+func (d *Device) usage(key func(*space, heap.ID, *heap.Block) uint32) map[uint32]TagUse {
 	out := map[uint32]TagUse{}
 	for _, s := range d.spaces {
 		if s == nil {
 			continue
 		}
 		s.mu.Lock()
-		s.heap.Each(func(_ heap.ID, b *heap.Block) bool {
+		s.heap.Each(func(id heap.ID, b *heap.Block) bool {
 			if b.State == heap.Used {
-				k := key(b)
+				k := key(s, id, b)
 				u := out[k]
 				out[k] = TagUse{k, u.Blocks + 1, u.Requested + b.Requested, u.Allocated + b.Size, u.Paused + s.missing(b)}
 			}

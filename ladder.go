@@ -12,8 +12,8 @@ import (
 )
 
 // allocSlow meets a request that the hot path could not, rung by rung. See Rungs for the order.
-func (p *Pool) allocSlow(size, n uint64, st *Stream, tag uint32) (cuda.Ptr, error) {
-	c := climb{n: n, size: size, tag: tag}
+func (p *Pool) allocSlow(size, n uint64, st *Stream, by origin) (cuda.Ptr, error) {
+	c := climb{n: n, size: size, by: by}
 	return p.request(&c, st)
 }
 
@@ -107,7 +107,8 @@ func (c *climb) fail(p *Pool, st *Stream) error {
 	d := c.d
 	d.counts.OOMs++
 	err := d.outOfMemory(p, c)
-	d.record(event.Event{Kind: event.OOM, Addr: err.DriverHas, Size: c.n, Stream: uint32(st.index), Pool: p.number, Tag: uint16(c.tag)})
+	d.record(event.Event{Kind: event.OOM, Addr: err.DriverHas, Size: c.n, Stream: uint32(st.index), Pool: p.number,
+		Tag: uint16(c.by.label), Library: libraryOf(c.by.label), Stack: c.by.stack, Thread: c.by.thread})
 	return err
 }
 
@@ -118,9 +119,9 @@ type climb struct {
 	n       uint64 // rounded bytes, and what the alignment may take beyond
 	size    uint64 // bytes asked for
 	align   uint64 // 0: as every block is
-	tag     uint32 // with the library: a block's label
-	host    bool   // in the host's order: waits is to be waited for before the block is used
-	strict  bool   // and the stream cannot be waited for: only what the GPU is known to be done with will do
+	by      origin
+	host    bool // in the host's order: waits is to be waited for before the block is used
+	strict  bool // and the stream cannot be waited for: only what the GPU is known to be done with will do
 	waits   []wait
 	rungs   Rungs // those that are allowed
 	tried   Rungs
@@ -250,7 +251,8 @@ func (d *Device) handOut(c *climb, id heap.ID) cuda.Ptr {
 	s := c.from
 	b := s.heap.At(id)
 	s.gauges.alloc(c.size, b.Size, s.heap.FreeBlocks)
-	b.Tag, b.Capture = c.tag, s.capture
+	b.Tag, b.Capture = c.by.label, s.capture
+	s.heap.SetStack(id, c.by.stack)
 	addr := cuda.Ptr(b.Addr)
 	if c.called || c.asked {
 		c.met = RungCallback
@@ -266,9 +268,10 @@ func (d *Device) handOut(c *climb, id heap.ID) cuda.Ptr {
 	d.counts.count(c.met)
 	if d.hist.on.Load() {
 		if c.met != RungFit {
-			d.record(event.Event{Kind: event.Retry, Size: c.n, Stream: uint32(s.stream.index), Pool: s.pool.number, Flags: uint8(c.met)})
+			d.record(event.Event{Kind: event.Retry, Size: c.n, Stream: uint32(s.stream.index), Pool: s.pool.number, Flags: uint8(c.met),
+				Stack: c.by.stack, Thread: c.by.thread})
 		}
-		d.record(event.Event{Kind: event.Alloc, Addr: uint64(addr), Size: c.size, Stream: uint32(s.stream.index), Pool: s.pool.number, Tag: uint16(c.tag)})
+		d.record(s.event(event.Alloc, id, c.by.stack, c.by.thread))
 	}
 	if c.met == RungFit {
 		d.settle(s, nil)
@@ -348,7 +351,7 @@ func (c *climb) call(list []*callback) (any bool) {
 // else; it is let go meanwhile.
 func (c *climb) spill(p *Pool, st *Stream) (cuda.Ptr, error) {
 	c.tried |= RungSpill
-	x := climb{d: c.d, n: p.spill.round(c.size), size: c.size, tag: c.tag, rungs: c.rungs, spilled: true, trimmed: c.trimmed,
+	x := climb{d: c.d, n: p.spill.round(c.size), size: c.size, by: c.by, rungs: c.rungs, spilled: true, trimmed: c.trimmed,
 		asked: c.asked, called: c.called, host: c.host, align: c.align}
 	if c.align != 0 && !p.noSplit {
 		x.n += c.align - heap.Align
@@ -366,7 +369,7 @@ func (c *climb) spill(p *Pool, st *Stream) (cuda.Ptr, error) {
 
 // outOfMemory is the error that ends the ladder. The caller holds Device.mu and nothing else.
 func (d *Device) outOfMemory(p *Pool, c *climb) *OutOfMemoryError {
-	e := &OutOfMemoryError{Device: d.id, Pool: p.id, Requested: c.size, Need: c.n, Tag: tagOf(c.tag), Library: libraryOf(c.tag), Reserved: d.reservedBytes + d.elsewhere,
+	e := &OutOfMemoryError{Device: d.id, Pool: p.id, Requested: c.size, Need: c.n, Tag: tagOf(c.by.label), Library: libraryOf(c.by.label), Reserved: d.reservedBytes + d.elsewhere,
 		Elsewhere: d.elsewhere, Cached: d.spareBytes, Limit: d.limit, Tried: c.tried, Off: AllRungs &^ c.rungs, Cause: c.oom,
 		Pools: d.poolUsage(nil), Upstream: p.upstreamName(), host: !p.onDevice,
 		Paused: uint64(d.paused[groupAll].Current)}

@@ -503,7 +503,7 @@ func (d *Device) move(c *climb, at place, total uint64) (block heap.ID, base, st
 		s.gain(k.Size)
 		d.held[groupOf(s.class)].join(k.Size)
 		d.record(event.Event{Kind: event.SegmentMap, Addr: addr, Size: k.Size, Handle: uint64(k.Handle),
-			Stream: uint32(s.stream.index), Pool: s.pool.number})
+			Stream: uint32(s.stream.index), Pool: s.pool.number, Stack: c.by.stack, Thread: c.by.thread})
 		addr += k.Size
 	}
 	return s.heap.Map(at.hole, base, total, stamp), base, stamp, nil

@@ -66,6 +66,8 @@ type pendingFree struct {
 	block heap.ID
 	stamp uint64 // the epoch of the block's own stream that marks it once it is free
 	waits []wait
+	// stack and thread are what its event.FreeRequested tells.
+	stack, thread uint32
 }
 
 // wait is an epoch of a stream that must be over.
@@ -117,8 +119,7 @@ func (d *Device) collect(held *space, force bool) bool {
 		s := f.space
 		s.lockBeside(held)
 		b := s.heap.At(f.block)
-		e := event.Event{Kind: event.FreeCompleted, Addr: b.Addr, Size: b.Requested, Stream: uint32(s.stream.index),
-			Pool: s.pool.number, Tag: uint16(b.Tag)}
+		e := s.event(event.FreeCompleted, f.block, f.stack, f.thread)
 		n := b.Size
 		back := d.takeBack(s, f.block, stamp)
 		s.gauges.unpark(n, back, s.heap.FreeBlocks)

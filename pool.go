@@ -192,6 +192,7 @@ func (p *Pool) space(st *Stream, class int) (*space, error) {
 	s.mu.Lock()
 	s.lane.spaces[class] = s
 	s.mu.Unlock()
+	s.heap.KeepStacks(d.keepStacks)
 	if p.noSplit {
 		s.heap.KeepWhole()
 	}

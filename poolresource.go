@@ -36,7 +36,7 @@ func (r *poolResource) Alloc(size, align uint64, h cuda.Stream) (cuda.Ptr, error
 		return 0, err
 	}
 	if align <= heap.Align {
-		return p.alloc(size, st, 0)
+		return p.alloc(size, st, origin{})
 	}
 	n := p.round(size)
 	if !p.noSplit { // else a segment has it of itself

@@ -444,7 +444,7 @@ func (r *resume) outOfMemory(cause error) error {
 	if p == nil {
 		p = d.pool0
 	}
-	c := &climb{d: d, n: r.need, size: r.need, tag: r.sel.Tag, tried: r.tried, rungs: d.opts.Ladder | RungFit}
+	c := &climb{d: d, n: r.need, size: r.need, by: origin{label: r.sel.Tag}, tried: r.tried, rungs: d.opts.Ladder | RungFit}
 	if cause != errOverLimit {
 		c.oom = cause
 	}

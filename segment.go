@@ -220,7 +220,7 @@ func (c *climb) addSegment(ptr cuda.Ptr, size uint64) {
 	d.got(size, s.pool.counted)
 	d.held[groupOf(s.class)].add(size)
 	s.gain(size)
-	d.recordSegment(s, uint64(ptr), size, true)
+	d.recordSegment(s, uint64(ptr), size, true, c.by)
 	block := s.heap.Map(s.heap.AddRange(uint64(ptr), size), uint64(ptr), size, 0)
 	if at := (run{uint64(ptr), size}); d.onMap != nil {
 		c.introduce(block, at, 0, []run{at})
@@ -375,7 +375,7 @@ func (d *Device) releaseSegments(chosen func(*Pool) bool, mayWait bool) (bool, e
 		s.heap.DropRange(s.heap.Reap(v.first))
 		s.lose(v.size)
 		s.mu.Unlock()
-		d.recordSegment(s, v.base, v.size, false)
+		d.recordSegment(s, v.base, v.size, false, origin{})
 		for i, r := range d.areas {
 			if r.base == v.base {
 				d.areas = append(d.areas[:i], d.areas[i+1:]...)

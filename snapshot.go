@@ -41,6 +41,7 @@ type SegmentBlock struct {
 	Requested uint64
 	Tag       uint32 // as given to AllocTagged, 0 none
 	Library   uint8  // as given to AllocWith, 0 none
+	Stack     uint32 // likewise, while stacks are kept (KeepStacks)
 	Paused    uint64 // bytes of Size without physical memory
 	State     BlockState
 }
@@ -92,7 +93,7 @@ func (s *space) segments() []Segment {
 		g := &out[len(out)-1]
 		g.Size += b.Size
 		end = b.Addr + b.Size
-		x := SegmentBlock{Addr: b.Addr, Size: b.Size, Requested: b.Requested, Tag: tagOf(b.Tag), Library: libraryOf(b.Tag), Paused: s.missing(b)}
+		x := SegmentBlock{Addr: b.Addr, Size: b.Size, Requested: b.Requested, Tag: tagOf(b.Tag), Library: libraryOf(b.Tag), Stack: s.heap.Stack(id), Paused: s.missing(b)}
 		g.Paused += x.Paused
 		switch b.State {
 		case heap.Used:

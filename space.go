@@ -72,14 +72,14 @@ func (d *Device) Alloc(size uint64, st *Stream) (cuda.Ptr, error) {
 	if p == nil || p.dev != d {
 		p = d.pool0
 	}
-	return p.alloc(size, st, 0)
+	return p.alloc(size, st, origin{})
 }
 
 // Alloc hands out memory of the pool; see Device.Alloc.
-func (p *Pool) Alloc(size uint64, st *Stream) (cuda.Ptr, error) { return p.alloc(size, st, 0) }
+func (p *Pool) Alloc(size uint64, st *Stream) (cuda.Ptr, error) { return p.alloc(size, st, origin{}) }
 
-// alloc hands out memory that is labelled with a tag; 0 is none.
-func (p *Pool) alloc(size uint64, st *Stream, tag uint32) (cuda.Ptr, error) {
+// alloc hands out memory on somebody's behalf.
+func (p *Pool) alloc(size uint64, st *Stream, by origin) (cuda.Ptr, error) {
 	if size == 0 {
 		return 0, nil
 	}
@@ -88,17 +88,17 @@ func (p *Pool) alloc(size uint64, st *Stream, tag uint32) (cuda.Ptr, error) {
 	if s := p.spaceFor(st, d.classOf(n)); s != nil && size <= maxRequest && d.quick.Load() {
 		capture := st.capturing.Load()
 		s.mu.Lock()
-		if addr := s.fit(size, n, capture, tag); addr != 0 {
+		if addr := s.fit(size, n, capture, by); addr != 0 {
 			s.mu.Unlock()
 			return addr, nil
 		}
 		s.mu.Unlock()
 	}
-	return p.allocSlow(size, n, st, tag)
+	return p.allocSlow(size, n, st, by)
 }
 
 // allocCached is alloc as far as it goes without waiting for anybody and without a driver call; 0 where that is not enough.
-func (p *Pool) allocCached(size uint64, st *Stream, tag uint32) cuda.Ptr {
+func (p *Pool) allocCached(size uint64, st *Stream, by origin) cuda.Ptr {
 	d := p.dev
 	n := p.round(size)
 	s := p.spaceFor(st, d.classOf(n))
@@ -110,12 +110,12 @@ func (p *Pool) allocCached(size uint64, st *Stream, tag uint32) cuda.Ptr {
 		return 0
 	}
 	defer s.mu.Unlock()
-	return s.fit(size, n, capture, tag)
+	return s.fit(size, n, capture, by)
 }
 
 // fit hands out a free block of the space; 0 where there is none, or more has to be done first. The caller holds the lane's
 // lock.
-func (s *space) fit(size, n uint64, capture, tag uint32) cuda.Ptr {
+func (s *space) fit(size, n uint64, capture uint32, by origin) cuda.Ptr {
 	if capture != s.capture || !s.roomForAlloc(size, n) || s.collectDue() {
 		return 0
 	}
@@ -125,7 +125,10 @@ func (s *space) fit(size, n uint64, capture, tag uint32) cuda.Ptr {
 	}
 	s.gauges.alloc(size, n, s.heap.FreeBlocks)
 	b := s.heap.At(id)
-	b.Tag, b.Capture = tag, capture
+	b.Tag, b.Capture = by.label, capture
+	if by.stack != 0 {
+		s.heap.SetStack(id, by.stack)
+	}
 	return cuda.Ptr(b.Addr)
 }
 
@@ -164,7 +167,7 @@ func (s *space) freePtr(p cuda.Ptr) error {
 	n, requested := b.Size, b.Requested
 	if b.Uses != 0 || s.capture != 0 || !d.quick.Load() || !s.roomForFree(n, s.heap.FreeNeighbours(id)) {
 		s.mu.Unlock()
-		return s.freeSlow(p, nil)
+		return s.freeSlow(p, FreeOptions{})
 	}
 	s.heap.FreeAt(id, place, s.stream.epoch.Load())
 	s.gauges.free(requested, n, s.heap.FreeBlocks)
@@ -200,8 +203,7 @@ func (s *space) untilClose() int64 {
 }
 
 // freeSlow takes back a block that other streams use, or when history, statistics or a broken context want attention.
-// behind is as in freeLocked.
-func (s *space) freeSlow(p cuda.Ptr, behind *Stream) error {
+func (s *space) freeSlow(p cuda.Ptr, o FreeOptions) error {
 	d := s.dev
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -209,22 +211,21 @@ func (s *space) freeSlow(p cuda.Ptr, behind *Stream) error {
 	id, _, ok := s.heap.Lookup(uint64(p))
 	if !ok || s.heap.At(id).State != heap.Used {
 		s.mu.Unlock()
-		return &PointerError{Op: "free", Ptr: p, Detail: "another thread freed it at the same time"}
+		return &PointerError{Op: "free", Ptr: p, Detail: "it was freed already"}
 	}
-	err := d.freeLocked(s, id, behind)
+	err := d.freeLocked(s, id, o)
 	d.settle(s, nil)
 	s.mu.Unlock()
 	return err
 }
 
 // freeLocked takes back a used block, all but settling the statistics: in the order of its own stream, or of another one
-// (behind), and then its own is not looked at. An error is for the caller's information: the block is given back all the
+// (o.Stream), and then its own is not looked at. An error is for the caller's information: the block is given back all the
 // same. The caller holds Device.mu and the lane's lock.
-func (d *Device) freeLocked(s *space, id heap.ID, behind *Stream) error {
-	b := s.heap.At(id)
+func (d *Device) freeLocked(s *space, id heap.ID, o FreeOptions) error {
+	b, behind := s.heap.At(id), o.Stream
 	n, requested := b.Size, b.Requested
-	e := event.Event{Kind: event.FreeRequested, Addr: b.Addr, Size: requested, Stream: uint32(s.stream.index),
-		Pool: s.pool.number, Tag: uint16(b.Tag)}
+	e := s.event(event.FreeRequested, id, o.Stack, o.Thread)
 	d.record(e)
 	if x := d.exports[cuda.Ptr(b.Addr)]; x != nil {
 		x.end()
@@ -238,6 +239,7 @@ func (d *Device) freeLocked(s *space, id heap.ID, behind *Stream) error {
 		uses := d.takeUses(b.Uses)
 		b.Uses = 0
 		if f, err := d.parkUses(s, id, stamp, uses); len(f.waits) > 0 {
+			f.stack, f.thread = e.Stack, e.Thread
 			s.heap.Park(id)
 			s.noteParked(s.heap.At(id))
 			s.gauges.park(requested, n)

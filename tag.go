@@ -30,7 +30,7 @@ func (p *Pool) AllocTagged(size uint64, st *Stream, tag uint32) (cuda.Ptr, error
 	if tag != 0 && !p.dev.tagged.Load() {
 		p.dev.tagged.Store(true)
 	}
-	return p.alloc(size, st, tag)
+	return p.alloc(size, st, origin{label: tag})
 }
 
 // TagUse is what the live blocks of one tag add up to.
@@ -53,7 +53,7 @@ func (d *Device) TagUsage() []TagUse {
 // tagUsage is TagUsage. The caller holds Device.mu and nothing else.
 func (d *Device) tagUsage() []TagUse {
 	var out []TagUse
-	for _, u := range d.usage(func(b *heap.Block) uint32 { return tagOf(b.Tag) }) {
+	for _, u := range d.usage(func(_ *space, _ heap.ID, b *heap.Block) uint32 { return tagOf(b.Tag) }) {
 		out = append(out, u)
 	}
 	slices.SortFunc(out, func(a, b TagUse) int {

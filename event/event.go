@@ -51,8 +51,14 @@ type Event struct {
 	Handle uint64 // SegmentMap, SegmentUnmap: number of the physical handle, 0 where unknown
 	Stream uint32 // index into the list of streams that goes with the events
 	Pool   uint32 // index into the list of pools that goes with the events; 0 is the default pool or unknown
-	Stack  uint32 // index into the table of stacks that goes with the events; 0 is none
+	// Stack is a number in the table of stacks that goes with the events, 0 for none: where the event was caused; for
+	// frees that do not say, where the block was asked for (as PyTorch has it).
+	Stack  uint32
+	Thread uint32 // the kernel's number of the thread that caused the event, 0 unknown
 	Tag    uint16 // Alloc, FreeRequested, FreeCompleted, OOM: the request's number, 0 is none
 	Kind   Kind
 	Flags  uint8
+	// Library numbers who asked, where Tag is told: an index into the list of libraries that goes with the events, 0 is
+	// unsaid.
+	Library uint8
 }

@@ -85,6 +85,8 @@ type Heap struct {
 	MinRest uint64
 	whole   bool // MinRest is larger than any rest, and nothing is taken instead
 
+	stacks []uint32 // by ID; nil unless KeepStacks is on. Not 0 for Used and Pending blocks only
+
 	ranges     []ID   // first block of each range
 	FreeBytes  uint64 // sum over Free blocks
 	UsedBytes  uint64 // sum over Used and Pending blocks
@@ -257,6 +259,9 @@ func (h *Heap) freed(id ID, place, stamp uint64) {
 	b.State = Free
 	b.Stamp = max(b.Stamp, stamp)
 	b.Requested, b.Uses, b.Tag = 0, 0, 0
+	if h.stacks != nil {
+		h.stacks[id] = 0
+	}
 	h.FreeBlocks++
 }
 
@@ -451,6 +456,9 @@ func (h *Heap) record() ID {
 		return id
 	}
 	h.blocks = append(h.blocks, Block{})
+	if h.stacks != nil {
+		h.stacks = append(h.stacks, 0)
+	}
 	return ID(len(h.blocks) - 1)
 }
 

@@ -12,11 +12,12 @@ import (
 // who calls it.
 var mayImport = map[string][]string{
 	// The engine, and below it.
-	".":              {"cuda", "event", "internal/front", "internal/heap", "internal/units", "internal/vm", "resource"},
-	"internal/front": {},
-	"internal/heap":  {},
-	"internal/vm":    {"cuda"},
-	"resource":       {"cuda"},
+	".":               {"cuda", "event", "internal/front", "internal/heap", "internal/stacks", "internal/units", "internal/vm", "resource"},
+	"internal/front":  {},
+	"internal/heap":   {},
+	"internal/stacks": {},
+	"internal/vm":     {"cuda"},
+	"resource":        {"cuda"},
 	// Resources that need more than the driver, resources by name, and the suite that every resource passes.
 	"resource/nccl":         {"cuda", "resource"},
 	"resource/open":         {"cuda", "internal/units", "resource", "resource/nccl"},

@@ -1,0 +1,214 @@
+package cistern_test
+
+import (
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/cistern-gpu/cistern"
+	"github.com/cistern-gpu/cistern/cuda"
+	"github.com/cistern-gpu/cistern/cuda/sim"
+	"github.com/cistern-gpu/cistern/event"
+)
+
+// stackUses is what StackUsage must say of blocks whose stacks are known.
+func stackUses(live map[cuda.Ptr]cistern.Block) map[uint32]cistern.StackUse {
+	out := map[uint32]cistern.StackUse{}
+	for _, b := range live {
+		u := out[b.Stack]
+		out[b.Stack] = cistern.StackUse{Stack: b.Stack, Blocks: u.Blocks + 1, Requested: u.Requested + b.Requested, Allocated: u.Allocated + b.Size}
+	}
+	return out
+}
+
+// checkStacks holds StackUsage, Base, Blocks and Snapshot against what is live.
+func checkStacks(t *testing.T, e *engine, live map[cuda.Ptr]cistern.Block) {
+	t.Helper()
+	want := stackUses(live)
+	got := e.dev.StackUsage()
+	for i, u := range got {
+		if u != want[u.Stack] || i > 0 && u.Allocated > got[i-1].Allocated {
+			t.Fatalf("%+v at %d, want %+v", u, i, want[u.Stack])
+		}
+	}
+	if len(got) != len(want) {
+		t.Fatalf("%d stacks are in use, want %d", len(got), len(want))
+	}
+	for p, b := range live {
+		if x, err := e.a.Base(p); err != nil || x.Stack != b.Stack {
+			t.Fatalf("Base(%#x) = %+v, %v; want stack %d", uint64(p), x, err, b.Stack)
+		}
+	}
+	for _, g := range e.dev.Snapshot() {
+		for _, b := range g.Blocks {
+			x := live[cuda.Ptr(b.Addr)]
+			if b.State == cistern.BlockUsed && b.Stack != x.Stack || b.State == cistern.BlockFree && b.Stack != 0 {
+				t.Fatalf("%+v in the snapshot, want stack %d", b, x.Stack)
+			}
+		}
+	}
+}
+
+// A block remembers where it was asked for while stacks are kept, and what is freed remembers nothing.
+func TestStacks(t *testing.T) {
+	e := newEngine(t, sim.Options{Capacity: 256 * mib}, cistern.Options{}, 2)
+	var stacks []uint32
+	for i := range 20 {
+		stacks = append(stacks, e.a.StackOf([]uint64{uint64(i), 7, 8, 9}))
+	}
+	if n := e.a.StackOf([]uint64{3, 7, 8, 9}); n != stacks[3] || !slices.Equal(e.a.StackFrames(n), []uint64{3, 7, 8, 9}) || e.a.StackTable().Stacks != 20 {
+		t.Errorf("stack %d: %v, %+v", n, e.a.StackFrames(n), e.a.StackTable())
+	}
+	ask := func(size uint64, o cistern.AllocOptions) cuda.Ptr {
+		p, err := e.dev.AllocWith(size, e.streams[0], o)
+		must(t, err)
+		return p
+	}
+	before := ask(1000, cistern.AllocOptions{Stack: stacks[0]})
+	if u := e.dev.StackUsage(); u != nil {
+		t.Errorf("%+v while no stacks are kept", u)
+	}
+	e.a.KeepStacks(true)
+	live := map[cuda.Ptr]cistern.Block{}
+	note := func(p cuda.Ptr) {
+		b, err := e.a.Base(p)
+		must(t, err)
+		live[p] = b
+	}
+	note(before)
+	if live[before].Stack != 0 {
+		t.Error("a block remembers what was not kept")
+	}
+	pool := e.pool(t, 1, cistern.PoolOptions{})
+	rng := rand.New(rand.NewPCG(7, 9))
+	for i := range 4000 {
+		if len(live) > 0 && rng.IntN(100) < 48 {
+			for p := range live {
+				if rng.IntN(4) == 0 {
+					must(t, e.a.RecordStream(p, e.streams[1]))
+				}
+				e.free(t, p)
+				delete(live, p)
+				break
+			}
+		} else {
+			o := cistern.AllocOptions{HostOrder: rng.IntN(5) == 0}
+			if rng.IntN(3) > 0 {
+				o.Stack = stacks[rng.IntN(len(stacks))]
+			}
+			if rng.IntN(3) == 0 {
+				o.Pool = pool
+			}
+			size := 1 + rng.Uint64N(1<<(9+rng.IntN(11)))
+			p := ask(size, o)
+			if b, err := e.a.Base(p); err != nil || b.Stack != o.Stack {
+				t.Fatalf("%+v, %v; want stack %d", b, err, o.Stack)
+			}
+			note(p)
+		}
+		if i%500 == 0 {
+			checkStacks(t, e, live)
+		}
+	}
+	checkStacks(t, e, live)
+	blocks := pool.Blocks()
+	for _, b := range blocks {
+		e.free(t, b.Base)
+	}
+	must(t, pool.Restore(blocks))
+	if !slices.Equal(pool.Blocks(), blocks) {
+		t.Error("a restored pool has lost stacks")
+	}
+	checkStacks(t, e, live)
+	e.a.KeepStacks(false)
+	e.a.KeepStacks(true)
+	for p, b := range live {
+		b.Stack = 0
+		live[p] = b
+	}
+	checkStacks(t, e, live)
+	for p := range live {
+		e.free(t, p)
+	}
+	must(t, e.dev.Trim())
+	if u := e.dev.StackUsage(); len(u) != 0 {
+		t.Errorf("nothing is out, and yet %+v", u)
+	}
+}
+
+// The history tells on whose behalf things happened: a block's tag and library in its whole life, the request's stack and
+// thread, those of the free where it names them, and else where the block was asked for.
+func TestHistoryTellsWho(t *testing.T) {
+	e := newEngine(t, sim.Options{Capacity: 64 * mib}, cistern.Options{History: 1000}, 2)
+	asked, gave := e.a.StackOf([]uint64{1, 2}), e.a.StackOf([]uint64{3, 2})
+	o := cistern.AllocOptions{Tag: 5, Library: 9, Stack: asked, Thread: 77}
+	for _, kept := range []bool{false, true} {
+		e.a.KeepStacks(kept)
+		for _, with := range []cistern.FreeOptions{{}, {Thread: 88}, {Stack: gave, Thread: 88}, {Stream: e.streams[1], Thread: 88}, {Stack: gave, Stream: e.streams[0]}} {
+			for _, recorded := range []bool{false, true} {
+				e.dev.DrainHistory(nil)
+				p, err := e.dev.AllocWith(3*mib, e.streams[0], o)
+				must(t, err)
+				if recorded {
+					must(t, e.a.RecordStream(p, e.streams[1]))
+				}
+				must(t, e.a.FreeWith(p, with))
+				must(t, e.dev.Trim())
+				back := with.Stack
+				if back == 0 && kept {
+					back = asked
+				}
+				want := map[event.Kind]event.Event{
+					event.SegmentMap:    {Stack: asked, Thread: 77},
+					event.Alloc:         {Tag: 5, Library: 9, Stack: asked, Thread: 77},
+					event.FreeRequested: {Tag: 5, Library: 9, Stack: back, Thread: with.Thread},
+					event.FreeCompleted: {Tag: 5, Library: 9, Stack: back, Thread: with.Thread},
+				}
+				seen := map[event.Kind]int{}
+				for _, x := range e.dev.DrainHistory(nil) {
+					w, ok := want[x.Kind]
+					seen[x.Kind]++
+					if ok && (x.Tag != w.Tag || x.Library != w.Library || x.Stack != w.Stack || x.Thread != w.Thread) {
+						t.Errorf("kept %v, free %+v: %v with %+v, want %+v", kept, with, x.Kind, x, w)
+					}
+				}
+				if seen[event.SegmentMap] == 0 || seen[event.Alloc] != 1 || seen[event.FreeRequested] != 1 || seen[event.FreeCompleted] != 1 {
+					t.Errorf("kept %v, free %+v: %v", kept, with, seen)
+				}
+			}
+		}
+	}
+	if _, err := e.dev.AllocWith(100*mib, e.streams[0], o); err == nil {
+		t.Fatal("100 MiB of 64")
+	}
+	all := e.dev.DrainHistory(nil)
+	if x := all[len(all)-1]; x.Kind != event.OOM || x.Tag != 5 || x.Library != 9 || x.Stack != asked || x.Thread != 77 {
+		t.Errorf("%+v", x)
+	}
+	// A second free is an error as ever.
+	p := e.alloc(t, 1000, e.streams[0])
+	must(t, e.a.FreeWith(p, cistern.FreeOptions{Thread: 1}))
+	if err := e.a.FreeWith(p, cistern.FreeOptions{Thread: 1}); err == nil {
+		t.Error("a block was freed twice")
+	}
+	if err := e.a.FreeWith(12345, cistern.FreeOptions{}); err == nil || e.a.FreeWith(0, cistern.FreeOptions{}) != nil {
+		t.Error("an address that is no block was freed")
+	}
+}
+
+// Kept stacks cost no Go memory and no driver call where requests are met from the cache.
+func TestSteadyStateOfStacks(t *testing.T) {
+	e := newEngine(t, sim.Options{}, cistern.Options{}, 1)
+	e.a.KeepStacks(true)
+	frames := []uint64{1, 2, 3, 4, 5, 6, 7}
+	round := func() {
+		p, err := e.dev.AllocWith(5000, e.streams[0], cistern.AllocOptions{Stack: e.a.StackOf(frames), Thread: 5})
+		must(t, err)
+		must(t, e.a.FreeWith(p, cistern.FreeOptions{Thread: 5}))
+	}
+	round()
+	e.drv.ResetCalls()
+	if n := testing.AllocsPerRun(1000, round); n != 0 || e.drv.Calls().Count != 0 {
+		t.Errorf("%v Go allocations, %d driver calls", n, e.drv.Calls().Count)
+	}
+}
