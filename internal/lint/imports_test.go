@@ -41,6 +41,9 @@ var mayImport = map[string][]string{
 	"internal/share": {".", "cuda"},
 	// What the audit library says of a program that is traced.
 	"internal/audit": {},
+	// What NVIDIA's management library says of a machine.
+	"internal/nvml":         {},
+	"internal/nvml/standin": {},
 	// For tests and commands on a GPU: kernels.
 	"internal/gpu": {"cuda", "cuda/nvidia"},
 	// Tests only.
