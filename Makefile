@@ -148,6 +148,7 @@ gpu-bundle: build
 	cp gpu/run.sh gpu-bundle/
 	cp -r gpu/torch gpu-bundle/torch
 	cp -r gpu/libs gpu-bundle/libs
+	cp -r gpu/see gpu-bundle/see
 	cp -r python/cistern gpu-bundle/cistern
 	find gpu-bundle -name __pycache__ -prune -exec rm -rf {} +
 	cp lib/*.so gpu-bundle/lib/
@@ -158,6 +159,7 @@ gpu-bundle: build
 	$(GO) build -trimpath -ldflags '-s -w' -o gpu-bundle/ ./cmd/gpu...
 	$(CC) -std=gnu11 -O2 -pthread -Icmd/libcistern gpu/native/behaviours.c -o gpu-bundle/behaviours -Lgpu-bundle/lib -lcistern -ldl \
 	  -Wl,-rpath,'$$ORIGIN/lib'
+	$(CC) -std=gnu11 -O2 -Wall -Wextra -pthread gpu/see/churn.c -o gpu-bundle/churn -ldl
 	mkdir gpu-bundle/examples
 	cp examples/python/*.py gpu-bundle/examples/
 	cd examples/go && $(GO) build -trimpath -ldflags '-s -w' -o $(CURDIR)/gpu-bundle/examples/squares .
@@ -172,7 +174,7 @@ gpu-bundle: build
 	@du -sh gpu-bundle
 
 gpu-test: gpu-bundle
-	gpu-bundle/run.sh test
+	gpu-bundle/run.sh test see-idle see-kill
 
 gpu-bench: gpu-bundle
 	gpu-bundle/run.sh bench

@@ -41,6 +41,18 @@
 #   libs-example    examples/sharing.py
 #   libs            all of these
 #
+# What cistern trace sees of programs on this GPU (nothing else may use it meanwhile; the parts may run at the same time on
+# GPUs of their own, which CUDA_VISIBLE_DEVICES picks):
+#   see-seed      the driver calls of the 60/70 scenario, with 80 GiB left and under expandable_segments (needs the scripts)
+#   see-agree     the traced peak against free memory, and the traced calls against PyTorch's own snapshot, over the
+#                 workloads under PyTorch's three allocators (needs the scripts); WORKLOADS=… chooses
+#   see-segments  the latter alone
+#   see-cupy      the traced peak of a CuPy program against free memory
+#   see-cost      the time of the workloads with and without tracing (needs the scripts); WORKLOADS=… chooses, ROUNDS=2
+#   see-idle      programs that use no CUDA, traced and not: time, threads, output (needs no GPU)
+#   see-kill      a traced program that is killed a hundred times
+#   see           all of these
+#
 # The scripts are workloads.py, bench_alloc.py and seed_script.py in scripts/ or in the folder CISTERN_GPU_SCRIPTS; parts
 # that need one that is not there are skipped by name. What a program writes goes into the folder that OUT names, else
 # into results/ beside this script. The programs change no setting of the GPU. The exit status is 0 when all passed.
@@ -100,6 +112,14 @@ torch() {
 # libs NAME SECONDS SCRIPT : runs a Python program of libs/.
 libs() {
   run "$1" "$2" "$python" "libs/$3"
+}
+
+# see NAME SECONDS SCRIPT ARGUMENTS... : runs a Python program of see/.
+see() {
+  name=$1
+  seconds=$2
+  shift 2
+  run "$name" "$seconds" "$python" "see/$@"
 }
 
 part() {
@@ -175,9 +195,17 @@ part() {
     libs-cost) libs "$1" 400 cost.py ;;
     libs-example) run "$1" 120 env PYTHONPATH="$here" "$python" examples/sharing.py ;;
     libs) for p in fill counts order cooperate cost example; do part "libs-$p"; done ;;
-    all) for p in test resources native bench query pause examples torch libs; do part $p; done ;;
+    see-seed) see "$1" 300 seed.py ;;
+    see-agree) see "$1" 590 agree.py --no-cupy ${WORKLOADS:+--workloads "$WORKLOADS"} ;;
+    see-segments) see "$1" 590 agree.py --only segments --name see-segments ${WORKLOADS:+--workloads "$WORKLOADS"} ;;
+    see-cupy) see "$1" 200 agree.py --only-cupy --name see-cupy ;;
+    see-cost) see "$1" 590 cost.py --rounds "${ROUNDS:-2}" ${WORKLOADS:+--workloads "$WORKLOADS"} ;;
+    see-idle) see "$1" 200 idle.py ;;
+    see-kill) see "$1" 300 kill.py ;;
+    see) for p in seed agree cupy cost idle kill; do part "see-$p"; done ;;
+    all) for p in test resources native bench query pause examples torch libs see; do part $p; done ;;
     *)
-      echo "run.sh: $1: want test, bench, resources, query, pause, native, native-two, examples, torch, torch-{load,seed,test,native,pools,steady,oom,stress,bench,workloads,peer,two}, libs, libs-{fill,counts,order,cooperate,cost,example} or all" >&2
+      echo "run.sh: $1: want test, bench, resources, query, pause, native, native-two, examples, torch, torch-{load,seed,test,native,pools,steady,oom,stress,bench,workloads,peer,two}, libs, libs-{fill,counts,order,cooperate,cost,example}, see, see-{seed,agree,segments,cupy,cost,idle,kill} or all" >&2
       exit 2
       ;;
   esac
