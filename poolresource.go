@@ -35,18 +35,14 @@ func (r *poolResource) Alloc(size, align uint64, h cuda.Stream) (cuda.Ptr, error
 	if err != nil {
 		return 0, err
 	}
-	var by origin
-	if catch := p.dev.catch.Load(); catch != nil {
-		by.stack = (*catch)(size)
-	}
 	if align <= heap.Align {
-		return p.alloc(size, st, by)
+		return p.alloc(size, st, origin{})
 	}
 	n := p.round(size)
 	if !p.noSplit { // else a segment has it of itself
 		n += align - heap.Align
 	}
-	return p.request(&climb{n: n, size: size, align: align, by: by}, st)
+	return p.request(&climb{n: n, size: size, align: align}, st)
 }
 
 func (r *poolResource) Free(ptr cuda.Ptr, size, _ uint64, h cuda.Stream) error {

@@ -72,21 +72,11 @@ func (d *Device) Alloc(size uint64, st *Stream) (cuda.Ptr, error) {
 	if p == nil || p.dev != d {
 		p = d.pool0
 	}
-	var by origin
-	if catch := d.catch.Load(); catch != nil {
-		by.stack = (*catch)(size)
-	}
-	return p.alloc(size, st, by)
+	return p.alloc(size, st, origin{})
 }
 
 // Alloc hands out memory of the pool; see Device.Alloc.
-func (p *Pool) Alloc(size uint64, st *Stream) (cuda.Ptr, error) {
-	var by origin
-	if catch := p.dev.catch.Load(); catch != nil {
-		by.stack = (*catch)(size)
-	}
-	return p.alloc(size, st, by)
-}
+func (p *Pool) Alloc(size uint64, st *Stream) (cuda.Ptr, error) { return p.alloc(size, st, origin{}) }
 
 // alloc hands out memory on somebody's behalf.
 func (p *Pool) alloc(size uint64, st *Stream, by origin) (cuda.Ptr, error) {

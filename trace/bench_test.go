@@ -119,10 +119,26 @@ func BenchmarkGunzip(b *testing.B) {
 	b.SetBytes(n)
 }
 
-// MB/s of both are of the uncompressed pickle, so that they compare with BenchmarkReadSnapshot.
+// MB/s of all are of the uncompressed pickle, so that they compare with BenchmarkReadSnapshot. B/event is the file's.
 func BenchmarkCistern(b *testing.B) {
 	path := benchFile(b)
 	f := mustRead(b, path)
+	benchCistern(b, f, path)
+	// Two threads that take turns, and a tag for each stack, as programs have that tag their modules.
+	t := f.Traces[0]
+	t.Threads = map[uint32]string{4_001_234: "python", 4_001_301: "pt_autograd_0"}
+	t.Libraries, t.Tags = []string{"", "torch"}, make([]string, 41)
+	for i := range t.Events {
+		e := &t.Events[i]
+		e.Tag, e.Library, e.Thread = uint16(e.Stack*2654435761>>16%41), 1, 4_001_234
+		if i/100%3 == 0 {
+			e.Thread = 4_001_301
+		}
+	}
+	b.Run("labelled", func(b *testing.B) { benchCistern(b, f, path) })
+}
+
+func benchCistern(b *testing.B, f *File, path string) {
 	var out bytes.Buffer
 	if err := WriteCistern(&out, f); err != nil {
 		b.Fatal(err)
@@ -134,6 +150,7 @@ func BenchmarkCistern(b *testing.B) {
 				b.Fatal(err)
 			}
 		}
+		b.ReportMetric(float64(out.Len())/float64(len(f.Traces[0].Events)), "B/event")
 	})
 	b.Run("read", func(b *testing.B) {
 		b.SetBytes(f.DecodedBytes)

@@ -13,7 +13,7 @@ import (
 )
 
 // cisternFactor bounds the memory of a file in Cistern's format by the decompressed bytes of its blocks: an event takes
-// at least two of them and becomes 48.
+// at least two of them and becomes 56.
 const cisternFactor = 30
 
 type cisternReader struct {
@@ -39,6 +39,8 @@ type readTrace struct {
 	t     *Trace
 	table int
 	ev    rawTrace
+	// failure is the part of one of which more is to come.
+	failure []byte
 }
 
 // readCistern reads a file of Cistern's own format; see format.md.
@@ -162,7 +164,7 @@ func (r *cisternReader) content(typ byte, at int64, path string) (end bool, err 
 			return false, fmt.Errorf("table %d of %d", i, len(r.tables))
 		}
 		err = r.table(typ, r.tables[i], c)
-	case blockStreams, blockPools, blockSegments, blockBlocks, blockEventsType, blockNotes:
+	case blockStreams, blockPools, blockSegments, blockBlocks, blockEventsType, blockNotes, blockNames, blockLabels, blockFailure:
 		i := c.u()
 		if i >= uint64(len(r.traces)) {
 			return false, fmt.Errorf("trace %d of %d", i, len(r.traces))
@@ -172,6 +174,12 @@ func (r *cisternReader) content(typ byte, at int64, path string) (end bool, err 
 			err = r.events(tr, c, at)
 		case blockSegments, blockBlocks:
 			err = r.state(typ, tr, c)
+		case blockNames:
+			err = r.names(tr, c)
+		case blockLabels:
+			err = r.blockLabels(tr, c)
+		case blockFailure:
+			err = r.failure(tr, c)
 		default:
 			err = r.numbers(typ, tr, c)
 		}
@@ -332,17 +340,9 @@ func (r *cisternReader) state(typ byte, tr *readTrace, c *cursor) error {
 		}
 		return nil
 	}
-	seg := c.u()
-	var blocks *[]Block
-	switch {
-	case list == 0 && seg == 0:
-		blocks = &t.Initial
-	case list == 1 && seg < uint64(len(t.Final)):
-		blocks = &t.Final[seg].Blocks
-	case list == 2 && seg < uint64(len(t.InitialSegments)):
-		blocks = &t.InitialSegments[seg].Blocks
-	default:
-		return fmt.Errorf("list %d, segment %d of blocks", list, seg)
+	blocks, err := t.blockList(list, c.u())
+	if err != nil {
+		return err
 	}
 	n := c.count(7)
 	if err := r.b.take(int64(n) * 2 * blockSize); err != nil {
@@ -376,8 +376,10 @@ func (r *cisternReader) events(tr *readTrace, c *cursor, at int64) error {
 	var bad int
 	r.decoded, bad, ok = decodeEvents(r.decoded[:0], c, int(n))
 	streams, pools, stacks := uint64(len(tr.t.Streams)), uint64(len(tr.t.Pools)), uint64(len(r.tables[tr.table].stacks))
+	tags, libraries := max(1, len(tr.t.Tags)), max(1, len(tr.t.Libraries))
 	for k, e := range r.decoded {
-		if e.Kind >= event.NumKinds || uint64(e.Stream) >= streams || uint64(e.Pool) >= pools || uint64(e.Stack) >= stacks {
+		if e.Kind >= event.NumKinds || uint64(e.Stream) >= streams || uint64(e.Pool) >= pools || uint64(e.Stack) >= stacks ||
+			int(e.Tag) >= tags || int(e.Library) >= libraries {
 			ok, bad = false, k
 			break
 		}
@@ -408,6 +410,10 @@ func (r *cisternReader) finish(at int64, ended bool) ([]*Trace, error) {
 		if len(t.Pools) == 0 {
 			t.Pools = []PoolID{{}}
 		}
+		if len(t.Stacks[0]) > 0 || t.Pools[0] != (PoolID{}) || len(t.Tags) > 0 && t.Tags[0] != "" ||
+			len(t.Libraries) > 0 && t.Libraries[0] != "" {
+			return nil, whole("the first stack, pool, tag or library of device %d is one; expected those that stand for none", t.Device)
+		}
 		ok := true
 		check := func(stream, pool, stack uint32) {
 			ok = ok && int(stream) < len(t.Streams) && int(pool) < len(t.Pools) && int(stack) < len(t.Stacks)
@@ -427,12 +433,19 @@ func (r *cisternReader) finish(at int64, ended bool) ([]*Trace, error) {
 		if !ok {
 			return nil, whole("a segment or block of device %d refers to what is not there", t.Device)
 		}
-		if tr.ev.n == 0 {
+		if ended && tr.failure != nil {
+			return nil, whole("a failure of device %d has no end", t.Device)
+		}
+		// A process may have kept no history, and yet written what it held, or why a request failed.
+		if tr.ev.n == 0 && len(t.Failures) == 0 && len(t.Initial) == 0 {
 			continue
 		}
 		var err error
 		if t.Events, err = tr.ev.join(r.b); err != nil {
 			return nil, err
+		}
+		if !t.checkLabels(!ended) {
+			return nil, whole("a block or failure of device %d has a label, stack or event that is not there", t.Device)
 		}
 		if !ended {
 			t.Final = nil

@@ -63,6 +63,13 @@ func TestCisternCutAnywhere(t *testing.T) {
 	for n := len(cisternMagic); n < len(file); n++ {
 		got, err := Read(bytes.NewReader(file[:n]), "some.file")
 		want := whole(n)
+		if want == 0 && err == nil && len(got.Traces[0].Failures) > 0 {
+			// What the process said of a failure is worth having without the events that led to it.
+			if f := got.Traces[0].Failures[0]; f.Event != -1 || len(got.Traces[0].Events) != 0 {
+				t.Fatalf("%d bytes: failure at event %d of %d", n, f.Event, len(got.Traces[0].Events))
+			}
+			continue
+		}
 		if want == 0 {
 			if err == nil || !strings.Contains(err.Error(), "the file was cut off before its first event") {
 				t.Fatalf("%d bytes: %v", n, err)
@@ -147,6 +154,11 @@ func TestHostileCistern(t *testing.T) {
 		}
 		return b
 	}
+	// ended is a whole file of one trace without events.
+	ended := func(blocks ...[]byte) []byte {
+		b := head(blocks...)
+		return append(binary.LittleEndian.AppendUint64(append(b, block(blockIndex, uv(0, 0))...), uint64(len(b))), cisternTrailer...)
+	}
 	tr := block(blockTrace, append(append(uv(0, 0, 0), 1, 0, 0, 0, 1), make([]byte, 8)...))
 	streams := block(blockStreams, append(uv(0, 1), make([]byte, 8)...))
 	pools := block(blockPools, append(uv(0, 1), make([]byte, 16)...))
@@ -174,6 +186,27 @@ func TestHostileCistern(t *testing.T) {
 		"a final block of no stream": {head(tr, streams, pools, stacks, block(blockBlocks, append(uv(0, 0, 0, 1, 0, 1, 1, 9, 0,
 			0), 1)), block(blockEventsType, append(uv(0, 0, 1), 1, 1, 1, 0, 2, 0, 0, 1, 0, 0))),
 			"a segment or block of device 0 refers to what is not there"},
+		"an event of no tag": {head(tr, streams, pools, stacks, block(blockEventsType, append(uv(0, 0, 1), 1, 0x81, 1, 0, 2, 0, 0, 1, 0,
+			4, 0, 1, 0, 0))), "event 0 of device 0: the event is of an unknown kind or refers to what is not there"},
+		"a label that was not before": {head(tr, streams, pools, stacks, block(blockEventsType, append(uv(0, 0, 1), 1, 0x81, 1, 0, 2, 0,
+			0, 1, 0, 1, 1))), "event 0 of device 0"},
+		"a tag of 17 bits": {head(tr, streams, pools, stacks, block(blockEventsType, append(uv(0, 0, 1), 1, 0x81, 1, 0, 2, 0,
+			0, 1, 0, 6, 0, 0x80, 0x80, 4, 0, 0))), "event 0 of device 0"},
+		"2^60 names":           {head(tr, block(blockNames, uv(0, 0, 1<<60))), "ends early"},
+		"a list of names":      {head(tr, block(blockNames, uv(0, 3, 0))), "list 3 of names"},
+		"257 libraries":        {head(tr, block(blockNames, append(uv(0, 1, 257), make([]byte, 257)...))), "0 tags and 257 libraries"},
+		"labels of no block":   {head(tr, block(blockLabels, uv(0, 0, 0, 1, 0, 1, 1))), "ends early or refers"},
+		"labels of no segment": {head(tr, block(blockLabels, uv(0, 1, 7, 0))), "list 1, segment 7 of blocks"},
+		"a failure of no tag": {head(tr, block(blockFailure, append(append(uv(0, 0), 11), `{"tag":1}  `...))),
+			"a block or failure of device 0 has a label, stack or event that is not there"},
+		"a failure at event -2": {head(tr, block(blockFailure, append(append(uv(0, 0), 12), `{"event":-2}`...))),
+			"a block or failure of device 0"},
+		"a failure that is not JSON": {head(tr, block(blockFailure, append(append(uv(0, 0), 2), "{\n"...))), "a failure: unexpected end of JSON"},
+		"a failure of many steps": {head(tr, bytes.Repeat(block(blockFailure, append(uv(0, 1, 1e6-1), bytes.Repeat([]byte("{},"),
+			333333)...)), 12)), "needs more memory"},
+		"a failure without an end": {ended(tr, block(blockFailure, append(uv(0, 1), 1, '{'))), "a failure of device 0 has no end"},
+		"a tag 0 with a name": {head(tr, block(blockNames, append(uv(0, 0, 1, 1), 'x')), streams, pools, stacks, block(blockEventsType,
+			append(uv(0, 0, 1), 1, 1, 1, 0, 2, 0, 0, 1, 0, 0))), "the first stack, pool, tag or library of device 0 is one"},
 		"an index that lies": {head(tr, block(blockIndex, uv(0, 7))), "device 0 has 0 events; expected 7"},
 		"300 traces":         {head(bytes.Repeat(tr, 2)), "expected trace 1"},
 	} {
@@ -187,9 +220,16 @@ func TestCisternRandomEvents(t *testing.T) {
 	tr := &Trace{Format: FormatRMM, Device: 3, Streams: []uint64{0, 1, 2, 1 << 63}, Pools: []PoolID{{}, {1, 2}},
 		Stacks: []Stack{nil}, Settings: Settings{MaxSplitSize: -1}}
 	number := func() uint64 { return rng.Uint64() >> rng.IntN(65) << rng.IntN(20) }
+	tr.Tags, tr.Libraries = make([]string, 1<<16), make([]string, 1<<8)
 	for range 50_000 {
 		e := event.Event{Addr: number(), Size: number(), TimeUS: int64(number()), Stream: uint32(rng.IntN(4)),
 			Pool: uint32(rng.IntN(2)), Kind: event.Kind(rng.IntN(int(event.NumKinds)))}
+		switch rng.IntN(4) {
+		case 0:
+			e.Tag, e.Library, e.Thread = uint16(rng.Uint32()), uint8(rng.Uint32()), uint32(number())
+		case 1:
+			e.Tag, e.Thread = uint16(rng.IntN(3)), uint32(rng.IntN(2))
+		}
 		if rng.IntN(4) == 0 {
 			e.Handle, e.Flags = number(), uint8(rng.Uint32())
 		}

@@ -36,6 +36,21 @@ const (
 	blockIndex
 )
 
+// Blocks that only files with labels and failures have; readers that do not know them pass over them. 128 to 131 are
+// driver.go's.
+const (
+	blockNames = 132 + iota
+	blockLabels
+	blockFailure
+)
+
+// Lists of names, in blockNames.
+const (
+	namesTags = iota
+	namesLibraries
+	namesThreads
+)
+
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 // WriteCistern writes f in Cistern's own format. What it reads back is equal, but for the path and the name of the
@@ -77,6 +92,7 @@ type Writer struct {
 	off    int64
 	b, zb  []byte
 	cols   columns
+	labels labels
 	traces []writtenTrace
 	tables []writtenTable
 	index  []indexEntry
@@ -86,6 +102,10 @@ type Writer struct {
 type writtenTrace struct {
 	table          int
 	streams, pools int // written so far
+	tags           int
+	libraries      int
+	threads        map[uint32]string
+	failures       int
 	events         uint64
 }
 
@@ -241,8 +261,8 @@ func (w *Writer) settings(s *Settings) {
 	}
 }
 
-// Sync writes what t's tables have gained since they were last written: streams, pools, frames, stacks. Events may
-// refer to it from then on.
+// Sync writes what t's tables have gained since they were last written: streams, pools, frames, stacks, tags, libraries,
+// names of threads; and failures. Events may refer to it from then on.
 func (w *Writer) Sync(i int, t *Trace) error {
 	w.sync(i, t)
 	return w.err
@@ -258,6 +278,7 @@ func (w *Writer) sync(i int, t *Trace) {
 	wt.pools = len(t.Pools)
 
 	w.syncTable(wt.table, t.Frames, t.Stacks)
+	w.syncLabels(i, t)
 }
 
 // syncTable writes what a table of frames and stacks has gained.
@@ -337,6 +358,7 @@ func (w *Writer) blocks(trace, list, seg int, blocks []Block) {
 		w.u(uint64(b.Stack))
 		w.u8(byte(b.State))
 	})
+	w.blockLabels(trace, list, seg, blocks)
 }
 
 // Events writes the next events of trace i: a block for each 16,384.
@@ -350,14 +372,18 @@ func (w *Writer) Events(i int, events []event.Event) error {
 }
 
 func (w *Writer) events(i int, events []event.Event) {
+	wt := &w.traces[i]
 	for k := range events {
-		if events[k].Kind >= event.NumKinds {
-			w.err = fmt.Errorf("an event of kind %d", events[k].Kind)
+		e := &events[k]
+		if e.Kind >= event.NumKinds {
+			w.err = fmt.Errorf("an event of kind %d", e.Kind)
+			return
+		}
+		if w.err = wt.knows(e.Tag, e.Library); w.err != nil {
 			return
 		}
 	}
-	w.cols.encode(events)
-	wt := &w.traces[i]
+	w.cols.encode(events, &w.labels)
 	w.index = append(w.index, indexEntry{w.off, i, wt.events, uint64(len(events)), events[0].TimeUS,
 		events[len(events)-1].TimeUS})
 	w.b = w.b[:0]

@@ -2,27 +2,60 @@ package trace
 
 import (
 	"encoding/binary"
+	"math"
 	"math/bits"
 
 	"github.com/cistern-gpu/cistern/event"
 )
 
-// Events in columns, as format.md describes them: about 8 bytes an event where the struct has 48. Cistern's files are
+// Events in columns, as format.md describes them: about 8 bytes an event where the struct has 56. Cistern's files are
 // made of them, and readers of every format keep what they have read so far in them.
 const (
 	tagSame   = 0x10 // address, size, stream, pool, stack as before
 	tagPlace  = 0x20 // stream, pool, stack in the last column
 	tagHandle = 0x40 // handle, flags in the last column
+	tagLabel  = 0x80 // tag, library, thread in the last column
 )
 
 // columns are tags, times, addresses, sizes, and the rest.
 type columns [5][]byte
 
+// label is who an event is for. Runs have few of them and go to and fro between these, so that events number those of
+// their block.
+type label struct {
+	thread  uint32
+	tag     uint16
+	library uint8
+}
+
+func labelOf(e *event.Event) label { return label{e.Thread, e.Tag, e.Library} }
+
+// labels numbers the labels of a block of events from 1, in the order in which they appear.
+type labels struct {
+	numbers map[label]uint64
+}
+
+// append writes a label that is not that of the event before: its number, or 0 and what it is.
+func (l *labels) append(b []byte, x label) []byte {
+	if n := l.numbers[x]; n != 0 {
+		return binary.AppendUvarint(b, n)
+	}
+	if l.numbers == nil {
+		l.numbers = map[label]uint64{}
+	}
+	l.numbers[x] = uint64(len(l.numbers)) + 1
+	b = append(b, 0)
+	b = binary.AppendUvarint(b, uint64(x.tag))
+	b = append(b, x.library)
+	return binary.AppendUvarint(b, uint64(x.thread))
+}
+
 // encode replaces the columns by events.
-func (c *columns) encode(events []event.Event) {
+func (c *columns) encode(events []event.Event, l *labels) {
 	for i := range c {
 		c[i] = c[i][:0]
 	}
+	clear(l.numbers)
 	var all uint64
 	for k := range events {
 		all |= events[k].Addr
@@ -53,6 +86,10 @@ func (c *columns) encode(events []event.Event) {
 			tag |= tagHandle
 			c[4] = binary.AppendUvarint(c[4], e.Handle)
 			c[4] = append(c[4], e.Flags)
+		}
+		if x := labelOf(e); x != labelOf(last) {
+			tag |= tagLabel
+			c[4] = l.append(c[4], x)
 		}
 		c[0] = append(c[0], tag)
 		c[1] = binary.AppendVarint(c[1], e.TimeUS-last.TimeUS)
@@ -86,6 +123,7 @@ func decodeEvents(dst []event.Event, c *cursor, n int) (events []event.Event, ba
 		return dst, -1, false
 	}
 	var e event.Event
+	var known []label
 	for k, tag := range tags {
 		e.Kind = event.Kind(tag & 0x0f)
 		e.TimeUS += times.i()
@@ -102,12 +140,33 @@ func decodeEvents(dst []event.Event, c *cursor, n int) (events []event.Event, ba
 				e.Handle, e.Flags = rest.u(), rest.u8()
 			}
 		}
-		if tag&0x80 != 0 || times.bad || addrs.bad || sizes.bad || rest.bad {
+		if tag&tagLabel != 0 {
+			x, ok := readLabel(rest, &known)
+			if !ok {
+				return dst, k, false
+			}
+			e.Tag, e.Library, e.Thread = x.tag, x.library, x.thread
+		}
+		if times.bad || addrs.bad || sizes.bad || rest.bad {
 			return dst, k, false
 		}
 		dst = append(dst, e)
 	}
 	return dst, -1, len(times.b) == 0 && len(addrs.b) == 0 && len(sizes.b) == 0 && len(rest.b) == 0
+}
+
+// readLabel is labels.append's inverse.
+func readLabel(c *cursor, known *[]label) (x label, ok bool) {
+	if n := c.u(); n > 0 {
+		if n > uint64(len(*known)) {
+			return x, false
+		}
+		return (*known)[n-1], true
+	}
+	tag, library, thread := c.u(), c.u8(), c.ref()
+	x = label{thread, uint16(tag), library}
+	*known = append(*known, x)
+	return x, tag <= math.MaxUint16
 }
 
 // eventList collects the events of one device in the order in which they come: the latest as they are, those before
@@ -117,6 +176,7 @@ type eventList struct {
 	latest []event.Event
 	packed [][]byte // blockEvents events each
 	cols   columns
+	labels labels
 }
 
 // add appends e, with the memory charged.
@@ -141,7 +201,7 @@ func (l *eventList) room(b *budget) error {
 		l.latest = append(make([]event.Event, 0, n), l.latest...)
 		return nil
 	}
-	l.cols.encode(l.latest)
+	l.cols.encode(l.latest, &l.labels)
 	n := l.cols.size()
 	if err := b.take(int64(n) + 24); err != nil {
 		return err

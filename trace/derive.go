@@ -1,6 +1,7 @@
 package trace
 
 import (
+	"math"
 	"slices"
 	"sort"
 	"strconv"
@@ -26,6 +27,7 @@ func (m *machine) traces(path, format string) ([]*Trace, error) {
 			return nil, err
 		}
 		t.Streams = d.streams.vals
+		t.Tags, t.Libraries, t.Threads = d.names.tags.names, d.names.libraries.names, d.names.threads
 		if err := t.walkBack(m.b, m.segmentsMade, d.hasPool); err != nil {
 			return nil, err
 		}
@@ -73,7 +75,7 @@ func (m *machine) final(t *Trace, d *rawTrace) error {
 			}
 			s.Pool = id
 		}
-		if err := m.b.take(int64(r.n) * 48); err != nil {
+		if err := m.b.take(int64(r.n) * blockSize); err != nil {
 			return err
 		}
 		s.Blocks = make([]Block, r.n)
@@ -81,6 +83,13 @@ func (m *machine) final(t *Trace, d *rawTrace) error {
 			b := &m.blocks[r.first+uint32(j)]
 			s.Blocks[j] = Block{Addr: b.addr, Size: b.size, Requested: b.requested, Stream: s.Stream, Pool: s.Pool,
 				Stack: b.stack, State: b.state}
+			if b.label != (said{}) {
+				l, err := m.labelOf(d, b.label, true)
+				if err != nil {
+					return err
+				}
+				s.Blocks[j].Tag, s.Blocks[j].Library = l.tag, l.library
+			}
 		}
 		t.Final = append(t.Final, s)
 	}
@@ -110,6 +119,10 @@ func (m *machine) notes(t *Trace, d *rawTrace) {
 	}
 	if d.noTime > 0 {
 		t.note("%d events have no time", d.noTime)
+	}
+	if d.names.lost > 0 {
+		t.note("there are more tags or libraries than the %d and %d that are told apart: the file names others %d times",
+			math.MaxUint16, math.MaxUint8, d.names.lost)
 	}
 	ids := make([]uint64, 0, len(m.unknownAction))
 	for id := range m.unknownAction {

@@ -4,12 +4,14 @@ import (
 	"bytes"
 	"encoding/binary"
 	"errors"
+	"maps"
 	"math"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/cistern-gpu/cistern/event"
+	"github.com/google/go-cmp/cmp"
 	"github.com/klauspost/compress/gzip"
 	"github.com/klauspost/compress/zstd"
 )
@@ -34,10 +36,23 @@ func anyFile(t *testing.T, b []byte) {
 	}
 	for i, tr := range f.Traces {
 		checkTrace(t, tr)
-		if got := again.Traces[i]; !slices.Equal(got.Events, tr.Events) || !slices.Equal(got.Initial, tr.Initial) ||
-			len(got.Final) != len(tr.Final) || !slices.Equal(got.Notes, tr.Notes) {
+		got := again.Traces[i]
+		if !slices.Equal(got.Events, tr.Events) || !slices.Equal(got.Initial, tr.Initial) ||
+			len(got.Final) != len(tr.Final) || !slices.Equal(got.Notes, tr.Notes) ||
+			!slices.Equal(got.Tags, tr.Tags) || !slices.Equal(got.Libraries, tr.Libraries) || !maps.Equal(got.Threads, tr.Threads) {
 			t.Fatalf("device %d is not what was written", tr.Device)
 		}
+		for k := range tr.Final {
+			if !slices.Equal(got.Final[k].Blocks, tr.Final[k].Blocks) {
+				t.Fatalf("blocks of segment %d are not what was written", k)
+			}
+		}
+		if d := cmp.Diff(tr.Failures, got.Failures); d != "" {
+			t.Fatalf("failures (-want +got):\n%s", d)
+		}
+	}
+	if slices.ContainsFunc(f.Traces, func(t *Trace) bool { return len(t.Events) == 0 }) {
+		return // a snapshot without events is none
 	}
 	if len(f.Traces) == 0 {
 		return // a driver trace of a program that got no memory on a device
@@ -53,6 +68,18 @@ func anyFile(t *testing.T, b []byte) {
 	for i, tr := range f.Traces {
 		if len(snap.Traces[i].Events) != len(tr.Events) {
 			t.Fatalf("%d events; expected %d", len(snap.Traces[i].Events), len(tr.Events))
+		}
+		for k := range tr.Events {
+			e, s := &tr.Events[k], snap.Traces[i]
+			if got, want := s.TagName(s.Events[k].Tag), strings.ToValidUTF8(tr.TagName(e.Tag), "\ufffd"); got != want {
+				t.Fatalf("event %d: tag %q; expected %q", k, got, want)
+			}
+			if got, want := s.LibraryName(s.Events[k].Library), strings.ToValidUTF8(tr.LibraryName(e.Library), "\ufffd"); got != want {
+				t.Fatalf("event %d: library %q; expected %q", k, got, want)
+			}
+			if s.Events[k].Thread != e.Thread {
+				t.Fatalf("event %d: thread %d; expected %d", k, s.Events[k].Thread, e.Thread)
+			}
 		}
 	}
 }

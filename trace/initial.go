@@ -2,10 +2,17 @@ package trace
 
 import (
 	"fmt"
+	"math"
 	"slices"
 
 	"github.com/cistern-gpu/cistern/event"
 )
+
+// FindStart fills Initial, InitialSegments and FromStart from Events and Final (which may be nil), for those who make a
+// Trace of a history and a state of their own. The pools that events name are taken as they are.
+func (t *Trace) FindStart() error {
+	return t.walkBack(&budget{limit: math.MaxInt64}, t.Final != nil, true)
+}
 
 // walkBack goes from the trace's final state backwards over its events, and so finds what was there before the first:
 // Initial, InitialSegments, FromStart. On the way it gives events the pool of the segment they lie in, unless
@@ -86,7 +93,7 @@ func (t *Trace) walkBack(b *budget, hasFinal, ownPools bool) error {
 					free = append(free, j)
 				}
 				blk := Block{Addr: e.Addr, Size: roundBlock(e.Size), Requested: e.Size, Stream: e.Stream, Pool: e.Pool,
-					State: PendingFree}
+					Tag: e.Tag, Library: e.Library, State: PendingFree}
 				if e.Kind == event.FreeRequested {
 					blk.State = Active
 				}

@@ -41,12 +41,13 @@ const (
 	kFrame
 	kSettings
 	kSubSettings // a dict inside allocator_settings
+	kLabel       // user_metadata, where it is a dict
 	numKinds
 )
 
 var kindNames = [numKinds]string{"None", "a mark", "a bool", "an int", "a negative int", "an int of more than 64 bits",
 	"a float", "a string", "bytes", "a tuple", "a tuple of two ints", "a list", "a dict", "a dict", "a list", "a list",
-	"a dict", "a list", "a dict", "a list", "a dict", "a list", "a dict", "a dict", "a dict"}
+	"a dict", "a list", "a dict", "a list", "a dict", "a list", "a dict", "a dict", "a dict", "a dict"}
 
 func (k kind) String() string { return kindNames[k] }
 

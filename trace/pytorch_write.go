@@ -14,8 +14,9 @@ import (
 
 // WritePyTorch writes the devices as one PyTorch memory snapshot: a pickle of protocol 4 that pickle.load, PyTorch's
 // torch/cuda/_memory_viz.py and its viewer (torch/utils/viz/MemoryViz.js) open. Strings, frames and stacks are written
-// once and referred to. Beyond what PyTorch writes, map and unmap events have a "handle" number where it is known, and
-// events of Cistern's own kind an action of their own ("retry", with "flags"); readers of snapshots skip both.
+// once and referred to. Tag, library and thread are lines under user_metadata, which the viewer shows. Beyond what
+// PyTorch writes, blocks have them too, map and unmap events have a "handle" number where it is known, and events of
+// Cistern's own kind an action of their own ("retry", with "flags"); readers of snapshots skip these.
 // Each trace is another device.
 func WritePyTorch(w io.Writer, devices ...*Trace) error {
 	var byDevice []*Trace
@@ -42,7 +43,7 @@ func WritePyTorch(w io.Writer, devices ...*Trace) error {
 		if t == nil {
 			continue
 		}
-		p.stacks = nil // indices are the trace's own
+		p.stacks, p.labels = nil, nil // indices are the trace's own
 		for i := range t.Final {
 			p.item(&batch)
 			if err := p.segment(t, &t.Final[i]); err != nil {
@@ -60,7 +61,7 @@ func WritePyTorch(w io.Writer, devices ...*Trace) error {
 		p.byte(opEmptyList)
 		batch = 0
 		if t != nil {
-			p.stacks = nil
+			p.stacks, p.labels = nil, nil
 			ownPools := len(t.Pools) > 1
 			for i := range t.Events {
 				p.item(&batch)
@@ -88,6 +89,7 @@ type pickler struct {
 	memo    uint32 // entries so far
 	strs    map[string]uint32
 	stacks  map[uint32]uint32 // stack of the trace being written → memo entry of its list
+	labels  map[label]uint32  // of the trace being written → memo entry of its dict
 	frames  map[Frame]uint32  // equal frames of several devices are written once
 	scratch [16]byte
 }
@@ -262,6 +264,42 @@ func (p *pickler) pool(t *Trace, key string, i uint32) error {
 	return nil
 }
 
+// label writes who an event or block is for, as lines of user_metadata.
+func (p *pickler) label(t *Trace, l label) {
+	if l == (label{}) {
+		return
+	}
+	p.str("user_metadata")
+	if i, ok := p.labels[l]; ok {
+		p.get(i)
+		return
+	}
+	p.byte(opEmptyDict)
+	i := p.memoize()
+	p.byte(opMark)
+	if l.tag != 0 {
+		p.str("tag")
+		p.str(t.TagName(l.tag))
+	}
+	if l.library != 0 {
+		p.str("library")
+		p.str(t.LibraryName(l.library))
+	}
+	if l.thread != 0 {
+		p.str("thread")
+		p.uint(uint64(l.thread))
+		if name := t.Threads[l.thread]; name != "" {
+			p.str("thread_name")
+			p.str(name)
+		}
+	}
+	p.byte(opSetitems)
+	if p.labels == nil {
+		p.labels = map[label]uint32{}
+	}
+	p.labels[l] = i
+}
+
 func (p *pickler) event(t *Trace, e *event.Event, ownPools bool) error {
 	if e.Kind == event.None || e.Kind >= event.NumKinds {
 		return fmt.Errorf("kind %d has no action in a snapshot", e.Kind)
@@ -301,6 +339,7 @@ func (p *pickler) event(t *Trace, e *event.Event, ownPools bool) error {
 			return err
 		}
 	}
+	p.label(t, labelOf(e))
 	p.byte(opSetitems)
 	return nil
 }
@@ -375,6 +414,7 @@ func (p *pickler) segment(t *Trace, s *Segment) error {
 		if err := p.stack(t, b.Stack); err != nil {
 			return err
 		}
+		p.label(t, label{tag: b.Tag, library: b.Library})
 		p.byte(opSetitems)
 	}
 	p.endList(n)

@@ -77,16 +77,28 @@ func synthetic() *File {
 	add(event.Snapshot, 0, 0, 0, 0, 0)
 	add(event.Annotation, 0, 0, 0, 0, 0)
 	t.FromStart = true
+	t.Tags = []string{"", "weights", "größe", ""}
+	t.Libraries = []string{"", "torch", "", "cupy"}
+	t.Threads = map[uint32]string{4001: "MainThread", 1<<32 - 1: "pt_autograd_0"}
+	for i, l := range []label{{4001, 0, 0}, {4001, 1, 1}, {4002, 0, 3}, {}, {4001, 1, 1}, {4001, 1, 1}, {1<<32 - 1, 2, 1}, {4002, 3, 2}} {
+		t.Events[i].Thread, t.Events[i].Tag, t.Events[i].Library = l.thread, l.tag, l.library
+	}
+	t.Events[9].Tag = 2
+	t.Failures = []*Failure{{Event: 9, TimeUS: t.Events[9].TimeUS, PID: 77, Program: []string{"python", "a.py"}, Lines: []string{"one", "two"},
+		Requested: 1 << 40, Need: 1 << 40, Pool: PoolID{0, 1}, Stream: 1<<63 + 5, Tag: 2, Library: 1, Thread: 4001, Stack: 2,
+		Steps: []FailureStep{{Rung: "grow", Tries: 2, TookUS: 5, Note: "out of memory"}}, Limits: []Limit{{"device", 80 << 30, "cuMemGetInfo"}},
+		Others: []Neighbour{{77, "python", 1 << 30, true}}}, {Event: -1, Lines: []string{"no history"}}}
 	t.Final = []Segment{
 		{Addr: base, Size: 20 * mib, Large: true, Expandable: true, Stack: 1, Blocks: []Block{
 			{Addr: base, Size: 1024, Requested: 1000, State: Inactive, Stack: 2},
-			{Addr: base + 1024, Size: 5 * mib, Requested: 5 * mib, State: PendingFree},
+			{Addr: base + 1024, Size: 5 * mib, Requested: 5 * mib, State: PendingFree, Library: 3},
 			{Addr: base + 1024 + 5*mib, Size: 15*mib - 1024, State: Inactive}}},
 		{Addr: base + 100*mib, Size: 2 * mib, Stream: 1, Pool: 1, Stack: 3, Blocks: []Block{
-			{Addr: base + 100*mib, Size: 512, Requested: 512, Stream: 1, Pool: 1, Stack: 3, State: Active},
+			{Addr: base + 100*mib, Size: 512, Requested: 512, Stream: 1, Pool: 1, Stack: 3, State: Active, Tag: 1, Library: 1},
 			{Addr: base + 100*mib + 512, Size: 2*mib - 512, Stream: 1, Pool: 1}}},
 		{Addr: 0xfffffff000000000, Size: 4 * mib, Stream: 2, Pool: 2, Large: true, Blocks: []Block{
-			{Addr: 0xfffffff000000000, Size: 4 * mib, Requested: 4*mib - 3, Stream: 2, Pool: 2, Stack: 1, State: Active}}},
+			{Addr: 0xfffffff000000000, Size: 4 * mib, Requested: 4*mib - 3, Stream: 2, Pool: 2, Stack: 1, State: Active,
+				Tag: 3, Library: 2}}},
 	}
 	return &File{Path: "made", Format: FormatPyTorch, Traces: []*Trace{t}}
 }
@@ -111,6 +123,7 @@ type plainEvent struct {
 	Kind                       event.Kind
 	Flags                      uint8
 	Stack                      string
+	Tag, Library, Thread       string
 }
 
 type plainBlock struct {
@@ -118,6 +131,7 @@ type plainBlock struct {
 	Pool                          PoolID
 	State                         BlockState
 	Stack                         []Frame
+	Tag, Library                  string
 }
 
 type plainSegment struct {
@@ -138,7 +152,7 @@ func plainOf(t *Trace) plain {
 	blocks := func(in []Block) (out []plainBlock) {
 		for _, b := range in {
 			out = append(out, plainBlock{b.Addr, b.Size, b.Requested, t.Streams[b.Stream], t.Pools[b.Pool], b.State,
-				stack(b.Stack)})
+				stack(b.Stack), t.TagName(b.Tag), t.LibraryName(b.Library)})
 		}
 		return out
 	}
@@ -159,7 +173,7 @@ func plainOf(t *Trace) plain {
 	}
 	for _, e := range t.Events {
 		p.Events = append(p.Events, plainEvent{e.Addr, e.Size, e.Handle, t.Streams[e.Stream], e.TimeUS, t.Pools[e.Pool],
-			e.Kind, e.Flags, text[e.Stack]})
+			e.Kind, e.Flags, text[e.Stack], t.TagName(e.Tag), t.LibraryName(e.Library), t.ThreadName(e.Thread)})
 	}
 	return p
 }

@@ -47,6 +47,12 @@ const (
 	sSegments
 	sDeviceTraces
 	sAllocatorSettings
+	sTag
+	sLibrary
+	sThread
+	sThreadName
+	sNothing // said where there is no user_metadata
+	sNotAvailable
 	sAlloc // the actions, in the order of event.Kind
 )
 
@@ -54,7 +60,7 @@ var known = []string{"action", "addr", "size", "stream", "time_us", "frames", "d
 	"compile_context", "user_metadata", "device", "address", "total_size", "allocated_size", "active_size",
 	"requested_size", "segment_type", "segment_pool_id", "is_expandable", "blocks", "state", "filename", "name", "line",
 	"large", "active_allocated", "active_pending_free", "active_awaiting_free", "inactive", "segments", "device_traces",
-	"allocator_settings"}
+	"allocator_settings", "tag", "library", "thread", "thread_name", "", "N/A"}
 
 const maxDevices = 256
 
@@ -90,6 +96,7 @@ type snapshot struct {
 	evHas   uint32
 	evDev   int
 	evOpen  bool
+	evLabel said
 	evCount uint64 // entries begun, in all devices
 
 	segments []rawSegment
@@ -102,6 +109,8 @@ type snapshot struct {
 	curOpen   bool
 	curIDs    []uint32
 	stacks    stackTable
+
+	labels []rawLabel // one for each dict of user_metadata
 
 	pairs   []PoolID
 	pairIDs map[PoolID]uint32
@@ -120,6 +129,7 @@ type rawTrace struct {
 	poolIDs []PoolID
 	hasPool bool // events say their own pool
 	noTime  int  // events without a time
+	names   labelNames
 }
 
 type rawSegment struct {
@@ -143,6 +153,7 @@ type rawBlock struct {
 	has                   uint32
 	stack                 uint32
 	state                 BlockState
+	label                 said
 }
 
 type rawFrame struct {

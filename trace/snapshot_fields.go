@@ -143,6 +143,8 @@ func (m *machine) setItems(dict value, items []value) error {
 			err = m.setFrame(&m.frames[dict.u], k.u, v)
 		case kRoot:
 			err = m.setRoot(k.u, v)
+		case kLabel:
+			err = m.labels[dict.u].set(k.u, v)
 		case kSettings, kSubSettings:
 			if len(m.settings) >= maxSettings {
 				return fmt.Errorf("more than %d allocator settings", maxSettings)
@@ -255,6 +257,10 @@ func (m *machine) setEvent(key uint64, v value) (err error) {
 		var n uint64
 		n, err = number(v, "flags")
 		m.ev.Flags = uint8(n)
+	case sUserMetadata:
+		m.evLabel.metadata(v)
+	case sCompileContext:
+		m.evLabel.context(v)
 	}
 	return err
 }
@@ -326,6 +332,8 @@ func (m *machine) setBlock(b *rawBlock, key uint64, v value) (err error) {
 		b.has |= hasState
 	case sFrames:
 		b.stack, err = m.stackOf(v)
+	case sUserMetadata:
+		b.label.metadata(v)
 	}
 	return err
 }

@@ -70,6 +70,10 @@ func (m *machine) newDict() error {
 			}
 		case kSettings:
 			return m.openSubSettings()
+		case kEvent, kBlock:
+			if top.u == sUserMetadata {
+				return m.openLabel()
+			}
 		}
 	}
 	return m.push(value{k: kSkipDict})
@@ -170,7 +174,7 @@ func (m *machine) openEvent(dev int) error {
 	if m.evOpen {
 		return fmt.Errorf("a trace entry inside another")
 	}
-	m.ev, m.evHas, m.evDev, m.evOpen = event.Event{}, 0, dev, true
+	m.ev, m.evHas, m.evDev, m.evOpen, m.evLabel = event.Event{}, 0, dev, true, said{}
 	m.evCount++
 	return nil
 }
@@ -203,6 +207,11 @@ func (m *machine) closeEvent() error {
 	if m.evHas&hasTime == 0 {
 		d.noTime++
 	}
+	if m.evLabel != (said{}) {
+		if err := m.labelEvent(d); err != nil {
+			return err
+		}
+	}
 	return d.add(m.b, m.ev)
 }
 
@@ -223,7 +232,7 @@ func (m *machine) openBlock() error {
 		return fmt.Errorf("a block in the list of another segment")
 	}
 	var err error
-	if m.blocks, err = grow(m.b, m.blocks, 40); err != nil {
+	if m.blocks, err = grow(m.b, m.blocks, rawBlockSize); err != nil {
 		return err
 	}
 	m.blocks = append(m.blocks, rawBlock{})

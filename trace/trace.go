@@ -5,11 +5,11 @@
 // ReadFile recognises a file by its content: input.go unpacks gzip and zstd a window ahead, read.go picks the reader.
 //
 //   - PyTorch snapshots: pickle.go runs the pickle, and can build nothing but plain data; snapshot*.go give each
-//     container the role that its place in the file says and turn it into events, frames, segments as it is completed;
-//     derive.go makes Traces of them.
+//     container the role that its place in the file says and turn it into events, frames, segments, labels as it is
+//     completed; derive.go makes Traces of them.
 //   - RMM's CSV log: rmm.go.
-//   - Cistern's own format, described in format.md: cistern_read.go, cistern_write.go; columns.go codes events;
-//     failure.go is what it holds of requests that failed.
+//   - Cistern's own format, described in format.md: cistern_read.go, cistern_write.go, cistern_labels.go for tags,
+//     libraries, threads and failures (failure.go); columns.go codes events.
 //   - Driver traces, which are files of that format with the calls of the driver beside the events: driver*.go;
 //     driver_track.go follows who holds what.
 //
