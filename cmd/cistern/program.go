@@ -21,6 +21,9 @@ import (
 // envInject says what the package does in a process: "run" or "record".
 const envInject = "_CISTERN_INJECT"
 
+// envCommand names this command, for a library that starts it.
+const envCommand = "CISTERN_COMMAND"
+
 // envChecked holds settings that were found to be good here.
 const envChecked = "_CISTERN_CONF_CHECKED"
 

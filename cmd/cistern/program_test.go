@@ -86,6 +86,61 @@ func TestRunSetsTheEnvironment(t *testing.T) {
 	}
 }
 
+// TestRunKeepsWhereMemoryGoes: the flags of attribution are settings of the program, beside the user's own.
+func TestRunKeepsWhereMemoryGoes(t *testing.T) {
+	dir := t.TempDir()
+	folder := filepath.Join(dir, "made", "oom")
+	for _, c := range []struct{ conf, args, want string }{
+		{"", "--history 500", "history:500"},
+		{"limit:1GiB", "--history 500 --stacks native+python", "limit:1GiB,history:500,stacks:native+python,stack_sample:64KiB"},
+		{"", "--stacks python --stack-sample 0", "stacks:python,stack_sample:0"},
+		{"stacks:native", "--stack-sample 1MiB", "stacks:native,stack_sample:1MiB"},
+		{"stack_sample:2MiB,stacks:python", "--stacks python", "stack_sample:2MiB,stacks:python"},
+		{"stack_sample:1MiB,stacks:python", "--stack-sample 1024KiB", "stack_sample:1MiB,stacks:python"},
+		{"", "--stacks off", "stacks:off"},
+		{"", "--report " + folder, "report:" + folder + ",history:1000000"},
+		{"history:7", "--report " + folder + " --report-child", "history:7,report:" + folder + ",report_child:true"},
+		{"", "--history 0 --report " + folder, "history:0,report:" + folder},
+		{"report:" + folder, "--report-child", "report:" + folder + ",report_child:true"},
+	} {
+		out, errs, code := asCommand(t, []string{"CISTERN_CONF=" + c.conf}, append(append([]string{"run"}, strings.Fields(c.args)...), "--", "env")...)
+		env := variables(t, out)
+		if code != 0 || errs != "" || env.get("CISTERN_CONF") != c.want || env.get(envChecked) != c.want {
+			t.Errorf("%q and %s: code %d, %q, settings %q, want %q", c.conf, c.args, code, errs, env.get("CISTERN_CONF"), c.want)
+		}
+		if command := env.get(envCommand); strings.Contains(c.args, "--report-child") != (command != "") {
+			t.Errorf("%s: the command is named %q", c.args, command)
+		}
+	}
+	if left, err := os.ReadDir(folder); err != nil || len(left) != 0 {
+		t.Errorf("%v, %v is in the folder", err, left)
+	}
+	file := filepath.Join(dir, "file")
+	if err := os.WriteFile(file, nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct{ conf, args, want string }{
+		{"history:500", "--history 501", "--history 501: the settings say history:500 already: give one of them"},
+		{"stacks:native", "--stacks python", "--stacks python: the settings say stacks:native already"},
+		{"report:/elsewhere", "--report " + folder, "--report " + folder + ": the settings say report:/elsewhere already"},
+		{"", "--history -1", "--history: history -1: must be a number of events"},
+		{"", "--stacks all", `--stacks: stacks "all": choose off, native, python or native+python`},
+		{"", "--stacks native,limit:3GiB", "--stacks: native,limit:3GiB: a setting ends at a comma"},
+		{"", "--stack-sample many --stacks native", "--stack-sample: setting stack_sample:many:"},
+		{"", "--stack-sample 1MiB", "needs stacks"},
+		{"", "--report-child", "needs report"},
+		{"", "--report " + file, "is there and is no folder"},
+		{"", "--report " + file + "/below", "not a directory"},
+		{"", "--report " + dir + "/a,b", "a setting ends at a comma"},
+		{"nonsense", "--history 5", "CISTERN_CONF: setting"},
+	} {
+		out, errs, code := asCommand(t, []string{"CISTERN_CONF=" + c.conf}, append(append([]string{"run"}, strings.Fields(c.args)...), "--", "env")...)
+		if code != exitBad || out != "" || !strings.Contains(errs, c.want) || strings.Count(errs, "\n") != 1 {
+			t.Errorf("%q and %s: code %d, %q, want %q", c.conf, c.args, code, errs, c.want)
+		}
+	}
+}
+
 func TestRunTakesTheProgramsArguments(t *testing.T) {
 	for _, args := range [][]string{
 		{"run", "--", "echo", "--conf", "x", "-o"},

@@ -14,13 +14,18 @@ const injectionHelp = "Every Python that the program starts, and the program its
 func newRun() *cobra.Command {
 	var conf string
 	var noBuild bool
+	var attribution attributionFlags
 	c := &cobra.Command{
 		Use:   "run [flags] -- PROGRAM [ARGUMENT]...",
 		Short: "Run a program in which PyTorch's memory is Cistern's",
 		Long: "Run starts a program in which PyTorch takes its GPU memory from Cistern instead of its own allocator. The program\n" +
 			"is not changed; everything under torch.cuda works, and what cannot be had is said. The first time for a\n" +
 			"version of PyTorch an adapter is compiled, which needs a C++ compiler; without one PyTorch's plain pluggable\n" +
-			"allocator is used, and one line says what is missing. `cistern doctor` looks before.\n\n" + injectionHelp,
+			"allocator is used, and one line says what is missing. `cistern doctor` looks before.\n\n" +
+			"Where its memory goes is kept if wanted: the last events (--history), where requests come from (--stacks), and a file\n" +
+			"for each out-of-memory (--report), which cistern report explains.\n\n" + injectionHelp,
+		Example: "  cistern run -- python train.py\n" +
+			"  cistern run --stacks python --report oom -- python train.py",
 		Args: programArgs,
 		RunE: func(c *cobra.Command, args []string) error {
 			env := environment(os.Environ())
@@ -30,7 +35,22 @@ func newRun() *cobra.Command {
 			if err := checkConf(env.get("CISTERN_CONF")); err != nil {
 				return fmt.Errorf("CISTERN_CONF: %w", err)
 			}
-			env.set(envChecked, env.get("CISTERN_CONF"))
+			merged, err := attribution.merge(c, env.get("CISTERN_CONF"))
+			if err != nil {
+				return err
+			}
+			if err := checkConf(merged); err != nil {
+				return err
+			}
+			if merged != env.get("CISTERN_CONF") {
+				env.set("CISTERN_CONF", merged)
+			}
+			env.set(envChecked, merged)
+			if attribution.reportChild && env.get(envCommand) == "" {
+				if self, err := os.Executable(); err == nil {
+					env.set(envCommand, self)
+				}
+			}
 			if noBuild {
 				env.set("CISTERN_BUILD", "0")
 			}
@@ -49,6 +69,7 @@ func newRun() *cobra.Command {
 	}
 	c.Flags().SetInterspersed(false)
 	c.Flags().StringVar(&conf, "conf", "", "settings, `key:value,key:value` (default the environment's CISTERN_CONF)")
+	attribution.add(c)
 	c.Flags().BoolVar(&noBuild, "no-build", false, "do not compile an adapter that is not there: use the plain allocator")
 	return c
 }

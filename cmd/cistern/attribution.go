@@ -1,0 +1,152 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	allocator "github.com/cistern-gpu/cistern"
+	"github.com/cistern-gpu/cistern/internal/units"
+)
+
+// attributionFlags are those of run that have the program's memory watched: each is a setting of CISTERN_CONF.
+type attributionFlags struct {
+	history     int
+	stacks      string
+	sample      string
+	report      string
+	reportChild bool
+}
+
+const (
+	// reportHistory is how many events are kept where a report is wanted and nobody says how many: what would have helped is
+	// found by replaying them.
+	reportHistory = 1_000_000
+	// usualSample is stack_sample where nobody says: what is smaller adds little to what is held.
+	usualSample = "64KiB"
+)
+
+var stackKinds = []string{allocator.StacksOff, allocator.StacksNative, allocator.StacksPython, allocator.StacksBoth}
+
+func (f *attributionFlags) add(c *cobra.Command) {
+	c.Flags().IntVar(&f.history, "history", 0, "keep the last `N` events of each device, for snapshots, traces and reports (setting history)")
+	c.Flags().StringVar(&f.stacks, "stacks", "", "keep where requests come from, `KINDS` of frames: "+oneOf(stackKinds)+" (setting stacks)")
+	c.Flags().StringVar(&f.sample, "stack-sample", "", "of requests below `SIZE` only some get a stack, in proportion to their size;\n"+
+		"0: all get one (default "+usualSample+"; setting stack_sample)")
+	c.Flags().StringVar(&f.report, "report", "", "write a file into the `folder` for each out-of-memory, for cistern report; it is made where it is\n"+
+		"not there, and the last 1,000,000 events are kept where no history is given (settings report, history)")
+	c.Flags().BoolVar(&f.reportChild, "report-child", false, "with --report: also start cistern report on each file (setting report_child)")
+	_ = c.RegisterFlagCompletionFunc("stacks", cobra.FixedCompletions(stackKinds, cobra.ShellCompDirectiveNoFileComp))
+	_ = c.MarkFlagDirname("report")
+}
+
+// merge adds the flags to settings. Where a flag and a setting differ nobody can say which was meant: that is an error.
+func (f *attributionFlags) merge(c *cobra.Command, conf string) (string, error) {
+	s := settings(conf)
+	given := c.Flags().Changed
+	for _, flag := range []struct {
+		name, key string
+		value     func() (string, error)
+	}{
+		{"history", "history", func() (string, error) { return strconv.Itoa(f.history), nil }},
+		{"stacks", "stacks", func() (string, error) { return f.stacks, nil }},
+		{"stack-sample", "stack_sample", func() (string, error) { return f.sample, nil }},
+		{"report", "report", f.folder},
+		{"report-child", "report_child", func() (string, error) { return strconv.FormatBool(f.reportChild), nil }},
+	} {
+		if !given(flag.name) {
+			continue
+		}
+		value, err := flag.value()
+		if err == nil && strings.Contains(value, ",") {
+			err = fmt.Errorf("%s: a setting ends at a comma", value)
+		}
+		if err == nil {
+			_, err = allocator.ParseOptions(flag.key + ":" + value + companion[flag.key])
+		}
+		if err != nil {
+			return "", fmt.Errorf("--%s: %w", flag.name, err)
+		}
+		if there, ok := s.get(flag.key); ok && !same(flag.key, there, value) {
+			return "", fmt.Errorf("--%s %s: the settings say %s:%s already: give one of them", flag.name, value, flag.key, there)
+		} else if !ok {
+			s.add(flag.key, value)
+		}
+	}
+	if stacks, _ := s.get("stacks"); given("stacks") && stacks != allocator.StacksOff && !s.has("stack_sample") {
+		s.add("stack_sample", usualSample)
+	}
+	if given("report") && !s.has("history") {
+		s.add("history", strconv.Itoa(reportHistory))
+	}
+	return string(s), nil
+}
+
+// companion is what a setting needs beside it to be good, so that each flag is checked for itself.
+var companion = map[string]string{"stack_sample": ",stacks:native", "report_child": ",report:."}
+
+// same reports whether two values of a setting mean the same.
+func same(key, a, b string) bool {
+	if key == "stack_sample" {
+		x, errx := units.ParseBytes(a)
+		y, erry := units.ParseBytes(b)
+		return errx == nil && erry == nil && x == y
+	}
+	return a == b
+}
+
+// folder makes the report's folder where it is not there, and finds out now, not after hours, whether files can be made in
+// it. The program may go to another folder: the path is made absolute.
+func (f *attributionFlags) folder() (string, error) {
+	if f.report == "" {
+		return "", errors.New("expected a folder")
+	}
+	path, err := filepath.Abs(f.report)
+	if err != nil {
+		return "", err
+	}
+	if strings.Contains(path, ",") {
+		return path, nil // which is refused before a folder is made
+	}
+	if st, err := os.Stat(path); err == nil && !st.IsDir() {
+		return "", fmt.Errorf("%s is there and is no folder", f.report)
+	}
+	if err := os.MkdirAll(path, 0o755); err != nil {
+		return "", cannotWrite(f.report, err)
+	}
+	probe, err := os.CreateTemp(path, ".cistern-*")
+	if err != nil {
+		return "", cannotWrite(f.report, err)
+	}
+	probe.Close()
+	return path, os.Remove(probe.Name())
+}
+
+// settings are in CISTERN_CONF's syntax, "key:value,key:value".
+type settings string
+
+func (s settings) get(key string) (value string, ok bool) {
+	for item := range strings.SplitSeq(string(s), ",") {
+		if k, v, found := strings.Cut(strings.TrimSpace(item), ":"); found && k == key {
+			value, ok = v, true // the last counts
+		}
+	}
+	return value, ok
+}
+
+func (s settings) has(key string) bool {
+	_, ok := s.get(key)
+	return ok
+}
+
+func (s *settings) add(key, value string) {
+	if strings.TrimSpace(string(*s)) != "" {
+		*s += ","
+	}
+	*s += settings(key + ":" + value)
+}
