@@ -61,7 +61,8 @@ type Allocator struct {
 	opened   opened
 
 	stacks stacks.Table
-	kept   bool // guarded by mu: blocks remember stacks
+	kept   bool                      // guarded by mu: blocks remember stacks
+	catch  *func(size uint64) uint32 // guarded by mu: finds out the stacks of requests that name none; nil: nobody does
 
 	// regions finds the owner of an address: a table of the 4 GiB pieces of the 48-bit address space.
 	regions [1 << (addressBits - regionBits)]atomic.Pointer[region]
@@ -77,7 +78,11 @@ func New(drv cuda.Driver, opts Options) (*Allocator, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Allocator{drv: drv, opts: opts, devices: make([]atomic.Pointer[Device], n)}, nil
+	a := &Allocator{drv: drv, opts: opts, devices: make([]atomic.Pointer[Device], n), kept: opts.Stacks != StacksOff}
+	if opts.Stacks == StacksNative || opts.Stacks == StacksBoth {
+		a.CatchStacks(a.goStack)
+	}
+	return a, nil
 }
 
 // Options returns the options in force.

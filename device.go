@@ -31,6 +31,7 @@ type Device struct {
 	manyStreams atomic.Bool
 	// captures counts the captures that were announced and are under way.
 	captures atomic.Int32
+	catch    atomic.Pointer[func(size uint64) uint32] // Allocator.catch
 	poison   atomic.Pointer[error]
 	unsure   atomic.Bool  // copies of contents may be under way: the driver would not wait for them
 	syncs    atomic.Int64 // waits of a host thread for the GPU
@@ -144,6 +145,7 @@ func newDevice(a *Allocator, id cuda.Device) (*Device, error) {
 		}
 	}
 	d.setStacks(a.kept)
+	d.catch.Store(a.catch)
 	d.SetHistory(d.opts.History)
 	return d, nil
 }

@@ -66,6 +66,9 @@ func (d *Device) AllocWith(size uint64, st *Stream, o AllocOptions) (cuda.Ptr, e
 		d.labelled.Store(true)
 	}
 	by := origin{label(o.Tag, o.Library), o.Stack, o.Thread}
+	if catch := d.catch.Load(); catch != nil && by.stack == 0 {
+		by.stack = (*catch)(size)
+	}
 	if o.Cached {
 		if o.HostOrder {
 			return 0, errors.New("memory in the host's order may have to be waited for: it cannot be asked for from the cache alone")

@@ -58,7 +58,28 @@ type Options struct {
 	Spill        Spill // default none
 	// NoFront has the C library call the engine for every request and every free.
 	NoFront bool
+	// Stacks says of which frames the stacks of requests are made: "off" (the default), "native", "python",
+	// "native+python". Blocks keep them then. The C library catches both kinds; for Go programs native is the engine's own
+	// business (Allocator.CatchStacks), and there are no others.
+	Stacks string
+	// StackSample has only some requests caught: those of at least so many bytes always, smaller ones with a probability of
+	// their size to that. 0 is all.
+	StackSample uint64
+	// Report is the folder in which the C library writes a file for each out-of-memory, "" is none. ReportChild has it start
+	// cistern report on the file.
+	Report      string
+	ReportChild bool
+	// NoTop has the C library keep no page for cistern top.
+	NoTop bool
 }
+
+// What Options.Stacks can be.
+const (
+	StacksOff    = "off"
+	StacksNative = "native"
+	StacksPython = "python"
+	StacksBoth   = "native+python"
+)
 
 func (o Options) withDefaults() Options {
 	if o.IPC == "" {
@@ -78,6 +99,9 @@ func (o Options) withDefaults() Options {
 	}
 	if o.Ladder == 0 {
 		o.Ladder = AllRungs
+	}
+	if o.Stacks == "" {
+		o.Stacks = StacksOff
 	}
 	return o
 }
@@ -114,12 +138,26 @@ func (o Options) Validate() error {
 	if o.History < 0 || o.History > 1<<30 {
 		return fmt.Errorf("history %d: must be a number of events up to %d", o.History, 1<<30)
 	}
+	switch o.Stacks {
+	case StacksOff, StacksNative, StacksPython, StacksBoth:
+	default:
+		return fmt.Errorf("stacks %q: choose off, native, python or native+python", o.Stacks)
+	}
+	if o.StackSample != 0 && o.Stacks == StacksOff {
+		return fmt.Errorf("stack_sample %d: needs stacks native, python or native+python", o.StackSample)
+	}
+	if strings.Contains(o.Report, ",") || o.Report != strings.TrimSpace(o.Report) {
+		return fmt.Errorf("report %q: a folder whose name has no commas, and no spaces at its ends", o.Report)
+	}
+	if o.ReportChild && o.Report == "" {
+		return fmt.Errorf("report_child true: needs report, the folder for the files")
+	}
 	return nil
 }
 
 // optionKeys are the keys of the text form, in the order in which String writes them.
 var optionKeys = []string{"driver", "backend", "limit", "chunk", "cross_stream", "ladder", "history", "ipc",
-	"single_handle", "front", "spill"}
+	"single_handle", "front", "spill", "stacks", "stack_sample", "report", "report_child", "top"}
 
 // ParseOptions reads the text form that CISTERN_CONF has: "key:value,key:value". An empty text is the defaults.
 //
@@ -134,6 +172,11 @@ var optionKeys = []string{"driver", "backend", "limit", "chunk", "cross_stream",
 //	single_handle:true      each segment is one physical handle
 //	front:on|off            off: the C library calls the engine for every request and every free
 //	spill:managed|pinned|host_numa    where the default pool gets memory from when nothing else is left
+//	stacks:off|native|python|native+python    where requests come from is caught, and blocks keep it
+//	stack_sample:1MiB       of smaller requests only some, in proportion to their size; 0 is all
+//	report:FOLDER           the C library writes a file there for each out-of-memory
+//	report_child:true       and starts cistern report on it
+//	top:on|off              off: the C library keeps no page for cistern top
 func ParseOptions(text string) (Options, error) {
 	var o Options
 	if strings.TrimSpace(text) == "" {
@@ -175,6 +218,24 @@ func ParseOptions(text string) (Options, error) {
 		case "spill":
 			if o.Spill = Spill(value); value == "" {
 				err = fmt.Errorf("choose managed, pinned or host_numa")
+			}
+		case "stacks":
+			if o.Stacks = value; value == "" {
+				err = fmt.Errorf("choose off, native, python or native+python")
+			}
+		case "stack_sample":
+			o.StackSample, err = units.ParseBytes(value)
+		case "report":
+			if o.Report = value; value == "" {
+				err = fmt.Errorf("expected a folder")
+			}
+		case "report_child":
+			if o.ReportChild = value == "true"; value != "true" && value != "false" {
+				err = fmt.Errorf("choose true or false")
+			}
+		case "top":
+			if o.NoTop = value == "off"; value != "on" && value != "off" {
+				err = fmt.Errorf("choose on or off")
 			}
 		default:
 			return o, fmt.Errorf("unknown setting %q: the keys are %s", key, strings.Join(optionKeys, ", "))
@@ -227,5 +288,10 @@ func (o Options) String() string {
 	add(o.SingleHandle, "single_handle", o.SingleHandle)
 	add(o.NoFront, "front", "off")
 	add(o.Spill != SpillNone, "spill", o.Spill)
+	add(o.Stacks != d.Stacks, "stacks", o.Stacks)
+	add(o.StackSample != 0, "stack_sample", o.StackSample)
+	add(o.Report != "", "report", o.Report)
+	add(o.ReportChild, "report_child", o.ReportChild)
+	add(o.NoTop, "top", "off")
 	return strings.Join(items, ",")
 }

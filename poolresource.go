@@ -35,14 +35,18 @@ func (r *poolResource) Alloc(size, align uint64, h cuda.Stream) (cuda.Ptr, error
 	if err != nil {
 		return 0, err
 	}
+	var by origin
+	if catch := p.dev.catch.Load(); catch != nil {
+		by.stack = (*catch)(size)
+	}
 	if align <= heap.Align {
-		return p.alloc(size, st, origin{})
+		return p.alloc(size, st, by)
 	}
 	n := p.round(size)
 	if !p.noSplit { // else a segment has it of itself
 		n += align - heap.Align
 	}
-	return p.request(&climb{n: n, size: size, align: align}, st)
+	return p.request(&climb{n: n, size: size, align: align, by: by}, st)
 }
 
 func (r *poolResource) Free(ptr cuda.Ptr, size, _ uint64, h cuda.Stream) error {

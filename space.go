@@ -72,11 +72,21 @@ func (d *Device) Alloc(size uint64, st *Stream) (cuda.Ptr, error) {
 	if p == nil || p.dev != d {
 		p = d.pool0
 	}
-	return p.alloc(size, st, origin{})
+	var by origin
+	if catch := d.catch.Load(); catch != nil {
+		by.stack = (*catch)(size)
+	}
+	return p.alloc(size, st, by)
 }
 
 // Alloc hands out memory of the pool; see Device.Alloc.
-func (p *Pool) Alloc(size uint64, st *Stream) (cuda.Ptr, error) { return p.alloc(size, st, origin{}) }
+func (p *Pool) Alloc(size uint64, st *Stream) (cuda.Ptr, error) {
+	var by origin
+	if catch := p.dev.catch.Load(); catch != nil {
+		by.stack = (*catch)(size)
+	}
+	return p.alloc(size, st, by)
+}
 
 // alloc hands out memory on somebody's behalf.
 func (p *Pool) alloc(size uint64, st *Stream, by origin) (cuda.Ptr, error) {

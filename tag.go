@@ -19,18 +19,30 @@ func (d *Device) AllocTagged(size uint64, st *Stream, tag uint32) (cuda.Ptr, err
 	if p == nil || p.dev != d {
 		p = d.pool0
 	}
-	return p.AllocTagged(size, st, tag)
+	by := origin{label: tag}
+	if catch := d.catch.Load(); catch != nil {
+		by.stack = (*catch)(size)
+	}
+	return p.allocTagged(size, st, by)
 }
 
 // AllocTagged is Alloc with a tag, which Snapshot, Base, the history and TagUsage show.
 func (p *Pool) AllocTagged(size uint64, st *Stream, tag uint32) (cuda.Ptr, error) {
-	if tag > MaxTag {
-		return 0, fmt.Errorf("tag %d: the largest is %d", tag, MaxTag)
+	by := origin{label: tag}
+	if catch := p.dev.catch.Load(); catch != nil {
+		by.stack = (*catch)(size)
 	}
-	if tag != 0 && !p.dev.tagged.Load() {
+	return p.allocTagged(size, st, by)
+}
+
+func (p *Pool) allocTagged(size uint64, st *Stream, by origin) (cuda.Ptr, error) {
+	if by.label > MaxTag {
+		return 0, fmt.Errorf("tag %d: the largest is %d", by.label, MaxTag)
+	}
+	if by.label != 0 && !p.dev.tagged.Load() {
 		p.dev.tagged.Store(true)
 	}
-	return p.alloc(size, st, origin{label: tag})
+	return p.alloc(size, st, by)
 }
 
 // TagUse is what the live blocks of one tag add up to.

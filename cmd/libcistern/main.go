@@ -141,6 +141,7 @@ func start(conf, from string) (*library, error) {
 	if err != nil {
 		return nil, err
 	}
+	a.CatchStacks(nil) // its callers are no Go code
 	limitHeap()
 	l := &library{Allocator: a, devices: make([]device, a.DeviceCount()),
 		sharing: sync.OnceValue(func() *share.Process { return share.New(a, shareGuard{}) })}
