@@ -16,7 +16,7 @@ import (
 // Device is the engine of one GPU.
 type Device struct {
 	a    *Allocator
-	drv  cuda.Driver
+	drv  *counted
 	id   cuda.Device
 	info cuda.DeviceInfo
 	opts Options
@@ -38,6 +38,7 @@ type Device struct {
 	tagged   atomic.Bool  // a request had a tag
 	labelled atomic.Bool  // a request named a library
 	hist     history
+	glance   glance
 
 	// pausing is held by who pauses or resumes memory, also while the GPU is waited for and contents are copied. It comes
 	// before mu, and nobody else waits for it.
@@ -118,14 +119,15 @@ type reservation struct {
 }
 
 func newDevice(a *Allocator, id cuda.Device) (*Device, error) {
-	info, err := a.drv.DeviceInfo(id)
+	drv := &counted{Driver: a.drv}
+	info, err := drv.DeviceInfo(id)
 	if err != nil {
 		return nil, err
 	}
-	if err := a.drv.RetainContext(id); err != nil {
+	if err := drv.RetainContext(id); err != nil {
 		return nil, err
 	}
-	d := &Device{a: a, drv: a.drv, id: id, info: info, opts: a.opts, limit: a.opts.Limit,
+	d := &Device{a: a, drv: drv, id: id, info: info, opts: a.opts, limit: a.opts.Limit,
 		flags: &front.Flags{}, byID: map[cuda.StreamID]*Stream{}, pools: map[PoolID]*Pool{}}
 	d.vault.dev = d
 	d.quick, d.waiting = &d.flags.Quick, &d.flags.Waiting
@@ -134,7 +136,7 @@ func newDevice(a *Allocator, id cuda.Device) (*Device, error) {
 		return nil, err
 	}
 	if d.opts.Backend == BackendVMM && !d.opts.SingleHandle {
-		d.upstream = resource.Virtual(a.drv, d.prop, info.Granularity)
+		d.upstream = resource.Virtual(drv, d.prop, info.Granularity)
 	}
 	if d.pool0, err = d.addPool(PoolID{}, PoolOptions{}, upstream{}); err != nil {
 		return nil, err

@@ -76,7 +76,7 @@ func (a *Allocator) Open(dev cuda.Device, from string, m Shared, descriptor func
 			close(f.ready)
 		}()
 		if size == 0 {
-			f.base, err = a.drv.IpcOpen(dev, m.IPC)
+			f.base, err = d.drv.IpcOpen(dev, m.IPC)
 		} else {
 			f.base, err = d.mapForeign(m, size, descriptor)
 		}
@@ -160,9 +160,9 @@ func (a *Allocator) CloseShared(p cuda.Ptr) error {
 	}
 	var err error
 	if f.size == 0 {
-		err = a.drv.IpcClose(f.dev, f.base)
-	} else if err = a.drv.MemUnmap(f.base, f.size); err == nil {
-		err = a.drv.AddressFree(f.base, f.size)
+		err = d.drv.IpcClose(f.dev, f.base)
+	} else if err = d.drv.MemUnmap(f.base, f.size); err == nil {
+		err = d.drv.AddressFree(f.base, f.size)
 	}
 	if err != nil {
 		return d.failed(err)

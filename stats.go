@@ -140,6 +140,8 @@ func (d *Device) ResetAccumulated() {
 		}
 		d.paused[g].Added, d.paused[g].Removed = 0, 0
 	}
+	d.glance.before.Retries += d.counts.Retries
+	d.glance.before.OOMs += d.counts.OOMs
 	d.counts = Counters{}
 	d.syncs.Store(0)
 }

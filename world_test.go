@@ -496,12 +496,21 @@ func (w *world) forget(d *worldDevice, b *worldBlock) {
 // check compares the statistics with the books.
 func (w *world) check(d *worldDevice) {
 	w.t.Helper()
+	var g cistern.Gauges
+	d.dev.Gauges(&g) // before Stats, which empties trays
 	s := d.dev.Stats()
 	is := func(name string, got, want int64) {
 		w.t.Helper()
 		if got != want {
 			w.fail("device %d: %s is %d, want %d\n%+v", d.id, name, got, want, s)
 		}
+	}
+	same := cistern.Gauges{Reserved: uint64(s.Reserved.All.Current), Allocated: uint64(s.Allocated.All.Current), Active: uint64(s.ActiveBytes.All.Current),
+		Cached: uint64(s.InactiveBytes.All.Current), Paused: uint64(s.Paused.All.Current), PeakReserved: uint64(s.Reserved.All.Peak),
+		PeakAllocated: uint64(s.Allocated.All.Peak), PeakActive: uint64(s.ActiveBytes.All.Peak), PeakCached: uint64(s.InactiveBytes.All.Peak),
+		PeakPaused: uint64(s.Paused.All.Peak), Limit: d.dev.Limit(), DriverCalls: g.DriverCalls, Retries: uint64(s.Retries), OOMs: uint64(s.OOMs)}
+	if g != same {
+		w.fail("device %d: %+v, want %+v", d.id, g, same)
 	}
 	held := int64(d.sources.held(w.drv))
 	is("allocations", s.Allocations.All.Current, d.now.blocks)

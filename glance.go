@@ -1,0 +1,87 @@
+package cistern
+
+import (
+	"sync"
+	"time"
+)
+
+// Gauges are the figures of a device that somebody watches: bytes at one moment, and counts since the start, which
+// ResetAccumulated does not change.
+type Gauges struct {
+	Reserved  uint64 // physical memory held
+	Allocated uint64 // handed out, rounded
+	Active    uint64 // the same, and what was given back and other streams still use
+	Cached    uint64 // inactive: Reserved + Paused = Active + Cached
+	Paused    uint64 // of Active: without physical memory
+
+	PeakReserved, PeakAllocated, PeakActive, PeakCached, PeakPaused uint64 // since the start or ResetPeaks
+
+	Limit       uint64 // 0: none
+	DriverCalls uint64 // made by the engine for the device
+	Retries     uint64 // as in Counters
+	OOMs        uint64
+}
+
+// glance is what Gauges knows.
+type glance struct {
+	mu     sync.Mutex
+	last   Gauges   // guarded by mu
+	before Counters // guarded by Device.mu: what ResetAccumulated has taken from the counts
+}
+
+// glanceWait is how long Gauges waits for a request that holds the device's lock over driver calls, of which one may wait
+// for the GPU.
+const glanceWait = 2 * time.Millisecond
+
+// Gauges fills g in. It is for pages that are kept current: it allocates no Go memory, makes no driver call of its own,
+// leaves what C code may hand out by itself where it is, and waits for nobody longer than some milliseconds. A device that
+// is busier than that has the figures of the last call, but for DriverCalls.
+func (d *Device) Gauges(g *Gauges) {
+	x := &d.glance
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if d.tryLock(glanceWait) {
+		d.look(&x.last)
+		d.mu.Unlock()
+	}
+	x.last.DriverCalls = d.drv.calls.Load()
+	*g = x.last
+}
+
+// tryLock locks Device.mu if that is to be had in time.
+func (d *Device) tryLock(wait time.Duration) bool {
+	const pause = 50 * time.Microsecond
+	for ; !d.mu.TryLock(); wait -= pause {
+		if wait <= 0 {
+			return false
+		}
+		time.Sleep(pause)
+	}
+	return true
+}
+
+// look takes the sums. The caller holds Device.mu and nothing else.
+func (d *Device) look(g *Gauges) {
+	var now [numGauges]int64
+	for _, l := range d.lanes {
+		l.mu.lookIn()
+		for c := range l.classes {
+			for i, v := range l.classes[c].now {
+				now[i] += v
+			}
+		}
+		l.mu.Unlock()
+	}
+	peak := &d.groups[groupAll].peak
+	cached := uint64(now[gFreeBytes]) + d.spareBytes
+	held, paused := &d.held[groupAll].bytes, &d.paused[groupAll]
+	*g = Gauges{
+		Reserved: d.reservedBytes + d.elsewhere, PeakReserved: uint64(held.Peak),
+		Allocated: uint64(now[gAllocated]), PeakAllocated: uint64(peak[gAllocated]),
+		Active: uint64(now[gActiveBytes]), PeakActive: uint64(peak[gActiveBytes]),
+		Cached: cached, PeakCached: max(cached, uint64(peak[gFreeBytes])),
+		Paused: uint64(paused.Current), PeakPaused: uint64(paused.Peak),
+		Limit:   d.limit,
+		Retries: uint64(d.counts.Retries + d.glance.before.Retries), OOMs: uint64(d.counts.OOMs + d.glance.before.OOMs),
+	}
+}
