@@ -41,6 +41,8 @@ var mayImport = map[string][]string{
 	"internal/share": {".", "cuda"},
 	// What the audit library says of a program that is traced.
 	"internal/audit": {},
+	// What a process shows of what it holds.
+	"internal/live": {},
 	// What NVIDIA's management library says of a machine.
 	"internal/nvml":         {},
 	"internal/nvml/standin": {},

@@ -1,0 +1,39 @@
+//go:build !linux
+
+package live
+
+import (
+	"context"
+	"errors"
+)
+
+var errNotLinux = errors.New("what processes hold is published and seen on Linux only")
+
+// Page is one that a process publishes, which is done on Linux.
+type Page struct{}
+
+// Publish fails: there is no /proc to be found through.
+func Publish(Process, func([]Device) []Device, func() []Details) (*Page, error) {
+	return nil, errNotLinux
+}
+
+// SetDropped does nothing.
+func (*Page) SetDropped(uint64) {}
+
+// Close does nothing.
+func (*Page) Close() {}
+
+// Reader reads a page, which is done on Linux.
+type Reader struct{}
+
+// List fails.
+func List(context.Context, ...*Reader) ([]*Reader, []error) { return nil, []error{errNotLinux} }
+
+// Read fails.
+func (*Reader) Read(bool) (Process, error) { return Process{}, errNotLinux }
+
+// Close does nothing.
+func (*Reader) Close() {}
+
+// Of fails.
+func Of(int) (Process, error) { return Process{}, errNotLinux }

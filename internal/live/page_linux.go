@@ -1,0 +1,200 @@
+package live
+
+import (
+	"fmt"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// fileName is what readers look for.
+const fileName = "cistern-live"
+
+// The places in the file for locks, beyond its end. Its maker holds one for as long as it has the file open; readers hold
+// those that say that they watch and ask, the second added.
+const (
+	aliveAt   = 1 << 39
+	watchedAt = 1 << 40
+	askedAt   = 1 << 41
+)
+
+// Page is one that this process publishes. A goroutine of its own refreshes it until Close.
+type Page struct {
+	id      identity
+	gauges  func(into []Device) []Device
+	details func() []Details
+	dropped atomic.Uint64
+
+	// What follows is the goroutine's.
+	fd       int
+	device   uint64 // of the file, to know it by
+	inode    uint64
+	mem      []byte
+	number   uint64
+	devices  []Device
+	buffer   []byte
+	nextLook time.Time // when details may be made again
+	remade   int
+
+	stop, done chan struct{}
+	once       sync.Once
+}
+
+// Publish makes a page about p, this process or one that it traces (Updated, Dropped and Devices do not matter; PID 0 is
+// this process), and keeps it current from a goroutine of its own: gauges appends the devices as they are now to what it
+// is given, which is empty; details, which is asked right after it and only while somebody wants to know, tells of the
+// same devices in the same order, and may be nil. Neither may call Close.
+func Publish(p Process, gauges func(into []Device) []Device, details func() []Details) (*Page, error) {
+	start, err := startOf("/proc/self")
+	if err != nil {
+		return nil, fmt.Errorf("publishing what this process holds: %w", err)
+	}
+	page := &Page{id: identity{Maker: os.Getpid(), MakerStart: start, PID: p.PID, Start: p.Start, Name: p.Name, Args: p.Args, Kind: p.Kind,
+		Version: p.Version, Conf: p.Conf}, gauges: gauges, details: details, stop: make(chan struct{}), done: make(chan struct{})}
+	if page.id.PID == 0 {
+		page.id.PID, page.id.Start = page.id.Maker, start
+	}
+	if err := page.make(); err != nil {
+		return nil, fmt.Errorf("publishing what this process holds: %w", err)
+	}
+	go page.run()
+	return page, nil
+}
+
+// SetDropped says how many events were lost.
+func (p *Page) SetDropped(n uint64) { p.dropped.Store(n) }
+
+// Close ends the page.
+func (p *Page) Close() {
+	p.once.Do(func() { close(p.stop) })
+	<-p.done
+}
+
+// make makes the file and its mapping.
+func (p *Page) make() error {
+	fd, err := unix.MemfdCreate(fileName, unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	if err != nil {
+		return fmt.Errorf("memfd_create: %w", err)
+	}
+	mem, err := sealed(fd)
+	if err != nil {
+		unix.Close(fd)
+		return err
+	}
+	var st unix.Stat_t
+	if err = unix.Fstat(fd, &st); err == nil {
+		// A kernel without such locks (Linux before 3.15, some sandboxes) has no readers that ask either.
+		_ = unix.FcntlFlock(uintptr(fd), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_WRLCK, Start: aliveAt, Len: 1})
+		err = encodeIdentity(mem, p.id)
+	}
+	if err != nil {
+		unix.Munmap(mem)
+		unix.Close(fd)
+		return err
+	}
+	p.fd, p.device, p.inode, p.mem = fd, uint64(st.Dev), st.Ino, mem
+	return nil
+}
+
+// sealed gives the file its size for good, and maps it: whoever else opens it may read it.
+func sealed(fd int) ([]byte, error) {
+	// Where files may not be as large the kernel would send a signal that ends the program.
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_FSIZE, &limit); err != nil || limit.Cur < pageBytes {
+		return nil, fmt.Errorf("files may not be larger than %d bytes (ulimit -f)", limit.Cur)
+	}
+	if err := unix.Ftruncate(fd, pageBytes); err != nil {
+		return nil, fmt.Errorf("ftruncate: %w", err)
+	}
+	mem, err := unix.Mmap(fd, 0, pageBytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return nil, fmt.Errorf("mmap: %w", err)
+	}
+	// A child of fork has no use for it. That is a wish.
+	_ = unix.Madvise(mem, unix.MADV_DONTFORK)
+	const seals = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_SEAL
+	// Before Linux 5.1 a reader could write; what it writes is overwritten.
+	if _, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, seals|unix.F_SEAL_FUTURE_WRITE); err != nil {
+		_, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, seals)
+	}
+	if err != nil {
+		unix.Munmap(mem)
+		return nil, fmt.Errorf("sealing: %w", err)
+	}
+	return mem, nil
+}
+
+// ours reports whether the descriptor still is the page's: programs close all that they find open, and then others have
+// the number.
+func (p *Page) ours() bool {
+	var st unix.Stat_t
+	return unix.Fstat(p.fd, &st) == nil && uint64(st.Dev) == p.device && st.Ino == p.inode
+}
+
+func (p *Page) run() {
+	defer close(p.done)
+	defer func() {
+		if p.mem == nil {
+			return
+		}
+		unix.Munmap(p.mem)
+		if p.ours() {
+			unix.Close(p.fd)
+		}
+	}()
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		select {
+		case <-p.stop:
+			return
+		case <-timer.C:
+		}
+		if !p.ours() && !p.remake() {
+			return
+		}
+		now := time.Now()
+		timer.Reset(p.refresh(now))
+	}
+}
+
+// remake makes another page in the place of one whose descriptor is gone. A program that makes that a habit is let be.
+func (p *Page) remake() bool {
+	unix.Munmap(p.mem)
+	p.mem = nil
+	p.remade++
+	return p.remade <= 10 && p.make() == nil
+}
+
+// refresh writes what is now, and returns when to do so next.
+func (p *Page) refresh(now time.Time) time.Duration {
+	p.number++
+	p.devices = p.gauges(p.devices[:0])
+	p.buffer = encodeGauges(p.buffer[:0], now, p.dropped.Load(), p.devices)
+	put(p.mem[gaugesAt+p.number%2*gaugesStep:], p.number, p.buffer)
+	asked := p.askedAt(askedAt, now)
+	if asked && p.details != nil && now.After(p.nextLook) {
+		text, err := encodeDetails(p.buffer[:0], now, p.details())
+		if err == nil {
+			put(p.mem[detailsAt+p.number%2*detailsStep:], p.number, text)
+			p.buffer = text
+		}
+		p.nextLook = now.Add(max(Every-EveryWatched/2, detailsShare*time.Since(now)))
+	}
+	if !asked {
+		p.nextLook = time.Time{}
+	}
+	if asked || p.askedAt(watchedAt, now) {
+		return EveryWatched
+	}
+	return Every
+}
+
+// askedAt reports whether a reader holds a lock there.
+func (p *Page) askedAt(at int64, now time.Time) bool {
+	lock := unix.Flock_t{Type: unix.F_WRLCK, Start: at + now.Unix() - askedFor, Len: askedFor + 2}
+	return unix.FcntlFlock(uintptr(p.fd), unix.F_OFD_GETLK, &lock) == nil && lock.Type != unix.F_UNLCK
+}
