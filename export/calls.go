@@ -83,16 +83,13 @@ func fillCalls(r rows, f *trace.File, speak func(*words)) error {
 
 // Field numbers of what only calls need.
 const (
-	descThread     = 4
-	threadPID      = 1
-	threadTID      = 2
-	processCommand = 2
-	typeBegin      = 1
-	typeEnd        = 2
+	typeBegin = 1
+	typeEnd   = 2
 )
 
 // calls writes the calls of a driver trace: a process and its threads for each that made some.
-func (p *perfetto) calls(d *trace.Driver, sequence uint64) {
+func (p *perfetto) calls(f *trace.File, sequence uint64) {
+	d, names := f.Driver, threadNames(f)
 	out := perfettoDevice{perfetto: p, t: stacksOf(d), sequence: sequence}
 	processes := map[uint32]uint64{}
 	threads := map[[2]uint32]uint64{}
@@ -102,19 +99,13 @@ func (p *perfetto) calls(d *trace.Driver, sequence uint64) {
 		thread, ok := threads[[2]uint32{c.Process, c.Thread}]
 		if !ok {
 			if processes[c.Process] == 0 {
-				processes[c.Process] = out.track(0, "", func(b []byte) []byte {
-					m := number(nil, processPID, uint64(process.PID))
-					if process.PID == processOf(d, 0).PID {
-						for _, s := range d.Program {
-							m = text(m, processCommand, s)
-						}
-					}
-					return message(b, descProcess, text(m, processName, filepath.Base(process.Program)))
-				})
+				var command []string
+				if process.PID == processOf(d, 0).PID {
+					command = d.Program
+				}
+				processes[c.Process] = out.processTrack(uint64(process.PID), filepath.Base(process.Program), command)
 			}
-			thread = out.track(processes[c.Process], "", func(b []byte) []byte {
-				return message(b, descThread, number(number(nil, threadPID, uint64(process.PID)), threadTID, uint64(c.Thread)))
-			})
+			thread = out.threadTrack(processes[c.Process], uint64(process.PID), c.Thread, names[c.Thread])
 			threads[[2]uint32{c.Process, c.Thread}] = thread
 		}
 		out.call(i, c, thread, wallNS(d, c))

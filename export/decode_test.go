@@ -27,17 +27,20 @@ type field struct {
 var schema = map[string]map[protowire.Number]field{
 	"Trace": {1: {"packet", "TracePacket"}},
 	"TracePacket": {6: {"clock_snapshot", "ClockSnapshot"}, 8: {"timestamp", "uint"}, 10: {"trusted_packet_sequence_id", "uint"},
-		11: {"track_event", "TrackEvent"}, 60: {"track_descriptor", "TrackDescriptor"}},
+		11: {"track_event", "TrackEvent"}, 12: {"interned_data", "InternedData"}, 13: {"sequence_flags", "uint"}, 60: {"track_descriptor", "TrackDescriptor"}},
 	"ClockSnapshot": {1: {"clocks", "Clock"}},
 	"Clock":         {1: {"clock_id", "uint"}, 2: {"timestamp", "uint"}},
 	"TrackDescriptor": {1: {"uuid", "uint"}, 2: {"name", "string"}, 3: {"process", "ProcessDescriptor"},
 		4: {"thread", "ThreadDescriptor"}, 5: {"parent_uuid", "uint"}, 8: {"counter", "CounterDescriptor"}},
 	"ProcessDescriptor": {1: {"pid", "int"}, 2: {"cmdline", "string"}, 6: {"process_name", "string"}},
-	"ThreadDescriptor":  {1: {"pid", "int"}, 2: {"tid", "int"}},
+	"ThreadDescriptor":  {1: {"pid", "int"}, 2: {"tid", "int"}, 5: {"thread_name", "string"}},
 	"CounterDescriptor": {3: {"unit", "uint"}},
-	"TrackEvent": {4: {"debug_annotations", "DebugAnnotation"}, 9: {"type", "uint"}, 11: {"track_uuid", "uint"}, 23: {"name", "string"},
+	"InternedData": {2: {"event_names", "InternedString"}, 3: {"debug_annotation_names", "InternedString"},
+		29: {"debug_annotation_string_values", "InternedString"}},
+	"InternedString": {1: {"iid", "uint"}, 2: {"str", "string"}},
+	"TrackEvent": {4: {"debug_annotations", "DebugAnnotation"}, 9: {"type", "uint"}, 10: {"name_iid", "uint"}, 11: {"track_uuid", "uint"}, 23: {"name", "string"},
 		30: {"counter_value", "int"}, 47: {"flow_ids", "fixed64"}, 48: {"terminating_flow_ids", "fixed64"}},
-	"DebugAnnotation": {3: {"uint_value", "uint"}, 6: {"string_value", "string"}, 7: {"pointer_value", "uint"}, 10: {"name", "string"}},
+	"DebugAnnotation": {1: {"name_iid", "uint"}, 17: {"string_value_iid", "uint"}, 3: {"uint_value", "uint"}, 6: {"string_value", "string"}, 7: {"pointer_value", "uint"}, 10: {"name", "string"}},
 }
 
 // decoded is a message: its fields in the order of the file.
@@ -134,6 +137,9 @@ func packets(t testing.TB, b []byte) []*decoded {
 	counters := map[uint64]bool{} // by track
 	flows := map[uint64]bool{}    // open
 	slices := map[uint64]uint64{} // when the open one began, by track
+	texts := interned{}
+	times := map[uint64]uint64{} // the last of each sequence; calls are written as they end
+	owners := map[[2]uint64]bool{}
 	for _, v := range d.fields {
 		p := v.m
 		all = append(all, p)
@@ -149,7 +155,19 @@ func packets(t testing.TB, b []byte) []*decoded {
 				t.Errorf("the parent of track %d is not declared before: %v", id, track)
 			}
 			counters[id] = track.get("counter").m != nil
+			// One track for each process and thread, as trace_processor takes a second one for a number used again.
+			for kind, of := range map[uint64]*decoded{1: track.get("process").m, 2: track.get("thread").m} {
+				if of == nil {
+					continue
+				}
+				owner := [2]uint64{kind, of.get("pid").n<<32 | of.get("tid").n}
+				if owners[owner] {
+					t.Errorf("a second track of the same process or thread: %v", track)
+				}
+				owners[owner] = true
+			}
 		}
+		texts.read(t, p)
 		e := p.get("track_event").m
 		if e == nil {
 			continue
@@ -157,6 +175,12 @@ func packets(t testing.TB, b []byte) []*decoded {
 		counter, ok := counters[e.get("track_uuid").n]
 		if !ok || counter != (e.get("type").n == typeCounter) || p.get("timestamp").n == 0 {
 			t.Errorf("an event without a track of its kind or without a time: %v", p)
+		}
+		if at, seq := p.get("timestamp").n, p.get("trusted_packet_sequence_id").n; e.get("type").n == typeInstant || counter {
+			if at < times[seq] {
+				t.Errorf("time goes back in sequence %d: %v", seq, p)
+			}
+			times[seq] = at
 		}
 		switch id, at := e.get("track_uuid").n, p.get("timestamp").n; e.get("type").n {
 		case typeBegin:
@@ -186,6 +210,61 @@ func packets(t testing.TB, b []byte) []*decoded {
 		t.Errorf("%d slices do not end", len(slices))
 	}
 	return all
+}
+
+// interned are the texts that sequences have numbered, by sequence and list.
+type interned map[uint64]map[string]map[uint64]string
+
+// read takes in what a packet interns, and puts texts in the place of the numbers that it uses, which must be known in
+// its sequence.
+func (n interned) read(t testing.TB, p *decoded) {
+	t.Helper()
+	seq, flags := p.get("trusted_packet_sequence_id").n, p.get("sequence_flags").n
+	if flags&flagsCleared != 0 {
+		n[seq] = map[string]map[uint64]string{}
+	}
+	if data := p.get("interned_data").m; data != nil {
+		for _, v := range data.fields {
+			id := v.m.get("iid").n
+			if n[seq] == nil || id == 0 {
+				t.Errorf("text %d in a sequence that has not begun: %v", id, p)
+				continue
+			}
+			if n[seq][v.name] == nil {
+				n[seq][v.name] = map[uint64]string{}
+			}
+			if _, ok := n[seq][v.name][id]; ok {
+				t.Errorf("text %d a second time: %v", id, p)
+			}
+			n[seq][v.name][id] = v.m.get("str").s
+		}
+	}
+	e := p.get("track_event").m
+	if e == nil {
+		return
+	}
+	use := func(v *value, list string) {
+		s, ok := n[seq][list][v.n]
+		if !ok || flags&flagsNeedsNumbers == 0 {
+			t.Errorf("text %d of %s is not known, or the packet does not say that it needs one: %v", v.n, list, p)
+		}
+		v.name, v.n, v.s = strings.TrimSuffix(v.name, "_iid"), 0, s
+	}
+	for i := range e.fields {
+		switch v := &e.fields[i]; v.name {
+		case "name_iid":
+			use(v, "event_names")
+		case "debug_annotations":
+			for k := range v.m.fields {
+				switch a := &v.m.fields[k]; a.name {
+				case "name_iid":
+					use(a, "debug_annotation_names")
+				case "string_value_iid":
+					use(a, "debug_annotation_string_values")
+				}
+			}
+		}
+	}
 }
 
 // profileText is a profile in the order of the file.

@@ -2,7 +2,7 @@
 // streams the output; what it holds besides the trace follows what was live at once and the number of stacks.
 //
 //   - pprof.go: a profile for `go tool pprof`, of one moment (moment.go).
-//   - perfetto.go: a timeline for ui.perfetto.dev.
+//   - perfetto.go: a timeline for ui.perfetto.dev; threads.go puts what the program's threads did on it.
 //   - tables.go: events and allocations as rows, whose columns are described once for every format and for the
 //     command's help; csv.go and parquet.go write them.
 //   - calls.go: the driver's calls, where a file has them.
@@ -22,13 +22,14 @@ import (
 const (
 	PprofDoc = `pprof: inuse_space (bytes, as requested) and inuse_objects (blocks) are what was live at the moment, from alloc to
 free_completed; alloc_space and alloc_objects are all that was allocated until then, what was live before the first
-event included. Stacks are the recorded frames. Labels: pool, stream, size, device where there are several, and
-state=pending_free for what was given back but still in use by a stream. Flame graphs by label need no stacks:
-go tool pprof -tagroot pool,stream,size -http : FILE`
+event included. Stacks are the recorded frames. Labels: pool, stream, size, device where there are several, tag, library and
+thread where they were recorded, and state=pending_free for what was given back but still in use by a stream. Flame
+graphs by label need no stacks: go tool pprof -tagroot library,tag,size -http : FILE; -tagfocus tag=NAME is one tag's.`
 	PerfettoDoc = `perfetto: for each device counters in bytes (live: as requested, from alloc to free_completed; active: the same with
-each block rounded up to 512; reserved: held from the driver; live by stream and by pool where there are several), and
-instants with size, address, stream, pool and stack for segments got and given back, for failed requests, and for
-marks. The calls of a driver trace are slices on the program's own threads. Times are the recorder's.`
+each block rounded up to 512; reserved: held from the driver; live by stream and by pool where there are several, by tag
+and by library where they were recorded), and instants with size, address, stream, pool and stack for segments got and
+given back, for failed requests, and for marks. Where threads were recorded, what they allocated and gave back are
+instants on the program's own threads; so are, as slices, the calls of a driver trace. Times are the recorder's.`
 )
 
 // poolName is a private pool by PyTorch's two numbers, and a word for the default one.

@@ -3,6 +3,7 @@ package export
 import (
 	"bytes"
 	"encoding/csv"
+	"maps"
 	"os/exec"
 	"path/filepath"
 	"regexp"
@@ -26,6 +27,9 @@ func TestOutputs(t *testing.T) {
 		f := sampleRun()
 		if d.HasArg("calls") {
 			f = &trace.File{Path: "run.cistern", Format: trace.FormatCistern, Driver: sampleCalls()}
+		}
+		if d.HasArg("labels") {
+			f = sampleLabels()
 		}
 		var b bytes.Buffer
 		var err error
@@ -176,6 +180,82 @@ func TestPerfettoAgreesWithAnalyze(t *testing.T) {
 	})
 }
 
+// What tags, libraries and threads hold adds up to the whole, in every output.
+func TestLabelsAddUp(t *testing.T) {
+	f := sampleLabels()
+	for i, tr := range f.Traces {
+		one := &trace.File{Path: f.Path, Traces: f.Traces[i : i+1]}
+		for _, at := range []string{"start", "peak", "1"} {
+			m, err := ParseMoment(at)
+			if err != nil {
+				t.Fatal(err)
+			}
+			p, err := profile.Parse(bytes.NewReader(written(t, func(b *bytes.Buffer) error { return WritePprof(b, one, m) })))
+			if err != nil {
+				t.Fatal(err)
+			}
+			index, err := m.index(tr, clockOf(one))
+			if err != nil {
+				t.Fatal(err)
+			}
+			got, want := map[string]int64{}, map[string]int64{}
+			for _, s := range p.Sample {
+				for _, key := range []string{"tag", "library", "thread"} {
+					got[key+"="+strings.TrimPrefix(strings.Join(s.Label[key], ","), "MainThread ")] += s.Value[inuseSpace]
+				}
+			}
+			w := newWalker(tr)
+			for k := range index + 1 {
+				w.apply(k)
+			}
+			for _, b := range w.live {
+				want["tag="+tr.TagName(b.tag)] += int64(b.size)
+				want["library="+tr.LibraryName(b.library)] += int64(b.size)
+				want["thread="+strings.TrimPrefix(tr.ThreadName(b.thread), "MainThread ")] += int64(b.size)
+			}
+			maps.DeleteFunc(got, func(_ string, n int64) bool { return n == 0 })
+			if d := cmp.Diff(want, got); d != "" {
+				t.Errorf("device %d at %s (-want +got):\n%s", tr.Device, at, d)
+			}
+		}
+		// The counters of every moment.
+		tracks := map[uint64]string{}
+		now := map[string]uint64{}
+		check := func() {
+			for _, group := range []string{"live by tag", "live by library"} {
+				var sum uint64
+				n := 0
+				for name, v := range now {
+					if of, _, _ := strings.Cut(name, "/"); of == group {
+						sum += v
+						n++
+					}
+				}
+				if n > 0 && sum != now["live: requested and not yet returned"] {
+					t.Fatalf("device %d: %s adds up to %d: %v", tr.Device, group, sum, now)
+				}
+			}
+		}
+		last := uint64(0)
+		for _, p := range packets(t, written(t, func(b *bytes.Buffer) error { return WritePerfetto(b, one) })) {
+			if d := p.get("track_descriptor").m; d != nil {
+				tracks[d.get("uuid").n] = d.get("name").s
+				if parent := tracks[d.get("parent_uuid").n]; parent != "" {
+					tracks[d.get("uuid").n] = parent + "/" + d.get("name").s
+				}
+			}
+			if e := p.get("track_event").m; e != nil && e.get("type").n == typeCounter {
+				if at := p.get("timestamp").n; at != last {
+					check()
+					last = at
+				}
+				now[tracks[e.get("track_uuid").n]] = e.get("counter_value").n
+			}
+		}
+		check()
+	}
+}
+
 // Both tables add up to what analyze says, and are the same in Parquet, read by a library, as in CSV.
 func TestTablesAgreeWithAnalyze(t *testing.T) {
 	recorded(t, func(t *testing.T, f *trace.File) {
@@ -287,6 +367,32 @@ func TestGoToolPprof(t *testing.T) {
 	}
 }
 
+// -tagfocus and -tagroot take the labels.
+func TestGoToolPprofLabels(t *testing.T) {
+	if testing.Short() {
+		t.Skip("builds pprof the first time")
+	}
+	tool, err := exec.LookPath("go")
+	if err != nil {
+		t.Skip("no go command")
+	}
+	file := filepath.Join(t.TempDir(), "sample.pb.gz")
+	writeFile(t, file, written(t, func(b *bytes.Buffer) error { return WritePprof(b, sampleLabels(), Moment{}) }))
+	for _, c := range []struct{ flag, want string }{
+		{"-tagfocus=tag=weights", `1051576B, 33.35% of 3153624B total`},
+		{"-tagfocus=library=torch", `3152824B, .* of 3153624B total`},
+		{"-tagfocus=thread=MainThread 4001", `7096B, .* of 3153624B total`},
+		{"-tagroot=tag", `1051576B .* weights\n`},
+	} {
+		cmd := exec.Command(tool, "tool", "pprof", "-top", "-unit=B", "-nodefraction=0", c.flag, file)
+		cmd.Env = append(cmd.Environ(), "PPROF_TMPDIR="+t.TempDir())
+		out, err := cmd.CombinedOutput()
+		if err != nil || !regexp.MustCompile(c.want).Match(out) {
+			t.Errorf("%s: want %q in\n%s%v", c.flag, c.want, out, err)
+		}
+	}
+}
+
 func TestMoments(t *testing.T) {
 	f := sampleRun()
 	c := clockOf(f)
@@ -320,7 +426,7 @@ func TestWithoutTimes(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 	if text := written(t, func(b *bytes.Buffer) error { return WriteCSV(b, f, Tables[0]) }); !strings.HasSuffix(string(text),
-		"\n0,0,,,alloc,139637976727552,5,,0,default,,5,512,0,,,\n") {
+		"\n0,0,,,alloc,139637976727552,5,,0,default,,,,,,5,512,0,,,\n") {
 		t.Errorf("%s", text)
 	}
 	profileText(t, written(t, func(b *bytes.Buffer) error { return WritePprof(b, f, Moment{}) }))

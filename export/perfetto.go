@@ -21,6 +21,8 @@ const (
 	packetTimestamp       = 8
 	packetSequence        = 10
 	packetTrackEvent      = 11
+	packetInterned        = 12
+	packetFlags           = 13
 	packetTrackDescriptor = 60
 
 	clockSnapshotClock = 1
@@ -32,6 +34,7 @@ const (
 	descUUID    = 1
 	descName    = 2
 	descProcess = 3
+	descThread  = 4
 	descParent  = 5
 	descCounter = 8
 	processPID  = 1
@@ -56,9 +59,10 @@ const (
 )
 
 // WritePerfetto writes a timeline: for each device a process with counters in bytes (live, active, reserved, live by
-// pool and by stream where there are several), and instants on tracks of their own for what was got from the driver
-// and given back, for requests that failed, and for marks; the calls of a driver trace (calls.go). Times are the recorder's, in nanoseconds, taken as the
-// clock that Perfetto counts from (BOOTTIME) and, where they have a date, as REALTIME too.
+// pool and by stream where there are several, by tag and by library where they were recorded), and instants on tracks of
+// their own for what was got from the driver and given back, for requests that failed, and for marks; what the program's
+// threads allocated and gave back (threads.go); the calls of a driver trace (calls.go). Times are the recorder's, in
+// nanoseconds, taken as the clock that Perfetto counts from (BOOTTIME) and, where they have a date, as REALTIME too.
 func WritePerfetto(w io.Writer, f *trace.File) error {
 	p := &perfetto{w: bufio.NewWriterSize(w, 1<<16)}
 	c := clockOf(f)
@@ -67,12 +71,20 @@ func WritePerfetto(w io.Writer, f *trace.File) error {
 		return errors.New("the events have no times, which a timeline needs")
 	}
 	p.clocks(f, c)
+	devices := uint64(len(f.Traces))
+	var threads *programThreads
+	if !calls { // which are on the threads in all detail
+		threads = p.threads(f, devices+1)
+	}
 	for i, t := range f.Traces {
-		d := perfettoDevice{perfetto: p, t: t, sequence: uint64(i + 1), line: c.line(), flows: map[uint64]uint64{}}
+		if threads != nil {
+			threads.device(i)
+		}
+		d := perfettoDevice{perfetto: p, t: t, sequence: uint64(i + 1), line: c.line(), flows: map[uint64]uint64{}, threads: threads}
 		d.write(gpuPIDs + uint64(i))
 	}
 	if calls {
-		p.calls(f.Driver, uint64(len(f.Traces)+1))
+		p.calls(f, devices+1)
 	}
 	return p.w.Flush()
 }
@@ -137,7 +149,9 @@ type perfettoDevice struct {
 	line     timeline
 	process  uint64
 	counters []counter
-	driver   uint64 // tracks
+	parts    []breakdown
+	threads  *programThreads // nil where none were recorded
+	driver   uint64          // tracks
 	failed   uint64
 	marks    uint64
 	flows    map[uint64]uint64 // of segments that are held, by address
@@ -149,6 +163,12 @@ type counter struct {
 	value func(w *walker) uint64
 	last  uint64
 	known bool
+}
+
+// breakdown is the live bytes by one thing: a counter for each of its values. An event changes those of few.
+type breakdown struct {
+	of       func(b *block) int
+	counters []counter // by value; without a track where nothing has it
 }
 
 // gpuPIDs number what stands for a GPU among the processes: from above the pids that there can be on Linux.
@@ -168,14 +188,29 @@ func (d *perfettoDevice) write(pid uint64) {
 		d.driver = d.track(d.process, "driver: segments got and given back", nil)
 	}
 	if len(t.Streams) > 1 {
-		for i, id := range t.Streams {
-			d.counter("live on stream "+streamName(id), func(w *walker) uint64 { return w.streams[i] })
-		}
+		d.breakdown(d.process, len(t.Streams), func(i int) string { return "live on stream " + streamName(t.Streams[i]) },
+			func(b *block) int { return int(b.stream) }, func(w *walker) []uint64 { return w.streams })
 	}
 	if len(t.Pools) > 1 {
-		for i, id := range t.Pools {
-			d.counter("live in pool "+poolName(id), func(w *walker) uint64 { return w.pools[i] })
-		}
+		d.breakdown(d.process, len(t.Pools), func(i int) string { return "live in pool " + poolName(t.Pools[i]) },
+			func(b *block) int { return int(b.pool) }, func(w *walker) []uint64 { return w.pools })
+	}
+	tags, libraries := labelsUsed(t)
+	if tags != nil {
+		d.breakdown(d.track(d.process, "live by tag", nil), len(tags), func(i int) string {
+			if i == 0 || !tags[i] {
+				return either(tags[i], "live without a tag")
+			}
+			return "live with tag " + t.TagName(uint16(i))
+		}, func(b *block) int { return int(b.tag) }, func(w *walker) []uint64 { return w.tags })
+	}
+	if libraries != nil {
+		d.breakdown(d.track(d.process, "live by library", nil), len(libraries), func(i int) string {
+			if i == 0 || !libraries[i] {
+				return either(libraries[i], "live of no library")
+			}
+			return "live of " + t.LibraryName(uint8(i))
+		}, func(b *block) int { return int(b.library) }, func(w *walker) []uint64 { return w.libs })
 	}
 	if kinds[event.OOM]+kinds[event.Retry] > 0 {
 		d.failed = d.track(d.process, "out of memory", nil)
@@ -184,7 +219,7 @@ func (d *perfettoDevice) write(pid uint64) {
 		d.marks = d.track(d.process, "marks", nil)
 	}
 	w := newWalker(t)
-	d.count(w, d.line.last)
+	d.start(w, d.line.last)
 	for i := range t.Events {
 		e := &t.Events[i]
 		us := d.line.at(e)
@@ -192,7 +227,47 @@ func (d *perfettoDevice) write(pid uint64) {
 			d.count(w, us)
 		}
 		d.instant(i, e, us)
+		if d.threads != nil {
+			d.threads.event(d.t, i, e, nanoseconds(us))
+		}
 	}
+}
+
+// either is s, or nothing.
+func either(ok bool, s string) string {
+	if ok {
+		return s
+	}
+	return ""
+}
+
+// labelsUsed says which tags and libraries blocks have, 0 among them; nil where there are no others.
+func labelsUsed(t *trace.Trace) (tags, libraries []bool) {
+	use := func(all *[]bool, i int) {
+		for len(*all) <= i {
+			*all = append(*all, false)
+		}
+		(*all)[i] = true
+	}
+	for i := range t.Events {
+		if e := &t.Events[i]; e.Kind == event.Alloc {
+			use(&tags, int(e.Tag))
+			use(&libraries, int(e.Library))
+		}
+	}
+	for i := range t.Initial {
+		if b := &t.Initial[i]; b.State != trace.Inactive {
+			use(&tags, int(b.Tag))
+			use(&libraries, int(b.Library))
+		}
+	}
+	if len(tags) < 2 {
+		tags = nil
+	}
+	if len(libraries) < 2 {
+		libraries = nil
+	}
+	return tags, libraries
 }
 
 // track declares a track under another.
@@ -215,26 +290,72 @@ func (d *perfettoDevice) track(parent uint64, name string, more func([]byte) []b
 }
 
 func (d *perfettoDevice) counter(name string, value func(*walker) uint64) {
-	track := d.track(d.process, name, func(b []byte) []byte {
-		return message(b, descCounter, number(nil, counterUnit, unitBytes))
-	})
-	d.counters = append(d.counters, counter{track: track, value: value})
+	d.counters = append(d.counters, d.newCounter(d.process, name, value))
 }
 
-// count writes the counters that have changed.
+func (d *perfettoDevice) newCounter(parent uint64, name string, value func(*walker) uint64) counter {
+	track := d.track(parent, name, func(b []byte) []byte {
+		return message(b, descCounter, number(nil, counterUnit, unitBytes))
+	})
+	return counter{track: track, value: value}
+}
+
+// breakdown declares counters below parent for the n values of something; those without a name have none.
+func (d *perfettoDevice) breakdown(parent uint64, n int, name func(i int) string, of func(b *block) int, sums func(w *walker) []uint64) {
+	p := breakdown{of: of, counters: make([]counter, n)}
+	for i := range n {
+		if s := name(i); s != "" {
+			p.counters[i] = d.newCounter(parent, s, func(w *walker) uint64 {
+				if all := sums(w); i < len(all) {
+					return all[i]
+				}
+				return 0
+			})
+		}
+	}
+	d.parts = append(d.parts, p)
+}
+
+// start writes all counters.
+func (d *perfettoDevice) start(w *walker, us int64) {
+	for i := range d.counters {
+		d.value(&d.counters[i], w, us)
+	}
+	for _, p := range d.parts {
+		for i := range p.counters {
+			d.value(&p.counters[i], w, us)
+		}
+	}
+}
+
+// count writes the counters that the last event has changed.
 func (d *perfettoDevice) count(w *walker, us int64) {
 	for i := range d.counters {
-		c := &d.counters[i]
-		v := c.value(w)
-		if c.known && v == c.last {
-			continue
-		}
-		c.last, c.known = v, true
-		d.body = number(d.body[:0], eventType, typeCounter)
-		d.body = number(d.body, eventTrack, c.track)
-		d.body = number(d.body, eventCounter, v)
-		d.event(us)
+		d.value(&d.counters[i], w, us)
 	}
+	for _, p := range d.parts {
+		for k := range w.touched {
+			if i := p.of(&w.touched[k]); i < len(p.counters) {
+				d.value(&p.counters[i], w, us)
+			}
+		}
+	}
+}
+
+// value writes a counter that has changed.
+func (d *perfettoDevice) value(c *counter, w *walker, us int64) {
+	if c.track == 0 {
+		return
+	}
+	v := c.value(w)
+	if c.known && v == c.last {
+		return
+	}
+	c.last, c.known = v, true
+	d.body = number(d.body[:0], eventType, typeCounter)
+	d.body = number(d.body, eventTrack, c.track)
+	d.body = number(d.body, eventCounter, v)
+	d.event(us)
 }
 
 // event writes the track event in d.body.
@@ -295,6 +416,11 @@ func (d *perfettoDevice) instant(i int, e *event.Event, us int64) {
 	}
 	if e.Handle != 0 {
 		d.annotateNumber("handle", annotationUint, e.Handle)
+	}
+	for _, label := range [][2]string{{"tag", d.t.TagName(e.Tag)}, {"library", d.t.LibraryName(e.Library)}, {"thread", d.t.ThreadName(e.Thread)}} {
+		if label[1] != "" {
+			d.annotateText(label[0], label[1])
+		}
 	}
 	d.frames(e.Stack)
 	d.event(us)

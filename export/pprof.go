@@ -31,9 +31,11 @@ func sizeClass(n uint64) uint8 {
 
 // sampleKey is what a sample has in common: its stack and its labels.
 type sampleKey struct {
-	stack, stream, pool uint32
-	size                uint8
-	pending             bool
+	stack, stream, pool, thread uint32
+	tag                         uint16
+	library                     uint8
+	size                        uint8
+	pending                     bool
 }
 
 // The values of a sample, in the order of SampleType.
@@ -60,7 +62,7 @@ func WritePprof(w io.Writer, f *trace.File, at Moment) error {
 	mapping := &profile.Mapping{ID: 1, File: filepath.Base(f.Path), HasFunctions: true, HasFilenames: true,
 		HasLineNumbers: true, HasInlineFrames: true}
 	p.Mapping = []*profile.Mapping{mapping}
-	places := &locations{p: p, mapping: mapping, functions: map[[2]string]*profile.Function{},
+	places := &locations{p: p, mapping: mapping, named: &trace.Trace{Threads: threadNames(f)}, functions: map[[2]string]*profile.Function{},
 		byFrame: map[trace.Frame]*profile.Location{}}
 	c := clockOf(f)
 	for _, t := range f.Traces {
@@ -95,7 +97,7 @@ func collect(t *trace.Trace, i int) ([]sample, *walker) {
 	var samples []sample
 	index := map[sampleKey]int{}
 	of := func(b block, pending bool) *sample {
-		k := sampleKey{b.stack, b.stream, b.pool, sizeClass(b.size), pending}
+		k := sampleKey{b.stack, b.stream, b.pool, b.thread, b.tag, b.library, sizeClass(b.size), pending}
 		n, ok := index[k]
 		if !ok {
 			n = len(samples)
@@ -104,20 +106,20 @@ func collect(t *trace.Trace, i int) ([]sample, *walker) {
 		}
 		return &samples[n]
 	}
-	allocated := func(b block) {
+	add := func(b block) {
 		s := of(b, false)
 		s.values[allocSpace] += int64(b.size)
 		s.values[allocObjects]++
 	}
 	for k := range t.Initial {
 		if t.Initial[k].State != trace.Inactive {
-			allocated(initialBlock(&t.Initial[k]))
+			add(initialBlock(&t.Initial[k]))
 		}
 	}
 	w := newWalker(t)
 	for k := range t.Events[:i+1] {
 		if e := &t.Events[k]; e.Kind == event.Alloc {
-			allocated(block{size: e.Size, stream: e.Stream, pool: e.Pool, stack: e.Stack})
+			add(allocated(k, e))
 		}
 		w.apply(k)
 	}
@@ -139,6 +141,7 @@ type sample struct {
 type locations struct {
 	p         *profile.Profile
 	mapping   *profile.Mapping
+	named     *trace.Trace // with the names of all threads of the file
 	functions map[[2]string]*profile.Function
 	byFrame   map[trace.Frame]*profile.Location
 }
@@ -168,6 +171,12 @@ func (l *locations) add(t *trace.Trace, samples []sample, devices bool) {
 		}
 		if devices {
 			labels["device"] = []string{fmt.Sprint(t.Device)}
+		}
+		for name, value := range map[string]string{"tag": t.TagName(s.key.tag), "library": t.LibraryName(s.key.library),
+			"thread": l.named.ThreadName(s.key.thread)} {
+			if value != "" {
+				labels[name] = []string{value}
+			}
 		}
 		if s.key.pending {
 			labels["state"] = []string{"pending_free"}

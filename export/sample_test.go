@@ -66,6 +66,33 @@ func sampleRun() *trace.File {
 	return &trace.File{Path: t.Path, Format: t.Format, Traces: []*trace.Trace{t, u}}
 }
 
+// sampleLabels is a run of two threads on two devices that says who asked for what: tags and libraries with and without a
+// name, blocks from before the first event, and a failure that says whose process it was.
+func sampleLabels() *trace.File {
+	t := &trace.Trace{Path: "run.cistern", Format: trace.FormatCistern, Streams: []uint64{0}, Pools: []trace.PoolID{{}},
+		Frames: []trace.Frame{{File: "train.py", Line: 12, Func: "forward"}}, Stacks: []trace.Stack{nil, {0}},
+		Tags: []string{"", "weights", "optimizer, state"}, Libraries: []string{"", "torch"}, Threads: map[uint32]string{4001: "MainThread"},
+		Initial:  []trace.Block{{Addr: base, Size: mib, Requested: mib, Tag: 1, Library: 1, State: trace.Active}},
+		Failures: []*trace.Failure{{Event: 6, PID: 4001, Program: []string{"/usr/bin/python3", "train.py"}, Thread: 4001, Tag: 2, Library: 1}},
+	}
+	u := &trace.Trace{Path: t.Path, Format: t.Format, Device: 1, Streams: t.Streams, Pools: t.Pools, Stacks: t.Stacks, Frames: t.Frames,
+		Libraries: t.Libraries, FromStart: true}
+	add := func(t *trace.Trace, us int64, e event.Event) {
+		e.TimeUS = 1_700_000_000_000_000 + us
+		t.Events = append(t.Events, e)
+	}
+	add(t, 10, event.Event{Kind: event.SegmentAlloc, Addr: base, Size: 20 * mib, Thread: 4001})
+	add(t, 20, event.Event{Kind: event.Alloc, Addr: base + mib, Size: 3000, Thread: 4001, Tag: 1, Library: 1, Stack: 1})
+	add(t, 30, event.Event{Kind: event.Alloc, Addr: base + 2*mib, Size: 2 * mib, Thread: 4002, Tag: 2, Library: 1, Stack: 1})
+	add(t, 40, event.Event{Kind: event.Alloc, Addr: base + 5*mib, Size: 700, Thread: 4002, Library: 3})
+	add(t, 50, event.Event{Kind: event.FreeRequested, Addr: base, Size: mib, Thread: 4002, Tag: 1, Library: 1})
+	add(t, 50, event.Event{Kind: event.FreeCompleted, Addr: base, Size: mib, Thread: 4002, Tag: 1, Library: 1})
+	add(t, 60, event.Event{Kind: event.OOM, Size: 1 << 40, Thread: 4001, Tag: 2, Library: 1, Stack: 1})
+	add(u, 5, event.Event{Kind: event.Alloc, Addr: base, Size: 4096, Thread: 4001, Library: 1})
+	add(u, 70, event.Event{Kind: event.Alloc, Addr: base + mib, Size: 100})
+	return &trace.File{Path: t.Path, Format: t.Format, Traces: []*trace.Trace{t, u}}
+}
+
 // sampleCalls is the calls of two processes, one of which has two threads.
 func sampleCalls() *trace.Driver {
 	return &trace.Driver{WallNS: 1_700_000_000_000_000_000, Program: []string{"python", "train.py"},

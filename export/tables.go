@@ -3,6 +3,8 @@ package export
 import (
 	"fmt"
 	"io"
+	"maps"
+	"slices"
 	"strings"
 
 	"github.com/cistern-gpu/cistern/event"
@@ -42,6 +44,11 @@ func (t Type) String() string {
 	return [nTypes]string{"BIGINT", "UBIGINT", "VARCHAR", "BOOLEAN"}[t]
 }
 
+const (
+	tagDoc     = "what it was allocated under, as the program called it; null where there was no tag"
+	libraryDoc = "library that asked; null where it did not say"
+)
+
 // Tables are what --table offers; the first is written where nothing is said.
 var Tables = []*Table{
 	{Name: "events", What: "one row for each event, in recorded order", fill: fillEvents, Columns: []Column{
@@ -56,6 +63,10 @@ var Tables = []*Table{
 		{"device_free_bytes", Uint, true, "oom: what the device had free, where the recorder says"},
 		{"stream", Uint, false, "handle or id of the stream"},
 		{"pool", Text, false, "private pool, PyTorch's two numbers; default"},
+		{"tag", Text, true, tagDoc},
+		{"library", Text, true, libraryDoc},
+		{"thread", Int, true, "the kernel's number of the thread that caused it; null where it was not recorded"},
+		{"thread_name", Text, true, "its name, where known"},
 		{"handle", Uint, true, "segment_map, segment_unmap: number of the physical memory, where known"},
 		{"live_bytes", Uint, false, "requested bytes live after the event, from alloc to free_completed"},
 		{"active_bytes", Uint, false, "the same, each block rounded up to 512"},
@@ -79,6 +90,10 @@ var Tables = []*Table{
 			{"bytes", Uint, false, "as requested"},
 			{"stream", Uint, false, "handle or id of the stream"},
 			{"pool", Text, false, "private pool, PyTorch's two numbers; default"},
+			{"tag", Text, true, tagDoc},
+			{"library", Text, true, libraryDoc},
+			{"thread", Int, true, "the kernel's number of the thread that allocated it; null where it was not recorded"},
+			{"thread_name", Text, true, "its name, where known"},
 			{"at_peak", Truth, false, "live when most bytes were live on its device"},
 			{"at_end", Truth, false, "never returned for reuse"},
 			{"stack_id", Int, true, "number of the stack in this file; null where none was recorded"},
@@ -156,12 +171,15 @@ type words struct {
 	ids    map[string]uint32
 	kinds  [event.NumKinds + 1]uint32
 	pools  []uint32
-	caller []uint32 // by stack
+	tags   []uint32 // of tag 0 and library 0, null is written
+	libs   []uint32
+	thread map[uint32]uint32 // names of threads
+	caller []uint32          // by stack
 	stack  []uint32
 }
 
 func wordsOf(t *trace.Trace) *words {
-	w := &words{ids: map[string]uint32{}}
+	w := &words{ids: map[string]uint32{}, thread: map[uint32]uint32{}}
 	for k := range w.kinds {
 		w.kinds[k] = w.id(event.Kind(k).String())
 	}
@@ -170,6 +188,22 @@ func wordsOf(t *trace.Trace) *words {
 	}
 	if len(w.pools) == 0 {
 		w.pools = []uint32{w.id(poolName(trace.PoolID{}))}
+	}
+	tags, libs := len(t.Tags), len(t.Libraries)
+	for i := range t.Events {
+		tags, libs = max(tags, int(t.Events[i].Tag)+1), max(libs, int(t.Events[i].Library)+1)
+	}
+	for i := range t.Initial {
+		tags, libs = max(tags, int(t.Initial[i].Tag)+1), max(libs, int(t.Initial[i].Library)+1)
+	}
+	for i := range tags {
+		w.tags = append(w.tags, w.id(t.TagName(uint16(i))))
+	}
+	for i := range libs {
+		w.libs = append(w.libs, w.id(t.LibraryName(uint8(i))))
+	}
+	for _, n := range slices.Sorted(maps.Keys(t.Threads)) {
+		w.thread[n] = w.id(t.Threads[n])
 	}
 	for i := range t.Stacks {
 		w.caller = append(w.caller, w.id(callerText(t, uint32(i))))
@@ -195,6 +229,26 @@ func (w *words) pool(i uint32) uint32 {
 		i = 0
 	}
 	return w.pools[i]
+}
+
+// label writes the four columns of who something is for.
+func (w *words) label(r rows, b block) {
+	if b.tag == 0 {
+		r.null()
+	} else {
+		r.text(w.tags[b.tag])
+	}
+	if b.library == 0 {
+		r.null()
+	} else {
+		r.text(w.libs[b.library])
+	}
+	knownInt(r, int64(b.thread), b.thread != 0)
+	if name, ok := w.thread[b.thread]; ok && b.thread != 0 {
+		r.text(name)
+	} else {
+		r.null()
+	}
 }
 
 // source writes the three columns of a stack.
@@ -245,6 +299,7 @@ func fillEvents(r rows, t *trace.Trace, c clock, words *words) error {
 		known(r, e.Addr, e.Addr != 0 && failed)
 		r.uint(streamOf(t, e.Stream))
 		r.text(words.pool(e.Pool))
+		words.label(r, allocated(i, e))
 		known(r, e.Handle, e.Handle != 0)
 		r.uint(w.bytes)
 		r.uint(w.active)
@@ -325,7 +380,7 @@ func fillAllocations(r rows, t *trace.Trace, c clock, words *words) error {
 			b, addr = initial[n], addrs[n]
 		} else {
 			e := &t.Events[l.alloc]
-			b, addr = block{size: e.Size, stream: e.Stream, pool: e.Pool, stack: e.Stack}, e.Addr
+			b, addr = allocated(int(l.alloc), e), e.Addr
 		}
 		r.int(int64(t.Device))
 		knownInt(r, int64(l.alloc), l.alloc != missing)
@@ -343,6 +398,7 @@ func fillAllocations(r rows, t *trace.Trace, c clock, words *words) error {
 		r.uint(b.size)
 		r.uint(streamOf(t, b.stream))
 		r.text(words.pool(b.pool))
+		words.label(r, b)
 		r.truth(int(l.alloc) <= peak && (l.completed == missing || int(l.completed) > peak))
 		r.truth(l.completed == missing)
 		words.source(r, b.stack)

@@ -15,7 +15,16 @@ type block struct {
 	stream  uint32
 	pool    uint32
 	stack   uint32
+	thread  uint32 // that asked; 0 where the file does not say
+	tag     uint16
+	library uint8
 	pending bool // given back, still used by some stream
+}
+
+// allocated is the block that an alloc event hands out.
+func allocated(i int, e *event.Event) block {
+	return block{size: e.Size, alloc: int32(i), stream: e.Stream, pool: e.Pool, stack: e.Stack, thread: e.Thread, tag: e.Tag,
+		library: e.Library}
 }
 
 // walker goes through a trace and knows what is live, by the rules of package analyze: a block is live from alloc to
@@ -28,6 +37,9 @@ type walker struct {
 	reserved uint64           // held from the driver; a handle that is mapped more than once counts once
 	streams  []uint64         // live by stream
 	pools    []uint64         // live by pool
+	tags     []uint64         // live by tag
+	libs     []uint64         // live by library
+	touched  []block          // those that the last event brought or ended
 	mapped   map[uint64]int   // mappings by handle, where the file tells handles
 }
 
@@ -39,7 +51,8 @@ func roundUp(n uint64) uint64 { return max(grain, (n+grain-1)/grain*grain) }
 // newWalker is at the state before the first event.
 func newWalker(t *trace.Trace) *walker {
 	w := &walker{t: t, live: make(map[uint64]block, 1024), reserved: t.InitialReserved(), mapped: map[uint64]int{},
-		streams: make([]uint64, max(1, len(t.Streams))), pools: make([]uint64, max(1, len(t.Pools)))}
+		streams: make([]uint64, max(1, len(t.Streams))), pools: make([]uint64, max(1, len(t.Pools))),
+		tags: make([]uint64, max(1, len(t.Tags))), libs: make([]uint64, max(1, len(t.Libraries)))}
 	for i := range t.Initial {
 		b := &t.Initial[i]
 		if b.State == trace.Inactive {
@@ -56,7 +69,7 @@ func initialBlock(b *trace.Block) block {
 		size = b.Size
 	}
 	return block{size: size, alloc: -1, stream: b.Stream, pool: b.Pool, stack: b.Stack,
-		pending: b.State == trace.PendingFree}
+		tag: b.Tag, library: b.Library, pending: b.State == trace.PendingFree}
 }
 
 func (w *walker) add(addr uint64, b block) {
@@ -67,11 +80,21 @@ func (w *walker) add(addr uint64, b block) {
 	if int(b.pool) >= len(w.pools) {
 		b.pool = 0
 	}
+	// Numbers that no name goes with are labels all the same.
+	for len(w.tags) <= int(b.tag) {
+		w.tags = append(w.tags, 0)
+	}
+	for len(w.libs) <= int(b.library) {
+		w.libs = append(w.libs, 0)
+	}
 	w.live[addr] = b
 	w.bytes += b.size
 	w.active += roundUp(b.size)
 	w.streams[b.stream] += b.size
 	w.pools[b.pool] += b.size
+	w.tags[b.tag] += b.size
+	w.libs[b.library] += b.size
+	w.touched = append(w.touched, b)
 }
 
 func (w *walker) drop(addr uint64) {
@@ -84,13 +107,17 @@ func (w *walker) drop(addr uint64) {
 	w.active -= roundUp(b.size)
 	w.streams[b.stream] -= b.size
 	w.pools[b.pool] -= b.size
+	w.tags[b.tag] -= b.size
+	w.libs[b.library] -= b.size
+	w.touched = append(w.touched, b)
 }
 
 // apply goes past event i. changed says whether it changed any sum.
 func (w *walker) apply(i int) (changed bool) {
+	w.touched = w.touched[:0]
 	switch e := &w.t.Events[i]; e.Kind {
 	case event.Alloc:
-		w.add(e.Addr, block{size: e.Size, alloc: int32(i), stream: e.Stream, pool: e.Pool, stack: e.Stack})
+		w.add(e.Addr, allocated(i, e))
 	case event.FreeRequested:
 		if b, ok := w.live[e.Addr]; ok {
 			b.pending = true

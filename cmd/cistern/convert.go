@@ -34,7 +34,7 @@ var formats = []format{
 		func(w io.Writer, f *trace.File, _ convertOptions) error { return trace.WritePyTorch(w, f.Traces...) }},
 	{"pprof", []string{".pb.gz", ".pprof"}, "a profile of one moment (--at), for go tool pprof: flame graphs of who holds memory",
 		func(w io.Writer, f *trace.File, o convertOptions) error { return export.WritePprof(w, f, o.moment) }},
-	{"perfetto", []string{".pftrace", ".perfetto-trace"}, "a timeline for ui.perfetto.dev: memory counters, segments got and given back",
+	{"perfetto", []string{".pftrace", ".perfetto-trace"}, "a timeline for ui.perfetto.dev: memory counters, what was got from the driver, what threads did",
 		func(w io.Writer, f *trace.File, _ convertOptions) error { return export.WritePerfetto(w, f) }},
 	{"parquet", []string{".parquet"}, "a table (--table) for DuckDB, Spark, ClickHouse, pandas",
 		func(w io.Writer, f *trace.File, o convertOptions) error { return export.WriteParquet(w, f, o.table) }},
