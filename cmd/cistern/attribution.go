@@ -31,17 +31,18 @@ const (
 	usualSample = "64KiB"
 )
 
-var stackKinds = []string{allocator.StacksOff, allocator.StacksNative, allocator.StacksPython, allocator.StacksBoth}
+// runStacks are the choices of --stacks.
+var runStacks = []string{allocator.StacksOff, allocator.StacksNative, allocator.StacksPython, allocator.StacksBoth}
 
 func (f *attributionFlags) add(c *cobra.Command) {
 	c.Flags().IntVar(&f.history, "history", 0, "keep the last `N` events of each device, for snapshots, traces and reports (setting history)")
-	c.Flags().StringVar(&f.stacks, "stacks", "", "keep where requests come from, `KINDS` of frames: "+oneOf(stackKinds)+" (setting stacks)")
+	c.Flags().StringVar(&f.stacks, "stacks", "", "keep where requests come from, `KINDS` of frames: "+oneOf(runStacks)+" (setting stacks)")
 	c.Flags().StringVar(&f.sample, "stack-sample", "", "of requests below `SIZE` only some get a stack, in proportion to their size;\n"+
 		"0: all get one (default "+usualSample+"; setting stack_sample)")
 	c.Flags().StringVar(&f.report, "report", "", "write a file into the `folder` for each out-of-memory, for cistern report; it is made where it is\n"+
 		"not there, and the last 1,000,000 events are kept where no history is given (settings report, history)")
 	c.Flags().BoolVar(&f.reportChild, "report-child", false, "with --report: also start cistern report on each file (setting report_child)")
-	_ = c.RegisterFlagCompletionFunc("stacks", cobra.FixedCompletions(stackKinds, cobra.ShellCompDirectiveNoFileComp))
+	_ = c.RegisterFlagCompletionFunc("stacks", cobra.FixedCompletions(runStacks, cobra.ShellCompDirectiveNoFileComp))
 	_ = c.MarkFlagDirname("report")
 }
 
