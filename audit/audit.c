@@ -20,8 +20,7 @@
 #include "sys.h"
 
 void open_ring(void); // events.c
-void module(uintptr_t base, uintptr_t from, uintptr_t to, const char *path);
-void has_code(uintptr_t from, uintptr_t to);
+void module(uintptr_t base, uintptr_t from, uintptr_t to, const char *path, int python);
 extern struct ring *ring;
 
 HIDDEN struct helpers helpers;
@@ -62,7 +61,8 @@ static int equal(const char *a, const char *b) {
 
 static const Elf64_Sym *usable(const struct table *t, uint32_t i, const char *name) {
 	const Elf64_Sym *s = &t->symbols[i];
-	return s->st_value != 0 && s->st_shndx != SHN_UNDEF && ELF64_ST_TYPE(s->st_info) == STT_FUNC && equal(t->strings + s->st_name, name) ? s : NULL;
+	int type = ELF64_ST_TYPE(s->st_info);
+	return s->st_value != 0 && s->st_shndx != SHN_UNDEF && (type == STT_FUNC || type == STT_OBJECT) && equal(t->strings + s->st_name, name) ? s : NULL;
 }
 
 static const Elf64_Sym *look_up(const struct table *t, const char *name) {
@@ -151,6 +151,24 @@ static int replace(const struct link_map *map, const struct table *t) {
 	return 1;
 }
 
+// Python is in the first object that has its functions: a program, or a library.
+static struct table python;
+static const struct link_map *python_map;
+
+static void *in_python(const char *name, void *object) { return address(object, name); }
+
+static int is_python(const struct link_map *map) {
+	struct table t;
+	if (map == python_map)
+		return 1;
+	if (!(ring->flags & RING_PYTHON) || python_map != NULL || !table_of(map, &t) || address(&t, "PyGILState_GetThisThreadState") == NULL)
+		return 0;
+	python = t;
+	python_map = map;
+	python_loaded(in_python, &python);
+	return 1;
+}
+
 // tell puts an object into the ring, so that addresses in stacks get names: where its code is, and from where it counts.
 static void tell(const struct link_map *map) {
 	uintptr_t from = (uintptr_t)-1, to = 0;
@@ -168,7 +186,7 @@ static void tell(const struct link_map *map) {
 	if (to <= from)
 		return;
 	has_code(from, to);
-	module(map->l_addr, from, to, map->l_name == NULL ? "" : map->l_name);
+	module(map->l_addr, from, to, map->l_name == NULL ? "" : map->l_name, is_python(map));
 }
 
 static void modules(struct link_map *map) {
@@ -195,7 +213,7 @@ static void found_driver(struct link_map *map) {
 	if (replace(map, &t))
 		driver = map;
 	else
-		unknown("libcuda.so.1: its table of symbols cannot be changed");
+		say(RECORD_UNKNOWN, "libcuda.so.1: its table of symbols cannot be changed");
 }
 
 // is reports whether path names a file that begins so.
@@ -230,5 +248,11 @@ unsigned la_objopen(struct link_map *map, Lmid_t namespace, uintptr_t *cookie) {
 unsigned la_objclose(uintptr_t *cookie) {
 	if (driver != NULL && *cookie == (uintptr_t)driver)
 		driver = NULL;
+	if (ring != NULL)
+		forget_code();
+	if (python_map != NULL && *cookie == (uintptr_t)python_map) {
+		python_map = NULL;
+		python_loaded(NULL, NULL);
+	}
 	return 0;
 }

@@ -49,8 +49,21 @@ struct event {
 
 void begin(struct event *e, int call, void *caller, void *frame);
 void finish(struct event *e, int result);
-void unknown(const char *name); // the driver gave out a function of ours from where it was not looked for
+void say(int record, const char *text); // a record that is a text
 int current_device(void);
+
+// events.c
+int put(struct slot *s);
+void fill(struct slot *s, int type);
+size_t length(const char *s);
+void *memset(void *p, int c, size_t n);
+void *memcpy(void *restrict to, const void *restrict from, size_t n);
+
+// stacks.c
+uint64_t stack(const struct event *e, uint32_t pid, uint32_t kinds);
+void has_code(uintptr_t from, uintptr_t to);
+void forget_code(void); // a module is gone
+void python_loaded(void *(*lookup)(const char *name, void *object), void *object); // or is gone, where it is NULL
 
 #define HIDDEN __attribute__((visibility("hidden")))
 

@@ -450,7 +450,7 @@ static void *instead(void *found, const char *name, int version, int per_thread)
 			if (!names(entries[i].name, name, pass))
 				continue;
 			if (is_way(i) || version > LAST_VERSION || (version < FIRST_VERSION && versioned(entries[i].name))) {
-				unknown(name);
+				say(RECORD_UNKNOWN, name);
 				return found;
 			}
 			__atomic_store_n(&entries[i].real, found, __ATOMIC_RELAXED);

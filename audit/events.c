@@ -80,11 +80,11 @@ static uint64_t checksum(const struct slot *s, uint64_t number) {
 	return h;
 }
 
-// put publishes a copy of s, or counts it as dropped.
-static void put(struct slot *s) {
+// put publishes a copy of s, or counts it as dropped and returns 0.
+HIDDEN int put(struct slot *s) {
 	struct ring *r = ring;
 	if (r == NULL || __atomic_load_n(&r->closed, __ATOMIC_RELAXED))
-		return;
+		return 0;
 	uint64_t number = __atomic_load_n(&r->head, __ATOMIC_RELAXED);
 	for (;;) {
 		struct slot *at = &r->slot[number & mask];
@@ -92,7 +92,7 @@ static void put(struct slot *s) {
 		int64_t ahead = (int64_t)(__atomic_load_n(&at->turn, __ATOMIC_ACQUIRE) - turn);
 		if (ahead < 0) {
 			__atomic_fetch_add(&r->dropped, 1, __ATOMIC_RELAXED);
-			return;
+			return 0;
 		}
 		if (ahead > 0) { // taken by somebody else
 			number = __atomic_load_n(&r->head, __ATOMIC_RELAXED);
@@ -104,9 +104,10 @@ static void put(struct slot *s) {
 		uint64_t *to = &at->check, *from = &s->check;
 		for (size_t i = 0; i < (sizeof *s - offsetof(struct slot, check)) / 8; i++)
 			__atomic_store_n(&to[i], from[i], __ATOMIC_RELAXED);
-		if (!__atomic_compare_exchange_n(&at->turn, &turn, turn + 1, 0, __ATOMIC_RELEASE, __ATOMIC_RELAXED))
-			__atomic_fetch_add(&r->dropped, 1, __ATOMIC_RELAXED); // the reader waited for it no longer
-		return;
+		if (__atomic_compare_exchange_n(&at->turn, &turn, turn + 1, 0, __ATOMIC_RELEASE, __ATOMIC_RELAXED))
+			return 1;
+		__atomic_fetch_add(&r->dropped, 1, __ATOMIC_RELAXED); // the reader waited for it no longer
+		return 0;
 	}
 }
 
@@ -120,14 +121,14 @@ static void text(struct slot *s, const char *string, size_t n) {
 	memcpy(s->payload, string, n);
 }
 
-static size_t length(const char *s) {
+HIDDEN size_t length(const char *s) {
 	size_t n = 0;
 	while (s[n] != 0)
 		n++;
 	return n;
 }
 
-static void fill(struct slot *s, int type) {
+HIDDEN void fill(struct slot *s, int type) {
 	memset(s, 0, sizeof *s);
 	s->type = (uint8_t)type;
 	s->time = kernel_now();
@@ -139,21 +140,24 @@ static void fill(struct slot *s, int type) {
 // announce says which process this is: one that has just loaded the driver, or the child of a fork, which has its
 // parent's memory and modules.
 static void announce(uint32_t pid, int fresh) {
-	if (__atomic_exchange_n(&announced, pid, __ATOMIC_RELAXED) == pid)
+	uint32_t before = __atomic_exchange_n(&announced, pid, __ATOMIC_RELAXED);
+	if (before == pid)
 		return;
 	struct slot s;
 	char path[1024];
 	fill(&s, RECORD_PROCESS);
 	s.flags = (uint32_t)fresh;
 	s.handle = (uint64_t)sys0(SYS_getppid);
+	s.extra = before;
 	long n = sys3(SYS_readlink, "/proc/self/exe", path, sizeof path);
 	text(&s, path, n > 0 ? (size_t)n : 0);
 	put(&s);
 }
 
-HIDDEN void module(uintptr_t base, uintptr_t from, uintptr_t to, const char *path) {
+HIDDEN void module(uintptr_t base, uintptr_t from, uintptr_t to, const char *path, int python) {
 	struct slot s;
 	fill(&s, RECORD_MODULE);
+	s.flags = python ? MODULE_PYTHON : 0;
 	s.addr = base;
 	s.handle = from;
 	s.size = to - from;
@@ -161,9 +165,9 @@ HIDDEN void module(uintptr_t base, uintptr_t from, uintptr_t to, const char *pat
 	put(&s);
 }
 
-HIDDEN void unknown(const char *name) {
+HIDDEN void say(int record, const char *name) {
 	struct slot s;
-	fill(&s, RECORD_UNKNOWN);
+	fill(&s, record);
 	text(&s, name, length(name));
 	put(&s);
 }
@@ -180,76 +184,6 @@ HIDDEN void begin(struct event *e, int call, void *caller, void *frame) {
 	e->frame = frame;
 	e->device = -2; // not known yet
 	e->time = now();
-}
-
-// Stacks. Few libraries are compiled with frame pointers, and reading their unwinding tables would cost more than most of
-// the calls. So the words of the stack above the caller's frame are looked through, and those are kept that point
-// right behind an instruction that calls: they are the addresses that functions return to, and, now and then, one that
-// an earlier call has left behind. The stack is read by the kernel, which stops where it ends.
-enum { STACK_WORDS = 384, STACK_CANDIDATES = 64, STACK_FRAMES = RING_PAYLOAD / 8 };
-
-struct iovec { void *p; size_t n; };
-
-// read_own reads pieces of this process's memory, and returns how many bytes it got before one that is not there.
-static long read_own(uint32_t pid, void *to, size_t n, const struct iovec *from, int pieces) {
-	struct iovec local = {to, n};
-	long got = sys6(SYS_process_vm_readv, (long)pid, (long)&local, 1, (long)from, pieces, 0);
-	return got > 0 ? got : 0;
-}
-
-// Where modules have their code, by the megabyte: a bit of a hash for each, so that most words are told apart at once.
-static uint64_t code[1024];
-
-static inline uint32_t megabyte(uint64_t p) { return (uint32_t)((p >> 20) * 0x9e3779b97f4a7c15u >> 48); }
-
-HIDDEN void has_code(uintptr_t from, uintptr_t to) {
-	for (uintptr_t p = from >> 20; p <= to >> 20; p++) {
-		uint32_t bit = megabyte(p << 20);
-		__atomic_fetch_or(&code[bit / 64], (uint64_t)1 << bit % 64, __ATOMIC_RELAXED);
-	}
-}
-
-static int in_code(uint64_t p) {
-	uint32_t bit = megabyte(p);
-	return p >= 65536 && p >> 47 == 0 && (__atomic_load_n(&code[bit / 64], __ATOMIC_RELAXED) >> bit % 64 & 1);
-}
-
-// called reports whether the seven bytes before an address end with a call: direct, or through a register or memory.
-static int called(const unsigned char *b) {
-	if (b[2] == 0xe8)
-		return 1;
-	for (int i = 0; i <= 5; i++)
-		if (i != 2 && b[i] == 0xff && (b[i + 1] & 0x38) == 0x10)
-			return 1;
-	return 0;
-}
-
-static int stack(const struct event *e, uint32_t pid, uint64_t *frames) {
-	uint64_t words[STACK_WORDS];
-	struct iovec at[STACK_CANDIDATES];
-	unsigned char before[STACK_CANDIDATES][7];
-	int n = 0, candidates = 0;
-	frames[n++] = (uintptr_t)e->caller;
-	// Behind the wrapper's own frame: its saved frame pointer, and its return address, which is the caller.
-	struct iovec all = {(char *)e->frame + 16, sizeof words};
-	long got = read_own(pid, words, sizeof words, &all, 1) / 8;
-	if (got == 0) { // the stack ends before: what there is of the page
-		all.n = 4096 - ((uintptr_t)all.p & 4095);
-		all.n = all.n < sizeof words ? all.n : sizeof words;
-		got = read_own(pid, words, sizeof words, &all, 1) / 8;
-	}
-	for (long i = 0; i < got && candidates < STACK_CANDIDATES; i++)
-		if (in_code(words[i]))
-			at[candidates++] = (struct iovec){(char *)words[i] - 7, 7};
-	for (int i = 0; i < candidates && n < STACK_FRAMES; i++) {
-		// As many as can be read at once; the one at which that ends is left out.
-		int good = (int)(read_own(pid, before, sizeof before, &at[i], candidates - i) / 7);
-		for (int k = 0; k < good && n < STACK_FRAMES; k++)
-			if (called(before[k]))
-				frames[n++] = (uintptr_t)at[i + k].p + 7;
-		i += good;
-	}
-	return n;
 }
 
 HIDDEN void finish(struct event *e, int result) {
@@ -277,11 +211,12 @@ HIDDEN void finish(struct event *e, int result) {
 	}
 	if (s.pid != __atomic_load_n(&announced, __ATOMIC_RELAXED))
 		announce(s.pid, 0);
-	if (ring != NULL && ring->flags & RING_STACKS) {
-		s.count = (uint16_t)stack(e, s.pid, s.payload);
-	} else {
-		s.count = 1;
-		s.payload[0] = (uintptr_t)e->caller;
+	s.count = 1;
+	s.payload[0] = (uintptr_t)e->caller;
+	if (ring != NULL && ring->flags & (RING_NATIVE | RING_PYTHON)) {
+		s.flags = CALL_STACK;
+		s.count = 2;
+		s.payload[1] = stack(e, s.pid, ring->flags);
 	}
 	put(&s);
 }

@@ -12,10 +12,23 @@
 
 #include <stdint.h>
 
-#define RING_MAGIC 0x3144554154534943u // "CISTAUD1", the version is its end
+#define RING_MAGIC 0x3244554154534943u // "CISTAUD2", the version is its end
 #define RING_PAYLOAD 144
 
-enum record { RECORD_CALL = 1, RECORD_PROCESS, RECORD_MODULE, RECORD_UNKNOWN };
+// A stack has a number that follows from what is in it. It is told of when it is seen first, before the call that has it:
+// so a call costs a slot, however deep its stack is. What a stack of Python needs to be read is told of alike: the code
+// objects with their names. Where such things are longer than a payload they go through several slots, one after the
+// other: handle is the length of all, extra where this slot's piece begins.
+enum record {
+	RECORD_CALL = 1, // payload: the caller's address, and with CALL_STACK the stack's number
+	RECORD_PROCESS,  // text: its program; handle: its parent, extra: the process whose memory it began with, if any
+	RECORD_MODULE,   // text: its file
+	RECORD_UNKNOWN,  // text: a way to functions that could not be followed
+	RECORD_STACK,    // addr: its number; payload: return addresses, size of them, then pairs of a code object's number and a line; in words
+	RECORD_CODE,     // addr: its number, size: its first line; text: its file, a zero, its function
+	RECORD_PYTHON,   // text: why the stacks of a process have no frames of Python
+};
+enum { CALL_STACK = 1, PROCESS_FRESH = 1, MODULE_PYTHON = 1 }; // flags of records; fresh: it has just loaded the driver
 
 struct slot {
 	uint64_t turn;  // twice the lap for which the slot is free, and one more once it is published
@@ -27,13 +40,13 @@ struct slot {
 	int32_t device, result; // device is -1 where there is none
 	uint8_t type;           // enum record
 	uint8_t call;           // enum call, of a RECORD_CALL
-	uint16_t count;         // of frames, or bytes of text, in the payload
-	uint32_t flags;         // of a RECORD_PROCESS: 1 where it has just loaded the driver, and was not forked by one that had
-	uint64_t payload[RING_PAYLOAD / 8]; // frames, innermost first; or text
+	uint16_t count;         // of words, or bytes of text, in the payload
+	uint32_t flags;
+	uint64_t payload[RING_PAYLOAD / 8]; // words; or text
 	uint64_t spare[1];
 };
 
-enum { RING_STACKS = 1 };
+enum { RING_NATIVE = 1, RING_PYTHON = 2 }; // stacks that are wanted
 
 struct ring {
 	uint64_t magic, nonce;

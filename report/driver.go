@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"path"
+	"slices"
 	"strings"
 
 	"github.com/cistern-gpu/cistern/analyze"
@@ -74,16 +75,25 @@ func WriteDriver(w io.Writer, d *analyze.DriverSummary, s Style) {
 	writeNotes(w, notes, s)
 }
 
-// holder names who a stack is: the innermost frames outside the CUDA runtime.
+// holder names who a stack is: the innermost frames of Python with their lines, where there are any, else the innermost
+// ones outside the CUDA runtime.
 func holder(stack []trace.Frame) string {
 	for len(stack) > 1 && strings.HasPrefix(path.Base(stack[0].File), "libcuda") {
 		stack = stack[1:]
 	}
+	if i := slices.IndexFunc(stack, func(f trace.Frame) bool { return f.Line > 0 }); i > 0 {
+		stack = stack[i:]
+	}
 	var names []string
 	for _, f := range stack[:min(3, len(stack))] {
-		name := f.Func
-		if !strings.HasPrefix(name, path.Base(f.File)) {
-			name += " (" + path.Base(f.File) + ")"
+		name, file := f.Func, path.Base(f.File)
+		if len(file) > mostName {
+			file = "…" + strings.ToValidUTF8(file[len(file)-mostName:], "")
+		}
+		if f.Line > 0 {
+			name += fmt.Sprintf(" (%s:%d)", file, f.Line)
+		} else if !strings.HasPrefix(name, path.Base(f.File)) {
+			name += " (" + file + ")"
 		}
 		names = append(names, name)
 	}
@@ -92,5 +102,8 @@ func holder(stack []trace.Frame) string {
 	}
 	return strings.Join(names, " < ")
 }
+
+// mostName is how many bytes of a file's name a table shows.
+const mostName = 48
 
 func nanoseconds(ns uint64) string { return microseconds(float64(ns) / 1000) }

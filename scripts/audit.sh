@@ -9,5 +9,5 @@ case $(uname -sm) in
 *) echo "the audit library is for Linux on x86-64; it was not built" >&2; exit 0 ;;
 esac
 ${CC:-cc} -std=gnu11 -O2 -Wall -Wextra -Werror -fPIC -shared -ffreestanding -fno-builtin -fno-omit-frame-pointer -fno-stack-protector \
-  -fno-asynchronous-unwind-tables -fno-tree-loop-distribute-patterns -fcf-protection=none -nostdlib -s \
-  -Wl,-soname,libcistern_audit.so -Wl,--version-script=audit.map -Wl,-z,now,-z,relro,--no-undefined -o "$out" audit.c calls.c events.c
+  -fno-asynchronous-unwind-tables -fno-tree-loop-distribute-patterns -fcf-protection=none -nostdlib -s -I../cmd/libcistern \
+  -Wl,-soname,libcistern_audit.so -Wl,--version-script=audit.map -Wl,-z,now,-z,relro,--no-undefined -o "$out" audit.c calls.c events.c stacks.c ../cmd/libcistern/pystack.c

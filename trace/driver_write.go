@@ -35,6 +35,7 @@ type DriverWriter struct {
 	devices  map[deviceKey]*deviceTrace
 	order    []*deviceTrace
 	left     int // pairs of process and device for which there is no trace
+	notes    []string
 }
 
 type deviceKey struct {
@@ -162,6 +163,9 @@ func (d *DriverWriter) event(process uint32, device int16, stream uint64, e even
 	dt.pending = append(dt.pending, e)
 }
 
+// Note adds to what is said of every trace in the file, when it is closed.
+func (d *DriverWriter) Note(text string) { d.notes = append(d.notes, text) }
+
 // Flush writes everything so far.
 func (d *DriverWriter) Flush() error {
 	w := d.w
@@ -204,6 +208,9 @@ func (d *DriverWriter) Close(end DriverEnd) error {
 		return err
 	}
 	for _, dt := range d.order {
+		for _, n := range d.notes {
+			dt.t.note("%s", n)
+		}
 		if d.left > 0 {
 			dt.t.note("%d further pairs of process and device have calls but no events here", d.left)
 		}

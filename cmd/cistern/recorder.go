@@ -21,6 +21,8 @@ type recorder struct {
 	pids      []uint32                  // by number in the trace
 	symbols   audit.Symbols
 	unknown   []string
+	pieces    audit.Pieces
+	why       []string // there are no frames of Python
 	started   time.Time
 	before    uint64 // calls when the state was last shown
 	shown     time.Time
@@ -30,8 +32,13 @@ type tracedProcess struct {
 	number  uint32
 	program string
 	modules audit.Modules
-	stacks  map[string]uint32 // of addresses, by their bytes
+	callers map[uint64]uint32 // stacks of a caller alone, by its address
+	stacks  map[uint64]uint32 // in the trace, by the number that the process gave them
+	codes   map[uint64]pyCode // code objects, alike
+	parent  *tracedProcess    // whose memory this one began with: what it was told of before
 }
+
+type pyCode struct{ file, function string }
 
 func newRecorder(w io.Writer, program []string) (*recorder, error) {
 	now := time.Now()
@@ -46,9 +53,10 @@ func newRecorder(w io.Writer, program []string) (*recorder, error) {
 func (r *recorder) record(rec *audit.Record) {
 	switch rec.Type {
 	case audit.RecordProcess:
+		before := r.processes[uint32(rec.Extra)]
 		p := r.process(rec, rec.Text(), uint32(rec.Handle))
-		if parent := r.processes[uint32(rec.Handle)]; rec.Flags == 0 && parent != nil && parent != p {
-			p.modules = slices.Clone(parent.modules)
+		if rec.Flags&audit.ProcessFresh == 0 && before != nil && before.number != p.number {
+			p.modules, p.parent = slices.Clone(before.modules), before
 		}
 	case audit.RecordModule:
 		p := r.of(rec)
@@ -56,7 +64,22 @@ func (r *recorder) record(rec *audit.Record) {
 		if file == "" {
 			file = p.program // the program itself has no name among its modules
 		}
-		p.modules.Add(audit.Module{File: file, Base: rec.Addr, From: rec.Handle, To: rec.Handle + rec.Size})
+		p.modules.Add(audit.Module{File: file, Base: rec.Addr, From: rec.Handle, To: rec.Handle + rec.Size, Python: rec.Flags&audit.ModulePython != 0})
+	case audit.RecordStack:
+		if w := r.pieces.Add(rec); w != nil && rec.Size <= uint64(len(w.Words)) {
+			p := r.of(rec)
+			p.stacks[rec.Addr] = r.w.Stack(r.frames(p, w.Words[:rec.Size], w.Words[rec.Size:]))
+		}
+	case audit.RecordCode:
+		if w := r.pieces.Add(rec); w != nil {
+			file, function := w.Names()
+			r.of(rec).codes[rec.Addr] = pyCode{file, function}
+		}
+	case audit.RecordPython:
+		if why := fmt.Sprintf("process %d: no frames of Python: %s", rec.PID, rec.Text()); len(r.why) < 16 && !slices.Contains(r.why, why) {
+			r.why = append(r.why, why)
+			r.w.Note(why)
+		}
 	case audit.RecordUnknown:
 		if name := rec.Text(); len(r.unknown) < 64 && !slices.Contains(r.unknown, name) {
 			r.unknown = append(r.unknown, name)
@@ -67,7 +90,7 @@ func (r *recorder) record(rec *audit.Record) {
 		}
 		p := r.of(rec)
 		c := trace.Call{TimeNS: rec.TimeNS, TookNS: rec.TookNS, Addr: rec.Addr, Size: rec.Size, Stream: rec.Stream, Handle: rec.Handle,
-			Pool: rec.Pool, Extra: rec.Extra, Process: p.number, Thread: rec.TID, Stack: r.stack(p, rec.Frames()), Result: rec.Result,
+			Pool: rec.Pool, Extra: rec.Extra, Process: p.number, Thread: rec.TID, Stack: r.stack(p, rec), Result: rec.Result,
 			Device: int16(rec.Device), Kind: trace.CallKind(rec.Call)}
 		r.run.Call(&c)
 		r.w.Call(&c)
@@ -83,31 +106,64 @@ func (r *recorder) of(rec *audit.Record) *tracedProcess {
 }
 
 func (r *recorder) process(rec *audit.Record, program string, parent uint32) *tracedProcess {
-	p := &tracedProcess{program: program, stacks: map[string]uint32{}}
+	p := &tracedProcess{program: program, callers: map[uint64]uint32{}, stacks: map[uint64]uint32{}, codes: map[uint64]pyCode{}}
 	p.number = r.w.Process(trace.Process{PID: rec.PID, Parent: parent, StartNS: rec.TimeNS, Program: program})
 	r.processes[rec.PID] = p
 	r.pids = append(r.pids, rec.PID)
 	return p
 }
 
-// stack is the number of a stack of return addresses in the trace.
-func (r *recorder) stack(p *tracedProcess, addrs []uint64) uint32 {
-	key := fmt.Sprint(addrs)
-	if id, ok := p.stacks[key]; ok {
-		return id
+// stack is the number of a call's stack in the trace. Where the process's record of it was dropped, it is the caller alone.
+func (r *recorder) stack(p *tracedProcess, rec *audit.Record) uint32 {
+	if number := rec.Stack(); number != 0 {
+		for q := p; q != nil; q = q.parent {
+			if id, ok := q.stacks[number]; ok {
+				return id
+			}
+		}
+	}
+	caller := rec.Caller()
+	id, ok := p.callers[caller]
+	if !ok {
+		id = r.w.Stack(r.frames(p, []uint64{caller}, nil))
+		p.callers[caller] = id
+	}
+	return id
+}
+
+// frames are those of return addresses and of pairs of a code object and a line, each innermost first. Python's frames
+// stand behind the native ones that the innermost of them called, so that the whole reads as what called what; the
+// interpreter's own native frames, and those outside of the outermost of them, say nothing that Python's do not.
+func (r *recorder) frames(p *tracedProcess, addrs, python []uint64) []trace.Frame {
+	modules := make([]audit.Module, len(addrs))
+	inner := len(addrs)
+	for i, addr := range addrs {
+		modules[i], _ = p.modules.Find(addr)
+		if modules[i].Python && len(python) > 0 {
+			inner = i
+		}
 	}
 	var frames []trace.Frame
-	for _, addr := range addrs {
-		m, ok := p.modules.Find(addr)
-		if !ok {
-			continue
+	for i, addr := range addrs[:inner] {
+		if m := modules[i]; m.File != "" && !(m.Python && len(python) > 0) {
+			// A return address is behind the call.
+			frames = append(frames, trace.Frame{File: m.File, Func: r.symbols.Name(m, addr-1)})
 		}
-		// A return address is behind the call.
-		frames = append(frames, trace.Frame{File: m.File, Func: r.symbols.Name(m, addr-1)})
 	}
-	id := r.w.Stack(frames)
-	p.stacks[key] = id
-	return id
+	for i := 0; i+1 < len(python); i += 2 {
+		c := p.code(python[i])
+		frames = append(frames, trace.Frame{File: c.file, Func: c.function, Line: int(python[i+1])})
+	}
+	return frames
+}
+
+func (p *tracedProcess) code(number uint64) pyCode {
+	for q := p; q != nil; q = q.parent {
+		if c, ok := q.codes[number]; ok {
+			return c
+		}
+	}
+	return pyCode{"?", "?"} // its record was lost
 }
 
 func (r *recorder) flush() error { return r.w.Flush() }

@@ -19,7 +19,8 @@ import (
 
 func newTrace(a *app) *cobra.Command {
 	var out string
-	var live, stacks bool
+	var live bool
+	var stacks stackKinds
 	c := &cobra.Command{
 		Use:   "trace [flags] [-o FILE] -- PROGRAM [ARGUMENT]...",
 		Short: "Record every call by which a program gets memory from the CUDA driver, or gives it back",
@@ -35,7 +36,7 @@ func newTrace(a *app) *cobra.Command {
 		Example: "  cistern trace -o run.cistern -- python train.py",
 		Args:    programArgs,
 		RunE: func(c *cobra.Command, args []string) error {
-			t, err := a.newTracing(args, out, stacks)
+			t, err := a.newTracing(args, out, audit.Stacks(stacks))
 			if err != nil {
 				return err
 			}
@@ -45,9 +46,39 @@ func newTrace(a *app) *cobra.Command {
 	c.Flags().SetInterspersed(false)
 	c.Flags().StringVarP(&out, "output", "o", "", "`file` to write; without it there is only the table")
 	c.Flags().BoolVar(&live, "live", false, "print what is held every second, to standard error")
-	c.Flags().BoolVar(&stacks, "stacks", false, "record native stacks, by looking through the stack for return addresses: some frames may be stale")
+	c.Flags().Var(&stacks, "stacks", "record stacks: `native` (found by looking through the stack for return addresses, so that some frames may be stale), python, or native+python")
+	c.Flags().Lookup("stacks").NoOptDefVal = "native"
 	return c
 }
+
+// stackKinds are the words of --stacks.
+type stackKinds audit.Stacks
+
+var stackWords = []struct {
+	word  string
+	kinds audit.Stacks
+}{{"off", 0}, {"native", audit.Native}, {"python", audit.Python}, {"native+python", audit.Native | audit.Python}}
+
+func (k *stackKinds) String() string {
+	for _, w := range stackWords {
+		if w.kinds == audit.Stacks(*k) {
+			return w.word
+		}
+	}
+	return ""
+}
+
+func (k *stackKinds) Set(s string) error {
+	for _, w := range stackWords {
+		if w.word == s {
+			*k = stackKinds(w.kinds)
+			return nil
+		}
+	}
+	return errors.New("want off, native, python or native+python")
+}
+
+func (k *stackKinds) Type() string { return "kinds" }
 
 // auditLibrary finds the library where it is in the source tree, in a wheel and in a bundle.
 func auditLibrary() (string, error) {
@@ -86,7 +117,7 @@ type tracing struct {
 }
 
 // newTracing prepares everything that can fail before the program starts.
-func (a *app) newTracing(args []string, out string, stacks bool) (*tracing, error) {
+func (a *app) newTracing(args []string, out string, stacks audit.Stacks) (*tracing, error) {
 	if runtime.GOOS != "linux" || runtime.GOARCH != "amd64" {
 		return nil, audit.ErrNotLinux
 	}
@@ -208,6 +239,9 @@ func (t *tracing) run(live bool) error {
 	}
 	fmt.Fprintln(t.a.err)
 	report.WriteDriver(t.a.err, summary, report.Style{})
+	for _, why := range t.rec.why {
+		fmt.Fprintf(t.a.err, "cistern: %s\n", oneLine(why))
+	}
 	if failed == nil && t.file != nil {
 		failed = t.file.Sync()
 	}

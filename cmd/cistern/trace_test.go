@@ -255,9 +255,11 @@ func TestTraceEnds(t *testing.T) {
 	}
 }
 
-// TestTraceKilled kills the program, and in half of the cases the tracer, at any moment: the file is readable.
+// TestTraceKilled kills the program, in C or in Python, and in half of the cases the tracer, at any moment: the file is
+// readable.
 func TestTraceKilled(t *testing.T) {
 	x := newTraced(t)
+	python, _ := exec.LookPath("python3")
 	times := 100
 	if testing.Short() {
 		times = 20
@@ -265,7 +267,11 @@ func TestTraceKilled(t *testing.T) {
 	r := rand.New(rand.NewPCG(uint64(time.Now().UnixNano()), 0))
 	for i := range times {
 		file := filepath.Join(x.dir, "killed.cistern")
-		cmd := x.command("trace", "-o", file, "--", x.program, "proc", "forever")
+		program := []string{x.program, "proc", "forever"}
+		if python != "" && i%4 >= 2 {
+			program = []string{python, "testdata/traced.py", x.standin, "forever"}
+		}
+		cmd := x.command(append([]string{"trace", "--stacks=native+python", "-o", file, "--"}, program...)...)
 		out, err := cmd.StdoutPipe()
 		if err != nil {
 			t.Fatal(err)
@@ -277,14 +283,14 @@ func TestTraceKilled(t *testing.T) {
 			t.Fatal(err)
 		}
 		time.Sleep(time.Duration(r.IntN(30)) * time.Millisecond)
-		program := x.child(cmd.Process.Pid)
+		child := x.child(cmd.Process.Pid)
 		if i%2 == 1 {
 			time.Sleep(150 * time.Millisecond) // by when something was written
 			_ = cmd.Process.Kill()
 			_ = cmd.Wait()
-			_ = syscall.Kill(program, syscall.SIGKILL)
+			_ = syscall.Kill(child, syscall.SIGKILL)
 		} else {
-			_ = syscall.Kill(program, syscall.SIGKILL)
+			_ = syscall.Kill(child, syscall.SIGKILL)
 			_ = cmd.Wait()
 		}
 		d := x.read(file)

@@ -159,12 +159,14 @@ int pystack_find(struct pystack *p, void *(*lookup)(const char *name, void *ctx)
     p->lines[i] = 0;
   p->version = p->state = p->cframe = p->frame_line = p->frame_owner = 0;
   p->thread = (void *(*)(void))(uintptr_t)lookup("PyGILState_GetThisThreadState", ctx);
+  void *finalizing = lookup("Py_IsFinalizing", ctx); /* with an underscore before 3.13 */
+  p->finalizing = (int (*)(void))(uintptr_t)(finalizing != NULL ? finalizing : lookup("_Py_IsFinalizing", ctx));
   p->code_type = lookup("PyCode_Type", ctx);
   p->string_type = lookup("PyUnicode_Type", ctx);
   p->bytes_type = lookup("PyBytes_Type", ctx);
   p->frame_type = lookup("PyFrame_Type", ctx);
   const void *types = lookup("PyType_Type", ctx), *hex = lookup("Py_Version", ctx), *words = lookup("Py_GetVersion", ctx);
-  if (p->thread == NULL || p->code_type == NULL || p->string_type == NULL || p->bytes_type == NULL || p->frame_type == NULL || types == NULL || words == NULL)
+  if (p->thread == NULL || p->finalizing == NULL || p->code_type == NULL || p->string_type == NULL || p->bytes_type == NULL || p->frame_type == NULL || types == NULL || words == NULL)
     return PYSTACK_ABSENT;
   /* A type is ready once the interpreter has run: then all of it is loaded and relocated too, and may be called. */
   const char *code = p->code_type;
@@ -445,7 +447,8 @@ static int frame_311(struct pystack *p, uint64_t frame, struct pyframe *f) {
 }
 
 int pystack_walk(struct pystack *p, struct pyframe *out, int cap) {
-  if (__atomic_load_n(&p->state, __ATOMIC_RELAXED) == WRONG)
+  /* As Python ends it frees the threads that are still in foreign code, with their frames. */
+  if (__atomic_load_n(&p->state, __ATOMIC_RELAXED) == WRONG || p->finalizing() != 0)
     return 0;
   uint64_t thread = (uintptr_t)p->thread(), frame, back;
   if (thread == 0)

@@ -30,6 +30,7 @@ enum { PYSTACK_LINES = 2048 };
 /* One interpreter: where its functions and types are, and where its objects have what is read of them. */
 struct pystack {
   void *(*thread)(void);
+  int (*finalizing)(void);
   const void *code_type, *string_type, *bytes_type, *frame_type;
   uint32_t version; /* 0x030c for 3.12 */
   uint32_t state;   /* of what is known of the layout */

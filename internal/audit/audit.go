@@ -3,6 +3,7 @@
 // folder audit.
 //
 //   - ring.go: the ring in shared memory, of which audit/ring.h is the other description. Linux only.
+//   - pieces.go: what takes more than one record.
 //   - program.go: programs that the dynamic linker does not start, or starts without auditing.
 //   - symbols.go: names for addresses in stacks.
 package audit
@@ -21,9 +22,27 @@ var ErrNotLinux = errors.New("programs are traced on Linux on x86-64 only")
 // Kinds of records, as in ring.h.
 const (
 	RecordCall    = 1 // a call of the driver
-	RecordProcess = 2 // a process loaded the driver, or was forked by one that had: Text is its program, Handle its parent
+	RecordProcess = 2 // a process loaded the driver, or was forked by one that had: Text is its program, Handle its parent, Extra whose memory it has
 	RecordModule  = 3 // an object of a process: Text is its file, Addr what its addresses count from, Handle and Size its code
 	RecordUnknown = 4 // a way to a function that could not be followed: Text is its name
+	RecordStack   = 5 // a stack, by its number Addr: of its words the first Size are return addresses
+	RecordCode    = 6 // a code object of Python, by its number Addr, with its first line Size: its text is file, zero, function
+	RecordPython  = 7 // the stacks of a process have no frames of Python: Text is why
+)
+
+// Flags of records.
+const (
+	CallStack    = 1 // the call has the number of a stack
+	ProcessFresh = 1 // the process has just loaded the driver: nothing of another's memory is in it
+	ModulePython = 1 // the module is Python's interpreter
+)
+
+// Stacks are the kinds of frames that are recorded.
+type Stacks uint32
+
+const (
+	Native Stacks = 1 << iota
+	Python
 )
 
 // MaxPayload is the bytes of a record's frames or text.
@@ -42,10 +61,21 @@ type Record struct {
 	_                                       uint64
 }
 
-// Frames are the addresses of a call's stack, innermost first. They last as long as the record.
-func (r *Record) Frames() []uint64 { return r.payload[:min(int(r.Count), len(r.payload))] }
+// Words of a record whose payload is numbers. They last as long as the record.
+func (r *Record) Words() []uint64 { return r.payload[:min(int(r.Count), len(r.payload))] }
 
-// Text of a record that is no call.
+// Caller is the address from which a call was made.
+func (r *Record) Caller() uint64 { return r.payload[0] }
+
+// Stack is the number of a call's stack, of which a record before told; 0 where none is recorded.
+func (r *Record) Stack() uint64 {
+	if r.Flags&CallStack == 0 {
+		return 0
+	}
+	return r.payload[1]
+}
+
+// Text of a record that is one.
 func (r *Record) Text() string {
 	n := min(int(r.Count), MaxPayload)
 	b := make([]byte, n)

@@ -16,7 +16,7 @@ import (
 
 // The layout of ring.h.
 const (
-	magic      = 0x3144554154534943
+	magic      = 0x3244554154534943
 	slotBytes  = 256
 	headBytes  = 4096
 	slotWords  = slotBytes/8 - 2 // behind turn and check
@@ -27,7 +27,6 @@ const (
 	offHead    = 64
 	offDropped = 128
 	offTail    = 192
-	flagStacks = 1
 )
 
 // Slots is how many records a ring holds by default: 16 MiB, of which only what is used is there.
@@ -47,8 +46,8 @@ type Ring struct {
 	lost  uint64    // slots that were never published, or written over
 }
 
-// New makes a ring of that many slots, a power of two.
-func New(slots int, stacks bool) (*Ring, error) {
+// New makes a ring of that many slots, a power of two, for calls with stacks of these kinds.
+func New(slots int, stacks Stacks) (*Ring, error) {
 	if runtime.GOARCH != "amd64" {
 		return nil, ErrNotLinux
 	}
@@ -82,9 +81,7 @@ func New(slots int, stacks bool) (*Ring, error) {
 	binary.LittleEndian.PutUint64(mem, magic)
 	binary.LittleEndian.PutUint64(mem[offNonce:], r.nonce)
 	binary.LittleEndian.PutUint32(mem[offSlots:], uint32(slots))
-	if stacks {
-		binary.LittleEndian.PutUint32(mem[offFlags:], flagStacks)
-	}
+	binary.LittleEndian.PutUint32(mem[offFlags:], uint32(stacks))
 	return r, nil
 }
 

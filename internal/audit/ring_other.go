@@ -9,7 +9,7 @@ const Slots = 1 << 16
 type Ring struct{}
 
 // New fails.
-func New(int, bool) (*Ring, error) { return nil, ErrNotLinux }
+func New(int, Stacks) (*Ring, error) { return nil, ErrNotLinux }
 
 // Value is empty.
 func (*Ring) Value() string { return "" }

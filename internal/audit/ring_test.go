@@ -17,7 +17,7 @@ import (
 
 func newRing(t *testing.T, slots int) *Ring {
 	t.Helper()
-	r, err := New(slots, false)
+	r, err := New(slots, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -78,7 +78,7 @@ func TestRingPassesHoles(t *testing.T) {
 
 func TestRingRefuses(t *testing.T) {
 	for _, n := range []int{0, 3, -8} {
-		if _, err := New(n, false); err == nil {
+		if _, err := New(n, 0); err == nil {
 			t.Errorf("%d slots were accepted", n)
 		}
 	}
@@ -100,9 +100,10 @@ func TestLayout(t *testing.T) {
 	for where, at := range want {
 		source += fmt.Sprintf("_Static_assert(offsetof(%s) == %d, \"%s\");\n", where, at, where)
 	}
-	source += fmt.Sprintf("_Static_assert(RING_MAGIC == %#xu && RING_PAYLOAD == %d && RING_STACKS == %d, \"constants\");\n", uint64(magic), MaxPayload, flagStacks)
-	source += fmt.Sprintf("_Static_assert(RECORD_CALL == %d && RECORD_PROCESS == %d && RECORD_MODULE == %d && RECORD_UNKNOWN == %d, \"records\");\n",
-		RecordCall, RecordProcess, RecordModule, RecordUnknown)
+	source += fmt.Sprintf("_Static_assert(RING_MAGIC == %#xu && RING_PAYLOAD == %d && RING_NATIVE == %d && RING_PYTHON == %d, \"constants\");\n", uint64(magic), MaxPayload, Native, Python)
+	source += fmt.Sprintf("_Static_assert(CALL_STACK == %d && PROCESS_FRESH == %d && MODULE_PYTHON == %d, \"flags\");\n", CallStack, ProcessFresh, ModulePython)
+	source += fmt.Sprintf("_Static_assert(RECORD_CALL == %d && RECORD_PROCESS == %d && RECORD_MODULE == %d && RECORD_UNKNOWN == %d && RECORD_STACK == %d && RECORD_CODE == %d && RECORD_PYTHON == %d, \"records\");\n",
+		RecordCall, RecordProcess, RecordModule, RecordUnknown, RecordStack, RecordCode, RecordPython)
 	file := filepath.Join(t.TempDir(), "layout.c")
 	if err := os.WriteFile(file, []byte(source), 0o600); err != nil {
 		t.Fatal(err)
@@ -122,7 +123,7 @@ func TestText(t *testing.T) {
 	if got := r.Text(); got != "a file" {
 		t.Errorf("text is %q", got)
 	}
-	if r.Count = 65535; len(r.Text()) != MaxPayload || len(r.Frames()) != MaxPayload/8 {
+	if r.Count = 65535; len(r.Text()) != MaxPayload || len(r.Words()) != MaxPayload/8 {
 		t.Error("a count beyond the payload was believed")
 	}
 }

@@ -13,6 +13,7 @@ type Module struct {
 	File     string
 	Base     uint64 // what its addresses count from
 	From, To uint64 // its code
+	Python   bool   // it is Python's interpreter
 }
 
 // Modules are those of a process, by address.

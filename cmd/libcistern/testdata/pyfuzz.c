@@ -26,6 +26,8 @@ static uint64_t chance(void) {
 static void *the_thread(void) { return thread_now; }
 static const char *the_version(void) { return words; }
 
+static int no(void) { return 0; }
+
 static void *lookup(const char *name, void *missing) {
   if (missing != NULL && strcmp(name, missing) == 0)
     return NULL;
@@ -38,6 +40,8 @@ static void *lookup(const char *name, void *missing) {
     return (void *)the_version;
   if (strcmp(name, "_PyRuntime") == 0)
     return told;
+  if (strcmp(name, hex >> 16 < 0x030d ? "_Py_IsFinalizing" : "Py_IsFinalizing") == 0)
+    return (void *)no;
   return strcmp(name, "PyGILState_GetThisThreadState") == 0 ? (void *)the_thread : NULL;
 }
 

@@ -1,0 +1,229 @@
+// Stacks: of return addresses, and of Python's frames. Each is told of once, and has a number from then on.
+
+#include "audit.h"
+#include "pystack.h"
+#include "sys.h"
+
+// What was told of, by number: of stacks, and of code objects. A place is given to what came last, and what lost its
+// place is told of again, so that nothing is ever full.
+enum { TOLD = 1 << 14, PLACES = 4 };
+
+static uint64_t told[TOLD];
+
+static int was_told(uint64_t number) {
+	for (uint64_t i = 0; i < PLACES; i++)
+		if (__atomic_load_n(&told[(number + i) % TOLD], __ATOMIC_RELAXED) == number)
+			return 1;
+	return 0;
+}
+
+static void is_told(uint64_t number) {
+	for (uint64_t i = 0; i < PLACES; i++) {
+		uint64_t none = 0;
+		if (__atomic_compare_exchange_n(&told[(number + i) % TOLD], &none, number, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+			return;
+	}
+	__atomic_store_n(&told[(number + (number >> 32) % PLACES) % TOLD], number, __ATOMIC_RELAXED);
+}
+
+// tell puts what is longer than a payload into as many records as it takes. It returns 0 if one of them found no room.
+static int tell(int record, uint64_t number, uint64_t size, const void *what, size_t n, size_t unit) {
+	for (size_t at = 0; at < n;) {
+		struct slot s;
+		fill(&s, record);
+		size_t piece = n - at < RING_PAYLOAD / unit ? n - at : RING_PAYLOAD / unit;
+		s.addr = number;
+		s.size = size;
+		s.handle = n;
+		s.extra = at;
+		s.count = (uint16_t)piece;
+		memcpy(s.payload, (const char *)what + at * unit, piece * unit);
+		if (!put(&s))
+			return 0;
+		at += piece;
+	}
+	return 1;
+}
+
+// Return addresses. Few libraries are compiled with frame pointers, and reading their unwinding tables would cost more
+// than most of the calls. So the words of the stack above the caller's frame are looked through, and those are kept that
+// point right behind an instruction that calls: they are the addresses that functions return to, and, now and then, one
+// that an earlier call has left behind. The stack is read by the kernel, page by page, which stops where it ends.
+enum { STACK_WORDS = 1024, STACK_PAGES = 3, STACK_CANDIDATES = 96, STACK_NATIVE = 48, STACK_PYTHON = 96 };
+
+struct iovec { const void *p; size_t n; };
+
+// read_own reads pieces of this process's memory, and returns how many bytes it got before one that is not there.
+static long read_own(uint32_t pid, void *to, size_t n, const struct iovec *from, int pieces) {
+	struct iovec local = {to, n};
+	long got = sys6(SYS_process_vm_readv, (long)pid, (long)&local, 1, (long)from, pieces, 0);
+	return got > 0 ? got : 0;
+}
+
+// Where modules have their code, by the megabyte: a bit of a hash for each, so that most words are told apart at once.
+static uint64_t code[1024];
+
+static inline uint32_t megabyte(uint64_t p) { return (uint32_t)((p >> 20) * 0x9e3779b97f4a7c15u >> 48); }
+
+HIDDEN void has_code(uintptr_t from, uintptr_t to) {
+	for (uintptr_t p = from >> 20; p <= to >> 20; p++) {
+		uint32_t bit = megabyte(p << 20);
+		__atomic_fetch_or(&code[bit / 64], (uint64_t)1 << bit % 64, __ATOMIC_RELAXED);
+	}
+}
+
+static int in_code(uint64_t p) {
+	uint32_t bit = megabyte(p);
+	return p >= 65536 && p >> 47 == 0 && (__atomic_load_n(&code[bit / 64], __ATOMIC_RELAXED) >> bit % 64 & 1);
+}
+
+// called reports whether the seven bytes before an address end with a call: direct, or through a register or memory.
+static int called(const unsigned char *b) {
+	if (b[2] == 0xe8)
+		return 1;
+	for (int i = 0; i <= 5; i++)
+		if (i != 2 && b[i] == 0xff && (b[i + 1] & 0x38) == 0x10)
+			return 1;
+	return 0;
+}
+
+// Which addresses in code stand behind a call, as far as they were looked at: reading code through the kernel costs more
+// than all the rest. What an address is ends with its module.
+enum { KNOWN = 1 << 12, KNOWN_NOTHING = 0, KNOWN_NOT, KNOWN_RETURN };
+
+static uint64_t addresses_known[KNOWN];
+
+static uint64_t *place(uint64_t p) { return &addresses_known[p * 0x9e3779b97f4a7c15u >> 52]; }
+
+static int known(uint64_t p) {
+	uint64_t k = __atomic_load_n(place(p), __ATOMIC_RELAXED);
+	return k >> 2 == p ? (int)(k & 3) : KNOWN_NOTHING;
+}
+
+static void know(uint64_t p, int is_return) {
+	__atomic_store_n(place(p), p << 2 | (is_return ? KNOWN_RETURN : KNOWN_NOT), __ATOMIC_RELAXED);
+}
+
+HIDDEN void forget_code(void) {
+	for (int i = 0; i < KNOWN; i++)
+		__atomic_store_n(&addresses_known[i], 0, __ATOMIC_RELAXED);
+}
+
+// native finds return addresses behind the caller's. words and at are too large for the stack of whoever goes on from here.
+static __attribute__((noinline)) int native(const struct event *e, uint32_t pid, uint64_t *frames, int cap) {
+	uint64_t words[STACK_WORDS], word[STACK_CANDIDATES];
+	struct iovec at[STACK_CANDIDATES], pages[STACK_PAGES];
+	unsigned char before[STACK_CANDIDATES][7];
+	int n = 0, candidates = 0, asked = 0, p = 0;
+	// Behind the wrapper's own frame: its saved frame pointer, and its return address, which is the caller.
+	const char *from = (const char *)e->frame + 16;
+	for (size_t left = sizeof words; left > 0 && p < STACK_PAGES; p++) {
+		size_t piece = 4096 - ((uintptr_t)from & 4095);
+		piece = piece < left ? piece : left;
+		pages[p] = (struct iovec){from, piece};
+		from += piece;
+		left -= piece;
+	}
+	long got = read_own(pid, words, sizeof words, pages, p) / 8;
+	for (long i = 0; i < got && candidates < STACK_CANDIDATES; i++) {
+		if (!in_code(words[i]))
+			continue;
+		int is = known(words[i]);
+		if (is != KNOWN_NOT)
+			word[candidates++] = words[i];
+		if (is == KNOWN_NOTHING)
+			at[asked++] = (struct iovec){(char *)words[i] - 7, 7};
+	}
+	for (int i = 0; i < asked; i++) {
+		// As many as can be read at once; the one at which that ends is no code.
+		int good = (int)(read_own(pid, before, sizeof before, &at[i], asked - i) / 7);
+		for (int k = 0; k < good; k++)
+			know((uintptr_t)at[i + k].p + 7, called(before[k]));
+		i += good;
+		if (i < asked)
+			know((uintptr_t)at[i].p + 7, 0);
+	}
+	for (int i = 0; i < candidates && n < cap; i++)
+		if (known(word[i]) == KNOWN_RETURN) // unless another took its place, and it is left out this time
+			frames[n++] = word[i];
+	return n;
+}
+
+// Python. It is looked at when a call is made after it was loaded, as it cannot be used while it is being loaded; by one
+// thread, whose process's number stands in the state, as a fork may leave it behind.
+static struct pystack python;
+static void *(*python_lookup)(const char *, void *);
+static void *python_object;
+static uint64_t python_state; // one of these, and a process from bit 8 on
+enum { PYTHON_NONE, PYTHON_LOADED, PYTHON_LOOKING, PYTHON_USED, PYTHON_REFUSED };
+
+HIDDEN void python_loaded(void *(*lookup)(const char *, void *), void *object) {
+	python_lookup = lookup;
+	python_object = object;
+	__atomic_store_n(&python_state, lookup != NULL ? PYTHON_LOADED : PYTHON_NONE, __ATOMIC_RELEASE);
+}
+
+static int python_there(uint32_t pid) {
+	uint64_t state = __atomic_load_n(&python_state, __ATOMIC_ACQUIRE), looking = PYTHON_LOOKING | (uint64_t)pid << 8;
+	if (state == PYTHON_USED)
+		return 1;
+	if (state == PYTHON_NONE || state == PYTHON_REFUSED || state == looking ||
+	    !__atomic_compare_exchange_n(&python_state, &state, looking, 0, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED))
+		return 0;
+	int found = pystack_find(&python, python_lookup, python_object);
+	if (found != PYSTACK_FOUND && found != PYSTACK_EARLY)
+		say(RECORD_PYTHON, pystack_why(found));
+	state = found == PYSTACK_FOUND ? PYTHON_USED : found == PYSTACK_EARLY ? PYTHON_LOADED : PYTHON_REFUSED;
+	__atomic_compare_exchange_n(&python_state, &looking, state, 0, __ATOMIC_RELEASE, __ATOMIC_RELAXED);
+	return state == PYTHON_USED;
+}
+
+// names tells of a code object.
+static __attribute__((noinline)) int names(const struct pyframe *f) {
+	char text[1024];
+	enum { FILE = 640 };
+	if (!pystack_names(&python, f, text, FILE, text + FILE, sizeof text - FILE)) // strings of a kind of the program's own
+		text[0] = text[FILE] = '?', text[1] = text[FILE + 1] = 0;
+	size_t file = length(text), func = length(text + FILE);
+	memcpy(text + file + 1, text + FILE, func); // forwards, and to before it
+	if (!tell(RECORD_CODE, f->id, f->first_line, text, file + 1 + func, 1))
+		return 0;
+	is_told(f->id);
+	return 1;
+}
+
+// frames adds Python's frames to words, two for each, and clears whole where one of them cannot be told of now.
+static __attribute__((noinline)) int frames(uint64_t *words, int *whole) {
+	struct pyframe f[STACK_PYTHON];
+	int n = pystack_walk(&python, f, STACK_PYTHON);
+	for (int i = 0; i < n; i++) {
+		words[2 * i] = f[i].id;
+		words[2 * i + 1] = f[i].line;
+		if (!was_told(f[i].id) && !names(&f[i]))
+			*whole = 0;
+	}
+	if (n == 0 && pystack_state(&python) != PYSTACK_FOUND) {
+		uint64_t used = PYTHON_USED;
+		if (__atomic_compare_exchange_n(&python_state, &used, PYTHON_REFUSED, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+			say(RECORD_PYTHON, pystack_why(pystack_state(&python)));
+	}
+	return n;
+}
+
+HIDDEN uint64_t stack(const struct event *e, uint32_t pid, uint32_t kinds) {
+	uint64_t words[STACK_NATIVE + 2 * STACK_PYTHON];
+	int addresses = 1, whole = 1;
+	words[0] = (uintptr_t)e->caller;
+	if (kinds & RING_NATIVE)
+		addresses += native(e, pid, words + 1, STACK_NATIVE - 1);
+	int n = addresses;
+	if (kinds & RING_PYTHON && python_there(pid))
+		n += 2 * frames(words + n, &whole);
+	uint64_t number = (uint64_t)addresses;
+	for (int i = 0; i < n; i++)
+		number = (number ^ words[i]) * 0x9e3779b97f4a7c15u, number ^= number >> 29;
+	number |= 1;
+	if (!was_told(number) && whole && tell(RECORD_STACK, number, (uint64_t)addresses, words, (size_t)n, 8))
+		is_told(number);
+	return number;
+}
