@@ -13,6 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	allocator "github.com/cistern-gpu/cistern"
 	"github.com/cistern-gpu/cistern/internal/audit"
 	"github.com/cistern-gpu/cistern/report"
 )
@@ -20,7 +21,7 @@ import (
 func newTrace(a *app) *cobra.Command {
 	var out string
 	var live bool
-	var stacks stackKinds
+	var stacks tracedStacks
 	c := &cobra.Command{
 		Use:   "trace [flags] [-o FILE] -- PROGRAM [ARGUMENT]...",
 		Short: "Record every call by which a program gets memory from the CUDA driver, or gives it back",
@@ -29,11 +30,15 @@ func newTrace(a *app) *cobra.Command {
 			"size, address, stream, device, thread, result and the time it took. Children are followed. The dynamic linker loads a\n" +
 			"small library into them that sees the driver (LD_AUDIT): so a statically linked program, and one with the rights of\n" +
 			"its owner, cannot be traced, which is said. Programs that do not use CUDA run as without it.\n\n" +
+			"Stacks have native frames, which are found by looking through the stack for return addresses, so that some may be stale;\n" +
+			"or those of Python, 3.10 to 3.14, which are read without the GIL; or both: Python's then stand behind the native frames\n" +
+			"that they called, and the interpreter's own are left out.\n\n" +
 			"FILE is a Cistern trace that is readable at any moment up to about the last tenth of a second, whatever is killed;\n" +
 			"cistern replay shows what a caching allocator would have made of it. At the end a table says what was held at most,\n" +
 			"what the calls cost, and what was never freed; it goes to standard error, and the exit code is the program's, or 128\n" +
 			"and the number of the signal that ended it.",
-		Example: "  cistern trace -o run.cistern -- python train.py",
+		Example: "  cistern trace -o run.cistern -- python train.py\n" +
+			"  cistern trace --stacks=native+python -o run.cistern -- python train.py",
 		Args:    programArgs,
 		RunE: func(c *cobra.Command, args []string) error {
 			t, err := a.newTracing(args, out, audit.Stacks(stacks))
@@ -46,20 +51,21 @@ func newTrace(a *app) *cobra.Command {
 	c.Flags().SetInterspersed(false)
 	c.Flags().StringVarP(&out, "output", "o", "", "`file` to write; without it there is only the table")
 	c.Flags().BoolVar(&live, "live", false, "print what is held every second, to standard error")
-	c.Flags().Var(&stacks, "stacks", "record stacks: `native` (found by looking through the stack for return addresses, so that some frames may be stale), python, or native+python")
-	c.Flags().Lookup("stacks").NoOptDefVal = "native"
+	c.Flags().Var(&stacks, "stacks", "record where calls come from: `KINDS` of frames, native, python or native+python;\nwithout a word native, which also costs most")
+	c.Flags().Lookup("stacks").NoOptDefVal = allocator.StacksNative
+	_ = c.RegisterFlagCompletionFunc("stacks", cobra.FixedCompletions(stackKinds, cobra.ShellCompDirectiveNoFileComp))
 	return c
 }
 
-// stackKinds are the words of --stacks.
-type stackKinds audit.Stacks
+// tracedStacks are the words of --stacks.
+type tracedStacks audit.Stacks
 
 var stackWords = []struct {
 	word  string
 	kinds audit.Stacks
-}{{"off", 0}, {"native", audit.Native}, {"python", audit.Python}, {"native+python", audit.Native | audit.Python}}
+}{{allocator.StacksOff, 0}, {allocator.StacksNative, audit.Native}, {allocator.StacksPython, audit.Python}, {allocator.StacksBoth, audit.Native | audit.Python}}
 
-func (k *stackKinds) String() string {
+func (k *tracedStacks) String() string {
 	for _, w := range stackWords {
 		if w.kinds == audit.Stacks(*k) {
 			return w.word
@@ -68,17 +74,17 @@ func (k *stackKinds) String() string {
 	return ""
 }
 
-func (k *stackKinds) Set(s string) error {
+func (k *tracedStacks) Set(s string) error {
 	for _, w := range stackWords {
 		if w.word == s {
-			*k = stackKinds(w.kinds)
+			*k = tracedStacks(w.kinds)
 			return nil
 		}
 	}
-	return errors.New("want off, native, python or native+python")
+	return errors.New("want " + oneOf(stackKinds))
 }
 
-func (k *stackKinds) Type() string { return "kinds" }
+func (k *tracedStacks) Type() string { return "kinds" }
 
 // auditLibrary finds the library where it is in the source tree, in a wheel and in a bundle.
 func auditLibrary() (string, error) {
