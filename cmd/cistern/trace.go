@@ -39,7 +39,7 @@ func newTrace(a *app) *cobra.Command {
 			"and the number of the signal that ended it.",
 		Example: "  cistern trace -o run.cistern -- python train.py\n" +
 			"  cistern trace --stacks=native+python -o run.cistern -- python train.py",
-		Args:    programArgs,
+		Args: programArgs,
 		RunE: func(c *cobra.Command, args []string) error {
 			t, err := a.newTracing(args, out, audit.Stacks(stacks))
 			if err != nil {
@@ -53,7 +53,7 @@ func newTrace(a *app) *cobra.Command {
 	c.Flags().BoolVar(&live, "live", false, "print what is held every second, to standard error")
 	c.Flags().Var(&stacks, "stacks", "record where calls come from: `KINDS` of frames, native, python or native+python;\nwithout a word native, which also costs most")
 	c.Flags().Lookup("stacks").NoOptDefVal = allocator.StacksNative
-	_ = c.RegisterFlagCompletionFunc("stacks", cobra.FixedCompletions(stackKinds, cobra.ShellCompDirectiveNoFileComp))
+	_ = c.RegisterFlagCompletionFunc("stacks", cobra.FixedCompletions(runStacks, cobra.ShellCompDirectiveNoFileComp))
 	return c
 }
 
@@ -81,7 +81,7 @@ func (k *tracedStacks) Set(s string) error {
 			return nil
 		}
 	}
-	return errors.New("want " + oneOf(stackKinds))
+	return errors.New("want " + oneOf(runStacks))
 }
 
 func (k *tracedStacks) Type() string { return "kinds" }
