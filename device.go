@@ -86,6 +86,8 @@ type Device struct {
 	reservedBytes uint64 // physical memory held that is under the limit
 	elsewhere     uint64 // memory held that is not: of pools whose upstream is host memory or another pool
 	spareBytes    uint64
+	collected     uint64 // bytes of frees that waited for other streams, ever completed
+	returned      uint64 // bytes ever given back to where they came from
 	groups        [numGroups]group
 	counts        Counters
 	callbacks     []*callback

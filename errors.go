@@ -59,8 +59,14 @@ type OutOfMemoryError struct {
 	Upstream    string       // what the memory of the request's pool is; "" where it is what the device's options say
 	Tags        []TagUse     // likewise; nil if no request was ever tagged
 	Libraries   []LibraryUse // likewise; nil if no request ever named a library
+	Stacks      []StackUse   // likewise; nil if blocks do not keep stacks (Allocator.KeepStacks)
 	Cause       error        // what the upstream said last; nil when the limit was in the way
-	host        bool         // the request was not for the device's own memory
+	Steps       []Step       // of the ladder, one for each rung, in order
+	Stack       uint32       // of the request (AllocOptions)
+	Thread      uint32
+	Stream      cuda.StreamID // that the request named; zero for a resume
+	Handle      cuda.Stream   // by which it was made known
+	host        bool          // the request was not for the device's own memory
 }
 
 func (e *OutOfMemoryError) Error() string {

@@ -59,21 +59,85 @@ func (d *Device) poolUsage(held *space) []PoolUse {
 
 func (p PoolUse) held() uint64 { return p.Allocated + p.Pending + p.Free }
 
-// mostFindings bounds the pools and the tags that Findings names; the rest are added up.
+// mostFindings bounds the pools, tags, libraries and stacks that Findings names; the rest are added up.
 const mostFindings = 4
 
+// Names are functions that name what the engine knows by number, of which "" says that there is no name. Each may be nil.
+type Names struct {
+	Tag     func(tag uint32) string
+	Library func(library uint8) string
+	// Stack names a stack in few words: its innermost frame that means something to the reader.
+	Stack func(stack uint32) string
+}
+
+func (n Names) tag(tag uint32) string {
+	if tag == 0 {
+		return "untagged"
+	}
+	return nameOf(tag, n.Tag, "tag")
+}
+
+func (n Names) stack(stack uint32) string {
+	if stack == 0 {
+		return "unknown"
+	}
+	return nameOf(stack, n.Stack, "stack")
+}
+
+func (n Names) library(library uint8) string { // 0 may have a name
+	s := nameOf(library, n.Library, "library")
+	if s == "library 0" {
+		return "others"
+	}
+	return s
+}
+
+// nameOf is a number's name, or words for it.
+func nameOf[T uint8 | uint32](number T, name func(T) string, kind string) string {
+	if name != nil {
+		if s := name(number); s != "" {
+			return s
+		}
+	}
+	return fmt.Sprintf("%s %d", kind, number)
+}
+
+// byName lists who holds the most of something, on one line.
+func byName[U any](b *strings.Builder, by string, list []U, use func(U) (name string, blocks int64, bytes uint64)) {
+	if len(list) == 0 {
+		return
+	}
+	var items []string
+	var rest uint64
+	for i, u := range list {
+		name, blocks, bytes := use(u)
+		if i < mostFindings {
+			s := "s"
+			if blocks == 1 {
+				s = ""
+			}
+			items = append(items, fmt.Sprintf("%s %s in %d block%s", name, units.FormatBytes(bytes), blocks, s))
+		} else {
+			rest += bytes
+		}
+	}
+	if n := len(list) - len(items); n > 0 {
+		items = append(items, fmt.Sprintf("%d more with %s", n, units.FormatBytes(rest)))
+	}
+	fmt.Fprintf(b, "; by %s: %s", by, strings.Join(items, "; "))
+}
+
 // Findings says in at most three lines, each without its line break, what was found when the request failed: who held
-// the memory, what there was left, and what would have met the request. It names only what was counted. name gives the
-// name of a tag, "" where it has none; it may be nil. A second function does the same for libraries.
-func (e *OutOfMemoryError) Findings(name func(tag uint32) string, library ...func(library uint8) string) []string {
-	lines := []string{e.holders(name, library), e.left()}
+// the memory, what there was left, and what would have met the request. It names only what was counted.
+func (e *OutOfMemoryError) Findings(names Names) []string {
+	lines := []string{e.holders(names), e.left()}
 	if s := e.help(); s != "" {
 		lines = append(lines, "would help: "+s)
 	}
 	return lines
 }
 
-func (e *OutOfMemoryError) holders(name func(tag uint32) string, library []func(library uint8) string) string {
+func (e *OutOfMemoryError) holders(names Names) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "in use: %s", units.FormatBytes(e.Allocated))
 	pools := e.Pools
@@ -107,55 +171,12 @@ func (e *OutOfMemoryError) holders(name func(tag uint32) string, library []func(
 		}
 		fmt.Fprintf(&b, "; by pool: %s", strings.Join(items, "; "))
 	}
-	if len(e.Tags) > 0 {
-		var items []string
-		for _, t := range e.Tags[:min(len(e.Tags), mostFindings)] {
-			items = append(items, fmt.Sprintf("%s %s in %d blocks", tagName(t.Tag, name), units.FormatBytes(t.Allocated), t.Blocks))
-		}
-		if rest := len(e.Tags) - len(items); rest > 0 {
-			var n uint64
-			for _, t := range e.Tags[len(items):] {
-				n += t.Allocated
-			}
-			items = append(items, fmt.Sprintf("%d more with %s", rest, units.FormatBytes(n)))
-		}
-		fmt.Fprintf(&b, "; by tag: %s", strings.Join(items, "; "))
-	}
-	if len(e.Libraries) > 0 {
-		var items []string
-		for _, l := range e.Libraries[:min(len(e.Libraries), mostFindings)] {
-			items = append(items, fmt.Sprintf("%s %s in %d blocks", libraryName(l.Library, library), units.FormatBytes(l.Allocated), l.Blocks))
-		}
-		if rest := len(e.Libraries) - len(items); rest > 0 {
-			items = append(items, fmt.Sprintf("%d more", rest))
-		}
-		fmt.Fprintf(&b, "; by library: %s", strings.Join(items, "; "))
-	}
+	byName(&b, "tag", e.Tags, func(u TagUse) (string, int64, uint64) { return names.tag(u.Tag), u.Blocks, u.Allocated })
+	byName(&b, "library", e.Libraries, func(u LibraryUse) (string, int64, uint64) {
+		return names.library(u.Library), u.Blocks, u.Allocated
+	})
+	byName(&b, "stack", e.Stacks, func(u StackUse) (string, int64, uint64) { return names.stack(u.Stack), u.Blocks, u.Allocated })
 	return b.String()
-}
-
-func libraryName(l uint8, names []func(library uint8) string) string {
-	for _, name := range names {
-		if s := name(l); s != "" {
-			return s
-		}
-	}
-	if l == 0 {
-		return "others"
-	}
-	return fmt.Sprintf("library %d", l)
-}
-
-func tagName(tag uint32, name func(tag uint32) string) string {
-	if tag == 0 {
-		return "untagged"
-	}
-	if name != nil {
-		if s := name(tag); s != "" {
-			return s
-		}
-	}
-	return fmt.Sprintf("tag %d", tag)
 }
 
 func (e *OutOfMemoryError) left() string {

@@ -25,6 +25,7 @@ func (d *Device) gaveBack(bytes uint64, counted bool) {
 		d.elsewhere -= bytes
 	}
 	d.held[groupAll].take(bytes)
+	d.returned += bytes
 	d.counts.DeviceFrees++
 }
 

@@ -28,7 +28,7 @@ func (p *Pool) request(c *climb, st *Stream) (cuda.Ptr, error) {
 	d.a.turn.Add(1)
 	c.d, c.rungs = d, d.opts.Ladder|RungFit
 	if c.size > maxRequest {
-		c.tried = RungFit
+		c.try(RungFit)
 		return 0, c.fail(p, st)
 	}
 	if d.dissolving {
@@ -107,6 +107,7 @@ func (c *climb) fail(p *Pool, st *Stream) error {
 	d := c.d
 	d.counts.OOMs++
 	err := d.outOfMemory(p, c)
+	err.Stream, err.Handle = st.id, st.handle
 	d.record(event.Event{Kind: event.OOM, Addr: err.DriverHas, Size: c.n, Stream: uint32(st.index), Pool: p.number,
 		Tag: uint16(c.by.label), Library: libraryOf(c.by.label), Stack: c.by.stack, Thread: c.by.thread})
 	return err
@@ -114,7 +115,7 @@ func (c *climb) fail(p *Pool, st *Stream) error {
 
 // climb is one request on the ladder.
 type climb struct {
-	d       *Device
+	ladder
 	s       *space
 	n       uint64 // rounded bytes, and what the alignment may take beyond
 	size    uint64 // bytes asked for
@@ -124,7 +125,6 @@ type climb struct {
 	strict  bool // and the stream cannot be waited for: only what the GPU is known to be done with will do
 	waits   []wait
 	rungs   Rungs // those that are allowed
-	tried   Rungs
 	oom     error // what the upstream said, nil when the limit was in the way
 	trimmed bool  // memory was given back for it
 	room    int   // steps of makeRoom that were taken
@@ -148,11 +148,9 @@ func (c *climb) run() (heap.ID, error) {
 	c.from = s
 	c.full = false
 	c.waits = c.waits[:0]
-	c.tried |= RungFit
-	if d.waiting.Load() && c.rungs&RungCollect != 0 {
-		c.tried |= RungCollect
-		d.collect(s, false)
-	}
+	c.pass++
+	c.try(RungFit)
+	c.collect(false)
 	if len(d.heldBack) > 0 {
 		d.regain(s, nil)
 	}
@@ -174,7 +172,7 @@ func (c *climb) run() (heap.ID, error) {
 	if id != 0 || err != nil {
 		return id, err
 	}
-	if d.waiting.Load() && c.rungs&RungCollect != 0 && !c.host && d.collect(s, true) {
+	if !c.host && c.collect(true) {
 		if id, err := c.take(s); id != 0 || err != nil {
 			c.met = RungCollect
 			return id, err
@@ -186,12 +184,27 @@ func (c *climb) run() (heap.ID, error) {
 	return c.elsewhere()
 }
 
+// collect completes frees that waited for other streams, if there are any, and reports whether any was completed.
+func (c *climb) collect(force bool) bool {
+	d := c.d
+	if !d.waiting.Load() || c.rungs&RungCollect == 0 {
+		return false
+	}
+	c.try(RungCollect)
+	c.start()
+	before := d.collected
+	any := d.collect(c.s, force)
+	c.lap(RungCollect, d.collected-before)
+	return any
+}
+
 // elsewhere looks for a free block in the other size classes of the same pool and stream: what a class keeps to itself
 // is no reason to fail.
 func (c *climb) elsewhere() (heap.ID, error) {
 	if c.rungs&RungLend == 0 {
 		return 0, nil
 	}
+	c.try(RungLend)
 	for class := range numClasses {
 		o := c.s.pool.spaceFor(c.s.stream, class)
 		if o == nil || o == c.s {
@@ -289,10 +302,12 @@ func (c *climb) unlocked() (again bool, err error) {
 	if !c.waited && c.rungs&RungCollect != 0 {
 		c.waited = true
 		if waits := d.unfinished(c.s); len(waits) > 0 {
-			c.tried |= RungCollect
+			c.try(RungCollect).asked++
+			c.start()
 			c.s.mu.Unlock()
 			err = d.await(waits)
 			c.s.mu.Lock()
+			c.lap(RungCollect, 0)
 			return true, err
 		}
 	}
@@ -333,13 +348,8 @@ func (c *climb) unlocked() (again bool, err error) {
 // call asks functions whether they can give memory back, with no lock held, and reports whether any did. Then everything is
 // tried anew.
 func (c *climb) call(list []*callback) (any bool) {
-	c.tried |= RungCallback
 	c.s.mu.Unlock()
-	for _, x := range slices.Clone(list) {
-		if c.d.callOne(x, c.n) {
-			any = true
-		}
-	}
+	any = c.ask(list, c.n)
 	c.s.mu.Lock()
 	if any {
 		c.waited, c.emptied, c.room = false, false, 0
@@ -347,17 +357,37 @@ func (c *climb) call(list []*callback) (any bool) {
 	return any
 }
 
+// ask calls functions, and reports whether any gave memory back. The caller holds Device.mu and nothing else; it is let go
+// meanwhile.
+func (l *ladder) ask(list []*callback, need uint64) (any bool) {
+	s := l.try(RungCallback)
+	before := l.d.idle()
+	l.start()
+	for _, x := range slices.Clone(list) {
+		s.asked++
+		if l.d.callOne(x, need) {
+			s.gave++
+			any = true
+		}
+	}
+	l.lap(RungCallback, 0)
+	s.gained += less(l.d.idle(), before)
+	return any
+}
+
 // spill has a request that nothing else met climb the ladder of the pool's spill. The caller holds Device.mu and nothing
 // else; it is let go meanwhile.
 func (c *climb) spill(p *Pool, st *Stream) (cuda.Ptr, error) {
-	c.tried |= RungSpill
-	x := climb{d: c.d, n: p.spill.round(c.size), size: c.size, by: c.by, rungs: c.rungs, spilled: true, trimmed: c.trimmed,
+	s := c.try(RungSpill)
+	c.start()
+	x := climb{ladder: ladder{d: c.d}, n: p.spill.round(c.size), size: c.size, by: c.by, rungs: c.rungs, spilled: true, trimmed: c.trimmed,
 		asked: c.asked, called: c.called, host: c.host, align: c.align}
 	if c.align != 0 && !p.noSplit {
 		x.n += c.align - heap.Align
 	}
 	ptr, err := x.climb(p.spill, st)
-	c.waits = x.waits
+	c.lap(RungSpill, 0)
+	c.waits, s.err = x.waits, x.oom
 	if err != nil {
 		return 0, fmt.Errorf("pool {%d, %d} has no memory, and its spill: %w", p.id[0], p.id[1], err)
 	}
@@ -379,6 +409,7 @@ func (d *Device) outOfMemory(p *Pool, c *climb) *OutOfMemoryError {
 	if c.full {
 		e.PoolLimit, e.PoolHolds = p.limit, p.reserved
 	}
+	e.Stack, e.Thread, e.Stacks = c.by.stack, c.by.thread, d.stackUsage()
 	if d.tagged.Load() {
 		e.Tags = d.tagUsage()
 	}
@@ -411,6 +442,7 @@ func (d *Device) outOfMemory(p *Pool, c *climb) *OutOfMemoryError {
 	if free, total, err := d.drv.MemInfo(d.id); err == nil {
 		e.DriverHas, e.DriverTotal = free, total
 	}
+	e.Steps = c.report(e, p, c.rungs)
 	return e
 }
 

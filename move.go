@@ -68,7 +68,7 @@ func (c *climb) obtain(rungs Rungs, pressure bool) (heap.ID, error) {
 	if !ok {
 		if err := d.reserve(s, c.n); err != nil {
 			if isOutOfMemory(err) {
-				c.oom = err
+				c.oom, c.of(RungGrow).err = err, err // the first that needs addresses
 				return 0, nil
 			}
 			return 0, err
@@ -80,6 +80,7 @@ func (c *climb) obtain(rungs Rungs, pressure bool) (heap.ID, error) {
 	for !s.pool.mayHold(at.need) {
 		if !c.shed(at.need) {
 			c.full = true
+			c.try(RungGrow).stop = stopPoolLimit
 			return 0, nil
 		}
 		if at, ok = s.placeFor(c.n, d.upstream.Granularity()); !ok {
@@ -94,7 +95,8 @@ func (c *climb) obtain(rungs Rungs, pressure bool) (heap.ID, error) {
 	p.sources = p.sources[:0]
 	have := uint64(0)
 	var err error
-	start := d.drv.Now()
+	c.start()
+	start := c.began
 	d.pace.until(start)
 	if rungs&RungGrow != 0 && !pressure && d.growFirst(at.need) {
 		rungs = RungGrow
@@ -103,7 +105,11 @@ func (c *climb) obtain(rungs Rungs, pressure bool) (heap.ID, error) {
 		rungs &^= RungRemap | RungLend // but spare chunks that are mapped nowhere
 	}
 	if rungs&(RungRemap|RungLend) != 0 || d.onUnmap != nil {
-		c.tried |= rungs & (RungRemap | RungLend)
+		for _, r := range [2]Rungs{RungRemap, RungLend} {
+			if rungs&r != 0 {
+				c.try(r)
+			}
+		}
 		have = d.gather(c, at, rungs, pressure)
 	}
 	grown := false
@@ -111,7 +117,7 @@ func (c *climb) obtain(rungs Rungs, pressure bool) (heap.ID, error) {
 		if rungs&RungGrow == 0 {
 			return 0, nil
 		}
-		c.tried |= RungGrow
+		c.try(RungGrow)
 		if have, ok, err = d.create(c, at.need-have, have); !ok {
 			return 0, err
 		}
@@ -129,7 +135,7 @@ func (c *climb) obtain(rungs Rungs, pressure bool) (heap.ID, error) {
 	}
 	if err != nil {
 		if isOutOfMemory(err) { // the driver may lack memory for page tables
-			c.oom = err
+			c.oom, c.of(RungGrow).err = err, err
 			return 0, nil
 		}
 		return 0, err
@@ -212,6 +218,7 @@ func (d *Device) gather(c *climb, at place, rungs Rungs, pressure bool) uint64 {
 	if pick() {
 		return have
 	}
+	spare := have
 	if rungs&RungRemap != 0 && !s.pool.pinned {
 		p.found = p.found[:0]
 		d.offers(c, s, at.joins)
@@ -237,7 +244,13 @@ func (d *Device) gather(c *climb, at place, rungs Rungs, pressure bool) uint64 {
 			return have
 		}
 	}
+	if rungs&RungRemap != 0 {
+		s := c.of(RungRemap)
+		s.found = max(s.found, have-spare)
+		c.lap(RungRemap, 0)
+	}
 	if rungs&RungLend != 0 {
+		before := have
 		p.found = p.found[:0]
 		for _, o := range d.spaces {
 			if o != nil && o.pool != s.pool {
@@ -245,6 +258,9 @@ func (d *Device) gather(c *climb, at place, rungs Rungs, pressure bool) uint64 {
 			}
 		}
 		pick()
+		s := c.of(RungLend)
+		s.found = max(s.found, have-before)
+		c.lap(RungLend, 0)
 	}
 	return have
 }
@@ -358,19 +374,22 @@ func sink(f []source, i int) {
 // create gets new chunks of missing bytes together. It reports false when there is no memory, or the driver fails with
 // another error than that, which is returned; what was got until then stays as spare chunks.
 func (d *Device) create(c *climb, missing, have uint64) (uint64, bool, error) {
-	p := &d.plan
+	p, s, before := &d.plan, c.of(RungGrow), have
+	s.stop = stopNot
 	if !d.mayHold(missing) {
+		s.stop = stopLimit
 		return have, false, nil
 	}
 	if d.lacks(missing) {
-		c.oom = cuda.ErrOutOfMemory
+		c.oom, s.stop = cuda.ErrOutOfMemory, stopLacks
 		return have, false, nil
 	}
 	for missing > 0 {
 		size := d.chunkSize(c.s.class, c.n, missing)
 		h, err := d.upstream.Create(size)
 		if isOutOfMemory(err) {
-			c.oom = err
+			c.oom, s.err = err, err
+			c.lap(RungGrow, have-before)
 			return have, false, nil
 		} else if err != nil {
 			return have, false, d.failed(err)

@@ -122,6 +122,7 @@ func (d *Device) collect(held *space, force bool) bool {
 		e := s.event(event.FreeCompleted, f.block, f.stack, f.thread)
 		n := b.Size
 		back := d.takeBack(s, f.block, stamp)
+		d.collected += back
 		s.gauges.unpark(n, back, s.heap.FreeBlocks)
 		d.record(e)
 		d.settle(s, held)

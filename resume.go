@@ -34,13 +34,15 @@ func (d *Device) Resume(sel Selection) (PauseReport, error) {
 		return PauseReport{}, err
 	}
 	d.unstick()
-	r := &resume{d: d, sel: sel}
+	r := &resume{ladder: ladder{d: d, resuming: true}, sel: sel}
 	for {
 		r.plan()
 		if len(r.coming) == 0 {
 			return PauseReport{}, nil
 		}
+		r.start()
 		err := r.getMemory()
+		r.lap(RungGrow, 0)
 		if err != nil {
 			r.putBack()
 		} else {
@@ -68,16 +70,15 @@ func (d *Device) Resume(sel Selection) (PauseReport, error) {
 
 // resume is one call of Resume. Its methods are called with Device.pausing and Device.mu.
 type resume struct {
-	d       *Device
+	ladder
 	sel     Selection
 	coming  []*absence // in address order within a space
 	need    uint64     // bytes of them
 	step    int        // of the ladder
-	tried   Rungs
-	asking  []*Pool // those with a function of their own
-	called  bool    // functions were
-	copying bool    // it was the copying that failed
-	full    *Pool   // whose own limit is in the way
+	asking  []*Pool    // those with a function of their own
+	called  bool       // functions were
+	copying bool       // it was the copying that failed
+	full    *Pool      // whose own limit is in the way
 	told    []run
 	report  PauseReport
 }
@@ -145,7 +146,9 @@ func (r *resume) getMemory() error {
 			onDevice += a.size
 		}
 	}
-	r.tried |= RungGrow
+	r.pass++
+	grow := r.try(RungGrow)
+	grow.stop = stopNot
 	r.full = nil
 	needs := map[*Pool]uint64{}
 	for _, a := range r.coming {
@@ -157,14 +160,16 @@ func (r *resume) getMemory() error {
 			r.asking = append(r.asking, o)
 		}
 		if !p.mayHold(n) {
-			r.full = p
+			r.full, grow.stop = p, stopPoolLimit
 			return errOverLimit
 		}
 	}
 	if !d.mayHold(onDevice) {
+		grow.stop = stopLimit
 		return errOverLimit
 	}
 	if onDevice > 0 && d.lacks(onDevice) {
+		grow.stop = stopLacks
 		return cuda.ErrOutOfMemory
 	}
 	// Users' upstreams first: the locks are let go meanwhile.
@@ -350,7 +355,10 @@ func (r *resume) climb() (again bool, err error) {
 	d := r.d
 	rungs := d.opts.Ladder
 	if p := r.full; p != nil && !p.pinned && rungs&RungLend != 0 {
-		r.tried |= RungLend
+		r.try(RungLend)
+		r.start()
+		returned, spare := d.returned, d.spareBytes
+		defer func() { r.lap(RungLend, d.returned-returned+less(d.spareBytes, spare)) }()
 		held := p.reserved
 		if p.segments != nil {
 			_, err = d.releaseSegments(func(x *Pool) bool { return x == p }, true)
@@ -364,7 +372,10 @@ func (r *resume) climb() (again bool, err error) {
 		if r.step <= 4 && rungs&RungLend == 0 || r.step == 5 && (rungs&RungCallback == 0 || r.called) {
 			continue
 		}
-		switch r.step {
+		r.start()
+		returned, collected := d.returned, d.collected
+		step := r.step
+		switch step {
 		case 1:
 			if d.segmented {
 				again, err = d.releaseSegments(func(*Pool) bool { return true }, true)
@@ -395,8 +406,9 @@ func (r *resume) climb() (again bool, err error) {
 		case 5:
 			again = r.call()
 		}
-		if r.step <= 4 {
-			r.tried |= RungLend
+		if step <= 4 {
+			r.try(RungLend)
+			r.lap(RungLend, d.returned-returned+d.collected-collected)
 		}
 		if again || err != nil {
 			return again, err
@@ -417,15 +429,10 @@ func (r *resume) call() (any bool) {
 	if len(list) == 0 {
 		return false
 	}
-	r.tried |= RungCallback
 	d.mu.Unlock()
 	d.pausing.Unlock() // what is called may pause something else
 	d.mu.Lock()
-	for _, x := range list {
-		if d.callOne(x, r.need) {
-			any = true
-		}
-	}
+	any = r.ask(list, r.need)
 	d.mu.Unlock()
 	d.pausing.Lock()
 	d.mu.Lock()
@@ -444,9 +451,12 @@ func (r *resume) outOfMemory(cause error) error {
 	if p == nil {
 		p = d.pool0
 	}
-	c := &climb{d: d, n: r.need, size: r.need, by: origin{label: r.sel.Tag}, tried: r.tried, rungs: d.opts.Ladder | RungFit}
+	c := &climb{ladder: r.ladder, n: r.need, size: r.need, by: origin{label: r.sel.Tag}, rungs: d.opts.Ladder | RungFit}
 	if cause != errOverLimit {
 		c.oom = cause
+		if s := c.of(RungGrow); s.stop == stopNot {
+			s.err = cause
+		}
 	}
 	if r.full != nil {
 		p, c.full = r.full, true

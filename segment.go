@@ -167,19 +167,28 @@ func (d *Device) virtual() error {
 func (c *climb) growSegment() (heap.ID, error) {
 	d, s := c.d, c.s
 	if c.rungs&RungGrow != 0 {
-		c.tried |= RungGrow
+		grow := c.try(RungGrow)
+		grow.stop = stopNot
 		size := s.pool.segmentSize(c.n)
 		if c.tight || !s.pool.mayHold(size) {
 			size = s.pool.whole(c.n) // with nothing for later requests
 			c.full = !s.pool.mayHold(size)
 		}
-		if !c.full && (!s.pool.counted || d.mayHold(size)) {
+		switch {
+		case c.full:
+			grow.stop = stopPoolLimit
+		case s.pool.counted && !d.mayHold(size):
+			grow.stop = stopLimit
+		default:
+			c.start()
 			ptr, err := c.segment(size)
 			if err == nil {
+				c.lap(RungGrow, size)
 				c.addSegment(ptr, size)
 				c.met = RungGrow
 			} else if isOutOfMemory(err) {
-				c.oom = err
+				c.lap(RungGrow, 0)
+				c.oom, grow.err = err, err
 			} else {
 				return 0, err
 			}
@@ -190,7 +199,7 @@ func (c *climb) growSegment() (heap.ID, error) {
 			}
 		}
 	}
-	if d.waiting.Load() && c.rungs&RungCollect != 0 && !c.host && d.collect(s, true) {
+	if !c.host && c.collect(true) {
 		if id, err := c.take(s); id != 0 || err != nil {
 			c.met = RungCollect
 			return id, err
@@ -236,8 +245,17 @@ func (c *climb) addSegment(ptr cuda.Ptr, size uint64) {
 // pool's memory goes. It reports whether anything went. The caller holds Device.mu and the space's lock; both are let go
 // meanwhile.
 func (c *climb) makeRoom() (bool, error) {
+	d := c.d
+	c.try(RungLend)
+	c.start()
+	returned, spare := d.returned, d.spareBytes
+	any, err := c.release()
+	c.lap(RungLend, d.returned-returned+less(d.spareBytes, spare))
+	return any, err
+}
+
+func (c *climb) release() (bool, error) {
 	d, p := c.d, c.s.pool
-	c.tried |= RungLend
 	if c.full {
 		if c.emptied {
 			return false, nil
