@@ -113,7 +113,7 @@ HIDDEN void forget_code(void) {
 static __attribute__((noinline)) int native(const struct event *e, uint32_t pid, uint64_t *frames, int cap) {
 	uint64_t words[STACK_WORDS], word[STACK_CANDIDATES];
 	struct iovec at[STACK_CANDIDATES], pages[STACK_PAGES];
-	unsigned char before[STACK_CANDIDATES][7];
+	unsigned char before[STACK_CANDIDATES][7], whose[STACK_CANDIDATES]; // asked for, by their place among the candidates
 	int n = 0, candidates = 0, asked = 0, p = 0;
 	// Behind the wrapper's own frame: its saved frame pointer, and its return address, which is the caller.
 	const char *from = (const char *)e->frame + 16;
@@ -129,22 +129,27 @@ static __attribute__((noinline)) int native(const struct event *e, uint32_t pid,
 		if (!in_code(words[i]))
 			continue;
 		int is = known(words[i]);
-		if (is != KNOWN_NOT)
-			word[candidates++] = words[i];
-		if (is == KNOWN_NOTHING)
+		if (is == KNOWN_NOT)
+			continue;
+		if (is == KNOWN_NOTHING) {
+			whose[asked] = (unsigned char)candidates;
 			at[asked++] = (struct iovec){(char *)words[i] - 7, 7};
+		}
+		word[candidates++] = words[i];
 	}
 	for (int i = 0; i < asked; i++) {
 		// As many as can be read at once; the one at which that ends is no code.
 		int good = (int)(read_own(pid, before, sizeof before, &at[i], asked - i) / 7);
-		for (int k = 0; k < good; k++)
-			know((uintptr_t)at[i + k].p + 7, called(before[k]));
+		for (int k = 0; k <= good && i + k < asked; k++) {
+			int is_return = k < good && called(before[k]);
+			know((uintptr_t)at[i + k].p + 7, is_return);
+			if (!is_return)
+				word[whose[i + k]] = 0;
+		}
 		i += good;
-		if (i < asked)
-			know((uintptr_t)at[i].p + 7, 0);
 	}
 	for (int i = 0; i < candidates && n < cap; i++)
-		if (known(word[i]) == KNOWN_RETURN) // unless another took its place, and it is left out this time
+		if (word[i] != 0)
 			frames[n++] = word[i];
 	return n;
 }
