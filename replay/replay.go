@@ -125,7 +125,15 @@ type Options struct {
 	Progress func(done, total int)
 	// Samples is the number of points of the Result's curve; 0 is no curve.
 	Samples int
+	// Order is how the addresses of PyTorch's segments are made up, by which best fit breaks ties: 0 rising, 1 falling,
+	// any other number scrambled by it. What holds in one order only holds by luck.
+	Order int
+	// Done, once closed, ends a run that is under way with ErrStopped; nil is never.
+	Done <-chan struct{}
 }
+
+// ErrStopped is the error of a run that Options.Done ended.
+var ErrStopped = errors.New("the replay was stopped")
 
 // Result is what one policy did with one trace. Its JSON is part of the command's contract.
 type Result struct {
@@ -153,6 +161,7 @@ type Result struct {
 	Notes          []string         `json:"-"`
 	FailedRequest  uint64           `json:"-"` // bytes of the request that could not be met
 	FailedReserved uint64           `json:"-"` // bytes reserved when it failed, after all that could be given back was
+	FailedOOMs     []int            `json:"-"` // recorded out-of-memories that happened here too, by event
 }
 
 // Env is what a policy is made of: the plan, its settings, and where to tell what it does.
@@ -161,6 +170,7 @@ type Env struct {
 	Spec     Spec
 	Capacity uint64 // bytes, 0 is unlimited
 	GPULag   time.Duration
+	Order    int // as in Options
 	// Emit takes the policy's segment events as it makes them; nil where nobody listens. Stream and Pool index the
 	// plan's; Addr, Size and Handle are the policy's own. A map or unmap is of one handle.
 	Emit func(event.Event)
@@ -210,7 +220,7 @@ func (p *Plan) Run(spec Spec, opt Options) (*Result, error) {
 	notes := len(p.Notes)
 	p = p.withReleases(r.Capacity)
 	r.Notes = append(r.Notes, p.Notes[notes:]...)
-	env := &Env{Plan: p, Spec: spec, Capacity: r.Capacity, GPULag: opt.GPULag,
+	env := &Env{Plan: p, Spec: spec, Capacity: r.Capacity, GPULag: opt.GPULag, Order: opt.Order,
 		Note: func(s string) { r.Notes = append(r.Notes, s) }}
 	if opt.Verify && verifiable(p, spec) {
 		env.verify = newVerifier(p)
@@ -290,8 +300,15 @@ func (d *driver) run() error {
 	events := d.plan.Trace.Events
 	release := 0
 	for i := range events {
-		if i%progressEvery == 0 && d.opt.Progress != nil {
-			d.opt.Progress(i, len(events))
+		if i%progressEvery == 0 {
+			select {
+			case <-d.opt.Done:
+				return ErrStopped
+			default:
+			}
+			if d.opt.Progress != nil {
+				d.opt.Progress(i, len(events))
+			}
 		}
 		for release < len(d.plan.Releases) && d.plan.Releases[release].Event <= i {
 			if err := d.release(d.plan.Releases[release]); err != nil {
@@ -445,6 +462,7 @@ func (d *driver) oom(i, b int, e *event.Event) error {
 	case errors.Is(err, cuda.ErrOutOfMemory):
 		err = nil
 		d.result.OOMs++
+		d.result.FailedOOMs = append(d.result.FailedOOMs, i)
 		if d.verify != nil {
 			d.verify.oom(e.Size)
 		}
