@@ -2,6 +2,7 @@ package analyze
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/cistern-gpu/cistern/event"
 	"github.com/cistern-gpu/cistern/internal/units"
@@ -27,7 +28,7 @@ type OOM struct {
 	LargestFree uint64 `json:"largest_free_bytes"`
 	// Fragmentation is the part of the free bytes that lies outside the largest piece: 0 is one piece.
 	Fragmentation float64  `json:"fragmentation"`
-	Cause         string   `json:"cause"` // "capacity", "fragmentation" or "cached"
+	Cause         string   `json:"cause"` // one of the Cause words
 	Why           []string `json:"why"`   // sentences
 }
 
@@ -39,6 +40,18 @@ const (
 	CauseFragmentation = "fragmentation"
 	// CauseCached: enough was free in one piece, but cached for other streams, pools or sizes.
 	CauseCached = "cached"
+	// The rest is known only where the process wrote down what it saw (trace.Failure).
+	//
+	// CauseLimit: a limit that somebody set was in the way, of the process or of a pool; the device had room.
+	CauseLimit = "limit"
+	// CauseProcesses: without what other processes held, the request would have fitted.
+	CauseProcesses = "processes"
+	// CausePinned: enough was free, but pinned by captured graphs.
+	CausePinned = "pinned"
+	// CausePending: enough was given back, but other streams still used it.
+	CausePending = "pending"
+	// CauseUpstream: what ran out is no memory of the device's.
+	CauseUpstream = "upstream"
 )
 
 // maxOOMs bounds how many failures of one trace are explained: a loop that catches the error may fail for ever.
@@ -57,17 +70,26 @@ func ExplainRecorded(t *trace.Trace) []OOM {
 		return ooms
 	}
 	capacity, _ := replay.CapacityFromTrace(t)
-	walk(t, events, func(i int, s *state) {
-		e := &t.Events[i]
-		m := s.addressMap(i)
-		o := OOM{Source: "recorded", Event: i, TimeUS: timeOf(t, i), Requested: e.Size, Live: s.liveBytes,
-			Reserved: s.reserved, DeviceFree: e.Addr, FreeInside: m.FreeBytes, Pieces: m.FreePieces,
-			LargestFree: m.LargestFree}
-		o.Capacity = capacity
-		o.explain(s.hasSegs)
-		ooms = append(ooms, o)
-	})
+	walk(t, events, func(i int, s *state) { ooms = append(ooms, recordedOOM(t, i, s, capacity)) })
 	return ooms
+}
+
+// recordedOOM explains the failure at event i from the state then and, where there is one, the process's own words.
+func recordedOOM(t *trace.Trace, i int, s *state, capacity uint64) OOM {
+	m := s.addressMap(i)
+	o := OOM{Source: "recorded", Event: i, TimeUS: timeOf(t, i), Requested: t.Events[i].Size, Live: s.liveBytes,
+		Reserved: s.reserved, DeviceFree: t.Events[i].Addr, Capacity: capacity, FreeInside: m.FreeBytes,
+		Pieces: m.FreePieces, LargestFree: m.LargestFree}
+	if k := slices.IndexFunc(t.Failures, func(f *trace.Failure) bool { return f.Event == i }); k >= 0 {
+		o.told(t.Failures[k])
+		return o
+	}
+	if !s.hasSegs {
+		o.explainBare()
+		return o
+	}
+	o.explain(true)
+	return o
 }
 
 // Failure is a request that a replayed policy could not meet.

@@ -3,6 +3,7 @@ package analyze
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"runtime"
 	"slices"
@@ -264,13 +265,26 @@ func (s *search) expect(n int) {
 
 // run replays once, with a capacity of its own; 0 is unlimited.
 func (s *search) run(spec replay.Spec, capacity uint64) (*replay.Result, error) {
+	return s.replay(spec, replay.Options{Capacity: capacity, Unlimited: capacity == 0, GPULag: s.opt.GPULag})
+}
+
+// replay is one run when its turn has come.
+func (s *search) replay(spec replay.Spec, opt replay.Options) (*replay.Result, error) {
 	select {
 	case s.slots <- struct{}{}:
 	case <-s.ctx.Done():
 		return nil, s.ctx.Err()
 	}
-	r, err := s.plan.Run(spec, replay.Options{Capacity: capacity, Unlimited: capacity == 0, GPULag: s.opt.GPULag})
+	if err := s.ctx.Err(); err != nil { // as likely as the slot, once both are there
+		<-s.slots
+		return nil, err
+	}
+	opt.Done = s.ctx.Done()
+	r, err := s.plan.Run(spec, opt)
 	<-s.slots
+	if errors.Is(err, replay.ErrStopped) {
+		return nil, s.ctx.Err()
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.done++

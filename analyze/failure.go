@@ -1,0 +1,300 @@
+package analyze
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/cistern-gpu/cistern/event"
+	"github.com/cistern-gpu/cistern/internal/units"
+	"github.com/cistern-gpu/cistern/replay"
+	"github.com/cistern-gpu/cistern/trace"
+)
+
+// The report on requests that failed: oom.go and oom_told.go say why, held.go who held the memory, growth.go what grew,
+// remedy*.go what would have met the request.
+
+// TraceFailures is the report on the requests that failed on one device of one file. Its JSON is what
+// `cistern report --json` prints of it.
+type TraceFailures struct {
+	Path       string `json:"path"`
+	Device     int    `json:"device"`
+	Format     string `json:"format"`
+	Events     int    `json:"events"`
+	DurationUS int64  `json:"duration_us"`
+	Count      int    `json:"failed_requests"` // in all
+	// Failures are the last MaxFailures, in order. Remedies are searched for one of them (FailureReport.Searched).
+	Failures []*FailureReport `json:"failures"`
+	Notes    []string         `json:"notes"`
+}
+
+// MaxFailures is how many requests that failed a report has: a program that catches the error may fail for ever.
+const MaxFailures = 5
+
+// FailureReport is all that can be said of one request that failed.
+type FailureReport struct {
+	OOM
+	Sentence string `json:"sentence"` // what was asked for and why it was not to be had, without a full stop
+	// MetLater is the event at which a request of the same size was met after all, nil if none was.
+	MetLater *int     `json:"met_later_at_event"`
+	Message  []string `json:"message"` // of the exception, line by line
+	PID      int      `json:"pid"`
+	Program  []string `json:"program"`
+	Version  string   `json:"version"`
+	Conf     string   `json:"conf"` // the settings of the run: CISTERN_CONF or PYTORCH_ALLOC_CONF
+
+	Need     uint64   `json:"need_bytes"` // rounded
+	Pool     string   `json:"pool"`
+	Stream   string   `json:"stream"`
+	Upstream string   `json:"upstream"`
+	Tag      string   `json:"tag"`
+	Library  string   `json:"library"`
+	Thread   string   `json:"thread"`
+	Where    string   `json:"where"` // the frame that says what it was for
+	Stack    []string `json:"stack"`
+
+	DeviceName  string `json:"device_name"`
+	DeviceUUID  string `json:"device_uuid"`
+	DeviceTotal uint64 `json:"device_total_bytes"`
+	Cached      uint64 `json:"cached_bytes"`
+	Pinned      uint64 `json:"pinned_bytes"`
+	Paused      uint64 `json:"paused_bytes"`
+
+	CapacityFrom     string              `json:"capacity_from"`
+	Limits           []trace.Limit       `json:"limits"`
+	Steps            []trace.FailureStep `json:"steps"`
+	Processes        []trace.Neighbour   `json:"processes"`
+	ProcessesUnknown string              `json:"processes_unknown"`
+
+	Held   Held   `json:"held"`
+	Growth Growth `json:"growth"`
+	// Shortage is what is missing even if every free byte could be used; LessLive are the largest holders that together
+	// hold as much.
+	Shortage uint64  `json:"shortage_bytes"`
+	LessLive []Share `json:"less_live"`
+
+	Search
+}
+
+// ReportFailures reports on the requests that failed in a trace; nil where none did. driver is what a driver trace says
+// beside the trace's events, nil elsewhere.
+func ReportFailures(ctx context.Context, t *trace.Trace, driver *trace.Driver, opt RemedyOptions) (*TraceFailures, error) {
+	var events []int // at which requests failed; -1 for one that no event tells of
+	words := map[int]*trace.Failure{}
+	for i := range t.Events {
+		if t.Events[i].Kind == event.OOM {
+			events = append(events, i)
+		}
+	}
+	var silent []*trace.Failure
+	for _, f := range t.Failures {
+		if f.Event >= 0 && f.Event < len(t.Events) && t.Events[f.Event].Kind == event.OOM {
+			words[f.Event] = f
+		} else {
+			silent = append(silent, f)
+		}
+	}
+	r := &TraceFailures{Path: t.Path, Device: t.Device, Format: t.Format, Events: len(t.Events), DurationUS: t.Duration(),
+		Count: len(events) + len(silent), Failures: []*FailureReport{}, Notes: slices.Clone(t.Notes)}
+	if r.Notes == nil {
+		r.Notes = []string{}
+	}
+	if r.Count == 0 {
+		return nil, nil
+	}
+	events = events[max(0, len(events)+len(silent)-MaxFailures, len(events)-MaxFailures):]
+	capacity, from := replay.CapacityFromTrace(t)
+	if opt.Capacity > 0 {
+		capacity, from = opt.Capacity, "given"
+	}
+	r.recorded(t, events, words, capacity, from)
+	for _, f := range silent[max(0, len(silent)-MaxFailures):] {
+		r.Failures = append(r.Failures, silentFailure(t, f))
+	}
+	for _, x := range r.Failures {
+		x.whole()
+		if opt.Capacity > 0 {
+			x.Capacity, x.CapacityFrom = opt.Capacity, "given"
+		}
+		x.lessLive()
+		x.Sentence = x.inOneSentence()
+	}
+	// The failure that the run died of, as far as anybody can tell: the last that was not made good.
+	target := r.Failures[len(r.Failures)-1]
+	for _, x := range r.Failures {
+		if x.MetLater == nil {
+			target = x
+		}
+	}
+	return r, target.search(ctx, t, driver, words[target.Event], opt)
+}
+
+// recorded reports on the failures that events tell of, in one walk over the trace.
+func (r *TraceFailures) recorded(t *trace.Trace, events []int, words map[int]*trace.Failure, capacity uint64, from string) {
+	if len(events) == 0 {
+		return
+	}
+	walk(t, events, func(i int, s *state) {
+		x := &FailureReport{OOM: recordedOOM(t, i, s, capacity), CapacityFrom: from, Conf: t.Settings.Conf}
+		e := &t.Events[i]
+		x.Need, x.Pool, x.Stream = e.Size, poolName(t, e.Pool), streamName(t, e.Stream)
+		x.Thread, x.Tag, x.Library = ThreadName(t, e.Thread), nameAt(t.Tags, uint64(e.Tag), ""), nameAt(t.Libraries, uint64(e.Library), "")
+		x.Where, x.Stack = UsefulFrame(t, e.Stack), FrameNames(t, e.Stack)
+		if f := words[i]; f != nil {
+			x.words(t, f)
+		}
+		x.MetLater = metLater(t, i)
+		r.Failures = append(r.Failures, x)
+	})
+	last := events[len(events)-1]
+	o, g, k := ownersOf(t), newGrowing(t, last), 0
+	for _, b := range o.live {
+		g.changed(b, 1)
+	}
+	for i := 0; i <= last; i++ {
+		o.apply(i, g.changed)
+		g.event(i)
+		for k < len(events) && events[k] == i {
+			allocated := uint64(0)
+			if f := words[i]; f != nil {
+				allocated = f.Allocated + f.Pending
+			}
+			r.Failures[k].Held = o.held(allocated)
+			r.Failures[k].Growth.Steady = []Grown{}
+			k++
+		}
+	}
+	r.Failures[len(r.Failures)-1].Growth = g.result(t, o)
+}
+
+// silentFailure reports on a request of which there is nothing but the process's words.
+func silentFailure(t *trace.Trace, f *trace.Failure) *FailureReport {
+	x := &FailureReport{OOM: OOM{Source: "recorded", Event: -1}}
+	x.words(t, f)
+	o := ownersOf(t)
+	for i := range t.Events {
+		o.apply(i, nil)
+	}
+	x.Held = o.held(f.Allocated + f.Pending)
+	x.Growth.Steady = []Grown{}
+	x.Live = x.Held.Requested
+	x.told(f)
+	return x
+}
+
+// words takes in what the process wrote down.
+func (x *FailureReport) words(t *trace.Trace, f *trace.Failure) {
+	x.Message, x.PID, x.Program, x.Version, x.Conf = f.Lines, f.PID, f.Program, f.Version, f.Conf
+	x.Requested, x.Need, x.Upstream = f.Requested, max(f.Need, f.Requested), f.Upstream
+	x.Pool, x.Stream = "the default pool", fmt.Sprint(f.Stream)
+	if f.Pool != (trace.PoolID{}) {
+		x.Pool = fmt.Sprintf("pool %d,%d", f.Pool[0], f.Pool[1])
+	}
+	if f.Stream >= 1<<16 {
+		x.Stream = fmt.Sprintf("%#x", f.Stream)
+	}
+	x.Tag, x.Library = nameAt(t.Tags, uint64(f.Tag), ""), nameAt(t.Libraries, uint64(f.Library), "")
+	x.Thread = ThreadName(t, f.Thread)
+	if f.Stack != 0 || len(x.Stack) == 0 {
+		x.Where, x.Stack = UsefulFrame(t, f.Stack), FrameNames(t, f.Stack)
+	}
+	x.DeviceName, x.DeviceUUID, x.DeviceTotal = f.Device, f.UUID, f.DeviceTotal
+	x.Cached, x.Pinned, x.Paused = f.Cached, f.Pinned, f.Paused
+	x.Limits, x.Steps, x.Processes, x.ProcessesUnknown = f.Limits, f.Steps, f.Others, f.OthersUnknown
+	x.Capacity, x.CapacityFrom = limitInForce(f)
+	slices.SortStableFunc(x.Processes, func(a, b trace.Neighbour) int { return cmp.Compare(b.Bytes, a.Bytes) })
+}
+
+// whole makes empty lists of those that nothing is known of.
+func (x *FailureReport) whole() {
+	x.Message, x.Program, x.Stack = list(x.Message), list(x.Program), list(x.Stack)
+	x.Limits, x.Steps, x.Processes = list(x.Limits), list(x.Steps), list(x.Processes)
+	x.Remedies, x.Tried, x.NotTried, x.Floors = []Remedy{}, []Remedy{}, []string{}, []Floor{}
+	x.Why = list(x.Why)
+	h := &x.Held
+	for _, by := range []*[]Share{&h.Stack, &h.Tag, &h.Library, &h.Thread, &h.Pool, &h.Stream, &h.Size, &h.Age} {
+		*by = list(*by)
+	}
+}
+
+// list is the list, not nil.
+func list[T any](l []T) []T {
+	if l == nil {
+		return []T{}
+	}
+	return l
+}
+
+// metLater finds the event at which what failed at event i was met after all: PyTorch, for one, gives cached memory back
+// and asks again.
+func metLater(t *trace.Trace, i int) *int {
+	failed := &t.Events[i]
+	for k := i + 1; k < len(t.Events); k++ {
+		switch e := &t.Events[k]; {
+		case e.Kind == event.Alloc && e.Stream == failed.Stream:
+			if e.Size != failed.Size {
+				return nil // it went on with something else
+			}
+			return &k
+		case e.Kind == event.OOM:
+			return nil
+		}
+	}
+	return nil
+}
+
+// lessLive says what would have had to be gone for the request to fit, however it is laid out.
+func (x *FailureReport) lessLive() {
+	x.LessLive = []Share{}
+	held := max(x.Held.Allocated, x.Live)
+	if x.Capacity == 0 || held+x.Need <= x.Capacity || x.Upstream != "" {
+		return
+	}
+	x.Shortage = held + x.Need - x.Capacity
+	sum := uint64(0)
+	for _, s := range x.Held.Stack {
+		if sum >= x.Shortage || s.Rest || len(x.LessLive) == 5 {
+			break
+		}
+		x.LessLive = append(x.LessLive, s)
+		sum += s.Bytes
+	}
+	if sum < x.Shortage {
+		x.LessLive = []Share{} // not a few holders' doing
+	}
+}
+
+// inOneSentence is what was asked for and why it was not to be had.
+func (x *FailureReport) inOneSentence() string {
+	size := units.FormatBytes
+	asked := size(x.Requested) + " could not be had: "
+	switch x.Cause {
+	case CauseCapacity:
+		if x.Capacity == 0 {
+			return asked + "too little memory"
+		}
+		return fmt.Sprintf("%s%s were in use of the %s that there were", asked, size(max(x.Held.Allocated, x.Live)), size(x.Capacity))
+	case CauseLimit:
+		if x.Capacity == 0 {
+			return asked + "a limit was in the way"
+		}
+		return fmt.Sprintf("%sa limit was in the way, though the device had %s free", asked, size(x.DeviceFree))
+	case CauseProcesses:
+		return asked + "other processes held the memory"
+	case CausePinned:
+		return fmt.Sprintf("%s%s were free, but captured graphs keep what is theirs", asked, size(x.Cached))
+	case CausePending:
+		return asked + "enough was given back, but other streams still used it"
+	case CauseUpstream:
+		return fmt.Sprintf("%sit was to be %s memory, and that ran out", asked, x.Upstream)
+	case CauseCached:
+		return fmt.Sprintf("%s%s were free in one piece, but for other streams, pools or sizes", asked, size(x.LargestFree))
+	}
+	pieces := ""
+	if x.Pieces > 0 {
+		pieces = fmt.Sprintf("in %d pieces, ", x.Pieces)
+	}
+	return fmt.Sprintf("%s%s of the %s reserved were free, but %sthe largest %s", asked, size(x.FreeInside), size(x.Reserved), pieces,
+		size(x.LargestFree))
+}

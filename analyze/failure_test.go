@@ -1,0 +1,386 @@
+package analyze
+
+import (
+	"context"
+	"errors"
+	"math"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cistern-gpu/cistern/event"
+	"github.com/cistern-gpu/cistern/replay"
+	"github.com/cistern-gpu/cistern/trace"
+)
+
+// died is a recorded run as it would have gone within a limit of PyTorch's allocator: up to the request that failed, with
+// the addresses and segments that the allocator's model gave it.
+func died(t *testing.T, tr *trace.Trace, limit uint64) *trace.Trace {
+	t.Helper()
+	rec := &replay.Recording{}
+	r, err := replay.Run(tr, replay.Spec{Name: "torch"}, replay.Options{Capacity: limit, Record: rec})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r.Completed {
+		return nil
+	}
+	out := rec.Trace()
+	out.Path = tr.Path
+	last := out.Events[len(out.Events)-1].TimeUS
+	out.Events = append(out.Events, event.Event{Kind: event.OOM, Size: roundUp(r.FailedRequest), Addr: limit - r.FailedReserved, TimeUS: last + 1})
+	return out
+}
+
+func reportOn(t *testing.T, tr *trace.Trace, opt RemedyOptions) *TraceFailures {
+	t.Helper()
+	r, err := ReportFailures(context.Background(), tr, nil, opt)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r == nil {
+		t.Fatal("no failure is seen")
+	}
+	return r
+}
+
+// heldAddsUp holds every list against the whole.
+func heldAddsUp(t *testing.T, what string, h *Held) {
+	t.Helper()
+	if h.Requested+h.Rounding+h.Unknown != h.Allocated {
+		t.Errorf("%s: %d requested, %d rounded and %d unattributed are not the %d allocated", what, h.Requested, h.Rounding, h.Unknown, h.Allocated)
+	}
+	for name, list := range map[string][]Share{"stack": h.Stack, "tag": h.Tag, "library": h.Library, "thread": h.Thread, "pool": h.Pool,
+		"stream": h.Stream, "size": h.Size, "age": h.Age} {
+		bytes, blocks := uint64(0), 0
+		for _, s := range list {
+			bytes, blocks = bytes+s.Bytes, blocks+s.Blocks
+		}
+		if len(list) > 0 && (bytes != h.Requested || blocks != h.Blocks) {
+			t.Errorf("%s: by %s there are %d bytes in %d blocks, want %d in %d", what, name, bytes, blocks, h.Requested, h.Blocks)
+		}
+	}
+}
+
+// independently replays what a remedy says, through nothing that the search used, and reports whether the run completes
+// with no out-of-memory.
+func independently(t *testing.T, tr *trace.Trace, m *Remedy) bool {
+	t.Helper()
+	spec := m.Policy
+	if m.Conf != "" {
+		spec += ":" + m.Conf
+	} else if m.Policy == "torch" {
+		spec += ":default"
+	}
+	s, err := replay.ParseSpec(spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := replay.Run(tr, s, replay.Options{Capacity: m.Capacity, GPULag: 20 * time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r.Completed && r.OOMs == 0
+}
+
+// Runs of PyTorch within a little too little memory: what is recommended meets the request, what is said not to does not.
+func TestRemediesOfTorch(t *testing.T) {
+	for _, tr := range smallTraces(t) {
+		peak, _ := tr.PeakLive()
+		for _, part := range []float64{1.01, 1.05, 1.12} {
+			d := died(t, tr, uint64(part*float64(peak))>>21<<21)
+			if d == nil {
+				continue
+			}
+			r := reportOn(t, d, RemedyOptions{GPULag: 20 * time.Millisecond})
+			x := r.Failures[0]
+			what := tr.Path + " " + x.Sentence
+			heldAddsUp(t, what, &x.Held)
+			if !x.Reproduced || x.Own == nil || x.Own.Survives {
+				t.Errorf("%s: the run's own settings do not fail as they did", what)
+			}
+			if len(x.Remedies) == 0 {
+				t.Errorf("%s: nothing is recommended", what)
+			}
+			for i := range x.Remedies {
+				m := &x.Remedies[i]
+				if !independently(t, d, m) {
+					t.Errorf("%s: %s is recommended and does not survive", what, m.Title)
+				}
+				if m.Headroom != m.Capacity-m.Peak || !m.Survives || m.Luck {
+					t.Errorf("%s: %+v", what, m)
+				}
+				if m.Floor > 0 {
+					less := *m
+					if less.Capacity = m.Floor; !independently(t, d, &less) {
+						t.Errorf("%s: %s does not survive with its floor of %d", what, m.Title, m.Floor)
+					}
+				}
+			}
+			for i := range x.Tried {
+				if m := &x.Tried[i]; !m.Luck && independently(t, d, m) {
+					t.Errorf("%s: %s survives, and is said not to", what, m.Title)
+				}
+			}
+			if x.Remedies[0].Environment == nil || !slices.ContainsFunc(x.Remedies, func(m Remedy) bool { return m.Command == "cistern run -- PROGRAM" }) {
+				t.Errorf("%s: moving to Cistern is not among what would do", what)
+			}
+			if n := x.LargestRequest; n > 0 {
+				smaller := *d
+				smaller.Events = slices.Clone(d.Events)
+				smaller.Events[x.Event].Size = n
+				again, err := replay.Run(&smaller, replay.Spec{Name: "torch"}, replay.Options{Capacity: x.Capacity, Verify: true})
+				if err != nil || len(again.FailedOOMs) > 0 {
+					t.Errorf("%s: a request of %d bytes fails too: %v", what, n, err)
+				}
+			}
+		}
+	}
+}
+
+// Nothing survives where what is live and the request are more than there is: the least that would do is said, and is more.
+func TestNothingSurvives(t *testing.T) {
+	tr := smallTraces(t)[0]
+	peak, _ := tr.PeakLive()
+	d := died(t, tr, peak*3/4)
+	x := reportOn(t, d, RemedyOptions{}).Failures[0]
+	if x.Cause != CauseCapacity || len(x.Remedies) > 0 || x.Shortage != x.Held.Allocated+x.Need-x.Capacity {
+		t.Errorf("%s: %d remedies, %d short: %v", x.Cause, len(x.Remedies), x.Shortage, x.Why)
+	}
+	if len(x.Floors) < 2 {
+		t.Fatalf("floors: %+v", x.Floors)
+	}
+	for _, f := range x.Floors {
+		if f.Capacity < x.Live+x.Requested {
+			t.Errorf("%s is said to do with %d, less than what was live and the request", f.Who, f.Capacity)
+		}
+	}
+}
+
+// Runs on the engine itself.
+func TestRemediesOfTheEngine(t *testing.T) {
+	for _, c := range []struct {
+		conf, cause string
+		want        map[string]string // titles of remedies and the CISTERN_CONF that they set
+	}{
+		{"limit:100MiB", CauseLimit, map[string]string{
+			"a limit of 106.00 MiB in place of 100.00 MiB (the limit that Cistern was given)": "limit:106MiB",
+			"CISTERN_CONF=limit:104857600,spill:managed":                                      "limit:104857600,spill:managed"}},
+		{"limit:270MiB,backend:malloc", CauseFragmentation, map[string]string{
+			"CISTERN_CONF=limit:283115520 (without backend)": "limit:283115520"}},
+		{"limit:270MiB,ladder:grow,history:1000", CauseFragmentation, map[string]string{
+			"CISTERN_CONF=limit:283115520,history:1000 (without ladder)": "limit:283115520,history:1000"}},
+	} {
+		run := scattered(t, c.conf)
+		tr := run.trace()
+		x := reportOn(t, tr, RemedyOptions{GPULag: 20 * time.Millisecond}).Failures[0]
+		heldAddsUp(t, c.conf, &x.Held)
+		if x.Cause != c.cause || !x.Reproduced {
+			t.Errorf("%s: %s, reproduced: %v: %v", c.conf, x.Cause, x.Reproduced, x.Why)
+		}
+		for title, conf := range c.want {
+			i := slices.IndexFunc(x.Remedies, func(m Remedy) bool { return m.Title == title })
+			if i < 0 {
+				t.Errorf("%s: %s is not among %+v", c.conf, title, x.Remedies)
+			} else if got := x.Remedies[i].Environment["CISTERN_CONF"]; got != conf {
+				t.Errorf("%s: %s sets %s, want %s", c.conf, title, got, conf)
+			}
+		}
+		for i := range x.Remedies {
+			if m := &x.Remedies[i]; !independently(t, tr, m) {
+				t.Errorf("%s: %s is recommended and does not survive", c.conf, m.Title)
+			}
+			if m := x.Remedies[i]; m.Kind == RemedyLimit {
+				if m.Capacity -= FloorStep; independently(t, tr, &m) {
+					t.Errorf("%s: %d would do, less than the least limit", c.conf, m.Capacity)
+				}
+			}
+		}
+		if x.Thread != "101" && x.Thread != "main (100)" || x.PID != 7 || x.Where == NoStack {
+			t.Errorf("%s: thread %q, tag %q, process %d, %s", c.conf, x.Thread, x.Tag, x.PID, x.Where)
+		}
+	}
+}
+
+// What other processes held would have been enough: replayed with it.
+func TestOtherProcesses(t *testing.T) {
+	run := scattered(t, "limit:100MiB")
+	tr := run.trace()
+	f := tr.Failures[0]
+	f.Limit, f.Limits, f.Conf = 0, nil, ""
+	f.DeviceTotal, f.DeviceFree = 200*mib, 100*mib-f.Reserved
+	f.Others = []trace.Neighbour{{PID: 7, Bytes: f.Reserved, Self: true}, {PID: 9, Name: "jupyter", Bytes: 90 * mib}}
+	x := reportOn(t, tr, RemedyOptions{}).Failures[0]
+	if x.Cause != CauseProcesses || x.Processes[0].PID != 7 {
+		t.Fatalf("%s: %v", x.Cause, x.Why)
+	}
+	i := slices.IndexFunc(x.Remedies, func(m Remedy) bool { return m.Kind == RemedyProcesses })
+	if i < 0 || x.Remedies[i].Capacity != 190*mib || !independently(t, tr, &x.Remedies[i]) {
+		t.Errorf("remedies: %+v", x.Remedies)
+	}
+	f.Others[1].Bytes = 3 * mib // not enough
+	if x = reportOn(t, tr, RemedyOptions{}).Failures[0]; x.Cause != CauseCapacity {
+		t.Errorf("%s: %v", x.Cause, x.Why)
+	}
+}
+
+// Why a request failed, from what the process wrote down.
+func TestCauses(t *testing.T) {
+	const gib = 1 << 30
+	for _, c := range []struct {
+		cause string
+		f     trace.Failure
+	}{
+		{CauseUpstream, trace.Failure{Need: gib, Upstream: "pinned", DeviceTotal: 80 * gib, DeviceFree: 40 * gib}},
+		{CauseLimit, trace.Failure{Need: gib, PoolLimit: 2 * gib, PoolHolds: 2 * gib, DeviceTotal: 80 * gib, DeviceFree: 40 * gib}},
+		{CauseLimit, trace.Failure{Need: gib, Limit: 10 * gib, Reserved: 10 * gib, Allocated: 10 * gib, DeviceTotal: 80 * gib, DeviceFree: 40 * gib}},
+		{CauseCapacity, trace.Failure{Need: gib, Reserved: 80 * gib, Allocated: 80 * gib, DeviceTotal: 80 * gib}},
+		{CausePinned, trace.Failure{Need: 4 * gib, Reserved: 80 * gib, Allocated: 70 * gib, Cached: 10 * gib, Pinned: 9 * gib, Largest: gib,
+			DeviceTotal: 80 * gib}},
+		{CausePending, trace.Failure{Need: 4 * gib, Reserved: 80 * gib, Allocated: 60 * gib, Pending: 15 * gib, Cached: gib, Largest: gib,
+			DeviceTotal: 85 * gib, DeviceFree: gib}},
+		{CauseCached, trace.Failure{Need: 4 * gib, Reserved: 80 * gib, Allocated: 70 * gib, Cached: 10 * gib, Largest: 5 * gib, DeviceTotal: 80 * gib}},
+		{CauseFragmentation, trace.Failure{Need: 4 * gib, Reserved: 80 * gib, Allocated: 70 * gib, Cached: 10 * gib, Largest: gib, DeviceTotal: 80 * gib}},
+	} {
+		c.f.Requested, c.f.Event = c.f.Need, -1
+		tr := &trace.Trace{Format: trace.FormatCistern, Failures: []*trace.Failure{&c.f}}
+		x := reportOn(t, tr, RemedyOptions{}).Failures[0]
+		if x.Cause != c.cause || len(x.Why) == 0 || x.Sentence == "" || x.Searched || x.Unsearched == "" {
+			t.Errorf("%s: %v, want %s", x.Cause, x.Why, c.cause)
+		}
+	}
+}
+
+// What is allocated and in no block of the history is said to be unattributed.
+func TestUnattributed(t *testing.T) {
+	tr := scattered(t, "limit:100MiB").trace()
+	tr.Failures[0].Allocated += 50 * mib
+	h := reportOn(t, tr, RemedyOptions{}).Failures[0].Held
+	heldAddsUp(t, "unattributed", &h)
+	if h.Unknown != 50*mib {
+		t.Errorf("%d bytes are unattributed, want 50 MiB", h.Unknown)
+	}
+}
+
+// A leak shows, through the working set of each step; without one nothing is suspected.
+func TestGrowth(t *testing.T) {
+	for _, leaks := range []bool{false, true} {
+		r := newRecorder()
+		addr := uint64(1 << 40)
+		alloc := func(size uint64, stack uint32) uint64 {
+			addr += 1 << 30
+			r.add(event.Alloc, addr, size).Stack = stack
+			return addr
+		}
+		alloc(3000*mib, 0) // weights
+		for range 60 {
+			var step []uint64
+			for range 10 {
+				step = append(step, alloc(100*mib, 0))
+			}
+			if leaks {
+				alloc(10*mib, 1)
+			}
+			for _, a := range step {
+				r.free(a, 100*mib)
+			}
+		}
+		r.add(event.OOM, mib, 1<<30)
+		x := reportOn(t, &r.Trace, RemedyOptions{Capacity: 4 << 30}).Failures[0]
+		g := x.Growth
+		if !g.Told || g.Repeats < 20 {
+			t.Errorf("leaks %v: told %v, %d repeats", leaks, g.Told, g.Repeats)
+		}
+		switch {
+		case !leaks && len(g.Steady) > 0:
+			t.Errorf("suspects without a leak: %+v", g.Steady)
+		case leaks && (len(g.Steady) != 1 || g.Steady[0].Name != "f a.py:3" || g.Steady[0].After-g.Steady[0].Before < 200*mib || g.Steady[0].Blocks != 60):
+			t.Errorf("suspects: %+v", g.Steady)
+		}
+	}
+}
+
+// A request that is met once something was given back is not what the run died of.
+func TestMetLater(t *testing.T) {
+	r := newRecorder()
+	r.add(event.Alloc, 1<<40, 60*mib)
+	r.add(event.OOM, 4*mib, 70*mib)
+	r.free(1<<40, 60*mib)
+	r.add(event.Alloc, 2<<40, 70*mib)
+	r.add(event.OOM, 3*mib, 90*mib)
+	r.Format = trace.FormatCistern
+	r.Source = trace.FormatPyTorch
+	all := reportOn(t, &r.Trace, RemedyOptions{}).Failures
+	if len(all) != 2 || all[0].MetLater == nil || *all[0].MetLater != 4 || all[1].MetLater != nil || all[0].Searched || !all[1].Searched {
+		t.Errorf("%+v", all)
+	}
+}
+
+// A failed call of the driver: what could be had is what was held and what was free, and a cache between is tried.
+func TestFailedDriverCall(t *testing.T) {
+	r := newRecorder()
+	r.Format = trace.FormatCistern
+	for i := range uint64(6) {
+		r.add(event.Alloc, i<<40, 10*mib)
+	}
+	for i := range uint64(3) {
+		r.free(2*i<<40, 10*mib)
+	}
+	r.add(event.OOM, 5*mib, 20*mib)
+	got, err := ReportFailures(context.Background(), &r.Trace, &trace.Driver{}, RemedyOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	x := got.Failures[0]
+	if x.Cause != CauseCapacity || x.Capacity != 35*mib || x.Own == nil || x.Own.Policy != "direct" || !x.Reproduced {
+		t.Errorf("%s, capacity %d, own %+v: %v", x.Cause, x.Capacity, x.Own, x.Why)
+	}
+}
+
+// The time for replays is kept, and what it left out is said; a run that is interrupted ends.
+func TestBudget(t *testing.T) {
+	d := died(t, smallTraces(t)[0], 21<<30)
+	begin := time.Now()
+	x := reportOn(t, d, RemedyOptions{Budget: time.Nanosecond}).Failures[0]
+	if len(x.NotTried) != 1 || !strings.Contains(x.NotTried[0], "--budget 1ns") || len(x.Remedies) > 0 || time.Since(begin) > 10*time.Second {
+		t.Errorf("after %v: %q, %d remedies", time.Since(begin), x.NotTried, len(x.Remedies))
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	if _, err := ReportFailures(ctx, d, nil, RemedyOptions{Budget: time.Hour}); !errors.Is(err, context.Canceled) {
+		t.Errorf("interrupted: %v", err)
+	}
+}
+
+// Files may say anything.
+func TestHostileFailure(t *testing.T) {
+	const most = math.MaxUint64
+	f := &trace.Failure{Event: math.MaxInt, Requested: most, Need: most, Reserved: most, Allocated: most, Pending: most, Cached: most, Pinned: most,
+		Largest: most, Limit: most, PoolHolds: most, DeviceTotal: most, DeviceFree: most, Tag: math.MaxUint16, Library: 255, Stack: math.MaxUint32,
+		Thread: math.MaxUint32, Others: []trace.Neighbour{{Bytes: most}, {Bytes: most}}, Steps: []trace.FailureStep{{Rung: "\x1b[2J"}}}
+	tr := &trace.Trace{Format: trace.FormatCistern, Events: []event.Event{{Kind: event.OOM, Size: most, Addr: most, Stack: 7, Pool: 9, Stream: 9, Tag: 9}},
+		Failures: []*trace.Failure{f, {Event: 0, Requested: most, Limit: 1, DeviceTotal: 1}}}
+	x := reportOn(t, tr, RemedyOptions{Budget: time.Second})
+	if len(x.Failures) != 2 {
+		t.Fatalf("%d failures", len(x.Failures))
+	}
+	for _, x := range x.Failures {
+		heldAddsUp(t, "hostile", &x.Held)
+		if x.Sentence == "" {
+			t.Error("no sentence")
+		}
+	}
+}
+
+// A loop that catches the error fails for ever: the report has the last ones and says how many there were.
+func TestManyFailures(t *testing.T) {
+	r := newRecorder()
+	for range 1000 {
+		r.add(event.OOM, mib, 70*mib)
+	}
+	x := reportOn(t, &r.Trace, RemedyOptions{Capacity: 10 * mib})
+	if x.Count != 1000 || len(x.Failures) != MaxFailures || x.Failures[MaxFailures-1].Event != 999 {
+		t.Errorf("%d in all, %d reported", x.Count, len(x.Failures))
+	}
+}

@@ -1,0 +1,340 @@
+package analyze
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/cistern-gpu/cistern/event"
+	"github.com/cistern-gpu/cistern/trace"
+)
+
+// Held is who held memory at one moment. Each list sums up to Requested; Requested, Rounding and Unknown to Allocated.
+type Held struct {
+	Allocated uint64 `json:"allocated_bytes"`
+	Requested uint64 `json:"requested_bytes"`
+	Rounding  uint64 `json:"rounding_bytes"`
+	Unknown   uint64 `json:"unattributed_bytes"` // allocated by blocks that the history does not have
+	Pending   uint64 `json:"pending_bytes"`      // of Requested: given back, still used by other streams
+	Blocks    int    `json:"blocks"`
+
+	Stack   []Share `json:"by_stack"` // the most bytes first, as the others but Size and Age, which are in order
+	Tag     []Share `json:"by_tag"`   // empty where nothing is tagged; so are Library and Thread
+	Library []Share `json:"by_library"`
+	Thread  []Share `json:"by_thread"`
+	Pool    []Share `json:"by_pool"`
+	Stream  []Share `json:"by_stream"`
+	Size    []Share `json:"by_size"`
+	Age     []Share `json:"by_age"`
+}
+
+// Share is what one of a kind held.
+type Share struct {
+	Name   string `json:"name"`
+	Blocks int    `json:"blocks"`
+	Bytes  uint64 `json:"bytes"` // requested
+	// From is the frame of the program's own code that led there, where Name is another's.
+	From   string   `json:"from,omitempty"`
+	Frames []string `json:"frames,omitempty"`
+	// Rest: not one of a kind, but all that are not listed.
+	Rest bool `json:"rest,omitempty"`
+}
+
+// owned is a live block with all that is known of who asked for it.
+type owned struct {
+	size    uint64
+	since   int // -1: before the first event
+	stream  uint32
+	pool    uint32
+	stack   uint32
+	thread  uint32
+	tag     uint16
+	library uint8
+	pending bool
+}
+
+// owners follows the live blocks of a trace, event by event.
+type owners struct {
+	t    *trace.Trace
+	live map[uint64]owned
+	at   int // the event that was applied last
+}
+
+// ownersOf is the state before a trace's first event; of a trace without events, the state that it ends with.
+func ownersOf(t *trace.Trace) *owners {
+	o := &owners{t: t, live: make(map[uint64]owned, 1024), at: -1}
+	blocks := func(all []trace.Block) {
+		for _, b := range all {
+			if b.State == trace.Inactive {
+				continue
+			}
+			o.live[b.Addr] = owned{size: cmp.Or(b.Requested, b.Size), since: -1, stream: b.Stream, pool: b.Pool, stack: b.Stack,
+				tag: b.Tag, library: b.Library, pending: b.State == trace.PendingFree}
+		}
+	}
+	blocks(t.Initial)
+	if len(t.Events) == 0 && len(t.Initial) == 0 {
+		for _, g := range t.Final {
+			blocks(g.Blocks)
+		}
+	}
+	return o
+}
+
+// apply takes in event i, and calls changed with a block that came (sign 1) or went (-1).
+func (o *owners) apply(i int, changed func(b owned, sign int64)) {
+	e := &o.t.Events[i]
+	o.at = i
+	switch e.Kind {
+	case event.Alloc:
+		if old, ok := o.live[e.Addr]; ok && changed != nil {
+			changed(old, -1)
+		}
+		b := owned{size: e.Size, since: i, stream: e.Stream, pool: e.Pool, stack: e.Stack, thread: e.Thread, tag: e.Tag, library: e.Library}
+		o.live[e.Addr] = b
+		if changed != nil {
+			changed(b, 1)
+		}
+	case event.FreeRequested:
+		if b, ok := o.live[e.Addr]; ok {
+			b.pending = true
+			o.live[e.Addr] = b
+		}
+	case event.FreeCompleted:
+		if b, ok := o.live[e.Addr]; ok {
+			delete(o.live, e.Addr)
+			if changed != nil {
+				changed(b, -1)
+			}
+		}
+	}
+}
+
+// held sums up who holds memory now. allocated is what the process said; 0 is as much as the blocks come to, rounded.
+func (o *owners) held(allocated uint64) Held {
+	t := o.t
+	h := Held{Blocks: len(o.live)}
+	lists := map[*[]Share]*sums{}
+	add := func(list *[]Share, known bool, key uint64, bytes uint64) {
+		s := lists[list]
+		if s == nil {
+			s = &sums{by: map[uint64]*Share{}}
+			lists[list] = s
+		}
+		s.known = s.known || known
+		s.add(key, bytes)
+	}
+	now := timeOf(t, o.at)
+	rounded := uint64(0)
+	for _, b := range o.live {
+		h.Requested += b.size
+		rounded += roundUp(b.size)
+		if b.pending {
+			h.Pending += b.size
+		}
+		add(&h.Stack, true, uint64(b.stack), b.size)
+		add(&h.Tag, b.tag != 0, uint64(b.tag), b.size)
+		add(&h.Library, b.library != 0, uint64(b.library), b.size)
+		add(&h.Thread, b.thread != 0, uint64(b.thread), b.size)
+		add(&h.Pool, true, uint64(b.pool), b.size)
+		add(&h.Stream, true, uint64(b.stream), b.size)
+		add(&h.Size, true, uint64(slices.IndexFunc(sizeLimits, func(limit uint64) bool { return limit == 0 || b.size <= limit })), b.size)
+		age := uint64(len(ages))
+		if b.since >= 0 {
+			took := now - timeOf(t, b.since)
+			age = uint64(slices.IndexFunc(ages, func(limit int64) bool { return limit == 0 || took < limit }))
+		}
+		add(&h.Age, true, age, b.size)
+	}
+	h.Allocated = allocated
+	if allocated == 0 {
+		h.Allocated = rounded
+	}
+	// The blocks of the history may come to more than was allocated: one that lost its end.
+	h.Allocated = max(h.Allocated, h.Requested)
+	h.Rounding = min(rounded-h.Requested, h.Allocated-h.Requested)
+	h.Unknown = h.Allocated - h.Requested - h.Rounding
+	if h.Unknown < uint64(h.Blocks+1)*grain { // an allocator that rounds a little more
+		h.Rounding, h.Unknown = h.Rounding+h.Unknown, 0
+	}
+
+	fill := func(list *[]Share, what string, name func(key uint64) string) {
+		if s := lists[list]; s != nil {
+			*list = s.list(what, name)
+		}
+	}
+	lists[&h.Stack].describe(t)
+	fill(&h.Stack, "stack", func(k uint64) string { return UsefulFrame(t, uint32(k)) })
+	fill(&h.Tag, "tag", func(k uint64) string { return nameAt(t.Tags, k, "no tag") })
+	fill(&h.Library, "library", func(k uint64) string { return nameAt(t.Libraries, k, "unsaid") })
+	fill(&h.Thread, "thread", func(k uint64) string { return ThreadName(t, uint32(k)) })
+	fill(&h.Pool, "pool", func(k uint64) string { return poolName(t, uint32(k)) })
+	fill(&h.Stream, "stream", func(k uint64) string { return streamName(t, uint32(k)) })
+	fill(&h.Size, "", func(k uint64) string { return sizeLabel(int(k)) })
+	fill(&h.Age, "", func(k uint64) string { return ageLabels[k] })
+	return h
+}
+
+// sums are the shares of one kind.
+type sums struct {
+	by    map[uint64]*Share
+	known bool // some block says something of it
+}
+
+func (s *sums) add(key, bytes uint64) {
+	x := s.by[key]
+	if x == nil {
+		x = &Share{}
+		s.by[key] = x
+	}
+	x.Blocks++
+	x.Bytes += bytes
+}
+
+// describe adds the frames of stacks.
+func (s *sums) describe(t *trace.Trace) {
+	if s == nil {
+		return
+	}
+	for k, x := range s.by {
+		x.Frames, x.From = FrameNames(t, uint32(k)), ownFrame(t, uint32(k))
+		if x.From == UsefulFrame(t, uint32(k)) {
+			x.From = ""
+		}
+	}
+}
+
+// list is the shares, the most bytes first and the rest in one beyond MaxHolders; in the order of their keys where
+// there is no word for what they are.
+func (s *sums) list(what string, name func(key uint64) string) []Share {
+	if !s.known {
+		return nil
+	}
+	keys := make([]uint64, 0, len(s.by))
+	for k := range s.by {
+		keys = append(keys, k)
+	}
+	slices.SortFunc(keys, func(a, b uint64) int {
+		if what == "" {
+			return cmp.Compare(a, b)
+		}
+		return cmp.Or(cmp.Compare(s.by[b].Bytes, s.by[a].Bytes), cmp.Compare(a, b))
+	})
+	var all []Share
+	for i, k := range keys {
+		x := s.by[k]
+		if i >= MaxHolders {
+			last := &all[len(all)-1]
+			if i == MaxHolders {
+				all = append(all, Share{Name: fmt.Sprintf("%d others by %s", len(keys)-MaxHolders, what), Rest: true})
+				last = &all[MaxHolders]
+			}
+			last.Blocks += x.Blocks
+			last.Bytes += x.Bytes
+			continue
+		}
+		x.Name = name(k)
+		all = append(all, *x)
+	}
+	return all
+}
+
+func nameAt(names []string, k uint64, none string) string {
+	switch {
+	case k == 0:
+		return none
+	case k < uint64(len(names)) && names[k] != "":
+		return names[k]
+	}
+	return fmt.Sprintf("number %d", k)
+}
+
+// ThreadName is a thread's name and number.
+func ThreadName(t *trace.Trace, thread uint32) string {
+	switch name := t.Threads[thread]; {
+	case thread == 0:
+		return "unknown"
+	case name != "":
+		return fmt.Sprintf("%s (%d)", name, thread)
+	}
+	return fmt.Sprint(thread)
+}
+
+func poolName(t *trace.Trace, pool uint32) string {
+	if int(pool) < len(t.Pools) && t.Pools[pool] != (trace.PoolID{}) {
+		return fmt.Sprintf("pool %d,%d", t.Pools[pool][0], t.Pools[pool][1])
+	}
+	return "the default pool"
+}
+
+func streamName(t *trace.Trace, stream uint32) string {
+	if int(stream) >= len(t.Streams) {
+		return "unknown"
+	}
+	if id := t.Streams[stream]; id >= 1<<16 { // a handle
+		return fmt.Sprintf("%#x", id)
+	}
+	return fmt.Sprint(t.Streams[stream])
+}
+
+// ages end the classes of age, in microseconds; the last has no end. Beyond them is what was live before the first event.
+var ages = []int64{1e4, 1e5, 1e6, 1e7, 6e7, 6e8, 36e8, 0}
+
+var ageLabels = []string{"under 10 ms", "under 100 ms", "under 1 s", "under 10 s", "under 1 min", "under 10 min", "under 1 h",
+	"older than 1 h", "before the recording"}
+
+// allocators are libraries whose frames say how memory was asked for, not what for.
+var allocators = []string{"torch", "c10", "c10_cuda", "torch_cuda", "torch_cpu", "torch_python", "cistern", "cupy", "cupyx", "rmm",
+	"numba", "numba_cuda", "cuda", "cudart", "cublas", "cublasLt", "cudnn", "python", "c", UnknownLibrary, ""}
+
+// UsefulFrame is the innermost frame of a stack that says what the memory is for: not of a library that allocates for
+// others, if there is such a frame.
+func UsefulFrame(t *trace.Trace, stack uint32) string {
+	if int(stack) >= len(t.Stacks) || len(t.Stacks[stack]) == 0 {
+		return NoStack
+	}
+	useful, best := 0, 0
+	for _, i := range t.Stacks[stack] {
+		if int(i) >= len(t.Frames) {
+			continue
+		}
+		f := t.Frames[i]
+		rank := 1
+		switch name := LibraryOf(f); {
+		case !slices.Contains(allocators, name) && !(name == OwnCode && compiled(f.File)):
+			rank = 3
+		case name != "":
+			rank = 2
+		}
+		if rank > best {
+			best, useful = rank, int(i)
+		}
+	}
+	if best == 0 {
+		return NoStack
+	}
+	return FrameName(t.Frames[useful])
+}
+
+// ownFrame is the innermost frame of a stack that is the program's own code; "" where it has none.
+func ownFrame(t *trace.Trace, stack uint32) string {
+	if int(stack) < len(t.Stacks) {
+		for _, i := range t.Stacks[stack] {
+			if int(i) < len(t.Frames) && LibraryOf(t.Frames[i]) == OwnCode && !compiled(t.Frames[i].File) {
+				return FrameName(t.Frames[i])
+			}
+		}
+	}
+	return ""
+}
+
+// compiled reports whether a file is of the code that PyTorch and its like are made of.
+func compiled(file string) bool {
+	for _, end := range []string{".cpp", ".h", ".hpp", ".cu", ".cuh", ".pyx", ".c", ".cc"} {
+		if strings.HasSuffix(file, end) {
+			return true
+		}
+	}
+	return false
+}

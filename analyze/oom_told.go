@@ -1,0 +1,132 @@
+package analyze
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/cistern-gpu/cistern/internal/units"
+	"github.com/cistern-gpu/cistern/trace"
+)
+
+// Limit is the bytes that the device's memory of a process could come to when a request failed, and in words what set
+// that bound; 0 where nothing says.
+func limitInForce(f *trace.Failure) (bytes uint64, from string) {
+	if f.DeviceTotal > 0 {
+		bytes, from = f.Reserved+f.DeviceFree, "reserved then and free on the device"
+	}
+	if f.Limit > 0 && (bytes == 0 || f.Limit < bytes) {
+		bytes, from = f.Limit, "the limit that Cistern was given"
+		for _, l := range f.Limits {
+			if l.Kind == "cistern" && l.From != "" {
+				from = "the limit set by " + l.From
+			}
+		}
+	}
+	return bytes, from
+}
+
+// elsewhere is what the other processes on the device held, as far as the driver told.
+func elsewhere(f *trace.Failure) (bytes uint64, processes int) {
+	for _, n := range f.Others {
+		if !n.Self {
+			bytes += n.Bytes
+			processes++
+		}
+	}
+	return bytes, processes
+}
+
+// told explains a failure of which the process wrote down what it saw.
+func (o *OOM) told(f *trace.Failure) {
+	size := units.FormatBytes
+	say := func(format string, args ...any) { o.Why = append(o.Why, fmt.Sprintf(format, args...)) }
+	o.Requested, o.Reserved, o.DeviceFree = f.Requested, f.Reserved, f.DeviceFree
+	o.Capacity, _ = limitInForce(f)
+	need := max(f.Need, f.Requested)
+	held := max(f.Allocated+f.Pending, o.Live)
+	if o.FreeInside == 0 {
+		o.FreeInside, o.LargestFree = f.Cached, f.Largest
+	}
+	if o.FreeInside > 0 && o.Pieces > 0 {
+		o.Fragmentation = 1 - float64(o.LargestFree)/float64(o.FreeInside)
+	}
+	others, processes := elsewhere(f)
+	over := held + need - min(o.Capacity, held+need) // what is missing even if all that is free could be used
+	switch {
+	case f.Upstream != "":
+		o.Cause = CauseUpstream
+		say("The pool's memory is %s, and that ran out: the device itself had %s free.", f.Upstream, size(f.DeviceFree))
+	case f.PoolLimit > 0:
+		o.Cause = CauseLimit
+		say("The pool held %s, and its own limit is %s: with the %s asked for that would have been %s.", size(f.PoolHolds),
+			size(f.PoolLimit), size(need), size(f.PoolHolds+need))
+		if free := f.DeviceFree; free >= need {
+			say("The device had %s free.", size(free))
+		}
+	case over > 0 && f.Limit > 0 && f.DeviceTotal > 0 && f.Limit < f.Reserved+f.DeviceFree && held+need <= f.Reserved+f.DeviceFree:
+		o.Cause = CauseLimit
+		_, from := limitInForce(f)
+		say("%s were held and %s asked for: %s, over %s, which is %s. The device had %s free.", size(held), size(need), size(held+need),
+			from, size(f.Limit), size(f.DeviceFree))
+	case over > 0 && others >= over:
+		o.Cause = CauseProcesses
+		who := "another process"
+		if processes > 1 {
+			who = fmt.Sprintf("%d other processes", processes)
+		}
+		say("%s were held and %s asked for: %s, and the device had room for %s, since %s held %s of its %s.", size(held), size(need),
+			size(held+need), size(o.Capacity), who, size(others), size(f.DeviceTotal))
+	case over > 0:
+		o.Cause = CauseCapacity
+		say("%s were held and %s asked for: %s, over the %s that there were. No allocator could have met it.", size(held), size(need),
+			size(held+need), size(o.Capacity))
+	case f.Pinned > 0 && o.room()+f.Cached >= need && o.room()+f.Cached-min(f.Pinned, f.Cached) < need:
+		o.Cause = CausePinned
+		say("%s were free, but %s of that belong to captured graphs, which will use those addresses again: nobody else may have them.",
+			size(f.Cached), size(f.Pinned))
+	case f.Pending >= need && f.Cached+o.room() < need:
+		o.Cause = CausePending
+		say("%s were given back, but other streams still used them when the request failed.", size(f.Pending))
+	case o.LargestFree >= need:
+		o.Cause = CauseCached
+		say("%s were free in one piece, of %s in all: in another pool or class of sizes, or of a kind of memory that cannot be lent.",
+			size(o.LargestFree), size(o.FreeInside))
+	default:
+		o.Cause = CauseFragmentation
+		say("%s of the %s reserved were free, the largest piece %s, between blocks that are in use.", size(o.FreeInside), size(o.Reserved),
+			size(o.LargestFree))
+		var passed []string
+		for _, s := range f.Steps {
+			if s.Tries == 0 && (s.Rung == "remap" || s.Rung == "lend" || s.Rung == "collect") {
+				passed = append(passed, s.Rung)
+			}
+		}
+		if len(passed) > 0 {
+			say("Steps that make use of such memory were passed over: %s.", strings.Join(passed, ", "))
+		}
+	}
+	if over > 0 && f.Upstream == "" && f.PoolLimit == 0 {
+		say("It takes %s more, or %s less held at this moment.", size(over), size(over))
+	}
+}
+
+// explainBare explains a failed request of a trace that tells no segments: the requests went to the driver, or to
+// another allocator's upstream, and nothing is known of what lay free inside.
+func (o *OOM) explainBare() {
+	size := units.FormatBytes
+	say := func(format string, args ...any) { o.Why = append(o.Why, fmt.Sprintf(format, args...)) }
+	o.FreeInside, o.Pieces, o.LargestFree = 0, 0, 0
+	o.Cause = CauseCapacity
+	switch {
+	case o.DeviceFree == 0:
+		say("%s were live and %s more were asked for; the file does not say what was free.", size(o.Live), size(o.Requested))
+	case o.DeviceFree < o.Requested:
+		say("%s were asked for and the device had %s free, beside the %s that the process held.", size(o.Requested), size(o.DeviceFree),
+			size(o.Live))
+		say("It takes %s more, or %s less held at this moment.", size(o.Requested-o.DeviceFree), size(o.Requested-o.DeviceFree))
+	default:
+		o.Cause = CauseLimit
+		say("%s were asked for and the device had %s free: a limit that is not in the file was in the way.", size(o.Requested),
+			size(o.DeviceFree))
+	}
+}

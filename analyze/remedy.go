@@ -1,0 +1,400 @@
+package analyze
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/cistern-gpu/cistern/replay"
+	"github.com/cistern-gpu/cistern/trace"
+)
+
+// RemedyOptions are the circumstances of a search for what would have met a request.
+type RemedyOptions struct {
+	Capacity uint64        // bytes; 0 is what was in force
+	GPULag   time.Duration // as in replay.Options
+	Budget   time.Duration // for all replays of one failure; 0 is none
+	// Progress is as in TuneOptions.
+	Progress func(done, total int)
+}
+
+// Search is what was found by replaying the run with the request included.
+type Search struct {
+	// Searched: this is the failure that remedies were searched for. Why not stands in Unsearched.
+	Searched   bool   `json:"searched"`
+	Unsearched string `json:"unsearched"`
+	// Own is the run's own settings, replayed: nil where that could not be. Where it meets the request (Reproduced is
+	// false), what stood in its way is not in the record.
+	Own        *Remedy `json:"own"`
+	Reproduced bool    `json:"reproduced"`
+	// Remedies met the request, and all others of the run, in a replay: largest gain first.
+	Remedies []Remedy `json:"remedies"`
+	Tried    []Remedy `json:"did_not_survive"`
+	Beaten   int      `json:"beaten"` // settings that survived once, and one of Remedies is better in all
+	NotTried []string `json:"not_tried"`
+	// Floors are the least capacities found with which the run completes.
+	Floors []Floor `json:"floors"`
+	// LargestRequest is the largest request that the run's own settings would have met at that moment.
+	LargestRequest uint64  `json:"largest_request_bytes"`
+	Replays        int     `json:"replays"`
+	TookS          float64 `json:"took_s"`
+}
+
+// Remedy is something that was replayed.
+type Remedy struct {
+	Kind  string `json:"kind"`  // one of the Remedy words
+	Title string `json:"title"` // what to do
+	// Policy and Conf are what was replayed, as cistern replay --policy takes them.
+	Policy string `json:"policy"`
+	Conf   string `json:"conf"`
+	// Environment is what to set, and Command how to start the program, where that is what changes.
+	Environment map[string]string `json:"environment"`
+	Command     string            `json:"command"`
+	Capacity    uint64            `json:"capacity_bytes"` // of the replay
+	Survives    bool              `json:"survives"`
+	Peak        uint64            `json:"peak_reserved_bytes"`
+	Headroom    uint64            `json:"headroom_bytes"` // capacity less the peak
+	// Floor is the least capacity found with which it survives; 0: not searched.
+	Floor      uint64   `json:"floor_bytes"`
+	DriverUS   float64  `json:"driver_time_us"`
+	WaitUS     float64  `json:"wait_us"` // the host's, at the replay's GPU lag
+	Retries    int64    `json:"retries"`
+	OOMs       int64    `json:"ooms"`
+	FailedAt   *int     `json:"failed_event"`
+	Breaks     []string `json:"breaks"`
+	Luck       bool     `json:"luck"`     // it survived at first, and not where segments lay elsewhere or the GPU was further behind
+	Again      int      `json:"-"`        // replays in other circumstances that it survived
+	Verified   bool     `json:"verified"` // the model behind it was held against real recordings
+	Checked    string   `json:"checked"`
+	CheckAgain string   `json:"check_command"` // for a shell
+}
+
+// Kinds of remedies.
+const (
+	RemedySetting   = "setting"   // another setting of the allocator that the run had
+	RemedyAllocator = "allocator" // another allocator
+	RemedyLimit     = "limit"     // a higher limit, which the device has room for
+	RemedyProcesses = "processes" // what other processes held
+	RemedySpill     = "spill"     // memory of another kind, which is slower
+)
+
+// searching is one search.
+type searching struct {
+	*search
+	x    *FailureReport
+	t    *trace.Trace
+	f    *trace.Failure // nil: no words of the process
+	out  *Search        // guarded by search.mu while candidates are tried
+	kind runKind
+	gone bool // the budget is used up
+	// beaten survived once, and something else that did is better in all.
+	beaten []Remedy
+	seen   map[string]bool // guarded by search.mu: what was tried
+}
+
+// runKind is whose memory a trace is of.
+type runKind uint8
+
+const (
+	runTorch runKind = iota
+	runCistern
+	runDriver // what a program asked of the driver
+	runRMM
+)
+
+func kindOf(t *trace.Trace, driver *trace.Driver) runKind {
+	switch {
+	case driver != nil:
+		return runDriver
+	case t.Format == trace.FormatRMM || t.Source == trace.FormatRMM:
+		return runRMM
+	case t.Format == trace.FormatCistern && (t.Source == "" || t.Source == trace.FormatCistern):
+		return runCistern
+	}
+	return runTorch
+}
+
+// search looks for what would have met the request, and fills x.Search.
+func (x *FailureReport) search(ctx context.Context, t *trace.Trace, driver *trace.Driver, f *trace.Failure, opt RemedyOptions) error {
+	begin := time.Now()
+	out := &x.Search
+	switch {
+	case x.Event < 0:
+		out.Unsearched = "the history was off, so there is nothing to replay: set CISTERN_CONF=history:1000000 and report:FOLDER, and run again"
+	case x.Upstream != "":
+		out.Unsearched = "replays are of the device's own memory, and this request was for " + x.Upstream + " memory"
+	case f != nil && f.PoolLimit > 0:
+		out.Unsearched = "replays know no limits of pools: what the pool may hold is to be raised"
+	case x.Capacity == 0:
+		out.Unsearched = "the file does not say what memory there was: give it as --capacity"
+	}
+	if out.Unsearched != "" {
+		return nil
+	}
+	s := &searching{x: x, t: t, f: f, out: out, kind: kindOf(t, driver), seen: map[string]bool{}}
+	within := ctx
+	if opt.Budget > 0 {
+		var cancel context.CancelFunc
+		within, cancel = context.WithTimeout(ctx, opt.Budget)
+		defer cancel()
+	}
+	s.search = &search{ctx: within, plan: replay.NewPlan(t), opt: TuneOptions{Capacity: x.Capacity, GPULag: opt.GPULag,
+		Progress: opt.Progress}, capacity: x.Capacity, slots: make(chan struct{}, runtime.GOMAXPROCS(0)), known: map[string]*Choice{}}
+	out.Searched = true
+	err := s.everything(ctx)
+	if s.gone {
+		out.NotTried = append(out.NotTried, fmt.Sprintf("%d replays and what would have followed from them: the time for them (--budget %s) "+
+			"was used up", s.total-s.done, opt.Budget))
+	}
+	out.Replays, out.TookS = s.done, time.Since(begin).Seconds()
+	return err
+}
+
+// everything tries all that can matter, what helps most often first.
+func (s *searching) everything(ctx context.Context) error {
+	for _, step := range []func() error{s.own, s.candidates, s.again, s.floors, s.largest} {
+		err := step()
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if err != nil && !outOfTime(err) {
+			return err
+		}
+		s.rank()
+		if s.gone = err != nil; s.gone {
+			return nil
+		}
+	}
+	return nil
+}
+
+// outOfTime reports whether a replay was ended by the budget.
+func outOfTime(err error) bool {
+	return errors.Is(err, context.DeadlineExceeded) || errors.Is(err, replay.ErrStopped)
+}
+
+// candidate is something to try.
+type candidate struct {
+	Remedy
+	spec replay.Spec
+}
+
+// survives: everything that the run got it gets here too, and the request that failed.
+func (s *searching) survives(r *replay.Result) bool {
+	return r.Completed && !slices.Contains(r.FailedOOMs, s.x.Event)
+}
+
+// key is what candidates that are the same replay have in common.
+func (s *searching) key(c *candidate) string {
+	spec := c.spec
+	if spec.Name == "torch" {
+		spec.Conf = canonical(spec.Conf)
+	}
+	return fmt.Sprint(spec, c.Capacity, c.Kind == RemedyProcesses)
+}
+
+// try replays a candidate, once, and files what came of it.
+func (s *searching) try(c candidate) error {
+	if c.Capacity == 0 {
+		c.Capacity = s.capacity
+	}
+	key := s.key(&c)
+	s.mu.Lock()
+	seen := s.seen[key]
+	s.seen[key] = true
+	s.mu.Unlock()
+	if seen {
+		return nil
+	}
+	s.expect(1)
+	r, err := s.run(c.spec, c.Capacity)
+	if err != nil {
+		return err
+	}
+	s.file(c, r)
+	return nil
+}
+
+// others are the circumstances in which a remedy is tried once more, since they differ between two runs of a program:
+// where segments lie, by which PyTorch's best fit breaks ties, and how far the GPU is behind the host.
+func others(m *Remedy, lag time.Duration) []replay.Options {
+	var all []replay.Options
+	add := func(order int, lag time.Duration) {
+		all = append(all, replay.Options{Capacity: m.Capacity, GPULag: lag, Order: order})
+	}
+	add(0, 0)
+	add(0, 500*time.Millisecond)
+	if m.Policy == "torch" && !strings.Contains(m.Conf, "expandable_segments:True") {
+		for _, order := range []int{1, 2, 3, 4} {
+			add(order, lag)
+		}
+	}
+	return all
+}
+
+// again tries what survived in other circumstances. What does not survive in all of them did so by luck, and what was
+// left out for being worse than it is tried in its place.
+func (s *searching) again() error {
+	for {
+		before := len(s.out.Tried)
+		if err := s.others(); err != nil {
+			return err
+		}
+		if len(s.out.Tried) == before {
+			return nil
+		}
+		s.out.Remedies = append(s.out.Remedies, s.beaten...)
+		s.beaten = nil
+		s.rank()
+	}
+}
+
+func (s *searching) others() error {
+	var kept []Remedy
+	var left error
+	for i := range s.out.Remedies {
+		m := s.out.Remedies[i]
+		if left != nil || m.Again > 0 {
+			kept = append(kept, m)
+			continue
+		}
+		for _, opt := range others(&m, s.opt.GPULag) {
+			s.expect(1)
+			r, err := s.replay(specOf(&m), opt)
+			if left = err; err != nil {
+				break
+			}
+			if m.Survives = s.survives(r); !m.Survives {
+				m.FailedAt, m.OOMs, m.Luck = r.FailedEvent, r.OOMs, true
+				break
+			}
+			m.Again++
+			m.Peak = max(m.Peak, r.PeakReserved)
+			m.DriverUS, m.WaitUS, m.Retries = max(m.DriverUS, r.DriverTimeUS), max(m.WaitUS, r.SyncWaitUS), max(m.Retries, r.Retries)
+		}
+		if m.Headroom = m.Capacity - min(m.Peak, m.Capacity); !m.Survives {
+			s.out.Tried = append(s.out.Tried, m)
+			continue
+		}
+		if m.Again > 0 {
+			m.Checked += ", also with the GPU 0 ms and 500 ms behind"
+			if m.Again > 2 {
+				m.Checked += fmt.Sprintf(" and with segments in %d other orders of addresses", m.Again-2)
+			}
+		}
+		kept = append(kept, m)
+	}
+	s.out.Remedies = kept
+	return left
+}
+
+// file keeps the result of a candidate.
+func (s *searching) file(c candidate, r *replay.Result) {
+	m := c.Remedy
+	m.Policy, m.Conf = c.spec.Name, c.spec.Conf
+	if c.spec.Name == "torch" && r.Conf != "default" {
+		m.Conf = r.Conf
+	}
+	m.Survives, m.Peak, m.Retries, m.OOMs, m.FailedAt = s.survives(r), r.PeakReserved, r.Retries, r.OOMs, r.FailedEvent
+	m.Headroom = m.Capacity - min(m.Peak, m.Capacity)
+	m.DriverUS, m.WaitUS, m.Verified = r.DriverTimeUS, r.SyncWaitUS, c.spec.Name != "torch-async"
+	m.Checked = fmt.Sprintf("replay of %d events", len(s.t.Events))
+	m.CheckAgain = fmt.Sprintf("cistern replay --policy %s --capacity %d %s", shellWord(c.spec.String()), m.Capacity, shellWord(s.t.Path))
+	if m.Environment == nil {
+		m.Environment = map[string]string{}
+	}
+	if m.Breaks == nil {
+		m.Breaks = []string{}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case c.Kind == "":
+		s.out.Own, s.out.Reproduced = &m, !m.Survives
+	case m.Survives:
+		s.out.Remedies = append(s.out.Remedies, m)
+	default:
+		s.out.Tried = append(s.out.Tried, m)
+	}
+}
+
+// each tries candidates, several at once.
+func (s *searching) each(all []candidate) error {
+	var g errgroup.Group
+	for _, c := range all {
+		g.Go(func() error { return s.try(c) })
+	}
+	return g.Wait()
+}
+
+// gainStep is how finely gains are told apart, as a part of the capacity: of two that are as good, the simpler comes first.
+const gainStep = 0.01
+
+// rank sorts what survived, largest gain first, and drops what is worse in all than something else of its kind.
+func (s *searching) rank() {
+	group := map[string]int{RemedySetting: 0, RemedyAllocator: 0, RemedyLimit: 1, RemedyProcesses: 2, RemedySpill: 3}
+	step := max(1, uint64(gainStep*float64(s.capacity)))
+	settings := func(m *Remedy) int { return settingsIn(m.Conf) }
+	order := func(a, b *Remedy) int {
+		return cmp.Or(cmp.Compare(group[a.Kind], group[b.Kind]), btoi(b.Verified)-btoi(a.Verified),
+			cmp.Compare(b.Headroom/step, a.Headroom/step), cmp.Compare(settings(a), settings(b)), cmp.Compare(len(a.Breaks), len(b.Breaks)),
+			cmp.Compare(a.DriverUS+a.WaitUS, b.DriverUS+b.WaitUS), cmp.Compare(a.Title, b.Title))
+	}
+	slices.SortFunc(s.out.Remedies, func(a, b Remedy) int { return order(&a, &b) })
+	var kept []Remedy
+	for i := range s.out.Remedies {
+		m := &s.out.Remedies[i]
+		if slices.ContainsFunc(kept, func(k Remedy) bool {
+			return k.Kind == m.Kind && k.Policy == m.Policy && k.Headroom/step >= m.Headroom/step && settings(&k) <= settings(m) &&
+				k.DriverUS+k.WaitUS <= (m.DriverUS+m.WaitUS)*1.05 && len(k.Breaks) <= len(m.Breaks)
+		}) {
+			s.beaten = append(s.beaten, *m)
+			continue
+		}
+		kept = append(kept, *m)
+	}
+	s.out.Remedies, s.out.Beaten = kept, len(s.beaten)
+	if kept == nil {
+		s.out.Remedies = []Remedy{}
+	}
+	slices.SortFunc(s.out.Tried, func(a, b Remedy) int {
+		return cmp.Or(cmp.Compare(a.Policy, b.Policy), cmp.Compare(settings(&a), settings(&b)), cmp.Compare(a.Title, b.Title))
+	})
+}
+
+func btoi(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// shellWord quotes a word for a shell where it needs that.
+func shellWord(w string) string {
+	plain := func(r rune) bool {
+		return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("-_=+./:,@%", r)
+	}
+	if w != "" && strings.IndexFunc(w, func(r rune) bool { return !plain(r) }) < 0 {
+		return w
+	}
+	return "'" + strings.ReplaceAll(w, "'", `'\''`) + "'"
+}
+
+// commandLine is how to start the program of the run under Cistern.
+func (s *searching) commandLine() string {
+	if s.f == nil || len(s.f.Program) == 0 {
+		return "cistern run -- PROGRAM"
+	}
+	words := []string{"cistern run --"}
+	for _, w := range s.f.Program {
+		words = append(words, shellWord(w))
+	}
+	return strings.Join(words, " ")
+}

@@ -1,0 +1,402 @@
+package analyze
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/cistern-gpu/cistern/internal/units"
+	"github.com/cistern-gpu/cistern/replay"
+	"github.com/cistern-gpu/cistern/trace"
+)
+
+// The variables that settings are given by.
+const (
+	torchVariable   = "PYTORCH_ALLOC_CONF"
+	cisternVariable = "CISTERN_CONF"
+)
+
+// own replays the settings that the run had: with segments where they lay, where the file says that.
+func (s *searching) own() error {
+	c := candidate{Remedy: Remedy{Title: "the run's own settings", Capacity: s.capacity}, spec: s.ownSpec()}
+	s.seen[s.key(&c)] = true
+	s.expect(1)
+	r, err := s.replay(c.spec, replay.Options{Capacity: s.capacity, GPULag: s.opt.GPULag, Verify: true})
+	if err == nil {
+		s.file(c, r)
+	}
+	return err
+}
+
+func (s *searching) ownSpec() replay.Spec {
+	switch s.kind {
+	case runCistern:
+		return cisternSpec(replayed(s.x.Conf))
+	case runDriver:
+		return replay.Spec{Name: "direct"}
+	case runRMM:
+		return replay.Spec{Name: "rmm-pool"}
+	}
+	return replay.Spec{Name: "torch"}
+}
+
+func cisternSpec(conf string) replay.Spec {
+	return replay.Spec{Name: "cistern", Conf: conf, HasConf: conf != ""}
+}
+
+// candidates tries settings and allocators, and what else there is to change.
+func (s *searching) candidates() error {
+	switch s.kind {
+	case runTorch:
+		if err := s.each([]candidate{s.torch("expandable_segments:True", RemedySetting), s.cistern()}); err != nil {
+			return err
+		}
+		return s.torchSettings()
+	case runCistern:
+		if err := s.each(s.cisternSettings()); err != nil {
+			return err
+		}
+		if err := s.raised(); err != nil {
+			return err
+		}
+		if !s.ofTorch() {
+			return nil
+		}
+		return s.each([]candidate{s.torch("", RemedyAllocator), s.torch("expandable_segments:True", RemedyAllocator)})
+	}
+	// What asked the driver, or RMM, is not known to be a program whose memory can be Cistern's by a command.
+	return s.each([]candidate{
+		{Remedy: Remedy{Kind: RemedyAllocator, Title: "Cistern's cache between the program and the driver"}, spec: cisternSpec("")},
+		{Remedy: Remedy{Kind: RemedyAllocator, Title: "cudaMallocAsync"}, spec: replay.Spec{Name: "torch-async"}}})
+}
+
+// torch is PyTorch's own allocator with these settings.
+func (s *searching) torch(conf, kind string) candidate {
+	c := candidate{spec: torchSpec(conf)}
+	c.Kind, c.Breaks = kind, Breaks(conf)
+	c.Title = torchVariable + "=" + conf
+	c.Environment = map[string]string{torchVariable: conf}
+	if conf == "" {
+		c.Title = "PyTorch's defaults: " + torchVariable + " not set"
+	}
+	if kind == RemedyAllocator {
+		c.Title = "PyTorch's own allocator: without cistern run, " + c.Title
+		c.Breaks = append(c.Breaks, "what the program uses of Cistern's (pools, pausing, other libraries on the same cache) is gone")
+	}
+	return c
+}
+
+// cistern moves a PyTorch program to Cistern.
+func (s *searching) cistern() candidate {
+	c := candidate{spec: cisternSpec("")}
+	c.Kind, c.Command = RemedyAllocator, s.commandLine()
+	c.Title = c.Command
+	return c
+}
+
+// torchSettings tries what tune tries.
+func (s *searching) torchSettings() error {
+	err := s.search.settings()
+	s.mu.Lock()
+	known := make([]*Choice, 0, len(s.known))
+	for _, c := range s.known {
+		known = append(known, c)
+	}
+	s.mu.Unlock()
+	own := s.out.Own.Conf
+	for _, k := range known {
+		c := s.torch(k.AllocConf, RemedySetting)
+		c.Capacity = s.capacity
+		key := s.key(&c)
+		if s.seen[key] || k.AllocConf == own {
+			continue // expandable segments were tried first
+		}
+		s.seen[key] = true
+		s.file(c, k.Result)
+	}
+	return err
+}
+
+// ofTorch reports whether the memory of a run on Cistern was PyTorch's.
+func (s *searching) ofTorch() bool {
+	if slices.Contains(s.t.Libraries, "torch") || slices.Contains(s.t.Libraries, "pytorch") {
+		return true
+	}
+	return slices.ContainsFunc(s.t.Frames, func(f trace.Frame) bool { return LibraryOf(f) == "torch" })
+}
+
+// settingsOf splits settings into their items.
+func settingsOf(conf string) []string {
+	var items []string
+	for item := range strings.SplitSeq(conf, ",") {
+		if item = strings.TrimSpace(item); item != "" {
+			items = append(items, item)
+		}
+	}
+	return items
+}
+
+func keyOf(item string) string {
+	key, _, _ := strings.Cut(item, ":")
+	return key
+}
+
+// without leaves settings out.
+func without(conf string, keys ...string) string {
+	return strings.Join(slices.DeleteFunc(settingsOf(conf), func(item string) bool { return slices.Contains(keys, keyOf(item)) }), ",")
+}
+
+// with adds a setting in place of the one of its key.
+func with(conf, item string) string {
+	return strings.Join(append(settingsOf(without(conf, keyOf(item))), item), ",")
+}
+
+// replayed are the settings that decide where memory goes: a replay has a device and a limit of its own, and nobody to
+// tell of anything.
+func replayed(conf string) string {
+	return without(conf, "driver", "limit", "history", "front", "stacks", "stack_sample", "report", "report_child", "top")
+}
+
+// set is Cistern with other settings: item in the place of its key's, or what is named left out.
+func (s *searching) set(kind, item string, leave ...string) candidate {
+	full := s.x.Conf
+	if item != "" {
+		full = with(full, item)
+	}
+	full = without(full, leave...)
+	c := candidate{spec: cisternSpec(replayed(full))}
+	c.Kind, c.Environment = kind, map[string]string{cisternVariable: full}
+	c.Title = cisternVariable + "=" + full
+	if len(leave) > 0 {
+		c.Title += fmt.Sprintf(" (without %s)", strings.Join(leave, " and "))
+	}
+	return c
+}
+
+// cisternSettings are the settings of Cistern that can matter, changed one by one, then together.
+func (s *searching) cisternSettings() []candidate {
+	var all []candidate
+	add := func(c candidate, breaks ...string) {
+		c.Breaks = breaks
+		all = append(all, c)
+	}
+	has := func(item string) bool { return slices.Contains(settingsOf(s.x.Conf), item) }
+	hasKey := func(key string) bool {
+		return slices.ContainsFunc(settingsOf(s.x.Conf), func(item string) bool { return keyOf(item) == key })
+	}
+	set := func(keys ...string) []string {
+		return slices.DeleteFunc(keys, func(k string) bool { return !hasKey(k) })
+	}
+	var changed []string // settings that cost memory, and were set
+	if hasKey("ladder") && !has("ladder:all") {
+		add(s.set(RemedySetting, "", "ladder"))
+		changed = append(changed, "ladder")
+	}
+	if has("cross_stream:ready") {
+		add(s.set(RemedySetting, "", "cross_stream"), "a stream may wait on the GPU for another stream's work")
+		changed = append(changed, "cross_stream")
+	}
+	if has("backend:malloc") || has("ipc:legacy") {
+		add(s.set(RemedySetting, "", set("backend", "ipc")...), "cudaIpcGetMemHandle fails on this memory")
+		changed = append(changed, set("backend", "ipc")...)
+	}
+	if has("single_handle:true") {
+		add(s.set(RemedySetting, "", "single_handle"), "registration with a network may fail across chunks")
+		changed = append(changed, "single_handle")
+	}
+	if len(changed) > 1 {
+		add(s.set(RemedySetting, "", changed...), "all that the settings left out were for")
+	}
+	for _, size := range []string{"2MiB", "8MiB", "128MiB"} {
+		if !has("chunk:" + size) {
+			c := s.set(RemedySetting, "chunk:"+size)
+			if size == "2MiB" || size == "8MiB" {
+				c.Breaks = []string{"small chunks are more handles: more driver calls, and more time in them"}
+			}
+			all = append(all, c)
+		}
+	}
+	if !hasKey("spill") {
+		for _, to := range []string{"managed", "pinned", "host_numa"} {
+			add(s.set(RemedySpill, "spill:"+to), "what spills lies in the host's memory: work on it runs at the speed of the bus")
+		}
+	}
+	return all
+}
+
+// raised looks for the least limit that would have done, where a limit or other processes were in the way.
+func (s *searching) raised() error {
+	if s.f == nil || s.f.DeviceTotal == 0 {
+		return nil
+	}
+	room := s.f.Reserved + s.f.DeviceFree
+	spec := s.ownSpec()
+	if s.f.Limit > 0 && s.capacity < room {
+		least, ok, err := s.least(spec, s.capacity, room)
+		if err != nil {
+			return err
+		}
+		if ok {
+			c := candidate{spec: spec}
+			c.Kind, c.Capacity = RemedyLimit, least
+			_, from := limitInForce(s.f)
+			c.Title = fmt.Sprintf("a limit of %s in place of %s (%s)", units.FormatBytes(least), units.FormatBytes(s.f.Limit), from)
+			c.Breaks = []string{fmt.Sprintf("%s of the device's memory are no longer left to others", units.FormatBytes(least-s.capacity))}
+			if slices.ContainsFunc(settingsOf(s.x.Conf), func(i string) bool { return keyOf(i) == "limit" }) {
+				full := with(s.x.Conf, fmt.Sprintf("limit:%dMiB", least>>20))
+				c.Environment = map[string]string{cisternVariable: full}
+			}
+			if err := s.try(c); err != nil {
+				return err
+			}
+		}
+	}
+	others, n := elsewhere(s.f)
+	if others == 0 || room > s.capacity {
+		return nil
+	}
+	c := candidate{spec: spec}
+	c.Kind, c.Capacity = RemedyProcesses, s.capacity+others
+	c.Title = fmt.Sprintf("the %s that %d other processes on the device held", units.FormatBytes(others), n)
+	if n == 1 {
+		c.Title = fmt.Sprintf("the %s that another process on the device held", units.FormatBytes(others))
+	}
+	c.Breaks = []string{}
+	return s.try(c)
+}
+
+// least is the smallest capacity above low, at most high, with which a policy meets the request; ok is false where high
+// does not. More memory is taken to be never worse, but the answer itself was replayed.
+func (s *searching) least(spec replay.Spec, low, high uint64) (capacity uint64, ok bool, err error) {
+	fits := func(bytes uint64) (bool, error) {
+		s.expect(1)
+		r, err := s.replay(spec, replay.Options{Capacity: bytes, GPULag: s.opt.GPULag, Verify: spec == s.ownSpec()})
+		if err != nil {
+			return false, err
+		}
+		return s.survives(r), nil
+	}
+	if ok, err := fits(high); !ok || err != nil {
+		return 0, false, err
+	}
+	for high-low > FloorStep {
+		mid := (low + (high-low)/2 + FloorStep - 1) / FloorStep * FloorStep
+		if mid >= high {
+			break
+		}
+		ok, err := fits(mid)
+		if err != nil {
+			return high, true, err
+		}
+		if ok {
+			high = mid
+		} else {
+			low = mid
+		}
+	}
+	return high, true, nil
+}
+
+// floors finds with how little the best remedies would still do, and with how much the run's own settings would have.
+func (s *searching) floors() error {
+	peak := s.x.Live + s.x.Requested
+	peak = max(peak, s.plan.PeakLive)
+	seen := map[string]bool{}
+	for i := range s.out.Remedies {
+		m := &s.out.Remedies[i]
+		if m.Kind != RemedySetting && m.Kind != RemedyAllocator || seen[m.Kind] || !m.Verified {
+			continue
+		}
+		seen[m.Kind] = true
+		least, ok, err := s.least(specOf(m), min(peak, m.Capacity)-1, m.Capacity)
+		if err != nil {
+			return err
+		}
+		if ok {
+			m.Floor = least
+			s.out.Floors = append(s.out.Floors, s.floor(m.Title, m.Policy, m.Conf, least))
+		}
+	}
+	jobs := []candidate{{Remedy: *s.out.Own, spec: s.ownSpec()}}
+	if !seen[RemedySetting] && s.kind == runTorch {
+		jobs = append(jobs, s.torch("expandable_segments:True", RemedySetting))
+	}
+	if !seen[RemedyAllocator] && s.kind != runCistern {
+		jobs = append(jobs, candidate{Remedy: Remedy{Title: "Cistern"}, spec: cisternSpec("")})
+	}
+	for _, j := range jobs {
+		if j.Survives {
+			continue
+		}
+		s.expect(1)
+		free, err := s.run(j.spec, 0)
+		if err != nil {
+			return err
+		}
+		high := max(free.PeakReserved, s.capacity+FloorStep)
+		high = (high + FloorStep - 1) / FloorStep * FloorStep
+		for range 8 { // a setting that is a part of the capacity may fail at what it reserved without one
+			least, ok, err := s.least(j.spec, s.capacity, high)
+			if err != nil {
+				return err
+			}
+			if ok {
+				s.out.Floors = append(s.out.Floors, s.floor(j.Title, j.spec.Name, j.spec.Conf, least))
+				break
+			}
+			high += high / 8 / FloorStep * FloorStep
+		}
+	}
+	slices.SortStableFunc(s.out.Floors, func(a, b Floor) int { return cmp.Compare(a.Capacity, b.Capacity) })
+	return nil
+}
+
+func specOf(m *Remedy) replay.Spec {
+	if m.Policy == "torch" {
+		return torchSpec(m.Conf)
+	}
+	return replay.Spec{Name: m.Policy, Conf: m.Conf, HasConf: m.Conf != ""}
+}
+
+func (s *searching) floor(who, policy, conf string, capacity uint64) Floor {
+	f := Floor{Who: who, Policy: policy, AllocConf: conf, Capacity: capacity}
+	if s.plan.PeakLive > 0 {
+		f.Ratio = float64(capacity) / float64(s.plan.PeakLive)
+	}
+	return f
+}
+
+// largest finds the largest request that the run's own settings would have met when it failed.
+func (s *searching) largest() error {
+	if s.out.Own == nil || s.out.Own.Survives {
+		return nil
+	}
+	t := *s.t
+	t.Events = slices.Clone(t.Events[:s.x.Event+1])
+	plan := *s.plan
+	plan.Trace = &t
+	then := *s
+	then.search = &search{ctx: s.ctx, plan: &plan, opt: s.opt, slots: s.slots}
+	failed := &t.Events[s.x.Event]
+	low, high := uint64(0), failed.Size // low fits, or is nothing; high does not
+	for high-low > FloorStep {
+		failed.Size = (low + (high-low)/2 + FloorStep - 1) / FloorStep * FloorStep
+		if failed.Size >= high {
+			break
+		}
+		r, err := then.replay(s.ownSpec(), replay.Options{Capacity: s.capacity, GPULag: s.opt.GPULag, Verify: true})
+		s.expect(1)
+		s.done++
+		if err != nil {
+			return err
+		}
+		if s.survives(r) {
+			low = failed.Size
+		} else {
+			high = failed.Size
+		}
+	}
+	s.out.LargestRequest = low
+	return nil
+}
