@@ -17,10 +17,11 @@ import (
 	"github.com/cistern-gpu/cistern/trace"
 )
 
-// TestPageInBrowser opens pages in a headless Chromium and looks at what is drawn (web/test/page.mjs). It needs the
-// bundled front end, node with the packages of web/package.json, and Chromium; where one is missing it is skipped,
-// unless CISTERN_BROWSER_TEST=1 makes that a failure.
-func TestPageInBrowser(t *testing.T) {
+// needBrowser finds what it takes to look at pages in a headless Chromium: the bundled front end, node with the packages of
+// web/package.json, and Chromium. Where one is missing the test is skipped, unless CISTERN_BROWSER_TEST=1 makes that a
+// failure.
+func needBrowser(t *testing.T) (node, chromium string) {
+	t.Helper()
 	missing := func(format string, args ...any) {
 		t.Helper()
 		if os.Getenv("CISTERN_BROWSER_TEST") == "1" {
@@ -38,14 +39,18 @@ func TestPageInBrowser(t *testing.T) {
 	if _, err := os.Stat("web/node_modules/playwright-core"); err != nil {
 		missing("the test needs playwright-core: run npm install in report/web: %v", err)
 	}
-	chromium := findChromium()
-	if chromium == "" {
+	if chromium = findChromium(); chromium == "" {
 		missing("the test needs Chromium: install it, or name it in CISTERN_CHROMIUM")
 	}
 	if testing.Short() {
 		missing("a browser takes seconds")
 	}
+	return node, chromium
+}
 
+// TestPageInBrowser opens pages in a headless Chromium and looks at what is drawn (web/test/page.mjs).
+func TestPageInBrowser(t *testing.T) {
+	node, chromium := needBrowser(t)
 	dir := t.TempDir()
 	small, second, large := smallTrace(), smallTrace(), largeTrace(1_000_000)
 	second.Path = "second.pickle"

@@ -22,8 +22,10 @@ type View struct {
 	Results    []*replay.Result    `json:"results"`
 	Verify     *replay.Verify      `json:"verify"`
 	OOMs       []analyze.OOM       `json:"ooms"`
-	Notes      []string            `json:"notes"`
-	Lines      []line              `json:"lines"` // of the chart, in the order of the curves in series
+	// Failures is the report on the requests that failed; nil where none did, or nobody asked for it.
+	Failures *analyze.TraceFailures `json:"failures"`
+	Notes    []string               `json:"notes"`
+	Lines    []line                 `json:"lines"` // of the chart, in the order of the curves in series
 
 	StreamNames []string   `json:"stream_names"`
 	PoolNames   []string   `json:"pool_names"`

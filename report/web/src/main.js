@@ -15,6 +15,7 @@ import {bandLane, callLane} from './lanes.js';
 import {momentPicker} from './moment.js';
 import {growth} from './growth.js';
 import {differences} from './differences.js';
+import {failureMoment, failureSection} from './failure.js';
 import {h} from './dom.js';
 
 const data = JSON.parse(document.getElementById('cistern-data').textContent);
@@ -31,6 +32,7 @@ async function show(index) {
     return;
   }
   body.append(cards(t));
+  if (t.failures) body.append(failureSection(t));
   if (t.results.length) {
     body.append(section('comparison', 'Allocators compared',
       'The same run under each policy. Ratio is peak reserved over peak live; driver time is modelled from calls '
@@ -39,8 +41,9 @@ async function show(index) {
   const charts = h('div', {class: 'panel', id: 'chart'});
   body.append(section('time', 'Memory over time',
     'Drag to zoom, scroll to zoom in and out, double-click for the whole run; a click chooses the moment that is shown below.', charts));
-  if (t.ooms.length) {
-    body.append(section('oom', 'Out of memory, explained', '', oomList(t)));
+  const ooms = t.ooms.filter((o) => !t.failures || o.source !== 'recorded'); // of those there is more above
+  if (ooms.length) {
+    body.append(section('oom', 'Out of memory, explained', '', oomList({ooms})));
   }
   const reader = new Reader(await unpack(document.getElementById(`cistern-series-${index}`).textContent));
   const times = reader.times();
@@ -61,6 +64,10 @@ async function show(index) {
   document.documentElement.dataset.painted = String(Math.round(performance.now()));
   const lives = new Lives(reader.stacks(), reader.blocks(), reader.segments(), reader.calls(), events,
     t.frame_libraries);
+  if (t.failures) {
+    failureMoment(t, lives, {stackName: (i) => lives.framesOf(i).map((f) => t.frames[f]), streamName: (i) => t.stream_names[i] || '?',
+      poolName: (i) => t.pool_names[i] || '0,0'});
+  }
   if (chart) moments(t, body, charts, chart, on, timeline, lives);
   body.append(section('holders', 'Who held it at the peak', '', sizesAndStreams(t),
     h('h3', {}, 'By stack'), holders(t)),

@@ -2,63 +2,7 @@
 //   node page.mjs CHROMIUM EXPECT.json
 // EXPECT.json names the pages and what must be seen on them. Prints what is wrong, one line each; exits with 1 then.
 
-import {readFileSync} from 'node:fs';
-import {pathToFileURL} from 'node:url';
-import {chromium} from 'playwright-core';
-
-const [, , executablePath, expectFile] = process.argv;
-const expect = JSON.parse(readFileSync(expectFile, 'utf8'));
-const wrong = [];
-let where = '';
-
-function check(ok, what) {
-  if (!ok) wrong.push(`${where}: ${what}`);
-}
-
-const browser = await chromium.launch({executablePath, args: ['--no-sandbox', '--disable-gpu']});
-
-/** A page, opened offline, with everything it says or asks for held against it. */
-async function open(path, options = {}) {
-  const context = await browser.newContext({viewport: {width: 1280, height: 900}, offline: true, ...options});
-  const page = await context.newPage();
-  const url = pathToFileURL(path).href;
-  page.on('console', (m) => {
-    if (m.text().includes('willReadFrequently')) return; // the test's own readback
-    if (['error', 'warning'].includes(m.type())) check(false, `console ${m.type()}: ${m.text()}`);
-  });
-  page.on('pageerror', (e) => check(false, `page error: ${e.message}`));
-  page.on('request', (r) => {
-    if (r.url() !== url && !r.url().startsWith('data:')) check(false, `request to ${r.url().slice(0, 100)}`);
-  });
-  await page.goto(url);
-  await page.waitForFunction(() => document.documentElement.dataset.ready, null, {timeout: 30000});
-  return page;
-}
-
-/** How many pixels of a canvas have a colour of the style sheet, within a tolerance for smoothing. */
-function pixels(page, selector, variable) {
-  return page.evaluate(([sel, name]) => {
-    const probe = document.createElement('canvas').getContext('2d', {willReadFrequently: true});
-    probe.fillStyle = getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-    probe.fillRect(0, 0, 1, 1);
-    const want = probe.getImageData(0, 0, 1, 1).data;
-    const canvas = document.querySelector(sel);
-    const data = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data;
-    let n = 0;
-    for (let i = 0; i < data.length; i += 4) {
-      if (Math.abs(data[i] - want[0]) < 6 && Math.abs(data[i + 1] - want[1]) < 6 && Math.abs(data[i + 2] - want[2]) < 6
-        && Math.abs(data[i + 3] - want[3]) < 40) n++;
-    }
-    return n;
-  }, [selector, variable]);
-}
-
-/** What a value that is missing looks like when it is shown. */
-async function nothingMissing(page, selector) {
-  const text = await page.locator(selector).innerText();
-  const found = /\b(null|undefined|NaN|Infinity)\b|\[object/.exec(text);
-  check(!found, `${selector} shows ${found} in ${JSON.stringify(text.slice(0, 400))}`);
-}
+import {at, check, expect, nothingMissing, open, pixels, run} from './browser.mjs';
 
 const range = (page) => page.evaluate(() => {
   const d = document.querySelector('#chart').dataset;
@@ -91,7 +35,7 @@ async function small() {
   const page = await open(expect.small.page);
   const t = expect.small;
 
-  where = 'the chart';
+  at('the chart');
   for (const [name, variable] of Object.entries(t.colors)) {
     check(await pixels(page, '#chart .u-wrap canvas', variable) > 60, `${name} (${variable}) is not drawn`);
   }
@@ -100,7 +44,7 @@ async function small() {
   check(await pixels(page, '#chart .u-wrap canvas', '--p0') < 20, 'a policy that was switched off is still drawn');
   await page.getByRole('button', {name: 'reserved by torch:default'}).click();
 
-  where = 'hover, by event';
+  at('hover, by event');
   await page.locator('#chart select[aria-label="Horizontal axis"]').selectOption('event');
   await page.getByRole('button', {name: 'All', exact: true}).click();
   for (const p of t.hover) {
@@ -111,7 +55,7 @@ async function small() {
     await nothingMissing(page, '#chart > .tip');
   }
 
-  where = 'zoom';
+  at('zoom');
   const whole = await range(page);
   await drag(page, 0.25, 0.5);
   const part = await range(page);
@@ -140,7 +84,7 @@ async function small() {
 
   await moments(page, t);
 
-  where = 'the address map';
+  at('the address map');
   for (const variable of ['--c0', '--free']) {
     check(await pixels(page, '#map canvas', variable) > 100, `${variable} is not drawn`);
   }
@@ -159,7 +103,7 @@ async function small() {
   await page.locator('#map select').selectOption('size');
   check((await page.locator('#map .legend').innerText()).includes('up to'), 'colours by size have no legend');
 
-  where = 'text';
+  at('text');
   const oom = await page.locator('#oom').innerText();
   for (const text of t.oom) check(oom.includes(text), `out of memory says ${JSON.stringify(oom)}, want ${text}`);
   const table = await page.locator('#comparison').innerText();
@@ -173,21 +117,21 @@ async function small() {
 
   await nothingMissing(page, 'body');
 
-  where = 'a second trace';
+  at('a second trace');
   await page.locator('header select').selectOption('1');
   await page.waitForFunction((name) => document.querySelector('h1').textContent.includes(name), t.second, {timeout: 5000});
   await page.waitForSelector('#chart .u-wrap canvas');
   check(await page.locator('#oom').count() === 0, 'the first trace\'s failures are still shown');
   await page.context().close();
 
-  where = 'dark';
+  at('dark');
   const dark = await open(expect.small.page, {colorScheme: 'dark'});
   const background = await dark.evaluate(() => getComputedStyle(document.body).backgroundColor);
   check(background === 'rgb(16, 20, 27)', `the background is ${background}`);
   check(await pixels(dark, '#chart .u-wrap canvas', '--p0') > 60, 'the dark colours are not drawn');
   await dark.context().close();
 
-  where = 'a narrow window';
+  at('a narrow window');
   const phone = await open(expect.small.page, {viewport: {width: 400, height: 800}});
   const overflow = await phone.evaluate(() => document.documentElement.scrollWidth - innerWidth);
   check(overflow <= 0, `the page is ${overflow} pixels too wide`);
@@ -196,7 +140,7 @@ async function small() {
 
 /** What is computed of a moment and of two, on the page, held against what Go says of them. */
 async function moments(page, t) {
-  where = 'a moment';
+  at('a moment');
   const words = () => page.evaluate(() => ({...document.querySelector('#moment-words').dataset}));
   const frame = () => page.evaluate(() => new Promise((f) => { requestAnimationFrame(() => requestAnimationFrame(f)); }));
   const same = async (want) => {
@@ -225,7 +169,7 @@ async function moments(page, t) {
   await frame();
   await same(t.peak);
 
-  where = 'the flame graph';
+  at('the flame graph');
   const graph = page.locator('#flame');
   await graph.scrollIntoViewIfNeeded();
   const names = await graph.locator('g.frame').evaluateAll((all) => all.map((g) => g.getAttribute('name')));
@@ -246,7 +190,7 @@ async function moments(page, t) {
   await page.keyboard.press('Escape');
   check(await graph.locator('g.frame.fade').count() === 0, 'Escape does not zoom out');
 
-  where = 'bands and driver calls';
+  at('bands and driver calls');
   const kinds = await page.locator('#calls [data-kind]').evaluateAll((x) => x.map((e) => ({...e.dataset})));
   check(JSON.stringify(kinds.map((k) => [k.kind, Number(k.calls), Number(k.bytes)])) === JSON.stringify(t.calls),
     `driver calls are ${JSON.stringify(kinds)}, want ${JSON.stringify(t.calls)}`);
@@ -263,7 +207,7 @@ async function moments(page, t) {
   const call = await page.locator('#chart .lanes .tip').nth(1).innerText();
   check(call.includes('segment_alloc') && call.includes('20.00 MiB'), `hovering over a driver call says ${JSON.stringify(call)}`);
 
-  where = 'growth';
+  at('growth');
   await page.locator('#growth input[aria-label="Moment B"]').fill(String(t.growth.b));
   await page.locator('#growth input[aria-label="Moment A"]').fill(String(t.growth.a));
   await frame();
@@ -280,7 +224,7 @@ async function moments(page, t) {
 }
 
 async function large() {
-  where = 'a million events';
+  at('a million events');
   const t = expect.large;
   const page = await open(t.page);
   const ready = await page.evaluate(() => Number(document.documentElement.dataset.ready));
@@ -319,7 +263,7 @@ async function large() {
 /** The page of two runs. */
 async function differences() {
   const t = expect.differences;
-  where = 'two runs';
+  at('two runs');
   const page = await open(t.page);
   for (const variable of ['--live', '--recorded']) {
     check(await pixels(page, '#chart .u-wrap canvas', variable) > 60, `the run in ${variable} is not drawn`);
@@ -347,7 +291,7 @@ async function differences() {
 
 /** A driver trace: its calls, with the time that each took. */
 async function driver() {
-  where = 'driver calls with times';
+  at('driver calls with times');
   const page = await open(expect.driver.page);
   const kinds = await page.locator('#calls [data-kind]').evaluateAll((x) => x.map((e) => [e.dataset.kind, Number(e.dataset.took)]));
   check(JSON.stringify(kinds) === JSON.stringify(expect.driver.calls), `driver calls are ${JSON.stringify(kinds)}`);
@@ -363,15 +307,4 @@ async function driver() {
   await page.context().close();
 }
 
-try {
-  await small();
-  await driver();
-  await differences();
-  await large();
-} catch (e) {
-  wrong.push(`${where}: ${e.message.split('\n')[0]}`);
-} finally {
-  await browser.close();
-}
-for (const w of wrong) console.log(w);
-process.exit(wrong.length ? 1 : 0);
+await run(small, driver, differences, large);

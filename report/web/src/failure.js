@@ -1,0 +1,183 @@
+// The report on a request that failed: why, who held the memory, what would have met it, and the rest of what the process
+// wrote down. What is said here was computed by the Go package analyze; the address map and the flame graph at that moment
+// are computed from the page's own tables.
+
+import './failure.css';
+import {bytes, count, duration} from './format.js';
+import {fill, h, shortFrame} from './dom.js';
+import {addressMap} from './addrmap.js';
+import {flame} from './flame.js';
+import {heldAt, stackTree} from './tree.js';
+
+const causes = {capacity: 'too little memory', fragmentation: 'fragmentation', cached: 'held in caches', limit: 'a limit',
+  processes: 'other processes', pinned: 'pinned by graphs', pending: 'still in use by streams', upstream: 'memory of another kind'};
+
+/** The failure that remedies were searched for, else the last. */
+function main(all) {
+  return all.find((x) => x.searched || x.unsearched) || all[all.length - 1];
+}
+
+const table = (head, numbers, rows) => h('div', {class: 'scroll'}, h('table', {class: 'grid'},
+  head.length ? h('thead', {}, h('tr', {}, head.map((x, i) => h('th', {class: numbers.includes(i) ? 'n' : ''}, x)))) : null,
+  h('tbody', {}, rows.map((cells) => h('tr', {}, cells.map((c, i) => h('td', {class: numbers.includes(i) ? 'n' : ''}, c)))))));
+
+/** The section, as far as it needs none of the page's tables. */
+export function failureSection(t) {
+  const x = main(t.failures.failures);
+  const others = t.failures.failures.filter((o) => o !== x);
+  const when = x.event < 0 ? '' : `event ${count(x.event)}, ${duration(x.time_us)} into the run`;
+  return h('section', {id: 'failure', 'data-event': x.event},
+    h('h2', {}, 'Out of memory'),
+    h('article', {class: 'oom'},
+      h('h3', {}, sentence(x)),
+      h('span', {class: `cause ${x.cause}`}, causes[x.cause] || x.cause), ' ',
+      h('span', {class: 'muted'}, when),
+      x.why.map((w) => h('p', {}, w)), memoryBar(x)),
+    remedies(x),
+    holders(x),
+    growth(x),
+    h('div', {class: 'two'}, request(x), surroundings(x)),
+    h('h3', {}, 'Addresses when it failed'), h('div', {class: 'panel', id: 'failure-map'}),
+    h('h3', {}, 'Live bytes by stack when it failed'), h('div', {class: 'panel', id: 'failure-flame'}),
+    others.length ? [h('h3', {}, `${count(t.failures.failed_requests)} requests failed in this run`),
+      h('ul', {}, others.map((o) => h('li', {}, `event ${count(o.event)}: ${bytes(o.requested_bytes)}, ${causes[o.cause] || o.cause}`
+        + (o.met_later_at_event === null ? '' : `; met at event ${count(o.met_later_at_event)}`))))] : null);
+}
+
+function sentence(x) {
+  const met = x.met_later_at_event === null ? '' : ` The program asked again and got it, at event ${count(x.met_later_at_event)}.`;
+  return `${x.sentence}.${met}`;
+}
+
+function memoryBar(x) {
+  const limit = Math.max(x.capacity_bytes, x.reserved_bytes, x.live_bytes, 1);
+  const whole = Math.max(limit, x.live_bytes + x.requested_bytes);
+  const idle = Math.max(0, x.reserved_bytes - x.live_bytes);
+  const part = (n, cls, text) => (n > 0 ? h('span', {class: cls, css: {'--w': `${(100 * n) / whole}%`}, title: `${text} ${bytes(n)}`}) : null);
+  const key = (color, text) => h('span', {}, h('i', {css: {'--key': `var(${color})`}}), text);
+  return h('div', {},
+    h('div', {class: 'stackbar'}, part(x.live_bytes, 'live', 'live'), part(idle, 'idle', 'reserved, not live'),
+      part(limit - Math.max(x.reserved_bytes, x.live_bytes), 'rest', 'not reserved')),
+    h('div', {class: 'legend'}, key('--live', `live ${bytes(x.live_bytes)}`), key('--idle', `reserved, not live ${bytes(idle)}`),
+      key('--free', `not reserved ${bytes(limit - Math.max(x.reserved_bytes, x.live_bytes))}`),
+      x.free_pieces ? h('span', {class: 'muted'}, `free in ${count(x.free_pieces)} pieces, the largest ${bytes(x.largest_free_bytes)}`) : null,
+      x.capacity_bytes ? h('span', {class: 'muted'}, `could be had: ${bytes(x.capacity_bytes)} (${x.capacity_from})`) : null));
+}
+
+function remedies(x) {
+  const head = h('h3', {}, 'What would have met it');
+  if (!x.searched) return [head, h('p', {class: 'muted'}, `Nothing was replayed: ${x.unsearched}.`)];
+  const row = (m) => [
+    h('span', {}, h('b', {class: 'do', 'data-remedy': m.title, 'data-headroom': m.headroom_bytes}, m.title),
+      m.breaks.length || !m.verified ? h('ul', {}, m.verified ? null : h('li', {}, 'the model behind it was held against no recording'),
+        m.breaks.map((b) => h('li', {}, b))) : null,
+      h('div', {class: 'conf', title: m.check_command}, `checked by ${m.checked}`)),
+    bytes(m.peak_reserved_bytes), bytes(m.headroom_bytes), m.floor_bytes ? bytes(m.floor_bytes) : '', duration(m.driver_time_us),
+    duration(m.wait_us), count(m.retries)];
+  const failed = x.did_not_survive.map((m) => h('li', {}, m.title, m.luck ? h('span', {class: 'muted'},
+    ' only by luck: not where segments lay elsewhere, or the GPU was further behind') : null));
+  const floors = x.floors.filter((f) => f.capacity_bytes > x.capacity_bytes)
+    .map((f) => `${bytes(f.capacity_bytes)} with ${f.who}`).join(', ');
+  return [head,
+    h('p', {class: 'hint'}, `Each was checked by replaying the recorded run, the request included, within ${bytes(x.capacity_bytes)} `
+      + `(${x.capacity_from}): ${count(x.replays)} replays.`),
+    x.own && !x.reproduced ? h('p', {class: 'error'}, 'Take it with care: replayed with its own settings the run gets what it asked '
+      + 'for. What stood in its way is not in the record.') : null,
+    x.remedies.length ? table(['', 'Peak reserved', 'To spare', 'Would do with', 'Driver', 'Waiting', 'Retries'], [1, 2, 3, 4, 5, 6],
+      x.remedies.map(row)) : h('p', {}, 'Nothing that was tried meets it.'),
+    h('ul', {class: 'muted'},
+      x.beaten ? h('li', {}, `${count(x.beaten)} settings more did once; none was better than these, so they were tried no further.`) : null,
+      x.shortage_bytes ? h('li', {}, `Or ${bytes(x.shortage_bytes)} less held at this moment`, x.less_live.length
+        ? `: ${x.less_live.map((s) => `${shortFrame(s.name)} (${bytes(s.bytes)})`).join(', ')}.` : '.') : null,
+      x.largest_request_bytes ? h('li', {}, `With the run's own settings a request of up to ${bytes(x.largest_request_bytes)} would have been met then.`) : null,
+      floors ? h('li', {}, `The least memory with which the run completes: ${floors}.`) : null,
+      x.not_tried.map((n) => h('li', {}, `Not tried: ${n}.`))),
+    failed.length ? h('details', {}, h('summary', {class: 'plain'}, `Tried, and not enough: ${count(failed.length)}`), h('ul', {}, failed)) : null];
+}
+
+const byName = {stack: 'stack', tag: 'tag', library: 'library', pool: 'pool', stream: 'stream', thread: 'thread', size: 'size', age: 'age'};
+
+function holders(x) {
+  const held = x.held;
+  const kinds = Object.keys(byName).filter((k) => held[`by_${k}`].length);
+  const list = h('div', {class: 'holders', id: 'failure-holders'});
+  const share = (n) => `${((100 * n) / Math.max(1, held.allocated_bytes)).toFixed(1)} %`;
+  const line = (s, most) => {
+    const who = h('span', {class: 'who'}, s.from ? `${s.name}, from ${s.from}` : s.name,
+      h('div', {class: 'meter', css: {'--w': `${(100 * s.bytes) / most}%`, '--key': 'var(--live)'}}));
+    const cells = [h('span', {class: 'n'}, bytes(s.bytes)), h('span', {class: 'n muted'}, share(s.bytes)),
+      h('span', {class: 'n muted'}, `${count(s.blocks)} ${s.blocks === 1 ? 'block' : 'blocks'}`), who];
+    return h('details', {'data-bytes': s.bytes}, h('summary', {}, cells),
+      s.frames && s.frames.length ? h('ol', {class: 'frames'}, s.frames.map((f) => h('li', {}, f))) : null);
+  };
+  const show = (kind) => {
+    const all = held[`by_${kind}`];
+    const most = Math.max(1, ...all.map((s) => s.bytes));
+    fill(list, all.map((s) => line(s, most)),
+      held.rounding_bytes ? h('p', {class: 'muted', 'data-bytes': held.rounding_bytes}, `${bytes(held.rounding_bytes)} lost to rounding`) : null,
+      held.unattributed_bytes ? h('p', {class: 'muted', 'data-bytes': held.unattributed_bytes},
+        `${bytes(held.unattributed_bytes)} allocated before the history began, by nobody that it knows`) : null);
+  };
+  const pick = h('select', {'aria-label': 'Held by', onchange: (e) => show(e.target.value)},
+    kinds.map((k) => h('option', {value: k}, `by ${byName[k]}`)));
+  if (kinds.length) show(kinds[0]);
+  return [h('h3', {}, `Who held it: ${bytes(held.allocated_bytes)} in ${count(held.blocks)} ${held.blocks === 1 ? 'block' : 'blocks'}`),
+    h('div', {class: 'tools pick'}, pick), list];
+}
+
+function growth(x) {
+  const g = x.growth;
+  if (!g.told) return null;
+  const words = `Over the last ${duration(g.duration_us)} live memory rose and fell ${count(g.repeats)} times, at its least from `
+    + `${bytes(g.least_before_bytes)} to ${bytes(g.least_after_bytes)}.`;
+  return [h('h3', {}, 'What grew'), h('p', {class: 'hint'}, words, g.steady.length ? ' These never fell, and may be leaks.'
+    : ' Nothing grew steadily.'),
+  g.steady.length ? table(['', 'Grew by', 'Now', 'Blocks'], [1, 2, 3], g.steady.map((s) => [h('span', {class: 'who'}, s.name),
+    bytes(s.after_bytes - s.before_bytes), bytes(s.after_bytes), count(s.blocks)])) : null];
+}
+
+function rows(pairs) {
+  return h('table', {class: 'grid'}, h('tbody', {}, pairs.filter((p) => p && p[1] !== '').map(([k, v]) => h('tr', {},
+    h('td', {class: 'key'}, k), h('td', {class: 'value'}, v)))));
+}
+
+function request(x) {
+  return h('div', {}, h('h3', {}, 'The request'), rows([
+    ['asked for', bytes(x.requested_bytes) + (x.upstream ? ` of ${x.upstream} memory` : '')],
+    ['for', `${x.pool}, stream ${x.stream}`], ['tag', x.tag], ['library', x.library], ['thread', x.thread === 'unknown' ? '' : x.thread],
+    ['settings', x.conf || 'the defaults'], x.pid ? ['process', `${x.pid}: ${x.program.join(' ')}`] : null, ['Cistern', x.version]]),
+  x.stack.length ? h('ol', {class: 'frames'}, x.stack.map((f) => h('li', {}, f))) : h('p', {class: 'muted'}, 'No stack was recorded.'),
+  x.message.length ? [h('h3', {}, 'What the program was told'), h('ul', {}, x.message.map((m) => h('li', {}, m)))] : null);
+}
+
+function surroundings(x) {
+  const gained = (s) => (s.tries === 0 ? 'passed over' : s.gained_bytes ? `got ${bytes(s.gained_bytes)}` : 'got nothing');
+  return h('div', {},
+    h('h3', {}, 'The memory then'), rows([
+      ['device', [x.device_name, x.device_uuid].filter(Boolean).join(' ')],
+      x.device_total_bytes ? ['on it in all', bytes(x.device_total_bytes)] : null, ['free on it', bytes(x.device_free_bytes)],
+      ['reserved', x.reserved_bytes ? bytes(x.reserved_bytes) : ''], ['live', bytes(x.live_bytes)],
+      x.held.pending_bytes ? ['given back, still used', bytes(x.held.pending_bytes)] : null,
+      x.pinned_bytes ? ['pinned by graphs', bytes(x.pinned_bytes)] : null, x.paused_bytes ? ['paused', bytes(x.paused_bytes)] : null,
+      ...x.limits.map((l) => [`limit: ${l.kind}`, bytes(l.bytes) + (l.from ? `, ${l.from}` : '')])]),
+    x.steps.length ? [h('h3', {}, 'What was tried before it failed'), table([], [2], x.steps.map((s) => [s.rung,
+      gained(s) + (s.tries > 1 ? ` in ${count(s.tries)} tries` : '') + (s.note ? `: ${s.note}` : ''), s.took_us ? duration(s.took_us) : '']))] : null,
+    x.processes.length || x.processes_unknown ? [h('h3', {}, 'Processes on the device'),
+      x.processes_unknown ? h('p', {class: 'muted'}, `unknown: ${x.processes_unknown}`) : null,
+      x.processes.length ? table([], [1], x.processes.map((p) => [`${p.pid} ${p.name}${p.self ? ' (this one)' : ''}`,
+        p.bytes ? bytes(p.bytes) : 'unknown'])) : null] : null);
+}
+
+/** The map and the flame graph at the failure, from the page's tables. */
+export function failureMoment(t, lives, names) {
+  const event = Number(document.getElementById('failure').dataset.event);
+  const map = document.getElementById('failure-map');
+  const picture = document.getElementById('failure-flame');
+  if (event < 0 || lives.events === 0) {
+    for (const host of [map, picture]) fill(host, h('p', {class: 'muted'}, 'The history was off: where things lay is not in the file.'));
+    return;
+  }
+  addressMap(map, {...names, topStacks: t.top_stacks}).show(lives.mapAt(event));
+  flame(picture, 'Flame graph of live bytes by stack when the request failed')
+    .show(stackTree(lives.stacks, heldAt(lives, event), t.frames));
+}

@@ -1,0 +1,61 @@
+// Opens pages of runs in which a request failed and looks at the section on that. Run by the Go test
+// TestFailureInBrowser: node failure.mjs CHROMIUM EXPECT.json
+
+import {at, check, expect, nothingMissing, open, pixels, run} from './browser.mjs';
+
+async function failure() {
+  const t = expect.failure;
+  const page = await open(t.page);
+  const section = page.locator('#failure');
+
+  at('what failed');
+  const text = await section.innerText();
+  for (const want of t.texts) check(text.includes(want), `${want} is not among ${JSON.stringify(text)}`);
+  check(await page.locator('#oom').count() === t.policies, `${await page.locator('#oom').count()} sections tell of the failures again`);
+
+  at('what would have met it');
+  const remedies = await section.locator('[data-remedy]').evaluateAll((all) => all.map((e) => [e.dataset.remedy, Number(e.dataset.headroom)]));
+  check(JSON.stringify(remedies) === JSON.stringify(t.remedies), `remedies are ${JSON.stringify(remedies)}, want ${JSON.stringify(t.remedies)}`);
+
+  at('who held it');
+  const pick = section.getByLabel('Held by');
+  for (const kind of t.kinds) {
+    await pick.selectOption(kind);
+    const sum = await page.locator('#failure-holders [data-bytes]').evaluateAll((all) => all.reduce((n, e) => n + Number(e.dataset.bytes), 0));
+    check(sum === t.allocated, `by ${kind} it adds up to ${sum}, want ${t.allocated}`);
+  }
+  await pick.selectOption('stack');
+  await page.locator('#failure-holders summary').first().click();
+  check((await page.locator('#failure-holders').innerText()).includes(t.hostile), 'a hostile stack name is not shown as it is');
+  check(await page.evaluate(() => window.hacked === undefined), 'a stack name was run as a script');
+
+  at('the moment');
+  for (const variable of ['--c0', '--free']) {
+    check(await pixels(page, '#failure-map canvas', variable) > 100, `${variable} is not drawn in the map`);
+  }
+  const graph = page.locator('#failure-flame');
+  await graph.scrollIntoViewIfNeeded();
+  await graph.locator('g.frame rect').first().hover();
+  const all = Number(await graph.locator('.tip tr[data-bytes]').first().getAttribute('data-bytes'));
+  check(all === t.live, `the flame graph is of ${all} bytes, want ${t.live}`);
+  await nothingMissing(page, '#failure');
+  await page.context().close();
+
+  at('a narrow window');
+  const phone = await open(t.page, {viewport: {width: 400, height: 800}});
+  const overflow = await phone.evaluate(() => document.documentElement.scrollWidth - innerWidth);
+  check(overflow <= 0, `the page is ${overflow} pixels too wide`);
+  await phone.context().close();
+}
+
+/** A process that kept no history: its words, and what it held. */
+async function silent() {
+  at('no history');
+  const page = await open(expect.silent.page);
+  const text = await page.locator('#failure').innerText();
+  for (const want of expect.silent.texts) check(text.includes(want), `${want} is not among ${JSON.stringify(text)}`);
+  await nothingMissing(page, 'body');
+  await page.context().close();
+}
+
+await run(failure, silent);
