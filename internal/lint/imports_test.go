@@ -46,6 +46,8 @@ var mayImport = map[string][]string{
 	// What NVIDIA's management library says of a machine.
 	"internal/nvml":         {},
 	"internal/nvml/standin": {},
+	// What cistern top knows: both of these, put together.
+	"internal/top": {"internal/live", "internal/nvml"},
 	// For tests and commands on a GPU: kernels.
 	"internal/gpu": {"cuda", "cuda/nvidia"},
 	// Tests only.
