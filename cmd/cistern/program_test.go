@@ -18,6 +18,9 @@ func TestMain(m *testing.M) {
 		os.Unsetenv("CISTERN_TEST_AS_COMMAND")
 		main()
 	}
+	if name := os.Getenv("CISTERN_TEST_PUBLISHES"); name != "" {
+		publishForTop(name)
+	}
 	os.Exit(m.Run())
 }
 

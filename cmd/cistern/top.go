@@ -1,0 +1,232 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strconv"
+	"time"
+
+	tea "charm.land/bubbletea/v2"
+	"github.com/charmbracelet/colorprofile"
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+
+	"github.com/cistern-gpu/cistern/internal/live"
+	"github.com/cistern-gpu/cistern/internal/top"
+)
+
+// topFlags are what `cistern top` was asked for.
+type topFlags struct {
+	once, json, details bool
+	interval            time.Duration
+	count               int
+	sort                string
+	device              int
+
+	choice top.Choice
+	sleep  func(context.Context, time.Duration) error
+}
+
+// The shortest and the longest time between two looks: every process that is looked at works for it.
+const (
+	topOften  = 100 * time.Millisecond
+	topSeldom = time.Hour
+)
+
+func newTop(a *app) *cobra.Command {
+	var f topFlags
+	c := &cobra.Command{
+		Use:   "top [flags]",
+		Short: "Show the GPUs and the processes that hold their memory, live",
+		Long: "Top shows each GPU's memory and utilisation and each process that holds memory there: of those on Cistern, and of\n" +
+			"those under cistern trace, what they reserved and allocated, their peaks, limits, driver calls a second and\n" +
+			"out-of-memories; of all others what the driver says. Used is the driver's number; other is what of it a process did\n" +
+			"not get from Cistern: its context with the code in it, and other allocators. K, M, G are KiB, MiB, GiB.\n\n" +
+			"Enter shows who holds what in a process, by tag, library, pool and stack; ? explains the keys. With --once or --json\n" +
+			"it prints and ends. Other users' processes can be looked into by root only.",
+		Example: "  cistern top\n" +
+			"  cistern top --once --sort used\n" +
+			"  cistern top --json --interval 5s --count 12",
+		Args: noArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			f.once = f.once || f.json
+			if err := f.check(c.Flags().Changed("count")); err != nil {
+				return err
+			}
+			if !f.once {
+				if err := a.wantTerminal(); err != nil {
+					return err
+				}
+			}
+			source, err := openTop()
+			if err != nil {
+				return err
+			}
+			defer source.Close()
+			if f.once {
+				return a.topOnce(c.Context(), source, &f, outputWidth(a.out0(), os.Getenv))
+			}
+			return a.topLive(c.Context(), source, &f)
+		},
+	}
+	c.Flags().BoolVar(&f.once, "once", false, "print one table and end; rates are measured over the interval")
+	c.Flags().BoolVar(&f.json, "json", false, "print one JSON object and end; with --count one line for each look")
+	c.Flags().DurationVar(&f.interval, "interval", time.Second, "`time` between two looks")
+	c.Flags().IntVar(&f.count, "count", 1, "print so many `times`, an interval apart; with --once or --json")
+	c.Flags().StringVar(&f.sort, "sort", string(top.Keys[0]), "sort processes by this `key`: reserved, allocated, cached, peak, used, rate, ooms, pid, name")
+	c.Flags().IntVar(&f.device, "device", -1, "only this GPU, by nvidia-smi's `number`, and the processes there (default all)")
+	c.Flags().BoolVar(&f.details, "details", false, "with --once or --json: who holds what in each process, by tag, library, pool and stack")
+	return c
+}
+
+func (f *topFlags) check(counted bool) error {
+	key, err := top.ParseKey(f.sort)
+	switch {
+	case err != nil:
+		return fmt.Errorf("--sort %w", err)
+	case f.interval < topOften || f.interval > topSeldom:
+		return fmt.Errorf("--interval %v: want from %v to %v", f.interval, topOften, topSeldom)
+	case f.device < -1:
+		return fmt.Errorf("--device %d: want the number of a GPU, from 0", f.device)
+	case f.count < 1:
+		return fmt.Errorf("--count %d: want 1 or more", f.count)
+	case !f.once && counted:
+		return errors.New("--count: goes with --once or --json")
+	case !f.once && f.details:
+		return errors.New("--details: goes with --once or --json; else press enter on a process")
+	}
+	f.choice = top.Choice{Sort: key, GPU: f.device}
+	if f.sleep == nil {
+		f.sleep = sleep
+	}
+	return nil
+}
+
+// wantTerminal says what is missing for a live view.
+func (a *app) wantTerminal() error {
+	in, _ := a.in.(*os.File)
+	switch {
+	case in == nil || !term.IsTerminal(int(in.Fd())):
+		return errors.New("top: standard input is no terminal: cistern top --once prints a table, --json an object")
+	case !a.terminal:
+		return errors.New("top: standard output is no terminal: cistern top --once prints a table, --json an object")
+	case os.Getenv("TERM") == "dumb":
+		return errors.New("top: this terminal (TERM=dumb) cannot be drawn on: cistern top --once prints a table")
+	}
+	return nil
+}
+
+// out0 is the output itself, which a terminal's width is asked of.
+func (a *app) out0() io.Writer {
+	if c, ok := a.out.(*checkedWriter); ok {
+		return c.w
+	}
+	return a.out
+}
+
+// outputWidth is how wide a table may be: as wide as the terminal, or as COLUMNS says; 0: as it likes.
+func outputWidth(w io.Writer, env func(string) string) int {
+	if n, err := strconv.Atoi(env("COLUMNS")); err == nil && n > 0 {
+		return n
+	}
+	if f, ok := w.(*os.File); ok {
+		if n, _, err := term.GetSize(int(f.Fd())); err == nil {
+			return n
+		}
+	}
+	return 0
+}
+
+// topOnce prints what there is, as often as was asked for.
+func (a *app) topOnce(ctx context.Context, source top.Source, f *topFlags, width int) error {
+	wanted := top.Wanted{All: f.details}
+	var s top.State
+	s.Add(source.Look(ctx, wanted)) // for the rates, and to have details made
+	for i := range f.count {
+		if f.sleep(ctx, f.interval) != nil {
+			return nil
+		}
+		s.Add(source.Look(ctx, wanted))
+		for waited := time.Duration(0); i == 0 && waited < answerMost && !s.Answered(wanted); waited += answerEvery {
+			if f.sleep(ctx, answerEvery) != nil {
+				return nil
+			}
+			s.Add(source.Look(ctx, wanted))
+		}
+		t := s.Table(f.choice)
+		if err := f.knownGPU(&t); err != nil {
+			return err
+		}
+		switch {
+		case f.json:
+			_ = writeJSON(a.out, newTopDocument(t, s.Look(), f.interval), f.count == 1) // checkedWriter remembers
+		default:
+			if i > 0 {
+				fmt.Fprintln(a.out)
+			}
+			writeTop(a.out, t, s.Look(), width, f.details)
+		}
+		if c, ok := a.out.(*checkedWriter); ok && c.err != nil {
+			return nil
+		}
+	}
+	return nil
+}
+
+// A process that nobody watched says something once a second only, and its details a little later. So the first table
+// waits a while until every process has said something twice, which its rates need, and told the details that are wanted.
+const (
+	answerMost  = 2 * time.Second
+	answerEvery = live.EveryWatched
+)
+
+// sleep waits; it fails when ctx ends.
+func sleep(ctx context.Context, d time.Duration) error {
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(d):
+		return nil
+	}
+}
+
+// knownGPU checks --device against what there is.
+func (f *topFlags) knownGPU(t *top.Table) error {
+	if f.device < 0 {
+		return nil
+	}
+	all := t.Indices()
+	for _, i := range all {
+		if i == f.device {
+			return nil
+		}
+	}
+	if len(all) == 0 {
+		return fmt.Errorf("--device %d: no GPU is known here", f.device)
+	}
+	return fmt.Errorf("--device %d: the GPUs here are %s", f.device, indices(all))
+}
+
+// topLive shows the view until somebody ends it.
+func (a *app) topLive(ctx context.Context, source top.Source, f *topFlags) error {
+	// Bubbletea's own context would kill it; this way it tidies the terminal up first.
+	v := newTopView(source, f, asciiOnly(os.Getenv))
+	options := []tea.ProgramOption{tea.WithInput(a.in), tea.WithOutput(a.out0()), tea.WithoutSignalHandler(), tea.WithFPS(30)}
+	if os.Getenv("NO_COLOR") != "" {
+		options = append(options, tea.WithColorProfile(colorprofile.ASCII))
+	}
+	p := tea.NewProgram(v, options...)
+	looking, cancel := context.WithCancel(ctx)
+	defer cancel()
+	v.ctx = looking
+	stop := context.AfterFunc(ctx, p.Quit)
+	defer stop()
+	_, err := p.Run()
+	if err != nil {
+		return fmt.Errorf("top: %w", err)
+	}
+	return nil
+}

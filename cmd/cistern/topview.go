@@ -1,0 +1,405 @@
+package main
+
+import (
+	"context"
+	"strings"
+	"time"
+	"unicode"
+	"unicode/utf8"
+
+	tea "charm.land/bubbletea/v2"
+
+	"github.com/cistern-gpu/cistern/internal/top"
+)
+
+// The live view of `cistern top`: what happens on a key, a look or a change of size. What it looks like is in topdraw.go
+// and topdetails.go.
+
+// topView is Bubbletea's model. One goroutine has it; a look is taken in another, which has the source.
+type topView struct {
+	ctx      context.Context
+	source   top.Source
+	interval time.Duration
+	now      func() time.Time
+	ascii    bool
+
+	width, height int
+
+	state   top.State
+	table   top.Table
+	choice  top.Choice
+	series  top.Series
+	looking time.Time // since when a look is under way, zero if none is
+	ticks   int       // that were ordered; only the last one counts
+	paused  bool
+
+	mode     topMode
+	typing   bool // into the filter
+	before   string
+	selected rowID
+	cursor   int // where the selected process stands
+	first    int // the topmost process that is seen
+
+	shown   details
+	pending bool // details of another process are wanted before the next tick
+}
+
+type topMode int
+
+const (
+	modeList topMode = iota
+	modeDetails
+	modeHelp
+)
+
+// rowID is the process that is chosen, wherever it stands.
+type rowID struct {
+	pid   int
+	start uint64
+}
+
+// details are what is shown of one process.
+type details struct {
+	row     top.Row // as it was last seen
+	since   time.Time
+	ended   bool
+	held    *top.Details // the last that it told
+	section int
+	cursor  int
+	first   int
+	open    bool // the chosen stack with all of its frames
+}
+
+// What the view is told.
+type (
+	lookMsg top.Look // was taken
+	tickMsg int      // the next one is due, if no other was ordered since
+	beatMsg struct{} // a second has passed: the clock
+)
+
+func newTopView(source top.Source, f *topFlags, ascii bool) *topView {
+	return &topView{ctx: context.Background(), source: source, interval: f.interval, now: time.Now, choice: f.choice, ascii: ascii,
+		width: 80, height: 24}
+}
+
+// Init begins to look.
+func (v *topView) Init() tea.Cmd { return tea.Batch(v.look(), beat()) }
+
+func beat() tea.Cmd { return tea.Tick(time.Second, func(time.Time) tea.Msg { return beatMsg{} }) }
+
+// look takes a look, unless one is under way.
+func (v *topView) look() tea.Cmd {
+	if !v.looking.IsZero() {
+		return nil
+	}
+	v.looking, v.pending = v.now(), false
+	ctx, source, wanted := v.ctx, v.source, top.Wanted{}
+	if v.mode == modeDetails && !v.shown.ended {
+		wanted.PID = v.shown.row.PID
+	}
+	return func() tea.Msg { return lookMsg(source.Look(ctx, wanted)) }
+}
+
+// Update takes a message.
+func (v *topView) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
+	switch msg := msg.(type) {
+	case tea.WindowSizeMsg:
+		v.width, v.height = msg.Width, msg.Height
+		v.settle()
+	case lookMsg:
+		took := v.now().Sub(v.looking)
+		v.looking = time.Time{}
+		v.state.Add(top.Look(msg))
+		v.refresh()
+		if v.pending {
+			return v, v.look()
+		}
+		v.ticks++
+		n := tickMsg(v.ticks)
+		return v, tea.Tick(max(v.interval-took, topOften/2), func(time.Time) tea.Msg { return n })
+	case tickMsg:
+		if v.paused || int(msg) != v.ticks {
+			return v, nil // until it is not, or somebody asks for details
+		}
+		return v, v.look()
+	case beatMsg:
+		return v, beat()
+	case tea.KeyPressMsg:
+		return v, v.key(msg)
+	case tea.PasteMsg:
+		if v.typing {
+			v.typeText(msg.Content)
+		}
+	}
+	return v, nil
+}
+
+// key does what a key means where it is pressed.
+func (v *topView) key(k tea.KeyPressMsg) tea.Cmd {
+	switch k.String() {
+	case "ctrl+c":
+		return tea.Quit
+	case "ctrl+z":
+		return tea.Suspend
+	}
+	switch {
+	case v.typing:
+		v.keyFilter(k)
+		return nil
+	case k.String() == "q":
+		return tea.Quit
+	case v.mode == modeHelp:
+		v.mode = modeList
+		return nil
+	}
+	switch k.String() {
+	case "space", "p":
+		v.paused = !v.paused
+		if !v.paused {
+			return v.look()
+		}
+		return nil
+	case "t":
+		v.series = 1 - v.series
+		return nil
+	}
+	if v.mode == modeDetails {
+		return v.keyDetails(k.String())
+	}
+	return v.keyList(k.String())
+}
+
+// sortKeys choose an order at once.
+var sortKeys = map[string]top.Key{"R": "reserved", "A": "allocated", "C": "cached", "P": "peak", "U": "used", "D": "rate",
+	"O": "ooms", "I": "pid", "N": "name"}
+
+func (v *topView) keyList(k string) tea.Cmd {
+	page := max(1, v.listRows()-1)
+	switch k {
+	case "up", "k":
+		v.move(-1)
+	case "down", "j":
+		v.move(1)
+	case "pgup":
+		v.move(-page)
+	case "pgdown":
+		v.move(page)
+	case "home":
+		v.move(-len(v.table.Rows))
+	case "end":
+		v.move(len(v.table.Rows))
+	case "s":
+		v.sortBy(step(top.Keys, v.choice.Sort, 1))
+	case "S":
+		v.sortBy(step(top.Keys, v.choice.Sort, -1))
+	case "r":
+		v.choice.Reversed = !v.choice.Reversed
+		v.refresh()
+	case "/":
+		v.typing, v.before = true, v.choice.Text
+		v.settle()
+	case "esc":
+		v.choice.Text, v.choice.GPU = "", -1
+		v.refresh()
+	case "g":
+		v.choice.GPU = step(append([]int{-1}, v.table.Indices()...), v.choice.GPU, 1)
+		v.refresh()
+	case "?", "h", "f1":
+		v.mode = modeHelp
+	case "enter", "right", "l":
+		if len(v.table.Rows) > 0 {
+			return v.openDetails(v.table.Rows[v.cursor])
+		}
+	default:
+		if key, ok := sortKeys[k]; ok {
+			v.sortBy(key)
+		} else if len(k) == 1 && k[0] >= '0' && k[0] <= '9' {
+			v.chooseGPU(int(k[0] - '0'))
+		}
+	}
+	return nil
+}
+
+// step is the value after (or before) the one that is chosen, round and round.
+func step[T comparable](all []T, now T, by int) T {
+	for i, x := range all {
+		if x == now {
+			return all[(i+by+len(all))%len(all)]
+		}
+	}
+	return all[0]
+}
+
+func (v *topView) sortBy(k top.Key) {
+	v.choice.Sort, v.choice.Reversed = k, false
+	v.refresh()
+}
+
+// chooseGPU shows one GPU's processes only; the same number again, all.
+func (v *topView) chooseGPU(n int) {
+	switch {
+	case v.choice.GPU == n:
+		v.choice.GPU = -1
+	case step(v.table.Indices(), n, 0) == n:
+		v.choice.GPU = n
+	}
+	v.refresh()
+}
+
+func (v *topView) keyFilter(k tea.KeyPressMsg) {
+	switch k.String() {
+	case "enter":
+		v.typing = false
+	case "esc":
+		v.typing, v.choice.Text = false, v.before
+	case "backspace":
+		_, n := utf8.DecodeLastRuneInString(v.choice.Text)
+		v.choice.Text = v.choice.Text[:len(v.choice.Text)-n]
+	case "ctrl+u":
+		v.choice.Text = ""
+	default:
+		v.typeText(k.Text)
+	}
+	v.refresh()
+}
+
+// longestFilter is more than anybody types.
+const longestFilter = 200
+
+func (v *topView) typeText(s string) {
+	s = strings.Map(func(r rune) rune {
+		if !unicode.IsPrint(r) {
+			return -1
+		}
+		return r
+	}, s)
+	if len(v.choice.Text)+len(s) <= longestFilter {
+		v.choice.Text += s
+	}
+	v.refresh()
+}
+
+// refresh makes the table anew, with the same process chosen as long as it is there.
+func (v *topView) refresh() {
+	v.table = v.state.Table(v.choice)
+	for i := range v.table.Rows {
+		if r := &v.table.Rows[i]; (rowID{r.PID, r.Start}) == v.selected {
+			v.cursor = i
+		}
+	}
+	v.settle()
+	if v.mode == modeDetails {
+		v.refreshDetails()
+	}
+}
+
+// settle keeps the cursor on a process and the process on the screen.
+func (v *topView) settle() {
+	v.cursor = min(max(0, v.cursor), max(0, len(v.table.Rows)-1))
+	if len(v.table.Rows) > 0 && v.selected != (rowID{}) {
+		r := &v.table.Rows[v.cursor]
+		v.selected = rowID{r.PID, r.Start}
+	}
+	v.first = window(v.first, v.cursor, v.listRows(), len(v.table.Rows))
+}
+
+// window is the first of n lines that are seen, so that the one at cursor is among them and no room stays empty.
+func window(first, cursor, rows, n int) int {
+	rows = max(1, rows)
+	first = min(first, cursor)
+	first = max(first, cursor-rows+1)
+	return max(0, min(first, n-rows))
+}
+
+func (v *topView) move(by int) {
+	if len(v.table.Rows) == 0 {
+		return
+	}
+	v.cursor = min(max(0, v.cursor+by), len(v.table.Rows)-1)
+	r := &v.table.Rows[v.cursor]
+	v.selected = rowID{r.PID, r.Start}
+	v.settle()
+}
+
+// openDetails shows one process. Only from now on is it asked for more than its page's numbers.
+func (v *topView) openDetails(r top.Row) tea.Cmd {
+	v.mode, v.selected = modeDetails, rowID{r.PID, r.Start}
+	v.shown = details{row: r, section: (&details{row: r}).sections()[0], since: v.state.At(), held: top.Gather(r.Holdings)}
+	if v.looking.IsZero() {
+		return v.look()
+	}
+	v.pending = true
+	return nil
+}
+
+func (v *topView) refreshDetails() {
+	d := &v.shown
+	id := rowID{d.row.PID, d.row.Start}
+	all := v.state.Table(top.Choice{Sort: v.choice.Sort, GPU: -1})
+	d.ended = true
+	for _, r := range all.Rows {
+		if (rowID{r.PID, r.Start}) != id {
+			continue
+		}
+		d.row, d.ended = r, false
+		if g := top.Gather(r.Holdings); g != nil {
+			d.held = g
+		}
+	}
+	d.settle(v.detailRows())
+}
+
+func (d *details) uses() []top.Use {
+	if d.held == nil {
+		return nil
+	}
+	return detailSections[d.section].of(d.held)
+}
+
+// turn goes to another list, at its beginning.
+func (d *details) turn(by int) {
+	d.section = step(d.sections(), d.section, by)
+	d.cursor, d.first, d.open = 0, 0, false
+}
+
+func (d *details) settle(rows int) {
+	n := len(d.uses())
+	d.cursor = min(max(0, d.cursor), max(0, n-1))
+	d.first = window(d.first, d.cursor, rows, n)
+}
+
+func (v *topView) keyDetails(k string) tea.Cmd {
+	d := &v.shown
+	rows := v.detailRows()
+	page := max(1, rows-1)
+	switch k {
+	case "esc", "backspace":
+		if d.open {
+			d.open = false
+			return nil
+		}
+		v.mode = modeList
+		v.refresh()
+		return nil
+	case "tab", "right", "l":
+		d.turn(1)
+	case "shift+tab", "left", "h":
+		d.turn(-1)
+	case "up", "k":
+		d.cursor--
+	case "down", "j":
+		d.cursor++
+	case "pgup":
+		d.cursor -= page
+	case "pgdown":
+		d.cursor += page
+	case "home":
+		d.cursor = 0
+	case "end":
+		d.cursor = len(d.uses())
+	case "enter":
+		d.open = !d.open && len(d.uses()) > 0
+	}
+	d.settle(v.detailRows())
+	return nil
+}
