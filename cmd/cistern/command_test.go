@@ -422,7 +422,7 @@ func TestPage(t *testing.T) {
 			continue
 		}
 		page, err := os.ReadFile("page.html")
-		if err != nil || code != exitOK || !strings.Contains(out, "torch:default") {
+		if want := "torch:default"; err != nil || code != exitOK || !strings.Contains(out, want) {
 			t.Fatalf("%v: code %d, %v, %s%s", args, code, err, out, errs)
 		}
 		for _, want := range []string{"<!doctype html>", "tiny.pickle", "rmm.csv", "cistern-series-1"} {
@@ -432,7 +432,7 @@ func TestPage(t *testing.T) {
 		}
 		os.Remove("page.html")
 	}
-	if _, errs, code := cistern(t, "", "report", "tiny.pickle"); code != exitBad || !strings.Contains(errs, "-o FILE") {
+	if _, errs, code := cistern(t, "", "report", "rmm.csv"); code != exitBad || !strings.Contains(errs, "-o FILE") {
 		t.Errorf("code %d, %q", code, errs)
 	}
 }

@@ -1,36 +1,193 @@
 package main
 
 import (
-	"cmp"
+	"errors"
+	"fmt"
+	"time"
 
 	"github.com/spf13/cobra"
+
+	"github.com/cistern-gpu/cistern/analyze"
+	"github.com/cistern-gpu/cistern/replay"
+	"github.com/cistern-gpu/cistern/report"
+	"github.com/cistern-gpu/cistern/trace"
 )
 
 func newReport(a *app) *cobra.Command {
 	var (
 		flags  replayFlags
 		format formatFlags
-		job    replayJob
+		job    reportJob
 	)
 	c := &cobra.Command{
-		Use:   "report [flags] TRACE... -o FILE",
-		Short: "Write a page of recorded runs: memory over time, who held it at any moment, allocators compared",
-		Long: "Report replays recorded runs and writes one HTML page that opens without a network: memory over time with " +
-			"zoom,\nin bands by pool, stream, stack or size, and the driver's calls; at the peak and at any moment a flame " +
-			"graph of live\nbytes by stack and the address map; what grew between two moments; the comparison of allocators, " +
-			"out-of-memory\nexplained, and who held the memory. The comparison is printed too.",
-		Example: "  cistern report snapshot.pickle -o page.html",
-		Args:    traceArgs,
+		Use:   "report [flags] FILE... [-o PAGE]",
+		Short: "Explain why a run ran out of memory and what would have helped; a page of recorded runs",
+		Long: "Report explains requests that failed: who held the memory then, what was free and why it was of no use, and what\n" +
+			"would have met the request, each answer checked by replaying the recorded run with the request included. It reads\n" +
+			"what Cistern writes when it runs out of memory (setting report:FOLDER), what cistern record writes then\n" +
+			"(run.oom1.pickle), and what cistern trace saw.\n\n" +
+			"With -o, and of runs in which nothing failed, it writes one HTML page that opens without a network: memory over\n" +
+			"time with zoom, in bands by pool, stream, stack or size, and the driver's calls; at the peak and at any moment a\n" +
+			"flame graph of live bytes by stack and the address map; what grew between two moments; the comparison of\n" +
+			"allocators, and out-of-memory explained. Where nothing failed the comparison is printed too.",
+		Example: "  cistern report oom-4711-1.cistern\n" +
+			"  cistern report run.oom1.pickle -o page.html\n" +
+			"  cistern report snapshot.pickle -o page.html",
+		Args: traceArgs,
 		RunE: func(c *cobra.Command, args []string) error {
-			if err := cmp.Or(needOutput(c, job.html), flags.parse()); err != nil {
+			if job.search.Budget < 0 {
+				return errors.New("--budget: want a time of 0 or more with its unit, such as 60s or 5m")
+			}
+			if err := flags.parse(); err != nil {
 				return err
 			}
 			job.specs, job.opt = flags.specs, flags.options()
+			job.search.Capacity, job.search.GPULag = job.opt.Capacity, job.opt.GPULag
 			return job.run(c, a, args, format)
 		},
 	}
 	flags.add(c)
-	c.Flags().StringVarP(&job.html, "output", "o", "", "the page's `file`")
+	c.Flags().StringVarP(&job.html, "output", "o", "", "the page's `file`; needed where no request failed")
+	c.Flags().DurationVar(&job.search.Budget, "budget", time.Minute, "time for the replays that look for what would have helped,\n"+
+		"for each device of a file; 0 is no bound")
 	format.add(c)
 	return c
+}
+
+// reportJob is what report does.
+type reportJob struct {
+	replayJob
+	search analyze.RemedyOptions
+}
+
+// reported is what became of one file.
+type reported struct {
+	replayed
+	failures []*analyze.TraceFailures // of each trace, nil where nothing failed
+	paths    []string                 // of each trace, to say so
+}
+
+// reports is what `cistern report --json` prints: Reports of traces in which requests failed, Traces of all others and,
+// where a page is written, of those too.
+type reports struct {
+	Traces  []*replay.Report         `json:"traces,omitempty"`
+	Reports []*analyze.TraceFailures `json:"reports,omitempty"`
+}
+
+func (j *reportJob) run(c *cobra.Command, a *app, args []string, format formatFlags) error {
+	if err := format.check(); err != nil {
+		return err
+	}
+	var page *output
+	if j.html != "" {
+		if err := report.CheckBundle(); err != nil {
+			return err
+		}
+		var err error
+		if page, err = a.openOutput(j.html); err != nil {
+			return err
+		}
+		defer page.abandon()
+		j.opt.Samples = report.CurveSamples
+	}
+	bar := a.startProgress("reporting", len(args))
+	defer bar.end()
+	var (
+		all     reports
+		views   []*report.View
+		failed  int
+		without []string // traces in which nothing failed
+	)
+	work := func(f *trace.File, step func(done, total int)) (reported, error) { return j.one(c, f, step) }
+	err := eachFile(c.Context(), a, args, bar, work, func(_ int, o outcome[reported]) {
+		if o.err != nil {
+			a.fail(o.err)
+			return
+		}
+		views = append(views, o.value.views...)
+		for i, r := range o.value.failures {
+			if r == nil && j.html == "" {
+				without = append(without, o.value.paths[i])
+				continue
+			}
+			if r != nil {
+				failed++
+			}
+			switch {
+			case format.json && r != nil:
+				all.Reports = append(all.Reports, r)
+			case format.ndjson && r != nil:
+				_ = writeJSON(a.out, r, false) // checkedWriter remembers
+			case format.json:
+				all.Traces = append(all.Traces, o.value.reports[i])
+			case format.ndjson:
+				_ = writeJSON(a.out, o.value.reports[i], false)
+			case r != nil:
+				report.WriteFailures(a.out, r, a.style())
+			default:
+				report.WriteReplay(a.out, o.value.reports[i], o.value.ooms[i], a.style())
+			}
+		}
+	})
+	if err != nil {
+		return err
+	}
+	if j.html == "" && failed == 0 && len(without) > 0 {
+		return fmt.Errorf("report: no request failed in %s: give -o FILE for a page of the run", without[0])
+	}
+	if format.json {
+		_ = writeJSON(a.out, all, true)
+	} else if !format.ndjson {
+		for _, path := range without {
+			fmt.Fprintf(a.out, "%s: no request failed\n", path)
+		}
+	}
+	if page == nil || len(views) == 0 {
+		return nil
+	}
+	if err := report.WritePage(page, views); err != nil {
+		return cannotWrite(j.html, err)
+	}
+	return page.commit()
+}
+
+// one reports on one file: what failed on each device, and what the page shows.
+func (j *reportJob) one(c *cobra.Command, f *trace.File, step func(done, total int)) (reported, error) {
+	var r reported
+	if len(f.Traces) == 0 {
+		return r, errors.New("no device has events, expected a recording of at least one")
+	}
+	parts := len(f.Traces)
+	if j.html != "" {
+		parts *= 2
+	}
+	const whole = 1 << 20
+	at := 0
+	part := func(done, total int) {
+		if total > 0 {
+			step(at*whole+int(float64(whole)*float64(done)/float64(total)), parts*whole)
+		}
+	}
+	for _, t := range f.Traces {
+		opt := j.search
+		opt.Progress = part
+		x, err := analyze.ReportFailures(c.Context(), t, f.Driver, opt)
+		if err != nil {
+			return r, fmt.Errorf("device %d: %w", t.Device, err)
+		}
+		at++
+		r.failures = append(r.failures, x)
+		r.paths = append(r.paths, fmt.Sprintf("%s, device %d", displayPath(f.Path), t.Device))
+	}
+	if j.html == "" {
+		return r, nil
+	}
+	var err error
+	r.replayed, err = j.replayJob.one(f, func(done, total int) {
+		step(parts/2*whole+int(float64(parts/2*whole)*float64(done)/float64(max(1, total))), parts*whole)
+	})
+	for i, v := range r.views {
+		v.Failures = r.failures[i]
+	}
+	return r, err
 }
