@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"slices"
 	"strings"
 	"time"
 	"unicode"
@@ -240,7 +241,7 @@ func (v *topView) chooseGPU(n int) {
 	switch {
 	case v.choice.GPU == n:
 		v.choice.GPU = -1
-	case step(v.table.Indices(), n, 0) == n:
+	case slices.Contains(v.table.Indices(), n):
 		v.choice.GPU = n
 	}
 	v.refresh()

@@ -4,7 +4,9 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"os"
 	"reflect"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -163,10 +165,17 @@ func (s *stage) change(name string) {
 // At any size, in any state, after any keys: no panic, and nothing that does not fit.
 func TestTopFitsEveryTerminal(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
+	if s := os.Getenv("CISTERN_SEED"); s != "" {
+		var err error
+		if seed, err = strconv.ParseUint(s, 10, 64); err != nil {
+			t.Fatal(err)
+		}
+	}
 	random := rand.New(rand.NewPCG(seed, 0))
+	whole := false
 	defer func() {
-		if t.Failed() {
-			t.Logf("seed %d", seed)
+		if !whole {
+			fmt.Fprintf(os.Stderr, "CISTERN_SEED=%d\n", seed) // also of a panic
 		}
 	}()
 	keys := strings.Fields("up down left right pgup pgdown home end enter esc tab shift+tab space / backspace ctrl+u ? s S r t g 0 1 7 x 网 R N D k j")
@@ -191,6 +200,25 @@ func TestTopFitsEveryTerminal(t *testing.T) {
 		}
 		s.v.ascii = i%5 == 0
 		s.frame()
+	}
+	whole = true
+}
+
+// A digit means nothing where there is no such GPU, or none.
+func TestTopChoosesGPUs(t *testing.T) {
+	s := newStage(t, 80, 24)
+	s.press("0", "g")
+	if s.v.choice.GPU != -1 {
+		t.Errorf("before the first look GPU %d is chosen", s.v.choice.GPU)
+	}
+	s.tick(1)
+	for _, c := range []struct {
+		key  string
+		want int
+	}{{"7", -1}, {"1", 1}, {"1", -1}, {"g", 0}, {"g", 1}, {"g", -1}, {"0", 0}, {"esc", -1}} {
+		if s.press(c.key); s.v.choice.GPU != c.want {
+			t.Errorf("after %s GPU %d is chosen, want %d", c.key, s.v.choice.GPU, c.want)
+		}
 	}
 }
 
