@@ -22,8 +22,9 @@ type Difference struct {
 	Exact  []Change `json:"by_exact_size"`
 	Pool   []Change `json:"by_pool"`
 	Stream []Change `json:"by_stream"`
-	// Library is by the library that allocated (StackLibrary).
+	// Library is by the library that allocated (BlockLibrary).
 	Library []Change `json:"by_library"`
+	Tag     []Change `json:"by_tag"` // nil where neither run has any
 	Notes   []string `json:"notes"`
 
 	// Bare is what was allocated without a stack, by exact size; of Stack it is one entry.
@@ -74,7 +75,7 @@ func Diff(a, b *trace.Trace, atEnd bool) *Difference {
 		d.At = "end"
 	}
 	al := align(a, b)
-	stacks, sizes, exact, pools, streams, libraries, bare := changes{}, changes{}, changes{}, changes{}, changes{}, changes{}, changes{}
+	stacks, sizes, exact, pools, streams, libraries, tags, bare := changes{}, changes{}, changes{}, changes{}, changes{}, changes{}, changes{}, changes{}
 	for k, t := range []*trace.Trace{a, b} {
 		side, frames := &d.A, al.a
 		if k == 1 {
@@ -107,7 +108,8 @@ func Diff(a, b *trace.Trace, atEnd bool) *Difference {
 				exactly := exact.of(fmt.Sprintf("%s (%d)", units.FormatBytes(h.size), h.size))
 				exactly.Size = h.size
 				exactly.add(k, h.size)
-				libraries.of(StackLibrary(t, h.stack)).add(k, h.size)
+				libraries.of(BlockLibrary(t, h.library, h.stack)).add(k, h.size)
+				tags.of(cmp.Or(t.TagName(h.tag), NoTag)).add(k, h.size)
 				if key == "" {
 					c := bare.of(fmt.Sprint(h.size))
 					c.Size = h.size
@@ -125,6 +127,9 @@ func Diff(a, b *trace.Trace, atEnd bool) *Difference {
 	}
 	d.Stack, d.Size, d.Exact, d.Pool, d.Stream = stacks.list(), sizes.list(), exact.list(), pools.list(), streams.list()
 	d.Library, d.Bare = libraries.list(), bare.list()
+	if len(tags) > 1 || len(tags) == 1 && tags[NoTag] == nil {
+		d.Tag = tags.list()
+	}
 	d.note(a, b)
 	return d
 }

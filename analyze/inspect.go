@@ -67,9 +67,13 @@ type Moment struct {
 	FreePieces  int    `json:"free_pieces"`
 	LargestFree uint64 `json:"largest_free_bytes"`
 
-	Sizes   []SizeUse `json:"by_size"`
-	Holders []Holder  `json:"by_stack"`     // largest first, at most MaxHolders
-	Others  Holder    `json:"other_stacks"` // all the rest in one
+	Sizes []SizeUse `json:"by_size"`
+	// By tag and thread where the file says any, by library where it or the stacks do; largest first.
+	Tags      []LabelUse `json:"by_tag,omitempty"`
+	Libraries []LabelUse `json:"by_library,omitempty"`
+	Threads   []LabelUse `json:"by_thread,omitempty"`
+	Holders   []Holder   `json:"by_stack"`     // largest first, at most MaxHolders
+	Others    Holder     `json:"other_stacks"` // all the rest in one
 
 	Map AddressMap `json:"-"`
 }
@@ -82,12 +86,30 @@ type SizeUse struct {
 	Bytes  uint64 `json:"bytes"`
 }
 
+// LabelUse counts the live blocks of one tag, library or thread.
+type LabelUse struct {
+	Name   string `json:"name"`
+	Blocks int    `json:"blocks"`
+	Bytes  uint64 `json:"bytes"`
+}
+
+// What stands for blocks without a tag, and for those of which no thread is known.
+const (
+	NoTag    = "no tag"
+	NoThread = "no thread"
+)
+
 // Holder is one stack and the live blocks that it allocated.
 type Holder struct {
 	Stack  uint32   `json:"-"` // index into Trace.Stacks; 0 is the empty one
 	Blocks int      `json:"blocks"`
 	Bytes  uint64   `json:"bytes"`
 	Frames []string `json:"frames,omitempty"` // innermost first, "func file:line"
+	// Tags and Libraries are those that its blocks were recorded with, most bytes first.
+	Tags      []string `json:"tags,omitempty"`
+	Libraries []string `json:"libraries,omitempty"`
+
+	tags, libraries labelUses
 }
 
 // MaxHolders is how many stacks an Inspection lists one by one.
@@ -179,6 +201,9 @@ func momentOf(t *trace.Trace, i int, s *state) Moment {
 		m.Sizes[k] = SizeUse{UpTo: limit, Label: sizeLabel(k)}
 	}
 	byStack := map[uint32]*Holder{}
+	ofStack := map[uint32]string{}
+	var tags, libraries, threads labelUses
+	tagged, labelled, threaded := false, false, false
 	for _, h := range s.live {
 		if h.pending {
 			m.Pending += h.size
@@ -190,9 +215,35 @@ func momentOf(t *trace.Trace, i int, s *state) Moment {
 		if o == nil {
 			o = &Holder{Stack: h.stack}
 			byStack[h.stack] = o
+			ofStack[h.stack] = StackLibrary(t, h.stack)
 		}
 		o.Blocks++
 		o.Bytes += h.size
+		library, tag, thread := ofStack[h.stack], NoTag, NoThread
+		if h.library != 0 {
+			library = t.LibraryName(h.library)
+			o.libraries.add(library, h.size)
+		}
+		if h.tag != 0 {
+			tag, tagged = t.TagName(h.tag), true
+			o.tags.add(tag, h.size)
+		}
+		if h.thread != 0 {
+			thread, threaded = t.ThreadName(h.thread), true
+		}
+		labelled = labelled || library != UnknownLibrary
+		tags.add(tag, h.size)
+		libraries.add(library, h.size)
+		threads.add(thread, h.size)
+	}
+	if tagged {
+		m.Tags = tags.list()
+	}
+	if labelled {
+		m.Libraries = libraries.list()
+	}
+	if threaded {
+		m.Threads = threads.list()
 	}
 	all := make([]Holder, 0, len(byStack))
 	for _, o := range byStack {
@@ -207,9 +258,44 @@ func momentOf(t *trace.Trace, i int, s *state) Moment {
 		m.Others.Bytes += o.Bytes
 	}
 	for k := range m.Holders {
-		m.Holders[k].Frames = FrameNames(t, m.Holders[k].Stack)
+		h := &m.Holders[k]
+		h.Frames, h.Tags, h.Libraries = FrameNames(t, h.Stack), h.tags.names(), h.libraries.names()
 	}
 	return m
+}
+
+// labelUses adds up blocks by name.
+type labelUses map[string]*LabelUse
+
+func (l *labelUses) add(name string, size uint64) {
+	if *l == nil {
+		*l = labelUses{}
+	}
+	u := (*l)[name]
+	if u == nil {
+		u = &LabelUse{Name: name}
+		(*l)[name] = u
+	}
+	u.Blocks++
+	u.Bytes += size
+}
+
+// list is the most bytes first.
+func (l labelUses) list() []LabelUse {
+	all := make([]LabelUse, 0, len(l))
+	for _, u := range l {
+		all = append(all, *u)
+	}
+	slices.SortFunc(all, func(a, b LabelUse) int { return cmp.Or(cmp.Compare(b.Bytes, a.Bytes), cmp.Compare(a.Name, b.Name)) })
+	return all
+}
+
+func (l labelUses) names() []string {
+	var names []string
+	for _, u := range l.list() {
+		names = append(names, u.Name)
+	}
+	return names
 }
 
 // timeOf is the time of event i since the first, in microseconds.

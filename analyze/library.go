@@ -45,6 +45,14 @@ func LibraryOf(f trace.Frame) string {
 	return OwnCode
 }
 
+// BlockLibrary is the library that asked for a block: the one that said so, else StackLibrary's.
+func BlockLibrary(t *trace.Trace, library uint8, stack uint32) string {
+	if library != 0 {
+		return t.LibraryName(library)
+	}
+	return StackLibrary(t, stack)
+}
+
 // StackLibrary is the library that allocated: that of a stack's innermost frame with a file.
 func StackLibrary(t *trace.Trace, stack uint32) string {
 	if int(stack) < len(t.Stacks) {

@@ -28,6 +28,10 @@ type BlockLife struct {
 	Stream uint32 // index into Trace.Streams
 	Pool   uint32 // index into Trace.Pools
 	Stack  uint32 // index into Trace.Stacks
+	Thread uint32 // that asked; 0 where the file does not say
+	Tag    uint16 // index into Trace.Tags
+	// Library is an index into Trace.Libraries, 0 where the library did not say: see BlockLibrary.
+	Library uint8
 }
 
 // SegmentLife is a range of reserved addresses while it keeps its bounds: a mapped range that grows is another one.
@@ -115,7 +119,7 @@ func LifetimesOf(t *trace.Trace) *Lifetimes {
 			freed = -1
 		}
 		l.Blocks = append(l.Blocks, BlockLife{Addr: h.addr, Size: h.size, From: -1, Freed: freed, To: Never,
-			Stream: h.stream, Pool: h.pool, Stack: h.stack})
+			Stream: h.stream, Pool: h.pool, Stack: h.stack, Tag: h.tag, Library: h.library})
 	}
 	ranges := rangesAlive{l: l, of: map[extent]int{}}
 	ranges.follow(-1, s.segments)
@@ -128,7 +132,7 @@ func LifetimesOf(t *trace.Trace) *Lifetimes {
 			}
 			at[e.Addr] = len(l.Blocks)
 			l.Blocks = append(l.Blocks, BlockLife{Addr: e.Addr, Size: e.Size, From: int32(i), Freed: Never, To: Never,
-				Stream: e.Stream, Pool: e.Pool, Stack: e.Stack})
+				Stream: e.Stream, Pool: e.Pool, Stack: e.Stack, Thread: e.Thread, Tag: e.Tag, Library: e.Library})
 		case event.FreeRequested:
 			if k, ok := at[e.Addr]; ok && l.Blocks[k].Freed == Never {
 				l.Blocks[k].Freed = int32(i)

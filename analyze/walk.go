@@ -26,6 +26,9 @@ type held struct {
 	stream  uint32
 	pool    uint32
 	stack   uint32
+	thread  uint32 // that asked; 0 where the file does not say
+	tag     uint16
+	library uint8
 	pending bool // given back, still used by some stream
 }
 
@@ -58,7 +61,7 @@ func startState(t *trace.Trace) *state {
 			continue
 		}
 		h := held{addr: b.Addr, size: b.Requested, since: -1, stream: b.Stream, pool: b.Pool, stack: b.Stack,
-			pending: b.State == trace.PendingFree}
+			tag: b.Tag, library: b.Library, pending: b.State == trace.PendingFree}
 		if h.size == 0 {
 			h.size = b.Size
 		}
@@ -89,7 +92,8 @@ func (s *state) drop(addr uint64) {
 func (s *state) apply(i int, e *event.Event) {
 	switch e.Kind {
 	case event.Alloc:
-		s.add(held{addr: e.Addr, size: e.Size, since: i, stream: e.Stream, pool: e.Pool, stack: e.Stack})
+		s.add(held{addr: e.Addr, size: e.Size, since: i, stream: e.Stream, pool: e.Pool, stack: e.Stack, thread: e.Thread, tag: e.Tag,
+			library: e.Library})
 	case event.FreeRequested:
 		if h, ok := s.live[e.Addr]; ok {
 			h.pending = true

@@ -86,6 +86,19 @@ func TestPageInBrowser(t *testing.T) {
 	}
 	writePageFile(t, filepath.Join(dir, "driver.html"), vd)
 
+	labels := labelledTrace()
+	vl, _ := viewOf(t, labels, torch, replay.Options{})
+	writePageFile(t, filepath.Join(dir, "labels.html"), vl)
+	atPeak := analyze.Inspect(labels).Peak
+	labelSums := map[string]any{}
+	for by, list := range map[string][]analyze.LabelUse{"tag": atPeak.Tags, "library": atPeak.Libraries, "thread": atPeak.Threads} {
+		rows := []any{}
+		for _, x := range list {
+			rows = append(rows, []any{x.Name, x.Bytes})
+		}
+		labelSums[by] = rows
+	}
+
 	peakLive, peakEvent := large.PeakLive()
 	_, smallPeak := small.PeakLive()
 	expect := map[string]any{
@@ -115,6 +128,7 @@ func TestPageInBrowser(t *testing.T) {
 			"before": d.A.Live, "after": d.B.Live, "hover_us": small.Duration() / 2,
 			"by": map[string]any{"by_stack": changedRows(d.Stack), "by_exact_size": changedRows(d.Exact), "by_pool": changedRows(d.Pool)},
 		},
+		"labels": map[string]any{"page": filepath.Join(dir, "labels.html"), "live": atPeak.Live, "by": labelSums, "moment": smallMoment(labels, 30)},
 		"driver": map[string]any{"page": filepath.Join(dir, "driver.html"), "calls": []any{[]any{"cuMemAlloc", 50_000},
 			[]any{"cuMemAddressReserve", 2000}, []any{"cuMemAlloc (failed)", 1000}, []any{"cuMemFree", 700_000}}},
 		"large": map[string]any{

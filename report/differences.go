@@ -48,9 +48,12 @@ func WriteDifference(w io.Writer, d *analyze.Difference, s Style) {
 	g.write(w, s)
 	if len(d.Stack) > 1 || len(d.Stack) == 1 && d.Stack[0].Frames != nil {
 		writeStackChanges(w, d, s)
-		if len(d.Library) > 1 {
-			writeChanges(w, "library", d.At, d.Library, s)
-		}
+	}
+	if len(d.Library) > 1 {
+		writeChanges(w, "library", d.At, d.Library, s)
+	}
+	if len(d.Tag) > 0 {
+		writeChanges(w, "tag", d.At, d.Tag, s)
 	}
 	writeChanges(w, "size", d.At, d.Size, s)
 	if !d.A.Stacks || !d.B.Stacks {

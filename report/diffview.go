@@ -37,7 +37,7 @@ func NewDifferenceView(a, b *trace.Trace, d *analyze.Difference) (*DifferenceVie
 
 	short := *d
 	for what, list := range map[string]*[]analyze.Change{"stack": &short.Stack, "size": &short.Size, "exact": &short.Exact,
-		"pool": &short.Pool, "stream": &short.Stream, "library": &short.Library} {
+		"pool": &short.Pool, "stream": &short.Stream, "library": &short.Library, "tag": &short.Tag} {
 		*list, v.Left[what] = mostChanged(*list)
 	}
 	v.Difference = &short

@@ -204,11 +204,62 @@ func WriteInspection(w io.Writer, in *analyze.Inspection, s Style) {
 		}
 		g.write(w, s)
 	}
+	for _, by := range []struct {
+		what string
+		uses []analyze.LabelUse
+		from int // how many there must be
+	}{{"tag", p.Tags, 1}, {"library", p.Libraries, 2}, {"thread", p.Threads, 2}} {
+		if len(by.uses) >= by.from {
+			writeLabels(w, by.what, by.uses, p.Live, s)
+		}
+	}
 	writeHolders(w, p, s)
 	WriteOOMs(w, in.OOMs, s)
 	writeNotes(w, in.Notes, s)
 	fmt.Fprintln(w)
 }
+
+// shownLabels bounds the tags, libraries and threads that a terminal gets.
+const shownLabels = 20
+
+// writeLabels writes who held memory at the peak, by tag, library or thread.
+func writeLabels(w io.Writer, what string, uses []analyze.LabelUse, live uint64, s Style) {
+	fmt.Fprintf(w, "\n%s\n", s.paint("live at the peak, by "+what, bold))
+	g := grid{head: []string{what, "blocks", "bytes", "share"}}
+	for _, x := range uses[:min(len(uses), shownLabels)] {
+		g.add(clean(x.Name), number(x.Blocks), units.FormatBytes(x.Bytes), share(x.Bytes, live))
+	}
+	g.write(w, s)
+	var rest analyze.LabelUse
+	for _, x := range uses[min(len(uses), shownLabels):] {
+		rest.Blocks += x.Blocks
+		rest.Bytes += x.Bytes
+	}
+	if rest.Blocks > 0 {
+		fmt.Fprintf(w, "%s in %s of %d others\n", units.FormatBytes(rest.Bytes), plural(rest.Blocks, "block"), len(uses)-shownLabels)
+	}
+}
+
+// labelled is "; tag a, b; library c", or nothing.
+func labelled(h *analyze.Holder) string {
+	text := ""
+	for _, l := range []struct {
+		what  string
+		names []string
+	}{{"tag", h.Tags}, {"library", h.Libraries}} {
+		if len(l.names) == 0 {
+			continue
+		}
+		text += "; " + l.what + " " + clean(strings.Join(l.names[:min(len(l.names), shownOfHolder)], ", "))
+		if n := len(l.names) - shownOfHolder; n > 0 {
+			text += fmt.Sprintf(" and %d more", n)
+		}
+	}
+	return text
+}
+
+// shownOfHolder bounds the tags and libraries of one stack.
+const shownOfHolder = 3
 
 // kindOrder is the order in which kinds of events are listed.
 var kindOrder = []string{"alloc", "free_requested", "free_completed", "segment_alloc", "segment_free", "segment_map",
@@ -223,7 +274,7 @@ const (
 func writeHolders(w io.Writer, p *analyze.Moment, s Style) {
 	fmt.Fprintf(w, "\n%s\n", s.paint("live at the peak, by stack", bold))
 	for _, h := range p.Holders[:min(len(p.Holders), shownHolders)] {
-		fmt.Fprintf(w, "%12s %6s  in %s\n", units.FormatBytes(h.Bytes), share(h.Bytes, p.Live), plural(h.Blocks, "block"))
+		fmt.Fprintf(w, "%12s %6s  in %s%s\n", units.FormatBytes(h.Bytes), share(h.Bytes, p.Live), plural(h.Blocks, "block"), labelled(&h))
 		if len(h.Frames) == 0 {
 			fmt.Fprintf(w, "%22s%s\n", "", "no stack recorded")
 		}

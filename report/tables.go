@@ -26,11 +26,15 @@ type stackTable struct {
 
 	libraries  []string
 	libraryIDs map[string]int
+	tags       int      // numbers of tags that blocks have are below
+	threads    []uint32 // that blocks have, in the order in which they are seen
+	threadIDs  map[uint32]int
 }
 
 func newStackTable(t *trace.Trace) *stackTable {
 	return &stackTable{t: t, nodes: map[uint32]uint32{}, frameIDs: map[string]uint32{}, ofFrame: map[uint32]uint32{},
-		frames: []string{}, children: map[[2]uint32]uint32{}, library: []int{}, libraries: []string{}, libraryIDs: map[string]int{}}
+		frames: []string{}, children: map[[2]uint32]uint32{}, library: []int{}, libraries: []string{}, libraryIDs: map[string]int{},
+		threadIDs: map[uint32]int{}}
 }
 
 // node is the tree's node of a stack of the trace.
@@ -66,16 +70,20 @@ func (s *stackTable) frame(f uint32) uint32 {
 		id = s.name(analyze.FrameName(s.t.Frames[f]))
 		s.ofFrame[f] = id
 		if name := analyze.LibraryOf(s.t.Frames[f]); name != "" {
-			n, ok := s.libraryIDs[name]
-			if !ok {
-				n = len(s.libraries)
-				s.libraryIDs[name] = n
-				s.libraries = append(s.libraries, name)
-			}
-			s.library[id] = n
+			s.library[id] = s.libraryID(name)
 		}
 	}
 	return id
+}
+
+func (s *stackTable) libraryID(name string) int {
+	n, ok := s.libraryIDs[name]
+	if !ok {
+		n = len(s.libraries)
+		s.libraryIDs[name] = n
+		s.libraries = append(s.libraries, name)
+	}
+	return n
 }
 
 func (s *stackTable) name(frame string) uint32 {
@@ -183,6 +191,52 @@ func (e *encoder) blocks(all []analyze.BlockLife, s *stackTable) {
 	e.column(n, func(i int) uint64 { return uint64(all[i].Stream) })
 	e.column(n, func(i int) uint64 { return uint64(all[i].Pool) })
 	e.column(n, func(i int) uint64 { return uint64(s.node(all[i].Stack)) })
+	e.labels(all, s)
+}
+
+// What labels blocks have, as bits: the columns that follow.
+const (
+	hasTags = 1 << iota
+	hasLibraries
+	hasThreads
+)
+
+// labels writes which labels blocks have, and a column of numbers for each: the tag as the trace numbers it, the recorded
+// library as its place in libraries plus 1, the place of the thread in threads plus 1; 0 is none.
+func (e *encoder) labels(all []analyze.BlockLife, s *stackTable) {
+	has := uint64(0)
+	for i := range all {
+		b := &all[i]
+		if b.Tag != 0 {
+			has |= hasTags
+			s.tags = max(s.tags, int(b.Tag)+1)
+		}
+		if b.Library != 0 {
+			has |= hasLibraries
+		}
+		if b.Thread != 0 {
+			has |= hasThreads
+			if s.threadIDs[b.Thread] == 0 {
+				s.threads = append(s.threads, b.Thread)
+				s.threadIDs[b.Thread] = len(s.threads)
+			}
+		}
+	}
+	e.uint(has)
+	if has&hasTags != 0 {
+		e.column(len(all), func(i int) uint64 { return uint64(all[i].Tag) })
+	}
+	if has&hasLibraries != 0 {
+		e.column(len(all), func(i int) uint64 {
+			if all[i].Library == 0 {
+				return 0
+			}
+			return uint64(s.libraryID(s.t.LibraryName(all[i].Library))) + 1
+		})
+	}
+	if has&hasThreads != 0 {
+		e.column(len(all), func(i int) uint64 { return uint64(s.threadIDs[all[i].Thread]) })
+	}
 }
 
 func (e *encoder) segments(all []analyze.SegmentLife) {

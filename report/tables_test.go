@@ -25,7 +25,7 @@ func TestTables(t *testing.T) {
 		more, _ := filepath.Glob(filepath.Join(dir, "*.pickle.gz"))
 		files = append(files, more...)
 	}
-	traces := []*trace.Trace{smallTrace()}
+	traces := []*trace.Trace{smallTrace(), labelledTrace()}
 	for _, path := range files {
 		f, err := trace.ReadFile(path)
 		if err != nil {
@@ -49,11 +49,11 @@ func TestTables(t *testing.T) {
 		r := rand.New(rand.NewPCG(uint64(len(tr.Events)), 2))
 		moments := []any{}
 		for _, at := range []int{-1, in.Peak.Event, r.IntN(len(tr.Events)), r.IntN(len(tr.Events)), len(tr.Events) - 1} {
-			moments = append(moments, expectedMoment(tr, analyze.MomentAt(tr, at)))
+			moments = append(moments, expectedMoment(analyze.MomentAt(tr, at)))
 		}
 		runTables(t, node, tr.Path, map[string]any{"series": v.series, "curves": len(v.Lines), "frames": v.Frames, "libraries": v.Libraries, "frame_libraries": v.FrameLibraries,
-			"call_kinds": v.CallKinds,
-			"events":     len(tr.Events), "moments": moments, "calls": calls, "max_holders": analyze.MaxHolders})
+			"call_kinds": v.CallKinds, "tags": v.TagNames, "threads": v.ThreadNames,
+			"events": len(tr.Events), "moments": moments, "calls": calls, "max_holders": analyze.MaxHolders})
 	}
 }
 
@@ -177,8 +177,8 @@ func TestTablesOfDriverCalls(t *testing.T) {
 	}
 	runTables(t, node, "driver calls", map[string]any{"series": v.series, "curves": len(v.Lines), "frames": v.Frames,
 		"libraries": v.Libraries, "frame_libraries": v.FrameLibraries, "call_kinds": v.CallKinds, "events": len(tr.Events),
-		"moments": []any{expectedMoment(tr, analyze.MomentAt(tr, 2))},
-		"calls":   []any{[]any{"cuMemAlloc", 2}, []any{"cuMemAddressReserve", 1}, []any{"cuMemAlloc (failed)", 1}, []any{"cuMemFree", 1}},
+		"tags": v.TagNames, "threads": v.ThreadNames, "moments": []any{expectedMoment(analyze.MomentAt(tr, 2))},
+		"calls": []any{[]any{"cuMemAlloc", 2}, []any{"cuMemAddressReserve", 1}, []any{"cuMemAlloc (failed)", 1}, []any{"cuMemFree", 1}},
 		"timed": []any{[]any{"cuMemAlloc", 1, 10 * mib, 50_000}, []any{"cuMemAddressReserve", 0, 64 * mib, 2000},
 			[]any{"cuMemAlloc (failed)", 0, 900 * mib, 1000}, []any{"cuMemFree", -1, 4 * mib, 700_000}}})
 }
@@ -193,6 +193,26 @@ func TestMostChanged(t *testing.T) {
 	if len(list) != mostChanges || list[0].Grew != 700 || list[199].Grew != 501 || list[200].Grew != 0 || left != 500 {
 		t.Errorf("%d of the list, then %d; %d left", len(list), list[200].Grew, left)
 	}
+}
+
+// labelledTrace is smallTrace as two threads made it: its blocks have tags and libraries, some of them none, and a name that
+// must not become markup.
+func labelledTrace() *trace.Trace {
+	t := smallTrace()
+	t.Path = "labelled.cistern"
+	t.Tags, t.Libraries = []string{"", "weights", hostileName}, []string{"", "torch", "cupy"}
+	t.Threads = map[uint32]string{4001: "MainThread"}
+	for i := range t.Events {
+		e := &t.Events[i]
+		e.Thread = 4001 + uint32(i/50)
+		switch e.Kind {
+		case event.Alloc, event.FreeRequested, event.FreeCompleted:
+			e.Tag, e.Library = uint16(e.Size/mib%3), uint8(e.Addr>>26&1)*uint8(1+e.Size/mib%2)
+		}
+	}
+	t.Initial = []trace.Block{{Addr: 0x7e0000000000, Size: 3 * mib, Requested: 3 * mib, Tag: 1, Library: 2, State: trace.Active}}
+	t.FromStart = false
+	return t
 }
 
 // otherTrace is smallTrace run again in another folder, after an edit that moved its one line; blocks of a stack are
@@ -214,9 +234,18 @@ func otherTrace() *trace.Trace {
 }
 
 // expectedMoment is a moment for tables.mjs.
-func expectedMoment(t *trace.Trace, m analyze.Moment) map[string]any {
+func expectedMoment(m analyze.Moment) map[string]any {
 	holders, sizes, segments := []any{}, []any{}, []any{}
-	libraries := map[string]uint64{}
+	uses := func(list []analyze.LabelUse, none string) map[string]uint64 {
+		if list == nil && m.Blocks > 0 {
+			return map[string]uint64{none: m.Live}
+		}
+		by := map[string]uint64{}
+		for _, x := range list {
+			by[x.Name] = x.Bytes
+		}
+		return by
+	}
 	for _, h := range m.Holders {
 		frames := h.Frames
 		if frames == nil {
@@ -237,7 +266,6 @@ func expectedMoment(t *trace.Trace, m analyze.Moment) map[string]any {
 		}
 		for _, b := range g.Blocks {
 			live += b.Request
-			libraries[analyze.StackLibrary(t, b.Stack)] += b.Request
 			if b.Pending {
 				pending++
 			}
@@ -246,5 +274,6 @@ func expectedMoment(t *trace.Trace, m analyze.Moment) map[string]any {
 	}
 	return map[string]any{"event": m.Event, "live": m.Live, "blocks": m.Blocks, "free": m.FreeBytes, "pieces": m.FreePieces,
 		"largest": m.LargestFree, "holders": holders, "others": []any{m.Others.Bytes, m.Others.Blocks}, "sizes": sizes,
-		"segments": segments, "libraries": libraries}
+		"segments": segments, "libraries": uses(m.Libraries, analyze.UnknownLibrary), "tags": uses(m.Tags, analyze.NoTag),
+		"threads": uses(m.Threads, analyze.NoThread)}
 }

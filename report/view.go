@@ -1,6 +1,7 @@
 package report
 
 import (
+	"cmp"
 	"fmt"
 	"path/filepath"
 	"slices"
@@ -34,7 +35,9 @@ type View struct {
 	// Libraries are those whose code is on any stack, FrameLibraries of each frame an index there, -1 where it has no file.
 	Libraries      []string `json:"libraries"`
 	FrameLibraries []int    `json:"frame_libraries"`
-	TopStacks      []uint32 `json:"top_stacks"` // largest holders at the peak, as nodes of the tree of stacks
+	TagNames       []string `json:"tag_names"`    // by number, [0] is none; empty where there are no others
+	ThreadNames    []string `json:"thread_names"` // likewise
+	TopStacks      []uint32 `json:"top_stacks"`   // largest holders at the peak, as nodes of the tree of stacks
 
 	series string // base64; see encode.go
 }
@@ -93,6 +96,16 @@ func NewView(t *trace.Trace, in *analyze.Inspection, rep *replay.Report, driver 
 	e.stacks(stacks) // which all of the above have filled
 	e.buf = append(e.buf, lives.buf...)
 	v.Frames, v.Libraries, v.FrameLibraries = stacks.frames, stacks.libraries, stacks.library
+	v.TagNames, v.ThreadNames = []string{}, []string{}
+	for i := range stacks.tags {
+		v.TagNames = append(v.TagNames, cmp.Or(t.TagName(uint16(i)), analyze.NoTag))
+	}
+	for _, n := range stacks.threads {
+		if len(v.ThreadNames) == 0 {
+			v.ThreadNames = append(v.ThreadNames, analyze.NoThread)
+		}
+		v.ThreadNames = append(v.ThreadNames, t.ThreadName(n))
+	}
 	var err error
 	v.series, err = e.text()
 	return v, err

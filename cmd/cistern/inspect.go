@@ -25,8 +25,8 @@ func newInspect(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "inspect [flags] TRACE...",
 		Short: "Show what recorded runs hold: the peak, and who held memory then",
-		Long: "Inspect shows what a file holds, when most was live, and what was live then: by size, by stream, by pool and " +
-			"by\nstack; what was reserved beside it; and why requests failed.\n" +
+		Long: "Inspect shows what a file holds, when most was live, and what was live then: by size, stream and pool, " +
+			"by\ntag, library and thread where that is known, and by stack; what was reserved beside it; and why requests failed.\n" +
 			"Of a driver trace also the calls, what they cost, and what was never freed.",
 		Args: traceArgs,
 		RunE: func(c *cobra.Command, args []string) error {

@@ -69,6 +69,22 @@ func laterTrace() *trace.Trace {
 	return t
 }
 
+// tagged is a trace whose blocks say who asked for them.
+func tagged(t *trace.Trace) *trace.Trace {
+	t.Tags, t.Libraries, t.Threads = []string{"", "weights", "activations"}, []string{"", "torch"}, map[uint32]string{4001: "MainThread"}
+	for i := range t.Events {
+		e := &t.Events[i]
+		e.Thread = 4001
+		switch {
+		case e.Kind != event.Alloc && e.Kind != event.FreeRequested && e.Kind != event.FreeCompleted:
+		case e.Size >= 8*mib:
+			e.Tag, e.Library = uint16(1+e.Addr>>23&1), 1
+		}
+	}
+	t.Final[1].Blocks[0].Tag, t.Final[1].Blocks[0].Library = 1, 1
+	return t
+}
+
 // inFolder fills a fresh folder with the files that tests name, and goes there.
 func inFolder(t *testing.T) {
 	t.Helper()
@@ -86,6 +102,8 @@ func inFolder(t *testing.T) {
 	whole := write("tiny.pickle", tinyTrace(0))
 	write("two.pickle", tinyTrace(0), tinyTrace(1))
 	write("later.pickle", laterTrace())
+	write("tagged.pickle", tagged(tinyTrace(0)))
+	write("tagged-later.pickle", tagged(laterTrace()))
 	write("later-two.pickle", laterTrace(), tinyTrace(2))
 	for name, data := range map[string]string{
 		"cut.pickle": string(whole[:len(whole)/2]),

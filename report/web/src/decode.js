@@ -113,9 +113,15 @@ export class Reader {
       if (v === 0) freed[i] = never;
       else freed[i] = to[i] === never ? from[i] + v - 1 : to[i] - v;
     }
-    return {n, from, to, freed, addr: this.addresses(n), size: this.column(new Float64Array(n)),
+    const blocks = {n, from, to, freed, addr: this.addresses(n), size: this.column(new Float64Array(n)),
       stream: this.column(new Uint32Array(n)), pool: this.column(new Uint32Array(n)),
       stack: this.column(new Uint32Array(n))};
+    // Labels, of which a column is only there where some block has one.
+    const has = this.uint();
+    ['tag', 'library', 'thread'].forEach((name, bit) => {
+      blocks[name] = has & (1 << bit) ? this.column(new Uint32Array(n)) : new Uint32Array(n);
+    });
+    return blocks;
   }
 
   /** Ranges of reserved addresses. */

@@ -10,7 +10,7 @@ import {section} from './sections.js';
 import {sizeRange} from './lives.js';
 import {stackTree} from './tree.js';
 
-const lists = [['by_stack', 'stack', 'Stack', 'stack'], ['by_library', 'library', 'Library', 'library'], ['by_size', 'size', 'Size', 'size'], ['by_exact_size', 'exact size', 'Exact size', 'exact'],
+const lists = [['by_stack', 'stack', 'Stack', 'stack'], ['by_tag', 'tag', 'Tag', 'tag'], ['by_library', 'library', 'Library', 'library'], ['by_size', 'size', 'Size', 'size'], ['by_exact_size', 'exact size', 'Exact size', 'exact'],
   ['by_pool', 'pool', 'Pool', 'pool'], ['by_stream', 'stream', 'Stream', 'stream']];
 
 /** @param reader of the long data */
@@ -37,7 +37,7 @@ export function differences(view, reader, body) {
   flame(picture, 'What grew from A to B, by stack', {before: 'in A', after: 'in B'}).show(stackTree(stacks, held, view.frames));
 
   const rows = h('div', {class: 'scroll', id: 'growth-table'});
-  const chosen = h('select', {'aria-label': 'Growth by', onchange: table}, lists.map(([key, name]) => h('option', {value: key}, `by ${name}`)));
+  const chosen = h('select', {'aria-label': 'Growth by', onchange: table}, lists.filter(([key]) => d[key]).map(([key, name]) => h('option', {value: key}, `by ${name}`)));
   if (!d.a.stacks && !d.b.stacks) chosen.value = 'by_exact_size';
   function table() {
     const [key, , title, left] = lists.find(([k]) => k === chosen.value);

@@ -13,9 +13,10 @@ const cell = 19;
  * @param host element to fill
  * @param label what is shown, for those who do not see it
  * @param compared {before, after}: names of two moments, whose difference colours the frames; null where there is one
+ * @param tool what chooses how frames are grouped, if anything does
  * @return {show(tree)}
  */
-export function flame(host, label, compared = null) {
+export function flame(host, label, compared = null, tool = null) {
   const tip = h('div', {class: 'tip', hidden: true});
   const found = h('span', {class: 'muted range', 'aria-live': 'polite'});
   const said = h('div', {class: 'muted said', 'aria-live': 'polite'});
@@ -27,7 +28,7 @@ export function flame(host, label, compared = null) {
       h('span', {}, h('i', {css: {'--key': 'var(--grew)'}}), 'grew'),
       h('span', {}, h('i', {css: {'--key': 'var(--shrank)'}}), 'shrank'),
       h('span', {}, h('i', {css: {'--key': 'var(--free)'}}), 'as before')) : said,
-    h('div', {class: 'tools'}, found, term,
+    h('div', {class: 'tools'}, tool, found, term,
       h('button', {type: 'button', title: 'Show all frames', onclick: () => { chart && chart.resetZoom(); focus(null); }}, 'All frames'))),
   compared ? said : '', canvas, tip);
 

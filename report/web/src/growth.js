@@ -4,7 +4,7 @@
 import {bytes, count, signed} from './format.js';
 import {fill, h} from './dom.js';
 import {flame} from './flame.js';
-import {heldBetween, stackTree} from './tree.js';
+import {grouping} from './grouping.js';
 import {eventSlider, when} from './moment.js';
 
 const mostRows = 50;
@@ -33,10 +33,11 @@ export function changeTable(title, changes, left = 0) {
 
 /**
  * @param by how things may be told apart: [{key, name, label(number), more(number): further lines}]
+ * @param groups what the flame graph may group stacks by, as by
  * @param peak event at which most was live
  * @param changed called with the two events
  */
-export function growth(host, timeline, lives, peak, by, frames, changed) {
+export function growth(host, timeline, lives, peak, by, groups, frames, changed) {
   const at = {A: Math.floor(peak / 2), B: peak}; // what made the peak
   const words = {A: h('span', {class: 'range muted'}), B: h('span', {class: 'range muted'})};
   const sliders = {};
@@ -49,15 +50,20 @@ export function growth(host, timeline, lives, peak, by, frames, changed) {
   const picture = h('div', {class: 'panel', id: 'growth-flame'});
   host.append(h('div', {class: 'panel'}, ['A', 'B'].map((name) => h('div', {class: 'bar'}, h('b', {}, name), sliders[name], words[name])),
     h('div', {class: 'bar'}, sum, h('div', {class: 'tools'}, chosen))), rows, picture);
-  const graph = flame(picture, 'What grew from A to B, by stack', {before: 'at A', after: 'at B'});
+  const grouped = grouping(groups, draw);
+  const graph = flame(picture, 'What grew from A to B, by stack', {before: 'at A', after: 'at B'}, grouped.tool);
   let waiting = false;
 
   function show() {
     waiting = false;
     for (const name of ['A', 'B']) words[name].textContent = when(timeline, at[name]);
     table();
-    graph.show(stackTree(lives.stacks, heldBetween(lives, at.A, at.B), frames));
+    draw();
     changed(at.A, at.B);
+  }
+
+  function draw() {
+    graph.show(grouped.tree(lives, at.A, at.B, frames));
   }
 
   function table() {

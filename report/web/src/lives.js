@@ -33,8 +33,9 @@ export class Lives {
   }
 
   /**
-   * The number that blocks are told apart by: of their 'stack', 'range' of sizes, 'size', 'pool', 'stream', or the
-   * 'library' that allocated them: that of the innermost frame that has one, plus 1; 0 where none has.
+   * The number that blocks are told apart by: of their 'stack', 'range' of sizes, 'size', 'pool', 'stream', 'tag',
+   * 'thread', or the 'library' that allocated them, plus 1: the one that said so, else that of the innermost frame that has
+   * one; 0 where none has.
    */
   keys(by) {
     const b = this.blocks;
@@ -43,7 +44,7 @@ export class Lives {
         const {n, parent, frame} = this.stacks;
         const of = new Uint32Array(n); // parents come before their children
         for (let i = 1; i < n; i++) of[i] = this.libraryOfFrame[frame[i]] >= 0 ? this.libraryOfFrame[frame[i]] + 1 : of[parent[i]];
-        this.libraries = Uint32Array.from(b.stack, (s) => of[s]);
+        this.libraries = Uint32Array.from(b.stack, (s, i) => (b.library && b.library[i]) || of[s]);
       }
       return this.libraries;
     }

@@ -6,10 +6,11 @@ import {Reader, unpack} from './decode.js';
 import {Timeline} from './series.js';
 import {memoryChart} from './chart.js';
 import {addressMap} from './addrmap.js';
-import {cards, comparison, facts, holders, oomList, policyColor, section, sizesAndStreams} from './sections.js';
+import {cards, comparison, facts, holders, labelTables, oomList, policyColor, section, sizesAndStreams} from './sections.js';
 import {bytes, count} from './format.js';
 import {Lives} from './lives.js';
-import {heldAt, noStack, rangeName, stackTree} from './tree.js';
+import {noStack, rangeName} from './tree.js';
+import {grouping} from './grouping.js';
 import {flame} from './flame.js';
 import {bandLane, callLane} from './lanes.js';
 import {momentPicker} from './moment.js';
@@ -69,7 +70,7 @@ async function show(index) {
       poolName: (i) => t.pool_names[i] || '0,0'});
   }
   if (chart) moments(t, body, charts, chart, on, timeline, lives);
-  body.append(section('holders', 'Who held it at the peak', '', sizesAndStreams(t),
+  body.append(section('holders', 'Who held it at the peak', '', labelTables(t), sizesAndStreams(t),
     h('h3', {}, 'By stack'), holders(t)),
   section('facts', 'Settings and notes', '', facts(t)));
   document.documentElement.dataset.ready = String(Math.round(performance.now()));
@@ -96,10 +97,16 @@ function moments(t, body, charts, chart, on, timeline, lives) {
     stream: {key: 'stream', name: 'stream', title: 'Stream', label: (i) => `stream ${streamName(i)}`},
   };
   kinds.library = {key: 'library', name: 'library', title: 'Library', label: (i) => (i === 0 ? 'unknown' : t.libraries[i - 1])};
+  kinds.tag = {key: 'tag', name: 'tag', title: 'Tag', label: (i) => t.tag_names[i] || '?'};
+  kinds.thread = {key: 'thread', name: 'thread', title: 'Thread', label: (i) => t.thread_names[i] || '?'};
   const stacks = lives.stacks.n > 1;
-  // First what tells most: pools and streams where there are several.
-  const order = [t.pool_names.length > 1 && kinds.pool, t.stream_names.length > 1 && kinds.stream,
-    t.libraries.length > 1 && kinds.library, stacks && kinds.stack, kinds.range, kinds.size];
+  const tagged = t.tag_names.length > 0 && kinds.tag;
+  const threaded = t.thread_names.length > 0 && kinds.thread;
+  const libraries = t.libraries.length > 1 && kinds.library;
+  // First what tells most: tags, which the program set for that, then pools and streams where there are several.
+  const order = [tagged, t.pool_names.length > 1 && kinds.pool, t.stream_names.length > 1 && kinds.stream,
+    libraries, threaded, stacks && kinds.stack, kinds.range, kinds.size];
+  const groups = [tagged, libraries, threaded].filter(Boolean);
   const bandKinds = [...order.filter(Boolean), t.pool_names.length > 1 ? null : kinds.pool,
     t.stream_names.length > 1 ? null : kinds.stream].filter((x) => x && x !== kinds.size);
   const lanes = [bandLane(charts, timeline, lives, peak, bandKinds, chart)];
@@ -124,21 +131,23 @@ function moments(t, body, charts, chart, on, timeline, lives) {
     section('stacks', 'Live bytes by stack', stacks ? 'Outermost frame on top; a click zooms in. Colours tell files apart.'
       : 'No stacks were recorded: by size instead.', picture),
     section('addresses', 'Addresses', 'Every reserved byte at that moment, in address order.', map));
-  const graph = flame(picture, 'Flame graph of live bytes by stack');
+  const grouped = grouping(groups, () => draw());
+  const graph = flame(picture, 'Flame graph of live bytes by stack', null, grouped.tool);
+  const draw = () => graph.show(grouped.tree(lives, null, shown.event, t.frames));
   const addresses = addressMap(map, {stackName, streamName, poolName, topStacks: t.top_stacks});
   const moment = momentPicker(picker, timeline, lives, peak, (event, segments) => {
     shown.event = event;
     addresses.show(segments);
-    graph.show(stackTree(lives.stacks, heldAt(lives, event), t.frames));
+    draw();
     mark();
   });
   on.pick = moment.set;
   const grown = h('div', {});
   body.append(section('growth', 'Growth between two moments',
     'What is live at B and was not at A. What a program leaks was handed out in between and is kept.', grown));
-  const stepKinds = stacks ? [kinds.stack, kinds.library, kinds.range, kinds.size, kinds.pool, kinds.stream]
-    : [kinds.size, kinds.range, kinds.pool, kinds.stream];
-  growth(grown, timeline, lives, peak, stepKinds, t.frames, (a, b) => {
+  const stepKinds = [stacks && kinds.stack, tagged, t.libraries.length > 0 && kinds.library, threaded,
+    ...(stacks ? [kinds.range, kinds.size] : [kinds.size, kinds.range]), kinds.pool, kinds.stream].filter(Boolean);
+  growth(grown, timeline, lives, peak, stepKinds, groups, t.frames, (a, b) => {
     shown.A = a;
     shown.B = b;
     mark();

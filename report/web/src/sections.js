@@ -104,7 +104,7 @@ export function holders(t) {
   const list = peak.by_stack.map((x) => h('details', {},
     h('summary', {}, h('span', {class: 'n'}, bytes(x.bytes)), h('span', {class: 'n muted'}, share(x.bytes)),
       h('span', {class: 'n muted'}, `${count(x.blocks)} ${x.blocks === 1 ? 'block' : 'blocks'}`),
-      h('span', {class: 'who'}, (x.frames && x.frames[0]) || 'no stack recorded', meter(x.bytes, most))),
+      h('span', {class: 'who'}, (x.frames && x.frames[0]) || 'no stack recorded', labels(x), meter(x.bytes, most))),
     x.frames && x.frames.length ? h('ol', {class: 'frames'}, x.frames.map((f) => h('li', {}, f))) : null));
   if (peak.other_stacks.blocks) {
     list.push(h('p', {class: 'muted'}, `${bytes(peak.other_stacks.bytes)} more in ${count(peak.other_stacks.blocks)} `
@@ -112,6 +112,30 @@ export function holders(t) {
   }
   return h('div', {class: 'holders'}, list);
 }
+
+/** The tags and libraries that blocks of a stack were recorded with. */
+function labels(x) {
+  const words = [x.tags && `tag ${x.tags.join(', ')}`, x.libraries && `library ${x.libraries.join(', ')}`].filter(Boolean);
+  return words.length ? h('span', {class: 'muted labels'}, words.join('; ')) : null;
+}
+
+/** Who held memory at the peak by tag, library and thread, where that is known. */
+export function labelTables(t) {
+  const peak = t.inspection.peak;
+  const lists = [['Tag', 'tag', peak.by_tag, 1], ['Library', 'library', peak.by_library, 2], ['Thread', 'thread', peak.by_thread, 2]]
+    .filter(([, , list, from]) => list && list.length >= from);
+  const table = ([title, name, list]) => {
+    const most = Math.max(1, ...list.map((x) => x.bytes));
+    return h('div', {}, h('h3', {}, `By ${name}`), h('table', {class: 'grid', 'data-by': name}, h('thead', {}, h('tr', {}, h('th', {}, title),
+      h('th', {class: 'n'}, 'Blocks'), h('th', {class: 'n'}, 'Live'))), h('tbody', {}, list.slice(0, mostLabels).map((x) => h('tr',
+      {'data-key': x.name, 'data-bytes': x.bytes}, h('td', {}, x.name), h('td', {class: 'n'}, count(x.blocks)), h('td', {class: 'n'}, bytes(x.bytes),
+        h('div', {class: 'meter', css: {'--w': `${(100 * x.bytes) / most}%`, '--key': 'var(--live)'}})))))),
+    list.length > mostLabels ? h('p', {class: 'muted'}, `${count(list.length - mostLabels)} more that held less`) : null);
+  };
+  return lists.length ? h('div', {class: 'two'}, lists.map(table)) : null;
+}
+
+const mostLabels = 30;
 
 export function sizesAndStreams(t) {
   const peak = t.inspection.peak;

@@ -98,20 +98,45 @@ function order(root) {
   }
 }
 
-/** What is live after an event, for stackTree. */
-export function heldAt(lives, event) {
-  return heldBetween(lives, null, event);
+const mostGroups = 40; // each goes through all stacks
+
+/**
+ * stackTree below one frame for each group, those that hold most; the rest are one.
+ * @param held as heldBetween makes it by some key
+ * @param label of a group
+ */
+export function groupTree(stacks, held, frames, label) {
+  const groups = new Map();
+  for (const h of held) {
+    const g = at(groups, h.group, () => ({name: label(h.group), value: 0, held: []}));
+    g.held.push(h);
+    g.value += Math.max(h.after, h.before);
+  }
+  const all = [...groups.values()].sort((a, b) => b.value - a.value);
+  const rest = all.splice(mostGroups);
+  if (rest.length) all.push({name: 'all others', held: rest.flatMap((g) => g.held)});
+  const root = sum(node('all'), all.map((g) => Object.assign(stackTree(stacks, g.held, frames), {name: g.name})));
+  root.children.sort((a, b) => b.value - a.value || (a.name < b.name ? -1 : 1));
+  return root;
 }
 
-/** What is live at two moments; without the first, at the second alone. */
-export function heldBetween(lives, first, second) {
+/** What is live after an event, for stackTree. */
+export function heldAt(lives, event, by = null) {
+  return heldBetween(lives, null, event, by);
+}
+
+/** What is live at two moments; without the first, at the second alone. With a key of Lives, each group by itself. */
+export function heldBetween(lives, first, second, by = null) {
   const {stack, size} = lives.blocks;
   const ranges = lives.keys('range');
-  const all = new Map();
+  const groups = by ? lives.keys(by) : null;
+  const maps = new Map();
   const of = (i) => {
+    const group = groups ? groups[i] : 0;
     // Stacks are told apart by number; what has none, by size.
     const key = stack[i] !== 0 ? stack[i] : -1 - size[i];
-    return at(all, key, () => ({stack: stack[i], size: size[i], range: ranges[i], after: 0, before: 0, blocks: 0}));
+    return at(at(maps, group, () => new Map()), key, () => ({group, stack: stack[i], size: size[i], range: ranges[i], after: 0,
+      before: 0, blocks: 0}));
   };
   if (first !== null) lives.eachLive(first, (i) => { of(i).before += size[i]; });
   lives.eachLive(second, (i) => {
@@ -119,5 +144,5 @@ export function heldBetween(lives, first, second) {
     h.after += size[i];
     h.blocks++;
   });
-  return [...all.values()];
+  return [...maps.values()].flatMap((m) => [...m.values()]);
 }

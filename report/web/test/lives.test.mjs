@@ -4,7 +4,7 @@ import test from 'node:test';
 import assert from 'node:assert/strict';
 import {Lives, bands, groupsOf, measure, sizeRange} from '../src/lives.js';
 import {callTotals, callsByColumn, columnsOf} from '../src/columns.js';
-import {heldAt, heldBetween, noStack, stackTree} from '../src/tree.js';
+import {groupTree, heldAt, heldBetween, noStack, stackTree} from '../src/tree.js';
 import {hueOf, mix} from '../src/color.js';
 import {signed} from '../src/format.js';
 import {Timeline} from '../src/series.js';
@@ -33,12 +33,12 @@ function randomLives(seed, n = 300) {
     const to = next(4) === 0 ? never : Math.min(from + 1 + next(60), never);
     const freed = to === never ? (next(3) ? never : from + next(5)) : to - next(Math.min(3, to - from) + 1);
     list.push({from, to, freed, addr: i * 2 ** 22 + 0x7f0000000000, size: 1 + next(3 << 20), stream: next(2), pool: next(3),
-      stack: next(6)});
+      stack: next(6), tag: next(60), library: next(3), thread: next(2)});
   }
   list.sort((a, b) => a.from - b.from || a.addr - b.addr);
   const blocks = {n};
   for (const [k, type] of [['from', Int32Array], ['to', Int32Array], ['freed', Int32Array], ['addr', Float64Array],
-    ['size', Float64Array], ['stream', Uint32Array], ['pool', Uint32Array], ['stack', Uint32Array]]) {
+    ['size', Float64Array], ['stream', Uint32Array], ['pool', Uint32Array], ['stack', Uint32Array], ['tag', Uint32Array], ['library', Uint32Array], ['thread', Uint32Array]]) {
     blocks[k] = type.from(list, (b) => b[k]);
   }
   const segments = {n: 2, from: Int32Array.of(-1, 10), to: Int32Array.of(never, 300), addr: Float64Array.of(0x7f0000000000, 0x7f0000000000 + 2 ** 28),
@@ -55,7 +55,7 @@ test('what is live at every moment, by everything that blocks are told apart by'
   const {list, lives} = randomLives(1);
   for (let e = -1; e < events; e++) {
     const want = liveAt(list, e);
-    for (const by of ['stack', 'range', 'size', 'pool', 'stream']) {
+    for (const by of ['stack', 'range', 'size', 'pool', 'stream', 'tag', 'thread']) {
       const sums = new Map();
       for (const b of want) {
         const key = by === 'range' ? sizeRange(b.size) : b[by];
@@ -192,6 +192,42 @@ test('a tree of two moments is as wide as the larger of them, stack by stack', (
   const other = tree.children.find((c) => c.name === 'other b.py:2');
   assert.equal(other.value, Math.max(of(50, 2), of(250, 2)));
   assert.deepEqual([other.before, other.after], [of(50, 2), of(250, 2)]);
+});
+
+test('a library is the one that was recorded, else that of the stack', () => {
+  const {list, lives} = randomLives(10);
+  lives.libraryOfFrame = [-1, 4, -1, 2];
+  const ofStack = [0, 0, 5, 0, 0, 3]; // node 5 is linear below forward below main; 2 is other
+  assert.deepEqual([...lives.keys('library')], list.map((b) => b.library || ofStack[b.stack]));
+});
+
+test('a tree of groups has each group\'s tree below its name, and what are too many in one', () => {
+  const {list, lives} = randomLives(11);
+  const tree = groupTree(lives.stacks, heldBetween(lives, 50, 250, 'tag'), frames, (k) => `tag ${k}`);
+  assert.equal(tree.before, total(liveAt(list, 50)));
+  assert.equal(tree.after, total(liveAt(list, 250)));
+  const of = (e, k) => liveAt(list, e).filter((b) => b.tag === k);
+  const widths = [...Array(60).keys()].map((k) => {
+    const stacksOf = new Map(); // as wide as the larger of both, stack by stack, and without one size by size
+    for (const e of [50, 250]) {
+      for (const b of of(e, k)) {
+        const key = b.stack || -b.size;
+        const at = stacksOf.get(key) || {50: 0, 250: 0};
+        at[e] += b.size;
+        stacksOf.set(key, at);
+      }
+    }
+    return [`tag ${k}`, [...stacksOf.values()].reduce((a, x) => a + Math.max(x[50], x[250]), 0)];
+  }).filter(([, n]) => n > 0).sort((a, b) => b[1] - a[1]);
+  assert.ok(widths.length > 40);
+  const got = new Map(tree.children.map((c) => [c.name, c]));
+  assert.equal(got.size, 41);
+  for (const [name, width] of widths.slice(0, 40)) {
+    assert.equal(got.get(name).value, width, name);
+    assert.equal(got.get(name).after, total(of(250, Number(name.slice(4)))), name);
+  }
+  assert.equal(got.get('all others').after, widths.slice(40).reduce((sum, [name]) => sum + total(of(250, Number(name.slice(4)))), 0));
+  assert.equal(tree.children[0].children.reduce((a, c) => a + c.after, 0), tree.children[0].after);
 });
 
 test('without any stack the tree is by size', () => {

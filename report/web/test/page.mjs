@@ -212,7 +212,7 @@ async function moments(page, t) {
   await page.locator('#growth input[aria-label="Moment A"]').fill(String(t.growth.a));
   await frame();
   for (const [by, want] of Object.entries(t.growth.by)) {
-    await page.locator('#growth select').selectOption(by);
+    await page.locator('#growth select[aria-label="Growth by"]').selectOption(by);
     const rows = await page.locator('#growth-table tr[data-grew]').evaluateAll((x) => x.map((e) =>
       [e.dataset.key, Number(e.dataset.grew), Number(e.dataset.kept)]));
     check(JSON.stringify(rows) === JSON.stringify(want), `by ${by} ${JSON.stringify(rows)} grew, want ${JSON.stringify(want)}`);
@@ -270,7 +270,7 @@ async function differences() {
   }
   check(Number(await page.locator('.card b').first().getAttribute('data-grew')) === t.grew, 'the first card is not what the peak grew by');
   for (const [by, want] of Object.entries(t.by)) {
-    await page.locator('#growth select').selectOption(by);
+    await page.locator('#growth select[aria-label="Growth by"]').selectOption(by);
     const rows = await page.locator('#growth-table tr[data-grew]').evaluateAll((x) => x.map((e) => [e.dataset.key, Number(e.dataset.grew)]));
     check(JSON.stringify(rows) === JSON.stringify(want), `by ${by} ${JSON.stringify(rows)} grew, want ${JSON.stringify(want)}`);
   }
@@ -287,6 +287,64 @@ async function differences() {
   const overflow = await page.evaluate(() => document.documentElement.scrollWidth - innerWidth);
   check(overflow <= 0, `the page is ${overflow} pixels too wide`);
   await page.context().close();
+}
+
+/** Tags, libraries and threads: bands, the flame graph, growth and the tables of holders. */
+async function labels() {
+  const t = expect.labels;
+  at('labels');
+  const page = await open(t.page);
+  const frame = () => page.evaluate(() => new Promise((f) => { requestAnimationFrame(() => requestAnimationFrame(f)); }));
+  const bands = page.locator('#chart select[aria-label="Bands"]');
+  check(await bands.inputValue() === 'tag', `the first bands are by ${await bands.inputValue()}`);
+  const byName = (list) => JSON.stringify([...list].sort((a, b) => (a[0] < b[0] ? -1 : 1)));
+  for (const [by, want] of Object.entries(t.by)) {
+    at(`by ${by}`);
+    await bands.selectOption(by);
+    await page.locator('#chart select[aria-label="Horizontal axis"]').selectOption('event');
+    const lane = page.locator('#chart canvas.lane').first();
+    await lane.scrollIntoViewIfNeeded();
+    const box = await lane.boundingBox();
+    await page.mouse.move(box.x + box.width - 1, box.y + 40); // the peak is the last event
+    await page.waitForTimeout(60);
+    const rows = await page.locator('#chart tr[data-band]').evaluateAll((x) => x.map((e) => [e.dataset.band, Number(e.dataset.bytes)]).filter((r) => r[1] > 0));
+    check(byName(rows) === byName(want), `bands at the peak are ${JSON.stringify(rows)}, want ${JSON.stringify(want)}`);
+
+    const holders = await page.locator(`#holders table[data-by="${by}"] tr[data-key]`).evaluateAll((x) => x.map((e) => [e.dataset.key, Number(e.dataset.bytes)]));
+    check(JSON.stringify(holders) === JSON.stringify(want), `holders are ${JSON.stringify(holders)}, want ${JSON.stringify(want)}`);
+
+    await page.locator('#flame select[aria-label="Frames"]').selectOption(by);
+    const frames = await page.locator('#flame g.frame').evaluateAll((x) => x.map((e) => e.getAttribute('name')));
+    for (const [name] of want) check(frames.includes(name), `the flame graph has no frame ${name} among ${JSON.stringify(frames)}`);
+    await page.locator('#flame g.frame rect').first().hover();
+    const all = Number(await page.locator('#flame .tip tr[data-bytes]').first().getAttribute('data-bytes'));
+    check(all === t.live, `the frame of all has ${all} bytes, want ${t.live}`);
+
+    await page.locator('#growth input[aria-label="Moment B"]').fill(String(t.moment.event));
+    await page.locator('#growth input[aria-label="Moment A"]').fill('-1');
+    await frame();
+    await page.locator('#growth select[aria-label="Growth by"]').selectOption(by);
+    const sums = await page.evaluate(() => ({...document.querySelector('#growth-words').dataset}));
+    const grew = await page.locator('#growth-table tr[data-grew]').evaluateAll((x) => x.reduce((a, e) => a + Number(e.dataset.grew), 0));
+    check(Number(sums.after) === t.moment.live && grew === t.moment.live - Number(sums.before), `growth is ${grew}, from ${sums.before} to ${sums.after}`);
+    await page.locator('#growth select[aria-label="Frames"]').selectOption(by);
+    const kinds = await page.locator('#growth-flame g.frame').evaluateAll((x) => x.map((e) => e.getAttribute('name')));
+    check(kinds.some((name) => want.some(([w]) => w === name)), `growth's flame graph has ${JSON.stringify(kinds)}`);
+  }
+  at('labels');
+  await page.locator('#flame select[aria-label="Frames"]').selectOption('');
+  check(!(await page.locator('#flame g.frame').evaluateAll((x) => x.map((e) => e.getAttribute('name')))).includes('weights'), 'stacks alone have a frame for a tag');
+  const who = await page.locator('#holders .labels').allInnerTexts();
+  check(who.some((x) => x.includes('tag') && x.includes('weights') && x.includes('library')), `holders are labelled ${JSON.stringify(who)}`);
+  await nothingMissing(page, 'body');
+  check(await page.evaluate(() => window.hacked === undefined), 'a tag was run as a script');
+  const overflow = await page.evaluate(() => document.documentElement.scrollWidth - innerWidth);
+  check(overflow <= 0, `the page is ${overflow} pixels too wide`);
+  await page.context().close();
+  const phone = await open(t.page, {viewport: {width: 400, height: 800}});
+  const wide = await phone.evaluate(() => document.documentElement.scrollWidth - innerWidth);
+  check(wide <= 0, `in a narrow window the page is ${wide} pixels too wide`);
+  await phone.context().close();
 }
 
 /** A driver trace: its calls, with the time that each took. */
@@ -307,4 +365,4 @@ async function driver() {
   await page.context().close();
 }
 
-await run(small, driver, differences, large);
+await run(small, labels, driver, differences, large);

@@ -6,7 +6,7 @@ import {readFileSync} from 'node:fs';
 import {Reader, unpack} from '../src/decode.js';
 import {Lives, measure, sizeRange} from '../src/lives.js';
 import {callTotals} from '../src/columns.js';
-import {heldAt, stackTree} from '../src/tree.js';
+import {groupTree, heldAt, stackTree} from '../src/tree.js';
 
 const want = JSON.parse(readFileSync(process.argv[2], 'utf8'));
 const reader = new Reader(await unpack(want.series));
@@ -46,6 +46,14 @@ for (const m of want.moments) {
   else assert.ok(holders.length >= merged.size, where);
   const libraries = Object.fromEntries([...lives.sums(m.event, 'library')].map(([k, x]) => [k === 0 ? 'unknown' : want.libraries[k - 1], x.bytes]));
   assert.deepEqual(libraries, m.libraries, where);
+  for (const [by, names, none] of [['tag', want.tags, 'no tag'], ['thread', want.threads, 'no thread']]) {
+    const sums = Object.fromEntries([...lives.sums(m.event, by)].map(([k, x]) => [names.length ? names[k] : none, x.bytes]));
+    assert.deepEqual(sums, m[`${by}s`], `${where}, by ${by}`);
+    const grouped = groupTree(lives.stacks, heldAt(lives, m.event, by), want.frames, (k) => (names.length ? names[k] : none));
+    assert.equal(grouped.value, m.live, where);
+    assert.equal(grouped.blocks, m.blocks, where);
+    assert.deepEqual(Object.fromEntries(grouped.children.map((c) => [c.name, c.value])), m[`${by}s`], `${where}, grouped by ${by}`);
+  }
   const tree = stackTree(lives.stacks, heldAt(lives, m.event), want.frames);
   assert.equal(tree.value, m.live, where);
   assert.equal(tree.blocks, m.blocks, where);
