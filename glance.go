@@ -3,6 +3,8 @@ package cistern
 import (
 	"sync"
 	"time"
+
+	"github.com/cistern-gpu/cistern/internal/front"
 )
 
 // Gauges are the figures of a device that somebody watches: bytes at one moment, and counts since the start, which
@@ -55,7 +57,7 @@ func (d *Device) tryLock(wait time.Duration) bool {
 		if wait <= 0 {
 			return false
 		}
-		time.Sleep(pause)
+		front.Nap(pause)
 	}
 	return true
 }

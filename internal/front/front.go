@@ -127,7 +127,7 @@ func New(mask, smallMax uint64) *Front { return &Front{mask: mask, smallMax: sma
 func (f *Front) Lock() {
 	for spins := 0; !f.word.CompareAndSwap(0, 1); spins++ {
 		if spins > 100 {
-			time.Sleep(20 * time.Microsecond)
+			Nap(20 * time.Microsecond)
 		} else if spins > 20 {
 			runtime.Gosched()
 		}
