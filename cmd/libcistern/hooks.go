@@ -73,7 +73,9 @@ type everywhere struct {
 // allDevices is what stands for them.
 const allDevices = -1
 
+// catchUp also notices that a device came into use, as it never was before what everywhere has when the library starts.
 func (l *library) catchUp(d C.int, dev *cistern.Device) {
+	l.showing.Do(l.show)
 	e, h := &l.everywhere, &l.devices[d].hooks
 	e.mu.Lock()
 	defer e.mu.Unlock()

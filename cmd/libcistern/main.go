@@ -57,6 +57,7 @@ type library struct {
 	devices    []device // by ordinal
 	everywhere everywhere
 	sharing    func() *share.Process
+	showing    sync.Once
 }
 
 // device is what is kept here for one device.
@@ -145,6 +146,7 @@ func start(conf, from string) (*library, error) {
 	limitHeap()
 	l := &library{Allocator: a, devices: make([]device, a.DeviceCount()),
 		sharing: sync.OnceValue(func() *share.Process { return share.New(a, shareGuard{}) })}
+	l.everywhere.version.Store(1)
 	current.Store(l)
 	return l, nil
 }

@@ -3,9 +3,9 @@ package live
 import (
 	"fmt"
 	"os"
-	"sync"
 	"sync/atomic"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -39,8 +39,8 @@ type Page struct {
 	nextLook time.Time // when details may be made again
 	remade   int
 
-	stop, done chan struct{}
-	once       sync.Once
+	stopped atomic.Uint32 // a futex: 1 from Close on
+	done    chan struct{}
 }
 
 // Publish makes a page about p, this process or one that it traces (Updated, Dropped and Devices do not matter; PID 0 is
@@ -53,7 +53,7 @@ func Publish(p Process, gauges func(into []Device) []Device, details func() []De
 		return nil, fmt.Errorf("publishing what this process holds: %w", err)
 	}
 	page := &Page{id: identity{Maker: os.Getpid(), MakerStart: start, PID: p.PID, Start: p.Start, Name: p.Name, Args: p.Args, Kind: p.Kind,
-		Version: p.Version, Conf: p.Conf}, gauges: gauges, details: details, stop: make(chan struct{}), done: make(chan struct{})}
+		Version: p.Version, Conf: p.Conf}, gauges: gauges, details: details, done: make(chan struct{})}
 	if page.id.PID == 0 {
 		page.id.PID, page.id.Start = page.id.Maker, start
 	}
@@ -67,10 +67,29 @@ func Publish(p Process, gauges func(into []Device) []Device, details func() []De
 // SetDropped says how many events were lost.
 func (p *Page) SetDropped(n uint64) { p.dropped.Store(n) }
 
+// FUTEX_WAIT and FUTEX_WAKE, with FUTEX_PRIVATE_FLAG.
+const futexWait, futexWake = 0 | 128, 1 | 128
+
 // Close ends the page.
 func (p *Page) Close() {
-	p.once.Do(func() { close(p.stop) })
+	p.stopped.Store(1)
+	_, _, _ = unix.Syscall(unix.SYS_FUTEX, uintptr(unsafe.Pointer(&p.stopped)), futexWake, 1)
 	<-p.done
+}
+
+// wait waits for so long, and reports whether the page goes on. No timer of Go's does that: with its first one the runtime
+// opens descriptors (epoll) that it needs from then on, and a program that closes all that it does not know would end with
+// that. For the same reason no file is opened as os does.
+func (p *Page) wait(d time.Duration) bool {
+	for end := time.Now().Add(d); p.stopped.Load() == 0; d = time.Until(end) {
+		if d <= 0 {
+			return true
+		}
+		ts := unix.NsecToTimespec(int64(d))
+		_, _, _ = unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(&p.stopped)), futexWait, 0,
+			uintptr(unsafe.Pointer(&ts)), 0, 0) // woken early it waits on
+	}
+	return false
 }
 
 // make makes the file and its mapping.
@@ -145,19 +164,11 @@ func (p *Page) run() {
 			unix.Close(p.fd)
 		}
 	}()
-	timer := time.NewTimer(0)
-	defer timer.Stop()
-	for {
-		select {
-		case <-p.stop:
-			return
-		case <-timer.C:
-		}
+	for next := time.Duration(0); p.wait(next); {
 		if !p.ours() && !p.remake() {
 			return
 		}
-		now := time.Now()
-		timer.Reset(p.refresh(now))
+		next = p.refresh(time.Now())
 	}
 }
 

@@ -6,15 +6,41 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
+
+	"golang.org/x/sys/unix"
 )
 
 // What /proc says of a process, whose folder dir is there.
 
+// readFile is os.ReadFile for /proc, without the runtime's poller (see Page.wait).
+func readFile(name string) ([]byte, error) {
+	fd, err := unix.Open(name, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, &os.PathError{Op: "open", Path: name, Err: err}
+	}
+	defer unix.Close(fd)
+	var out []byte
+	for {
+		out = slices.Grow(out, 4<<10)
+		n, err := unix.Read(fd, out[len(out):cap(out)])
+		switch {
+		case err == unix.EINTR:
+			continue
+		case err != nil:
+			return nil, &os.PathError{Op: "read", Path: name, Err: err}
+		case n <= 0:
+			return out, nil
+		}
+		out = out[:len(out)+n]
+	}
+}
+
 // startOf is when it started. A zombie has ended.
 func startOf(dir string) (uint64, error) {
-	text, err := os.ReadFile(dir + "/stat")
+	text, err := readFile(dir + "/stat")
 	if err != nil {
 		return 0, err
 	}
@@ -33,7 +59,7 @@ func startOf(dir string) (uint64, error) {
 
 // innerPID is the number by which it knows itself: the last one in its own PID namespace.
 func innerPID(dir string) (int, error) {
-	text, err := os.ReadFile(dir + "/status")
+	text, err := readFile(dir + "/status")
 	if err != nil {
 		return 0, err
 	}
@@ -63,10 +89,10 @@ func Of(pid int) (Process, error) {
 		return Process{}, fmt.Errorf("process %d: %w", pid, err)
 	}
 	p := Process{PID: pid, Start: start}
-	if name, err := os.ReadFile(dir + "/comm"); err == nil {
+	if name, err := readFile(dir + "/comm"); err == nil {
 		p.Name = strings.TrimSuffix(string(name), "\n")
 	}
-	if line, err := os.ReadFile(dir + "/cmdline"); err == nil && len(line) > 0 {
+	if line, err := readFile(dir + "/cmdline"); err == nil && len(line) > 0 {
 		p.Args = strings.Split(strings.TrimSuffix(string(line), "\x00"), "\x00")
 	}
 	return p, nil

@@ -1,0 +1,108 @@
+//go:build linux && cgo
+
+package main
+
+import (
+	"fmt"
+	"sync/atomic"
+
+	"github.com/cistern-gpu/cistern"
+	"github.com/cistern-gpu/cistern/cuda"
+	"github.com/cistern-gpu/cistern/internal/live"
+)
+
+// What cistern top sees of this process: a page that a goroutine keeps current from the moment when the first device comes
+// into use (internal/live says how). No request knows of it. Where there can be no page, as where nothing may be kept in
+// memory, the program goes on without.
+
+// shown is the page of this process.
+var shown atomic.Pointer[live.Page]
+
+// show begins to publish, unless the settings say that nobody may look.
+func (l *library) show() {
+	if l.Options().NoTop {
+		return
+	}
+	self, err := live.Of(0)
+	if err != nil {
+		return
+	}
+	self.Kind, self.Version, self.Conf = live.KindCistern, cistern.Version, l.Options().String()
+	v := &view{library: l}
+	page, err := live.Publish(self, v.gauges, v.details)
+	if err == nil {
+		shown.Store(page)
+	}
+}
+
+// view takes the figures for the page. It is its goroutine's alone.
+type view struct {
+	*library
+	devices []*cistern.Device // that gauges told of last
+	figures cistern.Gauges
+}
+
+// gauges appends the devices in use.
+func (v *view) gauges(into []live.Device) (out []live.Device) {
+	out = into
+	defer v.panicked()
+	v.devices = v.devices[:0]
+	if current.Load() != v.library { // a bug has ended it, and who knows what holds which lock
+		if page := shown.Swap(nil); page != nil {
+			go page.Close()
+		}
+		return out
+	}
+	for i := range v.library.devices {
+		dev, ok := v.Started(cuda.Device(i))
+		if !ok {
+			continue
+		}
+		g, info := &v.figures, dev.Info()
+		dev.Gauges(g)
+		v.devices = append(v.devices, dev)
+		out = append(out, live.Device{Ordinal: i, UUID: info.UUID, Name: info.Name, Total: info.TotalBytes, Reserved: g.Reserved,
+			Allocated: g.Allocated, Active: g.Active, Cached: g.Cached, Paused: g.Paused, PeakReserved: g.PeakReserved,
+			PeakAllocated: g.PeakAllocated, Limit: g.Limit, DriverCalls: g.DriverCalls, Retries: g.Retries, OOMs: g.OOMs})
+	}
+	return out
+}
+
+// panicked makes a panic what it is in a call: the library's end, and not the program's.
+func (v *view) panicked() {
+	if r := recover(); r != nil {
+		broke(r)
+	}
+}
+
+// details says who holds what, of the devices that gauges told of.
+func (v *view) details() (out []live.Details) {
+	defer v.panicked()
+	defer tidy() // it has made garbage
+	for _, dev := range v.devices {
+		var d live.Details
+		for _, u := range dev.TagUsage() {
+			d.Tags = append(d.Tags, live.Use{Name: tagText(u.Tag), Blocks: u.Blocks, Bytes: u.Allocated})
+		}
+		for _, u := range libraryUsage(dev) {
+			d.Libraries = append(d.Libraries, live.Use{Name: libraryText(uint8(u.library)), Blocks: int64(u.blocks), Bytes: uint64(u.allocated)})
+		}
+		for _, p := range v.poolsOf(dev) {
+			d.Pools = append(d.Pools, live.Use{Name: poolText(p), Blocks: p.Blocks, Bytes: p.Allocated})
+		}
+		out = append(out, d)
+	}
+	return out
+}
+
+// poolText is a pool by its name and, where that is not the device's own memory, what it is made of.
+func poolText(p poolJSON) string {
+	name := "default"
+	if p.Pool != [2]uint64{} {
+		name = fmt.Sprintf("{%d, %d}", p.Pool[0], p.Pool[1])
+	}
+	if p.Upstream != "" {
+		name += " of " + p.Upstream
+	}
+	return name
+}
