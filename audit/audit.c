@@ -209,6 +209,9 @@ static void found_driver(struct link_map *map) {
 	helpers.device_get_mem_pool = (int (*)(void **, int))address(&t, "cuDeviceGetMemPool");
 	helpers.mem_pool_get_attribute = (int (*)(void *, int, void *))address(&t, "cuMemPoolGetAttribute");
 	helpers.primary_ctx_get_state = (int (*)(int, unsigned *, int *))address(&t, "cuDevicePrimaryCtxGetState");
+	helpers.ctx_get_current = (int (*)(void **))address(&t, "cuCtxGetCurrent");
+	helpers.device_get_graph_mem_attribute = (int (*)(int, int, void *))address(&t, "cuDeviceGetGraphMemAttribute");
+	helpers.stream_is_capturing = (int (*)(void *, int *))address(&t, "cuStreamIsCapturing");
 	modules(map);
 	if (replace(map, &t))
 		driver = map;

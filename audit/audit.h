@@ -17,6 +17,7 @@ enum call {
 	MEM_EXPORT_TO_SHAREABLE_HANDLE, MEM_IMPORT_FROM_SHAREABLE_HANDLE, IPC_GET_MEM_HANDLE, IPC_OPEN_MEM_HANDLE, IPC_CLOSE_MEM_HANDLE,
 	ARRAY_CREATE, ARRAY_3D_CREATE, ARRAY_DESTROY, MIPMAPPED_ARRAY_CREATE, MIPMAPPED_ARRAY_DESTROY,
 	IMPORT_EXTERNAL_MEMORY, DESTROY_EXTERNAL_MEMORY, DEVICE_PRIMARY_CTX_RESET, DEVICE_PRIMARY_CTX_RELEASE, CTX_DESTROY,
+	GRAPH_ADD_MEM_ALLOC_NODE, GRAPH_LAUNCH, GRAPH_UPLOAD, DEVICE_GRAPH_MEM_TRIM, MEM_MAP_ARRAY_ASYNC,
 };
 
 // A function of the driver that is seen: by the name of its symbol, what is called instead, and where the driver's is.
@@ -36,6 +37,9 @@ struct helpers {
 	int (*device_get_mem_pool)(void **pool, int device);
 	int (*mem_pool_get_attribute)(void *pool, int attribute, void *value);
 	int (*primary_ctx_get_state)(int device, unsigned *flags, int *active);
+	int (*ctx_get_current)(void **context);
+	int (*device_get_graph_mem_attribute)(int device, int attribute, void *value);
+	int (*stream_is_capturing)(void *stream, int *status);
 };
 
 extern struct helpers helpers;

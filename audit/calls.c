@@ -1,6 +1,6 @@
 // The functions of the driver that are seen. Each calls the driver's own, with the same arguments, and makes an event of
 // it. The signatures are those of the CUDA Driver API documentation; versions before CUDA 3.2, with 32-bit addresses,
-// are not seen, nor is memory that a graph allocates while it runs.
+// are not seen.
 
 #include "audit.h"
 
@@ -27,7 +27,10 @@ struct external { int type; union { int fd; struct { void *handle; const void *n
 	X(cuArrayCreate_v2) X(cuArray3DCreate_v2) X(cuArrayDestroy) X(cuMipmappedArrayCreate) X(cuMipmappedArrayDestroy) \
 	X(cuImportExternalMemory) X(cuDestroyExternalMemory) \
 	X(cuDevicePrimaryCtxReset_v2) X(cuDevicePrimaryCtxReset) X(cuDevicePrimaryCtxRelease_v2) X(cuDevicePrimaryCtxRelease) \
-	X(cuCtxDestroy_v2) X(cuCtxDestroy) X(cuGetProcAddress_v2) X(cuGetProcAddress_v2_ptsz) X(cuGetProcAddress) X(cuGetProcAddress_ptsz)
+	X(cuCtxDestroy_v2) X(cuCtxDestroy) \
+	X(cuGraphAddMemAllocNode) X(cuGraphAddNode) X(cuGraphAddNode_v2) X(cuGraphLaunch) X(cuGraphLaunch_ptsz) X(cuGraphUpload) \
+	X(cuGraphUpload_ptsz) X(cuDeviceGraphMemTrim) X(cuMemMapArrayAsync) X(cuMemMapArrayAsync_ptsz) \
+	X(cuGetProcAddress_v2) X(cuGetProcAddress_v2_ptsz) X(cuGetProcAddress) X(cuGetProcAddress_ptsz)
 
 #define INDEX(name) AT_##name,
 enum { ENTRIES(INDEX) ENTRY_COUNT };
@@ -37,7 +40,8 @@ enum { ENTRIES(INDEX) ENTRY_COUNT };
 	struct event e; \
 	begin(&e, call, __builtin_return_address(0), __builtin_frame_address(0));
 
-enum { AT_DEVICE = 1, RESERVED_MEM_CURRENT = 5, PER_THREAD = 2, FIRST_VERSION = 3020, LAST_VERSION = 13999 };
+enum { AT_DEVICE = 1, RESERVED_MEM_CURRENT = 5, PER_THREAD = 2, FIRST_VERSION = 3020, LAST_VERSION = 13999,
+	OUT_OF_MEMORY = 2, ARRAY_SPARSE = 0x40, ARRAY_DEFERRED = 0x80, NODES_WITH_EDGES = 12030 };
 
 // Plain, pitched, managed and host memory.
 
@@ -117,6 +121,95 @@ FREE(cuArrayDestroy, ARRAY_DESTROY, void *, handle)
 FREE(cuMipmappedArrayDestroy, MIPMAPPED_ARRAY_DESTROY, void *, handle)
 FREE(cuDestroyExternalMemory, DESTROY_EXTERNAL_MEMORY, void *, handle)
 
+// Graphs. Memory that their nodes allocate is got from the device when a graph is first launched, or uploaded, and stays
+// with the device's graphs until it is trimmed. So those calls are looked at once a node has been added that allocates,
+// and recorded where what graphs hold is another amount than before.
+
+enum { GRAPH_RESERVED_MEM_CURRENT = 2, MOST_DEVICES = 64, NODE_MEM_ALLOC = 10 };
+
+static int allocating_graphs; // some graph of the process has such a node
+static uint64_t graphs_held[MOST_DEVICES];
+
+static void graphs_allocate(void) { __atomic_store_n(&allocating_graphs, 1, __ATOMIC_RELAXED); }
+
+// graphs_now asks what the graphs of the event's device hold, and reports whether that is another amount than it was.
+static int graphs_now(struct event *e) {
+	uint64_t held = 0;
+	if (e->device < 0 || e->device >= MOST_DEVICES || helpers.device_get_graph_mem_attribute == NULL ||
+	    helpers.device_get_graph_mem_attribute(e->device, GRAPH_RESERVED_MEM_CURRENT, &held) != 0)
+		return 0;
+	e->extra = held;
+	return __atomic_exchange_n(&graphs_held[e->device], held, __ATOMIC_RELAXED) != held;
+}
+
+#define GRAPH(name, kind) \
+	static int my_##name(void *exec, void *stream) { \
+		if (!__atomic_load_n(&allocating_graphs, __ATOMIC_RELAXED)) \
+			return REAL(name, void *, void *)(exec, stream); \
+		BEGIN(kind) \
+		int r = REAL(name, void *, void *)(exec, stream); \
+		e.handle = (uintptr_t)exec; \
+		e.stream = (uintptr_t)stream; \
+		e.device = current_device(); \
+		if (graphs_now(&e) || r == OUT_OF_MEMORY) { \
+			if (r == OUT_OF_MEMORY) \
+				e.extra = 0; \
+			finish(&e, r); \
+		} \
+		return r; \
+	}
+GRAPH(cuGraphLaunch, GRAPH_LAUNCH)
+GRAPH(cuGraphLaunch_ptsz, GRAPH_LAUNCH)
+GRAPH(cuGraphUpload, GRAPH_UPLOAD)
+GRAPH(cuGraphUpload_ptsz, GRAPH_UPLOAD)
+
+static int my_cuDeviceGraphMemTrim(int device) {
+	BEGIN(DEVICE_GRAPH_MEM_TRIM)
+	int r = REAL(cuDeviceGraphMemTrim, int)(device);
+	e.device = device;
+	graphs_now(&e);
+	finish(&e, r);
+	return r;
+}
+
+struct alloc_node { struct pool_props props; char rest[72]; const struct access_desc *access; size_t accesses, size; dptr p; };
+struct any_node { int type, reserved[3]; struct alloc_node alloc; };
+
+static void node_added(struct event *e, const struct alloc_node *a, int r) {
+	graphs_allocate();
+	e->size = a->size;
+	e->addr = r == 0 ? a->p : 0;
+	e->device = a->props.location.type == AT_DEVICE ? a->props.location.id : -1;
+	finish(e, r);
+}
+
+static int my_cuGraphAddMemAllocNode(void **node, void *graph, void *const *after, size_t n, struct alloc_node *a) {
+	BEGIN(GRAPH_ADD_MEM_ALLOC_NODE)
+	int r = REAL(cuGraphAddMemAllocNode, void **, void *, void *const *, size_t, struct alloc_node *)(node, graph, after, n, a);
+	e.handle = (uintptr_t)graph;
+	if (a != NULL)
+		node_added(&e, a, r);
+	return r;
+}
+
+static int my_cuGraphAddNode(void **node, void *graph, void *const *after, size_t n, struct any_node *a) {
+	BEGIN(GRAPH_ADD_MEM_ALLOC_NODE)
+	int r = REAL(cuGraphAddNode, void **, void *, void *const *, size_t, struct any_node *)(node, graph, after, n, a);
+	e.handle = (uintptr_t)graph;
+	if (a != NULL && a->type == NODE_MEM_ALLOC)
+		node_added(&e, &a->alloc, r);
+	return r;
+}
+
+static int my_cuGraphAddNode_v2(void **node, void *graph, void *const *after, const void *edges, size_t n, struct any_node *a) {
+	BEGIN(GRAPH_ADD_MEM_ALLOC_NODE)
+	int r = REAL(cuGraphAddNode_v2, void **, void *, void *const *, const void *, size_t, struct any_node *)(node, graph, after, edges, n, a);
+	e.handle = (uintptr_t)graph;
+	if (a != NULL && a->type == NODE_MEM_ALLOC)
+		node_added(&e, &a->alloc, r);
+	return r;
+}
+
 // Stream-ordered memory. What a pool then holds from the driver is asked for with each allocation, which is when it grows.
 
 static void reserved(struct event *e) {
@@ -131,22 +224,35 @@ static void reserved(struct event *e) {
 		e->extra = held;
 }
 
-#define ALLOC_ASYNC(name) \
+// node_instead reports whether a call on a stream does nothing but add a node to the graph that is captured from it. The
+// stream that others wait for without naming it cannot be captured.
+static int node_instead(struct event *e, void *stream, int per_thread) {
+	int status = 0;
+	if (stream == NULL && per_thread)
+		stream = (void *)2;
+	if ((uintptr_t)stream <= 1 || helpers.stream_is_capturing == NULL || helpers.stream_is_capturing(stream, &status) != 0 || status == 0)
+		return 0;
+	e->call = GRAPH_ADD_MEM_ALLOC_NODE;
+	graphs_allocate();
+	return 1;
+}
+
+#define ALLOC_ASYNC(name, per_thread) \
 	static int my_##name(dptr *p, size_t size, void *stream) { \
 		BEGIN(MEM_ALLOC_ASYNC) \
 		int r = REAL(name, dptr *, size_t, void *)(p, size, stream); \
 		e.size = size; \
 		e.stream = (uintptr_t)stream; \
 		e.addr = r == 0 ? *p : 0; \
-		if (r == 0) \
+		if (!node_instead(&e, stream, per_thread) && r == 0) \
 			reserved(&e); \
 		finish(&e, r); \
 		return r; \
 	}
-ALLOC_ASYNC(cuMemAllocAsync)
-ALLOC_ASYNC(cuMemAllocAsync_ptsz)
+ALLOC_ASYNC(cuMemAllocAsync, 0)
+ALLOC_ASYNC(cuMemAllocAsync_ptsz, 1)
 
-#define ALLOC_FROM_POOL_ASYNC(name) \
+#define ALLOC_FROM_POOL_ASYNC(name, per_thread) \
 	static int my_##name(dptr *p, size_t size, void *pool, void *stream) { \
 		BEGIN(MEM_ALLOC_FROM_POOL_ASYNC) \
 		int r = REAL(name, dptr *, size_t, void *, void *)(p, size, pool, stream); \
@@ -154,13 +260,13 @@ ALLOC_ASYNC(cuMemAllocAsync_ptsz)
 		e.stream = (uintptr_t)stream; \
 		e.pool = (uintptr_t)pool; \
 		e.addr = r == 0 ? *p : 0; \
-		if (r == 0) \
+		if (!node_instead(&e, stream, per_thread) && r == 0) \
 			reserved(&e); \
 		finish(&e, r); \
 		return r; \
 	}
-ALLOC_FROM_POOL_ASYNC(cuMemAllocFromPoolAsync)
-ALLOC_FROM_POOL_ASYNC(cuMemAllocFromPoolAsync_ptsz)
+ALLOC_FROM_POOL_ASYNC(cuMemAllocFromPoolAsync, 0)
+ALLOC_FROM_POOL_ASYNC(cuMemAllocFromPoolAsync_ptsz, 1)
 
 #define FREE_ASYNC(name) \
 	static int my_##name(dptr p, void *stream) { \
@@ -270,6 +376,44 @@ static int my_cuMemRetainAllocationHandle(uint64_t *handle, void *p) {
 	return r;
 }
 
+// Sparse arrays: pieces of memory from cuMemCreate are mapped into them, and out. Each piece is an event of its own, with
+// what tells where in which array it is as its address.
+
+struct array_map {
+	int resource;
+	uint64_t array;
+	int subresource;
+	uint64_t where[4];
+	int operation, kind;
+	uint64_t handle, offset;
+	unsigned devices, flags, reserved[2];
+};
+
+_Static_assert(sizeof(struct array_map) == 96 && sizeof(struct alloc_node) == 120, "as in CUDA");
+
+enum { OPERATION_MAP = 1 };
+
+#define MAP_ARRAY(name) \
+	static int my_##name(struct array_map *list, unsigned n, void *stream) { \
+		BEGIN(MEM_MAP_ARRAY_ASYNC) \
+		int r = REAL(name, struct array_map *, unsigned, void *)(list, n, stream); \
+		for (unsigned i = 0; list != NULL && i < n; i++) { \
+			struct event each = e; \
+			uint64_t h = list[i].array ^ (uint64_t)list[i].subresource << 56; \
+			for (int k = 0; k < (list[i].subresource == 0 ? 4 : 3); k++) \
+				h = (h ^ list[i].where[k]) * 0x9e3779b97f4a7c15u, h ^= h >> 31; \
+			each.addr = h; \
+			each.pool = list[i].array; \
+			each.handle = list[i].operation == OPERATION_MAP ? list[i].handle : 0; \
+			each.extra = list[i].operation == OPERATION_MAP; \
+			each.stream = (uintptr_t)stream; \
+			finish(&each, r); \
+		} \
+		return r; \
+	}
+MAP_ARRAY(cuMemMapArrayAsync)
+MAP_ARRAY(cuMemMapArrayAsync_ptsz)
+
 // Sharing.
 
 static int my_cuMemExportToShareableHandle(void *out, uint64_t handle, int type, unsigned long long flags) {
@@ -316,7 +460,8 @@ static int my_cuImportExternalMemory(void **memory, const struct external *desc)
 	return r;
 }
 
-// Arrays. Their sizes are those of their elements; what the driver adds for its layout is not known.
+// Arrays. Their sizes are those of their elements; what the driver adds for its layout is not known. Sparse arrays, and those
+// that are mapped later, have no memory of their own.
 
 static size_t element(int format, unsigned channels) {
 	switch (format) {
@@ -329,7 +474,7 @@ static size_t element(int format, unsigned channels) {
 static size_t at_least(size_t n) { return n == 0 ? 1 : n; }
 
 static size_t bytes_3d(const struct array_3d *d) {
-	return d == NULL ? 0 : d->width * at_least(d->height) * at_least(d->depth) * element(d->format, d->channels);
+	return d == NULL || d->flags & (ARRAY_SPARSE | ARRAY_DEFERRED) ? 0 : d->width * at_least(d->height) * at_least(d->depth) * element(d->format, d->channels);
 }
 
 static int my_cuArrayCreate_v2(void **array, const struct array *desc) {
@@ -381,7 +526,7 @@ PRIMARY(cuDevicePrimaryCtxReset, DEVICE_PRIMARY_CTX_RESET, 1)
 PRIMARY(cuDevicePrimaryCtxRelease_v2, DEVICE_PRIMARY_CTX_RELEASE, 0)
 PRIMARY(cuDevicePrimaryCtxRelease, DEVICE_PRIMARY_CTX_RELEASE, 0)
 
-// Which memory is a context's is not known where several share a device: the event alone is recorded.
+// What a context got has it as its extra.
 FREE(cuCtxDestroy_v2, CTX_DESTROY, void *, handle)
 FREE(cuCtxDestroy, CTX_DESTROY, void *, handle)
 
@@ -448,6 +593,8 @@ static void *instead(void *found, const char *name, int version, int per_thread)
 	for (int pass = per_thread ? 1 : 0; pass >= 0; pass--) {
 		for (int i = 0; i < entry_count; i++) {
 			if (!names(entries[i].name, name, pass))
+				continue;
+			if (i == (version >= NODES_WITH_EDGES ? AT_cuGraphAddNode : AT_cuGraphAddNode_v2)) // which take other arguments
 				continue;
 			if (is_way(i) || version > LAST_VERSION || (version < FIRST_VERSION && versioned(entries[i].name))) {
 				say(RECORD_UNKNOWN, name);

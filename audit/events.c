@@ -186,6 +186,16 @@ HIDDEN void begin(struct event *e, int call, void *caller, void *frame) {
 	e->time = now();
 }
 
+// of_context reports whether what a call gets is a context's, and ends with it.
+static int of_context(int call) {
+	switch (call) {
+	case MEM_ALLOC: case MEM_ALLOC_PITCH: case MEM_ALLOC_MANAGED: case MEM_ALLOC_HOST: case MEM_HOST_ALLOC: case MEM_HOST_REGISTER:
+	case IPC_OPEN_MEM_HANDLE: case ARRAY_CREATE: case ARRAY_3D_CREATE: case MIPMAPPED_ARRAY_CREATE: case IMPORT_EXTERNAL_MEMORY:
+		return 1;
+	}
+	return 0;
+}
+
 HIDDEN void finish(struct event *e, int result) {
 	uint64_t end = now();
 	struct slot s;
@@ -208,6 +218,11 @@ HIDDEN void finish(struct event *e, int result) {
 		size_t free = 0, total = 0;
 		if (helpers.mem_get_info(&free, &total) == 0)
 			s.extra = free;
+	}
+	if (result == 0 && e->extra == 0 && of_context(e->call) && helpers.ctx_get_current != NULL) {
+		void *context = NULL;
+		if (helpers.ctx_get_current(&context) == 0)
+			s.extra = (uintptr_t)context;
 	}
 	if (s.pid != __atomic_load_n(&announced, __ATOMIC_RELAXED))
 		announce(s.pid, 0);

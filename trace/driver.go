@@ -31,9 +31,10 @@ type Call struct {
 	Stream         uint64 // handle
 	Handle         uint64 // of physical memory or an array; a context's
 	Pool           uint64 // handle
-	// Extra is, for allocations from pools and trims, what the pool held from the driver after it; of memory that the
-	// device did not have, what was free; of cuMemCreate, the kind of location; of cuDevicePrimaryCtx calls, whether the
-	// context is gone.
+	// Extra is, for allocations from pools and trims, what the pool held from the driver after it; for launches of graphs,
+	// what the device's graphs then held; of memory that the device did not have, what was free; of what a context got,
+	// that context; of cuMemCreate, the kind of location; of cuDevicePrimaryCtx calls, whether the context is gone; of a
+	// piece of cuMemMapArrayAsync, 1 where it is mapped, 0 where it is unmapped.
 	Extra   uint64
 	Process uint32 // index into Driver.Processes
 	Thread  uint32 // the kernel's number
@@ -109,6 +110,11 @@ const (
 	DevicePrimaryCtxReset
 	DevicePrimaryCtxRelease
 	CtxDestroy
+	GraphAddMemAllocNode // also an allocation on a stream that is being captured
+	GraphLaunch
+	GraphUpload
+	DeviceGraphMemTrim
+	MemMapArrayAsync // one for each piece of its list: Pool is the array, Addr says where in it
 	NumCallKinds
 )
 
@@ -119,7 +125,8 @@ var callNames = [NumCallKinds]string{"none", "cuMemAlloc", "cuMemAllocPitch", "c
 	"cuMemUnmap", "cuMemSetAccess", "cuMemRetainAllocationHandle", "cuMemExportToShareableHandle",
 	"cuMemImportFromShareableHandle", "cuIpcGetMemHandle", "cuIpcOpenMemHandle", "cuIpcCloseMemHandle", "cuArrayCreate",
 	"cuArray3DCreate", "cuArrayDestroy", "cuMipmappedArrayCreate", "cuMipmappedArrayDestroy", "cuImportExternalMemory",
-	"cuDestroyExternalMemory", "cuDevicePrimaryCtxReset", "cuDevicePrimaryCtxRelease", "cuCtxDestroy"}
+	"cuDestroyExternalMemory", "cuDevicePrimaryCtxReset", "cuDevicePrimaryCtxRelease", "cuCtxDestroy",
+	"cuGraphAddMemAllocNode", "cuGraphLaunch", "cuGraphUpload", "cuDeviceGraphMemTrim", "cuMemMapArrayAsync"}
 
 // String is the function's name in CUDA, without version.
 func (k CallKind) String() string {
@@ -133,7 +140,7 @@ func (k CallKind) String() string {
 func (k CallKind) MayWait() bool {
 	switch k {
 	case MemFree, MemFreeHost, MemHostUnregister, MemPoolDestroy, MemPoolTrimTo, MemUnmap, IpcCloseMemHandle, ArrayDestroy,
-		MipmappedArrayDestroy, DestroyExternalMemory, DevicePrimaryCtxReset, DevicePrimaryCtxRelease, CtxDestroy:
+		MipmappedArrayDestroy, DestroyExternalMemory, DevicePrimaryCtxReset, DevicePrimaryCtxRelease, CtxDestroy, DeviceGraphMemTrim:
 		return true
 	}
 	return false

@@ -7,18 +7,19 @@ const (
 	DeviceMemory  MemoryKind = iota // cuMemAlloc, cuMemAllocPitch, arrays
 	VirtualMemory                   // cuMemCreate on a device
 	PoolMemory                      // stream-ordered
+	GraphMemory                     // what the graphs of a device hold together
 	ManagedMemory
 	HostMemory     // page-locked by the driver, or created there
 	ImportedMemory // of another process
 	NumMemoryKinds
 )
 
-var memoryNames = [NumMemoryKinds]string{"device", "virtual", "pool", "managed", "host", "imported"}
+var memoryNames = [NumMemoryKinds]string{"device", "virtual", "pool", "graph", "managed", "host", "imported"}
 
 func (k MemoryKind) String() string { return memoryNames[k] }
 
 // OnDevice reports whether memory of this kind is the process's own on its device.
-func (k MemoryKind) OnDevice() bool { return k <= PoolMemory }
+func (k MemoryKind) OnDevice() bool { return k <= GraphMemory }
 
 // Holding is memory that a call got and that was not given back yet.
 type Holding struct {
@@ -34,6 +35,7 @@ type Holding struct {
 type Tracker struct {
 	held    map[holdKey]*Holding
 	byMap   map[holdKey]*Holding      // virtual memory by the address at which it is mapped
+	tiles   map[holdKey]tile          // and by where it is in sparse arrays
 	pools   map[holdKey]*poolReserved // by handle
 	pooled  map[deviceKey]uint64      // what the pools of a device hold together
 	early   map[holdKey]int           // frees that are still to be seen of memory that was seen allocated again
@@ -51,8 +53,15 @@ const (
 	spaceHandle        // of physical memory
 	spaceArray
 	spacePool
+	spaceGraphs // by device
+	spaceTile
 	spaceMoved // of physical memory whose handle was given to other memory
 )
+
+type tile struct {
+	h     *Holding
+	array uint64
+}
 
 type poolReserved struct {
 	device         int16
@@ -64,7 +73,7 @@ const VirtualBase = 1 << 60
 
 // NewTracker follows a program from its start.
 func NewTracker() *Tracker {
-	return &Tracker{held: map[holdKey]*Holding{}, byMap: map[holdKey]*Holding{}, pools: map[holdKey]*poolReserved{},
+	return &Tracker{held: map[holdKey]*Holding{}, byMap: map[holdKey]*Holding{}, tiles: map[holdKey]tile{}, pools: map[holdKey]*poolReserved{},
 		pooled: map[deviceKey]uint64{}, early: map[holdKey]int{}}
 }
 
@@ -160,7 +169,23 @@ func (t *Tracker) Call(c *Call, got, gone func(h *Holding)) {
 	case ArrayCreate, Array3DCreate, MipmappedArrayCreate:
 		t.number(add(holdKey{c.Process, spaceArray, c.Handle}, DeviceMemory), got)
 	case ArrayDestroy, MipmappedArrayDestroy:
+		for k, piece := range t.tiles {
+			if k.process == c.Process && piece.array == c.Handle {
+				delete(t.tiles, k)
+				t.release(piece.h, gone)
+			}
+		}
 		free(holdKey{c.Process, spaceArray, c.Handle})
+	case MemMapArrayAsync:
+		t.tile(c, gone)
+	case GraphLaunch, GraphUpload, DeviceGraphMemTrim:
+		t.graphs(c, got, gone)
+	case CtxDestroy:
+		for _, h := range t.held {
+			if h.Process == c.Process && h.Kind.ofContext() && h.Extra == c.Handle {
+				t.drop(h, gone)
+			}
+		}
 	case MemCreate:
 		m := VirtualMemory
 		if c.Extra != 1 {
@@ -201,6 +226,49 @@ func (t *Tracker) pool(c *Call) *poolReserved {
 	}
 	t.change(c.Process, p, func() { p.bytes = c.Extra })
 	return p
+}
+
+// ofContext reports whether what the function gets belongs to the context that was current, and ends with it.
+func (k CallKind) ofContext() bool {
+	switch k {
+	case MemAlloc, MemAllocPitch, MemAllocManaged, MemAllocHost, MemHostAlloc, MemHostRegister, IpcOpenMemHandle, ArrayCreate, Array3DCreate,
+		MipmappedArrayCreate, ImportExternalMemory:
+		return true
+	}
+	return false
+}
+
+// graphs takes what the graphs of a device hold together for one allocation, which is another one with each amount.
+func (t *Tracker) graphs(c *Call, got, gone func(*Holding)) {
+	k := holdKey{c.Process, spaceGraphs, uint64(c.Device)}
+	old := t.held[k]
+	if old != nil && old.Size == c.Extra || old == nil && c.Extra == 0 {
+		return
+	}
+	if old != nil {
+		t.drop(old, gone)
+	}
+	if c.Extra == 0 {
+		return
+	}
+	h := &Holding{Call: *c, Memory: GraphMemory, key: k, refs: 1}
+	h.Size = c.Extra
+	t.held[k] = h
+	t.number(h, got)
+}
+
+// tile maps a piece of physical memory into a sparse array, or out of it.
+func (t *Tracker) tile(c *Call, gone func(*Holding)) {
+	k := holdKey{c.Process, spaceTile, c.Addr}
+	old, was := t.tiles[k]
+	delete(t.tiles, k)
+	if h := t.held[holdKey{c.Process, spaceHandle, c.Handle}]; h != nil && c.Extra != 0 {
+		h.refs++
+		t.tiles[k] = tile{h, c.Pool}
+	}
+	if was {
+		t.release(old.h, gone)
+	}
 }
 
 func (t *Tracker) endPool(k holdKey) {

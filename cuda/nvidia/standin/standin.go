@@ -64,7 +64,7 @@ func compile(absent []string) ([]byte, error) {
 	}
 	args = append(args, filepath.Join(dir, "testdata", "libcuda.c"), filepath.Join(dir, "testdata", "work.c"),
 		filepath.Join(dir, "testdata", "share.c"), filepath.Join(dir, "testdata", "memory.c"),
-		filepath.Join(dir, "testdata", "more.c"))
+		filepath.Join(dir, "testdata", "more.c"), filepath.Join(dir, "testdata", "graphs.c"))
 	cmd := exec.Command(strings.Fields(cc)[0], args...)
 	if report, err := cmd.CombinedOutput(); err != nil {
 		return nil, fmt.Errorf("the tests of the driver binding need a C compiler (gcc, or the one that CC names): %v: %v\n%s", cmd, err, report)

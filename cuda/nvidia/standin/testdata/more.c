@@ -34,6 +34,11 @@ CUresult cuDeviceGetMemPool(struct pool **pool, int device) { return cuDeviceGet
 CUresult cuMemAllocAsync(uint64_t *p, size_t size, struct stream *s) {
 	struct pool *pool = NULL;
 	int device = 0;
+	if ((uintptr_t)s > 2 && s->capture != 0) { // a node of the graph
+		s->allocated += size;
+		*p = graph_address(size);
+		return SUCCESS;
+	}
 	CUresult r = cuCtxGetDevice(&device);
 	if (r == SUCCESS)
 		r = cuDeviceGetDefaultMemPool(&pool, device);
@@ -41,6 +46,13 @@ CUresult cuMemAllocAsync(uint64_t *p, size_t size, struct stream *s) {
 }
 
 CUresult cuMemAllocAsync_ptsz(uint64_t *p, size_t size, struct stream *s) { return cuMemAllocAsync(p, size, s); }
+CUresult cuStreamIsCapturing(struct stream *s, int *status) {
+	if (!initialised)
+		return NOT_INITIALIZED;
+	*status = (uintptr_t)s > 2 && s->capture != 0; // 2 is the default stream of the thread
+	return SUCCESS;
+}
+
 CUresult cuMemFreeAsync_ptsz(uint64_t p, struct stream *s) { return cuMemFreeAsync(p, s); }
 
 // Arrays are rows of bytes here.

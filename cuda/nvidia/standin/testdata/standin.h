@@ -43,9 +43,9 @@ struct chunk { int fd; size_t size; int references, handles, imported, node; }; 
 struct mapping { char *p; size_t size; struct chunk *chunk; };
 struct range { char *p; size_t size; int fd; }; // fd: of a large allocation, or what else it is to memory.c
 struct ipc { char magic[8]; int pid, fd; uint64_t size; char rest[40]; };
-struct stream { struct context *context; int blocking; uint64_t id, capture; int invalidated; };
+struct stream { struct context *context; int blocking; uint64_t id, capture; int invalidated; size_t allocated; };
 struct event { int recorded; };
-struct graph { uint64_t id; };
+struct graph { uint64_t id; size_t allocated; int device, launched; }; // allocated: bytes of its nodes
 
 extern struct range allocations[MAX];
 extern pthread_mutex_t mu; // over all state but the thread-locals
@@ -58,6 +58,9 @@ int device_count(void);
 struct stream *resolve(struct stream *s);
 CUresult implicit(struct stream *s, int invalidates);
 void pools_after_wait(void);
+uint64_t graph_address(size_t size); // for a node that allocates
+CUresult graph_launched(struct graph *exec);
+void graph_destroyed(struct graph *exec);
 int other_free(char *p); // cuMemFree of what memory.c made: whether it was that
 struct range *find(struct range *table, char *p);
 int add(struct range *table, char *p, size_t size);

@@ -139,6 +139,8 @@ CUresult cuStreamEndCapture(struct stream *s, struct graph **graph) {
 	} else {
 		*graph = calloc(1, sizeof **graph);
 		(*graph)->id = s->capture;
+		(*graph)->allocated = s->allocated;
+		s->allocated = 0;
 		if (s->invalidated) {
 			free(*graph);
 			*graph = NULL;
@@ -156,6 +158,8 @@ CUresult cuGraphInstantiateWithFlags(struct graph **exec, struct graph *graph, u
 	ENTER("cuGraphInstantiateWithFlags")
 	*exec = calloc(1, sizeof **exec);
 	(*exec)->id = graph->id;
+	(*exec)->allocated = graph->allocated;
+	(*exec)->device = current()->device;
 	RETURN("flags %llu", flags)
 }
 
@@ -163,11 +167,14 @@ CUresult cuGraphLaunch(struct graph *exec, struct stream *s) {
 	ENTER("cuGraphLaunch")
 	if (exec == NULL || s == NULL)
 		r = INVALID_HANDLE;
+	else
+		r = graph_launched(exec);
 	RETURN("")
 }
 
 CUresult cuGraphExecDestroy(struct graph *exec) {
 	ENTER("cuGraphExecDestroy")
+	graph_destroyed(exec);
 	free(exec);
 	RETURN("")
 }
