@@ -210,6 +210,11 @@ func (t *Trace) noteInitial(hasFinal bool) {
 	for i := range t.InitialSegments {
 		reserved += t.InitialSegments[i].Size
 	}
+	if len(t.Events) == 0 {
+		t.note("no history was kept: the file says what was held, %d blocks (%d bytes) in %d segments (%d bytes)", len(t.Initial), live,
+			len(t.InitialSegments), reserved)
+		return
+	}
 	if !hasFinal {
 		t.note("recording began mid-run: %d blocks (%d bytes) are freed without an alloc and taken as live at the start",
 			len(t.Initial), live)

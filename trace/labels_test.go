@@ -134,6 +134,7 @@ func TestCisternWithoutEvents(t *testing.T) {
 	if len(tr.Initial) != 3 || len(tr.InitialSegments) != len(tr.Final) || tr.FromStart {
 		t.Fatalf("%d blocks, %d segments at the start", len(tr.Initial), len(tr.InitialSegments))
 	}
+	says(t, tr, "no history was kept: the file says what was held, 3 blocks (")
 	var out bytes.Buffer
 	if err := WriteCistern(&out, f); err != nil {
 		t.Fatal(err)
