@@ -41,17 +41,21 @@
 #   libs-example    examples/sharing.py
 #   libs            all of these
 #
-# What cistern trace sees of programs on this GPU (nothing else may use it meanwhile; the parts may run at the same time on
-# GPUs of their own, which CUDA_VISIBLE_DEVICES picks):
-#   see-seed      the driver calls of the 60/70 scenario, with 80 GiB left and under expandable_segments (needs the scripts)
+# What cistern trace, report and top see of programs on this GPU (nothing else may use it meanwhile; the parts may run at the
+# same time on GPUs of their own, which CUDA_VISIBLE_DEVICES picks). All but see-idle, -kill, -cupy and -top need the scripts;
+# WORKLOADS=… chooses among theirs:
+#   see-seed      the driver calls of the 60/70 scenario, with 80 GiB left and under expandable_segments (40 s)
 #   see-agree     the traced peak against free memory, and the traced calls against PyTorch's own snapshot, over the
-#                 workloads under PyTorch's three allocators (needs the scripts); WORKLOADS=… chooses
+#                 workloads under PyTorch's three allocators (3 minutes)
 #   see-segments  the latter alone
-#   see-cupy      the traced peak of a CuPy program against free memory
-#   see-cost      the time of the workloads with and without tracing (needs the scripts); WORKLOADS=… chooses, ROUNDS=2
-#   see-idle      programs that use no CUDA, traced and not: time, threads, output (needs no GPU)
-#   see-kill      a traced program that is killed a hundred times
-#   see           all of these
+#   see-cupy      the traced peak of a CuPy program against free memory (30 s)
+#   see-cost      the time of the workloads with and without tracing, in ROUNDS=2 (4 minutes)
+#   see-idle      programs that use no CUDA, traced and not: time, threads, output (30 s, needs no GPU)
+#   see-kill      a traced program that is killed a hundred times (60 s)
+#   see-oom       reports of out-of-memory: the holders that they name, and whether what they recommend helps (3 minutes)
+#   see-top       cistern top beside PyTorch's own numbers and nvidia-smi's (40 s)
+#   see-held      what history and stacks cost a program on Cistern, for information (2 minutes)
+#   see           all of these but see-segments, which see-agree contains, and see-held (12 minutes)
 #
 # The scripts are workloads.py, bench_alloc.py and seed_script.py in scripts/ or in the folder CISTERN_GPU_SCRIPTS; parts
 # that need one that is not there are skipped by name. What a program writes goes into the folder that OUT names, else
@@ -202,10 +206,16 @@ part() {
     see-cost) see "$1" 590 cost.py --rounds "${ROUNDS:-2}" ${WORKLOADS:+--workloads "$WORKLOADS"} ;;
     see-idle) see "$1" 200 idle.py ;;
     see-kill) see "$1" 300 kill.py ;;
-    see) for p in seed agree cupy cost idle kill; do part "see-$p"; done ;;
+    see-oom) see "$1" 590 oom.py ;;
+    see-top) see "$1" 200 top.py ;;
+    see-held)
+      see "$1" 590 cost.py --name see-held --kinds cistern,history,native,python,both,sampled --starts 0 --rounds "${ROUNDS:-2}" \
+        --workloads "${WORKLOADS:-generate_serving,multistream_prefetch}"
+      ;;
+    see) for p in seed agree cupy cost idle kill oom top; do part "see-$p"; done ;;
     all) for p in test resources native bench query pause examples torch libs see; do part $p; done ;;
     *)
-      echo "run.sh: $1: want test, bench, resources, query, pause, native, native-two, examples, torch, torch-{load,seed,test,native,pools,steady,oom,stress,bench,workloads,peer,two}, libs, libs-{fill,counts,order,cooperate,cost,example}, see, see-{seed,agree,segments,cupy,cost,idle,kill} or all" >&2
+      echo "run.sh: $1: want test, bench, resources, query, pause, native, native-two, examples, torch, torch-{load,seed,test,native,pools,steady,oom,stress,bench,workloads,peer,two}, libs, libs-{fill,counts,order,cooperate,cost,example}, see, see-{seed,agree,segments,cupy,cost,idle,kill,oom,top,held} or all" >&2
       exit 2
       ;;
   esac

@@ -13,7 +13,7 @@ segments  The traced calls against the segments in PyTorch's own snapshot of the
           cuMemAlloc, each segment_free a cuMemFree, each segment_map the handles made and mapped there, each
           segment_unmap those unmapped and released; with addresses, sizes and in order.
 
-Nothing else may use the GPU meanwhile. About 20 s for each workload and mode, 4.5 minutes for all.
+Nothing else may use the GPU meanwhile. About 15 s for each workload and mode, 3 minutes for all.
 """
 import argparse
 import gc
@@ -25,7 +25,7 @@ import time
 import seen
 from seen import common
 
-STEPS = {"gpt2_varlen": 10, "generate_serving": 6, "detection": 8, "multistream_prefetch": 30}
+STEPS = {"gpt2_varlen": 8, "generate_serving": 5, "detection": 6, "multistream_prefetch": 20}
 MODES = {"native": "", "expandable": "expandable_segments:True", "async": "backend:cudaMallocAsync"}
 BAR = 0.01
 
@@ -221,6 +221,7 @@ class One:
 
     def segments(self, c, found, calls):
         events = segment_events(self.snapshot)
+        os.unlink(self.snapshot)  # it is large
         same, first, beside = compare(events, [q for q in calls if q.time <= found["ns"]])
         c.add("%s: PyTorch's segment events that are traced calls" % self.words, "%d of %d%s" % (same, len(events), "; then %s of %s at %#x" % (
             first[0], common.size(first[2]), first[1]) if first else ""), "all, in order", bool(events) and same == len(events))

@@ -1,15 +1,15 @@
 """What tracing, and attribution, cost a program that works.
 
-    python cost.py [--workloads …] [--rounds 2] [--kinds plain,traced,stacks]
-    python cost.py --kinds cistern,history       Cistern's own history, for information
+    python cost.py [--workloads …] [--rounds 2] [--kinds plain,traced,stacks,pystacks]
+    python cost.py --kinds cistern,history,native,python,both,sampled     Cistern's own history and stacks, for information
 
 The same work is done by several processes at once, a few steps of one at a time while the others rest: without tracing,
-traced, and traced with native stacks. So all work under the same clocks, temperature and neighbours, and a difference of
+traced, traced with native stacks, and, for information, with Python's too. So all work under the same clocks, temperature and neighbours, and a difference of
 one in a hundred can be seen although whole runs, one after the other, differ by ten. Each round has new processes. Of the
 rounds' times for the same steps the shortest counts; their sums are compared. The first steps, in which the allocator gets its
 memory, are in it; importing PyTorch and the start of CUDA are not, and are looked at apart.
 
-About 70 s for each workload with two rounds of three kinds.
+About a minute for each workload with two rounds of four kinds.
 """
 import argparse
 import os
@@ -20,12 +20,13 @@ import seen
 from seen import common
 
 # Steps in all, and at a time.
-STEPS = {"gpt2_varlen": (24, 3), "generate_serving": (10, 1), "detection": (20, 2), "multistream_prefetch": (60, 6)}
+STEPS = {"gpt2_varlen": (16, 2), "generate_serving": (8, 1), "detection": (14, 2), "multistream_prefetch": (40, 4)}
 BAR = 1.01
 
 # How a kind is started: flags of trace, or settings of Cistern's.
-TRACED = {"plain": None, "traced": (), "stacks": ("--stacks",)}
-HELD = {"cistern": "", "history": "history:1000000"}
+TRACED = {"plain": None, "traced": (), "stacks": ("--stacks=native",), "pystacks": ("--stacks=native+python",)}
+HELD = {"cistern": "", "history": "history:1000000", "native": "history:1000000,stacks:native", "python": "history:1000000,stacks:python",
+        "both": "history:1000000,stacks:native+python", "sampled": "history:1000000,stacks:native+python,stack_sample:1MiB"}
 JUDGED = ("traced", "stacks")
 
 
@@ -155,7 +156,7 @@ def starting(c, times):
 def main():
     p = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     p.add_argument("--workloads", default=",".join(STEPS))
-    p.add_argument("--kinds", default="plain,traced,stacks", help="the first is what the others are compared with; of %s" % ", ".join([*TRACED, *HELD]))
+    p.add_argument("--kinds", default="plain,traced,stacks,pystacks", help="the first is what the others are compared with; of %s" % ", ".join([*TRACED, *HELD]))
     p.add_argument("--rounds", type=int, default=2)
     p.add_argument("--starts", type=int, default=3, help="how often PyTorch is started with and without; 0: not")
     p.add_argument("--steps", type=int, help="other than the table's")

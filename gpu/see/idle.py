@@ -30,9 +30,6 @@ def programs():
     rust = next(filter(None, map(shutil.which, RUST)), None)
     if rust:
         found["rust: " + os.path.basename(rust)] = [rust, "--version"]
-    behaviours = os.path.join(seen.HERE, "../behaviours")
-    if os.path.exists(behaviours):
-        found["loads Cistern, no CUDA"] = [behaviours, "--help"]
     return found
 
 

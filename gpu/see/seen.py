@@ -282,7 +282,7 @@ def finish(checks):
     """A line of PASS or FAIL for each thing that was wanted, and one for each that is only told; the exit status."""
     for row in checks.rows:
         word = "INFO" if row["ok"] is None else "PASS" if row["ok"] else "FAIL"
-        print("%s %s: %s: %s%s" % (word, checks.program, row["what"], row["got"], ", wanted %s" % row["want"] if row["want"] else ""))
+        print("%s %s: %s: %s%s" % (word, checks.program, row["what"], row["got"], ", wanted %s" % row["want"] if row["want"] != "" else ""))
     sys.stdout.flush()
     common.write_results("checks-%s.jsonl" % checks.program, checks.rows)
     return 1 if any(row["ok"] is False for row in checks.rows) else 0
