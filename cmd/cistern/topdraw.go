@@ -356,7 +356,7 @@ func (v *topView) rowLine(g *grid, r *top.Row, selected bool) string {
 		case "PROGRAM":
 			c.text = r.Title
 		case "TREND":
-			c = cell{curve(r.Trend.Columns(v.series, g.at(name), trendSpan, v.state.At())), plainStyle}
+			c = cell{curve(r.Trend.Columns(v.series, g.at(name), trendSpan, v.state.At())), rowCell(&v.table, r, "KIND").style}
 			if r.Stale {
 				c = cell{age(r.Age) + " old", warnStyle}
 			}

@@ -169,6 +169,9 @@ func notesOf(l *top.Look) []string {
 	if l.Unreadable > 0 {
 		notes = append(notes, plural(l.Unreadable, "process", "processes")+" of other users cannot be looked into; root sees all")
 	}
+	if l.Strange > 0 {
+		notes = append(notes, plural(l.Strange, "process", "processes")+" that the driver names cannot be found; in a container, numbers may be the host's")
+	}
 	for _, p := range l.Problems {
 		notes = append(notes, oneLine(p))
 	}

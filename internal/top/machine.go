@@ -230,6 +230,8 @@ func (m *Machine) programs(l *Look) {
 				if closed(h.PID) {
 					l.Unreadable++
 				}
+			} else {
+				l.Strange++
 			}
 			if p.Name == "" {
 				p.Name = filepath.Base(h.Name) // "." where NVML has none either

@@ -108,6 +108,11 @@ func TestMachine(t *testing.T) {
 	if r := row(table, 4194300); r == nil || r.Title != "away" || r.Sum.UsedKnown {
 		t.Errorf("the process that is not to be seen %+v", r)
 	}
+	var s State
+	s.Add(m.Look(t.Context(), Wanted{}))
+	if n := s.Look().Strange; n != 1 {
+		t.Errorf("%d processes are strange, want 1", n)
+	}
 	change(gpu)
 	await(t, m, Wanted{}, "the others gone", func(s *State, table Table) bool {
 		r := row(table, self)

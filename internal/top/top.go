@@ -46,6 +46,7 @@ type Look struct {
 	Processes  []Process       // by their pages
 	NoPages    string          // why no page can be found at all; "" where they can
 	Unreadable int             // processes on the cards whose page, if any, may not be read
+	Strange    int             // processes on the cards that are not in /proc: their numbers may be those of the host
 	Problems   []string        // what else went wrong, a line each
 	Programs   map[int]Program // of the processes that only NVML knows, where they can be looked up
 }
