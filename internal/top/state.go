@@ -107,7 +107,7 @@ func (s *State) gpu(d *Device) int {
 		if g.UUID != d.UUID {
 			continue
 		}
-		if simulated {
+		if g.Simulated {
 			g.Total += d.Total
 		}
 		return i
