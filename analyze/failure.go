@@ -113,6 +113,9 @@ func ReportFailures(ctx context.Context, t *trace.Trace, driver *trace.Driver, o
 		r.Failures = append(r.Failures, silentFailure(t, f))
 	}
 	for _, x := range r.Failures {
+		if driver != nil && x.Event >= 0 {
+			x.driver(t, driver)
+		}
 		x.whole()
 		if opt.Capacity > 0 {
 			x.Capacity, x.CapacityFrom = opt.Capacity, "given"
@@ -127,7 +130,7 @@ func ReportFailures(ctx context.Context, t *trace.Trace, driver *trace.Driver, o
 			target = x
 		}
 	}
-	return r, target.search(ctx, t, driver, words[target.Event], opt)
+	return r, target.search(ctx, t, words[target.Event], opt)
 }
 
 // recorded reports on the failures that events tell of, in one walk over the trace.

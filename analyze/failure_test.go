@@ -1,6 +1,7 @@
 package analyze
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"math"
@@ -317,24 +318,56 @@ func TestMetLater(t *testing.T) {
 	}
 }
 
-// A failed call of the driver: what could be had is what was held and what was free, and a cache between is tried.
+// Failed calls of the driver, in a trace of two processes: what could be had is what was held and what was free, a cache
+// between is tried, and a call that the program made again with success is not what it died of.
 func TestFailedDriverCall(t *testing.T) {
-	r := newRecorder()
-	r.Format = trace.FormatCistern
-	for i := range uint64(6) {
-		r.add(event.Alloc, i<<40, 10*mib)
-	}
-	for i := range uint64(3) {
-		r.free(2*i<<40, 10*mib)
-	}
-	r.add(event.OOM, 5*mib, 20*mib)
-	got, err := ReportFailures(context.Background(), &r.Trace, &trace.Driver{}, RemedyOptions{})
+	var b bytes.Buffer
+	w, err := trace.NewDriverWriter(&b, 0, []string{"python", "train.py"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	x := got.Failures[0]
-	if x.Cause != CauseCapacity || x.Capacity != 35*mib || x.Own == nil || x.Own.Policy != "direct" || !x.Reproduced {
+	mine, other := w.Process(trace.Process{PID: 10, Program: "/usr/bin/python3"}), w.Process(trace.Process{PID: 11, Program: "/usr/bin/loader"})
+	stack := w.Stack([]trace.Frame{{File: "train.py", Func: "step", Line: 7}})
+	at := uint64(0)
+	call := func(process uint32, c trace.Call) {
+		at += 1_000_000
+		c.Process, c.TimeNS, c.TookNS, c.Thread, c.Stack = process, at, 500_000, 77, stack
+		w.Call(&c)
+	}
+	call(other, trace.Call{Kind: trace.MemAlloc, Addr: 1 << 30, Size: 7 * mib})
+	call(mine, trace.Call{Kind: trace.MemAlloc, Size: 90 * mib, Result: 2, Extra: 50 * mib})
+	for i := range uint64(6) {
+		call(mine, trace.Call{Kind: trace.MemAlloc, Addr: (8 + i) << 32, Size: 10 * mib})
+	}
+	call(mine, trace.Call{Kind: trace.MemAlloc, Size: 20 * mib, Result: 2, Extra: 5 * mib})
+	for i := range uint64(3) {
+		call(mine, trace.Call{Kind: trace.MemFree, Addr: (8 + 2*i) << 32})
+	}
+	call(mine, trace.Call{Kind: trace.MemAlloc, Addr: 40 << 32, Size: 20 * mib})
+	call(mine, trace.Call{Kind: trace.MemAlloc, Size: 16 * mib, Result: 2, Extra: 15 * mib})
+	if err := w.Close(trace.DriverEnd{}); err != nil {
+		t.Fatal(err)
+	}
+	f, err := trace.Read(&b, "driver")
+	if err != nil {
+		t.Fatal(err)
+	}
+	i := slices.IndexFunc(f.Traces, func(t *trace.Trace) bool { return t.RecordedOOMs() > 0 })
+	r, err := ReportFailures(context.Background(), f.Traces[i], f.Driver, RemedyOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(r.Failures) != 3 || r.Failures[0].MetLater != nil || r.Failures[1].MetLater == nil {
+		t.Fatalf("%+v", r.Failures)
+	}
+	x := r.Failures[2]
+	if !x.Searched || x.Cause != CauseCapacity || x.Own == nil || x.Own.Policy != "direct" || !x.Reproduced {
 		t.Errorf("%s, capacity %d, own %+v: %v", x.Cause, x.Capacity, x.Own, x.Why)
+	}
+	want := []trace.Neighbour{{PID: 10, Name: "python3", Bytes: 50 * mib, Self: true}, {PID: 11, Name: "loader", Bytes: 7 * mib}}
+	if !slices.Equal(x.Processes, want) || x.PID != 10 || x.Thread != "77" || x.Message[0] != "cuMemAlloc: CUDA_ERROR_OUT_OF_MEMORY" ||
+		x.Where != "step train.py:7" {
+		t.Errorf("%v, process %d, thread %s: %q", x.Processes, x.PID, x.Thread, x.Message)
 	}
 }
 

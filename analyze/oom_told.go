@@ -97,12 +97,12 @@ func (o *OOM) told(f *trace.Failure) {
 			size(o.LargestFree))
 		var passed []string
 		for _, s := range f.Steps {
-			if s.Tries == 0 && (s.Rung == "remap" || s.Rung == "lend" || s.Rung == "collect") {
+			if strings.HasPrefix(s.Note, "off by the settings") && (s.Rung == "remap" || s.Rung == "lend" || s.Rung == "collect") {
 				passed = append(passed, s.Rung)
 			}
 		}
 		if len(passed) > 0 {
-			say("Steps that make use of such memory were passed over: %s.", strings.Join(passed, ", "))
+			say("The settings leave out steps that make use of such memory: %s.", strings.Join(passed, ", "))
 		}
 	}
 	if over > 0 && f.Upstream == "" && f.PoolLimit == 0 {

@@ -34,6 +34,8 @@ type Search struct {
 	// false), what stood in its way is not in the record.
 	Own        *Remedy `json:"own"`
 	Reproduced bool    `json:"reproduced"`
+	// Caveat says in a sentence why the remedies may not hold, "" where nothing speaks against them.
+	Caveat string `json:"caveat"`
 	// Remedies met the request, and all others of the run, in a replay: largest gain first.
 	Remedies []Remedy `json:"remedies"`
 	Tried    []Remedy `json:"did_not_survive"`
@@ -109,9 +111,9 @@ const (
 	runRMM
 )
 
-func kindOf(t *trace.Trace, driver *trace.Driver) runKind {
+func kindOf(t *trace.Trace) runKind {
 	switch {
-	case driver != nil:
+	case t.Source == trace.FormatDriver:
 		return runDriver
 	case t.Format == trace.FormatRMM || t.Source == trace.FormatRMM:
 		return runRMM
@@ -122,7 +124,7 @@ func kindOf(t *trace.Trace, driver *trace.Driver) runKind {
 }
 
 // search looks for what would have met the request, and fills x.Search.
-func (x *FailureReport) search(ctx context.Context, t *trace.Trace, driver *trace.Driver, f *trace.Failure, opt RemedyOptions) error {
+func (x *FailureReport) search(ctx context.Context, t *trace.Trace, f *trace.Failure, opt RemedyOptions) error {
 	begin := time.Now()
 	out := &x.Search
 	switch {
@@ -138,7 +140,7 @@ func (x *FailureReport) search(ctx context.Context, t *trace.Trace, driver *trac
 	if out.Unsearched != "" {
 		return nil
 	}
-	s := &searching{x: x, t: t, f: f, out: out, kind: kindOf(t, driver), seen: map[string]bool{}}
+	s := &searching{x: x, t: t, f: f, out: out, kind: kindOf(t), seen: map[string]bool{}}
 	within := ctx
 	if opt.Budget > 0 {
 		var cancel context.CancelFunc

@@ -23,10 +23,19 @@ func (s *searching) own() error {
 	s.seen[s.key(&c)] = true
 	s.expect(1)
 	r, err := s.replay(c.spec, replay.Options{Capacity: s.capacity, GPULag: s.opt.GPULag, Verify: true})
-	if err == nil {
-		s.file(c, r)
+	if err != nil {
+		return err
 	}
-	return err
+	s.file(c, r)
+	switch {
+	case s.out.Own.Survives:
+		s.out.Caveat = "replayed with its own settings the run gets what it asked for. What stood in its way is not in the record: another " +
+			"process, threads in another order, memory outside the allocator"
+	case s.x.CapacityFrom != "given" && r.FailedEvent != nil && *r.FailedEvent < s.x.Event:
+		s.out.Caveat = fmt.Sprintf("replayed with its own settings the run ends before this request, at event %d. It held more then than could "+
+			"be had when the request failed, or the replay packs worse than the run did", *r.FailedEvent)
+	}
+	return nil
 }
 
 func (s *searching) ownSpec() replay.Spec {

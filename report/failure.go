@@ -86,7 +86,7 @@ func (f *failureText) all() {
 func (f *failureText) answer() string {
 	x := f.x
 	switch {
-	case len(x.Remedies) > 0 && x.Reproduced:
+	case len(x.Remedies) > 0 && x.Caveat == "":
 		return "What would have met it: " + f.s.paint(clean(x.Remedies[0].Title), green) + "."
 	case len(x.Remedies) > 0:
 		return ""
@@ -222,9 +222,8 @@ func (f *failureText) remedies() {
 	}
 	f.say("  ", fmt.Sprintf("Each was checked by replaying the recorded run, the request included, within %s (%s).",
 		units.FormatBytes(x.Capacity), clean(x.CapacityFrom)))
-	if x.Own != nil && !x.Reproduced {
-		f.say("  ", f.s.paint("Take it with care", bold)+": replayed with its own settings the run gets what it asked for. "+
-			"What stood in its way is not in the record: another process, threads in another order, memory outside the allocator.")
+	if x.Caveat != "" {
+		f.say("  ", f.s.paint("Take it with care", bold)+": "+x.Caveat+".")
 	}
 	for i := range x.Remedies[:min(len(x.Remedies), failureRemedies)] {
 		f.remedy(i, &x.Remedies[i])

@@ -81,8 +81,7 @@ function remedies(x) {
   return [head,
     h('p', {class: 'hint'}, `Each was checked by replaying the recorded run, the request included, within ${bytes(x.capacity_bytes)} `
       + `(${x.capacity_from}): ${count(x.replays)} replays.`),
-    x.own && !x.reproduced ? h('p', {class: 'error'}, 'Take it with care: replayed with its own settings the run gets what it asked '
-      + 'for. What stood in its way is not in the record.') : null,
+    x.caveat ? h('p', {class: 'error'}, `Take it with care: ${x.caveat}.`) : null,
     x.remedies.length ? table(['', 'Peak reserved', 'To spare', 'Would do with', 'Driver', 'Waiting', 'Retries'], [1, 2, 3, 4, 5, 6],
       x.remedies.map(row)) : h('p', {}, 'Nothing that was tried meets it.'),
     h('ul', {class: 'muted'},

@@ -1,0 +1,168 @@
+package main
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/cistern-gpu/cistern/event"
+	"github.com/cistern-gpu/cistern/replay"
+	"github.com/cistern-gpu/cistern/trace"
+)
+
+// writeDied writes a recorded run as it goes under a policy within too little memory, up to the request that fails.
+func writeDied(t *testing.T, name, from, policy string, limit uint64) {
+	t.Helper()
+	f, err := trace.ReadFile(from)
+	if err != nil {
+		t.Fatal(err)
+	}
+	spec, err := replay.ParseSpec(policy)
+	if err != nil {
+		t.Fatal(err)
+	}
+	rec := &replay.Recording{}
+	r, err := replay.Run(f.Traces[0], spec, replay.Options{Capacity: limit, Record: rec})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r.Completed {
+		t.Fatalf("%s completes within %d bytes", policy, limit)
+	}
+	tr := rec.Trace()
+	need := (r.FailedRequest + 511) / 512 * 512
+	tr.Events = append(tr.Events, event.Event{Kind: event.OOM, Size: need, Addr: limit - r.FailedReserved,
+		TimeUS: tr.Events[len(tr.Events)-1].TimeUS + 1})
+	out, err := os.Create(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer out.Close()
+	if spec.Name != "cistern" {
+		if err := trace.WritePyTorch(out, tr); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	tr.Format, tr.Source = trace.FormatCistern, ""
+	tr.Failures = []*trace.Failure{{Event: len(tr.Events) - 1, Program: []string{"python", "train.py"}, Conf: spec.Conf, Requested: r.FailedRequest, Need: need,
+		Reserved: r.FailedReserved, DeviceFree: limit - r.FailedReserved, DeviceTotal: limit}}
+	if err := trace.WriteCistern(out, &trace.File{Traces: []*trace.Trace{tr}}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// What a report recommends holds when it is checked with the command that the report names: the run completes, and no
+// request fails.
+func TestReportRecommendsWhatHolds(t *testing.T) {
+	data, err := filepath.Abs("../../trace/testdata")
+	if err != nil {
+		t.Fatal(err)
+	}
+	more, _ := filepath.Glob(filepath.Join(os.Getenv("CISTERN_TRACES"), "*.cap*.pickle.gz"))
+	t.Chdir(t.TempDir())
+	writeDied(t, "torch.pickle", filepath.Join(data, "detection.pickle.gz"), "torch", 12700*mib)
+	writeDied(t, "oom-1-1.cistern", filepath.Join(data, "multistream_prefetch.pickle.gz"), "cistern:backend:malloc", 4700*mib)
+	files := []string{"torch.pickle", "oom-1-1.cistern"}
+	if os.Getenv("CISTERN_TRACES") != "" {
+		files = append(files, more...)
+	}
+	for _, file := range files {
+		out, errs, code := cistern(t, "", "report", "--json", file)
+		if strings.Contains(errs, "no request failed") {
+			continue // a limit that was kept by giving memory back
+		}
+		if code != exitOK || errs != "" {
+			t.Fatalf("%s: code %d, %s", file, code, errs)
+		}
+		var doc struct {
+			Reports []struct {
+				Path     string
+				Failures []struct {
+					Reproduced bool
+					Remedies   []struct {
+						Title, Command string
+						Survives       bool
+						Environment    map[string]string
+						CheckCommand   string `json:"check_command"`
+						Capacity       uint64 `json:"capacity_bytes"`
+						Peak           uint64 `json:"peak_reserved_bytes"`
+					}
+				}
+			}
+		}
+		if err := json.Unmarshal([]byte(out), &doc); err != nil {
+			t.Fatal(err)
+		}
+		x := doc.Reports[0].Failures[len(doc.Reports[0].Failures)-1]
+		if !x.Reproduced || len(x.Remedies) == 0 || doc.Reports[0].Path != file {
+			t.Errorf("%s: reproduced %v, %d remedies", file, x.Reproduced, len(x.Remedies))
+		}
+		for _, m := range x.Remedies {
+			args := strings.Fields(strings.ReplaceAll(m.CheckCommand, "'", ""))
+			out, errs, code := cistern(t, "", append(args[1:], "--json")...)
+			var again replay.Reports
+			if err := json.Unmarshal([]byte(out), &again); err != nil || code != exitOK {
+				t.Fatalf("%s: code %d, %v, %s", m.CheckCommand, code, err, errs)
+			}
+			r := again.Traces[0].Results[0]
+			if !r.Completed || r.OOMs > 0 || r.Capacity != m.Capacity || r.PeakReserved > m.Peak || !m.Survives {
+				t.Errorf("%s: %s: completed %v, %d OOMs, peak %d of %d", file, m.CheckCommand, r.Completed, r.OOMs, r.PeakReserved, r.Capacity)
+			}
+			if m.Command == "" && len(m.Environment) == 0 {
+				t.Errorf("%s: %s says neither what to set nor what to run", file, m.Title)
+			}
+		}
+	}
+}
+
+// The shape of --json is what scripts build on: these names, in this order.
+func TestReportJSONShape(t *testing.T) {
+	inFolder(t)
+	out, errs, code := cistern(t, "", "report", "--json", "tiny.pickle")
+	if code != exitOK {
+		t.Fatalf("code %d, %s", code, errs)
+	}
+	var doc struct{ Reports []json.RawMessage }
+	if err := json.Unmarshal([]byte(out), &doc); err != nil || len(doc.Reports) != 1 {
+		t.Fatalf("%v in %s", err, out)
+	}
+	var r struct{ Failures []json.RawMessage }
+	if err := json.Unmarshal(doc.Reports[0], &r); err != nil || len(r.Failures) != 1 {
+		t.Fatalf("%v in %s", err, out)
+	}
+	var x struct{ Remedies, Limits, Steps, Processes []json.RawMessage }
+	if err := json.Unmarshal(r.Failures[0], &x); err != nil || len(x.Remedies) == 0 || x.Limits == nil || x.Steps == nil || x.Processes == nil {
+		t.Fatalf("%v in %s", err, out)
+	}
+	for _, c := range []struct {
+		what string
+		raw  json.RawMessage
+		want string
+	}{
+		{"document", json.RawMessage(out), "reports"},
+		{"report", doc.Reports[0], "path device format events duration_us failed_requests failures notes"},
+		{"failure", r.Failures[0], "source event time_us requested_bytes live_bytes reserved_bytes device_free_bytes capacity_bytes " +
+			"free_inside_bytes free_pieces largest_free_bytes fragmentation cause why sentence met_later_at_event message pid program version conf " +
+			"need_bytes pool stream upstream tag library thread where stack device_name device_uuid device_total_bytes cached_bytes pinned_bytes " +
+			"paused_bytes capacity_from limits steps processes processes_unknown held growth shortage_bytes less_live searched unsearched own " +
+			"reproduced caveat remedies did_not_survive beaten not_tried floors largest_request_bytes replays took_s"},
+		{"remedy", x.Remedies[0], "kind title policy conf environment command capacity_bytes survives peak_reserved_bytes headroom_bytes " +
+			"floor_bytes driver_time_us wait_us retries ooms failed_event breaks luck verified checked check_command"},
+	} {
+		if got := strings.Join(keysOf(t, c.raw), " "); got != c.want {
+			t.Errorf("%s has %s\nwant %s", c.what, got, c.want)
+		}
+	}
+	for line := range strings.Lines(out) {
+		if strings.Contains(line, ": null") && !strings.Contains(line, "event") {
+			t.Errorf("a list is null: %s", line)
+		}
+	}
+	// With a page the traces are there as before, and each trace has a line of its own.
+	if lines, _, _ := cistern(t, "", "report", "--ndjson", "two.pickle"); strings.Count(lines, "\n") != 2 {
+		t.Errorf("--ndjson: %s", lines)
+	}
+}
