@@ -142,44 +142,26 @@ func (r *TraceFailures) recorded(t *trace.Trace, events []int, words map[int]*tr
 		x := &FailureReport{OOM: recordedOOM(t, i, s, capacity), CapacityFrom: from, Conf: t.Settings.Conf}
 		e := &t.Events[i]
 		x.Need, x.Pool, x.Stream = e.Size, poolName(t, e.Pool), streamName(t, e.Stream)
-		x.Thread, x.Tag, x.Library = ThreadName(t, e.Thread), nameAt(t.Tags, uint64(e.Tag), ""), nameAt(t.Libraries, uint64(e.Library), "")
+		x.Thread, x.Tag, x.Library = t.ThreadName(e.Thread), t.TagName(e.Tag), t.LibraryName(e.Library)
 		x.Where, x.Stack = UsefulFrame(t, e.Stack), FrameNames(t, e.Stack)
+		allocated := uint64(0)
 		if f := words[i]; f != nil {
 			x.words(t, f)
+			allocated = f.Allocated + f.Pending
 		}
+		x.Held, x.Growth.Steady = heldAfter(t, i, s, allocated), []Grown{}
 		x.MetLater = metLater(t, i)
 		r.Failures = append(r.Failures, x)
 	})
-	last := events[len(events)-1]
-	o, g, k := ownersOf(t), newGrowing(t, last), 0
-	for _, b := range o.live {
-		g.changed(b, 1)
-	}
-	for i := 0; i <= last; i++ {
-		o.apply(i, g.changed)
-		g.event(i)
-		for k < len(events) && events[k] == i {
-			allocated := uint64(0)
-			if f := words[i]; f != nil {
-				allocated = f.Allocated + f.Pending
-			}
-			r.Failures[k].Held = o.held(allocated)
-			r.Failures[k].Growth.Steady = []Grown{}
-			k++
-		}
-	}
-	r.Failures[len(r.Failures)-1].Growth = g.result(t, o)
+	r.Failures[len(r.Failures)-1].Growth = growthUntil(t, events[len(events)-1])
 }
 
 // silentFailure reports on a request of which there is nothing but the process's words.
 func silentFailure(t *trace.Trace, f *trace.Failure) *FailureReport {
 	x := &FailureReport{OOM: OOM{Source: "recorded", Event: -1}}
 	x.words(t, f)
-	o := ownersOf(t)
-	for i := range t.Events {
-		o.apply(i, nil)
-	}
-	x.Held = o.held(f.Allocated + f.Pending)
+	last := len(t.Events) - 1
+	walk(t, []int{last}, func(i int, s *state) { x.Held = heldAfter(t, i, s, f.Allocated+f.Pending) })
 	x.Growth.Steady = []Grown{}
 	x.Live = x.Held.Requested
 	x.told(f)
@@ -197,8 +179,7 @@ func (x *FailureReport) words(t *trace.Trace, f *trace.Failure) {
 	if f.Stream >= 1<<16 {
 		x.Stream = fmt.Sprintf("%#x", f.Stream)
 	}
-	x.Tag, x.Library = nameAt(t.Tags, uint64(f.Tag), ""), nameAt(t.Libraries, uint64(f.Library), "")
-	x.Thread = ThreadName(t, f.Thread)
+	x.Tag, x.Library, x.Thread = t.TagName(f.Tag), t.LibraryName(f.Library), t.ThreadName(f.Thread)
 	if f.Stack != 0 || len(x.Stack) == 0 {
 		x.Where, x.Stack = UsefulFrame(t, f.Stack), FrameNames(t, f.Stack)
 	}

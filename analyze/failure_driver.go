@@ -34,7 +34,7 @@ func (x *FailureReport) driver(t *trace.Trace, d *trace.Driver) {
 	}
 	p := d.Processes[failed.Process]
 	x.PID, x.Message = int(p.PID), []string{failed.Kind.String() + ": CUDA_ERROR_OUT_OF_MEMORY"}
-	x.Thread = ThreadName(t, failed.Thread)
+	x.Thread = t.ThreadName(failed.Thread)
 	for process, bytes := range held {
 		if bytes > 0 && int(process) < len(d.Processes) {
 			q := d.Processes[process]

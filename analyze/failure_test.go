@@ -198,7 +198,7 @@ func TestRemediesOfTheEngine(t *testing.T) {
 				}
 			}
 		}
-		if x.Thread != "101" && x.Thread != "main (100)" || x.PID != 7 || x.Where == NoStack {
+		if x.Thread != "101" && x.Thread != "main 100" || x.PID != 7 || x.Where == NoStack {
 			t.Errorf("%s: thread %q, tag %q, process %d, %s", c.conf, x.Thread, x.Tag, x.PID, x.Where)
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"slices"
 
+	"github.com/cistern-gpu/cistern/event"
 	"github.com/cistern-gpu/cistern/trace"
 )
 
@@ -40,7 +41,29 @@ const (
 	leastGrown = 0.002
 )
 
-// growing watches owners over the last part of a run, up to event end.
+// growthUntil is what grew over the last part of a run, up to event end.
+func growthUntil(t *trace.Trace, end int) Growth {
+	s, g := startState(t), newGrowing(t, end)
+	for _, h := range s.live {
+		g.changed(h, 1)
+	}
+	for i := 0; i <= end; i++ {
+		e := &t.Events[i]
+		if e.Kind == event.Alloc || e.Kind == event.FreeCompleted {
+			if h, ok := s.live[e.Addr]; ok {
+				g.changed(h, -1)
+			}
+		}
+		s.apply(i, e)
+		if e.Kind == event.Alloc {
+			g.changed(s.live[e.Addr], 1)
+		}
+		g.event(i)
+	}
+	return g.result(t, s)
+}
+
+// growing watches the live blocks over the last part of a run, up to event end.
 type growing struct {
 	begin, end int
 	bySize     bool
@@ -58,14 +81,14 @@ func newGrowing(t *trace.Trace, end int) *growing {
 	return g
 }
 
-func (g *growing) key(b owned) uint64 {
+func (g *growing) key(b held) uint64 {
 	if g.bySize {
 		return b.size
 	}
 	return uint64(b.stack)
 }
 
-func (g *growing) changed(b owned, sign int64) {
+func (g *growing) changed(b held, sign int64) {
 	k := g.key(b)
 	before := g.live[k]
 	g.live[k] = before + sign*int64(b.size)
@@ -128,7 +151,7 @@ func (g *growing) repeats() int {
 }
 
 // result is what grew, where the part was long enough to say.
-func (g *growing) result(t *trace.Trace, o *owners) Growth {
+func (g *growing) result(t *trace.Trace, s *state) Growth {
 	r := Growth{From: g.begin - 1, DurationUS: timeOf(t, g.end) - timeOf(t, g.begin-1), Repeats: g.repeats(), Steady: []Grown{}}
 	if g.window != growthWindows-1 {
 		return r // fewer events than windows
@@ -139,7 +162,7 @@ func (g *growing) result(t *trace.Trace, o *owners) Growth {
 		return r
 	}
 	blocks := map[uint64]int{}
-	for _, b := range o.live {
+	for _, b := range s.live {
 		blocks[g.key(b)]++
 	}
 	for k, after := range g.windows[growthWindows-1] {

@@ -6,7 +6,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/cistern-gpu/cistern/event"
 	"github.com/cistern-gpu/cistern/trace"
 )
 
@@ -41,80 +40,10 @@ type Share struct {
 	Rest bool `json:"rest,omitempty"`
 }
 
-// owned is a live block with all that is known of who asked for it.
-type owned struct {
-	size    uint64
-	since   int // -1: before the first event
-	stream  uint32
-	pool    uint32
-	stack   uint32
-	thread  uint32
-	tag     uint16
-	library uint8
-	pending bool
-}
-
-// owners follows the live blocks of a trace, event by event.
-type owners struct {
-	t    *trace.Trace
-	live map[uint64]owned
-	at   int // the event that was applied last
-}
-
-// ownersOf is the state before a trace's first event; of a trace without events, the state that it ends with.
-func ownersOf(t *trace.Trace) *owners {
-	o := &owners{t: t, live: make(map[uint64]owned, 1024), at: -1}
-	blocks := func(all []trace.Block) {
-		for _, b := range all {
-			if b.State == trace.Inactive {
-				continue
-			}
-			o.live[b.Addr] = owned{size: cmp.Or(b.Requested, b.Size), since: -1, stream: b.Stream, pool: b.Pool, stack: b.Stack,
-				tag: b.Tag, library: b.Library, pending: b.State == trace.PendingFree}
-		}
-	}
-	blocks(t.Initial)
-	if len(t.Events) == 0 && len(t.Initial) == 0 {
-		for _, g := range t.Final {
-			blocks(g.Blocks)
-		}
-	}
-	return o
-}
-
-// apply takes in event i, and calls changed with a block that came (sign 1) or went (-1).
-func (o *owners) apply(i int, changed func(b owned, sign int64)) {
-	e := &o.t.Events[i]
-	o.at = i
-	switch e.Kind {
-	case event.Alloc:
-		if old, ok := o.live[e.Addr]; ok && changed != nil {
-			changed(old, -1)
-		}
-		b := owned{size: e.Size, since: i, stream: e.Stream, pool: e.Pool, stack: e.Stack, thread: e.Thread, tag: e.Tag, library: e.Library}
-		o.live[e.Addr] = b
-		if changed != nil {
-			changed(b, 1)
-		}
-	case event.FreeRequested:
-		if b, ok := o.live[e.Addr]; ok {
-			b.pending = true
-			o.live[e.Addr] = b
-		}
-	case event.FreeCompleted:
-		if b, ok := o.live[e.Addr]; ok {
-			delete(o.live, e.Addr)
-			if changed != nil {
-				changed(b, -1)
-			}
-		}
-	}
-}
-
-// held sums up who holds memory now. allocated is what the process said; 0 is as much as the blocks come to, rounded.
-func (o *owners) held(allocated uint64) Held {
-	t := o.t
-	h := Held{Blocks: len(o.live)}
+// heldAfter sums up who holds memory in the state after event i. allocated is what the process said; 0 is as much as the
+// blocks come to, rounded.
+func heldAfter(t *trace.Trace, i int, s *state, allocated uint64) Held {
+	h := Held{Blocks: len(s.live)}
 	lists := map[*[]Share]*sums{}
 	add := func(list *[]Share, known bool, key uint64, bytes uint64) {
 		s := lists[list]
@@ -125,9 +54,10 @@ func (o *owners) held(allocated uint64) Held {
 		s.known = s.known || known
 		s.add(key, bytes)
 	}
-	now := timeOf(t, o.at)
+	libraries, askers := names{ids: map[string]uint64{}}, map[[2]uint32]uint64{}
+	now := timeOf(t, i)
 	rounded := uint64(0)
-	for _, b := range o.live {
+	for _, b := range s.live {
 		h.Requested += b.size
 		rounded += roundUp(b.size)
 		if b.pending {
@@ -135,7 +65,13 @@ func (o *owners) held(allocated uint64) Held {
 		}
 		add(&h.Stack, true, uint64(b.stack), b.size)
 		add(&h.Tag, b.tag != 0, uint64(b.tag), b.size)
-		add(&h.Library, b.library != 0, uint64(b.library), b.size)
+		asker := [2]uint32{uint32(b.library), b.stack}
+		library, ok := askers[asker]
+		if !ok {
+			library = libraries.of(BlockLibrary(t, b.library, b.stack))
+			askers[asker] = library
+		}
+		add(&h.Library, libraries.names[library] != UnknownLibrary, library, b.size)
 		add(&h.Thread, b.thread != 0, uint64(b.thread), b.size)
 		add(&h.Pool, true, uint64(b.pool), b.size)
 		add(&h.Stream, true, uint64(b.stream), b.size)
@@ -166,14 +102,30 @@ func (o *owners) held(allocated uint64) Held {
 	}
 	lists[&h.Stack].describe(t)
 	fill(&h.Stack, "stack", func(k uint64) string { return UsefulFrame(t, uint32(k)) })
-	fill(&h.Tag, "tag", func(k uint64) string { return nameAt(t.Tags, k, "no tag") })
-	fill(&h.Library, "library", func(k uint64) string { return nameAt(t.Libraries, k, "unsaid") })
-	fill(&h.Thread, "thread", func(k uint64) string { return ThreadName(t, uint32(k)) })
+	fill(&h.Tag, "tag", func(k uint64) string { return cmp.Or(t.TagName(uint16(k)), NoTag) })
+	fill(&h.Library, "library", func(k uint64) string { return libraries.names[k] })
+	fill(&h.Thread, "thread", func(k uint64) string { return cmp.Or(t.ThreadName(uint32(k)), NoThread) })
 	fill(&h.Pool, "pool", func(k uint64) string { return poolName(t, uint32(k)) })
 	fill(&h.Stream, "stream", func(k uint64) string { return streamName(t, uint32(k)) })
 	fill(&h.Size, "", func(k uint64) string { return sizeLabel(int(k)) })
 	fill(&h.Age, "", func(k uint64) string { return ageLabels[k] })
 	return h
+}
+
+// names numbers what is known by name.
+type names struct {
+	ids   map[string]uint64
+	names []string
+}
+
+func (n *names) of(name string) uint64 {
+	id, ok := n.ids[name]
+	if !ok {
+		id = uint64(len(n.names))
+		n.ids[name] = id
+		n.names = append(n.names, name)
+	}
+	return id
 }
 
 // sums are the shares of one kind.
@@ -238,27 +190,6 @@ func (s *sums) list(what string, name func(key uint64) string) []Share {
 		all = append(all, *x)
 	}
 	return all
-}
-
-func nameAt(names []string, k uint64, none string) string {
-	switch {
-	case k == 0:
-		return none
-	case k < uint64(len(names)) && names[k] != "":
-		return names[k]
-	}
-	return fmt.Sprintf("number %d", k)
-}
-
-// ThreadName is a thread's name and number.
-func ThreadName(t *trace.Trace, thread uint32) string {
-	switch name := t.Threads[thread]; {
-	case thread == 0:
-		return "unknown"
-	case name != "":
-		return fmt.Sprintf("%s (%d)", name, thread)
-	}
-	return fmt.Sprint(thread)
 }
 
 func poolName(t *trace.Trace, pool uint32) string {

@@ -347,7 +347,7 @@ func (f *failureText) request() {
 	}
 	f.say("  ", line)
 	for _, p := range []struct{ name, value string }{{"tag", x.Tag}, {"library", x.Library}, {"thread", x.Thread}} {
-		if p.value != "" && p.value != "unknown" {
+		if p.value != "" {
 			f.say("  ", p.name+": "+clean(p.value))
 		}
 	}

@@ -143,7 +143,7 @@ function rows(pairs) {
 function request(x) {
   return h('div', {}, h('h3', {}, 'The request'), rows([
     ['asked for', bytes(x.requested_bytes) + (x.upstream ? ` of ${x.upstream} memory` : '')],
-    ['for', `${x.pool}, stream ${x.stream}`], ['tag', x.tag], ['library', x.library], ['thread', x.thread === 'unknown' ? '' : x.thread],
+    ['for', `${x.pool}, stream ${x.stream}`], ['tag', x.tag], ['library', x.library], ['thread', x.thread],
     ['settings', x.conf || 'the defaults'], x.pid ? ['process', `${x.pid}: ${x.program.join(' ')}`] : null, ['Cistern', x.version]]),
   x.stack.length ? h('ol', {class: 'frames'}, x.stack.map((f) => h('li', {}, f))) : h('p', {class: 'muted'}, 'No stack was recorded.'),
   x.message.length ? [h('h3', {}, 'What the program was told'), h('ul', {}, x.message.map((m) => h('li', {}, m)))] : null);
