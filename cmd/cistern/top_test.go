@@ -116,7 +116,7 @@ func TestTopJSONShape(t *testing.T) {
 		want string
 	}{
 		{json.RawMessage(out), "time interval_s gpus processes unreadable_processes notes"},
-		{doc.GPUs[0], "uuid index name simulated total_bytes used_bytes free_bytes utilization_percent reserved_bytes allocated_bytes traced_bytes"},
+		{doc.GPUs[0], "uuid index name simulated total_bytes used_bytes free_bytes utilization_percent reserved_bytes allocated_bytes cached_bytes traced_bytes"},
 		{doc.Processes[0], "pid kind program arguments version settings age_s stale events_dropped " + memory + "devices"},
 		{p.Devices[0], "uuid ordinal " + memory + "details"},
 		{v.Details, "tags libraries pools stacks calls"},
@@ -275,7 +275,7 @@ func TestTopDrawing(t *testing.T) {
 		t.Errorf("area %q", got)
 	}
 	// What is there at all is seen, and the parts add up.
-	u := &top.GPU{Total: 100 * gib, Used: 50 * gib, Known: true, Reserved: 21 * gib, Allocated: 20 * gib, Traced: 1 << 20}
+	u := &top.GPU{Total: 100 * gib, Used: 50 * gib, Known: true, Reserved: 21 * gib, Allocated: 60 * gib, Cached: gib, Traced: 1 << 20}
 	if got := ansi.Strip(gpuBar(10, u)); got != "██▓▞▒·····" {
 		t.Errorf("bar %q", got)
 	}

@@ -361,6 +361,9 @@ func gpuCell(g *top.GPU, name string) cell {
 	case "TOTAL":
 		return cell{amountIf(g.Total, g.Total > 0), plainStyle}
 	case "FREE":
+		if g.Known && g.Free < g.Total/20 {
+			return cell{amount(g.Free), warnStyle}
+		}
 		return cell{amountIf(g.Free, g.Known), plainStyle}
 	case "RESERVED":
 		return cell{amount(g.Reserved), plainStyle}

@@ -40,6 +40,7 @@ var liveProcesses = []column{
 	{name: "RESERVED", width: 8},
 	{name: "ALLOC", width: 5, drop: 1},
 	{name: "CACHED", width: 6, drop: 7},
+	{name: "PAUSED", width: 6, drop: 8},
 	{name: "PEAK", width: 5, drop: 4},
 	{name: "LIMIT", width: 5, drop: 8},
 	{name: "CALL/S", width: 6, drop: 2},
@@ -289,6 +290,8 @@ func (v *topView) drawRows(rows int) []string {
 			continue
 		case c.name == "LIMIT" && !v.any(func(m *top.Memory) bool { return m.Limit > 0 }):
 			continue
+		case c.name == "PAUSED" && !v.any(func(m *top.Memory) bool { return m.Paused > 0 }):
+			continue
 		}
 		columns = append(columns, c)
 	}
@@ -409,6 +412,7 @@ var helpText = []string{
 	"ALLOC     of that, what the program asked for;  CACHED  what is free for reuse",
 	"PEAK      the most that was reserved;  LIMIT  what may be",
 	"OTHER     used less reserved: the context and its code, other allocators",
+	"PAUSED    held without physical memory, until it is resumed",
 	"CALL/S    driver calls a second;  stale  the process says nothing any more",
 	"OOM       requests that failed because memory ran out",
 	"",

@@ -137,12 +137,12 @@ func bar(width int, whole uint64, parts ...part) string {
 	return b.String()
 }
 
-// gpuBar shows who holds a GPU's memory: what is allocated on Cistern and what it caches, what traced programs hold, and
-// all else that the driver says is used.
+// gpuBar shows who holds a GPU's memory: what is in use on Cistern and what it caches, what traced programs hold, and all
+// else that the driver says is used. What is paused takes no memory of the GPU.
 func gpuBar(width int, u *top.GPU) string {
-	cached := u.Reserved - min(u.Reserved, u.Allocated)
+	cached := min(u.Cached, u.Reserved)
 	rest := u.Held() - min(u.Held(), u.Reserved+u.Traced)
-	return bar(width, u.Total, part{min(u.Allocated, u.Reserved), fillAllocated, allocatedStyle},
+	return bar(width, u.Total, part{u.Reserved - cached, fillAllocated, allocatedStyle},
 		part{cached, fillCached, cachedStyle}, part{u.Traced, fillTraced, tracedStyle}, part{rest, fillOther, otherStyle})
 }
 

@@ -29,6 +29,7 @@ type topGPU struct {
 	Utilization *int    `json:"utilization_percent"`
 	Reserved    uint64  `json:"reserved_bytes"`  // by the processes on Cistern
 	Allocated   uint64  `json:"allocated_bytes"` // by the processes on Cistern
+	Cached      uint64  `json:"cached_bytes"`    // by the processes on Cistern
 	Traced      uint64  `json:"traced_bytes"`    // by traced processes
 }
 
@@ -92,7 +93,7 @@ func newTopDocument(t top.Table, l *top.Look, interval time.Duration) topDocumen
 	for _, g := range t.GPUs {
 		d.GPUs = append(d.GPUs, topGPU{UUID: uuidText(g.UUID), Index: g.Index, Part: g.Part, Name: g.Name, Simulated: g.Simulated,
 			Total: g.Total, Used: where(g.Known, g.Used), Free: where(g.Known, g.Free),
-			Utilization: where(g.Utilization >= 0, g.Utilization), Reserved: g.Reserved, Allocated: g.Allocated, Traced: g.Traced})
+			Utilization: where(g.Utilization >= 0, g.Utilization), Reserved: g.Reserved, Allocated: g.Allocated, Cached: g.Cached, Traced: g.Traced})
 	}
 	for _, r := range t.Rows {
 		p := topProcess{PID: r.PID, Kind: r.Kind, Program: r.Name, Arguments: append([]string{}, r.Args...), Version: r.Version,

@@ -114,7 +114,7 @@ func onTerminal(t *testing.T, width, height uint16, vars []string, args ...strin
 	t.Helper()
 	side, err := os.OpenFile("/dev/ptmx", os.O_RDWR|syscall.O_NOCTTY, 0)
 	if err != nil {
-		t.Fatal(err)
+		t.Skipf("no pseudo-terminals here: %v", err)
 	}
 	t.Cleanup(func() { side.Close() })
 	if err := unix.IoctlSetPointerInt(int(side.Fd()), unix.TIOCSPTLCK, 0); err != nil {

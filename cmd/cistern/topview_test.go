@@ -135,6 +135,12 @@ func (s *stage) change(name string) {
 				d.Name, d.UUID = "Cistern simulated GPU", [16]byte([]byte("cistern-sim-gpu\x00"))
 			}
 		},
+		"paused": func(_ int, l *top.Look) {
+			d := &l.Processes[1].Devices[0]
+			d.Reserved, d.Paused = 10*gib, 80*gib
+			l.Cards[1].Holders[1].Bytes = 11 * gib
+			l.Cards[1].Used, l.Cards[1].Free = 139*gib, gib
+		},
 		"nobody": func(_ int, l *top.Look) {
 			l.Processes, l.Unreadable = nil, 0
 			for i := range l.Cards {
@@ -179,7 +185,7 @@ func TestTopFitsEveryTerminal(t *testing.T) {
 		}
 	}()
 	keys := strings.Fields("up down left right pgup pgdown home end enter esc tab shift+tab space / backspace ctrl+u ? s S r t g 0 1 7 x 网 R N D k j")
-	changes := strings.Fields("no-nvml simulated nobody many hostile")
+	changes := strings.Fields("no-nvml simulated paused nobody many hostile")
 	steps := 4000
 	if testing.Short() {
 		steps = 500

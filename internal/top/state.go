@@ -163,6 +163,7 @@ func (s *State) finish() {
 			case Cistern:
 				g.Reserved += m.Reserved
 				g.Allocated += m.Allocated
+				g.Cached += m.Cached
 			}
 		}
 		r.Sum = sum(r.Holdings)

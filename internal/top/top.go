@@ -96,7 +96,8 @@ type GPU struct {
 	Known       bool   // the driver said it
 	Utilization int    // percent, -1 unknown
 	Reserved    uint64 // by processes on Cistern
-	Allocated   uint64 // by processes on Cistern
+	Allocated   uint64 // by processes on Cistern, also where it is paused
+	Cached      uint64 // of Reserved, what is free for reuse
 	Traced      uint64 // by traced processes
 	Processes   int
 	Simulated   bool // each process has one of its own; Total is of all of these
