@@ -60,9 +60,10 @@ type Allocator struct {
 	byExport sync.Map      // exports by number
 	opened   opened
 
-	stacks stacks.Table
-	kept   bool                      // guarded by mu: blocks remember stacks
-	catch  *func(size uint64) uint32 // guarded by mu: finds out the stacks of requests that name none; nil: nobody does
+	stacks  stacks.Table
+	kept    bool                      // guarded by mu: blocks remember stacks
+	keeping sync.Mutex                // held while devices are told that; before mu
+	catch   *func(size uint64) uint32 // guarded by mu: finds out the stacks of requests that name none; nil: nobody does
 
 	// regions finds the owner of an address: a table of the 4 GiB pieces of the 48-bit address space.
 	regions [1 << (addressBits - regionBits)]atomic.Pointer[region]

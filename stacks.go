@@ -34,9 +34,13 @@ func (a *Allocator) StackTable() StackTable { return StackTable(a.stacks.Usage()
 
 // KeepStacks has blocks of all devices remember the stacks of their requests from now on, or stops that and forgets them.
 func (a *Allocator) KeepStacks(on bool) {
+	a.keeping.Lock()
+	defer a.keeping.Unlock()
+	// Devices are not asked under a.mu, which comes after theirs when they reserve addresses: who is starting one has
+	// published it now, and who starts one later sees kept.
 	a.mu.Lock()
-	defer a.mu.Unlock()
 	a.kept = on
+	a.mu.Unlock()
 	a.started(func(d *Device) error {
 		d.setStacks(on)
 		return nil

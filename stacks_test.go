@@ -3,7 +3,9 @@ package cistern_test
 import (
 	"math/rand/v2"
 	"slices"
+	"sync"
 	"testing"
+	"time"
 
 	"github.com/cistern-gpu/cistern"
 	"github.com/cistern-gpu/cistern/cuda"
@@ -211,4 +213,52 @@ func TestSteadyStateOfStacks(t *testing.T) {
 	if n := testing.AllocsPerRun(1000, round); n != 0 || e.drv.Calls().Count != 0 {
 		t.Errorf("%v Go allocations, %d driver calls", n, e.drv.Calls().Count)
 	}
+}
+
+// TestKeepStacksMeanwhile: stacks come to be kept and are forgotten while others ask for memory that nobody has reserved
+// addresses for yet.
+func TestKeepStacksMeanwhile(t *testing.T) {
+	for range 30 {
+		keepStacksMeanwhile(t)
+	}
+}
+
+func keepStacksMeanwhile(t *testing.T) {
+	e := newEngine(t, sim.Options{}, cistern.Options{}, 4)
+	stop, done := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		for on := true; ; on = !on {
+			select {
+			case <-stop:
+				return
+			default:
+				e.a.KeepStacks(on)
+			}
+		}
+	}()
+	var wg sync.WaitGroup
+	for g, st := range e.streams {
+		wg.Go(func() {
+			for i := range 50 {
+				o := cistern.AllocOptions{Stack: e.a.StackOf([]uint64{uint64(g), uint64(i % 5)})}
+				p, err := e.dev.AllocWith(512<<(i%12), st, o)
+				if err == nil {
+					err = e.a.Free(p)
+				}
+				if err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	ended := make(chan struct{})
+	go func() { wg.Wait(); close(ended) }()
+	select {
+	case <-ended:
+	case <-time.After(30 * time.Second):
+		t.Fatal("requests and KeepStacks wait for each other")
+	}
+	close(stop)
+	<-done
 }
