@@ -2,6 +2,7 @@ package cistern
 
 import (
 	"github.com/cistern-gpu/cistern/cuda"
+	"github.com/cistern-gpu/cistern/event"
 	"github.com/cistern-gpu/cistern/internal/heap"
 	"github.com/cistern-gpu/cistern/internal/vm"
 )
@@ -51,6 +52,19 @@ type SegmentBlock struct {
 func (d *Device) Snapshot() []Segment {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	return d.snapshot()
+}
+
+// Record is History and Snapshot of one moment: what is held, and the events that led to it.
+func (d *Device) Record() (events []event.Event, lost uint64, held []Segment) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	events, lost = d.History()
+	return events, lost, d.snapshot()
+}
+
+// snapshot is Snapshot. The caller holds Device.mu and nothing else.
+func (d *Device) snapshot() []Segment {
 	out := d.segmentsOf(func(*space) bool { return true })
 	for _, id := range d.spares {
 		k := d.chunks.At(id)
