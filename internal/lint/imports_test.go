@@ -43,6 +43,10 @@ var mayImport = map[string][]string{
 	"internal/audit": {},
 	// What a process shows of what it holds.
 	"internal/live": {},
+	// Names of the functions of this process.
+	"internal/symbols": {},
+	// What an allocator holds, written to a file.
+	"dump": {".", "cuda", "event", "internal/front", "internal/nvml", "internal/units", "trace"},
 	// What NVIDIA's management library says of a machine.
 	"internal/nvml":         {},
 	"internal/nvml/standin": {},

@@ -1,0 +1,7 @@
+//go:build !unix
+
+package dump
+
+import "os/exec"
+
+func alone(*exec.Cmd) {}

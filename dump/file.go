@@ -1,0 +1,51 @@
+package dump
+
+import (
+	"bufio"
+	"cmp"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"sync/atomic"
+)
+
+// WriteFile writes a file beside its place and moves it there once it is whole, so that nobody finds half of one. What
+// exists and is no regular file (a pipe, a device) is written to as it is.
+func WriteFile(name string, write func(io.Writer) error) error {
+	st, err := os.Stat(name)
+	if err == nil && !st.Mode().IsRegular() {
+		f, err := os.OpenFile(name, os.O_WRONLY, 0)
+		if err != nil {
+			return err
+		}
+		return cmp.Or(buffered(f, write), f.Close())
+	}
+	place := name
+	if err == nil {
+		if place, err = filepath.EvalSymlinks(name); err != nil {
+			return err
+		}
+	}
+	beside := fmt.Sprintf("%s.%d-%d", place, os.Getpid(), unfinished.Add(1))
+	f, err := os.OpenFile(beside, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
+	if err != nil {
+		return err
+	}
+	err = cmp.Or(buffered(f, write), f.Close())
+	if err == nil {
+		err = os.Rename(beside, place)
+	}
+	if err != nil {
+		os.Remove(beside)
+	}
+	return err
+}
+
+// unfinished numbers the files that are being written.
+var unfinished atomic.Int64
+
+func buffered(f io.Writer, write func(io.Writer) error) error {
+	b := bufio.NewWriterSize(f, 1<<16)
+	return cmp.Or(write(b), b.Flush())
+}
