@@ -308,7 +308,10 @@ func TestChild(t *testing.T) {
 	t.Setenv("_CISTERN_INJECT", "run")
 	oom := fails(t, dev, st, 50*mib, cistern.AllocOptions{})
 	for name, set := range map[string]func(*testing.T, *Reporter){
-		"named":              func(t *testing.T, r *Reporter) { t.Setenv("CISTERN_COMMAND", command); t.Setenv("PATH", "/usr/bin:/bin") },
+		"named": func(t *testing.T, r *Reporter) {
+			t.Setenv("CISTERN_COMMAND", command)
+			t.Setenv("PATH", "/usr/bin:/bin")
+		},
 		"beside the library": func(t *testing.T, r *Reporter) { r.Library = filepath.Dir(command) },
 		"in ../bin":          func(t *testing.T, r *Reporter) { r.Library = filepath.Join(dir, "lib") },
 		"in PATH":            func(t *testing.T, r *Reporter) { t.Setenv("PATH", filepath.Dir(command)+":/usr/bin:/bin") },

@@ -378,6 +378,39 @@ int cistern_tag_push(const char *name);
 int cistern_tag_pop(void);
 const char *cistern_tag_name(uint32_t tag);
 
+/* ---- who asks for memory --------------------------------------------------------------------------------------- */
+
+/* cistern_stacks has the stacks of requests taken from now on, as the settings stacks and stack_sample do: of native
+ * functions, of Python's, or of both (then native ones up to where the interpreter begins, and from there Python's); 0 stops
+ * it and forgets them. Requests of at least sample bytes always have theirs taken, smaller ones with a probability of their
+ * size to that; 0 is all. The history tells them, allocations keep them until they are freed. Python's frames are read
+ * without its lock, from CPython 3.10 to 3.14; CISTERN_UNSUPPORTED, and nothing has changed, where an interpreter is another
+ * one, or where the unwinder of the C compiler's runtime (libgcc_s.so.1) is missing. */
+enum { CISTERN_STACKS_NATIVE = 1, CISTERN_STACKS_PYTHON = 2 };
+int cistern_stacks(uint32_t kinds, uint64_t sample);
+
+/* What the live allocations of each stack add up to, the most bytes first; stack 0 is of those whose stack was not taken.
+ * Writes at most cap and to *n how many there are: none while stacks are not taken. It looks at every allocation. */
+typedef struct cistern_stack_use {
+  uint32_t stack;
+  uint32_t reserved;
+  int64_t blocks;
+  uint64_t requested, allocated; /* bytes */
+} cistern_stack_use;
+int cistern_stack_usage(int device, cistern_stack_use *out, size_t cap, size_t *n);
+
+/* cistern_stack_text writes the frames of a stack into buf (at most n bytes with the final 0, cut if need be), innermost
+ * first, a line each: "function file:line", or as much of it as is known. */
+int cistern_stack_text(uint32_t stack, char *buf, size_t n);
+
+/* cistern_report has a file written for each request that fails with CISTERN_OUT_OF_MEMORY from now on, as the settings report
+ * and report_child do: dir/oom-PID-N.cistern, with what was held, the history where it is on, and what else was in the way,
+ * for `cistern report` to explain; a line on standard error names it. A process writes at most five. With child not 0 the
+ * library starts that command on each at once, which writes a page and a text beside it, and does not wait for it: it is the
+ * one that CISTERN_COMMAND names, lies beside the library or in ../bin from there, or is in PATH. dir NULL: no more files.
+ * What goes wrong is a line on standard error; the request fails as it would without, at most 5 s later. */
+int cistern_report(const char *dir, int child);
+
 /* ---- snapshot and history ------------------------------------------------------------------------------------- */
 
 typedef struct cistern_segment {
@@ -404,6 +437,11 @@ void cistern_snapshot_free(cistern_snapshot *s);
 /* cistern_snapshot_write writes the snapshot of every device in use, with the history where it is on, as a PyTorch
  * memory snapshot (a pickle) that PyTorch's viewer and `cistern replay` read; gzip if the name ends in .gz. */
 int cistern_snapshot_write(const char *path);
+
+/* cistern_trace_write writes the same in Cistern's own format, for `cistern report`, `replay`, `inspect` and `convert`, with
+ * what a snapshot of PyTorch's has no place for: tags, libraries, threads. CISTERN_INVALID where no device is in use. Both
+ * functions write a file whole or not at all. */
+int cistern_trace_write(const char *path);
 
 typedef struct cistern_event {
   int64_t time_us;    /* since 1970 */

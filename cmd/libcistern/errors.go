@@ -39,7 +39,7 @@ func (f *failure) Error() string { return f.words }
 func fail(err error) C.int {
 	var oom *cistern.OutOfMemoryError
 	if errors.As(err, &oom) {
-		words := strings.Join(append([]string{oom.Error()}, oom.Findings(cistern.Names{Tag: tagText, Library: libraryText})...), "\n")
+		words := strings.Join(reported(oom), "\n")
 		f := oomFigures(oom)
 		return C.shim_fail_oom(&f, (*C.char)(unsafe.Pointer(unsafe.StringData(words))), C.size_t(len(words)))
 	}

@@ -39,6 +39,7 @@ func coreHistory(d C.int, n C.size_t) (code C.int) {
 	}
 	if dev != nil {
 		dev.SetHistory(int(n))
+		record(dev.ID(), n > 0)
 	}
 	return C.CISTERN_OK
 }

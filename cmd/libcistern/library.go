@@ -4,6 +4,7 @@ package main
 
 /*
 #include "shim.h"
+#include "stack.h"
 */
 import "C"
 
@@ -92,10 +93,11 @@ func coreLibraryDefault(name *C.char) (code C.int) {
 	return C.CISTERN_OK
 }
 
-// coreAllocWith is coreAlloc with more said of the request. C has looked at the size of the options.
+// coreAlloc is coreAllocFront with more said of the request. C has looked at the size of the options; by is nil where nobody
+// wants to know who asks.
 //
-//export coreAllocWith
-func coreAllocWith(out *C.uintptr_t, size C.size_t, d C.int, h C.uintptr_t, with *C.cistern_alloc_options, tag C.uint32_t) (code C.int) {
+//export coreAlloc
+func coreAlloc(out *C.uintptr_t, size C.size_t, d C.int, h C.uintptr_t, with *C.cistern_alloc_options, tag C.uint32_t, by *C.stack_origin) (code C.int) {
 	defer caught(&code)
 	cached := with.flags&C.CISTERN_ALLOC_CACHED != 0
 	find := inUse
@@ -118,16 +120,10 @@ func coreAllocWith(out *C.uintptr_t, size C.size_t, d C.int, h C.uintptr_t, with
 		return fail(&failure{C.CISTERN_INVALID, fmt.Sprintf("options.reserved is %d: expected 0", uint32(with.reserved))})
 	}
 	o := cistern.AllocOptions{Tag: uint32(tag), Library: uint8(with.library), HostOrder: with.flags&C.CISTERN_ALLOC_HOST_ORDER != 0, Cached: cached}
-	if id := (cistern.PoolID{uint64(with.pool[0]), uint64(with.pool[1])}); id != (cistern.PoolID{}) {
-		if o.Pool, err = l.pool(dev, id); err != nil {
-			return fail(err)
-		}
+	if by != nil {
+		o.Thread, o.Stack = uint32(by.thread), l.stackOf(by)
 	}
-	st, err := l.stream(dev, cuda.Stream(h))
-	if err != nil {
-		return fail(err)
-	}
-	p, err := dev.AllocWith(uint64(size), st, o)
+	p, err := l.alloc(dev, uint64(size), cuda.Stream(h), cistern.PoolID{uint64(with.pool[0]), uint64(with.pool[1])}, o)
 	if err != nil {
 		return fail(err)
 	}
@@ -136,6 +132,20 @@ func coreAllocWith(out *C.uintptr_t, size C.size_t, d C.int, h C.uintptr_t, with
 	}
 	*out = C.uintptr_t(p)
 	return C.CISTERN_OK
+}
+
+// alloc is AllocWith where stream and pool are what C calls them.
+func (l *library) alloc(dev *cistern.Device, size uint64, h cuda.Stream, pool cistern.PoolID, o cistern.AllocOptions) (p cuda.Ptr, err error) {
+	if pool != (cistern.PoolID{}) {
+		if o.Pool, err = l.pool(dev, pool); err != nil {
+			return 0, err
+		}
+	}
+	st, err := l.stream(dev, h)
+	if err != nil {
+		return 0, err
+	}
+	return dev.AllocWith(size, st, o)
 }
 
 // libraryUsage adds up a device's live blocks by library, the most bytes first. Who named none comes under the name for

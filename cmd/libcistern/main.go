@@ -27,6 +27,7 @@ package main
 /*
 #include <string.h>
 #include "shim.h"
+#include "stack.h"
 
 #cgo noescape shim_getenv
 #cgo nocallback shim_getenv
@@ -46,6 +47,7 @@ import (
 	"github.com/cistern-gpu/cistern"
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/cuda/open"
+	"github.com/cistern-gpu/cistern/dump"
 	"github.com/cistern-gpu/cistern/internal/share"
 )
 
@@ -58,6 +60,7 @@ type library struct {
 	everywhere everywhere
 	sharing    func() *share.Process
 	showing    sync.Once
+	reporter   *dump.Reporter // of requests that failed
 }
 
 // device is what is kept here for one device.
@@ -145,9 +148,20 @@ func start(conf, from string) (*library, error) {
 	a.CatchStacks(nil) // its callers are no Go code
 	limitHeap()
 	l := &library{Allocator: a, devices: make([]device, a.DeviceCount()),
-		sharing: sync.OnceValue(func() *share.Process { return share.New(a, shareGuard{}) })}
+		sharing:  sync.OnceValue(func() *share.Process { return share.New(a, shareGuard{}) }),
+		reporter: reporter(a)}
 	l.everywhere.version.Store(1)
+	if err := l.reporter.To(opts.Report, opts.ReportChild); err != nil {
+		return nil, err
+	}
+	if opts.History > 0 {
+		for d := range l.devices {
+			record(cuda.Device(d), true)
+		}
+	}
+	l.stacksAsSet(opts)
 	current.Store(l)
+	C.stack_watch_set(C.WATCH_START, 0)
 	return l, nil
 }
 

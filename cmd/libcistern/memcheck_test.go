@@ -4,16 +4,33 @@ package main
 
 import (
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 )
 
-// The programs of testdata again, under tools that watch every access.
-
-var checkedPrograms = []struct {
+type checkedProgram struct {
 	source string
 	args   []string
-}{
+}
+
+// ownFolder stands for a folder that only this run of the program has.
+const ownFolder = "OWN FOLDER"
+
+// arguments are those of a run.
+func (p checkedProgram) arguments(t *testing.T) []string {
+	args := slices.Clone(p.args)
+	for i := range args {
+		if args[i] == ownFolder {
+			args[i] = t.TempDir()
+		}
+	}
+	return args
+}
+
+// The programs of testdata again, under tools that watch every access.
+
+var checkedPrograms = []checkedProgram{
 	{"behaviour.c", []string{"/dev/null", "/dev/null"}},
 	{"pools.c", nil},
 	{"arguments.c", nil},
@@ -25,6 +42,9 @@ var checkedPrograms = []struct {
 	{"forks.c", nil},
 	{"sharing.c", nil},
 	{"fronts.c", []string{"3000"}},
+	{"stacks.c", []string{"20"}},
+	{"oom.c", []string{ownFolder, "threads"}},
+	{"oom.c", []string{ownFolder, "function"}},
 }
 
 // TestAddressSanitizer: the shim, Go's accesses to C memory and the programs, with leaks.
@@ -45,7 +65,7 @@ func TestAddressSanitizer(t *testing.T) {
 			leaks = "0" // a child has no thread to whom the memory of its parent's threads belongs
 		}
 		passes(t, "driver:sim:8GiBx2", []string{"ASAN_OPTIONS=detect_leaks=" + leaks},
-			append([]string{program(t, p.source, library, "-fsanitize=address")}, p.args...)...)
+			append([]string{program(t, p.source, library, "-fsanitize=address")}, p.arguments(t)...)...)
 	}
 }
 
@@ -61,6 +81,6 @@ func TestValgrind(t *testing.T) {
 	library := libraryFor(t, "valgrind", "GOBUILDFLAGS=-tags=valgrind")
 	for _, p := range checkedPrograms {
 		passes(t, "driver:sim:8GiBx2", []string{"GODEBUG=asyncpreemptoff=1"}, append([]string{valgrind, "-q", "--error-exitcode=9",
-			"--fair-sched=yes", "--leak-check=no", program(t, p.source, library)}, p.args...)...)
+			"--fair-sched=yes", "--leak-check=no", program(t, p.source, library)}, p.arguments(t)...)...)
 	}
 }

@@ -14,75 +14,25 @@ import (
 	"github.com/cistern-gpu/cistern/cuda"
 )
 
-//export coreMalloc
-func coreMalloc(size C.ssize_t, d C.int, h C.uintptr_t, tag C.uint32_t) (p C.uintptr_t) {
-	var code C.int
-	defer caught(&code) // p is 0 then
-	if size < 0 {
-		fail(&failure{C.CISTERN_INVALID, "a size below 0"})
-		return 0
-	}
-	ptr, err := alloc(uint64(size), d, cuda.Stream(h), cistern.PoolID{}, uint32(tag))
-	if err != nil {
-		fail(err)
-		return 0
-	}
-	return C.uintptr_t(ptr)
-}
-
-//export coreAlloc
-func coreAlloc(out *C.uintptr_t, size C.size_t, d C.int, h C.uintptr_t, pool0, pool1 C.uint64_t, tag C.uint32_t) (code C.int) {
-	defer caught(&code)
-	ptr, err := alloc(uint64(size), d, cuda.Stream(h), cistern.PoolID{uint64(pool0), uint64(pool1)}, uint32(tag))
-	if err != nil {
-		return fail(err)
-	}
-	*out = C.uintptr_t(ptr)
-	return C.CISTERN_OK
-}
-
-func alloc(size uint64, d C.int, h cuda.Stream, pool cistern.PoolID, tag uint32) (cuda.Ptr, error) {
-	l, err := started()
-	if err != nil {
-		return 0, err
-	}
-	dev, err := l.device(d)
-	if err != nil {
-		return 0, err
-	}
-	st, err := l.stream(dev, h)
-	if err != nil {
-		return 0, err
-	}
-	if pool == (cistern.PoolID{}) {
-		return dev.AllocTagged(size, st, tag)
-	}
-	p, err := l.pool(dev, pool)
-	if err != nil {
-		return 0, err
-	}
-	return p.AllocTagged(size, st, tag)
-}
-
 //export coreFree
-func coreFree(p C.uintptr_t) (code C.int) {
+func coreFree(p C.uintptr_t, thread C.uint32_t) (code C.int) {
 	defer caught(&code)
 	l, err := started()
 	if err != nil {
 		return fail(err)
 	}
-	if err := l.Free(cuda.Ptr(p)); err != nil {
+	if err := l.FreeWith(cuda.Ptr(p), cistern.FreeOptions{Thread: uint32(thread)}); err != nil {
 		return fail(err)
 	}
 	return C.CISTERN_OK
 }
 
 //export coreFreeOn
-func coreFreeOn(p, h C.uintptr_t) (code C.int) {
+func coreFreeOn(p, h C.uintptr_t, thread C.uint32_t) (code C.int) {
 	defer caught(&code)
 	l, st, err := user("free", cuda.Ptr(p), cuda.Stream(h))
 	if err == nil {
-		err = l.FreeOn(cuda.Ptr(p), st)
+		err = l.FreeWith(cuda.Ptr(p), cistern.FreeOptions{Stream: st, Thread: uint32(thread)})
 	}
 	if err != nil {
 		return fail(err)

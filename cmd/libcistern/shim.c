@@ -4,6 +4,7 @@
  * where Go would hang, and it answers what needs no Go at all. What the functions do is said in cistern.h. */
 #include "front.h"
 #include "shim.h"
+#include "stack.h"
 #include "_cgo_export.h"
 
 #include <stdio.h>
@@ -81,16 +82,57 @@ static inline int alloc(void **out, size_t size, int device, void *stream) {
   return code;
 }
 
+/* plain reports whether a request says no more than its size and stream. */
+static inline int plain(const cistern_alloc_options *o, uint32_t tag) {
+  return (o->pool[0] | o->pool[1] | o->flags | o->library | o->reserved | tag) == 0;
+}
+
+/* request_watched is request where somebody wants to know who asks. */
+static int request_watched(void **out, size_t size, int device, void *stream, cistern_alloc_options *o,
+                                                     uint32_t tag) {
+  if (stack_watched() & WATCH_START)
+    coreStart(); /* what goes wrong then does so again in the request, which says it */
+  uint32_t watch = stack_watched() & ~(uint32_t)WATCH_START;
+  stack_origin by;
+  by.n = 0;
+  if (watch != 0)
+    stack_take(&by, watch, size);
+  if (by.n == 0 && !(watch & WATCH_EVENTS) && plain(o, tag))
+    return alloc(out, size, device, stream);
+  return coreAlloc((uintptr_t *)out, size, device, (uintptr_t)stream, o, tag, watch != 0 ? &by : NULL);
+}
+
+/* usual reports whether nobody wants to know more of the calling thread's requests than they say. */
+static inline int usual(void) { return __builtin_expect((stack_watched() | shim_tag()) == 0, 1); }
+
+static int request(void **out, size_t size, int device, void *stream, cistern_alloc_options *o) {
+  uint32_t tag = shim_tag();
+  if (stack_watched() != 0)
+    return request_watched(out, size, device, stream, o, tag);
+  if (plain(o, tag))
+    return alloc(out, size, device, stream);
+  return coreAlloc((uintptr_t *)out, size, device, (uintptr_t)stream, o, tag, NULL);
+}
+
+/* freeing is the calling thread's number where somebody wants to know who gives memory back. */
+static inline uint32_t freeing(void) { return stack_watched() & WATCH_EVENTS ? stack_thread() : 0; }
+
 PUBLIC void *cistern_malloc(ssize_t size, int device, void *stream) {
   if (!ALIVE()) {
     forked();
     return NULL;
   }
-  uint32_t tag = shim_tag();
-  if (size < 0 || tag != 0)
-    return (void *)coreMalloc(size, device, (uintptr_t)stream, tag);
-  void *p;
-  alloc(&p, (size_t)size, device, stream);
+  if (size < 0) {
+    invalid("a size below 0");
+    return NULL;
+  }
+  void *p = NULL;
+  if (usual()) {
+    alloc(&p, (size_t)size, device, stream);
+    return p;
+  }
+  cistern_alloc_options o = {0};
+  request(&p, (size_t)size, device, stream, &o);
   return p;
 }
 
@@ -103,7 +145,7 @@ PUBLIC void cistern_free(void *ptr, ssize_t size, int device, void *stream) {
     return;
   }
   if (!front_put(ptr))
-    coreFree((uintptr_t)ptr);
+    coreFree((uintptr_t)ptr, freeing());
 }
 
 PUBLIC int cistern_alloc(void **out, size_t size, int device, void *stream, const uint64_t pool[2]) {
@@ -111,10 +153,10 @@ PUBLIC int cistern_alloc(void **out, size_t size, int device, void *stream, cons
   *out = NULL;
   GUARD;
   uint64_t pool0 = pool ? pool[0] : 0, pool1 = pool ? pool[1] : 0;
-  uint32_t tag = shim_tag();
-  if ((pool0 | pool1 | tag) == 0)
+  if ((pool0 | pool1) == 0 && usual())
     return alloc(out, size, device, stream);
-  return coreAlloc((uintptr_t *)out, size, device, (uintptr_t)stream, pool0, pool1, tag);
+  cistern_alloc_options o = {.pool = {pool0, pool1}};
+  return request(out, size, device, stream, &o);
 }
 
 /* SIZED copies the options that a caller passed, who may have been compiled against an older header, with fewer fields, or a
@@ -138,10 +180,7 @@ PUBLIC int cistern_alloc_with(void **out, size_t size, int device, void *stream,
   cistern_alloc_options o = {0};
   if (options != NULL)
     SIZED(o, options, reserved);
-  uint32_t tag = shim_tag();
-  if ((o.pool[0] | o.pool[1] | o.flags | o.library | o.reserved | tag) == 0)
-    return alloc(out, size, device, stream);
-  return coreAllocWith((uintptr_t *)out, size, device, (uintptr_t)stream, &o, tag);
+  return request(out, size, device, stream, &o);
 }
 
 PUBLIC void *cistern_source_malloc(void *source, size_t size, int device) {
@@ -202,7 +241,7 @@ PUBLIC int cistern_release(void *ptr) {
   GUARD;
   if (front_put(ptr))
     return CISTERN_OK;
-  return coreFree((uintptr_t)ptr);
+  return coreFree((uintptr_t)ptr, freeing());
 }
 
 PUBLIC int cistern_release_on(void *ptr, void *stream) {
@@ -211,7 +250,7 @@ PUBLIC int cistern_release_on(void *ptr, void *stream) {
   GUARD;
   if (front_put_on(ptr, stream))
     return CISTERN_OK;
-  return coreFreeOn((uintptr_t)ptr, (uintptr_t)stream);
+  return coreFreeOn((uintptr_t)ptr, (uintptr_t)stream, freeing());
 }
 
 PUBLIC int cistern_record_stream(void *ptr, void *stream) {
@@ -529,7 +568,44 @@ PUBLIC const char *cistern_tag_name(uint32_t tag) {
   return coreTagName(tag);
 }
 
+/* Who asks. */
+
+PUBLIC int cistern_stacks(uint32_t kinds, uint64_t sample) {
+  GUARD;
+  return coreStacks(kinds, sample);
+}
+
+PUBLIC int cistern_stack_usage(int device, cistern_stack_use *out, size_t cap, size_t *n) {
+  NEED(n);
+  *n = 0;
+  if (cap > 0)
+    NEED(out);
+  GUARD;
+  return coreStackUsage(device, out, cap, n);
+}
+
+PUBLIC int cistern_stack_text(uint32_t stack, char *buf, size_t n) {
+  if (n > 0) {
+    NEED(buf);
+    buf[0] = 0;
+  }
+  GUARD;
+  return coreStackText(stack, buf, n);
+}
+
+PUBLIC int cistern_report(const char *dir, int child) {
+  GUARD;
+  return coreReport((char *)dir, child);
+}
+
 /* Snapshot and history. */
+
+PUBLIC int cistern_trace_write(const char *path) {
+  GUARD;
+  if (path == NULL)
+    return invalid("path is NULL: expected the name of a file");
+  return coreTraceWrite((char *)path);
+}
 
 PUBLIC int cistern_snapshot_take(int device, const uint64_t pool[2], cistern_snapshot **out) {
   NEED(out);

@@ -15,6 +15,8 @@ typedef struct shim_thread {
   int calling; /* within a function registered by cistern_on_out_of_memory */
   uint32_t *tags; /* a stack */
   size_t num_tags, cap_tags;
+  uint32_t id;     /* the kernel's number of it; 0 until it was asked */
+  uint64_t random; /* which of its small requests have their stacks taken; 0 until the first */
   char words[2048];
 } shim_thread;
 

@@ -9,19 +9,15 @@ package main
 import "C"
 
 import (
-	"bufio"
 	"cmp"
 	"compress/gzip"
-	"fmt"
 	"io"
-	"os"
-	"path/filepath"
 	"strings"
-	"sync/atomic"
 	"unsafe"
 
 	"github.com/cistern-gpu/cistern"
 	"github.com/cistern-gpu/cistern/cuda"
+	"github.com/cistern-gpu/cistern/dump"
 	"github.com/cistern-gpu/cistern/trace"
 )
 
@@ -112,89 +108,21 @@ func coreSnapshotWrite(name *C.char) (code C.int) {
 	if err != nil {
 		return fail(err)
 	}
-	var devices []*trace.Trace
-	for i := range l.devices {
-		if dev, ok := l.Started(cuda.Device(i)); ok {
-			devices = append(devices, recorded(dev))
-		}
-	}
-	if err := writeFile(goString(name), devices); err != nil {
+	path := goString(name)
+	devices := dump.Devices(l.Allocator, names())
+	if err := dump.WriteFile(path, func(w io.Writer) error { return writeSnapshot(w, path, devices) }); err != nil {
 		return fail(err)
 	}
 	return C.CISTERN_OK
 }
 
-// recorded is what a device holds now and, where its history is on, what led to it.
-func recorded(dev *cistern.Device) *trace.Trace {
-	t := &trace.Trace{Device: int(dev.ID()), Format: "cistern", Stacks: []trace.Stack{nil}}
-	events, lost := dev.History()
-	segments := dev.Snapshot()
-	t.Events, t.FromStart = events, lost == 0
-	// After the events and segments, so that they have all that those name.
-	for _, id := range dev.Pools() {
-		t.Pools = append(t.Pools, trace.PoolID(id))
-	}
-	for _, st := range dev.Streams() {
-		t.Streams = append(t.Streams, uint64(st.Handle()))
-	}
-	if len(t.Streams) == 0 {
-		t.Streams = []uint64{0} // of spare chunks that no stream has used
-	}
-	for _, s := range segments {
-		stream := uint32(max(s.Stream, 0))
-		g := trace.Segment{Addr: s.Addr, Size: s.Size, Stream: stream, Pool: s.Number, Large: s.Large, Expandable: s.Chunks != nil}
-		for _, b := range s.Blocks {
-			g.Blocks = append(g.Blocks, trace.Block{Addr: b.Addr, Size: b.Size, Requested: b.Requested, Stream: stream,
-				Pool: s.Number, State: trace.BlockState(b.State)})
-		}
-		t.Final = append(t.Final, g)
-	}
-	return t
-}
-
-// writeFile writes a snapshot beside its place and moves it there, so that nobody finds half of one. What is no regular
-// file (a pipe, a device) is written to as it is.
-func writeFile(name string, devices []*trace.Trace) error {
-	st, err := os.Stat(name)
-	if err == nil && !st.Mode().IsRegular() {
-		f, err := os.OpenFile(name, os.O_WRONLY, 0)
-		if err != nil {
-			return err
-		}
-		return cmp.Or(writeSnapshot(f, name, devices), f.Close())
-	}
-	place := name
-	if err == nil {
-		if place, err = filepath.EvalSymlinks(name); err != nil {
-			return err
-		}
-	}
-	beside := fmt.Sprintf("%s.%d-%d", place, os.Getpid(), unfinished.Add(1))
-	f, err := os.OpenFile(beside, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
-	if err != nil {
-		return err
-	}
-	err = cmp.Or(writeSnapshot(f, name, devices), f.Close())
-	if err == nil {
-		err = os.Rename(beside, place)
-	}
-	if err != nil {
-		os.Remove(beside)
-	}
-	return err
-}
-
-// unfinished numbers the files that are being written.
-var unfinished atomic.Int64
-
-func writeSnapshot(f io.Writer, name string, devices []*trace.Trace) error {
-	buffered := bufio.NewWriterSize(f, 1<<16)
+func writeSnapshot(w io.Writer, name string, devices []*trace.Trace) error {
 	if !strings.HasSuffix(name, ".gz") {
-		return cmp.Or(trace.WritePyTorch(buffered, devices...), buffered.Flush())
+		return trace.WritePyTorch(w, devices...)
 	}
-	z, err := gzip.NewWriterLevel(buffered, gzip.BestSpeed)
+	z, err := gzip.NewWriterLevel(w, gzip.BestSpeed)
 	if err != nil {
 		return err
 	}
-	return cmp.Or(trace.WritePyTorch(z, devices...), z.Close(), buffered.Flush())
+	return cmp.Or(trace.WritePyTorch(z, devices...), z.Close())
 }

@@ -66,7 +66,7 @@ func TestLookUps(t *testing.T) {
 						t.Error("a released pool is found")
 					}
 				}
-				ptr, err := alloc(512, 0, h, cistern.PoolID{}, 0)
+				ptr, err := l.alloc(dev, 512, h, cistern.PoolID{}, cistern.AllocOptions{})
 				if err == nil {
 					err = l.Free(ptr)
 				}
@@ -169,7 +169,7 @@ func TestNoGarbage(t *testing.T) {
 	for what, h := range map[string]cuda.Stream{"the legacy stream": 0, "a stream known by its id": 0x7000} {
 		for _, id := range []cistern.PoolID{{}, pool} {
 			if n := testing.AllocsPerRun(1000, func() {
-				p, err := alloc(5000, 0, h, id, 0)
+				p, err := l.alloc(dev, 5000, h, id, cistern.AllocOptions{})
 				if err == nil {
 					err = l.Free(p)
 				}

@@ -63,6 +63,7 @@ int main(void) {
     BAD(cistern_reset_accumulated(d));
     BAD(cistern_snapshot_take(d, NULL, &snap));
     BAD(cistern_history(d, 5));
+    BAD(cistern_stack_usage(d, NULL, 0, &n));
     BAD(cistern_history_drain(d, &e, 1, &n, NULL));
   }
 
@@ -107,6 +108,10 @@ int main(void) {
   NONE(cistern_snapshot_write(NULL));
   NONE(cistern_history_drain(0, NULL, 0, NULL, NULL));
   NONE(cistern_history_drain(0, NULL, 5, &n, NULL));
+  NONE(cistern_trace_write(NULL));
+  NONE(cistern_stack_usage(0, NULL, 0, NULL));
+  NONE(cistern_stack_usage(0, NULL, 5, &n));
+  NONE(cistern_stack_text(1, NULL, 5));
   NONE(cistern_share((void *)512, NULL, 512));
   NONE(cistern_open(NULL, 0, &p));
   NONE(cistern_open("x", 0, NULL));
@@ -148,6 +153,16 @@ int main(void) {
   FAILS(CISTERN_INVALID, "both or neither", cistern_pool_create(0, pool, &o));
   FAILS(CISTERN_INVALID, "history", cistern_history(0, SIZE_MAX));
   FAILS(CISTERN_INVALID, "no such file", cistern_snapshot_write("/no/such/folder/x.pickle"));
+  FAILS(CISTERN_INVALID, "no such file", cistern_trace_write("/no/such/folder/x.cistern"));
+  FAILS(CISTERN_INVALID, "path is empty", cistern_trace_write(""));
+  FAILS(CISTERN_INVALID, "kinds", cistern_stacks(4, 0));
+  FAILS(CISTERN_INVALID, "kinds", cistern_stacks(UINT32_MAX, UINT64_MAX));
+  OK(cistern_stacks(CISTERN_STACKS_NATIVE | CISTERN_STACKS_PYTHON, UINT64_MAX)); /* no Python here, which is no failure */
+  OK(cistern_stacks(0, UINT64_MAX));
+  FAILS(CISTERN_INVALID, "no stack 0", cistern_stack_text(0, NULL, 0));
+  FAILS(CISTERN_INVALID, "no stack 4294967295", cistern_stack_text(UINT32_MAX, NULL, 0));
+  FAILS(CISTERN_INVALID, "dir is empty", cistern_report("", 0));
+  OK(cistern_report(NULL, 1));
   const uint64_t standard[2] = {0, 0};
   FAILS(CISTERN_INVALID, "default pool", cistern_pool_release(0, standard));
   FAILS(CISTERN_INVALID, "exists", cistern_pool_create(0, standard, NULL));

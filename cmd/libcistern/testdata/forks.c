@@ -102,6 +102,11 @@ static void child(void *inherited) {
   cistern_snapshot_free(snap);
   cistern_string_free(NULL);
   GONE(cistern_snapshot_write("/dev/null"));
+  GONE(cistern_trace_write("/dev/null"));
+  GONE(cistern_stacks(CISTERN_STACKS_NATIVE, 0));
+  GONE(cistern_stack_usage(0, NULL, 0, &n));
+  GONE(cistern_stack_text(1, NULL, 0));
+  GONE(cistern_report("/tmp", 0));
   GONE(cistern_history(0, 5));
   GONE(cistern_history_drain(0, &e, 1, &n, NULL));
   GONE(cistern_share(inherited, handle, sizeof handle));

@@ -1,0 +1,165 @@
+//go:build linux && cgo
+
+package main
+
+/*
+#include <stdlib.h>
+#include "launch.h"
+#include "shim.h"
+#include "stack.h"
+
+#cgo noescape launch_say
+#cgo nocallback launch_say
+#cgo nocallback launch_start
+#cgo nocallback launch_environment
+#cgo nocallback launch_folder
+*/
+import "C"
+
+import (
+	"os"
+	"path/filepath"
+	"syscall"
+	"unsafe"
+
+	"github.com/cistern-gpu/cistern"
+	"github.com/cistern-gpu/cistern/dump"
+)
+
+// say gives people a line.
+func say(line string) {
+	text := C.CString(line + "\n")
+	defer C.free(unsafe.Pointer(text))
+	C.launch_say(text, C.size_t(len(line)+1))
+}
+
+// reporter is what writes the files of requests that failed.
+func reporter(a *cistern.Allocator) *dump.Reporter {
+	return &dump.Reporter{Allocator: a, Names: names, Getenv: getenv, Environ: environment, Library: folder(), Start: launch, Say: say}
+}
+
+// names are those of what the numbers of blocks and events stand for here.
+func names() dump.Names {
+	return dump.Names{
+		Tag:            tagText,
+		Library:        libraryText,
+		DefaultLibrary: uint8(defaultLibrary()),
+		Frames:         frames.named,
+	}
+}
+
+func getenv(name string) string {
+	text := C.CString(name)
+	defer C.free(unsafe.Pointer(text))
+	return goString(C.shim_getenv(text))
+}
+
+// environment is the environment as it is now.
+func environment() []string {
+	var out []string
+	list := C.launch_environment()
+	for ; list != nil && *list != nil; list = (**C.char)(unsafe.Add(unsafe.Pointer(list), unsafe.Sizeof(*list))) {
+		out = append(out, goString(*list))
+	}
+	return out
+}
+
+// folder is where this library lies.
+func folder() string {
+	file := goString(C.launch_folder())
+	if real, err := filepath.EvalSymlinks(file); err == nil {
+		file = real
+	}
+	if !filepath.IsAbs(file) {
+		return "" // as it was found in a folder that the process may have left
+	}
+	return filepath.Dir(file)
+}
+
+// launch starts a program that this process has nothing more to do with.
+func launch(c dump.Child) error {
+	output, err := os.OpenFile(c.Output, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o666)
+	if err != nil {
+		return err
+	}
+	defer output.Close()
+	args, freeArgs := cStrings(append([]string{c.Command}, c.Args...))
+	defer freeArgs()
+	env, freeEnv := cStrings(c.Env)
+	defer freeEnv()
+	if errno := C.launch_start(args, env, C.int(output.Fd())); errno != 0 {
+		return syscall.Errno(errno)
+	}
+	return nil
+}
+
+// cStrings is a list of strings as C has it, and what frees it.
+func cStrings(list []string) (**C.char, func()) {
+	mem := C.calloc(C.size_t(len(list)+1), C.size_t(unsafe.Sizeof(uintptr(0))))
+	if mem == nil {
+		panic("no host memory for the arguments of a program")
+	}
+	out := unsafe.Slice((**C.char)(mem), len(list)+1)
+	for i, s := range list {
+		out[i] = C.CString(s)
+	}
+	return &out[0], func() {
+		for _, s := range out {
+			C.free(unsafe.Pointer(s))
+		}
+		C.free(mem)
+	}
+}
+
+// reported completes what is said of a request that failed, and has its file written where that is wanted.
+func reported(oom *cistern.OutOfMemoryError) []string {
+	l := current.Load()
+	if l == nil { // after a bug, which every later call tells of
+		return []string{oom.Error()}
+	}
+	words := cistern.Names{Tag: tagText, Library: libraryText, Stack: l.stackText}
+	lines := append([]string{oom.Error()}, oom.Findings(words)...)
+	if l.reporter.On() {
+		if oom.Thread == 0 {
+			oom.Thread = uint32(C.stack_thread())
+		}
+		l.reporter.OutOfMemory(oom, lines)
+		tidy()
+	}
+	return lines
+}
+
+//export coreReport
+func coreReport(dir *C.char, child C.int) (code C.int) {
+	defer caught(&code)
+	l, err := started()
+	if err != nil {
+		return fail(err)
+	}
+	text := goString(dir)
+	if dir != nil && text == "" {
+		return fail(&failure{C.CISTERN_INVALID, "dir is empty: expected the name of a folder, or NULL"})
+	}
+	if err := l.reporter.To(text, text != "" && child != 0); err != nil {
+		return fail(err)
+	}
+	return C.CISTERN_OK
+}
+
+//export coreTraceWrite
+func coreTraceWrite(path *C.char) (code C.int) {
+	defer caught(&code)
+	l, err := started()
+	if err != nil {
+		return fail(err)
+	}
+	name := goString(path)
+	if name == "" {
+		return fail(&failure{C.CISTERN_INVALID, "path is empty: expected the name of a file"})
+	}
+	defer tidy()
+	if err := dump.Write(name, l.Allocator, names()); err != nil {
+		return fail(err)
+	}
+	return C.CISTERN_OK
+}

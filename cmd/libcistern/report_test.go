@@ -1,0 +1,153 @@
+//go:build linux && cgo
+
+package main
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/cistern-gpu/cistern"
+	"github.com/cistern-gpu/cistern/event"
+	"github.com/cistern-gpu/cistern/trace"
+)
+
+// oomFiles are the files of a folder, by number.
+func oomFiles(t *testing.T, dir string) []string {
+	t.Helper()
+	list, err := filepath.Glob(filepath.Join(dir, "oom-*-*.cistern"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return list
+}
+
+// TestReportFile: what the file of a request that failed says.
+func TestReportFile(t *testing.T) {
+	t.Parallel()
+	dir := filepath.Join(t.TempDir(), "reports")
+	p := program(t, "oom.c", libraryPath(t))
+	conf := "driver:sim:2GiB,stacks:native,history:1000,report:" + dir
+	r := run(t, conf, []string{"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=3G"}, p, dir, "settings")
+	if r.err != nil || !strings.HasSuffix(r.out, "ok\n") {
+		t.Fatalf("%v\n%s%s", r.err, r.out, r.report)
+	}
+	list := oomFiles(t, dir)
+	if len(list) != 1 {
+		t.Fatalf("files %v", list)
+	}
+	if want := fmt.Sprintf("cistern: out of memory on device 0: wrote %s; cistern report %s explains it\n", list[0], list[0]); r.report != want {
+		t.Errorf("it says %q, want %q", r.report, want)
+	}
+	read, err := trace.ReadFile(list[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	tr := read.Traces[0]
+	if len(tr.Failures) != 1 {
+		t.Fatalf("%d failures", len(tr.Failures))
+	}
+	f := tr.Failures[0]
+	e := tr.Events[f.Event]
+	if e.Kind != event.OOM || e.Thread != f.Thread || f.Thread == 0 || int(f.Thread) != f.PID || f.Requested != 900<<20 {
+		t.Errorf("%+v of %+v", f, e)
+	}
+	if fn := functions(tr, f.Stack); fn[0] != "fails" || fn[1] != "main" {
+		t.Errorf("it was asked for from %v", fn)
+	}
+	if len(f.Lines) < 3 || !strings.Contains(f.Lines[0], "out of memory on device 0: tried to allocate 900.00 MiB") ||
+		!strings.Contains(f.Lines[1], "load_model in oom_c") {
+		t.Errorf("lines %q", f.Lines)
+	}
+	opts, err := cistern.ParseOptions(conf)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if f.Conf != opts.String() || f.Program[0] != p || f.Limit != 512<<20 || f.Device != "Cistern simulated GPU" || len(f.Steps) == 0 ||
+		name(tr.Libraries, int(f.Library)) != "c" {
+		t.Errorf("%+v", f)
+	}
+	limits := map[string]uint64{}
+	for _, l := range f.Limits {
+		limits[l.Kind] = l.Bytes
+	}
+	if limits["cistern"] != 512<<20 || limits["device"] != 2<<30 || limits["mps"] != 3<<30 {
+		t.Errorf("limits %+v", f.Limits)
+	}
+	held := 0
+	for _, s := range tr.Final {
+		for _, b := range s.Blocks {
+			if b.State == trace.Active {
+				held++
+				if fn := functions(tr, b.Stack); fn[0] != "load_model" || name(tr.Tags, int(b.Tag)) != "weights" || b.Requested != 300<<20 {
+					t.Errorf("%+v from %v", b, fn)
+				}
+			}
+		}
+	}
+	if held != 1 {
+		t.Errorf("%d blocks are held", held)
+	}
+}
+
+// TestReports: where files are written, and where not.
+func TestReports(t *testing.T) {
+	t.Parallel()
+	p := program(t, "oom.c", libraryPath(t))
+	for _, what := range []string{"function", "threads", "silent", "fork"} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			dir := t.TempDir()
+			passes(t, "driver:sim:2GiB,stacks:native", nil, p, dir, what)
+			for _, file := range oomFiles(t, dir) {
+				if f, err := trace.ReadFile(file); err != nil || len(f.Traces[0].Failures) != 1 || f.Traces[0].Failures[0].Event != -1 {
+					t.Errorf("%s: %v", file, err)
+				}
+			}
+		})
+	}
+	dir := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(dir, nil, 0o666); err != nil {
+		t.Fatal(err)
+	}
+	r := run(t, "driver:sim:2GiB", nil, p, dir, "trouble")
+	if lines := strings.Split(strings.TrimSuffix(r.report, "\n"), "\n"); r.err != nil || len(lines) != 6 ||
+		!strings.Contains(lines[0], "no file of it: mkdir "+dir+": not a directory") || !strings.Contains(lines[5], "5 are the most of a process") {
+		t.Errorf("%v: it says\n%s", r.err, r.report)
+	}
+}
+
+// TestReportChild: the command is started apart from the program.
+func TestReportChild(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	command := filepath.Join(t.TempDir(), "explain")
+	script := "#!/bin/sh\nls /proc/self/fd >\"$2.fds\"\ngrep -e SigBlk -e SigIgn /proc/self/status\nps -o ppid=,sid= $$\necho \"$@\"\nenv | grep -e CISTERN -e LD_PRELOAD\nsleep 0.3\necho >\"$4\"\n"
+	if err := os.WriteFile(command, []byte(script), 0o777); err != nil {
+		t.Fatal(err)
+	}
+	r := run(t, "driver:sim:2GiB", []string{"CISTERN_COMMAND=" + command}, program(t, "oom.c", libraryPath(t)), dir, "child")
+	if r.err != nil || !strings.HasSuffix(r.out, "ok\n") {
+		t.Fatalf("%v\n%s%s", r.err, r.out, r.report)
+	}
+	file := oomFiles(t, dir)[0]
+	text, err := os.ReadFile(file + ".txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := strings.Split(strings.TrimSpace(string(text)), "\n")
+	// Two signals are the C library's own, which it has ignored in what it starts.
+	if len(lines) != 4 || !strings.HasSuffix(lines[0], "0000000000000000") || !strings.HasSuffix(lines[1], "0000000180000000") ||
+		lines[3] != fmt.Sprintf("report %s -o %s.html", file, file) {
+		t.Errorf("the command's signals, parent, arguments, environment:\n%s", text)
+	}
+	// What ls has open is 0, 1, 2 and the folder that it lists.
+	if fds, err := os.ReadFile(file + ".fds"); err != nil || strings.Join(strings.Fields(string(fds)), " ") != "0 1 2 3" {
+		t.Errorf("descriptors %q, %v", fds, err)
+	}
+	if !strings.Contains(r.report, "and is writing "+file+".html and "+file+".txt") {
+		t.Errorf("it says %s", r.report)
+	}
+}

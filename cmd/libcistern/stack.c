@@ -1,0 +1,244 @@
+//go:build linux && cgo
+
+/* Stacks of those who ask for memory. They are taken in the calling thread before anything else is done, as numbers:
+ * native frames by the unwinder of the C compiler's runtime, which is looked up when stacks are switched on, so that the
+ * library needs it no sooner; Python's by pystack.c, which needs neither Python's headers nor its lock. What they are
+ * called is found out when somebody wants to read them, but for Python (places.c), whose code may be gone by then.
+ *
+ * With both kinds a stack is the native frames up to where the interpreter begins, and then Python's: what the interpreter
+ * does between two functions says nothing that they do not. */
+#define _GNU_SOURCE
+#include "stack.h"
+#include "places.h"
+#include "pystack.h"
+
+#include <dlfcn.h>
+#include <link.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include <unwind.h>
+
+uint32_t stack_watch = WATCH_START;
+
+uint32_t stack_thread(void) {
+  shim_thread *t = shim_thread_get();
+  if (t == NULL)
+    return (uint32_t)shim_thread_id();
+  if (t->id == 0)
+    t->id = (uint32_t)shim_thread_id();
+  return t->id;
+}
+
+/* ---- which requests ---- */
+
+static uint64_t sample; /* those of at least so many bytes always, others by their share of it */
+
+/* sampled decides by a number that no other thread takes part in (xorshift64*). */
+static int sampled(uint64_t size) {
+  uint64_t every = __atomic_load_n(&sample, __ATOMIC_RELAXED);
+  if (size >= every)
+    return 1;
+  shim_thread *t = shim_thread_get();
+  if (t == NULL)
+    return 0;
+  uint64_t x = t->random;
+  if (x == 0)
+    x = (shim_thread_id() + 1) * 0x9e3779b97f4a7c15u ^ (uintptr_t)t; /* another one in every thread */
+  x ^= x >> 12;
+  x ^= x << 25;
+  x ^= x >> 27;
+  t->random = x;
+  return (uint64_t)((unsigned __int128)(x * 0x2545f4914f6cdd1du) * every >> 64) < size;
+}
+
+/* ---- native frames ---- */
+
+/* What is used of the compiler's runtime. */
+static _Unwind_Reason_Code (*unwind)(_Unwind_Trace_Fn, void *);
+static _Unwind_Ptr (*address)(struct _Unwind_Context *, int *);
+
+typedef struct range {
+  uintptr_t from, to;
+} range;
+
+static range own, interpreter; /* this library's code, and that of Python's interpreter */
+
+static inline int within(const range *r, uintptr_t pc) { return pc - r->from < r->to - r->from; }
+
+struct walk {
+  uint64_t *frames;
+  int n, outside; /* outside: the frames of this library lie behind */
+  int python;     /* it ends where the interpreter begins */
+};
+
+static _Unwind_Reason_Code visit(struct _Unwind_Context *context, void *arg) {
+  struct walk *w = arg;
+  int exact = 0; /* 1: where a signal came in, not where a function returns to */
+  uintptr_t pc = address(context, &exact);
+  if (pc == 0 || w->n == STACK_NATIVE_MOST)
+    return _URC_END_OF_STACK;
+  if (!w->outside && within(&own, pc))
+    return _URC_NO_REASON;
+  w->outside = 1;
+  if (w->python && within(&interpreter, pc))
+    return _URC_END_OF_STACK;
+  w->frames[w->n++] = pc + (exact != 0);
+  return _URC_NO_REASON;
+}
+
+/* code_of finds the code of the object that an address is in. */
+struct search {
+  uintptr_t addr;
+  range *found;
+};
+
+static int look(struct dl_phdr_info *info, size_t size, void *arg) {
+  (void)size;
+  struct search *s = arg;
+  for (int i = 0; i < info->dlpi_phnum; i++) {
+    const ElfW(Phdr) *p = &info->dlpi_phdr[i];
+    range r = {info->dlpi_addr + p->p_vaddr, info->dlpi_addr + p->p_vaddr + p->p_memsz};
+    if (p->p_type == PT_LOAD && (p->p_flags & PF_X) != 0 && within(&r, s->addr)) {
+      *s->found = r;
+      return 1;
+    }
+  }
+  return 0;
+}
+
+static void code_of(uintptr_t addr, range *found) {
+  struct search s = {addr, found};
+  dl_iterate_phdr(look, &s);
+}
+
+static const char *find_unwinder(void) {
+  if (unwind != NULL)
+    return NULL;
+  void *lib = dlopen("libgcc_s.so.1", RTLD_NOW | RTLD_LOCAL);
+  if (lib == NULL)
+    return "native stacks need libgcc_s.so.1, which is not here";
+  _Unwind_Reason_Code (*walk)(_Unwind_Trace_Fn, void *) =
+      (_Unwind_Reason_Code(*)(_Unwind_Trace_Fn, void *))(uintptr_t)dlsym(lib, "_Unwind_Backtrace");
+  address = (_Unwind_Ptr(*)(struct _Unwind_Context *, int *))(uintptr_t)dlsym(lib, "_Unwind_GetIPInfo");
+  if (walk == NULL || address == NULL)
+    return "libgcc_s.so.1 has no _Unwind_Backtrace";
+  code_of((uintptr_t)find_unwinder, &own);
+  __atomic_store_n(&unwind, walk, __ATOMIC_RELEASE);
+  return NULL;
+}
+
+/* ---- Python frames ---- */
+
+static struct pystack python;
+static int python_found = PYSTACK_EARLY; /* enum pystack_found; PYSTACK_FOUND is written last */
+static uint32_t python_asked;
+
+static void *symbol(const char *name, void *ctx) {
+  (void)ctx;
+  return dlsym(RTLD_DEFAULT, name);
+}
+
+/* find_python returns an enum pystack_found. The caller holds setting. */
+static int find_python(void) {
+  int found = __atomic_load_n(&python_found, __ATOMIC_RELAXED);
+  if (found == PYSTACK_ABSENT || found == PYSTACK_EARLY) {
+    found = pystack_find(&python, symbol, NULL);
+    if (found == PYSTACK_FOUND)
+      code_of((uintptr_t)python.thread, &interpreter);
+    __atomic_store_n(&python_found, found, __ATOMIC_RELEASE);
+  }
+  return found;
+}
+
+static pthread_mutex_t setting = PTHREAD_MUTEX_INITIALIZER;
+
+/* take_python is the calling thread's Python frames. An interpreter that comes later is found in a while. */
+static int take_python(uint64_t *frames) {
+  if (__atomic_load_n(&python_found, __ATOMIC_ACQUIRE) != PYSTACK_FOUND) {
+    if (__atomic_fetch_add(&python_asked, 1, __ATOMIC_RELAXED) % 1024 != 0 || pthread_mutex_trylock(&setting) != 0)
+      return 0;
+    int found = find_python();
+    pthread_mutex_unlock(&setting);
+    if (found != PYSTACK_FOUND)
+      return 0;
+  }
+  struct pyframe at[STACK_PYTHON_MOST];
+  int n = pystack_walk(&python, at, STACK_PYTHON_MOST);
+  for (int i = 0; i < n; i++)
+    frames[i] = STACK_PYTHON | places_number(&python, &at[i]);
+  return n > 0 ? n : 0;
+}
+
+/* ---- both ---- */
+
+void stack_take(stack_origin *to, uint32_t watch, uint64_t size) {
+  to->thread = stack_thread();
+  to->n = 0;
+  if ((watch & (WATCH_NATIVE | WATCH_PYTHON)) == 0 || size == 0 || !sampled(size))
+    return;
+  uint64_t inner[STACK_PYTHON_MOST];
+  int n = watch & WATCH_PYTHON ? take_python(inner) : 0;
+  if (watch & WATCH_NATIVE) {
+    struct walk w = {to->frames, 0, 0, n > 0};
+    unwind(visit, &w);
+    to->n = (uint32_t)w.n;
+  }
+  memcpy(to->frames + to->n, inner, (size_t)n * sizeof *inner);
+  to->n += (uint32_t)n;
+}
+
+void stack_watch_set(uint32_t bit, int on) {
+  if (on)
+    __atomic_fetch_or(&stack_watch, bit, __ATOMIC_RELAXED);
+  else
+    __atomic_fetch_and(&stack_watch, ~bit, __ATOMIC_RELAXED);
+}
+
+const char *stack_set(uint32_t kinds, uint64_t bytes) {
+  const char *why = NULL;
+  pthread_mutex_lock(&setting);
+  if (kinds & WATCH_NATIVE)
+    why = find_unwinder();
+  if (why == NULL && kinds & WATCH_PYTHON) {
+    int found = find_python();
+    if (found == PYSTACK_FOUND)
+      found = pystack_state(&python);
+    if (found != PYSTACK_FOUND && found != PYSTACK_ABSENT && found != PYSTACK_EARLY)
+      why = pystack_why(found);
+    else if (places_open() != 0)
+      why = "no host memory for the names of Python functions";
+  }
+  if (why == NULL) {
+    __atomic_store_n(&sample, bytes, __ATOMIC_RELAXED);
+    uint32_t now = stack_watched();
+    while (!__atomic_compare_exchange_n(&stack_watch, &now, (now & ~(uint32_t)(WATCH_NATIVE | WATCH_PYTHON)) | kinds, 0,
+                                        __ATOMIC_RELEASE, __ATOMIC_RELAXED))
+      ;
+  }
+  pthread_mutex_unlock(&setting);
+  return why;
+}
+
+/* ---- names of C++ ---- */
+
+char *stack_demangle(const char *name) {
+  static char *(*demangle)(const char *, char *, size_t *, int *);
+  static int missing;
+  if (name[0] != '_' || name[1] != 'Z' || __atomic_load_n(&missing, __ATOMIC_RELAXED))
+    return NULL;
+  char *(*f)(const char *, char *, size_t *, int *) = __atomic_load_n(&demangle, __ATOMIC_ACQUIRE);
+  if (f == NULL) {
+    /* A program with functions in C++ has its runtime; one that has none is not given one. */
+    void *lib = dlopen("libstdc++.so.6", RTLD_NOLOAD | RTLD_NOW);
+    f = (char *(*)(const char *, char *, size_t *, int *))(uintptr_t)dlsym(lib != NULL ? lib : RTLD_DEFAULT, "__cxa_demangle");
+    if (f == NULL) {
+      __atomic_store_n(&missing, 1, __ATOMIC_RELAXED);
+      return NULL;
+    }
+    __atomic_store_n(&demangle, f, __ATOMIC_RELEASE);
+  }
+  int status = 0;
+  return f(name, NULL, NULL, &status);
+}

@@ -1,0 +1,130 @@
+/* Requests that fail, with cistern_report on. The arguments: a folder, and what is to be tried. Prints ok. */
+#define _GNU_SOURCE
+#include "check.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+
+static const char *dir;
+
+__attribute__((noinline)) static void *load_model(size_t n) {
+  void *p = cistern_malloc((ssize_t)n, 0, NULL);
+  __asm__ volatile("" ::: "memory");
+  return p;
+}
+
+static int fails(void) {
+  void *p;
+  return cistern_alloc(&p, 900 * MIB, 0, NULL, NULL) == CISTERN_OUT_OF_MEMORY;
+}
+
+/* files counts those of the folder that end so. */
+static int files(const char *end) {
+  DIR *d = opendir(dir);
+  int n = 0;
+  for (struct dirent *e; d != NULL && (e = readdir(d)) != NULL;) {
+    size_t len = strlen(e->d_name);
+    n += e->d_name[0] != '.' && len > strlen(end) && strcmp(e->d_name + len - strlen(end), end) == 0;
+  }
+  if (d != NULL)
+    closedir(d);
+  return n;
+}
+
+static void *failing(void *arg) {
+  for (int i = 0; i < 20; i++)
+    CHECK(fails());
+  return arg;
+}
+
+int main(int argc, char **argv) {
+  CHECK(argc == 3);
+  dir = argv[1];
+  const char *what = argv[2];
+  OK(cistern_set_limit(0, 512 * MIB));
+  OK(cistern_tag_push("weights"));
+  void *p = load_model(300 * MIB);
+  CHECK(p != NULL);
+  OK(cistern_tag_pop());
+  if (strcmp(what, "settings") == 0) { /* report: said where */
+    CHECK(fails() && files(".cistern") == 1);
+  } else if (strcmp(what, "function") == 0) {
+    CHECK(fails() && files("") == 0);
+    OK(cistern_report(dir, 0));
+    /* Null that the caller asked for is no failure. */
+    cistern_alloc_options o = {.size = sizeof o, .flags = CISTERN_ALLOC_CACHED};
+    void *q;
+    CHECK(cistern_alloc_with(&q, 900 * MIB, 0, NULL, &o) == CISTERN_OUT_OF_MEMORY && files("") == 0);
+    CHECK(cistern_malloc(900 * MIB, 0, NULL) == NULL);
+    CHECK_WORDS(CISTERN_OUT_OF_MEMORY, "load_model in oom_c"); /* who holds most */
+    CHECK(files(".cistern") == 1);
+    cistern_source s = {NULL, {.size = sizeof s.options}};
+    CHECK(cistern_source_malloc(&s, 900 * MIB, 0) == NULL && files(".cistern") == 2);
+    OK(cistern_report(NULL, 0));
+    CHECK(fails() && files("") == 2);
+  } else if (strcmp(what, "threads") == 0) {
+    OK(cistern_report(dir, 0));
+    pthread_t t[8];
+    for (int i = 0; i < 8; i++)
+      pthread_create(&t[i], NULL, failing, NULL);
+    for (int i = 0; i < 8; i++)
+      pthread_join(t[i], NULL);
+    CHECK(files(".cistern") == 5 && files("") == 5);
+  } else if (strcmp(what, "trouble") == 0) { /* the folder cannot be made */
+    OK(cistern_report(dir, 0));
+    for (int i = 0; i < 20; i++)
+      CHECK(fails());
+  } else if (strcmp(what, "silent") == 0) { /* nobody reads standard error, and a full pipe is nobody's business */
+    int ends[2];
+    CHECK(pipe(ends) == 0);
+    dup2(ends[1], STDERR_FILENO);
+    OK(cistern_report(dir, 0));
+    char page[4096] = {0};
+    fcntl(ends[1], F_SETFL, O_NONBLOCK);
+    while (write(ends[1], page, sizeof page) > 0)
+      ;
+    fcntl(ends[1], F_SETFL, 0);
+    double begin = seconds();
+    CHECK(fails() && seconds() - begin < 5);
+    close(ends[0]); /* SIGPIPE would end the process */
+    CHECK(fails() && files(".cistern") == 2);
+  } else if (strcmp(what, "child") == 0) {
+    int leak = open("/dev/null", O_RDONLY); /* without O_CLOEXEC */
+    CHECK(leak >= 0);
+    sigset_t blocked;
+    sigemptyset(&blocked);
+    sigaddset(&blocked, SIGTERM);
+    pthread_sigmask(SIG_BLOCK, &blocked, NULL);
+    OK(cistern_report(dir, 1));
+    CHECK(fails());
+    /* It is nobody's child here, also while it runs. */
+    CHECK(waitpid(-1, NULL, WNOHANG) == -1 && errno == ECHILD);
+    for (double begin = seconds(); files(".html") == 0; usleep(10000))
+      CHECK(seconds() - begin < 30);
+    CHECK(waitpid(-1, NULL, WNOHANG) == -1 && errno == ECHILD);
+  } else if (strcmp(what, "fork") == 0) {
+    OK(cistern_report(dir, 0));
+    pid_t pid = fork();
+    if (pid == 0) {
+      CHECK(cistern_malloc(900 * MIB, 0, NULL) == NULL);
+      CHECK_WORDS(CISTERN_FORKED, "child of fork");
+      _exit(0);
+    }
+    int status;
+    CHECK(waitpid(pid, &status, 0) == pid && status == 0 && files("") == 0);
+    CHECK(fails() && files(".cistern") == 1);
+  } else {
+    CHECK(0);
+  }
+  /* And all works as before. */
+  OK(cistern_release(p));
+  CHECK((p = cistern_malloc(400 * MIB, 0, NULL)) != NULL);
+  OK(cistern_release(p));
+  puts("ok");
+  return 0;
+}
