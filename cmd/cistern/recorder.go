@@ -16,6 +16,7 @@ import (
 type recorder struct {
 	w         *trace.DriverWriter
 	run       *analyze.DriverRun
+	live      traceLive
 	program   []string
 	processes map[uint32]*tracedProcess // by pid: the latest that has it
 	pids      []uint32                  // by number in the trace
@@ -94,6 +95,7 @@ func (r *recorder) record(rec *audit.Record) {
 			Device: int16(rec.Device), Kind: trace.CallKind(rec.Call)}
 		r.run.Call(&c)
 		r.w.Call(&c)
+		r.live.call(p.number, rec.PID, &c, r.w.Frames)
 	}
 }
 

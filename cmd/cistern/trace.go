@@ -196,6 +196,7 @@ const (
 // run starts the program, records until it has ended, and says what was seen.
 func (t *tracing) run(live bool) error {
 	defer t.close()
+	defer t.rec.live.close()
 	restore := t.passSignals()
 	if err := t.cmd.Start(); err != nil {
 		restore()
@@ -224,6 +225,7 @@ func (t *tracing) run(live bool) error {
 		}
 		if now := time.Now(); now.Sub(flushed) >= flushEvery {
 			flushed = now
+			t.rec.live.refresh(now, t.ring.Dropped())
 			if err := t.rec.flush(); err != nil && failed == nil {
 				failed = err
 			}

@@ -1,0 +1,235 @@
+package main
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	allocator "github.com/cistern-gpu/cistern"
+	"github.com/cistern-gpu/cistern/analyze"
+	"github.com/cistern-gpu/cistern/internal/live"
+	"github.com/cistern-gpu/cistern/internal/nvml"
+	"github.com/cistern-gpu/cistern/trace"
+)
+
+// What cistern top sees of traced processes: this process publishes a page for each that calls the driver, from its first call
+// that is recorded until it ends. Reserved is what the driver holds for it, allocated what it asked for; cached is the rest,
+// which pools and the driver's pages of 2 MiB keep.
+
+// traceLive follows the processes under trace, in the goroutine that reads the ring.
+type traceLive struct {
+	processes map[uint32]*liveProcess // by number in the trace
+	frames    func(stack uint32) []trace.Frame
+	next      time.Time // when to look again
+	dropped   uint64
+	cards     *liveCards
+}
+
+// liveProcess is one of them. What it holds is counted again, apart from the others.
+type liveProcess struct {
+	pid   int
+	start uint64
+	page  *live.Page // nil where there can be none
+	run   *analyze.DriverRun
+	calls map[int]uint64 // by device, -1: those that name none
+	asked atomic.Bool    // for details
+
+	cards map[int]nvml.Device // by CUDA's number, as far as known
+
+	mu      sync.Mutex
+	devices []live.Device        // guarded by mu
+	details map[int]live.Details // guarded by mu: by device
+	shown   []int                // the page's: the devices that it was told of last
+}
+
+// liveEvery is how often pages are given other figures: somewhat more often than they show them.
+const liveEvery = live.EveryWatched / 2
+
+// call takes in one call of the process with this number and PID.
+func (l *traceLive) call(number, pid uint32, c *trace.Call, frames func(stack uint32) []trace.Frame) {
+	p := l.processes[number]
+	if p == nil {
+		if l.processes == nil {
+			l.processes, l.cards = map[uint32]*liveProcess{}, &liveCards{}
+		}
+		p = l.begin(int(pid))
+		l.processes[number], l.frames = p, frames
+	}
+	if p.page == nil {
+		return
+	}
+	p.run.Call(c)
+	p.calls[max(int(c.Device), -1)]++
+}
+
+// begin makes the page of a process. One that ended meanwhile, or where there can be no pages, has none.
+func (l *traceLive) begin(pid int) *liveProcess {
+	p := &liveProcess{pid: pid, run: analyze.NewDriverRun(), calls: map[int]uint64{}, cards: map[int]nvml.Device{}}
+	about, err := live.Of(pid)
+	if err != nil {
+		return p
+	}
+	for _, old := range l.processes { // the same process, before it became another program
+		if old.pid == pid {
+			old.end()
+		}
+	}
+	about.Kind, about.Version = live.KindTraced, allocator.Version
+	p.start = about.Start
+	if page, err := live.Publish(about, p.show, p.holders); err == nil {
+		p.page = page
+	}
+	return p
+}
+
+func (p *liveProcess) end() {
+	if p.page != nil {
+		p.page.Close()
+		p.page = nil
+	}
+}
+
+// show is the page's question for figures, holders that for who holds what. Both come from the page's goroutine.
+func (p *liveProcess) show(into []live.Device) []live.Device {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.shown = p.shown[:0]
+	for _, d := range p.devices {
+		p.shown = append(p.shown, d.Ordinal)
+	}
+	return append(into, p.devices...)
+}
+
+func (p *liveProcess) holders() []live.Details {
+	p.asked.Store(true)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var out []live.Details
+	for _, d := range p.shown {
+		out = append(out, p.details[d])
+	}
+	return out
+}
+
+// refresh gives the pages what is now, if it is time.
+func (l *traceLive) refresh(now time.Time, dropped uint64) {
+	if now.Before(l.next) {
+		return
+	}
+	l.next = now.Add(liveEvery)
+	for number, p := range l.processes {
+		if p.page == nil {
+			continue
+		}
+		if about, err := live.Of(p.pid); err != nil || about.Start != p.start {
+			p.end()
+			delete(l.processes, number)
+			continue
+		}
+		if dropped != l.dropped {
+			p.page.SetDropped(dropped)
+		}
+		devices := p.figures(l.cards)
+		var details map[int]live.Details
+		if p.asked.Swap(false) {
+			details = p.count(l.frames)
+			// Who holds what takes a look at everything that is held.
+			l.next = now.Add(max(liveEvery, 20*time.Since(now)))
+		}
+		p.mu.Lock()
+		if p.devices = devices; details != nil {
+			p.details = details
+		}
+		p.mu.Unlock()
+	}
+	l.dropped = dropped
+}
+
+// close ends all pages.
+func (l *traceLive) close() {
+	for _, p := range l.processes {
+		p.end()
+	}
+}
+
+// figures is what the process holds on each device.
+func (p *liveProcess) figures(cards *liveCards) []live.Device {
+	var out []live.Device
+	for i, d := range p.run.Devices() {
+		card := cards.of(p, d.Device)
+		calls := p.calls[d.Device]
+		if i == 0 {
+			calls += p.calls[-1]
+		}
+		reserved := max(d.Now, d.Requested())
+		out = append(out, live.Device{Ordinal: d.Device, UUID: card.UUID, Name: card.Name, Total: card.Memory.Total, Reserved: reserved,
+			Allocated: d.Requested(), Active: d.Requested(), Cached: reserved - d.Requested(), PeakReserved: max(d.PeakHeld, reserved),
+			PeakAllocated: d.PeakRequested, DriverCalls: calls, OOMs: d.OOMs})
+	}
+	return out
+}
+
+// count is who holds what of each device: by the driver's function, and by stack.
+func (p *liveProcess) count(frames func(stack uint32) []trace.Frame) map[int]live.Details {
+	type holder struct {
+		device int16
+		number uint32 // of a stack, or a kind of call
+	}
+	kinds, stacks := map[holder]live.Use{}, map[holder]live.Use{}
+	p.run.Held(func(h *trace.Holding) {
+		if h.Memory.OnDevice() {
+			for m, k := range map[*map[holder]live.Use]uint32{&kinds: uint32(h.Kind), &stacks: h.Stack} {
+				u := (*m)[holder{h.Device, k}]
+				u.Blocks++
+				u.Bytes += h.Size
+				(*m)[holder{h.Device, k}] = u
+			}
+		}
+	})
+	out := map[int]live.Details{}
+	for _, d := range p.run.Devices() {
+		most := func(m map[holder]live.Use, name func(uint32) string) []live.Use {
+			var numbers []uint32
+			for h := range m {
+				if int(h.device) == d.Device {
+					numbers = append(numbers, h.number)
+				}
+			}
+			of := func(n uint32) live.Use { return m[holder{int16(d.Device), n}] }
+			slices.SortFunc(numbers, func(a, b uint32) int {
+				return cmp.Or(cmp.Compare(of(b).Bytes, of(a).Bytes), cmp.Compare(a, b))
+			})
+			var uses []live.Use
+			for i, n := range numbers {
+				u := of(n)
+				if i < mostHolders {
+					u.Name = name(n)
+					uses = append(uses, u)
+					continue
+				}
+				if i == mostHolders {
+					uses = append(uses, live.Use{Name: live.MoreName})
+				}
+				rest := &uses[mostHolders]
+				rest.Blocks, rest.Bytes = rest.Blocks+u.Blocks, rest.Bytes+u.Bytes
+			}
+			return uses
+		}
+		out[d.Device] = live.Details{
+			Kinds: most(kinds, func(n uint32) string { return trace.CallKind(n).String() }),
+			Stacks: most(stacks, func(n uint32) string {
+				var lines []string
+				for _, f := range frames(n) {
+					lines = append(lines, analyze.FrameName(f))
+				}
+				return strings.Join(lines, "\n")
+			})}
+	}
+	return out
+}
+
+// mostHolders is how many are named.
+const mostHolders = 100
