@@ -343,6 +343,9 @@ func gpuLabel(g *top.GPU) string {
 
 // gpuName is what a GPU is called, and whose it is where every process has one.
 func gpuName(g *top.GPU) string {
+	if g.Name == "" {
+		return unknown
+	}
 	if g.Simulated && g.Processes > 1 {
 		return fmt.Sprintf("%s ×%d", g.Name, g.Processes)
 	}

@@ -167,7 +167,7 @@ func notesOf(l *top.Look) []string {
 		notes = append(notes, "Only what NVML knows is seen: "+oneLine(l.NoPages))
 	}
 	if l.Unreadable > 0 {
-		notes = append(notes, plural(l.Unreadable, "process", "processes")+" of other users cannot be looked into; root sees all")
+		notes = append(notes, plural(l.Unreadable, "process of another user", "processes of other users")+" cannot be looked into; root sees all")
 	}
 	if l.Strange > 0 {
 		notes = append(notes, plural(l.Strange, "process", "processes")+" that the driver names cannot be found; in a container, numbers may be the host's")
