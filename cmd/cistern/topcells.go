@@ -338,6 +338,9 @@ func gpuLabel(g *top.GPU) string {
 	if g.Part != "" {
 		return g.Part
 	}
+	if g.Unnamed() && !g.Known {
+		return "?" + strconv.Itoa(g.Index)
+	}
 	return strconv.Itoa(g.Index)
 }
 

@@ -134,8 +134,11 @@ func where[T any](known bool, v T) *T {
 	return &v
 }
 
-// uuidText writes an identity as nvidia-smi does.
+// uuidText writes an identity as nvidia-smi does, "" where it is not known.
 func uuidText(u [16]byte) string {
+	if u == [16]byte{} {
+		return ""
+	}
 	h := hex.EncodeToString(u[:])
 	return "GPU-" + h[:8] + "-" + h[8:12] + "-" + h[12:16] + "-" + h[16:20] + "-" + h[20:]
 }

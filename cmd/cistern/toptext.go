@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"io"
+	"regexp"
 	"strings"
 
 	"charm.land/lipgloss/v2"
@@ -228,10 +229,19 @@ func writeDetails(w io.Writer, r *top.Row, width int) {
 
 func blockCount(n int64) string { return count(uint64(max(0, n))) }
 
-// useName is a name on one line: the frames of a stack one after the other, the innermost first.
+// folders are those of a file in a frame of a stack.
+var folders = regexp.MustCompile(`(^|[ (])/[^ \n]*/`)
+
+// useName is a name on one line: the frames of a stack one after the other, the innermost first, without folders.
 func useName(s string) string {
 	if s == "" {
 		return "(none)"
 	}
-	return oneLine(strings.ReplaceAll(s, "\n", " < "))
+	frames := strings.Split(s, "\n")
+	for i := range frames {
+		if len(frames) > 1 {
+			frames[i] = folders.ReplaceAllString(frames[i], "$1")
+		}
+	}
+	return oneLine(strings.Join(frames, " < "))
 }

@@ -14,7 +14,7 @@ type State struct {
 	gpus      []GPU
 	rows      map[id]*Row
 	processes map[id]*history
-	cards     map[[16]byte]*Trend
+	trends    map[device]*Trend
 }
 
 // id tells processes apart: numbers are used again.
@@ -23,10 +23,24 @@ type id struct {
 	start uint64
 }
 
+// device tells devices apart: by the UUID or, where a process does not know that, by its own number. With that alone no two
+// processes can be said to mean the same one, but they most likely do.
+type device struct {
+	uuid    [16]byte
+	ordinal int
+}
+
+func deviceOf(uuid [16]byte, ordinal int) device {
+	if uuid != [16]byte{} {
+		ordinal = 0
+	}
+	return device{uuid, ordinal}
+}
+
 // history is what is remembered of a process.
 type history struct {
 	trend   Trend
-	devices map[[16]byte]*deviceHistory
+	devices map[device]*deviceHistory
 }
 
 type deviceHistory struct {
@@ -55,7 +69,7 @@ func (s *State) Add(l Look) {
 	s.gpus = s.gpus[:0:0]
 	s.rows = make(map[id]*Row)
 	if s.processes == nil {
-		s.processes, s.cards = make(map[id]*history), make(map[[16]byte]*Trend)
+		s.processes, s.trends = make(map[id]*history), make(map[device]*Trend)
 	}
 	for _, c := range l.Cards {
 		s.gpus = append(s.gpus, GPU{UUID: c.UUID, Index: c.Index, Part: c.Part, Name: c.Name, Total: c.Total, Used: c.Used, Free: c.Free,
@@ -86,16 +100,24 @@ func (s *State) addPage(p *Process) {
 	s.rows[key] = r
 	past := s.past(key)
 	for _, d := range p.Devices {
-		h := Holding{GPU: s.gpu(&d), Ordinal: d.Ordinal, Details: d.Details, Memory: Memory{
+		h := Holding{GPU: s.gpu(&d), Ordinal: d.Ordinal, Details: told(&d), Memory: Memory{
 			Reserved: d.Reserved, Allocated: d.Allocated, Active: d.Active, Cached: d.Cached, Paused: d.Paused,
 			PeakReserved: d.PeakReserved, PeakAllocated: d.PeakAllocated, Limit: d.Limit,
 			DriverCalls: d.DriverCalls, Retries: d.Retries, OOMs: d.OOMs, Page: true}}
-		h.Rate, h.RateKnown = past.device(d.UUID).rate(mark{p.Updated, d.DriverCalls})
+		h.Rate, h.RateKnown = past.device(deviceOf(d.UUID, d.Ordinal)).rate(mark{p.Updated, d.DriverCalls})
 		if r.Stale {
 			h.RateKnown = false
 		}
 		r.Holdings = append(r.Holdings, h)
 	}
+}
+
+// told are a device's details once they say anything: memory that is held is in some list.
+func told(d *Device) *Details {
+	if x := d.Details; x != nil && d.Allocated > 0 && len(x.Tags)+len(x.Libraries)+len(x.Pools)+len(x.Stacks)+len(x.Kinds) == 0 {
+		return nil
+	}
+	return d.Details
 }
 
 // gpu finds the device that a process speaks of, or takes the process's word for it where NVML does not list it: there
@@ -104,7 +126,7 @@ func (s *State) gpu(d *Device) int {
 	simulated := bytes.HasPrefix(d.UUID[:], []byte("cistern-sim-gpu"))
 	for i := range s.gpus {
 		g := &s.gpus[i]
-		if g.UUID != d.UUID {
+		if deviceOf(g.UUID, g.Index) != deviceOf(d.UUID, d.Ordinal) || g.Known && g.Unnamed() {
 			continue
 		}
 		if g.Simulated {
@@ -154,7 +176,7 @@ func (s *State) finish() {
 			if m.Page && m.UsedKnown && m.Used >= m.Reserved {
 				m.Other, m.OtherKnown = m.Used-m.Reserved, true
 			}
-			h.Trend = &past.device(g.UUID).trend
+			h.Trend = &past.device(deviceOf(g.UUID, g.Index)).trend
 			h.Trend.add(s.last.At, m.held(), m.Allocated)
 			g.Processes++
 			switch r.Kind {
@@ -175,10 +197,11 @@ func (s *State) finish() {
 		if g.Simulated {
 			g.Index = int(g.UUID[15])
 		}
-		if s.cards[g.UUID] == nil {
-			s.cards[g.UUID] = new(Trend)
+		key := deviceOf(g.UUID, g.Index)
+		if s.trends[key] == nil {
+			s.trends[key] = new(Trend)
 		}
-		g.Trend = s.cards[g.UUID]
+		g.Trend = s.trends[key]
 		g.Trend.add(s.last.At, g.Held(), g.Allocated)
 	}
 	maps.DeleteFunc(s.processes, func(key id, _ *history) bool { return s.rows[key] == nil })
@@ -215,16 +238,16 @@ func (m *Memory) held() uint64 {
 
 func (s *State) past(key id) *history {
 	if s.processes[key] == nil {
-		s.processes[key] = &history{devices: make(map[[16]byte]*deviceHistory)}
+		s.processes[key] = &history{devices: make(map[device]*deviceHistory)}
 	}
 	return s.processes[key]
 }
 
-func (h *history) device(uuid [16]byte) *deviceHistory {
-	if h.devices[uuid] == nil {
-		h.devices[uuid] = new(deviceHistory)
+func (h *history) device(d device) *deviceHistory {
+	if h.devices[d] == nil {
+		h.devices[d] = new(deviceHistory)
 	}
-	return h.devices[uuid]
+	return h.devices[d]
 }
 
 // rate is how often the driver was called, averaged over the marks of the last seconds. A counter that fell belongs to

@@ -82,6 +82,48 @@ func TestTracedOnCistern(t *testing.T) {
 	}
 }
 
+// A traced process may not know which of the cards its devices are.
+func TestDevicesWithoutUUID(t *testing.T) {
+	p := page(1, [16]byte{}, gib, 0, noon)
+	second := p.Devices[0]
+	second.Ordinal, second.Reserved = 1, 2*gib
+	p.Devices = append(p.Devices, second)
+	var s State
+	for i := range 3 {
+		p.Updated = noon.Add(time.Duration(i) * time.Second)
+		p.Devices[0].DriverCalls, p.Devices[1].DriverCalls = uint64(10*i), uint64(30*i)
+		s.Add(Look{At: p.Updated, Processes: []Process{p}, Cards: []Card{cardOf(0), {Index: 1, Known: true, Total: 5}}})
+	}
+	got := s.Table(all)
+	if len(got.GPUs) != 4 || !got.GPUs[2].Unnamed() || got.GPUs[2].Reserved != gib || got.GPUs[3].Reserved != 2*gib || got.GPUs[1].Reserved != 0 {
+		t.Errorf("GPUs %+v", got.GPUs)
+	}
+	if h := got.Rows[0].Holdings; h[0].Rate != 10 || h[1].Rate != 30 || h[0].Trend == h[1].Trend {
+		t.Errorf("holds %+v", h)
+	}
+}
+
+// Details that say nothing of memory that is held are not there yet.
+func TestDetailsComeLate(t *testing.T) {
+	p := page(1, gpu(0), gib, 0, noon)
+	var s State
+	for _, c := range []struct {
+		details *Details
+		held    uint64
+		want    bool
+	}{{nil, gib, false}, {&Details{}, gib, false}, {&Details{Kinds: []Use{{Name: "cuMemAlloc"}}}, gib, true}, {&Details{}, 0, true}} {
+		p.Devices[0].Details, p.Devices[0].Allocated = c.details, c.held
+		p.Updated = p.Updated.Add(time.Second)
+		s.Add(Look{At: p.Updated, Processes: []Process{p}})
+		if got := s.Table(all).Rows[0].Holdings[0].Details != nil; got != c.want {
+			t.Errorf("%+v of %d bytes: %v, want %v", c.details, c.held, got, c.want)
+		}
+	}
+	if !s.Answered(Wanted{All: true}) {
+		t.Error("has not answered")
+	}
+}
+
 // Every process has a simulated device of its own, and all of them one name.
 func TestSimulated(t *testing.T) {
 	sim := [16]byte([]byte("cistern-sim-gpu\x00"))

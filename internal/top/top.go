@@ -104,6 +104,9 @@ type GPU struct {
 	Trend       *Trend
 }
 
+// Unnamed says that nobody knows which device it is: a process knows its own number of it only.
+func (g *GPU) Unnamed() bool { return g.UUID == [16]byte{} }
+
 // Memory is what a process holds, on one device or in sum.
 type Memory struct {
 	Reserved, Allocated, Active, Cached, Paused uint64
