@@ -10,6 +10,8 @@
     cistern.stats()                   # what is held, now and at its highest, for each device and tag
     cistern.snapshot("run.pickle")    # for PyTorch's viewer, `cistern inspect` and `cistern replay`
     cistern.trim()                    # gives free memory back to the driver
+    cistern.attribution()             # keeps where memory was asked for, by Python stack: stack_usage(), write_trace(file)
+    cistern.report("oom")             # a file for each out-of-memory, which `cistern report` explains
     cistern.pause(tag="optimizer")    # gives physical memory back while addresses stay; resume() brings it back
 
 Importing this package does no work and imports neither PyTorch nor the library behind it. The library is loaded by the
@@ -25,11 +27,11 @@ from ._version import version
 
 TYPE_CHECKING = False  # as typing has it, which takes longer to import than all of this
 if TYPE_CHECKING:
-    from typing import Any, Dict
+    from typing import Any, Dict, List, Optional
 
 __version__ = version
-__all__ = ["CisternError", "OutOfMemoryError", "on_out_of_memory", "pause", "pause_buffers", "resume", "snapshot", "stats",
-           "tag", "trim", "version"]
+__all__ = ["CisternError", "OutOfMemoryError", "attribution", "on_out_of_memory", "pause", "pause_buffers", "report", "resume",
+           "snapshot", "stack_usage", "stats", "tag", "trim", "version", "write_trace"]
 
 
 def stats() -> Dict[str, Any]:
@@ -47,6 +49,50 @@ def snapshot(path: Any) -> None:
     from . import _library
 
     _library.snapshot(path)
+
+
+def attribution(stacks: str = "python", sample: Any = "64KiB", history: Optional[int] = None) -> Any:
+    """Keeps where memory is asked for, from now on: "python" has the stack of Python functions of each request, "native" that
+    of native ones, "native+python" both, "off" none. stack_usage(), write_trace() and the files of report() tell them. Of requests
+    smaller than sample (bytes, or a size such as "64KiB") only some get a stack, in proportion to their size; 0: all get one.
+
+    history is how many events, the last ones, are kept of each device, 0 for none, None as before. Where the library runs
+    already that holds for the devices that are in use. A request costs more with a stack, and with history.
+
+    Ends with .remove() of what is returned, or with a `with` block, which put back what was before; history that was off before is
+    forgotten then, so write_trace() comes first. CisternError where stacks cannot be had, as of a Python that Cistern
+    does not know."""
+    from . import _attribution
+
+    return _attribution.Attribution(stacks, sample, history)
+
+
+def stack_usage(device: Any = None) -> List[Dict[str, Any]]:
+    """What is held of a device (default: the current one) by where it was asked for, the most bytes first: for each stack its
+    number, how many blocks, their bytes as "requested" and as "allocated" (rounded), and its "frames" in words, innermost first.
+    Stack 0, without frames, is what no stack is known of. It looks at every block. Empty where Cistern does not run yet."""
+    from . import _attribution
+
+    return _attribution.stack_usage(device)
+
+
+def write_trace(path: Any) -> None:
+    """Writes all memory that Cistern holds, and the history where that is on, with tags, libraries, threads and stacks, in Cistern's
+    own format, for `cistern inspect`, `report`, `replay` and `convert`. The file appears whole or not at all. CisternError where
+    Cistern does not run yet, or the file cannot be written."""
+    from . import _attribution
+
+    _attribution.write_trace(path)
+
+
+def report(folder: Any, child: bool = False) -> None:
+    """Has a file oom-PID-N.cistern written into the folder, which is made if need be, for each request that fails for want of
+    memory: at most five of this process. `cistern report FILE` explains it; child=True has that done at once, by a process
+    of its own, into FILE.txt and FILE.html. What would have helped is found by replaying the history: have one kept,
+    attribution(history=1_000_000). None ends it. CisternError where the folder cannot be written."""
+    from . import _attribution
+
+    _attribution.report(folder, child)
 
 
 def trim(device: int = -1) -> None:

@@ -16,7 +16,7 @@ import os
 import threading
 from typing import Any, Dict, List, Optional
 
-from . import _built, _cooperate, _library, _toolchain
+from . import _built, _cooperate, _library, _settings, _toolchain
 from ._cooperate import cooperate_torch as cooperate
 from ._errors import CisternError, SettingsError, say
 
@@ -60,10 +60,11 @@ def enable(conf: Optional[str] = None) -> Optional[str]:
             return _mode
         if getattr(torch.version, "cuda", None) is None:
             return None
-        _check_settings(settings)
+        wanted = _settings.merged(settings)
+        _check_settings(wanted)
         _check_untouched(torch)
         if conf is not None:
-            os.environ["CISTERN_CONF"] = conf
+            os.environ[_settings.VARIABLE] = wanted
         _mode = _install(torch)
         _conf = settings
         _follow_replacement(torch)

@@ -87,6 +87,7 @@ class Adapter(Compiled):
                             ("upstreams", ["driver:sim:8GiBx2"]),
                             ("history", ["driver:sim:8GiBx2"]),
                             ("processes", ["driver:sim:8GiBx2"]),
+                            ("stacks", ["driver:sim:8GiBx2", "driver:sim:8GiBx2,history:100"]),
                             ("threads", ["driver:sim:1GiBx2", "driver:sim:3GiBx2,backend:malloc",
                                          "driver:sim:1GiBx2,ipc:legacy", "driver:sim:1GiBx2,single_handle:true"])):
             program = self.compile(name, [os.path.join(SOURCES, f) for f in (name + ".cpp", "change.cpp")], *self.headers,

@@ -40,6 +40,19 @@ class Torch(Case):
             "Cistern is enabled already, with the settings 'limit:1GiB': they cannot be changed to 'limit:2GiB'"])
         self.assertEqual(done.stderr, "")
 
+    def test_attribution_before_enabling(self):
+        self.build(self.copy, self.site)
+        done = self.program("""
+            import cistern, os
+            cistern.attribution("python", "1MiB", history=500)
+            print(cistern.torch.enable("limit:1GiB,history:5"), os.environ["CISTERN_CONF"])
+            with cistern.attribution("off", history=0):
+                print(os.environ["CISTERN_CONF"])
+            print(os.environ["CISTERN_CONF"], cistern.torch.enable("limit:1GiB,history:5"))
+            """)
+        kept = "limit:1GiB,stacks:python,stack_sample:1048576,history:500"
+        self.assertEqual(done.stdout.splitlines(), ["adapter " + kept, "limit:1GiB", kept + " adapter"])
+
     def test_too_late(self):
         self.build(self.copy, self.site)
         for state, words in (("torch.cuda.init()", "CUDA has started in this process already"),
