@@ -90,10 +90,23 @@ func (v *view) details() (out []live.Details) {
 		for _, p := range v.poolsOf(dev) {
 			d.Pools = append(d.Pools, live.Use{Name: poolText(p), Blocks: p.Blocks, Bytes: p.Allocated})
 		}
+		for i, u := range dev.StackUsage() {
+			switch {
+			case i < mostStacks:
+				d.Stacks = append(d.Stacks, live.Use{Name: stackLines(v.StackFrames(u.Stack))})
+			case i == mostStacks:
+				d.Stacks = append(d.Stacks, live.Use{Name: live.MoreName})
+			}
+			use := &d.Stacks[len(d.Stacks)-1]
+			use.Blocks, use.Bytes = use.Blocks+u.Blocks, use.Bytes+u.Allocated
+		}
 		out = append(out, d)
 	}
 	return out
 }
+
+// mostStacks is how many are named: that costs more than counting them.
+const mostStacks = 100
 
 // poolText is a pool by its name and, where that is not the device's own memory, what it is made of.
 func poolText(p poolJSON) string {

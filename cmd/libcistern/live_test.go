@@ -180,6 +180,25 @@ func TestShown(t *testing.T) {
 	}
 }
 
+// TestShownStacks: where blocks come from, while that is known.
+func TestShownStacks(t *testing.T) {
+	t.Parallel()
+	s := showing(t, ",stacks:native")
+	s.step()
+	r := s.reader()
+	if r == nil {
+		t.Fatal("there is no page")
+	}
+	p := until(t, r, true, "stacks are told", func(p live.Process) bool {
+		return len(p.Devices) == 1 && p.Devices[0].Details != nil && len(p.Devices[0].Details.Stacks) == 2
+	})
+	for i, size := range []uint64{64 << 20, 8 << 20} {
+		if u := p.Devices[0].Details.Stacks[i]; u.Bytes != size || u.Blocks != 1 || !strings.Contains(u.Name, "main") {
+			t.Errorf("stack %d is %+v", i, u)
+		}
+	}
+}
+
 // TestShownSettings: nobody may look where the settings say so.
 func TestShownSettings(t *testing.T) {
 	t.Parallel()
@@ -197,12 +216,18 @@ func TestShownSettings(t *testing.T) {
 // pages is how many a process has open.
 func pages(t *testing.T, pid int) (n int) {
 	t.Helper()
+	return openNow(t, pid, "cistern-live")
+}
+
+// openNow is how many descriptors of that kind a process has open.
+func openNow(t *testing.T, pid int, kind string) (n int) {
+	t.Helper()
 	files, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, f := range files {
-		if link, _ := os.Readlink(f); strings.Contains(link, "cistern-live") {
+		if link, _ := os.Readlink(f); strings.Contains(link, kind) {
 			n++
 		}
 	}
@@ -268,6 +293,10 @@ func TestShownBroken(t *testing.T) {
 func TestShownIdle(t *testing.T) {
 	s := showing(t, "")
 	s.step()
+	// Go's poller would come with its first timer or file: programs that close all descriptors would end with it.
+	if n := openNow(t, s.cmd.Process.Pid, "eventpoll"); n != 0 {
+		t.Errorf("the library has %d pollers open", n)
+	}
 	const most, span = 0.001, 3 * time.Second
 	least := 1.0
 	for range 5 {

@@ -125,6 +125,15 @@ func coreStackText(n C.uint32_t, buf *C.char, size C.size_t) (code C.int) {
 	if numbers == nil {
 		return fail(&failure{C.CISTERN_INVALID, fmt.Sprintf("there is no stack %d: cistern_stack_usage gives the numbers", uint32(n))})
 	}
+	if size > 0 {
+		to := unsafe.Slice((*byte)(unsafe.Pointer(buf)), min(size, 1<<30))
+		to[copy(to[:len(to)-1], stackLines(numbers))] = 0
+	}
+	return C.CISTERN_OK
+}
+
+// stackLines is the frames of a stack, one a line, innermost first.
+func stackLines(numbers []uint64) string {
 	var b strings.Builder
 	for i, f := range frames.names(numbers) {
 		if i > 0 {
@@ -132,11 +141,7 @@ func coreStackText(n C.uint32_t, buf *C.char, size C.size_t) (code C.int) {
 		}
 		b.WriteString(frameText(f))
 	}
-	if size > 0 {
-		to := unsafe.Slice((*byte)(unsafe.Pointer(buf)), min(size, 1<<30))
-		to[copy(to[:len(to)-1], b.String())] = 0
-	}
-	return C.CISTERN_OK
+	return b.String()
 }
 
 // recording is the devices whose history is on: while there is one, requests and frees say of which thread they are.
