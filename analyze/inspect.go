@@ -34,6 +34,8 @@ type Inspection struct {
 	Ratio            float64 `json:"recorded_ratio"`               // recorded peak reserved / peak live, 0 unknown
 	Peak             Moment  `json:"peak"`                         // when the most was live
 	OOMs             []OOM   `json:"ooms"`                         // recorded
+	// Failures is of how many requests that failed the process itself wrote down why: cistern report shows it.
+	Failures int `json:"failures,omitempty"`
 }
 
 // StreamUse counts what a stream asked for.
@@ -123,7 +125,7 @@ func Inspect(t *trace.Trace) *Inspection {
 	in := &Inspection{Path: t.Path, Format: t.Format, Device: t.Device, Events: len(t.Events), Kinds: map[string]int{},
 		DurationUS: t.Duration(), FromStart: t.FromStart, Initial: len(t.Initial), Stacks: max(len(t.Stacks)-1, 0),
 		Settings: t.Settings.Raw, Conf: t.Settings.Conf, Notes: slices.Clone(t.Notes),
-		RecordedReserved: t.RecordedPeakReserved(), OOMs: ExplainRecorded(t)}
+		RecordedReserved: t.RecordedPeakReserved(), OOMs: ExplainRecorded(t), Failures: len(t.Failures)}
 	if in.Settings == nil {
 		in.Settings = map[string]string{}
 	}

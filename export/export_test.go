@@ -2,6 +2,7 @@ package export
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/csv"
 	"maps"
 	"os/exec"
@@ -13,7 +14,7 @@ import (
 	"testing"
 
 	"github.com/cockroachdb/datadriven"
-	"github.com/google/go-cmp/cmp"
+	gocmp "github.com/google/go-cmp/cmp"
 	"github.com/google/pprof/profile"
 
 	"github.com/cistern-gpu/cistern/analyze"
@@ -214,8 +215,42 @@ func TestLabelsAddUp(t *testing.T) {
 				want["thread="+strings.TrimPrefix(tr.ThreadName(b.thread), "MainThread ")] += int64(b.size)
 			}
 			maps.DeleteFunc(got, func(_ string, n int64) bool { return n == 0 })
-			if d := cmp.Diff(want, got); d != "" {
+			if d := gocmp.Diff(want, got); d != "" {
 				t.Errorf("device %d at %s (-want +got):\n%s", tr.Device, at, d)
+			}
+		}
+		// The tables: the same in Parquet, and of the peak what analyze says.
+		for _, table := range Tables[:2] {
+			text := written(t, func(b *bytes.Buffer) error { return WriteCSV(b, one, table) })
+			packed, _ := parquetText(t, written(t, func(b *bytes.Buffer) error { return WriteParquet(b, one, table) }))
+			if packed != string(text) {
+				t.Errorf("%s: Parquet and CSV differ: %s", table.Name, firstDifference(packed, string(text)))
+			}
+			if table.Name != "allocations" {
+				continue
+			}
+			rows, err := csv.NewReader(bytes.NewReader(text)).ReadAll()
+			if err != nil {
+				t.Fatal(err)
+			}
+			col := func(name string) int { return slices.Index(rows[0], name) }
+			byTag, byLibrary := map[string]uint64{}, map[string]uint64{}
+			for _, row := range rows[1:] {
+				if n, err := strconv.ParseUint(row[col("bytes")], 10, 64); err == nil && row[col("at_peak")] == "true" {
+					byTag[cmp.Or(row[col("tag")], analyze.NoTag)] += n
+					byLibrary[cmp.Or(row[col("library")], analyze.UnknownLibrary)] += n
+				}
+			}
+			peak := analyze.Inspect(tr).Peak
+			for _, x := range peak.Tags {
+				if byTag[x.Name] != x.Bytes {
+					t.Errorf("device %d: tag %s holds %d, analyze says %d", tr.Device, x.Name, byTag[x.Name], x.Bytes)
+				}
+			}
+			for _, x := range peak.Libraries {
+				if byLibrary[x.Name] != x.Bytes {
+					t.Errorf("device %d: library %s holds %d, analyze says %d", tr.Device, x.Name, byLibrary[x.Name], x.Bytes)
+				}
 			}
 		}
 		// The counters of every moment.
@@ -467,7 +502,7 @@ func TestColumns(t *testing.T) {
 			}
 		}
 		slices.Sort(names)
-		if diff := cmp.Diff(slices.Compact(slices.Clone(names)), names); diff != "" {
+		if diff := gocmp.Diff(slices.Compact(slices.Clone(names)), names); diff != "" {
 			t.Errorf("%s: %s", table.Name, diff)
 		}
 	}

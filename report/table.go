@@ -215,6 +215,11 @@ func WriteInspection(w io.Writer, in *analyze.Inspection, s Style) {
 	}
 	writeHolders(w, p, s)
 	WriteOOMs(w, in.OOMs, s)
+	if in.Failures > 0 {
+		fmt.Fprintln(w)
+		writeWrapped(w, "  ", fmt.Sprintf("The file has what the process itself said of %s: cistern report shows it.",
+			plural(in.Failures, "failed request")), s)
+	}
 	writeNotes(w, in.Notes, s)
 	fmt.Fprintln(w)
 }

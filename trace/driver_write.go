@@ -113,16 +113,16 @@ func (d *DriverWriter) Call(c *Call) {
 	d.d.Calls = append(d.d.Calls, *c)
 	us := int64((c.TimeNS + c.TookNS) / 1000)
 	if c.Result == resultOutOfMemory && c.Kind.gets() && c.Device >= 0 {
-		d.event(c.Process, c.Device, c.Stream, event.Event{Kind: event.OOM, Addr: c.Extra, Size: c.Size, TimeUS: us, Stack: c.Stack})
+		d.event(c.Process, c.Device, c.Stream, event.Event{Kind: event.OOM, Addr: c.Extra, Size: c.Size, TimeUS: us, Stack: c.Stack, Thread: c.Thread})
 	}
 	d.tracker.Call(c, func(h *Holding) {
 		if h.Memory.OnDevice() && h.Device >= 0 {
-			d.event(h.Process, h.Device, h.Stream, event.Event{Kind: event.Alloc, Addr: h.At, Size: h.Size, TimeUS: us, Stack: h.Call.Stack})
+			d.event(h.Process, h.Device, h.Stream, event.Event{Kind: event.Alloc, Addr: h.At, Size: h.Size, TimeUS: us, Stack: h.Call.Stack, Thread: h.Thread})
 		}
 	}, func(h *Holding) {
 		if h.Memory.OnDevice() && h.Device >= 0 {
 			for _, k := range []event.Kind{event.FreeRequested, event.FreeCompleted} {
-				d.event(h.Process, h.Device, h.Stream, event.Event{Kind: k, Addr: h.At, Size: h.Size, TimeUS: us, Stack: c.Stack})
+				d.event(h.Process, h.Device, h.Stream, event.Event{Kind: k, Addr: h.At, Size: h.Size, TimeUS: us, Stack: c.Stack, Thread: c.Thread})
 			}
 		}
 	})

@@ -2,6 +2,7 @@ package trace
 
 import (
 	"bytes"
+	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -200,5 +201,34 @@ func TestLabelNames(t *testing.T) {
 	got := []string{tr.TagName(0), tr.TagName(1), tr.TagName(2), tr.TagName(9), tr.LibraryName(3), tr.ThreadName(0), tr.ThreadName(5), tr.ThreadName(6)}
 	if want := []string{"", "a", "tag 2", "tag 9", "library 3", "", "main 5", "6"}; !slices.Equal(got, want) {
 		t.Errorf("%q", got)
+	}
+}
+
+// The events of a driver trace are those of the threads that made the calls: one thread may free what another one got.
+func TestDriverEventsHaveThreads(t *testing.T) {
+	var b bytes.Buffer
+	w, err := NewDriverWriter(&b, 0, []string{"program"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := w.Process(Process{PID: 5})
+	for i, c := range []Call{{Kind: MemAlloc, Addr: 1 << 40, Size: 1 << 20, Thread: 5}, {Kind: MemAlloc, Size: 1 << 40, Result: resultOutOfMemory, Thread: 7},
+		{Kind: MemFree, Addr: 1 << 40, Thread: 6}} {
+		c.Process, c.TimeNS = p, uint64(i+1)*1_000_000
+		w.Call(&c)
+	}
+	if err := w.Close(DriverEnd{}); err != nil {
+		t.Fatal(err)
+	}
+	f, err := Read(&b, "driver")
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := map[event.Kind]uint32{}
+	for _, e := range f.Traces[0].Events {
+		got[e.Kind] = e.Thread
+	}
+	if want := map[event.Kind]uint32{event.Alloc: 5, event.OOM: 7, event.FreeRequested: 6, event.FreeCompleted: 6}; !maps.Equal(got, want) {
+		t.Errorf("threads %v", got)
 	}
 }

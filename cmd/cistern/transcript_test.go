@@ -104,6 +104,16 @@ func inFolder(t *testing.T) {
 	write("later.pickle", laterTrace())
 	write("tagged.pickle", tagged(tinyTrace(0)))
 	write("tagged-later.pickle", tagged(laterTrace()))
+	oom := tagged(tinyTrace(0))
+	oom.Failures = []*trace.Failure{{Event: 8, Requested: 16 * mib, Need: 16 * mib, DeviceTotal: 42 * mib, DeviceFree: 2 * mib, Reserved: 40 * mib,
+		Allocated: 20 * mib, Cached: 20 * mib, Largest: 12 * mib}}
+	var own bytes.Buffer
+	if err := trace.WriteCistern(&own, &trace.File{Traces: []*trace.Trace{oom}}); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "oom.cistern"), own.Bytes(), 0o644); err != nil {
+		t.Fatal(err)
+	}
 	write("later-two.pickle", laterTrace(), tinyTrace(2))
 	for name, data := range map[string]string{
 		"cut.pickle": string(whole[:len(whole)/2]),
