@@ -59,8 +59,10 @@ def judge(c, kind, row, told, driver):
         tags = {u["name"]: u["bytes"] for d in details for u in d["tags"]}
         c.add("%s: bytes by tag" % kind, ", ".join("%s %d" % (t, tags.get(t, 0)) for t in told["tags"]), ", ".join("%s %d" % i for i in told["tags"].items()),
               all(tags.get(t) == n for t, n in told["tags"].items()))
-        stacks = [u["name"] for d in details for u in d["stacks"]]
-        c.add("%s: stacks that name job.py" % kind, sum("job.py" in n for n in stacks), "3 or more", sum("job.py" in n for n in stacks) >= 3)
+        stacks = [u for d in details for u in d["stacks"]]
+        found = {f: sum(u["bytes"] for u in stacks if f in u["name"]) for f in told["held"]}
+        c.add("%s: bytes by function, of stacks" % kind, ", ".join("%s %d" % i for i in found.items()), ", ".join("%s %d" % i for i in told["held"].items()),
+              found == told["held"])
     if driver is None:
         c.add("%s: used by the driver's number" % kind, row["used_bytes"], "nvidia-smi does not tell")
         return
@@ -96,8 +98,9 @@ def main():
             if kind == "other" and not inside:
                 continue
             judge(c, kind, rows.get(told[kind]["pid"]), told[kind], driver.get(told[kind]["pid"]) if inside else None)
+        ours = [p for p in shown["processes"] if p["pid"] in (told["cistern"]["pid"], told["traced"]["pid"])]
         for g in shown["gpus"]:
-            if g["reserved_bytes"] or g["traced_bytes"]:
+            if g["uuid"] in [d["uuid"] for p in ours for d in p["devices"]]:
                 want = told["cistern"]["reserved"], told["traced"]["reserved"]
                 c.add("the GPU: reserved on Cistern, traced", "%d, %d" % (g["reserved_bytes"], g["traced_bytes"]), "%d, %d" % want,
                       (g["reserved_bytes"], g["traced_bytes"]) == want)
