@@ -136,3 +136,46 @@ func BenchmarkStreams(b *testing.B) {
 		})
 	}
 }
+
+// BenchmarkAttribution is what a request from the cache, and its free, cost with stacks kept: named by number, by 20 frames,
+// and found out by the engine.
+func BenchmarkAttribution(b *testing.B) {
+	frames := make([]uint64, 20)
+	for i := range frames {
+		frames[i] = uint64(0x400000 + i)
+	}
+	for _, c := range []struct {
+		name string
+		opts cistern.Options
+		keep bool
+		with func(a *cistern.Allocator) cistern.AllocOptions
+	}{
+		{"off", cistern.Options{}, false, func(*cistern.Allocator) cistern.AllocOptions { return cistern.AllocOptions{} }},
+		{"kept", cistern.Options{}, true, func(*cistern.Allocator) cistern.AllocOptions { return cistern.AllocOptions{Stack: 1} }},
+		{"frames", cistern.Options{}, true, func(a *cistern.Allocator) cistern.AllocOptions {
+			return cistern.AllocOptions{Stack: a.StackOf(frames)}
+		}},
+		{"caught", cistern.Options{Stacks: cistern.StacksNative}, true, func(*cistern.Allocator) cistern.AllocOptions { return cistern.AllocOptions{} }},
+		{"sampled", cistern.Options{Stacks: cistern.StacksNative, StackSample: 1 << 20}, true, func(*cistern.Allocator) cistern.AllocOptions {
+			return cistern.AllocOptions{}
+		}},
+	} {
+		b.Run(c.name, func(b *testing.B) {
+			e := newEngine(b, sim.Options{Capacity: 1 << 42}, c.opts, 1)
+			e.a.KeepStacks(c.keep)
+			pair := func() {
+				p, err := e.dev.AllocWith(20<<10, e.streams[0], c.with(e.a))
+				if err != nil {
+					b.Fatal(err)
+				}
+				e.free(b, p)
+			}
+			pair()
+			b.ReportAllocs()
+			b.ResetTimer()
+			for range b.N {
+				pair()
+			}
+		})
+	}
+}

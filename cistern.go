@@ -29,7 +29,9 @@
 //
 // # Lock order
 //
-//	Allocator.mu → Device.pausing → Device.mu → lane.mu (several only by the holder of Device.mu) → Stream.mu → history.mu
+//	Allocator.keeping → Device.pausing → Device.mu → lane.mu (several only by the holder of Device.mu) → Stream.mu → history.mu
+//
+// Allocator.mu is a leaf, but for who starts a device, which nobody else has yet. So is the lock of the table of stacks.
 //
 // No lock is held while a callback runs or while anything waits for the GPU, but Device.pausing, which nobody waits for but
 // who pauses or resumes.

@@ -55,6 +55,11 @@ func configs(seed uint64) map[string]config {
 		c.kinds = true
 		out["kinds with "+name] = c
 	}
+	for _, name := range []string{"default", "malloc", "front of default", "kinds with history"} {
+		c := out[name]
+		c.stacks = true
+		out["stacks with "+name] = c
+	}
 	for _, name := range []string{"default", "malloc", "single", "ready"} {
 		c := out[name]
 		c.told = true
@@ -105,7 +110,7 @@ func TestRandom(t *testing.T) {
 	if last == ^uint64(0) && !testing.Short() {
 		for _, k := range []string{"alloc", "oom", "share", "given", "freed without its stream", "double free", "foreign", "graph launched",
 			"stream destroyed", "pool released", "trim", "limit", "upstream", "restored", "restore failed", "met in front",
-			"kept in front", "registered", "host order", "spilled", "pool limit", "upstream managed", "upstream async"} {
+			"kept in front", "registered", "host order", "stack held", "stacks forgotten", "spilled", "pool limit", "upstream managed", "upstream async"} {
 			if seen[k] == 0 {
 				t.Errorf("no sequence had a %q: the test tests less than it says", k)
 			}
@@ -121,6 +126,9 @@ func (w *world) play(seed uint64, n int) {
 	}
 	for w.step = 0; w.step < n; w.step++ {
 		w.rng = rand.New(rand.NewPCG(seed, uint64(w.step)))
+		if w.cfg.stacks && (w.step == 0 || w.chance(2)) {
+			w.toggleStacks()
+		}
 		d := pick(w, w.devs)
 		before := d.sources.own(w.drv)
 		w.op(d)
@@ -529,7 +537,7 @@ func (w *world) restore(d *worldDevice) {
 		w.seen["restore failed"]++
 		return
 	}
-	if again := p.pool.Blocks(); !slices.Equal(again, p.noted) {
+	if again := p.pool.Blocks(); !slices.Equal(withoutStacks(again), withoutStacks(p.noted)) {
 		w.fail("restored %+v, want %+v", again, p.noted)
 	}
 	same := func(x *worldBlock, b cistern.Block) bool {
@@ -549,6 +557,9 @@ func (w *world) restore(d *worldDevice) {
 		s := d.streams[slices.IndexFunc(d.streams, func(s *worldStream) bool { return s.st.ID() == b.Stream })]
 		x := w.have(d, b.Base, b.Requested, s, p)
 		x.tag, x.library = b.Tag, b.Library
+		if w.kept {
+			x.stack = b.Stack
+		}
 		w.use(d, x)
 	}
 	w.seen["restored"]++

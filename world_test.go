@@ -65,6 +65,7 @@ type world struct {
 	c    *inFront
 	rng  *rand.Rand
 	step int
+	kept bool // blocks remember stacks
 	// freed is the size of the block that was freed last.
 	freed uint64
 	devs  []*worldDevice
@@ -83,6 +84,7 @@ type config struct {
 	lag      time.Duration
 	front    bool // requests and frees come through the C library's fronts
 	told     bool // somebody is told of all memory that is mapped and unmapped
+	stacks   bool // requests name stacks
 	kinds    bool // pools are of every kind of memory, have limits and spill; requests have labels
 	sharing  bool // RecordStream and FreeOn are used; the moment at which such a free completes is then the engine's to choose
 }
@@ -148,6 +150,7 @@ type worldBlock struct {
 	inCapture bool
 	tag       uint32
 	library   uint8
+	stack     uint32
 }
 
 func round512(n uint64) uint64 { return (n + 511) &^ 511 }
@@ -276,6 +279,11 @@ func (w *world) alloc(d *worldDevice, size uint64, s *worldStream) *worldBlock {
 	var o cistern.AllocOptions
 	var err error
 	switch {
+	case w.cfg.stacks && w.chance(40):
+		if pool = s.capture; pool == nil {
+			pool = s.routed
+		}
+		p, o, err = w.allocStack(d, size, s, pool)
 	case s.capture != nil:
 		pool = s.capture
 		p, err = w.c.alloc(d.dev, size, s.st)
@@ -315,6 +323,9 @@ func (w *world) alloc(d *worldDevice, size uint64, s *worldStream) *worldBlock {
 	}
 	b := w.have(d, p, size, s, pool)
 	b.tag, b.library = o.Tag, o.Library
+	if w.kept {
+		b.stack = o.Stack
+	}
 	w.raise(d)
 	if w.chance(90) {
 		w.use(d, b)
@@ -543,6 +554,7 @@ func (w *world) check(d *worldDevice) {
 		w.fail("device %d: the peak of reserved is %d, %d were seen, %d at most", d.id, n, d.most, most)
 	}
 	w.checkPools(d)
+	w.checkStacks(d)
 	is("segments got - given back", s.DeviceAllocs-s.DeviceFrees, s.Segments.All.Current)
 	for name, g := range map[string]cistern.Grouped{"allocations": s.Allocations, "active": s.Active, "inactive": s.Inactive,
 		"requested": s.Requested, "allocated": s.Allocated, "active bytes": s.ActiveBytes, "inactive bytes": s.InactiveBytes} {

@@ -1,0 +1,234 @@
+package cistern_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cistern-gpu/cistern"
+	"github.com/cistern-gpu/cistern/cuda"
+	"github.com/cistern-gpu/cistern/cuda/sim"
+	"github.com/cistern-gpu/cistern/event"
+)
+
+// Random sequences in which requests name stacks (oracle_test.go), the history of such requests, and threads.
+
+// allocStack asks for memory from one of few places; where there are fronts, they and their trays stay in between.
+func (w *world) allocStack(d *worldDevice, size uint64, s *worldStream, p *worldPool) (cuda.Ptr, cistern.AllocOptions, error) {
+	o := cistern.AllocOptions{Stack: w.a.StackOf([]uint64{w.rng.Uint64N(20), 1, 2, 3}), Thread: 7}
+	if p != nil && s.capture == nil && s.routed == nil {
+		o.Pool = p.pool
+	}
+	x, err := d.dev.AllocWith(size, s.st, o)
+	return x, o, err
+}
+
+// toggleStacks has blocks remember where they come from, or forget it.
+func (w *world) toggleStacks() {
+	w.kept = !w.kept
+	w.a.KeepStacks(w.kept)
+	if w.kept {
+		return
+	}
+	for _, d := range w.devs {
+		for _, b := range d.blocks {
+			b.stack = 0
+		}
+	}
+	w.seen["stacks forgotten"]++
+}
+
+// withoutStacks are blocks as they are without what they remember.
+func withoutStacks(blocks []cistern.Block) []cistern.Block {
+	blocks = slices.Clone(blocks)
+	for i := range blocks {
+		blocks[i].Stack = 0
+	}
+	return blocks
+}
+
+// checkStacks compares who holds what with the books.
+func (w *world) checkStacks(d *worldDevice) {
+	w.t.Helper()
+	want := map[uint32]cistern.StackUse{}
+	if w.kept {
+		for _, b := range d.blocks {
+			u := want[b.stack]
+			want[b.stack] = cistern.StackUse{Stack: b.stack, Blocks: u.Blocks + 1, Requested: u.Requested + b.size, Allocated: u.Allocated + b.rounded}
+		}
+	}
+	for _, u := range d.dev.StackUsage() {
+		if u != want[u.Stack] {
+			w.fail("device %d: %+v, want %+v", d.id, u, want[u.Stack])
+		}
+		if u.Stack != 0 {
+			w.seen["stack held"]++
+		}
+		delete(want, u.Stack)
+	}
+	if len(want) != 0 {
+		w.fail("device %d: %v are not told of", d.id, want)
+	}
+}
+
+// The history of blocks that are shared, pending, in pools and in the host's order tells who asked for them and who gave
+// them back.
+func TestHistoryOfStacks(t *testing.T) {
+	for seed := range uint64(4) {
+		what := fmt.Sprintf("seed %d", seed)
+		e := checked(t, cistern.Options{History: 100, Limit: 60 * mib}, 64*mib, 3)
+		kept := seed%2 == 0
+		e.a.KeepStacks(kept)
+		pool := e.pool(t, 1, cistern.PoolOptions{})
+		rng := rand.New(rand.NewPCG(seed, 5))
+		type block struct {
+			cistern.AllocOptions
+			size uint64
+			back cistern.FreeOptions
+		}
+		live, pending := map[uint64]block{}, map[uint64]block{}
+		var asked cistern.AllocOptions
+		var size uint64
+		kinds := map[event.Kind]int{}
+		drain := func() {
+			for _, x := range e.dev.DrainHistory(nil) {
+				kinds[x.Kind]++
+				tag, library, stack, thread := uint16(asked.Tag), asked.Library, asked.Stack, asked.Thread
+				switch x.Kind {
+				case event.Alloc:
+					live[x.Addr] = block{AllocOptions: asked, size: size}
+				case event.FreeRequested, event.FreeCompleted:
+					b := pending[x.Addr]
+					tag, library, stack, thread = uint16(b.Tag), b.Library, b.back.Stack, b.back.Thread
+					if stack == 0 && kept {
+						stack = b.Stack
+					}
+					if x.Kind == event.FreeCompleted {
+						delete(pending, x.Addr)
+					}
+				case event.OOM, event.SegmentMap, event.Retry:
+					if x.Kind != event.OOM {
+						tag, library = 0, 0
+					}
+				default:
+					continue
+				}
+				if x.Tag != tag || x.Library != library || x.Stack != stack || x.Thread != thread {
+					t.Fatalf("%s: %v %+v, want tag %d, library %d, stack %d, thread %d", what, x.Kind, x, tag, library, stack, thread)
+				}
+			}
+		}
+		for range 3000 {
+			if rng.IntN(100) < 50 {
+				size = 1 + rng.Uint64N(1<<(9+rng.IntN(16)))
+				asked = cistern.AllocOptions{Tag: rng.Uint32N(4), Library: uint8(rng.IntN(4)), Stack: e.a.StackOf([]uint64{rng.Uint64N(30)}),
+					Thread: rng.Uint32N(9), HostOrder: rng.IntN(4) == 0}
+				if rng.IntN(3) == 0 {
+					asked.Pool = pool
+				}
+				e.dev.AllocWith(size, e.streams[rng.IntN(2)], asked) // it may fail
+				drain()
+				continue
+			}
+			for addr, b := range live {
+				if rng.IntN(3) == 0 {
+					must(t, e.a.RecordStream(cuda.Ptr(addr), e.streams[2]))
+					if rng.IntN(2) == 0 {
+						e.use(t, e.streams[2], cuda.Ptr(addr), b.size)
+					}
+				}
+				b.back = cistern.FreeOptions{Thread: rng.Uint32N(9)}
+				if rng.IntN(2) == 0 {
+					b.back.Stack = e.a.StackOf([]uint64{1000 + rng.Uint64N(30)})
+				}
+				pending[addr] = b
+				delete(live, addr)
+				must(t, e.a.FreeWith(cuda.Ptr(addr), b.back))
+				drain()
+				break
+			}
+		}
+		for _, k := range []event.Kind{event.Alloc, event.FreeRequested, event.FreeCompleted, event.OOM, event.SegmentMap, event.Retry} {
+			if kinds[k] < 5 {
+				t.Errorf("%s: %d events of kind %v", what, kinds[k], k)
+			}
+		}
+	}
+}
+
+// Threads that allocate from many places while others look, have stacks kept and forgotten, and change who finds them out.
+func TestStacksThreads(t *testing.T) {
+	e := newEngine(t, sim.Options{Capacity: 256 * mib}, cistern.Options{}, 4)
+	e.a.KeepStacks(true)
+	stop := make(chan struct{})
+	var watchers, workers sync.WaitGroup
+	watch := func(f func()) {
+		watchers.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+					f()
+					time.Sleep(100 * time.Microsecond)
+				}
+			}
+		})
+	}
+	var g cistern.Gauges
+	watch(func() { e.dev.Gauges(&g) })
+	watch(func() {
+		for _, u := range e.dev.StackUsage() {
+			if f := e.a.StackFrames(u.Stack); u.Stack != 0 && len(f) != 3 {
+				t.Errorf("stack %d is %v", u.Stack, f)
+			}
+		}
+		e.dev.Snapshot()
+	})
+	on := false
+	watch(func() {
+		on = !on
+		e.a.KeepStacks(on)
+		if on {
+			e.a.CatchStacks(func(size uint64) uint32 { return e.a.StackOf([]uint64{size, 2, 3}) })
+		} else {
+			e.a.CatchStacks(nil)
+		}
+	})
+	for i := range e.streams {
+		workers.Go(func() {
+			rng := rand.New(rand.NewPCG(3, uint64(i)))
+			var mine []cuda.Ptr
+			for k := range 3000 {
+				if len(mine) > 20 || len(mine) > 0 && rng.IntN(2) == 0 {
+					report(t, e.a.FreeWith(mine[0], cistern.FreeOptions{Thread: uint32(i)}))
+					mine = mine[1:]
+					continue
+				}
+				var p cuda.Ptr
+				var err error
+				if size := 1 + rng.Uint64N(1<<20); rng.IntN(2) == 0 {
+					p, err = e.dev.Alloc(size, e.streams[i])
+				} else {
+					p, err = e.dev.AllocWith(size, e.streams[i], cistern.AllocOptions{Stack: e.a.StackOf([]uint64{uint64(k), uint64(i), 4}), Thread: uint32(i)})
+				}
+				report(t, err)
+				mine = append(mine, p)
+			}
+			for _, p := range mine {
+				report(t, e.a.Free(p))
+			}
+		})
+	}
+	workers.Wait()
+	close(stop)
+	watchers.Wait()
+	e.a.KeepStacks(true)
+	if u := e.dev.StackUsage(); len(u) != 0 {
+		t.Errorf("nothing is out, and yet %+v", u)
+	}
+	must(t, e.a.Trim())
+}
