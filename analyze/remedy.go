@@ -20,6 +20,7 @@ import (
 type RemedyOptions struct {
 	Capacity uint64        // bytes; 0 is what was in force
 	GPULag   time.Duration // as in replay.Options
+	Device   uint64        // as in replay.Options; 0 is what the process said
 	Budget   time.Duration // for all replays of one failure; 0 is none
 	// Progress is as in TuneOptions.
 	Progress func(done, total int)
@@ -30,8 +31,8 @@ type Search struct {
 	// Searched: this is the failure that remedies were searched for. Why not stands in Unsearched.
 	Searched   bool   `json:"searched"`
 	Unsearched string `json:"unsearched"`
-	// Own is the run's own settings, replayed: nil where that could not be. Where it meets the request (Reproduced is
-	// false), what stood in its way is not in the record.
+	// Own is the run's own settings, replayed: nil where that could not be. Reproduced: this request fails there too, and
+	// nothing else does that the run got.
 	Own        *Remedy `json:"own"`
 	Reproduced bool    `json:"reproduced"`
 	// Caveat says in a sentence why the remedies may not hold, "" where nothing speaks against them.
@@ -148,7 +149,7 @@ func (x *FailureReport) search(ctx context.Context, t *trace.Trace, f *trace.Fai
 		defer cancel()
 	}
 	s.search = &search{ctx: within, plan: replay.NewPlan(t), opt: TuneOptions{Capacity: x.Capacity, GPULag: opt.GPULag,
-		Progress: opt.Progress}, capacity: x.Capacity, slots: make(chan struct{}, runtime.GOMAXPROCS(0)), known: map[string]*Choice{}}
+		Progress: opt.Progress}, device: cmp.Or(opt.Device, x.DeviceTotal), capacity: x.Capacity, slots: make(chan struct{}, runtime.GOMAXPROCS(0)), known: map[string]*Choice{}}
 	out.Searched = true
 	err := s.everything(ctx)
 	if s.gone {
@@ -224,15 +225,17 @@ func (s *searching) try(c candidate) error {
 	return nil
 }
 
-// others are the circumstances in which a remedy is tried once more, since they differ between two runs of a program:
-// where segments lie, by which PyTorch's best fit breaks ties, and how far the GPU is behind the host.
-func others(m *Remedy, lag time.Duration) []replay.Options {
+// elsewhere are the circumstances in which a remedy is tried once more, since they differ between two runs of a program:
+// where segments lie, by which PyTorch's best fit breaks ties, and how far the GPU is behind the host: no more than a part of
+// the run, or nothing would ever be done.
+func (s *searching) elsewhere(m *Remedy) []replay.Options {
+	lag, far := s.opt.GPULag, min(500*time.Millisecond, time.Duration(s.t.Duration())*time.Microsecond/4)
 	var all []replay.Options
 	add := func(order int, lag time.Duration) {
 		all = append(all, replay.Options{Capacity: m.Capacity, GPULag: lag, Order: order})
 	}
 	add(0, 0)
-	add(0, 500*time.Millisecond)
+	add(0, far)
 	if m.Policy == "torch" && !strings.Contains(m.Conf, "expandable_segments:True") {
 		for _, order := range []int{1, 2, 3, 4} {
 			add(order, lag)
@@ -267,7 +270,7 @@ func (s *searching) others() error {
 			kept = append(kept, m)
 			continue
 		}
-		for _, opt := range others(&m, s.opt.GPULag) {
+		for _, opt := range s.elsewhere(&m) {
 			s.expect(1)
 			r, err := s.replay(specOf(&m), opt)
 			if left = err; err != nil {
@@ -286,7 +289,7 @@ func (s *searching) others() error {
 			continue
 		}
 		if m.Again > 0 {
-			m.Checked += ", also with the GPU 0 ms and 500 ms behind"
+			m.Checked += ", also with the GPU less and further behind"
 			if m.Again > 2 {
 				m.Checked += fmt.Sprintf(" and with segments in %d other orders of addresses", m.Again-2)
 			}
@@ -296,6 +299,9 @@ func (s *searching) others() error {
 	s.out.Remedies = kept
 	return left
 }
+
+// defaultLag is the command's own.
+const defaultLag = 20 * time.Millisecond
 
 // file keeps the result of a candidate.
 func (s *searching) file(c candidate, r *replay.Result) {
@@ -308,7 +314,14 @@ func (s *searching) file(c candidate, r *replay.Result) {
 	m.Headroom = m.Capacity - min(m.Peak, m.Capacity)
 	m.DriverUS, m.WaitUS, m.Verified = r.DriverTimeUS, r.SyncWaitUS, c.spec.Name != "torch-async"
 	m.Checked = fmt.Sprintf("replay of %d events", len(s.t.Events))
-	m.CheckAgain = fmt.Sprintf("cistern replay --policy %s --capacity %d %s", shellWord(c.spec.String()), m.Capacity, shellWord(s.t.Path))
+	more := ""
+	if s.opt.GPULag != defaultLag {
+		more = fmt.Sprintf("--gpu-lag %s ", s.opt.GPULag)
+	}
+	if m.Policy == "cistern" && s.device != 0 {
+		more += fmt.Sprintf("--device-memory %d ", s.device)
+	}
+	m.CheckAgain = fmt.Sprintf("cistern replay --policy %s --capacity %d %s%s", shellWord(c.spec.String()), m.Capacity, more, shellWord(s.t.Path))
 	if m.Environment == nil {
 		m.Environment = map[string]string{}
 	}
@@ -319,7 +332,7 @@ func (s *searching) file(c candidate, r *replay.Result) {
 	defer s.mu.Unlock()
 	switch {
 	case c.Kind == "":
-		s.out.Own, s.out.Reproduced = &m, !m.Survives
+		s.out.Own = &m
 	case m.Survives:
 		s.out.Remedies = append(s.out.Remedies, m)
 	default:

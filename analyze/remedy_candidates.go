@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/cistern-gpu/cistern/internal/units"
 	"github.com/cistern-gpu/cistern/replay"
@@ -17,23 +18,34 @@ const (
 	cisternVariable = "CISTERN_CONF"
 )
 
-// own replays the settings that the run had: with segments where they lay, where the file says that.
+// own replays the settings that the run had: with segments where they lay, where the file says that, and with the GPU as
+// far behind the host as makes the run end as it did, if one of those distances does.
 func (s *searching) own() error {
 	c := candidate{Remedy: Remedy{Title: "the run's own settings", Capacity: s.capacity}, spec: s.ownSpec()}
 	s.seen[s.key(&c)] = true
-	s.expect(1)
-	r, err := s.replay(c.spec, replay.Options{Capacity: s.capacity, GPULag: s.opt.GPULag, Verify: true})
-	if err != nil {
-		return err
+	var first *replay.Result
+	for _, lag := range []time.Duration{s.opt.GPULag, 0} {
+		s.expect(1)
+		r, err := s.replay(c.spec, replay.Options{Capacity: s.capacity, GPULag: lag, Verify: true})
+		if err != nil {
+			return err
+		}
+		if first == nil {
+			first = r
+		}
+		if s.out.Reproduced = r.Completed && slices.Contains(r.FailedOOMs, s.x.Event); s.out.Reproduced {
+			s.opt.GPULag, first = lag, r
+			break
+		}
 	}
-	s.file(c, r)
+	s.file(c, first)
 	switch {
 	case s.out.Own.Survives:
 		s.out.Caveat = "replayed with its own settings the run gets what it asked for. What stood in its way is not in the record: another " +
 			"process, threads in another order, memory outside the allocator"
-	case s.x.CapacityFrom != "given" && r.FailedEvent != nil && *r.FailedEvent < s.x.Event:
+	case s.x.CapacityFrom != "given" && first.FailedEvent != nil && *first.FailedEvent < s.x.Event:
 		s.out.Caveat = fmt.Sprintf("replayed with its own settings the run ends before this request, at event %d. It held more then than could "+
-			"be had when the request failed, or the replay packs worse than the run did", *r.FailedEvent)
+			"be had when the request failed, or the replay packs worse than the run did", *first.FailedEvent)
 	}
 	return nil
 }
@@ -242,18 +254,20 @@ func (s *searching) raised() error {
 	room := s.f.Reserved + s.f.DeviceFree
 	spec := s.ownSpec()
 	if s.f.Limit > 0 && s.capacity < room {
-		least, ok, err := s.least(spec, s.capacity, room)
+		// What would do, and a hundredth more, as no two runs are the same.
+		least, ok, err := s.least(spec, s.capacity, room, true)
 		if err != nil {
 			return err
 		}
 		if ok {
+			limit := min(room, (least+least/100+FloorStep-1)/FloorStep*FloorStep)
 			c := candidate{spec: spec}
-			c.Kind, c.Capacity = RemedyLimit, least
+			c.Kind, c.Capacity, c.Floor = RemedyLimit, limit, least
 			_, from := limitInForce(s.f)
-			c.Title = fmt.Sprintf("a limit of %s in place of %s (%s)", units.FormatBytes(least), units.FormatBytes(s.f.Limit), from)
-			c.Breaks = []string{fmt.Sprintf("%s of the device's memory are no longer left to others", units.FormatBytes(least-s.capacity))}
+			c.Title = fmt.Sprintf("a limit of %s in place of %s (%s)", units.FormatBytes(limit), units.FormatBytes(s.f.Limit), from)
+			c.Breaks = []string{fmt.Sprintf("%s of the device's memory are no longer left to others", units.FormatBytes(limit-s.capacity))}
 			if slices.ContainsFunc(settingsOf(s.x.Conf), func(i string) bool { return keyOf(i) == "limit" }) {
-				full := with(s.x.Conf, fmt.Sprintf("limit:%dMiB", least>>20))
+				full := with(s.x.Conf, fmt.Sprintf("limit:%dMiB", limit>>20))
 				c.Environment = map[string]string{cisternVariable: full}
 			}
 			if err := s.try(c); err != nil {
@@ -275,16 +289,23 @@ func (s *searching) raised() error {
 	return s.try(c)
 }
 
-// least is the smallest capacity above low, at most high, with which a policy meets the request; ok is false where high
-// does not. More memory is taken to be never worse, but the answer itself was replayed.
-func (s *searching) least(spec replay.Spec, low, high uint64) (capacity uint64, ok bool, err error) {
+// least is the smallest capacity above low, at most high, with which a policy meets the request: in all circumstances that
+// remedies are tried in, where it has to be sure. ok is false where high does not. More memory is taken to be never worse,
+// but the answer itself was replayed.
+func (s *searching) least(spec replay.Spec, low, high uint64, sure bool) (capacity uint64, ok bool, err error) {
 	fits := func(bytes uint64) (bool, error) {
-		s.expect(1)
-		r, err := s.replay(spec, replay.Options{Capacity: bytes, GPULag: s.opt.GPULag, Verify: spec == s.ownSpec()})
-		if err != nil {
-			return false, err
+		circumstances := []replay.Options{{Capacity: bytes, GPULag: s.opt.GPULag, Verify: spec == s.ownSpec()}}
+		if sure {
+			circumstances = append(circumstances, s.elsewhere(&Remedy{Policy: spec.Name, Conf: spec.Conf, Capacity: bytes})...)
 		}
-		return s.survives(r), nil
+		for _, opt := range circumstances {
+			s.expect(1)
+			r, err := s.replay(spec, opt)
+			if err != nil || !s.survives(r) {
+				return false, err
+			}
+		}
+		return true, nil
 	}
 	if ok, err := fits(high); !ok || err != nil {
 		return 0, false, err
@@ -318,7 +339,7 @@ func (s *searching) floors() error {
 			continue
 		}
 		seen[m.Kind] = true
-		least, ok, err := s.least(specOf(m), min(peak, m.Capacity)-1, m.Capacity)
+		least, ok, err := s.least(specOf(m), min(peak, m.Capacity)-1, m.Capacity, false)
 		if err != nil {
 			return err
 		}
@@ -346,7 +367,7 @@ func (s *searching) floors() error {
 		high := max(free.PeakReserved, s.capacity+FloorStep)
 		high = (high + FloorStep - 1) / FloorStep * FloorStep
 		for range 8 { // a setting that is a part of the capacity may fail at what it reserved without one
-			least, ok, err := s.least(j.spec, s.capacity, high)
+			least, ok, err := s.least(j.spec, s.capacity, high, false)
 			if err != nil {
 				return err
 			}
@@ -386,7 +407,7 @@ func (s *searching) largest() error {
 	plan := *s.plan
 	plan.Trace = &t
 	then := *s
-	then.search = &search{ctx: s.ctx, plan: &plan, opt: s.opt, slots: s.slots}
+	then.search = &search{ctx: s.ctx, plan: &plan, opt: s.opt, device: s.device, slots: s.slots}
 	failed := &t.Events[s.x.Event]
 	low, high := uint64(0), failed.Size // low fits, or is nothing; high does not
 	for high-low > FloorStep {

@@ -250,6 +250,7 @@ type search struct {
 	plan     *replay.Plan
 	opt      TuneOptions
 	capacity uint64
+	device   uint64        // replay.Options.Device
 	slots    chan struct{} // one for each replay at a time
 
 	mu          sync.Mutex         // protects what follows
@@ -279,7 +280,7 @@ func (s *search) replay(spec replay.Spec, opt replay.Options) (*replay.Result, e
 		<-s.slots
 		return nil, err
 	}
-	opt.Done = s.ctx.Done()
+	opt.Done, opt.Device = s.ctx.Done(), s.device
 	r, err := s.plan.Run(spec, opt)
 	<-s.slots
 	if errors.Is(err, replay.ErrStopped) {

@@ -46,8 +46,15 @@ func newEngine(env *Env) (Policy, string, error) {
 		opts.Limit = env.Capacity
 	}
 	e := &engine{env: env, blocks: make([]engineBlock, env.Plan.Blocks)}
+	device := max(sim.DefaultCapacity, 2*env.Plan.PeakLive)
+	if env.Device > 0 {
+		device = max(env.Device, env.Capacity)
+		if env.Capacity == 0 {
+			device = max(device, 2*env.Plan.PeakLive)
+		}
+	}
 	e.drv = sim.New(sim.Options{
-		Capacity: max(sim.DefaultCapacity, 2*env.Plan.PeakLive),
+		Capacity: device,
 		Lag:      env.GPULag, Busy: true, Check: sim.CheckOrder,
 	})
 	if e.alloc, err = cistern.New(e.drv, opts); err != nil {

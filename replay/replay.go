@@ -125,6 +125,8 @@ type Options struct {
 	Progress func(done, total int)
 	// Samples is the number of points of the Result's curve; 0 is no curve.
 	Samples int
+	// Device is the memory of the device that policy cistern runs on, in bytes, which some of its rules go by; 0 is an H200.
+	Device uint64
 	// Order is how the addresses of PyTorch's segments are made up, by which best fit breaks ties: 0 rising, 1 falling,
 	// any other number scrambled by it. What holds in one order only holds by luck.
 	Order int
@@ -170,7 +172,8 @@ type Env struct {
 	Spec     Spec
 	Capacity uint64 // bytes, 0 is unlimited
 	GPULag   time.Duration
-	Order    int // as in Options
+	Device   uint64 // as in Options
+	Order    int    // likewise
 	// Emit takes the policy's segment events as it makes them; nil where nobody listens. Stream and Pool index the
 	// plan's; Addr, Size and Handle are the policy's own. A map or unmap is of one handle.
 	Emit func(event.Event)
@@ -220,7 +223,7 @@ func (p *Plan) Run(spec Spec, opt Options) (*Result, error) {
 	notes := len(p.Notes)
 	p = p.withReleases(r.Capacity)
 	r.Notes = append(r.Notes, p.Notes[notes:]...)
-	env := &Env{Plan: p, Spec: spec, Capacity: r.Capacity, GPULag: opt.GPULag, Order: opt.Order,
+	env := &Env{Plan: p, Spec: spec, Capacity: r.Capacity, GPULag: opt.GPULag, Device: opt.Device, Order: opt.Order,
 		Note: func(s string) { r.Notes = append(r.Notes, s) }}
 	if opt.Verify && verifiable(p, spec) {
 		env.verify = newVerifier(p)

@@ -60,6 +60,27 @@ func (s *sizeFlag) Set(v string) error {
 
 func (s *sizeFlag) Type() string { return "size" }
 
+// deviceFlag is a device's memory in bytes; 0: not given.
+type deviceFlag uint64
+
+func (d *deviceFlag) String() string {
+	if *d == 0 {
+		return ""
+	}
+	return strings.ReplaceAll(units.FormatBytes(uint64(*d)), " ", "")
+}
+
+func (d *deviceFlag) Set(v string) error {
+	n, err := units.ParseBytes(v)
+	if err == nil && (n < 64<<20 || n > 1<<50) {
+		err = fmt.Errorf("%q: want a device's memory, such as 24GiB", v)
+	}
+	*d = deviceFlag(n)
+	return err
+}
+
+func (d *deviceFlag) Type() string { return "size" }
+
 // lagFlag is a time, 0 or more.
 type lagFlag struct{ d time.Duration }
 
@@ -80,6 +101,7 @@ func (l *lagFlag) Type() string { return "duration" }
 type replayFlags struct {
 	policies []string
 	capacity sizeFlag
+	device   deviceFlag
 	lag      lagFlag
 
 	specs []replay.Spec
@@ -94,6 +116,8 @@ func (f *replayFlags) add(c *cobra.Command) {
 			strings.Join(replay.PolicyNames(), ", ")+
 			".\nCONF replaces the trace's settings, in PYTORCH_ALLOC_CONF or CISTERN_CONF syntax; torch:default is PyTorch's defaults")
 	f.addLimits(c)
+	c.Flags().Var(&f.device, "device-memory", "memory of the GPU that Cistern is replayed on, such as 24GiB (default an H200's,\n"+
+		"or what the trace's process said)")
 	_ = c.RegisterFlagCompletionFunc("policy", cobra.FixedCompletions(replay.PolicyNames(),
 		cobra.ShellCompDirectiveNoFileComp|cobra.ShellCompDirectiveNoSpace))
 }
@@ -130,7 +154,8 @@ func (f *replayFlags) parse() error {
 }
 
 func (f *replayFlags) options() replay.Options {
-	return replay.Options{Capacity: f.capacity.bytes, Unlimited: f.capacity.unlimited, GPULag: f.lag.d}
+	return replay.Options{Capacity: f.capacity.bytes, Unlimited: f.capacity.unlimited, GPULag: f.lag.d,
+		Device: uint64(f.device)}
 }
 
 // formatFlags choose between text and JSON.

@@ -42,7 +42,7 @@ func newReport(a *app) *cobra.Command {
 				return err
 			}
 			job.specs, job.opt = flags.specs, flags.options()
-			job.search.Capacity, job.search.GPULag = job.opt.Capacity, job.opt.GPULag
+			job.search.Capacity, job.search.GPULag, job.search.Device = job.opt.Capacity, job.opt.GPULag, job.opt.Device
 			return job.run(c, a, args, format)
 		},
 	}
