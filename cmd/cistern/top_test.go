@@ -269,7 +269,7 @@ func TestTopNumbers(t *testing.T) {
 
 func TestTopUseName(t *testing.T) {
 	for s, want := range map[string]string{"": "(none)", "weights": "weights", "/not/a/stack": "/not/a/stack",
-		"f (/srv/app/train.py:3)\ng /usr/lib/libx.so\n/opt/h.py:4": "f (train.py:3) < g libx.so < h.py:4", "a\x1b\nb": "a\uFFFD < b"} {
+		"f /srv/my app/train.py:3\ng /usr/lib/libx.so\n/opt/h.py:4\nmain.run": "f train.py:3 < g < h.py:4 < main.run", "a\x1b\nb": "a\uFFFD < b"} {
 		if got := useName(s); got != want {
 			t.Errorf("%q: %q, want %q", s, got, want)
 		}

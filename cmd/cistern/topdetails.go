@@ -276,15 +276,23 @@ func (v *topView) drawUses(rows int) []string {
 	return lines
 }
 
-// frames are a stack's, a line each, the innermost first; or a long name on as many lines as it needs.
+// frames are a stack's, a line each, the innermost first, without their folders where they do not fit; or a long name on
+// as many lines as it needs.
 func frames(name string, width int) []string {
+	const indent = "      "
+	all := strings.Split(name, "\n")
+	if len(all) == 1 {
+		return wrapText(indent+oneLine(name), max(8, width))
+	}
 	var lines []string
-	for _, f := range strings.Split(name, "\n") {
+	for _, f := range all {
 		f = oneLine(f)
-		if f == "" {
-			continue
+		if function, file, ok := strings.Cut(f, " /"); ok && len(indent)+ansi.StringWidth(f) > width {
+			f = function + " " + file[strings.LastIndexByte(file, '/')+1:]
 		}
-		lines = append(lines, wrapText("      "+f, max(8, width))...)
+		if f != "" {
+			lines = append(lines, indent+f)
+		}
 	}
 	return lines
 }

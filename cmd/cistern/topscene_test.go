@@ -76,7 +76,7 @@ func sceneDetails(device uint64) *top.Details {
 		Pools:     []top.Use{{Name: "default", Blocks: 882, Bytes: 44 * gib}},
 	}
 	for i := range 30 {
-		d.Stacks = append(d.Stacks, top.Use{Name: fmt.Sprintf("forward (train.py:%d)\nstep (train.py:90)\nmain (train.py:120)", 10+i),
+		d.Stacks = append(d.Stacks, top.Use{Name: fmt.Sprintf("forward /srv/jobs/gpt2/model.py:%d\nstep /srv/jobs/gpt2/train.py:90\nmain /srv/jobs/gpt2/train.py:120", 10+i),
 			Blocks: int64(i + 1), Bytes: uint64(30-i) << 28})
 	}
 	return d

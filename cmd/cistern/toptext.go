@@ -229,10 +229,7 @@ func writeDetails(w io.Writer, r *top.Row, width int) {
 
 func blockCount(n int64) string { return count(uint64(max(0, n))) }
 
-// folders are those of a file in a frame of a stack.
-var folders = regexp.MustCompile(`(^|[ (])/[^ \n]*/`)
-
-// useName is a name on one line: the frames of a stack one after the other, the innermost first, without folders.
+// useName is a name on one line: the frames of a stack one after the other, the innermost first.
 func useName(s string) string {
 	if s == "" {
 		return "(none)"
@@ -240,8 +237,28 @@ func useName(s string) string {
 	frames := strings.Split(s, "\n")
 	for i := range frames {
 		if len(frames) > 1 {
-			frames[i] = folders.ReplaceAllString(frames[i], "$1")
+			frames[i] = shortFrame(frames[i])
 		}
 	}
 	return oneLine(strings.Join(frames, " < "))
+}
+
+// sourceLine ends the name of a file of which the line is known.
+var sourceLine = regexp.MustCompile(`:[0-9]+$`)
+
+// shortFrame is a frame, "function file:line", without folders. A file without a line is a library, and is left out where
+// the function says something.
+func shortFrame(s string) string {
+	function, file, ok := strings.Cut(s, " /")
+	if !ok {
+		function, file = "", s
+	}
+	file = file[strings.LastIndexByte(file, '/')+1:]
+	switch {
+	case function == "":
+		return file
+	case sourceLine.MatchString(file):
+		return function + " " + file
+	}
+	return function
 }
