@@ -269,7 +269,8 @@ func TestTopNumbers(t *testing.T) {
 
 func TestTopUseName(t *testing.T) {
 	for s, want := range map[string]string{"": "(none)", "weights": "weights", "/not/a/stack": "/not/a/stack",
-		"f /srv/my app/train.py:3\ng /usr/lib/libx.so\n/opt/h.py:4\nmain.run": "f train.py:3 < g < h.py:4 < main.run", "a\x1b\nb": "a\uFFFD < b"} {
+		"f /srv/my app/train.py:3\ng /usr/lib/libx.so\n/opt/h.py:4\nmain.run": "f train.py:3 < h.py:4",
+		"malloc /lib/libc.so.6\nmain.run\n/x/lib.so+0x3":                      "malloc < main.run < lib.so+0x3", "a\x1b\nb": "a\uFFFD < b"} {
 		if got := useName(s); got != want {
 			t.Errorf("%q: %q, want %q", s, got, want)
 		}

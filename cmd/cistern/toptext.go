@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"regexp"
+	"slices"
 	"strings"
 
 	"charm.land/lipgloss/v2"
@@ -229,14 +230,18 @@ func writeDetails(w io.Writer, r *top.Row, width int) {
 
 func blockCount(n int64) string { return count(uint64(max(0, n))) }
 
-// useName is a name on one line: the frames of a stack one after the other, the innermost first.
+// useName is a name on one line: the frames of a stack one after the other, the innermost first. Where some have lines of
+// a source these are enough: what lies between a program and its memory is the same everywhere.
 func useName(s string) string {
 	if s == "" {
 		return "(none)"
 	}
 	frames := strings.Split(s, "\n")
+	if len(frames) > 1 && slices.ContainsFunc(frames, sourceLine.MatchString) {
+		frames = slices.DeleteFunc(frames, func(f string) bool { return !sourceLine.MatchString(f) })
+	}
 	for i := range frames {
-		if len(frames) > 1 {
+		if strings.Contains(s, "\n") {
 			frames[i] = shortFrame(frames[i])
 		}
 	}
