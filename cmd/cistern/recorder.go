@@ -3,7 +3,10 @@ package main
 import (
 	"fmt"
 	"io"
+	"maps"
+	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/cistern-gpu/cistern/analyze"
@@ -23,7 +26,7 @@ type recorder struct {
 	symbols   audit.Symbols
 	unknown   []string
 	pieces    audit.Pieces
-	why       []string // there are no frames of Python
+	why       []string // something is not in the trace
 	started   time.Time
 	before    uint64 // calls when the state was last shown
 	shown     time.Time
@@ -166,6 +169,29 @@ func (p *tracedProcess) code(number uint64) pyCode {
 		}
 	}
 	return pyCode{"?", "?"} // its record was lost
+}
+
+// leave notes which processes go on when recording ends.
+func (r *recorder) leave(followed bool) {
+	var left []string
+	for _, pid := range slices.Sorted(maps.Keys(r.processes)) {
+		if p := r.processes[pid]; running(pid, p.program) {
+			left = append(left, fmt.Sprintf("%d (%s)", pid, filepath.Base(p.program)))
+		}
+	}
+	if len(left) == 0 {
+		return
+	}
+	const most = 8
+	why := "still running, and no longer recorded: " + strings.Join(left[:min(len(left), most)], ", ")
+	if len(left) > most {
+		why += fmt.Sprintf(" and %d more", len(left)-most)
+	}
+	r.w.Note(why)
+	if !followed {
+		why += "; --follow records until they end"
+	}
+	r.why = append(r.why, why)
 }
 
 func (r *recorder) flush() error { return r.w.Flush() }

@@ -20,7 +20,7 @@ import (
 
 func newTrace(a *app) *cobra.Command {
 	var out string
-	var live bool
+	var live, follow bool
 	var stacks tracedStacks
 	c := &cobra.Command{
 		Use:   "trace [flags] [-o FILE] -- PROGRAM [ARGUMENT]...",
@@ -34,6 +34,7 @@ func newTrace(a *app) *cobra.Command {
 			"or those of Python, 3.10 to 3.14, which are read without the GIL; or both: Python's then stand behind the native frames\n" +
 			"that they called, and the interpreter's own are left out.\n\n" +
 			"FILE is a Cistern trace that is readable at any moment up to about the last tenth of a second, whatever is killed;\n" +
+			"it ends with the program, or with --follow when all has ended that the program started; who outlives it is named.\n" +
 			"cistern replay shows what a caching allocator would have made of it. At the end a table says what was held at most,\n" +
 			"what the calls cost, and what was never freed; it goes to standard error, and the exit code is the program's, or 128\n" +
 			"and the number of the signal that ended it.",
@@ -45,12 +46,13 @@ func newTrace(a *app) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return t.run(live)
+			return t.run(live, follow)
 		},
 	}
 	c.Flags().SetInterspersed(false)
 	c.Flags().StringVarP(&out, "output", "o", "", "`file` to write; without it there is only the table")
 	c.Flags().BoolVar(&live, "live", false, "print what is held every second, to standard error")
+	c.Flags().BoolVar(&follow, "follow", false, "record until all processes that the program started have ended, not only itself")
 	c.Flags().Var(&stacks, "stacks", "record where calls come from: `KINDS` of frames, native, python or native+python;\nwithout a word native, which also costs most")
 	c.Flags().Lookup("stacks").NoOptDefVal = allocator.StacksNative
 	_ = c.RegisterFlagCompletionFunc("stacks", cobra.FixedCompletions(runStacks, cobra.ShellCompDirectiveNoFileComp))
@@ -120,6 +122,8 @@ type tracing struct {
 	ring *audit.Ring
 	file *os.File // nil where only the table is wanted
 	rec  *recorder
+	over chan struct{} // closed when the program has ended
+	stop chan struct{} // closed by a signal after that
 }
 
 // newTracing prepares everything that can fail before the program starts.
@@ -141,7 +145,7 @@ func (a *app) newTracing(args []string, out string, stacks audit.Stacks) (*traci
 	if why := audit.Blind(path); why != "" {
 		fmt.Fprintf(a.err, "cistern: %s\n", oneLine(fmt.Sprintf("%s %s; it runs untraced, programs that it starts are traced", args[0], why)))
 	}
-	t := &tracing{a: a}
+	t := &tracing{a: a, over: make(chan struct{}), stop: make(chan struct{})}
 	if t.ring, err = audit.New(audit.Slots, stacks); err != nil {
 		return nil, err
 	}
@@ -193,18 +197,30 @@ const (
 	batch      = 1 << 14 // records between two looks at the clock
 )
 
-// run starts the program, records until it has ended, and says what was seen.
-func (t *tracing) run(live bool) error {
+// run starts the program, records until it has ended, and with follow whatever it started, and says what was seen.
+func (t *tracing) run(live, follow bool) error {
 	defer t.close()
 	defer t.rec.live.close()
+	if follow {
+		if err := adopt(); err != nil {
+			return fmt.Errorf("--follow: %w", err)
+		}
+	}
 	restore := t.passSignals()
 	if err := t.cmd.Start(); err != nil {
 		restore()
 		return fmt.Errorf("%s: cannot be started: %w", t.cmd.Args[0], errors.Unwrap(err))
 	}
 	defer restore()
-	ended := make(chan error, 1)
-	go func() { ended <- t.cmd.Wait() }()
+	ended := make(chan struct{})
+	go func() {
+		_ = t.cmd.Wait() // its state says how it ended
+		close(t.over)
+		if follow {
+			t.waitForOthers()
+		}
+		close(ended)
+	}()
 	var failed error // of writing; the program goes on
 	flushed, shown := time.Now(), time.Now()
 	idle := idleLeast
@@ -212,16 +228,18 @@ func (t *tracing) run(live bool) error {
 	over := false
 	for !over {
 		n := t.ring.Drain(batch, false, t.rec.record)
+		wait := time.Duration(0) // a process that goes on may keep this busy
 		if n > 0 {
 			idle = idleLeast
 		} else {
 			idle = min(2*idle, idleMost)
-			timer.Reset(idle)
-			select {
-			case <-ended:
-				over = true
-			case <-timer.C:
-			}
+			wait = idle
+		}
+		timer.Reset(wait)
+		select {
+		case <-ended:
+			over = true
+		case <-timer.C:
 		}
 		if now := time.Now(); now.Sub(flushed) >= flushEvery {
 			flushed = now
@@ -235,8 +253,10 @@ func (t *tracing) run(live bool) error {
 			}
 		}
 	}
+	t.ring.Stop()
 	for t.ring.Drain(batch, true, t.rec.record) > 0 {
 	}
+	t.rec.leave(follow)
 	t.a.status = exitStatus(t.cmd.ProcessState)
 	summary, err := t.rec.end(t.ring, t.a.status)
 	if failed == nil {

@@ -1,8 +1,11 @@
 package main
 
 import (
+	"bytes"
+	"fmt"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -26,9 +29,19 @@ func (t *tracing) passSignals() func() {
 	done := make(chan struct{})
 	signal.Notify(ch, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGALRM)
 	go func() {
+		stopped := false
 		for {
 			select {
 			case s := <-ch:
+				select {
+				case <-t.over: // only others are waited for, which is as long as anybody wants
+					if s != syscall.SIGUSR1 && s != syscall.SIGUSR2 && s != syscall.SIGALRM && !stopped {
+						stopped = true
+						close(t.stop)
+					}
+					continue
+				default:
+				}
 				if (s == syscall.SIGINT || s == syscall.SIGQUIT) && foreground() {
 					continue
 				}
@@ -45,6 +58,40 @@ func (t *tracing) passSignals() func() {
 		close(done)
 		signal.Ignore(syscall.SIGPIPE)
 	}
+}
+
+// adopt makes this process the parent of those that a process below it leaves behind, so that they can be waited for.
+func adopt() error { return unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) }
+
+// waitForOthers returns when no process is left that the program started, or with the first signal.
+func (t *tracing) waitForOthers() {
+	none := make(chan struct{})
+	go func() {
+		for {
+			if _, err := unix.Wait4(-1, nil, 0, nil); err != nil && err != unix.EINTR {
+				close(none) // ECHILD
+				return
+			}
+		}
+	}()
+	select {
+	case <-none:
+	case <-t.stop:
+	}
+}
+
+// running reports whether a process still runs, and is that program.
+func running(pid uint32, program string) bool {
+	exe, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", pid))
+	if err != nil || program == "" || !strings.HasSuffix(exe, program) { // of a long name the end is known
+		return false
+	}
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return false
+	}
+	_, state, _ := strings.Cut(string(stat[bytes.LastIndexByte(stat, ')')+1:]), " ")
+	return !strings.HasPrefix(state, "Z")
 }
 
 // foreground reports whether this process is in the group that its terminal sends signals to.

@@ -3,10 +3,15 @@
 package main
 
 import (
+	"bytes"
 	"fmt"
+	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
 
 	"github.com/cistern-gpu/cistern/analyze"
 	"github.com/cistern-gpu/cistern/trace"
@@ -61,5 +66,53 @@ func TestTraceOtherWays(t *testing.T) {
 	}
 	if !strings.Contains(stderr, "never freed: 1.00 MiB in 1 allocation") {
 		t.Errorf("the table is\n%s", stderr)
+	}
+}
+
+// TestTraceLeft: a process that outlives the program is named, and with --follow recorded until it ends or somebody has had
+// enough.
+func TestTraceLeft(t *testing.T) {
+	x := newTraced(t)
+	left := func(stdout string) int {
+		pid, err := strconv.Atoi(strings.TrimSpace(stdout))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return pid
+	}
+	begin := time.Now()
+	d, stdout, stderr, code := x.run(nil, "--", x.program, "dlsym", "leave", "0")
+	pid := left(stdout)
+	if code != 3 || len(d.Calls) < 2 || !strings.Contains(stderr, fmt.Sprintf("still running, and no longer recorded: %d (traced); --follow", pid)) {
+		t.Errorf("code %d, %d calls\n%s", code, len(d.Calls), stderr)
+	}
+	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+		t.Errorf("process %d: %v", pid, err)
+	}
+	if took := time.Since(begin); took > 20*time.Second {
+		t.Errorf("it took %v to end", took)
+	}
+	d, _, stderr, code = x.run(nil, "--follow", "--", x.program, "dlsym", "leave", "300")
+	if code != 3 || len(d.Calls) != 2+600 || d.End.Status != 3 || strings.Contains(stderr, "still running") {
+		t.Errorf("--follow: code %d, %d calls\n%s", code, len(d.Calls), stderr)
+	}
+	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGINT} {
+		file := filepath.Join(x.dir, "stopped.cistern")
+		cmd := x.command("trace", "--follow", "-o", file, "--", x.program, "dlsym", "leave", "0")
+		var o, e bytes.Buffer
+		cmd.Stdout, cmd.Stderr = &o, &e
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Second)
+		_ = cmd.Process.Signal(sig)
+		_ = cmd.Wait()
+		pid := left(o.String())
+		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+			t.Errorf("%v: process %d: %v", sig, pid, err)
+		}
+		if d := x.read(file); cmd.ProcessState.ExitCode() != 3 || !d.Ended || len(d.Calls) < 100 || !strings.Contains(e.String(), "still running") || strings.Contains(e.String(), "--follow") {
+			t.Errorf("%v: code %d, %d calls\n%s", sig, cmd.ProcessState.ExitCode(), len(d.Calls), &e)
+		}
 	}
 }

@@ -99,9 +99,12 @@ func (r *Ring) Dropped() uint64 { return atomic.LoadUint64(r.word(offDropped)) }
 // Lost is how many records were begun and never finished, because their process was killed or stopped for long.
 func (r *Ring) Lost() uint64 { return r.lost }
 
-// Close ends the ring: whoever still writes to it stops.
+// Stop has whoever still writes to the ring stop; what is in it can be read.
+func (r *Ring) Stop() { atomic.StoreUint64(r.word(offClosed), 1) }
+
+// Close ends the ring.
 func (r *Ring) Close() error {
-	atomic.StoreUint64(r.word(offClosed), 1)
+	r.Stop()
 	err := syscall.Munmap(r.mem)
 	if cerr := r.file.Close(); err == nil {
 		err = cerr

@@ -20,6 +20,9 @@ func (*Ring) Dropped() uint64 { return 0 }
 // Lost is 0.
 func (*Ring) Lost() uint64 { return 0 }
 
+// Stop does nothing.
+func (*Ring) Stop() {}
+
 // Close does nothing.
 func (*Ring) Close() error { return nil }
 

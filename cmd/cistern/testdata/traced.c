@@ -213,6 +213,28 @@ int main(int argc, char **argv) {
 		fflush(stdout);
 		for (;;)
 			churn(1000);
+	} else if (strcmp(what, "leave") == 0) { // a process that goes on, with n pairs of calls or for ever
+		int ready[2];
+		char c;
+		if (pipe(ready) != 0)
+			return 5;
+		pid_t child = fork();
+		if (child == 0) {
+			churn(1);
+			close(1);
+			close(2);
+			if (write(ready[1], "x", 1) != 1)
+				_exit(5);
+			usleep(200000);
+			if (n == 0)
+				for (;;)
+					churn(1000);
+			churn(n);
+			_exit(0);
+		}
+		printf("%d\n", (int)child);
+		fflush(stdout);
+		return read(ready[0], &c, 1) == 1 ? 3 : 5;
 	} else if (strcmp(what, "exit") == 0) {
 		dptr p;
 		cuMemAlloc(&p, 2 * MiB);
