@@ -38,9 +38,11 @@ func failure(a *cistern.Allocator, oom *cistern.OutOfMemoryError, lines []string
 			TookUS: s.Took.Microseconds(), Note: s.Note})
 	}
 	for i := len(t.Events) - 1; i >= 0 && f.Event < 0; i-- {
-		if e := &t.Events[i]; e.Kind == event.OOM && e.Size == oom.Need && e.Stack == oom.Stack && e.Thread == oom.Thread &&
-			e.Tag == uint16(oom.Tag) {
+		e := &t.Events[i]
+		if e.Kind == event.OOM && e.Size == oom.Need && e.Tag == uint16(oom.Tag) && (e.Stack == oom.Stack || e.Stack == 0) &&
+			(e.Thread == oom.Thread || e.Thread == 0) {
 			f.Event, f.TimeUS = i, e.TimeUS
+			e.Stack, e.Thread = oom.Stack, oom.Thread // which may have been found out after it
 		}
 	}
 	return f

@@ -11,6 +11,7 @@ package main
 #cgo noescape shim_fail_oom
 #cgo nocallback shim_fail_oom
 #cgo nocallback front_stop
+#cgo nocallback shim_failed
 */
 import "C"
 
@@ -19,6 +20,7 @@ import (
 	"fmt"
 	"path"
 	"runtime"
+	"runtime/cgo"
 	"strings"
 	"unsafe"
 
@@ -39,11 +41,38 @@ func (f *failure) Error() string { return f.words }
 func fail(err error) C.int {
 	var oom *cistern.OutOfMemoryError
 	if errors.As(err, &oom) {
-		words := strings.Join(reported(oom), "\n")
-		f := oomFigures(oom)
-		return C.shim_fail_oom(&f, (*C.char)(unsafe.Pointer(unsafe.StringData(words))), C.size_t(len(words)))
+		lines := oomLines(oom)
+		report(oom, lines)
+		return failOOM(oom, lines)
 	}
 	return failWords(codeOf(err), err.Error())
+}
+
+// failRequest is fail for what a thread has asked for: what is to be written down of it is, once C has found out from where it
+// was asked for (coreFailed).
+func failRequest(err error) C.int {
+	var oom *cistern.OutOfMemoryError
+	if !errors.As(err, &oom) || !reporting() {
+		return fail(err)
+	}
+	lines := oomLines(oom)
+	code := failOOM(oom, lines)
+	C.shim_failed(C.uintptr_t(cgo.NewHandle(&failedRequest{oom, lines})))
+	return code
+}
+
+func failOOM(oom *cistern.OutOfMemoryError, lines []string) C.int {
+	words, f := strings.Join(lines, "\n"), oomFigures(oom)
+	return C.shim_fail_oom(&f, (*C.char)(unsafe.Pointer(unsafe.StringData(words))), C.size_t(len(words)))
+}
+
+// oomLines are what is said of a request that failed.
+func oomLines(oom *cistern.OutOfMemoryError) []string {
+	names := cistern.Names{Tag: tagText, Library: libraryText}
+	if l := current.Load(); l != nil {
+		names.Stack = l.stackText
+	}
+	return append([]string{oom.Error()}, oom.Findings(names)...)
 }
 
 func failWords(code C.int, words string) C.int {

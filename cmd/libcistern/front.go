@@ -106,7 +106,7 @@ func coreAllocFront(out *C.uintptr_t, size C.size_t, d C.int, h C.uintptr_t, tic
 	}
 	p, t, err := dev.AllocFront(uint64(size), st)
 	if err != nil {
-		return fail(err)
+		return failRequest(err)
 	}
 	*out = C.uintptr_t(p)
 	*ticket = frontTicket(dev, t)

@@ -125,7 +125,7 @@ func coreAlloc(out *C.uintptr_t, size C.size_t, d C.int, h C.uintptr_t, with *C.
 	}
 	p, err := l.alloc(dev, uint64(size), cuda.Stream(h), cistern.PoolID{uint64(with.pool[0]), uint64(with.pool[1])}, o)
 	if err != nil {
-		return fail(err)
+		return failRequest(err)
 	}
 	if p == 0 && cached && size > 0 {
 		return C.CISTERN_OUT_OF_MEMORY // words would take longer than all the rest

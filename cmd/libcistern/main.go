@@ -151,7 +151,7 @@ func start(conf, from string) (*library, error) {
 		sharing:  sync.OnceValue(func() *share.Process { return share.New(a, shareGuard{}) }),
 		reporter: reporter(a)}
 	l.everywhere.version.Store(1)
-	if err := l.reporter.To(opts.Report, opts.ReportChild); err != nil {
+	if err := l.reportTo(opts.Report, opts.ReportChild); err != nil {
 		return nil, err
 	}
 	if opts.History > 0 {

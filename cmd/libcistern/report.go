@@ -13,12 +13,14 @@ package main
 #cgo nocallback launch_start
 #cgo nocallback launch_environment
 #cgo nocallback launch_folder
+#cgo nocallback stack_prepare
 */
 import "C"
 
 import (
 	"os"
 	"path/filepath"
+	"runtime/cgo"
 	"syscall"
 	"unsafe"
 
@@ -111,22 +113,50 @@ func cStrings(list []string) (**C.char, func()) {
 	}
 }
 
-// reported completes what is said of a request that failed, and has its file written where that is wanted.
-func reported(oom *cistern.OutOfMemoryError) []string {
+// reporting reports whether files are written of requests that fail.
+func reporting() bool {
 	l := current.Load()
-	if l == nil { // after a bug, which every later call tells of
-		return []string{oom.Error()}
+	return l != nil && l.reporter.On()
+}
+
+// report has the file of a request that failed written where that is wanted.
+func report(oom *cistern.OutOfMemoryError, lines []string) {
+	l := current.Load()
+	if l == nil || !l.reporter.On() {
+		return
 	}
-	words := cistern.Names{Tag: tagText, Library: libraryText, Stack: l.stackText}
-	lines := append([]string{oom.Error()}, oom.Findings(words)...)
-	if l.reporter.On() {
-		if oom.Thread == 0 {
-			oom.Thread = uint32(C.stack_thread())
-		}
-		l.reporter.OutOfMemory(oom, lines)
-		tidy()
+	if oom.Thread == 0 {
+		oom.Thread = uint32(C.stack_thread())
 	}
-	return lines
+	l.reporter.OutOfMemory(oom, lines)
+	tidy()
+}
+
+// failedRequest is one that is to be written down.
+type failedRequest struct {
+	oom   *cistern.OutOfMemoryError
+	lines []string
+}
+
+//export coreFailed
+func coreFailed(which C.uintptr_t, by *C.stack_origin) {
+	var code C.int
+	defer caught(&code)
+	h := cgo.Handle(which)
+	f := h.Value().(*failedRequest)
+	h.Delete()
+	if l := current.Load(); l != nil && f.oom.Stack == 0 {
+		f.oom.Stack = l.stackOf(by)
+	}
+	report(f.oom, f.lines)
+}
+
+// reportTo has files written to a folder from now on.
+func (l *library) reportTo(dir string, child bool) error {
+	if dir != "" {
+		C.stack_prepare()
+	}
+	return l.reporter.To(dir, child)
 }
 
 //export coreReport
@@ -140,7 +170,7 @@ func coreReport(dir *C.char, child C.int) (code C.int) {
 	if dir != nil && text == "" {
 		return fail(&failure{C.CISTERN_INVALID, "dir is empty: expected the name of a folder, or NULL"})
 	}
-	if err := l.reporter.To(text, text != "" && child != 0); err != nil {
+	if err := l.reportTo(text, text != "" && child != 0); err != nil {
 		return fail(err)
 	}
 	return C.CISTERN_OK

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -92,6 +93,66 @@ func TestReportFile(t *testing.T) {
 	}
 }
 
+// TestReportWithoutStacks: the request that failed has its stack all the same, of C, or of Python and C.
+func TestReportWithoutStacks(t *testing.T) {
+	t.Parallel()
+	python := need(t, "python3")
+	const script = `
+import ctypes, sys
+lib = ctypes.CDLL(sys.argv[1])
+lib.cistern_malloc.restype = ctypes.c_void_p
+def train(size): return lib.cistern_malloc(ctypes.c_ssize_t(size), 0, None)
+assert not train(900 << 20)
+lib.cistern_tag_push(b"tagged")
+assert not train(900 << 20)
+`
+	for name, c := range map[string]struct {
+		args []string
+		conf string
+		want []string // frames, in this order
+	}{
+		"C":                       {[]string{program(t, "oom.c", libraryPath(t)), "FOLDER", "settings"}, "", []string{"fails", "main"}},
+		"C with history":          {[]string{program(t, "oom.c", libraryPath(t)), "FOLDER", "settings"}, ",history:100", []string{"fails", "main"}},
+		"Python":                  {[]string{python, "-c", script, libraryPath(t)}, ",limit:500MiB", []string{"train", "<module>"}},
+		"Python with some stacks": {[]string{python, "-c", script, libraryPath(t)}, ",limit:500MiB,stacks:python,stack_sample:4GiB,history:100", []string{"train", "<module>"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			args := slices.Clone(c.args)
+			for i := range args {
+				if args[i] == "FOLDER" {
+					args[i] = dir
+				}
+			}
+			r := run(t, "driver:sim:2GiB,report:"+dir+c.conf, nil, args...)
+			list := oomFiles(t, dir)
+			if r.err != nil || len(list) == 0 {
+				t.Fatalf("%v, files %v\n%s%s", r.err, list, r.out, r.report)
+			}
+			for _, file := range list {
+				read, err := trace.ReadFile(file)
+				if err != nil {
+					t.Fatal(err)
+				}
+				tr := read.Traces[0]
+				f := tr.Failures[0]
+				at, all := 0, functions(tr, f.Stack)
+				for _, fn := range all {
+					if at < len(c.want) && fn == c.want[at] {
+						at++
+					}
+				}
+				if at != len(c.want) {
+					t.Errorf("it was asked for from %v, want %v", all, c.want)
+				}
+				if strings.Contains(c.conf, "history") && (f.Event < 0 || tr.Events[f.Event].Stack != f.Stack || tr.Events[f.Event].Thread != f.Thread) {
+					t.Errorf("event %d", f.Event)
+				}
+			}
+		})
+	}
+}
+
 // TestReports: where files are written, and where not.
 func TestReports(t *testing.T) {
 	t.Parallel()
@@ -100,8 +161,12 @@ func TestReports(t *testing.T) {
 		t.Run(what, func(t *testing.T) {
 			t.Parallel()
 			dir := t.TempDir()
-			passes(t, "driver:sim:2GiB,stacks:native", nil, p, dir, what)
-			for _, file := range oomFiles(t, dir) {
+			passes(t, "driver:sim:2GiB", nil, p, dir, what)
+			list := oomFiles(t, dir)
+			if what == "threads" && len(list) != 5 {
+				t.Errorf("files %v", list)
+			}
+			for _, file := range list {
 				if f, err := trace.ReadFile(file); err != nil || len(f.Traces[0].Failures) != 1 || f.Traces[0].Failures[0].Event != -1 {
 					t.Errorf("%s: %v", file, err)
 				}

@@ -63,6 +63,18 @@ PUBLIC int cistern_last_oom(cistern_oom *out) {
 
 /* Memory. */
 
+/* failed has a request that has just failed written down, with the stack from which it came. */
+static __attribute__((cold, noinline)) void failed(void) {
+  shim_thread *t = shim_self;
+  if (t == NULL || t->failed == 0)
+    return;
+  uintptr_t which = t->failed;
+  t->failed = 0;
+  stack_origin by;
+  stack_take_failed(&by);
+  coreFailed(which, &by);
+}
+
 /* alloc is for what the default pool is asked for without a tag: most of all there is. */
 static inline int alloc(void **out, size_t size, int device, void *stream) {
   int known;
@@ -79,6 +91,8 @@ static inline int alloc(void **out, size_t size, int device, void *stream) {
     if (!known)
       front_know_stream(device, stream, ticket);
   }
+  if (__builtin_expect(code != CISTERN_OK, 0))
+    failed();
   return code;
 }
 
@@ -99,7 +113,10 @@ static int request_watched(void **out, size_t size, int device, void *stream, ci
     stack_take(&by, watch, size);
   if (by.n == 0 && !(watch & WATCH_EVENTS) && plain(o, tag))
     return alloc(out, size, device, stream);
-  return coreAlloc((uintptr_t *)out, size, device, (uintptr_t)stream, o, tag, watch != 0 ? &by : NULL);
+  int code = coreAlloc((uintptr_t *)out, size, device, (uintptr_t)stream, o, tag, watch != 0 ? &by : NULL);
+  if (code != CISTERN_OK)
+    failed();
+  return code;
 }
 
 /* usual reports whether nobody wants to know more of the calling thread's requests than they say. */
@@ -111,7 +128,10 @@ static int request(void **out, size_t size, int device, void *stream, cistern_al
     return request_watched(out, size, device, stream, o, tag);
   if (plain(o, tag))
     return alloc(out, size, device, stream);
-  return coreAlloc((uintptr_t *)out, size, device, (uintptr_t)stream, o, tag, NULL);
+  int code = coreAlloc((uintptr_t *)out, size, device, (uintptr_t)stream, o, tag, NULL);
+  if (code != CISTERN_OK)
+    failed();
+  return code;
 }
 
 /* freeing is the calling thread's number where somebody wants to know who gives memory back. */

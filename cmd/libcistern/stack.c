@@ -173,20 +173,43 @@ static int take_python(uint64_t *frames) {
 
 /* ---- both ---- */
 
-void stack_take(stack_origin *to, uint32_t watch, uint64_t size) {
-  to->thread = stack_thread();
-  to->n = 0;
-  if ((watch & (WATCH_NATIVE | WATCH_PYTHON)) == 0 || size == 0 || !sampled(size))
-    return;
+/* take takes the stack of the calling thread. */
+static void take(stack_origin *to, uint32_t kinds) {
   uint64_t inner[STACK_PYTHON_MOST];
-  int n = watch & WATCH_PYTHON ? take_python(inner) : 0;
-  if (watch & WATCH_NATIVE) {
+  int n = kinds & WATCH_PYTHON ? take_python(inner) : 0;
+  if (kinds & WATCH_NATIVE) {
     struct walk w = {to->frames, 0, 0, n > 0};
     unwind(visit, &w);
     to->n = (uint32_t)w.n;
   }
   memcpy(to->frames + to->n, inner, (size_t)n * sizeof *inner);
   to->n += (uint32_t)n;
+}
+
+void stack_take(stack_origin *to, uint32_t watch, uint64_t size) {
+  to->thread = stack_thread();
+  to->n = 0;
+  if ((watch & (WATCH_NATIVE | WATCH_PYTHON)) != 0 && size != 0 && sampled(size))
+    take(to, watch);
+}
+
+static uint32_t prepared; /* kinds */
+
+void stack_take_failed(stack_origin *to) {
+  uint32_t kinds = stack_watched() & (WATCH_NATIVE | WATCH_PYTHON);
+  to->thread = stack_thread();
+  to->n = 0;
+  take(to, kinds != 0 ? kinds : __atomic_load_n(&prepared, __ATOMIC_ACQUIRE));
+}
+
+void stack_prepare(void) {
+  pthread_mutex_lock(&setting);
+  uint32_t kinds = find_unwinder() == NULL ? WATCH_NATIVE : 0;
+  int found = find_python();
+  if ((found == PYSTACK_FOUND || found == PYSTACK_ABSENT || found == PYSTACK_EARLY) && places_open() == 0)
+    kinds |= WATCH_PYTHON;
+  __atomic_store_n(&prepared, kinds, __ATOMIC_RELEASE);
+  pthread_mutex_unlock(&setting);
 }
 
 void stack_watch_set(uint32_t bit, int on) {

@@ -37,6 +37,12 @@ uint32_t stack_thread(void) __attribute__((visibility("hidden")));
  * taken. */
 void stack_take(stack_origin *to, uint32_t watch, uint64_t size) __attribute__((visibility("hidden")));
 
+/* stack_take_failed is stack_take for a request that has failed, of which everybody wants to know: also where stacks are not
+ * taken, of the kinds that can be had. */
+void stack_take_failed(stack_origin *to) __attribute__((visibility("hidden")));
+/* stack_prepare makes that possible. */
+void stack_prepare(void) __attribute__((visibility("hidden")));
+
 /* For Go. stack_set has the stacks of these kinds taken from now on; what is wrong comes as text, and nothing has changed.
  * stack_watch_set is for the other bits. */
 const char *stack_set(uint32_t kinds, uint64_t sample) __attribute__((visibility("hidden")));

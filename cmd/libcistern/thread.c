@@ -86,6 +86,11 @@ int shim_fail_oom(const cistern_oom *oom, const char *words, size_t n) {
   return CISTERN_OUT_OF_MEMORY;
 }
 
+void shim_failed(uintptr_t which) {
+  if (shim_self != NULL) /* there is one: the failure's words are in it */
+    shim_self->failed = which;
+}
+
 /* A function that allocates although it must not, and finds no memory, is not called for that: it would go on for ever. */
 int shim_call_oom(uintptr_t fn, uintptr_t ctx, int device, uint64_t missing) {
   shim_thread *t = shim_thread_get();
