@@ -47,7 +47,7 @@ def child(times):
         raise SystemExit("this process is not traced")
     for name, argv in programs().items():
         walls, said = {"plain": [], "traced": []}, {"plain": set(), "traced": set()}
-        n = times if name not in ("python -m json.tool",) else max(10, times // 5)
+        n = times if name != "python -m json.tool" else max(3, times // 2)
         for i in range(n + 2):
             for kind, env in (("plain", plain), ("traced", traced)) if i % 2 else (("traced", traced), ("plain", plain)):
                 wall, what = run(argv, env)

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import textwrap
+import time
 
 from .support import COMMAND, ERROR, Case, loads
 from .test_api import BEGIN, ROOT
@@ -156,6 +157,29 @@ class Attribution(Case):
                 self.assertIn("cistern report", done.stderr)
                 self.assertIn(files[0], done.stderr)
         self.assertIn("512", self.command("report", self.path(folder, files[0])))
+
+    def test_report_child(self):
+        self.program("""
+            import time
+            cistern.report("oom", child=True)
+            held = malloc(900 << 20)
+            assert not _library.load().cistern_malloc(512 << 20, 0, None)
+            os.chdir("/")
+            """, CISTERN_CONF="driver:sim:1GiB,history:1000,stacks:python", CISTERN_COMMAND=COMMAND)
+        end = time.monotonic() + 60
+        while time.monotonic() < end:
+            there = os.listdir(self.path("oom"))
+            if len(there) == 3 and not any(n.startswith(".") for n in there):
+                break
+            time.sleep(0.1)
+        name = next(n for n in there if n.endswith(".cistern"))
+        self.assertEqual(sorted(there), [name, name + ".html", name + ".txt"])
+        text = ""
+        while "what would have met it" not in text and time.monotonic() < end:
+            time.sleep(0.1)
+            text = self.read(os.path.join("oom", name + ".txt"))
+        self.assertIn("512.00 MiB could not be had", text)
+        self.assertIn("<module>", text)
 
     def test_what_makes_no_sense(self):
         self.write("file", "")
