@@ -128,7 +128,8 @@ func TestPageInBrowser(t *testing.T) {
 			"before": d.A.Live, "after": d.B.Live, "hover_us": small.Duration() / 2,
 			"by": map[string]any{"by_stack": changedRows(d.Stack), "by_exact_size": changedRows(d.Exact), "by_pool": changedRows(d.Pool)},
 		},
-		"labels": map[string]any{"page": filepath.Join(dir, "labels.html"), "live": atPeak.Live, "by": labelSums, "moment": smallMoment(labels, 30)},
+		"labels": map[string]any{"page": filepath.Join(dir, "labels.html"), "live": atPeak.Live, "by": labelSums, "moment": smallMoment(labels, 30),
+			"first": []string{"3.00 MiB", "weights", "cupy", analyze.NoThread, "before the first event"}},
 		"driver": map[string]any{"page": filepath.Join(dir, "driver.html"), "calls": []any{[]any{"cuMemAlloc", 50_000},
 			[]any{"cuMemAddressReserve", 2000}, []any{"cuMemAlloc (failed)", 1000}, []any{"cuMemFree", 700_000}}},
 		"large": map[string]any{

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"maps"
 	"math"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -102,6 +103,11 @@ func FuzzPickle(f *testing.F) {
 func FuzzRead(f *testing.F) {
 	file, _ := written(f, synthetic())
 	f.Add(file)
+	old, err := os.ReadFile("testdata/unlabelled.cistern")
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(old)
 	f.Add([]byte(rmmLog))
 	f.Add([]byte("\x80\x02}."))
 	f.Add([]byte("{\"a\":1}"))

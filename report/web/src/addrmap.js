@@ -13,16 +13,19 @@ const hues = 8; // --c0 to --c7 of the style sheet
 
 /**
  * @param host element to fill
- * @param view {stackName(i), streamName(i), poolName(i), topStacks: [i...]}
+ * @param view {stackName(i), streamName(i), poolName(i), topStacks: [i...], groups: what else blocks may be told apart by, if anything,
+ *     [{key, name, label(number), numbers: of each block, top: [numbers of those that hold most]}]}
  * @return {show(segments)}, of Lives.mapAt
  */
 export function addressMap(host, view) {
+  const groups = view.groups || [];
   const canvas = h('canvas', {class: 'map', role: 'img',
     'aria-label': 'Address map: live blocks and free ranges of every segment'});
   const tip = h('div', {class: 'tip', hidden: true});
   const by = h('select', {'aria-label': 'Colour', onchange: draw},
     h('option', {value: 'stack'}, 'colour by stack'), h('option', {value: 'stream'}, 'colour by stream'),
-    h('option', {value: 'size'}, 'colour by size'), h('option', {value: 'pool'}, 'colour by pool'));
+    h('option', {value: 'size'}, 'colour by size'), h('option', {value: 'pool'}, 'colour by pool'),
+    groups.map((g) => h('option', {value: g.key}, `colour by ${g.name}`)));
   const legend = h('div', {class: 'legend'});
   host.append(h('div', {class: 'bar'}, legend, h('div', {class: 'tools'}, by)), canvas, tip);
   if (!view.topStacks.some((s) => s !== 0)) by.value = 'size'; // no stacks were recorded
@@ -34,6 +37,9 @@ export function addressMap(host, view) {
   let width = 0;
 
   const rank = new Map(view.topStacks.map((s, i) => [s, i]));
+  const ranks = new Map(groups.map((g) => [g.key, new Map(g.top.map((n, i) => [n, i]))]));
+  const group = () => groups.find((g) => g.key === by.value);
+  const last = (k) => (k === undefined || k >= hues - 1 ? hues - 1 : k); // which all that hold little share
   const sizeSteps = [64 << 10, 1 << 20, 10 << 20, 64 << 20, 256 << 20, 1 << 30];
   function hueOf(seg, b, i) {
     switch (by.value) {
@@ -43,10 +49,8 @@ export function addressMap(host, view) {
         const k = sizeSteps.findIndex((s) => b.size[i] <= s);
         return k < 0 ? sizeSteps.length : k;
       }
-      default: {
-        const k = rank.get(b.stack[i]);
-        return k === undefined || k >= hues - 1 ? hues - 1 : k;
-      }
+      case 'stack': return last(rank.get(b.stack[i]));
+      default: return last(ranks.get(by.value).get(group().numbers[b.index[i]]));
     }
   }
 
@@ -113,8 +117,8 @@ export function addressMap(host, view) {
       case 'pool': return `pool ${view.poolName(seg.pool)}`;
       case 'size':
         return hue < sizeSteps.length ? `up to ${bytes(sizeSteps[hue]).replace('.00', '')}` : 'over 1 GiB';
-      default:
-        return hue === hues - 1 ? 'all other stacks' : (view.stackName(b.stack[i])[0] || noStack);
+      case 'stack': return hue === hues - 1 ? 'all other stacks' : (view.stackName(b.stack[i])[0] || noStack);
+      default: return hue === hues - 1 ? 'all others' : group().label(group().numbers[b.index[i]]);
     }
   }
 
@@ -141,6 +145,7 @@ export function addressMap(host, view) {
       i >= 0 ? h('b', {}, 'block ', hex(b.addr[i])) : h('b', {}, 'free'),
       h('table', {},
         i >= 0 ? [h('tr', {'data-bytes': b.request[i]}, h('td', {}, 'requested'), h('td', {class: 'n'}, bytes(b.request[i]))), line('stream', view.streamName(b.stream[i])),
+          ...groups.map((g) => line(g.name, g.label(g.numbers[b.index[i]]))),
           line('since', b.since[i] < 0 ? 'before the first event' : `event ${count(b.since[i])}`),
           b.pending[i] ? line('state', 'given back, still used by a stream') : null] : null,
         line(kind, `${hex(seg.addr)}, ${bytes(seg.size)}`),
@@ -149,10 +154,10 @@ export function addressMap(host, view) {
     placeTip(tip, e.clientX, e.clientY);
   });
 
-  let last = host.clientWidth;
+  let drawn = host.clientWidth;
   new ResizeObserver(() => {
-    if (host.clientWidth === last || host.clientWidth === 0) return;
-    last = host.clientWidth;
+    if (host.clientWidth === drawn || host.clientWidth === 0) return;
+    drawn = host.clientWidth;
     draw();
   }).observe(host);
   onScheme(draw);

@@ -140,7 +140,8 @@ export class Lives {
     for (const s of all) {
       const n = s.of.length;
       const blocks = {n, addr: new Float64Array(n), size: new Float64Array(n), request: new Float64Array(n),
-        stack: new Uint32Array(n), stream: new Uint32Array(n), since: new Int32Array(n), pending: new Uint8Array(n)};
+        stack: new Uint32Array(n), stream: new Uint32Array(n), since: new Int32Array(n), pending: new Uint8Array(n),
+        index: new Uint32Array(n)};
       s.of.forEach((i, k) => {
         blocks.addr[k] = b.addr[i];
         blocks.size[k] = rounded(b.size[i]);
@@ -148,6 +149,7 @@ export class Lives {
         blocks.stack[k] = b.stack[i];
         blocks.stream[k] = b.stream[i];
         blocks.since[k] = b.from[i];
+        blocks.index[k] = i; // what keys tells of it
         blocks.pending[k] = b.freed[i] <= event ? 1 : 0;
       });
       s.blocks = blocks;

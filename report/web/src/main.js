@@ -70,7 +70,7 @@ async function show(index) {
       poolName: (i) => t.pool_names[i] || '0,0'});
   }
   if (chart) moments(t, body, charts, chart, on, timeline, lives);
-  body.append(section('holders', 'Who held it at the peak', '', labelTables(t), sizesAndStreams(t),
+  body.append(section('holders', 'Who held it at the peak', '', h('div', {class: 'two'}, labelTables(t), sizesAndStreams(t)),
     h('h3', {}, 'By stack'), holders(t)),
   section('facts', 'Settings and notes', '', facts(t)));
   document.documentElement.dataset.ready = String(Math.round(performance.now()));
@@ -134,7 +134,9 @@ function moments(t, body, charts, chart, on, timeline, lives) {
   const grouped = grouping(groups, () => draw());
   const graph = flame(picture, 'Flame graph of live bytes by stack', null, grouped.tool);
   const draw = () => graph.show(grouped.tree(lives, null, shown.event, t.frames));
-  const addresses = addressMap(map, {stackName, streamName, poolName, topStacks: t.top_stacks});
+  const addresses = addressMap(map, {stackName, streamName, poolName, topStacks: t.top_stacks,
+    groups: groups.map((g) => ({...g, numbers: lives.keys(g.key), top: [...lives.sums(peak, g.key)]
+      .sort((a, b) => b[1].bytes - a[1].bytes).map(([n]) => n)}))});
   const moment = momentPicker(picker, timeline, lives, peak, (event, segments) => {
     shown.event = event;
     addresses.show(segments);

@@ -132,7 +132,7 @@ export function labelTables(t) {
         h('div', {class: 'meter', css: {'--w': `${(100 * x.bytes) / most}%`, '--key': 'var(--live)'}})))))),
     list.length > mostLabels ? h('p', {class: 'muted'}, `${count(list.length - mostLabels)} more that held less`) : null);
   };
-  return lists.length ? h('div', {class: 'two'}, lists.map(table)) : null;
+  return lists.map(table);
 }
 
 const mostLabels = 30;
@@ -151,8 +151,7 @@ export function sizesAndStreams(t) {
     t.inspection.streams.map((x) => h('tr', {}, h('td', {}, t.stream_names[t.inspection.streams.indexOf(x)]),
       h('td', {class: 'n'}, count(x.allocs)),
       h('td', {class: 'n'}, bytes(x.live_peak_bytes), meter(x.live_peak_bytes, mostStream))))));
-  return h('div', {class: 'two'}, h('div', {}, h('h3', {}, 'By size'), sizes),
-    h('div', {}, h('h3', {}, 'By stream'), streams));
+  return [h('div', {}, h('h3', {}, 'By size'), sizes), h('div', {}, h('h3', {}, 'By stream'), streams)];
 }
 
 /** What the record says of itself. */

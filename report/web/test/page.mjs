@@ -331,6 +331,17 @@ async function labels() {
     const kinds = await page.locator('#growth-flame g.frame').evaluateAll((x) => x.map((e) => e.getAttribute('name')));
     check(kinds.some((name) => want.some(([w]) => w === name)), `growth's flame graph has ${JSON.stringify(kinds)}`);
   }
+  at('addresses by label');
+  for (const [by, want] of Object.entries(t.by)) {
+    await page.locator('#map select').selectOption(by);
+    const legend = await page.locator('#map .legend .clip').allInnerTexts();
+    for (const [name] of want) check(legend.includes(name), `by ${by} the legend has no ${name}: ${JSON.stringify(legend)}`);
+  }
+  const map = await page.locator('#map canvas').boundingBox();
+  await page.mouse.move(map.x + 2, map.y + 5);
+  const block = await page.locator('#map .tip').innerText();
+  check(t.first.every((x) => block.includes(x)), `the first block is said to be ${JSON.stringify(block)}, want ${JSON.stringify(t.first)}`);
+
   at('labels');
   await page.locator('#flame select[aria-label="Frames"]').selectOption('');
   check(!(await page.locator('#flame g.frame').evaluateAll((x) => x.map((e) => e.getAttribute('name')))).includes('weights'), 'stacks alone have a frame for a tag');
