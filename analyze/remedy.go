@@ -62,8 +62,8 @@ type Remedy struct {
 	Command     string            `json:"command"`
 	Capacity    uint64            `json:"capacity_bytes"` // of the replay
 	Survives    bool              `json:"survives"`
-	Peak        uint64            `json:"peak_reserved_bytes"`
-	Headroom    uint64            `json:"headroom_bytes"` // capacity less the peak
+	Peak        uint64            `json:"peak_reserved_bytes"` // the highest of all its replays; times are of the first
+	Headroom    uint64            `json:"headroom_bytes"`      // capacity less the peak
 	// Floor is the least capacity found with which it survives; 0: not searched.
 	Floor      uint64   `json:"floor_bytes"`
 	DriverUS   float64  `json:"driver_time_us"`
@@ -189,9 +189,11 @@ type candidate struct {
 	spec replay.Spec
 }
 
-// survives: everything that the run got it gets here too, and the request that failed.
+// survives: everything that the run got it gets here too, and the request that failed, within the capacity: expandable
+// segments of PyTorch's with large pages are seen to exceed a limit of the process by part of one, which no device allows.
 func (s *searching) survives(r *replay.Result) bool {
-	return r.Completed && !slices.Contains(r.FailedOOMs, s.x.Event)
+	within := r.Capacity == 0 || r.PeakReserved <= r.Capacity || strings.Contains(r.Conf, "spill:")
+	return r.Completed && within && !slices.Contains(r.FailedOOMs, s.x.Event)
 }
 
 // key is what candidates that are the same replay have in common.
@@ -282,7 +284,6 @@ func (s *searching) others() error {
 			}
 			m.Again++
 			m.Peak = max(m.Peak, r.PeakReserved)
-			m.DriverUS, m.WaitUS, m.Retries = max(m.DriverUS, r.DriverTimeUS), max(m.WaitUS, r.SyncWaitUS), max(m.Retries, r.Retries)
 		}
 		if m.Headroom = m.Capacity - min(m.Peak, m.Capacity); !m.Survives {
 			s.out.Tried = append(s.out.Tried, m)

@@ -189,6 +189,9 @@ func (s *searching) set(kind, item string, leave ...string) candidate {
 	c := candidate{spec: cisternSpec(replayed(full))}
 	c.Kind, c.Environment = kind, map[string]string{cisternVariable: full}
 	c.Title = cisternVariable + "=" + full
+	if full == "" {
+		c.Title = cisternVariable + " not set"
+	}
 	if len(leave) > 0 {
 		c.Title += fmt.Sprintf(" (without %s)", strings.Join(leave, " and "))
 	}

@@ -51,7 +51,13 @@ func WriteFailures(w io.Writer, r *analyze.TraceFailures, s Style) {
 		}
 		f.all()
 	}
-	writeNotes(w, r.Notes, s)
+	f := failureText{w: w, s: s}
+	if len(r.Notes) > 0 {
+		fmt.Fprintln(w)
+	}
+	for _, n := range r.Notes {
+		f.wrap("      ", "note: "+clean(n))
+	}
 	fmt.Fprintln(w)
 }
 

@@ -89,6 +89,7 @@ func TestFailureText(t *testing.T) {
 		Tried:    []analyze.Remedy{{Title: "CISTERN_CONF=chunk:2MiB"}, {Title: "PYTORCH_ALLOC_CONF=max_split_size_mb:128", Luck: true}},
 		NotTried: []string{"4 replays and what would have followed from them: the time for them (--budget 1s) was used up"},
 		Floors:   []analyze.Floor{{Who: "the run's own settings", Capacity: 90 * mib}}, LargestRequest: 12 * mib, Replays: 17, TookS: 0.25}
+	full.Notes = append(full.Notes, "a note that is longer than a line is wide goes on in the next one, indented, and nobody has to scroll for it")
 	nothing := failuresOf(t, failedTrace())
 	y := nothing.Failures[0]
 	y.Search = analyze.Search{Searched: true, Own: x.Own, Replays: 9, TookS: 61, Caveat: "nothing is certain", Floors: []analyze.Floor{{Who: "Cistern", Capacity: 75 * mib}}}
