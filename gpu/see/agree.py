@@ -248,6 +248,7 @@ def main():
     p.add_argument("--steps", type=int, help="other than the table's")
     p.add_argument("--name", default="see-agree")
     p.add_argument("--timeout", type=float, default=120, help="seconds for the work of one process")
+    p.add_argument("--budget", type=float, default=480, help="seconds after which nothing is begun")
     p.add_argument("--child", nargs=4, help=argparse.SUPPRESS)
     args = p.parse_args()
     if args.child:
@@ -268,9 +269,13 @@ def main():
     if others():
         print("other processes use this GPU, which makes free memory say little: " + others())
     folder = seen.folder(args.name)
-    ahead = []
+    ahead, end = [], time.monotonic() + args.budget
     try:
         for n, (script, name, mode) in enumerate(todo):
+            if time.monotonic() > end:
+                for _, name, mode in todo[n:]:
+                    c.add("%s, %s" % (name, mode), "not begun, no time was left", "measured", False)
+                break
             # Two import while one works.
             while len(ahead) < min(3, len(todo) - n):
                 s, a, m = todo[n + len(ahead)]
