@@ -5,6 +5,8 @@ package main
 import (
 	"bytes"
 	"fmt"
+	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -21,7 +23,19 @@ import (
 func TestTraceOtherWays(t *testing.T) {
 	x := newTraced(t)
 	program := x.compile("graphs", "testdata/graphs.c", "-ldl")
-	d, _, stderr, code := x.run(nil, "--", program)
+	for _, how := range []string{"1", "0", "2"} { // by dlsym, and through cuGetProcAddress: plain, and with a default stream for each thread
+		for _, inner := range []string{"0", "1"} {
+			x.otherWays(program, how, inner)
+		}
+	}
+}
+
+func (x *traced) otherWays(program, how, inner string) {
+	t := x.t
+	d, _, stderr, code := x.run([]string{"STANDIN_INNER=" + inner}, "--", program, how)
+	if len(d.End.Unknown) > 0 {
+		t.Errorf("not seen: %v", d.End.Unknown)
+	}
 	if code != 0 {
 		t.Fatalf("code %d\n%s", code, stderr)
 	}
@@ -113,6 +127,61 @@ func TestTraceLeft(t *testing.T) {
 		}
 		if d := x.read(file); cmd.ProcessState.ExitCode() != 3 || !d.Ended || len(d.Calls) < 100 || !strings.Contains(e.String(), "still running") || strings.Contains(e.String(), "--follow") {
 			t.Errorf("%v: code %d, %d calls\n%s", sig, cmd.ProcessState.ExitCode(), len(d.Calls), &e)
+		}
+	}
+}
+
+// TestTraceLanguages: programs in Rust and in Go that call the driver, linked to it or looking it up, end as they do
+// without being traced, and every call is seen.
+func TestTraceLanguages(t *testing.T) {
+	x := newTraced(t)
+	folder := filepath.Dir(x.standin)
+	programs := map[string]string{}
+	build := func(name string, env []string, args ...string) {
+		out := filepath.Join(x.dir, name)
+		if _, err := exec.LookPath(args[0]); err != nil {
+			t.Logf("not tried: %s: %v", name, err)
+			return
+		}
+		cmd := exec.Command(args[0], append(args[1:], "-o", out)...)
+		if args[0] == "go" { // which wants its flags first
+			cmd = exec.Command("go", "build", "-o", out, args[2])
+		}
+		cmd.Env = append(os.Environ(), env...)
+		if text, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("%s: %v\n%s", name, err, text)
+		}
+		programs[name] = out
+	}
+	link := x.standin + " -Wl,-rpath," + folder
+	build("rust, linked", nil, "rustc", "--edition=2024", "-O", "testdata/traced.rs", "-C", "link-args="+link)
+	build("rust, looked up", nil, "rustc", "--edition=2024", "--cfg", "looked_up", "testdata/traced.rs")
+	build("go, linked", []string{"CGO_ENABLED=1", "CGO_LDFLAGS=" + link, "CGO_LDFLAGS_ALLOW=.*"}, "go", "build", "./testdata/traced_go")
+	build("go, looked up", []string{"CGO_ENABLED=1", "CGO_CFLAGS=-DLOOKED_UP"}, "go", "build", "./testdata/traced_go")
+	if len(programs) < 2 {
+		t.Skip("there is neither Rust nor Go")
+	}
+	for name, program := range programs {
+		plain := exec.Command(program)
+		plain.Env = []string{"STANDIN=" + x.standin}
+		want, _ := plain.Output()
+		for _, stacks := range []string{"off", "native+python"} {
+			d, stdout, stderr, code := x.run(nil, "--stacks="+stacks, "--", program)
+			if code != 5 || plain.ProcessState.ExitCode() != 5 || stdout != string(want) {
+				t.Fatalf("%s: code %d, %q; want %d, %q\n%s", name, code, stdout, plain.ProcessState.ExitCode(), want, stderr)
+			}
+			count, threads := map[trace.CallKind]int{}, map[uint32]bool{}
+			for i := range d.Calls {
+				count[d.Calls[i].Kind]++
+				threads[d.Calls[i].Thread] = true
+				if frames := d.StackFrames(d.Calls[i].Stack); len(frames) == 0 {
+					t.Errorf("%s: call %d has no caller", name, i)
+				}
+			}
+			s := analyze.SummarizeDriver(d)
+			if len(d.Calls) != 12 || count[trace.MemAlloc] != 8 || count[trace.MemFree] != 4 || len(threads) != 4 || s.KeptBytes != 4<<20 || d.End.Dropped+d.End.Lost != 0 {
+				t.Errorf("%s: calls %v of %d threads, %d bytes kept, %+v", name, count, len(threads), s.KeptBytes, d.End)
+			}
 		}
 	}
 }

@@ -71,6 +71,15 @@ CUresult cuDevicePrimaryCtxRetain(struct context **context, int device);
 CUresult cuCtxPushCurrent_v2(struct context *context);
 CUresult cuMemCreate(uint64_t *handle, size_t size, const struct prop *prop, unsigned long long flags);
 CUresult cuMemRelease(uint64_t handle);
+struct alloc_node;
+struct any_node;
+struct array_map;
+CUresult cuGraphAddMemAllocNode(void **node, struct graph *graph, void *const *after, size_t n, struct alloc_node *a);
+CUresult cuGraphAddNode_v2(void **node, struct graph *graph, void *const *after, const void *edges, size_t n, struct any_node *a);
+CUresult cuGraphUpload(struct graph *exec, struct stream *s);
+CUresult cuGraphLaunch(struct graph *exec, struct stream *s);
+CUresult cuDeviceGraphMemTrim(int device);
+CUresult cuMemMapArrayAsync(struct array_map *list, unsigned n, struct stream *s);
 CUresult cuGetProcAddress_v2(const char *name, void **fn, int version, uint64_t flags, int *status);
 CUresult cuGetProcAddress(const char *name, void **fn, int version, uint64_t flags);
 
@@ -80,9 +89,15 @@ static CUresult inner_free(uint64_t p) { return cuMemFree_v2(p); }
 static CUresult inner_alloc_async(uint64_t *p, size_t size, struct stream *s) { return cuMemAllocAsync(p, size, s); }
 static CUresult inner_free_async(uint64_t p, struct stream *s) { return cuMemFreeAsync(p, s); }
 
+static CUresult inner_add_node(void **node, struct graph *graph, void *const *after, const void *edges, size_t n, struct any_node *a) {
+	return cuGraphAddNode_v2(node, graph, after, edges, n, a);
+}
+static CUresult inner_launch(struct graph *exec, struct stream *s) { return cuGraphLaunch(exec, s); }
+
 CUresult cuGetProcAddress_v2(const char *name, void **fn, int version, uint64_t flags, int *status) {
 	static const struct { const char *name; void *fn; } inner[] = {{"cuMemAlloc", (void *)inner_alloc}, {"cuMemFree", (void *)inner_free},
-		{"cuMemAllocAsync", (void *)inner_alloc_async}, {"cuMemFreeAsync", (void *)inner_free_async}};
+		{"cuMemAllocAsync", (void *)inner_alloc_async}, {"cuMemFreeAsync", (void *)inner_free_async},
+		{"cuGraphAddNode", (void *)inner_add_node}, {"cuGraphLaunch", (void *)inner_launch}};
 	static const struct { const char *name; int since; void *plain, *per_thread; } table[] = {
 		{"cuInit", 2000, (void *)cuInit, (void *)cuInit},
 		{"cuDevicePrimaryCtxRetain", 7000, (void *)cuDevicePrimaryCtxRetain, (void *)cuDevicePrimaryCtxRetain},
@@ -93,6 +108,12 @@ CUresult cuGetProcAddress_v2(const char *name, void **fn, int version, uint64_t 
 		{"cuMemFreeAsync", 11020, (void *)cuMemFreeAsync, (void *)cuMemFreeAsync_ptsz},
 		{"cuMemCreate", 10020, (void *)cuMemCreate, (void *)cuMemCreate},
 		{"cuMemRelease", 10020, (void *)cuMemRelease, (void *)cuMemRelease},
+		{"cuGraphAddMemAllocNode", 11040, (void *)cuGraphAddMemAllocNode, (void *)cuGraphAddMemAllocNode},
+		{"cuGraphAddNode", 12030, (void *)cuGraphAddNode_v2, (void *)cuGraphAddNode_v2},
+		{"cuGraphUpload", 11010, (void *)cuGraphUpload, (void *)cuGraphUpload},
+		{"cuGraphLaunch", 10000, (void *)cuGraphLaunch, (void *)cuGraphLaunch},
+		{"cuDeviceGraphMemTrim", 11040, (void *)cuDeviceGraphMemTrim, (void *)cuDeviceGraphMemTrim},
+		{"cuMemMapArrayAsync", 11010, (void *)cuMemMapArrayAsync, (void *)cuMemMapArrayAsync},
 		{"cuGetProcAddress", 12000, (void *)cuGetProcAddress_v2, (void *)cuGetProcAddress_v2},
 		{"cuGetProcAddress", 11030, (void *)cuGetProcAddress, (void *)cuGetProcAddress},
 	};
