@@ -1,7 +1,10 @@
 package main
 
 import (
+	"bytes"
 	"cmp"
+	"fmt"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -10,6 +13,7 @@ import (
 
 	allocator "github.com/cistern-gpu/cistern"
 	"github.com/cistern-gpu/cistern/analyze"
+	"github.com/cistern-gpu/cistern/internal/audit"
 	"github.com/cistern-gpu/cistern/internal/live"
 	"github.com/cistern-gpu/cistern/internal/nvml"
 	"github.com/cistern-gpu/cistern/trace"
@@ -69,7 +73,7 @@ func (l *traceLive) call(number, pid uint32, c *trace.Call, frames func(stack ui
 func (l *traceLive) begin(pid int) *liveProcess {
 	p := &liveProcess{pid: pid, run: analyze.NewDriverRun(), calls: map[int]uint64{}, cards: map[int]nvml.Device{}}
 	about, err := live.Of(pid)
-	if err != nil {
+	if err != nil || !tracedHere(pid) {
 		return p
 	}
 	for _, old := range l.processes { // the same process, before it became another program
@@ -83,6 +87,13 @@ func (l *traceLive) begin(pid int) *liveProcess {
 		p.page = page
 	}
 	return p
+}
+
+// tracedHere reports whether the process that has this PID here is a traced one. In a PID namespace of its own a traced process
+// knows itself by another, which here may be anybody's.
+func tracedHere(pid int) bool {
+	maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", pid))
+	return err == nil && bytes.Contains(maps, []byte(" /memfd:"+audit.RingName))
 }
 
 func (p *liveProcess) end() {

@@ -91,6 +91,9 @@ func TestTraceShown(t *testing.T) {
 	if r == nil {
 		t.Fatal("there is no page")
 	}
+	if !tracedHere(pid) || tracedHere(os.Getpid()) || tracedHere(1) || tracedHere(1<<30) {
+		t.Error("it is not known who is traced")
+	}
 	const held = 64<<20 + 2*5000000
 	p := pageUntil(t, r, "who holds what is told, and on which card", func(p live.Process) bool {
 		return len(p.Devices) == 1 && p.Devices[0].Details != nil && len(p.Devices[0].Details.Kinds) == 1 && p.Devices[0].Allocated == held &&

@@ -16,6 +16,9 @@ const Library = "libcistern_audit.so"
 // Variable of the environment that tells the library where the ring is.
 const Variable = "CISTERN_AUDIT"
 
+// RingName is the name of the ring's file in memory, as the kernel shows it among what a process has mapped.
+const RingName = "cistern-audit"
+
 // ErrNotLinux is what tracing ends with elsewhere.
 var ErrNotLinux = errors.New("programs are traced on Linux on x86-64 only")
 

@@ -54,11 +54,11 @@ func New(slots int, stacks Stacks) (*Ring, error) {
 	if slots <= 0 || slots&(slots-1) != 0 {
 		return nil, fmt.Errorf("a ring of %d slots: want a power of two", slots)
 	}
-	fd, err := unix.MemfdCreate("cistern-audit", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	fd, err := unix.MemfdCreate(RingName, unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
 	if err != nil {
 		return nil, fmt.Errorf("memory for the events: %w", err)
 	}
-	f := os.NewFile(uintptr(fd), "cistern-audit")
+	f := os.NewFile(uintptr(fd), RingName)
 	size := headBytes + slots*slotBytes
 	if err := f.Truncate(int64(size)); err != nil {
 		f.Close()
