@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"strconv"
+	"strings"
 	"time"
 
 	tea "charm.land/bubbletea/v2"
@@ -76,7 +77,8 @@ func newTop(a *app) *cobra.Command {
 	c.Flags().BoolVar(&f.json, "json", false, "print one JSON object and end; with --count one line for each look")
 	c.Flags().DurationVar(&f.interval, "interval", time.Second, "`time` between two looks")
 	c.Flags().IntVar(&f.count, "count", 1, "print so many `times`, an interval apart; with --once or --json")
-	c.Flags().StringVar(&f.sort, "sort", string(top.Keys[0]), "sort processes by this `key`: reserved, allocated, cached, peak, used, rate, ooms, pid, name")
+	c.Flags().StringVar(&f.sort, "sort", string(top.Keys[0]), "sort processes by this `key`: "+strings.Join(top.KeyNames(), ", "))
+	_ = c.RegisterFlagCompletionFunc("sort", cobra.FixedCompletions(top.KeyNames(), cobra.ShellCompDirectiveNoFileComp))
 	c.Flags().IntVar(&f.device, "device", -1, "only this GPU, by nvidia-smi's `number`, and the processes there (default all)")
 	c.Flags().BoolVar(&f.details, "details", false, "with --once or --json: who holds what in each process, by tag, library, pool and stack")
 	return c

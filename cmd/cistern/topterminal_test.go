@@ -274,7 +274,7 @@ func TestTopOnATerminal(t *testing.T) {
 }
 
 func TestTopEndsOnInterrupts(t *testing.T) {
-	x := onTerminal(t, 80, 24, []string{"NO_COLOR=1"}, "top")
+	x := onTerminal(t, 80, 24, []string{"NO_COLOR=yes"}, "top")
 	x.await("cistern top", "PROGRAM")
 	x.press("\x03")
 	x.ends(exitOK)

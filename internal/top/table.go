@@ -15,14 +15,19 @@ type Key string
 // Keys are all that there are, in the order in which one steps through them.
 var Keys = []Key{"reserved", "allocated", "cached", "peak", "used", "rate", "ooms", "pid", "name"}
 
+// KeyNames are the keys as words.
+func KeyNames() []string {
+	names := make([]string, len(Keys))
+	for i, k := range Keys {
+		names[i] = string(k)
+	}
+	return names
+}
+
 // ParseKey reads the name of a key.
 func ParseKey(s string) (Key, error) {
 	if !slices.Contains(Keys, Key(s)) {
-		names := make([]string, len(Keys))
-		for i, k := range Keys {
-			names[i] = string(k)
-		}
-		return "", fmt.Errorf("%q: want one of %s", s, strings.Join(names, ", "))
+		return "", fmt.Errorf("%q: want one of %s", s, strings.Join(KeyNames(), ", "))
 	}
 	return Key(s), nil
 }
