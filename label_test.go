@@ -98,6 +98,24 @@ func TestLibraries(t *testing.T) {
 	}
 }
 
+// What a request in the host's order was going to be met with, and was not, is not waited for: here memory of the legacy
+// stream, which cannot be asked while a stream that blocks with it is captured.
+func TestHostOrderForgetsWhatItDidNotGet(t *testing.T) {
+	e := checked(t, cistern.Options{Limit: 4 * mib}, 64*mib, 1)
+	st := e.streams[0]
+	legacy, err := e.dev.Stream(cuda.StreamNull)
+	must(t, err)
+	keeps := e.alloc(t, 1000, st) // a chunk for small blocks, which it keeps from moving
+	e.free(t, e.alloc(t, mib, legacy))
+	blocking := e.drv.NewStream(0)
+	must(t, e.drv.BeginCapture(0, blocking))
+	p, err := e.dev.AllocWith(mib, st, cistern.AllocOptions{HostOrder: true})
+	must(t, err)
+	if b, err := e.a.Base(p); err != nil || b.Stream != st.ID() || b.Base-keeps > 2*mib {
+		t.Errorf("%+v, %v: not from the chunk of %#x", b, err, uint64(keeps))
+	}
+}
+
 // mustPool is a pool of another device.
 func mustPool(t *testing.T) *cistern.Pool {
 	return newEngine(t, sim.Options{}, cistern.Options{}, 1).dev.DefaultPool()

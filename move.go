@@ -128,6 +128,9 @@ func (c *climb) obtain(rungs Rungs, pressure bool) (heap.ID, error) {
 	if !grown {
 		d.pace.moved(start, d.drv.Now())
 	}
+	if err != nil {
+		c.waits = c.waits[:0] // for what is not moved after all
+	}
 	if ownReason(err) && !c.alone {
 		// A capture that nobody announced is in the way: only memory that the host knows to be free will do.
 		c.alone = true

@@ -603,9 +603,11 @@ func (w *world) setLimit(d *worldDevice) {
 // end frees everything, demands that all memory can be had for one request, and that nothing is left.
 func (w *world) end() {
 	for _, d := range w.devs {
-		for d.capturing() {
+		for d.capturing() { // on all: memory may wait for another device's stream
 			w.endCapture(d)
 		}
+	}
+	for _, d := range w.devs {
 		for _, s := range d.streams {
 			if s.routed != nil {
 				d.dev.Unroute(s.st)
