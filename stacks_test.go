@@ -138,6 +138,51 @@ func TestStacks(t *testing.T) {
 	}
 }
 
+// What is paused keeps its stack, is told of as paused, and may be freed meanwhile.
+func TestStacksOfPausedMemory(t *testing.T) {
+	e := newEngine(t, sim.Options{Capacity: 256 * mib}, cistern.Options{}, 1)
+	e.a.KeepStacks(true)
+	live := map[cuda.Ptr]cistern.Block{}
+	var order []cuda.Ptr
+	for i := range 12 {
+		p, err := e.dev.AllocWith(uint64(1+i)*mib, e.streams[0], cistern.AllocOptions{Stack: e.a.StackOf([]uint64{uint64(i % 3)}), Tag: uint32(i % 2)})
+		must(t, err)
+		live[p], err = e.a.Base(p)
+		must(t, err)
+		order = append(order, p)
+	}
+	for range 3 {
+		_, err := e.dev.Pause(cistern.Selection{Tag: 1}, cistern.PauseOptions{})
+		must(t, err)
+		paused := map[uint32]uint64{}
+		for _, g := range e.dev.Snapshot() {
+			for _, b := range g.Blocks {
+				paused[b.Stack] += b.Paused
+			}
+		}
+		want, sum := stackUses(live), uint64(0)
+		for _, u := range e.dev.StackUsage() {
+			x := want[u.Stack]
+			x.Paused = paused[u.Stack]
+			sum += u.Paused
+			if u != x {
+				t.Errorf("%+v, want %+v", u, x)
+			}
+		}
+		if s := e.dev.Stats(); sum == 0 || sum != uint64(s.Paused.All.Current) {
+			t.Errorf("%d bytes of stacks are paused, want %d", sum, s.Paused.All.Current)
+		}
+		for _, p := range order[:2] {
+			e.free(t, p)
+			delete(live, p)
+		}
+		order = order[2:]
+		_, err = e.dev.Resume(cistern.Selection{})
+		must(t, err)
+		checkStacks(t, e, live)
+	}
+}
+
 // The history tells on whose behalf things happened: a block's tag and library in its whole life, the request's stack and
 // thread, those of the free where it names them, and else where the block was asked for.
 func TestHistoryTellsWho(t *testing.T) {

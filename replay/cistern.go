@@ -60,6 +60,8 @@ func newEngine(env *Env) (Policy, string, error) {
 	if e.alloc, err = cistern.New(e.drv, opts); err != nil {
 		return nil, "", err
 	}
+	e.alloc.CatchStacks(nil) // the settings may be those of a program, but who asks here is a file
+	e.alloc.KeepStacks(false)
 	if e.dev, err = e.alloc.Device(0); err != nil {
 		return nil, "", err
 	}

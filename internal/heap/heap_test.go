@@ -141,6 +141,7 @@ type machine struct {
 	live    []uint64 // addresses, used or pending
 	pending map[uint64]bool
 	zombies []ID
+	stacks  map[uint64]uint32 // of used and pending blocks; nil: none are kept
 	next    func() uint64
 }
 
@@ -187,6 +188,11 @@ func (m *machine) step() (what string, err error) {
 		}
 		m.live = append(m.live, b.Addr)
 		m.o.starts[b.Addr] = n
+		stack := uint32(n/Align) % 5
+		m.h.SetStack(id, stack)
+		if m.stacks != nil {
+			m.stacks[b.Addr] = stack
+		}
 		return what, m.o.set(b.Addr, n, Free, Used)
 	case k < 10 && len(m.live) > 0: // free
 		i := m.below(len(m.live))
@@ -195,6 +201,7 @@ func (m *machine) step() (what string, err error) {
 		m.live[i] = m.live[len(m.live)-1]
 		m.live = m.live[:len(m.live)-1]
 		delete(m.o.starts, addr)
+		delete(m.stacks, addr)
 		id, place, ok := m.h.Lookup(addr)
 		what = fmt.Sprintf("free %#x+%d", addr, size)
 		if !ok {
@@ -275,7 +282,13 @@ func (m *machine) step() (what string, err error) {
 		}
 		return what, m.o.set(b.Addr, b.Size, Zombie, Hole)
 	}
-	return "nothing", nil
+	if m.stacks != nil {
+		m.stacks = nil
+	} else {
+		m.stacks = map[uint64]uint32{}
+	}
+	m.h.KeepStacks(m.stacks != nil)
+	return "keep stacks, or not", nil
 }
 
 func (m *machine) blockAt(addr uint64) (found ID, b *Block) {
@@ -311,7 +324,10 @@ func (m *machine) agree() error {
 	}
 	at := m.o.base
 	var bad error
-	m.h.Each(func(_ ID, b *Block) bool {
+	m.h.Each(func(id ID, b *Block) bool {
+		if got := m.h.Stack(id); got != m.stacks[b.Addr] {
+			bad = fmt.Errorf("block at %#x, of state %d, has stack %d, want %d", b.Addr, b.State, got, m.stacks[b.Addr])
+		}
 		if b.Addr != at {
 			bad = fmt.Errorf("block at %#x, want one at %#x", b.Addr, at)
 		}
