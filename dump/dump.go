@@ -15,7 +15,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"path/filepath"
 	"runtime"
 	"slices"
@@ -24,6 +23,7 @@ import (
 	"github.com/cistern-gpu/cistern"
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/event"
+	"github.com/cistern-gpu/cistern/internal/nopoll"
 	"github.com/cistern-gpu/cistern/trace"
 )
 
@@ -278,7 +278,7 @@ func threadNames(events []event.Event) map[uint32]string {
 			continue
 		}
 		seen[n] = true
-		text, err := os.ReadFile(filepath.Join("/proc/self/task", fmt.Sprint(n), "comm"))
+		text, err := nopoll.ReadFile(filepath.Join("/proc/self/task", fmt.Sprint(n), "comm"))
 		if err != nil {
 			continue
 		}

@@ -11,6 +11,7 @@ import (
 	"github.com/cistern-gpu/cistern"
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/event"
+	"github.com/cistern-gpu/cistern/internal/nopoll"
 	"github.com/cistern-gpu/cistern/internal/nvml"
 	"github.com/cistern-gpu/cistern/trace"
 )
@@ -96,7 +97,7 @@ func simulated(d cuda.Driver) bool {
 
 // program is the command line of this process.
 func program() []string {
-	text, err := os.ReadFile("/proc/self/cmdline")
+	text, err := nopoll.ReadFile("/proc/self/cmdline")
 	if err != nil || len(text) == 0 {
 		return os.Args
 	}

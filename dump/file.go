@@ -8,6 +8,8 @@ import (
 	"os"
 	"path/filepath"
 	"sync/atomic"
+
+	"github.com/cistern-gpu/cistern/internal/nopoll"
 )
 
 // WriteFile writes a file beside its place and moves it there once it is whole, so that nobody finds half of one. What
@@ -15,7 +17,7 @@ import (
 func WriteFile(name string, write func(io.Writer) error) error {
 	st, err := os.Stat(name)
 	if err == nil && !st.Mode().IsRegular() {
-		f, err := os.OpenFile(name, os.O_WRONLY, 0)
+		f, err := nopoll.OpenFile(name, os.O_WRONLY, 0)
 		if err != nil {
 			return err
 		}
@@ -28,7 +30,7 @@ func WriteFile(name string, write func(io.Writer) error) error {
 		}
 	}
 	beside := fmt.Sprintf("%s.%d-%d", place, os.Getpid(), unfinished.Add(1))
-	f, err := os.OpenFile(beside, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
+	f, err := nopoll.OpenFile(beside, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
 	if err != nil {
 		return err
 	}

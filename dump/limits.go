@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	"github.com/cistern-gpu/cistern"
+	"github.com/cistern-gpu/cistern/internal/nopoll"
 	"github.com/cistern-gpu/cistern/internal/units"
 	"github.com/cistern-gpu/cistern/trace"
 )
@@ -97,7 +98,7 @@ func (h host) mig(device string, total uint64) []trace.Limit {
 
 // container is the tightest bound on host memory among the control groups that the process is in.
 func (h host) container() []trace.Limit {
-	text, err := os.ReadFile(filepath.Join(h.root, "proc/self/cgroup"))
+	text, err := nopoll.ReadFile(filepath.Join(h.root, "proc/self/cgroup"))
 	if err != nil {
 		return nil
 	}
@@ -117,7 +118,7 @@ func (h host) container() []trace.Limit {
 		// The path may be as the host sees it: then what the container sees is the top alone.
 		for at := path.Clean("/" + f[2]); ; at = path.Dir(at) {
 			name := path.Join(top, at, file)
-			if value, err := os.ReadFile(filepath.Join(h.root, name)); err == nil {
+			if value, err := nopoll.ReadFile(filepath.Join(h.root, name)); err == nil {
 				// Version 1 says "none" by the largest number of pages.
 				n, err := strconv.ParseUint(strings.TrimSpace(string(value)), 10, 64)
 				if err == nil && n < least.Bytes && n < 1<<60 {

@@ -26,6 +26,7 @@ import (
 
 	"github.com/cistern-gpu/cistern"
 	"github.com/cistern-gpu/cistern/dump"
+	"github.com/cistern-gpu/cistern/internal/nopoll"
 )
 
 // say gives people a line.
@@ -80,7 +81,7 @@ func folder() string {
 
 // launch starts a program that this process has nothing more to do with.
 func launch(c dump.Child) error {
-	output, err := os.OpenFile(c.Output, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o666)
+	output, err := nopoll.OpenFile(c.Output, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o666)
 	if err != nil {
 		return err
 	}

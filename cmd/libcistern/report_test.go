@@ -9,9 +9,12 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/cistern-gpu/cistern"
+	cudastandin "github.com/cistern-gpu/cistern/cuda/nvidia/standin"
 	"github.com/cistern-gpu/cistern/event"
+	nvmlstandin "github.com/cistern-gpu/cistern/internal/nvml/standin"
 	"github.com/cistern-gpu/cistern/trace"
 )
 
@@ -153,11 +156,50 @@ assert not train(900 << 20)
 	}
 }
 
+// TestReportNeighbours: who else is on the device, as the stand-ins of the driver and of NVML tell; that NVML hangs costs two
+// seconds.
+func TestReportNeighbours(t *testing.T) {
+	t.Parallel()
+	driver, library := cudastandin.Build(t), nvmlstandin.Build(t)
+	machine := []string{"driver version=580.65.06", `gpu uuid=GPU-20212223-2425-2627-2829-2a2b2c2d2e00 name="Stand-in GPU 0" total=150000 used=4000`,
+		"process pid=4711 bytes=1000 name=/usr/bin/python3", "process pid=4712 bytes=na"}
+	for name, c := range map[string]struct {
+		more    string
+		unknown string
+	}{"told": {"counts reserved=used", ""}, "hanging": {"hang call=nvmlDeviceGetUUID", "NVML did not answer within 2s"}} {
+		t.Run(name, func(t *testing.T) {
+			file := filepath.Join(t.TempDir(), "machine")
+			nvmlstandin.Change(t, file, append(machine, c.more)...)
+			dir := t.TempDir()
+			r := run(t, "driver:nvidia:"+driver+",report:"+dir, []string{"LD_LIBRARY_PATH=" + filepath.Dir(library), "STANDIN_NVML=" + file},
+				program(t, "oom.c", libraryPath(t)), dir, "settings")
+			if r.err != nil || r.took > 10*time.Second {
+				t.Fatalf("%v, in %v\n%s%s", r.err, r.took, r.out, r.report)
+			}
+			read, err := trace.ReadFile(oomFiles(t, dir)[0])
+			if err != nil {
+				t.Fatal(err)
+			}
+			f := read.Traces[0].Failures[0]
+			if c.unknown != "" {
+				if len(f.Others) != 0 || f.OthersUnknown != c.unknown {
+					t.Errorf("%+v, %q", f.Others, f.OthersUnknown)
+				}
+				return
+			}
+			want := []trace.Neighbour{{PID: 4711, Name: "/usr/bin/python3", Bytes: 1000}, {PID: 4712}}
+			if f.UUID != "GPU-20212223-2425-2627-2829-2a2b2c2d2e00" || f.Device != "Stand-in GPU 0" || !slices.Equal(f.Others, want) || f.OthersUnknown != "" {
+				t.Errorf("%s %s: %+v %s", f.UUID, f.Device, f.Others, f.OthersUnknown)
+			}
+		})
+	}
+}
+
 // TestReports: where files are written, and where not.
 func TestReports(t *testing.T) {
 	t.Parallel()
 	p := program(t, "oom.c", libraryPath(t))
-	for _, what := range []string{"function", "threads", "silent", "fork"} {
+	for _, what := range []string{"function", "threads", "silent", "fork", "closing"} {
 		t.Run(what, func(t *testing.T) {
 			t.Parallel()
 			dir := t.TempDir()

@@ -44,9 +44,11 @@ var mayImport = map[string][]string{
 	// What a process shows of what it holds.
 	"internal/live": {},
 	// Names of the functions of this process.
-	"internal/symbols": {},
+	"internal/symbols": {"internal/nopoll"},
+	// Files without the poller of Go's runtime.
+	"internal/nopoll": {},
 	// What an allocator holds, written to a file.
-	"dump": {".", "cuda", "event", "internal/front", "internal/nvml", "internal/units", "trace"},
+	"dump": {".", "cuda", "event", "internal/front", "internal/nopoll", "internal/nvml", "internal/units", "trace"},
 	// What NVIDIA's management library says of a machine.
 	"internal/nvml":         {},
 	"internal/nvml/standin": {},

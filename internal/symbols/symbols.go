@@ -14,11 +14,12 @@ import (
 	"encoding/binary"
 	"fmt"
 	"io"
-	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/cistern-gpu/cistern/internal/nopoll"
 )
 
 // Place is where an address lies.
@@ -40,7 +41,7 @@ type mapping struct {
 // Own names addresses of this process. Those that a function returns to are behind the call, and may be behind the
 // function's last byte: give the byte before.
 func Own(addrs []uint64) []Place {
-	text, err := os.ReadFile("/proc/self/maps")
+	text, err := nopoll.ReadFile("/proc/self/maps")
 	if err != nil {
 		text = nil
 	}
@@ -122,11 +123,15 @@ type symbol struct {
 
 // nameAll names addresses in a file, as many as it has names for.
 func nameAll(file string, list []wanted) {
-	f, err := elf.Open(file)
+	mapped, err := nopoll.Open(file)
 	if err != nil {
 		return
 	}
-	defer f.Close()
+	defer mapped.Close()
+	f, err := elf.NewFile(mapped)
+	if err != nil {
+		return
+	}
 	if f.Class != elf.ELFCLASS64 || f.Data != elf.ELFDATA2LSB {
 		return
 	}

@@ -96,6 +96,14 @@ int main(int argc, char **argv) {
     CHECK(fails() && seconds() - begin < 5);
     close(ends[0]); /* SIGPIPE would end the process */
     CHECK(fails() && files(".cistern") == 2);
+  } else if (strcmp(what, "closing") == 0) { /* as a program does that goes into the background */
+    OK(cistern_report(dir, 0));
+    for (int n = 1; n <= 3; n++) {
+      CHECK(fails() && files(".cistern") == n);
+      for (int fd = 3; fd < 1024; fd++)
+        close(fd);
+      usleep(300000);
+    }
   } else if (strcmp(what, "child") == 0) {
     int leak = open("/dev/null", O_RDONLY); /* without O_CLOEXEC */
     CHECK(leak >= 0);
