@@ -174,7 +174,7 @@ gpu-bundle: build
 	@du -sh gpu-bundle
 
 gpu-test: gpu-bundle
-	gpu-bundle/run.sh test see-idle see-kill
+	gpu-bundle/run.sh test see-driver see-idle see-kill
 
 gpu-bench: gpu-bundle
 	gpu-bundle/run.sh bench

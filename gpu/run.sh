@@ -42,8 +42,9 @@
 #   libs            all of these
 #
 # What cistern trace, report and top see of programs on this GPU (nothing else may use it meanwhile; the parts may run at the
-# same time on GPUs of their own, which CUDA_VISIBLE_DEVICES picks). All but see-idle, -kill, -cupy and -top need the scripts;
-# WORKLOADS=… chooses among theirs:
+# same time on GPUs of their own, which CUDA_VISIBLE_DEVICES picks). All but see-driver, -idle, -kill, -cupy and -top need the
+# scripts; WORKLOADS=… chooses among theirs:
+#   see-driver    the traced peak of each way to get memory from the driver against free memory (15 s)
 #   see-seed      the driver calls of the 60/70 scenario, with 80 GiB left and under expandable_segments (40 s)
 #   see-agree     the traced peak against free memory, and the traced calls against PyTorch's own snapshot, over the
 #                 workloads under PyTorch's three allocators (3 minutes)
@@ -199,6 +200,7 @@ part() {
     libs-cost) libs "$1" 400 cost.py ;;
     libs-example) run "$1" 120 env PYTHONPATH="$here" "$python" examples/sharing.py ;;
     libs) for p in fill counts order cooperate cost example; do part "libs-$p"; done ;;
+    see-driver) see "$1" 200 driver.py ;;
     see-seed) see "$1" 300 seed.py ;;
     see-agree) see "$1" 590 agree.py --no-cupy ${WORKLOADS:+--workloads "$WORKLOADS"} ;;
     see-segments) see "$1" 590 agree.py --only segments --name see-segments ${WORKLOADS:+--workloads "$WORKLOADS"} ;;
@@ -212,10 +214,10 @@ part() {
       see "$1" 590 cost.py --name see-held --kinds cistern,history,native,python,both,sampled --starts 0 --rounds "${ROUNDS:-2}" \
         --workloads "${WORKLOADS:-generate_serving,multistream_prefetch}"
       ;;
-    see) for p in seed agree cupy cost idle kill oom top; do part "see-$p"; done ;;
+    see) for p in driver seed agree cupy cost idle kill oom top; do part "see-$p"; done ;;
     all) for p in test resources native bench query pause examples torch libs see; do part $p; done ;;
     *)
-      echo "run.sh: $1: want test, bench, resources, query, pause, native, native-two, examples, torch, torch-{load,seed,test,native,pools,steady,oom,stress,bench,workloads,peer,two}, libs, libs-{fill,counts,order,cooperate,cost,example}, see, see-{seed,agree,segments,cupy,cost,idle,kill,oom,top,held} or all" >&2
+      echo "run.sh: $1: want test, bench, resources, query, pause, native, native-two, examples, torch, torch-{load,seed,test,native,pools,steady,oom,stress,bench,workloads,peer,two}, libs, libs-{fill,counts,order,cooperate,cost,example}, see, see-{driver,seed,agree,segments,cupy,cost,idle,kill,oom,top,held} or all" >&2
       exit 2
       ;;
   esac

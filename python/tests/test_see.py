@@ -61,6 +61,13 @@ class Programs(Case):
         self.assertIn("PASS see-idle: python: threads when traced: 1, wanted 1", out)
         self.assertIn("PASS see-idle: nothing of it was seen as CUDA's: yes", out)
 
+    def test_driver(self):
+        out = self.run_see("driver.py", "--kinds", "virtual,twice,pool")
+        self.assertEqual(out.count("PASS see-driver:"), 5, out)
+        # The stand-in's plain memory is not of whole pages of 2 MiB, as a GPU's is: that is seen.
+        out = self.run_see("driver.py", "--kinds", "small", check=False)
+        self.assertIn("FAIL see-driver: 5,000 of 60 KiB by cuMemAlloc: traced peak, fall in free memory", out)
+
     def test_scripts_that_are_missing(self):
         for name, words in (("seed.py", "seed_script.py"), ("agree.py", "workloads.py"), ("cost.py", "workloads.py")):
             out = self.run_see(name, *(["--no-cupy"] if name == "agree.py" else []))
