@@ -217,7 +217,11 @@ func (d *Device) AllocFront(size uint64, st *Stream) (cuda.Ptr, front.Ticket, er
 			return p, d.ticket(p, size, st), nil
 		}
 	}
-	p, err := d.Alloc(size, st)
+	pool := st.route.Load()
+	if pool == nil || pool.dev != d {
+		pool = d.pool0
+	}
+	p, err := pool.alloc(size, st, origin{}) // what may go into a tray has no stack
 	if err != nil || p == 0 {
 		return p, front.Ticket{}, err
 	}

@@ -159,10 +159,12 @@ func TestHistoryOfStacks(t *testing.T) {
 	}
 }
 
-// Threads that allocate from many places while others look, have stacks kept and forgotten, and change who finds them out.
+// Threads that allocate from many places, and through fronts from none, while others look, have stacks kept and forgotten,
+// and change who finds them out.
 func TestStacksThreads(t *testing.T) {
 	e := newEngine(t, sim.Options{Capacity: 256 * mib}, cistern.Options{}, 4)
 	e.a.KeepStacks(true)
+	c := newInFront(e.a)
 	stop := make(chan struct{})
 	var watchers, workers sync.WaitGroup
 	watch := func(f func()) {
@@ -204,22 +206,34 @@ func TestStacksThreads(t *testing.T) {
 			var mine []cuda.Ptr
 			for k := range 3000 {
 				if len(mine) > 20 || len(mine) > 0 && rng.IntN(2) == 0 {
-					report(t, e.a.FreeWith(mine[0], cistern.FreeOptions{Thread: uint32(i)}))
-					mine = mine[1:]
+					n := len(mine) - 1
+					report(t, c.free(e.a, mine[n]))
+					mine = mine[:n]
 					continue
 				}
 				var p cuda.Ptr
 				var err error
-				if size := 1 + rng.Uint64N(1<<20); rng.IntN(2) == 0 {
-					p, err = e.dev.Alloc(size, e.streams[i])
-				} else {
+				switch size := 512 + rng.Uint64N(3)<<12; rng.IntN(4) { // few sizes, so that trays have them
+				case 0:
+					p, err = e.dev.Alloc(1+rng.Uint64N(1<<20), e.streams[i])
+				case 1, 2:
+					p, err = c.alloc(e.dev, size, e.streams[i%2])
+					if b, _ := e.a.Base(p); b.Stack != 0 {
+						t.Errorf("a block from in front has stack %d", b.Stack)
+					}
+				default:
 					p, err = e.dev.AllocWith(size, e.streams[i], cistern.AllocOptions{Stack: e.a.StackOf([]uint64{uint64(k), uint64(i), 4}), Thread: uint32(i)})
 				}
 				report(t, err)
 				mine = append(mine, p)
 			}
-			for _, p := range mine {
-				report(t, e.a.Free(p))
+			for k, p := range mine {
+				if k%2 == 0 {
+					report(t, c.free(e.a, p))
+					continue
+				}
+				c.forget(p)
+				report(t, e.a.FreeWith(p, cistern.FreeOptions{Thread: uint32(i)}))
 			}
 		})
 	}
@@ -229,6 +243,9 @@ func TestStacksThreads(t *testing.T) {
 	e.a.KeepStacks(true)
 	if u := e.dev.StackUsage(); len(u) != 0 {
 		t.Errorf("nothing is out, and yet %+v", u)
+	}
+	if c.met == 0 || c.kept == 0 {
+		t.Errorf("%d requests and %d frees never came to the engine", c.met, c.kept)
 	}
 	must(t, e.a.Trim())
 }
