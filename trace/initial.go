@@ -44,8 +44,8 @@ func (t *Trace) walkBack(b *budget, hasFinal, ownPools bool) error {
 	pending := 0
 	for i := range t.Final {
 		s := &t.Final[i]
-		if s.Addr == 0 {
-			continue // a spare chunk of Cistern's, mapped nowhere: no event led to that
+		if spare(s) {
+			continue // of Cistern's, mapped nowhere: no event led to that
 		}
 		pools = pools || s.Pool != 0
 		for _, blk := range s.Blocks {

@@ -232,3 +232,29 @@ func TestDriverEventsHaveThreads(t *testing.T) {
 		t.Errorf("threads %v", got)
 	}
 }
+
+// Spare chunks of the engine, which are mapped nowhere, are segments of a snapshot at addresses of their own; read again
+// they are still nothing that the run began with.
+func TestSnapshotOfSpareChunks(t *testing.T) {
+	tr := &Trace{Format: FormatCistern, Streams: []uint64{0}, Pools: []PoolID{{}}, Stacks: []Stack{nil}, Settings: Settings{MaxSplitSize: -1},
+		Events: []event.Event{{Kind: event.SegmentMap, Addr: 1 << 40, Size: 2 << 20, TimeUS: 1}}}
+	tr.Final = []Segment{{Addr: 1 << 40, Size: 2 << 20, Expandable: true, Blocks: []Block{{Addr: 1 << 40, Size: 2 << 20}}}}
+	for range 3 {
+		tr.Final = append(tr.Final, Segment{Size: 2 << 20, Large: true, Blocks: []Block{{Size: 2 << 20}}})
+	}
+	if err := tr.FindStart(); err != nil || !tr.FromStart {
+		t.Fatalf("%v, %v", err, tr.InitialSegments)
+	}
+	var out bytes.Buffer
+	if err := WritePyTorch(&out, tr); err != nil {
+		t.Fatal(err)
+	}
+	got := readBytes(t, out.Bytes())
+	if len(got.Final) != 4 || got.Final[3].Addr != VirtualBase+4<<20 || got.Final[3].Blocks[0].Addr != got.Final[3].Addr || !got.FromStart {
+		t.Errorf("%+v, from the start %v, %q", got.Final, got.FromStart, got.Notes)
+	}
+	tr.Final[0].Blocks[0].Size++
+	if err := WritePyTorch(&out, tr); err == nil || !strings.Contains(err.Error(), "device 0: block 0 of the segment at 0x10000000000 lies outside it") {
+		t.Errorf("%v", err)
+	}
+}

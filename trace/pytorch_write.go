@@ -2,10 +2,12 @@ package trace
 
 import (
 	"bufio"
+	"cmp"
 	"encoding/binary"
 	"fmt"
 	"io"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -43,10 +45,14 @@ func WritePyTorch(w io.Writer, devices ...*Trace) error {
 		if t == nil {
 			continue
 		}
+		final := placed(t.Final)
+		if err := checkSegments(final); err != nil {
+			return fmt.Errorf("device %d: %w", t.Device, err)
+		}
 		p.stacks, p.labels = nil, nil // indices are the trace's own
-		for i := range t.Final {
+		for i := range final {
 			p.item(&batch)
-			if err := p.segment(t, &t.Final[i]); err != nil {
+			if err := p.segment(t, &final[i]); err != nil {
 				return err
 			}
 		}
@@ -419,6 +425,57 @@ func (p *pickler) segment(t *Trace, s *Segment) error {
 	}
 	p.endList(n)
 	p.byte(opSetitems)
+	return nil
+}
+
+// placed are segments at addresses that no two share: spare chunks of Cistern's, which are mapped nowhere and have
+// address 0, come to lie where the physical memory of driver traces does.
+func placed(segs []Segment) []Segment {
+	out := slices.Clone(segs)
+	next := uint64(VirtualBase)
+	for i := range out {
+		s := &out[i]
+		if s.Addr != 0 || s.Size > VirtualBase {
+			continue
+		}
+		s.Addr, s.Blocks = next, slices.Clone(s.Blocks)
+		for k := range s.Blocks {
+			s.Blocks[k].Addr += next
+		}
+		next += s.Size
+	}
+	return out
+}
+
+// spare says whether a segment is a spare chunk, be it placed or not.
+func spare(s *Segment) bool {
+	return s.Addr == 0 || s.Addr-VirtualBase < VirtualBase && !slices.ContainsFunc(s.Blocks, func(b Block) bool { return b.State != Inactive })
+}
+
+// checkSegments is an error where segments are such that no reader of snapshots would take them.
+func checkSegments(segs []Segment) error {
+	order := make([]*Segment, len(segs))
+	for i := range segs {
+		s := &segs[i]
+		order[i] = s
+		if s.Addr+s.Size < s.Addr {
+			return fmt.Errorf("the segment at 0x%x ends beyond the address space", s.Addr)
+		}
+		at := s.Addr
+		for k := range s.Blocks {
+			b := &s.Blocks[k]
+			if b.Addr < at || b.Addr > s.Addr+s.Size || b.Size > s.Addr+s.Size-b.Addr {
+				return fmt.Errorf("block %d of the segment at 0x%x lies outside it or over the one before", k, s.Addr)
+			}
+			at = b.Addr + b.Size
+		}
+	}
+	slices.SortFunc(order, func(a, b *Segment) int { return cmp.Compare(a.Addr, b.Addr) })
+	for i := 1; i < len(order); i++ {
+		if a, b := order[i-1], order[i]; b.Addr-a.Addr < a.Size {
+			return fmt.Errorf("segments at 0x%x and 0x%x overlap", a.Addr, b.Addr)
+		}
+	}
 	return nil
 }
 
