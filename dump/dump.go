@@ -139,7 +139,7 @@ func (d *dumping) name() {
 	for _, t := range d.traces {
 		t.Stacks, t.Frames = stacks, frames
 		d.labels(t)
-		t.Threads = threadNames(t.Events)
+		t.Threads = d.threads(t)
 		// What cannot be here is a file that asks for too much memory.
 		if err := t.FindStart(); err != nil {
 			t.Notes = append(t.Notes, err.Error())
@@ -268,16 +268,19 @@ func table(used map[int]bool, word string, name func(int) string) []string {
 	return out
 }
 
-// threadNames are the names of this process's threads that events mention and that are still there.
-func threadNames(events []event.Event) map[uint32]string {
-	var out map[uint32]string
-	seen := map[uint32]bool{0: true}
-	for i := range events {
-		n := events[i].Thread
-		if seen[n] {
-			continue
+// threads are the names of this process's threads that a trace mentions and that are still there.
+func (d *dumping) threads(t *trace.Trace) map[uint32]string {
+	seen := map[uint32]bool{}
+	for i := range t.Events {
+		if n := t.Events[i].Thread; n != 0 && !seen[n] {
+			seen[n] = true
 		}
-		seen[n] = true
+	}
+	for _, f := range d.failed {
+		seen[f.Thread] = true
+	}
+	var out map[uint32]string
+	for n := range seen {
 		text, err := nopoll.ReadFile(filepath.Join("/proc/self/task", fmt.Sprint(n), "comm"))
 		if err != nil {
 			continue

@@ -119,6 +119,9 @@ func TestReporter(t *testing.T) {
 			f.Conf != a.Options().String() || !strings.HasPrefix(f.UUID, "GPU-") || f.Device == "" {
 			t.Errorf("%+v", f)
 		}
+		if tr.Threads[f.Thread] == "" {
+			t.Errorf("the thread's name is not among %v", tr.Threads)
+		}
 		if exe, _ := os.Executable(); len(f.Program) == 0 || filepath.Base(f.Program[0]) != filepath.Base(exe) {
 			t.Errorf("program %q", f.Program)
 		}

@@ -15,6 +15,7 @@ import "C"
 
 import (
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -107,7 +108,12 @@ func frameText(f trace.Frame) string {
 // is the innermost one in Python that is not of an installed library, else the innermost in Python; where there is no
 // Python the innermost with a name that is not of the libraries between a program and its memory.
 func (l *library) stackText(n uint32) string {
-	list := frames.names(l.StackFrames(n))
+	numbers := l.StackFrames(n)
+	// Finding out what native frames are called takes long, and where there is Python they are not what is looked for.
+	if python := slices.DeleteFunc(slices.Clone(numbers), func(f uint64) bool { return f&C.STACK_PYTHON == 0 }); len(python) > 0 {
+		numbers = python
+	}
+	list := frames.names(numbers)
 	rank, best := 0, trace.Frame{}
 	for _, f := range list {
 		if r := telling(f); r > rank {

@@ -4,7 +4,8 @@
  *
  * pair: one allocation and its free. churn: a population of blocks of 512 B to 8 MiB, log-uniform, that are replaced one by
  * one. threads: pairs of 1 MiB by four threads on one stream, wall time per pair. sparse: one allocation after the program
- * did nothing for 300 us. */
+ * did nothing for 300 us. native_8 and native_32: what a pair of 1 MiB costs more where the native stack of each request is
+ * taken, in functions that call each other so deep; sampled: where that is done at one request in 1024. */
 #define _GNU_SOURCE
 #include <cistern.h>
 
@@ -113,6 +114,21 @@ static double sparse(int n) {
   return sum / n;
 }
 
+static __attribute__((noinline)) double deep(int n, int pairs_) {
+  double d = n > 1 ? deep(n - 1, pairs_) : pairs(1 << 20, pairs_);
+  __asm__ volatile("" ::: "memory");
+  return d;
+}
+
+static double with_stacks(int n, uint64_t sample) {
+  double without = deep(n, 20000);
+  if (cistern_stacks(CISTERN_STACKS_NATIVE, sample) != CISTERN_OK)
+    return -1;
+  double with = deep(n, 20000);
+  cistern_stacks(0, 0);
+  return with - without;
+}
+
 int main(void) {
   put(get(1 << 20));
   printf("{\"pair_512\":%.1f,", pairs(512, 1000000));
@@ -121,6 +137,9 @@ int main(void) {
   printf("\"churn_2000\":%.1f,", churn(2000, 200000));
   printf("\"churn_20000\":%.1f,", churn(20000, 200000));
   printf("\"threads_4\":%.1f,", threads(4));
-  printf("\"sparse_alloc_300us\":%.1f}\n", sparse(1000));
+  printf("\"sparse_alloc_300us\":%.1f,", sparse(1000));
+  printf("\"native_8\":%.1f,", with_stacks(8, 0));
+  printf("\"native_32\":%.1f,", with_stacks(32, 0));
+  printf("\"sampled\":%.1f}\n", with_stacks(8, 1 << 30));
   return 0;
 }
