@@ -2,11 +2,17 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
+	cis "github.com/cistern-gpu/cistern"
+	"github.com/cistern-gpu/cistern/analyze"
+	"github.com/cistern-gpu/cistern/cuda"
+	"github.com/cistern-gpu/cistern/cuda/sim"
+	"github.com/cistern-gpu/cistern/dump"
 	"github.com/cistern-gpu/cistern/event"
 	"github.com/cistern-gpu/cistern/replay"
 	"github.com/cistern-gpu/cistern/trace"
@@ -164,5 +170,89 @@ func TestReportJSONShape(t *testing.T) {
 	// With a page the traces are there as before, and each trace has a line of its own.
 	if lines, _, _ := cistern(t, "", "report", "--ndjson", "two.pickle"); strings.Count(lines, "\n") != 2 {
 		t.Errorf("--ndjson: %s", lines)
+	}
+}
+
+// A program on Cistern dies, leaking a little with every step: what it wrote down is enough to say who leaks, that the same
+// happens in a replay, and what would have kept it alive.
+func TestReportOfADyingProgram(t *testing.T) {
+	opts, err := cis.ParseOptions("limit:200MiB,history:100000,stacks:native")
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, err := cis.New(sim.New(sim.Options{Capacity: 1 << 30}), opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dev, err := a.Device(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	st, err := dev.Stream(cuda.StreamNull, cis.StreamDurable)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	r := &dump.Reporter{Allocator: a, Names: func() dump.Names {
+		return dump.Names{Tag: func(n uint32) string { return []string{"", "activations", "losses"}[n] },
+			Library: func(n uint8) string { return []string{"", "torch"}[n] }}
+	}}
+	if err := r.To(dir, false); err != nil {
+		t.Fatal(err)
+	}
+	file, leaked := "", 0
+	for file == "" {
+		var step []cuda.Ptr
+		for i := range 13 {
+			size, tag := uint64(3+i%5)*mib+uint64(leaked)*4096, uint32(1)
+			if i == 12 {
+				size, tag = 700<<10, 2
+			}
+			p, err := dev.AllocWith(size, st, cis.AllocOptions{Tag: tag, Library: 1})
+			var oom *cis.OutOfMemoryError
+			if errors.As(err, &oom) {
+				file = r.OutOfMemory(oom, []string{oom.Error()})
+				break
+			} else if err != nil {
+				t.Fatal(err)
+			}
+			step = append(step, p)
+		}
+		if len(step) == 13 {
+			leaked++
+			step = step[:12] // and the last is never given back
+		}
+		for _, p := range step {
+			if err := a.Free(p); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	out, errs, code := cistern(t, "", "report", "--json", file)
+	if code != exitOK || errs != "" {
+		t.Fatalf("%s: code %d, %s", file, code, errs)
+	}
+	var doc struct{ Reports []*analyze.TraceFailures }
+	if err := json.Unmarshal([]byte(out), &doc); err != nil {
+		t.Fatal(err)
+	}
+	x := doc.Reports[0].Failures[0]
+	kinds := map[string]bool{}
+	for _, m := range x.Remedies {
+		kinds[m.Kind] = true
+	}
+	if !x.Reproduced || x.Caveat != "" || !kinds[analyze.RemedyLimit] || !kinds[analyze.RemedySpill] {
+		t.Errorf("reproduced %v, %q, remedies %v", x.Reproduced, x.Caveat, kinds)
+	}
+	h := x.Held
+	if h.Unknown != 0 || len(h.Tag) != 2 || h.Tag[0].Name != "losses" || h.Tag[0].Blocks != leaked || h.Tag[0].Bytes != uint64(leaked)*700<<10 ||
+		h.Library[0].Name != "torch" || h.Requested+h.Rounding != h.Allocated {
+		t.Errorf("%d leaked, held: %+v", leaked, h)
+	}
+	if len(x.Growth.Steady) != 1 || !strings.Contains(x.Growth.Steady[0].Name, "TestReportOfADyingProgram") {
+		t.Errorf("%d suspects: %+v", len(x.Growth.Steady), x.Growth)
+	}
+	if len(x.Steps) == 0 || len(x.Limits) == 0 || x.ProcessesUnknown == "" || x.PID != os.Getpid() || len(x.Message) != 1 {
+		t.Errorf("steps %v, limits %v, processes %q", x.Steps, x.Limits, x.ProcessesUnknown)
 	}
 }

@@ -102,7 +102,8 @@ function holders(x) {
   const list = h('div', {class: 'holders', id: 'failure-holders'});
   const share = (n) => `${((100 * n) / Math.max(1, held.allocated_bytes)).toFixed(1)} %`;
   const line = (s, most) => {
-    const who = h('span', {class: 'who'}, s.from ? `${s.name}, from ${s.from}` : s.name,
+    const who = h('span', {class: 'who', title: s.from ? `${s.name}, from ${s.from}` : s.name},
+      s.from ? `${shortFrame(s.name)}, from ${shortFrame(s.from)}` : shortFrame(s.name),
       h('div', {class: 'meter', css: {'--w': `${(100 * s.bytes) / most}%`, '--key': 'var(--live)'}}));
     const cells = [h('span', {class: 'n'}, bytes(s.bytes)), h('span', {class: 'n muted'}, share(s.bytes)),
       h('span', {class: 'n muted'}, `${count(s.blocks)} ${s.blocks === 1 ? 'block' : 'blocks'}`), who];
@@ -131,7 +132,7 @@ function growth(x) {
     + `${bytes(g.least_before_bytes)} to ${bytes(g.least_after_bytes)}.`;
   return [h('h3', {}, 'What grew'), h('p', {class: 'hint'}, words, g.steady.length ? ' These never fell, and may be leaks.'
     : ' Nothing grew steadily.'),
-  g.steady.length ? table(['', 'Grew by', 'Now', 'Blocks'], [1, 2, 3], g.steady.map((s) => [h('span', {class: 'who'}, s.name),
+  g.steady.length ? table(['', 'Grew by', 'Now', 'Blocks'], [1, 2, 3], g.steady.map((s) => [h('span', {class: 'who', title: s.name}, shortFrame(s.name)),
     bytes(s.after_bytes - s.before_bytes), bytes(s.after_bytes), count(s.blocks)])) : null];
 }
 
