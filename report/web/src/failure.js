@@ -7,7 +7,7 @@ import {bytes, count, duration} from './format.js';
 import {fill, h, shortFrame} from './dom.js';
 import {addressMap} from './addrmap.js';
 import {flame} from './flame.js';
-import {heldAt, stackTree} from './tree.js';
+import {grouping} from './grouping.js';
 
 const causes = {capacity: 'too little memory', fragmentation: 'fragmentation', cached: 'held in caches', limit: 'a limit',
   processes: 'other processes', pinned: 'pinned by graphs', pending: 'still in use by streams', upstream: 'memory of another kind'};
@@ -168,16 +168,18 @@ function surroundings(x) {
         p.bytes ? bytes(p.bytes) : 'unknown'])) : null] : null);
 }
 
-/** The map and the flame graph at the failure, from the page's tables. */
-export function failureMoment(t, lives, names) {
+/** The map and the flame graph at the failure, from the page's tables; places is what an address map is told. */
+export function failureMoment(t, lives, places, groups) {
   const event = Number(document.getElementById('failure').dataset.event);
   const map = document.getElementById('failure-map');
   const picture = document.getElementById('failure-flame');
-  if (event < 0 || lives.events === 0) {
+  if (event < 0 || !places) {
     for (const host of [map, picture]) fill(host, h('p', {class: 'muted'}, 'The history was off: where things lay is not in the file.'));
     return;
   }
-  addressMap(map, {...names, topStacks: t.top_stacks}).show(lives.mapAt(event));
-  flame(picture, 'Flame graph of live bytes by stack when the request failed')
-    .show(stackTree(lives.stacks, heldAt(lives, event), t.frames));
+  addressMap(map, places).show(lives.mapAt(event));
+  const grouped = grouping(groups, () => draw());
+  const graph = flame(picture, 'Flame graph of live bytes by stack when the request failed', null, grouped.tool);
+  const draw = () => graph.show(grouped.tree(lives, null, event, t.frames));
+  draw();
 }

@@ -65,10 +65,7 @@ async function show(index) {
   document.documentElement.dataset.painted = String(Math.round(performance.now()));
   const lives = new Lives(reader.stacks(), reader.blocks(), reader.segments(), reader.calls(), events,
     t.frame_libraries);
-  if (t.failures) {
-    failureMoment(t, lives, {stackName: (i) => lives.framesOf(i).map((f) => t.frames[f]), streamName: (i) => t.stream_names[i] || '?',
-      poolName: (i) => t.pool_names[i] || '0,0'});
-  }
+  if (t.failures && !chart) failureMoment(t, lives, null, []);
   if (chart) moments(t, body, charts, chart, on, timeline, lives);
   body.append(section('holders', 'Who held it at the peak', '', h('div', {class: 'two'}, labelTables(t), sizesAndStreams(t)),
     h('h3', {}, 'By stack'), holders(t)),
@@ -134,9 +131,11 @@ function moments(t, body, charts, chart, on, timeline, lives) {
   const grouped = grouping(groups, () => draw());
   const graph = flame(picture, 'Flame graph of live bytes by stack', null, grouped.tool);
   const draw = () => graph.show(grouped.tree(lives, null, shown.event, t.frames));
-  const addresses = addressMap(map, {stackName, streamName, poolName, topStacks: t.top_stacks,
+  const places = {stackName, streamName, poolName, topStacks: t.top_stacks,
     groups: groups.map((g) => ({...g, numbers: lives.keys(g.key), top: [...lives.sums(peak, g.key)]
-      .sort((a, b) => b[1].bytes - a[1].bytes).map(([n]) => n)}))});
+      .sort((a, b) => b[1].bytes - a[1].bytes).map(([n]) => n)}))};
+  const addresses = addressMap(map, places);
+  if (t.failures) failureMoment(t, lives, places, groups);
   const moment = momentPicker(picker, timeline, lives, peak, (event, segments) => {
     shown.event = event;
     addresses.show(segments);
