@@ -68,7 +68,13 @@ static int asked(uint64_t from, void *to, size_t n) {
   return r == (long)n;
 }
 
-static int plausible(uint64_t p) { return p >= 65536 && p >> 47 == 0; }
+#if defined(__x86_64__)
+enum { ADDRESS_BITS = 47 };
+#else
+enum { ADDRESS_BITS = 52 };
+#endif
+
+static int plausible(uint64_t p) { return p >= 65536 && p >> ADDRESS_BITS == 0; }
 
 static int sure(const struct pystack *p) { return __atomic_load_n(&p->state, __ATOMIC_RELAXED) == SURE; }
 

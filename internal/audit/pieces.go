@@ -1,6 +1,6 @@
 package audit
 
-import "slices"
+import "bytes"
 
 // Pieces puts together what is too long for one record and so goes through several. Several threads may tell of the same
 // at once: what has the same number is the same, so that a piece is taken from whoever comes to it first.
@@ -55,6 +55,6 @@ func (p *Pieces) Add(r *Record) *Piece {
 
 // Names of a RecordCode that is whole: its file and its function.
 func (w *Piece) Names() (file, function string) {
-	i := max(slices.Index(w.Text, 0), 0)
-	return string(w.Text[:i]), string(w.Text[min(i+1, len(w.Text)):])
+	f, g, _ := bytes.Cut(w.Text, []byte{0})
+	return string(f), string(g)
 }
