@@ -125,6 +125,7 @@ def cost():
 
 
 def forever():
+    free(allocate(1 << 20, True))
     print("ready", flush=True)
     n = 0
     while True:
