@@ -63,13 +63,22 @@ typedef struct range {
   uintptr_t from, to;
 } range;
 
-static range own, interpreter; /* this library's code, and that of Python's interpreter */
+static range interpreter; /* the code of Python's */
+enum { OURS_MOST = 4 };
+static range ours[OURS_MOST]; /* of this library, and of those that stand between it and PyTorch */
 
 static inline int within(const range *r, uintptr_t pc) { return pc - r->from < r->to - r->from; }
 
+static inline int is_ours(uintptr_t pc) {
+  for (int i = 0; i < OURS_MOST && ours[i].to != 0; i++)
+    if (within(&ours[i], pc))
+      return 1;
+  return 0;
+}
+
 struct walk {
   uint64_t *frames;
-  int n, outside; /* outside: the frames of this library lie behind */
+  int n, outside; /* outside: our own frames lie behind */
   int python;     /* it ends where the interpreter begins */
 };
 
@@ -79,7 +88,7 @@ static _Unwind_Reason_Code visit(struct _Unwind_Context *context, void *arg) {
   uintptr_t pc = address(context, &exact);
   if (pc == 0 || w->n == STACK_NATIVE_MOST)
     return _URC_END_OF_STACK;
-  if (!w->outside && within(&own, pc))
+  if (!w->outside && is_ours(pc))
     return _URC_NO_REASON;
   w->outside = 1;
   if (w->python && within(&interpreter, pc))
@@ -88,29 +97,37 @@ static _Unwind_Reason_Code visit(struct _Unwind_Context *context, void *arg) {
   return _URC_NO_REASON;
 }
 
-/* code_of finds the code of the object that an address is in. */
-struct search {
-  uintptr_t addr;
-  range *found;
-};
-
-static int look(struct dl_phdr_info *info, size_t size, void *arg) {
-  (void)size;
-  struct search *s = arg;
+/* code is the code of an object, nothing where it has none. */
+static range code(const struct dl_phdr_info *info) {
   for (int i = 0; i < info->dlpi_phnum; i++) {
     const ElfW(Phdr) *p = &info->dlpi_phdr[i];
-    range r = {info->dlpi_addr + p->p_vaddr, info->dlpi_addr + p->p_vaddr + p->p_memsz};
-    if (p->p_type == PT_LOAD && (p->p_flags & PF_X) != 0 && within(&r, s->addr)) {
-      *s->found = r;
-      return 1;
-    }
+    if (p->p_type == PT_LOAD && (p->p_flags & PF_X) != 0)
+      return (range){info->dlpi_addr + p->p_vaddr, info->dlpi_addr + p->p_vaddr + p->p_memsz};
   }
-  return 0;
+  return (range){0, 0};
 }
 
-static void code_of(uintptr_t addr, range *found) {
-  struct search s = {addr, found};
-  dl_iterate_phdr(look, &s);
+static int look_for_interpreter(struct dl_phdr_info *info, size_t size, void *addr) {
+  (void)size;
+  range r = code(info);
+  if (!within(&r, (uintptr_t)addr))
+    return 0;
+  interpreter = r;
+  return 1;
+}
+
+/* look_for_ours finds this library, whatever it is called, and those whose names begin as its own does: what stands between it
+ * and PyTorch, which is loaded before anything is asked for. */
+static int look_for_ours(struct dl_phdr_info *info, size_t size, void *count) {
+  (void)size;
+  int *n = count;
+  range r = code(info);
+  const char *name = strrchr(info->dlpi_name, '/');
+  name = name != NULL ? name + 1 : info->dlpi_name;
+  if (*n < OURS_MOST && r.to != 0 &&
+      (within(&r, (uintptr_t)look_for_ours) || strncmp(name, "libcistern", strlen("libcistern")) == 0))
+    ours[(*n)++] = r;
+  return 0;
 }
 
 static const char *find_unwinder(void) {
@@ -124,7 +141,8 @@ static const char *find_unwinder(void) {
   address = (_Unwind_Ptr(*)(struct _Unwind_Context *, int *))(uintptr_t)dlsym(lib, "_Unwind_GetIPInfo");
   if (walk == NULL || address == NULL)
     return "libgcc_s.so.1 has no _Unwind_Backtrace";
-  code_of((uintptr_t)find_unwinder, &own);
+  int n = 0;
+  dl_iterate_phdr(look_for_ours, &n);
   __atomic_store_n(&unwind, walk, __ATOMIC_RELEASE);
   return NULL;
 }
@@ -146,7 +164,7 @@ static int find_python(void) {
   if (found == PYSTACK_ABSENT || found == PYSTACK_EARLY) {
     found = pystack_find(&python, symbol, NULL);
     if (found == PYSTACK_FOUND)
-      code_of((uintptr_t)python.thread, &interpreter);
+      dl_iterate_phdr(look_for_interpreter, (void *)python.thread);
     __atomic_store_n(&python_found, found, __ATOMIC_RELEASE);
   }
   return found;

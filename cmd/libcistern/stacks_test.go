@@ -4,6 +4,8 @@ package main
 
 import (
 	"fmt"
+	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -51,6 +53,46 @@ print(text.value.decode().splitlines()[0])
 		if want := "first <string>:5\n"; r.err != nil || r.report != "" || stacks == "python" && r.out != want {
 			t.Errorf("%s: %v %q %s, want %q", stacks, r.err, r.out, r.report, want)
 		}
+	}
+}
+
+// TestAdapterFrames: of a stack through a library that stands between this one and others, that library's own frames are left
+// out.
+func TestAdapterFrames(t *testing.T) {
+	t.Parallel()
+	python := need(t, "python3")
+	dir := t.TempDir()
+	source := filepath.Join(dir, "x.c")
+	const text = "void *cistern_malloc(long, int, void *);\nvoid *%s(void) { void *p = cistern_malloc(1 << 20, 0, 0); __asm__ volatile(\"\" ::: \"memory\"); return p; }\n"
+	const script = `
+import ctypes, sys
+ctypes.CDLL(sys.argv[1], ctypes.RTLD_GLOBAL)
+adapter, other = ctypes.CDLL(sys.argv[2]), ctypes.CDLL(sys.argv[3])
+lib = ctypes.CDLL(sys.argv[1])
+for f in adapter.between, other.outside:
+    f.restype = ctypes.c_void_p
+    p = f()
+    use, n = (ctypes.c_uint64 * 4)(), ctypes.c_size_t()
+    assert lib.cistern_stack_usage(0, use, 1, ctypes.byref(n)) == 0 and n.value == 1
+    text = ctypes.create_string_buffer(10000)
+    assert lib.cistern_stack_text(ctypes.c_uint32(use[0]), text, 10000) == 0
+    print(text.value.decode().split()[0])
+    lib.cistern_release(ctypes.c_void_p(p))
+`
+	libs := []string{"-c", script, libraryPath(t)}
+	for name, function := range map[string]string{"libcistern_x.so": "between", "other.so": "outside"} {
+		if err := os.WriteFile(source, fmt.Appendf(nil, text, function), 0o666); err != nil {
+			t.Fatal(err)
+		}
+		if err := quiet(exec.Command(compiler("CC", "cc"), "-O1", "-shared", "-fPIC", "-o", filepath.Join(dir, name), source)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	libs = append(libs, filepath.Join(dir, "libcistern_x.so"), filepath.Join(dir, "other.so"))
+	r := run(t, "driver:sim:8GiB,stacks:native", nil, append([]string{python}, libs...)...)
+	lines := strings.Fields(r.out)
+	if r.err != nil || len(lines) != 2 || lines[0] == "between" || lines[1] != "outside" {
+		t.Errorf("%v: the innermost frames are %q, want one of libffi's and outside\n%s", r.err, lines, r.report)
 	}
 }
 
