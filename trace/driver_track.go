@@ -281,7 +281,7 @@ func (t *Tracker) endPool(k holdKey) {
 // number gives physical memory and arrays a place of their own among the addresses.
 func (t *Tracker) number(h *Holding, got func(*Holding)) {
 	h.At = VirtualBase + t.virtual
-	t.virtual += (h.Size + granularity - 1) / granularity * granularity
+	t.virtual += max(1, (h.Size+granularity-1)/granularity) * granularity
 	got(h)
 }
 

@@ -116,11 +116,11 @@ func (d *DriverWriter) Call(c *Call) {
 		d.event(c.Process, c.Device, c.Stream, event.Event{Kind: event.OOM, Addr: c.Extra, Size: c.Size, TimeUS: us, Stack: c.Stack, Thread: c.Thread})
 	}
 	d.tracker.Call(c, func(h *Holding) {
-		if h.Memory.OnDevice() && h.Device >= 0 {
+		if h.Memory.OnDevice() && h.Device >= 0 && h.Size > 0 { // sparse arrays have nothing of their own
 			d.event(h.Process, h.Device, h.Stream, event.Event{Kind: event.Alloc, Addr: h.At, Size: h.Size, TimeUS: us, Stack: h.Call.Stack, Thread: h.Thread})
 		}
 	}, func(h *Holding) {
-		if h.Memory.OnDevice() && h.Device >= 0 {
+		if h.Memory.OnDevice() && h.Device >= 0 && h.Size > 0 { // sparse arrays have nothing of their own
 			for _, k := range []event.Kind{event.FreeRequested, event.FreeCompleted} {
 				d.event(h.Process, h.Device, h.Stream, event.Event{Kind: k, Addr: h.At, Size: h.Size, TimeUS: us, Stack: c.Stack, Thread: c.Thread})
 			}

@@ -78,6 +78,11 @@ func (x *traced) otherWays(program, how, inner string) {
 	if dev := s.Devices[0]; dev.PeakRequested != 21<<20 || s.KeptBytes != 1<<20 || s.HostPeak != 8192 || s.Managed != 1<<20 {
 		t.Errorf("summary: %+v", s)
 	}
+	// Whatever reads events finds them whole.
+	out, err := x.command("replay", "--policy", "direct", filepath.Join(x.dir, "run.cistern")).CombinedOutput()
+	if err != nil || strings.Contains(string(out), "left out") {
+		t.Errorf("replay: %v\n%s", err, out)
+	}
 	if !strings.Contains(stderr, "never freed: 1.00 MiB in 1 allocation") {
 		t.Errorf("the table is\n%s", stderr)
 	}
