@@ -9,12 +9,14 @@
  * does between two functions says nothing that they do not. */
 #define _GNU_SOURCE
 #include "stack.h"
+#include "launch.h"
 #include "places.h"
 #include "pystack.h"
 
 #include <dlfcn.h>
 #include <link.h>
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -135,7 +137,7 @@ static const char *find_unwinder(void) {
     return NULL;
   void *lib = dlopen("libgcc_s.so.1", RTLD_NOW | RTLD_LOCAL);
   if (lib == NULL)
-    return "native stacks need libgcc_s.so.1, which is not here";
+    return "libgcc_s.so.1, which finds them, is not here";
   _Unwind_Reason_Code (*walk)(_Unwind_Trace_Fn, void *) =
       (_Unwind_Reason_Code(*)(_Unwind_Trace_Fn, void *))(uintptr_t)dlsym(lib, "_Unwind_Backtrace");
   address = (_Unwind_Ptr(*)(struct _Unwind_Context *, int *))(uintptr_t)dlsym(lib, "_Unwind_GetIPInfo");
@@ -170,7 +172,27 @@ static int find_python(void) {
   return found;
 }
 
+/* refuse_python says why there are no frames of the Python that was found, NULL where there may be, now or later. */
+static const char *refuse_python(int found) {
+  if (found == PYSTACK_FOUND)
+    found = pystack_state(&python);
+  if (found != PYSTACK_FOUND && found != PYSTACK_ABSENT && found != PYSTACK_EARLY)
+    return pystack_why(found);
+  return places_open() != 0 ? "no host memory for their names" : NULL;
+}
+
 static pthread_mutex_t setting = PTHREAD_MUTEX_INITIALIZER;
+
+/* say_python tells people, once, that there are no frames although they were asked for. */
+static __attribute__((cold)) void say_python(int found) {
+  static uint32_t said;
+  const char *why = refuse_python(found);
+  if (why == NULL || __atomic_exchange_n(&said, 1, __ATOMIC_RELAXED) != 0)
+    return;
+  char line[256];
+  int n = snprintf(line, sizeof line, "cistern: stacks of Python's functions: %s\n", why);
+  launch_say(line, (size_t)n < sizeof line ? (size_t)n : sizeof line - 1);
+}
 
 /* take_python is the calling thread's Python frames. An interpreter that comes later is found in a while. */
 static int take_python(uint64_t *frames) {
@@ -179,11 +201,15 @@ static int take_python(uint64_t *frames) {
       return 0;
     int found = find_python();
     pthread_mutex_unlock(&setting);
-    if (found != PYSTACK_FOUND)
+    if (found != PYSTACK_FOUND) {
+      say_python(found);
       return 0;
+    }
   }
   struct pyframe at[STACK_PYTHON_MOST];
   int n = pystack_walk(&python, at, STACK_PYTHON_MOST);
+  if (n <= 0 && pystack_state(&python) != PYSTACK_FOUND)
+    say_python(PYSTACK_FOUND); /* what its objects look like is seen when they are */
   for (int i = 0; i < n; i++)
     frames[i] = STACK_PYTHON | places_number(&python, &at[i]);
   return n > 0 ? n : 0;
@@ -223,8 +249,7 @@ void stack_take_failed(stack_origin *to) {
 void stack_prepare(void) {
   pthread_mutex_lock(&setting);
   uint32_t kinds = find_unwinder() == NULL ? WATCH_NATIVE : 0;
-  int found = find_python();
-  if ((found == PYSTACK_FOUND || found == PYSTACK_ABSENT || found == PYSTACK_EARLY) && places_open() == 0)
+  if (refuse_python(find_python()) == NULL)
     kinds |= WATCH_PYTHON;
   __atomic_store_n(&prepared, kinds, __ATOMIC_RELEASE);
   pthread_mutex_unlock(&setting);
@@ -237,21 +262,14 @@ void stack_watch_set(uint32_t bit, int on) {
     __atomic_fetch_and(&stack_watch, ~bit, __ATOMIC_RELAXED);
 }
 
-const char *stack_set(uint32_t kinds, uint64_t bytes) {
-  const char *why = NULL;
+uint32_t stack_set(uint32_t kinds, uint64_t bytes, const char **why) {
+  uint32_t refused = 0;
   pthread_mutex_lock(&setting);
-  if (kinds & WATCH_NATIVE)
-    why = find_unwinder();
-  if (why == NULL && kinds & WATCH_PYTHON) {
-    int found = find_python();
-    if (found == PYSTACK_FOUND)
-      found = pystack_state(&python);
-    if (found != PYSTACK_FOUND && found != PYSTACK_ABSENT && found != PYSTACK_EARLY)
-      why = pystack_why(found);
-    else if (places_open() != 0)
-      why = "no host memory for the names of Python functions";
-  }
-  if (why == NULL) {
+  if (kinds & WATCH_NATIVE && (*why = find_unwinder()) != NULL)
+    refused = WATCH_NATIVE;
+  if (refused == 0 && kinds & WATCH_PYTHON && (*why = refuse_python(find_python())) != NULL)
+    refused = WATCH_PYTHON;
+  if (refused == 0) {
     __atomic_store_n(&sample, bytes, __ATOMIC_RELAXED);
     uint32_t now = stack_watched();
     while (!__atomic_compare_exchange_n(&stack_watch, &now, (now & ~(uint32_t)(WATCH_NATIVE | WATCH_PYTHON)) | kinds, 0,
@@ -259,7 +277,7 @@ const char *stack_set(uint32_t kinds, uint64_t bytes) {
       ;
   }
   pthread_mutex_unlock(&setting);
-  return why;
+  return refused;
 }
 
 /* ---- names of C++ ---- */

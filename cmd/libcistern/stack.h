@@ -43,9 +43,9 @@ void stack_take_failed(stack_origin *to) __attribute__((visibility("hidden")));
 /* stack_prepare makes that possible. */
 void stack_prepare(void) __attribute__((visibility("hidden")));
 
-/* For Go. stack_set has the stacks of these kinds taken from now on; what is wrong comes as text, and nothing has changed.
- * stack_watch_set is for the other bits. */
-const char *stack_set(uint32_t kinds, uint64_t sample) __attribute__((visibility("hidden")));
+/* For Go. stack_set has the stacks of these kinds taken from now on and returns 0, or else the kind that cannot be taken and
+ * why, and nothing has changed. stack_watch_set is for the other bits. */
+uint32_t stack_set(uint32_t kinds, uint64_t sample, const char **why) __attribute__((visibility("hidden")));
 void stack_watch_set(uint32_t bit, int on) __attribute__((visibility("hidden")));
 /* stack_place is what a place in Python source is called; the strings stay. */
 typedef struct stack_python_place {

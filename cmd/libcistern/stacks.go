@@ -54,8 +54,12 @@ func kindsOf(stacks string) C.uint32_t {
 
 // takeStacks has stacks of these kinds taken from now on, and kept; the error says why that cannot be.
 func (l *library) takeStacks(kinds C.uint32_t, sample uint64) error {
-	if why := C.stack_set(kinds, C.uint64_t(sample)); why != nil {
-		return &failure{C.CISTERN_UNSUPPORTED, "stacks: " + goString(why)}
+	var why *C.char
+	switch C.stack_set(kinds, C.uint64_t(sample), &why) {
+	case C.CISTERN_STACKS_NATIVE:
+		return &failure{C.CISTERN_UNSUPPORTED, "native stacks: " + goString(why)}
+	case C.CISTERN_STACKS_PYTHON:
+		return &failure{C.CISTERN_UNSUPPORTED, "stacks of Python's functions: " + goString(why)}
 	}
 	l.KeepStacks(kinds != 0)
 	return nil
@@ -70,11 +74,12 @@ func (l *library) stacksAsSet(o cistern.Options) {
 			return
 		}
 		say("cistern: " + err.Error())
-		if kinds&^C.CISTERN_STACKS_PYTHON == kinds {
-			return
+		if kinds&C.CISTERN_STACKS_PYTHON == 0 {
+			break
 		}
 		kinds &^= C.CISTERN_STACKS_PYTHON
 	}
+	l.KeepStacks(false)
 }
 
 //export coreStacks

@@ -56,6 +56,26 @@ print(text.value.decode().splitlines()[0])
 	}
 }
 
+// TestUnknownPython: what cannot be had is said once, and the rest is done.
+func TestUnknownPython(t *testing.T) {
+	t.Parallel()
+	p := program(t, "oldpython.c", libraryPath(t), "-rdynamic")
+	for _, stacks := range []string{"python", "native+python"} {
+		r := run(t, "driver:sim:8GiB,stacks:"+stacks, nil, p, stacks)
+		want := "cistern: stacks of Python's functions: its frames are known from Python 3.10 to 3.14 only\n"
+		if r.err != nil || r.out != "ok\n" || r.report != want {
+			t.Errorf("%s: %v\n%s%s, want %s", stacks, r.err, r.out, r.report, want)
+		}
+	}
+}
+
+// TestNamesOfCxx: as people write them.
+func TestNamesOfCxx(t *testing.T) {
+	t.Parallel()
+	need(t, compiler("CXX", "c++"))
+	passes(t, "driver:sim:8GiB,stacks:native", nil, program(t, "names.cc", libraryPath(t)))
+}
+
 // TestAdapterFrames: of a stack through a library that stands between this one and others, that library's own frames are left
 // out.
 func TestAdapterFrames(t *testing.T) {
