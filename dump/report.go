@@ -109,7 +109,7 @@ func (r *Reporter) OutOfMemory(oom *cistern.OutOfMemoryError, lines []string) st
 		r.noMore(oom)
 		return ""
 	}
-	file := filepath.Join(dir, fmt.Sprintf("oom-%d-%d.cistern", os.Getpid(), n))
+	file := fileFor(dir, int(n))
 	j := job{r: r, oom: oom, lines: lines, file: file}
 	if r.Names != nil {
 		j.d.names = r.Names()
@@ -150,6 +150,17 @@ func (r *Reporter) OutOfMemory(oom *cistern.OutOfMemoryError, lines []string) st
 	}
 	r.say(line)
 	return file
+}
+
+// fileFor is the name of a process's n-th file, or of a later one where another process had the same number, as those of
+// containers have: its files stay.
+func fileFor(dir string, n int) string {
+	for ; ; n++ {
+		file := filepath.Join(dir, fmt.Sprintf("oom-%d-%d.cistern", os.Getpid(), n))
+		if _, err := os.Lstat(file); err != nil {
+			return file
+		}
+	}
 }
 
 // noMore says once that there are no more files.

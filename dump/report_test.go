@@ -221,6 +221,28 @@ func TestFailuresAtOnce(t *testing.T) {
 	}
 }
 
+// TestFilesOfOthers: what a process with the same number has written stays.
+func TestFilesOfOthers(t *testing.T) {
+	a, dev, st := engine(t, "limit:10MiB")
+	dir := t.TempDir()
+	name := func(n int) string { return filepath.Join(dir, fmt.Sprintf("oom-%d-%d.cistern", os.Getpid(), n)) }
+	for _, n := range []int{1, 3} {
+		if err := os.WriteFile(name(n), []byte("theirs"), 0o666); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r, s := reporter(t, a, dir)
+	oom := fails(t, dev, st, 50*mib, cistern.AllocOptions{})
+	if first, second := r.OutOfMemory(oom, nil), r.OutOfMemory(oom, nil); first != name(2) || second != name(4) {
+		t.Errorf("%s, %s; said %s", first, second, s.all())
+	}
+	for _, n := range []int{1, 3} {
+		if text, err := os.ReadFile(name(n)); err != nil || string(text) != "theirs" {
+			t.Errorf("%q, %v", text, err)
+		}
+	}
+}
+
 // TestTroubleWriting: each failure is a line.
 func TestTroubleWriting(t *testing.T) {
 	a, dev, st := engine(t, "limit:10MiB")
