@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/cistern-gpu/cistern/internal/units"
 	"github.com/cistern-gpu/cistern/replay"
 	"github.com/cistern-gpu/cistern/trace"
 )
@@ -37,6 +38,10 @@ type Search struct {
 	Reproduced bool    `json:"reproduced"`
 	// Caveat says in a sentence why the remedies may not hold, "" where nothing speaks against them.
 	Caveat string `json:"caveat"`
+	// More is what remedies had to have room for behind the request: what the run's repeats before asked for after the same
+	// point, at least a part of the capacity. 0 where the record goes on itself.
+	More     uint64 `json:"more_bytes"`
+	MoreFrom string `json:"more_from"`
 	// Remedies met the request, and all others of the run, in a replay: largest gain first.
 	Remedies []Remedy `json:"remedies"`
 	Tried    []Remedy `json:"did_not_survive"`
@@ -73,6 +78,7 @@ type Remedy struct {
 	FailedAt   *int     `json:"failed_event"`
 	Breaks     []string `json:"breaks"`
 	Luck       bool     `json:"luck"`     // it survived at first, and not where segments lay elsewhere or the GPU was further behind
+	Barely     bool     `json:"barely"`   // it meets the request, and has no room for More
 	Again      int      `json:"-"`        // replays in other circumstances that it survived
 	Verified   bool     `json:"verified"` // the model behind it was held against real recordings
 	Checked    string   `json:"checked"`
@@ -96,7 +102,9 @@ type searching struct {
 	f    *trace.Failure // nil: no words of the process
 	out  *Search        // guarded by search.mu while candidates are tried
 	kind runKind
-	gone bool // the budget is used up
+	// recorded is the run as it was; the search's own plan goes on behind the failure (continued).
+	recorded *replay.Plan
+	gone     bool // the budget is used up
 	// beaten survived once, and something else that did is better in all.
 	beaten []Remedy
 	seen   map[string]bool // guarded by search.mu: what was tried
@@ -148,9 +156,17 @@ func (x *FailureReport) search(ctx context.Context, t *trace.Trace, f *trace.Fai
 		within, cancel = context.WithTimeout(ctx, opt.Budget)
 		defer cancel()
 	}
-	s.search = &search{ctx: within, plan: replay.NewPlan(t), opt: TuneOptions{Capacity: x.Capacity, GPULag: opt.GPULag,
+	s.recorded = replay.NewPlan(t)
+	s.search = &search{ctx: within, plan: s.recorded, opt: TuneOptions{Capacity: x.Capacity, GPULag: opt.GPULag,
 		Progress: opt.Progress}, device: cmp.Or(opt.Device, x.DeviceTotal), capacity: x.Capacity, slots: make(chan struct{}, runtime.GOMAXPROCS(0)), known: map[string]*Choice{}}
 	out.Searched = true
+	more, from := stillToCome(t, x.Event, x.Need), "as much as earlier repeats asked for behind the same place"
+	if margin := uint64(marginPart * float64(x.Capacity)); more < margin {
+		more, from = margin, "a hundredth of the memory, as no two runs are the same"
+	}
+	if next := continued(t, x.Event, more); next != t {
+		out.More, out.MoreFrom, s.plan = more, from, replay.NewPlan(next)
+	}
 	err := s.everything(ctx)
 	if s.gone {
 		out.NotTried = append(out.NotTried, fmt.Sprintf("%d replays and what would have followed from them: the time for them (--budget %s) "+
@@ -312,9 +328,13 @@ func (s *searching) file(c candidate, r *replay.Result) {
 		m.Conf = r.Conf
 	}
 	m.Survives, m.Peak, m.Retries, m.OOMs, m.FailedAt = s.survives(r), r.PeakReserved, r.Retries, r.OOMs, r.FailedEvent
+	m.Barely = !m.Survives && s.out.More > 0 && r.FailedEvent != nil && *r.FailedEvent > s.x.Event
 	m.Headroom = m.Capacity - min(m.Peak, m.Capacity)
 	m.DriverUS, m.WaitUS, m.Verified = r.DriverTimeUS, r.SyncWaitUS, c.spec.Name != "torch-async"
 	m.Checked = fmt.Sprintf("replay of %d events", len(s.t.Events))
+	if s.out.More > 0 && c.Kind != "" {
+		m.Checked += fmt.Sprintf(" and %s more", units.FormatBytes(s.out.More))
+	}
 	more := ""
 	if s.opt.GPULag != defaultLag {
 		more = fmt.Sprintf("--gpu-lag %s ", s.opt.GPULag)

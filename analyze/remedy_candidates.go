@@ -26,7 +26,8 @@ func (s *searching) own() error {
 	var first *replay.Result
 	for _, lag := range []time.Duration{s.opt.GPULag, 0} {
 		s.expect(1)
-		r, err := s.replay(c.spec, replay.Options{Capacity: s.capacity, GPULag: lag, Verify: true})
+		r, err := s.asRecorded(s.recorded).replay(c.spec, replay.Options{Capacity: s.capacity, GPULag: lag, Verify: true})
+		s.done++
 		if err != nil {
 			return err
 		}
@@ -48,6 +49,11 @@ func (s *searching) own() error {
 			"be had when the request failed, or the replay packs worse than the run did", *first.FailedEvent)
 	}
 	return nil
+}
+
+// asRecorded replays another plan under the same circumstances.
+func (s *searching) asRecorded(plan *replay.Plan) *search {
+	return &search{ctx: s.ctx, plan: plan, opt: TuneOptions{GPULag: s.opt.GPULag}, device: s.device, slots: s.slots}
 }
 
 func (s *searching) ownSpec() replay.Spec {
@@ -407,10 +413,9 @@ func (s *searching) largest() error {
 	}
 	t := *s.t
 	t.Events = slices.Clone(t.Events[:s.x.Event+1])
-	plan := *s.plan
+	plan := *s.recorded
 	plan.Trace = &t
-	then := *s
-	then.search = &search{ctx: s.ctx, plan: &plan, opt: s.opt, device: s.device, slots: s.slots}
+	then := s.asRecorded(&plan)
 	failed := &t.Events[s.x.Event]
 	low, high := uint64(0), failed.Size // low fits, or is nothing; high does not
 	for high-low > FloorStep {

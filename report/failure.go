@@ -96,6 +96,9 @@ func (f *failureText) answer() string {
 		return "What would have met it: " + f.s.paint(clean(x.Remedies[0].Title), green) + "."
 	case len(x.Remedies) > 0:
 		return ""
+	case x.Searched && slices.ContainsFunc(x.Tried, func(m analyze.Remedy) bool { return m.Barely }):
+		i := slices.IndexFunc(x.Tried, func(m analyze.Remedy) bool { return m.Barely })
+		return fmt.Sprintf("Nothing that was tried has room for what would have followed; %s meets the request alone.", clean(x.Tried[i].Title))
 	case x.Searched && len(x.Floors) > 0:
 		f0 := x.Floors[0]
 		return fmt.Sprintf("Nothing that was tried meets it within %s; the least that would do is %s, with %s.",
@@ -226,8 +229,12 @@ func (f *failureText) remedies() {
 		f.lessLive()
 		return
 	}
-	f.say("  ", fmt.Sprintf("Each was checked by replaying the recorded run, the request included, within %s (%s).",
-		units.FormatBytes(x.Capacity), clean(x.CapacityFrom)))
+	included := "the request included"
+	if x.More > 0 {
+		included += fmt.Sprintf(" and %s more behind it (%s)", units.FormatBytes(x.More), x.MoreFrom)
+	}
+	f.say("  ", fmt.Sprintf("Each was checked by replaying the recorded run, %s, within %s (%s).", included, units.FormatBytes(x.Capacity),
+		clean(x.CapacityFrom)))
 	if x.Caveat != "" {
 		f.say("  ", f.s.paint("Take it with care", bold)+": "+x.Caveat+".")
 	}
@@ -256,8 +263,11 @@ func (f *failureText) remedies() {
 				break
 			}
 			name := clean(m.Title)
-			if m.Luck {
+			switch {
+			case m.Luck:
 				name += " (only by luck)"
+			case m.Barely:
+				name += " (the request, but not what followed)"
 			}
 			names = append(names, name)
 		}

@@ -86,7 +86,8 @@ func TestFailureText(t *testing.T) {
 		remedy(analyze.RemedySpill, "CISTERN_CONF=spill:managed", 80*mib)
 	first.Floor, second.WaitUS, second.Retries, third.Verified = 48*mib, 20000, 2, false
 	x.Search = analyze.Search{Searched: true, Reproduced: true, Own: x.Own, Remedies: []analyze.Remedy{first, second, third}, Beaten: 3,
-		Tried:    []analyze.Remedy{{Title: "CISTERN_CONF=chunk:2MiB"}, {Title: "PYTORCH_ALLOC_CONF=max_split_size_mb:128", Luck: true}},
+		Tried: []analyze.Remedy{{Title: "CISTERN_CONF=chunk:2MiB"}, {Title: "PYTORCH_ALLOC_CONF=max_split_size_mb:128", Luck: true}, {Title: "PYTORCH_ALLOC_CONF=backend:cudaMallocAsync", Barely: true}},
+		More:  5 * mib, MoreFrom: "as much as earlier repeats asked for behind the same place",
 		NotTried: []string{"4 replays and what would have followed from them: the time for them (--budget 1s) was used up"},
 		Floors:   []analyze.Floor{{Who: "the run's own settings", Capacity: 90 * mib}}, LargestRequest: 12 * mib, Replays: 17, TookS: 0.25}
 	full.Notes = append(full.Notes, "a note that is longer than a line is wide goes on in the next one, indented, and nobody has to scroll for it")
@@ -96,7 +97,10 @@ func TestFailureText(t *testing.T) {
 	y.Growth = analyze.Growth{Told: true, Repeats: 12, DurationUS: 9e6, Before: 10 * mib, After: 30 * mib, Steady: []analyze.Grown{
 		{Name: "append_loss train.py:77", Before: mib, After: 21 * mib, Blocks: 400}}}
 	y.Shortage, y.LessLive = 6*mib, y.Held.Stack[:1]
-	for name, r := range map[string]*analyze.TraceFailures{"full": full, "nothing": nothing, "silent": failuresOf(t, silentTrace())} {
+	barely := failuresOf(t, failedTrace())
+	barely.Failures[0].Search = analyze.Search{Searched: true, Reproduced: true, Tried: []analyze.Remedy{{Title: "CISTERN_CONF=chunk:2MiB", Barely: true}},
+		More: 5 * mib, MoreFrom: "a hundredth of the memory, as no two runs are the same"}
+	for name, r := range map[string]*analyze.TraceFailures{"full": full, "nothing": nothing, "barely": barely, "silent": failuresOf(t, silentTrace())} {
 		var b bytes.Buffer
 		WriteFailures(&b, r, Style{})
 		got := b.String()

@@ -75,11 +75,13 @@ function remedies(x) {
     bytes(m.peak_reserved_bytes), bytes(m.headroom_bytes), m.floor_bytes ? bytes(m.floor_bytes) : '', duration(m.driver_time_us),
     duration(m.wait_us), count(m.retries)];
   const failed = x.did_not_survive.map((m) => h('li', {}, m.title, m.luck ? h('span', {class: 'muted'},
-    ' only by luck: not where segments lay elsewhere, or the GPU was further behind') : null));
+    ' only by luck: not where segments lay elsewhere, or the GPU was further behind') : null,
+  m.barely ? h('span', {class: 'muted'}, ' the request, but not what followed') : null));
   const floors = x.floors.filter((f) => f.capacity_bytes > x.capacity_bytes)
     .map((f) => `${bytes(f.capacity_bytes)} with ${f.who}`).join(', ');
   return [head,
-    h('p', {class: 'hint'}, `Each was checked by replaying the recorded run, the request included, within ${bytes(x.capacity_bytes)} `
+    h('p', {class: 'hint'}, 'Each was checked by replaying the recorded run, the request included'
+      + `${x.more_bytes ? ` and ${bytes(x.more_bytes)} more behind it (${x.more_from})` : ''}, within ${bytes(x.capacity_bytes)} `
       + `(${x.capacity_from}): ${count(x.replays)} replays.`),
     x.caveat ? h('p', {class: 'error'}, `Take it with care: ${x.caveat}.`) : null,
     x.remedies.length ? table(['', 'Peak reserved', 'To spare', 'Would do with', 'Driver', 'Waiting', 'Retries'], [1, 2, 3, 4, 5, 6],
