@@ -136,11 +136,16 @@ static int replace(const struct link_map *map, const struct table *t) {
 	}
 	if (high == 0)
 		return 0;
-	low &= ~(uintptr_t)4095;
-	high = (high + 4095) & ~(uintptr_t)4095;
 	int prot = protection(map, low);
-	if (prot == 0 || sys3(SYS_mprotect, low, high - low, prot | 2) != 0)
+	if (prot == 0)
 		return 0;
+	uintptr_t page = 4096, from;
+	do { // the kernel's pages may be larger than that, on aarch64
+		from = low & ~(page - 1);
+	} while (sys3(SYS_mprotect, from, high - from, prot | 2) != 0 && (page *= 4) <= 65536);
+	if (page > 65536)
+		return 0;
+	low = from;
 	for (int i = 0; i < entry_count; i++) {
 		Elf64_Sym *s = (Elf64_Sym *)look_up(t, entries[i].name);
 		if (s != NULL)

@@ -12,11 +12,6 @@ static uint32_t announced;  // the process that has said its name; another one a
 // What the kernel would have to be asked for at every call. The page is emptied in the child of a fork; where that
 // cannot be had there is none.
 static struct { uint32_t pid; } *known;
-// The C library keeps a thread's number where it has for many versions: 1 once that was seen to be so, -1 where it is not.
-static int tid_known;
-
-enum { TID_OFFSET = 720 };
-
 static uint32_t pid_now(void) {
 	if (known == NULL)
 		return (uint32_t)sys0(SYS_getpid);
@@ -27,6 +22,12 @@ static uint32_t pid_now(void) {
 	}
 	return pid;
 }
+
+#if defined(__x86_64__)
+// The C library keeps a thread's number where it has for many versions: 1 once that was seen to be so, -1 where it is not.
+static int tid_known;
+
+enum { TID_OFFSET = 720 };
 
 static uint32_t tid_there(void) {
 	uint32_t tid;
@@ -43,6 +44,9 @@ static uint32_t tid_now(void) {
 		__atomic_store_n(&tid_known, tid_there() == tid ? 1 : -1, __ATOMIC_RELAXED);
 	return tid;
 }
+#else
+static uint32_t tid_now(void) { return (uint32_t)sys0(SYS_gettid); }
+#endif
 
 // now is the time in a function that the program called. While the linker is at work the program's C library may not be
 // relocated yet: kernel_now is for then.
@@ -60,6 +64,7 @@ static uint64_t now(void) {
 }
 
 // The compiler calls these for large structs.
+#if defined(__x86_64__)
 HIDDEN void *memset(void *p, int c, size_t n) {
 	void *q = p;
 	__asm__ volatile("rep stosb" : "+D"(q), "+c"(n) : "a"(c) : "memory");
@@ -71,6 +76,21 @@ HIDDEN void *memcpy(void *restrict to, const void *restrict from, size_t n) {
 	__asm__ volatile("rep movsb" : "+D"(t), "+S"(from), "+c"(n) : : "memory");
 	return to;
 }
+
+#else
+HIDDEN void *memset(void *p, int c, size_t n) {
+	for (volatile char *q = p; n > 0; n--)
+		*q++ = (char)c;
+	return p;
+}
+
+HIDDEN void *memcpy(void *restrict to, const void *restrict from, size_t n) {
+	const char *f = from;
+	for (volatile char *t = to; n > 0; n--)
+		*t++ = *f++;
+	return to;
+}
+#endif
 
 static uint64_t checksum(const struct slot *s, uint64_t number) {
 	const uint64_t *w = &s->time;
@@ -149,7 +169,7 @@ static void announce(uint32_t pid, int fresh) {
 	s.flags = (uint32_t)fresh;
 	s.handle = (uint64_t)sys0(SYS_getppid);
 	s.extra = before;
-	long n = sys3(SYS_readlink, "/proc/self/exe", path, sizeof path);
+	long n = sys6(SYS_readlinkat, -100, (long)"/proc/self/exe", (long)path, sizeof path, 0, 0);
 	text(&s, path, n > 0 ? (size_t)n : 0);
 	put(&s);
 }

@@ -74,9 +74,10 @@ HIDDEN void has_code(uintptr_t from, uintptr_t to) {
 
 static int in_code(uint64_t p) {
 	uint32_t bit = megabyte(p);
-	return p >= 65536 && p >> 47 == 0 && (__atomic_load_n(&code[bit / 64], __ATOMIC_RELAXED) >> bit % 64 & 1);
+	return p >= 65536 && p >> ADDRESS_BITS == 0 && (__atomic_load_n(&code[bit / 64], __ATOMIC_RELAXED) >> bit % 64 & 1);
 }
 
+#if defined(__x86_64__)
 // called reports whether the seven bytes before an address end with a call: direct, or through a register or memory.
 static int called(const unsigned char *b) {
 	if (b[2] == 0xe8)
@@ -86,6 +87,14 @@ static int called(const unsigned char *b) {
 			return 1;
 	return 0;
 }
+
+#else
+// called reports whether the instruction before an address is a call: BL, or BLR of a register.
+static int called(const unsigned char *b) {
+	uint32_t i = (uint32_t)b[3] | (uint32_t)b[4] << 8 | (uint32_t)b[5] << 16 | (uint32_t)b[6] << 24;
+	return i >> 26 == 0x25 || (i & 0xfffffc1f) == 0xd63f0000;
+}
+#endif
 
 // Which addresses in code stand behind a call, as far as they were looked at: reading code through the kernel costs more
 // than all the rest. What an address is ends with its module.

@@ -128,7 +128,7 @@ type tracing struct {
 
 // newTracing prepares everything that can fail before the program starts.
 func (a *app) newTracing(args []string, out string, stacks audit.Stacks) (*tracing, error) {
-	if runtime.GOOS != "linux" || runtime.GOARCH != "amd64" {
+	if runtime.GOOS != "linux" || runtime.GOARCH != "amd64" && runtime.GOARCH != "arm64" {
 		return nil, audit.ErrNotLinux
 	}
 	path, err := lookProgram(args[0])

@@ -20,7 +20,7 @@ const Variable = "CISTERN_AUDIT"
 const RingName = "cistern-audit"
 
 // ErrNotLinux is what tracing ends with elsewhere.
-var ErrNotLinux = errors.New("programs are traced on Linux on x86-64 only")
+var ErrNotLinux = errors.New("programs are traced on Linux on x86-64 and on aarch64 only")
 
 // Kinds of records, as in ring.h.
 const (

@@ -7,7 +7,6 @@ import (
 	"os"
 	"runtime"
 	"sync/atomic"
-	"syscall"
 	"time"
 	"unsafe"
 
@@ -48,7 +47,7 @@ type Ring struct {
 
 // New makes a ring of that many slots, a power of two, for calls with stacks of these kinds.
 func New(slots int, stacks Stacks) (*Ring, error) {
-	if runtime.GOARCH != "amd64" {
+	if runtime.GOARCH != "amd64" && runtime.GOARCH != "arm64" {
 		return nil, ErrNotLinux
 	}
 	if slots <= 0 || slots&(slots-1) != 0 {
@@ -105,7 +104,7 @@ func (r *Ring) Stop() { atomic.StoreUint64(r.word(offClosed), 1) }
 // Close ends the ring.
 func (r *Ring) Close() error {
 	r.Stop()
-	err := syscall.Munmap(r.mem)
+	err := unix.Munmap(r.mem)
 	if cerr := r.file.Close(); err == nil {
 		err = cerr
 	}
