@@ -77,7 +77,7 @@ type Remedy struct {
 	OOMs       int64    `json:"ooms"`
 	FailedAt   *int     `json:"failed_event"`
 	Breaks     []string `json:"breaks"`
-	Luck       bool     `json:"luck"`     // it survived at first, and not where segments lay elsewhere or the GPU was further behind
+	Luck       bool     `json:"luck"`     // it survived at first, and not where segments lay elsewhere, the GPU was further behind or there was a little less memory
 	Barely     bool     `json:"barely"`   // it meets the request, and has no room for More
 	Again      int      `json:"-"`        // replays in other circumstances that it survived
 	Verified   bool     `json:"verified"` // the model behind it was held against real recordings
@@ -254,6 +254,9 @@ func (s *searching) elsewhere(m *Remedy) []replay.Options {
 	}
 	add(0, 0)
 	add(0, far)
+	if s.out.More == 0 { // the record goes on behind the failure, and shows how: with a little less memory
+		all = append(all, replay.Options{Capacity: m.Capacity - uint64(marginPart*float64(m.Capacity)), GPULag: lag})
+	}
 	if m.Policy == "torch" && !strings.Contains(m.Conf, "expandable_segments:True") {
 		for _, order := range []int{1, 2, 3, 4} {
 			add(order, lag)
@@ -288,6 +291,7 @@ func (s *searching) others() error {
 			kept = append(kept, m)
 			continue
 		}
+		orders := 0
 		for _, opt := range s.elsewhere(&m) {
 			s.expect(1)
 			r, err := s.replay(specOf(&m), opt)
@@ -299,6 +303,9 @@ func (s *searching) others() error {
 				break
 			}
 			m.Again++
+			if opt.Order != 0 {
+				orders++
+			}
 			m.Peak = max(m.Peak, r.PeakReserved)
 		}
 		if m.Headroom = m.Capacity - min(m.Peak, m.Capacity); !m.Survives {
@@ -307,8 +314,11 @@ func (s *searching) others() error {
 		}
 		if m.Again > 0 {
 			m.Checked += ", also with the GPU less and further behind"
-			if m.Again > 2 {
-				m.Checked += fmt.Sprintf(" and with segments in %d other orders of addresses", m.Again-2)
+			if s.out.More == 0 {
+				m.Checked += ", with a hundredth less memory"
+			}
+			if orders > 0 {
+				m.Checked += fmt.Sprintf(" and with segments in %d other orders of addresses", orders)
 			}
 		}
 		kept = append(kept, m)
