@@ -172,7 +172,7 @@ int pystack_find(struct pystack *p, void *(*lookup)(const char *name, void *ctx)
   p->bytes_type = lookup("PyBytes_Type", ctx);
   p->frame_type = lookup("PyFrame_Type", ctx);
   const void *types = lookup("PyType_Type", ctx), *hex = lookup("Py_Version", ctx), *words = lookup("Py_GetVersion", ctx);
-  if (p->thread == NULL || p->finalizing == NULL || p->code_type == NULL || p->string_type == NULL || p->bytes_type == NULL || p->frame_type == NULL || types == NULL || words == NULL)
+  if (p->thread == NULL || p->code_type == NULL || p->string_type == NULL || p->bytes_type == NULL || p->frame_type == NULL || types == NULL || words == NULL)
     return PYSTACK_ABSENT;
   /* A type is ready once the interpreter has run: then all of it is loaded and relocated too, and may be called. */
   const char *code = p->code_type;
@@ -188,6 +188,8 @@ int pystack_find(struct pystack *p, void *(*lookup)(const char *name, void *ctx)
   }
   if (p->version < 0x030a || p->version > 0x030e)
     return PYSTACK_VERSION;
+  if (p->finalizing == NULL)
+    return PYSTACK_LAYOUT;
   if (*(const word *)(code + OB_TYPE) != (uintptr_t)types) { /* every object begins otherwise */
     const char *v = ((const char *(*)(void))(uintptr_t)words)();
     for (; v != NULL && *v != 0; v++)

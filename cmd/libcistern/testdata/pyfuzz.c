@@ -76,6 +76,7 @@ static void refusals(void) {
   for (size_t i = 0; i < sizeof needed / sizeof *needed; i++)
     expect(needed[i], pystack_find(&p, lookup, (void *)needed[i]), PYSTACK_ABSENT);
   expect("no table", pystack_find(&p, lookup, (void *)"_PyRuntime"), PYSTACK_LAYOUT);
+  expect("no way to know that it ends", pystack_find(&p, lookup, (void *)"Py_IsFinalizing"), PYSTACK_LAYOUT);
   told[1] = 0x030e0000;
   expect("another version's table", pystack_find(&p, lookup, NULL), PYSTACK_LAYOUT);
   sound();
