@@ -227,7 +227,7 @@ func TestRemediesOfTheEngine(t *testing.T) {
 		{"limit:270MiB,backend:malloc", CauseFragmentation, map[string]string{
 			"CISTERN_CONF=limit:283115520 (without backend)": "limit:283115520"}},
 		{"limit:270MiB,ladder:grow,history:1000", CauseFragmentation, map[string]string{
-			"CISTERN_CONF=limit:283115520,history:1000 (without ladder)": "limit:283115520,history:1000"}},
+			"CISTERN_CONF with limit:283115520 (without ladder)": "limit:283115520,history:1000"}},
 	} {
 		run := scattered(t, c.conf)
 		tr := run.trace()

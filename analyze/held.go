@@ -33,7 +33,8 @@ type Share struct {
 	Name   string `json:"name"`
 	Blocks int    `json:"blocks"`
 	Bytes  uint64 `json:"bytes"` // requested
-	// From is the frame of the program's own code that led there, where Name is another's.
+	// From is the frame of the program's own code that led there, where Name is another's; where several stacks have
+	// the same Name, the innermost of their callers that tells them apart.
 	From   string   `json:"from,omitempty"`
 	Frames []string `json:"frames,omitempty"`
 	// Rest: not one of a kind, but all that are not listed.
@@ -101,6 +102,7 @@ func heldAfter(t *trace.Trace, i int, s *state, allocated uint64) Held {
 		}
 	}
 	lists[&h.Stack].describe(t)
+	lists[&h.Stack].tellApart(t)
 	fill(&h.Stack, "stack", func(k uint64) string { return UsefulFrame(t, uint32(k)) })
 	fill(&h.Tag, "tag", func(k uint64) string { return cmp.Or(t.TagName(uint16(k)), NoTag) })
 	fill(&h.Library, "library", func(k uint64) string { return libraries.names[k] })
@@ -155,6 +157,56 @@ func (s *sums) describe(t *trace.Trace) {
 			x.From = ""
 		}
 	}
+}
+
+// tellApart gives stacks whose most useful frames are the same one the callers of it in which they differ.
+func (s *sums) tellApart(t *trace.Trace) {
+	if s == nil {
+		return
+	}
+	alike := map[string][]uint64{}
+	for k, x := range s.by {
+		if x.From == "" {
+			name := UsefulFrame(t, uint32(k))
+			alike[name] = append(alike[name], k)
+		}
+	}
+	for name, keys := range alike {
+		for len(keys) > 1 && name != NoStack {
+			callers := map[string][]uint64{}
+			deeper := false
+			for _, k := range keys {
+				caller := callerOf(s.by[k].Frames, name, s.by[k].From)
+				deeper = deeper || caller != ""
+				callers[caller] = append(callers[caller], k)
+			}
+			if !deeper {
+				break // the same to the end, but for what has no name
+			}
+			for caller, of := range callers {
+				for _, k := range of {
+					s.by[k].From = caller
+				}
+			}
+			if len(callers) > 1 {
+				break
+			}
+		}
+	}
+}
+
+// callerOf is the frame outside from, or outside the innermost called name where from is "".
+func callerOf(frames []string, name, from string) string {
+	i := slices.Index(frames, name)
+	if from != "" && i >= 0 {
+		if k := slices.Index(frames[i+1:], from); k >= 0 {
+			i += 1 + k
+		}
+	}
+	if i < 0 || i+1 >= len(frames) {
+		return ""
+	}
+	return frames[i+1]
 }
 
 // list is the shares, the most bytes first and the rest in one beyond MaxHolders; in the order of their keys where
@@ -217,7 +269,7 @@ var ageLabels = []string{"under 10 ms", "under 100 ms", "under 1 s", "under 10 s
 
 // allocators are libraries whose frames say how memory was asked for, not what for.
 var allocators = []string{"torch", "c10", "c10_cuda", "torch_cuda", "torch_cpu", "torch_python", "cistern", "cupy", "cupyx", "rmm",
-	"numba", "numba_cuda", "cuda", "cudart", "cublas", "cublasLt", "cudnn", "python", "c", UnknownLibrary, ""}
+	"numba", "numba_cuda", "cuda", "cudart", "cublas", "cublasLt", "cudnn", "python", "ffi", "c", UnknownLibrary, ""}
 
 // UsefulFrame is the innermost frame of a stack that says what the memory is for: not of a library that allocates for
 // others, if there is such a frame.

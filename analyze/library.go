@@ -36,11 +36,11 @@ func LibraryOf(f trace.Frame) string {
 			return name
 		}
 	}
+	if pythonsOwn.MatchString(file) || strings.HasPrefix(file, "<frozen ") {
+		return "python" // its modules in C too
+	}
 	if m := sharedObject.FindStringSubmatch(path.Base(file)); m != nil {
 		return m[1]
-	}
-	if pythonsOwn.MatchString(file) || strings.HasPrefix(file, "<frozen ") {
-		return "python"
 	}
 	return OwnCode
 }

@@ -179,11 +179,12 @@ func with(conf, item string) string {
 	return strings.Join(append(settingsOf(without(conf, keyOf(item))), item), ",")
 }
 
+// besides are the settings that do not decide where memory goes.
+var besides = []string{"driver", "history", "front", "stacks", "stack_sample", "report", "report_child", "top"}
+
 // replayed are the settings that decide where memory goes: a replay has a device and a limit of its own, and nobody to
 // tell of anything.
-func replayed(conf string) string {
-	return without(conf, "driver", "limit", "history", "front", "stacks", "stack_sample", "report", "report_child", "top")
-}
+func replayed(conf string) string { return without(without(conf, besides...), "limit") }
 
 // set is Cistern with other settings: item in the place of its key's, or what is named left out.
 func (s *searching) set(kind, item string, leave ...string) candidate {
@@ -194,9 +195,15 @@ func (s *searching) set(kind, item string, leave ...string) candidate {
 	full = without(full, leave...)
 	c := candidate{spec: cisternSpec(replayed(full))}
 	c.Kind, c.Environment = kind, map[string]string{cisternVariable: full}
-	c.Title = cisternVariable + "=" + full
-	if full == "" {
+	switch shown := without(full, besides...); {
+	case full == "":
 		c.Title = cisternVariable + " not set"
+	case shown == full:
+		c.Title = cisternVariable + "=" + full
+	case shown == "":
+		c.Title = cisternVariable + " with nothing else than what records the run"
+	default: // what records the run stays as it is, and would hide what is to be changed
+		c.Title = cisternVariable + " with " + shown
 	}
 	if len(leave) > 0 {
 		c.Title += fmt.Sprintf(" (without %s)", strings.Join(leave, " and "))

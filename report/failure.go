@@ -147,11 +147,7 @@ func (f *failureText) holders() {
 			rest.Bytes, rest.Blocks = rest.Bytes+x.Bytes, rest.Blocks+x.Blocks
 			continue
 		}
-		name := shortFrame(x.Name)
-		if x.From != "" {
-			name += ", from " + shortFrame(x.From)
-		}
-		f.share(x.Bytes, fmt.Sprintf("%s, %s", name, plural(x.Blocks, "block")))
+		f.share(x.Bytes, fmt.Sprintf("%s, %s", shortShare(&x), plural(x.Blocks, "block")))
 		if i < failureStacks {
 			f.frames(x.Frames, x.Name)
 		}
@@ -187,6 +183,15 @@ func (f *failureText) holders() {
 func (f *failureText) share(bytes uint64, text string) {
 	line := fmt.Sprintf("%12s %7s  %s", units.FormatBytes(bytes), share(bytes, f.x.Held.Allocated), text)
 	f.wrap(strings.Repeat(" ", 22), line)
+}
+
+// shortShare is a holder by its frame, and who called that where it takes this to know.
+func shortShare(x *analyze.Share) string {
+	name := shortFrame(x.Name)
+	if x.From != "" {
+		name += ", from " + shortFrame(x.From)
+	}
+	return name
 }
 
 // shortFrame is a frame without the folders that packages lie in, and without all but the last folders of others.
@@ -324,7 +329,7 @@ func (f *failureText) lessLive() {
 	if len(x.LessLive) > 0 {
 		var names []string
 		for _, h := range x.LessLive {
-			names = append(names, shortFrame(h.Name)+" ("+units.FormatBytes(h.Bytes)+")")
+			names = append(names, shortShare(&h)+" ("+units.FormatBytes(h.Bytes)+")")
 		}
 		what := "the largest holder is "
 		if len(names) > 1 {

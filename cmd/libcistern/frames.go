@@ -104,9 +104,10 @@ func frameText(f trace.Frame) string {
 	return text
 }
 
-// stackText is where a stack comes from in a few words: the frame of it that says most to the one who wrote the program. That
-// is the innermost one in Python that is not of an installed library, else the innermost in Python; where there is no
-// Python the innermost with a name that is not of the libraries between a program and its memory.
+// stackText is where a stack comes from in a few words: the frame of it that says most to the one who wrote the program, and
+// its caller where that says as much. That frame is the innermost one in Python that is not of an installed library, else
+// the innermost in Python; where there is no Python the innermost with a name that is not of the libraries between a program
+// and its memory.
 func (l *library) stackText(n uint32) string {
 	numbers := l.StackFrames(n)
 	// Finding out what native frames are called takes long, and where there is Python they are not what is looked for.
@@ -114,20 +115,29 @@ func (l *library) stackText(n uint32) string {
 		numbers = python
 	}
 	list := frames.names(numbers)
-	rank, best := 0, trace.Frame{}
-	for _, f := range list {
+	rank, best := 0, 0
+	for i, f := range list {
 		if r := telling(f); r > rank {
-			rank, best = r, f
+			rank, best = r, i
 		}
 	}
 	if rank == 0 {
 		return ""
 	}
-	text := best.Func
-	if best.Line > 0 {
-		text += " " + best.File + ":" + strconv.Itoa(best.Line)
-	} else if best.File != "" {
-		text += " in " + filepath.Base(best.File)
+	f := list[best]
+	text := f.Func
+	if f.Line > 0 {
+		text += " " + f.File + ":" + strconv.Itoa(f.Line)
+	} else if f.File != "" {
+		text += " in " + filepath.Base(f.File)
+	}
+	// Programs ask for memory through functions of their own: the caller tells one use of such a function from another.
+	if best+1 < len(list) && telling(list[best+1]) == rank {
+		caller := list[best+1]
+		text += " < " + caller.Func
+		if caller.Line > 0 {
+			text += " " + filepath.Base(caller.File) + ":" + strconv.Itoa(caller.Line)
+		}
 	}
 	return text
 }
