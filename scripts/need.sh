@@ -15,6 +15,8 @@ package() {
     cc) echo gcc ;;
     c++) echo g++ ;;
     hatchling) echo python3-hatchling ;;
+    aarch64-linux-gnu-gcc) echo gcc-aarch64-linux-gnu libc6-dev-arm64-cross ;;
+    qemu-aarch64) echo qemu-user ;;
     *) echo "$1" ;;
   esac
 }
