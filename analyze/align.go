@@ -86,7 +86,7 @@ func align(a, b *trace.Trace) alignment {
 		n := number(x)
 		al.b = append(al.b, n)
 		if _, ok := al.inB[n]; !ok {
-			al.inB[n] = FrameName(f)
+			al.inB[n] = f.String()
 		}
 	}
 	return al
@@ -104,7 +104,7 @@ func (al *alignment) names(t *trace.Trace, stack uint32, lines []uint32) []strin
 		}
 		name, ok := al.inB[lines[f]]
 		if !ok {
-			name = FrameName(t.Frames[f])
+			name = t.Frames[f].String()
 		}
 		all = append(all, name)
 	}

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
-	"strings"
 
 	"github.com/cistern-gpu/cistern/trace"
 )
@@ -267,57 +266,20 @@ var ages = []int64{1e4, 1e5, 1e6, 1e7, 6e7, 6e8, 36e8, 0}
 var ageLabels = []string{"under 10 ms", "under 100 ms", "under 1 s", "under 10 s", "under 1 min", "under 10 min", "under 1 h",
 	"older than 1 h", "before the recording"}
 
-// allocators are libraries whose frames say how memory was asked for, not what for.
-var allocators = []string{"torch", "c10", "c10_cuda", "torch_cuda", "torch_cpu", "torch_python", "cistern", "cupy", "cupyx", "rmm",
-	"numba", "numba_cuda", "cuda", "cudart", "cublas", "cublasLt", "cudnn", "python", "ffi", "c", UnknownLibrary, ""}
-
-// UsefulFrame is the innermost frame of a stack that says what the memory is for: not of a library that allocates for
-// others, if there is such a frame.
+// UsefulFrame is the frame of a stack that says most of what the memory is for (trace.Telling).
 func UsefulFrame(t *trace.Trace, stack uint32) string {
-	if int(stack) >= len(t.Stacks) || len(t.Stacks[stack]) == 0 {
-		return NoStack
+	frames := t.FramesOf(stack)
+	if i := trace.Telling(frames); i >= 0 {
+		return frames[i].String()
 	}
-	useful, best := 0, 0
-	for _, i := range t.Stacks[stack] {
-		if int(i) >= len(t.Frames) {
-			continue
-		}
-		f := t.Frames[i]
-		rank := 1
-		switch name := LibraryOf(f); {
-		case !slices.Contains(allocators, name) && !(name == OwnCode && compiled(f.File)):
-			rank = 3
-		case name != "":
-			rank = 2
-		}
-		if rank > best {
-			best, useful = rank, int(i)
-		}
-	}
-	if best == 0 {
-		return NoStack
-	}
-	return FrameName(t.Frames[useful])
+	return NoStack
 }
 
 // ownFrame is the innermost frame of a stack that is the program's own code; "" where it has none.
 func ownFrame(t *trace.Trace, stack uint32) string {
-	if int(stack) < len(t.Stacks) {
-		for _, i := range t.Stacks[stack] {
-			if int(i) < len(t.Frames) && LibraryOf(t.Frames[i]) == OwnCode && !compiled(t.Frames[i].File) {
-				return FrameName(t.Frames[i])
-			}
-		}
+	frames := t.FramesOf(stack)
+	if i := trace.Own(frames); i >= 0 {
+		return frames[i].String()
 	}
 	return ""
-}
-
-// compiled reports whether a file is of the code that PyTorch and its like are made of.
-func compiled(file string) bool {
-	for _, end := range []string{".cpp", ".h", ".hpp", ".cu", ".cuh", ".pyx", ".c", ".cc"} {
-		if strings.HasSuffix(file, end) {
-			return true
-		}
-	}
-	return false
 }

@@ -333,30 +333,11 @@ func shortSize(n uint64) string {
 	return strings.Replace(units.FormatBytes(n), ".00", "", 1)
 }
 
-// FrameNames are the frames of a stack as text, innermost first: "func file:line", or as much of it as is known.
+// FrameNames are the frames of a stack as text, innermost first.
 func FrameNames(t *trace.Trace, stack uint32) []string {
-	if int(stack) >= len(t.Stacks) || len(t.Stacks[stack]) == 0 {
-		return nil
-	}
-	names := make([]string, 0, len(t.Stacks[stack]))
-	for _, f := range t.Stacks[stack] {
-		if int(f) < len(t.Frames) {
-			names = append(names, FrameName(t.Frames[f]))
-		}
+	var names []string
+	for _, f := range t.FramesOf(stack) {
+		names = append(names, f.String())
 	}
 	return names
-}
-
-// FrameName is a frame as text: "func file:line", or as much of it as is known.
-func FrameName(f trace.Frame) string {
-	var b strings.Builder
-	b.WriteString(cmp.Or(f.Func, "?"))
-	// Frames of C++ have no file, and PyTorch writes "??" for it.
-	if f.File != "" && f.File != "??" {
-		b.WriteString(" " + f.File)
-		if f.Line > 0 {
-			fmt.Fprintf(&b, ":%d", f.Line)
-		}
-	}
-	return b.String()
 }

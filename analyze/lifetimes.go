@@ -98,7 +98,7 @@ func (l *Lifetimes) Driver(t *trace.Trace, d *trace.Driver) {
 		frames, ok := names[c.Stack]
 		if !ok && int(c.Stack) < len(d.Stacks) {
 			for _, f := range d.StackFrames(c.Stack) {
-				frames = append(frames, FrameName(f))
+				frames = append(frames, f.String())
 			}
 			names[c.Stack] = frames
 		}

@@ -150,7 +150,7 @@ func (s *searching) ofTorch() bool {
 	if slices.Contains(s.t.Libraries, "torch") || slices.Contains(s.t.Libraries, "pytorch") {
 		return true
 	}
-	return slices.ContainsFunc(s.t.Frames, func(f trace.Frame) bool { return LibraryOf(f) == "torch" })
+	return slices.ContainsFunc(s.t.Frames, func(f trace.Frame) bool { return f.Library() == "torch" })
 }
 
 // settingsOf splits settings into their items.

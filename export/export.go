@@ -63,60 +63,28 @@ func streamOf(t *trace.Trace, i uint32) uint64 {
 	return 0
 }
 
-// framesOf are the frames of a stack, innermost first.
-func framesOf(t *trace.Trace, stack uint32) []trace.Frame {
-	if int(stack) >= len(t.Stacks) {
-		return nil
-	}
-	frames := make([]trace.Frame, 0, len(t.Stacks[stack]))
-	for _, f := range t.Stacks[stack] {
-		if int(f) < len(t.Frames) {
-			frames = append(frames, t.Frames[f])
-		}
-	}
-	return frames
-}
-
-// hasFile says whether a frame's source is known; PyTorch writes "??" for frames of C++ without one.
-func hasFile(f trace.Frame) bool { return f.File != "" && f.File != "??" }
-
-// frameText is "func file:line", or as much of it as is known.
-func frameText(f trace.Frame) string {
-	name := f.Func
-	if name == "" {
-		name = "?"
-	}
-	if !hasFile(f) {
-		return name
-	}
-	if f.Line > 0 {
-		return name + " " + f.File + ":" + strconv.Itoa(f.Line)
-	}
-	return name + " " + f.File
-}
-
 // stackText is a stack on one line, innermost frame first.
 func stackText(t *trace.Trace, stack uint32) string {
 	var b strings.Builder
-	for i, f := range framesOf(t, stack) {
+	for i, f := range t.FramesOf(stack) {
 		if i > 0 {
 			b.WriteString("; ")
 		}
-		b.WriteString(frameText(f))
+		b.WriteString(f.String())
 	}
 	return b.String()
 }
 
 // callerText is the innermost frame whose source is known: under Python, the line of the program that asked.
 func callerText(t *trace.Trace, stack uint32) string {
-	frames := framesOf(t, stack)
+	frames := t.FramesOf(stack)
 	for _, f := range frames {
-		if hasFile(f) {
-			return frameText(f)
+		if f.HasFile() {
+			return f.String()
 		}
 	}
 	if len(frames) > 0 {
-		return frameText(frames[0])
+		return frames[0].String()
 	}
 	return ""
 }

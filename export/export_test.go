@@ -96,7 +96,7 @@ func TestPprofAgreesWithAnalyze(t *testing.T) {
 					var names []string
 					for _, l := range s.Location {
 						fr := trace.Frame{Func: l.Line[0].Function.Name, File: l.Line[0].Function.Filename, Line: int(l.Line[0].Line)}
-						names = append(names, frameText(fr))
+						names = append(names, fr.String())
 					}
 					key := strings.Join(names, ";")
 					n := byStack[key]

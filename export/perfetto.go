@@ -428,8 +428,8 @@ func (d *perfettoDevice) instant(i int, e *event.Event, us int64) {
 
 // frames annotates a stack, innermost frame first.
 func (d *perfettoDevice) frames(stack uint32) {
-	for k, f := range framesOf(d.t, stack) {
-		d.annotateText("frame "+strconv.Itoa(k), frameText(f))
+	for k, f := range d.t.FramesOf(stack) {
+		d.annotateText("frame "+strconv.Itoa(k), f.String())
 	}
 }
 

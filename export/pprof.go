@@ -155,7 +155,7 @@ func (l *locations) add(t *trace.Trace, samples []sample, devices bool) {
 		s := &samples[i]
 		locs, ok := stacks[s.key.stack]
 		if !ok {
-			frames := framesOf(t, s.key.stack)
+			frames := t.FramesOf(s.key.stack)
 			if len(frames) == 0 {
 				frames = []trace.Frame{unknownStack}
 			}
@@ -186,7 +186,7 @@ func (l *locations) add(t *trace.Trace, samples []sample, devices bool) {
 }
 
 func (l *locations) of(f trace.Frame) *profile.Location {
-	if !hasFile(f) {
+	if !f.HasFile() {
 		f.File, f.Line = "", 0
 	}
 	if f.Func == "" {

@@ -67,9 +67,9 @@ func (s *stackTable) named(frames []string) uint32 {
 func (s *stackTable) frame(f uint32) uint32 {
 	id, ok := s.ofFrame[f]
 	if !ok {
-		id = s.name(analyze.FrameName(s.t.Frames[f]))
+		id = s.name(s.t.Frames[f].String())
 		s.ofFrame[f] = id
-		if name := analyze.LibraryOf(s.t.Frames[f]); name != "" {
+		if name := s.t.Frames[f].Library(); name != "" {
 			s.library[id] = s.libraryID(name)
 		}
 	}

@@ -234,7 +234,7 @@ func (p *liveProcess) count(frames func(stack uint32) []trace.Frame) map[int]liv
 			Stacks: most(stacks, func(n uint32) string {
 				var lines []string
 				for _, f := range frames(n) {
-					lines = append(lines, analyze.FrameName(f))
+					lines = append(lines, f.String())
 				}
 				return strings.Join(lines, "\n")
 			})}

@@ -92,85 +92,35 @@ func demangled(name string) string {
 	return name
 }
 
-// frameText is a frame as a line: "function file:line", or as much of it as is known.
-func frameText(f trace.Frame) string {
-	text := f.Func
-	if f.File != "" {
-		text += " " + f.File
-		if f.Line > 0 {
-			text += ":" + strconv.Itoa(f.Line)
-		}
-	}
-	return text
-}
-
 // stackText is where a stack comes from in a few words: the frame of it that says most to the one who wrote the program, and
-// its caller where that says as much. That frame is the innermost one in Python that is not of an installed library, else
-// the innermost in Python; where there is no Python the innermost with a name that is not of the libraries between a program
-// and its memory.
+// the one that tells uses of that function apart (trace.Telling, trace.Caller).
 func (l *library) stackText(n uint32) string {
 	numbers := l.StackFrames(n)
 	// Finding out what native frames are called takes long, and where there is Python they are not what is looked for.
 	if python := slices.DeleteFunc(slices.Clone(numbers), func(f uint64) bool { return f&C.STACK_PYTHON == 0 }); len(python) > 0 {
 		numbers = python
 	}
-	list := frames.names(numbers)
-	rank, best := 0, 0
-	for i, f := range list {
-		if r := telling(f); r > rank {
-			rank, best = r, i
-		}
-	}
-	if rank == 0 {
+	return fewWords(frames.names(numbers))
+}
+
+func fewWords(list []trace.Frame) string {
+	telling := trace.Telling(list)
+	if telling < 0 {
 		return ""
 	}
-	f := list[best]
+	f := list[telling]
 	text := f.Func
 	if f.Line > 0 {
 		text += " " + f.File + ":" + strconv.Itoa(f.Line)
 	} else if f.File != "" {
 		text += " in " + filepath.Base(f.File)
 	}
-	// Programs ask for memory through functions of their own: the caller tells one use of such a function from another.
-	if best+1 < len(list) && telling(list[best+1]) == rank {
-		caller := list[best+1]
-		text += " < " + caller.Func
-		if caller.Line > 0 {
-			text += " " + filepath.Base(caller.File) + ":" + strconv.Itoa(caller.Line)
+	if caller := trace.Caller(list, telling); caller >= 0 {
+		f := list[caller]
+		text += " < " + f.Func
+		if f.Line > 0 {
+			text += " " + filepath.Base(f.File) + ":" + strconv.Itoa(f.Line)
 		}
 	}
 	return text
-}
-
-// telling is how much a frame says to the one who wrote the program.
-func telling(f trace.Frame) int {
-	python := f.Line > 0 || strings.HasPrefix(f.File, "<")
-	switch {
-	case f.Func == "":
-		return 0
-	case python && !installed(f.File):
-		return 4
-	case python:
-		return 3
-	case between(filepath.Base(f.File)) || strings.Contains(f.Func, "+0x") || strings.HasPrefix(f.Func, "0x"):
-		return 1
-	}
-	return 2
-}
-
-// installed reports whether a file of Python source came with Python or was installed into it.
-func installed(file string) bool {
-	return strings.Contains(file, "/site-packages/") || strings.Contains(file, "/dist-packages/") ||
-		strings.Contains(file, "/lib/python3") || strings.HasPrefix(file, "<frozen")
-}
-
-// between reports whether a library stands between programs and their memory.
-func between(library string) bool {
-	for _, begin := range []string{"libc.", "libc10", "libtorch", "libcuda", "libstdc++", "libgcc", "libpython", "libffi",
-		"_ctypes", "libcistern", "cistern_torch", "python3", "librmm", "ld-linux", "libpthread"} {
-		if strings.HasPrefix(library, begin) {
-			return true
-		}
-	}
-	return false
 }

@@ -144,7 +144,7 @@ func stackLines(numbers []uint64) string {
 		if i > 0 {
 			b.WriteByte('\n')
 		}
-		b.WriteString(frameText(f))
+		b.WriteString(f.String())
 	}
 	return b.String()
 }

@@ -1,0 +1,143 @@
+package trace
+
+import (
+	"cmp"
+	"path"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// What a stack says to people: frames as text, the libraries that they are of, and which of them says most. Whoever names
+// a stack in few words, a dying program as well as a report of it, asks here.
+
+// String is "func file:line", or as much of it as is known.
+func (f Frame) String() string {
+	text := cmp.Or(f.Func, "?")
+	if f.HasFile() {
+		text += " " + f.File
+		if f.Line > 0 {
+			text += ":" + strconv.Itoa(f.Line)
+		}
+	}
+	return text
+}
+
+// HasFile reports whether a frame says its file; PyTorch writes "??" for frames of C++ without one.
+func (f Frame) HasFile() bool { return f.File != "" && f.File != "??" }
+
+// FramesOf are the frames of a stack, innermost first; nil for one that the file does not have.
+func (t *Trace) FramesOf(stack uint32) []Frame {
+	if int(stack) >= len(t.Stacks) || len(t.Stacks[stack]) == 0 {
+		return nil
+	}
+	frames := make([]Frame, 0, len(t.Stacks[stack]))
+	for _, f := range t.Stacks[stack] {
+		if int(f) < len(t.Frames) {
+			frames = append(frames, t.Frames[f])
+		}
+	}
+	return frames
+}
+
+// OwnCode stands for code that is in no library: the program's own.
+const OwnCode = "the program"
+
+var (
+	sharedObject = regexp.MustCompile(`^(?:lib)?(.+?)\.so(?:\.[0-9.]+)?$`)
+	interpreter  = regexp.MustCompile(`^python(?:3(?:\.\d+)?)?[dt]?$`)
+	pythonsOwn   = regexp.MustCompile(`/lib(?:64)?/python3(?:\.\d+)?/`)
+)
+
+// Library is the library whose code a frame is of: the package that an installed Python file belongs to, "python" for the
+// interpreter and what comes with it, a shared object without "lib" and version, OwnCode for any other file; "" where the
+// frame has no file.
+func (f Frame) Library() string {
+	if !f.HasFile() {
+		return ""
+	}
+	file := strings.ReplaceAll(f.File, `\`, "/")
+	for _, folder := range []string{"/site-packages/", "/dist-packages/"} {
+		if i := strings.LastIndex(file, folder); i >= 0 {
+			name, _, inFolder := strings.Cut(file[i+len(folder):], "/")
+			if !inFolder {
+				name = strings.TrimSuffix(name, ".py")
+			}
+			return name
+		}
+	}
+	if pythonsOwn.MatchString(file) || strings.HasPrefix(file, "<frozen ") {
+		return "python" // its modules in C too
+	}
+	name, library := path.Base(file), OwnCode
+	if m := sharedObject.FindStringSubmatch(name); m != nil {
+		name, library = m[1], m[1]
+	}
+	if interpreter.MatchString(name) {
+		return "python"
+	}
+	return library
+}
+
+// between are libraries that stand between a program and its memory: their frames say how it was asked for, not what for.
+var between = []string{"torch", "c10", "c10_cuda", "torch_cuda", "torch_cpu", "torch_python", "cistern", "cistern_torch", "cistern_plain",
+	"cupy", "cupyx", "rmm", "numba", "numba_cuda", "cuda", "cudart", "cublas", "cublasLt", "cudnn", "python", "ffi", "c", "stdc++",
+	"gcc_s", "pthread", "ld-linux-x86-64", "ld-linux-aarch64", "[vdso]"}
+
+// rank is how much a frame says of what memory is for: 3 of code that wants it, 2 of code in between or of a function
+// without a name, 1 of a function that is of nobody knows what, 0 of nothing.
+func (f Frame) rank() int {
+	library := f.Library()
+	switch {
+	case library == "" && f.Func == "":
+		return 0
+	case library == "":
+		return 1
+	case slices.Contains(between, library) || library == OwnCode && f.compiled() || f.nameless():
+		return 2
+	}
+	return 3
+}
+
+// nameless reports whether a native frame has an offset or an address for a name.
+func (f Frame) nameless() bool {
+	return f.Line == 0 && (f.Func == "" || strings.HasPrefix(f.Func, "0x") || strings.Contains(f.Func, "+0x"))
+}
+
+// compiled reports whether a frame is of a file that PyTorch and its like are made of.
+func (f Frame) compiled() bool {
+	return slices.Contains([]string{".cpp", ".h", ".hpp", ".cu", ".cuh", ".pyx", ".c", ".cc"}, path.Ext(f.File))
+}
+
+// Telling is the place of the frame that says most of what memory is for, of frames that are innermost first: the
+// innermost one that is not of a library that allocates for others, if there is such a frame; -1 where none says anything.
+func Telling(frames []Frame) int {
+	best, at := 0, -1
+	for i, f := range frames {
+		if r := f.rank(); r > best {
+			best, at = r, i
+		}
+	}
+	return at
+}
+
+// Own is the place of the innermost frame that is the program's own code; -1 where there is none.
+func Own(frames []Frame) int {
+	return slices.IndexFunc(frames, func(f Frame) bool { return f.Library() == OwnCode && f.rank() == 3 })
+}
+
+// Caller is the place of the frame that, beside the one that Telling says, tells one use of a function from another: the
+// program's own code where that is another's, else its caller where that says as much; -1 where there is none.
+func Caller(frames []Frame, telling int) int {
+	if telling < 0 {
+		return -1
+	}
+	if own := Own(frames); own > telling {
+		return own
+	}
+	if next := telling + 1; next < len(frames) && frames[next].rank() == frames[telling].rank() {
+		return next
+	}
+	return -1
+}
