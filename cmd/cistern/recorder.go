@@ -11,6 +11,7 @@ import (
 
 	"github.com/cistern-gpu/cistern/analyze"
 	"github.com/cistern-gpu/cistern/internal/audit"
+	"github.com/cistern-gpu/cistern/internal/symbols"
 	"github.com/cistern-gpu/cistern/internal/units"
 	"github.com/cistern-gpu/cistern/trace"
 )
@@ -23,7 +24,7 @@ type recorder struct {
 	program   []string
 	processes map[uint32]*tracedProcess // by pid: the latest that has it
 	pids      []uint32                  // by number in the trace
-	symbols   audit.Symbols
+	symbols   symbols.Tables
 	unknown   []string
 	pieces    audit.Pieces
 	why       []string // something is not in the trace
@@ -152,7 +153,7 @@ func (r *recorder) frames(p *tracedProcess, addrs, python []uint64) []trace.Fram
 	for i, addr := range addrs[:inner] {
 		if m := modules[i]; m.File != "" && !(m.Python && len(python) > 0) {
 			// A return address is behind the call.
-			frames = append(frames, trace.Frame{File: m.File, Func: r.symbols.Name(m, addr-1)})
+			frames = append(frames, trace.Frame{File: m.File, Func: r.symbols.Name(m.File, addr-1-m.Base)})
 		}
 	}
 	for i := 0; i+1 < len(python); i += 2 {

@@ -5,7 +5,7 @@
 //   - ring.go: the ring in shared memory, of which audit/ring.h is the other description. Linux only.
 //   - pieces.go: what takes more than one record.
 //   - program.go: programs that the dynamic linker does not start, or starts without auditing.
-//   - symbols.go: names for addresses in stacks.
+//   - modules.go: what a process has loaded, by address.
 package audit
 
 import "errors"

@@ -1,9 +1,8 @@
-// Package symbols names the functions that addresses of this process lie in, from the symbol tables of the files that
-// are mapped there.
+// Package symbols names the functions that addresses lie in, from the symbol tables of the files that are mapped there.
 //
-// It is for a process that names many addresses at once, and seldom: nothing of a table is kept, which for the
+// Own is for a process that names many addresses of its own at once, and seldom: nothing of a table is kept, which for the
 // libraries of a program that computes may be a million names, so a table is read through once for all addresses
-// in its file.
+// in its file. Tables (tables.go) are for who names addresses of other processes one by one, and keeps what it reads.
 package symbols
 
 import (
@@ -11,9 +10,7 @@ import (
 	"bytes"
 	"cmp"
 	"debug/elf"
-	"encoding/binary"
 	"fmt"
-	"io"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -114,27 +111,13 @@ type wanted struct {
 	best   symbol
 }
 
-// symbol is what is known of the best function so far: 0 bytes where none is.
-type symbol struct {
-	name   uint32
-	size   uint64
-	global bool
-}
-
 // nameAll names addresses in a file, as many as it has names for.
 func nameAll(file string, list []wanted) {
-	mapped, err := nopoll.Open(file)
+	f, err := open(file)
 	if err != nil {
 		return
 	}
-	defer mapped.Close()
-	f, err := elf.NewFile(mapped)
-	if err != nil {
-		return
-	}
-	if f.Class != elf.ELFCLASS64 || f.Data != elf.ELFDATA2LSB {
-		return
-	}
+	defer f.Close()
 	var known []wanted
 	for _, w := range list {
 		for _, p := range f.Progs {
@@ -146,16 +129,11 @@ func nameAll(file string, list []wanted) {
 		}
 	}
 	slices.SortFunc(known, func(a, b wanted) int { return cmp.Compare(a.at, b.at) })
-	// What is stripped keeps the names of what it shows to others.
-	for _, typ := range []elf.SectionType{elf.SHT_SYMTAB, elf.SHT_DYNSYM} {
-		table := f.SectionByType(typ)
-		if table == nil || table.ReaderAt == nil || int(table.Link) >= len(f.Sections) {
-			continue
-		}
-		search(table, known)
+	for _, t := range f.tables() {
+		search(t, known)
 		for i := range known {
 			if w := &known[i]; w.best.size != 0 {
-				if name := text(f.Sections[table.Link], w.best.name); name != "" {
+				if name := text(t.names, w.best.name); name != "" {
 					*w.to = name
 				}
 			}
@@ -166,33 +144,21 @@ func nameAll(file string, list []wanted) {
 
 // search reads a table through and finds for each address, which are sorted, the smallest function around it, and of
 // several names for that the one that others can see.
-func search(table *elf.Section, list []wanted) {
+func search(t table, list []wanted) {
 	if len(list) == 0 {
 		return
 	}
-	const entry = 24 // bytes: Elf64_Sym
-	in := bufio.NewReaderSize(io.NewSectionReader(table, 0, int64(table.Size)), 1<<16)
-	for {
-		b, err := in.Peek(entry)
-		if err != nil {
+	t.each(func(from uint64, s symbol) {
+		if from > list[len(list)-1].at || from+s.size <= list[0].at {
 			return
 		}
-		info, section := b[4], elf.SectionIndex(binary.LittleEndian.Uint16(b[6:]))
-		from, size := binary.LittleEndian.Uint64(b[8:]), binary.LittleEndian.Uint64(b[16:])
-		s := symbol{binary.LittleEndian.Uint32(b), size, elf.ST_BIND(info) == elf.STB_GLOBAL}
-		typ := elf.ST_TYPE(info)
-		in.Discard(entry)
-		if typ != elf.STT_FUNC && typ != elf.STT_GNU_IFUNC || size == 0 || section == elf.SHN_UNDEF ||
-			from > list[len(list)-1].at || from+size <= list[0].at {
-			continue
-		}
 		i, _ := slices.BinarySearchFunc(list, from, func(w wanted, at uint64) int { return cmp.Compare(w.at, at) })
-		for ; i < len(list) && list[i].at-from < size; i++ {
-			if now := &list[i].best; now.size == 0 || size < now.size || size == now.size && s.global && !now.global {
+		for ; i < len(list) && list[i].at-from < s.size; i++ {
+			if now := &list[i].best; now.size == 0 || s.size < now.size || s.size == now.size && s.global && !now.global {
 				*now = s
 			}
 		}
-	}
+	})
 }
 
 // longest is the longest name that is read, in bytes: those of templates are cut.

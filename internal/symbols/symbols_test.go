@@ -83,6 +83,7 @@ int last(int x) { return other(x) - 2; }
 		const base = 1 << 40
 		maps := []mapping{{base + code.Vaddr&^4095, base + (code.Vaddr+code.Memsz+4095)&^4095, code.Off &^ 4095, lib, base}}
 		seen := 0
+		var tables Tables
 		for _, s := range symbols {
 			if elf.ST_TYPE(s.Info) != elf.STT_FUNC || s.Size == 0 {
 				continue
@@ -93,6 +94,11 @@ int last(int x) { return other(x) - 2; }
 				same := p.Func == s.Name || s.Name == "also" && p.Func == "outer" || s.Name == "outer" && p.Func == "also"
 				if p.File != lib || !same {
 					t.Errorf("%s%v: %+v", s.Name, flags, got)
+				}
+			}
+			for _, at := range []uint64{s.Value, s.Value + s.Size - 1} {
+				if name := tables.Name(lib, at); name != s.Name && !(s.Name == "also" && name == "outer") && !(s.Name == "outer" && name == "also") {
+					t.Errorf("%s%v: in its table %s", s.Name, flags, name)
 				}
 			}
 			if stripped := len(flags) != 0; stripped && (s.Name == "inner" || s.Name == "other") {
@@ -110,6 +116,23 @@ int last(int x) { return other(x) - 2; }
 		t.Fatal(err)
 	}
 	if got := named([]mapping{{4096, 8192, 0, bad, 4096}}, []uint64{4100}); got[0].Func != "bad.so+0x4" {
+		t.Errorf("%+v", got)
+	}
+	var tables Tables
+	for _, file := range []string{bad, filepath.Join(dir, "none.so"), dir} {
+		if got, want := tables.Name(file, 16), filepath.Base(file)+"+0x10"; got != want {
+			t.Errorf("%s: %s", file, got)
+		}
+	}
+	// A pipe that nobody writes to is not waited for.
+	pipe := filepath.Join(dir, "pipe.so")
+	if out, err := exec.Command("mkfifo", pipe).CombinedOutput(); err != nil {
+		t.Skipf("%v\n%s", err, out)
+	}
+	if got := tables.Name(pipe, 16); got != "pipe.so+0x10" {
+		t.Error(got)
+	}
+	if got := named([]mapping{{4096, 8192, 0, pipe, 4096}}, []uint64{4100}); got[0].Func != "pipe.so+0x4" {
 		t.Errorf("%+v", got)
 	}
 }
