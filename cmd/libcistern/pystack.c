@@ -7,6 +7,7 @@
  * Until a walk has found all as expected, everything is read through the kernel, which refuses addresses that are not
  * mapped: so a build with other structures is found out and left alone, not crashed in. */
 #include "pystack.h"
+#include "kernel.h"
 
 #if defined(__x86_64__) || defined(__aarch64__)
 
@@ -31,35 +32,10 @@ enum { OWNED_BY_GENERATOR = 1, OWNED_BY_C = 3 }; /* and above */
 enum { TRIES = 8, SURE, WRONG }; /* below, the walks so far that found other than expected */
 enum { MOST_STEPS = 1 << 14, MOST_TEXT = 1 << 16 };
 
-#if defined(__x86_64__)
-enum { CALL_GETPID = 39, CALL_READV = 310 };
-static long kernel(long n, long a, long b, long c, long d, long e, long f) {
-  long r;
-  register long r10 __asm__("r10") = d;
-  register long r8 __asm__("r8") = e;
-  register long r9 __asm__("r9") = f;
-  __asm__ volatile("syscall" : "=a"(r) : "a"(n), "D"(a), "S"(b), "d"(c), "r"(r10), "r"(r8), "r"(r9) : "rcx", "r11", "memory");
-  return r;
-}
-#else
-enum { CALL_GETPID = 172, CALL_READV = 270 };
-static long kernel(long n, long a, long b, long c, long d, long e, long f) {
-  register long x8 __asm__("x8") = n;
-  register long x0 __asm__("x0") = a;
-  register long x1 __asm__("x1") = b;
-  register long x2 __asm__("x2") = c;
-  register long x3 __asm__("x3") = d;
-  register long x4 __asm__("x4") = e;
-  register long x5 __asm__("x5") = f;
-  __asm__ volatile("svc 0" : "+r"(x0) : "r"(x8), "r"(x1), "r"(x2), "r"(x3), "r"(x4), "r"(x5) : "memory");
-  return x0;
-}
-#endif
-
 /* asked reads through the kernel. Where that is forbidden as such, memory is read as it is. */
 static int asked(uint64_t from, void *to, size_t n) {
   struct { uint64_t p, n; } here = {(uintptr_t)to, n}, there = {from, n};
-  long r = kernel(CALL_READV, kernel(CALL_GETPID, 0, 0, 0, 0, 0, 0), (long)&here, 1, (long)&there, 1, 0);
+  long r = sys6(SYS_process_vm_readv, sys6(SYS_getpid, 0, 0, 0, 0, 0, 0), (long)&here, 1, (long)&there, 1, 0);
   if (r == -1 || r == -38) { /* EPERM, ENOSYS */
     for (size_t i = 0; i < n; i++)
       ((char *)to)[i] = ((const char *)(uintptr_t)from)[i];
@@ -68,13 +44,7 @@ static int asked(uint64_t from, void *to, size_t n) {
   return r == (long)n;
 }
 
-#if defined(__x86_64__)
-enum { ADDRESS_BITS = 47 };
-#else
-enum { ADDRESS_BITS = 52 };
-#endif
-
-static int plausible(uint64_t p) { return p >= 65536 && p >> ADDRESS_BITS == 0; }
+static int plausible(uint64_t p) { return p >= 65536 && p >> USER_BITS == 0; }
 
 static int sure(const struct pystack *p) { return __atomic_load_n(&p->state, __ATOMIC_RELAXED) == SURE; }
 
