@@ -8,6 +8,7 @@ package main
 
 #cgo noescape stack_place
 #cgo nocallback stack_place
+#cgo nocallback stack_find_demangler
 #cgo noescape stack_demangle
 #cgo nocallback stack_demangle
 */
@@ -38,15 +39,17 @@ type frameNames struct {
 func (f *frameNames) names(numbers []uint64) []trace.Frame {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if slices.ContainsFunc(numbers, f.unknown) {
+		f.mu.Unlock() // the dynamic linker's lock comes before it
+		C.stack_find_demangler()
+		f.mu.Lock()
+	}
 	if f.known == nil {
 		f.known = map[uint64]trace.Frame{}
 	}
 	var unknown, addrs []uint64
 	for _, n := range numbers {
-		if n&C.STACK_PYTHON != 0 {
-			continue
-		}
-		if _, known := f.known[n]; !known {
+		if f.unknown(n) {
 			f.known[n] = trace.Frame{} // once is enough
 			unknown, addrs = append(unknown, n), append(addrs, n-1)
 		}
@@ -66,6 +69,12 @@ func (f *frameNames) names(numbers []uint64) []trace.Frame {
 		}
 	}
 	return out
+}
+
+// unknown reports whether a frame is a native one that is to be named yet. The caller holds mu.
+func (f *frameNames) unknown(n uint64) bool {
+	_, known := f.known[n]
+	return !known && n&C.STACK_PYTHON == 0
 }
 
 // named is names as package dump wants them.

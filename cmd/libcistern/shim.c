@@ -102,8 +102,7 @@ static inline int plain(const cistern_alloc_options *o, uint32_t tag) {
 }
 
 /* request_watched is request where somebody wants to know who asks. */
-static int request_watched(void **out, size_t size, int device, void *stream, cistern_alloc_options *o,
-                                                     uint32_t tag) {
+static int request_watched(void **out, size_t size, int device, void *stream, cistern_alloc_options *o, uint32_t tag) {
   if (stack_watched() & WATCH_START)
     coreStart(); /* what goes wrong then does so again in the request, which says it */
   uint32_t watch = stack_watched() & ~(uint32_t)WATCH_START;

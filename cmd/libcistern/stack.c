@@ -109,43 +109,62 @@ static range code(const struct dl_phdr_info *info) {
   return (range){0, 0};
 }
 
-static int look_for_interpreter(struct dl_phdr_info *info, size_t size, void *addr) {
+struct code_at {
+  uintptr_t addr;
+  range found;
+};
+
+static int look_for_code(struct dl_phdr_info *info, size_t size, void *arg) {
   (void)size;
+  struct code_at *at = arg;
   range r = code(info);
-  if (!within(&r, (uintptr_t)addr))
+  if (!within(&r, at->addr))
     return 0;
-  interpreter = r;
+  at->found = r;
   return 1;
 }
 
+struct ours {
+  range list[OURS_MOST];
+  int n;
+};
+
 /* look_for_ours finds this library, whatever it is called, and those whose names begin as its own does: what stands between it
  * and PyTorch, which is loaded before anything is asked for. */
-static int look_for_ours(struct dl_phdr_info *info, size_t size, void *count) {
+static int look_for_ours(struct dl_phdr_info *info, size_t size, void *arg) {
   (void)size;
-  int *n = count;
+  struct ours *o = arg;
   range r = code(info);
   const char *name = strrchr(info->dlpi_name, '/');
   name = name != NULL ? name + 1 : info->dlpi_name;
-  if (*n < OURS_MOST && r.to != 0 &&
+  if (o->n < OURS_MOST && r.to != 0 &&
       (within(&r, (uintptr_t)look_for_ours) || strncmp(name, "libcistern", strlen("libcistern")) == 0))
-    ours[(*n)++] = r;
+    o->list[o->n++] = r;
   return 0;
 }
 
+/* What was found is written down under this lock. It is not held while anything is looked for: the dynamic linker has a lock
+ * of its own, and calls constructors with it, which may ask this library for something. */
+static pthread_mutex_t setting = PTHREAD_MUTEX_INITIALIZER;
+
 static const char *find_unwinder(void) {
-  if (unwind != NULL)
+  if (__atomic_load_n(&unwind, __ATOMIC_ACQUIRE) != NULL)
     return NULL;
   void *lib = dlopen("libgcc_s.so.1", RTLD_NOW | RTLD_LOCAL);
   if (lib == NULL)
     return "libgcc_s.so.1, which finds them, is not here";
-  _Unwind_Reason_Code (*walk)(_Unwind_Trace_Fn, void *) =
-      (_Unwind_Reason_Code(*)(_Unwind_Trace_Fn, void *))(uintptr_t)dlsym(lib, "_Unwind_Backtrace");
-  address = (_Unwind_Ptr(*)(struct _Unwind_Context *, int *))(uintptr_t)dlsym(lib, "_Unwind_GetIPInfo");
-  if (walk == NULL || address == NULL)
+  void *walk = dlsym(lib, "_Unwind_Backtrace"), *get = dlsym(lib, "_Unwind_GetIPInfo");
+  if (walk == NULL || get == NULL)
     return "libgcc_s.so.1 has no _Unwind_Backtrace";
-  int n = 0;
-  dl_iterate_phdr(look_for_ours, &n);
-  __atomic_store_n(&unwind, walk, __ATOMIC_RELEASE);
+  struct ours o = {0};
+  dl_iterate_phdr(look_for_ours, &o);
+  pthread_mutex_lock(&setting);
+  if (unwind == NULL) {
+    memcpy(ours, o.list, sizeof ours);
+    address = (_Unwind_Ptr(*)(struct _Unwind_Context *, int *))(uintptr_t)get;
+    __atomic_store_n(&unwind, (_Unwind_Reason_Code(*)(_Unwind_Trace_Fn, void *))(uintptr_t)walk, __ATOMIC_RELEASE);
+  }
+  pthread_mutex_unlock(&setting);
   return NULL;
 }
 
@@ -160,16 +179,33 @@ static void *symbol(const char *name, void *ctx) {
   return dlsym(RTLD_DEFAULT, name);
 }
 
-/* find_python returns an enum pystack_found. The caller holds setting. */
+static int searching(int found) { return found == PYSTACK_ABSENT || found == PYSTACK_EARLY; }
+
+/* find_python returns an enum pystack_found. */
 static int find_python(void) {
-  int found = __atomic_load_n(&python_found, __ATOMIC_RELAXED);
-  if (found == PYSTACK_ABSENT || found == PYSTACK_EARLY) {
-    found = pystack_find(&python, symbol, NULL);
-    if (found == PYSTACK_FOUND)
-      dl_iterate_phdr(look_for_interpreter, (void *)python.thread);
+  int found = __atomic_load_n(&python_found, __ATOMIC_ACQUIRE);
+  if (!searching(found))
+    return found;
+  struct pystack *p = malloc(sizeof *p);
+  if (p == NULL)
+    return found;
+  struct code_at its = {0};
+  found = pystack_find(p, symbol, NULL);
+  if (found == PYSTACK_FOUND) {
+    its.addr = (uintptr_t)p->thread;
+    dl_iterate_phdr(look_for_code, &its);
+  }
+  pthread_mutex_lock(&setting);
+  if (searching(python_found)) {
+    if (found == PYSTACK_FOUND) {
+      python = *p;
+      interpreter = its.found;
+    }
     __atomic_store_n(&python_found, found, __ATOMIC_RELEASE);
   }
-  return found;
+  pthread_mutex_unlock(&setting);
+  free(p);
+  return __atomic_load_n(&python_found, __ATOMIC_ACQUIRE);
 }
 
 /* refuse_python says why there are no frames of the Python that was found, NULL where there may be, now or later. */
@@ -180,8 +216,6 @@ static const char *refuse_python(int found) {
     return pystack_why(found);
   return places_open() != 0 ? "no host memory for their names" : NULL;
 }
-
-static pthread_mutex_t setting = PTHREAD_MUTEX_INITIALIZER;
 
 /* say_python tells people, once, that there are no frames although they were asked for. */
 static __attribute__((cold)) void say_python(int found) {
@@ -197,10 +231,9 @@ static __attribute__((cold)) void say_python(int found) {
 /* take_python is the calling thread's Python frames. An interpreter that comes later is found in a while. */
 static int take_python(uint64_t *frames) {
   if (__atomic_load_n(&python_found, __ATOMIC_ACQUIRE) != PYSTACK_FOUND) {
-    if (__atomic_fetch_add(&python_asked, 1, __ATOMIC_RELAXED) % 1024 != 0 || pthread_mutex_trylock(&setting) != 0)
+    if (__atomic_fetch_add(&python_asked, 1, __ATOMIC_RELAXED) % 1024 != 0)
       return 0;
     int found = find_python();
-    pthread_mutex_unlock(&setting);
     if (found != PYSTACK_FOUND) {
       say_python(found);
       return 0;
@@ -221,9 +254,10 @@ static int take_python(uint64_t *frames) {
 static void take(stack_origin *to, uint32_t kinds) {
   uint64_t inner[STACK_PYTHON_MOST];
   int n = kinds & WATCH_PYTHON ? take_python(inner) : 0;
-  if (kinds & WATCH_NATIVE) {
+  _Unwind_Reason_Code (*all)(_Unwind_Trace_Fn, void *) = __atomic_load_n(&unwind, __ATOMIC_ACQUIRE);
+  if (kinds & WATCH_NATIVE && all != NULL) {
     struct walk w = {to->frames, 0, 0, n > 0};
-    unwind(visit, &w);
+    all(visit, &w);
     to->n = (uint32_t)w.n;
   }
   memcpy(to->frames + to->n, inner, (size_t)n * sizeof *inner);
@@ -247,12 +281,10 @@ void stack_take_failed(stack_origin *to) {
 }
 
 void stack_prepare(void) {
-  pthread_mutex_lock(&setting);
   uint32_t kinds = find_unwinder() == NULL ? WATCH_NATIVE : 0;
   if (refuse_python(find_python()) == NULL)
     kinds |= WATCH_PYTHON;
   __atomic_store_n(&prepared, kinds, __ATOMIC_RELEASE);
-  pthread_mutex_unlock(&setting);
 }
 
 void stack_watch_set(uint32_t bit, int on) {
@@ -263,41 +295,37 @@ void stack_watch_set(uint32_t bit, int on) {
 }
 
 uint32_t stack_set(uint32_t kinds, uint64_t bytes, const char **why) {
-  uint32_t refused = 0;
-  pthread_mutex_lock(&setting);
   if (kinds & WATCH_NATIVE && (*why = find_unwinder()) != NULL)
-    refused = WATCH_NATIVE;
-  if (refused == 0 && kinds & WATCH_PYTHON && (*why = refuse_python(find_python())) != NULL)
-    refused = WATCH_PYTHON;
-  if (refused == 0) {
-    __atomic_store_n(&sample, bytes, __ATOMIC_RELAXED);
-    uint32_t now = stack_watched();
-    while (!__atomic_compare_exchange_n(&stack_watch, &now, (now & ~(uint32_t)(WATCH_NATIVE | WATCH_PYTHON)) | kinds, 0,
-                                        __ATOMIC_RELEASE, __ATOMIC_RELAXED))
-      ;
-  }
+    return WATCH_NATIVE;
+  if (kinds & WATCH_PYTHON && (*why = refuse_python(find_python())) != NULL)
+    return WATCH_PYTHON;
+  pthread_mutex_lock(&setting);
+  __atomic_store_n(&sample, bytes, __ATOMIC_RELAXED);
+  uint32_t now = stack_watched();
+  while (!__atomic_compare_exchange_n(&stack_watch, &now, (now & ~(uint32_t)(WATCH_NATIVE | WATCH_PYTHON)) | kinds, 0,
+                                      __ATOMIC_RELEASE, __ATOMIC_RELAXED))
+    ;
   pthread_mutex_unlock(&setting);
-  return refused;
+  return 0;
 }
+
+int stack_taken(void) { return (stack_watched() & (WATCH_NATIVE | WATCH_PYTHON)) != 0; }
 
 /* ---- names of C++ ---- */
 
+static char *(*demangle)(const char *, char *, size_t *, int *);
+
+void stack_find_demangler(void) {
+  if (__atomic_load_n(&demangle, __ATOMIC_ACQUIRE) != NULL)
+    return;
+  /* A program with functions in C++ has its runtime; one that has none is not given one. */
+  void *lib = dlopen("libstdc++.so.6", RTLD_NOLOAD | RTLD_NOW);
+  void *f = dlsym(lib != NULL ? lib : RTLD_DEFAULT, "__cxa_demangle");
+  __atomic_store_n(&demangle, (char *(*)(const char *, char *, size_t *, int *))(uintptr_t)f, __ATOMIC_RELEASE);
+}
+
 char *stack_demangle(const char *name) {
-  static char *(*demangle)(const char *, char *, size_t *, int *);
-  static int missing;
-  if (name[0] != '_' || name[1] != 'Z' || __atomic_load_n(&missing, __ATOMIC_RELAXED))
-    return NULL;
   char *(*f)(const char *, char *, size_t *, int *) = __atomic_load_n(&demangle, __ATOMIC_ACQUIRE);
-  if (f == NULL) {
-    /* A program with functions in C++ has its runtime; one that has none is not given one. */
-    void *lib = dlopen("libstdc++.so.6", RTLD_NOLOAD | RTLD_NOW);
-    f = (char *(*)(const char *, char *, size_t *, int *))(uintptr_t)dlsym(lib != NULL ? lib : RTLD_DEFAULT, "__cxa_demangle");
-    if (f == NULL) {
-      __atomic_store_n(&missing, 1, __ATOMIC_RELAXED);
-      return NULL;
-    }
-    __atomic_store_n(&demangle, f, __ATOMIC_RELEASE);
-  }
   int status = 0;
-  return f(name, NULL, NULL, &status);
+  return f != NULL && name[0] == '_' && name[1] == 'Z' ? f(name, NULL, NULL, &status) : NULL;
 }

@@ -47,6 +47,8 @@ void stack_prepare(void) __attribute__((visibility("hidden")));
  * why, and nothing has changed. stack_watch_set is for the other bits. */
 uint32_t stack_set(uint32_t kinds, uint64_t sample, const char **why) __attribute__((visibility("hidden")));
 void stack_watch_set(uint32_t bit, int on) __attribute__((visibility("hidden")));
+/* stack_taken reports whether stacks are taken. */
+int stack_taken(void) __attribute__((visibility("hidden")));
 /* stack_place is what a place in Python source is called; the strings stay. */
 typedef struct stack_python_place {
   const char *file, *function;
@@ -54,7 +56,8 @@ typedef struct stack_python_place {
 } stack_python_place;
 int stack_place(uint64_t frame, stack_python_place *out) __attribute__((visibility("hidden")));
 /* stack_demangle is the name of a C++ function as people write it, to be freed; NULL where the process has nothing that
- * can tell, or where it is no such name. */
+ * can tell, or where it is no such name. stack_find_demangler looks for what can tell, and is to be called with no lock held. */
+void stack_find_demangler(void) __attribute__((visibility("hidden")));
 char *stack_demangle(const char *name) __attribute__((visibility("hidden")));
 
 #endif

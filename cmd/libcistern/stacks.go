@@ -9,6 +9,7 @@ package main
 #cgo nocallback stack_set
 #cgo nocallback stack_thread
 #cgo nocallback stack_watch_set
+#cgo nocallback stack_taken
 */
 import "C"
 
@@ -61,8 +62,15 @@ func (l *library) takeStacks(kinds C.uint32_t, sample uint64) error {
 	case C.CISTERN_STACKS_PYTHON:
 		return &failure{C.CISTERN_UNSUPPORTED, "stacks of Python's functions: " + goString(why)}
 	}
-	l.KeepStacks(kinds != 0)
+	l.keepStacks()
 	return nil
+}
+
+// keepStacks has blocks keep stacks while they are taken, whoever changed that last.
+func (l *library) keepStacks() {
+	l.keeping.Lock()
+	defer l.keeping.Unlock()
+	l.KeepStacks(C.stack_taken() != 0)
 }
 
 // stacksAsSet is takeStacks by the settings. They are of a program that may not know Cistern, so what cannot be had is said
@@ -79,7 +87,7 @@ func (l *library) stacksAsSet(o cistern.Options) {
 		}
 		kinds &^= C.CISTERN_STACKS_PYTHON
 	}
-	l.KeepStacks(false)
+	l.keepStacks()
 }
 
 //export coreStacks

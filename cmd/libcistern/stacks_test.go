@@ -32,6 +32,13 @@ func TestPythonStacks(t *testing.T) {
 	}
 }
 
+// TestStacksWhileLoading: no lock of the library's is held by who waits for the dynamic linker's.
+func TestStacksWhileLoading(t *testing.T) {
+	t.Parallel()
+	library := program(t, "loading.c", "", "-DLIBRARY", "-shared", "-fPIC")
+	passes(t, "driver:sim:8GiB", nil, program(t, "loading.c", libraryPath(t), "-rdynamic"), library)
+}
+
 // TestStacksOfTheFirstRequest: what the settings say holds for the request that starts the library.
 func TestStacksOfTheFirstRequest(t *testing.T) {
 	t.Parallel()
