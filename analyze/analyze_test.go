@@ -292,7 +292,7 @@ func TestExplainRecorded(t *testing.T) {
 		cause            string
 		say              string
 	}{
-		{"more than there is", 40 * mib, 2 * mib, 4 * mib, CauseCapacity, "48.00 MiB, over the limit of 30.00 MiB"},
+		{"more than there is", 40 * mib, 2 * mib, 4 * mib, CauseCapacity, "48.00 MiB, 18.00 MiB over the limit of 30.00 MiB"},
 		{"in pieces", 14 * mib, 1 * mib, 8 * mib, CauseFragmentation, "in 2 pieces, the largest of 12.00 MiB"},
 		{"in one piece, out of reach", 10 * mib, 1 * mib, 8 * mib, CauseCached, "free in one piece"},
 	} {

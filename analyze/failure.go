@@ -75,6 +75,8 @@ type FailureReport struct {
 	LessLive []Share `json:"less_live"`
 
 	Search
+
+	cutOff bool // the file told of events, and lacks them
 }
 
 // ReportFailures reports on the requests that failed in a trace; nil where none did. driver is what a driver trace says
@@ -164,6 +166,10 @@ func silentFailure(t *trace.Trace, f *trace.Failure) *FailureReport {
 	walk(t, []int{last}, func(i int, s *state) { x.Held = heldAfter(t, i, s, f.Allocated+f.Pending) })
 	x.Growth.Steady = []Grown{}
 	x.Live = x.Held.Requested
+	x.cutOff = f.Cut
+	if x.Live == 0 { // no block was written, or what was is cut off
+		x.Live = f.Allocated
+	}
 	x.told(f)
 	return x
 }
@@ -236,10 +242,20 @@ func (x *FailureReport) lessLive() {
 		return
 	}
 	x.Shortage = held + x.Need - x.Capacity
+	if x.Version != "" { // Cistern's own words
+		x.Shortage = held + inUnits(x.Need) - x.Capacity
+	}
+	holders, kind := x.Held.Stack, ""
+	if len(holders) == 0 || holders[0].Name == NoStack {
+		holders, kind = x.Held.Tag, "tag "
+	}
 	sum := uint64(0)
-	for _, s := range x.Held.Stack {
+	for _, s := range holders {
 		if sum >= x.Shortage || s.Rest || len(x.LessLive) == 5 {
 			break
+		}
+		if s.Name != NoTag {
+			s.Name = kind + s.Name
 		}
 		x.LessLive = append(x.LessLive, s)
 		sum += s.Bytes
@@ -247,6 +263,12 @@ func (x *FailureReport) lessLive() {
 	if sum < x.Shortage {
 		x.LessLive = []Share{} // not a few holders' doing
 	}
+}
+
+// inUnits is what Cistern's engine needs from the driver for a request: memory comes in multiples of 2 MiB.
+func inUnits(need uint64) uint64 {
+	const unit = 2 << 20
+	return (need + unit - 1) / unit * unit
 }
 
 // inOneSentence is what was asked for and why it was not to be had.

@@ -125,8 +125,8 @@ func (o *OOM) explain(pieces bool) {
 	need := o.Live + o.Requested
 	if o.Capacity > 0 && need > o.Capacity {
 		o.Cause = CauseCapacity
-		say("%s were live and %s more were asked for: %s, over the limit of %s. No allocator could have met it.",
-			size(o.Live), size(o.Requested), size(need), size(o.Capacity))
+		say("%s were live and %s more were asked for: %s, %s over the limit of %s. No allocator could have met it.",
+			size(o.Live), size(o.Requested), size(need), size(need-o.Capacity), size(o.Capacity))
 		say("It takes a limit of %s at least, or %s less live at this moment.", size(need), size(need-o.Capacity))
 		return
 	}

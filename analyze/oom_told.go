@@ -78,8 +78,8 @@ func (o *OOM) told(f *trace.Failure) {
 			size(held+need), size(o.Capacity), who, size(others), size(f.DeviceTotal))
 	case over > 0:
 		o.Cause = CauseCapacity
-		say("%s were held and %s asked for: %s, over the %s that there were. No allocator could have met it.", size(held), size(need),
-			size(held+need), size(o.Capacity))
+		say("%s were held and %s asked for: %s, %s more than the %s that there were. No allocator could have met it.", size(held),
+			size(need), size(held+need), size(over), size(o.Capacity))
 	case f.Pinned > 0 && o.room()+f.Cached >= need && o.room()+f.Cached-min(f.Pinned, f.Cached) < need:
 		o.Cause = CausePinned
 		say("%s were free, but %s of that belong to captured graphs, which will use those addresses again: nobody else may have them.",
@@ -106,6 +106,7 @@ func (o *OOM) told(f *trace.Failure) {
 		}
 	}
 	if over > 0 && f.Upstream == "" && f.PoolLimit == 0 {
+		over = held + inUnits(need) - o.Capacity
 		say("It takes %s more, or %s less held at this moment.", size(over), size(over))
 	}
 }

@@ -137,8 +137,10 @@ func (x *FailureReport) search(ctx context.Context, t *trace.Trace, f *trace.Fai
 	begin := time.Now()
 	out := &x.Search
 	switch {
+	case x.cutOff:
+		out.Unsearched = "the file was cut off before the request that failed, so there is nothing to replay: copy it again, whole"
 	case x.Event < 0:
-		out.Unsearched = "the history was off, so there is nothing to replay: set CISTERN_CONF=history:1000000 and report:FOLDER, and run again"
+		out.Unsearched = "the history was off, so there is nothing to replay: add history:1000000 to CISTERN_CONF, and run again"
 	case x.Upstream != "":
 		out.Unsearched = "replays are of the device's own memory, and this request was for " + x.Upstream + " memory"
 	case f != nil && f.PoolLimit > 0:

@@ -237,7 +237,7 @@ func (t *Trace) checkLabels(cut bool) bool {
 	}
 	for _, f := range t.Failures {
 		if f.Event >= len(t.Events) && cut {
-			f.Event = -1
+			f.Event, f.Cut = -1, true
 		}
 		if f.Event < -1 || f.Event >= len(t.Events) || f.Stack != 0 && int(f.Stack) >= len(t.Stacks) || !known(f.Tag, f.Library) {
 			return false

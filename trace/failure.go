@@ -6,6 +6,7 @@ package trace
 // know at that moment. It is kept as JSON. Sizes are bytes.
 type Failure struct {
 	Event   int      `json:"event"` // the event.OOM in Trace.Events; -1 where the history was off
+	Cut     bool     `json:"-"`     // there was an event, in what was cut off from the file
 	TimeUS  int64    `json:"time_us"`
 	PID     int      `json:"pid"`
 	Program []string `json:"program"` // command line

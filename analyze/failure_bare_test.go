@@ -1,0 +1,54 @@
+package analyze
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+
+	"github.com/cistern-gpu/cistern/trace"
+)
+
+// Where neither stacks nor events were kept, the tags are named, what is missing comes in the driver's units, and the
+// figures that are held against each other differ.
+func TestFailureWithoutHistory(t *testing.T) {
+	f := &trace.Failure{Event: -1, Requested: 35 * mib, Need: 35 * mib, Reserved: 4096 * mib, Allocated: 4062 * mib, Cached: 34 * mib,
+		Largest: 14 * mib, DeviceTotal: 4096 * mib, Version: "1.2.3"}
+	tr := &trace.Trace{Format: trace.FormatCistern, Tags: []string{"", "cache", "weights"}, Failures: []*trace.Failure{f},
+		Initial: []trace.Block{{Addr: 0, Requested: 2062 * mib, Size: 2062 * mib, Tag: 1, State: trace.Active},
+			{Addr: 4096 * mib, Requested: 2000 * mib, Size: 2000 * mib, Tag: 2, State: trace.Active}}}
+	x := reportOn(t, tr, RemedyOptions{}).Failures[0]
+	if x.Shortage != 2*mib || len(x.LessLive) != 1 || x.LessLive[0].Name != "tag cache" {
+		t.Errorf("%d bytes short, less of %+v; want 2 MiB, of tag cache", x.Shortage, x.LessLive)
+	}
+	want := "4.00 GiB, 1.00 MiB more than the 4.00 GiB that there were. No allocator could have met it.\n" +
+		"It takes 2.00 MiB more, or 2.00 MiB less held at this moment."
+	if why := strings.Join(x.Why, "\n"); !strings.HasSuffix(why, want) {
+		t.Errorf("why: %s", why)
+	}
+	if !strings.HasPrefix(x.Unsearched, "the history was off") {
+		t.Errorf("nothing was searched as %s", x.Unsearched)
+	}
+}
+
+// A file that was cut off before the events is not taken for one of a process that kept no history.
+func TestFailureCutOff(t *testing.T) {
+	var file bytes.Buffer
+	if err := trace.WriteCistern(&file, &trace.File{Traces: []*trace.Trace{scattered(t, "limit:100MiB").trace()}}); err != nil {
+		t.Fatal(err)
+	}
+	for n := file.Len() - 1; n > 0; n-- {
+		got, err := trace.Read(bytes.NewReader(file.Bytes()[:n]), "oom-1-1.cistern")
+		if err != nil || len(got.Traces[0].Failures) == 0 || len(got.Traces[0].Events) > 0 {
+			continue
+		}
+		x := reportOn(t, got.Traces[0], RemedyOptions{}).Failures[0]
+		if !strings.HasPrefix(x.Unsearched, "the file was cut off") {
+			t.Errorf("%d of %d bytes: nothing was searched as %s", n, file.Len(), x.Unsearched)
+		}
+		if want := got.Traces[0].Failures[0].Allocated; x.Live != want {
+			t.Errorf("%d of %d bytes: %d bytes live, want the %d that were allocated", n, file.Len(), x.Live, want)
+		}
+		return
+	}
+	t.Fatal("no length leaves the failure without its events")
+}
