@@ -72,7 +72,7 @@ type Names struct {
 
 func (n Names) tag(tag uint32) string {
 	if tag == 0 {
-		return "untagged"
+		return "no tag"
 	}
 	return nameOf(tag, n.Tag, "tag")
 }

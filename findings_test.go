@@ -83,7 +83,7 @@ would help: a limit of 120.00 MiB, or at least 56.00 MiB less in use`
 		t.Errorf("tags hold %d, pools %d of %d; %+v", tags, pools, oom.Allocated, oom)
 	}
 	for _, s := range []string{"; by pool: {0, 0} 111.00 MiB", "{3, 4} 0 bytes and 40.00 MiB cached, pinned by graphs",
-		"by tag: untagged 46.00 MiB in 3 blocks; tag 5 15.00 MiB in 1 block; tag 4 14.00 MiB in 1 block; tag 3 13.00 MiB in 1 block; 2 more with 23.00 MiB",
+		"by tag: no tag 46.00 MiB in 3 blocks; tag 5 15.00 MiB in 1 block; tag 4 14.00 MiB in 1 block; tag 3 13.00 MiB in 1 block; 2 more with 23.00 MiB",
 		"contexts and other allocators and processes have 10.00 MiB",
 		"would help: the release of captured pools, which pin 40.00 MiB that is free, or at least"} {
 		if !strings.Contains(text, s) {
