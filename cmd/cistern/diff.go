@@ -24,7 +24,7 @@ func newDiff(a *app) *cobra.Command {
 	)
 	c := &cobra.Command{
 		Use:   "diff [flags] A B",
-		Short: "Show what grew from one recorded run to another: by stack, size, pool and stream",
+		Short: "Show what grew from one recorded run to another: by stack, tag, library, size, pool and stream",
 		Long: "Diff compares two recorded runs, each when it held most (or, with --at end, after its last event: what was not " +
 			"given\nback). Stacks of the two are matched frame by frame: the function and the name of its file must be the " +
 			"same, folders\nmay differ, and lines may have moved. The lines of a function are paired by the one shift that " +

@@ -288,6 +288,8 @@ func (v *topView) drawRows(rows int) []string {
 			c.width = widestPID
 		case c.name == "GPU" && len(v.table.GPUs) < 2:
 			continue
+		case c.name == "GPU": // at 80 columns there is room for no more
+			c.width = min(v.widestGPUs(c.width), c.width+max(0, v.width-80))
 		case c.name == "LIMIT" && !v.any(func(m *top.Memory) bool { return m.Limit > 0 }):
 			continue
 		case c.name == "PAUSED" && !v.any(func(m *top.Memory) bool { return m.Paused > 0 }):
@@ -322,6 +324,14 @@ func (v *topView) drawRows(rows int) []string {
 		lines = append(lines, v.rowLine(&g, &v.table.Rows[i], i == v.cursor))
 	}
 	return lines
+}
+
+// widestGPUs is how wide the names of the GPUs are on which processes hold memory, and at least so wide.
+func (v *topView) widestGPUs(least int) int {
+	for i := range v.table.Rows {
+		least = max(least, len(rowGPUs(&v.table, &v.table.Rows[i])))
+	}
+	return least
 }
 
 func (v *topView) any(of func(*top.Memory) bool) bool {

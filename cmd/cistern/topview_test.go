@@ -135,6 +135,13 @@ func (s *stage) change(name string) {
 				d.Name, d.UUID = "Cistern simulated GPU", [16]byte([]byte("cistern-sim-gpu\x00"))
 			}
 		},
+		"beside": func(_ int, l *top.Look) { // GPUs, and one process on a simulated one
+			d := &l.Processes[1].Devices[0]
+			d.Name, d.UUID = "Cistern simulated GPU", [16]byte([]byte("cistern-sim-gpu\x00"))
+			for i := range l.Cards {
+				l.Cards[i].Holders = l.Cards[i].Holders[:1]
+			}
+		},
 		"paused": func(_ int, l *top.Look) {
 			d := &l.Processes[1].Devices[0]
 			d.Reserved, d.Paused = 10*gib, 80*gib
