@@ -2,7 +2,7 @@
 // blocks are coloured, what is free stays pale, segments are set apart by a gap.
 
 import {bytes, count, hex} from './format.js';
-import {cssColor, fill, h, onScheme, placeTip, shortFrame} from './dom.js';
+import {cssColor, fill, fromWhere, h, onScheme, placeTip, shortHolder} from './dom.js';
 import {lastAtMost} from './series.js';
 import {noStack} from './tree.js';
 
@@ -13,7 +13,7 @@ const hues = 8; // --c0 to --c7 of the style sheet
 
 /**
  * @param host element to fill
- * @param view {stackName(i), streamName(i), poolName(i), topStacks: [i...], groups: what else blocks may be told apart by, if anything,
+ * @param view {stackName(i), from(i): who called it, where it takes this to know, streamName(i), poolName(i), topStacks: [i...], groups: what else blocks may be told apart by, if anything,
  *     [{key, name, label(number), numbers: of each block, top: [numbers of those that hold most]}]}
  * @return {show(segments)}, of Lives.mapAt
  */
@@ -108,7 +108,7 @@ export function addressMap(host, view) {
   }
 
   function shortLabel(label) {
-    return by.value === 'stack' && label.includes('/') ? shortFrame(label) : label;
+    return by.value === 'stack' ? shortHolder(label) : label;
   }
 
   function labelOf(seg, b, i, hue) {
@@ -117,7 +117,7 @@ export function addressMap(host, view) {
       case 'pool': return `pool ${view.poolName(seg.pool)}`;
       case 'size':
         return hue < sizeSteps.length ? `up to ${bytes(sizeSteps[hue]).replace('.00', '')}` : 'over 1 GiB';
-      case 'stack': return hue === hues - 1 ? 'all other stacks' : (view.stackName(b.stack[i])[0] || noStack);
+      case 'stack': return hue === hues - 1 ? 'all other stacks' : fromWhere(view.stackName(b.stack[i])[0] || noStack, view.from(b.stack[i]));
       default: return hue === hues - 1 ? 'all others' : group().label(group().numbers[b.index[i]]);
     }
   }

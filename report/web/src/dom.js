@@ -38,6 +38,11 @@ export function placeTip(tip, x, y) {
   tip.style.top = `${top}px`;
 }
 
+/** A frame, and who called it where it takes this to know. */
+export function fromWhere(name, caller) {
+  return caller ? `${name}, from ${caller}` : name;
+}
+
 /** A frame "func file:line" with the folders of its file left out, for where there is little room. */
 export function shortFrame(frame) {
   const space = frame.indexOf(' ');
@@ -45,4 +50,9 @@ export function shortFrame(frame) {
   const file = frame.slice(space + 1);
   const cut = Math.max(file.lastIndexOf('/'), file.lastIndexOf('\\'));
   return `${frame.slice(0, space)} ${file.slice(cut + 1)}`;
+}
+
+/** What fromWhere says, short. */
+export function shortHolder(text) {
+  return text.split(', from ').map(shortFrame).join(', from ');
 }

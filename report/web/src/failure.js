@@ -4,7 +4,7 @@
 
 import './failure.css';
 import {bytes, count, duration} from './format.js';
-import {fill, h, shortFrame} from './dom.js';
+import {fill, fromWhere, h, shortFrame, shortHolder} from './dom.js';
 import {addressMap} from './addrmap.js';
 import {flame} from './flame.js';
 import {grouping} from './grouping.js';
@@ -36,7 +36,7 @@ export function failureSection(t) {
     remedies(x),
     holders(x),
     growth(x),
-    h('div', {class: 'two'}, request(x), surroundings(x)),
+    h('div', {class: 'two failure-about'}, request(x), surroundings(x)),
     h('h3', {}, 'Addresses when it failed'), h('div', {class: 'panel', id: 'failure-map'}),
     h('h3', {}, 'Live bytes by stack when it failed'), h('div', {class: 'panel', id: 'failure-flame'}),
     others.length ? [h('h3', {}, `${count(t.failures.failed_requests)} requests failed in this run`),
@@ -89,7 +89,7 @@ function remedies(x) {
     h('ul', {class: 'muted'},
       x.beaten ? h('li', {}, `${count(x.beaten)} settings more did once; none was better than these, so they were tried no further.`) : null,
       x.shortage_bytes ? h('li', {}, `Or ${bytes(x.shortage_bytes)} less held at this moment`, x.less_live.length
-        ? `: ${x.less_live.map((s) => `${shortFrame(s.name)} (${bytes(s.bytes)})`).join(', ')}.` : '.') : null,
+        ? `: the largest holder${x.less_live.length > 1 ? 's are' : ' is'} ${x.less_live.map((s) => `${shortHolder(fromWhere(s.name, s.from))} (${bytes(s.bytes)})`).join(', ')}.` : '.') : null,
       x.largest_request_bytes ? h('li', {}, `With the run's own settings a request of up to ${bytes(x.largest_request_bytes)} would have been met then.`) : null,
       floors ? h('li', {}, `The least memory with which the run completes: ${floors}.`) : null,
       x.not_tried.map((n) => h('li', {}, `Not tried: ${n}.`))),
@@ -104,8 +104,8 @@ function holders(x) {
   const list = h('div', {class: 'holders', id: 'failure-holders'});
   const share = (n) => `${((100 * n) / Math.max(1, held.allocated_bytes)).toFixed(1)} %`;
   const line = (s, most) => {
-    const who = h('span', {class: 'who', title: s.from ? `${s.name}, from ${s.from}` : s.name},
-      s.from ? `${shortFrame(s.name)}, from ${shortFrame(s.from)}` : shortFrame(s.name),
+    const who = h('span', {class: 'who', title: fromWhere(s.name, s.from)},
+      shortHolder(fromWhere(s.name, s.from)),
       h('div', {class: 'meter', css: {'--w': `${(100 * s.bytes) / most}%`, '--key': 'var(--live)'}}));
     const cells = [h('span', {class: 'n'}, bytes(s.bytes)), h('span', {class: 'n muted'}, share(s.bytes)),
       h('span', {class: 'n muted'}, `${count(s.blocks)} ${s.blocks === 1 ? 'block' : 'blocks'}`), who];

@@ -2,7 +2,7 @@
 // which the recorded program got memory from the driver and gave it back, with the time each took where that is known.
 
 import {bytes, count, duration, hex} from './format.js';
-import {cssColor, fill, h, onScheme, placeTip, shortFrame} from './dom.js';
+import {cssColor, fill, fromWhere, h, onScheme, placeTip, shortHolder} from './dom.js';
 import {bands, groupsOf} from './lives.js';
 import {callTotals, callsByColumn, columnsOf} from './columns.js';
 
@@ -37,7 +37,7 @@ export function bandLane(bar, timeline, lives, peak, by, chart) {
     draw();
   }
 
-  const name = (g) => (g < order.length ? kind.label(order[g]) : 'all others');
+  const name = (g) => (g < order.length ? fromWhere(kind.label(order[g]), kind.from ? kind.from(order[g]) : '') : 'all others');
 
   function draw() {
     const {min, max, width} = chart.shown();
@@ -70,7 +70,7 @@ export function bandLane(bar, timeline, lives, peak, by, chart) {
       h('span', {class: 'clip'}, short(name(g))))));
   }
 
-  const short = (text) => (kind.key === 'stack' ? shortFrame(text) : text);
+  const short = (text) => (kind.key === 'stack' ? shortHolder(text) : text);
 
   canvas.addEventListener('mouseleave', () => { tip.hidden = true; });
   canvas.addEventListener('mousemove', (e) => {

@@ -9,7 +9,7 @@ import {addressMap} from './addrmap.js';
 import {cards, comparison, facts, holders, labelTables, oomList, policyColor, section, sizesAndStreams} from './sections.js';
 import {bytes, count} from './format.js';
 import {Lives} from './lives.js';
-import {noStack, rangeName} from './tree.js';
+import {callersOf, noStack, rangeName} from './tree.js';
 import {grouping} from './grouping.js';
 import {flame} from './flame.js';
 import {bandLane, callLane} from './lanes.js';
@@ -84,10 +84,12 @@ function painted() {
 function moments(t, body, charts, chart, on, timeline, lives) {
   const peak = t.inspection.peak.event;
   const stackName = (i) => lives.framesOf(i).map((f) => t.frames[f]);
+  const callers = callersOf(lives.stacks, lives.keys('stack'));
+  const from = (i) => (callers.has(i) ? t.frames[callers.get(i)] : '');
   const streamName = (i) => t.stream_names[i] || '?';
   const poolName = (i) => t.pool_names[i] || '0,0';
   const kinds = {
-    stack: {key: 'stack', name: 'stack', title: 'Stack', label: (i) => stackName(i)[0] || noStack, more: (i) => stackName(i).slice(1)},
+    stack: {key: 'stack', name: 'stack', title: 'Stack', label: (i) => stackName(i)[0] || noStack, more: (i) => stackName(i).slice(1), from},
     range: {key: 'range', name: 'size', title: 'Size', label: rangeName},
     size: {key: 'size', name: 'exact size', title: 'Exact size', label: (n) => `${bytes(n)} (${count(n)})`},
     pool: {key: 'pool', name: 'pool', title: 'Pool', label: (i) => `pool ${poolName(i)}`},
@@ -131,7 +133,7 @@ function moments(t, body, charts, chart, on, timeline, lives) {
   const grouped = grouping(groups, () => draw());
   const graph = flame(picture, 'Flame graph of live bytes by stack', null, grouped.tool);
   const draw = () => graph.show(grouped.tree(lives, null, shown.event, t.frames));
-  const places = {stackName, streamName, poolName, topStacks: t.top_stacks,
+  const places = {stackName, from, streamName, poolName, topStacks: t.top_stacks,
     groups: groups.map((g) => ({...g, numbers: lives.keys(g.key), top: [...lives.sums(peak, g.key)]
       .sort((a, b) => b[1].bytes - a[1].bytes).map(([n]) => n)}))};
   const addresses = addressMap(map, places);

@@ -4,7 +4,7 @@ import test from 'node:test';
 import assert from 'node:assert/strict';
 import {Lives, bands, groupsOf, measure, sizeRange} from '../src/lives.js';
 import {callTotals, callsByColumn, columnsOf} from '../src/columns.js';
-import {groupTree, heldAt, heldBetween, noStack, stackTree} from '../src/tree.js';
+import {callersOf, groupTree, heldAt, heldBetween, noStack, stackTree} from '../src/tree.js';
 import {hueOf, mix} from '../src/color.js';
 import {signed} from '../src/format.js';
 import {Timeline} from '../src/series.js';
@@ -246,4 +246,20 @@ test('colours and signs', () => {
   assert.equal(signed(1024), '+1.00 KiB');
   assert.equal(signed(-1024), '\u22121.00 KiB');
   assert.equal(signed(0), '+0 bytes');
+});
+
+// 3 and 4 are alloc called by first and by second, 6 is alloc called by third, which first called too: 3 and 6 are told
+// from each other by their callers, as is 4. 7 is alone with its name; 0 is no stack.
+test('stacks of one innermost frame are told apart by who called them', () => {
+  const tree = {n: 8, parent: Uint32Array.of(0, 0, 0, 1, 2, 1, 5, 0), frame: Uint32Array.of(0, 1, 2, 9, 9, 3, 9, 4)};
+  assert.deepEqual(callersOf(tree, [0, 3, 4, 3, 6, 7, 0]), new Map([[3, 1], [4, 2], [6, 3]]));
+  assert.deepEqual(callersOf(tree, [3, 7]), new Map());
+});
+
+test('callers that are alike are passed over, and a stack that ends has none', () => {
+  // alloc < helper < main, alloc < helper < other, alloc < helper
+  const tree = {n: 8, parent: Uint32Array.of(0, 0, 0, 1, 2, 3, 4, 0), frame: Uint32Array.of(0, 1, 2, 3, 3, 9, 9, 3)};
+  assert.deepEqual(callersOf(tree, [5, 6]), new Map([[5, 1], [6, 2]]));
+  const short = {...tree, n: 9, parent: Uint32Array.of(...tree.parent, 7), frame: Uint32Array.of(...tree.frame, 9)};
+  assert.deepEqual(callersOf(short, [5, 6, 8]), new Map([[5, 1], [6, 2]]));
 });
