@@ -3,6 +3,7 @@ package dump
 import (
 	"bufio"
 	"cmp"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -21,7 +22,7 @@ func WriteFile(name string, write func(io.Writer) error) error {
 		if err != nil {
 			return err
 		}
-		return cmp.Or(buffered(f, write), f.Close())
+		return cmp.Or(buffered(f, write), f.Close()) // which has no size
 	}
 	place := name
 	if err == nil {
@@ -34,7 +35,7 @@ func WriteFile(name string, write func(io.Writer) error) error {
 	if err != nil {
 		return err
 	}
-	err = cmp.Or(buffered(f, write), f.Close())
+	err = cmp.Or(buffered(&bounded{f, largest()}, write), f.Close())
 	if err == nil {
 		err = os.Rename(beside, place)
 	}
@@ -44,10 +45,28 @@ func WriteFile(name string, write func(io.Writer) error) error {
 	return err
 }
 
+var errTooLarge = errors.New("files of this process may not be as large (ulimit -f)")
+
 // unfinished numbers the files that are being written.
 var unfinished atomic.Int64
 
 func buffered(f io.Writer, write func(io.Writer) error) error {
 	b := bufio.NewWriterSize(f, 1<<16)
 	return cmp.Or(write(b), b.Flush())
+}
+
+// bounded is a file that may not be larger than the process is allowed to make one: the kernel ends who tries (SIGXFSZ), and
+// this process is not ours.
+type bounded struct {
+	w    io.Writer
+	left uint64
+}
+
+func (b *bounded) Write(p []byte) (int, error) {
+	if uint64(len(p)) > b.left {
+		return 0, errTooLarge
+	}
+	n, err := b.w.Write(p)
+	b.left -= uint64(n)
+	return n, err
 }

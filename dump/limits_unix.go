@@ -3,6 +3,7 @@
 package dump
 
 import (
+	"math"
 	"syscall"
 
 	"github.com/cistern-gpu/cistern/trace"
@@ -16,4 +17,13 @@ func rlimits() []trace.Limit {
 		return nil
 	}
 	return []trace.Limit{{Kind: "rlimit", Bytes: r.Cur, From: "RLIMIT_AS (ulimit -v): addresses of the process"}}
+}
+
+// largest is the largest file that the process may make, in bytes.
+func largest() uint64 {
+	var r syscall.Rlimit
+	if err := syscall.Getrlimit(syscall.RLIMIT_FSIZE, &r); err != nil {
+		return math.MaxUint64
+	}
+	return r.Cur
 }

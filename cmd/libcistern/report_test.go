@@ -199,7 +199,7 @@ func TestReportNeighbours(t *testing.T) {
 func TestReports(t *testing.T) {
 	t.Parallel()
 	p := program(t, "oom.c", libraryPath(t))
-	for _, what := range []string{"function", "threads", "silent", "fork", "closing"} {
+	for _, what := range []string{"function", "threads", "silent", "fork", "closing", "limit"} {
 		t.Run(what, func(t *testing.T) {
 			t.Parallel()
 			dir := t.TempDir()

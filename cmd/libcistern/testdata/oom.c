@@ -7,6 +7,7 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 
@@ -96,6 +97,18 @@ int main(int argc, char **argv) {
     CHECK(fails() && seconds() - begin < 5);
     close(ends[0]); /* SIGPIPE would end the process */
     CHECK(fails() && files(".cistern") == 2);
+  } else if (strcmp(what, "limit") == 0) { /* the kernel ends a process that writes more to a file than it may */
+    struct rlimit small = {100, RLIM_INFINITY};
+    OK(cistern_report(dir, 0));
+    CHECK(setrlimit(RLIMIT_FSIZE, &small) == 0);
+    CHECK(fails() && files("") == 0);
+    char name[4096];
+    snprintf(name, sizeof name, "%s/x", dir);
+    CHECK(cistern_trace_write(name) != CISTERN_OK && files("") == 0);
+    CHECK(cistern_snapshot_write(name) != CISTERN_OK && files("") == 0);
+    small.rlim_cur = RLIM_INFINITY;
+    CHECK(setrlimit(RLIMIT_FSIZE, &small) == 0);
+    CHECK(fails() && files(".cistern") == 1);
   } else if (strcmp(what, "closing") == 0) { /* as a program does that goes into the background */
     OK(cistern_report(dir, 0));
     for (int n = 1; n <= 3; n++) {
