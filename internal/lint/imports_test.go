@@ -26,7 +26,7 @@ var mayImport = map[string][]string{
 	// The driver. Only cuda/open knows both.
 	"cuda":                {},
 	"cuda/nvidia":         {"cuda"},
-	"cuda/nvidia/standin": {},
+	"cuda/nvidia/standin": {"internal/standin"},
 	"cuda/sim":            {"cuda"},
 	"cuda/open":           {"cuda", "cuda/nvidia", "cuda/sim", "internal/units"},
 	// Recorded runs.
@@ -51,13 +51,14 @@ var mayImport = map[string][]string{
 	"dump": {".", "cuda", "event", "internal/front", "internal/nopoll", "internal/nvml", "internal/units", "trace"},
 	// What NVIDIA's management library says of a machine.
 	"internal/nvml":         {},
-	"internal/nvml/standin": {},
+	"internal/nvml/standin": {"internal/standin"},
 	// What cistern top knows: both of these, put together.
 	"internal/top": {"internal/live", "internal/nvml"},
 	// For tests and commands on a GPU: kernels.
 	"internal/gpu": {"cuda", "cuda/nvidia"},
 	// Tests only.
 	"internal/examples": {},
+	"internal/standin":  {},
 	"internal/lint":     {},
 }
 

@@ -1,4 +1,4 @@
-// Package standin builds a stand-in for libnvidia-ml.so.1 out of the C file in testdata, so that tests of everything that
+// Package standin is a stand-in for libnvidia-ml.so.1 in C, in testdata, so that tests of everything that
 // asks NVML run where there is no GPU. The comment that opens libnvidia-ml.c says how the machine is written down that it
 // plays. A program under test finds the stand-in when LD_LIBRARY_PATH names its folder and STANDIN_NVML the description:
 //
@@ -11,71 +11,23 @@ package standin
 
 import (
 	"embed"
-	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
+
+	"github.com/cistern-gpu/cistern/internal/standin"
 )
 
 //go:embed testdata
 var source embed.FS
 
-var (
-	mu    sync.Mutex
-	built = map[string][]byte{} // the library by what it lacks: compiling takes longer than most tests
-)
+var library = standin.Library{Name: "libnvidia-ml.so.1", Source: source, Folder: "testdata"}
 
-// Build compiles the stand-in and returns the path of a library of the test's own, named libnvidia-ml.so.1. The symbols named
-// in absent are left out. Without a C compiler the test fails.
+// Build compiles the stand-in, without the symbols named in absent, and returns the path of a library of the test's own.
 func Build(tb testing.TB, absent ...string) string {
 	tb.Helper()
-	library, err := compile(absent)
-	if err != nil {
-		tb.Fatal(err)
-	}
-	path := filepath.Join(tb.TempDir(), "libnvidia-ml.so.1")
-	if err := os.WriteFile(path, library, 0o700); err != nil {
-		tb.Fatal(err)
-	}
-	return path
-}
-
-func compile(absent []string) ([]byte, error) {
-	key := strings.Join(absent, ",")
-	mu.Lock()
-	defer mu.Unlock()
-	if library, ok := built[key]; ok {
-		return library, nil
-	}
-	cc := os.Getenv("CC")
-	if cc == "" {
-		cc = "cc"
-	}
-	dir, err := os.MkdirTemp("", "standin")
-	if err != nil {
-		return nil, err
-	}
-	defer os.RemoveAll(dir)
-	if err := os.CopyFS(dir, source); err != nil {
-		return nil, err
-	}
-	out := filepath.Join(dir, "libnvidia-ml.so.1")
-	args := append(strings.Fields(cc)[1:], "-O1", "-Wall", "-Werror", "-fPIC", "-shared", "-pthread", "-Wl,-Bsymbolic", "-o", out)
-	for i, symbol := range absent {
-		args = append(args, fmt.Sprintf("-D%s=absent_%d", symbol, i))
-	}
-	cmd := exec.Command(strings.Fields(cc)[0], append(args, filepath.Join(dir, "testdata", "libnvidia-ml.c"))...)
-	if report, err := cmd.CombinedOutput(); err != nil {
-		return nil, fmt.Errorf("tests with a stand-in of NVML need a C compiler (gcc, or the one that CC names): %v: %v\n%s", cmd, err, report)
-	}
-	library, err := os.ReadFile(out)
-	if err == nil {
-		built[key] = library
-	}
-	return library, err
+	return library.Build(tb, absent...)
 }
 
 // Describe writes a machine down for the stand-in of this process and of those it starts, and returns the file's path.
