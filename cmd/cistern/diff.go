@@ -55,21 +55,15 @@ func newDiff(a *app) *cobra.Command {
 }
 
 func (a *app) diff(c *cobra.Command, args []string, format formatFlags, atEnd bool, html string) error {
-	var page *output
-	if html != "" {
-		if err := report.CheckBundle(); err != nil {
-			return err
-		}
-		var err error
-		if page, err = a.openOutput(html); err != nil {
-			return err
-		}
-		defer page.abandon()
+	page, err := a.openPage(html)
+	if err != nil {
+		return err
 	}
+	defer page.abandon()
 	bar := a.startProgress("reading", len(args))
 	var runs [2][]*trace.Trace
 	read := func(f *trace.File, _ func(done, total int)) ([]*trace.Trace, error) { return f.Traces, nil }
-	err := eachFile(c.Context(), a, args, bar, read, func(i int, o outcome[[]*trace.Trace]) {
+	err = eachFile(c.Context(), a, args, bar, read, func(i int, o outcome[[]*trace.Trace]) {
 		if o.err != nil {
 			a.fail(o.err)
 			return

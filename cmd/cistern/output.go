@@ -9,6 +9,8 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+
+	"github.com/cistern-gpu/cistern/report"
 )
 
 // output is a file that appears whole or not at all: it is written beside its place and renamed into it. What is there
@@ -110,6 +112,17 @@ func (a *app) openOutput(path string) (*output, error) {
 		return &output{path: "standard output", file: nil, w: bufio.NewWriterSize(a.out, 1<<16)}, nil
 	}
 	return createOutput(path)
+}
+
+// openPage is openOutput for a page, nil where none is wanted (""). That this command has none is said before any work.
+func (a *app) openPage(path string) (*output, error) {
+	if path == "" {
+		return nil, nil
+	}
+	if err := report.CheckBundle(); err != nil {
+		return nil, err
+	}
+	return a.openOutput(path)
 }
 
 // writeJSON prints a value: indented for a person to read, or on one line.

@@ -65,18 +65,15 @@ func (j *replayJob) run(c *cobra.Command, a *app, args []string, format formatFl
 	if err := format.check(); err != nil {
 		return err
 	}
-	var page, record *output
-	if j.html != "" {
-		if err := report.CheckBundle(); err != nil {
-			return err
-		}
-		var err error
-		if page, err = a.openOutput(j.html); err != nil {
-			return err
-		}
-		defer page.abandon()
+	page, err := a.openPage(j.html)
+	if err != nil {
+		return err
+	}
+	defer page.abandon()
+	if page != nil {
 		j.opt.Samples = report.CurveSamples
 	}
+	var record *output
 	if j.record != "" {
 		if len(j.specs) != 1 || len(args) != 1 {
 			return fmt.Errorf("--record takes what one policy did with one trace: got %d policies and %d traces; "+
@@ -95,7 +92,7 @@ func (j *replayJob) run(c *cobra.Command, a *app, args []string, format formatFl
 	all := replay.Reports{Traces: []*replay.Report{}}
 	var views []*report.View
 	var recordings []*trace.Trace
-	err := eachFile(c.Context(), a, args, bar, j.one, func(_ int, o outcome[replayed]) {
+	err = eachFile(c.Context(), a, args, bar, j.one, func(_ int, o outcome[replayed]) {
 		if o.err != nil {
 			a.fail(o.err)
 			return

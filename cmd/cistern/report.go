@@ -78,16 +78,12 @@ func (j *reportJob) run(c *cobra.Command, a *app, args []string, format formatFl
 	if err := format.check(); err != nil {
 		return err
 	}
-	var page *output
-	if j.html != "" {
-		if err := report.CheckBundle(); err != nil {
-			return err
-		}
-		var err error
-		if page, err = a.openOutput(j.html); err != nil {
-			return err
-		}
-		defer page.abandon()
+	page, err := a.openPage(j.html)
+	if err != nil {
+		return err
+	}
+	defer page.abandon()
+	if page != nil {
 		j.opt.Samples = report.CurveSamples
 	}
 	bar := a.startProgress("reporting", len(args))
@@ -99,7 +95,7 @@ func (j *reportJob) run(c *cobra.Command, a *app, args []string, format formatFl
 		without []string // traces in which nothing failed
 	)
 	work := func(f *trace.File, step func(done, total int)) (reported, error) { return j.one(c, f, step) }
-	err := eachFile(c.Context(), a, args, bar, work, func(_ int, o outcome[reported]) {
+	err = eachFile(c.Context(), a, args, bar, work, func(_ int, o outcome[reported]) {
 		if o.err != nil {
 			a.fail(o.err)
 			return
