@@ -523,6 +523,52 @@ func TestFileSizeLimit(t *testing.T) {
 	}
 }
 
+// TestManyPages: a process with more pages than anybody needs does not take all descriptors of who looks.
+func TestManyPages(t *testing.T) {
+	for range mostPages + 20 {
+		fd, err := unix.MemfdCreate(fileName, unix.MFD_CLOEXEC)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer unix.Close(fd)
+		mem := make([]byte, pageBytes)
+		start, err := startOf("/proc/self")
+		if err == nil {
+			err = encodeIdentity(mem, identity{Maker: os.Getpid(), MakerStart: start, PID: os.Getpid(), Start: start})
+		}
+		if err == nil {
+			_, err = unix.Pwrite(fd, mem[:identityAt+identityMax], 0)
+		}
+		if err == nil {
+			err = unix.FcntlFlock(uintptr(fd), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_WRLCK, Start: aliveAt, Len: 1})
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	readers, errs := List(t.Context())
+	ours := 0
+	for _, r := range readers {
+		if r.pid == os.Getpid() {
+			ours++
+		}
+		r.Close()
+	}
+	if ours == 0 || ours > mostPages {
+		t.Errorf("%d pages are open", ours)
+	}
+	said := 0
+	for _, err := range errs {
+		if strings.Contains(err.Error(), fmt.Sprintf("process %d: it has more than %d pages", os.Getpid(), mostPages)) {
+			said++
+		}
+	}
+	if said != 1 {
+		t.Errorf("it says %v", errs)
+	}
+}
+
+// TestListEnds: who is asked to stop looking stops.
 func TestListEnds(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()

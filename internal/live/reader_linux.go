@@ -69,10 +69,14 @@ type page struct {
 	inode uint64
 }
 
+// mostPages bounds what is opened of a process, as each page takes a descriptor: one that follows others has a page for each.
+const mostPages = 256
+
 // scan is one look at all processes.
 type scan struct {
 	known  map[page]*Reader
 	seen   map[page]bool // a process may have its page open more than once
+	opened int           // pages of the process that is looked at
 	found  []*Reader
 	failed []error
 }
@@ -87,12 +91,17 @@ func (s *scan) process(pid int) {
 	defer folder.Close()
 	const want = "/memfd:" + fileName
 	var target [len(want) + 16]byte
+	s.opened = 0
 	for {
 		names, err := folder.Readdirnames(256)
 		for _, name := range names {
 			n, err := unix.Readlinkat(int(folder.Fd()), name, target[:])
 			if err != nil || !isPage(string(target[:n])) {
 				continue
+			}
+			if s.opened == mostPages {
+				s.failed = append(s.failed, fmt.Errorf("process %d: it has more than %d pages, which are not looked at", pid, mostPages))
+				return
 			}
 			if err := s.open(pid, dir, dir+"/fd/"+name); err != nil {
 				s.failed = append(s.failed, fmt.Errorf("process %d: %w", pid, err))
@@ -130,6 +139,7 @@ func (s *scan) open(pid int, dir, file string) error {
 		return nil
 	}
 	s.seen[page{pid, r.inode}] = true
+	s.opened++
 	if old, ok := s.known[page{pid, r.inode}]; ok {
 		r.Close()
 		if old.current() {
