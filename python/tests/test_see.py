@@ -64,9 +64,10 @@ class Programs(Case):
     def test_driver(self):
         out = self.run_see("driver.py", "--kinds", "virtual,twice,pool")
         self.assertEqual(out.count("PASS see-driver:"), 5, out)
-        # The stand-in's plain memory is not of whole pages of 2 MiB, as a GPU's is: that is seen.
+        # The stand-in's plain memory comes from the C library, not in whole pages of 2 MiB as a GPU's does: whether the peak is that
+        # of free memory depends on where it lies, but the calls are all there.
         out = self.run_see("driver.py", "--kinds", "small", check=False)
-        self.assertIn("FAIL see-driver: 5,000 of 60 KiB by cuMemAlloc: traced peak, fall in free memory", out)
+        self.assertIn("PASS see-driver: 5,000 of 60 KiB by cuMemAlloc: counted anew from the calls", out)
 
     def test_scripts_that_are_missing(self):
         for name, words in (("seed.py", "seed_script.py"), ("agree.py", "workloads.py"), ("cost.py", "workloads.py")):
