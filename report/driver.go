@@ -19,6 +19,9 @@ func WriteDriver(w io.Writer, d *analyze.DriverSummary, s Style) {
 		title = s.paint(clean(d.Path), bold) + ", " + title
 	}
 	fmt.Fprintln(w, title)
+	if how := ending(d.End.Status); d.Ended && how != "" {
+		fmt.Fprintln(w, s.paint(how, red))
+	}
 	if len(d.Calls) == 0 {
 		fmt.Fprintln(w, "no call of the driver allocated or freed memory")
 	}
@@ -74,6 +77,24 @@ func WriteDriver(w io.Writer, d *analyze.DriverSummary, s Style) {
 	}
 	writeNotes(w, notes, s)
 }
+
+// ending says how a program ended that did not end well. What shells do is done by them and by cistern trace: 128 and the
+// signal's number stand for a signal.
+func ending(status int) string {
+	name, ok := signals[status-128]
+	switch {
+	case status == 0:
+		return ""
+	case ok:
+		return fmt.Sprintf("the program ended with status %d: signal %d, %s", status, status-128, name)
+	}
+	return fmt.Sprintf("the program ended with status %d", status)
+}
+
+// signals are those that end programs, by the numbers that they have on Linux.
+var signals = map[int]string{1: "hangup", 2: "interrupted", 3: "quit", 4: "illegal instruction", 5: "trace trap", 6: "aborted", 7: "bus error",
+	8: "floating-point exception", 9: "killed", 11: "segmentation fault", 13: "broken pipe", 14: "alarm", 15: "terminated",
+	24: "limit of CPU time", 25: "limit of a file's size", 31: "bad system call"}
 
 // holder names who a stack is: the innermost frames of Python with their lines, where there are any, else the innermost
 // ones outside the CUDA runtime.

@@ -110,6 +110,9 @@ func WriteResults(w io.Writer, results []*replay.Result, s Style) {
 			calls += n
 		}
 		completed := s.paint("yes", green)
+		if r.OOMs > 0 { // but for requests that failed in the run too
+			completed = "yes, as recorded"
+		}
 		if !r.Completed {
 			completed = s.paint("no, died at event "+number(*r.FailedEvent), red)
 		}

@@ -222,10 +222,15 @@ func TestTraceEnds(t *testing.T) {
 	for _, c := range []struct {
 		args []string
 		code int
-	}{{[]string{"exit", "7"}, 7}, {[]string{"signal", "9"}, 137}, {[]string{"signal", "11"}, 139}, {[]string{"signal", "15"}, 143}} {
-		d, _, _, code := x.run(nil, append([]string{"--", x.program, "dlsym"}, c.args...)...)
+		said string
+	}{{[]string{"exit", "0"}, 0, ""}, {[]string{"exit", "7"}, 7, "status 7\n"}, {[]string{"signal", "9"}, 137, "status 137: signal 9, killed\n"},
+		{[]string{"signal", "11"}, 139, "status 139: signal 11, segmentation fault\n"}, {[]string{"signal", "15"}, 143, "status 143: signal 15, terminated\n"}} {
+		d, _, said, code := x.run(nil, append([]string{"--", x.program, "dlsym"}, c.args...)...)
 		if code != c.code || d.End.Status != c.code || len(d.Calls) != 1 {
 			t.Errorf("%v: code %d, want %d; %+v", c.args, code, c.code, d.End)
+		}
+		if !strings.Contains(said, c.said) || c.said == "" && strings.Contains(said, "ended with status") {
+			t.Errorf("%v: of its end is said %q, want %q", c.args, said, c.said)
 		}
 	}
 	cmd := x.command("trace", "--", x.program, "dlsym", "forever")

@@ -47,7 +47,7 @@ export function comparison(t) {
     h('td', {class: 'n'}, count(r.retries)),
     h('td', {class: 'n'}, r.ooms_avoided ? `${count(r.ooms)} (${count(r.ooms_avoided)} avoided)` : count(r.ooms)),
     h('td', {class: 'n'}, r.capacity_bytes ? bytes(r.capacity_bytes) : 'unlimited'),
-    h('td', {}, r.completed ? h('span', {class: 'ok'}, 'completed')
+    h('td', {}, r.completed ? h('span', {class: r.ooms ? '' : 'ok'}, r.ooms ? 'completed, as recorded' : 'completed')
       : h('span', {class: 'no'}, `died at event ${count(r.failed_event)}`)));
   const head = ['Policy', 'Peak reserved', 'Ratio', 'Driver calls', 'Driver time', 'Syncs stream / device', 'Retries',
     'OOMs', 'Capacity', 'Outcome'];
