@@ -64,6 +64,7 @@ type Allocator struct {
 
 	stacks  stacks.Table
 	kept    bool                      // guarded by mu: blocks remember stacks
+	history int                       // guarded by mu: events that a device keeps which comes into use
 	keeping sync.Mutex                // held while devices are told that; before mu
 	catch   *func(size uint64) uint32 // guarded by mu: finds out the stacks of requests that name none; nil: nobody does
 
@@ -81,7 +82,7 @@ func New(drv cuda.Driver, opts Options) (*Allocator, error) {
 	if err != nil {
 		return nil, err
 	}
-	a := &Allocator{drv: drv, opts: opts, devices: make([]atomic.Pointer[Device], n), kept: opts.Stacks != StacksOff}
+	a := &Allocator{drv: drv, opts: opts, devices: make([]atomic.Pointer[Device], n), kept: opts.Stacks != StacksOff, history: opts.History}
 	if opts.Stacks == StacksNative || opts.Stacks == StacksBoth {
 		a.CatchStacks(a.goStack)
 	}
@@ -97,7 +98,11 @@ func (a *Allocator) Driver() cuda.Driver { return a.drv }
 // Device returns the engine of one device, starting it (and the device's primary context) when it is first asked for.
 func (a *Allocator) Device(d cuda.Device) (*Device, error) {
 	if d < 0 || int(d) >= len(a.devices) {
-		return nil, fmt.Errorf("device %d: there are %d devices: %w", d, len(a.devices), cuda.ErrInvalidDevice)
+		there := fmt.Sprintf("there are %d devices", len(a.devices))
+		if len(a.devices) == 1 {
+			there = "there is 1 device"
+		}
+		return nil, fmt.Errorf("device %d: %s: %w", d, there, cuda.ErrInvalidDevice)
 	}
 	if dev := a.devices[d].Load(); dev != nil {
 		return dev, nil

@@ -150,7 +150,7 @@ func newDevice(a *Allocator, id cuda.Device) (*Device, error) {
 	}
 	d.setStacks(a.kept)
 	d.catch.Store(a.catch)
-	d.SetHistory(d.opts.History)
+	d.SetHistory(a.history)
 	return d, nil
 }
 

@@ -23,6 +23,18 @@ type history struct {
 	now   func() int64  // guarded by mu
 }
 
+// SetHistory has every device record its last n events (n > 0), or stop and forget them (0): those that are in use, and
+// those that come into use later.
+func (a *Allocator) SetHistory(n int) {
+	a.mu.Lock() // not held while devices are asked, as in KeepStacks
+	a.history = n
+	a.mu.Unlock()
+	a.started(func(d *Device) error {
+		d.SetHistory(n)
+		return nil
+	})
+}
+
 // SetHistory starts recording the last n events (n > 0), or stops and forgets them (0).
 func (d *Device) SetHistory(n int) {
 	d.mu.Lock()

@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"github.com/cistern-gpu/cistern"
+	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/cuda/sim"
 	"github.com/cistern-gpu/cistern/event"
 )
@@ -103,5 +104,59 @@ func TestTakeHistory(t *testing.T) {
 			t.Fatalf("call %d: %d events are left and %d lost, of %d unseen", i, len(rest), missing, now-seen)
 		}
 		buf = events
+	}
+}
+
+// What is asked for before a device is in use holds for it too, and is taken back for all.
+func TestHistoryOfEveryDevice(t *testing.T) {
+	a, err := cistern.New(sim.New(sim.Options{Devices: 2}), cistern.Options{History: 7})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Close()
+	events := func(d cuda.Device) int {
+		dev, err := a.Device(d)
+		if err != nil {
+			t.Fatal(err)
+		}
+		st, err := dev.Stream(cuda.StreamNull)
+		if err != nil {
+			t.Fatal(err)
+		}
+		p, err := dev.Alloc(1000, st)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := a.Free(p); err != nil {
+			t.Fatal(err)
+		}
+		all, _ := dev.History()
+		return len(all)
+	}
+	if n := events(0); n == 0 {
+		t.Error("the options ask for a history, and there is none")
+	}
+	a.SetHistory(0)
+	if n := events(0); n != 0 {
+		t.Errorf("%d events after the histories were turned off", n)
+	}
+	if n := events(1); n != 0 {
+		t.Errorf("%d events on a device that came into use after the histories were turned off", n)
+	}
+	a.SetHistory(1)
+	for d := range cuda.Device(2) {
+		if n := events(d); n != 1 {
+			t.Errorf("device %d: %d events, want the last one", d, n)
+		}
+	}
+	b, err := cistern.New(sim.New(sim.Options{Devices: 2}), cistern.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer b.Close()
+	b.SetHistory(100)
+	a = b
+	if n := events(1); n == 0 {
+		t.Error("no events on a device that came into use after the histories were turned on")
 	}
 }

@@ -16,6 +16,15 @@ import (
 // WriteFile writes a file beside its place and moves it there once it is whole, so that nobody finds half of one. What
 // exists and is no regular file (a pipe, a device) is written to as it is.
 func WriteFile(name string, write func(io.Writer) error) error {
+	err := writeFile(name, write)
+	var at *os.PathError
+	if errors.As(err, &at) { // of the name that was given, not of the one beside it
+		return fmt.Errorf("%s: cannot be written: %w", name, at.Err)
+	}
+	return err
+}
+
+func writeFile(name string, write func(io.Writer) error) error {
 	st, err := os.Stat(name)
 	if err == nil && !st.Mode().IsRegular() {
 		f, err := nopoll.OpenFile(name, os.O_WRONLY, 0)

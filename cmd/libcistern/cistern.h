@@ -465,8 +465,8 @@ enum {
   CISTERN_EVENT_OOM = 8
 };
 
-/* cistern_history keeps the last n events of the device from now on; 0 stops and forgets them. It makes every request
- * cost more. cistern_history_drain moves the oldest events, at most cap, into buf, writes how many to *n, and to *lost
+/* cistern_history keeps the last n events of the device from now on, with -1 of every device, also of those that come
+ * into use later; 0 stops and forgets them. It makes every request cost more. cistern_history_drain moves the oldest events, at most cap, into buf, writes how many to *n, and to *lost
  * (may be NULL) how many older ones were overwritten since the last call. */
 int cistern_history(int device, size_t n);
 int cistern_history_drain(int device, cistern_event *buf, size_t cap, size_t *n, uint64_t *lost);

@@ -12,6 +12,7 @@ import (
 	"unsafe"
 
 	"github.com/cistern-gpu/cistern"
+	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/event"
 )
 
@@ -27,6 +28,13 @@ func coreHistory(d C.int, n C.size_t) (code C.int) {
 	}
 	if n > maxHistory {
 		return fail(&failure{C.CISTERN_INVALID, fmt.Sprintf("a history of %d events: at most %d", uint64(n), maxHistory)})
+	}
+	if d == -1 {
+		l.SetHistory(int(n))
+		for i := range l.devices {
+			record(cuda.Device(i), n > 0)
+		}
+		return C.CISTERN_OK
 	}
 	var dev *cistern.Device
 	if n == 0 {

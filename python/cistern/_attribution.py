@@ -108,8 +108,7 @@ def _set(wanted: _State) -> None:
         lib = _lib()
         _library.check(lib, lib.cistern_stacks(_KINDS[wanted.stacks], wanted.sample))
         if wanted.history != before.history:
-            for device in _library.stats().get("devices", ()):
-                _library.check(lib, lib.cistern_history(device["device"], wanted.history))
+            _library.check(lib, lib.cistern_history(-1, wanted.history))  # of devices that are not yet in use too
     else:
         some = wanted.stacks != "off"
         _settings.want({"stacks": wanted.stacks if some else None,

@@ -81,6 +81,17 @@ class Attribution(Case):
         self.assertGreater(at, 0, frames)  # the native functions that called the library come before
         self.assertFalse(any(f.startswith("cistern_malloc") for f in frames), frames)
 
+    def test_between_the_library_and_the_device(self):
+        done = self.program("""
+            _library.start(None)
+            a = cistern.attribution(sample=0, history=100)
+            malloc(2 << 20)
+            cistern.write_trace("in.cistern")
+            print(json.dumps(str(error(lambda: cistern.write_trace("/no/folder/x.cistern")))))
+            """)
+        self.assertGreaterEqual(json.loads(self.command("inspect", "--json", self.path("in.cistern")))["traces"][0]["events"], 1)
+        self.assertIn("/no/folder/x.cistern: cannot be written: ", str(loads(done.stdout)))
+
     def test_scope(self):
         done = self.program("""
             malloc(1 << 20)

@@ -38,6 +38,7 @@ int main(void) {
     BAD(cistern_peer(d, 0));
     BAD(cistern_peer(0, d));
     if (d != -1) {
+      BAD(cistern_history(d, 5));
       BAD(cistern_on_out_of_memory(d, never, NULL));
       BAD(cistern_off_out_of_memory(d, never, NULL));
     }
@@ -62,7 +63,6 @@ int main(void) {
     BAD(cistern_reset_peaks(d));
     BAD(cistern_reset_accumulated(d));
     BAD(cistern_snapshot_take(d, NULL, &snap));
-    BAD(cistern_history(d, 5));
     BAD(cistern_stack_usage(d, NULL, 0, &n));
     BAD(cistern_history_drain(d, &e, 1, &n, NULL));
   }
