@@ -21,7 +21,7 @@ int main(void) {
     cistern_alloc_options with = {.size = sizeof with, .flags = CISTERN_ALLOC_HOST_ORDER};
     cistern_pool_stats ps = {.size = sizeof ps};
     CHECK(cistern_malloc(512, d, NULL) == NULL);
-    CHECK_WORDS(CISTERN_INVALID, "there are ");
+    CHECK_WORDS(CISTERN_INVALID, "there ");
 #define BAD(call) FAILS(CISTERN_INVALID, "device", call)
     BAD(cistern_alloc(&p, 512, d, NULL, NULL));
     BAD(cistern_alloc(&p, 512, d, NULL, pool));
