@@ -234,6 +234,8 @@ func (e *OutOfMemoryError) help() string {
 		items = append(items, fmt.Sprintf("the release of captured pools, which pin %s that is free", units.FormatBytes(e.Pinned)))
 	}
 	switch {
+	case have < need && need-have > e.Allocated:
+		items = append(items, fmt.Sprintf("asking for less: with nothing in use there would be %s", units.FormatBytes(have+e.Allocated)))
 	case have < need:
 		items = append(items, fmt.Sprintf("at least %s less in use", units.FormatBytes(need-have)))
 	case room < need:

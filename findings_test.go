@@ -46,7 +46,7 @@ func TestFindings(t *testing.T) {
 	oom, text := findings(t, func() (cuda.Ptr, error) { return e.dev.Alloc(100*mib, st) })
 	want := `in use: 20.00 MiB
 free: 0 bytes of the 20.00 MiB held, the largest block for this stream and pool 0 bytes; the limit is 64.00 MiB; on the device 236.00 MiB of 256.00 MiB; tried: fit+remap+grow+lend
-would help: a limit of 120.00 MiB, or at least 56.00 MiB less in use`
+would help: a limit of 120.00 MiB, or asking for less: with nothing in use there would be 64.00 MiB`
 	if text != want {
 		t.Errorf("with a limit:\n%s\nwant:\n%s", text, want)
 	}

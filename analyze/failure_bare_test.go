@@ -30,6 +30,21 @@ func TestFailureWithoutHistory(t *testing.T) {
 	}
 }
 
+// Nothing can be gained from holders where the request alone is too large.
+func TestFailureLargerThanAll(t *testing.T) {
+	for _, f := range []trace.Failure{
+		{Requested: 8192 * mib, Need: 8192 * mib, Reserved: 400 * mib, Allocated: 400 * mib, DeviceTotal: 4096 * mib, DeviceFree: 3696 * mib, Version: "1.2.3"},
+		{Requested: 4096 * mib, Need: 4096 * mib, Reserved: 400 * mib, Allocated: 400 * mib, DeviceTotal: 4096 * mib, DeviceFree: 3696 * mib, Version: "1.2.3"},
+	} {
+		f.Event = -1
+		x := reportOn(t, &trace.Trace{Format: trace.FormatCistern, Failures: []*trace.Failure{&f}}, RemedyOptions{}).Failures[0]
+		why := strings.Join(x.Why, "\n")
+		if alone := f.Need > x.Capacity; strings.Contains(why, "less held") == alone || strings.Contains(why, "with nothing else held") != alone {
+			t.Errorf("%d bytes of %d: %s", f.Need, x.Capacity, why)
+		}
+	}
+}
+
 // A file that was cut off before the events is not taken for one of a process that kept no history.
 func TestFailureCutOff(t *testing.T) {
 	var file bytes.Buffer

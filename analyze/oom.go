@@ -127,7 +127,11 @@ func (o *OOM) explain(pieces bool) {
 		o.Cause = CauseCapacity
 		say("%s were live and %s more were asked for: %s, %s over the limit of %s. No allocator could have met it.",
 			size(o.Live), size(o.Requested), size(need), size(need-o.Capacity), size(o.Capacity))
-		say("It takes a limit of %s at least, or %s less live at this moment.", size(need), size(need-o.Capacity))
+		if missing := need - o.Capacity; missing > o.Live {
+			say("It takes a limit of %s at least: with nothing else live it would have failed too.", size(need))
+		} else {
+			say("It takes a limit of %s at least, or %s less live at this moment.", size(need), size(missing))
+		}
 		return
 	}
 	o.Cause = CauseCached

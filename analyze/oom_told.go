@@ -106,9 +106,17 @@ func (o *OOM) told(f *trace.Failure) {
 		}
 	}
 	if over > 0 && f.Upstream == "" && f.PoolLimit == 0 {
-		over = held + inUnits(need) - o.Capacity
-		say("It takes %s more, or %s less held at this moment.", size(over), size(over))
+		say("%s", takes(held+inUnits(need)-o.Capacity, held))
 	}
+}
+
+// takes says what would have met a request for which so much was missing.
+func takes(missing, held uint64) string {
+	size := units.FormatBytes
+	if missing > held {
+		return fmt.Sprintf("It takes %s more: with nothing else held it would have failed too.", size(missing))
+	}
+	return fmt.Sprintf("It takes %s more, or %s less held at this moment.", size(missing), size(missing))
 }
 
 // explainBare explains a failed request of a trace that tells no segments: the requests went to the driver, or to
@@ -124,7 +132,7 @@ func (o *OOM) explainBare() {
 	case o.DeviceFree < o.Requested:
 		say("%s were asked for and the device had %s free, beside the %s that the process held.", size(o.Requested), size(o.DeviceFree),
 			size(o.Live))
-		say("It takes %s more, or %s less held at this moment.", size(o.Requested-o.DeviceFree), size(o.Requested-o.DeviceFree))
+		say("%s", takes(o.Requested-o.DeviceFree, o.Live))
 	default:
 		o.Cause = CauseLimit
 		say("%s were asked for and the device had %s free: a limit that is not in the file was in the way.", size(o.Requested),

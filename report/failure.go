@@ -322,7 +322,7 @@ func (f *failureText) remedy(i int, m *analyze.Remedy) {
 
 func (f *failureText) lessLive() {
 	x := f.x
-	if x.Shortage == 0 {
+	if x.Shortage == 0 || x.Shortage > max(x.Held.Allocated, x.Live) { // with nothing held it would have failed too
 		return
 	}
 	text := fmt.Sprintf("Or %s less held at this moment", units.FormatBytes(x.Shortage))

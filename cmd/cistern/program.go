@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 
 	"github.com/spf13/cobra"
 
@@ -164,7 +165,15 @@ func become(args []string, env environment) error {
 		return fmt.Errorf("%s: cannot be started: %w", args[0], err)
 	}
 	if err := execve(path, args, env); err != nil {
-		return fmt.Errorf("%s: cannot be started: %w", args[0], err)
+		return fmt.Errorf("%s: cannot be started: %w", args[0], noProgram(err))
 	}
 	return nil
+}
+
+// noProgram says what to do about a file that the kernel cannot run, as a script whose first line names no interpreter.
+func noProgram(err error) error {
+	if errors.Is(err, syscall.ENOEXEC) {
+		return fmt.Errorf("%w: for a script, put its interpreter in front, as in sh or python", err)
+	}
+	return err
 }

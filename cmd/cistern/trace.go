@@ -209,7 +209,7 @@ func (t *tracing) run(live, follow bool) error {
 	restore := t.passSignals()
 	if err := t.cmd.Start(); err != nil {
 		restore()
-		return fmt.Errorf("%s: cannot be started: %w", t.cmd.Args[0], errors.Unwrap(err))
+		return fmt.Errorf("%s: cannot be started: %w", t.cmd.Args[0], noProgram(errors.Unwrap(err)))
 	}
 	defer restore()
 	ended := make(chan struct{})

@@ -249,8 +249,12 @@ func TestTraceEnds(t *testing.T) {
 	if code := cmd.ProcessState.ExitCode(); code != 143 {
 		t.Errorf("code %d after SIGTERM, want 143", code)
 	}
+	script := filepath.Join(x.dir, "script")
+	if err := os.WriteFile(script, []byte("echo hello\n"), 0o700); err != nil {
+		t.Fatal(err)
+	}
 	for _, c := range []struct{ args, want string }{
-		{"trace -- no-such-program", "cannot be started"}, {"trace -o /no/folder/x -- true", "cannot be written"},
+		{"trace -- no-such-program", "cannot be started"}, {"trace -- " + script, "put its interpreter in front"}, {"trace -o /no/folder/x -- true", "cannot be written"},
 		{"trace -o - -- true", "standard output is the program's"}, {"trace", "no program named"},
 	} {
 		out, err := x.command(strings.Fields(c.args)...).CombinedOutput()

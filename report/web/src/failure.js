@@ -88,7 +88,7 @@ function remedies(x) {
       x.remedies.map(row)) : h('p', {}, 'Nothing that was tried meets it.'),
     h('ul', {class: 'muted'},
       x.beaten ? h('li', {}, `${count(x.beaten)} settings more did once; none was better than these, so they were tried no further.`) : null,
-      x.shortage_bytes ? h('li', {}, `Or ${bytes(x.shortage_bytes)} less held at this moment`, x.less_live.length
+      x.shortage_bytes && x.shortage_bytes <= Math.max(x.held.allocated_bytes, x.live_bytes) ? h('li', {}, `Or ${bytes(x.shortage_bytes)} less held at this moment`, x.less_live.length
         ? `: the largest holder${x.less_live.length > 1 ? 's are' : ' is'} ${x.less_live.map((s) => `${shortHolder(fromWhere(s.name, s.from))} (${bytes(s.bytes)})`).join(', ')}.` : '.') : null,
       x.largest_request_bytes ? h('li', {}, `With the run's own settings a request of up to ${bytes(x.largest_request_bytes)} would have been met then.`) : null,
       floors ? h('li', {}, `The least memory with which the run completes: ${floors}.`) : null,
