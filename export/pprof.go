@@ -80,8 +80,11 @@ func WritePprof(w io.Writer, f *trace.File, at Moment) error {
 			p.TimeNanos = max(p.TimeNanos, line.last*1000)
 		}
 		p.DurationNanos = max(p.DurationNanos, (line.last-c.start)*1000)
-		p.Comments = append(p.Comments, fmt.Sprintf("%s, device %d, after event %d of %d, %.6f s after the file's first: live bytes %d, blocks %d",
-			f.Path, t.Device, i, len(t.Events), float64(line.last-c.start)/1e6, state.bytes, len(state.live)))
+		when := fmt.Sprintf("after event %d of %d, %.6f s after the file's first", i, len(t.Events), float64(line.last-c.start)/1e6)
+		if i < 0 {
+			when = "before the first event"
+		}
+		p.Comments = append(p.Comments, fmt.Sprintf("%s, device %d, %s: live bytes %d, blocks %d", f.Path, t.Device, when, state.bytes, len(state.live)))
 		for _, n := range t.Notes {
 			p.Comments = append(p.Comments, "note: "+n)
 		}

@@ -171,3 +171,15 @@ func TestFailureInBrowser(t *testing.T) {
 
 // colors are a terminal's.
 var colors = regexp.MustCompile("\x1b\\[[0-9;]*m")
+
+// A process that kept no history wrote what it held, and nothing of when: there is no event to name.
+func TestInspectionWithoutEvents(t *testing.T) {
+	tr := failedTrace()
+	tr.Events, tr.Failures = nil, nil
+	tr.Initial = []trace.Block{{Addr: 1 << 30, Requested: 5 << 20, Size: 5 << 20, State: trace.Active}}
+	var b bytes.Buffer
+	WriteInspection(&b, analyze.Inspect(tr), Style{})
+	if s := b.String(); !strings.Contains(s, "\npeak before the first event\n") || !strings.Contains(s, "5.00 MiB") || strings.Contains(s, "-1") {
+		t.Errorf("it says\n%s", s)
+	}
+}

@@ -164,7 +164,11 @@ func WriteInspection(w io.Writer, in *analyze.Inspection, s Style) {
 		fmt.Fprintf(w, "settings: %s\n", clean(in.Conf))
 	}
 	p := &in.Peak
-	fmt.Fprintf(w, "\n%s at event %s, %s into the run\n", s.paint("peak", bold), number(p.Event), microseconds(float64(p.TimeUS)))
+	when := fmt.Sprintf("at event %s, %s into the run", number(p.Event), microseconds(float64(p.TimeUS)))
+	if p.Event < 0 {
+		when = "before the first event"
+	}
+	fmt.Fprintf(w, "\n%s %s\n", s.paint("peak", bold), when)
 	g := grid{head: []string{"", "bytes", "of peak live"}}
 	of := func(n uint64) string { return ratio(n, in.PeakLive) }
 	g.add("live", units.FormatBytes(p.Live), of(p.Live))

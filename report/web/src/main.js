@@ -61,6 +61,7 @@ async function show(index) {
   const chart = events > 0 ? memoryChart(charts, timeline, lines,
     t.ooms.slice(0, 20).map((o) => ({event: o.event, label: `${o.source}: OOM`})), peak.event,
     {pick: (e) => on.pick(e), range: () => on.range()}) : null;
+  if (!chart) charts.append(h('p', {class: 'muted'}, 'The file has no events: only what was held is known.'));
   if (chart) await painted(); // the chart is there to be used while the tables below are made
   document.documentElement.dataset.painted = String(Math.round(performance.now()));
   const lives = new Lives(reader.stacks(), reader.blocks(), reader.segments(), reader.calls(), events,

@@ -54,6 +54,7 @@ async function silent() {
   const page = await open(expect.silent.page);
   const text = await page.locator('#failure').innerText();
   for (const want of expect.silent.texts) check(text.includes(want), `${want} is not among ${JSON.stringify(text)}`);
+  check((await page.locator('body').innerText()).includes('The file has no events'), 'an empty chart does not say why');
   await nothingMissing(page, 'body');
   await page.context().close();
 }
