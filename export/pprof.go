@@ -150,7 +150,7 @@ type locations struct {
 }
 
 // unknownStack stands for the stack of what was recorded without one, so that sums stay whole.
-var unknownStack = trace.Frame{Func: "[no stack recorded]"}
+var unknownStack = trace.Frame{Func: "[no stack was recorded]"}
 
 func (l *locations) add(t *trace.Trace, samples []sample, devices bool) {
 	stacks := map[uint32][]*profile.Location{}

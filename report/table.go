@@ -288,7 +288,7 @@ func writeHolders(w io.Writer, p *analyze.Moment, s Style) {
 	for _, h := range p.Holders[:min(len(p.Holders), shownHolders)] {
 		fmt.Fprintf(w, "%12s %6s  in %s%s\n", units.FormatBytes(h.Bytes), share(h.Bytes, p.Live), plural(h.Blocks, "block"), labelled(&h))
 		if len(h.Frames) == 0 {
-			fmt.Fprintf(w, "%22s%s\n", "", "no stack recorded")
+			fmt.Fprintf(w, "%22s%s\n", "", analyze.NoStack)
 		}
 		for _, f := range h.Frames[:min(len(h.Frames), shownFrames)] {
 			fmt.Fprintf(w, "%22s%s\n", "", clean(f))

@@ -104,7 +104,7 @@ export function holders(t) {
   const list = peak.by_stack.map((x) => h('details', {},
     h('summary', {}, h('span', {class: 'n'}, bytes(x.bytes)), h('span', {class: 'n muted'}, share(x.bytes)),
       h('span', {class: 'n muted'}, `${count(x.blocks)} ${x.blocks === 1 ? 'block' : 'blocks'}`),
-      h('span', {class: 'who'}, (x.frames && x.frames[0]) || 'no stack recorded', labels(x), meter(x.bytes, most))),
+      h('span', {class: 'who'}, (x.frames && x.frames[0]) || 'no stack was recorded', labels(x), meter(x.bytes, most))),
     x.frames && x.frames.length ? h('ol', {class: 'frames'}, x.frames.map((f) => h('li', {}, f))) : null));
   if (peak.other_stacks.blocks) {
     list.push(h('p', {class: 'muted'}, `${bytes(peak.other_stacks.bytes)} more in ${count(peak.other_stacks.blocks)} `
