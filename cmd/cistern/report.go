@@ -3,6 +3,10 @@ package main
 import (
 	"errors"
 	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -20,12 +24,12 @@ func newReport(a *app) *cobra.Command {
 		job    reportJob
 	)
 	c := &cobra.Command{
-		Use:   "report [flags] FILE... [-o PAGE]",
+		Use:   "report [flags] FILE|FOLDER... [-o PAGE]",
 		Short: "Explain why a run ran out of memory and what would have helped; a page of recorded runs",
 		Long: "Report explains requests that failed: who held the memory then, what was free and why it was of no use, and what\n" +
 			"would have met the request, each answer checked by replaying the recorded run with the request included. It reads\n" +
-			"what Cistern writes when it runs out of memory (setting report:FOLDER), what cistern record writes then\n" +
-			"(run.oom1.pickle), and what cistern trace saw.\n\n" +
+			"what Cistern writes when it runs out of memory (setting report:FOLDER; of a folder its oom-*.cistern are read), what\n" +
+			"cistern record writes then (run.oom1.pickle), and what cistern trace saw.\n\n" +
 			"With -o, and of runs in which nothing failed, it writes one HTML page that opens without a network: memory over\n" +
 			"time with zoom, in bands by pool, stream, stack or size, and the driver's calls; at the peak and at any moment a\n" +
 			"flame graph of live bytes by stack and the address map; what grew between two moments; the comparison of\n" +
@@ -41,6 +45,10 @@ func newReport(a *app) *cobra.Command {
 			if err := flags.parse(); err != nil {
 				return err
 			}
+			args, err := outOfFolders(args)
+			if err != nil {
+				return err
+			}
 			job.specs, job.opt = flags.specs, flags.options()
 			job.search.Capacity, job.search.GPULag, job.search.Device = job.opt.Capacity, job.opt.GPULag, job.opt.Device
 			return job.run(c, a, args, format)
@@ -52,6 +60,37 @@ func newReport(a *app) *cobra.Command {
 		"for each device of a file; 0 is no bound")
 	format.add(c)
 	return c
+}
+
+// outOfFolders puts the files of out-of-memory that a folder has in its place, oldest first.
+func outOfFolders(args []string) ([]string, error) {
+	var files []string
+	for _, arg := range args {
+		if st, err := os.Stat(arg); err != nil || !st.IsDir() {
+			files = append(files, arg) // what cannot be read is said with the others
+			continue
+		}
+		entries, err := os.ReadDir(arg)
+		if err != nil {
+			return nil, err
+		}
+		var found []fs.FileInfo
+		for _, e := range entries {
+			if ok, _ := filepath.Match("oom-*.cistern", e.Name()); ok {
+				if info, err := e.Info(); err == nil && info.Mode().IsRegular() {
+					found = append(found, info)
+				}
+			}
+		}
+		if len(found) == 0 {
+			return nil, fmt.Errorf("%s: a folder without a file of out-of-memory (oom-*.cistern)", arg)
+		}
+		slices.SortStableFunc(found, func(a, b fs.FileInfo) int { return a.ModTime().Compare(b.ModTime()) })
+		for _, info := range found {
+			files = append(files, filepath.Join(arg, info.Name()))
+		}
+	}
+	return files, nil
 }
 
 // reportJob is what report does.

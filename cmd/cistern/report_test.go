@@ -5,8 +5,10 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	cis "github.com/cistern-gpu/cistern"
 	"github.com/cistern-gpu/cistern/analyze"
@@ -254,5 +256,27 @@ func TestReportOfADyingProgram(t *testing.T) {
 	}
 	if len(x.Steps) == 0 || len(x.Limits) == 0 || x.ProcessesUnknown == "" || x.PID != os.Getpid() || len(x.Message) != 1 {
 		t.Errorf("steps %v, limits %v, processes %q", x.Steps, x.Limits, x.ProcessesUnknown)
+	}
+}
+
+func TestReportOfAFolder(t *testing.T) {
+	dir := t.TempDir()
+	now := time.Now()
+	for i, name := range []string{"oom-9-1.cistern", "oom-10-1.cistern", "oom-10-1.cistern.html", "notes.txt"} {
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, nil, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chtimes(path, now, now.Add(time.Duration(i)*time.Second)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got, err := outOfFolders([]string{"missing", dir, "-"})
+	want := []string{"missing", filepath.Join(dir, "oom-9-1.cistern"), filepath.Join(dir, "oom-10-1.cistern"), "-"}
+	if err != nil || !slices.Equal(got, want) {
+		t.Errorf("%v, %v; want %v", got, err, want)
+	}
+	if _, err := outOfFolders([]string{t.TempDir()}); err == nil || !strings.Contains(err.Error(), "without a file of out-of-memory") {
+		t.Errorf("an empty folder: %v", err)
 	}
 }
