@@ -81,10 +81,7 @@ func (r *recorder) record(rec *audit.Record) {
 			r.of(rec).codes[rec.Addr] = pyCode{file, function}
 		}
 	case audit.RecordPython:
-		if why := fmt.Sprintf("process %d: no frames of Python: %s", rec.PID, rec.Text()); len(r.why) < 16 && !slices.Contains(r.why, why) {
-			r.why = append(r.why, why)
-			r.w.Note(why)
-		}
+		r.tell(fmt.Sprintf("process %d: no frames of Python: %s", rec.PID, rec.Text()))
 	case audit.RecordUnknown:
 		if name := rec.Text(); len(r.unknown) < 64 && !slices.Contains(r.unknown, name) {
 			r.unknown = append(r.unknown, name)
@@ -100,6 +97,14 @@ func (r *recorder) record(rec *audit.Record) {
 		r.run.Call(&c)
 		r.w.Call(&c)
 		r.live.call(p.number, rec.PID, &c, r.w.Frames)
+	}
+}
+
+// tell puts into the trace, and behind the table, that something is missing.
+func (r *recorder) tell(why string) {
+	if len(r.why) < 16 && !slices.Contains(r.why, why) {
+		r.why = append(r.why, why)
+		r.w.Note(why)
 	}
 }
 

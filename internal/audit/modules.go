@@ -16,11 +16,17 @@ type Module struct {
 // Modules are those of a process, by address.
 type Modules []Module
 
+// mostModules bounds what is kept of a process that never ends to tell of others.
+const mostModules = 1 << 14
+
 // Add puts in a module, in the place of those that were where it is.
 func (m *Modules) Add(n Module) {
 	list := slices.DeleteFunc(*m, func(o Module) bool { return o.From < n.To && n.From < o.To })
-	i, _ := slices.BinarySearchFunc(list, n.From, func(o Module, at uint64) int { return cmp.Compare(o.From, at) })
-	*m = slices.Insert(list, i, n)
+	if len(list) < mostModules {
+		i, _ := slices.BinarySearchFunc(list, n.From, func(o Module, at uint64) int { return cmp.Compare(o.From, at) })
+		list = slices.Insert(list, i, n)
+	}
+	*m = list
 }
 
 // Find is the module with code at an address.

@@ -23,8 +23,14 @@ type Piece struct {
 // mostBegun bounds what is kept of things whose last records never came: their process was killed, or they were dropped.
 const mostBegun = 1024
 
+// mostWhole bounds the length that is believed, of words or bytes, as a program may write over what the library wrote.
+const mostWhole = 4096
+
 // Add takes in a RecordStack or a RecordCode, and is the whole with its last piece, else nil.
 func (p *Pieces) Add(r *Record) *Piece {
+	if r.Handle > mostWhole {
+		return nil
+	}
 	k := pieceKey{r.PID, r.Type, r.Addr}
 	w := p.begun[k]
 	if w == nil {

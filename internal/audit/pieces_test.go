@@ -61,6 +61,15 @@ func TestPieces(t *testing.T) {
 			t.Fatalf("%d begun are kept", len(p.begun))
 		}
 	}
+	// One that never ends is not kept either.
+	for i := range uint64(10 * mostWhole) {
+		p.Add(&Record{Type: RecordStack, Addr: 1, Handle: 1 << 62, Extra: i * 18, Count: 18})
+		for k, w := range p.begun {
+			if len(w.Words) > 2*mostWhole {
+				t.Fatalf("%d words of %v are kept", len(w.Words), k)
+			}
+		}
+	}
 	w := p.Add(&Record{Type: RecordStack, Addr: 1 << 40, Handle: 2, Count: 2})
 	if w == nil || len(w.Words) != 2 {
 		t.Errorf("a stack in one record: %+v", w)

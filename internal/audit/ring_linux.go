@@ -43,6 +43,7 @@ type Ring struct {
 	tail  uint64
 	hole  time.Time // since when the slot at tail is taken and not published
 	lost  uint64    // slots that were never published, or written over
+	bad   bool      // what says which slots are taken is not what any producer leaves
 }
 
 // New makes a ring of that many slots, a power of two, for calls with stacks of these kinds.
@@ -98,6 +99,10 @@ func (r *Ring) Dropped() uint64 { return atomic.LoadUint64(r.word(offDropped)) }
 // Lost is how many records were begun and never finished, because their process was killed or stopped for long.
 func (r *Ring) Lost() uint64 { return r.lost }
 
+// Spoiled reports whether a program wrote over the ring's own numbers, which all that are traced can: what came after that
+// cannot be told from what was there before, and is not read.
+func (r *Ring) Spoiled() bool { return r.bad }
+
 // Stop has whoever still writes to the ring stop; what is in it can be read.
 func (r *Ring) Stop() { atomic.StoreUint64(r.word(offClosed), 1) }
 
@@ -112,16 +117,17 @@ func (r *Ring) Close() error {
 }
 
 // Drain hands up to most records that are there to f, in their order, and returns how many. Where a record was begun and
-// not finished it waits for a second, over as many calls as that takes, or not at all when nobody is left who would.
+// not finished it waits for a second, over as many calls as that takes, or not at all when nobody is left who would. The
+// ring's numbers are believed only as far as they can be so: the memory is the programs' as well.
 func (r *Ring) Drain(most int, last bool, f func(*Record)) int {
 	var rec Record
 	words := (*[slotWords]uint64)(unsafe.Pointer(&rec))
 	n := 0
-	for n < most {
+	for n < most && !r.bad {
 		off := headBytes + r.tail%r.slots*slotBytes
 		turn := r.word(off)
 		lap := r.tail / r.slots * 2
-		switch atomic.LoadUint64(turn) {
+		switch now := atomic.LoadUint64(turn); now {
 		case lap + 1:
 			for i := range words {
 				words[i] = atomic.LoadUint64(r.word(off + 16 + uint64(i)*8))
@@ -135,14 +141,23 @@ func (r *Ring) Drain(most int, last bool, f func(*Record)) int {
 				r.lost++
 			}
 		default:
-			if atomic.LoadUint64(r.word(offHead)) == r.tail {
+			taken := atomic.LoadUint64(r.word(offHead)) - r.tail
+			if now != lap || taken > r.slots {
+				r.bad = true
+				r.Stop()
+				return n
+			}
+			if taken == 0 {
 				return n
 			}
 			if r.hole.IsZero() {
 				r.hole = time.Now()
 			}
-			if !last && time.Since(r.hole) < patience || !atomic.CompareAndSwapUint64(turn, lap, lap+2) {
+			if !last && time.Since(r.hole) < patience {
 				return n
+			}
+			if !atomic.CompareAndSwapUint64(turn, lap, lap+2) {
+				continue // it was published just now
 			}
 			r.lost++
 		}

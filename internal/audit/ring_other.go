@@ -20,6 +20,9 @@ func (*Ring) Dropped() uint64 { return 0 }
 // Lost is 0.
 func (*Ring) Lost() uint64 { return 0 }
 
+// Spoiled is false.
+func (*Ring) Spoiled() bool { return false }
+
 // Stop does nothing.
 func (*Ring) Stop() {}
 

@@ -199,3 +199,42 @@ func TestBlind(t *testing.T) {
 		}
 	}
 }
+
+// TestRingSpoiled: a program may write anything over the ring. The reader neither waits for what cannot come nor goes
+// through numbers that nobody took, and says that it stopped.
+func TestRingSpoiled(t *testing.T) {
+	for name, spoil := range map[string]func(r *Ring){
+		"the next number is far ahead": func(r *Ring) { *r.word(offHead) = 1 << 60 },
+		"the next number is behind":    func(r *Ring) { *r.word(offHead) = 0 },
+		"a slot is of another lap":     func(r *Ring) { *r.word(headBytes + 2*slotBytes) = 7 },
+		"all is overwritten": func(r *Ring) {
+			for i := range r.mem {
+				r.mem[i] = 0xa5
+			}
+		},
+	} {
+		for _, last := range []bool{false, true} {
+			r := newRing(t, 8)
+			r.publish(r.take(), &Record{Addr: 1})
+			r.publish(r.take(), &Record{Addr: 2})
+			if got := drained(r, last); got != "[1 2]" || r.Spoiled() {
+				t.Fatalf("%s: %s before", name, got)
+			}
+			spoil(r)
+			ended := make(chan int)
+			go func() { ended <- r.Drain(1<<20, last, func(*Record) {}) }()
+			select {
+			case n := <-ended:
+				if n != 0 || !r.Spoiled() || atomic.LoadUint64(r.word(offClosed)) == 0 {
+					t.Errorf("%s: %d records, spoiled %v", name, n, r.Spoiled())
+				}
+			case <-time.After(10 * time.Second):
+				t.Fatalf("%s: the reader does not end", name)
+			}
+			if n := r.Drain(1, last, func(*Record) {}); n != 0 {
+				t.Errorf("%s: read on", name)
+			}
+			r.Close()
+		}
+	}
+}
