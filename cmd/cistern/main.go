@@ -10,6 +10,7 @@ import (
 	"context"
 	"os"
 	"os/signal"
+	"slices"
 	"syscall"
 
 	"charm.land/lipgloss/v2"
@@ -19,10 +20,18 @@ func main() {
 	// Old consoles of Windows do not understand colours unless asked; elsewhere these do nothing.
 	lipgloss.EnableLegacyWindowsANSI(os.Stdout)
 	lipgloss.EnableLegacyWindowsANSI(os.Stderr)
-	// A reader that has seen enough (head) ends the output, not the run: its files are still written.
-	signal.Ignore(syscall.SIGPIPE)
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	// A reader that has seen enough (head) ends the output, not the run: its files are still written. The signal is handled,
+	// as one that is ignored would be so in every program started from here too.
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
+	ctx, stop := signal.NotifyContext(context.Background(), heeded(os.Interrupt, syscall.SIGTERM)...)
 	code := run(ctx, os.Args[1:], os.Stdin, os.Stdout, os.Stderr)
 	stop()
 	os.Exit(code)
+}
+
+// heeded are those of these signals that this process was not started to ignore, as in the background or by nohup. To
+// handle one of the others would also have the programs that are started from here end by it. Of those that Go handles by
+// itself it is not known; they are heeded.
+func heeded(signals ...os.Signal) []os.Signal {
+	return slices.DeleteFunc(signals, signal.Ignored)
 }

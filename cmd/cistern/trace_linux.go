@@ -23,11 +23,9 @@ func monotonic() int64 {
 // passSignals has this process outlive what ends the program, and hands on what it is sent, until the function that it
 // returns is called. What a terminal sends reaches the program by itself.
 func (t *tracing) passSignals() func() {
-	// The program starts with what was not ignored when this process did.
-	signal.Reset(syscall.SIGPIPE)
 	ch := make(chan os.Signal, 16)
 	done := make(chan struct{})
-	signal.Notify(ch, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGALRM)
+	signal.Notify(ch, heeded(syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGALRM)...)
 	go func() {
 		stopped := false
 		for {
@@ -56,7 +54,6 @@ func (t *tracing) passSignals() func() {
 	return func() {
 		signal.Stop(ch)
 		close(done)
-		signal.Ignore(syscall.SIGPIPE)
 	}
 }
 
