@@ -100,14 +100,28 @@ static void *address(const struct table *t, const char *name) {
 	return s == NULL ? NULL : (void *)(t->base + s->st_value);
 }
 
-// headers are the program headers of an object, which begins with them. A program that was linked to fixed addresses
-// does not begin at l_addr, and has none here.
-static const Elf64_Phdr *headers(const struct link_map *map, int *n) {
-	const Elf64_Ehdr *head = (const Elf64_Ehdr *)map->l_addr;
-	if (map->l_addr == 0 || head->e_ident[0] != 0x7f || head->e_ident[1] != 'E' || head->e_phentsize != sizeof(Elf64_Phdr))
+// headers are the program headers of an object, which begins with them. One that was linked to other addresses than those
+// from 0 on, as programs may be and libraries that somebody has prelinked, does not begin at l_addr, where anything or
+// nothing may be: it has none here.
+HIDDEN const Elf64_Phdr *headers(const struct link_map *map, int *n) {
+	Elf64_Ehdr head;
+	struct { void *p; size_t n; } to = {&head, sizeof head}, from = {(void *)map->l_addr, sizeof head};
+	if (map->l_addr == 0)
 		return NULL;
-	*n = head->e_phnum;
-	return (const Elf64_Phdr *)(map->l_addr + head->e_phoff);
+	long got = sys6(SYS_process_vm_readv, sys0(SYS_getpid), (long)&to, 1, (long)&from, 1, 0);
+	if (got == -EPERM || got == -ENOSYS) // a sandbox: then it is where nearly all are
+		memcpy(&head, from.p, sizeof head);
+	else if (got != (long)sizeof head)
+		return NULL;
+	if (head.e_ident[0] != 0x7f || head.e_ident[1] != 'E' || head.e_phentsize != sizeof(Elf64_Phdr))
+		return NULL;
+	const Elf64_Phdr *h = (const Elf64_Phdr *)(map->l_addr + head.e_phoff);
+	for (int i = 0; i < head.e_phnum; i++)
+		if (h[i].p_type == PT_DYNAMIC && map->l_addr + h[i].p_vaddr == (uintptr_t)map->l_ld) {
+			*n = head.e_phnum;
+			return h;
+		}
+	return NULL; // another object's
 }
 
 // protection is that of the segment that holds p, as the file asks for it; 0 where that is not known.
@@ -186,7 +200,7 @@ static void tell(const struct link_map *map) {
 		from = begin < from ? begin : from;
 		to = begin + h[i].p_memsz > to ? begin + h[i].p_memsz : to;
 	}
-	if (h == NULL && map->l_addr == 0) // from where such programs are linked to by habit
+	if (h == NULL && map->l_addr == 0 && map->l_prev == NULL) // from where such programs are linked to by habit
 		from = 0x400000, to = (uintptr_t)map->l_ld;
 	if (to <= from)
 		return;
@@ -241,6 +255,8 @@ unsigned la_objopen(struct link_map *map, Lmid_t namespace, uintptr_t *cookie) {
 	*cookie = (uintptr_t)map;
 	if (map->l_name == NULL)
 		return 0;
+	if (namespace == LM_ID_BASE)
+		room_for(map);
 	if (namespace == LM_ID_BASE && vdso_clock == NULL && is(map->l_name, "libc.so.6")) {
 		struct table t;
 		if (table_of(map, &t))
@@ -251,6 +267,11 @@ unsigned la_objopen(struct link_map *map, Lmid_t namespace, uintptr_t *cookie) {
 		tell(map);
 	}
 	return 0; // nothing needs to be looked at when it is bound
+}
+
+void la_preinit(uintptr_t *cookie) {
+	(void)cookie;
+	has_started();
 }
 
 unsigned la_objclose(uintptr_t *cookie) {

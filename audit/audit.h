@@ -3,6 +3,7 @@
 #ifndef CISTERN_AUDIT_H
 #define CISTERN_AUDIT_H
 
+#include <elf.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -68,6 +69,14 @@ uint64_t stack(const struct event *e, uint32_t pid, uint32_t kinds);
 void has_code(uintptr_t from, uintptr_t to);
 void forget_code(void); // a module is gone
 void python_loaded(void *(*lookup)(const char *name, void *object), void *object); // or is gone, where it is NULL
+
+// audit.c: of <link.h>
+struct link_map;
+const Elf64_Phdr *headers(const struct link_map *map, int *n);
+
+// room.c
+void room_for(const struct link_map *map); // a library that the program is linked to
+void has_started(void);                    // all of them are there
 
 #define HIDDEN __attribute__((visibility("hidden")))
 

@@ -10,18 +10,20 @@
 #if defined(__x86_64__) && defined(__linux__)
 
 enum { SYS_close = 3, SYS_mmap = 9, SYS_mprotect = 10, SYS_madvise = 28, SYS_read = 0, SYS_getppid = 110, SYS_gettid = 186,
-	SYS_clock_gettime = 228, SYS_openat = 257, SYS_readlinkat = 267 };
+	SYS_clock_gettime = 228, SYS_openat = 257, SYS_readlinkat = 267, SYS_execve = 59 };
 enum { ADDRESS_BITS = 47 };
 
 #elif defined(__aarch64__) && defined(__linux__)
 
 enum { SYS_close = 57, SYS_mmap = 222, SYS_mprotect = 226, SYS_madvise = 233, SYS_read = 63, SYS_getppid = 173, SYS_gettid = 178,
-	SYS_clock_gettime = 113, SYS_openat = 56, SYS_readlinkat = 78 };
+	SYS_clock_gettime = 113, SYS_openat = 56, SYS_readlinkat = 78, SYS_execve = 221 };
 enum { ADDRESS_BITS = 48 };
 
 #else
 #error "the audit library is for Linux on x86-64 and on aarch64"
 #endif
+
+enum { EPERM = 1, ENOSYS = 38 };
 
 #define sys0(n) sys6(n, 0, 0, 0, 0, 0, 0)
 #define sys1(n, a) sys6(n, (long)(a), 0, 0, 0, 0, 0)
