@@ -114,8 +114,11 @@ HIDDEN int put(struct slot *s) {
 			__atomic_fetch_add(&r->dropped, 1, __ATOMIC_RELAXED);
 			return 0;
 		}
-		if (ahead > 0) { // taken by somebody else
-			number = __atomic_load_n(&r->head, __ATOMIC_RELAXED);
+		if (ahead > 0) { // taken by somebody else, who moved head on before; or else some program wrote over the ring
+			uint64_t next = __atomic_load_n(&r->head, __ATOMIC_RELAXED);
+			if (next == number)
+				return 0;
+			number = next;
 			continue;
 		}
 		if (!__atomic_compare_exchange_n(&r->head, &number, number + 1, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED))

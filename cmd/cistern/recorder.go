@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"math"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -93,7 +94,7 @@ func (r *recorder) record(rec *audit.Record) {
 		p := r.of(rec)
 		c := trace.Call{TimeNS: rec.TimeNS, TookNS: rec.TookNS, Addr: rec.Addr, Size: rec.Size, Stream: rec.Stream, Handle: rec.Handle,
 			Pool: rec.Pool, Extra: rec.Extra, Process: p.number, Thread: rec.TID, Stack: r.stack(p, rec), Result: rec.Result,
-			Device: int16(rec.Device), Kind: trace.CallKind(rec.Call)}
+			Device: int16(min(max(rec.Device, -1), math.MaxInt16)), Kind: trace.CallKind(rec.Call)}
 		r.run.Call(&c)
 		r.w.Call(&c)
 		r.live.call(p.number, rec.PID, &c, r.w.Frames)

@@ -1,12 +1,13 @@
 package main
 
 import (
+	"bytes"
 	"encoding/binary"
-	"io"
 	"testing"
 	"unsafe"
 
 	"github.com/cistern-gpu/cistern/internal/audit"
+	"github.com/cistern-gpu/cistern/trace"
 )
 
 // FuzzRecords: a program that is traced can write any record. Whatever it is, the recorder writes its file and ends.
@@ -36,7 +37,8 @@ func FuzzRecords(f *testing.F) {
 	}
 	defer ring.Close()
 	f.Fuzz(func(t *testing.T, b []byte) {
-		r, err := newRecorder(io.Discard, []string{"program"})
+		var file bytes.Buffer
+		r, err := newRecorder(&file, []string{"program"})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -58,6 +60,9 @@ func FuzzRecords(f *testing.F) {
 		}
 		if _, err := r.end(ring, 0); err != nil {
 			t.Fatal(err)
+		}
+		if _, err := trace.Read(&file, "file"); err != nil {
+			t.Fatalf("what was written cannot be read: %v", err)
 		}
 	})
 }

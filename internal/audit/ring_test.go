@@ -3,6 +3,7 @@
 package audit
 
 import (
+	"context"
 	"encoding/binary"
 	"fmt"
 	"os"
@@ -236,5 +237,25 @@ func TestRingSpoiled(t *testing.T) {
 			}
 			r.Close()
 		}
+	}
+}
+
+// TestSpoiledForWriters: whoever makes calls goes on, whatever another program wrote over the ring.
+func TestSpoiledForWriters(t *testing.T) {
+	program, env := build(t)
+	for name, spoil := range map[string]func(r *Ring){
+		"a slot of a later lap":   func(r *Ring) { *r.word(headBytes) = 8 },
+		"a next number far ahead": func(r *Ring) { *r.word(offHead) = 1 << 60 },
+	} {
+		r := newRing(t, 64)
+		spoil(r)
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		cmd := exec.CommandContext(ctx, program, "dlsym", "many", "50")
+		cmd.Env = append(env, "LD_AUDIT="+library(t), Variable+"="+r.Value())
+		if out, err := cmd.CombinedOutput(); err != nil || len(out) > 0 {
+			t.Errorf("%s: %v: %s", name, err, out)
+		}
+		cancel()
+		r.Close()
 	}
 }
