@@ -5,8 +5,8 @@ package trace
 // Failure is what a process wrote down of a request that failed, beside the events that led to it: what only it could
 // know at that moment. It is kept as JSON. Sizes are bytes.
 type Failure struct {
-	Event   int      `json:"event"` // the event.OOM in Trace.Events; -1 where the history was off
-	Cut     bool     `json:"-"`     // there was an event, in what was cut off from the file
+	Event   int      `json:"event"`         // the event.OOM in Trace.Events; -1 where the history was off
+	Cut     bool     `json:"cut,omitempty"` // there was an event, in what was cut off from the file that this was read from
 	TimeUS  int64    `json:"time_us"`
 	PID     int      `json:"pid"`
 	Program []string `json:"program"` // command line
