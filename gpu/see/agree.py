@@ -255,30 +255,30 @@ def main():
         script, name, steps, snapshot = args.child
         return child(script, name, int(steps), "" if snapshot == "-" else snapshot)
     c, results = common.Checks(args.name), []
-    todo = []
+    planned = []
     if not args.only_cupy:
         script = seen.script("workloads.py", c)
-        todo = [(script, n, m) for n in args.workloads.split(",") for m in args.modes.split(",") if script and (args.only != "segments" or m != "async")]
-        for _, n, m in todo:
+        planned = [(script, n, m) for n in args.workloads.split(",") for m in args.modes.split(",") if script and (args.only != "segments" or m != "async")]
+        for _, n, m in planned:
             if n not in STEPS or m not in MODES:
                 p.error("%s, %s: choose among %s and %s" % (n, m, ", ".join(STEPS), ", ".join(MODES)))
     if not args.no_cupy and args.only != "segments":
-        todo.append(("", "cupy", "cupy"))
-    if not todo:
+        planned.append(("", "cupy", "cupy"))
+    if not planned:
         return 0
     if others():
         print("other processes use this GPU, which makes free memory say little: " + others())
     folder = seen.folder(args.name)
     ahead, end = [], time.monotonic() + args.budget
     try:
-        for n, (script, name, mode) in enumerate(todo):
+        for n, (script, name, mode) in enumerate(planned):
             if time.monotonic() > end:
-                for _, name, mode in todo[n:]:
+                for _, name, mode in planned[n:]:
                     c.add("%s, %s" % (name, mode), "not begun, no time was left", "measured", False)
                 break
             # Two import while one works.
-            while len(ahead) < min(3, len(todo) - n):
-                s, a, m = todo[n + len(ahead)]
+            while len(ahead) < min(3, len(planned) - n):
+                s, a, m = planned[n + len(ahead)]
                 ahead.append(One(s, a, m, args.steps or STEPS.get(a, 12), folder))
             one = ahead.pop(0)
             begin = time.monotonic()

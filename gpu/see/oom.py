@@ -143,9 +143,9 @@ def remedies(c, words, pool, report, script, name, steps, died, cap, most, timeo
     c.add("%s: the failure happens in a replay too" % words, report["reproduced"], "true", bool(report["reproduced"]))
     all_ = report["remedies"] or []
     c.add("%s: settings recommended" % words, len(all_), "at least 1", bool(all_))
-    todo = [(r, remedy_command(r, python(script, name, "--steps", min(steps, died + 1), "--cap", repr(cap / GiB)))) for r in all_[:most]]
-    jobs = [(r, pool.submit(start, argv, timeout, mode, env)) for r, (argv, mode, env) in todo if argv]
-    for r, (argv, _, _) in todo:
+    planned = [(r, remedy_command(r, python(script, name, "--steps", min(steps, died + 1), "--cap", repr(cap / GiB)))) for r in all_[:most]]
+    jobs = [(r, pool.submit(start, argv, timeout, mode, env)) for r, (argv, mode, env) in planned if argv]
+    for r, (argv, _, _) in planned:
         if not argv:
             c.add("%s: %s" % (words, words_of(r)), "nothing that can be set here: not tried")
     rows = []
