@@ -59,15 +59,20 @@ func (d *Device) poolUsage(held *space) []PoolUse {
 
 func (p PoolUse) held() uint64 { return p.Allocated + p.Pending + p.Free }
 
-// mostFindings bounds the pools, tags, libraries and stacks that Findings names; the rest are added up.
-const mostFindings = 4
+// mostFindings bounds the pools, tags, libraries and stacks that Findings names; the rest are added up. mostNamed bounds the
+// stacks that are named at all, as that may take reading the tables of libraries.
+const (
+	mostFindings = 3
+	mostNamed    = 16
+)
 
 // Names are functions that name what the engine knows by number, of which "" says that there is no name. Each may be nil.
 type Names struct {
 	Tag     func(tag uint32) string
 	Library func(library uint8) string
-	// Stack names a stack in few words: its innermost frame that means something to the reader.
-	Stack func(stack uint32) string
+	// Stack names a stack in few words: its innermost frame that means something to the reader, and the one that tells uses of
+	// that one apart, which is said where it takes that.
+	Stack func(stack uint32) (place, from string)
 }
 
 func (n Names) tag(tag uint32) string {
@@ -75,13 +80,6 @@ func (n Names) tag(tag uint32) string {
 		return "no tag"
 	}
 	return nameOf(tag, n.Tag, "tag")
-}
-
-func (n Names) stack(stack uint32) string {
-	if stack == 0 {
-		return "unknown"
-	}
-	return nameOf(stack, n.Stack, "stack")
 }
 
 func (n Names) library(library uint8) string { // 0 may have a name
@@ -102,35 +100,113 @@ func nameOf[T uint8 | uint32](number T, name func(T) string, kind string) string
 	return fmt.Sprintf("%s %d", kind, number)
 }
 
-// byName lists who holds the most of something, on one line.
-func byName[U any](b *strings.Builder, by string, list []U, use func(U) (name string, blocks int64, bytes uint64)) {
-	if len(list) == 0 {
-		return
+// holder is who holds some memory.
+type holder struct {
+	place, from string
+	bytes       uint64
+}
+
+// mostHolders names those who hold the most, in one clause. rest is what others hold beside those in the list.
+func mostHolders(list []holder, rest uint64) string {
+	for _, h := range list[min(len(list), mostFindings):] {
+		rest += h.bytes
+	}
+	list = list[:min(len(list), mostFindings)]
+	var items []string
+	for i, h := range list {
+		name := h.place
+		if h.from != "" && slices.ContainsFunc(slices.Delete(slices.Clone(list), i, i+1), func(o holder) bool { return o.place == h.place }) {
+			name += " < " + h.from
+		}
+		items = append(items, units.FormatBytes(h.bytes)+" "+name)
+	}
+	if rest > 0 {
+		items = append(items, units.FormatBytes(rest)+" in others")
+	}
+	return strings.Join(items, ", ")
+}
+
+// byStack adds up stacks that are called the same.
+func (e *OutOfMemoryError) byStack(names Names) string {
+	var list []holder
+	var rest uint64
+	for i, u := range e.Stacks {
+		if i >= mostNamed {
+			rest += u.Allocated
+			continue
+		}
+		h := holder{bytes: u.Allocated}
+		switch {
+		case u.Stack == 0:
+			h.place = "without a stack"
+		case names.Stack != nil:
+			h.place, h.from = names.Stack(u.Stack)
+		}
+		if h.place == "" {
+			h.place = fmt.Sprintf("stack %d", u.Stack)
+		}
+		if at := slices.IndexFunc(list, func(o holder) bool { return o.place == h.place && o.from == h.from }); at >= 0 {
+			list[at].bytes += h.bytes
+		} else {
+			list = append(list, h)
+		}
+	}
+	slices.SortStableFunc(list, func(a, b holder) int { return cmp.Compare(b.bytes, a.bytes) })
+	return mostHolders(list, rest)
+}
+
+// byPool says what pools hold and cache, where there is more than the default one.
+func (e *OutOfMemoryError) byPool() string {
+	if len(e.Pools) == 0 || len(e.Pools) == 1 && e.Pools[0].Pool == (PoolID{}) {
+		return ""
 	}
 	var items []string
 	var rest uint64
-	for i, u := range list {
-		name, blocks, bytes := use(u)
-		if i < mostFindings {
-			s := "s"
-			if blocks == 1 {
-				s = ""
-			}
-			items = append(items, fmt.Sprintf("%s %s in %d block%s", name, units.FormatBytes(bytes), blocks, s))
-		} else {
-			rest += bytes
+	for i, p := range e.Pools {
+		if i >= mostFindings {
+			rest += p.Allocated
+			continue
 		}
+		item := units.FormatBytes(p.Allocated) + " " + p.Pool.words()
+		var more []string
+		if p.Upstream != "" {
+			more = append(more, p.Upstream)
+		}
+		if p.Paused != 0 {
+			more = append(more, units.FormatBytes(p.Paused)+" of it paused")
+		}
+		if p.Spilled != 0 {
+			more = append(more, units.FormatBytes(p.Spilled)+" of it spilled")
+		}
+		if p.Free != 0 {
+			more = append(more, units.FormatBytes(p.Free)+" more cached")
+		}
+		if p.Pinned {
+			more = append(more, "pinned by graphs")
+		}
+		if len(more) > 0 {
+			item += " (" + strings.Join(more, ", ") + ")"
+		}
+		items = append(items, item)
 	}
-	if n := len(list) - len(items); n > 0 {
-		items = append(items, fmt.Sprintf("%d more with %s", n, units.FormatBytes(rest)))
+	if rest > 0 {
+		items = append(items, units.FormatBytes(rest)+" in others")
 	}
-	fmt.Fprintf(b, "; by %s: %s", by, strings.Join(items, "; "))
+	return strings.Join(items, ", ")
 }
 
-// Findings says in at most three lines, each without its line break, what was found when the request failed: who held
-// the memory, what there was left, and what would have met the request. It names only what was counted.
+// words are a pool's name in a sentence.
+func (id PoolID) words() string {
+	if id == (PoolID{}) {
+		return "the default pool"
+	}
+	return fmt.Sprintf("pool {%d, %d}", id[0], id[1])
+}
+
+// Findings says in at most two lines, each without its line break, what was found when the request failed: who held the
+// memory, and what would have met the request. It names only what was counted, and does not repeat what Error says.
 func (e *OutOfMemoryError) Findings(names Names) []string {
-	lines := []string{e.holders(names), e.left()}
+	lines := []string{"held: " + e.holders(names)}
 	if s := e.help(); s != "" {
 		lines = append(lines, "would help: "+s)
 	}
@@ -138,93 +214,66 @@ func (e *OutOfMemoryError) Findings(names Names) []string {
 }
 
 func (e *OutOfMemoryError) holders(names Names) string {
-	var b strings.Builder
-	fmt.Fprintf(&b, "in use: %s", units.FormatBytes(e.Allocated))
-	pools := e.Pools
-	if len(pools) > 1 || len(pools) == 1 && pools[0].Pool != (PoolID{}) {
-		var items []string
-		for _, p := range pools[:min(len(pools), mostFindings)] {
-			item := fmt.Sprintf("{%d, %d} %s", p.Pool[0], p.Pool[1], units.FormatBytes(p.Allocated))
-			if p.Upstream != "" {
-				item = fmt.Sprintf("{%d, %d} (%s) %s", p.Pool[0], p.Pool[1], p.Upstream, units.FormatBytes(p.Allocated))
-			}
-			if p.Paused != 0 {
-				item += fmt.Sprintf(" (%s of it paused)", units.FormatBytes(p.Paused))
-			}
-			if p.Free != 0 {
-				item += fmt.Sprintf(" and %s cached", units.FormatBytes(p.Free))
-			}
-			if p.Spilled != 0 {
-				item += fmt.Sprintf(", %s of it spilled", units.FormatBytes(p.Spilled))
-			}
-			if p.Pinned {
-				item += ", pinned by graphs"
-			}
-			items = append(items, item)
-		}
-		if rest := len(pools) - len(items); rest > 0 {
-			var n uint64
-			for _, p := range pools[len(items):] {
-				n += p.Allocated
-			}
-			items = append(items, fmt.Sprintf("%d more with %s", rest, units.FormatBytes(n)))
-		}
-		fmt.Fprintf(&b, "; by pool: %s", strings.Join(items, "; "))
-	}
-	byName(&b, "tag", e.Tags, func(u TagUse) (string, int64, uint64) { return names.tag(u.Tag), u.Blocks, u.Allocated })
-	byName(&b, "library", e.Libraries, func(u LibraryUse) (string, int64, uint64) {
-		return names.library(u.Library), u.Blocks, u.Allocated
-	})
-	byName(&b, "stack", e.Stacks, func(u StackUse) (string, int64, uint64) { return names.stack(u.Stack), u.Blocks, u.Allocated })
-	return b.String()
-}
-
-func (e *OutOfMemoryError) left() string {
-	var b strings.Builder
-	fmt.Fprintf(&b, "free: %s of the %s held, the largest block for this stream and pool %s", units.FormatBytes(e.Cached),
-		units.FormatBytes(e.Reserved), units.FormatBytes(e.Largest))
-	if e.Limit != 0 {
-		fmt.Fprintf(&b, "; the limit is %s", units.FormatBytes(e.Limit))
-	}
-	if e.PoolLimit != 0 {
-		fmt.Fprintf(&b, "; the pool's limit is %s, and it holds %s", units.FormatBytes(e.PoolLimit), units.FormatBytes(e.PoolHolds))
-	}
-	if e.DriverTotal != 0 {
-		fmt.Fprintf(&b, "; on the device %s of %s", units.FormatBytes(e.DriverHas), units.FormatBytes(e.DriverTotal))
-		if held := e.DriverHas + e.Reserved - e.Elsewhere; held < e.DriverTotal {
-			fmt.Fprintf(&b, ", where contexts and other allocators and processes have %s", units.FormatBytes(e.DriverTotal-held))
+	var parts []string
+	add := func(by, text string) {
+		if text != "" {
+			parts = append(parts, by+text)
 		}
 	}
-	fmt.Fprintf(&b, "; tried: %s", e.Tried)
-	return b.String()
+	var tags, libraries []holder
+	for _, u := range e.Tags {
+		tags = append(tags, holder{place: names.tag(u.Tag), bytes: u.Allocated})
+	}
+	for _, u := range e.Libraries {
+		libraries = append(libraries, holder{place: names.library(u.Library), bytes: u.Allocated})
+	}
+	add("", e.byStack(names))
+	add("by tag ", mostHolders(tags, 0))
+	if len(libraries) > 1 { // else it is all the same one's
+		add("by library ", mostHolders(libraries, 0))
+	}
+	add("by pool ", e.byPool())
+	if len(e.Stacks) == 0 && len(e.Tags) == 0 {
+		text := units.FormatBytes(e.Allocated)
+		if e.Allocated != 0 {
+			text += ", by whom was not kept: settings stacks:python or stacks:native, and tags, keep it"
+		}
+		parts = append([]string{text}, parts...)
+	}
+	return strings.Join(parts, "; ")
 }
 
 // help is what the figures show to be in the way, or how much is missing.
 func (e *OutOfMemoryError) help() string {
 	var items []string
 	if e.Off != 0 {
-		items = append(items, fmt.Sprintf("the rungs that the settings leave out (%s)", e.Off))
+		items = append(items, fmt.Sprintf("ladder:all, as the settings leave out %s", e.Off))
 	}
 	const unit = 2 << 20 // memory comes in multiples of it
 	need := (e.Need + unit - 1) &^ (unit - 1)
+	known := e.DriverTotal != 0 && !e.host // what else there is
+	held := e.Reserved - e.Elsewhere
+	usable := e.Cached - min(e.Cached, e.Pinned+e.Other)
+	room := e.DriverHas
+	if e.Limit != 0 {
+		room = min(room, e.Limit-min(e.Limit, held))
+	}
 	if e.PoolLimit != 0 {
-		items = append(items, fmt.Sprintf("a limit of %s for the pool", units.FormatBytes(e.PoolHolds+need)))
+		raise := fmt.Sprintf("a limit of %s for %s (now %s)", units.FormatBytes(e.PoolHolds+need), e.Pool.words(), units.FormatBytes(e.PoolLimit))
+		if known && room+usable < need {
+			raise += fmt.Sprintf(", and at least %s less in use elsewhere, as more than the pool's limit is in the way", units.FormatBytes(need-room-usable))
+		}
+		items = append(items, raise)
 		if e.Need <= e.PoolLimit {
 			items = append(items, fmt.Sprintf("at least %s less in use there", units.FormatBytes(need-min(need, e.PoolLimit-min(e.PoolLimit, e.PoolHolds)))))
 		}
 		return strings.Join(items, ", or ")
 	}
-	if e.DriverTotal == 0 || e.host {
-		return strings.Join(items, ", or ") // what else there is, is not known
+	if !known {
+		return strings.Join(items, ", or ")
 	}
-	usable := e.Cached - min(e.Cached, e.Pinned+e.Other)
-	room := e.DriverHas
-	if e.Limit != 0 {
-		held := e.Reserved - e.Elsewhere
-		room = min(room, e.Limit-min(e.Limit, held))
-		if e.DriverHas >= need {
-			items = append(items, fmt.Sprintf("a limit of %s", units.FormatBytes(held+need)))
-		}
+	if e.Limit != 0 && e.DriverHas >= need && held+need > e.Limit {
+		items = append(items, fmt.Sprintf("a limit of %s (now %s)", units.FormatBytes(held+need), units.FormatBytes(e.Limit)))
 	}
 	have := usable + room
 	if e.Pending != 0 && have < need && have+e.Pending >= need {
@@ -239,7 +288,10 @@ func (e *OutOfMemoryError) help() string {
 	case have < need:
 		items = append(items, fmt.Sprintf("at least %s less in use", units.FormatBytes(need-have)))
 	case room < need:
-		items = append(items, fmt.Sprintf("whole chunks: %s would do, but it lies in pieces between blocks in use", units.FormatBytes(have)))
+		items = append(items, fmt.Sprintf("less in pieces: %s are free or to be had, but the largest free block for this is %s", units.FormatBytes(have), units.FormatBytes(e.Largest)))
+	}
+	if others := e.DriverTotal - min(e.DriverTotal, e.DriverHas+held); have < need && e.DriverHas < need && others >= need-have {
+		items = append(items, fmt.Sprintf("less for contexts, other allocators and other processes, which have %s of the device", units.FormatBytes(others)))
 	}
 	return strings.Join(items, ", or ")
 }

@@ -77,7 +77,7 @@ func TestLibraries(t *testing.T) {
 		t.Errorf("%+v, want %+v", oom.Libraries, use)
 	}
 	name := func(l uint8) string { return map[uint8]string{1: "torch"}[l] }
-	if s := oom.Findings(cistern.Names{Library: name})[0]; !strings.Contains(s, "by library: ") || !strings.Contains(s, "torch ") || !strings.Contains(s, "library 255 ") || !strings.Contains(s, "others ") {
+	if s := oom.Findings(cistern.Names{Library: name})[0]; !strings.Contains(s, "by library ") || !strings.Contains(s, "MiB torch") || !strings.Contains(s, "MiB library 255") || !strings.Contains(s, "MiB others") {
 		t.Error(s)
 	}
 	blocks := pool.Blocks()

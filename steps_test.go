@@ -185,7 +185,8 @@ func TestStepsOfResume(t *testing.T) {
 	e.free(t, p)
 }
 
-// The failure names the request's own stack, and the findings who holds the most, in three lines.
+// The failure names the request's own stack, and the findings who holds the most, in two lines: those that are called the same
+// together, and the callers of those whose innermost frame is.
 func TestFindingsOfStacks(t *testing.T) {
 	e := newEngine(t, sim.Options{Capacity: 256 * mib}, cistern.Options{}, 1)
 	e.a.KeepStacks(true)
@@ -208,20 +209,25 @@ func TestFindingsOfStacks(t *testing.T) {
 	if oom.Stack != stacks[2] || oom.Thread != 123 || !slices.Equal(oom.Stacks, e.dev.StackUsage()) {
 		t.Errorf("%+v", oom)
 	}
-	lines := oom.Findings(cistern.Names{Stack: func(n uint32) string {
-		if n == stacks[7] {
-			return ""
-		}
-		return fmt.Sprintf("layer%d.py:%d", e.a.StackFrames(n)[0], n)
-	}})
-	want := "; by stack: stack 8 16.00 MiB in 2 blocks; layer7.py:7 14.00 MiB in 2 blocks; layer6.py:6 12.00 MiB in 2 blocks; " +
-		"layer5.py:5 10.00 MiB in 2 blocks; 5 more with 29.00 MiB"
-	if len(lines) != 3 || !strings.HasSuffix(lines[0], want) {
-		t.Errorf("%d lines: %s\nwant %s", len(lines), lines[0], want)
-	}
-	for _, s := range []string{"in use: 81.00 MiB; by tag: ", "; by library: "} {
-		if !strings.Contains(lines[0], s) {
-			t.Errorf("no %q in %s", s, lines[0])
+	for name, c := range map[string]struct {
+		stack func(i uint64) (string, string)
+		want  string
+	}{
+		"different": {func(i uint64) (string, string) { return fmt.Sprintf("f layer.py:%d", i), "main m.py:1" },
+			"held: 16.00 MiB stack 8, 14.00 MiB f layer.py:7, 12.00 MiB f layer.py:6, 39.00 MiB in others; by tag "},
+		"by caller": {func(i uint64) (string, string) { return "f layer.py:1", fmt.Sprintf("main m.py:%d", i%2) },
+			"held: 32.00 MiB f layer.py:1 < main m.py:1, 24.00 MiB f layer.py:1 < main m.py:0, 16.00 MiB stack 8, 9.00 MiB in others; by tag "},
+		"the same": {func(uint64) (string, string) { return "f layer.py:1", "main m.py:1" },
+			"held: 56.00 MiB f layer.py:1, 16.00 MiB stack 8, 9.00 MiB without a stack; by tag "},
+	} {
+		lines := oom.Findings(cistern.Names{Stack: func(n uint32) (string, string) {
+			if n == stacks[7] {
+				return "", ""
+			}
+			return c.stack(e.a.StackFrames(n)[0])
+		}})
+		if len(lines) != 2 || !strings.HasPrefix(lines[0], c.want) || !strings.Contains(lines[0], "; by library ") {
+			t.Errorf("%s: %d lines: %s\nwant %s", name, len(lines), lines[0], c.want)
 		}
 	}
 	e.a.KeepStacks(false)

@@ -147,7 +147,7 @@ func TestHostMemoryIsNotUnderTheLimit(t *testing.T) {
 	if oom.Reserved != 180*mib || oom.Elsewhere != 120*mib || oom.Other != 120*mib || oom.Pinned != 0 || host.held() != 120*mib {
 		t.Errorf("host memory went for the device's, or was not told apart: %+v", oom)
 	}
-	if s := strings.Join(oom.Findings(cistern.Names{}), "\n"); !strings.Contains(s, "{9, 1} (shelf) 0 bytes and 120.00 MiB cached") || !strings.Contains(s, "at least 6.00 MiB less in use") {
+	if s := strings.Join(oom.Findings(cistern.Names{}), "\n"); !strings.Contains(s, "0 bytes pool {9, 1} (shelf, 120.00 MiB more cached)") || !strings.Contains(s, "at least 6.00 MiB less in use") {
 		t.Error(s)
 	}
 	e.free(t, b)
@@ -205,7 +205,7 @@ func TestPoolLimit(t *testing.T) {
 				if oom.PoolLimit != 100*mib || oom.PoolHolds != 100*mib || !strings.Contains(oom.Error(), "whose limit is 100.00 MiB") {
 					t.Errorf("%v", oom)
 				}
-				if s := strings.Join(oom.Findings(cistern.Names{}), "\n"); !strings.Contains(s, "a limit of 104.00 MiB for the pool, or at least 4.00 MiB less in use there") {
+				if s := strings.Join(oom.Findings(cistern.Names{}), "\n"); !strings.Contains(s, "a limit of 104.00 MiB for pool {9, 1} (now 100.00 MiB), or at least 4.00 MiB less in use there") {
 					t.Error(s)
 				}
 				if n := e.dev.Stats().Reserved.All.Current; n < 150*mib || asked > 0 {

@@ -24,6 +24,23 @@ func (f Frame) String() string {
 	return text
 }
 
+// Short is String for a line of a log: of installed Python the package and the file, of other files the name alone, and of
+// functions within others no more than their names.
+func (f Frame) Short() string {
+	text := strings.ReplaceAll(cmp.Or(f.Func, "?"), ".<locals>", "")
+	if !f.HasFile() {
+		return text
+	}
+	if f.Line <= 0 {
+		return text + " in " + path.Base(strings.ReplaceAll(f.File, `\`, "/"))
+	}
+	file := path.Base(strings.ReplaceAll(f.File, `\`, "/"))
+	if l := f.Library(); l != OwnCode && l != "python" && l+".py" != file {
+		file = l + "/" + file
+	}
+	return text + " " + file + ":" + strconv.Itoa(f.Line)
+}
+
 // HasFile reports whether a frame says its file; PyTorch writes "??" for frames of C++ without one.
 func (f Frame) HasFile() bool { return f.File != "" && f.File != "??" }
 

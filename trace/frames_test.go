@@ -29,6 +29,24 @@ func TestLibrary(t *testing.T) {
 	}
 }
 
+func TestShort(t *testing.T) {
+	for want, f := range map[string]Frame{
+		"forward transformers/activations.py:66": {Func: "forward", File: "/opt/venv/lib/python3.12/site-packages/transformers/activations.py", Line: 66},
+		"f six.py:3":                             {Func: "f", File: "/opt/venv/lib/python3.12/site-packages/six.py", Line: 3},
+		"loss.<listcomp> train.py:7":             {Func: "loss.<locals>.<listcomp>", File: "/srv/job/train.py", Line: 7},
+		`step train.py:8`:                        {Func: "step", File: `C:\job\train.py`, Line: 8},
+		"wait threading.py:9":                    {Func: "wait", File: "/usr/lib/python3.12/threading.py", Line: 9},
+		"at::empty(long) in libtorch.so":         {Func: "at::empty(long)", File: "/opt/lib/libtorch.so"},
+		"main in train":                          {Func: "main", File: "/srv/job/train"},
+		"? train.py:1":                           {File: "train.py", Line: 1},
+		"operator new":                           {Func: "operator new", File: "??"},
+	} {
+		if got := f.Short(); got != want {
+			t.Errorf("%+v is %q, want %q", f, got, want)
+		}
+	}
+}
+
 // TestTelling: which frame of a stack is named, and which tells it from others of that function.
 func TestTelling(t *testing.T) {
 	const site = "/opt/lib/python3.12/site-packages/"

@@ -15,9 +15,7 @@ package main
 import "C"
 
 import (
-	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"unsafe"
@@ -103,33 +101,19 @@ func demangled(name string) string {
 
 // stackText is where a stack comes from in a few words: the frame of it that says most to the one who wrote the program, and
 // the one that tells uses of that function apart (trace.Telling, trace.Caller).
-func (l *library) stackText(n uint32) string {
+func (l *library) stackText(n uint32) (place, from string) {
 	numbers := l.StackFrames(n)
 	// Finding out what native frames are called takes long, and where there is Python they are not what is looked for.
 	if python := slices.DeleteFunc(slices.Clone(numbers), func(f uint64) bool { return f&C.STACK_PYTHON == 0 }); len(python) > 0 {
 		numbers = python
 	}
-	return fewWords(frames.names(numbers))
-}
-
-func fewWords(list []trace.Frame) string {
+	list := frames.names(numbers)
 	telling := trace.Telling(list)
 	if telling < 0 {
-		return ""
-	}
-	f := list[telling]
-	text := f.Func
-	if f.Line > 0 {
-		text += " " + f.File + ":" + strconv.Itoa(f.Line)
-	} else if f.File != "" {
-		text += " in " + filepath.Base(f.File)
+		return "", ""
 	}
 	if caller := trace.Caller(list, telling); caller >= 0 {
-		f := list[caller]
-		text += " < " + f.Func
-		if f.Line > 0 {
-			text += " " + filepath.Base(f.File) + ":" + strconv.Itoa(f.Line)
-		}
+		from = list[caller].Short()
 	}
-	return text
+	return list[telling].Short(), from
 }

@@ -105,6 +105,17 @@ std::string processes(int device) {
   return out;
 }
 
+// Cistern's own lines behind PyTorch's, which says already what the first of them does.
+std::string findings(const std::string& words) {
+  std::string out;
+  for (size_t at = words.find('\n'); at != std::string::npos;) {
+    const size_t end = words.find('\n', at + 1);
+    out += "\nCistern: " + words.substr(at + 1, end == std::string::npos ? end : end - at - 1);
+    at = end;
+  }
+  return out.empty() ? " Cistern: " + words : out;
+}
+
 // Throws OutOfMemoryError for the request; everybody who wants to know is told before.
 [[noreturn]] void out_of_memory(const Request& r, const Context& context) {
   using c10::CachingAllocator::format_size;
@@ -139,7 +150,7 @@ std::string processes(int device) {
       format_size(allocated), " is allocated by PyTorch, ",
       oom.pinned != 0 ? "with " + format_size(oom.pinned) + " held by private pools (e.g., CUDA Graphs), " : std::string(),
       "and ", format_size(reserved > allocated ? reserved - allocated : 0),
-      " is reserved by PyTorch but unallocated. Cistern: ", words);
+      " is reserved by PyTorch but unallocated.", findings(words));
 }
 
 // The last rung before a request fails: PyTorch's own callbacks, which free what it keeps of tensors that were sent to other
