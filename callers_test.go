@@ -37,6 +37,13 @@ func TestSettingsOfAttribution(t *testing.T) {
 			t.Errorf("%s is written %s, which is read %+v, %v", text, opts, again, err)
 		}
 	}
+	for text, want := range map[string]int{"report:here": cistern.ReportHistory, "report:here,history:0": 0, "history:7,report:here": 7, "history:7": 7, "": 0} {
+		if opts, err := cistern.ParseOptions(text); err != nil || opts.History != want {
+			t.Errorf("%s: a history of %d, %v, want %d", text, opts.History, err, want)
+		} else if again, err := cistern.ParseOptions(opts.String()); err != nil || again != opts {
+			t.Errorf("%s is written %s, which is read %+v, %v", text, opts, again, err)
+		}
+	}
 	if opts, _ := cistern.ParseOptions("stacks:off,report_child:false,top:on,stack_sample:0"); opts.String() != "" || opts.Stacks != cistern.StacksOff {
 		t.Errorf("defaults are written %s", opts)
 	}

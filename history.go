@@ -35,6 +35,24 @@ func (a *Allocator) SetHistory(n int) {
 	})
 }
 
+// NeedHistory has every device that keeps no events record its last n from now on, likewise those that come into use later; the
+// others go on as they are. It reports whether any history is new.
+func (a *Allocator) NeedHistory(n int) (began bool) {
+	a.mu.Lock()
+	if a.history == 0 {
+		a.history, began = n, true
+	}
+	a.mu.Unlock()
+	a.started(func(d *Device) error {
+		if !d.hist.on.Load() {
+			d.SetHistory(n)
+			began = true
+		}
+		return nil
+	})
+	return began
+}
+
 // SetHistory starts recording the last n events (n > 0), or stops and forgets them (0).
 func (d *Device) SetHistory(n int) {
 	d.mu.Lock()

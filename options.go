@@ -50,8 +50,10 @@ type Options struct {
 	ChunkMax    uint64      // largest chunk in bytes, a multiple of 2 MiB; default 32 MiB
 	CrossStream CrossStream // default wait
 	Ladder      Rungs       // rungs that are tried; default all
-	History     int         // events kept from the start, 0 is off
-	IPC         IPC         // default handles
+	// History is how many events of each device are kept from the start, 0 is off. ParseOptions makes it ReportHistory where
+	// there is a report and the text says nothing of a history.
+	History int
+	IPC     IPC // default handles
 	// SingleHandle makes every segment one physical handle, as registration with a network needs it, in place of
 	// chunks that move.
 	SingleHandle bool
@@ -72,6 +74,11 @@ type Options struct {
 	// NoTop has the C library keep no page for cistern top.
 	NoTop bool
 }
+
+// ReportHistory is how many events are kept where files are to be written of requests that fail, and nobody says how many: what
+// would have met such a request is found out by replaying them. It is some 300,000 blocks that came and went, and at most 56 MB
+// of the host's memory for a device.
+const ReportHistory = 1_000_000
 
 // What Options.Stacks can be.
 const (
@@ -167,7 +174,7 @@ var optionKeys = []string{"driver", "backend", "limit", "chunk", "cross_stream",
 //	chunk:32MiB             largest chunk
 //	cross_stream:wait|ready
 //	ladder:collect+remap+grow+lend+callback+spill    rungs to try ("all")
-//	history:100000          events kept
+//	history:100000          events kept; with report 1000000 where it is not given
 //	ipc:handles|legacy      legacy: memory that cudaIpcGetMemHandle accepts (backend:malloc)
 //	single_handle:true      each segment is one physical handle
 //	front:on|off            off: the C library calls the engine for every request and every free
@@ -179,6 +186,7 @@ var optionKeys = []string{"driver", "backend", "limit", "chunk", "cross_stream",
 //	top:on|off              off: the C library keeps no page for cistern top
 func ParseOptions(text string) (Options, error) {
 	var o Options
+	var history bool // it is given
 	if strings.TrimSpace(text) == "" {
 		return o.withDefaults(), nil
 	}
@@ -204,6 +212,7 @@ func ParseOptions(text string) (Options, error) {
 		case "ladder":
 			o.Ladder, err = ParseRungs(value)
 		case "history":
+			history = true
 			o.History, err = strconv.Atoi(value)
 		case "ipc":
 			o.IPC = IPC(value)
@@ -244,6 +253,9 @@ func ParseOptions(text string) (Options, error) {
 			return o, fmt.Errorf("setting %s:%s: %w", key, value, err)
 		}
 	}
+	if o.Report != "" && !history {
+		o.History = ReportHistory
+	}
 	o = o.withDefaults()
 	return o, o.Validate()
 }
@@ -283,7 +295,11 @@ func (o Options) String() string {
 	add(o.ChunkMax != d.ChunkMax, "chunk", o.ChunkMax)
 	add(o.CrossStream != d.CrossStream, "cross_stream", o.CrossStream)
 	add(o.Ladder|RungFit != d.Ladder|RungFit, "ladder", o.Ladder)
-	add(o.History != 0, "history", o.History)
+	implied := 0
+	if o.Report != "" {
+		implied = ReportHistory
+	}
+	add(o.History != implied, "history", o.History)
 	add(o.IPC != d.IPC, "ipc", o.IPC)
 	add(o.SingleHandle, "single_handle", o.SingleHandle)
 	add(o.NoFront, "front", "off")

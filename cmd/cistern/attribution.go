@@ -23,13 +23,8 @@ type attributionFlags struct {
 	reportChild bool
 }
 
-const (
-	// reportHistory is how many events are kept where a report is wanted and nobody says how many: what would have helped is
-	// found by replaying them.
-	reportHistory = 1_000_000
-	// usualSample is stack_sample where nobody says: what is smaller adds little to what is held.
-	usualSample = "64KiB"
-)
+// usualSample is stack_sample where nobody says: what is smaller adds little to what is held.
+const usualSample = "64KiB"
 
 // runStacks are the choices of --stacks.
 var runStacks = []string{allocator.StacksOff, allocator.StacksNative, allocator.StacksPython, allocator.StacksBoth}
@@ -40,7 +35,7 @@ func (f *attributionFlags) add(c *cobra.Command) {
 	c.Flags().StringVar(&f.sample, "stack-sample", "", "of requests below `SIZE` only some get a stack, in proportion to their size;\n"+
 		"0: all get one (default "+usualSample+"; setting stack_sample)")
 	c.Flags().StringVar(&f.report, "report", "", "write a file into the `folder` for each out-of-memory, for cistern report; it is made where it is\n"+
-		"not there, and the last 1,000,000 events are kept where no history is given (settings report, history)")
+		"not there, and the last 1,000,000 events are kept where no history is given (setting report)")
 	c.Flags().BoolVar(&f.reportChild, "report-child", false, "with --report: also start cistern report on each file (setting report_child)")
 	_ = c.RegisterFlagCompletionFunc("stacks", cobra.FixedCompletions(runStacks, cobra.ShellCompDirectiveNoFileComp))
 	_ = c.MarkFlagDirname("report")
@@ -81,9 +76,6 @@ func (f *attributionFlags) merge(c *cobra.Command, conf string) (string, error) 
 	}
 	if stacks, _ := s.get("stacks"); given("stacks") && stacks != allocator.StacksOff && !s.has("stack_sample") {
 		s.add("stack_sample", usualSample)
-	}
-	if given("report") && !s.has("history") {
-		s.add("history", strconv.Itoa(reportHistory))
 	}
 	return string(s), nil
 }

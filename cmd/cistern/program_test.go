@@ -101,7 +101,7 @@ func TestRunKeepsWhereMemoryGoes(t *testing.T) {
 		{"stack_sample:2MiB,stacks:python", "--stacks python", "stack_sample:2MiB,stacks:python"},
 		{"stack_sample:1MiB,stacks:python", "--stack-sample 1024KiB", "stack_sample:1MiB,stacks:python"},
 		{"", "--stacks off", "stacks:off"},
-		{"", "--report " + folder, "report:" + folder + ",history:1000000"},
+		{"", "--report " + folder, "report:" + folder},
 		{"history:7", "--report " + folder + " --report-child", "history:7,report:" + folder + ",report_child:true"},
 		{"", "--history 0 --report " + folder, "history:0,report:" + folder},
 		{"report:" + folder, "--report-child", "report:" + folder + ",report_child:true"},

@@ -57,7 +57,7 @@ int cistern_device_count(void);
 
 /* cistern_last_error writes the words of the calling thread's last failure into buf (at most n bytes with the final 0,
  * cut if need be) and returns its code, CISTERN_OK and "" if there was none. Success does not clear it. It is one line;
- * after CISTERN_OUT_OF_MEMORY up to three more say who held the memory, what was left and what would help. */
+ * after CISTERN_OUT_OF_MEMORY up to two more say who held the memory and what would help. */
 int cistern_last_error(char *buf, size_t n);
 
 /* What the calling thread's last CISTERN_OUT_OF_MEMORY found, in bytes. */
@@ -404,8 +404,8 @@ int cistern_stack_usage(int device, cistern_stack_use *out, size_t cap, size_t *
 int cistern_stack_text(uint32_t stack, char *buf, size_t n);
 
 /* cistern_report has a file written for each request that fails with CISTERN_OUT_OF_MEMORY from now on, as the settings report
- * and report_child do: dir/oom-PID-N.cistern, N from 1 but for what is there already, with what was held, the history where
- * it is on, the stack of the request (also where stacks are not taken), and what else was in the way, for `cistern report`
+ * and report_child do: dir/oom-PID-N.cistern, N from 1 but for what is there already, with what was held, the history (of the
+ * last 1,000,000 events, begun here where none is kept, and ended with the reports), the stack of the request (also where stacks are not taken), and what else was in the way, for `cistern report`
  * to explain; a line on standard error names it. A process writes at most five. With child not 0 the library starts that
  * command on each at once, which writes a page and a text beside it, and does not wait for it: it is the one that
  * CISTERN_COMMAND names, lies beside the library or in ../bin from there, or is in PATH. dir NULL: no more files. What goes

@@ -29,6 +29,9 @@ func coreHistory(d C.int, n C.size_t) (code C.int) {
 	if n > maxHistory {
 		return fail(&failure{C.CISTERN_INVALID, fmt.Sprintf("a history of %d events: at most %d", uint64(n), maxHistory)})
 	}
+	l.forReports.Lock()
+	defer l.forReports.Unlock()
+	l.forReports.began = false // from here on it is the caller's
 	if d == -1 {
 		l.SetHistory(int(n))
 		for i := range l.devices {

@@ -61,6 +61,7 @@ type library struct {
 	sharing    func() *share.Process
 	showing    sync.Once
 	reporter   *dump.Reporter // of requests that failed
+	forReports reportHistory
 	keeping    sync.Mutex     // held by keepStacks; comes before the engine's locks
 }
 

@@ -21,10 +21,12 @@ import (
 	"os"
 	"path/filepath"
 	"runtime/cgo"
+	"sync"
 	"syscall"
 	"unsafe"
 
 	"github.com/cistern-gpu/cistern"
+	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/dump"
 	"github.com/cistern-gpu/cistern/internal/nopoll"
 )
@@ -114,6 +116,12 @@ func cStrings(list []string) (**C.char, func()) {
 	}
 }
 
+// reportHistory is whether the history that is kept began with cistern_report, and is nobody's wish beside.
+type reportHistory struct {
+	sync.Mutex
+	began bool // guarded by Mutex
+}
+
 // reporting reports whether files are written of requests that fail.
 func reporting() bool {
 	l := current.Load()
@@ -160,6 +168,24 @@ func (l *library) reportTo(dir string, child bool) error {
 	return l.reporter.To(dir, child)
 }
 
+// historyFor has a history kept for the reports, where there is none, and ends the one that is kept for nothing else.
+func (l *library) historyFor(reports bool) {
+	l.forReports.Lock()
+	defer l.forReports.Unlock()
+	switch {
+	case reports && l.NeedHistory(cistern.ReportHistory):
+		l.forReports.began = true
+	case !reports && l.forReports.began:
+		l.SetHistory(0)
+		l.forReports.began = false
+	default:
+		return
+	}
+	for d := range l.devices {
+		record(cuda.Device(d), reports)
+	}
+}
+
 //export coreReport
 func coreReport(dir *C.char, child C.int) (code C.int) {
 	defer caught(&code)
@@ -174,6 +200,7 @@ func coreReport(dir *C.char, child C.int) (code C.int) {
 	if err := l.reportTo(text, text != "" && child != 0); err != nil {
 		return fail(err)
 	}
+	l.historyFor(text != "")
 	return C.CISTERN_OK
 }
 

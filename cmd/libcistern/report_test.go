@@ -195,7 +195,7 @@ func TestReportNeighbours(t *testing.T) {
 	}
 }
 
-// TestReports: where files are written, and where not.
+// TestReports: where files are written, and where not, and that they have a history without a setting.
 func TestReports(t *testing.T) {
 	t.Parallel()
 	p := program(t, "oom.c", libraryPath(t))
@@ -209,13 +209,27 @@ func TestReports(t *testing.T) {
 				t.Errorf("files %v", list)
 			}
 			for _, file := range list {
-				if f, err := trace.ReadFile(file); err != nil || len(f.Traces[0].Failures) != 1 || f.Traces[0].Failures[0].Event != -1 {
+				f, err := trace.ReadFile(file)
+				if err != nil || len(f.Traces[0].Failures) != 1 {
 					t.Errorf("%s: %v", file, err)
+					continue
+				}
+				// A history begins with the reports.
+				if e, tr := f.Traces[0].Failures[0].Event, f.Traces[0]; e < 0 || tr.Events[e].Kind != event.OOM {
+					t.Errorf("%s: it is event %d of %d", file, e, len(tr.Events))
 				}
 			}
 		})
 	}
-	dir := filepath.Join(t.TempDir(), "file")
+	// Settings that say so have none.
+	dir := t.TempDir()
+	if r := run(t, "driver:sim:2GiB,history:0,report:"+dir, nil, p, dir, "settings"); r.err != nil {
+		t.Fatalf("%v\n%s%s", r.err, r.out, r.report)
+	}
+	if f, err := trace.ReadFile(oomFiles(t, dir)[0]); err != nil || f.Traces[0].Failures[0].Event != -1 || len(f.Traces[0].Events) != 0 {
+		t.Errorf("%+v, %v", f.Traces[0].Failures[0], err)
+	}
+	dir = filepath.Join(t.TempDir(), "file")
 	if err := os.WriteFile(dir, nil, 0o666); err != nil {
 		t.Fatal(err)
 	}

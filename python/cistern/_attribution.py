@@ -13,6 +13,7 @@ from . import _library, _settings
 from ._errors import CisternError
 
 _KINDS = {"off": 0, "native": 1, "python": 2, "native+python": 3}  # CISTERN_STACKS_ in cistern.h
+_REPORT_HISTORY = "1000000"  # what the library keeps where a report is wanted and no history is given
 _MOST_EVENTS = 1 << 30
 _TEXT = 1 << 16  # bytes of a stack in words
 
@@ -65,7 +66,7 @@ def _now() -> _State:
 
     conf = _settings.current()
     try:
-        return _State(conf.get("stacks", "off"), size_in_bytes(conf.get("stack_sample", "0"), "stack_sample"), int(conf.get("history", "0")))
+        return _State(conf.get("stacks", "off"), size_in_bytes(conf.get("stack_sample", "0"), "stack_sample"), int(conf.get("history", _REPORT_HISTORY if "report" in conf else "0")))
     except ValueError:
         return _State("off", 0, 0)  # the library will say what is wrong with them
 
@@ -113,7 +114,7 @@ def _set(wanted: _State) -> None:
         some = wanted.stacks != "off"
         _settings.want({"stacks": wanted.stacks if some else None,
                         "stack_sample": str(wanted.sample) if some and wanted.sample else None,
-                        "history": str(wanted.history) if wanted.history else None})
+                        "history": str(wanted.history) if wanted.history or "report" in _settings.current() else None})
     _state = wanted
 
 

@@ -68,8 +68,21 @@ int main(int argc, char **argv) {
     CHECK(files(".cistern") == 1);
     cistern_source s = {NULL, {.size = sizeof s.options}};
     CHECK(cistern_source_malloc(&s, 900 * MIB, 0) == NULL && files(".cistern") == 2);
+    /* What is kept for the reports ends with them; what is asked for beside stays. */
+    cistern_event e[8];
+    size_t n;
+    OK(cistern_history_drain(0, e, 8, &n, NULL));
+    CHECK(n > 0);
     OK(cistern_report(NULL, 0));
     CHECK(fails() && files("") == 2);
+    OK(cistern_history_drain(0, e, 8, &n, NULL));
+    CHECK(n == 0);
+    OK(cistern_report(dir, 0));
+    OK(cistern_history(-1, 10));
+    OK(cistern_report(NULL, 0));
+    CHECK(fails());
+    OK(cistern_history_drain(0, e, 8, &n, NULL));
+    CHECK(n > 0);
   } else if (strcmp(what, "threads") == 0) {
     OK(cistern_report(dir, 0));
     pthread_t t[8];
