@@ -62,7 +62,7 @@ type library struct {
 	showing    sync.Once
 	reporter   *dump.Reporter // of requests that failed
 	forReports reportHistory
-	keeping    sync.Mutex     // held by keepStacks; comes before the engine's locks
+	keeping    sync.Mutex // held by keepStacks; comes before the engine's locks
 }
 
 // device is what is kept here for one device.
