@@ -20,6 +20,7 @@
 #include "sys.h"
 
 void open_ring(void); // events.c
+void read_name(void);
 void module(uintptr_t base, uintptr_t from, uintptr_t to, const char *path, int python);
 extern struct ring *ring;
 
@@ -264,6 +265,7 @@ unsigned la_objopen(struct link_map *map, Lmid_t namespace, uintptr_t *cookie) {
 	} else if (driver == NULL && is(map->l_name, "libcuda.so")) {
 		found_driver(map);
 	} else if (ring != NULL) {
+		forget_code(); // what was seen of these addresses while nothing was there
 		tell(map);
 	}
 	return 0; // nothing needs to be looked at when it is bound
@@ -272,6 +274,7 @@ unsigned la_objopen(struct link_map *map, Lmid_t namespace, uintptr_t *cookie) {
 void la_preinit(uintptr_t *cookie) {
 	(void)cookie;
 	has_started();
+	read_name();
 }
 
 unsigned la_objclose(uintptr_t *cookie) {

@@ -49,7 +49,7 @@ extern struct helpers helpers;
 struct event {
 	uint64_t time, addr, size, stream, handle, pool, extra;
 	int device, call;
-	void *caller, *frame;
+	void *caller, *frame; // its return address, and where its frame ends: what is above is its own
 };
 
 void begin(struct event *e, int call, void *caller, void *frame);

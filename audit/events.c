@@ -129,8 +129,7 @@ HIDDEN int put(struct slot *s) {
 			__atomic_store_n(&to[i], from[i], __ATOMIC_RELAXED);
 		if (__atomic_compare_exchange_n(&at->turn, &turn, turn + 1, 0, __ATOMIC_RELEASE, __ATOMIC_RELAXED))
 			return 1;
-		__atomic_fetch_add(&r->dropped, 1, __ATOMIC_RELAXED); // the reader waited for it no longer
-		return 0;
+		return 0; // the reader waited for it no longer, and has counted it as lost
 	}
 }
 
@@ -259,7 +258,12 @@ HIDDEN void finish(struct event *e, int result) {
 	put(&s);
 }
 
-// The ring is a file that the environment names, as it was when the program was started: CISTERN_AUDIT=nonce:path.
+// The ring is a file that the environment names, as it was when the program was started: CISTERN_AUDIT=nonce:path. The kernel
+// shows the place where that environment was, which programs that give themselves a title write over (setproctitle): so it is
+// read before they begin.
+
+static char named[512]; // nonce:path, empty where there is none
+static int was_read;
 
 static int variable(char *value, size_t size) {
 	static const char key[] = "CISTERN_AUDIT=";
@@ -292,16 +296,25 @@ static int variable(char *value, size_t size) {
 	return found || at == sizeof key - 1;
 }
 
-HIDDEN void open_ring(void) {
-	char value[512];
-	if (ring != NULL || !variable(value, sizeof value))
+HIDDEN void read_name(void) {
+	if (was_read)
 		return;
+	was_read = 1;
+	if (!variable(named, sizeof named))
+		named[0] = 0;
+}
+
+HIDDEN void open_ring(void) {
+	if (ring != NULL)
+		return;
+	read_name(); // where the driver is among the libraries that the program is linked to
 	uint64_t nonce = 0;
-	char *path = value;
+	const char *path = named;
 	for (; *path != 0 && *path != ':'; path++)
 		nonce = nonce << 4 | (uint64_t)(*path <= '9' ? *path - '0' : *path - 'a' + 10);
-	if (*path++ == 0)
+	if (*path == 0)
 		return;
+	path++;
 	long fd = sys3(SYS_openat, -100, path, 02 | 02000000 | 04000 | 0400); // O_RDWR, O_CLOEXEC, O_NONBLOCK, O_NOCTTY
 	if (fd < 0)
 		return;

@@ -124,8 +124,7 @@ static __attribute__((noinline)) int native(const struct event *e, uint32_t pid,
 	struct iovec at[STACK_CANDIDATES], pages[STACK_PAGES];
 	unsigned char before[STACK_CANDIDATES][7], whose[STACK_CANDIDATES]; // asked for, by their place among the candidates
 	int n = 0, candidates = 0, asked = 0, p = 0;
-	// Behind the wrapper's own frame: its saved frame pointer, and its return address, which is the caller.
-	const char *from = (const char *)e->frame + 16;
+	const char *from = e->frame;
 	for (size_t left = sizeof words; left > 0 && p < STACK_PAGES; p++) {
 		size_t piece = 4096 - ((uintptr_t)from & 4095);
 		piece = piece < left ? piece : left;

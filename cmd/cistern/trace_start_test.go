@@ -108,3 +108,28 @@ func TestTraceElsewhere(t *testing.T) {
 		}
 	}
 }
+
+// TestTraceTitle: programs that write a title over their arguments and their environment, as setproctitle does, which servers
+// call before they come to the driver.
+func TestTraceTitle(t *testing.T) {
+	x := newTraced(t)
+	file := filepath.Join(x.dir, "title.c")
+	if err := os.WriteFile(file, []byte(`#include <dlfcn.h>
+#include <stdlib.h>
+#include <string.h>
+int main(int argc, char **argv, char **env) {
+	char *driver = strdup(getenv("STANDIN")), *end = argv[0];
+	for (; *env; env++) end = *env + strlen(*env);
+	memset(argv[0], 'x', end - argv[0]);
+	void *lib = dlopen(driver, RTLD_NOW);
+	int (*get)(unsigned long *, size_t) = (int (*)(unsigned long *, size_t))dlsym(lib, "cuMemAlloc_v2");
+	unsigned long p;
+	return get == 0 || get(&p, 1) == 0; // the driver is not initialised
+}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	d, _, stderr, code := x.run(nil, "--", x.compile("title", file, "-ldl"))
+	if code != 0 || len(d.Calls) != 1 {
+		t.Errorf("code %d, %d calls\n%s", code, len(d.Calls), stderr)
+	}
+}
