@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 )
 
@@ -50,13 +51,18 @@ func Blind(file string) string {
 	return ""
 }
 
+// machines are those that there is an audit library for.
+var machines = map[string]elf.Machine{"amd64": elf.EM_X86_64, "arm64": elf.EM_AARCH64}
+
+func machineName(m elf.Machine) string { return strings.ToLower(strings.TrimPrefix(m.String(), "EM_")) }
+
 func blindELF(r io.ReaderAt) string {
 	f, err := elf.NewFile(r)
 	if err != nil {
 		return ""
 	}
-	if f.Machine != elf.EM_X86_64 {
-		return "is a program for " + strings.TrimPrefix(f.Machine.String(), "EM_") + ": the audit library is for x86-64"
+	if own := machines[runtime.GOARCH]; f.Machine != own {
+		return "is a program for " + machineName(f.Machine) + ": the audit library here is for " + machineName(own)
 	}
 	for _, p := range f.Progs {
 		if p.Type != elf.PT_INTERP {

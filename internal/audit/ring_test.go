@@ -4,6 +4,7 @@ package audit
 
 import (
 	"context"
+	"debug/elf"
 	"encoding/binary"
 	"fmt"
 	"os"
@@ -164,6 +165,19 @@ func TestWithoutRing(t *testing.T) {
 	}
 }
 
+// machine is the head of a program for a machine, with nothing in it.
+func machine(m elf.Machine) string {
+	head := make([]byte, 64)
+	copy(head, elf.ELFMAG+"\x02\x01\x01")
+	binary.LittleEndian.PutUint16(head[16:], uint16(elf.ET_EXEC))
+	binary.LittleEndian.PutUint16(head[18:], uint16(m))
+	binary.LittleEndian.PutUint32(head[20:], uint32(elf.EV_CURRENT))
+	binary.LittleEndian.PutUint16(head[52:], 64) // of itself
+	binary.LittleEndian.PutUint16(head[54:], 56) // of a segment
+	binary.LittleEndian.PutUint16(head[58:], 64) // of a section
+	return string(head)
+}
+
 func TestBlind(t *testing.T) {
 	dir := t.TempDir()
 	file := func(name, text string) string {
@@ -194,6 +208,8 @@ func TestBlind(t *testing.T) {
 		file("loop", "#!"+filepath.Join(dir, "loop")+"\n"):             "",
 		file("cut", "\x7fELF\x02\x01\x01\x00\x00\x00\x00\x00\x00\x00"): "",
 		filepath.Join(dir, "absent"):                                   "",
+		file("other", machine(elf.EM_AARCH64)):                         "is a program for aarch64: the audit library here is for x86_64",
+		file("own", machine(elf.EM_X86_64)):                            "statically linked",
 	} {
 		if got := Blind(program); !strings.Contains(got, want) || want == "" && got != "" {
 			t.Errorf("%s: %q, want %q", filepath.Base(program), got, want)
