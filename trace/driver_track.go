@@ -23,11 +23,12 @@ func (k MemoryKind) OnDevice() bool { return k <= GraphMemory }
 
 // Holding is memory that a call got and that was not given back yet.
 type Holding struct {
-	Call   // by which it was got
-	Memory MemoryKind
-	At     uint64 // its address; for physical memory, which has none, a number above all addresses
-	key    holdKey
-	refs   int // handles and mappings of physical memory; how often imported memory was opened
+	Call    // by which it was got
+	Memory  MemoryKind
+	At      uint64 // its address; for physical memory, which has none, a number above all addresses
+	key     holdKey
+	refs    int // handles and mappings of physical memory; how often imported memory was opened
+	handles int // of refs: those that a release is to come of
 }
 
 // Tracker follows who holds what, call by call in the order in which they were recorded, which is that in which they
@@ -106,24 +107,38 @@ func (t *Tracker) Call(c *Call, got, gone func(h *Holding)) {
 	at := holdKey{c.Process, spaceAddr, c.Addr}
 	add := func(k holdKey, m MemoryKind) *Holding {
 		if old := t.held[k]; old != nil && k.space == spaceHandle {
-			// The old one's handle was released, and its mappings keep it.
+			// The old one's handle was released, which may still be to be recorded; its mappings keep it.
 			delete(t.held, k)
 			old.key = holdKey{c.Process, spaceMoved, old.At}
 			t.held[old.key] = old
+			if n := old.handles; n > 0 {
+				t.early[k] += n
+				old.refs, old.handles = old.refs-n+1, 0
+				t.release(old, gone)
+			}
 		} else if old != nil {
 			// Its free is still to be recorded: another thread was given the address before the free's record was written.
 			t.early[k]++
 			t.drop(old, gone)
 		}
 		h := &Holding{Call: *c, Memory: m, At: k.key, key: k, refs: 1}
+		if k.space == spaceHandle {
+			h.handles = 1
+		}
 		t.held[k] = h
 		return h
 	}
+	late := func(k holdKey) bool {
+		n := t.early[k]
+		if n > 1 {
+			t.early[k] = n - 1
+		} else {
+			delete(t.early, k)
+		}
+		return n > 0
+	}
 	free := func(k holdKey) {
-		if n := t.early[k]; n > 0 {
-			if t.early[k] = n - 1; n == 1 {
-				delete(t.early, k)
-			}
+		if late(k) {
 			return
 		}
 		if h := t.held[k]; h != nil {
@@ -197,16 +212,24 @@ func (t *Tracker) Call(c *Call, got, gone func(h *Holding)) {
 	case MemRetainAllocationHandle:
 		if h := t.held[holdKey{c.Process, spaceHandle, c.Handle}]; h != nil {
 			h.refs++
+			h.handles++
 		}
 	case MemMap:
+		old := t.byMap[at]
+		delete(t.byMap, at)
 		if h := t.held[holdKey{c.Process, spaceHandle, c.Handle}]; h != nil {
 			h.refs++
 			t.byMap[at] = h
 		}
+		if old != nil { // its unmapping was not recorded
+			t.release(old, gone)
+		}
 	case MemUnmap:
 		t.unmap(c, gone)
 	case MemRelease:
-		if h := t.held[holdKey{c.Process, spaceHandle, c.Handle}]; h != nil {
+		k := holdKey{c.Process, spaceHandle, c.Handle}
+		if h := t.held[k]; !late(k) && h != nil && h.handles > 0 {
+			h.handles--
 			t.release(h, gone)
 		}
 	case DevicePrimaryCtxReset, DevicePrimaryCtxRelease:
@@ -329,7 +352,7 @@ func (t *Tracker) unmap(c *Call, gone func(*Holding)) {
 // reset ends everything of a process on a device but physical memory, which is no context's.
 func (t *Tracker) reset(c *Call, gone func(*Holding)) {
 	for _, h := range t.held {
-		if h.Process == c.Process && h.Device == c.Device && h.Memory != VirtualMemory {
+		if h.Process == c.Process && h.Device == c.Device && h.key.space != spaceHandle && h.key.space != spaceMoved {
 			t.drop(h, gone)
 		}
 	}
