@@ -45,7 +45,7 @@ type Reporter struct {
 	tried   atomic.Int32  // files, and failures without one
 	once    sync.Once     // of the line that there are no more
 	writing chan struct{} // holds one while a file is made; made under mu
-	stuck   atomic.Bool   // the file that is being made was given up, but its thread has not come back
+	stuck   bool          // guarded by mu: the file that is being made was given up, but its thread has not come back
 }
 
 // To has files written to a folder from now on, which is made when it is first needed; "" for none. child has a report of
@@ -78,7 +78,7 @@ func (r *Reporter) On() bool {
 // be held. It returns the name of the file, "" where there is none.
 func (r *Reporter) OutOfMemory(oom *cistern.OutOfMemoryError, lines []string) string {
 	r.mu.Lock()
-	dir, child := r.dir, r.child
+	dir, child, stuck := r.dir, r.child, r.stuck
 	r.mu.Unlock()
 	if dir == "" {
 		return ""
@@ -91,7 +91,7 @@ func (r *Reporter) OutOfMemory(oom *cistern.OutOfMemoryError, lines []string) st
 	over, stop := after(bound)
 	defer stop()
 	what := fmt.Sprintf("out of memory on device %d", oom.Device)
-	if r.stuck.Load() {
+	if stuck {
 		r.tried.Add(1)
 		r.say(what + ": no file of it: an earlier one is still being written")
 		return ""
@@ -121,7 +121,7 @@ func (r *Reporter) OutOfMemory(oom *cistern.OutOfMemoryError, lines []string) st
 	done := make(chan error, 1)
 	go func() {
 		err := j.write()
-		r.stuck.Store(false)
+		r.ended(&j)
 		<-r.writing
 		done <- err
 	}()
@@ -130,7 +130,7 @@ func (r *Reporter) OutOfMemory(oom *cistern.OutOfMemoryError, lines []string) st
 	case err = <-done:
 	case <-over:
 		if j.state.CompareAndSwap(0, givenUp) {
-			r.stuck.Store(true)
+			r.giveUp(&j)
 			err = fmt.Errorf("given up after %v", bound)
 		} else {
 			err = <-done // it is being moved to its place
@@ -150,6 +150,19 @@ func (r *Reporter) OutOfMemory(oom *cistern.OutOfMemoryError, lines []string) st
 	}
 	r.say(line)
 	return file
+}
+
+// giveUp and ended are of a job that nobody waits for, and of one whose thread has come back, whichever is first.
+func (r *Reporter) giveUp(j *job) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.stuck = !j.ended
+}
+
+func (r *Reporter) ended(j *job) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	j.ended, r.stuck = true, false
 }
 
 // fileFor is the name of a process's n-th file, or of a later one where another process had the same number, as those of
@@ -210,6 +223,7 @@ type job struct {
 	d     dumping
 	f     *trace.Failure
 	state atomic.Int32 // 0, whole or givenUp: whoever is first
+	ended bool         // guarded by r.mu: its thread has come back
 }
 
 const (

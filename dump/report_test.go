@@ -296,7 +296,12 @@ func TestGivenUp(t *testing.T) {
 		t.Errorf("it took %v", took)
 	}
 	close(release)
-	for deadline := time.Now().Add(10 * time.Second); r.stuck.Load() && time.Now().Before(deadline); {
+	stuck := func() bool {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		return r.stuck
+	}
+	for deadline := time.Now().Add(10 * time.Second); stuck() && time.Now().Before(deadline); {
 		time.Sleep(time.Millisecond)
 	}
 	if left := files(t, dir); len(left) != 0 {
@@ -310,6 +315,24 @@ func TestGivenUp(t *testing.T) {
 	r.Names = func() Names { return Names{Frames: func([]uint64) [][]trace.Frame { panic("injected") }} }
 	if file := r.OutOfMemory(oom, nil); file != "" || !strings.Contains(s.all(), "a bug in Cistern") || !strings.Contains(s.all(), "injected") {
 		t.Errorf("%q; said %s", file, s.all())
+	}
+}
+
+// TestGivenUpLate: a file's thread may come back in the moment in which it is given up. It does not stand in the way of later
+// files then.
+func TestGivenUpLate(t *testing.T) {
+	for _, endsFirst := range []bool{false, true} {
+		r, j := &Reporter{}, &job{}
+		if endsFirst {
+			r.ended(j)
+		}
+		r.giveUp(j)
+		if r.stuck == endsFirst {
+			t.Errorf("ends first %v: stuck is %v", endsFirst, r.stuck)
+		}
+		if r.ended(j); r.stuck {
+			t.Errorf("ends first %v: stuck for good", endsFirst)
+		}
 	}
 }
 
