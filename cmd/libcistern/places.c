@@ -23,7 +23,7 @@ struct place {
 static struct place *places; /* open addressing; a place's number is where it is */
 static const char **names;   /* likewise: each name is there once */
 static pthread_mutex_t adding = PTHREAD_MUTEX_INITIALIZER;
-static uint32_t num_places, num_names; /* guarded by adding */
+static uint32_t num_places, num_names; /* changed under adding */
 
 enum { FULL = PLACES }; /* the number of those for which there is no room */
 
@@ -86,6 +86,8 @@ uint64_t places_number(const struct pystack *p, const struct pyframe *f) {
   struct place *at = find(f, &empty);
   if (at != NULL)
     return (uint64_t)(at - places);
+  if (__atomic_load_n(&num_places, __ATOMIC_RELAXED) == PLACES_MOST) /* then names are not worth reading */
+    return FULL;
   char file[1024], function[512];
   if (!pystack_names(p, f, file, sizeof file, function, sizeof function))
     strcpy(file, "?"), strcpy(function, "?");
@@ -101,7 +103,7 @@ uint64_t places_number(const struct pystack *p, const struct pyframe *f) {
     at->file = name(file);
     at->function = name(function);
     __atomic_store_n(&at->ready, 1, __ATOMIC_RELEASE);
-    num_places++;
+    __atomic_store_n(&num_places, num_places + 1, __ATOMIC_RELAXED);
     number = empty;
   }
   pthread_mutex_unlock(&adding);

@@ -215,9 +215,10 @@ static uint32_t variable(struct bytes *b) {
   return n;
 }
 
-static int32_t variable_signed(struct bytes *b) {
+/* further is a line so many further on or back: without overflow, as a damaged table may say anything. */
+static int32_t further(int32_t line, struct bytes *b) {
   uint32_t n = variable(b);
-  return n & 1 ? -(int32_t)(n >> 1) : (int32_t)(n >> 1);
+  return (int32_t)(n & 1 ? (uint32_t)line - (n >> 1) : (uint32_t)line + (n >> 1));
 }
 
 /* From 3.11 on: each entry is for up to eight units of code, and says of itself how its line is told. */
@@ -230,7 +231,7 @@ static uint32_t line_311(struct bytes b, uint32_t unit, uint32_t first) {
     if (kind == 15) {
       none = 1;
     } else if (kind == 14 || kind == 13) {
-      line += variable_signed(&b);
+      line = further(line, &b);
     } else if (kind >= 10) {
       line += kind - 10;
     }
@@ -248,12 +249,12 @@ static uint32_t line_310(struct bytes b, uint32_t unit, uint32_t first) {
   uint32_t from = 0, at = unit * 2;
   int32_t line = (int32_t)first;
   for (; b.end - b.at >= 2; b.at += 2) {
-    int further = (signed char)b.at[1];
-    if (further != -128)
-      line += further;
+    int by = (signed char)b.at[1];
+    if (by != -128)
+      line = (int32_t)((uint32_t)line + (uint32_t)by);
     from += b.at[0];
     if (at < from)
-      return further == -128 || line < 0 ? 0 : (uint32_t)line;
+      return by == -128 || line < 0 ? 0 : (uint32_t)line;
   }
   return 0;
 }
@@ -416,7 +417,7 @@ static int frame_311(struct pystack *p, uint64_t frame, struct pyframe *f) {
   code &= ~(uint64_t)3; /* counted otherwise, from 3.14 on */
   if (!get(p, frame + p->frame_at, 8, &at) || !get(p, code + p->code_traceable, 4, &first) || !get(p, code + OB_SIZE, 8, &units))
     return -1;
-  int64_t unit = ((int64_t)at - (int64_t)(code + p->code_start)) >> 1;
+  int64_t unit = (int64_t)(at - (code + p->code_start)) >> 1;
   if (unit < -1 || unit >= (int64_t)units)
     return -1;
   if (owner != OWNED_BY_GENERATOR && unit < (int32_t)first)
