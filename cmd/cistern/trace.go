@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"runtime"
 	"strings"
@@ -206,12 +207,12 @@ func (t *tracing) run(live, follow bool) error {
 			return fmt.Errorf("--follow: %w", err)
 		}
 	}
-	restore := t.passSignals()
+	signals := catchSignals()
 	if err := t.cmd.Start(); err != nil {
-		restore()
+		signal.Stop(signals)
 		return fmt.Errorf("%s: cannot be started: %w", t.cmd.Args[0], noProgram(errors.Unwrap(err)))
 	}
-	defer restore()
+	defer t.passSignals(signals)()
 	ended := make(chan struct{})
 	go func() {
 		_ = t.cmd.Wait() // its state says how it ended

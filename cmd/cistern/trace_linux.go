@@ -20,12 +20,17 @@ func monotonic() int64 {
 	return ts.Nano()
 }
 
-// passSignals has this process outlive what ends the program, and hands on what it is sent, until the function that it
-// returns is called. What a terminal sends reaches the program by itself.
-func (t *tracing) passSignals() func() {
+// catchSignals has this process outlive what ends the program, which it may be sent before there is a program.
+func catchSignals() chan os.Signal {
 	ch := make(chan os.Signal, 16)
-	done := make(chan struct{})
 	signal.Notify(ch, heeded(syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGALRM)...)
+	return ch
+}
+
+// passSignals hands what this process is sent to the program, which has been started, until the function that it returns is
+// called. What a terminal sends reaches the program by itself.
+func (t *tracing) passSignals(ch chan os.Signal) func() {
+	done := make(chan struct{})
 	go func() {
 		stopped := false
 		for {
@@ -43,9 +48,7 @@ func (t *tracing) passSignals() func() {
 				if (s == syscall.SIGINT || s == syscall.SIGQUIT) && foreground() {
 					continue
 				}
-				if p := t.cmd.Process; p != nil {
-					_ = p.Signal(s) // it may have ended
-				}
+				_ = t.cmd.Process.Signal(s) // it may have ended
 			case <-done:
 				return
 			}

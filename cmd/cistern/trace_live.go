@@ -28,7 +28,6 @@ type traceLive struct {
 	processes map[uint32]*liveProcess // by number in the trace
 	frames    func(stack uint32) []trace.Frame
 	next      time.Time // when to look again
-	dropped   uint64
 	cards     *liveCards
 }
 
@@ -140,9 +139,7 @@ func (l *traceLive) refresh(now time.Time, dropped uint64) {
 			delete(l.processes, number)
 			continue
 		}
-		if dropped != l.dropped {
-			p.page.SetDropped(dropped)
-		}
+		p.page.SetDropped(dropped)
 		devices := p.figures(l.cards)
 		var details map[int]live.Details
 		if p.asked.Swap(false) {
@@ -156,7 +153,6 @@ func (l *traceLive) refresh(now time.Time, dropped uint64) {
 		}
 		p.mu.Unlock()
 	}
-	l.dropped = dropped
 }
 
 // close ends all pages.

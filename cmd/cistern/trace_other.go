@@ -6,7 +6,9 @@ import "os"
 
 func monotonic() int64 { return 0 }
 
-func (t *tracing) passSignals() func() { return func() {} }
+func catchSignals() chan os.Signal { return make(chan os.Signal) }
+
+func (t *tracing) passSignals(chan os.Signal) func() { return func() {} }
 
 func adopt() error { return nil }
 
