@@ -22,6 +22,7 @@ enum {
   OB_SIZE = 16,
   BYTES_DATA = 32,
   STRING_LENGTH = 16,
+  STRING_HASH = 24, /* -1 before somebody asked for it */
   STRING_STATE = 32,
   TYPE_NAME = 24,
   TYPE_FLAGS = 168,
@@ -361,10 +362,27 @@ int pystack_names(const struct pystack *p, const struct pyframe *f, char *file, 
   return 1;
 }
 
-/* identify fills in what tells a code object from others, those too that will be where it is: its names and its size. */
+/* digest is a number for some bytes, of many for those at both ends. Its steps do not wait for one another. */
+static uint64_t digest(const unsigned char *at, uint64_t n) {
+  enum { END = 24 };
+  uint64_t sum = n, by = 0x9e3779b97f4a7c15u, part = n <= 2 * END ? n : END, rest = 0;
+  for (const unsigned char *from = at;; from = at + n - END) {
+    uint64_t i = 0;
+    for (; i + 8 <= part; i += 8, by += 0xd1342543de82ef94u)
+      sum += ((const struct loose *)(from + i))->w * by;
+    for (; i < part; i++)
+      rest = rest << 8 | from[i];
+    if (part == n || from != at)
+      break;
+  }
+  return sum + rest * 0x9e6c63d0876a9a47u;
+}
+
+/* identify fills in what tells a code object from others, those too that will be where it is, and whose parts may be where
+ * its own are: its names, its lines and its size. */
 static int identify(const struct pystack *p, uint64_t code, struct pyframe *f) {
-  uint64_t first, size, file, name, table, length;
-  struct string path;
+  uint64_t first, size, file, name, table, length, hash;
+  struct string path, text;
   if (!get(p, code + p->code_line, 4, &first) || !get(p, code + OB_SIZE, 8, &size) || !get(p, code + p->code_file, 8, &file) ||
       !get(p, code + p->code_name, 8, &name) || !get(p, code + p->code_table, 8, &table))
     return 0;
@@ -373,21 +391,24 @@ static int identify(const struct pystack *p, uint64_t code, struct pyframe *f) {
   uint64_t h = mix(mix(mix(mix(mix(0, code), first), file), name), table);
   if (p->version != 0x030a)
     h = mix(h, size);
+  if (!is_a(sure(p), table, p->bytes_type) || !get(p, table + OB_SIZE, 8, &length) || length >> 31 != 0 ||
+      !there(sure(p), table + BYTES_DATA, length))
+    return 0;
+  uint64_t content = digest((const unsigned char *)(uintptr_t)(table + BYTES_DATA), length);
   if (is_a(sure(p), name, p->string_type)) {
-    if (!get(p, name + STRING_LENGTH, 8, &length))
+    if (!get(p, name + STRING_LENGTH, 8, &length) || !get(p, name + STRING_HASH, 8, &hash))
       return 0;
-    h = mix(h, length);
+    content += length * 0xaf251af3b0f025b5u;
+    content ^= hash != UINT64_MAX ? hash : string(p, sure(p), name, &text) ? digest(text.data, text.length * (uint64_t)text.kind) * 3 : 0;
   } else if (!sure(p)) {
     return 0; /* else it is of a kind of strings of the program's own */
   }
+  h = mix(h, content);
   /* Programs that make code as they run, such as notebooks, tell one piece from the next by the end of the file's name. */
   if (string(p, sure(p), file, &path)) {
     const unsigned char *end = path.data + path.length * (uint64_t)path.kind, *at = end - path.data > 24 ? end - 24 : path.data;
-    h = mix(h, path.length);
-    for (; end - at >= 8; at += 8)
-      h = mix(h, ((const struct loose *)at)->w);
-    for (; at < end; at++)
-      h = mix(h, *at);
+    content = digest(at, (uint64_t)(end - at)) + path.length * 0xaf251af3b0f025b5u;
+    h = mix(h, content);
   }
   f->id = h;
   return 1;

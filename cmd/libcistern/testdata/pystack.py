@@ -296,6 +296,29 @@ def reused():
         del code
 
 
+def remade():
+    """The same where nothing but a name of the same length differs, or a line; and where names have no hash yet."""
+    seen, places = {}, collections.Counter()
+    buffer = ctypes.create_string_buffer(size)
+
+    def walk():
+        holding.walk(buffer, size, 2, 8192)
+    for i in range(3000):
+        text = "def name%04d(walk):\n%s walk()\n%s" % (i // 3, "\n" * (i % 3), " pass\n" * 40)
+        code = [c for c in compile(text, "<cell>", "exec").co_consts if hasattr(c, "co_code")][0]
+        if i >= 1500:
+            code = code.replace(co_name="".join(["made", "%04d" % (i // 3)]))
+        places[id(code)] += 1
+        types.FunctionType(code, {})(walk)
+        row = buffer.value.decode().split("\x1e")[1].split("\x1f")
+        want = code.co_name, 2 + i % 3
+        if row[1] != name_of(code) or int(row[2]) != want[1] or seen.setdefault(row[4], want) != want:
+            raise SystemExit("%s is %s, and has the id of %s" % (row, want, seen.get(row[4])))
+        del code
+    if max(places.values()) < 2:
+        raise SystemExit("no code object was where another had been")
+
+
 def limits():
     want, got = told(sys._getframe()), read(holding, 1)
     if len(got) != 1 or got[0][1] != want[0][1] or read(holding, 0, skip=0) != []:
@@ -320,6 +343,7 @@ for _ in range(4):
 traced()
 threads()
 reused()
+remade()
 limits()
 if holding.state() != 0:
     raise SystemExit(holding.why(holding.state()))
