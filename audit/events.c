@@ -315,6 +315,16 @@ HIDDEN void open_ring(void) {
 	if (*path == 0)
 		return;
 	path++;
+	// Once the reader is gone another process may have its number, and anything under that of the file: a pipe to be read
+	// from, or a device that does something when it is opened.
+	static const char name[] = "/memfd:" RING_NAME;
+	char link[sizeof name];
+	long n = sys6(SYS_readlinkat, -100, (long)path, (long)link, sizeof link - 1, 0, 0);
+	if (n != sizeof link - 1)
+		return;
+	for (size_t i = 0; i < sizeof link - 1; i++)
+		if (link[i] != name[i])
+			return;
 	long fd = sys3(SYS_openat, -100, path, 02 | 02000000 | 04000 | 0400); // O_RDWR, O_CLOEXEC, O_NONBLOCK, O_NOCTTY
 	if (fd < 0)
 		return;

@@ -14,6 +14,7 @@
 
 #define RING_MAGIC 0x3244554154534943u // "CISTAUD2", the version is its end
 #define RING_PAYLOAD 144
+#define RING_NAME "cistern-audit" // of the file in memory, as /proc shows it behind /memfd:
 
 // A stack has a number that follows from what is in it. It is told of when it is seen first, before the call that has it:
 // so a call costs a slot, however deep its stack is. What a stack of Python needs to be read is told of alike: the code

@@ -23,7 +23,11 @@ func WriteDriver(w io.Writer, d *analyze.DriverSummary, s Style) {
 		fmt.Fprintln(w, s.paint(how, red))
 	}
 	if len(d.Calls) == 0 {
-		fmt.Fprintln(w, "no call of the driver allocated or freed memory")
+		why := "no call of the driver allocated or freed memory"
+		if d.Processes == 0 {
+			why += ": no process that could be seen loaded libcuda.so.1"
+		}
+		fmt.Fprintln(w, why)
 	}
 	for _, v := range d.Devices {
 		fmt.Fprintf(w, "device %d: peak %s held from the driver, %s requested, %s\n", v.Device, units.FormatBytes(v.PeakHeld),

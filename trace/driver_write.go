@@ -166,8 +166,19 @@ func (d *DriverWriter) event(process uint32, device int16, stream uint64, e even
 // Note adds to what is said of every trace in the file, when it is closed.
 func (d *DriverWriter) Note(text string) { d.notes = append(d.notes, text) }
 
-// Flush writes everything so far.
+// Flush writes everything so far. What comes after a failure is not kept.
 func (d *DriverWriter) Flush() error {
+	err := d.flush()
+	if err != nil {
+		d.d.Calls = d.d.Calls[:0]
+		for _, dt := range d.order {
+			dt.pending = dt.pending[:0]
+		}
+	}
+	return err
+}
+
+func (d *DriverWriter) flush() error {
 	w := d.w
 	table := &w.tables[0]
 	table.key = &d.d.Stacks[0]

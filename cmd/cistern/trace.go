@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -30,7 +31,9 @@ func newTrace(a *app) *cobra.Command {
 			"managed, page-locked, stream-ordered and virtual memory, what is imported from other processes, and every free; with\n" +
 			"size, address, stream, device, thread, result and the time it took. Children are followed. The dynamic linker loads a\n" +
 			"small library into them that sees the driver (LD_AUDIT): so a statically linked program, and one with the rights of\n" +
-			"its owner, cannot be traced, which is said. Programs that do not use CUDA run as without it.\n\n" +
+			"its owner, cannot be traced, which is said. Nor can what is started with an environment that was cleared (env -i,\n" +
+			"sudo), as another user, with a /proc of its own, or by a daemon, as containers are: use cistern trace in there.\n" +
+			"Programs that do not use CUDA run as without it.\n\n" +
 			"Stacks have native frames, which are found by looking through the stack for return addresses, so that some may be stale;\n" +
 			"or those of Python, 3.10 to 3.14, which are read without the GIL; or both: Python's then stand behind the native frames\n" +
 			"that they called, and the interpreter's own are left out.\n\n" +
@@ -38,7 +41,8 @@ func newTrace(a *app) *cobra.Command {
 			"it ends with the program, or with --follow when all has ended that the program started; who outlives it is named.\n" +
 			"cistern replay shows what a caching allocator would have made of it. At the end a table says what was held at most,\n" +
 			"what the calls cost, and what was never freed; it goes to standard error, and the exit code is the program's, or 128\n" +
-			"and the number of the signal that ended it.",
+			"and the number of the signal that ended it; that FILE could not be written to its end is said in a line and does not\n" +
+			"change it. It is 2 where the program was not started at all.",
 		Example: "  cistern trace -o run.cistern -- python train.py\n" +
 			"  cistern trace --stacks=native+python -o run.cistern -- python train.py",
 		Args: programArgs,
@@ -164,12 +168,26 @@ func (a *app) newTracing(args []string, out string, stacks audit.Stacks) (*traci
 	}
 	env := environment(os.Environ())
 	env.set(audit.Variable, t.ring.Value())
-	if others := env.get("LD_AUDIT"); others != "" {
-		library += ":" + others
+	others, nested := otherAudits(env.get("LD_AUDIT"), library)
+	if nested {
+		fmt.Fprintln(a.err, "cistern: this command is being traced itself: the program is recorded here, and not by that other cistern trace")
 	}
-	env.set("LD_AUDIT", library)
+	env.set("LD_AUDIT", strings.Join(append([]string{library}, others...), ":"))
 	t.cmd = &exec.Cmd{Path: path, Args: args, Env: env, Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr}
 	return t, nil
+}
+
+// otherAudits are the audit libraries that are asked for already, without ours, and whether that was among them: loaded twice
+// it would see every call twice.
+func otherAudits(asked, library string) (others []string, ours bool) {
+	for _, file := range strings.FieldsFunc(asked, func(r rune) bool { return r == ':' }) {
+		if file == library || filepath.Base(file) == audit.Library {
+			ours = true
+		} else {
+			others = append(others, file)
+		}
+	}
+	return others, ours
 }
 
 // createTrace opens the file as it will be: what is written is there, whatever happens to this process.
@@ -275,9 +293,13 @@ func (t *tracing) run(live, follow bool) error {
 	}
 	if failed == nil && t.file != nil {
 		failed = t.file.Sync()
+		if errors.Is(failed, syscall.EINVAL) || errors.Is(failed, syscall.ENOTSUP) { // a pipe, which is nothing to be kept
+			failed = nil
+		}
 	}
 	if failed != nil {
-		return fmt.Errorf("the trace is not whole: %w", failed)
+		// Whoever waits for the program wants its exit code, not that of what was written about it.
+		fmt.Fprintf(t.a.err, "cistern: %s\n", oneLine(fmt.Sprintf("the trace is not whole: %v", failed)))
 	}
 	return nil
 }

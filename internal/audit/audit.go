@@ -4,7 +4,7 @@
 //
 //   - ring.go: the ring in shared memory, of which audit/ring.h is the other description. Linux only.
 //   - pieces.go: what takes more than one record.
-//   - program.go: programs that the dynamic linker does not start, or starts without auditing.
+//   - program.go, rights_linux.go: programs that the dynamic linker does not start, or starts without auditing.
 //   - modules.go: what a process has loaded, by address.
 package audit
 

@@ -20,8 +20,8 @@ func Blind(file string) string {
 			return ""
 		}
 		defer f.Close()
-		if st, err := f.Stat(); err == nil && st.Mode()&(os.ModeSetuid|os.ModeSetgid) != 0 {
-			return "runs with the rights of its owner (setuid or setgid): the dynamic linker ignores what its environment asks for"
+		if why := rights(f); why != "" {
+			return why + ": the dynamic linker ignores what its environment asks for"
 		}
 		line := make([]byte, 256)
 		n, _ := io.ReadFull(f, line)
@@ -73,6 +73,9 @@ func blindELF(r io.ReaderAt) string {
 			return "is linked with musl, whose dynamic linker audits nothing"
 		}
 		return ""
+	}
+	if name, err := f.DynString(elf.DT_SONAME); err == nil && len(name) == 1 && strings.HasPrefix(name[0], "ld-linux") {
+		return "" // the dynamic linker itself, which starts what its arguments name
 	}
 	return "is statically linked: no dynamic linker starts it that could see its calls"
 }

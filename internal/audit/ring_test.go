@@ -7,6 +7,7 @@ import (
 	"debug/elf"
 	"encoding/binary"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -163,6 +164,23 @@ func TestWithoutRing(t *testing.T) {
 	if n := r.Drain(10, true, func(*Record) {}); n != 0 {
 		t.Errorf("%d records through another's ring", n)
 	}
+	// Another process may have the reader's number by now, and what its file's is a pipe: nothing is taken out of it.
+	from, to, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer from.Close()
+	const text = "what somebody else is to read, longer than a ring's head"
+	fmt.Fprint(to, text)
+	cmd := exec.Command(program, "dlsym", "many", "10")
+	cmd.Env = append(env, "LD_AUDIT="+library(t), fmt.Sprintf("%s=12:/proc/%d/fd/%d", Variable, os.Getpid(), from.Fd()))
+	if out, err := cmd.CombinedOutput(); err != nil || len(out) > 0 {
+		t.Errorf("a pipe: %v: %s", err, out)
+	}
+	to.Close()
+	if got, err := io.ReadAll(from); err != nil || string(got) != text {
+		t.Errorf("of a pipe %q is left: %v", got, err)
+	}
 }
 
 // machine is the head of a program for a machine, with nothing in it.
@@ -193,14 +211,26 @@ func TestBlind(t *testing.T) {
 			t.Fatalf("%v\n%s", err, out)
 		}
 	}
-	setuid := file("setuid", "")
-	if err := os.Chmod(setuid, 0o700|os.ModeSetuid); err != nil {
+	setuid, anothers := file("setuid", ""), "setuid"
+	if err := os.Chown(setuid, os.Getuid()+1, -1); err != nil {
+		anothers = "" // only root can make it another's
+	}
+	own := file("own", "")
+	for _, f := range []string{setuid, own} {
+		if err := os.Chmod(f, 0o700|os.ModeSetuid); err != nil {
+			t.Fatal(err)
+		}
+	}
+	loader, err := exec.Command("cc", "-print-file-name=ld-linux-x86-64.so.2").Output()
+	if err != nil {
 		t.Fatal(err)
 	}
 	for program, want := range map[string]string{
-		filepath.Join(dir, "static"):  "statically linked",
-		filepath.Join(dir, "dynamic"): "",
-		setuid:                        "setuid",
+		filepath.Join(dir, "static"):      "statically linked",
+		filepath.Join(dir, "dynamic"):     "",
+		setuid:                            anothers,
+		own:                               "",
+		strings.TrimSpace(string(loader)): "",
 		file("script", "#!"+filepath.Join(dir, "static")+" -x\n"):      "statically linked",
 		file("shell", "#!/bin/sh\n"):                                   "",
 		file("env", "#!/usr/bin/env -S A=1 sh\n"):                      "",

@@ -1,0 +1,7 @@
+//go:build !linux
+
+package audit
+
+import "os"
+
+func rights(*os.File) string { return "" }
