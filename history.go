@@ -81,6 +81,18 @@ func (d *Device) History() (events []event.Event, lost uint64) {
 	return h.oldest(nil, h.count), h.lost
 }
 
+// newest is the newest n events, oldest first, and how many older ones there were.
+func (h *history) newest(n int) (events []event.Event, older uint64) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	left := max(0, h.count-n)
+	if h.count == left {
+		return nil, h.lost + uint64(left)
+	}
+	part := history{ring: h.ring, first: (h.first + left) % len(h.ring)}
+	return part.oldest(nil, h.count-left), h.lost + uint64(left)
+}
+
 // TakeHistory moves the oldest recorded events, at most n of them, to the end of buf, and says how many older ones were
 // overwritten since it was last called. Ask for Streams and Pools after it, not before.
 func (d *Device) TakeHistory(buf []event.Event, n int) (events []event.Event, lost uint64) {

@@ -55,11 +55,12 @@ func (d *Device) Snapshot() []Segment {
 	return d.snapshot()
 }
 
-// Record is History and Snapshot of one moment: what is held, and the events that led to it.
-func (d *Device) Record() (events []event.Event, lost uint64, held []Segment) {
+// Record is History and Snapshot of one moment: what is held, and the newest events that led to it, at most n of them. lost are
+// the older ones that the ring no longer holds, and those that are left out.
+func (d *Device) Record(n int) (events []event.Event, lost uint64, held []Segment) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	events, lost = d.History()
+	events, lost = d.hist.newest(n)
 	return events, lost, d.snapshot()
 }
 

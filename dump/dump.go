@@ -15,6 +15,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"path/filepath"
 	"runtime"
 	"slices"
@@ -54,10 +55,13 @@ func Devices(a *cistern.Allocator, n Names) []*trace.Trace {
 	d := dumping{a: a, names: n}
 	for i := range a.DeviceCount() {
 		if dev, ok := a.Started(cuda.Device(i)); ok {
-			d.add(dev)
+			d.add(dev, math.MaxInt)
 		}
 	}
 	d.name()
+	for _, t := range d.traces {
+		findStart(t)
+	}
 	return d.traces
 }
 
@@ -67,15 +71,19 @@ type dumping struct {
 	a      *cistern.Allocator
 	names  Names
 	traces []*trace.Trace
+	older  uint64                      // events that were left out
 	stacks map[uint32]uint32           // the number in the traces' table by the engine's
 	failed []*cistern.OutOfMemoryError // whose stacks and labels are wanted as well
 }
 
-// add copies a device.
-func (d *dumping) add(dev *cistern.Device) {
+// add copies a device, with its newest events, at most so many.
+func (d *dumping) add(dev *cistern.Device, most int) {
 	t := &trace.Trace{Device: int(dev.ID()), Format: "cistern", Final: []trace.Segment{}}
-	events, _, held := dev.Record()
+	events, older, held := dev.Record(most)
 	t.Events = events
+	if older > 0 && len(events) == most {
+		d.older = older
+	}
 	// After the events and segments, so that they have all that those name.
 	for _, id := range dev.Pools() {
 		t.Pools = append(t.Pools, trace.PoolID(id))
@@ -113,8 +121,7 @@ func asked(k event.Kind) bool {
 	return k == event.Alloc || k == event.FreeRequested || k == event.FreeCompleted || k == event.OOM
 }
 
-// name completes the traces: the tables of stacks, which they share, and of tags and libraries; the state before the
-// first event.
+// name completes the traces: the tables of stacks, which they share, and of tags and libraries.
 func (d *dumping) name() {
 	d.stacks = map[uint32]uint32{0: 0}
 	var engine []uint32 // the engine's numbers, by the traces'
@@ -140,13 +147,17 @@ func (d *dumping) name() {
 		t.Stacks, t.Frames = stacks, frames
 		d.labels(t)
 		t.Threads = d.threads(t)
-		// What cannot be here is a file that asks for too much memory.
-		if err := t.FindStart(); err != nil {
-			t.Notes = append(t.Notes, err.Error())
-		}
-		if len(t.Events) == 0 {
-			t.Notes = nil // of what is missing, all is
-		}
+	}
+}
+
+// findStart completes a trace by what was there before its first event.
+func findStart(t *trace.Trace) {
+	// What cannot be here is a file that asks for too much memory.
+	if err := t.FindStart(); err != nil {
+		t.Notes = append(t.Notes, err.Error())
+	}
+	if len(t.Events) == 0 {
+		t.Notes = nil // of what is missing, all is
 	}
 }
 

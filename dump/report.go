@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime/debug"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -19,6 +20,10 @@ import (
 // MostFiles is how many files a Reporter writes: a program that runs out of memory again and again goes on as if there were
 // none.
 const MostFiles = 5
+
+// mostEvents is how many events a file has at most. They are copied while the engine waits, and take some seconds of the bound
+// to write; what would have met the request shows over far fewer.
+const mostEvents = 4_000_000
 
 // Reporter writes a file for a request that failed: what was held, what led to it, what else was in the way. It never fails
 // its caller: what goes wrong is a line. Set the fields before its first use; To says where files go.
@@ -35,7 +40,8 @@ type Reporter struct {
 	Start func(Child) error
 	// Say is given lines for people. Nil: they go to standard error.
 	Say func(line string)
-	// Bound is how long a file may take, 0: 5 s. What takes longer is given up.
+	// Bound is how long a file may take, 0: 5 s. Where that is too short for all events, fewer are written, the newest; what
+	// takes longer all the same is given up.
 	Bound time.Duration
 
 	mu    sync.Mutex
@@ -110,7 +116,7 @@ func (r *Reporter) OutOfMemory(oom *cistern.OutOfMemoryError, lines []string) st
 		return ""
 	}
 	file := fileFor(dir, int(n))
-	j := job{r: r, oom: oom, lines: lines, file: file}
+	j := job{r: r, oom: oom, lines: lines, file: file, begin: time.Now(), bound: bound}
 	if r.Names != nil {
 		j.d.names = r.Names()
 	}
@@ -141,6 +147,9 @@ func (r *Reporter) OutOfMemory(oom *cistern.OutOfMemoryError, lines []string) st
 		return ""
 	}
 	line := fmt.Sprintf("%s: wrote %s; cistern report %s explains it", what, file, file)
+	if j.left > 0 {
+		line += fmt.Sprintf(" (with the newest %d events)", j.events)
+	}
 	if child {
 		if err := r.explain(file); err != nil {
 			line += fmt.Sprintf(" (it is not started here: %v)", err)
@@ -220,10 +229,15 @@ type job struct {
 	oom   *cistern.OutOfMemoryError
 	lines []string
 	file  string
+	begin time.Time
+	bound time.Duration
 	d     dumping
 	f     *trace.Failure
-	state atomic.Int32 // 0, whole or givenUp: whoever is first
-	ended bool         // guarded by r.mu: its thread has come back
+	ended bool // guarded by r.mu: its thread has come back
+	// How many events were written, and how many left out.
+	events int
+	left   uint64
+	state  atomic.Int32 // 0, whole or givenUp: whoever is first
 }
 
 const (
@@ -242,7 +256,7 @@ func (j *job) copy() bool {
 		return false
 	}
 	j.d.a, j.d.failed = a, []*cistern.OutOfMemoryError{j.oom}
-	j.d.add(dev)
+	j.d.add(dev, mostEvents)
 	j.f = failure(a, j.oom, j.lines, j.d.traces[0], &j.d.names)
 	return true
 }
@@ -262,15 +276,57 @@ func (j *job) write() (err error) {
 		defer func() { told <- recover() }()
 		surroundings(j.f, j.r.Allocator, j.oom, j.r.getenv())
 	}()
-	t := j.d.traces[0]
 	j.d.name()
 	j.f.Stack = j.d.stacks[j.oom.Stack]
-	t.Failures = []*trace.Failure{j.f}
-	if p := <-told; p != nil {
-		panic(p)
+	for i, part := range parts {
+		end := j.begin.Add(j.bound * part.until / 100)
+		if i == len(parts)-1 {
+			end = time.Time{} // whoever waits gives up
+		}
+		t, left := j.newest(part.of)
+		if told != nil {
+			if p := <-told; p != nil {
+				panic(p)
+			}
+			told = nil
+		}
+		f := *j.f
+		f.Event = max(-1, f.Event-left) // -1 also where others have followed it by so many
+		t.Failures = []*trace.Failure{&f}
+		if err = j.writeTrace(t, end); !errors.Is(err, errSlow) {
+			break
+		}
 	}
+	return err
+}
+
+// parts are the parts of the history that a file is tried to be written with, and until how much of the bound has passed, in
+// percent: how long it takes depends on the machine, on how busy it is, and on the disk.
+var parts = []struct {
+	of    int
+	until time.Duration
+}{{1, 50}, {8, 75}, {64, 100}}
+
+var errSlow = errors.New("it takes too long")
+
+// newest is the trace with one of so many parts of its events, the newest, and how many were left out.
+func (j *job) newest(of int) (*trace.Trace, int) {
+	t := *j.d.traces[0]
+	left := len(t.Events) - (len(t.Events)+of-1)/of
+	t.Events = t.Events[left:]
+	j.events, j.left = len(t.Events), j.d.older+uint64(left)
+	t.Notes = slices.Clone(t.Notes)
+	findStart(&t)
+	if j.left > 0 {
+		t.Notes = append(t.Notes, fmt.Sprintf("of the history only the newest %d events were written, so that it was done in time; %d older ones are not here", j.events, j.left))
+	}
+	return &t, left
+}
+
+// writeTrace writes the file, where that is done before end; zero is no end.
+func (j *job) writeTrace(t *trace.Trace, end time.Time) error {
 	return WriteFile(j.file, func(w io.Writer) error {
-		if err := trace.WriteCistern(w, &trace.File{Path: j.file, Traces: j.d.traces}); err != nil {
+		if err := trace.WriteCistern(&timely{w, end}, &trace.File{Path: j.file, Traces: []*trace.Trace{t}}); err != nil {
 			return err
 		}
 		if !j.state.CompareAndSwap(0, whole) {
@@ -278,4 +334,17 @@ func (j *job) write() (err error) {
 		}
 		return nil
 	})
+}
+
+// timely is a writer that fails once it is too late.
+type timely struct {
+	w   io.Writer
+	end time.Time
+}
+
+func (t *timely) Write(p []byte) (int, error) {
+	if !t.end.IsZero() && time.Now().After(t.end) {
+		return 0, errSlow
+	}
+	return t.w.Write(p)
 }

@@ -336,6 +336,67 @@ func TestGivenUpLate(t *testing.T) {
 	}
 }
 
+// TestNewest: where the time is too short for all events the newest are written, whole, and that is said.
+func TestNewest(t *testing.T) {
+	const all = 400_000
+	a, dev, st := engine(t, fmt.Sprintf("history:%d,limit:100MiB", all))
+	held, err := dev.Alloc(40*mib, st)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range all/2 + 1000 {
+		p, err := dev.Alloc(mib, st)
+		if err == nil {
+			err = a.Free(p)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	oom := fails(t, dev, st, 80*mib, cistern.AllocOptions{})
+	r, s := reporter(t, a, t.TempDir())
+	file := r.OutOfMemory(oom, nil)
+	if file == "" || strings.Contains(s.all(), "newest") {
+		t.Fatalf("with time enough it says %s", s.all())
+	}
+	events := func(file string) *trace.Trace {
+		t.Helper()
+		read, err := trace.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		tr := read.Traces[0]
+		if e := tr.Failures[0].Event; e != len(tr.Events)-1 || tr.Events[e].Kind != event.OOM {
+			t.Errorf("%s: it failed at event %d of %d", file, e, len(tr.Events))
+		}
+		live := uint64(0)
+		for _, b := range tr.Initial {
+			live += b.Requested
+		}
+		if live < 40*mib || live > 41*mib || held == 0 {
+			t.Errorf("%s: %d bytes before the first event", file, live)
+		}
+		return tr
+	}
+	whole := events(file)
+	if len(whole.Events) != all {
+		t.Errorf("%d events of %d", len(whole.Events), all)
+	}
+	usual := slices.Clone(parts)
+	defer func() { parts = usual }()
+	for n, of := range []int{8, 64} {
+		parts[n].until = 0 // as where that much takes too long
+		file = r.OutOfMemory(oom, nil)
+		tr := events(file)
+		if want := all / of; len(tr.Events) != want || !slices.Equal(tr.Events, whole.Events[all-want:]) {
+			t.Errorf("%d events, want the newest %d", len(tr.Events), want)
+		}
+		if want := fmt.Sprintf("(with the newest %d events)", all/of); !strings.Contains(s.all(), want) || !slices.ContainsFunc(tr.Notes, func(n string) bool { return strings.Contains(n, "were written, so that it was done in time") }) {
+			t.Errorf("said %s, notes %q", s.all(), tr.Notes)
+		}
+	}
+}
+
 // TestChild: the command is found, is given the file and nothing of what has Cistern act, and is not waited for.
 func TestChild(t *testing.T) {
 	if runtime.GOOS != "linux" {
