@@ -125,7 +125,7 @@ func ReportFailures(ctx context.Context, t *trace.Trace, driver *trace.Driver, o
 		x.lessLive()
 		x.Sentence = x.inOneSentence()
 	}
-	// The failure that the run died of, as far as anybody can tell: the last that was not made good.
+	// The failure that the run died of, as far as anybody can tell: the last that was not made good (trace.FailedAt).
 	target := r.Failures[len(r.Failures)-1]
 	for _, x := range r.Failures {
 		if x.MetLater == nil {
@@ -216,20 +216,10 @@ func list[T any](l []T) []T {
 	return l
 }
 
-// metLater finds the event at which what failed at event i was met after all: PyTorch, for one, gives cached memory back
-// and asks again.
+// metLater is trace.MetLater, nil where there is none.
 func metLater(t *trace.Trace, i int) *int {
-	failed := &t.Events[i]
-	for k := i + 1; k < len(t.Events); k++ {
-		switch e := &t.Events[k]; {
-		case e.Kind == event.Alloc && e.Stream == failed.Stream:
-			if e.Size != failed.Size {
-				return nil // it went on with something else
-			}
-			return &k
-		case e.Kind == event.OOM:
-			return nil
-		}
+	if k, ok := t.MetLater(i); ok {
+		return &k
 	}
 	return nil
 }

@@ -448,7 +448,21 @@ func TestMoments(t *testing.T) {
 			t.Errorf("%q is %+v", bad, m)
 		}
 	}
-	m, _ := ParseMoment("5ms")
+	m, _ := ParseMoment("oom")
+	if i, err := m.index(&trace.Trace{Events: f.Traces[0].Events[:5]}, c); err == nil || !strings.Contains(err.Error(), "no request failed on device 0") {
+		t.Errorf("event %d, %v", i, err)
+	}
+	died := *f.Traces[0]
+	died.Events = append(slices.Clone(died.Events[:5]), event.Event{Kind: event.OOM, Size: 7}, event.Event{Kind: event.Alloc, Addr: 1 << 40, Size: 9},
+		event.Event{Kind: event.OOM, Size: 8, Addr: 3}, event.Event{Kind: event.Alloc, Addr: 1 << 41, Size: 8})
+	if i, err := m.index(&died, c); err != nil || i != 5 {
+		t.Errorf("event %d, %v; want 5, as what failed later was met after all", i, err)
+	}
+	died.Failures = []*trace.Failure{{Event: -1}}
+	if i, err := m.index(&died, c); err != nil || i != len(died.Events)-1 {
+		t.Errorf("event %d, %v; want the last, where a process wrote down what it held", i, err)
+	}
+	m, _ = ParseMoment("5ms")
 	if _, err := m.index(&trace.Trace{Events: make([]event.Event, 3)}, clock{}); err == nil {
 		t.Error("a time in a trace without times")
 	}

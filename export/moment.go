@@ -21,15 +21,18 @@ const (
 	atPeak momentKind = iota
 	atStart
 	atEnd
+	atOOM
 	atEvent
 	atTime
 )
 
-// ParseMoment reads peak, start, end, the number of an event (the state after it) or a time since the first event.
+// ParseMoment reads peak, oom (when the request failed that cistern report explains), start, end, the number of an event (the state after it) or a time since the first event.
 func ParseMoment(s string) (Moment, error) {
 	switch s {
 	case "peak":
 		return Moment{kind: atPeak}, nil
+	case "oom":
+		return Moment{kind: atOOM}, nil
 	case "start":
 		return Moment{kind: atStart}, nil
 	case "end":
@@ -41,7 +44,7 @@ func ParseMoment(s string) (Moment, error) {
 	if d, err := time.ParseDuration(s); err == nil && d >= 0 {
 		return Moment{kind: atTime, after: d}, nil
 	}
-	return Moment{}, fmt.Errorf("%q: want peak, start, end, the number of an event, or a time since the first event such "+
+	return Moment{}, fmt.Errorf("%q: want peak, oom, start, end, the number of an event, or a time since the first event such "+
 		"as 1.5s", s)
 }
 
@@ -52,6 +55,12 @@ func (m Moment) index(t *trace.Trace, c clock) (int, error) {
 		return -1, nil
 	case atEnd:
 		return len(t.Events) - 1, nil
+	case atOOM:
+		i, ok := t.FailedAt()
+		if !ok {
+			return 0, fmt.Errorf("no request failed on device %d: want peak, start, end, the number of an event, or a time", t.Device)
+		}
+		return i, nil
 	case atEvent:
 		if m.event >= len(t.Events) {
 			return 0, fmt.Errorf("device %d has no event %d: its events are 0 to %d", t.Device, m.event, len(t.Events)-1)
@@ -59,7 +68,7 @@ func (m Moment) index(t *trace.Trace, c clock) (int, error) {
 		return m.event, nil
 	case atTime:
 		if !c.known {
-			return 0, fmt.Errorf("the events have no times: want peak, start, end or the number of an event")
+			return 0, fmt.Errorf("the events have no times: want peak, oom, start, end or the number of an event")
 		}
 		line, until := c.line(), c.start+m.after.Microseconds()
 		for i := range t.Events {

@@ -1,5 +1,7 @@
 package trace
 
+import "github.com/cistern-gpu/cistern/event"
+
 // Requests that failed, as the process that made them saw it: what no event can say, and nobody else could know later.
 
 // Failure is what a process wrote down of a request that failed, beside the events that led to it: what only it could
@@ -70,4 +72,39 @@ type Neighbour struct {
 	Name  string `json:"name"`  // "" unknown
 	Bytes uint64 `json:"bytes"` // 0 where the driver does not tell
 	Self  bool   `json:"self,omitempty"`
+}
+
+// FailedAt is the event of the failure that a run died of, as far as anybody can tell: the last that was not made good, else the
+// last; where a process told of one that no event tells of, the last event, as what it wrote is of that moment. ok is false
+// where no request failed.
+func (t *Trace) FailedAt() (at int, ok bool) {
+	good := false
+	for i := range t.Events {
+		if t.Events[i].Kind == event.OOM {
+			if _, met := t.MetLater(i); !met || !good {
+				at, ok, good = i, true, good || !met
+			}
+		}
+	}
+	for _, f := range t.Failures {
+		if f.Event < 0 || f.Event >= len(t.Events) || t.Events[f.Event].Kind != event.OOM {
+			return len(t.Events) - 1, true
+		}
+	}
+	return at, ok
+}
+
+// MetLater finds the event at which what failed at event i was met after all: PyTorch, for one, gives cached memory back
+// and asks again.
+func (t *Trace) MetLater(i int) (at int, ok bool) {
+	failed := &t.Events[i]
+	for k := i + 1; k < len(t.Events); k++ {
+		switch e := &t.Events[k]; {
+		case e.Kind == event.Alloc && e.Stream == failed.Stream:
+			return k, e.Size == failed.Size // else it went on with something else
+		case e.Kind == event.OOM:
+			return 0, false
+		}
+	}
+	return 0, false
 }

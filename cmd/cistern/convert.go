@@ -67,7 +67,8 @@ func newConvert(a *app) *cobra.Command {
 		Short: "Rewrite a recorded run for other tools: pprof, Perfetto, Parquet, CSV, PyTorch's viewer",
 		Long:  convertHelp(),
 		Example: "  cistern convert snapshot.pickle -o snapshot.cistern\n" +
-			"  cistern convert snapshot.pickle -o peak.pb.gz && go tool pprof -http : peak.pb.gz",
+			"  cistern convert snapshot.pickle -o peak.pb.gz && go tool pprof -http : peak.pb.gz\n" +
+			"  cistern convert oom-4711-1.cistern --at oom -o oom.pb.gz",
 		Args: func(c *cobra.Command, args []string) error {
 			if len(args) != 1 {
 				return fmt.Errorf("%s: want one trace, got %d", c.Name(), len(args))
@@ -119,8 +120,8 @@ func newConvert(a *app) *cobra.Command {
 	}
 	c.Flags().StringVarP(&out, "output", "o", "", "`file` to write; - is standard output")
 	c.Flags().StringVar(&to, "to", "", "format to write: "+oneOf(formatNames())+" (default by the ending of the output)")
-	c.Flags().StringVar(&at, "at", "peak", "pprof: the `moment`: peak (of live bytes), start, end, the number of an event,\n"+
-		"or a time since the first event such as 1.5s")
+	c.Flags().StringVar(&at, "at", "peak", "pprof: the `moment`: peak (of live bytes), oom (a request failed), start, end,\n"+
+		"the number of an event, or a time since the first event such as 1.5s")
 	c.Flags().StringVar(&table, "table", export.Tables[0].Name, "parquet, csv: the `table`: "+oneOf(export.TableNames()))
 	_ = c.RegisterFlagCompletionFunc("table", cobra.FixedCompletions(export.TableNames(), cobra.ShellCompDirectiveNoFileComp))
 	_ = c.RegisterFlagCompletionFunc("to", cobra.FixedCompletions(formatNames(), cobra.ShellCompDirectiveNoFileComp))
