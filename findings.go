@@ -19,6 +19,8 @@ type PoolUse struct {
 	Spilled   uint64 // of Allocated: from the pool's spill
 	Paused    uint64 // of Allocated and Pending: without physical memory
 	Pinned    bool   // captured graphs use it: what is free stays
+	// Elsewhere: its memory is not the device's own. What it spilled may be elsewhere all the same.
+	Elsewhere bool
 }
 
 // PoolUsage says what each pool of the device holds, the most bytes first. Spare chunks belong to none.
@@ -41,7 +43,7 @@ func (d *Device) poolUsage(held *space) []PoolUse {
 		if !ok {
 			i = len(out)
 			at[p] = i
-			out = append(out, PoolUse{Pool: p.id, Upstream: p.upstreamName(), Pinned: p.pinned})
+			out = append(out, PoolUse{Pool: p.id, Upstream: p.upstreamName(), Pinned: p.pinned, Elsewhere: !p.onDevice})
 		}
 		s.lockBeside(held)
 		if s.pool != p {
@@ -243,6 +245,17 @@ func (e *OutOfMemoryError) holders(names Names) string {
 	return strings.Join(parts, "; ")
 }
 
+// present is what is handed out of the device's own memory: not what is paused, nor what lies elsewhere.
+func (e *OutOfMemoryError) present() uint64 {
+	n := e.Allocated - min(e.Allocated, e.Paused)
+	for _, p := range e.Pools {
+		if p.Elsewhere {
+			n -= min(n, p.Allocated)
+		}
+	}
+	return n
+}
+
 // help is what the figures show to be in the way, or how much is missing.
 func (e *OutOfMemoryError) help() string {
 	var items []string
@@ -260,8 +273,8 @@ func (e *OutOfMemoryError) help() string {
 	}
 	if e.PoolLimit != 0 {
 		raise := fmt.Sprintf("a limit of %s for %s (now %s)", units.FormatBytes(e.PoolHolds+need), e.Pool.words(), units.FormatBytes(e.PoolLimit))
-		if known && room+usable < need {
-			raise += fmt.Sprintf(", and at least %s less in use elsewhere, as more than the pool's limit is in the way", units.FormatBytes(need-room-usable))
+		if lent := room + usable/unit*unit; known && lent < need {
+			raise += fmt.Sprintf(", and at least %s less in use elsewhere, as more than the pool's limit is in the way", units.FormatBytes(need-lent))
 		}
 		items = append(items, raise)
 		if e.Need <= e.PoolLimit {
@@ -283,8 +296,8 @@ func (e *OutOfMemoryError) help() string {
 		items = append(items, fmt.Sprintf("the release of captured pools, which pin %s that is free", units.FormatBytes(e.Pinned)))
 	}
 	switch {
-	case have < need && need-have > e.Allocated:
-		items = append(items, fmt.Sprintf("asking for less: with nothing in use there would be %s", units.FormatBytes(have+e.Allocated)))
+	case have < need && need-have > e.present():
+		items = append(items, fmt.Sprintf("asking for less: with nothing in use there would be %s", units.FormatBytes(have+e.present())))
 	case have < need:
 		items = append(items, fmt.Sprintf("at least %s less in use", units.FormatBytes(need-have)))
 	case room < need:

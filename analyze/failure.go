@@ -76,7 +76,9 @@ type FailureReport struct {
 
 	Search
 
-	cutOff bool // the file told of events, and lacks them
+	away      uint64 // of what is held: not the device's memory
+	poolLimit bool   // the limit of the request's own pool was in the way
+	cutOff    bool   // the file told of events, and lacks them
 }
 
 // ReportFailures reports on the requests that failed in a trace; nil where none did. driver is what a driver trace says
@@ -191,6 +193,7 @@ func (x *FailureReport) words(t *trace.Trace, f *trace.Failure) {
 	}
 	x.DeviceName, x.DeviceUUID, x.DeviceTotal = f.Device, f.UUID, f.DeviceTotal
 	x.Cached, x.Pinned, x.Paused = f.Cached, f.Pinned, f.Paused
+	x.away, x.poolLimit = away(f), f.PoolLimit > 0
 	x.Limits, x.Steps, x.Processes, x.ProcessesUnknown = f.Limits, f.Steps, f.Others, f.OthersUnknown
 	x.Capacity, x.CapacityFrom = limitInForce(f)
 	slices.SortStableFunc(x.Processes, func(a, b trace.Neighbour) int { return cmp.Compare(b.Bytes, a.Bytes) })
@@ -224,11 +227,17 @@ func metLater(t *trace.Trace, i int) *int {
 	return nil
 }
 
+// heldHere is what was held of the device's own memory.
+func (x *FailureReport) heldHere() uint64 {
+	held := max(x.Held.Allocated, x.Live)
+	return held - min(held, x.away)
+}
+
 // lessLive says what would have had to be gone for the request to fit, however it is laid out.
 func (x *FailureReport) lessLive() {
 	x.LessLive = []Share{}
-	held := max(x.Held.Allocated, x.Live)
-	if x.Capacity == 0 || held+x.Need <= x.Capacity || x.Upstream != "" {
+	held := x.heldHere()
+	if x.Capacity == 0 || held+x.Need <= x.Capacity || x.Upstream != "" || x.poolLimit {
 		return
 	}
 	x.Shortage = held + x.Need - x.Capacity
@@ -270,8 +279,11 @@ func (x *FailureReport) inOneSentence() string {
 		if x.Capacity == 0 {
 			return asked + "too little memory"
 		}
-		return fmt.Sprintf("%s%s were in use of the %s that there were", asked, size(max(x.Held.Allocated, x.Live)), size(x.Capacity))
+		return fmt.Sprintf("%s%s were in use of the %s that there were", asked, size(x.heldHere()), size(x.Capacity))
 	case CauseLimit:
+		if x.poolLimit {
+			return asked + "the limit of its pool was in the way"
+		}
 		if x.Capacity == 0 {
 			return asked + "a limit was in the way"
 		}

@@ -222,12 +222,12 @@ func TestRemediesOfTheEngine(t *testing.T) {
 		want        map[string]string // titles of remedies and the CISTERN_CONF that they set
 	}{
 		{"limit:100MiB", CauseLimit, map[string]string{
-			"a limit of 108.00 MiB in place of 100.00 MiB (the limit that Cistern was given)": "limit:108MiB",
-			"CISTERN_CONF=limit:104857600,spill:managed":                                      "limit:104857600,spill:managed"}},
+			"set limit:108MiB in CISTERN_CONF, in place of limit:100MiB": "limit:108MiB",
+			"add spill:managed to CISTERN_CONF":                          "limit:104857600,spill:managed"}},
 		{"limit:270MiB,backend:malloc", CauseFragmentation, map[string]string{
-			"CISTERN_CONF=limit:283115520 (without backend)": "limit:283115520"}},
+			"take backend:malloc out of CISTERN_CONF": "limit:283115520"}},
 		{"limit:270MiB,ladder:grow,history:1000", CauseFragmentation, map[string]string{
-			"CISTERN_CONF with limit:283115520 (without ladder)": "limit:283115520,history:1000"}},
+			"take ladder:fit+grow out of CISTERN_CONF": "limit:283115520,history:1000"}},
 	} {
 		run := scattered(t, c.conf)
 		tr := run.trace()

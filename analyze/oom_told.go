@@ -12,18 +12,30 @@ import (
 // that bound; 0 where nothing says.
 func limitInForce(f *trace.Failure) (bytes uint64, from string) {
 	if f.DeviceTotal > 0 {
-		bytes, from = f.Reserved+f.DeviceFree, "reserved then and free on the device"
+		bytes, from = f.Reserved-min(f.Reserved, f.Elsewhere)+f.DeviceFree, "reserved then and free on the device"
 	}
 	if f.Limit > 0 && (bytes == 0 || f.Limit < bytes) {
 		bytes, from = f.Limit, "the limit that Cistern was given"
 		for _, l := range f.Limits {
 			if l.Kind == "cistern" && l.From != "" {
-				from = "the limit set by " + l.From
+				from = "the limit set by " + settingOf(l.From)
 			}
 		}
 	}
 	return bytes, from
 }
+
+// settingOf is where a limit is set, in a sentence.
+func settingOf(from string) string {
+	from = strings.TrimPrefix(from, "set by ") // as earlier versions wrote it
+	if strings.HasPrefix(from, "setting ") {
+		return "the " + from
+	}
+	return from
+}
+
+// away is what blocks hold that is not the device's memory: what is paused, and what lies in pools of other memory.
+func away(f *trace.Failure) uint64 { return f.Paused + f.UsedElsewhere }
 
 // elsewhere is what the other processes on the device held, as far as the driver told.
 func elsewhere(f *trace.Failure) (bytes uint64, processes int) {
@@ -44,6 +56,7 @@ func (o *OOM) told(f *trace.Failure) {
 	o.Capacity, _ = limitInForce(f)
 	need := max(f.Need, f.Requested)
 	held := max(f.Allocated+f.Pending, o.Live)
+	held -= min(held, away(f))
 	if o.FreeInside == 0 {
 		o.FreeInside, o.LargestFree = f.Cached, f.Largest
 	}
@@ -60,10 +73,8 @@ func (o *OOM) told(f *trace.Failure) {
 		o.Cause = CauseLimit
 		say("The pool held %s, and its own limit is %s: with the %s asked for that would have been %s.", size(f.PoolHolds),
 			size(f.PoolLimit), size(need), size(f.PoolHolds+need))
-		if free := f.DeviceFree; free >= need {
-			say("The device had %s free.", size(free))
-		}
-	case over > 0 && f.Limit > 0 && f.DeviceTotal > 0 && f.Limit < f.Reserved+f.DeviceFree && held+need <= f.Reserved+f.DeviceFree:
+		say("%s", raisePool(f))
+	case over > 0 && f.Limit > 0 && f.DeviceTotal > 0 && o.Capacity == f.Limit && held+need <= f.Reserved-min(f.Reserved, f.Elsewhere)+f.DeviceFree:
 		o.Cause = CauseLimit
 		_, from := limitInForce(f)
 		say("%s were held and %s asked for: %s, over %s, which is %s. The device had %s free.", size(held), size(need), size(held+need),
@@ -108,6 +119,25 @@ func (o *OOM) told(f *trace.Failure) {
 	if over > 0 && f.Upstream == "" && f.PoolLimit == 0 {
 		say("%s", takes(held+inUnits(need)-o.Capacity, held))
 	}
+}
+
+// raisePool says what would have met a request that its pool's own limit was in the way of: whatever the pool does with its memory,
+// this much more is enough.
+func raisePool(f *trace.Failure) string {
+	size := units.FormatBytes
+	need := inUnits(max(f.Need, f.Requested))
+	text := fmt.Sprintf("A limit of %s for the pool is enough", size(f.PoolHolds+need))
+	room, _ := limitInForce(f)
+	room -= min(room, f.Reserved-min(f.Reserved, f.Elsewhere))
+	const unit = 2 << 20 // smaller pieces go to no other pool
+	room += (f.Cached - min(f.Cached, f.Pinned)) / unit * unit
+	if missing := need - min(need, room); f.DeviceTotal > 0 && f.Upstream == "" && missing > 0 {
+		text += fmt.Sprintf(", together with %s less held elsewhere, as the device, or a limit on all of it, had no more", size(missing))
+	}
+	if less := need - min(need, f.PoolLimit-min(f.PoolLimit, f.PoolHolds)); need <= f.PoolLimit {
+		text += fmt.Sprintf("; or %s less held in the pool", size(less))
+	}
+	return text + "."
 }
 
 // takes says what would have met a request for which so much was missing.

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/cistern-gpu/cistern/event"
 	"github.com/cistern-gpu/cistern/internal/units"
 	"github.com/cistern-gpu/cistern/replay"
 	"github.com/cistern-gpu/cistern/trace"
@@ -32,6 +33,8 @@ type Search struct {
 	// Searched: this is the failure that remedies were searched for. Why not stands in Unsearched.
 	Searched   bool   `json:"searched"`
 	Unsearched string `json:"unsearched"`
+	// Advice is what follows from the figures alone, a sentence or more, where that is exact and nothing is to be replayed.
+	Advice string `json:"advice"`
 	// Own is the run's own settings, replayed: nil where that could not be. Reproduced: this request fails there too, and
 	// nothing else does that the run got.
 	Own        *Remedy `json:"own"`
@@ -62,9 +65,11 @@ type Remedy struct {
 	// Policy and Conf are what was replayed, as cistern replay --policy takes them.
 	Policy string `json:"policy"`
 	Conf   string `json:"conf"`
-	// Environment is what to set, and Command how to start the program, where that is what changes.
+	// Environment is what to set, and Command how to start the program, where that is what changes. Do is the line for a shell
+	// that does it, "" where there is none.
 	Environment map[string]string `json:"environment"`
 	Command     string            `json:"command"`
+	Do          string            `json:"do"`
 	Capacity    uint64            `json:"capacity_bytes"` // of the replay
 	Survives    bool              `json:"survives"`
 	Peak        uint64            `json:"peak_reserved_bytes"` // the highest of all its replays; times are of the first
@@ -144,7 +149,10 @@ func (x *FailureReport) search(ctx context.Context, t *trace.Trace, f *trace.Fai
 	case x.Upstream != "":
 		out.Unsearched = "replays are of the device's own memory, and this request was for " + x.Upstream + " memory"
 	case f != nil && f.PoolLimit > 0:
-		out.Unsearched = "replays know no limits of pools: what the pool may hold is to be raised"
+		out.Unsearched = "a limit of the request's own pool was in the way, and no setting of the allocator's changes what is missing there"
+		out.Advice = raisePool(f)
+	case f != nil && f.Paused > 0:
+		out.Unsearched = fmt.Sprintf("%s were paused, which no event tells of: a replay would hold them", units.FormatBytes(f.Paused))
 	case x.Capacity == 0:
 		out.Unsearched = "the file does not say what memory there was: give it as --capacity"
 	}
@@ -157,6 +165,10 @@ func (x *FailureReport) search(ctx context.Context, t *trace.Trace, f *trace.Fai
 		var cancel context.CancelFunc
 		within, cancel = context.WithTimeout(ctx, opt.Budget)
 		defer cancel()
+	}
+	if f != nil && len(f.PoolsElsewhere) > 0 {
+		t = onDevice(t, f.PoolsElsewhere)
+		s.t = t
 	}
 	s.recorded = replay.NewPlan(t)
 	s.search = &search{ctx: within, plan: s.recorded, opt: TuneOptions{Capacity: x.Capacity, GPULag: opt.GPULag,
@@ -176,6 +188,24 @@ func (x *FailureReport) search(ctx context.Context, t *trace.Trace, f *trace.Fai
 	}
 	out.Replays, out.TookS = s.done, time.Since(begin).Seconds()
 	return err
+}
+
+// onDevice is a trace without what happened in some pools, whose memory is not the device's. Events keep their places.
+func onDevice(t *trace.Trace, without []trace.PoolID) *trace.Trace {
+	gone := func(pool uint32) bool { return int(pool) < len(t.Pools) && slices.Contains(without, t.Pools[pool]) }
+	out := *t
+	out.Events = slices.Clone(t.Events)
+	for i := range out.Events {
+		if gone(out.Events[i].Pool) && out.Events[i].Kind != event.OOM {
+			out.Events[i] = event.Event{TimeUS: out.Events[i].TimeUS}
+		}
+	}
+	out.Initial = slices.DeleteFunc(slices.Clone(t.Initial), func(b trace.Block) bool { return gone(b.Pool) })
+	out.InitialSegments = slices.DeleteFunc(slices.Clone(t.InitialSegments), func(s trace.Segment) bool { return gone(s.Pool) })
+	if t.Final != nil {
+		out.Final = slices.DeleteFunc(slices.Clone(t.Final), func(s trace.Segment) bool { return gone(s.Pool) })
+	}
+	return &out
 }
 
 // everything tries all that can matter, what helps most often first.
@@ -361,6 +391,7 @@ func (s *searching) file(c candidate, r *replay.Result) {
 	if m.Breaks == nil {
 		m.Breaks = []string{}
 	}
+	m.Do = m.inShell()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
@@ -433,6 +464,20 @@ func shellWord(w string) string {
 		return w
 	}
 	return "'" + strings.ReplaceAll(w, "'", `'\''`) + "'"
+}
+
+// inShell is the line for a shell that does what a remedy says.
+func (m *Remedy) inShell() string {
+	for _, name := range []string{cisternVariable, torchVariable} {
+		switch value, ok := m.Environment[name]; {
+		case !ok:
+		case value == "":
+			return "unset " + name
+		default:
+			return "export " + name + "=" + shellWord(value)
+		}
+	}
+	return m.Command
 }
 
 // commandLine is how to start the program of the run under Cistern.

@@ -3,6 +3,7 @@ package analyze
 import (
 	"cmp"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"time"
@@ -105,10 +106,10 @@ func (s *searching) torch(conf, kind string) candidate {
 	c.Title = torchVariable + "=" + conf
 	c.Environment = map[string]string{torchVariable: conf}
 	if conf == "" {
-		c.Title = "PyTorch's defaults: " + torchVariable + " not set"
+		c.Title = torchVariable + " not set (PyTorch's defaults)"
 	}
 	if kind == RemedyAllocator {
-		c.Title = "PyTorch's own allocator: without cistern run, " + c.Title
+		c.Title = "PyTorch's own allocator (start the program without cistern run), " + c.Title
 		c.Breaks = append(c.Breaks, "what the program uses of Cistern's (pools, pausing, other libraries on the same cache) is gone")
 	}
 	return c
@@ -164,6 +165,19 @@ func settingsOf(conf string) []string {
 	return items
 }
 
+// exactly is a size as a setting has it.
+func exactly(n uint64) string {
+	for _, u := range []struct {
+		shift int
+		name  string
+	}{{30, "GiB"}, {20, "MiB"}, {10, "KiB"}} {
+		if n != 0 && n&(1<<u.shift-1) == 0 {
+			return fmt.Sprintf("%d%s", n>>u.shift, u.name)
+		}
+	}
+	return fmt.Sprint(n)
+}
+
 func keyOf(item string) string {
 	key, _, _ := strings.Cut(item, ":")
 	return key
@@ -195,18 +209,13 @@ func (s *searching) set(kind, item string, leave ...string) candidate {
 	full = without(full, leave...)
 	c := candidate{spec: cisternSpec(replayed(full))}
 	c.Kind, c.Environment = kind, map[string]string{cisternVariable: full}
-	switch shown := without(full, besides...); {
-	case full == "":
-		c.Title = cisternVariable + " not set"
-	case shown == full:
-		c.Title = cisternVariable + "=" + full
-	case shown == "":
-		c.Title = cisternVariable + " with nothing else than what records the run"
-	default: // what records the run stays as it is, and would hide what is to be changed
-		c.Title = cisternVariable + " with " + shown
-	}
+	// The change, not all settings: those stay as they are, and would hide it. Remedy.Do has them.
+	c.Title = "add " + item + " to " + cisternVariable
 	if len(leave) > 0 {
-		c.Title += fmt.Sprintf(" (without %s)", strings.Join(leave, " and "))
+		gone := slices.DeleteFunc(settingsOf(s.x.Conf), func(i string) bool { return !slices.Contains(leave, keyOf(i)) })
+		c.Title = "take " + strings.Join(gone, " and ") + " out of " + cisternVariable
+	} else if old := slices.IndexFunc(settingsOf(s.x.Conf), func(i string) bool { return keyOf(i) == keyOf(item) }); old >= 0 {
+		c.Title = fmt.Sprintf("set %s in %s, in place of %s", item, cisternVariable, settingsOf(s.x.Conf)[old])
 	}
 	return c
 }
@@ -267,7 +276,7 @@ func (s *searching) raised() error {
 	if s.f == nil || s.f.DeviceTotal == 0 {
 		return nil
 	}
-	room := s.f.Reserved + s.f.DeviceFree
+	room := s.f.Reserved - min(s.f.Reserved, s.f.Elsewhere) + s.f.DeviceFree
 	spec := s.ownSpec()
 	if s.f.Limit > 0 && s.capacity < room {
 		// What would do, and a hundredth more, as no two runs are the same.
@@ -281,10 +290,15 @@ func (s *searching) raised() error {
 			c.Kind, c.Capacity, c.Floor = RemedyLimit, limit, least
 			_, from := limitInForce(s.f)
 			c.Title = fmt.Sprintf("a limit of %s in place of %s (%s)", units.FormatBytes(limit), units.FormatBytes(s.f.Limit), from)
+			if total := s.f.DeviceTotal; s.ofTorch() && strings.Contains(from, "set_per_process_memory_fraction") {
+				c.Title = fmt.Sprintf("a limit of %s in place of %s, where the program sets it: torch.cuda.set_per_process_memory_fraction(%.4f), or cistern_set_limit",
+					units.FormatBytes(limit), units.FormatBytes(s.f.Limit), math.Ceil(float64(limit)/float64(total)*1e4)/1e4)
+			}
 			c.Breaks = []string{fmt.Sprintf("%s of the device's memory are no longer left to others", units.FormatBytes(limit-s.capacity))}
 			if slices.ContainsFunc(settingsOf(s.x.Conf), func(i string) bool { return keyOf(i) == "limit" }) {
 				full := with(s.x.Conf, fmt.Sprintf("limit:%dMiB", limit>>20))
 				c.Environment = map[string]string{cisternVariable: full}
+				c.Title = fmt.Sprintf("set limit:%dMiB in %s, in place of limit:%s", limit>>20, cisternVariable, exactly(s.f.Limit))
 			}
 			if err := s.try(c); err != nil {
 				return err
@@ -346,7 +360,7 @@ func (s *searching) least(spec replay.Spec, low, high uint64, sure bool) (capaci
 
 // floors finds with how little the best remedies would still do, and with how much the run's own settings would have.
 func (s *searching) floors() error {
-	peak := s.x.Live + s.x.Requested
+	peak := s.x.Live - min(s.x.Live, s.x.away) + s.x.Requested
 	peak = max(peak, s.plan.PeakLive)
 	seen := map[string]bool{}
 	for i := range s.out.Remedies {

@@ -34,6 +34,13 @@ func failure(a *cistern.Allocator, oom *cistern.OutOfMemoryError, lines []string
 	if info, err := a.Driver().DeviceInfo(oom.Device); err == nil {
 		f.Device, f.UUID = info.Name, uuidText(info.UUID)
 	}
+	f.Elsewhere = oom.Elsewhere
+	for _, p := range oom.Pools {
+		if p.Elsewhere {
+			f.PoolsElsewhere = append(f.PoolsElsewhere, trace.PoolID(p.Pool))
+			f.UsedElsewhere += p.Allocated + p.Pending
+		}
+	}
 	for _, s := range oom.Steps {
 		f.Steps = append(f.Steps, trace.FailureStep{Rung: s.Rung.String(), Tries: s.Tries, Gained: s.Gained,
 			TookUS: s.Took.Microseconds(), Note: s.Note})

@@ -25,7 +25,7 @@ func limits(a *cistern.Allocator, oom *cistern.OutOfMemoryError, f *trace.Failur
 		out = append(out, trace.Limit{Kind: "device", Bytes: oom.DriverTotal, From: "all memory that the driver reports"})
 	}
 	if oom.Limit != 0 {
-		from := "set by the program: cistern_set_limit, or PyTorch's set_per_process_memory_fraction"
+		from := "the program: cistern_set_limit, or PyTorch's set_per_process_memory_fraction"
 		if oom.Limit == a.Options().Limit {
 			from = "setting limit:" + units.FormatBytes(oom.Limit)
 		}

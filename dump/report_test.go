@@ -143,7 +143,7 @@ func TestReporter(t *testing.T) {
 		}
 		// Fields that somebody adds to a failure must be filled in as well.
 		unfilled := map[string]bool{"Event": true, "Cut": true, "Upstream": true, "Stream": true, "Pending": true, "Cached": true, "Pinned": true,
-			"Paused": true, "Largest": true, "Others": true, "DeviceFree": true}
+			"PoolsElsewhere": true, "Elsewhere": true, "UsedElsewhere": true, "Paused": true, "Largest": true, "Others": true, "DeviceFree": true}
 		for i, v := 0, reflect.ValueOf(*f); i < v.NumField(); i++ {
 			if name := v.Type().Field(i).Name; v.Field(i).IsZero() && !unfilled[name] {
 				t.Errorf("%s is not filled in", name)

@@ -94,6 +94,8 @@ func (f *failureText) answer() string {
 	switch {
 	case len(x.Remedies) > 0 && x.Caveat == "":
 		return "What would have met it: " + f.s.paint(clean(x.Remedies[0].Title), green) + "."
+	case x.Advice != "":
+		return clean(x.Advice)
 	case len(x.Remedies) > 0:
 		return ""
 	case x.Searched && slices.ContainsFunc(x.Tried, func(m analyze.Remedy) bool { return m.Barely }):
@@ -286,6 +288,9 @@ func (f *failureText) remedies() {
 
 func (f *failureText) remedy(i int, m *analyze.Remedy) {
 	f.wrap("     ", fmt.Sprintf("  %d. %s", i+1, f.s.paint(clean(m.Title), bold)))
+	if m.Do != "" && m.Do != m.Title {
+		fmt.Fprintf(f.w, "     %s\n", f.s.paint(clean(m.Do), green)) // in one piece, to be copied
+	}
 	line := fmt.Sprintf("peak %s, %s to spare", units.FormatBytes(m.Peak), units.FormatBytes(m.Headroom))
 	if m.Kind == analyze.RemedySpill && m.Peak > m.Capacity {
 		line = fmt.Sprintf("peak %s, %s of it in the host's memory", units.FormatBytes(m.Peak), units.FormatBytes(m.Peak-m.Capacity))

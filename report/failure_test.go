@@ -81,9 +81,10 @@ func TestFailureText(t *testing.T) {
 			Verified: true, Survives: true}
 	}
 	handles := "cudaIpcGetMemHandle fails on this memory: libraries that share raw CUDA IPC handles stop working"
-	first, second, third := remedy(analyze.RemedySetting, "CISTERN_CONF=limit:68MiB (without ladder)", 50*mib, handles),
-		remedy(analyze.RemedyAllocator, "PyTorch's own allocator: without cistern run, PYTORCH_ALLOC_CONF=expandable_segments:True", 66*mib, handles, "another"),
-		remedy(analyze.RemedySpill, "CISTERN_CONF=spill:managed", 80*mib)
+	first, second, third := remedy(analyze.RemedySetting, "take ladder:grow out of CISTERN_CONF", 50*mib, handles),
+		remedy(analyze.RemedyAllocator, "PyTorch's own allocator (start the program without cistern run), PYTORCH_ALLOC_CONF=expandable_segments:True", 66*mib, handles, "another"),
+		remedy(analyze.RemedySpill, "add spill:managed to CISTERN_CONF", 80*mib)
+	first.Do, second.Do = "export CISTERN_CONF=limit:68MiB,report:/var/oom/of/a/job", "export PYTORCH_ALLOC_CONF=expandable_segments:True"
 	first.Floor, second.WaitUS, second.Retries, third.Verified = 48*mib, 20000, 2, false
 	x.Search = analyze.Search{Searched: true, Reproduced: true, Own: x.Own, Remedies: []analyze.Remedy{first, second, third}, Beaten: 3,
 		Tried: []analyze.Remedy{{Title: "CISTERN_CONF=chunk:2MiB"}, {Title: "PYTORCH_ALLOC_CONF=max_split_size_mb:128", Luck: true}, {Title: "PYTORCH_ALLOC_CONF=backend:cudaMallocAsync", Barely: true}},
@@ -97,10 +98,13 @@ func TestFailureText(t *testing.T) {
 	y.Growth = analyze.Growth{Told: true, Repeats: 12, DurationUS: 9e6, Before: 10 * mib, After: 30 * mib, Steady: []analyze.Grown{
 		{Name: "append_loss train.py:77", Before: mib, After: 21 * mib, Blocks: 400}}}
 	y.Shortage, y.LessLive = 6*mib, y.Held.Stack[:1]
+	pooled := failedTrace()
+	f := pooled.Failures[0]
+	f.Pool, f.PoolLimit, f.PoolHolds, f.DeviceFree, f.Limit = trace.PoolID{0, 3}, 40*mib, 36*mib, 50*mib, 0
 	barely := failuresOf(t, failedTrace())
 	barely.Failures[0].Search = analyze.Search{Searched: true, Reproduced: true, Tried: []analyze.Remedy{{Title: "CISTERN_CONF=chunk:2MiB", Barely: true}},
 		More: 5 * mib, MoreFrom: "a hundredth of the memory, as no two runs are the same"}
-	for name, r := range map[string]*analyze.TraceFailures{"full": full, "nothing": nothing, "barely": barely, "silent": failuresOf(t, silentTrace())} {
+	for name, r := range map[string]*analyze.TraceFailures{"full": full, "nothing": nothing, "barely": barely, "pool": failuresOf(t, pooled), "silent": failuresOf(t, silentTrace())} {
 		var b bytes.Buffer
 		WriteFailures(&b, r, Style{})
 		got := b.String()

@@ -42,6 +42,11 @@ type Failure struct {
 	Limit     uint64 `json:"limit_bytes"`        // 0: none
 	PoolLimit uint64 `json:"pool_limit_bytes"`
 	PoolHolds uint64 `json:"pool_holds_bytes"`
+	// PoolsElsewhere are pools whose memory is not the device's own; Elsewhere is what they hold of Reserved, and UsedElsewhere
+	// of Allocated and Pending.
+	PoolsElsewhere []PoolID `json:"pools_elsewhere,omitempty"`
+	Elsewhere      uint64   `json:"elsewhere_bytes,omitempty"`
+	UsedElsewhere  uint64   `json:"used_elsewhere_bytes,omitempty"`
 
 	Steps  []FailureStep `json:"steps"`  // the ladder's, in order
 	Limits []Limit       `json:"limits"` // in force, whatever sets them

@@ -66,9 +66,12 @@ function memoryBar(x) {
 
 function remedies(x) {
   const head = h('h3', {}, 'What would have met it');
-  if (!x.searched) return [head, h('p', {class: 'muted'}, `Nothing was replayed: ${x.unsearched}.`)];
+  if (!x.searched) {
+    return [head, x.advice ? h('p', {class: 'advice'}, x.advice) : null, h('p', {class: 'muted'}, `Nothing was replayed: ${x.unsearched}.`)];
+  }
   const row = (m) => [
     h('span', {}, h('b', {class: 'do', 'data-remedy': m.title, 'data-headroom': m.headroom_bytes}, m.title),
+      m.do && m.do !== m.title ? h('pre', {class: 'shell'}, m.do) : null,
       m.breaks.length || !m.verified ? h('ul', {}, m.verified ? null : h('li', {}, 'the model behind it was held against no recording'),
         m.breaks.map((b) => h('li', {}, b))) : null,
       h('div', {class: 'conf', title: m.check_command}, `checked by ${m.checked}`)),
