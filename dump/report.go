@@ -94,6 +94,7 @@ func (r *Reporter) OutOfMemory(oom *cistern.OutOfMemoryError, lines []string) st
 		return ""
 	}
 	bound := cmp.Or(r.Bound, 5*time.Second)
+	begin := time.Now()
 	over, stop := after(bound)
 	defer stop()
 	what := fmt.Sprintf("out of memory on device %d", oom.Device)
@@ -116,7 +117,7 @@ func (r *Reporter) OutOfMemory(oom *cistern.OutOfMemoryError, lines []string) st
 		return ""
 	}
 	file := fileFor(dir, int(n))
-	j := job{r: r, oom: oom, lines: lines, file: file, begin: time.Now(), bound: bound}
+	j := job{r: r, oom: oom, lines: lines, file: file, begin: begin, bound: bound}
 	if r.Names != nil {
 		j.d.names = r.Names()
 	}
