@@ -502,7 +502,7 @@ func (d *Device) move(c *climb, at place, total uint64) (block heap.ID, base, st
 			} else {
 				// The mapping stays, unused, until it can be undone: these addresses are no hole any more.
 				z := s.heap.Unmap(s.heap.Map(rest, addr, k.Size, 0), addr, k.Size)
-				d.zombies.Push(vm.Zombie{Addr: addr, Chunk: x.chunk, Block: int32(z), Owner: s.index, Stream: s.stream.index, Told: vm.Told})
+				d.zombies.Push(vm.Zombie{Addr: addr, Chunk: x.chunk, Block: int32(z), Owner: s.index, Stream: s.stream.index, Told: vm.Told, Recorded: true})
 				rest = s.heap.Next(z)
 			}
 			addr += k.Size
@@ -514,8 +514,9 @@ func (d *Device) move(c *climb, at place, total uint64) (block heap.ID, base, st
 	for i := range p.sources {
 		x := &p.sources[i]
 		k := d.chunks.At(x.chunk)
+		old := k.Addr
 		if x.space != nil {
-			d.leave(x.space, x.block, x.chunk)
+			d.leave(x.space, x.block, x.chunk, true)
 			d.counts.Remaps++
 		} else {
 			d.takeSpare(x.chunk)
@@ -526,14 +527,18 @@ func (d *Device) move(c *climb, at place, total uint64) (block heap.ID, base, st
 		d.held[groupOf(s.class)].join(k.Size)
 		d.record(event.Event{Kind: event.SegmentMap, Addr: addr, Size: k.Size, Handle: uint64(k.Handle),
 			Stream: uint32(s.stream.index), Pool: s.pool.number, Stack: c.by.stack, Thread: c.by.thread})
+		if x.space != nil {
+			d.recordLeft(x.space, old, k)
+		}
 		addr += k.Size
 	}
 	return s.heap.Map(at.hole, base, total, stamp), base, stamp, nil
 }
 
 // leave takes a wholly free chunk out of a space: its mapping there becomes a zombie. near is the free block that it
-// lay in, or what is left of it. The caller holds Device.mu and has held the lane's lock since the chunk was found free.
-func (d *Device) leave(o *space, near heap.ID, id vm.ChunkID) {
+// lay in, or what is left of it; recorded says that the caller tells the history. The caller holds Device.mu and has held the
+// lane's lock since the chunk was found free.
+func (d *Device) leave(o *space, near heap.ID, id vm.ChunkID, recorded bool) {
 	k := d.chunks.At(id)
 	block := near
 	for b := o.heap.At(block); k.Addr >= b.Addr+b.Size; b = o.heap.At(block) {
@@ -545,10 +550,17 @@ func (d *Device) leave(o *space, near heap.ID, id vm.ChunkID) {
 	o.lose(k.Size)
 	d.held[groupOf(o.class)].leave(k.Size)
 	o.gauges.setFree(o.heap.FreeBlocks, -int64(k.Size))
-	d.zombies.Push(vm.Zombie{Addr: k.Addr, Chunk: id, Block: int32(z), Owner: o.index, Stream: o.stream.index, Epoch: stamp})
+	d.zombies.Push(vm.Zombie{Addr: k.Addr, Chunk: id, Block: int32(z), Owner: o.index, Stream: o.stream.index, Epoch: stamp, Recorded: recorded})
 	if t := o.stream; stamp >= t.epoch.Load() && t.capturing.Load() == 0 {
 		t.closeLate() // so that the end of the epoch can be seen; on error the reaper tries again
 	}
+}
+
+// recordLeft notes that a chunk is not at addr of a space any more. The history tells it when it happens, not when the old
+// mapping is undone, which nobody uses until then: so what the history has mapped is what Snapshot lists, at every moment.
+func (d *Device) recordLeft(o *space, addr uint64, k *vm.Chunk) {
+	d.record(event.Event{Kind: event.SegmentUnmap, Addr: addr, Size: k.Size, Handle: uint64(k.Handle),
+		Stream: uint32(o.stream.index), Pool: o.pool.number})
 }
 
 // reap unmaps the old mappings whose work is done. The caller holds Device.mu and held's lock.
@@ -582,8 +594,9 @@ func (d *Device) reap(held *space) {
 		o := d.spaces[z.Owner]
 		o.lockBeside(held)
 		defer o.unlockBeside(held)
-		d.record(event.Event{Kind: event.SegmentUnmap, Addr: z.Addr, Size: k.Size, Handle: uint64(k.Handle),
-			Stream: uint32(o.stream.index), Pool: o.pool.number})
+		if !z.Recorded {
+			d.recordLeft(o, z.Addr, k)
+		}
 		o.heap.Reap(heap.ID(z.Block))
 		return true
 	})

@@ -172,6 +172,8 @@ type Zombie struct {
 	Stream int32
 	Epoch  uint64
 	Told   Telling
+	// Recorded says that the history has told that nothing is mapped here any more, or never told that anything was.
+	Recorded bool
 }
 
 // Telling is how far somebody who wants to know of an old mapping before it is unmapped was told.
