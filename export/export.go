@@ -18,8 +18,10 @@ import (
 	"github.com/cistern-gpu/cistern/trace"
 )
 
-// PprofDoc and PerfettoDoc say what is in those formats and in which units, for the command's help.
+// PyTorchDoc, PprofDoc and PerfettoDoc say what is in those formats and in which units, for the command's help.
 const (
+	PyTorchDoc = `pytorch: tag, library and thread are lines under user_metadata. Of a run that tells of no segments (a driver trace, RMM's
+log) each allocation is a segment of its own, as the viewer draws nothing outside of segments.`
 	PprofDoc = `pprof: inuse_space (bytes, as requested) and inuse_objects (blocks) are what was live at the moment, from alloc to
 free_completed; alloc_space and alloc_objects are all that was allocated until then, what was live before the first
 event included. Stacks are the recorded frames. Labels: pool, stream, size, device where there are several, tag, library and
@@ -29,7 +31,8 @@ graphs by label need no stacks: go tool pprof -tagroot library,tag,size -http : 
 each block rounded up to 512; reserved: held from the driver; live by stream and by pool where there are several, by tag
 and by library where they were recorded), and instants with size, address, stream, pool and stack for segments got and
 given back, for failed requests, and for marks. Where threads were recorded, what they allocated and gave back are
-instants on the program's own threads; so are, as slices, the calls of a driver trace. Times are the recorder's.`
+instants on the program's own threads; so are, as slices, the calls of a driver trace. Times are since 1970 where the
+record says the date.`
 )
 
 // poolName is a private pool by PyTorch's two numbers, and a word for the default one.

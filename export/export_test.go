@@ -521,3 +521,48 @@ func TestColumns(t *testing.T) {
 		}
 	}
 }
+
+// The counters of a driver trace are on the clock of its calls, which is the time of day, and so are the events' times.
+func TestDriverTimes(t *testing.T) {
+	const wall = 1_700_000_000_000_000_000
+	var b bytes.Buffer
+	w, err := trace.NewDriverWriter(&b, wall, []string{"program"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := w.Process(trace.Process{PID: 7})
+	for i := range uint64(20) {
+		w.Call(&trace.Call{Kind: trace.MemAlloc, TimeNS: 31_000_000_000 + i*1_000_000, TookNS: 500_000, Addr: (i + 1) << 30, Size: 1 << 20, Process: p, Thread: 7})
+	}
+	if err := w.Close(trace.DriverEnd{}); err != nil {
+		t.Fatal(err)
+	}
+	f, err := trace.Read(&b, "run.cistern")
+	if err != nil {
+		t.Fatal(err)
+	}
+	from, to := uint64(wall+31_000_000_000), uint64(wall+31_020_000_000)
+	timed := map[string]int{}
+	for _, p := range packets(t, written(t, func(b *bytes.Buffer) error { return WritePerfetto(b, f) })) {
+		e := p.get("track_event").m
+		if e == nil {
+			continue
+		}
+		if at := p.get("timestamp").n; at < from || at > to {
+			t.Fatalf("an event of type %d is at %d, the calls are from %d to %d", e.get("type").n, at, from, to)
+		}
+		timed[map[uint64]string{typeCounter: "counter", typeBegin: "call"}[e.get("type").n]]++
+	}
+	if timed["counter"] < 20 || timed["call"] != 20 {
+		t.Errorf("%v", timed)
+	}
+	rows, err := csv.NewReader(bytes.NewReader(written(t, func(b *bytes.Buffer) error { return WriteCSV(b, f, Tables[0]) }))).ReadAll()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, row := range rows[1:] {
+		if want := strconv.FormatUint(from/1000+uint64(i)*1000+500, 10); row[2] != want || row[3] != strconv.Itoa(i*1000) {
+			t.Fatalf("event %d is at %s, %s since the first; want %s, %d", i, row[2], row[3], want, i*1000)
+		}
+	}
+}

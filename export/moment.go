@@ -70,7 +70,7 @@ func (m Moment) index(t *trace.Trace, c clock) (int, error) {
 		if !c.known {
 			return 0, fmt.Errorf("the events have no times: want peak, oom, start, end or the number of an event")
 		}
-		line, until := c.line(), c.start+m.after.Microseconds()
+		line, until := c.line(t), c.start+m.after.Microseconds()
 		for i := range t.Events {
 			if line.at(&t.Events[i]) > until {
 				return i - 1, nil

@@ -80,7 +80,7 @@ func WritePerfetto(w io.Writer, f *trace.File) error {
 		if threads != nil {
 			threads.device(i)
 		}
-		d := perfettoDevice{perfetto: p, t: t, sequence: uint64(i + 1), line: c.line(), flows: map[uint64]uint64{}, threads: threads}
+		d := perfettoDevice{perfetto: p, t: t, sequence: uint64(i + 1), line: c.line(t), flows: map[uint64]uint64{}, threads: threads}
 		d.write(gpuPIDs + uint64(i))
 	}
 	if calls {

@@ -72,7 +72,7 @@ func WritePprof(w io.Writer, f *trace.File, at Moment) error {
 		}
 		samples, state := collect(t, i)
 		places.add(t, samples, len(f.Traces) > 1)
-		line := c.line()
+		line := c.line(t)
 		for k := range t.Events[:i+1] {
 			line.at(&t.Events[k])
 		}

@@ -54,7 +54,7 @@ var Tables = []*Table{
 	{Name: "events", What: "one row for each event, in recorded order", fill: fillEvents, Columns: []Column{
 		{"device", Int, false, "number of the GPU"},
 		{"event", Int, false, "number of the event on its device, from 0"},
-		{"time_us", Int, true, "microseconds on the recorder's clock: since 1970 for PyTorch, since midnight for RMM"},
+		{"time_us", Int, true, "microseconds since 1970; since midnight for RMM"},
 		{"since_us", Int, true, "microseconds since the file's first event"},
 		{"kind", Text, false, "alloc, free_requested, free_completed, segment_alloc, segment_free, segment_map, segment_unmap, " +
 			"snapshot, oom, annotate, retry"},
@@ -283,7 +283,7 @@ func knownInt(r rows, v int64, ok bool) {
 
 func fillEvents(r rows, t *trace.Trace, c clock, words *words) error {
 	w := newWalker(t)
-	line := c.line()
+	line := c.line(t)
 	for i := range t.Events {
 		e := &t.Events[i]
 		w.apply(i)
@@ -361,7 +361,7 @@ func fillAllocations(r rows, t *trace.Trace, c clock, words *words) error {
 		}
 	}
 	times := make([]int64, 0, len(t.Events))
-	line := c.line()
+	line := c.line(t)
 	for i := range t.Events {
 		times = append(times, line.at(&t.Events[i])-c.start)
 	}

@@ -149,7 +149,7 @@ func (w *walker) apply(i int) (changed bool) {
 
 // clock gives events times since the file's first, and a time to events without one: that of the event before.
 type clock struct {
-	start int64 // microseconds on the recorder's clock
+	start int64 // microseconds: since 1970 where the record says its date, else on the recorder's clock
 	known bool  // some event has a time
 }
 
@@ -163,6 +163,7 @@ func clockOf(f *trace.File) clock {
 	for _, t := range f.Traces {
 		for i := range t.Events {
 			if us := t.Events[i].TimeUS; us != 0 {
+				us += t.WallUS
 				if !c.known || us < c.start {
 					c.start, c.known = us, true
 				}
@@ -177,14 +178,15 @@ func clockOf(f *trace.File) clock {
 type timeline struct {
 	clock
 	last int64
+	wall int64 // trace.Trace.WallUS
 }
 
-func (c clock) line() timeline { return timeline{c, c.start} }
+func (c clock) line(t *trace.Trace) timeline { return timeline{c, c.start, t.WallUS} }
 
-// at is the time of an event on the recorder's clock.
+// at is the time of an event on the file's clock.
 func (l *timeline) at(e *event.Event) int64 {
 	if e.TimeUS != 0 {
-		l.last = e.TimeUS
+		l.last = e.TimeUS + l.wall
 	}
 	return l.last
 }

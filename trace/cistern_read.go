@@ -97,7 +97,13 @@ func readCistern(in *input, path string) ([]*Trace, *Driver, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	return traces, r.driver.finish(r.tables), nil
+	d := r.driver.finish(r.tables)
+	for _, t := range traces {
+		if d != nil && t.Source == FormatDriver {
+			t.WallUS = d.WallNS / 1000
+		}
+	}
+	return traces, d, nil
 }
 
 // block reads the next block into r.raw. ok is false where the file ends or was never written.

@@ -19,7 +19,7 @@ import (
 // once and referred to. Tag, library and thread are lines under user_metadata, which the viewer shows. Beyond what
 // PyTorch writes, blocks have them too, map and unmap events have a "handle" number where it is known, and events of
 // Cistern's own kind an action of their own ("retry", with "flags"); readers of snapshots skip these.
-// Each trace is another device.
+// Each trace is another device. What tells of no segments gets some (pytorch_segments.go).
 func WritePyTorch(w io.Writer, devices ...*Trace) error {
 	var byDevice []*Trace
 	for _, t := range devices {
@@ -32,7 +32,7 @@ func WritePyTorch(w io.Writer, devices ...*Trace) error {
 		if byDevice[t.Device] != nil {
 			return fmt.Errorf("two traces of device %d; a snapshot has one of each", t.Device)
 		}
-		byDevice[t.Device] = t
+		byDevice[t.Device] = segmented(t)
 	}
 	p := &pickler{w: bufio.NewWriterSize(w, 64<<10), strs: map[string]uint32{}}
 	p.byte(opProto, 4)
@@ -325,9 +325,9 @@ func (p *pickler) event(t *Trace, e *event.Event, ownPools bool) error {
 		return err
 	}
 	p.str("time_us")
-	p.int(e.TimeUS)
+	p.int(e.TimeUS + t.WallUS)
 	if ownPools {
-		if err := p.pool(t, "pool_id", e.Pool); err != nil {
+		if err := p.pool(t, "segment_pool_id", e.Pool); err != nil {
 			return err
 		}
 	}

@@ -14,7 +14,7 @@
 //     driver_track.go follows who holds what.
 //
 // initial.go walks from the state that a file ends with back to the one before its first event. pytorch_write.go
-// writes snapshots. budget.go bounds what a file can make a reader hold: memory and time follow the size of the file,
+// writes snapshots, with segments where a file has none (pytorch_segments.go). budget.go bounds what a file can make a reader hold: memory and time follow the size of the file,
 // whatever it claims. Nothing here is shared between goroutines but the Traces that come out, which are not changed
 // any more.
 package trace
@@ -31,6 +31,9 @@ type Trace struct {
 
 	// Events in recorded order.
 	Events []event.Event
+	// WallUS is what to add to event.Event.TimeUS for microseconds since 1970: for driver traces, whose clock is the
+	// machine's. Elsewhere 0: times are that already, or have no date.
+	WallUS int64
 	// Streams are the recorded stream handles or ids; event.Event.Stream indexes it.
 	Streams []uint64
 	// Pools are the private pools seen; Pools[0] is the default pool {0,0}. event.Event.Pool indexes it. A recorder

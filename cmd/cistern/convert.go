@@ -135,7 +135,7 @@ func convertHelp() string {
 	for _, f := range formats {
 		fmt.Fprintf(&b, "  %-9s %-26s %s\n", f.name, strings.Join(f.endings, " "), f.what)
 	}
-	b.WriteString("\n" + export.PprofDoc + "\n\n" + export.PerfettoDoc + "\n")
+	b.WriteString("\n" + export.PyTorchDoc + "\n\n" + export.PprofDoc + "\n\n" + export.PerfettoDoc + "\n")
 	for _, t := range export.Tables {
 		fmt.Fprintf(&b, "\nTable %s: %s.\n\n", t.Name, t.What)
 		for _, c := range t.Columns {

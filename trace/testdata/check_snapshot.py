@@ -1,5 +1,6 @@
 """Loads a memory snapshot with nothing but pickle and asserts the shape that PyTorch's own tools rely on:
 torch/cuda/_memory_viz.py (segsum, trace, memory, compare) and torch/utils/viz/MemoryViz.js. Prints what it holds."""
+import bisect
 import json
 import pickle
 import pickletools
@@ -20,6 +21,43 @@ def frames(fs):
     assert isinstance(fs, list), fs
     for f in fs:
         assert isinstance(f["filename"], str) and isinstance(f["name"], str) and isinstance(f["line"], int), f
+
+
+def walk_back(s, device):
+    """Goes back from the segments to the first event, as the viewer's "Allocator State History" does: it draws nothing
+    of a snapshot in which a block lies in no segment, or a segment is got that is not there."""
+    segments = sorted([seg["address"], seg["total_size"], seg["stream"]] for seg in s["segments"] if seg["device"] == device)
+    blocks = {b["address"] for seg in s["segments"] if seg["device"] == device for b in seg["blocks"]
+              if b["state"] != "inactive"}
+
+    def held(addr, size, what):
+        i = bisect.bisect(segments, [addr + 1]) - 1
+        assert i >= 0 and addr + size <= segments[i][0] + segments[i][1], f"{what} of 0x{addr:x}, {size} bytes, in no segment"
+        return i
+
+    for b in blocks:
+        held(b, 1, "a block at the end")
+    for e in reversed(s["device_traces"][device]):
+        action, addr, size = e["action"], e.get("addr"), e["size"]
+        if action == "free_completed" or action == "free_requested" and addr not in blocks:
+            blocks.add(addr)
+            held(addr, 1, action)
+        elif action == "alloc":
+            blocks.discard(addr)
+        elif action in ("segment_free", "segment_unmap"):
+            i = bisect.bisect(segments, [addr])
+            segments.insert(i, [addr, size, e["stream"]])
+            for k in (i, i - 1):  # what was mapped side by side is one segment
+                if action == "segment_unmap" and 0 <= k < len(segments) - 1 and segments[k + 1][2] == segments[k][2] and \
+                        segments[k + 1][0] == sum(segments[k][:2]):
+                    segments[k][1] += segments.pop(k + 1)[1]
+        elif action == "segment_alloc":
+            assert segments.pop(held(addr, size, action))[:2] == [addr, size], f"another segment at 0x{addr:x}"
+        elif action == "segment_map":
+            i = held(addr, size, action)
+            first, length, stream = segments.pop(i)
+            rest = [[first, addr - first, stream], [addr + size, first + length - addr - size, stream]]
+            segments[i:i] = [x for x in rest if x[1] > 0]
 
 
 def main(path):
@@ -61,6 +99,8 @@ def main(path):
             if "handle" in e:
                 assert isinstance(e["handle"], int) and e["action"] in ("segment_map", "segment_unmap")
             events += 1
+    for device in range(len(s["device_traces"])):
+        walk_back(s, device)
     settings = s.get("allocator_settings")
     if settings is not None:
         assert isinstance(settings["PYTORCH_CUDA_ALLOC_CONF"], str)
