@@ -33,6 +33,7 @@ type readTable struct {
 	strings []string
 	frames  []Frame
 	stacks  []Stack
+	names   nativeNames
 }
 
 type readTrace struct {
@@ -277,7 +278,11 @@ func (r *cisternReader) table(typ byte, tab *readTable, c *cursor) error {
 			if err := r.b.take(64); err != nil {
 				return err
 			}
-			tab.frames = append(tab.frames, Frame{tab.strings[file], tab.strings[fn], int(line)})
+			f := Frame{tab.strings[file], tab.strings[fn], int(line)}
+			if err := tab.names.demangle(&f, r.b); err != nil {
+				return err
+			}
+			tab.frames = append(tab.frames, f)
 		case blockStacks:
 			k := c.count(1)
 			if err := r.b.take(int64(k)*4 + 48); err != nil {

@@ -36,6 +36,7 @@ type DriverWriter struct {
 	order    []*deviceTrace
 	left     int // pairs of process and device for which there is no trace
 	notes    []string
+	names    nativeNames // that Frames has made
 }
 
 type deviceKey struct {
@@ -105,8 +106,14 @@ func (d *DriverWriter) Stack(frames []Frame) uint32 {
 	return id
 }
 
-// Frames are those of a stack.
-func (d *DriverWriter) Frames(stack uint32) []Frame { return d.d.StackFrames(stack) }
+// Frames are those of a stack, as who reads the file has them.
+func (d *DriverWriter) Frames(stack uint32) []Frame {
+	frames := d.d.StackFrames(stack)
+	for i := range frames {
+		_ = d.names.demangle(&frames[i], nil) // which has no bound
+	}
+	return frames
+}
 
 // Call adds the next call.
 func (d *DriverWriter) Call(c *Call) {

@@ -67,6 +67,9 @@ var (
 	pythonsOwn   = regexp.MustCompile(`/lib(?:64)?/python3(?:\.\d+)?/`)
 )
 
+// ofMany is the folder that NVIDIA's wheels share: what is in it belongs to as many libraries.
+const ofMany = "nvidia"
+
 // Library is the library whose code a frame is of: the package that an installed Python file belongs to, "python" for the
 // interpreter and what comes with it, a shared object without "lib" and version, OwnCode for any other file; "" where the
 // frame has no file.
@@ -74,15 +77,16 @@ func (f Frame) Library() string {
 	if !f.HasFile() {
 		return ""
 	}
-	file := strings.ReplaceAll(f.File, `\`, "/")
-	for _, folder := range []string{"/site-packages/", "/dist-packages/"} {
-		if i := strings.LastIndex(file, folder); i >= 0 {
-			name, _, inFolder := strings.Cut(file[i+len(folder):], "/")
-			if !inFolder {
-				name = strings.TrimSuffix(name, ".py")
-			}
-			return name
+	file := cleanPath(f.File)
+	if inside, ok := inPackages(file); ok {
+		name, _, inFolder := strings.Cut(inside, "/")
+		if !inFolder {
+			return strings.TrimSuffix(name, ".py")
 		}
+		if m := sharedObject.FindStringSubmatch(path.Base(file)); name == ofMany && m != nil {
+			name = m[1]
+		}
+		return name
 	}
 	if pythonsOwn.MatchString(file) || strings.HasPrefix(file, "<frozen ") {
 		return "python" // its modules in C too
@@ -97,25 +101,42 @@ func (f Frame) Library() string {
 	return library
 }
 
-// between are libraries that stand between a program and its memory: their frames say how it was asked for, not what for.
-var between = []string{"torch", "c10", "c10_cuda", "torch_cuda", "torch_cpu", "torch_python", "cistern", "cistern_torch", "cistern_plain",
-	"cupy", "cupyx", "rmm", "numba", "numba_cuda", "cuda", "cudart", "cublas", "cublasLt", "cudnn", "python", "ffi", "c", "stdc++",
+// allocators are libraries whose frames are in every stack; between are those that stand between a program and its memory too:
+// their frames say what it was asked by, not what for.
+var allocators = []string{"c10", "c10_cuda", "cistern", "cistern_torch", "cistern_plain", "rmm", "cuda", "cudart"}
+
+var between = []string{"torch", "torch_cuda", "torch_cpu", "torch_python",
+	"cupy", "cupyx", "cupy_backends", "numba", "numba_cuda", "cublas", "cublasLt", "python", "ffi", "c", "stdc++",
 	"gcc_s", "pthread", "ld-linux-x86-64", "ld-linux-aarch64", "[vdso]"}
 
-// rank is how much a frame says of what memory is for: 3 of code that wants it, 2 of code in between or of a function
-// without a name, 1 of a function that is of nobody knows what, 0 of nothing.
+// What a frame says of what memory is for: nothing; the name of a function that is of nobody knows what; how it was allocated; by
+// what it was asked for; who wants it.
+const (
+	saysNothing = iota
+	saysName
+	saysHow
+	saysWhat
+	saysWho
+)
+
+// rank is how much a frame says. Of code in between what allocates, and functions without a name, say least.
 func (f Frame) rank() int {
 	library := f.Library()
 	switch {
 	case library == "" && f.Func == "":
-		return 0
+		return saysNothing
 	case library == "":
-		return 1
-	case slices.Contains(between, library) || library == OwnCode && f.compiled() || f.nameless():
-		return 2
+		return saysName
+	case f.nameless() || slices.Contains(allocators, library) || strings.HasPrefix(path.Base(f.File), "libc10"):
+		return saysHow
+	case slices.Contains(between, library) || strings.HasPrefix(library, "cudnn") || library == OwnCode && f.compiled():
+		return saysWhat
 	}
-	return 3
+	return saysWho
 }
+
+// Wants reports whether a frame is of code that wants memory for itself, not of one that allocates for others.
+func (f Frame) Wants() bool { return f.rank() == saysWho }
 
 // nameless reports whether a native frame has an offset or an address for a name.
 func (f Frame) nameless() bool {
@@ -141,7 +162,7 @@ func Telling(frames []Frame) int {
 
 // Own is the place of the innermost frame that is the program's own code; -1 where there is none.
 func Own(frames []Frame) int {
-	return slices.IndexFunc(frames, func(f Frame) bool { return f.Library() == OwnCode && f.rank() == 3 })
+	return slices.IndexFunc(frames, func(f Frame) bool { return f.Library() == OwnCode && f.rank() == saysWho })
 }
 
 // Caller is the place of the frame that, beside the one that Telling says, tells one use of a function from another: the

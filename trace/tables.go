@@ -49,6 +49,7 @@ type stackTable struct {
 	stackIDs map[string]uint32 // little-endian frame ids → index in stacks
 	key      []byte
 	text     map[uint32]string // strings of frames, by id in strtab
+	names    nativeNames
 }
 
 func (t *stackTable) init(b *budget) {
@@ -87,7 +88,11 @@ func (t *stackTable) frame(strs *strtab, f *rawFrame) (uint32, error) {
 	if err != nil {
 		return 0, err
 	}
-	return t.frameID(Frame{File: file, Func: name, Line: int(f.line)})
+	read := Frame{File: file, Func: name, Line: int(f.line)}
+	if err := t.names.demangle(&read, t.b); err != nil {
+		return 0, err
+	}
+	return t.frameID(read)
 }
 
 func (t *stackTable) frameID(f Frame) (uint32, error) {

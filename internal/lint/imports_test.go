@@ -30,7 +30,7 @@ var mayImport = map[string][]string{
 	"cuda/sim":            {"cuda"},
 	"cuda/open":           {"cuda", "cuda/nvidia", "cuda/sim", "internal/units"},
 	// Recorded runs.
-	"trace":   {"event"},
+	"trace":   {"event", "internal/symbols"},
 	"export":  {"event", "trace"},
 	"replay":  {".", "cuda", "cuda/sim", "event", "internal/units", "trace"},
 	"analyze": {"event", "internal/units", "replay", "trace"},
@@ -43,7 +43,7 @@ var mayImport = map[string][]string{
 	"internal/audit": {},
 	// What a process shows of what it holds.
 	"internal/live": {},
-	// Names of the functions of this process.
+	// Names of functions.
 	"internal/symbols": {"internal/nopoll"},
 	// Files without the poller of Go's runtime.
 	"internal/nopoll": {},

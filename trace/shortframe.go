@@ -1,0 +1,194 @@
+package trace
+
+import (
+	"path"
+	"regexp"
+	"strings"
+
+	"github.com/cistern-gpu/cistern/internal/symbols"
+)
+
+// Names of frames for people: those of C++ and Rust as they are written there, and short ones for where there is little
+// room. Files keep what the tables of symbols say.
+
+// nativeNames makes names of native functions readable, each once.
+type nativeNames struct {
+	known map[string]string
+}
+
+// demangle makes the name of a frame readable that has no line: other frames are of languages whose names are. b, which may be
+// nil, is charged with what that takes.
+func (n *nativeNames) demangle(f *Frame, b *budget) error {
+	if f.Line != 0 || !strings.HasPrefix(f.Func, "_Z") && !strings.HasPrefix(f.Func, "_R") {
+		return nil
+	}
+	plain, ok := n.known[f.Func]
+	if !ok {
+		plain = symbols.Demangled(f.Func)
+		if b != nil {
+			if err := b.take(int64(len(plain)) + 64); err != nil {
+				return err
+			}
+		}
+		if n.known == nil {
+			n.known = map[string]string{}
+		}
+		n.known[f.Func] = plain
+	}
+	f.Func = plain
+	return nil
+}
+
+// cleanPath is a path with slashes, without detours.
+func cleanPath(file string) string {
+	file = strings.ReplaceAll(file, `\`, "/")
+	if strings.Contains(file, "..") {
+		file = path.Clean(file)
+	}
+	return file
+}
+
+// inPackages is a path from the folder on into which Python's packages are installed.
+func inPackages(file string) (inside string, ok bool) {
+	for _, folder := range []string{"/site-packages/", "/dist-packages/"} {
+		if i := strings.LastIndex(file, folder); i >= 0 {
+			return file[i+len(folder):], true
+		}
+	}
+	return "", false
+}
+
+// ShortFrame is a frame as String writes it, short: of the names of C++ and Rust without parameters and long arguments of
+// templates, without the folders that packages lie in, and without all but the last folders of others; of a library its
+// name alone.
+func ShortFrame(text string) string {
+	name, file := cutFrame(text)
+	name = shortName(name)
+	if file == "" {
+		return name
+	}
+	file = cleanPath(file)
+	if base := path.Base(file); sharedObject.MatchString(base) {
+		if strings.HasPrefix(name, base+"+0x") {
+			return name
+		}
+		return name + " " + base
+	}
+	if inside, ok := inPackages(file); ok {
+		return name + " " + inside
+	}
+	if i := pythonsOwn.FindStringIndex(file); i != nil {
+		return name + " " + file[i[1]:]
+	}
+	if parts := strings.Split(file, "/"); len(parts) > 3 && len(name)+1+len(file) > 40 {
+		file = ".../" + strings.Join(parts[len(parts)-2:], "/")
+	}
+	return name + " " + file
+}
+
+// place is the end of what String writes: a file with its line.
+var atLine = regexp.MustCompile(`:[0-9]+$`)
+
+// cutFrame takes apart what String put together. A function of C++ may have spaces in its name.
+func cutFrame(text string) (name, file string) {
+	if i := strings.Index(text, " /"); i >= 0 {
+		return text[:i], text[i+1:]
+	}
+	i := strings.IndexByte(text, ' ')
+	if i < 0 || strings.ContainsAny(text[:i], "(") {
+		return text, ""
+	}
+	if file := text[i+1:]; atLine.MatchString(file) || sharedObject.MatchString(file) || !strings.ContainsAny(file, " (<:") {
+		return text[:i], file
+	}
+	return text, ""
+}
+
+const (
+	longArguments = 20 // bytes of a template's arguments that are left out
+	noParameters  = "(anonymous namespace)"
+)
+
+// operators of C++ that have brackets in their names, longest first.
+var operators = []string{"()", "<<=", ">>=", "<=>", "->*", "<<", ">>", "<=", ">=", "->", "<", ">"}
+
+// shortName is the name of a function of C++ or Rust without parameters, what it returns and long arguments of templates. Where
+// brackets do not match it is what it was.
+func shortName(name string) string {
+	if !strings.ContainsAny(name, "(<") {
+		return name
+	}
+	var b strings.Builder
+	var open []int // where in b brackets begin
+	var kinds []byte
+	last := 0 // in b, behind the last space that is in no bracket
+	i := 0
+	for i < len(name) {
+		rest := name[i:]
+		c := name[i]
+		switch {
+		case strings.HasPrefix(rest, noParameters):
+			b.WriteString(noParameters)
+			i += len(noParameters)
+			continue
+		case strings.HasPrefix(rest, "operator") && (i == 0 || !isWord(name[i-1])):
+			b.WriteString("operator")
+			i += len("operator")
+			for _, op := range operators {
+				if strings.HasPrefix(name[i:], op) {
+					b.WriteString(op)
+					i += len(op)
+					break
+				}
+			}
+			if strings.HasPrefix(name[i:], " ") { // a conversion, new, delete
+				b.WriteByte(' ')
+				i++
+			}
+			continue
+		case c == '-' && strings.HasPrefix(rest, "->"):
+			b.WriteString("->")
+			i += 2
+			continue
+		case c == '(' || c == '<' || c == '{' || c == '[':
+			open, kinds = append(open, b.Len()), append(kinds, c)
+		case c == ')' || c == '>' || c == '}' || c == ']':
+			n := len(open) - 1
+			if n < 0 || closing[kinds[n]] != c {
+				return name
+			}
+			from := open[n]
+			open, kinds = open[:n], kinds[:n]
+			text := b.String()
+			inside := text[from+1:]
+			switch {
+			case c == ')':
+				b.Reset()
+				b.WriteString(text[:from])
+				i++
+				continue
+			case c == '>' && from > 0 && len(inside) > longArguments:
+				b.Reset()
+				b.WriteString(text[:from] + "<...")
+			}
+		case c == ' ' && len(open) == 0:
+			if rest := name[i+1:]; strings.HasPrefix(rest, "const") || strings.HasPrefix(rest, "[clone") || strings.HasPrefix(rest, "&") ||
+				strings.HasPrefix(rest, "volatile") || strings.HasPrefix(rest, "requires ") {
+				return b.String()[last:]
+			}
+			last = b.Len() + 1
+		}
+		b.WriteByte(c)
+		i++
+	}
+	if len(open) > 0 || last >= b.Len() {
+		return name
+	}
+	return b.String()[last:]
+}
+
+var closing = map[byte]byte{'(': ')', '<': '>', '{': '}', '[': ']'}
+
+func isWord(c byte) bool {
+	return c == '_' || c >= '0' && c <= '9' || c >= 'A' && c <= 'Z' || c >= 'a' && c <= 'z'
+}
