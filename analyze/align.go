@@ -39,8 +39,8 @@ type line struct {
 
 // alignment numbers the frames of two runs alike where they match.
 type alignment struct {
-	a, b []uint32          // Trace.Frames of each run → line
-	inB  map[uint32]string // the second run's frame at a line
+	a, b []uint32               // Trace.Frames of each run → line
+	inB  map[uint32]trace.Frame // the second run's frame at a line
 }
 
 func align(a, b *trace.Trace) alignment {
@@ -74,7 +74,7 @@ func align(a, b *trace.Trace) alignment {
 		}
 		return n
 	}
-	al := alignment{inB: map[uint32]string{}}
+	al := alignment{inB: map[uint32]trace.Frame{}}
 	for _, f := range a.Frames {
 		al.a = append(al.a, number(line{place: placeOf(f), number: f.Line}))
 	}
@@ -86,27 +86,27 @@ func align(a, b *trace.Trace) alignment {
 		n := number(x)
 		al.b = append(al.b, n)
 		if _, ok := al.inB[n]; !ok {
-			al.inB[n] = f.String()
+			al.inB[n] = f
 		}
 	}
 	return al
 }
 
-// names are the frames of a stack of either run, innermost first, as the second run has them where it does.
-func (al *alignment) names(t *trace.Trace, stack uint32, lines []uint32) []string {
+// frames are those of a stack of either run, innermost first, as the second run has them where it does.
+func (al *alignment) frames(t *trace.Trace, stack uint32, lines []uint32) []trace.Frame {
 	if int(stack) >= len(t.Stacks) {
 		return nil
 	}
-	var all []string
+	var all []trace.Frame
 	for _, f := range t.Stacks[stack] {
 		if int(f) >= len(lines) {
 			continue
 		}
-		name, ok := al.inB[lines[f]]
+		frame, ok := al.inB[lines[f]]
 		if !ok {
-			name = t.Frames[f].String()
+			frame = t.Frames[f]
 		}
-		all = append(all, name)
+		all = append(all, frame)
 	}
 	return all
 }

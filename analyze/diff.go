@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"encoding/binary"
 	"fmt"
+	"maps"
 	"slices"
 
 	"github.com/cistern-gpu/cistern/event"
@@ -41,8 +42,10 @@ type Side struct {
 	PeakReserved uint64 `json:"peak_reserved_bytes"` // 0: the file does not say
 	Allocs       int    `json:"allocs"`
 	Requested    uint64 `json:"requested_bytes"` // in all
-	DriverCalls  int    `json:"driver_calls"`    // segments got and given back, mapped and unmapped
-	OOMs         int    `json:"ooms"`
+	// DriverCalls are segments got and given back, mapped and unmapped; of a driver trace its calls for the device.
+	DriverCalls int    `json:"driver_calls"`
+	DriverNS    uint64 `json:"driver_ns"` // that they took; 0: the file does not say
+	OOMs        int    `json:"ooms"`
 
 	Event    int    `json:"event"` // the moment: state after this event, -1 before the first
 	TimeUS   int64  `json:"time_us"`
@@ -54,7 +57,7 @@ type Side struct {
 
 // Change is what one stack, size, pool or stream held in both runs.
 type Change struct {
-	Name    string   `json:"name"` // of a stack its innermost frame
+	Named            // of a stack by NameStacks
 	Grew    int64    `json:"grew_bytes"`
 	BytesA  uint64   `json:"bytes_a"`
 	BytesB  uint64   `json:"bytes_b"`
@@ -62,6 +65,8 @@ type Change struct {
 	BlocksB int      `json:"blocks_b"`
 	Frames  []string `json:"frames,omitempty"` // innermost first; a line that both runs have is the second's
 	Size    uint64   `json:"size,omitempty"`   // of exact sizes
+
+	frames []trace.Frame
 }
 
 // NoStack stands where a file says nothing of who allocated.
@@ -96,11 +101,8 @@ func Diff(a, b *trace.Trace, atEnd bool) *Difference {
 					keys[h.stack] = key
 				}
 				c := stacks.of(key)
-				if c.Name == "" {
-					c.Name, c.Frames = NoStack, al.names(t, h.stack, frames)
-					if len(c.Frames) > 0 {
-						c.Name = c.Frames[0]
-					}
+				if c.frames == nil {
+					c.frames = al.frames(t, h.stack, frames)
 				}
 				c.add(k, h.size)
 				limit := slices.IndexFunc(sizeLimits, func(limit uint64) bool { return limit == 0 || h.size <= limit })
@@ -125,6 +127,7 @@ func Diff(a, b *trace.Trace, atEnd bool) *Difference {
 			}
 		})
 	}
+	stacks.name()
 	d.Stack, d.Size, d.Exact, d.Pool, d.Stream = stacks.list(), sizes.list(), exact.list(), pools.list(), streams.list()
 	d.Library, d.Bare = libraries.list(), bare.list()
 	if len(tags) > 1 || len(tags) == 1 && tags[NoTag] == nil {
@@ -167,6 +170,20 @@ func sideOf(t *trace.Trace) Side {
 	return s
 }
 
+// Driver puts in what a driver trace says of calls; d is nil for what is none.
+func (s *Side) Driver(d *trace.Driver) {
+	if d == nil {
+		return
+	}
+	s.DriverCalls, s.DriverNS = 0, 0
+	for i := range d.Calls {
+		if c := &d.Calls[i]; int(c.Device) == s.Device || c.Device < 0 {
+			s.DriverCalls++
+			s.DriverNS += c.TookNS
+		}
+	}
+}
+
 // stackKey is the same for stacks that match. It is empty for the empty stack.
 func stackKey(t *trace.Trace, stack uint32, lines []uint32) string {
 	if int(stack) >= len(t.Stacks) {
@@ -203,6 +220,20 @@ func (x *Change) add(run int, size uint64) {
 	}
 }
 
+// name names stacks.
+func (c changes) name() {
+	keys := slices.Sorted(maps.Keys(c))
+	all := make([][]trace.Frame, len(keys))
+	for i, key := range keys {
+		all[i] = c[key].frames
+	}
+	for i, n := range NameStacks(all) {
+		x := c[keys[i]]
+		x.Frames = frameTexts(x.frames)
+		x.Named = n.words(x.frames)
+	}
+}
+
 // list is the largest growth first. What has no name is called by its key.
 func (c changes) list() []Change {
 	out := make([]Change, 0, len(c))
@@ -214,7 +245,7 @@ func (c changes) list() []Change {
 		out = append(out, *x)
 	}
 	slices.SortFunc(out, func(x, y Change) int {
-		return cmp.Or(cmp.Compare(y.Grew, x.Grew), cmp.Compare(y.BytesB, x.BytesB), cmp.Compare(x.Name, y.Name),
+		return cmp.Or(cmp.Compare(y.Grew, x.Grew), cmp.Compare(y.BytesB, x.BytesB), cmp.Compare(x.Name, y.Name), cmp.Compare(x.From, y.From),
 			slices.Compare(x.Frames, y.Frames))
 	})
 	return out

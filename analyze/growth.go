@@ -26,7 +26,7 @@ type Growth struct {
 
 // Grown is one stack, or where no stacks were recorded one exact size of request, that grew.
 type Grown struct {
-	Name   string   `json:"name"`
+	Named
 	Frames []string `json:"frames,omitempty"`
 	Before uint64   `json:"before_bytes"` // live in the first window, at least
 	After  uint64   `json:"after_bytes"`
@@ -165,6 +165,7 @@ func (g *growing) result(t *trace.Trace, s *state) Growth {
 	for _, b := range s.live {
 		blocks[g.key(b)]++
 	}
+	var stacks [][]trace.Frame
 	for k, after := range g.windows[growthWindows-1] {
 		rises, falls := 0, 0
 		for w := 1; w < growthWindows; w++ {
@@ -183,12 +184,17 @@ func (g *growing) result(t *trace.Trace, s *state) Growth {
 		if g.bySize {
 			x.Name = "blocks of " + shortSize(k)
 		} else {
-			x.Name, x.Frames = UsefulFrame(t, uint32(k)), FrameNames(t, uint32(k))
+			stacks = append(stacks, t.FramesOf(uint32(k)))
 		}
 		r.Steady = append(r.Steady, x)
 	}
+	for i, n := range NameStacks(stacks) {
+		x := &r.Steady[i]
+		x.Frames = frameTexts(stacks[i])
+		x.Named = n.words(stacks[i])
+	}
 	slices.SortFunc(r.Steady, func(a, b Grown) int {
-		return cmp.Or(cmp.Compare(b.After-b.Before, a.After-a.Before), cmp.Compare(a.Name, b.Name))
+		return cmp.Or(cmp.Compare(b.After-b.Before, a.After-a.Before), cmp.Compare(a.Name, b.Name), cmp.Compare(a.From, b.From))
 	})
 	r.Steady = r.Steady[:min(len(r.Steady), maxGrown)]
 	return r

@@ -3,6 +3,7 @@ package analyze
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 
 	"github.com/cistern-gpu/cistern/trace"
@@ -29,12 +30,9 @@ type Held struct {
 
 // Share is what one of a kind held.
 type Share struct {
-	Name   string `json:"name"`
-	Blocks int    `json:"blocks"`
-	Bytes  uint64 `json:"bytes"` // requested
-	// From is the frame of the program's own code that led there, where Name is another's; where several stacks have
-	// the same Name, the innermost of their callers that tells them apart.
-	From   string   `json:"from,omitempty"`
+	Named           // of a stack by NameStacks
+	Blocks int      `json:"blocks"`
+	Bytes  uint64   `json:"bytes"` // requested
 	Frames []string `json:"frames,omitempty"`
 	// Rest: not one of a kind, but all that are not listed.
 	Rest bool `json:"rest,omitempty"`
@@ -101,8 +99,7 @@ func heldAfter(t *trace.Trace, i int, s *state, allocated uint64) Held {
 		}
 	}
 	lists[&h.Stack].describe(t)
-	lists[&h.Stack].tellApart(t)
-	fill(&h.Stack, "stack", func(k uint64) string { return UsefulFrame(t, uint32(k)) })
+	fill(&h.Stack, "stack", func(k uint64) string { return lists[&h.Stack].by[k].Name })
 	fill(&h.Tag, "tag", func(k uint64) string { return cmp.Or(t.TagName(uint16(k)), NoTag) })
 	fill(&h.Library, "library", func(k uint64) string { return libraries.names[k] })
 	fill(&h.Thread, "thread", func(k uint64) string { return cmp.Or(t.ThreadName(uint32(k)), NoThread) })
@@ -145,67 +142,21 @@ func (s *sums) add(key, bytes uint64) {
 	x.Bytes += bytes
 }
 
-// describe adds the frames of stacks.
+// describe names stacks, and adds their frames.
 func (s *sums) describe(t *trace.Trace) {
 	if s == nil {
 		return
 	}
-	for k, x := range s.by {
-		x.Frames, x.From = FrameNames(t, uint32(k)), ownFrame(t, uint32(k))
-		if x.From == UsefulFrame(t, uint32(k)) {
-			x.From = ""
-		}
+	keys := slices.Sorted(maps.Keys(s.by))
+	stacks := make([][]trace.Frame, len(keys))
+	for i, k := range keys {
+		stacks[i] = t.FramesOf(uint32(k))
 	}
-}
-
-// tellApart gives stacks whose most useful frames are the same one the callers of it in which they differ.
-func (s *sums) tellApart(t *trace.Trace) {
-	if s == nil {
-		return
+	for i, n := range NameStacks(stacks) {
+		x := s.by[keys[i]]
+		x.Frames = frameTexts(stacks[i])
+		x.Named = n.words(stacks[i])
 	}
-	alike := map[string][]uint64{}
-	for k, x := range s.by {
-		if x.From == "" {
-			name := UsefulFrame(t, uint32(k))
-			alike[name] = append(alike[name], k)
-		}
-	}
-	for name, keys := range alike {
-		for len(keys) > 1 && name != NoStack {
-			callers := map[string][]uint64{}
-			deeper := false
-			for _, k := range keys {
-				caller := callerOf(s.by[k].Frames, name, s.by[k].From)
-				deeper = deeper || caller != ""
-				callers[caller] = append(callers[caller], k)
-			}
-			if !deeper {
-				break // the same to the end, but for what has no name
-			}
-			for caller, of := range callers {
-				for _, k := range of {
-					s.by[k].From = caller
-				}
-			}
-			if len(callers) > 1 {
-				break
-			}
-		}
-	}
-}
-
-// callerOf is the frame outside from, or outside the innermost called name where from is "".
-func callerOf(frames []string, name, from string) string {
-	i := slices.Index(frames, name)
-	if from != "" && i >= 0 {
-		if k := slices.Index(frames[i+1:], from); k >= 0 {
-			i += 1 + k
-		}
-	}
-	if i < 0 || i+1 >= len(frames) {
-		return ""
-	}
-	return frames[i+1]
 }
 
 // list is the shares, the most bytes first and the rest in one beyond MaxHolders; in the order of their keys where
@@ -230,7 +181,7 @@ func (s *sums) list(what string, name func(key uint64) string) []Share {
 		if i >= MaxHolders {
 			last := &all[len(all)-1]
 			if i == MaxHolders {
-				all = append(all, Share{Name: fmt.Sprintf("%d others by %s", len(keys)-MaxHolders, what), Rest: true})
+				all = append(all, Share{Named: Named{Name: fmt.Sprintf("%d others by %s", len(keys)-MaxHolders, what)}, Rest: true})
 				last = &all[MaxHolders]
 			}
 			last.Blocks += x.Blocks
@@ -273,13 +224,4 @@ func UsefulFrame(t *trace.Trace, stack uint32) string {
 		return frames[i].String()
 	}
 	return NoStack
-}
-
-// ownFrame is the innermost frame of a stack that is the program's own code; "" where it has none.
-func ownFrame(t *trace.Trace, stack uint32) string {
-	frames := t.FramesOf(stack)
-	if i := trace.Own(frames); i >= 0 {
-		return frames[i].String()
-	}
-	return ""
 }

@@ -103,9 +103,10 @@ const (
 
 // Holder is one stack and the live blocks that it allocated.
 type Holder struct {
-	Stack  uint32   `json:"-"` // index into Trace.Stacks; 0 is the empty one
-	Blocks int      `json:"blocks"`
-	Bytes  uint64   `json:"bytes"`
+	Stack  uint32 `json:"-"` // index into Trace.Stacks; 0 is the empty one
+	Blocks int    `json:"blocks"`
+	Bytes  uint64 `json:"bytes"`
+	Named
 	Frames []string `json:"frames,omitempty"` // innermost first, "func file:line"
 	// Tags and Libraries are those that its blocks were recorded with, most bytes first.
 	Tags      []string `json:"tags,omitempty"`
@@ -259,9 +260,14 @@ func momentOf(t *trace.Trace, i int, s *state) Moment {
 		m.Others.Blocks += o.Blocks
 		m.Others.Bytes += o.Bytes
 	}
+	stacks := make([][]trace.Frame, len(m.Holders))
 	for k := range m.Holders {
+		stacks[k] = t.FramesOf(m.Holders[k].Stack)
+	}
+	for k, n := range NameStacks(stacks) {
 		h := &m.Holders[k]
-		h.Frames, h.Tags, h.Libraries = FrameNames(t, h.Stack), h.tags.names(), h.libraries.names()
+		h.Frames, h.Tags, h.Libraries = frameTexts(stacks[k]), h.tags.names(), h.libraries.names()
+		h.Named = n.words(stacks[k])
 	}
 	return m
 }
@@ -335,9 +341,5 @@ func shortSize(n uint64) string {
 
 // FrameNames are the frames of a stack as text, innermost first.
 func FrameNames(t *trace.Trace, stack uint32) []string {
-	var names []string
-	for _, f := range t.FramesOf(stack) {
-		names = append(names, f.String())
-	}
-	return names
+	return frameTexts(t.FramesOf(stack))
 }

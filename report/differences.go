@@ -42,6 +42,9 @@ func WriteDifference(w io.Writer, d *analyze.Difference, s Style) {
 	num("allocations", d.A.Allocs, d.B.Allocs)
 	size("requested in all", d.A.Requested, d.B.Requested)
 	num("driver calls", d.A.DriverCalls, d.B.DriverCalls)
+	if d.A.DriverNS+d.B.DriverNS > 0 {
+		g.add("time in the driver", nanoseconds(d.A.DriverNS), nanoseconds(d.B.DriverNS), signedTime(int64(d.B.DriverNS-d.A.DriverNS)))
+	}
 	if d.A.OOMs+d.B.OOMs > 0 {
 		num("out of memory", d.A.OOMs, d.B.OOMs)
 	}
@@ -96,17 +99,9 @@ func writeStackChanges(w io.Writer, d *analyze.Difference, s Style) {
 	fmt.Fprintf(w, "\n%s\n", s.paint("what changed "+atWords(d.At)+", by stack", bold))
 	shown, left := changed(d.Stack)
 	for _, c := range shown {
-		fmt.Fprintf(w, "%13s  %s → %s in %s → %s\n", signedBytes(c.Grew), units.FormatBytes(c.BytesA), units.FormatBytes(c.BytesB),
-			number(c.BlocksA), plural(c.BlocksB, "block"))
-		if len(c.Frames) == 0 {
-			fmt.Fprintf(w, "%15s%s\n", "", c.Name)
-		}
-		for _, f := range c.Frames[:min(len(c.Frames), shownFrames)] {
-			fmt.Fprintf(w, "%15s%s\n", "", clean(f))
-		}
-		if n := len(c.Frames) - shownFrames; n > 0 {
-			fmt.Fprintf(w, "%15s%s\n", "", s.paint("... "+plural(n, "frame")+" more", faint))
-		}
+		writeWrapped(w, strings.Repeat(" ", 15), fmt.Sprintf("%13s  %s: %s → %s in %s → %s", signedBytes(c.Grew), shortName(c.Named),
+			units.FormatBytes(c.BytesA), units.FormatBytes(c.BytesB), number(c.BlocksA), plural(c.BlocksB, "block")), s)
+		writeFrames(w, 17, c.Frames, c.Name, s)
 	}
 	writeLeft(w, len(shown), left, "stack")
 }
@@ -143,6 +138,13 @@ func signedBytes(n int64) string {
 		return "-" + units.FormatBytes(uint64(-n))
 	}
 	return "+" + units.FormatBytes(uint64(n))
+}
+
+func signedTime(ns int64) string {
+	if ns < 0 {
+		return "-" + nanoseconds(uint64(-ns))
+	}
+	return "+" + nanoseconds(uint64(ns))
 }
 
 func signedNumber(n int) string {

@@ -9,12 +9,14 @@ import (
 
 // DifferenceView is what a page shows of two runs. It needs neither any more.
 type DifferenceView struct {
-	Name       string              `json:"name"`
-	Difference *analyze.Difference `json:"difference"` // of each list the entries that changed most
-	Left       map[string]int      `json:"left"`       // how many of each list that changed are not there
-	Points     int                 `json:"points"`     // of the chart
-	Ends       [2]int              `json:"ends"`       // the last point of each run
-	Frames     []string            `json:"frames"`
+	Name        string              `json:"name"`
+	Names       [2]string           `json:"names"`      // of the two runs
+	Difference  *analyze.Difference `json:"difference"` // of each list the entries that changed most
+	Left        map[string]int      `json:"left"`       // how many of each list that changed are not there
+	Points      int                 `json:"points"`     // of the chart
+	Ends        [2]int              `json:"ends"`       // the last point of each run
+	Frames      []string            `json:"frames"`
+	ShortFrames []string            `json:"short_frames"` // "" where it is the same
 
 	series string // base64; see encode.go
 }
@@ -24,7 +26,7 @@ const mostChanges = 400
 
 // NewDifferenceView collects what a page shows of two runs; d is analyze.Diff's.
 func NewDifferenceView(a, b *trace.Trace, d *analyze.Difference) (*DifferenceView, error) {
-	v := &DifferenceView{Name: fmt.Sprintf("%s → %s", name(a), name(b)), Left: map[string]int{}}
+	v := &DifferenceView{Name: fmt.Sprintf("%s → %s", name(a), name(b)), Names: [2]string{name(a), name(b)}, Left: map[string]int{}}
 	var e encoder
 	v.curves(&e, a, b)
 
@@ -33,7 +35,7 @@ func NewDifferenceView(a, b *trace.Trace, d *analyze.Difference) (*DifferenceVie
 	held.changes(d, stacks)
 	e.stacks(stacks)
 	e.buf = append(e.buf, held.buf...)
-	v.Frames = stacks.frames
+	v.Frames, v.ShortFrames = stacks.frames, stacks.short()
 
 	short := *d
 	for what, list := range map[string]*[]analyze.Change{"stack": &short.Stack, "size": &short.Size, "exact": &short.Exact,

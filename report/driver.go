@@ -3,7 +3,6 @@ package report
 import (
 	"fmt"
 	"io"
-	"path"
 	"slices"
 	"strings"
 
@@ -18,7 +17,7 @@ func WriteDriver(w io.Writer, d *analyze.DriverSummary, s Style) {
 	if d.Path != "" {
 		title = s.paint(clean(d.Path), bold) + ", " + title
 	}
-	fmt.Fprintln(w, title)
+	writeWrapped(w, "  ", title, s)
 	if how := ending(d.End.Status); d.Ended && how != "" {
 		fmt.Fprintln(w, s.paint(how, red))
 	}
@@ -40,7 +39,7 @@ func WriteDriver(w io.Writer, d *analyze.DriverSummary, s Style) {
 		fmt.Fprintf(w, "%s in the driver, %s of it in calls that may wait for the GPU; processes: %d\n", nanoseconds(d.DriverNS),
 			nanoseconds(d.WaitingNS), d.Processes)
 		fmt.Fprintln(w)
-		g := grid{head: []string{"call", "calls", "failed", "time", "each", "longest", "may wait"}, textFrom: 6}
+		g := grid{head: []string{"call", "calls", "failed", "time", "each", "longest", "waits"}, textFrom: 6}
 		for _, c := range d.Calls {
 			waits := ""
 			if c.Waits {
@@ -49,20 +48,18 @@ func WriteDriver(w io.Writer, d *analyze.DriverSummary, s Style) {
 			g.add(c.Name, number(int64(c.Count)), number(int64(c.Failed)), nanoseconds(c.NS), nanoseconds(c.NS/max(1, c.Count)),
 				nanoseconds(c.MaxNS), waits)
 		}
+		if s.Width > 0 && g.width() > s.Width {
+			g.drop(4) // which the time and the number of calls say too
+		}
+		if s.Width > 0 && g.width() > s.Width && !slices.ContainsFunc(d.Calls, func(c analyze.DriverCalls) bool { return c.Failed > 0 }) {
+			g.drop(2)
+		}
 		g.write(w, s)
 	}
 	if d.KeptCount > 0 {
 		fmt.Fprintln(w)
 		fmt.Fprintf(w, "never freed: %s in %s\n", units.FormatBytes(d.KeptBytes), plural(int64(d.KeptCount), "allocation"))
-		g := grid{head: []string{"by", "bytes", "count", "memory", "process"}, textFrom: 3}
-		for _, k := range d.Kept {
-			memory := k.Memory
-			if k.Device >= 0 {
-				memory += fmt.Sprintf(", device %d", k.Device)
-			}
-			g.add(clean(holder(k.Stack)), units.FormatBytes(k.Bytes), number(int64(k.Count)), memory, fmt.Sprint(k.PID))
-		}
-		g.write(w, s)
+		writeKept(w, d, s)
 	}
 	var notes []string
 	if d.End.Dropped > 0 {
@@ -100,35 +97,29 @@ var signals = map[int]string{1: "hangup", 2: "interrupted", 3: "quit", 4: "illeg
 	8: "floating-point exception", 9: "killed", 11: "segmentation fault", 13: "broken pipe", 14: "alarm", 15: "terminated",
 	24: "limit of CPU time", 25: "limit of a file's size", 31: "bad system call"}
 
-// holder names who a stack is: the innermost frames of Python with their lines, where there are any, else the innermost
-// ones outside the CUDA runtime.
-func holder(stack []trace.Frame) string {
-	for len(stack) > 1 && strings.HasPrefix(path.Base(stack[0].File), "libcuda") {
-		stack = stack[1:]
+// writeKept writes who never gave back what. Names come last, and are wrapped: those of C++ may be wider than a terminal.
+func writeKept(w io.Writer, d *analyze.DriverSummary, s Style) {
+	g := grid{head: []string{"bytes", "count", "memory", "process", "by"}, textFrom: 2, numberFirst: true}
+	var stacks [][]trace.Frame
+	for _, k := range d.Kept {
+		stacks = append(stacks, k.Stack)
 	}
-	if i := slices.IndexFunc(stack, func(f trace.Frame) bool { return f.Line > 0 }); i > 0 {
-		stack = stack[i:]
-	}
-	var names []string
-	for _, f := range stack[:min(3, len(stack))] {
-		name, file := f.Func, path.Base(f.File)
-		if len(file) > mostName {
-			file = "…" + strings.ToValidUTF8(file[len(file)-mostName:], "")
+	names := analyze.StackNames(stacks)
+	for i, k := range d.Kept {
+		memory := k.Memory
+		if k.Device >= 0 {
+			memory += fmt.Sprintf(", device %d", k.Device)
 		}
-		if f.Line > 0 {
-			name += fmt.Sprintf(" (%s:%d)", file, f.Line)
-		} else if !strings.HasPrefix(name, path.Base(f.File)) {
-			name += " (" + file + ")"
+		name := shortName(names[i])
+		if len(k.Stack) == 0 {
+			name = "unknown"
 		}
-		names = append(names, name)
+		g.add(units.FormatBytes(k.Bytes), number(int64(k.Count)), memory, fmt.Sprint(k.PID), name)
 	}
-	if len(names) == 0 {
-		return "unknown"
+	if s.Width > 0 {
+		g.wrapLast(s.Width)
 	}
-	return strings.Join(names, " < ")
+	g.write(w, s)
 }
-
-// mostName is how many bytes of a file's name a table shows.
-const mostName = 48
 
 func nanoseconds(ns uint64) string { return microseconds(float64(ns) / 1000) }

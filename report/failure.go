@@ -10,6 +10,7 @@ import (
 
 	"github.com/cistern-gpu/cistern/analyze"
 	"github.com/cistern-gpu/cistern/internal/units"
+	"github.com/cistern-gpu/cistern/trace"
 )
 
 // What `cistern report` writes of requests that failed: the answer first, then who held the memory, then what would
@@ -149,7 +150,7 @@ func (f *failureText) holders() {
 			rest.Bytes, rest.Blocks = rest.Bytes+x.Bytes, rest.Blocks+x.Blocks
 			continue
 		}
-		f.share(x.Bytes, fmt.Sprintf("%s, %s", shortShare(&x), plural(x.Blocks, "block")))
+		f.share(x.Bytes, fmt.Sprintf("%s, %s", shortName(x.Named), plural(x.Blocks, "block")))
 		if i < failureStacks {
 			f.frames(x.Frames, x.Name)
 		}
@@ -187,32 +188,19 @@ func (f *failureText) share(bytes uint64, text string) {
 	f.wrap(strings.Repeat(" ", 22), line)
 }
 
-// shortShare is a holder by its frame, and who called that where it takes this to know.
-func shortShare(x *analyze.Share) string {
-	name := shortFrame(x.Name)
-	if x.From != "" {
-		name += ", from " + shortFrame(x.From)
+// shortFrame is trace.ShortFrame for a terminal.
+func shortFrame(frame string) string { return clean(trace.ShortFrame(frame)) }
+
+// shortName is what a stack is called, in short frames.
+func shortName(n analyze.Named) string {
+	name := shortFrame(n.Name)
+	if n.Through != "" {
+		name += ", through " + shortFrame(n.Through)
+	}
+	if n.From != "" {
+		name += ", from " + shortFrame(n.From)
 	}
 	return name
-}
-
-// shortFrame is a frame without the folders that packages lie in, and without all but the last folders of others.
-func shortFrame(frame string) string {
-	frame = clean(frame)
-	name, file, ok := strings.Cut(frame, " ")
-	if !ok {
-		return frame
-	}
-	file = strings.ReplaceAll(file, "\\", "/")
-	for _, folder := range []string{"/site-packages/", "/dist-packages/"} {
-		if i := strings.LastIndex(file, folder); i >= 0 {
-			return name + " " + file[i+len(folder):]
-		}
-	}
-	if parts := strings.Split(file, "/"); len(parts) > 3 && len(frame) > 50 {
-		file = ".../" + strings.Join(parts[len(parts)-2:], "/")
-	}
-	return name + " " + file
 }
 
 // frames writes a stack, but for a single frame that was just named.
@@ -334,7 +322,7 @@ func (f *failureText) lessLive() {
 	if len(x.LessLive) > 0 {
 		var names []string
 		for _, h := range x.LessLive {
-			names = append(names, shortShare(&h)+" ("+units.FormatBytes(h.Bytes)+")")
+			names = append(names, shortName(h.Named)+" ("+units.FormatBytes(h.Bytes)+")")
 		}
 		what := "the largest holder is "
 		if len(names) > 1 {
@@ -506,7 +494,7 @@ func (f *failureText) growth() {
 	f.say("  ", fmt.Sprintf("Live memory rose and fell %s. At its least it went from %s to %s. These never fell, and may be leaks:",
 		times(g.Repeats), units.FormatBytes(g.Before), units.FormatBytes(g.After)))
 	for _, x := range g.Steady[:min(len(g.Steady), failureHolders)] {
-		line := fmt.Sprintf("%12s more  %s: %s, now in %s", units.FormatBytes(x.After-x.Before), shortFrame(x.Name), units.FormatBytes(x.After),
+		line := fmt.Sprintf("%12s more  %s: %s, now in %s", units.FormatBytes(x.After-x.Before), shortName(x.Named), units.FormatBytes(x.After),
 			plural(x.Blocks, "block"))
 		f.wrap(strings.Repeat(" ", 19), line)
 	}

@@ -96,7 +96,7 @@ func TestFailureText(t *testing.T) {
 	y := nothing.Failures[0]
 	y.Search = analyze.Search{Searched: true, Own: x.Own, Replays: 9, TookS: 61, Caveat: "nothing is certain", Floors: []analyze.Floor{{Who: "Cistern", Capacity: 75 * mib}}}
 	y.Growth = analyze.Growth{Told: true, Repeats: 12, DurationUS: 9e6, Before: 10 * mib, After: 30 * mib, Steady: []analyze.Grown{
-		{Name: "append_loss train.py:77", Before: mib, After: 21 * mib, Blocks: 400}}}
+		{Named: analyze.Named{Name: "append_loss train.py:77"}, Before: mib, After: 21 * mib, Blocks: 400}}}
 	y.Shortage, y.LessLive = 6*mib, y.Held.Stack[:1]
 	pooled := failedTrace()
 	f := pooled.Failures[0]

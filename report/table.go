@@ -3,6 +3,7 @@ package report
 import (
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -37,19 +38,91 @@ var (
 
 // grid is a table: the first column is text and so are those from textFrom on; the rest are numbers, set to the right.
 type grid struct {
-	head     []string
-	rows     [][]string
-	textFrom int
+	head        []string
+	rows        [][]string
+	textFrom    int
+	numberFirst bool // the first column is one too
 }
 
 func (g *grid) add(cells ...string) { g.rows = append(g.rows, cells) }
+
+// columnGap is what lies between two columns.
+const columnGap = 2
+
+// widths are those of the columns.
+func (g *grid) widths() []int {
+	all := make([]int, len(g.head))
+	for _, row := range append([][]string{g.head}, g.rows...) {
+		for i, cell := range row {
+			all[i] = max(all[i], lipgloss.Width(cell))
+		}
+	}
+	return all
+}
+
+func (g *grid) width() int {
+	sum := columnGap * len(g.head) // the line below the head goes on behind the last
+	for _, n := range g.widths() {
+		sum += n
+	}
+	return sum
+}
+
+// drop leaves a column out, which is before textFrom.
+func (g *grid) drop(column int) {
+	g.head = slices.Delete(slices.Clone(g.head), column, column+1)
+	for i, row := range g.rows {
+		g.rows[i] = slices.Delete(row, column, column+1)
+	}
+	g.textFrom--
+}
+
+// leastLast is the fewest columns of a terminal that the last column of a table gets.
+const leastLast = 24
+
+// wrapLast breaks the text of the last column so that the table is no wider than a terminal.
+func (g *grid) wrapLast(width int) {
+	last := len(g.head) - 1
+	room := width - columnGap
+	for _, n := range g.widths()[:last] {
+		room -= n + columnGap
+	}
+	for _, row := range g.rows {
+		row[last] = strings.Join(breakName(row[last], max(room, leastLast)), "\n")
+	}
+}
+
+// breakName breaks a name into lines: behind spaces, before "::" and "/", and where there are none anywhere.
+func breakName(name string, width int) []string {
+	var lines []string
+	for lipgloss.Width(name) > width {
+		at, n := 0, 0
+		for i, r := range name {
+			if n > 0 && (strings.HasPrefix(name[i:], "::") || r == '/') || i > 0 && name[i-1] == ' ' {
+				at = i
+			}
+			if n += lipgloss.Width(string(r)); n > width {
+				if r == ' ' {
+					at = i // a space at the end of a line is not seen
+				}
+				if at == 0 {
+					at = max(i, 1)
+				}
+				break
+			}
+		}
+		lines = append(lines, strings.TrimRight(name[:at], " "))
+		name = strings.TrimLeft(name[at:], " ")
+	}
+	return append(lines, name)
+}
 
 func (g *grid) write(w io.Writer, s Style) {
 	t := table.New().Border(lipgloss.NormalBorder()).BorderTop(false).BorderBottom(false).BorderLeft(false).
 		BorderRight(false).BorderColumn(false).Headers(g.head...).Rows(g.rows...).
 		StyleFunc(func(row, col int) lipgloss.Style {
-			style := lipgloss.NewStyle().PaddingRight(2)
-			if col > 0 && (g.textFrom == 0 || col < g.textFrom) {
+			style := lipgloss.NewStyle().PaddingRight(columnGap)
+			if (col > 0 || g.numberFirst) && (g.textFrom == 0 || col < g.textFrom) {
 				style = style.Align(lipgloss.Right)
 			}
 			if row == table.HeaderRow && s.Color {
@@ -286,16 +359,10 @@ const (
 func writeHolders(w io.Writer, p *analyze.Moment, s Style) {
 	fmt.Fprintf(w, "\n%s\n", s.paint("live at the peak, by stack", bold))
 	for _, h := range p.Holders[:min(len(p.Holders), shownHolders)] {
-		fmt.Fprintf(w, "%12s %6s  in %s%s\n", units.FormatBytes(h.Bytes), share(h.Bytes, p.Live), plural(h.Blocks, "block"), labelled(&h))
-		if len(h.Frames) == 0 {
-			fmt.Fprintf(w, "%22s%s\n", "", analyze.NoStack)
-		}
-		for _, f := range h.Frames[:min(len(h.Frames), shownFrames)] {
-			fmt.Fprintf(w, "%22s%s\n", "", clean(f))
-		}
-		if n := len(h.Frames) - shownFrames; n > 0 {
-			fmt.Fprintf(w, "%22s%s\n", "", s.paint("... "+plural(n, "frame")+" more", faint))
-		}
+		line := fmt.Sprintf("%12s %6s  %s, %s%s", units.FormatBytes(h.Bytes), share(h.Bytes, p.Live), shortName(h.Named),
+			plural(h.Blocks, "block"), labelled(&h))
+		writeWrapped(w, strings.Repeat(" ", 21), line, s)
+		writeFrames(w, 23, h.Frames, h.Name, s)
 	}
 	var bytes uint64
 	blocks := 0
@@ -307,6 +374,19 @@ func writeHolders(w io.Writer, p *analyze.Moment, s Style) {
 	if blocks > 0 {
 		fmt.Fprintf(w, "%12s %6s  in %s of other stacks\n", units.FormatBytes(bytes), share(bytes, p.Live),
 			plural(blocks, "block"))
+	}
+}
+
+// writeFrames writes the innermost frames of a stack, but for a single one that was just named.
+func writeFrames(w io.Writer, indent int, frames []string, named string, s Style) {
+	if len(frames) == 1 && frames[0] == named {
+		return
+	}
+	for _, f := range frames[:min(len(frames), shownFrames)] {
+		writeWrapped(w, strings.Repeat(" ", indent+2), strings.Repeat(" ", indent)+shortFrame(f), s)
+	}
+	if n := len(frames) - shownFrames; n > 0 {
+		fmt.Fprintf(w, "%*s%s\n", indent, "", s.paint("... "+plural(n, "frame")+" more", faint))
 	}
 }
 

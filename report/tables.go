@@ -1,7 +1,9 @@
 package report
 
 import (
+	"maps"
 	"math/bits"
+	"slices"
 
 	"github.com/cistern-gpu/cistern/analyze"
 	"github.com/cistern-gpu/cistern/trace"
@@ -108,6 +110,51 @@ func (s *stackTable) child(parent, frame uint32) uint32 {
 	n := uint32(len(s.parents))
 	s.children[key] = n
 	return n
+}
+
+// short is the short name of each frame (trace.ShortFrame); "" where that is the same.
+func (s *stackTable) short() []string {
+	all := make([]string, len(s.frames))
+	for i, f := range s.frames {
+		if short := trace.ShortFrame(f); short != f {
+			all[i] = short
+		}
+	}
+	return all
+}
+
+// stackNames writes what the stacks are called that blocks have (analyze.NameStacks): count, then columns of how far behind the
+// last node the next is, the frame of its name, and those that it is through and from plus 1, 0 for none.
+func (e *encoder) stackNames(s *stackTable) {
+	stacks := map[uint32][]trace.Frame{} // of a node; what reads alike is one
+	for stack, node := range s.nodes {
+		if node != 0 && stacks[node] == nil {
+			stacks[node] = s.t.FramesOf(stack)
+		}
+	}
+	nodes := slices.Sorted(maps.Keys(stacks))
+	all := make([][]trace.Frame, len(nodes))
+	for i, n := range nodes {
+		all[i] = stacks[n]
+	}
+	names := analyze.NameStacks(all)
+	// A stack of which no frame says anything is called by the innermost.
+	id := func(i, at int) uint32 { return s.name(all[i][max(0, at)].String()) }
+	e.uint(uint64(len(nodes)))
+	last := uint32(0)
+	for _, n := range nodes {
+		e.uint(uint64(n - last))
+		last = n
+	}
+	e.column(len(nodes), func(i int) uint64 { return uint64(id(i, names[i].Name)) })
+	for _, at := range []func(n analyze.StackName) int{func(n analyze.StackName) int { return n.Through }, func(n analyze.StackName) int { return n.From }} {
+		e.column(len(nodes), func(i int) uint64 {
+			if at(names[i]) < 0 {
+				return 0
+			}
+			return uint64(id(i, at(names[i]))) + 1
+		})
+	}
 }
 
 // stacks writes count, then of each node but the root how far behind its parent it comes and its frame.

@@ -31,7 +31,8 @@ type View struct {
 	StreamNames []string   `json:"stream_names"`
 	PoolNames   []string   `json:"pool_names"`
 	Frames      []string   `json:"frames"`
-	CallKinds   []callKind `json:"call_kinds"` // of driver calls
+	ShortFrames []string   `json:"short_frames"` // "" where it is the same
+	CallKinds   []callKind `json:"call_kinds"`   // of driver calls
 	// Libraries are those whose code is on any stack, FrameLibraries of each frame an index there, -1 where it has no file.
 	Libraries      []string `json:"libraries"`
 	FrameLibraries []int    `json:"frame_libraries"`
@@ -93,8 +94,10 @@ func NewView(t *trace.Trace, in *analyze.Inspection, rep *replay.Report, driver 
 		all.Driver(t, driver)
 	}
 	v.CallKinds = lives.lifetimes(all, stacks)
+	lives.stackNames(stacks)
 	e.stacks(stacks) // which all of the above have filled
 	e.buf = append(e.buf, lives.buf...)
+	v.ShortFrames = stacks.short()
 	v.Frames, v.Libraries, v.FrameLibraries = stacks.frames, stacks.libraries, stacks.library
 	v.TagNames, v.ThreadNames = []string{}, []string{}
 	for i := range stacks.tags {

@@ -141,11 +141,26 @@ func traceArgs(c *cobra.Command, args []string) error {
 
 // style is how tables are written to this output.
 func (a *app) style() report.Style {
-	if !a.terminal || os.Getenv("NO_COLOR") != "" || os.Getenv("TERM") == "dumb" {
+	return styleOf(a.out0(), a.terminal)
+}
+
+// styleOf is how text is written to w. What is no terminal gets lines as long as they are.
+func styleOf(w io.Writer, terminal bool) report.Style {
+	if !terminal {
 		return report.Style{}
 	}
-	return report.Style{Color: true, Width: 120}
+	width := outputWidth(w, func(string) string { return "" })
+	if width <= 0 {
+		width = mostColumns
+	}
+	return report.Style{Color: os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb", Width: min(max(width, leastColumns), mostColumns)}
 }
+
+// leastColumns and mostColumns bound the columns of text: below, tables do not fit; above, prose is hard to read.
+const (
+	leastColumns = 80
+	mostColumns  = 120
+)
 
 // isTerminal reports whether w is a terminal, where a bar and colours have a place.
 func isTerminal(w io.Writer) bool {

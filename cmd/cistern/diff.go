@@ -62,13 +62,14 @@ func (a *app) diff(c *cobra.Command, args []string, format formatFlags, atEnd bo
 	defer page.abandon()
 	bar := a.startProgress("reading", len(args))
 	var runs [2][]*trace.Trace
-	read := func(f *trace.File, _ func(done, total int)) ([]*trace.Trace, error) { return f.Traces, nil }
-	err = eachFile(c.Context(), a, args, bar, read, func(i int, o outcome[[]*trace.Trace]) {
+	var drivers [2]*trace.Driver
+	read := func(f *trace.File, _ func(done, total int)) (*trace.File, error) { return f, nil }
+	err = eachFile(c.Context(), a, args, bar, read, func(i int, o outcome[*trace.File]) {
 		if o.err != nil {
 			a.fail(o.err)
 			return
 		}
-		runs[i] = o.value
+		runs[i], drivers[i] = o.value.Traces, o.value.Driver
 	})
 	bar.end()
 	if err != nil || a.bad {
@@ -83,6 +84,8 @@ func (a *app) diff(c *cobra.Command, args []string, format formatFlags, atEnd bo
 	for _, p := range pairs {
 		d := analyze.Diff(p[0], p[1], atEnd)
 		d.Notes = append(d.Notes, missing...)
+		d.A.Driver(drivers[0])
+		d.B.Driver(drivers[1])
 		switch {
 		case format.ndjson:
 			_ = writeJSON(a.out, d, false) // checkedWriter remembers

@@ -2,9 +2,8 @@
 // blocks are coloured, what is free stays pale, segments are set apart by a gap.
 
 import {bytes, count, hex} from './format.js';
-import {cssColor, fill, fromWhere, h, onScheme, placeTip, shortHolder} from './dom.js';
+import {calledText, cssColor, fill, h, onScheme, placeTip, shortFrame} from './dom.js';
 import {lastAtMost} from './series.js';
-import {noStack} from './tree.js';
 
 const rowHeight = 14;
 const rowGap = 3;
@@ -13,7 +12,7 @@ const hues = 8; // --c0 to --c7 of the style sheet
 
 /**
  * @param host element to fill
- * @param view {stackName(i), from(i): who called it, where it takes this to know, streamName(i), poolName(i), topStacks: [i...], groups: what else blocks may be told apart by, if anything,
+ * @param view {stackName(i), called(i): what a stack is called, streamName(i), poolName(i), topStacks: [i...], groups: what else blocks may be told apart by, if anything,
  *     [{key, name, label(number), numbers: of each block, top: [numbers of those that hold most]}]}
  * @return {show(segments)}, of Lives.mapAt
  */
@@ -101,14 +100,15 @@ export function addressMap(host, view) {
       ctx.fillRect(((starts[s] - row * perRow) / perRow) * width - 0.5, row * (rowHeight + rowGap), 1, rowHeight);
     });
     fill(legend,
-      ...[...shown.entries()].sort((a, b) => a[0] - b[0]).map(([hue, e]) => h('span', {title: e.label},
-        h('i', {css: {'--key': `var(--c${hue})`}}), h('span', {class: 'clip'}, shortLabel(e.label)), ' ',
+      ...[...shown.entries()].sort((a, b) => a[0] - b[0]).map(([hue, e]) => h('span', {title: worded(e.label)},
+        h('i', {css: {'--key': `var(--c${hue})`}}), h('span', {class: 'clip'}, worded(e.label, shortFrame)), ' ',
         h('span', {class: 'muted'}, bytes(e.bytes)))),
       h('span', {}, h('i', {css: {'--key': 'var(--free)'}}), 'free'));
   }
 
-  function shortLabel(label) {
-    return by.value === 'stack' ? shortHolder(label) : label;
+  // A label is a text, or what a stack is called.
+  function worded(label, frame) {
+    return typeof label === 'string' ? label : calledText(label, frame);
   }
 
   function labelOf(seg, b, i, hue) {
@@ -117,7 +117,7 @@ export function addressMap(host, view) {
       case 'pool': return `pool ${view.poolName(seg.pool)}`;
       case 'size':
         return hue < sizeSteps.length ? `up to ${bytes(sizeSteps[hue]).replace('.00', '')}` : 'over 1 GiB';
-      case 'stack': return hue === hues - 1 ? 'all other stacks' : fromWhere(view.stackName(b.stack[i])[0] || noStack, view.from(b.stack[i]));
+      case 'stack': return hue === hues - 1 ? 'all other stacks' : view.called(b.stack[i]);
       default: return hue === hues - 1 ? 'all others' : group().label(group().numbers[b.index[i]]);
     }
   }

@@ -1,7 +1,7 @@
 // Memory over time: uPlot draws, Timeline says what.
 
 import uPlot from 'uplot';
-import {bytes, count, duration, unitFor} from './format.js';
+import {bytes, count, duration, timeLabels, unitFor} from './format.js';
 import {cssColor, fill, h, onScheme, placeTip} from './dom.js';
 
 const height = 380;
@@ -229,13 +229,15 @@ export function memoryChart(host, timeline, lines, marks, peakEvent, on = {}) {
       ctx.beginPath();
       const y = data[i + 1];
       ctx.moveTo(0, overview.height);
+      let end = 0; // where this line ends, which may be before others do
       for (let k = 0; k < y.length && y[k] !== null; k++) {
+        end = plotX(data[0][k]);
         const py = overview.height - (y[k] / top) * overview.height * 0.92;
         if (k > 0) ctx.lineTo(plotX(data[0][k]), overview.height - (y[k - 1] / top) * overview.height * 0.92);
         ctx.lineTo(plotX(data[0][k]), py);
       }
       if (l.fill) {
-        ctx.lineTo(overview.width, overview.height);
+        ctx.lineTo(end, overview.height);
         ctx.fillStyle = cssColor(l.fill);
         ctx.fill();
       } else {
@@ -298,15 +300,6 @@ export function memoryChart(host, timeline, lines, marks, peakEvent, on = {}) {
       plot.redraw(false, false);
     },
   };
-}
-
-/** Labels of an axis of times, all in one unit, with as many decimals as tell them apart. */
-function timeLabels(at) {
-  const top = Math.max(...at.map(Math.abs));
-  const [scale, unit] = top >= 1e6 ? [1e6, 's'] : top >= 1e3 ? [1e3, 'ms'] : [1, 'us'];
-  const step = at.length > 1 ? (at[1] - at[0]) / scale : 1;
-  const digits = Math.max(0, Math.min(6, Math.ceil(-Math.log10(step) - 1e-9)));
-  return at.map((v) => `${(v / scale).toFixed(digits)} ${unit}`);
 }
 
 /** Steps of an axis of sizes: powers of two of its unit, so that labels are round. */

@@ -2,7 +2,8 @@
 
 /** Colours of frames follow the file that a frame is in, so that layers of a program are told apart. */
 export function hueOf(name, hues) {
-  const space = name.indexOf(' ');
+  const path = name.indexOf(' /'); // names of functions may have spaces too
+  const space = path < 0 ? name.indexOf(' ') : path;
   const file = space < 0 ? name : name.slice(space + 1).replace(/:\d+$/, '');
   let hash = 0;
   for (let i = 0; i < file.length; i++) hash = (Math.imul(hash, 31) + file.charCodeAt(i)) >>> 0;

@@ -144,6 +144,19 @@ export class Reader {
       stack: this.column(new Uint32Array(n))};
   }
 
+  /** What stacks are called that blocks have: of a node the frame that says most, and those that it is through and from, -1 for none. */
+  stackNames(n) {
+    const name = new Int32Array(n).fill(-1);
+    const through = new Int32Array(n).fill(-1);
+    const from = new Int32Array(n).fill(-1);
+    const nodes = this.column(new Uint32Array(this.uint()));
+    for (let i = 1; i < nodes.length; i++) nodes[i] += nodes[i - 1];
+    for (const node of nodes) name[node] = this.uint();
+    for (const node of nodes) through[node] = this.uint() - 1;
+    for (const node of nodes) from[node] = this.uint() - 1;
+    return {name, through, from};
+  }
+
   /** What every stack held in two runs; size is that of blocks without a stack. */
   changes() {
     const n = this.uint();

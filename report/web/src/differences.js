@@ -1,7 +1,7 @@
 // The page of two runs: what grew from the first, A, to the second, B.
 
 import {bytes, count, duration, signed} from './format.js';
-import {fill, h} from './dom.js';
+import {fill, h, knowFrames} from './dom.js';
 import {Timeline} from './series.js';
 import {memoryChart} from './chart.js';
 import {flame} from './flame.js';
@@ -16,6 +16,7 @@ const lists = [['by_stack', 'stack', 'Stack', 'stack'], ['by_tag', 'tag', 'Tag',
 /** @param reader of the long data */
 export function differences(view, reader, body) {
   const d = view.difference;
+  knowFrames(view.frames, view.short_frames);
   const moment = d.at === 'end' ? 'after the last event' : 'at the peak';
   body.append(cards(d, moment));
 
@@ -24,8 +25,8 @@ export function differences(view, reader, body) {
   const times = reader.times();
   const timeline = new Timeline(times, [reader.curve(), reader.curve()], view.points, view.ends);
   if (view.points > 0) {
-    memoryChart(charts, timeline, [{name: 'A', shown: true, color: '--recorded', dash: [6, 4]},
-      {name: 'B', shown: true, color: '--live', fill: '--live-fill'}], [], null, {timeOnly: true, over: 'over'});
+    memoryChart(charts, timeline, [{name: `A: ${view.names[0]}`, shown: true, color: '--recorded', dash: [6, 4]},
+      {name: `B: ${view.names[1]}`, shown: true, color: '--live', fill: '--live-fill'}], [], null, {timeOnly: true, over: 'over'});
   }
 
   const stacks = reader.stacks();
@@ -41,7 +42,7 @@ export function differences(view, reader, body) {
   if (!d.a.stacks && !d.b.stacks) chosen.value = 'by_exact_size';
   function table() {
     const [key, , title, left] = lists.find(([k]) => k === chosen.value);
-    fill(rows, changeTable(title, d[key].map((c) => ({name: c.name, more: (c.frames || []).slice(1), grew: c.grew_bytes,
+    fill(rows, changeTable(title, d[key].map((c) => ({name: c.name, through: c.through, from: c.from, more: c.frames && c.frames.length > 1 ? c.frames : [], grew: c.grew_bytes,
       before: c.bytes_a, after: c.bytes_b, blocksBefore: c.blocks_a, blocksAfter: c.blocks_b})), view.left[left]));
   }
   table();
@@ -61,7 +62,8 @@ function cards(d, moment) {
     d.a.peak_reserved_bytes || d.b.peak_reserved_bytes
       ? card('Peak reserved', d.a.peak_reserved_bytes, d.b.peak_reserved_bytes) : null,
     card(`Blocks ${moment}`, d.a.blocks, d.b.blocks, count),
-    card('Driver calls', d.a.driver_calls, d.b.driver_calls, count));
+    d.a.driver_calls || d.b.driver_calls ? card('Driver calls', d.a.driver_calls, d.b.driver_calls, count) : null,
+    d.a.driver_ns || d.b.driver_ns ? card('Time in the driver', d.a.driver_ns, d.b.driver_ns, (ns) => duration(ns / 1e3)) : null);
 }
 
 function facts(d) {

@@ -38,21 +38,25 @@ export function placeTip(tip, x, y) {
   tip.style.top = `${top}px`;
 }
 
-/** A frame, and who called it where it takes this to know. */
-export function fromWhere(name, caller) {
-  return caller ? `${name}, from ${caller}` : name;
+/** What a stack is called, {name, through, from}: a frame, and what else it takes to know which. */
+export function calledText(called, frame = (x) => x) {
+  return `${frame(called.name)}${called.through ? `, through ${frame(called.through)}` : ''}${called.from ? `, from ${frame(called.from)}` : ''}`;
 }
 
-/** A frame "func file:line" with the folders of its file left out, for where there is little room. */
+const shortFrames = new Map();
+
+/** Has shortFrame know the frames of a page, of which Go made the short names. */
+export function knowFrames(frames, short) {
+  shortFrames.clear();
+  frames.forEach((f, i) => { if (short[i]) shortFrames.set(f, short[i]); });
+}
+
+/** A frame without parameters and long folders, for where there is little room. */
 export function shortFrame(frame) {
-  const space = frame.indexOf(' ');
-  if (space < 0) return frame;
-  const file = frame.slice(space + 1);
-  const cut = Math.max(file.lastIndexOf('/'), file.lastIndexOf('\\'));
-  return `${frame.slice(0, space)} ${file.slice(cut + 1)}`;
+  return shortFrames.get(frame) || frame;
 }
 
-/** What fromWhere says, short. */
-export function shortHolder(text) {
-  return text.split(', from ').map(shortFrame).join(', from ');
+/** What a stack is called, short; all of it where the pointer rests. */
+export function who(called, ...more) {
+  return h('span', {class: 'who', title: calledText(called)}, calledText(called, shortFrame), ...more);
 }

@@ -4,7 +4,7 @@
 
 import './failure.css';
 import {bytes, count, duration} from './format.js';
-import {fill, fromWhere, h, shortFrame, shortHolder} from './dom.js';
+import {calledText, fill, h, shortFrame, who} from './dom.js';
 import {addressMap} from './addrmap.js';
 import {flame} from './flame.js';
 import {grouping} from './grouping.js';
@@ -92,7 +92,7 @@ function remedies(x) {
     h('ul', {class: 'muted'},
       x.beaten ? h('li', {}, `${count(x.beaten)} settings more did once; none was better than these, so they were tried no further.`) : null,
       x.shortage_bytes && x.shortage_bytes <= Math.max(x.held.allocated_bytes, x.live_bytes) ? h('li', {}, `Or ${bytes(x.shortage_bytes)} less held at this moment`, x.less_live.length
-        ? `: the largest holder${x.less_live.length > 1 ? 's are' : ' is'} ${x.less_live.map((s) => `${shortHolder(fromWhere(s.name, s.from))} (${bytes(s.bytes)})`).join(', ')}.` : '.') : null,
+        ? `: the largest holder${x.less_live.length > 1 ? 's are' : ' is'} ${x.less_live.map((s) => `${calledText(s, shortFrame)} (${bytes(s.bytes)})`).join(', ')}.` : '.') : null,
       x.largest_request_bytes ? h('li', {}, `With the run's own settings a request of up to ${bytes(x.largest_request_bytes)} would have been met then.`) : null,
       floors ? h('li', {}, `The least memory with which the run completes: ${floors}.`) : null,
       x.not_tried.map((n) => h('li', {}, `Not tried: ${n}.`))),
@@ -107,11 +107,9 @@ function holders(x) {
   const list = h('div', {class: 'holders', id: 'failure-holders'});
   const share = (n) => `${((100 * n) / Math.max(1, held.allocated_bytes)).toFixed(1)} %`;
   const line = (s, most) => {
-    const who = h('span', {class: 'who', title: fromWhere(s.name, s.from)},
-      shortHolder(fromWhere(s.name, s.from)),
-      h('div', {class: 'meter', css: {'--w': `${(100 * s.bytes) / most}%`, '--key': 'var(--live)'}}));
+    const named = who(s, h('div', {class: 'meter', css: {'--w': `${(100 * s.bytes) / most}%`, '--key': 'var(--live)'}}));
     const cells = [h('span', {class: 'n'}, bytes(s.bytes)), h('span', {class: 'n muted'}, share(s.bytes)),
-      h('span', {class: 'n muted'}, `${count(s.blocks)} ${s.blocks === 1 ? 'block' : 'blocks'}`), who];
+      h('span', {class: 'n muted'}, `${count(s.blocks)} ${s.blocks === 1 ? 'block' : 'blocks'}`), named];
     return h('details', {'data-bytes': s.bytes}, h('summary', {}, cells),
       s.frames && s.frames.length ? h('ol', {class: 'frames'}, s.frames.map((f) => h('li', {}, f))) : null);
   };
@@ -137,7 +135,7 @@ function growth(x) {
     + `${bytes(g.least_before_bytes)} to ${bytes(g.least_after_bytes)}.`;
   return [h('h3', {}, 'What grew'), h('p', {class: 'hint'}, words, g.steady.length ? ' These never fell, and may be leaks.'
     : ' Nothing grew steadily.'),
-  g.steady.length ? table(['', 'Grew by', 'Now', 'Blocks'], [1, 2, 3], g.steady.map((s) => [h('span', {class: 'who', title: s.name}, shortFrame(s.name)),
+  g.steady.length ? table(['', 'Grew by', 'Now', 'Blocks'], [1, 2, 3], g.steady.map((s) => [who(s),
     bytes(s.after_bytes - s.before_bytes), bytes(s.after_bytes), count(s.blocks)])) : null];
 }
 

@@ -46,3 +46,13 @@ export function duration(us) {
 export function hex(n) {
   return '0x' + n.toString(16);
 }
+
+/** Labels of an axis of times in microseconds, all in one unit, with as many decimals as its steps have. */
+export function timeLabels(at) {
+  const top = Math.max(...at.map(Math.abs));
+  const [scale, unit] = top >= 1e6 ? [1e6, 's'] : top >= 1e3 ? [1e3, 'ms'] : [1, 'us'];
+  const step = at.length > 1 ? (at[1] - at[0]) / scale : 1;
+  let digits = 0;
+  while (digits < 6 && Math.abs(step * 10 ** digits - Math.round(step * 10 ** digits)) > 1e-6) digits++;
+  return at.map((v) => `${(v / scale).toFixed(digits)} ${unit}`);
+}

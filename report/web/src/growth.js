@@ -2,7 +2,7 @@
 // What a program leaks shows here: handed out in between, and kept.
 
 import {bytes, count, signed} from './format.js';
-import {fill, fromWhere, h} from './dom.js';
+import {fill, h, who} from './dom.js';
 import {flame} from './flame.js';
 import {grouping} from './grouping.js';
 import {eventSlider, when} from './moment.js';
@@ -11,14 +11,14 @@ const mostRows = 50;
 
 /**
  * A table of what changed: what grew most and what shrank most.
- * @param changes [{name, from: who called that, where it takes this to know, more: further lines, grew, before, after, blocksBefore, blocksAfter, kept}], most first
+ * @param changes [{name, through, from: what else it takes to know which, more: further lines, grew, before, after, blocksBefore, blocksAfter, kept}], most first
  * @param left how many more have changed that are not in the list
  */
 export function changeTable(title, changes, left = 0) {
   const kept = changes.some((r) => r.kept !== undefined);
   const cell = (text) => h('td', {class: 'n'}, text);
-  const line = (r) => h('tr', {'data-grew': r.grew, 'data-kept': r.kept, 'data-key': r.name},
-    h('td', {class: 'who'}, fromWhere(r.name, r.from), r.more.length
+  const line = (r) => h('tr', {'data-grew': r.grew, 'data-kept': r.kept, 'data-key': r.name, 'data-from': r.from || false, 'data-through': r.through || false},
+    h('td', {}, who(r), r.more.length
       ? h('details', {}, h('summary', {class: 'plain muted'}, 'stack'), h('ol', {class: 'frames'}, r.more.map((f) => h('li', {}, f)))) : null),
     cell(h('b', {class: r.grew > 0 ? 'grew' : r.grew < 0 ? 'shrank' : ''}, signed(r.grew))), cell(bytes(r.before)), cell(bytes(r.after)),
     cell(`${count(r.blocksBefore)} \u2192 ${count(r.blocksAfter)}`), kept ? cell(bytes(r.kept)) : null);
@@ -74,7 +74,7 @@ export function growth(host, timeline, lives, peak, by, groups, frames, changed)
     sum.textContent = `From ${bytes(total.before)} to ${bytes(total.after)} live: ${signed(total.after - total.before)}. `
       + `${bytes(total.kept)} in ${count(total.keptBlocks)} blocks were handed out in between and are kept at B.`;
     Object.assign(sum.dataset, total);
-    fill(rows, changeTable(kind.title, all.map((r) => ({...r, name: kind.label(r.key), from: kind.from ? kind.from(r.key) : '', more: kind.more ? kind.more(r.key) : []}))));
+    fill(rows, changeTable(kind.title, all.map((r) => ({...r, ...(kind.called ? kind.called(r.key) : {name: kind.label(r.key)}), more: kind.more ? kind.more(r.key) : []}))));
   }
 
   function set(name, event) {

@@ -2,7 +2,7 @@
 // which the recorded program got memory from the driver and gave it back, with the time each took where that is known.
 
 import {bytes, count, duration, hex} from './format.js';
-import {cssColor, fill, fromWhere, h, onScheme, placeTip, shortHolder} from './dom.js';
+import {cssColor, fill, h, onScheme, placeTip} from './dom.js';
 import {bands, groupsOf} from './lives.js';
 import {callTotals, callsByColumn, columnsOf} from './columns.js';
 
@@ -37,7 +37,8 @@ export function bandLane(bar, timeline, lives, peak, by, chart) {
     draw();
   }
 
-  const name = (g) => (g < order.length ? fromWhere(kind.label(order[g]), kind.from ? kind.from(order[g]) : '') : 'all others');
+  const name = (g) => (g < order.length ? kind.label(order[g]) : 'all others');
+  const short = (g) => (g < order.length && kind.short ? kind.short(order[g]) : name(g));
 
   function draw() {
     const {min, max, width} = chart.shown();
@@ -67,10 +68,8 @@ export function bandLane(bar, timeline, lives, peak, by, chart) {
     });
     shown = {peaks, values, drawn};
     fill(legend, drawn.map((g) => h('span', {title: name(g)}, h('i', {css: {'--key': `var(--c${g < order.length ? g : mostBands})`}}),
-      h('span', {class: 'clip'}, short(name(g))))));
+      h('span', {class: 'clip'}, short(g)))));
   }
-
-  const short = (text) => (kind.key === 'stack' ? shortHolder(text) : text);
 
   canvas.addEventListener('mouseleave', () => { tip.hidden = true; });
   canvas.addEventListener('mousemove', (e) => {
@@ -78,7 +77,7 @@ export function bandLane(bar, timeline, lives, peak, by, chart) {
     if (!shown || k < 0 || k >= shown.peaks.length) return;
     fill(tip, h('b', {}, `event ${count(shown.peaks[k])}`), h('table', {}, shown.drawn.map((g) => h('tr',
       {'data-band': name(g), 'data-bytes': shown.values[g][k]},
-      h('td', {}, h('i', {css: {'--key': `var(--c${g < order.length ? g : mostBands})`}}), short(name(g))),
+      h('td', {}, h('i', {css: {'--key': `var(--c${g < order.length ? g : mostBands})`}}), short(g)),
       h('td', {class: 'n'}, bytes(shown.values[g][k]))))));
     placeTip(tip, e.clientX, e.clientY);
   });

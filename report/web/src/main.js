@@ -9,7 +9,7 @@ import {addressMap} from './addrmap.js';
 import {cards, comparison, facts, holders, labelTables, oomList, policyColor, section, sizesAndStreams} from './sections.js';
 import {bytes, count} from './format.js';
 import {Lives} from './lives.js';
-import {callersOf, noStack, rangeName} from './tree.js';
+import {noStack, rangeName} from './tree.js';
 import {grouping} from './grouping.js';
 import {flame} from './flame.js';
 import {bandLane, callLane} from './lanes.js';
@@ -17,7 +17,7 @@ import {momentPicker} from './moment.js';
 import {growth} from './growth.js';
 import {differences} from './differences.js';
 import {failureMoment, failureSection} from './failure.js';
-import {h} from './dom.js';
+import {calledText, h, knowFrames, shortFrame} from './dom.js';
 
 const data = JSON.parse(document.getElementById('cistern-data').textContent);
 const views = data.differences || data.traces;
@@ -25,6 +25,7 @@ const root = document.getElementById('cistern-page');
 
 async function show(index) {
   const t = views[index];
+  if (!data.differences) knowFrames(t.frames, t.short_frames);
   const body = h('main', {});
   root.replaceChildren(header(index), body);
   if (data.differences) {
@@ -66,12 +67,18 @@ async function show(index) {
   document.documentElement.dataset.painted = String(Math.round(performance.now()));
   const lives = new Lives(reader.stacks(), reader.blocks(), reader.segments(), reader.calls(), events,
     t.frame_libraries);
+  lives.stackNames = reader.stackNames(lives.stacks.n);
   if (t.failures && !chart) failureMoment(t, lives, null, []);
   if (chart) moments(t, body, charts, chart, on, timeline, lives);
   body.append(section('holders', 'Who held it at the peak', '', h('div', {class: 'two'}, labelTables(t), sizesAndStreams(t)),
     h('h3', {}, 'By stack'), holders(t)),
   section('facts', 'Settings and notes', '', facts(t)));
   document.documentElement.dataset.ready = String(Math.round(performance.now()));
+}
+
+/** Whether the stacks of a driver trace are what called the driver alone. */
+function callersOnly(t, lives) {
+  return t.call_kinds.some((k) => k.name.startsWith('cu')) && lives.stacks.parent.every((p) => p === 0);
 }
 
 /** After the next frame has been painted. */
@@ -85,12 +92,16 @@ function painted() {
 function moments(t, body, charts, chart, on, timeline, lives) {
   const peak = t.inspection.peak.event;
   const stackName = (i) => lives.framesOf(i).map((f) => t.frames[f]);
-  const callers = callersOf(lives.stacks, lives.keys('stack'));
-  const from = (i) => (callers.has(i) ? t.frames[callers.get(i)] : '');
+  const names = lives.stackNames;
+  const called = (i) => ({name: t.frames[names.name[i]] || noStack, through: t.frames[names.through[i]], from: t.frames[names.from[i]]});
+  const allFrames = (i) => { // but for a single one that the name says
+    const all = stackName(i);
+    return all.length > 1 ? all : [];
+  };
   const streamName = (i) => t.stream_names[i] || '?';
   const poolName = (i) => t.pool_names[i] || '0,0';
   const kinds = {
-    stack: {key: 'stack', name: 'stack', title: 'Stack', label: (i) => stackName(i)[0] || noStack, more: (i) => stackName(i).slice(1), from},
+    stack: {key: 'stack', name: 'stack', title: 'Stack', label: (i) => calledText(called(i)), short: (i) => calledText(called(i), shortFrame), more: allFrames, called},
     range: {key: 'range', name: 'size', title: 'Size', label: rangeName},
     size: {key: 'size', name: 'exact size', title: 'Exact size', label: (n) => `${bytes(n)} (${count(n)})`},
     pool: {key: 'pool', name: 'pool', title: 'Pool', label: (i) => `pool ${poolName(i)}`},
@@ -128,13 +139,14 @@ function moments(t, body, charts, chart, on, timeline, lives) {
   const picture = h('div', {class: 'panel', id: 'flame'});
   const map = h('div', {class: 'panel', id: 'map'});
   body.append(section('at', 'A moment', 'Click on the chart above, or use the slider: arrow keys step by an event.', picker),
-    section('stacks', 'Live bytes by stack', stacks ? 'Outermost frame on top; a click zooms in. Colours tell files apart.'
+    section('stacks', 'Live bytes by stack', stacks ? `Outermost frame on top; a click zooms in. Colours tell files apart.${callersOnly(t, lives)
+      ? ' Only who called the driver was recorded: with cistern trace --stacks=native+python there are whole stacks.' : ''}`
       : 'No stacks were recorded: by size instead.', picture),
     section('addresses', 'Addresses', 'Every reserved byte at that moment, in address order.', map));
   const grouped = grouping(groups, () => draw());
   const graph = flame(picture, 'Flame graph of live bytes by stack', null, grouped.tool);
   const draw = () => graph.show(grouped.tree(lives, null, shown.event, t.frames));
-  const places = {stackName, from, streamName, poolName, topStacks: t.top_stacks,
+  const places = {stackName, called, streamName, poolName, topStacks: t.top_stacks,
     groups: groups.map((g) => ({...g, numbers: lives.keys(g.key), top: [...lives.sums(peak, g.key)]
       .sort((a, b) => b[1].bytes - a[1].bytes).map(([n]) => n)}))};
   const addresses = addressMap(map, places);

@@ -1,7 +1,7 @@
 // The parts of the page that are text and tables.
 
 import {bytes, count, duration} from './format.js';
-import {h} from './dom.js';
+import {h, who} from './dom.js';
 
 export function section(id, title, hint, ...children) {
   return h('section', {id}, h('h2', {}, title), hint ? h('p', {class: 'hint'}, hint) : null, ...children);
@@ -51,7 +51,7 @@ export function comparison(t) {
       : h('span', {class: 'no'}, `died at event ${count(r.failed_event)}`)));
   const head = ['Policy', 'Peak reserved', 'Ratio', 'Driver calls', 'Driver time', 'Syncs stream / device', 'Retries',
     'OOMs', 'Capacity', 'Outcome'];
-  return h('div', {class: 'scroll'}, h('table', {class: 'grid'},
+  return h('div', {class: 'scroll'}, h('table', {class: 'grid comparison'},
     h('thead', {}, h('tr', {}, head.map((x, i) => h('th', {class: i > 0 && i < 9 ? 'n' : ''}, x)))),
     h('tbody', {},
       rec.peak_reserved_bytes ? h('tr', {class: 'recorded'},
@@ -104,7 +104,7 @@ export function holders(t) {
   const list = peak.by_stack.map((x) => h('details', {},
     h('summary', {}, h('span', {class: 'n'}, bytes(x.bytes)), h('span', {class: 'n muted'}, share(x.bytes)),
       h('span', {class: 'n muted'}, `${count(x.blocks)} ${x.blocks === 1 ? 'block' : 'blocks'}`),
-      h('span', {class: 'who'}, (x.frames && x.frames[0]) || 'no stack was recorded', labels(x), meter(x.bytes, most))),
+      who(x, labels(x), meter(x.bytes, most))),
     x.frames && x.frames.length ? h('ol', {class: 'frames'}, x.frames.map((f) => h('li', {}, f))) : null));
   if (peak.other_stacks.blocks) {
     list.push(h('p', {class: 'muted'}, `${bytes(peak.other_stacks.bytes)} more in ${count(peak.other_stacks.blocks)} `

@@ -12,33 +12,6 @@ export function rangeName(k) {
 }
 
 /**
- * Who called the innermost frames that several stacks have in common, as a program's own function that allocates: of each
- * such stack the innermost frame by which they are not all alike.
- * @param stacks {n, parent, frame}
- * @param used numbers of the stacks, as often as they come
- * @return Map of a stack to a frame
- */
-export function callersOf(stacks, used) {
-  const {parent, frame} = stacks;
-  const alike = new Map();
-  for (const s of new Set(used)) {
-    if (s === 0) continue;
-    if (!alike.has(frame[s])) alike.set(frame[s], []);
-    alike.get(frame[s]).push(s);
-  }
-  const found = new Map();
-  for (const all of alike.values()) {
-    if (all.length < 2) continue;
-    let at = all.map((s) => parent[s]);
-    while (at.every((s) => s !== 0 && frame[s] === frame[at[0]])) at = at.map((s) => parent[s]);
-    all.forEach((s, i) => {
-      if (at[i] !== 0) found.set(s, frame[at[i]]);
-    });
-  }
-  return found;
-}
-
-/**
  * @param stacks {n, parent, frame}
  * @param held list of {stack, size, range, after, before, blocks}: bytes live at the moment shown (and at the one it
  *     is compared with, where there is one). What a frame is as wide as is the larger of the two.

@@ -4,9 +4,9 @@ import test from 'node:test';
 import assert from 'node:assert/strict';
 import {Lives, bands, groupsOf, measure, sizeRange} from '../src/lives.js';
 import {callTotals, callsByColumn, columnsOf} from '../src/columns.js';
-import {callersOf, groupTree, heldAt, heldBetween, noStack, stackTree} from '../src/tree.js';
+import {groupTree, heldAt, heldBetween, noStack, stackTree} from '../src/tree.js';
 import {hueOf, mix} from '../src/color.js';
-import {signed} from '../src/format.js';
+import {signed, timeLabels} from '../src/format.js';
 import {Timeline} from '../src/series.js';
 import {never} from '../src/decode.js';
 
@@ -238,28 +238,22 @@ test('without any stack the tree is by size', () => {
   assert.ok(tree.children[0].children.every((c) => c.name.endsWith(' each')));
 });
 
+test('labels of an axis are where they say', () => {
+  assert.deepEqual(timeLabels([0, 2.5e6, 5e6, 7.5e6]), ['0.0 s', '2.5 s', '5.0 s', '7.5 s']);
+  assert.deepEqual(timeLabels([0, 2e6, 4e6]), ['0 s', '2 s', '4 s']);
+  assert.deepEqual(timeLabels([1000, 1250, 1500]), ['1.00 ms', '1.25 ms', '1.50 ms']);
+  assert.deepEqual(timeLabels([0, 0.1e6, 0.2e6, 1e6]), ['0.0 s', '0.1 s', '0.2 s', '1.0 s']);
+  assert.deepEqual(timeLabels([3]), ['3 us']);
+});
+
 test('colours and signs', () => {
   assert.equal(mix('#000000', '#ffffff', 0), '#000000');
   assert.equal(mix('#000000', '#ff8000', 1), '#ff8000');
   assert.equal(mix('#000000', '#ffffff', 0.5), '#808080');
   assert.equal(hueOf('f /x/a.py:1', 7), hueOf('g /x/a.py:99', 7)); // by file
+  const native = '/opt/lib/libtorch.so'; // the names of C++ have spaces
+  assert.equal(hueOf(`(anonymous namespace)::f(int, long) ${native}`, 7), hueOf(`operator new(unsigned long) ${native}`, 7));
   assert.equal(signed(1024), '+1.00 KiB');
   assert.equal(signed(-1024), '\u22121.00 KiB');
   assert.equal(signed(0), '+0 bytes');
-});
-
-// 3 and 4 are alloc called by first and by second, 6 is alloc called by third, which first called too: 3 and 6 are told
-// from each other by their callers, as is 4. 7 is alone with its name; 0 is no stack.
-test('stacks of one innermost frame are told apart by who called them', () => {
-  const tree = {n: 8, parent: Uint32Array.of(0, 0, 0, 1, 2, 1, 5, 0), frame: Uint32Array.of(0, 1, 2, 9, 9, 3, 9, 4)};
-  assert.deepEqual(callersOf(tree, [0, 3, 4, 3, 6, 7, 0]), new Map([[3, 1], [4, 2], [6, 3]]));
-  assert.deepEqual(callersOf(tree, [3, 7]), new Map());
-});
-
-test('callers that are alike are passed over, and a stack that ends has none', () => {
-  // alloc < helper < main, alloc < helper < other, alloc < helper
-  const tree = {n: 8, parent: Uint32Array.of(0, 0, 0, 1, 2, 3, 4, 0), frame: Uint32Array.of(0, 1, 2, 3, 3, 9, 9, 3)};
-  assert.deepEqual(callersOf(tree, [5, 6]), new Map([[5, 1], [6, 2]]));
-  const short = {...tree, n: 9, parent: Uint32Array.of(...tree.parent, 7), frame: Uint32Array.of(...tree.frame, 9)};
-  assert.deepEqual(callersOf(short, [5, 6, 8]), new Map([[5, 1], [6, 2]]));
 });

@@ -358,6 +358,65 @@ async function labels() {
   await phone.context().close();
 }
 
+/** What stacks are called: by whose they are, told apart, short where there is little room and whole where there is more. */
+async function names() {
+  const t = expect.names;
+  for (const [what, file] of [['of one run', t.page], ['of two', t.differences]]) {
+    at(`names ${what}`);
+    const page = await open(file);
+    const rows = page.locator('#growth-table tr[data-grew] .who');
+    const texts = (await rows.allInnerTexts()).sort();
+    check(JSON.stringify(texts) === JSON.stringify(t.rows), `rows are called ${JSON.stringify(texts)}, want ${JSON.stringify(t.rows)}`);
+    const title = await page.locator('#growth-table .who', {hasText: 'tool::Cache'}).getAttribute('title');
+    check(title.includes('std::basic_string<char'), `the whole name is ${title}`);
+    const row = page.locator('#growth-table tr', {hasText: 'MLP.forward'});
+    await row.locator('summary').click();
+    const frames = await row.locator('.frames li').allInnerTexts();
+    check(frames.length === 6 && frames[0].startsWith(t.whole), `the frames of a row are ${JSON.stringify(frames)}`);
+    const labels = await page.locator('#flame .d3-flame-graph-label').allInnerTexts();
+    check(labels.some((x) => x === t.frame), `no frame is called ${t.frame}: ${JSON.stringify(labels)}`);
+    await page.context().close();
+  }
+  at('names of holders');
+  const page = await open(t.page);
+  const holders = (await page.locator('#holders details .who').allInnerTexts()).map((x) => x.trim()).sort();
+  check(JSON.stringify(holders) === JSON.stringify(t.rows), `holders are called ${JSON.stringify(holders)}`);
+  await page.locator('#chart select[aria-label="Bands"]').selectOption('stack');
+  for (const where of ['#chart .bands', '#map']) {
+    const legend = await page.locator(`${where} .clip`).allInnerTexts();
+    for (const row of t.rows) check(legend.includes(row), `${where} has no ${row}: ${JSON.stringify(legend)}`);
+  }
+  await page.context().close();
+
+  at('the shorter of two runs');
+  const both = await open(t.differences);
+  const legend = await both.locator('#chart .legend button').allInnerTexts();
+  check(JSON.stringify(legend) === JSON.stringify(t.runs), `the runs are called ${JSON.stringify(legend)}`);
+  const filled = await both.evaluate(() => { // how much of the overview is painted where the second run goes on, and where it is over
+    const canvas = document.querySelector('#chart .overview');
+    const ctx = canvas.getContext('2d');
+    return [0.45, 0.55, 0.75].map((x) => {
+      const {data} = ctx.getImageData(Math.round(canvas.width * x), 2, 1, canvas.height - 4);
+      let n = 0;
+      for (let i = 3; i < data.length; i += 4) if (data[i] > 0) n++;
+      return n / (canvas.height - 4);
+    });
+  });
+  check(filled[0] > 0.3 && filled[1] < 0.15 && filled[2] < 0.15, `of the overview's height ${filled} are painted before and behind the end of a run`);
+  await both.context().close();
+  for (const file of [t.page, t.differences]) {
+    const phone = await open(file, {viewport: {width: 400, height: 800}});
+    const wide = await phone.evaluate(() => document.documentElement.scrollWidth - innerWidth);
+    check(wide <= 0, `in a narrow window the page is ${wide} pixels too wide`);
+    const policy = phone.locator('.comparison tbody td').first();
+    if (await policy.count()) {
+      const {width} = await policy.boundingBox();
+      check(width > 80, `the names of policies have ${width} pixels`);
+    }
+    await phone.context().close();
+  }
+}
+
 /** A driver trace: its calls, with the time that each took. */
 async function driver() {
   at('driver calls with times');
@@ -376,4 +435,4 @@ async function driver() {
   await page.context().close();
 }
 
-await run(small, labels, driver, differences, large);
+await run(small, labels, names, driver, differences, large);

@@ -17,6 +17,7 @@ if (want.changes) {
 reader.times();
 for (let i = 0; i < want.curves; i++) reader.curve();
 const lives = new Lives(reader.stacks(), reader.blocks(), reader.segments(), reader.calls(), want.events, want.frame_libraries);
+const called = reader.stackNames(lives.stacks.n);
 assert.equal(reader.at, reader.buf.length, 'bytes are left over');
 const byName = (list) => [...list].sort((a, b) => (a[0] < b[0] ? -1 : 1));
 const totals = callTotals(lives.calls, want.call_kinds);
