@@ -80,13 +80,16 @@ func ShortFrame(text string) string {
 	if i := pythonsOwn.FindStringIndex(file); i != nil {
 		return name + " " + file[i[1]:]
 	}
-	if parts := strings.Split(file, "/"); len(parts) > 3 && len(name)+1+len(file) > 40 {
+	if parts := strings.Split(file, "/"); len(parts) > mostParts {
 		file = ".../" + strings.Join(parts[len(parts)-2:], "/")
 	}
 	return name + " " + file
 }
 
-// place is the end of what String writes: a file with its line.
+// mostParts is of how many parts a path may be to be shown whole, as /srv/job/train.py is.
+const mostParts = 4
+
+// atLine is the end of what String writes: a file with its line.
 var atLine = regexp.MustCompile(`:[0-9]+$`)
 
 // cutFrame takes apart what String put together. A function of C++ may have spaces in its name.

@@ -11,8 +11,8 @@ func TestShortFrame(t *testing.T) {
 		// Python.
 		"forward /opt/venv/lib/python3.12/site-packages/torch/nn/modules/module.py:1790": "forward torch/nn/modules/module.py:1790",
 		"step.<locals>.<listcomp> train.py:12":                                           "step.<locals>.<listcomp> train.py:12",
-		"<module> /srv/me/job.py:3":                                                     "<module> /srv/me/job.py:3",
-		"train /srv/somebody/a/long/way/from/here/train.py:12":                          "train .../here/train.py:12",
+		"<module> /srv/me/job.py:3":                                                      "<module> /srv/me/job.py:3",
+		"train /srv/somebody/a/long/way/from/here/train.py:12":                           "train .../here/train.py:12",
 		"Thread.run /usr/lib/python3.12/threading.py:982":                                "Thread.run threading.py:982",
 		"_find_and_load <frozen importlib._bootstrap>:1176":                              "_find_and_load <frozen importlib._bootstrap>:1176",
 		"f <string>:1": "f <string>:1",

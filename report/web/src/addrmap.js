@@ -150,7 +150,7 @@ export function addressMap(host, view) {
           b.pending[i] ? line('state', 'given back, still used by a stream') : null] : null,
         line(kind, `${hex(seg.addr)}, ${bytes(seg.size)}`),
         line('segment stream, pool', `${view.streamName(seg.stream)}, ${view.poolName(seg.pool)}`)),
-      i >= 0 ? h('ol', {class: 'frames'}, view.stackName(b.stack[i]).slice(0, 6).map((f) => h('li', {}, f))) : null);
+      i >= 0 ? h('ol', {class: 'frames'}, view.stackName(b.stack[i]).slice(0, 6).map((f) => h('li', {}, shortFrame(f)))) : null);
     placeTip(tip, e.clientX, e.clientY);
   });
 

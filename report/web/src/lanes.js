@@ -2,7 +2,7 @@
 // which the recorded program got memory from the driver and gave it back, with the time each took where that is known.
 
 import {bytes, count, duration, hex} from './format.js';
-import {cssColor, fill, h, onScheme, placeTip} from './dom.js';
+import {cssColor, fill, h, onScheme, placeTip, shortFrame} from './dom.js';
 import {bands, groupsOf} from './lives.js';
 import {callTotals, callsByColumn, columnsOf} from './columns.js';
 
@@ -157,7 +157,7 @@ export function callLane(bar, timeline, lives, kinds, stackName, chart) {
         by.took[k] ? row('took', duration(by.took[k] / 1e3)) : null,
         calls.event[i] < 0 ? row('before', 'the first event') : row(one ? 'event' : 'from event', count(calls.event[i])),
         one ? row('address', hex(calls.addr[i])) : null),
-      h('ol', {class: 'frames'}, one ? stackName(calls.stack[i]).slice(0, 6).map((f) => h('li', {}, f)) : []));
+      h('ol', {class: 'frames'}, one ? stackName(calls.stack[i]).slice(0, 6).map((f) => h('li', {}, shortFrame(f))) : []));
     placeTip(tip, e.clientX, e.clientY);
   });
   draw();
