@@ -120,7 +120,7 @@ func tellApart(stacks [][]trace.Frame, names []StackName, alike []int, step int,
 
 // Named is what a stack is called: StackName in words.
 type Named struct {
-	Name    string `json:"name"` // NoStack where nothing is known
+	Name    string `json:"name,omitempty"` // NoStack where nothing is known
 	Through string `json:"through,omitempty"`
 	From    string `json:"from,omitempty"`
 }

@@ -46,6 +46,9 @@ type grid struct {
 
 func (g *grid) add(cells ...string) { g.rows = append(g.rows, cells) }
 
+// longestRule is of how many characters the line below a table's head is at most, where no terminal bounds it.
+const longestRule = 160
+
 // columnGap is what lies between two columns.
 const columnGap = 2
 
@@ -134,6 +137,9 @@ func (g *grid) write(w io.Writer, s Style) {
 		t = t.BorderStyle(faint)
 	}
 	for line := range strings.Lines(t.Render()) {
+		if s.Width == 0 && strings.Trim(line, "─\n") == "" && len(line) > longestRule*len("─") {
+			line = line[:longestRule*len("─")] // of text that is no terminal's, where names may be of any length
+		}
 		fmt.Fprintln(w, strings.TrimRight(line, " \n"))
 	}
 }

@@ -83,11 +83,17 @@ func ShortFrame(text string) string {
 	if parts := strings.Split(file, "/"); len(parts) > mostParts {
 		file = ".../" + strings.Join(parts[len(parts)-2:], "/")
 	}
+	if len(file) > longFile {
+		file = "..." + strings.ToValidUTF8(file[len(file)-longFile:], "")
+	}
 	return name + " " + file
 }
 
 // mostParts is of how many parts a path may be to be shown whole, as /srv/job/train.py is.
 const mostParts = 4
+
+// longFile is how many bytes of the name of a file are shown at most; the end of it.
+const longFile = 96
 
 // atLine is the end of what String writes: a file with its line.
 var atLine = regexp.MustCompile(`:[0-9]+$`)

@@ -16,6 +16,7 @@ func TestShortFrame(t *testing.T) {
 		"Thread.run /usr/lib/python3.12/threading.py:982":                                "Thread.run threading.py:982",
 		"_find_and_load <frozen importlib._bootstrap>:1176":                              "_find_and_load <frozen importlib._bootstrap>:1176",
 		"f <string>:1": "f <string>:1",
+		"f " + strings.Repeat("x", 300) + ".py:12": "f ..." + strings.Repeat("x", 90) + ".py:12",
 		// C++.
 		"c10::cuda::CUDACachingAllocator::Native::(anonymous namespace)::ExpandableSegment::map(c10::cuda::SegmentRange) /opt/torch/lib/libc10_cuda.so": "c10::cuda::CUDACachingAllocator::Native::(anonymous namespace)::ExpandableSegment::map libc10_cuda.so",
 		"void at::native::gpu_kernel<at::native::FillFunctor<c10::Half> >(at::TensorIteratorBase&, at::native::FillFunctor<c10::Half> const&)":          "at::native::gpu_kernel<...>",

@@ -11,6 +11,7 @@ import (
 	"github.com/charmbracelet/x/ansi"
 
 	"github.com/cistern-gpu/cistern/internal/top"
+	"github.com/cistern-gpu/cistern/trace"
 )
 
 // The table that `cistern top --once` prints: plain text, columns that stay where they are.
@@ -259,6 +260,7 @@ func shortFrame(s string) string {
 		function, file = "", s
 	}
 	file = file[strings.LastIndexByte(file, '/')+1:]
+	function = trace.ShortFrame(function)
 	switch {
 	case function == "":
 		return file

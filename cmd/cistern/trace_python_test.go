@@ -104,7 +104,7 @@ func TestTracePython(t *testing.T) {
 			}) || len(want) < 8 && c.what != "forked" {
 				t.Errorf("%s: the trace has\n%s\nPython said\n%s", where, strings.Join(got, "\n"), strings.Join(want, "\n"))
 			}
-			if c.what == "everything" && !strings.Contains(stderr, "allocate (traced.py:") {
+			if c.what == "everything" && !strings.Contains(stderr, "  allocate .../testdata/traced.py:") {
 				t.Errorf("%s: the table is\n%s", where, stderr)
 			}
 		}
