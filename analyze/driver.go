@@ -248,6 +248,15 @@ func (r *DriverRun) Summary(frames func(stack uint32) []trace.Frame, pid func(pr
 	return s
 }
 
+// CallCount is how many calls the trace has.
+func (s *DriverSummary) CallCount() uint64 {
+	var n uint64
+	for _, c := range s.Calls {
+		n += c.Count
+	}
+	return n
+}
+
 // SummarizeDriver is the summary of a driver trace that was read.
 func SummarizeDriver(d *trace.Driver) *DriverSummary {
 	r := NewDriverRun()

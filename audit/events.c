@@ -256,6 +256,8 @@ HIDDEN void finish(struct event *e, int result) {
 		s.payload[1] = stack(e, s.pid, ring->flags);
 	}
 	put(&s);
+	if (ring != NULL)
+		__atomic_fetch_add(&ring->spent, now() - end, __ATOMIC_RELAXED);
 }
 
 // The ring is a file that the environment names, as it was when the program was started: CISTERN_AUDIT=nonce:path. The kernel

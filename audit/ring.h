@@ -55,7 +55,8 @@ struct ring {
 	uint64_t closed;       // nobody reads any more
 	uint64_t pad0[4];
 	uint64_t head; // next number to be taken
-	uint64_t pad1[7];
+	uint64_t spent; // ns that threads spent on events once the driver had returned; beside head, which they have written just before
+	uint64_t pad1[6];
 	uint64_t dropped; // events for which there was no room
 	uint64_t pad2[7];
 	uint64_t tail; // the reader's

@@ -50,7 +50,7 @@
 #                 workloads under PyTorch's three allocators (3 minutes)
 #   see-segments  the latter alone
 #   see-cupy      the traced peak of a CuPy program against free memory (30 s)
-#   see-cost      the time of the workloads with and without tracing, in ROUNDS=2 (4 minutes)
+#   see-cost      the time of the workloads with and without tracing, in ROUNDS=1, and what the tracer counts (9 minutes)
 #   see-idle      programs that use no CUDA, traced and not: time, threads, output (30 s, needs no GPU)
 #   see-kill      a traced program that is killed a hundred times (60 s)
 #   see-oom       reports of out-of-memory: the holders that they name, and whether what they recommend helps (3 minutes)
@@ -205,13 +205,13 @@ part() {
     see-agree) see "$1" 590 agree.py --no-cupy ${WORKLOADS:+--workloads "$WORKLOADS"} ;;
     see-segments) see "$1" 590 agree.py --only segments --name see-segments ${WORKLOADS:+--workloads "$WORKLOADS"} ;;
     see-cupy) see "$1" 200 agree.py --only-cupy --name see-cupy ;;
-    see-cost) see "$1" 590 cost.py --rounds "${ROUNDS:-2}" ${WORKLOADS:+--workloads "$WORKLOADS"} ;;
+    see-cost) see "$1" 590 cost.py --rounds "${ROUNDS:-1}" ${WORKLOADS:+--workloads "$WORKLOADS"} ;;
     see-idle) see "$1" 200 idle.py ;;
     see-kill) see "$1" 300 kill.py ;;
     see-oom) see "$1" 590 oom.py ;;
     see-top) see "$1" 200 top.py ;;
     see-held)
-      see "$1" 590 cost.py --name see-held --kinds cistern,history,native,python,both,sampled --starts 0 --rounds "${ROUNDS:-2}" \
+      see "$1" 590 cost.py --name see-held --kinds cistern,history,native,python,both,sampled --starts 0 --rounds "${ROUNDS:-1}" \
         --workloads "${WORKLOADS:-generate_serving,multistream_prefetch}"
       ;;
     see) for p in driver seed agree cupy cost idle kill oom top; do part "see-$p"; done ;;

@@ -38,6 +38,9 @@ func WriteDriver(w io.Writer, d *analyze.DriverSummary, s Style) {
 	if len(d.Calls) > 0 {
 		fmt.Fprintf(w, "%s in the driver, %s of it in calls that may wait for the GPU; processes: %d\n", nanoseconds(d.DriverNS),
 			nanoseconds(d.WaitingNS), d.Processes)
+		if d.End.Spent > 0 {
+			fmt.Fprintf(w, "tracing itself took %s of the program's threads, %d ns a call\n", nanoseconds(d.End.Spent), d.End.Spent/max(1, d.CallCount()))
+		}
 		fmt.Fprintln(w)
 		g := grid{head: []string{"call", "calls", "failed", "time", "each", "longest", "waits"}, textFrom: 6}
 		for _, c := range d.Calls {

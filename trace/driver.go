@@ -63,6 +63,7 @@ type DriverEnd struct {
 	Unknown  []string // ways to functions that could not be followed
 	Status   int      // exit status of the program, or 128 and the signal that ended it
 	Finished uint64   // ns, when it had ended
+	Spent    uint64   // ns that recording kept the program's threads, of all together; 0 where it is not known
 }
 
 // CallKind is a function of the driver.

@@ -49,6 +49,9 @@ func (r *cisternReader) driverBlock(typ byte, c *cursor) error {
 			}
 			d.End.Unknown = append(d.End.Unknown, s)
 		}
+		if len(c.b) > 0 { // older files end here
+			d.End.Spent = c.u()
+		}
 		d.Ended = true
 	}
 	return nil

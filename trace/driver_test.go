@@ -65,7 +65,7 @@ func driverScript(tb testing.TB, calls []Call, every int) (files [][]byte, whole
 	if again := w.Stack([]Frame{{"lib.so", "f", 0}}); again != stack[1] {
 		tb.Errorf("the same stack is number %d and %d", stack[1], again)
 	}
-	end := DriverEnd{Dropped: 3, Lost: 1, Unknown: []string{"cuMemAlloc"}, Status: 139, Finished: 99}
+	end := DriverEnd{Dropped: 3, Lost: 1, Unknown: []string{"cuMemAlloc"}, Status: 139, Finished: 99, Spent: 12345}
 	if err := w.Close(end); err != nil {
 		tb.Fatal(err)
 	}

@@ -295,6 +295,7 @@ func (w *Writer) driverEnd(e *DriverEnd) {
 	for _, s := range e.Unknown[:n] {
 		w.s(s[:min(len(s), 1024)])
 	}
+	w.u(e.Spent)
 	w.block(blockDriverEnd)
 }
 

@@ -219,7 +219,8 @@ func (r *recorder) state(ring *audit.Ring) string {
 
 // end finishes the file, and is the summary.
 func (r *recorder) end(ring *audit.Ring, status int) (*analyze.DriverSummary, error) {
-	e := trace.DriverEnd{Dropped: ring.Dropped(), Lost: ring.Lost(), Unknown: r.unknown, Status: status, Finished: uint64(monotonic())}
+	e := trace.DriverEnd{Dropped: ring.Dropped(), Lost: ring.Lost(), Unknown: r.unknown, Status: status, Finished: uint64(monotonic()),
+		Spent: uint64(ring.Spent())}
 	s := r.run.Summary(r.w.Frames, func(p uint32) uint32 { return r.pids[p] })
 	s.Program, s.Processes, s.End, s.Ended = r.program, len(r.pids), e, true
 	return s, r.w.Close(e)

@@ -24,6 +24,7 @@ const (
 	offFlags   = 20
 	offClosed  = 24
 	offHead    = 64
+	offSpent   = 72
 	offDropped = 128
 	offTail    = 192
 )
@@ -95,6 +96,10 @@ func (r *Ring) word(off uint64) *uint64 { return (*uint64)(unsafe.Pointer(&r.mem
 
 // Dropped is how many records found no room.
 func (r *Ring) Dropped() uint64 { return atomic.LoadUint64(r.word(offDropped)) }
+
+// Spent is how long threads of the traced processes were kept by recording: from the return of the driver's call to the
+// return to the program. What comes before the call is a look at the clock.
+func (r *Ring) Spent() time.Duration { return time.Duration(atomic.LoadUint64(r.word(offSpent))) }
 
 // Lost is how many records were begun and never finished, because their process was killed or stopped for long.
 func (r *Ring) Lost() uint64 { return r.lost }

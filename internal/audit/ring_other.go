@@ -2,6 +2,8 @@
 
 package audit
 
+import "time"
+
 // Slots is how many records a ring holds by default.
 const Slots = 1 << 16
 
@@ -16,6 +18,9 @@ func (*Ring) Value() string { return "" }
 
 // Dropped is 0.
 func (*Ring) Dropped() uint64 { return 0 }
+
+// Spent is 0.
+func (*Ring) Spent() time.Duration { return 0 }
 
 // Lost is 0.
 func (*Ring) Lost() uint64 { return 0 }

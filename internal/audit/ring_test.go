@@ -91,7 +91,7 @@ func TestRingRefuses(t *testing.T) {
 func TestLayout(t *testing.T) {
 	var r Record
 	want := map[string]uintptr{"struct ring, nonce": offNonce, "struct ring, slots": offSlots, "struct ring, flags": offFlags,
-		"struct ring, closed": offClosed, "struct ring, head": offHead, "struct ring, dropped": offDropped, "struct ring, tail": offTail,
+		"struct ring, closed": offClosed, "struct ring, head": offHead, "struct ring, spent": offSpent, "struct ring, dropped": offDropped, "struct ring, tail": offTail,
 		"struct ring, slot": headBytes, "struct slot, check": 8, "struct slot, time": 16 + unsafe.Offsetof(r.TimeNS),
 		"struct slot, took": 16 + unsafe.Offsetof(r.TookNS), "struct slot, addr": 16 + unsafe.Offsetof(r.Addr),
 		"struct slot, extra": 16 + unsafe.Offsetof(r.Extra), "struct slot, pid": 16 + unsafe.Offsetof(r.PID),
