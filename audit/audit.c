@@ -189,23 +189,58 @@ static int is_python(const struct link_map *map) {
 	return 1;
 }
 
+// program_headers are those of the program, where the kernel says that they are.
+static const Elf64_Phdr *program_headers(int *n) {
+	long fd = sys3(SYS_openat, -100, "/proc/self/auxv", 02000000); // O_CLOEXEC
+	if (fd < 0)
+		return NULL;
+	uint64_t v[2 * 64];
+	long got = sys3(SYS_read, fd, v, sizeof v) / 16;
+	sys1(SYS_close, fd);
+	const Elf64_Phdr *h = NULL;
+	int count = 0;
+	for (long i = 0; i < got; i++) {
+		if (v[2 * i] == AT_PHDR)
+			h = (const Elf64_Phdr *)v[2 * i + 1];
+		else if (v[2 * i] == AT_PHNUM)
+			count = (int)v[2 * i + 1];
+		else if (v[2 * i] == AT_PHENT && v[2 * i + 1] != sizeof(Elf64_Phdr))
+			return NULL;
+	}
+	*n = count;
+	return h;
+}
+
 // tell puts an object into the ring, so that addresses in stacks get names: where its code is, and from where it counts.
 static void tell(const struct link_map *map) {
-	uintptr_t from = (uintptr_t)-1, to = 0;
+	uintptr_t from = (uintptr_t)-1, to = 0, low = (uintptr_t)-1, high = 0;
+	const void *tables = NULL;
 	int n = 0;
 	const Elf64_Phdr *h = headers(map, &n);
+	if (h == NULL && map->l_addr == 0 && map->l_prev == NULL)
+		h = program_headers(&n);
 	for (int i = 0; h != NULL && i < n; i++) {
-		if (h[i].p_type != PT_LOAD || !(h[i].p_flags & PF_X))
+		uintptr_t begin = map->l_addr + h[i].p_vaddr, end = begin + h[i].p_memsz;
+		if (h[i].p_type == PT_GNU_EH_FRAME)
+			tables = (const void *)begin;
+		if (h[i].p_type != PT_LOAD)
 			continue;
-		uintptr_t begin = map->l_addr + h[i].p_vaddr;
+		if (h[i].p_flags & PF_R) {
+			low = begin < low ? begin : low;
+			high = begin + h[i].p_filesz > high ? begin + h[i].p_filesz : high;
+		}
+		if (!(h[i].p_flags & PF_X))
+			continue;
 		from = begin < from ? begin : from;
-		to = begin + h[i].p_memsz > to ? begin + h[i].p_memsz : to;
+		to = end > to ? end : to;
 	}
 	if (h == NULL && map->l_addr == 0 && map->l_prev == NULL) // from where such programs are linked to by habit
 		from = 0x400000, to = (uintptr_t)map->l_ld;
 	if (to <= from)
 		return;
 	has_code(from, to);
+	if (tables != NULL)
+		has_tables(map, from, to, low, high, tables);
 	module(map->l_addr, from, to, map->l_name == NULL ? "" : map->l_name, is_python(map));
 }
 
@@ -280,8 +315,10 @@ void la_preinit(uintptr_t *cookie) {
 unsigned la_objclose(uintptr_t *cookie) {
 	if (driver != NULL && *cookie == (uintptr_t)driver)
 		driver = NULL;
-	if (ring != NULL)
+	if (ring != NULL) {
 		forget_code();
+		forget_tables((const void *)*cookie);
+	}
 	if (python_map != NULL && *cookie == (uintptr_t)python_map) {
 		python_map = NULL;
 		python_loaded(NULL, NULL);

@@ -49,10 +49,10 @@ extern struct helpers helpers;
 struct event {
 	uint64_t time, addr, size, stream, handle, pool, extra;
 	int device, call;
-	void *caller, *frame; // its return address, and where its frame ends: what is above is its own
+	void *caller, *frame, *cfa; // of the wrapper: where it returns to, its frame, and its caller's stack pointer before the call
 };
 
-void begin(struct event *e, int call, void *caller, void *frame);
+void begin(struct event *e, int call, void *caller, void *frame, void *cfa);
 void finish(struct event *e, int result);
 void say(int record, const char *text); // a record that is a text
 int current_device(void);
@@ -68,6 +68,12 @@ void *memcpy(void *restrict to, const void *restrict from, size_t n);
 uint64_t stack(const struct event *e, uint32_t pid, uint32_t kinds);
 void has_code(uintptr_t from, uintptr_t to);
 void forget_code(void); // a module is gone
+
+// unwind.c: the tables of an object, by whose this is: from where to where its code is, and all of it
+void has_tables(const void *of, uintptr_t from, uintptr_t to, uintptr_t low, uintptr_t high, const void *head);
+void forget_tables(const void *of);
+
+// stacks.c
 void python_loaded(void *(*lookup)(const char *name, void *object), void *object); // or is gone, where it is NULL
 
 // audit.c: of <link.h>

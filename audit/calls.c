@@ -38,7 +38,7 @@ enum { ENTRIES(INDEX) ENTRY_COUNT };
 #define REAL(name, ...) (((int (*)(__VA_ARGS__))__atomic_load_n(&entries[AT_##name].real, __ATOMIC_RELAXED)))
 #define BEGIN(call) \
 	struct event e; \
-	begin(&e, call, __builtin_return_address(0), __builtin_dwarf_cfa());
+	begin(&e, call, __builtin_return_address(0), __builtin_frame_address(0), __builtin_dwarf_cfa());
 
 enum { AT_DEVICE = 1, RESERVED_MEM_CURRENT = 5, PER_THREAD = 2, FIRST_VERSION = 3020, LAST_VERSION = 13999,
 	OUT_OF_MEMORY = 2, ARRAY_SPARSE = 0x40, ARRAY_DEFERRED = 0x80, NODES_WITH_EDGES = 12030 };

@@ -199,11 +199,12 @@ HIDDEN int current_device(void) {
 	return helpers.ctx_get_device != NULL && helpers.ctx_get_device(&device) == 0 ? device : -1;
 }
 
-HIDDEN void begin(struct event *e, int call, void *caller, void *frame) {
+HIDDEN void begin(struct event *e, int call, void *caller, void *frame, void *cfa) {
 	memset(e, 0, sizeof *e);
 	e->call = call;
 	e->caller = caller;
 	e->frame = frame;
+	e->cfa = cfa;
 	e->device = -2; // not known yet
 	e->time = now();
 }

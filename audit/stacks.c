@@ -3,6 +3,7 @@
 #include "audit.h"
 #include "pystack.h"
 #include "sys.h"
+#include "unwind.h"
 
 // What was told of, by number: of stacks, and of code objects. A place is given to what came last, and what lost its
 // place is told of again, so that nothing is ever full.
@@ -45,10 +46,10 @@ static int tell(int record, uint64_t number, uint64_t size, const void *what, si
 	return 1;
 }
 
-// Return addresses. Few libraries are compiled with frame pointers, and reading their unwinding tables would cost more
-// than most of the calls. So the words of the stack above the caller's frame are looked through, and those are kept that
-// point right behind an instruction that calls: they are the addresses that functions return to, and, now and then, one
-// that an earlier call has left behind. The stack is read by the kernel, page by page, which stops where it ends.
+// Return addresses: by the tables of the objects that the functions are in (unwind.c). Where they end, as they do at code that
+// was made at run time, the words of the stack from there on are looked through, and those are kept that point right behind
+// an instruction that calls: they are the addresses that functions return to, and, now and then, one that an earlier call
+// has left behind. The stack is read by the kernel then, page by page, which stops where it ends.
 enum { STACK_WORDS = 1024, STACK_PAGES = 3, STACK_CANDIDATES = 96, STACK_NATIVE = 48, STACK_PYTHON = 96 };
 
 struct iovec { const void *p; size_t n; };
@@ -118,13 +119,24 @@ HIDDEN void forget_code(void) {
 		__atomic_store_n(&addresses_known[i], 0, __ATOMIC_RELAXED);
 }
 
-// native finds return addresses behind the caller's. words and at are too large for the stack of whoever goes on from here.
-static __attribute__((noinline)) int native(const struct event *e, uint32_t pid, uint64_t *frames, int cap) {
+HIDDEN int read_word(uint32_t pid, uintptr_t at, uint64_t *to) {
+	struct iovec from = {(const void *)at, sizeof *to};
+	return read_own(pid, to, sizeof *to, &from, 1) == sizeof *to;
+}
+
+HIDDEN int is_return(uint32_t pid, uint64_t p) {
+	unsigned char before[7];
+	struct iovec from = {(const void *)(p - sizeof before), sizeof before};
+	return in_code(p) && read_own(pid, before, sizeof before, &from, 1) == sizeof before && called(before);
+}
+
+// scanned finds return addresses in the words from sp on. words and at are too large for the stack of whoever goes on from here.
+static __attribute__((noinline)) int scanned(uint32_t pid, uintptr_t sp, uint64_t *frames, int cap) {
 	uint64_t words[STACK_WORDS], word[STACK_CANDIDATES];
 	struct iovec at[STACK_CANDIDATES], pages[STACK_PAGES];
 	unsigned char before[STACK_CANDIDATES][7], whose[STACK_CANDIDATES]; // asked for, by their place among the candidates
 	int n = 0, candidates = 0, asked = 0, p = 0;
-	const char *from = e->frame;
+	const char *from = (const char *)sp;
 	for (size_t left = sizeof words; left > 0 && p < STACK_PAGES; p++) {
 		size_t piece = 4096 - ((uintptr_t)from & 4095);
 		piece = piece < left ? piece : left;
@@ -160,6 +172,13 @@ static __attribute__((noinline)) int native(const struct event *e, uint32_t pid,
 		if (word[i] != 0)
 			frames[n++] = word[i];
 	return n;
+}
+
+// native finds return addresses behind the caller's.
+static int native(const struct event *e, uint32_t pid, uint64_t *frames, int cap) {
+	struct place p = {(uintptr_t)e->caller, (uintptr_t)e->cfa, *(const uintptr_t *)e->frame, (uintptr_t)e->cfa};
+	int n = unwind(pid, &p, frames, cap);
+	return p.pc == 0 ? n : n + scanned(pid, p.sp, frames + n, cap - n);
 }
 
 // Python. It is looked at when a call is made after it was loaded, as it cannot be used while it is being loaded; by one
