@@ -111,6 +111,21 @@ func TestTopJSONShape(t *testing.T) {
 	if err := json.Unmarshal(p.Devices[0], &v); err != nil {
 		t.Fatal(err)
 	}
+	var details struct{ Tags, Stacks []json.RawMessage }
+	if err := json.Unmarshal(v.Details, &details); err != nil || len(details.Tags) == 0 || len(details.Stacks) == 0 {
+		t.Fatalf("%v in %s", err, v.Details)
+	}
+	var stack topStack
+	if err := json.Unmarshal(details.Stacks[0], &stack); err != nil || len(stack.Frames) < 2 || strings.Contains(strings.Join(stack.Frames, ""), "\n") {
+		t.Errorf("%v: the frames of %s", err, details.Stacks[0])
+	}
+	if none := topStacks([]top.Use{{Name: "", Bytes: 1}}); none[0].Frames == nil || len(none[0].Frames) != 0 {
+		t.Errorf("without a stack there are %q", none[0].Frames)
+	}
+	description, err := os.ReadFile("../../docs/top-json.md")
+	if err != nil {
+		t.Fatal(err)
+	}
 	for _, c := range []struct {
 		raw  json.RawMessage
 		want string
@@ -120,7 +135,14 @@ func TestTopJSONShape(t *testing.T) {
 		{doc.Processes[0], "pid kind program arguments version settings age_s stale events_dropped " + memory + "devices"},
 		{p.Devices[0], "uuid ordinal " + memory + "details"},
 		{v.Details, "tags libraries pools stacks calls"},
+		{details.Tags[0], "name blocks bytes"},
+		{details.Stacks[0], "frames blocks bytes"},
 	} {
+		for _, key := range keysOf(t, c.raw) {
+			if !strings.Contains(string(description), "`"+key+"`") {
+				t.Errorf("docs/top-json.md does not say what %s is", key)
+			}
+		}
 		if got := strings.Join(keysOf(t, c.raw), " "); got != c.want {
 			t.Errorf("has %s\nwant %s", got, c.want)
 		}

@@ -2,12 +2,13 @@ package main
 
 import (
 	"encoding/hex"
+	"strings"
 	"time"
 
 	"github.com/cistern-gpu/cistern/internal/top"
 )
 
-// topDocument is what `cistern top --json` prints. Sizes are bytes; what is not known is null.
+// topDocument is what `cistern top --json` prints; docs/top-json.md describes it. What is not known is null.
 type topDocument struct {
 	Time       time.Time    `json:"time"`
 	Seconds    float64      `json:"interval_s"` // over which rates were measured, at least
@@ -73,17 +74,23 @@ type topMemory struct {
 }
 
 type topDetails struct {
-	Tags      []topUse `json:"tags"`
-	Libraries []topUse `json:"libraries"`
-	Pools     []topUse `json:"pools"`
-	Stacks    []topUse `json:"stacks"` // a name is frames, the innermost first, one a line
-	Calls     []topUse `json:"calls"`  // of a traced process: by the driver's function
+	Tags      []topUse   `json:"tags"`
+	Libraries []topUse   `json:"libraries"`
+	Pools     []topUse   `json:"pools"`
+	Stacks    []topStack `json:"stacks"`
+	Calls     []topUse   `json:"calls"` // of a traced process: by the driver's function
 }
 
 type topUse struct {
 	Name   string `json:"name"`
 	Blocks int64  `json:"blocks"`
 	Bytes  uint64 `json:"bytes"`
+}
+
+type topStack struct {
+	Frames []string `json:"frames"` // the innermost first; none: taken without a stack
+	Blocks int64    `json:"blocks"`
+	Bytes  uint64   `json:"bytes"`
 }
 
 // newTopDocument is a table as it is printed.
@@ -102,7 +109,7 @@ func newTopDocument(t top.Table, l *top.Look, interval time.Duration) topDocumen
 		for _, h := range r.Holdings {
 			v := topDevice{UUID: uuidText(t.GPUs[h.GPU].UUID), Ordinal: where(h.Ordinal >= 0, h.Ordinal), topMemory: newTopMemory(&h.Memory)}
 			if h.Details != nil {
-				v.Details = &topDetails{topUses(h.Details.Tags), topUses(h.Details.Libraries), topUses(h.Details.Pools), topUses(h.Details.Stacks), topUses(h.Details.Kinds)}
+				v.Details = &topDetails{topUses(h.Details.Tags), topUses(h.Details.Libraries), topUses(h.Details.Pools), topStacks(h.Details.Stacks), topUses(h.Details.Kinds)}
 			}
 			p.Devices = append(p.Devices, v)
 		}
@@ -123,6 +130,17 @@ func topUses(uses []top.Use) []topUse {
 	all := make([]topUse, len(uses))
 	for i, u := range uses {
 		all[i] = topUse{u.Name, u.Blocks, u.Bytes}
+	}
+	return all
+}
+
+func topStacks(uses []top.Use) []topStack {
+	all := make([]topStack, len(uses))
+	for i, u := range uses {
+		all[i] = topStack{[]string{}, u.Blocks, u.Bytes}
+		if u.Name != "" {
+			all[i].Frames = strings.Split(u.Name, "\n")
+		}
 	}
 	return all
 }

@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"reflect"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -231,6 +232,29 @@ func TestTopChoosesGPUs(t *testing.T) {
 	}{{"7", -1}, {"1", 1}, {"1", -1}, {"g", 0}, {"g", 1}, {"g", -1}, {"0", 0}, {"esc", -1}} {
 		if s.press(c.key); s.v.choice.GPU != c.want {
 			t.Errorf("after %s GPU %d is chosen, want %d", c.key, s.v.choice.GPU, c.want)
+		}
+	}
+}
+
+// The numbers of simulated GPUs choose nothing beside real ones: GPU 1 is a real one.
+func TestTopChoosesBesideSimulated(t *testing.T) {
+	for scene, all := range map[string][]int{"beside": {0, 1}, "simulated": {0}} {
+		s := newStage(t, 80, 24)
+		s.change(scene)
+		s.tick(2)
+		if got := s.v.table.Indices(); !slices.Equal(got, all) {
+			t.Errorf("%s: %v can be chosen, want %v", scene, got, all)
+		}
+		s.press("0")
+		if len(s.v.table.Rows) == 0 {
+			t.Errorf("%s: nobody is on GPU 0", scene)
+		}
+		for _, r := range s.v.table.Rows {
+			for _, h := range r.Holdings {
+				if g := s.v.table.GPUs[h.GPU]; g.Index != 0 || g.Simulated != (scene == "simulated") {
+					t.Errorf("%s: GPU 0 was chosen, %s on %+v is shown", scene, r.Title, g)
+				}
+			}
 		}
 	}
 }

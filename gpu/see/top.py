@@ -60,7 +60,7 @@ def judge(c, kind, row, told, driver):
         c.add("%s: bytes by tag" % kind, ", ".join("%s %d" % (t, tags.get(t, 0)) for t in told["tags"]), ", ".join("%s %d" % i for i in told["tags"].items()),
               all(tags.get(t) == n for t, n in told["tags"].items()))
         stacks = [u for d in details for u in d["stacks"]]
-        found = {f: sum(u["bytes"] for u in stacks if f in u["name"]) for f in told["held"]}
+        found = {f: sum(u["bytes"] for u in stacks if f in "\n".join(u["frames"])) for f in told["held"]}
         c.add("%s: bytes by function, of stacks" % kind, ", ".join("%s %d" % i for i in found.items()), ", ".join("%s %d" % i for i in told["held"].items()),
               found == told["held"])
     if driver is None:

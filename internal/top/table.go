@@ -55,7 +55,7 @@ func (s *State) Table(c Choice) Table {
 		if c.GPU >= 0 {
 			row.Holdings = nil
 			for _, h := range r.Holdings {
-				if s.gpus[h.GPU].Index == c.GPU {
+				if chosen(s.gpus, &s.gpus[h.GPU], c.GPU) {
 					row.Holdings = append(row.Holdings, h)
 				}
 			}
@@ -81,11 +81,19 @@ func (s *State) Table(c Choice) Table {
 // Has says whether a process is still there.
 func (s *State) Has(pid int, start uint64) bool { return s.rows[id{pid, start}] != nil }
 
+// chosen reports whether a GPU is the one with a number. Simulated ones are numbered by themselves: beside real ones their
+// numbers choose nothing.
+func chosen(all []GPU, g *GPU, number int) bool {
+	return g.Index == number && (!g.Simulated || !slices.ContainsFunc(all, func(o GPU) bool { return !o.Simulated }))
+}
+
 // Indices are the GPUs that can be chosen, in order.
 func (t *Table) Indices() []int {
 	all := make(map[int]bool)
-	for _, g := range t.GPUs {
-		all[g.Index] = true
+	for i := range t.GPUs {
+		if g := &t.GPUs[i]; chosen(t.GPUs, g, g.Index) {
+			all[g.Index] = true
+		}
 	}
 	return slices.Sorted(maps.Keys(all))
 }
