@@ -19,11 +19,13 @@ _GENERATOR, _COROUTINE, _ASYNC_GENERATOR = 0x20, 0x80, 0x200
 
 
 class _Scope:
-    __slots__ = ("name", "pushed")
+    __slots__ = ("name", "of", "pushed", "left")
 
-    def __init__(self, name: bytes) -> None:
+    def __init__(self, name: bytes, of: tag) -> None:
         self.name = name
+        self.of = of
         self.pushed = False
+        self.left = False
 
 
 class _Thread(_local):  # type: ignore[misc]
@@ -36,7 +38,7 @@ _thread = _Thread()
 
 class tag:
     """Labels what the calling thread allocates, from entering to leaving a `with` block or a decorated function. Tags
-    nest; an allocation bears the innermost. They show in stats(), snapshots and reports of out-of-memory."""
+    nest; an allocation bears the innermost, which is what was entered last where coroutines of a thread take turns. They show in stats(), snapshots and reports of out-of-memory."""
 
     def __init__(self, name: str) -> None:
         if not isinstance(name, str):
@@ -46,15 +48,21 @@ class tag:
         self.name = name
 
     def __enter__(self) -> "tag":
-        _thread.scopes.append(_Scope(self.name.encode("utf-8", "replace")))
+        self._last = _Scope(self.name.encode("utf-8", "replace"), self)
+        _tidy()
+        _thread.scopes.append(self._last)
         _give()
         return self
 
     def __exit__(self, *exc: object) -> None:
-        if _thread.scopes.pop().pushed:
-            from . import _library
-
-            _library.tag_pop()
+        # Coroutines and generators leave in any order what they entered, and where they are collected in any thread.
+        for scope in reversed(_thread.scopes):
+            if scope.of is self and not scope.left:
+                scope.left = True
+                break
+        else:
+            self._last.left = True
+        _tidy()
 
     def __call__(self, function: F) -> F:
         code = getattr(function, "__code__", None)
@@ -72,6 +80,23 @@ class tag:
 
     def __repr__(self) -> str:
         return "cistern.tag(%r)" % self.name
+
+
+def _tidy() -> None:
+    """Drops the scopes that were left. The library knows no order but one within the other."""
+    scopes = _thread.scopes
+    first = next((i for i, scope in enumerate(scopes) if scope.left), len(scopes))
+    if first == len(scopes):
+        return
+    for scope in reversed(scopes[first:]):
+        if scope.pushed:
+            from . import _library
+
+            _library.tag_pop()
+            scope.pushed = False
+    scopes[first:] = [scope for scope in scopes[first:] if not scope.left]
+    if len(scopes) > first:
+        _give()
 
 
 def _give() -> None:

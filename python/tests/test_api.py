@@ -85,6 +85,54 @@ class Api(Case):
             """)
         self.assertEqual(loads(done.stdout), {"outer": 5, "inner": 2, "decorated": 16})
 
+    def test_tags_left_in_any_order(self):
+        done = self.program("""
+            import asyncio, threading
+            async def work(name, first, second):
+                with cistern.tag(name):
+                    await asyncio.sleep(first)
+                await asyncio.sleep(second)
+            async def both():
+                a = asyncio.create_task(work("a", 0.1, 0))
+                with cistern.tag("b"):
+                    await asyncio.sleep(0.05)
+                    with cistern.tag("c"):
+                        await a
+                        malloc(1 << 20)  # a was left from below
+                    malloc(2 << 20)
+                malloc(4 << 20)
+            asyncio.run(both())
+            def generator():
+                with cistern.tag("generator"):
+                    yield
+            held = generator()
+            next(held)
+            malloc(8 << 20)
+            t = threading.Thread(target=held.close)
+            t.start(); t.join()
+            with cistern.tag("d"):
+                malloc(16 << 20)
+            malloc(32 << 20)
+            same, failed = cistern.tag("same"), []
+            def enter():
+                try:
+                    for _ in range(1000):
+                        with same, same:
+                            pass
+                    with same:
+                        malloc(1 << 20)
+                except BaseException as e:
+                    failed.append(e)
+            threads = [threading.Thread(target=enter) for _ in range(4)]
+            for t in threads: t.start()
+            for t in threads: t.join()
+            malloc(64 << 20)
+            print(failed, file=sys.stderr)
+            print(json.dumps({t["name"]: t["requested"] >> 20 for t in cistern.stats()["devices"][0]["tags"]}))
+            """)
+        self.assertEqual(loads(done.stdout), {"c": 1, "b": 2, "generator": 8, "d": 16, "same": 4})
+        self.assertIn("[]", done.stderr)
+
     def test_tags_that_make_no_sense(self):
         done = self.program("""
             for bad in ("", "a\\0b", 3, None, b"x"):
