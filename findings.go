@@ -73,7 +73,7 @@ type Names struct {
 	Tag     func(tag uint32) string
 	Library func(library uint8) string
 	// Stack names a stack in few words: its innermost frame that means something to the reader, and the one that tells uses of
-	// that one apart, which is said where it takes that.
+	// that one apart, which is said where it takes that, or where there is nothing else to say.
 	Stack func(stack uint32) (place, from string)
 }
 
@@ -117,7 +117,7 @@ func mostHolders(list []holder, rest uint64) string {
 	var items []string
 	for i, h := range list {
 		name := h.place
-		if h.from != "" && slices.ContainsFunc(slices.Delete(slices.Clone(list), i, i+1), func(o holder) bool { return o.place == h.place }) {
+		if h.from != "" && (len(list) == 1 || slices.ContainsFunc(slices.Delete(slices.Clone(list), i, i+1), func(o holder) bool { return o.place == h.place })) {
 			name += " < " + h.from
 		}
 		items = append(items, units.FormatBytes(h.bytes)+" "+name)

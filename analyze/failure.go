@@ -76,9 +76,10 @@ type FailureReport struct {
 
 	Search
 
-	away      uint64 // of what is held: not the device's memory
-	poolLimit bool   // the limit of the request's own pool was in the way
-	cutOff    bool   // the file told of events, and lacks them
+	said      *trace.Failure // by the process, nil where it said nothing
+	away      uint64         // of what is held: not the device's memory
+	poolLimit bool           // the limit of the request's own pool was in the way
+	cutOff    bool           // the file told of events, and lacks them
 }
 
 // ReportFailures reports on the requests that failed in a trace; nil where none did. driver is what a driver trace says
@@ -134,7 +135,7 @@ func ReportFailures(ctx context.Context, t *trace.Trace, driver *trace.Driver, o
 			target = x
 		}
 	}
-	return r, target.search(ctx, t, words[target.Event], opt)
+	return r, target.search(ctx, t, target.said, opt)
 }
 
 // recorded reports on the failures that events tell of, in one walk over the trace.
@@ -193,7 +194,7 @@ func (x *FailureReport) words(t *trace.Trace, f *trace.Failure) {
 	}
 	x.DeviceName, x.DeviceUUID, x.DeviceTotal = f.Device, f.UUID, f.DeviceTotal
 	x.Cached, x.Pinned, x.Paused = f.Cached, f.Pinned, f.Paused
-	x.away, x.poolLimit = away(f), f.PoolLimit > 0
+	x.said, x.away, x.poolLimit = f, away(f), f.PoolLimit > 0
 	x.Limits, x.Steps, x.Processes, x.ProcessesUnknown = f.Limits, f.Steps, f.Others, f.OthersUnknown
 	x.Capacity, x.CapacityFrom = limitInForce(f)
 	slices.SortStableFunc(x.Processes, func(a, b trace.Neighbour) int { return cmp.Compare(b.Bytes, a.Bytes) })

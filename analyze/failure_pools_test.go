@@ -87,6 +87,21 @@ func TestPoolLimit(t *testing.T) {
 	}
 }
 
+// Without a history the limit of the pool is known all the same; a setting that turned it off is named.
+func TestPoolLimitWithoutHistory(t *testing.T) {
+	r := newEngineRun(t, "history:0,report:here", 512*mib)
+	r.dev.SetHistory(0)
+	pool := newPool(t, r, cistern.PoolOptions{Limit: 10 * mib})
+	_, err := pool.Alloc(12*mib, r.st)
+	if x := written(t, r, err); x.Advice != "A limit of 12.00 MiB for the pool is enough." || x.Event != -1 {
+		t.Errorf("%q, event %d", x.Advice, x.Event)
+	}
+	_, err = r.dev.Alloc(600*mib, r.st)
+	if x := written(t, r, err); !strings.Contains(x.Unsearched, "take history:0 out of CISTERN_CONF") {
+		t.Errorf("%q", x.Unsearched)
+	}
+}
+
 // What is paused is no memory of the device's: it is not in the way, and a replay, which knows no pauses, is not asked.
 func TestPausedWhenItFailed(t *testing.T) {
 	r := newEngineRun(t, "limit:100MiB", 512*mib)

@@ -144,13 +144,16 @@ func (x *FailureReport) search(ctx context.Context, t *trace.Trace, f *trace.Fai
 	switch {
 	case x.cutOff:
 		out.Unsearched = "the file was cut off before the request that failed, so there is nothing to replay: copy it again, whole"
-	case x.Event < 0:
-		out.Unsearched = "the history was off, so there is nothing to replay: add history:1000000 to CISTERN_CONF, and run again"
 	case x.Upstream != "":
 		out.Unsearched = "replays are of the device's own memory, and this request was for " + x.Upstream + " memory"
 	case f != nil && f.PoolLimit > 0:
 		out.Unsearched = "a limit of the request's own pool was in the way, and no setting of the allocator's changes what is missing there"
 		out.Advice = raisePool(f)
+	case x.Event < 0:
+		out.Unsearched = "the history was off, so there is nothing to replay: add history:1000000 to CISTERN_CONF, and run again"
+		if f != nil && slices.Contains(settingsOf(f.Conf), "history:0") {
+			out.Unsearched = "the history was off, so there is nothing to replay: take history:0 out of CISTERN_CONF, and run again"
+		}
 	case f != nil && f.Paused > 0:
 		out.Unsearched = fmt.Sprintf("%s were paused, which no event tells of: a replay would hold them", units.FormatBytes(f.Paused))
 	case x.Capacity == 0:
