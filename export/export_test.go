@@ -566,3 +566,32 @@ func TestDriverTimes(t *testing.T) {
 		}
 	}
 }
+
+// Each process of a driver trace has a device of its own on the timeline, and its name says whose it is.
+func TestProcessesOfADevice(t *testing.T) {
+	var b bytes.Buffer
+	w, err := trace.NewDriverWriter(&b, 0, []string{"program"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, pid := range []uint32{70, 80} {
+		p := w.Process(trace.Process{PID: pid, Program: "/bin/worker"})
+		w.Call(&trace.Call{Kind: trace.MemAlloc, TimeNS: uint64(i+1) * 1000, Addr: 1 << 30, Size: 1 << 20, Process: p, Thread: pid + 1})
+	}
+	if err := w.Close(trace.DriverEnd{}); err != nil {
+		t.Fatal(err)
+	}
+	f, err := trace.Read(&b, "run.cistern")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, p := range packets(t, written(t, func(b *bytes.Buffer) error { return WritePerfetto(b, f) })) {
+		if d := p.get("track_descriptor").m; d != nil && d.get("process").m != nil && strings.HasPrefix(d.get("process").m.get("process_name").s, "GPU") {
+			names = append(names, d.get("process").m.get("process_name").s)
+		}
+	}
+	if want := []string{"GPU 0 of worker 70: run.cistern", "GPU 0 of worker 80: run.cistern"}; !slices.Equal(names, want) {
+		t.Errorf("%q, want %q", names, want)
+	}
+}

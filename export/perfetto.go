@@ -61,7 +61,7 @@ const (
 // WritePerfetto writes a timeline: for each device a process with counters in bytes (live, active, reserved, live by
 // pool and by stream where there are several, by tag and by library where they were recorded), and instants on tracks of
 // their own for what was got from the driver and given back, for requests that failed, and for marks; what the program's
-// threads allocated and gave back (threads.go); the calls of a driver trace (calls.go). Times are the recorder's, in
+// threads allocated and gave back (threads.go); the calls of a driver trace (calls.go). Times are the file's, in
 // nanoseconds, taken as the clock that Perfetto counts from (BOOTTIME) and, where they have a date, as REALTIME too.
 func WritePerfetto(w io.Writer, f *trace.File) error {
 	p := &perfetto{w: bufio.NewWriterSize(w, 1<<16)}
@@ -81,7 +81,7 @@ func WritePerfetto(w io.Writer, f *trace.File) error {
 			threads.device(i)
 		}
 		d := perfettoDevice{perfetto: p, t: t, sequence: uint64(i + 1), line: c.line(t), flows: map[uint64]uint64{}, threads: threads}
-		d.write(gpuPIDs + uint64(i))
+		d.write(gpuPIDs+uint64(i), whose(f, i))
 	}
 	if calls {
 		p.calls(f, devices+1)
@@ -174,11 +174,12 @@ type breakdown struct {
 // gpuPIDs number what stands for a GPU among the processes: from above the pids that there can be on Linux.
 const gpuPIDs = 1 << 23
 
-func (d *perfettoDevice) write(pid uint64) {
+// write is of one device; whose says more of it where it is not the only one of its number.
+func (d *perfettoDevice) write(pid uint64, whose string) {
 	t := d.t
 	d.process = d.track(0, "", func(b []byte) []byte {
 		return message(b, descProcess, text(number(nil, processPID, pid), processName,
-			fmt.Sprintf("GPU %d: %s", t.Device, t.Path)))
+			fmt.Sprintf("GPU %d%s: %s", t.Device, whose, t.Path)))
 	})
 	d.counter("live: requested and not yet returned", func(w *walker) uint64 { return w.bytes })
 	d.counter("active: live, rounded to 512", func(w *walker) uint64 { return w.active })

@@ -30,7 +30,7 @@ func WritePyTorch(w io.Writer, devices ...*Trace) error {
 			byDevice = append(byDevice, nil)
 		}
 		if byDevice[t.Device] != nil {
-			return fmt.Errorf("two traces of device %d; a snapshot has one of each", t.Device)
+			return fmt.Errorf("two traces of device %d, as of two processes; a PyTorch snapshot has one of each device", t.Device)
 		}
 		byDevice[t.Device] = segmented(t)
 	}
