@@ -23,6 +23,7 @@ const (
 
 // Page is one that this process publishes. A goroutine of its own refreshes it until Close.
 type Page struct {
+	file    string
 	id      identity
 	gauges  func(into []Device) []Device
 	details func() []Details
@@ -48,11 +49,16 @@ type Page struct {
 // is given, which is empty; details, which is asked right after it and only while somebody wants to know, tells of the
 // same devices in the same order, and may be nil. Neither may call Close.
 func Publish(p Process, gauges func(into []Device) []Device, details func() []Details) (*Page, error) {
+	return publish(fileName, p, gauges, details)
+}
+
+// publish is Publish with a file of another name, which readers do not find.
+func publish(file string, p Process, gauges func(into []Device) []Device, details func() []Details) (*Page, error) {
 	start, err := startOf("/proc/self")
 	if err != nil {
 		return nil, fmt.Errorf("publishing what this process holds: %w", err)
 	}
-	page := &Page{id: identity{Maker: os.Getpid(), MakerStart: start, PID: p.PID, Start: p.Start, Name: p.Name, Args: p.Args, Kind: p.Kind,
+	page := &Page{file: file, id: identity{Maker: os.Getpid(), MakerStart: start, PID: p.PID, Start: p.Start, Name: p.Name, Args: p.Args, Kind: p.Kind,
 		Version: p.Version, Conf: p.Conf}, gauges: gauges, details: details, done: make(chan struct{})}
 	if page.id.PID == 0 {
 		page.id.PID, page.id.Start = page.id.Maker, start
@@ -94,7 +100,7 @@ func (p *Page) wait(d time.Duration) bool {
 
 // make makes the file and its mapping.
 func (p *Page) make() error {
-	fd, err := unix.MemfdCreate(fileName, unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	fd, err := unix.MemfdCreate(p.file, unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
 	if err != nil {
 		return fmt.Errorf("memfd_create: %w", err)
 	}
