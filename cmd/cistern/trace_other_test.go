@@ -116,14 +116,14 @@ func TestTraceLeft(t *testing.T) {
 		t.Errorf("--follow: code %d, %d calls\n%s", code, len(d.Calls), stderr)
 	}
 	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGINT} {
-		file := filepath.Join(x.dir, "stopped.cistern")
+		file := filepath.Join(x.dir, fmt.Sprintf("stopped-%d.cistern", sig))
 		cmd := x.command("trace", "--follow", "-o", file, "--", x.program, "dlsym", "leave", "0")
 		var o, e bytes.Buffer
 		cmd.Stdout, cmd.Stderr = &o, &e
 		if err := cmd.Start(); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(time.Second)
+		x.leaves(file, 100)
 		_ = cmd.Process.Signal(sig)
 		_ = cmd.Wait()
 		pid := left(o.String())
@@ -132,6 +132,23 @@ func TestTraceLeft(t *testing.T) {
 		}
 		if d := x.read(file); cmd.ProcessState.ExitCode() != 3 || !d.Ended || len(d.Calls) < 100 || !strings.Contains(e.String(), "still running") || strings.Contains(e.String(), "--follow") {
 			t.Errorf("%v: code %d, %d calls\n%s", sig, cmd.ProcessState.ExitCode(), len(d.Calls), &e)
+		}
+	}
+}
+
+// leaves waits until a trace has so many calls, and its program has ended and left behind who makes them.
+func (x *traced) leaves(file string, calls int) {
+	x.t.Helper()
+	for end := time.Now().Add(30 * time.Second); ; time.Sleep(100 * time.Millisecond) {
+		f, err := trace.ReadFile(file)
+		if err == nil && f.Driver != nil && len(f.Driver.Calls) >= calls {
+			if _, err := os.Stat(fmt.Sprintf("/proc/%d", f.Driver.Processes[0].PID)); err != nil {
+				time.Sleep(100 * time.Millisecond) // until who waited for it knows
+				return
+			}
+		}
+		if time.Now().After(end) {
+			x.t.Fatalf("%s: fewer than %d calls, or its program has not ended", file, calls)
 		}
 	}
 }
