@@ -80,6 +80,7 @@ func newTop(a *app) *cobra.Command {
 	c.Flags().StringVar(&f.sort, "sort", string(top.Keys[0]), "sort processes by this `key`: "+strings.Join(top.KeyNames(), ", "))
 	_ = c.RegisterFlagCompletionFunc("sort", cobra.FixedCompletions(top.KeyNames(), cobra.ShellCompDirectiveNoFileComp))
 	c.Flags().IntVar(&f.device, "device", -1, "only this GPU, by nvidia-smi's `number`, and the processes there (default all); a simulated one where\nthere is no other")
+	c.Flags().Lookup("device").DefValue = "0" // of which help says nothing: it is said in words
 	c.Flags().BoolVar(&f.details, "details", false, "with --once or --json: who holds what in each process, by tag, library, pool and stack")
 	return c
 }

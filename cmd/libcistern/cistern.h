@@ -405,8 +405,8 @@ int cistern_stack_text(uint32_t stack, char *buf, size_t n);
 
 /* cistern_report has a file written for each request that fails with CISTERN_OUT_OF_MEMORY from now on, as the settings report
  * and report_child do: dir/oom-PID-N.cistern, N from 1 but for what is there already, with what was held, the history (of the
- * last 1,000,000 events, begun here where none is kept, and ended with the reports), the stack of the request (also where stacks are not taken), and what else was in the way, for `cistern report`
- * to explain; a line on standard error names it. A process writes at most five. With child not 0 the library starts that
+ * last 1,000,000 events, begun here where none is kept, and ended with the reports), the stack of the request (also where
+ * stacks are not taken), and what else was in the way, for `cistern report` to explain; a line on standard error names it. A process writes at most five. With child not 0 the library starts that
  * command on each at once, which writes a page and a text beside it, and does not wait for it: it is the one that
  * CISTERN_COMMAND names, lies beside the library or in ../bin from there, or is in PATH. dir NULL: no more files. What goes
  * wrong is a line on standard error; the request fails as it would without, at most 5 s later. */
@@ -466,8 +466,9 @@ enum {
 };
 
 /* cistern_history keeps the last n events of the device from now on, with -1 of every device, also of those that come
- * into use later; 0 stops and forgets them. It makes every request cost more. cistern_history_drain moves the oldest events, at most cap, into buf, writes how many to *n, and to *lost
- * (may be NULL) how many older ones were overwritten since the last call. */
+ * into use later; 0 stops and forgets them. It makes every request cost more. cistern_history_drain moves the oldest events,
+ * at most cap, into buf, writes how many to *n, and to *lost (may be NULL) how many older ones were overwritten since the
+ * last call. */
 int cistern_history(int device, size_t n);
 int cistern_history_drain(int device, cistern_event *buf, size_t cap, size_t *n, uint64_t *lost);
 

@@ -5,6 +5,7 @@ import (
 	"debug/elf"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 
@@ -32,15 +33,21 @@ func open(name string) (file, error) {
 	if err != nil {
 		return file{}, err
 	}
-	f, err := elf.NewFile(mapped)
-	if err == nil && (f.Class != elf.ELFCLASS64 || f.Data != elf.ELFDATA2LSB) {
-		err = errors.New(name + " is of another kind of machine")
-	}
+	f, err := parse(mapped)
 	if err != nil {
 		mapped.Close()
-		return file{}, err
+		return file{}, fmt.Errorf("%s: %w", name, err)
 	}
 	return file{f, mapped}, nil
+}
+
+// parse reads the heads of an object.
+func parse(r io.ReaderAt) (*elf.File, error) {
+	f, err := elf.NewFile(r)
+	if err == nil && (f.Class != elf.ELFCLASS64 || f.Data != elf.ELFDATA2LSB) {
+		err = errors.New("it is of another kind of machine")
+	}
+	return f, err
 }
 
 // table is a table of symbols and that of their names.

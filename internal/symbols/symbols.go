@@ -118,6 +118,10 @@ func nameAll(file string, list []wanted) {
 		return
 	}
 	defer f.Close()
+	f.nameAll(list)
+}
+
+func (f file) nameAll(list []wanted) {
 	var known []wanted
 	for _, w := range list {
 		for _, p := range f.Progs {

@@ -64,14 +64,19 @@ func (f *functions) name(at uint32) string {
 	return string(b)
 }
 
-// read reads the first table of a file that has functions.
+// read reads a file that can be opened.
 func read(name string) *functions {
-	out := &functions{}
 	f, err := open(name)
 	if err != nil {
-		return out
+		return &functions{}
 	}
 	defer f.Close()
+	return f.functions()
+}
+
+// functions are those of the first table that has some.
+func (f file) functions() *functions {
+	out := &functions{}
 	for _, t := range f.tables() {
 		if t.symbols.Size > mostSymbols || t.names.Size > mostNames || t.names.ReaderAt == nil {
 			continue
