@@ -126,13 +126,14 @@ func (r *DriverRun) Call(c *trace.Call) {
 		}
 	}
 	r.tracker.Call(c, func(h *trace.Holding) { r.hold(h, true) }, func(h *trace.Holding) { r.hold(h, false) })
-	if c.Pool != 0 && c.Device >= 0 || c.Kind == trace.DevicePrimaryCtxReset || c.Kind == trace.DevicePrimaryCtxRelease {
-		d := r.device(c.Device)
-		now := r.tracker.PoolReserved(c.Process, c.Device)
-		d.pools += now - d.pooled[c.Process]
-		d.pooled[c.Process] = now
-	}
-	if d := r.devices[int(c.Device)]; d != nil {
+	// A call may get, and give back, memory of another device than the one that is current.
+	pools := c.Pool != 0 || c.Kind == trace.DevicePrimaryCtxReset || c.Kind == trace.DevicePrimaryCtxRelease
+	for i, d := range r.devices {
+		if pools {
+			now := r.tracker.PoolReserved(c.Process, int16(i))
+			d.pools += now - d.pooled[c.Process]
+			d.pooled[c.Process] = now
+		}
 		d.Now = d.plain + d.mapped + d.pools
 		d.PeakRequested = max(d.PeakRequested, d.requested)
 		if d.Now > d.PeakHeld {

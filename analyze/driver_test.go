@@ -47,6 +47,41 @@ func TestDriverHeld(t *testing.T) {
 	}
 }
 
+// TestDriverOtherDevice: memory is where it is, whichever device is current.
+func TestDriverOtherDevice(t *testing.T) {
+	const mib = 1 << 20
+	r := NewDriverRun()
+	now := func(what string, held ...uint64) {
+		t.Helper()
+		for i, want := range held {
+			if d := r.Device(i); d == nil && want != 0 || d != nil && d.Now != want {
+				t.Errorf("%s: device %d is %+v, want %d bytes", what, i, d, want)
+			}
+		}
+	}
+	call := func(c trace.Call) { r.Call(&c) }
+	call(trace.Call{Kind: trace.MemCreate, Device: 1, Handle: 1, Size: 4 * mib, Extra: 1})
+	call(trace.Call{Kind: trace.MemAlloc, Device: 1, Addr: 2 * mib, Size: 2 * mib})
+	now("got", 0, 6*mib)
+	call(trace.Call{Kind: trace.MemRelease, Handle: 1})
+	now("released with another device current", 0, 2*mib)
+	call(trace.Call{Kind: trace.MemFree, Addr: 2 * mib})
+	now("freed", 0, 0)
+	call(trace.Call{Kind: trace.MemPoolCreate, Device: 1, Pool: 7})
+	call(trace.Call{Kind: trace.MemAllocFromPoolAsync, Addr: 4096, Size: mib, Pool: 7, Extra: 32 * mib})
+	now("from a pool of another device", 0, 32*mib)
+	if d := r.Device(1); d.Requested() != mib {
+		t.Errorf("%d bytes requested", d.Requested())
+	}
+	call(trace.Call{Kind: trace.MemFreeAsync, Addr: 4096})
+	call(trace.Call{Kind: trace.MemPoolDestroy, Pool: 7})
+	now("and that is gone", 0, 0)
+	call(trace.Call{Kind: trace.DevicePrimaryCtxReset, Device: -1, Result: 101})
+	if n := len(r.Devices()); n > 2 || r.Device(-1) != nil {
+		t.Errorf("%d devices", n)
+	}
+}
+
 // TestDriverHeldReturns: whatever the order, nothing is held when everything was freed.
 func TestDriverHeldReturns(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))

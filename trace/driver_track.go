@@ -151,7 +151,7 @@ func (t *Tracker) Call(c *Call, got, gone func(h *Holding)) {
 		if c.Addr == 0 {
 			return
 		}
-		m := DeviceMemory
+		m, device := DeviceMemory, c.Device
 		switch c.Kind {
 		case MemAllocManaged:
 			m = ManagedMemory
@@ -161,6 +161,7 @@ func (t *Tracker) Call(c *Call, got, gone func(h *Holding)) {
 			m = PoolMemory
 			p := t.pool(c)
 			t.change(c.Process, p, func() { p.current += c.Size })
+			device = p.device // which need not be the one that is current
 		case MemPoolImportPointer, IpcOpenMemHandle:
 			if h := t.held[at]; h != nil && h.Memory == ImportedMemory {
 				h.refs++ // the same address again
@@ -168,7 +169,13 @@ func (t *Tracker) Call(c *Call, got, gone func(h *Holding)) {
 			}
 			m = ImportedMemory
 		}
-		got(add(at, m))
+		h := add(at, m)
+		h.Device = device
+		got(h)
+	case MemPoolCreate:
+		k := holdKey{c.Process, spacePool, c.Pool}
+		t.endPool(k)
+		t.pools[k] = &poolReserved{device: c.Device}
 	case MemFree, MemFreeHost, MemHostUnregister, MemFreeAsync:
 		free(at)
 	case IpcCloseMemHandle:
