@@ -56,8 +56,8 @@ def attribution(stacks: str = "python", sample: Any = "64KiB", history: Optional
     of native ones, "native+python" both, "off" none. stack_usage(), write_trace() and the files of report() tell them. Of requests
     smaller than sample (bytes, or a size such as "64KiB") only some get a stack, in proportion to their size; 0: all get one.
 
-    history is how many events, the last ones, are kept of each device, 0 for none, None as before. Where the library runs
-    already that holds for the devices that are in use. A request costs more with a stack, and with history.
+    history is how many events, the last ones, are kept of each device, 0 for none, None as before. A request costs more with a
+    stack, and with history.
 
     Ends with .remove() of what is returned, or with a `with` block, which put back what was before; history that was off before is
     forgotten then, so write_trace() comes first. CisternError where stacks cannot be had, as of a Python that Cistern
