@@ -131,8 +131,8 @@ func TestPageInBrowser(t *testing.T) {
 		"labels": map[string]any{"page": filepath.Join(dir, "labels.html"), "live": atPeak.Live, "by": labelSums, "moment": smallMoment(labels, 30),
 			"first": []string{"3.00 MiB", "weights", "cupy", analyze.NoThread, "before the first event"}},
 		"names": namedPages(t, dir),
-		"driver": map[string]any{"page": filepath.Join(dir, "driver.html"), "calls": []any{[]any{"cuMemAlloc", 50_000},
-			[]any{"cuMemAddressReserve", 2000}, []any{"cuMemAlloc (failed)", 1000}, []any{"cuMemFree", 700_000}}},
+		"driver": map[string]any{"page": filepath.Join(dir, "driver.html"), "calls": []any{[]any{"cuMemFree", 700_000}, []any{"cuMemAlloc", 50_000},
+			[]any{"cuMemAddressReserve", 2000}, []any{"cuMemAlloc (failed)", 1000}}},
 		"large": map[string]any{
 			"page": filepath.Join(dir, "large.html"), "ready_ms": 2000, "frame_ms": 500,
 			"peak_live": peakLive, "peak_event": peakEvent,

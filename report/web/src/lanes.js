@@ -96,6 +96,7 @@ export function callLane(bar, timeline, lives, kinds, stackName, chart) {
   const {calls} = lives;
   const totals = callTotals(calls, kinds);
   const timed = totals.some((x) => x.took > 0);
+  if (timed) totals.sort((a, b) => b.took - a.took); // what cost most comes first
   const height = callHeight + (timed ? timeHeight : 0);
   const canvas = h('canvas', {class: 'lane', height, role: 'img', 'aria-label': 'Driver calls over time'});
   const tip = h('div', {class: 'tip', hidden: true});
