@@ -37,7 +37,7 @@ static uint64_t packed(const struct rule *r) {
 }
 
 static inline struct rule unpacked(uint64_t w) {
-	return (struct rule){(int)(w & 7), (int)(w >> 3 & 3), (int64_t)(w << 38) >> 43 << 3, (int64_t)(w << 24) >> 50 << 3, (int64_t)(w << 10) >> 50 << 3};
+	return (struct rule){(int)(w & 7), (int)(w >> 3 & 3), ((int64_t)(w << 38) >> 43) * 8, ((int64_t)(w << 24) >> 50) * 8, ((int64_t)(w << 10) >> 50) * 8};
 }
 
 // The rules that are known, by address. The key has the rule in it, so that what two threads wrote half each is not found.
@@ -317,7 +317,7 @@ static int run(struct bytes b, const struct common *c, uint64_t from, uint64_t p
 	enum { DEPTH = 8 };
 	struct row saved[DEPTH];
 	int depth = 0;
-	uint64_t at = from;
+	uint64_t at = from, align = (uint64_t)c->data_align; // without overflow, whatever a table says
 	while (b.p < b.end && !b.bad) {
 		struct where other, *w;
 		struct bytes in;
@@ -329,7 +329,7 @@ static int run(struct bytes b, const struct common *c, uint64_t from, uint64_t p
 				return 1;
 			continue;
 		case 2: // offset
-			*register_of(r, low, &other) = (struct where){WHERE_AT_CFA, (int64_t)uleb(&b) * c->data_align};
+			*register_of(r, low, &other) = (struct where){WHERE_AT_CFA, (int64_t)(uleb(&b) * align)};
 			continue;
 		case 3: // restore
 			if (low == FP || low == RA)
@@ -344,7 +344,7 @@ static int run(struct bytes b, const struct common *c, uint64_t from, uint64_t p
 		case 0x04: at += number(&b, 4) * c->code_align; break;
 		case 0x05: // offset_extended
 			w = register_of(r, uleb(&b), &other);
-			*w = (struct where){WHERE_AT_CFA, (int64_t)uleb(&b) * c->data_align};
+			*w = (struct where){WHERE_AT_CFA, (int64_t)(uleb(&b) * align)};
 			break;
 		case 0x06: // restore_extended
 			low = uleb(&b);
@@ -384,13 +384,13 @@ static int run(struct bytes b, const struct common *c, uint64_t from, uint64_t p
 			break;
 		case 0x11: // offset_extended_sf
 			w = register_of(r, uleb(&b), &other);
-			*w = (struct where){WHERE_AT_CFA, sleb(&b) * c->data_align};
+			*w = (struct where){WHERE_AT_CFA, (int64_t)((uint64_t)sleb(&b) * align)};
 			break;
 		case 0x12: // def_cfa_sf
 			cfa_register(r, uleb(&b));
-			r->offset = sleb(&b) * c->data_align;
+			r->offset = (int64_t)((uint64_t)sleb(&b) * align);
 			break;
-		case 0x13: r->offset = sleb(&b) * c->data_align; break;
+		case 0x13: r->offset = (int64_t)((uint64_t)sleb(&b) * align); break;
 		case 0x14: case 0x15: // val_offset: the register's value, not where it lies
 			register_of(r, uleb(&b), &other)->how = WHERE_ELSE;
 			uleb(&b);
@@ -403,7 +403,7 @@ static int run(struct bytes b, const struct common *c, uint64_t from, uint64_t p
 		case 0x2e: uleb(&b); break; // GNU_args_size
 		case 0x2f: // GNU_negative_offset_extended
 			w = register_of(r, uleb(&b), &other);
-			*w = (struct where){WHERE_AT_CFA, -(int64_t)uleb(&b) * c->data_align};
+			*w = (struct where){WHERE_AT_CFA, (int64_t)-(uleb(&b) * align)};
 			break;
 		default: return 0;
 		}
