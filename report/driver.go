@@ -29,15 +29,15 @@ func WriteDriver(w io.Writer, d *analyze.DriverSummary, s Style) {
 		fmt.Fprintln(w, why)
 	}
 	for _, v := range d.Devices {
-		fmt.Fprintf(w, "device %d: peak %s held from the driver, %s requested, %s\n", v.Device, units.FormatBytes(v.PeakHeld),
-			units.FormatBytes(v.PeakRequested), plural(int64(v.OOMs), "OOM"))
+		writeWrapped(w, "  ", fmt.Sprintf("device %d: peak %s held from the driver, %s requested, %s", v.Device, units.FormatBytes(v.PeakHeld),
+			units.FormatBytes(v.PeakRequested), plural(int64(v.OOMs), "OOM")), s)
 	}
 	if d.HostPeak > 0 || d.Managed > 0 {
 		fmt.Fprintf(w, "host: peak %s page-locked; managed: peak %s\n", units.FormatBytes(d.HostPeak), units.FormatBytes(d.Managed))
 	}
 	if len(d.Calls) > 0 {
-		fmt.Fprintf(w, "%s in the driver, %s of it in calls that may wait for the GPU; processes: %d\n", nanoseconds(d.DriverNS),
-			nanoseconds(d.WaitingNS), d.Processes)
+		writeWrapped(w, "  ", fmt.Sprintf("%s in the driver, %s of it in calls that may wait for the GPU; processes: %d", nanoseconds(d.DriverNS),
+			nanoseconds(d.WaitingNS), d.Processes), s)
 		if d.End.Spent > 0 {
 			fmt.Fprintf(w, "tracing itself took %s of the program's threads, %d ns a call\n", nanoseconds(d.End.Spent), d.End.Spent/max(1, d.CallCount()))
 		}

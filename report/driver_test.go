@@ -28,7 +28,8 @@ func keptSummary() *analyze.DriverSummary {
 			{Memory: "device", Bytes: 3 << 30, Count: 2, PID: 4194303, Stack: call("at::native::a_function_without_any_place_to_break_it_that_is_wider_than_the_column(int)")},
 			{Memory: "virtual", Bytes: 2 << 30, Count: 1, PID: 1, Stack: python},
 			{Memory: "host", Device: -1, Bytes: 1, Count: 1, PID: 1},
-		}, KeptBytes: 41 << 30, KeptCount: 215004, End: trace.DriverEnd{Unknown: []string{"cuMemOne", "cuMemTwo", "cuMemThree", "cuMemFour", "cuMemFive", "cuMemSix"}}}
+		}, KeptBytes: 41 << 30, KeptCount: 215004, Processes: 12, DriverNS: 305e6, WaitingNS: 140e6,
+		Devices: []analyze.DriverDevice{{Device: 15, PeakHeld: 1023 << 30, PeakRequested: 1023 << 30, OOMs: 1234567}}, End: trace.DriverEnd{Unknown: []string{"cuMemOne", "cuMemTwo", "cuMemThree", "cuMemFour", "cuMemFive", "cuMemSix"}}}
 }
 
 // TestDriverWidth: the table at a program's end fits a terminal, and says all of every name; what is no terminal gets each on a line.
