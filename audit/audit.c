@@ -300,6 +300,9 @@ unsigned la_objopen(struct link_map *map, Lmid_t namespace, uintptr_t *cookie) {
 	} else if (driver == NULL && is(map->l_name, "libcuda.so")) {
 		found_driver(map);
 	} else if (ring != NULL) {
+		struct table t;
+		if (is(map->l_name, "libcuda.so") && table_of(map, &t) && address(&t, "cuMemAlloc_v2") != NULL)
+			say(RECORD_UNKNOWN, "all of a second libcuda.so.1 in one process"); // its calls would lead to the first one
 		forget_code(); // what was seen of these addresses while nothing was there
 		tell(map);
 	}

@@ -5,6 +5,7 @@ package main
 import (
 	"io"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -93,5 +94,45 @@ func TestTraceNested(t *testing.T) {
 		if others, ours := otherAudits(c.asked, "/x.so"); strings.Join(others, ":") != c.others || ours != c.ours {
 			t.Errorf("%q: %q, %v", c.asked, others, ours)
 		}
+	}
+}
+
+// TestTraceDrivers: a driver that is loaded again after it was unloaded is seen again; a second one beside it is not, which
+// is said.
+func TestTraceDrivers(t *testing.T) {
+	x := newTraced(t)
+	source := filepath.Join(x.dir, "drivers.c")
+	if err := os.WriteFile(source, []byte(`#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdlib.h>
+typedef unsigned long long dptr;
+static void *use(void *lib) {
+	int (*init)(unsigned) = dlsym(lib, "cuInit"), (*retain)(void **, int) = dlsym(lib, "cuDevicePrimaryCtxRetain");
+	int (*push)(void *) = dlsym(lib, "cuCtxPushCurrent_v2"), (*get)(dptr *, size_t) = dlsym(lib, "cuMemAlloc_v2");
+	void *context;
+	dptr p;
+	if (init(0) || retain(&context, 0) || push(context) || get(&p, 4096))
+		exit(7);
+	return lib;
+}
+int main(int argc, char **argv) {
+	if (argc > 1) {
+		use(dlopen(getenv("STANDIN"), RTLD_NOW));
+		use(dlmopen(LM_ID_NEWLM, getenv("STANDIN"), RTLD_NOW));
+		return 0;
+	}
+	for (int i = 0; i < 3; i++)
+		dlclose(use(dlopen(getenv("STANDIN"), RTLD_NOW)));
+	return 0;
+}
+`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	program := x.compile("drivers", source, "-ldl")
+	if d, _, errs, code := x.run(nil, "--stacks", "--", program); code != 0 || len(d.Calls) != 3 || len(d.End.Unknown) != 0 {
+		t.Errorf("loaded three times: code %d, %d calls, %v\n%s", code, len(d.Calls), d.End.Unknown, errs)
+	}
+	if d, _, errs, code := x.run(nil, "--", program, "two"); code != 0 || len(d.Calls) != 1 || !strings.Contains(errs, "not seen: all of a second libcuda.so.1") {
+		t.Errorf("two at once: code %d, %d calls\n%s", code, len(d.Calls), errs)
 	}
 }

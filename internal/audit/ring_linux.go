@@ -57,7 +57,7 @@ func New(slots int, stacks Stacks) (*Ring, error) {
 	}
 	fd, err := unix.MemfdCreate(RingName, unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
 	if err != nil {
-		return nil, fmt.Errorf("memory for the events: %w", err)
+		return nil, fmt.Errorf("memory for the events (memfd_create): %w", err)
 	}
 	f := os.NewFile(uintptr(fd), RingName)
 	size := headBytes + slots*slotBytes
