@@ -13,7 +13,7 @@ import (
 
 // WriteDriver writes what a traced program asked of the driver: peaks, calls, time, and what was never given back.
 func WriteDriver(w io.Writer, d *analyze.DriverSummary, s Style) {
-	title := "driver calls of " + clean(strings.Join(d.Program, " "))
+	title := "driver calls of " + commandLine(d.Program)
 	if d.Path != "" {
 		title = s.paint(clean(d.Path), bold) + ", " + title
 	}
@@ -80,6 +80,17 @@ func WriteDriver(w io.Writer, d *analyze.DriverSummary, s Style) {
 		notes = append(notes, "the trace was cut off: what came later is not known")
 	}
 	writeNotes(w, notes, s)
+}
+
+// commandLine is a program with its arguments, the beginning of them where they are a text of their own: a script behind -c,
+// or a thousand files.
+func commandLine(args []string) string {
+	const most = 400
+	text := []rune(clean(strings.Join(args, " ")))
+	if len(text) > most {
+		return string(text[:most]) + " …"
+	}
+	return string(text)
 }
 
 // ending says how a program ended that did not end well. What shells do is done by them and by cistern trace: 128 and the

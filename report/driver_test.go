@@ -74,3 +74,18 @@ func TestBreakName(t *testing.T) {
 		}
 	}
 }
+
+// TestDriverCommandLine: the arguments of a program may be of any length, and the table of it is to be read all the same.
+func TestDriverCommandLine(t *testing.T) {
+	for _, args := range [][]string{{"sh", "-c", strings.Repeat("é\n", 50000)}, {"prog", "-x", "a b"}} {
+		var b strings.Builder
+		WriteDriver(&b, &analyze.DriverSummary{Program: args, Ended: true}, Style{})
+		out := b.String()
+		if len(out) > 1500 || !strings.Contains(out, "driver calls of "+args[0]+" "+args[1]) || strings.Contains(out, "\ufffd") && len(args[2]) < 10 {
+			t.Errorf("%d bytes: %.200s", len(out), out)
+		}
+		if short := len(args[2]) < 100; strings.Contains(out, "…") == short {
+			t.Errorf("of %d bytes: %.500s", len(args[2]), out)
+		}
+	}
+}

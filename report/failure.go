@@ -366,7 +366,7 @@ func (f *failureText) request() {
 		}
 	}
 	if x.PID != 0 {
-		f.say("  ", fmt.Sprintf("process %d: %s", x.PID, clean(strings.Join(x.Program, " "))))
+		f.say("  ", fmt.Sprintf("process %d: %s", x.PID, commandLine(x.Program)))
 	}
 	if x.Version != "" {
 		f.say("  ", "Cistern "+clean(x.Version))
