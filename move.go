@@ -14,6 +14,7 @@ type planner struct {
 	found   []source
 	sources []source
 	held    []*lane // locked since their chunks were found free, until they have moved
+	narrow  bool    // a free chunk was left that is larger than the room for it
 }
 
 // hold locks the lane of o until letGo, unless that is held's, whose lock the caller has, or held already.
@@ -64,7 +65,8 @@ func (c *climb) obtain(rungs Rungs, pressure bool) (heap.ID, error) {
 	if rungs == 0 {
 		return 0, nil
 	}
-	at, ok := s.placeFor(c.n, d.upstream.Granularity())
+	place := func() (place, bool) { return s.placeFor(c.n, d.upstream.Granularity(), c.roomy) }
+	at, ok := place()
 	if !ok {
 		if err := d.reserve(s, c.n); err != nil {
 			if isOutOfMemory(err) {
@@ -73,7 +75,7 @@ func (c *climb) obtain(rungs Rungs, pressure bool) (heap.ID, error) {
 			}
 			return 0, err
 		}
-		if at, ok = s.placeFor(c.n, d.upstream.Granularity()); !ok {
+		if at, ok = place(); !ok {
 			return 0, nil
 		}
 	}
@@ -83,7 +85,7 @@ func (c *climb) obtain(rungs Rungs, pressure bool) (heap.ID, error) {
 			c.try(RungGrow).stop = stopPoolLimit
 			return 0, nil
 		}
-		if at, ok = s.placeFor(c.n, d.upstream.Granularity()); !ok {
+		if at, ok = place(); !ok {
 			return 0, nil
 		}
 	}
@@ -92,7 +94,7 @@ func (c *climb) obtain(rungs Rungs, pressure bool) (heap.ID, error) {
 	}
 	p := &d.plan
 	defer p.letGo()
-	p.sources = p.sources[:0]
+	p.sources, p.narrow = p.sources[:0], false
 	have := uint64(0)
 	var err error
 	c.start()
@@ -114,11 +116,17 @@ func (c *climb) obtain(rungs Rungs, pressure bool) (heap.ID, error) {
 	}
 	grown := false
 	if have < at.need {
-		if rungs&RungGrow == 0 {
-			return 0, nil
+		ok := false
+		if rungs&RungGrow != 0 {
+			c.try(RungGrow)
+			have, ok, err = d.create(c, at.need-have, have)
 		}
-		c.try(RungGrow)
-		if have, ok, err = d.create(c, at.need-have, have); !ok {
+		if !ok && err == nil && p.narrow && c.roomy == 0 {
+			c.roomy = d.opts.ChunkMax // what is free does not go where the least would do, but may elsewhere
+			defer func() { c.roomy = 0 }()
+			return c.obtain(rungs, pressure)
+		}
+		if !ok {
 			return 0, err
 		}
 		grown = true
@@ -171,12 +179,12 @@ func (c *climb) obtain(rungs Rungs, pressure bool) (heap.ID, error) {
 }
 
 // placeFor chooses where a request of n bytes is to be met: where the least must be mapped, and of such places the
-// smallest hole.
-func (s *space) placeFor(n, granularity uint64) (place, bool) {
+// smallest hole that has spare bytes of room beyond.
+func (s *space) placeFor(n, granularity, spare uint64) (place, bool) {
 	var best place
 	up := func(x uint64) uint64 { return (x + granularity - 1) / granularity * granularity }
 	better := func(p place) {
-		if p.room >= p.need && (best.hole == 0 || p.need < best.need || p.need == best.need && p.room < best.room) {
+		if p.room >= p.need+spare && (best.hole == 0 || p.need < best.need || p.need == best.need && p.room < best.room) {
 			best = p
 		}
 	}
@@ -338,7 +346,9 @@ func (p *planner) pick(need, room, have, over uint64) uint64 {
 		return have
 	}
 	// One chunk that is larger than what is missing at that point, in place of several smaller ones or of none at all.
-	if before+larger.size-need <= over && before+larger.size <= room {
+	if before+larger.size > room {
+		p.narrow = true
+	} else if before+larger.size-need <= over {
 		p.sources = append(p.sources[:tail], larger)
 		have = before + larger.size
 	}
