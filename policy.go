@@ -41,6 +41,11 @@ const (
 	fineBelow    = 3 << 30
 	coarsePart   = 600
 	largeRequest = 192 << 20
+	// budgetPart, restPart: nor is a chunk larger than 1/budgetPart of what the device can hold, nor than 1/restPart of what
+	// is left of that: where memory is little, or nearly all is held, a request fails for what lies in partly used chunks.
+	// A run that stays far from its limit gets the chunks that it would get without one.
+	budgetPart = 1024
+	restPart   = 256
 	// slack: as long as the memory held stays within 1 + 1/slack of the most that was ever active, new memory is got
 	// rather than old memory moved, because it is cheaper (no unmapping) and leaves large free blocks whole.
 	slack = 100
@@ -68,13 +73,24 @@ func (d *Device) chunkSize(class int, request, missing uint64) uint64 {
 	default:
 		size = max(g, min(size, max(size/2, held/coarsePart))/g*g)
 	}
-	return min(missing, size)
+	budget := d.budget()
+	most := min(budget/budgetPart, (budget-min(budget, d.reservedBytes))/restPart)
+	return min(missing, size, max(g, most/g*g))
+}
+
+// budget is what the device can hold, as far as is known: its limit, or all of its memory.
+func (d *Device) budget() uint64 {
+	if d.limit != 0 {
+		return min(d.limit, d.info.TotalBytes)
+	}
+	return d.info.TotalBytes
 }
 
 // minRest is what a large block must leave of a free block, if it leaves anything, while chunks are fine: two chunks, of
-// which one at least is whole and can move.
+// which one at least is whole and can move. That makes moving rare and cuts large free blocks up, which is no bargain when
+// three quarters of what can be held are.
 func (d *Device) minRest(class int) uint64 {
-	if class == classSmall || d.reservedBytes >= fineBelow {
+	if class == classSmall || d.reservedBytes >= min(fineBelow, d.budget()/4*3) {
 		return 0
 	}
 	return 2 * d.upstream.Granularity()

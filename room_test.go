@@ -1,7 +1,10 @@
 package cistern_test
 
 import (
+	"math"
+	"math/rand/v2"
 	"testing"
+	"time"
 
 	"github.com/cistern-gpu/cistern"
 	"github.com/cistern-gpu/cistern/cuda"
@@ -23,5 +26,49 @@ func TestNarrowHole(t *testing.T) {
 	v := e.alloc(t, 2*mib, e.streams[1])
 	for _, p := range []cuda.Ptr{x, y, z, w, v} {
 		e.free(t, p)
+	}
+}
+
+// A program that does little but allocate can use all but a few per cent of a small device: what lies in partly used
+// chunks is kept small where little can be held.
+func TestSmallDevice(t *testing.T) {
+	for _, c := range []struct {
+		device, limit uint64
+		part          float64
+	}{{4 * gib, 0, 0.97}, {8 * gib, 0, 0.97}, {80 * gib, 4 * gib, 0.97}, {2 * gib, 0, 0.95}} {
+		for seed := range uint64(3) {
+			e := newEngine(t, sim.Options{Capacity: c.device, Lag: 5 * time.Millisecond, Busy: true, CallsTakeTime: true},
+				cistern.Options{Limit: c.limit}, 1)
+			budget := c.device
+			if c.limit != 0 {
+				budget = c.limit
+			}
+			rng := rand.New(rand.NewPCG(seed, 1))
+			type block struct {
+				p    cuda.Ptr
+				size uint64
+			}
+			var blocks []block
+			live, most := uint64(0), uint64(c.part*float64(budget))
+			for step := range 4000 {
+				e.drv.Advance(20 * time.Microsecond)
+				// From 1 KiB to a sixteenth of the device, each power of two as often as any other.
+				size := uint64(math.Exp2(10+rng.Float64()*(math.Log2(float64(budget))-4-10)))&^511 + 512
+				for live+size > most {
+					i := rng.IntN(len(blocks))
+					e.free(t, blocks[i].p)
+					live -= blocks[i].size
+					blocks[i] = blocks[len(blocks)-1]
+					blocks = blocks[:len(blocks)-1]
+				}
+				p, err := e.dev.Alloc(size, e.streams[0])
+				if err != nil {
+					t.Fatalf("%d MiB, limit %d MiB, seed %d, request %d with %.4f live: %v", c.device/mib, c.limit/mib, seed, step,
+						float64(live+size)/float64(budget), err)
+				}
+				blocks = append(blocks, block{p, size})
+				live += size
+			}
+		}
 	}
 }

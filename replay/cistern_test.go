@@ -102,6 +102,36 @@ func TestCisternSmall(t *testing.T) {
 	}
 }
 
+// TestCisternLittleMemory: the committed recordings, and the same of models a sixteenth as large, complete within little
+// more than what is live at their peak.
+func TestCisternLittleMemory(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		part  uint64 // of the recorded sizes
+		limit float64
+	}{
+		{"detection", 1, 1.010}, {"detection", 16, 1.025}, {"gpt2_varlen", 1, 1.010}, {"gpt2_varlen", 16, 1.015},
+		{"multistream_prefetch", 1, 1.016}, {"multistream_prefetch", 16, 1.05},
+	} {
+		tr := small(t, c.name+".pickle.gz")
+		for i, e := range tr.Events {
+			if e.Size > 256<<10 {
+				tr.Events[i].Size = max(e.Size/c.part, 256<<10+512)
+			}
+		}
+		plan := NewPlan(tr)
+		for _, lag := range lags {
+			r, err := plan.Run(Spec{Name: "cistern"}, Options{GPULag: lag, Capacity: uint64(c.limit * float64(plan.PeakLive))})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !r.Completed {
+				t.Errorf("%s at 1/%d at lag %v within %.3f of peak live: out of memory", c.name, c.part, lag, c.limit)
+			}
+		}
+	}
+}
+
 // TestCisternRecording: what --record writes of a replay names every handle that is mapped, each mapping of the engine
 // lies apart from the others that exist then, and the segments at the end are the ones mapped.
 func TestCisternRecording(t *testing.T) {
