@@ -189,7 +189,7 @@ static int is_python(const struct link_map *map) {
 	return 1;
 }
 
-// program_headers are those of the program, where the kernel says that they are.
+// program_headers are those of the program, where the kernel says that they are, as it says where its strings are.
 static const Elf64_Phdr *program_headers(int *n) {
 	long fd = sys3(SYS_openat, -100, "/proc/self/auxv", 02000000); // O_CLOEXEC
 	if (fd < 0)
@@ -204,6 +204,8 @@ static const Elf64_Phdr *program_headers(int *n) {
 			h = (const Elf64_Phdr *)v[2 * i + 1];
 		else if (v[2 * i] == AT_PHNUM)
 			count = (int)v[2 * i + 1];
+		else if (v[2 * i] == AT_EXECFN)
+			has_strings(v[2 * i + 1]);
 		else if (v[2 * i] == AT_PHENT && v[2 * i + 1] != sizeof(Elf64_Phdr))
 			return NULL;
 	}
@@ -217,8 +219,12 @@ static void tell(const struct link_map *map) {
 	const void *tables = NULL;
 	int n = 0;
 	const Elf64_Phdr *h = headers(map, &n);
-	if (h == NULL && map->l_addr == 0 && map->l_prev == NULL)
-		h = program_headers(&n);
+	if (map->l_prev == NULL) { // the program itself
+		int own = 0;
+		const Elf64_Phdr *its = program_headers(&own);
+		if (h == NULL && map->l_addr == 0)
+			h = its, n = own;
+	}
 	for (int i = 0; h != NULL && i < n; i++) {
 		uintptr_t begin = map->l_addr + h[i].p_vaddr, end = begin + h[i].p_memsz;
 		if (h[i].p_type == PT_GNU_EH_FRAME)

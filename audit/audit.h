@@ -72,6 +72,7 @@ void forget_code(void); // a module is gone
 // unwind.c: the tables of an object, by whose this is: from where to where its code is, and all of it
 void has_tables(const void *of, uintptr_t from, uintptr_t to, uintptr_t low, uintptr_t high, const void *head);
 void forget_tables(const void *of);
+void has_strings(uintptr_t at); // of the program, above the first thread's stack
 
 // stacks.c
 void python_loaded(void *(*lookup)(const char *name, void *object), void *object); // or is gone, where it is NULL

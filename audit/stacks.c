@@ -176,7 +176,7 @@ static __attribute__((noinline)) int scanned(uint32_t pid, uintptr_t sp, uint64_
 
 // native finds return addresses behind the caller's.
 static int native(const struct event *e, uint32_t pid, uint64_t *frames, int cap) {
-	struct place p = {(uintptr_t)e->caller, (uintptr_t)e->cfa, *(const uintptr_t *)e->frame, (uintptr_t)e->cfa};
+	struct place p = {(uintptr_t)e->caller, (uintptr_t)e->cfa, *(const uintptr_t *)e->frame, 0};
 	int n = unwind(pid, &p, frames, cap);
 	return p.pc == 0 ? n : n + scanned(pid, p.sp, frames + n, cap - n);
 }

@@ -453,13 +453,37 @@ static uint64_t worked_out(const struct object *o, uintptr_t pc) {
 	return packed(&rule);
 }
 
-// A rule's addresses, with where the frame above began. The words are read as they are, or, while the rule is tried, by
-// the kernel.
-enum { EXTENT = 1 << 20 }; // of the stack above where the way began: beyond it something is wrong
+// How far up a stack goes. The words of frames are read as they are, or, while a rule is tried, by the kernel; so what tables
+// that are wrong make of a pointer must not lead out of the stack. A thread's own memory, which the thread pointer points
+// to, lies at the end of the stack that a C library gives it; behind the first thread's stack are the program's strings.
+enum { EXTENT = 1 << 20, FRAME = 1 << 17 }; // of what is looked at, and of a frame at most; beyond them something is wrong
+
+static uintptr_t strings; // above the first thread's stack; 0 where that is not known
+
+HIDDEN void has_strings(uintptr_t at) { strings = at; }
+
+static uintptr_t thread_pointer(void) {
+	uintptr_t p;
+#if defined(__x86_64__)
+	__asm__ volatile("movq %%fs:0, %0" : "=r"(p)); // which points to itself
+#else
+	__asm__ volatile("mrs %0, tpidr_el0" : "=r"(p));
+#endif
+	return p;
+}
+
+static uintptr_t end_of_stack(uintptr_t start) {
+	uintptr_t end = start + EXTENT, thread = thread_pointer();
+	if (thread > start && thread < end)
+		end = thread;
+	return strings > start && strings < end ? strings : end;
+}
 
 static inline uint64_t word(uintptr_t at) { return *(const uint64_t *)at; }
 
-static int cfa_is_good(uintptr_t cfa, const struct place *p) { return cfa > p->sp && (cfa & 7) == 0 && cfa - p->start < EXTENT; }
+static int cfa_is_good(uintptr_t cfa, const struct place *p) {
+	return cfa > p->sp && cfa <= p->end && cfa - p->sp <= FRAME && (cfa & 7) == 0;
+}
 
 // learned works the rule of p's address out and tries it.
 static uint64_t learned(uint32_t pid, const struct place *p) {
@@ -487,6 +511,7 @@ static uint64_t learned(uint32_t pid, const struct place *p) {
 
 HIDDEN int unwind(uint32_t pid, struct place *p, uint64_t *frames, int cap) {
 	int n = 0;
+	p->end = end_of_stack(p->sp);
 	while (n < cap) {
 		uint64_t w = kept(p->pc);
 		if (w == NONE)
@@ -500,7 +525,7 @@ HIDDEN int unwind(uint32_t pid, struct place *p, uint64_t *frames, int cap) {
 			return n;
 		uintptr_t cfa = (r.cfa == BY_SP ? p->sp : p->fp) + (uintptr_t)r.cfa_offset;
 		if (r.cfa == BEHIND_FP) {
-			if (cfa < p->sp || (cfa & 7) != 0 || cfa - p->start >= EXTENT)
+			if (cfa < p->sp || cfa >= p->end || (cfa & 7) != 0)
 				return n;
 			cfa = word(cfa);
 		}

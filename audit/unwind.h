@@ -9,11 +9,11 @@
 
 #define ADDRESS_MASK (((uint64_t)1 << ADDRESS_BITS) - 1) // without the signature that aarch64 may have in a return address
 
-// A place in a stack: the address at which a function goes on, and its stack and frame pointers then. start is the stack
-// pointer at which the way began.
+// A place in a stack: the address at which a function goes on, and its stack and frame pointers then. end is where the
+// stack ends at the latest.
 struct place {
 	uint64_t pc;
-	uintptr_t sp, fp, start;
+	uintptr_t sp, fp, end;
 };
 
 // unwind writes the return addresses behind a place, the innermost first, and moves it there. Its pc is 0 then where they are

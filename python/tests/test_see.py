@@ -104,6 +104,14 @@ class Programs(Case):
         self.assertGreaterEqual(now, (1 + 2 + 64 + 3 + 16) * MiB)
 
 
+class Worker:
+    """A process of cost.py that has done its steps."""
+
+    def __init__(self, kind, times, counted=None):
+        self.kind, self.times, self.start, self.retries, self.trace = kind, times, 1, 0, counted and "run.cistern"
+        self.counted = lambda: counted
+
+
 class Judging(Case):
     """What is wrong is found."""
 
@@ -158,9 +166,18 @@ class Judging(Case):
             os.environ["OUT"] = self.path("out")
             self.addCleanup(os.environ.pop, "OUT", None)
             c = common.Checks("see-cost")
-            times = {"plain": [[1.0, 2.0, 2.0], [1.1, 2.4, 2.0]], "traced": [[1.3, 2.0 * factor, 2.0 * factor], [1.0 * factor, 2.2, 2.2]]}
-            cost.judge(c, "work", ["plain", "traced"], times, {"plain": [1], "traced": [1]}, 0, [])
-            self.assertEqual([r["ok"] for r in c.rows], [ok])
+            # Steps that differ by far more than what is looked for, and one outlier; the first of a step counts as much as the second.
+            base = [1.0, 2.0, 5.0, 1.5, 3.0, 0.7, 1.1, 2.2, 4.0]
+            times = {"plain": base, "again": base, "traced": [t * factor for t in base[:-1]] + [9.0]}
+            round_ = [Worker(kind, steps) for kind, steps in times.items()]
+            cost.judge(c, "work", ["plain", "traced", "again"], [round_], [])
+            self.assertEqual([r["ok"] for r in c.rows], [ok, None])
+            c.rows.clear()
+            cost.account(c, "work", "async", [Worker("traced", [1.0, 2.0], (0.03 * factor, 10)), Worker("plain", [1.0])], [])
+            self.assertEqual([r["ok"] for r in c.rows], [False])
+            c.rows.clear()
+            cost.account(c, "work", "async", [Worker("traced", [1.0, 2.0], (0.0299, 10))], [])
+            self.assertEqual([r["ok"] for r in c.rows], [True])
 
     def test_remedies(self):
         command = see("oom").remedy_command
