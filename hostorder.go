@@ -96,9 +96,10 @@ func (c *climb) awaitPlan(at place, total uint64) {
 	for _, x := range c.d.plan.sources {
 		add(x.stream, x.stamp)
 	}
+	// It merges with what it touches, also where the request does not need that.
 	whole := s.heap.At(at.hole).Size == total
-	for _, id := range [2]heap.ID{s.heap.Prev(at.hole), s.heap.Next(at.hole)} {
-		if id != 0 && s.heap.At(id).State == heap.Free && (id == at.joins || whole) {
+	for i, id := range [2]heap.ID{s.heap.Prev(at.hole), s.heap.Next(at.hole)} {
+		if touches := whole || at.atEnd == (i == 1); touches && id != 0 && s.heap.At(id).State == heap.Free {
 			add(s.stream, s.heap.At(id).Stamp)
 		}
 	}
