@@ -68,7 +68,7 @@ type Options struct {
 	// their size to that. 0 is all.
 	StackSample uint64
 	// Report is the folder in which the C library writes a file for each out-of-memory, "" is none. ReportChild has it start
-	// cistern report on the file.
+	// cistern report on the files that stay.
 	Report      string
 	ReportChild bool
 	// NoTop has the C library keep no page for cistern top.
@@ -182,7 +182,7 @@ var optionKeys = []string{"driver", "backend", "limit", "chunk", "cross_stream",
 //	stacks:off|native|python|native+python    where requests come from is caught, and blocks keep it
 //	stack_sample:1MiB       of smaller requests only some, in proportion to their size; 0 is all
 //	report:FOLDER           the C library writes a file there for each out-of-memory
-//	report_child:true       and starts cistern report on it
+//	report_child:true       and starts cistern report on those that stay
 //	top:on|off              off: the C library keeps no page for cistern top
 func ParseOptions(text string) (Options, error) {
 	var o Options

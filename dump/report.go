@@ -17,8 +17,8 @@ import (
 	"github.com/cistern-gpu/cistern/trace"
 )
 
-// MostFiles is how many files a Reporter writes: a program that runs out of memory again and again goes on as if there were
-// none.
+// MostFiles is how many files a Reporter leaves in a folder: those of the first failures, and the last one of the newest, which
+// is written anew as often as costs a program little that runs out of memory again and again (last.go).
 const MostFiles = 5
 
 // mostEvents is how many events a file has at most. They are copied while the engine waits, and take some seconds of the bound
@@ -48,10 +48,12 @@ type Reporter struct {
 	dir   string // guarded by mu
 	child bool   // guarded by mu
 
-	tried   atomic.Int32  // files, and failures without one
-	once    sync.Once     // of the line that there are no more
-	writing chan struct{} // holds one while a file is made; made under mu
-	stuck   bool          // guarded by mu: the file that is being made was given up, but its thread has not come back
+	failures atomic.Int64  // of which a file was wanted
+	tried    atomic.Int64  // files, and of the first failures those without one
+	writing  chan struct{} // holds one while a file is made; made under mu
+	stuck    bool          // guarded by mu: the file that is being made was given up, but its thread has not come back
+	next     time.Time     // guarded by mu: when the last file may be written anew
+	last     lastFile
 }
 
 // To has files written to a folder from now on, which is made when it is first needed; "" for none. child has a report of
@@ -81,7 +83,7 @@ func (r *Reporter) On() bool {
 }
 
 // OutOfMemory writes the file of a request that failed; lines are the message that its caller gets. No lock of the engine may
-// be held. It returns the name of the file, "" where there is none.
+// be held. It returns the name of the file, "" where there is none. The first wait for each other; later ones wait for nobody.
 func (r *Reporter) OutOfMemory(oom *cistern.OutOfMemoryError, lines []string) string {
 	r.mu.Lock()
 	dir, child, stuck := r.dir, r.child, r.stuck
@@ -89,8 +91,9 @@ func (r *Reporter) OutOfMemory(oom *cistern.OutOfMemoryError, lines []string) st
 	if dir == "" {
 		return ""
 	}
-	if r.tried.Load() >= MostFiles {
-		r.noMore(oom)
+	number := r.failures.Add(1)
+	later := r.tried.Load() >= MostFiles
+	if later && !r.due() {
 		return ""
 	}
 	bound := cmp.Or(r.Bound, 5*time.Second)
@@ -98,29 +101,36 @@ func (r *Reporter) OutOfMemory(oom *cistern.OutOfMemoryError, lines []string) st
 	over, stop := after(bound)
 	defer stop()
 	what := fmt.Sprintf("out of memory on device %d", oom.Device)
-	if stuck {
-		r.tried.Add(1)
-		r.say(what + ": no file of it: an earlier one is still being written")
-		return ""
-	}
-	select {
-	case r.writing <- struct{}{}:
-	case <-over:
-		r.tried.Add(1)
-		r.say(what + ": no file of it: others are being written")
-		return ""
+	if later {
+		select {
+		case r.writing <- struct{}{}:
+		default:
+			return ""
+		}
+	} else {
+		if stuck {
+			r.tried.Add(1)
+			r.say(what + ": no file of it: an earlier one is still being written")
+			return ""
+		}
+		select {
+		case r.writing <- struct{}{}:
+		case <-over:
+			r.tried.Add(1)
+			r.say(what + ": no file of it: others are being written")
+			return ""
+		}
 	}
 	n := r.tried.Add(1)
-	if n > MostFiles {
+	if n > MostFiles && !r.due() { // somebody else has just written it
 		<-r.writing
-		r.noMore(oom)
 		return ""
 	}
-	file := fileFor(dir, int(n))
-	j := job{r: r, oom: oom, lines: lines, file: file, begin: begin, bound: bound}
+	j := job{r: r, oom: oom, lines: lines, dir: dir, n: int(min(n, MostFiles)), number: number, begin: begin, bound: bound}
 	if r.Names != nil {
 		j.d.names = r.Names()
 	}
+	began := time.Now()
 	if !j.copy() { // with the engine's locks, and so here: a panic there concerns the caller
 		<-r.writing
 		return ""
@@ -128,6 +138,7 @@ func (r *Reporter) OutOfMemory(oom *cistern.OutOfMemoryError, lines []string) st
 	done := make(chan error, 1)
 	go func() {
 		err := j.write()
+		r.pace(began)
 		r.ended(&j)
 		<-r.writing
 		done <- err
@@ -143,23 +154,26 @@ func (r *Reporter) OutOfMemory(oom *cistern.OutOfMemoryError, lines []string) st
 			err = <-done // it is being moved to its place
 		}
 	}
-	if err != nil {
+	switch {
+	case j.n == MostFiles:
+		r.sayLast(what, &j, child, err)
+	case err != nil:
 		r.say(fmt.Sprintf("%s: no file of it: %v", what, err))
+	default:
+		line := j.wrote(what)
+		if child {
+			if err := r.explain(j.file); err != nil {
+				line += fmt.Sprintf(" (it is not started here: %v)", err)
+			} else {
+				line += fmt.Sprintf(", and is writing %s.html and %s.txt", j.file, j.file)
+			}
+		}
+		r.say(line)
+	}
+	if err != nil {
 		return ""
 	}
-	line := fmt.Sprintf("%s: wrote %s; cistern report %s explains it", what, file, file)
-	if j.left > 0 {
-		line += fmt.Sprintf(" (with the newest %d events)", j.events)
-	}
-	if child {
-		if err := r.explain(file); err != nil {
-			line += fmt.Sprintf(" (it is not started here: %v)", err)
-		} else {
-			line += fmt.Sprintf(", and is writing %s.html and %s.txt", file, file)
-		}
-	}
-	r.say(line)
-	return file
+	return j.file
 }
 
 // giveUp and ended are of a job that nobody waits for, and of one whose thread has come back, whichever is first.
@@ -184,13 +198,6 @@ func fileFor(dir string, n int) string {
 			return file
 		}
 	}
-}
-
-// noMore says once that there are no more files.
-func (r *Reporter) noMore(oom *cistern.OutOfMemoryError) {
-	r.once.Do(func() {
-		r.say(fmt.Sprintf("out of memory on device %d: no file of it, nor of later ones: %d are the most of a process", oom.Device, MostFiles))
-	})
 }
 
 func (r *Reporter) say(line string) {
@@ -226,15 +233,18 @@ func (r *Reporter) explain(file string) error {
 
 // job is one file.
 type job struct {
-	r     *Reporter
-	oom   *cistern.OutOfMemoryError
-	lines []string
-	file  string
-	begin time.Time
-	bound time.Duration
-	d     dumping
-	f     *trace.Failure
-	ended bool // guarded by r.mu: its thread has come back
+	r      *Reporter
+	oom    *cistern.OutOfMemoryError
+	lines  []string
+	dir    string
+	n      int   // of the file, MostFiles: the last
+	number int64 // of the failure
+	begin  time.Time
+	bound  time.Duration
+	file   string // known once it is written
+	d      dumping
+	f      *trace.Failure
+	ended  bool // guarded by r.mu: its thread has come back
 	// How many events were written, and how many left out.
 	events int
 	left   uint64
@@ -269,8 +279,13 @@ func (j *job) write() (err error) {
 			err = fmt.Errorf("a bug in Cistern %s, please report it: %v\n%s", cistern.Version, r, debug.Stack())
 		}
 	}()
-	if err := os.MkdirAll(filepath.Dir(j.file), 0o777); err != nil {
+	if err := os.MkdirAll(j.dir, 0o777); err != nil {
 		return err
+	}
+	if j.n < MostFiles {
+		j.file = fileFor(j.dir, j.n)
+	} else if j.file = j.r.last.place(j.dir); j.file == "" {
+		return errNoPlace
 	}
 	told := make(chan any, 1)
 	go func() {
@@ -298,7 +313,19 @@ func (j *job) write() (err error) {
 			break
 		}
 	}
+	if err == nil && j.n == MostFiles {
+		j.r.last.written()
+	}
 	return err
+}
+
+// wrote is the line for a file.
+func (j *job) wrote(what string) string {
+	line := fmt.Sprintf("%s: wrote %s; cistern report %s explains it", what, j.file, j.file)
+	if j.left > 0 {
+		line += fmt.Sprintf(" (with the newest %d events)", j.events)
+	}
+	return line
 }
 
 // parts are the parts of the history that a file is tried to be written with, and until how much of the bound has passed, in
@@ -320,6 +347,9 @@ func (j *job) newest(of int) (*trace.Trace, int) {
 	findStart(&t)
 	if j.left > 0 {
 		t.Notes = append(t.Notes, fmt.Sprintf("of the history only the newest %d events were written, so that it was done in time; %d older ones are not here", j.events, j.left))
+	}
+	if j.number > MostFiles {
+		t.Notes = append(t.Notes, fmt.Sprintf("the process's out-of-memory number %d since files are written: of those after the first %d only the newest has a file", j.number, MostFiles-1))
 	}
 	return &t, left
 }

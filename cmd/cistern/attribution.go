@@ -34,9 +34,9 @@ func (f *attributionFlags) add(c *cobra.Command) {
 	c.Flags().StringVar(&f.stacks, "stacks", "", "keep where requests come from, `KINDS` of frames: "+oneOf(runStacks)+" (setting stacks)")
 	c.Flags().StringVar(&f.sample, "stack-sample", "", "of requests below `SIZE` only some get a stack, in proportion to their size;\n"+
 		"0: all get one (default "+usualSample+"; setting stack_sample)")
-	c.Flags().StringVar(&f.report, "report", "", "write a file into the `folder` for each out-of-memory, for cistern report; it is made where it is\n"+
-		"not there, and the last 1,000,000 events are kept where no history is given (setting report)")
-	c.Flags().BoolVar(&f.reportChild, "report-child", false, "with --report: also start cistern report on each file (setting report_child)")
+	c.Flags().StringVar(&f.report, "report", "", "write a file into the `folder` for each out-of-memory, for cistern report: the first four of a process\n"+
+		"and its newest; it is made where it is not there, and the last 1,000,000 events are kept where no history is given (setting report)")
+	c.Flags().BoolVar(&f.reportChild, "report-child", false, "with --report: also start cistern report on each file that stays (setting report_child)")
 	_ = c.RegisterFlagCompletionFunc("stacks", cobra.FixedCompletions(runStacks, cobra.ShellCompDirectiveNoFileComp))
 	_ = c.MarkFlagDirname("report")
 }

@@ -28,8 +28,8 @@ func newReport(a *app) *cobra.Command {
 		Short: "Explain why a run ran out of memory and what would have helped; a page of recorded runs",
 		Long: "Report explains requests that failed: who held the memory then, what was free and why it was of no use, and what\n" +
 			"would have met the request, each answer checked by replaying the recorded run with the request included. It reads\n" +
-			"what Cistern writes when it runs out of memory (setting report:FOLDER; of a folder its oom-*.cistern are read), what\n" +
-			"cistern record writes then (run.oom1.pickle), and what cistern trace saw.\n\n" +
+			"what Cistern writes when it runs out of memory (setting report:FOLDER; of a folder its oom-*.cistern are read, the\n" +
+			"newest last), what cistern record writes then (run.oom1.pickle), and what cistern trace saw.\n\n" +
 			"With -o, and of runs in which nothing failed, it writes one HTML page that opens without a network: memory over\n" +
 			"time with zoom, in bands by pool, stream, stack or size, and the driver's calls; at the peak and at any moment a\n" +
 			"flame graph of live bytes by stack and the address map; what grew between two moments; the comparison of\n" +

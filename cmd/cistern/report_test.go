@@ -259,6 +259,64 @@ func TestReportOfADyingProgram(t *testing.T) {
 	}
 }
 
+// TestReportOfAFolderOfMany: of a process that ran out of memory more often than it has files, the newest comes last.
+func TestReportOfAFolderOfMany(t *testing.T) {
+	opts, err := cis.ParseOptions("limit:200MiB,history:1000")
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, err := cis.New(sim.New(sim.Options{Capacity: 1 << 30}), opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dev, err := a.Device(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	st, err := dev.Stream(cuda.StreamNull, cis.StreamDurable)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	r := &dump.Reporter{Allocator: a, Say: func(string) {}}
+	if err := r.To(dir, false); err != nil {
+		t.Fatal(err)
+	}
+	var want []uint64 // of which there are files
+	n := uint64(0)
+	for end := time.Now().Add(30 * time.Second); n <= dump.MostFiles && time.Now().Before(end); time.Sleep(time.Millisecond) {
+		size := (300 + uint64(len(want))) * mib
+		_, err := dev.Alloc(size, st)
+		var oom *cis.OutOfMemoryError
+		if !errors.As(err, &oom) {
+			t.Fatal(err)
+		}
+		if r.OutOfMemory(oom, []string{oom.Error()}) != "" {
+			want = append(want[:min(len(want), dump.MostFiles-1)], size)
+			n++
+		}
+	}
+	out, errs, code := cistern(t, "", "report", "--json", dir)
+	if code != exitOK || errs != "" {
+		t.Fatalf("code %d, %s", code, errs)
+	}
+	var doc struct{ Reports []*analyze.TraceFailures }
+	if err := json.Unmarshal([]byte(out), &doc); err != nil {
+		t.Fatal(err)
+	}
+	var got []uint64
+	for _, x := range doc.Reports {
+		got = append(got, x.Failures[len(x.Failures)-1].Requested)
+	}
+	if n <= dump.MostFiles || !slices.Equal(got, want) {
+		t.Errorf("%d files written; reports of %d, want %d", n, got, want)
+	}
+	notes := doc.Reports[len(doc.Reports)-1].Notes
+	if !slices.ContainsFunc(notes, func(n string) bool { return strings.Contains(n, "only the newest has a file") }) {
+		t.Errorf("notes of the last %q", notes)
+	}
+}
+
 func TestReportOfAFolder(t *testing.T) {
 	dir := t.TempDir()
 	now := time.Now()

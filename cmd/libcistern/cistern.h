@@ -406,10 +406,12 @@ int cistern_stack_text(uint32_t stack, char *buf, size_t n);
 /* cistern_report has a file written for each request that fails with CISTERN_OUT_OF_MEMORY from now on, as the settings report
  * and report_child do: dir/oom-PID-N.cistern, N from 1 but for what is there already, with what was held, the history (of the
  * last 1,000,000 events, begun here where none is kept, and ended with the reports), the stack of the request (also where
- * stacks are not taken), and what else was in the way, for `cistern report` to explain; a line on standard error names it. A process writes at most five. With child not 0 the library starts that
- * command on each at once, which writes a page and a text beside it, and does not wait for it: it is the one that
- * CISTERN_COMMAND names, lies beside the library or in ../bin from there, or is in PATH. dir NULL: no more files. What goes
- * wrong is a line on standard error; the request fails as it would without, at most 5 s later. */
+ * stacks are not taken), and what else was in the way, for `cistern report` to explain; a line on standard error names it. The
+ * first four files of a process stay; the fifth is of its newest failure: it is written anew as often as that takes at most one
+ * twentieth of the time, of which no further line tells. With child not 0 the library starts that command on each of the four at
+ * once, which writes a page and a text beside it, and does not wait for it: it is the one that CISTERN_COMMAND names, lies beside
+ * the library or in ../bin from there, or is in PATH. dir NULL: no more files. What goes wrong is a line on standard error; the
+ * request fails as it would without, at most 5 s later. */
 int cistern_report(const char *dir, int child);
 
 /* ---- snapshot and history ------------------------------------------------------------------------------------- */

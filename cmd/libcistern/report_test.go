@@ -234,9 +234,41 @@ func TestReports(t *testing.T) {
 		t.Fatal(err)
 	}
 	r := run(t, "driver:sim:2GiB", nil, p, dir, "trouble")
-	if lines := strings.Split(strings.TrimSuffix(r.report, "\n"), "\n"); r.err != nil || len(lines) != 6 ||
-		!strings.Contains(lines[0], "no file of it: mkdir "+dir+": not a directory") || !strings.Contains(lines[5], "5 are the most of a process") {
+	if lines := strings.Split(strings.TrimSuffix(r.report, "\n"), "\n"); r.err != nil || len(lines) != 5 ||
+		!strings.Contains(lines[0], "no file of it: mkdir "+dir+": not a directory") || !strings.HasSuffix(lines[4], "; that is not said of later ones") {
 		t.Errorf("%v: it says\n%s", r.err, r.report)
+	}
+}
+
+// TestReportOfTheLast: a program that catches its first failures has a file of a later one all the same, and no line for each.
+func TestReportOfTheLast(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	r := run(t, "driver:sim:2GiB", nil, program(t, "oom.c", libraryPath(t)), dir, "again")
+	if lines := strings.Split(strings.TrimSuffix(r.report, "\n"), "\n"); r.err != nil || len(lines) != 5 ||
+		!strings.HasSuffix(lines[4], "; of later failures the newest takes its place") {
+		t.Fatalf("%v\n%s%s", r.err, r.out, r.report)
+	}
+	list := oomFiles(t, dir)
+	for i, file := range list {
+		f, err := trace.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		// All that failed is in the history, which began with the first.
+		tr, failed := f.Traces[0], 0
+		for _, e := range tr.Events {
+			if e.Kind == event.OOM {
+				failed++
+			}
+		}
+		said := slices.ContainsFunc(tr.Notes, func(n string) bool { return strings.Contains(n, fmt.Sprintf("out-of-memory number %d since", failed)) })
+		if said != (i == 4) || i < 4 && failed != i+1 || i == 4 && failed < 6 {
+			t.Errorf("%s: %d failures, notes %q", file, failed, tr.Notes)
+		}
+	}
+	if len(list) != 5 {
+		t.Errorf("files %v", list)
 	}
 }
 

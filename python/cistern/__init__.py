@@ -87,9 +87,10 @@ def write_trace(path: Any) -> None:
 
 def report(folder: Any, child: bool = False) -> None:
     """Has a file oom-PID-N.cistern written into the folder, which is made if need be, for each request that fails for want of
-    memory: at most five of this process. `cistern report FILE` explains it; child=True has that done at once, by a process
-    of its own, into FILE.txt and FILE.html. What would have helped is found by replaying the history: where none
-    is kept, that of the last 1,000,000 events is from now on. None ends it. CisternError where the folder cannot be written."""
+    memory: of this process the first four, and in the fifth's place the newest. `cistern report FILE` explains it; child=True has
+    that done at once for the four, by a process of its own, into FILE.txt and FILE.html. What would have helped is found by
+    replaying the history: where none is kept, that of the last 1,000,000 events is from now on. None ends it. CisternError
+    where the folder cannot be written."""
     from . import _attribution
 
     _attribution.report(folder, child)

@@ -165,7 +165,7 @@ class Attribution(Case):
                     """ % (folder, before), CISTERN_CONF="driver:sim:1GiB,history:1000,stacks:python")
                 pid, files = loads(done.stdout)
                 self.assertEqual(files, ["oom-%d-%d.cistern" % (pid, n) for n in range(1, 6)])
-                self.assertIn("cistern report", done.stderr)
+                self.assertEqual(done.stderr.count("cistern report"), 5, done.stderr)
                 self.assertIn(files[0], done.stderr)
         self.assertIn("512", self.command("report", self.path(folder, files[0])))
 
