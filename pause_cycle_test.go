@@ -149,6 +149,15 @@ func TestPauseThreads(t *testing.T) {
 					} else {
 						q, err = p.d.AllocTagged(size, st, tag)
 					}
+					if errors.Is(err, cuda.ErrOutOfMemory) && len(mine) > 0 { // the faster the machine, the more it holds by then
+						for _, q := range mine[len(mine)/2:] {
+							if err := front.free(p.a, q); err != nil {
+								t.Error(err)
+							}
+						}
+						mine = mine[:len(mine)/2]
+						continue
+					}
 					if err != nil {
 						t.Error(err)
 						return

@@ -83,7 +83,7 @@ static void counted(void) {
   /* Who is out of memory hears who holds it. */
   OK(cistern_set_limit(0, 8 * MIB));
   void *none;
-  FAILS(CISTERN_OUT_OF_MEMORY, "by library: cupy 3.00 MiB in 2 blocks; numba 1.00 MiB in 1 block; ", cistern_alloc(&none, 1024 * MIB, 0, NULL, NULL));
+  FAILS(CISTERN_OUT_OF_MEMORY, "by library 3.00 MiB cupy, 1.00 MiB numba, 1.00 KiB torch, ", cistern_alloc(&none, 1024 * MIB, 0, NULL, NULL));
   OK(cistern_set_limit(0, 0));
 
   /* What one library gives back another is given. */
