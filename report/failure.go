@@ -143,7 +143,13 @@ func (f *failureText) head(text string) { fmt.Fprintf(f.w, "\n%s\n", f.s.paint(t
 
 func (f *failureText) holders() {
 	h := &f.x.Held
-	f.head(fmt.Sprintf("who held it: %s in %s", units.FormatBytes(h.Allocated), plural(h.Blocks, "block")))
+	unknown := "allocated before the history began, by nobody that it knows"
+	if h.Blocks > 0 {
+		f.head(fmt.Sprintf("who held it: %s in %s", units.FormatBytes(h.Allocated), plural(h.Blocks, "block")))
+	} else { // the file was cut off before them, or never had them
+		f.head("who held it: " + units.FormatBytes(h.Allocated))
+		unknown = "in blocks that the file does not tell of"
+	}
 	var rest analyze.Share
 	for i, x := range h.Stack {
 		if x.Rest || i >= failureHolders {
@@ -162,7 +168,7 @@ func (f *failureText) holders() {
 		f.share(h.Rounding, "lost to rounding")
 	}
 	if h.Unknown > 0 {
-		f.share(h.Unknown, "allocated before the history began, by nobody that it knows")
+		f.share(h.Unknown, unknown)
 	}
 	for _, by := range []struct {
 		name string

@@ -104,7 +104,9 @@ func TestFailureText(t *testing.T) {
 	barely := failuresOf(t, failedTrace())
 	barely.Failures[0].Search = analyze.Search{Searched: true, Reproduced: true, Tried: []analyze.Remedy{{Title: "CISTERN_CONF=chunk:2MiB", Barely: true}},
 		More: 5 * mib, MoreFrom: "a hundredth of the memory, as no two runs are the same"}
-	for name, r := range map[string]*analyze.TraceFailures{"full": full, "nothing": nothing, "barely": barely, "pool": failuresOf(t, pooled), "silent": failuresOf(t, silentTrace())} {
+	cut := silentTrace() // of the file only the process's words are left
+	cut.Initial, cut.Failures[0].Cut = nil, true
+	for name, r := range map[string]*analyze.TraceFailures{"full": full, "nothing": nothing, "barely": barely, "pool": failuresOf(t, pooled), "silent": failuresOf(t, silentTrace()), "cut": failuresOf(t, cut)} {
 		var b bytes.Buffer
 		WriteFailures(&b, r, Style{})
 		got := b.String()

@@ -119,7 +119,7 @@ function holders(x) {
     fill(list, all.map((s) => line(s, most)),
       held.rounding_bytes ? h('p', {class: 'muted', 'data-bytes': held.rounding_bytes}, `${bytes(held.rounding_bytes)} lost to rounding`) : null,
       held.unattributed_bytes ? h('p', {class: 'muted', 'data-bytes': held.unattributed_bytes},
-        `${bytes(held.unattributed_bytes)} allocated before the history began, by nobody that it knows`) : null);
+        `${bytes(held.unattributed_bytes)} ${held.blocks ? 'allocated before the history began, by nobody that it knows' : 'in blocks that the file does not tell of'}`) : null);
   };
   const pick = h('select', {'aria-label': 'Held by', onchange: (e) => show(e.target.value)},
     kinds.map((k) => h('option', {value: k}, `by ${byName[k]}`)));
