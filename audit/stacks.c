@@ -181,40 +181,55 @@ static int native(const struct event *e, uint32_t pid, uint64_t *frames, int cap
 	return p.pc == 0 ? n : n + scanned(pid, p.sp, frames + n, cap - n);
 }
 
-// Python. It is looked at when a call is made after it was loaded, as it cannot be used while it is being loaded; by one
-// thread, whose process's number stands in the state, as a fork may leave it behind.
+// Python. It is looked at when a call is made after it was loaded, as it cannot be used while it is being loaded. Threads
+// whose first calls come at the same time look each for itself, so that none of them goes without its frames; one of them,
+// whose process's number stands in the state, as a fork may leave it behind, keeps what it found for all.
 static struct pystack python;
+static struct pystack_learned python_learned;
 static void *(*python_lookup)(const char *, void *);
 static void *python_object;
 static uint64_t python_state; // one of these, and a process from bit 8 on
-enum { PYTHON_NONE, PYTHON_LOADED, PYTHON_LOOKING, PYTHON_USED, PYTHON_REFUSED };
+enum { PYTHON_NONE, PYTHON_LOADED, PYTHON_KEEPING, PYTHON_KEPT, PYTHON_REFUSED };
 
 HIDDEN void python_loaded(void *(*lookup)(const char *, void *), void *object) {
 	python_lookup = lookup;
 	python_object = object;
+	memset(&python_learned, 0, sizeof python_learned);
 	__atomic_store_n(&python_state, lookup != NULL ? PYTHON_LOADED : PYTHON_NONE, __ATOMIC_RELEASE);
 }
 
-static int python_there(uint32_t pid) {
-	uint64_t state = __atomic_load_n(&python_state, __ATOMIC_ACQUIRE), looking = PYTHON_LOOKING | (uint64_t)pid << 8;
-	if (state == PYTHON_USED)
-		return 1;
-	if (state == PYTHON_NONE || state == PYTHON_REFUSED || state == looking ||
-	    !__atomic_compare_exchange_n(&python_state, &state, looking, 0, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED))
-		return 0;
-	int found = pystack_find(&python, python_lookup, python_object);
-	if (found != PYSTACK_FOUND && found != PYSTACK_EARLY)
-		say(RECORD_PYTHON, pystack_why(found));
-	state = found == PYSTACK_FOUND ? PYTHON_USED : found == PYSTACK_EARLY ? PYTHON_LOADED : PYTHON_REFUSED;
-	__atomic_compare_exchange_n(&python_state, &looking, state, 0, __ATOMIC_RELEASE, __ATOMIC_RELAXED);
-	return state == PYTHON_USED;
+// python_refused ends what the state was, and says why.
+static void python_refused(uint64_t state, int why) {
+	if (__atomic_compare_exchange_n(&python_state, &state, PYTHON_REFUSED, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+		say(RECORD_PYTHON, pystack_why(why));
+}
+
+// python_there is the interpreter, which may be found into own, or NULL.
+static const struct pystack *python_there(uint32_t pid, struct pystack *own) {
+	uint64_t state = __atomic_load_n(&python_state, __ATOMIC_ACQUIRE), keeping = PYTHON_KEEPING | (uint64_t)pid << 8;
+	if (state == PYTHON_KEPT)
+		return &python;
+	if (state == PYTHON_NONE || state == PYTHON_REFUSED)
+		return NULL;
+	int found = pystack_find(own, &python_learned, python_lookup, python_object);
+	if (found == PYSTACK_EARLY)
+		return NULL;
+	if (found != PYSTACK_FOUND) {
+		python_refused(state, found);
+		return NULL;
+	}
+	if (state != keeping && __atomic_compare_exchange_n(&python_state, &state, keeping, 0, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED)) {
+		python = *own;
+		__atomic_compare_exchange_n(&python_state, &keeping, PYTHON_KEPT, 0, __ATOMIC_RELEASE, __ATOMIC_RELAXED);
+	}
+	return own;
 }
 
 // names tells of a code object.
-static __attribute__((noinline)) int names(const struct pyframe *f) {
+static __attribute__((noinline)) int names(const struct pystack *p, const struct pyframe *f) {
 	char text[1024];
 	enum { FILE = 640 };
-	if (!pystack_names(&python, f, text, FILE, text + FILE, sizeof text - FILE)) // strings of a kind of the program's own
+	if (!pystack_names(p, f, text, FILE, text + FILE, sizeof text - FILE)) // strings of a kind of the program's own
 		text[0] = text[FILE] = '?', text[1] = text[FILE + 1] = 0;
 	size_t file = length(text), func = length(text + FILE);
 	memcpy(text + file + 1, text + FILE, func); // forwards, and to before it
@@ -225,20 +240,21 @@ static __attribute__((noinline)) int names(const struct pyframe *f) {
 }
 
 // frames adds Python's frames to words, two for each, and clears whole where one of them cannot be told of now.
-static __attribute__((noinline)) int frames(uint64_t *words, int *whole) {
+static __attribute__((noinline)) int frames(uint32_t pid, uint64_t *words, int *whole) {
+	struct pystack own;
+	const struct pystack *p = python_there(pid, &own);
+	if (p == NULL)
+		return 0;
 	struct pyframe f[STACK_PYTHON];
-	int n = pystack_walk(&python, f, STACK_PYTHON);
+	int n = pystack_walk(p, f, STACK_PYTHON);
 	for (int i = 0; i < n; i++) {
 		words[2 * i] = f[i].id;
 		words[2 * i + 1] = f[i].line;
-		if (!was_told(f[i].id) && !names(&f[i]))
+		if (!was_told(f[i].id) && !names(p, &f[i]))
 			*whole = 0;
 	}
-	if (n == 0 && pystack_state(&python) != PYSTACK_FOUND) {
-		uint64_t used = PYTHON_USED;
-		if (__atomic_compare_exchange_n(&python_state, &used, PYTHON_REFUSED, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
-			say(RECORD_PYTHON, pystack_why(pystack_state(&python)));
-	}
+	if (n == 0 && pystack_state(p) != PYSTACK_FOUND)
+		python_refused(PYTHON_KEPT, pystack_state(p));
 	return n;
 }
 
@@ -249,8 +265,8 @@ HIDDEN uint64_t stack(const struct event *e, uint32_t pid, uint32_t kinds) {
 	if (kinds & RING_NATIVE)
 		addresses += native(e, pid, words + 1, STACK_NATIVE - 1);
 	int n = addresses;
-	if (kinds & RING_PYTHON && python_there(pid))
-		n += 2 * frames(words + n, &whole);
+	if (kinds & RING_PYTHON)
+		n += 2 * frames(pid, words + n, &whole);
 	uint64_t number = (uint64_t)addresses;
 	for (int i = 0; i < n; i++)
 		number = (number ^ words[i]) * 0x9e3779b97f4a7c15u, number ^= number >> 29;

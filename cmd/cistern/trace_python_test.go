@@ -111,6 +111,26 @@ func TestTracePython(t *testing.T) {
 	}
 }
 
+// TestTracePythonTogether: the first calls of a process have their stacks, also those that are made at the same moment.
+func TestTracePythonTogether(t *testing.T) {
+	x := newTraced(t)
+	meet := x.compile("meet.so", "testdata/meet.c", "-shared", "-fPIC")
+	for version, python := range pythons(t) {
+		for range 4 {
+			d, _, stderr, code := x.run(nil, "--stacks=python", "--", python, "testdata/traced.py", x.standin, "together", meet)
+			if code != 0 || len(d.Calls) != 8 {
+				t.Fatalf("%s: code %d, %d calls, want 8\n%s", version, code, len(d.Calls), stderr)
+			}
+			for i := range d.Calls {
+				frames := d.StackFrames(d.Calls[i].Stack)
+				if !slices.ContainsFunc(frames, func(f trace.Frame) bool { return strings.HasSuffix(f.Func, "work") && f.Line > 0 }) {
+					t.Errorf("%s: call %d is by %v", version, i, frames)
+				}
+			}
+		}
+	}
+}
+
 // TestTracePythonEnds: calls are made as Python ends, by threads too that it no longer waits for.
 func TestTracePythonEnds(t *testing.T) {
 	x := newTraced(t)

@@ -47,7 +47,7 @@ static int asked(uint64_t from, void *to, size_t n) {
 
 static int plausible(uint64_t p) { return p >= 65536 && p >> USER_BITS == 0; }
 
-static int sure(const struct pystack *p) { return __atomic_load_n(&p->state, __ATOMIC_RELAXED) == SURE; }
+static int sure(const struct pystack *p) { return __atomic_load_n(&p->learned->state, __ATOMIC_RELAXED) == SURE; }
 
 /* fetch reads a number of n bytes at an address, through the kernel unless all is known to be as expected. */
 static int fetch(int sure, uint64_t at, size_t n, uint64_t *out) {
@@ -131,10 +131,9 @@ static uint32_t number(const char **s) {
   return n;
 }
 
-int pystack_find(struct pystack *p, void *(*lookup)(const char *name, void *ctx), void *ctx) {
-  for (size_t i = 0; i < PYSTACK_LINES; i++)
-    p->lines[i] = 0;
-  p->version = p->state = p->cframe = p->frame_line = p->frame_owner = 0;
+int pystack_find(struct pystack *p, struct pystack_learned *learned, void *(*lookup)(const char *name, void *ctx), void *ctx) {
+  p->learned = learned;
+  p->version = p->cframe = p->frame_line = p->frame_owner = 0;
   p->thread = (void *(*)(void))(uintptr_t)lookup("PyGILState_GetThisThreadState", ctx);
   void *finalizing = lookup("Py_IsFinalizing", ctx); /* with an underscore before 3.13 */
   p->finalizing = (int (*)(void))(uintptr_t)(finalizing != NULL ? finalizing : lookup("_Py_IsFinalizing", ctx));
@@ -186,7 +185,7 @@ int pystack_find(struct pystack *p, void *(*lookup)(const char *name, void *ctx)
   return PYSTACK_FOUND;
 }
 
-int pystack_state(const struct pystack *p) { return __atomic_load_n(&p->state, __ATOMIC_RELAXED) == WRONG ? PYSTACK_LAYOUT : PYSTACK_FOUND; }
+int pystack_state(const struct pystack *p) { return __atomic_load_n(&p->learned->state, __ATOMIC_RELAXED) == WRONG ? PYSTACK_LAYOUT : PYSTACK_FOUND; }
 
 const char *pystack_why(int found) {
   switch (found) {
@@ -266,12 +265,12 @@ static uint64_t mix(uint64_t h, uint64_t v) {
 }
 
 /* line is that of a unit of a code object, which may be -1: before the first. */
-static int line(struct pystack *p, uint64_t code, const struct pyframe *f, int64_t unit, uint32_t *out) {
+static int line(const struct pystack *p, uint64_t code, const struct pyframe *f, int64_t unit, uint32_t *out) {
   if (unit < 0) {
     *out = f->first_line;
     return 1;
   }
-  uint64_t key = mix(f->id, (uint64_t)unit), *slot = &p->lines[key % PYSTACK_LINES], was = __atomic_load_n(slot, __ATOMIC_RELAXED);
+  uint64_t key = mix(f->id, (uint64_t)unit), *slot = &p->learned->lines[key % PYSTACK_LINES], was = __atomic_load_n(slot, __ATOMIC_RELAXED);
   key &= ~(uint64_t)0xffffff;
   if (was != 0 && (was & ~(uint64_t)0xffffff) == key) {
     *out = (uint32_t)was & 0xffffff;
@@ -414,7 +413,7 @@ static int identify(const struct pystack *p, uint64_t code, struct pyframe *f) {
   return 1;
 }
 
-static int frame_310(struct pystack *p, uint64_t frame, struct pyframe *f) {
+static int frame_310(const struct pystack *p, uint64_t frame, struct pyframe *f) {
   uint64_t code, at, traced;
   if (!is_a(sure(p), frame, p->frame_type) || !get(p, frame + p->frame_code, 8, &code) || !is_a(sure(p), code, p->code_type) ||
       !get(p, frame + p->frame_at, 4, &at) || !get(p, frame + p->frame_line, 4, &traced) || !identify(p, code, f))
@@ -427,7 +426,7 @@ static int frame_310(struct pystack *p, uint64_t frame, struct pyframe *f) {
 }
 
 /* frame_311 is 0 for what is no frame of Python's own. */
-static int frame_311(struct pystack *p, uint64_t frame, struct pyframe *f) {
+static int frame_311(const struct pystack *p, uint64_t frame, struct pyframe *f) {
   uint64_t code, at, owner, first, units;
   if ((frame & 7) != 0 || !get(p, frame + p->frame_owner, 1, &owner))
     return -1;
@@ -446,9 +445,9 @@ static int frame_311(struct pystack *p, uint64_t frame, struct pyframe *f) {
   return identify(p, code, f) && line(p, code, f, unit, &f->line) ? 1 : -1;
 }
 
-int pystack_walk(struct pystack *p, struct pyframe *out, int cap) {
+int pystack_walk(const struct pystack *p, struct pyframe *out, int cap) {
   /* As Python ends it frees the threads that are still in foreign code, with their frames. */
-  if (__atomic_load_n(&p->state, __ATOMIC_RELAXED) == WRONG || p->finalizing() != 0)
+  if (__atomic_load_n(&p->learned->state, __ATOMIC_RELAXED) == WRONG || p->finalizing() != 0)
     return 0;
   uint64_t thread = (uintptr_t)p->thread(), frame, back;
   if (thread == 0)
@@ -463,23 +462,23 @@ int pystack_walk(struct pystack *p, struct pyframe *out, int cap) {
     good = r >= 0 && get(p, frame + p->frame_back, 8, &back);
     frame = back;
   }
-  uint32_t tries = __atomic_load_n(&p->state, __ATOMIC_RELAXED);
+  uint32_t tries = __atomic_load_n(&p->learned->state, __ATOMIC_RELAXED);
   if (tries < TRIES) {
     if (!good)
       n = 0;
     if (!good || n > 0) /* without a frame nothing was seen yet */
-      __atomic_store_n(&p->state, good ? SURE : tries + 1 == TRIES ? WRONG : tries + 1, __ATOMIC_RELAXED);
+      __atomic_store_n(&p->learned->state, good ? SURE : tries + 1 == TRIES ? WRONG : tries + 1, __ATOMIC_RELAXED);
   }
   return n;
 }
 
 #else
 
-int pystack_find(struct pystack *p, void *(*lookup)(const char *name, void *ctx), void *ctx) {
-  (void)p, (void)lookup, (void)ctx;
+int pystack_find(struct pystack *p, struct pystack_learned *learned, void *(*lookup)(const char *name, void *ctx), void *ctx) {
+  (void)p, (void)learned, (void)lookup, (void)ctx;
   return PYSTACK_ABSENT;
 }
-int pystack_walk(struct pystack *p, struct pyframe *out, int cap) { return (void)p, (void)out, (void)cap, 0; }
+int pystack_walk(const struct pystack *p, struct pyframe *out, int cap) { return (void)p, (void)out, (void)cap, 0; }
 int pystack_names(const struct pystack *p, const struct pyframe *f, char *file, size_t file_size, char *func, size_t func_size) {
   (void)p, (void)f, (void)file, (void)file_size, (void)func, (void)func_size;
   return 0;

@@ -27,16 +27,22 @@ enum pystack_found {
 
 enum { PYSTACK_LINES = 2048 };
 
-/* One interpreter: where its functions and types are, and where its objects have what is read of them. */
+/* What walks have learned of an interpreter. All threads share it; it begins as zeros, and is for one interpreter. */
+struct pystack_learned {
+  uint32_t state;                /* of what is known of the layout */
+  uint64_t lines[PYSTACK_LINES]; /* that were looked up last */
+};
+
+/* One interpreter: where its functions and types are, and where its objects have what is read of them. Nothing of it changes
+ * once it is found. */
 struct pystack {
+  struct pystack_learned *learned;
   void *(*thread)(void);
   int (*finalizing)(void);
   const void *code_type, *string_type, *bytes_type, *frame_type;
   uint32_t version; /* 0x030c for 3.12 */
-  uint32_t state;   /* of what is known of the layout */
   uint16_t thread_frame, cframe, frame_code, frame_back, frame_at, frame_owner, frame_line;
   uint16_t code_file, code_name, code_table, code_line, code_start, code_traceable, string_ascii, string_wide;
-  uint64_t lines[PYSTACK_LINES]; /* that were looked up last */
 };
 
 struct pyframe {
@@ -45,11 +51,12 @@ struct pyframe {
   uint32_t line, first_line; /* 0 where the code has none */
 };
 
-/* Finds Python by its symbols; lookup gives the address of one, or NULL. Returns why not, or PYSTACK_FOUND. */
-int pystack_find(struct pystack *p, void *(*lookup)(const char *name, void *ctx), void *ctx);
+/* Finds Python by its symbols; lookup gives the address of one, or NULL. Returns why not, or PYSTACK_FOUND. Threads may look at
+ * the same time, each for itself; what they find is the same. */
+int pystack_find(struct pystack *p, struct pystack_learned *learned, void *(*lookup)(const char *name, void *ctx), void *ctx);
 
 /* The frames of the calling thread, innermost first, at most cap; as Python's own traceback has them. */
-int pystack_walk(struct pystack *p, struct pyframe *out, int cap);
+int pystack_walk(const struct pystack *p, struct pyframe *out, int cap);
 
 /* The names of a frame, in UTF-8, ended by 0: the file (its end, where it is too long) and the function, qualified from
  * Python 3.11 on. To be asked within the call that the frame was found in. Returns 0 where there are none. */

@@ -171,6 +171,7 @@ static const char *find_unwinder(void) {
 /* ---- Python frames ---- */
 
 static struct pystack python;
+static struct pystack_learned python_learned;
 static int python_found = PYSTACK_EARLY; /* enum pystack_found; PYSTACK_FOUND is written last */
 static uint32_t python_asked;
 
@@ -186,25 +187,22 @@ static int find_python(void) {
   int found = __atomic_load_n(&python_found, __ATOMIC_ACQUIRE);
   if (!searching(found))
     return found;
-  struct pystack *p = malloc(sizeof *p);
-  if (p == NULL)
-    return found;
+  struct pystack p;
   struct code_at its = {0};
-  found = pystack_find(p, symbol, NULL);
+  found = pystack_find(&p, &python_learned, symbol, NULL);
   if (found == PYSTACK_FOUND) {
-    its.addr = (uintptr_t)p->thread;
+    its.addr = (uintptr_t)p.thread;
     dl_iterate_phdr(look_for_code, &its);
   }
   pthread_mutex_lock(&setting);
   if (searching(python_found)) {
     if (found == PYSTACK_FOUND) {
-      python = *p;
+      python = p;
       interpreter = its.found;
     }
     __atomic_store_n(&python_found, found, __ATOMIC_RELEASE);
   }
   pthread_mutex_unlock(&setting);
-  free(p);
   return __atomic_load_n(&python_found, __ATOMIC_ACQUIRE);
 }
 

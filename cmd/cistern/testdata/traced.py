@@ -91,6 +91,18 @@ def threads():
         t.join()
 
 
+def together():
+    """The process's first calls, at the same moment."""
+    lib, call, n = ctypes.CDLL(sys.argv[3]), ctypes.cast(cuda.cuMemAlloc_v2, ctypes.c_void_p), 8
+
+    def work():
+        p = ctypes.c_uint64()
+        current()
+        lib.meet(call, ctypes.byref(p), ctypes.c_size_t(1 << 20), n)
+    for _ in range(n):
+        threading.Thread(target=work).start()
+
+
 def forked():
     allocate(1 << 20)
     sys.stdout.flush()

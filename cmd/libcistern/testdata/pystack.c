@@ -8,10 +8,14 @@
 #include <time.h>
 
 static struct pystack python;
+static struct pystack_learned learned;
 
 static void *lookup(const char *name, void *ctx) { return dlsym(ctx, name); }
 
-int find(void) { return pystack_find(&python, lookup, RTLD_DEFAULT); }
+int find(void) {
+  memset(&learned, 0, sizeof learned);
+  return pystack_find(&python, &learned, lookup, RTLD_DEFAULT);
+}
 const char *why(int found) { return pystack_why(found); }
 int state(void) { return pystack_state(&python); }
 int version(void) { return (int)python.version; }
