@@ -114,6 +114,29 @@ def signals():
         pass
 
 
+def own_threads():
+    """Signals of the process are the program's: none of the library's threads takes one."""
+    ours = {threading.get_native_id()}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    assert before == set(), before
+    for stream in range(64):
+        lib.cistern_free(lib.cistern_malloc(4 << 20, 0, stream << 12), 4 << 20, 0, stream << 12)
+    seen = set()
+    for _ in range(20):
+        for task in os.listdir("/proc/self/task"):
+            if int(task) not in ours:
+                with open("/proc/self/task/%s/status" % task) as f:
+                    fields = dict(line.split(":", 1) for line in f)
+                blocked = int(fields["SigBlk"], 16)
+                for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGALRM, signal.SIGUSR1, signal.SIGUSR2,
+                          signal.SIGPIPE, signal.SIGWINCH, signal.SIGTSTP, signal.SIGRTMIN + 5):
+                    assert blocked >> s - 1 & 1, (s, fields["SigBlk"])
+                assert not blocked >> signal.SIGSEGV - 1 & 1
+                seen.add(task)
+        time.sleep(0.01)
+    assert len(seen) >= 2, seen
+
+
 CHILD = """
 import ctypes, faulthandler, os, signal, sys, time
 before = sys.argv[2] == "handler first"
