@@ -285,7 +285,16 @@ func (s *searching) raised() error {
 			return err
 		}
 		if ok {
-			limit := min(room, (least+least/100+FloorStep-1)/FloorStep*FloorStep)
+			// With a little more than the least it can fail again, as other pieces lie side by side then.
+			limit, more := uint64(0), least/100
+			for sure := false; !sure; more *= 2 {
+				limit = min(room, (least+more+FloorStep-1)/FloorStep*FloorStep)
+				if sure = limit == room; !sure {
+					if sure, err = s.fits(spec, limit, true); err != nil {
+						return err
+					}
+				}
+			}
 			c := candidate{spec: spec}
 			c.Kind, c.Capacity, c.Floor = RemedyLimit, limit, least
 			_, from := limitInForce(s.f)
@@ -323,21 +332,7 @@ func (s *searching) raised() error {
 // remedies are tried in, where it has to be sure. ok is false where high does not. More memory is taken to be never worse,
 // but the answer itself was replayed.
 func (s *searching) least(spec replay.Spec, low, high uint64, sure bool) (capacity uint64, ok bool, err error) {
-	fits := func(bytes uint64) (bool, error) {
-		circumstances := []replay.Options{{Capacity: bytes, GPULag: s.opt.GPULag, Verify: spec == s.ownSpec()}}
-		if sure {
-			circumstances = append(circumstances, s.elsewhere(&Remedy{Policy: spec.Name, Conf: spec.Conf, Capacity: bytes})...)
-		}
-		for _, opt := range circumstances {
-			s.expect(1)
-			r, err := s.replay(spec, opt)
-			if err != nil || !s.survives(r) {
-				return false, err
-			}
-		}
-		return true, nil
-	}
-	if ok, err := fits(high); !ok || err != nil {
+	if ok, err := s.fits(spec, high, sure); !ok || err != nil {
 		return 0, false, err
 	}
 	for high-low > FloorStep {
@@ -345,7 +340,7 @@ func (s *searching) least(spec replay.Spec, low, high uint64, sure bool) (capaci
 		if mid >= high {
 			break
 		}
-		ok, err := fits(mid)
+		ok, err := s.fits(spec, mid, sure)
 		if err != nil {
 			return high, true, err
 		}
@@ -356,6 +351,23 @@ func (s *searching) least(spec replay.Spec, low, high uint64, sure bool) (capaci
 		}
 	}
 	return high, true, nil
+}
+
+// fits reports whether a policy meets the request with a capacity: in all circumstances that remedies are tried in, where it
+// has to be sure.
+func (s *searching) fits(spec replay.Spec, capacity uint64, sure bool) (bool, error) {
+	circumstances := []replay.Options{{Capacity: capacity, GPULag: s.opt.GPULag, Verify: spec == s.ownSpec()}}
+	if sure {
+		circumstances = append(circumstances, s.elsewhere(&Remedy{Policy: spec.Name, Conf: spec.Conf, Capacity: capacity})...)
+	}
+	for _, opt := range circumstances {
+		s.expect(1)
+		r, err := s.replay(spec, opt)
+		if err != nil || !s.survives(r) {
+			return false, err
+		}
+	}
+	return true, nil
 }
 
 // floors finds with how little the best remedies would still do, and with how much the run's own settings would have.
