@@ -21,6 +21,7 @@ import (
 	"github.com/cistern-gpu/cistern/analyze"
 	"github.com/cistern-gpu/cistern/cuda/nvidia/standin"
 	"github.com/cistern-gpu/cistern/internal/audit"
+	"github.com/cistern-gpu/cistern/internal/rerun"
 	"github.com/cistern-gpu/cistern/trace"
 )
 
@@ -36,6 +37,7 @@ type traced struct {
 func newTraced(t *testing.T) *traced {
 	t.Helper()
 	x := &traced{t: t, dir: t.TempDir(), standin: standin.Build(t)}
+	rerun.OnChange(t, "../../audit/*", "../../scripts/audit.sh", "../libcistern/pystack.*", "testdata/traced.*", "testdata/traced_go/*", "testdata/*.c")
 	x.library = filepath.Join(x.dir, audit.Library)
 	if out, err := exec.Command("../../scripts/audit.sh", x.library).CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)

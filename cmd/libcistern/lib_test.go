@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/cistern-gpu/cistern"
+	"github.com/cistern-gpu/cistern/internal/rerun"
 )
 
 // The tests build the library as `make` does, once, and run programs in C, C++ and Python against it, over the
@@ -64,12 +65,7 @@ func libraryPath(t *testing.T) string { return libraryFor(t, "lib") }
 // program compiles one of testdata, linked against the library that lies at lib unless that is empty.
 func program(t *testing.T, source, lib string, flags ...string) string {
 	t.Helper()
-	// Read here, so that the go command knows that the result depends on them.
-	for _, f := range []string{source, "check.h"} {
-		if _, err := os.ReadFile(filepath.Join("testdata", f)); err != nil {
-			t.Fatal(err)
-		}
-	}
+	rerun.OnChange(t, filepath.Join("testdata", source), "testdata/check.h")
 	name := "bin/" + strings.ReplaceAll(source, ".", "_") + strings.Join(flags, "")
 	if lib != "" {
 		name += "_" + filepath.Base(filepath.Dir(lib))

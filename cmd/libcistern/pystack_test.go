@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/cistern-gpu/cistern/internal/rerun"
 )
 
 // pythons are the interpreters that this machine has: those on PATH, those that pyenv keeps, and those that
@@ -33,11 +35,7 @@ func TestPythonFrames(t *testing.T) {
 	need(t, "python3")
 	lib := program(t, "pystack.c", "", "-shared", "-fPIC", "-O2")
 	const script = "testdata/pystack.py"
-	for _, f := range []string{script, "pystack.c", "pystack.h"} { // the go command runs this again when one changes
-		if _, err := os.ReadFile(f); err != nil {
-			t.Fatal(err)
-		}
-	}
+	rerun.OnChange(t, script, "pystack.c", "pystack.h", "kernel.h")
 	seed := time.Now().UnixNano() % 100000
 	versions := map[string]bool{}
 	for _, python := range pythons() {

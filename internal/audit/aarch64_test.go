@@ -7,6 +7,8 @@ import (
 	"os/exec"
 	"path/filepath"
 	"testing"
+
+	"github.com/cistern-gpu/cistern/internal/rerun"
 )
 
 // TestAarch64 has a program for the other architecture run under an emulator, with a library, a driver and a C library of
@@ -17,6 +19,7 @@ func TestAarch64(t *testing.T) {
 			t.Skip(err)
 		}
 	}
+	rerun.OnChange(t, "../../audit/*", "../../scripts/audit.sh", "../../cmd/libcistern/pystack.*", "../../cmd/cistern/testdata/traced.c")
 	dir := t.TempDir()
 	lib, driver, program := filepath.Join(dir, Library), filepath.Join(dir, "libcuda.so.1"), filepath.Join(dir, "traced")
 	sources, err := filepath.Glob("../../cuda/nvidia/standin/testdata/*.c")

@@ -16,6 +16,8 @@ import (
 	"testing"
 	"time"
 	"unsafe"
+
+	"github.com/cistern-gpu/cistern/internal/rerun"
 )
 
 func newRing(t *testing.T, slots int) *Ring {
@@ -111,6 +113,7 @@ func TestLayout(t *testing.T) {
 	if err := os.WriteFile(file, []byte(source), 0o600); err != nil {
 		t.Fatal(err)
 	}
+	rerun.OnChange(t, "../../audit/*")
 	if out, err := exec.Command("cc", "-fsyntax-only", "-I../../audit", file).CombinedOutput(); err != nil {
 		t.Errorf("%v\n%s", err, out)
 	}

@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"github.com/cistern-gpu/cistern/cuda/nvidia/standin"
+	"github.com/cistern-gpu/cistern/internal/rerun"
 )
 
 // mostNative is STACK_NATIVE of stacks.c.
@@ -104,6 +105,7 @@ func TestNativeStacks(t *testing.T) {
 
 func compile(t *testing.T, out, source string, flags ...string) {
 	t.Helper()
+	rerun.OnChange(t, source, "../../audit/*", "../../cmd/libcistern/*.h")
 	if text, err := exec.Command("cc", append([]string{"-w", source, "-o", out}, flags...)...).CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, text)
 	}

@@ -58,6 +58,7 @@ var mayImport = map[string][]string{
 	"internal/gpu": {"cuda", "cuda/nvidia"},
 	// Tests only.
 	"internal/examples": {},
+	"internal/rerun":    {},
 	"internal/standin":  {},
 	"internal/lint":     {},
 }
