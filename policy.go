@@ -73,9 +73,14 @@ func (d *Device) chunkSize(class int, request, missing uint64) uint64 {
 	default:
 		size = max(g, min(size, max(size/2, held/coarsePart))/g*g)
 	}
-	budget := d.budget()
+	return min(missing, size, d.mostChunk())
+}
+
+// mostChunk is the largest that a chunk may be for what the device can hold, and for what is left of that.
+func (d *Device) mostChunk() uint64 {
+	g, budget := d.upstream.Granularity(), d.budget()
 	most := min(budget/budgetPart, (budget-min(budget, d.reservedBytes))/restPart)
-	return min(missing, size, max(g, most/g*g))
+	return max(g, most/g*g)
 }
 
 // budget is what the device can hold, as far as is known: its limit, or all of its memory.

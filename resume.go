@@ -240,14 +240,15 @@ func (d *Device) createFor(list []*absence) error {
 }
 
 // resumeChunk is the size of the next chunk for a range of which so much is left: the largest, as mapping costs by
-// number, but half of that for small blocks, among which large chunks are the more seldom wholly free.
+// number, but half of that for small blocks, among which large chunks are the more seldom wholly free; and no larger than
+// new memory is got in where little can be held, or little is left: one block that stays keeps all of its chunk from others.
 func (d *Device) resumeChunk(class int, left uint64) uint64 {
 	g := d.upstream.Granularity()
 	size := max(g, d.opts.ChunkMax/g*g)
 	if class == classSmall {
 		size = max(g, size/2/g*g)
 	}
-	return min(left, size)
+	return min(left, size, d.mostChunk())
 }
 
 // mapBack maps the chunks of an absence.

@@ -1,6 +1,8 @@
 package cistern_test
 
 import (
+	"errors"
+	"fmt"
 	"math"
 	"math/rand/v2"
 	"testing"
@@ -69,6 +71,55 @@ func TestSmallDevice(t *testing.T) {
 				blocks = append(blocks, block{p, size})
 				live += size
 			}
+		}
+	}
+}
+
+// Of free memory all can be had but the granules in which live blocks lie, also of what was paused and is back: it comes
+// back in chunks that are as fine as what it went from where little can be held.
+func TestRoomAfterPause(t *testing.T) {
+	const granule = 2 * mib
+	for _, c := range []struct {
+		name          string
+		device, limit uint64
+		pause         bool
+	}{{"never paused", 600 * mib, 0, false}, {"small device", 600 * mib, 0, true}, {"limit", 80 * gib, 600 * mib, true}} {
+		for _, size := range []uint64{100 * kib, 300 * kib, 3 * mib} {
+			t.Run(fmt.Sprintf("%s/%d", c.name, size), func(t *testing.T) {
+				e := newEngine(t, sim.Options{Capacity: c.device}, cistern.Options{Limit: c.limit}, 2)
+				var blocks []cuda.Ptr
+				for range 590 * mib / size {
+					p, err := e.dev.AllocTagged(size, e.streams[0], 1)
+					if err != nil {
+						t.Fatal(err)
+					}
+					blocks = append(blocks, p)
+				}
+				if c.pause {
+					if r, err := e.dev.Pause(cistern.Selection{Tag: 1}, cistern.PauseOptions{Keep: cistern.KeepNone}); err != nil || r.Shared != 0 {
+						t.Fatalf("%+v, %v", r, err)
+					}
+					if _, err := e.dev.Resume(cistern.Selection{Tag: 1}); err != nil {
+						t.Fatal(err)
+					}
+				}
+				stays := map[uint64]bool{} // granules
+				every := int(30 * mib / size)
+				for i, p := range blocks {
+					if i%every != 0 {
+						e.free(t, p)
+						continue
+					}
+					for a := uint64(p) / granule; a <= (uint64(p)+size-1)/granule; a++ {
+						stays[a] = true
+					}
+				}
+				rest := e.alloc(t, 600*mib-uint64(len(stays))*granule, e.streams[1])
+				if _, err := e.dev.Alloc(granule, e.streams[1]); !errors.Is(err, cuda.ErrOutOfMemory) {
+					t.Errorf("a request for more than there is: %v", err)
+				}
+				e.free(t, rest)
+			})
 		}
 	}
 }
