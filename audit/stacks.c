@@ -258,6 +258,20 @@ static __attribute__((noinline)) int frames(uint32_t pid, uint64_t *words, int *
 	return n;
 }
 
+// number_of is a number for words, of four parts that do not wait for one another.
+static uint64_t number_of(const uint64_t *words, int n) {
+	uint64_t part[4] = {1, 2, 3, 4};
+	int i = 0;
+	for (; i + 4 <= n; i += 4)
+		for (int k = 0; k < 4; k++)
+			part[k] = (part[k] ^ words[i + k]) * 0x9e3779b97f4a7c15u, part[k] ^= part[k] >> 29;
+	for (; i < n; i++)
+		part[0] = (part[0] ^ words[i]) * 0x9e3779b97f4a7c15u, part[0] ^= part[0] >> 29;
+	for (int k = 1; k < 4; k++)
+		part[0] = (part[0] ^ part[k]) * 0x9e3779b97f4a7c15u, part[0] ^= part[0] >> 29;
+	return part[0];
+}
+
 HIDDEN uint64_t stack(const struct event *e, uint32_t pid, uint32_t kinds) {
 	uint64_t words[STACK_NATIVE + 2 * STACK_PYTHON];
 	int addresses = 1, whole = 1;
@@ -267,10 +281,7 @@ HIDDEN uint64_t stack(const struct event *e, uint32_t pid, uint32_t kinds) {
 	int n = addresses;
 	if (kinds & RING_PYTHON)
 		n += 2 * frames(pid, words + n, &whole);
-	uint64_t number = (uint64_t)addresses;
-	for (int i = 0; i < n; i++)
-		number = (number ^ words[i]) * 0x9e3779b97f4a7c15u, number ^= number >> 29;
-	number |= 1;
+	uint64_t number = (number_of(words, n) + (uint64_t)addresses * 0xd1342543de82ef94u) | 1;
 	if (!was_told(number) && whole && tell(RECORD_STACK, number, (uint64_t)addresses, words, (size_t)n, 8))
 		is_told(number);
 	return number;

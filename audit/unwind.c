@@ -1,6 +1,7 @@
 // Native stacks by the tables that compilers write for exceptions: the call frame information of .eh_frame, found through
 // .eh_frame_hdr (Linux Standard Base Core 5.0, 10.6; DWARF 4, 6.4.2). What they say of an address that a function returns to
-// is worked out once and kept as a rule of one word; from then on a frame costs a look at the rule and two loads.
+// is worked out once and kept as a rule of one word; from then on a frame costs a look at the rule and two loads, or less
+// where the thread's last stack had it too.
 //
 // Only what return addresses need is followed: the stack pointer and the frame pointer. Where a function's frame is found
 // through any other register, or where there are no tables, the way ends, and the caller goes on as well as it can.
@@ -44,7 +45,8 @@ static inline struct rule unpacked(uint64_t w) {
 enum { RULES = 1 << 14 };
 
 static struct { uint64_t key, rule; } rules[RULES];
-static int some; // rules are there
+static int some;           // rules are there
+static uint32_t forgotten; // how often they were
 
 static inline uint64_t mixed(uint64_t w) { return w * 0x9e3779b97f4a7c15u; }
 
@@ -97,20 +99,25 @@ HIDDEN void forget_tables(const void *of) {
 	for (uint32_t i = 0; i < object_count; i++)
 		if (objects[i].to != 0 && objects[i].of == of)
 			change(&objects[i], &nothing);
+	__atomic_fetch_add(&forgotten, 1, __ATOMIC_ACQ_REL);
 	if (!__atomic_exchange_n(&some, 0, __ATOMIC_RELAXED))
 		return;
 	for (int i = 0; i < RULES; i++) // a rule's own key does not fit to none
 		__atomic_store_n(&rules[i].rule, NONE, __ATOMIC_RELAXED);
 }
 
+// object_of finds the object that an address is in. A change takes a moment only, so that one is waited for, a bounded while.
 static int object_of(uintptr_t pc, struct object *o) {
-	uint32_t before = __atomic_load_n(&changes, __ATOMIC_ACQUIRE), n = __atomic_load_n(&object_count, __ATOMIC_ACQUIRE);
-	for (uint32_t i = 0; i < n; i++)
-		if (pc - __atomic_load_n(&objects[i].from, __ATOMIC_RELAXED) < __atomic_load_n(&objects[i].to, __ATOMIC_RELAXED) - objects[i].from) {
+	for (int tries = 0; tries < 1000; tries++) {
+		uint32_t before = __atomic_load_n(&changes, __ATOMIC_ACQUIRE), n = __atomic_load_n(&object_count, __ATOMIC_ACQUIRE), i = 0;
+		while (i < n && pc - __atomic_load_n(&objects[i].from, __ATOMIC_RELAXED) >= __atomic_load_n(&objects[i].to, __ATOMIC_RELAXED) - objects[i].from)
+			i++;
+		if (i < n)
 			*o = objects[i];
-			__atomic_thread_fence(__ATOMIC_ACQUIRE);
-			return !(before & 1) && __atomic_load_n(&changes, __ATOMIC_RELAXED) == before && pc - o->from < o->to - o->from;
-		}
+		__atomic_thread_fence(__ATOMIC_ACQUIRE);
+		if (!(before & 1) && __atomic_load_n(&changes, __ATOMIC_RELAXED) == before)
+			return i < n;
+	}
 	return 0;
 }
 
@@ -509,20 +516,99 @@ static uint64_t learned(uint32_t pid, const struct place *p) {
 	return w;
 }
 
-HIDDEN int unwind(uint32_t pid, struct place *p, uint64_t *frames, int cap) {
+// Two calls of a thread mostly have the outer part of their stacks in common. What a walk has read where is kept, so that the
+// next one of the thread, once it comes to a place where that one was, only has to see that the same is still there: the
+// way on follows from nothing else. It takes the same words from the same places as a walk by rules does, but need not wait
+// for one of them to know where the next is, nor look at the rules, which are far from one another.
+enum { FRESH = 48, STEPS = 64, WALKS = 64 };
+
+struct step { // to the next one out
+	uint64_t pc;
+	uintptr_t sp, fp;
+	int32_t ra_at, fp_at; // what was read, from sp on; -1: the frame pointer stays, or the way is not so simple
+};
+
+// The last walk of a thread: the outermost step has the lowest number, so that what two walks have in common stays where it
+// is; at the bottom is where it ended. All of it is only believed once it is seen to be there. Whose it is the thread pointer
+// says; who works on it, its process, as a fork may leave that behind. Where another one works on it, as a signal's handler may
+// find, walks are by rules.
+static struct last {
+	uint64_t thread;
+	uint32_t taken, top, bottom, forgotten;
+	struct step at[STEPS]; // by the last bits of their numbers
+} lasts[WALKS];
+
+// A walk under way: what it has in common with the last one, and its own steps, the innermost first.
+struct walk {
+	struct last *last; // NULL: by rules alone
+	uint32_t k;        // the last one's step that is looked at next
+	uint32_t from;     // the last one's steps from here on are in common, down to k at least
+	uint32_t fresh;
+	int in_common, outermost; // the walk has come to where the last one was; to where the tables say that there is no more
+	struct step at[FRESH];
+};
+
+static inline struct step *step(struct last *l, uint32_t k) { return &l->at[k % STEPS]; }
+
+static inline void note(struct walk *w, const struct step *s) {
+	for (; w->in_common && w->from != w->k; w->from--) // and the rest of the last one is not
+		if (w->fresh < FRESH)
+			w->at[w->fresh++] = *step(w->last, w->from);
+	w->in_common = 0;
+	if (w->fresh < FRESH)
+		w->at[w->fresh++] = *s;
+}
+
+// joins looks whether the last walk was at p.
+static inline int joins(struct walk *w, const struct place *p) {
+	struct last *l = w->last;
+	while (w->k != l->bottom && step(l, w->k)->sp < p->sp)
+		w->k--;
+	const struct step *s = step(l, w->k);
+	return w->k != l->bottom && s->sp == p->sp && s->pc == p->pc && s->fp == p->fp;
+}
+
+// repeated goes on from p as the last walk went on from there, as far as what that read is there, and returns how many frames.
+static inline int repeated(struct walk *w, struct place *p, uint64_t *frames, int cap) {
+	struct last *l = w->last;
+	int n = 0, same = 1;
+	w->in_common = 1;
+	w->from = w->k;
+	while (same && n < cap && w->k != l->bottom) {
+		const struct step *s = step(l, w->k), *to = step(l, w->k - 1);
+		uint64_t far = to->sp - p->sp; // both words lie in the stack
+		if (s->ra_at < 0 || to->sp > p->end || far > FRAME || (uint64_t)s->ra_at >= far || s->fp_at >= (int64_t)far)
+			break;
+		p->pc = word(p->sp + (uintptr_t)s->ra_at) & ADDRESS_MASK;
+		if (s->fp_at >= 0)
+			p->fp = word(p->sp + (uintptr_t)s->fp_at);
+		p->sp = to->sp;
+		same = p->pc == to->pc && p->fp == to->fp;
+		w->k--;
+		if (p->pc == 0)
+			break;
+		frames[n++] = p->pc;
+	}
+	return n;
+}
+
+// go is the walk from p on, which moves.
+static int go(struct walk *w, uint32_t pid, struct place *p, uint64_t *frames, int cap) {
 	int n = 0;
 	p->end = end_of_stack(p->sp);
 	while (n < cap) {
-		uint64_t w = kept(p->pc);
-		if (w == NONE)
-			w = learned(pid, p);
-		struct rule r = unpacked(w);
-		if (r.cfa == OUTERMOST) {
-			p->pc = 0;
+		if (w->last != NULL && joins(w, p)) {
+			n += repeated(w, p, frames + n, cap - n);
+			if (p->pc == 0 || n == cap)
+				return n;
+		}
+		uint64_t rule = kept(p->pc);
+		struct rule r = unpacked(rule != NONE ? rule : learned(pid, p));
+		if (r.cfa < BY_SP) {
+			w->outermost = r.cfa == OUTERMOST;
 			return n;
 		}
-		if (r.cfa == UNKNOWN)
-			return n;
+		struct step s = {p->pc, p->sp, p->fp, -1, -1};
 		uintptr_t cfa = (r.cfa == BY_SP ? p->sp : p->fp) + (uintptr_t)r.cfa_offset;
 		if (r.cfa == BEHIND_FP) {
 			if (cfa < p->sp || cfa >= p->end || (cfa & 7) != 0)
@@ -531,19 +617,54 @@ HIDDEN int unwind(uint32_t pid, struct place *p, uint64_t *frames, int cap) {
 		}
 		if (!cfa_is_good(cfa, p))
 			return n;
+		if (r.cfa != BEHIND_FP && r.ra_offset < 0)
+			s.ra_at = (int32_t)((int64_t)(cfa - p->sp) + r.ra_offset);
 		uint64_t ra = word(cfa + (uintptr_t)r.ra_offset) & ADDRESS_MASK;
 		if (r.fp != FP_SAME) {
 			uintptr_t at = (r.fp == FP_AT_CFA ? cfa : p->fp) + (uintptr_t)r.fp_offset;
 			if (at < p->sp || at >= cfa || (at & 7) != 0)
 				return n;
+			s.fp_at = (int32_t)(at - p->sp);
 			p->fp = word(at);
 		}
+		note(w, &s);
 		p->pc = ra;
 		p->sp = cfa;
 		if (ra == 0)
 			return n;
 		frames[n++] = ra;
 	}
-	p->pc = 0; // as many as are wanted
+	return n;
+}
+
+HIDDEN int unwind(uint32_t pid, struct place *p, uint64_t *frames, int cap) {
+	uint64_t thread = thread_pointer();
+	struct last *l = &lasts[mixed(thread) >> 58];
+	uint32_t taken = __atomic_load_n(&l->taken, __ATOMIC_RELAXED), now = __atomic_load_n(&forgotten, __ATOMIC_ACQUIRE);
+	struct walk w;
+	w.last = taken != pid && __atomic_compare_exchange_n(&l->taken, &taken, pid, 0, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED) ? l : NULL;
+	if (w.last != NULL && (l->thread != thread || l->forgotten != now || taken != 0)) { // 0: nobody was stopped in the middle
+		l->thread = thread;
+		l->forgotten = now;
+		l->top = l->bottom = 0;
+	}
+	w.k = w.from = l->top;
+	w.fresh = 0;
+	w.in_common = w.outermost = 0;
+	int n = go(&w, pid, p, frames, cap);
+	if (w.last != NULL) {
+		if (!w.in_common) {
+			w.from = l->bottom = 0;
+			*step(l, 0) = (struct step){p->pc, p->sp, p->fp, -1, -1};
+		}
+		l->top = w.from + w.fresh;
+		for (uint32_t i = 0; i < w.fresh; i++)
+			*step(l, l->top - i) = w.at[i];
+		if (l->top - l->bottom >= STEPS)
+			l->bottom = l->top - (STEPS - 1);
+		__atomic_store_n(&l->taken, 0, __ATOMIC_RELEASE);
+	}
+	if (w.outermost || n == cap) // all there are, or as many as are wanted
+		p->pc = 0;
 	return n;
 }

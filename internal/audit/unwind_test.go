@@ -133,3 +133,28 @@ func TestUnwindTables(t *testing.T) {
 		t.Errorf("%s rules were found in the tables: the changed ones are not read far", out)
 	}
 }
+
+// TestUnwindAgain: what a walk finds does not depend on the thread's walk before it, whatever both have in common.
+func TestUnwindAgain(t *testing.T) {
+	dir := t.TempDir()
+	var libraries []string
+	for _, size := range []string{"24", "400", "5000"} {
+		file := filepath.Join(dir, "framed"+size+".so")
+		compile(t, file, "testdata/framed.c", "-O2", "-shared", "-fPIC", "-DSIZE="+size)
+		libraries = append(libraries, file)
+	}
+	for _, flags := range []string{"-O0", "-O2 -fomit-frame-pointer -mavx2", "-O2 -fno-omit-frame-pointer", "-Os"} {
+		program := filepath.Join(dir, "again")
+		compile(t, program, "testdata/again.c", append(strings.Fields(flags), "-fno-optimize-sibling-calls", "-I../../audit", "-I../../cmd/libcistern", "-ldl", "-pthread")...)
+		out, err := exec.Command(program, append([]string{"100000"}, libraries...)...).CombinedOutput()
+		var walks, frames int
+		if _, serr := fmt.Sscanf(string(out), "%d walks of %d frames, 0 wrong", &walks, &frames); err != nil || serr != nil || walks < 100000 || frames < 5*walks {
+			t.Errorf("%s: %v\n%s", flags, err, out)
+		}
+		cost, err := exec.Command(program, "cost").Output()
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Logf("%s: a walk of 40 frames by rules, and again, ns: %s", flags, cost)
+	}
+}
