@@ -24,7 +24,8 @@ type TraceFailures struct {
 	Events     int    `json:"events"`
 	DurationUS int64  `json:"duration_us"`
 	Count      int    `json:"failed_requests"` // in all
-	// Failures are the last MaxFailures, in order. Remedies are searched for one of them (FailureReport.Searched).
+	// Failures are the last MaxFailures, in order, up to the one that the process wrote the file for, where it did. Remedies
+	// are searched for one of them (FailureReport.Searched).
 	Failures []*FailureReport `json:"failures"`
 	Notes    []string         `json:"notes"`
 }
@@ -108,6 +109,12 @@ func ReportFailures(ctx context.Context, t *trace.Trace, driver *trace.Driver, o
 	if r.Count == 0 {
 		return nil, nil
 	}
+	// Other threads may have gone on to fail while the process wrote of its failure: of theirs it said nothing.
+	about := -1
+	if n := len(t.Failures); n > 0 && words[t.Failures[n-1].Event] == t.Failures[n-1] {
+		about = t.Failures[n-1].Event
+		events, silent = events[:slices.Index(events, about)+1], nil
+	}
 	events = events[max(0, len(events)+len(silent)-MaxFailures, len(events)-MaxFailures):]
 	capacity, from := replay.CapacityFromTrace(t)
 	if opt.Capacity > 0 {
@@ -128,10 +135,10 @@ func ReportFailures(ctx context.Context, t *trace.Trace, driver *trace.Driver, o
 		x.lessLive()
 		x.Sentence = x.inOneSentence()
 	}
-	// The failure that the run died of, as far as anybody can tell: the last that was not made good (trace.FailedAt).
+	// The failure that the file is about, or what the run died of, as far as anybody can tell (trace.FailedAt).
 	target := r.Failures[len(r.Failures)-1]
 	for _, x := range r.Failures {
-		if x.MetLater == nil {
+		if x.MetLater == nil && about < 0 {
 			target = x
 		}
 	}

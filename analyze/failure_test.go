@@ -449,7 +449,7 @@ func TestHostileFailure(t *testing.T) {
 		Largest: most, Limit: most, PoolHolds: most, DeviceTotal: most, DeviceFree: most, Tag: math.MaxUint16, Library: 255, Stack: math.MaxUint32,
 		Thread: math.MaxUint32, Others: []trace.Neighbour{{Bytes: most}, {Bytes: most}}, Steps: []trace.FailureStep{{Rung: "\x1b[2J"}}}
 	tr := &trace.Trace{Format: trace.FormatCistern, Events: []event.Event{{Kind: event.OOM, Size: most, Addr: most, Stack: 7, Pool: 9, Stream: 9, Tag: 9}},
-		Failures: []*trace.Failure{f, {Event: 0, Requested: most, Limit: 1, DeviceTotal: 1}}}
+		Failures: []*trace.Failure{{Event: 0, Requested: most, Limit: 1, DeviceTotal: 1}, f}}
 	x := reportOn(t, tr, RemedyOptions{Budget: time.Minute})
 	if len(x.Failures) != 2 {
 		t.Fatalf("%d failures", len(x.Failures))
@@ -459,6 +459,12 @@ func TestHostileFailure(t *testing.T) {
 		if x.Sentence == "" {
 			t.Error("no sentence")
 		}
+	}
+	// A device on which no allocator could start.
+	tr.Events[0] = event.Event{Kind: event.OOM, Size: most, Addr: most}
+	tr.Streams, tr.Pools, tr.Failures = []uint64{0}, []trace.PoolID{{}}, tr.Failures[:1]
+	if x := reportOn(t, tr, RemedyOptions{Budget: time.Minute}); !x.Failures[0].Searched {
+		t.Errorf("nothing was searched: %s", x.Failures[0].Unsearched)
 	}
 }
 
@@ -492,5 +498,26 @@ func TestManyFailures(t *testing.T) {
 	x := reportOn(t, &r.Trace, RemedyOptions{Capacity: 10 * mib})
 	if x.Count != 1000 || len(x.Failures) != MaxFailures || x.Failures[MaxFailures-1].Event != 999 {
 		t.Errorf("%d in all, %d reported", x.Count, len(x.Failures))
+	}
+}
+
+// While a process writes of one failure, other threads of it go on to fail, of which it says nothing: the file is about the
+// one that it says more of, however many are behind it.
+func TestFailureThatTheFileIsAbout(t *testing.T) {
+	tr := scattered(t, "limit:100MiB").trace()
+	f := tr.Failures[0]
+	for range 2 * MaxFailures {
+		e := tr.Events[f.Event]
+		e.Size, e.Thread = 2*e.Size, 0
+		tr.Events = append(tr.Events, e)
+	}
+	if at, ok := tr.FailedAt(); !ok || at != f.Event {
+		t.Errorf("the failure is at event %d, %v; want %d", at, ok, f.Event)
+	}
+	r := reportOn(t, tr, RemedyOptions{GPULag: 20 * time.Millisecond})
+	x := r.Failures[len(r.Failures)-1]
+	if r.Count != 1+2*MaxFailures || x.Event != f.Event || !x.Searched || x.PID != f.PID || x.Conf != f.Conf || len(x.Steps) == 0 {
+		t.Errorf("%d failed; the report is of event %d, process %d, settings %q, searched: %v; want event %d of process %d, settings %q",
+			r.Count, x.Event, x.PID, x.Conf, x.Searched, f.Event, f.PID, f.Conf)
 	}
 }

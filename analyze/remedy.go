@@ -137,6 +137,9 @@ func kindOf(t *trace.Trace) runKind {
 	return runTorch
 }
 
+// leastDevice is less than any GPU has, and enough for an allocator to start on.
+const leastDevice = 16 << 20
+
 // search looks for what would have met the request, and fills x.Search.
 func (x *FailureReport) search(ctx context.Context, t *trace.Trace, f *trace.Failure, opt RemedyOptions) error {
 	begin := time.Now()
@@ -174,8 +177,12 @@ func (x *FailureReport) search(ctx context.Context, t *trace.Trace, f *trace.Fai
 		s.t = t
 	}
 	s.recorded = replay.NewPlan(t)
+	device := x.DeviceTotal
+	if device < leastDevice { // a file may say anything
+		device = 0
+	}
 	s.search = &search{ctx: within, plan: s.recorded, opt: TuneOptions{Capacity: x.Capacity, GPULag: opt.GPULag,
-		Progress: opt.Progress}, device: cmp.Or(opt.Device, x.DeviceTotal), capacity: x.Capacity, slots: make(chan struct{}, runtime.GOMAXPROCS(0)), known: map[string]*Choice{}}
+		Progress: opt.Progress}, device: cmp.Or(opt.Device, device), capacity: x.Capacity, slots: make(chan struct{}, runtime.GOMAXPROCS(0)), known: map[string]*Choice{}}
 	out.Searched = true
 	more, from := stillToCome(t, x.Event, x.Need), "as much as earlier repeats asked for behind the same place"
 	if margin := uint64(marginPart * float64(x.Capacity)); more < margin {

@@ -78,16 +78,17 @@ func stackText(t *trace.Trace, stack uint32) string {
 	return b.String()
 }
 
-// callerText is the innermost frame whose source is known: under Python, the line of the program that asked.
+// callerText is the innermost frame whose line is known: under Python, the line of the program that asked, whatever libraries
+// stand between it and the driver. Where none has a line, the frame that says most.
 func callerText(t *trace.Trace, stack uint32) string {
 	frames := t.FramesOf(stack)
 	for _, f := range frames {
-		if f.HasFile() {
+		if f.HasFile() && f.Line > 0 {
 			return f.String()
 		}
 	}
 	if len(frames) > 0 {
-		return frames[0].String()
+		return frames[max(0, trace.Telling(frames))].String()
 	}
 	return ""
 }

@@ -595,3 +595,15 @@ func TestProcessesOfADevice(t *testing.T) {
 		t.Errorf("%q, want %q", names, want)
 	}
 }
+
+// A caller is a line of the program where one is known, though the libraries between it and the driver have files too.
+func TestCaller(t *testing.T) {
+	tr := &trace.Trace{Frames: []trace.Frame{{Func: "libcudart.so.13+0x41b5d", File: "/nv/libcudart.so.13"}, {Func: "at::empty_cuda", File: "/x/libtorch_cuda.so"},
+		{Func: "forward", File: "/x/layer.py", Line: 7}, {Func: "<module>", File: "/x/train.py", Line: 9}, {Func: "0x7f00"}},
+		Stacks: []trace.Stack{nil, {0, 1, 2, 3}, {0, 1}, {4}}}
+	for stack, want := range []string{"", "forward /x/layer.py:7", "at::empty_cuda /x/libtorch_cuda.so", "0x7f00"} {
+		if got := callerText(tr, uint32(stack)); got != want {
+			t.Errorf("stack %d: %q, want %q", stack, got, want)
+		}
+	}
+}

@@ -79,10 +79,17 @@ type Neighbour struct {
 	Self  bool   `json:"self,omitempty"`
 }
 
-// FailedAt is the event of the failure that a run died of, as far as anybody can tell: the last that was not made good, else the
-// last; where a process told of one that no event tells of, the last event, as what it wrote is of that moment. ok is false
-// where no request failed.
+// FailedAt is the event of the failure that a file is about: the last that the process told of, as it wrote the file for
+// that one while other threads may have gone on to fail; where no event is of it, the last event, as what was written is
+// of that moment. Where the process told nothing, it is what the run died of, as far as anybody can tell: the last
+// failure that was not made good, else the last. ok is false where no request failed.
 func (t *Trace) FailedAt() (at int, ok bool) {
+	if n := len(t.Failures); n > 0 {
+		if f := t.Failures[n-1]; t.tells(f) {
+			return f.Event, true
+		}
+		return len(t.Events) - 1, true
+	}
 	good := false
 	for i := range t.Events {
 		if t.Events[i].Kind == event.OOM {
@@ -91,12 +98,12 @@ func (t *Trace) FailedAt() (at int, ok bool) {
 			}
 		}
 	}
-	for _, f := range t.Failures {
-		if f.Event < 0 || f.Event >= len(t.Events) || t.Events[f.Event].Kind != event.OOM {
-			return len(t.Events) - 1, true
-		}
-	}
 	return at, ok
+}
+
+// tells reports whether one of the events is of this failure.
+func (t *Trace) tells(f *Failure) bool {
+	return f.Event >= 0 && f.Event < len(t.Events) && t.Events[f.Event].Kind == event.OOM
 }
 
 // MetLater finds the event at which what failed at event i was met after all: PyTorch, for one, gives cached memory back
