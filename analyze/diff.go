@@ -34,15 +34,16 @@ type Difference struct {
 
 // Side is one of the two runs.
 type Side struct {
-	Path         string `json:"path"`
-	Device       int    `json:"device"`
-	Events       int    `json:"events"`
-	DurationUS   int64  `json:"duration_us"`
-	PeakLive     uint64 `json:"peak_live_bytes"`
-	PeakReserved uint64 `json:"peak_reserved_bytes"` // 0: the file does not say
-	Allocs       int    `json:"allocs"`
-	Requested    uint64 `json:"requested_bytes"` // in all
-	// DriverCalls are segments got and given back, mapped and unmapped; of a driver trace its calls for the device.
+	Path         string       `json:"path"`
+	Device       int          `json:"device"`
+	Owner        *trace.Owner `json:"process,omitempty"` // of a driver trace with several processes on the device
+	Events       int          `json:"events"`
+	DurationUS   int64        `json:"duration_us"`
+	PeakLive     uint64       `json:"peak_live_bytes"`
+	PeakReserved uint64       `json:"peak_reserved_bytes"` // 0: the file does not say
+	Allocs       int          `json:"allocs"`
+	Requested    uint64       `json:"requested_bytes"` // in all
+	// DriverCalls are segments got and given back, mapped and unmapped; of a driver trace the process's calls for the device.
 	DriverCalls int    `json:"driver_calls"`
 	DriverNS    uint64 `json:"driver_ns"` // that they took; 0: the file does not say
 	OOMs        int    `json:"ooms"`
@@ -156,7 +157,7 @@ func (d *Difference) note(a, b *trace.Trace) {
 }
 
 func sideOf(t *trace.Trace) Side {
-	s := Side{Path: t.Path, Device: t.Device, Events: len(t.Events), DurationUS: t.Duration(),
+	s := Side{Path: t.Path, Device: t.Device, Owner: t.Owner, Events: len(t.Events), DurationUS: t.Duration(),
 		PeakReserved: t.RecordedPeakReserved(), OOMs: t.RecordedOOMs(), Stacks: len(t.Stacks) > 1}
 	s.PeakLive, _ = t.PeakLive()
 	got, gave := t.RecordedSegmentEvents()
@@ -177,7 +178,7 @@ func (s *Side) Driver(d *trace.Driver) {
 	}
 	s.DriverCalls, s.DriverNS = 0, 0
 	for i := range d.Calls {
-		if c := &d.Calls[i]; int(c.Device) == s.Device || c.Device < 0 {
+		if c := &d.Calls[i]; (int(c.Device) == s.Device || c.Device < 0) && (s.Owner == nil || s.Owner.Number == c.Process) {
 			s.DriverCalls++
 			s.DriverNS += c.TookNS
 		}

@@ -18,12 +18,13 @@ import (
 // TraceFailures is the report on the requests that failed on one device of one file. Its JSON is what
 // `cistern report --json` prints of it.
 type TraceFailures struct {
-	Path       string `json:"path"`
-	Device     int    `json:"device"`
-	Format     string `json:"format"`
-	Events     int    `json:"events"`
-	DurationUS int64  `json:"duration_us"`
-	Count      int    `json:"failed_requests"` // in all
+	Path       string       `json:"path"`
+	Device     int          `json:"device"`
+	Owner      *trace.Owner `json:"process,omitempty"` // of a driver trace with several processes on the device
+	Format     string       `json:"format"`
+	Events     int          `json:"events"`
+	DurationUS int64        `json:"duration_us"`
+	Count      int          `json:"failed_requests"` // in all
 	// Failures are the last MaxFailures, in order, up to the one that the process wrote the file for, where it did. Remedies
 	// are searched for one of them (FailureReport.Searched).
 	Failures []*FailureReport `json:"failures"`
@@ -101,7 +102,7 @@ func ReportFailures(ctx context.Context, t *trace.Trace, driver *trace.Driver, o
 			silent = append(silent, f)
 		}
 	}
-	r := &TraceFailures{Path: t.Path, Device: t.Device, Format: t.Format, Events: len(t.Events), DurationUS: t.Duration(),
+	r := &TraceFailures{Path: t.Path, Device: t.Device, Owner: t.Owner, Format: t.Format, Events: len(t.Events), DurationUS: t.Duration(),
 		Count: len(events) + len(silent), Failures: []*FailureReport{}, Notes: slices.Clone(t.Notes)}
 	if r.Notes == nil {
 		r.Notes = []string{}

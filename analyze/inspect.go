@@ -16,6 +16,7 @@ type Inspection struct {
 	Path       string            `json:"path"`
 	Format     string            `json:"format"`
 	Device     int               `json:"device"`
+	Owner      *trace.Owner      `json:"process,omitempty"` // of a driver trace with several processes on the device
 	Events     int               `json:"events"`
 	Kinds      map[string]int    `json:"kinds"` // events by PyTorch's name
 	DurationUS int64             `json:"duration_us"`
@@ -123,7 +124,7 @@ var sizeLimits = []uint64{4 << 10, 64 << 10, 1 << 20, 10 << 20, 64 << 20, 256 <<
 
 // Inspect reads a trace once, and once more up to its peak.
 func Inspect(t *trace.Trace) *Inspection {
-	in := &Inspection{Path: t.Path, Format: t.Format, Device: t.Device, Events: len(t.Events), Kinds: map[string]int{},
+	in := &Inspection{Path: t.Path, Format: t.Format, Device: t.Device, Owner: t.Owner, Events: len(t.Events), Kinds: map[string]int{},
 		DurationUS: t.Duration(), FromStart: t.FromStart, Initial: len(t.Initial), Stacks: max(len(t.Stacks)-1, 0),
 		Settings: t.Settings.Raw, Conf: t.Settings.Conf, Notes: slices.Clone(t.Notes),
 		RecordedReserved: t.RecordedPeakReserved(), OOMs: ExplainRecorded(t), Failures: len(t.Failures)}

@@ -81,7 +81,7 @@ func (l *Lifetimes) Driver(t *trace.Trace, d *trace.Driver) {
 		c := &d.Calls[i]
 		freed := uint64(0) // calls that free name no size
 		tracker.Call(c, func(*trace.Holding) {}, func(h *trace.Holding) { freed += h.Size })
-		if c.Device >= 0 && int(c.Device) != t.Device {
+		if c.Device >= 0 && int(c.Device) != t.Device || !t.Made(c) {
 			continue
 		}
 		end := int64((c.TimeNS + c.TookNS) / 1000)

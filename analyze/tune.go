@@ -28,15 +28,16 @@ type TuneOptions struct {
 
 // Tuning is what a search found. Its JSON is what `cistern tune --json` prints.
 type Tuning struct {
-	Path         string  `json:"path"`
-	Device       int     `json:"device"`
-	Format       string  `json:"format"`
-	Events       int     `json:"events"`
-	DurationUS   int64   `json:"duration_us"`
-	PeakLive     uint64  `json:"peak_live_bytes"`
-	Capacity     uint64  `json:"capacity_bytes"` // 0 is unlimited
-	CapacityFrom string  `json:"capacity_from"`
-	Own          *Choice `json:"own"` // the trace's own settings
+	Path         string       `json:"path"`
+	Device       int          `json:"device"`
+	Owner        *trace.Owner `json:"process,omitempty"` // of a driver trace with several processes on the device
+	Format       string       `json:"format"`
+	Events       int          `json:"events"`
+	DurationUS   int64        `json:"duration_us"`
+	PeakLive     uint64       `json:"peak_live_bytes"`
+	Capacity     uint64       `json:"capacity_bytes"` // 0 is unlimited
+	CapacityFrom string       `json:"capacity_from"`
+	Own          *Choice      `json:"own"` // the trace's own settings
 	// Best is what to set of PyTorch's: one of Choices, or where none of them survives the best without a limit.
 	Best *Choice `json:"best"`
 	// Why says by which rule Best was chosen.
@@ -87,7 +88,7 @@ const FloorStep = 2 << 20
 func Tune(ctx context.Context, t *trace.Trace, opt TuneOptions) (*Tuning, error) {
 	s := &search{ctx: ctx, plan: replay.NewPlan(t), opt: opt, slots: make(chan struct{}, runtime.GOMAXPROCS(0)),
 		known: map[string]*Choice{}}
-	tn := &Tuning{Path: t.Path, Device: t.Device, Format: t.Format, Events: len(t.Events), DurationUS: t.Duration(),
+	tn := &Tuning{Path: t.Path, Device: t.Device, Owner: t.Owner, Format: t.Format, Events: len(t.Events), DurationUS: t.Duration(),
 		Floors: []Floor{}, Notes: slices.Clone(t.Notes)}
 	tn.PeakLive, _ = t.PeakLive()
 	tn.Capacity, tn.CapacityFrom = opt.Capacity, "given"

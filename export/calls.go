@@ -46,28 +46,10 @@ func processOf(d *trace.Driver, i uint32) trace.Process {
 	return trace.Process{}
 }
 
-// whose says of which process the memory of trace i is, where the file has several of its device: a driver trace has one
-// for each process.
+// whose says of which process the memory of trace i is, where the file has several of its device.
 func whose(f *trace.File, i int) string {
-	same := 0
-	for _, t := range f.Traces {
-		if t.Device == f.Traces[i].Device {
-			same++
-		}
-	}
-	if same < 2 || f.Driver == nil {
-		return ""
-	}
-	of := map[uint32]uint32{} // process of a thread
-	for k := range f.Driver.Calls {
-		c := &f.Driver.Calls[k]
-		of[c.Thread] = c.Process
-	}
-	for k := range f.Traces[i].Events {
-		if n, ok := of[f.Traces[i].Events[k].Thread]; ok {
-			p := processOf(f.Driver, n)
-			return fmt.Sprintf(" of %s %d", filepath.Base(p.Program), p.PID)
-		}
+	if o := f.Traces[i].Owner; o != nil {
+		return fmt.Sprintf(" of %s %d", filepath.Base(o.Program), o.PID)
 	}
 	return ""
 }

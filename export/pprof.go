@@ -84,7 +84,7 @@ func WritePprof(w io.Writer, f *trace.File, at Moment) error {
 		if i < 0 {
 			when = "before the first event"
 		}
-		p.Comments = append(p.Comments, fmt.Sprintf("%s, device %d, %s: live bytes %d, blocks %d", f.Path, t.Device, when, state.bytes, len(state.live)))
+		p.Comments = append(p.Comments, fmt.Sprintf("%s, %s, %s: live bytes %d, blocks %d", f.Path, t.Where(), when, state.bytes, len(state.live)))
 		for _, n := range t.Notes {
 			p.Comments = append(p.Comments, "note: "+n)
 		}

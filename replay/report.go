@@ -6,17 +6,18 @@ import (
 
 // Report is one trace under several policies. Its JSON is part of the command's contract.
 type Report struct {
-	Path       string    `json:"path"`
-	Device     int       `json:"device"`
-	Format     string    `json:"format"`
-	Events     int       `json:"events"`
-	Streams    int       `json:"streams"`
-	DurationUS int64     `json:"duration_us"`
-	PeakLive   uint64    `json:"peak_live_bytes"`
-	Recorded   Recorded  `json:"recorded"`
-	Notes      []string  `json:"notes"`
-	Results    []*Result `json:"results"`
-	Verify     *Verify   `json:"verify,omitempty"`
+	Path       string       `json:"path"`
+	Device     int          `json:"device"`
+	Owner      *trace.Owner `json:"process,omitempty"` // of a driver trace with several processes on the device
+	Format     string       `json:"format"`
+	Events     int          `json:"events"`
+	Streams    int          `json:"streams"`
+	DurationUS int64        `json:"duration_us"`
+	PeakLive   uint64       `json:"peak_live_bytes"`
+	Recorded   Recorded     `json:"recorded"`
+	Notes      []string     `json:"notes"`
+	Results    []*Result    `json:"results"`
+	Verify     *Verify      `json:"verify,omitempty"`
 }
 
 // Reports is what `cistern replay --json` prints.
@@ -34,7 +35,7 @@ func Replay(t *trace.Trace, specs []Spec, opt Options) (*Report, error) {
 // Replay is the function Replay for a plan.
 func (p *Plan) Replay(specs []Spec, opt Options) (*Report, error) {
 	t := p.Trace
-	rep := &Report{Path: t.Path, Device: t.Device, Format: t.Format, Events: len(t.Events), Streams: len(t.Streams),
+	rep := &Report{Path: t.Path, Device: t.Device, Owner: t.Owner, Format: t.Format, Events: len(t.Events), Streams: len(t.Streams),
 		DurationUS: p.DurationUS(), PeakLive: p.PeakLive, Recorded: p.Recorded, Notes: []string{}, Results: []*Result{}}
 	rep.note(t.Notes...)
 	rep.note(p.Notes...)

@@ -7,6 +7,7 @@ import (
 
 	"github.com/cistern-gpu/cistern/analyze"
 	"github.com/cistern-gpu/cistern/internal/units"
+	"github.com/cistern-gpu/cistern/trace"
 )
 
 // shownGrown and shownShrunk bound what a terminal gets of a list of changes.
@@ -22,7 +23,7 @@ func WriteDifference(w io.Writer, d *analyze.Difference, s Style) {
 		if path == "-" {
 			path = "standard input"
 		}
-		fmt.Fprintf(w, "%s: %s, device %d, %s over %s\n", s.paint(string(rune('A'+i)), bold), clean(path), side.Device,
+		fmt.Fprintf(w, "%s: %s, %s, %s over %s\n", s.paint(string(rune('A'+i)), bold), clean(path), clean(trace.WhereOf(side.Device, side.Owner)),
 			plural(side.Events, "event"), microseconds(float64(side.DurationUS)))
 	}
 	fmt.Fprintln(w)

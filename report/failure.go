@@ -40,7 +40,7 @@ type failureText struct {
 // WriteFailures writes the report on the requests that failed on one device.
 func WriteFailures(w io.Writer, r *analyze.TraceFailures, s Style) {
 	s.Width = failureWidth
-	writeTitle(w, s, r.Path, r.Device, r.Format)
+	writeTitle(w, s, r.Path, r.Device, r.Owner, r.Format)
 	for i, x := range r.Failures {
 		f := failureText{w, s, x, map[string]int{}}
 		if last := x.Searched || x.Unsearched != "" || i == len(r.Failures)-1; !last {

@@ -14,6 +14,7 @@ import (
 	"github.com/cistern-gpu/cistern/analyze"
 	"github.com/cistern-gpu/cistern/internal/units"
 	"github.com/cistern-gpu/cistern/replay"
+	"github.com/cistern-gpu/cistern/trace"
 )
 
 // Style says how tables are written.
@@ -146,7 +147,7 @@ func (g *grid) write(w io.Writer, s Style) {
 
 // WriteReplay writes one trace's comparison, and why requests failed.
 func WriteReplay(w io.Writer, rep *replay.Report, ooms []analyze.OOM, s Style) {
-	writeTitle(w, s, rep.Path, rep.Device, rep.Format)
+	writeTitle(w, s, rep.Path, rep.Device, rep.Owner, rep.Format)
 	fmt.Fprintf(w, "%s on %s over %s; peak live %s\n", plural(rep.Events, "event"), plural(rep.Streams, "stream"),
 		microseconds(float64(rep.DurationUS)), units.FormatBytes(rep.PeakLive))
 	if r := rep.Recorded; r.PeakReserved > 0 {
@@ -223,7 +224,7 @@ func WriteOOMs(w io.Writer, ooms []analyze.OOM, s Style) {
 
 // WriteInspection writes what a trace holds.
 func WriteInspection(w io.Writer, in *analyze.Inspection, s Style) {
-	writeTitle(w, s, in.Path, in.Device, in.Format)
+	writeTitle(w, s, in.Path, in.Device, in.Owner, in.Format)
 	fmt.Fprintf(w, "%s over %s", plural(in.Events, "event"), microseconds(float64(in.DurationUS)))
 	sep := ": "
 	for _, k := range kindOrder {
@@ -396,11 +397,11 @@ func writeFrames(w io.Writer, indent int, frames []string, named string, s Style
 	}
 }
 
-func writeTitle(w io.Writer, s Style, path string, device int, format string) {
+func writeTitle(w io.Writer, s Style, path string, device int, of *trace.Owner, format string) {
 	if path == "-" {
 		path = "standard input"
 	}
-	fmt.Fprintf(w, "%s, device %d, %s\n", s.paint(clean(path), bold), device, format)
+	fmt.Fprintf(w, "%s, %s, %s\n", s.paint(clean(path), bold), clean(trace.WhereOf(device, of)), format)
 }
 
 func writeNotes(w io.Writer, notes []string, s Style) {

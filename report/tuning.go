@@ -10,7 +10,7 @@ import (
 
 // WriteTuning writes what a search of settings found: the frontier, the recommendation and the smallest capacities.
 func WriteTuning(w io.Writer, tn *analyze.Tuning, s Style) {
-	writeTitle(w, s, tn.Path, tn.Device, tn.Format)
+	writeTitle(w, s, tn.Path, tn.Device, tn.Owner, tn.Format)
 	limit := "no limit"
 	if tn.Capacity > 0 {
 		limit = fmt.Sprintf("limit %s (%s)", units.FormatBytes(tn.Capacity), clean(tn.CapacityFrom))

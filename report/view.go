@@ -131,7 +131,7 @@ func name(t *trace.Trace) string {
 	if t.Path == "-" {
 		n = "standard input"
 	}
-	return fmt.Sprintf("%s, device %d", n, t.Device)
+	return n + ", " + t.Where()
 }
 
 func policyName(r *replay.Result) string {

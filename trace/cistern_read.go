@@ -104,6 +104,9 @@ func readCistern(in *input, path string) ([]*Trace, *Driver, error) {
 			t.WallUS = d.WallNS / 1000
 		}
 	}
+	if d != nil {
+		setOwners(traces, d)
+	}
 	return traces, d, nil
 }
 

@@ -55,6 +55,9 @@ type Trace struct {
 	// backwards. Empty when recording began with the process. InitialSegments likewise.
 	Initial         []Block
 	InitialSegments []Segment
+	// Owner is whose memory this is, of a driver trace with several processes on the device; nil elsewhere.
+	Owner *Owner
+
 	// Final are the segments that the file ends with, blocks included; nil when the format has none.
 	Final []Segment
 

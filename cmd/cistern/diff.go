@@ -2,7 +2,7 @@ package main
 
 import (
 	"fmt"
-	"slices"
+	"path/filepath"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -115,28 +115,40 @@ func (a *app) diff(c *cobra.Command, args []string, format formatFlags, atEnd bo
 }
 
 // pairDevices puts the traces of two files together, device by device, and says which only one has. Where each file has
-// one trace, these are meant.
+// one trace, these are meant. Where there are several processes on a device, those of the same program are put together in
+// the order in which they first asked for memory, and then what is left, in that order.
 func pairDevices(a, b []*trace.Trace) (pairs [][2]*trace.Trace, missing []string) {
 	if len(a) == 1 && len(b) == 1 {
 		return [][2]*trace.Trace{{a[0], b[0]}}, nil
 	}
-	of := func(all []*trace.Trace, device int) *trace.Trace {
-		i := slices.IndexFunc(all, func(t *trace.Trace) bool { return t.Device == device })
-		if i < 0 {
-			return nil
+	program := func(t *trace.Trace) string {
+		if t.Owner == nil {
+			return ""
 		}
-		return all[i]
+		return filepath.Base(t.Owner.Program)
 	}
+	partner, taken := map[*trace.Trace]*trace.Trace{}, map[*trace.Trace]bool{}
+	pair := func(alike func(x, y *trace.Trace) bool) {
+		for _, x := range a {
+			for _, y := range b {
+				if partner[x] == nil && !taken[y] && x.Device == y.Device && alike(x, y) {
+					partner[x], taken[y] = y, true
+				}
+			}
+		}
+	}
+	pair(func(x, y *trace.Trace) bool { return program(x) == program(y) })
+	pair(func(_, _ *trace.Trace) bool { return true })
 	for _, x := range a {
-		if y := of(b, x.Device); y != nil {
+		if y := partner[x]; y != nil {
 			pairs = append(pairs, [2]*trace.Trace{x, y})
 		} else {
-			missing = append(missing, fmt.Sprintf("device %d is in A only", x.Device))
+			missing = append(missing, x.Where()+" is in A only")
 		}
 	}
 	for _, y := range b {
-		if of(a, y.Device) == nil {
-			missing = append(missing, fmt.Sprintf("device %d is in B only", y.Device))
+		if !taken[y] {
+			missing = append(missing, y.Where()+" is in B only")
 		}
 	}
 	return pairs, missing

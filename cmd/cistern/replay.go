@@ -165,7 +165,7 @@ func (j *replayJob) one(f *trace.File, step func(done, total int)) (replayed, er
 		rep, err := replay.Replay(t, j.specs, opt)
 		if err != nil {
 			if len(f.Traces) > 1 {
-				err = fmt.Errorf("device %d: %w", t.Device, err)
+				err = fmt.Errorf("%s: %w", t.Where(), err)
 			}
 			return r, err
 		}

@@ -208,11 +208,11 @@ func (j *reportJob) one(c *cobra.Command, f *trace.File, step func(done, total i
 		opt.Progress = part
 		x, err := analyze.ReportFailures(c.Context(), t, f.Driver, opt)
 		if err != nil {
-			return r, fmt.Errorf("device %d: %w", t.Device, err)
+			return r, fmt.Errorf("%s: %w", t.Where(), err)
 		}
 		at++
 		r.failures = append(r.failures, x)
-		r.paths = append(r.paths, fmt.Sprintf("%s, device %d", displayPath(f.Path), t.Device))
+		r.paths = append(r.paths, displayPath(f.Path)+", "+t.Where())
 	}
 	if j.html == "" {
 		return r, nil

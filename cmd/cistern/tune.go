@@ -45,7 +45,7 @@ func newTune(a *app) *cobra.Command {
 						Unlimited: flags.capacity.unlimited, GPULag: flags.lag.d,
 						Progress: func(done, total int) { step(i*total+done, len(f.Traces)*total) }})
 					if err != nil {
-						return nil, fmt.Errorf("device %d: %w", t.Device, err)
+						return nil, fmt.Errorf("%s: %w", t.Where(), err)
 					}
 					found = append(found, tn)
 				}

@@ -162,6 +162,8 @@ export function facts(t) {
     h('div', {}, h('h3', {}, 'Settings'), h('table', {class: 'grid'}, h('tbody', {},
       h('tr', {}, h('td', {class: 'key'}, 'file'), h('td', {class: 'value'}, t.inspection.path)),
       h('tr', {}, h('td', {class: 'key'}, 'format, device'), h('td', {class: 'value'}, `${t.inspection.format}, ${t.inspection.device}`)),
+      t.inspection.process ? h('tr', {}, h('td', {class: 'key'}, 'process'),
+        h('td', {class: 'value'}, `${t.inspection.process.pid} ${t.inspection.process.program}`)) : null,
       t.inspection.conf ? h('tr', {}, h('td', {class: 'key'}, 'PYTORCH_ALLOC_CONF'), h('td', {class: 'value'}, t.inspection.conf)) : null,
       settings.map(([k, v]) => h('tr', {}, h('td', {class: 'key'}, k), h('td', {class: 'value'}, v === '' ? 'not set' : v)))))),
     h('div', {}, h('h3', {}, 'Notes'), notes.length
