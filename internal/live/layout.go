@@ -218,6 +218,9 @@ var errNotYet = errors.New("the page is not written yet")
 
 func decodeIdentity(r io.ReaderAt) (id identity, err error) {
 	var b [16]byte
+	if n, _ := r.ReadAt(b[:1], 0); n == 0 {
+		return id, errNotYet // it has no size yet
+	}
 	if err := readFull(r, b[:], 0); err != nil {
 		return id, err
 	}

@@ -34,7 +34,8 @@ type Page struct {
 	device   uint64 // of the file, to know it by
 	inode    uint64
 	mem      []byte
-	number   uint64
+	number   uint64 // of the part of the figures that was written last
+	detailed uint64 // of that of the details, which have turns of their own: they are written once in a few refreshes
 	devices  []Device
 	buffer   []byte
 	nextLook time.Time // when details may be made again
@@ -196,7 +197,8 @@ func (p *Page) refresh(now time.Time) time.Duration {
 	if asked && p.details != nil && now.After(p.nextLook) {
 		text, err := encodeDetails(p.buffer[:0], now, p.details())
 		if err == nil {
-			put(p.mem[detailsAt+p.number%2*detailsStep:], p.number, text)
+			p.detailed++
+			put(p.mem[detailsAt+p.detailed%2*detailsStep:], p.detailed, text)
 			p.buffer = text
 		}
 		p.nextLook = now.Add(max(Every-EveryWatched/2, detailsShare*time.Since(now)))

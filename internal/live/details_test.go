@@ -1,0 +1,93 @@
+//go:build linux
+
+package live
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Pages that are not to be found, as other tests and whoever runs cistern top on this machine look at what is, and ask it.
+
+// readerOfFile reads a page without looking for it.
+func readerOfFile(t *testing.T, page *Page) *Reader {
+	t.Helper()
+	fd, err := unix.Open(fmt.Sprintf("/proc/self/fd/%d", page.fd), unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &Reader{dir: "/proc/self", pid: os.Getpid(), fd: fd}
+	t.Cleanup(r.Close)
+	if r.id, err = decodeIdentity(file0(fd)); err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// TestDetailsInTurn: nobody makes details that nobody asks for. Of those that are made the last and those before them are in the
+// page: while some are written, which on a busy machine may take long, the others are there.
+func TestDetailsInTurn(t *testing.T) {
+	made := 0
+	page := &Page{file: fileName + "-hidden", gauges: func(into []Device) []Device { return append(into, Device{}) },
+		details: func() []Details {
+			made++
+			return []Details{{Tags: []Use{{Name: "weights", Blocks: 1, Bytes: uint64(made)}}}}
+		}}
+	if err := page.make(); err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Munmap(page.mem)
+	defer unix.Close(page.fd)
+	r := readerOfFile(t, page)
+	now := time.Now() // of here on: nothing waits
+	refresh := func(which int, at int64, d time.Duration) {
+		for end := now.Add(d); now.Before(end); {
+			r.ask(which, at, now.Unix())
+			now = now.Add(page.refresh(now))
+		}
+	}
+	refresh(0, watchedAt, 3*time.Second)
+	if made != 0 {
+		t.Errorf("details were made %d times without a question", made)
+	}
+	for range 10 {
+		refresh(1, askedAt, Every)
+		n := made
+		if n < 2 {
+			continue
+		}
+		last := page.mem[detailsAt+page.detailed%2*detailsStep:]
+		number := le.Uint64(last)
+		le.PutUint64(last, 0) // with which writing them began
+		var p Process
+		if err := decode(file0(page.fd), true, tries, &p); err != nil || p.Devices[0].Details == nil || p.Devices[0].Details.Tags[0].Bytes != uint64(n-1) {
+			t.Fatalf("while details %d are written: %+v, %v", n, p.Devices, err)
+		}
+		le.PutUint64(last, number)
+	}
+	if made < 9 || made > 12 {
+		t.Errorf("in ten seconds details were made %d times", made)
+	}
+}
+
+// TestNoSizeYet: a file that is being made is not taken for one that is broken.
+func TestNoSizeYet(t *testing.T) {
+	fd, err := unix.MemfdCreate(fileName+"-hidden", unix.MFD_CLOEXEC)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	for _, size := range []int64{0, pageBytes} {
+		if err := unix.Ftruncate(fd, size); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := decodeIdentity(file0(fd)); !errors.Is(err, errNotYet) {
+			t.Errorf("of %d bytes: %v", size, err)
+		}
+	}
+}
