@@ -36,14 +36,12 @@ func (t *tracing) passSignals(ch chan os.Signal) func() {
 		for {
 			select {
 			case s := <-ch:
-				select {
-				case <-t.over: // only others are waited for, which is as long as anybody wants
+				if t.programEnded() { // only others are waited for, which is as long as anybody wants
 					if s != syscall.SIGUSR1 && s != syscall.SIGUSR2 && s != syscall.SIGALRM && !stopped {
 						stopped = true
 						close(t.stop)
 					}
 					continue
-				default:
 				}
 				if (s == syscall.SIGINT || s == syscall.SIGQUIT) && foreground() {
 					continue
@@ -57,6 +55,26 @@ func (t *tracing) passSignals(ch chan os.Signal) func() {
 	return func() {
 		signal.Stop(ch)
 		close(done)
+	}
+}
+
+// programEnded reports whether the program takes no signal any more, also where nobody has waited for it yet: what comes in
+// that moment would be lost.
+func (t *tracing) programEnded() bool {
+	select {
+	case <-t.over:
+		return true
+	default:
+	}
+	var info unix.Siginfo
+	for {
+		switch err := unix.Waitid(unix.P_PID, t.cmd.Process.Pid, &info, unix.WEXITED|unix.WNOHANG|unix.WNOWAIT, nil); err {
+		case nil:
+			return info.Signo != 0
+		case unix.EINTR:
+		default:
+			return err == unix.ECHILD
+		}
 	}
 }
 

@@ -3,11 +3,14 @@
 package main
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
 )
 
 // TestTraceSignals: a program starts with the signals ignored that it would have ignored without being traced.
@@ -25,6 +28,34 @@ func TestTraceSignals(t *testing.T) {
 		if got, err := cmd.Output(); err != nil || string(got) != string(want) {
 			t.Errorf("after %q: %v\n%s\nwant\n%s", trap, err, got, want)
 		}
+	}
+}
+
+// TestTraceSignalAtTheEnd: a signal that comes when the program has ended, and nobody has waited for it yet, is not lost: it is
+// for who records what the program left behind.
+func TestTraceSignalAtTheEnd(t *testing.T) {
+	x := &tracing{cmd: exec.Command("true"), over: make(chan struct{}), stop: make(chan struct{})}
+	if err := x.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer x.cmd.Wait()
+	for end := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
+		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", x.cmd.Process.Pid))
+		if err != nil || time.Now().After(end) {
+			t.Fatalf("%s, %v", stat, err)
+		}
+		if strings.Contains(string(stat), ") Z ") {
+			break
+		}
+	}
+	signals := make(chan os.Signal, 2)
+	defer x.passSignals(signals)()
+	signals <- syscall.SIGUSR1 // says nothing
+	signals <- syscall.SIGTERM
+	select {
+	case <-x.stop:
+	case <-time.After(20 * time.Second):
+		t.Error("SIGTERM was lost")
 	}
 }
 
