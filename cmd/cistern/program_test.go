@@ -5,10 +5,12 @@ import (
 	"errors"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 )
 
@@ -20,6 +22,12 @@ func TestMain(m *testing.M) {
 	}
 	if name := os.Getenv("CISTERN_TEST_PUBLISHES"); name != "" {
 		publishForTop(name)
+	}
+	// In the background of a script, or under nohup, these are ignored, and would be by every program that a test starts.
+	for _, s := range []os.Signal{syscall.SIGINT, syscall.SIGQUIT, syscall.SIGHUP} {
+		if signal.Ignored(s) {
+			signal.Notify(make(chan os.Signal, 1), s)
+		}
 	}
 	os.Exit(m.Run())
 }

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -204,6 +205,21 @@ func (x *terminal) await(words ...string) string {
 	}
 }
 
+// awaitWithout awaits words without another, which was there before and may be in what is drawn until a key or a change is
+// noticed.
+func (x *terminal) awaitWithout(gone string, words ...string) {
+	x.t.Helper()
+	for begin := time.Now(); ; {
+		text := x.await(words...)
+		if !strings.Contains(text, gone) {
+			return
+		}
+		if time.Since(begin) > 20*time.Second {
+			x.t.Fatalf("%q is still shown:\n%s", gone, text)
+		}
+	}
+}
+
 // ends waits for the command, and checks that the terminal is as it was.
 func (x *terminal) ends(code int) {
 	x.t.Helper()
@@ -233,24 +249,24 @@ func (x *terminal) ends(code int) {
 
 // The whole of it: two processes on Cistern, a terminal, keys, another size, a process that ends and one that stops.
 func TestTopOnATerminal(t *testing.T) {
-	processes := publishers(t, "trainer", "server")
+	// With names of their own: others may run this test on this machine.
+	trainer, server := fmt.Sprint("trainer", os.Getpid()), fmt.Sprint("server", os.Getpid())
+	processes := publishers(t, trainer, server)
 	x := onTerminal(t, 100, 24, nil, "top", "--interval", "200ms", "--sort", "name")
-	first := x.await("cistern top", "trainer --for top", "server --for top", "Cistern simulated", "RESERVED", "by name")
+	first := x.await("cistern top", trainer+" --f", server+" --f", "Cistern simulated", "RESERVED", "by name")
 	if !strings.Contains(first, "q quit") {
 		t.Errorf("no help line:\n%s", first)
 	}
-	x.press("/trainer\r")
-	if text := x.await("filter trainer"); strings.Contains(text, "server") {
-		t.Errorf("the filter lets the server through:\n%s", text)
-	}
+	x.press("/" + trainer + "\r")
+	x.awaitWithout(server, "filter "+trainer)
 	x.press("\r")
-	x.await("weights-of-trainer", "version test", "3.00G")
+	x.await("weights-of-"+trainer, "version test", "3.00G")
 	x.press("\x1b[B\t")
 	x.await("none: nothing that is held names a library")
 	x.press("\x1b") // a lone escape is known as one after a while
-	x.await("filter trainer", "PROGRAM")
+	x.await("filter "+trainer, "PROGRAM")
 	x.press("\x1b")
-	x.await("server --for top")
+	x.await(server)
 	x.press("?")
 	x.await("any key goes back")
 	x.press(" ")
@@ -262,11 +278,7 @@ func TestTopOnATerminal(t *testing.T) {
 	if err := processes[1].Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	for begin := time.Now(); strings.Contains(x.await("trainer --for top"), "server --for top"); {
-		if time.Since(begin) > 20*time.Second {
-			t.Fatal("a process that was killed is still shown")
-		}
-	}
+	x.awaitWithout(server, trainer)
 	x.resize(20, 5)
 	time.Sleep(300 * time.Millisecond)
 	x.press("q")
@@ -291,7 +303,7 @@ func TestTopEndsOnInterrupts(t *testing.T) {
 
 // Without a terminal it says what to do instead; --once and --json are the same machine.
 func TestTopOnceOfThisMachine(t *testing.T) {
-	publishers(t, "trainer")
+	process := publishers(t, "trainer")[0].Process
 	out, errs, code := asCommand(t, nil, "top", "--once", "--details", "--sort", "pid", "--interval", "300ms")
 	if code != exitOK || errs != "" || !strings.Contains(out, "trainer --for top") || !strings.Contains(out, "weights-of-trainer") {
 		t.Errorf("code %d: %s%s", code, out, errs)
@@ -307,9 +319,9 @@ func TestTopOnceOfThisMachine(t *testing.T) {
 		}
 		found := false
 		for _, p := range doc.Processes {
-			if len(p.Arguments) == 3 && p.Arguments[0] == "trainer" {
+			if p.PID == process.Pid {
 				found = true
-				if p.Kind != "cistern" || p.Reserved == nil || *p.Reserved < 3<<30 || p.Rate == nil || *p.Rate < 1 || p.Program != filepath.Base(os.Args[0]) {
+				if !slices.Equal(p.Arguments, []string{"trainer", "--for", "top"}) || p.Kind != "cistern" || p.Reserved == nil || *p.Reserved < 3<<30 || p.Rate == nil || *p.Rate < 1 || p.Program != filepath.Base(os.Args[0]) {
 					t.Errorf("%s", line)
 				}
 			}

@@ -125,7 +125,9 @@ func TestTraceLeft(t *testing.T) {
 		}
 		x.leaves(file, 100)
 		_ = cmd.Process.Signal(sig)
+		stuck := time.AfterFunc(30*time.Second, func() { _ = cmd.Process.Kill() })
 		_ = cmd.Wait()
+		stuck.Stop()
 		pid := left(o.String())
 		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
 			t.Errorf("%v: process %d: %v", sig, pid, err)
@@ -143,7 +145,6 @@ func (x *traced) leaves(file string, calls int) {
 		f, err := trace.ReadFile(file)
 		if err == nil && f.Driver != nil && len(f.Driver.Calls) >= calls {
 			if _, err := os.Stat(fmt.Sprintf("/proc/%d", f.Driver.Processes[0].PID)); err != nil {
-				time.Sleep(100 * time.Millisecond) // until who waited for it knows
 				return
 			}
 		}

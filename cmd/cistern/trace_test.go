@@ -277,7 +277,7 @@ func TestTraceKilled(t *testing.T) {
 	}
 	r := rand.New(rand.NewPCG(uint64(time.Now().UnixNano()), 0))
 	for i := range times {
-		file := filepath.Join(x.dir, "killed.cistern")
+		file := filepath.Join(x.dir, fmt.Sprintf("killed-%d.cistern", i))
 		program := []string{x.program, "proc", "forever"}
 		if python != "" && i%4 >= 2 {
 			program = []string{python, "testdata/traced.py", x.standin, "forever"}
@@ -296,7 +296,12 @@ func TestTraceKilled(t *testing.T) {
 		time.Sleep(time.Duration(r.IntN(30)) * time.Millisecond)
 		child := x.child(cmd.Process.Pid)
 		if i%2 == 1 {
-			time.Sleep(150 * time.Millisecond) // by when something was written
+			for end := time.Now().Add(20 * time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) { // until something was written
+				if _, err := trace.ReadFile(file); err == nil {
+					break
+				}
+			}
+			time.Sleep(time.Duration(r.IntN(150)) * time.Millisecond)
 			_ = cmd.Process.Kill()
 			_ = cmd.Wait()
 			_ = syscall.Kill(child, syscall.SIGKILL)

@@ -8,9 +8,11 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -27,6 +29,12 @@ func TestMain(m *testing.M) {
 	var err error
 	if scratch, err = os.MkdirTemp("", "libcistern"); err != nil {
 		panic(err)
+	}
+	// In the background of a script, or under nohup, these are ignored, and would be by every program that a test starts.
+	for _, s := range []os.Signal{syscall.SIGINT, syscall.SIGQUIT, syscall.SIGHUP} {
+		if signal.Ignored(s) {
+			signal.Notify(make(chan os.Signal, 1), s)
+		}
 	}
 	code := m.Run()
 	os.RemoveAll(scratch)

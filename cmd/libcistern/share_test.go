@@ -125,7 +125,7 @@ func (p *process) handle(block int) string {
 	return h
 }
 
-// fails wants CISTERN_INVALID with one line that has these words, soon.
+// fails wants CISTERN_INVALID with one line that has these words, soon: who does not answer at all is waited for ten seconds.
 func (p *process) fails(words string, within time.Duration, format string, args ...any) {
 	p.t.Helper()
 	start := time.Now()
@@ -167,12 +167,12 @@ func TestShareContents(t *testing.T) {
 			to.wants("ok", "close %d", open)
 			to.wants("ok", "check %d %d", again, i+100) // it is still open
 			to.wants("ok", "close %d", again)
-			to.fails("close", time.Second, "close %d", again)
+			to.fails("close", 5*time.Second, "close %d", again)
 			own := from.number("open %d %s", size, h)
 			from.wants("1", "same %d %d", own, block)
 			from.wants("ok", "close %d", own)
 			from.wants("ok", "free %d", block)
-			to.fails("was freed by the process that shared it", time.Second, "open %d %s", size, h)
+			to.fails("was freed by the process that shared it", 5*time.Second, "open %d %s", size, h)
 		}
 	}
 }
@@ -224,7 +224,7 @@ func TestShareOfDeadProcess(t *testing.T) {
 	from.wants("0 sockets, 0 chunks", "fork")
 	path := socketOf(t, h)
 	from.kill()
-	to.fails("has ended", time.Second, "open %d %s", 3<<20, h)
+	to.fails("has ended", 5*time.Second, "open %d %s", 3<<20, h)
 	to.wants("ok", "close %d", held) // what is open stays
 	// The next that shares cleans up.
 	next := startPeer(t, "driver:sim:8GiB")

@@ -232,13 +232,15 @@ func TestNeighbours(t *testing.T) {
 func TestHang(t *testing.T) {
 	file := standin.Describe(t, driver, gpu0, "hang call=nvmlDeviceGetName")
 	library := standin.Build(t)
-	soon := func() context.Context {
-		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	within := func(d time.Duration) context.Context {
+		ctx, cancel := context.WithTimeout(t.Context(), d)
 		t.Cleanup(cancel)
 		return ctx
 	}
+	soon := func() context.Context { return within(50 * time.Millisecond) }
+	later := func() context.Context { return within(time.Second) } // by then a busy machine has come to the call that hangs
 	start := time.Now()
-	_, err := neighbours(soon(), library, uuid(0))
+	_, err := neighbours(later(), library, uuid(0))
 	if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "nvmlDeviceGetName does not return") {
 		t.Errorf("neighbours: %v", err)
 	}
@@ -256,14 +258,14 @@ func TestHang(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 2 {
-		if _, err := l.Devices(soon()); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "nvmlDeviceGetName does not return") {
+		if _, err := l.Devices(later()); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "nvmlDeviceGetName does not return") {
 			t.Errorf("devices: %v", err)
 		}
 	}
 	if err := l.Close(); err == nil || !strings.Contains(err.Error(), "nvmlDeviceGetName does not return") {
 		t.Errorf("closed in the middle of a call: %v", err)
 	}
-	if took := time.Since(start); took > 5*time.Second {
+	if took := time.Since(start); took > 10*time.Second { // four seconds and a bit are waited for
 		t.Errorf("took %v", took)
 	}
 	// When it comes back everything is as before.
@@ -278,7 +280,7 @@ func TestHang(t *testing.T) {
 		t.Error(err)
 	}
 	hung := standin.Describe(t, "hang call=nvmlInit")
-	if _, err := Open(soon(), library); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "nvmlInit_v2 does not return") {
+	if _, err := Open(later(), library); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "nvmlInit_v2 does not return") {
 		t.Errorf("open: %v", err)
 	}
 	standin.Change(t, hung, driver)

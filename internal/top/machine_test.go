@@ -30,6 +30,7 @@ func machine(t *testing.T, text string) (m *Machine, change func(string)) {
 	change(text)
 	t.Setenv("STANDIN_NVML", file)
 	m = NewMachine(standin.Build(t))
+	m.Patience = 20 * time.Second // a busy machine starts the library slowly
 	t.Cleanup(m.Close)
 	return m, change
 }
