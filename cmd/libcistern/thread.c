@@ -6,7 +6,6 @@
 #include "shim.h"
 
 #include <pthread.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -38,22 +37,7 @@ static void thread_end(void *p) {
   free(t);
 }
 
-/* Go's threads have the signals blocked that the thread has that starts Go, but for those that Go itself needs. So all are
- * blocked while that happens: a signal for the process is the program's. The kernel gives it to any thread that has it not
- * blocked; where that is not the one that sleeps or reads, its sleep goes on, and Ctrl-C does nothing until it ends.
- *
- * Constructors with a priority run before those without. Go's is in the first object that is linked, this library's are
- * behind it; were they not, Go's threads would be as they were without this. */
-static sigset_t before_go;
-
-__attribute__((constructor(101))) static void before_go_starts(void) {
-  sigset_t all;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before_go);
-}
-
 __attribute__((constructor)) static void shim_load(void) {
-  pthread_sigmask(SIG_SETMASK, &before_go, NULL); /* Go's first thread is there */
   void *page = mmap(NULL, (size_t)sysconf(_SC_PAGESIZE), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (page != MAP_FAILED) {
     madvise(page, (size_t)sysconf(_SC_PAGESIZE), MADV_WIPEONFORK); /* refused by old kernels, harmlessly */

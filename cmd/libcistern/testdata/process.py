@@ -129,12 +129,28 @@ def own_threads():
                     fields = dict(line.split(":", 1) for line in f)
                 blocked = int(fields["SigBlk"], 16)
                 for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGALRM, signal.SIGUSR1, signal.SIGUSR2,
-                          signal.SIGPIPE, signal.SIGWINCH, signal.SIGTSTP, signal.SIGRTMIN + 5):
+                          signal.SIGPIPE, signal.SIGCHLD, signal.SIGPROF, signal.SIGWINCH, signal.SIGTSTP, signal.SIGRTMIN + 5):
                     assert blocked >> s - 1 & 1, (s, fields["SigBlk"])
                 assert not blocked >> signal.SIGSEGV - 1 & 1
                 seen.add(task)
         time.sleep(0.01)
     assert len(seen) >= 2, seen
+    # What the program waits for by itself is there when it looks, after calls that had to go a long way too.
+    waits = {signal.SIGCHLD, signal.SIGTERM, signal.SIGPROF, signal.SIGALRM}
+    signal.pthread_sigmask(signal.SIG_BLOCK, waits)
+    for i in range(20):
+        if os.fork() == 0:
+            os._exit(0)
+        for s in waits - {signal.SIGCHLD}:
+            os.kill(os.getpid(), s)
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
+        p = lib.cistern_malloc((100 + i) << 20, 0, None)
+        lib.cistern_free(p, (100 + i) << 20, 0, None)
+        lib.cistern_trim(0)
+        for s in waits:
+            assert signal.sigtimedwait({s}, 5) is not None, (i, s)
+        os.wait()
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == waits
 
 
 def state(pid):

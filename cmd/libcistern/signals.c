@@ -1,0 +1,84 @@
+//go:build linux && cgo
+
+/* A signal for the process is the program's. The kernel gives it to any thread that has it not blocked: where that is one of
+ * Go's, the thread that sleeps or reads is not woken, so that Ctrl-C does nothing until it ends, and what a program waits for
+ * with signalfd or sigwait is lost. So Go's threads have blocked what Go does not need itself.
+ *
+ * They have the signals blocked that are blocked in the thread that starts Go, which a constructor of this library does: all
+ * of them are blocked around that. Constructors with a priority run before those without; Go's is in the first object that is
+ * linked, and this file's is behind it. Were it not, Go's threads would be as they were without this. */
+#define _GNU_SOURCE
+#include <link.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdint.h>
+#include <string.h>
+
+/* Go has a table of signals (runtime/sigtab_linux_generic.go), in which some are marked as not to be blocked by any thread that
+ * runs Go, be it one of the program's that is in here for a moment. That is right for those that say of a fault where it was,
+ * and for those of Go's own, but not for SIGCHLD and SIGPROF, which are for os/signal and for profiles of Go, and used by
+ * neither here. The mark is taken off them before Go starts. The table has no name outside of Go; it is known by what is in it,
+ * and where it is not found all stays as it is. */
+struct go_signal {
+  int32_t flags;
+  const char *name;
+  int64_t length;
+};
+
+enum { GO_UNBLOCK = 128, GO_SIGNALS = 65 };
+
+struct data { /* of this library, as the dynamic linker has mapped it */
+  uintptr_t low, high;
+  uintptr_t from, to; /* what may be written, and comes from the file */
+};
+
+static sigset_t before_go;
+
+static int look(struct dl_phdr_info *info, size_t size, void *arg) {
+  struct data *d = arg;
+  uintptr_t own = (uintptr_t)&before_go;
+  (void)size;
+  *d = (struct data){UINTPTR_MAX, 0, 0, 0};
+  for (int i = 0; i < info->dlpi_phnum; i++) {
+    const ElfW(Phdr) *h = &info->dlpi_phdr[i];
+    uintptr_t begin = info->dlpi_addr + h->p_vaddr;
+    if (h->p_type != PT_LOAD)
+      continue;
+    d->low = begin < d->low ? begin : d->low;
+    d->high = begin + h->p_memsz > d->high ? begin + h->p_memsz : d->high;
+    if (own >= begin && own < begin + h->p_memsz)
+      d->from = begin, d->to = begin + h->p_filesz;
+  }
+  return d->from != 0;
+}
+
+/* is_named reports whether an entry has a name that begins so; the name is only read where it lies in this library. */
+static int is_named(const struct data *d, const struct go_signal *s, const char *name) {
+  size_t n = strlen(name);
+  uintptr_t at = (uintptr_t)s->name;
+  return s->length > (int64_t)n && s->length < 128 && at >= d->low && at < d->high && d->high - at > (uintptr_t)s->length && memcmp(s->name, name, n) == 0;
+}
+
+static void leave_blocked(void) {
+  struct data d;
+  if (!dl_iterate_phdr(look, &d))
+    return;
+  for (uintptr_t at = (d.from + 7) & ~(uintptr_t)7; at + GO_SIGNALS * sizeof(struct go_signal) <= d.to; at += 8) {
+    struct go_signal *table = (struct go_signal *)at;
+    if (is_named(&d, &table[SIGCHLD], "SIGCHLD: ") && is_named(&d, &table[SIGPROF], "SIGPROF: ") && is_named(&d, &table[SIGHUP], "SIGHUP: ") &&
+        table[SIGCHLD].flags & GO_UNBLOCK && table[SIGSEGV].flags & GO_UNBLOCK && !(table[SIGHUP].flags & GO_UNBLOCK)) {
+      table[SIGCHLD].flags &= ~GO_UNBLOCK;
+      table[SIGPROF].flags &= ~GO_UNBLOCK;
+      return;
+    }
+  }
+}
+
+__attribute__((constructor(101))) static void before_go_starts(void) {
+  sigset_t all;
+  leave_blocked();
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before_go);
+}
+
+__attribute__((constructor)) static void go_is_started(void) { pthread_sigmask(SIG_SETMASK, &before_go, NULL); }
