@@ -215,6 +215,19 @@ func TestNothingSurvives(t *testing.T) {
 	}
 }
 
+// What spills has to fit into the memory that the process may have of the host.
+func TestSpillWithinTheHost(t *testing.T) {
+	for bytes, want := range map[uint64]bool{1 << 30: true, 4 * mib: false} {
+		tr := scattered(t, "limit:100MiB").trace()
+		tr.Failures[0].Limits = []trace.Limit{{Kind: "device", Bytes: 2 << 30}, {Kind: "container", Bytes: bytes}}
+		x := reportOn(t, tr, RemedyOptions{GPULag: 20 * time.Millisecond}).Failures[0]
+		spills := func(m Remedy) bool { return m.Kind == RemedySpill }
+		if slices.ContainsFunc(x.Remedies, spills) != want || slices.ContainsFunc(x.Tried, spills) == want {
+			t.Errorf("in a container of %d bytes spilling is a remedy: %v", bytes, !want)
+		}
+	}
+}
+
 // Runs on the engine itself.
 func TestRemediesOfTheEngine(t *testing.T) {
 	for _, c := range []struct {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"runtime"
 	"slices"
 	"strings"
@@ -249,9 +250,26 @@ type candidate struct {
 
 // survives: everything that the run got it gets here too, and the request that failed, within the capacity: expandable
 // segments of PyTorch's with large pages are seen to exceed a limit of the process by part of one, which no device allows.
+// What spills has to fit into the host's memory.
 func (s *searching) survives(r *replay.Result) bool {
-	within := r.Capacity == 0 || r.PeakReserved <= r.Capacity || strings.Contains(r.Conf, "spill:")
+	within := r.Capacity == 0 || r.PeakReserved <= r.Capacity
+	if !within && strings.Contains(r.Conf, "spill:") {
+		within = r.PeakReserved-r.Capacity <= s.hostMemory()
+	}
 	return r.Completed && within && !slices.Contains(r.FailedOOMs, s.x.Event)
+}
+
+// hostMemory is what the process may have of the host's memory, as far as it said.
+func (s *searching) hostMemory() uint64 {
+	least := uint64(math.MaxUint64)
+	if s.f != nil {
+		for _, l := range s.f.Limits {
+			if l.Kind == "container" {
+				least = min(least, l.Bytes)
+			}
+		}
+	}
+	return least
 }
 
 // key is what candidates that are the same replay have in common.

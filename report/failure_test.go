@@ -144,6 +144,11 @@ func TestFailureInBrowser(t *testing.T) {
 	page := func(name string, tr *trace.Trace) (string, *analyze.FailureReport) {
 		v, _ := viewOf(t, tr, []replay.Spec{{Name: "torch", Conf: "default", HasConf: true}}, replay.Options{Capacity: smallLimit})
 		v.Failures = failuresOf(t, tr)
+		for i := range v.Failures.Failures[0].Remedies {
+			if m := &v.Failures.Failures[0].Remedies[i]; m.Kind == analyze.RemedySpill {
+				m.Peak = m.Capacity + 3*mib
+			}
+		}
 		path := filepath.Join(dir, name)
 		writePageFile(t, path, v)
 		return path, v.Failures.Failures[0]
@@ -158,7 +163,7 @@ func TestFailureInBrowser(t *testing.T) {
 		"failure": map[string]any{"page": failedPage, "remedies": remedies, "allocated": x.Held.Allocated, "live": x.Live, "policies": 0,
 			"kinds": []string{"tag", "library", "thread", "size", "age", "stack"}, "hostile": `</script><img src=x onerror="window.hacked=1">`,
 			"texts": append([]string{x.Sentence, "checked by replay of", "CUDA_ERROR_OUT_OF_MEMORY", "off by the settings", "12 jupyter", "30.00 MiB",
-				"limit: cistern", "68.00 MiB, CISTERN_CONF", "NVIDIA H200 GPU-1", "python train.py --big", "held: weights"}, x.Why...)},
+				"limit: cistern", "68.00 MiB, CISTERN_CONF", "NVIDIA H200 GPU-1", "python train.py --big", "held: weights", "none: 3.00 MiB in the host's memory"}, x.Why...)},
 		"silent": map[string]any{"page": silentPage, "texts": []string{y.Sentence, "Nothing was replayed: the history was off", "NVML: no such library"}},
 	}
 	data, err := json.Marshal(expect)

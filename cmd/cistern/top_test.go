@@ -149,6 +149,23 @@ func TestTopJSONShape(t *testing.T) {
 	}
 }
 
+// What nobody told is null, and a process that holds nothing at the moment is not one without names for what it holds.
+func TestTopOfATracedProcessWithoutNVML(t *testing.T) {
+	v := top.Table{GPUs: []top.GPU{{Index: 0, Utilization: -1}}}
+	out, err := json.Marshal(newTopDocument(v, &top.Look{}, time.Second).GPUs[0])
+	if err != nil || !strings.Contains(string(out), `"total_bytes":null`) {
+		t.Errorf("%v: %s", err, out)
+	}
+	for allocated, want := range map[uint64]string{0: "holds nothing", 5: "no details"} {
+		var b strings.Builder
+		r := top.Row{Title: "train.py", Holdings: []top.Holding{{Details: &top.Details{}}}}
+		r.Sum.Page, r.Sum.Allocated = true, allocated
+		if writeDetails(&b, &r, 80); !strings.Contains(b.String(), want) {
+			t.Errorf("with %d bytes: %q, want %s", allocated, b.String(), want)
+		}
+	}
+}
+
 func TestTopCountIsOneLineForEachLook(t *testing.T) {
 	out, err := topOf(t, newScene(), topFlags{device: -1, json: true, count: 3}, 0)
 	if err != nil {

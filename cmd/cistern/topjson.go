@@ -24,7 +24,7 @@ type topGPU struct {
 	Part        string  `json:"part,omitempty"` // of a divided GPU: "0:1"
 	Name        string  `json:"name"`
 	Simulated   bool    `json:"simulated"` // each process has one of its own; total_bytes is of all
-	Total       uint64  `json:"total_bytes"`
+	Total       *uint64 `json:"total_bytes"`
 	Used        *uint64 `json:"used_bytes"`
 	Free        *uint64 `json:"free_bytes"`
 	Utilization *int    `json:"utilization_percent"`
@@ -99,7 +99,7 @@ func newTopDocument(t top.Table, l *top.Look, interval time.Duration) topDocumen
 		Unreadable: l.Unreadable, Notes: append([]string{}, notesOf(l)...)}
 	for _, g := range t.GPUs {
 		d.GPUs = append(d.GPUs, topGPU{UUID: uuidText(g.UUID), Index: g.Index, Part: g.Part, Name: g.Name, Simulated: g.Simulated,
-			Total: g.Total, Used: where(g.Known, g.Used), Free: where(g.Known, g.Free),
+			Total: where(g.Total > 0, g.Total), Used: where(g.Known, g.Used), Free: where(g.Known, g.Free),
 			Utilization: where(g.Utilization >= 0, g.Utilization), Reserved: g.Reserved, Allocated: g.Allocated, Cached: g.Cached, Traced: g.Traced})
 	}
 	for _, r := range t.Rows {

@@ -224,7 +224,10 @@ func writeDetails(w io.Writer, r *top.Row, width int) {
 			fmt.Fprintln(w, fitText(fmt.Sprintf("    %5s %5s  %s", amount(u.Bytes), blockCount(u.Blocks), useName(u.Name)), width))
 		}
 	}
-	if !any {
+	switch {
+	case !any && r.Sum.Allocated == 0:
+		fmt.Fprintln(w, "  it holds nothing")
+	case !any:
 		fmt.Fprintln(w, "  no details: it has no tags, libraries, pools or stacks")
 	}
 }

@@ -64,6 +64,12 @@ function memoryBar(x) {
       x.capacity_bytes ? h('span', {class: 'muted'}, `could be had: ${bytes(x.capacity_bytes)} (${x.capacity_from})`) : null));
 }
 
+/** What a remedy leaves over, or what it takes of the host's memory. */
+function spare(m) {
+  const spilled = m.kind === 'spill' ? m.peak_reserved_bytes - m.capacity_bytes : 0;
+  return spilled > 0 ? h('span', {'data-spilled': spilled}, `none: ${bytes(spilled)} in the host's memory`) : bytes(m.headroom_bytes);
+}
+
 function remedies(x) {
   const head = h('h3', {}, 'What would have met it');
   if (!x.searched) {
@@ -75,7 +81,7 @@ function remedies(x) {
       m.breaks.length || !m.verified ? h('ul', {}, m.verified ? null : h('li', {}, 'the model behind it was held against no recording'),
         m.breaks.map((b) => h('li', {}, b))) : null,
       h('div', {class: 'conf', title: m.check_command}, `checked by ${m.checked}`)),
-    bytes(m.peak_reserved_bytes), bytes(m.headroom_bytes), m.floor_bytes ? bytes(m.floor_bytes) : '', duration(m.driver_time_us),
+    bytes(m.peak_reserved_bytes), spare(m), m.floor_bytes ? bytes(m.floor_bytes) : '', duration(m.driver_time_us),
     duration(m.wait_us), count(m.retries)];
   const failed = x.did_not_survive.map((m) => h('li', {}, m.title, m.luck ? h('span', {class: 'muted'},
     ' only by luck: not where segments lay elsewhere, or the GPU was further behind') : null,
