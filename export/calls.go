@@ -49,10 +49,12 @@ func processOf(d *trace.Driver, i uint32) trace.Process {
 // whose says of which process the memory of trace i is, where the file has several of its device.
 func whose(f *trace.File, i int) string {
 	if o := f.Traces[i].Owner; o != nil {
-		return fmt.Sprintf(" of %s %d", filepath.Base(o.Program), o.PID)
+		return " of " + ownerName(o)
 	}
 	return ""
 }
+
+func ownerName(o *trace.Owner) string { return fmt.Sprintf("%s %d", filepath.Base(o.Program), o.PID) }
 
 func fillCalls(r rows, f *trace.File, speak func(*words)) error {
 	d := f.Driver

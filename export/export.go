@@ -24,8 +24,8 @@ const (
 log) each allocation is a segment of its own, as the viewer draws nothing outside of segments.`
 	PprofDoc = `pprof: inuse_space (bytes, as requested) and inuse_objects (blocks) are what was live at the moment, from alloc to
 free_completed; alloc_space and alloc_objects are all that was allocated until then, what was live before the first
-event included. Stacks are the recorded frames. Labels: pool, stream, size, device where there are several, tag, library and
-thread where they were recorded, and state=pending_free for what was given back but still in use by a stream. Flame
+event included. Stacks are the recorded frames. Labels: pool, stream, size, device and process where there are several, tag,
+library and thread where they were recorded, and state=pending_free for what was given back but still in use by a stream. Flame
 graphs by label need no stacks: go tool pprof -tagroot library,tag,size -http : FILE; -tagfocus tag=NAME is one tag's.`
 	PerfettoDoc = `perfetto: for each device counters in bytes (live: as requested, from alloc to free_completed; active: the same with
 each block rounded up to 512; reserved: held from the driver; live by stream and by pool where there are several, by tag

@@ -475,7 +475,7 @@ func TestWithoutTimes(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 	if text := written(t, func(b *bytes.Buffer) error { return WriteCSV(b, f, Tables[0]) }); !strings.HasSuffix(string(text),
-		"\n0,0,,,alloc,139637976727552,5,,0,default,,,,,,5,512,0,,,\n") {
+		"\n0,,0,,,alloc,139637976727552,5,,0,default,,,,,,5,512,0,,,\n") {
 		t.Errorf("%s", text)
 	}
 	profileText(t, written(t, func(b *bytes.Buffer) error { return WritePprof(b, f, Moment{}) }))
@@ -561,8 +561,8 @@ func TestDriverTimes(t *testing.T) {
 		t.Fatal(err)
 	}
 	for i, row := range rows[1:] {
-		if want := strconv.FormatUint(from/1000+uint64(i)*1000+500, 10); row[2] != want || row[3] != strconv.Itoa(i*1000) {
-			t.Fatalf("event %d is at %s, %s since the first; want %s, %d", i, row[2], row[3], want, i*1000)
+		if want := strconv.FormatUint(from/1000+uint64(i)*1000+500, 10); row[3] != want || row[4] != strconv.Itoa(i*1000) {
+			t.Fatalf("event %d is at %s, %s since the first; want %s, %d", i, row[3], row[4], want, i*1000)
 		}
 	}
 }
@@ -593,6 +593,36 @@ func TestProcessesOfADevice(t *testing.T) {
 	}
 	if want := []string{"GPU 0 of worker 70: run.cistern", "GPU 0 of worker 80: run.cistern"}; !slices.Equal(names, want) {
 		t.Errorf("%q, want %q", names, want)
+	}
+
+	// Numbers of events and addresses are each process's own: rows and samples say whose they are.
+	for _, table := range Tables[:2] {
+		var b bytes.Buffer
+		if err := WriteCSV(&b, f, table); err != nil {
+			t.Fatal(err)
+		}
+		rows, err := csv.NewReader(&b).ReadAll()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var pids []string
+		for _, r := range rows {
+			pids = append(pids, r[1])
+		}
+		if want := []string{"pid", "70", "80"}; !slices.Equal(pids, want) {
+			t.Errorf("%s: %q, want %q", table.Name, pids, want)
+		}
+	}
+	var labels []string
+	p, err := profile.Parse(bytes.NewReader(written(t, func(b *bytes.Buffer) error { return WritePprof(b, f, Moment{}) })))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range p.Sample {
+		labels = append(labels, s.Label["process"]...)
+	}
+	if want := []string{"worker 70", "worker 80"}; !slices.Equal(labels, want) {
+		t.Errorf("labels are %q, want %q", labels, want)
 	}
 }
 

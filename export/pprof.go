@@ -175,6 +175,9 @@ func (l *locations) add(t *trace.Trace, samples []sample, devices bool) {
 		if devices {
 			labels["device"] = []string{fmt.Sprint(t.Device)}
 		}
+		if t.Owner != nil {
+			labels["process"] = []string{ownerName(t.Owner)}
+		}
 		for name, value := range map[string]string{"tag": t.TagName(s.key.tag), "library": t.LibraryName(s.key.library),
 			"thread": l.named.ThreadName(s.key.thread)} {
 			if value != "" {

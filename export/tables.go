@@ -47,13 +47,15 @@ func (t Type) String() string {
 const (
 	tagDoc     = "what it was allocated under, as the program called it; null where there was no tag"
 	libraryDoc = "library that asked; null where it did not say"
+	pidDoc     = "number of the process, of a driver trace with several on a device; else null"
 )
 
 // Tables are what --table offers; the first is written where nothing is said.
 var Tables = []*Table{
 	{Name: "events", What: "one row for each event, in recorded order", fill: fillEvents, Columns: []Column{
 		{"device", Int, false, "number of the GPU"},
-		{"event", Int, false, "number of the event on its device, from 0"},
+		{"pid", Int, true, pidDoc},
+		{"event", Int, false, "number of the event on its device, and of its process where there is a pid, from 0"},
 		{"time_us", Int, true, "microseconds since 1970; since midnight for RMM"},
 		{"since_us", Int, true, "microseconds since the file's first event"},
 		{"kind", Text, false, "alloc, free_requested, free_completed, segment_alloc, segment_free, segment_map, segment_unmap, " +
@@ -78,6 +80,7 @@ var Tables = []*Table{
 	{Name: "allocations", What: "one row for each allocation, those from before the first event first", fill: fillAllocations,
 		Columns: []Column{
 			{"device", Int, false, "number of the GPU"},
+			{"pid", Int, true, pidDoc},
 			{"alloc_event", Int, true, "number of the event that handed it out; null if that was before the first"},
 			{"free_requested_event", Int, true, "number of the event by which it was given back"},
 			{"free_completed_event", Int, true, "number of the event from which on it could be reused; where its free is not in the " +
@@ -94,7 +97,7 @@ var Tables = []*Table{
 			{"library", Text, true, libraryDoc},
 			{"thread", Int, true, "the kernel's number of the thread that allocated it; null where it was not recorded"},
 			{"thread_name", Text, true, "its name, where known"},
-			{"at_peak", Truth, false, "live when most bytes were live on its device"},
+			{"at_peak", Truth, false, "live when most bytes were live on its device, of its process"},
 			{"at_end", Truth, false, "never returned for reuse"},
 			{"stack_id", Int, true, "number of the stack in this file; null where none was recorded"},
 			{"caller", Text, true, "innermost frame whose line is known: function file:line; where none is, the one that says most"},
@@ -281,6 +284,15 @@ func knownInt(r rows, v int64, ok bool) {
 	}
 }
 
+// owner writes whose memory a trace is of.
+func owner(r rows, t *trace.Trace) {
+	if t.Owner == nil {
+		r.null()
+		return
+	}
+	r.int(int64(t.Owner.PID))
+}
+
 func fillEvents(r rows, t *trace.Trace, c clock, words *words) error {
 	w := newWalker(t)
 	line := c.line(t)
@@ -289,6 +301,7 @@ func fillEvents(r rows, t *trace.Trace, c clock, words *words) error {
 		w.apply(i)
 		us := line.at(e)
 		r.int(int64(t.Device))
+		owner(r, t)
 		r.int(int64(i))
 		knownInt(r, us, c.known)
 		knownInt(r, us-c.start, c.known)
@@ -383,6 +396,7 @@ func fillAllocations(r rows, t *trace.Trace, c clock, words *words) error {
 			b, addr = allocated(int(l.alloc), e), e.Addr
 		}
 		r.int(int64(t.Device))
+		owner(r, t)
 		knownInt(r, int64(l.alloc), l.alloc != missing)
 		knownInt(r, int64(l.requested), l.requested != missing)
 		knownInt(r, int64(l.completed), l.completed != missing)
