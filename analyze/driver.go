@@ -9,20 +9,22 @@ import (
 
 // DriverSummary is what a driver trace comes to.
 type DriverSummary struct {
-	Path      string          `json:"path,omitempty"`
-	Program   []string        `json:"program"`
-	Processes int             `json:"processes"`
-	Calls     []DriverCalls   `json:"calls"`
-	DriverNS  uint64          `json:"driver_ns"`   // in all calls
-	WaitingNS uint64          `json:"may_wait_ns"` // in calls that may wait for the GPU
-	Devices   []DriverDevice  `json:"devices"`
-	HostPeak  uint64          `json:"host_peak_bytes"`
-	Managed   uint64          `json:"managed_peak_bytes"`
-	Kept      []DriverKept    `json:"never_freed"`
-	KeptBytes uint64          `json:"never_freed_bytes"`
-	KeptCount int             `json:"never_freed_count"`
-	End       trace.DriverEnd `json:"end"`
-	Ended     bool            `json:"ended"`
+	Path      string   `json:"path,omitempty"`
+	Program   []string `json:"program"`
+	Processes int      `json:"processes"`
+	// Untraced are those that used the driver and could not be seen: what they held is missing.
+	Untraced  []trace.Untraced `json:"untraced"`
+	Calls     []DriverCalls    `json:"calls"`
+	DriverNS  uint64           `json:"driver_ns"`   // in all calls
+	WaitingNS uint64           `json:"may_wait_ns"` // in calls that may wait for the GPU
+	Devices   []DriverDevice   `json:"devices"`
+	HostPeak  uint64           `json:"host_peak_bytes"`
+	Managed   uint64           `json:"managed_peak_bytes"`
+	Kept      []DriverKept     `json:"never_freed"`
+	KeptBytes uint64           `json:"never_freed_bytes"`
+	KeptCount int              `json:"never_freed_count"`
+	End       trace.DriverEnd  `json:"end"`
+	Ended     bool             `json:"ended"`
 }
 
 // DriverCalls is the calls of one function.
@@ -203,7 +205,7 @@ const mostKept = 20
 
 // Summary is what came of it so far. frames are those of a stack, pid the process's number by its index.
 func (r *DriverRun) Summary(frames func(stack uint32) []trace.Frame, pid func(process uint32) uint32) *DriverSummary {
-	s := &DriverSummary{Calls: []DriverCalls{}, Devices: []DriverDevice{}, Kept: []DriverKept{},
+	s := &DriverSummary{Untraced: []trace.Untraced{}, Calls: []DriverCalls{}, Devices: []DriverDevice{}, Kept: []DriverKept{},
 		HostPeak: r.other[trace.HostMemory].peak, Managed: r.other[trace.ManagedMemory].peak}
 	for k := range r.calls {
 		c := r.calls[k]
@@ -266,5 +268,6 @@ func SummarizeDriver(d *trace.Driver) *DriverSummary {
 	}
 	s := r.Summary(d.StackFrames, func(p uint32) uint32 { return d.Processes[p].PID })
 	s.Program, s.Processes, s.End, s.Ended = d.Program, len(d.Processes), d.End, d.Ended
+	s.Untraced = append(s.Untraced, d.Untraced...)
 	return s
 }

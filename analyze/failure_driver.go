@@ -45,4 +45,7 @@ func (x *FailureReport) driver(t *trace.Trace, d *trace.Driver) {
 		return cmp.Or(cmp.Compare(b.Bytes, a.Bytes), cmp.Compare(a.PID, b.PID))
 	})
 	x.ProcessesUnknown = "only processes that were traced are known, by what they asked the driver for"
+	for _, line := range UntracedLines(d.Untraced) {
+		x.ProcessesUnknown += "; " + line
+	}
 }

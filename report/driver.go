@@ -76,6 +76,7 @@ func WriteDriver(w io.Writer, d *analyze.DriverSummary, s Style) {
 	if len(d.End.Unknown) > 0 {
 		notes = append(notes, "these functions were not seen: "+strings.Join(d.End.Unknown, ", "))
 	}
+	notes = append(notes, analyze.UntracedLines(d.Untraced)...)
 	if !d.Ended {
 		notes = append(notes, "the trace was cut off: what came later is not known")
 	}

@@ -10,6 +10,7 @@ type Driver struct {
 	WallNS    int64
 	Program   []string // and its arguments
 	Processes []Process
+	Untraced  []Untraced
 	Calls     []Call
 	Stacks    []Stack // Stacks[0] is the empty stack; Call.Stack indexes it
 	Frames    []Frame
@@ -23,6 +24,17 @@ type Process struct {
 	StartNS     uint64 // when it was first seen
 	Program     string // the file
 }
+
+// Untraced is a process that the program started, or one of those that it started, and that used the driver without being
+// seen: none of its calls is here.
+type Untraced struct {
+	PID     uint32 `json:"pid"`
+	Program string `json:"program"` // the file, or its name alone
+	Why     string `json:"why"`     // the end of a sentence
+}
+
+// MostUntraced is how many of them a file names.
+const MostUntraced = 1000
 
 // Call is one call of the driver.
 type Call struct {

@@ -11,6 +11,8 @@ type readDriver struct {
 const (
 	callSize    = 112 // bytes of a Call in memory
 	processSize = 56
+
+	untracedSize = 80 // and what a list has to spare
 )
 
 // driverBlock takes in one of the blocks that only driver traces have.
@@ -37,6 +39,14 @@ func (r *cisternReader) driverBlock(typ byte, c *cursor) error {
 				return err
 			}
 			d.Processes = append(d.Processes, p)
+		}
+	case blockUntraced:
+		for range c.count(3) {
+			u := Untraced{PID: c.ref(), Program: string(c.bytes()), Why: string(c.bytes())}
+			if err := r.b.take(int64(len(u.Program)+len(u.Why)) + untracedSize); err != nil {
+				return err
+			}
+			d.Untraced = append(d.Untraced, u)
 		}
 	case blockCalls:
 		return r.calls(d, c)

@@ -50,6 +50,8 @@ func driverScript(tb testing.TB, calls []Call, every int) (files [][]byte, whole
 	}
 	p := []uint32{w.Process(Process{PID: 10, Program: "/bin/program"}), w.Process(Process{PID: 11, Parent: 10, StartNS: 5})}
 	stack := []uint32{0, w.Stack([]Frame{{"lib.so", "f", 0}}), w.Stack([]Frame{{"lib.so", "g", 0}, {"lib.so", "f", 0}})}
+	untraced := []Untraced{{12, "/usr/bin/python3", "was started without LD_AUDIT"}, {13, "server", ""}}
+	w.Untraced(untraced[0])
 	for i := range calls {
 		c := calls[i]
 		c.Process, c.Stack = p[c.Process%2], stack[c.Stack%3]
@@ -65,11 +67,12 @@ func driverScript(tb testing.TB, calls []Call, every int) (files [][]byte, whole
 	if again := w.Stack([]Frame{{"lib.so", "f", 0}}); again != stack[1] {
 		tb.Errorf("the same stack is number %d and %d", stack[1], again)
 	}
+	w.Untraced(untraced[1])
 	end := DriverEnd{Dropped: 3, Lost: 1, Unknown: []string{"cuMemAlloc"}, Status: 139, Finished: 99, Spent: 12345}
 	if err := w.Close(end); err != nil {
 		tb.Fatal(err)
 	}
-	return append(files, b.Bytes()), &Driver{WallNS: 1000, Program: []string{"program", "-x"}, Calls: calls, End: end, Ended: true}
+	return append(files, b.Bytes()), &Driver{WallNS: 1000, Program: []string{"program", "-x"}, Untraced: untraced, Calls: calls, End: end, Ended: true}
 }
 
 func randomCalls(seed uint64, n int) []Call {
@@ -106,6 +109,9 @@ func TestDriverRoundTrip(t *testing.T) {
 		n := min(len(want.Calls), (i+1)*100)
 		if !slices.Equal(f.Driver.Calls, want.Calls[:n]) {
 			t.Fatalf("after %d calls: %d were read, or others", n, len(f.Driver.Calls))
+		}
+		if n := len(f.Driver.Untraced); n == 0 || !slices.Equal(f.Driver.Untraced, want.Untraced[:n]) || n < 2 == (i == len(files)-1) {
+			t.Errorf("after %d calls: untraced are %v", i*100, f.Driver.Untraced)
 		}
 		if f.Driver.Ended != (i == len(files)-1) {
 			t.Errorf("after %d calls: ended is %v", n, f.Driver.Ended)

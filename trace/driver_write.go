@@ -20,6 +20,8 @@ const (
 	blockDriverEnd
 )
 
+const blockUntraced = 135
+
 // FormatDriver is the Source of the traces in a driver trace.
 const FormatDriver = "driver-trace"
 
@@ -28,7 +30,7 @@ const FormatDriver = "driver-trace"
 type DriverWriter struct {
 	w        *Writer
 	d        Driver // what goes into every file; Calls are those since the last flush
-	written  struct{ processes, calls int }
+	written  struct{ processes, calls, untraced int }
 	stackIDs map[string]uint32
 	frameIDs map[Frame]uint32
 	tracker  *Tracker
@@ -81,6 +83,13 @@ func (w *Writer) driver(d *Driver) {
 func (d *DriverWriter) Process(p Process) uint32 {
 	d.d.Processes = append(d.d.Processes, p)
 	return uint32(len(d.d.Processes) - 1)
+}
+
+// Untraced adds a process that was not seen.
+func (d *DriverWriter) Untraced(u Untraced) {
+	if len(d.d.Untraced) < MostUntraced {
+		d.d.Untraced = append(d.d.Untraced, u)
+	}
 }
 
 // Stack is the number of a stack, innermost frame first.
@@ -191,6 +200,8 @@ func (d *DriverWriter) flush() error {
 	table.key = &d.d.Stacks[0]
 	w.processes(d.d.Processes, d.written.processes)
 	d.written.processes = len(d.d.Processes)
+	w.untraced(d.d.Untraced[d.written.untraced:])
+	d.written.untraced = len(d.d.Untraced)
 	// A table belongs to a trace in package trace; that of the calls is written like one.
 	w.syncTable(0, d.d.Frames, d.d.Stacks)
 	w.calls(d.d.Calls, d.written.calls)
@@ -257,6 +268,14 @@ func (w *Writer) processes(p []Process, from int) {
 	})
 }
 
+func (w *Writer) untraced(list []Untraced) {
+	w.list(blockUntraced, len(list), func() {}, func(i int, _ bool) {
+		w.u(uint64(list[i].PID))
+		w.s(list[i].Program[:min(len(list[i].Program), 4096)])
+		w.s(list[i].Why[:min(len(list[i].Why), 4096)])
+	})
+}
+
 // calls writes calls as rows; each number that tends to be near the one before it is a difference.
 func (w *Writer) calls(c []Call, from int) {
 	var last Call
@@ -307,6 +326,7 @@ func (w *Writer) writeDriver(d *Driver) error {
 	table := len(w.tables)
 	w.driver(d)
 	w.processes(d.Processes, 0)
+	w.untraced(d.Untraced)
 	w.syncTable(table, d.Frames, d.Stacks)
 	w.calls(d.Calls, 0)
 	if d.Ended {

@@ -29,6 +29,8 @@ type recorder struct {
 	unknown   []string
 	pieces    audit.Pieces
 	why       []string // something is not in the trace
+	untraced  []trace.Untraced
+	heard     func(pid uint32) // of a process, when it first tells of itself
 	started   time.Time
 	before    uint64 // calls when the state was last shown
 	shown     time.Time
@@ -52,7 +54,8 @@ func newRecorder(w io.Writer, program []string) (*recorder, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &recorder{w: dw, run: analyze.NewDriverRun(), program: program, processes: map[uint32]*tracedProcess{}, started: now, shown: now}, nil
+	return &recorder{w: dw, run: analyze.NewDriverRun(), live: traceLive{cards: &liveCards{}}, program: program, heard: func(uint32) {},
+		processes: map[uint32]*tracedProcess{}, started: now, shown: now}, nil
 }
 
 // record takes in one record of the ring.
@@ -122,6 +125,7 @@ func (r *recorder) process(rec *audit.Record, program string, parent uint32) *tr
 	p.number = r.w.Process(trace.Process{PID: rec.PID, Parent: parent, StartNS: rec.TimeNS, Program: program})
 	r.processes[rec.PID] = p
 	r.pids = append(r.pids, rec.PID)
+	r.heard(rec.PID)
 	return p
 }
 
@@ -178,6 +182,16 @@ func (p *tracedProcess) code(number uint64) pyCode {
 	return pyCode{"?", "?"} // its record was lost
 }
 
+// missing takes in processes that use the driver and are not seen.
+func (r *recorder) missing(list []trace.Untraced) {
+	for _, u := range list {
+		if len(r.untraced) < trace.MostUntraced {
+			r.untraced = append(r.untraced, u)
+			r.w.Untraced(u)
+		}
+	}
+}
+
 // leave notes which processes go on when recording ends.
 func (r *recorder) leave(followed bool) {
 	var left []string
@@ -223,5 +237,6 @@ func (r *recorder) end(ring *audit.Ring, status int) (*analyze.DriverSummary, er
 		Spent: uint64(ring.Spent())}
 	s := r.run.Summary(r.w.Frames, func(p uint32) uint32 { return r.pids[p] })
 	s.Program, s.Processes, s.End, s.Ended = r.program, len(r.pids), e, true
+	s.Untraced = append(s.Untraced, r.untraced...)
 	return s, r.w.Close(e)
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/cobra"
 
 	allocator "github.com/cistern-gpu/cistern"
+	"github.com/cistern-gpu/cistern/analyze"
 	"github.com/cistern-gpu/cistern/internal/audit"
 	"github.com/cistern-gpu/cistern/report"
 )
@@ -33,6 +34,8 @@ func newTrace(a *app) *cobra.Command {
 			"small library into them that sees the driver (LD_AUDIT): so a statically linked program, and one with the rights of\n" +
 			"its owner, cannot be traced, which is said. Nor can what is started with an environment that was cleared (env -i,\n" +
 			"sudo), as another user, with a /proc of its own, or by a daemon, as containers are: use cistern trace in there.\n" +
+			"Processes below the program that were so and used the driver are named, with the reason, behind the table and in\n" +
+			"FILE; not those that a daemon started, nor those that lived for less than some tenths of a second.\n" +
 			"Programs that do not use CUDA run as without it.\n\n" +
 			"Stacks have native frames, which are found by looking through the stack for return addresses, so that some may be stale;\n" +
 			"or those of Python, 3.10 to 3.14, which are read without the GIL; or both: Python's then stand behind the native frames\n" +
@@ -231,6 +234,7 @@ func (t *tracing) run(live, follow bool) error {
 		return fmt.Errorf("%s: cannot be started: %w", t.cmd.Args[0], noProgram(errors.Unwrap(err)))
 	}
 	defer t.passSignals(signals)()
+	out := newLookout(t)
 	ended := make(chan struct{})
 	go func() {
 		_ = t.cmd.Wait() // its state says how it ended
@@ -263,8 +267,13 @@ func (t *tracing) run(live, follow bool) error {
 		if now := time.Now(); now.Sub(flushed) >= flushEvery {
 			flushed = now
 			t.rec.live.refresh(now, t.ring.Dropped())
+			known := len(t.rec.untraced)
+			t.rec.missing(out.take())
 			if err := t.rec.flush(); err != nil && failed == nil {
 				failed = err
+			}
+			for i := known; live && i < min(len(t.rec.untraced), analyze.MostUntraced); i++ {
+				fmt.Fprintln(t.a.err, "cistern: "+oneLine(analyze.UntracedLine(&t.rec.untraced[i])))
 			}
 			if live && now.Sub(shown) >= time.Second {
 				shown = now
@@ -277,6 +286,7 @@ func (t *tracing) run(live, follow bool) error {
 	if t.ring.Spoiled() {
 		t.rec.tell("a program wrote over the memory through which calls are told of: those after that are missing")
 	}
+	t.rec.missing(out.end())
 	t.rec.leave(follow)
 	t.a.status = exitStatus(t.cmd.ProcessState)
 	summary, err := t.rec.end(t.ring, t.a.status)

@@ -112,6 +112,13 @@ func running(pid uint32, program string) bool {
 	return !strings.HasPrefix(state, "Z")
 }
 
+// hostNumbers reports whether processes have the numbers here that the driver knows them by.
+func hostNumbers() bool {
+	const initial = "pid:[4026531836]" // the namespace of the first process, in all versions of Linux
+	ns, err := os.Readlink("/proc/self/ns/pid")
+	return err == nil && ns == initial
+}
+
 // foreground reports whether this process is in the group that its terminal sends signals to.
 func foreground() bool {
 	tty, err := os.OpenFile("/dev/tty", os.O_RDWR|syscall.O_NOCTTY, 0)

@@ -56,7 +56,7 @@ func (l *traceLive) call(number, pid uint32, c *trace.Call, frames func(stack ui
 	p := l.processes[number]
 	if p == nil {
 		if l.processes == nil {
-			l.processes, l.cards = map[uint32]*liveProcess{}, &liveCards{}
+			l.processes = map[uint32]*liveProcess{}
 		}
 		p = l.begin(int(pid))
 		l.processes[number], l.frames = p, frames

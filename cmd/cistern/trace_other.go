@@ -16,4 +16,6 @@ func (t *tracing) waitForOthers() {}
 
 func running(uint32, string) bool { return false }
 
+func hostNumbers() bool { return false }
+
 func exitStatus(s *os.ProcessState) int { return s.ExitCode() }

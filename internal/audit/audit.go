@@ -6,6 +6,7 @@
 //   - pieces.go: what takes more than one record.
 //   - program.go, rights_linux.go: programs that the dynamic linker does not start, or starts without auditing.
 //   - modules.go: what a process has loaded, by address.
+//   - watch_linux.go, untraced_linux.go: processes below the program that use the driver and are not seen, and why.
 package audit
 
 import "errors"

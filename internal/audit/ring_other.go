@@ -36,3 +36,15 @@ func (*Ring) Close() error { return nil }
 
 // Drain finds nothing.
 func (*Ring) Drain(int, bool, func(*Record)) int { return 0 }
+
+// Watch looks for processes that are not traced; there is none here.
+type Watch struct{}
+
+// NewWatch is nobody's.
+func (*Ring) NewWatch(int, func(int) bool) *Watch { return nil }
+
+// Heard does nothing.
+func (*Watch) Heard(uint32) {}
+
+// Look finds nobody.
+func (*Watch) Look(time.Time) []Untraced { return nil }

@@ -239,6 +239,10 @@ int main(int argc, char **argv) {
 		dptr p;
 		cuMemAlloc(&p, 2 * MiB);
 		return (int)n;
+	} else if (strcmp(what, "stay") == 0) { // for n ms, with memory
+		dptr p;
+		cuMemAlloc(&p, 2 * MiB);
+		usleep((useconds_t)n * 1000);
 	} else if (strcmp(what, "signal") == 0) {
 		dptr p;
 		cuMemAlloc(&p, 2 * MiB);

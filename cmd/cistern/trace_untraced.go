@@ -1,0 +1,98 @@
+package main
+
+import (
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/cistern-gpu/cistern/internal/audit"
+	"github.com/cistern-gpu/cistern/internal/nvml"
+	"github.com/cistern-gpu/cistern/trace"
+)
+
+// lookout looks, beside the goroutine that reads the ring, for processes that use the driver and are not traced.
+type lookout struct {
+	watch *audit.Watch
+	last  chan struct{} // closed: look once more, and no longer
+	done  chan struct{}
+
+	mu    sync.Mutex
+	found []trace.Untraced // guarded by mu: since somebody asked
+}
+
+const (
+	// lookFirst spares programs that end at once: what they start has not come to the driver by then.
+	lookFirst = 100 * time.Millisecond
+	lookLeast = 200 * time.Millisecond
+	lookMost  = 5 * time.Second
+	// lookShare is the part of one processor's time, as its inverse, that looking may take.
+	lookShare = 200
+	// lookPatience is for a /proc that does not answer, as that of a process which the kernel holds.
+	lookPatience = 250 * time.Millisecond
+)
+
+// newLookout begins to look, for a program that was started.
+func newLookout(t *tracing) *lookout {
+	l := &lookout{last: make(chan struct{}), done: make(chan struct{})}
+	cards := t.rec.live.cards
+	var busy func(pid int) bool
+	if hostNumbers() {
+		busy = func(pid int) bool { // of one that cannot be looked into, which is rare: NVML is asked only then
+			return slices.ContainsFunc(cards.all(), func(d nvml.Device) bool {
+				return slices.ContainsFunc(d.Processes, func(p nvml.Process) bool { return p.PID == pid && !p.Graphics })
+			})
+		}
+	}
+	l.watch = t.ring.NewWatch(t.cmd.Process.Pid, busy)
+	t.rec.heard = l.watch.Heard
+	go l.run()
+	return l
+}
+
+func (l *lookout) run() {
+	defer close(l.done)
+	wait := lookFirst
+	for looked := false; ; looked = true {
+		select {
+		case <-l.last:
+			if looked {
+				l.look()
+			}
+			return
+		case <-time.After(wait):
+		}
+		wait = min(max(lookShare*l.look(), lookLeast), lookMost)
+	}
+}
+
+// look takes so long.
+func (l *lookout) look() time.Duration {
+	begin := time.Now()
+	list := l.watch.Look(begin)
+	took := time.Since(begin)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, u := range list {
+		l.found = append(l.found, trace.Untraced{PID: uint32(u.PID), Program: u.Program, Why: u.Why})
+	}
+	return took
+}
+
+// take is who was found since it was asked last.
+func (l *lookout) take() []trace.Untraced {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	found := l.found
+	l.found = nil
+	return found
+}
+
+// end looks a last time, and is who was found.
+func (l *lookout) end() []trace.Untraced {
+	close(l.last)
+	select {
+	case <-l.done:
+	case <-time.After(lookPatience):
+	}
+	return l.take()
+}

@@ -1,0 +1,276 @@
+//go:build linux && amd64
+
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/cistern-gpu/cistern/analyze"
+	nvmlstandin "github.com/cistern-gpu/cistern/internal/nvml/standin"
+	"github.com/cistern-gpu/cistern/trace"
+)
+
+// open lets every user reach what a test made.
+func (x *traced) open() {
+	x.t.Helper()
+	for _, file := range []string{x.dir, filepath.Dir(x.standin)} {
+		for ; file != os.TempDir() && file != "/"; file = filepath.Dir(file) {
+			if err := os.Chmod(file, 0o755); err != nil {
+				x.t.Fatal(err)
+			}
+		}
+	}
+}
+
+// heedsOwners reports whether programs get the rights of their owner, of files that root gives away.
+func heedsOwners(t *testing.T) bool {
+	t.Helper()
+	var fs unix.Statfs_t
+	if err := unix.Statfs(t.TempDir(), &fs); err != nil {
+		t.Fatal(err)
+	}
+	on, err := unix.PrctlRetInt(unix.PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0)
+	return os.Getuid() == 0 && err == nil && on == 0 && fs.Flags&unix.ST_NOSUID == 0
+}
+
+// TestTraceUntraced: processes that use the driver and cannot be seen are told of, with the reason.
+func TestTraceUntraced(t *testing.T) {
+	x := newTraced(t)
+	if os.Getuid() == 0 {
+		x.open()
+		x.standin = x.readable(x.standin)
+	}
+	// A C library in a program cannot give the driver memory for each thread, so that it calls nothing else.
+	source := filepath.Join(x.dir, "static.c")
+	if err := os.WriteFile(source, []byte(`#include <dlfcn.h>
+#include <stdlib.h>
+#include <unistd.h>
+int main(void) {
+	void *lib = dlopen(getenv("STANDIN"), RTLD_NOW);
+	int (*init)(unsigned) = lib == NULL ? NULL : (int (*)(unsigned))dlsym(lib, "cuInit");
+	usleep(700000);
+	return init == NULL || init(0) != 0;
+}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	static := x.compile("static", source, "-static", "-ldl")
+	stay := "STANDIN=" + x.standin + " " + x.program + " dlsym stay 700"
+	const cleared = "was started without LD_AUDIT in its environment, as by env -i or sudo"
+	type try struct {
+		flags  []string
+		script string
+		why    string // empty: nothing is to be said
+	}
+	tries := map[string]try{
+		"env -i":             {nil, "env -i " + stay, cleared},
+		"some of it kept":    {nil, "env -i PATH=/bin A= HOME=/ " + stay, cleared},
+		"without LD_AUDIT":   {nil, "env -u LD_AUDIT " + stay, cleared},
+		"without its ring":   {nil, "env -u CISTERN_AUDIT " + stay, "was started without CISTERN_AUDIT in its environment"},
+		"static":             {nil, "STANDIN=" + x.standin + " " + static, "is statically linked"},
+		"deeper":             {nil, `sh -c "env -i sh -c '` + stay + `; exit 0'; exit 0"; exit 0`, cleared},
+		"its parent is gone": {nil, `sh -c '(sleep 0.6; exec env -i ` + stay + `) & sleep 0.4'; sleep 1.8`, cleared},
+		"forked twice":       {[]string{"--follow"}, "(setsid env -i " + stay + " &)", cleared},
+		"forks":              {nil, "env -i STANDIN=" + x.standin + " " + x.program + " dlsym fork 30000", cleared},
+		"itself":             {nil, "exec env -i " + stay, cleared},
+		"in the background":  {nil, "env -i " + stay + " & sleep 0.5", cleared},
+		"traced":             {nil, stay + " & " + stay + "; wait", ""},
+		"no driver":          {nil, "env -i sleep 0.7", ""},
+		"only looked at":     {nil, "env -i LD_LIBRARY_PATH=" + filepath.Dir(x.standin) + " cat " + x.standin + " - < /dev/null > /dev/null; env -i sleep 0.4", ""},
+	}
+	if heedsOwners(t) {
+		owned := x.compile("owned", "testdata/traced.c", "-ldl", "-pthread")
+		if err := os.Chown(owned, 65534, 65534); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chmod(owned, 0o755|os.ModeSetuid); err != nil {
+			t.Fatal(err)
+		}
+		tries["setuid"] = try{nil, "STANDIN=" + x.standin + " " + owned + " dlsym stay 700", "has rights of its own"}
+	}
+	if os.Getuid() == 0 {
+		if _, err := exec.LookPath("setpriv"); err == nil {
+			tries["another user"] = try{nil, "STANDIN=" + x.standin + " setpriv --reuid 65534 --clear-groups " + x.program + " dlsym stay 2000",
+				"runs as another user, number 65534, who cannot open what calls are told through"}
+		}
+	}
+	for name, c := range tries {
+		t.Run(name, func(t *testing.T) {
+			d, stdout, stderr, code := x.run(nil, append(c.flags, "--", "sh", "-c", c.script)...)
+			if code != 0 || stdout != "" {
+				t.Fatalf("code %d, %s\n%s", code, stdout, stderr)
+			}
+			if c.why == "" {
+				if len(d.Untraced) > 0 || strings.Contains(stderr, "is not in this trace") {
+					t.Errorf("accused: %v\n%s", d.Untraced, stderr)
+				}
+				return
+			}
+			if len(d.Untraced) != 1 || !strings.HasPrefix(d.Untraced[0].Why, c.why) {
+				t.Fatalf("untraced are %+v\n%s", d.Untraced, stderr)
+			}
+			u := d.Untraced[0]
+			flat := strings.Join(strings.Fields(stderr), " ")
+			line := fmt.Sprintf("process %d, %s, used the driver and is not in this trace: it %s", u.PID, filepath.Base(u.Program), c.why)
+			if strings.Count(flat, line) != 1 || !filepath.IsAbs(u.Program) {
+				t.Errorf("%s is not said once of %+v:\n%s", line, u, stderr)
+			}
+			if len(d.Calls) > 0 {
+				t.Errorf("there are %d calls of what is said to be untraced", len(d.Calls))
+			}
+		})
+	}
+}
+
+// TestTraceUntracedForeign: a process of another user cannot be looked into. That it uses the driver, NVML tells.
+func TestTraceUntracedForeign(t *testing.T) {
+	if !heedsOwners(t) {
+		t.Skip("wants a program that is root's")
+	}
+	if !hostNumbers() {
+		t.Skip("in here the driver knows processes by other numbers")
+	}
+	x := newTraced(t)
+	x.open()
+	if err := os.Chmod(x.program, 0o755|os.ModeSetuid); err != nil {
+		t.Fatal(err)
+	}
+	library := nvmlstandin.Build(t)
+	x.standin, x.library = x.readable(x.standin), x.readable(x.library)
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	self, library = x.readable(self), x.readable(library)
+	describe := func(machine string, more ...string) {
+		t.Helper()
+		nvmlstandin.Change(t, machine, append([]string{"driver version=580.65.06",
+			`gpu uuid=GPU-00010203-0405-0607-0809-0a0b0c0d0e0f name="NVIDIA H200" bus=0 total=150000 used=4000`}, more...)...)
+		if err := os.Chmod(machine, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, uses := range []bool{false, true} {
+		t.Run(fmt.Sprint(uses), func(t *testing.T) {
+			t.Parallel()
+			x := *x
+			x.t = t
+			machine := filepath.Join(t.TempDir(), "machine")
+			describe(machine)
+			(&traced{t: t, dir: filepath.Dir(machine), standin: x.standin}).open()
+			cmd := x.command("trace", "--", "sh", "-c", x.program+" dlsym stay 6500 & wait")
+			cmd.Path, cmd.Dir = self, x.dir
+			cmd.Env = append(cmd.Env, "LD_LIBRARY_PATH="+filepath.Dir(library), "STANDIN_NVML="+machine)
+			cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+			var e strings.Builder
+			cmd.Stderr = &e
+			if err := cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(500 * time.Millisecond)
+			pid := x.child(x.child(cmd.Process.Pid))
+			if uses {
+				describe(machine, fmt.Sprintf("process gpu=0 pid=%d bytes=500", pid))
+			}
+			if err := cmd.Wait(); err != nil {
+				t.Fatalf("%v\n%s", err, &e)
+			}
+			said := strings.Contains(strings.Join(strings.Fields(e.String()), " "),
+				fmt.Sprintf("process %d, traced, used the driver and is not in this trace: it runs as another user, number 0", pid))
+			if said != uses {
+				t.Errorf("it uses a GPU: %v; it is told of: %v\n%s", uses, said, &e)
+			}
+		})
+	}
+}
+
+// readable is a copy that every user may read and run, in a folder of its own, as libraries have names.
+func (x *traced) readable(file string) string {
+	x.t.Helper()
+	text, err := os.ReadFile(file)
+	if err != nil {
+		x.t.Fatal(err)
+	}
+	dir, err := os.MkdirTemp(x.dir, "")
+	if err != nil {
+		x.t.Fatal(err)
+	}
+	file = filepath.Join(dir, filepath.Base(file))
+	if err := os.WriteFile(file, text, 0o755); err != nil {
+		x.t.Fatal(err)
+	}
+	if err := os.Chmod(dir, 0o755); err != nil {
+		x.t.Fatal(err)
+	}
+	return file
+}
+
+// TestTraceUntracedCutOff: what is known of them is in the file at once, is said at once where somebody looks on, and comes
+// out of everything that reads the file.
+func TestTraceUntracedCutOff(t *testing.T) {
+	x := newTraced(t)
+	file := filepath.Join(x.dir, "cut.cistern")
+	cmd := x.command("trace", "--live", "-o", file, "--", "sh", "-c", "for i in 1 2 3 4 5 6 7 8 9 10 11; do env -i STANDIN="+x.standin+" "+x.program+" dlsym stay 60000 & done; wait")
+	var e strings.Builder
+	cmd.Stderr = &e
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	var d *trace.Driver
+	for end := time.Now().Add(30 * time.Second); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
+		if f, err := trace.ReadFile(file); err == nil && f.Driver != nil && len(f.Driver.Untraced) == 11 {
+			d = f.Driver
+			break
+		}
+	}
+	_ = cmd.Process.Kill()
+	if d == nil {
+		t.Fatal("no file says who is missing")
+	}
+	for _, u := range d.Untraced {
+		if err := syscall.Kill(int(u.PID), syscall.SIGKILL); err != nil {
+			t.Error(err)
+		}
+	}
+	_ = cmd.Wait() // until they have closed standard error
+	if n := strings.Count(e.String(), "used the driver and is not in this trace"); n != analyze.MostUntraced || strings.Contains(e.String(), "never freed") {
+		t.Errorf("while it ran it was said %d times\n%s", n, &e)
+	}
+	again := filepath.Join(x.dir, "again.cistern")
+	if out, err := x.command("convert", file, "-o", again).CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	for _, file := range []string{file, again} {
+		out, err := x.command("inspect", file).CombinedOutput()
+		if n := strings.Count(string(out), "used the driver"); err != nil || n != 8 || !strings.Contains(string(out), "nor are 3 more that used it") {
+			t.Errorf("%v: %s", err, out)
+		}
+		out, err = x.command("inspect", "--json", file).Output()
+		var said inspections
+		if jerr := json.Unmarshal(out, &said); err != nil || jerr != nil || len(said.Drivers) != 1 || len(said.Drivers[0].Untraced) != 11 || said.Drivers[0].Untraced[0] != d.Untraced[0] {
+			t.Errorf("%v, %v: %s", err, jerr, out)
+		}
+	}
+}
+
+// TestTraceUntracedNobody: of many processes that come and go, all traced, none is told of.
+func TestTraceUntracedNobody(t *testing.T) {
+	x := newTraced(t)
+	script := `i=0; while [ $i -lt 60 ]; do for j in 1 2 3 4; do ` + x.program + ` proc stay $((i % 3 * 10)) & done; (` + x.program + ` dlsym fork 5 &); env -i true; i=$((i + 1)); done; wait`
+	d, _, stderr, code := x.run(nil, "--follow", "--", "sh", "-c", script)
+	if code != 0 || len(d.Untraced) > 0 || strings.Contains(stderr, "is not in this trace") {
+		t.Errorf("code %d, %+v\n%s", code, d.Untraced, stderr)
+	}
+	if n := len(d.Processes); n != 60*8 {
+		t.Errorf("%d processes", n)
+	}
+}
