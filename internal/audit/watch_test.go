@@ -256,6 +256,8 @@ func TestWatchBelow(t *testing.T) {
 	m.process(114, 101, 114, 44)
 	untraced(115, 1, 114, 45)
 	expect("a session", 115)
+	untraced(118, 1, 114, 43)
+	expect("a session that was another's before")
 	// Of one whose parent ended while it was looked at nothing is known, until it has another.
 	untraced(116, 117, 90, 46)
 	expect("no parent")
@@ -297,6 +299,23 @@ func TestWatchBelow(t *testing.T) {
 	}
 	if late = newWatch(m.proc, 100, 113, m.w.about, nil); late.begun != 0 {
 		t.Error("the number of the program is another's")
+	}
+}
+
+// TestWatchMeanwhile: what is seen of a process that becomes another program between two questions is of neither.
+func TestWatchMeanwhile(t *testing.T) {
+	m := newFakeProc(t)
+	m.write(101, "environ", "")
+	m.write(101, "maps", mapsOther)
+	m.look(0)
+	p := m.w.below[101]
+	m.write(101, "maps", mapsCode)
+	m.stat(101, 100, 90, 31, 9)
+	if u := m.w.examine(p, m.now); u != nil {
+		t.Errorf("%+v", u)
+	}
+	if got := m.look(0); !strings.HasPrefix(got, "101 ") {
+		t.Errorf("once it is that for good: %q", got)
 	}
 }
 
