@@ -149,7 +149,7 @@ func TestPauseThreads(t *testing.T) {
 					} else {
 						q, err = p.d.AllocTagged(size, st, tag)
 					}
-					if errors.Is(err, cuda.ErrOutOfMemory) && len(mine) > 0 { // the faster the machine, the more it holds by then
+					if errors.Is(err, cuda.ErrOutOfMemory) { // the faster the machine, the more is held by then, maybe all of it by the others
 						for _, q := range mine[len(mine)/2:] {
 							if err := front.free(p.a, q); err != nil {
 								t.Error(err)
