@@ -28,7 +28,7 @@ static int never(void *ctx, int device, uint64_t missing) {
 static void unmapped(void *ctx, int device, void *addr, size_t size) { (void)ctx, (void)device, (void)addr, (void)size; }
 
 static void child(void *inherited) {
-  alarm(5);
+  alarm(30);
   double begin = seconds();
   const uint64_t pool[2] = {1, 1};
   uint64_t bytes, more;
@@ -113,7 +113,8 @@ static void child(void *inherited) {
   GONE(cistern_open("x", 0, &p));
   GONE(cistern_close(inherited));
   CHECK(cistern_version()[0] == '0' || cistern_version()[0] > '0');
-  CHECK(seconds() - begin < 1);
+  /* At once: of the processor's time, as a busy machine, and valgrind, leave little of the other. */
+  CHECK(clock() < 3 * CLOCKS_PER_SEC && seconds() - begin < 20);
 }
 
 static void wait_for(pid_t pid) {
