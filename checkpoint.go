@@ -40,9 +40,11 @@ func (p *Pool) Blocks() []Block {
 func byBase(a, b Block) int          { return cmp.Compare(a.Base, b.Base) }
 func toBase(b Block, p cuda.Ptr) int { return cmp.Compare(b.Base, p) }
 
+// describe is what is said of a block. The caller holds Device.mu and the lane's lock.
 func (s *space) describe(id heap.ID) Block {
 	b := s.heap.At(id)
-	return Block{cuda.Ptr(b.Addr), b.Size, b.Requested, s.dev.id, s.pool.id, s.stream.id, s.stream.handle, tagOf(b.Tag), libraryOf(b.Tag), s.heap.Stack(id)}
+	t := s.streamOf(b)
+	return Block{cuda.Ptr(b.Addr), b.Size, b.Requested, s.dev.id, s.pool.id, t.id, t.handle, tagOf(b.Tag), libraryOf(b.Tag), s.heap.Stack(id)}
 }
 
 // LargestFree is the largest request that the stream would be met with from this pool without a driver call, in bytes;
@@ -149,13 +151,18 @@ func (p *Pool) planRestore(blocks []Block) (*restore, error) {
 		if s == nil || s.pool.owner() != p {
 			return nil, cannot(b, "the address is not the pool's")
 		}
-		if b.Stream != (cuda.StreamID{}) && b.Stream != s.stream.id {
+		t, live := s.stream, false
+		if id, _, ok := s.heap.Lookup(uint64(b.Base)); ok {
+			have := s.heap.At(id)
+			if live = have.State == heap.Used && have.Size == b.Size && have.Requested == b.Requested; live {
+				t = s.streamOf(have)
+			}
+		}
+		if b.Stream != (cuda.StreamID{}) && b.Stream != t.id {
 			return nil, cannot(b, "its memory is another stream's now")
 		}
-		if id, _, ok := s.heap.Lookup(uint64(b.Base)); ok {
-			if have := s.heap.At(id); have.State == heap.Used && have.Size == b.Size && have.Requested == b.Requested {
-				continue // it is live
-			}
+		if live {
+			continue
 		}
 		r.take[s] = append(r.take[s], b)
 	}

@@ -155,7 +155,7 @@ func (a *Allocator) Free(p cuda.Ptr) error {
 	if s == nil {
 		return &PointerError{Op: "free", Ptr: p}
 	}
-	return s.freePtr(p)
+	return s.freePtr(p, nil)
 }
 
 // FreeOn is Free for programs that say on which stream they give memory back, which need not be the one that it was
@@ -172,7 +172,7 @@ func (a *Allocator) FreeOn(p cuda.Ptr, st *Stream) error {
 		return &PointerError{Op: "free", Ptr: p}
 	}
 	if st == s.stream {
-		return s.freePtr(p)
+		return s.freePtr(p, st)
 	}
 	return s.freeSlow(p, FreeOptions{Stream: st})
 }
@@ -211,8 +211,15 @@ func (a *Allocator) Base(p cuda.Ptr) (Block, error) {
 		return Block{}, &PointerError{Op: "look up", Ptr: p}
 	}
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	id, _, ok := s.heap.Lookup(uint64(p))
+	if ok && s.heap.At(id).Uses != 0 { // it may be lent, which the device's lock guards
+		s.mu.Unlock()
+		s.dev.mu.Lock()
+		defer s.dev.mu.Unlock()
+		s.mu.Lock()
+		id, _, ok = s.heap.Lookup(uint64(p))
+	}
+	defer s.mu.Unlock()
 	if !ok {
 		return Block{}, &PointerError{Op: "look up", Ptr: p}
 	}

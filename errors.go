@@ -116,7 +116,7 @@ const (
 	RungCollect                    // frees whose other streams are done, or can be waited for on the GPU
 	RungRemap                      // free chunks of the same pool, moved here
 	RungGrow                       // new memory upstream
-	RungLend                       // free chunks and cached segments of other pools
+	RungLend                       // free chunks and cached segments of other pools; free blocks of other streams
 	RungCallback                   // callbacks: the pool's own, then those of other libraries
 	RungSpill                      // the pool's spill: memory of another kind
 	rungEnd

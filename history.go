@@ -160,12 +160,12 @@ func (d *Device) recordSegment(s *space, addr, size uint64, got bool, by origin)
 		Stack: by.stack, Thread: by.thread})
 }
 
-// event is what happened to a block, caused from a stack by a thread. The caller holds the lane's lock.
+// event is what happened to a block, caused from a stack by a thread. The caller holds Device.mu and the lane's lock.
 func (s *space) event(kind event.Kind, id heap.ID, stack, thread uint32) event.Event {
 	b := s.heap.At(id)
 	if stack == 0 {
 		stack = s.heap.Stack(id)
 	}
-	return event.Event{Kind: kind, Addr: b.Addr, Size: b.Requested, Stream: uint32(s.stream.index), Pool: s.pool.number,
+	return event.Event{Kind: kind, Addr: b.Addr, Size: b.Requested, Stream: uint32(s.streamOf(b).index), Pool: s.pool.number,
 		Tag: uint16(b.Tag), Library: libraryOf(b.Tag), Stack: stack, Thread: thread}
 }

@@ -85,8 +85,16 @@ func (c *climb) climb(p *Pool, st *Stream) (cuda.Ptr, error) {
 		}
 		again := false
 		if err == nil {
-			// Everything that needs no lock to be let go has been tried. Both last rungs wait or call out.
+			// Nothing is left but what waits, what other streams have free between live blocks, and what calls out.
 			again, err = c.unlocked()
+		}
+		if err == nil && !again {
+			if id, err = c.borrow(); id != 0 {
+				return d.handOut(c, id), nil
+			}
+		}
+		if err == nil && !again {
+			again = c.callOut()
 		}
 		if err == nil && again {
 			continue
@@ -282,22 +290,26 @@ func (d *Device) handOut(c *climb, id heap.ID) cuda.Ptr {
 	d.counts.count(c.met)
 	if d.hist.on.Load() {
 		if c.met != RungFit {
-			d.record(event.Event{Kind: event.Retry, Size: c.n, Stream: uint32(s.stream.index), Pool: s.pool.number, Flags: uint8(c.met),
+			d.record(event.Event{Kind: event.Retry, Size: c.n, Stream: uint32(c.s.stream.index), Pool: s.pool.number, Flags: uint8(c.met),
 				Stack: c.by.stack, Thread: c.by.thread})
 		}
 		d.record(s.event(event.Alloc, id, c.by.stack, c.by.thread))
 	}
-	if c.met == RungFit {
+	switch {
+	case s.lane != c.s.lane:
+		d.counts.Borrows++
+		d.settleAll(c.s, s)
+		s.mu.Unlock()
+	case c.met == RungFit:
 		d.settle(s, nil)
-	} else {
+	default:
 		d.settleAll(s, nil) // other lanes may have changed as well
 	}
 	return addr
 }
 
-// unlocked takes the steps that wait or call out: waiting for memory that is free but for work that is still queued,
-// giving cached segments and chunks back, and the callbacks. It lets all locks go meanwhile, and
-// reports whether the ladder should start over.
+// unlocked takes the steps that wait: for memory that is free but for work that is still queued, and for cached segments
+// and chunks that are given back. It lets all locks go meanwhile, and reports whether the ladder should start over.
 func (c *climb) unlocked() (again bool, err error) {
 	d := c.d
 	if !c.waited && c.rungs&RungCollect != 0 {
@@ -332,8 +344,14 @@ func (c *climb) unlocked() (again bool, err error) {
 			return true, nil
 		}
 	}
+	return false, nil
+}
+
+// callOut calls the pool's own function, then others', and reports whether the ladder should start over.
+func (c *climb) callOut() (again bool) {
+	d := c.d
 	if c.rungs&RungCallback == 0 {
-		return false, nil
+		return false
 	}
 	if ask := c.s.pool.ask; ask != nil && !c.asked {
 		c.asked = true
@@ -343,7 +361,7 @@ func (c *climb) unlocked() (again bool, err error) {
 		c.called = true
 		again = c.call(d.callbacks)
 	}
-	return again, nil
+	return again
 }
 
 // call asks functions whether they can give memory back, with no lock held, and reports whether any did. Then everything is

@@ -110,7 +110,7 @@ func TestRandom(t *testing.T) {
 	if last == ^uint64(0) && !testing.Short() {
 		for _, k := range []string{"alloc", "oom", "share", "given", "freed without its stream", "double free", "foreign", "graph launched",
 			"stream destroyed", "pool released", "trim", "limit", "upstream", "restored", "restore failed", "met in front",
-			"kept in front", "registered", "host order", "stack held", "stacks forgotten", "spilled", "pool limit", "upstream managed", "upstream async"} {
+			"kept in front", "registered", "host order", "stack held", "stacks forgotten", "spilled", "pool limit", "upstream managed", "upstream async", "borrowed"} {
 			if seen[k] == 0 {
 				t.Errorf("no sequence had a %q: the test tests less than it says", k)
 			}

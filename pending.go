@@ -7,8 +7,9 @@ import (
 
 // use is one entry of a block's list of other streams (Device.uses, linked by index).
 type use struct {
-	stream *Stream
-	next   int32
+	stream   *Stream
+	next     int32
+	borrower bool // the block was lent to the stream
 }
 
 // addUse puts a stream on a list unless it is there, and returns the list. The caller holds Device.mu.
@@ -28,7 +29,7 @@ func (d *Device) addUse(list int32, t *Stream) int32 {
 		i = int32(len(d.uses))
 		d.uses = append(d.uses, use{})
 	}
-	d.uses[i] = use{t, list}
+	d.uses[i] = use{stream: t, next: list}
 	return i
 }
 
@@ -66,6 +67,7 @@ type pendingFree struct {
 	block heap.ID
 	stamp uint64 // the epoch of the block's own stream that marks it once it is free
 	waits []wait
+	owner *Stream // that it was handed out to
 	// stack and thread are what its event.FreeRequested tells.
 	stack, thread uint32
 }
@@ -120,6 +122,7 @@ func (d *Device) collect(held *space, force bool) bool {
 		s.lockBeside(held)
 		b := s.heap.At(f.block)
 		e := s.event(event.FreeCompleted, f.block, f.stack, f.thread)
+		e.Stream = uint32(f.owner.index)
 		n := b.Size
 		back := d.takeBack(s, f.block, stamp)
 		d.collected += back

@@ -155,8 +155,8 @@ func (s *space) collectDue() bool {
 
 const collectEvery = 16
 
-// freePtr takes back a block.
-func (s *space) freePtr(p cuda.Ptr) error {
+// freePtr takes back a block. behind is the space's stream where that was named, else nil.
+func (s *space) freePtr(p cuda.Ptr, behind *Stream) error {
 	d := s.dev
 	if f := s.stream.front.Load(); f != nil && s.pool == d.pool0 {
 		if done, err := s.freeFront(f, p); done {
@@ -177,7 +177,7 @@ func (s *space) freePtr(p cuda.Ptr) error {
 	n, requested := b.Size, b.Requested
 	if b.Uses != 0 || s.capture != 0 || !d.quick.Load() || !s.roomForFree(n, s.heap.FreeNeighbours(id)) {
 		s.mu.Unlock()
-		return s.freeSlow(p, FreeOptions{})
+		return s.freeSlow(p, FreeOptions{Stream: behind})
 	}
 	s.heap.FreeAt(id, place, s.stream.epoch.Load())
 	s.gauges.free(requested, n, s.heap.FreeBlocks)
@@ -237,6 +237,15 @@ func (d *Device) freeLocked(s *space, id heap.ID, o FreeOptions) error {
 	n, requested := b.Size, b.Requested
 	e := s.event(event.FreeRequested, id, o.Stack, o.Thread)
 	d.record(e)
+	owner := s.stream
+	if t := d.borrower(b.Uses); t != nil {
+		owner, b.Uses = t, d.dropUse(b.Uses, t)
+		if behind == nil {
+			behind = t
+		}
+	} else if behind == s.stream {
+		behind = nil
+	}
 	if x := d.exports[cuda.Ptr(b.Addr)]; x != nil {
 		x.end()
 	}
@@ -249,7 +258,7 @@ func (d *Device) freeLocked(s *space, id heap.ID, o FreeOptions) error {
 		uses := d.takeUses(b.Uses)
 		b.Uses = 0
 		if f, err := d.parkUses(s, id, stamp, uses); len(f.waits) > 0 {
-			f.stack, f.thread = e.Stack, e.Thread
+			f.owner, f.stack, f.thread = owner, e.Stack, e.Thread
 			s.heap.Park(id)
 			s.noteParked(s.heap.At(id))
 			s.gauges.park(requested, n)
@@ -275,20 +284,32 @@ func (d *Device) freeLocked(s *space, id heap.ID, o FreeOptions) error {
 // recordStream notes that another stream uses the block.
 func (s *space) recordStream(p cuda.Ptr, t *Stream) error {
 	d := s.dev
-	if t != s.stream {
-		d.mu.Lock()
-		defer d.mu.Unlock()
+	if t == s.stream {
+		if lent, err := s.mayBeLent(p, "record stream"); !lent {
+			return err
+		}
 	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	id, _, ok := s.heap.Lookup(uint64(p))
 	if !ok || s.heap.At(id).State != heap.Used {
 		return &PointerError{Op: "record stream", Ptr: p}
 	}
-	if t == s.stream {
-		return nil
+	if b := s.heap.At(id); t != s.streamOf(b) {
+		b.Uses = d.addUse(b.Uses, t)
 	}
-	b := s.heap.At(id)
-	b.Uses = d.addUse(b.Uses, t)
 	return nil
+}
+
+// mayBeLent reports whether a block that is out may be another stream's: Device.mu is needed to know.
+func (s *space) mayBeLent(p cuda.Ptr, op string) (bool, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	id, _, ok := s.heap.Lookup(uint64(p))
+	if !ok || s.heap.At(id).State != heap.Used {
+		return false, &PointerError{Op: op, Ptr: p}
+	}
+	return s.heap.At(id).Uses != 0, nil
 }

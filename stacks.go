@@ -110,11 +110,8 @@ func (a *Allocator) FreeWith(p cuda.Ptr, o FreeOptions) error {
 	if s == nil {
 		return &PointerError{Op: "free", Ptr: p}
 	}
-	if o.Stream == s.stream {
-		o.Stream = nil
-	}
-	if o.Stream == nil && !s.dev.hist.on.Load() {
-		return s.freePtr(p)
+	if (o.Stream == nil || o.Stream == s.stream) && !s.dev.hist.on.Load() {
+		return s.freePtr(p, o.Stream)
 	}
 	return s.freeSlow(p, o)
 }

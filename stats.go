@@ -38,6 +38,7 @@ type Counters struct {
 	DeviceFrees  int64
 	Retries      int64 // requests met only by taking from other pools, by giving cached memory back, or by a callback
 	OOMs         int64 // requests that failed
+	Borrows      int64 // requests met with a free block of another stream's
 	StreamSyncs  int64 // waits of a host thread for the GPU
 
 	ByFit, ByCollect, ByRemap, ByGrow, ByLend, ByCallback, BySpill int64 // requests on the slow path, by the rung that met them

@@ -1,0 +1,91 @@
+package cistern
+
+import (
+	"github.com/cistern-gpu/cistern/internal/heap"
+)
+
+// A free block of one stream lent to another: what is free in pieces between live blocks of other streams cannot be moved,
+// and is no reason to fail. It is the last thing that is tried before anybody is asked for memory, because the block stays
+// where it is: it is given back as one that is freed in the order of another stream (FreeOn), so it is the lender's again
+// only when the host knows that the borrower is done with it, and until then its chunk cannot move.
+//
+// Who borrowed a block is the entry of its list of uses that says so.
+
+// borrow hands out a part of the smallest free block that will do, of another stream's memory in the same pool; first of
+// the request's size class. The lane of the block stays locked until handOut has been there. The caller holds Device.mu and
+// the space's lock.
+func (c *climb) borrow() (heap.ID, error) {
+	s := c.s
+	if c.rungs&RungLend == 0 || c.host || s.stream.capturing.Load() != 0 || s.capture != 0 || s.pool.pinned || s.stream.perThread {
+		return 0, nil
+	}
+	c.try(RungLend)
+	for _, own := range [2]bool{true, false} {
+		for _, o := range c.d.spaces {
+			if o == nil || o.pool != s.pool || o.lane == s.lane || own != (o.class == s.class) || o.capture != 0 {
+				continue
+			}
+			o.mu.Lock()
+			if id, err := c.borrowFrom(o); id != 0 {
+				c.met, c.from = RungLend, o
+				return id, nil
+			} else if err != nil {
+				o.mu.Unlock()
+				return 0, err
+			}
+			o.mu.Unlock()
+		}
+	}
+	return 0, nil
+}
+
+// borrowFrom is borrow for one space, whose lock the caller has.
+func (c *climb) borrowFrom(o *space) (heap.ID, error) {
+	d, s, n := c.d, c.s, c.s.pool.round(c.size)
+	best, at, size := heap.ID(0), uint64(0), uint64(0)
+	o.heap.EachFree(n, func(id heap.ID, b *heap.Block) bool {
+		from := (b.Addr + max(c.align, 1) - 1) &^ (max(c.align, 1) - 1)
+		if from+n > b.Addr+b.Size || o.heap.Whole() && (b.Size != n || from != b.Addr) {
+			return true
+		}
+		if (best == 0 || b.Size < size) && d.orderable(c, o.stream, b.Stamp) {
+			best, at, size = id, from, b.Size
+		}
+		return true
+	})
+	if best == 0 {
+		return 0, nil
+	}
+	if stamp := o.heap.At(best).Stamp; !o.stream.isOver(stamp) {
+		if err := s.stream.waitFor(o.stream, stamp); ownReason(err) {
+			return 0, nil
+		} else if err != nil {
+			return 0, err
+		}
+	}
+	id := o.heap.TakeAt(best, at, n, c.size)
+	list := d.addUse(0, s.stream)
+	d.uses[list].borrower = true
+	o.heap.At(id).Uses = list
+	return id, nil
+}
+
+// borrower is the stream that a block was lent to, nil where it was not. The caller holds Device.mu.
+func (d *Device) borrower(list int32) *Stream {
+	for i := list; i != 0; i = d.uses[i].next {
+		if d.uses[i].borrower {
+			return d.uses[i].stream
+		}
+	}
+	return nil
+}
+
+// streamOf is the stream that a block was handed out to. The caller holds Device.mu.
+func (s *space) streamOf(b *heap.Block) *Stream {
+	if b.Uses != 0 {
+		if t := s.dev.borrower(b.Uses); t != nil {
+			return t
+		}
+	}
+	return s.stream
+}
