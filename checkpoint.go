@@ -76,8 +76,8 @@ func (d *Device) LargestFree(st *Stream) uint64 {
 
 // Restore makes exactly these the live allocations of the pool, at these addresses, as Blocks listed them before: what is
 // live and not listed is freed, what is listed and not live is allocated again. Base, Size and Requested, and Stream
-// where it is given, say what a block is; Tag, Library and Stack are taken over. Memory at the addresses must still be the pool's, as it is
-// where a capture pinned it. After an error nothing has changed.
+// where it is given, say what a block is; Tag, Library and Stack are taken over where it is allocated again. Memory at the
+// addresses must still be the pool's, as it is where a capture pinned it. After an error nothing has changed.
 //
 // What is allocated again has the bytes that it has: whoever restores knows that nothing else was there, or does not
 // mind. What is freed is free for the program as after Free.
