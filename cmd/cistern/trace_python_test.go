@@ -116,7 +116,7 @@ func TestTracePythonTogether(t *testing.T) {
 	x := newTraced(t)
 	meet := x.compile("meet.so", "testdata/meet.c", "-shared", "-fPIC")
 	for version, python := range pythons(t) {
-		for range 4 {
+		for range rounds(4) {
 			d, _, stderr, code := x.run(nil, "--stacks=python", "--", python, "testdata/traced.py", x.standin, "together", meet)
 			if code != 0 || len(d.Calls) != 8 {
 				t.Fatalf("%s: code %d, %d calls, want 8\n%s", version, code, len(d.Calls), stderr)
@@ -135,7 +135,7 @@ func TestTracePythonTogether(t *testing.T) {
 func TestTracePythonEnds(t *testing.T) {
 	x := newTraced(t)
 	for version, python := range pythons(t) {
-		for range 5 {
+		for range rounds(5) {
 			d, stdout, stderr, code := x.run(nil, "--stacks=native+python", "--", python, "testdata/traced.py", x.standin, "ending")
 			plain := exec.Command(python, "testdata/traced.py", x.standin, "ending")
 			want, err := plain.Output()
@@ -182,6 +182,9 @@ func TestTraceStackKinds(t *testing.T) {
 // TestTracePythonCost: a call whose stack is known costs a few microseconds more, 30 frames deep; the limit is far from
 // the 1.5 us that is usual, as machines do other work as well.
 func TestTracePythonCost(t *testing.T) {
+	if testing.Short() {
+		t.Skip("what calls cost is not for the race detector")
+	}
 	x := newTraced(t)
 	for version, python := range pythons(t) {
 		took := func(args ...string) float64 {

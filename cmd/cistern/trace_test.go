@@ -371,6 +371,9 @@ func TestTraceWithoutCUDA(t *testing.T) {
 // well makes both longer, so of many runs the shortest count, and the limits are far from what is usual: 0.05 ms, and
 // half a microsecond.
 func TestTraceCost(t *testing.T) {
+	if testing.Short() {
+		t.Skip("what calls cost is not for the race detector")
+	}
 	x := newTraced(t)
 	start := func(vars ...string) time.Duration {
 		cmd := exec.Command(x.program, "", "nothing")
