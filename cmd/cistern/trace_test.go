@@ -64,7 +64,8 @@ func (x *traced) command(args ...string) *exec.Cmd {
 		x.t.Fatal(err)
 	}
 	cmd := exec.CommandContext(x.t.Context(), self, args...)
-	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "CISTERN_TEST_AS_COMMAND=1", "CISTERN_AUDIT_LIBRARY=" + x.library, "STANDIN=" + x.standin}
+	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "CISTERN_TEST_AS_COMMAND=1", "CISTERN_AUDIT_LIBRARY=" + x.library, "STANDIN=" + x.standin,
+		"GORACE=atexit_sleep_ms=10"} // not the second for which the race detector waits at the end of each process
 	return cmd
 }
 
