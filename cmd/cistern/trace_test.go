@@ -318,17 +318,29 @@ func TestTraceKilled(t *testing.T) {
 }
 
 // child is the process that a tracer started.
-func (x *traced) child(pid int) int {
+func (x *traced) child(pid int) (child int) {
 	x.t.Helper()
-	tasks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
-	for _, f := range tasks {
-		text, _ := os.ReadFile(f)
-		if n, err := strconv.Atoi(strings.TrimSpace(string(text))); err == nil {
-			return n
+	x.await(fmt.Sprintf("a child of process %d", pid), func() bool {
+		tasks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
+		for _, f := range tasks {
+			text, _ := os.ReadFile(f)
+			if n, err := strconv.Atoi(strings.TrimSpace(string(text))); err == nil {
+				child = n
+			}
+		}
+		return child != 0
+	})
+	return child
+}
+
+// await waits until something is so, as long as a busy machine may need.
+func (x *traced) await(what string, is func() bool) {
+	x.t.Helper()
+	for end := time.Now().Add(2 * time.Minute); !is(); time.Sleep(20 * time.Millisecond) {
+		if time.Now().After(end) {
+			x.t.Fatalf("%s: waited for in vain", what)
 		}
 	}
-	x.t.Fatalf("process %d has no child", pid)
-	return 0
 }
 
 // TestTraceWithoutCUDA: programs that do not use CUDA, or cannot be seen, run as they do without.

@@ -27,8 +27,10 @@ const (
 	lookMost  = 5 * time.Second
 	// lookShare is the part of one processor's time, as its inverse, that looking may take.
 	lookShare = 200
-	// lookPatience is for a /proc that does not answer, as that of a process which the kernel holds.
-	lookPatience = 250 * time.Millisecond
+	// lookPatience is for a /proc that does not answer, as that of a process which the kernel holds. It is counted in short
+	// waits: one in which this process did not run either, as on a busy machine, is not held against who looks.
+	lookPatience = 100
+	lookWait     = 10 * time.Millisecond
 )
 
 // newLookout begins to look, for a program that was started.
@@ -65,11 +67,9 @@ func (l *lookout) run() {
 	}
 }
 
-// look takes so long.
+// look takes so much of a processor's time.
 func (l *lookout) look() time.Duration {
-	begin := time.Now()
-	list := l.watch.Look(begin)
-	took := time.Since(begin)
+	list, took := l.watch.Look(time.Now())
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, u := range list {
@@ -90,9 +90,12 @@ func (l *lookout) take() []trace.Untraced {
 // end looks a last time, and is who was found.
 func (l *lookout) end() []trace.Untraced {
 	close(l.last)
-	select {
-	case <-l.done:
-	case <-time.After(lookPatience):
+	for range lookPatience {
+		select {
+		case <-l.done:
+			return l.take()
+		case <-time.After(lookWait):
+		}
 	}
 	return l.take()
 }

@@ -184,19 +184,39 @@ func TestTraceUntracedForeign(t *testing.T) {
 			machine := filepath.Join(t.TempDir(), "machine")
 			describe(machine)
 			(&traced{t: t, dir: filepath.Dir(machine), standin: x.standin}).open()
-			cmd := x.command("trace", "--", "sh", "-c", x.program+" dlsym stay 6500 & wait")
+			// Of one that no GPU is said to serve nothing must be told, however long: so long that others were told of before.
+			stay := 6500
+			if uses {
+				stay = 600_000
+			}
+			file := filepath.Join(filepath.Dir(machine), "run.cistern")
+			cmd := x.command("trace", "-o", file, "--", "sh", "-c", fmt.Sprintf("%s dlsym stay %d & wait", x.program, stay))
 			cmd.Path, cmd.Dir = self, x.dir
 			cmd.Env = append(cmd.Env, "LD_LIBRARY_PATH="+filepath.Dir(library), "STANDIN_NVML="+machine)
 			cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
 			var e strings.Builder
 			cmd.Stderr = &e
+			if err := os.Chmod(filepath.Dir(machine), 0o777); err != nil {
+				t.Fatal(err)
+			}
 			if err := cmd.Start(); err != nil {
 				t.Fatal(err)
 			}
-			time.Sleep(500 * time.Millisecond)
 			pid := x.child(x.child(cmd.Process.Pid))
+			t.Cleanup(func() {
+				if cmd.ProcessState == nil {
+					_ = syscall.Kill(pid, syscall.SIGKILL)
+				}
+			})
 			if uses {
 				describe(machine, fmt.Sprintf("process gpu=0 pid=%d bytes=500", pid))
+				x.await("a file that tells of it", func() bool {
+					f, err := trace.ReadFile(file)
+					return err == nil && f.Driver != nil && len(f.Driver.Untraced) > 0
+				})
+				if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+					t.Error(err)
+				}
 			}
 			if err := cmd.Wait(); err != nil {
 				t.Fatalf("%v\n%s", err, &e)

@@ -47,4 +47,4 @@ func (*Ring) NewWatch(int, func(int) bool) *Watch { return nil }
 func (*Watch) Heard(uint32) {}
 
 // Look finds nobody.
-func (*Watch) Look(time.Time) []Untraced { return nil }
+func (*Watch) Look(time.Time) ([]Untraced, time.Duration) { return nil, 0 }

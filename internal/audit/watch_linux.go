@@ -5,11 +5,14 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Watch looks for processes below a traced program that use the driver and are not traced, from outside: in /proc, at
@@ -103,8 +106,26 @@ func (w *Watch) hasTold(pid int) bool {
 // othersFor is how many looks believe that a number is still that of a process which has nothing to do with the program.
 const othersFor = 16
 
-// Look is who is known by now, and was not told of before. It belongs to one goroutine.
-func (w *Watch) Look(now time.Time) []Untraced {
+// Look is who is known by now, and was not told of before, and how much of a processor's time it took to find out: what
+// passes meanwhile is of others where the machine is busy. It belongs to one goroutine.
+func (w *Watch) Look(now time.Time) ([]Untraced, time.Duration) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	begin := threadTime()
+	list := w.look(now)
+	return list, threadTime() - begin
+}
+
+// threadTime is how long processors have worked for the calling thread.
+func threadTime() time.Duration {
+	var t unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &t); err != nil {
+		return 0
+	}
+	return time.Duration(t.Nano())
+}
+
+func (w *Watch) look(now time.Time) []Untraced {
 	if w.begun == 0 {
 		return nil
 	}

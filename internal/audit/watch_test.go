@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // fakeProc is a /proc that a test makes: the tracer is process 100 of session 90, its program 101.
@@ -111,7 +113,7 @@ func (m *fakeProc) gone(pid int) {
 func (m *fakeProc) look(after time.Duration) string {
 	m.now = m.now.Add(after)
 	var out []string
-	for _, u := range m.w.Look(m.now) {
+	for _, u := range m.w.look(m.now) {
 		out = append(out, fmt.Sprintf("%d %s %s", u.PID, u.Program, u.Why))
 	}
 	return strings.Join(out, "\n")
@@ -232,7 +234,7 @@ func TestWatchBelow(t *testing.T) {
 	expect := func(what string, pids ...int) {
 		t.Helper()
 		var got []int
-		for _, u := range m.w.Look(m.now) {
+		for _, u := range m.w.look(m.now) {
 			got = append(got, u.PID)
 		}
 		if fmt.Sprint(got) != fmt.Sprint(pids) {
@@ -287,14 +289,14 @@ func TestWatchBelow(t *testing.T) {
 	m.w.Heard(131) // that is another's number
 	m.w.Heard(99999)
 	for range othersFor {
-		m.w.Look(m.now)
+		m.w.look(m.now)
 	}
 	if m.w.below[130] == nil || m.w.below[131] != nil || m.w.below[133] != nil || m.w.below[132] == nil || !m.w.below[132].settled {
 		t.Errorf("below are %v", m.w.below)
 	}
 	// A tracer that begins when its program has ended says nothing, of whoever has the number.
 	late := newWatch(m.proc, 100, 119, m.w.about, nil)
-	if late.begun != 0 || late.Look(m.now) != nil {
+	if late.begun != 0 || late.look(m.now) != nil {
 		t.Error("a watch without a program found somebody")
 	}
 	if late = newWatch(m.proc, 100, 113, m.w.about, nil); late.begun != 0 {
@@ -355,5 +357,27 @@ func TestWatchClosed(t *testing.T) {
 	m.w.Heard(121)
 	if got := m.look(0) + m.look(time.Hour); got != "" {
 		t.Error(got)
+	}
+}
+
+// TestWatchCost: waiting is not what a look costs, so that it is looked as often where the machine is busy with others.
+func TestWatchCost(t *testing.T) {
+	m := newFakeProc(t)
+	slow := filepath.Join(m.proc, "101", "environ")
+	if err := os.Remove(slow); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mkfifo(slow, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	const stopped = 300 * time.Millisecond
+	go func() {
+		time.Sleep(stopped)
+		_ = os.WriteFile(slow, []byte(withRing), 0o600)
+	}()
+	begin := time.Now()
+	list, cost := m.w.Look(m.now)
+	if took := time.Since(begin); len(list) != 0 || took < stopped || cost <= 0 || cost > stopped/2 {
+		t.Errorf("%v: a look of %v is said to cost %v", list, took, cost)
 	}
 }
