@@ -107,13 +107,16 @@ demo: build
 	@echo
 	@echo "The page of this run: $(CURDIR)/bin/demo.html"
 
+# What runs the tests of all packages; .ci/run has its own.
+GOTEST ?= $(GO) test ./...
+
 # Tests that need Chromium, pkg-config or valgrind are skipped where those are not here and cannot be
 # installed; CISTERN_BROWSER_TEST=1 and CISTERN_TOOLS_TEST=1 forbid that.
 test: build
 	@scripts/need.sh python3
 	@scripts/need.sh --try chromium pkg-config valgrind
 	$(if $(wildcard report/web/test/*.test.mjs),cd report/web && npm test --silent)
-	$(GO) test -timeout 30m ./...
+	$(GOTEST) -timeout 30m
 	python3 -m unittest discover -s python -t python
 
 lint: tools
@@ -124,7 +127,7 @@ RACETIME ?= 1m
 SOAKTIME ?= 15m
 
 race: tools $(PAGE)
-	CISTERN_TRACES= CISTERN_BROWSER_TEST= CISTERN_SOAK=$(RACETIME) $(GO) test -race -short -timeout 30m ./...
+	CISTERN_TRACES= CISTERN_BROWSER_TEST= CISTERN_SOAK=$(RACETIME) $(GOTEST) -race -short -timeout 30m
 
 FUZZTIME ?= 10s
 
