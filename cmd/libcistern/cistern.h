@@ -363,6 +363,7 @@ typedef struct cistern_stats {
   int64_t stream_syncs; /* times a host thread waited for the GPU */
   int64_t by_spill;     /* slow requests met from a pool's spill */
   cistern_value paused; /* bytes of allocations without physical memory: active_bytes + inactive_bytes = reserved + paused */
+  int64_t borrows;      /* requests met with a free block of another stream's, among by_lend */
 } cistern_stats;
 int cistern_get_stats(int device, cistern_stats *out);
 int cistern_reset_peaks(int device);

@@ -52,6 +52,7 @@ func coreGetStats(d C.int, out *C.cistern_stats) (code C.int) {
 	out.stream_syncs = C.int64_t(s.StreamSyncs)
 	out.by_spill = C.int64_t(s.BySpill)
 	out.paused = valueOf(s.Paused.All)
+	out.borrows = C.int64_t(s.Borrows)
 	return C.CISTERN_OK
 }
 
@@ -106,6 +107,7 @@ type (
 		StreamSyncs   int64       `json:"stream_syncs"`
 		BySpill       int64       `json:"by_spill"`
 		Paused        valueJSON   `json:"paused"`
+		Borrows       int64       `json:"borrows"`
 		Tags          []tagJSON   `json:"tags"`
 		Libraries     []useJSON   `json:"libraries"`
 		Pools         []poolJSON  `json:"pools"`
@@ -228,6 +230,7 @@ func coreStatsJSON() (text *C.char) {
 			StreamSyncs:   s.StreamSyncs,
 			BySpill:       s.BySpill,
 			Paused:        valueJSON(s.Paused.All),
+			Borrows:       s.Borrows,
 			Tags:          tagsOf(dev),
 			Libraries:     librariesOf(dev),
 			Pools:         l.poolsOf(dev),

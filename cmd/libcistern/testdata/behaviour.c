@@ -120,6 +120,28 @@ static void limits(void) {
   OK(cistern_set_limit(0, 0));
 }
 
+/* A free block between live ones of another stream serves before a request fails. */
+static void lending(void) {
+  enum { MOST = 1000 };
+  void *live[MOST];
+  int n = 0;
+  OK(cistern_trim(-1));
+  OK(cistern_set_limit(0, 64 * MIB));
+  while (n < MOST && (live[n] = cistern_malloc(300 << 10, 0, STREAM(7))) != NULL)
+    n++;
+  CHECK(n > 150 && n < MOST);
+  for (int i = 1; i < n; i += 2)
+    OK(cistern_release(live[i]));
+  int64_t before = stats_of(0).borrows;
+  void *p = cistern_malloc(290 << 10, 0, STREAM(8));
+  CHECK(p != NULL && stats_of(0).borrows == before + 1);
+  OK(cistern_release(p));
+  for (int i = 0; i < n; i += 2)
+    OK(cistern_release(live[i]));
+  OK(cistern_set_limit(0, 0));
+  OK(cistern_trim(-1));
+}
+
 /* The sums of a snapshot are the statistics. */
 static void sums(int device) {
   cistern_snapshot *s;
@@ -284,6 +306,7 @@ int main(int argc, char **argv) {
   sums(0);
   sums(1);
   limits();
+  lending();
   statistics();
   tags();
   history();
