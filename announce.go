@@ -47,21 +47,48 @@ func (d *Device) setTeller(at **teller, f func(addr cuda.Ptr, size uint64)) {
 	}
 }
 
-// patience is how long a request waits for a function that may be waiting for the request's own thread.
-const patience = time.Second
+// patience is how long a request waits for a function that may be waiting for the request's own thread. It is counted in turns,
+// and a turn that lasted longer counts no more: of the time in which a busy host let no thread of the process run, the function
+// had nothing either.
+const (
+	patience     = time.Second
+	patienceTurn = patience / 20
+)
 
-// awaitTold waits until somebody was told of what there is to tell now, or, if it may give up, for the timer. The caller
-// holds Device.mu and nothing else; it is let go meanwhile.
-func (d *Device) awaitTold(giveUp <-chan time.Time) {
+// waiter is a request's patience.
+type waiter struct {
+	last  time.Time // when it was asked for, zero: not yet
+	spent time.Duration
+}
+
+// left is how much of it there is, negative or 0 for none.
+func (w *waiter) left(now time.Time) time.Duration {
+	if !w.last.IsZero() {
+		w.spent += min(now.Sub(w.last), patienceTurn)
+	}
+	w.last = now
+	return patience - w.spent
+}
+
+// awaitTold waits until somebody was told of what there is to tell now, or, where that is given, until patience is at an end.
+// The caller holds Device.mu and nothing else; it is let go meanwhile.
+func (d *Device) awaitTold(w *waiter) {
 	if d.told == nil {
 		d.told = make(chan struct{})
 	}
 	told := d.told
 	d.mu.Unlock()
 	defer d.mu.Lock()
-	select {
-	case <-told:
-	case <-giveUp:
+	if w == nil {
+		<-told
+		return
+	}
+	for left := w.left(time.Now()); left > 0; left = w.left(time.Now()) {
+		select {
+		case <-told:
+			return
+		case <-time.After(min(patienceTurn, left)):
+		}
 	}
 }
 

@@ -417,7 +417,7 @@ func TestOnUnmapReplaced(t *testing.T) {
 }
 
 // Threads allocate, free, trim and end pools over too little memory while a slow registry is told; then they stop telling
-// and start again.
+// and start again. Each does some hundred things, however little a busy machine does in the time.
 func TestOnUnmapConcurrently(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	budget := time.Second
@@ -455,7 +455,7 @@ func TestOnUnmapConcurrently(t *testing.T) {
 					var live []cuda.Ptr
 					pools := uint64(0)
 					pool := e.dev.DefaultPool()
-					for time.Now().Before(stop) {
+					for turn := 0; turn < 300 || time.Now().Before(stop); turn++ {
 						switch k := rng.IntN(100); {
 						case k < 45:
 							size := 1 + rng.Uint64N(uint64(1)<<(10+rng.IntN(17)))

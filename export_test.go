@@ -34,6 +34,13 @@ func CountEveryCall(driver reflect.Type) map[string]uint64 {
 
 var _ cuda.Driver = (*counted)(nil)
 
+// Awaits reports whether somebody waits for another thread that is telling of memory.
+func Awaits(d *Device) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.told != nil
+}
+
 // HoldDevice locks a device as a request does that is on the ladder, until the function that it returns is called.
 func HoldDevice(d *Device) (letGo func()) {
 	d.mu.Lock()

@@ -140,14 +140,14 @@ type climb struct {
 	called  bool  // others' functions were
 	spilled bool  // it is met from the pool's spill
 	waited  bool
-	giveUp  time.Time // when not to wait any longer for others who are telling of memory
-	alone   bool      // no other stream can be waited for
-	roomy   uint64    // what the place of new memory must have room for beyond what is needed
-	tight   bool      // a segment of just the size will do
-	full    bool      // the pool's own limit is in the way
-	emptied bool      // what the pool has free was given back for that
-	met     Rungs     // the rung that met the request
-	from    *space    // the space the block is in: s, or under pressure another of the same pool and stream
+	told    waiter // for others who are telling of memory
+	alone   bool   // no other stream can be waited for
+	roomy   uint64 // what the place of new memory must have room for beyond what is needed
+	tight   bool   // a segment of just the size will do
+	full    bool   // the pool's own limit is in the way
+	emptied bool   // what the pool has free was given back for that
+	met     Rungs  // the rung that met the request
+	from    *space // the space the block is in: s, or under pressure another of the same pool and stream
 }
 
 // run goes up the rungs that need no lock to be let go. It returns a block, or an error that is not out of memory, or
@@ -334,12 +334,9 @@ func (c *climb) unlocked() (again bool, err error) {
 		return true, nil
 	}
 	if d.telling > 0 { // what another thread got or gives back may do
-		if c.giveUp.IsZero() {
-			c.giveUp = time.Now().Add(patience)
-		}
-		if left := time.Until(c.giveUp); left > 0 {
+		if c.told.left(time.Now()) > 0 {
 			c.s.mu.Unlock()
-			d.awaitTold(time.After(left))
+			d.awaitTold(&c.told)
 			c.s.mu.Lock()
 			return true, nil
 		}

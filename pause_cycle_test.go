@@ -121,7 +121,7 @@ func (p *pausing) check2() {
 }
 
 // TestPauseThreads: threads allocate and free, through fronts and without, and pause and resume their own tag, while the
-// books are looked at.
+// books are looked at. Each does some hundred things, however little a busy machine does in the time.
 func TestPauseThreads(t *testing.T) {
 	p := newPausing(t, sim.Options{Capacity: 600 * mib, Devices: 1}, cistern.Options{})
 	front := newInFront(p.a)
@@ -143,7 +143,7 @@ func TestPauseThreads(t *testing.T) {
 			}
 			tag := uint32(g) // 0 has none, and uses the front
 			var mine []cuda.Ptr
-			for time.Now().Before(stop) && !t.Failed() {
+			for turn := 0; (turn < 300 || time.Now().Before(stop)) && !t.Failed(); turn++ {
 				switch n := rng.IntN(20); {
 				case n < 9:
 					size := uint64(1 + rng.IntN(400*kib))

@@ -68,7 +68,7 @@ func TestPausedBlockInTray(t *testing.T) {
 		t.Errorf("the tray gave out %#x, which has no memory", addr)
 	}
 	f.Unlock()
-	deadline := time.Now().Add(10 * time.Second)
+	deadline := time.Now().Add(time.Minute)
 	for p.d.Stats().Allocations.All.Current != 0 {
 		if time.Now().After(deadline) {
 			t.Fatal("the block is lost")

@@ -301,7 +301,7 @@ func keepStacksMeanwhile(t *testing.T) {
 	go func() { wg.Wait(); close(ended) }()
 	select {
 	case <-ended:
-	case <-time.After(30 * time.Second):
+	case <-time.After(3 * time.Minute):
 		t.Fatal("requests and KeepStacks wait for each other")
 	}
 	close(stop)
