@@ -45,15 +45,18 @@ func TestDetailsInTurn(t *testing.T) {
 	defer unix.Close(page.fd)
 	r := readerOfFile(t, page)
 	now := time.Now() // of here on: nothing waits
-	refresh := func(which int, at int64, d time.Duration) {
-		for end := now.Add(d); now.Before(end); {
+	refresh := func(which int, at int64, d time.Duration) (times int) {
+		for end := now.Add(d); now.Before(end); times++ {
 			r.ask(which, at, now.Unix())
 			now = now.Add(page.refresh(now))
 		}
+		return times
 	}
-	refresh(0, watchedAt, 3*time.Second)
-	if made != 0 {
-		t.Errorf("details were made %d times without a question", made)
+	if next := page.refresh(now); next != Every {
+		t.Errorf("it is refreshed again after %v, though nobody watches", next)
+	}
+	if n := refresh(0, watchedAt, 3*time.Second); made != 0 || n != 12 {
+		t.Errorf("details were made %d times without a question, in %d refreshes in 3 s of being watched", made, n)
 	}
 	for range 10 {
 		refresh(1, askedAt, Every)
@@ -72,6 +75,52 @@ func TestDetailsInTurn(t *testing.T) {
 	}
 	if made < 9 || made > 12 {
 		t.Errorf("in ten seconds details were made %d times", made)
+	}
+}
+
+// TestSlowDetails: details that take long are there until they are made again, and when nobody asks any more they are not.
+func TestSlowDetails(t *testing.T) {
+	made := uint64(0)
+	page := &Page{file: fileName + "-hidden", gauges: func(into []Device) []Device { return append(into, Device{}) },
+		details: func() []Details {
+			made++
+			return []Details{{Tags: []Use{{Name: "weights", Blocks: 1, Bytes: made}}}}
+		}}
+	if err := page.make(); err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Munmap(page.mem)
+	defer unix.Close(page.fd)
+	r := readerOfFile(t, page)
+	seen := func() uint64 {
+		t.Helper()
+		var p Process
+		if err := decode(file0(page.fd), true, tries, &p); err != nil {
+			t.Fatal(err)
+		}
+		if p.Devices[0].Details == nil {
+			return 0
+		}
+		return p.Devices[0].Details.Tags[0].Bytes
+	}
+	now := time.Now().Add(-3 * time.Second) // the clock goes on while they are made: here it has done so already
+	for began := now; now.Before(began.Add(59 * time.Second)); now = now.Add(EveryWatched) {
+		r.ask(1, askedAt, now.Unix())
+		if page.refresh(now); made != 1 || seen() != 1 {
+			t.Fatalf("after %v details were made %d times, those seen are %d", now.Sub(began), made, seen())
+		}
+	}
+	asked := now
+	for ; now.Before(asked.Add(20 * time.Second)); now = now.Add(Every) {
+		page.refresh(now)
+	}
+	if n := seen(); n != 0 {
+		t.Errorf("20 s after the last question details %d are there", n)
+	}
+	before := made
+	r.ask(1, askedAt, now.Unix())
+	if page.refresh(now); made != before+1 || seen() != made {
+		t.Errorf("asked again details were made %d times, %d times before, those seen are %d", made, before, seen())
 	}
 }
 

@@ -17,7 +17,7 @@ import (
 //	0                 magic, version of this layout
 //	identityAt        a part: the identity, as JSON; written once
 //	gaugesAt          two parts in turn: the time, what was dropped, and a record for each device
-//	detailsAt         two parts in turn: the time, and Details by device, as JSON
+//	detailsAt         two parts in turn: the time until which they stand at least, and Details by device, as JSON
 const (
 	magic   = 0x4556494c54534943 // "CISTLIVE"
 	version = 1
@@ -287,8 +287,8 @@ func decodeGauges(b []byte, p *Process) error {
 }
 
 // encodeDetails appends what the details' part holds, with lists cut short until it fits.
-func encodeDetails(b []byte, at time.Time, details []Details) ([]byte, error) {
-	b = le.AppendUint64(b, uint64(at.UnixNano()))
+func encodeDetails(b []byte, until time.Time, details []Details) ([]byte, error) {
+	b = le.AppendUint64(b, uint64(until.UnixNano()))
 	details = details[:min(len(details), maxDevices)]
 	longest := 512
 	for ; longest > 0 && estimate(details, longest) > detailsMax; longest /= 2 { // before that much text is made
@@ -352,7 +352,7 @@ func decodeDetails(b []byte, p *Process) error {
 	if len(b) < detailsHead {
 		return fmt.Errorf("its page has %d bytes of details", len(b))
 	}
-	if at := time.Unix(0, int64(le.Uint64(b))); p.Updated.Sub(at) > (askedFor+2)*time.Second {
+	if until := time.Unix(0, int64(le.Uint64(b))); p.Updated.Sub(until) > (askedFor+2)*time.Second {
 		return nil // from when somebody asked before
 	}
 	var details []Details

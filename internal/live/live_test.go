@@ -35,20 +35,19 @@ func TestMain(m *testing.M) {
 
 // publisher publishes a device whose figures are all the same, larger by one each time, and says so.
 func publisher(how string) {
-	var n uint64
+	var n atomic.Uint64
 	p, err := Of(0)
 	if err != nil {
 		panic(err)
 	}
 	p.Kind, p.Version, p.Conf = KindCistern, "1.2", "limit:1GiB"
 	page, err := Publish(p, func(into []Device) []Device {
-		n++
-		d := Device{Name: "GPU"}
+		d, n := Device{Name: "GPU"}, n.Add(1)
 		for _, f := range d.figures() {
 			*f = n
 		}
 		return append(into, d)
-	}, func() []Details { return []Details{{Tags: []Use{{"weights", 1, n}}}} })
+	}, func() []Details { return []Details{{Tags: []Use{{"weights", 1, n.Load()}}}} })
 	if err != nil {
 		panic(err)
 	}
@@ -83,15 +82,23 @@ func start(t *testing.T, how string) *exec.Cmd {
 	return cmd
 }
 
+// ours has a test fail for what could not be read of this process, of some others, or at all. What else publishes on this machine,
+// as another run of these tests does, may do so as badly as it likes.
+func ours(t *testing.T, errs []error, others ...int) {
+	t.Helper()
+	for _, err := range errs {
+		var pid int
+		if n, _ := fmt.Sscanf(err.Error(), "process %d: ", &pid); n == 0 || slices.Contains(append(others, os.Getpid()), pid) {
+			t.Fatal(err)
+		}
+	}
+}
+
 // readerOf finds the reader of one process among all.
 func readerOf(t *testing.T, pid int) *Reader {
 	t.Helper()
 	all, errs := List(t.Context())
-	for _, err := range errs {
-		if strings.HasPrefix(err.Error(), fmt.Sprintf("process %d: ", pid)) || !strings.HasPrefix(err.Error(), "process ") { // not another's
-			t.Fatal(err)
-		}
-	}
+	ours(t, errs, pid)
 	var found *Reader
 	for _, r := range all {
 		if r.pid == pid && found == nil {
@@ -109,7 +116,7 @@ func readerOf(t *testing.T, pid int) *Reader {
 // eventually waits for something to become so.
 func eventually(t *testing.T, what string, so func() bool) {
 	t.Helper()
-	for end := time.Now().Add(20 * time.Second); !so(); time.Sleep(10 * time.Millisecond) {
+	for end := time.Now().Add(2 * time.Minute); !so(); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatalf("it did not come to be that %s", what)
 		}
@@ -146,16 +153,17 @@ func TestPublish(t *testing.T) {
 		t.Fatal(err)
 	}
 	var p Process
-	eventually(t, "there are figures", func() bool { p = read(t, r, false); return len(p.Devices) == 1 })
-	if time.Since(p.Updated) > 10*time.Second {
-		t.Errorf("updated %v ago", time.Since(p.Updated))
+	began := time.Now()
+	eventually(t, "there are figures of now", func() bool { p = read(t, r, false); return len(p.Devices) == 1 && !p.Updated.Before(began) })
+	if p.Updated.After(time.Now()) {
+		t.Errorf("updated at %v, and now it is %v", p.Updated, time.Now())
 	}
 	want := Process{PID: os.Getpid(), Start: self.Start, Name: "me", Args: []string{"a", "b"}, Kind: KindCistern, Version: "0.5", Conf: "x:y",
 		Updated: p.Updated, Devices: []Device{{Ordinal: 3, Name: "GPU", Reserved: p.Devices[0].Reserved}}}
 	if !reflect.DeepEqual(p, want) {
 		t.Errorf("read\n%+v; want\n%+v", p, want)
 	}
-	// Details come when somebody asks for them, and the page is refreshed more often.
+	// Details come when somebody asks for them. How often all is refreshed see TestDetailsInTurn.
 	eventually(t, "there are details", func() bool {
 		p = read(t, r, true)
 		return p.Devices[0].Details != nil
@@ -163,20 +171,11 @@ func TestPublish(t *testing.T) {
 	if d := p.Devices[0].Details; len(d.Tags) != 1 || d.Tags[0].Name != "weights" {
 		t.Errorf("details %+v", d)
 	}
-	at := time.Now()
 	n := reserved.Load()
-	eventually(t, "it is refreshed more often while watched", func() bool {
-		read(t, r, false)
-		return reserved.Load() >= n+8
-	})
-	if took := time.Since(at); took > 6*time.Second {
-		t.Errorf("8 refreshes took %v", took)
-	}
+	eventually(t, "it is refreshed", func() bool { return read(t, r, false).Devices[0].Reserved > n })
 	// Known readers are found again, and end with the page.
 	again, errs := List(t.Context(), r)
-	if errs != nil {
-		t.Fatal(errs)
-	}
+	ours(t, errs)
 	found := false
 	for _, o := range again {
 		found = found || o == r
@@ -196,8 +195,9 @@ func TestPublish(t *testing.T) {
 		}
 		o.Close()
 	}
-	if _, err := r.Read(false); !errors.Is(err, os.ErrClosed) || errs != nil {
-		t.Errorf("reading what is closed: %v, %v", err, errs)
+	ours(t, errs)
+	if _, err := r.Read(false); !errors.Is(err, os.ErrClosed) {
+		t.Errorf("reading what is closed: %v", err)
 	}
 	eventually(t, "nothing is left", func() bool { return openFiles(t) <= before && runtime.NumGoroutine() <= goroutines })
 }
@@ -211,8 +211,13 @@ func TestAskedNoMore(t *testing.T) {
 	}
 	defer page.Close()
 	r := readerOfFile(t, page)
-	now := time.Now()
-	ask := func(at int64, s int) bool { return page.askedAt(at, now.Add(time.Duration(s)*time.Second)) }
+	ask := func(at int64, s int) bool {
+		now := time.Now()
+		if held := max(r.held[0], r.held[1]); held != 0 {
+			now = time.Unix(held, 0) // of the last question, however long ago that was
+		}
+		return page.askedAt(at, now.Add(time.Duration(s)*time.Second))
+	}
 	if ask(watchedAt, 0) || ask(askedAt, 0) {
 		t.Error("asked before anybody did")
 	}
@@ -297,10 +302,14 @@ func TestTraced(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
-	about, err := Of(cmd.Process.Pid)
-	if err != nil || about.Args == nil {
-		t.Fatalf("%+v, %v", about, err)
-	}
+	var about Process
+	eventually(t, "it has its arguments", func() bool { // an instant after it has its program
+		var err error
+		if about, err = Of(cmd.Process.Pid); err != nil {
+			t.Fatal(err)
+		}
+		return about.Args != nil
+	})
 	about.Kind = KindTraced
 	page, err := Publish(about, func(into []Device) []Device { return append(into, Device{Reserved: 5}) }, nil)
 	if err != nil {
@@ -328,16 +337,26 @@ func TestStopped(t *testing.T) {
 	r := readerOf(t, cmd.Process.Pid)
 	eventually(t, "there are figures", func() bool { return !read(t, r, false).Updated.IsZero() })
 	cmd.Process.Signal(syscall.SIGSTOP)
-	time.Sleep(1200 * time.Millisecond)
+	eventually(t, "all of it has stopped", func() bool {
+		states, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", cmd.Process.Pid))
+		if err != nil || len(states) == 0 {
+			t.Fatal(states, err)
+		}
+		return !slices.ContainsFunc(states, func(file string) bool {
+			text, err := os.ReadFile(file)
+			return err != nil || !strings.Contains(string(text), ") T ")
+		})
+	})
 	p := read(t, r, false)
-	if age := time.Since(p.Updated); age < time.Second || len(p.Devices) != 1 {
-		t.Errorf("a stopped process's figures are %v old: %+v", age, p)
+	time.Sleep(Every + EveryWatched) // in which one that is not stopped would refresh its page
+	if again := read(t, r, false); !again.Updated.Equal(p.Updated) || len(p.Devices) != 1 {
+		t.Errorf("a stopped process's figures are of %v, and then of %v: %+v", p.Updated, again.Updated, p)
 	}
 	if readerOf(t, cmd.Process.Pid) == nil {
 		t.Error("a stopped process is not found")
 	}
 	cmd.Process.Signal(syscall.SIGCONT)
-	eventually(t, "it goes on", func() bool { return time.Since(read(t, r, false).Updated) < 500*time.Millisecond })
+	eventually(t, "it goes on", func() bool { return read(t, r, false).Updated.After(p.Updated) })
 	cmd.Process.Kill()
 	cmd.Wait()
 	if _, err := r.Read(false); !errors.Is(err, ErrEnded) {
@@ -345,8 +364,8 @@ func TestStopped(t *testing.T) {
 	}
 }
 
-// TestKilled reads fifty processes that write as fast as they can while they are killed at random: each answer is one
-// that the process wrote as a whole, or that it has ended.
+// TestKilled reads fifty processes that write as fast as they can while they are killed at random, half of them once they were
+// read: each answer is one that the process wrote as a whole, or that it has ended.
 func TestKilled(t *testing.T) {
 	before := openFiles(t)
 	const many = 50
@@ -354,7 +373,7 @@ func TestKilled(t *testing.T) {
 	var reads atomic.Int64
 	for range 5 {
 		wg.Go(func() {
-			for range many / 5 {
+			for i := range many / 5 {
 				cmd := exec.Command(os.Args[0])
 				cmd.Env = append(os.Environ(), "LIVE_TEST_PUBLISHER=busy")
 				out, err := cmd.StdoutPipe()
@@ -368,7 +387,14 @@ func TestKilled(t *testing.T) {
 				if _, err := out.Read(make([]byte, 6)); err != nil {
 					t.Error(err)
 				}
-				time.AfterFunc(time.Duration(rand.IntN(30))*time.Millisecond, func() { cmd.Process.Kill() })
+				kill := func() {
+					time.AfterFunc(time.Duration(rand.IntN(30))*time.Millisecond, func() { cmd.Process.Kill() })
+				}
+				const first = 5
+				n := 0
+				if i%2 == 0 {
+					kill()
+				}
 				s := scan{known: map[page]*Reader{}, seen: map[page]bool{}}
 				for clear(s.seen); len(s.found) == 0 && s.failed == nil && syscall.Kill(cmd.Process.Pid, 0) == nil && !ended(cmd.Process.Pid); clear(s.seen) {
 					s.process(cmd.Process.Pid)
@@ -386,6 +412,9 @@ func TestKilled(t *testing.T) {
 							break
 						}
 						reads.Add(1)
+						if n++; n == first && i%2 == 1 {
+							kill()
+						}
 						for _, d := range p.Devices {
 							for i, f := range d.figures() {
 								if *f != d.Total {

@@ -196,20 +196,37 @@ func (p *Page) refresh(now time.Time) time.Duration {
 	asked := p.askedAt(askedAt, now)
 	if asked && p.details != nil && now.After(p.nextLook) {
 		text, err := encodeDetails(p.buffer[:0], now, p.details())
-		if err == nil {
-			p.detailed++
-			put(p.mem[detailsAt+p.detailed%2*detailsStep:], p.detailed, text)
-			p.buffer = text
-		}
 		p.nextLook = now.Add(max(Every-EveryWatched/2, detailsShare*time.Since(now)))
+		if err == nil {
+			p.tell(text, p.nextLook)
+		}
 	}
-	if !asked {
+	if !asked && !p.nextLook.IsZero() {
 		p.nextLook = time.Time{}
+		p.tell(p.told(), now)
 	}
 	if asked || p.askedAt(watchedAt, now) {
 		return EveryWatched
 	}
 	return Every
+}
+
+// tell writes details that stand until then, and a little longer: on a busy machine, or where there are very many blocks, it is
+// long until they are made again.
+func (p *Page) tell(text []byte, until time.Time) {
+	if len(text) < detailsHead {
+		return
+	}
+	le.PutUint64(text, uint64(until.UnixNano()))
+	p.detailed++
+	put(p.mem[detailsAt+p.detailed%2*detailsStep:], p.detailed, text)
+	p.buffer = text
+}
+
+// told is a copy of the details that were written last.
+func (p *Page) told() []byte {
+	part := p.mem[detailsAt+p.detailed%2*detailsStep:]
+	return append(p.buffer[:0], part[head:][:min(le.Uint64(part[16:]), detailsHead+detailsMax)]...)
 }
 
 // askedAt reports whether a reader holds a lock there.
