@@ -15,6 +15,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"unsafe"
 )
@@ -30,9 +31,11 @@ var places = []string{
 
 // Library is NVML, opened and initialised. It may be used by several goroutines, one of which is served at a time.
 type Library struct {
-	c *C.nm_library
 	// turn holds the one who asks: a call that hangs keeps it.
 	turn chan struct{}
+
+	mu sync.Mutex
+	c  *C.nm_library // changed by who has the turn, under mu: nil once it is freed, which those who waited in vain may see
 }
 
 // Open opens the library at path, or the installed one if path is empty, and initialises it, before ctx ends.
@@ -54,15 +57,29 @@ func within[T any](ctx context.Context, loaded *atomic.Pointer[Library], f func(
 		a.value, a.err = f()
 		done <- a
 	}()
-	select {
-	case a := <-done:
+	if a, ok := await(done, ctx.Done()); ok {
 		return a.value, a.err
-	case <-ctx.Done():
-		var none T
-		if l := loaded.Load(); l != nil {
-			return none, l.late(context.Cause(ctx))
-		}
-		return none, fmt.Errorf("NVML does not load: %w", context.Cause(ctx))
+	}
+	var none T
+	if l := loaded.Load(); l != nil {
+		return none, l.late(context.Cause(ctx))
+	}
+	return none, fmt.Errorf("NVML does not load: %w", context.Cause(ctx))
+}
+
+// await waits for an answer until it is over. An answer that is there counts also when it is over: who waits may have been kept
+// from running for longer than it wanted to wait.
+func await[T any](answer <-chan T, over <-chan struct{}) (a T, ok bool) {
+	select {
+	case a = <-answer:
+		return a, true
+	case <-over:
+	}
+	select {
+	case a = <-answer:
+		return a, true
+	default:
+		return a, false
 	}
 }
 
@@ -79,7 +96,7 @@ func open(path string, loaded *atomic.Pointer[Library]) (*Library, error) {
 	loaded.Store(l)
 	if err := l.failure(C.nm_init(c)); err != nil {
 		loaded.Store(nil)
-		C.nm_close(c)
+		l.free()
 		return nil, err
 	}
 	return l, nil
@@ -111,8 +128,16 @@ func (l *Library) Close() error {
 		return l.late(errors.New("it is not closed"))
 	}
 	err := l.failure(C.nm_shutdown(l.c))
-	C.nm_close(l.c)
+	l.free()
 	return err
+}
+
+func (l *Library) free() {
+	l.mu.Lock()
+	c := l.c
+	l.c = nil
+	l.mu.Unlock()
+	C.nm_close(c) // which may hang as any call of the library's
 }
 
 // ask is within for an opened library, whose turn f has.
@@ -136,8 +161,12 @@ func ask[T any](ctx context.Context, l *Library, f func() (T, error)) (T, error)
 
 // late is the error for NVML not having answered by the time that why says.
 func (l *Library) late(why error) error {
-	if call := C.nm_current(l.c); call >= 0 {
-		return fmt.Errorf("%s does not return: %w", C.GoString(C.nm_call_name(call)), why)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.c != nil {
+		if call := C.nm_current(l.c); call >= 0 {
+			return fmt.Errorf("%s does not return: %w", C.GoString(C.nm_call_name(call)), why)
+		}
 	}
 	return fmt.Errorf("NVML is busy: %w", why)
 }
