@@ -122,11 +122,19 @@ func (m *Machine) wait(ctx context.Context, l *Look) {
 		defer late.Stop()
 		select {
 		case a := <-m.answer:
-			m.last, m.opened, m.answer, m.answered = a, a.library, nil, time.Now()
+			m.take(a)
 		case <-late.C:
 			l.NoCards = fmt.Sprintf("NVML has not answered for %v", time.Since(m.asked).Round(time.Second))
 		case <-ctx.Done():
 			l.NoCards = ctx.Err().Error()
+		}
+	}
+	if m.answer != nil { // reading the pages may have taken longer than the answer: it counts if it is there
+		select {
+		case a := <-m.answer:
+			m.take(a)
+			l.NoCards = ""
+		default:
 		}
 	}
 	if m.last.err != nil && l.NoCards == "" {
@@ -139,6 +147,10 @@ func (m *Machine) wait(ctx context.Context, l *Look) {
 		}
 	}
 	onceInParts(l.Cards)
+}
+
+func (m *Machine) take(a cards) {
+	m.last, m.opened, m.answer, m.answered = a, a.library, nil, time.Now()
 }
 
 // card is a device of NVML's.
