@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"sync/atomic"
 	"syscall"
 	"time"
 )
@@ -17,6 +18,7 @@ type conn struct {
 	fd       int
 	guard    Guard
 	patience time.Duration
+	over     atomic.Bool // nothing is waited for any more
 }
 
 // newConn takes a connected, non-blocking socket. Waiting for it takes no thread: the runtime polls it.
@@ -29,7 +31,7 @@ func newConn(fd int, guard Guard, patience time.Duration) (*conn, error) {
 		f.Close()
 		return nil, err
 	}
-	return &conn{f, raw, fd, guard, patience}, nil
+	return &conn{file: f, raw: raw, fd: fd, guard: guard, patience: patience}, nil
 }
 
 func (c *conn) close() {
@@ -52,9 +54,37 @@ func (c *conn) user() (uint32, error) {
 	return cred.Uid, nil
 }
 
+// begin is the time from which on the other side has so long.
+func (c *conn) begin() {
+	c.file.SetDeadline(time.Now().Add(c.patience))
+	if c.over.Load() {
+		c.file.SetDeadline(time.Now())
+	}
+}
+
+// hurry ends what is waited for, now and from now on.
+func (c *conn) hurry() {
+	c.over.Store(true)
+	c.file.SetDeadline(time.Now())
+}
+
+// try makes a call whenever wait, of c.raw, says that it may go through, until it does. Whoever waits may have been stopped for
+// longer than it wanted to wait: so at the end of that time it is tried once more.
+func (c *conn) try(wait func(func(uintptr) bool) error, call func(fd uintptr) bool) error {
+	err := wait(call)
+	if !errors.Is(err, os.ErrDeadlineExceeded) || c.over.Load() {
+		return err
+	}
+	through := false
+	if e := c.raw.Control(func(fd uintptr) { through = call(fd) }); e == nil && through {
+		return nil
+	}
+	return err
+}
+
 // send writes a whole message; the descriptors go with its first byte.
 func (c *conn) send(b []byte, fds ...int) error {
-	c.file.SetDeadline(time.Now().Add(c.patience))
+	c.begin()
 	var oob []byte
 	if len(fds) > 0 {
 		oob = syscall.UnixRights(fds...)
@@ -62,7 +92,7 @@ func (c *conn) send(b []byte, fds ...int) error {
 	for len(b) > 0 {
 		var n int
 		var err error
-		e := c.raw.Write(func(fd uintptr) bool {
+		e := c.try(c.raw.Write, func(fd uintptr) bool {
 			for {
 				n, err = syscall.SendmsgN(int(fd), b, oob, nil, syscall.MSG_NOSIGNAL)
 				if err != syscall.EINTR {
@@ -80,7 +110,7 @@ func (c *conn) send(b []byte, fds ...int) error {
 
 // receive fills b, and appends the descriptors that come with it to *fds; with nil none are accepted.
 func (c *conn) receive(b []byte, fds *[]int) error {
-	c.file.SetDeadline(time.Now().Add(c.patience))
+	c.begin()
 	var oob []byte
 	if fds != nil {
 		oob = make([]byte, syscall.CmsgSpace(4*maxBatch))
@@ -88,7 +118,7 @@ func (c *conn) receive(b []byte, fds *[]int) error {
 	for len(b) > 0 {
 		var n, oobn int
 		var err error
-		e := c.raw.Read(func(fd uintptr) bool {
+		e := c.try(c.raw.Read, func(fd uintptr) bool {
 			for {
 				n, oobn, _, _, err = syscall.Recvmsg(int(fd), b, oob, syscall.MSG_CMSG_CLOEXEC)
 				if err != syscall.EINTR {

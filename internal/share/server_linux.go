@@ -140,7 +140,7 @@ func (s *server) stop() {
 	s.file.Close()
 	s.mu.Lock()
 	for c := range s.peers {
-		c.file.SetDeadline(time.Now()) // what they wait for does not come
+		c.hurry() // what they wait for does not come
 	}
 	s.mu.Unlock()
 	s.done.Wait()

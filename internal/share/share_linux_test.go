@@ -77,7 +77,7 @@ func newParty(t testing.TB, opts cistern.Options) *party {
 	a, err := cistern.New(p.drv, opts)
 	must(t, err)
 	p.Process = New(a, &p.fds)
-	p.patience = 5 * time.Second
+	p.patience = time.Minute // nobody here who is to answer takes longer than a busy machine does
 	p.dev, err = a.Device(0)
 	must(t, err)
 	p.st, err = p.dev.Stream(cuda.StreamLegacy)
@@ -140,16 +140,12 @@ func (p *party) uses(handle string, size uint64) {
 	}
 }
 
-// refused wants one line with these words, soon, and nothing left behind.
+// refused wants one line with these words, and nothing left behind.
 func (p *party) refused(handle, words string) {
 	p.t.Helper()
-	start := time.Now()
 	_, err := p.Open(handle, 0)
 	if err == nil || !strings.Contains(err.Error(), words) || strings.Contains(err.Error(), "\n") {
 		p.t.Errorf("%v; want one line with %q", err, words)
-	}
-	if took := time.Since(start); took > p.patience+2*time.Second {
-		p.t.Errorf("that took %v", took)
 	}
 	if now := p.drv.Leaks(); now != p.base {
 		p.t.Errorf("left %+v", now)
@@ -166,7 +162,7 @@ func descriptors(t testing.TB) int {
 // leaves waits until no more descriptors are open than so many: the other side of a connection ends after this one.
 func leaves(t *testing.T, most int) {
 	t.Helper()
-	for end := time.Now().Add(20 * time.Second); descriptors(t) > most; time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(2 * time.Minute); descriptors(t) > most; time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatalf("%d descriptors are open, at most %d should be", descriptors(t), most)
 		}
@@ -267,7 +263,7 @@ func TestRefused(t *testing.T) {
 	to.refused(good, "belongs to another user")
 	to.user--
 	ours, theirs := pair(t)
-	c, err := newConn(theirs, noGuard{}, time.Second)
+	c, err := newConn(theirs, noGuard{}, time.Minute)
 	must(t, err)
 	somebody := Process{a: from.a, guard: noGuard{}, user: from.user + 1, token: from.token}
 	err = (&server{p: &somebody}).answer(c)
