@@ -12,6 +12,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 )
 
 // TestMain is also the command itself: run and record replace the process that they are called in.
@@ -31,6 +32,9 @@ func TestMain(m *testing.M) {
 	}
 	os.Exit(m.Run())
 }
+
+// longest is how long a test waits for what is to come. A busy machine stops programs for seconds, again and again.
+const longest = 3 * time.Minute
 
 // asCommand runs the command as a process with these variables, besides those that a shell needs.
 func asCommand(t *testing.T, vars []string, args ...string) (out, errs string, code int) {

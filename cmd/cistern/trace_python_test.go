@@ -179,8 +179,8 @@ func TestTraceStackKinds(t *testing.T) {
 	}
 }
 
-// TestTracePythonCost: a call whose stack is known costs a few microseconds more, 30 frames deep; the limit is far from
-// the 1.5 us that is usual, as machines do other work as well.
+// TestTracePythonCost: a call whose stack is known costs a few microseconds of the processor's time more, 30 frames deep; the
+// limit is far from the 1.5 us that is usual, as what other work leaves in the caches counts as well.
 func TestTracePythonCost(t *testing.T) {
 	if testing.Short() {
 		t.Skip("what calls cost is not for the race detector")

@@ -39,7 +39,7 @@ func TestTraceSignalAtTheEnd(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer x.cmd.Wait()
-	for end := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(longest); ; time.Sleep(time.Millisecond) {
 		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", x.cmd.Process.Pid))
 		if err != nil || time.Now().After(end) {
 			t.Fatalf("%s, %v", stat, err)
@@ -54,7 +54,7 @@ func TestTraceSignalAtTheEnd(t *testing.T) {
 	signals <- syscall.SIGTERM
 	select {
 	case <-x.stop:
-	case <-time.After(20 * time.Second):
+	case <-time.After(longest):
 		t.Error("SIGTERM was lost")
 	}
 }

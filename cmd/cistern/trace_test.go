@@ -297,11 +297,7 @@ func TestTraceKilled(t *testing.T) {
 		time.Sleep(time.Duration(r.IntN(30)) * time.Millisecond)
 		child := x.child(cmd.Process.Pid)
 		if i%2 == 1 {
-			for end := time.Now().Add(20 * time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) { // until something was written
-				if _, err := trace.ReadFile(file); err == nil {
-					break
-				}
-			}
+			x.awaitTrace(file, "a file that can be read", func(*trace.Driver) bool { return true })
 			time.Sleep(time.Duration(r.IntN(150)) * time.Millisecond)
 			_ = cmd.Process.Kill()
 			_ = cmd.Wait()
@@ -333,14 +329,28 @@ func (x *traced) child(pid int) (child int) {
 	return child
 }
 
-// await waits until something is so, as long as a busy machine may need.
+// await waits until something is so.
 func (x *traced) await(what string, is func() bool) {
 	x.t.Helper()
-	for end := time.Now().Add(2 * time.Minute); !is(); time.Sleep(20 * time.Millisecond) {
+	for end := time.Now().Add(longest); !is(); time.Sleep(20 * time.Millisecond) {
 		if time.Now().After(end) {
 			x.t.Fatalf("%s: waited for in vain", what)
 		}
 	}
+}
+
+// awaitTrace waits until the trace in a file that is being written is so.
+func (x *traced) awaitTrace(file, what string, is func(d *trace.Driver) bool) (d *trace.Driver) {
+	x.t.Helper()
+	x.await(what, func() bool {
+		f, err := trace.ReadFile(file)
+		if err != nil || f.Driver == nil || !is(f.Driver) {
+			return false
+		}
+		d = f.Driver
+		return true
+	})
+	return d
 }
 
 // TestTraceWithoutCUDA: programs that do not use CUDA, or cannot be seen, run as they do without.
@@ -380,9 +390,9 @@ func TestTraceWithoutCUDA(t *testing.T) {
 	}
 }
 
-// TestTraceCost: what a program without CUDA pays to start, and what a call costs. A machine that does other work as
-// well makes both longer, so of many runs the shortest count, and the limits are far from what is usual: 0.05 ms, and
-// half a microsecond.
+// TestTraceCost: what a program without CUDA pays to start, and what a call costs, in the processor's time. A machine that
+// does other work as well makes both longer all the same, so of many runs the shortest count, and the limits are far from
+// what is usual: 0.05 ms, and half a microsecond.
 func TestTraceCost(t *testing.T) {
 	if testing.Short() {
 		t.Skip("what calls cost is not for the race detector")

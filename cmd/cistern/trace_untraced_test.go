@@ -8,8 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
-	"strconv"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -45,15 +44,29 @@ func heedsOwners(t *testing.T) bool {
 	return os.Getuid() == 0 && err == nil && on == 0 && fs.Flags&unix.ST_NOSUID == 0
 }
 
-var times = regexp.MustCompile(`\b(stay|sleep) ([0-9.]+)`)
-
-// slower is a script in which everything takes so many times as long.
-func slower(script string, by float64) string {
-	return times.ReplaceAllStringFunc(script, func(s string) string {
-		word, n, _ := strings.Cut(s, " ")
-		f, _ := strconv.ParseFloat(n, 64)
-		return word + " " + strconv.FormatFloat(f*by, 'f', -1, 64)
-	})
+// untraced traces a script that goes on as long as there is the file HELD, until the trace names processes that are so. HELD in
+// the script stands for its path.
+func (x *traced) untraced(flags []string, script string, so func(list []trace.Untraced) bool) (d *trace.Driver, stdout, stderr string, code int) {
+	x.t.Helper()
+	dir := x.t.TempDir()
+	(&traced{t: x.t, dir: dir, standin: x.standin}).open()
+	held, file := filepath.Join(dir, "held"), filepath.Join(dir, "run.cistern")
+	if err := os.WriteFile(held, nil, 0o644); err != nil {
+		x.t.Fatal(err)
+	}
+	cmd := x.command(append(append([]string{"trace", "-o", file}, flags...), "--", "sh", "-c", strings.ReplaceAll(script, "HELD", held))...)
+	var o, e strings.Builder
+	cmd.Stdout, cmd.Stderr = &o, &e
+	if err := cmd.Start(); err != nil {
+		x.t.Fatal(err)
+	}
+	x.awaitTrace(file, "a file that says who is missing", func(d *trace.Driver) bool { return so(d.Untraced) })
+	time.Sleep(400 * time.Millisecond) // for whoever else would be accused
+	if err := os.Remove(held); err != nil {
+		x.t.Fatal(err)
+	}
+	_ = cmd.Wait() // its state says how it ended
+	return x.read(file), o.String(), e.String(), cmd.ProcessState.ExitCode()
 }
 
 // TestTraceUntraced: processes that use the driver and cannot be seen are told of, with the reason.
@@ -71,34 +84,31 @@ func TestTraceUntraced(t *testing.T) {
 int main(int argc, char **argv) {
 	void *lib = dlopen(getenv("STANDIN"), RTLD_NOW);
 	int (*init)(unsigned) = lib == NULL ? NULL : (int (*)(unsigned))dlsym(lib, "cuInit");
-	usleep(1000 * (unsigned)atof(argv[2]));
+	for (int i = 0; i < 60000 && access(argv[1], F_OK) == 0; i++)
+		usleep(10000);
 	return init == NULL || init(0) != 0;
 }`), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	static := x.compile("static", source, "-static", "-ldl")
-	stay := "STANDIN=" + x.standin + " " + x.program + " dlsym stay 700"
+	hold := "STANDIN=" + x.standin + " " + x.program + " dlsym hold HELD"
 	const cleared = "was started without LD_AUDIT in its environment, as by env -i or sudo"
 	type try struct {
 		flags  []string
 		script string
-		why    string // empty: nothing is to be said
+		why    string
 	}
 	tries := map[string]try{
-		"env -i":             {nil, "env -i " + stay, cleared},
-		"some of it kept":    {nil, "env -i PATH=/bin A= HOME=/ " + stay, cleared},
-		"without LD_AUDIT":   {nil, "env -u LD_AUDIT " + stay, cleared},
-		"without its ring":   {nil, "env -u CISTERN_AUDIT " + stay, "was started without CISTERN_AUDIT in its environment"},
-		"static":             {nil, "STANDIN=" + x.standin + " " + static + " stay 700", "is statically linked"},
-		"deeper":             {nil, `sh -c "env -i sh -c '` + stay + `; exit 0'; exit 0"; exit 0`, cleared},
-		"its parent is gone": {nil, `sh -c '(sleep 0.6; exec env -i ` + stay + `) & sleep 0.4'; sleep 1.8`, cleared},
-		"forked twice":       {[]string{"--follow"}, "(setsid env -i " + stay + " &)", cleared},
-		"forks":              {nil, "env -i STANDIN=" + x.standin + " " + x.program + " dlsym fork 30000", cleared},
-		"itself":             {nil, "exec env -i " + stay, cleared},
-		"in the background":  {nil, "env -i " + stay + " & sleep 0.5", cleared},
-		"traced":             {nil, stay + " & " + stay + "; wait", ""},
-		"no driver":          {nil, "env -i sleep 0.7", ""},
-		"only looked at":     {nil, "env -i LD_LIBRARY_PATH=" + filepath.Dir(x.standin) + " cat " + x.standin + " - < /dev/null > /dev/null; env -i sleep 0.4", ""},
+		"env -i":            {nil, "env -i " + hold, cleared},
+		"some of it kept":   {nil, "env -i PATH=/bin A= HOME=/ " + hold, cleared},
+		"without LD_AUDIT":  {nil, "env -u LD_AUDIT " + hold, cleared},
+		"without its ring":  {nil, "env -u CISTERN_AUDIT " + hold, "was started without CISTERN_AUDIT in its environment"},
+		"static":            {nil, "STANDIN=" + x.standin + " " + static + " HELD", "is statically linked"},
+		"deeper":            {nil, `sh -c "env -i sh -c '` + hold + `; exit 0'; exit 0"; exit 0`, cleared},
+		"forked twice":      {[]string{"--follow"}, "(setsid env -i " + hold + " &)", cleared},
+		"forks":             {nil, "env -i " + hold + " 3", cleared},
+		"itself":            {nil, "exec env -i " + hold, cleared},
+		"in the background": {nil, "env -i " + hold + " & while [ -e HELD ]; do sleep 0.05; done", cleared},
 	}
 	if heedsOwners(t) {
 		owned := x.compile("owned", "testdata/traced.c", "-ldl", "-pthread")
@@ -108,29 +118,21 @@ int main(int argc, char **argv) {
 		if err := os.Chmod(owned, 0o755|os.ModeSetuid); err != nil {
 			t.Fatal(err)
 		}
-		tries["setuid"] = try{nil, "STANDIN=" + x.standin + " " + owned + " dlsym stay 700", "has rights of its own"}
+		tries["setuid"] = try{nil, "STANDIN=" + x.standin + " " + owned + " dlsym hold HELD", "has rights of its own"}
 	}
 	if os.Getuid() == 0 {
 		if _, err := exec.LookPath("setpriv"); err == nil {
-			tries["another user"] = try{nil, "STANDIN=" + x.standin + " setpriv --reuid 65534 --clear-groups " + x.program + " dlsym stay 2000",
+			tries["another user"] = try{nil, "STANDIN=" + x.standin + " setpriv --reuid 65534 --clear-groups " + x.program + " dlsym hold HELD",
 				"runs as another user, number 65534, who cannot open what calls are told through"}
 		}
 	}
 	for name, c := range tries {
 		t.Run(name, func(t *testing.T) {
-			d, stdout, stderr, code := x.run(nil, append(c.flags, "--", "sh", "-c", c.script)...)
-			if c.why != "" && len(d.Untraced) == 0 {
-				// A slow machine is looked at less often, at least every five seconds.
-				d, stdout, stderr, code = x.run(nil, append(c.flags, "--", "sh", "-c", slower(c.script, 15))...)
-			}
+			x := *x
+			x.t = t
+			d, stdout, stderr, code := x.untraced(c.flags, c.script, func(list []trace.Untraced) bool { return len(list) > 0 })
 			if code != 0 || stdout != "" {
 				t.Fatalf("code %d, %s\n%s", code, stdout, stderr)
-			}
-			if c.why == "" {
-				if len(d.Untraced) > 0 || strings.Contains(stderr, "is not in this trace") {
-					t.Errorf("accused: %v\n%s", d.Untraced, stderr)
-				}
-				return
 			}
 			if len(d.Untraced) != 1 || !strings.HasPrefix(d.Untraced[0].Why, c.why) {
 				t.Fatalf("untraced are %+v\n%s", d.Untraced, stderr)
@@ -143,6 +145,52 @@ int main(int argc, char **argv) {
 			}
 			if len(d.Calls) > 0 {
 				t.Errorf("there are %d calls of what is said to be untraced", len(d.Calls))
+			}
+		})
+	}
+	// A process whose parent ends is known from when it had one: the look that found the witness has seen it as well.
+	witness := x.compile("witness", "testdata/traced.c", "-ldl", "-pthread")
+	seen := "env -i STANDIN=" + x.standin + " " + witness + " dlsym hold HELD"
+	is := func(program string, list []trace.Untraced) bool {
+		return slices.ContainsFunc(list, func(u trace.Untraced) bool { return u.Program == program && u.Why == cleared })
+	}
+	t.Run("its parent is gone", func(t *testing.T) {
+		x := *x
+		x.t = t
+		parent := filepath.Join(t.TempDir(), "parent")
+		script := `sh -c '(: > PARENT; while kill -0 $$ 2> /dev/null; do sleep 0.05; done; exec env -i ` + hold + `) & while [ -e PARENT.not ] || [ ! -e PARENT ]; do sleep 0.05; done' &
+while [ ! -e PARENT ]; do sleep 0.05; done; ` + seen + ` & wait`
+		ends := parent + ".not"
+		if err := os.WriteFile(ends, nil, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		d, _, stderr, _ := x.untraced(nil, strings.ReplaceAll(script, "PARENT", parent), func(list []trace.Untraced) bool {
+			if is(witness, list) {
+				_ = os.Remove(ends)
+			}
+			return len(list) > 1
+		})
+		if len(d.Untraced) != 2 || !is(witness, d.Untraced) || !is(x.program, d.Untraced) {
+			t.Errorf("untraced are %+v\n%s", d.Untraced, stderr)
+		}
+	})
+	for name, others := range map[string]string{
+		"traced":         hold + " & " + hold + " & ",
+		"no driver":      "env -i sh -c 'while [ -e HELD ]; do sleep 0.05; done' & ",
+		"only looked at": "env -i STANDIN=" + x.standin + " " + x.program + " '' look HELD & ",
+	} {
+		t.Run(name, func(t *testing.T) {
+			x := *x
+			x.t = t
+			var since time.Time // then others are seen as well; they are looked at for longer than what is not certain takes
+			d, _, stderr, _ := x.untraced(nil, others+seen+" & wait", func(list []trace.Untraced) bool {
+				if since.IsZero() && is(witness, list) {
+					since = time.Now()
+				}
+				return !since.IsZero() && time.Since(since) > 1500*time.Millisecond
+			})
+			if len(d.Untraced) != 1 || strings.Count(stderr, "is not in this trace") != 1 {
+				t.Errorf("accused: %v\n%s", d.Untraced, stderr)
 			}
 		})
 	}
@@ -255,32 +303,37 @@ func (x *traced) readable(file string) string {
 // out of everything that reads the file.
 func TestTraceUntracedCutOff(t *testing.T) {
 	x := newTraced(t)
-	file := filepath.Join(x.dir, "cut.cistern")
-	cmd := x.command("trace", "--live", "-o", file, "--", "sh", "-c", "for i in 1 2 3 4 5 6 7 8 9 10 11; do env -i STANDIN="+x.standin+" "+x.program+" dlsym stay 60000 & done; wait")
-	var e strings.Builder
-	cmd.Stderr = &e
+	file, held := filepath.Join(x.dir, "cut.cistern"), filepath.Join(x.dir, "held")
+	if err := os.WriteFile(held, nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	cmd := x.command("trace", "--live", "-o", file, "--", "sh", "-c", "for i in 1 2 3 4 5 6 7 8 9 10 11; do env -i STANDIN="+x.standin+" "+x.program+" dlsym hold "+held+" & done; wait")
+	live, err := os.Create(filepath.Join(x.dir, "live"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer live.Close()
+	cmd.Stderr = live
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	var d *trace.Driver
-	for end := time.Now().Add(30 * time.Second); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
-		if f, err := trace.ReadFile(file); err == nil && f.Driver != nil && len(f.Driver.Untraced) == 11 {
-			d = f.Driver
-			break
+	said := func() (string, int) {
+		text, err := os.ReadFile(live.Name())
+		if err != nil {
+			t.Fatal(err)
 		}
+		return string(text), strings.Count(string(text), "used the driver and is not in this trace")
 	}
+	d := x.awaitTrace(file, "a file that says who is missing, and lines that do", func(d *trace.Driver) bool {
+		_, n := said()
+		return len(d.Untraced) == 11 && n >= analyze.MostUntraced
+	})
+	time.Sleep(2 * flushEvery) // should more be said
 	_ = cmd.Process.Kill()
-	if d == nil {
-		t.Fatal("no file says who is missing")
-	}
-	for _, u := range d.Untraced {
-		if err := syscall.Kill(int(u.PID), syscall.SIGKILL); err != nil {
-			t.Error(err)
-		}
-	}
-	_ = cmd.Wait() // until they have closed standard error
-	if n := strings.Count(e.String(), "used the driver and is not in this trace"); n != analyze.MostUntraced || strings.Contains(e.String(), "never freed") {
-		t.Errorf("while it ran it was said %d times\n%s", n, &e)
+	_ = cmd.Wait()
+	_ = os.Remove(held)
+	if text, n := said(); n != analyze.MostUntraced || strings.Contains(text, "never freed") {
+		t.Errorf("while it ran it was said %d times\n%s", n, text)
 	}
 	again := filepath.Join(x.dir, "again.cistern")
 	if out, err := x.command("convert", file, "-o", again).CombinedOutput(); err != nil {

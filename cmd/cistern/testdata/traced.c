@@ -9,12 +9,14 @@
 
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -158,10 +160,17 @@ static void *many(void *count) {
 	return NULL;
 }
 
+// seconds of the processor's time that this thread has had: a busy machine stops it for longer than anything here takes.
 static double seconds(void) {
 	struct timespec t;
-	clock_gettime(CLOCK_MONOTONIC, &t);
+	clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
 	return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+// hold returns when a file is gone, or after ten minutes, where nobody is left to remove it.
+static void hold(const char *file) {
+	for (int i = 0; i < 60000 && access(file, F_OK) == 0; i++)
+		usleep(10000);
 }
 
 int main(int argc, char **argv) {
@@ -169,6 +178,13 @@ int main(int argc, char **argv) {
 	long n = argc > 3 ? atol(argv[3]) : 1000;
 	if (strcmp(what, "nothing") == 0)
 		return 0;
+	if (strcmp(what, "look") == 0) { // at the library, as long as there is a file
+		int fd = open(getenv("STANDIN"), O_RDONLY);
+		if (fd < 0 || mmap(NULL, 4096, PROT_READ, MAP_PRIVATE, fd, 0) == MAP_FAILED)
+			return 4;
+		hold(argv[3]);
+		return 0;
+	}
 	reach(how);
 	if (strcmp(what, "load") == 0)
 		return 0;
@@ -211,6 +227,7 @@ int main(int argc, char **argv) {
 		churn(1);
 		printf("ready\n");
 		fflush(stdout);
+		alarm(600); // where nobody is left to end it
 		for (;;)
 			churn(1000);
 	} else if (strcmp(what, "leave") == 0) { // a process that goes on, with n pairs of calls or for ever
@@ -226,6 +243,7 @@ int main(int argc, char **argv) {
 			if (write(ready[1], "x", 1) != 1)
 				_exit(5);
 			usleep(200000);
+			alarm(600);
 			if (n == 0)
 				for (;;)
 					churn(1000);
@@ -243,6 +261,17 @@ int main(int argc, char **argv) {
 		dptr p;
 		cuMemAlloc(&p, 2 * MiB);
 		usleep((useconds_t)n * 1000);
+	} else if (strcmp(what, "hold") == 0) { // as long as there is a file, with memory, and with so many children
+		dptr p;
+		cuMemAlloc(&p, 2 * MiB);
+		for (int i = argc > 4 ? atoi(argv[4]) : 0; i > 0; i--)
+			if (fork() == 0) {
+				hold(argv[3]);
+				_exit(0);
+			}
+		hold(argv[3]);
+		while (wait(NULL) > 0) {
+		}
 	} else if (strcmp(what, "signal") == 0) {
 		dptr p;
 		cuMemAlloc(&p, 2 * MiB);
