@@ -12,6 +12,7 @@ import (
 
 	"github.com/cistern-gpu/cistern/analyze"
 	"github.com/cistern-gpu/cistern/internal/audit"
+	"github.com/cistern-gpu/cistern/internal/nvml"
 	"github.com/cistern-gpu/cistern/internal/symbols"
 	"github.com/cistern-gpu/cistern/internal/units"
 	"github.com/cistern-gpu/cistern/trace"
@@ -54,7 +55,7 @@ func newRecorder(w io.Writer, program []string) (*recorder, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &recorder{w: dw, run: analyze.NewDriverRun(), live: traceLive{cards: &liveCards{}}, program: program, heard: func(uint32) {},
+	return &recorder{w: dw, run: analyze.NewDriverRun(), live: traceLive{cards: &liveCards{open: nvml.Open}}, program: program, heard: func(uint32) {},
 		processes: map[uint32]*tracedProcess{}, started: now, shown: now}, nil
 }
 

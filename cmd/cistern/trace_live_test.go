@@ -4,6 +4,8 @@ package main
 
 import (
 	"bufio"
+	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -164,6 +166,45 @@ func pageUntil(t *testing.T, r *live.Reader, what string, so func(p live.Process
 		if time.Now().After(end) {
 			t.Fatalf("it did not come to be that %s: %+v", what, p)
 		}
+	}
+}
+
+// TestCardsOfSlowNVML: NVML is waited for however long it takes to begin, and asked once; that there is none is final.
+func TestCardsOfSlowNVML(t *testing.T) {
+	type question struct {
+		bounded bool
+		answer  chan error
+	}
+	asked := make(chan question)
+	c := &liveCards{open: func(ctx context.Context, _ string) (*nvml.Library, error) {
+		_, bounded := ctx.Deadline()
+		q := question{bounded, make(chan error)}
+		asked <- q
+		return nil, <-q.answer
+	}}
+	c.all()
+	q := <-asked
+	if q.bounded {
+		t.Error("it is waited for until a time only")
+	}
+	for range 3 {
+		c.all() // which waits for nothing, and would ask anew
+	}
+	q.answer <- errors.New("there is none")
+	for over := false; !over; time.Sleep(time.Millisecond) {
+		c.all()
+		c.mu.Lock()
+		over = c.failed
+		c.mu.Unlock()
+	}
+	c.mu.Lock()
+	c.asked = time.Time{}
+	c.mu.Unlock()
+	c.all()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.asking {
+		t.Error("it is asked again")
 	}
 }
 
