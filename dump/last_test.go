@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -70,13 +71,19 @@ func TestNewestIsLast(t *testing.T) {
 	}
 	oom := fail(60 * mib)
 	wait(r)
-	begin := time.Now()
-	for range 10_000 {
-		if file := r.OutOfMemory(oom, []string{"x"}); file != "" {
-			t.Fatal(file)
+	passed := uint64(0)
+	took := enough // the shortest of a few times: on a busy machine one alone may take long
+	for end := time.Now().Add(time.Minute); took > 2*time.Second && time.Now().Before(end); {
+		begin := time.Now()
+		for range 10_000 {
+			if file := r.OutOfMemory(oom, []string{"x"}); file != "" {
+				t.Fatal(file)
+			}
 		}
+		took = min(took, time.Since(begin))
+		passed += 10_000
 	}
-	if took := time.Since(begin); took > 2*time.Second {
+	if took > 2*time.Second {
 		t.Errorf("ten thousand failures that write nothing took %v", took)
 	}
 	for n := range uint64(3) {
@@ -85,7 +92,7 @@ func TestNewestIsLast(t *testing.T) {
 			t.Fatalf("%q; said\n%s", file, s.all())
 		}
 		f, tr := failureOf(t, lastName(dir))
-		want := fmt.Sprintf("the process's out-of-memory number %d since files are written: of those after the first 4 only the newest has a file", 10_006+n)
+		want := fmt.Sprintf("the process's out-of-memory number %d since files are written: of those after the first 4 only the newest has a file", passed+6+n)
 		if f.Requested != (70+n)*mib || f.Lines[0] != "new" || f.Event != len(tr.Events)-1 || calls(tr, f.Stack) == "" || !slices.Contains(tr.Notes, want) {
 			t.Errorf("%+v, notes %q", f, tr.Notes)
 		}
@@ -107,10 +114,13 @@ func TestNewestIsLast(t *testing.T) {
 func TestShare(t *testing.T) {
 	const took = 60 * time.Millisecond
 	r, s, fail := filled(t, "limit:10MiB", t.TempDir())
+	release := make(chan struct{})
+	close(release)
 	r.Names = func() Names {
 		n := testNames
 		n.Frames = func(numbers []uint64) [][]trace.Frame {
 			time.Sleep(took)
+			<-release
 			return testNames.Frames(numbers)
 		}
 		return n
@@ -130,13 +140,14 @@ func TestShare(t *testing.T) {
 	// What is given up counts for all of the time that it took.
 	makeDue(r)
 	r.Bound = took / 3
+	release = make(chan struct{}) // nobody else is there
 	begin = time.Now()
 	if file := r.OutOfMemory(fail(50*mib), nil); file != "" {
 		t.Fatal(file)
 	}
-	for deadline := time.Now().Add(10 * time.Second); len(r.writing) > 0 && time.Now().Before(deadline); {
-		time.Sleep(time.Millisecond)
-	}
+	close(release)
+	r.writing <- struct{}{} // its thread has come back
+	<-r.writing
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.stuck || r.next.Before(begin.Add(20*took)) {
@@ -164,9 +175,15 @@ func TestWhileReplaced(t *testing.T) {
 	done := make(chan string)
 	go func() { done <- r.OutOfMemory(oom, nil) }()
 	<-reached
-	begin := time.Now()
-	if file := r.OutOfMemory(fail(78*mib), nil); file != "" || time.Since(begin) > 2*time.Second {
-		t.Errorf("%q in %v", file, time.Since(begin))
+	later, waits := make(chan string), fail(78*mib)
+	go func() { later <- r.OutOfMemory(waits, nil) }()
+	select {
+	case file := <-later:
+		if file != "" {
+			t.Errorf("%q", file)
+		}
+	case <-time.After(2 * time.Minute):
+		t.Fatal("a later failure waits for an earlier one")
 	}
 	if f, _ := failureOf(t, lastName(dir)); f.Requested != 54*mib {
 		t.Errorf("the one before was of %d bytes", f.Requested)
@@ -201,7 +218,7 @@ func TestWhileReplaced(t *testing.T) {
 		t.Errorf("%d bytes, files %v", f.Requested, files(t, dir))
 	}
 	<-reached
-	r.Bound = 0
+	r.Bound = enough
 	makeDue(r)
 	if file := r.OutOfMemory(fail(80*mib), nil); file != lastName(dir) {
 		t.Errorf("the next one: %q; said\n%s", file, s.all())
@@ -214,26 +231,29 @@ func TestReplacedByMany(t *testing.T) {
 	r, s, fail := filled(t, "limit:10MiB,history:100", dir)
 	before := s.all()
 	var wg sync.WaitGroup
+	var over atomic.Bool
+	defer over.Store(true)
 	end := time.Now().Add(300 * time.Millisecond)
 	for i := range uint64(4) {
 		oom := fail((100 + i) * mib)
 		wg.Go(func() {
-			for time.Now().Before(end) {
+			for !over.Load() {
 				makeDue(r)
 				r.OutOfMemory(oom, []string{fmt.Sprint(100 + i)})
 			}
 		})
 	}
 	seen := map[string]bool{}
-	for time.Now().Before(end) || len(seen) < 2 && time.Since(end) < 10*time.Second {
+	for time.Now().Before(end) || len(seen) < 3 && time.Since(end) < 2*time.Minute {
 		f, _ := failureOf(t, lastName(dir))
 		if f.Lines[0] != "5" && f.Lines[0] != fmt.Sprint(f.Requested/mib) {
 			t.Fatalf("%q of %d bytes", f.Lines, f.Requested)
 		}
 		seen[f.Lines[0]] = true
 	}
+	over.Store(true)
 	wg.Wait()
-	if len(seen) < 2 || s.all() != before || len(files(t, dir)) != MostFiles {
+	if len(seen) < 3 || s.all() != before || len(files(t, dir)) != MostFiles {
 		t.Errorf("seen %v, files %v; said\n%s", seen, files(t, dir), s.all())
 	}
 }

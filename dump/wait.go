@@ -10,24 +10,37 @@ import (
 
 // Waiting without timers of Go's, which would have the runtime open descriptors that a program may close (front.Nap).
 
-// grain is how exactly time is kept here.
-const grain = 10 * time.Millisecond
+// grain is how exactly time is kept here, most how much of it counts at once: of a process that is stopped, as batch systems stop
+// those that have to wait, the time does not pass.
+const (
+	grain = 10 * time.Millisecond
+	most  = 10 * grain
+)
 
 // after is closed when so long has passed, unless stop is called before.
 func after(d time.Duration) (over <-chan struct{}, stop func()) {
 	c := make(chan struct{})
 	var stopped atomic.Bool
 	go func() {
-		for end := time.Now().Add(d); !stopped.Load(); {
-			left := time.Until(end)
-			if left <= 0 {
-				close(c)
-				return
-			}
-			front.Nap(min(left, grain))
+		if pass(d, nap, &stopped) {
+			close(c)
 		}
 	}()
 	return c, func() { stopped.Store(true) }
+}
+
+// pass waits until so long has passed, and says whether it has: not where it was stopped before. nap says how long it took.
+func pass(d time.Duration, nap func(time.Duration) time.Duration, stopped *atomic.Bool) bool {
+	for d > 0 && !stopped.Load() {
+		d -= min(nap(min(d, grain)), most)
+	}
+	return !stopped.Load()
+}
+
+func nap(d time.Duration) time.Duration {
+	begin := time.Now()
+	front.Nap(d)
+	return time.Since(begin)
 }
 
 // within is a context that ends after so long.
