@@ -32,8 +32,14 @@ const (
 // Slots is how many records a ring holds by default: 16 MiB, of which only what is used is there.
 const Slots = 1 << 16
 
-// patience is how long a slot that was taken may stay unpublished: what took it was killed in between, or is stopped.
-const patience = time.Second
+// How long a slot that was taken may stay unpublished: what took it was killed in between, or is stopped. On a busy machine that
+// may be for seconds, and to pass it loses a call: so there is more patience while there is room for others. Of the time between
+// two looks no more counts than they are apart where the reader is not stopped itself, as with all else on its machine.
+const (
+	patience = 10 * time.Second
+	hurried  = time.Second // when half of the ring is taken
+	lookStep = 50 * time.Millisecond
+)
 
 // Ring is the reader's end of a ring. It belongs to one goroutine.
 type Ring struct {
@@ -42,9 +48,12 @@ type Ring struct {
 	nonce uint64
 	slots uint64
 	tail  uint64
-	hole  time.Time // since when the slot at tail is taken and not published
-	lost  uint64    // slots that were never published, or written over
-	bad   bool      // what says which slots are taken is not what any producer leaves
+	lost  uint64 // slots that were never published, or written over
+	bad   bool   // what says which slots are taken is not what any producer leaves
+
+	// While the slot at tail is taken and not published:
+	looked time.Time // when that was seen last
+	waited time.Duration
 }
 
 // New makes a ring of that many slots, a power of two, for calls with stacks of these kinds.
@@ -122,7 +131,7 @@ func (r *Ring) Close() error {
 }
 
 // Drain hands up to most records that are there to f, in their order, and returns how many. Where a record was begun and
-// not finished it waits for a second, over as many calls as that takes, or not at all when nobody is left who would. The
+// not finished it waits for a while, over as many calls as that takes, or not at all when nobody is left who would. The
 // ring's numbers are believed only as far as they can be so: the memory is the programs' as well.
 func (r *Ring) Drain(most int, last bool, f func(*Record)) int {
 	var rec Record
@@ -155,10 +164,7 @@ func (r *Ring) Drain(most int, last bool, f func(*Record)) int {
 			if taken == 0 {
 				return n
 			}
-			if r.hole.IsZero() {
-				r.hole = time.Now()
-			}
-			if !last && time.Since(r.hole) < patience {
+			if !last && r.wait(time.Now(), taken) {
 				return n
 			}
 			if !atomic.CompareAndSwapUint64(turn, lap, lap+2) {
@@ -166,11 +172,23 @@ func (r *Ring) Drain(most int, last bool, f func(*Record)) int {
 			}
 			r.lost++
 		}
-		r.hole = time.Time{}
+		r.looked, r.waited = time.Time{}, 0
 		r.tail++
 		atomic.StoreUint64(r.word(offTail), r.tail)
 	}
 	return n
+}
+
+// wait says whether whoever took the slot at tail is still waited for. taken is how many slots are.
+func (r *Ring) wait(now time.Time, taken uint64) bool {
+	if !r.looked.IsZero() {
+		r.waited += min(now.Sub(r.looked), lookStep)
+	}
+	r.looked = now
+	if taken > r.slots/2 {
+		return r.waited < hurried
+	}
+	return r.waited < patience
 }
 
 func checksum(words *[slotWords]uint64, number uint64) uint64 {

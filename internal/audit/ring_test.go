@@ -61,7 +61,11 @@ func TestRingPassesHoles(t *testing.T) {
 	if got := drained(r, false); got != "[]" {
 		t.Errorf("the hole was passed at once: %s", got)
 	}
-	r.hole = time.Now().Add(-2 * patience)
+	r.looked = r.looked.Add(-time.Hour) // in which the reader was stopped
+	if got := drained(r, false); got != "[]" {
+		t.Errorf("the hole was passed after the reader was stopped: %s", got)
+	}
+	r.waited = patience
 	if got := drained(r, false); got != "[3]" || r.Lost() != 1 {
 		t.Errorf("behind the hole: %s, %d lost", got, r.Lost())
 	}
@@ -78,6 +82,25 @@ func TestRingPassesHoles(t *testing.T) {
 	r.take()
 	if got := drained(r, true); got != "[]" || r.Lost() != 3 {
 		t.Errorf("at the end: %s, %d lost", got, r.Lost())
+	}
+}
+
+// TestRingWaits: how long a slot is waited for goes by the looks at it, and is less where others have no room.
+func TestRingWaits(t *testing.T) {
+	for _, c := range []struct {
+		taken uint64
+		every time.Duration
+		want  int // looks until it is passed
+	}{{1, 10 * time.Millisecond, 1000}, {32, 10 * time.Millisecond, 1000}, {33, 10 * time.Millisecond, 100}, {64, time.Minute, 20}, {1, time.Minute, 200}} {
+		r := newRing(t, 64)
+		now, looks := time.Now(), 0
+		for ; r.wait(now, c.taken); looks++ {
+			now = now.Add(c.every)
+		}
+		if looks != c.want {
+			t.Errorf("of %d taken slots the first is passed at look %d, %v apart; want %d", c.taken, looks, c.every, c.want)
+		}
+		r.Close()
 	}
 }
 
@@ -154,12 +177,13 @@ func TestOverflow(t *testing.T) {
 // TestWithoutRing: where the ring is not to be had, nothing is replaced and nothing said.
 func TestWithoutRing(t *testing.T) {
 	program, env := build(t)
+	lib := library(t)
 	r := newRing(t, 64)
 	defer r.Close()
 	other := fmt.Sprintf("%016x%s", r.nonce+1, r.Value()[16:])
 	for _, value := range []string{"", "x", "0", "12:/nowhere", "12:" + program, "12:/dev/null", other, strings.Repeat("1", 5000)} {
 		cmd := exec.Command(program, "dlsym", "many", "10")
-		cmd.Env = append(env, "LD_AUDIT="+library(t), Variable+"="+value)
+		cmd.Env = append(env, "LD_AUDIT="+lib, Variable+"="+value)
 		if out, err := cmd.CombinedOutput(); err != nil || len(out) > 0 {
 			t.Errorf("%.20q: %v: %s", value, err, out)
 		}
@@ -176,7 +200,7 @@ func TestWithoutRing(t *testing.T) {
 	const text = "what somebody else is to read, longer than a ring's head"
 	fmt.Fprint(to, text)
 	cmd := exec.Command(program, "dlsym", "many", "10")
-	cmd.Env = append(env, "LD_AUDIT="+library(t), fmt.Sprintf("%s=12:/proc/%d/fd/%d", Variable, os.Getpid(), from.Fd()))
+	cmd.Env = append(env, "LD_AUDIT="+lib, fmt.Sprintf("%s=12:/proc/%d/fd/%d", Variable, os.Getpid(), from.Fd()))
 	if out, err := cmd.CombinedOutput(); err != nil || len(out) > 0 {
 		t.Errorf("a pipe: %v: %s", err, out)
 	}
@@ -278,7 +302,7 @@ func TestRingSpoiled(t *testing.T) {
 				if n != 0 || !r.Spoiled() || atomic.LoadUint64(r.word(offClosed)) == 0 {
 					t.Errorf("%s: %d records, spoiled %v", name, n, r.Spoiled())
 				}
-			case <-time.After(10 * time.Second):
+			case <-time.After(2 * time.Minute):
 				t.Fatalf("%s: the reader does not end", name)
 			}
 			if n := r.Drain(1, last, func(*Record) {}); n != 0 {
@@ -292,15 +316,16 @@ func TestRingSpoiled(t *testing.T) {
 // TestSpoiledForWriters: whoever makes calls goes on, whatever another program wrote over the ring.
 func TestSpoiledForWriters(t *testing.T) {
 	program, env := build(t)
+	lib := library(t)
 	for name, spoil := range map[string]func(r *Ring){
 		"a slot of a later lap":   func(r *Ring) { *r.word(headBytes) = 8 },
 		"a next number far ahead": func(r *Ring) { *r.word(offHead) = 1 << 60 },
 	} {
 		r := newRing(t, 64)
 		spoil(r)
-		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 		cmd := exec.CommandContext(ctx, program, "dlsym", "many", "50")
-		cmd.Env = append(env, "LD_AUDIT="+library(t), Variable+"="+r.Value())
+		cmd.Env = append(env, "LD_AUDIT="+lib, Variable+"="+r.Value())
 		if out, err := cmd.CombinedOutput(); err != nil || len(out) > 0 {
 			t.Errorf("%s: %v: %s", name, err, out)
 		}
