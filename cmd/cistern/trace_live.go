@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"fmt"
 	"os"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -28,6 +29,7 @@ type traceLive struct {
 	processes map[uint32]*liveProcess // by number in the trace
 	frames    func(stack uint32) []trace.Frame
 	next      time.Time // when to look again
+	nextCount time.Time // and when who holds what may be counted again
 	cards     *liveCards
 }
 
@@ -50,6 +52,10 @@ type liveProcess struct {
 
 // liveEvery is how often pages are given other figures: somewhat more often than they show them.
 const liveEvery = live.EveryWatched / 2
+
+// countShare is the part of one processor's time, as its inverse, that counting who holds what may take: it means looking at
+// everything that is held.
+const countShare = 20
 
 // call takes in one call of the process with this number and PID.
 func (l *traceLive) call(number, pid uint32, c *trace.Call, frames func(stack uint32) []trace.Frame) {
@@ -130,6 +136,7 @@ func (l *traceLive) refresh(now time.Time, dropped uint64) {
 		return
 	}
 	l.next = now.Add(liveEvery)
+	counting, took := !now.Before(l.nextCount), time.Duration(0)
 	for number, p := range l.processes {
 		if p.page == nil {
 			continue
@@ -142,16 +149,21 @@ func (l *traceLive) refresh(now time.Time, dropped uint64) {
 		p.page.SetDropped(dropped)
 		devices := p.figures(l.cards)
 		var details map[int]live.Details
-		if p.asked.Swap(false) {
+		if counting && p.asked.Swap(false) {
+			runtime.LockOSThread()
+			begin := threadTime()
 			details = p.count(l.frames)
-			// Who holds what takes a look at everything that is held.
-			l.next = now.Add(max(liveEvery, 20*time.Since(now)))
+			took += threadTime() - begin
+			runtime.UnlockOSThread()
 		}
 		p.mu.Lock()
 		if p.devices = devices; details != nil {
 			p.details = details
 		}
 		p.mu.Unlock()
+	}
+	if took > 0 {
+		l.nextCount = now.Add(countShare * took)
 	}
 }
 

@@ -17,9 +17,11 @@ import (
 	"time"
 
 	allocator "github.com/cistern-gpu/cistern"
+	"github.com/cistern-gpu/cistern/analyze"
 	"github.com/cistern-gpu/cistern/internal/live"
 	"github.com/cistern-gpu/cistern/internal/nvml"
 	nvmlstandin "github.com/cistern-gpu/cistern/internal/nvml/standin"
+	"github.com/cistern-gpu/cistern/trace"
 )
 
 // held is a traced program that holds memory and says so.
@@ -166,6 +168,48 @@ func pageUntil(t *testing.T, r *live.Reader, what string, so func(p live.Process
 		if time.Now().After(end) {
 			t.Fatalf("it did not come to be that %s: %+v", what, p)
 		}
+	}
+}
+
+// TestTraceShownWhileStopped: what a process holds stays current, and who holds it is counted as often as costs little of the
+// processor's time, however long the tracer is stopped meanwhile.
+func TestTraceShownWhileStopped(t *testing.T) {
+	about, err := live.Of(os.Getpid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &liveProcess{pid: os.Getpid(), start: about.Start, run: analyze.NewDriverRun(), calls: map[int]uint64{}, cards: map[int]nvml.Device{}}
+	if p.page, err = live.Publish(about, p.show, p.holders); err != nil {
+		t.Fatal(err)
+	}
+	defer p.page.Close()
+	takes := func() { time.Sleep(50 * time.Millisecond) }
+	l := &traceLive{processes: map[uint32]*liveProcess{0: p}, cards: &liveCards{failed: true}, frames: func(uint32) []trace.Frame { takes(); return nil }}
+	p.run.Call(&trace.Call{Kind: trace.MemAlloc, Addr: 1 << 30, Size: 5, Stack: 1})
+	look := func(at time.Time) (counted bool) {
+		p.mu.Lock()
+		p.devices, p.details = nil, nil
+		p.mu.Unlock()
+		p.asked.Store(true)
+		l.refresh(at, 0)
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		if len(p.devices) != 1 || p.devices[0].Allocated != 5 {
+			t.Errorf("what is shown is %+v", p.devices)
+		}
+		return p.details != nil
+	}
+	now := time.Now()
+	if !look(now) || l.next.Sub(now) > liveEvery || l.nextCount.Sub(now) > 900*time.Millisecond {
+		t.Errorf("after a stop of 50 ms it is looked at after %v, and counted after %v", l.next.Sub(now), l.nextCount.Sub(now))
+	}
+	takes = func() {
+		for begin := threadTime(); threadTime()-begin < 20*time.Millisecond; {
+		}
+	}
+	now = now.Add(time.Hour)
+	if !look(now) || look(now.Add(2*liveEvery)) || !look(now.Add(time.Hour)) {
+		t.Error("counting that takes 20 ms is to be done at most every 0.4 s, and then again")
 	}
 }
 
