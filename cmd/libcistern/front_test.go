@@ -18,25 +18,27 @@ func TestFronts(t *testing.T) {
 	}
 }
 
-// TestFrontsAreUsed: a request of a size that was just freed, and frees, cost a fraction of a call into Go.
+// TestFrontsAreUsed: a request of a size that was just freed, and frees, cost a fraction of a call into Go. The best of a few
+// counts, taken in turn, of many on a busy machine.
 func TestFrontsAreUsed(t *testing.T) {
 	p := program(t, "bench.c", libraryPath(t))
-	best := func(conf string) (pair, threads float64) {
-		pair, threads = math.Inf(1), math.Inf(1)
-		for range 3 {
-			var r map[string]float64
-			out := run(t, "driver:sim:64GiB"+conf, nil, p)
-			if err := json.Unmarshal([]byte(out.out), &r); err != nil || out.err != nil {
-				t.Fatalf("%v, %v\n%s%s", err, out.err, out.out, out.report)
-			}
-			pair, threads = min(pair, r["pair_1048576"]), min(threads, r["threads_4"])
+	type cost struct{ pair, threads float64 } // ns
+	better := func(c cost, conf string) cost {
+		var r map[string]float64
+		out := run(t, "driver:sim:64GiB"+conf, nil, p)
+		if err := json.Unmarshal([]byte(out.out), &r); err != nil || out.err != nil {
+			t.Fatalf("%v, %v\n%s%s", err, out.err, out.out, out.report)
 		}
-		return pair, threads
+		return cost{min(c.pair, r["pair_1048576"]), min(c.threads, r["threads_4"])}
 	}
-	pair, threads := best("")
-	slow, slowThreads := best(",front:off")
-	t.Logf("pair %.0f ns, in Go %.0f; four threads %.0f ns, in Go %.0f", pair, slow, threads, slowThreads)
-	if pair > slow/2 || threads > slowThreads {
-		t.Errorf("pair %.0f ns, in Go %.0f; four threads %.0f ns, in Go %.0f", pair, slow, threads, slowThreads)
+	fast := cost{math.Inf(1), math.Inf(1)}
+	inGo := fast
+	dear := func() bool { return fast.pair > inGo.pair/2 || fast.threads > inGo.threads }
+	for tries := 0; tries < 3 || tries < 12 && dear(); tries++ {
+		fast, inGo = better(fast, ""), better(inGo, ",front:off")
+	}
+	t.Logf("pair %.0f ns, in Go %.0f; four threads %.0f ns, in Go %.0f", fast.pair, inGo.pair, fast.threads, inGo.threads)
+	if dear() {
+		t.Errorf("pair %.0f ns, in Go %.0f; four threads %.0f ns, in Go %.0f", fast.pair, inGo.pair, fast.threads, inGo.threads)
 	}
 }

@@ -111,7 +111,7 @@ func readerOf(t *testing.T, pid int) *live.Reader {
 // until reads until the page is as wanted.
 func until(t *testing.T, r *live.Reader, details bool, what string, so func(p live.Process) bool) live.Process {
 	t.Helper()
-	for end := time.Now().Add(20 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+	for end := time.Now().Add(time.Minute); ; time.Sleep(20 * time.Millisecond) {
 		p, err := r.Read(details)
 		if err != nil {
 			t.Fatal(err)
@@ -206,7 +206,7 @@ func TestShownSettings(t *testing.T) {
 	t.Parallel()
 	s := showing(t, ",top:off")
 	s.step()
-	time.Sleep(100 * time.Millisecond)
+	time.Sleep(100 * time.Millisecond) // nothing is to come
 	if s.reader() != nil {
 		t.Error("there is a page with top:off")
 	}
@@ -261,7 +261,7 @@ func TestShownClosed(t *testing.T) {
 	s := showing(t, "", "close")
 	s.step()
 	var r *live.Reader
-	for end := time.Now().Add(20 * time.Second); r == nil && time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
+	for end := time.Now().Add(time.Minute); r == nil && time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
 		r = s.reader()
 	}
 	if r == nil {
@@ -281,7 +281,7 @@ func TestShownBroken(t *testing.T) {
 	}
 	s.step()
 	var err error
-	for end := time.Now().Add(20 * time.Second); err == nil && time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
+	for end := time.Now().Add(time.Minute); err == nil && time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
 		_, err = r.Read(true)
 	}
 	if !errors.Is(err, live.ErrEnded) || pages(t, s.cmd.Process.Pid) != 0 {

@@ -170,26 +170,36 @@ func TestReportNeighbours(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			file := filepath.Join(t.TempDir(), "machine")
 			nvmlstandin.Change(t, file, append(machine, c.more)...)
-			dir := t.TempDir()
-			r := run(t, "driver:nvidia:"+driver+",report:"+dir, []string{"LD_LIBRARY_PATH=" + filepath.Dir(library), "STANDIN_NVML=" + file},
-				program(t, "oom.c", libraryPath(t)), dir, "settings")
-			if r.err != nil || r.took > 10*time.Second {
-				t.Fatalf("%v, in %v\n%s%s", r.err, r.took, r.out, r.report)
+			// NVML's two seconds, and the ten, may also be the machine's, which does other things too: not each time.
+			var f *trace.Failure
+			for tries := 0; ; tries++ {
+				dir := t.TempDir()
+				r := run(t, "driver:nvidia:"+driver+",report:"+dir, []string{"LD_LIBRARY_PATH=" + filepath.Dir(library), "STANDIN_NVML=" + file},
+					program(t, "oom.c", libraryPath(t)), dir, "settings")
+				if r.err != nil {
+					t.Fatalf("%v, in %v\n%s%s", r.err, r.took, r.out, r.report)
+				}
+				read, err := trace.ReadFile(oomFiles(t, dir)[0])
+				if err != nil {
+					t.Fatal(err)
+				}
+				f = read.Traces[0].Failures[0]
+				if r.took <= 10*time.Second && f.OthersUnknown == c.unknown {
+					break
+				}
+				if tries == 4 {
+					t.Fatalf("in %v, others unknown: %q, want %q", r.took, f.OthersUnknown, c.unknown)
+				}
 			}
-			read, err := trace.ReadFile(oomFiles(t, dir)[0])
-			if err != nil {
-				t.Fatal(err)
-			}
-			f := read.Traces[0].Failures[0]
 			if c.unknown != "" {
-				if len(f.Others) != 0 || f.OthersUnknown != c.unknown {
-					t.Errorf("%+v, %q", f.Others, f.OthersUnknown)
+				if len(f.Others) != 0 {
+					t.Errorf("%+v", f.Others)
 				}
 				return
 			}
 			want := []trace.Neighbour{{PID: 4711, Name: "/usr/bin/python3", Bytes: 1000}, {PID: 4712}}
-			if f.UUID != "GPU-20212223-2425-2627-2829-2a2b2c2d2e00" || f.Device != "Stand-in GPU 0" || !slices.Equal(f.Others, want) || f.OthersUnknown != "" {
-				t.Errorf("%s %s: %+v %s", f.UUID, f.Device, f.Others, f.OthersUnknown)
+			if f.UUID != "GPU-20212223-2425-2627-2829-2a2b2c2d2e00" || f.Device != "Stand-in GPU 0" || !slices.Equal(f.Others, want) {
+				t.Errorf("%s %s: %+v", f.UUID, f.Device, f.Others)
 			}
 		})
 	}

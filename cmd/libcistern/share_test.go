@@ -58,7 +58,7 @@ func (p *process) end() {
 	}
 	p.ended = true
 	p.in.Close()
-	stuck := time.AfterFunc(20*time.Second, func() { p.cmd.Process.Kill() })
+	stuck := time.AfterFunc(2*time.Minute, func() { p.cmd.Process.Kill() })
 	defer stuck.Stop()
 	if err := p.cmd.Wait(); err != nil {
 		p.t.Errorf("the program ended with %v", err)
@@ -104,15 +104,41 @@ func (p *process) number(format string, args ...any) int {
 	return n
 }
 
-// quiet is how many descriptors the process has open once it has seen the last importer go.
-func (p *process) quiet() int {
+// open is how many descriptors the process has open by itself: it has more for a moment whenever another process that begins to
+// share looks whether this one is there.
+func (p *process) open() int {
 	p.t.Helper()
-	for last := -1; ; time.Sleep(30 * time.Millisecond) {
-		n := p.number("descriptors")
-		if n == last {
-			return n
-		}
-		last = n
+	n := p.number("descriptors")
+	for range 4 {
+		time.Sleep(5 * time.Millisecond)
+		n = min(n, p.number("descriptors"))
+	}
+	return n
+}
+
+// settles waits until the process has no more descriptors open than it had before importers came: it sees them go when it comes
+// to it.
+func (p *process) settles(before int) {
+	p.t.Helper()
+	n := p.number("descriptors")
+	for end := time.Now().Add(time.Minute); n > before && time.Now().Before(end); n = p.number("descriptors") {
+		time.Sleep(10 * time.Millisecond)
+	}
+	if n > before {
+		p.t.Errorf("the exporter has %d descriptors open, before it had %d", n, before)
+	}
+}
+
+// forks has the process fork a child that has nothing open of what is shared. A descriptor that was being opened or closed just
+// then may be copied into one, but not into each of a few.
+func (p *process) forks() {
+	p.t.Helper()
+	got := ""
+	for tries := 0; tries < 5 && got != "0 sockets, 0 chunks"; tries++ {
+		got = p.tell("fork")
+	}
+	if got != "0 sockets, 0 chunks" {
+		p.t.Errorf("a child has %s open", got)
 	}
 }
 
@@ -125,16 +151,21 @@ func (p *process) handle(block int) string {
 	return h
 }
 
-// fails wants CISTERN_INVALID with one line that has these words, soon: who does not answer at all is waited for ten seconds.
+// fails wants CISTERN_INVALID with one line that has these words, each time, and soon: who does not answer at all is waited for
+// ten seconds. One of a few answers has to be soon, as the machine may be busy.
 func (p *process) fails(words string, within time.Duration, format string, args ...any) {
 	p.t.Helper()
-	start := time.Now()
-	got := p.tell(format, args...)
-	if !strings.HasPrefix(got, "error 2 ") || !strings.Contains(got, words) {
-		p.t.Errorf("%.60s: %q, want an error with %q", fmt.Sprintf(format, args...), got, words)
+	soonest := time.Hour
+	for tries := 0; tries < 5 && soonest > within; tries++ {
+		start := time.Now()
+		got := p.tell(format, args...)
+		if !strings.HasPrefix(got, "error 2 ") || !strings.Contains(got, words) {
+			p.t.Errorf("%.60s: %q, want an error with %q", fmt.Sprintf(format, args...), got, words)
+		}
+		soonest = min(soonest, time.Since(start))
 	}
-	if took := time.Since(start); took > within {
-		p.t.Errorf("%.60s: took %v", fmt.Sprintf(format, args...), took)
+	if soonest > within {
+		p.t.Errorf("%.60s: took %v at least", fmt.Sprintf(format, args...), soonest)
 	}
 }
 
@@ -206,12 +237,10 @@ func TestShareThousandTimes(t *testing.T) {
 	t.Parallel()
 	from, to := startPeer(t, "driver:sim:8GiB"), startPeer(t, "driver:sim:8GiB")
 	h := from.handle(from.number("alloc %d", 100<<20))
+	before := from.open()
 	to.wants("0 more descriptors", "cycle 10 %s", h)
-	before := from.quiet()
 	to.wants("0 more descriptors", "cycle 1000 %s", h)
-	if after := from.quiet(); after != before {
-		t.Errorf("the exporter has %d descriptors open, before it had %d", after, before)
-	}
+	from.settles(before)
 }
 
 // A process that was killed, with a child of fork that has all its descriptors, is known to be gone at once.
@@ -219,9 +248,10 @@ func TestShareOfDeadProcess(t *testing.T) {
 	t.Parallel()
 	from, to := startPeer(t, "driver:sim:8GiB"), startPeer(t, "driver:sim:8GiB")
 	h := from.handle(from.number("alloc %d", 3<<20))
+	before := from.open()
 	held := to.number("open %d %s", 3<<20, h)
-	from.quiet() // a descriptor that is just being opened or closed may be copied into the child
-	from.wants("0 sockets, 0 chunks", "fork")
+	from.settles(before)
+	from.forks()
 	path := socketOf(t, h)
 	from.kill()
 	to.fails("has ended", 5*time.Second, "open %d %s", 3<<20, h)
@@ -258,7 +288,7 @@ func TestShareWithDyingImporters(t *testing.T) {
 	const size = 20 << 30
 	from := startPeer(t, "driver:sim,chunk:2MiB")
 	h := from.handle(from.number("alloc %d", size))
-	before := from.quiet()
+	before := from.open()
 	rng := rand.New(rand.NewPCG(1, 2))
 	for range 10 {
 		to := startPeer(t, "driver:sim")
@@ -268,9 +298,7 @@ func TestShareWithDyingImporters(t *testing.T) {
 	}
 	to := startPeer(t, "driver:sim")
 	to.wants("0 more descriptors", "cycle 3 %s", h)
-	if after := from.quiet(); after != before {
-		t.Errorf("the exporter has %d descriptors open, before it had %d", after, before)
-	}
+	from.settles(before)
 	from.wants("ok", "free 0")
 }
 
@@ -280,11 +308,10 @@ func TestShareEnds(t *testing.T) {
 	dir := t.TempDir()
 	from := startPeer(t, "driver:sim:8GiB", "TMPDIR="+dir)
 	path := socketOf(t, from.handle(from.number("alloc 1")))
-	from.quiet()
 	if st, err := os.Stat(filepath.Dir(path)); err != nil || st.Mode().Perm() != 0o700 {
 		t.Errorf("the folder of the socket: %v, %v", st.Mode(), err)
 	}
-	from.wants("0 sockets, 0 chunks", "fork")
+	from.forks()
 	if _, err := os.Stat(path); err != nil {
 		t.Error(err)
 	}

@@ -299,17 +299,17 @@ func TestRealTimeFollowsTheWall(t *testing.T) {
 	ok(t, d.Use(0, s, 0, 0))
 	e := eventOn(t, d, s)
 	for !must[bool](t)(d.EventQuery(0, e)) {
-		if time.Since(began) > 5*time.Second {
+		if time.Since(began) > time.Minute {
 			t.Fatal("the lag never passed")
 		}
 	}
 	if took := time.Since(began); took < 2*ms {
 		t.Errorf("2 ms of lag passed in %v", took)
 	}
-	ok(t, d.UseFor(0, s, 0, 0, time.Hour))
 	before := d.Now()
+	ok(t, d.UseFor(0, s, 0, 0, time.Hour))
 	ok(t, d.StreamSynchronize(0, s))
-	if d.Now()-before < 59*time.Minute || time.Since(began) > time.Minute {
+	if d.Now()-before < time.Hour || time.Since(began) > 30*time.Minute {
 		t.Error("a wait is skipped over, and counts")
 	}
 }

@@ -40,7 +40,7 @@ static pthread_t threads[2];
 __attribute__((visibility("default"))) void loading(void) {
   CHECK(pthread_create(&threads[0], NULL, asks_for_python, NULL) == 0);
   CHECK(pthread_create(&threads[1], NULL, asks_for_names, NULL) == 0);
-  usleep(300000); /* they wait for this thread by now */
+  usleep(300000); /* they wait for this thread by now, or will: it waits for neither */
   char text[4096];
   OK(cistern_stack_text(stack, text, sizeof text));
   CHECK(strstr(text, "allocate") != NULL);
@@ -50,7 +50,7 @@ __attribute__((visibility("default"))) void loading(void) {
 
 int main(int argc, char **argv) {
   CHECK(argc == 2);
-  alarm(10); /* a deadlock ends */
+  alarm(300); /* a deadlock ends */
   OK(cistern_stacks(CISTERN_STACKS_NATIVE, 0));
   void *p = _Z7allocatev();
   CHECK(p != NULL);

@@ -106,8 +106,8 @@ int main(int argc, char **argv) {
       usleep(1000);
       CHECK(fails());
       CHECK(stat(name, &now) == 0); /* it is there all the time */
-    } while (now.st_mtim.tv_sec == fifth.st_mtim.tv_sec && now.st_mtim.tv_nsec == fifth.st_mtim.tv_nsec && seconds() - begin < 30);
-    CHECK(seconds() - begin < 30 && files("") == 5);
+    } while (now.st_mtim.tv_sec == fifth.st_mtim.tv_sec && now.st_mtim.tv_nsec == fifth.st_mtim.tv_nsec && seconds() - begin < 300);
+    CHECK(seconds() - begin < 300 && files("") == 5);
   } else if (strcmp(what, "trouble") == 0) { /* the folder cannot be made */
     OK(cistern_report(dir, 0));
     for (int i = 0; i < 20; i++)
@@ -122,8 +122,7 @@ int main(int argc, char **argv) {
     while (write(ends[1], page, sizeof page) > 0)
       ;
     fcntl(ends[1], F_SETFL, 0);
-    double begin = seconds();
-    CHECK(fails() && seconds() - begin < 5);
+    CHECK(fails()); /* who writes there waits for ever */
     close(ends[0]); /* SIGPIPE would end the process */
     CHECK(fails() && files(".cistern") == 2);
   } else if (strcmp(what, "limit") == 0) { /* the kernel ends a process that writes more to a file than it may */
@@ -158,7 +157,7 @@ int main(int argc, char **argv) {
     /* It is nobody's child here, also while it runs. */
     CHECK(waitpid(-1, NULL, WNOHANG) == -1 && errno == ECHILD);
     for (double begin = seconds(); files(".html") == 0; usleep(10000))
-      CHECK(seconds() - begin < 30);
+      CHECK(seconds() - begin < 300);
     CHECK(waitpid(-1, NULL, WNOHANG) == -1 && errno == ECHILD);
   } else if (strcmp(what, "fork") == 0) {
     OK(cistern_report(dir, 0));
