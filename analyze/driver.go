@@ -2,6 +2,7 @@ package analyze
 
 import (
 	"cmp"
+	"math"
 	"slices"
 
 	"github.com/cistern-gpu/cistern/trace"
@@ -37,7 +38,7 @@ type DriverCalls struct {
 	Waits  bool   `json:"may_wait"`
 }
 
-// DriverDevice is the memory of a device, of all processes together.
+// DriverDevice is the memory of a device, of all processes that there were at a time together.
 type DriverDevice struct {
 	Device int `json:"device"`
 	// Requested is what was asked for and not given back; Held is what the driver took for it, as far as calls tell: pages
@@ -52,7 +53,11 @@ type DriverDevice struct {
 	plain, mapped uint64
 	pooled        map[uint32]uint64 // by process
 	pools         uint64
+	shares        map[uint32]*driverShare // by process
 }
+
+// driverShare is what one process has of a device, but pools.
+type driverShare struct{ requested, plain, mapped uint64 }
 
 type page struct {
 	process uint32
@@ -75,11 +80,19 @@ type DriverRun struct {
 	calls   [trace.NumCallKinds]DriverCalls
 	devices map[int]*DriverDevice
 	other   [trace.NumMemoryKinds]struct{ now, peak uint64 }
+	others  map[uint32]*[trace.NumMemoryKinds]uint64 // what each process has of other
+	ends    []driverEnding                           // to come, in order
+	gone    map[uint32]bool                          // processes that have ended
+}
+
+type driverEnding struct {
+	process uint32
+	ns      uint64
 }
 
 // NewDriverRun begins a summary.
 func NewDriverRun() *DriverRun {
-	return &DriverRun{tracker: trace.NewTracker(), devices: map[int]*DriverDevice{}}
+	return &DriverRun{tracker: trace.NewTracker(), devices: map[int]*DriverDevice{}, others: map[uint32]*[trace.NumMemoryKinds]uint64{}, gone: map[uint32]bool{}}
 }
 
 const driverPage = 2 << 20 // what the driver gets memory in
@@ -109,14 +122,56 @@ func (r *DriverRun) Count() uint64 {
 func (r *DriverRun) device(i int16) *DriverDevice {
 	d := r.devices[int(i)]
 	if d == nil {
-		d = &DriverDevice{Device: int(i), pages: map[page]int{}, pooled: map[uint32]uint64{}}
+		d = &DriverDevice{Device: int(i), pages: map[page]int{}, pooled: map[uint32]uint64{}, shares: map[uint32]*driverShare{}}
 		r.devices[int(i)] = d
 	}
 	return d
 }
 
+// EndAt says that a process has ended by then: calls from then on find its memory given back, all of it.
+func (r *DriverRun) EndAt(process uint32, ns uint64) {
+	i := len(r.ends)
+	for i > 0 && r.ends[i-1].ns > ns {
+		i--
+	}
+	r.ends = slices.Insert(r.ends, i, driverEnding{process, ns})
+}
+
+// Settle is for when no more calls are to come of the processes that have ended.
+func (r *DriverRun) Settle() { r.end(math.MaxUint64) }
+
+// end takes what the processes held that have ended by then. That they never freed it stays true.
+func (r *DriverRun) end(ns uint64) {
+	for len(r.ends) > 0 && r.ends[0].ns <= ns {
+		p := r.ends[0].process
+		r.ends = r.ends[1:]
+		if r.gone[p] {
+			continue
+		}
+		r.gone[p] = true
+		for _, d := range r.devices {
+			if s := d.shares[p]; s != nil {
+				d.requested -= s.requested
+				d.plain -= s.plain
+				d.mapped -= s.mapped
+			}
+			d.pools -= d.pooled[p]
+			delete(d.shares, p)
+			delete(d.pooled, p)
+			d.Now = d.plain + d.mapped + d.pools
+		}
+		if o := r.others[p]; o != nil {
+			for k := range o {
+				r.other[k].now -= o[k]
+			}
+			delete(r.others, p)
+		}
+	}
+}
+
 // Call takes in the next call.
 func (r *DriverRun) Call(c *trace.Call) {
+	r.end(c.TimeNS + c.TookNS)
 	s := &r.calls[c.Kind]
 	s.Count++
 	s.NS += c.TookNS
@@ -129,7 +184,7 @@ func (r *DriverRun) Call(c *trace.Call) {
 	}
 	r.tracker.Call(c, func(h *trace.Holding) { r.hold(h, true) }, func(h *trace.Holding) { r.hold(h, false) })
 	// A call may get, and give back, memory of another device than the one that is current.
-	pools := c.Pool != 0 || c.Kind == trace.DevicePrimaryCtxReset || c.Kind == trace.DevicePrimaryCtxRelease
+	pools := (c.Pool != 0 || c.Kind == trace.DevicePrimaryCtxReset || c.Kind == trace.DevicePrimaryCtxRelease) && !r.gone[c.Process]
 	for i, d := range r.devices {
 		if pools {
 			now := r.tracker.PoolReserved(c.Process, int16(i))
@@ -146,28 +201,43 @@ func (r *DriverRun) Call(c *trace.Call) {
 
 // hold counts memory that was got, or is gone.
 func (r *DriverRun) hold(h *trace.Holding, got bool) {
-	o := &r.other[h.Memory]
-	if got {
-		o.now += h.Size
-		o.peak = max(o.peak, o.now)
-	} else {
-		o.now -= h.Size
-	}
-	if !h.Memory.OnDevice() || h.Device < 0 {
+	if r.gone[h.Process] {
 		return
 	}
-	d := r.device(h.Device)
+	own := r.others[h.Process]
+	if own == nil {
+		own = new([trace.NumMemoryKinds]uint64)
+		r.others[h.Process] = own
+	}
 	sign := uint64(1)
 	if !got {
 		sign = ^uint64(0)
 	}
+	o := &r.other[h.Memory]
+	own[h.Memory] += sign * h.Size
+	o.now += sign * h.Size
+	o.peak = max(o.peak, o.now)
+	if !h.Memory.OnDevice() || h.Device < 0 {
+		return
+	}
+	d := r.device(h.Device)
+	s := d.shares[h.Process]
+	if s == nil {
+		s = &driverShare{}
+		d.shares[h.Process] = s
+	}
 	d.requested += sign * h.Size
+	s.requested += sign * h.Size
 	switch {
 	case h.Memory == trace.PoolMemory: // the pool says what it holds
 	case h.At >= trace.VirtualBase:
-		d.mapped += sign * ((h.Size + driverPage - 1) / driverPage * driverPage)
+		bytes := sign * ((h.Size + driverPage - 1) / driverPage * driverPage)
+		d.mapped += bytes
+		s.mapped += bytes
 	default:
+		before := d.plain
 		r.plain(d, h, got)
+		s.plain += d.plain - before
 	}
 }
 
@@ -263,6 +333,11 @@ func (s *DriverSummary) CallCount() uint64 {
 // SummarizeDriver is the summary of a driver trace that was read.
 func SummarizeDriver(d *trace.Driver) *DriverSummary {
 	r := NewDriverRun()
+	for i, p := range d.Processes {
+		if p.EndNS != 0 {
+			r.EndAt(uint32(i), p.EndNS)
+		}
+	}
 	for i := range d.Calls {
 		r.Call(&d.Calls[i])
 	}

@@ -2,8 +2,10 @@ package analyze
 
 import (
 	"math/rand/v2"
+	"slices"
 	"testing"
 
+	"github.com/cistern-gpu/cistern/event"
 	"github.com/cistern-gpu/cistern/trace"
 )
 
@@ -44,6 +46,46 @@ func TestDriverHeld(t *testing.T) {
 		if len(s.Devices) != 1 || s.Devices[0].PeakHeld != c.held || s.Devices[0].PeakRequested != c.requested {
 			t.Errorf("%s: %+v, want %d held and %d requested", c.what, s.Devices, c.held, c.requested)
 		}
+	}
+}
+
+// TestDriverEnded: what a process held is nobody's once it has ended, though it never freed it.
+func TestDriverEnded(t *testing.T) {
+	const mib = 1 << 20
+	calls := func(process uint32, from uint64) []trace.Call {
+		return []trace.Call{
+			{Kind: trace.MemAlloc, Addr: 8 * mib, Size: 4 * mib, Process: process, TimeNS: from, TookNS: 5},
+			{Kind: trace.MemCreate, Handle: 1, Size: 2 * mib, Extra: 1, Process: process, TimeNS: from + 10},
+			{Kind: trace.MemAllocAsync, Addr: 4096, Size: mib, Pool: 7, Extra: 32 * mib, Process: process, TimeNS: from + 20},
+			{Kind: trace.MemHostAlloc, Addr: 1 << 40, Size: mib, Process: process, TimeNS: from + 30},
+		}
+	}
+	const held, requested = 38 * mib, 7 * mib
+	d := &trace.Driver{Processes: make([]trace.Process, 3), Stacks: []trace.Stack{nil}, Calls: append(append(calls(0, 100), calls(1, 200)...), calls(2, 300)...)}
+	for _, c := range []struct {
+		ends  [2]uint64
+		times uint64
+	}{{[2]uint64{0, 0}, 3}, {[2]uint64{200, 0}, 2}, {[2]uint64{200, 300}, 1}, {[2]uint64{199, 299}, 1}} {
+		d.Processes[0].EndNS, d.Processes[1].EndNS = c.ends[0], c.ends[1]
+		s := SummarizeDriver(d)
+		if v := s.Devices[0]; v.PeakHeld != c.times*held || v.PeakRequested != c.times*requested || s.HostPeak != c.times*mib || s.KeptBytes != 3*(requested+mib) {
+			t.Errorf("ends at %v: %+v, host %d, kept %d", c.ends, v, s.HostPeak, s.KeptBytes)
+		}
+	}
+	r := NewDriverRun()
+	one := calls(0, 100)
+	for i := range one {
+		r.Call(&one[i])
+	}
+	r.EndAt(0, 1000)
+	if v := r.Device(0); v.Now != held {
+		t.Errorf("%d bytes are held before it ended", v.Now)
+	}
+	r.Settle()
+	r.Call(&trace.Call{Kind: trace.MemFree, Addr: 8 * mib, TimeNS: 400}) // whose record came late
+	r.Call(&trace.Call{Kind: trace.MemPoolTrimTo, Pool: 7, Extra: 32 * mib, TimeNS: 401})
+	if v := r.Device(0); v.Now != 0 || v.Requested() != 0 {
+		t.Errorf("%d bytes are held after it ended, %d requested", v.Now, v.Requested())
 	}
 }
 
@@ -111,5 +153,21 @@ func TestDriverHeldReturns(t *testing.T) {
 	}
 	if s := run.Summary(noFrames, noPID); s.KeptCount != 0 || s.Devices[0].PeakHeld < s.Devices[0].PeakRequested {
 		t.Errorf("%+v", s)
+	}
+}
+
+// TestFailureBesideEnded: who had ended when a request failed held nothing of the device; who ended later did.
+func TestFailureBesideEnded(t *testing.T) {
+	const mib = 1 << 20
+	d := &trace.Driver{Processes: []trace.Process{{PID: 10, EndNS: 5000}, {PID: 11, EndNS: 9_000_000}, {PID: 12, Program: "/bin/c"}}, Stacks: []trace.Stack{nil}}
+	for i := range d.Processes {
+		d.Calls = append(d.Calls, trace.Call{Kind: trace.MemAlloc, Addr: 8 * mib, Size: 4 * mib, Process: uint32(i), TimeNS: 1000})
+	}
+	d.Calls = append(d.Calls, trace.Call{Kind: trace.MemAlloc, Size: 100 * mib, Process: 2, Result: 2, TimeNS: 7_000_000})
+	tr := &trace.Trace{Events: []event.Event{{Kind: event.OOM, Size: 100 * mib, TimeUS: 7000}}}
+	x := &FailureReport{}
+	x.driver(tr, d)
+	if want := []trace.Neighbour{{PID: 11, Name: ".", Bytes: 4 * mib}, {PID: 12, Name: "c", Bytes: 4 * mib, Self: true}}; !slices.Equal(x.Processes, want) {
+		t.Errorf("on the device are %+v, want %+v", x.Processes, want)
 	}
 }

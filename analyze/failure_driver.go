@@ -32,12 +32,14 @@ func (x *FailureReport) driver(t *trace.Trace, d *trace.Driver) {
 	if failed == nil || int(failed.Process) >= len(d.Processes) {
 		return
 	}
-	p := d.Processes[failed.Process]
+	p, at := d.Processes[failed.Process], failed.TimeNS+failed.TookNS
 	x.PID, x.Message = int(p.PID), []string{failed.Kind.String() + ": CUDA_ERROR_OUT_OF_MEMORY"}
 	x.Thread = t.ThreadName(failed.Thread)
 	for process, bytes := range held {
-		if bytes > 0 && int(process) < len(d.Processes) {
-			q := d.Processes[process]
+		if bytes == 0 || int(process) >= len(d.Processes) {
+			continue
+		}
+		if q := d.Processes[process]; q.EndNS == 0 || q.EndNS > at {
 			x.Processes = append(x.Processes, trace.Neighbour{PID: int(q.PID), Name: path.Base(q.Program), Bytes: bytes, Self: process == failed.Process})
 		}
 	}

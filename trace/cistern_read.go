@@ -208,7 +208,7 @@ func (r *cisternReader) content(typ byte, at int64, path string) (end bool, err 
 			}
 		}
 		end = true
-	case blockDriver, blockProcesses, blockCalls, blockDriverEnd, blockUntraced:
+	case blockDriver, blockProcesses, blockCalls, blockDriverEnd, blockUntraced, blockEnds:
 		err = r.driverBlock(typ, c)
 	default:
 		if typ < 128 {

@@ -22,6 +22,7 @@ type Driver struct {
 type Process struct {
 	PID, Parent uint32
 	StartNS     uint64 // when it was first seen
+	EndNS       uint64 // when it was seen to have ended, and with it what it held; 0 where that is not known
 	Program     string // the file
 }
 

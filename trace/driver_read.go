@@ -10,7 +10,7 @@ type readDriver struct {
 
 const (
 	callSize    = 112 // bytes of a Call in memory
-	processSize = 56
+	processSize = 64
 
 	untracedSize = 80 // and what a list has to spare
 )
@@ -39,6 +39,17 @@ func (r *cisternReader) driverBlock(typ byte, c *cursor) error {
 				return err
 			}
 			d.Processes = append(d.Processes, p)
+		}
+	case blockEnds:
+		for range c.count(2) {
+			process, ns := c.ref(), c.u()
+			if c.bad {
+				return errPayload
+			}
+			if int(process) >= len(d.Processes) {
+				return fmt.Errorf("the end of process number %d; there are %d", process, len(d.Processes))
+			}
+			d.Processes[process].EndNS = ns
 		}
 	case blockUntraced:
 		for range c.count(3) {

@@ -57,6 +57,9 @@ func driverScript(tb testing.TB, calls []Call, every int) (files [][]byte, whole
 		c.Process, c.Stack = p[c.Process%2], stack[c.Stack%3]
 		calls[i] = c
 		w.Call(&c)
+		if i == every {
+			w.ProcessEnded(p[1], 77)
+		}
 		if (i+1)%every == 0 {
 			if err := w.Flush(); err != nil {
 				tb.Fatal(err)
@@ -119,7 +122,7 @@ func TestDriverRoundTrip(t *testing.T) {
 	}
 	f := readDriverFile(t, files[len(files)-1])
 	if !reflect.DeepEqual(f.Driver.End, want.End) || !slices.Equal(f.Driver.Program, want.Program) || f.Driver.WallNS != 1000 ||
-		len(f.Driver.Processes) != 2 || f.Driver.Processes[1] != (Process{PID: 11, Parent: 10, StartNS: 5}) {
+		len(f.Driver.Processes) != 2 || f.Driver.Processes[1] != (Process{PID: 11, Parent: 10, StartNS: 5, EndNS: 77}) {
 		t.Errorf("read %+v", f.Driver)
 	}
 	if got := f.Driver.StackFrames(2); len(got) != 2 || got[0].Func != "g" {

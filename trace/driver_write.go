@@ -20,7 +20,10 @@ const (
 	blockDriverEnd
 )
 
-const blockUntraced = 135
+const (
+	blockUntraced = 135
+	blockEnds     = 136
+)
 
 // FormatDriver is the Source of the traces in a driver trace.
 const FormatDriver = "driver-trace"
@@ -31,6 +34,7 @@ type DriverWriter struct {
 	w        *Writer
 	d        Driver // what goes into every file; Calls are those since the last flush
 	written  struct{ processes, calls, untraced int }
+	ended    []uint32 // processes, since the last flush
 	stackIDs map[string]uint32
 	frameIDs map[Frame]uint32
 	tracker  *Tracker
@@ -83,6 +87,12 @@ func (w *Writer) driver(d *Driver) {
 func (d *DriverWriter) Process(p Process) uint32 {
 	d.d.Processes = append(d.d.Processes, p)
 	return uint32(len(d.d.Processes) - 1)
+}
+
+// ProcessEnded says when a process was seen to have ended.
+func (d *DriverWriter) ProcessEnded(process uint32, ns uint64) {
+	d.d.Processes[process].EndNS = ns
+	d.ended = append(d.ended, process)
 }
 
 // Untraced adds a process that was not seen.
@@ -200,6 +210,8 @@ func (d *DriverWriter) flush() error {
 	table.key = &d.d.Stacks[0]
 	w.processes(d.d.Processes, d.written.processes)
 	d.written.processes = len(d.d.Processes)
+	w.ends(d.d.Processes, d.ended)
+	d.ended = d.ended[:0]
 	w.untraced(d.d.Untraced[d.written.untraced:])
 	d.written.untraced = len(d.d.Untraced)
 	// A table belongs to a trace in package trace; that of the calls is written like one.
@@ -268,6 +280,14 @@ func (w *Writer) processes(p []Process, from int) {
 	})
 }
 
+// ends writes which processes have ended.
+func (w *Writer) ends(p []Process, ended []uint32) {
+	w.list(blockEnds, len(ended), func() {}, func(i int, _ bool) {
+		w.u(uint64(ended[i]))
+		w.u(p[ended[i]].EndNS)
+	})
+}
+
 func (w *Writer) untraced(list []Untraced) {
 	w.list(blockUntraced, len(list), func() {}, func(i int, _ bool) {
 		w.u(uint64(list[i].PID))
@@ -326,6 +346,13 @@ func (w *Writer) writeDriver(d *Driver) error {
 	table := len(w.tables)
 	w.driver(d)
 	w.processes(d.Processes, 0)
+	var ended []uint32
+	for i := range d.Processes {
+		if d.Processes[i].EndNS != 0 {
+			ended = append(ended, uint32(i))
+		}
+	}
+	w.ends(d.Processes, ended)
 	w.untraced(d.Untraced)
 	w.syncTable(table, d.Frames, d.Stacks)
 	w.calls(d.Calls, 0)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/cistern-gpu/cistern/analyze"
 	"github.com/cistern-gpu/cistern/internal/audit"
+	"github.com/cistern-gpu/cistern/internal/live"
 	"github.com/cistern-gpu/cistern/internal/nvml"
 	"github.com/cistern-gpu/cistern/internal/symbols"
 	"github.com/cistern-gpu/cistern/internal/units"
@@ -39,6 +40,7 @@ type recorder struct {
 
 type tracedProcess struct {
 	number  uint32
+	start   uint64 // as package live has it; 0: not known to be the one that has its PID here, or ended
 	program string
 	modules audit.Modules
 	callers map[uint64]uint32 // stacks of a caller alone, by its address
@@ -122,12 +124,35 @@ func (r *recorder) of(rec *audit.Record) *tracedProcess {
 }
 
 func (r *recorder) process(rec *audit.Record, program string, parent uint32) *tracedProcess {
+	if before := r.processes[rec.PID]; before != nil && before.start != 0 {
+		r.ended(before, rec.TimeNS) // it became another program
+	}
+	r.lookForEnds()
 	p := &tracedProcess{program: program, callers: map[uint64]uint32{}, stacks: map[uint64]uint32{}, codes: map[uint64]pyCode{}}
 	p.number = r.w.Process(trace.Process{PID: rec.PID, Parent: parent, StartNS: rec.TimeNS, Program: program})
 	r.processes[rec.PID] = p
 	r.pids = append(r.pids, rec.PID)
+	if about, err := live.Of(int(rec.PID)); err == nil && tracedHere(int(rec.PID)) {
+		p.start = about.Start
+	}
 	r.heard(rec.PID)
 	return p
+}
+
+// lookForEnds sees which processes have ended.
+func (r *recorder) lookForEnds() {
+	for pid, p := range r.processes {
+		if p.start != 0 && live.Ended(int(pid), p.start) {
+			r.ended(p, uint64(monotonic()))
+		}
+	}
+}
+
+// ended says that a process ended, at some time before ns: what it held is the driver's again.
+func (r *recorder) ended(p *tracedProcess, ns uint64) {
+	p.start = 0
+	r.w.ProcessEnded(p.number, ns)
+	r.run.EndAt(p.number, ns)
 }
 
 // stack is the number of a call's stack in the trace. Where the process's record of it was dropped, it is the caller alone.

@@ -257,6 +257,7 @@ func (t *tracing) run(live, follow bool) error {
 		} else {
 			idle = min(2*idle, idleMost)
 			wait = idle
+			t.rec.run.Settle() // of those that had ended at the last look, all has been read
 		}
 		timer.Reset(wait)
 		select {
@@ -267,6 +268,7 @@ func (t *tracing) run(live, follow bool) error {
 		if now := time.Now(); now.Sub(flushed) >= flushEvery {
 			flushed = now
 			t.rec.live.refresh(now, t.ring.Dropped())
+			t.rec.lookForEnds()
 			known := len(t.rec.untraced)
 			t.rec.missing(out.take())
 			if err := t.rec.flush(); err != nil && failed == nil {

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/cistern-gpu/cistern/analyze"
+	"github.com/cistern-gpu/cistern/internal/units"
 	"github.com/cistern-gpu/cistern/trace"
 )
 
@@ -197,6 +198,38 @@ func TestTraceLanguages(t *testing.T) {
 			s := analyze.SummarizeDriver(d)
 			if len(d.Calls) != 12 || count[trace.MemAlloc] != 8 || count[trace.MemFree] != 4 || len(threads) != 4 || s.KeptBytes != 4<<20 || d.End.Dropped+d.End.Lost != 0 {
 				t.Errorf("%s: calls %v of %d threads, %d bytes kept, %+v", name, count, len(threads), s.KeptBytes, d.End)
+			}
+		}
+	}
+}
+
+// TestTracePeakOfEnded: processes one after the other hold at most what one of them held, also where a process becomes the next
+// one; those at the same time hold it together.
+func TestTracePeakOfEnded(t *testing.T) {
+	x := newTraced(t)
+	for _, c := range []struct {
+		script string
+		most   uint64 // MiB, requested
+	}{
+		{`"$0" dlsym stay $1; sleep $2; "$0" dlsym stay $1; sleep $2; "$0" dlsym stay $1`, 1},
+		{`exec "$0" dlsym become $1`, 1},
+		{`"$0" dlsym stay $1 & "$0" dlsym stay $1; wait`, 2},
+	} {
+		// That a process is there, and then that it has ended, is seen a few times a second, if this one runs.
+		for ms := 300; ; ms *= 4 {
+			d, _, stderr, code := x.run(nil, "--", "/bin/sh", "-c", c.script, x.program, strconv.Itoa(ms), fmt.Sprint(float64(ms)/1000))
+			s := analyze.SummarizeDriver(d)
+			if code != 0 || len(s.Devices) != 1 || s.KeptCount != len(d.Processes) {
+				t.Fatalf("%s: code %d, %+v\n%s", c.script, code, s, stderr)
+			}
+			v := s.Devices[0]
+			said := fmt.Sprintf("%s requested", units.FormatBytes(v.PeakRequested))
+			if v.PeakRequested == c.most*(s.KeptBytes/uint64(s.KeptCount)) && strings.Contains(stderr, said) {
+				break
+			}
+			if ms > 20000 {
+				t.Errorf("%s: %+v requested of %d by each process\n%s", c.script, v, s.KeptBytes/uint64(s.KeptCount), stderr)
+				break
 			}
 		}
 	}

@@ -4,11 +4,13 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 )
@@ -73,6 +75,15 @@ func innerPID(dir string) (int, error) {
 		}
 	}
 	return strconv.Atoi(filepath.Base(dir)) // a kernel without PID namespaces
+}
+
+// Ended reports whether the process has ended that had this PID and started then, as Of says it. A zombie has.
+func Ended(pid int, start uint64) bool {
+	now, err := startOf(fmt.Sprintf("/proc/%d", pid))
+	if err != nil {
+		return errors.Is(err, ErrEnded) || errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESRCH)
+	}
+	return now != start
 }
 
 // Of describes a process by what /proc says of it, pid 0 this one: its PID, start, name and command line. The error is that

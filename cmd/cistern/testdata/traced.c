@@ -272,6 +272,12 @@ int main(int argc, char **argv) {
 		hold(argv[3]);
 		while (wait(NULL) > 0) {
 		}
+	} else if (strcmp(what, "become") == 0) { // the same, and then another program that does it
+		dptr p;
+		cuMemAlloc(&p, 2 * MiB);
+		usleep((useconds_t)n * 1000);
+		execl(argv[0], argv[0], how, "stay", argv[3], (char *)NULL);
+		return 6;
 	} else if (strcmp(what, "signal") == 0) {
 		dptr p;
 		cuMemAlloc(&p, 2 * MiB);
