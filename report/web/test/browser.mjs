@@ -21,7 +21,10 @@ export function check(ok, what) {
   if (!ok) wrong.push(`${where}: ${what}`);
 }
 
-const browser = await chromium.launch({executablePath, args: ['--no-sandbox', '--disable-gpu']});
+// A machine may be busy with other things for long: what does not come at all is to be found out, not what comes late.
+const patience = 180_000;
+
+const browser = await chromium.launch({executablePath, timeout: patience, args: ['--no-sandbox', '--disable-gpu', '--disable-gpu-watchdog']});
 
 /** Runs tests one after the other, prints what is wrong, one line each, and exits with 1 if anything is. */
 export async function run(...tests) {
@@ -39,6 +42,7 @@ export async function run(...tests) {
 /** A page, opened offline, with everything it says or asks for held against it. */
 export async function open(path, options = {}) {
   const context = await browser.newContext({viewport: {width: 1280, height: 900}, offline: true, ...options});
+  context.setDefaultTimeout(patience);
   const page = await context.newPage();
   const url = pathToFileURL(path).href;
   page.on('console', (m) => {
@@ -50,8 +54,29 @@ export async function open(path, options = {}) {
     if (r.url() !== url && !r.url().startsWith('data:')) check(false, `request to ${r.url().slice(0, 100)}`);
   });
   await page.goto(url);
-  await page.waitForFunction(() => document.documentElement.dataset.ready, null, {timeout: 30000});
+  await page.waitForFunction(() => document.documentElement.dataset.ready);
+  await drawn(page);
   return page;
+}
+
+/** Waits until the page has drawn what was done to it: it does that at once, or in the next frame. */
+export function drawn(page) {
+  return page.evaluate(() => new Promise((done) => {
+    requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(done, 0)));
+  }));
+}
+
+let left = patience; // of all tests together, so that a page that is wrong does not take for ever
+
+/** What is read from a page as soon as it is as wanted, or in the end. */
+export async function until(read, wanted) {
+  for (;;) {
+    const begin = Date.now();
+    const value = await read();
+    if (left < 0 || wanted(value)) return value;
+    await new Promise((done) => { setTimeout(done, 20); });
+    left -= Date.now() - begin;
+  }
 }
 
 /** How many pixels of a canvas have a colour of the style sheet, within a tolerance for smoothing. */

@@ -1,7 +1,7 @@
 // Opens pages of runs in which a request failed and looks at the section on that. Run by the Go test
 // TestFailureInBrowser: node failure.mjs CHROMIUM EXPECT.json
 
-import {at, check, expect, nothingMissing, open, pixels, run} from './browser.mjs';
+import {at, check, drawn, expect, nothingMissing, open, pixels, run} from './browser.mjs';
 
 async function failure() {
   const t = expect.failure;
@@ -36,6 +36,7 @@ async function failure() {
   const graph = page.locator('#failure-flame');
   await graph.scrollIntoViewIfNeeded();
   await graph.locator('g.frame rect').first().hover();
+  await drawn(page);
   const all = Number(await graph.locator('.tip tr[data-bytes]').first().getAttribute('data-bytes'));
   check(all === t.live, `the flame graph is of ${all} bytes, want ${t.live}`);
   await nothingMissing(page, '#failure');
