@@ -443,10 +443,9 @@ func TestFailedDriverCall(t *testing.T) {
 // The time for replays is kept, and what it left out is said; a run that is interrupted ends.
 func TestBudget(t *testing.T) {
 	d := died(t, smallTraces(t)[0], 21<<30)
-	begin := time.Now()
 	x := reportOn(t, d, RemedyOptions{Budget: time.Nanosecond}).Failures[0]
-	if len(x.NotTried) != 1 || !strings.Contains(x.NotTried[0], "--budget 1ns") || len(x.Remedies) > 0 || time.Since(begin) > 10*time.Second {
-		t.Errorf("after %v: %q, %d remedies", time.Since(begin), x.NotTried, len(x.Remedies))
+	if len(x.NotTried) != 1 || !strings.Contains(x.NotTried[0], "--budget 1ns") || len(x.Remedies) > 0 || x.Replays > 1 { // the one in which the time was over
+		t.Errorf("after %d replays: %q, %d remedies", x.Replays, x.NotTried, len(x.Remedies))
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
