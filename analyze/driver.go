@@ -71,7 +71,8 @@ type DriverKept struct {
 	PID    uint32        `json:"pid"`
 	Count  int           `json:"count"`
 	Bytes  uint64        `json:"bytes"`
-	Stack  []trace.Frame `json:"stack"`
+	Frames []string      `json:"frames"` // innermost first, "func file:line"
+	Stack  []trace.Frame `json:"-"`
 }
 
 // DriverRun makes the summary of a program, call by call.
@@ -303,7 +304,8 @@ func (r *DriverRun) Summary(frames func(stack uint32) []trace.Frame, pid func(pr
 	r.tracker.Held(func(h *trace.Holding) {
 		k := key{h.Process, h.Stack, h.Device, h.Memory}
 		if kept[k] == nil {
-			kept[k] = &DriverKept{Memory: h.Memory.String(), Device: int(h.Device), PID: pid(h.Process), Stack: frames(h.Stack)}
+			stack := frames(h.Stack)
+			kept[k] = &DriverKept{Memory: h.Memory.String(), Device: int(h.Device), PID: pid(h.Process), Frames: append([]string{}, frameTexts(stack)...), Stack: stack}
 			keys = append(keys, k)
 		}
 		kept[k].Count++

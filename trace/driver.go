@@ -71,12 +71,12 @@ func (c *Call) Failed() bool { return c.Result != 0 }
 
 // DriverEnd is what is known at the end only.
 type DriverEnd struct {
-	Dropped  uint64   // calls that the recorder had no room for
-	Lost     uint64   // calls whose record was not finished: their process was killed then
-	Unknown  []string // ways to functions that could not be followed
-	Status   int      // exit status of the program, or 128 and the signal that ended it
-	Finished uint64   // ns, when it had ended
-	Spent    uint64   // ns that recording kept the program's threads, of all together; 0 where it is not known
+	Dropped  uint64   `json:"dropped"`     // calls that the recorder had no room for
+	Lost     uint64   `json:"lost"`        // calls whose record was not finished: their process was killed then
+	Unknown  []string `json:"unknown"`     // ways to functions that could not be followed
+	Status   int      `json:"status"`      // exit status of the program, or 128 and the signal that ended it
+	Finished uint64   `json:"finished_ns"` // when it had ended
+	Spent    uint64   `json:"spent_ns"`    // for how long recording kept the program's threads, of all together; 0 where it is not known
 }
 
 // CallKind is a function of the driver.

@@ -78,6 +78,9 @@ func inspect(f *trace.File, _ func(done, total int)) (inspected, error) {
 	if f.Driver != nil {
 		in.driver = analyze.SummarizeDriver(f.Driver)
 		in.driver.Path = f.Path
+		if in.driver.End.Unknown == nil {
+			in.driver.End.Unknown = []string{} // in JSON
+		}
 	}
 	for _, t := range f.Traces {
 		in.traces = append(in.traces, analyze.Inspect(t))

@@ -4,6 +4,7 @@ package main
 
 import (
 	"bufio"
+	"bytes"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -213,6 +214,12 @@ func TestTraceDirect(t *testing.T) {
 		if out, err := x.command(args...).CombinedOutput(); err != nil || args[0] == "inspect" && !strings.Contains(string(out), "never freed: 5.00 MiB") {
 			t.Errorf("%v: %v\n%s", args, err, out)
 		}
+	}
+	// Names in JSON are like everywhere else, and so are frames.
+	out, err = x.command("inspect", "--json", file).Output()
+	odd := regexp.MustCompile(`"\w*[A-Z]\w*": .*|"\w+": null`).FindAll(out, -1)
+	if err != nil || len(odd) > 0 || !bytes.Contains(out, []byte(`"spent_ns"`)) || !regexp.MustCompile(`"frames": \[\s*"everything .*/traced"`).Match(out) {
+		t.Errorf("%v, %q\n%s", err, odd, out)
 	}
 	if again := x.read(filepath.Join(x.dir, "c.cistern")); len(again.Calls) != len(d.Calls) {
 		t.Errorf("%d calls after converting, %d before", len(again.Calls), len(d.Calls))

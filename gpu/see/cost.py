@@ -4,7 +4,7 @@
     python cost.py --kinds cistern,history,native,python,both,sampled     Cistern's own history and stacks, for information
 
 Two measurements, as neither is enough alone. What the tracer itself counts: the time for which it kept the program's threads
-(`cistern inspect --json`, Spent), over the time of the steps; exact, but blind for what tracing does to caches and to the
+(`cistern inspect --json`, spent_ns), over the time of the steps; exact, but blind for what tracing does to caches and to the
 linker. And the clock: the same work is done by several processes at once, a step of one at a time while the others rest,
 without tracing, traced, traced with native stacks, and once more without ("again"). So all work under the same clocks,
 temperature and neighbours. Of each step the ratio to the mean of the two without tracing is taken; the median of all steps
@@ -103,7 +103,7 @@ class One:
     def counted(self):
         """What the tracer counted of itself: seconds, and of how many calls."""
         found = seen.summary(self.trace)
-        return found["end"]["Spent"] / 1e9, sum(call["count"] for call in found["calls"])
+        return found["end"]["spent_ns"] / 1e9, sum(call["count"] for call in found["calls"])
 
 
 def started(ones):
