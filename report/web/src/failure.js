@@ -3,7 +3,7 @@
 // are computed from the page's own tables.
 
 import './failure.css';
-import {bytes, count, duration} from './format.js';
+import {bytes, count, duration, fixed} from './format.js';
 import {calledText, fill, h, shortFrame, who} from './dom.js';
 import {addressMap} from './addrmap.js';
 import {flame} from './flame.js';
@@ -111,7 +111,7 @@ function holders(x) {
   const held = x.held;
   const kinds = Object.keys(byName).filter((k) => held[`by_${k}`].length);
   const list = h('div', {class: 'holders', id: 'failure-holders'});
-  const share = (n) => `${((100 * n) / Math.max(1, held.allocated_bytes)).toFixed(1)} %`;
+  const share = (n) => `${fixed((100 * n) / Math.max(1, held.allocated_bytes), 1)} %`;
   const line = (s, most) => {
     const named = who(s, h('div', {class: 'meter', css: {'--w': `${(100 * s.bytes) / most}%`, '--key': 'var(--live)'}}));
     const cells = [h('span', {class: 'n'}, bytes(s.bytes)), h('span', {class: 'n muted'}, share(s.bytes)),

@@ -4,7 +4,7 @@
 import flamegraph from 'd3-flame-graph';
 import {select} from 'd3-selection';
 import {hueOf, mix} from './color.js';
-import {bytes, count, signed} from './format.js';
+import {bytes, count, fixed, signed} from './format.js';
 import {cssColor, fill, h, onScheme, placeTip, shortFrame} from './dom.js';
 
 const cell = 19;
@@ -45,7 +45,7 @@ export function flame(host, label, compared = null, tool = null) {
   }
 
   function say(d) {
-    const of = (n) => `${((100 * n) / Math.max(1, tree.value)).toFixed(1)} %`;
+    const of = (n) => `${fixed((100 * n) / Math.max(1, tree.value), 1)} %`;
     return compared
       ? `${d.data.name}: ${signed(d.data.after - d.data.before)} (${bytes(d.data.before)} ${compared.before}, `
         + `${bytes(d.data.after)} ${compared.after})`
@@ -59,7 +59,7 @@ export function flame(host, label, compared = null, tool = null) {
       ? [row(compared.before, bytes(d.data.before), d.data.before), row(compared.after, bytes(d.data.after), d.data.after),
         row('grew by', signed(d.data.after - d.data.before))]
       : [row('live', bytes(d.data.after), d.data.after),
-        row('of all', `${((100 * d.data.after) / Math.max(1, tree.after)).toFixed(1)} %`)],
+        row('of all', `${fixed((100 * d.data.after) / Math.max(1, tree.after), 1)} %`)],
     row('blocks', count(d.data.blocks))));
     placeTip(tip, event.clientX, event.clientY);
   }

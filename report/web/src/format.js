@@ -2,6 +2,14 @@
 
 const units = ['bytes', 'KiB', 'MiB', 'GiB', 'TiB', 'PiB'];
 
+/** A number with so many decimals, as the command writes it: of two that are equally near the even one, where toFixed has the larger. */
+export function fixed(v, digits) {
+  const text = v.toFixed(digits);
+  const halves = v * 2 ** (digits + 1); // only these lie between two decimals
+  if (!Number.isInteger(halves) || halves % 2 === 0 || /[02468]$/.test(text)) return text;
+  return (v < 0 ? v + 10 ** -digits / 2 : v - 10 ** -digits / 2).toFixed(digits);
+}
+
 /** A size with two decimals: "20.05 GiB". */
 export function bytes(n) {
   let i = 0;
@@ -10,7 +18,7 @@ export function bytes(n) {
     v /= 1024;
     i++;
   }
-  return i === 0 ? `${n} ${n === 1 ? 'byte' : 'bytes'}` : `${v.toFixed(2)} ${units[i]}`;
+  return i === 0 ? `${n} ${n === 1 ? 'byte' : 'bytes'}` : `${fixed(v, 2)} ${units[i]}`;
 }
 
 /** A difference of sizes: "+1.00 GiB". */
@@ -37,8 +45,8 @@ export function count(n) {
 export function duration(us) {
   const a = Math.abs(us);
   if (a < 1e3) return `${Math.round(us)} us`;
-  if (a < 1e6) return `${(us / 1e3).toFixed(2)} ms`;
-  if (a < 60e6) return `${(us / 1e6).toFixed(2)} s`;
+  if (a < 1e6) return `${fixed(us / 1e3, 2)} ms`;
+  if (a < 60e6) return `${fixed(us / 1e6, 2)} s`;
   const m = Math.floor(a / 60e6);
   return `${us < 0 ? '-' : ''}${m} min ${((a - m * 60e6) / 1e6).toFixed(0)} s`;
 }

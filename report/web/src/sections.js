@@ -1,6 +1,6 @@
 // The parts of the page that are text and tables.
 
-import {bytes, count, duration} from './format.js';
+import {bytes, count, duration, fixed} from './format.js';
 import {h, who} from './dom.js';
 
 export function section(id, title, hint, ...children) {
@@ -18,10 +18,10 @@ export function cards(t) {
     card('Peak live', bytes(t.inspection.peak_live_bytes), 'the floor under every allocator'),
     t.inspection.recorded_peak_reserved_bytes
       ? card('Reserved when recorded', bytes(t.inspection.recorded_peak_reserved_bytes),
-        t.inspection.recorded_ratio ? `${t.inspection.recorded_ratio.toFixed(3)} x peak live` : '')
+        t.inspection.recorded_ratio ? `${fixed(t.inspection.recorded_ratio, 3)} x peak live` : '')
       : null,
     best ? card(`Least reserved: ${best.policy}`, bytes(best.peak_reserved_bytes),
-      `${best.ratio.toFixed(3)} x peak live`, 'good') : null,
+      `${fixed(best.ratio, 3)} x peak live`, 'good') : null,
     t.inspection.ooms.length ? card('Out of memory', `${count(t.inspection.kinds.oom)} x`, 'in the recorded run', 'bad')
       : null,
     card('Run', duration(t.inspection.duration_us), `${count(t.inspection.events)} events, `
@@ -40,7 +40,7 @@ export function comparison(t) {
     h('td', {}, h('i', {css: {'--key': `var(${policyColor(i)})`}}), r.policy,
       r.conf ? h('div', {class: 'conf'}, r.conf) : null),
     h('td', {class: 'n'}, bytes(r.peak_reserved_bytes), bar(r.peak_reserved_bytes, policyColor(i))),
-    h('td', {class: 'n'}, r.ratio.toFixed(3)),
+    h('td', {class: 'n'}, fixed(r.ratio, 3)),
     h('td', {class: 'n', title: callList(r)}, count(calls(r))),
     h('td', {class: 'n'}, duration(r.driver_time_us)),
     h('td', {class: 'n'}, `${count(r.stream_syncs)} / ${count(r.device_syncs)}`),
@@ -58,7 +58,7 @@ export function comparison(t) {
         h('td', {}, h('i', {class: 'dashed', css: {'--key': 'var(--recorded)'}}), 'recorded',
           t.inspection.conf ? h('div', {class: 'conf'}, t.inspection.conf) : null),
         h('td', {class: 'n'}, bytes(rec.peak_reserved_bytes), bar(rec.peak_reserved_bytes, '--recorded')),
-        h('td', {class: 'n'}, t.inspection.recorded_ratio ? t.inspection.recorded_ratio.toFixed(3) : ''),
+        h('td', {class: 'n'}, t.inspection.recorded_ratio ? fixed(t.inspection.recorded_ratio, 3) : ''),
         h('td', {class: 'n', title: 'segments got, given back, mapped and unmapped'}, count(rec.segment_events)),
         h('td', {}), h('td', {}), h('td', {}), h('td', {class: 'n'}, count(rec.ooms)), h('td', {}), h('td', {})) : null,
       t.results.map(row))));
@@ -99,7 +99,7 @@ function oomBar(o) {
 export function holders(t) {
   const peak = t.inspection.peak;
   const most = Math.max(1, ...peak.by_stack.map((x) => x.bytes));
-  const share = (n) => `${((100 * n) / Math.max(1, peak.live_bytes)).toFixed(1)} %`;
+  const share = (n) => `${fixed((100 * n) / Math.max(1, peak.live_bytes), 1)} %`;
   const meter = (n, m) => h('div', {class: 'meter', css: {'--w': `${(100 * n) / m}%`, '--key': 'var(--live)'}});
   const list = peak.by_stack.map((x) => h('details', {},
     h('summary', {}, h('span', {class: 'n'}, bytes(x.bytes)), h('span', {class: 'n muted'}, share(x.bytes)),

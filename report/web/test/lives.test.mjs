@@ -6,7 +6,7 @@ import {Lives, bands, groupsOf, measure, sizeRange} from '../src/lives.js';
 import {callTotals, callsByColumn, columnsOf} from '../src/columns.js';
 import {groupTree, heldAt, heldBetween, noStack, stackTree} from '../src/tree.js';
 import {hueOf, mix} from '../src/color.js';
-import {signed, timeLabels} from '../src/format.js';
+import {bytes, duration, fixed, signed, timeLabels} from '../src/format.js';
 import {Timeline} from '../src/series.js';
 import {never} from '../src/decode.js';
 
@@ -256,4 +256,13 @@ test('colours and signs', () => {
   assert.equal(signed(1024), '+1.00 KiB');
   assert.equal(signed(-1024), '\u22121.00 KiB');
   assert.equal(signed(0), '+0 bytes');
+});
+
+test('numbers are written as the command writes them: of two that are equally near the even one', () => {
+  const gib = 1024 ** 3;
+  assert.deepEqual([1.125, 1.375, 1.625, 1.875, 2.375, 2.625, 0.005 * 1024, 1000.125].map((n) => bytes(n * gib)),
+    ['1.12 GiB', '1.38 GiB', '1.62 GiB', '1.88 GiB', '2.38 GiB', '2.62 GiB', '5.12 GiB', '1000.12 GiB']);
+  assert.deepEqual([1125, 1375, 1005, 999_995_000, 2_625_000].map(duration), ['1.12 ms', '1.38 ms', '1.00 ms', '16 min 40 s', '2.62 s']);
+  assert.deepEqual([fixed(6.25, 1), fixed(6.75, 1), fixed(-6.25, 1), fixed(0.0625, 3), fixed(1.0625, 3), fixed(2.5, 0), fixed(0.25, 1), fixed(9.995, 2)],
+    ['6.2', '6.8', '-6.2', '0.062', '1.062', '2', '0.2', '9.99']);
 });
