@@ -132,8 +132,11 @@ func (r *recorder) process(rec *audit.Record, program string, parent uint32) *tr
 	p.number = r.w.Process(trace.Process{PID: rec.PID, Parent: parent, StartNS: rec.TimeNS, Program: program})
 	r.processes[rec.PID] = p
 	r.pids = append(r.pids, rec.PID)
-	if about, err := live.Of(int(rec.PID)); err == nil && tracedHere(int(rec.PID)) {
+	switch about, err := live.Of(int(rec.PID)); {
+	case err == nil && tracedHere(int(rec.PID)):
 		p.start = about.Start
+	case err != nil && live.Ended(int(rec.PID), 0) && below(parent): // nor is it one that has another number here
+		r.ended(p, uint64(monotonic()))
 	}
 	r.heard(rec.PID)
 	return p

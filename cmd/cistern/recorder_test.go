@@ -3,6 +3,10 @@ package main
 import (
 	"bytes"
 	"encoding/binary"
+	"io"
+	"os"
+	"os/exec"
+	"runtime"
 	"testing"
 	"unsafe"
 
@@ -65,4 +69,35 @@ func FuzzRecords(f *testing.F) {
 			t.Fatalf("what was written cannot be read: %v", err)
 		}
 	})
+}
+
+// TestRecorderLate: a process that has ended by the time its records are read holds nothing either, where it is known whose
+// number it has; one that nobody here started may be another one, in a PID namespace of its own.
+func TestRecorderLate(t *testing.T) {
+	if runtime.GOOS != "linux" {
+		t.Skip("there is no /proc")
+	}
+	self := uint32(os.Getpid())
+	for _, c := range []struct {
+		parent uint32
+		most   uint64
+	}{{self, 4 << 20}, {uint32(os.Getppid()), 8 << 20}, {1 << 30, 8 << 20}} {
+		r, err := newRecorder(io.Discard, []string{"program"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer r.live.close()
+		for range 2 {
+			over := exec.Command("/bin/true")
+			if err := over.Run(); err != nil {
+				t.Fatal(err)
+			}
+			pid, then := uint32(over.Process.Pid), uint64(monotonic())
+			r.record(&audit.Record{Type: audit.RecordProcess, PID: pid, Handle: uint64(c.parent), TimeNS: then})
+			r.record(&audit.Record{Type: audit.RecordCall, Call: uint8(trace.MemAlloc), PID: pid, Addr: 8 << 20, Size: 4 << 20, TimeNS: then, Count: 1})
+		}
+		if v := r.run.Device(0); v == nil || v.PeakHeld != c.most {
+			t.Errorf("parent %d of %d: %+v, want %d held at most", c.parent, self, v, c.most)
+		}
+	}
 }

@@ -217,6 +217,7 @@ const (
 	idleLeast  = time.Millisecond
 	idleMost   = 16 * time.Millisecond
 	batch      = 1 << 14 // records between two looks at the clock
+	endsShare  = 200     // the part of the time, as its inverse, in which it is looked who has ended
 )
 
 // run starts the program, records until it has ended, and with follow whatever it started, and says what was seen.
@@ -245,7 +246,7 @@ func (t *tracing) run(live, follow bool) error {
 		close(ended)
 	}()
 	var failed error // of writing; the program goes on
-	flushed, shown := time.Now(), time.Now()
+	flushed, shown, look := time.Now(), time.Now(), time.Now()
 	idle := idleLeast
 	timer := time.NewTimer(idle)
 	over := false
@@ -265,10 +266,14 @@ func (t *tracing) run(live, follow bool) error {
 			over = true
 		case <-timer.C:
 		}
-		if now := time.Now(); now.Sub(flushed) >= flushEvery {
+		now := time.Now()
+		if !now.Before(look) {
+			t.rec.lookForEnds()
+			look = now.Add(min(max(endsShare*time.Since(now), idleMost), flushEvery))
+		}
+		if now.Sub(flushed) >= flushEvery {
 			flushed = now
 			t.rec.live.refresh(now, t.ring.Dropped())
-			t.rec.lookForEnds()
 			known := len(t.rec.untraced)
 			t.rec.missing(out.take())
 			if err := t.rec.flush(); err != nil && failed == nil {

@@ -123,6 +123,25 @@ func running(pid uint32, program string) bool {
 	return !strings.HasPrefix(state, "Z")
 }
 
+// below reports whether the process with this PID is one that this process started, or one of those that it started.
+func below(pid uint32) bool {
+	self := uint32(os.Getpid())
+	for range 100 {
+		if pid == self {
+			return true
+		}
+		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+		if err != nil {
+			return false
+		}
+		var state string
+		if _, err := fmt.Sscan(string(stat[bytes.LastIndexByte(stat, ')')+1:]), &state, &pid); err != nil {
+			return false
+		}
+	}
+	return false
+}
+
 // hostNumbers reports whether processes have the numbers here that the driver knows them by.
 func hostNumbers() bool {
 	const initial = "pid:[4026531836]" // the namespace of the first process, in all versions of Linux

@@ -21,6 +21,8 @@ func (t *tracing) waitForOthers() {}
 
 func running(uint32, string) bool { return false }
 
+func below(uint32) bool { return false }
+
 func hostNumbers() bool { return false }
 
 func exitStatus(s *os.ProcessState) int { return s.ExitCode() }
