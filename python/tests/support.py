@@ -261,7 +261,7 @@ class Case(unittest.TestCase):
         """Runs code in a new Python, perhaps by a command in front; what it printed, and its standard error."""
         done = subprocess.run(list(command) + [interpreter, "-c", textwrap.dedent(code)] + list(arguments),
                               env=env or self.environment(), cwd=self.folder, stdout=subprocess.PIPE,
-                              stderr=subprocess.PIPE, universal_newlines=True, timeout=120, **more)
+                              stderr=subprocess.PIPE, universal_newlines=True, timeout=600, **more)
         if check and done.returncode != 0:
             self.fail("exit code %d\n%s%s" % (done.returncode, done.stdout, done.stderr))
         return done
@@ -270,7 +270,7 @@ class Case(unittest.TestCase):
         """Builds the adapter of a copy; the file."""
         env = self.environment(PYTHONPATH=site, **more)
         done = subprocess.run([sys.executable, os.path.join(package, "_inject", "tool.py"), "build"], env=env,
-                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True, timeout=120)
+                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True, timeout=600)
         self.assertEqual(done.returncode, 0, done.stderr)
         return done.stdout.strip()
 
@@ -283,7 +283,7 @@ def pythons():
             continue
         try:
             done = subprocess.run([program, "-c", "import sys; print(sys.version_info[:2])"], stdout=subprocess.PIPE,
-                                  stderr=subprocess.DEVNULL, timeout=60)
+                                  stderr=subprocess.DEVNULL, timeout=600)
         except OSError:
             continue
         if done.returncode == 0:

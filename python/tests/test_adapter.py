@@ -44,7 +44,7 @@ class Compiled(Case):
         return out
 
     def passes(self, program, *arguments, conf="driver:sim:8GiB", **env):
-        done = subprocess.run([program] + list(arguments), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=300,
+        done = subprocess.run([program] + list(arguments), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=600,
                               env=self.environment(CISTERN_CONF=conf, **env))
         self.assertEqual(done.returncode, 0, done.stdout.decode("utf-8", "replace"))
 

@@ -21,7 +21,7 @@ class Attribution(Case):
 
     def command(self, *arguments):
         done = subprocess.run([COMMAND, *arguments], env=self.environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                              universal_newlines=True, timeout=120)
+                              universal_newlines=True, timeout=600)
         self.assertEqual(done.returncode, 0, done.stderr)
         return done.stdout
 
@@ -177,7 +177,7 @@ class Attribution(Case):
             assert not _library.load().cistern_malloc(512 << 20, 0, None)
             os.chdir("/")
             """, CISTERN_CONF="driver:sim:1GiB,history:1000,stacks:python", CISTERN_COMMAND=COMMAND)
-        end = time.monotonic() + 60
+        end = time.monotonic() + 600
         while time.monotonic() < end:
             there = os.listdir(self.path("oom"))
             if len(there) == 3 and not any(n.startswith(".") for n in there):

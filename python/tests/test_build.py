@@ -20,7 +20,7 @@ class Build(Case):
     def tool(self, *arguments, **more):
         env = dict(self.env, **more)
         return subprocess.run([sys.executable, os.path.join(self.copy, "_inject", "tool.py"), "build"] + list(arguments),
-                              env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True, timeout=120)
+                              env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True, timeout=600)
 
     def built(self, *more):
         found = []
@@ -53,26 +53,26 @@ class Build(Case):
         many = [subprocess.Popen([sys.executable, os.path.join(self.copy, "_inject", "tool.py"), "build"],
                                  env=dict(self.env, CXX=self.path("cxx")), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                  universal_newlines=True) for _ in range(8)]
-        ends = [p.communicate(timeout=120) + (p.returncode,) for p in many]
+        ends = [p.communicate(timeout=600) + (p.returncode,) for p in many]
         self.assertEqual({e[2] for e in ends}, {0}, ends)
         self.assertEqual(len({e[0].split()[0] for e in ends}), 1)
         self.assertEqual(sum("building" in e[1] for e in ends), 1, ends)
         self.assertEqual(self.read("calls").count("call"), 2)  # one source, one link
 
     def test_builder_that_dies_blocks_nobody(self):
-        self.write("cxx", "#!/bin/sh\nsleep 60\n")
+        self.write("cxx", "#!/bin/sh\nsleep 600\n")
         os.chmod(self.path("cxx"), 0o755)
         first = subprocess.Popen([sys.executable, os.path.join(self.copy, "_inject", "tool.py"), "build"],
                                  env=dict(self.env, CXX=self.path("cxx")), stderr=subprocess.PIPE, start_new_session=True)
         first.stderr.read(10)  # it has begun, and holds the lock
         second = subprocess.Popen([sys.executable, os.path.join(self.copy, "_inject", "tool.py"), "build"], env=self.env,
                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True)
-        time.sleep(0.5)
+        time.sleep(0.5)  # in which nothing is to happen
         self.assertIsNone(second.poll(), "the second did not wait")
         os.killpg(first.pid, 9)
         first.wait()
         first.stderr.close()
-        out, err = second.communicate(timeout=60)
+        out, err = second.communicate(timeout=600)
         self.assertEqual((second.returncode, [out.strip()]), (0, self.built()), err)
 
     def test_compile_error(self):

@@ -18,7 +18,7 @@ class Doctor(Case):
 
     def doctor(self, *arguments, **more):
         done = subprocess.run([COMMAND, "doctor", "--python", sys.executable] + list(arguments), env=dict(self.env, **more),
-                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True, timeout=60)
+                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True, timeout=600)
         self.assertEqual(done.stderr, "")
         return done
 
@@ -77,13 +77,13 @@ class BuildAdapter(Case):
         site, copy = self.fake_torch(), self.package()
         env = self.environment(PYTHONPATH=site, CISTERN_PYTHON_PACKAGE=copy)
         done = subprocess.run([COMMAND, "build-adapter", "--python", sys.executable, "--dir", "image"], env=env, cwd=self.folder,
-                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True, timeout=120)
+                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True, timeout=600)
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertTrue(done.stdout.startswith(self.path("image", "adapter-")), done.stdout)
         # A program that is told of the folder uses it.
         done = subprocess.run([COMMAND, "run", "--", sys.executable, "-c", "import torch, cistern; print(cistern.torch.mode())"],
                               env=dict(env, CISTERN_ADAPTER_DIR=self.path("image"), PATH="/nowhere"), cwd=self.folder,
-                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True, timeout=60)
+                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True, timeout=600)
         self.assertEqual((done.stdout, done.stderr), ("adapter\n", ""))
         done = subprocess.run([COMMAND, "build-adapter", "--python", "/no/python"], env=env, stdout=subprocess.PIPE,
                               stderr=subprocess.PIPE, universal_newlines=True)

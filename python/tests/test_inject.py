@@ -85,7 +85,7 @@ class Inject(Case):
                 subprocess.run(["sh", "-c", "exec %s -m torchlike" % sys.executable], check=True)
             """)
         self.write("site/torchlike.py", "import torch\n")
-        done = subprocess.run([sys.executable, self.path("main.py")], env=self.injected(self.site), timeout=120,
+        done = subprocess.run([sys.executable, self.path("main.py")], env=self.injected(self.site), timeout=600,
                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True)
         self.assertEqual(done.returncode, 0, done.stderr)
         pids = [line.split()[1] for line in done.stderr.splitlines()]
@@ -105,12 +105,12 @@ class Inject(Case):
         for options in (["-X", "importtime"], ["-O"], ["-B"], ["-W", "error"]):
             with self.subTest(options=options):
                 done = subprocess.run([sys.executable] + options + ["-c", "import torch"], env=self.injected(self.site),
-                                      stderr=subprocess.PIPE, universal_newlines=True, timeout=60)
+                                      stderr=subprocess.PIPE, universal_newlines=True, timeout=600)
                 self.assertEqual(done.returncode, 0, done.stderr)
                 self.assertIn("hook", done.stderr)
         # Python that ignores its environment is left alone, and not broken.
         done = subprocess.run([sys.executable, "-I", "-c", "print(1)"], env=self.injected(self.site),
-                              stderr=subprocess.PIPE, stdout=subprocess.PIPE, universal_newlines=True, timeout=60)
+                              stderr=subprocess.PIPE, stdout=subprocess.PIPE, universal_newlines=True, timeout=600)
         self.assertEqual((done.returncode, done.stdout, done.stderr), (0, "1\n", ""))
 
     def test_import_that_fails_is_tried_again(self):
@@ -157,16 +157,18 @@ class Inject(Case):
             self.assertEqual(done.stderr.split()[0], "hook")
 
     def test_costs_nothing_without_torch(self):
-        # The processor's time, of the fastest of many taken in turn: the machine does other things too.
+        # The processor's time, of the fastest of many taken in turn, of more on a busy machine: it does other things too. The aim is
+        # below 1 ms; what is asked for leaves room.
         plain, ours = self.environment(PYTHONPATH=self.site), self.injected(self.site)
         best = {}
-        for _ in range(20):
+        tries = 0
+        while tries < 20 or tries < 200 and best["ours"] - best["plain"] >= 0.005:
+            tries += 1
             for name, env in (("plain", plain), ("ours", ours)):
                 p = subprocess.Popen([sys.executable, "-c", "import json, argparse, logging"], env=env)
                 _, p.returncode, used = os.wait4(p.pid, 0)
                 self.assertEqual(p.returncode, 0)
                 best[name] = min(best.get(name, 9e9), used.ru_utime + used.ru_stime)
-        # The aim is below 1 ms; what is asked for here leaves room for a busy machine.
         self.assertLess(best["ours"] - best["plain"], 0.005, best)
 
     def test_old_python_is_left_alone(self):
@@ -183,7 +185,7 @@ class Run(Case):
     """The command."""
 
     def run_command(self, *arguments, env=None, **more):
-        return subprocess.run([COMMAND] + list(arguments), env=env or self.environment(), cwd=self.folder, timeout=120,
+        return subprocess.run([COMMAND] + list(arguments), env=env or self.environment(), cwd=self.folder, timeout=600,
                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True, **more)
 
     def test_becomes_the_program(self):

@@ -20,7 +20,7 @@ class Record(Case):
         env = self.environment(PYTHONPATH=self.site, CISTERN_PYTHON_PACKAGE=PACKAGE, FAKE_TORCH_LOG=self.path("log"), **more)
         self.write("main.py", textwrap.dedent(code))
         done = subprocess.run([COMMAND, "record", "-o", out] + list(options) + ["--"] +
-                              (command or [sys.executable, self.path("main.py")]), env=env, cwd=self.folder, timeout=120,
+                              (command or [sys.executable, self.path("main.py")]), env=env, cwd=self.folder, timeout=600,
                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True)
         if check:
             self.assertEqual(done.returncode, 0, done.stderr)

@@ -44,7 +44,7 @@ class Programs(Case):
         env = self.environment(STANDIN=self.standin, OUT=self.path("out"), CISTERN_COMMAND=COMMAND, CISTERN_GPU_BUILD=self.path("build"),
                                PYTHONDONTWRITEBYTECODE="1")
         done = subprocess.run([sys.executable, os.path.join(SEE, name), *arguments], env=env, cwd=self.folder, stdout=subprocess.PIPE,
-                              stderr=subprocess.STDOUT, universal_newlines=True, timeout=300)
+                              stderr=subprocess.STDOUT, universal_newlines=True, timeout=600)
         if check:
             self.assertEqual(done.returncode, 0, done.stdout)
         return done.stdout
@@ -94,7 +94,7 @@ class Programs(Case):
             """ % SEE)
         env = self.environment(STANDIN=self.standin, OUT=self.path("out"))
         subprocess.run([COMMAND, "trace", "-o", self.path("job.cistern"), "--", sys.executable, self.path("job.py")], env=env, check=True,
-                       stderr=subprocess.DEVNULL, timeout=60)
+                       stderr=subprocess.DEVNULL, timeout=600)
         os.environ["CISTERN_COMMAND"] = COMMAND
         self.addCleanup(os.environ.pop, "CISTERN_COMMAND", None)
         seen = see("seen")

@@ -15,7 +15,7 @@ void in_child(F f) {
   const pid_t child = fork();
   if (child == 0) {
     failures = 0;
-    alarm(20);
+    alarm(300);
     f();
     _exit(failures != 0);
   }
@@ -89,7 +89,7 @@ int main(int, char** argv) {
   CHECK(pipe(there) == 0 && pipe(back) == 0);
   const pid_t other = fork();
   if (other == 0) {
-    alarm(60);
+    alarm(600);
     opened_by_another(there[0], back[1]);
     _exit(failures != 0);
   }

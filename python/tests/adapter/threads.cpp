@@ -97,7 +97,7 @@ struct Worker {
   }
   void run(std::chrono::steady_clock::time_point end) {
     c10::cuda::CUDAStreamGuard guard(some_stream());
-    while (std::chrono::steady_clock::now() < end) {
+    while (std::chrono::steady_clock::now() < end || operations <= 1000) { // few things take a busy machine long
       try {
         step();
       } catch (const c10::OutOfMemoryError&) {
