@@ -23,8 +23,8 @@ func WriteDifference(w io.Writer, d *analyze.Difference, s Style) {
 		if path == "-" {
 			path = "standard input"
 		}
-		fmt.Fprintf(w, "%s: %s, %s, %s over %s\n", s.paint(string(rune('A'+i)), bold), clean(path), clean(trace.WhereOf(side.Device, side.Owner)),
-			plural(side.Events, "event"), microseconds(float64(side.DurationUS)))
+		writeWrapped(w, "   ", fmt.Sprintf("%s: %s, %s, %s over %s", s.paint(string(rune('A'+i)), bold), clean(path), clean(trace.WhereOf(side.Device, side.Owner)),
+			plural(side.Events, "event"), microseconds(float64(side.DurationUS))), s)
 	}
 	fmt.Fprintln(w)
 	g := grid{head: []string{"", "A", "B", "change"}}

@@ -158,13 +158,24 @@ func TestNumbers(t *testing.T) {
 
 func TestWrapping(t *testing.T) {
 	var b bytes.Buffer
-	writeWrapped(&b, "  ", strings.Repeat("word ", 20)+"end", Style{Width: 50})
-	for line := range strings.Lines(b.String()) {
-		if len(strings.TrimRight(line, " \n")) > 50 {
-			t.Errorf("line of %d columns: %q", len(line), line)
+	for width := 45; width <= 55; width++ {
+		b.Reset()
+		writeWrapped(&b, "  ", strings.Repeat("word ", 20)+"end", Style{Width: width})
+		for line := range strings.Lines(b.String()) {
+			if text := strings.TrimSuffix(line, "\n"); len(text) > width || strings.HasSuffix(text, " ") {
+				t.Errorf("line of %d columns of %d: %q", len(text), width, text)
+			}
+		}
+		if n := len(strings.Fields(b.String())); n != 21 {
+			t.Errorf("%d words, want 21", n)
 		}
 	}
-	if n := len(strings.Fields(b.String())); n != 21 {
-		t.Errorf("%d words, want 21", n)
+	for _, c := range [][2]string{{"one line", "one line\n"}, {"  indented, and  with blanks ", "  indented, and  with blanks\n"}, {"", "\n"},
+		{"    " + strings.Repeat("x", 60) + "  y", "    " + strings.Repeat("x", 60) + "\n>>y\n"}} {
+		b.Reset()
+		writeWrapped(&b, ">>", c[0], Style{Width: 50})
+		if b.String() != c[1] {
+			t.Errorf("%q is written %q", c[0], b.String())
+		}
 	}
 }

@@ -238,8 +238,8 @@ func WriteInspection(w io.Writer, in *analyze.Inspection, s Style) {
 	if !in.FromStart {
 		start = "the start is missing"
 	}
-	fmt.Fprintf(w, "%s; %s live before the first event; %s\n", start, plural(in.Initial, "block"),
-		plural(in.Stacks, "distinct stack"))
+	writeWrapped(w, "  ", fmt.Sprintf("%s; %s live before the first event; %s", start, plural(in.Initial, "block"),
+		plural(in.Stacks, "distinct stack")), s)
 	if in.Conf != "" {
 		fmt.Fprintf(w, "settings: %s\n", clean(in.Conf))
 	}
@@ -419,14 +419,19 @@ func writeWrapped(w io.Writer, indent, line string, s Style) {
 		fmt.Fprintln(w, line)
 		return
 	}
-	at := 0
-	for i, word := range strings.SplitAfter(line, " ") {
-		if n := len([]rune(strings.TrimRight(word, " "))); i > 0 && at+n > s.Width && n > 0 {
+	at, blanks := 0, "" // which are written with the word behind them: at the end of a full line they would begin another one
+	for _, word := range strings.SplitAfter(line, " ") {
+		text := strings.TrimRight(word, " ")
+		n := len([]rune(text))
+		if n > 0 && at > 0 && at+len(blanks)+n > s.Width {
 			fmt.Fprint(w, "\n", indent)
-			at = len(indent)
+			at, blanks = len(indent), ""
 		}
-		fmt.Fprint(w, word)
-		at += len([]rune(word))
+		if n > 0 {
+			fmt.Fprint(w, blanks, text)
+			at, blanks = at+len(blanks)+n, ""
+		}
+		blanks += word[len(text):]
 	}
 	fmt.Fprintln(w)
 }
