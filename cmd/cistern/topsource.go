@@ -1,8 +1,11 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"runtime"
+	"sync"
+	"time"
 
 	"github.com/cistern-gpu/cistern/internal/top"
 )
@@ -12,5 +15,41 @@ func openTop() (top.Source, error) {
 	if runtime.GOOS != "linux" {
 		return nil, errors.New("top: GPUs and the processes on them are seen on Linux only")
 	}
-	return top.NewMachine(""), nil
+	return &turns{source: top.NewMachine("")}, nil
+}
+
+// turns is a source that may be closed while it is looked at: the view ends when somebody wants it to, and a look takes a while,
+// in another goroutine, which may begin it only then.
+type turns struct {
+	source top.Source
+	mu     sync.Mutex
+	closed bool // guarded by mu, as the source is
+}
+
+// closePatience is how long a look may take to end that is not wanted any more, in waits of closeWait: one that waits for a
+// /proc that does not answer, or for NVML, ends with the process.
+const (
+	closePatience = 100
+	closeWait     = 10 * time.Millisecond
+)
+
+func (s *turns) Look(ctx context.Context, wanted top.Wanted) top.Look {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return top.Look{}
+	}
+	return s.source.Look(ctx, wanted)
+}
+
+func (s *turns) Close() {
+	for range closePatience {
+		if s.mu.TryLock() {
+			defer s.mu.Unlock()
+			s.closed = true
+			s.source.Close()
+			return
+		}
+		time.Sleep(closeWait)
+	}
 }

@@ -384,6 +384,52 @@ func TestTopQuits(t *testing.T) {
 	}
 }
 
+// longLook is a source whose looks take until they are to end.
+type longLook struct {
+	began, end    chan struct{}
+	looks, closed int // which only turns keeps from being written at once
+}
+
+func (s *longLook) Look(context.Context, top.Wanted) top.Look {
+	s.looks++
+	close(s.began)
+	<-s.end
+	s.looks += s.closed * 100
+	return top.Look{}
+}
+
+func (s *longLook) Close() { s.closed++ }
+
+// Who quits while a look is under way, or about to begin, has it waited for, but not for ever.
+func TestTopClosesBehindALook(t *testing.T) {
+	for _, ends := range []bool{true, false} {
+		s := &longLook{began: make(chan struct{}), end: make(chan struct{})}
+		x, looked := &turns{source: s}, make(chan struct{})
+		go func() {
+			defer close(looked)
+			x.Look(t.Context(), top.Wanted{})
+		}()
+		<-s.began
+		if ends {
+			time.AfterFunc(30*time.Millisecond, func() { close(s.end) })
+		}
+		x.Close()
+		if !ends {
+			close(s.end)
+			<-looked
+			if s.closed != 0 || s.looks != 1 {
+				t.Errorf("closed %d times during a look that does not end", s.closed)
+			}
+			continue
+		}
+		x.Look(t.Context(), top.Wanted{})
+		<-looked
+		if s.closed != 1 || s.looks != 1 {
+			t.Errorf("closed %d times, and looked at %d times", s.closed, s.looks)
+		}
+	}
+}
+
 func TestTopSaysThatLookingTakesLong(t *testing.T) {
 	s := newStage(t, 80, 24)
 	s.tick(1)
