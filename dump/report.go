@@ -97,9 +97,8 @@ func (r *Reporter) OutOfMemory(oom *cistern.OutOfMemoryError, lines []string) st
 		return ""
 	}
 	bound := cmp.Or(r.Bound, 5*time.Second)
-	begin := time.Now()
-	over, stop := after(bound)
-	defer stop()
+	clock := after(bound)
+	defer clock.stop()
 	what := fmt.Sprintf("out of memory on device %d", oom.Device)
 	if later {
 		select {
@@ -115,7 +114,7 @@ func (r *Reporter) OutOfMemory(oom *cistern.OutOfMemoryError, lines []string) st
 		}
 		select {
 		case r.writing <- struct{}{}:
-		case <-over:
+		case <-clock.over:
 			r.tried.Add(1)
 			r.say(what + ": no file of it: others are being written")
 			return ""
@@ -126,7 +125,7 @@ func (r *Reporter) OutOfMemory(oom *cistern.OutOfMemoryError, lines []string) st
 		<-r.writing
 		return ""
 	}
-	j := job{r: r, oom: oom, lines: lines, dir: dir, n: int(min(n, MostFiles)), number: number, begin: begin, bound: bound}
+	j := job{r: r, oom: oom, lines: lines, dir: dir, n: int(min(n, MostFiles)), number: number, clock: clock, bound: bound}
 	if r.Names != nil {
 		j.d.names = r.Names()
 	}
@@ -146,7 +145,7 @@ func (r *Reporter) OutOfMemory(oom *cistern.OutOfMemoryError, lines []string) st
 	var err error
 	select {
 	case err = <-done:
-	case <-over:
+	case <-clock.over:
 		if j.state.CompareAndSwap(0, givenUp) {
 			r.giveUp(&j)
 			err = fmt.Errorf("given up after %v", bound)
@@ -239,7 +238,7 @@ type job struct {
 	dir    string
 	n      int   // of the file, MostFiles: the last
 	number int64 // of the failure
-	begin  time.Time
+	clock  *timer
 	bound  time.Duration
 	file   string // known once it is written
 	d      dumping
@@ -295,9 +294,9 @@ func (j *job) write() (err error) {
 	j.d.name()
 	j.f.Stack = j.d.stacks[j.oom.Stack]
 	for i, part := range parts {
-		end := j.begin.Add(j.bound * part.until / 100)
+		late := func() bool { return j.clock.spent() >= j.bound*part.until/100 }
 		if i == len(parts)-1 {
-			end = time.Time{} // whoever waits gives up
+			late = func() bool { return false } // whoever waits gives up
 		}
 		t, left := j.newest(part.of)
 		if told != nil {
@@ -309,7 +308,7 @@ func (j *job) write() (err error) {
 		f := *j.f
 		f.Event = max(-1, f.Event-left) // -1 also where others have followed it by so many
 		t.Failures = []*trace.Failure{&f}
-		if err = j.writeTrace(t, end); !errors.Is(err, errSlow) {
+		if err = j.writeTrace(t, late); !errors.Is(err, errSlow) {
 			break
 		}
 	}
@@ -354,10 +353,10 @@ func (j *job) newest(of int) (*trace.Trace, int) {
 	return &t, left
 }
 
-// writeTrace writes the file, where that is done before end; zero is no end.
-func (j *job) writeTrace(t *trace.Trace, end time.Time) error {
+// writeTrace writes the file, where that is done before it is late.
+func (j *job) writeTrace(t *trace.Trace, late func() bool) error {
 	return WriteFile(j.file, func(w io.Writer) error {
-		if err := trace.WriteCistern(&timely{w, end}, &trace.File{Path: j.file, Traces: []*trace.Trace{t}}); err != nil {
+		if err := trace.WriteCistern(&timely{w, late}, &trace.File{Path: j.file, Traces: []*trace.Trace{t}}); err != nil {
 			return err
 		}
 		if !j.state.CompareAndSwap(0, whole) {
@@ -369,12 +368,12 @@ func (j *job) writeTrace(t *trace.Trace, end time.Time) error {
 
 // timely is a writer that fails once it is too late.
 type timely struct {
-	w   io.Writer
-	end time.Time
+	w    io.Writer
+	late func() bool
 }
 
 func (t *timely) Write(p []byte) (int, error) {
-	if !t.end.IsZero() && time.Now().After(t.end) {
+	if t.late() {
 		return 0, errSlow
 	}
 	return t.w.Write(p)

@@ -10,7 +10,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -313,17 +312,17 @@ func TestGivenUpLate(t *testing.T) {
 
 // TestStoppedMeanwhile: a process that is stopped for long while a file is written has the time for it all the same.
 func TestStoppedMeanwhile(t *testing.T) {
-	var stopped atomic.Bool
 	naps := 0
-	if over := pass(time.Second, func(time.Duration) time.Duration { naps++; return time.Hour }, &stopped); !over || naps != 10 {
-		t.Errorf("over %v after %d naps that took an hour each", over, naps)
+	var all, none, short timer
+	if over := all.pass(time.Second, func(time.Duration) time.Duration { naps++; return time.Hour }); !over || naps != 10 || all.spent() != time.Second {
+		t.Errorf("over %v after %d naps that took an hour each, %v", over, naps, all.spent())
 	}
 	naps = 0
-	if over := pass(time.Second, func(d time.Duration) time.Duration { naps++; return d }, &stopped); !over || naps != 100 {
-		t.Errorf("over %v after %d naps", over, naps)
+	if over := none.pass(time.Second, func(d time.Duration) time.Duration { naps++; return d }); !over || naps != 100 || none.spent() != time.Second {
+		t.Errorf("over %v after %d naps, %v", over, naps, none.spent())
 	}
-	if over := pass(time.Hour, func(time.Duration) time.Duration { stopped.Store(true); return 0 }, &stopped); over {
-		t.Error("over though it was stopped")
+	if over := short.pass(time.Hour, func(d time.Duration) time.Duration { short.stop(); return d }); over || short.spent() != grain {
+		t.Errorf("over %v though it was stopped, %v", over, short.spent())
 	}
 }
 

@@ -17,25 +17,33 @@ const (
 	most  = 10 * grain
 )
 
-// after is closed when so long has passed, unless stop is called before.
-func after(d time.Duration) (over <-chan struct{}, stop func()) {
-	c := make(chan struct{})
-	var stopped atomic.Bool
+// timer is over when so long has passed, unless it is stopped before.
+type timer struct {
+	over    chan struct{}
+	passed  atomic.Int64 // ns
+	stopped atomic.Bool
+}
+
+func after(d time.Duration) *timer {
+	t := &timer{over: make(chan struct{})}
 	go func() {
-		if pass(d, nap, &stopped) {
-			close(c)
+		if t.pass(d, nap) {
+			close(t.over)
 		}
 	}()
-	return c, func() { stopped.Store(true) }
+	return t
 }
 
 // pass waits until so long has passed, and says whether it has: not where it was stopped before. nap says how long it took.
-func pass(d time.Duration, nap func(time.Duration) time.Duration, stopped *atomic.Bool) bool {
-	for d > 0 && !stopped.Load() {
-		d -= min(nap(min(d, grain)), most)
+func (t *timer) pass(d time.Duration, nap func(time.Duration) time.Duration) bool {
+	for left := d; left > 0 && !t.stopped.Load(); left = d - t.spent() {
+		t.passed.Add(int64(min(nap(min(left, grain)), most)))
 	}
-	return !stopped.Load()
+	return !t.stopped.Load()
 }
+
+func (t *timer) spent() time.Duration { return time.Duration(t.passed.Load()) }
+func (t *timer) stop()                { t.stopped.Store(true) }
 
 func nap(d time.Duration) time.Duration {
 	begin := time.Now()
@@ -46,14 +54,14 @@ func nap(d time.Duration) time.Duration {
 // within is a context that ends after so long.
 func within(d time.Duration) (context.Context, func()) {
 	ctx, cancel := context.WithCancelCause(context.Background())
-	over, stop := after(d)
+	t := after(d)
 	done := ctx.Done()
 	go func() {
 		select {
-		case <-over:
+		case <-t.over:
 			cancel(context.DeadlineExceeded)
 		case <-done:
 		}
 	}()
-	return ctx, func() { stop(); cancel(context.Canceled) }
+	return ctx, func() { t.stop(); cancel(context.Canceled) }
 }
