@@ -151,8 +151,8 @@ func (d *perfettoDevice) call(i int, c *trace.Call, thread uint64, ns int64) {
 		d.annotateText("may wait for the GPU", "yes")
 	}
 	d.frames(c.Stack)
-	d.eventNS(uint64(ns))
+	d.event(uint64(ns))
 	d.body = number(d.body[:0], eventType, typeEnd)
 	d.body = number(d.body, eventTrack, thread)
-	d.eventNS(uint64(ns) + c.TookNS)
+	d.event(uint64(ns) + c.TookNS)
 }

@@ -140,6 +140,7 @@ func packets(t testing.TB, b []byte) []*decoded {
 	texts := interned{}
 	times := map[uint64]uint64{} // the last of each sequence; calls are written as they end
 	owners := map[[2]uint64]bool{}
+	instants := map[[2]uint64]bool{} // tracks and times of those there were
 	for _, v := range d.fields {
 		p := v.m
 		all = append(all, p)
@@ -183,6 +184,11 @@ func packets(t testing.TB, b []byte) []*decoded {
 			times[seq] = at
 		}
 		switch id, at := e.get("track_uuid").n, p.get("timestamp").n; e.get("type").n {
+		case typeInstant: // trace_processor nests those of one time in each other, and drops those below the 512th
+			if instants[[2]uint64{id, at}] {
+				t.Errorf("a second instant of the same time on a track: %v", p)
+			}
+			instants[[2]uint64{id, at}] = true
 		case typeBegin:
 			if slices[id] != 0 {
 				t.Errorf("a slice in a slice: %v", p)

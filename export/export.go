@@ -32,7 +32,7 @@ each block rounded up to 512; reserved: held from the driver; live by stream and
 and by library where they were recorded), and instants with size, address, stream, pool and stack for segments got and
 given back, for failed requests, and for marks. Where threads were recorded, what they allocated and gave back are
 instants on the program's own threads; so are, as slices, the calls of a driver trace. Times are since 1970 where the
-record says the date.`
+record says the date; events which it gives the same microsecond are a nanosecond apart, in order.`
 )
 
 // poolName is a private pool by PyTorch's two numbers, and a word for the default one.

@@ -134,53 +134,6 @@ func TestPprofAgreesWithAnalyze(t *testing.T) {
 	})
 }
 
-// Counters end at, and never exceed, what analyze says; the highest of live and reserved are the peaks.
-func TestPerfettoAgreesWithAnalyze(t *testing.T) {
-	recorded(t, func(t *testing.T, f *trace.File) {
-		for _, tr := range f.Traces {
-			one := &trace.File{Path: f.Path, Traces: []*trace.Trace{tr}}
-			names := map[uint64]string{}
-			highest, last := map[string]uint64{}, map[string]uint64{}
-			instants := map[string]int{}
-			for _, p := range packets(t, written(t, func(b *bytes.Buffer) error { return WritePerfetto(b, one) })) {
-				if d := p.get("track_descriptor").m; d != nil {
-					name, _, _ := strings.Cut(d.get("name").s, ":")
-					names[d.get("uuid").n] = name
-				}
-				e := p.get("track_event").m
-				switch {
-				case e == nil:
-				case e.get("type").n == typeCounter:
-					name := names[e.get("track_uuid").n]
-					highest[name] = max(highest[name], e.get("counter_value").n)
-					last[name] = e.get("counter_value").n
-				default:
-					instants[e.get("name").s]++
-				}
-			}
-			in := analyze.Inspect(tr)
-			end := analyze.MomentAt(tr, len(tr.Events)-1)
-			for _, c := range []struct {
-				what      string
-				got, want uint64
-			}{
-				{"peak live", highest["live"], in.PeakLive}, {"peak active", highest["active"], in.PeakAllocated},
-				{"peak reserved", highest["reserved"], in.RecordedReserved}, {"live at the end", last["live"], end.Live},
-				{"active at the end", last["active"], end.Allocated}, {"reserved at the end", last["reserved"], end.Reserved},
-			} {
-				if c.got != c.want {
-					t.Errorf("device %d: %s is %d, analyze says %d", tr.Device, c.what, c.got, c.want)
-				}
-			}
-			for kind, n := range in.Kinds {
-				if k, _ := event.Parse(kind); k >= event.SegmentAlloc && instants[kind] != n {
-					t.Errorf("device %d: %d instants %s, want %d", tr.Device, instants[kind], kind, n)
-				}
-			}
-		}
-	})
-}
-
 // What tags, libraries and threads hold adds up to the whole, in every output.
 func TestLabelsAddUp(t *testing.T) {
 	f := sampleLabels()

@@ -220,16 +220,20 @@ func (d *perfettoDevice) write(pid uint64, whose string) {
 		d.marks = d.track(d.process, "marks", nil)
 	}
 	w := newWalker(t)
-	d.start(w, d.line.last)
+	next := nanoseconds(d.line.last)
+	d.start(w, next)
 	for i := range t.Events {
 		e := &t.Events[i]
-		us := d.line.at(e)
+		// Instants of one time are nested in each other, and Perfetto drops those below the 512th, so that events which the
+		// record gives the same microsecond are a nanosecond apart.
+		ns := max(next, nanoseconds(d.line.at(e)))
+		next = ns + 1
 		if w.apply(i) {
-			d.count(w, us)
+			d.count(w, ns)
 		}
-		d.instant(i, e, us)
+		d.instant(i, e, ns)
 		if d.threads != nil {
-			d.threads.event(d.t, i, e, nanoseconds(us))
+			d.threads.event(d.t, i, e, ns)
 		}
 	}
 }
@@ -318,33 +322,33 @@ func (d *perfettoDevice) breakdown(parent uint64, n int, name func(i int) string
 }
 
 // start writes all counters.
-func (d *perfettoDevice) start(w *walker, us int64) {
+func (d *perfettoDevice) start(w *walker, ns uint64) {
 	for i := range d.counters {
-		d.value(&d.counters[i], w, us)
+		d.value(&d.counters[i], w, ns)
 	}
 	for _, p := range d.parts {
 		for i := range p.counters {
-			d.value(&p.counters[i], w, us)
+			d.value(&p.counters[i], w, ns)
 		}
 	}
 }
 
 // count writes the counters that the last event has changed.
-func (d *perfettoDevice) count(w *walker, us int64) {
+func (d *perfettoDevice) count(w *walker, ns uint64) {
 	for i := range d.counters {
-		d.value(&d.counters[i], w, us)
+		d.value(&d.counters[i], w, ns)
 	}
 	for _, p := range d.parts {
 		for k := range w.touched {
 			if i := p.of(&w.touched[k]); i < len(p.counters) {
-				d.value(&p.counters[i], w, us)
+				d.value(&p.counters[i], w, ns)
 			}
 		}
 	}
 }
 
 // value writes a counter that has changed.
-func (d *perfettoDevice) value(c *counter, w *walker, us int64) {
+func (d *perfettoDevice) value(c *counter, w *walker, ns uint64) {
 	if c.track == 0 {
 		return
 	}
@@ -356,13 +360,11 @@ func (d *perfettoDevice) value(c *counter, w *walker, us int64) {
 	d.body = number(d.body[:0], eventType, typeCounter)
 	d.body = number(d.body, eventTrack, c.track)
 	d.body = number(d.body, eventCounter, v)
-	d.event(us)
+	d.event(ns)
 }
 
 // event writes the track event in d.body.
-func (d *perfettoDevice) event(us int64) { d.eventNS(nanoseconds(us)) }
-
-func (d *perfettoDevice) eventNS(ns uint64) {
+func (d *perfettoDevice) event(ns uint64) {
 	d.packet = number(d.packet[:0], packetTimestamp, ns)
 	d.packet = number(d.packet, packetSequence, d.sequence)
 	d.packet = message(d.packet, packetTrackEvent, d.body)
@@ -371,7 +373,7 @@ func (d *perfettoDevice) eventNS(ns uint64) {
 
 // instant writes an event that is more than a block's coming and going. A flow leads from where a segment was got to
 // where it was given back.
-func (d *perfettoDevice) instant(i int, e *event.Event, us int64) {
+func (d *perfettoDevice) instant(i int, e *event.Event, ns uint64) {
 	track := d.driver
 	switch e.Kind {
 	case event.SegmentAlloc, event.SegmentFree, event.SegmentMap, event.SegmentUnmap:
@@ -424,7 +426,7 @@ func (d *perfettoDevice) instant(i int, e *event.Event, us int64) {
 		}
 	}
 	d.frames(e.Stack)
-	d.event(us)
+	d.event(ns)
 }
 
 // frames annotates a stack, innermost frame first.
