@@ -1,6 +1,7 @@
 package export
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"path/filepath"
@@ -54,7 +55,17 @@ func whose(f *trace.File, i int) string {
 	return ""
 }
 
-func ownerName(o *trace.Owner) string { return fmt.Sprintf("%s %d", filepath.Base(o.Program), o.PID) }
+func ownerName(o *trace.Owner) string {
+	return fmt.Sprintf("%s %d", cmp.Or(programName(o.Program), "process"), o.PID)
+}
+
+// programName is the last part of a program's path; empty where the path is not known.
+func programName(path string) string {
+	if path == "" {
+		return ""
+	}
+	return filepath.Base(path)
+}
 
 func fillCalls(r rows, f *trace.File, speak func(*words)) error {
 	d := f.Driver
@@ -113,7 +124,7 @@ func (p *perfetto) calls(f *trace.File, sequence uint64) {
 				if process.PID == processOf(d, 0).PID {
 					command = d.Program
 				}
-				processes[c.Process] = out.processTrack(uint64(process.PID), filepath.Base(process.Program), command)
+				processes[c.Process] = out.processTrack(uint64(process.PID), programName(process.Program), command)
 			}
 			thread = out.threadTrack(processes[c.Process], uint64(process.PID), c.Thread, names[c.Thread])
 			threads[[2]uint32{c.Process, c.Thread}] = thread

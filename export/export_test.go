@@ -432,6 +432,11 @@ func TestWithoutTimes(t *testing.T) {
 		t.Errorf("%s", text)
 	}
 	profileText(t, written(t, func(b *bytes.Buffer) error { return WritePprof(b, f, Moment{}) }))
+	for _, none := range [][]*trace.Trace{nil, {{}}} { // which is another thing
+		if err := WritePerfetto(&bytes.Buffer{}, &trace.File{Path: "x", Traces: none}); err == nil || !strings.Contains(err.Error(), "no events") {
+			t.Errorf("%v", err)
+		}
+	}
 	f.Traces = nil
 	for _, table := range Tables[:2] {
 		if text, groups := parquetText(t, written(t, func(b *bytes.Buffer) error { return WriteParquet(b, f, table) })); groups != 0 ||
@@ -528,7 +533,7 @@ func TestProcessesOfADevice(t *testing.T) {
 		t.Fatal(err)
 	}
 	for i, pid := range []uint32{70, 80} {
-		p := w.Process(trace.Process{PID: pid, Program: "/bin/worker"})
+		p := w.Process(trace.Process{PID: pid, Program: []string{"/bin/worker", ""}[i]}) // which the kernel may not say
 		w.Call(&trace.Call{Kind: trace.MemAlloc, TimeNS: uint64(i+1) * 1000, Addr: 1 << 30, Size: 1 << 20, Process: p, Thread: pid + 1})
 	}
 	if err := w.Close(trace.DriverEnd{}); err != nil {
@@ -544,7 +549,7 @@ func TestProcessesOfADevice(t *testing.T) {
 			names = append(names, d.get("process").m.get("process_name").s)
 		}
 	}
-	if want := []string{"GPU 0 of worker 70: run.cistern", "GPU 0 of worker 80: run.cistern"}; !slices.Equal(names, want) {
+	if want := []string{"GPU 0 of worker 70: run.cistern", "GPU 0 of process 80: run.cistern"}; !slices.Equal(names, want) {
 		t.Errorf("%q, want %q", names, want)
 	}
 
@@ -574,7 +579,7 @@ func TestProcessesOfADevice(t *testing.T) {
 	for _, s := range p.Sample {
 		labels = append(labels, s.Label["process"]...)
 	}
-	if want := []string{"worker 70", "worker 80"}; !slices.Equal(labels, want) {
+	if want := []string{"worker 70", "process 80"}; !slices.Equal(labels, want) {
 		t.Errorf("labels are %q, want %q", labels, want)
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
 
 	"google.golang.org/protobuf/encoding/protowire"
@@ -68,6 +69,9 @@ func WritePerfetto(w io.Writer, f *trace.File) error {
 	c := clockOf(f)
 	calls := f.Driver != nil && len(f.Driver.Calls) > 0
 	if !c.known && !calls {
+		if !slices.ContainsFunc(f.Traces, func(t *trace.Trace) bool { return len(t.Events) > 0 }) {
+			return errors.New("there are no events to put on a timeline")
+		}
 		return errors.New("the events have no times, which a timeline needs")
 	}
 	p.clocks(f, c)

@@ -110,7 +110,10 @@ func (d *perfettoDevice) processTrack(pid uint64, name string, command []string)
 		for _, s := range command {
 			m = text(m, processCommand, s)
 		}
-		return message(b, descProcess, text(m, processName, name))
+		if name != "" {
+			m = text(m, processName, name)
+		}
+		return message(b, descProcess, m)
 	})
 }
 
