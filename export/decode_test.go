@@ -31,10 +31,11 @@ var schema = map[string]map[protowire.Number]field{
 	"ClockSnapshot": {1: {"clocks", "Clock"}},
 	"Clock":         {1: {"clock_id", "uint"}, 2: {"timestamp", "uint"}},
 	"TrackDescriptor": {1: {"uuid", "uint"}, 2: {"name", "string"}, 3: {"process", "ProcessDescriptor"},
-		4: {"thread", "ThreadDescriptor"}, 5: {"parent_uuid", "uint"}, 8: {"counter", "CounterDescriptor"}},
+		4: {"thread", "ThreadDescriptor"}, 5: {"parent_uuid", "uint"}, 8: {"counter", "CounterDescriptor"}, 11: {"child_ordering", "uint"},
+		12: {"sibling_order_rank", "uint"}, 19: {"process_ordering", "uint"}},
 	"ProcessDescriptor": {1: {"pid", "int"}, 2: {"cmdline", "string"}, 6: {"process_name", "string"}},
 	"ThreadDescriptor":  {1: {"pid", "int"}, 2: {"tid", "int"}, 5: {"thread_name", "string"}},
-	"CounterDescriptor": {3: {"unit", "uint"}},
+	"CounterDescriptor": {3: {"unit", "uint"}, 7: {"y_axis_share_key", "string"}},
 	"InternedData": {2: {"event_names", "InternedString"}, 3: {"debug_annotation_names", "InternedString"},
 		29: {"debug_annotation_string_values", "InternedString"}},
 	"InternedString": {1: {"iid", "uint"}, 2: {"str", "string"}},
@@ -149,8 +150,8 @@ func packets(t testing.TB, b []byte) []*decoded {
 		}
 		if track := p.get("track_descriptor").m; track != nil {
 			id, parent := track.get("uuid").n, track.get("parent_uuid").n
-			if _, ok := counters[id]; ok || id == 0 {
-				t.Errorf("track %d is declared twice: %v", id, track)
+			if _, ok := counters[id]; ok || (id == 0) != (track.get("process_ordering").n != 0) { // which only the root says
+				t.Errorf("track %d is declared twice, or has no number: %v", id, track)
 			}
 			if _, ok := counters[parent]; !ok && parent != 0 {
 				t.Errorf("the parent of track %d is not declared before: %v", id, track)

@@ -28,11 +28,11 @@ event included. Stacks are the recorded frames. Labels: pool, stream, size, devi
 library and thread where they were recorded, and state=pending_free for what was given back but still in use by a stream. Flame
 graphs by label need no stacks: go tool pprof -tagroot library,tag,size -http : FILE; -tagfocus tag=NAME is one tag's.`
 	PerfettoDoc = `perfetto: for each device counters in bytes (live: as requested, from alloc to free_completed; active: the same with
-each block rounded up to 512; reserved: held from the driver; live by stream and by pool where there are several, by tag
-and by library where they were recorded), and instants with size, address, stream, pool and stack for segments got and
-given back, for failed requests, and for marks. Where threads were recorded, what they allocated and gave back are
-instants on the program's own threads; so are, as slices, the calls of a driver trace. Times are since 1970 where the
-record says the date; events which it gives the same microsecond are a nanosecond apart, in order.`
+each block rounded up to 512; reserved: held from the driver; in groups: live by stream and by pool where there are
+several, by tag and by library where they were recorded), and instants with size, address, stream, pool and stack for
+segments got and given back, for failed requests, and for marks. Where threads were recorded, what they allocated and
+gave back are instants on the program's own threads; so are, as slices, the calls of a driver trace. Times are since 1970
+where the record says the date; events which it gives the same microsecond are a nanosecond apart, in order.`
 )
 
 // poolName is a private pool by PyTorch's two numbers, and a word for the default one.

@@ -206,41 +206,7 @@ func TestLabelsAddUp(t *testing.T) {
 				}
 			}
 		}
-		// The counters of every moment.
-		tracks := map[uint64]string{}
-		now := map[string]uint64{}
-		check := func() {
-			for _, group := range []string{"live by tag", "live by library"} {
-				var sum uint64
-				n := 0
-				for name, v := range now {
-					if of, _, _ := strings.Cut(name, "/"); of == group {
-						sum += v
-						n++
-					}
-				}
-				if n > 0 && sum != now["live: requested and not yet returned"] {
-					t.Fatalf("device %d: %s adds up to %d: %v", tr.Device, group, sum, now)
-				}
-			}
-		}
-		last := uint64(0)
-		for _, p := range packets(t, written(t, func(b *bytes.Buffer) error { return WritePerfetto(b, one) })) {
-			if d := p.get("track_descriptor").m; d != nil {
-				tracks[d.get("uuid").n] = d.get("name").s
-				if parent := tracks[d.get("parent_uuid").n]; parent != "" {
-					tracks[d.get("uuid").n] = parent + "/" + d.get("name").s
-				}
-			}
-			if e := p.get("track_event").m; e != nil && e.get("type").n == typeCounter {
-				if at := p.get("timestamp").n; at != last {
-					check()
-					last = at
-				}
-				now[tracks[e.get("track_uuid").n]] = e.get("counter_value").n
-			}
-		}
-		check()
+		groupsAddUp(t, one)
 	}
 }
 

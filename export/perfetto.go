@@ -2,6 +2,7 @@ package export
 
 import (
 	"bufio"
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -32,16 +33,22 @@ const (
 	clockRealtime      = 1
 	clockBoottime      = 6
 
-	descUUID    = 1
-	descName    = 2
-	descProcess = 3
-	descThread  = 4
-	descParent  = 5
-	descCounter = 8
-	processPID  = 1
-	processName = 6
-	counterUnit = 3
-	unitBytes   = 3
+	descUUID        = 1
+	descName        = 2
+	descProcess     = 3
+	descThread      = 4
+	descParent      = 5
+	descCounter     = 8
+	descChildren    = 11
+	descRank        = 12
+	descProcesses   = 19
+	childrenByRank  = 3
+	processesByRank = 1
+	processPID      = 1
+	processName     = 6
+	counterUnit     = 3
+	counterScale    = 7
+	unitBytes       = 3
 
 	eventAnnotation = 4
 	eventType       = 9
@@ -59,10 +66,10 @@ const (
 	annotationName    = 10
 )
 
-// WritePerfetto writes a timeline: for each device a process with counters in bytes (live, active, reserved, live by
-// pool and by stream where there are several, by tag and by library where they were recorded), and instants on tracks of
-// their own for what was got from the driver and given back, for requests that failed, and for marks; what the program's
-// threads allocated and gave back (threads.go); the calls of a driver trace (calls.go). Times are the file's, in
+// WritePerfetto writes a timeline: for each device a process with counters in bytes (live, active, reserved; in groups
+// live by pool and by stream where there are several, by tag and by library where they were recorded), and instants on
+// tracks of their own for what was got from the driver and given back, for requests that failed, and for marks; what the
+// program's threads allocated and gave back (threads.go); the calls of a driver trace (calls.go). Times are the file's, in
 // nanoseconds, taken as the clock that Perfetto counts from (BOOTTIME) and, where they have a date, as REALTIME too.
 func WritePerfetto(w io.Writer, f *trace.File) error {
 	p := &perfetto{w: bufio.NewWriterSize(w, 1<<16)}
@@ -75,6 +82,7 @@ func WritePerfetto(w io.Writer, f *trace.File) error {
 		return errors.New("the events have no times, which a timeline needs")
 	}
 	p.clocks(f, c)
+	p.order()
 	devices := uint64(len(f.Traces))
 	var threads *programThreads
 	if !calls { // which are on the threads in all detail
@@ -145,6 +153,14 @@ func (p *perfetto) clocks(f *trace.File, c clock) {
 	p.emit()
 }
 
+// order says that processes are ranked, which Perfetto heeds from version 57 on: without it the one of most slices comes
+// first, and the GPUs in the order of how much happened on them.
+func (p *perfetto) order() {
+	p.packet = number(p.packet[:0], packetSequence, 1)
+	p.packet = message(p.packet, packetTrackDescriptor, number(number(nil, descUUID, 0), descProcesses, processesByRank))
+	p.emit()
+}
+
 // perfettoDevice writes what happened on one device.
 type perfettoDevice struct {
 	*perfetto
@@ -181,10 +197,7 @@ const gpuPIDs = 1 << 23
 // write is of one device; whose says more of it where it is not the only one of its number.
 func (d *perfettoDevice) write(pid uint64, whose string) {
 	t := d.t
-	d.process = d.track(0, "", func(b []byte) []byte {
-		return message(b, descProcess, text(number(nil, processPID, pid), processName,
-			fmt.Sprintf("GPU %d%s: %s", t.Device, whose, t.Path)))
-	})
+	d.process = d.processTrack(pid, fmt.Sprintf("GPU %d%s: %s", t.Device, whose, t.Path), nil)
 	d.counter("live: requested and not yet returned", func(w *walker) uint64 { return w.bytes })
 	d.counter("active: live, rounded to 512", func(w *walker) uint64 { return w.active })
 	kinds := t.Counts()
@@ -193,29 +206,31 @@ func (d *perfettoDevice) write(pid uint64, whose string) {
 		d.driver = d.track(d.process, "driver: segments got and given back", nil)
 	}
 	if len(t.Streams) > 1 {
-		d.breakdown(d.process, len(t.Streams), func(i int) string { return "live on stream " + streamName(t.Streams[i]) },
+		d.breakdown("live by stream", len(t.Streams), func(i int) string { return "live on stream " + streamName(t.Streams[i]) },
+			func(i, k int) int { return cmp.Compare(t.Streams[i], t.Streams[k]) },
 			func(b *block) int { return int(b.stream) }, func(w *walker) []uint64 { return w.streams })
 	}
 	if len(t.Pools) > 1 {
-		d.breakdown(d.process, len(t.Pools), func(i int) string { return "live in pool " + poolName(t.Pools[i]) },
+		d.breakdown("live by pool", len(t.Pools), func(i int) string { return "live in pool " + poolName(t.Pools[i]) },
+			func(i, k int) int { return slices.Compare(t.Pools[i][:], t.Pools[k][:]) },
 			func(b *block) int { return int(b.pool) }, func(w *walker) []uint64 { return w.pools })
 	}
 	tags, libraries := labelsUsed(t)
 	if tags != nil {
-		d.breakdown(d.track(d.process, "live by tag", nil), len(tags), func(i int) string {
+		d.breakdown("live by tag", len(tags), func(i int) string {
 			if i == 0 || !tags[i] {
 				return either(tags[i], "live without a tag")
 			}
 			return "live with tag " + t.TagName(uint16(i))
-		}, func(b *block) int { return int(b.tag) }, func(w *walker) []uint64 { return w.tags })
+		}, cmp.Compare[int], func(b *block) int { return int(b.tag) }, func(w *walker) []uint64 { return w.tags })
 	}
 	if libraries != nil {
-		d.breakdown(d.track(d.process, "live by library", nil), len(libraries), func(i int) string {
+		d.breakdown("live by library", len(libraries), func(i int) string {
 			if i == 0 || !libraries[i] {
 				return either(libraries[i], "live of no library")
 			}
 			return "live of " + t.LibraryName(uint8(i))
-		}, func(b *block) int { return int(b.library) }, func(w *walker) []uint64 { return w.libs })
+		}, cmp.Compare[int], func(b *block) int { return int(b.library) }, func(w *walker) []uint64 { return w.libs })
 	}
 	if kinds[event.OOM]+kinds[event.Retry] > 0 {
 		d.failed = d.track(d.process, "out of memory", nil)
@@ -299,22 +314,34 @@ func (d *perfettoDevice) track(parent uint64, name string, more func([]byte) []b
 }
 
 func (d *perfettoDevice) counter(name string, value func(*walker) uint64) {
-	d.counters = append(d.counters, d.newCounter(d.process, name, value))
+	d.counters = append(d.counters, d.newCounter(d.process, 0, fmt.Sprintf("memory of track %d", d.process), name, value))
 }
 
-func (d *perfettoDevice) newCounter(parent uint64, name string, value func(*walker) uint64) counter {
+// newCounter declares one. Those below one track that name the same scale are drawn on it.
+func (d *perfettoDevice) newCounter(parent, rank uint64, scale, name string, value func(*walker) uint64) counter {
 	track := d.track(parent, name, func(b []byte) []byte {
-		return message(b, descCounter, number(nil, counterUnit, unitBytes))
+		if rank != 0 {
+			b = number(b, descRank, rank)
+		}
+		return message(b, descCounter, text(number(nil, counterUnit, unitBytes), counterScale, scale))
 	})
 	return counter{track: track, value: value}
 }
 
-// breakdown declares counters below parent for the n values of something; those without a name have none.
-func (d *perfettoDevice) breakdown(parent uint64, n int, name func(i int) string, of func(b *block) int, sums func(w *walker) []uint64) {
+// breakdown declares a group of counters for the n values of something, sorted by order; those without a name have
+// none. Perfetto keeps an order only within a group: what is directly below a process it sorts by name, stream 10 before 2.
+func (d *perfettoDevice) breakdown(group string, n int, name func(i int) string, order func(i, k int) int, of func(b *block) int,
+	sums func(w *walker) []uint64) {
 	p := breakdown{of: of, counters: make([]counter, n)}
-	for i := range n {
+	parent := d.track(d.process, group, func(b []byte) []byte { return number(b, descChildren, childrenByRank) })
+	ranked := make([]int, n)
+	for i := range ranked {
+		ranked[i] = i
+	}
+	slices.SortStableFunc(ranked, order)
+	for rank, i := range ranked {
 		if s := name(i); s != "" {
-			p.counters[i] = d.newCounter(parent, s, func(w *walker) uint64 {
+			p.counters[i] = d.newCounter(parent, uint64(rank+1), group, s, func(w *walker) uint64 {
 				if all := sums(w); i < len(all) {
 					return all[i]
 				}

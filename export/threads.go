@@ -103,9 +103,10 @@ func threadNames(f *trace.File) map[uint32]string {
 	return names
 }
 
-// processTrack declares a process.
+// processTrack declares a process. They are ranked by their sequences: GPUs by number, then the programs.
 func (d *perfettoDevice) processTrack(pid uint64, name string, command []string) uint64 {
 	return d.track(0, "", func(b []byte) []byte {
+		b = number(b, descRank, d.sequence)
 		m := number(nil, processPID, pid)
 		for _, s := range command {
 			m = text(m, processCommand, s)
