@@ -9,6 +9,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -50,6 +51,9 @@ func newTrace(a *app) *cobra.Command {
 			"  cistern trace --stacks=native+python -o run.cistern -- python train.py",
 		Args: programArgs,
 		RunE: func(c *cobra.Command, args []string) error {
+			if c.Flags().Changed("stacks") && c.ArgsLenAtDash() < 0 && kindsApart(args) {
+				return fmt.Errorf("--stacks %s: kinds follow an equals sign: --stacks=%s", args[0], args[0])
+			}
 			t, err := a.newTracing(args, out, audit.Stacks(stacks))
 			if err != nil {
 				return err
@@ -70,10 +74,12 @@ func newTrace(a *app) *cobra.Command {
 // tracedStacks are the words of --stacks.
 type tracedStacks audit.Stacks
 
-var stackWords = []struct {
+type stackWord struct {
 	word  string
 	kinds audit.Stacks
-}{{allocator.StacksOff, 0}, {allocator.StacksNative, audit.Native}, {allocator.StacksPython, audit.Python}, {allocator.StacksBoth, audit.Native | audit.Python}}
+}
+
+var stackWords = []stackWord{{allocator.StacksOff, 0}, {allocator.StacksNative, audit.Native}, {allocator.StacksPython, audit.Python}, {allocator.StacksBoth, audit.Native | audit.Python}}
 
 func (k *tracedStacks) String() string {
 	for _, w := range stackWords {
@@ -95,6 +101,19 @@ func (k *tracedStacks) Set(s string) error {
 }
 
 func (k *tracedStacks) Type() string { return "kinds" }
+
+// kindsApart reports whether what stands where the program would is a word of --stacks, as for cistern run: more of this
+// command's flags come behind it, or it is no program.
+func kindsApart(args []string) bool {
+	if !slices.ContainsFunc(stackWords, func(w stackWord) bool { return w.word == args[0] }) {
+		return false
+	}
+	if len(args) > 1 && (slices.Contains([]string{"--", "-o", "--output", "--live", "--follow"}, args[1]) || strings.HasPrefix(args[1], "--output=")) {
+		return true
+	}
+	_, err := lookProgram(args[0])
+	return err != nil
+}
 
 // auditLibrary finds the library where it is in the source tree, in a wheel and in a bundle.
 func auditLibrary() (string, error) {

@@ -165,6 +165,24 @@ func TestTraceStackKinds(t *testing.T) {
 			t.Errorf("%s: %v, %q", c.flag, err, out)
 		}
 	}
+	for _, args := range [][]string{{"python", "--", "true"}, {"python", "-o", "run.cistern", "--", "true"}, {"native+python", "true"}, {"off"}} {
+		out, err := x.command(append([]string{"trace", "--stacks"}, args...)...).CombinedOutput()
+		if want := "cistern: --stacks " + args[0] + ": kinds follow an equals sign: --stacks=" + args[0] + "\n"; err == nil || string(out) != want {
+			t.Errorf("--stacks %v: %v, %q", args, err, out)
+		}
+	}
+	folder := t.TempDir()
+	if err := os.Symlink("/bin/echo", filepath.Join(folder, "python")); err != nil {
+		t.Fatal(err)
+	}
+	// A program may be called python, and have an argument that is --.
+	for _, args := range [][]string{{"--", "python", "--", "x"}, {"python", "x", "--"}} {
+		cmd := x.command(append([]string{"trace", "--stacks"}, args...)...)
+		cmd.Env = append(cmd.Env, "PATH="+folder)
+		if out, err := cmd.CombinedOutput(); err != nil || !strings.HasPrefix(string(out), strings.Join(args[slices.Index(args, "python")+1:], " ")+"\n") {
+			t.Errorf("--stacks %v: %v, %q", args, err, out)
+		}
+	}
 	if d, _, _, _ := x.run(nil, "--stacks=python", "--", x.program, "dlsym", "everything"); len(d.StackFrames(d.Calls[0].Stack)) != 1 {
 		t.Error("without Python a call has more than its caller")
 	}
