@@ -204,7 +204,7 @@ func TestTraceLanguages(t *testing.T) {
 }
 
 // TestTracePeakOfEnded: processes one after the other hold at most what one of them held, also where a process becomes the next
-// one; those at the same time hold it together.
+// one; those at the same time hold it together, and what a process's first thread held stays while there are others.
 func TestTracePeakOfEnded(t *testing.T) {
 	x := newTraced(t)
 	for _, c := range []struct {
@@ -213,6 +213,7 @@ func TestTracePeakOfEnded(t *testing.T) {
 	}{
 		{`"$0" dlsym stay $1; sleep $2; "$0" dlsym stay $1; sleep $2; "$0" dlsym stay $1`, 1},
 		{`exec "$0" dlsym become $1`, 1},
+		{`"$0" dlsym outlive $1`, 2},
 		{`"$0" dlsym stay $1 & "$0" dlsym stay $1; wait`, 2},
 	} {
 		// That a process is there, and then that it has ended, is seen a few times a second, if this one runs.

@@ -49,11 +49,12 @@ func startOf(dir string) (uint64, error) {
 	// The name is in parentheses, and may contain any.
 	i := bytes.LastIndexByte(text, ')')
 	f := strings.Fields(string(text[i+1:]))
-	const state, start = 0, 22 - 3
+	const state, threads, start = 0, 20 - 3, 22 - 3
 	if i < 0 || len(f) <= start {
 		return 0, errors.New(dir + "/stat: not as the kernel writes it")
 	}
-	if f[state] == "Z" || f[state] == "X" {
+	// One whose first thread has ended looks like a zombie as long as others go on.
+	if (f[state] == "Z" || f[state] == "X") && (f[threads] == "0" || f[threads] == "1") {
 		return 0, ErrEnded
 	}
 	return strconv.ParseUint(f[start], 10, 64)

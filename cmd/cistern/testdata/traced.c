@@ -160,6 +160,15 @@ static void *many(void *count) {
 	return NULL;
 }
 
+static void *later(void *ms) {
+	dptr p;
+	current();
+	usleep((useconds_t)(intptr_t)ms * 1000);
+	cuMemAlloc(&p, 2 * MiB);
+	cuMemFree(p);
+	return NULL;
+}
+
 // seconds of the processor's time that this thread has had: a busy machine stops it for longer than anything here takes.
 static double seconds(void) {
 	struct timespec t;
@@ -278,6 +287,12 @@ int main(int argc, char **argv) {
 		usleep((useconds_t)n * 1000);
 		execl(argv[0], argv[0], how, "stay", argv[3], (char *)NULL);
 		return 6;
+	} else if (strcmp(what, "outlive") == 0) { // another thread goes on after the first one has ended
+		dptr p;
+		pthread_t t;
+		cuMemAlloc(&p, 2 * MiB);
+		pthread_create(&t, NULL, later, (void *)(intptr_t)n);
+		pthread_exit(NULL);
 	} else if (strcmp(what, "signal") == 0) {
 		dptr p;
 		cuMemAlloc(&p, 2 * MiB);
