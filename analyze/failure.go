@@ -121,6 +121,10 @@ func ReportFailures(ctx context.Context, t *trace.Trace, driver *trace.Driver, o
 	if opt.Capacity > 0 {
 		capacity, from = opt.Capacity, "given"
 	}
+	full := func(i int) bool { return words[i] == nil && t.Events[i].Addr < t.Events[i].Size } // the device itself, or nobody knows
+	if limit, set := limitOfSettings(t); opt.Capacity == 0 && limit > capacity && !slices.ContainsFunc(events, full) {
+		capacity, from = limit, set // of which events do not tell
+	}
 	r.recorded(t, events, words, capacity, from)
 	for _, f := range silent[max(0, len(silent)-MaxFailures):] {
 		r.Failures = append(r.Failures, silentFailure(t, f))

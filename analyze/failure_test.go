@@ -533,3 +533,25 @@ func TestFailureThatTheFileIsAbout(t *testing.T) {
 			r.Count, x.Event, x.PID, x.Conf, x.Searched, f.Event, f.PID, f.Conf)
 	}
 }
+
+// The limit of the settings was in force at earlier failures too, of which the process says nothing; one that the program set
+// need not have been, and a device that was full is no limit's doing.
+func TestEarlierFailureUnderTheLimit(t *testing.T) {
+	for _, c := range []struct {
+		from  string
+		free  uint64
+		limit bool
+	}{{"setting limit:100.00 MiB", 900 * mib, true}, {"the program: cistern_set_limit", 900 * mib, false}, {"setting limit:100.00 MiB", mib, false}} {
+		tr := scattered(t, "limit:100MiB").trace()
+		f := tr.Failures[0]
+		earlier := f.Event
+		tr.Events[earlier].Addr = c.free
+		tr.Events = append(tr.Events, tr.Events[earlier])
+		f.Event = len(tr.Events) - 1
+		f.Limits = []trace.Limit{{Kind: "cistern", Bytes: f.Limit, From: c.from}}
+		x := reportOn(t, tr, RemedyOptions{}).Failures[0]
+		if x.Event != earlier || x.said != nil || (x.Capacity == 100*mib) != c.limit || strings.Contains(x.CapacityFrom, "setting") != c.limit {
+			t.Errorf("%+v: event %d of %d: %d, %s: %v", c, x.Event, earlier, x.Capacity, x.CapacityFrom, x.Why)
+		}
+	}
+}

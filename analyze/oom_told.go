@@ -25,6 +25,17 @@ func limitInForce(f *trace.Failure) (bytes uint64, from string) {
 	return bytes, from
 }
 
+// limitOfSettings is the limit that the process was started with, by what it wrote of a failure, so that it was in force at
+// those before as well; 0 where there was none, or the program had another one by then.
+func limitOfSettings(t *trace.Trace) (bytes uint64, from string) {
+	for _, f := range t.Failures {
+		if n, set := limitInForce(f); n == f.Limit && strings.HasPrefix(set, "the limit set by the setting ") {
+			bytes, from = n, set
+		}
+	}
+	return bytes, from
+}
+
 // settingOf is where a limit is set, in a sentence.
 func settingOf(from string) string {
 	from = strings.TrimPrefix(from, "set by ") // as earlier versions wrote it
