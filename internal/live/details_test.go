@@ -12,8 +12,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Pages that are not to be found, as other tests and whoever runs cistern top on this machine look at what is, and ask it.
-
 // readerOfFile reads a page without looking for it.
 func readerOfFile(t *testing.T, page *Page) *Reader {
 	t.Helper()
@@ -33,7 +31,7 @@ func readerOfFile(t *testing.T, page *Page) *Reader {
 // page: while some are written, which on a busy machine may take long, the others are there.
 func TestDetailsInTurn(t *testing.T) {
 	made := 0
-	page := &Page{file: fileName + "-hidden", gauges: func(into []Device) []Device { return append(into, Device{}) },
+	page := &Page{file: hidden, gauges: func(into []Device) []Device { return append(into, Device{}) },
 		details: func() []Details {
 			made++
 			return []Details{{Tags: []Use{{Name: "weights", Blocks: 1, Bytes: uint64(made)}}}}
@@ -81,7 +79,7 @@ func TestDetailsInTurn(t *testing.T) {
 // TestSlowDetails: details that take long are there until they are made again, and when nobody asks any more they are not.
 func TestSlowDetails(t *testing.T) {
 	made := uint64(0)
-	page := &Page{file: fileName + "-hidden", gauges: func(into []Device) []Device { return append(into, Device{}) },
+	page := &Page{file: hidden, gauges: func(into []Device) []Device { return append(into, Device{}) },
 		details: func() []Details {
 			made++
 			return []Details{{Tags: []Use{{Name: "weights", Blocks: 1, Bytes: made}}}}
@@ -126,7 +124,7 @@ func TestSlowDetails(t *testing.T) {
 
 // TestNoSizeYet: a file that is being made is not taken for one that is broken.
 func TestNoSizeYet(t *testing.T) {
-	fd, err := unix.MemfdCreate(fileName+"-hidden", unix.MFD_CLOEXEC)
+	fd, err := unix.MemfdCreate(hidden, unix.MFD_CLOEXEC)
 	if err != nil {
 		t.Fatal(err)
 	}

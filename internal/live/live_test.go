@@ -24,6 +24,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// hidden is what pages are called that nobody else finds: other tests and whoever runs cistern top on this machine look at what is,
+// and ask it.
+var hidden = fmt.Sprintf("%s-test-%d", fileName, os.Getpid())
+
 // TestMain is also the publishers: processes that the tests start.
 func TestMain(m *testing.M) {
 	if how := os.Getenv("LIVE_TEST_PUBLISHER"); how != "" {
@@ -41,7 +45,7 @@ func publisher(how string) {
 		panic(err)
 	}
 	p.Kind, p.Version, p.Conf = KindCistern, "1.2", "limit:1GiB"
-	page, err := Publish(p, func(into []Device) []Device {
+	page, err := publish(os.Getenv("LIVE_TEST_FILE"), p, func(into []Device) []Device {
 		d, n := Device{Name: "GPU"}, n.Add(1)
 		for _, f := range d.figures() {
 			*f = n
@@ -63,7 +67,7 @@ func publisher(how string) {
 func start(t *testing.T, how string) *exec.Cmd {
 	t.Helper()
 	cmd := exec.Command(os.Args[0])
-	cmd.Env = append(os.Environ(), "LIVE_TEST_PUBLISHER="+how)
+	cmd.Env = append(os.Environ(), "LIVE_TEST_PUBLISHER="+how, "LIVE_TEST_FILE="+hidden)
 	cmd.Stderr = os.Stderr
 	out, err := cmd.StdoutPipe()
 	if err != nil {
@@ -94,11 +98,15 @@ func ours(t *testing.T, errs []error, others ...int) {
 	}
 }
 
-// readerOf finds the reader of one process among all.
+// readerOf finds the reader of one process among all that are hidden.
 func readerOf(t *testing.T, pid int) *Reader {
 	t.Helper()
-	all, errs := List(t.Context())
-	ours(t, errs, pid)
+	return readerIn(t, hidden, pid)
+}
+
+func readerIn(t *testing.T, file string, pid int) *Reader {
+	t.Helper()
+	all, errs := list(t.Context(), file, nil)
 	var found *Reader
 	for _, r := range all {
 		if r.pid == pid && found == nil {
@@ -110,6 +118,7 @@ func readerOf(t *testing.T, pid int) *Reader {
 	if found != nil {
 		t.Cleanup(found.Close)
 	}
+	ours(t, errs, pid)
 	return found
 }
 
@@ -144,7 +153,8 @@ func TestPublish(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := readerOf(t, os.Getpid())
+	t.Cleanup(page.Close)
+	r := readerIn(t, fileName, os.Getpid())
 	if r == nil {
 		t.Fatal("nobody found the page")
 	}
@@ -204,8 +214,7 @@ func TestPublish(t *testing.T) {
 
 // The questions end with who asks, also when that is by being stopped: a lock tells the second.
 func TestAskedNoMore(t *testing.T) {
-	// Not to be found: whoever runs cistern top on this machine asks what is.
-	page, err := publish(fileName+"-hidden", Process{}, func(into []Device) []Device { return into }, nil)
+	page, err := publish(hidden, Process{}, func(into []Device) []Device { return into }, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -267,7 +276,7 @@ func TestReaderCannotWrite(t *testing.T) {
 
 // Who has a page open is not therefore who made it: children of fork have it too.
 func TestOnlyTheMaker(t *testing.T) {
-	page, err := Publish(Process{}, func(into []Device) []Device { return append(into, Device{}) }, nil)
+	page, err := publish(hidden, Process{}, func(into []Device) []Device { return append(into, Device{}) }, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -284,7 +293,7 @@ func TestOnlyTheMaker(t *testing.T) {
 	}
 	f.Close()
 	t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
-	if link, _ := os.Readlink(fmt.Sprintf("/proc/%d/fd/3", cmd.Process.Pid)); !isPage(link) {
+	if link, _ := os.Readlink(fmt.Sprintf("/proc/%d/fd/3", cmd.Process.Pid)); !(&scan{file: hidden}).isPage(link) {
 		t.Fatalf("the child has %q open", link)
 	}
 	if r := readerOf(t, cmd.Process.Pid); r != nil {
@@ -311,7 +320,7 @@ func TestTraced(t *testing.T) {
 		return about.Args != nil
 	})
 	about.Kind = KindTraced
-	page, err := Publish(about, func(into []Device) []Device { return append(into, Device{Reserved: 5}) }, nil)
+	page, err := publish(hidden, about, func(into []Device) []Device { return append(into, Device{Reserved: 5}) }, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -375,7 +384,7 @@ func TestKilled(t *testing.T) {
 		wg.Go(func() {
 			for i := range many / 5 {
 				cmd := exec.Command(os.Args[0])
-				cmd.Env = append(os.Environ(), "LIVE_TEST_PUBLISHER=busy")
+				cmd.Env = append(os.Environ(), "LIVE_TEST_PUBLISHER=busy", "LIVE_TEST_FILE="+hidden)
 				out, err := cmd.StdoutPipe()
 				if err == nil {
 					err = cmd.Start()
@@ -395,7 +404,7 @@ func TestKilled(t *testing.T) {
 				if i%2 == 0 {
 					kill()
 				}
-				s := scan{known: map[page]*Reader{}, seen: map[page]bool{}}
+				s := scan{file: hidden, known: map[page]*Reader{}, seen: map[page]bool{}}
 				for clear(s.seen); len(s.found) == 0 && s.failed == nil && syscall.Kill(cmd.Process.Pid, 0) == nil && !ended(cmd.Process.Pid); clear(s.seen) {
 					s.process(cmd.Process.Pid)
 				}
@@ -446,7 +455,7 @@ func ended(pid int) bool {
 // A program may close all descriptors that it finds: the page comes back under another, and the program's own files are left
 // alone.
 func TestDescriptorClosed(t *testing.T) {
-	page, err := Publish(Process{}, func(into []Device) []Device { return append(into, Device{}) }, nil)
+	page, err := publish(hidden, Process{}, func(into []Device) []Device { return append(into, Device{}) }, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -487,7 +496,7 @@ func TestHostilePages(t *testing.T) {
 	files := map[string][]byte{"empty": nil, "short": good[:10], "random": []byte(strings.Repeat("nonsense", 1000)), "another's": good, "shrinks": shrinks, "newer": newer}
 	fds := map[string]int{}
 	for name, contents := range files {
-		fd, err := unix.MemfdCreate(fileName, unix.MFD_CLOEXEC)
+		fd, err := unix.MemfdCreate(hidden, unix.MFD_CLOEXEC)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -500,7 +509,7 @@ func TestHostilePages(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	readers, errs := List(t.Context())
+	readers, errs := list(t.Context(), hidden, nil)
 	var texts []string
 	for _, err := range errs {
 		texts = append(texts, strings.TrimPrefix(err.Error(), fmt.Sprintf("process %d: ", os.Getpid())))
@@ -543,7 +552,7 @@ func TestFileSizeLimit(t *testing.T) {
 	if err := unix.Setrlimit(unix.RLIMIT_FSIZE, &low); err != nil {
 		t.Skip(err)
 	}
-	_, err := Publish(Process{}, func(into []Device) []Device { return into }, nil)
+	_, err := publish(hidden, Process{}, func(into []Device) []Device { return into }, nil)
 	if e := unix.Setrlimit(unix.RLIMIT_FSIZE, &limit); e != nil {
 		t.Fatal(e)
 	}
@@ -552,14 +561,21 @@ func TestFileSizeLimit(t *testing.T) {
 	}
 }
 
-// TestManyPages: a process with more pages than anybody needs does not take all descriptors of who looks.
+// TestManyPages: a process with more pages than anybody needs does not take all descriptors of who looks. One that has as many of
+// others' open, as who looks has, is not such a process.
 func TestManyPages(t *testing.T) {
+	cmd := exec.Command("sleep", "100")
 	for range mostPages + 20 {
-		fd, err := unix.MemfdCreate(fileName, unix.MFD_CLOEXEC)
+		fd, err := unix.MemfdCreate(hidden, unix.MFD_CLOEXEC)
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer unix.Close(fd)
+		dup, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		cmd.ExtraFiles = append(cmd.ExtraFiles, os.NewFile(uintptr(dup), "page"))
 		mem := make([]byte, pageBytes)
 		start, err := startOf("/proc/self")
 		if err == nil {
@@ -575,7 +591,14 @@ func TestManyPages(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	readers, errs := List(t.Context())
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range cmd.ExtraFiles {
+		f.Close()
+	}
+	t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
+	readers, errs := list(t.Context(), hidden, nil)
 	ours := 0
 	for _, r := range readers {
 		if r.pid == os.Getpid() {
@@ -586,10 +609,13 @@ func TestManyPages(t *testing.T) {
 	if ours == 0 || ours > mostPages {
 		t.Errorf("%d pages are open", ours)
 	}
-	said := 0
+	said, alien := 0, fmt.Sprintf("process %d: ", cmd.Process.Pid)
 	for _, err := range errs {
 		if strings.Contains(err.Error(), fmt.Sprintf("process %d: it has more than %d pages", os.Getpid(), mostPages)) {
 			said++
+		}
+		if strings.HasPrefix(err.Error(), alien) {
+			t.Error(err)
 		}
 	}
 	if said != 1 {
@@ -601,7 +627,7 @@ func TestManyPages(t *testing.T) {
 func TestListEnds(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if r, errs := List(ctx); len(r) != 0 || len(errs) != 1 || !errors.Is(errs[0], context.Canceled) {
+	if r, errs := list(ctx, hidden, nil); len(r) != 0 || len(errs) != 1 || !errors.Is(errs[0], context.Canceled) {
 		t.Errorf("%v, %v", r, errs)
 	}
 }

@@ -31,6 +31,11 @@ type Reader struct {
 // there is no /proc, or a page of another layout. Processes of other users are passed over silently, as /proc does not say
 // whether they publish.
 func List(ctx context.Context, known ...*Reader) ([]*Reader, []error) {
+	return list(ctx, fileName, known)
+}
+
+// list is List of pages in files of another name.
+func list(ctx context.Context, file string, known []*Reader) ([]*Reader, []error) {
 	folder, err := os.Open("/proc")
 	if err != nil {
 		return nil, []error{fmt.Errorf("looking for processes: %w", err)}
@@ -40,7 +45,7 @@ func List(ctx context.Context, known ...*Reader) ([]*Reader, []error) {
 	if err != nil {
 		return nil, []error{fmt.Errorf("looking for processes: %w", err)}
 	}
-	s := scan{known: map[page]*Reader{}, seen: map[page]bool{}}
+	s := scan{file: file, known: map[page]*Reader{}, seen: map[page]bool{}}
 	for _, r := range known {
 		s.known[page{r.pid, r.inode}] = r
 	}
@@ -74,9 +79,10 @@ const mostPages = 256
 
 // scan is one look at all processes.
 type scan struct {
+	file   string // what pages are called
 	known  map[page]*Reader
 	seen   map[page]bool // a process may have its page open more than once
-	opened int           // pages of the process that is looked at
+	own    int           // pages of the process that is looked at; one that reads others' has these open as well
 	found  []*Reader
 	failed []error
 }
@@ -89,22 +95,20 @@ func (s *scan) process(pid int) {
 		return // another user's, or gone
 	}
 	defer folder.Close()
-	const want = "/memfd:" + fileName
-	var target [len(want) + 16]byte
-	s.opened = 0
+	target := make([]byte, len(memfd)+len(s.file)+16)
+	s.own = 0
 	for {
 		names, err := folder.Readdirnames(256)
 		for _, name := range names {
-			n, err := unix.Readlinkat(int(folder.Fd()), name, target[:])
-			if err != nil || !isPage(string(target[:n])) {
+			n, err := unix.Readlinkat(int(folder.Fd()), name, target)
+			if err != nil || !s.isPage(string(target[:n])) {
 				continue
-			}
-			if s.opened == mostPages {
-				s.failed = append(s.failed, fmt.Errorf("process %d: it has more than %d pages, which are not looked at", pid, mostPages))
-				return
 			}
 			if err := s.open(pid, dir, dir+"/fd/"+name); err != nil {
 				s.failed = append(s.failed, fmt.Errorf("process %d: %w", pid, err))
+				if err == errMany {
+					return
+				}
 			}
 		}
 		if err != nil || len(names) == 0 {
@@ -113,9 +117,12 @@ func (s *scan) process(pid int) {
 	}
 }
 
+// memfd is before the name of a file in memory, as /proc shows it.
+const memfd = "/memfd:"
+
 // isPage says whether that is the name of a page's file, as /proc shows it.
-func isPage(link string) bool {
-	rest, ok := strings.CutPrefix(link, "/memfd:"+fileName)
+func (s *scan) isPage(link string) bool {
+	rest, ok := strings.CutPrefix(link, memfd+s.file)
 	return ok && (rest == "" || rest == " (deleted)")
 }
 
@@ -129,7 +136,7 @@ func (s *scan) open(pid int, dir, file string) error {
 	r := &Reader{dir: dir, pid: pid, fd: fd}
 	link, err := os.Readlink("/proc/self/fd/" + strconv.Itoa(fd))
 	var st unix.Stat_t
-	if err != nil || !isPage(link) || unix.Fstat(fd, &st) != nil {
+	if err != nil || !s.isPage(link) || unix.Fstat(fd, &st) != nil {
 		r.Close()
 		return nil
 	}
@@ -139,14 +146,13 @@ func (s *scan) open(pid int, dir, file string) error {
 		return nil
 	}
 	s.seen[page{pid, r.inode}] = true
-	s.opened++
 	if old, ok := s.known[page{pid, r.inode}]; ok {
 		r.Close()
-		if old.current() {
-			s.found = append(s.found, old)
-			delete(s.known, page{pid, r.inode})
+		if !old.current() {
+			return nil
 		}
-		return nil
+		delete(s.known, page{pid, r.inode})
+		return s.find(old)
 	}
 	if r.id, err = decodeIdentity(file0(fd)); err != nil {
 		r.Close()
@@ -159,6 +165,19 @@ func (s *scan) open(pid int, dir, file string) error {
 		r.Close()
 		return nil
 	}
+	return s.find(r)
+}
+
+// errMany is of a process with more pages than anybody needs.
+var errMany = fmt.Errorf("it has more than %d pages, which are not looked at", mostPages)
+
+// find has found a page of the process that is looked at.
+func (s *scan) find(r *Reader) error {
+	if s.own == mostPages {
+		r.Close()
+		return errMany
+	}
+	s.own++
 	s.found = append(s.found, r)
 	return nil
 }
