@@ -249,7 +249,7 @@ func (r *recorder) flush() error { return r.w.Flush() }
 // state is one line about now.
 func (r *recorder) state(ring *audit.Ring) string {
 	now, n := time.Now(), r.run.Count()
-	line := fmt.Sprintf("%s, %d calls, %.0f/s", now.Sub(r.started).Round(time.Second), n, float64(n-r.before)/now.Sub(r.shown).Seconds())
+	line := fmt.Sprintf("%s, %s, %.0f/s", now.Sub(r.started).Round(time.Second), plural(int(n), "call", "calls"), float64(n-r.before)/now.Sub(r.shown).Seconds())
 	r.before, r.shown = n, now
 	for _, d := range r.run.Devices() {
 		line += fmt.Sprintf("; device %d: %s held, peak %s", d.Device, units.FormatBytes(d.Now), units.FormatBytes(d.PeakHeld))

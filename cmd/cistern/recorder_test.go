@@ -3,10 +3,12 @@ package main
 import (
 	"bytes"
 	"encoding/binary"
+	"fmt"
 	"io"
 	"os"
 	"os/exec"
 	"runtime"
+	"strings"
 	"testing"
 	"unsafe"
 
@@ -77,6 +79,11 @@ func TestRecorderLate(t *testing.T) {
 	if runtime.GOOS != "linux" {
 		t.Skip("there is no /proc")
 	}
+	ring, err := audit.New(1, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ring.Close()
 	self := uint32(os.Getpid())
 	for _, c := range []struct {
 		parent uint32
@@ -87,6 +94,7 @@ func TestRecorderLate(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer r.live.close()
+		calls := 0
 		for range 2 {
 			over := exec.Command("/bin/true")
 			if err := over.Run(); err != nil {
@@ -95,6 +103,11 @@ func TestRecorderLate(t *testing.T) {
 			pid, then := uint32(over.Process.Pid), uint64(monotonic())
 			r.record(&audit.Record{Type: audit.RecordProcess, PID: pid, Handle: uint64(c.parent), TimeNS: then})
 			r.record(&audit.Record{Type: audit.RecordCall, Call: uint8(trace.MemAlloc), PID: pid, Addr: 8 << 20, Size: 4 << 20, TimeNS: then, Count: 1})
+			calls++
+			want := fmt.Sprintf(", %d call", calls) + map[bool]string{true: "s"}[calls > 1] + ", "
+			if line := r.state(ring); !strings.Contains(line, want) || !strings.Contains(line, "; device 0: ") {
+				t.Errorf("after call %d the state is %q", calls, line)
+			}
 		}
 		if v := r.run.Device(0); v == nil || v.PeakHeld != c.most {
 			t.Errorf("parent %d of %d: %+v, want %d held at most", c.parent, self, v, c.most)
