@@ -71,6 +71,9 @@ const (
 // tracks of their own for what was got from the driver and given back, for requests that failed, and for marks; what the
 // program's threads allocated and gave back (threads.go); the calls of a driver trace (calls.go). Times are the file's, in
 // nanoseconds, taken as the clock that Perfetto counts from (BOOTTIME) and, where they have a date, as REALTIME too.
+//
+// The importer of Perfetto 58.2 read timelines of recorded runs, driver traces and files of out-of-memory without error or
+// loss: the tests check what it asks of a file.
 func WritePerfetto(w io.Writer, f *trace.File) error {
 	p := &perfetto{w: bufio.NewWriterSize(w, 1<<16)}
 	c := clockOf(f)
