@@ -62,28 +62,42 @@ static void keep(uint64_t pc, uint64_t rule) {
 	__atomic_store_n(&rules[i].key, pc ^ mixed(rule), __ATOMIC_RELAXED);
 }
 
-// The objects that have tables. They come and go under the linker's lock; whoever reads takes a copy and looks whether the
-// list was changed meanwhile.
+// The objects that have tables. They come and go under the linker's lock; whoever reads takes a copy and looks whether it was
+// changed meanwhile. Nobody is in the code of one that is just coming or going: so it is passed over, and no change is waited
+// for, as on a busy machine it may be long until who makes it goes on.
 struct object {
 	const void *of;            // whose this is
 	uintptr_t from, to;        // its code
 	uintptr_t low, high;       // all of it
 	const unsigned char *head; // its .eh_frame_hdr
+	uint32_t changes;          // odd while it is changed
 };
 
 enum { OBJECTS = 2048 };
 
 static struct object objects[OBJECTS];
-static uint32_t object_count, changes; // changes is odd while something is changed
+static uint32_t object_count;
+
+static void begin_change(struct object *o) {
+	__atomic_store_n(&o->changes, o->changes + 1, __ATOMIC_RELAXED);
+	__atomic_thread_fence(__ATOMIC_SEQ_CST);
+}
+
+static void end_change(struct object *o) { __atomic_store_n(&o->changes, o->changes + 1, __ATOMIC_RELEASE); }
 
 static void change(struct object *o, const struct object *to) {
-	__atomic_fetch_add(&changes, 1, __ATOMIC_SEQ_CST);
-	*o = *to;
-	__atomic_fetch_add(&changes, 1, __ATOMIC_SEQ_CST);
+	begin_change(o);
+	o->of = to->of;
+	o->from = to->from;
+	o->to = to->to;
+	o->low = to->low;
+	o->high = to->high;
+	o->head = to->head;
+	end_change(o);
 }
 
 HIDDEN void has_tables(const void *of, uintptr_t from, uintptr_t to, uintptr_t low, uintptr_t high, const void *head) {
-	struct object new = {of, from, to, low, high, head};
+	struct object new = {of, from, to, low, high, head, 0};
 	uint32_t i = 0;
 	while (i < object_count && objects[i].to != 0)
 		i++;
@@ -106,17 +120,18 @@ HIDDEN void forget_tables(const void *of) {
 		__atomic_store_n(&rules[i].rule, NONE, __ATOMIC_RELAXED);
 }
 
-// object_of finds the object that an address is in. A change takes a moment only, so that one is waited for, a bounded while.
+// object_of finds the object that an address is in.
 static int object_of(uintptr_t pc, struct object *o) {
-	for (int tries = 0; tries < 1000; tries++) {
-		uint32_t before = __atomic_load_n(&changes, __ATOMIC_ACQUIRE), n = __atomic_load_n(&object_count, __ATOMIC_ACQUIRE), i = 0;
-		while (i < n && pc - __atomic_load_n(&objects[i].from, __ATOMIC_RELAXED) >= __atomic_load_n(&objects[i].to, __ATOMIC_RELAXED) - objects[i].from)
-			i++;
-		if (i < n)
-			*o = objects[i];
+	uint32_t n = __atomic_load_n(&object_count, __ATOMIC_ACQUIRE);
+	for (uint32_t i = 0; i < n; i++) {
+		const struct object *at = &objects[i];
+		if (pc - __atomic_load_n(&at->from, __ATOMIC_RELAXED) >= __atomic_load_n(&at->to, __ATOMIC_RELAXED) - __atomic_load_n(&at->from, __ATOMIC_RELAXED))
+			continue;
+		uint32_t before = __atomic_load_n(&at->changes, __ATOMIC_ACQUIRE);
+		*o = *at;
 		__atomic_thread_fence(__ATOMIC_ACQUIRE);
-		if (!(before & 1) && __atomic_load_n(&changes, __ATOMIC_RELAXED) == before)
-			return i < n;
+		if (!(before & 1) && __atomic_load_n(&at->changes, __ATOMIC_RELAXED) == before && pc - o->from < o->to - o->from)
+			return 1;
 	}
 	return 0;
 }

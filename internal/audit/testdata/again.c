@@ -207,6 +207,12 @@ static void *loader(void *arg) {
 		dl_iterate_phdr(add, map);
 		for (int i = 0; i < 50; i++)
 			call(look);
+		for (uint32_t i = 0; i < object_count; i++) // as when this thread is kept from running while it changes something
+			if (objects[i].of == (void *)map->l_addr) {
+				begin_change(&objects[i]);
+				usleep(2000);
+				end_change(&objects[i]);
+			}
 		forget_tables((void *)map->l_addr);
 		dlclose(lib);
 	}
