@@ -321,18 +321,31 @@ func TestTraceKilled(t *testing.T) {
 }
 
 // child is the process that a tracer started.
-func (x *traced) child(pid int) (child int) {
+func (x *traced) child(pid int) int { return x.below(pid, 1) }
+
+// below is the process so many generations below another one. It is looked for from the top each time: before its first program
+// a Go program starts a process that ends at once, to see how processes are started here.
+func (x *traced) below(pid, generations int) (below int) {
 	x.t.Helper()
-	x.await(fmt.Sprintf("a child of process %d", pid), func() bool {
-		tasks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
-		for _, f := range tasks {
-			text, _ := os.ReadFile(f)
-			if n, err := strconv.Atoi(strings.TrimSpace(string(text))); err == nil {
-				child = n
-			}
+	x.await(fmt.Sprintf("a process %d below process %d", generations, pid), func() bool {
+		below = pid
+		for range generations {
+			below = childOf(below)
 		}
-		return child != 0
+		return below != 0
 	})
+	return below
+}
+
+// childOf is a process's only child, 0 where it has none, or more.
+func childOf(pid int) (child int) {
+	tasks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
+	for _, f := range tasks {
+		text, _ := os.ReadFile(f)
+		if n, err := strconv.Atoi(strings.TrimSpace(string(text))); err == nil {
+			child = n
+		}
+	}
 	return child
 }
 

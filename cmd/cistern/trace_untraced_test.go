@@ -250,7 +250,7 @@ func TestTraceUntracedForeign(t *testing.T) {
 			if err := cmd.Start(); err != nil {
 				t.Fatal(err)
 			}
-			pid := x.child(x.child(cmd.Process.Pid))
+			pid := x.below(cmd.Process.Pid, 2)
 			t.Cleanup(func() {
 				if cmd.ProcessState == nil {
 					_ = syscall.Kill(pid, syscall.SIGKILL)
