@@ -14,8 +14,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cistern-gpu/cistern/event"
 	"github.com/klauspost/compress/zstd"
+
+	"github.com/cistern-gpu/cistern/event"
+	"github.com/cistern-gpu/cistern/internal/cputime"
 )
 
 // pk strings together a pickle: bytes and opcodes as they are, strings as SHORT_BINUNICODE, integers as LONG1.
@@ -64,13 +66,13 @@ func refusedFile(t *testing.T, file []byte, want string) {
 func refusal(t *testing.T, file []byte) string {
 	t.Helper()
 	var err error
-	start := processorTime(t)
+	start := cputime.Process()
 	peak := peakHeap(func() { _, err = Read(bytes.NewReader(file), "some.file") })
 	// The bound of budget.go, and as much again for what the collector has not taken yet.
 	if limit := uint64(2 * (memoryBase + 8<<20 + cisternFactor*len(file))); peak > limit {
 		t.Errorf("%d bytes of memory for a file of %d", peak, len(file))
 	}
-	if d := processorTime(t) - start; d > 20*time.Second {
+	if d := cputime.Process() - start; d > 20*time.Second {
 		t.Errorf("it took %s of the processor", d)
 	}
 	if err == nil {

@@ -7,7 +7,6 @@ import (
 	"os/signal"
 	"strings"
 	"syscall"
-	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -19,16 +18,6 @@ func monotonic() int64 {
 		return 0
 	}
 	return ts.Nano()
-}
-
-// threadTime is how long processors have worked for the calling thread: what passes beside that is others', where the machine is
-// busy.
-func threadTime() time.Duration {
-	var ts unix.Timespec
-	if unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &ts) != nil {
-		return 0
-	}
-	return time.Duration(ts.Nano())
 }
 
 // catchSignals has this process outlive what ends the program, which it may be sent before there is a program.

@@ -15,6 +15,7 @@ import (
 	allocator "github.com/cistern-gpu/cistern"
 	"github.com/cistern-gpu/cistern/analyze"
 	"github.com/cistern-gpu/cistern/internal/audit"
+	"github.com/cistern-gpu/cistern/internal/cputime"
 	"github.com/cistern-gpu/cistern/internal/live"
 	"github.com/cistern-gpu/cistern/internal/nvml"
 	"github.com/cistern-gpu/cistern/trace"
@@ -151,9 +152,9 @@ func (l *traceLive) refresh(now time.Time, dropped uint64) {
 		var details map[int]live.Details
 		if counting && p.asked.Swap(false) {
 			runtime.LockOSThread()
-			begin := threadTime()
+			begin := cputime.Thread()
 			details = p.count(l.frames)
-			took += threadTime() - begin
+			took += cputime.Thread() - begin
 			runtime.UnlockOSThread()
 		}
 		p.mu.Lock()

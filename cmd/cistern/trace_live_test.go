@@ -18,6 +18,7 @@ import (
 
 	allocator "github.com/cistern-gpu/cistern"
 	"github.com/cistern-gpu/cistern/analyze"
+	"github.com/cistern-gpu/cistern/internal/cputime"
 	"github.com/cistern-gpu/cistern/internal/live"
 	"github.com/cistern-gpu/cistern/internal/nvml"
 	nvmlstandin "github.com/cistern-gpu/cistern/internal/nvml/standin"
@@ -204,7 +205,7 @@ func TestTraceShownWhileStopped(t *testing.T) {
 		t.Errorf("after a stop of 50 ms it is looked at after %v, and counted after %v", l.next.Sub(now), l.nextCount.Sub(now))
 	}
 	takes = func() {
-		for begin := threadTime(); threadTime()-begin < 20*time.Millisecond; {
+		for begin := cputime.Thread(); cputime.Thread()-begin < 20*time.Millisecond; {
 		}
 	}
 	now = now.Add(time.Hour)

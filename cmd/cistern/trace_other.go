@@ -4,12 +4,9 @@ package main
 
 import (
 	"os"
-	"time"
 )
 
 func monotonic() int64 { return 0 }
-
-func threadTime() time.Duration { return 0 }
 
 func catchSignals() chan os.Signal { return make(chan os.Signal) }
 

@@ -12,7 +12,7 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sys/unix"
+	"github.com/cistern-gpu/cistern/internal/cputime"
 )
 
 // Watch looks for processes below a traced program that use the driver and are not traced, from outside: in /proc, at
@@ -111,18 +111,9 @@ const othersFor = 16
 func (w *Watch) Look(now time.Time) ([]Untraced, time.Duration) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	begin := threadTime()
+	begin := cputime.Thread()
 	list := w.look(now)
-	return list, threadTime() - begin
-}
-
-// threadTime is how long processors have worked for the calling thread.
-func threadTime() time.Duration {
-	var t unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &t); err != nil {
-		return 0
-	}
-	return time.Duration(t.Nano())
+	return list, cputime.Thread() - begin
 }
 
 func (w *Watch) look(now time.Time) []Untraced {

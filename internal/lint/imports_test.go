@@ -35,12 +35,13 @@ var mayImport = map[string][]string{
 	"replay":  {".", "cuda", "cuda/sim", "event", "internal/units", "trace"},
 	"analyze": {"event", "internal/units", "replay", "trace"},
 	"report":  {"analyze", "event", "internal/units", "replay", "trace"},
-	// Shared by all: sizes in words.
-	"internal/units": {},
+	// Shared by all: sizes in words, the processor's time.
+	"internal/units":   {},
+	"internal/cputime": {},
 	// Above the engine: memory passed between processes.
 	"internal/share": {".", "cuda"},
 	// What the audit library says of a program that is traced.
-	"internal/audit": {},
+	"internal/audit": {"internal/cputime"},
 	// What a process shows of what it holds.
 	"internal/live": {},
 	// Names of functions.
