@@ -26,6 +26,7 @@ type recorder struct {
 	live      traceLive
 	program   []string
 	processes map[uint32]*tracedProcess // by pid: the latest that has it
+	alive     map[uint32]*tracedProcess // those of them that are not seen to have ended, by the same
 	pids      []uint32                  // by number in the trace
 	symbols   symbols.Tables
 	unknown   []string
@@ -40,7 +41,7 @@ type recorder struct {
 
 type tracedProcess struct {
 	number  uint32
-	start   uint64 // as package live has it; 0: not known to be the one that has its PID here, or ended
+	start   uint64 // as package live has it, of one in alive
 	program string
 	modules audit.Modules
 	callers map[uint64]uint32 // stacks of a caller alone, by its address
@@ -58,7 +59,7 @@ func newRecorder(w io.Writer, program []string) (*recorder, error) {
 		return nil, err
 	}
 	return &recorder{w: dw, run: analyze.NewDriverRun(), live: traceLive{cards: &liveCards{open: nvml.Open}}, program: program, heard: func(uint32) {},
-		processes: map[uint32]*tracedProcess{}, started: now, shown: now}, nil
+		processes: map[uint32]*tracedProcess{}, alive: map[uint32]*tracedProcess{}, started: now, shown: now}, nil
 }
 
 // record takes in one record of the ring.
@@ -124,10 +125,12 @@ func (r *recorder) of(rec *audit.Record) *tracedProcess {
 }
 
 func (r *recorder) process(rec *audit.Record, program string, parent uint32) *tracedProcess {
-	if before := r.processes[rec.PID]; before != nil && before.start != 0 {
-		r.ended(before, rec.TimeNS) // it became another program
+	if before := r.alive[rec.PID]; before != nil {
+		r.ended(rec.PID, before, rec.TimeNS) // it became another program
 	}
-	r.lookForEnds()
+	if len(r.alive) <= fewAlive { // so that what one held that is just over is not added to what comes
+		r.lookForEnds()
+	}
 	p := &tracedProcess{program: program, callers: map[uint64]uint32{}, stacks: map[uint64]uint32{}, codes: map[uint64]pyCode{}}
 	p.number = r.w.Process(trace.Process{PID: rec.PID, Parent: parent, StartNS: rec.TimeNS, Program: program})
 	r.processes[rec.PID] = p
@@ -135,25 +138,30 @@ func (r *recorder) process(rec *audit.Record, program string, parent uint32) *tr
 	switch about, err := live.Of(int(rec.PID)); {
 	case err == nil && tracedHere(int(rec.PID)):
 		p.start = about.Start
+		r.alive[rec.PID] = p
 	case err != nil && live.Ended(int(rec.PID), 0) && below(parent): // nor is it one that has another number here
-		r.ended(p, uint64(monotonic()))
+		r.ended(rec.PID, p, uint64(monotonic()))
 	}
 	r.heard(rec.PID)
 	return p
 }
 
+// fewAlive is how many processes are looked at whenever one begins: a look takes some 10 us. More are looked at from time to
+// time only.
+const fewAlive = 64
+
 // lookForEnds sees which processes have ended.
 func (r *recorder) lookForEnds() {
-	for pid, p := range r.processes {
-		if p.start != 0 && live.Ended(int(pid), p.start) {
-			r.ended(p, uint64(monotonic()))
+	for pid, p := range r.alive {
+		if live.Ended(int(pid), p.start) {
+			r.ended(pid, p, uint64(monotonic()))
 		}
 	}
 }
 
 // ended says that a process ended, at some time before ns: what it held is the driver's again.
-func (r *recorder) ended(p *tracedProcess, ns uint64) {
-	p.start = 0
+func (r *recorder) ended(pid uint32, p *tracedProcess, ns uint64) {
+	delete(r.alive, pid)
 	r.w.ProcessEnded(p.number, ns)
 	r.run.EndAt(p.number, ns)
 }
