@@ -124,7 +124,7 @@ func TestTracePythonTogether(t *testing.T) {
 			for i := range d.Calls {
 				frames := d.StackFrames(d.Calls[i].Stack)
 				if !slices.ContainsFunc(frames, func(f trace.Frame) bool { return strings.HasSuffix(f.Func, "work") && f.Line > 0 }) {
-					t.Errorf("%s: call %d is by %v", version, i, frames)
+					t.Errorf("%s: call %d is by %v; %+v\n%s", version, i, frames, d.End, stderr)
 				}
 			}
 		}

@@ -124,13 +124,6 @@ static int layout_told(struct pystack *p, const word *told) {
   return PYSTACK_FOUND;
 }
 
-static uint32_t number(const char **s) {
-  uint32_t n = 0;
-  for (; **s >= '0' && **s <= '9' && n < 1000; ++*s)
-    n = n * 10 + (uint32_t)(**s - '0');
-  return n;
-}
-
 int pystack_find(struct pystack *p, struct pystack_learned *learned, void *(*lookup)(const char *name, void *ctx), void *ctx) {
   p->learned = learned;
   p->version = p->cframe = p->frame_line = p->frame_owner = 0;
@@ -148,14 +141,12 @@ int pystack_find(struct pystack *p, struct pystack_learned *learned, void *(*loo
   const char *code = p->code_type;
   if (!(*(const word *)(code + TYPE_FLAGS) & TYPE_READY))
     return PYSTACK_EARLY;
-  if (hex != NULL) {
+  /* Py_Version came with 3.11, Py_NewRef as a function with 3.10. The words of Py_GetVersion are not for threads: up to 3.10
+   * each call writes them anew, and who reads meanwhile finds them empty. */
+  if (hex != NULL)
     p->version = *(const half *)hex >> 16;
-  } else {
-    const char *v = ((const char *(*)(void))(uintptr_t)words)();
-    uint32_t major = v == NULL ? 0 : number(&v);
-    if (major != 0 && *v == '.')
-      v++, p->version = major << 8 | number(&v);
-  }
+  else if (lookup("Py_NewRef", ctx) != NULL)
+    p->version = 0x030a;
   if (p->version < 0x030a || p->version > 0x030e)
     return PYSTACK_VERSION;
   if (p->finalizing == NULL)
