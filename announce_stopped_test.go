@@ -7,14 +7,11 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/cistern-gpu/cistern"
-	"github.com/cistern-gpu/cistern/cuda"
-	"github.com/cistern-gpu/cistern/cuda/sim"
 )
 
 // A process that a busy host lets stand still for longer than a request is patient loses no request by that: whoever is telling
@@ -59,24 +56,10 @@ func TestOnUnmapIsWaitedForByStopped(t *testing.T) {
 
 // waitsToBeStopped has a request wait for a function that comes back a moment after there was a line to read.
 func waitsToBeStopped(t *testing.T) {
-	e := newEngine(t, sim.Options{Capacity: 64 * mib}, cistern.Options{}, 2)
-	entered := make(chan struct{})
-	var once sync.Once
-	e.dev.OnUnmap(func(cuda.Ptr, uint64) {
-		once.Do(func() {
-			close(entered)
-			bufio.NewReader(os.Stdin).ReadString('\n')
-			time.Sleep(100 * time.Millisecond)
-		})
+	e, trimmed, failed := asksMeanwhile(t, cistern.Options{}, func() {
+		bufio.NewReader(os.Stdin).ReadString('\n')
+		time.Sleep(100 * time.Millisecond)
 	})
-	e.free(t, e.alloc(t, 50*mib, e.streams[0]))
-	trimmed, failed := make(chan error), make(chan error)
-	go func() { trimmed <- e.dev.Trim() }()
-	<-entered
-	go func() {
-		_, err := e.dev.Alloc(60*mib, e.streams[1])
-		failed <- err
-	}()
 	for !cistern.Awaits(e.dev) {
 		time.Sleep(time.Millisecond)
 	}

@@ -323,26 +323,35 @@ func TestOnUnmapEndOfPool(t *testing.T) {
 	}
 }
 
+// asksMeanwhile has one thread give memory back, of which a function is told that takes as long as held does, and another one
+// ask for it: it needs what is given back.
+func asksMeanwhile(t *testing.T, o cistern.Options, held func()) (e *engine, trimmed, failed chan error) {
+	t.Helper()
+	e = newEngine(t, sim.Options{Capacity: 64 * mib}, o, 2)
+	entered := make(chan struct{})
+	var once sync.Once
+	e.dev.OnUnmap(func(cuda.Ptr, uint64) {
+		once.Do(func() {
+			close(entered)
+			held()
+		})
+	})
+	e.free(t, e.alloc(t, 50*mib, e.streams[0]))
+	trimmed, failed = make(chan error), make(chan error)
+	go func() { trimmed <- e.dev.Trim() }()
+	<-entered
+	go func() {
+		_, err := e.dev.Alloc(60*mib, e.streams[1])
+		failed <- err
+	}()
+	return e, trimmed, failed
+}
+
 // A request that needs what another thread is giving back waits for it rather than fail.
 func TestOnUnmapIsWaitedFor(t *testing.T) {
 	for _, backend := range []cistern.Backend{cistern.BackendVMM, cistern.BackendMalloc} {
-		e := newEngine(t, sim.Options{Capacity: 64 * mib}, cistern.Options{Backend: backend}, 2)
-		entered, leave := make(chan struct{}), make(chan struct{})
-		var once sync.Once
-		e.dev.OnUnmap(func(cuda.Ptr, uint64) {
-			once.Do(func() {
-				close(entered)
-				<-leave
-			})
-		})
-		e.free(t, e.alloc(t, 50*mib, e.streams[0]))
-		trimmed, failed := make(chan error), make(chan error)
-		go func() { trimmed <- e.dev.Trim() }()
-		<-entered
-		go func() {
-			_, err := e.dev.Alloc(60*mib, e.streams[1])
-			failed <- err
-		}()
+		leave := make(chan struct{})
+		_, trimmed, failed := asksMeanwhile(t, cistern.Options{Backend: backend}, func() { <-leave })
 		select {
 		case err := <-failed:
 			t.Fatalf("%s: the request did not wait: %v", backend, err)

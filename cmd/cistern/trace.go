@@ -277,7 +277,9 @@ func (t *tracing) run(live, follow bool) error {
 		} else {
 			idle = min(2*idle, idleMost)
 			wait = idle
-			t.rec.run.Settle() // of those that had ended at the last look, all has been read
+			if !t.ring.Waits() {
+				t.rec.run.Settle() // of those that had ended at the last look, all has been read
+			}
 		}
 		timer.Reset(wait)
 		select {

@@ -2,9 +2,7 @@
 
 package main
 
-import (
-	"os"
-)
+import "os"
 
 func monotonic() int64 { return 0 }
 

@@ -179,6 +179,9 @@ func (r *Ring) Drain(most int, last bool, f func(*Record)) int {
 	return n
 }
 
+// Waits reports whether the last Drain ended at a record that was begun and not finished: there may be others behind it.
+func (r *Ring) Waits() bool { return !r.looked.IsZero() }
+
 // wait says whether whoever took the slot at tail is still waited for. taken is how many slots are.
 func (r *Ring) wait(now time.Time, taken uint64) bool {
 	if !r.looked.IsZero() {

@@ -37,6 +37,9 @@ func (*Ring) Close() error { return nil }
 // Drain finds nothing.
 func (*Ring) Drain(int, bool, func(*Record)) int { return 0 }
 
+// Waits has nothing to wait for.
+func (*Ring) Waits() bool { return false }
+
 // Watch looks for processes that are not traced; there is none here.
 type Watch struct{}
 

@@ -58,15 +58,15 @@ func TestRingPassesHoles(t *testing.T) {
 	if got := drained(r, false); got != "[1]" {
 		t.Errorf("before the hole: %s", got)
 	}
-	if got := drained(r, false); got != "[]" {
-		t.Errorf("the hole was passed at once: %s", got)
+	if got := drained(r, false); got != "[]" || !r.Waits() {
+		t.Errorf("the hole was passed at once, or is not waited for: %s", got)
 	}
 	r.looked = r.looked.Add(-time.Hour) // in which the reader was stopped
 	if got := drained(r, false); got != "[]" {
 		t.Errorf("the hole was passed after the reader was stopped: %s", got)
 	}
 	r.waited = patience
-	if got := drained(r, false); got != "[3]" || r.Lost() != 1 {
+	if got := drained(r, false); got != "[3]" || r.Lost() != 1 || r.Waits() {
 		t.Errorf("behind the hole: %s, %d lost", got, r.Lost())
 	}
 	// Whoever took it comes late, writes over what is there by now, and cannot publish.
