@@ -34,6 +34,11 @@ type engineBlock struct {
 }
 
 func newEngine(env *Env) (Policy, string, error) {
+	return newEngineOver(env, func(drv cuda.Driver) cuda.Driver { return drv })
+}
+
+// newEngineOver is newEngine for an engine that calls the driver through what observe returns.
+func newEngineOver(env *Env, observe func(cuda.Driver) cuda.Driver) (Policy, string, error) {
 	opts, err := cistern.ParseOptions(env.Spec.Conf)
 	if err != nil {
 		return nil, "", fmt.Errorf("cistern: %w", err)
@@ -57,7 +62,7 @@ func newEngine(env *Env) (Policy, string, error) {
 		Capacity: device,
 		Lag:      env.GPULag, Busy: true, Check: sim.CheckOrder,
 	})
-	if e.alloc, err = cistern.New(e.drv, opts); err != nil {
+	if e.alloc, err = cistern.New(observe(e.drv), opts); err != nil {
 		return nil, "", err
 	}
 	e.alloc.CatchStacks(nil) // the settings may be those of a program, but who asks here is a file
