@@ -11,7 +11,8 @@ CAPACITY ?= 20.2GiB
 
 help:
 	@echo 'make demo        replay a recorded run (TRACE=file, CAPACITY=size), write bin/demo.html'
-	@echo 'make test        every test; CISTERN_TRACES=folder adds those over recorded traces in it'
+	@echo 'make test        every test; CISTERN_TRACES=folder adds those over recorded traces in it,'
+	@echo '                 CISTERN_TORCH=$$(scripts/torch.sh) those of the PyTorch adapter (downloads 530 MB once)'
 	@echo 'make build       bin/cistern with the page of its reports, lib/*.so, and dist/*.whl where there is hatchling'
 	@echo 'make install     the C library, its header and pkg-config file under PREFIX (/usr/local), below DESTDIR'
 	@echo 'make race        the tests under the race detector'

@@ -192,9 +192,9 @@ class Real(Case):
     """The real adapter, compiled against a real PyTorch where there is one."""
 
     def test_against_the_headers(self):
-        site = os.environ.get("CISTERN_TORCH_SITE")
+        site = os.environ.get("CISTERN_TORCH")
         if not site:
-            self.skipTest("CISTERN_TORCH_SITE names no folder with a PyTorch")
+            self.skipTest("CISTERN_TORCH names no folder with a PyTorch")
         from .support import PACKAGE
         file = self.build(PACKAGE, site)
         symbols = subprocess.run(["nm", "-D", "--defined-only", file], stdout=subprocess.PIPE, universal_newlines=True).stdout
