@@ -23,6 +23,7 @@
 #   torch-native     the same cases under native PyTorch, which checks the cases
 #   torch-steady     no driver call and no wait in steady state
 #   torch-oom        a loop that runs out of memory a thousand times
+#   torch-captures   captures on one thread beside pool releases and pauses on others, for CAPTURE_SECONDS=120
 #   torch-stress     a million random allocations with checked contents
 #   torch-bench      the cost of an allocation under native, expandable_segments and Cistern (needs the scripts)
 #   torch-workloads  real training and serving under the same three (needs the scripts); RUNS=5 and WORKLOADS=… choose
@@ -174,6 +175,7 @@ part() {
     torch-native) torch "$1" 560 fidelity.py --native ;;
     torch-steady) torch "$1" 120 steady.py ;;
     torch-oom) torch "$1" 180 oomloop.py ;;
+    torch-captures) torch "$1" 300 captures.py --seconds "${CAPTURE_SECONDS:-120}" ;;
     torch-stress) torch "$1" 300 stress.py ;;
     torch-bench) torch "$1" 560 alloc_bench.py ;;
     torch-workloads) torch "$1" 590 workloads_bench.py --runs "${RUNS:-5}" ${WORKLOADS:+--workloads "$WORKLOADS"} ;;
@@ -191,7 +193,7 @@ part() {
       ;;
     torch)
       RUNS=${RUNS:-1}
-      for p in load seed test pools steady oom stress bench workloads; do part "torch-$p"; done
+      for p in load seed test pools steady oom captures stress bench workloads; do part "torch-$p"; done
       ;;
     libs-fill) libs "$1" 580 fill.py ;;
     libs-counts) libs "$1" 400 counts.py ;;
