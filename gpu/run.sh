@@ -219,7 +219,7 @@ part() {
     see) for p in driver seed agree cupy cost idle kill oom top; do part "see-$p"; done ;;
     all) for p in test resources native bench query pause examples torch libs see; do part $p; done ;;
     *)
-      echo "run.sh: $1: want test, bench, resources, query, pause, native, native-two, examples, torch, torch-{load,seed,test,native,pools,steady,oom,stress,bench,workloads,peer,two}, libs, libs-{fill,counts,order,cooperate,cost,example}, see, see-{driver,seed,agree,segments,cupy,cost,idle,kill,oom,top,held} or all" >&2
+      echo "run.sh: $1: want test, bench, resources, query, pause, native, native-two, examples, torch, torch-{load,seed,test,native,pools,steady,oom,captures,stress,bench,workloads,peer,two}, libs, libs-{fill,counts,order,cooperate,cost,example}, see, see-{driver,seed,agree,segments,cupy,cost,idle,kill,oom,top,held} or all" >&2
       exit 2
       ;;
   esac
