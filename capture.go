@@ -3,6 +3,7 @@ package cistern
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/internal/heap"
@@ -118,6 +119,7 @@ func (d *Device) BeginCapture(st *Stream, p *Pool) error {
 	st.capturing.Store(d.captureNumber)
 	st.mu.Unlock()
 	d.captures.Add(1)
+	d.capturing = append(d.capturing, st)
 	p.pinned = true
 	return nil
 }
@@ -261,6 +263,7 @@ func (d *Device) EndCapture(st *Stream) error {
 	d.unroute(st, true)
 	st.capturing.Store(0)
 	d.captures.Add(-1)
+	d.capturing = slices.DeleteFunc(d.capturing, func(t *Stream) bool { return t == st })
 	st.close() // of what was given back meanwhile; on error somebody closes it who needs it
 	for _, s := range d.spaces {
 		if s != nil && s.stream == st && s.pool != d.pool0 {

@@ -500,3 +500,25 @@ func TestCaptureNeedsItsOwnPool(t *testing.T) {
 		t.Error("a capture ended that had not begun")
 	}
 }
+
+// The driver gives a stream another id while it is captured. Looked up by its handle meanwhile, it is the stream whose capture
+// was announced, so that what is promised of it and the end of the capture reach that one.
+func TestStreamLookedUpDuringCapture(t *testing.T) {
+	e := checked(t, cistern.Options{}, 64*mib, 0)
+	pool, err := e.dev.NewPool(cistern.PoolID{0, 1})
+	must(t, err)
+	h := e.drv.NewStreamNonBlocking(0)
+	st, err := e.dev.Stream(h)
+	must(t, err)
+	e.capture(t, st, pool, func() {
+		for _, opts := range [][]cistern.StreamOption{nil, {cistern.StreamDurable}} {
+			if again, err := e.dev.Stream(h, opts...); again != st || err != nil {
+				t.Errorf("the captured stream is another one: %v", err)
+			}
+		}
+	})
+	if again, err := e.dev.Stream(h); again != st || err != nil {
+		t.Errorf("the stream is another one after its capture: %v", err)
+	}
+	must(t, pool.Release())
+}

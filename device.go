@@ -81,7 +81,8 @@ type Device struct {
 	exports  map[cuda.Ptr]*Export // by address of the block
 	foreign  map[cuda.Ptr]uint64  // sizes of other processes' memory on this device, by address
 
-	captureNumber uint32 // of the last capture
+	captureNumber uint32    // of the last capture
+	capturing     []*Stream // whose captures are announced
 	limit         uint64
 	reservedBytes uint64 // physical memory held that is under the limit
 	elsewhere     uint64 // memory held that is not: of pools whose upstream is host memory or another pool

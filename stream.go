@@ -339,21 +339,22 @@ const (
 // Stream makes a CUDA stream known to the device. Look a stream up once and keep the result: the look-up asks the
 // driver for the stream's id. The per-thread default stream is the calling thread's.
 func (d *Device) Stream(h cuda.Stream, opts ...StreamOption) (*Stream, error) {
-	id, err := d.drv.StreamID(d.id, h)
-	if err != nil {
-		return nil, d.failed(err)
-	}
 	var o StreamOption
 	for _, x := range opts {
 		o |= x
 	}
+	if t := d.capturedStream(h); t != nil {
+		t.qualify(o)
+		return t, nil
+	}
+	id, err := d.drv.StreamID(d.id, h)
+	if err != nil {
+		return nil, d.failed(err)
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if t := d.byID[id]; t != nil {
-		if o&StreamDurable != 0 {
-			t.durable.Store(true)
-			t.eager.Store(false)
-		}
+		t.qualify(o)
 		return t, nil
 	}
 	if len(d.streams) >= maxStreams {
@@ -367,6 +368,30 @@ func (d *Device) Stream(h cuda.Stream, opts ...StreamOption) (*Stream, error) {
 	d.streams = append(d.streams, t)
 	d.byID[id] = t
 	return t, nil
+}
+
+// qualify notes what a caller promises of a stream that is known.
+func (t *Stream) qualify(o StreamOption) {
+	if o&StreamDurable != 0 {
+		t.durable.Store(true)
+		t.eager.Store(false)
+	}
+}
+
+// capturedStream is the stream of that handle whose capture is announced, nil if there is none. It exists until the capture
+// ends, and until then the driver may give it another id (cuda.Driver.StreamID).
+func (d *Device) capturedStream(h cuda.Stream) *Stream {
+	if d.captures.Load() == 0 || h == cuda.StreamPerThread {
+		return nil
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, t := range d.capturing {
+		if t.handle == h {
+			return t
+		}
+	}
+	return nil
 }
 
 // maxStreams bounds the streams that a device remembers. Each costs about 200 bytes.

@@ -91,7 +91,7 @@ static void *work(void *arg) {
 static void captures(CUresult (*begin)(void *, int), CUresult (*end)(void *, void **)) {
   const uint64_t pool[2] = {0, 9};
   OK(cistern_pool_create(0, pool, NULL));
-  for (int how = 0; how < 4; how++) {
+  for (int how = 0; how < 8; how++) {
     void *s = new_stream(), *joined = new_stream(), *graph, *p[3], *old = NULL;
     if (how & 1)
       CHECK((old = cistern_malloc(MIB, 0, s)) != NULL);
@@ -102,6 +102,8 @@ static void captures(CUresult (*begin)(void *, int), CUresult (*end)(void *, voi
       OK(cistern_capture_begin(0, pool, s));
     OK(cistern_capture_begin(0, pool, joined));
     FAILS(CISTERN_INVALID, "captured already", cistern_capture_begin(0, pool, s));
+    if (how & 4) /* promised while it is captured, as PyTorch's are at their first request */
+      OK(cistern_stream_durable(0, s));
     for (int i = 0; i < 3; i++)
       OK(cistern_alloc(&p[i], (size_t)(i + 1) * MIB, 0, i == 1 ? joined : s, pool));
     OK(cistern_record_stream(p[0], joined));
