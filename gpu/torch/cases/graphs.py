@@ -438,3 +438,51 @@ def compile_reduce_overhead():
     manager = get_manager(0, create_if_none_exists=False)
     check(manager is not None, "graphs were used")
     return f"{manager.new_graph_id().id} graphs"
+
+
+@case(timeout=120)
+def graph_replaced_on_new_streams():
+    """Graphs that replace one another, each captured on another stream of PyTorch's, leave nothing behind."""
+    x = torch.ones(1 * MiB, device="cuda")
+    settle()
+    torch.cuda.empty_cache()
+    before = reserved()
+    graph = y = None
+    for i in range(100):
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        new = torch.cuda.CUDAGraph()
+        with torch.cuda.stream(stream):
+            new.capture_begin()
+            z = (x + 1) * 2
+            new.capture_end()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph, y = new, z
+        del new, z
+        graph.replay()
+        check(bool((y == 4).all()), f"replay {i}")
+    del graph, y
+    settle()
+    torch.cuda.empty_cache()
+    eq(reserved(), before, "bytes reserved after the last graph")
+
+
+@case(timeout=120)
+def graph_replaced_with_workspace():
+    """A matrix product takes a workspace that outlives its graph. Later graphs on the stream take none of their own."""
+    a, b = torch.randn(1024, 512, device="cuda"), torch.randn(512, 64, device="cuda")
+    a @ b
+    graph = y = None
+    steady = None
+    for i in range(100):
+        new = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(new):
+            z = a @ b
+        graph, y = new, z
+        del new, z
+        graph.replay()
+        settle()
+        if i == 5:
+            steady = reserved()
+    check(bool(torch.allclose(y, a @ b, rtol=1e-3, atol=1e-3)), "the result of the last graph")
+    eq(reserved(), steady, "bytes reserved after 100 graphs, against 6")
