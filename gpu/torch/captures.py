@@ -38,7 +38,7 @@ class Run:
             try:
                 body(self)
             except BaseException as e:
-                self.errors.append(f"{body.__name__}: {type(e).__name__}: {e}")
+                self.errors.append(f"{body.__name__}: {type(e).__name__}: {str(e).partition(chr(10))[0]}")
         return threading.Thread(target=thread)
 
 
@@ -125,7 +125,7 @@ def program(seconds):
         t.start()
     for t in threads:
         t.join()
-    torch.cuda.synchronize()
+    run.guarded(lambda _: torch.cuda.synchronize()).run()
     print(json.dumps({**run.counts, "errors": run.errors}))
     return 1 if run.errors or not all(v for k, v in run.counts.items() if k != "refused") else 0
 
