@@ -81,7 +81,9 @@ func (d *Device) unroute(st *Stream, capture bool) error {
 // BeginCapture announces that the stream is being captured into a graph whose memory comes from the pool. From now on
 // until Release the pool is pinned: what it holds is not moved, lent or trimmed, also while free, because the graph
 // uses it whenever it is launched. So is every other pool that the stream is given memory from until EndCapture, until
-// when nothing waits for, or takes memory from, the stream. Several streams may be captured into one pool at a time.
+// when nothing waits for, or takes memory from, the stream, nor waits for the whole context, which would invalidate the
+// capture; where such a wait has started, BeginCapture waits until it is over. Several streams may be captured into one pool
+// at a time.
 //
 // It may be called before the capture itself begins, or while it is under way. Before, it waits until the GPU is done
 // with what the stream has given back to the pool. Under way it cannot, nor can it record where the stream is: what is
@@ -94,7 +96,7 @@ func (d *Device) BeginCapture(st *Stream, p *Pool) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if st.capturing.Load() != 0 {
-		return fmt.Errorf("stream %d is being captured already", st.id.ID)
+		return errCapturedAlready(st)
 	}
 	status, _, err := d.drv.StreamCapture(d.id, st.handle)
 	underWay := errors.Is(err, cuda.ErrStreamCaptureImplicit) || err == nil && status != cuda.CaptureNone
@@ -109,6 +111,16 @@ func (d *Device) BeginCapture(st *Stream, p *Pool) error {
 			d.unroute(st, true)
 			return err
 		}
+	}
+	d.mu.Unlock()
+	d.gate.announce()
+	d.mu.Lock()
+	if st.capturing.Load() != 0 { // another thread was faster
+		d.unroute(st, true)
+		d.gate.end()
+		return errCapturedAlready(st)
+	}
+	if !underWay {
 		d.markFrees() // where that fails, the capture gets new memory
 	}
 	if d.captureNumber++; d.captureNumber == 0 {
@@ -118,10 +130,13 @@ func (d *Device) BeginCapture(st *Stream, p *Pool) error {
 	st.mu.Lock()
 	st.capturing.Store(d.captureNumber)
 	st.mu.Unlock()
-	d.captures.Add(1)
 	d.capturing = append(d.capturing, st)
 	p.pinned = true
 	return nil
+}
+
+func errCapturedAlready(st *Stream) error {
+	return fmt.Errorf("stream %d is being captured already", st.id.ID)
 }
 
 var errNeedsPool = errors.New("a capture needs a pool of its own: its memory is pinned until the pool is released")
@@ -262,8 +277,8 @@ func (d *Device) EndCapture(st *Stream) error {
 	}
 	d.unroute(st, true)
 	st.capturing.Store(0)
-	d.captures.Add(-1)
 	d.capturing = slices.DeleteFunc(d.capturing, func(t *Stream) bool { return t == st })
+	d.gate.end()
 	st.close() // of what was given back meanwhile; on error somebody closes it who needs it
 	for _, s := range d.spaces {
 		if s != nil && s.stream == st && s.pool != d.pool0 {
@@ -286,13 +301,16 @@ func (d *Device) unpin() error {
 			pools = append(pools, p)
 		}
 	}
-	if len(pools) == 0 || d.captures.Load() > 0 {
-		return nil
+	if len(pools) == 0 || d.gate.announced() {
+		return nil // the end of the capture does it
 	}
 	if d.poisoned() == nil {
 		d.mu.Unlock()
-		err := d.waitAll()
+		err := d.waitAll(d.id)
 		d.mu.Lock()
+		if err == errCapturing {
+			return nil // likewise
+		}
 		if err != nil {
 			return d.failed(err) // they stay pinned
 		}

@@ -54,6 +54,7 @@ type Allocator struct {
 
 	mu      sync.Mutex
 	devices []atomic.Pointer[Device] // by ordinal; set under mu, read without
+	gates   []captureGate            // by ordinal
 
 	// turn counts the occasions on which the GPU is asked how far it is: requests on the ladder and waits.
 	turn atomic.Uint64
@@ -82,7 +83,7 @@ func New(drv cuda.Driver, opts Options) (*Allocator, error) {
 	if err != nil {
 		return nil, err
 	}
-	a := &Allocator{drv: drv, opts: opts, devices: make([]atomic.Pointer[Device], n), kept: opts.Stacks != StacksOff, history: opts.History}
+	a := &Allocator{drv: drv, opts: opts, devices: make([]atomic.Pointer[Device], n), gates: newCaptureGates(n), kept: opts.Stacks != StacksOff, history: opts.History}
 	if opts.Stacks == StacksNative || opts.Stacks == StacksBoth {
 		a.CatchStacks(a.goStack)
 	}

@@ -29,16 +29,15 @@ type Device struct {
 	waiting *front.Flag
 	// manyStreams is on once a second stream has allocated.
 	manyStreams atomic.Bool
-	// captures counts the captures that were announced and are under way.
-	captures atomic.Int32
-	catch    atomic.Pointer[func(size uint64) uint32] // Allocator.catch
-	poison   atomic.Pointer[error]
-	unsure   atomic.Bool  // copies of contents may be under way: the driver would not wait for them
-	syncs    atomic.Int64 // waits of a host thread for the GPU
-	tagged   atomic.Bool  // a request had a tag
-	labelled atomic.Bool  // a request named a library
-	hist     history
-	glance   glance
+	gate        *captureGate                             // of the captures that were announced and are under way
+	catch       atomic.Pointer[func(size uint64) uint32] // Allocator.catch
+	poison      atomic.Pointer[error]
+	unsure      atomic.Bool  // copies of contents may be under way: the driver would not wait for them
+	syncs       atomic.Int64 // waits of a host thread for the GPU
+	tagged      atomic.Bool  // a request had a tag
+	labelled    atomic.Bool  // a request named a library
+	hist        history
+	glance      glance
 
 	// pausing is held by who pauses or resumes memory, also while the GPU is waited for and contents are copied. It comes
 	// before mu, and nobody else waits for it.
@@ -130,7 +129,7 @@ func newDevice(a *Allocator, id cuda.Device) (*Device, error) {
 	if err := drv.RetainContext(id); err != nil {
 		return nil, err
 	}
-	d := &Device{a: a, drv: drv, id: id, info: info, opts: a.opts, limit: a.opts.Limit,
+	d := &Device{a: a, drv: drv, id: id, gate: &a.gates[id], info: info, opts: a.opts, limit: a.opts.Limit,
 		flags: &front.Flags{}, byID: map[cuda.StreamID]*Stream{}, pools: map[PoolID]*Pool{}}
 	d.vault.dev = d
 	d.quick, d.waiting = &d.flags.Quick, &d.flags.Waiting

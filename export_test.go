@@ -46,3 +46,10 @@ func HoldDevice(d *Device) (letGo func()) {
 	d.mu.Lock()
 	return d.mu.Unlock
 }
+
+// CaptureBlocked reports whether a capture waits until it can be announced on the device.
+func CaptureBlocked(d *Device) bool {
+	d.gate.mu.Lock()
+	defer d.gate.mu.Unlock()
+	return d.gate.blocked > 0
+}

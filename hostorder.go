@@ -55,7 +55,7 @@ func (c *climb) mustWait() error {
 	t.mu.Lock()
 	err := t.usable()
 	t.mu.Unlock()
-	if errors.Is(err, errCapturing) || errors.Is(err, errPerThread) && c.d.captures.Load() > 0 {
+	if errors.Is(err, errCapturing) || errors.Is(err, errPerThread) && c.d.gate.announced() {
 		c.strict, c.alone = true, true
 		c.d.holdBusy(c.s)
 	} else if err != nil && !ownReason(err) {

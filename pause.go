@@ -169,25 +169,27 @@ func (d *Device) mayPause() error {
 	if err := d.poisoned(); err != nil {
 		return err
 	}
-	busy := d.captures.Load() > 0
+	busy := d.gate.announced()
 	for _, t := range d.streams {
 		if t.active && t.durable.Load() && !t.perThread {
 			busy = busy || errors.Is(t.usable(), errCapturing)
 		}
 	}
 	for _, v := range d.access()[1:] {
-		if o, ok := d.a.Started(v); ok && o.captures.Load() > 0 {
-			busy = true
-		}
+		busy = busy || d.a.gates[v].announced()
 	}
 	if busy {
-		return &PauseError{Reason: fmt.Sprintf("pause: a stream is being captured on device %d, and the GPU cannot be waited for meanwhile", d.id)}
+		return d.whileCapturing()
 	}
 	return nil
 }
 
-// waitForAll waits for all work of the device, and of those that may use its memory. The caller holds Device.mu and no
-// lane's lock; it is let go meanwhile.
+func (d *Device) whileCapturing() error {
+	return &PauseError{Reason: fmt.Sprintf("pause: a stream is being captured on device %d, and the GPU cannot be waited for meanwhile", d.id)}
+}
+
+// waitForAll waits for all work of the device, and of those that may use its memory; it is a PauseError where a capture
+// was announced there. The caller holds Device.mu and no lane's lock; it is let go meanwhile.
 func (d *Device) waitForAll() error {
 	devs := slices.Clone(d.access())
 	d.mu.Unlock()
@@ -195,8 +197,10 @@ func (d *Device) waitForAll() error {
 	d.a.turn.Add(1)
 	defer d.a.turn.Add(1)
 	for i, v := range devs {
-		d.syncs.Add(1)
-		err := d.drv.ContextSynchronize(v)
+		err := d.waitAll(v)
+		if err == errCapturing {
+			return d.whileCapturing()
+		}
 		if i == 0 && err != nil {
 			return d.failed(err)
 		}

@@ -21,9 +21,16 @@ type engine struct {
 
 func newEngine(t testing.TB, o sim.Options, opts cistern.Options, streams int) *engine {
 	t.Helper()
-	e := &engine{drv: sim.New(o)}
+	drv := sim.New(o)
+	return newEngineOver(t, drv, drv, opts, streams)
+}
+
+// newEngineOver is newEngine with an engine that sees the machine through another driver.
+func newEngineOver(t testing.TB, machine *sim.Driver, seen cuda.Driver, opts cistern.Options, streams int) *engine {
+	t.Helper()
+	e := &engine{drv: machine}
 	var err error
-	if e.a, err = cistern.New(e.drv, opts); err != nil {
+	if e.a, err = cistern.New(seen, opts); err != nil {
 		t.Fatal(err)
 	}
 	if e.dev, err = e.a.Device(0); err != nil {

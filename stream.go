@@ -286,10 +286,7 @@ func (t *Stream) settle(epoch uint64) error {
 			t.epoch.Store(epoch + 1)
 		}
 		t.mu.Unlock()
-		if t.dev.captures.Load() > 0 {
-			return errCapturing // waiting for the context would invalidate the capture
-		}
-		if err := t.dev.waitAll(); err != nil {
+		if err := t.dev.waitAll(t.dev.id); err != nil {
 			return t.dev.failed(err)
 		}
 		t.mu.Lock()
@@ -311,10 +308,16 @@ func (t *Stream) settle(epoch uint64) error {
 	return nil
 }
 
-// waitAll waits on the host for all work of the device's context. No lock may be held.
-func (d *Device) waitAll() error {
+// waitAll waits on the host for all work of the context of a device, this one or a peer; not while a capture is announced
+// there (errCapturing). No lock may be held.
+func (d *Device) waitAll(of cuda.Device) error {
+	gate := &d.a.gates[of]
+	if !gate.startWait() {
+		return errCapturing
+	}
+	defer gate.endWait()
 	d.syncs.Add(1)
-	return d.drv.ContextSynchronize(d.id)
+	return d.drv.ContextSynchronize(of)
 }
 
 // freed notes a free: it closes the epoch where that is to be done at once.
@@ -381,7 +384,7 @@ func (t *Stream) qualify(o StreamOption) {
 // capturedStream is the stream of that handle whose capture is announced, nil if there is none. It exists until the capture
 // ends, and until then the driver may give it another id (cuda.Driver.StreamID).
 func (d *Device) capturedStream(h cuda.Stream) *Stream {
-	if d.captures.Load() == 0 || h == cuda.StreamPerThread {
+	if h == cuda.StreamPerThread || !d.gate.announced() {
 		return nil
 	}
 	d.mu.Lock()
