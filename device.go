@@ -24,7 +24,8 @@ type Device struct {
 	pool0 *Pool
 	flags *front.Flags // what the next two point to, for C code
 	// quick is off while every operation must take the slow path: history is recorded, or the context is broken.
-	quick *front.Flag
+	quick   *front.Flag
+	quickMu sync.Mutex // held while quick is computed and stored; no other lock is taken meanwhile
 	// waiting is on while frees wait for other streams.
 	waiting *front.Flag
 	// manyStreams is on once a second stream has allocated.
@@ -212,7 +213,10 @@ func (d *Device) poisoned() error {
 	return nil
 }
 
+// updateQuick is called by threads that have changed what quick depends on. The last one of them sees all changes.
 func (d *Device) updateQuick() {
+	d.quickMu.Lock()
+	defer d.quickMu.Unlock()
 	d.quick.Store(d.poison.Load() == nil && !d.hist.on.Load())
 }
 

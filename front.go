@@ -235,6 +235,10 @@ func (s *space) allocFront(f *front.Front, size uint64) (cuda.Ptr, uint32) {
 		s.mu.enter()
 		defer s.mu.mu.Unlock()
 	}
+	if !s.dev.quick.Load() {
+		f.Unlock()
+		return 0, 0
+	}
 	addr, mark, o := f.Take(size, s.dev.waiting.Load(), 0)
 	if o == front.Taken {
 		f.Unlock()

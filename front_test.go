@@ -345,6 +345,36 @@ func TestFrontHistory(t *testing.T) {
 	}
 }
 
+// Of a stream on which an event could not be recorded only the context says when its work is over, also once it is promised to
+// last and has a front. A free that C does after that wait is not over with it.
+func TestFrontEpochAfterWait(t *testing.T) {
+	e := newEngine(t, sim.Options{Lag: time.Second, Check: sim.CheckUse}, cistern.Options{}, 0)
+	c := newInFront(e.a)
+	h := e.drv.NewStreamNonBlocking(0)
+	st, err := e.dev.Stream(h)
+	must(t, err)
+	e.drv.FailCall(func(call string, _ uint64) cuda.Code {
+		if call == "cuEventRecord" {
+			return cuda.ErrUnknown
+		}
+		return cuda.Success
+	})
+	p, err := e.dev.Alloc(3*mib, st)
+	must(t, err)
+	must(t, e.a.Free(p)) // it is marked, and the event that was to close its epoch is missing
+	e.drv.FailCall(nil)
+	_, err = e.dev.Stream(h, cistern.StreamDurable)
+	must(t, err)
+	for range 2 {
+		p, err = c.alloc(e.dev, 3*mib, st)
+		must(t, err)
+		must(t, e.drv.Use(0, h, p, 3*mib))
+		must(t, c.free(e.a, p)) // into the tray
+		must(t, e.a.Trim())     // which the first time waits for the context
+		must(t, e.drv.Fault())
+	}
+}
+
 // One in some requests looks after frees that wait for other streams.
 func TestFrontCollects(t *testing.T) {
 	e := newEngine(t, sim.Options{Lag: time.Millisecond}, cistern.Options{}, 2)

@@ -63,6 +63,11 @@ func (d *Device) SetHistory(n int) {
 	h.mu.Unlock()
 	h.on.Store(n > 0)
 	d.updateQuick()
+	// A request or a free that has found quick on looks again once it has the lane's lock, so from here on all are recorded.
+	for _, l := range d.lanes {
+		l.mu.lookIn()
+		l.mu.Unlock()
+	}
 }
 
 // SetHistoryClock replaces the clock of the history, which otherwise is the wall clock in microseconds since 1970.

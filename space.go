@@ -126,7 +126,7 @@ func (p *Pool) allocCached(size uint64, st *Stream, by origin) cuda.Ptr {
 // fit hands out a free block of the space; 0 where there is none, or more has to be done first. The caller holds the lane's
 // lock.
 func (s *space) fit(size, n uint64, capture uint32, by origin) cuda.Ptr {
-	if capture != s.capture || !s.roomForAlloc(size, n) || s.collectDue() {
+	if capture != s.capture || !s.dev.quick.Load() || !s.roomForAlloc(size, n) || s.collectDue() {
 		return 0
 	}
 	id := s.heap.Take(n, size)

@@ -145,15 +145,21 @@ func (t *Stream) closeLocked(again bool) error {
 	return err
 }
 
+// open opens an epoch, for Go code and for C code that frees in the stream's order.
+func (t *Stream) open(epoch uint64) {
+	t.epoch.Store(epoch)
+	if f := t.front.Load(); f != nil {
+		f.SetEpoch(epoch)
+	}
+}
+
 func (t *Stream) record(again bool) error {
 	if err := t.usable(); err != nil {
 		return err
 	}
 	t.asked = 0
-	e := t.epoch.Add(1) - 1
-	if f := t.front.Load(); f != nil {
-		f.SetEpoch(e + 1)
-	}
+	e := t.epoch.Load()
+	t.open(e + 1)
 	drv := t.dev.drv
 	if n := len(t.ring); n > 0 && (n >= maxRing || again && t.rerun < maxRerun) {
 		last := &t.ring[n-1]
@@ -283,7 +289,7 @@ func (t *Stream) settle(epoch uint64) error {
 	if errors.Is(err, errPerThread) || errors.Is(err, errLost) {
 		// Nothing was recorded on the stream; only the whole context covers it. The epoch ends before the wait begins.
 		if epoch >= t.epoch.Load() {
-			t.epoch.Store(epoch + 1)
+			t.open(epoch + 1)
 		}
 		t.mu.Unlock()
 		if err := t.dev.waitAll(t.dev.id); err != nil {

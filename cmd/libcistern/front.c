@@ -5,8 +5,33 @@
 #include "front.h"
 #include "shim.h"
 
-#define LOAD(p) __atomic_load_n(p, __ATOMIC_ACQUIRE)
-#define STORE(p, v) __atomic_store_n(p, v, __ATOMIC_RELEASE)
+#include <time.h>
+
+/* The order of each access that another thread may make at the same time. internal/front/model has the same constants in the
+ * same functions and tries every interleaving of two threads; TestFrontOrders compares the constants. */
+#define WORD_LOOK __ATOMIC_RELAXED /* front.word */
+#define WORD_LOCK __ATOMIC_ACQUIRE
+#define WORD_UNLOCK __ATOMIC_RELEASE
+#define TRAY_LOOK __ATOMIC_RELAXED /* front.count and front_entry.requested: has() reads them without the lock */
+#define TRAY_KEEP __ATOMIC_RELAXED
+#define GO_LOOK __ATOMIC_ACQUIRE /* what Go alone writes: flags, front.routed, front.epoch */
+#define TURN_RAISE __ATOMIC_SEQ_CST /* front_shut */
+#define TURN_LOWER __ATOMIC_RELEASE
+#define TURN_LOOK __ATOMIC_SEQ_CST
+#define KEY_LOOK __ATOMIC_RELAXED /* block_entry.key */
+#define KEY_CLAIM __ATOMIC_SEQ_CST
+#define KEY_TAKE __ATOMIC_ACQUIRE
+#define KEY_GIVE __ATOMIC_RELEASE
+#define KEY_SCAN __ATOMIC_SEQ_CST
+#define KEY_FORGET __ATOMIC_RELAXED
+#define INFO_LOOK __ATOMIC_RELAXED /* block_entry.info */
+#define INFO_KEEP __ATOMIC_RELAXED
+#define NAME_LOOK __ATOMIC_ACQUIRE /* fronts and streams, whose entries are written once */
+#define NAME_KEEP __ATOMIC_RELEASE
+#define NAMES_LOCK __ATOMIC_ACQUIRE /* streams_lock */
+#define NAMES_UNLOCK __ATOMIC_RELEASE
+#define FAILED __ATOMIC_RELAXED /* a compare-and-exchange that changes nothing */
+
 #define LIKELY(x) __builtin_expect(!!(x), 1)
 
 #define AT(field) offsetof(front, field)
@@ -35,18 +60,23 @@ static struct known {
   uintptr_t stream; /* by which front_take finds it, as whose() has it; 0 until it does */
 } fronts[FRONT_MAX + 1] __attribute__((aligned(64)));
 
-uint64_t front_shut __attribute__((aligned(64))); /* read by everybody, beside nothing that is written */
+static uint64_t front_shut __attribute__((aligned(64))); /* read by everybody, beside nothing that is written */
 static const uint64_t next_turn = (uint64_t)1 << 32;
 
-void front_stop(void) { __atomic_add_fetch(&front_shut, next_turn + 1, __ATOMIC_SEQ_CST); }
+void front_hold(void) { __atomic_add_fetch(&front_shut, next_turn + 1, TURN_RAISE); }
 
-void front_hold(void) { __atomic_add_fetch(&front_shut, next_turn + 1, __ATOMIC_SEQ_CST); }
+void front_release(void) { __atomic_sub_fetch(&front_shut, 1, TURN_LOWER); }
 
-void front_release(void) { __atomic_sub_fetch(&front_shut, 1, __ATOMIC_SEQ_CST); }
+void front_stop(void) { front_hold(); }
+
+uint64_t front_turn(void) { return __atomic_load_n(&front_shut, TURN_LOOK); }
+
+/* is_open reports whether C may do anything in a turn. */
+static inline int is_open(uint64_t turn) { return LIKELY((uint32_t)turn == 0); }
 
 void front_add(uint32_t index, front *f, const front_flags *flags) {
   fronts[index].flags = flags;
-  STORE(&fronts[index].front, f);
+  __atomic_store_n(&fronts[index].front, f, NAME_KEEP);
 }
 
 /* Streams with a front last for ever, so what is once in this table stays. */
@@ -66,7 +96,7 @@ static inline uint32_t stream_find(int device, uintptr_t handle) {
   uint32_t at = stream_place(device, handle);
   for (int i = 0; i < STREAM_TRIES; i++) {
     struct stream_slot *s = &streams[(at + i) & ((1 << STREAM_BITS) - 1)];
-    uint32_t index = LOAD(&s->index);
+    uint32_t index = __atomic_load_n(&s->index, NAME_LOOK);
     if (index == 0)
       return 0;
     if (s->handle == handle && s->device == device)
@@ -79,8 +109,8 @@ static inline uint32_t stream_find(int device, uintptr_t handle) {
 static inline uintptr_t whose(void *stream) { return stream == NULL ? 1 : (uintptr_t)stream; }
 
 static void stream_add(int device, uintptr_t handle, uint32_t index) {
-  STORE(&fronts[index].stream, whose((void *)handle));
-  if (__atomic_exchange_n(&streams_lock, 1, __ATOMIC_ACQUIRE) != 0)
+  __atomic_store_n(&fronts[index].stream, whose((void *)handle), NAME_KEEP);
+  if (__atomic_exchange_n(&streams_lock, 1, NAMES_LOCK) != 0)
     return; /* another thread adds one: this one is added after the next request */
   if (stream_find(device, handle) == 0) {
     uint32_t at = stream_place(device, handle);
@@ -89,12 +119,12 @@ static void stream_add(int device, uintptr_t handle, uint32_t index) {
       if (s->index == 0) {
         s->handle = handle;
         s->device = device;
-        STORE(&s->index, index);
+        __atomic_store_n(&s->index, index, NAME_KEEP);
         break;
       }
     }
   }
-  STORE(&streams_lock, 0);
+  __atomic_store_n(&streams_lock, 0, NAMES_UNLOCK);
 }
 
 /* ---- blocks that may be put into a tray ---- */
@@ -111,17 +141,21 @@ static inline struct block_entry *block_set(uint64_t addr) {
   return blocks[((addr >> 9) * 0x9e3779b97f4a7c15u) >> (64 - SET_BITS)];
 }
 
-static inline void block_add(uint64_t addr, uint64_t size, uint32_t index, uint32_t mark) {
-  if (size >> SIZE_BITS)
+/* block_add remembers a block that was handed out since front_turn returned turn, unless it has changed. The entry is claimed
+ * before the turn is looked at, and front_hold raises the turn before front_forget_all looks at the entry. Of these four, all
+ * SEQ_CST, one is last: so the turn is seen here to have changed, or the claim is seen there and its end waited for. */
+static inline void block_add(uint64_t addr, uint64_t size, uint32_t index, uint32_t mark, uint64_t turn) {
+  if (size >> SIZE_BITS || !is_open(turn))
     return;
   uint64_t info = size | (uint64_t)index << SIZE_BITS | (uint64_t)mark << MARK_AT;
   struct block_entry *set = block_set(addr);
   for (int i = 0; i < SET_SIZE; i++) {
     uint64_t empty = 0;
-    if (LOAD(&set[i].key) == 0 &&
-        __atomic_compare_exchange_n(&set[i].key, &empty, BUSY, 0, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED)) {
-      __atomic_store_n(&set[i].info, info, __ATOMIC_RELAXED);
-      STORE(&set[i].key, addr);
+    if (__atomic_load_n(&set[i].key, KEY_LOOK) == 0 &&
+        __atomic_compare_exchange_n(&set[i].key, &empty, BUSY, 0, KEY_CLAIM, FAILED)) {
+      uint64_t key = LIKELY(front_turn() == turn) ? addr : 0;
+      __atomic_store_n(&set[i].info, info, INFO_KEEP);
+      __atomic_store_n(&set[i].key, key, KEY_GIVE);
       return;
     }
   }
@@ -132,10 +166,10 @@ static inline uint64_t block_take(uint64_t addr) {
   struct block_entry *set = block_set(addr);
   for (int i = 0; i < SET_SIZE; i++) {
     uint64_t key = addr;
-    if (LOAD(&set[i].key) == addr &&
-        __atomic_compare_exchange_n(&set[i].key, &key, BUSY, 0, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED)) {
-      uint64_t info = __atomic_load_n(&set[i].info, __ATOMIC_RELAXED);
-      STORE(&set[i].key, 0);
+    if (__atomic_load_n(&set[i].key, KEY_LOOK) == addr &&
+        __atomic_compare_exchange_n(&set[i].key, &key, BUSY, 0, KEY_TAKE, FAILED)) {
+      uint64_t info = __atomic_load_n(&set[i].info, INFO_LOOK);
+      __atomic_store_n(&set[i].key, 0, KEY_GIVE);
       return info;
     }
   }
@@ -146,7 +180,7 @@ static inline uint64_t block_take(uint64_t addr) {
 
 static inline int lock(front *f) {
   for (int wait = 1; wait <= 64; wait *= 2) {
-    if (LIKELY(LOAD(&f->word) == 0) && LIKELY(__atomic_exchange_n(&f->word, 1, __ATOMIC_ACQUIRE) == 0))
+    if (LIKELY(__atomic_load_n(&f->word, WORD_LOOK) == 0) && LIKELY(__atomic_exchange_n(&f->word, 1, WORD_LOCK) == 0))
       return 1;
     for (int i = 0; i < wait; i++)
       pause_cpu();
@@ -154,7 +188,7 @@ static inline int lock(front *f) {
   return 0;
 }
 
-static inline void unlock(front *f) { STORE(&f->word, 0); }
+static inline void unlock(front *f) { __atomic_store_n(&f->word, 0, WORD_UNLOCK); }
 
 static inline int64_t rounded(const front *f, uint64_t size) { return (int64_t)((size + f->mask) & ~f->mask); }
 
@@ -179,22 +213,40 @@ static inline uint32_t visit(front *f) {
 /* has reports whether the tray may have a block of this size. It looks without the lock: most requests are not met from
  * the tray, and a wrong answer does no harm. */
 static inline int has(front *f, uint64_t size) {
-  for (uint32_t i = __atomic_load_n(&f->count, __ATOMIC_RELAXED); i-- > 0;)
-    if (__atomic_load_n(&f->tray[i].requested, __ATOMIC_RELAXED) == size)
+  for (uint32_t i = __atomic_load_n(&f->count, TRAY_LOOK); i-- > 0;)
+    if (__atomic_load_n(&f->tray[i].requested, TRAY_LOOK) == size)
       return 1;
   return 0;
 }
+
+/* set_count and set_entry are for holders of the lock: has may look at the same time. */
+static inline void set_count(front *f, uint32_t n) { __atomic_store_n(&f->count, n, TRAY_KEEP); }
+
+static inline void set_entry(front_entry *to, uint64_t addr, uint64_t requested, uint64_t stamp, uint32_t mark) {
+  to->addr = addr;
+  __atomic_store_n(&to->requested, requested, TRAY_KEEP);
+  to->stamp = stamp;
+  to->mark = mark;
+}
+
+/* quick reports whether requests and frees need not be Go's. It is asked with the lock held: Go that has turned it off locks
+ * every front next, and relies on it from then on. */
+static inline int quick(const front_flags *flags) { return LIKELY(__atomic_load_n(&flags->quick, GO_LOOK)); }
 
 void *front_take(uint64_t size, int device, void *stream, int *known) {
   uint32_t index = stream_find(device, (uintptr_t)stream);
   *known = index != 0;
   uint64_t turn = front_turn();
-  if (index == 0 || (uint32_t)turn != 0)
+  if (index == 0 || !is_open(turn))
     return NULL;
   front *f = fronts[index].front;
   const front_flags *flags = fronts[index].flags;
-  if (!LOAD(&flags->quick) || LOAD(&f->routed) || !has(f, size) || !lock(f))
+  if (__atomic_load_n(&f->routed, GO_LOOK) || !has(f, size) || !lock(f))
     return NULL;
+  if (!quick(flags)) {
+    unlock(f);
+    return NULL;
+  }
   uint32_t oldest = visit(f);
   for (uint32_t i = f->count; i-- > 0;) {
     uint32_t mark = f->tray[i].mark;
@@ -207,15 +259,17 @@ void *front_take(uint64_t size, int device, void *stream, int *known) {
         !below(own->blocks + other->blocks, own->bytes + other->bytes, own->requested + other->requested, n, r,
                &f->takes[FRONT_CLASSES]))
       break;
-    if (LOAD(&flags->waiting)) {
+    if (__atomic_load_n(&flags->waiting, GO_LOOK)) {
       if (f->polls % FRONT_POLL_EVERY == FRONT_POLL_EVERY - 1)
         break; /* this request looks after frees that wait for other streams */
       f->polls++;
     }
     uint64_t addr = f->tray[i].addr;
-    __atomic_store_n(&f->count, f->count - 1, __ATOMIC_RELAXED);
-    for (; i < f->count; i++)
-      f->tray[i] = f->tray[i + 1];
+    set_count(f, f->count - 1);
+    for (; i < f->count; i++) {
+      const front_entry *next = &f->tray[i + 1];
+      set_entry(&f->tray[i], next->addr, next->requested, next->stamp, next->mark);
+    }
     own->blocks--;
     own->bytes -= n;
     own->requested -= r;
@@ -223,23 +277,22 @@ void *front_take(uint64_t size, int device, void *stream, int *known) {
     f->taken[c].bytes += n;
     f->taken[c].requested += r;
     unlock(f);
-    block_add(addr, size, index, mark);
-    if (!LIKELY(front_turn() == turn))
-      block_take(addr);
+    block_add(addr, size, index, mark, turn);
     return (void *)addr;
   }
   unlock(f);
   return NULL;
 }
 
-/* put is front_put for a block that was taken, of which add said info. */
-static inline int put(void *ptr, uint64_t info) {
+/* put is front_put for a block that was taken since front_turn returned turn, of which add said info. The turn is compared
+ * with the lock held: a thread that raises it locks the front next, or has done so. */
+static inline int put(void *ptr, uint64_t info, uint64_t turn) {
   uint64_t size = info & (((uint64_t)1 << SIZE_BITS) - 1);
   struct known *k = &fronts[info >> SIZE_BITS & FRONT_MAX];
   front *f = k->front;
-  if (!LOAD(&k->flags->quick) || !lock(f))
+  if (!is_open(turn) || !lock(f))
     return 0;
-  if (!LIKELY((uint32_t)front_turn() == 0)) { /* asked here, as whoever holds has the lock next, or had it */
+  if (!LIKELY(front_turn() == turn) || !quick(k->flags)) {
     unlock(f);
     return 0;
   }
@@ -253,8 +306,8 @@ static inline int put(void *ptr, uint64_t info) {
     unlock(f);
     return 0;
   }
-  f->tray[f->count] = (front_entry){(uintptr_t)ptr, size, LOAD(&f->epoch), (uint32_t)(info >> MARK_AT), 0};
-  __atomic_store_n(&f->count, f->count + 1, __ATOMIC_RELAXED);
+  set_entry(&f->tray[f->count], (uintptr_t)ptr, size, __atomic_load_n(&f->epoch, GO_LOOK), (uint32_t)(info >> MARK_AT));
+  set_count(f, f->count + 1);
   own->blocks++;
   own->bytes += n;
   own->requested += (int64_t)size;
@@ -263,26 +316,41 @@ static inline int put(void *ptr, uint64_t info) {
 }
 
 int front_put(void *ptr) {
-  uint64_t info = block_take((uintptr_t)ptr);
-  return info != 0 && put(ptr, info);
+  uint64_t turn = front_turn(), info = block_take((uintptr_t)ptr);
+  return info != 0 && put(ptr, info, turn);
 }
 
 int front_put_on(void *ptr, void *stream) {
-  uint64_t info = block_take((uintptr_t)ptr);
-  return info != 0 && LOAD(&fronts[info >> SIZE_BITS & FRONT_MAX].stream) == whose(stream) && put(ptr, info);
+  uint64_t turn = front_turn(), info = block_take((uintptr_t)ptr);
+  return info != 0 && __atomic_load_n(&fronts[info >> SIZE_BITS & FRONT_MAX].stream, NAME_LOOK) == whose(stream) &&
+         put(ptr, info, turn);
 }
 
 void front_forget(void *ptr) { block_take((uintptr_t)ptr); }
 
+/* settled is the key of an entry once no thread writes or takes it, which one does for some nanoseconds unless it is
+ * interrupted. */
+static inline uint64_t settled(struct block_entry *e) {
+  uint64_t key;
+  for (int spins = 0; (key = __atomic_load_n(&e->key, KEY_SCAN)) == BUSY; spins++)
+    if (spins < 64)
+      pause_cpu();
+    else
+      nanosleep(&(struct timespec){.tv_nsec = 20000}, NULL);
+  return key;
+}
+
 void front_forget_all(void) {
   for (size_t i = 0; i < (size_t)1 << SET_BITS; i++)
     for (int k = 0; k < SET_SIZE; k++) {
-      uint64_t key = LOAD(&blocks[i][k].key);
-      if (key > BUSY) /* who is writing an entry looks whether it may be there */
-        __atomic_compare_exchange_n(&blocks[i][k].key, &key, 0, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+      uint64_t key = settled(&blocks[i][k]);
+      if (key != 0) /* where it has changed since, the block was taken, or forgotten by another thread */
+        __atomic_compare_exchange_n(&blocks[i][k].key, &key, 0, 0, KEY_FORGET, FAILED);
     }
 }
 
-void front_know(void *ptr, uint64_t size, uint32_t ticket) { block_add((uintptr_t)ptr, size, ticket & 0xffff, ticket >> 16); }
+void front_know(void *ptr, uint64_t size, uint32_t ticket, uint64_t turn) {
+  block_add((uintptr_t)ptr, size, ticket & 0xffff, ticket >> 16, turn);
+}
 
 void front_know_stream(int device, void *stream, uint32_t ticket) { stream_add(device, (uintptr_t)stream, ticket & 0xffff); }

@@ -66,9 +66,9 @@ int front_put_on(void *ptr, void *stream) HIDDEN;
 /* front_forget makes the block's free Go's business; front_forget_all that of all blocks, if rarely. */
 void front_forget(void *ptr) HIDDEN;
 void front_forget_all(void) HIDDEN;
-/* front_know says that Go has handed a block out with a ticket, not 0: front_put may take it back. front_know_stream says
- * that the ticket's front is the stream's. */
-void front_know(void *ptr, uint64_t size, uint32_t ticket) HIDDEN;
+/* front_know says that Go has handed a block out with a ticket, not 0, since front_turn returned turn: front_put may take it
+ * back. front_know_stream says that the ticket's front is the stream's. */
+void front_know(void *ptr, uint64_t size, uint32_t ticket, uint64_t turn) HIDDEN;
 void front_know_stream(int device, void *stream, uint32_t ticket) HIDDEN;
 
 /* For Go: makes a front known by an index above 0; at most FRONT_MAX are. */
@@ -78,13 +78,14 @@ void front_add(uint32_t index, front *f, const front_flags *flags) HIDDEN;
 void front_stop(void) HIDDEN;
 
 /* Between front_hold and front_release frees are Go's business, and what is handed out stays that; front_forget_all meanwhile
- * makes it so of all that was handed out before. For who takes the memory of live blocks away, so that none of them comes
- * into a tray. The lower half of front_shut is how many hold, the upper half how many ever did. Who hands a block out
- * looks at front_turn before: where the lower half is not 0 the block stays unknown; and after: where it differs the block
- * is forgotten. */
+ * makes it so of all that was handed out before. For threads that take memory away from live blocks, or free blocks of others,
+ * so that none of these comes into a tray.
+ *
+ * front_turn is a number that differs after every front_hold. Its lower half is how many threads hold, the upper half how
+ * many ever did. A block is remembered, or put into a tray, only if the lower half was 0 before the block was handed out, or
+ * before its entry was taken, and the number is the same at the end. */
 void front_hold(void) HIDDEN;
 void front_release(void) HIDDEN;
-extern uint64_t front_shut HIDDEN;
-static inline uint64_t front_turn(void) { return __atomic_load_n(&front_shut, __ATOMIC_SEQ_CST); }
+uint64_t front_turn(void) HIDDEN;
 
 #endif

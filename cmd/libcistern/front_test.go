@@ -5,8 +5,11 @@ package main
 import (
 	"encoding/json"
 	"math"
+	"runtime"
 	"strconv"
 	"testing"
+
+	"github.com/cistern-gpu/cistern/internal/rerun"
 )
 
 // TestFronts: what C answers without Go leaves the same books, whatever comes between.
@@ -16,6 +19,34 @@ func TestFronts(t *testing.T) {
 	for i, conf := range []string{"", ",backend:malloc", ",single_handle:true", ",history:100", ",front:off", ",cross_stream:ready"} {
 		passes(t, "driver:sim:64GiB"+conf, nil, p, "50000", strconv.Itoa(i))
 	}
+}
+
+// TestFrontSteps: what another thread does between two steps of front.c. The program does it where front.c waits, in the place
+// of the processor's instruction for that.
+func TestFrontSteps(t *testing.T) {
+	t.Parallel()
+	if runtime.GOARCH != "amd64" {
+		t.Skip("the program takes the place of an instruction of amd64")
+	}
+	passes(t, "", nil, frontSteps(t))
+}
+
+// TestFrontThreads: threads that request, free, pause and keep histories, in front.c alone, under tools that watch every
+// access.
+func TestFrontThreads(t *testing.T) {
+	t.Parallel()
+	for _, name := range []string{"thread", "address,undefined"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			needSanitizer(t, name)
+			passes(t, "", nil, frontSteps(t, "-fsanitize="+name), "30000")
+		})
+	}
+}
+
+func frontSteps(t *testing.T, flags ...string) string {
+	rerun.OnChange(t, "front.c", "front.h", "shim.h")
+	return program(t, "frontsteps.c", "", flags...)
 }
 
 // TestFrontsAreUsed: a request of a size that was just freed, and frees, cost a fraction of a call into Go. The best of a few

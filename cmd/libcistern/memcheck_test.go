@@ -47,17 +47,23 @@ var checkedPrograms = []checkedProgram{
 	{"oom.c", []string{ownFolder, "function"}},
 }
 
+// needSanitizer skips the test where programs cannot be compiled with it.
+func needSanitizer(t *testing.T, name string) {
+	t.Helper()
+	probe := exec.Command(compiler("CC", "cc"), "-fsanitize="+name, "-x", "c", "-", "-o", "/dev/null")
+	probe.Stdin = strings.NewReader("int main(void) { return 0; }\n")
+	if err := quiet(probe); err != nil {
+		t.Skipf("the compiler has no -fsanitize=%s: %v", name, err)
+	}
+}
+
 // TestAddressSanitizer: the shim, Go's accesses to C memory and the programs, with leaks.
 func TestAddressSanitizer(t *testing.T) {
 	t.Parallel()
 	if testing.Short() {
 		t.Skip("builds the library once more")
 	}
-	probe := exec.Command(compiler("CC", "cc"), "-fsanitize=address", "-x", "c", "-", "-o", "/dev/null")
-	probe.Stdin = strings.NewReader("int main(void) { return 0; }\n")
-	if err := quiet(probe); err != nil {
-		t.Skipf("the compiler has no AddressSanitizer: %v", err)
-	}
+	needSanitizer(t, "address")
 	library := libraryFor(t, "asan", "GOBUILDFLAGS=-asan")
 	for _, p := range checkedPrograms {
 		leaks := "1"

@@ -84,10 +84,8 @@ static inline int alloc(void **out, size_t size, int device, void *stream) {
   uint64_t turn = front_turn();
   uint32_t ticket = 0;
   int code = coreAllocFront((uintptr_t *)out, size, device, (uintptr_t)stream, &ticket);
-  if (ticket != 0 && (uint32_t)turn == 0) {
-    front_know(*out, size, ticket);
-    if (front_turn() != turn)
-      front_forget(*out);
+  if (ticket != 0) {
+    front_know(*out, size, ticket, turn);
     if (!known)
       front_know_stream(device, stream, ticket);
   }
@@ -464,9 +462,12 @@ PUBLIC int cistern_pool_restore(int device, const uint64_t pool[2], const cister
   GUARD;
   if (n > 0 && blocks == NULL)
     return invalid("blocks is NULL: expected the blocks to restore");
+  if ((pool[0] | pool[1]) != 0)
+    return corePoolRestore(device, pool[0], pool[1], (cistern_block *)blocks, n);
+  front_hold(); /* some are freed, whose addresses other threads may be given before they are forgotten */
   int code = corePoolRestore(device, pool[0], pool[1], (cistern_block *)blocks, n);
-  if ((pool[0] | pool[1]) == 0)
-    front_forget_all(); /* some were freed */
+  front_forget_all();
+  front_release();
   return code;
 }
 

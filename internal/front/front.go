@@ -41,10 +41,16 @@ func (a *Amount) add(blocks, bytes, requested int64) {
 // Entry is a block in the tray.
 type Entry struct {
 	Addr      uint64
-	Requested uint64 // bytes asked for
+	Requested uint64 // bytes asked for; written by set alone
 	Stamp     uint64 // the epoch of the stream in which it was given back
 	Mark      uint32 // the version of the heap that handed it out, 0 for one long ago
 	_         uint32
+}
+
+// set fills an entry. C code reads Requested without the lock (has, in front.c), hence the atomic store.
+func (e *Entry) set(addr, requested, stamp uint64, mark uint32) {
+	e.Addr, e.Stamp, e.Mark = addr, stamp, mark
+	atomic.StoreUint64(&e.Requested, requested)
 }
 
 // Front is shared by the threads of one stream. The first two cache lines are all that every operation changes but for
@@ -58,7 +64,7 @@ type Entry struct {
 // request would spoil another's block; so as long as they take turns, more is allowed.
 type Front struct {
 	word  atomic.Uint32 // 1 while locked
-	count uint32        // entries of the tray
+	count atomic.Uint32 // entries of the tray; C code reads it without the lock
 	// net is what was put into the tray less what was taken from it since Go last took stock, by class.
 	net   [Classes]Amount
 	owner uint64 // the thread that was here last
@@ -190,7 +196,8 @@ func (f *Front) Take(requested uint64, waiting bool, thread uint64) (addr uint64
 		return 0, 0, Missed
 	}
 	oldest := f.visit(thread)
-	for i := int(f.count) - 1; i >= 0; i-- {
+	count := int(f.count.Load())
+	for i := count - 1; i >= 0; i-- {
 		if m := f.tray[i].Mark; f.tray[i].Requested != requested || m == 0 || (f.version-m)&markMask > oldest {
 			continue
 		}
@@ -207,8 +214,11 @@ func (f *Front) Take(requested uint64, waiting bool, thread uint64) (addr uint64
 			f.polls++
 		}
 		addr, mark = f.tray[i].Addr, f.tray[i].Mark
-		copy(f.tray[i:f.count-1], f.tray[i+1:f.count])
-		f.count--
+		for ; i < count-1; i++ {
+			next := &f.tray[i+1]
+			f.tray[i].set(next.Addr, next.Requested, next.Stamp, next.Mark)
+		}
+		f.count.Store(uint32(count - 1))
 		own.add(-1, -n, -r)
 		f.taken[c].add(1, n, r)
 		return addr, mark, Taken
@@ -263,7 +273,7 @@ func below(net *Amount, n, r int64, limit *Amount) bool {
 func (f *Front) Polled() { f.polls++ }
 
 // Full reports whether the tray has no room.
-func (f *Front) Full() bool { return f.count == Slots }
+func (f *Front) Full() bool { return f.count.Load() == Slots }
 
 // Put puts a block into the tray that was given back now, and reports whether there was room for it and the limits
 // allowed it.
@@ -282,14 +292,15 @@ func (f *Front) Put(addr, requested uint64, mark uint32, thread uint64) bool {
 
 // PutBeyond is Put whatever the limits say, for a caller who settles the statistics. There must be room.
 func (f *Front) PutBeyond(addr, requested uint64, mark uint32) {
-	f.tray[f.count] = Entry{Addr: addr, Requested: requested, Stamp: f.epoch.Load(), Mark: mark & markMask}
-	f.count++
+	n := f.count.Load()
+	f.tray[n].set(addr, requested, f.epoch.Load(), mark&markMask)
+	f.count.Store(n + 1)
 	f.net[f.ClassOf(requested)].add(1, int64(f.round(requested)), int64(requested))
 }
 
 // Has reports whether a block is in the tray.
 func (f *Front) Has(addr uint64) bool {
-	for _, e := range f.tray[:f.count] {
+	for _, e := range f.Entries() {
 		if e.Addr == addr {
 			return true
 		}
@@ -298,10 +309,14 @@ func (f *Front) Has(addr uint64) bool {
 }
 
 // Entries are the blocks of the tray, oldest first. They are valid until the lock is let go.
-func (f *Front) Entries() []Entry { return f.tray[:f.count] }
+func (f *Front) Entries() []Entry { return f.tray[:f.count.Load()] }
 
 // Empty forgets the blocks in the tray, which the caller has freed.
-func (f *Front) Empty() { f.count = 0 }
+func (f *Front) Empty() {
+	if f.count.Load() != 0 { // a load costs less than a store, and most trays are empty
+		f.count.Store(0)
+	}
+}
 
 // Stock is what happened to a class since it was last asked: net is what was put less what was taken.
 func (f *Front) Stock(class int) (net, taken Amount) {
