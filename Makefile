@@ -17,7 +17,7 @@ help:
 	@echo 'make install     the C library, its header and pkg-config file under PREFIX (/usr/local), below DESTDIR'
 	@echo 'make race        the tests under the race detector'
 	@echo 'make fuzz        every fuzz target, FUZZTIME each (10s)'
-	@echo 'make soak        random tests for SOAKTIME (15m), twice, then every fuzz target for ten minutes'
+	@echo 'make soak        random tests for SOAKTIME (15m), twice, hostile hosts for HOSTSTIME (1h), every fuzz target for ten minutes'
 	@echo 'make bench       the benchmarks of every package'
 	@echo 'make cross       bin/cross: the command for Linux, macOS and Windows'
 	@echo 'make lint        formatting, vet, static analysis, the import rules of the house'
@@ -58,12 +58,14 @@ wheel: command library plain audit
 	@scripts/need.sh hatchling
 	@scripts/wheel.sh
 
-# The C library: the version script hides all but cistern_*; -s and -w leave out what only debuggers of Go read.
+# The C library: the version script hides all but cistern_*; -s and -w leave out what only debuggers of Go read. Stacks do not
+# shrink, so that signal handlers of the program keep the room that they were given (cmd/libcistern/ready.c).
 LIBRARY ?= lib/libcistern.so
 GOBUILDFLAGS ?=
 library: tools
 	@mkdir -p $(dir $(LIBRARY))
-	CGO_ENABLED=1 $(GO) build -trimpath -buildmode=c-shared $(GOBUILDFLAGS) -o $(LIBRARY) -ldflags "-s -w -extldflags \
+	CGO_ENABLED=1 $(GO) build -trimpath -buildmode=c-shared $(GOBUILDFLAGS) -o $(LIBRARY) -ldflags "-s -w \
+	  -X=runtime.godebugDefault=gcshrinkstackoff=1,asyncpreemptoff=1 -extldflags \
 	  '-Wl,-soname,libcistern.so -Wl,--version-script=$(CURDIR)/cmd/libcistern/libcistern.map'" ./cmd/libcistern
 	@rm -f $(LIBRARY:.so=.h)
 
@@ -126,6 +128,8 @@ lint: tools
 # How long new random sequences of the engine's are tried under the race detector, and how long by `make soak`.
 RACETIME ?= 1m
 SOAKTIME ?= 15m
+# How long all scenarios of hostile hosts take together there.
+HOSTSTIME ?= 1h
 
 race: tools $(PAGE)
 	CISTERN_TRACES= CISTERN_BROWSER_TEST= CISTERN_SOAK=$(RACETIME) $(GOTEST) -race -short -timeout 30m
@@ -141,6 +145,7 @@ bench: tools
 soak: tools $(PAGE)
 	CISTERN_SOAK=$(SOAKTIME) $(GO) test -count=1 -timeout 3h ./...
 	CISTERN_SOAK=$(SOAKTIME) $(GO) test -count=1 -race -timeout 3h ./...
+	CISTERN_HOSTS=$(HOSTSTIME) $(GO) test -count=1 -timeout 3h -run '^TestHosts$$' ./cmd/libcistern
 	@scripts/fuzz.sh 10m
 
 # Everything a GPU machine without Go needs, Linux only. CISTERN_GPU_SCRIPTS=folder adds the scripts of real workloads.

@@ -18,10 +18,10 @@
 // # What it does to its host
 //
 // Nothing happens when the library is loaded but what the Go runtime does: the driver is opened, and threads come to be,
-// at the first call (start). No signal is listened for; the environment is read through C's getenv, because Go's copy is
-// as old as the library's loading. The engine's metadata is free of pointers and requests met from cache make no garbage,
-// so the collector runs only when the heap nears a limit (limitHeap), or after calls that make garbage and are slow in any
-// case (tidy).
+// at the first call (start). No signal is listened for, and handlers of the host may run at any time and use 200 KiB of
+// stack (ready.c). The environment is read through C's getenv, because Go's copy is as old as the library's loading. The
+// engine's metadata is free of pointers and requests met from cache make no garbage, so the collector runs only when the heap
+// nears a limit (limitHeap), or after calls that make garbage and are slow in any case (tidy).
 package main
 
 /*
@@ -273,16 +273,25 @@ func tidy() {
 	}()
 }
 
-// watchHeap raises the limit after a collection that found more than half of it live.
+// watchHeap has the limit follow after each collection.
 func watchHeap() {
 	type sentinel struct{ _ *int }
 	runtime.AddCleanup(&sentinel{}, func(int) {
-		sample := []metrics.Sample{{Name: "/gc/heap/live:bytes"}}
-		metrics.Read(sample)
-		live := int64(sample[0].Value.Uint64())
-		if want := max(int64(heapLimit), 3*live); want != debug.SetMemoryLimit(-1) {
-			debug.SetMemoryLimit(want)
-		}
+		fitLimit()
 		watchHeap()
 	}, 0)
+}
+
+// stackStep is by how much the limit follows the stacks.
+const stackStep = 8 << 20
+
+// fitLimit makes the limit three times what was live after the last collection, and adds what stacks take: they count under
+// it, but no collection wins them back.
+func fitLimit() {
+	sample := []metrics.Sample{{Name: "/gc/heap/live:bytes"}, {Name: "/memory/classes/heap/stacks:bytes"}}
+	metrics.Read(sample)
+	live, stacks := int64(sample[0].Value.Uint64()), int64(sample[1].Value.Uint64())
+	if want := max(int64(heapLimit), 3*live) + stacks/stackStep*stackStep; want != debug.SetMemoryLimit(-1) {
+		debug.SetMemoryLimit(want)
+	}
 }

@@ -22,11 +22,14 @@ static int forked(void) {
 
 static int invalid(const char *words) { return shim_fail(CISTERN_INVALID, words, strlen(words)); }
 
-/* Every function has this before its call into Go. Handles and device addresses are numbers to Go, whose collector would
- * take them for pointers of its own. */
-#define GUARD       \
+/* Every function has GUARD before its call into Go, or GUARD_FORK first and shim_ready only where it comes to that call. Handles
+ * and device addresses are numbers to Go, whose collector would take them for pointers of its own. */
+#define GUARD_FORK  \
   if (!ALIVE())     \
     return forked()
+#define GUARD       \
+  GUARD_FORK;       \
+  shim_ready()
 #define NEED(arg)                                              \
   if ((arg) == NULL)                                           \
     return invalid(#arg " is NULL: expected where to write")
@@ -43,6 +46,7 @@ PUBLIC int cistern_device_count(void) {
     forked();
     return -1;
   }
+  shim_ready();
   return coreDeviceCount();
 }
 
@@ -81,6 +85,7 @@ static inline int alloc(void **out, size_t size, int device, void *stream) {
   *out = front_take(size, device, stream, &known);
   if (*out != NULL)
     return CISTERN_OK;
+  shim_ready();
   uint64_t turn = front_turn();
   uint32_t ticket = 0;
   int code = coreAllocFront((uintptr_t *)out, size, device, (uintptr_t)stream, &ticket);
@@ -101,6 +106,7 @@ static inline int plain(const cistern_alloc_options *o, uint32_t tag) {
 
 /* request_watched is request where somebody wants to know who asks. */
 static int request_watched(void **out, size_t size, int device, void *stream, cistern_alloc_options *o, uint32_t tag) {
+  shim_ready();
   if (stack_watched() & WATCH_START)
     coreStart(); /* what goes wrong then does so again in the request, which says it */
   uint32_t watch = stack_watched() & ~(uint32_t)WATCH_START;
@@ -125,6 +131,7 @@ static int request(void **out, size_t size, int device, void *stream, cistern_al
     return request_watched(out, size, device, stream, o, tag);
   if (plain(o, tag))
     return alloc(out, size, device, stream);
+  shim_ready();
   int code = coreAlloc((uintptr_t *)out, size, device, (uintptr_t)stream, o, tag, NULL);
   if (code != CISTERN_OK)
     failed();
@@ -161,14 +168,16 @@ PUBLIC void cistern_free(void *ptr, ssize_t size, int device, void *stream) {
     forked();
     return;
   }
-  if (!front_put(ptr))
-    coreFree((uintptr_t)ptr, freeing());
+  if (front_put(ptr))
+    return;
+  shim_ready();
+  coreFree((uintptr_t)ptr, freeing());
 }
 
 PUBLIC int cistern_alloc(void **out, size_t size, int device, void *stream, const uint64_t pool[2]) {
   NEED(out);
   *out = NULL;
-  GUARD;
+  GUARD_FORK;
   uint64_t pool0 = pool ? pool[0] : 0, pool1 = pool ? pool[1] : 0;
   if ((pool0 | pool1) == 0 && usual())
     return alloc(out, size, device, stream);
@@ -193,7 +202,7 @@ PUBLIC int cistern_alloc(void **out, size_t size, int device, void *stream, cons
 PUBLIC int cistern_alloc_with(void **out, size_t size, int device, void *stream, const cistern_alloc_options *options) {
   NEED(out);
   *out = NULL;
-  GUARD;
+  GUARD_FORK;
   cistern_alloc_options o = {0};
   if (options != NULL)
     SIZED(o, options, reserved);
@@ -225,6 +234,7 @@ PUBLIC uint32_t cistern_library(const char *name) {
     invalid("name is NULL: expected the library's name");
     return 0;
   }
+  shim_ready();
   return coreLibrary((char *)name);
 }
 
@@ -233,6 +243,7 @@ PUBLIC const char *cistern_library_name(uint32_t library) {
     forked();
     return NULL;
   }
+  shim_ready();
   return coreLibraryName(library);
 }
 
@@ -255,18 +266,20 @@ PUBLIC int cistern_library_usage(int device, cistern_library_use *out, size_t ca
 PUBLIC int cistern_release(void *ptr) {
   if (ptr == NULL)
     return CISTERN_OK;
-  GUARD;
+  GUARD_FORK;
   if (front_put(ptr))
     return CISTERN_OK;
+  shim_ready();
   return coreFree((uintptr_t)ptr, freeing());
 }
 
 PUBLIC int cistern_release_on(void *ptr, void *stream) {
   if (ptr == NULL)
     return CISTERN_OK;
-  GUARD;
+  GUARD_FORK;
   if (front_put_on(ptr, stream))
     return CISTERN_OK;
+  shim_ready();
   return coreFreeOn((uintptr_t)ptr, (uintptr_t)stream, freeing());
 }
 
@@ -285,6 +298,7 @@ PUBLIC void *cistern_base(void *ptr, size_t *size) {
     forked();
     return NULL;
   }
+  shim_ready();
   return coreBase((uintptr_t)ptr, size) ? ptr : NULL;
 }
 
@@ -540,6 +554,7 @@ PUBLIC char *cistern_stats_json(void) {
     forked();
     return NULL;
   }
+  shim_ready();
   return coreStatsJSON();
 }
 
@@ -572,7 +587,7 @@ PUBLIC int cistern_tag_push(const char *name) {
 }
 
 PUBLIC int cistern_tag_pop(void) {
-  GUARD;
+  GUARD_FORK;
   shim_thread *t = shim_self;
   if (t == NULL || t->num_tags == 0)
     return invalid("no tag to pop: the thread has pushed none that it has not popped");
@@ -585,6 +600,7 @@ PUBLIC const char *cistern_tag_name(uint32_t tag) {
     forked();
     return NULL;
   }
+  shim_ready();
   return coreTagName(tag);
 }
 

@@ -13,6 +13,8 @@ typedef struct shim_thread {
   cistern_oom oom;
   int has_oom;
   int calling; /* within a function registered by cistern_on_out_of_memory */
+  int ready;   /* the thread may call into Go: see ready.c */
+  void *alternate; /* the alternate signal stack that it has from there, NULL: none */
   uint32_t *tags; /* a stack */
   size_t num_tags, cap_tags;
   uint32_t id;     /* the kernel's number of it; 0 until it was asked */
@@ -27,6 +29,16 @@ extern __thread shim_thread *shim_self __attribute__((visibility("hidden"), tls_
 
 /* shim_alive points to a word that is 1 in a process that may call into Go, 0 in a child of fork. */
 extern volatile uint32_t *shim_alive __attribute__((visibility("hidden")));
+
+/* shim_ready comes before every call into Go. All but the first of a thread cost one branch. */
+void shim_make_ready(void) __attribute__((visibility("hidden")));
+static inline void shim_ready(void) {
+  shim_thread *t = shim_self;
+  if (__builtin_expect(t == NULL || !t->ready, 0))
+    shim_make_ready();
+}
+/* shim_unready is for a thread that ends. */
+void shim_unready(shim_thread *t) __attribute__((visibility("hidden")));
 
 /* shim_thread_get is shim_self, made if need be; NULL without memory. */
 shim_thread *shim_thread_get(void) __attribute__((visibility("hidden")));

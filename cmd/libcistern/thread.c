@@ -33,6 +33,7 @@ static void after_fork(void) { *shim_alive = 0; }
 static void thread_end(void *p) {
   shim_thread *t = p;
   shim_self = NULL;
+  shim_unready(t);
   free(t->tags);
   free(t);
 }

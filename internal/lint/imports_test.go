@@ -48,6 +48,8 @@ var mayImport = map[string][]string{
 	"internal/symbols": {"internal/nopoll"},
 	// Files without the poller of Go's runtime.
 	"internal/nopoll": {},
+	// Room for signal handlers on the stacks of goroutines.
+	"internal/stackroom": {},
 	// What an allocator holds, written to a file.
 	"dump": {".", "cuda", "event", "internal/front", "internal/nopoll", "internal/nvml", "internal/units", "trace"},
 	// What NVIDIA's management library says of a machine.
