@@ -13,6 +13,8 @@
 #include "table.h"
 
 #include <c10/cuda/CUDACachingAllocator.h>
+#include <cxxabi.h>
+
 
 #include <atomic>
 #include <functional>
@@ -152,6 +154,10 @@ void warn(int code, const char* what);
 // refused deals with a request that the library refused with the code: returns memory that was found elsewhere after all, or
 // throws.
 void* refused(int code, const Request& r, const Context& context);
+// stay keeps the calling thread where it is for ever: in a function that the library called when Python, which is over, ended the
+// thread. Up to 3.13 it does that by unwinding the thread's frames (pthread_exit), and those of Go cannot be unwound; from 3.14 on
+// such threads stay where they are. No lock may be held.
+[[noreturn]] void stay();
 void add_observer(cca::OutOfMemoryObserver observer);
 void callbacks_touch(DeviceIndex device); // what touch does for PyTorch's free-memory callbacks
 // Failed requests that were no out-of-memory error of PyTorch's, to be taken off the library's count.

@@ -163,12 +163,19 @@ extern "C" int run_callbacks(void*, int, uint64_t) {
         TORCH_WARN_ONCE("Cistern: the free-memory callback ", name, " failed: ", e.what());
       }
     }
+  } catch (const abi::__forced_unwind&) {
+    stay();
   } catch (...) { // it must not cross the library
   }
   return freed;
 }
 
 } // namespace
+
+void stay() {
+  for (;;)
+    pause();
+}
 
 void callbacks_touch(DeviceIndex device) { check(lib.on_out_of_memory(device, run_callbacks, nullptr)); }
 
