@@ -68,6 +68,7 @@ type Allocator struct {
 	history int                       // guarded by mu: events that a device keeps which comes into use
 	keeping sync.Mutex                // held while devices are told that; before mu
 	catch   *func(size uint64) uint32 // guarded by mu: finds out the stacks of requests that name none; nil: nobody does
+	thread  func() uint32             // guarded by mu: SetHistoryThread
 
 	// regions finds the owner of an address: a table of the 4 GiB pieces of the 48-bit address space.
 	regions [1 << (addressBits - regionBits)]atomic.Pointer[region]

@@ -151,6 +151,7 @@ func newDevice(a *Allocator, id cuda.Device) (*Device, error) {
 	}
 	d.setStacks(a.kept)
 	d.catch.Store(a.catch)
+	d.setHistoryThread(a.thread)
 	d.SetHistory(a.history)
 	return d, nil
 }

@@ -21,6 +21,8 @@ type history struct {
 	count int           // guarded by mu
 	lost  uint64        // guarded by mu: events that were overwritten since the last TakeHistory
 	now   func() int64  // guarded by mu
+	// thread is the kernel's number of the calling thread; nil: nobody asks for it. Guarded by mu.
+	thread func() uint32
 }
 
 // SetHistory has every device record its last n events (n > 0), or stop and forget them (0): those that are in use, and
@@ -74,6 +76,24 @@ func (d *Device) SetHistory(n int) {
 func (d *Device) SetHistoryClock(now func() int64) {
 	d.hist.mu.Lock()
 	d.hist.now = now
+	d.hist.mu.Unlock()
+}
+
+// SetHistoryThread sets the function (nil: none) that tells the kernel's number of the calling thread. Events whose request did
+// not name a thread then have that of the caller, on every device. It is called with locks of the device held.
+func (a *Allocator) SetHistoryThread(f func() uint32) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.thread = f
+	a.started(func(d *Device) error {
+		d.setHistoryThread(f)
+		return nil
+	})
+}
+
+func (d *Device) setHistoryThread(f func() uint32) {
+	d.hist.mu.Lock()
+	d.hist.thread = f
 	d.hist.mu.Unlock()
 }
 
@@ -141,6 +161,9 @@ func (d *Device) record(e event.Event) {
 		e.TimeUS = h.now()
 	} else {
 		e.TimeUS = time.Now().UnixMicro()
+	}
+	if e.Thread == 0 && h.thread != nil {
+		e.Thread = h.thread()
 	}
 	switch {
 	case h.count == h.limit:

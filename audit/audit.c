@@ -106,13 +106,7 @@ static void *address(const struct table *t, const char *name) {
 // nothing may be: it has none here.
 HIDDEN const Elf64_Phdr *headers(const struct link_map *map, int *n) {
 	Elf64_Ehdr head;
-	struct { void *p; size_t n; } to = {&head, sizeof head}, from = {(void *)map->l_addr, sizeof head};
-	if (map->l_addr == 0)
-		return NULL;
-	long got = sys6(SYS_process_vm_readv, sys0(SYS_getpid), (long)&to, 1, (long)&from, 1, 0);
-	if (got == -EPERM || got == -ENOSYS) // a sandbox: then it is where nearly all are
-		memcpy(&head, from.p, sizeof head);
-	else if (got != (long)sizeof head)
+	if (map->l_addr == 0 || !read_self((const void *)map->l_addr, &head, sizeof head))
 		return NULL;
 	if (head.e_ident[0] != 0x7f || head.e_ident[1] != 'E' || head.e_phentsize != sizeof(Elf64_Phdr))
 		return NULL;

@@ -23,8 +23,6 @@ enum { ADDRESS_BITS = 48 };
 #error "the audit library is for Linux on x86-64 and on aarch64"
 #endif
 
-enum { EPERM = 1, ENOSYS = 38 };
-
 #define sys0(n) sys6(n, 0, 0, 0, 0, 0, 0)
 #define sys1(n, a) sys6(n, (long)(a), 0, 0, 0, 0, 0)
 #define sys2(n, a, b) sys6(n, (long)(a), (long)(b), 0, 0, 0, 0)

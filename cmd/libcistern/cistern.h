@@ -456,6 +456,8 @@ typedef struct cistern_event {
   uint64_t handle;    /* of a chunk mapped or unmapped: its number */
   uint32_t kind;      /* CISTERN_EVENT_ */
   uint32_t tag;
+  uint32_t thread;    /* the kernel's number of the thread that caused it, 0 unknown */
+  uint32_t reserved;
 } cistern_event;
 enum {
   CISTERN_EVENT_ALLOC = 1,

@@ -99,7 +99,10 @@ func coreHistoryDrain(d C.int, buf *C.cistern_event, capacity C.size_t, n *C.siz
 		if lost != nil {
 			*lost += C.uint64_t(missed)
 		}
-		more = want > 0 && len(events) == want
+		if len(events) == 0 {
+			break
+		}
+		more = len(events) == want
 		streams, pools := dev.Streams(), dev.Pools() // after the events, so that they have theirs
 		for i := range events {
 			e := &events[i]
@@ -108,7 +111,8 @@ func coreHistoryDrain(d C.int, buf *C.cistern_event, capacity C.size_t, n *C.siz
 				continue
 			}
 			out[written] = C.cistern_event{time_us: C.int64_t(e.TimeUS), addr: C.uint64_t(e.Addr), size: C.uint64_t(e.Size),
-				pool: poolOf(pools[e.Pool]), handle: C.uint64_t(e.Handle), kind: kind, tag: C.uint32_t(e.Tag)}
+				pool: poolOf(pools[e.Pool]), handle: C.uint64_t(e.Handle), kind: kind, tag: C.uint32_t(e.Tag),
+				thread: C.uint32_t(e.Thread)}
 			if int(e.Stream) < len(streams) { // a new spare chunk belongs to none
 				putHandle(&out[written].stream, streams[e.Stream].Handle())
 			}

@@ -42,6 +42,7 @@ import (
 	"runtime/metrics"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"unsafe"
 
 	"github.com/cistern-gpu/cistern"
@@ -148,6 +149,7 @@ func start(conf, from string) (*library, error) {
 		return nil, err
 	}
 	a.CatchStacks(nil) // its callers are no Go code
+	a.SetHistoryThread(func() uint32 { return uint32(syscall.Gettid()) }) // of the C caller, whose thread a call stays on
 	limitHeap()
 	l := &library{Allocator: a, devices: make([]device, a.DeviceCount()),
 		sharing:  sync.OnceValue(func() *share.Process { return share.New(a, shareGuard{}) }),

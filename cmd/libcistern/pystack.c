@@ -33,18 +33,6 @@ enum { OWNED_BY_GENERATOR = 1, OWNED_BY_C = 3 }; /* and above */
 enum { TRIES = 8, SURE, WRONG }; /* below, the walks so far that found other than expected */
 enum { MOST_STEPS = 1 << 14, MOST_TEXT = 1 << 16 };
 
-/* asked reads through the kernel. Where that is forbidden as such, memory is read as it is. */
-static int asked(uint64_t from, void *to, size_t n) {
-  struct { uint64_t p, n; } here = {(uintptr_t)to, n}, there = {from, n};
-  long r = sys6(SYS_process_vm_readv, sys6(SYS_getpid, 0, 0, 0, 0, 0, 0), (long)&here, 1, (long)&there, 1, 0);
-  if (r == -1 || r == -38) { /* EPERM, ENOSYS */
-    for (size_t i = 0; i < n; i++)
-      ((char *)to)[i] = ((const char *)(uintptr_t)from)[i];
-    return 1;
-  }
-  return r == (long)n;
-}
-
 static int plausible(uint64_t p) { return p >= 65536 && p >> USER_BITS == 0; }
 
 static int sure(const struct pystack *p) { return __atomic_load_n(&p->learned->state, __ATOMIC_RELAXED) == SURE; }
@@ -55,7 +43,7 @@ static int fetch(int sure, uint64_t at, size_t n, uint64_t *out) {
   if (!plausible(at) || (at & (n - 1)) != 0)
     return 0;
   if (!sure)
-    return asked(at, out, n);
+    return read_self((const void *)(uintptr_t)at, out, n);
   const char *m = (const char *)(uintptr_t)at;
   *out = n == 8 ? *(const word *)m : n == 4 ? *(const half *)m : n == 2 ? *(const quarter *)m : (unsigned char)*m;
   return 1;

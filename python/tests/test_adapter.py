@@ -86,6 +86,7 @@ class Adapter(Compiled):
                             ("pools", ["driver:sim:8GiBx2"]),
                             ("upstreams", ["driver:sim:8GiBx2"]),
                             ("history", ["driver:sim:8GiBx2"]),
+                            ("reentry", ["driver:sim:8GiBx2"]),
                             ("processes", ["driver:sim:8GiBx2"]),
                             ("stacks", ["driver:sim:8GiBx2", "driver:sim:8GiBx2,history:100"]),
                             ("threads", ["driver:sim:1GiBx2", "driver:sim:3GiBx2,backend:malloc",

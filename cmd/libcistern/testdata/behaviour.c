@@ -1,6 +1,8 @@
 /* What cistern.h says of memory, streams, statistics, snapshots and history, over two simulated devices. */
 #include "check.h"
 
+#include <sys/syscall.h>
+
 static void memory(void) {
   CHECK(strcmp(cistern_version(), CISTERN_VERSION) == 0);
   CHECK(cistern_device_count() == 2);
@@ -282,6 +284,19 @@ static void history(void) {
   OK(cistern_set_limit(0, 0));
   OK(cistern_history_drain(0, e, 64, &n, &lost));
   CHECK(n > 0 && e[n - 1].kind == CISTERN_EVENT_OOM && e[n - 1].size == 100 * MIB && e[n - 1].addr > 0);
+  OK(cistern_trim(0));
+  OK(cistern_history(0, 64));
+  OK(cistern_release(p = cistern_malloc(12 * MIB, 0, STREAM(5))));
+  OK(cistern_trim(0));
+  OK(cistern_history_drain(0, e, 64, &n, &lost));
+  unsigned kinds = 0;
+  for (i = 0; i < n; i++) {
+    kinds |= 1u << e[i].kind;
+    CHECK(e[i].thread == (uint32_t)syscall(SYS_gettid));
+  }
+  for (unsigned kind = CISTERN_EVENT_ALLOC; kind <= CISTERN_EVENT_FREE_COMPLETED; kind++)
+    CHECK(kinds >> kind & 1);
+  CHECK((kinds >> CISTERN_EVENT_SEGMENT_MAP & 1) && (kinds >> CISTERN_EVENT_SEGMENT_UNMAP & 1));
   OK(cistern_history(0, 0));
   OK(cistern_history_drain(0, NULL, 0, &n, NULL));
   CHECK(n == 0);

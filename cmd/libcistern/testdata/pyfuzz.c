@@ -4,10 +4,15 @@
 #define _GNU_SOURCE
 #include "../pystack.c"
 
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 static struct { char bytes[512]; } types[5]; /* code, str, bytes, frame, type */
@@ -201,9 +206,24 @@ static void damaged(char *page, long times) {
     printf("damage was not noticed\n"), failures++;
 }
 
+/* sandbox has the kernel answer process_vm_readv with an error from now on, as a container's filter does. */
+static void sandbox(int error) {
+  struct sock_filter code[] = {
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_process_vm_readv, 0, 1),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | (unsigned)error),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+  };
+  struct sock_fprog filter = {sizeof code / sizeof *code, code};
+  if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) != 0)
+    perror("seccomp"), exit(77);
+}
+
 int main(int argc, char **argv) {
   long times = argc > 1 ? atol(argv[1]) : 20000;
   seed = argc > 2 ? strtoull(argv[2], NULL, 0) : 1;
+  if (argc > 3)
+    sandbox(atoi(argv[3]));
   printf("seed %llu\n", (unsigned long long)seed);
   refusals();
   /* Pages with nothing before, between and behind them. */

@@ -5,14 +5,15 @@
 // everything. The object is made once and never destroyed: tensors are freed as late as in exit handlers.
 //
 // Locks: Python's interpreter lock, then one of those here, then the library's. None of those here is held while a context
-// is gathered, an observer called or a custom allocator asked. While history is on, History::mutex is held over each call of
-// the library, so that events are told apart by who caused them, and let go while the library calls allocators or callbacks of
-// pools.
+// is gathered, an observer called or a custom allocator asked. History holds none over what the library does for a request;
+// trackers are told of one thing at a time, under a lock of their device's alone (history.cpp).
 #pragma once
 
 #include "table.h"
 
 #include <c10/cuda/CUDACachingAllocator.h>
+
+#include <cxxabi.h>
 
 #include <atomic>
 #include <functional>
@@ -153,6 +154,10 @@ void warn(int code, const char* what);
 // throws.
 void* refused(int code, const Request& r, const Context& context);
 void add_observer(cca::OutOfMemoryObserver observer);
+// stay keeps the calling thread where it is for ever: in a function that the library called when Python, which is over, ended the
+// thread. Up to 3.13 it does that by unwinding the thread's frames (pthread_exit), and those of Go cannot be unwound; from 3.14 on
+// such threads stay where they are. No lock may be held.
+[[noreturn]] void stay();
 void callbacks_touch(DeviceIndex device); // what touch does for PyTorch's free-memory callbacks
 // Failed requests that were no out-of-memory error of PyTorch's, to be taken off the library's count.
 extern std::atomic<int64_t> quiet_ooms[kMaxDevices];
@@ -188,40 +193,29 @@ Context gather(cca::RecordContext level);
 // Call is what a thread asks of the library at the moment.
 struct Call {
   Context context;
-  void* freed = nullptr;                   // what it gives back, if that is one block
-  void* allocated = nullptr;               // what it was given
-  std::unordered_set<uint64_t> restored{}; // or what it will be, if that is several
-  Call* outer = nullptr;                   // the call during which a callback makes this one
+  const void* freed = nullptr; // what it gives back, if that is one block
+  std::string compiled = "N/A", metadata{};
 };
 
-// Recorded brackets a call of the library that may map or unmap memory: while history is on, what happens meanwhile is its
-// doing, and nobody else is in such a call, who would have to wait to tell trackers. It may be made while a pool's lock is
-// held, and no pool's lock may be taken while there is one.
+// Recorded brackets a call of the library: while history is on, what the calling thread causes meanwhile is the call's doing. No
+// lock is held for it. On a device, or with -1 on all, events are read when it begins and when it ends.
 class Recorded {
  public:
   explicit Recorded(cca::RecordContext level);
-  Recorded(Context context, void* freed);
+  Recorded(Context context, const void* freed, DeviceIndex device = -1);
   ~Recorded();
   Recorded(const Recorded&) = delete;
   Recorded& operator=(const Recorded&) = delete;
-  Call call;
 
  private:
+  const DeviceIndex device_;
   const bool on_;
 };
 
-// Unrecorded lets go of what the calling thread's Recorded hold, while the library calls somebody who may want the
-// interpreter's lock. What others do meanwhile is theirs.
-class Unrecorded {
- public:
-  Unrecorded();
-  ~Unrecorded();
-  Unrecorded(const Unrecorded&) = delete;
-  Unrecorded& operator=(const Unrecorded&) = delete;
-
- private:
-  int depth_;
-  Call* call_ = nullptr;
+// Unrecorded is for the time in which the library calls somebody: what the thread causes then is not the doing of the call that
+// it makes of the library.
+struct Unrecorded {
+  Recorded nobody{Context(), nullptr};
 };
 int take_recorded(const Request& r, const Context& context, void** out);
 int release_recorded(void* ptr);

@@ -180,7 +180,10 @@ bool is_uncached(void* ptr) {
 int take_from_library(const Request& r, void** out) {
   if (r.pooled) {
     forget_custom();
-    return lib.alloc(out, r.size, r.device, r.stream, Ids(r.pool));
+    const int code = lib.alloc(out, r.size, r.device, r.stream, Ids(r.pool));
+    if (code == CISTERN_OK)
+      forget_custom(); // of an attempt before the one that succeeded
+    return code;
   }
   *out = lib.malloc(static_cast<ssize_t>(r.size), r.device, r.stream);
   return *out != nullptr ? CISTERN_OK : lib.last_error(nullptr, 0);

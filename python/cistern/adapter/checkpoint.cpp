@@ -63,8 +63,6 @@ cca::CheckpointDelta Adapter::setCheckpointPoolState(DeviceIndex device, std::sh
     delta.ptrs_freed.push_back(reinterpret_cast<void*>(b.addr));
   {
     Recorded recorded(cca::RecordContext::STATE);
-    for (const cistern_block& b : s->live)
-      recorded.call.restored.insert(b.addr);
     check(lib.pool_restore(device, Ids(s->pool), s->live.data(), s->live.size()));
   }
   for (const cistern_block& b : s->live) {

@@ -116,12 +116,9 @@ std::string findings(const std::string& words) {
   return out.empty() ? " Cistern: " + words : out;
 }
 
-// Throws OutOfMemoryError for the request; everybody who wants to know is told before.
-[[noreturn]] void out_of_memory(const Request& r, const Context& context) {
+// Throws OutOfMemoryError for the request, of which the library said this; everybody who wants to know is told before.
+[[noreturn]] void out_of_memory(const Request& r, const Context& context, const std::string& words, const cistern_oom& oom) {
   using c10::CachingAllocator::format_size;
-  const std::string words = last_words();
-  cistern_oom oom{};
-  lib.last_oom(&oom);
   cistern_stats s;
   library_stats(r.device, &s);
   uint64_t device_free = oom.device_free, device_total = oom.device_total;
@@ -166,12 +163,19 @@ extern "C" int run_callbacks(void*, int, uint64_t) {
         TORCH_WARN_ONCE("Cistern: the free-memory callback ", name, " failed: ", e.what());
       }
     }
+  } catch (const abi::__forced_unwind&) {
+    stay();
   } catch (...) { // it must not cross the library
   }
   return freed;
 }
 
 } // namespace
+
+void stay() {
+  for (;;)
+    pause();
+}
 
 void callbacks_touch(DeviceIndex device) { check(lib.on_out_of_memory(device, run_callbacks, nullptr)); }
 
@@ -221,11 +225,15 @@ void warn(int code, const char* what) {
 }
 
 void* refused(int code, const Request& r, const Context& context) {
-  rethrow_custom();
+  if (r.pooled)
+    rethrow_custom();
+  const std::string words = last_words();
   if (code != CISTERN_OUT_OF_MEMORY)
-    raise(code, last_words());
+    raise(code, words);
+  cistern_oom oom{};
+  lib.last_oom(&oom);
   if (!r.pooled) {
-    // Pools that may be used when everything else is exhausted. What fails there is not another out-of-memory error.
+    // Pools that may be used when everything else is exhausted. What fails there, whatever it is, is no failure of its own.
     for (const MempoolId_t& pool : pools_for_oom(r.device)) {
       Request again = r;
       again.pooled = true;
@@ -233,12 +241,14 @@ void* refused(int code, const Request& r, const Context& context) {
       void* p = nullptr;
       const bool recorded = mode.load(std::memory_order_acquire) & kHistory;
       const int got = recorded ? take_recorded(again, context, &p) : take_from_library(again, &p);
-      quiet_ooms[r.device].fetch_add(1); // either this one, or the one before it
+      forget_custom();
+      if (got == CISTERN_OK || got == CISTERN_OUT_OF_MEMORY)
+        quiet_ooms[r.device].fetch_add(1); // of the request, which is met after all, or of this attempt
       if (got == CISTERN_OK)
         return p;
     }
   }
-  out_of_memory(r, context);
+  out_of_memory(r, context, words, oom);
 }
 
 } // namespace cistern_torch

@@ -1,9 +1,12 @@
 // history.cpp: torch.cuda.memory._record_memory_history, and those who track segments.
 //
-// The library keeps the events, this file says who caused them. While history is on, a mutex is held over each call of the
-// library and the reading of its events after it, so what was read happened on behalf of that call, or of somebody beside
-// PyTorch. Stacks are gathered before, as the recorder may want the interpreter's lock; for the same reason the mutex is let go
-// while the library calls a pool's upstream or callback.
+// The library keeps the events, each with the thread that caused it; this file keeps what each thread asks of the library at the
+// moment (Recorded), and so knows the stack that belongs to an event. Stacks are gathered before, as the recorder may want the
+// interpreter's lock. Every call reads the events of its device when it begins, which are not its own, and when it ends. No lock is
+// held while the library works.
+//
+// Trackers hear of segments from the library itself, before memory is handed out and before it is unmapped, on the thread that
+// does it: so they miss nothing, whoever causes it and however many events there were. Of all else they hear when it is read.
 #include "adapter.h"
 
 #include <algorithm>
@@ -11,8 +14,12 @@
 #include <iterator>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <stack>
 #include <unordered_map>
+
+#include <sys/syscall.h>
+#include <unistd.h>
 
 namespace cistern_torch {
 
@@ -67,7 +74,13 @@ struct SegmentNote {
 };
 
 struct DeviceHistory {
-  bool on = false; // the library keeps events
+  bool ready = false;          // PyTorch uses the device
+  std::atomic<bool> on{false}; // the library keeps events
+  bool hooked = false;         // the library says what it maps and unmaps
+  // Held while trackers are told, and while what they are told of is read: so they hear of one thing at a time, in order, as
+  // they do from PyTorch's own allocator. A tracker may free memory.
+  std::recursive_mutex telling;
+  std::mutex mutex; // guards what follows, and is held while events are read
   Ring<TraceEntry> trace;
   std::unordered_map<uint64_t, Live> live;
   std::unordered_map<uint64_t, SegmentNote> segments;
@@ -82,27 +95,49 @@ struct DeviceHistory {
   }
 };
 
+using Trackers = std::vector<cca::AllocatorTraceTracker>;
+
+// History has locks in this order: mutex, DeviceHistory::telling, DeviceHistory::mutex, calls_mutex.
 struct History {
-  std::recursive_mutex mutex;
+  std::mutex mutex; // held while history is switched on or off, never by what the library calls
   std::atomic<bool> recording{false};
   std::atomic<cca::RecordContext> when{cca::RecordContext::NEVER};
   std::atomic<cca::CreateContextFn> recorder{nullptr};
-  size_t max_entries = 1;
-  uint32_t skipped = 0; // actions, as bits
-  std::vector<cca::AllocatorTraceTracker> trackers;
+  std::atomic<uint32_t> skipped{0};         // actions, as bits
+  std::shared_ptr<const Trackers> trackers; // null: none; replaced and read as one
   std::mutex annotations_mutex;
   Ring<c10::CachingDeviceAllocator::AnnotationEntry> annotations;
-  Call* call = nullptr;
+  std::mutex calls_mutex;
+  std::unordered_map<uint32_t, std::vector<Call>> calls; // guarded by calls_mutex: by thread, the innermost last
   DeviceHistory devices[kMaxDevices];
 };
 History& history = *new History; // never destroyed: stacks hold Python objects
 
-thread_local int recorded = 0; // how often the calling thread holds the mutex as a Recorded
 thread_local std::stack<std::string> compile_context;
 thread_local std::string user_metadata;
 
 // How many events the library keeps between two readings: more than one call makes.
 constexpr size_t library_events = 1 << 16;
+
+std::shared_ptr<const Trackers> trackers() { return std::atomic_load(&history.trackers); }
+
+// this_thread is the number by which events name the calling thread.
+uint32_t this_thread() {
+  thread_local const auto number = static_cast<uint32_t>(syscall(SYS_gettid));
+  return number;
+}
+
+// A call of the calling thread, for itself or for the library.
+Call new_call(Context context, const void* freed) {
+  return {std::move(context), freed, compile_context.empty() ? "N/A" : compile_context.top(), user_metadata};
+}
+
+// call_of is what a thread asks of the library now.
+Call call_of(uint32_t thread) {
+  std::lock_guard<std::mutex> lock(history.calls_mutex);
+  const auto it = history.calls.find(thread);
+  return it != history.calls.end() ? it->second.back() : Call{};
+}
 
 int64_t now_us() {
   using namespace std::chrono;
@@ -112,67 +147,62 @@ int64_t now_us() {
 void set_time(c10::CachingDeviceAllocator::trace_time_* t, int64_t us) { t->t_ = static_cast<time_t>(us); }
 
 TraceEntry make_entry(Action action, DeviceIndex device, uint64_t addr, uint64_t size, void* stream, MempoolId_t pool,
-                      int64_t time, const Context& context) {
+                      int64_t time, const Call& by) {
   const bool keep = history.when.load() >= cca::RecordContext::ALLOC;
-  TraceEntry te(action, device, addr, size, stream, pool, 0, keep ? context : nullptr,
-                compile_context.empty() ? "N/A" : compile_context.top(), user_metadata);
+  TraceEntry te(action, device, addr, size, stream, pool, 0, keep ? by.context : nullptr, by.compiled, by.metadata);
   set_time(&te.time_, time);
   return te;
 }
 
-void tell(const TraceEntry& te) {
-  for (const auto& tracker : history.trackers) {
+void tell(const Trackers& list, const TraceEntry& te) {
+  for (const auto& tracker : list) {
     try {
       tracker(te);
     } catch (const std::exception& e) {
       TORCH_WARN_ONCE("Cistern: a tracker of memory failed: ", e.what());
+    } catch (const abi::__forced_unwind&) {
+      throw;
     } catch (...) {
       TORCH_WARN_ONCE("Cistern: a tracker of memory failed");
     }
   }
 }
 
+// keep adds an entry to those that a snapshot shows. The caller holds the device's mutex.
 void keep(const TraceEntry& te) {
   if (history.recording && !(history.skipped >> te.action_ & 1))
     history.devices[te.device_].trace.add(te);
 }
 
-// note turns one event of the library into an entry. The caller holds the mutex.
-void note(DeviceIndex device, const cistern_event& e) {
+// note turns one event of the library into an entry, none where PyTorch has none. The caller holds the device's mutex.
+std::optional<TraceEntry> note(DeviceIndex device, const cistern_event& e) {
   DeviceHistory& d = history.devices[device];
   const void* const ptr = reinterpret_cast<void*>(e.addr);
-  Call* const call = history.call;
-  const Context caller = call != nullptr ? call->context : nullptr;
-  Context context;
+  Call by = call_of(e.thread);
   Action action = TraceEntry::ALLOC;
-  bool told = false; // trackers know already
   switch (e.kind) {
     case CISTERN_EVENT_ALLOC:
-      for (Call* c = call; c != nullptr; c = c->outer)
-        if (c->allocated == ptr || c->restored.count(e.addr) != 0)
-          context = c->context;
-      if (context)
-        d.live[e.addr] = {context, nullptr};
+      if (by.context)
+        d.live[e.addr] = {by.context, nullptr};
       else
         d.live.erase(e.addr);
       break;
     case CISTERN_EVENT_FREE_REQUESTED: {
       action = TraceEntry::FREE_REQUESTED;
+      if (by.freed == ptr && by.context) {
+        d.live[e.addr].freed = by.context;
+        break;
+      }
       const auto it = d.live.find(e.addr);
-      if (it != d.live.end())
-        context = it->second.taken;
-      for (Call* c = call; c != nullptr; c = c->outer)
-        if (c->freed == ptr && c->context) {
-          context = c->context;
-          d.live[e.addr].freed = context;
-        }
+      by.context = it != d.live.end() ? it->second.taken : nullptr;
       break;
     }
     case CISTERN_EVENT_FREE_COMPLETED: {
       action = TraceEntry::FREE_COMPLETED;
       const auto it = d.live.find(e.addr);
+      by.context = nullptr;
       if (it != d.live.end()) {
-        context = it->second.freed ? it->second.freed : it->second.taken;
+        by.context = it->second.freed ? it->second.freed : it->second.taken;
         d.live.erase(it);
       }
       break;
@@ -180,92 +210,166 @@ void note(DeviceIndex device, const cistern_event& e) {
     case CISTERN_EVENT_SEGMENT_ALLOC:
     case CISTERN_EVENT_SEGMENT_MAP:
       action = e.kind == CISTERN_EVENT_SEGMENT_MAP ? TraceEntry::SEGMENT_MAP : TraceEntry::SEGMENT_ALLOC;
-      context = caller;
-      d.segments[e.addr] = {context, action == TraceEntry::SEGMENT_MAP, e.stream, {e.pool[0], e.pool[1]}};
+      d.segments[e.addr] = {by.context, action == TraceEntry::SEGMENT_MAP, e.stream, {e.pool[0], e.pool[1]}};
       break;
     case CISTERN_EVENT_SEGMENT_FREE:
     case CISTERN_EVENT_SEGMENT_UNMAP: {
       action = e.kind == CISTERN_EVENT_SEGMENT_UNMAP ? TraceEntry::SEGMENT_UNMAP : TraceEntry::SEGMENT_FREE;
-      context = caller;
       const auto it = d.segments.find(e.addr);
       if (it != d.segments.end()) {
-        if (!context)
-          context = it->second.context;
+        if (!by.context)
+          by.context = it->second.context;
         d.segments.erase(it);
       }
-      told = true; // before it happened
       break;
     }
     default:
-      return; // out of memory is recorded where it is thrown: the library may fail a request that is then met elsewhere
+      return std::nullopt; // out of memory is recorded where it is thrown: the library may fail a request that is then met elsewhere
   }
-  const TraceEntry te =
-      make_entry(action, device, e.addr, e.size, e.stream, {e.pool[0], e.pool[1]}, e.time_us, context);
-  if (!told)
-    tell(te);
-  keep(te);
+  return make_entry(action, device, e.addr, e.size, e.stream, {e.pool[0], e.pool[1]}, e.time_us, by);
 }
 
-void drain(DeviceIndex device) {
-  if (!history.devices[device].on)
+// of_segment says whether trackers hear of an action from the library itself.
+bool of_segment(Action a) {
+  return a == TraceEntry::SEGMENT_ALLOC || a == TraceEntry::SEGMENT_FREE || a == TraceEntry::SEGMENT_MAP ||
+      a == TraceEntry::SEGMENT_UNMAP;
+}
+
+// Telling is held by who tells trackers of a device, or reads what they are to be told of.
+struct Telling {
+  const std::shared_ptr<const Trackers> list = trackers();
+  std::unique_lock<std::recursive_mutex> lock;
+  explicit Telling(DeviceHistory& d) : lock(d.telling, std::defer_lock) {
+    if (list)
+      lock.lock();
+  }
+};
+
+// read reads what happened on the device, and tells trackers.
+void read(DeviceIndex device) {
+  DeviceHistory& d = history.devices[device];
+  if (!d.on)
     return;
-  cistern_event events[64];
-  size_t n = 0;
-  do {
-    n = 0;
-    if (lib.history_drain(device, events, std::size(events), &n, nullptr) != CISTERN_OK)
-      return;
-    for (size_t i = 0; i < n; i++)
-      note(device, events[i]);
-  } while (n == std::size(events));
+  const Telling telling(d);
+  std::vector<TraceEntry> untold;
+  {
+    std::lock_guard<std::mutex> lock(d.mutex);
+    cistern_event events[64];
+    size_t n = 0;
+    do {
+      n = 0;
+      if (lib.history_drain(device, events, std::size(events), &n, nullptr) != CISTERN_OK)
+        break;
+      for (size_t i = 0; i < n; i++)
+        if (const auto te = note(device, events[i])) {
+          keep(*te);
+          if (telling.list && !of_segment(te->action_))
+            untold.push_back(*te);
+        }
+    } while (n == std::size(events));
+  }
+  for (const TraceEntry& te : untold)
+    tell(*telling.list, te);
 }
 
-void drain_all() {
+constexpr DeviceIndex all_devices = -1;
+
+void read_of(DeviceIndex device) {
+  if (device != all_devices)
+    return read(device);
   for (int d = 0; d < device_count; d++)
-    drain(static_cast<DeviceIndex>(d));
+    read(static_cast<DeviceIndex>(d));
 }
 
-// Before memory of the device is unmapped. The library holds no lock.
-extern "C" void before_unmap(void*, int device, void* addr, size_t size) {
+// add adds what happened here, rather than in the library, behind all that happened there before.
+void add(Action action, DeviceIndex device, uint64_t addr, uint64_t size, void* stream, MempoolId_t pool, const Context& context) {
+  DeviceHistory& d = history.devices[device];
+  const Telling telling(d);
+  read(device);
+  const TraceEntry te = make_entry(action, device, addr, size, stream, pool, now_us(), new_call(context, nullptr));
+  {
+    std::lock_guard<std::mutex> lock(d.mutex);
+    keep(te);
+  }
+  if (telling.list)
+    tell(*telling.list, te);
+}
+
+// segment tells trackers of memory that was mapped, of which nothing is handed out yet, or that is to be unmapped.
+void segment(DeviceIndex device, void* ptr, size_t size, bool mapped) {
+  DeviceHistory& d = history.devices[device];
+  const Telling telling(d);
+  if (!telling.list)
+    return;
+  read(device); // its mapping is among what was not read yet
+  const auto addr = reinterpret_cast<uint64_t>(ptr);
+  SegmentNote n;
+  {
+    std::lock_guard<std::mutex> lock(d.mutex);
+    n = d.at(addr);
+  }
+  Call by = call_of(this_thread());
+  if (!by.context)
+    by.context = n.context;
+  const Action action = mapped ? (n.mapped ? TraceEntry::SEGMENT_MAP : TraceEntry::SEGMENT_ALLOC)
+                               : (n.mapped ? TraceEntry::SEGMENT_UNMAP : TraceEntry::SEGMENT_FREE);
+  tell(*telling.list, make_entry(action, device, addr, size, n.stream, n.pool, now_us(), by));
+}
+
+// The library calls these with no lock held, on the thread whose call maps or unmaps.
+extern "C" void mapped(void*, int device, void* addr, size_t size) {
   try {
-    std::lock_guard<std::recursive_mutex> lock(history.mutex);
-    drain(static_cast<DeviceIndex>(device)); // its mapping may be among what was not read yet
-    const SegmentNote n = history.devices[device].at(reinterpret_cast<uint64_t>(addr));
-    tell(make_entry(n.mapped ? TraceEntry::SEGMENT_UNMAP : TraceEntry::SEGMENT_FREE, static_cast<DeviceIndex>(device),
-                    reinterpret_cast<uint64_t>(addr), size, n.stream, n.pool, now_us(), n.context));
+    segment(static_cast<DeviceIndex>(device), addr, size, true);
+  } catch (const abi::__forced_unwind&) {
+    stay();
   } catch (...) { // no memory for the entry
   }
 }
 
-// follow makes the library keep events of the device, or stop, as is wanted now. The caller holds the mutex.
-void follow(DeviceIndex device) {
-  DeviceHistory& d = history.devices[device];
-  const bool wanted = history.recording || !history.trackers.empty();
-  if (wanted != d.on) {
-    check(lib.history(device, wanted ? library_events : 0));
-    d.on = wanted;
+extern "C" void before_unmap(void*, int device, void* addr, size_t size) {
+  try {
+    segment(static_cast<DeviceIndex>(device), addr, size, false);
+  } catch (const abi::__forced_unwind&) {
+    stay();
+  } catch (...) { // no memory for the entry
   }
-  if (!history.trackers.empty())
-    check(lib.on_unmap(device, before_unmap, nullptr));
 }
 
-// remember notes what is mapped on the device now. The caller holds the mutex.
+// remember notes what is mapped on the device now. The caller holds history's mutex.
 void remember(DeviceIndex device) {
   cistern_snapshot* snapshot = nullptr;
   check(lib.snapshot_take(device, nullptr, &snapshot));
+  DeviceHistory& d = history.devices[device];
+  std::lock_guard<std::mutex> lock(d.mutex);
   for (size_t i = 0; i < snapshot->num_segments; i++) {
     const cistern_segment& g = snapshot->segments[i];
     if (g.addr != 0)
-      history.devices[device].older[g.addr + g.size] = {g.addr, {nullptr, g.expandable != 0, g.stream, {g.pool[0], g.pool[1]}}};
+      d.older[g.addr + g.size] = {g.addr, {nullptr, g.expandable != 0, g.stream, {g.pool[0], g.pool[1]}}};
   }
   lib.snapshot_free(snapshot);
 }
 
+// follow makes the library keep events of the device, or stop, as is wanted now. The caller holds history's mutex.
+void follow(DeviceIndex device) {
+  DeviceHistory& d = history.devices[device];
+  const bool wanted = history.recording || trackers();
+  if (wanted != d.on) {
+    check(lib.history(device, wanted ? library_events : 0));
+    d.on = wanted;
+  }
+  if (trackers() && !d.hooked) {
+    check(lib.on_map(device, mapped, nullptr));
+    check(lib.on_unmap(device, before_unmap, nullptr));
+    d.hooked = true;
+    remember(device);
+  }
+}
+
 void follow_all() {
   for (int d = 0; d < device_count; d++)
-    if (touched[d].load())
+    if (history.devices[d].ready)
       follow(static_cast<DeviceIndex>(d));
-  set_mode(kHistory, history.recording || !history.trackers.empty());
+  set_mode(kHistory, history.recording || trackers());
 }
 
 } // namespace
@@ -279,81 +383,65 @@ Context gather(cca::RecordContext level) {
 
 Recorded::Recorded(cca::RecordContext level) : Recorded(gather(level), nullptr) {}
 
-Recorded::Recorded(Context context, void* freed) : call{std::move(context), freed}, on_(mode.load() & kHistory) {
+Recorded::Recorded(Context context, const void* freed, DeviceIndex device) : device_(device), on_(mode.load() & kHistory) {
   if (!on_)
     return;
-  history.mutex.lock();
-  recorded++;
-  call.outer = history.call;
-  history.call = &call;
+  read_of(device_); // what happened so far is not of this call
+  std::lock_guard<std::mutex> lock(history.calls_mutex);
+  history.calls[this_thread()].push_back(new_call(std::move(context), freed));
 }
 
 Recorded::~Recorded() {
   if (!on_)
     return;
-  drain_all();
-  history.call = call.outer;
-  recorded--;
-  history.mutex.unlock();
-}
-
-Unrecorded::Unrecorded() : depth_(recorded) {
-  if (depth_ == 0)
-    return;
-  drain_all();
-  call_ = history.call;
-  history.call = nullptr;
-  recorded = 0;
-  for (int i = 0; i < depth_; i++)
-    history.mutex.unlock();
-}
-
-Unrecorded::~Unrecorded() {
-  if (depth_ == 0)
-    return;
-  for (int i = 0; i < depth_; i++)
-    history.mutex.lock();
-  drain_all();
-  recorded = depth_;
-  history.call = call_;
+  try {
+    read_of(device_);
+  } catch (const abi::__forced_unwind&) {
+    stay();
+  } catch (...) { // no memory for an entry
+  }
+  std::vector<Call> none;
+  Call over;
+  std::lock_guard<std::mutex> lock(history.calls_mutex);
+  const auto it = history.calls.find(this_thread());
+  over = std::move(it->second.back());
+  it->second.pop_back();
+  if (it->second.empty()) { // threads come and go
+    none = std::move(it->second);
+    history.calls.erase(it);
+  }
 }
 
 int take_recorded(const Request& r, const Context& context, void** out) {
-  Recorded recorded(context, nullptr);
-  const int code = take_from_library(r, out);
-  recorded.call.allocated = *out;
-  return code;
+  Recorded recorded(context, nullptr, r.device);
+  return take_from_library(r, out);
 }
 
 int release_recorded(void* ptr) {
-  Recorded recorded(gather(cca::RecordContext::ALL), ptr);
+  const Context context = gather(cca::RecordContext::ALL);
+  cistern_block b;
+  const int code = lib.find(ptr, &b);
+  if (code != CISTERN_OK)
+    return code;
+  Recorded recorded(context, ptr, static_cast<DeviceIndex>(b.device));
   return lib.release(ptr);
 }
 
 void history_touch(DeviceIndex device) {
-  std::lock_guard<std::recursive_mutex> lock(history.mutex);
-  if (history.recording || !history.trackers.empty())
-    follow(device);
+  std::lock_guard<std::mutex> lock(history.mutex);
+  follow(device);
+  history.devices[device].ready = true;
 }
 
 void record_oom(const Request& r, size_t device_free, const Context& context) {
-  if (!(mode.load() & kHistory))
-    return;
-  std::lock_guard<std::recursive_mutex> lock(history.mutex);
   constexpr size_t unit = 512; // PyTorch records the rounded size here
-  const TraceEntry te = make_entry(TraceEntry::OOM, r.device, device_free, (r.size + unit - 1) / unit * unit, r.stream,
-                                   r.pool, now_us(), context);
-  tell(te);
-  keep(te);
+  if (mode.load() & kHistory)
+    add(TraceEntry::OOM, r.device, device_free, (r.size + unit - 1) / unit * unit, r.stream, r.pool, context);
 }
 
 void record_snapshot(DeviceIndex device, size_t active, MempoolId_t pool) {
-  if (!(mode.load() & kHistory))
-    return;
-  std::lock_guard<std::recursive_mutex> lock(history.mutex);
-  const TraceEntry te = make_entry(TraceEntry::SNAPSHOT, device, 0, active, nullptr, pool, now_us(), nullptr);
-  tell(te);
-  keep(te);
+  if (mode.load() & kHistory)
+    add(TraceEntry::SNAPSHOT, device, 0, active, nullptr, pool, nullptr);
 }
 
 void copy_traces(cca::SnapshotInfo* out) {
@@ -361,26 +449,26 @@ void copy_traces(cca::SnapshotInfo* out) {
     std::lock_guard<std::mutex> lock(history.annotations_mutex);
     history.annotations.copy_to(&out->external_annotations);
   }
-  std::lock_guard<std::recursive_mutex> lock(history.mutex);
-  drain_all();
+  read_of(all_devices);
   for (int d = 0; d < device_count; d++) {
     out->device_traces.emplace_back();
+    std::lock_guard<std::mutex> lock(history.devices[d].mutex);
     history.devices[d].trace.copy_to(&out->device_traces.back());
   }
 }
 
 Context block_context(DeviceIndex device, uint64_t addr) {
-  std::lock_guard<std::recursive_mutex> lock(history.mutex);
-  const auto& live = history.devices[device].live;
-  const auto it = live.find(addr);
-  return it != live.end() ? it->second.taken : nullptr;
+  const DeviceHistory& d = history.devices[device];
+  std::lock_guard<std::mutex> lock(history.devices[device].mutex);
+  const auto it = d.live.find(addr);
+  return it != d.live.end() ? it->second.taken : nullptr;
 }
 
 Context segment_context(DeviceIndex device, uint64_t addr) {
-  std::lock_guard<std::recursive_mutex> lock(history.mutex);
-  const auto& segments = history.devices[device].segments;
-  const auto it = segments.find(addr);
-  return it != segments.end() ? it->second.context : nullptr;
+  const DeviceHistory& d = history.devices[device];
+  std::lock_guard<std::mutex> lock(history.devices[device].mutex);
+  const auto it = d.segments.find(addr);
+  return it != d.segments.end() ? it->second.context : nullptr;
 }
 
 bool Adapter::isHistoryEnabled() { return history.recording; }
@@ -397,19 +485,20 @@ void Adapter::recordHistory(bool enabled, cca::CreateContextFn recorder, size_t 
     if (!enabled || clear)
       history.annotations.clear();
   }
-  std::lock_guard<std::recursive_mutex> lock(history.mutex);
+  std::lock_guard<std::mutex> lock(history.mutex);
   history.recording = enabled;
   history.recorder = enabled ? recorder : nullptr;
   history.when = enabled ? when : cca::RecordContext::NEVER;
   history.skipped = skipped;
   for (DeviceHistory& d : history.devices) {
+    std::lock_guard<std::mutex> of_device(d.mutex);
     d.trace.limit(max_entries);
     if (!enabled || clear)
       d.trace.clear();
     if (!enabled) {
       // Releases are not seen from now on, so a stack could be taken for that of the next block at its address.
       d.live.clear();
-      if (history.trackers.empty())
+      if (!trackers())
         d.segments.clear();
     }
   }
@@ -446,12 +535,11 @@ std::string Adapter::getUserMetadata() { return user_metadata; }
 void Adapter::attachOutOfMemoryObserver(cca::OutOfMemoryObserver observer) { add_observer(std::move(observer)); }
 
 void Adapter::attachAllocatorTraceTracker(cca::AllocatorTraceTracker tracker) {
-  std::lock_guard<std::recursive_mutex> lock(history.mutex);
-  if (history.trackers.empty())
-    for (int d = 0; d < device_count; d++)
-      if (touched[d].load())
-        remember(static_cast<DeviceIndex>(d));
-  history.trackers.push_back(std::move(tracker));
+  std::lock_guard<std::mutex> lock(history.mutex);
+  const auto now = trackers();
+  auto list = std::make_shared<Trackers>(now ? *now : Trackers{});
+  list->push_back(std::move(tracker));
+  std::atomic_store(&history.trackers, std::shared_ptr<const Trackers>(std::move(list)));
   follow_all();
 }
 

@@ -1,9 +1,8 @@
 // upstream.cpp: pools whose memory comes from elsewhere: from an allocator object of PyTorch's, from functions of the program's
 // own, or from an upstream of the library's that has a name; and whom such a pool asks when it is out of memory.
 //
-// The library calls what is here with no lock of its own held, and those who are called may want the interpreter's lock, which
-// another thread may hold that waits for history's: so history's is let go meanwhile (Unrecorded). Once Python ends nothing of
-// the program's is called any more, because it may be Python's.
+// The library calls what is here with no lock held, as those who are called may want the interpreter's. Once Python ends nothing
+// of the program's is called any more, because it may be Python's; a thread that is in such a function by then stays in it (stay).
 #include "upstream.h"
 
 #include <c10/cuda/CUDAException.h>
@@ -28,6 +27,18 @@ struct Asking {
   const Asking* outer;
 };
 thread_local const Asking* asking = nullptr;
+
+// AskingScope is the time for which it is in there, however that ends.
+class AskingScope {
+ public:
+  AskingScope(DeviceIndex device, MempoolId_t pool) : here_{device, pool, asking} { asking = &here_; }
+  ~AskingScope() { asking = here_.outer; }
+  AskingScope(const AskingScope&) = delete;
+  AskingScope& operator=(const AskingScope&) = delete;
+
+ private:
+  const Asking here_;
+};
 
 // The device, and for allocators of PyTorch's the stream, that whoever is called finds current.
 class Current {
@@ -102,6 +113,8 @@ extern "C" void* upstream_alloc(void* ctx, size_t size, int device, void* stream
     return p;
   } catch (const c10::OutOfMemoryError&) {
     return nullptr;
+  } catch (const abi::__forced_unwind&) {
+    stay();
   } catch (...) {
     thrown = std::current_exception();
     return nullptr;
@@ -118,10 +131,14 @@ extern "C" void upstream_free(void* ctx, void* ptr, size_t size, int device, voi
         call_free(*s, ptr, size, static_cast<DeviceIndex>(device), static_cast<cudaStream_t>(stream));
     } catch (const std::exception& e) {
       TORCH_WARN("Cistern: a custom allocator failed to free memory: ", e.what());
+    } catch (const abi::__forced_unwind&) {
+      throw;
     } catch (...) {
       TORCH_WARN("Cistern: a custom allocator failed to free memory");
     }
     s->unref(); // which may call Python too
+  } catch (const abi::__forced_unwind&) {
+    stay();
   } catch (...) { // warnings are errors here, and the library must not see them
   }
 }
@@ -134,12 +151,11 @@ extern "C" int upstream_asks(void* ctx, int device, uint64_t missing) {
   try {
     Unrecorded unrecorded;
     Current current(static_cast<DeviceIndex>(device));
-    const Asking here{static_cast<DeviceIndex>(device), s->pool, asking};
-    asking = &here;
-    const int gave = o.on_out_of_memory(o.on_out_of_memory_ctx, device, missing);
-    asking = here.outer;
-    return gave;
-  } catch (...) { // no such device any more
+    const AskingScope here(static_cast<DeviceIndex>(device), s->pool);
+    return o.on_out_of_memory(o.on_out_of_memory_ctx, device, missing);
+  } catch (const abi::__forced_unwind&) {
+    stay();
+  } catch (...) { // it failed, or there is no such device any more
     return 0;
   }
 }
@@ -165,8 +181,13 @@ Spec::Spec(const PoolWanted& w) : wanted(w) {
 }
 
 Spec::~Spec() {
-  if (wanted.dropped != nullptr && !python_over)
+  if (wanted.dropped == nullptr || python_over)
+    return;
+  try {
     wanted.dropped(wanted.token);
+  } catch (const abi::__forced_unwind&) {
+    stay();
+  }
 }
 
 void Source::unref() {
@@ -244,6 +265,8 @@ extern "C" __attribute__((visibility("default"))) int cistern_torch_asks(void* c
   try {
     Unrecorded unrecorded;
     return reinterpret_cast<int (*)(void*, int, uint64_t)>(ctx)(nullptr, device, missing);
+  } catch (const abi::__forced_unwind&) {
+    stay();
   } catch (...) { // no memory for an event of history's
     return 0;
   }

@@ -136,7 +136,8 @@ void kinds() {
 // Custom gives out addresses that are nobody's and counts. Of the interface only what a pool calls does anything.
 struct Custom final : cca::CUDAAllocator {
   int allocs = 0, frees = 0;
-  enum { works, empty, throws } mood = works;
+  enum { works, empty, throws, repeats } mood = works;
+  void* last = nullptr;
   bool* destroyed = nullptr;
   ~Custom() override { *destroyed = true; }
   void* raw_alloc_with_stream(size_t n, cudaStream_t stream) override {
@@ -144,12 +145,14 @@ struct Custom final : cca::CUDAAllocator {
       throw std::runtime_error("of its own");
     if (mood == empty)
       return nullptr;
+    if (mood == repeats) // memory that it gave out already
+      return last;
     CHECK(c10::cuda::getCurrentCUDAStream().stream() == stream);
     static uintptr_t next = 0x500000000000;
     allocs++;
-    void* p = reinterpret_cast<void*>(next);
+    last = reinterpret_cast<void*>(next);
     next += (n + 2 * MiB) / (2 * MiB) * (2 * MiB);
-    return p;
+    return last;
   }
   void raw_delete(void*) override { frees++; }
   void* raw_alloc(size_t) override { return nullptr; }
@@ -227,6 +230,48 @@ void custom_allocators() {
     cca::raw_delete(cca::raw_alloc(MiB));
   }
   destroy(self);
+}
+
+// A pool that may be used when everything else is exhausted, and whose own allocator fails then: the failure that counts is that
+// of the request.
+void last_resort() {
+  const Pool id{0, 10};
+  bool destroyed = false;
+  auto owned = std::make_shared<Custom>();
+  Custom* custom = owned.get();
+  custom->destroyed = &destroyed;
+  cca::createOrIncrefPool(0, id, std::move(owned));
+  void* kept;
+  {
+    Scope scope(id);
+    kept = cca::raw_alloc(30 * MiB);
+  }
+  cca::resetAccumulatedStats(0);
+  cca::setUseOnOOM(0, id, true);
+  int ooms = 0;
+  for (const auto mood : {Custom::repeats, Custom::empty, Custom::throws}) {
+    custom->mood = mood;
+    std::string words;
+    try {
+      cca::raw_alloc(100 * GiB);
+    } catch (const std::exception& e) {
+      words = e.what();
+    }
+    CHECK(words.find("CUDA out of memory. Tried to allocate 100.00 GiB") == 0);
+    CHECK(words.find("allocator's already") == std::string::npos);
+    CHECK(stats().num_ooms == ++ooms);
+  }
+  // What the allocator threw is no failure of a later request that has nothing to do with the pool.
+  custom->mood = Custom::throws;
+  OUT_OF_MEMORY(cca::raw_alloc(100 * GiB));
+  cca::setUseOnOOM(0, id, false);
+  OUT_OF_MEMORY(cca::raw_alloc(100 * GiB));
+  CHECK(stats().num_ooms == ooms + 2);
+  custom->mood = Custom::works;
+  cca::raw_delete(kept);
+  destroy(id);
+  cca::emptyCache();
+  CHECK(destroyed);
 }
 
 bool captured(cudaStream_t stream) {
@@ -329,6 +374,7 @@ int main(int, char** argv) {
   under_pressure();
   kinds();
   custom_allocators();
+  last_resort();
   captures(false);
   captures(true);
   failed_captures();

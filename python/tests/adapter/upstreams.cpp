@@ -4,6 +4,11 @@
 
 #include "../../cistern/adapter/upstream.h"
 
+#include <pthread.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <atomic>
 #include <condition_variable>
 #include <set>
@@ -402,6 +407,20 @@ void callbacks(bool recorded) {
   CHECK(reserved() == 0);
 }
 
+// A callback that throws has failed; the thread's next requests come from the pool as before.
+void callback_throws() {
+  PoolWanted w = wanted();
+  w.options.limit = 100 * MiB;
+  w.options.on_out_of_memory = [](void*, int, uint64_t) -> int { throw std::runtime_error("a callback that fails"); };
+  MemPool pool(w);
+  Scope scope(pool.id);
+  OUT_OF_MEMORY(cca::raw_alloc(200 * MiB));
+  void* p = cca::raw_alloc(60 * MiB);
+  const auto all = cca::snapshot(pool.id).segments;
+  CHECK(all.size() == 1 && all[0].allocated_size == 60 * MiB);
+  cca::raw_delete(p);
+}
+
 // What the device asks, through the adapter, when Python's function is registered with the library itself.
 std::mutex interpreter;
 void* cached;
@@ -463,6 +482,85 @@ void captures() {
   cca::releasePool(0, pool.id);
 }
 
+// The interpreter ends a thread that wants its lock after its end, as daemon threads do: from 3.9 to 3.13 by pthread_exit. Whatever
+// function of the program's it is in, the process ends as it would without.
+struct Daemon {
+  enum Where { alloc, free, pool_asks, device_asks, dropped } where;
+  const char* library;
+  std::atomic<int> thread{0};
+  static Daemon* now;
+  static void end() {
+    now->thread = static_cast<int>(syscall(SYS_gettid));
+    pthread_exit(nullptr);
+  }
+  static void* run(void*) {
+    PoolWanted w = wanted();
+    if (now->where == alloc || now->where == free) {
+      w.options.alloc = [](void*, size_t size, int, void*) {
+        if (now->where == alloc)
+          end();
+        return aligned_alloc(512, (size + 511) / 512 * 512);
+      };
+      w.options.free = [](void*, void*, size_t, int, void*) { end(); };
+    }
+    w.options.limit = 100 * MiB;
+    w.options.on_out_of_memory = [](void*, int, uint64_t) -> int { return end(), 0; };
+    w.dropped = [](void*) { end(); };
+    if (now->where == device_asks) {
+      auto* on = reinterpret_cast<decltype(&cistern_on_out_of_memory)>(
+          dlsym(dlopen(now->library, RTLD_NOW | RTLD_NOLOAD), "cistern_on_out_of_memory"));
+      int (*asks)(void*, int, uint64_t) = [](void*, int, uint64_t) -> int { return end(), 0; };
+      on(0, function<int(void*, int, uint64_t)>("cistern_torch_asks"), reinterpret_cast<void*>(asks));
+      cca::raw_alloc(100 * GiB);
+    }
+    MemPool pool(w);
+    Scope scope(pool.id);
+    cca::raw_delete(cca::raw_alloc(now->where == pool_asks ? 200 * MiB : MiB));
+    if (now->where == free)
+      cca::emptyCache(pool.id);
+    return nullptr;
+  }
+};
+Daemon* Daemon::now;
+
+// The state of a thread as the kernel has it: S where it sleeps, 0 where there is none.
+char state(int thread) {
+  char line[256] = "";
+  if (FILE* f = fopen(("/proc/self/task/" + std::to_string(thread) + "/stat").c_str(), "r")) {
+    if (fgets(line, sizeof line, f) == nullptr)
+      line[0] = 0;
+    fclose(f);
+  }
+  const char* end = strrchr(line, ')');
+  return end != nullptr ? end[2] : 0;
+}
+
+void daemon_threads(const char* library) {
+  for (const auto where : {Daemon::alloc, Daemon::free, Daemon::pool_asks, Daemon::device_asks, Daemon::dropped}) {
+    fflush(stdout);
+    const pid_t child = fork(); // before CUDA is started, in a process for each
+    if (child == 0) {
+      cca::init(2);
+      tell = function<Tell>("cistern_torch_pool");
+      Daemon daemon{where, library};
+      Daemon::now = &daemon;
+      pthread_t thread;
+      pthread_create(&thread, nullptr, Daemon::run, nullptr);
+      while (daemon.thread == 0 || state(daemon.thread) == 'R') // until it has ended, or never will
+        std::this_thread::yield();
+      function<void()>("cistern_torch_python_ends")();
+      void* p = cca::raw_alloc(64 * MiB); // what is left of the program goes on
+      cca::snapshot();
+      cca::raw_delete(p);
+      cca::emptyCache();
+      exit(failures != 0);
+    }
+    int status = -1;
+    waitpid(child, &status, 0);
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  }
+}
+
 void end_of_python() {
   Own own;
   PoolWanted w = wanted();
@@ -485,6 +583,7 @@ void end_of_python() {
 
 int main(int, char** argv) {
   install(argv);
+  daemon_threads(argv[2]);
   cca::init(2);
   tell = function<Tell>("cistern_torch_pool");
   by_name();
@@ -495,6 +594,7 @@ int main(int, char** argv) {
   functions();
   callbacks(false);
   callbacks(true);
+  callback_throws();
   device_asks(argv[2]);
   captures();
   end_of_python();
