@@ -2,19 +2,19 @@ package cistern
 
 import (
 	"math"
-	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/cistern-gpu/cistern/event"
 	"github.com/cistern-gpu/cistern/internal/heap"
+	"github.com/cistern-gpu/cistern/internal/lockrank"
 )
 
 // history is a bounded ring of events. While it is on every operation takes the slow path.
 type history struct {
 	on atomic.Bool
 
-	mu    sync.Mutex
+	mu    lockrank.Mutex
 	limit int           // guarded by mu
 	ring  []event.Event // guarded by mu: len is a power of two or limit; event i of count is at (first+i) % len
 	first int           // guarded by mu
@@ -57,10 +57,15 @@ func (a *Allocator) NeedHistory(n int) (began bool) {
 func (d *Device) SetHistory(n int) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	d.hist.mu.Lock()
+	defer d.hist.mu.Unlock()
+	d.setHistory(n)
+}
+
+// setHistory is SetHistory. The caller holds Device.mu and history.mu, or is the first to have the device.
+func (d *Device) setHistory(n int) {
 	h := &d.hist
-	h.mu.Lock()
 	h.limit, h.ring, h.first, h.count, h.lost = n, nil, 0, 0, 0
-	h.mu.Unlock()
 	h.on.Store(n > 0)
 	d.updateQuick()
 }
