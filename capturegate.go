@@ -12,10 +12,10 @@ import (
 // each device, also while the device is not in use: a peer may wait for its context.
 type captureGate struct {
 	mu       lockrank.Mutex
-	over     sync.Cond  // signalled when the last wait is over
-	captures int        // guarded by mu: announced and not ended
-	blocked  int        // guarded by mu: of these, those that wait
-	waits    int        // guarded by mu: waits for the context that have started
+	over     sync.Cond // signalled when the last wait is over
+	captures int       // guarded by mu: announced and not ended
+	blocked  int       // guarded by mu: of these, those that wait
+	waits    int       // guarded by mu: waits for the context that have started
 }
 
 func newCaptureGates(n int) []captureGate {
