@@ -110,6 +110,7 @@ func (d *Device) tell(t *teller, ranges []run) {
 			d.told = nil
 		}
 	}()
+	mayCall()
 	for _, r := range ranges {
 		t.f(cuda.Ptr(r.addr), r.size)
 	}

@@ -64,5 +64,6 @@ func (d *Device) callOne(c *callback, need uint64) bool {
 			c.idle = nil
 		}
 	}()
+	mayCall()
 	return c.f(need)
 }

@@ -4,6 +4,7 @@ import (
 	"sync/atomic"
 
 	"github.com/cistern-gpu/cistern/cuda"
+	"github.com/cistern-gpu/cistern/internal/lockrank"
 )
 
 // counted is the driver as one device uses it: it counts the calls that are made, which the hot path does not. What asks
@@ -12,6 +13,12 @@ type counted struct {
 	cuda.Driver
 	calls atomic.Uint64
 }
+
+// mayWait checks, in tests, that no lock is held over a wait for the GPU but that of who pauses or resumes.
+func mayWait() { lockrank.HoldsNone(lockrank.Private, "a wait for the GPU") }
+
+// mayCall checks the same of a call of a function of the user's.
+func mayCall() { lockrank.HoldsNone(lockrank.Private, "a call of the user's function") }
 
 func (c *counted) DeviceInfo(d cuda.Device) (cuda.DeviceInfo, error) {
 	c.calls.Add(1)
@@ -135,11 +142,13 @@ func (c *counted) StreamWaitEvent(d cuda.Device, s cuda.Stream, e cuda.Event) er
 
 func (c *counted) StreamSynchronize(d cuda.Device, s cuda.Stream) error {
 	c.calls.Add(1)
+	mayWait()
 	return c.Driver.StreamSynchronize(d, s)
 }
 
 func (c *counted) ContextSynchronize(d cuda.Device) error {
 	c.calls.Add(1)
+	mayWait()
 	return c.Driver.ContextSynchronize(d)
 }
 
@@ -165,6 +174,7 @@ func (c *counted) EventQuery(d cuda.Device, e cuda.Event) (bool, error) {
 
 func (c *counted) EventSynchronize(d cuda.Device, e cuda.Event) error {
 	c.calls.Add(1)
+	mayWait()
 	return c.Driver.EventSynchronize(d, e)
 }
 

@@ -1,22 +1,27 @@
 package cistern
 
-import "sync"
+import (
+	"sync"
+
+	"github.com/cistern-gpu/cistern/internal/lockrank"
+)
 
 // captureGate keeps waits for a device's whole context and announced captures on that device apart, because such a wait
 // invalidates every capture of the context (cuda.Driver.ContextSynchronize). A wait does not start while a capture is
 // announced, and the announcement of a capture waits until those that have started are over. The Allocator has one for
 // each device, also while the device is not in use: a peer may wait for its context.
 type captureGate struct {
-	mu       sync.Mutex // a leaf
-	over     sync.Cond  // signalled when the last wait is over
-	captures int        // guarded by mu: announced and not ended
-	blocked  int        // guarded by mu: of these, those that wait
-	waits    int        // guarded by mu: waits for the context that have started
+	mu       lockrank.Mutex
+	over     sync.Cond // signalled when the last wait is over
+	captures int       // guarded by mu: announced and not ended
+	blocked  int       // guarded by mu: of these, those that wait
+	waits    int       // guarded by mu: waits for the context that have started
 }
 
 func newCaptureGates(n int) []captureGate {
 	gates := make([]captureGate, n)
 	for i := range gates {
+		gates[i].mu.Rank = lockrank.Gate
 		gates[i].over.L = &gates[i].mu
 	}
 	return gates
@@ -24,6 +29,7 @@ func newCaptureGates(n int) []captureGate {
 
 // announce notes a capture: from now on no wait starts, and those that have started are over. No lock may be held.
 func (g *captureGate) announce() {
+	mayWait()
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.captures++

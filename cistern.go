@@ -27,11 +27,9 @@
 // event on the GPU; unmapping and releasing wait until the host has seen it complete. No driver call is relied upon
 // to wait.
 //
-// # Lock order
+// # Locks
 //
-//	Allocator.keeping → Device.pausing → Device.mu → lane.mu (several only by the holder of Device.mu) → Stream.mu → history.mu
-//
-// Allocator.mu is a leaf, but for who starts a device, which nobody else has yet. So is the lock of the table of stacks.
+// Package internal/lockrank states the order in which locks are taken.
 //
 // No lock is held while a callback runs or while anything waits for the GPU, but Device.pausing, which nobody waits for but
 // who pauses or resumes.
@@ -44,6 +42,7 @@ import (
 
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/internal/heap"
+	"github.com/cistern-gpu/cistern/internal/lockrank"
 	"github.com/cistern-gpu/cistern/internal/stacks"
 )
 
@@ -52,7 +51,7 @@ type Allocator struct {
 	drv  cuda.Driver
 	opts Options
 
-	mu      sync.Mutex
+	mu      lockrank.Mutex
 	devices []atomic.Pointer[Device] // by ordinal; set under mu, read without
 	gates   []captureGate            // by ordinal
 
@@ -64,11 +63,11 @@ type Allocator struct {
 	opened   opened
 
 	stacks  stacks.Table
-	kept    bool                      // guarded by mu: blocks remember stacks
-	history int                       // guarded by mu: events that a device keeps which comes into use
-	keeping sync.Mutex                // held while devices are told that; before mu
-	catch   *func(size uint64) uint32 // guarded by mu: finds out the stacks of requests that name none; nil: nobody does
-	thread  func() uint32             // guarded by mu: SetHistoryThread
+	kept    bool                          // guarded by mu: blocks remember stacks
+	history int                           // guarded by mu: events that a device keeps which comes into use
+	keeping lockrank.Mutex                // held while devices are told that; before mu
+	catch   *func(size uint64) uint32     // guarded by mu: finds out the stacks of requests that name none; nil: nobody does
+	thread  atomic.Pointer[func() uint32] // set by SetHistoryThread
 
 	// regions finds the owner of an address: a table of the 4 GiB pieces of the 48-bit address space.
 	regions [1 << (addressBits - regionBits)]atomic.Pointer[region]
@@ -84,7 +83,9 @@ func New(drv cuda.Driver, opts Options) (*Allocator, error) {
 	if err != nil {
 		return nil, err
 	}
-	a := &Allocator{drv: drv, opts: opts, devices: make([]atomic.Pointer[Device], n), gates: newCaptureGates(n), kept: opts.Stacks != StacksOff, history: opts.History}
+	a := &Allocator{drv: drv, opts: opts, devices: make([]atomic.Pointer[Device], n), gates: newCaptureGates(n), kept: opts.Stacks != StacksOff, history: opts.History,
+		mu: lockrank.Mutex{Rank: lockrank.Allocator}, keeping: lockrank.Mutex{Rank: lockrank.Keeping}}
+	a.opened.mu.Rank = lockrank.Opened
 	if opts.Stacks == StacksNative || opts.Stacks == StacksBoth {
 		a.CatchStacks(a.goStack)
 	}

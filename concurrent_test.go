@@ -79,6 +79,9 @@ func concurrent(t *testing.T, opts cistern.Options, inC bool, seed uint64, budge
 		making.Lock()
 		defer making.Unlock()
 		s, err := from[d].add(sourceKinds[rng.IntN(len(sourceKinds))], func() { devs[d].Stats() })
+		if errors.Is(err, cuda.ErrOutOfMemory) { // it finds out what the device can do by making some memory
+			return nil
+		}
 		report(t, err)
 		return s
 	}

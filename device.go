@@ -9,6 +9,7 @@ import (
 
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/internal/front"
+	"github.com/cistern-gpu/cistern/internal/lockrank"
 	"github.com/cistern-gpu/cistern/internal/vm"
 	"github.com/cistern-gpu/cistern/resource"
 )
@@ -25,7 +26,7 @@ type Device struct {
 	flags *front.Flags // what the next two point to, for C code
 	// quick is off while every operation must take the slow path: history is recorded, or the context is broken.
 	quick   *front.Flag
-	quickMu sync.Mutex // held while quick is computed and stored; no other lock is taken meanwhile
+	quickMu sync.Mutex // held while quick is computed and stored. It has no rank: whatever is held, nothing else is locked meanwhile
 	// waiting is on while frees wait for other streams.
 	waiting *front.Flag
 	// manyStreams is on once a second stream has allocated.
@@ -42,17 +43,17 @@ type Device struct {
 
 	// pausing is held by who pauses or resumes memory, also while the GPU is waited for and contents are copied. It comes
 	// before mu, and nobody else waits for it.
-	pausing sync.Mutex
+	pausing lockrank.Mutex
 	vault   vault       // for the contents of paused memory
 	copies  cuda.Stream // guarded by pausing: on which they are copied; 0 until there are any
 
-	privateMu sync.Mutex
-	private   *Stream // guarded by privateMu, which is locked before mu: on which pools use others; nil: none does
+	privateMu lockrank.Mutex
+	private   *Stream // guarded by privateMu: on which pools use others; nil: none does
 
-	eventMu sync.Mutex
+	eventMu lockrank.Mutex
 	events  []cuda.Event // guarded by eventMu: events nobody uses
 
-	mu       sync.Mutex
+	mu       lockrank.Mutex
 	streams  []*Stream // all below is guarded by mu
 	byID     map[cuda.StreamID]*Stream
 	pools    map[PoolID]*Pool
@@ -121,6 +122,7 @@ type reservation struct {
 	align      uint64 // of a segment: what it was asked for with
 }
 
+// newDevice makes the engine of a device, which nobody else has yet. The caller holds Allocator.mu.
 func newDevice(a *Allocator, id cuda.Device) (*Device, error) {
 	drv := &counted{Driver: a.drv}
 	info, err := drv.DeviceInfo(id)
@@ -131,7 +133,9 @@ func newDevice(a *Allocator, id cuda.Device) (*Device, error) {
 		return nil, err
 	}
 	d := &Device{a: a, drv: drv, id: id, gate: &a.gates[id], info: info, opts: a.opts, limit: a.opts.Limit,
-		flags: &front.Flags{}, byID: map[cuda.StreamID]*Stream{}, pools: map[PoolID]*Pool{}}
+		flags: &front.Flags{}, byID: map[cuda.StreamID]*Stream{}, pools: map[PoolID]*Pool{}, keepStacks: a.kept}
+	d.pausing.Rank, d.privateMu.Rank, d.mu.Rank = lockrank.Pausing, lockrank.Private, lockrank.Device
+	d.eventMu.Rank, d.hist.mu.Rank, d.glance.mu.Rank = lockrank.Events, lockrank.History, lockrank.Glance
 	d.vault.dev = d
 	d.quick, d.waiting = &d.flags.Quick, &d.flags.Waiting
 	// Also where only a pool to come may need it: finding out takes memory, and now there is some.
@@ -149,10 +153,8 @@ func newDevice(a *Allocator, id cuda.Device) (*Device, error) {
 			return nil, fmt.Errorf("spill:%s: %w", d.opts.Spill, err)
 		}
 	}
-	d.setStacks(a.kept)
 	d.catch.Store(a.catch)
-	d.setHistoryThread(a.thread)
-	d.SetHistory(a.history)
+	d.setHistory(a.history)
 	return d, nil
 }
 

@@ -1,11 +1,10 @@
 package cistern
 
 import (
-	"sync"
-
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/internal/front"
 	"github.com/cistern-gpu/cistern/internal/heap"
+	"github.com/cistern-gpu/cistern/internal/lockrank"
 )
 
 // The C library hands blocks of the default pool out again, and takes them back, without a call into Go, as long as that
@@ -15,13 +14,15 @@ import (
 // laneMutex is a lane's lock. Where the lane has a front it excludes C as well, and whoever holds it finds the tray
 // empty: what C code took back is free.
 type laneMutex struct {
-	mu    sync.Mutex
+	mu    lockrank.Mutex
 	front *front.Front // guarded by mu; set once
 	lane  *lane        // where there is a front
 }
 
 func (m *laneMutex) Lock() {
-	m.mu.Lock()
+	m.mu.Locking() // m.mu.Lock, inlined: this is the hot path's lock
+	m.mu.Mutex.Lock()
+	m.mu.Locked()
 	if m.front != nil {
 		m.empty()
 	}
@@ -51,7 +52,8 @@ func (m *laneMutex) Unlock() {
 	if m.front != nil {
 		m.refill()
 	}
-	m.mu.Unlock()
+	m.mu.Unlocking() // m.mu.Unlock, inlined
+	m.mu.Mutex.Unlock()
 }
 
 func (m *laneMutex) refill() {

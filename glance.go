@@ -1,10 +1,10 @@
 package cistern
 
 import (
-	"sync"
 	"time"
 
 	"github.com/cistern-gpu/cistern/internal/front"
+	"github.com/cistern-gpu/cistern/internal/lockrank"
 )
 
 // Gauges are the figures of a device that somebody watches: bytes at one moment, and counts since the start, which
@@ -26,7 +26,7 @@ type Gauges struct {
 
 // glance is what Gauges knows.
 type glance struct {
-	mu     sync.Mutex
+	mu     lockrank.Mutex
 	last   Gauges   // guarded by mu
 	before Counters // guarded by Device.mu: what ResetAccumulated has taken from the counts
 }

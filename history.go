@@ -2,27 +2,25 @@ package cistern
 
 import (
 	"math"
-	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/cistern-gpu/cistern/event"
 	"github.com/cistern-gpu/cistern/internal/heap"
+	"github.com/cistern-gpu/cistern/internal/lockrank"
 )
 
 // history is a bounded ring of events. While it is on every operation takes the slow path.
 type history struct {
 	on atomic.Bool
 
-	mu    sync.Mutex
+	mu    lockrank.Mutex
 	limit int           // guarded by mu
 	ring  []event.Event // guarded by mu: len is a power of two or limit; event i of count is at (first+i) % len
 	first int           // guarded by mu
 	count int           // guarded by mu
 	lost  uint64        // guarded by mu: events that were overwritten since the last TakeHistory
 	now   func() int64  // guarded by mu
-	// thread is the kernel's number of the calling thread; nil: nobody asks for it. Guarded by mu.
-	thread func() uint32
 }
 
 // SetHistory has every device record its last n events (n > 0), or stop and forget them (0): those that are in use, and
@@ -59,17 +57,22 @@ func (a *Allocator) NeedHistory(n int) (began bool) {
 func (d *Device) SetHistory(n int) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	h := &d.hist
-	h.mu.Lock()
-	h.limit, h.ring, h.first, h.count, h.lost = n, nil, 0, 0, 0
-	h.mu.Unlock()
-	h.on.Store(n > 0)
-	d.updateQuick()
+	d.hist.mu.Lock()
+	d.setHistory(n)
+	d.hist.mu.Unlock()
 	// A request or a free that has found quick on looks again once it has the lane's lock, so from here on all are recorded.
 	for _, l := range d.lanes {
 		l.mu.lookIn()
 		l.mu.Unlock()
 	}
+}
+
+// setHistory is SetHistory. The caller holds Device.mu and history.mu, or is the first to have the device.
+func (d *Device) setHistory(n int) {
+	h := &d.hist
+	h.limit, h.ring, h.first, h.count, h.lost = n, nil, 0, 0, 0
+	h.on.Store(n > 0)
+	d.updateQuick()
 }
 
 // SetHistoryClock replaces the clock of the history, which otherwise is the wall clock in microseconds since 1970.
@@ -82,19 +85,11 @@ func (d *Device) SetHistoryClock(now func() int64) {
 // SetHistoryThread sets the function (nil: none) that tells the kernel's number of the calling thread. Events whose request did
 // not name a thread then have that of the caller, on every device. It is called with locks of the device held.
 func (a *Allocator) SetHistoryThread(f func() uint32) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.thread = f
-	a.started(func(d *Device) error {
-		d.setHistoryThread(f)
-		return nil
-	})
-}
-
-func (d *Device) setHistoryThread(f func() uint32) {
-	d.hist.mu.Lock()
-	d.hist.thread = f
-	d.hist.mu.Unlock()
+	if f == nil {
+		a.thread.Store(nil)
+		return
+	}
+	a.thread.Store(&f)
 }
 
 // History returns the recorded events, oldest first, and how many older ones the ring no longer holds. Event.Stream
@@ -162,8 +157,8 @@ func (d *Device) record(e event.Event) {
 	} else {
 		e.TimeUS = time.Now().UnixMicro()
 	}
-	if e.Thread == 0 && h.thread != nil {
-		e.Thread = h.thread()
+	if f := d.a.thread.Load(); e.Thread == 0 && f != nil {
+		e.Thread = (*f)()
 	}
 	switch {
 	case h.count == h.limit:

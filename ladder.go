@@ -142,7 +142,6 @@ type climb struct {
 	waited  bool
 	told    waiter // for others who are telling of memory
 	alone   bool   // no other stream can be waited for
-	roomy   uint64 // what the place of new memory must have room for beyond what is needed
 	tight   bool   // a segment of just the size will do
 	full    bool   // the pool's own limit is in the way
 	emptied bool   // what the pool has free was given back for that

@@ -273,6 +273,7 @@ func (d *Device) unback(a *absence) error {
 	}
 	d.mu.Unlock()
 	defer d.mu.Lock()
+	mayCall()
 	return a.backing.Unback(cuda.Ptr(a.addr), a.size)
 }
 
@@ -286,6 +287,7 @@ func (d *Device) back(a *absence) error {
 	}
 	d.mu.Unlock()
 	defer d.mu.Lock()
+	mayCall()
 	return a.backing.Back(cuda.Ptr(a.addr), a.size)
 }
 

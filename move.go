@@ -1,6 +1,7 @@
 package cistern
 
 import (
+	"errors"
 	"slices"
 
 	"github.com/cistern-gpu/cistern/cuda"
@@ -57,41 +58,73 @@ type place struct {
 	joins heap.ID // the free block that the new memory extends, 0 none
 }
 
+// errNarrow is that free chunks are larger than the room for them.
+var errNarrow = errors.New("free chunks are larger than the room for them")
+
 // obtain makes the request fit by mapping memory into the space: free chunks from elsewhere, and new ones. Which, is
 // said by rungs; with pressure it takes also what it would rather leave. It returns 0 and no error when there is not
-// enough memory.
+// enough memory. Between its attempts only the space's lane is locked, as finding a place locks others.
 func (c *climb) obtain(rungs Rungs, pressure bool) (heap.ID, error) {
-	d, s := c.d, c.s
 	if rungs == 0 {
 		return 0, nil
 	}
-	place := func() (place, bool) { return s.placeFor(c.n, d.upstream.Granularity(), c.roomy) }
-	at, ok := place()
+	for spare := uint64(0); ; {
+		at, err := c.place(spare)
+		if err != nil || at.hole == 0 {
+			return 0, err
+		}
+		id, err := c.fill(at, rungs, pressure)
+		switch {
+		case err == errNarrow && spare == 0:
+			spare = c.d.opts.ChunkMax // what is free does not go where the least would do, but may elsewhere
+		case err == errNarrow:
+			return 0, nil
+		case ownReason(err) && !c.alone:
+			// A capture that nobody announced is in the way: only memory that the host knows to be free will do.
+			c.alone = true
+		default:
+			return id, err
+		}
+	}
+}
+
+// place finds where the request's memory is to be mapped, with so much room beyond what is needed, within the pool's own
+// limit; no place where there is none. It locks other lanes.
+func (c *climb) place(spare uint64) (place, error) {
+	d, s := c.d, c.s
+	find := func() (place, bool) { return s.placeFor(c.n, d.upstream.Granularity(), spare) }
+	at, ok := find()
 	if !ok {
 		if err := d.reserve(s, c.n); err != nil {
 			if isOutOfMemory(err) {
 				c.oom, c.of(RungGrow).err = err, err // the first that needs addresses
-				return 0, nil
+				return place{}, nil
 			}
-			return 0, err
+			return place{}, err
 		}
-		if at, ok = place(); !ok {
-			return 0, nil
+		if at, ok = find(); !ok {
+			return place{}, nil
 		}
 	}
 	for !s.pool.mayHold(at.need) {
 		if !c.shed(at.need) {
 			c.full = true
 			c.try(RungGrow).stop = stopPoolLimit
-			return 0, nil
+			return place{}, nil
 		}
-		if at, ok = place(); !ok {
-			return 0, nil
+		if at, ok = find(); !ok {
+			return place{}, nil
 		}
 	}
 	if s.pool.limit != 0 {
 		at.room = min(at.room, s.pool.limit-s.pool.reserved)
 	}
+	return at, nil
+}
+
+// fill is one attempt to map memory at a place: errNarrow where a roomier one might do.
+func (c *climb) fill(at place, rungs Rungs, pressure bool) (heap.ID, error) {
+	d, s := c.d, c.s
 	p := &d.plan
 	defer p.letGo()
 	p.sources, p.narrow = p.sources[:0], false
@@ -121,10 +154,8 @@ func (c *climb) obtain(rungs Rungs, pressure bool) (heap.ID, error) {
 			c.try(RungGrow)
 			have, ok, err = d.create(c, at.need-have, have)
 		}
-		if !ok && err == nil && p.narrow && c.roomy == 0 {
-			c.roomy = d.opts.ChunkMax // what is free does not go where the least would do, but may elsewhere
-			defer func() { c.roomy = 0 }()
-			return c.obtain(rungs, pressure)
+		if !ok && err == nil && p.narrow {
+			err = errNarrow
 		}
 		if !ok {
 			return 0, err
@@ -138,11 +169,6 @@ func (c *climb) obtain(rungs Rungs, pressure bool) (heap.ID, error) {
 	}
 	if err != nil {
 		c.waits = c.waits[:0] // for what is not moved after all
-	}
-	if ownReason(err) && !c.alone {
-		// A capture that nobody announced is in the way: only memory that the host knows to be free will do.
-		c.alone = true
-		return c.obtain(rungs, pressure)
 	}
 	if err != nil {
 		if isOutOfMemory(err) { // the driver may lack memory for page tables

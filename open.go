@@ -4,9 +4,9 @@ import (
 	"cmp"
 	"encoding/binary"
 	"fmt"
-	"sync"
 
 	"github.com/cistern-gpu/cistern/cuda"
+	"github.com/cistern-gpu/cistern/internal/lockrank"
 )
 
 // Memory of other processes. It is mapped at addresses of its own, apart from every space, and counts for nothing in the
@@ -15,7 +15,7 @@ import (
 
 // opened is what is open here. The zero value is ready.
 type opened struct {
-	mu   sync.Mutex
+	mu   lockrank.Mutex
 	maps map[string]*foreign     // guarded by mu: by what is mapped, and for which device
 	ptrs map[cuda.Ptr]*openBlock // guarded by mu
 }

@@ -65,6 +65,9 @@ func configs(seed uint64) map[string]config {
 		c.told = true
 		out["told of "+name] = c
 	}
+	for _, name := range []string{"default", "ready", "front of default", "told of default"} {
+		out["tight with "+name] = tight(out[name])
+	}
 	return out
 }
 
@@ -138,6 +141,12 @@ func unseen(seen map[string]int, want []string) (out []string) {
 // play runs n random operations. Each step has random numbers of its own, so that a sequence stays much the same
 // under another configuration, where some requests fail.
 func (w *world) play(seed uint64, n int) {
+	defer func() {
+		if x := recover(); x != nil {
+			w.t.Logf("%s, step %d", w.what, w.step)
+			panic(x)
+		}
+	}()
 	for _, d := range w.devs {
 		d.dev.OnOutOfMemory(func(uint64) bool { return w.callback(d) })
 	}
@@ -148,7 +157,11 @@ func (w *world) play(seed uint64, n int) {
 		}
 		d := pick(w, w.devs)
 		before := d.sources.own(w.drv)
-		w.op(d)
+		if w.cfg.tight {
+			w.opTight(d)
+		} else {
+			w.op(d)
+		}
 		if held := d.sources.own(w.drv); held > before && d.limit != 0 && held > d.limit {
 			w.fail("device %d: grew to %d bytes over the limit of %d", d.id, held, d.limit)
 		}
@@ -337,6 +350,7 @@ func (w *world) newPool(d *worldDevice) {
 	o := cistern.PoolOptions{NoSplit: w.chance(15)}
 	var u *upstream
 	switch n := w.rng.IntN(100); {
+	case w.cfg.tight: // of chunks
 	case n < 15:
 		o.Kind = cistern.PoolMalloc
 	case n < 30:
@@ -605,22 +619,6 @@ func (w *world) trim(d *worldDevice) {
 		w.fail("Trim: %v", err)
 	}
 	w.seen["trim"]++
-}
-
-func (w *world) setLimit(d *worldDevice) {
-	switch w.rng.IntN(3) {
-	case 0:
-		d.limit = 0
-	case 1:
-		d.limit = w.drv.ReservedBytes(d.id) + w.rng.Uint64N(64*mib)
-	default:
-		d.limit = w.rng.Uint64N(w.cfg.capacity) + 1
-	}
-	d.dev.SetLimit(d.limit)
-	if d.dev.Limit() != d.limit {
-		w.fail("Limit() = %d, want %d", d.dev.Limit(), d.limit)
-	}
-	w.seen["limit"]++
 }
 
 // end frees everything, demands that all memory can be had for one request, and that nothing is left.

@@ -7,6 +7,7 @@ import (
 
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/internal/heap"
+	"github.com/cistern-gpu/cistern/internal/lockrank"
 	"github.com/cistern-gpu/cistern/internal/vm"
 	"github.com/cistern-gpu/cistern/resource"
 )
@@ -184,7 +185,7 @@ func (p *Pool) space(st *Stream, class int) (*space, error) {
 		}
 	}
 	if s.lane == nil {
-		s.lane = &lane{}
+		s.lane = &lane{mu: laneMutex{mu: lockrank.Mutex{Rank: lockrank.Lane}}}
 		d.lanes = append(d.lanes, s.lane)
 	}
 	s.lane.refs++

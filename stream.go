@@ -3,11 +3,11 @@ package cistern
 import (
 	"errors"
 	"fmt"
-	"sync"
 	"sync/atomic"
 
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/internal/front"
+	"github.com/cistern-gpu/cistern/internal/lockrank"
 )
 
 // Stream is a CUDA stream that the engine knows: by context and id, so that a recycled handle is another Stream. It
@@ -42,7 +42,7 @@ type Stream struct {
 	route     atomic.Pointer[Pool] // set by setRoute
 	front     atomic.Pointer[front.Front]
 
-	mu     sync.Mutex
+	mu     lockrank.Mutex
 	ring   []closedEpoch // guarded by mu: closed epochs that are not known to be over, oldest first
 	over   uint64        // guarded by mu: every epoch up to this one is over
 	asked  uint64        // guarded by mu: the turn in which the oldest event of ring was last seen incomplete
@@ -369,7 +369,7 @@ func (d *Device) Stream(h cuda.Stream, opts ...StreamOption) (*Stream, error) {
 	if len(d.streams) >= maxStreams {
 		return nil, fmt.Errorf("device %d: more than %d streams", d.id, maxStreams)
 	}
-	t := &Stream{dev: d, index: int32(len(d.streams)), handle: h, id: id}
+	t := &Stream{dev: d, index: int32(len(d.streams)), handle: h, id: id, mu: lockrank.Mutex{Rank: lockrank.Stream}}
 	t.durable.Store(o&StreamDurable != 0 || h == cuda.StreamNull || h == cuda.StreamLegacy)
 	t.eager.Store(!t.durable.Load())
 	t.perThread = h == cuda.StreamPerThread

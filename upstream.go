@@ -195,6 +195,7 @@ func (p *Pool) openTo(r resource.Peers, peer cuda.Device) error {
 		return nil
 	}
 	d.mu.Unlock()
+	mayCall()
 	err := r.EnablePeer(peer)
 	d.mu.Lock()
 	if code, ok := codeOf(err); ok && (code.Poisons() || code == cuda.ErrPeerAccessAlreadyEnabled) {
@@ -247,6 +248,7 @@ func (d *Device) trimUpstreams(chosen func(*Pool) bool) (any bool, err error) {
 		any = true
 		d.mu.Unlock()
 		defer d.mu.Lock()
+		mayCall()
 		return r.Trim()
 	})
 	return any, err
@@ -279,6 +281,7 @@ func (c *climb) segment(size uint64) (cuda.Ptr, error) {
 				d.inFlight -= size
 			}
 		}()
+		mayCall()
 	}
 	align := p.align(c.align)
 	ptr, err := p.segments.Alloc(size, align, s.stream.handle)
@@ -318,6 +321,7 @@ func (d *Device) freeSegment(s *space, base, size uint64) error {
 	align := d.areas[i].align
 	d.mu.Unlock()
 	defer d.mu.Lock()
+	mayCall()
 	err := p.segments.Free(cuda.Ptr(base), size, align, s.stream.handle)
 	if err != nil {
 		d.upstreamFailed(err)

@@ -13,6 +13,7 @@ import (
 	"github.com/cistern-gpu/cistern"
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/cuda/sim"
+	_ "github.com/cistern-gpu/cistern/internal/lockrank/checked"
 )
 
 const (
@@ -85,6 +86,7 @@ type config struct {
 	front    bool // requests and frees come through the C library's fronts
 	told     bool // somebody is told of all memory that is mapped and unmapped
 	stacks   bool // requests name stacks
+	tight    bool // the limits of pools and devices meet large chunks
 	kinds    bool // pools are of every kind of memory, have limits and spill; requests have labels
 	sharing  bool // RecordStream and FreeOn are used; the moment at which such a free completes is then the engine's to choose
 }

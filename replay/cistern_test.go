@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/cistern-gpu/cistern/event"
+	_ "github.com/cistern-gpu/cistern/internal/lockrank/checked"
 	"github.com/cistern-gpu/cistern/trace"
 )
 

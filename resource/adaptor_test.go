@@ -13,6 +13,7 @@ import (
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/cuda/sim"
 	"github.com/cistern-gpu/cistern/event"
+	_ "github.com/cistern-gpu/cistern/internal/lockrank/checked"
 	"github.com/cistern-gpu/cistern/replay"
 	"github.com/cistern-gpu/cistern/resource"
 	"github.com/cistern-gpu/cistern/trace"

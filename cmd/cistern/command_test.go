@@ -13,6 +13,7 @@ import (
 	"syscall"
 	"testing"
 
+	_ "github.com/cistern-gpu/cistern/internal/lockrank/checked"
 	"github.com/cistern-gpu/cistern/report"
 	"github.com/cistern-gpu/cistern/trace"
 )

@@ -10,6 +10,7 @@ import (
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/cuda/nvidia/standin"
 	"github.com/cistern-gpu/cistern/cuda/sim"
+	_ "github.com/cistern-gpu/cistern/internal/lockrank/checked"
 )
 
 // The parts over two simulated devices, which judge the order of all uses: contents through copies, and a device that

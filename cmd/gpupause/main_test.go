@@ -3,6 +3,8 @@ package main
 import (
 	"strings"
 	"testing"
+
+	_ "github.com/cistern-gpu/cistern/internal/lockrank/checked"
 )
 
 // Over the simulated device everything is played that a GPU is to do, with contents that are compared.

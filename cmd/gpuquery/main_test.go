@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	_ "github.com/cistern-gpu/cistern/internal/lockrank/checked"
 )
 
 var small = shape{queries: 3, resident: 4, column: 1 << 20, scale: 0.1}

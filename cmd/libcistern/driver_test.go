@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/cistern-gpu/cistern/cuda/nvidia/standin"
+	_ "github.com/cistern-gpu/cistern/internal/lockrank/checked"
 )
 
 // TestDriver: the whole way down to a library in the place of libcuda.so.1.

@@ -59,16 +59,17 @@ func build(t *testing.T, name string, f func(out string) error) string {
 	return out
 }
 
-// library is the path of libcistern.so; args go to make.
-func libraryFor(t *testing.T, name string, args ...string) string {
+// libraryFor is the path of libcistern.so as the go command builds it with flags and tags. Locks are checked in it.
+func libraryFor(t *testing.T, name, flags string, tags ...string) string {
 	t.Helper()
 	return build(t, name+"/libcistern.so", func(out string) error {
-		cmd := exec.Command("make", append([]string{"--no-print-directory", "-C", "../..", "library", "LIBRARY=" + out}, args...)...)
+		cmd := exec.Command("make", "--no-print-directory", "-C", "../..", "library", "LIBRARY="+out,
+			"GOBUILDFLAGS="+flags+" -tags="+strings.Join(append(tags, "lockrank"), ","))
 		return quiet(cmd)
 	})
 }
 
-func libraryPath(t *testing.T) string { return libraryFor(t, "lib") }
+func libraryPath(t *testing.T) string { return libraryFor(t, "lib", "") }
 
 // program compiles one of testdata, linked against the library that lies at lib unless that is empty.
 func program(t *testing.T, source, lib string, flags ...string) string {
@@ -210,7 +211,7 @@ func TestForks(t *testing.T) {
 // TestPanics: a bug becomes an error.
 func TestPanics(t *testing.T) {
 	t.Parallel()
-	passes(t, "driver:sim:8GiB", nil, program(t, "panics.c", libraryFor(t, "inject", "GOBUILDFLAGS=-tags=cistern_inject")))
+	passes(t, "driver:sim:8GiB", nil, program(t, "panics.c", libraryFor(t, "inject", "", "cistern_inject")))
 }
 
 func TestHeaderInC(t *testing.T) {

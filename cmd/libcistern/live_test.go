@@ -273,7 +273,7 @@ func TestShownClosed(t *testing.T) {
 // TestShownBroken: after a bug in the library, which then does nothing any more, its page goes and the program stays.
 func TestShownBroken(t *testing.T) {
 	t.Parallel()
-	s := showingWith(t, libraryFor(t, "inject", "GOBUILDFLAGS=-tags=cistern_inject"), "", "panic")
+	s := showingWith(t, libraryFor(t, "inject", "", "cistern_inject"), "", "panic")
 	s.step()
 	r := s.reader()
 	if r == nil {

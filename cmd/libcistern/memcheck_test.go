@@ -64,7 +64,7 @@ func TestAddressSanitizer(t *testing.T) {
 		t.Skip("builds the library once more")
 	}
 	needSanitizer(t, "address")
-	library := libraryFor(t, "asan", "GOBUILDFLAGS=-asan")
+	library := libraryFor(t, "asan", "-asan")
 	for _, p := range checkedPrograms {
 		leaks := "1"
 		if p.source == "forks.c" {
@@ -84,7 +84,7 @@ func TestValgrind(t *testing.T) {
 		t.Skip("builds the library once more")
 	}
 	valgrind := need(t, "valgrind")
-	library := libraryFor(t, "valgrind", "GOBUILDFLAGS=-tags=valgrind")
+	library := libraryFor(t, "valgrind", "", "valgrind")
 	for _, p := range checkedPrograms {
 		passes(t, "driver:sim:8GiBx2", []string{"GODEBUG=asyncpreemptoff=1"}, append([]string{valgrind, "-q", "--error-exitcode=9",
 			"--fair-sched=yes", "--leak-check=no", program(t, p.source, library)}, p.arguments(t)...)...)

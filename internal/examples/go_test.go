@@ -27,7 +27,7 @@ func build(t *testing.T, folder string) string {
 		}
 	}
 	out := filepath.Join(t.TempDir(), folder)
-	cmd := exec.CommandContext(t.Context(), "go", "build", "-o", out, ".")
+	cmd := exec.CommandContext(t.Context(), "go", "build", "-tags=lockrank", "-o", out, ".")
 	cmd.Dir = dir
 	cmd.Env = append(os.Environ(), "GOPROXY=off", "GOWORK=off", "GOFLAGS=")
 	if report, err := cmd.CombinedOutput(); err != nil {

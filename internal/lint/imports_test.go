@@ -1,6 +1,8 @@
 package lint
 
 import (
+	"bytes"
+	"encoding/json"
 	"slices"
 	"sort"
 	"strings"
@@ -12,12 +14,15 @@ import (
 // who calls it.
 var mayImport = map[string][]string{
 	// The engine, and below it.
-	".":               {"cuda", "event", "internal/front", "internal/heap", "internal/stacks", "internal/units", "internal/vm", "resource"},
+	".":               {"cuda", "event", "internal/front", "internal/heap", "internal/lockrank", "internal/stacks", "internal/units", "internal/vm", "resource"},
 	"internal/front":  {},
 	"internal/heap":   {},
 	"internal/stacks": {},
-	"internal/vm":     {"cuda"},
-	"resource":        {"cuda"},
+	// The order of locks; on where tests import checked.
+	"internal/lockrank":         {},
+	"internal/lockrank/checked": {"internal/lockrank"},
+	"internal/vm":               {"cuda"},
+	"resource":                  {"cuda"},
 	// Resources that need more than the driver, resources by name, and the suite that every resource passes.
 	"resource/nccl":         {"cuda", "resource"},
 	"resource/open":         {"cuda", "internal/units", "resource", "resource/nccl"},
@@ -109,6 +114,35 @@ func TestImportsOfTests(t *testing.T) {
 				t.Errorf("a test of %s imports %s", p.short(), i)
 			}
 		}
+	}
+}
+
+// TestLocksAreChecked: a test that runs the engine checks the order of its locks.
+func TestLocksAreChecked(t *testing.T) {
+	const checked = module + "/internal/lockrank/checked"
+	tests := 0
+	for d := json.NewDecoder(bytes.NewReader(goCommand(t, "list", "-test", "-json=ImportPath,Deps", "./..."))); d.More(); {
+		var p struct {
+			ImportPath string
+			Deps       []string
+		}
+		if err := d.Decode(&p); err != nil {
+			t.Fatal(err)
+		}
+		name, test := strings.CutSuffix(p.ImportPath, ".test")
+		for i, dep := range p.Deps {
+			p.Deps[i], _, _ = strings.Cut(dep, " ") // of a package that is built anew for this test
+		}
+		if !test || !slices.Contains(p.Deps, module) {
+			continue
+		}
+		tests++
+		if !slices.Contains(p.Deps, checked) {
+			t.Errorf("the tests of %s run the engine and do not import %s", name, checked)
+		}
+	}
+	if tests < 10 {
+		t.Errorf("%d tests run the engine: this one no longer finds them", tests)
 	}
 }
 

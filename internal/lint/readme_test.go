@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/cistern-gpu/cistern"
+	_ "github.com/cistern-gpu/cistern/internal/lockrank/checked"
 	"github.com/cistern-gpu/cistern/replay"
 	"github.com/cistern-gpu/cistern/trace"
 )

@@ -16,6 +16,7 @@ import (
 	"github.com/cistern-gpu/cistern"
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/cuda/sim"
+	_ "github.com/cistern-gpu/cistern/internal/lockrank/checked"
 )
 
 // pair is two connected sockets, neither of which blocks.

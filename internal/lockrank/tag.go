@@ -1,0 +1,5 @@
+//go:build lockrank
+
+package lockrank
+
+func init() { Check() }
