@@ -66,6 +66,35 @@ func (r *region) find(p uint64) *space {
 	return nil
 }
 
+// SegmentBase finds the segment in which the live allocation that starts at p lies: the range that the upstream handed out,
+// of the innermost upstream where pools are over pools. It fails with cuda.ErrNotSupported where the memory is chunks, which
+// are mapped into a larger range one by one.
+func (a *Allocator) SegmentBase(p cuda.Ptr) (base cuda.Ptr, size uint64, err error) {
+	if _, err := a.Base(p); err != nil {
+		return 0, 0, err
+	}
+	c := a.claimOf(uint64(p))
+	for c.under != nil {
+		c = c.under
+	}
+	if c.space.area != nil {
+		return 0, 0, fmt.Errorf("%#x lies in mapped chunks, not in a segment (pools of segments, ipc:legacy and "+
+			"single_handle:true have those): %w", uint64(p), cuda.ErrNotSupported)
+	}
+	return cuda.Ptr(c.base), c.size, nil
+}
+
+// claimOf is the claim that holds for an address, which a live allocation keeps.
+func (a *Allocator) claimOf(p uint64) *claim {
+	i := p >> regionBits
+	for _, x := range a.regions[i].Load().list(i) {
+		if x.base <= p && p < x.end {
+			return x.claim
+		}
+	}
+	return nil
+}
+
 // list is who owns what of the i-th region.
 func (r *region) list(i uint64) []owned {
 	switch {

@@ -131,6 +131,44 @@ func (a answers) Free(p cuda.Ptr, _, _ uint64, _ cuda.Stream) error {
 	return nil
 }
 
+// The base of a block is that of the segment in which the driver has it, whatever pools lie between; chunks have none.
+func TestSegmentBase(t *testing.T) {
+	e := checked(t, cistern.Options{}, 512*mib, 1)
+	st := e.streams[0]
+	legacy := e.pool(t, 1, cistern.PoolOptions{Kind: cistern.PoolMalloc})
+	over := e.pool(t, 2, cistern.PoolOptions{Upstream: legacy.Resource()})
+	chunks := e.pool(t, 3, cistern.PoolOptions{})
+	overChunks := e.pool(t, 4, cistern.PoolOptions{Upstream: chunks.Resource()})
+	for _, p := range []*cistern.Pool{legacy, over} {
+		first, second := fromPool(t, p, 3*mib, st), fromPool(t, p, 3*mib, st)
+		segments := e.dev.SnapshotPool(legacy.ID())
+		if len(segments) != 1 {
+			t.Fatalf("pool %v: %d segments, want both blocks in one", p.ID(), len(segments))
+		}
+		want := segments[0]
+		for _, x := range []cuda.Ptr{first, second} {
+			base, size, err := e.a.SegmentBase(x)
+			if err != nil || uint64(base) != want.Addr || size != want.Size {
+				t.Errorf("pool %v: the segment of %#x is [%#x, +%d), %v; want [%#x, +%d)", p.ID(), uint64(x), uint64(base), size, err,
+					want.Addr, want.Size)
+			}
+		}
+		e.free(t, first)
+		e.free(t, second)
+		if _, _, err := e.a.SegmentBase(second); !errors.Is(err, cistern.ErrUnknownPointer) {
+			t.Errorf("the segment of memory that was given back: %v", err)
+		}
+		must(t, e.dev.Trim())
+	}
+	for _, p := range []*cistern.Pool{chunks, overChunks} {
+		x := fromPool(t, p, 3*mib, st)
+		if _, _, err := e.a.SegmentBase(x); !errors.Is(err, cuda.ErrNotSupported) {
+			t.Errorf("pool %v: the segment of memory in chunks: %v", p.ID(), err)
+		}
+		e.free(t, x)
+	}
+}
+
 func TestPoolOptions(t *testing.T) {
 	e := checked(t, cistern.Options{}, 128*mib, 1)
 	id := cistern.PoolID{0, 1}

@@ -155,6 +155,11 @@ int cistern_record_stream(void *ptr, void *stream);
  * none. */
 void *cistern_base(void *ptr, size_t *size);
 
+/* cistern_segment_base finds the segment in which the allocation that starts at ptr lies, as the driver or the pool's upstream
+ * handed it out: where a handle of cudaIpcGetMemHandle begins. It writes its first address and its size (size may be NULL).
+ * CISTERN_UNSUPPORTED where the memory is chunks that are mapped into a larger range. */
+int cistern_segment_base(void *ptr, void **base, size_t *size);
+
 /* What is known of the allocation that starts at ptr. */
 typedef struct cistern_block {
   uint64_t addr;

@@ -96,6 +96,21 @@ func coreBase(p C.uintptr_t, size *C.size_t) (found C.int) {
 	return 1
 }
 
+//export coreSegmentBase
+func coreSegmentBase(p C.uintptr_t, base *C.uintptr_t, size *C.size_t) (code C.int) {
+	defer caught(&code)
+	l, err := started()
+	if err != nil {
+		return fail(err)
+	}
+	b, n, err := l.SegmentBase(cuda.Ptr(p))
+	if err != nil {
+		return fail(err)
+	}
+	*base, *size = C.uintptr_t(b), C.size_t(n)
+	return C.CISTERN_OK
+}
+
 //export coreFind
 func coreFind(p C.uintptr_t, out *C.cistern_block) (code C.int) {
 	defer caught(&code)

@@ -302,6 +302,21 @@ PUBLIC void *cistern_base(void *ptr, size_t *size) {
   return coreBase((uintptr_t)ptr, size) ? ptr : NULL;
 }
 
+PUBLIC int cistern_segment_base(void *ptr, void **base, size_t *size) {
+  uintptr_t at = 0;
+  size_t bytes = 0;
+  NEED(base);
+  *base = NULL;
+  if (size != NULL)
+    *size = 0;
+  GUARD;
+  int code = coreSegmentBase((uintptr_t)ptr, &at, &bytes);
+  *base = (void *)at;
+  if (size != NULL)
+    *size = bytes;
+  return code;
+}
+
 PUBLIC int cistern_find(void *ptr, cistern_block *out) {
   NEED(out);
   memset(out, 0, sizeof *out);

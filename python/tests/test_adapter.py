@@ -82,8 +82,12 @@ class Adapter(Compiled):
 
     def test_adapter(self):
         """One compilation of the adapter serves all."""
+        watched = self.compile("libwatched.so", [os.path.join(SOURCES, "watched.c")], "-fPIC", "-shared", "-DLIBRARY=\"%s\"" % LIBRARY,
+                               "-Wl,--no-as-needed", LIBRARY, "-Wl,-rpath," + os.path.dirname(LIBRARY), "-ldl", *WARNINGS,
+                               compiler=shutil.which("cc") or "gcc")
         for name, confs in (("memory", ["driver:sim:8GiBx2"]),
                             ("pools", ["driver:sim:8GiBx2"]),
+                            ("scopes", ["driver:sim:8GiBx2"]),
                             ("upstreams", ["driver:sim:8GiBx2"]),
                             ("history", ["driver:sim:8GiBx2"]),
                             ("reentry", ["driver:sim:8GiBx2"]),
@@ -96,7 +100,7 @@ class Adapter(Compiled):
                                    self.runtime, "-Wl,--allow-shlib-undefined", "-ldl", "-lpthread", *WARNINGS)
             for conf in confs:
                 with self.subTest(program=name, conf=conf):
-                    self.passes(program, self.adapter, LIBRARY, conf=conf, LD_PRELOAD=self.runtime)
+                    self.passes(program, self.adapter, watched if name == "scopes" else LIBRARY, conf=conf, LD_PRELOAD=self.runtime)
 
 
 if __name__ == "__main__":

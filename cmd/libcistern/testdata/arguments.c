@@ -82,6 +82,7 @@ int main(void) {
   NONE(cistern_pool_get_stats(0, NULL, &ps));
   NONE(cistern_pool_get_stats(0, pool, NULL));
   NONE(cistern_find((void *)512, NULL));
+  NONE(cistern_segment_base((void *)512, NULL, &n));
   NONE(cistern_last_oom(NULL));
   NONE(cistern_get_limit(0, NULL));
   NONE(cistern_mem_info(0, NULL, &more));
@@ -129,6 +130,7 @@ int main(void) {
     FAILS(CISTERN_INVALID, "not a live allocation", cistern_release_on(x, NULL));
     FAILS(CISTERN_INVALID, "not a live allocation", cistern_record_stream(x, NULL));
     FAILS(CISTERN_INVALID, "not a live allocation", cistern_find(x, &b));
+    FAILS(CISTERN_INVALID, "not a live allocation", cistern_segment_base(x, &p, &n));
     CHECK(cistern_base(x, &n) == NULL && n == 0);
     CHECK_WORDS(CISTERN_INVALID, "not a live allocation");
     CHECK(cistern_share(x, handle, sizeof handle) == CISTERN_INVALID);

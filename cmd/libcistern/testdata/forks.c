@@ -65,6 +65,7 @@ static void child(void *inherited) {
   GONE(cistern_release_on(inherited, NULL));
   GONE(cistern_record_stream(inherited, NULL));
   CHECK(cistern_base(inherited, &n) == NULL && n == 0);
+  GONE(cistern_segment_base(inherited, &p, &n));
   GONE(cistern_find(inherited, &b));
   GONE(cistern_stream_durable(0, NULL));
   GONE(cistern_trim(-1));

@@ -254,8 +254,10 @@ void Adapter::recordStream(const DataPtr& ptr, c10::cuda::CUDAStream stream) {
 
 void* Adapter::getBaseAllocation(void* ptr, size_t* size) {
   TORCH_CHECK(initialized(), "invalid device pointer: ", ptr);
-  void* base = lib.base(ptr, size);
-  TORCH_CHECK(base != nullptr, "invalid device pointer: ", ptr);
+  void* base = nullptr;
+  const int code = lib.segment_base(ptr, &base, size);
+  TORCH_CHECK(code != CISTERN_INVALID, "invalid device pointer: ", ptr);
+  check(code);
   return base;
 }
 

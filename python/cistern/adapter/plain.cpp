@@ -25,7 +25,7 @@ using PoolId = std::pair<unsigned long long, unsigned long long>; // c10::Mempoo
 
 struct Library {
 #define CISTERN_FUNCTIONS(X) \
-  X(init) X(last_error) X(malloc) X(release) X(record_stream) X(base) X(trim) X(set_limit) X(get_limit) X(mem_info)      \
+  X(init) X(last_error) X(malloc) X(release) X(record_stream) X(segment_base) X(trim) X(set_limit) X(get_limit) X(mem_info)      \
   X(pool_create) X(pool_release) X(alloc) X(capture_begin) X(capture_end) X(library_default)
 #define CISTERN_POINTER(name) decltype(&::cistern_##name) name = nullptr;
   CISTERN_FUNCTIONS(CISTERN_POINTER)
@@ -213,8 +213,8 @@ CISTERN_EXPORT void cistern_plain_memory_fraction(double fraction, int device) {
 
 CISTERN_EXPORT void* cistern_plain_base(void* ptr, std::size_t* size) {
   load();
-  void* base = lib.base(ptr, size);
-  if (base == nullptr)
+  void* base = nullptr;
+  if (lib.segment_base(ptr, &base, size) != CISTERN_OK)
     fail(last_words());
   return base;
 }

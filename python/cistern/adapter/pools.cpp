@@ -1,4 +1,4 @@
-// pools.cpp: memory pools and CUDA graphs: who allocates from which pool, and when a capture is announced.
+// pools.cpp: memory pools and CUDA graphs: which requests come from which pool, and when a capture is announced.
 //
 // A pool is known here from its first use, and to the library when somebody first allocates from it, because what kind of
 // memory it holds (upstream.cpp) is said in between. A scope sends those requests into a pool that its filter says yes to, the scope opened
@@ -13,8 +13,10 @@
 #include <c10/cuda/CUDAException.h>
 
 #include <algorithm>
+#include <condition_variable>
 #include <functional>
 #include <mutex>
+#include <thread>
 #include <unordered_map>
 
 namespace cistern_torch {
@@ -31,23 +33,33 @@ struct Pool {
   Source* source = nullptr;
 };
 
+// A scope belongs to a thread, or to a capture.
 struct Scope {
   MempoolId_t pool;
   std::function<bool(cudaStream_t)> filter;
+  std::thread::id thread; // that opened it
+  cudaStream_t stream;    // which was current
+  bool capture;           // it was opened for a capture of the stream
+  bool within;            // the stream was captured already
 };
 
 struct Announced {
   cudaStream_t stream;
   MempoolId_t pool;
+  std::thread::id thread; // that will begin the capture
+  bool begun;             // the stream was seen captured
+  bool busy;              // a thread is in the library with it, without the mutex
 };
 
 struct DevicePools {
   std::mutex mutex;
   std::unordered_map<MempoolId_t, Pool, c10::MempoolIdHash> pools;
   std::vector<Scope> scopes; // in the order in which they were opened
-  std::vector<Announced> captures;
+  std::vector<Announced> captures; // one for a stream
+  std::condition_variable idle;    // one of them is not busy any more
   std::vector<MempoolId_t> use_on_oom;
 };
+using Lock = std::unique_lock<std::mutex>;
 
 DevicePools* devices = nullptr; // never destroyed: see Adapter
 
@@ -111,34 +123,167 @@ Pool& find(DevicePools& d, MempoolId_t id) {
   return it->second;
 }
 
-void announce(DeviceIndex device, DevicePools& d, MempoolId_t id, cudaStream_t stream) {
-  Pool& p = find(d, id);
-  make(device, id, p);
-  Recorded recorded(nullptr, nullptr);
-  check(lib.capture_begin(device, Ids(id), stream));
-  p.captured = true;
-  d.captures.push_back({stream, id});
-  count(1);
+Announced* announced(DevicePools& d, cudaStream_t stream) {
+  const auto it = std::find_if(d.captures.begin(), d.captures.end(), [&](const Announced& a) { return a.stream == stream; });
+  return it != d.captures.end() ? &*it : nullptr;
 }
 
-// settle ends the announcements of captures that are over: those of streams that are not captured, unless their pool's scope
-// is open and the capture may be yet to come. An open scope does not count for the stream unless, and for none if all. The
-// caller holds the device's mutex.
-void settle(DeviceIndex device, DevicePools& d, cudaStream_t unless = nullptr, bool all = false) {
+void forget(DevicePools& d, cudaStream_t stream) {
+  d.captures.erase(d.captures.begin() + (announced(d, stream) - d.captures.data()));
+  count(-1);
+}
+
+// wait_for waits until no thread is in the library with the stream.
+void wait_for(Lock& lock, DevicePools& d, cudaStream_t stream) {
+  d.idle.wait(lock, [&] {
+    const Announced* a = announced(d, stream);
+    return a == nullptr || !a->busy;
+  });
+}
+
+// announce tells the library of a capture, begun or to come. The lock is let go meanwhile; a thread that waits for the stream
+// goes on behind it.
+void announce(Lock& lock, DeviceIndex device, DevicePools& d, MempoolId_t id, cudaStream_t stream, bool begun) {
+  wait_for(lock, d, stream);
+  TORCH_CHECK(announced(d, stream) == nullptr, "the stream is being captured already");
+  make(device, id, find(d, id));
+  d.captures.push_back({stream, id, std::this_thread::get_id(), begun, true});
+  count(1);
+  lock.unlock();
+  int code;
+  {
+    Recorded recorded(nullptr, nullptr);
+    code = lib.capture_begin(device, Ids(id), stream);
+  }
+  lock.lock();
+  if (code == CISTERN_OK) {
+    announced(d, stream)->busy = false;
+    find(d, id).captured = true; // an announcement keeps its pool
+  } else {
+    forget(d, stream);
+  }
+  d.idle.notify_all();
+  check(code);
+}
+
+// join announces the capture that the stream is in, unless that was done.
+void join(Lock& lock, DeviceIndex device, DevicePools& d, MempoolId_t id, cudaStream_t stream) {
+  wait_for(lock, d, stream);
+  if (Announced* a = announced(d, stream))
+    a->begun = true;
+  else
+    announce(lock, device, d, id, stream, true);
+}
+
+// take_unused takes the pool out of the list if nobody uses it any more. The caller holds the device's mutex, and calls end
+// without it.
+bool take_unused(DevicePools& d, MempoolId_t id, Pool* out) {
+  const auto it = d.pools.find(id);
+  if (it == d.pools.end() || it->second.uses > 0 || (!it->second.users && has_home(id)) ||
+      std::any_of(d.captures.begin(), d.captures.end(), [&](const Announced& a) { return a.pool == id; }))
+    return false;
+  *out = std::move(it->second);
+  d.pools.erase(it);
+  return true;
+}
+
+// let_go tells the library that the pool is gone. No pool's lock is held.
+void let_go(DeviceIndex device, MempoolId_t id, const Pool& gone) {
+  if (!gone.made)
+    return;
+  {
+    // The memory of a torch.cuda.MemPool goes back to the driver with it, that of graphs stays cached for others.
+    Recorded recorded(cca::RecordContext::ALL);
+    int code = gone.users && !gone.captured ? lib.pool_trim(device, Ids(id)) : CISTERN_OK;
+    if (code == CISTERN_OK)
+      code = lib.pool_release(device, Ids(id));
+    warn(code, "the release of a pool");
+  }
+  if (gone.source != nullptr)
+    gone.source->unref();
+}
+
+// end ends a pool that was taken out, and with a torch.cuda.MemPool what it left on other devices. No pool's lock is held.
+void end(DeviceIndex device, MempoolId_t id, const Pool& gone) {
+  const bool was_home = leave_home(device, id); // first: a scope elsewhere that ends from now on ends the pool there
+  if (gone.users)
+    forget_spec(device, id);
+  let_go(device, id, gone);
+  for (int i = 0; was_home && i < device_count; i++) {
+    Pool abroad;
+    {
+      std::lock_guard<std::mutex> lock(devices[i].mutex);
+      const auto it = devices[i].pools.find(id);
+      if (it == devices[i].pools.end())
+        continue;
+      it->second.users = true; // as at home
+      if (!take_unused(devices[i], id, &abroad))
+        continue;
+    }
+    let_go(static_cast<DeviceIndex>(i), id, abroad);
+  }
+}
+
+// over says whether the announcement is of a capture that has ended, failed or will not begin. One that was not seen may be
+// about to begin: between the two the thread that announced it does not come here, and nobody uses the stream.
+bool over(Announced& a, cudaStream_t used) {
+  if (is_capturing(a.stream)) {
+    a.begun = true;
+    return false;
+  }
+  return a.begun || a.thread == std::this_thread::get_id() || a.stream == used;
+}
+
+// settle ends the announcements of captures that are over; used is a stream that the calling thread uses. The lock is let go
+// meanwhile.
+void settle(Lock& lock, DeviceIndex device, DevicePools& d, cudaStream_t used = nullptr) {
   for (size_t i = 0; i < d.captures.size();) {
-    const Announced a = d.captures[i];
-    const bool open = !all && a.stream != unless && std::any_of(d.scopes.begin(), d.scopes.end(), [&](const Scope& s) {
-      return s.pool == a.pool;
-    });
-    if (open || is_capturing(a.stream)) {
+    Announced& a = d.captures[i];
+    if (a.busy || !over(a, used)) {
       i++;
       continue;
     }
-    d.captures.erase(d.captures.begin() + static_cast<ptrdiff_t>(i));
-    count(-1);
-    Recorded recorded(nullptr, nullptr);
-    warn(lib.capture_end(device, a.stream), "the end of a capture");
+    a.busy = true;
+    const cudaStream_t stream = a.stream;
+    const MempoolId_t id = a.pool;
+    lock.unlock();
+    int code;
+    {
+      Recorded recorded(nullptr, nullptr);
+      code = lib.capture_end(device, stream);
+    }
+    lock.lock();
+    forget(d, stream);
+    d.idle.notify_all();
+    Pool gone;
+    const bool unused = take_unused(d, id, &gone);
+    lock.unlock();
+    if (unused)
+      end(device, id, gone);
+    warn(code, "the end of a capture");
+    lock.lock();
+    i = 0;
   }
+}
+
+// scope_to_end finds the scope of the pool that the calling thread ends, of which PyTorch says no more. A graph's ends right
+// after its capture, with the stream current. Of several that fit, it is the last that was opened while the stream was in the
+// state in which it is now: a scope opened within a capture ends within it.
+std::vector<Scope>::iterator scope_to_end(DevicePools& d, MempoolId_t id, cudaStream_t current) {
+  const bool captured = is_capturing(current);
+  auto found = d.scopes.end();
+  int best = -1;
+  for (auto s = d.scopes.begin(); s != d.scopes.end(); ++s) {
+    if (s->pool != id)
+      continue;
+    const bool mine = s->capture ? s->stream == current && !captured : s->thread == std::this_thread::get_id();
+    const int fits = 2 * mine + (s->within == captured);
+    if (fits >= best) {
+      best = fits;
+      found = s;
+    }
+  }
+  return found;
 }
 
 DevicePools& of(DeviceIndex device) {
@@ -165,34 +310,32 @@ bool is_capturing(cudaStream_t stream) {
 
 void route(Request* r) {
   DevicePools& d = of(r->device);
-  std::lock_guard<std::mutex> lock(d.mutex);
+  Lock lock(d.mutex);
   for (auto s = d.scopes.rbegin(); s != d.scopes.rend(); ++s) {
     if (!s->filter(r->stream) || is_asking(r->device, s->pool))
       continue;
     r->pooled = true;
     r->pool = s->pool;
-    Pool& p = find(d, s->pool);
-    make(r->device, s->pool, p);
-    if (is_capturing(r->stream) &&
-        std::none_of(d.captures.begin(), d.captures.end(), [&](const Announced& a) { return a.stream == r->stream; }))
-      announce(r->device, d, s->pool, r->stream);
+    make(r->device, r->pool, find(d, r->pool));
+    if (is_capturing(r->stream))
+      join(lock, r->device, d, r->pool, r->stream);
     return;
   }
   // What a capture that never began, or failed, left behind would send this stream's requests into its pool.
   if (!d.captures.empty())
-    settle(r->device, d, nullptr, true);
+    settle(lock, r->device, d, r->stream);
 }
 
 void Adapter::createOrIncrefPool(DeviceIndex device, MempoolId_t id, std::shared_ptr<cca::CUDAAllocator> allocator) {
   DevicePools& d = of(device);
   std::lock_guard<std::mutex> lock(d.mutex);
+  const bool other = allocator && allocator.get() != this; // this one under itself would be no other memory
   const auto [it, is_new] = d.pools.try_emplace(id);
   Pool& p = it->second;
+  TORCH_CHECK(!other || !p.made, "a pool that is in use cannot be given an allocator");
   p.uses++;
-  if (allocator && allocator.get() != this) { // this one under itself would be no other memory
-    TORCH_CHECK(!p.made, "a pool that is in use cannot be given an allocator");
+  if (other)
     p.allocator = std::move(allocator);
-  }
   if (is_new) {
     p.users = true;
     std::lock_guard<std::mutex> at_home(homes.mutex);
@@ -248,19 +391,22 @@ void Adapter::beginAllocateToPool(DeviceIndex device, MempoolId_t id, std::funct
   DevicePools& d = of(device);
   touch(device);
   const cudaStream_t current = c10::cuda::getCurrentCUDAStream(device).stream();
-  std::lock_guard<std::mutex> lock(d.mutex);
-  settle(device, d, current); // also of a capture of this stream that failed
-  const bool capture_follows =
-      current != nullptr && current != cudaStreamLegacy && !is_capturing(current) && !filter(current);
-  Pool& p = d.pools[id];
-  p.uses++;
+  Lock lock(d.mutex);
+  settle(lock, device, d, current); // also of a capture of this stream that failed
+  const bool within = is_capturing(current);
+  const bool capture_follows = current != nullptr && current != cudaStreamLegacy && !within && !filter(current);
+  d.pools[id].uses++;
   try {
     if (capture_follows)
-      announce(device, d, id, current);
-    d.scopes.push_back({id, std::move(filter)});
+      announce(lock, device, d, id, current, false);
+    d.scopes.push_back({id, std::move(filter), std::this_thread::get_id(), current, capture_follows, within});
   } catch (...) {
-    if (--p.uses == 0 && !p.made)
-      d.pools.erase(id);
+    d.pools[id].uses--;
+    Pool gone;
+    const bool unused = take_unused(d, id, &gone);
+    lock.unlock();
+    if (unused)
+      end(device, id, gone);
     throw;
   }
   count(1);
@@ -269,32 +415,12 @@ void Adapter::beginAllocateToPool(DeviceIndex device, MempoolId_t id, std::funct
 void Adapter::endAllocateToPool(DeviceIndex device, MempoolId_t id) {
   DevicePools& d = of(device);
   const cudaStream_t current = c10::cuda::getCurrentCUDAStream(device).stream();
-  std::lock_guard<std::mutex> lock(d.mutex);
-  // Threads may share a pool, each with a scope: this thread's is the one whose filter takes it.
-  auto found = d.scopes.end();
-  for (auto s = d.scopes.begin(); s != d.scopes.end(); ++s)
-    if (s->pool == id && (found == d.scopes.end() || s->filter(current)))
-      found = s;
+  Lock lock(d.mutex);
+  const auto found = scope_to_end(d, id, current);
   TORCH_CHECK(found != d.scopes.end(), "endAllocatePool: not currently recording to mempool_id");
   d.scopes.erase(found);
   count(-1);
-  settle(device, d);
-}
-
-// end tells the library that the pool is gone. No pool's lock is held.
-static void end(DeviceIndex device, MempoolId_t id, const Pool& gone) {
-  if (!gone.made)
-    return;
-  {
-    // The memory of a torch.cuda.MemPool goes back to the driver with it, that of graphs stays cached for others.
-    Recorded recorded(cca::RecordContext::ALL);
-    int code = gone.users && !gone.captured ? lib.pool_trim(device, Ids(id)) : CISTERN_OK;
-    if (code == CISTERN_OK)
-      code = lib.pool_release(device, Ids(id));
-    warn(code, "the release of a pool");
-  }
-  if (gone.source != nullptr)
-    gone.source->unref();
+  settle(lock, device, d, current);
 }
 
 void Adapter::releasePool(DeviceIndex device, MempoolId_t id) {
@@ -303,33 +429,15 @@ void Adapter::releasePool(DeviceIndex device, MempoolId_t id) {
   DevicePools& d = of(device);
   Pool gone;
   {
-    std::lock_guard<std::mutex> lock(d.mutex);
+    Lock lock(d.mutex);
     Pool& p = find(d, id);
     if (--p.uses > 0)
       return;
-    settle(device, d);
-    if (!p.users && has_home(id))
-      return;
-    gone = std::move(p);
-    d.pools.erase(id);
+    settle(lock, device, d);
+    if (!take_unused(d, id, &gone))
+      return; // the end of a capture ends it, or its home
   }
-  const bool was_home = leave_home(device, id); // first: who leaves a scope elsewhere from now on ends the pool there
-  if (gone.users)
-    forget_spec(device, id);
   end(device, id, gone);
-  for (int i = 0; was_home && i < device_count; i++) {
-    Pool abroad;
-    {
-      std::lock_guard<std::mutex> lock(devices[i].mutex);
-      const auto it = devices[i].pools.find(id);
-      if (it == devices[i].pools.end() || it->second.uses > 0)
-        continue;
-      abroad = std::move(it->second);
-      devices[i].pools.erase(it);
-    }
-    abroad.users = true; // as at home
-    end(static_cast<DeviceIndex>(i), id, abroad);
-  }
 }
 
 // For what PyTorch has no word for: where the memory of a pool comes from, how much it may be, and who is asked when there is no

@@ -107,3 +107,10 @@ inline c10::cuda::CUDAStream some_stream() { return c10::cuda::getStreamFromPool
 inline std::function<bool(cudaStream_t)> this_thread() {
   return [id = std::this_thread::get_id()](cudaStream_t) { return std::this_thread::get_id() == id; };
 }
+
+// As the filter of a graph has it.
+inline bool captured(cudaStream_t stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  cudaStreamIsCapturing(stream, &status);
+  return status != cudaStreamCaptureStatusNone;
+}

@@ -274,12 +274,6 @@ void last_resort() {
   CHECK(destroyed);
 }
 
-bool captured(cudaStream_t stream) {
-  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  cudaStreamIsCapturing(stream, &status);
-  return status != cudaStreamCaptureStatusNone;
-}
-
 void captures(bool warm) {
   const Pool graph{5, 0}, mempool{0, 9};
   const auto stream = some_stream(), side = some_stream();

@@ -1,6 +1,7 @@
 /* A stand-in for libcudart.so: what libc10_cuda.so and the adapter need of it, enough to run them over a simulated device.
  * Streams are numbers, work is not done, and a capture is what a test says it is. It is compiled without CUDA's headers, which
  * differ by version in what takes how many arguments. */
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -50,17 +51,22 @@ int cudaStreamCreateWithPriority(void **s) { return *s = (void *)(0x10000ul + 16
 
 static void *captured[64];
 static int num_captured;
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 void test_capture(void *s, int on) {
+  pthread_mutex_lock(&mutex);
   for (int i = 0; i < num_captured; i++)
     if (captured[i] == s)
       captured[i] = captured[--num_captured];
   if (on)
     captured[num_captured++] = s;
+  pthread_mutex_unlock(&mutex);
 }
 int cudaStreamIsCapturing(void *s, int *status) {
   *status = 0;
+  pthread_mutex_lock(&mutex);
   for (int i = 0; i < num_captured; i++)
     *status |= captured[i] == s;
+  pthread_mutex_unlock(&mutex);
   return 0;
 }
 int cudaStreamGetCaptureInfo(void *s, int *status) { return cudaStreamIsCapturing(s, status); }

@@ -1,4 +1,4 @@
-// threads.cpp: four threads allocate and free at random, in and out of pools, while history is switched on and off and
+// threads.cpp: four threads allocate and free at random, in and out of pools and captures, while history is switched on and off and
 // snapshots are taken: no two live blocks overlap, and nothing is left.
 #include "check.h"
 
@@ -59,6 +59,28 @@ struct Worker {
     cca::releasePool(0, id);
     cca::emptyCache(id);
   }
+  // A graph in a pool of its own or in that of an open scope. What its capture allocates dies with it.
+  void capture() {
+    const cudaStream_t stream = c10::cuda::getCurrentCUDAStream().stream();
+    const Pool id = scopes.empty() || random() % 2 ? Pool{next_pool++, 0} : scopes[random() % scopes.size()];
+    cca::beginAllocateToPool(0, id, [stream](cudaStream_t s) { return s == stream && captured(s); });
+    test_capture(stream, 1);
+    std::vector<void*> inside;
+    try {
+      for (unsigned n = random() % 4; n > 0; n--) {
+        const size_t size = 1 + random() % (4 * MiB);
+        inside.push_back(cca::raw_alloc(size));
+        add(inside.back(), size);
+      }
+    } catch (const c10::OutOfMemoryError&) {
+      ooms++;
+    }
+    for (void* p : inside)
+      drop(p);
+    test_capture(stream, 0);
+    cca::endAllocateToPool(0, id);
+    cca::releasePool(0, id);
+  }
   void step() {
     const unsigned k = random() % 1000;
     operations++;
@@ -90,6 +112,8 @@ struct Worker {
     } else if (k < 977) {
       if (first)
         cca::recordHistory(random() % 2, gather, 1000, cca::RecordContext::ALL, random() % 2, {});
+    } else if (k < 980) {
+      capture();
     } else {
       c10::DataPtr d = cca::get()->allocate(1 + random() % MiB);
       cca::recordStream(d, some_stream());

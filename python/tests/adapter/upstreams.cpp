@@ -142,9 +142,16 @@ void kinds() {
     w.options.flags = flags;
     MemPool pool(w);
     Scope scope(pool.id);
-    void* p = cca::raw_alloc(MiB);
-    CHECK(!cca::snapshot(pool.id).segments[0].is_expandable);
-    cca::raw_delete(p);
+    void *p = cca::raw_alloc(MiB), *q = cca::raw_alloc(MiB);
+    const auto segments = cca::snapshot(pool.id).segments;
+    CHECK(segments.size() == 1 && !segments[0].is_expandable);
+    for (void* x : {p, q}) { // a handle of its memory begins where the segment does
+      size_t size = 0;
+      CHECK(cca::getBaseAllocation(x, &size) == reinterpret_cast<void*>(segments[0].address) && size == segments[0].total_size);
+      CHECK(cca::getBaseAllocation(x, nullptr) == reinterpret_cast<void*>(segments[0].address));
+      cca::raw_delete(x);
+    }
+    THROWS(c10::Error, "invalid device pointer", cca::getBaseAllocation(q, nullptr));
   }
   cca::emptyCache();
   CHECK(reserved() == 0);
@@ -466,11 +473,6 @@ void captures() {
   PoolWanted w = wanted();
   w.options.upstream = "virtual";
   MemPool pool(w);
-  const auto captured = [](cudaStream_t s) {
-    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-    cudaStreamIsCapturing(s, &status);
-    return status != cudaStreamCaptureStatusNone;
-  };
   cca::beginAllocateToPool(0, pool.id, captured);
   test_capture(stream.stream(), 1);
   void* p = cca::raw_alloc(20 * MiB);
