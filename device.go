@@ -120,6 +120,7 @@ type Device struct {
 	unused        []resource.Closer           // to be closed
 	ending        []*Pool                     // released pools that still hold something
 	retireAt      int                         // lanes at which idle ones are next looked for
+	inherited     int                         // lanes that a stream got from another since they were last looked for
 	keepStacks    bool
 }
 

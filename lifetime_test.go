@@ -3,8 +3,10 @@ package cistern_test
 import (
 	"fmt"
 	"maps"
+	"os"
 	"runtime"
 	"slices"
+	"strconv"
 	"testing"
 	"time"
 
@@ -12,6 +14,7 @@ import (
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/cuda/sim"
 	"github.com/cistern-gpu/cistern/event"
+	"github.com/cistern-gpu/cistern/internal/cputime"
 )
 
 // shortLived is a program that makes streams and pools and destroys them again, beside one stream that lasts.
@@ -196,6 +199,48 @@ func TestHistoryNamesWhatIsGone(t *testing.T) {
 			}
 			if n := cistern.Tables(s.dev); len(numbers) > 200 || n["streams"] > 1000 || n["pools"] > 200 {
 				t.Errorf("%d numbers were given to streams; %v", len(numbers), n)
+			}
+		})
+	}
+}
+
+// TestStreamsAndPoolsByTheMillion: the millionth stream, and the millionth pool, costs what the first did, in memory and in
+// time. CISTERN_STREAMS is how many of each kind there are.
+func TestStreamsAndPoolsByTheMillion(t *testing.T) {
+	n := 0
+	if os.Getenv("CISTERN_SOAK") != "" {
+		n = 1_000_000
+	}
+	if s := os.Getenv("CISTERN_STREAMS"); s != "" {
+		var err error
+		n, err = strconv.Atoi(s)
+		must(t, err)
+	}
+	if n == 0 {
+		t.Skip("CISTERN_SOAK or CISTERN_STREAMS is not set")
+	}
+	for _, kind := range slices.Sorted(maps.Keys(shortWork)) {
+		t.Run(kind, func(t *testing.T) {
+			s := newShortLived(t, "", sim.CheckNone)
+			const parts = 20
+			var memory []uint64
+			var took []time.Duration
+			for range parts {
+				began := cputime.Process()
+				s.run(n/parts, shortWork[kind])
+				took = append(took, cputime.Process()-began)
+				memory = append(memory, goBytes())
+			}
+			// The first parts make tables as long as they will be. Of several, the least is what is not noise.
+			early, late := slices.Min(took[1:parts/2]), slices.Min(took[parts/2:])
+			least, most := slices.Max(memory[1:parts/2]), slices.Max(memory[parts/2:])
+			t.Logf("%d streams: %v each in the first half, %v in the second; %d and %d KiB of memory; %v", s.made,
+				early/time.Duration(n/parts), late/time.Duration(n/parts), least/kib, most/kib, cistern.Tables(s.dev))
+			if late > 2*early {
+				t.Errorf("a stream took %v, and later %v", early/time.Duration(n/parts), late/time.Duration(n/parts))
+			}
+			if most > least+least/10+mib { // streams that were dropped wait for the collector
+				t.Errorf("%d bytes of memory, and later %d", least, most)
 			}
 		})
 	}

@@ -43,7 +43,9 @@ type Pool struct {
 	pinned   bool // guarded by dev.mu: a captured graph uses it, so nothing of it moves until Release
 	released bool // guarded by dev.mu
 	refs     int  // guarded by dev.mu: its spaces
-	users    int  // guarded by dev.mu: routes and captures that end here
+	// idle are lanes that looked, when the device last looked for such, as if their streams were gone; guarded by dev.mu.
+	idle  []*lane
+	users int // guarded by dev.mu: routes and captures that end here
 
 	limit    uint64        // guarded by dev.mu: bytes that it may hold, 0 none of its own
 	reserved uint64        // guarded by dev.mu: the physical memory of its spaces
@@ -204,6 +206,10 @@ func (p *Pool) space(st *Stream, class int) (*space, error) {
 		return nil, fmt.Errorf("a stream of device %d cannot allocate on device %d", st.dev.id, d.id)
 	}
 	d.enlist(st)
+	p.inherit(st)
+	if s := p.spaceFor(st, class); s != nil {
+		return s, nil
+	}
 	s := &space{dev: d, pool: p, stream: st, class: class, heap: heap.New()}
 	for other := range numClasses {
 		if o := p.spaceFor(st, other); o != nil {
@@ -232,7 +238,14 @@ func (p *Pool) space(st *Stream, class int) (*space, error) {
 	}
 	d.spaces[s.index] = s
 	p.refs++
-	i := int(st.index.Load())*numClasses + class
+	p.list(s)
+	return s, nil
+}
+
+// list makes a space known by its stream and class. The caller holds Device.mu.
+func (p *Pool) list(s *space) {
+	d, st := p.dev, s.stream
+	i := int(st.index.Load())*numClasses + s.class
 	list := *p.spaces.Load()
 	if i >= len(list) {
 		more := make([]atomic.Pointer[space], max(i+1, 2*len(list)))
@@ -249,7 +262,11 @@ func (p *Pool) space(st *Stream, class int) (*space, error) {
 			d.manyStreams.Store(true)
 		}
 	}
-	return s, nil
+}
+
+// unlist undoes list. The caller holds Device.mu.
+func (p *Pool) unlist(s *space) {
+	(*p.spaces.Load())[int(s.stream.index.Load())*numClasses+s.class].Store(nil)
 }
 
 // sweep dissolves released pools that have no block left: their chunks become spare, their addresses go back when no
@@ -300,7 +317,7 @@ func (d *Device) dissolve(s *space) bool {
 	d.places.put(int(s.index))
 	d.spaces = d.spaces[:d.places.count]
 	s.pool.refs--
-	(*s.pool.spaces.Load())[int(s.stream.index.Load())*numClasses+s.class].Store(nil)
+	s.pool.unlist(s)
 	return true
 }
 

@@ -4,18 +4,23 @@ import (
 	"iter"
 	"weak"
 
+	"github.com/cistern-gpu/cistern/cuda"
+	"github.com/cistern-gpu/cistern/event"
+	"github.com/cistern-gpu/cistern/internal/heap"
 	"github.com/cistern-gpu/cistern/internal/vm"
 )
 
 // Streams come and go, and nobody says when one goes. What a short-lived stream leaves behind is a lane for each pool it
 // allocated from: addresses, an empty heap, gauges that every sum has to visit. So lanes that hold nothing are dissolved
-// when there are many; if their stream turns out to live, it gets another.
+// when there are many; if their stream turns out to live, it gets another. Where their memory cannot become spare, as it is
+// made of segments or registered elsewhere (OnUnmap), new streams of the pool inherit them.
 //
 // A stream without lanes that nothing else depends on is forgotten likewise, and its number is given to another stream. The
 // program may still have the Stream, and use it: it is found again by its id, or makes itself known, as long as the
 // program has it (Device.gone). So there is never more than one Stream for a CUDA stream.
 //
-// Both are done each time that the number of lanes, or of streams, has doubled: each stream pays for a constant part.
+// Both are done each time that the number of lanes, or of streams, has doubled, or half of the lanes were inherited: each
+// stream pays for a constant part.
 
 // retireLanes is the number of lanes below which none is dissolved, and of streams below which none is forgotten.
 const retireLanes = 128
@@ -23,9 +28,9 @@ const retireLanes = 128
 // retire dissolves the lanes of streams that may be gone and have no block out and no work under way, whose free chunks
 // become spare, and forgets streams. The caller holds Device.mu and no lane's lock.
 func (d *Device) retire() {
-	if len(d.lanes) >= max(d.retireAt, retireLanes) {
+	if len(d.lanes) >= max(d.retireAt, retireLanes) || d.inherited > len(d.lanes)/2 {
 		d.dissolveIdle()
-		d.retireAt = 2 * len(d.lanes)
+		d.retireAt, d.inherited = 2*len(d.lanes), 0
 	}
 	if len(d.byID) >= max(d.forgetAt, retireLanes) {
 		d.forgetStreams()
@@ -35,6 +40,11 @@ func (d *Device) retire() {
 
 func (d *Device) dissolveIdle() {
 	d.reap(nil)
+	for _, p := range d.byNumber {
+		if p != nil {
+			p.idle = nil
+		}
+	}
 	for _, s := range d.spaces {
 		if s == nil || s.pool.pinned || s.climbs > 0 || !s.stream.mayBeGone() {
 			continue
@@ -44,11 +54,114 @@ func (d *Device) dissolveIdle() {
 			if s.area != nil && s.chunkBytes > 0 && d.onUnmap == nil {
 				d.detach(s, everything)
 			}
-			d.dissolve(s) // unless old mappings or segments are left
+			// Old mappings may be left, or segments.
+			if !d.dissolve(s) && s.chunkBytes > 0 {
+				s.pool.idle = append(s.pool.idle, s.lane)
+			}
 		}
 		s.mu.Unlock()
 	}
 	d.dropLanes()
+}
+
+// inherit gives a stream without a lane in the pool one that another stream left behind, if there is one, with all that is
+// free there: the GPU is done with it. The caller holds Device.mu and no lane's lock.
+func (p *Pool) inherit(st *Stream) {
+	for class := range numClasses {
+		if p.spaceFor(st, class) != nil {
+			return
+		}
+	}
+	for len(p.idle) > 0 {
+		l := p.idle[len(p.idle)-1]
+		p.idle = p.idle[:len(p.idle)-1]
+		l.mu.Lock()
+		ok := l.leftBehind()
+		for class, s := range l.spaces {
+			if ok && s != nil {
+				l.spaces[class] = s.succeed(st)
+			}
+		}
+		l.mu.Unlock()
+		if ok {
+			p.dev.inherited++
+			return
+		}
+	}
+}
+
+// leftBehind reports whether a lane belongs to a stream that may be gone, and has nothing but free memory that the GPU is
+// done with. The caller holds Device.mu and the lane's lock.
+func (l *lane) leftBehind() bool {
+	if l.refs == 0 {
+		return false
+	}
+	for _, s := range l.spaces {
+		if s == nil {
+			continue
+		}
+		if s.climbs > 0 || s.capture != 0 || s.pool.pinned || len(s.absent) > 0 || s.heap.UsedBlocks > 0 || !s.stream.mayBeGone() {
+			return false
+		}
+		busy := false
+		s.heap.Each(func(_ heap.ID, b *heap.Block) bool {
+			busy = b.State != heap.Hole && (b.State != heap.Free || !s.stream.isOver(b.Stamp))
+			return !busy
+		})
+		if busy {
+			return false
+		}
+	}
+	return true
+}
+
+// succeed is a space of another stream in the place of this one, which is left empty for those who may still have it. The
+// caller holds Device.mu and the lane's lock.
+func (s *space) succeed(st *Stream) *space {
+	d, p := s.dev, s.pool
+	n := &space{lane: s.lane, dev: d, pool: p, stream: st, class: s.class, index: s.index, heap: s.heap, area: s.area,
+		gauges: s.gauges, chunkBytes: s.chunkBytes}
+	s.heap, s.chunkBytes = heap.New(), 0
+	if s.area != nil {
+		s.area = vm.NewArea(d.upstream.Granularity())
+	}
+	d.spaces[n.index] = n
+	p.unlist(s)
+	p.list(n)
+	n.heap.EachFree(heap.Align, func(_ heap.ID, b *heap.Block) bool {
+		b.Stamp = 0
+		return true
+	})
+	for i := range d.areas {
+		if r := &d.areas[i]; r.space == s {
+			r.space = n
+			d.a.disown(r.base, r.size)
+			d.a.claim(r.base, r.size, n) // which succeeded before
+		}
+	}
+	d.recordInherited(s, n)
+	return n
+}
+
+// recordInherited tells the history that the memory of a space is another stream's.
+func (d *Device) recordInherited(s, n *space) {
+	if !d.hist.on.Load() {
+		return
+	}
+	n.heap.EachFree(heap.Align, func(_ heap.ID, b *heap.Block) bool {
+		if n.area == nil {
+			d.recordSegment(s, b.Addr, b.Size, false, origin{})
+			d.recordSegment(n, b.Addr, b.Size, true, origin{})
+			return true
+		}
+		n.area.Whole(&d.chunks, b.Addr, b.Size, func(_ vm.ChunkID, k *vm.Chunk) bool {
+			d.recordLeft(s, k.Addr, k)
+			d.record(event.Event{Kind: event.SegmentMap, Addr: k.Addr, Size: k.Size, Handle: uint64(k.Handle),
+				Stream: n.stream.number(), Pool: n.pool.number})
+			return true
+		})
+		return true
+	})
 }
 
 // mayBeGone reports whether the stream may have been destroyed, as far as is known here, and the GPU is done with it.
@@ -102,12 +215,13 @@ func (d *Device) forgetStreams() {
 	clear(d.streams[d.streamNumbers.count:])
 	d.streams = d.streams[:d.streamNumbers.count]
 	if len(d.gone) >= max(d.goneAt, retireLanes) {
+		kept := map[cuda.StreamID]weak.Pointer[Stream]{} // a new one, as a map never shrinks
 		for id, t := range d.gone {
-			if t.Value() == nil {
-				delete(d.gone, id)
+			if t.Value() != nil {
+				kept[id] = t
 			}
 		}
-		d.goneAt = 2 * len(d.gone)
+		d.gone, d.goneAt = kept, 2*len(kept)
 	}
 }
 
