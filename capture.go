@@ -40,6 +40,7 @@ func (d *Device) route(st *Stream, p *Pool, capture bool) error {
 	if p.dev != d || st.dev != d {
 		return fmt.Errorf("device %d: the pool is device %d's, the stream device %d's", d.id, p.dev.id, st.dev.id)
 	}
+	d.enlist(st)
 	st.routes = append(st.routes, route{p, capture})
 	st.setRoute(p)
 	p.users++
@@ -152,7 +153,7 @@ func (d *Device) MarkFrees() error {
 
 func (d *Device) markFrees() error {
 	var first error
-	for _, t := range d.streams {
+	for t := range d.liveStreams() {
 		if !t.active || !t.durable.Load() { // of others every free was marked
 			continue
 		}
@@ -296,9 +297,11 @@ func (d *Device) unpin() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	var pools []*Pool
-	for _, p := range d.byNumber {
-		if p.released && p.pinned {
-			pools = append(pools, p)
+	for _, p := range d.ending {
+		for _, x := range p.parts() {
+			if x.pinned {
+				pools = append(pools, x)
+			}
 		}
 	}
 	if len(pools) == 0 || d.gate.announced() {

@@ -15,7 +15,8 @@ import (
 )
 
 // Several goroutines, each with streams of its own, free each other's blocks, use them on each other's streams, make
-// and release pools, trim and change the limit. The books are compared whenever all of them stand still.
+// and release pools, make and destroy streams, trim and change the limit. The books are compared whenever all of them stand
+// still.
 func TestConcurrent(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	budget := 4 * time.Second
@@ -117,6 +118,39 @@ func concurrent(t *testing.T, opts cistern.Options, inC bool, seed uint64, budge
 			t.Errorf("%s: Free(%#x): %v", what, b.p, err)
 		}
 	}
+	// brief has a stream that was made just now allocate, beside those of other goroutines that may be forgotten meanwhile.
+	brief := func(d int, rng *rand.Rand) {
+		h := drv.NewStreamNonBlocking(cuda.Device(d))
+		st, err := devs[d].Stream(h)
+		report(t, err)
+		for range 1 + rng.IntN(3) {
+			size := 1 + rng.Uint64N(mib)
+			p, err := c.alloc(devs[d], size, st)
+			if err != nil {
+				if !errors.Is(err, cuda.ErrOutOfMemory) {
+					t.Errorf("%s: %v", what, err)
+				}
+				continue
+			}
+			b := handed{p, size, st}
+			if err := live.add(uint64(p), round512(size)); err != nil {
+				t.Errorf("%s: %v", what, err)
+			}
+			note(b, +1)
+			drv.Use(cuda.Device(d), h, p, size)
+			if rng.IntN(4) == 0 {
+				cistern.ForgetStreams(devs[d])
+			}
+			free(b)
+			if rng.IntN(4) == 0 {
+				cistern.ForgetStreams(devs[d])
+			}
+			if again, err := devs[d].Stream(h); err != nil || again != st {
+				t.Errorf("%s: stream %d is another: %v", what, st.ID(), err)
+			}
+		}
+		report(t, drv.DestroyStream(cuda.Device(d), h))
+	}
 	work := func(g int, rng *rand.Rand, n int) {
 		var mine []handed
 		var pools [2]*cistern.Pool
@@ -178,6 +212,8 @@ func concurrent(t *testing.T, opts cistern.Options, inC bool, seed uint64, budge
 					free(b)
 				default:
 				}
+			case k < 94:
+				brief(d, rng)
 			case k < 95:
 				report(t, devs[d].Trim())
 			case k < 96:

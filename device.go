@@ -6,6 +6,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"weak"
 
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/internal/front"
@@ -53,14 +54,23 @@ type Device struct {
 	eventMu lockrank.Mutex
 	events  []cuda.Event // guarded by eventMu: events nobody uses
 
-	mu       lockrank.Mutex
-	streams  []*Stream // all below is guarded by mu
-	byID     map[cuda.StreamID]*Stream
-	pools    map[PoolID]*Pool
-	byNumber []*Pool
-	spaces   []*space // nil where one was dissolved
-	lanes    []*lane
-	using    int // streams that have allocated
+	mu lockrank.Mutex
+	// Streams by number. All below is guarded by mu. One that was forgotten stays until its number is given to another:
+	// liveStreams leaves it out.
+	streams       []*Stream
+	streamNumbers named
+	byID          map[cuda.StreamID]*Stream              // those that are known
+	gone          map[cuda.StreamID]weak.Pointer[Stream] // those that were forgotten, which the program may still have
+	goneAt        int                                    // length of gone at which it is next looked through
+	forgetAt      int                                    // known streams at which those are next looked for that may be forgotten
+	pools         map[PoolID]*Pool
+	byNumber      []*Pool // nil where one is gone
+	poolNames     []PoolID
+	poolNumbers   named
+	spaces        []*space // nil where one was dissolved
+	places        numbers  // in spaces
+	lanes         []*lane
+	using         int // streams that have allocated
 
 	upstream resource.Chunks // of the pools that are made of chunks; nil with backend malloc
 	// segmented is on once a pool is made of segments, nested once one gets them from another pool of the device.
@@ -109,8 +119,9 @@ type Device struct {
 	since         [numGroups][numGauges]total // what Added and Removed are counted from
 	dissolving    bool                        // a released pool still has spaces
 	unused        []resource.Closer           // to be closed
-	ending        []*Pool                     // released pools of which somebody is told when they hold nothing
+	ending        []*Pool                     // released pools that still hold something
 	retireAt      int                         // lanes at which idle ones are next looked for
+	inherited     int                         // lanes that a stream got from another since they were last looked for
 	keepStacks    bool
 }
 
@@ -133,7 +144,8 @@ func newDevice(a *Allocator, id cuda.Device) (*Device, error) {
 		return nil, err
 	}
 	d := &Device{a: a, drv: drv, id: id, gate: &a.gates[id], info: info, opts: a.opts, limit: a.opts.Limit,
-		flags: &front.Flags{}, byID: map[cuda.StreamID]*Stream{}, pools: map[PoolID]*Pool{}, keepStacks: a.kept}
+		flags: &front.Flags{}, byID: map[cuda.StreamID]*Stream{}, gone: map[cuda.StreamID]weak.Pointer[Stream]{}, pools: map[PoolID]*Pool{},
+		keepStacks: a.kept}
 	d.pausing.Rank, d.privateMu.Rank, d.mu.Rank = lockrank.Pausing, lockrank.Private, lockrank.Device
 	d.eventMu.Rank, d.hist.mu.Rank, d.glance.mu.Rank = lockrank.Events, lockrank.History, lockrank.Glance
 	d.vault.dev = d
@@ -295,7 +307,7 @@ func (d *Device) giveBack() error {
 	if err := d.closeUnused(); err != nil {
 		return d.failed(err)
 	}
-	for _, t := range d.streams {
+	for t := range d.liveStreams() {
 		t.mu.Lock()
 		for _, c := range t.ring {
 			d.putEvent(c.event)

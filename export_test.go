@@ -53,3 +53,32 @@ func CaptureBlocked(d *Device) bool {
 	defer d.gate.mu.Unlock()
 	return d.gate.blocked > 0
 }
+
+// Tables is how many entries the device's tables of streams and pools have, by name.
+func Tables(d *Device) map[string]int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	n := map[string]int{"streams": len(d.streams), "streams by id": len(d.byID), "forgotten": len(d.gone), "pools": len(d.byNumber), "pools by id": len(d.pools),
+		"spaces": len(d.spaces), "lanes": len(d.lanes), "areas": len(d.areas), "uses": len(d.uses), "spares": len(d.spares), "pools that end": len(d.ending), "events of pools": len(d.poolNumbers.gone), "events of streams": len(d.streamNumbers.gone)}
+	for _, t := range d.streams {
+		n["waited"] += len(t.waited)
+		n["ring"] += cap(t.ring)
+	}
+	for _, p := range d.byNumber {
+		if p != nil {
+			n["spaces by stream"] += len(*p.spaces.Load())
+		}
+	}
+	return n
+}
+
+// ForgetStreams dissolves the lanes, and forgets the streams, that may be gone, as when their number has doubled. It says
+// how many streams were forgotten.
+func ForgetStreams(d *Device) int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.dissolveIdle()
+	before := len(d.byID)
+	d.forgetStreams()
+	return before - len(d.byID)
+}

@@ -248,7 +248,9 @@ func (d *Device) resetPeaks() {
 		d.paused[g].Peak = d.paused[g].Current
 	}
 	for _, p := range d.byNumber {
-		p.peak = p.holds()
+		if p != nil {
+			p.peak = p.holds()
+		}
 	}
 	d.settleAll(nil, nil)
 }

@@ -20,6 +20,8 @@ type history struct {
 	first int           // guarded by mu
 	count int           // guarded by mu
 	lost  uint64        // guarded by mu: events that were overwritten since the last TakeHistory
+	ever  uint64        // guarded by mu: events that were recorded, ever: the number of the newest
+	taken uint64        // guarded by mu: the first event that TakeHistory returned last; 0 where that is long ago
 	now   func() int64  // guarded by mu
 }
 
@@ -114,12 +116,13 @@ func (h *history) newest(n int) (events []event.Event, older uint64) {
 }
 
 // TakeHistory moves the oldest recorded events, at most n of them, to the end of buf, and says how many older ones were
-// overwritten since it was last called. Ask for Streams and Pools after it, not before.
+// overwritten since it was last called. Ask for Streams and Pools after it, not before, and before it is called again.
 func (d *Device) TakeHistory(buf []event.Event, n int) (events []event.Event, lost uint64) {
 	h := &d.hist
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	n = max(0, min(n, h.count))
+	h.taken = h.ever - uint64(h.count) + 1
 	buf = h.oldest(buf, n)
 	if n > 0 {
 		h.first = (h.first + n) % len(h.ring)
@@ -160,11 +163,17 @@ func (d *Device) record(e event.Event) {
 	if f := d.a.thread.Load(); e.Thread == 0 && f != nil {
 		e.Thread = (*f)()
 	}
+	h.ever++
+	d.streamNumbers.note(e.Stream, h.ever)
+	d.poolNumbers.note(e.Pool, h.ever)
 	switch {
 	case h.count == h.limit:
 		h.first = (h.first + 1) % len(h.ring)
 		h.count--
 		h.lost++
+		if h.ever-h.taken > uint64(h.limit)+keptTaken {
+			h.taken = 0 // there may never be another TakeHistory
+		}
 	case h.count == len(h.ring):
 		ring := make([]event.Event, min(max(2*len(h.ring), 64), h.limit))
 		h.oldest(ring[:0], h.count)
@@ -174,12 +183,26 @@ func (d *Device) record(e event.Event) {
 	h.count++
 }
 
+// oldestNamed is the oldest event whose stream and pool may still be asked for: of those that are kept, and of those that
+// were taken last.
+func (h *history) oldestNamed() uint64 {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.taken != 0 {
+		return h.taken
+	}
+	return h.ever - uint64(h.count) + 1
+}
+
+// keptTaken is how many events after a TakeHistory, beyond those that the ring holds, its streams and pools are still named.
+const keptTaken = 1 << 16
+
 func (d *Device) recordSegment(s *space, addr, size uint64, got bool, by origin) {
 	kind := event.SegmentAlloc
 	if !got {
 		kind = event.SegmentFree
 	}
-	d.record(event.Event{Kind: kind, Addr: addr, Size: size, Stream: uint32(s.stream.index), Pool: s.pool.number,
+	d.record(event.Event{Kind: kind, Addr: addr, Size: size, Stream: s.stream.number(), Pool: s.pool.number,
 		Stack: by.stack, Thread: by.thread})
 }
 
@@ -189,6 +212,6 @@ func (s *space) event(kind event.Kind, id heap.ID, stack, thread uint32) event.E
 	if stack == 0 {
 		stack = s.heap.Stack(id)
 	}
-	return event.Event{Kind: kind, Addr: b.Addr, Size: b.Requested, Stream: uint32(s.streamOf(b).index), Pool: s.pool.number,
+	return event.Event{Kind: kind, Addr: b.Addr, Size: b.Requested, Stream: s.streamOf(b).number(), Pool: s.pool.number,
 		Tag: uint16(b.Tag), Library: libraryOf(b.Tag), Stack: stack, Thread: thread}
 }

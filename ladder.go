@@ -116,7 +116,8 @@ func (c *climb) fail(p *Pool, st *Stream) error {
 	d.counts.OOMs++
 	err := d.outOfMemory(p, c)
 	err.Stream, err.Handle = st.id, st.handle
-	d.record(event.Event{Kind: event.OOM, Addr: err.DriverHas, Size: c.n, Stream: uint32(st.index), Pool: p.number,
+	d.enlist(st)
+	d.record(event.Event{Kind: event.OOM, Addr: err.DriverHas, Size: c.n, Stream: st.number(), Pool: p.number,
 		Tag: uint16(c.by.label), Library: libraryOf(c.by.label), Stack: c.by.stack, Thread: c.by.thread})
 	return err
 }
@@ -289,7 +290,7 @@ func (d *Device) handOut(c *climb, id heap.ID) cuda.Ptr {
 	d.counts.count(c.met)
 	if d.hist.on.Load() {
 		if c.met != RungFit {
-			d.record(event.Event{Kind: event.Retry, Size: c.n, Stream: uint32(c.s.stream.index), Pool: s.pool.number, Flags: uint8(c.met),
+			d.record(event.Event{Kind: event.Retry, Size: c.n, Stream: c.s.stream.number(), Pool: s.pool.number, Flags: uint8(c.met),
 				Stack: c.by.stack, Thread: c.by.thread})
 		}
 		d.record(s.event(event.Alloc, id, c.by.stack, c.by.thread))

@@ -232,7 +232,7 @@ func (d *Device) remap(a *absence) (renewed bool, err error) {
 				break
 			}
 			e := event.Event{Kind: event.SegmentUnmap, Addr: at, Size: k.Size, Handle: uint64(k.Handle),
-				Stream: uint32(s.stream.index), Pool: s.pool.number}
+				Stream: s.stream.number(), Pool: s.pool.number}
 			d.record(e)
 			k.Handle, k.Serial, k.Released, renewed = h, d.chunks.NewSerial(), false, true
 			e.Kind, e.Handle = event.SegmentMap, uint64(h)
@@ -301,7 +301,7 @@ func (p *pause) gone(list []*absence) {
 			if a.backing != nil {
 				d.held[groupOf(s.class)].take(a.size)
 				d.gaveBack(a.size, s.pool.counted)
-				d.record(event.Event{Kind: event.SegmentUnmap, Addr: a.addr, Size: a.size, Stream: uint32(s.stream.index), Pool: s.pool.number})
+				d.record(event.Event{Kind: event.SegmentUnmap, Addr: a.addr, Size: a.size, Stream: s.stream.number(), Pool: s.pool.number})
 			} else {
 				s.area.Set(a.addr, a.size, 0)
 				d.giveBackChunks(s, a.addr, a.chunks)
@@ -326,7 +326,7 @@ func (d *Device) giveBackChunks(s *space, addr uint64, list []vm.ChunkID) {
 	for _, id := range list {
 		k := d.chunks.At(id)
 		d.record(event.Event{Kind: event.SegmentUnmap, Addr: addr, Size: k.Size, Handle: uint64(k.Handle),
-			Stream: uint32(s.stream.index), Pool: s.pool.number})
+			Stream: s.stream.number(), Pool: s.pool.number})
 		addr += k.Size
 		k.Mappings--
 		if k.Mappings == 0 {

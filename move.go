@@ -462,7 +462,7 @@ func (d *Device) addSpare(id vm.ChunkID, t *Stream, stamp uint64) {
 	k := d.chunks.At(id)
 	k.Owner, k.Addr, k.Stamp, k.Stream = -1, 0, stamp, -1
 	if t != nil {
-		k.Stream = t.index
+		k.Stream = t.index.Load()
 	}
 	d.spares = append(d.spares, id)
 	d.spareBytes += k.Size
@@ -538,7 +538,7 @@ func (d *Device) move(c *climb, at place, total uint64) (block heap.ID, base, st
 			} else {
 				// The mapping stays, unused, until it can be undone: these addresses are no hole any more.
 				z := s.heap.Unmap(s.heap.Map(rest, addr, k.Size, 0), addr, k.Size)
-				d.zombies.Push(vm.Zombie{Addr: addr, Chunk: x.chunk, Block: int32(z), Owner: s.index, Stream: s.stream.index, Told: vm.Told, Recorded: true})
+				d.zombies.Push(vm.Zombie{Addr: addr, Chunk: x.chunk, Block: int32(z), Owner: s.index, Stream: s.stream.index.Load(), Told: vm.Told, Recorded: true})
 				rest = s.heap.Next(z)
 			}
 			addr += k.Size
@@ -562,7 +562,7 @@ func (d *Device) move(c *climb, at place, total uint64) (block heap.ID, base, st
 		s.gain(k.Size)
 		d.held[groupOf(s.class)].join(k.Size)
 		d.record(event.Event{Kind: event.SegmentMap, Addr: addr, Size: k.Size, Handle: uint64(k.Handle),
-			Stream: uint32(s.stream.index), Pool: s.pool.number, Stack: c.by.stack, Thread: c.by.thread})
+			Stream: s.stream.number(), Pool: s.pool.number, Stack: c.by.stack, Thread: c.by.thread})
 		if x.space != nil {
 			d.recordLeft(x.space, old, k)
 		}
@@ -586,7 +586,7 @@ func (d *Device) leave(o *space, near heap.ID, id vm.ChunkID, recorded bool) {
 	o.lose(k.Size)
 	d.held[groupOf(o.class)].leave(k.Size)
 	o.gauges.setFree(o.heap.FreeBlocks, -int64(k.Size))
-	d.zombies.Push(vm.Zombie{Addr: k.Addr, Chunk: id, Block: int32(z), Owner: o.index, Stream: o.stream.index, Epoch: stamp, Recorded: recorded})
+	d.zombies.Push(vm.Zombie{Addr: k.Addr, Chunk: id, Block: int32(z), Owner: o.index, Stream: o.stream.index.Load(), Epoch: stamp, Recorded: recorded})
 	if t := o.stream; stamp >= t.epoch.Load() && t.capturing.Load() == 0 {
 		t.closeLate() // so that the end of the epoch can be seen; on error the reaper tries again
 	}
@@ -596,7 +596,7 @@ func (d *Device) leave(o *space, near heap.ID, id vm.ChunkID, recorded bool) {
 // mapping is undone, which nobody uses until then: so what the history has mapped is what Snapshot lists, at every moment.
 func (d *Device) recordLeft(o *space, addr uint64, k *vm.Chunk) {
 	d.record(event.Event{Kind: event.SegmentUnmap, Addr: addr, Size: k.Size, Handle: uint64(k.Handle),
-		Stream: uint32(o.stream.index), Pool: o.pool.number})
+		Stream: o.stream.number(), Pool: o.pool.number})
 }
 
 // reap unmaps the old mappings whose work is done. The caller holds Device.mu and held's lock.

@@ -242,9 +242,7 @@ func (w *world) checkPools(d *worldDevice) {
 		}
 		size := uint64(0)
 		for _, g := range d.dev.SnapshotPool(p.id) {
-			if g.Number >= p.first { // else it is of an earlier pool of that name
-				size += g.Size
-			}
+			size += g.Size
 		}
 		if s.Blocks != k.blocks || s.Requested != uint64(k.requested) || s.Allocated != uint64(k.allocated) || s.Limit != p.limit ||
 			s.PeakReserved < s.Reserved || s.Allocated+s.Cached > s.Reserved || s.Reserved != size || s.Spilled > s.Allocated {

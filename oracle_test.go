@@ -97,7 +97,7 @@ func TestRandom(t *testing.T) {
 	if last == ^uint64(0) && !testing.Short() {
 		want = []string{"alloc", "oom", "share", "given", "freed without its stream", "double free", "foreign", "graph launched",
 			"stream destroyed", "pool released", "trim", "limit", "upstream", "restored", "restore failed", "met in front",
-			"kept in front", "registered", "host order", "stack held", "stacks forgotten", "spilled", "pool limit", "upstream managed", "upstream async", "borrowed"}
+			"kept in front", "registered", "host order", "stack held", "stacks forgotten", "spilled", "stream forgotten", "pool limit", "upstream managed", "upstream async", "borrowed"}
 	}
 	began := time.Now()
 	for seed := first; seed <= last && goesOn(began, budget, seen, want); seed++ {
@@ -224,6 +224,7 @@ func (w *world) op(d *worldDevice) {
 		}
 	case n < 890:
 		w.destroyStream(d, pick(w, d.streams))
+		w.forgetStreams(d)
 	case n < 905:
 		w.newPool(d)
 	case n < 915:
@@ -341,6 +342,22 @@ func (w *world) invalid(d *worldDevice) {
 	w.seen["foreign"]++
 }
 
+// forgetStreams has the engine forget what streams it can, and looks some up again that the program still has.
+func (w *world) forgetStreams(d *worldDevice) {
+	w.seen["stream forgotten"] += cistern.ForgetStreams(d.dev)
+	if s := pick(w, d.streams); s.capture == nil && w.chance(50) {
+		if st, err := d.dev.Stream(s.handle); err != nil || st != s.st {
+			w.fail("stream %d was %p and is %p, %v", s.st.ID(), s.st, st, err)
+		}
+	}
+	known := d.dev.Streams()
+	for _, g := range d.dev.Snapshot() {
+		if g.Stream >= 0 && known[g.Stream] != g.Owner {
+			w.fail("segment %+v: stream %d is %+v", g, g.Stream, known[g.Stream].ID())
+		}
+	}
+}
+
 func (w *world) newPool(d *worldDevice) {
 	if len(d.pools) >= 5 {
 		return
@@ -363,7 +380,7 @@ func (w *world) newPool(d *worldDevice) {
 		}}
 		o.Upstream = u
 	}
-	pool := &worldPool{id: id, whole: o.NoSplit, upstream: u, first: uint32(len(d.dev.Pools()))}
+	pool := &worldPool{id: id, whole: o.NoSplit, upstream: u}
 	if w.cfg.kinds {
 		w.kindOf(d, pool, &o)
 	}

@@ -170,7 +170,7 @@ func (d *Device) mayPause() error {
 		return err
 	}
 	busy := d.gate.announced()
-	for _, t := range d.streams {
+	for t := range d.liveStreams() {
 		if t.active && t.durable.Load() && !t.perThread {
 			busy = busy || errors.Is(t.usable(), errCapturing)
 		}
@@ -440,7 +440,7 @@ func (p *pause) trim() {
 		d.releaseSegments(func(x *Pool) bool { return pools[x] }, true)
 	}
 	for s := range p.spaces {
-		if s.area == nil || s.pool.pinned || d.spaces[s.index] != s {
+		if s.area == nil || s.pool.pinned || !d.has(s) {
 			continue
 		}
 		s.mu.Lock()

@@ -122,7 +122,7 @@ func (d *Device) collect(held *space, force bool) bool {
 		s.lockBeside(held)
 		b := s.heap.At(f.block)
 		e := s.event(event.FreeCompleted, f.block, f.stack, f.thread)
-		e.Stream = uint32(f.owner.index)
+		e.Stream = f.owner.number()
 		n := b.Size
 		back := d.takeBack(s, f.block, stamp)
 		d.collected += back

@@ -20,7 +20,7 @@ type PoolID [2]uint64
 type Pool struct {
 	dev    *Device
 	id     PoolID
-	number uint32 // small number for events
+	number uint32 // by which events name it
 
 	segments resource.Resource // where its segments come from; nil: it is made of chunks
 	traits   resource.Traits   // of its memory
@@ -43,7 +43,10 @@ type Pool struct {
 
 	pinned   bool // guarded by dev.mu: a captured graph uses it, so nothing of it moves until Release
 	released bool // guarded by dev.mu
-	users    int  // guarded by dev.mu: routes and captures that end here
+	refs     int  // guarded by dev.mu: its spaces
+	// idle are lanes that looked, when the device last looked for such, as if their streams were gone; guarded by dev.mu.
+	idle  []*lane
+	users int // guarded by dev.mu: routes and captures that end here
 
 	limit    uint64        // guarded by dev.mu: bytes that it may hold, 0 none of its own
 	reserved uint64        // guarded by dev.mu: the physical memory of its spaces
@@ -112,29 +115,54 @@ func (p *Pool) release() error {
 	if p.users > 0 {
 		return fmt.Errorf("pool {%d, %d}: %d streams still allocate from it", p.id[0], p.id[1], p.users)
 	}
-	p.released = true
-	if p.spill != nil {
-		p.spill.released = true
-	}
-	delete(d.pools, p.id)
-	if p.foreign || p.spill != nil || p.onEnd != nil {
-		d.ending = append(d.ending, p)
-	}
-	d.sweep()
+	d.end(p)
 	return nil
 }
 
-// endPools tells of released pools that hold nothing any more. The caller holds Device.mu.
+// enter gives a pool a number. The caller holds Device.mu, or is the first to have the device.
+func (d *Device) enter(p *Pool) {
+	p.spaces.Store(new([]atomic.Pointer[space]))
+	i := d.poolNumbers.take(d.hist.oldestNamed())
+	if i == len(d.byNumber) {
+		d.byNumber, d.poolNames = append(d.byNumber, nil), append(d.poolNames, PoolID{})
+	}
+	p.number = uint32(i)
+	d.byNumber[i], d.poolNames[i] = p, p.id
+}
+
+// end marks a pool as released: it is gone when it holds nothing any more. The caller holds Device.mu and no lane's lock.
+func (d *Device) end(p *Pool) {
+	for _, x := range p.parts() {
+		x.released = true
+	}
+	delete(d.pools, p.id)
+	d.ending = append(d.ending, p)
+	d.sweep()
+}
+
+// parts are the pools that a pool of the program's is made of: it, and its spill.
+func (p *Pool) parts() []*Pool {
+	if p.spill != nil {
+		return []*Pool{p, p.spill}
+	}
+	return []*Pool{p}
+}
+
+// endPools forgets the released pools that hold nothing any more, and tells of them. The caller holds Device.mu.
 func (d *Device) endPools() {
 	d.ending = slices.DeleteFunc(d.ending, func(p *Pool) bool {
-		if slices.ContainsFunc(d.spaces, func(s *space) bool { return s != nil && s.pool.owner() == p }) {
+		parts := p.parts()
+		if slices.ContainsFunc(parts, func(x *Pool) bool { return x.refs > 0 }) {
 			return false
 		}
-		for _, x := range []*Pool{p, p.spill} {
-			if x != nil && x.own != nil {
+		for _, x := range parts {
+			if x.own != nil {
 				d.unused = append(d.unused, x.own)
 			}
+			d.byNumber[x.number] = nil
+			d.poolNumbers.put(int(x.number), d.hist.oldestNamed())
 		}
+		d.byNumber, d.poolNames = d.byNumber[:d.poolNumbers.count], d.poolNames[:d.poolNumbers.count]
 		if p.onEnd != nil {
 			go p.onEnd()
 		}
@@ -157,8 +185,8 @@ func (p *Pool) Trim() error { return p.dev.trim(p) }
 // spaceFor is the space of (pool, stream, class), nil while it does not exist.
 func (p *Pool) spaceFor(st *Stream, class int) *space {
 	list := *p.spaces.Load()
-	if i := int(st.index)*numClasses + class; i < len(list) {
-		// The index is the stream's among those of its device, which may be another one.
+	if i := uint(st.index.Load())*numClasses + uint(class); i < uint(len(list)) { // -1 is beyond any list
+		// The index is the stream's among those of its device, which may be another one, or was another stream's.
 		if s := list[i].Load(); s != nil && s.stream == st {
 			return s
 		}
@@ -177,6 +205,11 @@ func (p *Pool) space(st *Stream, class int) (*space, error) {
 	d := p.dev
 	if st.dev != d {
 		return nil, fmt.Errorf("a stream of device %d cannot allocate on device %d", st.dev.id, d.id)
+	}
+	d.enlist(st)
+	p.inherit(st)
+	if s := p.spaceFor(st, class); s != nil {
+		return s, nil
 	}
 	s := &space{dev: d, pool: p, stream: st, class: class, heap: heap.New()}
 	for other := range numClasses {
@@ -200,19 +233,20 @@ func (p *Pool) space(st *Stream, class int) (*space, error) {
 	if p.segments == nil {
 		s.area = vm.NewArea(d.upstream.Granularity())
 	}
-	s.index = -1
-	for i, x := range d.spaces {
-		if x == nil {
-			s.index = int32(i)
-			d.spaces[i] = s
-			break
-		}
+	s.index = int32(d.places.take())
+	if int(s.index) == len(d.spaces) {
+		d.spaces = append(d.spaces, nil)
 	}
-	if s.index < 0 {
-		s.index = int32(len(d.spaces))
-		d.spaces = append(d.spaces, s)
-	}
-	i := int(st.index)*numClasses + class
+	d.spaces[s.index] = s
+	p.refs++
+	p.list(s)
+	return s, nil
+}
+
+// list makes a space known by its stream and class. The caller holds Device.mu.
+func (p *Pool) list(s *space) {
+	d, st := p.dev, s.stream
+	i := int(st.index.Load())*numClasses + s.class
 	list := *p.spaces.Load()
 	if i >= len(list) {
 		more := make([]atomic.Pointer[space], max(i+1, 2*len(list)))
@@ -229,7 +263,11 @@ func (p *Pool) space(st *Stream, class int) (*space, error) {
 			d.manyStreams.Store(true)
 		}
 	}
-	return s, nil
+}
+
+// unlist undoes list. The caller holds Device.mu.
+func (p *Pool) unlist(s *space) {
+	(*p.spaces.Load())[int(s.stream.index.Load())*numClasses+s.class].Store(nil)
 }
 
 // sweep dissolves released pools that have no block left: their chunks become spare, their addresses go back when no
@@ -252,13 +290,15 @@ func (d *Device) sweep() {
 		}
 		s.mu.Unlock()
 	}
+	d.dropLanes()
 	d.dissolving = kept > 0
 	if len(d.ending) > 0 {
 		d.endPools()
 	}
 }
 
-// dissolve removes a space that holds nothing but holes. The caller holds Device.mu and the space's lock.
+// dissolve removes a space that holds nothing but holes; its lane is left to dropLanes. The caller holds Device.mu and the
+// space's lock.
 func (d *Device) dissolve(s *space) bool {
 	if s.heap.FreeBlocks != 0 {
 		return false
@@ -273,10 +313,19 @@ func (d *Device) dissolve(s *space) bool {
 	}
 	*s.gauges = gauges{}
 	s.lane.spaces[s.class] = nil
-	if s.lane.refs--; s.lane.refs == 0 {
-		d.lanes = slices.DeleteFunc(d.lanes, func(l *lane) bool { return l == s.lane })
-	}
+	s.lane.refs--
 	d.spaces[s.index] = nil
-	(*s.pool.spaces.Load())[int(s.stream.index)*numClasses+s.class].Store(nil)
+	d.places.put(int(s.index))
+	d.spaces = d.spaces[:d.places.count]
+	s.pool.refs--
+	s.pool.unlist(s)
 	return true
 }
+
+// dropLanes removes the lanes without spaces. The caller holds Device.mu.
+func (d *Device) dropLanes() {
+	d.lanes = slices.DeleteFunc(d.lanes, func(l *lane) bool { return l.refs == 0 })
+}
+
+// has reports whether a space was not dissolved. The caller holds Device.mu.
+func (d *Device) has(s *space) bool { return int(s.index) < len(d.spaces) && d.spaces[s.index] == s }

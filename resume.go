@@ -196,7 +196,7 @@ func (r *resume) getMemory() error {
 			if a.backing != nil {
 				d.got(a.size, s.pool.counted)
 				d.held[groupOf(s.class)].add(a.size)
-				d.record(event.Event{Kind: event.SegmentMap, Addr: a.addr, Size: a.size, Stream: uint32(s.stream.index), Pool: s.pool.number})
+				d.record(event.Event{Kind: event.SegmentMap, Addr: a.addr, Size: a.size, Stream: s.stream.number(), Pool: s.pool.number})
 			} else {
 				at := a.addr
 				for _, id := range a.chunks {
@@ -204,7 +204,7 @@ func (r *resume) getMemory() error {
 					k.Addr, k.Owner, k.Stamp, k.Stream = at, s.index, 0, -1
 					s.area.Set(at, k.Size, id)
 					d.record(event.Event{Kind: event.SegmentMap, Addr: at, Size: k.Size, Handle: uint64(k.Handle),
-						Stream: uint32(s.stream.index), Pool: s.pool.number})
+						Stream: s.stream.number(), Pool: s.pool.number})
 					at += k.Size
 				}
 			}

@@ -1,20 +1,50 @@
 package cistern
 
+import (
+	"iter"
+	"weak"
+
+	"github.com/cistern-gpu/cistern/cuda"
+	"github.com/cistern-gpu/cistern/event"
+	"github.com/cistern-gpu/cistern/internal/heap"
+	"github.com/cistern-gpu/cistern/internal/vm"
+)
+
 // Streams come and go, and nobody says when one goes. What a short-lived stream leaves behind is a lane for each pool it
 // allocated from: addresses, an empty heap, gauges that every sum has to visit. So lanes that hold nothing are dissolved
-// when there are many; if their stream turns out to live, it gets another.
+// when there are many; if their stream turns out to live, it gets another. Where their memory cannot become spare, as it is
+// made of segments or registered elsewhere (OnUnmap), new streams of the pool inherit them.
+//
+// A stream without lanes that nothing else depends on is forgotten likewise, and its number is given to another stream. The
+// program may still have the Stream, and use it: it is found again by its id, or makes itself known, as long as the
+// program has it (Device.gone). So there is never more than one Stream for a CUDA stream.
+//
+// Both are done each time that the number of lanes, or of streams, has doubled, or half of the lanes were inherited: each
+// stream pays for a constant part.
 
-// retireLanes is the number of lanes below which none is dissolved.
+// retireLanes is the number of lanes below which none is dissolved, and of streams below which none is forgotten.
 const retireLanes = 128
 
 // retire dissolves the lanes of streams that may be gone and have no block out and no work under way, whose free chunks
-// become spare. It looks for them each time that the number of lanes has doubled. The caller holds Device.mu and no
-// lane's lock.
+// become spare, and forgets streams. The caller holds Device.mu and no lane's lock.
 func (d *Device) retire() {
-	if len(d.lanes) < max(d.retireAt, retireLanes) {
-		return
+	if len(d.lanes) >= max(d.retireAt, retireLanes) || d.inherited > len(d.lanes)/2 {
+		d.dissolveIdle()
+		d.retireAt, d.inherited = 2*len(d.lanes), 0
 	}
+	if len(d.byID) >= max(d.forgetAt, retireLanes) {
+		d.forgetStreams()
+		d.forgetAt = 2 * len(d.byID)
+	}
+}
+
+func (d *Device) dissolveIdle() {
 	d.reap(nil)
+	for _, p := range d.byNumber {
+		if p != nil {
+			p.idle = nil
+		}
+	}
 	for _, s := range d.spaces {
 		if s == nil || s.pool.pinned || s.climbs > 0 || !s.stream.mayBeGone() {
 			continue
@@ -24,11 +54,114 @@ func (d *Device) retire() {
 			if s.area != nil && s.chunkBytes > 0 && d.onUnmap == nil {
 				d.detach(s, everything)
 			}
-			d.dissolve(s) // unless old mappings or segments are left
+			// Old mappings may be left, or segments.
+			if !d.dissolve(s) && s.chunkBytes > 0 {
+				s.pool.idle = append(s.pool.idle, s.lane)
+			}
 		}
 		s.mu.Unlock()
 	}
-	d.retireAt = 2 * len(d.lanes)
+	d.dropLanes()
+}
+
+// inherit gives a stream without a lane in the pool one that another stream left behind, if there is one, with all that is
+// free there: the GPU is done with it. The caller holds Device.mu and no lane's lock.
+func (p *Pool) inherit(st *Stream) {
+	for class := range numClasses {
+		if p.spaceFor(st, class) != nil {
+			return
+		}
+	}
+	for len(p.idle) > 0 {
+		l := p.idle[len(p.idle)-1]
+		p.idle = p.idle[:len(p.idle)-1]
+		l.mu.Lock()
+		ok := l.leftBehind()
+		for class, s := range l.spaces {
+			if ok && s != nil {
+				l.spaces[class] = s.succeed(st)
+			}
+		}
+		l.mu.Unlock()
+		if ok {
+			p.dev.inherited++
+			return
+		}
+	}
+}
+
+// leftBehind reports whether a lane belongs to a stream that may be gone, and has nothing but free memory that the GPU is
+// done with. The caller holds Device.mu and the lane's lock.
+func (l *lane) leftBehind() bool {
+	if l.refs == 0 {
+		return false
+	}
+	for _, s := range l.spaces {
+		if s == nil {
+			continue
+		}
+		if s.climbs > 0 || s.capture != 0 || s.pool.pinned || len(s.absent) > 0 || s.heap.UsedBlocks > 0 || !s.stream.mayBeGone() {
+			return false
+		}
+		busy := false
+		s.heap.Each(func(_ heap.ID, b *heap.Block) bool {
+			busy = b.State != heap.Hole && (b.State != heap.Free || !s.stream.isOver(b.Stamp))
+			return !busy
+		})
+		if busy {
+			return false
+		}
+	}
+	return true
+}
+
+// succeed is a space of another stream in the place of this one, which is left empty for those who may still have it. The
+// caller holds Device.mu and the lane's lock.
+func (s *space) succeed(st *Stream) *space {
+	d, p := s.dev, s.pool
+	n := &space{lane: s.lane, dev: d, pool: p, stream: st, class: s.class, index: s.index, heap: s.heap, area: s.area,
+		gauges: s.gauges, chunkBytes: s.chunkBytes}
+	s.heap, s.chunkBytes = heap.New(), 0
+	if s.area != nil {
+		s.area = vm.NewArea(d.upstream.Granularity())
+	}
+	d.spaces[n.index] = n
+	p.unlist(s)
+	p.list(n)
+	n.heap.EachFree(heap.Align, func(_ heap.ID, b *heap.Block) bool {
+		b.Stamp = 0
+		return true
+	})
+	for i := range d.areas {
+		if r := &d.areas[i]; r.space == s {
+			r.space = n
+			d.a.disown(r.base, r.size)
+			d.a.claim(r.base, r.size, n) // which succeeded before
+		}
+	}
+	d.recordInherited(s, n)
+	return n
+}
+
+// recordInherited tells the history that the memory of a space is another stream's.
+func (d *Device) recordInherited(s, n *space) {
+	if !d.hist.on.Load() {
+		return
+	}
+	n.heap.EachFree(heap.Align, func(_ heap.ID, b *heap.Block) bool {
+		if n.area == nil {
+			d.recordSegment(s, b.Addr, b.Size, false, origin{})
+			d.recordSegment(n, b.Addr, b.Size, true, origin{})
+			return true
+		}
+		n.area.Whole(&d.chunks, b.Addr, b.Size, func(_ vm.ChunkID, k *vm.Chunk) bool {
+			d.recordLeft(s, k.Addr, k)
+			d.record(event.Event{Kind: event.SegmentMap, Addr: k.Addr, Size: k.Size, Handle: uint64(k.Handle),
+				Stream: n.stream.number(), Pool: n.pool.number})
+			return true
+		})
+		return true
+	})
 }
 
 // mayBeGone reports whether the stream may have been destroyed, as far as is known here, and the GPU is done with it.
@@ -40,4 +173,102 @@ func (t *Stream) mayBeGone() bool {
 	defer t.mu.Unlock()
 	t.poll(t.epoch.Load() - 1) // which gives its events back
 	return len(t.ring) == 0
+}
+
+// enlist makes a stream of the device known that was forgotten, or is new. What comes to depend on a stream's number calls
+// it first. The caller holds Device.mu.
+func (d *Device) enlist(t *Stream) {
+	if t.dev != d || t.index.Load() >= 0 {
+		return
+	}
+	i := d.streamNumbers.take(d.hist.oldestNamed())
+	if i == len(d.streams) {
+		d.streams = append(d.streams, nil)
+	}
+	d.streams[i] = t
+	t.index.Store(int32(i))
+	delete(d.gone, t.id)
+	d.byID[t.id] = t
+}
+
+// liveStreams are the streams that the device knows, by number. The caller holds Device.mu.
+func (d *Device) liveStreams() iter.Seq[*Stream] {
+	return func(yield func(*Stream) bool) {
+		for i, t := range d.streams {
+			if int(t.index.Load()) == i && !yield(t) {
+				return
+			}
+		}
+	}
+}
+
+// forgetStreams forgets the streams that may be gone and that nothing depends on. The caller holds Device.mu.
+func (d *Device) forgetStreams() {
+	d.markStreams()
+	for t := range d.liveStreams() {
+		if !t.marked && t.mayBeGone() {
+			d.forgetStream(t)
+		}
+		t.marked = false
+	}
+	d.streamNumbers.forget(d.hist.oldestNamed())
+	clear(d.streams[d.streamNumbers.count:])
+	d.streams = d.streams[:d.streamNumbers.count]
+	if len(d.gone) >= max(d.goneAt, retireLanes) {
+		kept := map[cuda.StreamID]weak.Pointer[Stream]{} // a new one, as a map never shrinks
+		for id, t := range d.gone {
+			if t.Value() != nil {
+				kept[id] = t
+			}
+		}
+		d.gone, d.goneAt = kept, 2*len(kept)
+	}
+}
+
+func (d *Device) forgetStream(t *Stream) {
+	delete(d.byID, t.id)
+	d.gone[t.id] = weak.Make(t)
+	d.streamNumbers.put(int(t.index.Load()), d.hist.oldestNamed())
+	t.index.Store(-1)
+	t.waited, t.pruneAt = nil, 0
+	t.mu.Lock()
+	t.ring = nil
+	t.mu.Unlock()
+}
+
+// markStreams marks the streams of the device that something depends on: lanes, what they used last that may not be over,
+// blocks that were lent to them, frees that wait for them.
+func (d *Device) markStreams() {
+	for _, s := range d.spaces {
+		if s != nil {
+			s.stream.marked = true
+		}
+	}
+	for _, id := range d.spares {
+		if k := d.chunks.At(id); k.Stream >= 0 {
+			if t := d.streams[k.Stream]; !t.durable.Load() && t.isOver(k.Stamp) {
+				k.Stream, k.Stamp = -1, 0
+			} else {
+				t.marked = true
+			}
+		}
+	}
+	d.zombies.Filter(func(z *vm.Zombie) bool {
+		d.streams[z.Stream].marked = true
+		return false
+	})
+	mark := func(t *Stream) {
+		if t != nil && t.dev == d {
+			t.marked = true
+		}
+	}
+	for i := range d.uses {
+		mark(d.uses[i].stream)
+	}
+	for i := range d.pending {
+		mark(d.pending[i].owner)
+		for _, w := range d.pending[i].waits {
+			mark(w.stream)
+		}
+	}
 }

@@ -3,7 +3,6 @@ package cistern
 import (
 	"cmp"
 	"fmt"
-	"sync/atomic"
 
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/internal/heap"
@@ -83,8 +82,11 @@ func (d *Device) newPool(id PoolID, o PoolOptions, u, spill upstream) (*Pool, er
 		p.addSpill(spill)
 	}
 	if err := p.openToPeers(); err != nil {
-		p.released = true
-		delete(d.pools, id)
+		for _, x := range p.parts() {
+			x.own = nil // the caller's
+		}
+		p.onEnd = nil
+		d.end(p)
 		return nil, fmt.Errorf("pool {%d, %d}: %w", id[0], id[1], err)
 	}
 	return p, nil
@@ -92,7 +94,7 @@ func (d *Device) newPool(id PoolID, o PoolOptions, u, spill upstream) (*Pool, er
 
 // addPool makes a pool. The caller holds Device.mu, or is the first to have the device.
 func (d *Device) addPool(id PoolID, o PoolOptions, u upstream) (*Pool, error) {
-	p := &Pool{dev: d, id: id, number: uint32(len(d.byNumber)), noSplit: o.NoSplit, mask: heap.Align - 1, unit: segmentUnit, onEnd: o.OnEnd,
+	p := &Pool{dev: d, id: id, noSplit: o.NoSplit, mask: heap.Align - 1, unit: segmentUnit, onEnd: o.OnEnd,
 		limit: o.Limit, onDevice: true, counted: true,
 		traits: resource.Traits{Name: "virtual", Device: d.id, OnDevice: true, DeviceAccessible: true, Align: heap.Align}}
 	switch {
@@ -126,22 +128,20 @@ func (d *Device) addPool(id PoolID, o PoolOptions, u upstream) (*Pool, error) {
 	if p.segments != nil {
 		d.segmented = true
 	}
-	p.spaces.Store(new([]atomic.Pointer[space]))
 	d.pools[id] = p
-	d.byNumber = append(d.byNumber, p)
+	d.enter(p)
 	return p, nil
 }
 
 // addSpill gives the pool a hidden one of segments of the spill's, under the same name. The caller holds Device.mu.
 func (p *Pool) addSpill(u upstream) {
 	d := p.dev
-	q := &Pool{dev: d, id: p.id, number: uint32(len(d.byNumber)), noSplit: p.noSplit, mask: heap.Align - 1, parent: p}
+	q := &Pool{dev: d, id: p.id, noSplit: p.noSplit, mask: heap.Align - 1, parent: p}
 	q.setUpstream(u)
 	if q.noSplit {
 		q.mask = q.unit - 1
 	}
-	q.spaces.Store(new([]atomic.Pointer[space]))
-	d.byNumber = append(d.byNumber, q)
+	d.enter(q)
 	d.segmented = true
 	p.spill = q
 }

@@ -1,6 +1,8 @@
 package cistern
 
 import (
+	"slices"
+
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/event"
 	"github.com/cistern-gpu/cistern/internal/heap"
@@ -18,9 +20,10 @@ const (
 
 // Segment is a contiguous range of mapped memory of one (pool, stream, size class).
 type Segment struct {
-	Addr   uint64 // 0 for a spare chunk, which is mapped nowhere
-	Size   uint64 // bytes; of physical memory but for Paused
-	Stream int    // index into Device.Streams, -1 for new spare chunks
+	Addr   uint64  // 0 for a spare chunk, which is mapped nowhere
+	Size   uint64  // bytes; of physical memory but for Paused
+	Stream int     // index into Record.Streams, as in event.Event.Stream, -1 for new spare chunks
+	Owner  *Stream // that stream, nil for new spare chunks
 	Pool   PoolID
 	Number uint32 // the pool's number, as in event.Event.Pool
 	Large  bool
@@ -55,13 +58,21 @@ func (d *Device) Snapshot() []Segment {
 	return d.snapshot()
 }
 
-// Record is History and Snapshot of one moment: what is held, and the newest events that led to it, at most n of them. lost are
-// the older ones that the ring no longer holds, and those that are left out.
-func (d *Device) Record(n int) (events []event.Event, lost uint64, held []Segment) {
+// Record is History and Snapshot of one moment, with what their numbers mean.
+type Record struct {
+	Events  []event.Event // the newest, oldest first
+	Lost    uint64        // older ones, which the ring no longer holds or which were left out
+	Held    []Segment
+	Streams []*Stream // as Device.Streams
+	Pools   []PoolID  // as Device.Pools
+}
+
+// Record is what is held, and the newest events that led to it, at most n of them.
+func (d *Device) Record(n int) Record {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	events, lost = d.hist.newest(n)
-	return events, lost, d.snapshot()
+	events, lost := d.hist.newest(n)
+	return Record{events, lost, d.snapshot(), slices.Clone(d.streams), slices.Clone(d.poolNames)}
 }
 
 // snapshot is Snapshot. The caller holds Device.mu and nothing else.
@@ -69,8 +80,11 @@ func (d *Device) snapshot() []Segment {
 	out := d.segmentsOf(func(*space) bool { return true })
 	for _, id := range d.spares {
 		k := d.chunks.At(id)
-		out = append(out, Segment{Size: k.Size, Stream: int(k.Stream), Large: true,
-			Chunks: []Chunk{{k.Handle, k.Size}}, Blocks: []SegmentBlock{{Size: k.Size}}})
+		g := Segment{Size: k.Size, Stream: int(k.Stream), Large: true, Chunks: []Chunk{{k.Handle, k.Size}}, Blocks: []SegmentBlock{{Size: k.Size}}}
+		if k.Stream >= 0 {
+			g.Owner = d.streams[k.Stream]
+		}
+		out = append(out, g)
 	}
 	return out
 }
@@ -102,7 +116,7 @@ func (s *space) segments() []Segment {
 			return true
 		}
 		if len(out) == 0 || b.Addr != end || s.heap.Prev(id) == 0 {
-			out = append(out, Segment{Addr: b.Addr, Stream: int(s.stream.index), Pool: s.pool.id, Number: s.pool.number,
+			out = append(out, Segment{Addr: b.Addr, Stream: int(s.stream.index.Load()), Owner: s.stream, Pool: s.pool.id, Number: s.pool.number,
 				Large: groupOf(s.class) == groupLarge})
 		}
 		g := &out[len(out)-1]
@@ -147,20 +161,19 @@ func (d *Device) Usage() (allocated, reserved uint64) {
 	return allocated, d.reservedBytes + d.elsewhere
 }
 
-// Streams are the streams that the device knows, by index: what Segment.Stream and event.Event.Stream refer to.
+// Streams are the streams that the device knows, by index: what Segment.Stream and event.Event.Stream refer to. The index
+// of a stream that may have been destroyed is given to another in time, but not while the history names it, nor what
+// TakeHistory returned last.
 func (d *Device) Streams() []*Stream {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return append([]*Stream(nil), d.streams...)
+	return slices.Clone(d.streams)
 }
 
-// Pools are the names of all pools there have been, by number: what event.Event.Pool refers to.
+// Pools are the names of the pools by number: what event.Event.Pool refers to. The number of a pool that is gone is given to
+// another as that of a stream is.
 func (d *Device) Pools() []PoolID {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	var out []PoolID
-	for _, p := range d.byNumber {
-		out = append(out, p.id)
-	}
-	return out
+	return slices.Clone(d.poolNames)
 }

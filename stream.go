@@ -2,7 +2,6 @@ package cistern
 
 import (
 	"errors"
-	"fmt"
 	"sync/atomic"
 
 	"github.com/cistern-gpu/cistern/cuda"
@@ -10,8 +9,9 @@ import (
 	"github.com/cistern-gpu/cistern/internal/lockrank"
 )
 
-// Stream is a CUDA stream that the engine knows: by context and id, so that a recycled handle is another Stream. It
-// stays known after the CUDA stream is destroyed.
+// Stream is a CUDA stream that the engine knows: by context and id, so that a recycled handle is another Stream. It is valid
+// for as long as the program has it. The engine itself forgets a stream that may have been destroyed and that nothing
+// depends on any more (retire.go); its next use makes it known again.
 //
 // # Epochs
 //
@@ -25,8 +25,9 @@ import (
 // the end of its captures. So all that is free in its lanes is marked with epochs that are closed then, and nothing has to
 // be asked of it afterwards. A free in the order of another stream (FreeOn) waits for that one and leaves no mark.
 type Stream struct {
-	dev    *Device
-	index  int32
+	dev *Device
+	// index is the stream's place in Device.streams, -1 while the device does not know it. Changed by holders of Device.mu.
+	index  atomic.Int32
 	handle cuda.Stream
 	id     cuda.StreamID
 	// durable: the stream is never destroyed, so an epoch can still be closed later. The default stream is.
@@ -50,8 +51,11 @@ type Stream struct {
 	lost   bool          // guarded by mu: the last record failed, and it may be gone by now: only the context covers it
 	active bool          // guarded by Device.mu: it has allocated
 	routes []route       // guarded by Device.mu: those not ended; the last one counts
-	// waited is, by stream index, the epoch of that stream which this one waits for. Guarded by Device.mu.
-	waited map[int32]uint64
+	// waited is, by stream, the epoch of that stream which this one waits for, and pruneAt the length at which those that
+	// are over are next dropped. Guarded by Device.mu.
+	waited  map[*Stream]uint64
+	pruneAt int
+	marked  bool // guarded by Device.mu: something depends on it, as Device.forgetStreams found
 }
 
 type closedEpoch struct {
@@ -247,11 +251,12 @@ func (t *Stream) waitFor(other *Stream, epoch uint64) error {
 	if t == other || epoch == 0 {
 		return nil
 	}
-	sameDevice := t.dev == other.dev // indices are per device
+	sameDevice := t.dev == other.dev // whose lock the caller holds
 	if sameDevice {
-		if t.waited[other.index] >= epoch {
+		if t.waited[other] >= epoch {
 			return nil
 		}
+		t.prune()
 	}
 	other.mu.Lock()
 	defer other.mu.Unlock()
@@ -270,11 +275,26 @@ func (t *Stream) waitFor(other *Stream, epoch uint64) error {
 	}
 	if sameDevice {
 		if t.waited == nil {
-			t.waited = map[int32]uint64{}
+			t.waited = map[*Stream]uint64{}
 		}
-		t.waited[other.index] = c.epoch
+		t.waited[other] = c.epoch
 	}
 	return nil
+}
+
+// prune drops the waits that are over, each time that their number has doubled. The caller holds Device.mu.
+func (t *Stream) prune() {
+	if len(t.waited) < max(t.pruneAt, 64) {
+		return
+	}
+	for other, epoch := range t.waited {
+		other.mu.Lock()
+		if other.over >= epoch {
+			delete(t.waited, other)
+		}
+		other.mu.Unlock()
+	}
+	t.pruneAt = 2 * len(t.waited)
 }
 
 // settle waits on the host until the epoch is over. No other lock may be held.
@@ -362,20 +382,15 @@ func (d *Device) Stream(h cuda.Stream, opts ...StreamOption) (*Stream, error) {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if t := d.byID[id]; t != nil {
-		t.qualify(o)
-		return t, nil
+	t := d.byID[id]
+	if t == nil {
+		d.retire()
+		if t = d.gone[id].Value(); t == nil {
+			t = d.newStream(id, h)
+		}
+		d.enlist(t)
 	}
-	if len(d.streams) >= maxStreams {
-		return nil, fmt.Errorf("device %d: more than %d streams", d.id, maxStreams)
-	}
-	t := &Stream{dev: d, index: int32(len(d.streams)), handle: h, id: id, mu: lockrank.Mutex{Rank: lockrank.Stream}}
-	t.durable.Store(o&StreamDurable != 0 || h == cuda.StreamNull || h == cuda.StreamLegacy)
-	t.eager.Store(!t.durable.Load())
-	t.perThread = h == cuda.StreamPerThread
-	t.epoch.Store(1)
-	d.streams = append(d.streams, t)
-	d.byID[id] = t
+	t.qualify(o)
 	return t, nil
 }
 
@@ -403,5 +418,14 @@ func (d *Device) capturedStream(h cuda.Stream) *Stream {
 	return nil
 }
 
-// maxStreams bounds the streams that a device remembers. Each costs about 200 bytes.
-const maxStreams = 1 << 20
+func (d *Device) newStream(id cuda.StreamID, h cuda.Stream) *Stream {
+	t := &Stream{dev: d, handle: h, id: id, perThread: h == cuda.StreamPerThread, mu: lockrank.Mutex{Rank: lockrank.Stream}}
+	t.index.Store(-1)
+	t.durable.Store(h == cuda.StreamNull || h == cuda.StreamLegacy)
+	t.eager.Store(!t.durable.Load())
+	t.epoch.Store(1)
+	return t
+}
+
+// number is by what events name the stream. The caller holds Device.mu.
+func (t *Stream) number() uint32 { return uint32(t.index.Load()) }

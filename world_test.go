@@ -135,7 +135,6 @@ type worldPool struct {
 	spill    *source
 	limit    uint64
 	before   uint64          // what it held when its limit was set
-	first    uint32          // the number of its first segments
 	noted    []cistern.Block // what was live at some time
 }
 

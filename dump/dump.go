@@ -79,22 +79,21 @@ type dumping struct {
 // add copies a device, with its newest events, at most so many.
 func (d *dumping) add(dev *cistern.Device, most int) {
 	t := &trace.Trace{Device: int(dev.ID()), Format: "cistern", Final: []trace.Segment{}}
-	events, older, held := dev.Record(most)
-	t.Events = events
-	if older > 0 && len(events) == most {
-		d.older = older
+	r := dev.Record(most)
+	t.Events = r.Events
+	if r.Lost > 0 && len(r.Events) == most {
+		d.older = r.Lost
 	}
-	// After the events and segments, so that they have all that those name.
-	for _, id := range dev.Pools() {
+	for _, id := range r.Pools {
 		t.Pools = append(t.Pools, trace.PoolID(id))
 	}
-	for _, st := range dev.Streams() {
+	for _, st := range r.Streams {
 		t.Streams = append(t.Streams, uint64(st.Handle()))
 	}
 	if len(t.Streams) == 0 {
 		t.Streams = []uint64{0} // of spare chunks that no stream has used
 	}
-	for _, s := range held {
+	for _, s := range r.Held {
 		stream := uint32(max(s.Stream, 0))
 		g := trace.Segment{Addr: s.Addr, Size: s.Size, Stream: stream, Pool: s.Number, Large: s.Large, Expandable: s.Chunks != nil}
 		for _, b := range s.Blocks {

@@ -81,13 +81,15 @@ func kindOf(k event.Kind) C.uint32_t {
 //export coreHistoryDrain
 func coreHistoryDrain(d C.int, buf *C.cistern_event, capacity C.size_t, n *C.size_t, lost *C.uint64_t) (code C.int) {
 	defer caught(&code)
-	_, dev, err := ifUsed(d)
+	l, dev, err := ifUsed(d)
 	if err != nil {
 		return fail(err)
 	}
 	if dev == nil {
 		return C.CISTERN_OK
 	}
+	l.devices[d].draining.Lock()
+	defer l.devices[d].draining.Unlock()
 	out := unsafe.Slice(buf, min(capacity, maxHistory))
 	written := 0
 	var events []event.Event
@@ -111,8 +113,10 @@ func coreHistoryDrain(d C.int, buf *C.cistern_event, capacity C.size_t, n *C.siz
 				continue
 			}
 			out[written] = C.cistern_event{time_us: C.int64_t(e.TimeUS), addr: C.uint64_t(e.Addr), size: C.uint64_t(e.Size),
-				pool: poolOf(pools[e.Pool]), handle: C.uint64_t(e.Handle), kind: kind, tag: C.uint32_t(e.Tag),
-				thread: C.uint32_t(e.Thread)}
+				handle: C.uint64_t(e.Handle), kind: kind, tag: C.uint32_t(e.Tag), thread: C.uint32_t(e.Thread)}
+			if int(e.Pool) < len(pools) {
+				out[written].pool = poolOf(pools[e.Pool])
+			}
 			if int(e.Stream) < len(streams) { // a new spare chunk belongs to none
 				putHandle(&out[written].stream, streams[e.Stream].Handle())
 			}

@@ -68,9 +68,10 @@ type library struct {
 
 // device is what is kept here for one device.
 type device struct {
-	streams streams
-	pools   pools
-	hooks   hooks
+	streams  streams
+	pools    pools
+	hooks    hooks
+	draining sync.Mutex // held while events are taken from the history and their streams and pools looked up
 }
 
 var (

@@ -29,7 +29,6 @@ func coreSnapshotTake(d, onlyOne C.int, pool0, pool1 C.uint64_t, out **C.cistern
 		return fail(err)
 	}
 	var segments []cistern.Segment
-	var streams []*cistern.Stream
 	if dev != nil {
 		if onlyOne == 0 {
 			segments = dev.Snapshot()
@@ -42,9 +41,8 @@ func coreSnapshotTake(d, onlyOne C.int, pool0, pool1 C.uint64_t, out **C.cistern
 				}
 			}
 		}
-		streams = dev.Streams() // after the segments, so that it has theirs
 	}
-	*out = snapshotOf(d, segments, streams)
+	*out = snapshotOf(d, segments)
 	if *out == nil {
 		return fail(&failure{C.CISTERN_INTERNAL, "no host memory for the snapshot"})
 	}
@@ -52,7 +50,7 @@ func coreSnapshotTake(d, onlyOne C.int, pool0, pool1 C.uint64_t, out **C.cistern
 }
 
 // snapshotOf lays a snapshot out as one piece of C memory: the struct, the segments, the blocks.
-func snapshotOf(d C.int, segments []cistern.Segment, streams []*cistern.Stream) *C.cistern_snapshot {
+func snapshotOf(d C.int, segments []cistern.Segment) *C.cistern_snapshot {
 	n := 0
 	for i := range segments {
 		n += len(segments[i].Blocks)
@@ -71,8 +69,8 @@ func snapshotOf(d C.int, segments []cistern.Segment, streams []*cistern.Stream) 
 	for i := range segments {
 		s := &segments[i]
 		var handle cuda.Stream
-		if s.Stream >= 0 && s.Stream < len(streams) {
-			handle = streams[s.Stream].Handle()
+		if s.Owner != nil {
+			handle = s.Owner.Handle()
 		}
 		c := &segs[i]
 		c.addr, c.size, c.pool = C.uint64_t(s.Addr), C.uint64_t(s.Size), poolOf(s.Pool)

@@ -1,0 +1,247 @@
+package cistern_test
+
+import (
+	"fmt"
+	"maps"
+	"os"
+	"runtime"
+	"slices"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/cistern-gpu/cistern"
+	"github.com/cistern-gpu/cistern/cuda"
+	"github.com/cistern-gpu/cistern/cuda/sim"
+	"github.com/cistern-gpu/cistern/event"
+	"github.com/cistern-gpu/cistern/internal/cputime"
+)
+
+// shortLived is a program that makes streams and pools and destroys them again, beside one stream that lasts.
+type shortLived struct {
+	*engine
+	t    testing.TB
+	last *cistern.Stream // lasts
+	made int
+}
+
+func newShortLived(t testing.TB, conf string, check sim.CheckLevel) *shortLived {
+	opts, err := cistern.ParseOptions(conf)
+	must(t, err)
+	e := newEngine(t, sim.Options{Capacity: 4 << 30, Lag: time.Millisecond, Check: check, OnFault: func(err error) { t.Error(err) }}, opts, 1)
+	return &shortLived{engine: e, t: t, last: e.streams[0]}
+}
+
+// shortWork is the kinds of work that a short-lived stream does.
+var shortWork = map[string]func(s *shortLived, h cuda.Stream, st *cistern.Stream){
+	// It is made known and does nothing.
+	"known": func(*shortLived, cuda.Stream, *cistern.Stream) {},
+	"allocates": func(s *shortLived, h cuda.Stream, st *cistern.Stream) {
+		p, q := s.alloc(s.t, 3*mib, st), s.alloc(s.t, 1000, st)
+		must(s.t, s.drv.Use(0, h, p, 3*mib))
+		s.free(s.t, p)
+		s.free(s.t, q)
+	},
+	// It uses memory of the stream that lasts, which is freed then.
+	"recorded": func(s *shortLived, h cuda.Stream, st *cistern.Stream) {
+		p := s.alloc(s.t, mib, s.last)
+		must(s.t, s.drv.Use(0, h, p, mib))
+		must(s.t, s.a.RecordStream(p, st))
+		s.free(s.t, p)
+	},
+	// It gives back what another stream was given.
+	"frees": func(s *shortLived, h cuda.Stream, st *cistern.Stream) {
+		p := s.alloc(s.t, mib, s.last)
+		must(s.t, s.a.FreeOn(p, st))
+	},
+	// The stream that lasts takes over what it had, so that it waits for it.
+	"waited for": func(s *shortLived, h cuda.Stream, st *cistern.Stream) {
+		p := s.alloc(s.t, 16*mib, st)
+		must(s.t, s.drv.Use(0, h, p, 16*mib))
+		s.free(s.t, p)
+		s.dev.SetLimit(uint64(s.dev.Stats().Reserved.All.Current))
+		s.free(s.t, s.alloc(s.t, 16*mib, s.last))
+		s.dev.SetLimit(0)
+	},
+	"pool": func(s *shortLived, h cuda.Stream, st *cistern.Stream) {
+		pool, err := s.dev.NewPool(cistern.PoolID{7, uint64(s.made)})
+		must(s.t, err)
+		must(s.t, s.dev.Route(st, pool))
+		p := s.alloc(s.t, 3*mib, st)
+		q, err := pool.Alloc(1000, s.last)
+		must(s.t, err)
+		must(s.t, s.dev.Unroute(st))
+		s.free(s.t, p)
+		s.free(s.t, q)
+		must(s.t, pool.Release())
+	},
+	"captured": func(s *shortLived, h cuda.Stream, st *cistern.Stream) {
+		pool, err := s.dev.NewPool(cistern.PoolID{8, uint64(s.made)})
+		must(s.t, err)
+		must(s.t, s.dev.BeginCapture(st, pool))
+		must(s.t, s.drv.BeginCapture(0, h))
+		p := s.alloc(s.t, 3*mib, st)
+		must(s.t, s.drv.Use(0, h, p, 3*mib))
+		s.free(s.t, p)
+		_, err = s.drv.EndCapture(0, h)
+		must(s.t, err)
+		must(s.t, s.dev.EndCapture(st))
+		must(s.t, pool.Release())
+	},
+	"segments": func(s *shortLived, h cuda.Stream, st *cistern.Stream) {
+		pool, err := s.dev.NewPoolWith(cistern.PoolID{9, uint64(s.made)}, cistern.PoolOptions{Kind: cistern.PoolMalloc})
+		must(s.t, err)
+		p, err := pool.Alloc(3*mib, st)
+		must(s.t, err)
+		s.free(s.t, p)
+		must(s.t, pool.Release())
+	},
+}
+
+// run makes n streams, each of which does one kind of work, and destroys them.
+func (s *shortLived) run(n int, work func(s *shortLived, h cuda.Stream, st *cistern.Stream)) {
+	for range n {
+		h := s.drv.NewStreamNonBlocking(0)
+		st, err := s.dev.Stream(h)
+		must(s.t, err)
+		work(s, h, st)
+		must(s.t, s.drv.DestroyStream(0, h))
+		s.drv.Advance(100 * time.Microsecond)
+		s.made++
+	}
+}
+
+// tables runs n streams and measures the tables. Streams that the program dropped are gone for the engine once they were
+// collected.
+func (s *shortLived) tables(n int, kind string) map[string]int {
+	for ; n > 0; n -= 250 {
+		s.run(250, shortWork[kind])
+		runtime.GC()
+	}
+	return cistern.Tables(s.dev)
+}
+
+// Streams and pools that are gone leave nothing behind in any table, whatever they did.
+func TestTablesStayBounded(t *testing.T) {
+	for _, conf := range []string{"", "history:100", "backend:malloc", "cross_stream:ready"} {
+		for _, kind := range slices.Sorted(maps.Keys(shortWork)) {
+			t.Run(conf+"/"+kind, func(t *testing.T) {
+				s := newShortLived(t, conf, sim.CheckOrder)
+				before := s.tables(1000, kind)
+				after := s.tables(3000, kind)
+				for name, n := range after {
+					if n > before[name]+600 {
+						t.Errorf("%s: %d entries after 1000 streams, %d after 4000", name, before[name], n)
+					}
+				}
+			})
+		}
+	}
+}
+
+// The number of a stream or a pool that is gone is given to another, but never while an event can be read that names it.
+func TestHistoryNamesWhatIsGone(t *testing.T) {
+	for _, drain := range []int{0, 1, 3} { // how many streams after one another are read of by TakeHistory; 0: none ever
+		t.Run(fmt.Sprint(drain), func(t *testing.T) {
+			s := newShortLived(t, "history:64", sim.CheckOrder)
+			type what struct {
+				addr uint64
+				kind event.Kind
+			}
+			streams, pools := map[what]cuda.StreamID{}, map[what]cistern.PoolID{} // by the last event of the kind for an address
+			numbers := map[uint32]bool{}
+			check := func(events []event.Event, streamList []*cistern.Stream, poolList []cistern.PoolID) {
+				last := map[what]event.Event{}
+				for _, e := range events {
+					if e.Kind == event.Alloc || e.Kind == event.FreeRequested || e.Kind == event.FreeCompleted {
+						last[what{e.Addr, e.Kind}] = e
+						numbers[e.Stream] = true
+					}
+				}
+				for w, e := range last {
+					if streamList[e.Stream].ID() != streams[w] || poolList[e.Pool] != pools[w] {
+						t.Fatalf("after %d streams: event %+v is of stream %+v, pool %v; want %+v, %v", s.made, e, streamList[e.Stream].ID(),
+							poolList[e.Pool], streams[w], pools[w])
+					}
+				}
+			}
+			for s.made < 1500 {
+				h := s.drv.NewStreamNonBlocking(0)
+				st, err := s.dev.Stream(h)
+				must(t, err)
+				id := cistern.PoolID{3, uint64(s.made)}
+				pool, err := s.dev.NewPool(id)
+				must(t, err)
+				p, err := pool.Alloc(3*mib, st)
+				must(t, err)
+				for _, k := range []event.Kind{event.Alloc, event.FreeRequested, event.FreeCompleted} {
+					streams[what{uint64(p), k}], pools[what{uint64(p), k}] = st.ID(), id
+				}
+				must(t, s.drv.Use(0, h, p, 3*mib))
+				s.free(t, p)
+				must(t, pool.Release())
+				must(t, s.drv.DestroyStream(0, h))
+				s.drv.Advance(2 * time.Millisecond)
+				s.made++
+				if drain > 0 && s.made%drain == 0 {
+					events, _ := s.dev.TakeHistory(nil, 1000)
+					cistern.ForgetStreams(s.dev)
+					for range 5 { // who may get a number that is free
+						_, err := s.dev.Stream(s.drv.NewStreamNonBlocking(0))
+						must(t, err)
+					}
+					check(events, s.dev.Streams(), s.dev.Pools())
+				} else if drain == 0 {
+					cistern.ForgetStreams(s.dev)
+					r := s.dev.Record(64)
+					check(r.Events, r.Streams, r.Pools)
+				}
+			}
+			if n := cistern.Tables(s.dev); len(numbers) > 200 || n["streams"] > 1000 || n["pools"] > 200 {
+				t.Errorf("%d numbers were given to streams; %v", len(numbers), n)
+			}
+		})
+	}
+}
+
+// TestStreamsAndPoolsByTheMillion: the millionth stream, and the millionth pool, costs what the first did, in memory and in
+// time. CISTERN_STREAMS is how many of each kind there are.
+func TestStreamsAndPoolsByTheMillion(t *testing.T) {
+	n := 0
+	if os.Getenv("CISTERN_SOAK") != "" {
+		n = 1_000_000
+	}
+	if s := os.Getenv("CISTERN_STREAMS"); s != "" {
+		var err error
+		n, err = strconv.Atoi(s)
+		must(t, err)
+	}
+	if n == 0 {
+		t.Skip("CISTERN_SOAK or CISTERN_STREAMS is not set")
+	}
+	for _, kind := range slices.Sorted(maps.Keys(shortWork)) {
+		t.Run(kind, func(t *testing.T) {
+			s := newShortLived(t, "", sim.CheckNone)
+			const parts = 20
+			var memory []uint64
+			var took []time.Duration
+			for range parts {
+				began := cputime.Process()
+				s.run(n/parts, shortWork[kind])
+				took = append(took, cputime.Process()-began)
+				memory = append(memory, goBytes())
+			}
+			// The first parts make tables as long as they will be. Of several, the least is what is not noise.
+			early, late := slices.Min(took[1:parts/2]), slices.Min(took[parts/2:])
+			least, most := slices.Max(memory[1:parts/2]), slices.Max(memory[parts/2:])
+			t.Logf("%d streams: %v each in the first half, %v in the second; %d and %d KiB of memory; %v", s.made,
+				early/time.Duration(n/parts), late/time.Duration(n/parts), least/kib, most/kib, cistern.Tables(s.dev))
+			if late > 2*early {
+				t.Errorf("a stream took %v, and later %v", early/time.Duration(n/parts), late/time.Duration(n/parts))
+			}
+			if most > least+least/10+mib { // streams that were dropped wait for the collector
+				t.Errorf("%d bytes of memory, and later %d", least, most)
+			}
+		})
+	}
+}
