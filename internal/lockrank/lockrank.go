@@ -5,7 +5,7 @@
 // A goroutine locks a mutex only while every mutex that it holds has a lower rank. The ranks below are the order.
 //
 //   - Several mutexes of rank [Lane] are held only by a holder of [Device].
-//   - The ranks from [Allocator] on are leaves: their holders lock nothing more.
+//   - The ranks after [Allocator] are leaves: their holders lock nothing more.
 //
 // Packages below the engine (internal/stacks, resource) have mutexes of their own that are not ranked: they hold them over
 // no call into the engine.
@@ -51,7 +51,7 @@ var names = [ranks]string{"a mutex without rank", "Allocator.keeping", "Device.p
 func (r Rank) String() string { return names[r] }
 
 // leaf reports whether nothing is locked by holders.
-func (r Rank) leaf() bool { return r >= Allocator }
+func (r Rank) leaf() bool { return r > Allocator }
 
 // Mutex is a sync.Mutex with a rank.
 type Mutex struct {
