@@ -29,7 +29,7 @@ func (w *world) opTight(d *worldDevice) {
 	case n < 40:
 		w.alloc(d, uint64(1+w.rng.IntN(20))*mib*uint64(1+w.rng.IntN(2)), d.streams[w.rng.IntN(min(3, len(d.streams)))])
 	case n < 70:
-		if i := w.rng.IntN(len(d.blocks)); d.blocks[i].size != filler || w.chance(1) {
+		if i := w.rng.IntN(max(len(d.blocks), 1)); i < len(d.blocks) && (d.blocks[i].size != filler || w.chance(1)) {
 			w.free(d, i)
 		}
 	case n < 75:
