@@ -7,6 +7,7 @@
 #include <atomic>
 #include <map>
 #include <mutex>
+#include <stdexcept>
 #include <string>
 #include <thread>
 
@@ -198,6 +199,12 @@ const char *probe_name() {
 
 void *probe_custom_alloc_0(size_t n, int device, void *) { return customAlloc(customs[0], n, device); }
 void *probe_custom_alloc_1(size_t n, int device, void *) { return customAlloc(customs[1], n, device); }
+// One that gives memory once and throws from then on.
+void *probe_custom_alloc_once(size_t n, int device, void *) {
+  static std::atomic<int> asked{0};
+  if (asked++ > 0) throw std::runtime_error("an allocator that fails");
+  return customAlloc(customs[0], n, device);
+}
 void probe_custom_free_0(void *p, size_t n, int, void *) { customFree(customs[0], p, n); }
 void probe_custom_free_1(void *p, size_t n, int, void *) { customFree(customs[1], p, n); }
 int64_t probe_custom(int which, int what) {

@@ -226,6 +226,35 @@ def history_many_events():
     check(sum(b < a - 1000 for a, b in zip(times, times[1:])) == 0, "in order of time")
 
 
+@case(native="it holds its lock over such callbacks, and deadlocks", timeout=90)
+def history_callback_frees():
+    """A free-memory callback frees, which wants a stack and so the interpreter's lock, that other threads hold while they free."""
+    import threading
+    torch.cuda.init()
+    p = probe()
+    cap(2048 * MiB)
+    record(max_entries=10_000, context="all", stacks="python")
+    stop = threading.Event()
+
+    def busy():
+        while not stop.is_set():
+            bytes_on(MiB)
+    others = [threading.Thread(target=busy) for _ in range(2)]
+    for t in others:
+        t.start()
+    try:
+        for _ in range(100):
+            fine(p.probe_hold(1500 * MiB))
+            bytes_on(1200 * MiB)
+    finally:
+        stop.set()
+        for t in others:
+            t.join()
+    check(p.probe_callback_runs() >= 100, "the callback gave memory back")
+    mine = [e for e in trace() if e.get("size") == 1200 * MiB and e["action"] == "alloc"]
+    check(mine and all("history_callback_frees" in names(e["frames"]) for e in mine), "each request has its own stack")
+
+
 # ---- trackers and observers -----------------------------------------------------------------------------------------
 
 @case()
@@ -271,6 +300,49 @@ def tracker_pins():
         check(p.probe_known(t.data_ptr(), t.numel()), f"step {i}: memory was handed out that no tracker knows")
     eq(p.probe_unannounced(), 0, "unmaps of what was not announced")
     return f"{p.probe_tracked(SEGMENT_MAP) + p.probe_tracked(SEGMENT_ALLOC)} mappings, {p.probe_tracked(SEGMENT_UNMAP) + p.probe_tracked(SEGMENT_FREE)} undone"
+
+
+@case(native="a word of Cistern's", timeout=120)
+def tracker_pause_outside():
+    """A thread pauses and resumes a pool, of which trackers hear, while others allocate near the limit: nobody waits for another
+    in vain, no request fails, and after each resume trackers know what is there."""
+    import cistern
+    import threading
+    import time
+    torch.cuda.init()
+    p = probe()
+    fine(p.probe_track())
+    pool = torch.cuda.MemPool()
+    with torch.cuda.use_mem_pool(pool):
+        held = torch.full((600 * MiB,), 7, dtype=torch.uint8, device="cuda")
+    cap(2048 * MiB)
+    stop, slowest, failed = threading.Event(), [0.0], []
+
+    def busy():
+        while not stop.is_set():
+            begin = time.monotonic()
+            try:
+                bytes_on(500 * MiB)
+            except torch.OutOfMemoryError as e:
+                failed.append(str(e))
+            slowest[0] = max(slowest[0], time.monotonic() - begin)
+            torch.cuda.empty_cache()
+    others = [threading.Thread(target=busy) for _ in range(2)]
+    for t in others:
+        t.start()
+    try:
+        for i in range(50):
+            cistern.pause(pool=pool.id)
+            cistern.resume(pool=pool.id)
+            check(p.probe_known(held.data_ptr(), held.numel()), f"round {i}: memory is back of which no tracker knows")
+    finally:
+        stop.set()
+        for t in others:
+            t.join()
+    eq(failed[:1], [], f"{len(failed)} requests failed")
+    eq(p.probe_unannounced(), 0, "unmaps of what was not announced")
+    eq(int(held[-1]), 7, "contents")
+    return f"the slowest request took {slowest[0] * 1000:.0f} ms"
 
 
 @case()

@@ -182,6 +182,25 @@ def pool_use_on_oom():
 
 
 @case()
+def pool_use_on_oom_throws():
+    """The allocator of a pool that may be used rather than fail throws: that is no failure of the program's, then or later."""
+    p = probe()
+    a = torch.cuda.memory.CUDAPluggableAllocator(p.path, "probe_custom_alloc_once", "probe_custom_free_0")
+    pool = torch.cuda.MemPool(a.allocator(), use_on_oom=True)
+    with torch.cuda.use_mem_pool(pool):
+        t = bytes_on(20 * MiB)
+    cap(1 * GiB)
+    torch.cuda.reset_accumulated_memory_stats()
+    for i in range(3):
+        with raises(torch.OutOfMemoryError, "Tried to allocate 2.00 GiB"):
+            bytes_on(2 * GiB)
+        eq(stat("num_ooms"), i + 1, "failures")
+    del t, pool
+    with raises(torch.OutOfMemoryError, "Tried to allocate 2.00 GiB"):
+        bytes_on(2 * GiB)
+
+
+@case()
 def pool_no_split():
     pool = torch.cuda.MemPool(no_split=True)
     with torch.cuda.use_mem_pool(pool):

@@ -514,6 +514,38 @@ def upstream_program_ends():
     eq([line for line in done.err.splitlines() if line.strip()], [], "what it says at its end")
 
 
+@case(native=OURS, timeout=90, guard=None)
+def upstream_daemon_ends():
+    """A daemon thread is in a function of the program's own when the interpreter ends: it stays there, and the program ends as
+    it would without."""
+    for where in ("alloc", "ask"):
+        done = script("import sys, threading, time\nimport torch, cistern.torch\n"
+                      "torch.cuda.init()\n" + GUARD +
+                      "from cistern._pools import ALLOC, FREE\n"
+                      "inside = threading.Event()\n"
+                      "def wait():\n"
+                      "    inside.set()\n"
+                      "    while True:\n"
+                      "        time.sleep(0.001)\n"
+                      "@ALLOC\n"
+                      "def alloc(ctx, size, device, stream):\n"
+                      "    wait()\n"
+                      "@FREE\n"
+                      "def free(ctx, ptr, size, device, stream):\n"
+                      "    pass\n"
+                      + ("pool = cistern.torch.MemPool(upstream=cistern.torch.External(alloc, free))\n" if where == "alloc" else
+                         "pool = cistern.torch.MemPool(limit=64 << 20, on_oom=lambda missing: wait())\n") +
+                      "def work():\n"
+                      "    with torch.cuda.use_mem_pool(pool):\n"
+                      "        torch.empty(100 << 20, dtype=torch.uint8, device='cuda')\n"
+                      "threading.Thread(target=work, daemon=True).start()\n"
+                      "inside.wait()\n"
+                      "print(int(torch.ones(1000, device='cuda').sum()))\n", timeout=80)
+        eq(done.rc, 0, f"{where}: {done.why()}")
+        eq(done.out.split()[-1:], ["1000"], f"{where}: the program's own work")
+        eq([line for line in done.err.splitlines() if line.strip()], [], f"{where}: what it says at its end")
+
+
 @plain()
 def plain_refuses_upstreams():
     """Without the adapter such pools are refused with the reason."""

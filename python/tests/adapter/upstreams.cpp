@@ -484,7 +484,7 @@ void captures() {
   cca::releasePool(0, pool.id);
 }
 
-// The interpreter ends a thread that wants its lock after its end, as daemon threads do: from 3.9 to 3.13 by pthread_exit. Whatever
+// The interpreter ends a thread that wants its lock after its end, as daemon threads do: up to 3.13 by pthread_exit. Whatever
 // function of the program's it is in, the process ends as it would without.
 struct Daemon {
   enum Where { alloc, free, pool_asks, device_asks, dropped } where;
