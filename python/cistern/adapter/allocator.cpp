@@ -266,7 +266,14 @@ void Adapter::emptyCache(MempoolId_t pool) {
     return;
   if (pool.first == 0 && pool.second == 0) {
     Recorded recorded(cca::RecordContext::ALL);
-    check(lib.trim(-1));
+    if (!tracked()) {
+      check(lib.trim(-1));
+      return;
+    }
+    // A pool that lives may be registered on all ranks, of which this may be the only one that empties its cache.
+    for (int d = 0; d < device_count; d++)
+      if (touched[d].load(std::memory_order_acquire))
+        check(lib.pool_trim(d, Ids(pool)));
     return;
   }
   for (int d = 0; d < device_count; d++)
