@@ -179,7 +179,8 @@ func (p *Pool) owner() *Pool {
 	return p
 }
 
-// Trim gives the free memory of the pool back to the driver, unless the pool is pinned.
+// Trim gives the free memory of the pool back to the driver, unless the pool is pinned; that of the default pool with what
+// released pools left.
 func (p *Pool) Trim() error { return p.dev.trim(p) }
 
 // spaceFor is the space of (pool, stream, class), nil while it does not exist.

@@ -169,6 +169,32 @@ func TestSegmentBase(t *testing.T) {
 	}
 }
 
+// Trimming the default pool takes with it what released pools left, and leaves pools alone that are in use.
+func TestTrimDefaultPool(t *testing.T) {
+	for _, kind := range []cistern.PoolKind{cistern.PoolDefault, cistern.PoolMalloc} {
+		e := checked(t, cistern.Options{}, 512*mib, 1)
+		st := e.streams[0]
+		kept, gone := e.pool(t, 1, cistern.PoolOptions{Kind: kind}), e.pool(t, 2, cistern.PoolOptions{Kind: kind})
+		e.free(t, fromPool(t, kept, 30*mib, st))
+		late, other := fromPool(t, gone, 50*mib, st), fromPool(t, e.dev.DefaultPool(), 70*mib, st)
+		must(t, gone.Release())
+		e.free(t, other)
+		e.free(t, late)
+		held := int64(kept.Stats().Reserved)
+		if reserved := e.dev.Stats().Reserved.All.Current; held < 30*mib || reserved < held+120*mib {
+			t.Fatalf("kind %d: %d bytes reserved, %d by the pool in use", kind, reserved, held)
+		}
+		must(t, e.dev.DefaultPool().Trim())
+		if reserved := e.dev.Stats().Reserved.All.Current; reserved != held || int64(kept.Stats().Reserved) != held {
+			t.Errorf("kind %d: %d bytes reserved, want the %d of the pool in use", kind, reserved, held)
+		}
+		must(t, e.dev.Trim())
+		if reserved := e.dev.Stats().Reserved.All.Current; reserved != 0 {
+			t.Errorf("kind %d: %d bytes reserved after trimming all", kind, reserved)
+		}
+	}
+}
+
 func TestPoolOptions(t *testing.T) {
 	e := checked(t, cistern.Options{}, 128*mib, 1)
 	id := cistern.PoolID{0, 1}

@@ -11,8 +11,12 @@ import (
 // held, for the GPU to be done with it, except where a capture under way forbids that: such memory stays.
 func (d *Device) Trim() error { return d.trim(nil) }
 
-// trim is Trim for one pool; nil is all.
+// trim is Trim for one pool; nil is all. What released pools left belongs to the default pool here.
 func (d *Device) trim(only *Pool) error {
+	chosen := func(p *Pool) bool {
+		p = p.owner()
+		return only == nil || p == only || only == d.pool0 && p.released
+	}
 	if d.unsure.Load() {
 		d.pausing.Lock()
 		d.copied()
@@ -27,7 +31,7 @@ func (d *Device) trim(only *Pool) error {
 	d.unstick()
 	var waits []wait
 	for _, f := range d.pending {
-		if only == nil || f.space.pool == only {
+		if chosen(f.space.pool) {
 			for _, w := range f.waits {
 				waits = later(waits, w.stream, w.epoch)
 			}
@@ -38,15 +42,18 @@ func (d *Device) trim(only *Pool) error {
 	if d.segmented {
 		for again := true; again; again = again && d.nested && only == nil { // what goes may be a segment of another pool then
 			var err error
-			again, err = d.releaseSegments(func(p *Pool) bool { return only == nil || p.owner() == only }, true)
+			again, err = d.releaseSegments(chosen, true)
 			first = cmp.Or(first, err)
 		}
 	}
 	if d.upstream != nil {
+		if only == d.pool0 {
+			d.sweep() // makes the chunks spare that released pools left
+		}
 		_, err := d.releaseChunks(only, everything)
 		first = cmp.Or(first, err)
 	}
-	_, err := d.trimUpstreams(func(p *Pool) bool { return only == nil || p.owner() == only })
+	_, err := d.trimUpstreams(chosen)
 	first = cmp.Or(first, err)
 	d.sweep()
 	d.settleAll(nil, nil)

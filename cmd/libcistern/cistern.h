@@ -276,7 +276,7 @@ int cistern_capture_end(int device, void *stream);
  * come. What is still allocated stays valid and is freed as always. */
 int cistern_pool_release(int device, const uint64_t pool[2]);
 
-/* cistern_trim for one pool. */
+/* cistern_trim for one pool: {0, 0} is the default pool with what released pools left. */
 int cistern_pool_trim(int device, const uint64_t pool[2]);
 
 /* cistern_pool_blocks lists the pool's live allocations in address order: writes at most cap of them and to *n how many

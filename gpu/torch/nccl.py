@@ -112,7 +112,17 @@ def work(kind, rank, folder):
     early.fill_(rank + 1.0)
     step("registered", first)
 
-    def churn():  # segments go and come while the pool is registered
+    def alone():  # one rank empties its cache: what is registered stays, so that the ranks still agree
+        before = sorted((s["address"], s["total_size"]) for s in pool.snapshot())
+        if rank == 0:
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()
+        after = sorted((s["address"], s["total_size"]) for s in pool.snapshot())
+        assert before and before == after, f"{before} became {after}"
+        collectives(torch, dist, pool, rank, 3_000_000, torch.float32, 1)
+    step("one rank empties its cache", alone)
+
+    def churn():  # the pool grows while it is registered
         for i in range(10):
             collectives(torch, dist, pool, rank, 3_000_000 + 500_000 * i, torch.float32, i)
             torch.cuda.synchronize()

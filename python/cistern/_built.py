@@ -47,7 +47,8 @@ def key(torch: Torch) -> str:
         with open(file, "rb") as f:
             h.update(os.path.basename(file).encode() + b"\0" + f.read() + b"\0")
     libc = os.confstr("CS_GNU_LIBC_VERSION") or ""
-    for fact in [version, torch.version, torch.git, torch.cuda or "", os.uname().machine, libc] + FLAGS + LINK + LIBRARIES:
+    abi = "cxx11abi=%d" % torch.new_abi
+    for fact in [version, torch.version, torch.git, torch.cuda or "", abi, os.uname().machine, libc] + FLAGS + LINK + LIBRARIES:
         h.update(fact.encode() + b"\0")
     return h.hexdigest()[:16]
 

@@ -231,6 +231,8 @@ def _follow_replacement(torch: Any) -> None:
     def change_current_allocator(allocator: Any) -> None:
         global _mode
         theirs(allocator)
+        if _adapter is not None:
+            _adapter.cistern_torch_replaced()
         _mode = None
         say("this program puts another allocator in place: PyTorch's memory is not Cistern's", every_rank=True)
 

@@ -164,6 +164,10 @@ FAKE_ADAPTER = r"""
       words = std::string(s) + ": no effect: it is a test\n";
       return words.c_str();
     }
+    extern "C" void cistern_torch_replaced(void) {
+      puts("replaced");
+      fflush(stdout);
+    }
     extern "C" void fake_start(void) { started = 1; }
     struct wanted { cistern_pool_options o; unsigned bare, reserved; void (*dropped)(void *); void *token; };
     static wanted last;

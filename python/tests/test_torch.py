@@ -119,7 +119,7 @@ class Torch(Case):
             torch.cuda.memory.change_current_allocator(torch.cuda.memory.CUDAPluggableAllocator("x.so", "a", "f"))
             print(cistern.torch.mode(), torch.LOG, cistern.stats())
             """)
-        self.assertEqual(done.stdout, "None ['pluggable a f', 'changed'] {}\n")
+        self.assertEqual(done.stdout, "replaced\nNone ['pluggable a f', 'changed'] {}\n")
         self.assertEqual(done.stderr.count("\n"), 1)
         self.assertIn("another allocator", done.stderr)
 

@@ -221,6 +221,7 @@ int take_recorded(const Request& r, const Context& context, void** out);
 int release_recorded(void* ptr);
 void history_touch(DeviceIndex device); // what touch does for history
 void record_oom(const Request& r, size_t device_free, const Context& context);
+bool tracked(); // somebody follows segments, to register them with NCCL
 void copy_traces(cca::SnapshotInfo* out);
 void record_snapshot(DeviceIndex device, size_t active, MempoolId_t pool);
 // What history knows of the memory at addr.

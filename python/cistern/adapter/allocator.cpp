@@ -190,6 +190,9 @@ int take_from_library(const Request& r, void** out) {
 }
 
 inline void* Adapter::get(size_t nbytes, DeviceIndex device, cudaStream_t stream) {
+  constexpr size_t one_exabyte = size_t(1) << 60;
+  TORCH_CHECK_WITH(OutOfMemoryError, nbytes < one_exabyte,
+                   "CUDA out of memory. Tried to allocate more than 1EB memory.");
   const uint32_t m = mode.load(std::memory_order_acquire);
   if (C10_UNLIKELY(m != 0 || !touched[device].load(std::memory_order_relaxed)))
     return take_slowly(m, {nbytes, device, stream});
@@ -216,9 +219,6 @@ void* Adapter::raw_alloc_with_stream(size_t nbytes, cudaStream_t stream) {
 }
 
 DataPtr Adapter::allocate(size_t nbytes) {
-  constexpr size_t one_exabyte = size_t(1) << 60;
-  TORCH_CHECK_WITH(OutOfMemoryError, nbytes < one_exabyte,
-                   "CUDA out of memory. Tried to allocate more than 1EB memory.");
   const DeviceIndex device = current_device();
   void* p = nullptr;
   if (nbytes != 0) {
@@ -266,7 +266,14 @@ void Adapter::emptyCache(MempoolId_t pool) {
     return;
   if (pool.first == 0 && pool.second == 0) {
     Recorded recorded(cca::RecordContext::ALL);
-    check(lib.trim(-1));
+    if (!tracked()) {
+      check(lib.trim(-1));
+      return;
+    }
+    // A pool that lives may be registered on all ranks, of which this may be the only one that empties its cache.
+    for (int d = 0; d < device_count; d++)
+      if (touched[d].load(std::memory_order_acquire))
+        check(lib.pool_trim(d, Ids(pool)));
     return;
   }
   for (int d = 0; d < device_count; d++)

@@ -444,6 +444,8 @@ void record_snapshot(DeviceIndex device, size_t active, MempoolId_t pool) {
     add(TraceEntry::SNAPSHOT, device, 0, active, nullptr, pool, nullptr);
 }
 
+bool tracked() { return trackers() != nullptr; }
+
 void copy_traces(cca::SnapshotInfo* out) {
   {
     std::lock_guard<std::mutex> lock(history.annotations_mutex);

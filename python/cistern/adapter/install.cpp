@@ -42,6 +42,9 @@ Change find_change() {
             "13CUDAAllocatorEE"));
 }
 
+// What c10 had for CUDA before the adapter.
+c10::Allocator* torchs_own = nullptr;
+
 std::string install(const char* library, const char* conf) {
   if (adapter != nullptr)
     return "";
@@ -59,7 +62,8 @@ std::string install(const char* library, const char* conf) {
   }
   auto* a = new Adapter(library != nullptr ? library : "libcistern.so", conf != nullptr ? conf : "", conf != nullptr);
   change(std::shared_ptr<cca::CUDAAllocator>(a, [](cca::CUDAAllocator*) {})); // never destroyed
-  c10::SetAllocator(c10::DeviceType::CUDA, a, 255); // torch.accelerator looks here
+  torchs_own = c10::GetAllocator(c10::DeviceType::CUDA);
+  c10::SetAllocator(c10::DeviceType::CUDA, a); // torch.accelerator looks here
   adapter = a;
   return "";
 }
@@ -84,6 +88,14 @@ CISTERN_EXPORT const char* cistern_torch_install(const char* library, const char
     return "an unknown exception";
   }
   return answer.c_str();
+}
+
+// cistern_torch_replaced says that the program has put another allocator in the adapter's place. PyTorch does not tell c10 of
+// that, so what is looked up there is again what it would be without Cistern.
+CISTERN_EXPORT void cistern_torch_replaced(void) {
+  using namespace cistern_torch;
+  if (torchs_own != nullptr && c10::GetAllocator(c10::DeviceType::CUDA) == adapter)
+    c10::SetAllocator(c10::DeviceType::CUDA, torchs_own);
 }
 
 // The version of PyTorch that the adapter was compiled for.

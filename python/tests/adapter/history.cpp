@@ -221,11 +221,25 @@ void trackers() {
   cca::beginAllocateToPool(0, id, this_thread());
   cca::raw_delete(cca::raw_alloc(3 * MiB));
   CHECK(sum() == size_t(reserved()));
-  cca::endAllocateToPool(0, id);
-  cca::releasePool(0, id);
-  cca::releasePool(0, id);
+  // The memory of a pool that lives stays registered, as PyTorch's own allocator has it: to register it is the same on all ranks,
+  // to empty a cache is not.
+  p = cca::raw_alloc(5 * MiB);
+  size_t of_pool = 0;
+  for (const auto& s : cca::snapshot(id).segments)
+    of_pool += s.total_size;
+  undone = 0;
   cca::emptyCache();
-  CHECK(registered.empty() && undone > 0 && reserved() == 0);
+  CHECK(of_pool > 5 * MiB && sum() == of_pool && size_t(reserved()) == of_pool && undone > 0);
+  cca::endAllocateToPool(0, id);
+  undone = 0;
+  cca::emptyCache();
+  CHECK(sum() == of_pool && undone == 0);
+  cca::releasePool(0, id);
+  cca::releasePool(0, id);
+  CHECK(sum() < of_pool && sum() >= 5 * MiB); // its end gives back what is free of it, and emptying the cache what becomes free
+  cca::raw_delete(p);
+  cca::emptyCache();
+  CHECK(registered.empty() && reserved() == 0);
 }
 
 } // namespace

@@ -5,7 +5,24 @@
 
 namespace {
 
+// torch.accelerator looks for the allocator in a table of c10's, where a later one of the program's takes the place of the adapter.
+void registered() {
+  constexpr auto cuda = c10::DeviceType::CUDA;
+  CHECK(c10::GetAllocator(cuda) == cca::get());
+  auto* const later = reinterpret_cast<c10::Allocator*>(8);
+  auto* replaced = function<void()>("cistern_torch_replaced");
+  c10::SetAllocator(cuda, later);
+  CHECK(c10::GetAllocator(cuda) == later);
+  replaced();
+  CHECK(c10::GetAllocator(cuda) == later);
+  c10::SetAllocator(cuda, cca::get());
+  replaced(); // by torch.cuda.memory.change_current_allocator: then it is as PyTorch alone has it
+  CHECK(c10::GetAllocator(cuda) != cca::get() && c10::GetAllocator(cuda) != later);
+  c10::SetAllocator(cuda, cca::get());
+}
+
 void before_cuda() {
+  registered();
   auto* started = function<int()>("cistern_torch_started");
   CHECK(started() == 0 && !cca::get()->initialized());
   THROWS(c10::Error, "did you call init", cca::raw_alloc(10));
@@ -28,7 +45,11 @@ void allocations() {
   cca::raw_delete(p);
   THROWS(c10::Error, "invalid device pointer", cca::raw_delete(p));
   THROWS(c10::Error, "invalid device pointer", cca::getBaseAllocation(reinterpret_cast<void*>(64), nullptr));
-  THROWS(c10::OutOfMemoryError, "more than 1EB", cca::get()->allocate(size_t(1) << 61));
+  for (const size_t n : {size_t(1) << 60, size_t(1) << 61, size_t(1) << 63, ~size_t(0)}) {
+    THROWS(c10::OutOfMemoryError, "more than 1EB", cca::get()->allocate(n));
+    THROWS(c10::OutOfMemoryError, "more than 1EB", cca::raw_alloc(n));
+    THROWS(c10::OutOfMemoryError, "more than 1EB", cca::raw_alloc_with_stream(n, nullptr));
+  }
   {
     // One deleter, whatever the size: PyTorch compares it.
     c10::DataPtr d = cca::get()->allocate(5 * MiB), none = cca::get()->allocate(0);
