@@ -20,9 +20,11 @@ type laneMutex struct {
 }
 
 func (m *laneMutex) Lock() {
-	m.mu.Locking() // m.mu.Lock, inlined: this is the hot path's lock
-	m.mu.Mutex.Lock()
-	m.mu.Locked()
+	if lockrank.Checking() {
+		m.mu.Lock()
+	} else {
+		m.mu.Mutex.Lock()
+	}
 	if m.front != nil {
 		m.empty()
 	}
@@ -52,8 +54,11 @@ func (m *laneMutex) Unlock() {
 	if m.front != nil {
 		m.refill()
 	}
-	m.mu.Unlocking() // m.mu.Unlock, inlined
-	m.mu.Mutex.Unlock()
+	if lockrank.Checking() {
+		m.mu.Unlock()
+	} else {
+		m.mu.Mutex.Unlock()
+	}
 }
 
 func (m *laneMutex) refill() {

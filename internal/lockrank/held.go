@@ -1,12 +1,39 @@
 package lockrank
 
-import "sync"
+import (
+	"sync"
+	"sync/atomic"
+)
 
 // checking is on where locks are checked. It is set before anything is locked.
 var checking bool
 
 // Check turns the check on. It is called by init functions only.
 func Check() { checking = true }
+
+// Goroutine is a number of the calling goroutine that no other has while it runs.
+func Goroutine() uintptr { return goroutine() }
+
+// waits is the mutex that a goroutine waits for, while it does.
+var waits sync.Map
+
+// Blocked reports whether a goroutine waits for a mutex that somebody holds. It is for tests that decide in which order
+// goroutines go on.
+func Blocked(g uintptr) bool {
+	m, ok := waits.Load(g)
+	return ok && m.(*Mutex).owner.Load() != 0
+}
+
+var onUnlock atomic.Pointer[func()]
+
+// OnUnlock has a function called after each Unlock, by the goroutine that unlocks; nil: none. It is for such tests, too.
+func OnUnlock(f func()) {
+	if f == nil {
+		onUnlock.Store(nil)
+		return
+	}
+	onUnlock.Store(&f)
+}
 
 // holder is how many mutexes of each rank a goroutine holds.
 type holder struct {

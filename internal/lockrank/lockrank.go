@@ -55,16 +55,22 @@ func (r Rank) leaf() bool { return r > Allocator }
 
 // Mutex is a sync.Mutex with a rank.
 type Mutex struct {
-	sync.Mutex // locked and unlocked by itself only between calls of Locking, Locked and Unlocking
+	sync.Mutex // locked and unlocked by itself only where nothing is checked
 	Rank       Rank
 	owner      atomic.Uintptr // the goroutine that holds it; 0 while nothing is checked
 }
 
+// Checking reports whether locks are checked. Where the hot path locks, it calls the methods of m.Mutex itself while they are
+// not: those are inlined, and Lock and Unlock are not.
+func Checking() bool { return checking }
+
 // Lock is sync.Mutex.Lock.
 func (m *Mutex) Lock() {
-	m.Locking()
+	if checking {
+		m.lockChecked()
+		return
+	}
 	m.Mutex.Lock()
-	m.Locked()
 }
 
 // TryLock is sync.Mutex.TryLock. It waits for nobody, so it may be called against the order.
@@ -72,38 +78,19 @@ func (m *Mutex) TryLock() bool {
 	if !m.Mutex.TryLock() {
 		return false
 	}
-	m.Locked()
+	if checking {
+		m.own(Goroutine())
+	}
 	return true
 }
 
 // Unlock is sync.Mutex.Unlock.
 func (m *Mutex) Unlock() {
-	m.Unlocking()
+	if checking {
+		m.unlockChecked()
+		return
+	}
 	m.Mutex.Unlock()
-}
-
-// Locking, Locked and Unlocking are what Lock and Unlock do beside locking and unlocking m.Mutex. They are for the lock of
-// the hot path: they are inlined, as sync.Mutex's methods are, but Lock and Unlock are not.
-
-// Locking checks, where checks are on, that the goroutine may lock m.
-func (m *Mutex) Locking() {
-	if checking {
-		m.check()
-	}
-}
-
-// Locked notes, where checks are on, that the goroutine has locked m.
-func (m *Mutex) Locked() {
-	if checking {
-		m.own()
-	}
-}
-
-// Unlocking notes, where checks are on, that m is about to be unlocked.
-func (m *Mutex) Unlocking() {
-	if checking {
-		m.disown()
-	}
 }
 
 // HoldsNone panics where the goroutine holds a mutex of that rank or a higher one. It is for what must not be done under
@@ -112,7 +99,7 @@ func HoldsNone(from Rank, what string) {
 	if !checking {
 		return
 	}
-	held := holds(goroutine())
+	held := holds(Goroutine())
 	for r := from; r < ranks; r++ {
 		if held[r] != 0 {
 			panic(fmt.Sprintf("lockrank: %s while %s is held", what, r))
@@ -121,8 +108,7 @@ func HoldsNone(from Rank, what string) {
 }
 
 // check panics where the goroutine must not lock m.
-func (m *Mutex) check() {
-	g := goroutine()
+func (m *Mutex) check(g uintptr) {
 	if m.Rank == none {
 		panic("lockrank: " + none.String())
 	}
@@ -139,15 +125,29 @@ func (m *Mutex) check() {
 	}
 }
 
-func (m *Mutex) own() {
-	g := goroutine()
+func (m *Mutex) lockChecked() {
+	g := Goroutine()
+	m.check(g)
+	if !m.Mutex.TryLock() {
+		waits.Store(g, m)
+		m.Mutex.Lock()
+		waits.Delete(g)
+	}
+	m.own(g)
+}
+
+func (m *Mutex) own(g uintptr) {
 	m.owner.Store(g)
 	count(g, m.Rank, 1)
 }
 
-// disown undoes own, also where another goroutine than the owner unlocks.
-func (m *Mutex) disown() {
+// unlockChecked forgets the owner also where it is not the goroutine that unlocks.
+func (m *Mutex) unlockChecked() {
 	if g := m.owner.Swap(0); g != 0 {
 		count(g, m.Rank, -1)
+	}
+	m.Mutex.Unlock()
+	if f := onUnlock.Load(); f != nil {
+		(*f)()
 	}
 }

@@ -54,7 +54,7 @@ func TestOrder(t *testing.T) {
 			case !strings.Contains(got, b.String()+" is locked while "+a.String()+" is held"):
 				t.Errorf("%s, then %s: %q", a, b, got)
 			}
-			if held := holds(goroutine()); held != [ranks]int32{} {
+			if held := holds(Goroutine()); held != [ranks]int32{} {
 				t.Fatalf("%s, then %s: held afterwards: %v", a, b, held)
 			}
 		}
@@ -116,7 +116,7 @@ func TestGoroutines(t *testing.T) {
 	all.Add(300)
 	for range 300 {
 		wg.Go(func() {
-			g := goroutine()
+			g := Goroutine()
 			if _, twice := seen.LoadOrStore(g, true); twice {
 				t.Error("two goroutines have the same number")
 			}
@@ -128,7 +128,7 @@ func TestGoroutines(t *testing.T) {
 			}
 			grow(100)
 			runtime.GC()
-			if goroutine() != g {
+			if Goroutine() != g {
 				t.Error("a goroutine has another number after its stack has moved")
 			}
 			for r := Keeping; r <= Allocator; r++ {

@@ -11,7 +11,7 @@ import (
 )
 
 func init() {
-	if !slices.ContainsFunc(os.Args, func(a string) bool { return strings.HasPrefix(a, "-test.bench=") }) {
+	if !slices.ContainsFunc(os.Args, func(a string) bool { return a == "-test.bench" || strings.HasPrefix(a, "-test.bench=") }) {
 		lockrank.Check()
 	}
 }
