@@ -43,7 +43,8 @@ struct chunk { int fd; size_t size; int references, handles, imported, node; }; 
 struct mapping { char *p; size_t size; struct chunk *chunk; };
 struct range { char *p; size_t size; int fd; }; // fd: of a large allocation, or what else it is to memory.c
 struct ipc { char magic[8]; int pid, fd; uint64_t size; char rest[40]; };
-struct stream { struct context *context; int blocking; uint64_t id, capture; int invalidated; size_t allocated; };
+struct stream { struct context *context; int blocking; uint64_t id, capture; int invalidated; size_t allocated; struct node *last; };
+struct node { struct node *after; }; // of a stream that is captured
 struct event { int recorded; };
 struct graph { uint64_t id; size_t allocated; int device, launched; }; // allocated: bytes of its nodes
 

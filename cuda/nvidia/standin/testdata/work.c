@@ -91,16 +91,39 @@ CUresult cuStreamGetCaptureInfo(struct stream *s, int *status, uint64_t *id) {
 	RETURN("")
 }
 
-CUresult cuStreamGetCaptureInfo_v2(struct stream *s, int *status, uint64_t *id, void *graph, void *dependencies, size_t *count) {
+// capture_nodes adds what is captured next comes after. A stream's work is a chain: nothing joins captures here.
+static CUresult capture_nodes(struct stream *s, int *status, uint64_t *id, struct node ***dependencies, size_t *count) {
+	CUresult r = capture_info(s, status, id);
+	if (r != SUCCESS || dependencies == NULL || *status != 1)
+		return r;
+	struct stream *one = resolve(s);
+	*dependencies = &one->last;
+	*count = one->last != NULL;
+	return SUCCESS;
+}
+
+CUresult cuStreamGetCaptureInfo_v2(struct stream *s, int *status, uint64_t *id, void *graph, struct node ***dependencies,
+				   size_t *count) {
 	ENTER("cuStreamGetCaptureInfo_v2")
-	r = graph != NULL || dependencies != NULL || count != NULL ? INVALID_VALUE : capture_info(s, status, id);
+	(void)graph;
+	r = capture_nodes(s, status, id, dependencies, count);
 	RETURN("")
 }
 
-CUresult cuStreamGetCaptureInfo_v3(struct stream *s, int *status, uint64_t *id, void *graph, void *dependencies, void *edges,
-				   size_t *count) {
+CUresult cuStreamGetCaptureInfo_v3(struct stream *s, int *status, uint64_t *id, void *graph, struct node ***dependencies,
+				   void *edges, size_t *count) {
 	ENTER("cuStreamGetCaptureInfo_v3")
-	r = graph != NULL || dependencies != NULL || edges != NULL || count != NULL ? INVALID_VALUE : capture_info(s, status, id);
+	(void)graph;
+	r = edges != NULL ? INVALID_VALUE : capture_nodes(s, status, id, dependencies, count);
+	RETURN("")
+}
+
+CUresult cuGraphNodeGetDependencies(struct node *node, struct node **dependencies, size_t *count) {
+	ENTER("cuGraphNodeGetDependencies")
+	size_t n = node->after != NULL;
+	if (dependencies != NULL && *count >= n && n > 0)
+		dependencies[0] = node->after;
+	*count = n;
 	RETURN("")
 }
 
@@ -147,6 +170,7 @@ CUresult cuStreamEndCapture(struct stream *s, struct graph **graph) {
 			r = CAPTURE_INVALIDATED;
 		}
 		s->capture = 0;
+		s->last = NULL;
 		s->invalidated = 0;
 		if (captured[current()->device] == s)
 			captured[current()->device] = NULL;
@@ -272,11 +296,22 @@ static uint64_t word(uint64_t key, uint64_t i) {
 	return z ^ z >> 31;
 }
 
+static void capture_node(struct stream *s) {
+	struct stream *one = resolve(s);
+	if (one->capture == 0)
+		return;
+	struct node *node = calloc(1, sizeof *node); // never freed: a test's process is short
+	node->after = one->last;
+	one->last = node;
+}
+
 CUresult cuLaunchKernel(const char *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
 			unsigned shared, struct stream *s, void **args, void **extra) {
 	ENTER("cuLaunchKernel")
 	if (gy != 1 || gz != 1 || by != 1 || bz != 1 || gx == 0 || bx == 0 || shared != 0 || extra != NULL)
 		r = INVALID_VALUE;
+	if (r == SUCCESS)
+		capture_node(s);
 	uint64_t a = *(uint64_t *)args[0];
 	if (r == SUCCESS && strcmp(function, "squares") == 0) {
 		for (uint64_t i = 0; i < *(uint64_t *)args[1] && i < (uint64_t)gx * bx; i++)
@@ -316,7 +351,7 @@ CUresult cuMemcpyDtoH_v2(void *to, uint64_t from, size_t size) {
 
 CUresult cuMemsetD8Async(uint64_t p, unsigned char value, size_t size, struct stream *s) {
 	ENTER("cuMemsetD8Async")
-	(void)s;
+	capture_node(s);
 	memset((void *)(uintptr_t)p, value, size);
 	RETURN("value %d, size %zu", value, size)
 }
