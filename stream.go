@@ -50,6 +50,7 @@ type Stream struct {
 	lost   bool          // guarded by mu: the last record failed, and it may be gone by now: only the context covers it
 	active bool          // guarded by Device.mu: it has allocated
 	routes []route       // guarded by Device.mu: those not ended; the last one counts
+	order  *graphOrder   // guarded by Device.mu: while it is captured; nil where nobody asked
 	// waited is, by stream index, the epoch of that stream which this one waits for. Guarded by Device.mu.
 	waited map[int32]uint64
 }

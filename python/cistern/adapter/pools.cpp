@@ -10,6 +10,7 @@
 // Streams that join the capture later are announced when they first allocate.
 #include "upstream.h"
 
+#include <c10/cuda/CUDAAllocatorConfig.h>
 #include <c10/cuda/CUDAException.h>
 
 #include <algorithm>
@@ -47,6 +48,7 @@ struct DevicePools {
   std::vector<Scope> scopes; // in the order in which they were opened
   std::vector<Announced> captures;
   std::vector<MempoolId_t> use_on_oom;
+  bool reuse = false; // what the library was told of graph_capture_record_stream_reuse
 };
 
 DevicePools* devices = nullptr; // never destroyed: see Adapter
@@ -114,6 +116,10 @@ Pool& find(DevicePools& d, MempoolId_t id) {
 void announce(DeviceIndex device, DevicePools& d, MempoolId_t id, cudaStream_t stream) {
   Pool& p = find(d, id);
   make(device, id, p);
+  const bool reuse = cca::CUDAAllocatorConfig::graph_capture_record_stream_reuse(); // programs change it at run time
+  if (reuse != d.reuse)
+    check(lib.capture_reuse(device, reuse));
+  d.reuse = reuse;
   Recorded recorded(nullptr, nullptr);
   check(lib.capture_begin(device, Ids(id), stream));
   p.captured = true;

@@ -37,9 +37,12 @@ CUresult cuStreamCreate(struct stream **s, unsigned flags) {
 	RETURN("flags %u", flags)
 }
 
+static void leave(uint64_t capture, const struct stream *one);
+
 // cuStreamDestroy_v2: whoever uses the stream from now on dies of it, as with the real one.
 CUresult cuStreamDestroy_v2(struct stream *s) {
 	ENTER("cuStreamDestroy")
+	leave(0, s);
 	munmap(s, sizeof *s);
 	RETURN("")
 }
@@ -91,14 +94,14 @@ CUresult cuStreamGetCaptureInfo(struct stream *s, int *status, uint64_t *id) {
 	RETURN("")
 }
 
-// capture_nodes adds what is captured next comes after. A stream's work is a chain: nothing joins captures here.
+// capture_nodes adds what the stream's next node comes after.
 static CUresult capture_nodes(struct stream *s, int *status, uint64_t *id, struct node ***dependencies, size_t *count) {
 	CUresult r = capture_info(s, status, id);
 	if (r != SUCCESS || dependencies == NULL || *status != 1)
 		return r;
 	struct stream *one = resolve(s);
-	*dependencies = &one->last;
-	*count = one->last != NULL;
+	*dependencies = one->next.after;
+	*count = one->next.n;
 	return SUCCESS;
 }
 
@@ -120,18 +123,54 @@ CUresult cuStreamGetCaptureInfo_v3(struct stream *s, int *status, uint64_t *id, 
 
 CUresult cuGraphNodeGetDependencies(struct node *node, struct node **dependencies, size_t *count) {
 	ENTER("cuGraphNodeGetDependencies")
-	size_t n = node->after != NULL;
-	if (dependencies != NULL && *count >= n && n > 0)
-		dependencies[0] = node->after;
-	*count = n;
+	for (size_t i = 0; dependencies != NULL && i < node->n && i < *count; i++)
+		dependencies[i] = node->after[i];
+	*count = node->n;
 	RETURN("")
+}
+
+static struct stream *joined[16]; // streams that joined a capture
+
+// join has a stream's next node come after what an event marks in a capture, which the stream is part of from then on.
+static CUresult join(struct stream *s, const struct event *e) {
+	if (s->capture == 0) {
+		size_t i = 0;
+		while (i < 16 && joined[i] != NULL)
+			i++;
+		if (i == 16)
+			return UNKNOWN;
+		joined[i] = s;
+		s->capture = e->capture;
+		s->next.n = 0;
+	}
+	for (size_t i = 0; i < e->next.n; i++) {
+		size_t k = 0;
+		while (k < s->next.n && s->next.after[k] != e->next.after[i])
+			k++;
+		if (k == 4)
+			return UNKNOWN;
+		s->next.after[k] = e->next.after[i];
+		if (k == s->next.n)
+			s->next.n++;
+	}
+	return SUCCESS;
+}
+
+// leave ends the part in a capture of the streams that joined it, or of one.
+static void leave(uint64_t capture, const struct stream *one) {
+	for (size_t i = 0; i < 16; i++)
+		if (joined[i] != NULL && (joined[i] == one || (joined[i]->capture == capture && one == NULL))) {
+			joined[i]->capture = 0;
+			joined[i] = NULL;
+		}
 }
 
 CUresult cuStreamWaitEvent(struct stream *s, struct event *e, unsigned flags) {
 	ENTER("cuStreamWaitEvent")
 	if (e == NULL || flags != 0)
 		r = INVALID_HANDLE;
-	(void)s;
+	else if (e->capture != 0 && (uintptr_t)s > 2)
+		r = join(s, e);
 	RETURN("flags %u", flags)
 }
 
@@ -169,8 +208,9 @@ CUresult cuStreamEndCapture(struct stream *s, struct graph **graph) {
 			*graph = NULL;
 			r = CAPTURE_INVALIDATED;
 		}
+		leave(s->capture, NULL);
 		s->capture = 0;
-		s->last = NULL;
+		s->next.n = 0;
 		s->invalidated = 0;
 		if (captured[current()->device] == s)
 			captured[current()->device] = NULL;
@@ -228,7 +268,7 @@ CUresult cuEventRecord(struct event *e, struct stream *s) {
 	if (e == NULL)
 		r = INVALID_HANDLE;
 	else if ((r = implicit(s, 1)) == SUCCESS)
-		e->recorded = 1;
+		*e = (struct event){resolve(s)->capture == 0, resolve(s)->capture, resolve(s)->next};
 	RETURN("stream %d", (uintptr_t)s > 2 ? -1 : (int)(uintptr_t)s)
 }
 
@@ -301,8 +341,8 @@ static void capture_node(struct stream *s) {
 	if (one->capture == 0)
 		return;
 	struct node *node = calloc(1, sizeof *node); // never freed: a test's process is short
-	node->after = one->last;
-	one->last = node;
+	*node = one->next;
+	one->next = (struct node){{node}, 1};
 }
 
 CUresult cuLaunchKernel(const char *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
