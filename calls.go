@@ -135,6 +135,16 @@ func (c *counted) StreamCapture(d cuda.Device, s cuda.Stream) (cuda.CaptureStatu
 	return c.Driver.StreamCapture(d, s)
 }
 
+func (c *counted) StreamCaptureNodes(d cuda.Device, s cuda.Stream) (capture uint64, after []cuda.GraphNode, err error) {
+	c.calls.Add(1)
+	return c.Driver.StreamCaptureNodes(d, s)
+}
+
+func (c *counted) GraphNodeDependencies(d cuda.Device, n cuda.GraphNode) ([]cuda.GraphNode, error) {
+	c.calls.Add(1)
+	return c.Driver.GraphNodeDependencies(d, n)
+}
+
 func (c *counted) StreamWaitEvent(d cuda.Device, s cuda.Stream, e cuda.Event) error {
 	c.calls.Add(1)
 	return c.Driver.StreamWaitEvent(d, s, e)

@@ -278,6 +278,7 @@ func (d *Device) EndCapture(st *Stream) error {
 	}
 	d.unroute(st, true)
 	st.capturing.Store(0)
+	st.order = nil
 	d.capturing = slices.DeleteFunc(d.capturing, func(t *Stream) bool { return t == st })
 	d.gate.end()
 	st.close() // of what was given back meanwhile; on error somebody closes it who needs it

@@ -32,15 +32,17 @@ type Device struct {
 	waiting *front.Flag
 	// manyStreams is on once a second stream has allocated.
 	manyStreams atomic.Bool
-	gate        *captureGate                             // of the captures that were announced and are under way
-	catch       atomic.Pointer[func(size uint64) uint32] // Allocator.catch
-	poison      atomic.Pointer[error]
-	unsure      atomic.Bool  // copies of contents may be under way: the driver would not wait for them
-	syncs       atomic.Int64 // waits of a host thread for the GPU
-	tagged      atomic.Bool  // a request had a tag
-	labelled    atomic.Bool  // a request named a library
-	hist        history
-	glance      glance
+	gate        *captureGate // of the captures that were announced and are under way
+	// captureReuse is on while frees within a capture may complete there (SetCaptureReuse).
+	captureReuse atomic.Bool
+	catch        atomic.Pointer[func(size uint64) uint32] // Allocator.catch
+	poison       atomic.Pointer[error]
+	unsure       atomic.Bool  // copies of contents may be under way: the driver would not wait for them
+	syncs        atomic.Int64 // waits of a host thread for the GPU
+	tagged       atomic.Bool  // a request had a tag
+	labelled     atomic.Bool  // a request named a library
+	hist         history
+	glance       glance
 
 	// pausing is held by who pauses or resumes memory, also while the GPU is waited for and contents are copied. It comes
 	// before mu, and nobody else waits for it.
@@ -149,6 +151,7 @@ func newDevice(a *Allocator, id cuda.Device) (*Device, error) {
 	d.pausing.Rank, d.privateMu.Rank, d.mu.Rank = lockrank.Pausing, lockrank.Private, lockrank.Device
 	d.eventMu.Rank, d.hist.mu.Rank, d.glance.mu.Rank = lockrank.Events, lockrank.History, lockrank.Glance
 	d.vault.dev = d
+	d.captureReuse.Store(a.opts.CaptureReuse)
 	d.quick, d.waiting = &d.flags.Quick, &d.flags.Waiting
 	// Also where only a pool to come may need it: finding out takes memory, and now there is some.
 	if err := d.virtual(); err != nil && (info.VMM || d.opts.Backend == BackendVMM) {

@@ -58,6 +58,10 @@ type Options struct {
 	// chunks that move.
 	SingleHandle bool
 	Spill        Spill // default none
+	// CaptureReuse has a capture reuse memory that it used on several streams once it has joined them, at the price of
+	// reading the graph's order at requests; off, that memory is reused after the capture. It is PyTorch's
+	// graph_capture_record_stream_reuse.
+	CaptureReuse bool
 	// NoFront has the C library call the engine for every request and every free.
 	NoFront bool
 	// Stacks says of which frames the stacks of requests are made: "off" (the default), "native", "python",
@@ -164,7 +168,7 @@ func (o Options) Validate() error {
 
 // optionKeys are the keys of the text form, in the order in which String writes them.
 var optionKeys = []string{"driver", "backend", "limit", "chunk", "cross_stream", "ladder", "history", "ipc",
-	"single_handle", "front", "spill", "stacks", "stack_sample", "report", "report_child", "top"}
+	"single_handle", "capture_reuse", "front", "spill", "stacks", "stack_sample", "report", "report_child", "top"}
 
 // ParseOptions reads the text form that CISTERN_CONF has: "key:value,key:value". An empty text is the defaults.
 //
@@ -177,6 +181,7 @@ var optionKeys = []string{"driver", "backend", "limit", "chunk", "cross_stream",
 //	history:100000          events kept; with report 1000000 where it is not given
 //	ipc:handles|legacy      legacy: memory that cudaIpcGetMemHandle accepts (backend:malloc)
 //	single_handle:true      each segment is one physical handle
+//	capture_reuse:true      a capture reuses memory of several streams that it has joined
 //	front:on|off            off: the C library calls the engine for every request and every free
 //	spill:managed|pinned|host_numa    where the default pool gets memory from when nothing else is left
 //	stacks:off|native|python|native+python    where requests come from is caught, and blocks keep it
@@ -218,6 +223,10 @@ func ParseOptions(text string) (Options, error) {
 			o.IPC = IPC(value)
 		case "single_handle":
 			if o.SingleHandle = value == "true"; value != "true" && value != "false" {
+				err = fmt.Errorf("choose true or false")
+			}
+		case "capture_reuse":
+			if o.CaptureReuse = value == "true"; value != "true" && value != "false" {
 				err = fmt.Errorf("choose true or false")
 			}
 		case "front":
@@ -302,6 +311,7 @@ func (o Options) String() string {
 	add(o.History != implied, "history", o.History)
 	add(o.IPC != d.IPC, "ipc", o.IPC)
 	add(o.SingleHandle, "single_handle", o.SingleHandle)
+	add(o.CaptureReuse, "capture_reuse", "true")
 	add(o.NoFront, "front", "off")
 	add(o.Spill != SpillNone, "spill", o.Spill)
 	add(o.Stacks != d.Stacks, "stacks", o.Stacks)

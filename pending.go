@@ -1,6 +1,7 @@
 package cistern
 
 import (
+	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/event"
 	"github.com/cistern-gpu/cistern/internal/heap"
 )
@@ -68,6 +69,9 @@ type pendingFree struct {
 	stamp uint64 // the epoch of the block's own stream that marks it once it is free
 	waits []wait
 	owner *Stream // that it was handed out to
+	// capture and nodes are the captured work that it waits for; 0 where it is not known to be that alone.
+	capture uint64
+	nodes   []cuda.GraphNode
 	// stack and thread are what its event.FreeRequested tells.
 	stack, thread uint32
 }
@@ -102,17 +106,22 @@ func (d *Device) parkUses(s *space, id heap.ID, stamp uint64, streams []*Stream)
 			first = err
 		}
 	}
+	f.noteNodes(streams)
 	return f, first
 }
 
 // collect completes the frees whose other streams are done. With force, the streams that own the blocks are made to
-// wait, on the GPU, for the others, and every free that allows it completes. held is the space whose lock the caller
-// holds with Device.mu. It reports whether anything was completed.
+// wait, on the GPU, for the others, and every free that allows it completes. Within a capture those complete whose work comes
+// before what its stream captures next. held is the space whose lock the caller holds with Device.mu. It reports whether anything was completed.
 func (d *Device) collect(held *space, force bool) bool {
 	any := false
 	keep := d.pending[:0]
+	order := d.orderOf(held)
 	for _, f := range d.pending {
-		ok, stamp := d.ready(f, held, force)
+		ok, stamp := order.comesAfter(&f, held), f.stamp
+		if !ok {
+			ok, stamp = d.ready(f, held, force)
+		}
 		if !ok {
 			keep = append(keep, f)
 			continue

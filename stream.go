@@ -51,6 +51,7 @@ type Stream struct {
 	lost   bool          // guarded by mu: the last record failed, and it may be gone by now: only the context covers it
 	active bool          // guarded by Device.mu: it has allocated
 	routes []route       // guarded by Device.mu: those not ended; the last one counts
+	order  *graphOrder   // guarded by Device.mu: while it is captured; nil where nobody asked
 	// waited is, by stream, the epoch of that stream which this one waits for, and pruneAt the length at which those that
 	// are over are next dropped. Guarded by Device.mu.
 	waited  map[*Stream]uint64

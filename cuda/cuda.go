@@ -56,6 +56,10 @@ const (
 	CaptureInvalidated CaptureStatus = 2
 )
 
+// GraphNode is a CUgraphNode: a piece of work in a graph. A node of a graph that is being captured is known while that
+// capture is under way.
+type GraphNode uintptr
+
 // HandleType is a set of ways in which a chunk can be exported to another process (CUmemAllocationHandleType).
 // It is fixed when the chunk is created.
 type HandleType uint32
@@ -204,6 +208,14 @@ type Driver interface {
 	// captured, it fails with ErrStreamCaptureImplicit, which harms nothing but says that recording, waiting or
 	// synchronising there would invalidate that capture.
 	StreamCapture(d Device, s Stream) (CaptureStatus, uint64, error)
+	// StreamCaptureNodes names the capture that s is in, as StreamCapture does, and the nodes that whatever is captured on s
+	// next comes after (cuStreamGetCaptureInfo with dependencies); 0 and none where no capture is active. Like
+	// GraphNodeDependencies it fails with ErrLossyQuery where one piece of work may begin before the other is over, as after a
+	// programmatic launch.
+	StreamCaptureNodes(d Device, s Stream) (capture uint64, after []GraphNode, err error)
+	// GraphNodeDependencies are the nodes that a node comes after, of which others may be left out that come before these
+	// (cuGraphNodeGetDependencies).
+	GraphNodeDependencies(d Device, n GraphNode) ([]GraphNode, error)
 	// StreamWaitEvent makes later work of s wait for the event (cuStreamWaitEvent).
 	StreamWaitEvent(d Device, s Stream, e Event) error
 	// StreamSynchronize waits until all work of s is done (cuStreamSynchronize).

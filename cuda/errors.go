@@ -27,6 +27,7 @@ const (
 	ErrPeerAccessUnsupported    Code = 217
 	ErrInvalidHandle            Code = 400
 	ErrIllegalState             Code = 401
+	ErrLossyQuery               Code = 402
 	ErrNotFound                 Code = 500
 	ErrNotReady                 Code = 600
 	ErrIllegalAddress           Code = 700
@@ -74,6 +75,7 @@ var codeNames = map[Code]string{
 	ErrPeerAccessUnsupported:    "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED",
 	ErrInvalidHandle:            "CUDA_ERROR_INVALID_HANDLE",
 	ErrIllegalState:             "CUDA_ERROR_ILLEGAL_STATE",
+	ErrLossyQuery:               "CUDA_ERROR_LOSSY_QUERY",
 	ErrNotFound:                 "CUDA_ERROR_NOT_FOUND",
 	ErrNotReady:                 "CUDA_ERROR_NOT_READY",
 	ErrIllegalAddress:           "CUDA_ERROR_ILLEGAL_ADDRESS",

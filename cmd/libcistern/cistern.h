@@ -272,6 +272,12 @@ int cistern_pool_end(int device, void *stream);
 int cistern_capture_begin(int device, const uint64_t pool[2], void *stream);
 int cistern_capture_end(int device, void *stream);
 
+/* With reuse on (1), memory that a capture used on several streams, and gave back, is the capture's again once the stream that
+ * it was allocated on has joined the others; off (0), unless the settings have capture_reuse:true, it waits for the end of the
+ * capture. Reading the graph's order takes time at each request that reuse may serve. It counts for memory given
+ * back from now on. */
+int cistern_capture_reuse(int device, int on);
+
 /* cistern_pool_release says that nobody allocates from the pool again and that no graph uses its memory in a launch to
  * come. What is still allocated stays valid and is freed as always. */
 int cistern_pool_release(int device, const uint64_t pool[2]);

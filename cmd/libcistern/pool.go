@@ -143,6 +143,17 @@ func coreCaptureBegin(d C.int, pool0, pool1 C.uint64_t, h C.uintptr_t) (code C.i
 	})
 }
 
+//export coreCaptureReuse
+func coreCaptureReuse(d, on C.int) (code C.int) {
+	defer caught(&code)
+	_, dev, err := inUse(d)
+	if err != nil {
+		return fail(err)
+	}
+	dev.SetCaptureReuse(on != 0)
+	return C.CISTERN_OK
+}
+
 //export coreCaptureEnd
 func coreCaptureEnd(d C.int, h C.uintptr_t) (code C.int) {
 	defer caught(&code)

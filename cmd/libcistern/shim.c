@@ -464,6 +464,11 @@ PUBLIC int cistern_capture_end(int device, void *stream) {
   return coreCaptureEnd(device, (uintptr_t)stream);
 }
 
+PUBLIC int cistern_capture_reuse(int device, int on) {
+  GUARD;
+  return coreCaptureReuse(device, on);
+}
+
 PUBLIC int cistern_pool_release(int device, const uint64_t pool[2]) {
   NEED_POOL;
   GUARD;

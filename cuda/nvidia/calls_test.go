@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"errors"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -389,6 +390,45 @@ func TestStreamCapture(t *testing.T) {
 				t.Error("the next capture has the same number")
 			}
 		})
+	}
+}
+
+// The nodes that come before a captured stream's next work, by either version of the query that has them.
+func TestStreamCaptureNodes(t *testing.T) {
+	for name, absent := range map[string][]string{"v2": nil, "v3": {"cuStreamGetCaptureInfo_v2"}} {
+		t.Run(name, func(t *testing.T) {
+			b := retained(t, absent...)
+			s, err := b.StreamCreate(dev0, false)
+			must(t, err)
+			p, err := b.MemAlloc(dev0, 512)
+			must(t, err)
+			must(t, b.CaptureBegin(dev0, s, nvidia.CaptureGlobal))
+			_, id, err := b.StreamCapture(dev0, s)
+			must(t, err)
+			var before []cuda.GraphNode
+			for range 3 {
+				must(t, b.Memset(dev0, p, 1, 512, s))
+				capture, nodes, err := b.StreamCaptureNodes(dev0, s)
+				if capture != id || len(nodes) != 1 || err != nil {
+					t.Fatalf("capture %d, want %d; nodes %v, %v", capture, id, nodes, err)
+				}
+				if after, err := b.GraphNodeDependencies(dev0, nodes[0]); !slices.Equal(after, before) || err != nil {
+					t.Errorf("the node comes after %v, %v; want %v", after, err, before)
+				}
+				before = nodes
+			}
+		})
+	}
+	t.Setenv("STANDIN_FAIL", "cuStreamGetCaptureInfo_v2=402")
+	if _, _, err := retained(t).StreamCaptureNodes(dev0, 0); !errors.Is(err, cuda.ErrLossyQuery) {
+		t.Errorf("work that overlaps: %v", err)
+	}
+	none := retained(t, "cuStreamGetCaptureInfo_v2", "cuStreamGetCaptureInfo_v3", "cuGraphNodeGetDependencies")
+	if _, _, err := none.StreamCaptureNodes(dev0, 0); !errors.Is(err, cuda.ErrNotSupported) {
+		t.Errorf("no query: %v", err)
+	}
+	if _, err := none.GraphNodeDependencies(dev0, 0); !errors.Is(err, cuda.ErrNotSupported) {
+		t.Errorf("no query: %v", err)
 	}
 }
 

@@ -36,6 +36,10 @@ package nvidia
 #cgo nocallback nv_stream_id
 #cgo noescape nv_stream_capture
 #cgo nocallback nv_stream_capture
+#cgo noescape nv_capture_nodes
+#cgo nocallback nv_capture_nodes
+#cgo noescape nv_node_dependencies
+#cgo nocallback nv_node_dependencies
 #cgo nocallback nv_stream_wait_event
 #cgo nocallback nv_stream_synchronize
 #cgo nocallback nv_context_synchronize
@@ -278,6 +282,42 @@ func (d *Driver) StreamCapture(dev cuda.Device, s cuda.Stream) (cuda.CaptureStat
 		id = 0 // the driver leaves it unset
 	}
 	return cuda.CaptureStatus(status), uint64(id), nil
+}
+
+// StreamCaptureNodes names the capture that the stream is in, and the nodes that come before what it does next.
+func (d *Driver) StreamCaptureNodes(dev cuda.Device, s cuda.Stream) (uint64, []cuda.GraphNode, error) {
+	var id C.uint64_t
+	nodes, err := d.nodes(dev, func(list *C.uintptr_t, room C.size_t, n *C.size_t) C.nv_result {
+		return C.nv_capture_nodes(d.c, C.intptr_t(dev), C.uintptr_t(s), &id, list, room, n)
+	})
+	return uint64(id), nodes, err
+}
+
+// GraphNodeDependencies are the nodes that a node comes after.
+func (d *Driver) GraphNodeDependencies(dev cuda.Device, node cuda.GraphNode) ([]cuda.GraphNode, error) {
+	return d.nodes(dev, func(list *C.uintptr_t, room C.size_t, n *C.size_t) C.nv_result {
+		return C.nv_node_dependencies(d.c, C.intptr_t(dev), C.uintptr_t(node), list, room, n)
+	})
+}
+
+// nodes makes a call that lists nodes, again where there are more than expected.
+func (d *Driver) nodes(dev cuda.Device, call func(list *C.uintptr_t, room C.size_t, n *C.size_t) C.nv_result) ([]cuda.GraphNode, error) {
+	list := make([]C.uintptr_t, 8)
+	for {
+		var n C.size_t
+		if r := call(&list[0], C.size_t(len(list)), &n); r != 0 {
+			return nil, d.failure(r, dev, 0)
+		}
+		if n > C.size_t(len(list)) {
+			list = make([]C.uintptr_t, n)
+			continue
+		}
+		out := make([]cuda.GraphNode, n)
+		for i := range out {
+			out[i] = cuda.GraphNode(list[i])
+		}
+		return out, nil
+	}
 }
 
 // StreamWaitEvent makes later work of s wait for the event.

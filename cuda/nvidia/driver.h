@@ -18,6 +18,7 @@ typedef struct CUmod_st *CUmodule;
 typedef struct CUfunc_st *CUfunction;
 typedef struct CUgraph_st *CUgraph;
 typedef struct CUgraphExec_st *CUgraphExec;
+typedef struct CUgraphNode_st *CUgraphNode;
 typedef struct CUmemPoolHandle_st *CUmemoryPool;
 typedef uint64_t CUdeviceptr;
 typedef uint64_t CUmemGenericAllocationHandle;
@@ -174,9 +175,10 @@ enum {
 	X(cuCtxGetId, cuCtxGetId, (CUcontext, unsigned long long *)) \
 	X(cuStreamGetCaptureInfo, cuStreamGetCaptureInfo, (CUstream, int *, uint64_t *)) \
 	X(cuStreamGetCaptureInfo_v2, cuStreamGetCaptureInfo_v2, \
-	  (CUstream, int *, uint64_t *, CUgraph *, const void **, size_t *)) \
+	  (CUstream, int *, uint64_t *, CUgraph *, const CUgraphNode **, size_t *)) \
 	X(cuStreamGetCaptureInfo_v3, cuStreamGetCaptureInfo_v3, \
-	  (CUstream, int *, uint64_t *, CUgraph *, const void **, const void **, size_t *)) \
+	  (CUstream, int *, uint64_t *, CUgraph *, const CUgraphNode **, const void **, size_t *)) \
+	X(cuGraphNodeGetDependencies, cuGraphNodeGetDependencies, (CUgraphNode, CUgraphNode *, size_t *)) \
 	X(cuStreamWaitEvent, cuStreamWaitEvent, (CUstream, CUevent, unsigned)) \
 	X(cuStreamSynchronize, cuStreamSynchronize, (CUstream)) \
 	X(cuEventCreate, cuEventCreate, (CUevent *, unsigned)) \
@@ -264,6 +266,10 @@ nv_result nv_ipc_open(nv_driver *d, intptr_t dev, const CUipcMemHandle *h, CUdev
 nv_result nv_ipc_close(nv_driver *d, intptr_t dev, CUdeviceptr p);
 nv_result nv_stream_id(nv_driver *d, intptr_t dev, uintptr_t s, uint64_t *context, unsigned long long *id);
 nv_result nv_stream_capture(nv_driver *d, intptr_t dev, uintptr_t s, int *status, uint64_t *id);
+
+// nv_capture_nodes and nv_node_dependencies write up to room nodes, and to n how many there are.
+nv_result nv_capture_nodes(nv_driver *d, intptr_t dev, uintptr_t s, uint64_t *id, uintptr_t *nodes, size_t room, size_t *n);
+nv_result nv_node_dependencies(nv_driver *d, intptr_t dev, uintptr_t node, uintptr_t *nodes, size_t room, size_t *n);
 nv_result nv_stream_wait_event(nv_driver *d, intptr_t dev, uintptr_t s, uintptr_t e);
 nv_result nv_stream_synchronize(nv_driver *d, intptr_t dev, uintptr_t s);
 nv_result nv_context_synchronize(nv_driver *d, intptr_t dev);

@@ -207,6 +207,7 @@ func conforms(t *testing.T, d cuda.Driver) {
 		must(t, d.EventRecord(dev, e, cuda.StreamLegacy))
 		must(t, d.EventDestroy(dev, e)) // with its work pending or not
 	})
+	t.Run("captured nodes", func(t *testing.T) { capturedNodes(t, d, dev) })
 	t.Run("streams", func(t *testing.T) {
 		runtime.LockOSThread() // the per-thread stream is this thread's
 		defer runtime.UnlockOSThread()
@@ -219,6 +220,9 @@ func conforms(t *testing.T, d cuda.Driver) {
 			}
 			if status, capture, err := d.StreamCapture(dev, s); status != cuda.CaptureNone || capture != 0 || err != nil {
 				t.Errorf("stream %d: capture %v, %d, %v", s, status, capture, err)
+			}
+			if capture, nodes, err := d.StreamCaptureNodes(dev, s); capture != 0 || len(nodes) != 0 || err != nil {
+				t.Errorf("stream %d: nodes of capture %d: %v, %v", s, capture, nodes, err)
 			}
 		}
 		if id[cuda.StreamNull] != id[cuda.StreamLegacy] {

@@ -113,6 +113,15 @@ func TestEveryCallCanFail(t *testing.T) {
 		retry(func() error { return d.StreamSynchronize(0, s) })
 		retry(func() error { return d.ContextSynchronize(0) })
 		retry(func() error { return d.EventDestroy(0, e) })
+		if err := errors.Join(d.BeginCapture(0, s), d.Use(0, s, 0, 0)); err != nil {
+			t.Fatal(err)
+		}
+		var nodes []cuda.GraphNode
+		retry(func() error { _, nodes, err = d.StreamCaptureNodes(0, s); return err })
+		retry(func() error { _, err = d.GraphNodeDependencies(0, nodes[0]); return err })
+		if _, err := d.EndCapture(0, s); err != nil {
+			t.Fatal(err)
+		}
 		everyCallOfSharing(t, d, retry)
 		everyCallOfMemory(d, retry)
 		retry(func() error { return d.MemFree(0, a) })

@@ -18,11 +18,13 @@ type capture struct {
 	status  cuda.CaptureStatus
 	ended   bool
 	nodes   []node
+	byMark  map[mark]int       // indices in nodes, by branch and number there
 	uses    map[*chunk]*ranges // order within the graph, with CheckOrder
 }
 
 // node is work in a graph.
 type node struct {
+	after      vector // nodes that it comes after
 	dev        cuda.Device
 	addr, size uint64
 	duration   time.Duration
@@ -169,7 +171,7 @@ func (d *Driver) BeginCapture(dev cuda.Device, h cuda.Stream) error {
 		return &cuda.Error{Op: op, Device: dev, Code: cuda.ErrIllegalState}
 	}
 	d.captures++
-	c := &capture{id: d.captures, origin: s, status: cuda.CaptureActive}
+	c := &capture{id: d.captures, origin: s, status: cuda.CaptureActive, byMark: map[mark]int{}}
 	if d.opt.Check >= CheckOrder {
 		c.uses = map[*chunk]*ranges{}
 	}
@@ -250,10 +252,60 @@ func (d *Driver) StreamCapture(dev cuda.Device, h cuda.Stream) (cuda.CaptureStat
 	return cuda.CaptureNone, 0, nil
 }
 
+// StreamCaptureNodes names the capture that the stream is in, and the nodes that come before what it does next.
+func (d *Driver) StreamCaptureNodes(dev cuda.Device, h cuda.Stream) (uint64, []cuda.GraphNode, error) {
+	d.mu.Lock()
+	defer d.leave()
+	s, err := d.streamCall(callStreamGetCaptureInfo, dev, h, d.costs.StreamGetCaptureInfo)
+	if err != nil || s.capture == nil || s.capture.status != cuda.CaptureActive {
+		return 0, nil, err
+	}
+	return s.capture.id, s.capture.named(s.nodes), nil
+}
+
+// GraphNodeDependencies are the nodes that a node of a capture under way comes after.
+func (d *Driver) GraphNodeDependencies(dev cuda.Device, n cuda.GraphNode) ([]cuda.GraphNode, error) {
+	d.mu.Lock()
+	defer d.leave()
+	if err := d.beginContext(callGraphNodeGetDependencies, dev, 0, d.costs.StreamGetCaptureInfo); err != nil {
+		return nil, err
+	}
+	for _, ctx := range d.contexts {
+		for _, c := range ctx.captures {
+			if i := uint64(n & maxNode); c.id == uint64(n>>nodeBits) && i < uint64(len(c.nodes)) {
+				return c.named(c.nodes[i].after), nil
+			}
+		}
+	}
+	return nil, d.errorOf(callGraphNodeGetDependencies, dev, 0, cuda.ErrInvalidValue)
+}
+
+// A node's name outside is the capture's number and its index there.
+const (
+	nodeBits = 32
+	maxNode  = 1<<nodeBits - 1
+)
+
+// named are the names of the last nodes of each branch that a vector knows, without those that come before others of them.
+func (c *capture) named(v vector) []cuda.GraphNode {
+	var out []cuda.GraphNode
+	for branch, n := range v {
+		m := mark{branch, n}
+		before := n == 0
+		for other, n := range v {
+			before = before || other != branch && n > 0 && c.nodes[c.byMark[mark{other, n}]].after.covers(m)
+		}
+		if !before {
+			out = append(out, cuda.GraphNode(c.id)<<nodeBits|cuda.GraphNode(c.byMark[m]))
+		}
+	}
+	return out
+}
+
 // capturedWork adds a node to the capture of s.
 func (d *Driver) capturedWork(s *stream, dev cuda.Device, addr, size uint64, duration time.Duration, read bool) error {
 	c := s.capture
-	n := node{dev: dev, addr: addr, size: size, duration: duration, read: read}
+	n := node{after: slices.Clone(s.nodes), dev: dev, addr: addr, size: size, duration: duration, read: read}
 	var before uint64
 	if s.branch < len(s.nodes) {
 		before = s.nodes[s.branch]
@@ -285,6 +337,7 @@ func (d *Driver) capturedWork(s *stream, dev cuda.Device, addr, size uint64, dur
 			p = hi
 		}
 	}
+	c.byMark[m] = len(c.nodes)
 	c.nodes = append(c.nodes, n)
 	return d.found(bad)
 }

@@ -49,6 +49,7 @@ int main(void) {
     BAD(cistern_pool_end(d, NULL));
     BAD(cistern_capture_begin(d, pool, NULL));
     BAD(cistern_capture_end(d, NULL));
+    BAD(cistern_capture_reuse(d, 1));
     BAD(cistern_pool_release(d, pool));
     BAD(cistern_pool_trim(d, pool));
     BAD(cistern_pool_blocks(d, pool, NULL, 0, &n));

@@ -127,6 +127,41 @@ static void captures(CUresult (*begin)(void *, int), CUresult (*end)(void *, voi
   OK(cistern_pool_release(0, pool));
 }
 
+/* A capture that forks and joins has the memory that both its streams used again, if asked to, once it has joined. */
+static void reuse(void *lib) {
+  CUresult (*begin)(void *, int), (*end)(void *, void **), (*event)(void **, unsigned), (*record)(void *, void *);
+  CUresult (*wait)(void *, void *, unsigned), (*fill)(uint64_t, unsigned char, size_t, void *);
+  *(void **)&begin = symbol(lib, "cuStreamBeginCapture_v2");
+  *(void **)&end = symbol(lib, "cuStreamEndCapture");
+  *(void **)&event = symbol(lib, "cuEventCreate");
+  *(void **)&record = symbol(lib, "cuEventRecord");
+  *(void **)&wait = symbol(lib, "cuStreamWaitEvent");
+  *(void **)&fill = symbol(lib, "cuMemsetD8Async");
+  for (int on = 0; on < 2; on++) {
+    const uint64_t pool[2] = {0, 10 + (uint64_t)on};
+    void *s = new_stream(), *side = new_stream(), *graph, *e, *p, *q, *r;
+    OK(cistern_pool_create(0, pool, NULL));
+    OK(cistern_capture_reuse(0, on));
+    OK(cistern_capture_begin(0, pool, s));
+    CHECK(push(context) == 0 && event(&e, 2) == 0 && begin(s, 0) == 0);
+    OK(cistern_alloc(&p, 30 * MIB, 0, s, pool));
+    CHECK(fill((uintptr_t)p, 1, 512, s) == 0 && record(e, s) == 0 && wait(side, e, 0) == 0 && fill((uintptr_t)p, 2, 512, side) == 0);
+    OK(cistern_record_stream(p, side));
+    OK(cistern_release(p));
+    OK(cistern_alloc(&q, 30 * MIB, 0, s, pool));
+    CHECK(q != p && record(e, side) == 0 && wait(s, e, 0) == 0);
+    OK(cistern_alloc(&r, 30 * MIB, 0, s, pool));
+    CHECK((r == p) == on);
+    CHECK(end(s, &graph) == 0 && pop(&context) == 0);
+    OK(cistern_capture_end(0, s));
+    OK(cistern_release(q));
+    OK(cistern_release(r));
+    OK(cistern_pool_release(0, pool));
+    OK(cistern_trim(-1));
+  }
+  OK(cistern_capture_reuse(0, 0));
+}
+
 /* Memory is given back on a stream that there is; the one that it was allocated on may be gone. */
 static void without_stream(void) {
   for (int i = 0; i < 20; i++) {
@@ -208,6 +243,7 @@ int main(int argc, char **argv) {
 
   without_stream();
   captures((CUresult(*)(void *, int))symbol(lib, "cuStreamBeginCapture_v2"), (CUresult(*)(void *, void **))symbol(lib, "cuStreamEndCapture"));
+  reuse(lib);
 
   /* Errors of the driver. */
   setenv("STANDIN_FAIL", "cuMemCreate=2,cuMemAlloc=2", 1);

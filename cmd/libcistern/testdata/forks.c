@@ -83,6 +83,7 @@ static void child(void *inherited) {
   GONE(cistern_pool_end(0, NULL));
   GONE(cistern_capture_begin(0, pool, NULL));
   GONE(cistern_capture_end(0, NULL));
+  GONE(cistern_capture_reuse(0, 1));
   GONE(cistern_pool_release(0, pool));
   GONE(cistern_pool_trim(0, pool));
   GONE(cistern_pool_blocks(0, pool, &b, 1, &n));

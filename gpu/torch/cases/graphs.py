@@ -486,3 +486,68 @@ def graph_replaced_with_workspace():
             steady = reserved()
     check(bool(torch.allclose(y, a @ b, rtol=1e-3, atol=1e-3)), "the result of the last graph")
     eq(reserved(), steady, "bytes reserved after 100 graphs, against 6")
+
+
+def grows_by(joined_first):
+    """Bytes that a capture of 20 rounds takes, in each of which two streams use 32 MiB that are given back before or after the
+    streams join, and whether its replays are right."""
+    rounds = 20
+    x = torch.ones(8 * MiB, device="cuda")
+    side = torch.cuda.Stream()
+    def f():
+        total = torch.zeros(1, device="cuda")
+        for i in range(rounds):
+            main = torch.cuda.current_stream()
+            a = x * (i + 1)
+            side.wait_stream(main)
+            with torch.cuda.stream(side):
+                s = a.sum()
+            a.record_stream(side)
+            if joined_first:
+                main.wait_stream(side)
+                del a
+            else:
+                del a
+                main.wait_stream(side)
+            s.record_stream(main)
+            total += s
+            del s
+        return total
+    f()
+    settle()
+    torch.cuda.empty_cache()
+    before = reserved()
+    g = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(g):
+        y = f()
+    grown = reserved() - before
+    for i in range(3):
+        x.fill_(i)
+        g.replay()
+        eq(float(y), float(i * rounds * (rounds + 1) // 2 * 8 * MiB), f"replay {i}")
+    del g, y
+    settle()
+    torch.cuda.empty_cache()
+    return grown
+
+
+@case(env={"PYTORCH_ALLOC_CONF": "graph_capture_record_stream_reuse:True"})
+def graph_record_stream_reuse():
+    """With the setting a capture reuses memory of two streams once they have joined."""
+    for joined_first in (True, False):
+        grown = grows_by(joined_first)
+        check(grown <= 140 * MiB, f"joined before the free {joined_first}: 20 rounds of 32 MiB took {grown / MiB:.0f} MiB")
+
+
+@case()
+def graph_record_stream_reuse_at_run_time():
+    """Without the setting it does not; the setting counts from when the program gives it."""
+    torch.cuda.init()
+    grown = grows_by(True)
+    check(grown >= 500 * MiB, f"off: {grown / MiB:.0f} MiB")
+    torch._C._accelerator_setAllocatorSettings("graph_capture_record_stream_reuse:True")
+    grown = grows_by(True)
+    check(grown <= 140 * MiB, f"on: {grown / MiB:.0f} MiB")
+    torch._C._accelerator_setAllocatorSettings("graph_capture_record_stream_reuse:False")
+    grown = grows_by(True)
+    check(grown >= 500 * MiB, f"off again: {grown / MiB:.0f} MiB")

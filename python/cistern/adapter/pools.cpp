@@ -10,6 +10,7 @@
 // Streams that join the capture later are announced when they first allocate.
 #include "upstream.h"
 
+#include <c10/cuda/CUDAAllocatorConfig.h>
 #include <c10/cuda/CUDAException.h>
 
 #include <algorithm>
@@ -58,6 +59,7 @@ struct DevicePools {
   std::vector<Announced> captures; // one for a stream
   std::condition_variable idle;    // one of them is not busy any more
   std::vector<MempoolId_t> use_on_oom;
+  bool reuse = false; // what the library was told of graph_capture_record_stream_reuse
 };
 using Lock = std::unique_lock<std::mutex>;
 
@@ -147,6 +149,10 @@ void announce(Lock& lock, DeviceIndex device, DevicePools& d, MempoolId_t id, cu
   wait_for(lock, d, stream);
   TORCH_CHECK(announced(d, stream) == nullptr, "the stream is being captured already");
   make(device, id, find(d, id));
+  const bool reuse = cca::CUDAAllocatorConfig::graph_capture_record_stream_reuse(); // programs change it at run time
+  if (reuse != d.reuse)
+    check(lib.capture_reuse(device, reuse));
+  d.reuse = reuse;
   d.captures.push_back({stream, id, std::this_thread::get_id(), begun, true});
   count(1);
   lock.unlock();

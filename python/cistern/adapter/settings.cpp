@@ -33,7 +33,7 @@ const struct {
     {"release_lock_on_cudamalloc",
      "no effect: requests that the cache meets do not wait for another stream's calls of the driver"},
     {"graph_capture_record_stream_reuse",
-     "no effect: memory that a capture used on several streams is reused once the capture has ended"},
+     "honoured: a capture reuses memory of several streams once it has joined them"},
 };
 
 std::string meaning(const std::string& key) {

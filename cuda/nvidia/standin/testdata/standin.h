@@ -43,8 +43,9 @@ struct chunk { int fd; size_t size; int references, handles, imported, node; }; 
 struct mapping { char *p; size_t size; struct chunk *chunk; };
 struct range { char *p; size_t size; int fd; }; // fd: of a large allocation, or what else it is to memory.c
 struct ipc { char magic[8]; int pid, fd; uint64_t size; char rest[40]; };
-struct stream { struct context *context; int blocking; uint64_t id, capture; int invalidated; size_t allocated; };
-struct event { int recorded; };
+struct node { struct node *after[4]; size_t n; }; // of a graph, or what a captured stream's next node will be
+struct stream { struct context *context; int blocking; uint64_t id, capture; int invalidated; size_t allocated; struct node next; };
+struct event { int recorded; uint64_t capture; struct node next; };
 struct graph { uint64_t id; size_t allocated; int device, launched; }; // allocated: bytes of its nodes
 
 extern struct range allocations[MAX];

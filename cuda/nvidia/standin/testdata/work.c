@@ -37,9 +37,12 @@ CUresult cuStreamCreate(struct stream **s, unsigned flags) {
 	RETURN("flags %u", flags)
 }
 
+static void leave(uint64_t capture, const struct stream *one);
+
 // cuStreamDestroy_v2: whoever uses the stream from now on dies of it, as with the real one.
 CUresult cuStreamDestroy_v2(struct stream *s) {
 	ENTER("cuStreamDestroy")
+	leave(0, s);
 	munmap(s, sizeof *s);
 	RETURN("")
 }
@@ -91,24 +94,83 @@ CUresult cuStreamGetCaptureInfo(struct stream *s, int *status, uint64_t *id) {
 	RETURN("")
 }
 
-CUresult cuStreamGetCaptureInfo_v2(struct stream *s, int *status, uint64_t *id, void *graph, void *dependencies, size_t *count) {
+// capture_nodes adds what the stream's next node comes after.
+static CUresult capture_nodes(struct stream *s, int *status, uint64_t *id, struct node ***dependencies, size_t *count) {
+	CUresult r = capture_info(s, status, id);
+	if (r != SUCCESS || dependencies == NULL || *status != 1)
+		return r;
+	struct stream *one = resolve(s);
+	*dependencies = one->next.after;
+	*count = one->next.n;
+	return SUCCESS;
+}
+
+CUresult cuStreamGetCaptureInfo_v2(struct stream *s, int *status, uint64_t *id, void *graph, struct node ***dependencies,
+				   size_t *count) {
 	ENTER("cuStreamGetCaptureInfo_v2")
-	r = graph != NULL || dependencies != NULL || count != NULL ? INVALID_VALUE : capture_info(s, status, id);
+	(void)graph;
+	r = capture_nodes(s, status, id, dependencies, count);
 	RETURN("")
 }
 
-CUresult cuStreamGetCaptureInfo_v3(struct stream *s, int *status, uint64_t *id, void *graph, void *dependencies, void *edges,
-				   size_t *count) {
+CUresult cuStreamGetCaptureInfo_v3(struct stream *s, int *status, uint64_t *id, void *graph, struct node ***dependencies,
+				   void *edges, size_t *count) {
 	ENTER("cuStreamGetCaptureInfo_v3")
-	r = graph != NULL || dependencies != NULL || edges != NULL || count != NULL ? INVALID_VALUE : capture_info(s, status, id);
+	(void)graph;
+	r = edges != NULL ? INVALID_VALUE : capture_nodes(s, status, id, dependencies, count);
 	RETURN("")
+}
+
+CUresult cuGraphNodeGetDependencies(struct node *node, struct node **dependencies, size_t *count) {
+	ENTER("cuGraphNodeGetDependencies")
+	for (size_t i = 0; dependencies != NULL && i < node->n && i < *count; i++)
+		dependencies[i] = node->after[i];
+	*count = node->n;
+	RETURN("")
+}
+
+static struct stream *joined[16]; // streams that joined a capture
+
+// join has a stream's next node come after what an event marks in a capture, which the stream is part of from then on.
+static CUresult join(struct stream *s, const struct event *e) {
+	if (s->capture == 0) {
+		size_t i = 0;
+		while (i < 16 && joined[i] != NULL)
+			i++;
+		if (i == 16)
+			return UNKNOWN;
+		joined[i] = s;
+		s->capture = e->capture;
+		s->next.n = 0;
+	}
+	for (size_t i = 0; i < e->next.n; i++) {
+		size_t k = 0;
+		while (k < s->next.n && s->next.after[k] != e->next.after[i])
+			k++;
+		if (k == 4)
+			return UNKNOWN;
+		s->next.after[k] = e->next.after[i];
+		if (k == s->next.n)
+			s->next.n++;
+	}
+	return SUCCESS;
+}
+
+// leave ends the part in a capture of the streams that joined it, or of one.
+static void leave(uint64_t capture, const struct stream *one) {
+	for (size_t i = 0; i < 16; i++)
+		if (joined[i] != NULL && (joined[i] == one || (joined[i]->capture == capture && one == NULL))) {
+			joined[i]->capture = 0;
+			joined[i] = NULL;
+		}
 }
 
 CUresult cuStreamWaitEvent(struct stream *s, struct event *e, unsigned flags) {
 	ENTER("cuStreamWaitEvent")
 	if (e == NULL || flags != 0)
 		r = INVALID_HANDLE;
-	(void)s;
+	else if (e->capture != 0 && (uintptr_t)s > 2)
+		r = join(s, e);
 	RETURN("flags %u", flags)
 }
 
@@ -146,7 +208,9 @@ CUresult cuStreamEndCapture(struct stream *s, struct graph **graph) {
 			*graph = NULL;
 			r = CAPTURE_INVALIDATED;
 		}
+		leave(s->capture, NULL);
 		s->capture = 0;
+		s->next.n = 0;
 		s->invalidated = 0;
 		if (captured[current()->device] == s)
 			captured[current()->device] = NULL;
@@ -204,7 +268,7 @@ CUresult cuEventRecord(struct event *e, struct stream *s) {
 	if (e == NULL)
 		r = INVALID_HANDLE;
 	else if ((r = implicit(s, 1)) == SUCCESS)
-		e->recorded = 1;
+		*e = (struct event){resolve(s)->capture == 0, resolve(s)->capture, resolve(s)->next};
 	RETURN("stream %d", (uintptr_t)s > 2 ? -1 : (int)(uintptr_t)s)
 }
 
@@ -272,11 +336,22 @@ static uint64_t word(uint64_t key, uint64_t i) {
 	return z ^ z >> 31;
 }
 
+static void capture_node(struct stream *s) {
+	struct stream *one = resolve(s);
+	if (one->capture == 0)
+		return;
+	struct node *node = calloc(1, sizeof *node); // never freed: a test's process is short
+	*node = one->next;
+	one->next = (struct node){{node}, 1};
+}
+
 CUresult cuLaunchKernel(const char *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
 			unsigned shared, struct stream *s, void **args, void **extra) {
 	ENTER("cuLaunchKernel")
 	if (gy != 1 || gz != 1 || by != 1 || bz != 1 || gx == 0 || bx == 0 || shared != 0 || extra != NULL)
 		r = INVALID_VALUE;
+	if (r == SUCCESS)
+		capture_node(s);
 	uint64_t a = *(uint64_t *)args[0];
 	if (r == SUCCESS && strcmp(function, "squares") == 0) {
 		for (uint64_t i = 0; i < *(uint64_t *)args[1] && i < (uint64_t)gx * bx; i++)
@@ -316,7 +391,7 @@ CUresult cuMemcpyDtoH_v2(void *to, uint64_t from, size_t size) {
 
 CUresult cuMemsetD8Async(uint64_t p, unsigned char value, size_t size, struct stream *s) {
 	ENTER("cuMemsetD8Async")
-	(void)s;
+	capture_node(s);
 	memset((void *)(uintptr_t)p, value, size);
 	RETURN("value %d, size %zu", value, size)
 }
