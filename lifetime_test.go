@@ -364,3 +364,36 @@ func TestForgottenStreamIsKnownAgain(t *testing.T) {
 	}
 	must(t, s.a.Close())
 }
+
+// Per-thread default streams of threads that have ended leave nothing behind, and the GPU is waited for a few times only.
+func TestThreadsThatEnd(t *testing.T) {
+	for _, conf := range []string{"", "backend:malloc"} {
+		t.Run(conf, func(t *testing.T) {
+			s := newShortLived(t, conf, sim.CheckOrder)
+			thread := uint64(0)
+			s.drv.SetThread(func() uint64 { return thread })
+			run := func(n int) map[string]int {
+				for range n {
+					thread++
+					st, err := s.dev.Stream(cuda.StreamPerThread)
+					must(t, err)
+					shortWork["allocates"](s, cuda.StreamPerThread, st)
+					s.drv.Advance(100 * time.Microsecond)
+				}
+				runtime.GC()
+				return cistern.Tables(s.dev)
+			}
+			before := run(3000)
+			s.drv.ResetCalls()
+			after := run(9000)
+			for name, n := range after {
+				if n > before[name]+600 && name != "forgotten" { // the collector has run once
+					t.Errorf("%s: %d entries after 3000 threads, %d after 12000", name, before[name], n)
+				}
+			}
+			if n := s.drv.Calls().DeviceSyncs; n == 0 || n > 9000/50 {
+				t.Errorf("the device was waited for %d times; %v", n, after)
+			}
+		})
+	}
+}
