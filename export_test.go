@@ -2,6 +2,7 @@ package cistern
 
 import (
 	"reflect"
+	"slices"
 
 	"github.com/cistern-gpu/cistern/cuda"
 )
@@ -73,12 +74,20 @@ func Tables(d *Device) map[string]int {
 }
 
 // ForgetStreams dissolves the lanes, and forgets the streams, that may be gone, as when their number has doubled. It says
-// how many streams were forgotten.
-func ForgetStreams(d *Device) int {
+// how many streams were forgotten, and how many lanes were inherited since it was last called.
+func ForgetStreams(d *Device) (forgotten, inherited int) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	inherited, d.inherited = d.inherited, 0
 	d.dissolveIdle()
 	before := len(d.byID)
 	d.forgetStreams()
-	return before - len(d.byID)
+	return before - len(d.byID), inherited
+}
+
+// LiveStreams are the streams that the device knows.
+func LiveStreams(d *Device) []*Stream {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return slices.Collect(d.liveStreams())
 }

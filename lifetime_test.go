@@ -1,12 +1,14 @@
 package cistern_test
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"os"
 	"runtime"
 	"slices"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -28,7 +30,7 @@ type shortLived struct {
 func newShortLived(t testing.TB, conf string, check sim.CheckLevel) *shortLived {
 	opts, err := cistern.ParseOptions(conf)
 	must(t, err)
-	e := newEngine(t, sim.Options{Capacity: 4 << 30, Lag: time.Millisecond, Check: check, OnFault: func(err error) { t.Error(err) }}, opts, 1)
+	e := newEngine(t, sim.Options{Capacity: 64 << 30, Lag: time.Millisecond, Check: check, OnFault: func(err error) { t.Error(err) }}, opts, 1)
 	return &shortLived{engine: e, t: t, last: e.streams[0]}
 }
 
@@ -123,10 +125,13 @@ func (s *shortLived) tables(n int, kind string) map[string]int {
 
 // Streams and pools that are gone leave nothing behind in any table, whatever they did.
 func TestTablesStayBounded(t *testing.T) {
-	for _, conf := range []string{"", "history:100", "backend:malloc", "cross_stream:ready"} {
+	for _, conf := range []string{"", "told", "history:100", "backend:malloc", "single_handle:true,history:100", "cross_stream:ready"} {
 		for _, kind := range slices.Sorted(maps.Keys(shortWork)) {
 			t.Run(conf+"/"+kind, func(t *testing.T) {
-				s := newShortLived(t, conf, sim.CheckOrder)
+				s := newShortLived(t, strings.TrimPrefix(conf, "told"), sim.CheckOrder)
+				if conf == "told" { // so that nothing moves
+					s.dev.OnUnmap(func(cuda.Ptr, uint64) {})
+				}
 				before := s.tables(1000, kind)
 				after := s.tables(3000, kind)
 				for name, n := range after {
@@ -241,6 +246,153 @@ func TestStreamsAndPoolsByTheMillion(t *testing.T) {
 			}
 			if most > least+least/10+mib { // streams that were dropped wait for the collector
 				t.Errorf("%d bytes of memory, and later %d", least, most)
+			}
+		})
+	}
+}
+
+// A stream inherits what one that is gone left behind where its memory cannot move: nothing more is got from the driver, and
+// the history tells whose it is.
+func TestLanesAreInherited(t *testing.T) {
+	for _, conf := range []string{"backend:malloc,history:4000", "single_handle:true,history:4000", "history:4000"} {
+		t.Run(conf, func(t *testing.T) {
+			s := newShortLived(t, conf, sim.CheckOrder)
+			if conf == "history:4000" {
+				s.dev.OnUnmap(func(addr cuda.Ptr, _ uint64) { t.Errorf("%#x is unmapped", addr) })
+			}
+			s.run(300, shortWork["allocates"])
+			s.drv.Advance(time.Second)
+			held := s.dev.Stats().Reserved.All.Current
+			type segment struct {
+				size   uint64
+				stream uint32
+			}
+			want := map[uint64]segment{}
+			for _, e := range s.dev.DrainHistory(nil) {
+				switch e.Kind {
+				case event.SegmentAlloc, event.SegmentMap:
+					if _, ok := want[e.Addr]; ok {
+						t.Fatalf("%+v: the segment is there", e)
+					}
+					want[e.Addr] = segment{e.Size, e.Stream}
+				case event.SegmentFree, event.SegmentUnmap:
+					if want[e.Addr] != (segment{e.Size, e.Stream}) {
+						t.Fatalf("%+v: there is %+v", e, want[e.Addr])
+					}
+					delete(want, e.Addr)
+				}
+			}
+			have := map[uint64]segment{}
+			for _, g := range s.dev.Snapshot() {
+				if g.Chunks == nil {
+					have[g.Addr] = segment{g.Size, uint32(g.Stream)}
+				}
+				for at, addr := 0, g.Addr; at < len(g.Chunks); at++ {
+					have[addr] = segment{g.Chunks[at].Size, uint32(g.Stream)}
+					addr += g.Chunks[at].Size
+				}
+			}
+			if !maps.Equal(want, have) {
+				t.Errorf("the history has %v, the device %v", want, have)
+			}
+			s.run(1000, shortWork["allocates"])
+			if now := s.dev.Stats().Reserved.All.Current; now != held {
+				t.Errorf("%d bytes held after 300 streams, %d after 1300", held, now)
+			}
+		})
+	}
+}
+
+// A Stream that the program has is the one Stream of its CUDA stream, also after the engine has forgotten it.
+func TestForgottenStreamIsKnownAgain(t *testing.T) {
+	s := newShortLived(t, "", sim.CheckOrder)
+	h := s.drv.NewStreamNonBlocking(0)
+	st, err := s.dev.Stream(h)
+	must(t, err)
+	pool, err := s.dev.NewPool(cistern.PoolID{1, 1})
+	must(t, err)
+	for _, use := range []func(){
+		func() { s.free(t, s.alloc(t, mib, st)) },
+		func() {
+			must(t, s.dev.Route(st, pool))
+			if n, _ := cistern.ForgetStreams(s.dev); n != 0 {
+				t.Error("a stream that is routed to a pool was forgotten")
+			}
+			must(t, s.dev.Unroute(st))
+		},
+		func() {
+			must(t, s.dev.BeginCapture(st, pool))
+			if n, _ := cistern.ForgetStreams(s.dev); n != 0 {
+				t.Error("a stream that is captured was forgotten")
+			}
+			must(t, s.dev.EndCapture(st))
+		},
+		func() {
+			p := s.alloc(t, mib, s.last)
+			must(t, s.a.RecordStream(p, st))
+			s.free(t, p)
+		},
+		func() { must(t, s.a.FreeOn(s.alloc(t, mib, s.last), st)) },
+		func() {
+			if _, err := s.dev.Alloc(1<<47, st); !errors.Is(err, cuda.ErrOutOfMemory) {
+				t.Error(err)
+			}
+		},
+		func() {
+			again, err := s.dev.Stream(h)
+			must(t, err)
+			if again != st {
+				t.Error("there are two Streams of one stream")
+			}
+		},
+	} {
+		s.drv.Advance(time.Second)
+		must(t, s.dev.Trim())
+		cistern.ForgetStreams(s.dev)
+		if slices.Contains(cistern.LiveStreams(s.dev), st) {
+			t.Fatal("an idle stream was not forgotten")
+		}
+		// Others take the number.
+		for range 3 {
+			other := s.drv.NewStreamNonBlocking(0)
+			o, err := s.dev.Stream(other)
+			must(t, err)
+			s.free(t, s.alloc(t, mib, o))
+			must(t, s.drv.DestroyStream(0, other))
+		}
+		use()
+	}
+	must(t, s.a.Close())
+}
+
+// Per-thread default streams of threads that have ended leave nothing behind, and the GPU is waited for a few times only.
+func TestThreadsThatEnd(t *testing.T) {
+	for _, conf := range []string{"", "backend:malloc"} {
+		t.Run(conf, func(t *testing.T) {
+			s := newShortLived(t, conf, sim.CheckOrder)
+			thread := uint64(0)
+			s.drv.SetThread(func() uint64 { return thread })
+			run := func(n int) map[string]int {
+				for range n {
+					thread++
+					st, err := s.dev.Stream(cuda.StreamPerThread)
+					must(t, err)
+					shortWork["allocates"](s, cuda.StreamPerThread, st)
+					s.drv.Advance(100 * time.Microsecond)
+				}
+				runtime.GC()
+				return cistern.Tables(s.dev)
+			}
+			before := run(3000)
+			s.drv.ResetCalls()
+			after := run(9000)
+			for name, n := range after {
+				if n > before[name]+600 && name != "forgotten" { // the collector has run once
+					t.Errorf("%s: %d entries after 3000 threads, %d after 12000", name, before[name], n)
+				}
+			}
+			if n := s.drv.Calls().DeviceSyncs; n == 0 || n > 9000/50 {
+				t.Errorf("the device was waited for %d times; %v", n, after)
 			}
 		})
 	}

@@ -97,7 +97,7 @@ func TestRandom(t *testing.T) {
 	if last == ^uint64(0) && !testing.Short() {
 		want = []string{"alloc", "oom", "share", "given", "freed without its stream", "double free", "foreign", "graph launched",
 			"stream destroyed", "pool released", "trim", "limit", "upstream", "restored", "restore failed", "met in front",
-			"kept in front", "registered", "host order", "stack held", "stacks forgotten", "spilled", "stream forgotten", "pool limit", "upstream managed", "upstream async", "borrowed"}
+			"kept in front", "registered", "host order", "stack held", "stacks forgotten", "spilled", "stream forgotten", "lane inherited", "pool limit", "upstream managed", "upstream async", "borrowed"}
 	}
 	began := time.Now()
 	for seed := first; seed <= last && goesOn(began, budget, seen, want); seed++ {
@@ -344,7 +344,9 @@ func (w *world) invalid(d *worldDevice) {
 
 // forgetStreams has the engine forget what streams it can, and looks some up again that the program still has.
 func (w *world) forgetStreams(d *worldDevice) {
-	w.seen["stream forgotten"] += cistern.ForgetStreams(d.dev)
+	forgotten, inherited := cistern.ForgetStreams(d.dev)
+	w.seen["stream forgotten"] += forgotten
+	w.seen["lane inherited"] += inherited
 	if s := pick(w, d.streams); s.capture == nil && w.chance(50) {
 		if st, err := d.dev.Stream(s.handle); err != nil || st != s.st {
 			w.fail("stream %d was %p and is %p, %v", s.st.ID(), s.st, st, err)

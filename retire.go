@@ -26,9 +26,12 @@ import (
 const retireLanes = 128
 
 // retire dissolves the lanes of streams that may be gone and have no block out and no work under way, whose free chunks
-// become spare, and forgets streams. The caller holds Device.mu and no lane's lock.
+// become spare, and forgets streams. The caller holds Device.mu and no lane's lock; it is let go while the GPU is waited for.
 func (d *Device) retire() {
-	if len(d.lanes) >= max(d.retireAt, retireLanes) || d.inherited > len(d.lanes)/2 {
+	if n := len(d.lanes); n >= max(d.retireAt, retireLanes) || d.inherited > n/2 {
+		if n >= retireLanes {
+			d.endThreads()
+		}
 		d.dissolveIdle()
 		d.retireAt, d.inherited = 2*len(d.lanes), 0
 	}
@@ -38,26 +41,52 @@ func (d *Device) retire() {
 	}
 }
 
+// endThreads makes known that the GPU is done with what idle lanes of per-thread streams have free, as their threads may have
+// ended. Nothing can be recorded on such a stream, so one wait for the context covers them all. The caller holds Device.mu and
+// no lane's lock; it is let go meanwhile.
+func (d *Device) endThreads() {
+	var waits []wait
+	for _, s := range d.spaces {
+		if s == nil || !s.stream.perThread || s.pool.pinned || s.climbs > 0 {
+			continue
+		}
+		s.mu.Lock()
+		if epoch := s.stream.epoch.Load(); s.heap.UsedBlocks == 0 && !s.over() {
+			waits = append(waits, wait{s.stream, epoch})
+		}
+		s.mu.Unlock()
+	}
+	d.await(waits) // on error they stay
+}
+
+// dissolveIdle dissolves the lanes that it can, and lists those that new streams may inherit. The caller holds Device.mu and no
+// lane's lock.
 func (d *Device) dissolveIdle() {
+	var idle []*space
+	for _, s := range d.spaces {
+		if s == nil || s.pool.pinned || s.climbs > 0 || !s.stream.mayBeGone() {
+			continue
+		}
+		s.mu.Lock()
+		if s.heap.UsedBlocks == 0 && (!s.stream.perThread || s.over()) {
+			idle = append(idle, s)
+			if s.area != nil && s.chunkBytes > 0 && d.onUnmap == nil {
+				d.detach(s, everything)
+			}
+		}
+		s.mu.Unlock()
+	}
 	d.reap(nil)
 	for _, p := range d.byNumber {
 		if p != nil {
 			p.idle = nil
 		}
 	}
-	for _, s := range d.spaces {
-		if s == nil || s.pool.pinned || s.climbs > 0 || !s.stream.mayBeGone() {
-			continue
-		}
+	for _, s := range idle {
 		s.mu.Lock()
-		if s.heap.UsedBlocks == 0 {
-			if s.area != nil && s.chunkBytes > 0 && d.onUnmap == nil {
-				d.detach(s, everything)
-			}
-			// Old mappings may be left, or segments.
-			if !d.dissolve(s) && s.chunkBytes > 0 {
-				s.pool.idle = append(s.pool.idle, s.lane)
-			}
+		// Old mappings may be left, or segments.
+		if first := s.lane.spaces[0]; !d.dissolve(s) && s.chunkBytes > 0 && (first == s || first == nil) {
+			s.pool.idle = append(s.pool.idle, s.lane)
 		}
 		s.mu.Unlock()
 	}
@@ -100,19 +129,22 @@ func (l *lane) leftBehind() bool {
 		if s == nil {
 			continue
 		}
-		if s.climbs > 0 || s.capture != 0 || s.pool.pinned || len(s.absent) > 0 || s.heap.UsedBlocks > 0 || !s.stream.mayBeGone() {
-			return false
-		}
-		busy := false
-		s.heap.Each(func(_ heap.ID, b *heap.Block) bool {
-			busy = b.State != heap.Hole && (b.State != heap.Free || !s.stream.isOver(b.Stamp))
-			return !busy
-		})
-		if busy {
+		if s.climbs > 0 || s.capture != 0 || s.pool.pinned || len(s.absent) > 0 || !s.stream.mayBeGone() || !s.over() {
 			return false
 		}
 	}
 	return true
+}
+
+// over reports whether a space has nothing but free memory that the GPU is done with. The caller holds Device.mu and the
+// space's lock.
+func (s *space) over() bool {
+	over := true
+	s.heap.Each(func(_ heap.ID, b *heap.Block) bool {
+		over = b.State == heap.Hole || b.State == heap.Free && s.stream.isOver(b.Stamp)
+		return over
+	})
+	return over
 }
 
 // succeed is a space of another stream in the place of this one, which is left empty for those who may still have it. The
@@ -166,7 +198,7 @@ func (d *Device) recordInherited(s, n *space) {
 
 // mayBeGone reports whether the stream may have been destroyed, as far as is known here, and the GPU is done with it.
 func (t *Stream) mayBeGone() bool {
-	if t.durable.Load() || t.perThread || t.capturing.Load() != 0 || t.route.Load() != nil || t.front.Load() != nil {
+	if t.durable.Load() || t.capturing.Load() != 0 || t.route.Load() != nil || t.front.Load() != nil {
 		return false
 	}
 	t.mu.Lock()

@@ -300,39 +300,58 @@ func (t *Stream) prune() {
 
 // settle waits on the host until the epoch is over. No other lock may be held.
 func (t *Stream) settle(epoch uint64) error {
+	whole, err := t.settleOwn(epoch)
+	if whole {
+		return t.dev.settleWhole([]wait{{t, epoch}})
+	}
+	return err
+}
+
+// settleOwn is settle where an event covers the epoch. Where none does, as nothing was recorded on the stream, it ends the
+// epoch, waits for nothing, and reports that only a wait for the whole context covers it.
+func (t *Stream) settleOwn(epoch uint64) (whole bool, err error) {
 	t.mu.Lock()
 	t.poll(epoch)
 	if t.over >= epoch {
 		t.mu.Unlock()
-		return nil
+		return false, nil
 	}
 	c, err := t.covering(epoch)
 	if errors.Is(err, errPerThread) || errors.Is(err, errLost) {
-		// Nothing was recorded on the stream; only the whole context covers it. The epoch ends before the wait begins.
 		if epoch >= t.epoch.Load() {
 			t.open(epoch + 1)
 		}
 		t.mu.Unlock()
-		if err := t.dev.waitAll(t.dev.id); err != nil {
-			return t.dev.failed(err)
-		}
-		t.mu.Lock()
-		t.over = max(t.over, epoch)
-		t.mu.Unlock()
-		return nil
+		return true, nil
 	}
 	t.mu.Unlock()
 	if err != nil {
-		return err
+		return false, err
 	}
 	t.dev.syncs.Add(1)
 	if err := t.dev.drv.EventSynchronize(t.dev.id, c.event); err != nil {
-		return t.dev.failed(err)
+		return false, t.dev.failed(err)
 	}
+	t.ended(epoch)
+	return false, nil
+}
+
+// settleWhole waits for the context, which covers epochs of the device's streams that have ended. No lock may be held.
+func (d *Device) settleWhole(waits []wait) error {
+	if err := d.waitAll(d.id); err != nil {
+		return d.failed(err)
+	}
+	for _, w := range waits {
+		w.stream.ended(w.epoch)
+	}
+	return nil
+}
+
+// ended notes that an epoch is over.
+func (t *Stream) ended(epoch uint64) {
 	t.mu.Lock()
 	t.over = max(t.over, epoch)
 	t.mu.Unlock()
-	return nil
 }
 
 // waitAll waits on the host for all work of the context of a device, this one or a peer; not while a capture is announced
@@ -383,9 +402,11 @@ func (d *Device) Stream(h cuda.Stream, opts ...StreamOption) (*Stream, error) {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if d.byID[id] == nil {
+		d.retire()
+	}
 	t := d.byID[id]
 	if t == nil {
-		d.retire()
 		if t = d.gone[id].Value(); t == nil {
 			t = d.newStream(id, h)
 		}

@@ -117,14 +117,24 @@ func (d *Device) await(waits []wait) error {
 	defer d.a.turn.Add(1)
 	defer d.mu.Lock()
 	var first error
-	for _, w := range waits {
-		err := w.stream.settle(w.epoch)
-		if o := w.stream.dev; o != d && o.poisoned() != nil {
-			continue // the work of a broken peer is over
+	failed := func(o *Device, err error) {
+		if o != d && o.poisoned() != nil {
+			return // the work of a broken peer is over
 		}
 		if err != nil && !ownReason(err) {
 			first = cmp.Or(first, err)
 		}
+	}
+	whole := map[*Device][]wait{}
+	for _, w := range waits {
+		only, err := w.stream.settleOwn(w.epoch)
+		if only {
+			whole[w.stream.dev] = append(whole[w.stream.dev], w)
+		}
+		failed(w.stream.dev, err)
+	}
+	for o, waits := range whole {
+		failed(o, o.settleWhole(waits))
 	}
 	return first
 }
