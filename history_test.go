@@ -160,3 +160,48 @@ func TestHistoryOfEveryDevice(t *testing.T) {
 		t.Error("no events on a device that came into use after the histories were turned on")
 	}
 }
+
+// Events whose request names no thread have the number of the one that calls, on every device, in use now or later.
+func TestHistoryThread(t *testing.T) {
+	a, err := cistern.New(sim.New(sim.Options{Devices: 2}), cistern.Options{History: 100})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Close()
+	const caller, named = 7, 9
+	if _, err := a.Device(0); err != nil {
+		t.Fatal(err)
+	}
+	a.SetHistoryThread(func() uint32 { return caller })
+	for id := range cuda.Device(2) {
+		d, err := a.Device(id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		st, err := d.Stream(cuda.StreamNull)
+		if err != nil {
+			t.Fatal(err)
+		}
+		p, err := d.AllocWith(1000, st, cistern.AllocOptions{Thread: named})
+		if err == nil {
+			err = a.Free(p)
+		}
+		if err == nil {
+			err = d.Trim()
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		seen := map[event.Kind]uint32{}
+		for _, e := range d.DrainHistory(nil) {
+			seen[e.Kind] = e.Thread
+		}
+		want := map[event.Kind]uint32{event.SegmentMap: named, event.Alloc: named, event.FreeRequested: caller,
+			event.FreeCompleted: caller, event.SegmentUnmap: caller}
+		for kind, thread := range want {
+			if seen[kind] != thread {
+				t.Errorf("device %d: %v by thread %d, want %d", id, kind, seen[kind], thread)
+			}
+		}
+	}
+}
