@@ -304,6 +304,51 @@ def graph_other_thread_allocates():
     return f"{rounds[0]} rounds beside"
 
 
+@case(timeout=90)
+def graph_beside_scopes():
+    """Threads open and close scopes of their own pools, and allocate outside of them, while this one captures one graph after the
+    other: each is right, and the threads go on."""
+    import threading
+    stop, failed, rounds = threading.Event(), [], [0, 0, 0]
+    pools = [torch.cuda.MemPool() for _ in rounds]
+    def work(i):
+        try:
+            with torch.cuda.stream(torch.cuda.Stream()):
+                while not stop.is_set():
+                    with torch.cuda.use_mem_pool(pools[i]):
+                        t = torch.full((300_000,), i, dtype=torch.uint8, device="cuda")
+                    u = bytes_on((rounds[i] % 60 + 1) * MiB)
+                    del t, u
+                    rounds[i] += 1
+        except Exception as e:
+            failed.append(repr(e))
+    x = torch.ones(MiB, device="cuda")
+    torch.cuda.synchronize()
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(len(rounds))]
+    for t in threads:
+        t.start()
+    s, shared = torch.cuda.Stream(), torch.cuda.graph_pool_handle()
+    keep = []
+    try:
+        for i in range(100):
+            g = torch.cuda.CUDAGraph()
+            with torch.cuda.stream(s):
+                g.capture_begin(pool=shared, capture_error_mode="thread_local")
+                y = x * 2
+                z = [y + j for j in range(20)]
+                g.capture_end()
+                g.replay()
+                eq(float(z[7][0]), 9.0, f"graph {i}")
+            keep = [g, z]
+    finally:
+        stop.set()
+        for t in threads:
+            t.join()
+    eq(failed, [], "the other threads")
+    check(all(rounds), f"each thread went on: {rounds}")
+    return f"{sum(rounds)} rounds beside"
+
+
 @case()
 def graph_pool_reused_by_later_capture():
     """Graphs one after the other into one pool: what an earlier capture freed serves the later."""

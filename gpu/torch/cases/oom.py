@@ -1,4 +1,5 @@
 """Out of memory: the exception, its words, what is tried first, and that life goes on after it."""
+import ctypes
 import re
 import threading
 
@@ -207,3 +208,16 @@ def oom_message_in_pool():
             bytes_on(900 * MiB)
         t = bytes_on(100 * MiB)
     eq(t.numel(), 100 * MiB, "and the scope goes on")
+
+
+@case()
+def oom_of_any_size():
+    """Whichever function asks, and however much."""
+    torch.cuda.init()
+    for n in (1 << 59, 1 << 60, 1 << 62):
+        with raises(torch.OutOfMemoryError, "Tried to allocate"):
+            torch.cuda.caching_allocator_alloc(n)
+    out = ctypes.c_void_p()
+    words = probe().probe_raw_alloc(1 << 63, ctypes.byref(out))
+    check(words is not None and b"CUDA out of memory. Tried to allocate" in words, f"2^63 bytes: {words}")
+    eq(requested(), 0, "nothing is taken")

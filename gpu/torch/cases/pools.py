@@ -379,6 +379,79 @@ def pool_for_graph():
     check(within(pool, y), "its output lies in the pool")
 
 
+@case(native="refuses a second scope of one pool")
+def pool_scope_around_graph():
+    """A graph captured into the pool whose scope the thread has open: the end of the capture leaves the scope open."""
+    pool = torch.cuda.MemPool()
+    x = torch.ones(MiB, device="cuda")
+    g = torch.cuda.CUDAGraph()
+    with torch.cuda.use_mem_pool(pool):
+        a = bytes_on(3 * MiB)
+        with torch.cuda.graph(g, pool=pool.id):
+            y = x * 2
+        b = bytes_on(3 * MiB)
+    c = bytes_on(3 * MiB)
+    eq([within(pool, t) for t in (a, y, b, c)], [True, True, True, False], "what lies in the pool")
+    eq(use_count(pool), 2, "its users: the object and the graph")
+    x.fill_(4)
+    g.replay()
+    eq(float(y.sum()), 8.0 * MiB, "replayed")
+    g.reset()
+    eq(use_count(pool), 1, "its user")
+
+
+@case(native="refuses a second scope of one pool")
+def pool_graph_in_another_thread():
+    """One thread has the pool's scope open while another captures into the pool: each ends its own."""
+    pool = torch.cuda.MemPool()
+    x = torch.ones(MiB, device="cuda")
+    torch.cuda.synchronize()
+    def work():
+        g = torch.cuda.CUDAGraph()
+        with torch.cuda.stream(torch.cuda.Stream()):
+            g.capture_begin(pool=pool.id, capture_error_mode="thread_local")
+            y = x * 2
+            g.capture_end()
+            outside = bytes_on(3 * MiB)
+        return g, y, outside
+    with torch.cuda.use_mem_pool(pool):
+        g, y, outside = in_thread(work)
+        a = bytes_on(3 * MiB)
+    b = bytes_on(3 * MiB)
+    eq([within(pool, t) for t in (y, outside, a, b)], [True, False, True, False], "what lies in the pool")
+    x.fill_(4)
+    g.replay()
+    eq(float(y.sum()), 8.0 * MiB, "replayed")
+
+
+@case(native="dies: the end of a MemPool empties its cache, which asserts that no capture is under way")
+def pool_ends_during_a_capture():
+    """A pool whose last user is a scope of another thread, on a stream that is being captured, ends with the capture."""
+    x = torch.ones(MiB, device="cuda")
+    settle()
+    before = reserved()
+    def work():
+        s, side = torch.cuda.Stream(), torch.cuda.Stream()
+        pool = torch.cuda.MemPool()
+        g = torch.cuda.CUDAGraph()
+        with torch.cuda.stream(s):
+            g.capture_begin(capture_error_mode="thread_local")
+            side.wait_stream(s)
+            with torch.cuda.stream(side), torch.cuda.use_mem_pool(pool):
+                y = x * 3  # the first request of that stream: its capture is the pool's
+            del pool
+            s.wait_stream(side)
+            z = y + 1
+            g.capture_end()
+            g.replay()
+            s.synchronize()
+            return float(z[0])
+    eq(in_thread(work), 4.0, "replayed")
+    settle()
+    torch.cuda.empty_cache()
+    eq(reserved(), before, "the pool's memory and the graph's went back")
+
+
 @case(timeout=90)
 def pools_come_and_go():
     for i in range(200):

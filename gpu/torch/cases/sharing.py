@@ -6,7 +6,7 @@ import sys
 import time
 
 import common
-from .base import GiB, MiB, bytes_on, cap, case, check, eq, probe, raises, requested, reserved, settle, torch
+from .base import GiB, MiB, bytes_on, cap, case, check, eq, fine, probe, raises, requested, reserved, settle, torch
 
 PATIENCE = 60
 
@@ -284,6 +284,24 @@ def ipc_handle_fails_or(want):
         t.fill_(1)
     torch.cuda.synchronize()
     return held
+
+
+@case(conf="ipc:legacy")
+def base_is_the_drivers():
+    """getBaseAllocation gives what the driver handed out, where a handle of cudaIpcGetMemHandle begins, so that the handle
+    and ptr - base name the tensor."""
+    torch.cuda.init()
+    held = [bytes_on(n) for n in (100, 5000, 3 * MiB, 3 * MiB, 200 * MiB)]
+    inside = 0
+    for t in held:
+        base, n = ctypes.c_void_p(), ctypes.c_size_t()
+        fine(probe().probe_base(t.data_ptr(), ctypes.byref(base), ctypes.byref(n)))
+        first, size = ctypes.c_uint64(), ctypes.c_size_t()
+        eq(common.cuda_driver().cuMemGetAddressRange_v2(ctypes.byref(first), ctypes.byref(size), ctypes.c_void_p(t.data_ptr())), 0,
+           "cuMemGetAddressRange")
+        eq((base.value, n.value), (first.value, size.value), "the base allocation and the driver's")
+        inside += t.data_ptr() != base.value
+    check(inside > 0, "some tensors lie behind the beginning of their segment")
 
 
 @case()
