@@ -17,7 +17,7 @@ help:
 	@echo 'make install     the C library, its header and pkg-config file under PREFIX (/usr/local), below DESTDIR'
 	@echo 'make race        the tests under the race detector'
 	@echo 'make fuzz        every fuzz target, FUZZTIME each (10s)'
-	@echo 'make soak        random tests for SOAKTIME (15m), twice, hostile hosts for HOSTSTIME (1h), every fuzz target for ten minutes'
+	@echo 'make soak        random tests for SOAKTIME (15m), twice, streams and pools by the million, hostile hosts for HOSTSTIME (1h), every fuzz target for ten minutes'
 	@echo 'make bench       the benchmarks of every package'
 	@echo 'make cross       bin/cross: the command for Linux, macOS and Windows'
 	@echo 'make lint        formatting, vet, static analysis, the import rules of the house'
@@ -143,7 +143,7 @@ bench: tools
 	$(GO) test -run '^$$' -bench . -benchmem ./...
 
 soak: tools $(PAGE)
-	CISTERN_SOAK=$(SOAKTIME) $(GO) test -count=1 -timeout 3h ./...
+	CISTERN_SOAK=$(SOAKTIME) CISTERN_STREAMS=1000000 $(GO) test -count=1 -timeout 3h ./...
 	CISTERN_SOAK=$(SOAKTIME) $(GO) test -count=1 -race -timeout 3h ./...
 	CISTERN_HOSTS=$(HOSTSTIME) $(GO) test -count=1 -timeout 3h -run '^TestHosts$$' ./cmd/libcistern
 	@scripts/fuzz.sh 10m

@@ -342,24 +342,6 @@ func (w *world) invalid(d *worldDevice) {
 	w.seen["foreign"]++
 }
 
-// forgetStreams has the engine forget what streams it can, and looks some up again that the program still has.
-func (w *world) forgetStreams(d *worldDevice) {
-	forgotten, inherited := cistern.ForgetStreams(d.dev)
-	w.seen["stream forgotten"] += forgotten
-	w.seen["lane inherited"] += inherited
-	if s := pick(w, d.streams); s.capture == nil && w.chance(50) {
-		if st, err := d.dev.Stream(s.handle); err != nil || st != s.st {
-			w.fail("stream %d was %p and is %p, %v", s.st.ID(), s.st, st, err)
-		}
-	}
-	known := d.dev.Streams()
-	for _, g := range d.dev.Snapshot() {
-		if g.Stream >= 0 && known[g.Stream] != g.Owner {
-			w.fail("segment %+v: stream %d is %+v", g, g.Stream, known[g.Stream].ID())
-		}
-	}
-}
-
 func (w *world) newPool(d *worldDevice) {
 	if len(d.pools) >= 5 {
 		return

@@ -246,6 +246,24 @@ func (w *world) destroyStream(d *worldDevice, s *worldStream) {
 	w.seen["stream destroyed"]++
 }
 
+// forgetStreams has the engine forget what streams it can, and looks some up again that the program still has.
+func (w *world) forgetStreams(d *worldDevice) {
+	forgotten, inherited := cistern.ForgetStreams(d.dev)
+	w.seen["stream forgotten"] += forgotten
+	w.seen["lane inherited"] += inherited
+	if s := pick(w, d.streams); s.capture == nil && w.chance(50) {
+		if st, err := d.dev.Stream(s.handle); err != nil || st != s.st {
+			w.fail("stream %d was %p and is %p, %v", s.st.ID(), s.st, st, err)
+		}
+	}
+	known := d.dev.Streams()
+	for _, g := range d.dev.Snapshot() {
+		if g.Stream >= 0 && known[g.Stream] != g.Owner {
+			w.fail("segment %+v: stream %d is %+v", g, g.Stream, known[g.Stream].ID())
+		}
+	}
+}
+
 // mayQueue reports whether the program may queue work on the stream: not on the legacy stream while a stream that
 // blocks with it is captured.
 func (d *worldDevice) mayQueue(s *worldStream) bool {
