@@ -6,7 +6,7 @@ GO ?= go
 TRACE ?= trace/testdata/gpt2_varlen.pickle.gz
 CAPACITY ?= 20.2GiB
 
-.PHONY: help demo test build library plain audit wheel command install web bench soak fuzz race cross lint gpu-bundle gpu-test gpu-bench clean tools
+.PHONY: help demo test build library plain audit wheel command install web bench soak fuzz race cross lint model gpu-bundle gpu-test gpu-bench clean tools
 .DEFAULT_GOAL := help
 
 help:
@@ -20,6 +20,7 @@ help:
 	@echo 'make soak        random tests for SOAKTIME (15m), twice, streams and pools by the million, hostile hosts for HOSTSTIME (1h), every fuzz target for ten minutes'
 	@echo 'make bench       the benchmarks of every package'
 	@echo 'make cross       bin/cross: the command for Linux, macOS and Windows'
+	@echo 'make model       the protocol between C and Go, every interleaving of two threads (also part of make test)'
 	@echo 'make lint        formatting, vet, static analysis, the import rules of the house'
 	@echo 'make gpu-bundle  gpu-bundle/: what a GPU machine without Go needs; its run.sh says how to use it'
 	@echo 'make gpu-test    the bundle, and its tests on the GPU of this machine'
@@ -124,6 +125,10 @@ test: build
 
 lint: tools
 	$(GO) test -count=1 ./internal/lint
+
+# What is checked, and in how many states.
+model: tools
+	$(GO) test -count=1 -v ./internal/front/model
 
 # How long new random sequences of the engine's are tried under the race detector, and how long by `make soak`.
 RACETIME ?= 1m

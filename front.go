@@ -150,7 +150,7 @@ func (s *space) takeOut(b *heap.Block) {
 }
 
 // OnTicketsEnd sets the function that is called when C code must forget which blocks it may put into trays, because some
-// are paused. It is called with locks held and must neither call the allocator nor wait.
+// are paused. It is called with locks held and must neither call the allocator nor wait for a lock.
 func (d *Device) OnTicketsEnd(f func()) {
 	d.mu.Lock()
 	d.forget = f

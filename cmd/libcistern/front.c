@@ -1,14 +1,14 @@
 //go:build linux && cgo
 
 /* Requests and frees that need no call into Go; see front.h. Everything here is some tens of nanoseconds long, takes one
- * lock at a time, and gives up rather than wait: Go knows how to. */
+ * lock at a time, and gives up rather than wait: Go knows how to. front_forget_all, which Go calls, is the exception. */
 #include "front.h"
 #include "shim.h"
 
 #include <time.h>
 
-/* The order of each access that another thread may make at the same time. internal/front/model has the same constants in the
- * same functions and tries every interleaving of two threads; TestFrontOrders compares the constants. */
+/* The order of each access to what another thread may access at the same time. internal/front/model has the same constants in
+ * the same functions, and tries every interleaving of two threads; its TestOrders compares the constants. */
 #define WORD_LOOK __ATOMIC_RELAXED /* front.word */
 #define WORD_LOCK __ATOMIC_ACQUIRE
 #define WORD_UNLOCK __ATOMIC_RELEASE
@@ -23,7 +23,7 @@
 #define KEY_TAKE __ATOMIC_ACQUIRE
 #define KEY_GIVE __ATOMIC_RELEASE
 #define KEY_SCAN __ATOMIC_SEQ_CST
-#define KEY_FORGET __ATOMIC_RELAXED
+#define KEY_FORGET __ATOMIC_RELEASE
 #define INFO_LOOK __ATOMIC_RELAXED /* block_entry.info */
 #define INFO_KEEP __ATOMIC_RELAXED
 #define NAME_LOOK __ATOMIC_ACQUIRE /* fronts and streams, whose entries are written once */
