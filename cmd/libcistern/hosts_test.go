@@ -63,9 +63,13 @@ func TestHosts(t *testing.T) {
 // TestReady: every function of the interface makes its thread ready before it calls Go.
 func TestReady(t *testing.T) {
 	t.Parallel()
-	text, err := os.ReadFile("shim.c")
-	if err != nil {
-		t.Fatal(err)
+	var text []byte
+	for _, name := range []string{"shim.c", "shim_pools.c"} {
+		file, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		text = append(text, file...)
 	}
 	call := regexp.MustCompile(`\bcore[A-Z]\w*\(`)
 	ready := regexp.MustCompile(`\bGUARD;|\bshim_ready\(\);`)

@@ -5,7 +5,7 @@
 //
 // # How it is made
 //
-// Every function of cistern.h is C (shim.c): it refuses in a child of fork, where Go would hang, answers what needs no Go,
+// Every function of cistern.h is C (shim.c, shim_pools.c): it refuses in a child of fork, where Go would hang, answers what needs no Go,
 // and calls a Go function core… that converts, calls the engine and converts back. The version script libcistern.map
 // hides everything but cistern_*. A thread's last failure and its tags are kept in C (thread.c).
 //
