@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/cistern-gpu/cistern/cuda"
+	"github.com/cistern-gpu/cistern/internal/front"
 	"github.com/cistern-gpu/cistern/internal/heap"
 	"github.com/cistern-gpu/cistern/internal/vm"
 )
@@ -83,11 +84,13 @@ func (d *Device) awaitTold(w *waiter) {
 		<-told
 		return
 	}
-	for left := w.left(time.Now()); left > 0; left = w.left(time.Now()) {
+	const least, most = 50 * time.Microsecond, time.Millisecond
+	for nap := least; w.left(time.Now()) > 0; nap = min(2*nap, most) {
 		select {
 		case <-told:
 			return
-		case <-time.After(min(patienceTurn, left)):
+		default:
+			front.Nap(nap) // no timer: see there
 		}
 	}
 }

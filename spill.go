@@ -2,18 +2,18 @@ package cistern
 
 import (
 	"cmp"
-	"fmt"
-	"os"
 	"sync"
 	"unsafe"
 
 	"github.com/cistern-gpu/cistern/cuda"
+	"github.com/cistern-gpu/cistern/internal/nopoll"
 )
 
 // spill is a file with contents. It has no name from the start, and its room goes with the last of them. Between it and
 // the GPU is page-locked memory in several parts: while one is read or written, others are copied.
 type spill struct {
-	file *os.File
+	file *nopoll.Kept
+	sums fileSums
 	size uint64 // guarded by Device.pausing: up to where it is given out
 	live uint64 // guarded by Device.mu
 }
@@ -24,12 +24,8 @@ const (
 )
 
 func newSpill(dir string) (*spill, error) {
-	f, err := os.CreateTemp(dir, "cistern-paused-")
+	f, err := nopoll.TempFile(dir, "cistern-paused-")
 	if err != nil {
-		return nil, err
-	}
-	if err := os.Remove(f.Name()); err != nil {
-		f.Close()
 		return nil, err
 	}
 	return &spill{file: f}, nil
@@ -67,7 +63,8 @@ func holdFiles(pieces []piece) (done func()) {
 	}
 }
 
-// batch is what goes through one part of the staging memory: pieces that lie one behind the other in a file.
+// batch is what goes through one part of the staging memory: pieces that lie one behind the other in a file, up to a multiple
+// of spillPart there.
 type batch struct {
 	file   *spill
 	at     uint64 // in the file
@@ -80,13 +77,13 @@ func batches(pieces []piece) (out []batch) {
 	for _, p := range pieces {
 		for p.size > 0 {
 			n := len(out)
-			if n == 0 || out[n-1].file != p.spill || out[n-1].at+out[n-1].size != p.at || out[n-1].size == spillPart {
+			if n == 0 || out[n-1].file != p.spill || out[n-1].at+out[n-1].size != p.at || p.at%spillPart == 0 {
 				out = append(out, batch{file: p.spill, at: p.at})
 				n++
 			}
 			b := &out[n-1]
 			x := p
-			x.size = min(p.size, spillPart-b.size)
+			x.size = min(p.size, spillPart-p.at%spillPart)
 			b.pieces = append(b.pieces, x)
 			b.size += x.size
 			p.addr, p.at, p.size = p.addr+x.size, p.at+x.size, p.size-x.size
@@ -145,7 +142,9 @@ func (d *Device) spillOut(pieces []piece) error {
 		}
 		return nil
 	}, nil, func(part cuda.Ptr, b *batch) error {
-		_, err := b.file.file.WriteAt(hostBytes(part, b.size), int64(b.at))
+		data := hostBytes(part, b.size)
+		b.file.sums.add(data, b.at)
+		_, err := b.file.file.WriteAt(data, int64(b.at))
 		return err
 	})
 }
@@ -162,11 +161,11 @@ func (d *Device) spillIn(pieces []piece) error {
 		}
 		return nil
 	}, func(part cuda.Ptr, b *batch) error {
-		n, err := b.file.file.ReadAt(hostBytes(part, b.size), int64(b.at))
-		if uint64(n) == b.size {
-			return nil
+		data := hostBytes(part, b.size)
+		if _, err := b.file.file.ReadAt(data, int64(b.at)); err != nil {
+			return err
 		}
-		return cmp.Or(err, fmt.Errorf("%d bytes of %d were read", n, b.size))
+		return b.file.sums.check(data, b.at, b.file.file)
 	}, nil)
 }
 

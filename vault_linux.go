@@ -3,12 +3,12 @@ package cistern
 import (
 	"bytes"
 	"fmt"
-	"os"
 	"strconv"
 	"syscall"
 	"unsafe"
 
 	"github.com/cistern-gpu/cistern/cuda"
+	"github.com/cistern-gpu/cistern/internal/nopoll"
 	"github.com/cistern-gpu/cistern/internal/units"
 )
 
@@ -48,7 +48,7 @@ func unmapHost(m hostMemory) { _ = syscall.Munmap(m.mapped) }
 // enough is an error where the machine is known not to have so much memory left: page-locking more would have the kernel
 // end programs.
 func enough(need uint64) error {
-	text, err := os.ReadFile("/proc/meminfo")
+	text, err := nopoll.ReadFile("/proc/meminfo")
 	if err != nil {
 		return nil
 	}

@@ -6,6 +6,8 @@ import (
 	"os"
 	"strconv"
 	"strings"
+
+	"github.com/cistern-gpu/cistern/internal/nopoll"
 )
 
 // hostMemory is the free and total memory of the host in bytes, of one NUMA node where node is not negative. What the
@@ -19,7 +21,7 @@ func hostMemory(node int) (free, total uint64, err error) {
 			return hostMemory(-1)
 		}
 	}
-	f, err := os.Open(name)
+	f, err := nopoll.Open(name)
 	if err != nil {
 		return 0, 0, fmt.Errorf("memory of the host: %w", err)
 	}

@@ -64,3 +64,10 @@ func TestTidy(t *testing.T) {
 		}
 	}
 }
+
+// TestScavenger: this version of Go has what is to be found.
+func TestScavenger(t *testing.T) {
+	if !stopScavenger() {
+		t.Error("the scavenger was not found")
+	}
+}

@@ -72,7 +72,7 @@ func TestReady(t *testing.T) {
 		text = append(text, file...)
 	}
 	call := regexp.MustCompile(`\bcore[A-Z]\w*\(`)
-	ready := regexp.MustCompile(`\bGUARD;|\bshim_ready\(\);`)
+	ready := regexp.MustCompile(`\bGUARD;|\bREADY;|\bshim_ready\(\)`)
 	found := 0
 	for _, function := range strings.Split(string(text), "\n}\n") {
 		at := call.FindStringIndex(function)

@@ -132,6 +132,7 @@ func start(conf, from string) (*library, error) {
 	if err != nil {
 		return nil, &failure{C.CISTERN_INVALID, from + err.Error()}
 	}
+	keepThreads()
 	drv, err := openDriver(opts.Driver)
 	if err != nil {
 		code := C.int(C.CISTERN_DRIVER)
@@ -253,6 +254,7 @@ func ifUsed(d C.int) (*library, *cistern.Device, error) {
 const heapLimit = 64 << 20
 
 func limitHeap() {
+	stopScavenger()
 	debug.SetGCPercent(-1)
 	debug.SetMemoryLimit(heapLimit)
 	watchHeap()
@@ -272,7 +274,7 @@ func tidy() {
 	}
 	go func() {
 		defer tidying.Store(false)
-		runtime.GC()
+		debug.FreeOSMemory() // collects, and gives back what is free then
 	}()
 }
 

@@ -12,7 +12,9 @@
 #include "shim.h"
 #include "_cgo_export.h"
 
+#include <pthread.h>
 #include <signal.h>
+#include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -48,17 +50,68 @@ static void give_alternate(shim_thread *t) {
     t->alternate = p;
 }
 
-void shim_make_ready(void) {
+static void *pass(void *gate) {
+  pthread_mutex_lock(gate);
+  pthread_mutex_unlock(gate);
+  return NULL;
+}
+
+/* may_have reports whether the process may have so many more threads at once. The caller's signals are blocked, as they are not for
+ * these. */
+static int may_have(int n) {
+  pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER; /* shut until all are there */
+  pthread_attr_t attr;
+  int i = 0;
+  pthread_t *made = calloc((size_t)n, sizeof *made);
+  if (made == NULL)
+    return 0;
+  pthread_attr_init(&attr);
+  pthread_attr_setstacksize(&attr, 64 << 10);
+  pthread_mutex_lock(&gate);
+  while (i < n && pthread_create(&made[i], &attr, pass, &gate) == 0)
+    i++;
+  pthread_mutex_unlock(&gate);
+  for (int k = 0; k < i; k++)
+    pthread_join(made[k], NULL);
+  pthread_attr_destroy(&attr);
+  free(made);
+  return i == n;
+}
+
+/* Go ends the process where it gets no thread. Those that it needs are made when the library starts and kept (threads.go); whether the
+ * process may have them is asked before the first call. */
+enum { RUNNING_MOST = 16, WAITING = 8 };
+static uint32_t asked;
+
+static int enough_threads(void) {
+  static const char none[] = "the process may not have the threads that are needed: raise its limit (ulimit -u) or that of its "
+                             "container (pids.max)";
+  long n = sysconf(_SC_NPROCESSORS_ONLN);
+  if (__atomic_load_n(&asked, __ATOMIC_RELAXED))
+    return 1;
+  if (!may_have((int)(n < RUNNING_MOST ? n : RUNNING_MOST) + WAITING)) {
+    shim_fail(CISTERN_UNSUPPORTED, none, sizeof none - 1);
+    return 0;
+  }
+  __atomic_store_n(&asked, 1, __ATOMIC_RELAXED);
+  return 1;
+}
+
+int shim_make_ready(void) {
   /* What says of a fault where it was stays: blocked, it ends the process. */
   signals before = mask(~(SIGNAL(SIGSEGV) | SIGNAL(SIGBUS) | SIGNAL(SIGFPE) | SIGNAL(SIGILL) | SIGNAL(SIGTRAP) | SIGNAL(SIGSYS) |
                           SIGNAL(SIGNAL_SETXID)));
-  shim_thread *t = shim_thread_get();
-  if (t != NULL && t->alternate == NULL)
-    give_alternate(t);
-  coreReady();
-  if (t != NULL)
-    t->ready = x_cgo_pthread_key_created != 0;
+  int enough = enough_threads();
+  if (enough) {
+    shim_thread *t = shim_thread_get();
+    if (t != NULL && t->alternate == NULL)
+      give_alternate(t);
+    coreReady();
+    if (t != NULL)
+      t->ready = x_cgo_pthread_key_created != 0;
+  }
   mask(before); /* Go has unblocked some */
+  return enough;
 }
 
 void shim_unready(shim_thread *t) {

@@ -24,7 +24,8 @@ PUBLIC int cistern_device_count(void) {
     forked();
     return -1;
   }
-  shim_ready();
+  if (!shim_ready())
+    return -1;
   return coreDeviceCount();
 }
 
@@ -63,7 +64,7 @@ static inline int alloc(void **out, size_t size, int device, void *stream) {
   *out = front_take(size, device, stream, &known);
   if (*out != NULL)
     return CISTERN_OK;
-  shim_ready();
+  READY;
   uint64_t turn = front_turn();
   uint32_t ticket = 0;
   int code = coreAllocFront((uintptr_t *)out, size, device, (uintptr_t)stream, &ticket);
@@ -84,7 +85,7 @@ static inline int plain(const cistern_alloc_options *o, uint32_t tag) {
 
 /* request_watched is request where somebody wants to know who asks. */
 static int request_watched(void **out, size_t size, int device, void *stream, cistern_alloc_options *o, uint32_t tag) {
-  shim_ready();
+  READY;
   if (stack_watched() & WATCH_START)
     coreStart(); /* what goes wrong then does so again in the request, which says it */
   uint32_t watch = stack_watched() & ~(uint32_t)WATCH_START;
@@ -109,7 +110,7 @@ static int request(void **out, size_t size, int device, void *stream, cistern_al
     return request_watched(out, size, device, stream, o, tag);
   if (plain(o, tag))
     return alloc(out, size, device, stream);
-  shim_ready();
+  READY;
   int code = coreAlloc((uintptr_t *)out, size, device, (uintptr_t)stream, o, tag, NULL);
   if (code != CISTERN_OK)
     failed();
@@ -148,8 +149,8 @@ PUBLIC void cistern_free(void *ptr, ssize_t size, int device, void *stream) {
   }
   if (front_put(ptr))
     return;
-  shim_ready();
-  coreFree((uintptr_t)ptr, freeing());
+  if (shim_ready())
+    coreFree((uintptr_t)ptr, freeing());
 }
 
 PUBLIC int cistern_alloc(void **out, size_t size, int device, void *stream, const uint64_t pool[2]) {
@@ -198,7 +199,8 @@ PUBLIC uint32_t cistern_library(const char *name) {
     invalid("name is NULL: expected the library's name");
     return 0;
   }
-  shim_ready();
+  if (!shim_ready())
+    return 0;
   return coreLibrary((char *)name);
 }
 
@@ -207,7 +209,8 @@ PUBLIC const char *cistern_library_name(uint32_t library) {
     forked();
     return NULL;
   }
-  shim_ready();
+  if (!shim_ready())
+    return NULL;
   return coreLibraryName(library);
 }
 
@@ -233,7 +236,7 @@ PUBLIC int cistern_release(void *ptr) {
   GUARD_FORK;
   if (front_put(ptr))
     return CISTERN_OK;
-  shim_ready();
+  READY;
   return coreFree((uintptr_t)ptr, freeing());
 }
 
@@ -243,7 +246,7 @@ PUBLIC int cistern_release_on(void *ptr, void *stream) {
   GUARD_FORK;
   if (front_put_on(ptr, stream))
     return CISTERN_OK;
-  shim_ready();
+  READY;
   return coreFreeOn((uintptr_t)ptr, (uintptr_t)stream, freeing());
 }
 
@@ -262,7 +265,8 @@ PUBLIC void *cistern_base(void *ptr, size_t *size) {
     forked();
     return NULL;
   }
-  shim_ready();
+  if (!shim_ready())
+    return NULL;
   return coreBase((uintptr_t)ptr, size) ? ptr : NULL;
 }
 
@@ -392,7 +396,8 @@ PUBLIC char *cistern_stats_json(void) {
     forked();
     return NULL;
   }
-  shim_ready();
+  if (!shim_ready())
+    return NULL;
   return coreStatsJSON();
 }
 
@@ -438,7 +443,8 @@ PUBLIC const char *cistern_tag_name(uint32_t tag) {
     forked();
     return NULL;
   }
-  shim_ready();
+  if (!shim_ready())
+    return NULL;
   return coreTagName(tag);
 }
 

@@ -30,12 +30,12 @@ extern __thread shim_thread *shim_self __attribute__((visibility("hidden"), tls_
 /* shim_alive points to a word that is 1 in a process that may call into Go, 0 in a child of fork. */
 extern volatile uint32_t *shim_alive __attribute__((visibility("hidden")));
 
-/* shim_ready comes before every call into Go. All but the first of a thread cost one branch. */
-void shim_make_ready(void) __attribute__((visibility("hidden")));
-static inline void shim_ready(void) {
-  shim_thread *t = shim_self;
-  if (__builtin_expect(t == NULL || !t->ready, 0))
-    shim_make_ready();
+/* shim_ready comes before every call into Go, and is 0, with a failure kept, where there may be none. All but the first of a thread
+ * cost one branch. */
+int shim_make_ready(void) __attribute__((visibility("hidden")));
+static inline int shim_ready(void) {
+  const shim_thread *t = shim_self;
+  return __builtin_expect(t != NULL && t->ready, 1) || shim_make_ready();
 }
 /* shim_unready is for a thread that ends. */
 void shim_unready(shim_thread *t) __attribute__((visibility("hidden")));
@@ -77,6 +77,12 @@ void shim_call_free(uintptr_t fn, uintptr_t ctx, uintptr_t ptr, size_t size, int
 void shim_share_opened(int fd) __attribute__((visibility("hidden")));
 void shim_share_closing(int fd) __attribute__((visibility("hidden")));
 void shim_share_listening(const char *path, size_t n) __attribute__((visibility("hidden")));
+
+/* This library as the dynamic linker has mapped it, and what of that may be written: up to filled it comes from the file. */
+typedef struct shim_data {
+  uintptr_t low, high, from, filled, to;
+} shim_data;
+void shim_find_data(shim_data *d) __attribute__((visibility("hidden")));
 
 /* shim_getenv is getenv: Go's own view of the environment is as old as the library's loading. */
 const char *shim_getenv(const char *name) __attribute__((visibility("hidden")));

@@ -17,14 +17,17 @@ static inline int forked(void) {
 
 static inline int invalid(const char *words) { return shim_fail(CISTERN_INVALID, words, strlen(words)); }
 
-/* Every function has GUARD before its call into Go, or GUARD_FORK first and shim_ready only where it comes to that call. Handles
+/* Every function has GUARD before its call into Go, or GUARD_FORK first and READY only where it comes to that call. Handles
  * and device addresses are numbers to Go, whose collector would take them for pointers of its own. */
 #define GUARD_FORK  \
   if (!ALIVE())     \
     return forked()
+#define READY         \
+  if (!shim_ready())  \
+    return CISTERN_UNSUPPORTED
 #define GUARD       \
   GUARD_FORK;       \
-  shim_ready()
+  READY
 #define NEED(arg)                                              \
   if ((arg) == NULL)                                           \
     return invalid(#arg " is NULL: expected where to write")

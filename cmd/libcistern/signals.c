@@ -8,6 +8,8 @@
  * of them are blocked around that. Constructors with a priority run before those without; Go's is in the first object that is
  * linked, and this file's is behind it. Were it not, Go's threads would be as they were without this. */
 #define _GNU_SOURCE
+#include "shim.h"
+
 #include <link.h>
 #include <pthread.h>
 #include <signal.h>
@@ -26,18 +28,13 @@ struct go_signal {
 
 enum { GO_UNBLOCK = 128, GO_SIGNALS = 65 };
 
-struct data { /* of this library, as the dynamic linker has mapped it */
-  uintptr_t low, high;
-  uintptr_t from, to; /* what may be written, and comes from the file */
-};
-
 static sigset_t before_go;
 
 static int look(struct dl_phdr_info *info, size_t size, void *arg) {
-  struct data *d = arg;
+  shim_data *d = arg;
   uintptr_t own = (uintptr_t)&before_go;
   (void)size;
-  *d = (struct data){UINTPTR_MAX, 0, 0, 0};
+  *d = (shim_data){.low = UINTPTR_MAX};
   for (int i = 0; i < info->dlpi_phnum; i++) {
     const ElfW(Phdr) *h = &info->dlpi_phdr[i];
     uintptr_t begin = info->dlpi_addr + h->p_vaddr;
@@ -46,16 +43,21 @@ static int look(struct dl_phdr_info *info, size_t size, void *arg) {
     d->low = begin < d->low ? begin : d->low;
     d->high = begin + h->p_memsz > d->high ? begin + h->p_memsz : d->high;
     if (own >= begin && own < begin + h->p_memsz)
-      d->from = begin, d->to = begin + h->p_filesz;
+      d->from = begin, d->filled = begin + h->p_filesz, d->to = begin + h->p_memsz;
   }
   return d->from != 0;
+}
+
+void shim_find_data(shim_data *d) {
+  if (!dl_iterate_phdr(look, d))
+    *d = (shim_data){0};
 }
 
 /* What the table lies among are other variables, which an AddressSanitizer has guards between: it is not asked here. */
 #define UNGUARDED __attribute__((no_sanitize("address")))
 
 /* is_named reports whether an entry has a name that begins so; the name is only read where it lies in this library. */
-UNGUARDED static int is_named(const struct data *d, const struct go_signal *s, const char *name) {
+UNGUARDED static int is_named(const shim_data *d, const struct go_signal *s, const char *name) {
   uintptr_t at = (uintptr_t)s->name;
   if (s->length <= 0 || s->length >= 128 || at < d->low || at >= d->high || d->high - at <= (uintptr_t)s->length)
     return 0;
@@ -66,10 +68,9 @@ UNGUARDED static int is_named(const struct data *d, const struct go_signal *s, c
 }
 
 UNGUARDED static void leave_blocked(void) {
-  struct data d;
-  if (!dl_iterate_phdr(look, &d))
-    return;
-  for (uintptr_t at = (d.from + 7) & ~(uintptr_t)7; at + GO_SIGNALS * sizeof(struct go_signal) <= d.to; at += 8) {
+  shim_data d;
+  shim_find_data(&d);
+  for (uintptr_t at = (d.from + 7) & ~(uintptr_t)7; at + GO_SIGNALS * sizeof(struct go_signal) <= d.filled; at += 8) {
     struct go_signal *table = (struct go_signal *)at;
     if (is_named(&d, &table[SIGCHLD], "SIGCHLD: ") && is_named(&d, &table[SIGPROF], "SIGPROF: ") && is_named(&d, &table[SIGHUP], "SIGHUP: ") &&
         table[SIGCHLD].flags & GO_UNBLOCK && table[SIGSEGV].flags & GO_UNBLOCK && !(table[SIGHUP].flags & GO_UNBLOCK)) {

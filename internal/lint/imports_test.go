@@ -14,7 +14,7 @@ import (
 // who calls it.
 var mayImport = map[string][]string{
 	// The engine, and below it.
-	".":                    {"cuda", "event", "internal/front", "internal/heap", "internal/lockrank", "internal/stacks", "internal/units", "internal/vm", "resource"},
+	".":                    {"cuda", "event", "internal/front", "internal/heap", "internal/lockrank", "internal/nopoll", "internal/stacks", "internal/units", "internal/vm", "resource"},
 	"internal/front":       {},
 	"internal/front/model": {},
 	"internal/heap":        {},
@@ -23,10 +23,10 @@ var mayImport = map[string][]string{
 	"internal/lockrank":         {},
 	"internal/lockrank/checked": {"internal/lockrank"},
 	"internal/vm":               {"cuda"},
-	"resource":                  {"cuda"},
+	"resource":                  {"cuda", "internal/nopoll"},
 	// Resources that need more than the driver, resources by name, and the suite that every resource passes.
-	"resource/nccl":         {"cuda", "resource"},
-	"resource/open":         {"cuda", "internal/units", "resource", "resource/nccl"},
+	"resource/nccl":         {"cuda", "internal/nopoll", "resource"},
+	"resource/open":         {"cuda", "internal/nopoll", "internal/units", "resource", "resource/nccl"},
 	"resource/resourcetest": {"cuda", "cuda/sim", "internal/gpu", "resource"},
 	"event":                 {},
 	// The driver. Only cuda/open knows both.
@@ -45,7 +45,7 @@ var mayImport = map[string][]string{
 	"internal/units":   {},
 	"internal/cputime": {},
 	// Above the engine: memory passed between processes.
-	"internal/share": {".", "cuda"},
+	"internal/share": {".", "cuda", "internal/nopoll"},
 	// What the audit library says of a program that is traced.
 	"internal/audit": {"internal/cputime"},
 	// What a process shows of what it holds.

@@ -46,7 +46,7 @@ func (p *Process) dial(h Handle) (int, error) {
 	if err != nil {
 		return -1, fmt.Errorf("open: %w", os.NewSyscallError("socket", err))
 	}
-	for end := time.Now().Add(p.patience); ; time.Sleep(5 * time.Millisecond) {
+	for end := time.Now().Add(p.patience); ; _ = poll(nil, 5*time.Millisecond) {
 		err = syscall.Connect(fd, &syscall.SockaddrUnix{Name: h.Socket})
 		if err == nil {
 			return fd, nil

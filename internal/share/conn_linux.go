@@ -13,41 +13,30 @@ import (
 // conn is one end of a connection. Package net could do this too, but is larger than all that a program brings with
 // Cistern.
 type conn struct {
-	file     *os.File
-	raw      syscall.RawConn
-	fd       int
+	socket
 	guard    Guard
 	patience time.Duration
+	until    time.Time   // for what is waited for
 	over     atomic.Bool // nothing is waited for any more
+	poller   *poller     // that waits; nil: the calling thread does
 }
 
-// newConn takes a connected, non-blocking socket. Waiting for it takes no thread: the runtime polls it.
+// newConn takes a connected, non-blocking socket.
 func newConn(fd int, guard Guard, patience time.Duration) (*conn, error) {
-	guard.Opened(fd)
-	f := os.NewFile(uintptr(fd), "share")
-	raw, err := f.SyscallConn()
+	s, err := newSocket(fd)
 	if err != nil {
-		guard.Closing(fd)
-		f.Close()
+		syscall.Close(fd)
 		return nil, err
 	}
-	return &conn{file: f, raw: raw, fd: fd, guard: guard, patience: patience}, nil
+	guard.Opened(fd)
+	return &conn{socket: s, guard: guard, patience: patience}, nil
 }
 
-func (c *conn) close() {
-	c.guard.Closing(c.fd)
-	c.file.Close()
-}
+func (c *conn) close() { c.socket.close(c.guard) }
 
 // user is who is at the other end: the one that connected, or the one that began to listen.
 func (c *conn) user() (uint32, error) {
-	var cred *syscall.Ucred
-	var err error
-	if e := c.raw.Control(func(fd uintptr) {
-		cred, err = syscall.GetsockoptUcred(int(fd), syscall.SOL_SOCKET, syscall.SO_PEERCRED)
-	}); e != nil {
-		return 0, e
-	}
+	cred, err := syscall.GetsockoptUcred(c.fd, syscall.SOL_SOCKET, syscall.SO_PEERCRED)
 	if err != nil {
 		return 0, os.NewSyscallError("getsockopt", err)
 	}
@@ -55,31 +44,39 @@ func (c *conn) user() (uint32, error) {
 }
 
 // begin is the time from which on the other side has so long.
-func (c *conn) begin() {
-	c.file.SetDeadline(time.Now().Add(c.patience))
-	if c.over.Load() {
-		c.file.SetDeadline(time.Now())
-	}
-}
+func (c *conn) begin() { c.until = time.Now().Add(c.patience) }
 
 // hurry ends what is waited for, now and from now on.
 func (c *conn) hurry() {
 	c.over.Store(true)
-	c.file.SetDeadline(time.Now())
+	if c.poller != nil {
+		c.poller.release(c.fd)
+	}
 }
 
-// try makes a call whenever wait, of c.raw, says that it may go through, until it does. Whoever waits may have been stopped for
-// longer than it wanted to wait: so at the end of that time it is tried once more.
-func (c *conn) try(wait func(func(uintptr) bool) error, call func(fd uintptr) bool) error {
-	err := wait(call)
-	if !errors.Is(err, os.ErrDeadlineExceeded) || c.over.Load() {
-		return err
+// try makes a call until it goes through, and waits in between. Whoever waits may have been stopped for longer than it wanted to
+// wait: so at the end of that time it is tried once more.
+func (c *conn) try(events int16, call func() bool) error {
+	for !c.over.Load() {
+		if !c.ours() {
+			return errClosed
+		}
+		if call() {
+			return nil
+		}
+		left := time.Until(c.until)
+		if left <= 0 {
+			break
+		}
+		if c.poller != nil {
+			if !c.poller.await(c.fd, events, c.until) {
+				break
+			}
+		} else if err := poll([]pollfd{{fd: int32(c.fd), events: events}}, left); err != nil {
+			return err
+		}
 	}
-	through := false
-	if e := c.raw.Control(func(fd uintptr) { through = call(fd) }); e == nil && through {
-		return nil
-	}
-	return err
+	return os.ErrDeadlineExceeded
 }
 
 // send writes a whole message; the descriptors go with its first byte.
@@ -92,9 +89,9 @@ func (c *conn) send(b []byte, fds ...int) error {
 	for len(b) > 0 {
 		var n int
 		var err error
-		e := c.try(c.raw.Write, func(fd uintptr) bool {
+		e := c.try(pollOut, func() bool {
 			for {
-				n, err = syscall.SendmsgN(int(fd), b, oob, nil, syscall.MSG_NOSIGNAL)
+				n, err = syscall.SendmsgN(c.fd, b, oob, nil, syscall.MSG_NOSIGNAL)
 				if err != syscall.EINTR {
 					return err != syscall.EAGAIN
 				}
@@ -118,9 +115,9 @@ func (c *conn) receive(b []byte, fds *[]int) error {
 	for len(b) > 0 {
 		var n, oobn int
 		var err error
-		e := c.try(c.raw.Read, func(fd uintptr) bool {
+		e := c.try(pollIn, func() bool {
 			for {
-				n, oobn, _, _, err = syscall.Recvmsg(int(fd), b, oob, syscall.MSG_CMSG_CLOEXEC)
+				n, oobn, _, _, err = syscall.Recvmsg(c.fd, b, oob, syscall.MSG_CMSG_CLOEXEC)
 				if err != syscall.EINTR {
 					return err != syscall.EAGAIN
 				}

@@ -359,7 +359,7 @@ func FuzzExporter(f *testing.F) {
 		var wg sync.WaitGroup
 		wg.Go(func() {
 			peer.send(said)
-			peer.raw.Control(func(fd uintptr) { syscall.Shutdown(int(fd), syscall.SHUT_WR) })
+			syscall.Shutdown(peer.fd, syscall.SHUT_WR)
 			var got []int
 			for {
 				if _, _, err := peer.next(&got, kindOffer, kindBatch, kindRefusal); err != nil {

@@ -1,9 +1,10 @@
 package share
 
 import (
-	"crypto/rand"
+	"cmp"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"sync"
 	"syscall"
@@ -11,6 +12,8 @@ import (
 
 	"github.com/cistern-gpu/cistern"
 	"github.com/cistern-gpu/cistern/cuda"
+	"github.com/cistern-gpu/cistern/internal/nopoll"
+	"golang.org/x/sys/unix"
 )
 
 // Patience is how long each side waits for the next word of the other.
@@ -33,6 +36,7 @@ type Process struct {
 	user     uint32 // whose processes are answered and asked
 
 	identity, token [16]byte
+	unsure          error // why there are none
 
 	mu     sync.Mutex
 	server *server // guarded by mu: nil until something is shared
@@ -44,9 +48,23 @@ func New(a *cistern.Allocator, guard Guard) *Process {
 		guard = noGuard{}
 	}
 	p := &Process{a: a, guard: guard, patience: Patience, user: uint32(os.Geteuid())}
-	rand.Read(p.identity[:])
-	rand.Read(p.token[:])
+	p.unsure = cmp.Or(random(p.identity[:]), random(p.token[:]))
 	return p
+}
+
+// random fills b with what nobody can guess. Package crypto/rand could, but starts a timer of Go's (see front.Nap) and ends the
+// process where there is nothing random.
+func random(b []byte) error {
+	if n, err := unix.Getrandom(b, 0); err == nil && n == len(b) {
+		return nil
+	}
+	f, err := nopoll.Open("/dev/urandom") // a sandbox without the call
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	_, err = io.ReadFull(f, b)
+	return err
 }
 
 type noGuard struct{}
@@ -59,6 +77,9 @@ func (noGuard) Panicked(v any)   { panic(v) }
 // Share makes the block that starts at ptr available, until it is freed, and returns the handle for it: the same one
 // while it is live.
 func (p *Process) Share(ptr cuda.Ptr) (string, error) {
+	if p.unsure != nil {
+		return "", fmt.Errorf("share: no random numbers: %w", p.unsure)
+	}
 	e, err := p.a.Export(ptr)
 	if err != nil {
 		return "", err
@@ -75,6 +96,10 @@ func (p *Process) Share(ptr cuda.Ptr) (string, error) {
 func (p *Process) listen() (*server, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if p.server != nil && !p.server.alive() {
+		p.server.stop()
+		p.server = nil
+	}
 	if p.server == nil {
 		s, err := p.serve()
 		if err != nil {

@@ -1,10 +1,10 @@
 package share
 
 import (
-	"crypto/rand"
 	"crypto/subtle"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"strings"
@@ -12,6 +12,8 @@ import (
 	"sync/atomic"
 	"syscall"
 	"time"
+
+	"github.com/cistern-gpu/cistern/internal/nopoll"
 )
 
 // maxPeers is how many importers are answered at once. More are turned away: those that hang are gone after Patience.
@@ -21,8 +23,8 @@ const maxPeers = 64
 type server struct {
 	p       *Process
 	path    string
-	fd      int
-	file    *os.File
+	at      socket // that listens
+	poller  *poller
 	stopped atomic.Bool
 	done    sync.WaitGroup
 
@@ -32,29 +34,57 @@ type server struct {
 
 // serve makes the socket and starts to answer.
 func (p *Process) serve() (*server, error) {
-	var first error
-	for _, parent := range []string{"/dev/shm", os.TempDir(), "/tmp"} {
-		path, fd, err := p.bind(filepath.Join(parent, fmt.Sprintf("cistern-%d", p.user)))
-		if err != nil {
-			if first == nil {
-				first = err
-			}
-			continue
-		}
-		p.guard.Opened(fd)
-		p.guard.Listening(path)
-		s := &server{p: p, path: path, fd: fd, peers: map[*conn]bool{}, file: os.NewFile(uintptr(fd), path)}
-		raw, err := s.file.SyscallConn()
-		if err != nil {
-			s.file.Close()
-			return nil, err
-		}
-		s.done.Add(1)
-		go s.accept(raw)
-		return s, nil
+	path, fd, err := p.place()
+	if err != nil {
+		return nil, err
 	}
-	return nil, first
+	at, err := newSocket(fd)
+	if err == nil {
+		p.guard.Opened(fd)
+		s := &server{p: p, path: path, at: at, peers: map[*conn]bool{}}
+		if s.poller, err = newPoller(p.guard); err == nil {
+			p.guard.Listening(path)
+			s.done.Add(1)
+			go s.accept()
+			return s, nil
+		}
+		p.guard.Closing(fd)
+	}
+	os.Remove(path)
+	_ = syscall.Rmdir(filepath.Dir(path))
+	syscall.Close(fd)
+	return nil, err
 }
+
+// place makes a listening socket in the first folder that can have one. Somebody else may have taken the name of the usual
+// one, but not that of one that is made up.
+func (p *Process) place() (path string, fd int, err error) {
+	usual := fmt.Sprintf("cistern-%d", p.user)
+	unused := fmt.Sprintf("%s-%x", usual, rand.Uint64())
+	folders := []string{filepath.Join(shm, usual)}
+	if run := os.Getenv("XDG_RUNTIME_DIR"); filepath.IsAbs(run) {
+		folders = append(folders, filepath.Join(run, "cistern"))
+	}
+	for _, parent := range []string{shm, os.TempDir(), "/tmp"} {
+		folders = append(folders, filepath.Join(parent, unused))
+	}
+	for _, folder := range folders {
+		path, fd, e := p.bind(folder)
+		if errors.Is(e, os.ErrNotExist) { // somebody who left removed the folder
+			path, fd, e = p.bind(folder)
+		}
+		if e == nil {
+			return path, fd, nil
+		}
+		if err == nil {
+			err = e
+		}
+	}
+	return "", -1, err
+}
+
+// shm is a folder that all processes of a machine have in common. Tests have their own.
+var shm = "/dev/shm"
 
 // bind makes a listening socket in the folder. It gets its name once it listens, so that no sweeper takes it for one that
 // was left behind.
@@ -63,9 +93,7 @@ func (p *Process) bind(folder string) (path string, fd int, err error) {
 		return "", -1, err
 	}
 	sweep(folder)
-	var random [8]byte
-	rand.Read(random[:])
-	path = filepath.Join(folder, fmt.Sprintf("%d-%x.sock", os.Getpid(), random))
+	path = filepath.Join(folder, fmt.Sprintf("%d-%016x.sock", os.Getpid(), rand.Uint64()))
 	if !usable(path) {
 		return "", -1, fmt.Errorf("%s: no name that a handle could carry", path)
 	}
@@ -99,14 +127,19 @@ func own(folder string, user uint32) error {
 		return err
 	}
 	if sys, ok := st.Sys().(*syscall.Stat_t); !ok || !st.IsDir() || sys.Uid != user || st.Mode().Perm()&0o077 != 0 {
-		return fmt.Errorf("%s is not a folder of this user's alone", folder)
+		return &os.PathError{Op: "use", Path: folder, Err: errors.New("it is not a folder of this user's alone")}
 	}
 	return nil
 }
 
 // sweep removes sockets that nobody listens to any more, and those that did not come as far.
 func sweep(folder string) {
-	names, err := os.ReadDir(folder)
+	f, err := nopoll.Open(folder)
+	if err != nil {
+		return
+	}
+	defer f.Close()
+	names, err := f.ReadDir(-1)
 	if err != nil {
 		return
 	}
@@ -133,37 +166,34 @@ func sweep(folder string) {
 	}
 }
 
+// alive reports whether it answers: the program may have closed its sockets.
+func (s *server) alive() bool { return s.at.ours() && s.poller.near.ours() && s.poller.wake.ours() }
+
 func (s *server) stop() {
 	s.stopped.Store(true)
 	os.Remove(s.path)
-	s.p.guard.Closing(s.fd)
-	s.file.Close()
+	_ = syscall.Rmdir(filepath.Dir(s.path)) // unless others have theirs there
 	s.mu.Lock()
 	for c := range s.peers {
 		c.hurry() // what they wait for does not come
 	}
 	s.mu.Unlock()
+	s.poller.stop()
 	s.done.Wait()
+	s.at.close(s.p.guard)
 }
 
 // accept answers each importer in a goroutine of its own.
-func (s *server) accept(raw syscall.RawConn) {
+func (s *server) accept() {
 	defer s.done.Done()
 	for {
-		var fd int
-		var err error
-		if raw.Read(func(at uintptr) bool {
-			fd, _, err = syscall.Accept4(int(at), syscall.SOCK_NONBLOCK|syscall.SOCK_CLOEXEC)
-			return err != syscall.EAGAIN
-		}) != nil || s.stopped.Load() {
-			if err == nil && fd > 0 {
-				syscall.Close(fd)
-			}
+		if !s.poller.await(s.at.fd, pollIn, time.Time{}) || s.stopped.Load() || !s.alive() {
 			return
 		}
+		fd, _, err := syscall.Accept4(s.at.fd, syscall.SOCK_NONBLOCK|syscall.SOCK_CLOEXEC)
 		if err != nil {
-			if err != syscall.EINTR && err != syscall.ECONNABORTED { // no descriptors left: importers wait in line
-				time.Sleep(50 * time.Millisecond)
+			if err != syscall.EAGAIN && err != syscall.EINTR && err != syscall.ECONNABORTED { // no descriptors left: importers wait in line
+				_ = poll(nil, 50*time.Millisecond)
 			}
 			continue
 		}
@@ -171,24 +201,28 @@ func (s *server) accept(raw syscall.RawConn) {
 		if err != nil {
 			continue
 		}
+		c.poller = s.poller
 		s.done.Add(1)
-		go func() {
-			defer s.done.Done()
-			defer s.leave(c)
-			defer func() {
-				if v := recover(); v != nil {
-					c.send(refusal(fmt.Sprintf("a bug in Cistern: %v", v)))
-					s.p.guard.Panicked(v)
-				}
-			}()
-			err := s.enter(c)
-			if err == nil {
-				err = s.answer(c)
-			}
-			if err != nil {
-				c.send(refusal(err.Error()))
-			}
-		}()
+		go s.converse(c)
+	}
+}
+
+// converse is all that is said to one importer.
+func (s *server) converse(c *conn) {
+	defer s.done.Done()
+	defer s.leave(c)
+	defer func() {
+		if v := recover(); v != nil {
+			c.send(refusal(fmt.Sprintf("a bug in Cistern: %v", v)))
+			s.p.guard.Panicked(v)
+		}
+	}()
+	err := s.enter(c)
+	if err == nil {
+		err = s.answer(c)
+	}
+	if err != nil {
+		c.send(refusal(err.Error()))
 	}
 }
 

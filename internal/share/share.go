@@ -12,7 +12,8 @@
 //
 // # Where the socket is
 //
-// In a folder that only the user may enter: cistern-UID in /dev/shm, or in $TMPDIR or /tmp where that is not to be had.
+// In a folder that only the user may enter: cistern-UID in /dev/shm. Where another user has made that first, it is cistern in
+// $XDG_RUNTIME_DIR, or one with a random name in /dev/shm, $TMPDIR or /tmp.
 // PyTorch needs a common /dev/shm for the counters of its shared tensors anyway, so containers that share memory have it
 // in common (--ipc=host, or one volume in both); a name in a file system is found from there, whereas an abstract one
 // would want a common network namespace. A socket goes when its process exits; one that a killed process left behind is

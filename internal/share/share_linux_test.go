@@ -444,3 +444,61 @@ func TestFolderElsewhere(t *testing.T) {
 		t.Error("a folder was made in /proc")
 	}
 }
+
+// Another user who takes the name of the folder first blocks nobody.
+func TestFolderTaken(t *testing.T) {
+	short := func() string { // a socket's name has to be
+		dir, err := os.MkdirTemp("", "s")
+		must(t, err)
+		t.Cleanup(func() { os.RemoveAll(dir) })
+		return dir
+	}
+	for what, run := range map[string]string{"runtime folder": short(), "none": "", "one that is no place": "/proc/nowhere"} {
+		t.Run(what, func(t *testing.T) {
+			common := short()
+			t.Setenv("XDG_RUNTIME_DIR", run)
+			defer func(was string) { shm = was }(shm)
+			shm = common
+			must(t, os.Mkdir(filepath.Join(common, fmt.Sprintf("cistern-%d", os.Geteuid())), 0o777)) // which anybody may enter
+			must(t, os.Chmod(filepath.Join(common, fmt.Sprintf("cistern-%d", os.Geteuid())), 0o777))
+			from, to := newParty(t, cistern.Options{}), newParty(t, cistern.Options{})
+			to.uses(from.share(from.alloc(mib)), mib)
+			want := common
+			if what == "runtime folder" {
+				want = run
+			}
+			folder := filepath.Dir(from.fds.path)
+			if filepath.Dir(folder) != want {
+				t.Errorf("the socket is %s, want it below %s", from.fds.path, want)
+			}
+			from.Stop()
+			if _, err := os.Stat(folder); !errors.Is(err, os.ErrNotExist) {
+				t.Errorf("the folder %s stays: %v", folder, err)
+			}
+		})
+	}
+}
+
+// Where the program closed all descriptors, sharing begins again, and none of what has their numbers now is touched.
+func TestDescriptorsClosed(t *testing.T) {
+	from, to := newParty(t, cistern.Options{}), newParty(t, cistern.Options{})
+	h := from.share(from.alloc(mib))
+	to.uses(h, mib)
+	s := from.server
+	mine := map[int]bool{}
+	for _, fd := range []int{s.at.fd, s.poller.near.fd, s.poller.wake.fd} {
+		file, err := os.CreateTemp(t.TempDir(), "")
+		must(t, err)
+		must(t, syscall.Dup3(int(file.Fd()), fd, 0))
+		file.Close()
+		mine[fd] = true
+	}
+	to.uses(from.share(from.alloc(2*mib)), 2*mib)
+	for fd := range mine {
+		var st syscall.Stat_t
+		if err := syscall.Fstat(fd, &st); err != nil || st.Mode&syscall.S_IFMT != syscall.S_IFREG || st.Size != 0 {
+			t.Errorf("descriptor %d, which is the program's: %v, %+v", fd, err, st)
+		}
+		syscall.Close(fd)
+	}
+}

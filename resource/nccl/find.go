@@ -8,13 +8,15 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"github.com/cistern-gpu/cistern/internal/nopoll"
 )
 
 // installed is where the wheel nvidia-nccl-cu* puts the library: beside the packages that the process has loaded
 // something from, and in the environment that VIRTUAL_ENV names.
 func installed() []string {
 	var sites []string
-	if f, err := os.Open("/proc/self/maps"); err == nil {
+	if f, err := nopoll.Open("/proc/self/maps"); err == nil {
 		for lines := bufio.NewScanner(f); lines.Scan(); {
 			_, path, _ := strings.Cut(lines.Text(), "/")
 			for _, folder := range []string{"/site-packages/", "/dist-packages/"} {
@@ -26,8 +28,7 @@ func installed() []string {
 		f.Close()
 	}
 	if env := os.Getenv("VIRTUAL_ENV"); env != "" {
-		more, _ := filepath.Glob(filepath.Join(env, "lib", "python3*", "site-packages"))
-		sites = append(sites, more...)
+		sites = append(sites, packages(filepath.Join(env, "lib"))...)
 	}
 	var found []string
 	for _, s := range sites {
@@ -37,4 +38,21 @@ func installed() []string {
 		}
 	}
 	return found
+}
+
+// packages are the folders of packages of the Pythons in lib.
+func packages(lib string) (sites []string) {
+	folder, err := nopoll.Open(lib)
+	if err != nil {
+		return nil
+	}
+	defer folder.Close()
+	names, _ := folder.Readdirnames(-1)
+	slices.Sort(names)
+	for _, n := range names {
+		if strings.HasPrefix(n, "python3") {
+			sites = append(sites, filepath.Join(lib, n, "site-packages"))
+		}
+	}
+	return sites
 }

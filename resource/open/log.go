@@ -7,6 +7,8 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+
+	"github.com/cistern-gpu/cistern/internal/nopoll"
 )
 
 // logs are the files that this process writes logs to, by path: two pools with one name write to one file.
@@ -17,7 +19,7 @@ var logs = struct {
 
 // logFile is a file that several logs may share.
 type logFile struct {
-	*os.File
+	*nopoll.Kept
 	path  string
 	users int // guarded by logs
 }
@@ -32,7 +34,7 @@ func createLog(path string) (io.Writer, error) {
 	defer logs.Unlock()
 	f := logs.open[full]
 	if f == nil {
-		file, err := os.OpenFile(full, os.O_CREATE|os.O_TRUNC|os.O_WRONLY|os.O_APPEND, 0o644)
+		file, err := nopoll.Keep(full, os.O_CREATE|os.O_TRUNC|os.O_WRONLY|os.O_APPEND, 0o644)
 		if err != nil {
 			var e *os.PathError
 			if errors.As(err, &e) {
@@ -40,7 +42,7 @@ func createLog(path string) (io.Writer, error) {
 			}
 			return nil, fmt.Errorf("file %s: %w", quote(path), err)
 		}
-		f = &logFile{File: file, path: full}
+		f = &logFile{Kept: file, path: full}
 		logs.open[full] = f
 	}
 	f.users++
@@ -55,5 +57,5 @@ func (f *logFile) Close() error {
 		return nil
 	}
 	delete(logs.open, f.path)
-	return f.File.Close()
+	return f.Kept.Close()
 }

@@ -9,11 +9,23 @@
 double duration = 1;
 atomic_int stop;
 atomic_long rounds;
+char *argument[2];
 
 static const struct scenario {
   const char *name;
   void (*run)(void);
 } scenarios[] = {
+    {"descriptors", descriptors},
+    {"closeall", closeall},
+    {"filesize", filesize},
+    {"seccomp", seccomp},
+    {"threads", threads},
+    {"stacks", stacks},
+    {"forks", forks},
+    {"execs", execs},
+    {"exits", exits},
+    {"setuids", setuids},
+    {"copies", copies},
     {"signals_plain", signals_plain},
     {"signals_onstack", signals_onstack},
     {"signals_collected", signals_collected},
@@ -86,10 +98,13 @@ int main(int argc, char **argv) {
   }
   if (argc > 2)
     duration = atof(argv[2]);
+  for (int i = 0; i < 2 && argc > 3 + i; i++)
+    argument[i] = argv[3 + i];
   for (size_t i = 0; i < sizeof scenarios / sizeof *scenarios; i++)
     if (strcmp(argv[1], scenarios[i].name) == 0) {
       scenarios[i].run();
-      puts("ok");
+      if (argument[0] == NULL)
+        puts("ok");
       return 0;
     }
   fprintf(stderr, "hosts: there is no scenario %s\n", argv[1]);

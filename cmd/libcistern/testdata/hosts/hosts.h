@@ -22,7 +22,26 @@ void prepare(void); /* makes the workers' pools */
 /* turn makes one pass of a worker. */
 void turn(uintptr_t number, unsigned *seed);
 
+/* What needs more of a process than memory, one by one: each_op does all and counts those that fail (must: none may). No failure is
+ * one of the library's own. */
+int each_op(int must);
+int one_op(const char *name);
+void every_op(void (*f)(const char *name));
+
+/* collected has collections of Go's run, of much garbage. */
+void collected(void);
+
+/* refuse_call has the kernel refuse a system call with an error, for the rest of the process. */
+void refuse_call(int number, int error);
+
+/* again runs this program again, with a scenario and up to two arguments, and wants it to end well. */
+void again(const char *scenario, const char *a, const char *b);
+int status_of(const char *scenario, const char *a, const char *b);
+extern char *argument[2]; /* those arguments, NULL where there are none */
+
 /* The scenarios, each in the file of its subject. */
+void descriptors(void), closeall(void), filesize(void), seccomp(void);
+void threads(void), stacks(void), forks(void), execs(void), exits(void), setuids(void), copies(void);
 void signals_plain(void), signals_collected(void), signals_changing(void), signals_onstack_deep(void),
      signals_onstack(void), signals_altstack(void), signals_deep(void), signals_profile(void);
 

@@ -1,0 +1,212 @@
+package share
+
+import (
+	"errors"
+	"os"
+	"sync"
+	"syscall"
+	"time"
+	"unsafe"
+)
+
+// Waiting for sockets without the poller of Go's runtime, which ends the process where it gets no descriptor, and where the
+// program closes the descriptors that it has.
+
+const (
+	pollIn  = 1
+	pollOut = 4
+)
+
+type pollfd struct {
+	fd      int32
+	events  int16
+	revents int16
+}
+
+// poll waits until one of the descriptors is ready, for so long at most; negative is for ever.
+func poll(fds []pollfd, d time.Duration) error {
+	var timeout *syscall.Timespec
+	if d >= 0 {
+		ts := syscall.NsecToTimespec(int64(d))
+		timeout = &ts
+	}
+	_, _, errno := syscall.Syscall6(syscall.SYS_PPOLL, uintptr(unsafe.Pointer(unsafe.SliceData(fds))), uintptr(len(fds)),
+		uintptr(unsafe.Pointer(timeout)), 0, 0, 0)
+	if errno != 0 && errno != syscall.EINTR {
+		return os.NewSyscallError("ppoll", errno)
+	}
+	return nil
+}
+
+// socket is a descriptor of this package, known by its inode: the program may close it and open another file under its number.
+type socket struct {
+	fd    int
+	inode uint64
+}
+
+func newSocket(fd int) (socket, error) {
+	var st syscall.Stat_t
+	if err := syscall.Fstat(fd, &st); err != nil {
+		return socket{}, os.NewSyscallError("fstat", err)
+	}
+	return socket{fd, st.Ino}, nil
+}
+
+// ours reports whether the descriptor is still the socket.
+func (s socket) ours() bool {
+	var st syscall.Stat_t
+	return syscall.Fstat(s.fd, &st) == nil && st.Mode&syscall.S_IFMT == syscall.S_IFSOCK && st.Ino == s.inode
+}
+
+func (s socket) close(g Guard) {
+	g.Closing(s.fd)
+	if s.ours() {
+		syscall.Close(s.fd)
+	}
+}
+
+// errClosed is that the program closed a socket of this package.
+var errClosed = errors.New("the program closed the socket's descriptor")
+
+// poller has one thread wait for the sockets of all who share, so that importers that say nothing cost no thread each.
+type poller struct {
+	guard      Guard
+	near, wake socket // a pair: what is written to wake ends a wait
+
+	mu    sync.Mutex
+	waits map[*wait]bool // guarded by mu
+	ended bool           // guarded by mu: nobody waits any more
+	done  sync.WaitGroup // the thread
+}
+
+// wait is one who waits.
+type wait struct {
+	fd     int
+	events int16
+	until  time.Time // zero: for ever
+	over   chan struct{}
+}
+
+func newPoller(g Guard) (*poller, error) {
+	fds, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC|syscall.SOCK_NONBLOCK, 0)
+	if err != nil {
+		return nil, os.NewSyscallError("socketpair", err)
+	}
+	p := &poller{guard: g, waits: map[*wait]bool{}}
+	for i, at := range []*socket{&p.near, &p.wake} {
+		g.Opened(fds[i])
+		if *at, err = newSocket(fds[i]); err != nil {
+			at.fd = fds[i]
+		}
+	}
+	p.done.Go(p.run)
+	return p, nil
+}
+
+// await waits until the descriptor is ready, or its time is over, or release or end is called, and reports whether the poller
+// goes on.
+func (p *poller) await(fd int, events int16, until time.Time) bool {
+	w := &wait{fd, events, until, make(chan struct{})}
+	p.mu.Lock()
+	ended := p.ended
+	if !ended {
+		p.waits[w] = true
+	}
+	p.mu.Unlock()
+	if ended {
+		return false
+	}
+	p.kick()
+	<-w.over
+	return true
+}
+
+// release ends the waits for a descriptor.
+func (p *poller) release(fd int) {
+	p.mu.Lock()
+	p.drop(func(w *wait) bool { return w.fd == fd })
+	p.mu.Unlock()
+	p.kick() // it must not go on looking at a descriptor that will be closed
+}
+
+// stop ends the poller, and returns when its sockets are closed.
+func (p *poller) stop() {
+	p.end()
+	p.kick()
+	p.done.Wait()
+}
+
+// end ends all waits, now and from now on.
+func (p *poller) end() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.ended = true
+	p.drop(func(*wait) bool { return true })
+}
+
+// drop ends some waits. The caller holds mu.
+func (p *poller) drop(some func(*wait) bool) {
+	for w := range p.waits {
+		if some(w) {
+			delete(p.waits, w)
+			close(w.over)
+		}
+	}
+}
+
+func (p *poller) kick() {
+	if p.wake.ours() {
+		_, _ = syscall.Write(p.wake.fd, []byte{0}) // full, it wakes as well
+	}
+}
+
+// run is the thread that waits. It ends after end, and where the program closed its sockets.
+func (p *poller) run() {
+	for {
+		fds, list, left := p.list()
+		if list == nil {
+			break
+		}
+		err := poll(fds, left)
+		var said [64]byte
+		if p.near.ours() && p.wake.ours() {
+			_, _ = syscall.Read(p.near.fd, said[:])
+		} else {
+			err = errClosed
+		}
+		if err != nil {
+			p.end()
+			break
+		}
+		now := time.Now()
+		p.mu.Lock()
+		for i, w := range list {
+			if p.waits[w] && (fds[i+1].revents != 0 || !w.until.IsZero() && !w.until.After(now)) {
+				delete(p.waits, w)
+				close(w.over)
+			}
+		}
+		p.mu.Unlock()
+	}
+	p.near.close(p.guard)
+	p.wake.close(p.guard)
+}
+
+// list is what is to be waited for, the poller's own socket first, and for how long; nil after end.
+func (p *poller) list() (fds []pollfd, list []*wait, left time.Duration) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.ended {
+		return nil, nil, 0
+	}
+	fds, list, left = []pollfd{{fd: int32(p.near.fd), events: pollIn}}, []*wait{}, -1
+	for w := range p.waits {
+		fds, list = append(fds, pollfd{fd: int32(w.fd), events: w.events}), append(list, w)
+		if !w.until.IsZero() {
+			if d := max(time.Until(w.until), 0); left < 0 || d < left {
+				left = d
+			}
+		}
+	}
+	return fds, list, left
+}
