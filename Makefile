@@ -173,6 +173,9 @@ gpu-bundle: build
 	$(GO) build -trimpath -ldflags '-s -w' -o gpu-bundle/ ./cmd/gpu...
 	$(CC) -std=gnu11 -O2 -pthread -Icmd/libcistern gpu/native/behaviours.c -o gpu-bundle/behaviours -Lgpu-bundle/lib -lcistern -ldl \
 	  -Wl,-rpath,'$$ORIGIN/lib'
+	$(CC) -std=gnu11 -O1 -g -pthread -Icmd/libcistern cmd/libcistern/testdata/hosts/*.c -o gpu-bundle/hosts -Lgpu-bundle/lib -lcistern -ldl \
+	  -Wl,-rpath,'$$ORIGIN/lib'
+	$(CC) -std=gnu11 -O1 -g -shared -fPIC gpu/torch/profiler.c -o gpu-bundle/torch/libprofiler.so
 	$(CC) -std=gnu11 -O2 -Wall -Wextra -pthread gpu/see/churn.c -o gpu-bundle/churn -ldl
 	mkdir gpu-bundle/examples
 	cp examples/python/*.py gpu-bundle/examples/

@@ -13,6 +13,7 @@
 #   pause  pausing and resuming: contents beside a plain copy, through a file (in the folder PAUSE_DIR), dropped, and ten
 #          thousand cycles
 #   native      what RMM promises of a resource, through the C interface, for the default pool and one over each upstream
+#   native-hosts  hostile hosts in C: signal handlers, fork, exits, a second copy, with checked contents (HOSTS_SECONDS=10 each)
 #   native-two  two GPUs in one process: memory of each used by the other, threads, and one of them broken by a kernel
 #   examples    the programs of examples/, as their readers run them
 #
@@ -24,6 +25,8 @@
 #   torch-steady     no driver call and no wait in steady state
 #   torch-oom        a loop that runs out of memory a thousand times
 #   torch-captures   captures on one thread beside pool releases and pauses on others, for CAPTURE_SECONDS=120
+#   torch-hosts      hostile hosts under PyTorch: SIGPROF without an alternate stack, faulthandler, DataLoader, no descriptors
+#                    (HOSTS_SECONDS=60 each)
 #   torch-stress     a million random allocations with checked contents
 #   torch-bench      the cost of an allocation under native, expandable_segments and Cistern (needs the scripts)
 #   torch-workloads  real training and serving under the same three (needs the scripts); RUNS=5 and WORKLOADS=… choose
@@ -157,6 +160,11 @@ part() {
     native)
       run behaviours 300 env NCCL_NVLS_ENABLE=0 VIRTUAL_ENV="$("$python" -c 'import sys; print(sys.prefix)' 2>/dev/null)" ./behaviours
       ;;
+    native-hosts)
+      for s in signals_plain signals_collected signals_changing signals_onstack_deep signals_deep signals_profile forks exits copies; do
+        run "hosts-$s" $((${HOSTS_SECONDS:-10} + 120)) ./hosts "$s" "${HOSTS_SECONDS:-10}"
+      done
+      ;;
     native-two)
       run peers 120 ./open.test -test.v -test.run '^TestPeers$/real'
       # A device that is broken breaks for good: once where nothing was shared before, once after all the rest.
@@ -176,6 +184,7 @@ part() {
     torch-steady) torch "$1" 120 steady.py ;;
     torch-oom) torch "$1" 180 oomloop.py ;;
     torch-captures) torch "$1" 300 captures.py --seconds "${CAPTURE_SECONDS:-120}" ;;
+    torch-hosts) torch "$1" $((4 * ${HOSTS_SECONDS:-60} + 300)) hosts.py --seconds "${HOSTS_SECONDS:-60}" ;;
     torch-stress) torch "$1" 300 stress.py ;;
     torch-bench) torch "$1" 560 alloc_bench.py ;;
     torch-workloads) torch "$1" 590 workloads_bench.py --runs "${RUNS:-5}" ${WORKLOADS:+--workloads "$WORKLOADS"} ;;
@@ -193,7 +202,7 @@ part() {
       ;;
     torch)
       RUNS=${RUNS:-1}
-      for p in load seed test pools steady oom captures stress bench workloads; do part "torch-$p"; done
+      for p in load seed test pools steady oom captures hosts stress bench workloads; do part "torch-$p"; done
       ;;
     libs-fill) libs "$1" 580 fill.py ;;
     libs-counts) libs "$1" 400 counts.py ;;
@@ -217,9 +226,9 @@ part() {
         --workloads "${WORKLOADS:-generate_serving,multistream_prefetch}"
       ;;
     see) for p in driver seed agree cupy cost idle kill oom top; do part "see-$p"; done ;;
-    all) for p in test resources native bench query pause examples torch libs see; do part $p; done ;;
+    all) for p in test resources native native-hosts bench query pause examples torch libs see; do part $p; done ;;
     *)
-      echo "run.sh: $1: want test, bench, resources, query, pause, native, native-two, examples, torch, torch-{load,seed,test,native,pools,steady,oom,captures,stress,bench,workloads,peer,two}, libs, libs-{fill,counts,order,cooperate,cost,example}, see, see-{driver,seed,agree,segments,cupy,cost,idle,kill,oom,top,held} or all" >&2
+      echo "run.sh: $1: want test, bench, resources, query, pause, native, native-hosts, native-two, examples, torch, torch-{load,seed,test,native,pools,steady,oom,captures,hosts,stress,bench,workloads,peer,two}, libs, libs-{fill,counts,order,cooperate,cost,example}, see, see-{driver,seed,agree,segments,cupy,cost,idle,kill,oom,top,held} or all" >&2
       exit 2
       ;;
   esac
