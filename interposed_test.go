@@ -141,6 +141,16 @@ func (i *interposed) StreamCapture(d cuda.Device, s cuda.Stream) (cuda.CaptureSt
 	return i.Driver.StreamCapture(d, s)
 }
 
+func (i *interposed) StreamCaptureNodes(d cuda.Device, s cuda.Stream) (capture uint64, after []cuda.GraphNode, err error) {
+	i.at("cuStreamGetCaptureInfo", d)
+	return i.Driver.StreamCaptureNodes(d, s)
+}
+
+func (i *interposed) GraphNodeDependencies(d cuda.Device, n cuda.GraphNode) ([]cuda.GraphNode, error) {
+	i.at("cuGraphNodeGetDependencies", d)
+	return i.Driver.GraphNodeDependencies(d, n)
+}
+
 func (i *interposed) StreamWaitEvent(d cuda.Device, s cuda.Stream, e cuda.Event) error {
 	i.at("cuStreamWaitEvent", d)
 	return i.Driver.StreamWaitEvent(d, s, e)
