@@ -82,8 +82,8 @@ func between(t *testing.T, at cuda.Device) (e *engine, peer *cistern.Device, dur
 	must(t, e.dev.EnablePeer(1))
 	return e, peer, func(f func()) {
 		happened := false
-		seen.before = func(_ string, dev cuda.Device) {
-			if dev == at && !happened {
+		seen.before = func(call string, dev cuda.Device) {
+			if call == "cuCtxSynchronize" && dev == at && !happened {
 				happened = true
 				f()
 			}

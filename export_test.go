@@ -48,9 +48,12 @@ func HoldDevice(d *Device) (letGo func()) {
 	return d.mu.Unlock
 }
 
-// CaptureBlocked reports whether a capture waits until it can be announced on the device.
+// CaptureBlocked reports whether a capture waits until it can be announced on the device. Where that cannot be seen now it
+// does not.
 func CaptureBlocked(d *Device) bool {
-	d.gate.mu.Lock()
+	if !d.gate.mu.TryLock() {
+		return false
+	}
 	defer d.gate.mu.Unlock()
 	return d.gate.blocked > 0
 }

@@ -5,9 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync"
 
 	"github.com/cistern-gpu/cistern/cuda"
+	"github.com/cistern-gpu/cistern/internal/lockrank"
 )
 
 // SingleHandle is memory as segments of one physical handle each, mapped alone into a reservation of its own: what
@@ -20,7 +20,7 @@ type SingleHandle struct {
 	granularity uint64
 	access      func(cuda.Ptr, uint64) error
 
-	mu       sync.Mutex
+	mu       lockrank.Mutex
 	segments map[cuda.Ptr]*segment // guarded by mu
 	peers    []cuda.Device         // guarded by mu: devices beside those that access makes it accessible to
 	left     []leftover            // guarded by mu: what the driver would not take back
@@ -45,7 +45,7 @@ type leftover struct {
 // Single makes that upstream. access makes a segment, once mapped, accessible to the devices that may use it.
 func Single(drv cuda.Driver, prop cuda.MemProp, granularity uint64, access func(p cuda.Ptr, size uint64) error) *SingleHandle {
 	s := &SingleHandle{drv: drv, prop: prop, name: "virtual", granularity: granularity, access: access,
-		segments: map[cuda.Ptr]*segment{}}
+		segments: map[cuda.Ptr]*segment{}, mu: lockrank.Mutex{Rank: lockrank.Segments}}
 	if prop.Location == cuda.LocationHostNUMA {
 		s.name = "host_numa"
 	}

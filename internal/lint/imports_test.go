@@ -23,7 +23,7 @@ var mayImport = map[string][]string{
 	"internal/lockrank":         {},
 	"internal/lockrank/checked": {"internal/lockrank"},
 	"internal/vm":               {"cuda"},
-	"resource":                  {"cuda", "internal/nopoll"},
+	"resource":                  {"cuda", "internal/lockrank", "internal/nopoll"},
 	// Resources that need more than the driver, resources by name, and the suite that every resource passes.
 	"resource/nccl":         {"cuda", "internal/nopoll", "resource"},
 	"resource/open":         {"cuda", "internal/nopoll", "internal/units", "resource", "resource/nccl"},

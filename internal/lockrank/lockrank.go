@@ -7,8 +7,7 @@
 //   - Several mutexes of rank [Lane] are held only by a holder of [Device].
 //   - The ranks after [Allocator] are leaves: their holders lock nothing more.
 //
-// Packages below the engine (internal/stacks, resource) have mutexes of their own that are not ranked: they hold them over
-// no call into the engine.
+// Mutexes that are held over no call that locks or waits, as those of internal/stacks and of adaptors, have no rank.
 //
 // # The check
 //
@@ -42,11 +41,13 @@ const (
 	Gate           // captureGate.mu
 	Events         // Device.eventMu
 	History        // history.mu
+	Segments       // resource.SingleHandle.mu
 	ranks
 )
 
 var names = [ranks]string{"a mutex without rank", "Allocator.keeping", "Device.pausing", "Device.privateMu", "glance.mu", "Device.mu",
-	"lane.mu", "Stream.mu", "Allocator.mu", "opened.mu", "captureGate.mu", "Device.eventMu", "history.mu"}
+	"lane.mu", "Stream.mu", "Allocator.mu", "opened.mu", "captureGate.mu", "Device.eventMu", "history.mu",
+	"resource.SingleHandle.mu"}
 
 func (r Rank) String() string { return names[r] }
 
