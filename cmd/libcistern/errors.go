@@ -144,7 +144,7 @@ func where() string {
 		switch {
 		case strings.HasPrefix(f.Function, "runtime."):
 			panicked = panicked || f.Function == "runtime.gopanic"
-		case panicked && len(at) < 8:
+		case panicked && len(at) < 12:
 			at = append(at, fmt.Sprintf("%s (%s:%d)", path.Base(f.Function), path.Base(f.File), f.Line))
 		}
 		if !more {
