@@ -32,26 +32,25 @@ func stopScavenger() bool {
 	const far = 1 << 20 // all variables of Go's with pointers are neighbours
 	here := uintptr(unsafe.Pointer(&stopped))
 	from, to := max(uintptr(data.from), here-min(here, far))&^7, min(uintptr(data.to), here+far)
-	if from >= to {
-		return false
-	}
-	words := unsafe.Slice((*uintptr)(at(from)), (to-from)/unsafe.Sizeof(from))
-	inside := func(p uintptr) bool { return p >= uintptr(data.low) && p < uintptr(data.high)-8 && p%8 == 0 }
-	for i := 1; i+3 <= len(words); i++ {
-		if words[i-1] != 0 || !inside(words[i]) || !inside(words[i+1]) || !inside(words[i+2]) {
-			continue
+	stop := *(*uintptr)(unsafe.Pointer(&stopped))
+	for {
+		var code [3]C.uintptr_t
+		row := uintptr(C.shim_functions(&data, C.uintptr_t(from), C.uintptr_t(to), &code[0]))
+		if row == 0 {
+			return false
 		}
-		if stop := *(*uintptr)(unsafe.Pointer(&stopped)); scavenges(words[i]) && (words[i+1] == stop || scavenges(words[i+1])) && scavenges(words[i+2]) {
-			atomic.StoreUintptr(&words[i+1], stop)
+		second := (*uintptr)(at(row + unsafe.Sizeof(row)))
+		if scavenges(code[0]) && (*second == stop || scavenges(code[1])) && scavenges(code[2]) {
+			atomic.StoreUintptr(second, stop)
 			return true
 		}
+		from = row
 	}
-	return false
 }
 
-// scavenges reports whether a word that points into this library is one of the scavenger's functions.
-func scavenges(word uintptr) bool {
-	f := runtime.FuncForPC(*(*uintptr)(at(word)))
+// scavenges reports whether this is the code of one of the scavenger's functions.
+func scavenges(code C.uintptr_t) bool {
+	f := runtime.FuncForPC(uintptr(code))
 	return f != nil && strings.HasPrefix(f.Name(), "runtime.(*scavengerState).init.func")
 }
 

@@ -84,6 +84,10 @@ typedef struct shim_data {
 } shim_data;
 void shim_find_data(shim_data *d) __attribute__((visibility("hidden")));
 
+/* shim_functions looks among the variables in [from, to) for three values of functions in a row, as Go has them, behind a word of 0:
+ * it returns the address of the first, 0 where there are no more, and where their code is. */
+uintptr_t shim_functions(const shim_data *d, uintptr_t from, uintptr_t to, uintptr_t code[3]) __attribute__((visibility("hidden")));
+
 /* shim_getenv is getenv: Go's own view of the environment is as old as the library's loading. */
 const char *shim_getenv(const char *name) __attribute__((visibility("hidden")));
 /* shim_thread_id tells threads apart. */

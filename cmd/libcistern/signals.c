@@ -56,6 +56,20 @@ void shim_find_data(shim_data *d) {
 /* What the table lies among are other variables, which an AddressSanitizer has guards between: it is not asked here. */
 #define UNGUARDED __attribute__((no_sanitize("address")))
 
+UNGUARDED uintptr_t shim_functions(const shim_data *d, uintptr_t from, uintptr_t to, uintptr_t code[3]) {
+  for (const uintptr_t *w = (const uintptr_t *)from; (uintptr_t)(w + 4) <= to; w++) {
+    int i = 0;
+    while (w[0] == 0 && i < 3 && w[1 + i] >= d->low && w[1 + i] < d->high && w[1 + i] % sizeof *w == 0)
+      i++;
+    if (i < 3)
+      continue;
+    for (i = 0; i < 3; i++)
+      code[i] = *(const uintptr_t *)w[1 + i];
+    return (uintptr_t)(w + 1);
+  }
+  return 0;
+}
+
 /* is_named reports whether an entry has a name that begins so; the name is only read where it lies in this library. */
 UNGUARDED static int is_named(const shim_data *d, const struct go_signal *s, const char *name) {
   uintptr_t at = (uintptr_t)s->name;
