@@ -18,6 +18,10 @@
  * from cistern_last_error in the same thread. All functions may be called from any thread. They leave the thread's CUDA
  * context as they found it. In a child of fork everything fails with CISTERN_FORKED (or null), unless the library was
  * first loaded there; frees do nothing.
+ *
+ * A signal handler may run on a thread that is within the library, with or without SA_ONSTACK, and use 200 KiB of stack; it must
+ * not call the library. The first call of a thread gives it an alternate signal stack unless it has one. A program may close all
+ * descriptors that it does not know: what the library had open is an error or opened again.
  */
 #ifndef CISTERN_H
 #define CISTERN_H

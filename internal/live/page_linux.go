@@ -1,6 +1,7 @@
 package live
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"sync/atomic"
@@ -105,32 +106,46 @@ func (p *Page) make() error {
 	if err != nil {
 		return fmt.Errorf("memfd_create: %w", err)
 	}
-	mem, err := sealed(fd)
-	if err != nil {
-		unix.Close(fd)
-		return err
-	}
 	var st unix.Stat_t
-	if err = unix.Fstat(fd, &st); err == nil {
+	if err := unix.Fstat(fd, &st); err != nil {
+		return fmt.Errorf("fstat: %w", err) // it is closed already
+	}
+	p.fd, p.device, p.inode = fd, uint64(st.Dev), st.Ino
+	mem, err := p.sealed(fd)
+	if err == nil {
 		// A kernel without such locks (Linux before 3.15, some sandboxes) has no readers that ask either.
 		_ = unix.FcntlFlock(uintptr(fd), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_WRLCK, Start: aliveAt, Len: 1})
-		err = encodeIdentity(mem, p.id)
+		if err = encodeIdentity(mem, p.id); err != nil {
+			unix.Munmap(mem)
+		}
 	}
 	if err != nil {
-		unix.Munmap(mem)
-		unix.Close(fd)
+		p.close()
 		return err
 	}
-	p.fd, p.device, p.inode, p.mem = fd, uint64(st.Dev), st.Ino, mem
+	p.mem = mem
 	return nil
 }
 
+// close closes the descriptor if it is the page's.
+func (p *Page) close() {
+	if p.ours() {
+		unix.Close(p.fd)
+	}
+}
+
+// errTaken is that the program closed the descriptor while the page was made.
+var errTaken = errors.New("the program closed the page's descriptor")
+
 // sealed gives the file its size for good, and maps it: whoever else opens it may read it.
-func sealed(fd int) ([]byte, error) {
+func (p *Page) sealed(fd int) ([]byte, error) {
 	// Where files may not be as large the kernel would send a signal that ends the program.
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_FSIZE, &limit); err != nil || limit.Cur < pageBytes {
 		return nil, fmt.Errorf("files may not be larger than %d bytes (ulimit -f)", limit.Cur)
+	}
+	if !p.ours() {
+		return nil, errTaken
 	}
 	if err := unix.Ftruncate(fd, pageBytes); err != nil {
 		return nil, fmt.Errorf("ftruncate: %w", err)
@@ -138,6 +153,10 @@ func sealed(fd int) ([]byte, error) {
 	mem, err := unix.Mmap(fd, 0, pageBytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
 		return nil, fmt.Errorf("mmap: %w", err)
+	}
+	if !p.ours() { // the mapping may be another file's
+		unix.Munmap(mem)
+		return nil, errTaken
 	}
 	// A child of fork has no use for it. That is a wish.
 	_ = unix.Madvise(mem, unix.MADV_DONTFORK)
@@ -167,9 +186,7 @@ func (p *Page) run() {
 			return
 		}
 		unix.Munmap(p.mem)
-		if p.ours() {
-			unix.Close(p.fd)
-		}
+		p.close()
 	}()
 	for next := time.Duration(0); p.wait(next); {
 		if !p.ours() && !p.remake() {

@@ -16,6 +16,7 @@ type Kept struct {
 	fd   int
 	dev  uint64
 	ino  uint64
+	pin  []byte // a mapping, so that no other file gets the inode when the descriptor is closed
 }
 
 // Keep is OpenFile for a file that stays open.
@@ -31,6 +32,7 @@ func Keep(name string, flag int, perm os.FileMode) (*Kept, error) {
 		return nil, &os.PathError{Op: "fstat", Path: name, Err: err}
 	}
 	f.dev, f.ino = uint64(st.Dev), st.Ino
+	f.pin, _ = syscall.Mmap(fd, 0, syscall.Getpagesize(), syscall.PROT_NONE, syscall.MAP_SHARED) // refused for what may not be read
 	return f, nil
 }
 
@@ -101,8 +103,13 @@ func (f *Kept) Write(b []byte) (int, error) {
 
 // Close closes the file, and nothing that has its number now.
 func (f *Kept) Close() error {
-	if _, err := f.same(); err != nil {
-		return err
+	_, err := f.same()
+	if err == nil {
+		err = syscall.Close(f.fd)
 	}
-	return syscall.Close(f.fd)
+	if f.pin != nil {
+		_ = syscall.Munmap(f.pin)
+		f.pin = nil
+	}
+	return err
 }

@@ -38,6 +38,31 @@ func TestFiles(t *testing.T) {
 	}
 }
 
+// TestKept: a file that stays open is read and written as long as its descriptor is the file's, and nothing else is.
+func TestKept(t *testing.T) {
+	dir := t.TempDir()
+	f, err := TempFile(dir, "x")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if left, _ := filepath.Glob(filepath.Join(dir, "*")); len(left) != 0 {
+		t.Errorf("it has a name: %v", left)
+	}
+	b := make([]byte, 5)
+	if _, err := f.WriteAt([]byte("contents"), 100); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.ReadAt(b, 103); err != nil || string(b) != "tents" {
+		t.Errorf("%q, %v", b, err)
+	}
+	if _, err := f.ReadAt(b, 105); err == nil {
+		t.Error("it was read beyond its end")
+	}
+	if err := f.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
 // In a child of TestNoPoller this is all that happens, as package testing polls.
 func init() {
 	if os.Getenv("NOPOLL_CHILD") == "" {
