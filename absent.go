@@ -43,7 +43,9 @@ func (a *absence) clip(addr, size uint64) (lo, n uint64) {
 	return lo, hi - lo
 }
 
-// runs is its memory, piece by piece as it is made. The caller holds Device.mu.
+// runs is its memory, piece by piece as it is made.
+//
+// +checklocks:a.space.dev.mu
 func (a *absence) runs() (out []run) {
 	if a.backing != nil {
 		return []run{{a.addr, a.size}}
@@ -102,7 +104,9 @@ func (s *space) missing(b *heap.Block) (n uint64) {
 	return n
 }
 
-// addPaused notes that blocks of a space lost memory, or got it back. The caller holds Device.mu.
+// addPaused notes that blocks of a space lost memory, or got it back.
+//
+// +checklocks:d.mu
 func (d *Device) addPaused(s *space, bytes int64) {
 	s.pausedBytes += bytes
 	for _, g := range [2]int{groupAll, groupOf(s.class)} {
@@ -193,6 +197,8 @@ func (s *space) survey(list []*absence, sel *Selection) map[*absence]*survey {
 // vacate is what a free does where memory is paused: [addr, addr+size) of block id, which is free (or held) by now,
 // becomes a zombie wherever it lies in an absence, and its contents there are forgotten. It returns the bytes that are no
 // free memory. The caller holds Device.mu and the space's lock.
+//
+// +checklocks:d.mu
 func (d *Device) vacate(s *space, id heap.ID, addr, size uint64, held bool) (gone uint64) {
 	type hit struct {
 		a      *absence
@@ -243,6 +249,8 @@ func (s *space) noteParked(b *heap.Block) {
 }
 
 // punch makes a hole of the granules in which the zombie [lo, lo+n) lies and no block does any more.
+//
+// +checklocks:d.mu
 func (d *Device) punch(a *absence, z heap.ID, lo, n uint64) {
 	s := a.space
 	if a.backing != nil || s.pool.pinned {
@@ -303,6 +311,7 @@ func (a *absence) part(from, to uint64) *absence {
 
 // cutUp replaces an absence that has no memory by parts, of granules of the same kind each, and returns them with their
 // kinds. Granules that no block lies in become holes, except in pools of captured graphs. It is not for segments.
+// +checklocks:d.mu
 func (d *Device) cutUp(a *absence, v *survey) (parts []*absence, kinds []granuleKind) {
 	s, g := a.space, a.size/uint64(len(v.kinds))
 	first := v.first
@@ -345,6 +354,8 @@ func (s *space) blockOver(addr uint64) (id heap.ID) {
 
 // thin makes holes of the granules of absences, all of one space, that no block lies in. The caller holds Device.mu and
 // the space's lock.
+//
+// +checklocks:d.mu
 func (d *Device) thin(s *space, list []*absence) {
 	all := s.survey(list, nil)
 	for _, a := range list {
@@ -356,6 +367,8 @@ func (d *Device) thin(s *space, list []*absence) {
 
 // refill makes memory that is out of reach ordinary memory again: what no block has of it is free, and the blocks are
 // marked no more, unless they lack memory elsewhere. The caller holds Device.mu and no lane's lock.
+//
+// +checklocks:d.mu
 func (d *Device) refill(list []*absence) {
 	bySpace(list, func(s *space, list []*absence) { d.refillSpace(s, list) })
 }
@@ -375,6 +388,7 @@ func bySpace(list []*absence, f func(s *space, list []*absence)) {
 	}
 }
 
+// +checklocks:d.mu
 func (d *Device) refillSpace(s *space, list []*absence) {
 	done := map[*absence]bool{}
 	for _, a := range list {
@@ -411,6 +425,8 @@ func (d *Device) refillSpace(s *space, list []*absence) {
 
 // thinAll makes holes of what is free of paused memory in pools that captured graphs used until now. The caller holds
 // Device.mu and no lane's lock.
+//
+// +checklocks:d.mu
 func (d *Device) thinAll(pools []*Pool) {
 	for _, s := range d.spaces {
 		if s != nil && slices.Contains(pools, s.pool) && len(s.absent) > 0 {
@@ -423,6 +439,8 @@ func (d *Device) thinAll(pools []*Pool) {
 
 // releaseHollow gives back segments that have no memory and in which no block is left. The caller holds Device.mu and
 // nothing else; it is let go while users' upstreams are called.
+//
+// +checklocks:d.mu
 func (d *Device) releaseHollow() (first error) {
 	if d.poisoned() != nil || d.unsure.Load() {
 		return nil
@@ -468,6 +486,8 @@ func (s *space) inTransit(addr uint64) bool {
 
 // withAbsences corrects what is mapped in a space by what is paused, or on its way out or back. The caller holds
 // Device.mu.
+//
+// +checklocks:s.dev.mu
 func (s *space) withAbsences(runs []run) []run {
 	if len(s.absent) == 0 {
 		return runs

@@ -22,12 +22,16 @@ import (
 // allocate from the device or trim it. A request that would fail while another thread is telling waits for that, for at
 // most a second, so that locks of the caller's do no more harm. When OnUnmap returns no call of the former function is
 // under way, so a function must not replace itself.
-func (d *Device) OnUnmap(f func(addr cuda.Ptr, size uint64)) { d.setTeller(&d.onUnmap, f) }
+func (d *Device) OnUnmap(f func(addr cuda.Ptr, size uint64)) {
+	d.setTeller(&d.onUnmap, f) // +checklocksignore: of the field only the address is taken
+}
 
 // OnMap sets the one function (nil: none) that is told of new memory of the device, chunk by chunk or segment by segment,
 // before any of it is handed out. Snapshot tells what was mapped before. What is said of the function of OnUnmap holds
 // for this one.
-func (d *Device) OnMap(f func(addr cuda.Ptr, size uint64)) { d.setTeller(&d.onMap, f) }
+func (d *Device) OnMap(f func(addr cuda.Ptr, size uint64)) {
+	d.setTeller(&d.onMap, f) // +checklocksignore: likewise
+}
 
 // teller is a function that is told of memory, and how often it is being called. Guarded by Device.mu.
 type teller struct {
@@ -73,6 +77,8 @@ func (w *waiter) left(now time.Time) time.Duration {
 
 // awaitTold waits until somebody was told of what there is to tell now, or, where that is given, until patience is at an end.
 // The caller holds Device.mu and nothing else; it is let go meanwhile.
+//
+// +checklocks:d.mu
 func (d *Device) awaitTold(w *waiter) {
 	if d.told == nil {
 		d.told = make(chan struct{})
@@ -97,30 +103,39 @@ func (d *Device) awaitTold(w *waiter) {
 
 // tell calls a function, if there is one, for ranges that are out of everybody's reach. The caller holds Device.mu and
 // nothing else; it is let go meanwhile.
+//
+// +checklocks:d.mu
 func (d *Device) tell(t *teller, ranges []run) {
 	if t == nil || len(ranges) == 0 {
 		return
 	}
 	t.calls++
 	d.telling++
+	defer d.toldBy(t) // also if f panics
 	d.mu.Unlock()
-	defer func() { // also if f panics
-		d.mu.Lock()
-		t.calls--
-		d.telling--
-		if d.told != nil {
-			close(d.told)
-			d.told = nil
-		}
-	}()
+	defer d.mu.Lock()
 	mayCall()
 	for _, r := range ranges {
 		t.f(cuda.Ptr(r.addr), r.size)
 	}
 }
 
+// toldBy ends a call of tell.
+//
+// +checklocks:d.mu
+func (d *Device) toldBy(t *teller) {
+	t.calls--
+	d.telling--
+	if d.told != nil {
+		close(d.told)
+		d.told = nil
+	}
+}
+
 // unmapReady unmaps the old mappings that the GPU is known to be done with, telling of them before where somebody wants
 // to know. The caller holds Device.mu and nothing else; it is let go meanwhile.
+//
+// +checklocks:d.mu
 func (d *Device) unmapReady() {
 	defer d.reap(nil)
 	if d.onUnmap == nil || d.zombies.Len() == 0 || d.poisoned() != nil {
@@ -152,6 +167,8 @@ func (d *Device) unmapReady() {
 // introduce tells of new memory that was mapped at block, the last part of which has just become free, and makes it free
 // memory of the request's space. stamp is until when the space's stream uses it. The caller holds Device.mu and the
 // space's lock; both are let go meanwhile, so that the request may find less than it was meant to.
+//
+// +checklocks:c.d.mu
 func (c *climb) introduce(block heap.ID, at run, stamp uint64, pieces []run) {
 	d, s := c.d, c.s
 	block = s.heap.Unmap(block, at.addr, at.size) // a block that nobody takes, looks up or merges with

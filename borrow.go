@@ -14,6 +14,8 @@ import (
 // borrow hands out a part of the smallest free block that will do, of another stream's memory in the same pool; first of
 // the request's size class. The lane of the block stays locked until handOut has been there. The caller holds Device.mu and
 // the space's lock.
+//
+// +checklocks:c.d.mu
 func (c *climb) borrow() (heap.ID, error) {
 	s := c.s
 	if c.rungs&RungLend == 0 || c.host || s.stream.capturing.Load() != 0 || s.capture != 0 || s.pool.pinned || s.stream.perThread {
@@ -40,6 +42,8 @@ func (c *climb) borrow() (heap.ID, error) {
 }
 
 // borrowFrom is borrow for one space, whose lock the caller has.
+//
+// +checklocks:c.d.mu
 func (c *climb) borrowFrom(o *space) (heap.ID, error) {
 	d, s, n := c.d, c.s, c.s.pool.round(c.size)
 	best, at, size := heap.ID(0), uint64(0), uint64(0)
@@ -70,7 +74,9 @@ func (c *climb) borrowFrom(o *space) (heap.ID, error) {
 	return id, nil
 }
 
-// borrower is the stream that a block was lent to, nil where it was not. The caller holds Device.mu.
+// borrower is the stream that a block was lent to, nil where it was not.
+//
+// +checklocks:d.mu
 func (d *Device) borrower(list int32) *Stream {
 	for i := list; i != 0; i = d.uses[i].next {
 		if d.uses[i].borrower {
@@ -80,7 +86,9 @@ func (d *Device) borrower(list int32) *Stream {
 	return nil
 }
 
-// streamOf is the stream that a block was handed out to. The caller holds Device.mu.
+// streamOf is the stream that a block was handed out to.
+//
+// +checklocks:s.dev.mu
 func (s *space) streamOf(b *heap.Block) *Stream {
 	if b.Uses != 0 {
 		if t := s.dev.borrower(b.Uses); t != nil {

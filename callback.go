@@ -51,19 +51,24 @@ func (r *Registration) Remove() {
 }
 
 // callOne calls a function unless it was taken back. The caller holds Device.mu and nothing else; it is let go meanwhile.
+//
+// +checklocks:d.mu
 func (d *Device) callOne(c *callback, need uint64) bool {
 	if c.gone {
 		return false
 	}
 	c.calls++
+	defer c.called() // also if f panics
 	d.mu.Unlock()
-	defer func() { // also if f panics
-		d.mu.Lock()
-		if c.calls--; c.calls == 0 && c.idle != nil {
-			close(c.idle)
-			c.idle = nil
-		}
-	}()
+	defer d.mu.Lock()
 	mayCall()
 	return c.f(need)
+}
+
+// called ends a call of callOne.
+func (c *callback) called() {
+	if c.calls--; c.calls == 0 && c.idle != nil {
+		close(c.idle)
+		c.idle = nil
+	}
 }

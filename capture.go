@@ -33,6 +33,7 @@ func (d *Device) Route(st *Stream, p *Pool) error {
 	return d.route(st, p, false)
 }
 
+// +checklocks:d.mu
 func (d *Device) route(st *Stream, p *Pool, capture bool) error {
 	if p.released {
 		return fmt.Errorf("pool {%d, %d} was released", p.id[0], p.id[1])
@@ -47,7 +48,9 @@ func (d *Device) route(st *Stream, p *Pool, capture bool) error {
 	return nil
 }
 
-// setRoute changes where the stream allocates from; nil is the default pool. The caller holds Device.mu.
+// setRoute changes where the stream allocates from; nil is the default pool.
+//
+// +checklocks:t.dev.mu
 func (t *Stream) setRoute(p *Pool) {
 	t.route.Store(p)
 	if f := t.front.Load(); f != nil {
@@ -62,6 +65,7 @@ func (d *Device) Unroute(st *Stream) error {
 	return d.unroute(st, false)
 }
 
+// +checklocks:d.mu
 func (d *Device) unroute(st *Stream, capture bool) error {
 	for i := len(st.routes) - 1; i >= 0; i-- {
 		if st.routes[i].capture != capture {
@@ -151,6 +155,7 @@ func (d *Device) MarkFrees() error {
 	return d.markFrees()
 }
 
+// +checklocks:d.mu
 func (d *Device) markFrees() error {
 	var first error
 	for t := range d.liveStreams() {
@@ -164,7 +169,9 @@ func (d *Device) markFrees() error {
 	return first
 }
 
-// lastFrees is until when the stream uses free memory of the pool. The caller holds Device.mu.
+// lastFrees is until when the stream uses free memory of the pool.
+//
+// +checklocks:p.dev.mu
 func (p *Pool) lastFrees(st *Stream) (waits []wait) {
 	for class := range numClasses {
 		if s := p.spaceFor(st, class); s != nil {
@@ -194,6 +201,8 @@ type heldFree struct {
 
 // sort prepares the spaces of a pool and stream for a capture of the stream: the pool is pinned, and what the GPU is
 // not known to be done with is held back. The caller holds Device.mu and the lane's lock.
+//
+// +checklocks:p.dev.mu
 func (p *Pool) sort(st *Stream) error {
 	d := p.dev
 	capture := st.capturing.Load()
@@ -228,6 +237,8 @@ func (p *Pool) sort(st *Stream) error {
 
 // takeBack makes a used or pending block free, as of an epoch of its stream, and returns how many of its bytes are free
 // memory now: what of it is paused is not. The caller holds Device.mu and the lane's lock.
+//
+// +checklocks:d.mu
 func (d *Device) takeBack(s *space, id heap.ID, stamp uint64) (back uint64) {
 	addr, size := s.heap.At(id).Addr, s.heap.At(id).Size
 	held := false
@@ -253,6 +264,8 @@ func (d *Device) takeBack(s *space, id heap.ID, stamp uint64) (back uint64) {
 // no longer captured, those that a request of the stream itself may have, held's, those of the whole pool, which may be
 // nil, and those of pools that are not pinned. The others stay apart from what captures gave back, for the next capture.
 // The caller holds Device.mu and held's lock.
+//
+// +checklocks:d.mu
 func (d *Device) regain(held *space, whole *Pool) {
 	keep := d.heldBack[:0]
 	for _, f := range d.heldBack {

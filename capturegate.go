@@ -11,11 +11,14 @@ import (
 // announced, and the announcement of a capture waits until those that have started are over. The Allocator has one for
 // each device, also while the device is not in use: a peer may wait for its context.
 type captureGate struct {
-	mu       lockrank.Mutex
-	over     sync.Cond // signalled when the last wait is over
-	captures int       // guarded by mu: announced and not ended
-	blocked  int       // guarded by mu: of these, those that wait
-	waits    int       // guarded by mu: waits for the context that have started
+	mu   lockrank.Mutex
+	over sync.Cond // signalled when the last wait is over
+	// +checklocks:mu
+	captures int // announced and not ended
+	// +checklocks:mu
+	blocked int // of these, those that wait
+	// +checklocks:mu
+	waits int // waits for the context that have started
 }
 
 func newCaptureGates(n int) []captureGate {

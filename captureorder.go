@@ -56,6 +56,8 @@ func (f *pendingFree) noteNodes(streams []*Stream) {
 
 // orderOf is the order of the capture that a request's stream is in; nil where there is none or no free asks for it. The caller
 // holds Device.mu and the lane's lock.
+//
+// +checklocks:d.mu
 func (d *Device) orderOf(held *space) *graphOrder {
 	if held == nil || held.capture == 0 || held.stream.perThread || d.poisoned() != nil ||
 		!slices.ContainsFunc(d.pending, func(f pendingFree) bool { return f.capture != 0 && f.space.stream == held.stream }) {

@@ -41,6 +41,8 @@ func byBase(a, b Block) int          { return cmp.Compare(a.Base, b.Base) }
 func toBase(b Block, p cuda.Ptr) int { return cmp.Compare(b.Base, p) }
 
 // describe is what is said of a block. The caller holds Device.mu and the lane's lock.
+//
+// +checklocks:s.dev.mu
 func (s *space) describe(id heap.ID) Block {
 	b := s.heap.At(id)
 	t := s.streamOf(b)
@@ -113,6 +115,8 @@ func (p *Pool) Restore(blocks []Block) error {
 }
 
 // takeAt hands out a block as it was, out of a free block that holds it. The caller holds Device.mu and the lane's lock.
+//
+// +checklocks:d.mu
 func (d *Device) takeAt(s *space, id heap.ID, x Block) heap.ID {
 	id = s.heap.TakeAt(id, uint64(x.Base), x.Size, x.Requested)
 	s.gauges.alloc(x.Requested, x.Size, s.heap.FreeBlocks)
@@ -130,6 +134,8 @@ type restore struct {
 }
 
 // planRestore finds out what Restore has to do, and whether it can be done. The caller holds all locks.
+//
+// +checklocks:p.dev.mu
 func (p *Pool) planRestore(blocks []Block) (*restore, error) {
 	d := p.dev
 	wanted := slices.Clone(blocks)

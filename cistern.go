@@ -62,12 +62,15 @@ type Allocator struct {
 	byExport sync.Map      // exports by number
 	opened   opened
 
-	stacks  stacks.Table
-	kept    bool                          // guarded by mu: blocks remember stacks
-	history int                           // guarded by mu: events that a device keeps which comes into use
-	keeping lockrank.Mutex                // held while devices are told that; before mu
-	catch   *func(size uint64) uint32     // guarded by mu: finds out the stacks of requests that name none; nil: nobody does
-	thread  atomic.Pointer[func() uint32] // set by SetHistoryThread
+	stacks stacks.Table
+	// +checklocks:mu
+	kept bool // blocks remember stacks
+	// +checklocks:mu
+	history int            // events that a device keeps which comes into use
+	keeping lockrank.Mutex // held while devices are told that; before mu
+	// +checklocks:mu
+	catch  *func(size uint64) uint32     // finds out the stacks of requests that name none; nil: nobody does
+	thread atomic.Pointer[func() uint32] // set by SetHistoryThread
 
 	// regions finds the owner of an address: a table of the 4 GiB pieces of the 48-bit address space.
 	regions [1 << (addressBits - regionBits)]atomic.Pointer[region]

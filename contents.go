@@ -48,6 +48,8 @@ func (a *absence) forget(addr, size uint64) {
 }
 
 // copyStream is the stream on which contents are copied.
+//
+// +checklocks:d.pausing
 func (d *Device) copyStream() (cuda.Stream, error) {
 	if d.copies == 0 {
 		st, err := d.drv.StreamCreate(d.id, false)
@@ -61,6 +63,9 @@ func (d *Device) copyStream() (cuda.Stream, error) {
 
 // sure is an error while copies of an earlier call may still be under way. The caller holds Device.pausing and Device.mu,
 // which is let go meanwhile.
+//
+// +checklocks:d.mu
+// +checklocks:d.pausing
 func (d *Device) sure() error {
 	if !d.unsure.Load() {
 		return nil
@@ -102,6 +107,9 @@ func placeContents(list []*absence, place func(list []*piece, p *piece) []*piece
 // startCopies queues copies of what is kept of memory that is leaving to the host's memory, which is all there when it
 // returns, and returns the bytes. There are no batches where nothing is to be copied. Their events are putEvents' to give
 // back. The caller holds Device.pausing and Device.mu, which is let go meanwhile.
+//
+// +checklocks:d.mu
+// +checklocks:d.pausing
 func (d *Device) startCopies(list []*absence) (batches []batchOut, total uint64, err error) {
 	if _, total = kept(list); total == 0 {
 		return nil, 0, nil
@@ -152,6 +160,9 @@ func (d *Device) putEvents(batches []batchOut) {
 
 // saveToFile copies what is kept of memory that is leaving to a file, and returns the bytes. The caller holds
 // Device.pausing and Device.mu, which is let go meanwhile.
+//
+// +checklocks:d.mu
+// +checklocks:d.pausing
 func (d *Device) saveToFile(list []*absence, dir string) (uint64, error) {
 	if _, total := kept(list); total == 0 {
 		return 0, nil
@@ -188,6 +199,9 @@ func byPlace(all []piece) (host, disk []piece) {
 
 // loadContents copies the contents of memory that is there again. They are kept: refill drops them. The caller holds
 // Device.pausing and Device.mu, which is let go meanwhile.
+//
+// +checklocks:d.mu
+// +checklocks:d.pausing
 func (d *Device) loadContents(list []*absence) error {
 	all, _ := kept(list)
 	host, disk := byPlace(all)
@@ -209,6 +223,8 @@ func (d *Device) loadContents(list []*absence) error {
 
 // queueCopies copies pieces to the host's memory, or from there, as few copies as there can be. Memory that is still
 // being made is waited for. No lock but Device.pausing is needed.
+//
+// +checklocks:d.pausing
 func (d *Device) queueCopies(pieces []piece, out bool) error {
 	st, err := d.copyStream()
 	if err != nil {
@@ -239,6 +255,8 @@ func (d *Device) queueCopies(pieces []piece, out bool) error {
 }
 
 // awaitCopies is copied, and takes note of a broken context.
+//
+// +checklocks:d.pausing
 func (d *Device) awaitCopies() error {
 	err := d.copied()
 	if err != nil {
@@ -249,6 +267,8 @@ func (d *Device) awaitCopies() error {
 
 // copied waits for the copies. Should the driver refuse to, it is asked again, now and before any memory is unmapped or
 // page-locked memory goes or serves another pause. The caller holds Device.pausing and nothing else, if not Device.mu.
+//
+// +checklocks:d.pausing
 func (d *Device) copied() error {
 	if d.copies == 0 {
 		return nil

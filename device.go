@@ -23,8 +23,9 @@ type Device struct {
 	info cuda.DeviceInfo
 	opts Options
 
-	pool0 *Pool
-	flags *front.Flags // what the next two point to, for C code
+	pool0    *Pool
+	upstream resource.Chunks // of the pools that are made of chunks; nil with backend malloc
+	flags    *front.Flags    // what the next two point to, for C code
 	// quick is off while every operation must take the slow path: history is recorded, or the context is broken.
 	quick   *front.Flag
 	quickMu sync.Mutex // held while quick is computed and stored. It has no rank: whatever is held, nothing else is locked meanwhile
@@ -47,17 +48,25 @@ type Device struct {
 	// pausing is held by who pauses or resumes memory, also while the GPU is waited for and contents are copied. It comes
 	// before mu, and nobody else waits for it.
 	pausing lockrank.Mutex
-	vault   vault       // for the contents of paused memory
-	copies  cuda.Stream // guarded by pausing: on which they are copied; 0 until there are any
+	vault   vault // for the contents of paused memory
+	// +checklocks:pausing
+	copies cuda.Stream // on which they are copied; 0 until there are any
 
 	privateMu lockrank.Mutex
-	private   *Stream // guarded by privateMu: on which pools use others; nil: none does
+	// +checklocks:privateMu
+	private *Stream // on which pools use others; nil: none does
 
 	eventMu lockrank.Mutex
-	events  []cuda.Event // guarded by eventMu: events nobody uses
+	// +checklocks:eventMu
+	events []cuda.Event // events nobody uses
 
-	mu lockrank.Mutex
-	// Streams by number. All below is guarded by mu. One that was forgotten stays until its number is given to another:
+	mu          lockrank.Mutex
+	deviceState // +checklocks:mu
+}
+
+// deviceState is what Device.mu guards.
+type deviceState struct {
+	// Streams by number. One that was forgotten stays until its number is given to another:
 	// liveStreams leaves it out.
 	streams       []*Stream
 	streamNumbers named
@@ -74,7 +83,6 @@ type Device struct {
 	lanes         []*lane
 	using         int // streams that have allocated
 
-	upstream resource.Chunks // of the pools that are made of chunks; nil with backend malloc
 	// segmented is on once a pool is made of segments, nested once one gets them from another pool of the device.
 	segmented, nested bool
 	prop              cuda.MemProp // of the chunks and the single handles, once probed
@@ -136,6 +144,8 @@ type reservation struct {
 }
 
 // newDevice makes the engine of a device, which nobody else has yet. The caller holds Allocator.mu.
+//
+// +checklocks:a.mu
 func newDevice(a *Allocator, id cuda.Device) (*Device, error) {
 	drv := &counted{Driver: a.drv}
 	info, err := drv.DeviceInfo(id)
@@ -145,22 +155,22 @@ func newDevice(a *Allocator, id cuda.Device) (*Device, error) {
 	if err := drv.RetainContext(id); err != nil {
 		return nil, err
 	}
-	d := &Device{a: a, drv: drv, id: id, gate: &a.gates[id], info: info, opts: a.opts, limit: a.opts.Limit,
-		flags: &front.Flags{}, byID: map[cuda.StreamID]*Stream{}, gone: map[cuda.StreamID]weak.Pointer[Stream]{}, pools: map[PoolID]*Pool{},
-		keepStacks: a.kept}
+	d := &Device{a: a, drv: drv, id: id, gate: &a.gates[id], info: info, opts: a.opts, flags: &front.Flags{}}
+	d.deviceState = deviceState{limit: a.opts.Limit, byID: map[cuda.StreamID]*Stream{}, gone: map[cuda.StreamID]weak.Pointer[Stream]{},
+		pools: map[PoolID]*Pool{}, keepStacks: a.kept}
 	d.pausing.Rank, d.privateMu.Rank, d.mu.Rank = lockrank.Pausing, lockrank.Private, lockrank.Device
 	d.eventMu.Rank, d.hist.mu.Rank, d.glance.mu.Rank = lockrank.Events, lockrank.History, lockrank.Glance
 	d.vault.dev = d
 	d.captureReuse.Store(a.opts.CaptureReuse)
 	d.quick, d.waiting = &d.flags.Quick, &d.flags.Waiting
 	// Also where only a pool to come may need it: finding out takes memory, and now there is some.
-	if err := d.virtual(); err != nil && (info.VMM || d.opts.Backend == BackendVMM) {
+	if err := d.virtual(); err != nil && (info.VMM || d.opts.Backend == BackendVMM) { // +checklocksignore: nobody else has the device
 		return nil, err
 	}
 	if d.opts.Backend == BackendVMM && !d.opts.SingleHandle {
 		d.upstream = resource.Virtual(drv, d.prop, info.Granularity)
 	}
-	if d.pool0, err = d.addPool(PoolID{}, PoolOptions{}, upstream{}); err != nil {
+	if d.pool0, err = d.addPool(PoolID{}, PoolOptions{}, upstream{}); err != nil { // +checklocksignore: likewise
 		return nil, err
 	}
 	if d.opts.Spill != SpillNone {
@@ -169,7 +179,7 @@ func newDevice(a *Allocator, id cuda.Device) (*Device, error) {
 		}
 	}
 	d.catch.Store(a.catch)
-	d.setHistory(a.history)
+	d.setHistory(a.history) // +checklocksignore: likewise
 	return d, nil
 }
 
@@ -189,7 +199,7 @@ func (d *Device) spillDefault() error {
 	}
 	u, err := d.newUpstream(r)
 	if err == nil {
-		d.pool0.addSpill(u)
+		d.pool0.addSpill(u) // +checklocksignore: nobody else has the device
 	}
 	return err
 }
@@ -330,7 +340,9 @@ func (d *Device) giveBack() error {
 	return nil
 }
 
-// closeUnused closes what was made to use upstreams; what fails is tried again. The caller holds Device.mu.
+// closeUnused closes what was made to use upstreams; what fails is tried again.
+//
+// +checklocks:d.mu
 func (d *Device) closeUnused() (first error) {
 	d.unused = slices.DeleteFunc(d.unused, func(c resource.Closer) bool {
 		err := c.Close()

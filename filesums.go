@@ -13,7 +13,7 @@ import (
 // is read, and divides spillPart.
 type fileSums struct {
 	mu    sync.Mutex
-	units []unitSum // guarded by mu
+	units []unitSum // +checklocks:mu
 }
 
 // unitSum is the checksum of the first bytes of a unit, which were written in order.

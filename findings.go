@@ -31,6 +31,8 @@ func (d *Device) PoolUsage() []PoolUse {
 }
 
 // poolUsage is PoolUsage. The caller holds Device.mu and held's lock.
+//
+// +checklocks:d.mu
 func (d *Device) poolUsage(held *space) []PoolUse {
 	var out []PoolUse
 	at := map[*Pool]int{}

@@ -19,6 +19,7 @@ type laneMutex struct {
 	lane  *lane        // where there is a front
 }
 
+// +checklocksignore: it is the lock
 func (m *laneMutex) Lock() {
 	if lockrank.Checking() {
 		m.mu.Lock()
@@ -50,6 +51,7 @@ func (m *laneMutex) lookIn() {
 	}
 }
 
+// +checklocksignore: it is the lock
 func (m *laneMutex) Unlock() {
 	if m.front != nil {
 		m.refill()
@@ -81,6 +83,7 @@ func (m *laneMutex) enter() {
 	m.front.Lock()
 }
 
+// +checklocksignore: it is the lock
 func (m *laneMutex) leave() {
 	m.front.Unlock()
 	m.mu.Unlock()
@@ -159,6 +162,8 @@ func (d *Device) OnTicketsEnd(f func()) {
 
 // endTickets makes frees of all blocks the engine's, and blocks that are in trays all the same nobody's to take. The caller
 // holds Device.mu and all lanes' locks.
+//
+// +checklocks:d.mu
 func (d *Device) endTickets() {
 	if d.forget != nil {
 		d.forget()

@@ -113,6 +113,8 @@ const (
 // are taken, the peaks raised and the allowances shared out anew. The caller holds Device.mu and the lane's lock and
 // has held both since before the change, so that no other thread has seen it. also is a space of another lane whose
 // lock the caller holds, or nil.
+//
+// +checklocks:d.mu
 func (d *Device) settle(s, also *space) {
 	for i := range numGauges {
 		if !s.room(i, 0) || len(s.absent) > 0 { // a free may have changed what no lane counts
@@ -123,6 +125,8 @@ func (d *Device) settle(s, also *space) {
 }
 
 // settleAll is settle for any change. The caller holds the locks of held and also, either of which may be nil.
+//
+// +checklocks:d.mu
 func (d *Device) settleAll(held, also *space) {
 	for _, l := range d.lanes {
 		if !held.in(l) && !also.in(l) {
@@ -153,6 +157,7 @@ func (o *space) unlockBeside(held *space) {
 	}
 }
 
+// +checklocks:d.mu
 func (d *Device) settleLocked(favoured *space) {
 	for g := range d.groups {
 		d.groups[g].now = [numGauges]int64{}
@@ -186,6 +191,8 @@ func (d *Device) settleLocked(favoured *space) {
 // shareOut sets the allowances. Of what a sum may still rise before it passes its peak, each lane gets as much as it
 // needs to reach its own highest value again, the favoured one first, as far as that goes; what remains is shared
 // alike. So a program whose streams each repeat what they did before comes here no more.
+//
+// +checklocks:d.mu
 func (d *Device) shareOut(favoured *space) {
 	var left [numGroups][numGauges]int64
 	for g := range d.groups {

@@ -27,7 +27,7 @@ type Gauges struct {
 // glance is what Gauges knows.
 type glance struct {
 	mu     lockrank.Mutex
-	last   Gauges   // guarded by mu
+	last   Gauges   // +checklocks:mu
 	before Counters // guarded by Device.mu: what ResetAccumulated has taken from the counts
 }
 
@@ -38,6 +38,8 @@ const glanceWait = 2 * time.Millisecond
 // Gauges fills g in. It is for pages that are kept current: it allocates no Go memory, makes no driver call of its own,
 // leaves what C code may hand out by itself where it is, and waits for nobody longer than some milliseconds. A device that
 // is busier than that has the figures of the last call, but for DriverCalls.
+//
+// +checklocksignore: TryLock is not known to the analyser
 func (d *Device) Gauges(g *Gauges) {
 	x := &d.glance
 	x.mu.Lock()
@@ -63,6 +65,8 @@ func (d *Device) tryLock(wait time.Duration) bool {
 }
 
 // look takes the sums. The caller holds Device.mu and nothing else.
+//
+// +checklocks:d.mu
 func (d *Device) look(g *Gauges) {
 	var now [numGauges]int64
 	for _, l := range d.lanes {

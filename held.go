@@ -6,7 +6,9 @@ type held struct {
 }
 
 // got notes memory that came from the driver or an upstream, gaveBack memory that went there. counted is memory under
-// the device's limit. The caller holds Device.mu.
+// the device's limit.
+//
+// +checklocks:d.mu
 func (d *Device) got(bytes uint64, counted bool) {
 	if counted {
 		d.reservedBytes += bytes
@@ -18,6 +20,7 @@ func (d *Device) got(bytes uint64, counted bool) {
 	d.counts.DeviceAllocs++
 }
 
+// +checklocks:d.mu
 func (d *Device) gaveBack(bytes uint64, counted bool) {
 	if counted {
 		d.reservedBytes -= bytes

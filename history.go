@@ -15,14 +15,18 @@ type history struct {
 	on atomic.Bool
 
 	mu    lockrank.Mutex
-	limit int           // guarded by mu
-	ring  []event.Event // guarded by mu: len is a power of two or limit; event i of count is at (first+i) % len
-	first int           // guarded by mu
-	count int           // guarded by mu
-	lost  uint64        // guarded by mu: events that were overwritten since the last TakeHistory
-	ever  uint64        // guarded by mu: events that were recorded, ever: the number of the newest
-	taken uint64        // guarded by mu: the first event that TakeHistory returned last; 0 where that is long ago
-	now   func() int64  // guarded by mu
+	limit int // +checklocks:mu
+	// +checklocks:mu
+	ring  []event.Event // len is a power of two or limit; event i of count is at (first+i) % len
+	first int           // +checklocks:mu
+	count int           // +checklocks:mu
+	// +checklocks:mu
+	lost uint64 // events that were overwritten since the last TakeHistory
+	// +checklocks:mu
+	ever uint64 // events that were recorded, ever: the number of the newest
+	// +checklocks:mu
+	taken uint64       // the first event that TakeHistory returned last; 0 where that is long ago
+	now   func() int64 // +checklocks:mu
 }
 
 // SetHistory has every device record its last n events (n > 0), or stop and forget them (0): those that are in use, and
@@ -70,6 +74,9 @@ func (d *Device) SetHistory(n int) {
 }
 
 // setHistory is SetHistory. The caller holds Device.mu and history.mu, or is the first to have the device.
+//
+// +checklocks:d.mu
+// +checklocks:d.hist.mu
 func (d *Device) setHistory(n int) {
 	h := &d.hist
 	h.limit, h.ring, h.first, h.count, h.lost = n, nil, 0, 0, 0
@@ -112,7 +119,7 @@ func (h *history) newest(n int) (events []event.Event, older uint64) {
 		return nil, h.lost + uint64(left)
 	}
 	part := history{ring: h.ring, first: (h.first + left) % len(h.ring)}
-	return part.oldest(nil, h.count-left), h.lost + uint64(left)
+	return part.oldest(nil, h.count-left), h.lost + uint64(left) // +checklocksignore: nobody else has part
 }
 
 // TakeHistory moves the oldest recorded events, at most n of them, to the end of buf, and says how many older ones were
@@ -139,6 +146,8 @@ func (d *Device) DrainHistory(buf []event.Event) []event.Event {
 }
 
 // oldest appends the n oldest events to buf.
+//
+// +checklocks:h.mu
 func (h *history) oldest(buf []event.Event, n int) []event.Event {
 	if n == 0 {
 		return buf
@@ -147,7 +156,9 @@ func (h *history) oldest(buf []event.Event, n int) []event.Event {
 	return append(append(buf, a...), h.ring[:n-len(a)]...)
 }
 
-// record appends an event. The caller holds Device.mu.
+// record appends an event.
+//
+// +checklocks:d.mu
 func (d *Device) record(e event.Event) {
 	h := &d.hist
 	if !h.on.Load() {
@@ -197,6 +208,7 @@ func (h *history) oldestNamed() uint64 {
 // keptTaken is how many events after a TakeHistory, beyond those that the ring holds, its streams and pools are still named.
 const keptTaken = 1 << 16
 
+// +checklocks:d.mu
 func (d *Device) recordSegment(s *space, addr, size uint64, got bool, by origin) {
 	kind := event.SegmentAlloc
 	if !got {
@@ -207,6 +219,8 @@ func (d *Device) recordSegment(s *space, addr, size uint64, got bool, by origin)
 }
 
 // event is what happened to a block, caused from a stack by a thread. The caller holds Device.mu and the lane's lock.
+//
+// +checklocks:s.dev.mu
 func (s *space) event(kind event.Kind, id heap.ID, stack, thread uint32) event.Event {
 	b := s.heap.At(id)
 	if stack == 0 {

@@ -50,6 +50,8 @@ func (t *Stream) known(stamp uint64) int {
 
 // mustWait finds out whether the request's stream can be waited for, which it cannot while it is being captured. The
 // caller holds Device.mu and the lane's lock.
+//
+// +checklocks:c.d.mu
 func (c *climb) mustWait() error {
 	t := c.s.stream
 	t.mu.Lock()
@@ -66,6 +68,8 @@ func (c *climb) mustWait() error {
 
 // holdBusy puts the free blocks of a lane out of reach that the GPU is not known to be done with, until regain. The caller
 // holds Device.mu and the lane's lock.
+//
+// +checklocks:d.mu
 func (d *Device) holdBusy(s *space) {
 	n := len(d.heldBack)
 	for _, o := range s.lane.spaces {
@@ -85,6 +89,8 @@ func (d *Device) holdBusy(s *space) {
 }
 
 // awaitPlan notes what the memory that is about to be mapped, and the free blocks that it merges with, must be waited for.
+//
+// +checklocks:c.d.mu
 func (c *climb) awaitPlan(at place, total uint64) {
 	s := c.s
 	c.waits = c.waits[:0]

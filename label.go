@@ -105,6 +105,8 @@ func (d *Device) LibraryUsage() []LibraryUse {
 }
 
 // libraryUsage is LibraryUsage. The caller holds Device.mu and nothing else.
+//
+// +checklocks:d.mu
 func (d *Device) libraryUsage() []LibraryUse {
 	var out []LibraryUse
 	for l, u := range d.usage(libraryOfBlock) {
@@ -119,6 +121,8 @@ func (d *Device) libraryUsage() []LibraryUse {
 func libraryOfBlock(_ *space, _ heap.ID, b *heap.Block) uint32 { return uint32(libraryOf(b.Tag)) }
 
 // usage adds up the live blocks by a key. The caller holds Device.mu and nothing else.
+//
+// +checklocks:d.mu
 func (d *Device) usage(key func(*space, heap.ID, *heap.Block) uint32) map[uint32]TagUse {
 	out := map[uint32]TagUse{}
 	for _, s := range d.spaces {

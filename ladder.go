@@ -55,6 +55,8 @@ func (p *Pool) request(c *climb, st *Stream) (cuda.Ptr, error) {
 
 // climb takes the rungs up to, and without, the last. It returns null and no error where there is no memory. The caller
 // holds Device.mu and nothing else; it is let go meanwhile.
+//
+// +checklocks:c.d.mu
 func (c *climb) climb(p *Pool, st *Stream) (cuda.Ptr, error) {
 	d := c.d
 	s, err := p.space(st, d.classOf(c.n))
@@ -111,6 +113,8 @@ func (c *climb) climb(p *Pool, st *Stream) (cuda.Ptr, error) {
 }
 
 // fail ends the ladder. The caller holds Device.mu and nothing else.
+//
+// +checklocks:c.d.mu
 func (c *climb) fail(p *Pool, st *Stream) error {
 	d := c.d
 	d.counts.OOMs++
@@ -152,6 +156,8 @@ type climb struct {
 
 // run goes up the rungs that need no lock to be let go. It returns a block, or an error that is not out of memory, or
 // neither. The caller holds Device.mu and the space's lock.
+//
+// +checklocks:c.d.mu
 func (c *climb) run() (heap.ID, error) {
 	d, s := c.d, c.s
 	c.from = s
@@ -194,6 +200,8 @@ func (c *climb) run() (heap.ID, error) {
 }
 
 // collect completes frees that waited for other streams, if there are any, and reports whether any was completed.
+//
+// +checklocks:c.d.mu
 func (c *climb) collect(force bool) bool {
 	d := c.d
 	if !d.waiting.Load() || c.rungs&RungCollect == 0 {
@@ -209,6 +217,8 @@ func (c *climb) collect(force bool) bool {
 
 // elsewhere looks for a free block in the other size classes of the same pool and stream: what a class keeps to itself
 // is no reason to fail.
+//
+// +checklocks:c.d.mu
 func (c *climb) elsewhere() (heap.ID, error) {
 	if c.rungs&RungLend == 0 {
 		return 0, nil
@@ -228,6 +238,8 @@ func (c *climb) elsewhere() (heap.ID, error) {
 }
 
 // take hands out a free block of a space of the request's lane, if one fits.
+//
+// +checklocks:c.d.mu
 func (c *climb) take(s *space) (heap.ID, error) {
 	if c.host || c.align != 0 {
 		return c.choose(s)
@@ -238,6 +250,8 @@ func (c *climb) take(s *space) (heap.ID, error) {
 // choose hands out a free block of a space of the request's lane, or a part of it that is aligned as the request wants. In the
 // host's order it is of those whose last use is known best; of these the smallest that fits. The caller holds Device.mu
 // and the lane's lock.
+//
+// +checklocks:c.d.mu
 func (c *climb) choose(s *space) (heap.ID, error) {
 	t, n := s.stream, s.pool.round(c.size)
 	from := func(b *heap.Block) uint64 { return (b.Addr + max(c.align, 1) - 1) &^ (max(c.align, 1) - 1) }
@@ -269,6 +283,8 @@ func (c *climb) choose(s *space) (heap.ID, error) {
 }
 
 // handOut completes a request that was met: statistics, history.
+//
+// +checklocks:d.mu
 func (d *Device) handOut(c *climb, id heap.ID) cuda.Ptr {
 	s := c.from
 	b := s.heap.At(id)
@@ -310,6 +326,8 @@ func (d *Device) handOut(c *climb, id heap.ID) cuda.Ptr {
 
 // unlocked takes the steps that wait: for memory that is free but for work that is still queued, and for cached segments
 // and chunks that are given back. It lets all locks go meanwhile, and reports whether the ladder should start over.
+//
+// +checklocks:c.d.mu
 func (c *climb) unlocked() (again bool, err error) {
 	d := c.d
 	if !c.waited && c.rungs&RungCollect != 0 {
@@ -345,6 +363,8 @@ func (c *climb) unlocked() (again bool, err error) {
 }
 
 // callOut calls the pool's own function, then others', and reports whether the ladder should start over.
+//
+// +checklocks:c.d.mu
 func (c *climb) callOut() (again bool) {
 	d := c.d
 	if c.rungs&RungCallback == 0 {
@@ -363,6 +383,8 @@ func (c *climb) callOut() (again bool) {
 
 // call asks functions whether they can give memory back, with no lock held, and reports whether any did. Then everything is
 // tried anew.
+//
+// +checklocks:c.d.mu
 func (c *climb) call(list []*callback) (any bool) {
 	c.s.mu.Unlock()
 	any = c.ask(list, c.n)
@@ -375,6 +397,8 @@ func (c *climb) call(list []*callback) (any bool) {
 
 // ask calls functions, and reports whether any gave memory back. The caller holds Device.mu and nothing else; it is let go
 // meanwhile.
+//
+// +checklocks:l.d.mu
 func (l *ladder) ask(list []*callback, need uint64) (any bool) {
 	s := l.try(RungCallback)
 	before := l.d.idle()
@@ -393,6 +417,8 @@ func (l *ladder) ask(list []*callback, need uint64) (any bool) {
 
 // spill has a request that nothing else met climb the ladder of the pool's spill. The caller holds Device.mu and nothing
 // else; it is let go meanwhile.
+//
+// +checklocks:c.d.mu
 func (c *climb) spill(p *Pool, st *Stream) (cuda.Ptr, error) {
 	s := c.try(RungSpill)
 	c.start()
@@ -414,6 +440,8 @@ func (c *climb) spill(p *Pool, st *Stream) (cuda.Ptr, error) {
 }
 
 // outOfMemory is the error that ends the ladder. The caller holds Device.mu and nothing else.
+//
+// +checklocks:d.mu
 func (d *Device) outOfMemory(p *Pool, c *climb) *OutOfMemoryError {
 	e := &OutOfMemoryError{Device: d.id, Pool: p.id, Requested: c.size, Need: c.n, Tag: tagOf(c.by.label), Library: libraryOf(c.by.label), Reserved: d.reservedBytes + d.elsewhere,
 		Elsewhere: d.elsewhere, Cached: d.spareBytes, Limit: d.limit, Tried: c.tried, Off: AllRungs &^ c.rungs, Cause: c.oom,

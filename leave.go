@@ -41,6 +41,9 @@ func stretches(list []*absence) (out [][]*absence) {
 
 // save waits until nothing uses the memory and saves its contents, or begins to where that is done while memory goes. The
 // locks are let go meanwhile.
+//
+// +checklocks:p.d.mu
+// +checklocks:p.d.pausing
 func (p *pause) save() (err error) {
 	for _, a := range p.leaving {
 		a.freed = true // what is free beside may have been used until it was put out of reach
@@ -58,6 +61,8 @@ func (p *pause) save() (err error) {
 }
 
 // settle waits for all work until no block was given back behind the wait: what used it last must be over as well.
+//
+// +checklocks:p.d.mu
 func (p *pause) settle() error {
 	d := p.d
 	for {
@@ -80,6 +85,8 @@ func (p *pause) settle() error {
 }
 
 // announce tells whoever wants to know that memory goes. The locks are let go meanwhile.
+//
+// +checklocks:p.d.mu
 func (p *pause) announce(list []*absence) error {
 	d := p.d
 	if d.onUnmap != nil {
@@ -98,6 +105,9 @@ func (p *pause) announce(list []*absence) error {
 
 // commit unmaps the memory and gives it back. After an error everything is there again, with its contents, but for what
 // could not be had again, which is marked as lost.
+//
+// +checklocks:p.d.mu
+// +checklocks:p.d.pausing
 func (p *pause) commit() (err error) {
 	d := p.d
 	if p.batches != nil {
@@ -123,6 +133,8 @@ func (p *pause) commit() (err error) {
 }
 
 // commitBatch waits for copies and has the memory go that they are of.
+//
+// +checklocks:p.d.mu
 func (p *pause) commitBatch(b *batchOut) error {
 	d := p.d
 	d.mu.Unlock()
@@ -155,6 +167,8 @@ func (p *pause) commitBatch(b *batchOut) error {
 
 // commitAll unmaps everything. Chunks are not released: as long as they are there, so are their contents. Segments are
 // last: they cannot be had again as they were.
+//
+// +checklocks:p.d.mu
 func (p *pause) commitAll() error {
 	d := p.d
 	if err := p.announce(p.leaving); err != nil {
@@ -174,6 +188,8 @@ func (p *pause) commitAll() error {
 }
 
 // unmapPaused unmaps what is to go, or drops the memory of a segment.
+//
+// +checklocks:d.mu
 func (d *Device) unmapPaused(a *absence) error {
 	if a.backing != nil {
 		if err := d.unback(a); err != nil {
@@ -187,6 +203,9 @@ func (d *Device) unmapPaused(a *absence) error {
 }
 
 // restore gets back what went. What cannot be had again is lost: it stays paused.
+//
+// +checklocks:p.d.mu
+// +checklocks:p.d.pausing
 func (p *pause) restore() (first error) {
 	d := p.d
 	for _, segments := range []bool{false, true} {
@@ -221,6 +240,8 @@ func (p *pause) restore() (first error) {
 
 // remap maps chunks again that were unmapped, new ones for those that were released, and reports whether there are any:
 // they lack their contents. After an error nothing is mapped, or it is stuck.
+//
+// +checklocks:d.mu
 func (d *Device) remap(a *absence) (renewed bool, err error) {
 	s, at := a.space, a.addr
 	mapped := 0
@@ -255,6 +276,8 @@ func (d *Device) remap(a *absence) (renewed bool, err error) {
 }
 
 // dropAgain unmaps what restore got, when the contents could not be copied there.
+//
+// +checklocks:d.mu
 func (d *Device) dropAgain(a *absence) {
 	if a.backing == nil {
 		d.unmapOrStick(a.addr, a.size, a.chunks)
@@ -264,6 +287,8 @@ func (d *Device) dropAgain(a *absence) {
 }
 
 // unback drops the memory of a segment; with the locks let go where that is the user's to do.
+//
+// +checklocks:d.mu
 func (d *Device) unback(a *absence) error {
 	if !a.space.pool.foreign {
 		if err := a.backing.Unback(cuda.Ptr(a.addr), a.size); err != nil {
@@ -278,6 +303,8 @@ func (d *Device) unback(a *absence) error {
 }
 
 // back gets a segment memory again, likewise.
+//
+// +checklocks:d.mu
 func (d *Device) back(a *absence) error {
 	if !a.space.pool.foreign {
 		if err := a.backing.Back(cuda.Ptr(a.addr), a.size); err != nil {
@@ -292,6 +319,8 @@ func (d *Device) back(a *absence) error {
 }
 
 // gone notes that memory is unmapped: it is given back, and counts as paused where blocks are.
+//
+// +checklocks:p.d.mu
 func (p *pause) gone(list []*absence) {
 	d := p.d
 	bySpace(list, func(s *space, list []*absence) {
@@ -322,6 +351,8 @@ func (p *pause) gone(list []*absence) {
 
 // giveBackChunks releases chunks that were unmapped at addr and on, unless they are released already; what cannot be
 // released is spare.
+//
+// +checklocks:d.mu
 func (d *Device) giveBackChunks(s *space, addr uint64, list []vm.ChunkID) {
 	for _, id := range list {
 		k := d.chunks.At(id)
@@ -348,6 +379,8 @@ func (d *Device) giveBackChunks(s *space, addr uint64, list []vm.ChunkID) {
 }
 
 // rollBack makes everything as it was, but for what a second failure had in the way, which is paused.
+//
+// +checklocks:p.d.mu
 func (p *pause) rollBack() {
 	d := p.d
 	var lost, there []*absence

@@ -64,6 +64,8 @@ var errNarrow = errors.New("free chunks are larger than the room for them")
 // obtain makes the request fit by mapping memory into the space: free chunks from elsewhere, and new ones. Which, is
 // said by rungs; with pressure it takes also what it would rather leave. It returns 0 and no error when there is not
 // enough memory. Between its attempts only the space's lane is locked, as finding a place locks others.
+//
+// +checklocks:c.d.mu
 func (c *climb) obtain(rungs Rungs, pressure bool) (heap.ID, error) {
 	if rungs == 0 {
 		return 0, nil
@@ -90,6 +92,8 @@ func (c *climb) obtain(rungs Rungs, pressure bool) (heap.ID, error) {
 
 // place finds where the request's memory is to be mapped, with so much room beyond what is needed, within the pool's own
 // limit; no place where there is none. It locks other lanes.
+//
+// +checklocks:c.d.mu
 func (c *climb) place(spare uint64) (place, error) {
 	d, s := c.d, c.s
 	find := func() (place, bool) { return s.placeFor(c.n, d.upstream.Granularity(), spare) }
@@ -123,6 +127,8 @@ func (c *climb) place(spare uint64) (place, error) {
 }
 
 // fill is one attempt to map memory at a place: errNarrow where a roomier one might do.
+//
+// +checklocks:c.d.mu
 func (c *climb) fill(at place, rungs Rungs, pressure bool) (heap.ID, error) {
 	d, s := c.d, c.s
 	p := &d.plan
@@ -231,6 +237,8 @@ func (s *space) placeFor(n, granularity, spare uint64) (place, bool) {
 }
 
 // gather chooses free chunks to move, at most what is needed or little more, and returns their bytes.
+//
+// +checklocks:d.mu
 func (d *Device) gather(c *climb, at place, rungs Rungs, pressure bool) uint64 {
 	p, s := &d.plan, c.s
 	have := uint64(0)
@@ -303,6 +311,8 @@ func (d *Device) gather(c *climb, at place, rungs Rungs, pressure bool) uint64 {
 }
 
 // offers lists the wholly free chunks of a space, except those of one block.
+//
+// +checklocks:d.mu
 func (d *Device) offers(c *climb, o *space, except heap.ID) {
 	if o.pool.pinned || o.area == nil || o.chunkBytes == 0 {
 		return
@@ -412,6 +422,8 @@ func sink(f []source, i int) {
 
 // create gets new chunks of missing bytes together. It reports false when there is no memory, or the driver fails with
 // another error than that, which is returned; what was got until then stays as spare chunks.
+//
+// +checklocks:d.mu
 func (d *Device) create(c *climb, missing, have uint64) (uint64, bool, error) {
 	p, s, before := &d.plan, c.of(RungGrow), have
 	s.stop = stopNot
@@ -445,6 +457,8 @@ func (d *Device) create(c *climb, missing, have uint64) (uint64, bool, error) {
 
 // lacks reports whether the device is known not to have that much memory, so that a request which cannot be met does not
 // take all there is from other processes first. Asking the driver costs 3 us, so it is asked about large amounts only.
+//
+// +checklocks:d.mu
 func (d *Device) lacks(bytes uint64) bool {
 	if d.reservedBytes+bytes > d.info.TotalBytes {
 		return true
@@ -458,6 +472,7 @@ func (d *Device) lacks(bytes uint64) bool {
 
 const askedFrom = 256 << 20
 
+// +checklocks:d.mu
 func (d *Device) addSpare(id vm.ChunkID, t *Stream, stamp uint64) {
 	k := d.chunks.At(id)
 	k.Owner, k.Addr, k.Stamp, k.Stream = -1, 0, stamp, -1
@@ -473,6 +488,7 @@ func (d *Device) addSpare(id vm.ChunkID, t *Stream, stamp uint64) {
 	}
 }
 
+// +checklocks:d.mu
 func (d *Device) takeSpare(id vm.ChunkID) {
 	for i, x := range d.spares {
 		if x == id {
@@ -487,6 +503,8 @@ func (d *Device) takeSpare(id vm.ChunkID) {
 // move maps the planned sources into the space and returns the free block that results, whose free bytes are still to
 // be counted, where they were mapped, and until when the space's stream uses them. Every driver call that can fail comes
 // before the first change of the engine's own state, and those made are undone when a later one fails.
+//
+// +checklocks:d.mu
 func (d *Device) move(c *climb, at place, total uint64) (block heap.ID, base, stamp uint64, err error) {
 	p, s := &d.plan, c.s
 	hole := s.heap.At(at.hole)
@@ -574,6 +592,8 @@ func (d *Device) move(c *climb, at place, total uint64) (block heap.ID, base, st
 // leave takes a wholly free chunk out of a space: its mapping there becomes a zombie. near is the free block that it
 // lay in, or what is left of it; recorded says that the caller tells the history. The caller holds Device.mu and has held the
 // lane's lock since the chunk was found free.
+//
+// +checklocks:d.mu
 func (d *Device) leave(o *space, near heap.ID, id vm.ChunkID, recorded bool) {
 	k := d.chunks.At(id)
 	block := near
@@ -594,12 +614,16 @@ func (d *Device) leave(o *space, near heap.ID, id vm.ChunkID, recorded bool) {
 
 // recordLeft notes that a chunk is not at addr of a space any more. The history tells it when it happens, not when the old
 // mapping is undone, which nobody uses until then: so what the history has mapped is what Snapshot lists, at every moment.
+//
+// +checklocks:d.mu
 func (d *Device) recordLeft(o *space, addr uint64, k *vm.Chunk) {
 	d.record(event.Event{Kind: event.SegmentUnmap, Addr: addr, Size: k.Size, Handle: uint64(k.Handle),
 		Stream: o.stream.number(), Pool: o.pool.number})
 }
 
 // reap unmaps the old mappings whose work is done. The caller holds Device.mu and held's lock.
+//
+// +checklocks:d.mu
 func (d *Device) reap(held *space) {
 	if d.zombies.Len() == 0 || d.poisoned() != nil || d.unsure.Load() {
 		return

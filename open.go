@@ -15,9 +15,10 @@ import (
 
 // opened is what is open here. The zero value is ready.
 type opened struct {
-	mu   lockrank.Mutex
-	maps map[string]*foreign     // guarded by mu: by what is mapped, and for which device
-	ptrs map[cuda.Ptr]*openBlock // guarded by mu
+	mu lockrank.Mutex
+	// +checklocks:mu
+	maps map[string]*foreign     // by what is mapped, and for which device
+	ptrs map[cuda.Ptr]*openBlock // +checklocks:mu
 }
 
 // openBlock is an address that Open or OpenOwn returned.
@@ -115,7 +116,9 @@ func (a *Allocator) OpenOwn(e *Export) (cuda.Ptr, error) {
 	return e.Ptr, nil
 }
 
-// count notes an address. The caller holds mu.
+// count notes an address.
+//
+// +checklocks:o.mu
 func (o *opened) count(p cuda.Ptr, f *foreign) {
 	b := o.ptrs[p]
 	if b == nil {

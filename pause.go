@@ -120,6 +120,8 @@ type leaving struct {
 	backing    resource.Backing // of a segment
 }
 
+// +checklocks:p.d.mu
+// +checklocks:p.d.pausing
 func (p *pause) run() error {
 	d := p.d
 	if err := d.mayPause(); err != nil {
@@ -165,6 +167,8 @@ func (p *pause) run() error {
 }
 
 // mayPause is an error where nothing can be waited for.
+//
+// +checklocks:d.mu
 func (d *Device) mayPause() error {
 	if err := d.poisoned(); err != nil {
 		return err
@@ -190,6 +194,8 @@ func (d *Device) whileCapturing() error {
 
 // waitForAll waits for all work of the device, and of those that may use its memory; it is a PauseError where a capture
 // was announced there. The caller holds Device.mu and no lane's lock; it is let go meanwhile.
+//
+// +checklocks:d.mu
 func (d *Device) waitForAll() error {
 	devs := slices.Clone(d.access())
 	d.mu.Unlock()
@@ -212,6 +218,8 @@ func (d *Device) waitForAll() error {
 }
 
 // choose finds out what is to go, and refuses what cannot.
+//
+// +checklocks:p.d.mu
 func (p *pause) choose() error {
 	for _, l := range p.d.lanes {
 		l.mu.Lock()
@@ -224,6 +232,7 @@ func (p *pause) choose() error {
 	return p.chooseLocked()
 }
 
+// +checklocks:p.d.mu
 func (p *pause) chooseLocked() error {
 	p.found, p.spaces, p.report.Shared = nil, map[*space]bool{}, 0
 	var no refusal
@@ -267,6 +276,8 @@ func (r *refusal) err() error {
 }
 
 // refuse notes why a selected block that has memory cannot be paused.
+//
+// +checklocks:p.d.mu
 func (p *pause) refuse(s *space, b *heap.Block, no *refusal) {
 	id := s.pool.id
 	if p.d.marked(b.Uses) {
@@ -279,6 +290,8 @@ func (p *pause) refuse(s *space, b *heap.Block, no *refusal) {
 
 // chooseChunks finds the chunks of a space that are to go: those in which something selected lies and nothing else is in
 // use; and, of a pool of captured graphs that is paused as such, those that are wholly free.
+//
+// +checklocks:p.d.mu
 func (p *pause) chooseChunks(s *space, no *refusal) {
 	d := p.d
 	var at struct { // the chunk that is looked at
@@ -344,6 +357,8 @@ func (p *pause) chooseChunks(s *space, no *refusal) {
 }
 
 // chooseSegments does the same for segments.
+//
+// +checklocks:p.d.mu
 func (p *pause) chooseSegments(s *space, no *refusal) {
 	for _, first := range s.heap.Ranges() {
 		x := leaving{space: s, addr: s.heap.At(first).Addr, first: first}
@@ -391,6 +406,8 @@ func (p *pause) chooseSegments(s *space, no *refusal) {
 
 // depart puts what was found out of everybody's reach, and marks the blocks, so that frees are the slow path's. The
 // caller holds all lanes' locks.
+//
+// +checklocks:p.d.mu
 func (p *pause) depart() {
 	d := p.d
 	// Backwards: what is cut off a free block that reaches to the left of the memory has the new names.
@@ -429,6 +446,8 @@ func (p *pause) depart() {
 }
 
 // trim gives back what is free beside the selected blocks. It is no matter of pausing if that fails.
+//
+// +checklocks:p.d.mu
 func (p *pause) trim() {
 	d := p.d
 	before := d.reservedBytes

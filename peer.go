@@ -76,7 +76,9 @@ func (d *Device) Peers() []cuda.Device {
 	return slices.Clone(d.access()[1:])
 }
 
-// access is the devices that may use the memory of this one, itself first. The caller holds Device.mu.
+// access is the devices that may use the memory of this one, itself first.
+//
+// +checklocks:d.mu
 func (d *Device) access() []cuda.Device {
 	if len(d.devs) == 0 {
 		d.devs = []cuda.Device{d.id}
@@ -85,6 +87,8 @@ func (d *Device) access() []cuda.Device {
 }
 
 // setAccess makes newly mapped memory accessible. That a peer is broken is no reason to do without memory here.
+//
+// +checklocks:d.mu
 func (d *Device) setAccess(p cuda.Ptr, size uint64) error {
 	devs := d.access()
 	err := d.drv.MemSetAccess(p, size, devs)
@@ -98,6 +102,8 @@ func (d *Device) setAccess(p cuda.Ptr, size uint64) error {
 type run struct{ addr, size uint64 }
 
 // mapped lists the memory of a space that is mapped and not on its way out. The caller holds the space's lock.
+//
+// +checklocks:s.dev.mu
 func (s *space) mapped() (runs []run) {
 	s.heap.Each(func(id heap.ID, b *heap.Block) bool {
 		// A segment on its way out comes back if that fails.

@@ -13,7 +13,9 @@ type use struct {
 	borrower bool // the block was lent to the stream
 }
 
-// addUse puts a stream on a list unless it is there, and returns the list. The caller holds Device.mu.
+// addUse puts a stream on a list unless it is there, and returns the list.
+//
+// +checklocks:d.mu
 func (d *Device) addUse(list int32, t *Stream) int32 {
 	for i := list; i != 0; i = d.uses[i].next {
 		if d.uses[i].stream == t {
@@ -35,6 +37,8 @@ func (d *Device) addUse(list int32, t *Stream) int32 {
 }
 
 // takeUses empties a list and returns its streams.
+//
+// +checklocks:d.mu
 func (d *Device) takeUses(list int32) []*Stream {
 	var out []*Stream
 	for i := list; i != 0; {
@@ -49,7 +53,9 @@ func (d *Device) takeUses(list int32) []*Stream {
 	return out
 }
 
-// dropUse removes a stream from a list, and returns the list. The caller holds Device.mu.
+// dropUse removes a stream from a list, and returns the list.
+//
+// +checklocks:d.mu
 func (d *Device) dropUse(list int32, t *Stream) int32 {
 	for at := &list; *at != 0; at = &d.uses[*at].next {
 		if i := *at; d.uses[i].stream == t {
@@ -113,6 +119,8 @@ func (d *Device) parkUses(s *space, id heap.ID, stamp uint64, streams []*Stream)
 // collect completes the frees whose other streams are done. With force, the streams that own the blocks are made to
 // wait, on the GPU, for the others, and every free that allows it completes. Within a capture those complete whose work comes
 // before what its stream captures next. held is the space whose lock the caller holds with Device.mu. It reports whether anything was completed.
+//
+// +checklocks:d.mu
 func (d *Device) collect(held *space, force bool) bool {
 	any := false
 	keep := d.pending[:0]
@@ -150,6 +158,8 @@ func (d *Device) collect(held *space, force bool) bool {
 
 // unfinished is what keeps free memory from being used by others: the uses of frees that wait for other streams, and
 // the last uses of free blocks and spare chunks. The caller holds Device.mu and held's lock.
+//
+// +checklocks:d.mu
 func (d *Device) unfinished(held *space) (waits []wait) {
 	add := func(t *Stream, epoch uint64) {
 		if !t.isOver(epoch) {
@@ -183,6 +193,8 @@ func (d *Device) unfinished(held *space) (waits []wait) {
 
 // ready reports whether a parked block may go back to its space, and the epoch of its stream that marks it then. A
 // stream that may have been destroyed since the free is not made to wait, unless it is the one that allocates (held's).
+//
+// +checklocks:d.mu
 func (d *Device) ready(f pendingFree, held *space, force bool) (bool, uint64) {
 	if d.poisoned() != nil {
 		return true, f.stamp // bookkeeping only

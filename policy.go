@@ -54,6 +54,8 @@ const (
 )
 
 // chunkSize is the size of the next chunk when missing bytes are to be had for a request.
+//
+// +checklocks:d.mu
 func (d *Device) chunkSize(class int, request, missing uint64) uint64 {
 	g := d.upstream.Granularity()
 	size := d.opts.ChunkMax
@@ -77,6 +79,8 @@ func (d *Device) chunkSize(class int, request, missing uint64) uint64 {
 }
 
 // mostChunk is the largest that a chunk may be for what the device can hold, and for what is left of that.
+//
+// +checklocks:d.mu
 func (d *Device) mostChunk() uint64 {
 	g, budget := d.upstream.Granularity(), d.budget()
 	most := min(budget/budgetPart, (budget-min(budget, d.reservedBytes))/restPart)
@@ -84,6 +88,8 @@ func (d *Device) mostChunk() uint64 {
 }
 
 // budget is what the device can hold, as far as is known: its limit, or all of its memory.
+//
+// +checklocks:d.mu
 func (d *Device) budget() uint64 {
 	if d.limit != 0 {
 		return min(d.limit, d.info.TotalBytes)
@@ -94,6 +100,8 @@ func (d *Device) budget() uint64 {
 // minRest is what a large block must leave of a free block, if it leaves anything, while chunks are fine: two chunks, of
 // which one at least is whole and can move. That makes moving rare and cuts large free blocks up, which is no bargain when
 // three quarters of what can be held are.
+//
+// +checklocks:d.mu
 func (d *Device) minRest(class int) uint64 {
 	if class == classSmall || d.reservedBytes >= min(fineBelow, d.budget()/4*3) {
 		return 0
@@ -102,6 +110,8 @@ func (d *Device) minRest(class int) uint64 {
 }
 
 // growFirst reports whether need bytes of new memory stay within the slack, and within the limit.
+//
+// +checklocks:d.mu
 func (d *Device) growFirst(need uint64) bool {
 	if !d.mayHold(need) {
 		return false
@@ -117,12 +127,16 @@ func (d *Device) growFirst(need uint64) bool {
 }
 
 // mayHold reports whether the limit allows need bytes more.
+//
+// +checklocks:d.mu
 func (d *Device) mayHold(need uint64) bool {
 	return d.limit == 0 || d.reservedBytes+d.inFlight+need <= d.limit
 }
 
 // overshoot is by how much the last chunk that is moved may exceed what is missing: without limit for large blocks,
 // whose next neighbours use the rest, but a small block does not break up a large chunk unless memory is short.
+//
+// +checklocks:d.mu
 func (d *Device) overshoot(class int, pressure bool) uint64 {
 	if class == classSmall && !pressure {
 		return d.upstream.Granularity()

@@ -41,18 +41,26 @@ type Pool struct {
 	// empty. Changed by holders of Device.mu.
 	spaces atomic.Pointer[[]atomic.Pointer[space]]
 
-	pinned   bool // guarded by dev.mu: a captured graph uses it, so nothing of it moves until Release
-	released bool // guarded by dev.mu
-	refs     int  // guarded by dev.mu: its spaces
-	// idle are lanes that looked, when the device last looked for such, as if their streams were gone; guarded by dev.mu.
-	idle  []*lane
-	users int // guarded by dev.mu: routes and captures that end here
+	// +checklocks:dev.mu
+	pinned   bool // a captured graph uses it, so nothing of it moves until Release
+	released bool // +checklocks:dev.mu
+	// +checklocks:dev.mu
+	refs int // its spaces
+	// idle are lanes that looked, when the device last looked for such, as if their streams were gone.
+	idle []*lane // +checklocks:dev.mu
+	// +checklocks:dev.mu
+	users int // routes and captures that end here
 
-	limit    uint64        // guarded by dev.mu: bytes that it may hold, 0 none of its own
-	reserved uint64        // guarded by dev.mu: the physical memory of its spaces
-	inFlight uint64        // guarded by dev.mu: bytes being asked of its upstream, with no lock held
-	peak     uint64        // guarded by dev.mu: the most it held
-	opened   []cuda.Device // guarded by dev.mu: the peers that its upstream was opened to
+	// +checklocks:dev.mu
+	limit uint64 // bytes that it may hold, 0 none of its own
+	// +checklocks:dev.mu
+	reserved uint64 // the physical memory of its spaces
+	// +checklocks:dev.mu
+	inFlight uint64 // bytes being asked of its upstream, with no lock held
+	// +checklocks:dev.mu
+	peak uint64 // the most it held
+	// +checklocks:dev.mu
+	opened []cuda.Device // the peers that its upstream was opened to
 }
 
 // ID is the pool's name.
@@ -120,6 +128,8 @@ func (p *Pool) release() error {
 }
 
 // enter gives a pool a number. The caller holds Device.mu, or is the first to have the device.
+//
+// +checklocks:d.mu
 func (d *Device) enter(p *Pool) {
 	p.spaces.Store(new([]atomic.Pointer[space]))
 	i := d.poolNumbers.take(d.hist.oldestNamed())
@@ -131,6 +141,8 @@ func (d *Device) enter(p *Pool) {
 }
 
 // end marks a pool as released: it is gone when it holds nothing any more. The caller holds Device.mu and no lane's lock.
+//
+// +checklocks:d.mu
 func (d *Device) end(p *Pool) {
 	for _, x := range p.parts() {
 		x.released = true
@@ -148,7 +160,9 @@ func (p *Pool) parts() []*Pool {
 	return []*Pool{p}
 }
 
-// endPools forgets the released pools that hold nothing any more, and tells of them. The caller holds Device.mu.
+// endPools forgets the released pools that hold nothing any more, and tells of them.
+//
+// +checklocks:d.mu
 func (d *Device) endPools() {
 	d.ending = slices.DeleteFunc(d.ending, func(p *Pool) bool {
 		parts := p.parts()
@@ -195,7 +209,9 @@ func (p *Pool) spaceFor(st *Stream, class int) *space {
 	return nil
 }
 
-// space is spaceFor, creating it. The caller holds Device.mu.
+// space is spaceFor, creating it.
+//
+// +checklocks:p.dev.mu
 func (p *Pool) space(st *Stream, class int) (*space, error) {
 	if s := p.spaceFor(st, class); s != nil {
 		return s, nil
@@ -244,7 +260,9 @@ func (p *Pool) space(st *Stream, class int) (*space, error) {
 	return s, nil
 }
 
-// list makes a space known by its stream and class. The caller holds Device.mu.
+// list makes a space known by its stream and class.
+//
+// +checklocks:p.dev.mu
 func (p *Pool) list(s *space) {
 	d, st := p.dev, s.stream
 	i := int(st.index.Load())*numClasses + s.class
@@ -266,13 +284,17 @@ func (p *Pool) list(s *space) {
 	}
 }
 
-// unlist undoes list. The caller holds Device.mu.
+// unlist undoes list.
+//
+// +checklocks:p.dev.mu
 func (p *Pool) unlist(s *space) {
 	(*p.spaces.Load())[int(s.stream.index.Load())*numClasses+s.class].Store(nil)
 }
 
 // sweep dissolves released pools that have no block left: their chunks become spare, their addresses go back when no
 // old mapping is left in them. The caller holds Device.mu and no space's lock.
+//
+// +checklocks:d.mu
 func (d *Device) sweep() {
 	kept := 0
 	for _, s := range d.spaces {
@@ -300,6 +322,8 @@ func (d *Device) sweep() {
 
 // dissolve removes a space that holds nothing but holes; its lane is left to dropLanes. The caller holds Device.mu and the
 // space's lock.
+//
+// +checklocks:d.mu
 func (d *Device) dissolve(s *space) bool {
 	if s.heap.FreeBlocks != 0 {
 		return false
@@ -323,10 +347,14 @@ func (d *Device) dissolve(s *space) bool {
 	return true
 }
 
-// dropLanes removes the lanes without spaces. The caller holds Device.mu.
+// dropLanes removes the lanes without spaces.
+//
+// +checklocks:d.mu
 func (d *Device) dropLanes() {
 	d.lanes = slices.DeleteFunc(d.lanes, func(l *lane) bool { return l.refs == 0 })
 }
 
-// has reports whether a space was not dissolved. The caller holds Device.mu.
+// has reports whether a space was not dissolved.
+//
+// +checklocks:d.mu
 func (d *Device) has(s *space) bool { return int(s.index) < len(d.spaces) && d.spaces[s.index] == s }

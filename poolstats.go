@@ -49,12 +49,16 @@ func (p *Pool) SetLimit(bytes uint64) {
 	p.limit = bytes
 }
 
-// mayHold reports whether the pool's own limit allows need bytes more. The caller holds Device.mu.
+// mayHold reports whether the pool's own limit allows need bytes more.
+//
+// +checklocks:p.dev.mu
 func (p *Pool) mayHold(need uint64) bool {
 	return p.limit == 0 || need <= p.limit && p.reserved+p.inFlight <= p.limit-need
 }
 
-// holds is the memory that the pool holds, its spill's included. The caller holds Device.mu.
+// holds is the memory that the pool holds, its spill's included.
+//
+// +checklocks:p.dev.mu
 func (p *Pool) holds() uint64 {
 	if p.spill != nil {
 		return p.reserved + p.spill.reserved
@@ -64,6 +68,8 @@ func (p *Pool) holds() uint64 {
 
 // gain notes physical memory that came to a space, lose memory that left it. The caller holds Device.mu and the lane's
 // lock.
+//
+// +checklocks:s.dev.mu
 func (s *space) gain(bytes uint64) {
 	s.chunkBytes += bytes
 	s.pool.reserved += bytes
@@ -71,6 +77,7 @@ func (s *space) gain(bytes uint64) {
 	p.peak = max(p.peak, p.holds())
 }
 
+// +checklocks:s.dev.mu
 func (s *space) lose(bytes uint64) {
 	s.chunkBytes -= bytes
 	s.pool.reserved -= bytes
@@ -78,6 +85,8 @@ func (s *space) lose(bytes uint64) {
 
 // shed makes free chunks of the request's pool spare until the pool's limit allows need bytes more, or there are none
 // that can be taken. It reports whether any went. The caller holds Device.mu and the space's lock.
+//
+// +checklocks:c.d.mu
 func (c *climb) shed(need uint64) bool {
 	d, p := c.d, c.s.pool
 	if p.pinned || d.onUnmap != nil || c.rungs&RungRemap == 0 || need > p.limit {

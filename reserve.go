@@ -13,6 +13,8 @@ import (
 //
 // The address space of a GPU has room for 125 reservations of 1 TiB (driver 580, an H200); firstReservation leaves room
 // for many spaces.
+//
+// +checklocks:d.mu
 func (d *Device) reserve(s *space, n uint64) error {
 	const piece = uint64(1) << regionBits
 	up := func(x uint64) uint64 { return (x + piece - 1) / piece * piece }
@@ -47,6 +49,8 @@ func (d *Device) reserve(s *space, n uint64) error {
 
 // reclaim gives the addresses of spaces back that have no block out, as those of streams that were destroyed, and
 // reports whether any went. The caller holds Device.mu and held's lock.
+//
+// +checklocks:d.mu
 func (d *Device) reclaim(held *space) bool {
 	before := len(d.areas)
 	each := func(f func(*space)) {
@@ -70,6 +74,8 @@ func (d *Device) reclaim(held *space) bool {
 
 // dropRanges gives the reservations of a space that hold nothing but addresses back to the driver. The caller holds
 // Device.mu and the space's lock.
+//
+// +checklocks:d.mu
 func (d *Device) dropRanges(s *space) error {
 	if s.area == nil {
 		return nil // segments go when they are released

@@ -85,6 +85,8 @@ type resume struct {
 
 // plan finds what is to come back: granules in which a selected block lies; segments likewise; and of a pool of captured
 // graphs, if anything of it is selected, what is free as well.
+//
+// +checklocks:r.d.mu
 func (r *resume) plan() {
 	d := r.d
 	r.coming, r.need, r.report = nil, 0, PauseReport{}
@@ -132,6 +134,9 @@ func (r *resume) plan() {
 
 // getMemory gets the memory of all that is to come back, and counts it. After an error nothing has any, or it is putBack's
 // to take it.
+//
+// +checklocks:r.d.mu
+// +checklocks:r.d.pausing
 func (r *resume) getMemory() error {
 	d := r.d
 	var chunks, segments []*absence
@@ -222,6 +227,8 @@ func (r *resume) getMemory() error {
 var errOverLimit = fmt.Errorf("the limit is in the way: %w", cuda.ErrOutOfMemory)
 
 // createFor makes the chunks for absences: fewer and larger ones than there may have been, as they cost by number.
+//
+// +checklocks:d.mu
 func (d *Device) createFor(list []*absence) error {
 	for _, a := range list {
 		for left := a.size; left > 0; {
@@ -242,6 +249,8 @@ func (d *Device) createFor(list []*absence) error {
 // resumeChunk is the size of the next chunk for a range of which so much is left: the largest, as mapping costs by
 // number, but half of that for small blocks, among which large chunks are the more seldom wholly free; and no larger than
 // new memory is got in where little can be held, or little is left: one block that stays keeps all of its chunk from others.
+//
+// +checklocks:d.mu
 func (d *Device) resumeChunk(class int, left uint64) uint64 {
 	g := d.upstream.Granularity()
 	size := max(g, d.opts.ChunkMax/g*g)
@@ -252,6 +261,8 @@ func (d *Device) resumeChunk(class int, left uint64) uint64 {
 }
 
 // mapBack maps the chunks of an absence.
+//
+// +checklocks:d.mu
 func (d *Device) mapBack(a *absence) error {
 	at := a.addr
 	for _, id := range a.chunks {
@@ -270,6 +281,8 @@ func (d *Device) mapBack(a *absence) error {
 }
 
 // putBack takes what getMemory got before it failed, none of which is counted but chunks as held.
+//
+// +checklocks:r.d.mu
 func (r *resume) putBack() {
 	d := r.d
 	for _, a := range r.coming {
@@ -293,6 +306,8 @@ func (r *resume) putBack() {
 }
 
 // takeChunks unmaps and releases the chunks of an absence, of which the first may be mapped.
+//
+// +checklocks:d.mu
 func (d *Device) takeChunks(a *absence) {
 	n, mapped := 0, uint64(0)
 	for _, id := range a.chunks {
@@ -310,6 +325,8 @@ func (d *Device) takeChunks(a *absence) {
 }
 
 // unmapOrStick unmaps chunks, which giveBackChunks is to have. What cannot be unmapped is stuck, and becomes spare there.
+//
+// +checklocks:d.mu
 func (d *Device) unmapOrStick(addr, size uint64, chunks []vm.ChunkID) {
 	if size == 0 {
 		return
@@ -338,7 +355,9 @@ type stuckMapping struct {
 
 var errUnsure = errors.New("copies may be under way")
 
-// unstick tries again to unmap. The caller holds Device.mu.
+// unstick tries again to unmap.
+//
+// +checklocks:d.mu
 func (d *Device) unstick() {
 	d.stuck = slices.DeleteFunc(d.stuck, func(x stuckMapping) bool {
 		if d.poisoned() != nil || d.unsure.Load() || d.drv.MemUnmap(cuda.Ptr(x.addr), x.size) != nil {
@@ -352,6 +371,9 @@ func (d *Device) unstick() {
 }
 
 // climb goes up the ladder, with the locks let go where it waits or calls out, and reports whether to try again.
+//
+// +checklocks:r.d.mu
+// +checklocks:r.d.pausing
 func (r *resume) climb() (again bool, err error) {
 	d := r.d
 	rungs := d.opts.Ladder
@@ -420,6 +442,9 @@ func (r *resume) climb() (again bool, err error) {
 
 // call asks functions whether they can give memory back, with no lock held: those of the pools that are resumed, then all
 // others'. It reports whether any did.
+//
+// +checklocks:r.d.mu
+// +checklocks:r.d.pausing
 func (r *resume) call() (any bool) {
 	d := r.d
 	var list []*callback
@@ -445,6 +470,9 @@ func (r *resume) call() (any bool) {
 }
 
 // outOfMemory is the error that ends the ladder.
+//
+// +checklocks:r.d.mu
+// +checklocks:r.d.pausing
 func (r *resume) outOfMemory(cause error) error {
 	d := r.d
 	d.counts.OOMs++
@@ -466,6 +494,9 @@ func (r *resume) outOfMemory(cause error) error {
 }
 
 // fill maps the memory, copies the contents back, tells of it and lets it be used. After an error all is paused as before.
+//
+// +checklocks:r.d.mu
+// +checklocks:r.d.pausing
 func (r *resume) fill() error {
 	d := r.d
 	all, kept := kept(r.coming)
@@ -499,6 +530,9 @@ func (r *resume) fill() error {
 
 // mapAndCopy maps chunks, and has the contents of each stretch on their way while the next is mapped. When it returns no
 // copy is under way, unless the device is unsure of that.
+//
+// +checklocks:r.d.mu
+// +checklocks:r.d.pausing
 func (r *resume) mapAndCopy() error {
 	d := r.d
 	queued := false
@@ -541,6 +575,8 @@ func (r *resume) mapAndCopy() error {
 }
 
 // pretend makes the books of a broken device say that all is mapped: it would not say what is.
+//
+// +checklocks:r.d.mu
 func (r *resume) pretend() {
 	for _, a := range r.coming {
 		for _, id := range a.chunks {
@@ -553,6 +589,8 @@ func (r *resume) pretend() {
 }
 
 // takeBack undoes everything, that it is as before. Contents that were copied are still where they were.
+//
+// +checklocks:r.d.mu
 func (r *resume) takeBack() {
 	d := r.d
 	if r.told != nil {

@@ -27,6 +27,8 @@ const retireLanes = 128
 
 // retire dissolves the lanes of streams that may be gone and have no block out and no work under way, whose free chunks
 // become spare, and forgets streams. The caller holds Device.mu and no lane's lock; it is let go while the GPU is waited for.
+//
+// +checklocks:d.mu
 func (d *Device) retire() {
 	if n := len(d.lanes); n >= max(d.retireAt, retireLanes) || d.inherited > n/2 {
 		if n >= retireLanes {
@@ -44,6 +46,8 @@ func (d *Device) retire() {
 // endThreads makes known that the GPU is done with what idle lanes of per-thread streams have free, as their threads may have
 // ended. Nothing can be recorded on such a stream, so one wait for the context covers them all. The caller holds Device.mu and
 // no lane's lock; it is let go meanwhile.
+//
+// +checklocks:d.mu
 func (d *Device) endThreads() {
 	var waits []wait
 	for _, s := range d.spaces {
@@ -61,6 +65,8 @@ func (d *Device) endThreads() {
 
 // dissolveIdle dissolves the lanes that it can, and lists those that new streams may inherit. The caller holds Device.mu and no
 // lane's lock.
+//
+// +checklocks:d.mu
 func (d *Device) dissolveIdle() {
 	var idle []*space
 	for _, s := range d.spaces {
@@ -95,6 +101,8 @@ func (d *Device) dissolveIdle() {
 
 // inherit gives a stream without a lane in the pool one that another stream left behind, if there is one, with all that is
 // free there: the GPU is done with it. The caller holds Device.mu and no lane's lock.
+//
+// +checklocks:p.dev.mu
 func (p *Pool) inherit(st *Stream) {
 	for class := range numClasses {
 		if p.spaceFor(st, class) != nil {
@@ -121,6 +129,8 @@ func (p *Pool) inherit(st *Stream) {
 
 // leftBehind reports whether a lane belongs to a stream that may be gone, and has nothing but free memory that the GPU is
 // done with. The caller holds Device.mu and the lane's lock.
+//
+// +checklocksignore: a lane does not name its device
 func (l *lane) leftBehind() bool {
 	if l.refs == 0 {
 		return false
@@ -149,6 +159,8 @@ func (s *space) over() bool {
 
 // succeed is a space of another stream in the place of this one, which is left empty for those who may still have it. The
 // caller holds Device.mu and the lane's lock.
+//
+// +checklocks:s.dev.mu
 func (s *space) succeed(st *Stream) *space {
 	d, p := s.dev, s.pool
 	n := &space{lane: s.lane, dev: d, pool: p, stream: st, class: s.class, index: s.index, heap: s.heap, area: s.area,
@@ -176,6 +188,8 @@ func (s *space) succeed(st *Stream) *space {
 }
 
 // recordInherited tells the history that the memory of a space is another stream's.
+//
+// +checklocks:d.mu
 func (d *Device) recordInherited(s, n *space) {
 	if !d.hist.on.Load() {
 		return
@@ -208,7 +222,9 @@ func (t *Stream) mayBeGone() bool {
 }
 
 // enlist makes a stream of the device known that was forgotten, or is new. What comes to depend on a stream's number calls
-// it first. The caller holds Device.mu.
+// it first.
+//
+// +checklocks:d.mu
 func (d *Device) enlist(t *Stream) {
 	if t.dev != d || t.index.Load() >= 0 {
 		return
@@ -223,7 +239,9 @@ func (d *Device) enlist(t *Stream) {
 	d.byID[t.id] = t
 }
 
-// liveStreams are the streams that the device knows, by number. The caller holds Device.mu.
+// liveStreams are the streams that the device knows, by number.
+//
+// +checklocks:d.mu
 func (d *Device) liveStreams() iter.Seq[*Stream] {
 	return func(yield func(*Stream) bool) {
 		for i, t := range d.streams {
@@ -234,7 +252,9 @@ func (d *Device) liveStreams() iter.Seq[*Stream] {
 	}
 }
 
-// forgetStreams forgets the streams that may be gone and that nothing depends on. The caller holds Device.mu.
+// forgetStreams forgets the streams that may be gone and that nothing depends on.
+//
+// +checklocks:d.mu
 func (d *Device) forgetStreams() {
 	d.markStreams()
 	for t := range d.liveStreams() {
@@ -257,6 +277,7 @@ func (d *Device) forgetStreams() {
 	}
 }
 
+// +checklocks:d.mu
 func (d *Device) forgetStream(t *Stream) {
 	delete(d.byID, t.id)
 	d.gone[t.id] = weak.Make(t)
@@ -270,6 +291,8 @@ func (d *Device) forgetStream(t *Stream) {
 
 // markStreams marks the streams of the device that something depends on: lanes, what they used last that may not be over,
 // blocks that were lent to them, frees that wait for them.
+//
+// +checklocks:d.mu
 func (d *Device) markStreams() {
 	for _, s := range d.spaces {
 		if s != nil {

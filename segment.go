@@ -93,6 +93,8 @@ func (d *Device) newPool(id PoolID, o PoolOptions, u, spill upstream) (*Pool, er
 }
 
 // addPool makes a pool. The caller holds Device.mu, or is the first to have the device.
+//
+// +checklocks:d.mu
 func (d *Device) addPool(id PoolID, o PoolOptions, u upstream) (*Pool, error) {
 	p := &Pool{dev: d, id: id, noSplit: o.NoSplit, mask: heap.Align - 1, unit: segmentUnit, onEnd: o.OnEnd,
 		limit: o.Limit, onDevice: true, counted: true,
@@ -133,7 +135,9 @@ func (d *Device) addPool(id PoolID, o PoolOptions, u upstream) (*Pool, error) {
 	return p, nil
 }
 
-// addSpill gives the pool a hidden one of segments of the spill's, under the same name. The caller holds Device.mu.
+// addSpill gives the pool a hidden one of segments of the spill's, under the same name.
+//
+// +checklocks:p.dev.mu
 func (p *Pool) addSpill(u upstream) {
 	d := p.dev
 	q := &Pool{dev: d, id: p.id, noSplit: p.noSplit, mask: heap.Align - 1, parent: p}
@@ -147,6 +151,8 @@ func (p *Pool) addSpill(u upstream) {
 }
 
 // virtual finds out, once, which physical memory the device has for mapping.
+//
+// +checklocks:d.mu
 func (d *Device) virtual() error {
 	if !d.info.VMM {
 		return fmt.Errorf("device %d (%s) has no virtual memory management: use backend:malloc", d.id, d.info.Name)
@@ -164,6 +170,8 @@ func (d *Device) virtual() error {
 
 // growSegment is the rungs of a pool of segments that do not wait: a new segment, and collecting frees by force. A
 // user's upstream is called with all locks let go.
+//
+// +checklocks:c.d.mu
 func (c *climb) growSegment() (heap.ID, error) {
 	d, s := c.d, c.s
 	if c.rungs&RungGrow != 0 {
@@ -223,6 +231,8 @@ func (p *Pool) segmentSize(n uint64) uint64 {
 func (p *Pool) whole(n uint64) uint64 { return (n + p.unit - 1) &^ (p.unit - 1) }
 
 // addSegment makes a segment free memory of the request's space.
+//
+// +checklocks:c.d.mu
 func (c *climb) addSegment(ptr cuda.Ptr, size uint64) {
 	d, s := c.d, c.s
 	d.areas = append(d.areas, reservation{uint64(ptr), size, s, d.chunks.NewSerial(), s.pool.align(c.align)})
@@ -244,6 +254,8 @@ func (c *climb) addSegment(ptr cuda.Ptr, size uint64) {
 // for a request that is met with chunks, which then finds them spare. Where the pool's own limit is in the way only the
 // pool's memory goes. It reports whether anything went. The caller holds Device.mu and the space's lock; both are let go
 // meanwhile.
+//
+// +checklocks:c.d.mu
 func (c *climb) makeRoom() (bool, error) {
 	d := c.d
 	c.try(RungLend)
@@ -254,6 +266,7 @@ func (c *climb) makeRoom() (bool, error) {
 	return any, err
 }
 
+// +checklocks:c.d.mu
 func (c *climb) release() (bool, error) {
 	d, p := c.d, c.s.pool
 	if c.full {
@@ -316,6 +329,8 @@ func (c *climb) release() (bool, error) {
 // pinned: all of them if it may wait, else those that the GPU is known to be done with. The caller holds Device.mu and
 // nothing else; it is let go while the GPU is waited for and users' upstreams are called, and what is to be released is
 // out of everybody's reach meanwhile. It reports whether any went.
+//
+// +checklocks:d.mu
 func (d *Device) releaseSegments(chosen func(*Pool) bool, mayWait bool) (bool, error) {
 	type victim struct {
 		space *space

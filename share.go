@@ -103,7 +103,9 @@ func (a *Allocator) Export(p cuda.Ptr) (*Export, error) {
 // exportMark is in a block's list of uses in the place of a stream.
 var exportMark *Stream
 
-// marked reports whether the block with these uses is exported. The caller holds Device.mu.
+// marked reports whether the block with these uses is exported.
+//
+// +checklocks:d.mu
 func (d *Device) marked(list int32) bool {
 	for i := list; i != 0; i = d.uses[i].next {
 		if d.uses[i].stream == exportMark {
@@ -114,6 +116,8 @@ func (d *Device) marked(list int32) bool {
 }
 
 // chunks notes what a block lies on. The caller holds Device.mu and the space's lock.
+//
+// +checklocks:e.space.dev.mu
 func (e *Export) chunks(addr, size uint64) error {
 	s := e.space
 	for p := addr; p < addr+size; {
@@ -133,6 +137,8 @@ func (e *Export) chunk(h cuda.Handle, size, serial uint64) {
 }
 
 // nameable is an error where chunks cannot be exported.
+//
+// +checklocks:e.space.dev.mu
 func (e *Export) nameable() error {
 	d, p := e.space.dev, e.space.pool
 	handles := d.prop.Handles
@@ -148,6 +154,8 @@ func (e *Export) nameable() error {
 
 // segment notes the segment that the block lies in: its handle, or the one that cuMemAlloc's memory has for others. The
 // caller holds Device.mu and the space's lock.
+//
+// +checklocks:e.space.dev.mu
 func (e *Export) segment() error {
 	d := e.space.dev
 	for _, r := range d.areas {
@@ -211,7 +219,9 @@ func (e *Export) Live() error {
 	return e.live()
 }
 
-// live looks for the mark, not at ended alone: it goes with the block whoever frees it. The caller holds Device.mu.
+// live looks for the mark, not at ended alone: it goes with the block whoever frees it.
+//
+// +checklocks:e.space.dev.mu
 func (e *Export) live() error {
 	if e.ended.Load() {
 		return endedError(e.ID)
@@ -227,7 +237,9 @@ func (e *Export) live() error {
 	return endedError(e.ID)
 }
 
-// end forgets the export. The caller holds Device.mu.
+// end forgets the export.
+//
+// +checklocks:e.space.dev.mu
 func (e *Export) end() {
 	e.ended.Store(true)
 	e.a.byExport.Delete(e.ID)

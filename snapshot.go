@@ -76,6 +76,8 @@ func (d *Device) Record(n int) Record {
 }
 
 // snapshot is Snapshot. The caller holds Device.mu and nothing else.
+//
+// +checklocks:d.mu
 func (d *Device) snapshot() []Segment {
 	out := d.segmentsOf(func(*space) bool { return true })
 	for _, id := range d.spares {
@@ -96,7 +98,9 @@ func (d *Device) SnapshotPool(id PoolID) []Segment {
 	return d.segmentsOf(func(s *space) bool { return s.pool.id == id })
 }
 
-// segmentsOf lists the segments of the spaces that are wanted. The caller holds Device.mu.
+// segmentsOf lists the segments of the spaces that are wanted.
+//
+// +checklocks:d.mu
 func (d *Device) segmentsOf(wanted func(*space) bool) (out []Segment) {
 	for _, s := range d.spaces {
 		if s != nil && wanted(s) {
@@ -108,6 +112,9 @@ func (d *Device) segmentsOf(wanted func(*space) bool) (out []Segment) {
 	return out
 }
 
+// segments is what there is of a space. The caller holds Device.mu and the space's lock.
+//
+// +checklocks:s.dev.mu
 func (s *space) segments() []Segment {
 	var out []Segment
 	end := uint64(0)

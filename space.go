@@ -232,6 +232,8 @@ func (s *space) freeSlow(p cuda.Ptr, o FreeOptions) error {
 // freeLocked takes back a used block, all but settling the statistics: in the order of its own stream, or of another one
 // (o.Stream), and then its own is not looked at. An error is for the caller's information: the block is given back all the
 // same. The caller holds Device.mu and the lane's lock.
+//
+// +checklocks:d.mu
 func (d *Device) freeLocked(s *space, id heap.ID, o FreeOptions) error {
 	b, behind := s.heap.At(id), o.Stream
 	n, requested := b.Size, b.Requested

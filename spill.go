@@ -131,6 +131,8 @@ func hostBytes(p cuda.Ptr, n uint64) []byte {
 }
 
 // spillOut writes pieces to their file.
+//
+// +checklocks:d.pausing
 func (d *Device) spillOut(pieces []piece) error {
 	return d.stream(batches(pieces), func(part cuda.Ptr, b *batch, st cuda.Stream) error {
 		at := part
@@ -150,6 +152,8 @@ func (d *Device) spillOut(pieces []piece) error {
 }
 
 // spillIn reads them back.
+//
+// +checklocks:d.pausing
 func (d *Device) spillIn(pieces []piece) error {
 	return d.stream(batches(pieces), func(part cuda.Ptr, b *batch, st cuda.Stream) error {
 		at := part
@@ -171,6 +175,8 @@ func (d *Device) spillIn(pieces []piece) error {
 
 // stream takes batches through the staging memory, several at a time: before (nil: nothing), then the copies, which are
 // waited for, then after.
+//
+// +checklocks:d.pausing
 func (d *Device) stream(list []batch, copies func(cuda.Ptr, *batch, cuda.Stream) error, before, after func(cuda.Ptr, *batch) error) error {
 	st, err := d.copyStream()
 	if err != nil {

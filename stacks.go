@@ -78,6 +78,8 @@ func (d *Device) StackUsage() []StackUse {
 }
 
 // stackUsage is StackUsage. The caller holds Device.mu and nothing else.
+//
+// +checklocks:d.mu
 func (d *Device) stackUsage() []StackUse {
 	if !d.keepStacks {
 		return nil

@@ -99,7 +99,9 @@ func (d *Device) Stats() Stats {
 	return s
 }
 
-// sums is what was ever added to each statistic. The caller holds Device.mu.
+// sums is what was ever added to each statistic.
+//
+// +checklocks:d.mu
 func (d *Device) sums() [numGroups][numGauges]int64 {
 	sums := d.retired
 	for _, s := range d.spaces {

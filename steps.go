@@ -89,6 +89,8 @@ func less(a, b uint64) uint64 { return a - min(a, b) }
 
 // idle is the bytes that nobody uses: what the device's pools have free, and what the driver has. The caller holds
 // Device.mu and nothing else.
+//
+// +checklocks:d.mu
 func (d *Device) idle() uint64 {
 	n := d.spareBytes
 	for _, s := range d.spaces {
@@ -106,6 +108,8 @@ func (d *Device) idle() uint64 {
 
 // report tells the steps of a ladder that has ended, for e, whose figures are there. p is the pool that the request was
 // for, and allowed are the rungs that could be tried.
+//
+// +checklocks:l.d.mu
 func (l *ladder) report(e *OutOfMemoryError, p *Pool, allowed Rungs) []Step {
 	out := make([]Step, 0, numRungs)
 	for r := RungFit; r < rungEnd; r <<= 1 {
@@ -115,6 +119,7 @@ func (l *ladder) report(e *OutOfMemoryError, p *Pool, allowed Rungs) []Step {
 	return out
 }
 
+// +checklocks:l.d.mu
 func (l *ladder) note(r Rungs, s *step, e *OutOfMemoryError, p *Pool, allowed Rungs) string {
 	d := l.d
 	switch {

@@ -43,20 +43,29 @@ type Stream struct {
 	route     atomic.Pointer[Pool] // set by setRoute
 	front     atomic.Pointer[front.Front]
 
-	mu     lockrank.Mutex
-	ring   []closedEpoch // guarded by mu: closed epochs that are not known to be over, oldest first
-	over   uint64        // guarded by mu: every epoch up to this one is over
-	asked  uint64        // guarded by mu: the turn in which the oldest event of ring was last seen incomplete
-	rerun  int           // guarded by mu: how often the last entry of ring was recorded again
-	lost   bool          // guarded by mu: the last record failed, and it may be gone by now: only the context covers it
-	active bool          // guarded by Device.mu: it has allocated
-	routes []route       // guarded by Device.mu: those not ended; the last one counts
-	order  *graphOrder   // guarded by Device.mu: while it is captured; nil where nobody asked
+	mu lockrank.Mutex
+	// +checklocks:mu
+	ring []closedEpoch // closed epochs that are not known to be over, oldest first
+	// +checklocks:mu
+	over uint64 // every epoch up to this one is over
+	// +checklocks:mu
+	asked uint64 // the turn in which the oldest event of ring was last seen incomplete
+	// +checklocks:mu
+	rerun int // how often the last entry of ring was recorded again
+	// +checklocks:mu
+	lost bool // the last record failed, and it may be gone by now: only the context covers it
+	// +checklocks:dev.mu
+	active bool // it has allocated
+	// +checklocks:dev.mu
+	routes []route // those not ended; the last one counts
+	// +checklocks:dev.mu
+	order *graphOrder // while it is captured; nil where nobody asked
 	// waited is, by stream, the epoch of that stream which this one waits for, and pruneAt the length at which those that
-	// are over are next dropped. Guarded by Device.mu.
-	waited  map[*Stream]uint64
-	pruneAt int
-	marked  bool // guarded by Device.mu: something depends on it, as Device.forgetStreams found
+	// are over are next dropped.
+	waited  map[*Stream]uint64 // +checklocks:dev.mu
+	pruneAt int                // +checklocks:dev.mu
+	// +checklocks:dev.mu
+	marked bool // something depends on it, as Device.forgetStreams found
 }
 
 type closedEpoch struct {
@@ -132,6 +141,7 @@ func (t *Stream) closeLate() error {
 	return t.closeLateLocked()
 }
 
+// +checklocks:t.mu
 func (t *Stream) closeLateLocked() error {
 	if t.lost {
 		return errLost
@@ -140,6 +150,8 @@ func (t *Stream) closeLateLocked() error {
 }
 
 // closeLocked closes the open epoch. again allows the last event to be recorded anew instead of using another one.
+//
+// +checklocks:t.mu
 func (t *Stream) closeLocked(again bool) error {
 	err := t.record(again)
 	if err == nil {
@@ -158,6 +170,7 @@ func (t *Stream) open(epoch uint64) {
 	}
 }
 
+// +checklocks:t.mu
 func (t *Stream) record(again bool) error {
 	if err := t.usable(); err != nil {
 		return err
@@ -198,6 +211,8 @@ func (t *Stream) isOver(epoch uint64) bool {
 
 // poll asks for the completion of closed epochs, oldest first, up to the given one. What was seen incomplete is not
 // asked again in the same turn: one request on the ladder looks at thousands of blocks.
+//
+// +checklocks:t.mu
 func (t *Stream) poll(epoch uint64) {
 	turn := t.dev.a.turn.Load()
 	done := 0
@@ -228,6 +243,8 @@ func (t *Stream) poll(epoch uint64) {
 
 // covering is the event of the first closed epoch at or after the given one, closing the open one if it is not closed
 // yet.
+//
+// +checklocks:t.mu
 func (t *Stream) covering(epoch uint64) (closedEpoch, error) {
 	if epoch >= t.epoch.Load() {
 		if err := t.closeLateLocked(); err != nil {
@@ -248,6 +265,8 @@ func (t *Stream) covering(epoch uint64) (closedEpoch, error) {
 
 // waitFor makes later work of t wait on the GPU for what other had queued by the end of the epoch. The caller holds
 // Device.mu.
+//
+// +checklocks:t.dev.mu
 func (t *Stream) waitFor(other *Stream, epoch uint64) error {
 	if t == other || epoch == 0 {
 		return nil
@@ -283,7 +302,9 @@ func (t *Stream) waitFor(other *Stream, epoch uint64) error {
 	return nil
 }
 
-// prune drops the waits that are over, each time that their number has doubled. The caller holds Device.mu.
+// prune drops the waits that are over, each time that their number has doubled.
+//
+// +checklocks:t.dev.mu
 func (t *Stream) prune() {
 	if len(t.waited) < max(t.pruneAt, 64) {
 		return
@@ -449,5 +470,7 @@ func (d *Device) newStream(id cuda.StreamID, h cuda.Stream) *Stream {
 	return t
 }
 
-// number is by what events name the stream. The caller holds Device.mu.
+// number is by what events name the stream.
+//
+// +checklocks:t.dev.mu
 func (t *Stream) number() uint32 { return uint32(t.index.Load()) }

@@ -63,6 +63,8 @@ func (d *Device) TagUsage() []TagUse {
 }
 
 // tagUsage is TagUsage. The caller holds Device.mu and nothing else.
+//
+// +checklocks:d.mu
 func (d *Device) tagUsage() []TagUse {
 	var out []TagUse
 	for _, u := range d.usage(func(_ *space, _ heap.ID, b *heap.Block) uint32 { return tagOf(b.Tag) }) {

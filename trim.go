@@ -66,6 +66,8 @@ const everything = ^uint64(0)
 // releaseChunks gives free chunks back to the driver, of one pool or (nil) of all that are not pinned, until at least
 // need bytes have gone. The caller holds Device.mu and nothing else; it is let go while the GPU is waited for.
 // It reports whether any went.
+//
+// +checklocks:d.mu
 func (d *Device) releaseChunks(only *Pool, need uint64) (bool, error) {
 	_, first := d.detachChunks(only, need)
 	any, err := d.releaseSpares()
@@ -73,6 +75,8 @@ func (d *Device) releaseChunks(only *Pool, need uint64) (bool, error) {
 }
 
 // detachChunks makes free chunks spare, mapped nowhere, likewise. It reports whether there was anything to unmap.
+//
+// +checklocks:d.mu
 func (d *Device) detachChunks(only *Pool, need uint64) (bool, error) {
 	have := d.spareBytes
 	for _, s := range d.spaces {
@@ -108,6 +112,8 @@ func later(waits []wait, t *Stream, epoch uint64) []wait {
 
 // await waits until the host knows the epochs to be over, except of streams that are being captured. The caller holds
 // Device.mu and nothing else; it is let go meanwhile.
+//
+// +checklocks:d.mu
 func (d *Device) await(waits []wait) error {
 	d.a.turn.Add(1)
 	if len(waits) == 0 || d.poisoned() != nil {
@@ -141,6 +147,8 @@ func (d *Device) await(waits []wait) error {
 
 // detach makes wholly free chunks of a space spare, all or until they have need bytes: they belong to nobody, and their
 // old mappings are zombies. It returns their bytes. The caller holds Device.mu and the space's lock.
+//
+// +checklocks:d.mu
 func (d *Device) detach(s *space, need uint64) (have uint64) {
 	p := &d.plan
 	p.found = p.found[:0]
@@ -165,6 +173,8 @@ func (d *Device) detach(s *space, need uint64) (have uint64) {
 }
 
 // releaseSpares gives the spare chunks that are mapped nowhere back to the driver, and reports whether any went.
+//
+// +checklocks:d.mu
 func (d *Device) releaseSpares() (any bool, first error) {
 	keep := d.spares[:0]
 	for _, id := range d.spares {

@@ -122,6 +122,8 @@ func (u upstream) drop(d *Device) {
 }
 
 // setUpstream makes the pool one of segments of the resource.
+//
+// +checklocks:p.dev.mu
 func (p *Pool) setUpstream(u upstream) {
 	d := p.dev
 	p.segments, p.foreign, p.traits = u.from, true, u.traits
@@ -155,6 +157,8 @@ func (p *Pool) upstreamName() string {
 
 // openToPeers opens the upstream of the pool to the peers that the device has, and reports whether that is all of them by
 // now. The caller holds Device.mu and nothing else; it is let go while the upstream is called.
+//
+// +checklocks:p.dev.mu
 func (p *Pool) openToPeers() error {
 	if p.spill != nil {
 		if err := p.spill.openToPeers(); err != nil {
@@ -189,6 +193,8 @@ func (p *Pool) peers() resource.Peers {
 
 // openTo opens the upstream of the pool to one peer, likewise. That the peer is broken is no reason to do without memory
 // here.
+//
+// +checklocks:p.dev.mu
 func (p *Pool) openTo(r resource.Peers, peer cuda.Device) error {
 	d := p.dev
 	if slices.Contains(p.opened, peer) {
@@ -209,6 +215,8 @@ func (p *Pool) openTo(r resource.Peers, peer cuda.Device) error {
 
 // eachUpstream calls f for every pool of the device that has an upstream and is in use, with Device.mu held, which f may
 // let go.
+//
+// +checklocks:d.mu
 func (d *Device) eachUpstream(f func(*Pool) error) (first error) {
 	var pools []*Pool
 	add := func(p *Pool) {
@@ -236,6 +244,8 @@ func (d *Device) eachUpstream(f func(*Pool) error) (first error) {
 
 // trimUpstreams asks the upstreams of the pools chosen to give back what they keep, and reports whether any was asked. The
 // caller holds Device.mu and nothing else; it is let go meanwhile.
+//
+// +checklocks:d.mu
 func (d *Device) trimUpstreams(chosen func(*Pool) bool) (any bool, err error) {
 	if !d.segmented {
 		return false, nil
@@ -263,6 +273,8 @@ func (d *Device) upstreamFailed(err error) {
 }
 
 // segment gets a segment and claims its addresses. A user's upstream is called with all locks let go.
+//
+// +checklocksignore: both locks are let go where the upstream is a user's
 func (c *climb) segment(size uint64) (cuda.Ptr, error) {
 	d, s := c.d, c.s
 	p := s.pool
@@ -309,6 +321,8 @@ func (c *climb) segment(size uint64) (cuda.Ptr, error) {
 }
 
 // freeSegment gives a segment back; Device.mu is let go while a user's upstream is called.
+//
+// +checklocks:d.mu
 func (d *Device) freeSegment(s *space, base, size uint64) error {
 	p := s.pool
 	if !p.foreign {

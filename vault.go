@@ -42,6 +42,8 @@ const (
 
 // place finds room for a piece and appends it to the list, in parts where it takes several slabs. Slabs that it has to
 // add are made by fill. The caller holds Device.pausing and Device.mu.
+//
+// +checklocks:v.dev.mu
 func (v *vault) place(list []*piece, p *piece) []*piece {
 	for size := p.size; size > 0; {
 		s := v.room()
@@ -205,6 +207,9 @@ const touchMost = 32
 
 // drop gives slabs back that hold nothing, as long as least bytes are left. The caller holds Device.pausing and
 // Device.mu; the latter is let go meanwhile.
+//
+// +checklocks:v.dev.mu
+// +checklocks:v.dev.pausing
 func (v *vault) drop(least uint64) (first error) {
 	d := v.dev
 	if err := d.sure(); err != nil {

@@ -45,15 +45,17 @@ type Reporter struct {
 	Bound time.Duration
 
 	mu    sync.Mutex
-	dir   string // guarded by mu
-	child bool   // guarded by mu
+	dir   string // +checklocks:mu
+	child bool   // +checklocks:mu
 
 	failures atomic.Int64  // of which a file was wanted
 	tried    atomic.Int64  // files, and of the first failures those without one
 	writing  chan struct{} // holds one while a file is made; made under mu
-	stuck    bool          // guarded by mu: the file that is being made was given up, but its thread has not come back
-	next     time.Time     // guarded by mu: when the last file may be written anew
-	last     lastFile
+	// +checklocks:mu
+	stuck bool // the file that is being made was given up, but its thread has not come back
+	// +checklocks:mu
+	next time.Time // when the last file may be written anew
+	last lastFile
 }
 
 // To has files written to a folder from now on, which is made when it is first needed; "" for none. child has a report of

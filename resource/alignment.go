@@ -11,10 +11,12 @@ import (
 // more that an aligned part lies within. Requests for an alignment that the upstream does not have are met too.
 type AlignmentAdaptor struct {
 	adaptor
-	align, threshold uint64
+	align     uint64
+	threshold uint64
 
-	mu    sync.Mutex
-	moved map[cuda.Ptr]shifted // guarded by mu: memory that does not begin where the upstream's does, or is longer
+	mu sync.Mutex
+	// +checklocks:mu
+	moved map[cuda.Ptr]shifted // memory that does not begin where the upstream's does, or is longer
 }
 
 // shifted is what the upstream gave out.

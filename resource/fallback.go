@@ -14,8 +14,9 @@ type FallbackAdaptor struct {
 	adaptor
 	other Resource
 
-	mu    sync.Mutex
-	there map[cuda.Ptr]struct{} // guarded by mu: memory from other
+	mu sync.Mutex
+	// +checklocks:mu
+	there map[cuda.Ptr]struct{} // memory from other
 }
 
 // Fallback makes that adaptor.

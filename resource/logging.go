@@ -23,21 +23,23 @@ const LogHeader = "Thread,Time,Action,Pointer,Size,Stream"
 // fails is followed by an allocate, as the memory is still there.
 type LoggingAdaptor struct {
 	adaptor
-	mu    sync.Mutex
-	w     io.Writer
-	now   func() time.Time
-	buf   []byte
-	first error // guarded by mu: that ended the log
+	mu  sync.Mutex
+	w   io.Writer
+	now func() time.Time
+	buf []byte
+	// +checklocks:mu
+	first error // that ended the log
 }
 
 // Logging makes that adaptor, and writes the header. Each row is one Write. Once a Write fails nothing more is written,
 // memory is handed out all the same, and Close says what failed. Close closes w where it is an io.Closer.
 func Logging(up Resource, w io.Writer) *LoggingAdaptor {
 	l := &LoggingAdaptor{adaptor: adaptor{up}, w: w, now: time.Now}
-	l.write([]byte(LogHeader + "\n"))
+	l.write([]byte(LogHeader + "\n")) // +checklocksignore: nobody else has it
 	return l
 }
 
+// +checklocks:l.mu
 func (l *LoggingAdaptor) write(line []byte) {
 	if l.first == nil {
 		_, l.first = l.w.Write(line)

@@ -21,9 +21,11 @@ type SingleHandle struct {
 	access      func(cuda.Ptr, uint64) error
 
 	mu       lockrank.Mutex
-	segments map[cuda.Ptr]*segment // guarded by mu
-	peers    []cuda.Device         // guarded by mu: devices beside those that access makes it accessible to
-	left     []leftover            // guarded by mu: what the driver would not take back
+	segments map[cuda.Ptr]*segment // +checklocks:mu
+	// +checklocks:mu
+	peers []cuda.Device // devices beside those that access makes it accessible to
+	// +checklocks:mu
+	left []leftover // what the driver would not take back
 }
 
 // segment is one reservation that is in use.
@@ -137,6 +139,8 @@ func (s *SingleHandle) Alloc(size, align uint64, _ cuda.Stream) (p cuda.Ptr, err
 }
 
 // back gives a segment memory: what it lacks of a handle, a mapping, and access. The caller holds s.mu.
+//
+// +checklocks:s.mu
 func (s *SingleHandle) back(p cuda.Ptr, x *segment) (err error) {
 	if !x.mapped {
 		if x.handle == 0 {
@@ -195,6 +199,8 @@ func (s *SingleHandle) Free(p cuda.Ptr, size, _ uint64, _ cuda.Stream) error {
 }
 
 // at is the segment at p. The caller holds s.mu.
+//
+// +checklocks:s.mu
 func (s *SingleHandle) at(p cuda.Ptr, size uint64) (*segment, error) {
 	x := s.segments[p]
 	if x == nil || x.size != roundUp(size, s.granularity) {
@@ -285,11 +291,14 @@ func (s *SingleHandle) Trim() error {
 }
 
 // drop undoes what is left of a segment. The caller holds s.mu.
+//
+// +checklocks:s.mu
 func (s *SingleHandle) drop(x leftover) {
 	s.left = append(s.left, x)
 	s.retry() // what fails is tried again at the next occasion
 }
 
+// +checklocks:s.mu
 func (s *SingleHandle) retry() (first error) {
 	keep := s.left[:0]
 	for _, x := range s.left {

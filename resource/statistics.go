@@ -31,8 +31,9 @@ type Counters struct {
 // total, in bytes and in allocations, and again within nested sections, which Push begins and Pop ends.
 type StatisticsAdaptor struct {
 	adaptor
-	mu    sync.Mutex
-	stack []Counters // guarded by mu: the innermost section last
+	mu sync.Mutex
+	// +checklocks:mu
+	stack []Counters // the innermost section last
 }
 
 // Statistics makes that adaptor.

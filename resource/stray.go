@@ -10,7 +10,7 @@ import (
 type strays struct {
 	up   Resource
 	mu   sync.Mutex
-	list []stray // guarded by mu
+	list []stray // +checklocks:mu
 }
 
 type stray struct {

@@ -60,13 +60,15 @@ type TrackingAdaptor struct {
 	adaptor
 	stacks bool
 
-	mu     sync.Mutex
-	live   map[cuda.Ptr]tracked // guarded by mu
-	freed  map[cuda.Ptr]tracked // guarded by mu: with where they were freed
-	order  []cuda.Ptr           // guarded by mu: of freed, a ring of freedKept
-	next   int                  // guarded by mu
-	bytes  uint64               // guarded by mu
-	serial uint64               // guarded by mu
+	mu   sync.Mutex
+	live map[cuda.Ptr]tracked // +checklocks:mu
+	// +checklocks:mu
+	freed map[cuda.Ptr]tracked // with where they were freed
+	// +checklocks:mu
+	order  []cuda.Ptr // of freed, a ring of freedKept
+	next   int        // +checklocks:mu
+	bytes  uint64     // +checklocks:mu
+	serial uint64     // +checklocks:mu
 }
 
 type tracked struct {

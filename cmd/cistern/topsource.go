@@ -23,7 +23,8 @@ func openTop() (top.Source, error) {
 type turns struct {
 	source top.Source
 	mu     sync.Mutex
-	closed bool // guarded by mu, as the source is
+	// +checklocks:mu
+	closed bool // as the source is
 }
 
 // closePatience is how long a look may take to end that is not wanted any more, in waits of closeWait: one that waits for a
@@ -42,6 +43,7 @@ func (s *turns) Look(ctx context.Context, wanted top.Wanted) top.Look {
 	return s.source.Look(ctx, wanted)
 }
 
+// +checklocksignore: TryLock is not known to the analyser
 func (s *turns) Close() {
 	for range closePatience {
 		if s.mu.TryLock() {

@@ -23,11 +23,13 @@ type liveCards struct {
 	open func(ctx context.Context, path string) (*nvml.Library, error)
 
 	mu      sync.Mutex
-	library *nvml.Library // guarded by mu
-	list    []nvml.Device // guarded by mu
-	asking  bool          // guarded by mu: there is one who does
-	failed  bool          // guarded by mu: there is no NVML
-	asked   time.Time     // guarded by mu
+	library *nvml.Library // +checklocks:mu
+	list    []nvml.Device // +checklocks:mu
+	// +checklocks:mu
+	asking bool // there is one who does
+	// +checklocks:mu
+	failed bool      // there is no NVML
+	asked  time.Time // +checklocks:mu
 }
 
 const cardsEvery = 2 * time.Second

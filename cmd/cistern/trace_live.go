@@ -46,8 +46,9 @@ type liveProcess struct {
 	cards map[int]nvml.Device // by CUDA's number, as far as known
 
 	mu      sync.Mutex
-	devices []live.Device        // guarded by mu
-	details map[int]live.Details // guarded by mu: by device
+	devices []live.Device // +checklocks:mu
+	// +checklocks:mu
+	details map[int]live.Details // by device
 	shown   []int                // the page's: the devices that it was told of last
 }
 

@@ -16,8 +16,9 @@ type lookout struct {
 	last  chan struct{} // closed: look once more, and no longer
 	done  chan struct{}
 
-	mu    sync.Mutex
-	found []trace.Untraced // guarded by mu: since somebody asked
+	mu sync.Mutex
+	// +checklocks:mu
+	found []trace.Untraced // since somebody asked
 }
 
 const (

@@ -22,10 +22,12 @@ type timed struct {
 
 	slots [numSlots]slot
 
-	mu      sync.Mutex
-	handles map[cuda.Handle]cuda.Handle // guarded by mu: the shadow's handle for each
-	allocs  map[cuda.Ptr]cuda.Ptr       // guarded by mu: of MemAlloc
-	areas   []area                      // guarded by mu
+	mu sync.Mutex
+	// +checklocks:mu
+	handles map[cuda.Handle]cuda.Handle // the shadow's handle for each
+	// +checklocks:mu
+	allocs map[cuda.Ptr]cuda.Ptr // of MemAlloc
+	areas  []area                // +checklocks:mu
 }
 
 // area is a reservation and where the shadow has it.
@@ -77,6 +79,8 @@ func newTimed(d cuda.Driver, dev cuda.Device) (*timed, error) {
 }
 
 // at is where the shadow has an address.
+//
+// +checklocks:t.mu
 func (t *timed) at(p cuda.Ptr) cuda.Ptr {
 	for _, a := range t.areas {
 		if uint64(p)-a.base < a.size {

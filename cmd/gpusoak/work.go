@@ -59,7 +59,7 @@ type worker struct {
 // post is where workers leave blocks for each other.
 type post struct {
 	mu     sync.Mutex
-	blocks []block // guarded by mu
+	blocks []block // +checklocks:mu
 }
 
 // run has workers do ops operations together, then gives everything back. It returns how many were done and how many

@@ -29,8 +29,9 @@ var frames frameNames
 
 // frameNames remembers what native frames are called: finding that out takes reading the tables of whole libraries.
 type frameNames struct {
-	mu    sync.Mutex
-	known map[uint64]trace.Frame // guarded by mu; as many as the engine's table of stacks has room for
+	mu sync.Mutex
+	// +checklocks:mu
+	known map[uint64]trace.Frame // as many as the engine's table of stacks has room for
 }
 
 // names are the names of frames.
@@ -62,7 +63,7 @@ func (f *frameNames) names(numbers []uint64) []trace.Frame {
 			continue
 		}
 		var p C.stack_python_place
-		if C.stack_place(C.uint64_t(n), &p) != 0 {
+		if C.stack_place(C.uint64_t(n), &p) != 0 { // +checklocksignore: cgo makes function literals of calls
 			out[i] = trace.Frame{File: goString(p.file), Func: goString(p.function), Line: int(p.line)}
 		}
 	}
@@ -70,6 +71,8 @@ func (f *frameNames) names(numbers []uint64) []trace.Frame {
 }
 
 // unknown reports whether a frame is a native one that is to be named yet. The caller holds mu.
+//
+// +checklocks:f.mu
 func (f *frameNames) unknown(n uint64) bool {
 	_, known := f.known[n]
 	return !known && n&C.STACK_PYTHON == 0

@@ -26,8 +26,8 @@ import (
 // fronts are those that C knows. They and the flags of their devices are pinned for the life of the process.
 var fronts struct {
 	mu     sync.Mutex
-	count  uint32         // guarded by mu
-	pinner runtime.Pinner // guarded by mu
+	count  uint32         // +checklocks:mu
+	pinner runtime.Pinner // +checklocks:mu
 }
 
 // noIndex is the index of a front that C does not take.

@@ -19,10 +19,11 @@ import (
 
 // hooks are the functions of the host program that a device calls.
 type hooks struct {
-	mu            sync.Mutex
-	oom           []oomHook     // guarded by mu
-	unmap, mapped hook          // guarded by mu
-	version       atomic.Uint32 // of everywhere, when this device last caught up
+	mu      sync.Mutex
+	oom     []oomHook     // +checklocks:mu
+	unmap   hook          // +checklocks:mu
+	mapped  hook          // +checklocks:mu
+	version atomic.Uint32 // of everywhere, when this device last caught up
 }
 
 // hook is a function of the host program with its context. Both are numbers here: only C looks behind them.
@@ -35,11 +36,15 @@ type oomHook struct {
 }
 
 // asked is the index of a function that is asked for memory, -1 where there is none. The caller holds mu.
+//
+// +checklocks:h.mu
 func (h *hooks) asked(f hook) int {
 	return slices.IndexFunc(h.oom, func(o oomHook) bool { return o.hook == f })
 }
 
 // ask has a device ask a function. The caller holds mu.
+//
+// +checklocks:h.mu
 func (h *hooks) ask(d C.int, dev *cistern.Device, f hook) {
 	if h.asked(f) < 0 {
 		h.oom = append(h.oom, oomHook{f, dev.OnOutOfMemory(func(missing uint64) bool {
@@ -66,7 +71,7 @@ func (h *hooks) askNoMore(f hook) *cistern.Registration {
 // looked for.
 type everywhere struct {
 	mu      sync.Mutex
-	oom     []hook // guarded by mu
+	oom     []hook // +checklocks:mu
 	version atomic.Uint32
 }
 

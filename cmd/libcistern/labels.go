@@ -17,7 +17,7 @@ import (
 type labels struct {
 	most   int // names
 	mu     sync.Mutex
-	number map[string]uint32         // guarded by mu
+	number map[string]uint32         // +checklocks:mu
 	names  atomic.Pointer[[]*C.char] // by number - 1; replaced under mu, read without
 }
 

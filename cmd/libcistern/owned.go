@@ -18,10 +18,13 @@ import (
 // file) goes when the pool has been released and all memory is back, whichever comes last.
 type owned struct {
 	resource.Resource
-	mu    sync.Mutex
-	out   int  // guarded by mu: allocations, and calls under way
-	ended bool // guarded by mu: nobody asks any more
-	gone  bool // guarded by mu: it is closed
+	mu sync.Mutex
+	// +checklocks:mu
+	out int // allocations, and calls under way
+	// +checklocks:mu
+	ended bool // nobody asks any more
+	// +checklocks:mu
+	gone bool // it is closed
 }
 
 // ownedTrimmer is that over a resource that keeps memory, which it is asked to give back as long as it is there.
@@ -105,6 +108,8 @@ func (o *owned) end() {
 }
 
 // close closes what is not needed any more. What fails then concerns nobody: the memory is back.
+//
+// +checklocks:o.mu
 func (o *owned) close() {
 	if o.ended && o.out == 0 && !o.gone {
 		o.gone = true

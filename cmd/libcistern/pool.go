@@ -21,7 +21,8 @@ import (
 type pools struct {
 	mu   sync.Mutex // held while list is replaced
 	list atomic.Pointer[[]*cistern.Pool]
-	made map[*cistern.Pool]made // guarded by mu: those that were given an upstream
+	// +checklocks:mu
+	made map[*cistern.Pool]made // those that were given an upstream
 }
 
 // made is what a pool was given.

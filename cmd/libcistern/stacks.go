@@ -160,7 +160,7 @@ func stackLines(numbers []uint64) string {
 // recording is the devices whose history is on: while there is one, requests and frees say of which thread they are.
 var recording struct {
 	mu sync.Mutex
-	on map[cuda.Device]bool // guarded by mu
+	on map[cuda.Device]bool // +checklocks:mu
 }
 
 // record says whether a device's history is on.

@@ -267,6 +267,8 @@ func (d *Driver) errorOf(c call, dev cuda.Device, size uint64, code cuda.Code) e
 }
 
 // leave ends every driver call: it unlocks, and hands faults found meanwhile to OnFault.
+//
+// +checklocksrelease:d.mu
 func (d *Driver) leave() {
 	if d.pending == nil {
 		d.mu.Unlock()

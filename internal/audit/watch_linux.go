@@ -38,8 +38,9 @@ type Watch struct {
 	below  map[int]*descendant
 	told   map[image]bool
 
-	mu    sync.Mutex
-	heard []int // guarded by mu: since the last look
+	mu sync.Mutex
+	// +checklocks:mu
+	heard []int // since the last look
 	known map[int]bool
 }
 

@@ -66,6 +66,8 @@ type Mutex struct {
 func Checking() bool { return checking }
 
 // Lock is sync.Mutex.Lock.
+//
+// +checklocksignore: it is the lock
 func (m *Mutex) Lock() {
 	if checking {
 		m.lockChecked()
@@ -86,6 +88,8 @@ func (m *Mutex) TryLock() bool {
 }
 
 // Unlock is sync.Mutex.Unlock.
+//
+// +checklocksignore: it is the lock
 func (m *Mutex) Unlock() {
 	if checking {
 		m.unlockChecked()
@@ -126,6 +130,7 @@ func (m *Mutex) check(g uintptr) {
 	}
 }
 
+// +checklocksignore: it is the lock
 func (m *Mutex) lockChecked() {
 	g := Goroutine()
 	m.check(g)
@@ -143,6 +148,8 @@ func (m *Mutex) own(g uintptr) {
 }
 
 // unlockChecked forgets the owner also where it is not the goroutine that unlocks.
+//
+// +checklocksignore: it is the lock
 func (m *Mutex) unlockChecked() {
 	if g := m.owner.Swap(0); g != 0 {
 		count(g, m.Rank, -1)

@@ -164,7 +164,7 @@ func (l *Library) late(why error) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.c != nil {
-		if call := C.nm_current(l.c); call >= 0 {
+		if call := C.nm_current(l.c); call >= 0 { // +checklocksignore: cgo makes function literals of calls
 			return fmt.Errorf("%s does not return: %w", C.GoString(C.nm_call_name(call)), why)
 		}
 	}

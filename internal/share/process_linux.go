@@ -35,11 +35,13 @@ type Process struct {
 	patience time.Duration
 	user     uint32 // whose processes are answered and asked
 
-	identity, token [16]byte
-	unsure          error // why there are none
+	identity [16]byte
+	token    [16]byte
+	unsure   error // why there are none
 
-	mu     sync.Mutex
-	server *server // guarded by mu: nil until something is shared
+	mu sync.Mutex
+	// +checklocks:mu
+	server *server // nil until something is shared
 }
 
 // New prepares sharing; it does nothing until something is shared or opened. guard may be nil.

@@ -29,7 +29,7 @@ type server struct {
 	done    sync.WaitGroup
 
 	mu    sync.Mutex
-	peers map[*conn]bool // guarded by mu
+	peers map[*conn]bool // +checklocks:mu
 }
 
 // serve makes the socket and starts to answer.

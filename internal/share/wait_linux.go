@@ -70,12 +70,14 @@ var errClosed = errors.New("the program closed the socket's descriptor")
 
 // poller has one thread wait for the sockets of all who share, so that importers that say nothing cost no thread each.
 type poller struct {
-	guard      Guard
-	near, wake socket // a pair: what is written to wake ends a wait
+	guard Guard
+	near  socket // of a pair
+	wake  socket // the other: what is written to it ends a wait
 
 	mu    sync.Mutex
-	waits map[*wait]bool // guarded by mu
-	ended bool           // guarded by mu: nobody waits any more
+	waits map[*wait]bool // +checklocks:mu
+	// +checklocks:mu
+	ended bool           // nobody waits any more
 	done  sync.WaitGroup // the thread
 }
 
@@ -145,6 +147,8 @@ func (p *poller) end() {
 }
 
 // drop ends some waits. The caller holds mu.
+//
+// +checklocks:p.mu
 func (p *poller) drop(some func(*wait) bool) {
 	for w := range p.waits {
 		if some(w) {

@@ -40,7 +40,8 @@ type Table struct {
 
 	mu    sync.Mutex
 	count atomic.Uint32 // changed under mu
-	next  uint32        // guarded by mu: where frames go, slab × slabFrames + place
+	// +checklocks:mu
+	next  uint32        // where frames go, slab × slabFrames + place
 	bytes atomic.Uint64 // changed under mu
 }
 
@@ -104,6 +105,8 @@ func (t *Table) find(h uint64, frames []uint64) uint32 {
 }
 
 // add gives a stack a number, 0 where there is no room. The caller holds mu.
+//
+// +checklocks:t.mu
 func (t *Table) add(h uint64, frames []uint64) uint32 {
 	if t.count.Load() >= MaxStacks {
 		return 0

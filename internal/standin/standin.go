@@ -20,8 +20,9 @@ type Library struct {
 	Source fs.FS
 	Folder string // in Source
 
-	mu    sync.Mutex
-	built map[string][]byte // guarded by mu: the library by what it lacks, as compiling takes longer than most tests
+	mu sync.Mutex
+	// +checklocks:mu
+	built map[string][]byte // the library by what it lacks, as compiling takes longer than most tests
 }
 
 // Build compiles the stand-in and returns the path of a library of the test's own: the dynamic linker gives every

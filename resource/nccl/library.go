@@ -27,8 +27,9 @@ const soname = "libnccl.so.2"
 type library struct{ c *C.nccl_library }
 
 var (
-	mu   sync.Mutex
-	open *library // guarded by mu: one for the process, as NCCL itself is
+	mu sync.Mutex
+	// +checklocks:mu
+	open *library // one for the process, as NCCL itself is
 )
 
 // load finds NCCL: loaded already, at the path, or where it may lie.

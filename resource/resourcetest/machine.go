@@ -100,7 +100,7 @@ func Simulated(devices int, capacity uint64) *Sim {
 type Sim struct {
 	*sim.Driver
 	mu    sync.Mutex
-	wrong error // guarded by mu
+	wrong error // +checklocks:mu
 }
 
 // edge is how much of each end of a range has contents in the simulated memory; the checker sees all of it.
