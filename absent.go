@@ -442,7 +442,7 @@ func (d *Device) thinAll(pools []*Pool) {
 //
 // +checklocks:d.mu
 func (d *Device) releaseHollow() (first error) {
-	if d.poisoned() != nil || d.unsure.Load() {
+	if d.health.Broken() != nil || d.unsure.Load() {
 		return nil
 	}
 	var list []*absence
@@ -524,7 +524,7 @@ func (d *Device) endPauses() error {
 	}
 	if d.copies != 0 {
 		if err := d.drv.StreamDestroy(d.id, d.copies); err != nil {
-			return d.failed(err)
+			return d.health.Failed(err)
 		}
 		d.copies = 0
 	}

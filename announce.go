@@ -6,6 +6,7 @@ import (
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/internal/front"
 	"github.com/cistern-gpu/cistern/internal/heap"
+	"github.com/cistern-gpu/cistern/internal/lockrank"
 	"github.com/cistern-gpu/cistern/internal/vm"
 )
 
@@ -114,7 +115,7 @@ func (d *Device) tell(t *teller, ranges []run) {
 	defer d.toldBy(t) // also if f panics
 	d.mu.Unlock()
 	defer d.mu.Lock()
-	mayCall()
+	lockrank.MayCall()
 	for _, r := range ranges {
 		t.f(cuda.Ptr(r.addr), r.size)
 	}
@@ -138,7 +139,7 @@ func (d *Device) toldBy(t *teller) {
 // +checklocks:d.mu
 func (d *Device) unmapReady() {
 	defer d.reap(nil)
-	if d.onUnmap == nil || d.zombies.Len() == 0 || d.poisoned() != nil {
+	if d.onUnmap == nil || d.zombies.Len() == 0 || d.health.Broken() != nil {
 		return
 	}
 	var ranges []run

@@ -1,6 +1,10 @@
 package cistern
 
-import "slices"
+import (
+	"slices"
+
+	"github.com/cistern-gpu/cistern/internal/lockrank"
+)
 
 // Functions that the ladder asks for memory when the allocator has none left: those of other libraries, by
 // Device.OnOutOfMemory, and a pool's own (PoolOptions.OnOutOfMemory).
@@ -61,7 +65,7 @@ func (d *Device) callOne(c *callback, need uint64) bool {
 	defer c.called() // also if f panics
 	d.mu.Unlock()
 	defer d.mu.Lock()
-	mayCall()
+	lockrank.MayCall()
 	return c.f(need)
 }
 

@@ -106,7 +106,7 @@ func (d *Device) BeginCapture(st *Stream, p *Pool) error {
 	status, _, err := d.drv.StreamCapture(d.id, st.handle)
 	underWay := errors.Is(err, cuda.ErrStreamCaptureImplicit) || err == nil && status != cuda.CaptureNone
 	if err != nil && !underWay {
-		return d.failed(err)
+		return d.health.Failed(err)
 	}
 	if err := d.route(st, p, true); err != nil {
 		return err
@@ -321,7 +321,7 @@ func (d *Device) unpin() error {
 	if len(pools) == 0 || d.gate.announced() {
 		return nil // the end of the capture does it
 	}
-	if d.poisoned() == nil {
+	if d.health.Broken() == nil {
 		d.mu.Unlock()
 		err := d.waitAll(d.id)
 		d.mu.Lock()
@@ -329,7 +329,7 @@ func (d *Device) unpin() error {
 			return nil // likewise
 		}
 		if err != nil {
-			return d.failed(err) // they stay pinned
+			return d.health.Failed(err) // they stay pinned
 		}
 	}
 	for _, p := range pools {

@@ -32,7 +32,7 @@ func newCaptureGates(n int) []captureGate {
 
 // announce notes a capture: from now on no wait starts, and those that have started are over. No lock may be held.
 func (g *captureGate) announce() {
-	mayWait()
+	lockrank.MayWait()
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.captures++

@@ -28,12 +28,12 @@ func (d *Device) SetCaptureReuse(on bool) { d.captureReuse.Store(on || d.opts.Ca
 // they are in none, or the order of what they do cannot be told. The caller holds Device.mu.
 func lastNodes(streams []*Stream) (capture uint64, nodes []cuda.GraphNode) {
 	for _, t := range streams {
-		if t.perThread || t.dev.poisoned() != nil {
+		if t.perThread || t.dev.health.Broken() != nil {
 			return 0, nil
 		}
 		id, last, err := t.dev.drv.StreamCaptureNodes(t.dev.id, t.handle)
 		if err != nil {
-			t.dev.failed(err)
+			t.dev.health.Failed(err)
 		}
 		if err != nil || id == 0 || capture != 0 && id != capture {
 			return 0, nil
@@ -59,7 +59,7 @@ func (f *pendingFree) noteNodes(streams []*Stream) {
 //
 // +checklocks:d.mu
 func (d *Device) orderOf(held *space) *graphOrder {
-	if held == nil || held.capture == 0 || held.stream.perThread || d.poisoned() != nil ||
+	if held == nil || held.capture == 0 || held.stream.perThread || d.health.Broken() != nil ||
 		!slices.ContainsFunc(d.pending, func(f pendingFree) bool { return f.capture != 0 && f.space.stream == held.stream }) {
 		return nil
 	}
@@ -102,7 +102,7 @@ func (o *graphOrder) update(t *Stream) bool {
 func (o *graphOrder) fail(t *Stream, err error) bool {
 	o.unknown, o.last, o.before = true, nil, nil
 	if err != nil {
-		t.dev.failed(err)
+		t.dev.health.Failed(err)
 	}
 	return false
 }

@@ -197,7 +197,7 @@ func (r *restore) planSpace(s *space, wanted []Block) *Block {
 				r.free = append(r.free, heldFree{s, id})
 				// What other streams use, or a capture must not be given, is not free at once.
 				// Nor is what is paused.
-				free = (b.Uses == 0 || s.dev.poisoned() != nil && len(s.absent) == 0) && (s.capture == 0 || b.Capture == s.capture)
+				free = (b.Uses == 0 || s.dev.health.Broken() != nil && len(s.absent) == 0) && (s.capture == 0 || b.Capture == s.capture)
 			}
 		}
 		if !free {

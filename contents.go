@@ -54,7 +54,7 @@ func (d *Device) copyStream() (cuda.Stream, error) {
 	if d.copies == 0 {
 		st, err := d.drv.StreamCreate(d.id, false)
 		if err != nil {
-			return 0, d.failed(err)
+			return 0, d.health.Failed(err)
 		}
 		d.copies = st
 	}
@@ -73,7 +73,7 @@ func (d *Device) sure() error {
 	d.mu.Unlock()
 	defer d.mu.Lock()
 	if err := d.copied(); d.unsure.Load() {
-		return d.failed(err)
+		return d.health.Failed(err)
 	}
 	return nil
 }
@@ -140,7 +140,7 @@ func (d *Device) startCopies(list []*absence) (batches []batchOut, total uint64,
 		}
 	}
 	if err = cmp.Or(err, stop()); err != nil {
-		d.failed(err)
+		d.health.Failed(err)
 		d.copied() // nothing may be under way behind a failure
 		d.putEvents(batches)
 		return nil, 0, fmt.Errorf("pause: saving %d bytes: %w", total, err)
@@ -211,7 +211,7 @@ func (d *Device) loadContents(list []*absence) error {
 	var err error
 	if len(host) > 0 {
 		if err = d.queueCopies(host, false); err != nil {
-			d.failed(err)
+			d.health.Failed(err)
 		}
 		err = cmp.Or(err, d.awaitCopies())
 	}
@@ -260,7 +260,7 @@ func (d *Device) queueCopies(pieces []piece, out bool) error {
 func (d *Device) awaitCopies() error {
 	err := d.copied()
 	if err != nil {
-		d.failed(err)
+		d.health.Failed(err)
 	}
 	return err
 }

@@ -4,12 +4,11 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
-	"sync"
 	"sync/atomic"
 	"weak"
 
 	"github.com/cistern-gpu/cistern/cuda"
-	"github.com/cistern-gpu/cistern/internal/front"
+	"github.com/cistern-gpu/cistern/internal/engine/health"
 	"github.com/cistern-gpu/cistern/internal/lockrank"
 	"github.com/cistern-gpu/cistern/internal/vm"
 	"github.com/cistern-gpu/cistern/resource"
@@ -17,31 +16,25 @@ import (
 
 // Device is the engine of one GPU.
 type Device struct {
-	a    *Allocator
-	drv  *counted
-	id   cuda.Device
-	info cuda.DeviceInfo
-	opts Options
+	a      *Allocator
+	health *health.State
+	drv    *health.Driver // health's
+	id     cuda.Device
+	info   cuda.DeviceInfo
+	opts   Options
 
 	pool0    *Pool
 	upstream resource.Chunks // of the pools that are made of chunks; nil with backend malloc
-	flags    *front.Flags    // what the next two point to, for C code
-	// quick is off while every operation must take the slow path: history is recorded, or the context is broken.
-	quick   *front.Flag
-	quickMu sync.Mutex // held while quick is computed and stored. It has no rank: whatever is held, nothing else is locked meanwhile
-	// waiting is on while frees wait for other streams.
-	waiting *front.Flag
 	// manyStreams is on once a second stream has allocated.
 	manyStreams atomic.Bool
 	gate        *captureGate // of the captures that were announced and are under way
 	// captureReuse is on while frees within a capture may complete there (SetCaptureReuse).
 	captureReuse atomic.Bool
 	catch        atomic.Pointer[func(size uint64) uint32] // Allocator.catch
-	poison       atomic.Pointer[error]
-	unsure       atomic.Bool  // copies of contents may be under way: the driver would not wait for them
-	syncs        atomic.Int64 // waits of a host thread for the GPU
-	tagged       atomic.Bool  // a request had a tag
-	labelled     atomic.Bool  // a request named a library
+	unsure       atomic.Bool                              // copies of contents may be under way: the driver would not wait for them
+	syncs        atomic.Int64                             // waits of a host thread for the GPU
+	tagged       atomic.Bool                              // a request had a tag
+	labelled     atomic.Bool                              // a request named a library
 	hist         history
 	glance       glance
 
@@ -147,7 +140,8 @@ type reservation struct {
 //
 // +checklocks:a.mu
 func newDevice(a *Allocator, id cuda.Device) (*Device, error) {
-	drv := &counted{Driver: a.drv}
+	state := health.New(a.drv, id)
+	drv := state.Driver
 	info, err := drv.DeviceInfo(id)
 	if err != nil {
 		return nil, err
@@ -155,14 +149,13 @@ func newDevice(a *Allocator, id cuda.Device) (*Device, error) {
 	if err := drv.RetainContext(id); err != nil {
 		return nil, err
 	}
-	d := &Device{a: a, drv: drv, id: id, gate: &a.gates[id], info: info, opts: a.opts, flags: &front.Flags{}}
+	d := &Device{a: a, health: state, drv: drv, id: id, gate: &a.gates[id], info: info, opts: a.opts}
 	d.deviceState = deviceState{limit: a.opts.Limit, byID: map[cuda.StreamID]*Stream{}, gone: map[cuda.StreamID]weak.Pointer[Stream]{},
 		pools: map[PoolID]*Pool{}, keepStacks: a.kept}
 	d.pausing.Rank, d.privateMu.Rank, d.mu.Rank = lockrank.Pausing, lockrank.Private, lockrank.Device
 	d.eventMu.Rank, d.hist.mu.Rank, d.glance.mu.Rank = lockrank.Events, lockrank.History, lockrank.Glance
 	d.vault.dev = d
 	d.captureReuse.Store(a.opts.CaptureReuse)
-	d.quick, d.waiting = &d.flags.Quick, &d.flags.Waiting
 	// Also where only a pool to come may need it: finding out takes memory, and now there is some.
 	if err := d.virtual(); err != nil && (info.VMM || d.opts.Backend == BackendVMM) { // +checklocksignore: nobody else has the device
 		return nil, err
@@ -225,29 +218,6 @@ func (d *Device) Limit() uint64 {
 	return d.limit
 }
 
-// failed keeps an error that breaks the context, and returns it.
-func (d *Device) failed(err error) error {
-	if code, ok := codeOf(err); ok && code.Poisons() && d.poison.CompareAndSwap(nil, &err) {
-		d.updateQuick()
-	}
-	return err
-}
-
-// poisoned is the error that broke the context, nil while it works.
-func (d *Device) poisoned() error {
-	if p := d.poison.Load(); p != nil {
-		return *p
-	}
-	return nil
-}
-
-// updateQuick is called by threads that have changed what quick depends on. The last one of them sees all changes.
-func (d *Device) updateQuick() {
-	d.quickMu.Lock()
-	defer d.quickMu.Unlock()
-	d.quick.Store(d.poison.Load() == nil && !d.hist.on.Load())
-}
-
 // event is an event from the cache, or a new one.
 func (d *Device) event() (cuda.Event, error) {
 	d.eventMu.Lock()
@@ -260,7 +230,7 @@ func (d *Device) event() (cuda.Event, error) {
 	d.eventMu.Unlock()
 	e, err := d.drv.EventCreate(d.id)
 	if err != nil {
-		return 0, d.failed(err)
+		return 0, d.health.Failed(err)
 	}
 	return e, nil
 }
@@ -307,7 +277,7 @@ func (d *Device) giveBack() error {
 	}
 	if d.single != nil {
 		if _, err := d.single.Settle(); err != nil {
-			return d.failed(err)
+			return d.health.Failed(err)
 		}
 	}
 	for _, p := range d.pools { // that nobody released, the default pool among them
@@ -318,7 +288,7 @@ func (d *Device) giveBack() error {
 		}
 	}
 	if err := d.closeUnused(); err != nil {
-		return d.failed(err)
+		return d.health.Failed(err)
 	}
 	for t := range d.liveStreams() {
 		t.mu.Lock()
@@ -333,7 +303,7 @@ func (d *Device) giveBack() error {
 	defer d.eventMu.Unlock()
 	for n := len(d.events); n > 0; n-- {
 		if err := d.drv.EventDestroy(d.id, d.events[n-1]); err != nil {
-			return d.failed(err)
+			return d.health.Failed(err)
 		}
 		d.events = d.events[:n-1]
 	}

@@ -1,10 +1,7 @@
 package cistern
 
 import (
-	"reflect"
 	"slices"
-
-	"github.com/cistern-gpu/cistern/cuda"
 )
 
 // SetStretch makes little memory several stretches, until the function that it returns is called.
@@ -13,27 +10,6 @@ func SetStretch(bytes uint64) (restore func()) {
 	stretch = bytes
 	return func() { stretch = old }
 }
-
-// CountEveryCall calls every function of a driver that fails everywhere, as a device does, and says what each counted as.
-func CountEveryCall(driver reflect.Type) map[string]uint64 {
-	out := map[string]uint64{}
-	for i := range driver.NumMethod() {
-		c := &counted{}
-		m := reflect.ValueOf(c).MethodByName(driver.Method(i).Name)
-		args := make([]reflect.Value, m.Type().NumIn())
-		for k := range args {
-			args[k] = reflect.Zero(m.Type().In(k))
-		}
-		func() {
-			defer func() { recover() }() // there is no driver
-			m.Call(args)
-		}()
-		out[driver.Method(i).Name] = c.calls.Load()
-	}
-	return out
-}
-
-var _ cuda.Driver = (*counted)(nil)
 
 // Awaits reports whether somebody waits for another thread that is telling of memory.
 func Awaits(d *Device) bool {

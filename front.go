@@ -217,7 +217,7 @@ var _ [numClasses - front.Classes]struct{}
 // AllocFront is Alloc for the C library. A ticket says that the block may be given back, once, by putting it into the
 // tray of that front, which is the stream's on this device, instead of calling Free.
 func (d *Device) AllocFront(size uint64, st *Stream) (cuda.Ptr, front.Ticket, error) {
-	if f := st.front.Load(); f != nil && st.dev == d && st.route.Load() == nil && d.quick.Load() && size-1 < maxRequest {
+	if f := st.front.Load(); f != nil && st.dev == d && st.route.Load() == nil && d.health.Quick() && size-1 < maxRequest {
 		if s := d.pool0.spaceFor(st, f.ClassOf(size)); s != nil {
 			if p, mark := s.allocFront(f, size); p != 0 {
 				return p, front.Ticket{Front: f, Mark: mark}, nil
@@ -247,11 +247,11 @@ func (s *space) allocFront(f *front.Front, size uint64) (cuda.Ptr, uint32) {
 		s.mu.enter()
 		defer s.mu.mu.Unlock()
 	}
-	if !s.dev.quick.Load() {
+	if !s.dev.health.Quick() {
 		f.Unlock()
 		return 0, 0
 	}
-	addr, mark, o := f.Take(size, s.dev.waiting.Load(), 0)
+	addr, mark, o := f.Take(size, s.dev.health.Waiting(), 0)
 	if o == front.Taken {
 		f.Unlock()
 		return cuda.Ptr(addr), mark
@@ -308,7 +308,7 @@ func (d *Device) frontOf(p cuda.Ptr, size uint64, st *Stream) *front.Front {
 }
 
 // FrontFlags are the device's flags for C code.
-func (d *Device) FrontFlags() *front.Flags { return d.flags }
+func (d *Device) FrontFlags() *front.Flags { return d.health.Flags() }
 
 // freeFront takes a block back into the tray of the lane's front, so that the next request of its size meets it there. It
 // reports false where that is not for the front: such a block is freed as any other.
@@ -363,7 +363,7 @@ func (s *space) forTray(f *front.Front, p cuda.Ptr) (*heap.Block, error) {
 		return nil, &PointerError{Op: "free", Ptr: p}
 	}
 	b := s.heap.At(id)
-	if b.State != heap.Used || b.Uses != 0 || b.Tag != 0 || s.heap.Stack(id) != 0 || !s.dev.quick.Load() || s.class != f.ClassOf(b.Requested) {
+	if b.State != heap.Used || b.Uses != 0 || b.Tag != 0 || s.heap.Stack(id) != 0 || !s.dev.health.Quick() || s.class != f.ClassOf(b.Requested) {
 		return nil, nil
 	}
 	return b, nil

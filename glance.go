@@ -48,7 +48,7 @@ func (d *Device) Gauges(g *Gauges) {
 		d.look(&x.last)
 		d.mu.Unlock()
 	}
-	x.last.DriverCalls = d.drv.calls.Load()
+	x.last.DriverCalls = d.drv.Calls()
 	*g = x.last
 }
 

@@ -2,7 +2,6 @@ package cistern
 
 import (
 	"math"
-	"sync/atomic"
 	"time"
 
 	"github.com/cistern-gpu/cistern/event"
@@ -10,10 +9,8 @@ import (
 	"github.com/cistern-gpu/cistern/internal/lockrank"
 )
 
-// history is a bounded ring of events. While it is on every operation takes the slow path.
+// history is a bounded ring of events. While it is on (health.State.Recording) every operation takes the slow path.
 type history struct {
-	on atomic.Bool
-
 	mu    lockrank.Mutex
 	limit int // +checklocks:mu
 	// +checklocks:mu
@@ -50,7 +47,7 @@ func (a *Allocator) NeedHistory(n int) (began bool) {
 	}
 	a.mu.Unlock()
 	a.started(func(d *Device) error {
-		if !d.hist.on.Load() {
+		if !d.health.Recording() {
 			d.SetHistory(n)
 			began = true
 		}
@@ -66,7 +63,7 @@ func (d *Device) SetHistory(n int) {
 	d.hist.mu.Lock()
 	d.setHistory(n)
 	d.hist.mu.Unlock()
-	// A request or a free that has found quick on looks again once it has the lane's lock, so from here on all are recorded.
+	// A request or a free that has found the device quick looks again once it has the lane's lock, so from here on all are recorded.
 	for _, l := range d.lanes {
 		l.mu.lookIn()
 		l.mu.Unlock()
@@ -80,8 +77,7 @@ func (d *Device) SetHistory(n int) {
 func (d *Device) setHistory(n int) {
 	h := &d.hist
 	h.limit, h.ring, h.first, h.count, h.lost = n, nil, 0, 0, 0
-	h.on.Store(n > 0)
-	d.updateQuick()
+	d.health.SetRecording(n > 0)
 }
 
 // SetHistoryClock replaces the clock of the history, which otherwise is the wall clock in microseconds since 1970.
@@ -161,7 +157,7 @@ func (h *history) oldest(buf []event.Event, n int) []event.Event {
 // +checklocks:d.mu
 func (d *Device) record(e event.Event) {
 	h := &d.hist
-	if !h.on.Load() {
+	if !d.health.Recording() {
 		return
 	}
 	h.mu.Lock()

@@ -20,7 +20,7 @@ func (p *Pool) allocSlow(size, n uint64, st *Stream, by origin) (cuda.Ptr, error
 // request has a request climb the ladder.
 func (p *Pool) request(c *climb, st *Stream) (cuda.Ptr, error) {
 	d := p.dev
-	if err := d.poisoned(); err != nil {
+	if err := d.health.Broken(); err != nil {
 		return 0, err
 	}
 	d.mu.Lock()
@@ -204,7 +204,7 @@ func (c *climb) run() (heap.ID, error) {
 // +checklocks:c.d.mu
 func (c *climb) collect(force bool) bool {
 	d := c.d
-	if !d.waiting.Load() || c.rungs&RungCollect == 0 {
+	if !d.health.Waiting() || c.rungs&RungCollect == 0 {
 		return false
 	}
 	c.try(RungCollect)
@@ -304,7 +304,7 @@ func (d *Device) handOut(c *climb, id heap.ID) cuda.Ptr {
 		c.met = RungSpill
 	}
 	d.counts.count(c.met)
-	if d.hist.on.Load() {
+	if d.health.Recording() {
 		if c.met != RungFit {
 			d.record(event.Event{Kind: event.Retry, Size: c.n, Stream: c.s.stream.number(), Pool: s.pool.number, Flags: uint8(c.met),
 				Stack: c.by.stack, Thread: c.by.thread})

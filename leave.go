@@ -6,6 +6,7 @@ import (
 
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/event"
+	"github.com/cistern-gpu/cistern/internal/lockrank"
 	"github.com/cistern-gpu/cistern/internal/vm"
 )
 
@@ -100,7 +101,7 @@ func (p *pause) announce(list []*absence) error {
 	if err := p.settle(); err != nil {
 		return err
 	}
-	return d.poisoned()
+	return d.health.Broken()
 }
 
 // commit unmaps the memory and gives it back. After an error everything is there again, with its contents, but for what
@@ -141,7 +142,7 @@ func (p *pause) commitBatch(b *batchOut) error {
 	err := d.drv.EventSynchronize(d.id, b.done)
 	d.mu.Lock()
 	if err != nil {
-		return fmt.Errorf("pause: saving %d bytes: %w", p.report.Kept, d.failed(err))
+		return fmt.Errorf("pause: saving %d bytes: %w", p.report.Kept, d.health.Failed(err))
 	}
 	if err := p.announce(b.list); err != nil {
 		return err
@@ -158,7 +159,7 @@ func (p *pause) commitBatch(b *batchOut) error {
 			if err := d.upstream.Release(k.Handle); err == nil {
 				k.Released = true
 			} else {
-				d.failed(err) // giveBackChunks tries again
+				d.health.Failed(err) // giveBackChunks tries again
 			}
 		}
 	}
@@ -196,7 +197,7 @@ func (d *Device) unmapPaused(a *absence) error {
 			return err
 		}
 	} else if err := d.drv.MemUnmap(cuda.Ptr(a.addr), a.size); err != nil {
-		return d.failed(err)
+		return d.health.Failed(err)
 	}
 	a.bare = true
 	return nil
@@ -269,7 +270,7 @@ func (d *Device) remap(a *absence) (renewed bool, err error) {
 		err = d.setAccess(cuda.Ptr(a.addr), a.size)
 	}
 	if err != nil {
-		d.failed(err)
+		d.health.Failed(err)
 		d.unmapOrStick(a.addr, at-a.addr, a.chunks[:mapped])
 	}
 	return renewed, err
@@ -292,13 +293,13 @@ func (d *Device) dropAgain(a *absence) {
 func (d *Device) unback(a *absence) error {
 	if !a.space.pool.foreign {
 		if err := a.backing.Unback(cuda.Ptr(a.addr), a.size); err != nil {
-			return d.failed(err)
+			return d.health.Failed(err)
 		}
 		return nil
 	}
 	d.mu.Unlock()
 	defer d.mu.Lock()
-	mayCall()
+	lockrank.MayCall()
 	return a.backing.Unback(cuda.Ptr(a.addr), a.size)
 }
 
@@ -308,13 +309,13 @@ func (d *Device) unback(a *absence) error {
 func (d *Device) back(a *absence) error {
 	if !a.space.pool.foreign {
 		if err := a.backing.Back(cuda.Ptr(a.addr), a.size); err != nil {
-			return d.failed(err)
+			return d.health.Failed(err)
 		}
 		return nil
 	}
 	d.mu.Unlock()
 	defer d.mu.Lock()
-	mayCall()
+	lockrank.MayCall()
 	return a.backing.Back(cuda.Ptr(a.addr), a.size)
 }
 
@@ -371,7 +372,7 @@ func (d *Device) giveBackChunks(s *space, addr uint64, list []vm.ChunkID) {
 				d.chunks.Drop(id)
 				continue
 			}
-			d.failed(err)
+			d.health.Failed(err)
 		}
 		d.held[groupOf(s.class)].leave(k.Size)
 		d.addSpare(id, nil, 0)

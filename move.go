@@ -443,7 +443,7 @@ func (d *Device) create(c *climb, missing, have uint64) (uint64, bool, error) {
 			c.lap(RungGrow, have-before)
 			return have, false, nil
 		} else if err != nil {
-			return have, false, d.failed(err)
+			return have, false, d.health.Failed(err)
 		}
 		id := d.chunks.Add(h, size, 0)
 		d.got(size, true)
@@ -546,7 +546,7 @@ func (d *Device) move(c *climb, at place, total uint64) (block heap.ID, base, st
 		err = d.setAccess(cuda.Ptr(base), total)
 	}
 	if err != nil {
-		d.failed(err)
+		d.health.Failed(err)
 		addr = base
 		rest := at.hole
 		for _, x := range p.sources[:n] {
@@ -625,7 +625,7 @@ func (d *Device) recordLeft(o *space, addr uint64, k *vm.Chunk) {
 //
 // +checklocks:d.mu
 func (d *Device) reap(held *space) {
-	if d.zombies.Len() == 0 || d.poisoned() != nil || d.unsure.Load() {
+	if d.zombies.Len() == 0 || d.health.Broken() != nil || d.unsure.Load() {
 		return
 	}
 	var busy *Stream
@@ -647,7 +647,7 @@ func (d *Device) reap(held *space) {
 		}
 		k := d.chunks.At(z.Chunk)
 		if err := d.drv.MemUnmap(cuda.Ptr(z.Addr), k.Size); err != nil {
-			d.failed(err)
+			d.health.Failed(err)
 			return false
 		}
 		k.Mappings--

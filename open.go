@@ -49,7 +49,7 @@ func (a *Allocator) Open(dev cuda.Device, from string, m Shared, descriptor func
 	if err != nil {
 		return 0, err
 	}
-	if err := d.poisoned(); err != nil {
+	if err := d.health.Broken(); err != nil {
 		return 0, err
 	}
 	size, err := m.length(d.info.Granularity)
@@ -158,7 +158,7 @@ func (a *Allocator) CloseShared(p cuda.Ptr) error {
 	d.mu.Lock()
 	delete(d.foreign, f.base)
 	d.mu.Unlock()
-	if d.poisoned() != nil { // bookkeeping only
+	if d.health.Broken() != nil { // bookkeeping only
 		return nil
 	}
 	var err error
@@ -168,7 +168,7 @@ func (a *Allocator) CloseShared(p cuda.Ptr) error {
 		err = d.drv.AddressFree(f.base, f.size)
 	}
 	if err != nil {
-		return d.failed(err)
+		return d.health.Failed(err)
 	}
 	return nil
 }
@@ -214,7 +214,7 @@ func (d *Device) mapForeign(m Shared, size uint64, descriptor func(i int) (int, 
 	}
 	base, err := d.drv.AddressReserve(size, d.info.Granularity, 0)
 	if err != nil {
-		return 0, d.failed(err)
+		return 0, d.health.Failed(err)
 	}
 	end := base
 	for i, c := range m.Chunks {
@@ -243,7 +243,7 @@ func (d *Device) adopt(base cuda.Ptr, size uint64) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if err := d.setAccess(base, size); err != nil {
-		return d.failed(err)
+		return d.health.Failed(err)
 	}
 	if d.foreign == nil {
 		d.foreign = map[cuda.Ptr]uint64{}
@@ -260,7 +260,7 @@ func (d *Device) mapChunk(at cuda.Ptr, size uint64, owner cuda.Device, i int, de
 	}
 	h, err := d.drv.MemImport(owner, fd)
 	if err != nil {
-		return d.failed(err)
+		return d.health.Failed(err)
 	}
 	err = d.drv.MemMap(at, size, h)
 	r := d.drv.MemRelease(h)
@@ -272,7 +272,7 @@ func (d *Device) mapChunk(at cuda.Ptr, size uint64, owner cuda.Device, i int, de
 		err = cmp.Or(err, r)
 	}
 	if err != nil {
-		return d.failed(err)
+		return d.health.Failed(err)
 	}
 	return nil
 }

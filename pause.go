@@ -170,7 +170,7 @@ func (p *pause) run() error {
 //
 // +checklocks:d.mu
 func (d *Device) mayPause() error {
-	if err := d.poisoned(); err != nil {
+	if err := d.health.Broken(); err != nil {
 		return err
 	}
 	busy := d.gate.announced()
@@ -208,9 +208,9 @@ func (d *Device) waitForAll() error {
 			return d.whileCapturing()
 		}
 		if i == 0 && err != nil {
-			return d.failed(err)
+			return d.health.Failed(err)
 		}
-		if o, ok := d.a.Started(v); err != nil && ok && o.failed(err) != nil && o.poisoned() == nil {
+		if o, ok := d.a.Started(v); err != nil && ok && o.health.Failed(err) != nil && o.health.Broken() == nil {
 			return err // the work of a broken peer is over
 		}
 	}

@@ -152,7 +152,7 @@ func (d *Device) collect(held *space, force bool) bool {
 		d.pending[i] = pendingFree{}
 	}
 	d.pending = keep
-	d.waiting.Store(len(keep) > 0)
+	d.health.SetWaiting(len(keep) > 0)
 	return any
 }
 
@@ -196,7 +196,7 @@ func (d *Device) unfinished(held *space) (waits []wait) {
 //
 // +checklocks:d.mu
 func (d *Device) ready(f pendingFree, held *space, force bool) (bool, uint64) {
-	if d.poisoned() != nil {
+	if d.health.Broken() != nil {
 		return true, f.stamp // bookkeeping only
 	}
 	own := f.space.stream
@@ -204,7 +204,7 @@ func (d *Device) ready(f pendingFree, held *space, force bool) (bool, uint64) {
 	waited := false
 	for _, w := range f.waits {
 		t := w.stream
-		if t.isOver(w.epoch) || t.dev.poisoned() != nil { // the work of a broken peer is over as well
+		if t.isOver(w.epoch) || t.dev.health.Broken() != nil { // the work of a broken peer is over as well
 			continue
 		}
 		if w.epoch >= t.epoch.Load() && t.closeLate() != nil {

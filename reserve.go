@@ -40,7 +40,7 @@ func (d *Device) reserve(s *space, n uint64) error {
 		if want > least {
 			want = max(least, up(want/2))
 		} else if reclaimed || !d.reclaim(s) {
-			return d.failed(err)
+			return d.health.Failed(err)
 		} else {
 			reclaimed = true
 		}
@@ -90,7 +90,7 @@ func (d *Device) dropRanges(s *space) error {
 		d.a.disown(b.Addr, b.Size) // first: once the driver has them they may be another device's
 		if err := d.drv.AddressFree(cuda.Ptr(b.Addr), b.Size); err != nil {
 			d.a.claim(b.Addr, b.Size, s) // which succeeded before
-			return d.failed(err)
+			return d.health.Failed(err)
 		}
 		s.heap.DropRange(first)
 		s.area.DropRange(b.Addr)

@@ -26,7 +26,7 @@ func (d *Device) Resume(sel Selection) (PauseReport, error) {
 	defer d.pausing.Unlock()
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if err := d.poisoned(); err != nil {
+	if err := d.health.Broken(); err != nil {
 		return PauseReport{}, err
 	}
 	d.a.turn.Add(1)
@@ -235,7 +235,7 @@ func (d *Device) createFor(list []*absence) error {
 			size := d.resumeChunk(a.space.class, left)
 			h, err := d.upstream.Create(size)
 			if err != nil {
-				return d.failed(err)
+				return d.health.Failed(err)
 			}
 			a.chunks = append(a.chunks, d.chunks.Add(h, size, 0))
 			d.got(size, true)
@@ -268,13 +268,13 @@ func (d *Device) mapBack(a *absence) error {
 	for _, id := range a.chunks {
 		k := d.chunks.At(id)
 		if err := d.drv.MemMap(cuda.Ptr(at), k.Size, k.Handle); err != nil {
-			return d.failed(err)
+			return d.health.Failed(err)
 		}
 		k.Mappings++
 		at += k.Size
 	}
 	if err := d.setAccess(cuda.Ptr(a.addr), a.size); err != nil {
-		return d.failed(err)
+		return d.health.Failed(err)
 	}
 	a.bare = false
 	return nil
@@ -338,7 +338,7 @@ func (d *Device) unmapOrStick(addr, size uint64, chunks []vm.ChunkID) {
 	if err == nil {
 		return
 	}
-	d.failed(err)
+	d.health.Failed(err)
 	for _, id := range chunks {
 		d.chunks.At(id).Mappings++
 	}
@@ -360,7 +360,7 @@ var errUnsure = errors.New("copies may be under way")
 // +checklocks:d.mu
 func (d *Device) unstick() {
 	d.stuck = slices.DeleteFunc(d.stuck, func(x stuckMapping) bool {
-		if d.poisoned() != nil || d.unsure.Load() || d.drv.MemUnmap(cuda.Ptr(x.addr), x.size) != nil {
+		if d.health.Broken() != nil || d.unsure.Load() || d.drv.MemUnmap(cuda.Ptr(x.addr), x.size) != nil {
 			return false
 		}
 		for _, id := range x.chunks {
@@ -515,7 +515,7 @@ func (r *resume) fill() error {
 		d.mu.Lock()
 		r.copying = true
 	}
-	if err == nil || d.poisoned() != nil { // what is broken has no contents any more
+	if err == nil || d.health.Broken() != nil { // what is broken has no contents any more
 		r.report.Kept = kept
 		r.pretend()
 		d.refill(r.coming)
@@ -558,7 +558,7 @@ func (r *resume) mapAndCopy() error {
 		err = d.queueCopies(host, false)
 		d.mu.Lock()
 		if err != nil {
-			d.failed(err)
+			d.health.Failed(err)
 			r.copying = true
 			break
 		}

@@ -191,7 +191,7 @@ func (s *space) succeed(st *Stream) *space {
 //
 // +checklocks:d.mu
 func (d *Device) recordInherited(s, n *space) {
-	if !d.hist.on.Load() {
+	if !d.health.Recording() {
 		return
 	}
 	n.heap.EachFree(heap.Align, func(_ heap.ID, b *heap.Block) bool {

@@ -162,7 +162,7 @@ func (d *Device) virtual() error {
 	}
 	handles, err := d.drv.ProbeHandles(d.id)
 	if err != nil {
-		return d.failed(err)
+		return d.health.Failed(err)
 	}
 	d.probed, d.prop = true, cuda.MemProp{Device: d.id, Handles: handles, RDMA: d.info.RDMA}
 	return nil

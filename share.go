@@ -70,7 +70,7 @@ func (a *Allocator) Export(p cuda.Ptr) (*Export, error) {
 	if e := d.exports[p]; e != nil && d.marked(s.heap.At(id).Uses) {
 		return e, nil
 	}
-	if err := d.poisoned(); err != nil {
+	if err := d.health.Broken(); err != nil {
 		return nil, err
 	}
 	b := s.heap.At(id)
@@ -172,7 +172,7 @@ func (e *Export) segment() error {
 		}
 		h, err := d.drv.IpcExport(d.id, cuda.Ptr(r.base))
 		if err != nil {
-			return fmt.Errorf("share %#x: its memory was not made to be shared: %w", uint64(e.Ptr), d.failed(err))
+			return fmt.Errorf("share %#x: its memory was not made to be shared: %w", uint64(e.Ptr), d.health.Failed(err))
 		}
 		e.Shared.IPC = h
 		return nil
@@ -206,7 +206,7 @@ func (e *Export) Descriptor(i int) (int, error) {
 	}
 	fd, err := d.drv.MemExport(e.handles[i])
 	if err != nil {
-		return -1, d.failed(err)
+		return -1, d.health.Failed(err)
 	}
 	return fd, nil
 }

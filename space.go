@@ -95,7 +95,7 @@ func (p *Pool) alloc(size uint64, st *Stream, by origin) (cuda.Ptr, error) {
 	}
 	d := p.dev
 	n := p.round(size)
-	if s := p.spaceFor(st, d.classOf(n)); s != nil && size <= maxRequest && d.quick.Load() {
+	if s := p.spaceFor(st, d.classOf(n)); s != nil && size <= maxRequest && d.health.Quick() {
 		capture := st.capturing.Load()
 		s.mu.Lock()
 		if addr := s.fit(size, n, capture, by); addr != 0 {
@@ -112,7 +112,7 @@ func (p *Pool) allocCached(size uint64, st *Stream, by origin) cuda.Ptr {
 	d := p.dev
 	n := p.round(size)
 	s := p.spaceFor(st, d.classOf(n))
-	if s == nil || size-1 >= maxRequest || !d.quick.Load() {
+	if s == nil || size-1 >= maxRequest || !d.health.Quick() {
 		return 0
 	}
 	capture := st.capturing.Load()
@@ -126,7 +126,7 @@ func (p *Pool) allocCached(size uint64, st *Stream, by origin) cuda.Ptr {
 // fit hands out a free block of the space; 0 where there is none, or more has to be done first. The caller holds the lane's
 // lock.
 func (s *space) fit(size, n uint64, capture uint32, by origin) cuda.Ptr {
-	if capture != s.capture || !s.dev.quick.Load() || !s.roomForAlloc(size, n) || s.collectDue() {
+	if capture != s.capture || !s.dev.health.Quick() || !s.roomForAlloc(size, n) || s.collectDue() {
 		return 0
 	}
 	id := s.heap.Take(n, size)
@@ -146,7 +146,7 @@ func (s *space) fit(size, n uint64, capture uint32, by origin) cuda.Ptr {
 // collected: one in collectEvery does while there are such frees. PyTorch polls at every request; a poll costs a lock
 // and a driver call.
 func (s *space) collectDue() bool {
-	if !s.dev.waiting.Load() {
+	if !s.dev.health.Waiting() {
 		return false
 	}
 	s.requests++
@@ -175,7 +175,7 @@ func (s *space) freePtr(p cuda.Ptr, behind *Stream) error {
 		return &PointerError{Op: "free", Ptr: p, Detail: waitsDetail}
 	}
 	n, requested := b.Size, b.Requested
-	if b.Uses != 0 || s.capture != 0 || !d.quick.Load() || !s.roomForFree(n, s.heap.FreeNeighbours(id)) {
+	if b.Uses != 0 || s.capture != 0 || !d.health.Quick() || !s.roomForFree(n, s.heap.FreeNeighbours(id)) {
 		s.mu.Unlock()
 		return s.freeSlow(p, FreeOptions{Stream: behind})
 	}
@@ -256,7 +256,7 @@ func (d *Device) freeLocked(s *space, id heap.ID, o FreeOptions) error {
 		b.Uses = d.addUse(b.Uses, behind)
 		stamp = s.lastMark()
 	}
-	if b.Uses != 0 && d.poisoned() == nil {
+	if b.Uses != 0 && d.health.Broken() == nil {
 		uses := d.takeUses(b.Uses)
 		b.Uses = 0
 		if f, err := d.parkUses(s, id, stamp, uses); len(f.waits) > 0 {
@@ -265,7 +265,7 @@ func (d *Device) freeLocked(s *space, id heap.ID, o FreeOptions) error {
 			s.noteParked(s.heap.At(id))
 			s.gauges.park(requested, n)
 			d.pending = append(d.pending, f)
-			d.waiting.Store(true)
+			d.health.SetWaiting(true)
 			if behind == nil {
 				s.noteFree(n)
 			}

@@ -231,7 +231,7 @@ func (d *Device) stream(list []batch, copies func(cuda.Ptr, *batch, cuda.Stream)
 		first = sync
 	}
 	if code, ok := codeOf(first); ok && code.Poisons() {
-		d.failed(first)
+		d.health.Failed(first)
 	}
 	return first
 }

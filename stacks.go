@@ -112,7 +112,7 @@ func (a *Allocator) FreeWith(p cuda.Ptr, o FreeOptions) error {
 	if s == nil {
 		return &PointerError{Op: "free", Ptr: p}
 	}
-	if (o.Stream == nil || o.Stream == s.stream) && !s.dev.hist.on.Load() {
+	if (o.Stream == nil || o.Stream == s.stream) && !s.dev.health.Recording() {
 		return s.freePtr(p, o.Stream)
 	}
 	return s.freeSlow(p, o)

@@ -100,7 +100,7 @@ func (t *Stream) usable() error {
 	case t.capturing.Load() != 0:
 		return errCapturing
 	}
-	if err := t.dev.poisoned(); err != nil {
+	if err := t.dev.health.Broken(); err != nil {
 		return err
 	}
 	status, _, err := t.dev.drv.StreamCapture(t.dev.id, t.handle)
@@ -108,7 +108,7 @@ func (t *Stream) usable() error {
 		return errCapturing
 	}
 	if err != nil {
-		return t.dev.failed(err)
+		return t.dev.health.Failed(err)
 	}
 	return nil
 }
@@ -182,7 +182,7 @@ func (t *Stream) record(again bool) error {
 	if n := len(t.ring); n > 0 && (n >= maxRing || again && t.rerun < maxRerun) {
 		last := &t.ring[n-1]
 		if err := drv.EventRecord(t.dev.id, last.event, t.handle); err != nil {
-			return t.dev.failed(err)
+			return t.dev.health.Failed(err)
 		}
 		last.epoch = e
 		t.rerun++
@@ -194,7 +194,7 @@ func (t *Stream) record(again bool) error {
 	}
 	if err := drv.EventRecord(t.dev.id, ev, t.handle); err != nil {
 		t.dev.putEvent(ev)
-		return t.dev.failed(err)
+		return t.dev.health.Failed(err)
 	}
 	t.rerun = 0
 	t.ring = append(t.ring, closedEpoch{e, ev})
@@ -224,7 +224,7 @@ func (t *Stream) poll(epoch uint64) {
 			}
 			ok, err := t.dev.drv.EventQuery(t.dev.id, c.event)
 			if err != nil {
-				t.dev.failed(err)
+				t.dev.health.Failed(err)
 				break
 			}
 			if !ok {
@@ -291,7 +291,7 @@ func (t *Stream) waitFor(other *Stream, epoch uint64) error {
 		return err
 	}
 	if err := t.dev.drv.StreamWaitEvent(t.dev.id, t.handle, c.event); err != nil {
-		return t.dev.failed(err)
+		return t.dev.health.Failed(err)
 	}
 	if sameDevice {
 		if t.waited == nil {
@@ -351,7 +351,7 @@ func (t *Stream) settleOwn(epoch uint64) (whole bool, err error) {
 	}
 	t.dev.syncs.Add(1)
 	if err := t.dev.drv.EventSynchronize(t.dev.id, c.event); err != nil {
-		return false, t.dev.failed(err)
+		return false, t.dev.health.Failed(err)
 	}
 	t.ended(epoch)
 	return false, nil
@@ -360,7 +360,7 @@ func (t *Stream) settleOwn(epoch uint64) (whole bool, err error) {
 // settleWhole waits for the context, which covers epochs of the device's streams that have ended. No lock may be held.
 func (d *Device) settleWhole(waits []wait) error {
 	if err := d.waitAll(d.id); err != nil {
-		return d.failed(err)
+		return d.health.Failed(err)
 	}
 	for _, w := range waits {
 		w.stream.ended(w.epoch)
@@ -419,7 +419,7 @@ func (d *Device) Stream(h cuda.Stream, opts ...StreamOption) (*Stream, error) {
 	}
 	id, err := d.drv.StreamID(d.id, h)
 	if err != nil {
-		return nil, d.failed(err)
+		return nil, d.health.Failed(err)
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -24,7 +24,7 @@ func (d *Device) trim(only *Pool) error {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.poisoned() != nil {
+	if d.health.Broken() != nil {
 		d.collect(nil, false)
 		return nil // bookkeeping only: the driver would refuse
 	}
@@ -116,7 +116,7 @@ func later(waits []wait, t *Stream, epoch uint64) []wait {
 // +checklocks:d.mu
 func (d *Device) await(waits []wait) error {
 	d.a.turn.Add(1)
-	if len(waits) == 0 || d.poisoned() != nil {
+	if len(waits) == 0 || d.health.Broken() != nil {
 		return nil
 	}
 	d.mu.Unlock()
@@ -124,7 +124,7 @@ func (d *Device) await(waits []wait) error {
 	defer d.mu.Lock()
 	var first error
 	failed := func(o *Device, err error) {
-		if o != d && o.poisoned() != nil {
+		if o != d && o.health.Broken() != nil {
 			return // the work of a broken peer is over
 		}
 		if err != nil && !ownReason(err) {
@@ -184,7 +184,7 @@ func (d *Device) releaseSpares() (any bool, first error) {
 			continue
 		}
 		if err := d.upstream.Release(k.Handle); err != nil {
-			d.failed(err)
+			d.health.Failed(err)
 			if first == nil {
 				first = err
 			}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/internal/heap"
+	"github.com/cistern-gpu/cistern/internal/lockrank"
 	"github.com/cistern-gpu/cistern/resource"
 )
 
@@ -87,7 +88,7 @@ func (d *Device) privateStream() (*Stream, error) {
 	}
 	h, err := d.drv.StreamCreate(d.id, false)
 	if err != nil {
-		return nil, d.failed(err)
+		return nil, d.health.Failed(err)
 	}
 	if d.private, err = d.Stream(h, StreamDurable); err != nil {
 		return nil, errors.Join(err, d.drv.StreamDestroy(d.id, h))
@@ -105,7 +106,7 @@ func (d *Device) dropPrivate() error {
 	d.private.durable.Store(false)
 	d.private.eager.Store(true)
 	if err := d.drv.StreamDestroy(d.id, d.private.handle); err != nil {
-		return d.failed(err)
+		return d.health.Failed(err)
 	}
 	d.private = nil
 	return nil
@@ -201,7 +202,7 @@ func (p *Pool) openTo(r resource.Peers, peer cuda.Device) error {
 		return nil
 	}
 	d.mu.Unlock()
-	mayCall()
+	lockrank.MayCall()
 	err := r.EnablePeer(peer)
 	d.mu.Lock()
 	if code, ok := codeOf(err); ok && (code.Poisons() || code == cuda.ErrPeerAccessAlreadyEnabled) {
@@ -258,7 +259,7 @@ func (d *Device) trimUpstreams(chosen func(*Pool) bool) (any bool, err error) {
 		any = true
 		d.mu.Unlock()
 		defer d.mu.Lock()
-		mayCall()
+		lockrank.MayCall()
 		return r.Trim()
 	})
 	return any, err
@@ -268,7 +269,7 @@ func (d *Device) trimUpstreams(chosen func(*Pool) bool) (any bool, err error) {
 func (d *Device) upstreamFailed(err error) {
 	var e *cuda.Error
 	if errors.As(err, &e) && e.Device == d.id {
-		d.failed(err)
+		d.health.Failed(err)
 	}
 }
 
@@ -293,7 +294,7 @@ func (c *climb) segment(size uint64) (cuda.Ptr, error) {
 				d.inFlight -= size
 			}
 		}()
-		mayCall()
+		lockrank.MayCall()
 	}
 	align := p.align(c.align)
 	ptr, err := p.segments.Alloc(size, align, s.stream.handle)
@@ -301,7 +302,7 @@ func (c *climb) segment(size uint64) (cuda.Ptr, error) {
 		if p.foreign {
 			d.upstreamFailed(err)
 		} else {
-			d.failed(err)
+			d.health.Failed(err)
 		}
 		return 0, err
 	}
@@ -327,7 +328,7 @@ func (d *Device) freeSegment(s *space, base, size uint64) error {
 	p := s.pool
 	if !p.foreign {
 		if err := p.segments.Free(cuda.Ptr(base), size, heap.Align, s.stream.handle); err != nil {
-			return d.failed(err)
+			return d.health.Failed(err)
 		}
 		return nil
 	}
@@ -335,7 +336,7 @@ func (d *Device) freeSegment(s *space, base, size uint64) error {
 	align := d.areas[i].align
 	d.mu.Unlock()
 	defer d.mu.Lock()
-	mayCall()
+	lockrank.MayCall()
 	err := p.segments.Free(cuda.Ptr(base), size, align, s.stream.handle)
 	if err != nil {
 		d.upstreamFailed(err)

@@ -238,7 +238,7 @@ func (v *vault) drop(least uint64) (first error) {
 		}
 		if err != nil {
 			v.slabs = append(v.slabs, s)
-			first = cmp.Or(first, d.failed(err))
+			first = cmp.Or(first, d.health.Failed(err))
 		}
 	}
 	return first
@@ -258,7 +258,7 @@ func (d *Device) PauseBuffers(bytes uint64) error {
 	defer d.pausing.Unlock()
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if err := d.poisoned(); err != nil {
+	if err := d.health.Broken(); err != nil {
 		return err
 	}
 	v := &d.vault

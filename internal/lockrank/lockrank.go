@@ -159,3 +159,9 @@ func (m *Mutex) unlockChecked() {
 		(*f)()
 	}
 }
+
+// MayWait checks that no lock is held over a wait for the GPU but that of threads that pause or resume.
+func MayWait() { HoldsNone(Private, "a wait for the GPU") }
+
+// MayCall checks the same of a call of a user's function.
+func MayCall() { HoldsNone(Private, "a call of the user's function") }
