@@ -411,7 +411,7 @@ func (d *Device) refillSpace(s *space, list []*absence) {
 	for i := len(gaps) - 1; i >= 0; i-- {
 		x := gaps[i]
 		free := s.heap.Map(s.heap.ReapPart(x.zombie, x.lo, x.size), x.lo, x.size, x.stamp)
-		if s.capture != 0 && !s.stream.isOver(x.stamp) { // a pause that failed
+		if s.capture != 0 && !s.stream.timeline.IsOver(x.stamp) { // a pause that failed
 			s.heap.Hold(free)
 			d.heldBack = append(d.heldBack, heldFree{s, free})
 		}

@@ -144,7 +144,7 @@ func (d *Device) unmapReady() {
 	}
 	var ranges []run
 	d.zombies.Filter(func(z *vm.Zombie) bool {
-		if z.Told == vm.Untold && d.streams[z.Stream].isOver(z.Epoch) {
+		if z.Told == vm.Untold && d.streams[z.Stream].timeline.IsOver(z.Epoch) {
 			z.Told = vm.BeingTold
 			ranges = append(ranges, run{z.Addr, d.chunks.At(z.Chunk).Size})
 		}

@@ -1,6 +1,7 @@
 package cistern
 
 import (
+	"github.com/cistern-gpu/cistern/internal/engine/timeline"
 	"github.com/cistern-gpu/cistern/internal/heap"
 )
 
@@ -18,7 +19,7 @@ import (
 // +checklocks:c.d.mu
 func (c *climb) borrow() (heap.ID, error) {
 	s := c.s
-	if c.rungs&RungLend == 0 || c.host || s.stream.capturing.Load() != 0 || s.capture != 0 || s.pool.pinned || s.stream.perThread {
+	if c.rungs&RungLend == 0 || c.host || s.stream.timeline.Capture() != 0 || s.capture != 0 || s.pool.pinned || s.stream.timeline.PerThread() {
 		return 0, nil
 	}
 	c.try(RungLend)
@@ -60,8 +61,8 @@ func (c *climb) borrowFrom(o *space) (heap.ID, error) {
 	if best == 0 {
 		return 0, nil
 	}
-	if stamp := o.heap.At(best).Stamp; !o.stream.isOver(stamp) {
-		if err := s.stream.waitFor(o.stream, stamp); ownReason(err) {
+	if stamp := o.heap.At(best).Stamp; !o.stream.timeline.IsOver(stamp) {
+		if err := s.stream.timeline.WaitFor(&o.stream.timeline, stamp); timeline.Unordered(err) {
 			return 0, nil
 		} else if err != nil {
 			return 0, err

@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/cistern-gpu/cistern/cuda"
+	"github.com/cistern-gpu/cistern/internal/engine/timeline"
 	"github.com/cistern-gpu/cistern/internal/heap"
 )
 
@@ -53,7 +54,7 @@ func (d *Device) route(st *Stream, p *Pool, capture bool) error {
 // +checklocks:t.dev.mu
 func (t *Stream) setRoute(p *Pool) {
 	t.route.Store(p)
-	if f := t.front.Load(); f != nil {
+	if f := t.timeline.Front(); f != nil {
 		f.SetRouted(p != nil)
 	}
 }
@@ -80,7 +81,7 @@ func (d *Device) unroute(st *Stream, capture bool) error {
 		st.setRoute(p)
 		return nil
 	}
-	return fmt.Errorf("stream %d is not routed to a pool", st.id.ID)
+	return fmt.Errorf("stream %d is not routed to a pool", st.ID().ID)
 }
 
 // BeginCapture announces that the stream is being captured into a graph whose memory comes from the pool. From now on
@@ -100,10 +101,10 @@ func (d *Device) BeginCapture(st *Stream, p *Pool) error {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if st.capturing.Load() != 0 {
+	if st.timeline.Capture() != 0 {
 		return errCapturedAlready(st)
 	}
-	status, _, err := d.drv.StreamCapture(d.id, st.handle)
+	status, _, err := d.drv.StreamCapture(d.id, st.Handle())
 	underWay := errors.Is(err, cuda.ErrStreamCaptureImplicit) || err == nil && status != cuda.CaptureNone
 	if err != nil && !underWay {
 		return d.health.Failed(err)
@@ -118,11 +119,11 @@ func (d *Device) BeginCapture(st *Stream, p *Pool) error {
 		}
 	}
 	d.mu.Unlock()
-	d.gate.announce()
+	d.timeline.Gate().Announce()
 	d.mu.Lock()
-	if st.capturing.Load() != 0 { // another thread was faster
+	if st.timeline.Capture() != 0 { // another thread was faster
 		d.unroute(st, true)
-		d.gate.end()
+		d.timeline.Gate().End()
 		return errCapturedAlready(st)
 	}
 	if !underWay {
@@ -132,16 +133,14 @@ func (d *Device) BeginCapture(st *Stream, p *Pool) error {
 		d.captureNumber = 1
 	}
 	// Held, so that no thread is in the middle of moving memory of the pool or recording on the stream.
-	st.mu.Lock()
-	st.capturing.Store(d.captureNumber)
-	st.mu.Unlock()
+	st.timeline.SetCapture(d.captureNumber)
 	d.capturing = append(d.capturing, st)
 	p.pinned = true
 	return nil
 }
 
 func errCapturedAlready(st *Stream) error {
-	return fmt.Errorf("stream %d is being captured already", st.id.ID)
+	return fmt.Errorf("stream %d is being captured already", st.ID().ID)
 }
 
 var errNeedsPool = errors.New("a capture needs a pool of its own: its memory is pinned until the pool is released")
@@ -159,10 +158,10 @@ func (d *Device) MarkFrees() error {
 func (d *Device) markFrees() error {
 	var first error
 	for t := range d.liveStreams() {
-		if !t.active || !t.durable.Load() { // of others every free was marked
+		if !t.active || !t.timeline.Durable() { // of others every free was marked
 			continue
 		}
-		if err := t.close(); err != nil && !ownReason(err) && first == nil {
+		if err := t.timeline.Close(); err != nil && !timeline.Unordered(err) && first == nil {
 			first = err
 		}
 	}
@@ -172,13 +171,13 @@ func (d *Device) markFrees() error {
 // lastFrees is until when the stream uses free memory of the pool.
 //
 // +checklocks:p.dev.mu
-func (p *Pool) lastFrees(st *Stream) (waits []wait) {
+func (p *Pool) lastFrees(st *Stream) (waits timeline.Waits) {
 	for class := range numClasses {
 		if s := p.spaceFor(st, class); s != nil {
 			s.mu.Lock()
 			s.heap.EachFree(heap.Align, func(_ heap.ID, b *heap.Block) bool {
 				if b.Stamp > 0 {
-					waits = later(waits, st, b.Stamp)
+					waits.Add(&st.timeline, b.Stamp)
 				}
 				return true
 			})
@@ -187,7 +186,7 @@ func (p *Pool) lastFrees(st *Stream) (waits []wait) {
 	}
 	for _, f := range p.dev.heldBack {
 		if f.space.pool == p && f.space.stream == st {
-			waits = later(waits, st, f.space.heap.At(f.block).Stamp)
+			waits.Add(&st.timeline, f.space.heap.At(f.block).Stamp)
 		}
 	}
 	return waits
@@ -205,7 +204,7 @@ type heldFree struct {
 // +checklocks:p.dev.mu
 func (p *Pool) sort(st *Stream) error {
 	d := p.dev
-	capture := st.capturing.Load()
+	capture := st.timeline.Capture()
 	if capture != 0 {
 		if p == d.pool0 {
 			return errNeedsPool
@@ -223,7 +222,7 @@ func (p *Pool) sort(st *Stream) error {
 		}
 		n := len(d.heldBack)
 		s.heap.EachFree(heap.Align, func(id heap.ID, b *heap.Block) bool {
-			if !st.isOver(b.Stamp) {
+			if !st.timeline.IsOver(b.Stamp) {
 				d.heldBack = append(d.heldBack, heldFree{s, id})
 			}
 			return true
@@ -271,7 +270,7 @@ func (d *Device) regain(held *space, whole *Pool) {
 	for _, f := range d.heldBack {
 		s := f.space
 		s.lockBeside(held)
-		if s.capture == 0 && (held.in(s.lane) || s.pool.owner() == whole || !s.pool.pinned) || s.stream.isOver(s.heap.At(f.block).Stamp) {
+		if s.capture == 0 && (held.in(s.lane) || s.pool.owner() == whole || !s.pool.pinned) || s.stream.timeline.IsOver(s.heap.At(f.block).Stamp) {
 			s.heap.Regain(f.block)
 			s.gauges.setFree(s.heap.FreeBlocks, 0)
 		} else {
@@ -285,16 +284,16 @@ func (d *Device) regain(held *space, whole *Pool) {
 // EndCapture ends what BeginCapture announced. Call it after the capture itself has ended.
 func (d *Device) EndCapture(st *Stream) error {
 	d.mu.Lock()
-	if st.capturing.Load() == 0 {
+	if st.timeline.Capture() == 0 {
 		d.mu.Unlock()
-		return fmt.Errorf("stream %d: no capture was announced", st.id.ID)
+		return fmt.Errorf("stream %d: no capture was announced", st.ID().ID)
 	}
 	d.unroute(st, true)
-	st.capturing.Store(0)
+	st.timeline.SetCapture(0)
 	st.order = nil
 	d.capturing = slices.DeleteFunc(d.capturing, func(t *Stream) bool { return t == st })
-	d.gate.end()
-	st.close() // of what was given back meanwhile; on error somebody closes it who needs it
+	d.timeline.Gate().End()
+	st.timeline.Close() // of what was given back meanwhile; on error somebody closes it who needs it
 	for _, s := range d.spaces {
 		if s != nil && s.stream == st && s.pool != d.pool0 {
 			s.mu.Lock()
@@ -318,14 +317,14 @@ func (d *Device) unpin() error {
 			}
 		}
 	}
-	if len(pools) == 0 || d.gate.announced() {
+	if len(pools) == 0 || d.timeline.Gate().Announced() {
 		return nil // the end of the capture does it
 	}
 	if d.health.Broken() == nil {
 		d.mu.Unlock()
-		err := d.waitAll(d.id)
+		err := d.timeline.SyncContext(d.id)
 		d.mu.Lock()
-		if err == errCapturing {
+		if err == timeline.ErrCapturing {
 			return nil // likewise
 		}
 		if err != nil {

@@ -46,7 +46,7 @@ func toBase(b Block, p cuda.Ptr) int { return cmp.Compare(b.Base, p) }
 func (s *space) describe(id heap.ID) Block {
 	b := s.heap.At(id)
 	t := s.streamOf(b)
-	return Block{cuda.Ptr(b.Addr), b.Size, b.Requested, s.dev.id, s.pool.id, t.id, t.handle, tagOf(b.Tag), libraryOf(b.Tag), s.heap.Stack(id)}
+	return Block{cuda.Ptr(b.Addr), b.Size, b.Requested, s.dev.id, s.pool.id, t.ID(), t.Handle(), tagOf(b.Tag), libraryOf(b.Tag), s.heap.Stack(id)}
 }
 
 // LargestFree is the largest request that the stream would be met with from this pool without a driver call, in bytes;
@@ -164,7 +164,7 @@ func (p *Pool) planRestore(blocks []Block) (*restore, error) {
 				t = s.streamOf(have)
 			}
 		}
-		if b.Stream != (cuda.StreamID{}) && b.Stream != t.id {
+		if b.Stream != (cuda.StreamID{}) && b.Stream != t.ID() {
 			return nil, cannot(b, "its memory is another stream's now")
 		}
 		if live {

@@ -23,7 +23,7 @@
 // # What makes reuse safe
 //
 // On its own stream a freed block is reused at once: stream order does it. For everything else a free is marked with
-// the epoch of its stream; an event closes an epoch (stream.go). Another stream takes the memory by waiting for the
+// the epoch of its stream; an event closes an epoch (package timeline). Another stream takes the memory by waiting for the
 // event on the GPU; unmapping and releasing wait until the host has seen it complete. No driver call is relied upon
 // to wait.
 //
@@ -41,6 +41,7 @@ import (
 	"sync/atomic"
 
 	"github.com/cistern-gpu/cistern/cuda"
+	"github.com/cistern-gpu/cistern/internal/engine/timeline"
 	"github.com/cistern-gpu/cistern/internal/heap"
 	"github.com/cistern-gpu/cistern/internal/lockrank"
 	"github.com/cistern-gpu/cistern/internal/stacks"
@@ -53,10 +54,9 @@ type Allocator struct {
 
 	mu      lockrank.Mutex
 	devices []atomic.Pointer[Device] // by ordinal; set under mu, read without
-	gates   []captureGate            // by ordinal
+	gates   []timeline.Gate          // by ordinal
 
-	// turn counts the occasions on which the GPU is asked how far it is: requests on the ladder and waits.
-	turn atomic.Uint64
+	turns timeline.Turns
 
 	exported atomic.Uint64 // number of the last export
 	byExport sync.Map      // exports by number
@@ -86,7 +86,7 @@ func New(drv cuda.Driver, opts Options) (*Allocator, error) {
 	if err != nil {
 		return nil, err
 	}
-	a := &Allocator{drv: drv, opts: opts, devices: make([]atomic.Pointer[Device], n), gates: newCaptureGates(n), kept: opts.Stacks != StacksOff, history: opts.History,
+	a := &Allocator{drv: drv, opts: opts, devices: make([]atomic.Pointer[Device], n), gates: timeline.NewGates(n), kept: opts.Stacks != StacksOff, history: opts.History,
 		mu: lockrank.Mutex{Rank: lockrank.Allocator}, keeping: lockrank.Mutex{Rank: lockrank.Keeping}}
 	a.opened.mu.Rank = lockrank.Opened
 	if opts.Stacks == StacksNative || opts.Stacks == StacksBoth {

@@ -130,7 +130,7 @@ func (d *Device) startCopies(list []*absence) (batches []batchOut, total uint64,
 	for i := range batches {
 		b := &batches[i]
 		if err = d.queueCopies(b.pieces, true); err == nil {
-			b.done, err = d.event()
+			b.done, err = d.timeline.Event()
 		}
 		if err == nil {
 			err = d.drv.EventRecord(d.id, b.done, d.copies)
@@ -152,7 +152,7 @@ func (d *Device) startCopies(list []*absence) (batches []batchOut, total uint64,
 func (d *Device) putEvents(batches []batchOut) {
 	for i := range batches {
 		if b := &batches[i]; b.done != 0 {
-			d.putEvent(b.done)
+			d.timeline.PutEvent(b.done)
 			b.done = 0
 		}
 	}
@@ -275,7 +275,7 @@ func (d *Device) copied() error {
 	}
 	var first error
 	for range 3 {
-		d.syncs.Add(1)
+		d.timeline.CountWait()
 		err := d.drv.StreamSynchronize(d.id, d.copies)
 		if err == nil {
 			d.unsure.Store(false)

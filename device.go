@@ -9,6 +9,7 @@ import (
 
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/internal/engine/health"
+	"github.com/cistern-gpu/cistern/internal/engine/timeline"
 	"github.com/cistern-gpu/cistern/internal/lockrank"
 	"github.com/cistern-gpu/cistern/internal/vm"
 	"github.com/cistern-gpu/cistern/resource"
@@ -16,18 +17,18 @@ import (
 
 // Device is the engine of one GPU.
 type Device struct {
-	a      *Allocator
-	health *health.State
-	drv    *health.Driver // health's
-	id     cuda.Device
-	info   cuda.DeviceInfo
-	opts   Options
+	a        *Allocator
+	health   *health.State
+	timeline *timeline.Device
+	drv      *health.Driver // health's
+	id       cuda.Device
+	info     cuda.DeviceInfo
+	opts     Options
 
 	pool0    *Pool
 	upstream resource.Chunks // of the pools that are made of chunks; nil with backend malloc
 	// manyStreams is on once a second stream has allocated.
 	manyStreams atomic.Bool
-	gate        *captureGate // of the captures that were announced and are under way
 	// captureReuse is on while frees within a capture may complete there (SetCaptureReuse).
 	captureReuse atomic.Bool
 	catch        atomic.Pointer[func(size uint64) uint32] // Allocator.catch
@@ -48,10 +49,6 @@ type Device struct {
 	privateMu lockrank.Mutex
 	// +checklocks:privateMu
 	private *Stream // on which pools use others; nil: none does
-
-	eventMu lockrank.Mutex
-	// +checklocks:eventMu
-	events []cuda.Event // events nobody uses
 
 	mu          lockrank.Mutex
 	deviceState // +checklocks:mu
@@ -149,11 +146,11 @@ func newDevice(a *Allocator, id cuda.Device) (*Device, error) {
 	if err := drv.RetainContext(id); err != nil {
 		return nil, err
 	}
-	d := &Device{a: a, health: state, drv: drv, id: id, gate: &a.gates[id], info: info, opts: a.opts}
+	d := &Device{a: a, health: state, drv: drv, id: id, timeline: timeline.New(state, a.gates, &a.turns), info: info, opts: a.opts}
 	d.deviceState = deviceState{limit: a.opts.Limit, byID: map[cuda.StreamID]*Stream{}, gone: map[cuda.StreamID]weak.Pointer[Stream]{},
 		pools: map[PoolID]*Pool{}, keepStacks: a.kept}
 	d.pausing.Rank, d.privateMu.Rank, d.mu.Rank = lockrank.Pausing, lockrank.Private, lockrank.Device
-	d.eventMu.Rank, d.hist.mu.Rank, d.glance.mu.Rank = lockrank.Events, lockrank.History, lockrank.Glance
+	d.hist.mu.Rank, d.glance.mu.Rank = lockrank.History, lockrank.Glance
 	d.vault.dev = d
 	d.captureReuse.Store(a.opts.CaptureReuse)
 	// Also where only a pool to come may need it: finding out takes memory, and now there is some.
@@ -218,29 +215,6 @@ func (d *Device) Limit() uint64 {
 	return d.limit
 }
 
-// event is an event from the cache, or a new one.
-func (d *Device) event() (cuda.Event, error) {
-	d.eventMu.Lock()
-	if n := len(d.events); n > 0 {
-		e := d.events[n-1]
-		d.events = d.events[:n-1]
-		d.eventMu.Unlock()
-		return e, nil
-	}
-	d.eventMu.Unlock()
-	e, err := d.drv.EventCreate(d.id)
-	if err != nil {
-		return 0, d.health.Failed(err)
-	}
-	return e, nil
-}
-
-func (d *Device) putEvent(e cuda.Event) {
-	d.eventMu.Lock()
-	d.events = append(d.events, e)
-	d.eventMu.Unlock()
-}
-
 // close gives back what the device holds; every block has been freed.
 func (d *Device) close() error {
 	if err := d.Trim(); err != nil {
@@ -291,23 +265,9 @@ func (d *Device) giveBack() error {
 		return d.health.Failed(err)
 	}
 	for t := range d.liveStreams() {
-		t.mu.Lock()
-		for _, c := range t.ring {
-			d.putEvent(c.event)
-		}
-		t.ring = nil
-		t.over = t.epoch.Load() - 1
-		t.mu.Unlock()
+		t.timeline.Finish()
 	}
-	d.eventMu.Lock()
-	defer d.eventMu.Unlock()
-	for n := len(d.events); n > 0; n-- {
-		if err := d.drv.EventDestroy(d.id, d.events[n-1]); err != nil {
-			return d.health.Failed(err)
-		}
-		d.events = d.events[:n-1]
-	}
-	return nil
+	return d.timeline.DestroyEvents()
 }
 
 // closeUnused closes what was made to use upstreams; what fails is tried again.

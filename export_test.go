@@ -27,11 +27,7 @@ func HoldDevice(d *Device) (letGo func()) {
 // CaptureBlocked reports whether a capture waits until it can be announced on the device. Where that cannot be seen now it
 // does not.
 func CaptureBlocked(d *Device) bool {
-	if !d.gate.mu.TryLock() {
-		return false
-	}
-	defer d.gate.mu.Unlock()
-	return d.gate.blocked > 0
+	return d.timeline.Gate().Blocked()
 }
 
 // Tables is how many entries the device's tables of streams and pools have, by name.
@@ -41,8 +37,9 @@ func Tables(d *Device) map[string]int {
 	n := map[string]int{"streams": len(d.streams), "streams by id": len(d.byID), "forgotten": len(d.gone), "pools": len(d.byNumber), "pools by id": len(d.pools),
 		"spaces": len(d.spaces), "lanes": len(d.lanes), "areas": len(d.areas), "uses": len(d.uses), "spares": len(d.spares), "pools that end": len(d.ending), "events of pools": len(d.poolNumbers.gone), "events of streams": len(d.streamNumbers.gone)}
 	for _, t := range d.streams {
-		n["waited"] += len(t.waited)
-		n["ring"] += cap(t.ring)
+		waits, events := t.timeline.Size()
+		n["waited"] += waits
+		n["ring"] += events
 	}
 	for _, p := range d.byNumber {
 		if p != nil {

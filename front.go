@@ -217,7 +217,7 @@ var _ [numClasses - front.Classes]struct{}
 // AllocFront is Alloc for the C library. A ticket says that the block may be given back, once, by putting it into the
 // tray of that front, which is the stream's on this device, instead of calling Free.
 func (d *Device) AllocFront(size uint64, st *Stream) (cuda.Ptr, front.Ticket, error) {
-	if f := st.front.Load(); f != nil && st.dev == d && st.route.Load() == nil && d.health.Quick() && size-1 < maxRequest {
+	if f := st.timeline.Front(); f != nil && st.dev == d && st.route.Load() == nil && d.health.Quick() && size-1 < maxRequest {
 		if s := d.pool0.spaceFor(st, f.ClassOf(size)); s != nil {
 			if p, mark := s.allocFront(f, size); p != 0 {
 				return p, front.Ticket{Front: f, Mark: mark}, nil
@@ -260,7 +260,7 @@ func (s *space) allocFront(f *front.Front, size uint64) (cuda.Ptr, uint32) {
 	s.drain()
 	if o == front.Due {
 		f.Polled()
-	} else if n := s.pool.round(size); s.roomForAlloc(size, n) && !s.collectDue() && s.stream.capturing.Load() == 0 {
+	} else if n := s.pool.round(size); s.roomForAlloc(size, n) && !s.collectDue() && s.stream.timeline.Capture() == 0 {
 		if id := s.heap.Take(n, size); id != 0 {
 			s.gauges.alloc(size, n, s.heap.FreeBlocks)
 			mark = f.Advance()
@@ -283,15 +283,15 @@ func (d *Device) ticket(p cuda.Ptr, size uint64, st *Stream) front.Ticket {
 // frontOf is the stream's front, made if need be, if the block may be put there.
 func (d *Device) frontOf(p cuda.Ptr, size uint64, st *Stream) *front.Front {
 	s := d.a.spaceOf(p)
-	if d.opts.NoFront || s.pool != d.pool0 || s.stream != st || !st.durable.Load() || st.perThread || s.class != d.classOf(d.pool0.round(size)) {
+	if d.opts.NoFront || s.pool != d.pool0 || s.stream != st || !st.timeline.Durable() || st.timeline.PerThread() || s.class != d.classOf(d.pool0.round(size)) {
 		return nil
 	}
-	if f := st.front.Load(); f != nil {
+	if f := st.timeline.Front(); f != nil {
 		return f
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if f := st.front.Load(); f != nil {
+	if f := st.timeline.Front(); f != nil {
 		return f
 	}
 	f := front.New(d.pool0.mask, smallMax)
@@ -299,10 +299,7 @@ func (d *Device) frontOf(p cuda.Ptr, size uint64, st *Stream) *front.Front {
 	s.mu.Lock()
 	f.Lock()
 	s.mu.front, s.mu.lane = f, s.lane
-	st.mu.Lock()
-	f.SetEpoch(st.epoch.Load())
-	st.front.Store(f)
-	st.mu.Unlock()
+	st.timeline.SetFront(f)
 	s.mu.Unlock()
 	return f
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 
 	"github.com/cistern-gpu/cistern/cuda"
+	"github.com/cistern-gpu/cistern/internal/engine/timeline"
 	"github.com/cistern-gpu/cistern/internal/heap"
 )
 
@@ -24,28 +25,11 @@ func (p *Pool) allocHost(size uint64, st *Stream, by origin) (cuda.Ptr, error) {
 	}
 	for _, w := range c.waits {
 		// The block is out, so nobody else has it meanwhile.
-		if err := w.stream.settle(w.epoch); err != nil {
+		if err := w.Stream.Sync(w.Epoch); err != nil {
 			return 0, errors.Join(err, p.dev.a.Free(ptr))
 		}
 	}
 	return ptr, nil
-}
-
-// How well the end of a free block's last use is known.
-const (
-	isDone    = iota // it is over
-	isMarked         // an event was recorded behind it
-	isRunning        // neither
-)
-
-func (t *Stream) known(stamp uint64) int {
-	switch {
-	case stamp == 0 || t.isOver(stamp):
-		return isDone
-	case stamp < t.epoch.Load():
-		return isMarked
-	}
-	return isRunning
 }
 
 // mustWait finds out whether the request's stream can be waited for, which it cannot while it is being captured. The
@@ -54,13 +38,11 @@ func (t *Stream) known(stamp uint64) int {
 // +checklocks:c.d.mu
 func (c *climb) mustWait() error {
 	t := c.s.stream
-	t.mu.Lock()
-	err := t.usable()
-	t.mu.Unlock()
-	if errors.Is(err, errCapturing) || errors.Is(err, errPerThread) && c.d.gate.announced() {
+	err := t.timeline.Usable()
+	if errors.Is(err, timeline.ErrCapturing) || errors.Is(err, timeline.ErrPerThread) && c.d.timeline.Gate().Announced() {
 		c.strict, c.alone = true, true
 		c.d.holdBusy(c.s)
-	} else if err != nil && !ownReason(err) {
+	} else if err != nil && !timeline.Unordered(err) {
 		return err
 	}
 	return nil
@@ -77,7 +59,7 @@ func (d *Device) holdBusy(s *space) {
 			continue
 		}
 		o.heap.EachFree(heap.Align, func(id heap.ID, b *heap.Block) bool {
-			if o.stream.known(b.Stamp) != isDone {
+			if o.stream.timeline.Progress(b.Stamp) != timeline.Done {
 				d.heldBack = append(d.heldBack, heldFree{o, id})
 			}
 			return true
@@ -95,8 +77,8 @@ func (c *climb) awaitPlan(at place, total uint64) {
 	s := c.s
 	c.waits = c.waits[:0]
 	add := func(t *Stream, stamp uint64) {
-		if t != nil && t.known(stamp) != isDone {
-			c.waits = later(c.waits, t, stamp)
+		if t != nil && t.timeline.Progress(stamp) != timeline.Done {
+			c.waits.Add(&t.timeline, stamp)
 		}
 	}
 	for _, x := range c.d.plan.sources {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/event"
+	"github.com/cistern-gpu/cistern/internal/engine/timeline"
 	"github.com/cistern-gpu/cistern/internal/heap"
 )
 
@@ -25,7 +26,7 @@ func (p *Pool) request(c *climb, st *Stream) (cuda.Ptr, error) {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.a.turn.Add(1)
+	d.a.turns.Next()
 	c.d, c.rungs = d, d.opts.Ladder|RungFit
 	if c.size > maxRequest {
 		c.try(RungFit)
@@ -79,7 +80,7 @@ func (c *climb) climb(p *Pool, st *Stream) (cuda.Ptr, error) {
 			return 0, err
 		}
 		if c.host && s.capture != 0 {
-			return 0, fmt.Errorf("memory in the host's order for stream %d: %w", st.id.ID, errCapturing)
+			return 0, fmt.Errorf("memory in the host's order for stream %d: %w", st.ID().ID, timeline.ErrCapturing)
 		}
 		id, err := c.run()
 		if id != 0 {
@@ -119,7 +120,7 @@ func (c *climb) fail(p *Pool, st *Stream) error {
 	d := c.d
 	d.counts.OOMs++
 	err := d.outOfMemory(p, c)
-	err.Stream, err.Handle = st.id, st.handle
+	err.Stream, err.Handle = st.ID(), st.Handle()
 	d.enlist(st)
 	d.record(event.Event{Kind: event.OOM, Addr: err.DriverHas, Size: c.n, Stream: st.number(), Pool: p.number,
 		Tag: uint16(c.by.label), Library: libraryOf(c.by.label), Stack: c.by.stack, Thread: c.by.thread})
@@ -136,7 +137,7 @@ type climb struct {
 	by      origin
 	host    bool // in the host's order: waits is to be waited for before the block is used
 	strict  bool // and the stream cannot be waited for: only what the GPU is known to be done with will do
-	waits   []wait
+	waits   timeline.Waits
 	rungs   Rungs // those that are allowed
 	oom     error // what the upstream said, nil when the limit was in the way
 	trimmed bool  // memory was given back for it
@@ -255,15 +256,15 @@ func (c *climb) take(s *space) (heap.ID, error) {
 func (c *climb) choose(s *space) (heap.ID, error) {
 	t, n := s.stream, s.pool.round(c.size)
 	from := func(b *heap.Block) uint64 { return (b.Addr + max(c.align, 1) - 1) &^ (max(c.align, 1) - 1) }
-	best, rank, size := heap.ID(0), 0, uint64(0)
+	best, rank, size := heap.ID(0), timeline.Done, uint64(0)
 	s.heap.EachFree(n, func(id heap.ID, b *heap.Block) bool {
 		at := from(b)
 		if at+n > b.Addr+b.Size || s.heap.Whole() && (b.Size != n || at != b.Addr) {
 			return true
 		}
-		k := isDone
+		k := timeline.Done
 		if c.host {
-			k = t.known(b.Stamp)
+			k = t.timeline.Progress(b.Stamp)
 		}
 		if best == 0 || k < rank || k == rank && b.Size < size {
 			best, rank, size = id, k, b.Size
@@ -273,11 +274,11 @@ func (c *climb) choose(s *space) (heap.ID, error) {
 	if best == 0 {
 		return 0, nil
 	}
-	if rank == isRunning {
-		t.eager.Store(true)
+	if rank == timeline.Running {
+		t.timeline.SetEager()
 	}
-	if stamp := s.heap.At(best).Stamp; rank != isDone {
-		c.waits = later(c.waits, t, stamp)
+	if stamp := s.heap.At(best).Stamp; rank != timeline.Done {
+		c.waits.Add(&t.timeline, stamp)
 	}
 	return s.heap.TakeAt(best, from(s.heap.At(best)), n, c.size), nil
 }

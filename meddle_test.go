@@ -71,7 +71,7 @@ func (m *meddler) goOn() {
 		case <-m.done:
 			m.done = nil
 		default:
-			if lockrank.Blocked(m.second) || cistern.CaptureBlocked(m.s.dev) {
+			if lockrank.Blocked(m.second, m.first) || cistern.CaptureBlocked(m.s.dev) {
 				return
 			}
 			runtime.Gosched()

@@ -6,6 +6,7 @@ import (
 
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/event"
+	"github.com/cistern-gpu/cistern/internal/engine/timeline"
 	"github.com/cistern-gpu/cistern/internal/heap"
 	"github.com/cistern-gpu/cistern/internal/vm"
 )
@@ -81,7 +82,7 @@ func (c *climb) obtain(rungs Rungs, pressure bool) (heap.ID, error) {
 			spare = c.d.opts.ChunkMax // what is free does not go where the least would do, but may elsewhere
 		case err == errNarrow:
 			return 0, nil
-		case ownReason(err) && !c.alone:
+		case timeline.Unordered(err) && !c.alone:
 			// A capture that nobody announced is in the way: only memory that the host knows to be free will do.
 			c.alone = true
 		default:
@@ -336,16 +337,16 @@ func (d *Device) offers(c *climb, o *space, except heap.ID) {
 // stream order, by host order, or by an event that the options allow to wait for. A capture gets host order only.
 func (d *Device) orderable(c *climb, t *Stream, epoch uint64) bool {
 	to := c.s.stream
-	if t == nil || t == to && to.capturing.Load() == 0 && !c.strict {
+	if t == nil || t == to && to.timeline.Capture() == 0 && !c.strict {
 		return true
 	}
-	if t.isOver(epoch) {
+	if t.timeline.IsOver(epoch) {
 		return true
 	}
-	if epoch >= t.epoch.Load() && (d.opts.CrossStream == CrossStreamReady || to.capturing.Load() != 0 || c.alone) && t.closeLate() == nil && t.isOver(epoch) {
+	if epoch >= t.timeline.Epoch() && (d.opts.CrossStream == CrossStreamReady || to.timeline.Capture() != 0 || c.alone) && t.timeline.CloseLate() == nil && t.timeline.IsOver(epoch) {
 		return true // an epoch that nobody closes is never seen to be over
 	}
-	if t.capturing.Load() != 0 || to.capturing.Load() != 0 || t.perThread || to.perThread || c.alone {
+	if t.timeline.Capture() != 0 || to.timeline.Capture() != 0 || t.timeline.PerThread() || to.timeline.PerThread() || c.alone {
 		return false
 	}
 	return d.opts.CrossStream == CrossStreamWait
@@ -523,14 +524,14 @@ func (d *Device) move(c *climb, at place, total uint64) (block heap.ID, base, st
 		case x.stream == s.stream:
 			stamp = max(stamp, x.stamp)
 		default:
-			if err := s.stream.waitFor(x.stream, x.stamp); err != nil {
+			if err := s.stream.timeline.WaitFor(&x.stream.timeline, x.stamp); err != nil {
 				return 0, 0, 0, err
 			}
-			stamp, waited = s.stream.epoch.Load(), true
+			stamp, waited = s.stream.timeline.Epoch(), true
 		}
 	}
 	if waited {
-		s.stream.freed() // what of it stays free may be wanted when the stream is gone, whatever is freed until then
+		s.stream.timeline.Freed() // what of it stays free may be wanted when the stream is gone, whatever is freed until then
 	}
 	addr := base
 	n := 0
@@ -607,8 +608,8 @@ func (d *Device) leave(o *space, near heap.ID, id vm.ChunkID, recorded bool) {
 	d.held[groupOf(o.class)].leave(k.Size)
 	o.gauges.setFree(o.heap.FreeBlocks, -int64(k.Size))
 	d.zombies.Push(vm.Zombie{Addr: k.Addr, Chunk: id, Block: int32(z), Owner: o.index, Stream: o.stream.index.Load(), Epoch: stamp, Recorded: recorded})
-	if t := o.stream; stamp >= t.epoch.Load() && t.capturing.Load() == 0 {
-		t.closeLate() // so that the end of the epoch can be seen; on error the reaper tries again
+	if t := o.stream; stamp >= t.timeline.Epoch() && t.timeline.Capture() == 0 {
+		t.timeline.CloseLate() // so that the end of the epoch can be seen; on error the reaper tries again
 	}
 }
 
@@ -635,9 +636,9 @@ func (d *Device) reap(held *space) {
 		if t == busy && z.Epoch >= from {
 			return false
 		}
-		if !t.isOver(z.Epoch) {
-			if z.Epoch >= t.epoch.Load() && t.capturing.Load() == 0 {
-				t.closeLate()
+		if !t.timeline.IsOver(z.Epoch) {
+			if z.Epoch >= t.timeline.Epoch() && t.timeline.Capture() == 0 {
+				t.timeline.CloseLate()
 			}
 			busy, from = t, z.Epoch
 			return false

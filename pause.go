@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/cistern-gpu/cistern/internal/engine/timeline"
 	"github.com/cistern-gpu/cistern/internal/heap"
 	"github.com/cistern-gpu/cistern/internal/units"
 	"github.com/cistern-gpu/cistern/internal/vm"
@@ -173,14 +174,14 @@ func (d *Device) mayPause() error {
 	if err := d.health.Broken(); err != nil {
 		return err
 	}
-	busy := d.gate.announced()
+	busy := d.timeline.Gate().Announced()
 	for t := range d.liveStreams() {
-		if t.active && t.durable.Load() && !t.perThread {
-			busy = busy || errors.Is(t.usable(), errCapturing)
+		if t.active && t.timeline.Durable() && !t.timeline.PerThread() {
+			busy = busy || errors.Is(t.timeline.Usable(), timeline.ErrCapturing)
 		}
 	}
 	for _, v := range d.access()[1:] {
-		busy = busy || d.a.gates[v].announced()
+		busy = busy || d.timeline.GateOf(v).Announced()
 	}
 	if busy {
 		return d.whileCapturing()
@@ -200,11 +201,11 @@ func (d *Device) waitForAll() error {
 	devs := slices.Clone(d.access())
 	d.mu.Unlock()
 	defer d.mu.Lock()
-	d.a.turn.Add(1)
-	defer d.a.turn.Add(1)
+	d.a.turns.Next()
+	defer d.a.turns.Next()
 	for i, v := range devs {
-		err := d.waitAll(v)
-		if err == errCapturing {
+		err := d.timeline.SyncContext(v)
+		if err == timeline.ErrCapturing {
 			return d.whileCapturing()
 		}
 		if i == 0 && err != nil {

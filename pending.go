@@ -1,8 +1,8 @@
 package cistern
 
 import (
-	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/event"
+	"github.com/cistern-gpu/cistern/internal/engine/timeline"
 	"github.com/cistern-gpu/cistern/internal/heap"
 )
 
@@ -39,12 +39,12 @@ func (d *Device) addUse(list int32, t *Stream) int32 {
 // takeUses empties a list and returns its streams.
 //
 // +checklocks:d.mu
-func (d *Device) takeUses(list int32) []*Stream {
-	var out []*Stream
+func (d *Device) takeUses(list int32) []*timeline.Stream {
+	var out []*timeline.Stream
 	for i := list; i != 0; {
 		next := d.uses[i].next
 		if t := d.uses[i].stream; t != exportMark && t != pauseMark {
-			out = append(out, t)
+			out = append(out, &t.timeline)
 		}
 		d.uses[i] = use{next: d.spareUse}
 		d.spareUse = i
@@ -70,22 +70,14 @@ func (d *Device) dropUse(list int32, t *Stream) int32 {
 
 // pendingFree is a block that was given back and waits for other streams.
 type pendingFree struct {
-	space *space
-	block heap.ID
-	stamp uint64 // the epoch of the block's own stream that marks it once it is free
-	waits []wait
-	owner *Stream // that it was handed out to
-	// capture and nodes are the captured work that it waits for; 0 where it is not known to be that alone.
-	capture uint64
-	nodes   []cuda.GraphNode
+	space    *space
+	block    heap.ID
+	stamp    uint64 // the epoch of the block's own stream that marks it once it is free
+	waits    timeline.Waits
+	owner    *Stream               // that it was handed out to
+	captured timeline.CapturedWork // that it waits for; none where it is not known to wait for that alone
 	// stack and thread are what its event.FreeRequested tells.
 	stack, thread uint32
-}
-
-// wait is an epoch of a stream that must be over.
-type wait struct {
-	stream *Stream
-	epoch  uint64
 }
 
 // lastMark marks a block of the space that is given back behind another stream: nothing that its own stream had queued
@@ -93,8 +85,8 @@ type wait struct {
 // was handed out has its mark in the heap, except where C code hands memory out again that it took back (internal/front);
 // such a stream is never destroyed.
 func (s *space) lastMark() uint64 {
-	if s.stream.front.Load() != nil {
-		return s.stream.epoch.Load()
+	if s.stream.timeline.Front() != nil {
+		return s.stream.timeline.Epoch()
 	}
 	return 0
 }
@@ -102,17 +94,17 @@ func (s *space) lastMark() uint64 {
 // parkUses closes the epochs of the streams that use a block, as of now, and returns what must be waited for. An
 // epoch that cannot be closed now (the stream is being captured) is closed when frees are collected. An error is for
 // the caller's information: the block waits all the same.
-func (d *Device) parkUses(s *space, id heap.ID, stamp uint64, streams []*Stream) (pendingFree, error) {
+func (d *Device) parkUses(s *space, id heap.ID, stamp uint64, streams []*timeline.Stream) (pendingFree, error) {
 	f := pendingFree{space: s, block: id, stamp: stamp}
 	var first error
 	for _, t := range streams {
-		e := t.epoch.Load()
-		f.waits = append(f.waits, wait{t, e})
-		if err := t.close(); err != nil && !ownReason(err) && first == nil {
+		e := t.Epoch()
+		f.waits = append(f.waits, timeline.Wait{Stream: t, Epoch: e})
+		if err := t.Close(); err != nil && !timeline.Unordered(err) && first == nil {
 			first = err
 		}
 	}
-	f.noteNodes(streams)
+	f.noteCaptured(streams)
 	return f, first
 }
 
@@ -126,7 +118,7 @@ func (d *Device) collect(held *space, force bool) bool {
 	keep := d.pending[:0]
 	order := d.orderOf(held)
 	for _, f := range d.pending {
-		ok, stamp := order.comesAfter(&f, held), f.stamp
+		ok, stamp := f.follows(order, held), f.stamp
 		if !ok {
 			ok, stamp = d.ready(f, held, force)
 		}
@@ -160,21 +152,16 @@ func (d *Device) collect(held *space, force bool) bool {
 // the last uses of free blocks and spare chunks. The caller holds Device.mu and held's lock.
 //
 // +checklocks:d.mu
-func (d *Device) unfinished(held *space) (waits []wait) {
-	add := func(t *Stream, epoch uint64) {
-		if !t.isOver(epoch) {
-			waits = later(waits, t, epoch)
-		}
-	}
+func (d *Device) unfinished(held *space) (waits timeline.Waits) {
 	for _, f := range d.pending {
 		for _, w := range f.waits {
-			add(w.stream, w.epoch)
+			waits.AddUnfinished(w.Stream, w.Epoch)
 		}
-		add(f.space.stream, f.stamp) // when it is no longer parked it is a free block
+		waits.AddUnfinished(&f.space.stream.timeline, f.stamp) // when it is no longer parked it is a free block
 	}
 	for _, id := range d.spares {
 		if k := d.chunks.At(id); k.Stream >= 0 {
-			add(d.streams[k.Stream], k.Stamp)
+			waits.AddUnfinished(&d.streams[k.Stream].timeline, k.Stamp)
 		}
 	}
 	for _, s := range d.spaces {
@@ -183,7 +170,7 @@ func (d *Device) unfinished(held *space) (waits []wait) {
 		}
 		s.mu.Lock()
 		s.heap.EachFree(heap.Align, func(_ heap.ID, b *heap.Block) bool {
-			add(s.stream, b.Stamp)
+			waits.AddUnfinished(&s.stream.timeline, b.Stamp)
 			return true
 		})
 		s.mu.Unlock()
@@ -200,17 +187,17 @@ func (d *Device) ready(f pendingFree, held *space, force bool) (bool, uint64) {
 		return true, f.stamp // bookkeeping only
 	}
 	own := f.space.stream
-	force = force && (own.durable.Load() || held != nil && held.stream == own)
+	force = force && (own.timeline.Durable() || held != nil && held.stream == own)
 	waited := false
 	for _, w := range f.waits {
-		t := w.stream
-		if t.isOver(w.epoch) || t.dev.health.Broken() != nil { // the work of a broken peer is over as well
+		t := w.Stream
+		if t.IsOver(w.Epoch) || t.Broken() { // the work of a broken peer is over as well
 			continue
 		}
-		if w.epoch >= t.epoch.Load() && t.closeLate() != nil {
+		if w.Epoch >= t.Epoch() && t.CloseLate() != nil {
 			return false, 0 // it could not be closed at the free and cannot be now
 		}
-		if !force || own.waitFor(t, w.epoch) != nil {
+		if !force || own.timeline.WaitFor(t, w.Epoch) != nil {
 			return false, 0
 		}
 		waited = true
@@ -218,7 +205,7 @@ func (d *Device) ready(f pendingFree, held *space, force bool) (bool, uint64) {
 	if !waited {
 		return true, f.stamp
 	}
-	stamp := own.epoch.Load() // the waits are part of it
-	own.freed()
+	stamp := own.timeline.Epoch() // the waits are part of it
+	own.timeline.Freed()
 	return true, stamp
 }

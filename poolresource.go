@@ -59,7 +59,7 @@ func (r *poolResource) Free(ptr cuda.Ptr, size, _ uint64, h cuda.Stream) error {
 		return &PointerError{Op: "free", Ptr: ptr, Detail: fmt.Sprintf("it is not of pool {%d, %d}", r.p.id[0], r.p.id[1])}
 	}
 	st := s.stream
-	if h != st.handle && r.p.dev.health.Broken() == nil { // else it is that stream, or the next one that has its handle
+	if h != st.Handle() && r.p.dev.health.Broken() == nil { // else it is that stream, or the next one that has its handle
 		var err error
 		if st, err = r.p.dev.Stream(h); err != nil {
 			return err

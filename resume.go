@@ -8,6 +8,7 @@ import (
 
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/event"
+	"github.com/cistern-gpu/cistern/internal/engine/timeline"
 	"github.com/cistern-gpu/cistern/internal/vm"
 )
 
@@ -29,7 +30,7 @@ func (d *Device) Resume(sel Selection) (PauseReport, error) {
 	if err := d.health.Broken(); err != nil {
 		return PauseReport{}, err
 	}
-	d.a.turn.Add(1)
+	d.a.turns.Next()
 	if err := d.sure(); err != nil {
 		return PauseReport{}, err
 	}
@@ -414,10 +415,10 @@ func (r *resume) climb() (again bool, err error) {
 				again, err = d.releaseChunks(nil, r.need)
 			}
 		case 3:
-			var waits []wait
+			var waits timeline.Waits
 			for _, f := range d.pending {
 				for _, w := range f.waits {
-					waits = later(waits, w.stream, w.epoch)
+					waits.Add(w.Stream, w.Epoch)
 				}
 			}
 			err = d.await(waits)

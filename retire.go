@@ -6,6 +6,7 @@ import (
 
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/event"
+	"github.com/cistern-gpu/cistern/internal/engine/timeline"
 	"github.com/cistern-gpu/cistern/internal/heap"
 	"github.com/cistern-gpu/cistern/internal/vm"
 )
@@ -49,14 +50,14 @@ func (d *Device) retire() {
 //
 // +checklocks:d.mu
 func (d *Device) endThreads() {
-	var waits []wait
+	var waits timeline.Waits
 	for _, s := range d.spaces {
-		if s == nil || !s.stream.perThread || s.pool.pinned || s.climbs > 0 {
+		if s == nil || !s.stream.timeline.PerThread() || s.pool.pinned || s.climbs > 0 {
 			continue
 		}
 		s.mu.Lock()
-		if epoch := s.stream.epoch.Load(); s.heap.UsedBlocks == 0 && !s.over() {
-			waits = append(waits, wait{s.stream, epoch})
+		if epoch := s.stream.timeline.Epoch(); s.heap.UsedBlocks == 0 && !s.over() {
+			waits = append(waits, timeline.Wait{Stream: &s.stream.timeline, Epoch: epoch})
 		}
 		s.mu.Unlock()
 	}
@@ -74,7 +75,7 @@ func (d *Device) dissolveIdle() {
 			continue
 		}
 		s.mu.Lock()
-		if s.heap.UsedBlocks == 0 && (!s.stream.perThread || s.over()) {
+		if s.heap.UsedBlocks == 0 && (!s.stream.timeline.PerThread() || s.over()) {
 			idle = append(idle, s)
 			if s.area != nil && s.chunkBytes > 0 && d.onUnmap == nil {
 				d.detach(s, everything)
@@ -151,7 +152,7 @@ func (l *lane) leftBehind() bool {
 func (s *space) over() bool {
 	over := true
 	s.heap.Each(func(_ heap.ID, b *heap.Block) bool {
-		over = b.State == heap.Hole || b.State == heap.Free && s.stream.isOver(b.Stamp)
+		over = b.State == heap.Hole || b.State == heap.Free && s.stream.timeline.IsOver(b.Stamp)
 		return over
 	})
 	return over
@@ -212,13 +213,10 @@ func (d *Device) recordInherited(s, n *space) {
 
 // mayBeGone reports whether the stream may have been destroyed, as far as is known here, and the GPU is done with it.
 func (t *Stream) mayBeGone() bool {
-	if t.durable.Load() || t.capturing.Load() != 0 || t.route.Load() != nil || t.front.Load() != nil {
+	if t.timeline.Durable() || t.timeline.Capture() != 0 || t.route.Load() != nil || t.timeline.Front() != nil {
 		return false
 	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.poll(t.epoch.Load() - 1) // which gives its events back
-	return len(t.ring) == 0
+	return t.timeline.Idle()
 }
 
 // enlist makes a stream of the device known that was forgotten, or is new. What comes to depend on a stream's number calls
@@ -235,8 +233,8 @@ func (d *Device) enlist(t *Stream) {
 	}
 	d.streams[i] = t
 	t.index.Store(int32(i))
-	delete(d.gone, t.id)
-	d.byID[t.id] = t
+	delete(d.gone, t.ID())
+	d.byID[t.ID()] = t
 }
 
 // liveStreams are the streams that the device knows, by number.
@@ -258,10 +256,10 @@ func (d *Device) liveStreams() iter.Seq[*Stream] {
 func (d *Device) forgetStreams() {
 	d.markStreams()
 	for t := range d.liveStreams() {
-		if !t.marked && t.mayBeGone() {
+		if !t.timeline.Marked && t.mayBeGone() {
 			d.forgetStream(t)
 		}
-		t.marked = false
+		t.timeline.Marked = false
 	}
 	d.streamNumbers.forget(d.hist.oldestNamed())
 	clear(d.streams[d.streamNumbers.count:])
@@ -279,14 +277,11 @@ func (d *Device) forgetStreams() {
 
 // +checklocks:d.mu
 func (d *Device) forgetStream(t *Stream) {
-	delete(d.byID, t.id)
-	d.gone[t.id] = weak.Make(t)
+	delete(d.byID, t.ID())
+	d.gone[t.ID()] = weak.Make(t)
 	d.streamNumbers.put(int(t.index.Load()), d.hist.oldestNamed())
 	t.index.Store(-1)
-	t.waited, t.pruneAt = nil, 0
-	t.mu.Lock()
-	t.ring = nil
-	t.mu.Unlock()
+	t.timeline.Forget()
 }
 
 // markStreams marks the streams of the device that something depends on: lanes, what they used last that may not be over,
@@ -296,25 +291,25 @@ func (d *Device) forgetStream(t *Stream) {
 func (d *Device) markStreams() {
 	for _, s := range d.spaces {
 		if s != nil {
-			s.stream.marked = true
+			s.stream.timeline.Marked = true
 		}
 	}
 	for _, id := range d.spares {
 		if k := d.chunks.At(id); k.Stream >= 0 {
-			if t := d.streams[k.Stream]; !t.durable.Load() && t.isOver(k.Stamp) {
+			if t := d.streams[k.Stream]; !t.timeline.Durable() && t.timeline.IsOver(k.Stamp) {
 				k.Stream, k.Stamp = -1, 0
 			} else {
-				t.marked = true
+				t.timeline.Marked = true
 			}
 		}
 	}
 	d.zombies.Filter(func(z *vm.Zombie) bool {
-		d.streams[z.Stream].marked = true
+		d.streams[z.Stream].timeline.Marked = true
 		return false
 	})
 	mark := func(t *Stream) {
 		if t != nil && t.dev == d {
-			t.marked = true
+			t.timeline.Marked = true
 		}
 	}
 	for i := range d.uses {
@@ -323,7 +318,9 @@ func (d *Device) markStreams() {
 	for i := range d.pending {
 		mark(d.pending[i].owner)
 		for _, w := range d.pending[i].waits {
-			mark(w.stream)
+			if w.Stream.Device() == d.timeline {
+				w.Stream.Marked = true
+			}
 		}
 	}
 }

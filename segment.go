@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"github.com/cistern-gpu/cistern/cuda"
+	"github.com/cistern-gpu/cistern/internal/engine/timeline"
 	"github.com/cistern-gpu/cistern/internal/heap"
 	"github.com/cistern-gpu/cistern/resource"
 )
@@ -341,20 +342,20 @@ func (d *Device) releaseSegments(chosen func(*Pool) bool, mayWait bool) (bool, e
 		ready bool // the GPU is done with it
 	}
 	var victims []victim
-	var waits []wait
+	var waits timeline.Waits
 	d.collect(nil, false)
 	if d.unsure.Load() {
 		return false, nil // Trim finds out
 	}
 	hollow := d.releaseHollow()
 	for _, s := range d.spaces {
-		if s == nil || s.area != nil || s.pool.pinned || !chosen(s.pool) || s.stream.capturing.Load() != 0 {
+		if s == nil || s.area != nil || s.pool.pinned || !chosen(s.pool) || s.stream.timeline.Capture() != 0 {
 			continue
 		}
 		s.mu.Lock()
 		for _, id := range s.heap.Ranges() {
 			b := s.heap.At(id)
-			if b.State != heap.Free || s.heap.Next(id) != 0 || !mayWait && !s.stream.isOver(b.Stamp) {
+			if b.State != heap.Free || s.heap.Next(id) != 0 || !mayWait && !s.stream.timeline.IsOver(b.Stamp) {
 				continue
 			}
 			v := victim{space: s, first: id, base: b.Addr, size: b.Size, stamp: b.Stamp}
@@ -363,7 +364,7 @@ func (d *Device) releaseSegments(chosen func(*Pool) bool, mayWait bool) (bool, e
 			d.spareBytes += v.size
 			victims = append(victims, v)
 			if v.stamp > 0 {
-				waits = later(waits, s.stream, v.stamp)
+				waits.Add(&s.stream.timeline, v.stamp)
 			}
 		}
 		s.mu.Unlock()
@@ -375,7 +376,7 @@ func (d *Device) releaseSegments(chosen func(*Pool) bool, mayWait bool) (bool, e
 	var ready []run
 	for i := range victims {
 		v := &victims[i]
-		if v.ready = first == nil && v.space.stream.isOver(v.stamp); v.ready {
+		if v.ready = first == nil && v.space.stream.timeline.IsOver(v.stamp); v.ready {
 			ready = append(ready, run{v.base, v.size})
 		}
 	}
@@ -393,7 +394,7 @@ func (d *Device) releaseSegments(chosen func(*Pool) bool, mayWait bool) (bool, e
 				d.tell(d.onMap, []run{{v.base, v.size}})
 			}
 		} else if err == nil {
-			err = errCapturing
+			err = timeline.ErrCapturing
 		}
 		d.spareBytes -= v.size
 		if err != nil { // nothing is lost: it is cached again

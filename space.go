@@ -5,6 +5,7 @@ import (
 
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/event"
+	"github.com/cistern-gpu/cistern/internal/engine/timeline"
 	"github.com/cistern-gpu/cistern/internal/heap"
 	"github.com/cistern-gpu/cistern/internal/vm"
 )
@@ -96,7 +97,7 @@ func (p *Pool) alloc(size uint64, st *Stream, by origin) (cuda.Ptr, error) {
 	d := p.dev
 	n := p.round(size)
 	if s := p.spaceFor(st, d.classOf(n)); s != nil && size <= maxRequest && d.health.Quick() {
-		capture := st.capturing.Load()
+		capture := st.timeline.Capture()
 		s.mu.Lock()
 		if addr := s.fit(size, n, capture, by); addr != 0 {
 			s.mu.Unlock()
@@ -115,7 +116,7 @@ func (p *Pool) allocCached(size uint64, st *Stream, by origin) cuda.Ptr {
 	if s == nil || size-1 >= maxRequest || !d.health.Quick() {
 		return 0
 	}
-	capture := st.capturing.Load()
+	capture := st.timeline.Capture()
 	if !s.mu.TryLock() {
 		return 0
 	}
@@ -158,7 +159,7 @@ const collectEvery = 16
 // freePtr takes back a block. behind is the space's stream where that was named, else nil.
 func (s *space) freePtr(p cuda.Ptr, behind *Stream) error {
 	d := s.dev
-	if f := s.stream.front.Load(); f != nil && s.pool == d.pool0 {
+	if f := s.stream.timeline.Front(); f != nil && s.pool == d.pool0 {
 		if done, err := s.freeFront(f, p); done {
 			return err
 		}
@@ -179,7 +180,7 @@ func (s *space) freePtr(p cuda.Ptr, behind *Stream) error {
 		s.mu.Unlock()
 		return s.freeSlow(p, FreeOptions{Stream: behind})
 	}
-	s.heap.FreeAt(id, place, s.stream.epoch.Load())
+	s.heap.FreeAt(id, place, s.stream.timeline.Epoch())
 	s.gauges.free(requested, n, s.heap.FreeBlocks)
 	s.noteFree(n)
 	s.mu.Unlock()
@@ -191,16 +192,16 @@ const waitsDetail = "it was freed already and waits for other streams"
 // noteFree closes the stream's epoch where a later taker would otherwise wait too long, or could not wait at all.
 func (s *space) noteFree(n uint64) {
 	t := s.stream
-	if t.eager.Load() {
-		t.freed()
+	if t.timeline.Eager() {
+		t.timeline.Freed()
 		return
 	}
 	if !s.dev.manyStreams.Load() {
 		return
 	}
-	if s.sinceClose += n; s.sinceClose >= closeBytes && t.capturing.Load() == 0 {
+	if s.sinceClose += n; s.sinceClose >= timeline.CloseBytes && t.timeline.Capture() == 0 {
 		s.sinceClose = 0
-		t.close() // an error is kept by the device; a taker closes the epoch again
+		t.timeline.Close() // an error is kept by the device; a taker closes the epoch again
 	}
 }
 
@@ -209,7 +210,7 @@ func (s *space) untilClose() int64 {
 	if !s.dev.manyStreams.Load() {
 		return math.MaxInt64
 	}
-	return closeBytes - int64(s.sinceClose)
+	return timeline.CloseBytes - int64(s.sinceClose)
 }
 
 // freeSlow takes back a block that other streams use, or when history, statistics or a broken context want attention.
@@ -251,7 +252,7 @@ func (d *Device) freeLocked(s *space, id heap.ID, o FreeOptions) error {
 	if x := d.exports[cuda.Ptr(b.Addr)]; x != nil {
 		x.end()
 	}
-	stamp := s.stream.epoch.Load()
+	stamp := s.stream.timeline.Epoch()
 	if behind != nil {
 		b.Uses = d.addUse(b.Uses, behind)
 		stamp = s.lastMark()

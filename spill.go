@@ -193,9 +193,9 @@ func (d *Device) stream(list []batch, copies func(cuda.Ptr, *batch, cuda.Stream)
 	var wg sync.WaitGroup
 	for _, part := range parts {
 		wg.Go(func() {
-			ev, err := d.event()
+			ev, err := d.timeline.Event()
 			if err == nil {
-				defer d.putEvent(ev)
+				defer d.timeline.PutEvent(ev)
 			}
 			for {
 				mu.Lock()

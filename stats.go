@@ -92,7 +92,7 @@ func (d *Device) Stats() Stats {
 		ZombieMappings: d.zombies.Len(),
 		Counters:       d.counts,
 	}
-	s.StreamSyncs = d.syncs.Load()
+	s.StreamSyncs = d.timeline.Waits()
 	for _, r := range d.areas {
 		s.AddressBytes += r.size
 	}
@@ -146,5 +146,5 @@ func (d *Device) ResetAccumulated() {
 	d.glance.before.Retries += d.counts.Retries
 	d.glance.before.OOMs += d.counts.OOMs
 	d.counts = Counters{}
-	d.syncs.Store(0)
+	d.timeline.ResetWaits()
 }

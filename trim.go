@@ -3,6 +3,7 @@ package cistern
 import (
 	"cmp"
 
+	"github.com/cistern-gpu/cistern/internal/engine/timeline"
 	"github.com/cistern-gpu/cistern/internal/heap"
 	"github.com/cistern-gpu/cistern/internal/vm"
 )
@@ -29,11 +30,11 @@ func (d *Device) trim(only *Pool) error {
 		return nil // bookkeeping only: the driver would refuse
 	}
 	d.unstick()
-	var waits []wait
+	var waits timeline.Waits
 	for _, f := range d.pending {
 		if chosen(f.space.pool) {
 			for _, w := range f.waits {
-				waits = later(waits, w.stream, w.epoch)
+				waits.Add(w.Stream, w.Epoch)
 			}
 		}
 	}
@@ -88,9 +89,9 @@ func (d *Device) detachChunks(only *Pool, need uint64) (bool, error) {
 		s.mu.Unlock()
 	}
 	// What must be over before the spares can go: their old mappings, and the work that used them last.
-	var waits []wait
+	var waits timeline.Waits
 	d.zombies.Filter(func(z *vm.Zombie) bool {
-		waits = later(waits, d.streams[z.Stream], z.Epoch)
+		waits.Add(&d.streams[z.Stream].timeline, z.Epoch)
 		return false
 	})
 	any := d.zombies.Len() > 0
@@ -99,50 +100,18 @@ func (d *Device) detachChunks(only *Pool, need uint64) (bool, error) {
 	return any, err
 }
 
-// later adds an epoch to what must be over, one entry for each stream.
-func later(waits []wait, t *Stream, epoch uint64) []wait {
-	for i := range waits {
-		if waits[i].stream == t {
-			waits[i].epoch = max(waits[i].epoch, epoch)
-			return waits
-		}
-	}
-	return append(waits, wait{t, epoch})
-}
-
 // await waits until the host knows the epochs to be over, except of streams that are being captured. The caller holds
 // Device.mu and nothing else; it is let go meanwhile.
 //
 // +checklocks:d.mu
-func (d *Device) await(waits []wait) error {
-	d.a.turn.Add(1)
+func (d *Device) await(waits timeline.Waits) error {
+	d.a.turns.Next()
 	if len(waits) == 0 || d.health.Broken() != nil {
 		return nil
 	}
 	d.mu.Unlock()
-	defer d.a.turn.Add(1)
 	defer d.mu.Lock()
-	var first error
-	failed := func(o *Device, err error) {
-		if o != d && o.health.Broken() != nil {
-			return // the work of a broken peer is over
-		}
-		if err != nil && !ownReason(err) {
-			first = cmp.Or(first, err)
-		}
-	}
-	whole := map[*Device][]wait{}
-	for _, w := range waits {
-		only, err := w.stream.settleOwn(w.epoch)
-		if only {
-			whole[w.stream.dev] = append(whole[w.stream.dev], w)
-		}
-		failed(w.stream.dev, err)
-	}
-	for o, waits := range whole {
-		failed(o, o.settleWhole(waits))
-	}
-	return first
+	return d.timeline.Sync(waits)
 }
 
 // detach makes wholly free chunks of a space spare, all or until they have need bytes: they belong to nobody, and their

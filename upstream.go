@@ -65,18 +65,18 @@ type nested struct {
 func (n *nested) Upstream() resource.Resource { return n.Resource }
 
 func (n *nested) Alloc(size, align uint64, _ cuda.Stream) (cuda.Ptr, error) {
-	p, err := n.Resource.Alloc(size, align, n.st.handle)
+	p, err := n.Resource.Alloc(size, align, n.st.Handle())
 	if err != nil || p == 0 {
 		return p, err
 	}
-	if err := n.st.dev.drv.StreamSynchronize(n.st.dev.id, n.st.handle); err != nil {
-		return 0, errors.Join(err, n.Resource.Free(p, size, align, n.st.handle))
+	if err := n.st.dev.drv.StreamSynchronize(n.st.dev.id, n.st.Handle()); err != nil {
+		return 0, errors.Join(err, n.Resource.Free(p, size, align, n.st.Handle()))
 	}
 	return p, nil
 }
 
 func (n *nested) Free(p cuda.Ptr, size, align uint64, _ cuda.Stream) error {
-	return n.Resource.Free(p, size, align, n.st.handle)
+	return n.Resource.Free(p, size, align, n.st.Handle())
 }
 
 // privateStream is the stream that pools use others of the device on.
@@ -103,9 +103,9 @@ func (d *Device) dropPrivate() error {
 	if d.private == nil {
 		return nil
 	}
-	d.private.durable.Store(false)
-	d.private.eager.Store(true)
-	if err := d.drv.StreamDestroy(d.id, d.private.handle); err != nil {
+	d.private.timeline.SetDurable(false)
+	d.private.timeline.SetEager()
+	if err := d.drv.StreamDestroy(d.id, d.private.Handle()); err != nil {
 		return d.health.Failed(err)
 	}
 	d.private = nil
@@ -297,7 +297,7 @@ func (c *climb) segment(size uint64) (cuda.Ptr, error) {
 		lockrank.MayCall()
 	}
 	align := p.align(c.align)
-	ptr, err := p.segments.Alloc(size, align, s.stream.handle)
+	ptr, err := p.segments.Alloc(size, align, s.stream.Handle())
 	if err != nil {
 		if p.foreign {
 			d.upstreamFailed(err)
@@ -316,7 +316,7 @@ func (c *climb) segment(size uint64) (cuda.Ptr, error) {
 		err = d.a.claim(uint64(ptr), size, s)
 	}
 	if err != nil {
-		return 0, errors.Join(err, p.segments.Free(ptr, size, align, s.stream.handle))
+		return 0, errors.Join(err, p.segments.Free(ptr, size, align, s.stream.Handle()))
 	}
 	return ptr, nil
 }
@@ -327,7 +327,7 @@ func (c *climb) segment(size uint64) (cuda.Ptr, error) {
 func (d *Device) freeSegment(s *space, base, size uint64) error {
 	p := s.pool
 	if !p.foreign {
-		if err := p.segments.Free(cuda.Ptr(base), size, heap.Align, s.stream.handle); err != nil {
+		if err := p.segments.Free(cuda.Ptr(base), size, heap.Align, s.stream.Handle()); err != nil {
 			return d.health.Failed(err)
 		}
 		return nil
@@ -337,7 +337,7 @@ func (d *Device) freeSegment(s *space, base, size uint64) error {
 	d.mu.Unlock()
 	defer d.mu.Lock()
 	lockrank.MayCall()
-	err := p.segments.Free(cuda.Ptr(base), size, align, s.stream.handle)
+	err := p.segments.Free(cuda.Ptr(base), size, align, s.stream.Handle())
 	if err != nil {
 		d.upstreamFailed(err)
 	}

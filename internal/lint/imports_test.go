@@ -14,12 +14,13 @@ import (
 // who calls it.
 var mayImport = map[string][]string{
 	// The engine, and below it.
-	".":                      {"cuda", "event", "internal/engine/health", "internal/front", "internal/heap", "internal/lockrank", "internal/nopoll", "internal/stacks", "internal/units", "internal/vm", "resource"},
-	"internal/engine/health": {"cuda", "internal/front", "internal/lockrank"},
-	"internal/front":         {},
-	"internal/front/model":   {},
-	"internal/heap":          {},
-	"internal/stacks":        {},
+	".":                        {"cuda", "event", "internal/engine/health", "internal/engine/timeline", "internal/front", "internal/heap", "internal/lockrank", "internal/nopoll", "internal/stacks", "internal/units", "internal/vm", "resource"},
+	"internal/engine/timeline": {"cuda", "internal/engine/health", "internal/front", "internal/lockrank"},
+	"internal/engine/health":   {"cuda", "internal/front", "internal/lockrank"},
+	"internal/front":           {},
+	"internal/front/model":     {},
+	"internal/heap":            {},
+	"internal/stacks":          {},
 	// The order of locks; on where tests import checked.
 	"internal/lockrank":         {},
 	"internal/lockrank/checked": {"internal/lockrank"},

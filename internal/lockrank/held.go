@@ -17,12 +17,23 @@ func Goroutine() uintptr { return goroutine() }
 // waits is the mutex that a goroutine waits for, while it does.
 var waits sync.Map
 
-// Blocked reports whether a goroutine waits for a mutex that somebody holds. It is for tests that decide in which order
-// goroutines go on.
-func Blocked(g uintptr) bool {
-	m, ok := waits.Load(g)
-	return ok && m.(*Mutex).owner.Load() != 0
+// Blocked reports whether a goroutine waits for a mutex that another one holds, or for one whose holder waits for that. It is
+// for tests that decide in which order goroutines go on.
+func Blocked(g, by uintptr) bool {
+	for range maxChain {
+		m, ok := waits.Load(g)
+		if !ok {
+			return false
+		}
+		if g = m.(*Mutex).owner.Load(); g == by {
+			return true
+		}
+	}
+	return false
 }
+
+// maxChain bounds how many goroutines wait for one another in a row.
+const maxChain = 16
 
 var onUnlock atomic.Pointer[func()]
 

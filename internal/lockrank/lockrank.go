@@ -35,18 +35,19 @@ const (
 	Glance         // glance.mu
 	Device         // Device.mu
 	Lane           // lane.mu, and the front's word behind it
-	Stream         // Stream.mu
+	Waits          // timeline.Stream.waitMu
+	Stream         // timeline.Stream.mu
 	Allocator      // Allocator.mu
 	Opened         // opened.mu
-	Gate           // captureGate.mu
-	Events         // Device.eventMu
+	Gate           // timeline.Gate.mu
+	Events         // timeline.Device.mu
 	History        // history.mu
 	Segments       // resource.SingleHandle.mu
 	ranks
 )
 
 var names = [ranks]string{"a mutex without rank", "Allocator.keeping", "Device.pausing", "Device.privateMu", "glance.mu", "Device.mu",
-	"lane.mu", "Stream.mu", "Allocator.mu", "opened.mu", "captureGate.mu", "Device.eventMu", "history.mu",
+	"lane.mu", "timeline.Stream.waitMu", "timeline.Stream.mu", "Allocator.mu", "opened.mu", "timeline.Gate.mu", "timeline.Device.mu", "history.mu",
 	"resource.SingleHandle.mu"}
 
 func (r Rank) String() string { return names[r] }

@@ -1,4 +1,4 @@
-package cistern
+package timeline
 
 import (
 	"sync"
@@ -6,11 +6,11 @@ import (
 	"github.com/cistern-gpu/cistern/internal/lockrank"
 )
 
-// captureGate keeps waits for a device's whole context and announced captures on that device apart, because such a wait
+// Gate keeps waits for a device's whole context and announced captures on that device apart, because such a wait
 // invalidates every capture of the context (cuda.Driver.ContextSynchronize). A wait does not start while a capture is
-// announced, and the announcement of a capture waits until those that have started are over. The Allocator has one for
-// each device, also while the device is not in use: a peer may wait for its context.
-type captureGate struct {
+// announced, and the announcement of a capture waits until the waits that have started are over. A process has one for each
+// device, also while the device is not in use: a peer may wait for its context.
+type Gate struct {
 	mu   lockrank.Mutex
 	over sync.Cond // signalled when the last wait is over
 	// +checklocks:mu
@@ -21,8 +21,9 @@ type captureGate struct {
 	waits int // waits for the context that have started
 }
 
-func newCaptureGates(n int) []captureGate {
-	gates := make([]captureGate, n)
+// NewGates are the gates of n devices, by ordinal.
+func NewGates(n int) []Gate {
+	gates := make([]Gate, n)
 	for i := range gates {
 		gates[i].mu.Rank = lockrank.Gate
 		gates[i].over.L = &gates[i].mu
@@ -30,8 +31,8 @@ func newCaptureGates(n int) []captureGate {
 	return gates
 }
 
-// announce notes a capture: from now on no wait starts, and those that have started are over. No lock may be held.
-func (g *captureGate) announce() {
+// Announce notes a capture: from now on no wait starts, and those that have started are over. No lock may be held.
+func (g *Gate) Announce() {
 	lockrank.MayWait()
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -43,22 +44,31 @@ func (g *captureGate) announce() {
 	g.blocked--
 }
 
-// end ends what announce began.
-func (g *captureGate) end() {
+// End ends what Announce began.
+func (g *Gate) End() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.captures--
 }
 
-// announced reports whether a capture is under way, as far as that was announced.
-func (g *captureGate) announced() bool {
+// Announced reports whether an announced capture is under way.
+func (g *Gate) Announced() bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.captures > 0
 }
 
+// Blocked reports whether a capture waits until it can be announced. While the gate is in use elsewhere the answer is no.
+func (g *Gate) Blocked() bool {
+	if !g.mu.TryLock() {
+		return false
+	}
+	defer g.mu.Unlock()
+	return g.blocked > 0 && g.waits > 0
+}
+
 // startWait reports whether a wait for the context may start; then endWait ends it.
-func (g *captureGate) startWait() bool {
+func (g *Gate) startWait() bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.captures > 0 {
@@ -68,7 +78,7 @@ func (g *captureGate) startWait() bool {
 	return true
 }
 
-func (g *captureGate) endWait() {
+func (g *Gate) endWait() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.waits--; g.waits == 0 {
