@@ -59,6 +59,8 @@ func (g *Gate) Announced() bool {
 }
 
 // Blocked reports whether a capture waits until it can be announced. While the gate is in use elsewhere the answer is no.
+//
+// +checklocksignore: TryLock is not known to the analyser
 func (g *Gate) Blocked() bool {
 	if !g.mu.TryLock() {
 		return false
