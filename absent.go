@@ -109,16 +109,7 @@ func (s *space) missing(b *heap.Block) (n uint64) {
 // +checklocks:d.mu
 func (d *Device) addPaused(s *space, bytes int64) {
 	s.pausedBytes += bytes
-	for _, g := range [2]int{groupAll, groupOf(s.class)} {
-		v := &d.paused[g]
-		v.Current += bytes
-		v.Peak = max(v.Peak, v.Current)
-		if bytes > 0 {
-			v.Added += bytes
-		} else {
-			v.Removed -= bytes
-		}
-	}
+	d.quota.AddPaused(s.class, bytes)
 }
 
 // eachAbsent calls f for every part of a block that lies in an absence of the list, which is in address order, block by
@@ -217,7 +208,7 @@ func (d *Device) vacate(s *space, id heap.ID, addr, size uint64, held bool) (gon
 		gone += n
 		a.live--
 		if a.mapped {
-			d.spareBytes += n
+			d.quota.Spare += n
 			a.freed = true
 		} else {
 			d.addPaused(s, -int64(n))
@@ -415,8 +406,8 @@ func (d *Device) refillSpace(s *space, list []*absence) {
 			s.heap.Hold(free)
 			d.heldBack = append(d.heldBack, heldFree{s, free})
 		}
-		s.gauges.setFree(s.heap.FreeBlocks, int64(x.size))
-		d.spareBytes -= x.size
+		s.gauges.SetFree(s.heap.FreeBlocks, int64(x.size))
+		d.quota.Spare -= x.size
 	}
 	for _, a := range list {
 		a.forget(a.addr, a.size)

@@ -173,11 +173,11 @@ func (d *Device) unmapReady() {
 func (c *climb) introduce(block heap.ID, at run, stamp uint64, pieces []run) {
 	d, s := c.d, c.s
 	block = s.heap.Unmap(block, at.addr, at.size) // a block that nobody takes, looks up or merges with
-	d.spareBytes += at.size
+	d.quota.Spare += at.size
 	if s.area != nil {
 		d.arriving = append(d.arriving, at)
 	}
-	d.settleAll(s, nil)
+	d.rebalanceAll(s, nil)
 	s.mu.Unlock()
 	defer func() {
 		s.mu.Lock()
@@ -187,9 +187,9 @@ func (c *climb) introduce(block heap.ID, at run, stamp uint64, pieces []run) {
 				break
 			}
 		}
-		d.spareBytes -= at.size
+		d.quota.Spare -= at.size
 		s.heap.Map(s.heap.Reap(block), at.addr, at.size, stamp)
-		s.gauges.setFree(s.heap.FreeBlocks, int64(at.size))
+		s.gauges.SetFree(s.heap.FreeBlocks, int64(at.size))
 	}()
 	d.tell(d.onMap, pieces)
 }

@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/cistern-gpu/cistern/cuda"
+	"github.com/cistern-gpu/cistern/internal/engine/quota"
 	"github.com/cistern-gpu/cistern/internal/engine/timeline"
 	"github.com/cistern-gpu/cistern/internal/heap"
 )
@@ -172,7 +173,7 @@ func (d *Device) markFrees() error {
 //
 // +checklocks:p.dev.mu
 func (p *Pool) lastFrees(st *Stream) (waits timeline.Waits) {
-	for class := range numClasses {
+	for class := range quota.NumClasses {
 		if s := p.spaceFor(st, class); s != nil {
 			s.mu.Lock()
 			s.heap.EachFree(heap.Align, func(_ heap.ID, b *heap.Block) bool {
@@ -211,7 +212,7 @@ func (p *Pool) sort(st *Stream) error {
 		}
 		p.pinned = true
 	}
-	for class := range numClasses {
+	for class := range quota.NumClasses {
 		s := p.spaceFor(st, class)
 		if s == nil || s.capture == capture {
 			continue
@@ -272,7 +273,7 @@ func (d *Device) regain(held *space, whole *Pool) {
 		s.lockBeside(held)
 		if s.capture == 0 && (held.in(s.lane) || s.pool.owner() == whole || !s.pool.pinned) || s.stream.timeline.IsOver(s.heap.At(f.block).Stamp) {
 			s.heap.Regain(f.block)
-			s.gauges.setFree(s.heap.FreeBlocks, 0)
+			s.gauges.SetFree(s.heap.FreeBlocks, 0)
 		} else {
 			keep = append(keep, f)
 		}

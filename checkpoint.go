@@ -7,6 +7,7 @@ import (
 
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/event"
+	"github.com/cistern-gpu/cistern/internal/engine/quota"
 	"github.com/cistern-gpu/cistern/internal/heap"
 )
 
@@ -61,10 +62,10 @@ func (p *Pool) LargestFree(st *Stream) uint64 {
 		defer s.mu.Unlock()
 		return s.heap.Largest()
 	}
-	if n := largest(classLarge); n > smallMax {
+	if n := largest(quota.Large); n > smallMax {
 		return n
 	}
-	return min(largest(classSmall), smallMax)
+	return min(largest(quota.Small), smallMax)
 }
 
 // LargestFree is that of the pool that the stream allocates from.
@@ -110,7 +111,7 @@ func (p *Pool) Restore(blocks []Block) error {
 			}
 		}
 	}
-	d.settleLocked(nil)
+	d.quota.Rebalance(nil, len(d.spares))
 	return nil
 }
 
@@ -119,7 +120,7 @@ func (p *Pool) Restore(blocks []Block) error {
 // +checklocks:d.mu
 func (d *Device) takeAt(s *space, id heap.ID, x Block) heap.ID {
 	id = s.heap.TakeAt(id, uint64(x.Base), x.Size, x.Requested)
-	s.gauges.alloc(x.Requested, x.Size, s.heap.FreeBlocks)
+	s.gauges.Alloc(x.Requested, x.Size, s.heap.FreeBlocks)
 	b := s.heap.At(id)
 	b.Tag, b.Capture = label(x.Tag, x.Library), s.capture
 	s.heap.SetStack(id, x.Stack)

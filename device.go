@@ -9,6 +9,7 @@ import (
 
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/internal/engine/health"
+	"github.com/cistern-gpu/cistern/internal/engine/quota"
 	"github.com/cistern-gpu/cistern/internal/engine/timeline"
 	"github.com/cistern-gpu/cistern/internal/lockrank"
 	"github.com/cistern-gpu/cistern/internal/vm"
@@ -33,7 +34,6 @@ type Device struct {
 	captureReuse atomic.Bool
 	catch        atomic.Pointer[func(size uint64) uint32] // Allocator.catch
 	unsure       atomic.Bool                              // copies of contents may be under way: the driver would not wait for them
-	syncs        atomic.Int64                             // waits of a host thread for the GPU
 	tagged       atomic.Bool                              // a request had a tag
 	labelled     atomic.Bool                              // a request named a library
 	hist         history
@@ -79,7 +79,6 @@ type deviceState struct {
 	probed            bool
 	plain             resource.Resource
 	single            *resource.SingleHandle
-	inFlight          uint64 // bytes under the limit that are being asked of users' upstreams, with no lock held
 	chunks            vm.Chunks
 	zombies           vm.Zombies
 	spares            []vm.ChunkID // chunks that no space owns
@@ -94,13 +93,8 @@ type deviceState struct {
 
 	captureNumber uint32    // of the last capture
 	capturing     []*Stream // whose captures are announced
-	limit         uint64
-	reservedBytes uint64 // physical memory held that is under the limit
-	elsewhere     uint64 // memory held that is not: of pools whose upstream is host memory or another pool
-	spareBytes    uint64
-	collected     uint64 // bytes of frees that waited for other streams, ever completed
-	returned      uint64 // bytes ever given back to where they came from
-	groups        [numGroups]group
+	collected     uint64    // bytes of frees that waited for other streams, ever completed
+	quota         quota.Device
 	counts        Counters
 	callbacks     []*callback
 	onMap         *teller       // nil: nobody wants to know
@@ -111,17 +105,13 @@ type deviceState struct {
 	plan          planner
 	pace          pace
 	devs          []cuda.Device
-	held          [numGroups]held
-	paused        [numGroups]Value // bytes of blocks whose memory is paused
 	stuck         []stuckMapping
-	forget        func()                      // set by OnTicketsEnd
-	retired       [numGroups][numGauges]int64 // what was added in dissolved spaces and to the spares
-	since         [numGroups][numGauges]total // what Added and Removed are counted from
-	dissolving    bool                        // a released pool still has spaces
-	unused        []resource.Closer           // to be closed
-	ending        []*Pool                     // released pools that still hold something
-	retireAt      int                         // lanes at which idle ones are next looked for
-	inherited     int                         // lanes that a stream got from another since they were last looked for
+	forget        func()            // set by OnTicketsEnd
+	dissolving    bool              // a released pool still has spaces
+	unused        []resource.Closer // to be closed
+	ending        []*Pool           // released pools that still hold something
+	retireAt      int               // lanes at which idle ones are next looked for
+	inherited     int               // lanes that a stream got from another since they were last looked for
 	keepStacks    bool
 }
 
@@ -147,7 +137,7 @@ func newDevice(a *Allocator, id cuda.Device) (*Device, error) {
 		return nil, err
 	}
 	d := &Device{a: a, health: state, drv: drv, id: id, timeline: timeline.New(state, a.gates, &a.turns), info: info, opts: a.opts}
-	d.deviceState = deviceState{limit: a.opts.Limit, byID: map[cuda.StreamID]*Stream{}, gone: map[cuda.StreamID]weak.Pointer[Stream]{},
+	d.deviceState = deviceState{quota: quota.Device{Limit: a.opts.Limit}, byID: map[cuda.StreamID]*Stream{}, gone: map[cuda.StreamID]weak.Pointer[Stream]{},
 		pools: map[PoolID]*Pool{}, keepStacks: a.kept}
 	d.pausing.Rank, d.privateMu.Rank, d.mu.Rank = lockrank.Pausing, lockrank.Private, lockrank.Device
 	d.hist.mu.Rank, d.glance.mu.Rank = lockrank.History, lockrank.Glance
@@ -204,7 +194,7 @@ func (d *Device) Info() cuda.DeviceInfo { return d.info }
 // beyond a new limit is not given back by this; Trim does.
 func (d *Device) SetLimit(bytes uint64) {
 	d.mu.Lock()
-	d.limit = bytes
+	d.quota.Limit = bytes
 	d.mu.Unlock()
 }
 
@@ -212,7 +202,7 @@ func (d *Device) SetLimit(bytes uint64) {
 func (d *Device) Limit() uint64 {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return d.limit
+	return d.quota.Limit
 }
 
 // close gives back what the device holds; every block has been freed.
@@ -232,7 +222,7 @@ func (d *Device) close() error {
 func (d *Device) giveBack() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if n := d.reservedBytes + d.elsewhere; n != 0 {
+	if n := d.quota.Total(); n != 0 {
 		return fmt.Errorf("device %d: %d bytes are pinned by pools that were not released", d.id, n)
 	}
 	if d.zombies.Len() != 0 {

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/cistern-gpu/cistern/internal/engine/quota"
 	"github.com/cistern-gpu/cistern/internal/units"
 )
 
@@ -49,10 +50,10 @@ func (d *Device) poolUsage(held *space) []PoolUse {
 		}
 		s.lockBeside(held)
 		if s.pool != p {
-			out[i].Spilled += uint64(s.gauges.now[gAllocated])
+			out[i].Spilled += uint64(s.gauges.Now()[quota.Allocated])
 		}
-		out[i].Allocated += uint64(s.gauges.now[gAllocated])
-		out[i].Pending += uint64(s.gauges.now[gActiveBytes] - s.gauges.now[gAllocated])
+		out[i].Allocated += uint64(s.gauges.Now()[quota.Allocated])
+		out[i].Pending += uint64(s.gauges.Now()[quota.ActiveBytes] - s.gauges.Now()[quota.Allocated])
 		out[i].Free += s.heap.FreeBytes
 		out[i].Paused += uint64(s.pausedBytes)
 		s.unlockBeside(held)

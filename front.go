@@ -2,6 +2,7 @@ package cistern
 
 import (
 	"github.com/cistern-gpu/cistern/cuda"
+	"github.com/cistern-gpu/cistern/internal/engine/quota"
 	"github.com/cistern-gpu/cistern/internal/front"
 	"github.com/cistern-gpu/cistern/internal/heap"
 	"github.com/cistern-gpu/cistern/internal/lockrank"
@@ -91,26 +92,12 @@ func (m *laneMutex) leave() {
 
 // takeStock brings the gauges up to date. A block in the tray counts as a free block of its own.
 func (l *lane) takeStock() {
-	for c := range l.classes {
+	for c := range l.quota.Classes {
 		net, taken := l.mu.front.Stock(c)
 		if net == (front.Amount{}) && taken == (front.Amount{}) {
 			continue
 		}
-		g := &l.classes[c]
-		g.now[gAllocs] -= net.Blocks
-		g.now[gRequested] -= net.Requested
-		g.now[gAllocated] -= net.Bytes
-		g.now[gActive] -= net.Blocks
-		g.now[gActiveBytes] -= net.Bytes
-		g.now[gFree] += net.Blocks
-		g.now[gFreeBytes] += net.Bytes
-		g.sum[gAllocs] += taken.Blocks
-		g.sum[gRequested] += taken.Requested
-		g.sum[gAllocated] += taken.Bytes
-		g.sum[gActive] += taken.Blocks
-		g.sum[gActiveBytes] += taken.Bytes
-		g.sum[gFree] += taken.Blocks + net.Blocks
-		g.sum[gFreeBytes] += taken.Bytes + net.Bytes
+		l.quota.Classes[c].Exchange(net, taken)
 		l.spaces[c].noteFree(uint64(taken.Bytes + net.Bytes))
 	}
 }
@@ -131,7 +118,7 @@ func (l *lane) drain() {
 		}
 		before := s.heap.FreeBlocks
 		s.heap.FreeAt(id, place, e.Stamp)
-		s.gauges.now[gFree] += int64(s.heap.FreeBlocks - before - 1)
+		s.gauges.Merge(s.heap.FreeBlocks - before)
 	}
 	f.Empty()
 }
@@ -139,16 +126,7 @@ func (l *lane) drain() {
 // takeOut does with a block in the tray what Go does with a free that needs the device's lock: it was paused while C was
 // putting it there. It counted as free, and is in use for some moments more.
 func (s *space) takeOut(b *heap.Block) {
-	g, n, r := s.gauges, int64(b.Size), int64(b.Requested)
-	g.now[gAllocs]++
-	g.now[gRequested] += r
-	g.now[gAllocated] += n
-	g.now[gActive]++
-	g.now[gActiveBytes] += n
-	g.now[gFree]--
-	g.now[gFreeBytes] -= n
-	g.sum[gFree]--
-	g.sum[gFreeBytes] -= n
+	s.gauges.TakeOut(b.Requested, b.Size)
 	go s.freeSlow(cuda.Ptr(b.Addr), FreeOptions{})
 }
 
@@ -180,12 +158,7 @@ func (d *Device) endTickets() {
 // reached when it was; so that limit is 0, except for blocks that stay in the tray.
 func (l *lane) show() {
 	f := l.mu.front
-	a, b := &l.classes[0], &l.classes[1]
-	puts := f.PutLimits()
-	puts[0] = front.Amount{Blocks: a.max[gFree] - a.now[gFree], Bytes: a.max[gFreeBytes] - a.now[gFreeBytes]}
-	puts[1] = front.Amount{Blocks: b.max[gFree] - b.now[gFree], Bytes: b.max[gFreeBytes] - b.now[gFreeBytes]}
-	puts[numClasses] = front.Amount{Blocks: l.most[gFree] - a.now[gFree] - b.now[gFree],
-		Bytes: l.most[gFreeBytes] - a.now[gFreeBytes] - b.now[gFreeBytes]}
+	*f.PutLimits() = l.quota.FreeRoom()
 	for c, s := range l.spaces {
 		if s != nil {
 			f.SetFrees(c, s.untilClose())
@@ -195,24 +168,10 @@ func (l *lane) show() {
 		f.NoTakes()
 		return
 	}
-	var sum [numGauges]int64
-	for i := range sum {
-		sum[i] = a.now[i] + b.now[i]
-	}
-	takes := f.TakeLimits()
-	takes[0], takes[1], takes[numClasses] = takeRoom(&a.now, &a.max), takeRoom(&b.now, &b.max), takeRoom(&sum, &l.most)
+	*f.TakeLimits() = l.quota.AllocRoom()
 }
 
-// takeRoom is what may be handed out without exceeding an allowance.
-func takeRoom(now, max *[numGauges]int64) front.Amount {
-	return front.Amount{
-		Blocks:    min(max[gAllocs]-now[gAllocs], max[gActive]-now[gActive]),
-		Bytes:     min(max[gAllocated]-now[gAllocated], max[gActiveBytes]-now[gActiveBytes]),
-		Requested: max[gRequested] - now[gRequested],
-	}
-}
-
-var _ [numClasses - front.Classes]struct{}
+var _ [quota.NumClasses - front.Classes]struct{}
 
 // AllocFront is Alloc for the C library. A ticket says that the block may be given back, once, by putting it into the
 // tray of that front, which is the stream's on this device, instead of calling Free.
@@ -260,9 +219,9 @@ func (s *space) allocFront(f *front.Front, size uint64) (cuda.Ptr, uint32) {
 	s.drain()
 	if o == front.Due {
 		f.Polled()
-	} else if n := s.pool.round(size); s.roomForAlloc(size, n) && !s.collectDue() && s.stream.timeline.Capture() == 0 {
+	} else if n := s.pool.round(size); s.quota.RoomForAlloc(s.class, size, n) && !s.collectDue() && s.stream.timeline.Capture() == 0 {
 		if id := s.heap.Take(n, size); id != 0 {
-			s.gauges.alloc(size, n, s.heap.FreeBlocks)
+			s.gauges.Alloc(size, n, s.heap.FreeBlocks)
 			mark = f.Advance()
 			b := s.heap.At(id)
 			b.Tag, b.Capture, b.Mark = 0, 0, uint8(mark)
@@ -321,7 +280,7 @@ func (s *space) freeFront(f *front.Front, p cuda.Ptr) (bool, error) {
 		return true, nil
 	}
 	s.takeStock()
-	if s.room(gFree, 1) && s.room(gFreeBytes, int64(b.Size)) {
+	if s.quota.RoomForFree(s.class, b.Size, 0) {
 		s.putAlone(f, b)
 		s.mu.Unlock()
 		return true, nil
@@ -338,7 +297,7 @@ func (s *space) freeFront(f *front.Front, p cuda.Ptr) (bool, error) {
 		return err != nil, err
 	}
 	s.putAlone(f, b)
-	d.settle(s, nil)
+	d.rebalance(s, nil)
 	return true, nil
 }
 

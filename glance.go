@@ -3,6 +3,7 @@ package cistern
 import (
 	"time"
 
+	"github.com/cistern-gpu/cistern/internal/engine/quota"
 	"github.com/cistern-gpu/cistern/internal/front"
 	"github.com/cistern-gpu/cistern/internal/lockrank"
 )
@@ -68,26 +69,25 @@ func (d *Device) tryLock(wait time.Duration) bool {
 //
 // +checklocks:d.mu
 func (d *Device) look(g *Gauges) {
-	var now [numGauges]int64
+	var now quota.Gauges
 	for _, l := range d.lanes {
 		l.mu.lookIn()
-		for c := range l.classes {
-			for i, v := range l.classes[c].now {
+		for c := range l.quota.Classes {
+			for i, v := range l.quota.Classes[c].Now() {
 				now[i] += v
 			}
 		}
 		l.mu.Unlock()
 	}
-	peak := &d.groups[groupAll].peak
-	cached := uint64(now[gFreeBytes]) + d.spareBytes
-	held, paused := &d.held[groupAll].bytes, &d.paused[groupAll]
+	cached := uint64(now[quota.FreeBytes]) + d.quota.Spare
+	held, paused := &d.quota.Physical[quota.GroupAll].Bytes, &d.quota.Paused[quota.GroupAll]
 	*g = Gauges{
-		Reserved: d.reservedBytes + d.elsewhere, PeakReserved: uint64(held.Peak),
-		Allocated: uint64(now[gAllocated]), PeakAllocated: uint64(peak[gAllocated]),
-		Active: uint64(now[gActiveBytes]), PeakActive: uint64(peak[gActiveBytes]),
-		Cached: cached, PeakCached: max(cached, uint64(peak[gFreeBytes])),
+		Reserved: d.quota.Total(), PeakReserved: uint64(held.Peak),
+		Allocated: uint64(now[quota.Allocated]), PeakAllocated: uint64(d.quota.Peak(quota.Allocated)),
+		Active: uint64(now[quota.ActiveBytes]), PeakActive: uint64(d.quota.Peak(quota.ActiveBytes)),
+		Cached: cached, PeakCached: max(cached, uint64(d.quota.Peak(quota.FreeBytes))),
 		Paused: uint64(paused.Current), PeakPaused: uint64(paused.Peak),
-		Limit:   d.limit,
+		Limit:   d.quota.Limit,
 		Retries: uint64(d.counts.Retries + d.glance.before.Retries), OOMs: uint64(d.counts.OOMs + d.glance.before.OOMs),
 	}
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/event"
+	"github.com/cistern-gpu/cistern/internal/engine/quota"
 	"github.com/cistern-gpu/cistern/internal/engine/timeline"
 	"github.com/cistern-gpu/cistern/internal/heap"
 )
@@ -102,11 +103,11 @@ func (c *climb) climb(p *Pool, st *Stream) (cuda.Ptr, error) {
 		if err == nil && again {
 			continue
 		}
-		d.settleAll(s, nil)
+		d.rebalanceAll(s, nil)
 		if err == nil {
 			// What was got for the request, and is of no use to it now, may serve other processes.
 			if any, _ := d.releaseSpares(); any {
-				d.settleAll(s, nil)
+				d.rebalanceAll(s, nil)
 			}
 		}
 		return 0, err
@@ -225,7 +226,7 @@ func (c *climb) elsewhere() (heap.ID, error) {
 		return 0, nil
 	}
 	c.try(RungLend)
-	for class := range numClasses {
+	for class := range quota.NumClasses {
 		o := c.s.pool.spaceFor(c.s.stream, class)
 		if o == nil || o == c.s {
 			continue
@@ -289,7 +290,7 @@ func (c *climb) choose(s *space) (heap.ID, error) {
 func (d *Device) handOut(c *climb, id heap.ID) cuda.Ptr {
 	s := c.from
 	b := s.heap.At(id)
-	s.gauges.alloc(c.size, b.Size, s.heap.FreeBlocks)
+	s.gauges.Alloc(c.size, b.Size, s.heap.FreeBlocks)
 	b.Tag, b.Capture = c.by.label, s.capture
 	s.heap.SetStack(id, c.by.stack)
 	addr := cuda.Ptr(b.Addr)
@@ -315,12 +316,12 @@ func (d *Device) handOut(c *climb, id heap.ID) cuda.Ptr {
 	switch {
 	case s.lane != c.s.lane:
 		d.counts.Borrows++
-		d.settleAll(c.s, s)
+		d.rebalanceAll(c.s, s)
 		s.mu.Unlock()
 	case c.met == RungFit:
-		d.settle(s, nil)
+		d.rebalance(s, nil)
 	default:
-		d.settleAll(s, nil) // other lanes may have changed as well
+		d.rebalanceAll(s, nil) // other lanes may have changed as well
 	}
 	return addr
 }
@@ -444,10 +445,10 @@ func (c *climb) spill(p *Pool, st *Stream) (cuda.Ptr, error) {
 //
 // +checklocks:d.mu
 func (d *Device) outOfMemory(p *Pool, c *climb) *OutOfMemoryError {
-	e := &OutOfMemoryError{Device: d.id, Pool: p.id, Requested: c.size, Need: c.n, Tag: tagOf(c.by.label), Library: libraryOf(c.by.label), Reserved: d.reservedBytes + d.elsewhere,
-		Elsewhere: d.elsewhere, Cached: d.spareBytes, Limit: d.limit, Tried: c.tried, Off: AllRungs &^ c.rungs, Cause: c.oom,
+	e := &OutOfMemoryError{Device: d.id, Pool: p.id, Requested: c.size, Need: c.n, Tag: tagOf(c.by.label), Library: libraryOf(c.by.label), Reserved: d.quota.Total(),
+		Elsewhere: d.quota.Elsewhere, Cached: d.quota.Spare, Limit: d.quota.Limit, Tried: c.tried, Off: AllRungs &^ c.rungs, Cause: c.oom,
 		Pools: d.poolUsage(nil), Upstream: p.upstreamName(), host: !p.onDevice,
-		Paused: uint64(d.paused[groupAll].Current)}
+		Paused: uint64(d.quota.Paused[quota.GroupAll].Current)}
 	if p.spill == nil {
 		e.Off &^= RungSpill
 	}
@@ -462,7 +463,7 @@ func (d *Device) outOfMemory(p *Pool, c *climb) *OutOfMemoryError {
 		e.Libraries = d.libraryUsage()
 	}
 	if !p.onDevice {
-		e.Other = d.spareBytes
+		e.Other = d.quota.Spare
 	}
 	if c.s != nil {
 		c.s.mu.Lock()
@@ -474,8 +475,8 @@ func (d *Device) outOfMemory(p *Pool, c *climb) *OutOfMemoryError {
 			continue
 		}
 		s.mu.Lock()
-		e.Allocated += uint64(s.gauges.now[gAllocated])
-		e.Pending += uint64(s.gauges.now[gActiveBytes] - s.gauges.now[gAllocated])
+		e.Allocated += uint64(s.gauges.Now()[quota.Allocated])
+		e.Pending += uint64(s.gauges.Now()[quota.ActiveBytes] - s.gauges.Now()[quota.Allocated])
 		e.Cached += s.heap.FreeBytes
 		if !s.pool.sameMemory(p) {
 			e.Other += s.heap.FreeBytes

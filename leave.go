@@ -6,6 +6,7 @@ import (
 
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/event"
+	"github.com/cistern-gpu/cistern/internal/engine/quota"
 	"github.com/cistern-gpu/cistern/internal/lockrank"
 	"github.com/cistern-gpu/cistern/internal/vm"
 )
@@ -329,7 +330,7 @@ func (p *pause) gone(list []*absence) {
 		for _, a := range list {
 			s.lose(a.size)
 			if a.backing != nil {
-				d.held[groupOf(s.class)].take(a.size)
+				d.quota.Physical[quota.GroupOf(s.class)].Remove(a.size)
 				d.gaveBack(a.size, s.pool.counted)
 				d.record(event.Event{Kind: event.SegmentUnmap, Addr: a.addr, Size: a.size, Stream: s.stream.number(), Pool: s.pool.number})
 			} else {
@@ -338,7 +339,7 @@ func (p *pause) gone(list []*absence) {
 			}
 			a.chunks, a.mapped, a.bare, a.busy, a.lost = nil, false, false, false, false
 			v := all[a]
-			d.spareBytes -= a.size - v.used
+			d.quota.Spare -= a.size - v.used
 			d.addPaused(s, int64(v.used))
 			p.report.Physical += a.size
 			p.report.Bytes += v.used
@@ -367,14 +368,14 @@ func (d *Device) giveBackChunks(s *space, addr uint64, list []vm.ChunkID) {
 				err = d.upstream.Release(k.Handle)
 			}
 			if err == nil {
-				d.held[groupOf(s.class)].take(k.Size)
+				d.quota.Physical[quota.GroupOf(s.class)].Remove(k.Size)
 				d.gaveBack(k.Size, true)
 				d.chunks.Drop(id)
 				continue
 			}
 			d.health.Failed(err)
 		}
-		d.held[groupOf(s.class)].leave(k.Size)
+		d.quota.Physical[quota.GroupOf(s.class)].Leave(k.Size)
 		d.addSpare(id, nil, 0)
 	}
 }

@@ -6,6 +6,7 @@ import (
 
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/event"
+	"github.com/cistern-gpu/cistern/internal/engine/quota"
 	"github.com/cistern-gpu/cistern/internal/engine/timeline"
 	"github.com/cistern-gpu/cistern/internal/heap"
 	"github.com/cistern-gpu/cistern/internal/vm"
@@ -203,7 +204,7 @@ func (c *climb) fill(at place, rungs Rungs, pressure bool) (heap.ID, error) {
 		c.waits = c.waits[:0]
 		return c.take(s)
 	}
-	s.gauges.setFree(s.heap.FreeBlocks, int64(have))
+	s.gauges.SetFree(s.heap.FreeBlocks, int64(have))
 	if c.align != 0 {
 		return c.take(s)
 	}
@@ -428,7 +429,7 @@ func sink(f []source, i int) {
 func (d *Device) create(c *climb, missing, have uint64) (uint64, bool, error) {
 	p, s, before := &d.plan, c.of(RungGrow), have
 	s.stop = stopNot
-	if !d.mayHold(missing) {
+	if !d.quota.MayHold(missing) {
 		s.stop = stopLimit
 		return have, false, nil
 	}
@@ -461,7 +462,7 @@ func (d *Device) create(c *climb, missing, have uint64) (uint64, bool, error) {
 //
 // +checklocks:d.mu
 func (d *Device) lacks(bytes uint64) bool {
-	if d.reservedBytes+bytes > d.info.TotalBytes {
+	if d.quota.Reserved+bytes > d.info.TotalBytes {
 		return true
 	}
 	if bytes < askedFrom {
@@ -481,12 +482,7 @@ func (d *Device) addSpare(id vm.ChunkID, t *Stream, stamp uint64) {
 		k.Stream = t.index.Load()
 	}
 	d.spares = append(d.spares, id)
-	d.spareBytes += k.Size
-	d.held[groupLarge].join(k.Size)
-	for _, g := range [2]int{groupAll, groupLarge} {
-		d.retired[g][gFree]++
-		d.retired[g][gFreeBytes] += int64(k.Size)
-	}
+	d.quota.AddSpare(k.Size)
 }
 
 // +checklocks:d.mu
@@ -494,8 +490,7 @@ func (d *Device) takeSpare(id vm.ChunkID) {
 	for i, x := range d.spares {
 		if x == id {
 			d.spares = append(d.spares[:i], d.spares[i+1:]...)
-			d.spareBytes -= d.chunks.At(id).Size
-			d.held[groupLarge].leave(d.chunks.At(id).Size)
+			d.quota.TakeSpare(d.chunks.At(id).Size)
 			return
 		}
 	}
@@ -579,7 +574,7 @@ func (d *Device) move(c *climb, at place, total uint64) (block heap.ID, base, st
 		k.Addr, k.Owner, k.Stamp, k.Stream = addr, s.index, 0, -1
 		s.area.Set(addr, k.Size, x.chunk)
 		s.gain(k.Size)
-		d.held[groupOf(s.class)].join(k.Size)
+		d.quota.Physical[quota.GroupOf(s.class)].Join(k.Size)
 		d.record(event.Event{Kind: event.SegmentMap, Addr: addr, Size: k.Size, Handle: uint64(k.Handle),
 			Stream: s.stream.number(), Pool: s.pool.number, Stack: c.by.stack, Thread: c.by.thread})
 		if x.space != nil {
@@ -605,8 +600,8 @@ func (d *Device) leave(o *space, near heap.ID, id vm.ChunkID, recorded bool) {
 	z := o.heap.Unmap(block, k.Addr, k.Size)
 	o.area.Set(k.Addr, k.Size, 0)
 	o.lose(k.Size)
-	d.held[groupOf(o.class)].leave(k.Size)
-	o.gauges.setFree(o.heap.FreeBlocks, -int64(k.Size))
+	d.quota.Physical[quota.GroupOf(o.class)].Leave(k.Size)
+	o.gauges.SetFree(o.heap.FreeBlocks, -int64(k.Size))
 	d.zombies.Push(vm.Zombie{Addr: k.Addr, Chunk: id, Block: int32(z), Owner: o.index, Stream: o.stream.index.Load(), Epoch: stamp, Recorded: recorded})
 	if t := o.stream; stamp >= t.timeline.Epoch() && t.timeline.Capture() == 0 {
 		t.timeline.CloseLate() // so that the end of the epoch can be seen; on error the reaper tries again

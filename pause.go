@@ -145,7 +145,7 @@ func (p *pause) run() error {
 	if err == nil {
 		p.depart()
 	}
-	d.settleLocked(nil)
+	d.quota.Rebalance(nil, len(d.spares))
 	for _, l := range d.lanes {
 		l.mu.Unlock()
 	}
@@ -163,7 +163,7 @@ func (p *pause) run() error {
 	if err == nil {
 		p.trim()
 	}
-	d.settleAll(nil, nil)
+	d.rebalanceAll(nil, nil)
 	return err
 }
 
@@ -432,8 +432,8 @@ func (p *pause) depart() {
 			}
 		}
 		if gaps > 0 {
-			s.gauges.setFree(s.heap.FreeBlocks, -int64(gaps))
-			d.spareBytes += gaps
+			s.gauges.SetFree(s.heap.FreeBlocks, -int64(gaps))
+			d.quota.Spare += gaps
 		}
 		s.addAbsent(a)
 		p.leaving = append(p.leaving, a)
@@ -451,7 +451,7 @@ func (p *pause) depart() {
 // +checklocks:p.d.mu
 func (p *pause) trim() {
 	d := p.d
-	before := d.reservedBytes
+	before := d.quota.Reserved
 	pools := map[*Pool]bool{}
 	for s := range p.spaces {
 		pools[s.pool] = true
@@ -470,8 +470,8 @@ func (p *pause) trim() {
 	if d.upstream != nil {
 		d.releaseChunks(p.sel.Pool, 0) // no more of them: it waits for those that are on their way
 	}
-	if before > d.reservedBytes {
-		p.report.Physical += before - d.reservedBytes
+	if before > d.quota.Reserved {
+		p.report.Physical += before - d.quota.Reserved
 	}
 }
 

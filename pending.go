@@ -135,9 +135,9 @@ func (d *Device) collect(held *space, force bool) bool {
 		n := b.Size
 		back := d.takeBack(s, f.block, stamp)
 		d.collected += back
-		s.gauges.unpark(n, back, s.heap.FreeBlocks)
+		s.gauges.Unpark(n, back, s.heap.FreeBlocks)
 		d.record(e)
-		d.settle(s, held)
+		d.rebalance(s, held)
 		s.unlockBeside(held)
 	}
 	for i := len(keep); i < len(d.pending); i++ {

@@ -1,17 +1,14 @@
 package cistern
 
+import "github.com/cistern-gpu/cistern/internal/engine/quota"
+
 // The policy of sizes: what is cut from which chunks, and when memory is moved rather than got anew. The constants
 // were chosen by replaying recorded training and serving runs: each doubling of the chunk size halves the driver time
 // of a move (it costs by the handle, 28 us on an H200) and adds to what is lost in partly used chunks, which matters
 // the more, the less memory is held altogether.
 
-// Size classes. A class has chunks of its own until they are wholly free, so that small long-lived blocks do not pin
-// chunks that large blocks are cut from.
-const (
-	classSmall = iota
-	classLarge
-	numClasses
-)
+// A size class (quota.Small, quota.Large) has chunks of its own until they are wholly free, so that small long-lived blocks do
+// not pin chunks that large blocks are cut from.
 
 // smallMax is the largest small request in bytes.
 const smallMax = 256 << 10
@@ -19,17 +16,9 @@ const smallMax = 256 << 10
 // classOf is the size class of a rounded request.
 func (d *Device) classOf(n uint64) int {
 	if n <= smallMax {
-		return classSmall
+		return quota.Small
 	}
-	return classLarge
-}
-
-// groupOf is the statistics group of a class.
-func groupOf(class int) int {
-	if class == classSmall {
-		return groupSmall
-	}
-	return groupLarge
+	return quota.Large
 }
 
 const (
@@ -59,18 +48,18 @@ const (
 func (d *Device) chunkSize(class int, request, missing uint64) uint64 {
 	g := d.upstream.Granularity()
 	size := d.opts.ChunkMax
-	held := d.reservedBytes
-	if before := held - min(held, request-min(request, missing)); request >= max(largeRequest, before) && d.limit == 0 {
+	held := d.quota.Reserved
+	if before := held - min(held, request-min(request, missing)); request >= max(largeRequest, before) && d.quota.Limit == 0 {
 		held = max(fineBelow, before+request)
 	}
 	switch {
-	case d.pace.hasty && class != classSmall: // few and large: they are to make moving rare
-	case class == classSmall || held < fineBelow:
+	case d.pace.hasty && class != quota.Small: // few and large: they are to make moving rare
+	case class == quota.Small || held < fineBelow:
 		size = g
-		if request >= largeRequest && d.limit == 0 {
+		if request >= largeRequest && d.quota.Limit == 0 {
 			size = min(2*g, d.opts.ChunkMax)
 		}
-	case d.limit != 0 || held > d.info.TotalBytes/2:
+	case d.quota.Limit != 0 || held > d.info.TotalBytes/2:
 		size = max(g, size/2/g*g)
 	default:
 		size = max(g, min(size, max(size/2, held/coarsePart))/g*g)
@@ -83,7 +72,7 @@ func (d *Device) chunkSize(class int, request, missing uint64) uint64 {
 // +checklocks:d.mu
 func (d *Device) mostChunk() uint64 {
 	g, budget := d.upstream.Granularity(), d.budget()
-	most := min(budget/budgetPart, (budget-min(budget, d.reservedBytes))/restPart)
+	most := min(budget/budgetPart, (budget-min(budget, d.quota.Reserved))/restPart)
 	return max(g, most/g*g)
 }
 
@@ -91,8 +80,8 @@ func (d *Device) mostChunk() uint64 {
 //
 // +checklocks:d.mu
 func (d *Device) budget() uint64 {
-	if d.limit != 0 {
-		return min(d.limit, d.info.TotalBytes)
+	if d.quota.Limit != 0 {
+		return min(d.quota.Limit, d.info.TotalBytes)
 	}
 	return d.info.TotalBytes
 }
@@ -103,7 +92,7 @@ func (d *Device) budget() uint64 {
 //
 // +checklocks:d.mu
 func (d *Device) minRest(class int) uint64 {
-	if class == classSmall || d.reservedBytes >= min(fineBelow, d.budget()/4*3) {
+	if class == quota.Small || d.quota.Reserved >= min(fineBelow, d.budget()/4*3) {
 		return 0
 	}
 	return 2 * d.upstream.Granularity()
@@ -113,24 +102,17 @@ func (d *Device) minRest(class int) uint64 {
 //
 // +checklocks:d.mu
 func (d *Device) growFirst(need uint64) bool {
-	if !d.mayHold(need) {
+	if !d.quota.MayHold(need) {
 		return false
 	}
-	if d.reservedBytes+need <= d.info.TotalBytes/littlePart {
+	if d.quota.Reserved+need <= d.info.TotalBytes/littlePart {
 		return true
 	}
-	most, held := uint64(d.groups[groupAll].peak[gActiveBytes]), d.reservedBytes+d.elsewhere
+	most, held := uint64(d.quota.Peak(quota.ActiveBytes)), d.quota.Total()
 	if d.pace.hasty {
 		return held+need <= most+most/hastySlack
 	}
 	return held+need <= most+most/slack
-}
-
-// mayHold reports whether the limit allows need bytes more.
-//
-// +checklocks:d.mu
-func (d *Device) mayHold(need uint64) bool {
-	return d.limit == 0 || d.reservedBytes+d.inFlight+need <= d.limit
 }
 
 // overshoot is by how much the last chunk that is moved may exceed what is missing: without limit for large blocks,
@@ -138,7 +120,7 @@ func (d *Device) mayHold(need uint64) bool {
 //
 // +checklocks:d.mu
 func (d *Device) overshoot(class int, pressure bool) uint64 {
-	if class == classSmall && !pressure {
+	if class == quota.Small && !pressure {
 		return d.upstream.Granularity()
 	}
 	return 1 << 62

@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 
 	"github.com/cistern-gpu/cistern/cuda"
+	"github.com/cistern-gpu/cistern/internal/engine/quota"
 	"github.com/cistern-gpu/cistern/internal/heap"
 	"github.com/cistern-gpu/cistern/internal/lockrank"
 	"github.com/cistern-gpu/cistern/internal/vm"
@@ -106,7 +107,7 @@ func (p *Pool) Release() error {
 	// Nobody else can use them.
 	_, err := d.releaseSegments(func(x *Pool) bool { return x.owner() == p }, true)
 	d.sweep()
-	d.settleAll(nil, nil)
+	d.rebalanceAll(nil, nil)
 	return err
 }
 
@@ -200,7 +201,7 @@ func (p *Pool) Trim() error { return p.dev.trim(p) }
 // spaceFor is the space of (pool, stream, class), nil while it does not exist.
 func (p *Pool) spaceFor(st *Stream, class int) *space {
 	list := *p.spaces.Load()
-	if i := uint(st.index.Load())*numClasses + uint(class); i < uint(len(list)) { // -1 is beyond any list
+	if i := uint(st.index.Load())*quota.NumClasses + uint(class); i < uint(len(list)) { // -1 is beyond any list
 		// The index is the stream's among those of its device, which may be another one, or was another stream's.
 		if s := list[i].Load(); s != nil && s.stream == st {
 			return s
@@ -229,7 +230,7 @@ func (p *Pool) space(st *Stream, class int) (*space, error) {
 		return s, nil
 	}
 	s := &space{dev: d, pool: p, stream: st, class: class, heap: heap.New()}
-	for other := range numClasses {
+	for other := range quota.NumClasses {
 		if o := p.spaceFor(st, other); o != nil {
 			s.lane = o.lane
 		}
@@ -237,9 +238,10 @@ func (p *Pool) space(st *Stream, class int) (*space, error) {
 	if s.lane == nil {
 		s.lane = &lane{mu: laneMutex{mu: lockrank.Mutex{Rank: lockrank.Lane}}}
 		d.lanes = append(d.lanes, s.lane)
+		d.quota.AddArena(&s.lane.quota)
 	}
 	s.lane.refs++
-	s.gauges = &s.lane.classes[class]
+	s.gauges = &s.lane.quota.Classes[class]
 	s.mu.Lock()
 	s.lane.spaces[class] = s
 	s.mu.Unlock()
@@ -265,7 +267,7 @@ func (p *Pool) space(st *Stream, class int) (*space, error) {
 // +checklocks:p.dev.mu
 func (p *Pool) list(s *space) {
 	d, st := p.dev, s.stream
-	i := int(st.index.Load())*numClasses + s.class
+	i := int(st.index.Load())*quota.NumClasses + s.class
 	list := *p.spaces.Load()
 	if i >= len(list) {
 		more := make([]atomic.Pointer[space], max(i+1, 2*len(list)))
@@ -288,7 +290,7 @@ func (p *Pool) list(s *space) {
 //
 // +checklocks:p.dev.mu
 func (p *Pool) unlist(s *space) {
-	(*p.spaces.Load())[int(s.stream.index.Load())*numClasses+s.class].Store(nil)
+	(*p.spaces.Load())[int(s.stream.index.Load())*quota.NumClasses+s.class].Store(nil)
 }
 
 // sweep dissolves released pools that have no block left: their chunks become spare, their addresses go back when no
@@ -331,14 +333,10 @@ func (d *Device) dissolve(s *space) bool {
 	if d.dropRanges(s) != nil || len(s.heap.Ranges()) > 0 {
 		return false
 	}
-	for _, g := range [2]int{groupAll, groupOf(s.class)} {
-		for i, v := range s.gauges.sum {
-			d.retired[g][i] += v
-		}
-	}
-	*s.gauges = gauges{}
+	d.quota.Retire(s.class, s.gauges)
 	s.lane.spaces[s.class] = nil
 	s.lane.refs--
+	s.lane.quota.Gone = s.lane.refs == 0
 	d.spaces[s.index] = nil
 	d.places.put(int(s.index))
 	d.spaces = d.spaces[:d.places.count]
@@ -352,6 +350,7 @@ func (d *Device) dissolve(s *space) bool {
 // +checklocks:d.mu
 func (d *Device) dropLanes() {
 	d.lanes = slices.DeleteFunc(d.lanes, func(l *lane) bool { return l.refs == 0 })
+	d.quota.RemoveGone()
 }
 
 // has reports whether a space was not dissolved.

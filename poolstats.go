@@ -1,5 +1,7 @@
 package cistern
 
+import "github.com/cistern-gpu/cistern/internal/engine/quota"
+
 // What one pool holds, and may hold.
 
 // PoolStats is what one pool holds, in bytes.
@@ -27,14 +29,14 @@ func (p *Pool) Stats() PoolStats {
 		if s == nil || s.pool.owner() != p {
 			continue
 		}
-		now := &s.gauges.now
-		st.Blocks += now[gAllocs]
-		st.Requested += uint64(now[gRequested])
-		st.Allocated += uint64(now[gAllocated])
-		st.Cached += uint64(now[gFreeBytes])
+		now := s.gauges.Now()
+		st.Blocks += now[quota.Allocs]
+		st.Requested += uint64(now[quota.Requested])
+		st.Allocated += uint64(now[quota.Allocated])
+		st.Cached += uint64(now[quota.FreeBytes])
 		st.Paused += uint64(s.pausedBytes)
 		if s.pool != p {
-			st.Spilled += uint64(now[gAllocated])
+			st.Spilled += uint64(now[quota.Allocated])
 		}
 	}
 	return st

@@ -4,6 +4,7 @@ package cistern
 
 import (
 	"github.com/cistern-gpu/cistern/cuda"
+	"github.com/cistern-gpu/cistern/internal/engine/quota"
 	"github.com/cistern-gpu/cistern/internal/heap"
 )
 
@@ -19,7 +20,7 @@ func (d *Device) reserve(s *space, n uint64) error {
 	const piece = uint64(1) << regionBits
 	up := func(x uint64) uint64 { return (x + piece - 1) / piece * piece }
 	first := min(2*d.info.TotalBytes, firstReservation)
-	if s.class == classSmall {
+	if s.class == quota.Small {
 		first /= 16
 	}
 	want := up(max(2*n, s.area.Reserved(), first))

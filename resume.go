@@ -8,6 +8,7 @@ import (
 
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/event"
+	"github.com/cistern-gpu/cistern/internal/engine/quota"
 	"github.com/cistern-gpu/cistern/internal/engine/timeline"
 	"github.com/cistern-gpu/cistern/internal/vm"
 )
@@ -47,23 +48,23 @@ func (d *Device) Resume(sel Selection) (PauseReport, error) {
 		if err != nil {
 			r.putBack()
 		} else {
-			d.settleAll(nil, nil)
+			d.rebalanceAll(nil, nil)
 			if err = r.fill(); err == nil {
-				d.settleAll(nil, nil)
+				d.rebalanceAll(nil, nil)
 				return r.report, nil
 			}
 		}
 		if !isOutOfMemory(err) || r.copying {
-			d.settleAll(nil, nil)
+			d.rebalanceAll(nil, nil)
 			return PauseReport{}, err
 		}
 		again, trimErr := r.climb()
 		if trimErr != nil {
-			d.settleAll(nil, nil)
+			d.rebalanceAll(nil, nil)
 			return PauseReport{}, trimErr
 		}
 		if !again {
-			d.settleAll(nil, nil)
+			d.rebalanceAll(nil, nil)
 			return PauseReport{}, r.outOfMemory(err)
 		}
 	}
@@ -170,7 +171,7 @@ func (r *resume) getMemory() error {
 			return errOverLimit
 		}
 	}
-	if !d.mayHold(onDevice) {
+	if !d.quota.MayHold(onDevice) {
 		grow.stop = stopLimit
 		return errOverLimit
 	}
@@ -201,7 +202,7 @@ func (r *resume) getMemory() error {
 			s.gain(a.size)
 			if a.backing != nil {
 				d.got(a.size, s.pool.counted)
-				d.held[groupOf(s.class)].add(a.size)
+				d.quota.Physical[quota.GroupOf(s.class)].Add(a.size)
 				d.record(event.Event{Kind: event.SegmentMap, Addr: a.addr, Size: a.size, Stream: s.stream.number(), Pool: s.pool.number})
 			} else {
 				at := a.addr
@@ -215,7 +216,7 @@ func (r *resume) getMemory() error {
 				}
 			}
 			d.addPaused(s, -int64(v.used))
-			d.spareBytes += a.size - v.used
+			d.quota.Spare += a.size - v.used
 			r.report.Blocks += int64(v.blocks)
 			r.report.Bytes += v.used
 			r.report.Physical += a.size
@@ -240,7 +241,7 @@ func (d *Device) createFor(list []*absence) error {
 			}
 			a.chunks = append(a.chunks, d.chunks.Add(h, size, 0))
 			d.got(size, true)
-			d.held[groupOf(a.space.class)].add(size)
+			d.quota.Physical[quota.GroupOf(a.space.class)].Add(size)
 			left -= size
 		}
 	}
@@ -255,7 +256,7 @@ func (d *Device) createFor(list []*absence) error {
 func (d *Device) resumeChunk(class int, left uint64) uint64 {
 	g := d.upstream.Granularity()
 	size := max(g, d.opts.ChunkMax/g*g)
-	if class == classSmall {
+	if class == quota.Small {
 		size = max(g, size/2/g*g)
 	}
 	return min(left, size, d.mostChunk())
@@ -381,8 +382,8 @@ func (r *resume) climb() (again bool, err error) {
 	if p := r.full; p != nil && !p.pinned && rungs&RungLend != 0 {
 		r.try(RungLend)
 		r.start()
-		returned, spare := d.returned, d.spareBytes
-		defer func() { r.lap(RungLend, d.returned-returned+less(d.spareBytes, spare)) }()
+		returned, spare := d.quota.Returned, d.quota.Spare
+		defer func() { r.lap(RungLend, d.quota.Returned-returned+less(d.quota.Spare, spare)) }()
 		held := p.reserved
 		if p.segments != nil {
 			_, err = d.releaseSegments(func(x *Pool) bool { return x == p }, true)
@@ -397,7 +398,7 @@ func (r *resume) climb() (again bool, err error) {
 			continue
 		}
 		r.start()
-		returned, collected := d.returned, d.collected
+		returned, collected := d.quota.Returned, d.collected
 		step := r.step
 		switch step {
 		case 1:
@@ -432,7 +433,7 @@ func (r *resume) climb() (again bool, err error) {
 		}
 		if step <= 4 {
 			r.try(RungLend)
-			r.lap(RungLend, d.returned-returned+d.collected-collected)
+			r.lap(RungLend, d.quota.Returned-returned+d.collected-collected)
 		}
 		if again || err != nil {
 			return again, err
@@ -609,14 +610,14 @@ func (r *resume) takeBack() {
 		for _, a := range list {
 			s.lose(a.size)
 			if a.backing != nil {
-				d.held[groupOf(s.class)].take(a.size)
+				d.quota.Physical[quota.GroupOf(s.class)].Remove(a.size)
 				d.gaveBack(a.size, s.pool.counted)
 			} else {
 				s.area.Set(a.addr, a.size, 0)
 				d.takeChunks(a)
 			}
 			a.mapped, a.bare, a.busy = false, false, false
-			d.spareBytes -= a.size - all[a].used
+			d.quota.Spare -= a.size - all[a].used
 			d.addPaused(s, int64(all[a].used))
 			if a.backing == nil {
 				d.cutUp(a, all[a])

@@ -6,6 +6,7 @@ import (
 
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/event"
+	"github.com/cistern-gpu/cistern/internal/engine/quota"
 	"github.com/cistern-gpu/cistern/internal/engine/timeline"
 	"github.com/cistern-gpu/cistern/internal/heap"
 	"github.com/cistern-gpu/cistern/internal/vm"
@@ -105,7 +106,7 @@ func (d *Device) dissolveIdle() {
 //
 // +checklocks:p.dev.mu
 func (p *Pool) inherit(st *Stream) {
-	for class := range numClasses {
+	for class := range quota.NumClasses {
 		if p.spaceFor(st, class) != nil {
 			return
 		}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"github.com/cistern-gpu/cistern/cuda"
+	"github.com/cistern-gpu/cistern/internal/engine/quota"
 	"github.com/cistern-gpu/cistern/internal/engine/timeline"
 	"github.com/cistern-gpu/cistern/internal/heap"
 	"github.com/cistern-gpu/cistern/resource"
@@ -186,7 +187,7 @@ func (c *climb) growSegment() (heap.ID, error) {
 		switch {
 		case c.full:
 			grow.stop = stopPoolLimit
-		case s.pool.counted && !d.mayHold(size):
+		case s.pool.counted && !d.quota.MayHold(size):
 			grow.stop = stopLimit
 		default:
 			c.start()
@@ -238,14 +239,14 @@ func (c *climb) addSegment(ptr cuda.Ptr, size uint64) {
 	d, s := c.d, c.s
 	d.areas = append(d.areas, reservation{uint64(ptr), size, s, d.chunks.NewSerial(), s.pool.align(c.align)})
 	d.got(size, s.pool.counted)
-	d.held[groupOf(s.class)].add(size)
+	d.quota.Physical[quota.GroupOf(s.class)].Add(size)
 	s.gain(size)
 	d.recordSegment(s, uint64(ptr), size, true, c.by)
 	block := s.heap.Map(s.heap.AddRange(uint64(ptr), size), uint64(ptr), size, 0)
 	if at := (run{uint64(ptr), size}); d.onMap != nil {
 		c.introduce(block, at, 0, []run{at})
 	} else {
-		s.gauges.setFree(s.heap.FreeBlocks, int64(size))
+		s.gauges.SetFree(s.heap.FreeBlocks, int64(size))
 	}
 }
 
@@ -261,9 +262,9 @@ func (c *climb) makeRoom() (bool, error) {
 	d := c.d
 	c.try(RungLend)
 	c.start()
-	returned, spare := d.returned, d.spareBytes
+	returned, spare := d.quota.Returned, d.quota.Spare
 	any, err := c.release()
-	c.lap(RungLend, d.returned-returned+less(d.spareBytes, spare))
+	c.lap(RungLend, d.quota.Returned-returned+less(d.quota.Spare, spare))
 	return any, err
 }
 
@@ -360,8 +361,8 @@ func (d *Device) releaseSegments(chosen func(*Pool) bool, mayWait bool) (bool, e
 			}
 			v := victim{space: s, first: id, base: b.Addr, size: b.Size, stamp: b.Stamp}
 			s.heap.Unmap(id, b.Addr, b.Size)
-			s.gauges.setFree(s.heap.FreeBlocks, -int64(v.size))
-			d.spareBytes += v.size
+			s.gauges.SetFree(s.heap.FreeBlocks, -int64(v.size))
+			d.quota.Spare += v.size
 			victims = append(victims, v)
 			if v.stamp > 0 {
 				waits.Add(&s.stream.timeline, v.stamp)
@@ -396,11 +397,11 @@ func (d *Device) releaseSegments(chosen func(*Pool) bool, mayWait bool) (bool, e
 		} else if err == nil {
 			err = timeline.ErrCapturing
 		}
-		d.spareBytes -= v.size
+		d.quota.Spare -= v.size
 		if err != nil { // nothing is lost: it is cached again
 			s.mu.Lock()
 			s.heap.Map(s.heap.Reap(v.first), v.base, v.size, v.stamp)
-			s.gauges.setFree(s.heap.FreeBlocks, int64(v.size))
+			s.gauges.SetFree(s.heap.FreeBlocks, int64(v.size))
 			s.mu.Unlock()
 			continue
 		}
@@ -416,7 +417,7 @@ func (d *Device) releaseSegments(chosen func(*Pool) bool, mayWait bool) (bool, e
 				break
 			}
 		}
-		d.held[groupOf(s.class)].take(v.size)
+		d.quota.Physical[quota.GroupOf(s.class)].Remove(v.size)
 		d.gaveBack(v.size, s.pool.counted)
 	}
 	return any, failed

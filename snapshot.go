@@ -5,6 +5,7 @@ import (
 
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/event"
+	"github.com/cistern-gpu/cistern/internal/engine/quota"
 	"github.com/cistern-gpu/cistern/internal/heap"
 	"github.com/cistern-gpu/cistern/internal/vm"
 )
@@ -124,7 +125,7 @@ func (s *space) segments() []Segment {
 		}
 		if len(out) == 0 || b.Addr != end || s.heap.Prev(id) == 0 {
 			out = append(out, Segment{Addr: b.Addr, Stream: int(s.stream.index.Load()), Owner: s.stream, Pool: s.pool.id, Number: s.pool.number,
-				Large: groupOf(s.class) == groupLarge})
+				Large: quota.GroupOf(s.class) == quota.GroupLarge})
 		}
 		g := &out[len(out)-1]
 		g.Size += b.Size
@@ -161,11 +162,11 @@ func (d *Device) Usage() (allocated, reserved uint64) {
 	for _, s := range d.spaces {
 		if s != nil {
 			s.mu.Lock()
-			allocated += uint64(s.gauges.now[gAllocated])
+			allocated += uint64(s.gauges.Now()[quota.Allocated])
 			s.mu.Unlock()
 		}
 	}
-	return allocated, d.reservedBytes + d.elsewhere
+	return allocated, d.quota.Total()
 }
 
 // Streams are the streams that the device knows, by index: what Segment.Stream and event.Event.Stream refer to. The index

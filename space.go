@@ -5,6 +5,7 @@ import (
 
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/event"
+	"github.com/cistern-gpu/cistern/internal/engine/quota"
 	"github.com/cistern-gpu/cistern/internal/engine/timeline"
 	"github.com/cistern-gpu/cistern/internal/heap"
 	"github.com/cistern-gpu/cistern/internal/vm"
@@ -14,16 +15,11 @@ import (
 // uses a stream from one thread at a time as a rule, so the lock is nearly always free.
 type lane struct {
 	mu      laneMutex
-	classes [numClasses]gauges // guarded by mu: of each class
-	// most is the allowance of the classes together: what the sum of their gauges may reach without the device's
-	// lock. Guarded by mu.
-	most [numGauges]int64
-	// high is the highest sum when allowances were shared out. Guarded by Device.mu.
-	high    [numGauges]int64
+	quota   quota.Arena
 	refs    int  // guarded by Device.mu: spaces
 	planned bool // guarded by Device.mu: locked by Device.plan
 	// spaces by class, nil where there is none. Guarded by mu.
-	spaces [numClasses]*space
+	spaces [quota.NumClasses]*space
 }
 
 // space is what one (pool, stream, size class) owns: addresses, the chunks mapped there, the blocks. Its methods in
@@ -39,9 +35,9 @@ type space struct {
 	// Guarded by mu, changed only by holders of Device.mu.
 	capture uint32
 
-	heap   *heap.Heap // guarded by mu
-	area   *vm.Area   // guarded by mu; nil where the pool is made of segments
-	gauges *gauges    // guarded by mu: the lane's for this class
+	heap   *heap.Heap   // guarded by mu
+	area   *vm.Area     // guarded by mu; nil where the pool is made of segments
+	gauges *quota.Class // guarded by mu: the lane's for this class
 	// sinceClose counts the bytes freed since the stream's epoch was last closed from here. Guarded by mu.
 	sinceClose uint64
 	// requests counts, modulo its size, the requests made while frees waited for other streams. Guarded by mu.
@@ -127,14 +123,14 @@ func (p *Pool) allocCached(size uint64, st *Stream, by origin) cuda.Ptr {
 // fit hands out a free block of the space; 0 where there is none, or more has to be done first. The caller holds the lane's
 // lock.
 func (s *space) fit(size, n uint64, capture uint32, by origin) cuda.Ptr {
-	if capture != s.capture || !s.dev.health.Quick() || !s.roomForAlloc(size, n) || s.collectDue() {
+	if capture != s.capture || !s.dev.health.Quick() || !s.quota.RoomForAlloc(s.class, size, n) || s.collectDue() {
 		return 0
 	}
 	id := s.heap.Take(n, size)
 	if id == 0 {
 		return 0
 	}
-	s.gauges.alloc(size, n, s.heap.FreeBlocks)
+	s.gauges.Alloc(size, n, s.heap.FreeBlocks)
 	b := s.heap.At(id)
 	b.Tag, b.Capture = by.label, capture
 	if by.stack != 0 {
@@ -176,12 +172,12 @@ func (s *space) freePtr(p cuda.Ptr, behind *Stream) error {
 		return &PointerError{Op: "free", Ptr: p, Detail: waitsDetail}
 	}
 	n, requested := b.Size, b.Requested
-	if b.Uses != 0 || s.capture != 0 || !d.health.Quick() || !s.roomForFree(n, s.heap.FreeNeighbours(id)) {
+	if b.Uses != 0 || s.capture != 0 || !d.health.Quick() || !s.quota.RoomForFree(s.class, n, s.heap.FreeNeighbours(id)) {
 		s.mu.Unlock()
 		return s.freeSlow(p, FreeOptions{Stream: behind})
 	}
 	s.heap.FreeAt(id, place, s.stream.timeline.Epoch())
-	s.gauges.free(requested, n, s.heap.FreeBlocks)
+	s.gauges.Free(requested, n, s.heap.FreeBlocks)
 	s.noteFree(n)
 	s.mu.Unlock()
 	return nil
@@ -225,7 +221,7 @@ func (s *space) freeSlow(p cuda.Ptr, o FreeOptions) error {
 		return &PointerError{Op: "free", Ptr: p, Detail: "it was freed already"}
 	}
 	err := d.freeLocked(s, id, o)
-	d.settle(s, nil)
+	d.rebalance(s, nil)
 	s.mu.Unlock()
 	return err
 }
@@ -264,7 +260,7 @@ func (d *Device) freeLocked(s *space, id heap.ID, o FreeOptions) error {
 			f.owner, f.stack, f.thread = owner, e.Stack, e.Thread
 			s.heap.Park(id)
 			s.noteParked(s.heap.At(id))
-			s.gauges.park(requested, n)
+			s.gauges.Park(requested, n)
 			d.pending = append(d.pending, f)
 			d.health.SetWaiting(true)
 			if behind == nil {
@@ -274,8 +270,8 @@ func (d *Device) freeLocked(s *space, id heap.ID, o FreeOptions) error {
 		}
 	}
 	back := d.takeBack(s, id, stamp)
-	s.gauges.park(requested, n)
-	s.gauges.unpark(n, back, s.heap.FreeBlocks)
+	s.gauges.Park(requested, n)
+	s.gauges.Unpark(n, back, s.heap.FreeBlocks)
 	if behind == nil {
 		s.noteFree(n)
 	}

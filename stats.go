@@ -1,5 +1,7 @@
 package cistern
 
+import "github.com/cistern-gpu/cistern/internal/engine/quota"
+
 // Value is one statistic: now, at its highest since the start or ResetPeaks, and everything added and taken away since the
 // start or ResetAccumulated.
 type Value struct {
@@ -67,28 +69,27 @@ func (c *Counters) count(r Rungs) {
 func (d *Device) Stats() Stats {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.settleAll(nil, nil)
-	sums := d.sums()
-	value := func(g, i int) Value {
-		x := &d.groups[g]
-		since := d.since[g][i]
-		return Value{x.now[i], x.peak[i], sums[g][i] - since.added, sums[g][i] - x.now[i] - since.removed}
+	d.lockLanes(nil, nil)
+	d.quota.Rebalance(nil, len(d.spares))
+	all := d.quota.Statistics()
+	d.unlockLanes(nil, nil)
+	grouped := func(of func(group int) quota.Value) Grouped {
+		return Grouped{Value(of(quota.GroupAll)), Value(of(quota.GroupSmall)), Value(of(quota.GroupLarge))}
 	}
-	grouped := func(i int) Grouped {
-		return Grouped{value(groupAll, i), value(groupSmall, i), value(groupLarge, i)}
-	}
+	gauge := func(i int) Grouped { return grouped(func(g int) quota.Value { return all[g][i] }) }
+	physical := &d.quota.Physical
 	s := Stats{
-		Allocations:    grouped(gAllocs),
-		Active:         grouped(gActive),
-		Inactive:       grouped(gFree),
-		Requested:      grouped(gRequested),
-		Allocated:      grouped(gAllocated),
-		ActiveBytes:    grouped(gActiveBytes),
-		InactiveBytes:  grouped(gFreeBytes),
-		Segments:       Grouped{d.held[groupAll].handles, d.held[groupSmall].handles, d.held[groupLarge].handles},
-		Reserved:       Grouped{d.held[groupAll].bytes, d.held[groupSmall].bytes, d.held[groupLarge].bytes},
-		Paused:         Grouped{d.paused[groupAll], d.paused[groupSmall], d.paused[groupLarge]},
-		SpareBytes:     d.spareBytes,
+		Allocations:    gauge(quota.Allocs),
+		Active:         gauge(quota.Active),
+		Inactive:       gauge(quota.Free),
+		Requested:      gauge(quota.Requested),
+		Allocated:      gauge(quota.Allocated),
+		ActiveBytes:    gauge(quota.ActiveBytes),
+		InactiveBytes:  gauge(quota.FreeBytes),
+		Segments:       grouped(func(g int) quota.Value { return physical[g].Handles }),
+		Reserved:       grouped(func(g int) quota.Value { return physical[g].Bytes }),
+		Paused:         grouped(func(g int) quota.Value { return d.quota.Paused[g] }),
+		SpareBytes:     d.quota.Spare,
 		ZombieMappings: d.zombies.Len(),
 		Counters:       d.counts,
 	}
@@ -99,31 +100,18 @@ func (d *Device) Stats() Stats {
 	return s
 }
 
-// sums is what was ever added to each statistic.
-//
-// +checklocks:d.mu
-func (d *Device) sums() [numGroups][numGauges]int64 {
-	sums := d.retired
-	for _, s := range d.spaces {
-		if s == nil {
-			continue
-		}
-		s.mu.Lock()
-		for _, g := range [2]int{groupAll, groupOf(s.class)} {
-			for i, v := range s.gauges.sum {
-				sums[g][i] += v
-			}
-		}
-		s.mu.Unlock()
-	}
-	return sums
-}
-
 // ResetPeaks makes the present values the peaks.
-func (d *Device) ResetPeaks() { d.resetPeaks() }
-
-// total is what was added to and taken from a statistic when ResetAccumulated was last called.
-type total struct{ added, removed int64 }
+func (d *Device) ResetPeaks() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.quota.ResetPeaks()
+	for _, p := range d.byNumber {
+		if p != nil {
+			p.peak = p.holds()
+		}
+	}
+	d.rebalanceAll(nil, nil)
+}
 
 // ResetAccumulated makes Added and Removed of every statistic and the Counters start from 0 again. What is now and the
 // peaks stay. A size class from which a chunk moves to another afterwards can show less than 0 added for Segments and
@@ -131,20 +119,88 @@ type total struct{ added, removed int64 }
 func (d *Device) ResetAccumulated() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.settleAll(nil, nil)
-	for g, list := range d.sums() {
-		for i, v := range list {
-			d.since[g][i] = total{v, v - d.groups[g].now[i]}
-		}
-	}
-	for g := range d.held {
-		for _, v := range [2]*Value{&d.held[g].bytes, &d.held[g].handles} {
-			v.Added, v.Removed = 0, 0
-		}
-		d.paused[g].Added, d.paused[g].Removed = 0, 0
-	}
+	d.lockLanes(nil, nil)
+	d.quota.Rebalance(nil, len(d.spares))
+	d.quota.ResetAccumulated()
+	d.unlockLanes(nil, nil)
 	d.glance.before.Retries += d.counts.Retries
 	d.glance.before.OOMs += d.counts.OOMs
 	d.counts = Counters{}
 	d.timeline.ResetWaits()
+}
+
+// got notes memory that came from the driver or an upstream, gaveBack memory that went there. counted is memory under
+// the device's limit.
+//
+// +checklocks:d.mu
+func (d *Device) got(bytes uint64, counted bool) {
+	d.quota.Got(bytes, counted)
+	d.counts.DeviceAllocs++
+}
+
+// +checklocks:d.mu
+func (d *Device) gaveBack(bytes uint64, counted bool) {
+	d.quota.GaveBack(bytes, counted)
+	d.counts.DeviceFrees++
+}
+
+// rebalance is called after a change that was made outside the hot path: if the space exceeds an allowance now, the sums
+// are taken, the peaks raised and the allowances shared out anew. The caller holds Device.mu and the lane's lock and
+// has held both since before the change, so that no other thread has seen it. also is a space of another lane whose
+// lock the caller holds, or nil.
+//
+// +checklocks:d.mu
+func (d *Device) rebalance(s, also *space) {
+	if !s.quota.Within(s.class) || len(s.absent) > 0 { // a free may have changed what no lane counts
+		d.rebalanceAll(s, also)
+	}
+}
+
+// rebalanceAll is rebalance for any change. The caller holds the locks of held and also, either of which may be nil.
+//
+// +checklocks:d.mu
+func (d *Device) rebalanceAll(held, also *space) {
+	d.lockLanes(held, also)
+	var favoured *quota.Arena
+	if held != nil {
+		favoured = &held.quota
+	}
+	d.quota.Rebalance(favoured, len(d.spares))
+	d.unlockLanes(held, also)
+}
+
+// lockLanes locks the lanes of the device, but those of two spaces that the caller has locked; either may be nil.
+//
+// +checklocks:d.mu
+func (d *Device) lockLanes(held, also *space) {
+	for _, l := range d.lanes {
+		if !held.in(l) && !also.in(l) {
+			l.mu.Lock()
+		}
+	}
+}
+
+// +checklocks:d.mu
+func (d *Device) unlockLanes(held, also *space) {
+	for _, l := range d.lanes {
+		if !held.in(l) && !also.in(l) {
+			l.mu.Unlock()
+		}
+	}
+}
+
+// in reports whether a space, which may be nil, belongs to the lane.
+func (s *space) in(l *lane) bool { return s != nil && s.lane == l }
+
+// lockBeside locks the lane of o unless it is the lane of held, whose lock the caller has; held may be nil.
+func (o *space) lockBeside(held *space) {
+	if !held.in(o.lane) {
+		o.mu.Lock()
+	}
+}
+
+func (o *space) unlockBeside(held *space) {
+	if !held.in(o.lane) {
+		o.mu.Unlock()
+	}
 }

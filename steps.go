@@ -92,7 +92,7 @@ func less(a, b uint64) uint64 { return a - min(a, b) }
 //
 // +checklocks:d.mu
 func (d *Device) idle() uint64 {
-	n := d.spareBytes
+	n := d.quota.Spare
 	for _, s := range d.spaces {
 		if s != nil {
 			s.mu.Lock()

@@ -3,6 +3,7 @@ package cistern
 import (
 	"cmp"
 
+	"github.com/cistern-gpu/cistern/internal/engine/quota"
 	"github.com/cistern-gpu/cistern/internal/engine/timeline"
 	"github.com/cistern-gpu/cistern/internal/heap"
 	"github.com/cistern-gpu/cistern/internal/vm"
@@ -57,7 +58,7 @@ func (d *Device) trim(only *Pool) error {
 	_, err := d.trimUpstreams(chosen)
 	first = cmp.Or(first, err)
 	d.sweep()
-	d.settleAll(nil, nil)
+	d.rebalanceAll(nil, nil)
 	return first
 }
 
@@ -79,7 +80,7 @@ func (d *Device) releaseChunks(only *Pool, need uint64) (bool, error) {
 //
 // +checklocks:d.mu
 func (d *Device) detachChunks(only *Pool, need uint64) (bool, error) {
-	have := d.spareBytes
+	have := d.quota.Spare
 	for _, s := range d.spaces {
 		if s == nil || s.area == nil || s.pool.pinned || only != nil && s.pool != only || have >= need {
 			continue
@@ -160,8 +161,8 @@ func (d *Device) releaseSpares() (any bool, first error) {
 			keep = append(keep, id)
 			continue
 		}
-		d.spareBytes -= k.Size
-		d.held[groupLarge].take(k.Size)
+		d.quota.Spare -= k.Size
+		d.quota.Physical[quota.GroupLarge].Remove(k.Size)
 		d.gaveBack(k.Size, true)
 		d.chunks.Drop(id)
 		any = true

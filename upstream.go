@@ -281,7 +281,7 @@ func (c *climb) segment(size uint64) (cuda.Ptr, error) {
 	p := s.pool
 	if p.foreign {
 		if p.counted {
-			d.inFlight += size
+			d.quota.InFlight += size
 		}
 		p.inFlight += size
 		s.mu.Unlock()
@@ -291,7 +291,7 @@ func (c *climb) segment(size uint64) (cuda.Ptr, error) {
 			s.mu.Lock()
 			p.inFlight -= size
 			if p.counted {
-				d.inFlight -= size
+				d.quota.InFlight -= size
 			}
 		}()
 		lockrank.MayCall()

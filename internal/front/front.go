@@ -8,7 +8,7 @@
 // the engine ever sees a block that is neither used nor free.
 //
 // What C may do is bounded by limits that Go sets whenever it lets the lane go: as much as the lane's allowances leave
-// (gauges.go in package cistern). Beyond them it calls Go.
+// (internal/engine/quota). Beyond them it calls Go.
 //
 // There are no pointers in a Front, and none into Go memory: the Go code that hands it to C pins it. C's side of it is
 // cmd/libcistern/front.c, whose structures have the same layout; Take and Put are the same steps in Go, for the calls

@@ -14,7 +14,8 @@ import (
 // who calls it.
 var mayImport = map[string][]string{
 	// The engine, and below it.
-	".":                        {"cuda", "event", "internal/engine/health", "internal/engine/timeline", "internal/front", "internal/heap", "internal/lockrank", "internal/nopoll", "internal/stacks", "internal/units", "internal/vm", "resource"},
+	".":                        {"cuda", "event", "internal/engine/health", "internal/engine/quota", "internal/engine/timeline", "internal/front", "internal/heap", "internal/lockrank", "internal/nopoll", "internal/stacks", "internal/units", "internal/vm", "resource"},
+	"internal/engine/quota":    {"internal/front"},
 	"internal/engine/timeline": {"cuda", "internal/engine/health", "internal/front", "internal/lockrank"},
 	"internal/engine/health":   {"cuda", "internal/front", "internal/lockrank"},
 	"internal/front":           {},
