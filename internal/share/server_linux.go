@@ -13,6 +13,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/cistern-gpu/cistern/internal/environ"
 	"github.com/cistern-gpu/cistern/internal/nopoll"
 )
 
@@ -62,10 +63,10 @@ func (p *Process) place() (path string, fd int, err error) {
 	usual := fmt.Sprintf("cistern-%d", p.user)
 	unused := fmt.Sprintf("%s-%x", usual, rand.Uint64())
 	folders := []string{filepath.Join(shm, usual)}
-	if run := os.Getenv("XDG_RUNTIME_DIR"); filepath.IsAbs(run) {
+	if run := environ.Get("XDG_RUNTIME_DIR"); filepath.IsAbs(run) {
 		folders = append(folders, filepath.Join(run, "cistern"))
 	}
-	for _, parent := range []string{shm, os.TempDir(), "/tmp"} {
+	for _, parent := range []string{shm, environ.TempDir(), "/tmp"} {
 		folders = append(folders, filepath.Join(parent, unused))
 	}
 	for _, folder := range folders {
