@@ -1,6 +1,7 @@
 package cistern
 
 import (
+	"slices"
 	"time"
 
 	"github.com/cistern-gpu/cistern/cuda"
@@ -21,7 +22,7 @@ import (
 //
 // The function is called with no lock held, perhaps by several threads at once. It may free, and ask, but must not
 // allocate from the device or trim it. A request that would fail while another thread is telling waits for that, for at
-// most a second, so that locks of the caller's do no more harm. When OnUnmap returns no call of the former function is
+// most a second for each call of the function, so that locks of the caller's do no more harm. When OnUnmap returns no call of the former function is
 // under way, so a function must not replace itself.
 func (d *Device) OnUnmap(f func(addr cuda.Ptr, size uint64)) {
 	d.setTeller(&d.onUnmap, f) // +checklocksignore: of the field only the address is taken
@@ -56,15 +57,27 @@ func (d *Device) setTeller(at **teller, f func(addr cuda.Ptr, size uint64)) {
 // patience is how long a request waits for a function that may be waiting for the request's own thread. It is counted in turns,
 // and a turn that lasted longer counts no more: of the time in which a busy host let no thread of the process run, the function
 // had nothing either.
+// It begins anew when the call that was the oldest has ended: functions that come back, however slowly, fail no request. So that
+// a request which nothing can meet fails while others never stop telling, that happens so many times at most.
 const (
 	patience     = time.Second
 	patienceTurn = patience / 20
+	patienceMost = 20
 )
 
 // waiter is a request's patience.
 type waiter struct {
-	last  time.Time // when it was asked for, zero: not yet
-	spent time.Duration
+	last   time.Time // when it was asked for, zero: not yet
+	spent  time.Duration
+	oldest uint64 // the call that it waits for
+	calls  int    // for how many it has waited
+}
+
+// waitFor has the waiter wait for the oldest call under way.
+func (w *waiter) waitFor(oldest uint64) {
+	if w.oldest != oldest && w.calls < patienceMost {
+		*w = waiter{oldest: oldest, calls: w.calls + 1}
+	}
 }
 
 // left is how much of it there is, negative or 0 for none.
@@ -111,8 +124,9 @@ func (d *Device) tell(t *teller, ranges []run) {
 		return
 	}
 	t.calls++
-	d.telling++
-	defer d.toldBy(t) // also if f panics
+	d.tellings++
+	d.telling = append(d.telling, d.tellings)
+	defer d.toldBy(t, d.tellings) // also if f panics
 	d.mu.Unlock()
 	defer d.mu.Lock()
 	lockrank.MayCall()
@@ -124,9 +138,10 @@ func (d *Device) tell(t *teller, ranges []run) {
 // toldBy ends a call of tell.
 //
 // +checklocks:d.mu
-func (d *Device) toldBy(t *teller) {
+func (d *Device) toldBy(t *teller, call uint64) {
 	t.calls--
-	d.telling--
+	i := slices.Index(d.telling, call)
+	d.telling = slices.Delete(d.telling, i, i+1)
 	if d.told != nil {
 		close(d.told)
 		d.told = nil

@@ -614,3 +614,25 @@ func TestPeerDuringOnMap(t *testing.T) {
 	close(leave)
 	must(t, p.use(1, <-got, 20*mib))
 }
+
+// A request waits a second for one call that does not come back, longer for calls that do, and not for ever for anything.
+func TestOnUnmapPatience(t *testing.T) {
+	waited := func(call func(n int) uint64) (n int) {
+		for _, waits := range cistern.Waits(2000, call) {
+			if !waits {
+				break
+			}
+			n++
+		}
+		return n
+	}
+	if n := waited(func(int) uint64 { return 1 }); n != 20 {
+		t.Errorf("for one call it waits %d turns, want 20", n)
+	}
+	if n := waited(func(n int) uint64 { return uint64(min(n/15, 3)) + 1 }); n != 45+20 {
+		t.Errorf("for three calls that come back and one that does not it waits %d turns, want 65", n)
+	}
+	if n := waited(func(n int) uint64 { return uint64(n) + 1 }); n < 20 || n > 100 {
+		t.Errorf("for calls without end it waits %d turns", n)
+	}
+}

@@ -99,7 +99,8 @@ type deviceState struct {
 	callbacks     []*callback
 	onMap         *teller       // nil: nobody wants to know
 	onUnmap       *teller       // nil: nobody wants to know
-	telling       int           // threads that are telling
+	telling       []uint64      // the calls of tellers under way, by number, the oldest first
+	tellings      uint64        // how many there were
 	told          chan struct{} // closed when one is done; nil: nobody waits for that
 	arriving      []run         // new chunks that are being told of and lie in no space yet
 	plan          planner

@@ -2,6 +2,7 @@ package cistern
 
 import (
 	"slices"
+	"time"
 )
 
 // SetStretch makes little memory several stretches, until the function that it returns is called.
@@ -16,6 +17,19 @@ func Awaits(d *Device) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.told != nil
+}
+
+// Waits reports for each of so many turns of waiting, of which call(n) says the oldest call of a function that is told of memory,
+// whether a request still waits.
+func Waits(turns int, call func(n int) uint64) (waits []bool) {
+	var w waiter
+	now := time.Now()
+	for n := range turns {
+		w.waitFor(call(n))
+		waits = append(waits, w.left(now) > 0)
+		now = now.Add(patienceTurn)
+	}
+	return waits
 }
 
 // HoldDevice locks a device as a request does that is on the ladder, until the function that it returns is called.

@@ -353,7 +353,8 @@ func (c *climb) unlocked() (again bool, err error) {
 		c.tight = true
 		return true, nil
 	}
-	if d.telling > 0 { // what another thread got or gives back may do
+	if len(d.telling) > 0 { // what another thread got or gives back may do
+		c.told.waitFor(d.telling[0])
 		if c.told.left(time.Now()) > 0 {
 			c.s.mu.Unlock()
 			d.awaitTold(&c.told)

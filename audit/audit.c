@@ -183,14 +183,20 @@ static int is_python(const struct link_map *map) {
 	return 1;
 }
 
-// program_headers are those of the program, where the kernel says that they are, as it says where its strings are.
-static const Elf64_Phdr *program_headers(int *n) {
+// auxiliary is what the kernel told the program at its start: so many pairs of a key and a value.
+static long auxiliary(uint64_t *pairs, size_t size) {
 	long fd = sys3(SYS_openat, -100, "/proc/self/auxv", 02000000); // O_CLOEXEC
 	if (fd < 0)
-		return NULL;
-	uint64_t v[2 * 64];
-	long got = sys3(SYS_read, fd, v, sizeof v) / 16;
+		return 0;
+	long got = sys3(SYS_read, fd, pairs, size);
 	sys1(SYS_close, fd);
+	return got > 0 ? got / 16 : 0;
+}
+
+// program_headers are those of the program, where the kernel says that they are, as it says where its strings are.
+static const Elf64_Phdr *program_headers(int *n) {
+	uint64_t v[2 * 64];
+	long got = auxiliary(v, sizeof v);
 	const Elf64_Phdr *h = NULL;
 	int count = 0;
 	for (long i = 0; i < got; i++) {
@@ -285,7 +291,22 @@ static int is(const char *path, const char *begin) {
 	return *begin == 0;
 }
 
-unsigned la_version(unsigned version) { return version < LAV_CURRENT ? version : LAV_CURRENT; }
+// with_rights reports whether the program has more rights than the user who started it, who also named the ring: then nothing is
+// traced. Where that cannot be known, neither.
+static int with_rights(void) {
+	uint64_t v[2 * 64];
+	long got = auxiliary(v, sizeof v);
+	for (long i = 0; i < got; i++)
+		if (v[2 * i] == AT_SECURE)
+			return v[2 * i + 1] != 0;
+	return 1;
+}
+
+unsigned la_version(unsigned version) {
+	if (with_rights())
+		return 0; // and the dynamic linker goes on without this library
+	return version < LAV_CURRENT ? version : LAV_CURRENT;
+}
 
 unsigned la_objopen(struct link_map *map, Lmid_t namespace, uintptr_t *cookie) {
 	*cookie = (uintptr_t)map;

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/cistern-gpu/cistern"
+	"github.com/cistern-gpu/cistern/internal/environ"
 	"github.com/cistern-gpu/cistern/trace"
 )
 
@@ -213,7 +214,7 @@ func (r *Reporter) getenv() func(string) string {
 	if r.Getenv != nil {
 		return r.Getenv
 	}
-	return os.Getenv
+	return environ.Get
 }
 
 // explain starts the command for a file.

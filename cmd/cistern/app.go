@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
+	"github.com/cistern-gpu/cistern/internal/environ"
 	"github.com/cistern-gpu/cistern/report"
 )
 
@@ -153,7 +154,7 @@ func styleOf(w io.Writer, terminal bool) report.Style {
 	if width <= 0 {
 		width = mostColumns
 	}
-	return report.Style{Color: os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb", Width: min(max(width, leastColumns), mostColumns)}
+	return report.Style{Color: environ.Get("NO_COLOR") == "" && environ.Get("TERM") != "dumb", Width: min(max(width, leastColumns), mostColumns)}
 }
 
 // leastColumns and mostColumns bound the columns of text: below, tables do not fit; above, prose is hard to read.

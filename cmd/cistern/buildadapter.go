@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/cistern-gpu/cistern/internal/environ"
 	"github.com/spf13/cobra"
 )
 
@@ -24,7 +25,7 @@ func python(named string) (string, error) {
 		}
 		return path, nil
 	}
-	for _, p := range []string{os.Getenv("CISTERN_PYTHON"), filepath.Join(os.Getenv("VIRTUAL_ENV"), "bin", "python")} {
+	for _, p := range []string{environ.Get("CISTERN_PYTHON"), filepath.Join(environ.Get("VIRTUAL_ENV"), "bin", "python")} {
 		if filepath.IsAbs(p) && isFile(p) {
 			return p, nil
 		}

@@ -14,6 +14,7 @@ import (
 	allocator "github.com/cistern-gpu/cistern"
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/cuda/open"
+	"github.com/cistern-gpu/cistern/internal/environ"
 	"github.com/cistern-gpu/cistern/internal/units"
 )
 
@@ -123,7 +124,7 @@ func (d *diagnosis) home() {
 
 // gpu asks the driver that the settings name.
 func (d *diagnosis) gpu() {
-	d.Settings = os.Getenv("CISTERN_CONF")
+	d.Settings = environ.Get("CISTERN_CONF")
 	opts, err := allocator.ParseOptions(d.Settings)
 	if err != nil {
 		d.problem("CISTERN_CONF: %v", err)

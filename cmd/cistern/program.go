@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	allocator "github.com/cistern-gpu/cistern"
+	"github.com/cistern-gpu/cistern/internal/environ"
 )
 
 // The commands run and record become another program, in whose Python processes the package cistern acts: the folder
@@ -31,7 +32,7 @@ const envChecked = "_CISTERN_CONF_CHECKED"
 // pythonPackage finds the folder of the Python package: beside the command in the source tree, in a wheel, in a bundle.
 func pythonPackage() (string, error) {
 	var places []string
-	if named := os.Getenv("CISTERN_PYTHON_PACKAGE"); named != "" {
+	if named := environ.Get("CISTERN_PYTHON_PACKAGE"); named != "" {
 		places = []string{named}
 	} else {
 		exe, err := os.Executable()
@@ -55,7 +56,7 @@ func pythonPackage() (string, error) {
 
 // sharedLibrary finds a library where the package will.
 func sharedLibrary(pkg, name string) (string, error) {
-	if named := os.Getenv("CISTERN_LIBRARY"); named != "" && name == "libcistern.so" {
+	if named := environ.Get("CISTERN_LIBRARY"); named != "" && name == "libcistern.so" {
 		if !isFile(named) {
 			return "", fmt.Errorf("CISTERN_LIBRARY: there is no file %s", named)
 		}

@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
+	"github.com/cistern-gpu/cistern/internal/environ"
 	"github.com/cistern-gpu/cistern/internal/live"
 	"github.com/cistern-gpu/cistern/internal/top"
 )
@@ -68,7 +69,7 @@ func newTop(a *app) *cobra.Command {
 			}
 			defer source.Close()
 			if f.once {
-				return a.topOnce(c.Context(), source, &f, outputWidth(a.out0(), os.Getenv))
+				return a.topOnce(c.Context(), source, &f, outputWidth(a.out0(), environ.Get))
 			}
 			return a.topLive(c.Context(), source, &f)
 		},
@@ -116,7 +117,7 @@ func (a *app) wantTerminal() error {
 		return errors.New("top: standard input is no terminal: cistern top --once prints a table, --json an object")
 	case !a.terminal:
 		return errors.New("top: standard output is no terminal: cistern top --once prints a table, --json an object")
-	case os.Getenv("TERM") == "dumb":
+	case environ.Get("TERM") == "dumb":
 		return errors.New("top: this terminal (TERM=dumb) cannot be drawn on: cistern top --once prints a table")
 	}
 	return nil
@@ -216,9 +217,9 @@ func (f *topFlags) knownGPU(t *top.Table) error {
 // topLive shows the view until somebody ends it.
 func (a *app) topLive(ctx context.Context, source top.Source, f *topFlags) error {
 	// Bubbletea's own context would kill it; this way it tidies the terminal up first.
-	v := newTopView(source, f, asciiOnly(os.Getenv))
+	v := newTopView(source, f, asciiOnly(environ.Get))
 	options := []tea.ProgramOption{tea.WithInput(a.in), tea.WithOutput(a.out0()), tea.WithoutSignalHandler(), tea.WithFPS(30)}
-	if os.Getenv("NO_COLOR") != "" {
+	if environ.Get("NO_COLOR") != "" {
 		options = append(options, tea.WithColorProfile(colorprofile.ASCII))
 	}
 	p := tea.NewProgram(v, options...)

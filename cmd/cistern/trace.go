@@ -19,6 +19,7 @@ import (
 	allocator "github.com/cistern-gpu/cistern"
 	"github.com/cistern-gpu/cistern/analyze"
 	"github.com/cistern-gpu/cistern/internal/audit"
+	"github.com/cistern-gpu/cistern/internal/environ"
 	"github.com/cistern-gpu/cistern/report"
 )
 
@@ -117,7 +118,7 @@ func kindsApart(args []string) bool {
 
 // auditLibrary finds the library where it is in the source tree, in a wheel and in a bundle.
 func auditLibrary() (string, error) {
-	if named := os.Getenv("CISTERN_AUDIT_LIBRARY"); named != "" {
+	if named := environ.Get("CISTERN_AUDIT_LIBRARY"); named != "" {
 		named, err := filepath.Abs(named)
 		if err == nil && !isFile(named) {
 			err = fmt.Errorf("CISTERN_AUDIT_LIBRARY: there is no file %s", named)

@@ -12,7 +12,8 @@
  * was destroyed and is used again for another stream is told apart. Addresses are aligned to 512 bytes.
  *
  * Settings come from the environment variable CISTERN_CONF ("key:value,key:value") when the library is first used, or
- * from cistern_init before that.
+ * from cistern_init before that. A program with more rights than the user who starts it (setuid, setgid, file capabilities) gets
+ * none from the environment, and no file, program or library that a variable names is used; docs/environment.md lists them.
  *
  * Functions that return int return one of the CISTERN_ codes below; 0 is success. After any other the words are to be had
  * from cistern_last_error in the same thread. All functions may be called from any thread. They leave the thread's CUDA

@@ -88,7 +88,8 @@ void shim_find_data(shim_data *d) __attribute__((visibility("hidden")));
  * it returns the address of the first, 0 where there are no more, and where their code is. */
 uintptr_t shim_functions(const shim_data *d, uintptr_t from, uintptr_t to, uintptr_t code[3]) __attribute__((visibility("hidden")));
 
-/* shim_getenv is getenv: Go's own view of the environment is as old as the library's loading. */
+/* shim_getenv is getenv, as Go's own view of the environment is as old as the library's loading. In a program with more rights
+ * than its user's there is no variable: see internal/environ. */
 const char *shim_getenv(const char *name) __attribute__((visibility("hidden")));
 /* shim_thread_id tells threads apart. */
 uint64_t shim_thread_id(void) __attribute__((visibility("hidden")));

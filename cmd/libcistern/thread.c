@@ -115,6 +115,6 @@ void shim_call_free(uintptr_t fn, uintptr_t ctx, uintptr_t ptr, size_t size, int
   ((void (*)(void *, void *, size_t, int, void *))fn)((void *)ctx, (void *)ptr, size, device, (void *)stream);
 }
 
-const char *shim_getenv(const char *name) { return getenv(name); }
+const char *shim_getenv(const char *name) { return secure_getenv(name); }
 
 uint64_t shim_thread_id(void) { return (uint64_t)syscall(SYS_gettid); }

@@ -28,7 +28,7 @@ var mayImport = map[string][]string{
 	"internal/vm":               {"cuda"},
 	"resource":                  {"cuda", "internal/lockrank", "internal/nopoll"},
 	// Resources that need more than the driver, resources by name, and the suite that every resource passes.
-	"resource/nccl":         {"cuda", "internal/nopoll", "resource"},
+	"resource/nccl":         {"cuda", "internal/environ", "internal/nopoll", "resource"},
 	"resource/open":         {"cuda", "internal/nopoll", "internal/units", "resource", "resource/nccl"},
 	"resource/resourcetest": {"cuda", "cuda/sim", "internal/gpu", "resource"},
 	"event":                 {},
@@ -48,7 +48,7 @@ var mayImport = map[string][]string{
 	"internal/units":   {},
 	"internal/cputime": {},
 	// Above the engine: memory passed between processes.
-	"internal/share": {".", "cuda", "internal/nopoll"},
+	"internal/share": {".", "cuda", "internal/environ", "internal/nopoll"},
 	// What the audit library says of a program that is traced.
 	"internal/audit": {"internal/cputime"},
 	// What a process shows of what it holds.
@@ -56,11 +56,13 @@ var mayImport = map[string][]string{
 	// Names of functions.
 	"internal/symbols": {"internal/nopoll"},
 	// Files without the poller of Go's runtime.
-	"internal/nopoll": {},
+	"internal/nopoll": {"internal/environ"},
+	// Environment variables.
+	"internal/environ": {},
 	// Room for signal handlers on the stacks of goroutines.
 	"internal/stackroom": {},
 	// What an allocator holds, written to a file.
-	"dump": {".", "cuda", "event", "internal/front", "internal/nopoll", "internal/nvml", "internal/units", "trace"},
+	"dump": {".", "cuda", "event", "internal/environ", "internal/front", "internal/nopoll", "internal/nvml", "internal/units", "trace"},
 	// What NVIDIA's management library says of a machine.
 	"internal/nvml":         {},
 	"internal/nvml/standin": {"internal/standin"},

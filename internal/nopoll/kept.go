@@ -6,6 +6,8 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+
+	"github.com/cistern-gpu/cistern/internal/environ"
 )
 
 // ErrGone is that a file which was to stay open is not: the program closed its descriptor, and the number may be another
@@ -15,7 +17,7 @@ var ErrGone = errors.New("the program closed the file's descriptor")
 // TempFile makes a file without a name in a folder; "" is that of temporary files.
 func TempFile(dir, prefix string) (*Kept, error) {
 	if dir == "" {
-		dir = os.TempDir()
+		dir = environ.TempDir()
 	}
 	for try := 0; ; try++ {
 		name := filepath.Join(dir, fmt.Sprintf("%s%x", prefix, rand.Uint64()))

@@ -13,6 +13,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/cistern-gpu/cistern/internal/environ"
 	"github.com/cistern-gpu/cistern/internal/nopoll"
 )
 
@@ -62,10 +63,10 @@ func (p *Process) place() (path string, fd int, err error) {
 	usual := fmt.Sprintf("cistern-%d", p.user)
 	unused := fmt.Sprintf("%s-%x", usual, rand.Uint64())
 	folders := []string{filepath.Join(shm, usual)}
-	if run := os.Getenv("XDG_RUNTIME_DIR"); filepath.IsAbs(run) {
+	if run := environ.Get("XDG_RUNTIME_DIR"); filepath.IsAbs(run) {
 		folders = append(folders, filepath.Join(run, "cistern"))
 	}
-	for _, parent := range []string{shm, os.TempDir(), "/tmp"} {
+	for _, parent := range []string{shm, environ.TempDir(), "/tmp"} {
 		folders = append(folders, filepath.Join(parent, unused))
 	}
 	for _, folder := range folders {
@@ -87,34 +88,42 @@ func (p *Process) place() (path string, fd int, err error) {
 var shm = "/dev/shm"
 
 // bind makes a listening socket in the folder. It gets its name once it listens, so that no sweeper takes it for one that
-// was left behind.
+// was left behind. After a failure the folder is gone, unless it has something in it.
 func (p *Process) bind(folder string) (path string, fd int, err error) {
-	if err := own(folder, p.user); err != nil {
-		return "", -1, err
-	}
-	sweep(folder)
-	path = filepath.Join(folder, fmt.Sprintf("%d-%016x.sock", os.Getpid(), rand.Uint64()))
-	if !usable(path) {
-		return "", -1, fmt.Errorf("%s: no name that a handle could carry", path)
-	}
 	fd, err = syscall.Socket(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC|syscall.SOCK_NONBLOCK, 0)
 	if err != nil {
 		return "", -1, os.NewSyscallError("socket", err)
 	}
+	if path, err = p.listenIn(folder, fd); err != nil {
+		syscall.Close(fd)
+		return "", -1, err
+	}
+	return path, fd, nil
+}
+
+func (p *Process) listenIn(folder string, fd int) (path string, err error) {
+	if err := own(folder, p.user); err != nil {
+		return "", err
+	}
+	path = filepath.Join(folder, fmt.Sprintf("%d-%016x.sock", os.Getpid(), rand.Uint64()))
 	newborn := strings.TrimSuffix(path, ".sock") + ".new"
 	defer func() {
 		if err != nil {
 			os.Remove(newborn)
-			syscall.Close(fd)
+			_ = syscall.Rmdir(folder)
 		}
 	}()
+	sweep(folder)
+	if !usable(path) {
+		return "", fmt.Errorf("%s: no name that a handle could carry", path)
+	}
 	if err := syscall.Bind(fd, &syscall.SockaddrUnix{Name: newborn}); err != nil {
-		return "", -1, &os.PathError{Op: "bind", Path: newborn, Err: err}
+		return "", &os.PathError{Op: "bind", Path: newborn, Err: err}
 	}
 	if err := syscall.Listen(fd, maxPeers); err != nil {
-		return "", -1, os.NewSyscallError("listen", err)
+		return "", os.NewSyscallError("listen", err)
 	}
-	return path, fd, os.Rename(newborn, path)
+	return path, os.Rename(newborn, path)
 }
 
 // own makes a folder that only the user may enter, or makes sure that it is one: somebody else could have made it first.

@@ -443,6 +443,32 @@ func TestFolderElsewhere(t *testing.T) {
 	if _, _, err := p.bind("/proc/nowhere/cistern"); err == nil {
 		t.Error("a folder was made in /proc")
 	}
+	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
+		t.Errorf("after a failure there is %v, %v", left, err)
+	}
+}
+
+// A process without a descriptor for a socket leaves no folder behind, in any place.
+func TestFolderWithoutSocket(t *testing.T) {
+	common, temporary := t.TempDir(), t.TempDir()
+	t.Setenv("TMPDIR", temporary)
+	t.Setenv("XDG_RUNTIME_DIR", "")
+	defer func(was string) { shm = was }(shm)
+	shm = common
+	var limit syscall.Rlimit
+	must(t, syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit))
+	must(t, syscall.Setrlimit(syscall.RLIMIT_NOFILE, &syscall.Rlimit{Cur: 3, Max: limit.Max}))
+	p := &Process{guard: noGuard{}, user: uint32(os.Geteuid())}
+	_, _, err := p.place()
+	must(t, syscall.Setrlimit(syscall.RLIMIT_NOFILE, &limit))
+	if !errors.Is(err, syscall.EMFILE) {
+		t.Errorf("without a descriptor: %v", err)
+	}
+	for _, parent := range []string{common, temporary} {
+		if left, err := os.ReadDir(parent); err != nil || len(left) > 0 {
+			t.Errorf("in %s there is %v, %v", parent, left, err)
+		}
+	}
 }
 
 // Another user who takes the name of the folder first blocks nobody.

@@ -34,21 +34,25 @@ __all__ = ["CisternError", "OutOfMemoryError", "attribution", "on_out_of_memory"
            "snapshot", "stack_usage", "stats", "tag", "trim", "version", "write_trace"]
 
 
+def _part(name: str) -> Any:
+    """A module of the package. The library, once loaded, has imported all of them: see _library.prepare."""
+    try:
+        return __import__(__name__ + "." + name, fromlist=[name])
+    except OSError as e:  # no descriptor is left, as for anything else that this process would open
+        raise CisternError("cistern.%s cannot be imported: %s" % (name, e)) from None
+
+
 def stats() -> Dict[str, Any]:
     """What Cistern holds in this process, as its C library reports it (cistern_stats_json): a dictionary with one entry
     for each device in use under "devices". Sizes are bytes. Empty where Cistern does not run: in a PyTorch program
     before CUDA starts, and in a child of fork."""
-    from . import _library
-
-    return _library.stats()
+    return _part("_library").stats()
 
 
 def snapshot(path: Any) -> None:
     """Writes all memory that Cistern holds, and the history where that is on, as a PyTorch memory snapshot; compressed
     if the name ends in .gz. The file appears whole or not at all. CisternError where Cistern does not run yet."""
-    from . import _library
-
-    _library.snapshot(path)
+    _part("_library").snapshot(path)
 
 
 def attribution(stacks: str = "python", sample: Any = "64KiB", history: Optional[int] = None) -> Any:
@@ -62,27 +66,21 @@ def attribution(stacks: str = "python", sample: Any = "64KiB", history: Optional
     Ends with .remove() of what is returned, or with a `with` block, which put back what was before; history that was off before is
     forgotten then, so write_trace() comes first. CisternError where stacks cannot be had, as of a Python that Cistern
     does not know."""
-    from . import _attribution
-
-    return _attribution.Attribution(stacks, sample, history)
+    return _part("_attribution").Attribution(stacks, sample, history)
 
 
 def stack_usage(device: Any = None) -> List[Dict[str, Any]]:
     """What is held of a device (default: the current one) by where it was asked for, the most bytes first: for each stack its
     number, how many blocks, their bytes as "requested" and as "allocated" (rounded), and its "frames" in words, innermost first.
     Stack 0, without frames, is what no stack is known of. It looks at every block. Empty where Cistern does not run yet."""
-    from . import _attribution
-
-    return _attribution.stack_usage(device)
+    return _part("_attribution").stack_usage(device)
 
 
 def write_trace(path: Any) -> None:
     """Writes all memory that Cistern holds, and the history where that is on, with tags, libraries, threads and stacks, in Cistern's
     own format, for `cistern inspect`, `report`, `replay` and `convert`. The file appears whole or not at all. CisternError where
     Cistern does not run yet, or the file cannot be written."""
-    from . import _attribution
-
-    _attribution.write_trace(path)
+    _part("_attribution").write_trace(path)
 
 
 def report(folder: Any, child: bool = False) -> None:
@@ -91,17 +89,13 @@ def report(folder: Any, child: bool = False) -> None:
     that done at once for the four, by a process of its own, into FILE.txt and FILE.html. What would have helped is found by
     replaying the history: where none is kept, that of the last 1,000,000 events is from now on. None ends it. CisternError
     where the folder cannot be written."""
-    from . import _attribution
-
-    _attribution.report(folder, child)
+    _part("_attribution").report(folder, child)
 
 
 def trim(device: int = -1) -> None:
     """Gives the free memory of the device (-1: of every device) that nothing pins back to the driver. Waits for the GPU
     where it must; does nothing where Cistern does not run yet."""
-    from . import _library
-
-    _library.trim(device)
+    _part("_library").trim(device)
 
 
 def on_out_of_memory(fn: Any, device: Any = None) -> Any:
@@ -109,9 +103,7 @@ def on_out_of_memory(fn: Any, device: Any = None) -> Any:
     Cistern can do has failed. It gives back what it can, to the driver or to Cistern, and returns whether it gave anything; then
     the request is tried again. It is called in whatever thread asks for memory, and must not ask for any itself. What it
     raises is printed once, and counts as nothing given. .remove() of what is returned ends it, as does the end of Python."""
-    from . import _cooperate
-
-    return _cooperate.on_out_of_memory(fn, device)
+    return _part("_cooperate").on_out_of_memory(fn, device)
 
 
 def pause(tag: Any = None, pool: Any = None, device: Any = None, keep: str = "host", dir: Any = None,
@@ -127,26 +119,20 @@ def pause(tag: Any = None, pool: Any = None, device: Any = None, keep: str = "ho
     The result says how many blocks lost memory and their bytes, the physical bytes given back, the bytes kept, and the bytes
     that stayed because others share them. CisternError, and nothing is paused, where some of it cannot be: shared with
     another process, registered for communication, used by a graph, or of an upstream that cannot do it."""
-    from . import _pause
-
-    return _pause.pause(tag, pool, device, keep, dir, captured)
+    return _part("_pause").pause(tag, pool, device, keep, dir, captured)
 
 
 def resume(tag: Any = None, pool: Any = None, device: Any = None) -> Dict[str, int]:
     """Gives what pause() took its memory and contents again, at the same addresses: all of the device, or of a tag and pool
     as pause() has them. OutOfMemoryError, and everything stays paused, where the device has too little; free something and
     try again."""
-    from . import _pause
-
-    return _pause.resume(tag, pool, device)
+    return _part("_pause").resume(tag, pool, device)
 
 
 def pause_buffers(bytes: Any, device: Any = None) -> None:
     """Keeps page-locked host memory of so many bytes ("8GiB") for the contents of the next pauses, which are much faster with
     it; a pause keeps what it needed for the next anyway. 0 gives back what holds nothing."""
-    from . import _pause
-
-    _pause.buffers(bytes, device)
+    _part("_pause").buffers(bytes, device)
 
 
 def __getattr__(name: str) -> Any:

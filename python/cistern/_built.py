@@ -4,9 +4,11 @@ Every program that starts comes through here, those that build it (cistern.build
 """
 
 import os
-from typing import List, Optional
+import stat
+from typing import List, Optional, Set
 
 from . import _toolchain
+from ._errors import say
 from ._toolchain import Missing, Torch
 from ._version import version
 
@@ -63,34 +65,86 @@ def _cache() -> str:
 def temporary() -> str:
     import tempfile
 
-    return os.path.join(tempfile.gettempdir(), "cistern-%d" % os.getuid())
+    return os.path.join(tempfile.gettempdir(), "cistern-%d" % os.geteuid())
+
+
+_told: Set[str] = set()  # what was said to be unusable
+
+
+def named() -> List[str]:
+    """The folder that the user chose."""
+    folder = os.environ.get("CISTERN_ADAPTER_DIR")
+    return [os.path.abspath(folder)] if folder else []
 
 
 def places() -> List[str]:
     """The folders where adapters are kept, in the order in which they are looked through and written to."""
-    named = os.environ.get("CISTERN_ADAPTER_DIR")
-    return ([os.path.abspath(named)] if named else []) + [_cache(), temporary()]
+    return named() + [_cache(), temporary()]
 
 
-def ours(folder: str) -> bool:
-    """Whether nobody else can have put something into the folder: what lies there is loaded and run."""
-    if folder != temporary():
-        return True
+def safe(path: str, kept: int) -> Optional[str]:
+    """The path without symbolic links, if nobody but this user and root can change what it leads to; else None. What lies there
+    is loaded and run. The last kept names are the cache's own, nothing of which others may write to.
+
+    All folders on the way are looked at, so nobody can put something else there between this look and the use of the answer."""
+    real = at = os.path.realpath(path)
+    owners, above = {0, os.geteuid()}, _unmapped()
+    while True:
+        try:
+            st = os.lstat(at)
+        except FileNotFoundError:
+            pass  # to be made
+        except OSError:
+            return None
+        else:
+            if stat.S_ISLNK(st.st_mode) or st.st_uid not in (owners if kept > 0 else owners | above):
+                return None
+            writers = st.st_mode & 0o022
+            if kept <= 0 and st.st_mode & stat.S_ISVTX:
+                writers = 0  # others can make files there, and not replace this user's
+            elif kept <= 0 and st.st_gid == st.st_uid:
+                writers &= 0o002  # the group that each user has alone
+            if writers:
+                return None
+        if at == os.path.dirname(at):
+            return real
+        at, kept = os.path.dirname(at), kept - 1
+
+
+def _unmapped() -> Set[int]:
+    """Whom files belong to whose owner the user namespace does not know: in a container without root's help, those of the system."""
     try:
-        st = os.lstat(folder)
-    except OSError:
-        return False
-    return st.st_uid == os.getuid() and st.st_mode & 0o170022 == 0o040000
+        with open("/proc/sys/kernel/overflowuid") as f:
+            nobody = int(f.read())
+        with open("/proc/self/uid_map") as f:
+            known = any(int(first) <= nobody < int(first) + int(n) for first, _, n in map(str.split, f))
+    except (OSError, ValueError):
+        return set()
+    return set() if known else {nobody}
 
 
 def find(torch: Torch, where: Optional[List[str]] = None) -> Optional[str]:
     """The adapter for this PyTorch in one of these places (default: places()), if it was built already."""
     name = "adapter-" + key(torch)
     for place in where or places():
-        file = os.path.join(place, name, NAME)
-        if os.path.isfile(file) and ours(place):
+        file = usable(os.path.join(place, name), where)
+        if file is not None:
             return file
     return None
+
+
+def usable(folder: str, where: Optional[List[str]] = None) -> Optional[str]:
+    """The adapter in a folder of its own, if it is there and may be loaded."""
+    file, place = os.path.join(folder, NAME), os.path.dirname(folder)
+    if not os.path.isfile(file):
+        return None
+    if place in (where or named()):
+        return file
+    real = safe(file, kept=3)
+    if real is None and file not in _told:
+        _told.add(file)
+        say("the adapter in %s is not used: another user could have written it" % place)
+    return real
 
 
 def check(torch: Torch) -> None:

@@ -57,10 +57,23 @@ def find(name: str) -> str:
     raise CisternError("%s is missing: looked in %s" % (name, ", ".join(map(os.path.dirname, candidates(name)))))
 
 
+def prepare() -> None:
+    """Imports what functions of the package import when they are called: by then the process may have no descriptor left."""
+    try:
+        import ctypes  # noqa: F401
+        import functools  # noqa: F401
+        import json  # noqa: F401
+
+        from . import _attribution, _command, _cooperate, _memory, _pause, _pools, _tags  # noqa: F401
+    except OSError as e:
+        raise CisternError("the package cannot be imported: %s" % e) from None
+
+
 def load() -> Any:
     """The library, loaded (which starts Go) if it was not yet."""
     global _lib
     if _lib is None:
+        prepare()
         import ctypes
 
         file = path()

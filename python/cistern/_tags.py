@@ -101,7 +101,10 @@ def _tidy() -> None:
 
 def _give() -> None:
     """Gives the scopes that this thread is in to the library, if it runs."""
-    from . import _library
+    try:
+        from . import _library
+    except OSError:  # no descriptor is left, and the library does not run: it would have imported this
+        return
 
     if not _library.running():
         return

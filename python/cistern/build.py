@@ -21,7 +21,7 @@ import time
 from typing import IO, Any, Dict, List, Optional, Tuple
 
 from . import _toolchain
-from ._built import FLAGS, LIBRARIES, LINK, NAME, check, find, header, key, ours, places, sources, temporary
+from ._built import FLAGS, LIBRARIES, LINK, NAME, check, find, header, key, named, places, safe, sources, usable
 from ._toolchain import Missing, Torch
 from ._version import version
 
@@ -43,26 +43,31 @@ def adapter(torch: Torch, build: bool = True, retry: bool = False, force: bool =
                       "`cistern build-adapter` builds it" % torch.release)
     include = _toolchain.find_headers(torch)
     compiler = _toolchain.find_compiler()
-    folder = _writable("adapter-" + key(torch), where or places())
+    folder = _writable("adapter-" + key(torch), where)
     with open(os.path.join(folder, "lock"), "a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         try:
-            return _build(torch, compiler, include, folder, retry, force)
+            made = None if force else usable(folder, where)  # somebody else built it, while this process waited for the lock
+            return made or _build(torch, compiler, include, folder, retry)
         finally:
             # A child that another thread forked meanwhile holds the descriptor too: closing it would not be enough.
             fcntl.flock(lock, fcntl.LOCK_UN)
 
 
-def _writable(name: str, where: List[str]) -> str:
+def _writable(name: str, where: Optional[List[str]]) -> str:
     why = []
-    for place in where:
+    for place in where or places():
         folder = os.path.join(place, name)
+        chosen = place in (where or named())
         try:
-            os.makedirs(place, mode=0o700 if place == temporary() else 0o777, exist_ok=True)
-            if not ours(place):
-                why.append("%s belongs to somebody else" % place)
-                continue
-            os.makedirs(folder, exist_ok=True)
+            if not chosen:
+                real = safe(folder, kept=2)
+                if real is None:
+                    why.append("another user could write to %s" % place)
+                    continue
+                folder = real
+                os.makedirs(os.path.dirname(folder), mode=0o700, exist_ok=True)
+            os.makedirs(folder, mode=0o777 if chosen else 0o700, exist_ok=True)
             with tempfile.TemporaryFile(dir=folder):
                 return folder
         except OSError as e:
@@ -70,11 +75,8 @@ def _writable(name: str, where: List[str]) -> str:
     raise Missing("there is no folder to build the adapter in: " + "; ".join(why))
 
 
-def _build(torch: Torch, compiler: List[str], include: List[str], folder: str, retry: bool,
-           force: bool) -> str:
+def _build(torch: Torch, compiler: List[str], include: List[str], folder: str, retry: bool) -> str:
     target = os.path.join(folder, NAME)
-    if os.path.isfile(target) and not force:  # somebody else did, while this process waited for the lock
-        return target
     log, failed = os.path.join(folder, "build.log"), os.path.join(folder, "failed.json")
     attempt = {"compiler": _identity(compiler), "include": include}
     if not retry and _read(failed) == attempt:
@@ -96,6 +98,7 @@ def _build(torch: Torch, compiler: List[str], include: List[str], folder: str, r
                              (torch.release, compiler[0], log))
         with open(os.path.join(folder, "adapter.json"), "w", encoding="utf-8") as f:
             json.dump({"cistern": version, "torch": torch.version, "seconds": round(seconds, 1), **attempt}, f)
+        os.chmod(made, 0o755)  # whatever the umask: others must not write to it
         os.replace(made, target)
         _tell("%.0f s\n" % seconds)
     except BaseException as e:

@@ -68,6 +68,7 @@ def enable(conf: Optional[str] = None) -> Optional[str]:
         _mode = _install(torch)
         _conf = settings
         _follow_replacement(torch)
+        _library.prepare()
         torch.cuda._lazy_call(_cuda_started)
         return _mode
 
@@ -281,6 +282,7 @@ def _cuda_started() -> None:
     from . import _tags
 
     try:
+        _library.load()
         _tags.library_started()
     except CisternError as e:  # of this, PyTorch would make a failure to start CUDA
         say("tags are ignored: %s" % e)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -171,7 +172,75 @@ class Build(Case):
         os.chmod(self.path("cistern-%d" % os.getuid()), 0o777)
         done = self.tool()
         self.assertEqual(done.returncode, 2)
-        self.assertIn("belongs to somebody else", done.stderr)
+        self.assertIn("another user could write to " + self.path("cistern-%d" % os.getuid()), done.stderr)
+
+    def found(self, **more):
+        """What is found in the cache, None where nothing is; and what is said."""
+        done = self.python("import cistern._built as b, cistern._toolchain as t; print(b.find(t.find_torch()))",
+                           env=dict(self.env, PYTHONPATH=self.site + ":" + os.path.dirname(self.copy), **more))
+        return done.stdout.strip(), done.stderr
+
+    def test_umask(self):
+        was = os.umask(0o002)
+        try:
+            file = self.tool().stdout.strip()
+        finally:
+            os.umask(was)
+        self.assertEqual(self.found(), (file, ""))
+
+    def test_others_could_have_written(self):
+        file = self.tool().stdout.strip()
+        self.assertEqual(self.found(), (file, ""))
+        folder = os.path.dirname(file)
+        place = os.path.dirname(folder)
+        cache, home = os.path.dirname(place), self.path("home")
+        for path in (file, folder, place, cache, home):
+            mode = os.stat(path).st_mode & 0o7777
+            for more in (0o002, 0o020, 0o1002):
+                with self.subTest(path=path, mode=oct(mode | more)):
+                    os.chmod(path, mode | more)
+                    if path in (cache, home) and more == 0o1002:
+                        self.assertEqual(self.found()[0], file)  # as in /tmp: others can add files, and not replace this one
+                    elif path in (cache, home) and more == 0o020 and os.stat(path).st_gid == os.getuid():
+                        self.assertEqual(self.found()[0], file)  # a group of this user's own
+                    else:
+                        nothing, words = self.found()
+                        self.assertEqual(nothing, "None")
+                        self.assertIn("another user could have written it", words)
+                    os.chmod(path, mode)
+        self.assertEqual(self.found(), (file, ""))
+        # A folder that the user chose is the user's business.
+        os.chmod(place, 0o777)
+        self.assertEqual(self.found(CISTERN_ADAPTER_DIR=place), (file, ""))
+
+    @unittest.skipUnless(os.getuid() == 0, "only root gives files to others")
+    def test_of_another_user(self):
+        """As with HOME=/tmp, or root under sudo -E: the cache, or a folder above it, belongs to somebody else."""
+        file = self.tool().stdout.strip()
+        folder = os.path.dirname(file)
+        place = os.path.dirname(folder)
+        for path in (file, folder, place, os.path.dirname(place), self.path("home")):
+            with self.subTest(path=path):
+                os.chown(path, 65534, 65534)
+                self.assertEqual(self.found()[0], "None")
+                done = self.tool()
+                if path == file:  # which is replaced
+                    self.assertEqual((done.stdout.strip(), os.stat(file).st_uid), (file, 0))
+                    continue
+                self.assertTrue(done.stdout.startswith(self.path("cistern-0")), done)
+                shutil.rmtree(self.path("cistern-0"))
+                os.chown(path, 0, 0)
+        self.assertEqual(self.found(), (file, ""))
+
+    def test_links_in_between(self):
+        file = self.tool().stdout.strip()
+        os.rename(self.path("home", ".cache"), self.path("elsewhere"))
+        os.symlink(self.path("elsewhere"), self.path("home", ".cache"))
+        real = file.replace(self.path("home", ".cache"), self.path("elsewhere"))
+        # What is loaded is named without the link, which may lead elsewhere by then.
+        self.assertEqual(self.found(), (real, ""))
+        os.chmod(self.path("elsewhere"), 0o777)
+        self.assertEqual(self.found()[0], "None")
 
     def test_key(self):
         def key(**more):

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/cistern-gpu/cistern/internal/environ"
 	"github.com/cistern-gpu/cistern/internal/nopoll"
 )
 
@@ -27,7 +28,7 @@ func installed() []string {
 		}
 		f.Close()
 	}
-	if env := os.Getenv("VIRTUAL_ENV"); env != "" {
+	if env := environ.Get("VIRTUAL_ENV"); env != "" {
 		sites = append(sites, packages(filepath.Join(env, "lib"))...)
 	}
 	var found []string

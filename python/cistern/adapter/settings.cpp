@@ -86,13 +86,13 @@ std::string settings_report() {
   std::string out;
   // The first that is set is the one that PyTorch reads.
   for (const char* name : {"PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"}) {
-    const char* s = std::getenv(name);
+    const char* s = secure_getenv(name);
     if (s == nullptr)
       continue;
     out = describe(std::string(name) + " ", s);
     break;
   }
-  const char* off = std::getenv("PYTORCH_NO_CUDA_MEMORY_CACHING");
+  const char* off = secure_getenv("PYTORCH_NO_CUDA_MEMORY_CACHING");
   if (off != nullptr && *off != '\0' && std::strcmp(off, "0") != 0)
     out += "PYTORCH_NO_CUDA_MEMORY_CACHING: honoured: each tensor comes from cudaMalloc, and Cistern holds nothing\n";
   return out;

@@ -25,6 +25,7 @@ static const struct scenario {
     {"execs", execs},
     {"exits", exits},
     {"setuids", setuids},
+    {"elevated", elevated},
     {"copies", copies},
     {"signals_plain", signals_plain},
     {"signals_onstack", signals_onstack},

@@ -41,7 +41,7 @@ extern char *argument[2]; /* those arguments, NULL where there are none */
 
 /* The scenarios, each in the file of its subject. */
 void descriptors(void), closeall(void), filesize(void), seccomp(void);
-void threads(void), stacks(void), forks(void), execs(void), exits(void), setuids(void), copies(void);
+void threads(void), stacks(void), forks(void), execs(void), exits(void), setuids(void), elevated(void), copies(void);
 void signals_plain(void), signals_collected(void), signals_changing(void), signals_onstack_deep(void),
      signals_onstack(void), signals_altstack(void), signals_deep(void), signals_profile(void);
 
