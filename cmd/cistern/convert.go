@@ -96,7 +96,7 @@ func newConvert(a *app) *cobra.Command {
 			if options.table, err = export.TableNamed(table); err != nil {
 				return fmt.Errorf("--table: %w", err)
 			}
-			o, err := a.openOutput(out)
+			o, err := a.openOutput(out, args)
 			if err != nil {
 				return err
 			}

@@ -56,10 +56,12 @@ var mayImport = map[string][]string{
 	"internal/symbols": {"internal/nopoll"},
 	// Files without the poller of Go's runtime.
 	"internal/nopoll": {},
+	// Files that are written whole or not at all.
+	"internal/outfile": {"internal/nopoll"},
 	// Room for signal handlers on the stacks of goroutines.
 	"internal/stackroom": {},
 	// What an allocator holds, written to a file.
-	"dump": {".", "cuda", "event", "internal/front", "internal/nopoll", "internal/nvml", "internal/units", "trace"},
+	"dump": {".", "cuda", "event", "internal/front", "internal/nopoll", "internal/nvml", "internal/outfile", "internal/units", "trace"},
 	// What NVIDIA's management library says of a machine.
 	"internal/nvml":         {},
 	"internal/nvml/standin": {"internal/standin"},
