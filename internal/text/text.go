@@ -8,18 +8,15 @@ import (
 	"unicode/utf8"
 )
 
-// Clean makes one line of valid UTF-8 that no terminal, table or viewer takes for anything but text. White space that is no
-// space, and line ends, become spaces; other control characters, those that turn the direction of writing, and bytes that are
-// no UTF-8 become U+FFFD.
+// Clean makes one line of valid UTF-8 that no terminal, table or viewer takes for anything but text: control characters, line
+// ends, those that turn the direction of writing, and bytes that are no UTF-8 become U+FFFD.
 func Clean(s string) string {
 	if plain(s) {
 		return s
 	}
 	return strings.Map(func(r rune) rune { // which gives U+FFFD for each byte that is no UTF-8
 		switch {
-		case r == '\t' || r == '\n' || r == '\r' || r == '\u2028' || r == '\u2029' || r == '\u0085':
-			return ' '
-		case unicode.IsControl(r), r >= '\u202a' && r <= '\u202e', r >= '\u2066' && r <= '\u2069', r == '\u200e', r == '\u200f', r == '\u061c':
+		case unicode.IsControl(r), r == '\u2028', r == '\u2029', r >= '\u202a' && r <= '\u202e', r >= '\u2066' && r <= '\u2069', r == '\u200e', r == '\u200f', r == '\u061c':
 			return utf8.RuneError
 		}
 		return r

@@ -9,10 +9,10 @@ func TestClean(t *testing.T) {
 		"größe 計算 🙂":                "größe 計算 🙂",
 		"a\xffb":                    "a\ufffdb",
 		"\xc3\x28":                  "\ufffd(",
-		"a\tb\r\nc":                 "a b  c",
+		"a\tb\r\nc":                 "a\ufffdb\ufffd\ufffdc",
 		"\x1b[31mred\x07\x00\x7f":   "\ufffd[31mred\ufffd\ufffd\ufffd",
 		"\u009b31m":                 "\ufffd31m",
-		"line\u2028end\u2029\u0085": "line end  ",
+		"line\u2028end\u2029\u0085": "line\ufffdend\ufffd\ufffd",
 		"abc\u202egpj":              "abc\ufffdgpj",
 		"\u2066x\u2069":             "\ufffdx\ufffd",
 		"می\u200cخواهم":             "می\u200cخواهم", // without a joiner the word would be another
