@@ -159,12 +159,82 @@ HIDDEN void fill(struct slot *s, int type) {
 	s->device = -1;
 }
 
+// name_space is the number of the PID namespace that this process is in, 0 where it cannot be told; *shown says whether /proc
+// shows processes by their numbers there.
+static uint64_t name_space(uint32_t pid, int *shown) {
+	char link[32];
+	uint64_t number = 0, self = 0;
+	long n = sys6(SYS_readlinkat, -100, (long)"/proc/self/ns/pid", (long)link, sizeof link, 0, 0);
+	for (long i = 0; i < n; i++)
+		if (link[i] >= '0' && link[i] <= '9')
+			number = number * 10 + (uint64_t)(link[i] - '0');
+	n = sys6(SYS_readlinkat, -100, (long)"/proc/self", (long)link, sizeof link, 0, 0);
+	for (long i = 0; i < n; i++)
+		self = self * 10 + (uint64_t)(link[i] - '0');
+	*shown = self == pid;
+	return number & UINT32_MAX;
+}
+
+// has_ended reports whether a process has; one that nobody has waited for yet has, too.
+static int has_ended(uint32_t pid, int shown) {
+	long e = sys2(SYS_kill, pid, 0);
+	if (e == -3) // ESRCH
+		return 1;
+	if (e != 0 || !shown)
+		return 0;
+	char path[24] = "/proc/", text[512];
+	size_t n = 6, digits = 1;
+	for (uint32_t p = pid; p >= 10; p /= 10)
+		digits++;
+	for (size_t i = digits; i-- > 0; pid /= 10)
+		path[n + i] = (char)('0' + pid % 10);
+	memcpy(path + n + digits, "/stat", 6);
+	long fd = sys3(SYS_openat, -100, path, 02000000); // O_CLOEXEC
+	if (fd < 0)
+		return 0;
+	long got = sys3(SYS_read, fd, text, sizeof text), at = got;
+	sys1(SYS_close, fd);
+	while (at > 0 && text[at - 1] != ')')
+		at--;
+	if (at == 0 || at + 1 >= got || (text[at + 1] != 'Z' && text[at + 1] != 'X'))
+		return 0;
+	// One whose first thread has ended looks the same as long as others go on: their count is the 17th field behind the state.
+	for (int field = 0; at < got && field < 18; at++)
+		field += text[at] == ' ';
+	return at + 1 < got && text[at] <= '1' && text[at + 1] == ' ';
+}
+
+// look_for_ends says which processes have ended, and puts this one among those that are there.
+static void look_for_ends(uint32_t pid) {
+	int shown;
+	uint64_t space = name_space(pid, &shown), self = space << 32 | pid;
+	if (ring == NULL || space == 0)
+		return;
+	int there = 0;
+	for (int i = 0; i < RING_ALIVE; i++) {
+		uint64_t other = __atomic_load_n(&ring->alive[i], __ATOMIC_RELAXED);
+		there |= other == self; // it has become another program
+		if (other >> 32 != space || other == self)
+			continue;
+		struct slot s;
+		fill(&s, RECORD_ENDED); // with the time before it is looked: who has the number later began later
+		s.addr = (uint32_t)other;
+		if (has_ended((uint32_t)other, shown) && __atomic_compare_exchange_n(&ring->alive[i], &other, 0, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+			put(&s);
+	}
+	for (int i = 0; i < RING_ALIVE && !there; i++) {
+		uint64_t none = 0;
+		there = __atomic_compare_exchange_n(&ring->alive[i], &none, self, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+	}
+}
+
 // announce says which process this is: one that has just loaded the driver, or the child of a fork, which has its
 // parent's memory and modules.
 static void announce(uint32_t pid, int fresh) {
 	uint32_t before = __atomic_exchange_n(&announced, pid, __ATOMIC_RELAXED);
 	if (before == pid)
 		return;
+	look_for_ends(pid);
 	struct slot s;
 	char path[1024];
 	fill(&s, RECORD_PROCESS);
@@ -200,6 +270,9 @@ HIDDEN int current_device(void) {
 }
 
 HIDDEN void begin(struct event *e, int call, void *caller, void *frame, void *cfa) {
+	uint32_t pid = pid_now();
+	if (pid != __atomic_load_n(&announced, __ATOMIC_RELAXED))
+		announce(pid, 0); // before the call gets memory, which those that have ended do not hold together with it
 	memset(e, 0, sizeof *e);
 	e->call = call;
 	e->caller = caller;
@@ -247,8 +320,6 @@ HIDDEN void finish(struct event *e, int result) {
 		if (helpers.ctx_get_current(&context) == 0)
 			s.extra = (uintptr_t)context;
 	}
-	if (s.pid != __atomic_load_n(&announced, __ATOMIC_RELAXED))
-		announce(s.pid, 0);
 	s.count = 1;
 	s.payload[0] = (uintptr_t)e->caller;
 	if (ring != NULL && ring->flags & (RING_NATIVE | RING_PYTHON)) {

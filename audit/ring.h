@@ -14,6 +14,7 @@
 
 #define RING_MAGIC 0x3244554154534943u // "CISTAUD2", the version is its end
 #define RING_PAYLOAD 144
+#define RING_ALIVE 256
 #define RING_NAME "cistern-audit" // of the file in memory, as /proc shows it behind /memfd:
 
 // A stack has a number that follows from what is in it. It is told of when it is seen first, before the call that has it:
@@ -28,6 +29,7 @@ enum record {
 	RECORD_STACK,    // addr: its number; payload: return addresses, size of them, then pairs of a code object's number and a line; in words
 	RECORD_CODE,     // addr: its number, size: its first line; text: its file, a zero, its function
 	RECORD_PYTHON,   // text: why the stacks of a process have no frames of Python
+	RECORD_ENDED,    // addr: a process that had ended by then, as another one saw when it began
 };
 enum { CALL_STACK = 1, PROCESS_FRESH = 1, MODULE_PYTHON = 1 }; // flags of records; fresh: it has just loaded the driver
 
@@ -60,7 +62,10 @@ struct ring {
 	uint64_t dropped; // events for which there was no room
 	uint64_t pad2[7];
 	uint64_t tail; // the reader's
-	uint64_t pad3[487];
+	// The processes that write here, each a number of its PID namespace and its PID; 0 where there is none. One that begins
+	// looks which have ended: the reader may be late, and cannot know then which of them were there together.
+	uint64_t alive[RING_ALIVE];
+	uint64_t pad3[487 - RING_ALIVE];
 	struct slot slot[]; // at 4096
 };
 

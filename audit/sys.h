@@ -10,13 +10,13 @@
 #if defined(__x86_64__) && defined(__linux__)
 
 enum { SYS_close = 3, SYS_mmap = 9, SYS_mprotect = 10, SYS_madvise = 28, SYS_read = 0, SYS_getppid = 110, SYS_gettid = 186,
-	SYS_clock_gettime = 228, SYS_openat = 257, SYS_readlinkat = 267, SYS_execve = 59 };
+	SYS_clock_gettime = 228, SYS_openat = 257, SYS_readlinkat = 267, SYS_execve = 59, SYS_kill = 62 };
 enum { ADDRESS_BITS = 47 };
 
 #elif defined(__aarch64__) && defined(__linux__)
 
 enum { SYS_close = 57, SYS_mmap = 222, SYS_mprotect = 226, SYS_madvise = 233, SYS_read = 63, SYS_getppid = 173, SYS_gettid = 178,
-	SYS_clock_gettime = 113, SYS_openat = 56, SYS_readlinkat = 78, SYS_execve = 221 };
+	SYS_clock_gettime = 113, SYS_openat = 56, SYS_readlinkat = 78, SYS_execve = 221, SYS_kill = 129 };
 enum { ADDRESS_BITS = 48 };
 
 #else

@@ -8,6 +8,8 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+
+	"github.com/cistern-gpu/cistern/internal/outfile"
 )
 
 // Child is how the command is started that explains a file.
@@ -24,7 +26,7 @@ func childOf(file, library string, getenv func(string) string, environ []string)
 	if err != nil {
 		return Child{}, err
 	}
-	return Child{command, []string{"report", file, "-o", file + ".html"}, cleaned(environ), file + ".txt"}, nil
+	return Child{command, []string{"report", file, "-o", file + ".html", "--private"}, cleaned(environ), file + ".txt"}, nil
 }
 
 // findCommand finds the command cistern: named by the environment, beside the library, or in PATH.
@@ -83,7 +85,7 @@ func cleaned(environ []string) []string {
 
 // start starts a child of a Go program, whose descriptors are closed in it as they are in every one.
 func start(c Child) error {
-	output, err := os.Create(c.Output)
+	output, err := os.OpenFile(c.Output, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, outfile.Private)
 	if err != nil {
 		return err
 	}

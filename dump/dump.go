@@ -25,6 +25,7 @@ import (
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/event"
 	"github.com/cistern-gpu/cistern/internal/nopoll"
+	"github.com/cistern-gpu/cistern/internal/text"
 	"github.com/cistern-gpu/cistern/trace"
 )
 
@@ -273,7 +274,7 @@ func table(used map[int]bool, word string, name func(int) string) []string {
 	}
 	out := make([]string, most+1)
 	for n := range used {
-		out[n] = cmp.Or(name(n), fmt.Sprintf("%s %d", word, n))
+		out[n] = cmp.Or(text.Clean(name(n)), fmt.Sprintf("%s %d", word, n))
 	}
 	return out
 }
@@ -291,14 +292,14 @@ func (d *dumping) threads(t *trace.Trace) map[uint32]string {
 	}
 	var out map[uint32]string
 	for n := range seen {
-		text, err := nopoll.ReadFile(filepath.Join("/proc/self/task", fmt.Sprint(n), "comm"))
+		name, err := nopoll.ReadFile(filepath.Join("/proc/self/task", fmt.Sprint(n), "comm"))
 		if err != nil {
 			continue
 		}
 		if out == nil {
 			out = map[uint32]string{}
 		}
-		out[n] = strings.TrimSpace(string(text))
+		out[n] = text.Clean(strings.TrimSpace(string(name)))
 	}
 	return out
 }

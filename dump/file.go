@@ -7,14 +7,11 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"path/filepath"
-	"sync/atomic"
 
-	"github.com/cistern-gpu/cistern/internal/nopoll"
+	"github.com/cistern-gpu/cistern/internal/outfile"
 )
 
-// WriteFile writes a file beside its place and moves it there once it is whole, so that nobody finds half of one. What
-// exists and is no regular file (a pipe, a device) is written to as it is.
+// WriteFile writes a recording, whole or not at all; a new one is for its owner only.
 func WriteFile(name string, write func(io.Writer) error) error {
 	err := writeFile(name, write)
 	var at *os.PathError
@@ -25,39 +22,22 @@ func WriteFile(name string, write func(io.Writer) error) error {
 }
 
 func writeFile(name string, write func(io.Writer) error) error {
-	st, err := os.Stat(name)
-	if err == nil && !st.Mode().IsRegular() {
-		f, err := nopoll.OpenFile(name, os.O_WRONLY, 0)
-		if err != nil {
-			return err
-		}
-		return cmp.Or(buffered(f, write), f.Close()) // which has no size
-	}
-	place := name
-	if err == nil {
-		if place, err = filepath.EvalSymlinks(name); err != nil {
-			return err
-		}
-	}
-	beside := fmt.Sprintf("%s.%d-%d", place, os.Getpid(), unfinished.Add(1))
-	f, err := nopoll.OpenFile(beside, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
+	f, err := outfile.Create(name, outfile.Private)
 	if err != nil {
 		return err
 	}
-	err = cmp.Or(buffered(&bounded{f, largest()}, write), f.Close())
-	if err == nil {
-		err = os.Rename(beside, place)
+	defer f.Abandon()
+	var w io.Writer = f
+	if f.Replaces() { // else it has no size
+		w = &bounded{f, largest()}
 	}
-	if err != nil {
-		os.Remove(beside)
+	if err := buffered(w, write); err != nil {
+		return err
 	}
-	return err
+	return f.Commit()
 }
 
 var errTooLarge = errors.New("files of this process may not be as large (ulimit -f)")
-
-// unfinished numbers the files that are being written.
-var unfinished atomic.Int64
 
 func buffered(f io.Writer, write func(io.Writer) error) error {
 	b := bufio.NewWriterSize(f, 1<<16)

@@ -281,7 +281,7 @@ func TestLastPlace(t *testing.T) {
 	}
 	st, err := os.Stat(lastName(dir))
 	if err == nil {
-		err = os.WriteFile(lastName(dir)+".copy", text, 0o666)
+		err = os.WriteFile(lastName(dir)+".copy", text, st.Mode().Perm())
 	}
 	if err == nil {
 		err = os.Chtimes(lastName(dir)+".copy", st.ModTime(), st.ModTime())

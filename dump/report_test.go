@@ -428,7 +428,7 @@ func TestChild(t *testing.T) {
 			}
 			waitFor(t, file+".html")
 			text, err := os.ReadFile(file + ".txt")
-			if want := fmt.Sprintf("report %s -o %s.html\nto standard error\nno input\n", file, file); err != nil || string(text) != want {
+			if want := fmt.Sprintf("report %s -o %s.html --private\nto standard error\nno input\n", file, file); err != nil || string(text) != want {
 				t.Errorf("%q, %v, want %q", text, err, want)
 			}
 		})

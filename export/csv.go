@@ -5,6 +5,7 @@ import (
 	"io"
 	"strconv"
 	"strings"
+	"unicode/utf8"
 )
 
 // csvRows writes rows as RFC 4180 has them, but for lines that end in a newline alone: a header, then a line for each
@@ -27,11 +28,21 @@ func newCSV(w io.Writer, columns []Column) *csvRows {
 func (c *csvRows) speak(w *words) {
 	c.texts = make([]string, len(w.list))
 	for i, s := range w.list {
+		if formula(s) {
+			s = "'" + s
+		}
 		if strings.ContainsAny(s, ",\"\r\n") {
 			s = `"` + strings.ReplaceAll(s, `"`, `""`) + `"`
 		}
 		c.texts[i] = s
 	}
+}
+
+// formula reports whether a spreadsheet would take a text for a formula, and run it: it has an apostrophe put before it, which
+// marks text there. Numbers stay as they are.
+func formula(s string) bool {
+	r, _ := utf8.DecodeRuneInString(s)
+	return strings.ContainsRune("=+-@\t\r＝＋－＠", r) && s != ""
 }
 
 func (c *csvRows) field(s string) { c.line = append(append(c.line, s...), ',') }

@@ -61,7 +61,7 @@ func (wt *writtenTrace) knows(tag uint16, library uint8) error {
 func clipName(s string) string { return s[:min(len(s), blockMax/2)] }
 
 func (w *Writer) failure(i int, f *Failure) {
-	text, err := json.Marshal(f)
+	whole, err := json.Marshal(f)
 	if err != nil {
 		if w.err == nil {
 			w.err = fmt.Errorf("a failure: %w", err)
@@ -69,8 +69,8 @@ func (w *Writer) failure(i int, f *Failure) {
 		return
 	}
 	for more := byte(1); more != 0; {
-		part := text[:min(len(text), failurePart)]
-		if text = text[len(part):]; len(text) == 0 {
+		part := whole[:min(len(whole), failurePart)]
+		if whole = whole[len(part):]; len(whole) == 0 {
 			more = 0
 		}
 		w.b = w.b[:0]
@@ -126,7 +126,7 @@ func (r *cisternReader) names(tr *readTrace, c *cursor) error {
 		if which == namesThreads {
 			thread = c.ref()
 		}
-		s := c.bytes()
+		s := c.text()
 		if c.bad {
 			return errPayload
 		}
@@ -135,14 +135,14 @@ func (r *cisternReader) names(tr *readTrace, c *cursor) error {
 		}
 		switch which {
 		case namesTags:
-			t.Tags = append(t.Tags, string(s))
+			t.Tags = append(t.Tags, s)
 		case namesLibraries:
-			t.Libraries = append(t.Libraries, string(s))
+			t.Libraries = append(t.Libraries, s)
 		default:
 			if t.Threads == nil {
 				t.Threads = map[uint32]string{}
 			}
-			t.Threads[thread] = string(s)
+			t.Threads[thread] = s
 		}
 	}
 	if len(t.Tags) > math.MaxUint16+1 || len(t.Libraries) > math.MaxUint8+1 {
@@ -207,6 +207,7 @@ func (r *cisternReader) failure(tr *readTrace, c *cursor) error {
 	if err := json.Unmarshal(tr.failure, f); err != nil {
 		return fmt.Errorf("a failure: %s", err)
 	}
+	f.clean()
 	tr.failure = nil
 	tr.t.Failures = append(tr.t.Failures, f)
 	return r.b.take(512)

@@ -235,10 +235,10 @@ func (r *cisternReader) trace(c *cursor, path string) error {
 	if flags&4 != 0 {
 		t.Final = []Segment{}
 	}
-	t.Source = string(c.bytes())
+	t.Source = c.text()
 	s := &t.Settings
 	s.Known = flags&2 != 0
-	s.Conf = string(c.bytes())
+	s.Conf = c.text()
 	flags = c.u8()
 	s.Expandable = flags&1 != 0
 	s.MaxSplitSize = c.i()
@@ -253,8 +253,8 @@ func (r *cisternReader) trace(c *cursor, path string) error {
 	if flags&4 != 0 {
 		s.Raw = map[string]string{}
 		for range c.count(2) {
-			k := string(c.bytes())
-			s.Raw[k] = string(c.bytes())
+			k := c.text()
+			s.Raw[k] = c.text()
 		}
 	}
 	r.traces = append(r.traces, &readTrace{t: t, table: int(table)})
@@ -267,11 +267,11 @@ func (r *cisternReader) table(typ byte, tab *readTable, c *cursor) error {
 	for range n {
 		switch typ {
 		case blockStrings:
-			s := c.bytes()
+			s := c.text()
 			if err := r.b.take(int64(len(s)) + 32); err != nil {
 				return err
 			}
-			tab.strings = append(tab.strings, string(s))
+			tab.strings = append(tab.strings, s)
 		case blockFrames:
 			file, fn := c.index(len(tab.strings)), c.index(len(tab.strings))
 			line := c.i()
@@ -320,11 +320,11 @@ func (r *cisternReader) numbers(typ byte, tr *readTrace, c *cursor) error {
 		return r.b.take(int64(n) * 32)
 	}
 	for range c.count(1) {
-		s := c.bytes()
+		s := c.text()
 		if err := r.b.take(int64(len(s)) + 32); err != nil {
 			return err
 		}
-		tr.t.Notes = append(tr.t.Notes, string(s))
+		tr.t.Notes = append(tr.t.Notes, s)
 	}
 	return nil
 }

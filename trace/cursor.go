@@ -3,6 +3,8 @@ package trace
 import (
 	"encoding/binary"
 	"math"
+
+	"github.com/cistern-gpu/cistern/internal/text"
 )
 
 // cursor reads a payload. The first read beyond its end makes bad, and every later one returns 0.
@@ -50,6 +52,9 @@ func (c *cursor) u64() uint64 {
 	c.b = c.b[8:]
 	return n
 }
+
+// text is bytes that are to be shown.
+func (c *cursor) text() string { return text.Clean(string(c.bytes())) }
 
 func (c *cursor) bytes() []byte {
 	n := c.u()

@@ -6,6 +6,8 @@ import (
 	"sort"
 	"strconv"
 	"strings"
+
+	"github.com/cistern-gpu/cistern/internal/text"
 )
 
 // traces makes a Trace of each device that has events.
@@ -138,7 +140,7 @@ func (m *machine) notes(t *Trace, d *rawTrace) {
 func (m *machine) text(v value) string {
 	switch v.k {
 	case kStr:
-		return string(m.strs.get(v.u))
+		return text.Clean(string(m.strs.get(v.u)))
 	case kInt:
 		return strconv.FormatUint(v.u, 10)
 	case kNeg:
@@ -156,7 +158,7 @@ func (m *machine) text(v value) string {
 		var parts []string
 		for _, s := range m.settings {
 			if s.parent == uint32(v.u) && s.v.k != kSubSettings && len(parts) < 64 {
-				parts = append(parts, string(m.strs.get(uint64(s.key)))+":"+m.text(s.v))
+				parts = append(parts, text.Clean(string(m.strs.get(uint64(s.key))))+":"+m.text(s.v))
 			}
 		}
 		return strings.Join(parts, ",")
@@ -182,7 +184,7 @@ func (m *machine) settingsOf() Settings {
 		if e.parent != none || len(s.Raw) >= 256 {
 			continue
 		}
-		key := string(m.strs.get(uint64(e.key)))
+		key := text.Clean(string(m.strs.get(uint64(e.key))))
 		s.Raw[key] = m.text(e.v)
 		switch key {
 		case "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF":

@@ -34,7 +34,7 @@ func (r *cisternReader) driverBlock(typ byte, c *cursor) error {
 			if d.Processes, err = grow(r.b, d.Processes, processSize); err != nil {
 				return err
 			}
-			p := Process{PID: c.ref(), Parent: c.ref(), StartNS: c.u(), Program: string(c.bytes())}
+			p := Process{PID: c.ref(), Parent: c.ref(), StartNS: c.u(), Program: c.text()}
 			if err := r.b.take(int64(len(p.Program))); err != nil {
 				return err
 			}
@@ -53,7 +53,7 @@ func (r *cisternReader) driverBlock(typ byte, c *cursor) error {
 		}
 	case blockUntraced:
 		for range c.count(3) {
-			u := Untraced{PID: c.ref(), Program: string(c.bytes()), Why: string(c.bytes())}
+			u := Untraced{PID: c.ref(), Program: c.text(), Why: c.text()}
 			if err := r.b.take(int64(len(u.Program)+len(u.Why)) + untracedSize); err != nil {
 				return err
 			}
@@ -64,7 +64,7 @@ func (r *cisternReader) driverBlock(typ byte, c *cursor) error {
 	case blockDriverEnd:
 		d.End = DriverEnd{Dropped: c.u(), Lost: c.u(), Status: int(c.i()), Finished: c.u()}
 		for range c.count(1) {
-			s := string(c.bytes())
+			s := c.text()
 			if err := r.b.take(int64(len(s)) + 32); err != nil {
 				return err
 			}
@@ -92,7 +92,7 @@ func (r *cisternReader) driverHead(c *cursor) error {
 	r.tables = append(r.tables, &readTable{})
 	r.driver = &readDriver{table: int(table), d: Driver{WallNS: c.i()}}
 	for range c.count(1) {
-		r.driver.d.Program = append(r.driver.d.Program, string(c.bytes()))
+		r.driver.d.Program = append(r.driver.d.Program, c.text())
 	}
 	return r.b.take(int64(len(r.raw)) * 20)
 }

@@ -1,6 +1,9 @@
 package trace
 
-import "github.com/cistern-gpu/cistern/event"
+import (
+	"github.com/cistern-gpu/cistern/event"
+	"github.com/cistern-gpu/cistern/internal/text"
+)
 
 // Requests that failed, as the process that made them saw it: what no event can say, and nobody else could know later.
 
@@ -53,6 +56,24 @@ type Failure struct {
 	// Others are the processes on the device, this one among them, as NVML tells them; OthersUnknown says why there are none.
 	Others        []Neighbour `json:"processes"`
 	OthersUnknown string      `json:"processes_unknown,omitempty"`
+}
+
+// clean makes text of what was read.
+func (f *Failure) clean() {
+	for _, s := range []*string{&f.Version, &f.Conf, &f.Upstream, &f.Device, &f.UUID, &f.OthersUnknown} {
+		*s = text.Clean(*s)
+	}
+	text.CleanAll(f.Program)
+	text.CleanAll(f.Lines)
+	for i := range f.Steps {
+		f.Steps[i].Rung, f.Steps[i].Note = text.Clean(f.Steps[i].Rung), text.Clean(f.Steps[i].Note)
+	}
+	for i := range f.Limits {
+		f.Limits[i].Kind, f.Limits[i].From = text.Clean(f.Limits[i].Kind), text.Clean(f.Limits[i].From)
+	}
+	for i := range f.Others {
+		f.Others[i].Name = text.Clean(f.Others[i].Name)
+	}
 }
 
 // FailureStep is a rung of the ladder that was tried, or passed over.

@@ -33,6 +33,9 @@ func ReadFile(path string) (*File, error) {
 		// A pipe that stays open must not hold up the report of what is wrong with its beginning.
 		return readFrom(os.Stdin, path, false)
 	}
+	if path == "" {
+		return nil, named(whole("an empty name; expected that of a file, or - for standard input"), `""`)
+	}
 	f, err := os.Open(path)
 	if err != nil {
 		var pe *os.PathError

@@ -216,7 +216,7 @@ func (m *machine) setEvent(key uint64, v value) (err error) {
 		m.evHas |= hasSize
 	case sStream:
 		if v.k != kInt && v.k != kNeg {
-			return fmt.Errorf("stream is %s; expected an int", v.k)
+			return fmt.Errorf("stream is %s; expected an int of 64 bits", v.k)
 		}
 		if m.ev.Stream, err = d.streams.charged(m.b, v.u); err != nil {
 			return err
@@ -225,8 +225,10 @@ func (m *machine) setEvent(key uint64, v value) (err error) {
 	case sTimeUS:
 		if v.k == kFloat {
 			m.ev.TimeUS = int64(math.Float64frombits(v.u))
-		} else if v.k != kInt && v.k != kNeg || v.k == kInt && v.u > math.MaxInt64 {
-			return fmt.Errorf("time_us is %s; expected an int", v.k)
+		} else if v.k != kInt && v.k != kNeg {
+			return fmt.Errorf("time_us is %s; expected an int of 64 bits", v.k)
+		} else if v.k == kInt && v.u > math.MaxInt64 {
+			return fmt.Errorf("time_us is %d; expected at most 2^63-1", v.u)
 		} else {
 			m.ev.TimeUS = int64(v.u)
 		}
@@ -282,7 +284,7 @@ func (m *machine) setSegment(s *rawSegment, id, key uint64, v value) (err error)
 		s.has |= hasTotal
 	case sStream:
 		if v.k != kInt && v.k != kNeg {
-			return fmt.Errorf("stream is %s; expected an int", v.k)
+			return fmt.Errorf("stream is %s; expected an int of 64 bits", v.k)
 		}
 		s.stream = v.u
 	case sSegmentType:
@@ -356,7 +358,7 @@ func (m *machine) setFrame(f *rawFrame, key uint64, v value) error {
 		case v.k == kNeg, v.k == kNone, v.k == kInt:
 			f.line = 0 // PyTorch writes nonsense for frames without a line
 		default:
-			return fmt.Errorf("line is %s; expected an int", v.k)
+			return fmt.Errorf("line is %s; expected an int of 64 bits", v.k)
 		}
 	}
 	return nil

@@ -5,6 +5,7 @@ import (
 	"unsafe"
 
 	"github.com/cistern-gpu/cistern/event"
+	"github.com/cistern-gpu/cistern/internal/text"
 )
 
 // Who a snapshot's entries and blocks are for. PyTorch writes user_metadata, a string that the program sets
@@ -121,7 +122,7 @@ func (m *machine) labelOf(d *rawTrace, s said, asked bool) (label, error) {
 		tag = s.text
 	}
 	names := &d.names
-	str := func(id uint32) string { return string(m.strs.get(uint64(id - 1))) }
+	str := func(id uint32) string { return text.Clean(string(m.strs.get(uint64(id - 1)))) }
 	number := func(list *nameList, limit int, key uint64, text func() string) (int, error) {
 		n, err := list.id(m.b, key, limit, text)
 		if n == 0 && err == nil {

@@ -3,6 +3,8 @@ package trace
 import (
 	"encoding/binary"
 	"fmt"
+
+	"github.com/cistern-gpu/cistern/internal/text"
 )
 
 // interned numbers values in the order in which they are first seen. The last one asked for is found at once: runs of
@@ -66,11 +68,10 @@ func (t *stackTable) str(strs *strtab, id uint32) (string, error) {
 	}
 	s, ok := t.text[id]
 	if !ok {
-		b := strs.get(uint64(id))
-		if err := t.b.take(int64(len(b)) + 64); err != nil {
+		s = text.Clean(string(strs.get(uint64(id))))
+		if err := t.b.take(int64(len(s)) + 64); err != nil {
 			return "", err
 		}
-		s = string(b)
 		t.text[id] = s
 	}
 	return s, nil

@@ -29,6 +29,7 @@ type app struct {
 	in       io.Reader
 	out, err io.Writer
 	terminal bool // out is one
+	private  bool // new files are for their owner only
 	bad      bool // some file could not be read, or some output not be written
 	mismatch bool
 	status   int // exit status of a program that was run, where everything else went well
@@ -46,10 +47,7 @@ func run(ctx context.Context, args []string, in io.Reader, out, err io.Writer) i
 	if e := root.ExecuteContext(ctx); e != nil {
 		a.fail(e)
 	}
-	switch {
-	case errors.Is(checked.err, syscall.EPIPE): // nobody is listening
-		a.bad = true
-	case checked.err != nil:
+	if checked.err != nil {
 		a.fail(cannotWrite("standard output", checked.err))
 	}
 	switch {
@@ -61,9 +59,13 @@ func run(ctx context.Context, args []string, in io.Reader, out, err io.Writer) i
 	return a.status
 }
 
-// fail prints an error as one line on standard error. The run ends with code 2, later if not now.
+// fail prints an error as one line on standard error. The run ends with code 2, later if not now. That the reader of an
+// output has seen enough (head) is no news to anybody: other filters end by a signal then, without a word.
 func (a *app) fail(e error) {
 	a.bad = true
+	if errors.Is(e, syscall.EPIPE) {
+		return
+	}
 	fmt.Fprintln(a.err, "cistern: "+oneLine(e.Error()))
 }
 

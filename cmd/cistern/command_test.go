@@ -127,6 +127,17 @@ func TestInspectAndTuneJSON(t *testing.T) {
 	}
 }
 
+// An empty name is not that of standard input.
+func TestEmptyName(t *testing.T) {
+	inFolder(t)
+	for _, args := range [][]string{{"inspect", ""}, {"replay", ""}, {"convert", "", "-o", "out.csv"}, {"diff", "tiny.pickle", ""}, {"tune", ""}} {
+		_, errs, code := cistern(t, "", args...)
+		if want := "cistern: \"\": an empty name; expected that of a file, or - for standard input\n"; code != exitBad || errs != want {
+			t.Errorf("%q: code %d, %q", args, code, errs)
+		}
+	}
+}
+
 func TestStandardInput(t *testing.T) {
 	inFolder(t)
 	data, err := os.ReadFile("tiny.pickle")

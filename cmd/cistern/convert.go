@@ -38,7 +38,7 @@ var formats = []format{
 		func(w io.Writer, f *trace.File, _ convertOptions) error { return export.WritePerfetto(w, f) }},
 	{"parquet", []string{".parquet"}, "a table (--table) for DuckDB, Spark, ClickHouse, pandas",
 		func(w io.Writer, f *trace.File, o convertOptions) error { return export.WriteParquet(w, f, o.table) }},
-	{"csv", []string{".csv"}, "the same table as text; null is an empty field",
+	{"csv", []string{".csv"}, "the same table as text; null is an empty field; a text that begins as a formula does (= + - @) has an apostrophe before it",
 		func(w io.Writer, f *trace.File, o convertOptions) error { return export.WriteCSV(w, f, o.table) }},
 }
 
@@ -96,7 +96,7 @@ func newConvert(a *app) *cobra.Command {
 			if options.table, err = export.TableNamed(table); err != nil {
 				return fmt.Errorf("--table: %w", err)
 			}
-			o, err := a.openOutput(out)
+			o, err := a.openOutput(out, args)
 			if err != nil {
 				return err
 			}

@@ -55,7 +55,7 @@ func newDiff(a *app) *cobra.Command {
 }
 
 func (a *app) diff(c *cobra.Command, args []string, format formatFlags, atEnd bool, html string) error {
-	page, err := a.openPage(html)
+	page, err := a.openPage(html, args)
 	if err != nil {
 		return err
 	}

@@ -23,7 +23,8 @@ func main() {
 	// A reader that has seen enough (head) ends the output, not the run: its files are still written. The signal is handled,
 	// as one that is ignored would be so in every program started from here too.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
-	ctx, stop := signal.NotifyContext(context.Background(), heeded(os.Interrupt, syscall.SIGTERM)...)
+	ctx, stop := signal.NotifyContext(context.Background(), heeded(os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)...)
+	context.AfterFunc(ctx, stop) // a second one ends the command where it waits in the kernel, as for the reader of a pipe
 	code := run(ctx, os.Args[1:], os.Stdin, os.Stdout, os.Stderr)
 	stop()
 	os.Exit(code)

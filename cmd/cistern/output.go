@@ -8,65 +8,39 @@ import (
 	"io"
 	"io/fs"
 	"os"
-	"path/filepath"
 
+	"github.com/cistern-gpu/cistern/internal/outfile"
 	"github.com/cistern-gpu/cistern/report"
 )
 
-// output is a file that appears whole or not at all: it is written beside its place and renamed into it. What is there
-// already and is no regular file (a pipe, a device) is written as it is.
+// output is where a result goes: a file that appears whole or not at all, or standard output.
 type output struct {
 	path string
-	file *os.File
+	file *outfile.File // nil for standard output
 	w    *bufio.Writer
-	temp string // "" where path itself is written
 }
 
 // createOutput opens an output, before the work whose result goes there: so that a place that cannot be written is
 // known at once.
-func createOutput(path string) (*output, error) {
-	st, err := os.Stat(path)
-	if err == nil && st.IsDir() {
+func createOutput(path string, mode fs.FileMode) (*output, error) {
+	if st, err := os.Stat(path); err == nil && st.IsDir() {
 		return nil, fmt.Errorf("%s: is a directory, want a file to write", path)
 	}
-	if err == nil && !st.Mode().IsRegular() {
-		f, err := os.OpenFile(path, os.O_WRONLY, 0)
-		if err != nil {
-			return nil, cannotWrite(path, err)
-		}
-		return &output{path: path, file: f, w: bufio.NewWriterSize(f, 1<<16)}, nil
-	}
-	// A link keeps pointing where it did.
-	real := path
-	if r, err := filepath.EvalSymlinks(path); err == nil {
-		real = r
-	}
-	mode := fs.FileMode(0o644)
-	if err == nil {
-		mode = st.Mode().Perm()
-		// A file that its owner made read-only is not to be replaced, though its folder would allow that.
-		f, err := os.OpenFile(real, os.O_WRONLY, 0)
-		if err != nil {
-			return nil, cannotWrite(path, err)
-		}
-		f.Close()
-	}
-	f, err := os.CreateTemp(filepath.Dir(real), ".cistern-*")
+	f, err := outfile.Create(path, mode)
 	if err != nil {
 		return nil, cannotWrite(path, err)
 	}
-	if err := f.Chmod(mode); err != nil && !errors.Is(err, errors.ErrUnsupported) {
-		f.Close()
-		os.Remove(f.Name())
-		return nil, cannotWrite(path, err)
-	}
-	return &output{path: real, file: f, w: bufio.NewWriterSize(f, 1<<16), temp: f.Name()}, nil
+	return &output{path: path, file: f, w: bufio.NewWriterSize(f, 1<<16)}, nil
 }
 
 func cannotWrite(path string, err error) error {
 	var pe *fs.PathError
-	if errors.As(err, &pe) {
+	var le *os.LinkError
+	switch {
+	case errors.As(err, &pe):
 		err = pe.Err
+	case errors.As(err, &le): // of a name that nobody gave
+		err = le.Err
 	}
 	return fmt.Errorf("%s: cannot be written: %w", path, err)
 }
@@ -76,53 +50,54 @@ func (o *output) Write(p []byte) (int, error) { return o.w.Write(p) }
 // commit puts the file in its place. What was written is gone if it fails.
 func (o *output) commit() error {
 	err := o.w.Flush()
-	if o.file != nil {
-		if cerr := o.file.Close(); err == nil {
-			err = cerr
-		}
-	}
-	if err == nil && o.temp != "" {
-		err = os.Rename(o.temp, o.path)
+	if o.file != nil && err == nil {
+		err = o.file.Commit()
 	}
 	if err != nil {
-		if o.temp != "" {
-			os.Remove(o.temp)
-		}
+		o.abandon()
 		return cannotWrite(o.path, err)
 	}
-	o.file = nil
 	return nil
 }
 
 // abandon drops the output unless it was committed.
 func (o *output) abandon() {
-	if o == nil || o.file == nil {
-		return
+	if o != nil && o.file != nil {
+		o.file.Abandon()
 	}
-	o.file.Close()
-	if o.temp != "" {
-		os.Remove(o.temp)
-	}
-	o.file = nil
 }
 
-// openOutput is createOutput, with "-" for standard output.
-func (a *app) openOutput(path string) (*output, error) {
-	if path == "-" {
-		return &output{path: "standard output", file: nil, w: bufio.NewWriterSize(a.out, 1<<16)}, nil
+// openOutput is createOutput, with "-" for standard output: also under its name in the file system, by which a file that a
+// shell sent it to would be written from its beginning, and not from where it is by now.
+//
+// A recording cannot be made again: none of the inputs is overwritten by what is made of it.
+func (a *app) openOutput(path string, inputs []string) (*output, error) {
+	if path == "-" || path == "/dev/stdout" {
+		return &output{path: "standard output", w: bufio.NewWriterSize(a.out, 1<<16)}, nil
 	}
-	return createOutput(path)
+	if st, err := os.Stat(path); err == nil && st.Mode().IsRegular() {
+		for _, in := range inputs {
+			if other, err := os.Stat(in); err == nil && os.SameFile(st, other) {
+				return nil, fmt.Errorf("%s: is an input as well, want another file to write", path)
+			}
+		}
+	}
+	mode := outfile.Shared
+	if a.private {
+		mode = outfile.Private
+	}
+	return createOutput(path, mode)
 }
 
 // openPage is openOutput for a page, nil where none is wanted (""). That this command has none is said before any work.
-func (a *app) openPage(path string) (*output, error) {
+func (a *app) openPage(path string, inputs []string) (*output, error) {
 	if path == "" {
 		return nil, nil
 	}
 	if err := report.CheckBundle(); err != nil {
 		return nil, err
 	}
-	return a.openOutput(path)
+	return a.openOutput(path, inputs)
 }
 
 // writeJSON prints a value: indented for a person to read, or on one line.

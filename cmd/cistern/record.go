@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+
+	"github.com/cistern-gpu/cistern/internal/outfile"
 )
 
 // recordStacks are the choices of --stacks.
@@ -72,8 +74,11 @@ func recordOutput(out string) (string, error) {
 		return "", errors.New("-o -: a recording is written by the program's processes, into files of their own: name a file")
 	}
 	file, err := filepath.Abs(out)
+	if err == nil {
+		file, err = outfile.Target(file) // a link stays, as the processes put files in the place that they are given
+	}
 	if err != nil {
-		return "", err
+		return "", cannotWrite(out, err)
 	}
 	if st, err := os.Stat(file); err == nil && !st.Mode().IsRegular() {
 		return "", fmt.Errorf("%s: is there and is no file", out)

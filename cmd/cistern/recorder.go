@@ -42,6 +42,8 @@ type recorder struct {
 type tracedProcess struct {
 	number  uint32
 	start   uint64 // as package live has it, of one in alive
+	begun   uint64 // when it announced itself, and
+	end     uint64 // by when it had ended, 0 where that is not known: ns
 	program string
 	modules audit.Modules
 	callers map[uint64]uint32 // stacks of a caller alone, by its address
@@ -94,6 +96,10 @@ func (r *recorder) record(rec *audit.Record) {
 		if name := rec.Text(); len(r.unknown) < 64 && !slices.Contains(r.unknown, name) {
 			r.unknown = append(r.unknown, name)
 		}
+	case audit.RecordEnded:
+		if p := r.processes[uint32(rec.Addr)]; p != nil && rec.TimeNS >= p.begun && (p.end == 0 || rec.TimeNS < p.end) {
+			r.ended(uint32(rec.Addr), p, rec.TimeNS)
+		}
 	case audit.RecordCall:
 		if rec.Call == 0 || rec.Call >= uint8(trace.NumCallKinds) {
 			return
@@ -131,7 +137,7 @@ func (r *recorder) process(rec *audit.Record, program string, parent uint32) *tr
 	if len(r.alive) <= fewAlive { // so that what one held that is just over is not added to what comes
 		r.lookForEnds()
 	}
-	p := &tracedProcess{program: program, callers: map[uint64]uint32{}, stacks: map[uint64]uint32{}, codes: map[uint64]pyCode{}}
+	p := &tracedProcess{program: program, begun: rec.TimeNS, callers: map[uint64]uint32{}, stacks: map[uint64]uint32{}, codes: map[uint64]pyCode{}}
 	p.number = r.w.Process(trace.Process{PID: rec.PID, Parent: parent, StartNS: rec.TimeNS, Program: program})
 	r.processes[rec.PID] = p
 	r.pids = append(r.pids, rec.PID)
@@ -161,7 +167,10 @@ func (r *recorder) lookForEnds() {
 
 // ended says that a process ended, at some time before ns: what it held is the driver's again.
 func (r *recorder) ended(pid uint32, p *tracedProcess, ns uint64) {
-	delete(r.alive, pid)
+	if r.alive[pid] == p {
+		delete(r.alive, pid)
+	}
+	p.end = ns
 	r.w.ProcessEnded(p.number, ns)
 	r.run.EndAt(p.number, ns)
 }

@@ -52,7 +52,7 @@ func FuzzRecords(f *testing.F) {
 		var rec audit.Record
 		for n := 0; len(b) >= size && n < 64; n, b = n+1, b[size:] {
 			copy((*[size]byte)(unsafe.Pointer(&rec))[:], b)
-			rec.Type %= 8
+			rec.Type %= 9
 			rec.Call %= 52
 			// Real processes have their pages looked for, which no record should cost here.
 			rec.PID = 1<<30 + rec.PID%4

@@ -3,7 +3,6 @@ package main
 import (
 	"errors"
 	"fmt"
-	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -65,7 +64,7 @@ func (j *replayJob) run(c *cobra.Command, a *app, args []string, format formatFl
 	if err := format.check(); err != nil {
 		return err
 	}
-	page, err := a.openPage(j.html)
+	page, err := a.openPage(j.html, args)
 	if err != nil {
 		return err
 	}
@@ -80,7 +79,7 @@ func (j *replayJob) run(c *cobra.Command, a *app, args []string, format formatFl
 				"name one --policy", len(j.specs), len(args))
 		}
 		var err error
-		if record, err = a.openOutput(j.record); err != nil {
+		if record, err = a.openOutput(j.record, args); err != nil {
 			return err
 		}
 		defer record.abandon()
@@ -118,23 +117,19 @@ func (j *replayJob) run(c *cobra.Command, a *app, args []string, format formatFl
 	if format.json {
 		_ = writeJSON(a.out, all, true)
 	}
-	var errs []string
 	if page != nil && len(views) > 0 {
 		if err := report.WritePage(page, views); err != nil {
-			errs = append(errs, cannotWrite(j.html, err).Error())
+			a.fail(cannotWrite(j.html, err))
 		} else if err := page.commit(); err != nil {
-			errs = append(errs, err.Error())
+			a.fail(err)
 		}
 	}
 	if record != nil && len(recordings) > 0 {
 		if err := trace.WritePyTorch(record, recordings...); err != nil {
-			errs = append(errs, cannotWrite(j.record, err).Error())
+			a.fail(cannotWrite(j.record, err))
 		} else if err := record.commit(); err != nil {
-			errs = append(errs, err.Error())
+			a.fail(err)
 		}
-	}
-	if len(errs) > 0 {
-		return errors.New(strings.Join(errs, "; "))
 	}
 	return nil
 }

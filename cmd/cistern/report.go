@@ -56,6 +56,8 @@ func newReport(a *app) *cobra.Command {
 	}
 	flags.add(c)
 	c.Flags().StringVarP(&job.html, "output", "o", "", "the page's `file`; needed where no request failed")
+	c.Flags().BoolVar(&a.private, "private", false, "a new page is for its owner only, as recordings are")
+	_ = c.Flags().MarkHidden("private") // for what a process that runs out of memory starts
 	c.Flags().DurationVar(&job.search.Budget, "budget", time.Minute, "time for the replays that look for what would have helped,\n"+
 		"for each device of a file; 0 is no bound")
 	format.add(c)
@@ -117,7 +119,7 @@ func (j *reportJob) run(c *cobra.Command, a *app, args []string, format formatFl
 	if err := format.check(); err != nil {
 		return err
 	}
-	page, err := a.openPage(j.html)
+	page, err := a.openPage(j.html, args)
 	if err != nil {
 		return err
 	}

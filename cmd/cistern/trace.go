@@ -20,6 +20,7 @@ import (
 	"github.com/cistern-gpu/cistern/analyze"
 	"github.com/cistern-gpu/cistern/internal/audit"
 	"github.com/cistern-gpu/cistern/internal/environ"
+	"github.com/cistern-gpu/cistern/internal/outfile"
 	"github.com/cistern-gpu/cistern/report"
 )
 
@@ -218,7 +219,7 @@ func createTrace(out string) (*os.File, error) {
 	if out == "-" {
 		return nil, errors.New("-o -: standard output is the program's: name a file")
 	}
-	f, err := os.OpenFile(out, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o644)
+	f, err := os.OpenFile(out, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, outfile.Private)
 	if err != nil {
 		return nil, cannotWrite(out, err)
 	}

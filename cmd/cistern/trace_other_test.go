@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/cistern-gpu/cistern/analyze"
+	"github.com/cistern-gpu/cistern/internal/audit"
 	"github.com/cistern-gpu/cistern/internal/units"
 	"github.com/cistern-gpu/cistern/trace"
 )
@@ -231,6 +232,50 @@ func TestTracePeakOfEnded(t *testing.T) {
 			if ms > 20000 {
 				t.Errorf("%s: %+v requested of %d by each process\n%s", c.script, v, s.KeptBytes/uint64(s.KeptCount), stderr)
 				break
+			}
+		}
+	}
+}
+
+// TestTracePeakOfTurns: what processes hold one after the other is not added up, however late their records are read: here after
+// all of them have ended.
+func TestTracePeakOfTurns(t *testing.T) {
+	x := newTraced(t)
+	for _, c := range []struct {
+		what  string
+		turns int
+		most  uint64 // GiB at a time
+	}{{"turns", 1000, 1}, {"zombies", 300, 1}, {"overlap", 300, 2}} {
+		ring, err := audit.New(audit.Slots, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		program := exec.CommandContext(t.Context(), x.program, "dlsym", c.what, strconv.Itoa(c.turns))
+		program.Env = []string{"STANDIN=" + x.standin, "LD_AUDIT=" + x.library, audit.Variable + "=" + ring.Value()}
+		if out, err := program.CombinedOutput(); err != nil {
+			t.Fatalf("%s: %v\n%s", c.what, err, out)
+		}
+		var file bytes.Buffer
+		r, err := newRecorder(&file, program.Args)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ring.Drain(audit.Slots, true, r.record)
+		s, err := r.end(ring, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ring.Close()
+		f, err := trace.Read(&file, "file")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for which, s := range map[string]*analyze.DriverSummary{"live": s, "file": analyze.SummarizeDriver(f.Driver)} {
+			if len(s.Devices) != 1 || s.KeptCount != c.turns || s.Devices[0].PeakRequested != c.most<<30 {
+				t.Errorf("%s, %s: %d devices, %d kept; want a peak of %d GiB on one", c.what, which, len(s.Devices), s.KeptCount, c.most)
+				for _, d := range s.Devices {
+					t.Errorf("a peak of %s", units.FormatBytes(d.PeakRequested))
+				}
 			}
 		}
 	}

@@ -11,6 +11,7 @@ import (
 	"fmt"
 
 	"github.com/cistern-gpu/cistern"
+	"github.com/cistern-gpu/cistern/internal/text"
 )
 
 // selected is the memory that options mean; any is false where no allocation can be meant.
@@ -21,7 +22,7 @@ func (l *library) selected(dev *cistern.Device, one C.int, pool0, pool1 C.uint64
 		}
 	}
 	if tag != nil {
-		if sel.Tag = tags.known(goString(tag)); sel.Tag == 0 { // nothing was ever allocated under it
+		if sel.Tag = tags.known(text.Clean(goString(tag))); sel.Tag == 0 { // nothing was ever allocated under it
 			return sel, false, nil
 		}
 	}

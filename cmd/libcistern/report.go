@@ -29,6 +29,7 @@ import (
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/dump"
 	"github.com/cistern-gpu/cistern/internal/nopoll"
+	"github.com/cistern-gpu/cistern/internal/outfile"
 )
 
 // say gives people a line.
@@ -83,7 +84,7 @@ func folder() string {
 
 // launch starts a program that this process has nothing more to do with.
 func launch(c dump.Child) error {
-	output, err := nopoll.OpenFile(c.Output, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o666)
+	output, err := nopoll.OpenFile(c.Output, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, outfile.Private)
 	if err != nil {
 		return err
 	}

@@ -303,7 +303,7 @@ func TestReportChild(t *testing.T) {
 	lines := strings.Split(strings.TrimSpace(string(text)), "\n")
 	// Two signals are the C library's own, which it has ignored in what it starts.
 	if len(lines) != 4 || !strings.HasSuffix(lines[0], "0000000000000000") || !strings.HasSuffix(lines[1], "0000000180000000") ||
-		lines[3] != fmt.Sprintf("report %s -o %s.html", file, file) {
+		lines[3] != fmt.Sprintf("report %s -o %s.html --private", file, file) {
 		t.Errorf("the command's signals, parent, arguments, environment:\n%s", text)
 	}
 	// What ls has open is 0, 1, 2 and the folder that it lists.

@@ -14,6 +14,8 @@
 #include "pystack.h"
 
 #include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
 #include <link.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -147,12 +149,21 @@ static int look_for_ours(struct dl_phdr_info *info, size_t size, void *arg) {
  * of its own, and calls constructors with it, which may ask this library for something. */
 static pthread_mutex_t setting = PTHREAD_MUTEX_INITIALIZER;
 
+/* no_descriptor reports whether no file can be opened, whichever it is: dlopen says why it failed in words only. */
+static int no_descriptor(void) {
+  int fd = open("/", O_PATH | O_CLOEXEC);
+  if (fd >= 0)
+    close(fd);
+  return fd < 0 && (errno == EMFILE || errno == ENFILE);
+}
+
 static const char *find_unwinder(void) {
   if (__atomic_load_n(&unwind, __ATOMIC_ACQUIRE) != NULL)
     return NULL;
   void *lib = dlopen("libgcc_s.so.1", RTLD_NOW | RTLD_LOCAL);
   if (lib == NULL)
-    return "libgcc_s.so.1, which finds them, is not here";
+    return no_descriptor() ? "libgcc_s.so.1, which finds them, cannot be opened: the process has no file descriptor left"
+                           : "libgcc_s.so.1, which finds them, is not here";
   void *walk = dlsym(lib, "_Unwind_Backtrace"), *get = dlsym(lib, "_Unwind_GetIPInfo");
   if (walk == NULL || get == NULL)
     return "libgcc_s.so.1 has no _Unwind_Backtrace";

@@ -11,6 +11,7 @@ import (
 	"fmt"
 
 	"github.com/cistern-gpu/cistern"
+	"github.com/cistern-gpu/cistern/internal/text"
 )
 
 var tags = labels{most: cistern.MaxTag}
@@ -18,10 +19,10 @@ var tags = labels{most: cistern.MaxTag}
 //export coreTag
 func coreTag(name *C.char, tag *C.uint32_t) (code C.int) {
 	defer caught(&code)
-	text := goString(name)
-	n := tags.of(text)
+	label := text.Clean(goString(name))
+	n := tags.of(label)
 	if n == 0 {
-		return fail(&failure{C.CISTERN_INVALID, fmt.Sprintf("tag %q: %d names are in use, and there are no more", text, tags.most)})
+		return fail(&failure{C.CISTERN_INVALID, fmt.Sprintf("tag %q: %d names are in use, and there are no more", label, tags.most)})
 	}
 	*tag = C.uint32_t(n)
 	return C.CISTERN_OK

@@ -32,6 +32,7 @@ const (
 	RecordStack   = 5 // a stack, by its number Addr: of its words the first Size are return addresses
 	RecordCode    = 6 // a code object of Python, by its number Addr, with its first line Size: its text is file, zero, function
 	RecordPython  = 7 // the stacks of a process have no frames of Python: Text is why
+	RecordEnded   = 8 // Addr is a process that had ended by then
 )
 
 // Flags of records.

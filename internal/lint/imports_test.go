@@ -39,7 +39,7 @@ var mayImport = map[string][]string{
 	"cuda/sim":            {"cuda"},
 	"cuda/open":           {"cuda", "cuda/nvidia", "cuda/sim", "internal/units"},
 	// Recorded runs.
-	"trace":   {"event", "internal/symbols"},
+	"trace":   {"event", "internal/symbols", "internal/text"},
 	"export":  {"event", "trace"},
 	"replay":  {".", "cuda", "cuda/sim", "event", "internal/units", "trace"},
 	"analyze": {"event", "internal/units", "replay", "trace"},
@@ -59,10 +59,14 @@ var mayImport = map[string][]string{
 	"internal/nopoll": {"internal/environ"},
 	// Environment variables.
 	"internal/environ": {},
+	// Text that comes from elsewhere, made harmless.
+	"internal/text": {},
+	// Files that are written whole or not at all.
+	"internal/outfile": {"internal/nopoll"},
 	// Room for signal handlers on the stacks of goroutines.
 	"internal/stackroom": {},
 	// What an allocator holds, written to a file.
-	"dump": {".", "cuda", "event", "internal/environ", "internal/front", "internal/nopoll", "internal/nvml", "internal/units", "trace"},
+	"dump": {".", "cuda", "event", "internal/environ", "internal/front", "internal/nopoll", "internal/nvml", "internal/outfile", "internal/text", "internal/units", "trace"},
 	// What NVIDIA's management library says of a machine.
 	"internal/nvml":         {},
 	"internal/nvml/standin": {"internal/standin"},

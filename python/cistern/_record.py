@@ -94,9 +94,6 @@ class Recording:
                         pickle.dump(snapshot, z, protocol=4)
                 else:
                     pickle.dump(snapshot, f, protocol=4)
-            mask = os.umask(0)
-            os.umask(mask)
-            os.chmod(temporary, 0o666 & ~mask)
             target = place(temporary, folder, name, suffix, self.child)
             temporary = None
             events = sum(map(len, snapshot.get("device_traces", ())))

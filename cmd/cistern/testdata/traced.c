@@ -182,6 +182,48 @@ static void hold(const char *file) {
 		usleep(10000);
 }
 
+// turns starts n processes, each with 1 GiB: one after the other, waited for, or left as zombies; or each after the one before has
+// its memory and until the one after has.
+static void turns(const char *what, long n) {
+	pid_t last = 0;
+	int over = -1;
+	for (long i = 0; i < n; i++) {
+		int ready[2], go[2];
+		char c;
+		if (pipe(ready) != 0 || pipe(go) != 0)
+			exit(7);
+		pid_t child = fork();
+		if (child < 0)
+			exit(8);
+		if (child == 0) {
+			dptr p;
+			current();
+			close(go[1]);
+			if (over >= 0)
+				close(over);
+			if (cuMemAlloc(&p, 1024 * MiB) != 0)
+				_exit(1);
+			close(ready[1]);
+			if (strcmp(what, "overlap") == 0 && read(go[0], &c, 1) != 0)
+				_exit(1);
+			_exit(0);
+		}
+		close(ready[1]);
+		close(go[0]);
+		if (read(ready[0], &c, 1) != 0)
+			exit(9);
+		close(ready[0]);
+		if (over >= 0)
+			close(over); // the one before may end
+		over = go[1];
+		siginfo_t info;
+		pid_t of = strcmp(what, "overlap") == 0 ? last : child;
+		if (of != 0 && waitid(P_PID, of, &info, WEXITED | (strcmp(what, "zombies") == 0 ? WNOWAIT : 0)) != 0)
+			exit(10);
+		last = child;
+	}
+}
+
 int main(int argc, char **argv) {
 	const char *how = argc > 1 ? argv[1] : "", *what = argc > 2 ? argv[2] : "";
 	long n = argc > 3 ? atol(argv[3]) : 1000;
@@ -202,6 +244,10 @@ int main(int argc, char **argv) {
 		for (long i = 0; i < n; i++)
 			cuMemFree(0);
 		printf("%.0f\n", (seconds() - t) / (double)n * 1e9);
+		return 0;
+	}
+	if (strcmp(what, "turns") == 0 || strcmp(what, "zombies") == 0 || strcmp(what, "overlap") == 0) {
+		turns(what, n);
 		return 0;
 	}
 	current();
