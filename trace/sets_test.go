@@ -100,7 +100,7 @@ func TestSegset(t *testing.T) {
 
 // strtab gives equal strings equal ids, and every id its string.
 func TestStrtab(t *testing.T) {
-	tab := newStrtab(newBudget(func() int64 { return 1 << 40 }))
+	tab := newStrtab(newBudget(plenty, plenty))
 	ids := map[string]uint32{}
 	for i := range 100_000 {
 		s := fmt.Sprint("s", i*7919%30_000)
@@ -122,3 +122,7 @@ func TestStrtab(t *testing.T) {
 		}
 	}
 }
+
+// nothing and plenty are what a budget has read.
+func nothing() int64 { return 0 }
+func plenty() int64  { return 1 << 40 }
