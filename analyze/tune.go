@@ -383,7 +383,7 @@ func (s *search) floors(tn *Tuning) error {
 	if err := g.Wait(); err != nil {
 		return err
 	}
-	tn.Floors = keepFloors(found)
+	tn.Floors = keepFloors(slices.DeleteFunc(found, func(f Floor) bool { return f.Capacity == 0 }))
 	return nil
 }
 
@@ -411,7 +411,7 @@ func keepFloors(found []Floor) []Floor {
 	return kept
 }
 
-// smallest bisects for the least capacity, a multiple of FloorStep, that completes without an out-of-memory. More
+// smallest bisects for the least capacity, a multiple of FloorStep, that completes without an out-of-memory; 0: there is none. More
 // memory is taken to be never worse, which holds but for settings that are fractions of the capacity.
 func (s *search) smallest(spec replay.Spec, peakLive uint64) (uint64, error) {
 	steps := func(bytes uint64) uint64 { return (bytes + FloorStep - 1) / FloorStep }
@@ -419,6 +419,9 @@ func (s *search) smallest(spec replay.Spec, peakLive uint64) (uint64, error) {
 	free, err := s.run(spec, 0)
 	if err != nil {
 		return 0, err
+	}
+	if !free.Completed {
+		return 0, nil // a request is for more than any device has
 	}
 	low, high := steps(peakLive), max(steps(free.PeakReserved), steps(peakLive), 1)
 	fits := func(at uint64) (bool, error) {
