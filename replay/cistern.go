@@ -155,11 +155,11 @@ func (e *engine) out(at streamOfPool, n int) {
 	}
 }
 
-// steps is stepper.steps. The engine takes four times as long as a model for an event, and as much for a call of the driver;
+// steps is stepper.steps. The engine takes four times as long as a model for an event, and eight times for a call of the driver;
 // where streams come and go, what it does outside its hot path looks at all that have memory.
 func (e *engine) steps() int64 {
 	calls := e.drv.CallNumber()
-	n := 3 + 4*int64(calls-e.called)
+	n := 3 + 8*int64(calls-e.called)
 	e.called = calls
 	if e.uses != nil {
 		n += int64(min(len(e.lanes), lastingStreams+2*e.inUse))

@@ -2,6 +2,7 @@ package trace
 
 import (
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -126,3 +127,16 @@ func TestStrtab(t *testing.T) {
 // nothing and plenty are what a budget has read.
 func nothing() int64 { return 0 }
 func plenty() int64  { return 1 << 40 }
+
+// A range that would pass the end of the address space is cut no further, and cutting it ends.
+func TestSegsetEndOfAddresses(t *testing.T) {
+	var s segset
+	s.insert(Segment{Addr: 1 << 40, Size: 1 << 30, Expandable: true})
+	s.insert(Segment{Addr: math.MaxUint64 - 511, Size: 4096, Expandable: true})
+	if had := s.cut(1<<40+512, math.MaxUint64-3); had != 1<<30-512+511 {
+		t.Errorf("%d bytes were cut", had)
+	}
+	if got := s.all(); len(got) != 1 || got[0].Addr != 1<<40 || got[0].Size != 512 {
+		t.Errorf("left: %+v", got)
+	}
+}
