@@ -84,6 +84,9 @@ type Floor struct {
 // FloorStep is how finely the smallest capacity is searched: the granularity of physical memory, in bytes.
 const FloorStep = 2 << 20
 
+// mostSteps is the largest capacity that is searched, in steps: 64 TiB.
+const mostSteps = 1 << 46 / FloorStep
+
 // Tune tries PyTorch's settings on a trace and finds the smallest capacities that complete.
 func Tune(ctx context.Context, t *trace.Trace, opt TuneOptions) (*Tuning, error) {
 	s := &search{ctx: ctx, plan: replay.NewPlan(t), opt: opt, slots: make(chan struct{}, runtime.GOMAXPROCS(0)),
@@ -420,7 +423,7 @@ func (s *search) smallest(spec replay.Spec, peakLive uint64) (uint64, error) {
 	if err != nil {
 		return 0, err
 	}
-	if !free.Completed {
+	if !free.Completed || free.OOMs > 0 {
 		return 0, nil // a request is for more than any device has
 	}
 	low, high := steps(peakLive), max(steps(free.PeakReserved), steps(peakLive), 1)
@@ -431,6 +434,9 @@ func (s *search) smallest(spec replay.Spec, peakLive uint64) (uint64, error) {
 	s.expect(1 + bitsOf(high-low))
 	// A setting relative to the capacity may fail at what it reserved without one.
 	for ; ; high += high/8 + 1 {
+		if high > mostSteps {
+			return 0, nil
+		}
 		ok, err := fits(high)
 		if err != nil {
 			return 0, err

@@ -232,7 +232,7 @@ func (p *Plan) Run(spec Spec, opt Options) (*Result, error) {
 	if opt.Record != nil {
 		env.Emit = opt.Record.segment
 	}
-	if err := p.work.take(stepsPerPool*int64(len(p.Pools)) + stepsPerStream*int64(p.numStreams())); err != nil {
+	if err := p.work.take(stepsPerRun + stepsPerPool*int64(len(p.Pools)) + stepsPerStream*int64(p.numStreams())); err != nil {
 		return nil, fmt.Errorf("policy %s: %w", spec, err)
 	}
 	policy, conf, err := factory(env)
@@ -464,12 +464,15 @@ func (d *driver) alloc(i, b int, size uint64, stream, pool uint32, us int64) (bo
 	return true, nil
 }
 
-// maxRequest is the size in bytes from which on a request fails under every policy: more than any machine has, and
-// little enough for sums of them to be right and for their pages to be listed.
-const maxRequest = 1 << 40
+// maxRequest is the size in bytes from which on a request fails under every policy, and maxLive what may be out at a time: more
+// than any device has, and little enough for sums to be right and for their pages to be listed.
+const (
+	maxRequest = 1 << 40
+	maxLive    = 1 << 41
+)
 
 func (d *driver) request(b int, size uint64, stream, pool uint32) (uint64, error) {
-	if size >= maxRequest {
+	if size >= maxRequest || d.live+size > maxLive {
 		return 0, fmt.Errorf("request of %d bytes: %w", size, cuda.ErrOutOfMemory)
 	}
 	return d.policy.Alloc(b, size, stream, pool)

@@ -14,8 +14,9 @@ const (
 	workPerByte = 192 // tune needs at most 90 for the densest recorded run
 )
 
-// What a pool and a stream cost before the first event.
+// What a run, a pool and a stream cost before the first event.
 const (
+	stepsPerRun    = 1 << 10
 	stepsPerPool   = 32
 	stepsPerStream = 8
 )
