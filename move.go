@@ -561,12 +561,13 @@ func (d *Device) move(c *climb, at place, total uint64) (block heap.ID, base, st
 	}
 	// From here on nothing fails.
 	addr = base
+	var last takenOut
 	for i := range p.sources {
 		x := &p.sources[i]
 		k := d.chunks.At(x.chunk)
 		old := k.Addr
 		if x.space != nil {
-			d.leave(x.space, x.block, x.chunk, true)
+			d.leave(&last, x.space, x.block, x.chunk, true)
 			d.counts.Remaps++
 		} else {
 			d.takeSpare(x.chunk)
@@ -585,19 +586,31 @@ func (d *Device) move(c *climb, at place, total uint64) (block heap.ID, base, st
 	return s.heap.Map(at.hole, base, total, stamp), base, stamp, nil
 }
 
+// takenOut is the chunk that leave took out before. A block can have a hundred thousand chunks, which leave in the order of
+// their addresses: what is left of it is not searched from its beginning for each.
+type takenOut struct {
+	space *space
+	block heap.ID // that the chunk lay in
+	left  heap.ID // the zombie in its place
+}
+
 // leave takes a wholly free chunk out of a space: its mapping there becomes a zombie. near is the free block that it
 // lay in, or what is left of it; recorded says that the caller tells the history. The caller holds Device.mu and has held the
-// lane's lock since the chunk was found free.
+// lane's lock since the chunk was found free, and since the call before with the same last.
 //
 // +checklocks:d.mu
-func (d *Device) leave(o *space, near heap.ID, id vm.ChunkID, recorded bool) {
+func (d *Device) leave(last *takenOut, o *space, near heap.ID, id vm.ChunkID, recorded bool) {
 	k := d.chunks.At(id)
 	block := near
+	if last.space == o && last.block == near && o.heap.At(last.left).Addr < k.Addr {
+		block = last.left
+	}
 	for b := o.heap.At(block); k.Addr >= b.Addr+b.Size; b = o.heap.At(block) {
 		block = o.heap.Next(block) // chunks that left before it have cut the block up
 	}
 	stamp := o.heap.At(block).Stamp
 	z := o.heap.Unmap(block, k.Addr, k.Size)
+	*last = takenOut{o, near, z}
 	o.area.Set(k.Addr, k.Size, 0)
 	o.lose(k.Size)
 	d.quota.Physical[quota.GroupOf(o.class)].Leave(k.Size)

@@ -131,12 +131,13 @@ func (d *Device) detach(s *space, need uint64) (have uint64) {
 		return have < need
 	})
 	record := d.onUnmap == nil // who wants to know before memory is unmapped is to find it mapped until then
+	var last takenOut
 	for _, x := range p.found {
 		if record {
 			k := d.chunks.At(x.chunk)
 			d.recordLeft(s, k.Addr, k)
 		}
-		d.leave(s, x.block, x.chunk, record)
+		d.leave(&last, s, x.block, x.chunk, record)
 		d.addSpare(x.chunk, s.stream, x.stamp)
 	}
 	return have

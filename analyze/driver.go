@@ -2,6 +2,7 @@ package analyze
 
 import (
 	"cmp"
+	"maps"
 	"math"
 	"slices"
 
@@ -84,6 +85,7 @@ type DriverRun struct {
 	others  map[uint32]*[trace.NumMemoryKinds]uint64 // what each process has of other
 	ends    []driverEnding                           // to come, in order
 	gone    map[uint32]bool                          // processes that have ended
+	changed []*DriverDevice                          // what of devices the call under way changed
 }
 
 type driverEnding struct {
@@ -186,9 +188,14 @@ func (r *DriverRun) Call(c *trace.Call) {
 	r.tracker.Call(c, func(h *trace.Holding) { r.hold(h, true) }, func(h *trace.Holding) { r.hold(h, false) })
 	// A call may get, and give back, memory of another device than the one that is current.
 	pools := (c.Pool != 0 || c.Kind == trace.DevicePrimaryCtxReset || c.Kind == trace.DevicePrimaryCtxRelease) && !r.gone[c.Process]
-	for i, d := range r.devices {
+	changed := r.changed
+	if pools {
+		changed = slices.Collect(maps.Values(r.devices))
+	}
+	r.changed = r.changed[:0]
+	for _, d := range changed {
 		if pools {
-			now := r.tracker.PoolReserved(c.Process, int16(i))
+			now := r.tracker.PoolReserved(c.Process, int16(d.Device))
 			d.pools += now - d.pooled[c.Process]
 			d.pooled[c.Process] = now
 		}
@@ -227,6 +234,7 @@ func (r *DriverRun) hold(h *trace.Holding, got bool) {
 		s = &driverShare{}
 		d.shares[h.Process] = s
 	}
+	r.changed = append(r.changed, d)
 	d.requested += sign * h.Size
 	s.requested += sign * h.Size
 	switch {

@@ -239,7 +239,7 @@ func (s *searching) everything(ctx context.Context) error {
 
 // outOfTime reports whether a replay was ended by the budget.
 func outOfTime(err error) bool {
-	return errors.Is(err, context.DeadlineExceeded) || errors.Is(err, replay.ErrStopped)
+	return errors.Is(err, context.DeadlineExceeded) || errors.Is(err, replay.ErrStopped) || errors.Is(err, replay.ErrWork)
 }
 
 // candidate is something to try.

@@ -84,6 +84,9 @@ type Floor struct {
 // FloorStep is how finely the smallest capacity is searched: the granularity of physical memory, in bytes.
 const FloorStep = 2 << 20
 
+// mostSteps is the largest capacity that is searched, in steps: 64 TiB.
+const mostSteps = 1 << 46 / FloorStep
+
 // Tune tries PyTorch's settings on a trace and finds the smallest capacities that complete.
 func Tune(ctx context.Context, t *trace.Trace, opt TuneOptions) (*Tuning, error) {
 	s := &search{ctx: ctx, plan: replay.NewPlan(t), opt: opt, slots: make(chan struct{}, runtime.GOMAXPROCS(0)),
@@ -383,7 +386,7 @@ func (s *search) floors(tn *Tuning) error {
 	if err := g.Wait(); err != nil {
 		return err
 	}
-	tn.Floors = keepFloors(found)
+	tn.Floors = keepFloors(slices.DeleteFunc(found, func(f Floor) bool { return f.Capacity == 0 }))
 	return nil
 }
 
@@ -411,7 +414,7 @@ func keepFloors(found []Floor) []Floor {
 	return kept
 }
 
-// smallest bisects for the least capacity, a multiple of FloorStep, that completes without an out-of-memory. More
+// smallest bisects for the least capacity, a multiple of FloorStep, that completes without an out-of-memory; 0: there is none. More
 // memory is taken to be never worse, which holds but for settings that are fractions of the capacity.
 func (s *search) smallest(spec replay.Spec, peakLive uint64) (uint64, error) {
 	steps := func(bytes uint64) uint64 { return (bytes + FloorStep - 1) / FloorStep }
@@ -419,6 +422,9 @@ func (s *search) smallest(spec replay.Spec, peakLive uint64) (uint64, error) {
 	free, err := s.run(spec, 0)
 	if err != nil {
 		return 0, err
+	}
+	if !free.Completed || free.OOMs > 0 {
+		return 0, nil // a request is for more than any device has
 	}
 	low, high := steps(peakLive), max(steps(free.PeakReserved), steps(peakLive), 1)
 	fits := func(at uint64) (bool, error) {
@@ -428,6 +434,9 @@ func (s *search) smallest(spec replay.Spec, peakLive uint64) (uint64, error) {
 	s.expect(1 + bitsOf(high-low))
 	// A setting relative to the capacity may fail at what it reserved without one.
 	for ; ; high += high/8 + 1 {
+		if high > mostSteps {
+			return 0, nil
+		}
 		ok, err := fits(high)
 		if err != nil {
 			return 0, err

@@ -56,7 +56,11 @@ func (a *async) Alloc(b int, size uint64, stream, pool uint32) (uint64, error) {
 		if i >= 0 {
 			break
 		}
-		if list != int(stream) {
+		if list%64 == 0 {
+			a.search(1)
+		}
+		if list != int(stream) && a.arena.lists[list].len() > 0 {
+			a.search(1)
 			i = a.arena.take(int32(list), size)
 		}
 	}
@@ -95,7 +99,9 @@ func (a *async) grown(size uint64, stream, pool uint32) int32 {
 func (a *async) trim() {
 	a.deviceSyncs++
 	a.waitForGPU()
+	a.search(len(a.arena.lists))
 	for list := range a.arena.lists {
+		a.search(a.arena.lists[list].len())
 		for _, i := range a.arena.lists[list].blocks() {
 			if a.arena.blocks[i].free && int(a.arena.blocks[i].list) == list && a.arena.blocks[i].prev < 0 {
 				a.trimSegment(i)
@@ -107,6 +113,7 @@ func (a *async) trim() {
 // trimSegment gives back the segment that begins with free block i, if all of it is free.
 func (a *async) trimSegment(i int32) {
 	for j := i; j >= 0; j = a.arena.blocks[j].next {
+		a.search(1)
 		if !a.arena.blocks[j].free {
 			return
 		}

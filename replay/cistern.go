@@ -21,16 +21,29 @@ type engine struct {
 	drv     *sim.Driver
 	alloc   *cistern.Allocator
 	dev     *cistern.Device
-	streams []*cistern.Stream
+	streams []*cistern.Stream // nil before the first use and after the last one of streams that come and go
+	uses    []int             // by stream: allocations and frees to come; nil where all streams last
 	pools   []*cistern.Pool
 	blocks  []engineBlock // by block number
 	drained []event.Event
+
+	lanes  map[streamOfPool]int // blocks that are out
+	inUse  int                  // of lanes
+	called uint64               // driver calls when steps were last asked for
 }
+
+type streamOfPool struct{ stream, pool uint32 }
+
+// lastingStreams are as many as PyTorch has of its own on a device: 32 of each priority, and the default one. They last as
+// long as the program. Where a run has more streams, streams came and went: each exists from its first use to its last, and
+// the engine is not promised more.
+const lastingStreams = 4*32 + 1
 
 type engineBlock struct {
 	addr   cuda.Ptr
 	size   uint64
 	stream uint32
+	pool   uint32
 }
 
 func newEngine(env *Env) (Policy, string, error) {
@@ -50,7 +63,7 @@ func newEngineOver(env *Env, observe func(cuda.Driver) cuda.Driver) (Policy, str
 	if env.Capacity != 0 && (opts.Limit == 0 || env.Capacity < opts.Limit) {
 		opts.Limit = env.Capacity
 	}
-	e := &engine{env: env, blocks: make([]engineBlock, env.Plan.Blocks)}
+	e := &engine{env: env, blocks: make([]engineBlock, env.Plan.Blocks), lanes: map[streamOfPool]int{}}
 	device := max(sim.DefaultCapacity, 2*env.Plan.PeakLive)
 	if env.Device > 0 {
 		device = max(env.Device, env.Capacity)
@@ -70,16 +83,17 @@ func newEngineOver(env *Env, observe func(cuda.Driver) cuda.Driver) (Policy, str
 	if e.dev, err = e.alloc.Device(0); err != nil {
 		return nil, "", err
 	}
-	for i := range env.Plan.numStreams() {
-		h := cuda.StreamNull
-		if i < len(env.Plan.Trace.Streams) && env.Plan.Trace.Streams[i] != 0 {
-			h = e.drv.NewStreamNonBlocking(0) // as PyTorch's streams are
+	e.streams = make([]*cistern.Stream, env.Plan.numStreams())
+	if len(e.streams) > lastingStreams {
+		e.uses = env.Plan.streamUses()
+	}
+	for i := range e.streams {
+		if e.uses != nil {
+			break
 		}
-		st, err := e.dev.Stream(h, cistern.StreamDurable)
-		if err != nil {
+		if err := e.makeStream(uint32(i), cistern.StreamDurable); err != nil {
 			return nil, "", err
 		}
-		e.streams = append(e.streams, st)
 	}
 	e.pools = make([]*cistern.Pool, len(env.Plan.Pools))
 	e.pools[0] = e.dev.DefaultPool()
@@ -113,14 +127,44 @@ func (e *engine) Alloc(b int, size uint64, stream, pool uint32) (uint64, error) 
 	if int(stream) >= len(e.streams) {
 		return 0, fmt.Errorf("stream %d of %d", stream, len(e.streams))
 	}
+	if e.streams[stream] == nil {
+		if err := e.makeStream(stream); err != nil {
+			return 0, err
+		}
+	}
 	st := e.streams[stream]
 	addr, err := p.Alloc(size, st)
 	e.drain()
 	if err != nil {
+		e.used(stream, 2) // it is not freed
 		return 0, err
 	}
-	e.blocks[b] = engineBlock{addr, size, stream}
+	e.used(stream, 1)
+	e.blocks[b] = engineBlock{addr, size, stream, pool}
+	e.out(streamOfPool{stream, pool}, 1)
 	return uint64(addr), e.drv.Use(0, st.Handle(), addr, size)
+}
+
+// out notes that a block was handed out, or came back.
+func (e *engine) out(at streamOfPool, n int) {
+	before := e.lanes[at]
+	if e.lanes[at] = before + n; before == 0 {
+		e.inUse++
+	} else if before+n == 0 {
+		e.inUse--
+	}
+}
+
+// steps is stepper.steps. The engine takes four times as long as a model for an event, and eight times for a call of the driver;
+// where streams come and go, what it does outside its hot path looks at all that have memory.
+func (e *engine) steps() int64 {
+	calls := e.drv.CallNumber()
+	n := 3 + 8*int64(calls-e.called)
+	e.called = calls
+	if e.uses != nil {
+		n += int64(min(len(e.lanes), lastingStreams+2*e.inUse))
+	}
+	return n
 }
 
 func (e *engine) FreeRequested(int) {}
@@ -131,12 +175,37 @@ func (e *engine) Free(b int) error {
 	if x.addr == 0 {
 		return nil
 	}
+	e.out(streamOfPool{x.stream, x.pool}, -1)
 	if err := e.drv.Use(0, e.streams[x.stream].Handle(), x.addr, x.size); err != nil {
 		return err
 	}
 	err := e.alloc.Free(x.addr)
+	e.used(x.stream, 1)
 	e.drain()
 	return err
+}
+
+// makeStream makes a stream of the record's.
+func (e *engine) makeStream(i uint32, promise ...cistern.StreamOption) error {
+	h := cuda.StreamNull
+	if recorded := e.env.Plan.Trace.Streams; int(i) < len(recorded) && recorded[i] != 0 {
+		h = e.drv.NewStreamNonBlocking(0) // as PyTorch's streams are
+	}
+	st, err := e.dev.Stream(h, promise...)
+	e.streams[i] = st
+	return err
+}
+
+// used notes n uses of a stream, which ends with the last one.
+func (e *engine) used(i uint32, n int) {
+	if e.uses == nil {
+		return
+	}
+	if e.uses[i] -= n; e.uses[i] > 0 || e.streams[i] == nil || e.streams[i].Handle() == cuda.StreamNull {
+		return
+	}
+	e.drv.DestroyStream(0, e.streams[i].Handle())
+	e.streams[i] = nil
 }
 
 // drain passes the engine's segment events on.

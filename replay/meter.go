@@ -52,6 +52,8 @@ type meter struct {
 
 	nowUS  int64 // host clock
 	syncUS int64 // when the host last waited for all work
+
+	extra int64 // steps beyond one for each event, since they were last asked for
 }
 
 func newMeter(lag time.Duration) meter { return meter{costs: sim.DefaultCosts(), lag: lag} }
@@ -121,6 +123,16 @@ func (m *meter) unmapHandles(n int, size uint64) {
 
 // Advance is Policy.Advance.
 func (m *meter) Advance(us int64) { m.nowUS = max(m.nowUS, us) }
+
+// steps is stepper.steps.
+func (m *meter) steps() int64 {
+	n := m.extra
+	m.extra = 0
+	return n
+}
+
+// search counts the steps of looking at n things.
+func (m *meter) search(n int) { m.extra += int64(n) }
 
 // Usage is Policy.Usage.
 func (m *meter) Usage() (allocated, reserved uint64) { return m.allocated, m.reserved }

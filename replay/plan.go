@@ -8,7 +8,8 @@ import (
 	"github.com/cistern-gpu/cistern/trace"
 )
 
-// Plan is a trace prepared for replay: allocations numbered densely, frees paired with them. Read-only once made.
+// Plan is a trace prepared for replay: allocations numbered densely, frees paired with them. Read-only once made, but for
+// the count of what all its runs do.
 type Plan struct {
 	Trace *trace.Trace
 	// Block is, for each event, the number of the block that it allocates or frees, or that an oom attempts; -1 where
@@ -33,6 +34,8 @@ type Plan struct {
 	streams []uint32         // indices into Trace.Streams in the order of their handles, as PyTorch orders streams
 	startUS int64
 
+	work *work // of all runs, those of copies included
+
 	segmentsFreed int // recorded segment_free and segment_unmap events
 }
 
@@ -46,7 +49,8 @@ type Recorded struct {
 
 // NewPlan prepares a trace.
 func NewPlan(t *trace.Trace) *Plan {
-	p := &Plan{Trace: t, Block: make([]int32, len(t.Events)), Pools: append([]trace.PoolID(nil), t.Pools...)}
+	p := &Plan{Trace: t, Block: make([]int32, len(t.Events)), Pools: append([]trace.PoolID(nil), t.Pools...),
+		work: &work{stored: t.StoredBytes}}
 	if len(p.Pools) == 0 {
 		p.Pools = []trace.PoolID{{}}
 	}
@@ -184,6 +188,20 @@ func (p *Plan) poolOf(b int, recorded uint32) uint32 {
 		}
 	}
 	return recorded
+}
+
+// streamUses is, by stream, how often a block of it is allocated or freed. One that is never freed keeps its stream.
+func (p *Plan) streamUses() []int {
+	uses := make([]int, p.numStreams())
+	for i := range p.Trace.Initial {
+		uses[p.Trace.Initial[i].Stream] += 2
+	}
+	for i := range p.Trace.Events {
+		if e := &p.Trace.Events[i]; p.Block[i] >= 0 && (e.Kind == event.Alloc || e.Kind == event.OOM) {
+			uses[e.Stream] += 2
+		}
+	}
+	return uses
 }
 
 // numStreams is the number of streams, at least 1.

@@ -232,6 +232,9 @@ func (p *Plan) Run(spec Spec, opt Options) (*Result, error) {
 	if opt.Record != nil {
 		env.Emit = opt.Record.segment
 	}
+	if err := p.work.take(stepsPerRun + stepsPerPool*int64(len(p.Pools)) + stepsPerStream*int64(p.numStreams())); err != nil {
+		return nil, fmt.Errorf("policy %s: %w", spec, err)
+	}
 	policy, conf, err := factory(env)
 	if err != nil {
 		return nil, err
@@ -291,6 +294,7 @@ type driver struct {
 
 	live, peak uint64 // requested bytes
 	done       int    // events, initial blocks included
+	ahead      int64  // steps that are not in plan.work yet
 }
 
 // progressEvery is the number of events between calls of Options.Progress.
@@ -321,6 +325,9 @@ func (d *driver) run() error {
 		}
 		d.done++
 		ok, err := d.step(i, &events[i])
+		if err == nil {
+			err = d.work()
+		}
 		if err != nil {
 			return fmt.Errorf("event %d: %w", i, err)
 		}
@@ -332,6 +339,23 @@ func (d *driver) run() error {
 		d.opt.Progress(len(events), len(events))
 	}
 	return nil
+}
+
+// stepsAhead is how many steps a run takes before they are counted with those of others.
+const stepsAhead = 1 << 12
+
+// work counts the steps of an event or a block.
+func (d *driver) work() error {
+	d.ahead++
+	if s, ok := d.policy.(stepper); ok {
+		d.ahead += s.steps()
+	}
+	if d.ahead < stepsAhead {
+		return nil
+	}
+	n := d.ahead
+	d.ahead = 0
+	return d.plan.work.take(n)
 }
 
 // begin makes the blocks that were live before the first event; false ends the replay.
@@ -356,6 +380,9 @@ func (d *driver) begin() (bool, error) {
 		b := &initial[i]
 		if ok, err := d.alloc(-1, i, d.plan.size[i], b.Stream, d.plan.poolOf(i, b.Pool), 0); err != nil || !ok {
 			return ok, err
+		}
+		if err := d.work(); err != nil {
+			return false, err
 		}
 	}
 	return true, nil
@@ -437,12 +464,15 @@ func (d *driver) alloc(i, b int, size uint64, stream, pool uint32, us int64) (bo
 	return true, nil
 }
 
-// maxRequest is the size in bytes from which on a request fails under every policy: more than any machine has, and
-// little enough for sums of them to be right and for their pages to be listed.
-const maxRequest = 1 << 42
+// maxRequest is the size in bytes from which on a request fails under every policy, and maxLive what may be out at a time: more
+// than any device has, and little enough for sums to be right and for their pages to be listed.
+const (
+	maxRequest = 1 << 40
+	maxLive    = 1 << 41
+)
 
 func (d *driver) request(b int, size uint64, stream, pool uint32) (uint64, error) {
-	if size >= maxRequest {
+	if size >= maxRequest || d.live+size > maxLive {
 		return 0, fmt.Errorf("request of %d bytes: %w", size, cuda.ErrOutOfMemory)
 	}
 	return d.policy.Alloc(b, size, stream, pool)

@@ -166,6 +166,7 @@ func (r *rmm) Alloc(b int, size uint64, stream, pool uint32) (uint64, error) {
 
 // steal is get_block_from_other_stream, without and with merging.
 func (r *rmm) steal(list int32, size uint64) int32 {
+	r.search(len(r.order))
 	for _, other := range r.order {
 		if other == list {
 			continue
@@ -182,6 +183,7 @@ func (r *rmm) steal(list int32, size uint64) int32 {
 			continue
 		}
 		r.count(callStreamWaitEvent, r.costs.StreamWaitEvent)
+		r.search(r.arena.lists[other].len())
 		for _, i := range r.arena.lists[other].blocks() {
 			blk := &r.arena.blocks[i]
 			r.arena.lists[other].remove(blk.size, blk.addr)

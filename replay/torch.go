@@ -101,7 +101,7 @@ type torchBlock struct {
 type torchPool struct {
 	small    bool
 	private  uint32    // index into Plan.Pools, 0 is the default pool
-	free     []freeSet // by stream
+	free     []freeSet // by stream; nil before the pool's first use, as is the next
 	unmapped [][]int32 // by stream, in address order
 	searches int64     // get_free_blocks_call_count: the clock of garbage collection
 }
@@ -118,8 +118,7 @@ func newTorch(env *Env, conf TorchConf) *torch {
 	}
 	for i := range p.Pools {
 		for _, small := range []bool{true, false} {
-			t.pools = append(t.pools, torchPool{small: small, private: uint32(i),
-				free: make([]freeSet, p.numStreams()), unmapped: make([][]int32, p.numStreams())})
+			t.pools = append(t.pools, torchPool{small: small, private: uint32(i)})
 		}
 	}
 	for i := range t.of {
@@ -158,10 +157,21 @@ func (t *torch) newBlock(b torchBlock) int32 {
 
 func (t *torch) dropBlock(i int32) { t.unused = append(t.unused, i) }
 
+// use is a pool that is about to have blocks.
+func (t *torch) use(pool int32) *torchPool {
+	p := &t.pools[pool]
+	if p.free == nil {
+		n := t.env.Plan.numStreams()
+		t.search(16 * n)
+		p.free, p.unmapped = make([]freeSet, n), make([][]int32, n)
+	}
+	return p
+}
+
 // cache puts a block among the free ones of its pool.
 func (t *torch) cache(i int32) {
 	b := &t.blocks[i]
-	p := &t.pools[b.pool]
+	p := t.use(b.pool)
 	b.gcBase = p.searches
 	p.free[b.stream].insert(b.size, b.addr, i)
 }
@@ -231,7 +241,7 @@ func (t *torch) obtain(r request) int32 {
 
 // fit is get_free_block: the best fit among the cached blocks of the stream, taken out of the cache, or -1.
 func (t *torch) fit(r request) int32 {
-	p := &t.pools[r.pool]
+	p := t.use(r.pool)
 	if t.gcAt > 0 {
 		p.searches++
 	}
@@ -244,6 +254,7 @@ func (t *torch) fit(r request) int32 {
 		// A block at the edge of mapped memory counts with what it can grow to, so that the ones in the middle of a
 		// segment are used up first.
 		for next := s.next(at); !s.end(next); next = s.next(at) {
+			t.search(1)
 			if t.growable(s.at(next).block) >= t.growable(s.at(at).block) {
 				break
 			}
@@ -432,6 +443,7 @@ func (t *torch) emit(kind event.Kind, addr, size uint64, i int32) {
 		return
 	}
 	for e.Size = t.ranges[b.rng].page; e.Addr < addr+size; e.Addr += e.Size {
+		t.search(4)
 		if kind == event.SegmentMap {
 			t.handle++
 			t.handles[e.Addr] = t.handle

@@ -165,7 +165,7 @@ func (p *Plan) slack(live []int32, segs []trace.Segment, inside [][]int32) []uin
 // parts only, and PyTorch has one range for each stream and pool, mapped from its beginning. It returns the unmapped
 // neighbours that s is to be put between.
 func (t *torch) adoptRange(s *trace.Segment, pool int32) (prev, next, rng int32) {
-	list := t.pools[pool].unmapped[s.Stream]
+	list := t.use(pool).unmapped[s.Stream]
 	for _, i := range list {
 		b := t.blocks[i]
 		if b.addr <= s.Addr && s.Addr+s.Size <= b.addr+b.size {

@@ -47,8 +47,10 @@ func (t *torch) findRoom(r request) int32 {
 			c = prev
 		}
 		var room uint64
+		t.search(1)
 		for j := c; j >= 0 && !t.blocks[j].used && room < r.size; j = t.blocks[j].next {
 			room += t.blocks[j].size
+			t.search(1)
 		}
 		if room >= r.size {
 			return c
@@ -165,13 +167,13 @@ func (t *torch) unmappedAt(list []int32, addr uint64) int {
 
 func (t *torch) insertUnmapped(i int32) {
 	b := &t.blocks[i]
-	list := &t.pools[b.pool].unmapped[b.stream]
+	list := &t.use(b.pool).unmapped[b.stream]
 	*list = slices.Insert(*list, t.unmappedAt(*list, b.addr), i)
 }
 
 func (t *torch) removeUnmapped(i int32) {
 	b := &t.blocks[i]
-	list := &t.pools[b.pool].unmapped[b.stream]
+	list := &t.use(b.pool).unmapped[b.stream]
 	at := t.unmappedAt(*list, b.addr)
 	*list = slices.Delete(*list, at, at+1)
 }

@@ -9,11 +9,13 @@ func (t *torch) collectGarbage() {
 		return
 	}
 	target := t.reserved - t.gcAt
-	p := &t.pools[1]
+	p := t.use(1)
 	age := func(i int32) int64 { return p.searches - t.blocks[i].gcBase }
 	var freeable []int32
 	var total int64
+	t.search(len(t.env.Plan.streams))
 	for _, s := range t.env.Plan.streams {
+		t.search(p.free[s].len())
 		for _, i := range p.free[s].blocks() {
 			if t.whole(i) {
 				freeable = append(freeable, i)
@@ -23,6 +25,7 @@ func (t *torch) collectGarbage() {
 	}
 	var reclaimed uint64
 	for freed := true; freed && reclaimed < target && len(freeable) > 0; {
+		t.search(len(freeable))
 		threshold := float64(total) / float64(len(freeable))
 		freed = false
 		rest := freeable[:0:0]
@@ -89,6 +92,7 @@ func (t *torch) releaseOversize(r request) bool {
 // back to the driver, after waiting for the blocks that other streams still use. That wait frees them in PyTorch; here
 // they are freed where the record says so.
 func (t *torch) releaseCached() {
+	t.search(t.pending + len(t.late) + len(t.ended))
 	for range t.pending + len(t.late) {
 		t.eventSync()
 	}
@@ -105,8 +109,13 @@ func (t *torch) releaseCached() {
 
 // releasePools gives back what a pool caches: whole native segments and whole pages, stream by stream.
 func (t *torch) releasePools(pool int32) {
+	if t.pools[pool].free == nil {
+		return
+	}
 	var unmap []int32
+	t.search(len(t.env.Plan.streams))
 	for _, s := range t.env.Plan.streams {
+		t.search(t.pools[pool].free[s].len())
 		for _, i := range t.pools[pool].free[s].blocks() {
 			if t.blocks[i].rng >= 0 {
 				unmap = append(unmap, i)

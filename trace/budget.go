@@ -3,19 +3,21 @@ package trace
 import "fmt"
 
 // Memory is bounded by what was read: a reader may hold memoryBase bytes, and memoryFactor bytes for each byte of the
-// decompressed file that it has consumed. Everything whose size a file controls is charged before it is allocated, so
-// counts and lengths that a file merely claims cost nothing. Real snapshots need about 1.1: a dict of 71 bytes becomes
-// an event of 56, after it was kept in 8 while the file was read. What needs more than twice was written to hurt.
+// decompressed file that it has consumed, and of these no more than storedFactor for each byte of the file as it is
+// stored. Everything whose size a file controls is charged before it is allocated, so counts and lengths that a file merely
+// claims cost nothing. Real snapshots need about 1.1: a dict of 71 bytes becomes an event of 56, after it was kept in 8
+// while the file was read. Real files of Cistern's format need 70 for each stored byte.
 const (
-	memoryBase   = 64 << 20
+	memoryBase   = 24 << 20
 	memoryFactor = 2
+	storedFactor = 256
 )
 
 // A file that decompresses to more than ratioFree bytes must not exceed ratioMax times its compressed size. Real
 // snapshots reach 16; the limit is what bounds the time that a bomb can take, and the memory, since that follows the
 // decompressed size.
 const (
-	ratioFree = 64 << 20
+	ratioFree = 16 << 20
 	ratioMax  = 200
 )
 
@@ -25,10 +27,11 @@ type budget struct {
 	limit  int64
 	factor int64
 	read   func() int64 // bytes of the decompressed file consumed so far
+	stored func() int64 // bytes of the file as it is stored, at least those consumed
 }
 
-func newBudget(read func() int64) *budget {
-	return &budget{limit: memoryBase, factor: memoryFactor, read: read}
+func newBudget(read, stored func() int64) *budget {
+	return &budget{limit: memoryBase, factor: memoryFactor, read: read, stored: stored}
 }
 
 // take charges n bytes, or reports that the file asks for more than a file of its size may.
@@ -37,12 +40,17 @@ func (b *budget) take(n int64) error {
 	if b.used <= b.limit {
 		return nil
 	}
-	b.limit = memoryBase + b.factor*b.read()
-	if b.used <= b.limit {
+	unpacked, stored := b.factor*b.read(), storedFactor*b.stored()
+	b.limit = memoryBase + min(unpacked, stored)
+	switch {
+	case b.used <= b.limit:
 		return nil
+	case unpacked <= stored:
+		return fmt.Errorf("the file needs more memory than %d MiB + %d times its size, which no real one does",
+			memoryBase>>20, b.factor)
 	}
-	return fmt.Errorf("the file needs more memory than %d MiB + %d times its size, which no real one does",
-		memoryBase>>20, b.factor)
+	return fmt.Errorf("the file needs more memory than %d MiB + %d times its compressed size, which no real one does",
+		memoryBase>>20, storedFactor)
 }
 
 // give returns n bytes that were charged.

@@ -53,7 +53,7 @@ func readCistern(in *input, path string) ([]*Trace, *Driver, error) {
 	}
 	defer z.Close()
 	r := &cisternReader{in: in, z: z}
-	r.b = newBudget(func() int64 { return r.rawRead })
+	r.b = newBudget(func() int64 { return r.rawRead }, in.stored)
 	r.b.factor = cisternFactor
 	if !in.need(len(cisternMagic)) {
 		return nil, nil, in.truncated("the magic number")

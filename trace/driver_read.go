@@ -113,7 +113,7 @@ func (r *cisternReader) calls(d *Driver, c *cursor) error {
 			return errPayload
 		}
 		if q.Kind == CallNone || q.Kind >= NumCallKinds || int(q.Process) >= len(d.Processes) || int(q.Stack) >= stacks ||
-			int64(q.Result) != result || int64(q.Device) != device || q.Device < -1 {
+			int64(q.Result) != result || int64(q.Device) != device || q.Device < -1 || q.Device >= maxDevices {
 			return fmt.Errorf("call %d is of an unknown kind or refers to what is not there", len(d.Calls))
 		}
 		var err error

@@ -107,7 +107,7 @@ func TestHostilePickles(t *testing.T) {
 	}{
 		{"nested lists", pk(many(1_000_000, ']', '(')), "byte 2003: nested more than 1000 deep"},
 		{"nested lists without marks", pk(many(60_000_000, ']')), "needs more memory"},
-		{"nested tuples", pk(append(many(1_000_000, ')'), many(1_000_000, opTuple1)...)), "ends inside the pickle"},
+		{"nested tuples", pk(append(many(1_000_000, ')'), many(1_000_000, opTuple1)...)), "needs more memory"},
 		{"marks only", pk(many(1_000_000, '(')), "nested more than 1000 deep"},
 		{"a stack of Nones", pk('(', many(60_000_000, 'N')), "needs more memory"},
 		{"a string of 2^63 bytes", pk(byte(opBinunicode8), u64(1<<63)), "a string of 9223372036854775808 bytes"},

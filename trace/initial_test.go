@@ -117,7 +117,7 @@ func checkCut(t *testing.T, whole *Trace, at int) {
 // trans is a little trace built by hand: its events and what the file ended with.
 func trans(final []Segment, events ...event.Event) *Trace {
 	t := &Trace{Events: events, Final: final, Streams: []uint64{0}, Pools: []PoolID{{}, {0, 5}}, Stacks: []Stack{nil}}
-	if err := t.walkBack(newBudget(func() int64 { return 0 }), final != nil, false); err != nil {
+	if err := t.walkBack(newBudget(nothing, nothing), final != nil, false); err != nil {
 		panic(err)
 	}
 	return t

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"sync"
+	"sync/atomic"
 
 	"github.com/klauspost/compress/gzip"
 	"github.com/klauspost/compress/zstd"
@@ -25,6 +26,7 @@ type input struct {
 	eof      bool
 	err      error // why src ended, where that was not the end of the file
 	close    func(wait bool)
+	raw      *counter // the file as it is stored
 }
 
 var (
@@ -40,7 +42,7 @@ func newInput(r io.Reader) (*input, error) {
 	if err != nil && !errors.Is(err, io.EOF) {
 		return nil, err
 	}
-	in := &input{buf: make([]byte, windowSize), src: br, close: func(bool) {}}
+	in := &input{buf: make([]byte, windowSize), src: br, close: func(bool) {}, raw: raw}
 	switch {
 	case bytes.HasPrefix(head, gzipMagic):
 		z, err := gzip.NewReader(br)
@@ -64,6 +66,9 @@ func newInput(r io.Reader) (*input, error) {
 
 // offset is the position in the decompressed file.
 func (in *input) offset() int64 { return in.base + int64(in.pos) }
+
+// stored is how much of the file as it is stored was read, which is ahead of what was decompressed.
+func (in *input) stored() int64 { return in.raw.n.Load() }
 
 // need makes n bytes visible, n at most windowSize, and says whether the file has them.
 func (in *input) need(n int) bool {
@@ -147,12 +152,12 @@ func noEOF(err error) error {
 // counter counts the bytes of the file as it is stored.
 type counter struct {
 	r io.Reader
-	n int64
+	n atomic.Int64 // the decompressor's goroutine counts
 }
 
 func (c *counter) Read(p []byte) (int, error) {
 	n, err := c.r.Read(p)
-	c.n += int64(n)
+	c.n.Add(int64(n))
 	return n, err
 }
 
@@ -167,7 +172,7 @@ type ratioLimit struct {
 func (l *ratioLimit) Read(p []byte) (int, error) {
 	n, err := l.r.Read(p)
 	l.n += int64(n)
-	if l.n > ratioFree && l.n > ratioMax*l.raw.n {
+	if l.n > ratioFree && l.n > ratioMax*l.raw.n.Load() {
 		return n, fmt.Errorf("%s: decompresses to more than %d times its size", l.what, ratioMax)
 	}
 	if err != nil && !errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {

@@ -73,7 +73,7 @@ type machine struct {
 }
 
 func newMachine(in *input) *machine {
-	m := &machine{in: in, b: newBudget(in.offset)}
+	m := &machine{in: in, b: newBudget(in.offset, in.stored)}
 	m.strs = newStrtab(m.b)
 	m.memo.b = m.b
 	m.snapshot.init(m)

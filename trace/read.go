@@ -103,6 +103,9 @@ func read(in *input, path string) (*File, error) {
 		return nil, atByte(0, "%s; %s", guess(head), expected)
 	}
 	f.DecodedBytes = in.offset()
+	for _, t := range f.Traces {
+		t.StoredBytes = in.stored()
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -77,7 +77,7 @@ type rmmReader struct {
 
 // readRMM reads a log into one Trace.
 func readRMM(in *input, path string) ([]*Trace, error) {
-	r := &rmmReader{in: in, b: newBudget(in.offset)}
+	r := &rmmReader{in: in, b: newBudget(in.offset, in.stored)}
 	for {
 		line, err := r.next()
 		if err != nil {

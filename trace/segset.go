@@ -1,6 +1,9 @@
 package trace
 
-import "sort"
+import (
+	"math"
+	"sort"
+)
 
 // segset is a set of segments that do not overlap, in address order: leaves of at most leafMax, so that a million
 // insertions stay cheap.
@@ -106,12 +109,14 @@ func (t *segset) remove(addr uint64) {
 // cut takes [addr, addr+size) out of the expandable segments that have bytes of it, and returns how many bytes they
 // had.
 func (t *segset) cut(addr, size uint64) (had uint64) {
+	stop := endOf(addr, size) // a file may say anything
+	size = stop - addr
 	for size-had > 0 {
 		s := t.overlapping(addr, size)
 		if s == nil || !s.Expandable {
 			return had
 		}
-		from, to := max(s.Addr, addr), min(s.Addr+s.Size, addr+size)
+		from, to := max(s.Addr, addr), min(endOf(s.Addr, s.Size), stop)
 		had += to - from
 		rest := *s
 		rest.Blocks = nil
@@ -121,13 +126,21 @@ func (t *segset) cut(addr, size uint64) (had uint64) {
 			low.Size = from - rest.Addr
 			t.insert(low)
 		}
-		if end := rest.Addr + rest.Size; end > to {
+		if end := endOf(rest.Addr, rest.Size); end > to {
 			high := rest
 			high.Addr, high.Size = to, end-to
 			t.insert(high)
 		}
 	}
 	return had
+}
+
+// endOf is the first address behind a range, or the last that there is.
+func endOf(addr, size uint64) uint64 {
+	if end := addr + size; end >= addr {
+		return end
+	}
+	return math.MaxUint64
 }
 
 // join adds the expandable range s, as part of a neighbour of the same stream and pool where it touches one.

@@ -2,6 +2,7 @@ package trace
 
 import (
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -100,7 +101,7 @@ func TestSegset(t *testing.T) {
 
 // strtab gives equal strings equal ids, and every id its string.
 func TestStrtab(t *testing.T) {
-	tab := newStrtab(newBudget(func() int64 { return 1 << 40 }))
+	tab := newStrtab(newBudget(plenty, plenty))
 	ids := map[string]uint32{}
 	for i := range 100_000 {
 		s := fmt.Sprint("s", i*7919%30_000)
@@ -120,5 +121,22 @@ func TestStrtab(t *testing.T) {
 		if got := tab.get(uint64(id)); string(got) != s {
 			t.Fatalf("id %d is %q; expected %q", id, clip(got), clip([]byte(s)))
 		}
+	}
+}
+
+// nothing and plenty are what a budget has read.
+func nothing() int64 { return 0 }
+func plenty() int64  { return 1 << 40 }
+
+// A range that would pass the end of the address space is cut no further, and cutting it ends.
+func TestSegsetEndOfAddresses(t *testing.T) {
+	var s segset
+	s.insert(Segment{Addr: 1 << 40, Size: 1 << 30, Expandable: true})
+	s.insert(Segment{Addr: math.MaxUint64 - 511, Size: 4096, Expandable: true})
+	if had := s.cut(1<<40+512, math.MaxUint64-3); had != 1<<30-512+511 {
+		t.Errorf("%d bytes were cut", had)
+	}
+	if got := s.all(); len(got) != 1 || got[0].Addr != 1<<40 || got[0].Size != 512 {
+		t.Errorf("left: %+v", got)
 	}
 }

@@ -62,7 +62,7 @@ var known = []string{"action", "addr", "size", "stream", "time_us", "frames", "d
 	"large", "active_allocated", "active_pending_free", "active_awaiting_free", "inactive", "segments", "device_traces",
 	"allocator_settings", "tag", "library", "thread", "thread_name", "", "N/A"}
 
-const maxDevices = 256
+const maxDevices = MaxDevices
 
 // What a trace entry, a segment and a block have said so far, as bits.
 const (

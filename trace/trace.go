@@ -26,6 +26,9 @@ type Trace struct {
 	Path   string // the file, as it was named
 	Format string // "pytorch-snapshot", "rmm-csv", "cistern"
 	Device int
+	// StoredBytes is the size of the file, compressed as it is; 0 where the trace was not read from one. What may be done
+	// with a trace is bounded by it (replay).
+	StoredBytes int64
 	// Source is the format that a Cistern file was converted from; empty elsewhere.
 	Source string
 
@@ -68,6 +71,9 @@ type Trace struct {
 	// Notes say in words what the file does not tell (hidden pools, a lost start) and what was assumed.
 	Notes []string
 }
+
+// MaxDevices bounds the numbers of devices, from 0, in files and of traced programs: more than a machine has.
+const MaxDevices = 256
 
 // PoolID is PyTorch's MempoolId_t. {0, 0} is the default pool.
 type PoolID [2]uint64

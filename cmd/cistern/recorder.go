@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"math"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -105,9 +104,14 @@ func (r *recorder) record(rec *audit.Record) {
 			return
 		}
 		p := r.of(rec)
+		device := max(rec.Device, -1)
+		if device >= trace.MaxDevices {
+			device = -1
+			r.tell(fmt.Sprintf("calls for devices from number %d on are taken for calls for none", trace.MaxDevices))
+		}
 		c := trace.Call{TimeNS: rec.TimeNS, TookNS: rec.TookNS, Addr: rec.Addr, Size: rec.Size, Stream: rec.Stream, Handle: rec.Handle,
 			Pool: rec.Pool, Extra: rec.Extra, Process: p.number, Thread: rec.TID, Stack: r.stack(p, rec), Result: rec.Result,
-			Device: int16(min(max(rec.Device, -1), math.MaxInt16)), Kind: trace.CallKind(rec.Call)}
+			Device: int16(device), Kind: trace.CallKind(rec.Call)}
 		r.run.Call(&c)
 		r.w.Call(&c)
 		r.live.call(p.number, rec.PID, &c, r.w.Frames)

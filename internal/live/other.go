@@ -32,6 +32,9 @@ func List(context.Context, ...*Reader) ([]*Reader, []error) { return nil, []erro
 // Read fails.
 func (*Reader) Read(bool) (Process, error) { return Process{}, errNotLinux }
 
+// ReadOnce fails.
+func (*Reader) ReadOnce(bool) (Process, error) { return Process{}, errNotLinux }
+
 // Close does nothing.
 func (*Reader) Close() {}
 

@@ -57,9 +57,13 @@ func list(ctx context.Context, file string, known []*Reader) ([]*Reader, []error
 		if pid, err := strconv.Atoi(name); err == nil {
 			s.process(pid)
 		}
+		if s.full {
+			s.failed = append(s.failed, fmt.Errorf("there are more than %d pages, and those of processes beyond are not looked at", mostInAll))
+			break
+		}
 	}
 	for _, r := range s.known { // not found again
-		if ctx.Err() == nil {
+		if ctx.Err() == nil || s.full {
 			r.Close()
 		} else {
 			s.found = append(s.found, r)
@@ -77,6 +81,10 @@ type page struct {
 // mostPages bounds what is opened of a process, as each page takes a descriptor: one that follows others has a page for each.
 const mostPages = 256
 
+// mostInAll bounds what is opened of all processes: several times what a machine with sixteen GPUs has. Processes of one's own
+// user can publish any number.
+const mostInAll = 1024
+
 // scan is one look at all processes.
 type scan struct {
 	file   string // what pages are called
@@ -84,6 +92,7 @@ type scan struct {
 	seen   map[page]bool // a process may have its page open more than once
 	own    int           // pages of the process that is looked at; one that reads others' has these open as well
 	found  []*Reader
+	full   bool // as many were found as are looked at
 	failed []error
 }
 
@@ -103,6 +112,9 @@ func (s *scan) process(pid int) {
 			n, err := unix.Readlinkat(int(folder.Fd()), name, target)
 			if err != nil || !s.isPage(string(target[:n])) {
 				continue
+			}
+			if s.full {
+				return
 			}
 			if err := s.open(pid, dir, dir+"/fd/"+name); err != nil {
 				s.failed = append(s.failed, fmt.Errorf("process %d: %w", pid, err))
@@ -173,6 +185,10 @@ var errMany = fmt.Errorf("it has more than %d pages, which are not looked at", m
 
 // find has found a page of the process that is looked at.
 func (s *scan) find(r *Reader) error {
+	if s.full = len(s.found) == mostInAll; s.full {
+		r.Close()
+		return nil
+	}
 	if s.own == mostPages {
 		r.Close()
 		return errMany
@@ -241,7 +257,12 @@ func speaksFor(dir, about string) bool {
 
 // Read reads the page, and lets the process know that it is watched and, with details, that who holds what is wanted; that is
 // there soon after the first time. A process that has ended is ErrEnded.
-func (r *Reader) Read(details bool) (Process, error) {
+func (r *Reader) Read(details bool) (Process, error) { return r.read(details, tries) }
+
+// ReadOnce is Read without waiting where the page is being written.
+func (r *Reader) ReadOnce(details bool) (Process, error) { return r.read(details, 1) }
+
+func (r *Reader) read(details bool, tries int) (Process, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.fd < 0 {

@@ -61,6 +61,8 @@ const (
 	openEvery = 30 * time.Second
 	// tooLong is when a question to NVML is given up.
 	tooLong = time.Minute
+	// mostTorn is how many pages that are never whole a look waits for, 10 ms each.
+	mostTorn = 16
 )
 
 // NewMachine returns the source that looks at this machine, through the NVML in file library or, if that is empty, the
@@ -209,16 +211,22 @@ func (m *Machine) pages(ctx context.Context, wanted Wanted, l *Look) {
 			l.Problems = append(l.Problems, err.Error())
 		}
 	}
+	torn := 0
 	m.readers = slices.DeleteFunc(m.readers, func(r *live.Reader) bool {
-		p, err := r.Read(false)
+		read := r.Read
+		if torn >= mostTorn {
+			read = r.ReadOnce
+		}
+		p, err := read(false)
 		if err == nil && wanted.Of(p.PID) {
-			p, err = r.Read(true)
+			p, err = read(true)
 		}
 		switch {
 		case errors.Is(err, live.ErrEnded):
 			r.Close()
 			return true
 		case err != nil:
+			torn++
 			l.Problems = append(l.Problems, err.Error())
 		default:
 			l.Processes = append(l.Processes, p)

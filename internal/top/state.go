@@ -3,6 +3,7 @@ package top
 import (
 	"bytes"
 	"cmp"
+	"fmt"
 	"maps"
 	"slices"
 	"time"
@@ -13,9 +14,14 @@ type State struct {
 	last      Look
 	gpus      []GPU
 	rows      map[id]*Row
+	numbers   map[int]*Row // one of rows for each process number
 	processes map[id]*history
 	trends    map[device]*Trend
+	crowded   bool // there are more GPUs in the last look than mostGPUs
 }
+
+// mostGPUs is more than a machine has, parts of divided ones counted.
+const mostGPUs = 256
 
 // id tells processes apart: numbers are used again.
 type id struct {
@@ -66,8 +72,8 @@ func (s *State) Look() *Look { return &s.last }
 // Add takes a look. Processes that are not in it have ended.
 func (s *State) Add(l Look) {
 	s.last = l
-	s.gpus = s.gpus[:0:0]
-	s.rows = make(map[id]*Row)
+	s.gpus, s.crowded = s.gpus[:0:0], false
+	s.rows, s.numbers = make(map[id]*Row), make(map[int]*Row)
 	if s.processes == nil {
 		s.processes, s.trends = make(map[id]*history), make(map[device]*Trend)
 	}
@@ -97,10 +103,14 @@ func (s *State) addPage(p *Process) {
 		r.Age = max(0, s.last.At.Sub(p.Updated))
 	}
 	r.Stale = r.Age > StaleAfter
-	s.rows[key] = r
+	s.rows[key], s.numbers[p.PID] = r, r
 	past := s.past(key)
 	for _, d := range p.Devices {
-		h := Holding{GPU: s.gpu(&d), Ordinal: d.Ordinal, Details: told(&d), Memory: Memory{
+		gpu := s.gpu(&d)
+		if gpu < 0 {
+			continue
+		}
+		h := Holding{GPU: gpu, Ordinal: d.Ordinal, Details: told(&d), Memory: Memory{
 			Reserved: d.Reserved, Allocated: d.Allocated, Active: d.Active, Cached: d.Cached, Paused: d.Paused,
 			PeakReserved: d.PeakReserved, PeakAllocated: d.PeakAllocated, Limit: d.Limit,
 			DriverCalls: d.DriverCalls, Retries: d.Retries, OOMs: d.OOMs, Page: true}}
@@ -121,7 +131,8 @@ func told(d *Device) *Details {
 }
 
 // gpu finds the device that a process speaks of, or takes the process's word for it where NVML does not list it: there
-// is no NVML, the device is simulated or a part of another one (MIG).
+// is no NVML, the device is simulated or a part of another one (MIG). It is -1 beyond what a machine has: processes may invent
+// any number.
 func (s *State) gpu(d *Device) int {
 	simulated := bytes.HasPrefix(d.UUID[:], []byte("cistern-sim-gpu"))
 	for i := range s.gpus {
@@ -134,17 +145,24 @@ func (s *State) gpu(d *Device) int {
 		}
 		return i
 	}
+	if len(s.gpus) >= mostGPUs {
+		if !s.crowded {
+			s.crowded = true
+			s.last.Problems = append(slices.Clip(s.last.Problems), fmt.Sprintf("processes tell of more than %d GPUs: those beyond are left out", mostGPUs))
+		}
+		return -1
+	}
 	s.gpus = append(s.gpus, GPU{UUID: d.UUID, Index: d.Ordinal, Name: d.Name, Total: d.Total, Utilization: -1, Simulated: simulated})
 	return len(s.gpus) - 1
 }
 
 // addHolder takes what the driver says of a process on card i.
 func (s *State) addHolder(i int, holder Holder) {
-	r := s.byNumber(holder.PID)
+	r := s.numbers[holder.PID]
 	if r == nil {
 		p := s.last.Programs[holder.PID]
 		r = &Row{PID: holder.PID, Start: p.Start, Kind: Foreign, Name: p.Name, Args: p.Args}
-		s.rows[id{r.PID, r.Start}] = r
+		s.rows[id{r.PID, r.Start}], s.numbers[r.PID] = r, r
 	}
 	h := slices.IndexFunc(r.Holdings, func(h Holding) bool { return h.GPU == i })
 	if h < 0 {
@@ -153,15 +171,6 @@ func (s *State) addHolder(i int, holder Holder) {
 	}
 	m := &r.Holdings[h].Memory
 	m.Used, m.UsedKnown = max(m.Used, holder.Bytes), m.UsedKnown || holder.Known
-}
-
-func (s *State) byNumber(pid int) *Row {
-	for k, r := range s.rows {
-		if k.pid == pid {
-			return r
-		}
-	}
-	return nil
 }
 
 // finish sums up, and forgets who has ended.
@@ -204,6 +213,11 @@ func (s *State) finish() {
 		g.Trend = s.trends[key]
 		g.Trend.add(s.last.At, g.Held(), g.Allocated)
 	}
+	seen := map[device]bool{}
+	for i := range s.gpus {
+		seen[deviceOf(s.gpus[i].UUID, s.gpus[i].Index)] = true
+	}
+	maps.DeleteFunc(s.trends, func(key device, _ *Trend) bool { return !seen[key] && len(s.trends) > mostGPUs })
 	maps.DeleteFunc(s.processes, func(key id, _ *history) bool { return s.rows[key] == nil })
 }
 

@@ -323,3 +323,30 @@ func TestGather(t *testing.T) {
 		t.Error("details of nothing")
 	}
 }
+
+// Rows that processes invent, of devices that there are not, cost no more than a machine's worth of devices; what NVML knows
+// stays.
+func TestInventedDevices(t *testing.T) {
+	var s State
+	for look := range 3 {
+		l := Look{At: noon.Add(time.Duration(look) * time.Second), Cards: []Card{cardOf(0)}}
+		for p := range 100 {
+			x := Process{PID: p + 1, Start: uint64(look), Kind: Cistern}
+			for d := range 64 {
+				x.Devices = append(x.Devices, Device{UUID: [16]byte{9, byte(look), byte(p), byte(d), 1}, Reserved: gib})
+			}
+			l.Processes = append(l.Processes, x)
+		}
+		s.Add(l)
+		got := s.Table(all)
+		if len(got.GPUs) != mostGPUs || !got.GPUs[0].Known || len(got.Rows) != 100 {
+			t.Fatalf("%d GPUs, %d rows; expected %d GPUs of 100 processes", len(got.GPUs), len(got.Rows), mostGPUs)
+		}
+		if n := len(s.trends); n > 2*mostGPUs {
+			t.Fatalf("trends of %d devices are kept", n)
+		}
+		if p := s.Look().Problems; len(p) != 1 || !strings.Contains(p[0], "more than 256 GPUs") {
+			t.Errorf("problems: %q", p)
+		}
+	}
+}

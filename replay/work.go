@@ -1,0 +1,45 @@
+package replay
+
+import (
+	"errors"
+	"fmt"
+	"sync/atomic"
+)
+
+// What replays of one file may take is bounded by the size of the file, since recordings come from anywhere: a few bytes
+// can say that terabytes are mapped again and again, or that ten thousand streams hold a block each. The bound counts
+// steps, so that it is the same on every machine. A step is what a model does for an ordinary event, about 0.1 µs.
+const (
+	workBase    = 4 << 20
+	workPerByte = 192 // tune needs at most 90 for the densest recorded run
+)
+
+// What a run, a pool and a stream cost before the first event.
+const (
+	stepsPerRun    = 1 << 10
+	stepsPerPool   = 32
+	stepsPerStream = 8
+)
+
+// ErrWork is the error of a run that takes more steps than a file of its size may cause.
+var ErrWork = errors.New("the replay takes more steps")
+
+// work counts the steps of all runs of a plan. Runs on several goroutines share it.
+type work struct {
+	done   atomic.Int64
+	stored int64 // bytes of the file; 0: a trace that was not read from one has no bound
+}
+
+// take adds steps, and reports whether they are too many.
+func (w *work) take(steps int64) error {
+	if n := w.done.Add(steps); w.stored == 0 || n <= workBase+workPerByte*w.stored {
+		return nil
+	}
+	return fmt.Errorf("%w than %d million + %d for each byte of the file, which no recorded run does", ErrWork, workBase>>20, workPerByte)
+}
+
+// stepper is a policy that takes more than one step for some events.
+type stepper interface {
+	// steps are those since the last call.
+	steps() int64
+}
