@@ -27,9 +27,10 @@ type engine struct {
 	blocks  []engineBlock // by block number
 	drained []event.Event
 
-	lanes  map[streamOfPool]int // blocks that are out
-	inUse  int                  // of lanes
-	called uint64               // driver calls when steps were last asked for
+	touched int64                // steps of the order checker since steps were last asked for: it looks at each chunk of a block
+	lanes   map[streamOfPool]int // blocks that are out
+	inUse   int                  // of lanes
+	called  uint64               // driver calls when steps were last asked for
 }
 
 type streamOfPool struct{ stream, pool uint32 }
@@ -141,6 +142,7 @@ func (e *engine) Alloc(b int, size uint64, stream, pool uint32) (uint64, error) 
 	}
 	e.used(stream, 1)
 	e.blocks[b] = engineBlock{addr, size, stream, pool}
+	e.touched += int64(size >> 24)
 	e.out(streamOfPool{stream, pool}, 1)
 	return uint64(addr), e.drv.Use(0, st.Handle(), addr, size)
 }
@@ -159,8 +161,8 @@ func (e *engine) out(at streamOfPool, n int) {
 // where streams come and go, what it does outside its hot path looks at all that have memory.
 func (e *engine) steps() int64 {
 	calls := e.drv.CallNumber()
-	n := 3 + 8*int64(calls-e.called)
-	e.called = calls
+	n := 3 + 8*int64(calls-e.called) + e.touched
+	e.called, e.touched = calls, 0
 	if e.uses != nil {
 		n += int64(min(len(e.lanes), lastingStreams+2*e.inUse))
 	}
@@ -176,6 +178,7 @@ func (e *engine) Free(b int) error {
 		return nil
 	}
 	e.out(streamOfPool{x.stream, x.pool}, -1)
+	e.touched += int64(x.size >> 24)
 	if err := e.drv.Use(0, e.streams[x.stream].Handle(), x.addr, x.size); err != nil {
 		return err
 	}
