@@ -1,7 +1,6 @@
 package analyze
 
 import (
-
 	"github.com/cistern-gpu/cistern/event"
 	"github.com/cistern-gpu/cistern/trace"
 )

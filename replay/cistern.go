@@ -157,16 +157,18 @@ func (e *engine) out(at streamOfPool, n int) {
 	}
 }
 
-// steps is stepper.steps. The engine takes four times as long as a model for an event, and eight times for a call of the driver;
-// where streams come and go, what it does outside its hot path looks at all that have memory.
+// steps is stepper.steps. The engine takes four times as long as a model for an event, and eight times for a call of the
+// driver. What it does outside its hot path looks at all pairs of stream and pool that have memory; of streams that come and go
+// it gives up what it has for them.
 func (e *engine) steps() int64 {
 	calls := e.drv.CallNumber()
 	n := 3 + 8*int64(calls-e.called) + e.touched
 	e.called, e.touched = calls, 0
+	lanes := len(e.lanes)
 	if e.uses != nil {
-		n += int64(min(len(e.lanes), lastingStreams+2*e.inUse))
+		lanes = min(lanes, lastingStreams+2*e.inUse)
 	}
-	return n
+	return n + int64(lanes)
 }
 
 func (e *engine) FreeRequested(int) {}

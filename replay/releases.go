@@ -195,7 +195,7 @@ type heldSegment struct {
 // heldSegments follows the recorded segments and what lies in them.
 type heldSegments struct {
 	segs  leaves.List[*heldSegment] // in address order
-	segOf []int32        // by block, 1 + index into all; 0 is none
+	segOf []int32                   // by block, 1 + index into all; 0 is none
 	all   []*heldSegment
 }
 
