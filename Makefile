@@ -16,8 +16,8 @@ help:
 	@echo 'make build       bin/cistern with the page of its reports, lib/*.so, and dist/*.whl where there is hatchling'
 	@echo 'make install     the C library, its header and pkg-config file under PREFIX (/usr/local), below DESTDIR'
 	@echo 'make race        the tests under the race detector'
-	@echo 'make fuzz        every fuzz target, FUZZTIME each (10s)'
-	@echo 'make soak        random tests for SOAKTIME (15m), twice, streams and pools by the million, hostile hosts for HOSTSTIME (1h), every fuzz target for ten minutes'
+	@echo 'make fuzz        every fuzz target, FUZZTIME each (10s), and HOSTILE changed recordings (300) through each command'
+	@echo 'make soak        random tests for SOAKTIME (15m), twice, streams and pools by the million, hostile hosts for HOSTSTIME (1h), HOSTILESOAK changed recordings (100000) through each command, every fuzz target for ten minutes'
 	@echo 'make bench       the benchmarks of every package'
 	@echo 'make cross       bin/cross: the command for Linux, macOS and Windows'
 	@echo 'make model       the protocol between C and Go, every interleaving of two threads (also part of make test)'
@@ -141,7 +141,12 @@ race: tools $(PAGE)
 
 FUZZTIME ?= 10s
 
+# Inputs for each command that reads recordings, in `make fuzz` and in `make soak`.
+HOSTILE ?= 300
+HOSTILESOAK ?= 100000
+
 fuzz: tools
+	CISTERN_HOSTILE=$(HOSTILE) $(GO) test -count=1 -timeout 30m -run '^TestHostileRecordings$$' ./cmd/cistern
 	@scripts/fuzz.sh $(FUZZTIME)
 
 bench: tools
@@ -151,6 +156,7 @@ soak: tools $(PAGE)
 	CISTERN_SOAK=$(SOAKTIME) CISTERN_STREAMS=1000000 $(GO) test -count=1 -timeout 3h ./...
 	CISTERN_SOAK=$(SOAKTIME) $(GO) test -count=1 -race -timeout 3h ./...
 	CISTERN_HOSTS=$(HOSTSTIME) $(GO) test -count=1 -timeout 3h -run '^TestHosts$$' ./cmd/libcistern
+	CISTERN_HOSTILE=$(HOSTILESOAK) $(GO) test -count=1 -timeout 24h -run '^TestHostileRecordings$$' ./cmd/cistern
 	@scripts/fuzz.sh 10m
 
 # Everything a GPU machine without Go needs, Linux only. CISTERN_GPU_SCRIPTS=folder adds the scripts of real workloads.

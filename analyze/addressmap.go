@@ -53,8 +53,8 @@ func MapAt(t *trace.Trace, event int) AddressMap {
 }
 
 func (s *state) addressMap(event int) AddressMap {
-	m := AddressMap{Event: event, Segments: make([]MapSegment, 0, len(s.segments))}
-	for _, g := range s.segments {
+	m := AddressMap{Event: event, Segments: make([]MapSegment, 0, s.segments.Len())}
+	for g := range s.segments.All() {
 		m.Segments = append(m.Segments, MapSegment{Addr: g.addr, Size: g.size, Stream: g.stream, Pool: g.pool,
 			Expandable: g.expandable})
 	}

@@ -199,7 +199,7 @@ func momentOf(t *trace.Trace, i int, s *state) Moment {
 	m := Moment{Event: i, TimeUS: timeOf(t, i), Live: s.liveBytes, Allocated: s.allocated, Reserved: s.reserved,
 		Blocks: len(s.live), Map: s.addressMap(i)}
 	m.FreeBytes, m.FreePieces, m.LargestFree = m.Map.FreeBytes, m.Map.FreePieces, m.Map.LargestFree
-	m.Segments = len(s.segments)
+	m.Segments = s.segments.Len()
 	m.Sizes = make([]SizeUse, len(sizeLimits))
 	for k, limit := range sizeLimits {
 		m.Sizes[k] = SizeUse{UpTo: limit, Label: sizeLabel(k)}

@@ -1,8 +1,6 @@
 package analyze
 
 import (
-	"slices"
-
 	"github.com/cistern-gpu/cistern/event"
 	"github.com/cistern-gpu/cistern/trace"
 )
@@ -122,7 +120,9 @@ func LifetimesOf(t *trace.Trace) *Lifetimes {
 			Stream: h.stream, Pool: h.pool, Stack: h.stack, Tag: h.tag, Library: h.library})
 	}
 	ranges := rangesAlive{l: l, of: map[extent]int{}}
-	ranges.follow(-1, s.segments)
+	for x := range s.segments.All() {
+		ranges.follow(-1, nil, []extent{*x})
+	}
 	for i := range t.Events {
 		e := &t.Events[i]
 		switch e.Kind {
@@ -150,7 +150,7 @@ func LifetimesOf(t *trace.Trace) *Lifetimes {
 			l.Calls = append(l.Calls, DriverCall{Event: int32(i), Name: e.Kind.String(), Does: does, Addr: e.Addr, Size: e.Size,
 				Frames: FrameNames(t, e.Stack)})
 			s.apply(i, e)
-			ranges.follow(i, s.segments)
+			ranges.follow(i, s.gone, s.came)
 		}
 	}
 	return l
@@ -158,31 +158,21 @@ func LifetimesOf(t *trace.Trace) *Lifetimes {
 
 // rangesAlive turns what is reserved after each event into ranges that begin and end.
 type rangesAlive struct {
-	l    *Lifetimes
-	last []extent
-	of   map[extent]int // index in l.Segments
+	l  *Lifetimes
+	of map[extent]int // index in l.Segments
 }
 
-// follow takes what is reserved after event i. One event touches few ranges, which lie together.
-func (r *rangesAlive) follow(i int, now []extent) {
-	first := 0
-	for first < len(now) && first < len(r.last) && now[first] == r.last[first] {
-		first++
-	}
-	tail := 0
-	for tail < len(now)-first && tail < len(r.last)-first && now[len(now)-1-tail] == r.last[len(r.last)-1-tail] {
-		tail++
-	}
-	for _, x := range r.last[first : len(r.last)-tail] {
+// follow takes what event i changed.
+func (r *rangesAlive) follow(i int, gone, came []extent) {
+	for _, x := range gone {
 		if k, ok := r.of[x]; ok {
 			r.l.Segments[k].To = int32(i)
 			delete(r.of, x)
 		}
 	}
-	for _, x := range now[first : len(now)-tail] {
+	for _, x := range came {
 		r.of[x] = len(r.l.Segments)
 		r.l.Segments = append(r.l.Segments, SegmentLife{Addr: x.addr, Size: x.size, From: int32(i), To: Never,
 			Stream: x.stream, Pool: x.pool, Expandable: x.expandable})
 	}
-	r.last = slices.Replace(r.last, first, len(r.last)-tail, now[first:len(now)-tail]...)
 }

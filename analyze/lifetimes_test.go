@@ -1,7 +1,6 @@
 package analyze
 
 import (
-	"cmp"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -26,10 +25,10 @@ func mapOf(l *Lifetimes, i int) AddressMap {
 	}
 	for _, g := range l.Segments {
 		if alive(g.From, g.To, i) {
-			s.segments = append(s.segments, extent{g.Addr, g.Size, g.Stream, g.Pool, g.Expandable})
+			p := s.segments.Search(func(x *extent) bool { return x.addr >= g.Addr })
+			s.segments.Insert(p, extent{g.Addr, g.Size, g.Stream, g.Pool, g.Expandable})
 		}
 	}
-	slices.SortFunc(s.segments, func(a, b extent) int { return cmp.Compare(a.addr, b.addr) })
 	return s.addressMap(i)
 }
 

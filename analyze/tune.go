@@ -108,7 +108,7 @@ func Tune(ctx context.Context, t *trace.Trace, opt TuneOptions) (*Tuning, error)
 		return nil, err
 	}
 	tn.Own = own
-	if err := s.settings(); err != nil {
+	if err := tn.within(s.settings()); err != nil {
 		return nil, err
 	}
 	for _, c := range s.known {
@@ -121,7 +121,7 @@ func Tune(ctx context.Context, t *trace.Trace, opt TuneOptions) (*Tuning, error)
 	markFrontier(tn.Choices)
 	tn.Best, tn.Why = best(tn.Choices, own, tn.DurationUS)
 	if tn.Best == nil && tn.Capacity > 0 {
-		if err := s.bestWithout(tn); err != nil {
+		if err := tn.within(s.bestWithout(tn)); err != nil {
 			return nil, err
 		}
 	}
@@ -132,10 +132,10 @@ func Tune(ctx context.Context, t *trace.Trace, opt TuneOptions) (*Tuning, error)
 	}
 	if spec, err := replay.ParseSpec("cistern"); err != nil {
 		tn.Notes = append(tn.Notes, "cistern: the engine cannot be replayed by this binary")
-	} else if tn.Cistern, err = s.try(spec); err != nil {
+	} else if tn.Cistern, err = s.try(spec); tn.within(err) != nil {
 		return nil, err
 	}
-	if err := s.floors(tn); err != nil {
+	if err := tn.within(s.floors(tn)); err != nil {
 		return nil, err
 	}
 	for _, c := range tn.Choices {
@@ -146,6 +146,18 @@ func Tune(ctx context.Context, t *trace.Trace, opt TuneOptions) (*Tuning, error)
 		}
 	}
 	return tn, nil
+}
+
+// within takes an error of a search: a file that would have too much done gets a note, and what was found until then.
+func (tn *Tuning) within(err error) error {
+	const note = "the search was cut short: replays of this file take more steps than a file of its size may cause"
+	if !errors.Is(err, replay.ErrWork) {
+		return err
+	}
+	if !slices.Contains(tn.Notes, note) {
+		tn.Notes = append(tn.Notes, note)
+	}
+	return nil
 }
 
 // survivors sorts choices that survive before those that do not, and fewer failures before more.

@@ -2,9 +2,9 @@ package analyze
 
 import (
 	"slices"
-	"sort"
 
 	"github.com/cistern-gpu/cistern/event"
+	"github.com/cistern-gpu/cistern/internal/leaves"
 	"github.com/cistern-gpu/cistern/trace"
 )
 
@@ -47,10 +47,12 @@ type state struct {
 	live      map[uint64]held
 	liveBytes uint64
 	allocated uint64 // rounded to grain
-	segments  []extent
+	segments  leaves.List[extent]
 	reserved  uint64         // a handle that is mapped more than once counts once
 	mapped    map[uint64]int // mappings by handle, where the file tells handles
 	hasSegs   bool           // the trace says anything about segments
+
+	gone, came []extent // what the last event that was applied changed in segments
 }
 
 // startState is the state before a trace's first event.
@@ -90,6 +92,7 @@ func (s *state) drop(addr uint64) {
 
 // apply moves the state past event i.
 func (s *state) apply(i int, e *event.Event) {
+	s.gone, s.came = s.gone[:0], s.came[:0]
 	switch e.Kind {
 	case event.Alloc:
 		s.add(held{addr: e.Addr, size: e.Size, since: i, stream: e.Stream, pool: e.Pool, stack: e.Stack, thread: e.Thread, tag: e.Tag,
@@ -128,23 +131,32 @@ func (s *state) reserve(x extent) uint64 {
 		return 0
 	}
 	s.hasSegs = true
-	i := sort.Search(len(s.segments), func(i int) bool { return s.segments[i].addr >= x.addr })
-	if x.expandable {
-		if i > 0 && joins(s.segments[i-1], x) {
-			s.segments[i-1].size += x.size
-			if i < len(s.segments) && joins(s.segments[i-1], s.segments[i]) {
-				s.segments[i-1].size += s.segments[i].size
-				s.segments = slices.Delete(s.segments, i, i+1)
-			}
-			return x.size
+	p := s.segments.Search(func(g *extent) bool { return g.addr >= x.addr })
+	next := s.segments.At(p)
+	if b, ok := s.segments.Before(p); ok && joins(*s.segments.At(b), x) {
+		g := s.segments.At(b)
+		s.gone = append(s.gone, *g)
+		g.size += x.size
+		both := next != nil && joins(*g, *next)
+		if both {
+			s.gone = append(s.gone, *next)
+			g.size += next.size
 		}
-		if i < len(s.segments) && joins(x, s.segments[i]) {
-			s.segments[i].addr = x.addr
-			s.segments[i].size += x.size
-			return x.size
+		s.came = append(s.came, *g)
+		if both {
+			s.segments.Delete(p)
 		}
+		return x.size
 	}
-	s.segments = slices.Insert(s.segments, i, x)
+	if next != nil && joins(x, *next) {
+		s.gone = append(s.gone, *next)
+		next.addr = x.addr
+		next.size += x.size
+		s.came = append(s.came, *next)
+		return x.size
+	}
+	s.came = append(s.came, x)
+	s.segments.Insert(p, x)
 	return x.size
 }
 
@@ -157,25 +169,27 @@ func joins(a, b extent) bool {
 func (s *state) release(addr, size uint64) uint64 {
 	released := uint64(0)
 	end := addr + size
-	first := sort.Search(len(s.segments), func(i int) bool { return s.segments[i].end() > addr })
-	last := first
-	var rest []extent
-	for last < len(s.segments) && s.segments[last].addr < end {
-		g := s.segments[last]
+	came := len(s.came)
+	p := s.segments.Search(func(g *extent) bool { return g.end() > addr })
+	for next := s.segments.At(p); next != nil && next.addr < end; next = s.segments.At(p) {
+		g := *next
 		released += min(g.end(), end) - max(g.addr, addr)
+		s.gone = append(s.gone, g)
 		if g.addr < addr {
 			left := g
 			left.size = addr - g.addr
-			rest = append(rest, left)
+			s.came = append(s.came, left)
 		}
 		if g.end() > end {
 			right := g
 			right.addr, right.size = end, g.end()-end
-			rest = append(rest, right)
+			s.came = append(s.came, right)
 		}
-		last++
+		p = s.segments.Delete(p)
 	}
-	s.segments = slices.Replace(s.segments, first, last, rest...)
+	for _, x := range s.came[came:] {
+		s.segments.Insert(s.segments.Search(func(g *extent) bool { return g.addr >= x.addr }), x)
+	}
 	return released
 }
 

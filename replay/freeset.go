@@ -78,7 +78,7 @@ func (s *freeSet) insert(size, addr uint64, block int32) {
 	p := s.seek(size, addr)
 	if s.end(p) {
 		if p.leaf == 0 {
-			s.leaves = append(s.leaves, append(make([]freeEntry, 0, maxLeaf), e))
+			s.leaves = append(s.leaves, append(make([]freeEntry, 0, 4), e)) // most streams have few
 			return
 		}
 		p.leaf--
@@ -95,7 +95,7 @@ func (s *freeSet) insert(size, addr uint64, block int32) {
 		}
 		l = s.leaves[p.leaf]
 	}
-	l = l[:len(l)+1]
+	l = append(l, freeEntry{})
 	copy(l[p.i+1:], l[p.i:])
 	l[p.i] = e
 	s.leaves[p.leaf] = l

@@ -2,9 +2,9 @@ package replay
 
 import (
 	"fmt"
-	"sort"
 
 	"github.com/cistern-gpu/cistern/event"
+	"github.com/cistern-gpu/cistern/internal/leaves"
 	"github.com/cistern-gpu/cistern/trace"
 )
 
@@ -62,6 +62,9 @@ func (p *Plan) withReleases(capacity uint64) *Plan {
 				reserved -= min(reserved, t.Events[end].Size)
 			}
 			if !shortage(t.Events[end:], &conf, before, limit, gcAt) {
+				if p.work.take(int64(h.segs.Len())/8) != nil {
+					return &q // the run has nothing left either
+				}
 				q.addRelease(&h, i, end)
 			}
 			for j := i; j < end; j++ {
@@ -90,8 +93,11 @@ func shortage(rest []event.Event, conf *TorchConf, reserved, limit, gcAt uint64)
 	}
 	size := rest[0].Size
 	for i := range rest {
-		if rest[i].Kind == event.Alloc {
+		k := rest[i].Kind
+		if k == event.Alloc {
 			size = max(size, conf.segmentSize(conf.round(rest[i].Size)))
+		}
+		if k == event.Alloc || k == event.SegmentFree || k == event.SegmentUnmap {
 			break
 		}
 	}
@@ -111,12 +117,12 @@ func (p *Plan) addRelease(h *heldSegments, first, end int) {
 	switch kept := h.keptWhole(gone); {
 	case pool != 0 && !mixed:
 		r.Pool = pool
-		p.Notes = append(p.Notes, fmt.Sprintf("event %d: private pool %v ended", first, p.Pools[pool]))
+		p.noteRelease(fmt.Sprintf("event %d: private pool %v ended", first, p.Pools[pool]))
 	case mixed || len(kept) == 0:
-		p.Notes = append(p.Notes, fmt.Sprintf("event %d: the program emptied the cache (%d segment events without a shortage)", first, r.Count))
+		p.noteRelease(fmt.Sprintf("event %d: the program emptied the cache (%d segment events without a shortage)", first, r.Count))
 	case largeFirst(events):
 		pool, blocks := p.hide(kept)
-		p.Notes = append(p.Notes, fmt.Sprintf("event %d: the program emptied the cache (%d segment events without a shortage); "+
+		p.noteRelease(fmt.Sprintf("event %d: the program emptied the cache (%d segment events without a shortage); "+
 			"%d segments stayed though wholly free: taken for a private pool that the file does not name (%v), with the %d allocations in them",
 			first, r.Count, len(kept), pool, blocks))
 	default:
@@ -126,10 +132,22 @@ func (p *Plan) addRelease(h *heldSegments, first, end int) {
 		}
 		var blocks int
 		r.Pool, blocks = p.hide(segs)
-		p.Notes = append(p.Notes, fmt.Sprintf("event %d: %d segments were given back while others lay wholly free: "+
+		p.noteRelease(fmt.Sprintf("event %d: %d segments were given back while others lay wholly free: "+
 			"taken for the end of a private pool that the file does not name, with the %d allocations in them", first, r.Count, blocks))
 	}
 	p.Releases = append(p.Releases, r)
+}
+
+// mostReleaseNotes is how many releases are told of one by one.
+const mostReleaseNotes = 100
+
+func (p *Plan) noteRelease(note string) {
+	switch n := len(p.Releases); {
+	case n < mostReleaseNotes:
+		p.Notes = append(p.Notes, note)
+	case n == mostReleaseNotes:
+		p.Notes = append(p.Notes, "further releases of memory without a shortage are not listed")
+	}
 }
 
 // hide puts what was allocated in segments into an inferred pool: the one that some of them are known to belong to, or
@@ -154,6 +172,7 @@ func (p *Plan) hide(segs []*heldSegment) (pool uint32, blocks int) {
 			p.pools[b] = pool
 		}
 	}
+	_ = p.work.take(int64(blocks)) // the next release sees that nothing is left
 	return pool, blocks
 }
 
@@ -175,46 +194,46 @@ type heldSegment struct {
 
 // heldSegments follows the recorded segments and what lies in them.
 type heldSegments struct {
-	segs  []*heldSegment // in address order
-	segOf []int32        // by block, 1 + index into all; 0 is none
+	segs  leaves.List[*heldSegment] // in address order
+	segOf []int32                   // by block, 1 + index into all; 0 is none
 	all   []*heldSegment
 }
 
-// index is the place of the segment with the largest address not above addr, -1 if none.
-func (h *heldSegments) index(addr uint64) int {
-	return sort.Search(len(h.segs), func(i int) bool { return h.segs[i].addr > addr }) - 1
+// below is the segment with the largest address not above addr, and its place; nil if none.
+func (h *heldSegments) below(addr uint64) (*heldSegment, leaves.Pos) {
+	p, ok := h.segs.Before(h.segs.Search(func(s **heldSegment) bool { return (*s).addr > addr }))
+	if !ok {
+		return nil, p
+	}
+	return *h.segs.At(p), p
 }
 
 func (h *heldSegments) at(addr uint64) *heldSegment {
-	if i := h.index(addr); i >= 0 && addr < h.segs[i].addr+h.segs[i].size {
-		return h.segs[i]
+	if s, _ := h.below(addr); s != nil && addr < s.addr+s.size {
+		return s
 	}
 	return &heldSegment{}
 }
 
 func (h *heldSegments) add(e *event.Event) {
 	s := &heldSegment{addr: e.Addr, size: e.Size, pool: e.Pool}
-	i := h.index(e.Addr) + 1
-	h.segs = append(h.segs, nil)
-	copy(h.segs[i+1:], h.segs[i:])
-	h.segs[i] = s
+	h.segs.Insert(h.segs.Search(func(o **heldSegment) bool { return (*o).addr > e.Addr }), s)
 	h.all = append(h.all, s)
 	s.id = int32(len(h.all))
 }
 
 func (h *heldSegments) remove(e *event.Event) {
-	if i := h.index(e.Addr); i >= 0 && h.segs[i].addr == e.Addr {
-		h.segs = append(h.segs[:i], h.segs[i+1:]...)
+	if s, p := h.below(e.Addr); s != nil && s.addr == e.Addr {
+		h.segs.Delete(p)
 	}
 }
 
 // alloc puts block b into the segment that it lies in, and returns that; nil where there is none.
 func (h *heldSegments) alloc(b int32, e *event.Event) *heldSegment {
-	i := h.index(e.Addr)
-	if i < 0 {
+	s, _ := h.below(e.Addr)
+	if s == nil {
 		return nil
 	}
-	s := h.segs[i]
 	s.live++
 	s.blocks = append(s.blocks, b)
 	if e.Pool != 0 {
@@ -233,8 +252,8 @@ func (h *heldSegments) free(b int32) {
 // keptWhole are the segments of the default pool that are wholly free and not gone.
 func (h *heldSegments) keptWhole(gone map[uint64]bool) []*heldSegment {
 	var out []*heldSegment
-	for _, s := range h.segs {
-		if s.pool == 0 && s.live == 0 && !gone[s.addr] {
+	for p := range h.segs.All() {
+		if s := *p; s.pool == 0 && s.live == 0 && !gone[s.addr] {
 			out = append(out, s)
 		}
 	}

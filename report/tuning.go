@@ -79,8 +79,16 @@ func WriteTuning(w io.Writer, tn *analyze.Tuning, s Style) {
 		}
 	}
 
+	if len(tn.Floors) > 0 {
+		writeFloors(w, tn, s)
+	}
+	writeNotes(w, tn.Notes, s)
+	fmt.Fprintln(w)
+}
+
+func writeFloors(w io.Writer, tn *analyze.Tuning, s Style) {
 	fmt.Fprintf(w, "\n%s\n", s.paint("the smallest limit that completes without an out-of-memory", bold))
-	g = grid{head: []string{"with", "smallest limit", "over peak live"}}
+	g := grid{head: []string{"with", "smallest limit", "over peak live"}}
 	for _, f := range tn.Floors {
 		who := map[string]string{"own": "the trace's own settings", "best": "the best settings",
 			"least": "the settings that need least", "cistern": "cistern"}[f.Who]
@@ -90,8 +98,6 @@ func WriteTuning(w io.Writer, tn *analyze.Tuning, s Style) {
 		g.add(who, units.FormatBytes(f.Capacity), fmt.Sprintf("%.3f", f.Ratio))
 	}
 	g.write(w, s)
-	writeNotes(w, tn.Notes, s)
-	fmt.Fprintln(w)
 }
 
 func confName(conf string) string {

@@ -41,10 +41,11 @@ var mayImport = map[string][]string{
 	// Recorded runs.
 	"trace":   {"event", "internal/symbols", "internal/text"},
 	"export":  {"event", "trace"},
-	"replay":  {".", "cuda", "cuda/sim", "event", "internal/units", "trace"},
-	"analyze": {"event", "internal/units", "replay", "trace"},
+	"replay":  {".", "cuda", "cuda/sim", "event", "internal/leaves", "internal/units", "trace"},
+	"analyze": {"event", "internal/leaves", "internal/units", "replay", "trace"},
 	"report":  {"analyze", "event", "internal/units", "replay", "trace"},
 	// Shared by all: sizes in words, the processor's time.
+	"internal/leaves":  {},
 	"internal/units":   {},
 	"internal/cputime": {},
 	// Above the engine: memory passed between processes.
