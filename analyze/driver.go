@@ -6,6 +6,7 @@ import (
 	"math"
 	"slices"
 
+	"github.com/cistern-gpu/cistern/internal/leaves"
 	"github.com/cistern-gpu/cistern/trace"
 )
 
@@ -83,7 +84,7 @@ type DriverRun struct {
 	devices map[int]*DriverDevice
 	other   [trace.NumMemoryKinds]struct{ now, peak uint64 }
 	others  map[uint32]*[trace.NumMemoryKinds]uint64 // what each process has of other
-	ends    []driverEnding                           // to come, in order
+	ends    leaves.List[driverEnding]                // to come, in order
 	gone    map[uint32]bool                          // processes that have ended
 	changed []*DriverDevice                          // what of devices the call under way changed
 }
@@ -133,11 +134,7 @@ func (r *DriverRun) device(i int16) *DriverDevice {
 
 // EndAt says that a process has ended by then: calls from then on find its memory given back, all of it.
 func (r *DriverRun) EndAt(process uint32, ns uint64) {
-	i := len(r.ends)
-	for i > 0 && r.ends[i-1].ns > ns {
-		i--
-	}
-	r.ends = slices.Insert(r.ends, i, driverEnding{process, ns})
+	r.ends.Insert(r.ends.Search(func(e *driverEnding) bool { return e.ns > ns }), driverEnding{process, ns})
 }
 
 // Settle is for when no more calls are to come of the processes that have ended.
@@ -145,9 +142,9 @@ func (r *DriverRun) Settle() { r.end(math.MaxUint64) }
 
 // end takes what the processes held that have ended by then. That they never freed it stays true.
 func (r *DriverRun) end(ns uint64) {
-	for len(r.ends) > 0 && r.ends[0].ns <= ns {
-		p := r.ends[0].process
-		r.ends = r.ends[1:]
+	for first := r.ends.At(leaves.Pos{}); first != nil && first.ns <= ns; first = r.ends.At(leaves.Pos{}) {
+		p := first.process
+		r.ends.Delete(leaves.Pos{})
 		if r.gone[p] {
 			continue
 		}

@@ -43,9 +43,28 @@ type grid struct {
 	rows        [][]string
 	textFrom    int
 	numberFirst bool // the first column is one too
+	left        int  // rows that were not added, beyond mostRows
 }
 
-func (g *grid) add(cells ...string) { g.rows = append(g.rows, cells) }
+// mostRows and mostText bound what a table shows of what a file may have any number of. Drawing costs 35 µs for a row, and
+// breaking a text grows with the square of its length.
+const (
+	mostRows = 1000
+	mostText = 2000 // bytes of a cell
+)
+
+func (g *grid) add(cells ...string) {
+	if len(g.rows) >= mostRows {
+		g.left++
+		return
+	}
+	for i, c := range cells {
+		if len(c) > mostText {
+			cells[i] = strings.ToValidUTF8(c[:mostText], "") + "…"
+		}
+	}
+	g.rows = append(g.rows, cells)
+}
 
 // longestRule is of how many characters the line below a table's head is at most, where no terminal bounds it.
 const longestRule = 160
@@ -122,6 +141,11 @@ func breakName(name string, width int) []string {
 }
 
 func (g *grid) write(w io.Writer, s Style) {
+	defer func() {
+		if g.left > 0 {
+			fmt.Fprintf(w, "%s more\n", plural(g.left, "row"))
+		}
+	}()
 	t := table.New().Border(lipgloss.NormalBorder()).BorderTop(false).BorderBottom(false).BorderLeft(false).
 		BorderRight(false).BorderColumn(false).Headers(g.head...).Rows(g.rows...).
 		StyleFunc(func(row, col int) lipgloss.Style {

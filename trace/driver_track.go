@@ -1,5 +1,7 @@
 package trace
 
+import "github.com/cistern-gpu/cistern/internal/leaves"
+
 // MemoryKind is where memory that a call got is.
 type MemoryKind uint8
 
@@ -35,12 +37,38 @@ type Holding struct {
 // ended.
 type Tracker struct {
 	held    map[holdKey]*Holding
-	byMap   map[holdKey]*Holding      // virtual memory by the address at which it is mapped
-	tiles   map[holdKey]tile          // and by where it is in sparse arrays
-	pools   map[holdKey]*poolReserved // by handle
-	pooled  map[deviceKey]uint64      // what the pools of a device hold together
-	early   map[holdKey]int           // frees that are still to be seen of memory that was seen allocated again
-	virtual uint64                    // bytes of physical memory that were numbered so far
+	mapped  map[uint32]*leaves.List[mapped] // virtual memory by process and the address at which it is mapped
+	tiles   map[holdKey]tile                // and by where it is in sparse arrays
+	pools   map[holdKey]*poolReserved       // by handle
+	pooled  map[deviceKey]uint64            // what the pools of a device hold together
+	early   map[holdKey]int                 // frees that are still to be seen of memory that was seen allocated again
+	virtual uint64                          // bytes of physical memory that were numbered so far
+
+	// What ends together: keys of held by context and by device, of tiles by array, of pools by device.
+	byContext, byArray    map[holdKey]keys
+	byDevice, poolsDevice map[deviceKey]keys
+}
+
+type keys = map[holdKey]struct{}
+
+// join and leave keep what ends together.
+func join[K comparable](groups map[K]keys, group K, k holdKey) {
+	if groups[group] == nil {
+		groups[group] = keys{}
+	}
+	groups[group][k] = struct{}{}
+}
+
+func leave[K comparable](groups map[K]keys, group K, k holdKey) {
+	if delete(groups[group], k); len(groups[group]) == 0 {
+		delete(groups, group)
+	}
+}
+
+// mapped is virtual memory at an address.
+type mapped struct {
+	addr uint64
+	h    *Holding
 }
 
 type holdKey struct {
@@ -57,6 +85,7 @@ const (
 	spaceGraphs // by device
 	spaceTile
 	spaceMoved // of physical memory whose handle was given to other memory
+	spaceContext
 )
 
 type tile struct {
@@ -74,8 +103,9 @@ const VirtualBase = 1 << 60
 
 // NewTracker follows a program from its start.
 func NewTracker() *Tracker {
-	return &Tracker{held: map[holdKey]*Holding{}, byMap: map[holdKey]*Holding{}, tiles: map[holdKey]tile{}, pools: map[holdKey]*poolReserved{},
-		pooled: map[deviceKey]uint64{}, early: map[holdKey]int{}}
+	return &Tracker{held: map[holdKey]*Holding{}, mapped: map[uint32]*leaves.List[mapped]{}, tiles: map[holdKey]tile{}, pools: map[holdKey]*poolReserved{},
+		pooled: map[deviceKey]uint64{}, early: map[holdKey]int{}, byContext: map[holdKey]keys{}, byArray: map[holdKey]keys{},
+		byDevice: map[deviceKey]keys{}, poolsDevice: map[deviceKey]keys{}}
 }
 
 // Held calls f for everything that is held, in no order.
@@ -171,11 +201,12 @@ func (t *Tracker) Call(c *Call, got, gone func(h *Holding)) {
 		}
 		h := add(at, m)
 		h.Device = device
+		t.enter(h)
 		got(h)
 	case MemPoolCreate:
 		k := holdKey{c.Process, spacePool, c.Pool}
 		t.endPool(k)
-		t.pools[k] = &poolReserved{device: c.Device}
+		t.newPool(k, c.Device)
 	case MemFree, MemFreeHost, MemHostUnregister, MemFreeAsync:
 		free(at)
 	case IpcCloseMemHandle:
@@ -189,24 +220,25 @@ func (t *Tracker) Call(c *Call, got, gone func(h *Holding)) {
 	case MemPoolDestroy:
 		t.endPool(holdKey{c.Process, spacePool, c.Pool})
 	case ArrayCreate, Array3DCreate, MipmappedArrayCreate:
-		t.number(add(holdKey{c.Process, spaceArray, c.Handle}, DeviceMemory), got)
+		h := add(holdKey{c.Process, spaceArray, c.Handle}, DeviceMemory)
+		t.enter(h)
+		t.number(h, got)
 	case ArrayDestroy, MipmappedArrayDestroy:
-		for k, piece := range t.tiles {
-			if k.process == c.Process && piece.array == c.Handle {
-				delete(t.tiles, k)
-				t.release(piece.h, gone)
-			}
+		array := holdKey{c.Process, spaceArray, c.Handle}
+		for k := range t.byArray[array] {
+			h := t.tiles[k].h
+			delete(t.tiles, k)
+			t.release(h, gone)
 		}
-		free(holdKey{c.Process, spaceArray, c.Handle})
+		delete(t.byArray, array)
+		free(array)
 	case MemMapArrayAsync:
 		t.tile(c, gone)
 	case GraphLaunch, GraphUpload, DeviceGraphMemTrim:
 		t.graphs(c, got, gone)
 	case CtxDestroy:
-		for _, h := range t.held {
-			if h.Process == c.Process && h.Kind.ofContext() && h.Extra == c.Handle {
-				t.drop(h, gone)
-			}
+		for k := range t.byContext[holdKey{c.Process, spaceContext, c.Handle}] {
+			t.drop(t.held[k], gone)
 		}
 	case MemCreate:
 		m := VirtualMemory
@@ -222,12 +254,7 @@ func (t *Tracker) Call(c *Call, got, gone func(h *Holding)) {
 			h.handles++
 		}
 	case MemMap:
-		old := t.byMap[at]
-		delete(t.byMap, at)
-		if h := t.held[holdKey{c.Process, spaceHandle, c.Handle}]; h != nil {
-			h.refs++
-			t.byMap[at] = h
-		}
+		old := t.mapAt(c)
 		if old != nil { // its unmapping was not recorded
 			t.release(old, gone)
 		}
@@ -251,11 +278,45 @@ func (t *Tracker) pool(c *Call) *poolReserved {
 	k := holdKey{c.Process, spacePool, c.Pool}
 	p := t.pools[k]
 	if p == nil {
-		p = &poolReserved{device: c.Device}
-		t.pools[k] = p
+		p = t.newPool(k, c.Device)
 	}
 	t.change(c.Process, p, func() { p.bytes = c.Extra })
 	return p
+}
+
+func (t *Tracker) newPool(k holdKey, device int16) *poolReserved {
+	p := &poolReserved{device: device}
+	t.pools[k] = p
+	join(t.poolsDevice, deviceKey{k.process, device}, k)
+	return p
+}
+
+// enter makes memory known to what it ends with: the context in which it was got, and the device's reset. Physical memory
+// belongs to neither.
+func (t *Tracker) enter(h *Holding) {
+	join(t.byDevice, deviceKey{h.Process, h.Device}, h.key)
+	if h.Kind.ofContext() {
+		join(t.byContext, holdKey{h.Process, spaceContext, h.Extra}, h.key)
+	}
+}
+
+// mapAt maps memory at an address, and returns what was mapped there.
+func (t *Tracker) mapAt(c *Call) (old *Holding) {
+	list := t.mapped[c.Process]
+	if list == nil {
+		list = &leaves.List[mapped]{}
+		t.mapped[c.Process] = list
+	}
+	p := list.Search(func(m *mapped) bool { return m.addr >= c.Addr })
+	if m := list.At(p); m != nil && m.addr == c.Addr {
+		old = m.h
+		p = list.Delete(p)
+	}
+	if h := t.held[holdKey{c.Process, spaceHandle, c.Handle}]; h != nil {
+		h.refs++
+		list.Insert(p, mapped{c.Addr, h})
+	}
+	return old
 }
 
 // ofContext reports whether what the function gets belongs to the context that was current, and ends with it.
@@ -284,6 +345,7 @@ func (t *Tracker) graphs(c *Call, got, gone func(*Holding)) {
 	h := &Holding{Call: *c, Memory: GraphMemory, key: k, refs: 1}
 	h.Size = c.Extra
 	t.held[k] = h
+	t.enter(h)
 	t.number(h, got)
 }
 
@@ -291,10 +353,14 @@ func (t *Tracker) graphs(c *Call, got, gone func(*Holding)) {
 func (t *Tracker) tile(c *Call, gone func(*Holding)) {
 	k := holdKey{c.Process, spaceTile, c.Addr}
 	old, was := t.tiles[k]
-	delete(t.tiles, k)
+	if was {
+		delete(t.tiles, k)
+		leave(t.byArray, holdKey{c.Process, spaceArray, old.array}, k)
+	}
 	if h := t.held[holdKey{c.Process, spaceHandle, c.Handle}]; h != nil && c.Extra != 0 {
 		h.refs++
 		t.tiles[k] = tile{h, c.Pool}
+		join(t.byArray, holdKey{c.Process, spaceArray, c.Pool}, k)
 	}
 	if was {
 		t.release(old.h, gone)
@@ -305,6 +371,7 @@ func (t *Tracker) endPool(k holdKey) {
 	if p := t.pools[k]; p != nil {
 		t.change(k.process, p, func() { *p = poolReserved{device: p.device} })
 		delete(t.pools, k)
+		leave(t.poolsDevice, deviceKey{k.process, p.device}, k)
 	}
 }
 
@@ -324,6 +391,8 @@ func (t *Tracker) drop(h *Holding, gone func(*Holding)) {
 		}
 	}
 	delete(t.held, h.key)
+	leave(t.byDevice, deviceKey{h.Process, h.Device}, h.key)
+	leave(t.byContext, holdKey{h.Process, spaceContext, h.Extra}, h.key)
 	gone(h)
 }
 
@@ -336,36 +405,25 @@ func (t *Tracker) release(h *Holding, gone func(*Holding)) {
 
 // unmap ends the mappings in a range.
 func (t *Tracker) unmap(c *Call, gone func(*Holding)) {
-	end := func(k holdKey, h *Holding) {
-		delete(t.byMap, k)
-		t.release(h, gone)
-	}
-	if c.Size/granularity > uint64(len(t.byMap)) {
-		for k, h := range t.byMap {
-			if k.process == c.Process && k.key-c.Addr < c.Size {
-				end(k, h)
-			}
-		}
+	list := t.mapped[c.Process]
+	if list == nil {
 		return
 	}
-	for at := c.Addr; at-c.Addr < c.Size; at += granularity {
-		k := holdKey{c.Process, spaceAddr, at}
-		if h := t.byMap[k]; h != nil {
-			end(k, h)
-		}
+	p := list.Search(func(m *mapped) bool { return m.addr >= c.Addr })
+	for m := list.At(p); m != nil && m.addr-c.Addr < c.Size; m = list.At(p) {
+		h := m.h
+		p = list.Delete(p)
+		t.release(h, gone)
 	}
 }
 
 // reset ends everything of a process on a device but physical memory, which is no context's.
 func (t *Tracker) reset(c *Call, gone func(*Holding)) {
-	for _, h := range t.held {
-		if h.Process == c.Process && h.Device == c.Device && h.key.space != spaceHandle && h.key.space != spaceMoved {
-			t.drop(h, gone)
-		}
+	device := deviceKey{c.Process, c.Device}
+	for k := range t.byDevice[device] {
+		t.drop(t.held[k], gone)
 	}
-	for k, p := range t.pools {
-		if k.process == c.Process && p.device == c.Device {
-			t.endPool(k)
-		}
+	for k := range t.poolsDevice[device] {
+		t.endPool(k)
 	}
 }

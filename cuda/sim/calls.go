@@ -183,6 +183,13 @@ func (d *Driver) CallNumber() uint64 {
 	return d.number
 }
 
+// CallCount is the number of the last driver call, and how many EventQuery there were since New or ResetCalls, which cost least.
+func (d *Driver) CallCount() (all, queries uint64) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.number, d.stats[callEventQuery].Count
+}
+
 // FailCall makes calls fail: f is asked at every driver call, with the call's name and its number (from 1, over all
 // calls since New), and the call fails with the code it returns, without effect; Success lets it go on. A code that
 // poisons makes all later calls of the device's contexts fail with the same code, as on a GPU. f runs with the

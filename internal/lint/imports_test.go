@@ -39,7 +39,7 @@ var mayImport = map[string][]string{
 	"cuda/sim":            {"cuda"},
 	"cuda/open":           {"cuda", "cuda/nvidia", "cuda/sim", "internal/units"},
 	// Recorded runs.
-	"trace":   {"event", "internal/symbols", "internal/text"},
+	"trace":   {"event", "internal/leaves", "internal/symbols", "internal/text"},
 	"export":  {"event", "trace"},
 	"replay":  {".", "cuda", "cuda/sim", "event", "internal/leaves", "internal/units", "trace"},
 	"analyze": {"event", "internal/leaves", "internal/units", "replay", "trace"},
