@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math"
+	"math/bits"
 )
 
 // The pickle machine: Python's pickle, protocols 2 to 5, as far as plain data needs it. An opcode that names a class,
@@ -83,227 +84,207 @@ func newMachine(in *input) *machine {
 // run executes the pickle up to STOP.
 func (m *machine) run() error {
 	in := m.in
-	var opAt int64
 	for {
 		if in.end-in.pos < 16 {
 			if !in.need(16) && in.pos == in.end {
 				return in.truncated("the pickle, before its STOP")
 			}
 		}
-		opAt = in.offset()
+		at := in.offset()
 		op := in.buf[in.pos]
 		in.pos++
+		arg, ok := m.operand(op)
+		if !ok {
+			return in.truncated(opNames[op])
+		}
 		var err error
-		switch op {
-		case opBinget:
-			if in.end-in.pos < 1 {
-				return in.truncated("BINGET")
+		if op == opStop {
+			if err = m.stop(); err == nil {
+				return m.finish()
 			}
-			i := in.buf[in.pos]
-			in.pos++
-			err = m.recall(uint64(i))
-		case opMemoize:
-			err = m.remember(m.memo.n)
-		case opLong1:
-			if in.end-in.pos < 1 {
-				return in.truncated("LONG1")
-			}
-			n := int(in.buf[in.pos])
-			in.pos++
-			if in.end-in.pos < n && !in.need(n) {
-				return in.truncated("LONG1")
-			}
-			err = m.push(long(in.buf[in.pos : in.pos+n]))
-			in.pos += n
-		case opBinint1:
-			if in.end-in.pos < 1 {
-				return in.truncated("BININT1")
-			}
-			err = m.push(value{kInt, uint64(in.buf[in.pos])})
-			in.pos++
-		case opBinint:
-			if in.end-in.pos < 4 {
-				return in.truncated("BININT")
-			}
-			i := int64(int32(binary.LittleEndian.Uint32(in.buf[in.pos:])))
-			in.pos += 4
-			k := kInt
-			if i < 0 {
-				k = kNeg
-			}
-			err = m.push(value{k, uint64(i)})
-		case opBinint2:
-			if in.end-in.pos < 2 {
-				return in.truncated("BININT2")
-			}
-			err = m.push(value{kInt, uint64(binary.LittleEndian.Uint16(in.buf[in.pos:]))})
-			in.pos += 2
-		case opLongBinget:
-			if in.end-in.pos < 4 {
-				return in.truncated("LONG_BINGET")
-			}
-			i := binary.LittleEndian.Uint32(in.buf[in.pos:])
-			in.pos += 4
-			err = m.recall(uint64(i))
-		case opMark:
-			if len(m.marks) >= maxDepth {
-				err = fmt.Errorf("nested more than %d deep", maxDepth)
-				break
-			}
-			if m.marks, err = grow(m.b, m.marks, 8); err == nil {
-				m.marks = append(m.marks, len(m.stack))
-				err = m.push(value{k: kMark})
-			}
-		case opEmptyDict:
-			err = m.newDict()
-		case opEmptyList:
-			err = m.newList()
-		case opSetitems, opAppends, opTuple:
-			if len(m.marks) == 0 {
-				err = fmt.Errorf("%s without a MARK", opNames[op])
-				break
-			}
-			p := m.marks[len(m.marks)-1]
-			m.marks = m.marks[:len(m.marks)-1]
-			items := m.stack[p+1:]
-			m.stack = m.stack[:p]
-			switch {
-			case op == opTuple:
-				err = m.pushTuple(items)
-			case p == 0:
-				err = fmt.Errorf("%s without a container", opNames[op])
-			case op == opSetitems:
-				err = m.setItems(m.stack[p-1], items)
-			default:
-				err = m.appendItems(m.stack[p-1], items)
-			}
-		case opSetitem:
-			n := len(m.stack)
-			if n < m.floor()+3 {
-				err = fmt.Errorf("SETITEM on an empty stack")
-				break
-			}
-			m.stack = m.stack[:n-2]
-			err = m.setItems(m.stack[n-3], m.stack[n-2:n])
-		case opAppend:
-			n := len(m.stack)
-			if n < m.floor()+2 {
-				err = fmt.Errorf("APPEND on an empty stack")
-				break
-			}
-			m.stack = m.stack[:n-1]
-			err = m.appendItems(m.stack[n-2], m.stack[n-1:n])
-		case opShortBinunicode, opShortBinstring:
-			if in.end-in.pos < 1 {
-				return in.truncated(opNames[op])
-			}
-			n := uint64(in.buf[in.pos])
-			in.pos++
-			err = m.pushString(n, opNames[op])
-		case opBinunicode, opBinstring, opBinunicode8:
-			n, ok := m.count(op)
-			if !ok {
-				return in.truncated(opNames[op])
-			}
-			err = m.pushString(n, opNames[op])
-		case opShortBinbytes, opBinbytes, opBinbytes8, opBytearray8:
-			n, ok := m.count(op)
-			if !ok || !in.skip(n) {
-				return in.truncated(opNames[op])
-			}
-			err = m.push(value{k: kBytes})
-		case opTuple1, opTuple2, opTuple3:
-			k := int(op-opTuple1) + 1
-			n := len(m.stack) - k
-			if n < m.floor() {
-				err = fmt.Errorf("%s on an empty stack", opNames[op])
-				break
-			}
-			items := m.stack[n:]
-			m.stack = m.stack[:n]
-			err = m.pushTuple(items)
-		case opEmptyTuple:
-			err = m.push(value{k: kTuple})
-		case opNone:
-			err = m.push(value{})
-		case opNewtrue:
-			err = m.push(value{kBool, 1})
-		case opNewfalse:
-			err = m.push(value{kBool, 0})
-		case opBinfloat:
-			if in.end-in.pos < 8 {
-				return in.truncated("BINFLOAT")
-			}
-			err = m.push(value{kFloat, binary.BigEndian.Uint64(in.buf[in.pos:])})
-			in.pos += 8
-		case opBinput:
-			if in.end-in.pos < 1 {
-				return in.truncated("BINPUT")
-			}
-			i := in.buf[in.pos]
-			in.pos++
-			err = m.remember(uint64(i))
-		case opLongBinput:
-			if in.end-in.pos < 4 {
-				return in.truncated("LONG_BINPUT")
-			}
-			i := binary.LittleEndian.Uint32(in.buf[in.pos:])
-			in.pos += 4
-			err = m.remember(uint64(i))
-		case opFrame:
-			if in.end-in.pos < 8 {
-				return in.truncated("FRAME")
-			}
-			in.pos += 8 // a hint for readers that buffer by frame
-		case opProto:
-			if in.end-in.pos < 1 {
-				return in.truncated("PROTO")
-			}
-			if v := in.buf[in.pos]; v < 2 || v > 5 {
-				err = fmt.Errorf("pickle protocol %d; expected 2 to 5", v)
-			}
-			in.pos++
-		case opLong4:
-			n, ok := m.count(op)
-			if !ok {
-				return in.truncated("LONG4")
-			}
-			if n > 255 {
-				err = fmt.Errorf("an integer of %d bytes; expected at most 255", n)
-				break
-			}
-			if !in.need(int(n)) {
-				return in.truncated("LONG4")
-			}
-			err = m.push(long(in.buf[in.pos : in.pos+int(n)]))
-			in.pos += int(n)
-		case opStop:
-			if len(m.stack) != 1 || m.stack[0].k != kRoot {
-				what := "nothing"
-				if len(m.stack) > 0 {
-					what = m.stack[len(m.stack)-1].k.String()
-				}
-				err = fmt.Errorf("the pickle holds %s; expected a snapshot (a dict with device_traces and segments)", what)
-				break
-			}
-			return m.finish()
-		default:
-			switch {
-			case refused[op] != "":
-				err = fmt.Errorf("opcode %s %s; a snapshot has plain data only", opNames[op], refused[op])
-			case opNames[op] != "":
-				err = fmt.Errorf("opcode %s; expected the plain data of pickle protocols 2 to 5", opNames[op])
-			default:
-				err = fmt.Errorf("byte 0x%02x is no pickle opcode", op)
-			}
+		} else {
+			err = m.do(op, arg)
 		}
 		if err != nil {
 			if _, ok := err.(*Error); ok {
 				return err
 			}
-			return atByte(opAt, "%s", err)
+			return atByte(at, "%s", err)
 		}
 	}
+}
+
+// operand reads the little-endian number of fixed width behind an opcode, 0 where it has none.
+func (m *machine) operand(op byte) (arg uint64, ok bool) {
+	in, n := m.in, int(operands[op])
+	if n == 0 {
+		return 0, true
+	}
+	if in.end-in.pos >= 8 {
+		arg = binary.LittleEndian.Uint64(in.buf[in.pos:]) & (math.MaxUint64 >> (64 - 8*n))
+	} else {
+		if in.end-in.pos < n {
+			return 0, false
+		}
+		for i := n - 1; i >= 0; i-- {
+			arg = arg<<8 | uint64(in.buf[in.pos+i])
+		}
+	}
+	in.pos += n
+	return arg, true
+}
+
+// do carries out an opcode with its operand.
+func (m *machine) do(op byte, arg uint64) error {
+	switch op {
+	case opBinget, opLongBinget:
+		return m.recall(arg)
+	case opMemoize:
+		return m.remember(m.memo.n)
+	case opBinput, opLongBinput:
+		return m.remember(arg)
+	case opBinint1, opBinint2:
+		return m.push(value{kInt, arg})
+	case opBinint:
+		if i := int64(int32(arg)); i < 0 {
+			return m.push(value{kNeg, uint64(i)})
+		}
+		return m.push(value{kInt, arg})
+	case opLong1, opLong4:
+		return m.pushLong(op, arg)
+	case opBinfloat:
+		return m.push(value{kFloat, bits.ReverseBytes64(arg)})
+	case opNone:
+		return m.push(value{})
+	case opNewtrue:
+		return m.push(value{kBool, 1})
+	case opNewfalse:
+		return m.push(value{kBool, 0})
+	case opMark:
+		return m.mark()
+	case opEmptyDict:
+		return m.newDict()
+	case opEmptyList:
+		return m.newList()
+	case opEmptyTuple:
+		return m.push(value{k: kTuple})
+	case opSetitems, opAppends, opTuple:
+		return m.collect(op)
+	case opSetitem, opAppend:
+		return m.addOne(op)
+	case opTuple1, opTuple2, opTuple3:
+		return m.shortTuple(op)
+	case opShortBinunicode, opShortBinstring, opBinunicode, opBinstring, opBinunicode8:
+		return m.pushString(arg, opNames[op])
+	case opShortBinbytes, opBinbytes, opBinbytes8, opBytearray8:
+		if !m.in.skip(arg) {
+			return m.in.truncated(opNames[op])
+		}
+		return m.push(value{k: kBytes})
+	case opFrame: // a hint for readers that buffer by frame
+		return nil
+	case opProto:
+		if arg < 2 || arg > 5 {
+			return fmt.Errorf("pickle protocol %d; expected 2 to 5", arg)
+		}
+		return nil
+	}
+	return notData(op)
+}
+
+// notData is the error of an opcode that no snapshot has.
+func notData(op byte) error {
+	switch {
+	case refused[op] != "":
+		return fmt.Errorf("opcode %s %s; a snapshot has plain data only", opNames[op], refused[op])
+	case opNames[op] != "":
+		return fmt.Errorf("opcode %s; expected the plain data of pickle protocols 2 to 5", opNames[op])
+	}
+	return fmt.Errorf("byte 0x%02x is no pickle opcode", op)
+}
+
+// stop checks what the pickle holds at its end.
+func (m *machine) stop() error {
+	if len(m.stack) == 1 && m.stack[0].k == kRoot {
+		return nil
+	}
+	what := "nothing"
+	if len(m.stack) > 0 {
+		what = m.stack[len(m.stack)-1].k.String()
+	}
+	return fmt.Errorf("the pickle holds %s; expected a snapshot (a dict with device_traces and segments)", what)
+}
+
+func (m *machine) mark() (err error) {
+	if len(m.marks) >= maxDepth {
+		return fmt.Errorf("nested more than %d deep", maxDepth)
+	}
+	if m.marks, err = grow(m.b, m.marks, 8); err != nil {
+		return err
+	}
+	m.marks = append(m.marks, len(m.stack))
+	return m.push(value{k: kMark})
+}
+
+// collect takes what lies above the last MARK into a tuple, or into the container below the MARK.
+func (m *machine) collect(op byte) error {
+	if len(m.marks) == 0 {
+		return fmt.Errorf("%s without a MARK", opNames[op])
+	}
+	p := m.marks[len(m.marks)-1]
+	m.marks = m.marks[:len(m.marks)-1]
+	items := m.stack[p+1:]
+	m.stack = m.stack[:p]
+	switch {
+	case op == opTuple:
+		return m.pushTuple(items)
+	case p == 0:
+		return fmt.Errorf("%s without a container", opNames[op])
+	case op == opSetitems:
+		return m.setItems(m.stack[p-1], items)
+	}
+	return m.appendItems(m.stack[p-1], items)
+}
+
+// addOne takes one item, or one key with its value, into the container below.
+func (m *machine) addOne(op byte) error {
+	items := 1
+	if op == opSetitem {
+		items = 2
+	}
+	n := len(m.stack) - items
+	if n < m.floor()+1 {
+		return fmt.Errorf("%s on an empty stack", opNames[op])
+	}
+	top := m.stack[n:]
+	m.stack = m.stack[:n]
+	if op == opSetitem {
+		return m.setItems(m.stack[n-1], top)
+	}
+	return m.appendItems(m.stack[n-1], top)
+}
+
+func (m *machine) shortTuple(op byte) error {
+	n := len(m.stack) - (int(op-opTuple1) + 1)
+	if n < m.floor() {
+		return fmt.Errorf("%s on an empty stack", opNames[op])
+	}
+	items := m.stack[n:]
+	m.stack = m.stack[:n]
+	return m.pushTuple(items)
+}
+
+func (m *machine) pushLong(op byte, n uint64) error {
+	in := m.in
+	if n > 255 {
+		return fmt.Errorf("an integer of %d bytes; expected at most 255", n)
+	}
+	if in.end-in.pos < int(n) && !in.need(int(n)) {
+		return in.truncated(opNames[op])
+	}
+	v := long(in.buf[in.pos : in.pos+int(n)])
+	in.pos += int(n)
+	return m.push(v)
 }
 
 // floor is how much of the stack lies below the last MARK, itself included: only what collects it may reach there.
@@ -323,27 +304,6 @@ func (m *machine) push(v value) error {
 	}
 	m.stack = append(m.stack, v)
 	return nil
-}
-
-// count reads the length that op's argument begins with.
-func (m *machine) count(op byte) (uint64, bool) {
-	in := m.in
-	n := 4
-	switch op {
-	case opShortBinbytes:
-		n = 1
-	case opBinunicode8, opBinbytes8, opBytearray8:
-		n = 8
-	}
-	if !in.need(n) {
-		return 0, false
-	}
-	var u uint64
-	for i := n - 1; i >= 0; i-- {
-		u = u<<8 | uint64(in.buf[in.pos+i])
-	}
-	in.pos += n
-	return u, true
 }
 
 func (m *machine) pushString(n uint64, op string) error {

@@ -42,6 +42,14 @@ const (
 	opBytearray8      = 0x96
 )
 
+// operands is how many bytes of number follow an opcode: an integer, the index of a memo, a length.
+var operands = [256]uint8{
+	opBinget: 1, opBinput: 1, opBinint1: 1, opLong1: 1, opShortBinunicode: 1, opShortBinstring: 1, opShortBinbytes: 1, opProto: 1,
+	opBinint2:    2,
+	opLongBinget: 4, opLongBinput: 4, opBinint: 4, opLong4: 4, opBinunicode: 4, opBinstring: 4, opBinbytes: 4,
+	opBinunicode8: 8, opBinbytes8: 8, opBytearray8: 8, opBinfloat: 8, opFrame: 8,
+}
+
 var opNames = [256]string{
 	opMark: "MARK", opStop: "STOP", opBinfloat: "BINFLOAT", opBinint: "BININT", opBinint1: "BININT1",
 	opBinint2: "BININT2", opNone: "NONE", opBinstring: "BINSTRING", opShortBinstring: "SHORT_BINSTRING",
