@@ -135,103 +135,32 @@ func (t *Tracker) Call(c *Call, got, gone func(h *Holding)) {
 		return
 	}
 	at := holdKey{c.Process, spaceAddr, c.Addr}
-	add := func(k holdKey, m MemoryKind) *Holding {
-		if old := t.held[k]; old != nil && k.space == spaceHandle {
-			// The old one's handle was released, which may still be to be recorded; its mappings keep it.
-			delete(t.held, k)
-			old.key = holdKey{c.Process, spaceMoved, old.At}
-			t.held[old.key] = old
-			if n := old.handles; n > 0 {
-				t.early[k] += n
-				old.refs, old.handles = old.refs-n+1, 0
-				t.release(old, gone)
-			}
-		} else if old != nil {
-			// Its free is still to be recorded: another thread was given the address before the free's record was written.
-			t.early[k]++
-			t.drop(old, gone)
-		}
-		h := &Holding{Call: *c, Memory: m, At: k.key, key: k, refs: 1}
-		if k.space == spaceHandle {
-			h.handles = 1
-		}
-		t.held[k] = h
-		return h
-	}
-	late := func(k holdKey) bool {
-		n := t.early[k]
-		if n > 1 {
-			t.early[k] = n - 1
-		} else {
-			delete(t.early, k)
-		}
-		return n > 0
-	}
-	free := func(k holdKey) {
-		if late(k) {
-			return
-		}
-		if h := t.held[k]; h != nil {
-			t.drop(h, gone)
-		}
-	}
 	switch c.Kind {
 	case MemAlloc, MemAllocPitch, MemAllocManaged, MemAllocHost, MemHostAlloc, MemHostRegister, MemAllocAsync,
 		MemAllocFromPoolAsync, MemPoolImportPointer, IpcOpenMemHandle:
-		if c.Addr == 0 {
-			return
-		}
-		m, device := DeviceMemory, c.Device
-		switch c.Kind {
-		case MemAllocManaged:
-			m = ManagedMemory
-		case MemAllocHost, MemHostAlloc, MemHostRegister:
-			m = HostMemory
-		case MemAllocAsync, MemAllocFromPoolAsync:
-			m = PoolMemory
-			p := t.pool(c)
-			t.change(c.Process, p, func() { p.current += c.Size })
-			device = p.device // which need not be the one that is current
-		case MemPoolImportPointer, IpcOpenMemHandle:
-			if h := t.held[at]; h != nil && h.Memory == ImportedMemory {
-				h.refs++ // the same address again
-				return
-			}
-			m = ImportedMemory
-		}
-		h := add(at, m)
-		h.Device = device
-		t.enter(h)
-		got(h)
-	case MemPoolCreate:
-		k := holdKey{c.Process, spacePool, c.Pool}
-		t.endPool(k)
-		t.newPool(k, c.Device)
+		t.allocated(c, got, gone)
 	case MemFree, MemFreeHost, MemHostUnregister, MemFreeAsync:
-		free(at)
+		t.free(at, gone)
 	case IpcCloseMemHandle:
 		if h := t.held[at]; h != nil && h.refs > 1 {
 			h.refs--
 			return
 		}
-		free(at)
+		t.free(at, gone)
+	case MemPoolCreate:
+		k := holdKey{c.Process, spacePool, c.Pool}
+		t.endPool(k)
+		t.newPool(k, c.Device)
 	case MemPoolTrimTo:
 		t.pool(c)
 	case MemPoolDestroy:
 		t.endPool(holdKey{c.Process, spacePool, c.Pool})
 	case ArrayCreate, Array3DCreate, MipmappedArrayCreate:
-		h := add(holdKey{c.Process, spaceArray, c.Handle}, DeviceMemory)
+		h := t.hold(c, holdKey{c.Process, spaceArray, c.Handle}, DeviceMemory, gone)
 		t.enter(h)
 		t.number(h, got)
 	case ArrayDestroy, MipmappedArrayDestroy:
-		array := holdKey{c.Process, spaceArray, c.Handle}
-		for k := range t.byArray[array] {
-			h := t.tiles[k].h
-			delete(t.tiles, k)
-			t.release(h, gone)
-		}
-		delete(t.byArray, array)
-		free(array)
+		t.endArray(holdKey{c.Process, spaceArray, c.Handle}, gone)
 	case MemMapArrayAsync:
 		t.tile(c, gone)
 	case GraphLaunch, GraphUpload, DeviceGraphMemTrim:
@@ -240,37 +169,129 @@ func (t *Tracker) Call(c *Call, got, gone func(h *Holding)) {
 		for k := range t.byContext[holdKey{c.Process, spaceContext, c.Handle}] {
 			t.drop(t.held[k], gone)
 		}
-	case MemCreate:
-		m := VirtualMemory
-		if c.Extra != 1 {
-			m = HostMemory
-		}
-		t.number(add(holdKey{c.Process, spaceHandle, c.Handle}, m), got)
-	case MemImportFromShareableHandle:
-		t.number(add(holdKey{c.Process, spaceHandle, c.Handle}, ImportedMemory), got)
-	case MemRetainAllocationHandle:
-		if h := t.held[holdKey{c.Process, spaceHandle, c.Handle}]; h != nil {
-			h.refs++
-			h.handles++
-		}
-	case MemMap:
-		old := t.mapAt(c)
-		if old != nil { // its unmapping was not recorded
-			t.release(old, gone)
-		}
-	case MemUnmap:
-		t.unmap(c, gone)
-	case MemRelease:
-		k := holdKey{c.Process, spaceHandle, c.Handle}
-		if h := t.held[k]; !late(k) && h != nil && h.handles > 0 {
-			h.handles--
-			t.release(h, gone)
-		}
+	case MemCreate, MemImportFromShareableHandle, MemRetainAllocationHandle, MemRelease, MemMap, MemUnmap:
+		t.virtualCall(c, got, gone)
 	case DevicePrimaryCtxReset, DevicePrimaryCtxRelease:
 		if c.Extra != 0 {
 			t.reset(c, gone)
 		}
 	}
+}
+
+// allocated follows a call that gives an address.
+func (t *Tracker) allocated(c *Call, got, gone func(h *Holding)) {
+	if c.Addr == 0 {
+		return
+	}
+	at := holdKey{c.Process, spaceAddr, c.Addr}
+	m, device := DeviceMemory, c.Device
+	switch c.Kind {
+	case MemAllocManaged:
+		m = ManagedMemory
+	case MemAllocHost, MemHostAlloc, MemHostRegister:
+		m = HostMemory
+	case MemAllocAsync, MemAllocFromPoolAsync:
+		m = PoolMemory
+		p := t.pool(c)
+		t.change(c.Process, p, func() { p.current += c.Size })
+		device = p.device // which need not be the one that is current
+	case MemPoolImportPointer, IpcOpenMemHandle:
+		if h := t.held[at]; h != nil && h.Memory == ImportedMemory {
+			h.refs++ // the same address again
+			return
+		}
+		m = ImportedMemory
+	}
+	h := t.hold(c, at, m, gone)
+	h.Device = device
+	t.enter(h)
+	got(h)
+}
+
+// virtualCall follows a call of CUDA's virtual memory management.
+func (t *Tracker) virtualCall(c *Call, got, gone func(h *Holding)) {
+	k := holdKey{c.Process, spaceHandle, c.Handle}
+	switch c.Kind {
+	case MemCreate:
+		m := VirtualMemory
+		if c.Extra != 1 {
+			m = HostMemory
+		}
+		t.number(t.hold(c, k, m, gone), got)
+	case MemImportFromShareableHandle:
+		t.number(t.hold(c, k, ImportedMemory, gone), got)
+	case MemRetainAllocationHandle:
+		if h := t.held[k]; h != nil {
+			h.refs++
+			h.handles++
+		}
+	case MemRelease:
+		if h := t.held[k]; !t.late(k) && h != nil && h.handles > 0 {
+			h.handles--
+			t.release(h, gone)
+		}
+	case MemMap:
+		if old := t.mapAt(c); old != nil { // its unmapping was not recorded
+			t.release(old, gone)
+		}
+	case MemUnmap:
+		t.unmap(c, gone)
+	}
+}
+
+// hold notes memory that a call gave.
+func (t *Tracker) hold(c *Call, k holdKey, m MemoryKind, gone func(h *Holding)) *Holding {
+	if old := t.held[k]; old != nil && k.space == spaceHandle {
+		// The old one's handle was released, which may still be to be recorded; its mappings keep it.
+		delete(t.held, k)
+		old.key = holdKey{c.Process, spaceMoved, old.At}
+		t.held[old.key] = old
+		if n := old.handles; n > 0 {
+			t.early[k] += n
+			old.refs, old.handles = old.refs-n+1, 0
+			t.release(old, gone)
+		}
+	} else if old != nil {
+		// Its free is still to be recorded: another thread was given the address before the free's record was written.
+		t.early[k]++
+		t.drop(old, gone)
+	}
+	h := &Holding{Call: *c, Memory: m, At: k.key, key: k, refs: 1}
+	if k.space == spaceHandle {
+		h.handles = 1
+	}
+	t.held[k] = h
+	return h
+}
+
+// late reports whether a free is that of memory whose address was given again before.
+func (t *Tracker) late(k holdKey) bool {
+	n := t.early[k]
+	if n > 1 {
+		t.early[k] = n - 1
+	} else {
+		delete(t.early, k)
+	}
+	return n > 0
+}
+
+func (t *Tracker) free(k holdKey, gone func(h *Holding)) {
+	if t.late(k) {
+		return
+	}
+	if h := t.held[k]; h != nil {
+		t.drop(h, gone)
+	}
+}
+
+func (t *Tracker) endArray(array holdKey, gone func(h *Holding)) {
+	for k := range t.byArray[array] {
+		h := t.tiles[k].h
+		delete(t.tiles, k)
+		t.release(h, gone)
+	}
+	delete(t.byArray, array)
+	t.free(array, gone)
 }
 
 // pool is what is known of the pool of a call.
