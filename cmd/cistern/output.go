@@ -70,10 +70,14 @@ func (o *output) abandon() {
 // openOutput is createOutput, with "-" for standard output: also under its name in the file system, by which a file that a
 // shell sent it to would be written from its beginning, and not from where it is by now.
 //
+// Standard output then has that alone: what the command says otherwise goes to standard error.
+//
 // A recording cannot be made again: none of the inputs is overwritten by what is made of it.
 func (a *app) openOutput(path string, inputs []string) (*output, error) {
 	if path == "-" || path == "/dev/stdout" {
-		return &output{path: "standard output", w: bufio.NewWriterSize(a.out, 1<<16)}, nil
+		o := &output{path: "standard output", w: bufio.NewWriterSize(a.out, 1<<16)}
+		a.out, a.terminal = a.err, false
+		return o, nil
 	}
 	if st, err := os.Stat(path); err == nil && st.Mode().IsRegular() {
 		for _, in := range inputs {

@@ -106,7 +106,7 @@ func TestReaderOfOutputStops(t *testing.T) {
 		}
 		writer.Close()
 		code := codeOf(t, cmd.Wait())
-		if want := map[bool]int{true: exitOK, false: exitBad}[slices.Contains(args, "/dev/fd/1")]; code != want || errs.Len() > 0 {
+		if want := map[bool]int{true: exitOK, false: exitBad}[slices.Contains(args, "/dev/fd/1")]; code != want || strings.Contains(errs.String(), "cistern: ") {
 			t.Errorf("%v: code %d, want %d, and %q", args, code, want, errs)
 		}
 	}
@@ -237,5 +237,25 @@ func TestRecordThroughALink(t *testing.T) {
 	}
 	if got, err := recordOutput(filepath.Join(dir, "link")); err != nil || got != filepath.Join(dir, "run.pickle") {
 		t.Errorf("%q, %v", got, err)
+	}
+}
+
+// TestOutputAlone: standard output has the file that was asked for there, and nothing else.
+func TestOutputAlone(t *testing.T) {
+	inFolder(t)
+	runs := [][]string{{"replay", "--policy", "torch", "--record", "-", "tiny.pickle"}}
+	if report.CheckBundle() == nil {
+		runs = append(runs, []string{"report", "tiny.pickle", "-o", "-"}, []string{"replay", "tiny.pickle", "--html", "-", "--json"},
+			[]string{"diff", "tiny.pickle", "tagged.pickle", "--html", "-"})
+	}
+	for _, args := range runs {
+		out, errs, code := cistern(t, "", args...)
+		begins := "<!doctype html>"
+		if slices.Contains(args, "--record") {
+			begins = "\x80" // of a pickle
+		}
+		if code != exitOK || !strings.HasPrefix(out, begins) || !strings.Contains(errs, "tiny.pickle") {
+			t.Errorf("%v: code %d, standard output begins with %.40q, standard error is %.200q", args, code, out, errs)
+		}
 	}
 }
