@@ -17,7 +17,7 @@ const (
 
 // parquetRows writes rows as a Parquet file: texts by a dictionary, signed numbers as differences, zstd.
 type parquetRows struct {
-	w       *parquet.Writer
+	w       *parquet.GenericWriter[any]
 	columns []Column
 	texts   []parquet.Value
 	batch   []parquet.Row
@@ -43,7 +43,7 @@ func newParquet(w io.Writer, f *trace.File, table *Table) *parquetRows {
 	if len(notes) > 0 {
 		options = append(options, parquet.KeyValueMetadata("cistern.notes", strings.Join(notes, "\n")))
 	}
-	return &parquetRows{w: parquet.NewWriter(w, options...), columns: table.Columns,
+	return &parquetRows{w: parquet.NewGenericWriter[any](w, options...), columns: table.Columns,
 		values: make([]parquet.Value, 0, batchRows*len(table.Columns))}
 }
 
