@@ -15,6 +15,9 @@ import (
 // Small files that once took minutes, or gigabytes. Each command ends on each of them, in a time that has room for a busy
 // machine and is far below what it was.
 func TestBoundedCases(t *testing.T) {
+	if testing.Short() {
+		t.Skip("the race detector slows the engine twenty times: measured without it")
+	}
 	const n = 50_000
 	one := func(make func(i int) event.Event, count int) *trace.File {
 		tr := &trace.Trace{Streams: []uint64{0}, Pools: []trace.PoolID{{}}, Stacks: []trace.Stack{nil}, FromStart: true}
