@@ -258,6 +258,11 @@ func (d *Device) giveBack() error {
 	for t := range d.liveStreams() {
 		t.timeline.Finish()
 	}
+	for _, w := range d.gone { // that the program still has, and used since they were forgotten
+		if t := w.Value(); t != nil {
+			t.timeline.Finish()
+		}
+	}
 	return d.timeline.DestroyEvents()
 }
 
