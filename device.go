@@ -258,7 +258,7 @@ func (d *Device) giveBack() error {
 	for t := range d.liveStreams() {
 		t.timeline.Finish()
 	}
-	for _, w := range d.gone { // that the program still has, and used since they were forgotten
+	for _, w := range d.gone { // which waits of other devices may have used since
 		if t := w.Value(); t != nil {
 			t.timeline.Finish()
 		}

@@ -250,6 +250,7 @@ func (d *Device) freeLocked(s *space, id heap.ID, o FreeOptions) error {
 	}
 	stamp := s.stream.timeline.Epoch()
 	if behind != nil {
+		d.enlist(behind)
 		b.Uses = d.addUse(b.Uses, behind)
 		stamp = s.lastMark()
 	}
@@ -297,6 +298,7 @@ func (s *space) recordStream(p cuda.Ptr, t *Stream) error {
 		return &PointerError{Op: "record stream", Ptr: p}
 	}
 	if b := s.heap.At(id); t != s.streamOf(b) {
+		d.enlist(t)
 		b.Uses = d.addUse(b.Uses, t)
 	}
 	return nil

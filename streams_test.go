@@ -3,6 +3,7 @@ package cistern_test
 import (
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -177,4 +178,38 @@ func TestLanesDissolveConcurrently(t *testing.T) {
 	}
 	e.drv.Advance(time.Second)
 	must(t, e.a.Close())
+}
+
+// A stream that was forgotten and is named again by a free keeps no event beyond the end of the allocator: one of the block's
+// device, and one of a peer.
+func TestForgottenStreamUsed(t *testing.T) {
+	for of := range cuda.Device(2) {
+		t.Run(fmt.Sprint("device ", of), func(t *testing.T) {
+			e := newEngine(t, sim.Options{Devices: 2, Busy: true, Lag: time.Millisecond}, cistern.Options{Limit: 2 * mib}, 1)
+			dev, err := e.a.Device(of)
+			must(t, err)
+			if of != 0 {
+				must(t, e.dev.EnablePeer(of))
+			}
+			st, err := dev.Stream(e.drv.NewStreamNonBlocking(of))
+			must(t, err)
+			p := e.alloc(t, 2*mib, e.streams[0])
+			if cistern.ForgetStreams(dev); slices.Contains(cistern.LiveStreams(dev), st) {
+				t.Fatal("the stream is still known")
+			}
+			must(t, e.a.RecordStream(p, st))
+			e.free(t, p)
+			if n := e.drv.Leaks().Events; n == 0 {
+				t.Error("nothing was recorded on the stream")
+			}
+			e.free(t, e.alloc(t, 2*mib, e.streams[0])) // which waits for the stream on the GPU, and asks nothing about the event
+			if of == 0 && !slices.Contains(cistern.LiveStreams(dev), st) {
+				t.Error("the stream is not known again, so that nothing would ask how far it is")
+			}
+			must(t, e.a.Close())
+			if n := e.drv.Leaks().Events; n != 0 {
+				t.Errorf("%d events are left", n)
+			}
+		})
+	}
 }
