@@ -2,6 +2,7 @@ package cistern_test
 
 import (
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -122,7 +123,7 @@ func TestHistoryOfStacks(t *testing.T) {
 			}
 		}
 		for range 3000 {
-			if rng.IntN(100) < 50 {
+			if rng.IntN(100) < 53 {
 				size = 1 + rng.Uint64N(1<<(9+rng.IntN(16)))
 				asked = cistern.AllocOptions{Tag: rng.Uint32N(4), Library: uint8(rng.IntN(4)), Stack: e.a.StackOf([]uint64{rng.Uint64N(30)}),
 					Thread: rng.Uint32N(9), HostOrder: rng.IntN(4) == 0}
@@ -133,23 +134,26 @@ func TestHistoryOfStacks(t *testing.T) {
 				drain()
 				continue
 			}
-			for addr, b := range live {
-				if rng.IntN(3) == 0 {
-					must(t, e.a.RecordStream(cuda.Ptr(addr), e.streams[2]))
-					if rng.IntN(2) == 0 {
-						e.use(t, e.streams[2], cuda.Ptr(addr), b.size)
-					}
-				}
-				b.back = cistern.FreeOptions{Thread: rng.Uint32N(9)}
-				if rng.IntN(2) == 0 {
-					b.back.Stack = e.a.StackOf([]uint64{1000 + rng.Uint64N(30)})
-				}
-				pending[addr] = b
-				delete(live, addr)
-				must(t, e.a.FreeWith(cuda.Ptr(addr), b.back))
-				drain()
-				break
+			if len(live) == 0 {
+				continue
 			}
+			addrs := slices.Sorted(maps.Keys(live))
+			addr := addrs[rng.IntN(len(addrs))]
+			b := live[addr]
+			if rng.IntN(3) == 0 {
+				must(t, e.a.RecordStream(cuda.Ptr(addr), e.streams[2]))
+				if rng.IntN(2) == 0 {
+					e.use(t, e.streams[2], cuda.Ptr(addr), b.size)
+				}
+			}
+			b.back = cistern.FreeOptions{Thread: rng.Uint32N(9)}
+			if rng.IntN(2) == 0 {
+				b.back.Stack = e.a.StackOf([]uint64{1000 + rng.Uint64N(30)})
+			}
+			pending[addr] = b
+			delete(live, addr)
+			must(t, e.a.FreeWith(cuda.Ptr(addr), b.back))
+			drain()
 		}
 		for _, k := range []event.Kind{event.Alloc, event.FreeRequested, event.FreeCompleted, event.OOM, event.SegmentMap, event.Retry} {
 			if kinds[k] < 5 {
