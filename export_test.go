@@ -19,8 +19,8 @@ func Awaits(d *Device) bool {
 	return d.told != nil
 }
 
-// Waits reports for each of so many turns of waiting, of which call(n) says the oldest call of a function that is told of memory,
-// whether a request still waits.
+// Waits simulates turns of a request that waits for observers of memory: call(n) is the number of the oldest call under way in
+// turn n. It reports for each turn whether the request still waits.
 func Waits(turns int, call func(n int) uint64) (waits []bool) {
 	var w waiter
 	now := time.Now()

@@ -366,7 +366,7 @@ func (m *meddler) end() {
 // meddled plays the scenario with a second thread, and returns how often that did what.
 func meddled(t *testing.T, opts cistern.Options, seed uint64, kinds ...string) map[string]int {
 	if !lockrank.Checking() {
-		t.Skip("locks are not checked beside benchmarks, so nobody knows who waits for one")
+		t.Skip("ranks of locks are not checked in runs of benchmarks, and without them waiting threads are not known")
 	}
 	s := &scenario{t: t, what: fmt.Sprintf("CISTERN_SEED=%d, %v, %s", seed, kinds, opts)}
 	m := &meddler{s: s, rng: rand.New(rand.NewPCG(seed, 5)), kinds: kinds, first: lockrank.Goroutine(), seen: map[string]int{}}

@@ -21,7 +21,7 @@ type Stream struct {
 	// +checklocks:dev.mu
 	routes []route // those not ended; the last one counts
 	// +checklocks:dev.mu
-	order *timeline.GraphOrder // while it is captured; nil where nobody asked
+	order *timeline.GraphOrder // while it is captured; nil until it is needed
 }
 
 // Handle is the CUDA handle that the stream was made known by.

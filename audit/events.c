@@ -175,7 +175,7 @@ static uint64_t name_space(uint32_t pid, int *shown) {
 	return number & UINT32_MAX;
 }
 
-// has_ended reports whether a process has; one that nobody has waited for yet has, too.
+// has_ended reports whether a process has ended; a zombie has.
 static int has_ended(uint32_t pid, int shown) {
 	long e = sys2(SYS_kill, pid, 0);
 	if (e == -3) // ESRCH

@@ -39,7 +39,7 @@ func cannotWrite(path string, err error) error {
 	switch {
 	case errors.As(err, &pe):
 		err = pe.Err
-	case errors.As(err, &le): // of a name that nobody gave
+	case errors.As(err, &le): // of the temporary name
 		err = le.Err
 	}
 	return fmt.Errorf("%s: cannot be written: %w", path, err)

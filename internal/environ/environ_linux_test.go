@@ -5,10 +5,9 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
 
-	"golang.org/x/sys/unix"
+	"github.com/cistern-gpu/cistern/internal/environ/setuidtest"
 )
 
 // TestMain: in the program that TestSetuid starts it prints what that program sees.
@@ -30,34 +29,17 @@ func TestPlain(t *testing.T) {
 
 // A program with its owner's rights relies on no variable.
 func TestSetuid(t *testing.T) {
-	const other = 65534
-	dir, err := os.MkdirTemp("/tmp", "environ") // where another user may go
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer os.RemoveAll(dir)
-	var fs unix.Statfs_t
-	nnp, err := unix.PrctlRetInt(unix.PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0)
-	if err != nil || unix.Statfs(dir, &fs) != nil {
-		t.Fatal(err)
-	}
-	if os.Geteuid() != 0 || fs.Flags&(unix.ST_NOSUID|unix.ST_NOEXEC) != 0 || nnp != 0 {
-		t.Skip("it takes root, and a /tmp with setuid programs")
-	}
+	dir := setuidtest.Dir(t)
 	program := filepath.Join(dir, "program")
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Chmod(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
 	if out, err := exec.Command("install", "-m", "4755", self, program).CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	cmd := exec.Command(program, "print")
+	cmd := setuidtest.Command(program, "print")
 	cmd.Env = []string{"XDG_RUNTIME_DIR=/run/somewhere", "TMPDIR=/var/somewhere"}
-	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: other, Gid: other}}
 	out, err := cmd.CombinedOutput()
 	if err != nil || strings.TrimSpace(string(out)) != "true  /tmp" {
 		t.Errorf("the program sees %q, %v", out, err)

@@ -68,7 +68,7 @@ def temporary() -> str:
     return os.path.join(tempfile.gettempdir(), "cistern-%d" % os.geteuid())
 
 
-_told: Set[str] = set()  # what was said to be unusable
+_reported: Set[str] = set()  # files that were reported as unusable
 
 
 def named() -> List[str]:
@@ -83,10 +83,10 @@ def places() -> List[str]:
 
 
 def safe(path: str, kept: int) -> Optional[str]:
-    """The path without symbolic links, if nobody but this user and root can change what it leads to; else None. What lies there
-    is loaded and run. The last kept names are the cache's own, nothing of which others may write to.
+    """The path without symbolic links, if only this user and root can change what it leads to; else None. The file there is
+    loaded and run. The last kept names are the cache's own, which others must not be able to write to at all.
 
-    All folders on the way are looked at, so nobody can put something else there between this look and the use of the answer."""
+    All folders on the way are checked, so no other user can replace anything between this check and the use of the answer."""
     real = at = os.path.realpath(path)
     owners, above = {0, os.geteuid()}, _unmapped()
     while True:
@@ -112,15 +112,15 @@ def safe(path: str, kept: int) -> Optional[str]:
 
 
 def _unmapped() -> Set[int]:
-    """Whom files belong to whose owner the user namespace does not know: in a container without root's help, those of the system."""
+    """The owner that files have whose own one is not in the user namespace: in a rootless container, those of the system."""
     try:
         with open("/proc/sys/kernel/overflowuid") as f:
-            nobody = int(f.read())
+            overflow = int(f.read())
         with open("/proc/self/uid_map") as f:
-            known = any(int(first) <= nobody < int(first) + int(n) for first, _, n in map(str.split, f))
+            known = any(int(first) <= overflow < int(first) + int(n) for first, _, n in map(str.split, f))
     except (OSError, ValueError):
         return set()
-    return set() if known else {nobody}
+    return set() if known else {overflow}
 
 
 def find(torch: Torch, where: Optional[List[str]] = None) -> Optional[str]:
@@ -141,8 +141,8 @@ def usable(folder: str, where: Optional[List[str]] = None) -> Optional[str]:
     if place in (where or named()):
         return file
     real = safe(file, kept=3)
-    if real is None and file not in _told:
-        _told.add(file)
+    if real is None and file not in _reported:
+        _reported.add(file)
         say("the adapter in %s is not used: another user could have written it" % place)
     return real
 

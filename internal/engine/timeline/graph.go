@@ -85,9 +85,9 @@ func (o *GraphOrder) fail(t *Stream, err error) bool {
 func (o *GraphOrder) add(t *Stream, nodes []cuda.GraphNode) (reached int, err error) {
 	h := t.dev.health
 	met := make([]bool, len(o.last))
-	for todo := slices.Clone(nodes); len(todo) > 0; {
-		n := todo[len(todo)-1]
-		todo = todo[:len(todo)-1]
+	for stack := slices.Clone(nodes); len(stack) > 0; {
+		n := stack[len(stack)-1]
+		stack = stack[:len(stack)-1]
 		if _, ok := o.before[n]; ok {
 			if i := slices.Index(o.last, n); i >= 0 && !met[i] {
 				met[i] = true
@@ -100,7 +100,7 @@ func (o *GraphOrder) add(t *Stream, nodes []cuda.GraphNode) (reached int, err er
 			return 0, err
 		}
 		o.before[n] = struct{}{}
-		todo = append(todo, after...)
+		stack = append(stack, after...)
 	}
 	return reached, nil
 }
