@@ -1,8 +1,8 @@
 """Allocators that stay separate, but ask each other for memory before anybody is told that there is none.
 
-Cistern's ladder calls functions of the program when everything else has failed (on_out_of_memory), from whatever thread
-asks for memory, with no lock of Cistern's held; the interpreter lock is taken for the call alone. The other way, those who
-keep a cache of their own ask Cistern to give back what it holds free (trimmed).
+When all other stages of a request have failed, Cistern calls functions of the program (on_out_of_memory), on whatever thread
+asks for memory and with no lock of Cistern's held. The interpreter lock is taken for the call alone. The functions are taken
+back before Python ends. The other way, libraries with a cache of their own ask Cistern to give back its free memory (trimmed).
 
 What is registered before the library runs waits for it, so that the process can still fork.
 """

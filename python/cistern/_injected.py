@@ -1,7 +1,10 @@
 """What happens in a program that `cistern run` or `cistern record` started, right after it imported PyTorch.
 
-_inject/sitecustomize.py calls this. Whatever goes wrong here is one line on standard error and the program goes on
-without Cistern; only bad settings end it, because whoever gave them wants to know.
+The command puts _inject first in PYTHONPATH. So every Python that the program starts runs _inject/sitecustomize.py first,
+which takes itself out of the path, runs the program's own sitecustomize and waits for `import torch`. Then it calls this
+module, which for `cistern run` enables cistern.torch. That starts neither CUDA nor libcistern.so, so the program may fork
+until CUDA starts. Whatever goes wrong here is one line on standard error and the program goes on without Cistern; only bad
+settings end it, because whoever gave them wants to know.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""The programs of gpu/see that need no PyTorch, over the stand-in for libcuda.so.1; and how those that do judge, so that they
+"""The programs of lab/see that need no PyTorch, over the stand-in for libcuda.so.1; and how those that do judge, so that they
 cannot pass by themselves on a GPU."""
 
 import os
@@ -9,12 +9,12 @@ import unittest
 
 from .support import COMMAND, ROOT, Case
 
-SEE = os.path.join(ROOT, "gpu", "see")
+SEE = os.path.join(ROOT, "lab", "see")
 MiB = 1 << 20
 
 
 def see(name):
-    """A module of gpu/see."""
+    """A module of lab/see."""
     import importlib
 
     if SEE not in sys.path:

@@ -1,12 +1,27 @@
 // adapter.h: PyTorch's CUDA allocator on Cistern.
 //
-// Adapter is what PyTorch calls. Everything that PyTorch hands to an allocator (filters of pools, observers, trackers,
-// contexts, custom allocators) stays here; the library behind the table sees integers and C functions that catch
-// everything. The object is made once and never destroyed: tensors are freed as late as in exit handlers.
+// PyTorch calls the Adapter. It has no blocks and no cache. Everything that PyTorch hands to an allocator (filters of pools,
+// observers, trackers, contexts, custom allocators) is C++ and stays here. The library behind the table sees integers and C
+// functions that catch everything, because no exception may cross Go frames. The object is made once and never destroyed:
+// tensors are freed as late as in exit handlers.
+//
+// One word, mode, says whether history is recorded, memory is tracked, a pool is allocated from, or caching is off. While it
+// is 0 a request is one call of the library (allocator.cpp).
+//
+// History is the library's list of events. While it is on, each thread notes the requests it makes of the library, with their
+// stacks, so that every event gets its stack, whichever thread reads it (history.cpp).
+//
+// PyTorch opens a scope right before a capture begins. The adapter announces the capture then, and streams that join later when
+// they first allocate. An announcement belongs to the thread that made it until the capture is seen. A scope belongs to the
+// thread that opened it, or to the capture that it was opened for (pools.cpp).
+//
+// A thread that Python ends while it is in a function that the library called stays there (stay), because Go frames cannot be
+// unwound.
 //
 // Locks: Python's interpreter lock, then one of those here, then the library's. None of those here is held while a context
-// is gathered, an observer called or a custom allocator asked. History holds none over what the library does for a request;
-// trackers are told of one thing at a time, under a lock of their device's alone (history.cpp).
+// is gathered, an observer called, a custom allocator asked or a capture announced, which may wait for the GPU. None is held
+// while the library works for a request under history. Trackers are notified under a lock of their device's alone, as by
+// PyTorch's own allocator.
 #pragma once
 
 #include "table.h"
