@@ -1,31 +1,37 @@
 #!/bin/sh
-# fuzz.sh TIME : runs every fuzz target of the module for that long (Go's -fuzztime), one after the other.
+# fuzz.sh TIME : runs every fuzz target of the module for that long (Go's -fuzztime), one after the other. Each package is
+# compiled once.
 set -eu
 time=$1
 found=0
-log=$(mktemp)
-trap 'rm -f "$log"' EXIT
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+log=$work/log
+cache=$(go env GOCACHE)/fuzz
 
-# fuzz DIR TARGET : one target. On a busy machine Go's fuzzer can report its own deadline, and nothing else, as a failure of
+# fuzz PACKAGE TARGET : one target. On a busy machine Go's fuzzer can report its own deadline, and nothing else, as a failure of
 # the target (golang/go issue 75804): that is not an input that fails, so the target is tried again, twice.
 fuzz() {
   for try in 1 2 3; do
-    go test -run '^$' -fuzz "^$2\$" -fuzztime "$time" -fuzzminimizetime 2s "$1" >"$log" 2>&1 && status=0 || status=$?
-    cat "$log"
-    [ $status = 0 ] && return 0
-    if grep -q 'Failing input written to' "$log" || ! grep -q '^ *context deadline exceeded$' "$log"; then
+    "$work/test" -test.run '^$' -test.fuzz "^$2\$" -test.fuzztime "$time" -test.fuzzminimizetime 2s -test.fuzzcachedir "$cache/$1" \
+      >"$log" 2>&1 && status=0 || status=$?
+    if [ $status = 0 ] || grep -q 'Failing input written to' "$log" || ! grep -q '^ *context deadline exceeded$' "$log"; then
+      cat "$log"
       return $status
     fi
     echo "fuzz.sh: $2: the fuzzer ended by its own deadline, without an input that fails (try $try)" >&2
   done
+  cat "$log"
   return $status
 }
 
 for dir in $(grep -rl --include='*_test.go' --exclude-dir=node_modules '^func Fuzz' . | xargs -n 1 dirname | sort -u); do
-  for target in $(go test -list '^Fuzz' "$dir" | grep '^Fuzz'); do
+  go test -c -fuzz=. -o "$work/test" "$dir"
+  package=$(go list "$dir")
+  for target in $(cd "$dir" && "$work/test" -test.list '^Fuzz' | grep '^Fuzz'); do
     found=$((found + 1))
     echo "$dir $target"
-    fuzz "$dir" "$target"
+    (cd "$dir" && fuzz "$package" "$target")
   done
 done
 if [ $found = 0 ]; then
