@@ -3,19 +3,22 @@
 
 SHELL := /bin/sh
 GO ?= go
-TRACE ?= trace/testdata/gpt2_varlen.pickle.gz
+TRACE ?= recording/testdata/gpt2_varlen.pickle.gz
 CAPACITY ?= 20.2GiB
 
-.PHONY: help demo test build library plain audit wheel command install web bench soak fuzz race cross lint model gpu-bundle gpu-test gpu-bench clean tools
+.PHONY: help demo test test-go test-python test-web slow recordings build library plain audit wheel command install web bench soak fuzz race race-rest cross lint model gpu-bundle gpu-test gpu-bench clean tools
 .DEFAULT_GOAL := help
 
 help:
 	@echo 'make demo        replay a recorded run (TRACE=file, CAPACITY=size), write bin/demo.html'
-	@echo 'make test        every test; CISTERN_TRACES=folder adds those over recorded traces in it,'
+	@echo 'make test        the tests; CISTERN_TRACES=folder adds those over recorded traces in it,'
 	@echo '                 CISTERN_TORCH=$$(scripts/torch.sh) those of the PyTorch adapter (downloads 530 MB once)'
+	@echo 'make slow        tests that take long or measure time, one by one: browser, valgrind, AddressSanitizer, every error at every driver call'
+	@echo 'make recordings  the tests over recorded traces alone; they are in CISTERN_TRACES'
 	@echo 'make build       bin/cistern with the page of its reports, lib/*.so, and dist/*.whl where there is hatchling'
 	@echo 'make install     the C library, its header and pkg-config file under PREFIX (/usr/local), below DESTDIR'
-	@echo 'make race        the tests under the race detector'
+	@echo 'make race        the tests of packages with concurrency under the race detector'
+	@echo 'make race-rest   those of all others, and random tests of the engine for RACETIME (1m) each'
 	@echo 'make fuzz        every fuzz target, FUZZTIME each (10s), and HOSTILE changed recordings (300) through each command'
 	@echo 'make soak        random tests for SOAKTIME (15m), twice, streams and pools by the million, hostile hosts for HOSTSTIME (1h), HOSTILESOAK changed recordings (100000) through each command, every fuzz target for ten minutes'
 	@echo 'make bench       the benchmarks of every package'
@@ -111,24 +114,46 @@ demo: build
 	@echo
 	@echo "The page of this run: $(CURDIR)/bin/demo.html"
 
-# What runs the tests of all packages; .ci/run has its own.
-GOTEST ?= $(GO) test ./...
+# The packages that `make test` tests.
+TESTED ?= ./...
+# Tests make much garbage and little that stays: collecting less often takes a third off some. A limit keeps memory in bounds.
+QUICKGC := GOGC=400 GOMEMLIMIT=1GiB
 
 # Tests that need Chromium, pkg-config or valgrind are skipped where those are not here and cannot be
 # installed; CISTERN_BROWSER_TEST=1 and CISTERN_TOOLS_TEST=1 forbid that.
 test: build
 	@scripts/need.sh python3
-	@scripts/need.sh --try chromium pkg-config valgrind
-	$(if $(wildcard report/web/test/*.test.mjs),cd report/web && npm test --silent)
-	$(GOTEST) -timeout 30m
+	@scripts/need.sh --try pkg-config
+	@$(MAKE) --no-print-directory -j2 test-go test-python test-web
+
+test-go:
+	$(QUICKGC) $(GO) test -timeout 30m $(TESTED)
+	cd lab && $(QUICKGC) $(GO) test ./...
+
+test-python:
 	python3 -m unittest discover -s python -t python
+
+test-web:
+	$(if $(wildcard report/web/test/*.test.mjs),cd report/web && npm test --silent)
+
+# One by one, as some measure CPU time or speed.
+slow: build
+	@scripts/need.sh --try chromium valgrind
+	CISTERN_SLOW=1 $(GO) test -count=1 -p 1 -timeout 30m -run '^TestSlow' \
+	  $$(grep -rlF --include='*_test.go' --exclude-dir=node_modules 'slow.Only(' . | xargs -n 1 dirname | sort -u)
+
+# Packages with tests over recorded traces.
+recordings: tools $(PAGE)
+	@[ -n "$$CISTERN_TRACES" ] || { echo 'make recordings: CISTERN_TRACES has to name a folder of recorded traces' >&2; exit 1; }
+	$(QUICKGC) $(GO) test -timeout 30m ./analyze ./export ./recording/... ./replay ./report
+	$(GO) test -timeout 30m -run '^TestReportRecommendsWhatHolds$$' ./cmd/cistern
 
 lint: tools
 	$(GO) test -count=1 ./internal/lint
 
 # What is checked, and in how many states.
 model: tools
-	$(GO) test -count=1 -v ./internal/front/model
+	$(GO) test -count=1 -v ./internal/magazine/model
 
 # How long new random sequences of the engine's are tried under the race detector, and how long by `make soak`.
 RACETIME ?= 1m
@@ -136,8 +161,18 @@ SOAKTIME ?= 15m
 # How long all scenarios of hostile hosts take together there.
 HOSTSTIME ?= 1h
 
-race: tools $(PAGE)
-	CISTERN_TRACES= CISTERN_BROWSER_TEST= CISTERN_SOAK=$(RACETIME) $(GOTEST) -race -short -timeout 30m
+# Packages whose code or tests share memory between threads.
+CONCURRENT := . ./cmd/libcistern ./cuda/... ./internal/audit ./internal/engine/... ./internal/heap ./internal/live ./internal/lockrank/... \
+  ./internal/magazine ./internal/nopoll ./internal/nvml/... ./internal/share ./internal/stacks ./resource/...
+RACE := $(QUICKGC) CISTERN_TRACES= CISTERN_BROWSER_TEST= $(GO) test -race -short -timeout 30m
+
+race: tools
+	$(RACE) $(CONCURRENT)
+
+race-rest: tools $(PAGE)
+	@set -e; raced=$$($(GO) list $(CONCURRENT)); rest=$$($(GO) list ./... | grep -v /internal/lint | grep -vxF "$$raced"); set -x; $(RACE) $$rest
+	CISTERN_SOAK=$(RACETIME) $(RACE) -run 'Random$$' ./internal/engine
+	cd lab && $(GO) test -race -short ./...
 
 FUZZTIME ?= 10s
 
@@ -146,17 +181,17 @@ HOSTILE ?= 300
 HOSTILESOAK ?= 100000
 
 fuzz: tools
-	CISTERN_HOSTILE=$(HOSTILE) $(GO) test -count=1 -timeout 30m -run '^TestHostileRecordings$$' ./cmd/cistern
+	@scripts/hostile.sh $(HOSTILE)
 	@scripts/fuzz.sh $(FUZZTIME)
 
 bench: tools
 	$(GO) test -run '^$$' -bench . -benchmem ./...
 
-soak: tools $(PAGE)
+soak: tools $(PAGE) slow
 	CISTERN_SOAK=$(SOAKTIME) CISTERN_STREAMS=1000000 $(GO) test -count=1 -timeout 3h ./...
 	CISTERN_SOAK=$(SOAKTIME) $(GO) test -count=1 -race -timeout 3h ./...
 	CISTERN_HOSTS=$(HOSTSTIME) $(GO) test -count=1 -timeout 3h -run '^TestHosts$$' ./cmd/libcistern
-	CISTERN_HOSTILE=$(HOSTILESOAK) $(GO) test -count=1 -timeout 24h -run '^TestHostileRecordings$$' ./cmd/cistern
+	@scripts/hostile.sh $(HOSTILESOAK)
 	@scripts/fuzz.sh 10m
 
 # Everything a GPU machine without Go needs, Linux only. CISTERN_GPU_SCRIPTS=folder adds the scripts of real workloads.
@@ -165,24 +200,24 @@ CISTERN_GPU_SCRIPTS ?=
 gpu-bundle: build
 	rm -rf gpu-bundle
 	mkdir -p gpu-bundle/traces gpu-bundle/bin gpu-bundle/lib gpu-bundle/include
-	cp gpu/run.sh gpu-bundle/
-	cp -r gpu/torch gpu-bundle/torch
-	cp -r gpu/libs gpu-bundle/libs
-	cp -r gpu/see gpu-bundle/see
+	cp lab/run.sh gpu-bundle/
+	cp -r lab/torch gpu-bundle/torch
+	cp -r lab/libs gpu-bundle/libs
+	cp -r lab/see gpu-bundle/see
 	cp -r python/cistern gpu-bundle/cistern
 	find gpu-bundle -name __pycache__ -prune -exec rm -rf {} +
 	cp lib/*.so gpu-bundle/lib/
 	cp cmd/libcistern/cistern.h gpu-bundle/include/
-	cp trace/testdata/*.pickle.gz gpu-bundle/traces/
+	cp recording/testdata/*.pickle.gz gpu-bundle/traces/
 	$(if $(CISTERN_GPU_SCRIPTS),mkdir gpu-bundle/scripts && cp '$(CISTERN_GPU_SCRIPTS)'/*.py gpu-bundle/scripts/)
 	$(GO) build -trimpath -ldflags '-s -w' -o gpu-bundle/bin/ ./cmd/cistern
-	$(GO) build -trimpath -ldflags '-s -w' -o gpu-bundle/ ./cmd/gpu...
-	$(CC) -std=gnu11 -O2 -pthread -Icmd/libcistern gpu/native/behaviours.c -o gpu-bundle/behaviours -Lgpu-bundle/lib -lcistern -ldl \
+	cd lab && $(GO) build -trimpath -ldflags '-s -w' -o $(CURDIR)/gpu-bundle/ .
+	$(CC) -std=gnu11 -O2 -pthread -Icmd/libcistern lab/native/behaviours.c -o gpu-bundle/behaviours -Lgpu-bundle/lib -lcistern -ldl \
 	  -Wl,-rpath,'$$ORIGIN/lib'
 	$(CC) -std=gnu11 -O1 -g -pthread -Icmd/libcistern cmd/libcistern/testdata/hosts/*.c -o gpu-bundle/hosts -Lgpu-bundle/lib -lcistern -ldl \
 	  -Wl,-rpath,'$$ORIGIN/lib'
-	$(CC) -std=gnu11 -O1 -g -shared -fPIC gpu/torch/profiler.c -o gpu-bundle/torch/libprofiler.so
-	$(CC) -std=gnu11 -O2 -Wall -Wextra -pthread gpu/see/churn.c -o gpu-bundle/churn -ldl
+	$(CC) -std=gnu11 -O1 -g -shared -fPIC lab/torch/profiler.c -o gpu-bundle/torch/libprofiler.so
+	$(CC) -std=gnu11 -O2 -Wall -Wextra -pthread lab/see/churn.c -o gpu-bundle/churn -ldl
 	mkdir gpu-bundle/examples
 	cp examples/python/*.py gpu-bundle/examples/
 	cd examples/go && $(GO) build -trimpath -ldflags '-s -w' -o $(CURDIR)/gpu-bundle/examples/squares .
@@ -193,7 +228,7 @@ gpu-bundle: build
 	$(GO) test -c -trimpath -ldflags '-s -w' -o gpu-bundle/open.test ./cuda/open
 	$(GO) test -c -trimpath -ldflags '-s -w' -o gpu-bundle/gpu.test ./internal/gpu
 	$(GO) test -c -trimpath -ldflags '-s -w' -o gpu-bundle/resources.test ./resource/open
-	$(GO) test -c -trimpath -ldflags '-s -w' -o gpu-bundle/pools.test .
+	$(GO) test -c -trimpath -ldflags '-s -w' -o gpu-bundle/pools.test ./internal/engine
 	@du -sh gpu-bundle
 
 gpu-test: gpu-bundle

@@ -2,250 +2,122 @@
 // process, reuses what is freed without asking the driver, moves physical memory to where it is wanted by remapping
 // it, and explains itself when there is none left.
 //
-// # Use
-//
 //	drv, err := open.Open("")            // package cuda/open: the GPU, or a simulated one
 //	a, err := cistern.New(drv, cistern.Options{})
 //	dev, err := a.Device(0)
 //	st, err := dev.Stream(0)             // the default stream
 //	p, err := dev.Alloc(64<<20, st)      // 64 MiB, usable at once by work queued on the stream
 //	err = a.Free(p)                      // reusable on the stream at once, elsewhere when the GPU's order allows
-//
-// # How it is built
-//
-// Each device has pools; pool 0 is the default one. A (pool, stream, size class) is a *space*: a range of reserved
-// addresses, the chunks of physical memory mapped into it, and a heap of blocks over them. A request that some free
-// block of its space fits is met there, under the lock of its lane (pool and stream), with no driver call: that is the hot path
-// (space.go). Every other request takes the device's lock and climbs the ladder (ladder.go): it collects frees whose
-// other users are done, moves free chunks here from elsewhere, gets new chunks, asks other pools, asks callbacks, and
-// fails with an *OutOfMemoryError that says what was tried.
-//
-// # What makes reuse safe
-//
-// On its own stream a freed block is reused at once: stream order does it. For everything else a free is marked with
-// the epoch of its stream; an event closes an epoch (package timeline). Another stream takes the memory by waiting for the
-// event on the GPU; unmapping and releasing wait until the host has seen it complete. No driver call is relied upon
-// to wait.
-//
-// # Locks
-//
-// Package internal/lockrank states the order in which locks are taken.
-//
-// No lock is held while a callback runs or while anything waits for the GPU, but Device.pausing, which nobody waits for but
-// who pauses or resumes.
 package cistern
 
 import (
-	"fmt"
-	"sync"
-	"sync/atomic"
-
+	"github.com/cistern-gpu/cistern/config"
 	"github.com/cistern-gpu/cistern/cuda"
-	"github.com/cistern-gpu/cistern/internal/engine/timeline"
-	"github.com/cistern-gpu/cistern/internal/heap"
-	"github.com/cistern-gpu/cistern/internal/lockrank"
-	"github.com/cistern-gpu/cistern/internal/stacks"
+	"github.com/cistern-gpu/cistern/internal/engine"
+	"github.com/cistern-gpu/cistern/memory"
 )
 
-// Allocator serves the devices of one process.
-type Allocator struct {
-	drv  cuda.Driver
-	opts Options
+// The engine's types, and those of packages memory and config.
+type (
+	AllocOptions     = engine.AllocOptions
+	Allocator        = engine.Allocator
+	Backend          = config.Backend
+	Block            = memory.Block
+	BlockState       = memory.BlockState
+	Chunk            = memory.Chunk
+	Counters         = memory.Counters
+	CrossStream      = config.CrossStream
+	Device           = engine.Device
+	Export           = engine.Export
+	FreeOptions      = engine.FreeOptions
+	Gauges           = memory.Gauges
+	Grouped          = memory.Grouped
+	IPC              = config.IPC
+	Keep             = engine.Keep
+	LibraryUse       = memory.LibraryUse
+	Names            = memory.Names
+	Options          = config.Options
+	OutOfMemoryError = memory.OutOfMemoryError
+	PauseError       = memory.PauseError
+	PauseOptions     = engine.PauseOptions
+	PauseReport      = memory.PauseReport
+	PointerError     = memory.PointerError
+	Pool             = engine.Pool
+	PoolID           = memory.PoolID
+	PoolKind         = engine.PoolKind
+	PoolOptions      = engine.PoolOptions
+	PoolStats        = memory.PoolStats
+	PoolUse          = memory.PoolUse
+	Record           = memory.Record
+	Registration     = engine.Registration
+	Stages           = memory.Stages
+	Segment          = memory.Segment
+	SegmentBlock     = memory.SegmentBlock
+	Selection        = engine.Selection
+	Shared           = engine.Shared
+	SharedChunk      = engine.SharedChunk
+	Spill            = config.Spill
+	StackTable       = memory.StackTable
+	StackUse         = memory.StackUse
+	Stats            = memory.Stats
+	Step             = memory.Step
+	Stream           = engine.Stream
+	StreamOption     = engine.StreamOption
+	TagUse           = memory.TagUse
+	Use              = memory.Use
+	Value            = memory.Value
+)
 
-	mu      lockrank.Mutex
-	devices []atomic.Pointer[Device] // by ordinal; set under mu, read without
-	gates   []timeline.Gate          // by ordinal
+// What the engine's settings and calls can be.
+const (
+	AllStages        = memory.AllStages
+	BackendMalloc    = config.BackendMalloc
+	BackendVMM       = config.BackendVMM
+	BlockFree        = memory.BlockFree
+	BlockPending     = memory.BlockPending
+	BlockUsed        = memory.BlockUsed
+	CrossStreamReady = config.CrossStreamReady
+	CrossStreamWait  = config.CrossStreamWait
+	IPCHandles       = config.IPCHandles
+	IPCLegacy        = config.IPCLegacy
+	KeepDisk         = engine.KeepDisk
+	KeepHost         = engine.KeepHost
+	KeepNone         = engine.KeepNone
+	MaxLibrary       = engine.MaxLibrary
+	MaxTag           = engine.MaxTag
+	PoolDefault      = engine.PoolDefault
+	PoolMalloc       = engine.PoolMalloc
+	PoolSingleHandle = engine.PoolSingleHandle
+	ReportHistory    = config.ReportHistory
+	StageCallback    = memory.StageCallback
+	StageCollect     = memory.StageCollect
+	StageFit         = memory.StageFit
+	StageGrow        = memory.StageGrow
+	StageLend        = memory.StageLend
+	StageRemap       = memory.StageRemap
+	StageSpill       = memory.StageSpill
+	SpillHostNUMA    = config.SpillHostNUMA
+	SpillManaged     = config.SpillManaged
+	SpillNone        = config.SpillNone
+	SpillPinned      = config.SpillPinned
+	StacksBoth       = config.StacksBoth
+	StacksNative     = config.StacksNative
+	StacksOff        = config.StacksOff
+	StacksPython     = config.StacksPython
+	StreamDurable    = engine.StreamDurable
+)
 
-	turns timeline.Turns
+// Errors that errors.Is finds.
+var (
+	ErrNotExported    = engine.ErrNotExported
+	ErrUnknownPointer = memory.ErrUnknownPointer
+)
 
-	exported atomic.Uint64 // number of the last export
-	byExport sync.Map      // exports by number
-	opened   opened
+// New makes an allocator over a driver; see engine.New.
+func New(drv cuda.Driver, opts Options) (*Allocator, error) { return engine.New(drv, opts) }
 
-	stacks stacks.Table
-	// +checklocks:mu
-	kept bool // blocks remember stacks
-	// +checklocks:mu
-	history int            // events that a device keeps which comes into use
-	keeping lockrank.Mutex // held while devices are told that; before mu
-	// +checklocks:mu
-	catch  *func(size uint64) uint32     // finds out the stacks of requests that name none; nil: nobody does
-	thread atomic.Pointer[func() uint32] // set by SetHistoryThread
+// ParseOptions reads the text form that CISTERN_CONF has.
+func ParseOptions(text string) (Options, error) { return config.Parse(text) }
 
-	// regions finds the owner of an address: a table of the 4 GiB pieces of the 48-bit address space.
-	regions [1 << (addressBits - regionBits)]atomic.Pointer[region]
-}
-
-// New makes an allocator over a driver. Nothing is asked of the driver until memory is.
-func New(drv cuda.Driver, opts Options) (*Allocator, error) {
-	opts = opts.withDefaults()
-	if err := opts.Validate(); err != nil {
-		return nil, err
-	}
-	n, err := drv.DeviceCount()
-	if err != nil {
-		return nil, err
-	}
-	a := &Allocator{drv: drv, opts: opts, devices: make([]atomic.Pointer[Device], n), gates: timeline.NewGates(n), kept: opts.Stacks != StacksOff, history: opts.History,
-		mu: lockrank.Mutex{Rank: lockrank.Allocator}, keeping: lockrank.Mutex{Rank: lockrank.Keeping}}
-	a.opened.mu.Rank = lockrank.Opened
-	if opts.Stacks == StacksNative || opts.Stacks == StacksBoth {
-		a.CatchStacks(a.goStack)
-	}
-	return a, nil
-}
-
-// Options returns the options in force.
-func (a *Allocator) Options() Options { return a.opts }
-
-// Driver returns the driver under the allocator.
-func (a *Allocator) Driver() cuda.Driver { return a.drv }
-
-// Device returns the engine of one device, starting it (and the device's primary context) when it is first asked for.
-func (a *Allocator) Device(d cuda.Device) (*Device, error) {
-	if d < 0 || int(d) >= len(a.devices) {
-		there := fmt.Sprintf("there are %d devices", len(a.devices))
-		if len(a.devices) == 1 {
-			there = "there is 1 device"
-		}
-		return nil, fmt.Errorf("device %d: %s: %w", d, there, cuda.ErrInvalidDevice)
-	}
-	if dev := a.devices[d].Load(); dev != nil {
-		return dev, nil
-	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if dev := a.devices[d].Load(); dev != nil {
-		return dev, nil
-	}
-	dev, err := newDevice(a, d)
-	if err != nil {
-		return nil, err
-	}
-	a.devices[d].Store(dev)
-	return dev, nil
-}
-
-// DeviceCount is the number of devices.
-func (a *Allocator) DeviceCount() int { return len(a.devices) }
-
-// Started finds the engine of a device that is in use already; unlike Device it starts nothing.
-func (a *Allocator) Started(d cuda.Device) (*Device, bool) {
-	if d < 0 || int(d) >= len(a.devices) {
-		return nil, false
-	}
-	dev := a.devices[d].Load()
-	return dev, dev != nil
-}
-
-// started calls f for every device that is in use.
-func (a *Allocator) started(f func(*Device) error) error {
-	var first error
-	for i := range a.devices {
-		if d := a.devices[i].Load(); d != nil {
-			if err := f(d); err != nil && first == nil {
-				first = err
-			}
-		}
-	}
-	return first
-}
-
-// Free gives back what Alloc returned; null is nothing to free. The block may be reused on its own stream at once and
-// on others when the GPU's order guarantees that this use is over; streams named by RecordStream are waited for.
-func (a *Allocator) Free(p cuda.Ptr) error {
-	if p == 0 {
-		return nil
-	}
-	s := a.spaceOf(p)
-	if s == nil {
-		return &PointerError{Op: "free", Ptr: p}
-	}
-	return s.freePtr(p, nil)
-}
-
-// FreeOn is Free for programs that say on which stream they give memory back, which need not be the one that it was
-// allocated on: all work that uses the block comes before what is queued on st by now, which is what the block is reused
-// after, together with the work of streams named by RecordStream. Nothing is asked of the stream that it was allocated on,
-// which may have been destroyed. st may be of another device. It must exist; while it is captured, until the capture ends.
-// On the block's own stream it is Free.
-func (a *Allocator) FreeOn(p cuda.Ptr, st *Stream) error {
-	if p == 0 {
-		return nil
-	}
-	s := a.spaceOf(p)
-	if s == nil {
-		return &PointerError{Op: "free", Ptr: p}
-	}
-	if st == s.stream {
-		return s.freePtr(p, st)
-	}
-	return s.freeSlow(p, FreeOptions{Stream: st})
-}
-
-// RecordStream says that work queued on another stream uses the block as well: after Free it is reused only when that
-// work, as queued until Free, is done. The stream must exist until then.
-func (a *Allocator) RecordStream(p cuda.Ptr, st *Stream) error {
-	if p == 0 {
-		return nil
-	}
-	s := a.spaceOf(p)
-	if s == nil {
-		return &PointerError{Op: "record stream", Ptr: p}
-	}
-	return s.recordStream(p, st)
-}
-
-// Block describes the allocation that an address lies in.
-type Block struct {
-	Base      cuda.Ptr
-	Size      uint64 // bytes, rounded
-	Requested uint64 // bytes asked for
-	Device    cuda.Device
-	Pool      PoolID
-	Stream    cuda.StreamID
-	Handle    cuda.Stream // by which the stream was made known
-	Tag       uint32      // as given to AllocTagged, 0 none
-	Library   uint8       // as given to AllocWith, 0 none
-	Stack     uint32      // likewise, while stacks are kept (KeepStacks)
-}
-
-// Base finds the live allocation that starts at p.
-func (a *Allocator) Base(p cuda.Ptr) (Block, error) {
-	s := a.spaceOf(p)
-	if s == nil {
-		return Block{}, &PointerError{Op: "look up", Ptr: p}
-	}
-	s.mu.Lock()
-	id, _, ok := s.heap.Lookup(uint64(p))
-	if ok && s.heap.At(id).Uses != 0 { // it may be lent, which the device's lock guards
-		s.mu.Unlock()
-		s.dev.mu.Lock()
-		defer s.dev.mu.Unlock()
-		s.mu.Lock()
-		id, _, ok = s.heap.Lookup(uint64(p))
-	}
-	defer s.mu.Unlock()
-	if !ok {
-		return Block{}, &PointerError{Op: "look up", Ptr: p}
-	}
-	if s.heap.At(id).State != heap.Used {
-		return Block{}, &PointerError{Op: "look up", Ptr: p, Detail: waitsDetail}
-	}
-	return s.describe(id), nil
-}
-
-// Trim gives everything that is cached and not pinned on any device back to the driver. It waits for the GPU where it
-// must.
-func (a *Allocator) Trim() error { return a.started((*Device).Trim) }
-
-// Close gives everything back that is free and fails if blocks are still out. It is for programs that stop using the
-// allocator while they go on; at the end of a process nothing needs closing.
-func (a *Allocator) Close() error {
-	return a.started(func(d *Device) error {
-		if n := d.Stats().Allocations.All.Current; n != 0 {
-			return fmt.Errorf("device %d: %d allocations are still out", d.id, n)
-		}
-		return d.close()
-	})
-}
+// ParseStages reads stages that are separated by commas.
+func ParseStages(text string) (Stages, error) { return memory.ParseStages(text) }

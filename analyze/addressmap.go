@@ -3,7 +3,7 @@ package analyze
 import (
 	"sort"
 
-	"github.com/cistern-gpu/cistern/trace"
+	"github.com/cistern-gpu/cistern/recording"
 )
 
 // AddressMap is where everything lay at one moment.
@@ -46,7 +46,7 @@ type MapBlock struct {
 const inferredGap = 2 << 20
 
 // MapAt is the address map after the given event.
-func MapAt(t *trace.Trace, event int) AddressMap {
+func MapAt(t *recording.Trace, event int) AddressMap {
 	var m AddressMap
 	walk(t, []int{event}, func(_ int, s *state) { m = s.addressMap(event) })
 	return m

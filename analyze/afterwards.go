@@ -4,7 +4,7 @@ import (
 	"slices"
 
 	"github.com/cistern-gpu/cistern/event"
-	"github.com/cistern-gpu/cistern/trace"
+	"github.com/cistern-gpu/cistern/recording"
 )
 
 // A record ends with the request that failed; the program would have gone on. What it would have asked for next is not
@@ -22,7 +22,7 @@ const (
 // stillToCome is how many more bytes were live in the repeats before, at most, than at the request from the place at which
 // one failed, scaled by how much larger this repeat is; 0 where the run does not repeat itself or tells no stacks. need is
 // the request's size.
-func stillToCome(t *trace.Trace, failed int, need uint64) uint64 {
+func stillToCome(t *recording.Trace, failed int, need uint64) uint64 {
 	stack := t.Events[failed].Stack
 	if stack == 0 || need > 1<<50 {
 		return 0
@@ -101,7 +101,7 @@ const marginPart = 0.01
 
 // continued is a trace in which the request that failed is met and kept, and more bytes are asked for behind it. A trace
 // that goes on after the failure has shown what followed, and stays as it is.
-func continued(t *trace.Trace, failed int, more uint64) *trace.Trace {
+func continued(t *recording.Trace, failed int, more uint64) *recording.Trace {
 	for i := failed + 1; i < len(t.Events); i++ {
 		if k := t.Events[i].Kind; k == event.Alloc || k == event.OOM {
 			return t

@@ -4,7 +4,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/cistern-gpu/cistern/trace"
+	"github.com/cistern-gpu/cistern/recording"
 )
 
 // Stacks of two runs are matched frame by frame, outermost to innermost; one frame more or less is another stack. Two
@@ -22,7 +22,7 @@ import (
 // place is a function in a file. The folder is left out: the same program may lie somewhere else.
 type place struct{ file, function string }
 
-func placeOf(f trace.Frame) place {
+func placeOf(f recording.Frame) place {
 	file := f.File
 	if i := strings.LastIndexAny(file, `/\`); i >= 0 {
 		file = file[i+1:]
@@ -39,14 +39,14 @@ type line struct {
 
 // alignment numbers the frames of two runs alike where they match.
 type alignment struct {
-	a, b []uint32               // Trace.Frames of each run → line
-	inB  map[uint32]trace.Frame // the second run's frame at a line
+	a, b []uint32                   // Trace.Frames of each run → line
+	inB  map[uint32]recording.Frame // the second run's frame at a line
 }
 
-func align(a, b *trace.Trace) alignment {
+func align(a, b *recording.Trace) alignment {
 	type lines struct{ a, b []int }
 	all := map[place]*lines{}
-	of := func(f trace.Frame) *lines {
+	of := func(f recording.Frame) *lines {
 		p := placeOf(f)
 		if all[p] == nil {
 			all[p] = &lines{}
@@ -74,7 +74,7 @@ func align(a, b *trace.Trace) alignment {
 		}
 		return n
 	}
-	al := alignment{inB: map[uint32]trace.Frame{}}
+	al := alignment{inB: map[uint32]recording.Frame{}}
 	for _, f := range a.Frames {
 		al.a = append(al.a, number(line{place: placeOf(f), number: f.Line}))
 	}
@@ -93,11 +93,11 @@ func align(a, b *trace.Trace) alignment {
 }
 
 // frames are those of a stack of either run, innermost first, as the second run has them where it does.
-func (al *alignment) frames(t *trace.Trace, stack uint32, lines []uint32) []trace.Frame {
+func (al *alignment) frames(t *recording.Trace, stack uint32, lines []uint32) []recording.Frame {
 	if int(stack) >= len(t.Stacks) {
 		return nil
 	}
-	var all []trace.Frame
+	var all []recording.Frame
 	for _, f := range t.Stacks[stack] {
 		if int(f) >= len(lines) {
 			continue

@@ -10,19 +10,20 @@ import (
 
 	"github.com/cistern-gpu/cistern/event"
 	_ "github.com/cistern-gpu/cistern/internal/lockrank/checked"
+	"github.com/cistern-gpu/cistern/recording"
+	"github.com/cistern-gpu/cistern/recording/open"
 	"github.com/cistern-gpu/cistern/replay"
-	"github.com/cistern-gpu/cistern/trace"
 )
 
 const mib = 1 << 20
 
 // recorder builds a trace event by event, one every millisecond.
-type recorder struct{ trace.Trace }
+type recorder struct{ recording.Trace }
 
 func newRecorder() *recorder {
-	return &recorder{trace.Trace{Format: trace.FormatPyTorch, Streams: []uint64{0, 7}, Pools: []trace.PoolID{{}, {0, 1}},
-		Frames: []trace.Frame{{File: "a.py", Line: 3, Func: "f"}, {File: "??", Func: "c10::alloc"}},
-		Stacks: []trace.Stack{nil, {0, 1}, {1}}, FromStart: true}}
+	return &recorder{recording.Trace{Format: recording.FormatPyTorch, Streams: []uint64{0, 7}, Pools: []recording.PoolID{{}, {0, 1}},
+		Frames: []recording.Frame{{File: "a.py", Line: 3, Func: "f"}, {File: "??", Func: "c10::alloc"}},
+		Stacks: []recording.Stack{nil, {0, 1}, {1}}, FromStart: true}}
 }
 
 func (r *recorder) add(k event.Kind, addr, size uint64) *event.Event {
@@ -37,11 +38,11 @@ func (r *recorder) free(addr, size uint64) {
 }
 
 // smallTraces are recordings of real runs.
-func smallTraces(t *testing.T) []*trace.Trace {
+func smallTraces(t *testing.T) []*recording.Trace {
 	t.Helper()
-	var all []*trace.Trace
+	var all []*recording.Trace
 	for _, name := range []string{"gpt2_varlen", "detection", "multistream_prefetch"} {
-		f, err := trace.ReadFile("../trace/testdata/" + name + ".pickle.gz")
+		f, err := open.File("../recording/testdata/" + name + ".pickle.gz")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -245,9 +246,9 @@ func TestBlocksWithoutSegments(t *testing.T) {
 func TestInitialBlocks(t *testing.T) {
 	r := newRecorder()
 	r.FromStart = false
-	r.InitialSegments = []trace.Segment{{Addr: 0, Size: 20 * mib}}
-	r.Initial = []trace.Block{{Addr: 0, Size: 4 * mib, Requested: 3 * mib, State: trace.Active, Stack: 1},
-		{Addr: 8 * mib, Size: 2 * mib, Requested: 2 * mib, State: trace.PendingFree}}
+	r.InitialSegments = []recording.Segment{{Addr: 0, Size: 20 * mib}}
+	r.Initial = []recording.Block{{Addr: 0, Size: 4 * mib, Requested: 3 * mib, State: recording.Active, Stack: 1},
+		{Addr: 8 * mib, Size: 2 * mib, Requested: 2 * mib, State: recording.PendingFree}}
 	r.add(event.FreeCompleted, 8*mib, 2*mib)
 	in := Inspect(&r.Trace)
 	if in.Peak.Event != -1 || in.Peak.Live != 5*mib || in.Peak.Pending != 2*mib || in.Peak.Reserved != 20*mib {

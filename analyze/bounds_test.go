@@ -2,16 +2,17 @@ package analyze
 
 import (
 	"context"
+	"math"
 	"testing"
 
 	"github.com/cistern-gpu/cistern/event"
-	"github.com/cistern-gpu/cistern/trace"
+	"github.com/cistern-gpu/cistern/recording"
 )
 
 // A request that no device meets has no smallest capacity, and the search for one ends.
 func TestTuneBeyondDevices(t *testing.T) {
 	const size = 16 << 40
-	tr := &trace.Trace{Streams: []uint64{0}, Pools: []trace.PoolID{{}}, Stacks: []trace.Stack{nil}, FromStart: true,
+	tr := &recording.Trace{Streams: []uint64{0}, Pools: []recording.PoolID{{}}, Stacks: []recording.Stack{nil}, FromStart: true,
 		Events: []event.Event{{Kind: event.Alloc, Addr: 1 << 20, Size: size}, {Kind: event.FreeCompleted, Addr: 1 << 20, Size: size}}}
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
@@ -30,7 +31,7 @@ func TestTuneBeyondDevices(t *testing.T) {
 
 // Nor has a request that failed when it was recorded, and would on any device.
 func TestTuneFailureBeyondDevices(t *testing.T) {
-	tr := &trace.Trace{Streams: []uint64{0}, Pools: []trace.PoolID{{}}, Stacks: []trace.Stack{nil}, FromStart: true,
+	tr := &recording.Trace{Streams: []uint64{0}, Pools: []recording.PoolID{{}}, Stacks: []recording.Stack{nil}, FromStart: true,
 		Events: []event.Event{{Kind: event.Alloc, Addr: 1 << 20, Size: 512}, {Kind: event.OOM, Size: 1 << 40}}}
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
@@ -41,5 +42,17 @@ func TestTuneFailureBeyondDevices(t *testing.T) {
 	}})
 	if err != nil || len(tn.Floors) != 0 {
 		t.Errorf("%v, floors %+v; expected none", err, tn)
+	}
+}
+
+// Times that a file makes up are no circumstance of a replay: no lag is below 0.
+func TestReportTimesBeyondAll(t *testing.T) {
+	for _, us := range []int64{1 << 53, 3 << 52, math.MaxInt64/1000 + 1, 14e15, math.MaxInt64} {
+		tr := &recording.Trace{Source: recording.FormatDriver, Streams: []uint64{0}, Pools: []recording.PoolID{{}}, Stacks: []recording.Stack{nil}, FromStart: true,
+			Events: []event.Event{{Kind: event.Alloc, Addr: 1 << 40, Size: 1 << 20, TimeUS: 1}, {Kind: event.OOM, Addr: 1 << 30, Size: 1 << 20, TimeUS: us}}}
+		x := reportOn(t, tr, RemedyOptions{Capacity: 1 << 30}).Failures[0]
+		if len(x.Remedies) == 0 || x.Remedies[0].Again == 0 {
+			t.Errorf("at %d: %+v; expected a remedy that was tried in other circumstances", us, x.Remedies)
+		}
 	}
 }

@@ -2,7 +2,7 @@ package analyze
 
 import (
 	"github.com/cistern-gpu/cistern/event"
-	"github.com/cistern-gpu/cistern/trace"
+	"github.com/cistern-gpu/cistern/recording"
 )
 
 // Curve is a step function over events: from Event[i] on (after it), the value is Value[i], until Event[i+1].
@@ -70,7 +70,7 @@ type Curves struct {
 }
 
 // RecordedCurves walks a trace once.
-func RecordedCurves(t *trace.Trace) Curves {
+func RecordedCurves(t *recording.Trace) Curves {
 	var c Curves
 	s := startState(t)
 	put := func(i int) {

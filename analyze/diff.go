@@ -9,7 +9,7 @@ import (
 
 	"github.com/cistern-gpu/cistern/event"
 	"github.com/cistern-gpu/cistern/internal/units"
-	"github.com/cistern-gpu/cistern/trace"
+	"github.com/cistern-gpu/cistern/recording"
 )
 
 // Difference is what two runs hold at a moment of each, and what grew from the first to the second. Its JSON is what
@@ -34,15 +34,15 @@ type Difference struct {
 
 // Side is one of the two runs.
 type Side struct {
-	Path         string       `json:"path"`
-	Device       int          `json:"device"`
-	Owner        *trace.Owner `json:"process,omitempty"` // of a driver trace with several processes on the device
-	Events       int          `json:"events"`
-	DurationUS   int64        `json:"duration_us"`
-	PeakLive     uint64       `json:"peak_live_bytes"`
-	PeakReserved uint64       `json:"peak_reserved_bytes"` // 0: the file does not say
-	Allocs       int          `json:"allocs"`
-	Requested    uint64       `json:"requested_bytes"` // in all
+	Path         string           `json:"path"`
+	Device       int              `json:"device"`
+	Owner        *recording.Owner `json:"process,omitempty"` // of a driver trace with several processes on the device
+	Events       int              `json:"events"`
+	DurationUS   int64            `json:"duration_us"`
+	PeakLive     uint64           `json:"peak_live_bytes"`
+	PeakReserved uint64           `json:"peak_reserved_bytes"` // 0: the file does not say
+	Allocs       int              `json:"allocs"`
+	Requested    uint64           `json:"requested_bytes"` // in all
 	// DriverCalls are segments got and given back, mapped and unmapped; of a driver trace the process's calls for the device.
 	DriverCalls int    `json:"driver_calls"`
 	DriverNS    uint64 `json:"driver_ns"` // that they took; 0: the file does not say
@@ -67,7 +67,7 @@ type Change struct {
 	Frames  []string `json:"frames,omitempty"` // innermost first; a line that both runs have is the second's
 	Size    uint64   `json:"size,omitempty"`   // of exact sizes
 
-	frames []trace.Frame
+	frames []recording.Frame
 }
 
 // NoStack stands where a file says nothing of who allocated.
@@ -75,14 +75,14 @@ const NoStack = "no stack was recorded"
 
 // Diff compares two runs, each at its peak or, where atEnd, after its last event. align.go says which stacks are the
 // same.
-func Diff(a, b *trace.Trace, atEnd bool) *Difference {
+func Diff(a, b *recording.Trace, atEnd bool) *Difference {
 	d := &Difference{At: "peak", Notes: []string{}}
 	if atEnd {
 		d.At = "end"
 	}
 	al := align(a, b)
 	stacks, sizes, exact, pools, streams, libraries, tags, bare := changes{}, changes{}, changes{}, changes{}, changes{}, changes{}, changes{}, changes{}
-	for k, t := range []*trace.Trace{a, b} {
+	for k, t := range []*recording.Trace{a, b} {
 		side, frames := &d.A, al.a
 		if k == 1 {
 			side, frames = &d.B, al.b
@@ -138,8 +138,8 @@ func Diff(a, b *trace.Trace, atEnd bool) *Difference {
 	return d
 }
 
-func (d *Difference) note(a, b *trace.Trace) {
-	for _, t := range []*trace.Trace{a, b} {
+func (d *Difference) note(a, b *recording.Trace) {
+	for _, t := range []*recording.Trace{a, b} {
 		if !t.FromStart {
 			d.Notes = append(d.Notes, t.Path+": its beginning is missing, so its peak may be too")
 		}
@@ -156,7 +156,7 @@ func (d *Difference) note(a, b *trace.Trace) {
 	}
 }
 
-func sideOf(t *trace.Trace) Side {
+func sideOf(t *recording.Trace) Side {
 	s := Side{Path: t.Path, Device: t.Device, Owner: t.Owner, Events: len(t.Events), DurationUS: t.Duration(),
 		PeakReserved: t.RecordedPeakReserved(), OOMs: t.RecordedOOMs(), Stacks: len(t.Stacks) > 1}
 	s.PeakLive, _ = t.PeakLive()
@@ -172,7 +172,7 @@ func sideOf(t *trace.Trace) Side {
 }
 
 // Driver puts in what a driver trace says of calls; d is nil for what is none.
-func (s *Side) Driver(d *trace.Driver) {
+func (s *Side) Driver(d *recording.Driver) {
 	if d == nil {
 		return
 	}
@@ -186,7 +186,7 @@ func (s *Side) Driver(d *trace.Driver) {
 }
 
 // stackKey is the same for stacks that match. It is empty for the empty stack.
-func stackKey(t *trace.Trace, stack uint32, lines []uint32) string {
+func stackKey(t *recording.Trace, stack uint32, lines []uint32) string {
 	if int(stack) >= len(t.Stacks) {
 		return ""
 	}
@@ -224,7 +224,7 @@ func (x *Change) add(run int, size uint64) {
 // name names stacks.
 func (c changes) name() {
 	keys := slices.Sorted(maps.Keys(c))
-	all := make([][]trace.Frame, len(keys))
+	all := make([][]recording.Frame, len(keys))
 	for i, key := range keys {
 		all[i] = c[key].frames
 	}

@@ -7,7 +7,8 @@ import (
 	"testing"
 
 	"github.com/cistern-gpu/cistern/event"
-	"github.com/cistern-gpu/cistern/trace"
+	"github.com/cistern-gpu/cistern/recording"
+	"github.com/cistern-gpu/cistern/recording/open"
 )
 
 func TestAlignLines(t *testing.T) {
@@ -56,12 +57,12 @@ func TestAlignLines(t *testing.T) {
 // runOf is a run whose blocks all stay: stack and size of each. A stack is named by "file:line function" frames.
 func runOf(path string, blocks []struct {
 	size  uint64
-	stack []trace.Frame
-}) *trace.Trace {
-	t := &trace.Trace{Path: path, Streams: []uint64{0, 0x7f00}, Pools: []trace.PoolID{{}, {0, 3}}, Stacks: []trace.Stack{nil}, FromStart: true}
-	ids := map[trace.Frame]uint32{}
+	stack []recording.Frame
+}) *recording.Trace {
+	t := &recording.Trace{Path: path, Streams: []uint64{0, 0x7f00}, Pools: []recording.PoolID{{}, {0, 3}}, Stacks: []recording.Stack{nil}, FromStart: true}
+	ids := map[recording.Frame]uint32{}
 	for i, b := range blocks {
-		var st trace.Stack
+		var st recording.Stack
 		for _, f := range b.stack {
 			id, ok := ids[f]
 			if !ok {
@@ -84,19 +85,19 @@ func runOf(path string, blocks []struct {
 
 type blocks = []struct {
 	size  uint64
-	stack []trace.Frame
+	stack []recording.Frame
 }
 
 // A program that was edited: moved to another folder, lines added above and inside, one call new, one gone.
 func TestDiffOfAnEditedProgram(t *testing.T) {
-	frame := func(folder, file, function string, n int) trace.Frame {
-		return trace.Frame{File: folder + file, Func: function, Line: n}
+	frame := func(folder, file, function string, n int) recording.Frame {
+		return recording.Frame{File: folder + file, Func: function, Line: n}
 	}
-	stack := func(folder string, inner, outer int) []trace.Frame {
-		return []trace.Frame{frame(folder, "model.py", "forward", inner), frame(folder, "train.py", "main", outer), {Func: "torch::run"}}
+	stack := func(folder string, inner, outer int) []recording.Frame {
+		return []recording.Frame{frame(folder, "model.py", "forward", inner), frame(folder, "train.py", "main", outer), {Func: "torch::run"}}
 	}
 	a := runOf("a", blocks{{100, stack("/old/", 10, 5)}, {200, stack("/old/", 11, 5)}, {300, stack("/old/", 30, 6)},
-		{50, []trace.Frame{frame("/old/", "model.py", "helper", 50)}}, {7, nil}})
+		{50, []recording.Frame{frame("/old/", "model.py", "helper", 50)}}, {7, nil}})
 	b := runOf("b", blocks{{150, stack("/new/", 11, 8)}, {200, stack("/new/", 12, 8)}, {1000, stack("/new/", 20, 8)},
 		{301, stack("/new/", 31, 9)}, {7, nil}, {9, nil}})
 	d := Diff(a, b, false)
@@ -138,8 +139,8 @@ func TestDiffOfAnEditedProgram(t *testing.T) {
 
 // Of the same run nothing has changed, at any moment; the other way round every change has the other sign.
 func TestDiffOfRecordedRuns(t *testing.T) {
-	read := func(name string) *trace.Trace {
-		f, err := trace.ReadFile("../trace/testdata/" + name + ".pickle.gz")
+	read := func(name string) *recording.Trace {
+		f, err := open.File("../recording/testdata/" + name + ".pickle.gz")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -176,13 +177,13 @@ func TestDiffOfRecordedRuns(t *testing.T) {
 
 func TestDiffSaysWhatIsMissing(t *testing.T) {
 	a := runOf("a", blocks{{1, nil}})
-	b := runOf("b", blocks{{1, []trace.Frame{{Func: "f"}}}})
+	b := runOf("b", blocks{{1, []recording.Frame{{Func: "f"}}}})
 	b.FromStart = false
 	b.Settings.Conf = "expandable_segments:True"
 	if d := Diff(a, b, false); len(d.Notes) != 3 {
 		t.Errorf("notes %q", d.Notes)
 	}
-	if d := Diff(&trace.Trace{}, &trace.Trace{}, true); d.A.Event != -1 || len(d.Stack) != 0 {
+	if d := Diff(&recording.Trace{}, &recording.Trace{}, true); d.A.Event != -1 || len(d.Stack) != 0 {
 		t.Errorf("of empty runs: %+v", d)
 	}
 }

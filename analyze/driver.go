@@ -7,7 +7,8 @@ import (
 	"slices"
 
 	"github.com/cistern-gpu/cistern/internal/leaves"
-	"github.com/cistern-gpu/cistern/trace"
+	"github.com/cistern-gpu/cistern/recording"
+	"github.com/cistern-gpu/cistern/recording/driver"
 )
 
 // DriverSummary is what a driver trace comes to.
@@ -16,18 +17,18 @@ type DriverSummary struct {
 	Program   []string `json:"program"`
 	Processes int      `json:"processes"`
 	// Untraced are those that used the driver and could not be seen: what they held is missing.
-	Untraced  []trace.Untraced `json:"untraced"`
-	Calls     []DriverCalls    `json:"calls"`
-	DriverNS  uint64           `json:"driver_ns"`   // in all calls
-	WaitingNS uint64           `json:"may_wait_ns"` // in calls that may wait for the GPU
-	Devices   []DriverDevice   `json:"devices"`
-	HostPeak  uint64           `json:"host_peak_bytes"`
-	Managed   uint64           `json:"managed_peak_bytes"`
-	Kept      []DriverKept     `json:"never_freed"`
-	KeptBytes uint64           `json:"never_freed_bytes"`
-	KeptCount int              `json:"never_freed_count"`
-	End       trace.DriverEnd  `json:"end"`
-	Ended     bool             `json:"ended"`
+	Untraced  []recording.Untraced `json:"untraced"`
+	Calls     []DriverCalls        `json:"calls"`
+	DriverNS  uint64               `json:"driver_ns"`   // in all calls
+	WaitingNS uint64               `json:"may_wait_ns"` // in calls that may wait for the GPU
+	Devices   []DriverDevice       `json:"devices"`
+	HostPeak  uint64               `json:"host_peak_bytes"`
+	Managed   uint64               `json:"managed_peak_bytes"`
+	Kept      []DriverKept         `json:"never_freed"`
+	KeptBytes uint64               `json:"never_freed_bytes"`
+	KeptCount int                  `json:"never_freed_count"`
+	End       recording.DriverEnd  `json:"end"`
+	Ended     bool                 `json:"ended"`
 }
 
 // DriverCalls is the calls of one function.
@@ -68,25 +69,25 @@ type page struct {
 
 // DriverKept is memory that was never given back, of one kind and stack.
 type DriverKept struct {
-	Memory string        `json:"memory"`
-	Device int           `json:"device"`
-	PID    uint32        `json:"pid"`
-	Count  int           `json:"count"`
-	Bytes  uint64        `json:"bytes"`
-	Frames []string      `json:"frames"` // innermost first, "func file:line"
-	Stack  []trace.Frame `json:"-"`
+	Memory string            `json:"memory"`
+	Device int               `json:"device"`
+	PID    uint32            `json:"pid"`
+	Count  int               `json:"count"`
+	Bytes  uint64            `json:"bytes"`
+	Frames []string          `json:"frames"` // innermost first, "func file:line"
+	Stack  []recording.Frame `json:"-"`
 }
 
 // DriverRun makes the summary of a program, call by call.
 type DriverRun struct {
-	tracker *trace.Tracker
-	calls   [trace.NumCallKinds]DriverCalls
+	tracker *driver.Tracker
+	calls   [recording.NumCallKinds]DriverCalls
 	devices map[int]*DriverDevice
-	other   [trace.NumMemoryKinds]struct{ now, peak uint64 }
-	others  map[uint32]*[trace.NumMemoryKinds]uint64 // what each process has of other
-	ends    leaves.List[driverEnding]                // to come, in order
-	gone    map[uint32]bool                          // processes that have ended
-	changed []*DriverDevice                          // what of devices the call under way changed
+	other   [driver.NumMemoryKinds]struct{ now, peak uint64 }
+	others  map[uint32]*[driver.NumMemoryKinds]uint64 // what each process has of other
+	ends    leaves.List[driverEnding]                 // to come, in order
+	gone    map[uint32]bool                           // processes that have ended
+	changed []*DriverDevice                           // what of devices the call under way changed
 }
 
 type driverEnding struct {
@@ -96,7 +97,7 @@ type driverEnding struct {
 
 // NewDriverRun begins a summary.
 func NewDriverRun() *DriverRun {
-	return &DriverRun{tracker: trace.NewTracker(), devices: map[int]*DriverDevice{}, others: map[uint32]*[trace.NumMemoryKinds]uint64{}, gone: map[uint32]bool{}}
+	return &DriverRun{tracker: driver.NewTracker(), devices: map[int]*DriverDevice{}, others: map[uint32]*[driver.NumMemoryKinds]uint64{}, gone: map[uint32]bool{}}
 }
 
 const driverPage = 2 << 20 // what the driver gets memory in
@@ -170,7 +171,7 @@ func (r *DriverRun) end(ns uint64) {
 }
 
 // Call takes in the next call.
-func (r *DriverRun) Call(c *trace.Call) {
+func (r *DriverRun) Call(c *recording.Call) {
 	r.end(c.TimeNS + c.TookNS)
 	s := &r.calls[c.Kind]
 	s.Count++
@@ -182,9 +183,9 @@ func (r *DriverRun) Call(c *trace.Call) {
 			r.device(c.Device).OOMs++
 		}
 	}
-	r.tracker.Call(c, func(h *trace.Holding) { r.hold(h, true) }, func(h *trace.Holding) { r.hold(h, false) })
+	r.tracker.Call(c, func(h *driver.Holding) { r.hold(h, true) }, func(h *driver.Holding) { r.hold(h, false) })
 	// A call may get, and give back, memory of another device than the one that is current.
-	pools := (c.Pool != 0 || c.Kind == trace.DevicePrimaryCtxReset || c.Kind == trace.DevicePrimaryCtxRelease) && !r.gone[c.Process]
+	pools := (c.Pool != 0 || c.Kind == recording.DevicePrimaryCtxReset || c.Kind == recording.DevicePrimaryCtxRelease) && !r.gone[c.Process]
 	changed := r.changed
 	if pools {
 		changed = slices.Collect(maps.Values(r.devices))
@@ -205,13 +206,13 @@ func (r *DriverRun) Call(c *trace.Call) {
 }
 
 // hold counts memory that was got, or is gone.
-func (r *DriverRun) hold(h *trace.Holding, got bool) {
+func (r *DriverRun) hold(h *driver.Holding, got bool) {
 	if r.gone[h.Process] {
 		return
 	}
 	own := r.others[h.Process]
 	if own == nil {
-		own = new([trace.NumMemoryKinds]uint64)
+		own = new([driver.NumMemoryKinds]uint64)
 		r.others[h.Process] = own
 	}
 	sign := uint64(1)
@@ -235,8 +236,8 @@ func (r *DriverRun) hold(h *trace.Holding, got bool) {
 	d.requested += sign * h.Size
 	s.requested += sign * h.Size
 	switch {
-	case h.Memory == trace.PoolMemory: // the pool says what it holds
-	case h.At >= trace.VirtualBase:
+	case h.Memory == driver.PoolMemory: // the pool says what it holds
+	case h.At >= recording.VirtualBase:
 		bytes := sign * ((h.Size + driverPage - 1) / driverPage * driverPage)
 		d.mapped += bytes
 		s.mapped += bytes
@@ -249,7 +250,7 @@ func (r *DriverRun) hold(h *trace.Holding, got bool) {
 
 // plain counts the pages of memory from cuMemAlloc. Small allocations share pages, so those at the ends are counted by
 // who lies in them; the pages between are this one's alone.
-func (r *DriverRun) plain(d *DriverDevice, h *trace.Holding, got bool) {
+func (r *DriverRun) plain(d *DriverDevice, h *driver.Holding, got bool) {
 	if h.Size == 0 {
 		return
 	}
@@ -280,15 +281,15 @@ func (r *DriverRun) plain(d *DriverDevice, h *trace.Holding, got bool) {
 const mostKept = 20
 
 // Summary is what came of it so far. frames are those of a stack, pid the process's number by its index.
-func (r *DriverRun) Summary(frames func(stack uint32) []trace.Frame, pid func(process uint32) uint32) *DriverSummary {
-	s := &DriverSummary{Untraced: []trace.Untraced{}, Calls: []DriverCalls{}, Devices: []DriverDevice{}, Kept: []DriverKept{},
-		HostPeak: r.other[trace.HostMemory].peak, Managed: r.other[trace.ManagedMemory].peak}
+func (r *DriverRun) Summary(frames func(stack uint32) []recording.Frame, pid func(process uint32) uint32) *DriverSummary {
+	s := &DriverSummary{Untraced: []recording.Untraced{}, Calls: []DriverCalls{}, Devices: []DriverDevice{}, Kept: []DriverKept{},
+		HostPeak: r.other[driver.HostMemory].peak, Managed: r.other[driver.ManagedMemory].peak}
 	for k := range r.calls {
 		c := r.calls[k]
 		if c.Count == 0 {
 			continue
 		}
-		c.Name, c.Waits = trace.CallKind(k).String(), trace.CallKind(k).MayWait()
+		c.Name, c.Waits = recording.CallKind(k).String(), recording.CallKind(k).MayWait()
 		s.Calls = append(s.Calls, c)
 		s.DriverNS += c.NS
 		if c.Waits {
@@ -302,11 +303,11 @@ func (r *DriverRun) Summary(frames func(stack uint32) []trace.Frame, pid func(pr
 	type key struct {
 		process, stack uint32
 		device         int16
-		memory         trace.MemoryKind
+		memory         driver.MemoryKind
 	}
 	kept := map[key]*DriverKept{}
 	var keys []key
-	r.tracker.Held(func(h *trace.Holding) {
+	r.tracker.Held(func(h *driver.Holding) {
 		k := key{h.Process, h.Stack, h.Device, h.Memory}
 		if kept[k] == nil {
 			stack := frames(h.Stack)
@@ -338,7 +339,7 @@ func (s *DriverSummary) CallCount() uint64 {
 }
 
 // SummarizeDriver is the summary of a driver trace that was read.
-func SummarizeDriver(d *trace.Driver) *DriverSummary {
+func SummarizeDriver(d *recording.Driver) *DriverSummary {
 	r := NewDriverRun()
 	for i, p := range d.Processes {
 		if p.EndNS != 0 {

@@ -1,6 +1,6 @@
 package analyze
 
-import "github.com/cistern-gpu/cistern/trace"
+import "github.com/cistern-gpu/cistern/recording/driver"
 
 // What a run of the driver's calls amounts to at this moment, while it goes on.
 
@@ -8,4 +8,4 @@ import "github.com/cistern-gpu/cistern/trace"
 func (d *DriverDevice) Requested() uint64 { return d.requested }
 
 // Held calls f for all memory that is held now, in no order. f must not keep what it is given.
-func (r *DriverRun) Held(f func(h *trace.Holding)) { r.tracker.Held(f) }
+func (r *DriverRun) Held(f func(h *driver.Holding)) { r.tracker.Held(f) }

@@ -8,7 +8,7 @@ import (
 	"github.com/cistern-gpu/cistern"
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/cuda/sim"
-	"github.com/cistern-gpu/cistern/trace"
+	"github.com/cistern-gpu/cistern/recording"
 )
 
 // engineRun is a program on the engine over a simulated device, until a request fails.
@@ -72,37 +72,37 @@ func (r *engineRun) free(p cuda.Ptr) {
 }
 
 // trace is what the dying process writes.
-func (r *engineRun) trace() *trace.Trace {
+func (r *engineRun) trace() *recording.Trace {
 	r.t.Helper()
 	if r.oom == nil {
 		r.t.Fatal("nothing failed")
 	}
 	events, lost := r.dev.History()
-	t := &trace.Trace{Path: "oom-7-1.cistern", Format: trace.FormatCistern, Events: events, FromStart: lost == 0,
+	t := &recording.Trace{Path: "oom-7-1.cistern", Format: recording.FormatCistern, Events: events, FromStart: lost == 0,
 		Tags: []string{"", "activations", "weights"}, Libraries: []string{"", "torch", "cupy"}, Threads: map[uint32]string{100: "main"},
-		Stacks: []trace.Stack{nil}}
+		Stacks: []recording.Stack{nil}}
 	for _, s := range r.dev.Streams() {
 		t.Streams = append(t.Streams, uint64(s.Handle()))
 	}
 	for _, p := range r.dev.Pools() {
-		t.Pools = append(t.Pools, trace.PoolID(p))
+		t.Pools = append(t.Pools, recording.PoolID(p))
 	}
 	for n := uint32(1); r.a.StackFrames(n) != nil; n++ {
-		var s trace.Stack
+		var s recording.Stack
 		for _, f := range r.a.StackFrames(n) {
 			s = append(s, uint32(len(t.Frames)))
-			t.Frames = append(t.Frames, trace.Frame{File: "train.py", Line: int(f), Func: fmt.Sprintf("layer%d", f)})
+			t.Frames = append(t.Frames, recording.Frame{File: "train.py", Line: int(f), Func: fmt.Sprintf("layer%d", f)})
 		}
 		t.Stacks = append(t.Stacks, s)
 	}
 	o := r.oom
 	last := len(events) - 1
-	t.Failures = []*trace.Failure{{Event: last, TimeUS: events[last].TimeUS, PID: 7, Program: []string{"python", "train it.py"}, Version: "1.0",
+	t.Failures = []*recording.Failure{{Event: last, TimeUS: events[last].TimeUS, PID: 7, Program: []string{"python", "train it.py"}, Version: "1.0",
 		Conf: r.conf, Lines: []string{o.Error()}, Requested: o.Requested, Need: o.Need, Upstream: o.Upstream, Tag: uint16(o.Tag),
-		Library: o.Library, Thread: events[last].Thread, Stack: events[last].Stack, Device: "simulated", DeviceTotal: o.DriverTotal, DeviceFree: o.DriverHas,
+		Library: o.Library, Thread: events[last].Thread, Stack: events[last].Stack, Device: "simulated", DeviceTotal: o.DriverTotal, DeviceFree: o.DriverFree,
 		Reserved: o.Reserved, Allocated: o.Allocated, Pending: o.Pending, Cached: o.Cached, Pinned: o.Pinned, Paused: o.Paused,
-		Largest: o.Largest, Limit: o.Limit, PoolLimit: o.PoolLimit, PoolHolds: o.PoolHolds,
-		Steps: []trace.FailureStep{{Rung: "fit", Tries: 1}, {Rung: "grow", Tries: 2, Gained: 4 * mib, TookUS: 31, Note: "the limit was in the way"}}}}
+		Largest: o.Largest, Limit: o.Limit, PoolLimit: o.PoolLimit, PoolHolds: o.PoolReserved,
+		Steps: []recording.FailureStep{{Rung: "fit", Tries: 1}, {Rung: "grow", Tries: 2, Gained: 4 * mib, TookUS: 31, Note: "the limit was in the way"}}}}
 	return t
 }
 

@@ -8,8 +8,8 @@ import (
 
 	"github.com/cistern-gpu/cistern/event"
 	"github.com/cistern-gpu/cistern/internal/units"
+	"github.com/cistern-gpu/cistern/recording"
 	"github.com/cistern-gpu/cistern/replay"
-	"github.com/cistern-gpu/cistern/trace"
 )
 
 // The report on requests that failed: oom.go and oom_told.go say why, held.go who held the memory, growth.go what grew,
@@ -18,13 +18,13 @@ import (
 // TraceFailures is the report on the requests that failed on one device of one file. Its JSON is what
 // `cistern report --json` prints of it.
 type TraceFailures struct {
-	Path       string       `json:"path"`
-	Device     int          `json:"device"`
-	Owner      *trace.Owner `json:"process,omitempty"` // of a driver trace with several processes on the device
-	Format     string       `json:"format"`
-	Events     int          `json:"events"`
-	DurationUS int64        `json:"duration_us"`
-	Count      int          `json:"failed_requests"` // in all
+	Path       string           `json:"path"`
+	Device     int              `json:"device"`
+	Owner      *recording.Owner `json:"process,omitempty"` // of a driver trace with several processes on the device
+	Format     string           `json:"format"`
+	Events     int              `json:"events"`
+	DurationUS int64            `json:"duration_us"`
+	Count      int              `json:"failed_requests"` // in all
 	// Failures are the last MaxFailures, in order, up to the one that the process wrote the file for, where it did. Remedies
 	// are searched for one of them (FailureReport.Searched).
 	Failures []*FailureReport `json:"failures"`
@@ -63,11 +63,11 @@ type FailureReport struct {
 	Pinned      uint64 `json:"pinned_bytes"`
 	Paused      uint64 `json:"paused_bytes"`
 
-	CapacityFrom     string              `json:"capacity_from"`
-	Limits           []trace.Limit       `json:"limits"`
-	Steps            []trace.FailureStep `json:"steps"`
-	Processes        []trace.Neighbour   `json:"processes"`
-	ProcessesUnknown string              `json:"processes_unknown"`
+	CapacityFrom     string                  `json:"capacity_from"`
+	Limits           []recording.Limit       `json:"limits"`
+	Steps            []recording.FailureStep `json:"steps"`
+	Processes        []recording.Neighbour   `json:"processes"`
+	ProcessesUnknown string                  `json:"processes_unknown"`
 
 	Held   Held   `json:"held"`
 	Growth Growth `json:"growth"`
@@ -78,23 +78,23 @@ type FailureReport struct {
 
 	Search
 
-	said      *trace.Failure // by the process, nil where it said nothing
-	away      uint64         // of what is held: not the device's memory
-	poolLimit bool           // the limit of the request's own pool was in the way
-	cutOff    bool           // the file told of events, and lacks them
+	said      *recording.Failure // by the process, nil where it said nothing
+	away      uint64             // of what is held: not the device's memory
+	poolLimit bool               // the limit of the request's own pool was in the way
+	cutOff    bool               // the file told of events, and lacks them
 }
 
 // ReportFailures reports on the requests that failed in a trace; nil where none did. driver is what a driver trace says
 // beside the trace's events, nil elsewhere.
-func ReportFailures(ctx context.Context, t *trace.Trace, driver *trace.Driver, opt RemedyOptions) (*TraceFailures, error) {
+func ReportFailures(ctx context.Context, t *recording.Trace, driver *recording.Driver, opt RemedyOptions) (*TraceFailures, error) {
 	var events []int // at which requests failed; -1 for one that no event tells of
-	words := map[int]*trace.Failure{}
+	words := map[int]*recording.Failure{}
 	for i := range t.Events {
 		if t.Events[i].Kind == event.OOM {
 			events = append(events, i)
 		}
 	}
-	var silent []*trace.Failure
+	var silent []*recording.Failure
 	for _, f := range t.Failures {
 		if f.Event >= 0 && f.Event < len(t.Events) && t.Events[f.Event].Kind == event.OOM {
 			words[f.Event] = f
@@ -151,7 +151,7 @@ func ReportFailures(ctx context.Context, t *trace.Trace, driver *trace.Driver, o
 }
 
 // recorded reports on the failures that events tell of, in one walk over the trace.
-func (r *TraceFailures) recorded(t *trace.Trace, events []int, words map[int]*trace.Failure, capacity uint64, from string) {
+func (r *TraceFailures) recorded(t *recording.Trace, events []int, words map[int]*recording.Failure, capacity uint64, from string) {
 	if len(events) == 0 {
 		return
 	}
@@ -174,7 +174,7 @@ func (r *TraceFailures) recorded(t *trace.Trace, events []int, words map[int]*tr
 }
 
 // silentFailure reports on a request of which there is nothing but the process's words.
-func silentFailure(t *trace.Trace, f *trace.Failure) *FailureReport {
+func silentFailure(t *recording.Trace, f *recording.Failure) *FailureReport {
 	x := &FailureReport{OOM: OOM{Source: "recorded", Event: -1}}
 	x.words(t, f)
 	last := len(t.Events) - 1
@@ -190,11 +190,11 @@ func silentFailure(t *trace.Trace, f *trace.Failure) *FailureReport {
 }
 
 // words takes in what the process wrote down.
-func (x *FailureReport) words(t *trace.Trace, f *trace.Failure) {
+func (x *FailureReport) words(t *recording.Trace, f *recording.Failure) {
 	x.Message, x.PID, x.Program, x.Version, x.Conf = f.Lines, f.PID, f.Program, f.Version, f.Conf
 	x.Requested, x.Need, x.Upstream = f.Requested, max(f.Need, f.Requested), f.Upstream
 	x.Pool, x.Stream = "the default pool", fmt.Sprint(f.Stream)
-	if f.Pool != (trace.PoolID{}) {
+	if f.Pool != (recording.PoolID{}) {
 		x.Pool = fmt.Sprintf("pool %d,%d", f.Pool[0], f.Pool[1])
 	}
 	if f.Stream >= 1<<16 {
@@ -209,7 +209,7 @@ func (x *FailureReport) words(t *trace.Trace, f *trace.Failure) {
 	x.said, x.away, x.poolLimit = f, away(f), f.PoolLimit > 0
 	x.Limits, x.Steps, x.Processes, x.ProcessesUnknown = f.Limits, f.Steps, f.Others, f.OthersUnknown
 	x.Capacity, x.CapacityFrom = limitInForce(f)
-	slices.SortStableFunc(x.Processes, func(a, b trace.Neighbour) int { return cmp.Compare(b.Bytes, a.Bytes) })
+	slices.SortStableFunc(x.Processes, func(a, b recording.Neighbour) int { return cmp.Compare(b.Bytes, a.Bytes) })
 }
 
 // whole makes empty lists of those that nothing is known of.
@@ -233,7 +233,7 @@ func list[T any](l []T) []T {
 }
 
 // metLater is trace.MetLater, nil where there is none.
-func metLater(t *trace.Trace, i int) *int {
+func metLater(t *recording.Trace, i int) *int {
 	if k, ok := t.MetLater(i); ok {
 		return &k
 	}

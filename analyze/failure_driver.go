@@ -5,28 +5,29 @@ import (
 	"path"
 	"slices"
 
-	"github.com/cistern-gpu/cistern/trace"
+	"github.com/cistern-gpu/cistern/recording"
+	"github.com/cistern-gpu/cistern/recording/driver"
 )
 
 // driver adds what a driver trace says of a call that failed: who made it, and what the traced processes held on the
 // device then.
-func (x *FailureReport) driver(t *trace.Trace, d *trace.Driver) {
+func (x *FailureReport) driver(t *recording.Trace, d *recording.Driver) {
 	e := &t.Events[x.Event]
 	held := map[uint32]uint64{} // on the device, by process
-	tracker := trace.NewTracker()
-	count := func(h *trace.Holding, sign uint64) {
+	tracker := driver.NewTracker()
+	count := func(h *driver.Holding, sign uint64) {
 		if int(h.Device) == t.Device && h.Memory.OnDevice() {
 			held[h.Process] += sign * h.Size
 		}
 	}
-	var failed *trace.Call
+	var failed *recording.Call
 	for i := range d.Calls {
 		c := &d.Calls[i]
 		if int(c.Device) == t.Device && c.Failed() && c.Size == e.Size && int64((c.TimeNS+c.TookNS)/1000) == e.TimeUS {
 			failed = c
 			break
 		}
-		tracker.Call(c, func(h *trace.Holding) { count(h, 1) }, func(h *trace.Holding) { count(h, ^uint64(0)) })
+		tracker.Call(c, func(h *driver.Holding) { count(h, 1) }, func(h *driver.Holding) { count(h, ^uint64(0)) })
 	}
 	x.Program = d.Program
 	if failed == nil || int(failed.Process) >= len(d.Processes) {
@@ -40,10 +41,10 @@ func (x *FailureReport) driver(t *trace.Trace, d *trace.Driver) {
 			continue
 		}
 		if q := d.Processes[process]; q.EndNS == 0 || q.EndNS > at {
-			x.Processes = append(x.Processes, trace.Neighbour{PID: int(q.PID), Name: path.Base(q.Program), Bytes: bytes, Self: process == failed.Process})
+			x.Processes = append(x.Processes, recording.Neighbour{PID: int(q.PID), Name: path.Base(q.Program), Bytes: bytes, Self: process == failed.Process})
 		}
 	}
-	slices.SortFunc(x.Processes, func(a, b trace.Neighbour) int {
+	slices.SortFunc(x.Processes, func(a, b recording.Neighbour) int {
 		return cmp.Or(cmp.Compare(b.Bytes, a.Bytes), cmp.Compare(a.PID, b.PID))
 	})
 	x.ProcessesUnknown = "only processes that were traced are known, by what they asked the driver for"

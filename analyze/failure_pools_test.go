@@ -9,8 +9,8 @@ import (
 
 	"github.com/cistern-gpu/cistern"
 	"github.com/cistern-gpu/cistern/dump"
+	"github.com/cistern-gpu/cistern/recording/open"
 	"github.com/cistern-gpu/cistern/resource"
-	"github.com/cistern-gpu/cistern/trace"
 )
 
 // Failures in which more than the default pool and the device had a part, as the files of a process tell of them.
@@ -25,7 +25,7 @@ func written(t *testing.T, r *engineRun, err error) *FailureReport {
 	if err := reporter.To(t.TempDir(), false); err != nil {
 		t.Fatal(err)
 	}
-	f, err := trace.ReadFile(reporter.OutOfMemory(r.oom, nil))
+	f, err := open.File(reporter.OutOfMemory(r.oom, nil))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -12,13 +12,15 @@ import (
 	"time"
 
 	"github.com/cistern-gpu/cistern/event"
+	"github.com/cistern-gpu/cistern/recording"
+	"github.com/cistern-gpu/cistern/recording/driver"
+	"github.com/cistern-gpu/cistern/recording/open"
 	"github.com/cistern-gpu/cistern/replay"
-	"github.com/cistern-gpu/cistern/trace"
 )
 
 // died is a recorded run as it would have gone within a limit of PyTorch's allocator: up to the request that failed, with
 // the addresses and segments that the allocator's model gave it.
-func died(t *testing.T, tr *trace.Trace, limit uint64) *trace.Trace {
+func died(t *testing.T, tr *recording.Trace, limit uint64) *recording.Trace {
 	t.Helper()
 	rec := &replay.Recording{}
 	r, err := replay.Run(tr, replay.Spec{Name: "torch"}, replay.Options{Capacity: limit, Record: rec})
@@ -35,7 +37,7 @@ func died(t *testing.T, tr *trace.Trace, limit uint64) *trace.Trace {
 	return out
 }
 
-func reportOn(t *testing.T, tr *trace.Trace, opt RemedyOptions) *TraceFailures {
+func reportOn(t *testing.T, tr *recording.Trace, opt RemedyOptions) *TraceFailures {
 	t.Helper()
 	r, err := ReportFailures(context.Background(), tr, nil, opt)
 	if err != nil {
@@ -67,7 +69,7 @@ func heldAddsUp(t *testing.T, what string, h *Held) {
 
 // independently replays what a remedy says, through nothing that the search used, and reports whether the run completes
 // with no out-of-memory.
-func independently(t *testing.T, tr *trace.Trace, m *Remedy) bool {
+func independently(t *testing.T, tr *recording.Trace, m *Remedy) bool {
 	t.Helper()
 	spec := m.Policy
 	if m.Conf != "" {
@@ -219,7 +221,7 @@ func TestNothingSurvives(t *testing.T) {
 func TestSpillWithinTheHost(t *testing.T) {
 	for bytes, want := range map[uint64]bool{1 << 30: true, 4 * mib: false} {
 		tr := scattered(t, "limit:100MiB").trace()
-		tr.Failures[0].Limits = []trace.Limit{{Kind: "device", Bytes: 2 << 30}, {Kind: "container", Bytes: bytes}}
+		tr.Failures[0].Limits = []recording.Limit{{Kind: "device", Bytes: 2 << 30}, {Kind: "container", Bytes: bytes}}
 		x := reportOn(t, tr, RemedyOptions{GPULag: 20 * time.Millisecond}).Failures[0]
 		spills := func(m Remedy) bool { return m.Kind == RemedySpill }
 		if slices.ContainsFunc(x.Remedies, spills) != want || slices.ContainsFunc(x.Tried, spills) == want {
@@ -280,7 +282,7 @@ func TestOtherProcesses(t *testing.T) {
 	f := tr.Failures[0]
 	f.Limit, f.Limits, f.Conf = 0, nil, ""
 	f.DeviceTotal, f.DeviceFree = 200*mib, 100*mib-f.Reserved
-	f.Others = []trace.Neighbour{{PID: 7, Bytes: f.Reserved, Self: true}, {PID: 9, Name: "jupyter", Bytes: 90 * mib}}
+	f.Others = []recording.Neighbour{{PID: 7, Bytes: f.Reserved, Self: true}, {PID: 9, Name: "jupyter", Bytes: 90 * mib}}
 	x := reportOn(t, tr, RemedyOptions{}).Failures[0]
 	if x.Cause != CauseProcesses || x.Processes[0].PID != 7 {
 		t.Fatalf("%s: %v", x.Cause, x.Why)
@@ -300,21 +302,21 @@ func TestCauses(t *testing.T) {
 	const gib = 1 << 30
 	for _, c := range []struct {
 		cause string
-		f     trace.Failure
+		f     recording.Failure
 	}{
-		{CauseUpstream, trace.Failure{Need: gib, Upstream: "pinned", DeviceTotal: 80 * gib, DeviceFree: 40 * gib}},
-		{CauseLimit, trace.Failure{Need: gib, PoolLimit: 2 * gib, PoolHolds: 2 * gib, DeviceTotal: 80 * gib, DeviceFree: 40 * gib}},
-		{CauseLimit, trace.Failure{Need: gib, Limit: 10 * gib, Reserved: 10 * gib, Allocated: 10 * gib, DeviceTotal: 80 * gib, DeviceFree: 40 * gib}},
-		{CauseCapacity, trace.Failure{Need: gib, Reserved: 80 * gib, Allocated: 80 * gib, DeviceTotal: 80 * gib}},
-		{CausePinned, trace.Failure{Need: 4 * gib, Reserved: 80 * gib, Allocated: 70 * gib, Cached: 10 * gib, Pinned: 9 * gib, Largest: gib,
+		{CauseUpstream, recording.Failure{Need: gib, Upstream: "pinned", DeviceTotal: 80 * gib, DeviceFree: 40 * gib}},
+		{CauseLimit, recording.Failure{Need: gib, PoolLimit: 2 * gib, PoolHolds: 2 * gib, DeviceTotal: 80 * gib, DeviceFree: 40 * gib}},
+		{CauseLimit, recording.Failure{Need: gib, Limit: 10 * gib, Reserved: 10 * gib, Allocated: 10 * gib, DeviceTotal: 80 * gib, DeviceFree: 40 * gib}},
+		{CauseCapacity, recording.Failure{Need: gib, Reserved: 80 * gib, Allocated: 80 * gib, DeviceTotal: 80 * gib}},
+		{CausePinned, recording.Failure{Need: 4 * gib, Reserved: 80 * gib, Allocated: 70 * gib, Cached: 10 * gib, Pinned: 9 * gib, Largest: gib,
 			DeviceTotal: 80 * gib}},
-		{CausePending, trace.Failure{Need: 4 * gib, Reserved: 80 * gib, Allocated: 60 * gib, Pending: 15 * gib, Cached: gib, Largest: gib,
+		{CausePending, recording.Failure{Need: 4 * gib, Reserved: 80 * gib, Allocated: 60 * gib, Pending: 15 * gib, Cached: gib, Largest: gib,
 			DeviceTotal: 85 * gib, DeviceFree: gib}},
-		{CauseCached, trace.Failure{Need: 4 * gib, Reserved: 80 * gib, Allocated: 70 * gib, Cached: 10 * gib, Largest: 5 * gib, DeviceTotal: 80 * gib}},
-		{CauseFragmentation, trace.Failure{Need: 4 * gib, Reserved: 80 * gib, Allocated: 70 * gib, Cached: 10 * gib, Largest: gib, DeviceTotal: 80 * gib}},
+		{CauseCached, recording.Failure{Need: 4 * gib, Reserved: 80 * gib, Allocated: 70 * gib, Cached: 10 * gib, Largest: 5 * gib, DeviceTotal: 80 * gib}},
+		{CauseFragmentation, recording.Failure{Need: 4 * gib, Reserved: 80 * gib, Allocated: 70 * gib, Cached: 10 * gib, Largest: gib, DeviceTotal: 80 * gib}},
 	} {
 		c.f.Requested, c.f.Event = c.f.Need, -1
-		tr := &trace.Trace{Format: trace.FormatCistern, Failures: []*trace.Failure{&c.f}}
+		tr := &recording.Trace{Format: recording.FormatCistern, Failures: []*recording.Failure{&c.f}}
 		x := reportOn(t, tr, RemedyOptions{}).Failures[0]
 		if x.Cause != c.cause || len(x.Why) == 0 || x.Sentence == "" || x.Searched || x.Unsearched == "" {
 			t.Errorf("%s: %v, want %s", x.Cause, x.Why, c.cause)
@@ -379,8 +381,8 @@ func TestMetLater(t *testing.T) {
 	r.free(1<<40, 60*mib)
 	r.add(event.Alloc, 2<<40, 70*mib)
 	r.add(event.OOM, 3*mib, 90*mib)
-	r.Format = trace.FormatCistern
-	r.Source = trace.FormatPyTorch
+	r.Format = recording.FormatCistern
+	r.Source = recording.FormatPyTorch
 	all := reportOn(t, &r.Trace, RemedyOptions{}).Failures
 	if len(all) != 2 || all[0].MetLater == nil || *all[0].MetLater != 4 || all[1].MetLater != nil || all[0].Searched || !all[1].Searched {
 		t.Errorf("%+v", all)
@@ -391,37 +393,37 @@ func TestMetLater(t *testing.T) {
 // between is tried, and a call that the program made again with success is not what it died of.
 func TestFailedDriverCall(t *testing.T) {
 	var b bytes.Buffer
-	w, err := trace.NewDriverWriter(&b, 0, []string{"python", "train.py"})
+	w, err := driver.NewWriter(&b, 0, []string{"python", "train.py"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	mine, other := w.Process(trace.Process{PID: 10, Program: "/usr/bin/python3"}), w.Process(trace.Process{PID: 11, Program: "/usr/bin/loader"})
-	stack := w.Stack([]trace.Frame{{File: "train.py", Func: "step", Line: 7}})
+	mine, other := w.Process(recording.Process{PID: 10, Program: "/usr/bin/python3"}), w.Process(recording.Process{PID: 11, Program: "/usr/bin/loader"})
+	stack := w.Stack([]recording.Frame{{File: "train.py", Func: "step", Line: 7}})
 	at := uint64(0)
-	call := func(process uint32, c trace.Call) {
+	call := func(process uint32, c recording.Call) {
 		at += 1_000_000
 		c.Process, c.TimeNS, c.TookNS, c.Thread, c.Stack = process, at, 500_000, 77, stack
 		w.Call(&c)
 	}
-	call(other, trace.Call{Kind: trace.MemAlloc, Addr: 1 << 30, Size: 7 * mib})
-	call(mine, trace.Call{Kind: trace.MemAlloc, Size: 90 * mib, Result: 2, Extra: 50 * mib})
+	call(other, recording.Call{Kind: recording.MemAlloc, Addr: 1 << 30, Size: 7 * mib})
+	call(mine, recording.Call{Kind: recording.MemAlloc, Size: 90 * mib, Result: 2, Extra: 50 * mib})
 	for i := range uint64(6) {
-		call(mine, trace.Call{Kind: trace.MemAlloc, Addr: (8 + i) << 32, Size: 10 * mib})
+		call(mine, recording.Call{Kind: recording.MemAlloc, Addr: (8 + i) << 32, Size: 10 * mib})
 	}
-	call(mine, trace.Call{Kind: trace.MemAlloc, Size: 20 * mib, Result: 2, Extra: 5 * mib})
+	call(mine, recording.Call{Kind: recording.MemAlloc, Size: 20 * mib, Result: 2, Extra: 5 * mib})
 	for i := range uint64(3) {
-		call(mine, trace.Call{Kind: trace.MemFree, Addr: (8 + 2*i) << 32})
+		call(mine, recording.Call{Kind: recording.MemFree, Addr: (8 + 2*i) << 32})
 	}
-	call(mine, trace.Call{Kind: trace.MemAlloc, Addr: 40 << 32, Size: 20 * mib})
-	call(mine, trace.Call{Kind: trace.MemAlloc, Size: 16 * mib, Result: 2, Extra: 15 * mib})
-	if err := w.Close(trace.DriverEnd{}); err != nil {
+	call(mine, recording.Call{Kind: recording.MemAlloc, Addr: 40 << 32, Size: 20 * mib})
+	call(mine, recording.Call{Kind: recording.MemAlloc, Size: 16 * mib, Result: 2, Extra: 15 * mib})
+	if err := w.Close(recording.DriverEnd{}); err != nil {
 		t.Fatal(err)
 	}
-	f, err := trace.Read(&b, "driver")
+	f, err := open.Read(&b, "driver")
 	if err != nil {
 		t.Fatal(err)
 	}
-	i := slices.IndexFunc(f.Traces, func(t *trace.Trace) bool { return t.RecordedOOMs() > 0 })
+	i := slices.IndexFunc(f.Traces, func(t *recording.Trace) bool { return t.RecordedOOMs() > 0 })
 	r, err := ReportFailures(context.Background(), f.Traces[i], f.Driver, RemedyOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -433,7 +435,7 @@ func TestFailedDriverCall(t *testing.T) {
 	if !x.Searched || x.Cause != CauseCapacity || x.Own == nil || x.Own.Policy != "direct" || !x.Reproduced {
 		t.Errorf("%s, capacity %d, own %+v: %v", x.Cause, x.Capacity, x.Own, x.Why)
 	}
-	want := []trace.Neighbour{{PID: 10, Name: "python3", Bytes: 50 * mib, Self: true}, {PID: 11, Name: "loader", Bytes: 7 * mib}}
+	want := []recording.Neighbour{{PID: 10, Name: "python3", Bytes: 50 * mib, Self: true}, {PID: 11, Name: "loader", Bytes: 7 * mib}}
 	if !slices.Equal(x.Processes, want) || x.PID != 10 || x.Thread != "77" || x.Message[0] != "cuMemAlloc: CUDA_ERROR_OUT_OF_MEMORY" ||
 		x.Where != "step train.py:7" {
 		t.Errorf("%v, process %d, thread %s: %q", x.Processes, x.PID, x.Thread, x.Message)
@@ -457,11 +459,11 @@ func TestBudget(t *testing.T) {
 // Files may say anything.
 func TestHostileFailure(t *testing.T) {
 	const most = math.MaxUint64
-	f := &trace.Failure{Event: math.MaxInt, Requested: most, Need: most, Reserved: most, Allocated: most, Pending: most, Cached: most, Pinned: most,
+	f := &recording.Failure{Event: math.MaxInt, Requested: most, Need: most, Reserved: most, Allocated: most, Pending: most, Cached: most, Pinned: most,
 		Largest: most, Limit: most, PoolHolds: most, DeviceTotal: most, DeviceFree: most, Tag: math.MaxUint16, Library: 255, Stack: math.MaxUint32,
-		Thread: math.MaxUint32, Others: []trace.Neighbour{{Bytes: most}, {Bytes: most}}, Steps: []trace.FailureStep{{Rung: "\x1b[2J"}}}
-	tr := &trace.Trace{Format: trace.FormatCistern, Events: []event.Event{{Kind: event.OOM, Size: most, Addr: most, Stack: 7, Pool: 9, Stream: 9, Tag: 9}},
-		Failures: []*trace.Failure{{Event: 0, Requested: most, Limit: 1, DeviceTotal: 1}, f}}
+		Thread: math.MaxUint32, Others: []recording.Neighbour{{Bytes: most}, {Bytes: most}}, Steps: []recording.FailureStep{{Rung: "\x1b[2J"}}}
+	tr := &recording.Trace{Format: recording.FormatCistern, Events: []event.Event{{Kind: event.OOM, Size: most, Addr: most, Stack: 7, Pool: 9, Stream: 9, Tag: 9}},
+		Failures: []*recording.Failure{{Event: 0, Requested: most, Limit: 1, DeviceTotal: 1}, f}}
 	x := reportOn(t, tr, RemedyOptions{Budget: time.Minute})
 	if len(x.Failures) != 2 {
 		t.Fatalf("%d failures", len(x.Failures))
@@ -474,7 +476,7 @@ func TestHostileFailure(t *testing.T) {
 	}
 	// A device on which no allocator could start.
 	tr.Events[0] = event.Event{Kind: event.OOM, Size: most, Addr: most}
-	tr.Streams, tr.Pools, tr.Failures = []uint64{0}, []trace.PoolID{{}}, tr.Failures[:1]
+	tr.Streams, tr.Pools, tr.Failures = []uint64{0}, []recording.PoolID{{}}, tr.Failures[:1]
 	if x := reportOn(t, tr, RemedyOptions{Budget: time.Minute}); !x.Failures[0].Searched {
 		t.Errorf("nothing was searched: %s", x.Failures[0].Unsearched)
 	}
@@ -487,7 +489,7 @@ func TestFailureInRMMLog(t *testing.T) {
 		log += fmt.Sprintf("1,10:00:00.00000%d,allocate,0x7f8a00%d00000,1048576,0x0\n", i, i)
 	}
 	log += "1,10:00:00.000009,allocate failure,(nil),8388608,0x0\n"
-	f, err := trace.Read(strings.NewReader(log), "rmm.csv")
+	f, err := open.Read(strings.NewReader(log), "rmm.csv")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -548,7 +550,7 @@ func TestEarlierFailureUnderTheLimit(t *testing.T) {
 		tr.Events[earlier].Addr = c.free
 		tr.Events = append(tr.Events, tr.Events[earlier])
 		f.Event = len(tr.Events) - 1
-		f.Limits = []trace.Limit{{Kind: "cistern", Bytes: f.Limit, From: c.from}}
+		f.Limits = []recording.Limit{{Kind: "cistern", Bytes: f.Limit, From: c.from}}
 		x := reportOn(t, tr, RemedyOptions{}).Failures[0]
 		if x.Event != earlier || x.said != nil || (x.Capacity == 100*mib) != c.limit || strings.Contains(x.CapacityFrom, "setting") != c.limit {
 			t.Errorf("%+v: event %d of %d: %d, %s: %v", c, x.Event, earlier, x.Capacity, x.CapacityFrom, x.Why)

@@ -5,7 +5,7 @@ import (
 	"slices"
 
 	"github.com/cistern-gpu/cistern/event"
-	"github.com/cistern-gpu/cistern/trace"
+	"github.com/cistern-gpu/cistern/recording"
 )
 
 // Growth is what grew over the last part of a run. What is live rises and falls with every step of a program, so two
@@ -42,7 +42,7 @@ const (
 )
 
 // growthUntil is what grew over the last part of a run, up to event end.
-func growthUntil(t *trace.Trace, end int) Growth {
+func growthUntil(t *recording.Trace, end int) Growth {
 	s, g := startState(t), newGrowing(t, end)
 	for _, h := range s.live {
 		g.changed(h, 1)
@@ -76,7 +76,7 @@ type growing struct {
 	lows       [growthWindows]int64
 }
 
-func newGrowing(t *trace.Trace, end int) *growing {
+func newGrowing(t *recording.Trace, end int) *growing {
 	g := &growing{begin: end / 2, end: end, window: -1, live: map[uint64]int64{}, bySize: len(t.Stacks) < 2}
 	return g
 }
@@ -151,7 +151,7 @@ func (g *growing) repeats() int {
 }
 
 // result is what grew, where the part was long enough to say.
-func (g *growing) result(t *trace.Trace, s *state) Growth {
+func (g *growing) result(t *recording.Trace, s *state) Growth {
 	r := Growth{From: g.begin - 1, DurationUS: timeOf(t, g.end) - timeOf(t, g.begin-1), Repeats: g.repeats(), Steady: []Grown{}}
 	if g.window != growthWindows-1 {
 		return r // fewer events than windows
@@ -165,7 +165,7 @@ func (g *growing) result(t *trace.Trace, s *state) Growth {
 	for _, b := range s.live {
 		blocks[g.key(b)]++
 	}
-	var stacks [][]trace.Frame
+	var stacks [][]recording.Frame
 	for k, after := range g.windows[growthWindows-1] {
 		rises, falls := 0, 0
 		for w := 1; w < growthWindows; w++ {

@@ -6,7 +6,7 @@ import (
 	"maps"
 	"slices"
 
-	"github.com/cistern-gpu/cistern/trace"
+	"github.com/cistern-gpu/cistern/recording"
 )
 
 // Held is who held memory at one moment. Each list sums up to Requested; Requested, Rounding and Unknown to Allocated.
@@ -40,7 +40,7 @@ type Share struct {
 
 // heldAfter sums up who holds memory in the state after event i. allocated is what the process said; 0 is as much as the
 // blocks come to, rounded.
-func heldAfter(t *trace.Trace, i int, s *state, allocated uint64) Held {
+func heldAfter(t *recording.Trace, i int, s *state, allocated uint64) Held {
 	h := Held{Blocks: len(s.live)}
 	lists := map[*[]Share]*sums{}
 	add := func(list *[]Share, known bool, key uint64, bytes uint64) {
@@ -143,12 +143,12 @@ func (s *sums) add(key, bytes uint64) {
 }
 
 // describe names stacks, and adds their frames.
-func (s *sums) describe(t *trace.Trace) {
+func (s *sums) describe(t *recording.Trace) {
 	if s == nil {
 		return
 	}
 	keys := slices.Sorted(maps.Keys(s.by))
-	stacks := make([][]trace.Frame, len(keys))
+	stacks := make([][]recording.Frame, len(keys))
 	for i, k := range keys {
 		stacks[i] = t.FramesOf(uint32(k))
 	}
@@ -194,14 +194,14 @@ func (s *sums) list(what string, name func(key uint64) string) []Share {
 	return all
 }
 
-func poolName(t *trace.Trace, pool uint32) string {
-	if int(pool) < len(t.Pools) && t.Pools[pool] != (trace.PoolID{}) {
+func poolName(t *recording.Trace, pool uint32) string {
+	if int(pool) < len(t.Pools) && t.Pools[pool] != (recording.PoolID{}) {
 		return fmt.Sprintf("pool %d,%d", t.Pools[pool][0], t.Pools[pool][1])
 	}
 	return "the default pool"
 }
 
-func streamName(t *trace.Trace, stream uint32) string {
+func streamName(t *recording.Trace, stream uint32) string {
 	if int(stream) >= len(t.Streams) {
 		return "unknown"
 	}
@@ -217,10 +217,10 @@ var ages = []int64{1e4, 1e5, 1e6, 1e7, 6e7, 6e8, 36e8, 0}
 var ageLabels = []string{"under 10 ms", "under 100 ms", "under 1 s", "under 10 s", "under 1 min", "under 10 min", "under 1 h",
 	"older than 1 h", "before the recording"}
 
-// UsefulFrame is the frame of a stack that says most of what the memory is for (trace.Telling).
-func UsefulFrame(t *trace.Trace, stack uint32) string {
+// UsefulFrame is the frame of a stack that says most of what the memory is for (recording.Telling).
+func UsefulFrame(t *recording.Trace, stack uint32) string {
 	frames := t.FramesOf(stack)
-	if i := trace.Telling(frames); i >= 0 {
+	if i := recording.Telling(frames); i >= 0 {
 		return frames[i].String()
 	}
 	return NoStack

@@ -8,7 +8,7 @@ import (
 
 	"github.com/cistern-gpu/cistern/event"
 	"github.com/cistern-gpu/cistern/internal/units"
-	"github.com/cistern-gpu/cistern/trace"
+	"github.com/cistern-gpu/cistern/recording"
 )
 
 // Inspection is what a trace holds. Its JSON is what `cistern inspect --json` prints.
@@ -16,7 +16,7 @@ type Inspection struct {
 	Path       string            `json:"path"`
 	Format     string            `json:"format"`
 	Device     int               `json:"device"`
-	Owner      *trace.Owner      `json:"process,omitempty"` // of a driver trace with several processes on the device
+	Owner      *recording.Owner  `json:"process,omitempty"` // of a driver trace with several processes on the device
 	Events     int               `json:"events"`
 	Kinds      map[string]int    `json:"kinds"` // events by PyTorch's name
 	DurationUS int64             `json:"duration_us"`
@@ -123,7 +123,7 @@ const MaxHolders = 50
 var sizeLimits = []uint64{4 << 10, 64 << 10, 1 << 20, 10 << 20, 64 << 20, 256 << 20, 1 << 30, 0}
 
 // Inspect reads a trace once, and once more up to its peak.
-func Inspect(t *trace.Trace) *Inspection {
+func Inspect(t *recording.Trace) *Inspection {
 	in := &Inspection{Path: t.Path, Format: t.Format, Device: t.Device, Owner: t.Owner, Events: len(t.Events), Kinds: map[string]int{},
 		DurationUS: t.Duration(), FromStart: t.FromStart, Initial: len(t.Initial), Stacks: max(len(t.Stacks)-1, 0),
 		Settings: t.Settings.Raw, Conf: t.Settings.Conf, Notes: slices.Clone(t.Notes),
@@ -189,13 +189,13 @@ func Inspect(t *trace.Trace) *Inspection {
 }
 
 // MomentAt is what the record says of the state after an event; -1 is before the first.
-func MomentAt(t *trace.Trace, event int) Moment {
+func MomentAt(t *recording.Trace, event int) Moment {
 	var m Moment
 	walk(t, []int{event}, func(i int, s *state) { m = momentOf(t, i, s) })
 	return m
 }
 
-func momentOf(t *trace.Trace, i int, s *state) Moment {
+func momentOf(t *recording.Trace, i int, s *state) Moment {
 	m := Moment{Event: i, TimeUS: timeOf(t, i), Live: s.liveBytes, Allocated: s.allocated, Reserved: s.reserved,
 		Blocks: len(s.live), Map: s.addressMap(i)}
 	m.FreeBytes, m.FreePieces, m.LargestFree = m.Map.FreeBytes, m.Map.FreePieces, m.Map.LargestFree
@@ -261,7 +261,7 @@ func momentOf(t *trace.Trace, i int, s *state) Moment {
 		m.Others.Blocks += o.Blocks
 		m.Others.Bytes += o.Bytes
 	}
-	stacks := make([][]trace.Frame, len(m.Holders))
+	stacks := make([][]recording.Frame, len(m.Holders))
 	for k := range m.Holders {
 		stacks[k] = t.FramesOf(m.Holders[k].Stack)
 	}
@@ -308,18 +308,18 @@ func (l labelUses) names() []string {
 }
 
 // timeOf is the time of event i since the first, in microseconds.
-func timeOf(t *trace.Trace, i int) int64 {
+func timeOf(t *recording.Trace, i int) int64 {
 	if i < 0 || i >= len(t.Events) {
 		return 0
 	}
 	for t.Events[i].TimeUS == 0 && i > 0 { // without a time of its own
 		i--
 	}
-	return max(0, t.Events[i].TimeUS-StartUS(t))
+	return recording.SinceUS(StartUS(t), t.Events[i].TimeUS)
 }
 
 // StartUS is the time of the first event that has one, in microseconds on the recorder's clock.
-func StartUS(t *trace.Trace) int64 {
+func StartUS(t *recording.Trace) int64 {
 	for i := range t.Events {
 		if us := t.Events[i].TimeUS; us != 0 {
 			return us
@@ -341,6 +341,6 @@ func shortSize(n uint64) string {
 }
 
 // FrameNames are the frames of a stack as text, innermost first.
-func FrameNames(t *trace.Trace, stack uint32) []string {
+func FrameNames(t *recording.Trace, stack uint32) []string {
 	return frameTexts(t.FramesOf(stack))
 }

@@ -5,12 +5,12 @@ import (
 	"testing"
 
 	"github.com/cistern-gpu/cistern/event"
-	"github.com/cistern-gpu/cistern/trace"
+	"github.com/cistern-gpu/cistern/recording"
 )
 
 func TestStackLibrary(t *testing.T) {
-	tr := &trace.Trace{Frames: []trace.Frame{{Func: "torch::empty", File: "??"}, {Func: "f", File: "/x/site-packages/torch/a.py"},
-		{Func: "main", File: "train.py"}}, Stacks: []trace.Stack{nil, {0, 1, 2}, {0, 2}, {0}}}
+	tr := &recording.Trace{Frames: []recording.Frame{{Func: "torch::empty", File: "??"}, {Func: "f", File: "/x/site-packages/torch/a.py"},
+		{Func: "main", File: "train.py"}}, Stacks: []recording.Stack{nil, {0, 1, 2}, {0, 2}, {0}}}
 	for stack, want := range []string{UnknownLibrary, "torch", OwnCode, UnknownLibrary, UnknownLibrary} {
 		if got := StackLibrary(tr, uint32(stack)); got != want {
 			t.Errorf("stack %d is of %q, want %q", stack, got, want)
@@ -20,9 +20,9 @@ func TestStackLibrary(t *testing.T) {
 
 // A block's library is the one that said so; who holds memory by tag, library and thread adds up to what is live.
 func TestLabelsOfAMoment(t *testing.T) {
-	tr := &trace.Trace{Streams: []uint64{0}, Pools: []trace.PoolID{{}}, Stacks: []trace.Stack{nil, {0}}, Frames: []trace.Frame{{Func: "f", File: "a.py"}},
+	tr := &recording.Trace{Streams: []uint64{0}, Pools: []recording.PoolID{{}}, Stacks: []recording.Stack{nil, {0}}, Frames: []recording.Frame{{Func: "f", File: "a.py"}},
 		Tags: []string{"", "weights", "cache"}, Libraries: []string{"", "torch"}, Threads: map[uint32]string{7: "main"},
-		Initial: []trace.Block{{Addr: 1 << 40, Requested: 1000, Tag: 1, Library: 1, State: trace.Active}, {Addr: 2 << 40, Requested: 50, State: trace.Inactive}}}
+		Initial: []recording.Block{{Addr: 1 << 40, Requested: 1000, Tag: 1, Library: 1, State: recording.Active}, {Addr: 2 << 40, Requested: 50, State: recording.Inactive}}}
 	for i, e := range []event.Event{{Size: 100, Tag: 1, Library: 1, Thread: 7, Stack: 1}, {Size: 10, Tag: 2, Thread: 8, Stack: 1}, {Size: 1},
 		{Size: 20, Tag: 2, Library: 1, Thread: 7, Stack: 1}, {Size: 3, Tag: 1, Library: 9}} {
 		e.Kind, e.Addr, e.TimeUS = event.Alloc, uint64(i+1)<<20, int64(i+1)
@@ -57,8 +57,8 @@ func TestLabelsOfAMoment(t *testing.T) {
 
 // Two runs are told apart by tag and by library that said so.
 func TestDiffByLabel(t *testing.T) {
-	run := func(sizes ...uint64) *trace.Trace {
-		tr := &trace.Trace{Streams: []uint64{0}, Pools: []trace.PoolID{{}}, Stacks: []trace.Stack{nil}, Tags: []string{"", "weights"},
+	run := func(sizes ...uint64) *recording.Trace {
+		tr := &recording.Trace{Streams: []uint64{0}, Pools: []recording.PoolID{{}}, Stacks: []recording.Stack{nil}, Tags: []string{"", "weights"},
 			Libraries: []string{"", "torch"}, FromStart: true}
 		for i, n := range sizes {
 			tr.Events = append(tr.Events, event.Event{Kind: event.Alloc, Addr: uint64(i+1) << 30, Size: n, TimeUS: int64(i + 1), Tag: uint16(i % 2),
@@ -77,7 +77,7 @@ func TestDiffByLabel(t *testing.T) {
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("%v", got)
 	}
-	for _, tr := range []*trace.Trace{a, b} {
+	for _, tr := range []*recording.Trace{a, b} {
 		for i := range tr.Events {
 			tr.Events[i].Tag = 0
 		}

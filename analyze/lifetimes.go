@@ -2,7 +2,8 @@ package analyze
 
 import (
 	"github.com/cistern-gpu/cistern/event"
-	"github.com/cistern-gpu/cistern/trace"
+	"github.com/cistern-gpu/cistern/recording"
+	"github.com/cistern-gpu/cistern/recording/driver"
 )
 
 // Never is the event at which something ends that was still there after the last one.
@@ -62,23 +63,23 @@ const (
 )
 
 // effects are those of the functions that are seen. Virtual memory goes with its last handle or mapping.
-var effects = map[trace.CallKind]Effect{trace.MemAlloc: Gets, trace.MemAllocPitch: Gets, trace.MemAllocManaged: Gets,
-	trace.MemAllocHost: Gets, trace.MemHostAlloc: Gets, trace.MemFree: GivesBack, trace.MemFreeHost: GivesBack,
-	trace.MemAllocAsync: Gets, trace.MemAllocFromPoolAsync: Gets, trace.MemFreeAsync: GivesBack,
-	trace.MemCreate: Gets, trace.MemRelease: GivesBack, trace.MemUnmap: GivesBack, trace.ArrayCreate: Gets, trace.Array3DCreate: Gets,
-	trace.ArrayDestroy: GivesBack, trace.MipmappedArrayCreate: Gets, trace.MipmappedArrayDestroy: GivesBack}
+var effects = map[recording.CallKind]Effect{recording.MemAlloc: Gets, recording.MemAllocPitch: Gets, recording.MemAllocManaged: Gets,
+	recording.MemAllocHost: Gets, recording.MemHostAlloc: Gets, recording.MemFree: GivesBack, recording.MemFreeHost: GivesBack,
+	recording.MemAllocAsync: Gets, recording.MemAllocFromPoolAsync: Gets, recording.MemFreeAsync: GivesBack,
+	recording.MemCreate: Gets, recording.MemRelease: GivesBack, recording.MemUnmap: GivesBack, recording.ArrayCreate: Gets, recording.Array3DCreate: Gets,
+	recording.ArrayDestroy: GivesBack, recording.MipmappedArrayCreate: Gets, recording.MipmappedArrayDestroy: GivesBack}
 
 // Driver puts the calls of a driver trace in the place of those that the events tell: those on the trace's device or on
 // none, of all processes.
-func (l *Lifetimes) Driver(t *trace.Trace, d *trace.Driver) {
+func (l *Lifetimes) Driver(t *recording.Trace, d *recording.Driver) {
 	l.Calls = l.Calls[:0]
 	at := 0
 	names := map[uint32][]string{}
-	tracker := trace.NewTracker()
+	tracker := driver.NewTracker()
 	for i := range d.Calls {
 		c := &d.Calls[i]
 		freed := uint64(0) // calls that free name no size
-		tracker.Call(c, func(*trace.Holding) {}, func(h *trace.Holding) { freed += h.Size })
+		tracker.Call(c, func(*driver.Holding) {}, func(h *driver.Holding) { freed += h.Size })
 		if c.Device >= 0 && int(c.Device) != t.Device || !t.Made(c) {
 			continue
 		}
@@ -106,7 +107,7 @@ func (l *Lifetimes) Driver(t *trace.Trace, d *trace.Driver) {
 }
 
 // LifetimesOf walks a trace once.
-func LifetimesOf(t *trace.Trace) *Lifetimes {
+func LifetimesOf(t *recording.Trace) *Lifetimes {
 	s := startState(t)
 	l := &Lifetimes{Blocks: make([]BlockLife, 0, len(s.live)+len(t.Events)/3)}
 	at := make(map[uint64]int, 1024) // where the block that is live at an address is

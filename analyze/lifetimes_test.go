@@ -9,7 +9,8 @@ import (
 	"testing"
 
 	"github.com/cistern-gpu/cistern/event"
-	"github.com/cistern-gpu/cistern/trace"
+	"github.com/cistern-gpu/cistern/recording"
+	"github.com/cistern-gpu/cistern/recording/open"
 )
 
 func alive(from, to int32, i int) bool { return int(from) <= i && (to == Never || i < int(to)) }
@@ -32,7 +33,7 @@ func mapOf(l *Lifetimes, i int) AddressMap {
 	return s.addressMap(i)
 }
 
-func checkLifetimes(t *testing.T, tr *trace.Trace, moments []int) {
+func checkLifetimes(t *testing.T, tr *recording.Trace, moments []int) {
 	t.Helper()
 	l := LifetimesOf(tr)
 	for _, i := range moments {
@@ -55,13 +56,13 @@ func checkLifetimes(t *testing.T, tr *trace.Trace, moments []int) {
 func TestLifetimesOfRandomEvents(t *testing.T) {
 	for seed := range uint64(40) {
 		r := rand.New(rand.NewPCG(seed, 1))
-		tr := &trace.Trace{Path: "random", Streams: []uint64{0, 7}, Pools: []trace.PoolID{{}, {1, 0}},
-			Stacks: []trace.Stack{nil, nil, nil}}
+		tr := &recording.Trace{Path: "random", Streams: []uint64{0, 7}, Pools: []recording.PoolID{{}, {1, 0}},
+			Stacks: []recording.Stack{nil, nil, nil}}
 		for range r.IntN(5) {
-			tr.Initial = append(tr.Initial, trace.Block{Addr: r.Uint64N(8) << 21, Size: 1 << 20, Requested: 1<<20 - 3,
-				State: trace.BlockState(r.IntN(3))})
+			tr.Initial = append(tr.Initial, recording.Block{Addr: r.Uint64N(8) << 21, Size: 1 << 20, Requested: 1<<20 - 3,
+				State: recording.BlockState(r.IntN(3))})
 		}
-		tr.Initial = slices.CompactFunc(tr.Initial, func(a, b trace.Block) bool { return a.Addr == b.Addr })
+		tr.Initial = slices.CompactFunc(tr.Initial, func(a, b recording.Block) bool { return a.Addr == b.Addr })
 		for i := range 200 {
 			e := event.Event{Kind: event.Kind(1 + r.IntN(10)), Addr: r.Uint64N(24) << 20, Size: 1 + r.Uint64N(3<<20),
 				TimeUS: int64(1000 + i), Stream: uint32(r.IntN(2)), Pool: uint32(r.IntN(2)), Stack: uint32(r.IntN(3))}
@@ -83,16 +84,16 @@ func TestLifetimesOfRandomEvents(t *testing.T) {
 
 // Of recorded runs: before the first event, at the peak, at the end and at some others.
 func TestLifetimesOfRecordedRuns(t *testing.T) {
-	files, _ := filepath.Glob("../trace/testdata/*.pickle.gz")
+	files, _ := filepath.Glob("../recording/testdata/*.pickle.gz")
 	if dir := os.Getenv("CISTERN_TRACES"); dir != "" && !testing.Short() {
 		more, _ := filepath.Glob(filepath.Join(dir, "*.pickle.gz"))
 		files = append(files, more...)
 	}
 	if len(files) == 0 {
-		t.Fatal("there are no recorded runs in trace/testdata")
+		t.Fatal("there are no recorded runs in recording/testdata")
 	}
 	for _, path := range files {
-		f, err := trace.ReadFile(path)
+		f, err := open.File(path)
 		if err != nil {
 			t.Fatal(err)
 		}

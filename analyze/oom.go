@@ -6,8 +6,8 @@ import (
 
 	"github.com/cistern-gpu/cistern/event"
 	"github.com/cistern-gpu/cistern/internal/units"
+	"github.com/cistern-gpu/cistern/recording"
 	"github.com/cistern-gpu/cistern/replay"
-	"github.com/cistern-gpu/cistern/trace"
 )
 
 // OOM explains one request that could not be met.
@@ -40,7 +40,7 @@ const (
 	CauseFragmentation = "fragmentation"
 	// CauseCached: enough was free in one piece, but cached for other streams, pools or sizes.
 	CauseCached = "cached"
-	// The rest is known only where the process wrote down what it saw (trace.Failure).
+	// The rest is known only where the process wrote down what it saw (recording.Failure).
 	//
 	// CauseLimit: a limit that somebody set was in the way, of the process or of a pool; the device had room.
 	CauseLimit = "limit"
@@ -58,7 +58,7 @@ const (
 const maxOOMs = 20
 
 // ExplainRecorded explains the failures in a trace, the first maxOOMs of them, from what the file says of that moment.
-func ExplainRecorded(t *trace.Trace) []OOM {
+func ExplainRecorded(t *recording.Trace) []OOM {
 	var events []int
 	for i := range t.Events {
 		if t.Events[i].Kind == event.OOM && len(events) < maxOOMs {
@@ -75,12 +75,12 @@ func ExplainRecorded(t *trace.Trace) []OOM {
 }
 
 // recordedOOM explains the failure at event i from the state then and, where there is one, the process's own words.
-func recordedOOM(t *trace.Trace, i int, s *state, capacity uint64) OOM {
+func recordedOOM(t *recording.Trace, i int, s *state, capacity uint64) OOM {
 	m := s.addressMap(i)
 	o := OOM{Source: "recorded", Event: i, TimeUS: timeOf(t, i), Requested: t.Events[i].Size, Live: s.liveBytes,
 		Reserved: s.reserved, DeviceFree: t.Events[i].Addr, Capacity: capacity, FreeInside: m.FreeBytes,
 		Pieces: m.FreePieces, LargestFree: m.LargestFree}
-	if k := slices.IndexFunc(t.Failures, func(f *trace.Failure) bool { return f.Event == i }); k >= 0 {
+	if k := slices.IndexFunc(t.Failures, func(f *recording.Failure) bool { return f.Event == i }); k >= 0 {
 		o.told(t.Failures[k])
 		return o
 	}
@@ -103,7 +103,7 @@ type Failure struct {
 
 // ExplainReplayed explains the failure of a policy. What was live is the trace's; where the policy's free pieces lay is
 // not known here, but that it failed says that none was large enough.
-func ExplainReplayed(t *trace.Trace, f Failure) OOM {
+func ExplainReplayed(t *recording.Trace, f Failure) OOM {
 	o := OOM{Source: f.Policy, Event: f.Event, TimeUS: timeOf(t, f.Event), Requested: f.Requested, Reserved: f.Reserved,
 		Capacity: f.Capacity}
 	walk(t, []int{f.Event - 1}, func(_ int, s *state) { o.Live = s.liveBytes })

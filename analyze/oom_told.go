@@ -5,12 +5,12 @@ import (
 	"strings"
 
 	"github.com/cistern-gpu/cistern/internal/units"
-	"github.com/cistern-gpu/cistern/trace"
+	"github.com/cistern-gpu/cistern/recording"
 )
 
 // Limit is the bytes that the device's memory of a process could come to when a request failed, and in words what set
 // that bound; 0 where nothing says.
-func limitInForce(f *trace.Failure) (bytes uint64, from string) {
+func limitInForce(f *recording.Failure) (bytes uint64, from string) {
 	if f.DeviceTotal > 0 {
 		bytes, from = f.Reserved-min(f.Reserved, f.Elsewhere)+f.DeviceFree, "reserved then and free on the device"
 	}
@@ -27,7 +27,7 @@ func limitInForce(f *trace.Failure) (bytes uint64, from string) {
 
 // limitOfSettings is the limit that the process was started with, by what it wrote of a failure, so that it was in force at
 // those before as well; 0 where there was none, or the program had another one by then.
-func limitOfSettings(t *trace.Trace) (bytes uint64, from string) {
+func limitOfSettings(t *recording.Trace) (bytes uint64, from string) {
 	for _, f := range t.Failures {
 		if n, set := limitInForce(f); n == f.Limit && strings.HasPrefix(set, "the limit set by the setting ") {
 			bytes, from = n, set
@@ -46,10 +46,10 @@ func settingOf(from string) string {
 }
 
 // away is what blocks hold that is not the device's memory: what is paused, and what lies in pools of other memory.
-func away(f *trace.Failure) uint64 { return f.Paused + f.UsedElsewhere }
+func away(f *recording.Failure) uint64 { return f.Paused + f.UsedElsewhere }
 
 // elsewhere is what the other processes on the device held, as far as the driver told.
-func elsewhere(f *trace.Failure) (bytes uint64, processes int) {
+func elsewhere(f *recording.Failure) (bytes uint64, processes int) {
 	for _, n := range f.Others {
 		if !n.Self {
 			bytes += n.Bytes
@@ -60,7 +60,7 @@ func elsewhere(f *trace.Failure) (bytes uint64, processes int) {
 }
 
 // told explains a failure of which the process wrote down what it saw.
-func (o *OOM) told(f *trace.Failure) {
+func (o *OOM) told(f *recording.Failure) {
 	size := units.FormatBytes
 	say := func(format string, args ...any) { o.Why = append(o.Why, fmt.Sprintf(format, args...)) }
 	o.Requested, o.Reserved, o.DeviceFree = f.Requested, f.Reserved, f.DeviceFree
@@ -134,7 +134,7 @@ func (o *OOM) told(f *trace.Failure) {
 
 // raisePool says what would have met a request that its pool's own limit was in the way of: whatever the pool does with its memory,
 // this much more is enough.
-func raisePool(f *trace.Failure) string {
+func raisePool(f *recording.Failure) string {
 	size := units.FormatBytes
 	need := inUnits(max(f.Need, f.Requested))
 	text := fmt.Sprintf("A limit of %s for the pool is enough", size(f.PoolHolds+need))

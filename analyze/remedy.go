@@ -15,8 +15,8 @@ import (
 
 	"github.com/cistern-gpu/cistern/event"
 	"github.com/cistern-gpu/cistern/internal/units"
+	"github.com/cistern-gpu/cistern/recording"
 	"github.com/cistern-gpu/cistern/replay"
-	"github.com/cistern-gpu/cistern/trace"
 )
 
 // RemedyOptions are the circumstances of a search for what would have met a request.
@@ -25,6 +25,7 @@ type RemedyOptions struct {
 	GPULag   time.Duration // as in replay.Options
 	Device   uint64        // as in replay.Options; 0 is what the process said
 	Budget   time.Duration // for all replays of one failure; 0 is none
+	Work     *replay.Work  // as in TuneOptions
 	// Progress is as in TuneOptions.
 	Progress func(done, total int)
 }
@@ -104,9 +105,9 @@ const (
 type searching struct {
 	*search
 	x    *FailureReport
-	t    *trace.Trace
-	f    *trace.Failure // nil: no words of the process
-	out  *Search        // guarded by search.mu while candidates are tried
+	t    *recording.Trace
+	f    *recording.Failure // nil: no words of the process
+	out  *Search            // guarded by search.mu while candidates are tried
 	kind runKind
 	// recorded is the run as it was; the search's own plan goes on behind the failure (continued).
 	recorded *replay.Plan
@@ -126,13 +127,13 @@ const (
 	runRMM
 )
 
-func kindOf(t *trace.Trace) runKind {
+func kindOf(t *recording.Trace) runKind {
 	switch {
-	case t.Source == trace.FormatDriver:
+	case t.Source == recording.FormatDriver:
 		return runDriver
-	case t.Format == trace.FormatRMM || t.Source == trace.FormatRMM:
+	case t.Format == recording.FormatRMM || t.Source == recording.FormatRMM:
 		return runRMM
-	case t.Format == trace.FormatCistern && (t.Source == "" || t.Source == trace.FormatCistern):
+	case t.Format == recording.FormatCistern && (t.Source == "" || t.Source == recording.FormatCistern):
 		return runCistern
 	}
 	return runTorch
@@ -142,7 +143,7 @@ func kindOf(t *trace.Trace) runKind {
 const leastDevice = 16 << 20
 
 // search looks for what would have met the request, and fills x.Search.
-func (x *FailureReport) search(ctx context.Context, t *trace.Trace, f *trace.Failure, opt RemedyOptions) error {
+func (x *FailureReport) search(ctx context.Context, t *recording.Trace, f *recording.Failure, opt RemedyOptions) error {
 	begin := time.Now()
 	out := &x.Search
 	switch {
@@ -183,7 +184,7 @@ func (x *FailureReport) search(ctx context.Context, t *trace.Trace, f *trace.Fai
 		device = 0
 	}
 	s.search = &search{ctx: within, plan: s.recorded, opt: TuneOptions{Capacity: x.Capacity, GPULag: opt.GPULag,
-		Progress: opt.Progress}, device: cmp.Or(opt.Device, device), capacity: x.Capacity, slots: make(chan struct{}, runtime.GOMAXPROCS(0)), known: map[string]*Choice{}}
+		Progress: opt.Progress, Work: cmp.Or(opt.Work, replay.NewWork(t.StoredBytes))}, optional: true, device: cmp.Or(opt.Device, device), capacity: x.Capacity, slots: make(chan struct{}, runtime.GOMAXPROCS(0)), known: map[string]*Choice{}}
 	out.Searched = true
 	more, from := stillToCome(t, x.Event, x.Need), "as much as earlier repeats asked for behind the same place"
 	if margin := uint64(marginPart * float64(x.Capacity)); more < margin {
@@ -202,7 +203,7 @@ func (x *FailureReport) search(ctx context.Context, t *trace.Trace, f *trace.Fai
 }
 
 // onDevice is a trace without what happened in some pools, whose memory is not the device's. Events keep their places.
-func onDevice(t *trace.Trace, without []trace.PoolID) *trace.Trace {
+func onDevice(t *recording.Trace, without []recording.PoolID) *recording.Trace {
 	gone := func(pool uint32) bool { return int(pool) < len(t.Pools) && slices.Contains(without, t.Pools[pool]) }
 	out := *t
 	out.Events = slices.Clone(t.Events)
@@ -211,10 +212,10 @@ func onDevice(t *trace.Trace, without []trace.PoolID) *trace.Trace {
 			out.Events[i] = event.Event{TimeUS: out.Events[i].TimeUS}
 		}
 	}
-	out.Initial = slices.DeleteFunc(slices.Clone(t.Initial), func(b trace.Block) bool { return gone(b.Pool) })
-	out.InitialSegments = slices.DeleteFunc(slices.Clone(t.InitialSegments), func(s trace.Segment) bool { return gone(s.Pool) })
+	out.Initial = slices.DeleteFunc(slices.Clone(t.Initial), func(b recording.Block) bool { return gone(b.Pool) })
+	out.InitialSegments = slices.DeleteFunc(slices.Clone(t.InitialSegments), func(s recording.Segment) bool { return gone(s.Pool) })
 	if t.Final != nil {
-		out.Final = slices.DeleteFunc(slices.Clone(t.Final), func(s trace.Segment) bool { return gone(s.Pool) })
+		out.Final = slices.DeleteFunc(slices.Clone(t.Final), func(s recording.Segment) bool { return gone(s.Pool) })
 	}
 	return &out
 }

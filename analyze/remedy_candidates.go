@@ -9,8 +9,8 @@ import (
 	"time"
 
 	"github.com/cistern-gpu/cistern/internal/units"
+	"github.com/cistern-gpu/cistern/recording"
 	"github.com/cistern-gpu/cistern/replay"
-	"github.com/cistern-gpu/cistern/trace"
 )
 
 // The variables that settings are given by.
@@ -54,7 +54,7 @@ func (s *searching) own() error {
 
 // asRecorded replays another plan under the same circumstances.
 func (s *searching) asRecorded(plan *replay.Plan) *search {
-	return &search{ctx: s.ctx, plan: plan, opt: TuneOptions{GPULag: s.opt.GPULag}, device: s.device, slots: s.slots}
+	return &search{ctx: s.ctx, plan: plan, opt: TuneOptions{GPULag: s.opt.GPULag, Work: s.opt.Work}, optional: true, device: s.device, slots: s.slots}
 }
 
 func (s *searching) ownSpec() replay.Spec {
@@ -151,7 +151,7 @@ func (s *searching) ofTorch() bool {
 	if slices.Contains(s.t.Libraries, "torch") || slices.Contains(s.t.Libraries, "pytorch") {
 		return true
 	}
-	return slices.ContainsFunc(s.t.Frames, func(f trace.Frame) bool { return f.Library() == "torch" })
+	return slices.ContainsFunc(s.t.Frames, func(f recording.Frame) bool { return f.Library() == "torch" })
 }
 
 // settingsOf splits settings into their items.

@@ -3,12 +3,12 @@ package analyze
 import (
 	"slices"
 
-	"github.com/cistern-gpu/cistern/trace"
+	"github.com/cistern-gpu/cistern/recording"
 )
 
 // StackName is what a stack is called where there is room for little: places in its frames, -1 for none.
 type StackName struct {
-	Name int // the frame that says most of what the memory is for (trace.Telling)
+	Name int // the frame that says most of what the memory is for (recording.Telling)
 	// From is the innermost frame of the program's own code, where Name is another's; where several stacks would be called
 	// the same, the innermost of their callers that tells them apart.
 	From int
@@ -18,12 +18,12 @@ type StackName struct {
 }
 
 // NameStacks names stacks of frames, innermost first, so that no two that can be told apart are called the same.
-func NameStacks(stacks [][]trace.Frame) []StackName {
+func NameStacks(stacks [][]recording.Frame) []StackName {
 	names := make([]StackName, len(stacks))
-	alike := map[[2]trace.Frame][]int{}
-	var order [][2]trace.Frame
+	alike := map[[2]recording.Frame][]int{}
+	var order [][2]recording.Frame
 	for i, frames := range stacks {
-		n := StackName{Name: trace.Telling(frames), From: trace.Own(frames), Through: -1}
+		n := StackName{Name: recording.Telling(frames), From: recording.Own(frames), Through: -1}
 		if n.From == n.Name {
 			n.From = -1
 		}
@@ -31,7 +31,7 @@ func NameStacks(stacks [][]trace.Frame) []StackName {
 		if n.Name < 0 {
 			continue
 		}
-		key := [2]trace.Frame{frames[n.Name]}
+		key := [2]recording.Frame{frames[n.Name]}
 		if n.From >= 0 {
 			key[1] = frames[n.From]
 		}
@@ -43,8 +43,8 @@ func NameStacks(stacks [][]trace.Frame) []StackName {
 	for _, key := range order {
 		if of := alike[key]; len(of) > 1 {
 			// First by callers that say something by themselves, then by any, then by what they called.
-			any := func(trace.Frame) bool { return true }
-			for _, of := range tellApart(stacks, names, of, 1, (trace.Frame).Wants) {
+			any := func(recording.Frame) bool { return true }
+			for _, of := range tellApart(stacks, names, of, 1, (recording.Frame).Wants) {
 				for _, of := range tellApart(stacks, names, of, 1, any) {
 					tellApart(stacks, names, of, -1, any)
 				}
@@ -56,7 +56,7 @@ func NameStacks(stacks [][]trace.Frame) []StackName {
 
 // tellApart tells stacks apart that are called the same, by the first frame of a kind in which they differ: of their callers,
 // innermost first, where step is 1, or of what they called, where it is -1. It returns those that do not differ in any.
-func tellApart(stacks [][]trace.Frame, names []StackName, alike []int, step int, kind func(trace.Frame) bool) (same [][]int) {
+func tellApart(stacks [][]recording.Frame, names []StackName, alike []int, step int, kind func(recording.Frame) bool) (same [][]int) {
 	type group struct {
 		of []int
 		at []int // of each the last frame that was looked at
@@ -68,8 +68,8 @@ func tellApart(stacks [][]trace.Frame, names []StackName, alike []int, step int,
 	for todo := []group{first}; len(todo) > 0; {
 		g := todo[len(todo)-1]
 		todo = todo[:len(todo)-1]
-		parts := map[trace.Frame]*group{}
-		var order []trace.Frame
+		parts := map[recording.Frame]*group{}
+		var order []recording.Frame
 		ended := 0
 		for k, i := range g.of {
 			frames := stacks[i]
@@ -80,7 +80,7 @@ func tellApart(stacks [][]trace.Frame, names []StackName, alike []int, step int,
 			for at >= 0 && at < len(frames) && !kind(frames[at]) {
 				at += step
 			}
-			f := trace.Frame{}
+			f := recording.Frame{}
 			if at < 0 || at >= len(frames) {
 				ended++
 			} else {
@@ -126,7 +126,7 @@ type Named struct {
 }
 
 // StackNames is NameStacks in words.
-func StackNames(stacks [][]trace.Frame) []Named {
+func StackNames(stacks [][]recording.Frame) []Named {
 	out := make([]Named, len(stacks))
 	for i, n := range NameStacks(stacks) {
 		out[i] = n.words(stacks[i])
@@ -134,7 +134,7 @@ func StackNames(stacks [][]trace.Frame) []Named {
 	return out
 }
 
-func (n StackName) words(frames []trace.Frame) Named {
+func (n StackName) words(frames []recording.Frame) Named {
 	if n.Name < 0 {
 		return Named{Name: NoStack}
 	}
@@ -148,7 +148,7 @@ func (n StackName) words(frames []trace.Frame) Named {
 }
 
 // frameTexts are frames as text.
-func frameTexts(frames []trace.Frame) []string {
+func frameTexts(frames []recording.Frame) []string {
 	var texts []string
 	for _, f := range frames {
 		texts = append(texts, f.String())

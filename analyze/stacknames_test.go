@@ -5,14 +5,14 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/cistern-gpu/cistern/trace"
+	"github.com/cistern-gpu/cistern/recording"
 )
 
 // framesOf reads frames as these tests write them: "lib:f" is of a package, "torch:f" of PyTorch, "f" of the program; the number
 // behind # is the line.
-func framesOf(text string) (frames []trace.Frame) {
+func framesOf(text string) (frames []recording.Frame) {
 	for _, word := range strings.Fields(text) {
-		f := trace.Frame{File: "/srv/me/job.py", Line: 1}
+		f := recording.Frame{File: "/srv/me/job.py", Line: 1}
 		if library, rest, ok := strings.Cut(word, ":"); ok {
 			f.File, word = "/opt/lib/python3.12/site-packages/"+library+"/x.py", rest
 		}
@@ -45,7 +45,7 @@ func TestNameStacks(t *testing.T) {
 		"three, of which two differ later": {[]string{"alloc f a", "alloc f b", "alloc g a"},
 			"alloc from a, alloc from b, alloc from g"},
 	} {
-		var stacks [][]trace.Frame
+		var stacks [][]recording.Frame
 		for _, s := range c.stacks {
 			stacks = append(stacks, framesOf(s))
 		}

@@ -12,8 +12,8 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/cistern-gpu/cistern/recording"
 	"github.com/cistern-gpu/cistern/replay"
-	"github.com/cistern-gpu/cistern/trace"
 )
 
 // TuneOptions are the circumstances of a search.
@@ -21,6 +21,7 @@ type TuneOptions struct {
 	Capacity  uint64        // bytes; 0 is the trace's own (replay.CapacityFromTrace)
 	Unlimited bool          // a Capacity of 0 is none
 	GPULag    time.Duration // as in replay.Options
+	Work      *replay.Work  // of the file, where several traces of it are tuned; nil is the trace's own
 	// Progress is called as replays end, with the number done and the number known to be needed; from any goroutine,
 	// one call at a time.
 	Progress func(done, total int)
@@ -28,16 +29,16 @@ type TuneOptions struct {
 
 // Tuning is what a search found. Its JSON is what `cistern tune --json` prints.
 type Tuning struct {
-	Path         string       `json:"path"`
-	Device       int          `json:"device"`
-	Owner        *trace.Owner `json:"process,omitempty"` // of a driver trace with several processes on the device
-	Format       string       `json:"format"`
-	Events       int          `json:"events"`
-	DurationUS   int64        `json:"duration_us"`
-	PeakLive     uint64       `json:"peak_live_bytes"`
-	Capacity     uint64       `json:"capacity_bytes"` // 0 is unlimited
-	CapacityFrom string       `json:"capacity_from"`
-	Own          *Choice      `json:"own"` // the trace's own settings
+	Path         string           `json:"path"`
+	Device       int              `json:"device"`
+	Owner        *recording.Owner `json:"process,omitempty"` // of a driver trace with several processes on the device
+	Format       string           `json:"format"`
+	Events       int              `json:"events"`
+	DurationUS   int64            `json:"duration_us"`
+	PeakLive     uint64           `json:"peak_live_bytes"`
+	Capacity     uint64           `json:"capacity_bytes"` // 0 is unlimited
+	CapacityFrom string           `json:"capacity_from"`
+	Own          *Choice          `json:"own"` // the trace's own settings
 	// Best is what to set of PyTorch's: one of Choices, or where none of them survives the best without a limit.
 	Best *Choice `json:"best"`
 	// Why says by which rule Best was chosen.
@@ -88,7 +89,7 @@ const FloorStep = 2 << 20
 const mostSteps = 1 << 46 / FloorStep
 
 // Tune tries PyTorch's settings on a trace and finds the smallest capacities that complete.
-func Tune(ctx context.Context, t *trace.Trace, opt TuneOptions) (*Tuning, error) {
+func Tune(ctx context.Context, t *recording.Trace, opt TuneOptions) (*Tuning, error) {
 	s := &search{ctx: ctx, plan: replay.NewPlan(t), opt: opt, slots: make(chan struct{}, runtime.GOMAXPROCS(0)),
 		known: map[string]*Choice{}}
 	tn := &Tuning{Path: t.Path, Device: t.Device, Owner: t.Owner, Format: t.Format, Events: len(t.Events), DurationUS: t.Duration(),
@@ -107,7 +108,7 @@ func Tune(ctx context.Context, t *trace.Trace, opt TuneOptions) (*Tuning, error)
 	if err != nil {
 		return nil, err
 	}
-	tn.Own = own
+	tn.Own, s.optional = own, true
 	if err := tn.within(s.settings()); err != nil {
 		return nil, err
 	}
@@ -240,7 +241,7 @@ func best(choices []Choice, own *Choice, durationUS int64) (*Choice, string) {
 // more would do, and floors say how little.
 func (s *search) bestWithout(tn *Tuning) error {
 	free := &search{ctx: s.ctx, plan: s.plan, opt: s.opt, slots: s.slots, known: map[string]*Choice{}, done: s.done,
-		total: s.total}
+		total: s.total, optional: true}
 	own, err := free.try(replay.Spec{Name: "torch"})
 	if err != nil {
 		return err
@@ -267,6 +268,7 @@ type search struct {
 	opt      TuneOptions
 	capacity uint64
 	device   uint64        // replay.Options.Device
+	optional bool          // replay.Options.Search
 	slots    chan struct{} // one for each replay at a time
 
 	mu          sync.Mutex         // protects what follows
@@ -296,7 +298,7 @@ func (s *search) replay(spec replay.Spec, opt replay.Options) (*replay.Result, e
 		<-s.slots
 		return nil, err
 	}
-	opt.Done, opt.Device = s.ctx.Done(), s.device
+	opt.Done, opt.Device, opt.Work, opt.Search = s.ctx.Done(), s.device, s.opt.Work, s.optional
 	r, err := s.plan.Run(spec, opt)
 	<-s.slots
 	if errors.Is(err, replay.ErrStopped) {

@@ -5,7 +5,7 @@ import (
 
 	"github.com/cistern-gpu/cistern/event"
 	"github.com/cistern-gpu/cistern/internal/leaves"
-	"github.com/cistern-gpu/cistern/trace"
+	"github.com/cistern-gpu/cistern/recording"
 )
 
 // grain is PyTorch's rounding of a block: an event carries the requested size, its block covers at least this many.
@@ -56,14 +56,14 @@ type state struct {
 }
 
 // startState is the state before a trace's first event.
-func startState(t *trace.Trace) *state {
+func startState(t *recording.Trace) *state {
 	s := &state{live: make(map[uint64]held, 1024), mapped: map[uint64]int{}}
 	for _, b := range t.Initial {
-		if b.State == trace.Inactive {
+		if b.State == recording.Inactive {
 			continue
 		}
 		h := held{addr: b.Addr, size: b.Requested, since: -1, stream: b.Stream, pool: b.Pool, stack: b.Stack,
-			tag: b.Tag, library: b.Library, pending: b.State == trace.PendingFree}
+			tag: b.Tag, library: b.Library, pending: b.State == recording.PendingFree}
 		if h.size == 0 {
 			h.size = b.Size
 		}
@@ -195,7 +195,7 @@ func (s *state) release(addr, size uint64) uint64 {
 
 // walk calls visit with the state after each of the events named, in rising order. Event -1 is the state before the
 // first. The state is lent until visit returns.
-func walk(t *trace.Trace, events []int, visit func(i int, s *state)) {
+func walk(t *recording.Trace, events []int, visit func(i int, s *state)) {
 	s := startState(t)
 	next := 0
 	for next < len(events) && events[next] < 0 {

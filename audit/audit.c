@@ -10,7 +10,11 @@
 //
 // In here there is no C library, no thread-local storage, no constructor, no memory of the program's heap, and nothing
 // is printed: the library lives in a namespace of its own, where all of these would be second copies, or the program's
-// business. Without the reader's memory nothing is replaced at all.
+// business. Without the reader's memory nothing is replaced at all. The environment says where that memory is; it is read
+// before the program begins, because some programs write over it.
+//
+// A wrapper calls the driver and then fills one slot of a ring (ring.h). If no slot is free, it counts the lost event and goes
+// on. A stack's number follows from its content, and its frames are written once, before the call that has it (stacks.c).
 
 #define _GNU_SOURCE
 #include <elf.h>

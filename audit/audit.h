@@ -9,7 +9,7 @@
 
 #include "ring.h"
 
-// The calls that are recorded, by the driver's names without version. trace.CallKind numbers them alike.
+// The calls that are recorded, by the driver's names without version. recording.CallKind numbers them alike.
 enum call {
 	CALL_NONE,
 	MEM_ALLOC, MEM_ALLOC_PITCH, MEM_ALLOC_MANAGED, MEM_ALLOC_HOST, MEM_HOST_ALLOC, MEM_HOST_REGISTER, MEM_HOST_UNREGISTER, MEM_FREE, MEM_FREE_HOST,

@@ -105,6 +105,7 @@ type DeviceInfo struct {
 	PoolHandles HandleType // handle types that a memory pool can be made with
 	HostNUMA    int        // the NUMA node of the host nearest to the device, -1 where the driver names none
 	HostVMM     bool       // MemCreate with LocationHostNUMA is supported
+	LazyHost    bool       // HostAlloc finds no pages: mapping and touching memory first, and HostRegister, would be no faster
 }
 
 // MemPool is a pool of stream-ordered memory (CUmemoryPool).

@@ -26,7 +26,9 @@ import (
 	"github.com/cistern-gpu/cistern/event"
 	"github.com/cistern-gpu/cistern/internal/nopoll"
 	"github.com/cistern-gpu/cistern/internal/text"
-	"github.com/cistern-gpu/cistern/trace"
+	"github.com/cistern-gpu/cistern/recording"
+	"github.com/cistern-gpu/cistern/recording/initial"
+	"github.com/cistern-gpu/cistern/recording/native"
 )
 
 // Names say what the numbers mean that an allocator was given. Functions may be nil.
@@ -37,7 +39,7 @@ type Names struct {
 	DefaultLibrary uint8
 	// Frames names frames of stacks: for each number what it stands for, innermost first, as one call may stand for
 	// several that were inlined. Nil: numbers are what runtime.Callers gives.
-	Frames func(numbers []uint64) [][]trace.Frame
+	Frames func(numbers []uint64) [][]recording.Frame
 }
 
 // Write writes the state and the history of every device in use to a file, whole or not at all.
@@ -47,12 +49,12 @@ func Write(path string, a *cistern.Allocator, n Names) error {
 		return errors.New("no device is in use: there is nothing to write")
 	}
 	return WriteFile(path, func(w io.Writer) error {
-		return trace.WriteCistern(w, &trace.File{Path: path, Traces: devices})
+		return native.Write(w, &recording.File{Path: path, Traces: devices})
 	})
 }
 
 // Devices is the state of every device in use with what led to it, where its history is on.
-func Devices(a *cistern.Allocator, n Names) []*trace.Trace {
+func Devices(a *cistern.Allocator, n Names) []*recording.Trace {
 	d := dumping{a: a, names: n}
 	for i := range a.DeviceCount() {
 		if dev, ok := a.Started(cuda.Device(i)); ok {
@@ -71,7 +73,7 @@ func Devices(a *cistern.Allocator, n Names) []*trace.Trace {
 type dumping struct {
 	a      *cistern.Allocator
 	names  Names
-	traces []*trace.Trace
+	traces []*recording.Trace
 	older  uint64                      // events that were left out
 	stacks map[uint32]uint32           // the number in the traces' table by the engine's
 	failed []*cistern.OutOfMemoryError // whose stacks and labels are wanted as well
@@ -79,35 +81,35 @@ type dumping struct {
 
 // add copies a device, with its newest events, at most so many.
 func (d *dumping) add(dev *cistern.Device, most int) {
-	t := &trace.Trace{Device: int(dev.ID()), Format: "cistern", Final: []trace.Segment{}}
+	t := &recording.Trace{Device: int(dev.ID()), Format: "cistern", Final: []recording.Segment{}}
 	r := dev.Record(most)
 	t.Events = r.Events
 	if r.Lost > 0 && len(r.Events) == most {
 		d.older = r.Lost
 	}
 	for _, id := range r.Pools {
-		t.Pools = append(t.Pools, trace.PoolID(id))
+		t.Pools = append(t.Pools, recording.PoolID(id))
 	}
 	for _, st := range r.Streams {
-		t.Streams = append(t.Streams, uint64(st.Handle()))
+		t.Streams = append(t.Streams, uint64(st.Handle))
 	}
 	if len(t.Streams) == 0 {
 		t.Streams = []uint64{0} // of spare chunks that no stream has used
 	}
-	for _, s := range r.Held {
+	for _, s := range r.Segments {
 		stream := uint32(max(s.Stream, 0))
-		g := trace.Segment{Addr: s.Addr, Size: s.Size, Stream: stream, Pool: s.Number, Large: s.Large, Expandable: s.Chunks != nil}
+		g := recording.Segment{Addr: s.Addr, Size: s.Size, Stream: stream, Pool: s.Number, Large: s.Large, Expandable: s.Chunks != nil}
 		for _, b := range s.Blocks {
-			x := trace.Block{Addr: b.Addr, Size: b.Size, Requested: b.Requested, Stream: stream, Pool: s.Number, Stack: b.Stack,
-				Tag: uint16(b.Tag), Library: b.Library, State: trace.BlockState(b.State)}
-			if x.Library == 0 && x.State != trace.Inactive {
+			x := recording.Block{Addr: b.Addr, Size: b.Size, Requested: b.Requested, Stream: stream, Pool: s.Number, Stack: b.Stack,
+				Tag: uint16(b.Tag), Library: b.Library, State: recording.BlockState(b.State)}
+			if x.Library == 0 && x.State != recording.Inactive {
 				x.Library = d.names.DefaultLibrary
 			}
 			g.Blocks = append(g.Blocks, x)
 		}
 		t.Final = append(t.Final, g)
 	}
-	slices.SortFunc(t.Final, func(a, b trace.Segment) int { return cmp.Compare(a.Addr, b.Addr) })
+	slices.SortFunc(t.Final, func(a, b recording.Segment) int { return cmp.Compare(a.Addr, b.Addr) })
 	for i := range t.Events {
 		if e := &t.Events[i]; e.Library == 0 && asked(e.Kind) {
 			e.Library = d.names.DefaultLibrary
@@ -151,9 +153,9 @@ func (d *dumping) name() {
 }
 
 // findStart completes a trace by what was there before its first event.
-func findStart(t *trace.Trace) {
+func findStart(t *recording.Trace) {
 	// What cannot be here is a file that asks for too much memory.
-	if err := t.FindStart(); err != nil {
+	if err := initial.Find(t, initial.Options{}); err != nil {
 		t.Notes = append(t.Notes, err.Error())
 	}
 	if len(t.Events) == 0 {
@@ -162,7 +164,7 @@ func findStart(t *trace.Trace) {
 }
 
 // each calls f for everything in a trace that says who asked.
-func each(t *trace.Trace, f func(stack *uint32, tag uint16, library uint8)) {
+func each(t *recording.Trace, f func(stack *uint32, tag uint16, library uint8)) {
 	for i := range t.Events {
 		e := &t.Events[i]
 		f(&e.Stack, e.Tag, e.Library)
@@ -176,7 +178,7 @@ func each(t *trace.Trace, f func(stack *uint32, tag uint16, library uint8)) {
 }
 
 // resolve makes the tables of stacks and frames, the first stack of them the empty one.
-func (d *dumping) resolve(engine []uint32) ([]trace.Stack, []trace.Frame) {
+func (d *dumping) resolve(engine []uint32) ([]recording.Stack, []recording.Frame) {
 	of := map[uint64]int{} // places in numbers
 	var numbers []uint64
 	for _, s := range engine {
@@ -191,15 +193,15 @@ func (d *dumping) resolve(engine []uint32) ([]trace.Stack, []trace.Frame) {
 	if resolve == nil {
 		resolve = goFrames
 	}
-	var named [][]trace.Frame
+	var named [][]recording.Frame
 	if len(numbers) > 0 {
 		named = resolve(numbers)
 	}
-	var frames []trace.Frame
-	seen := map[trace.Frame]uint32{}
-	stacks := []trace.Stack{nil}
+	var frames []recording.Frame
+	seen := map[recording.Frame]uint32{}
+	stacks := []recording.Stack{nil}
 	for _, s := range engine {
-		var stack trace.Stack
+		var stack recording.Stack
 		for _, f := range d.a.StackFrames(s) {
 			for _, frame := range named[of[f]] {
 				n, known := seen[frame]
@@ -217,15 +219,15 @@ func (d *dumping) resolve(engine []uint32) ([]trace.Stack, []trace.Frame) {
 }
 
 // goFrames names frames of a Go program.
-func goFrames(numbers []uint64) [][]trace.Frame {
-	out := make([][]trace.Frame, len(numbers))
+func goFrames(numbers []uint64) [][]recording.Frame {
+	out := make([][]recording.Frame, len(numbers))
 	for i, n := range numbers {
 		for frames := runtime.CallersFrames([]uintptr{uintptr(n)}); ; {
 			f, more := frames.Next()
 			if f.Function == "" {
 				f.Function = fmt.Sprintf("%#x", n)
 			}
-			out[i] = append(out[i], trace.Frame{File: f.File, Func: f.Function, Line: f.Line})
+			out[i] = append(out[i], recording.Frame{File: f.File, Func: f.Function, Line: f.Line})
 			if !more {
 				break
 			}
@@ -235,7 +237,7 @@ func goFrames(numbers []uint64) [][]trace.Frame {
 }
 
 // labels makes the tables of tags and libraries, as far as they are used.
-func (d *dumping) labels(t *trace.Trace) {
+func (d *dumping) labels(t *recording.Trace) {
 	tags, libraries := map[int]bool{}, map[int]bool{}
 	use := func(_ *uint32, tag uint16, library uint8) {
 		if tag != 0 && !tags[int(tag)] {
@@ -280,7 +282,7 @@ func table(used map[int]bool, word string, name func(int) string) []string {
 }
 
 // threads are the names of this process's threads that a trace mentions and that are still there.
-func (d *dumping) threads(t *trace.Trace) map[uint32]string {
+func (d *dumping) threads(t *recording.Trace) map[uint32]string {
 	seen := map[uint32]bool{}
 	for i := range t.Events {
 		if n := t.Events[i].Thread; n != 0 && !seen[n] {

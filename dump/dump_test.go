@@ -17,7 +17,8 @@ import (
 	"github.com/cistern-gpu/cistern/cuda/sim"
 	"github.com/cistern-gpu/cistern/event"
 	_ "github.com/cistern-gpu/cistern/internal/lockrank/checked"
-	"github.com/cistern-gpu/cistern/trace"
+	"github.com/cistern-gpu/cistern/recording"
+	"github.com/cistern-gpu/cistern/recording/open"
 )
 
 const mib = 1 << 20
@@ -49,11 +50,11 @@ var testNames = Names{
 	Tag:            func(n uint32) string { return fmt.Sprintf("tag-%d", n) },
 	Library:        func(n uint8) string { return fmt.Sprintf("library-%d", n) },
 	DefaultLibrary: 9,
-	Frames: func(numbers []uint64) (out [][]trace.Frame) {
+	Frames: func(numbers []uint64) (out [][]recording.Frame) {
 		for _, n := range numbers {
-			list := []trace.Frame{{File: "x.py", Func: fmt.Sprintf("f%d", n), Line: int(n)}}
+			list := []recording.Frame{{File: "x.py", Func: fmt.Sprintf("f%d", n), Line: int(n)}}
 			if n%2 == 0 {
-				list = append(list, trace.Frame{File: "x.py", Func: fmt.Sprintf("g%d", n), Line: int(n)})
+				list = append(list, recording.Frame{File: "x.py", Func: fmt.Sprintf("g%d", n), Line: int(n)})
 			}
 			out = append(out, list)
 		}
@@ -62,7 +63,7 @@ var testNames = Names{
 }
 
 // calls is a stack as text.
-func calls(t *trace.Trace, stack uint32) string {
+func calls(t *recording.Trace, stack uint32) string {
 	var out []string
 	for _, f := range t.Stacks[stack] {
 		out = append(out, t.Frames[f].Func)
@@ -91,7 +92,7 @@ func TestDevices(t *testing.T) {
 	if err := Write(file, a, testNames); err != nil {
 		t.Fatal(err)
 	}
-	f, err := trace.ReadFile(file)
+	f, err := open.File(file)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -118,7 +119,7 @@ func TestDevices(t *testing.T) {
 			t.Errorf("segments are not in address order: %#x after %#x", s.Addr, tr.Final[i-1].Addr)
 		}
 		for _, b := range s.Blocks {
-			if b.State == trace.Active {
+			if b.State == recording.Active {
 				held[b.Requested/mib] = fmt.Sprintf("%s, %s, %s", entry(tr.Tags, int(b.Tag)), entry(tr.Libraries, int(b.Library)), calls(tr, b.Stack))
 			} else if b.Tag != 0 || b.Library != 0 || b.Stack != 0 {
 				t.Errorf("a free block that is somebody's: %+v", b)

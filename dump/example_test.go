@@ -9,7 +9,7 @@ import (
 	"github.com/cistern-gpu/cistern"
 	"github.com/cistern-gpu/cistern/cuda/open"
 	"github.com/cistern-gpu/cistern/dump"
-	"github.com/cistern-gpu/cistern/trace"
+	runs "github.com/cistern-gpu/cistern/recording/open"
 )
 
 // A Go program has a file written when it runs out of memory, for `cistern report` to explain.
@@ -48,7 +48,7 @@ func ExampleReporter() {
 	var oom *cistern.OutOfMemoryError
 	if errors.As(err, &oom) {
 		file := reports.OutOfMemory(oom, []string{oom.Error()})
-		f, err := trace.ReadFile(file)
+		f, err := runs.File(file)
 		if err != nil {
 			panic(err)
 		}

@@ -11,23 +11,24 @@ import (
 	"github.com/cistern-gpu/cistern"
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/event"
+	"github.com/cistern-gpu/cistern/internal/deadline"
 	"github.com/cistern-gpu/cistern/internal/nopoll"
 	"github.com/cistern-gpu/cistern/internal/nvml"
-	"github.com/cistern-gpu/cistern/trace"
+	"github.com/cistern-gpu/cistern/recording"
 )
 
-// patience is how long the management library may take to tell who else is on the device.
-const patience = 2 * time.Second
+// nvmlTimeout is how long the management library may take to list the processes on the device.
+const nvmlTimeout = 2 * time.Second
 
 // failure is what a process can say of a request that failed, but for what it takes others to know (surroundings). The trace
 // is the device's.
-func failure(a *cistern.Allocator, oom *cistern.OutOfMemoryError, lines []string, t *trace.Trace, n *Names) *trace.Failure {
-	f := &trace.Failure{Event: -1, TimeUS: time.Now().UnixMicro(), PID: os.Getpid(), Program: program(), Version: cistern.Version,
-		Conf: a.Options().String(), Lines: lines, Stream: uint64(oom.Handle), Requested: oom.Requested, Need: oom.Need, Pool: trace.PoolID(oom.Pool),
+func failure(a *cistern.Allocator, oom *cistern.OutOfMemoryError, lines []string, t *recording.Trace, n *Names) *recording.Failure {
+	f := &recording.Failure{Event: -1, TimeUS: time.Now().UnixMicro(), PID: os.Getpid(), Program: program(), Version: cistern.Version,
+		Conf: a.Options().String(), Lines: lines, Stream: uint64(oom.Handle), Requested: oom.Requested, Need: oom.Need, Pool: recording.PoolID(oom.Pool),
 		Upstream: oom.Upstream, Tag: uint16(oom.Tag), Library: oom.Library, Thread: oom.Thread, Stack: oom.Stack,
-		DeviceTotal: oom.DriverTotal, DeviceFree: oom.DriverHas, Reserved: oom.Reserved, Allocated: oom.Allocated,
+		DeviceTotal: oom.DriverTotal, DeviceFree: oom.DriverFree, Reserved: oom.Reserved, Allocated: oom.Allocated,
 		Pending: oom.Pending, Cached: oom.Cached, Pinned: oom.Pinned, Paused: oom.Paused, Largest: oom.Largest, Limit: oom.Limit,
-		PoolLimit: oom.PoolLimit, PoolHolds: oom.PoolHolds, Steps: []trace.FailureStep{}}
+		PoolLimit: oom.PoolLimit, PoolHolds: oom.PoolReserved, Steps: []recording.FailureStep{}}
 	if f.Library == 0 {
 		f.Library = n.DefaultLibrary
 	}
@@ -37,12 +38,12 @@ func failure(a *cistern.Allocator, oom *cistern.OutOfMemoryError, lines []string
 	f.Elsewhere = oom.Elsewhere
 	for _, p := range oom.Pools {
 		if p.Elsewhere {
-			f.PoolsElsewhere = append(f.PoolsElsewhere, trace.PoolID(p.Pool))
+			f.PoolsElsewhere = append(f.PoolsElsewhere, recording.PoolID(p.Pool))
 			f.UsedElsewhere += p.Allocated + p.Pending
 		}
 	}
 	for _, s := range oom.Steps {
-		f.Steps = append(f.Steps, trace.FailureStep{Rung: s.Rung.String(), Tries: s.Tries, Gained: s.Gained,
+		f.Steps = append(f.Steps, recording.FailureStep{Rung: s.Stage.String(), Tries: s.Tries, Gained: s.Gained,
 			TookUS: s.Took.Microseconds(), Note: s.Note})
 	}
 	for i := len(t.Events) - 1; i >= 0 && f.Event < 0; i-- {
@@ -57,8 +58,8 @@ func failure(a *cistern.Allocator, oom *cistern.OutOfMemoryError, lines []string
 }
 
 // surroundings adds what else was in the way, as far as it can be found out in time.
-func surroundings(f *trace.Failure, a *cistern.Allocator, oom *cistern.OutOfMemoryError, getenv func(string) string) {
-	ctx, cancel := within(patience)
+func surroundings(f *recording.Failure, a *cistern.Allocator, oom *cistern.OutOfMemoryError, getenv func(string) string) {
+	ctx, cancel := deadline.WithTimeout(nvmlTimeout)
 	defer cancel()
 	f.Limits = limits(a, oom, f, getenv)
 	if f.UUID == "" || simulated(a.Driver()) {
@@ -72,7 +73,7 @@ func surroundings(f *trace.Failure, a *cistern.Allocator, oom *cistern.OutOfMemo
 	list, err := nvml.Neighbours(ctx, uuid)
 	if err != nil {
 		if context.Cause(ctx) != nil {
-			err = fmt.Errorf("NVML did not answer within %v", patience)
+			err = fmt.Errorf("NVML did not answer within %v", nvmlTimeout)
 		}
 		f.OthersUnknown = err.Error()
 		return
@@ -81,15 +82,15 @@ func surroundings(f *trace.Failure, a *cistern.Allocator, oom *cistern.OutOfMemo
 }
 
 // neighbours is each process once: one that computes and draws comes twice from NVML, with the same bytes.
-func neighbours(list []nvml.Process, self int) []trace.Neighbour {
-	out := []trace.Neighbour{}
+func neighbours(list []nvml.Process, self int) []recording.Neighbour {
+	out := []recording.Neighbour{}
 	at := map[int]int{}
 	for _, p := range list {
 		i, seen := at[p.PID]
 		if !seen {
 			i = len(out)
 			at[p.PID] = i
-			out = append(out, trace.Neighbour{PID: p.PID, Name: p.Name, Self: p.PID == self})
+			out = append(out, recording.Neighbour{PID: p.PID, Name: p.Name, Self: p.PID == self})
 		}
 		out[i].Bytes = max(out[i].Bytes, p.Bytes)
 	}

@@ -8,7 +8,7 @@ import (
 
 	"github.com/cistern-gpu/cistern"
 	"github.com/cistern-gpu/cistern/cuda"
-	"github.com/cistern-gpu/cistern/trace"
+	"github.com/cistern-gpu/cistern/recording/open"
 )
 
 // What a history has mapped is what is held, whatever moved just before and however much of it the ring still has: the
@@ -46,7 +46,7 @@ func TestHistoryLeadsToWhatIsHeld(t *testing.T) {
 			if err := Write(path, a, Names{}); err != nil {
 				t.Fatal(err)
 			}
-			f, err := trace.ReadFile(path)
+			f, err := open.File(path)
 			if err != nil {
 				t.Fatal(err)
 			}

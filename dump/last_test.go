@@ -12,7 +12,8 @@ import (
 	"time"
 
 	"github.com/cistern-gpu/cistern"
-	"github.com/cistern-gpu/cistern/trace"
+	"github.com/cistern-gpu/cistern/recording"
+	"github.com/cistern-gpu/cistern/recording/open"
 )
 
 // makeDue has so much time passed that the last file may be written anew; wait has it left alone.
@@ -31,9 +32,9 @@ func lastName(dir string) string {
 }
 
 // failureOf is the failure that a file is of.
-func failureOf(t *testing.T, file string) (*trace.Failure, *trace.Trace) {
+func failureOf(t *testing.T, file string) (*recording.Failure, *recording.Trace) {
 	t.Helper()
-	read, err := trace.ReadFile(file)
+	read, err := open.File(file)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -118,7 +119,7 @@ func TestShare(t *testing.T) {
 	close(release)
 	r.Names = func() Names {
 		n := testNames
-		n.Frames = func(numbers []uint64) [][]trace.Frame {
+		n.Frames = func(numbers []uint64) [][]recording.Frame {
 			time.Sleep(took)
 			<-release
 			return testNames.Frames(numbers)
@@ -163,7 +164,7 @@ func TestWhileReplaced(t *testing.T) {
 	reached, release := make(chan struct{}, 1), make(chan struct{})
 	r.Names = func() Names {
 		n := testNames
-		n.Frames = func(numbers []uint64) [][]trace.Frame {
+		n.Frames = func(numbers []uint64) [][]recording.Frame {
 			reached <- struct{}{}
 			<-release
 			return testNames.Frames(numbers)

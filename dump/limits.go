@@ -14,26 +14,26 @@ import (
 	"github.com/cistern-gpu/cistern"
 	"github.com/cistern-gpu/cistern/internal/nopoll"
 	"github.com/cistern-gpu/cistern/internal/units"
-	"github.com/cistern-gpu/cistern/trace"
+	"github.com/cistern-gpu/cistern/recording"
 )
 
 // limits are the bounds on memory that were in force when a request failed, whoever sets them: of the device's memory, and
 // of the host's, which page-locked memory and contents that are put aside need.
-func limits(a *cistern.Allocator, oom *cistern.OutOfMemoryError, f *trace.Failure, getenv func(string) string) []trace.Limit {
-	out := []trace.Limit{}
+func limits(a *cistern.Allocator, oom *cistern.OutOfMemoryError, f *recording.Failure, getenv func(string) string) []recording.Limit {
+	out := []recording.Limit{}
 	if oom.DriverTotal != 0 {
-		out = append(out, trace.Limit{Kind: "device", Bytes: oom.DriverTotal, From: "all memory that the driver reports"})
+		out = append(out, recording.Limit{Kind: "device", Bytes: oom.DriverTotal, From: "all memory that the driver reports"})
 	}
 	if oom.Limit != 0 {
 		from := "the program: cistern_set_limit, or PyTorch's set_per_process_memory_fraction"
 		if oom.Limit == a.Options().Limit {
 			from = "setting limit:" + units.FormatBytes(oom.Limit)
 		}
-		out = append(out, trace.Limit{Kind: "cistern", Bytes: oom.Limit, From: from})
+		out = append(out, recording.Limit{Kind: "cistern", Bytes: oom.Limit, From: from})
 	}
 	if oom.PoolLimit != 0 {
-		out = append(out, trace.Limit{Kind: "pool", Bytes: oom.PoolLimit,
-			From: fmt.Sprintf("the limit of pool {%d, %d}, which holds %s", oom.Pool[0], oom.Pool[1], units.FormatBytes(oom.PoolHolds))})
+		out = append(out, recording.Limit{Kind: "pool", Bytes: oom.PoolLimit,
+			From: fmt.Sprintf("the limit of pool {%d, %d}, which holds %s", oom.Pool[0], oom.Pool[1], units.FormatBytes(oom.PoolReserved))})
 	}
 	h := host{"/", getenv}
 	out = append(out, h.mps(int(oom.Device))...)
@@ -49,7 +49,7 @@ type host struct {
 }
 
 // mps is what CUDA's Multi-Process Service leaves to a client.
-func (h host) mps(device int) (out []trace.Limit) {
+func (h host) mps(device int) (out []recording.Limit) {
 	const pinned, threads, pipes = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "CUDA_MPS_PIPE_DIRECTORY"
 	// "0=1G,1=512M", by the ordinal of the device.
 	for _, item := range strings.Split(h.getenv(pinned), ",") {
@@ -58,15 +58,15 @@ func (h host) mps(device int) (out []trace.Limit) {
 			continue
 		}
 		if bytes, ok := mpsBytes(strings.TrimSpace(size)); ok {
-			out = append(out, trace.Limit{Kind: "mps", Bytes: bytes, From: pinned + "=" + h.getenv(pinned)})
+			out = append(out, recording.Limit{Kind: "mps", Bytes: bytes, From: pinned + "=" + h.getenv(pinned)})
 		}
 	}
 	if v := h.getenv(threads); v != "" {
-		out = append(out, trace.Limit{Kind: "mps", From: threads + "=" + v})
+		out = append(out, recording.Limit{Kind: "mps", From: threads + "=" + v})
 	}
 	folder := cmp.Or(h.getenv(pipes), "/tmp/nvidia-mps")
 	if _, err := os.Stat(filepath.Join(h.root, folder, "control")); err == nil {
-		out = append(out, trace.Limit{Kind: "mps", From: "a server whose pipes are in " + folder})
+		out = append(out, recording.Limit{Kind: "mps", From: "a server whose pipes are in " + folder})
 	}
 	return out
 }
@@ -85,24 +85,24 @@ func mpsBytes(s string) (uint64, bool) {
 }
 
 // mig is the instance of a divided GPU that the process was given.
-func (h host) mig(device string, total uint64) []trace.Limit {
+func (h host) mig(device string, total uint64) []recording.Limit {
 	const visible = "CUDA_VISIBLE_DEVICES"
 	if v := h.getenv(visible); strings.Contains(v, "MIG-") {
-		return []trace.Limit{{Kind: "mig", Bytes: total, From: visible + "=" + v}}
+		return []recording.Limit{{Kind: "mig", Bytes: total, From: visible + "=" + v}}
 	}
 	if strings.Contains(device, " MIG ") {
-		return []trace.Limit{{Kind: "mig", Bytes: total, From: device}}
+		return []recording.Limit{{Kind: "mig", Bytes: total, From: device}}
 	}
 	return nil
 }
 
 // container is the tightest bound on host memory among the control groups that the process is in.
-func (h host) container() []trace.Limit {
+func (h host) container() []recording.Limit {
 	text, err := nopoll.ReadFile(filepath.Join(h.root, "proc/self/cgroup"))
 	if err != nil {
 		return nil
 	}
-	least := trace.Limit{Kind: "container", Bytes: math.MaxUint64}
+	least := recording.Limit{Kind: "container", Bytes: math.MaxUint64}
 	for _, line := range strings.Split(string(text), "\n") {
 		f := strings.SplitN(line, ":", 3) // number:controllers:path
 		if len(f) != 3 {
@@ -133,5 +133,5 @@ func (h host) container() []trace.Limit {
 	if least.From == "" {
 		return nil
 	}
-	return []trace.Limit{least}
+	return []recording.Limit{least}
 }

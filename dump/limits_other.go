@@ -5,9 +5,9 @@ package dump
 import (
 	"math"
 
-	"github.com/cistern-gpu/cistern/trace"
+	"github.com/cistern-gpu/cistern/recording"
 )
 
-func rlimits() []trace.Limit { return nil }
+func rlimits() []recording.Limit { return nil }
 
 func largest() uint64 { return math.MaxUint64 }

@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	"github.com/cistern-gpu/cistern/internal/nvml"
-	"github.com/cistern-gpu/cistern/trace"
+	"github.com/cistern-gpu/cistern/recording"
 )
 
 // machine is a host with these files and variables.
@@ -30,18 +30,18 @@ func machine(t *testing.T, files, env map[string]string) host {
 func TestContainer(t *testing.T) {
 	for name, c := range map[string]struct {
 		files map[string]string
-		want  []trace.Limit
+		want  []recording.Limit
 	}{
 		"none": {nil, nil},
 		"version 2, namespaced": {map[string]string{"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.max": "4294967296\n"},
-			[]trace.Limit{{Kind: "container", Bytes: 4 << 30, From: "/sys/fs/cgroup/memory.max"}}},
+			[]recording.Limit{{Kind: "container", Bytes: 4 << 30, From: "/sys/fs/cgroup/memory.max"}}},
 		"version 2, the tightest of several": {map[string]string{"proc/self/cgroup": "0::/a/b/c\n", "sys/fs/cgroup/a/b/c/memory.max": "max\n",
 			"sys/fs/cgroup/a/b/memory.max": "1000\n", "sys/fs/cgroup/a/memory.max": "2000\n"},
-			[]trace.Limit{{Kind: "container", Bytes: 1000, From: "/sys/fs/cgroup/a/b/memory.max"}}},
+			[]recording.Limit{{Kind: "container", Bytes: 1000, From: "/sys/fs/cgroup/a/b/memory.max"}}},
 		"version 2, none set": {map[string]string{"proc/self/cgroup": "0::/a\n", "sys/fs/cgroup/a/memory.max": "max\n"}, nil},
 		"version 1": {map[string]string{"proc/self/cgroup": "5:cpu:/x\n4:memory:/docker/1\n0::/\n",
 			"sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n", "sys/fs/cgroup/memory/docker/1/memory.limit_in_bytes": "5000\n"},
-			[]trace.Limit{{Kind: "container", Bytes: 5000, From: "/sys/fs/cgroup/memory/docker/1/memory.limit_in_bytes"}}},
+			[]recording.Limit{{Kind: "container", Bytes: 5000, From: "/sys/fs/cgroup/memory/docker/1/memory.limit_in_bytes"}}},
 		"nonsense": {map[string]string{"proc/self/cgroup": "x\n:::\n0::../../..\n", "sys/fs/cgroup/memory.max": "lots\n"}, nil},
 	} {
 		if got := machine(t, c.files, nil).container(); !slices.Equal(got, c.want) {
@@ -54,15 +54,15 @@ func TestMPS(t *testing.T) {
 	const pinned, threads = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 	for i, c := range []struct {
 		files, env map[string]string
-		want       []trace.Limit
+		want       []recording.Limit
 	}{
 		{nil, nil, nil},
-		{nil, map[string]string{pinned: "0=1G, 1=512M"}, []trace.Limit{{Kind: "mps", Bytes: 512 << 20, From: pinned + "=0=1G, 1=512M"}}},
+		{nil, map[string]string{pinned: "0=1G, 1=512M"}, []recording.Limit{{Kind: "mps", Bytes: 512 << 20, From: pinned + "=0=1G, 1=512M"}}},
 		{nil, map[string]string{pinned: "0=1G,x=3,1=lots"}, nil},
-		{nil, map[string]string{threads: "25"}, []trace.Limit{{Kind: "mps", From: threads + "=25"}}},
-		{map[string]string{"tmp/nvidia-mps/control": ""}, nil, []trace.Limit{{Kind: "mps", From: "a server whose pipes are in /tmp/nvidia-mps"}}},
+		{nil, map[string]string{threads: "25"}, []recording.Limit{{Kind: "mps", From: threads + "=25"}}},
+		{map[string]string{"tmp/nvidia-mps/control": ""}, nil, []recording.Limit{{Kind: "mps", From: "a server whose pipes are in /tmp/nvidia-mps"}}},
 		{map[string]string{"run/mps/control": ""}, map[string]string{"CUDA_MPS_PIPE_DIRECTORY": "/run/mps"},
-			[]trace.Limit{{Kind: "mps", From: "a server whose pipes are in /run/mps"}}},
+			[]recording.Limit{{Kind: "mps", From: "a server whose pipes are in /run/mps"}}},
 	} {
 		if got := machine(t, c.files, c.env).mps(1); !slices.Equal(got, c.want) {
 			t.Errorf("case %d: %+v, want %+v", i, got, c.want)
@@ -73,7 +73,7 @@ func TestMPS(t *testing.T) {
 func TestMIG(t *testing.T) {
 	const instance = "MIG-c6d4f1ef-42e4-5de3-91c7-45d71c87eb3f"
 	h := machine(t, nil, map[string]string{"CUDA_VISIBLE_DEVICES": instance})
-	if got, want := h.mig("NVIDIA H200", 5), (trace.Limit{Kind: "mig", Bytes: 5, From: "CUDA_VISIBLE_DEVICES=" + instance}); len(got) != 1 || got[0] != want {
+	if got, want := h.mig("NVIDIA H200", 5), (recording.Limit{Kind: "mig", Bytes: 5, From: "CUDA_VISIBLE_DEVICES=" + instance}); len(got) != 1 || got[0] != want {
 		t.Errorf("%+v", got)
 	}
 	h = machine(t, nil, map[string]string{"CUDA_VISIBLE_DEVICES": "0,1"})
@@ -89,7 +89,7 @@ func TestMIG(t *testing.T) {
 func TestNeighbours(t *testing.T) {
 	got := neighbours([]nvml.Process{{PID: 5, Name: "a", Bytes: 10, Known: true}, {PID: 7, Name: "me", Known: true, Bytes: 3},
 		{PID: 5, Name: "a", Graphics: true, Bytes: 12, Known: true}, {PID: 9}}, 7)
-	want := []trace.Neighbour{{PID: 5, Name: "a", Bytes: 12}, {PID: 7, Name: "me", Bytes: 3, Self: true}, {PID: 9}}
+	want := []recording.Neighbour{{PID: 5, Name: "a", Bytes: 12}, {PID: 7, Name: "me", Bytes: 3, Self: true}, {PID: 9}}
 	if !slices.Equal(got, want) {
 		t.Errorf("%+v, want %+v", got, want)
 	}

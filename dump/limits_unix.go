@@ -6,17 +6,17 @@ import (
 	"math"
 	"syscall"
 
-	"github.com/cistern-gpu/cistern/trace"
+	"github.com/cistern-gpu/cistern/recording"
 )
 
 // rlimits is what the process may not exceed itself: mapping memory of a GPU takes addresses.
-func rlimits() []trace.Limit {
+func rlimits() []recording.Limit {
 	var r syscall.Rlimit
 	// RLIM_INFINITY is the largest number of a signed or an unsigned type.
 	if err := syscall.Getrlimit(syscall.RLIMIT_AS, &r); err != nil || r.Cur >= 1<<63-1 {
 		return nil
 	}
-	return []trace.Limit{{Kind: "rlimit", Bytes: r.Cur, From: "RLIMIT_AS (ulimit -v): addresses of the process"}}
+	return []recording.Limit{{Kind: "rlimit", Bytes: r.Cur, From: "RLIMIT_AS (ulimit -v): addresses of the process"}}
 }
 
 // largest is the largest file that the process may make, in bytes.

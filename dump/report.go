@@ -14,8 +14,10 @@ import (
 	"time"
 
 	"github.com/cistern-gpu/cistern"
+	"github.com/cistern-gpu/cistern/internal/deadline"
 	"github.com/cistern-gpu/cistern/internal/environ"
-	"github.com/cistern-gpu/cistern/trace"
+	"github.com/cistern-gpu/cistern/recording"
+	"github.com/cistern-gpu/cistern/recording/native"
 )
 
 // MostFiles is how many files a Reporter leaves in a folder: those of the first failures, and the last one of the newest, which
@@ -100,8 +102,8 @@ func (r *Reporter) OutOfMemory(oom *cistern.OutOfMemoryError, lines []string) st
 		return ""
 	}
 	bound := cmp.Or(r.Bound, 5*time.Second)
-	clock := after(bound)
-	defer clock.stop()
+	clock, cancel := deadline.WithTimeout(bound)
+	defer cancel()
 	what := fmt.Sprintf("out of memory on device %d", oom.Device)
 	if later {
 		select {
@@ -117,7 +119,7 @@ func (r *Reporter) OutOfMemory(oom *cistern.OutOfMemoryError, lines []string) st
 		}
 		select {
 		case r.writing <- struct{}{}:
-		case <-clock.over:
+		case <-clock.Done():
 			r.tried.Add(1)
 			r.say(what + ": no file of it: others are being written")
 			return ""
@@ -148,7 +150,7 @@ func (r *Reporter) OutOfMemory(oom *cistern.OutOfMemoryError, lines []string) st
 	var err error
 	select {
 	case err = <-done:
-	case <-clock.over:
+	case <-clock.Done():
 		if j.state.CompareAndSwap(0, givenUp) {
 			r.giveUp(&j)
 			err = fmt.Errorf("given up after %v", bound)
@@ -241,11 +243,11 @@ type job struct {
 	dir    string
 	n      int   // of the file, MostFiles: the last
 	number int64 // of the failure
-	clock  *timer
+	clock  *deadline.Context
 	bound  time.Duration
 	file   string // known once it is written
 	d      dumping
-	f      *trace.Failure
+	f      *recording.Failure
 	ended  bool // guarded by r.mu: its thread has come back
 	// How many events were written, and how many left out.
 	events int
@@ -297,7 +299,7 @@ func (j *job) write() (err error) {
 	j.d.name()
 	j.f.Stack = j.d.stacks[j.oom.Stack]
 	for i, part := range parts {
-		late := func() bool { return j.clock.spent() >= j.bound*part.until/100 }
+		late := func() bool { return j.clock.Spent() >= j.bound*part.until/100 }
 		if i == len(parts)-1 {
 			late = func() bool { return false } // whoever waits gives up
 		}
@@ -310,7 +312,7 @@ func (j *job) write() (err error) {
 		}
 		f := *j.f
 		f.Event = max(-1, f.Event-left) // -1 also where others have followed it by so many
-		t.Failures = []*trace.Failure{&f}
+		t.Failures = []*recording.Failure{&f}
 		if err = j.writeTrace(t, late); !errors.Is(err, errSlow) {
 			break
 		}
@@ -340,7 +342,7 @@ var parts = []struct {
 var errSlow = errors.New("it takes too long")
 
 // newest is the trace with one of so many parts of its events, the newest, and how many were left out.
-func (j *job) newest(of int) (*trace.Trace, int) {
+func (j *job) newest(of int) (*recording.Trace, int) {
 	t := *j.d.traces[0]
 	left := len(t.Events) - (len(t.Events)+of-1)/of
 	t.Events = t.Events[left:]
@@ -357,9 +359,9 @@ func (j *job) newest(of int) (*trace.Trace, int) {
 }
 
 // writeTrace writes the file, where that is done before it is late.
-func (j *job) writeTrace(t *trace.Trace, late func() bool) error {
+func (j *job) writeTrace(t *recording.Trace, late func() bool) error {
 	return WriteFile(j.file, func(w io.Writer) error {
-		if err := trace.WriteCistern(&timely{w, late}, &trace.File{Path: j.file, Traces: []*trace.Trace{t}}); err != nil {
+		if err := native.Write(&timely{w, late}, &recording.File{Path: j.file, Traces: []*recording.Trace{t}}); err != nil {
 			return err
 		}
 		if !j.state.CompareAndSwap(0, whole) {

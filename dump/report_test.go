@@ -15,7 +15,8 @@ import (
 
 	"github.com/cistern-gpu/cistern"
 	"github.com/cistern-gpu/cistern/event"
-	"github.com/cistern-gpu/cistern/trace"
+	"github.com/cistern-gpu/cistern/recording"
+	"github.com/cistern-gpu/cistern/recording/open"
 )
 
 // said collects what a Reporter says.
@@ -98,7 +99,7 @@ func TestReporter(t *testing.T) {
 		if want := fmt.Sprintf("cistern: out of memory on device 0: wrote %s; cistern report %s explains it", file, file); s.all() != want {
 			t.Errorf("said %q, want %q", s.all(), want)
 		}
-		read, err := trace.ReadFile(file)
+		read, err := open.File(file)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -118,7 +119,7 @@ func TestReporter(t *testing.T) {
 			t.Errorf("%s, %q, %q, %d", calls(tr, f.Stack), tr.Tags[f.Tag], tr.Libraries[f.Library], f.Thread)
 		}
 		if f.Requested != oom.Requested || f.Need != oom.Need || f.Reserved != oom.Reserved || f.Limit != 100*mib || f.PoolLimit != oom.PoolLimit ||
-			f.DeviceTotal == 0 || f.Pool != (trace.PoolID{7, 8}) || !slices.Equal(f.Lines, lines) || f.Version != cistern.Version ||
+			f.DeviceTotal == 0 || f.Pool != (recording.PoolID{7, 8}) || !slices.Equal(f.Lines, lines) || f.Version != cistern.Version ||
 			f.Conf != a.Options().String() || !strings.HasPrefix(f.UUID, "GPU-") || f.Device == "" {
 			t.Errorf("%+v", f)
 		}
@@ -155,7 +156,7 @@ func TestReporter(t *testing.T) {
 		held := map[string]uint64{}
 		for _, g := range tr.Final {
 			for _, b := range g.Blocks {
-				if b.State == trace.Active {
+				if b.State == recording.Active {
 					held[calls(tr, b.Stack)] += b.Requested
 				}
 			}
@@ -184,7 +185,7 @@ func TestFailuresAtOnce(t *testing.T) {
 		t.Errorf("files %v; said\n%s", list, s.all())
 	}
 	for _, file := range list {
-		read, err := trace.ReadFile(file)
+		read, err := open.File(file)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -262,7 +263,7 @@ func TestGivenUp(t *testing.T) {
 	release := make(chan struct{})
 	r.Names = func() Names {
 		n := testNames
-		n.Frames = func(numbers []uint64) [][]trace.Frame {
+		n.Frames = func(numbers []uint64) [][]recording.Frame {
 			<-release
 			return testNames.Frames(numbers)
 		}
@@ -286,7 +287,7 @@ func TestGivenUp(t *testing.T) {
 	if file := r.OutOfMemory(oom, nil); file == "" {
 		t.Errorf("the next one is not written: %s", s.all())
 	}
-	r.Names = func() Names { return Names{Frames: func([]uint64) [][]trace.Frame { panic("injected") }} }
+	r.Names = func() Names { return Names{Frames: func([]uint64) [][]recording.Frame { panic("injected") }} }
 	if file := r.OutOfMemory(oom, nil); file != "" || !strings.Contains(s.all(), "a bug in Cistern") || !strings.Contains(s.all(), "injected") {
 		t.Errorf("%q; said %s", file, s.all())
 	}
@@ -307,22 +308,6 @@ func TestGivenUpLate(t *testing.T) {
 		if r.ended(j); r.stuck {
 			t.Errorf("ends first %v: stuck for good", endsFirst)
 		}
-	}
-}
-
-// TestStoppedMeanwhile: a process that is stopped for long while a file is written has the time for it all the same.
-func TestStoppedMeanwhile(t *testing.T) {
-	naps := 0
-	var all, none, short timer
-	if over := all.pass(time.Second, func(time.Duration) time.Duration { naps++; return time.Hour }); !over || naps != 10 || all.spent() != time.Second {
-		t.Errorf("over %v after %d naps that took an hour each, %v", over, naps, all.spent())
-	}
-	naps = 0
-	if over := none.pass(time.Second, func(d time.Duration) time.Duration { naps++; return d }); !over || naps != 100 || none.spent() != time.Second {
-		t.Errorf("over %v after %d naps, %v", over, naps, none.spent())
-	}
-	if over := short.pass(time.Hour, func(d time.Duration) time.Duration { short.stop(); return d }); over || short.spent() != grain {
-		t.Errorf("over %v though it was stopped, %v", over, short.spent())
 	}
 }
 
@@ -349,9 +334,9 @@ func TestNewest(t *testing.T) {
 	if file == "" || strings.Contains(s.all(), "newest") {
 		t.Fatalf("with time enough it says %s", s.all())
 	}
-	events := func(file string) *trace.Trace {
+	events := func(file string) *recording.Trace {
 		t.Helper()
-		read, err := trace.ReadFile(file)
+		read, err := open.File(file)
 		if err != nil {
 			t.Fatal(err)
 		}

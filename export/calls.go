@@ -8,7 +8,7 @@ import (
 
 	"google.golang.org/protobuf/encoding/protowire"
 
-	"github.com/cistern-gpu/cistern/trace"
+	"github.com/cistern-gpu/cistern/recording"
 )
 
 // The calls of a driver trace: as slices on the threads that made them, and as a table.
@@ -34,28 +34,30 @@ var callColumns = []Column{
 }
 
 // stacksOf are the stacks of a driver trace, as those of a device's.
-func stacksOf(d *trace.Driver) *trace.Trace { return &trace.Trace{Stacks: d.Stacks, Frames: d.Frames} }
+func stacksOf(d *recording.Driver) *recording.Trace {
+	return &recording.Trace{Stacks: d.Stacks, Frames: d.Frames}
+}
 
 // wallNS is when a call began, in nanoseconds since 1970.
-func wallNS(d *trace.Driver, c *trace.Call) int64 { return max(0, d.WallNS+int64(c.TimeNS)) }
+func wallNS(d *recording.Driver, c *recording.Call) int64 { return max(0, d.WallNS+int64(c.TimeNS)) }
 
 // processOf is the process of a call.
-func processOf(d *trace.Driver, i uint32) trace.Process {
+func processOf(d *recording.Driver, i uint32) recording.Process {
 	if int(i) < len(d.Processes) {
 		return d.Processes[i]
 	}
-	return trace.Process{}
+	return recording.Process{}
 }
 
 // whose says of which process the memory of trace i is, where the file has several of its device.
-func whose(f *trace.File, i int) string {
+func whose(f *recording.File, i int) string {
 	if o := f.Traces[i].Owner; o != nil {
 		return " of " + ownerName(o)
 	}
 	return ""
 }
 
-func ownerName(o *trace.Owner) string {
+func ownerName(o *recording.Owner) string {
 	return fmt.Sprintf("%s %d", cmp.Or(programName(o.Program), "process"), o.PID)
 }
 
@@ -67,15 +69,15 @@ func programName(path string) string {
 	return filepath.Base(path)
 }
 
-func fillCalls(r rows, f *trace.File, speak func(*words)) error {
+func fillCalls(r rows, f *recording.File, speak func(*words)) error {
 	d := f.Driver
 	if d == nil {
 		return errors.New("the file has no driver calls; those that cistern trace writes have")
 	}
 	w := wordsOf(stacksOf(d))
-	var functions [trace.NumCallKinds + 1]uint32
+	var functions [recording.NumCallKinds + 1]uint32
 	for k := range functions {
-		functions[k] = w.id(trace.CallKind(k).String())
+		functions[k] = w.id(recording.CallKind(k).String())
 	}
 	speak(w)
 	for i := range d.Calls {
@@ -85,7 +87,7 @@ func fillCalls(r rows, f *trace.File, speak func(*words)) error {
 		r.int(int64(c.Thread))
 		r.int(wallNS(d, c))
 		r.int(int64(c.TookNS))
-		r.text(functions[min(c.Kind, trace.NumCallKinds)])
+		r.text(functions[min(c.Kind, recording.NumCallKinds)])
 		r.truth(c.Kind.MayWait())
 		r.int(int64(c.Result))
 		knownInt(r, int64(c.Device), c.Device >= 0)
@@ -109,7 +111,7 @@ const (
 )
 
 // calls writes the calls of a driver trace: a process and its threads for each that made some.
-func (p *perfetto) calls(f *trace.File, sequence uint64) {
+func (p *perfetto) calls(f *recording.File, sequence uint64) {
 	d, names := f.Driver, threadNames(f)
 	out := perfettoDevice{perfetto: p, t: stacksOf(d), sequence: sequence}
 	processes := map[uint32]uint64{}
@@ -134,7 +136,7 @@ func (p *perfetto) calls(f *trace.File, sequence uint64) {
 }
 
 // call writes one call as a slice.
-func (d *perfettoDevice) call(i int, c *trace.Call, thread uint64, ns int64) {
+func (d *perfettoDevice) call(i int, c *recording.Call, thread uint64, ns int64) {
 	d.body = number(d.body[:0], eventType, typeBegin)
 	d.body = number(d.body, eventTrack, thread)
 	name := c.Kind.String()

@@ -1,4 +1,4 @@
-// Package export writes recorded runs for the tools that people have. It reads a trace.File, whatever it came from, and
+// Package export writes recorded runs for the tools that people have. It reads a recording.File, whatever it came from, and
 // streams the output; what it holds besides the trace follows what was live at once and the number of stacks.
 //
 //   - pprof.go: a profile for `go tool pprof`, of one moment (moment.go).
@@ -15,7 +15,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/cistern-gpu/cistern/trace"
+	"github.com/cistern-gpu/cistern/recording"
 )
 
 // PyTorchDoc, PprofDoc and PerfettoDoc say what is in those formats and in which units, for the command's help.
@@ -36,8 +36,8 @@ where the record says the date; events which it gives the same microsecond are a
 )
 
 // poolName is a private pool by PyTorch's two numbers, and a word for the default one.
-func poolName(id trace.PoolID) string {
-	if id == (trace.PoolID{}) {
+func poolName(id recording.PoolID) string {
+	if id == (recording.PoolID{}) {
 		return "default"
 	}
 	return fmt.Sprintf("%d,%d", id[0], id[1])
@@ -52,14 +52,14 @@ func streamName(id uint64) string {
 }
 
 // poolOf and streamOf answer for the indices of an event; what a hostile file says is out of range is the default.
-func poolOf(t *trace.Trace, i uint32) trace.PoolID {
+func poolOf(t *recording.Trace, i uint32) recording.PoolID {
 	if int(i) < len(t.Pools) {
 		return t.Pools[i]
 	}
-	return trace.PoolID{}
+	return recording.PoolID{}
 }
 
-func streamOf(t *trace.Trace, i uint32) uint64 {
+func streamOf(t *recording.Trace, i uint32) uint64 {
 	if int(i) < len(t.Streams) {
 		return t.Streams[i]
 	}
@@ -67,7 +67,7 @@ func streamOf(t *trace.Trace, i uint32) uint64 {
 }
 
 // stackText is a stack on one line, innermost frame first.
-func stackText(t *trace.Trace, stack uint32) string {
+func stackText(t *recording.Trace, stack uint32) string {
 	var b strings.Builder
 	for i, f := range t.FramesOf(stack) {
 		if i > 0 {
@@ -80,7 +80,7 @@ func stackText(t *trace.Trace, stack uint32) string {
 
 // callerText is the innermost frame whose line is known: under Python, the line of the program that asked, whatever libraries
 // stand between it and the driver. Where none has a line, the frame that says most.
-func callerText(t *trace.Trace, stack uint32) string {
+func callerText(t *recording.Trace, stack uint32) string {
 	frames := t.FramesOf(stack)
 	for _, f := range frames {
 		if f.HasFile() && f.Line > 0 {
@@ -88,7 +88,7 @@ func callerText(t *trace.Trace, stack uint32) string {
 		}
 	}
 	if len(frames) > 0 {
-		return frames[max(0, trace.Telling(frames))].String()
+		return frames[max(0, recording.Telling(frames))].String()
 	}
 	return ""
 }

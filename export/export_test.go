@@ -20,7 +20,9 @@ import (
 	"github.com/cistern-gpu/cistern/analyze"
 	"github.com/cistern-gpu/cistern/event"
 	_ "github.com/cistern-gpu/cistern/internal/lockrank/checked"
-	"github.com/cistern-gpu/cistern/trace"
+	"github.com/cistern-gpu/cistern/recording"
+	"github.com/cistern-gpu/cistern/recording/driver"
+	"github.com/cistern-gpu/cistern/recording/open"
 )
 
 // TestOutputs shows what every format makes of the sample, as text. `go test ./export -rewrite` takes what it sees.
@@ -28,7 +30,7 @@ func TestOutputs(t *testing.T) {
 	datadriven.RunTest(t, "testdata/outputs", func(t *testing.T, d *datadriven.TestData) string {
 		f := sampleRun()
 		if d.HasArg("calls") {
-			f = &trace.File{Path: "run.cistern", Format: trace.FormatCistern, Driver: sampleCalls()}
+			f = &recording.File{Path: "run.cistern", Format: recording.FormatCistern, Driver: sampleCalls()}
 		}
 		if d.HasArg("labels") {
 			f = sampleLabels()
@@ -71,7 +73,7 @@ func TestOutputs(t *testing.T) {
 
 // A profile's sums are what analyze says of the same moment: in all, and for every stack.
 func TestPprofAgreesWithAnalyze(t *testing.T) {
-	recorded(t, func(t *testing.T, f *trace.File) {
+	recorded(t, func(t *testing.T, f *recording.File) {
 		for _, tr := range f.Traces {
 			_, peak := tr.PeakLive()
 			for _, at := range []struct {
@@ -82,7 +84,7 @@ func TestPprofAgreesWithAnalyze(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				one := &trace.File{Path: f.Path, Traces: []*trace.Trace{tr}}
+				one := &recording.File{Path: f.Path, Traces: []*recording.Trace{tr}}
 				p, err := profile.Parse(bytes.NewReader(written(t, func(b *bytes.Buffer) error { return WritePprof(b, one, m) })))
 				if err != nil {
 					t.Fatal(err)
@@ -96,7 +98,7 @@ func TestPprofAgreesWithAnalyze(t *testing.T) {
 					}
 					var names []string
 					for _, l := range s.Location {
-						fr := trace.Frame{Func: l.Line[0].Function.Name, File: l.Line[0].Function.Filename, Line: int(l.Line[0].Line)}
+						fr := recording.Frame{Func: l.Line[0].Function.Name, File: l.Line[0].Function.Filename, Line: int(l.Line[0].Line)}
 						names = append(names, fr.String())
 					}
 					key := strings.Join(names, ";")
@@ -139,7 +141,7 @@ func TestPprofAgreesWithAnalyze(t *testing.T) {
 func TestLabelsAddUp(t *testing.T) {
 	f := sampleLabels()
 	for i, tr := range f.Traces {
-		one := &trace.File{Path: f.Path, Traces: f.Traces[i : i+1]}
+		one := &recording.File{Path: f.Path, Traces: f.Traces[i : i+1]}
 		for _, at := range []string{"start", "peak", "1"} {
 			m, err := ParseMoment(at)
 			if err != nil {
@@ -213,7 +215,7 @@ func TestLabelsAddUp(t *testing.T) {
 
 // Both tables add up to what analyze says, and are the same in Parquet, read by a library, as in CSV.
 func TestTablesAgreeWithAnalyze(t *testing.T) {
-	recorded(t, func(t *testing.T, f *trace.File) {
+	recorded(t, func(t *testing.T, f *recording.File) {
 		for _, table := range Tables[:2] {
 			text := written(t, func(b *bytes.Buffer) error { return WriteCSV(b, f, table) })
 			packed, _ := parquetText(t, written(t, func(b *bytes.Buffer) error { return WriteParquet(b, f, table) }))
@@ -369,7 +371,7 @@ func TestMoments(t *testing.T) {
 		}
 	}
 	m, _ := ParseMoment("oom")
-	if i, err := m.index(&trace.Trace{Events: f.Traces[0].Events[:5]}, c); err == nil || !strings.Contains(err.Error(), "no request failed on device 0") {
+	if i, err := m.index(&recording.Trace{Events: f.Traces[0].Events[:5]}, c); err == nil || !strings.Contains(err.Error(), "no request failed on device 0") {
 		t.Errorf("event %d, %v", i, err)
 	}
 	died := *f.Traces[0]
@@ -378,19 +380,19 @@ func TestMoments(t *testing.T) {
 	if i, err := m.index(&died, c); err != nil || i != 5 {
 		t.Errorf("event %d, %v; want 5, as what failed later was met after all", i, err)
 	}
-	died.Failures = []*trace.Failure{{Event: -1}}
+	died.Failures = []*recording.Failure{{Event: -1}}
 	if i, err := m.index(&died, c); err != nil || i != len(died.Events)-1 {
 		t.Errorf("event %d, %v; want the last, where a process wrote down what it held", i, err)
 	}
 	m, _ = ParseMoment("5ms")
-	if _, err := m.index(&trace.Trace{Events: make([]event.Event, 3)}, clock{}); err == nil {
+	if _, err := m.index(&recording.Trace{Events: make([]event.Event, 3)}, clock{}); err == nil {
 		t.Error("a time in a trace without times")
 	}
 }
 
 // What has no times cannot be put on a timeline, but into all else; what has no events at all makes empty outputs.
 func TestWithoutTimes(t *testing.T) {
-	f := &trace.File{Path: "x", Traces: []*trace.Trace{{Events: []event.Event{{Kind: event.Alloc, Addr: base, Size: 5}}}}}
+	f := &recording.File{Path: "x", Traces: []*recording.Trace{{Events: []event.Event{{Kind: event.Alloc, Addr: base, Size: 5}}}}}
 	if err := WritePerfetto(&bytes.Buffer{}, f); err == nil || !strings.Contains(err.Error(), "no times") {
 		t.Errorf("%v", err)
 	}
@@ -399,8 +401,8 @@ func TestWithoutTimes(t *testing.T) {
 		t.Errorf("%s", text)
 	}
 	profileText(t, written(t, func(b *bytes.Buffer) error { return WritePprof(b, f, Moment{}) }))
-	for _, none := range [][]*trace.Trace{nil, {{}}} { // which is another thing
-		if err := WritePerfetto(&bytes.Buffer{}, &trace.File{Path: "x", Traces: none}); err == nil || !strings.Contains(err.Error(), "no events") {
+	for _, none := range [][]*recording.Trace{nil, {{}}} { // which is another thing
+		if err := WritePerfetto(&bytes.Buffer{}, &recording.File{Path: "x", Traces: none}); err == nil || !strings.Contains(err.Error(), "no events") {
 			t.Errorf("%v", err)
 		}
 	}
@@ -416,7 +418,7 @@ func TestWithoutTimes(t *testing.T) {
 
 // The calls of a driver trace are the same in Parquet as in CSV, and an error where there are none.
 func TestCalls(t *testing.T) {
-	f := &trace.File{Driver: sampleCalls()}
+	f := &recording.File{Driver: sampleCalls()}
 	table, err := TableNamed("calls")
 	if err != nil {
 		t.Fatal(err)
@@ -451,18 +453,18 @@ func TestColumns(t *testing.T) {
 func TestDriverTimes(t *testing.T) {
 	const wall = 1_700_000_000_000_000_000
 	var b bytes.Buffer
-	w, err := trace.NewDriverWriter(&b, wall, []string{"program"})
+	w, err := driver.NewWriter(&b, wall, []string{"program"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := w.Process(trace.Process{PID: 7})
+	p := w.Process(recording.Process{PID: 7})
 	for i := range uint64(20) {
-		w.Call(&trace.Call{Kind: trace.MemAlloc, TimeNS: 31_000_000_000 + i*1_000_000, TookNS: 500_000, Addr: (i + 1) << 30, Size: 1 << 20, Process: p, Thread: 7})
+		w.Call(&recording.Call{Kind: recording.MemAlloc, TimeNS: 31_000_000_000 + i*1_000_000, TookNS: 500_000, Addr: (i + 1) << 30, Size: 1 << 20, Process: p, Thread: 7})
 	}
-	if err := w.Close(trace.DriverEnd{}); err != nil {
+	if err := w.Close(recording.DriverEnd{}); err != nil {
 		t.Fatal(err)
 	}
-	f, err := trace.Read(&b, "run.cistern")
+	f, err := open.Read(&b, "run.cistern")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -495,18 +497,18 @@ func TestDriverTimes(t *testing.T) {
 // Each process of a driver trace has a device of its own on the timeline, and its name says whose it is.
 func TestProcessesOfADevice(t *testing.T) {
 	var b bytes.Buffer
-	w, err := trace.NewDriverWriter(&b, 0, []string{"program"})
+	w, err := driver.NewWriter(&b, 0, []string{"program"})
 	if err != nil {
 		t.Fatal(err)
 	}
 	for i, pid := range []uint32{70, 80} {
-		p := w.Process(trace.Process{PID: pid, Program: []string{"/bin/worker", ""}[i]}) // which the kernel may not say
-		w.Call(&trace.Call{Kind: trace.MemAlloc, TimeNS: uint64(i+1) * 1000, Addr: 1 << 30, Size: 1 << 20, Process: p, Thread: pid + 1})
+		p := w.Process(recording.Process{PID: pid, Program: []string{"/bin/worker", ""}[i]}) // which the kernel may not say
+		w.Call(&recording.Call{Kind: recording.MemAlloc, TimeNS: uint64(i+1) * 1000, Addr: 1 << 30, Size: 1 << 20, Process: p, Thread: pid + 1})
 	}
-	if err := w.Close(trace.DriverEnd{}); err != nil {
+	if err := w.Close(recording.DriverEnd{}); err != nil {
 		t.Fatal(err)
 	}
-	f, err := trace.Read(&b, "run.cistern")
+	f, err := open.Read(&b, "run.cistern")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -553,9 +555,9 @@ func TestProcessesOfADevice(t *testing.T) {
 
 // A caller is a line of the program where one is known, though the libraries between it and the driver have files too.
 func TestCaller(t *testing.T) {
-	tr := &trace.Trace{Frames: []trace.Frame{{Func: "libcudart.so.13+0x41b5d", File: "/nv/libcudart.so.13"}, {Func: "at::empty_cuda", File: "/x/libtorch_cuda.so"},
+	tr := &recording.Trace{Frames: []recording.Frame{{Func: "libcudart.so.13+0x41b5d", File: "/nv/libcudart.so.13"}, {Func: "at::empty_cuda", File: "/x/libtorch_cuda.so"},
 		{Func: "forward", File: "/x/layer.py", Line: 7}, {Func: "<module>", File: "/x/train.py", Line: 9}, {Func: "0x7f00"}},
-		Stacks: []trace.Stack{nil, {0, 1, 2, 3}, {0, 1}, {4}}}
+		Stacks: []recording.Stack{nil, {0, 1, 2, 3}, {0, 1}, {4}}}
 	for stack, want := range []string{"", "forward /x/layer.py:7", "at::empty_cuda /x/libtorch_cuda.so", "0x7f00"} {
 		if got := callerText(tr, uint32(stack)); got != want {
 			t.Errorf("stack %d: %q, want %q", stack, got, want)

@@ -5,7 +5,7 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/cistern-gpu/cistern/trace"
+	"github.com/cistern-gpu/cistern/recording"
 )
 
 // Moment says of which moment of a run a profile is to be. The zero Moment is the peak of live bytes.
@@ -49,7 +49,7 @@ func ParseMoment(s string) (Moment, error) {
 }
 
 // index is the event of t after which the moment is; -1 is before the first.
-func (m Moment) index(t *trace.Trace, c clock) (int, error) {
+func (m Moment) index(t *recording.Trace, c clock) (int, error) {
 	switch m.kind {
 	case atStart:
 		return -1, nil

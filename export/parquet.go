@@ -7,7 +7,7 @@ import (
 
 	"github.com/parquet-go/parquet-go"
 
-	"github.com/cistern-gpu/cistern/trace"
+	"github.com/cistern-gpu/cistern/recording"
 )
 
 const (
@@ -26,7 +26,7 @@ type parquetRows struct {
 	err     error
 }
 
-func newParquet(w io.Writer, f *trace.File, table *Table) *parquetRows {
+func newParquet(w io.Writer, f *recording.File, table *Table) *parquetRows {
 	options := []parquet.WriterOption{parquet.Compression(&parquet.Zstd), parquet.MaxRowsPerRowGroup(groupRows),
 		parquet.KeyValueMetadata("cistern.path", f.Path), parquet.KeyValueMetadata("cistern.format", f.Format),
 		parquet.KeyValueMetadata("cistern.table", table.Name), parquetSchema(table)}

@@ -10,7 +10,7 @@ import (
 
 	"github.com/parquet-go/parquet-go"
 
-	"github.com/cistern-gpu/cistern/trace"
+	"github.com/cistern-gpu/cistern/recording"
 )
 
 func writeFile(t testing.TB, name string, b []byte) {
@@ -36,7 +36,7 @@ func TestParquetReadBack(t *testing.T) {
 			for i := range distinct {
 				w.id(strings.Repeat(`é,"`, i%5) + string(rune('a'+i%26)) + strings.Repeat("x", i/26%40))
 			}
-			table := &Table{Name: "random", Columns: columns, fill: func(r rows, _ *trace.Trace, _ clock, w *words) error {
+			table := &Table{Name: "random", Columns: columns, fill: func(r rows, _ *recording.Trace, _ clock, w *words) error {
 				rng := rand.New(rand.NewPCG(uint64(n), 2))
 				width := rng.IntN(65)
 				for range n {
@@ -76,7 +76,7 @@ func TestParquetReadBack(t *testing.T) {
 			}
 			var text, packed bytes.Buffer
 			fill(newCSV(&text, columns))
-			fill(newParquet(&packed, &trace.File{}, table))
+			fill(newParquet(&packed, &recording.File{}, table))
 			got, groups := parquetText(t, packed.Bytes())
 			if got != text.String() {
 				t.Fatalf("%d rows, %g nulls: %s", n, nulls, firstDifference(got, text.String()))

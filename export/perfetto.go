@@ -12,7 +12,7 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 
 	"github.com/cistern-gpu/cistern/event"
-	"github.com/cistern-gpu/cistern/trace"
+	"github.com/cistern-gpu/cistern/recording"
 )
 
 // Field numbers of Perfetto's trace format, protos/perfetto/trace/*.proto in its repository.
@@ -74,12 +74,12 @@ const (
 //
 // The importer of Perfetto 58.2 read timelines of recorded runs, driver traces and files of out-of-memory without error or
 // loss: the tests check what it asks of a file.
-func WritePerfetto(w io.Writer, f *trace.File) error {
+func WritePerfetto(w io.Writer, f *recording.File) error {
 	p := &perfetto{w: bufio.NewWriterSize(w, 1<<16)}
 	c := clockOf(f)
 	calls := f.Driver != nil && len(f.Driver.Calls) > 0
 	if !c.known && !calls {
-		if !slices.ContainsFunc(f.Traces, func(t *trace.Trace) bool { return len(t.Events) > 0 }) {
+		if !slices.ContainsFunc(f.Traces, func(t *recording.Trace) bool { return len(t.Events) > 0 }) {
 			return errors.New("there are no events to put on a timeline")
 		}
 		return errors.New("the events have no times, which a timeline needs")
@@ -136,7 +136,7 @@ func message(b []byte, field protowire.Number, m []byte) []byte {
 func nanoseconds(us int64) uint64 { return uint64(max(0, us)) * 1000 }
 
 // clocks says which time of day the timestamps are.
-func (p *perfetto) clocks(f *trace.File, c clock) {
+func (p *perfetto) clocks(f *recording.File, c clock) {
 	if d := f.Driver; d != nil && len(d.Calls) > 0 {
 		if us := wallNS(d, &d.Calls[0]) / 1000; !c.known || us < c.start {
 			c.start = us
@@ -167,7 +167,7 @@ func (p *perfetto) order() {
 // perfettoDevice writes what happened on one device.
 type perfettoDevice struct {
 	*perfetto
-	t        *trace.Trace
+	t        *recording.Trace
 	sequence uint64
 	line     timeline
 	process  uint64
@@ -269,7 +269,7 @@ func either(ok bool, s string) string {
 }
 
 // labelsUsed says which tags and libraries blocks have, 0 among them; nil where there are no others.
-func labelsUsed(t *trace.Trace) (tags, libraries []bool) {
+func labelsUsed(t *recording.Trace) (tags, libraries []bool) {
 	use := func(all *[]bool, i int) {
 		for len(*all) <= i {
 			*all = append(*all, false)
@@ -283,7 +283,7 @@ func labelsUsed(t *trace.Trace) (tags, libraries []bool) {
 		}
 	}
 	for i := range t.Initial {
-		if b := &t.Initial[i]; b.State != trace.Inactive {
+		if b := &t.Initial[i]; b.State != recording.Inactive {
 			use(&tags, int(b.Tag))
 			use(&libraries, int(b.Library))
 		}

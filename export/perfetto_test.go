@@ -10,16 +10,16 @@ import (
 
 	"github.com/cistern-gpu/cistern/analyze"
 	"github.com/cistern-gpu/cistern/event"
-	"github.com/cistern-gpu/cistern/trace"
+	"github.com/cistern-gpu/cistern/recording"
 )
 
 // What a timeline says, against analyze, and the order in which Perfetto's page draws it.
 
 // Counters end at, and never exceed, what analyze says; the highest of live and reserved are the peaks.
 func TestPerfettoAgreesWithAnalyze(t *testing.T) {
-	recorded(t, func(t *testing.T, f *trace.File) {
+	recorded(t, func(t *testing.T, f *recording.File) {
 		for _, tr := range f.Traces {
-			one := &trace.File{Path: f.Path, Traces: []*trace.Trace{tr}}
+			one := &recording.File{Path: f.Path, Traces: []*recording.Trace{tr}}
 			groupsAddUp(t, one)
 			names := map[uint64]string{}
 			highest, last := map[string]uint64{}, map[string]uint64{}
@@ -69,7 +69,7 @@ func TestPerfettoOrder(t *testing.T) {
 	f := sampleLabels()
 	tr := f.Traces[0]
 	tr.Streams = []uint64{0, 10, 0x5581a2c0, 2}
-	tr.Pools = []trace.PoolID{{}, {10, 0}, {2, 0}}
+	tr.Pools = []recording.PoolID{{}, {10, 0}, {2, 0}}
 	names, ordered := map[uint64]string{}, map[uint64]bool{}
 	got := map[string]map[uint64]string{}
 	for _, p := range packets(t, written(t, func(b *bytes.Buffer) error { return WritePerfetto(b, f) })) {
@@ -115,7 +115,7 @@ func TestPerfettoOrder(t *testing.T) {
 }
 
 // groupsAddUp checks that the counters of a group add up to what is live, at every moment of a file of one device.
-func groupsAddUp(t *testing.T, one *trace.File) {
+func groupsAddUp(t *testing.T, one *recording.File) {
 	t.Helper()
 	tracks := map[uint64]string{}
 	now := map[string]uint64{}
@@ -154,14 +154,14 @@ func groupsAddUp(t *testing.T, one *trace.File) {
 // Events that the record gives one time, as a replay's are, are each an instant of their own, in order.
 func TestEventsOfOneTime(t *testing.T) {
 	const n, us = 3000, 1_700_000_000_000_000
-	tr := &trace.Trace{Path: "x", Streams: []uint64{0}, Pools: []trace.PoolID{{}}, Stacks: []trace.Stack{nil}, FromStart: true}
+	tr := &recording.Trace{Path: "x", Streams: []uint64{0}, Pools: []recording.PoolID{{}}, Stacks: []recording.Stack{nil}, FromStart: true}
 	for i := range uint64(n) {
 		tr.Events = append(tr.Events, event.Event{Kind: event.SegmentAlloc, Addr: i << 21, Size: 1 << 21, TimeUS: us, Thread: 7})
 	}
 	tr.Events = append(tr.Events, event.Event{Kind: event.SegmentFree, Size: 1 << 21, TimeUS: us + 2, Thread: 7}, // too soon for so many
 		event.Event{Kind: event.Snapshot, TimeUS: us + 10, Thread: 7})
 	times := map[uint64][]uint64{}
-	for _, p := range packets(t, written(t, func(b *bytes.Buffer) error { return WritePerfetto(b, &trace.File{Traces: []*trace.Trace{tr}}) })) {
+	for _, p := range packets(t, written(t, func(b *bytes.Buffer) error { return WritePerfetto(b, &recording.File{Traces: []*recording.Trace{tr}}) })) {
 		if e := p.get("track_event").m; e != nil && e.get("type").n == typeInstant {
 			id := e.get("track_uuid").n
 			times[id] = append(times[id], p.get("timestamp").n)

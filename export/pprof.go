@@ -8,7 +8,7 @@ import (
 	"github.com/google/pprof/profile"
 
 	"github.com/cistern-gpu/cistern/event"
-	"github.com/cistern-gpu/cistern/trace"
+	"github.com/cistern-gpu/cistern/recording"
 )
 
 // sizeLimits end the ranges of the label "size"; package analyze shows the same ones.
@@ -50,7 +50,7 @@ const (
 // WritePprof writes a profile as it would have been taken at the moment: inuse_* are the blocks that are live then
 // (bytes as requested, from alloc to free_completed), alloc_* all that were allocated until then, those included that
 // were live before the first event. Each device of the file is looked at at its own moment.
-func WritePprof(w io.Writer, f *trace.File, at Moment) error {
+func WritePprof(w io.Writer, f *recording.File, at Moment) error {
 	p := &profile.Profile{
 		SampleType: []*profile.ValueType{
 			{Type: "inuse_space", Unit: "bytes"}, {Type: "inuse_objects", Unit: "count"},
@@ -62,8 +62,8 @@ func WritePprof(w io.Writer, f *trace.File, at Moment) error {
 	mapping := &profile.Mapping{ID: 1, File: filepath.Base(f.Path), HasFunctions: true, HasFilenames: true,
 		HasLineNumbers: true, HasInlineFrames: true}
 	p.Mapping = []*profile.Mapping{mapping}
-	places := &locations{p: p, mapping: mapping, named: &trace.Trace{Threads: threadNames(f)}, functions: map[[2]string]*profile.Function{},
-		byFrame: map[trace.Frame]*profile.Location{}}
+	places := &locations{p: p, mapping: mapping, named: &recording.Trace{Threads: threadNames(f)}, functions: map[[2]string]*profile.Function{},
+		byFrame: map[recording.Frame]*profile.Location{}}
 	c := clockOf(f)
 	for _, t := range f.Traces {
 		i, err := at.index(t, c)
@@ -96,7 +96,7 @@ func WritePprof(w io.Writer, f *trace.File, at Moment) error {
 }
 
 // collect sums up a trace until event i, in the order in which keys are first seen.
-func collect(t *trace.Trace, i int) ([]sample, *walker) {
+func collect(t *recording.Trace, i int) ([]sample, *walker) {
 	var samples []sample
 	index := map[sampleKey]int{}
 	of := func(b block, pending bool) *sample {
@@ -115,7 +115,7 @@ func collect(t *trace.Trace, i int) ([]sample, *walker) {
 		s.values[allocObjects]++
 	}
 	for k := range t.Initial {
-		if t.Initial[k].State != trace.Inactive {
+		if t.Initial[k].State != recording.Inactive {
 			add(initialBlock(&t.Initial[k]))
 		}
 	}
@@ -144,15 +144,15 @@ type sample struct {
 type locations struct {
 	p         *profile.Profile
 	mapping   *profile.Mapping
-	named     *trace.Trace // with the names of all threads of the file
+	named     *recording.Trace // with the names of all threads of the file
 	functions map[[2]string]*profile.Function
-	byFrame   map[trace.Frame]*profile.Location
+	byFrame   map[recording.Frame]*profile.Location
 }
 
 // unknownStack stands for the stack of what was recorded without one, so that sums stay whole.
-var unknownStack = trace.Frame{Func: "[no stack was recorded]"}
+var unknownStack = recording.Frame{Func: "[no stack was recorded]"}
 
-func (l *locations) add(t *trace.Trace, samples []sample, devices bool) {
+func (l *locations) add(t *recording.Trace, samples []sample, devices bool) {
 	stacks := map[uint32][]*profile.Location{}
 	for i := range samples {
 		s := &samples[i]
@@ -160,7 +160,7 @@ func (l *locations) add(t *trace.Trace, samples []sample, devices bool) {
 		if !ok {
 			frames := t.FramesOf(s.key.stack)
 			if len(frames) == 0 {
-				frames = []trace.Frame{unknownStack}
+				frames = []recording.Frame{unknownStack}
 			}
 			for _, f := range frames {
 				locs = append(locs, l.of(f))
@@ -191,7 +191,7 @@ func (l *locations) add(t *trace.Trace, samples []sample, devices bool) {
 	}
 }
 
-func (l *locations) of(f trace.Frame) *profile.Location {
+func (l *locations) of(f recording.Frame) *profile.Location {
 	if !f.HasFile() {
 		f.File, f.Line = "", 0
 	}

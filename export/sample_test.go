@@ -8,7 +8,8 @@ import (
 	"testing"
 
 	"github.com/cistern-gpu/cistern/event"
-	"github.com/cistern-gpu/cistern/trace"
+	"github.com/cistern-gpu/cistern/recording"
+	"github.com/cistern-gpu/cistern/recording/open"
 )
 
 const (
@@ -19,16 +20,16 @@ const (
 // sampleRun is a short run on two devices that has everything the outputs distinguish: streams, pools, blocks from before
 // the first event, a free that waits, a lost free, a free without an alloc, a failed request, a handle that is mapped
 // twice, an event without a time, and names that need care.
-func sampleRun() *trace.File {
-	t := &trace.Trace{Path: "run.pickle", Format: trace.FormatPyTorch, Device: 0, Streams: []uint64{0, 0x5581a2c0},
-		Pools: []trace.PoolID{{}, {1, 7}},
-		Frames: []trace.Frame{{File: "??", Func: "at::empty<int, long>"}, {File: `dir, "quoted"/train.py`, Line: 12, Func: "forward"},
+func sampleRun() *recording.File {
+	t := &recording.Trace{Path: "run.pickle", Format: recording.FormatPyTorch, Device: 0, Streams: []uint64{0, 0x5581a2c0},
+		Pools: []recording.PoolID{{}, {1, 7}},
+		Frames: []recording.Frame{{File: "??", Func: "at::empty<int, long>"}, {File: `dir, "quoted"/train.py`, Line: 12, Func: "forward"},
 			{File: "train.py", Line: 40, Func: "<module>"}, {Func: ""}},
-		Stacks: []trace.Stack{nil, {0, 1, 2}, {2}, {3}},
-		Initial: []trace.Block{{Addr: base, Size: 2 * mib, Requested: 2*mib - 100, Stack: 2, State: trace.Active},
-			{Addr: base + 2*mib, Size: 512, Requested: 500, State: trace.PendingFree}},
-		InitialSegments: []trace.Segment{{Addr: base, Size: 20 * mib, Large: true}},
-		Settings:        trace.Settings{Known: true, Conf: "expandable_segments:True"},
+		Stacks: []recording.Stack{nil, {0, 1, 2}, {2}, {3}},
+		Initial: []recording.Block{{Addr: base, Size: 2 * mib, Requested: 2*mib - 100, Stack: 2, State: recording.Active},
+			{Addr: base + 2*mib, Size: 512, Requested: 500, State: recording.PendingFree}},
+		InitialSegments: []recording.Segment{{Addr: base, Size: 20 * mib, Large: true}},
+		Settings:        recording.Settings{Known: true, Conf: "expandable_segments:True"},
 		Notes:           []string{"recording began mid-run"},
 	}
 	add := func(us int64, e event.Event) {
@@ -54,8 +55,8 @@ func sampleRun() *trace.File {
 	add(210, event.Event{Kind: event.SegmentFree, Addr: base + 256*mib, Size: 2 * mib}) // got before the first event
 	add(220, event.Event{Kind: event.Snapshot})
 
-	u := &trace.Trace{Path: t.Path, Format: t.Format, Device: 1, Streams: []uint64{0}, Pools: []trace.PoolID{{}},
-		Stacks: []trace.Stack{nil}, FromStart: true}
+	u := &recording.Trace{Path: t.Path, Format: t.Format, Device: 1, Streams: []uint64{0}, Pools: []recording.PoolID{{}},
+		Stacks: []recording.Stack{nil}, FromStart: true}
 	u.Events = []event.Event{
 		{Kind: event.SegmentAlloc, Addr: base, Size: 2 * mib, TimeUS: 1_700_000_000_000_050},
 		{Kind: event.Alloc, Addr: base, Size: 0, TimeUS: 1_700_000_000_000_060},
@@ -63,21 +64,21 @@ func sampleRun() *trace.File {
 		{Kind: event.FreeRequested, Addr: base + 512, Size: 700, TimeUS: 1_700_000_000_000_080},
 		{Kind: event.FreeCompleted, Addr: base + 512, Size: 700, TimeUS: 1_700_000_000_000_080},
 	}
-	return &trace.File{Path: t.Path, Format: t.Format, Traces: []*trace.Trace{t, u}}
+	return &recording.File{Path: t.Path, Format: t.Format, Traces: []*recording.Trace{t, u}}
 }
 
 // sampleLabels is a run of two threads on two devices that says who asked for what: tags and libraries with and without a
 // name, blocks from before the first event, and a failure that says whose process it was.
-func sampleLabels() *trace.File {
-	t := &trace.Trace{Path: "run.cistern", Format: trace.FormatCistern, Streams: []uint64{0}, Pools: []trace.PoolID{{}},
-		Frames: []trace.Frame{{File: "train.py", Line: 12, Func: "forward"}}, Stacks: []trace.Stack{nil, {0}},
+func sampleLabels() *recording.File {
+	t := &recording.Trace{Path: "run.cistern", Format: recording.FormatCistern, Streams: []uint64{0}, Pools: []recording.PoolID{{}},
+		Frames: []recording.Frame{{File: "train.py", Line: 12, Func: "forward"}}, Stacks: []recording.Stack{nil, {0}},
 		Tags: []string{"", "weights", "optimizer, state"}, Libraries: []string{"", "torch"}, Threads: map[uint32]string{4001: "MainThread"},
-		Initial:  []trace.Block{{Addr: base, Size: mib, Requested: mib, Tag: 1, Library: 1, State: trace.Active}},
-		Failures: []*trace.Failure{{Event: 6, PID: 4001, Program: []string{"/usr/bin/python3", "train.py"}, Thread: 4001, Tag: 2, Library: 1}},
+		Initial:  []recording.Block{{Addr: base, Size: mib, Requested: mib, Tag: 1, Library: 1, State: recording.Active}},
+		Failures: []*recording.Failure{{Event: 6, PID: 4001, Program: []string{"/usr/bin/python3", "train.py"}, Thread: 4001, Tag: 2, Library: 1}},
 	}
-	u := &trace.Trace{Path: t.Path, Format: t.Format, Device: 1, Streams: t.Streams, Pools: t.Pools, Stacks: t.Stacks, Frames: t.Frames,
+	u := &recording.Trace{Path: t.Path, Format: t.Format, Device: 1, Streams: t.Streams, Pools: t.Pools, Stacks: t.Stacks, Frames: t.Frames,
 		Libraries: t.Libraries, FromStart: true}
-	add := func(t *trace.Trace, us int64, e event.Event) {
+	add := func(t *recording.Trace, us int64, e event.Event) {
 		e.TimeUS = 1_700_000_000_000_000 + us
 		t.Events = append(t.Events, e)
 	}
@@ -90,26 +91,26 @@ func sampleLabels() *trace.File {
 	add(t, 60, event.Event{Kind: event.OOM, Size: 1 << 40, Thread: 4001, Tag: 2, Library: 1, Stack: 1})
 	add(u, 5, event.Event{Kind: event.Alloc, Addr: base, Size: 4096, Thread: 4001, Library: 1})
 	add(u, 70, event.Event{Kind: event.Alloc, Addr: base + mib, Size: 100})
-	return &trace.File{Path: t.Path, Format: t.Format, Traces: []*trace.Trace{t, u}}
+	return &recording.File{Path: t.Path, Format: t.Format, Traces: []*recording.Trace{t, u}}
 }
 
 // sampleCalls is the calls of two processes, one of which has two threads.
-func sampleCalls() *trace.Driver {
-	return &trace.Driver{WallNS: 1_700_000_000_000_000_000, Program: []string{"python", "train.py"},
-		Processes: []trace.Process{{PID: 100, Program: "/usr/bin/python3"}, {PID: 200, Parent: 100, Program: "/opt/worker"}},
-		Stacks:    []trace.Stack{nil, {0}}, Frames: []trace.Frame{{File: "/usr/lib/libfoo.so", Func: "foo_init"}},
-		Calls: []trace.Call{
-			{TimeNS: 1000, TookNS: 500, Kind: trace.MemAlloc, Addr: base, Size: 2 * mib, Thread: 100, Stack: 1},
-			{TimeNS: 1600, TookNS: 100, Kind: trace.MemAlloc, Size: 1 << 40, Result: 2, Thread: 100},
-			{TimeNS: 1200, TookNS: 900, Kind: trace.MemCreate, Handle: 0xabc, Size: 20 * mib, Extra: 1, Thread: 101, Device: 1},
-			{TimeNS: 2000, TookNS: 250, Kind: trace.MemAllocAsync, Addr: base + mib, Size: 512, Stream: 0x77, Pool: 0x99, Process: 1, Thread: 200},
-			{TimeNS: 3000, TookNS: 7000, Kind: trace.MemFree, Addr: base, Thread: 100, Device: -1},
+func sampleCalls() *recording.Driver {
+	return &recording.Driver{WallNS: 1_700_000_000_000_000_000, Program: []string{"python", "train.py"},
+		Processes: []recording.Process{{PID: 100, Program: "/usr/bin/python3"}, {PID: 200, Parent: 100, Program: "/opt/worker"}},
+		Stacks:    []recording.Stack{nil, {0}}, Frames: []recording.Frame{{File: "/usr/lib/libfoo.so", Func: "foo_init"}},
+		Calls: []recording.Call{
+			{TimeNS: 1000, TookNS: 500, Kind: recording.MemAlloc, Addr: base, Size: 2 * mib, Thread: 100, Stack: 1},
+			{TimeNS: 1600, TookNS: 100, Kind: recording.MemAlloc, Size: 1 << 40, Result: 2, Thread: 100},
+			{TimeNS: 1200, TookNS: 900, Kind: recording.MemCreate, Handle: 0xabc, Size: 20 * mib, Extra: 1, Thread: 101, Device: 1},
+			{TimeNS: 2000, TookNS: 250, Kind: recording.MemAllocAsync, Addr: base + mib, Size: 512, Stream: 0x77, Pool: 0x99, Process: 1, Thread: 200},
+			{TimeNS: 3000, TookNS: 7000, Kind: recording.MemFree, Addr: base, Thread: 100, Device: -1},
 		}}
 }
 
 // recorded are the traces of the tree, and those of the folder that CISTERN_TRACES names.
-func recorded(t *testing.T, f func(t *testing.T, f *trace.File)) {
-	paths, err := filepath.Glob("../trace/testdata/*.pickle.gz")
+func recorded(t *testing.T, f func(t *testing.T, f *recording.File)) {
+	paths, err := filepath.Glob("../recording/testdata/*.pickle.gz")
 	if err != nil || len(paths) == 0 {
 		t.Fatalf("no traces: %v", err)
 	}
@@ -122,7 +123,7 @@ func recorded(t *testing.T, f func(t *testing.T, f *trace.File)) {
 	}
 	for _, p := range paths {
 		t.Run(filepath.Base(p), func(t *testing.T) {
-			file, err := trace.ReadFile(p)
+			file, err := open.File(p)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -8,7 +8,7 @@ import (
 	"strings"
 
 	"github.com/cistern-gpu/cistern/event"
-	"github.com/cistern-gpu/cistern/trace"
+	"github.com/cistern-gpu/cistern/recording"
 )
 
 // Table is one of the tables that a run is written as.
@@ -16,8 +16,8 @@ type Table struct {
 	Name    string
 	What    string
 	Columns []Column
-	fill    func(r rows, t *trace.Trace, c clock, words *words) error
-	whole   func(r rows, f *trace.File, speak func(*words)) error // instead of fill, for a file as a whole
+	fill    func(r rows, t *recording.Trace, c clock, words *words) error
+	whole   func(r rows, f *recording.File, speak func(*words)) error // instead of fill, for a file as a whole
 }
 
 // Column is one column of a table. The zero of a column that may be null is an empty field in CSV.
@@ -128,12 +128,12 @@ func TableNamed(name string) (*Table, error) {
 }
 
 // WriteCSV and WriteParquet write a table of every device of a file, one after the other.
-func WriteCSV(w io.Writer, f *trace.File, table *Table) error {
+func WriteCSV(w io.Writer, f *recording.File, table *Table) error {
 	return table.write(newCSV(w, table.Columns), f)
 }
 
 // WriteParquet is WriteCSV as Parquet: zstd, texts in dictionaries, groups of 131,072 rows.
-func WriteParquet(w io.Writer, f *trace.File, table *Table) error {
+func WriteParquet(w io.Writer, f *recording.File, table *Table) error {
 	return table.write(newParquet(w, f, table), f)
 }
 
@@ -150,7 +150,7 @@ type rows interface {
 	speak(w *words)
 }
 
-func (table *Table) write(r rows, f *trace.File) error {
+func (table *Table) write(r rows, f *recording.File) error {
 	if table.whole != nil {
 		if err := table.whole(r, f, r.speak); err != nil {
 			return err
@@ -181,7 +181,7 @@ type words struct {
 	stack  []uint32
 }
 
-func wordsOf(t *trace.Trace) *words {
+func wordsOf(t *recording.Trace) *words {
 	w := &words{ids: map[string]uint32{}, thread: map[uint32]uint32{}}
 	for k := range w.kinds {
 		w.kinds[k] = w.id(event.Kind(k).String())
@@ -190,7 +190,7 @@ func wordsOf(t *trace.Trace) *words {
 		w.pools = append(w.pools, w.id(poolName(id)))
 	}
 	if len(w.pools) == 0 {
-		w.pools = []uint32{w.id(poolName(trace.PoolID{}))}
+		w.pools = []uint32{w.id(poolName(recording.PoolID{}))}
 	}
 	tags, libs := len(t.Tags), len(t.Libraries)
 	for i := range t.Events {
@@ -285,7 +285,7 @@ func knownInt(r rows, v int64, ok bool) {
 }
 
 // owner writes whose memory a trace is of.
-func owner(r rows, t *trace.Trace) {
+func owner(r rows, t *recording.Trace) {
 	if t.Owner == nil {
 		r.null()
 		return
@@ -293,7 +293,7 @@ func owner(r rows, t *trace.Trace) {
 	r.int(int64(t.Owner.PID))
 }
 
-func fillEvents(r rows, t *trace.Trace, c clock, words *words) error {
+func fillEvents(r rows, t *recording.Trace, c clock, words *words) error {
 	w := newWalker(t)
 	line := c.line(t)
 	for i := range t.Events {
@@ -332,7 +332,7 @@ const missing = -1
 
 // livesOf are the lives of the blocks that were there before the first event, and then of all that were allocated, by
 // the rules of walker.
-func livesOf(t *trace.Trace, initial []uint64) []life {
+func livesOf(t *recording.Trace, initial []uint64) []life {
 	lives := make([]life, 0, len(initial)+t.Counts()[event.Alloc])
 	live := make(map[uint64]int32, 1024) // by address
 	for _, addr := range initial {
@@ -364,11 +364,11 @@ func livesOf(t *trace.Trace, initial []uint64) []life {
 }
 
 // fillAllocations goes through the events once to find the ends, and writes what was found.
-func fillAllocations(r rows, t *trace.Trace, c clock, words *words) error {
+func fillAllocations(r rows, t *recording.Trace, c clock, words *words) error {
 	initial := make([]block, 0, len(t.Initial))
 	addrs := make([]uint64, 0, len(t.Initial))
 	for i := range t.Initial {
-		if b := &t.Initial[i]; b.State != trace.Inactive {
+		if b := &t.Initial[i]; b.State != recording.Inactive {
 			initial = append(initial, initialBlock(b))
 			addrs = append(addrs, b.Addr)
 		}

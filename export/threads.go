@@ -7,7 +7,7 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 
 	"github.com/cistern-gpu/cistern/event"
-	"github.com/cistern-gpu/cistern/trace"
+	"github.com/cistern-gpu/cistern/recording"
 )
 
 // What the program's own threads allocated and gave back, as instants on their tracks, where the record says which thread
@@ -60,7 +60,7 @@ type internedKey struct {
 }
 
 // threads begins the threads of a file; nil where it does not say any.
-func (p *perfetto) threads(f *trace.File, sequence uint64) *programThreads {
+func (p *perfetto) threads(f *recording.File, sequence uint64) *programThreads {
 	for _, t := range f.Traces {
 		for i := range t.Events {
 			if t.Events[i].Thread != 0 {
@@ -71,7 +71,7 @@ func (p *perfetto) threads(f *trace.File, sequence uint64) *programThreads {
 	return nil
 }
 
-func (p *perfetto) newThreads(f *trace.File, sequence uint64) *programThreads {
+func (p *perfetto) newThreads(f *recording.File, sequence uint64) *programThreads {
 	w := &programThreads{perfettoDevice: &perfettoDevice{perfetto: p, sequence: sequence}, first: sequence, devices: len(f.Traces),
 		pid: programPID, names: threadNames(f), tracks: map[uint32]uint64{}}
 	name, command := "the program of "+filepath.Base(f.Path), []string(nil)
@@ -93,7 +93,7 @@ func (w *programThreads) device(i int) {
 }
 
 // threadNames are the names of all threads in a file.
-func threadNames(f *trace.File) map[uint32]string {
+func threadNames(f *recording.File) map[uint32]string {
 	names := map[uint32]string{}
 	for _, t := range f.Traces {
 		for n, name := range t.Threads {
@@ -130,7 +130,7 @@ func (d *perfettoDevice) threadTrack(process, pid uint64, tid uint32, name strin
 }
 
 // event writes an event of a thread. What completes a free is no thread's doing.
-func (w *programThreads) event(t *trace.Trace, i int, e *event.Event, ns uint64) {
+func (w *programThreads) event(t *recording.Trace, i int, e *event.Event, ns uint64) {
 	switch e.Kind {
 	case event.Alloc, event.FreeRequested, event.SegmentAlloc, event.SegmentFree, event.SegmentMap, event.SegmentUnmap, event.OOM:
 	default:

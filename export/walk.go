@@ -5,7 +5,7 @@ import (
 	"slices"
 
 	"github.com/cistern-gpu/cistern/event"
-	"github.com/cistern-gpu/cistern/trace"
+	"github.com/cistern-gpu/cistern/recording"
 )
 
 // block is one that has not been returned for reuse.
@@ -30,7 +30,7 @@ func allocated(i int, e *event.Event) block {
 // walker goes through a trace and knows what is live, by the rules of package analyze: a block is live from alloc to
 // free_completed; a free of what is not live changes nothing; what is allocated where something is live ends that.
 type walker struct {
-	t        *trace.Trace
+	t        *recording.Trace
 	live     map[uint64]block // by address
 	bytes    uint64           // live, as requested
 	active   uint64           // live, rounded to grain
@@ -49,13 +49,13 @@ const grain = 512
 func roundUp(n uint64) uint64 { return max(grain, (n+grain-1)/grain*grain) }
 
 // newWalker is at the state before the first event.
-func newWalker(t *trace.Trace) *walker {
+func newWalker(t *recording.Trace) *walker {
 	w := &walker{t: t, live: make(map[uint64]block, 1024), reserved: t.InitialReserved(), mapped: map[uint64]int{},
 		streams: make([]uint64, max(1, len(t.Streams))), pools: make([]uint64, max(1, len(t.Pools))),
 		tags: make([]uint64, max(1, len(t.Tags))), libs: make([]uint64, max(1, len(t.Libraries)))}
 	for i := range t.Initial {
 		b := &t.Initial[i]
-		if b.State == trace.Inactive {
+		if b.State == recording.Inactive {
 			continue
 		}
 		w.add(b.Addr, initialBlock(b))
@@ -63,13 +63,13 @@ func newWalker(t *trace.Trace) *walker {
 	return w
 }
 
-func initialBlock(b *trace.Block) block {
+func initialBlock(b *recording.Block) block {
 	size := b.Requested
 	if size == 0 {
 		size = b.Size
 	}
 	return block{size: size, alloc: -1, stream: b.Stream, pool: b.Pool, stack: b.Stack,
-		tag: b.Tag, library: b.Library, pending: b.State == trace.PendingFree}
+		tag: b.Tag, library: b.Library, pending: b.State == recording.PendingFree}
 }
 
 func (w *walker) add(addr uint64, b block) {
@@ -158,7 +158,7 @@ type clock struct {
 const dated = 946_684_800_000_000 // 2000-01-01
 
 // clockOf finds the first time in a file; its devices share one clock.
-func clockOf(f *trace.File) clock {
+func clockOf(f *recording.File) clock {
 	var c clock
 	for _, t := range f.Traces {
 		for i := range t.Events {
@@ -178,10 +178,10 @@ func clockOf(f *trace.File) clock {
 type timeline struct {
 	clock
 	last int64
-	wall int64 // trace.Trace.WallUS
+	wall int64 // recording.Trace.WallUS
 }
 
-func (c clock) line(t *trace.Trace) timeline { return timeline{c, c.start, t.WallUS} }
+func (c clock) line(t *recording.Trace) timeline { return timeline{c, c.start, t.WallUS} }
 
 // at is the time of an event on the file's clock.
 func (l *timeline) at(e *event.Event) int64 {

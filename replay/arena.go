@@ -52,7 +52,7 @@ func (a *arena) segment(size uint64) int32 {
 // take is the best fit in a list, cut down to size, or -1. The rest stays in the list.
 func (a *arena) take(list int32, size uint64) int32 {
 	s := &a.lists[list]
-	at := s.seek(size, 0)
+	at := s.seek(size, 0, 0)
 	if s.end(at) {
 		return -1
 	}
@@ -95,7 +95,7 @@ func (a *arena) give(i, list int32) int32 {
 func (a *arena) join(left, right int32) int32 {
 	for _, i := range []int32{left, right} {
 		if b := &a.blocks[i]; b.free {
-			a.lists[b.list].remove(b.size, b.addr)
+			a.lists[b.list].remove(b.size, b.addr, i)
 			b.free = false
 		}
 	}
@@ -115,7 +115,7 @@ func (a *arena) whole(i int32) bool { return a.blocks[i].prev < 0 && a.blocks[i]
 // drop forgets free block i, which must be a whole segment.
 func (a *arena) drop(i int32) {
 	b := &a.blocks[i]
-	a.lists[b.list].remove(b.size, b.addr)
+	a.lists[b.list].remove(b.size, b.addr, i)
 	b.free = false
 	a.unused = append(a.unused, i)
 }

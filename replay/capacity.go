@@ -4,7 +4,7 @@ import (
 	"fmt"
 
 	"github.com/cistern-gpu/cistern/event"
-	"github.com/cistern-gpu/cistern/trace"
+	"github.com/cistern-gpu/cistern/recording"
 )
 
 // capacity is the limit on reserved bytes of a replay, and where it came from.
@@ -25,7 +25,7 @@ func (p *Plan) capacity(opt Options) (bytes uint64, from string) {
 // what the device still had. Where it had enough, a limit of the process was in the way: what was reserved then, or
 // at any other time, since the limit allowed that. A trace that tells no segments is one of requests to the driver or to
 // another upstream: what they held counts as reserved.
-func CapacityFromTrace(t *trace.Trace) (bytes uint64, from string) {
+func CapacityFromTrace(t *recording.Trace) (bytes uint64, from string) {
 	var reserved, peak uint64
 	for _, s := range t.InitialSegments {
 		reserved += s.Size

@@ -8,7 +8,7 @@ import (
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/cuda/sim"
 	"github.com/cistern-gpu/cistern/event"
-	"github.com/cistern-gpu/cistern/trace"
+	"github.com/cistern-gpu/cistern/recording"
 )
 
 func init() { Register("cistern", newEngine) }
@@ -157,18 +157,25 @@ func (e *engine) out(at streamOfPool, n int) {
 	}
 }
 
+// mappingsPerStep is how many mappings the engine looks at in the time of a step.
+const mappingsPerStep = 4
+
 // steps is stepper.steps. The engine takes four times as long as a model for an event, eight times for a call of the driver
-// and half of that where a call asks for the state of an event. What it does outside its hot path looks at all pairs of stream
-// and pool that have memory; of streams that come and go it gives up what it has for them.
+// and half of that where a call asks for the state of an event. What it does outside its hot path, where it calls the driver,
+// looks at all mappings that are free or stale, and at all pairs of stream and pool that have memory; of streams that come and
+// go it gives up what it has for them.
 func (e *engine) steps() int64 {
 	calls, queries := e.drv.CallCount()
 	calls = 8*calls - 4*queries
 	n := 3 + int64(calls-e.called) + e.touched
-	e.called, e.touched = calls, 0
 	lanes := len(e.lanes)
 	if e.uses != nil {
 		lanes = min(lanes, lastingStreams+2*e.inUse)
 	}
+	if calls != e.called {
+		n += int64(e.drv.Leaks().Mappings)/mappingsPerStep + 3*int64(lanes)
+	}
+	e.called, e.touched = calls, 0
 	return n + int64(lanes)
 }
 
@@ -280,20 +287,20 @@ func (e *engine) ReleasePool(pool uint32) error {
 }
 
 // Segments is Snapshotter.Segments.
-func (e *engine) Segments() []trace.Segment {
-	var out []trace.Segment
+func (e *engine) Segments() []recording.Segment {
+	var out []recording.Segment
 	for _, g := range e.dev.Snapshot() {
-		s := trace.Segment{Addr: g.Addr, Size: g.Size, Pool: e.planPool(g.Number), Large: g.Large, Expandable: g.Chunks != nil}
+		s := recording.Segment{Addr: g.Addr, Size: g.Size, Pool: e.planPool(g.Number), Large: g.Large, Expandable: g.Chunks != nil}
 		if g.Stream > 0 {
 			s.Stream = uint32(g.Stream)
 		}
 		for _, b := range g.Blocks {
-			x := trace.Block{Addr: b.Addr, Size: b.Size, Requested: b.Requested, Stream: s.Stream, Pool: s.Pool}
+			x := recording.Block{Addr: b.Addr, Size: b.Size, Requested: b.Requested, Stream: s.Stream, Pool: s.Pool}
 			switch b.State {
 			case cistern.BlockUsed:
-				x.State = trace.Active
+				x.State = recording.Active
 			case cistern.BlockPending:
-				x.State = trace.PendingFree
+				x.State = recording.PendingFree
 			}
 			s.Blocks = append(s.Blocks, x)
 		}

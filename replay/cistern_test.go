@@ -11,7 +11,9 @@ import (
 
 	"github.com/cistern-gpu/cistern/event"
 	_ "github.com/cistern-gpu/cistern/internal/lockrank/checked"
-	"github.com/cistern-gpu/cistern/trace"
+	"github.com/cistern-gpu/cistern/recording"
+	"github.com/cistern-gpu/cistern/recording/open"
+	"github.com/cistern-gpu/cistern/recording/pytorch"
 )
 
 // lags are the delays of the GPU behind the host at which Cistern must meet its figures.
@@ -28,7 +30,7 @@ func TestCisternTargets(t *testing.T) {
 	names := []string{"gpt2_varlen", "generate_serving", "detection", "multistream_prefetch"}
 	sum := map[time.Duration]float64{}
 	for _, name := range names {
-		f, err := trace.ReadFile(filepath.Join(dir, name+".pickle.gz"))
+		f, err := open.File(filepath.Join(dir, name+".pickle.gz"))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -71,9 +73,9 @@ func TestCisternTargets(t *testing.T) {
 }
 
 // small reads a committed recording.
-func small(t *testing.T, name string) *trace.Trace {
+func small(t *testing.T, name string) *recording.Trace {
 	t.Helper()
-	f, err := trace.ReadFile(filepath.Join("..", "trace", "testdata", name))
+	f, err := open.File(filepath.Join("..", "recording", "testdata", name))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -193,10 +195,10 @@ func TestCisternRecording(t *testing.T) {
 	// A recording is a run like any other: replayed, it is what it was made from. Mappings that went away are no sign
 	// of a program that emptied its cache.
 	var file bytes.Buffer
-	if err := trace.WritePyTorch(&file, out); err != nil {
+	if err := pytorch.Write(&file, out); err != nil {
 		t.Fatal(err)
 	}
-	f, err := trace.Read(&file, "recording")
+	f, err := open.Read(&file, "recording")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -218,9 +220,9 @@ func TestCisternRecording(t *testing.T) {
 // smallTraces are the names of the committed recordings.
 func smallTraces(t *testing.T) []string {
 	t.Helper()
-	paths, err := filepath.Glob(filepath.Join("..", "trace", "testdata", "*.pickle.gz"))
+	paths, err := filepath.Glob(filepath.Join("..", "recording", "testdata", "*.pickle.gz"))
 	if err != nil || len(paths) == 0 {
-		t.Fatalf("no recordings in trace/testdata: %v", err)
+		t.Fatalf("no recordings in recording/testdata: %v", err)
 	}
 	var names []string
 	for _, p := range paths {

@@ -7,7 +7,8 @@ import (
 	"path/filepath"
 	"testing"
 
-	"github.com/cistern-gpu/cistern/trace"
+	"github.com/cistern-gpu/cistern/recording/open"
+	"github.com/cistern-gpu/cistern/recording/pytorch"
 )
 
 const gib = 1 << 30
@@ -39,7 +40,7 @@ var faithful = []struct {
 }
 
 func checkFaithful(t *testing.T, path string, capacity float64, retries int64) {
-	f, err := trace.ReadFile(path)
+	f, err := open.File(path)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -73,7 +74,7 @@ func checkFaithful(t *testing.T, path string, capacity float64, retries int64) {
 func TestFaithfulSmall(t *testing.T) {
 	for _, name := range []string{"gpt2_varlen", "detection", "multistream_prefetch"} {
 		t.Run(name, func(t *testing.T) {
-			checkFaithful(t, filepath.Join("..", "trace", "testdata", name+".pickle.gz"), 0, 0)
+			checkFaithful(t, filepath.Join("..", "recording", "testdata", name+".pickle.gz"), 0, 0)
 		})
 	}
 }
@@ -95,8 +96,8 @@ func TestFaithful(t *testing.T) {
 // against the rest: it begins in the state that the end of the file and its events imply.
 func TestFaithfulWithoutStart(t *testing.T) {
 	paths := map[string]float64{
-		filepath.Join("..", "trace", "testdata", "gpt2_varlen.pickle.gz"):          0,
-		filepath.Join("..", "trace", "testdata", "multistream_prefetch.pickle.gz"): 0,
+		filepath.Join("..", "recording", "testdata", "gpt2_varlen.pickle.gz"):          0,
+		filepath.Join("..", "recording", "testdata", "multistream_prefetch.pickle.gz"): 0,
 	}
 	if dir := os.Getenv("CISTERN_TRACES"); dir != "" {
 		paths[filepath.Join(dir, "gpt2_varlen.expandable.pickle.gz")] = 0
@@ -106,16 +107,16 @@ func TestFaithfulWithoutStart(t *testing.T) {
 	for path, capacity := range paths {
 		for _, cut := range []float64{0.1, 0.5, 0.9} {
 			t.Run(fmt.Sprintf("%s/%v", filepath.Base(path), cut), func(t *testing.T) {
-				f, err := trace.ReadFile(path)
+				f, err := open.File(path)
 				if err != nil {
 					t.Fatal(err)
 				}
 				f.Traces[0].Events = f.Traces[0].Events[int(float64(len(f.Traces[0].Events))*cut):]
 				var buf bytes.Buffer
-				if err := trace.WritePyTorch(&buf, f.Traces...); err != nil {
+				if err := pytorch.Write(&buf, f.Traces...); err != nil {
 					t.Fatal(err)
 				}
-				g, err := trace.Read(&buf, path)
+				g, err := open.Read(&buf, path)
 				if err != nil {
 					t.Fatal(err)
 				}

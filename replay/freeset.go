@@ -6,16 +6,16 @@ type freeEntry struct {
 	block      int32
 }
 
-func (a freeEntry) less(size, addr uint64) bool {
-	return a.size < size || a.size == size && a.addr < addr
+func (a freeEntry) less(size, addr uint64, block int32) bool {
+	return a.size < size || a.size == size && (a.addr < addr || a.addr == addr && a.block < block)
 }
 
 // maxLeaf is the number of entries at which a leaf is halved: 128 entries are 3 KiB, a move of half of them costs
 // less than a miss in a tree of single nodes.
 const maxLeaf = 128
 
-// freeSet holds free blocks in the order of (size, address): the order in which a caching allocator looks for the
-// best fit. It is a list of sorted leaves, searched by halves twice; populations of a few hundred, the usual case,
+// freeSet holds free blocks in the order of (size, address, number): the order in which a caching allocator looks for the
+// best fit. The number tells blocks apart that a file says lie at the same address. It is a list of sorted leaves, searched by halves twice; populations of a few hundred, the usual case,
 // lie in one or two leaves.
 type freeSet struct {
 	leaves [][]freeEntry // none empty
@@ -27,12 +27,12 @@ type freePos struct{ leaf, i int }
 
 func (s *freeSet) len() int { return s.n }
 
-// seek is the position of the first entry not less than (size, addr); leaf == len(s.leaves) is the end.
-func (s *freeSet) seek(size, addr uint64) freePos {
+// seek is the position of the first entry not less than (size, addr, block); leaf == len(s.leaves) is the end.
+func (s *freeSet) seek(size, addr uint64, block int32) freePos {
 	lo, hi := 0, len(s.leaves)
 	for lo < hi {
 		m := int(uint(lo+hi) >> 1)
-		if l := s.leaves[m]; l[len(l)-1].less(size, addr) {
+		if l := s.leaves[m]; l[len(l)-1].less(size, addr, block) {
 			lo = m + 1
 		} else {
 			hi = m
@@ -45,7 +45,7 @@ func (s *freeSet) seek(size, addr uint64) freePos {
 	a, b := 0, len(l)
 	for a < b {
 		m := int(uint(a+b) >> 1)
-		if l[m].less(size, addr) {
+		if l[m].less(size, addr, block) {
 			a = m + 1
 		} else {
 			b = m
@@ -75,7 +75,7 @@ func (s *freeSet) prev(p freePos) freePos {
 func (s *freeSet) insert(size, addr uint64, block int32) {
 	e := freeEntry{size, addr, block}
 	s.n++
-	p := s.seek(size, addr)
+	p := s.seek(size, addr, block)
 	if s.end(p) {
 		if p.leaf == 0 {
 			s.leaves = append(s.leaves, append(make([]freeEntry, 0, 4), e)) // most streams have few
@@ -113,10 +113,10 @@ func (s *freeSet) removeAt(p freePos) {
 	}
 }
 
-// remove takes out the entry (size, addr), which must be there.
-func (s *freeSet) remove(size, addr uint64) {
-	p := s.seek(size, addr)
-	if s.end(p) || s.at(p).size != size || s.at(p).addr != addr {
+// remove takes out the entry (size, addr, block), which must be there.
+func (s *freeSet) remove(size, addr uint64, block int32) {
+	p := s.seek(size, addr, block)
+	if s.end(p) || *s.at(p) != (freeEntry{size, addr, block}) {
 		panic("replay: a free block is not in its set")
 	}
 	s.removeAt(p)

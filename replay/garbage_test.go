@@ -5,7 +5,7 @@ import (
 	"testing"
 
 	"github.com/cistern-gpu/cistern/event"
-	"github.com/cistern-gpu/cistern/trace"
+	"github.com/cistern-gpu/cistern/recording"
 )
 
 // TestGarbageTraces replays traces that no allocator made: frees of nothing, blocks over one another, segments that
@@ -26,16 +26,16 @@ func TestGarbageTraces(t *testing.T) {
 			}
 			return rnd.Uint64N(40) * mib / 2
 		}
-		tr := &trace.Trace{Format: trace.FormatPyTorch, Streams: []uint64{0, 9, 4}, Pools: []trace.PoolID{{}, {0, 1}}, FromStart: seed%3 != 0}
-		tr.Settings = trace.Settings{Known: true, Expandable: seed%2 == 0, MaxSplitSize: -1, GCThreshold: float64(seed%5) / 5}
+		tr := &recording.Trace{Format: recording.FormatPyTorch, Streams: []uint64{0, 9, 4}, Pools: []recording.PoolID{{}, {0, 1}}, FromStart: seed%3 != 0}
+		tr.Settings = recording.Settings{Known: true, Expandable: seed%2 == 0, MaxSplitSize: -1, GCThreshold: float64(seed%5) / 5}
 		for range rnd.IntN(400) {
 			tr.Events = append(tr.Events, event.Event{Kind: kinds[rnd.IntN(len(kinds))], Addr: num(), Size: num(),
 				Stream: uint32(rnd.IntN(3)), Pool: uint32(rnd.IntN(2)), TimeUS: int64(rnd.Uint64N(1000)) - 500, Handle: rnd.Uint64N(2)})
 		}
 		if seed%3 == 0 {
 			for range rnd.IntN(20) {
-				tr.Initial = append(tr.Initial, trace.Block{Addr: num(), Size: num(), Requested: num(), Stream: uint32(rnd.IntN(3))})
-				tr.InitialSegments = append(tr.InitialSegments, trace.Segment{Addr: num(), Size: num(), Stream: uint32(rnd.IntN(3)),
+				tr.Initial = append(tr.Initial, recording.Block{Addr: num(), Size: num(), Requested: num(), Stream: uint32(rnd.IntN(3))})
+				tr.InitialSegments = append(tr.InitialSegments, recording.Segment{Addr: num(), Size: num(), Stream: uint32(rnd.IntN(3)),
 					Pool: uint32(rnd.IntN(2)), Large: rnd.IntN(2) == 0, Expandable: seed%2 == 0})
 			}
 		}

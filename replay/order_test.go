@@ -5,7 +5,7 @@ import (
 	"testing"
 
 	"github.com/cistern-gpu/cistern/event"
-	"github.com/cistern-gpu/cistern/trace"
+	"github.com/cistern-gpu/cistern/recording"
 )
 
 // In whatever order segments lie, they are apart from each other.
@@ -37,7 +37,7 @@ func TestOrdersOfSegments(t *testing.T) {
 // Best fit breaks ties by address: which of two free blocks of a size is split depends on where their segments lie, and
 // with that what fits afterwards.
 func TestOrderDecidesTies(t *testing.T) {
-	tr := &trace.Trace{Format: trace.FormatPyTorch, Streams: []uint64{0}, Pools: []trace.PoolID{{}}, FromStart: true}
+	tr := &recording.Trace{Format: recording.FormatPyTorch, Streams: []uint64{0}, Pools: []recording.PoolID{{}}, FromStart: true}
 	add := func(k event.Kind, addr, size uint64) {
 		tr.Events = append(tr.Events, event.Event{Kind: k, Addr: addr << 30, Size: size, TimeUS: int64(1 + len(tr.Events))})
 	}
@@ -72,7 +72,7 @@ func TestOrderDecidesTies(t *testing.T) {
 func TestStopped(t *testing.T) {
 	done := make(chan struct{})
 	close(done)
-	tr := &trace.Trace{Streams: []uint64{0}, Pools: []trace.PoolID{{}}, Events: []event.Event{{Kind: event.Alloc, Addr: 1 << 30, Size: mib}}}
+	tr := &recording.Trace{Streams: []uint64{0}, Pools: []recording.PoolID{{}}, Events: []event.Event{{Kind: event.Alloc, Addr: 1 << 30, Size: mib}}}
 	if _, err := Run(tr, Spec{Name: "torch"}, Options{Done: done}); !errors.Is(err, ErrStopped) {
 		t.Errorf("%v, want %v", err, ErrStopped)
 	}
@@ -80,7 +80,7 @@ func TestStopped(t *testing.T) {
 
 // The limit that explains failed requests to the driver itself is what was held and what was free.
 func TestCapacityWithoutSegments(t *testing.T) {
-	tr := &trace.Trace{Events: []event.Event{{Kind: event.Alloc, Addr: 1 << 30, Size: 10 * mib}, {Kind: event.Alloc, Addr: 2 << 30, Size: 20 * mib},
+	tr := &recording.Trace{Events: []event.Event{{Kind: event.Alloc, Addr: 1 << 30, Size: 10 * mib}, {Kind: event.Alloc, Addr: 2 << 30, Size: 20 * mib},
 		{Kind: event.FreeCompleted, Addr: 1 << 30, Size: 10 * mib}, {Kind: event.OOM, Size: 70 * mib, Addr: 50 * mib}}}
 	if got, from := CapacityFromTrace(tr); got != 70*mib || from != "oom at event 3: reserved then and free on the device" {
 		t.Errorf("%d, %s", got, from)
@@ -90,7 +90,7 @@ func TestCapacityWithoutSegments(t *testing.T) {
 		t.Errorf("%d, %s", got, from)
 	}
 	// Memory that is mapped twice is there once.
-	tr = &trace.Trace{Events: []event.Event{{Kind: event.SegmentMap, Addr: 1 << 30, Size: 10 * mib, Handle: 5},
+	tr = &recording.Trace{Events: []event.Event{{Kind: event.SegmentMap, Addr: 1 << 30, Size: 10 * mib, Handle: 5},
 		{Kind: event.SegmentMap, Addr: 2 << 30, Size: 10 * mib, Handle: 5}, {Kind: event.SegmentUnmap, Addr: 1 << 30, Size: 10 * mib, Handle: 5},
 		{Kind: event.OOM, Size: 70 * mib, Addr: 50 * mib}}}
 	if got, _ := CapacityFromTrace(tr); got != 60*mib {

@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/cistern-gpu/cistern/cuda"
-	"github.com/cistern-gpu/cistern/trace"
+	"github.com/cistern-gpu/cistern/recording/open"
 )
 
 // Placement hashes pin what the engine does, so that a change of its shape can be told from a change of its behaviour. A
@@ -33,13 +33,13 @@ func TestPlacementHashes(t *testing.T) {
 	want := readPlacements(t)
 	got := map[string]string{}
 	for _, path := range placementTraces(t) {
-		f, err := trace.ReadFile(path)
+		f, err := open.File(path)
 		if err != nil {
 			t.Fatal(err)
 		}
 		name := strings.TrimSuffix(filepath.Base(path), ".pickle.gz")
 		runs := []placementRun{{}, {limit: 1.01}, {conf: "cross_stream:ready"}}
-		if strings.Contains(path, filepath.Join("trace", "testdata")) {
+		if strings.Contains(path, filepath.Join("recording", "testdata")) {
 			name = "testdata/" + name
 			runs = append(runs, placementRun{conf: "chunk:2MiB"}, placementRun{conf: "chunk:64MiB", limit: 1.05},
 				placementRun{conf: "backend:malloc"}, placementRun{conf: "single_handle:true"}, placementRun{conf: "ladder:grow"})
@@ -69,7 +69,7 @@ func rewriting() bool { return slices.Contains(os.Args, "-rewrite") }
 func placementTraces(t *testing.T) []string {
 	var paths []string
 	for _, name := range smallTraces(t) {
-		paths = append(paths, filepath.Join("..", "trace", "testdata", name))
+		paths = append(paths, filepath.Join("..", "recording", "testdata", name))
 	}
 	if dir := os.Getenv("CISTERN_TRACES"); dir != "" {
 		more, err := filepath.Glob(filepath.Join(dir, "*.pickle.gz"))

@@ -5,20 +5,20 @@ import (
 	"sort"
 
 	"github.com/cistern-gpu/cistern/event"
-	"github.com/cistern-gpu/cistern/trace"
+	"github.com/cistern-gpu/cistern/recording"
 )
 
 // Plan is a trace prepared for replay: allocations numbered densely, frees paired with them. Read-only once made, but for
 // the count of what all its runs do.
 type Plan struct {
-	Trace *trace.Trace
+	Trace *recording.Trace
 	// Block is, for each event, the number of the block that it allocates or frees, or that an oom attempts; -1 where
 	// it has none. The blocks of Trace.Initial are numbers 0 to len(Initial)-1.
 	Block []int32
 	// Blocks is the number of block numbers.
 	Blocks int
 	// Pools are the private pools: those of the trace, then those that were inferred. Pools[0] is the default pool.
-	Pools []trace.PoolID
+	Pools []recording.PoolID
 	// Releases are the times at which the program emptied a cache or ended a pool, inferred from the record for each
 	// run, since they depend on its capacity.
 	Releases []Release
@@ -34,7 +34,8 @@ type Plan struct {
 	streams []uint32         // indices into Trace.Streams in the order of their handles, as PyTorch orders streams
 	startUS int64
 
-	work *work // of all runs, those of copies included
+	work     *Work // of all runs, those of copies included
+	searched bool  // Options.Search
 
 	segmentsFreed int // recorded segment_free and segment_unmap events
 }
@@ -48,11 +49,11 @@ type Recorded struct {
 }
 
 // NewPlan prepares a trace.
-func NewPlan(t *trace.Trace) *Plan {
-	p := &Plan{Trace: t, Block: make([]int32, len(t.Events)), Pools: append([]trace.PoolID(nil), t.Pools...),
-		work: &work{stored: t.StoredBytes}}
+func NewPlan(t *recording.Trace) *Plan {
+	p := &Plan{Trace: t, Block: make([]int32, len(t.Events)), Pools: append([]recording.PoolID(nil), t.Pools...),
+		work: NewWork(t.StoredBytes)}
 	if len(p.Pools) == 0 {
-		p.Pools = []trace.PoolID{{}}
+		p.Pools = []recording.PoolID{{}}
 	}
 	if len(t.Events) > 0 {
 		p.startUS = t.Events[0].TimeUS
@@ -159,7 +160,7 @@ func (p *Plan) record() {
 }
 
 // Micros is the time of an event in microseconds since the first, never below 0.
-func (p *Plan) Micros(i int) int64 { return max(0, p.Trace.Events[i].TimeUS-p.startUS) }
+func (p *Plan) Micros(i int) int64 { return recording.SinceUS(p.startUS, p.Trace.Events[i].TimeUS) }
 
 // timeOf is the recorder's time of event i, of the first event for the initial blocks (-1).
 func (p *Plan) timeOf(i int) int64 {

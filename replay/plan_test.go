@@ -12,12 +12,13 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/cistern-gpu/cistern/event"
-	"github.com/cistern-gpu/cistern/trace"
+	"github.com/cistern-gpu/cistern/recording"
+	"github.com/cistern-gpu/cistern/recording/open"
 )
 
 func TestPlanPairsFreesWithAllocations(t *testing.T) {
-	p := NewPlan(&trace.Trace{
-		Initial: []trace.Block{{Addr: 0x100, Size: 512, Requested: 300}},
+	p := NewPlan(&recording.Trace{
+		Initial: []recording.Block{{Addr: 0x100, Size: 512, Requested: 300}},
 		Events: []event.Event{
 			{Kind: event.Alloc, Addr: 0x200, Size: 700},
 			{Kind: event.SegmentAlloc, Addr: 0x200, Size: 2 * mib},
@@ -83,7 +84,7 @@ func TestCapacityFromTrace(t *testing.T) {
 		"released before": {[]event.Event{seg(event.SegmentAlloc, 100), seg(event.SegmentFree, 60), oom(70, 1000)}, 100,
 			"oom at event 2: peak reserved, the least that the run was allowed"},
 	} {
-		if got, from := CapacityFromTrace(&trace.Trace{Events: c.events}); got != c.want || from != c.from {
+		if got, from := CapacityFromTrace(&recording.Trace{Events: c.events}); got != c.want || from != c.from {
 			t.Errorf("%s: %d, %q; want %d, %q", name, got, from, c.want, c.from)
 		}
 	}
@@ -148,7 +149,7 @@ func FuzzParseTorchConf(f *testing.F) {
 
 // TestJSON pins the names that the command promises.
 func TestJSON(t *testing.T) {
-	f, err := trace.ReadFile(filepath.Join("..", "trace", "testdata", "multistream_prefetch.pickle.gz"))
+	f, err := open.File(filepath.Join("..", "recording", "testdata", "multistream_prefetch.pickle.gz"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -201,7 +202,7 @@ func TestJSON(t *testing.T) {
 // TestRecordedOOM replays a recorded out-of-memory: where it failed it fails, with more memory it is avoided and its
 // memory is given back at once.
 func TestRecordedOOM(t *testing.T) {
-	tr := &trace.Trace{Format: trace.FormatPyTorch, Streams: []uint64{0}, FromStart: true, Events: []event.Event{
+	tr := &recording.Trace{Format: recording.FormatPyTorch, Streams: []uint64{0}, FromStart: true, Events: []event.Event{
 		{Kind: event.SegmentAlloc, Addr: 1 << 32, Size: 40 * mib},
 		{Kind: event.Alloc, Addr: 1 << 32, Size: 40 * mib},
 		{Kind: event.OOM, Addr: 1 << 40, Size: 50 * mib},
@@ -233,7 +234,7 @@ func TestSyncWait(t *testing.T) {
 		events = append(events, event.Event{Kind: event.Alloc, Addr: uint64(i+1) << 32, Size: 5 * mib, TimeUS: us},
 			event.Event{Kind: event.FreeCompleted, Addr: uint64(i+1) << 32, Size: 5 * mib, TimeUS: us})
 	}
-	tr := &trace.Trace{Events: events}
+	tr := &recording.Trace{Events: events}
 	for lag, want := range map[time.Duration]float64{0: 0, 20 * time.Millisecond: 9 * 20_000, 500 * time.Millisecond: 9 * 50_000} {
 		r, err := Run(tr, Spec{Name: "direct"}, Options{GPULag: lag})
 		if err != nil {
@@ -246,7 +247,7 @@ func TestSyncWait(t *testing.T) {
 }
 
 func BenchmarkTorch(b *testing.B) {
-	f, err := trace.ReadFile(filepath.Join("..", "trace", "testdata", "gpt2_varlen.pickle.gz"))
+	f, err := open.File(filepath.Join("..", "recording", "testdata", "gpt2_varlen.pickle.gz"))
 	if err != nil {
 		b.Fatal(err)
 	}

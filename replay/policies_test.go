@@ -4,12 +4,12 @@ import (
 	"path/filepath"
 	"testing"
 
-	"github.com/cistern-gpu/cistern/trace"
+	"github.com/cistern-gpu/cistern/recording/open"
 )
 
 func TestPoliciesOverRecordedTraces(t *testing.T) {
 	for _, name := range []string{"gpt2_varlen", "detection", "multistream_prefetch"} {
-		f, err := trace.ReadFile(filepath.Join("..", "trace", "testdata", name+".pickle.gz"))
+		f, err := open.File(filepath.Join("..", "recording", "testdata", name+".pickle.gz"))
 		if err != nil {
 			t.Fatal(err)
 		}

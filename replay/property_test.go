@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/cistern-gpu/cistern/cuda"
-	"github.com/cistern-gpu/cistern/trace"
+	"github.com/cistern-gpu/cistern/recording"
 )
 
 // modelled are the policies of this package, in settings that reach all of their code.
@@ -35,7 +35,7 @@ func playRandom(t *testing.T, policy string, seed uint64) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := NewPlan(&trace.Trace{Streams: []uint64{0, 0x300, 0x200}, Pools: []trace.PoolID{{}, {0, 1}}})
+	p := NewPlan(&recording.Trace{Streams: []uint64{0, 0x300, 0x200}, Pools: []recording.PoolID{{}, {0, 1}}})
 	p.Blocks = steps
 	capacity := uint64(0)
 	if seed%2 == 1 {
@@ -160,9 +160,9 @@ func checkSegments(t *testing.T, pol Policy, allocated, reserved uint64) {
 				t.Fatalf("block at %#x, want %#x", b.Addr, at)
 			}
 			at += b.Size
-			if b.State == trace.Active {
+			if b.State == recording.Active {
 				inUse += b.Size
-			} else if i > 0 && g.Blocks[i-1].State == trace.Inactive {
+			} else if i > 0 && g.Blocks[i-1].State == recording.Inactive {
 				t.Fatalf("free blocks at %#x and before it were not merged", b.Addr)
 			}
 		}
@@ -181,7 +181,7 @@ func TestFreeSet(t *testing.T) {
 	var s freeSet
 	var want []freeEntry
 	cmp := func(a, b freeEntry) int {
-		if a.less(b.size, b.addr) {
+		if a.less(b.size, b.addr, b.block) {
 			return -1
 		}
 		return 1
@@ -189,18 +189,18 @@ func TestFreeSet(t *testing.T) {
 	for n := range 60000 {
 		grow := n/20000%2 == 0
 		if rnd.IntN(10) < 7 == grow || len(want) == 0 {
-			e := freeEntry{size: 1 + rnd.Uint64N(100), addr: uint64(n + 1), block: int32(n)}
+			e := freeEntry{size: 1 + rnd.Uint64N(100), addr: 1 + rnd.Uint64N(20), block: int32(n)}
 			s.insert(e.size, e.addr, e.block)
 			at, _ := slices.BinarySearchFunc(want, e, cmp)
 			want = slices.Insert(want, at, e)
 		} else {
 			at := rnd.IntN(len(want))
-			s.remove(want[at].size, want[at].addr)
+			s.remove(want[at].size, want[at].addr, want[at].block)
 			want = slices.Delete(want, at, at+1)
 		}
 		size := rnd.Uint64N(110)
 		i, _ := slices.BinarySearchFunc(want, freeEntry{size: size}, cmp)
-		p := s.seek(size, 0)
+		p := s.seek(size, 0, 0)
 		if s.len() != len(want) || s.end(p) != (i == len(want)) || !s.end(p) && *s.at(p) != want[i] {
 			t.Fatalf("step %d: a search for %d bytes among %d entries is wrong", n, size, len(want))
 		}

@@ -5,7 +5,7 @@ import (
 	"slices"
 
 	"github.com/cistern-gpu/cistern/event"
-	"github.com/cistern-gpu/cistern/trace"
+	"github.com/cistern-gpu/cistern/recording"
 )
 
 // Recording is what a policy did, event by event, as a trace of its own.
@@ -14,10 +14,10 @@ type Recording struct {
 	events []event.Event
 	placed []placement // by block number
 	now    int64
-	final  []trace.Segment
+	final  []recording.Segment
 	ended  bool
 
-	settings trace.Settings // of PyTorch's allocator, where the policy is that
+	settings recording.Settings // of PyTorch's allocator, where the policy is that
 }
 
 // placement is where a block lies.
@@ -106,7 +106,7 @@ func (r *Recording) fillRequested() {
 	}
 	for i := range r.final {
 		for j := range r.final[i].Blocks {
-			if b := &r.final[i].Blocks[j]; b.State != trace.Inactive && b.Requested == 0 {
+			if b := &r.final[i].Blocks[j]; b.State != recording.Inactive && b.Requested == 0 {
 				b.Requested = live[b.Addr]
 			}
 		}
@@ -114,11 +114,11 @@ func (r *Recording) fillRequested() {
 }
 
 // Trace is the recording as a trace, nil before the run has ended.
-func (r *Recording) Trace() *trace.Trace {
+func (r *Recording) Trace() *recording.Trace {
 	if !r.ended {
 		return nil
 	}
 	t := r.plan.Trace
-	return &trace.Trace{Path: t.Path, Format: "pytorch-snapshot", Device: t.Device, Events: r.events, Streams: t.Streams,
-		Pools: r.plan.Pools, Stacks: []trace.Stack{nil}, Final: r.final, FromStart: true, Settings: r.settings}
+	return &recording.Trace{Path: t.Path, Format: "pytorch-snapshot", Device: t.Device, Events: r.events, Streams: t.Streams,
+		Pools: r.plan.Pools, Stacks: []recording.Stack{nil}, Final: r.final, FromStart: true, Settings: r.settings}
 }

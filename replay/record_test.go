@@ -7,14 +7,14 @@ import (
 	"testing"
 
 	"github.com/cistern-gpu/cistern/event"
-	"github.com/cistern-gpu/cistern/trace"
+	"github.com/cistern-gpu/cistern/recording"
 )
 
 // randomTrace is a run without an allocator: requests and frees over streams and pools, at addresses that only tell
 // blocks apart.
-func randomTrace(seed uint64, steps int, private bool) *trace.Trace {
+func randomTrace(seed uint64, steps int, private bool) *recording.Trace {
 	rnd := rand.New(rand.NewPCG(seed, 2))
-	t := &trace.Trace{Format: trace.FormatPyTorch, Streams: []uint64{0, 0x500, 0x400}, Pools: []trace.PoolID{{}, {0, 1}}, FromStart: true}
+	t := &recording.Trace{Format: recording.FormatPyTorch, Streams: []uint64{0, 0x500, 0x400}, Pools: []recording.PoolID{{}, {0, 1}}, FromStart: true}
 	var live []event.Event
 	for n := range steps {
 		us := int64(n)
@@ -76,12 +76,12 @@ func TestRecordingIsFaithful(t *testing.T) {
 	}
 }
 
-func settingsOf(t *testing.T, conf string) trace.Settings {
+func settingsOf(t *testing.T, conf string) recording.Settings {
 	c, err := ParseTorchConf(conf)
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := trace.Settings{Known: true, Conf: c.String(), Expandable: c.Expandable, MaxSplitSize: -1, GCThreshold: c.GCThreshold}
+	s := recording.Settings{Known: true, Conf: c.String(), Expandable: c.Expandable, MaxSplitSize: -1, GCThreshold: c.GCThreshold}
 	if c.MaxSplit != noMaxSplit {
 		s.MaxSplitSize = int64(c.MaxSplit)
 	}
@@ -153,7 +153,7 @@ func TestReleasesAreInferred(t *testing.T) {
 // for the stream and gives the block's segment back, though it would have fit.
 func TestShortageWaitsForStreams(t *testing.T) {
 	const a, b, c = 1 << 32, 2 << 32, 3 << 32
-	tr := &trace.Trace{Format: trace.FormatPyTorch, Streams: []uint64{0}, FromStart: true, Events: []event.Event{
+	tr := &recording.Trace{Format: recording.FormatPyTorch, Streams: []uint64{0}, FromStart: true, Events: []event.Event{
 		{Kind: event.SegmentAlloc, Addr: a, Size: 20 * mib},
 		{Kind: event.Alloc, Addr: a, Size: 20 * mib},
 		{Kind: event.SegmentAlloc, Addr: b, Size: 40 * mib},

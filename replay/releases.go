@@ -5,7 +5,7 @@ import (
 
 	"github.com/cistern-gpu/cistern/event"
 	"github.com/cistern-gpu/cistern/internal/leaves"
-	"github.com/cistern-gpu/cistern/trace"
+	"github.com/cistern-gpu/cistern/recording"
 )
 
 // Release is a point at which a program gave cached memory back beside any shortage: torch.cuda.empty_cache, or the
@@ -35,7 +35,7 @@ func (p *Plan) withReleases(capacity uint64) *Plan {
 		gcAt = uint64(conf.GCThreshold * float64(capacity))
 	}
 	q := *p
-	q.Pools = append([]trace.PoolID(nil), p.Pools...)
+	q.Pools = append([]recording.PoolID(nil), p.Pools...)
 	q.Notes = append([]string(nil), p.Notes...)
 	h := heldSegments{segOf: make([]int32, p.Blocks)}
 	var reserved uint64
@@ -62,7 +62,7 @@ func (p *Plan) withReleases(capacity uint64) *Plan {
 				reserved -= min(reserved, t.Events[end].Size)
 			}
 			if !shortage(t.Events[end:], &conf, before, limit, gcAt) {
-				if p.work.take(int64(h.segs.Len())/8) != nil {
+				if p.take(int64(h.segs.Len())/8) != nil {
 					return &q // the run has nothing left either
 				}
 				q.addRelease(&h, i, end)
@@ -160,7 +160,7 @@ func (p *Plan) hide(segs []*heldSegment) (pool uint32, blocks int) {
 	}
 	if pool == 0 {
 		pool = uint32(len(p.Pools))
-		p.Pools = append(p.Pools, trace.PoolID{})
+		p.Pools = append(p.Pools, recording.PoolID{})
 	}
 	if p.pools == nil {
 		p.pools = map[int32]uint32{}
@@ -172,7 +172,7 @@ func (p *Plan) hide(segs []*heldSegment) (pool uint32, blocks int) {
 			p.pools[b] = pool
 		}
 	}
-	_ = p.work.take(int64(blocks)) // the next release sees that nothing is left
+	_ = p.take(int64(blocks)) // the next release sees that nothing is left
 	return pool, blocks
 }
 
@@ -262,7 +262,7 @@ func (h *heldSegments) keptWhole(gone map[uint64]bool) []*heldSegment {
 
 // movesHandles reports whether a physical handle was mapped at several addresses in turn, as Cistern does and PyTorch
 // does not: then a mapping that went away says nothing of what the program asked for.
-func movesHandles(t *trace.Trace) bool {
+func movesHandles(t *recording.Trace) bool {
 	at := map[uint64]uint64{}
 	for i := range t.Events {
 		e := &t.Events[i]

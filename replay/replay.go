@@ -1,26 +1,36 @@
-// Package replay drives allocators over a recorded run and says what each would have held, cost, and whether it
-// would have died.
+// Package replay drives allocators over a recorded run. It reports what each would have reserved and cost, and whether it
+// would have run out of memory.
 //
 // # How the parts fit
 //
 // A Plan (plan.go) is a trace prepared once for any number of replays: every allocation has a dense block number, and
-// its free events refer to it. Plan.Run drives one Policy over it, event by event, and makes a Result; Replay does
-// that for several policies and makes the Report that the command prints.
+// its free events refer to it. Plan.Run drives one Policy over it, event by event, and makes a Result. Replay does that
+// for several policies and makes the Report that the command prints.
 //
-// A Policy is one allocator. The models live here: PyTorch's caching allocator (torch*.go: native segments and
-// expandable ones), cudaMallocAsync (async.go), RMM's pool (rmm.go) and bare cuMemAlloc (direct.go). The policy
-// "cistern" is the engine itself, replayed through its public API over the simulated device (cistern.go). A policy
-// sees requests and frees only, never what the recorded allocator did with them.
+// A Policy is one allocator. It sees requests and frees only, never what the recorded allocator did with them. The models
+// are PyTorch's caching allocator (torch*.go: native segments and expandable ones), cudaMallocAsync (async.go), RMM's pool
+// (rmm.go) and bare cuMemAlloc (direct.go). The policy "cistern" is the engine itself, through its public API, over the
+// simulated device (cistern.go). Work on its stream uses every block, so a replay in which the engine breaks a rule ends with
+// a fault of the simulated device.
 //
-// The torch models are held against what PyTorch really did (verify.go): over a trace recorded from its start with the
-// same settings they make the recorded calls to the driver, in order and size, and hand out the recorded addresses.
-// What a program did beside allocating and freeing, emptying the cache and releasing pools, is not in a trace; it is
-// inferred where the record shows it (releases.go) and said in the notes.
+// # Faithful models
+//
+// A model of PyTorch is faithful when, over a trace recorded from its start and with the recorded settings, it does what
+// PyTorch did (verify.go): it makes the recorded segment_alloc, segment_free, segment_map, segment_unmap and oom events in
+// order, sizes included, and hands out every allocation at its recorded address. PyTorch's best fit breaks ties by address, so
+// under verification a new segment takes the recorded address, never the size. Elsewhere addresses rise, and a note says that
+// ties are modelled.
+//
+// A trace has allocations and frees, not the calls that emptied the cache or released a pool. Those are inferred where the
+// record shows them (releases.go), and a note says so. Unknown facts are stated, not guessed.
+//
+// Where addresses are made up, a run that just fits may fit by luck. Options.Order makes them up differently. The
+// recommendations of a report on an out-of-memory have to hold in all orders.
 //
 // # Locks
 //
-// There are none. A Plan is read-only once made and may be shared by goroutines; a Policy and everything it holds
-// belong to the one goroutine that runs it.
+// There are none. A Plan is read-only once made and may be shared by goroutines. A Policy and everything it has belong to the
+// goroutine that runs it.
 package replay
 
 import (
@@ -32,7 +42,7 @@ import (
 
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/event"
-	"github.com/cistern-gpu/cistern/trace"
+	"github.com/cistern-gpu/cistern/recording"
 )
 
 const mib = 1 << 20
@@ -68,7 +78,7 @@ type Releaser interface {
 
 // Snapshotter is a Policy that can say what it holds, for recordings.
 type Snapshotter interface {
-	Segments() []trace.Segment
+	Segments() []recording.Segment
 }
 
 // Stats is what a policy did.
@@ -119,7 +129,7 @@ type Options struct {
 	GPULag time.Duration
 	// Verify holds a torch policy with the trace's own settings against the record.
 	Verify bool
-	// Record collects what the policy does, for trace.WritePyTorch; nil is nothing. It serves one run.
+	// Record collects what the policy does, for pytorch.Write; nil is nothing. It serves one run.
 	Record *Recording
 	// Progress is called now and then with the number of events done and in all, from the goroutine of Run.
 	Progress func(done, total int)
@@ -130,6 +140,10 @@ type Options struct {
 	// Order is how the addresses of PyTorch's segments are made up, by which best fit breaks ties: 0 rising, 1 falling,
 	// any other number scrambled by it. What holds in one order only holds by luck.
 	Order int
+	// Work counts what the run does with that of other plans of the same file; nil is the plan's own.
+	Work *Work
+	// Search says that the run is one of a search, which ends with ErrWork before other replays of the file do.
+	Search bool
 	// Done, once closed, ends a run that is under way with ErrStopped; nil is never.
 	Done <-chan struct{}
 }
@@ -207,7 +221,7 @@ func PolicyNames() []string {
 }
 
 // Run replays t under one policy. Where several policies see the same trace, NewPlan and Plan.Run prepare it once.
-func Run(t *trace.Trace, spec Spec, opt Options) (*Result, error) {
+func Run(t *recording.Trace, spec Spec, opt Options) (*Result, error) {
 	return NewPlan(t).Run(spec, opt)
 }
 
@@ -221,6 +235,7 @@ func (p *Plan) Run(spec Spec, opt Options) (*Result, error) {
 	r := &Result{Policy: spec.Name, TiesModelled: true}
 	r.Capacity, r.CapacityFrom = p.capacity(opt)
 	notes := len(p.Notes)
+	p = p.counted(opt)
 	p = p.withReleases(r.Capacity)
 	r.Notes = append(r.Notes, p.Notes[notes:]...)
 	env := &Env{Plan: p, Spec: spec, Capacity: r.Capacity, GPULag: opt.GPULag, Device: opt.Device, Order: opt.Order,
@@ -232,7 +247,7 @@ func (p *Plan) Run(spec Spec, opt Options) (*Result, error) {
 	if opt.Record != nil {
 		env.Emit = opt.Record.segment
 	}
-	if err := p.work.take(stepsPerRun + stepsPerPool*int64(len(p.Pools)) + stepsPerStream*int64(p.numStreams())); err != nil {
+	if err := p.take(stepsPerRun + stepsPerPool*int64(len(p.Pools)) + stepsPerStream*int64(p.numStreams())); err != nil {
 		return nil, fmt.Errorf("policy %s: %w", spec, err)
 	}
 	policy, conf, err := factory(env)
@@ -355,7 +370,7 @@ func (d *driver) work() error {
 	}
 	n := d.ahead
 	d.ahead = 0
-	return d.plan.work.take(n)
+	return d.plan.take(n)
 }
 
 // begin makes the blocks that were live before the first event; false ends the replay.

@@ -1,23 +1,23 @@
 package replay
 
 import (
-	"github.com/cistern-gpu/cistern/trace"
+	"github.com/cistern-gpu/cistern/recording"
 )
 
 // Report is one trace under several policies. Its JSON is part of the command's contract.
 type Report struct {
-	Path       string       `json:"path"`
-	Device     int          `json:"device"`
-	Owner      *trace.Owner `json:"process,omitempty"` // of a driver trace with several processes on the device
-	Format     string       `json:"format"`
-	Events     int          `json:"events"`
-	Streams    int          `json:"streams"`
-	DurationUS int64        `json:"duration_us"`
-	PeakLive   uint64       `json:"peak_live_bytes"`
-	Recorded   Recorded     `json:"recorded"`
-	Notes      []string     `json:"notes"`
-	Results    []*Result    `json:"results"`
-	Verify     *Verify      `json:"verify,omitempty"`
+	Path       string           `json:"path"`
+	Device     int              `json:"device"`
+	Owner      *recording.Owner `json:"process,omitempty"` // of a driver trace with several processes on the device
+	Format     string           `json:"format"`
+	Events     int              `json:"events"`
+	Streams    int              `json:"streams"`
+	DurationUS int64            `json:"duration_us"`
+	PeakLive   uint64           `json:"peak_live_bytes"`
+	Recorded   Recorded         `json:"recorded"`
+	Notes      []string         `json:"notes"`
+	Results    []*Result        `json:"results"`
+	Verify     *Verify          `json:"verify,omitempty"`
 }
 
 // Reports is what `cistern replay --json` prints.
@@ -28,7 +28,7 @@ type Reports struct {
 // Replay runs the policies over a trace, one after the other. With Options.Verify, PyTorch's model with the trace's
 // own settings is held against the record: the run of a policy that is just that, or one more that has no Result.
 // Options.Record takes what the last policy does. Progress goes from 0 to the number of events for each run.
-func Replay(t *trace.Trace, specs []Spec, opt Options) (*Report, error) {
+func Replay(t *recording.Trace, specs []Spec, opt Options) (*Report, error) {
 	return NewPlan(t).Replay(specs, opt)
 }
 

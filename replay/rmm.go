@@ -186,7 +186,7 @@ func (r *rmm) steal(list int32, size uint64) int32 {
 		r.search(r.arena.lists[other].len())
 		for _, i := range r.arena.lists[other].blocks() {
 			blk := &r.arena.blocks[i]
-			r.arena.lists[other].remove(blk.size, blk.addr)
+			r.arena.lists[other].remove(blk.size, blk.addr, i)
 			blk.free = false
 			r.arena.give(i, list)
 		}

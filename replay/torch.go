@@ -7,7 +7,7 @@ import (
 
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/event"
-	"github.com/cistern-gpu/cistern/trace"
+	"github.com/cistern-gpu/cistern/recording"
 )
 
 // The constants of c10/cuda/CUDACachingAllocator.cpp (torch 2.11), in bytes.
@@ -178,7 +178,7 @@ func (t *torch) cache(i int32) {
 
 func (t *torch) uncache(i int32) {
 	b := &t.blocks[i]
-	t.pools[b.pool].free[b.stream].remove(b.size, b.addr)
+	t.pools[b.pool].free[b.stream].remove(b.size, b.addr, i)
 }
 
 // request is AllocParams: what a request looks for.
@@ -205,6 +205,9 @@ func (t *torch) Alloc(b int, size uint64, stream, pool uint32) (uint64, error) {
 	if found < 0 {
 		found = t.obtain(r)
 	}
+	if found >= 0 {
+		t.blocks[found].used = true // what is free late does not merge with it
+	}
 	t.flushLate()
 	if found < 0 {
 		t.count(callMemGetInfo, t.costs.MemGetInfo)
@@ -215,7 +218,6 @@ func (t *torch) Alloc(b int, size uint64, stream, pool uint32) (uint64, error) {
 		t.split(found, r)
 	}
 	blk := &t.blocks[found]
-	blk.used = true
 	t.of[b] = found
 	t.allocated += blk.size
 	return blk.addr, nil
@@ -246,7 +248,7 @@ func (t *torch) fit(r request) int32 {
 		p.searches++
 	}
 	s := &p.free[r.stream]
-	at := s.seek(r.size, 0)
+	at := s.seek(r.size, 0, 0)
 	if s.end(at) {
 		return -1
 	}
@@ -455,31 +457,31 @@ func (t *torch) emit(kind event.Kind, addr, size uint64, i int32) {
 
 // Segments is Snapshotter.Segments: for expandable segments, one for each contiguous mapped range, as PyTorch reports
 // them.
-func (t *torch) Segments() []trace.Segment {
+func (t *torch) Segments() []recording.Segment {
 	dead := map[int32]bool{}
 	for _, i := range t.unused {
 		dead[i] = true
 	}
-	var out []trace.Segment
+	var out []recording.Segment
 	for i := range t.blocks {
 		b := &t.blocks[i]
 		if dead[int32(i)] || !b.mapped || b.prev >= 0 && t.blocks[b.prev].mapped {
 			continue
 		}
-		s := trace.Segment{Addr: b.addr, Stream: b.stream, Pool: t.pools[b.pool].private, Large: !t.pools[b.pool].small,
+		s := recording.Segment{Addr: b.addr, Stream: b.stream, Pool: t.pools[b.pool].private, Large: !t.pools[b.pool].small,
 			Expandable: b.rng >= 0}
 		for j := int32(i); j >= 0 && t.blocks[j].mapped; j = t.blocks[j].next {
 			c := &t.blocks[j]
-			blk := trace.Block{Addr: c.addr, Size: c.size, Stream: c.stream, Pool: s.Pool}
+			blk := recording.Block{Addr: c.addr, Size: c.size, Stream: c.stream, Pool: s.Pool}
 			if c.used {
-				blk.State = trace.Active
+				blk.State = recording.Active
 			}
 			s.Size += c.size
 			s.Blocks = append(s.Blocks, blk)
 		}
 		out = append(out, s)
 	}
-	slices.SortFunc(out, func(a, b trace.Segment) int {
+	slices.SortFunc(out, func(a, b recording.Segment) int {
 		if a.Addr < b.Addr {
 			return -1
 		}

@@ -4,7 +4,7 @@ import (
 	"sort"
 
 	"github.com/cistern-gpu/cistern/event"
-	"github.com/cistern-gpu/cistern/trace"
+	"github.com/cistern-gpu/cistern/recording"
 )
 
 // adopter is a policy that can begin in the state that the recorded allocator was in at the first event.
@@ -28,7 +28,7 @@ func (t *torch) adopt() ([]uint64, bool) {
 		addrs[i], live[i] = b.Addr, int32(i)
 	}
 	sort.Slice(live, func(i, j int) bool { return addrs[live[i]] < addrs[live[j]] })
-	segs := append([]trace.Segment(nil), tr.InitialSegments...)
+	segs := append([]recording.Segment(nil), tr.InitialSegments...)
 	sort.Slice(segs, func(i, j int) bool { return segs[i].Addr < segs[j].Addr })
 	inside := make([][]int32, len(segs)) // the live blocks of each segment
 	rest := live
@@ -63,7 +63,7 @@ func (t *torch) adopt() ([]uint64, bool) {
 }
 
 // adoptSegment takes over a segment with its live blocks, in address order.
-func (t *torch) adoptSegment(s *trace.Segment, live []int32, slack []uint64) {
+func (t *torch) adoptSegment(s *recording.Segment, live []int32, slack []uint64) {
 	pool := int32(2 * s.Pool)
 	if s.Large {
 		pool++
@@ -118,7 +118,7 @@ func (t *torch) adoptSegment(s *trace.Segment, live []int32, slack []uint64) {
 // block that is freed later, not what PyTorch left it because the rest was too small to split off: up to 1 MiB, in
 // native large segments. Where such a block is followed by free memory, the record shows where that begins once
 // something is placed there.
-func (p *Plan) slack(live []int32, segs []trace.Segment, inside [][]int32) []uint64 {
+func (p *Plan) slack(live []int32, segs []recording.Segment, inside [][]int32) []uint64 {
 	initial := p.Trace.Initial
 	out := make([]uint64, len(initial))
 	top := make([]uint64, len(initial)) // end of the segment that a block lies in
@@ -164,7 +164,7 @@ func (p *Plan) slack(live []int32, segs []trace.Segment, inside [][]int32) []uin
 // adoptRange finds the range of addresses that a mapped part s belongs to, or begins one with it: a snapshot shows the
 // parts only, and PyTorch has one range for each stream and pool, mapped from its beginning. It returns the unmapped
 // neighbours that s is to be put between.
-func (t *torch) adoptRange(s *trace.Segment, pool int32) (prev, next, rng int32) {
+func (t *torch) adoptRange(s *recording.Segment, pool int32) (prev, next, rng int32) {
 	list := t.use(pool).unmapped[s.Stream]
 	for _, i := range list {
 		b := t.blocks[i]

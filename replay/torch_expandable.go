@@ -1,6 +1,7 @@
 package replay
 
 import (
+	"cmp"
 	"slices"
 
 	"github.com/cistern-gpu/cistern/event"
@@ -151,16 +152,11 @@ func (t *torch) dropRange(i int32) {
 	t.dropBlock(i)
 }
 
-// unmappedAt is the place of an address among the unmapped blocks of a stream.
-func (t *torch) unmappedAt(list []int32, addr uint64) int {
-	at, _ := slices.BinarySearchFunc(list, addr, func(j int32, addr uint64) int {
-		switch {
-		case t.blocks[j].addr < addr:
-			return -1
-		case t.blocks[j].addr > addr:
-			return 1
-		}
-		return 0
+// unmappedAt is the place of block i among the unmapped blocks of its stream: in the order of addresses, and of numbers
+// where a file says that two lie at the same address.
+func (t *torch) unmappedAt(list []int32, i int32) int {
+	at, _ := slices.BinarySearchFunc(list, i, func(j, i int32) int {
+		return cmp.Or(cmp.Compare(t.blocks[j].addr, t.blocks[i].addr), cmp.Compare(j, i))
 	})
 	return at
 }
@@ -168,12 +164,12 @@ func (t *torch) unmappedAt(list []int32, addr uint64) int {
 func (t *torch) insertUnmapped(i int32) {
 	b := &t.blocks[i]
 	list := &t.use(b.pool).unmapped[b.stream]
-	*list = slices.Insert(*list, t.unmappedAt(*list, b.addr), i)
+	*list = slices.Insert(*list, t.unmappedAt(*list, i), i)
 }
 
 func (t *torch) removeUnmapped(i int32) {
 	b := &t.blocks[i]
 	list := &t.use(b.pool).unmapped[b.stream]
-	at := t.unmappedAt(*list, b.addr)
+	at := t.unmappedAt(*list, i)
 	*list = slices.Delete(*list, at, at+1)
 }

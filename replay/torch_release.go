@@ -67,7 +67,7 @@ func (t *torch) releaseOversize(r request) bool {
 	}
 	s := &t.pools[r.pool].free[r.stream]
 	want := max(r.size, t.conf.MaxSplit)
-	at := s.seek(want, 0)
+	at := s.seek(want, 0, 0)
 	if !s.end(at) {
 		i := s.at(at).block
 		if !t.whole(i) {

@@ -8,7 +8,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/cistern-gpu/cistern/trace"
+	"github.com/cistern-gpu/cistern/recording"
 )
 
 // roundupIntervals is the number of size intervals of roundup_power2_divisions: one for each power of two from 1 MiB
@@ -277,7 +277,7 @@ func (c TorchConf) roundupString() string {
 
 // TorchConfOf is the settings a trace was recorded with, as far as the file says. What PyTorch noted as parsed wins
 // over the text, since a program may change settings as it runs. note is not empty where something was assumed.
-func TorchConfOf(s trace.Settings) (c TorchConf, note string) {
+func TorchConfOf(s recording.Settings) (c TorchConf, note string) {
 	if !s.Known {
 		return DefaultTorchConf(), "the file does not say the allocator's settings: PyTorch's defaults are assumed"
 	}
@@ -340,8 +340,8 @@ func (c *TorchConf) segmentSize(size uint64) uint64 {
 }
 
 // settings is the configuration as PyTorch's recorder would note it.
-func (c TorchConf) settings() trace.Settings {
-	s := trace.Settings{Known: true, Expandable: c.Expandable, MaxSplitSize: -1, GCThreshold: c.GCThreshold}
+func (c TorchConf) settings() recording.Settings {
+	s := recording.Settings{Known: true, Expandable: c.Expandable, MaxSplitSize: -1, GCThreshold: c.GCThreshold}
 	if text := c.String(); text != "default" {
 		s.Conf = text
 	}

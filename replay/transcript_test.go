@@ -9,7 +9,7 @@ import (
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/event"
 	"github.com/cistern-gpu/cistern/internal/units"
-	"github.com/cistern-gpu/cistern/trace"
+	"github.com/cistern-gpu/cistern/recording"
 	"github.com/cockroachdb/datadriven"
 )
 
@@ -35,7 +35,7 @@ type transcript struct {
 	policy Policy
 	names  map[string]int
 	next   int
-	segs   []trace.Segment // every segment that was got, in order
+	segs   []recording.Segment // every segment that was got, in order
 	out    strings.Builder
 }
 
@@ -76,7 +76,7 @@ func (s *transcript) begin(t *testing.T, d *datadriven.TestData) {
 			}
 		}
 	}
-	p := NewPlan(&trace.Trace{Streams: []uint64{0, 0x100, 0x200}, Pools: []trace.PoolID{{}, {0, 1}, {0, 2}}})
+	p := NewPlan(&recording.Trace{Streams: []uint64{0, 0x100, 0x200}, Pools: []recording.PoolID{{}, {0, 1}, {0, 2}}})
 	p.Blocks = 1000
 	env := &Env{Plan: p, Spec: spec, Capacity: capacity, Emit: s.emit, Note: func(string) {}}
 	policy, conf, err := factories[spec.Name](env)
@@ -90,7 +90,7 @@ func (s *transcript) begin(t *testing.T, d *datadriven.TestData) {
 
 func (s *transcript) emit(e event.Event) {
 	if e.Kind == event.SegmentAlloc || e.Kind == event.SegmentMap && s.place(e.Addr) == "?" {
-		s.segs = append(s.segs, trace.Segment{Addr: e.Addr, Size: e.Size, Stream: e.Stream})
+		s.segs = append(s.segs, recording.Segment{Addr: e.Addr, Size: e.Size, Stream: e.Stream})
 		if e.Kind == event.SegmentMap {
 			s.segs[len(s.segs)-1].Size = 160000 * mib // an expandable segment is one range
 		}
@@ -200,7 +200,7 @@ func (s *transcript) show() {
 		}
 		fmt.Fprintf(&s.out, "%s %s stream %d pool %d:", s.place(g.Addr), kind, g.Stream, g.Pool)
 		for _, b := range g.Blocks {
-			if b.State == trace.Active {
+			if b.State == recording.Active {
 				fmt.Fprintf(&s.out, " [%s]", sizeText(b.Size))
 			} else {
 				fmt.Fprintf(&s.out, " (%s)", sizeText(b.Size))

@@ -1,6 +1,7 @@
 package replay
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"sync/atomic"
@@ -24,15 +25,30 @@ const (
 // ErrWork is the error of a run that takes more steps than a file of its size may cause.
 var ErrWork = errors.New("the replay takes more steps")
 
-// work counts the steps of all runs of a plan. Runs on several goroutines share it.
-type work struct {
+// Work counts the steps of all replays of one file: of its devices, searches and pages together. Runs on several goroutines
+// share it.
+type Work struct {
 	done   atomic.Int64
 	stored int64 // bytes of the file; 0: a trace that was not read from one has no bound
 }
 
-// take adds steps, and reports whether they are too many.
-func (w *work) take(steps int64) error {
-	if n := w.done.Add(steps); w.stored == 0 || n <= workBase+workPerByte*w.stored {
+// NewWork is the work of a file of that size (recording.Trace.StoredBytes).
+func NewWork(stored int64) *Work { return &Work{stored: stored} }
+
+// counted is the plan with what a run's options say of its work.
+func (p *Plan) counted(opt Options) *Plan {
+	c := *p
+	c.work, c.searched = cmp.Or(opt.Work, p.work), opt.Search
+	return &c
+}
+
+// take adds steps, and reports whether they are too many. Searches leave a quarter to what is replayed beside them.
+func (p *Plan) take(steps int64) error {
+	n, limit := p.work.done.Add(steps), workBase+workPerByte*p.work.stored
+	if p.searched {
+		limit -= limit / 4
+	}
+	if p.work.stored == 0 || n <= limit {
 		return nil
 	}
 	return fmt.Errorf("%w than %d million + %d for each byte of the file, which no recorded run does", ErrWork, workBase>>20, workPerByte)

@@ -14,8 +14,9 @@ import (
 	"github.com/cistern-gpu/cistern/analyze"
 	"github.com/cistern-gpu/cistern/event"
 	_ "github.com/cistern-gpu/cistern/internal/lockrank/checked"
+	"github.com/cistern-gpu/cistern/internal/slow"
+	"github.com/cistern-gpu/cistern/recording"
 	"github.com/cistern-gpu/cistern/replay"
-	"github.com/cistern-gpu/cistern/trace"
 )
 
 // needBrowser finds what it takes to look at pages in a headless Chromium: the bundled front end, node with the packages of
@@ -43,14 +44,12 @@ func needBrowser(t *testing.T) (node, chromium string) {
 	if chromium = findChromium(); chromium == "" {
 		missing("the test needs Chromium: install it, or name it in CISTERN_CHROMIUM")
 	}
-	if testing.Short() {
-		missing("a browser takes seconds")
-	}
 	return node, chromium
 }
 
-// TestPageInBrowser opens pages in a headless Chromium and looks at what is drawn (web/test/page.mjs).
-func TestPageInBrowser(t *testing.T) {
+// TestSlowPageInBrowser opens pages in a headless Chromium and looks at what is drawn (web/test/page.mjs).
+func TestSlowPageInBrowser(t *testing.T) {
+	slow.Only(t)
 	node, chromium := needBrowser(t)
 	dir := t.TempDir()
 	small, second, large := smallTrace(), smallTrace(), largeTrace(1_000_000)
@@ -172,7 +171,7 @@ func TestFrontEnd(t *testing.T) {
 }
 
 // smallMoment is what the page says of a moment.
-func smallMoment(t *trace.Trace, event int) map[string]any {
+func smallMoment(t *recording.Trace, event int) map[string]any {
 	m := analyze.MomentAt(t, event)
 	return map[string]any{"event": event, "live": m.Live, "blocks": m.Blocks, "reserved": m.Reserved, "free": m.FreeBytes,
 		"pieces": m.FreePieces}
@@ -191,7 +190,7 @@ func changedRows(all []analyze.Change) []any {
 
 // smallGrowth is what the page says grew between two moments of smallTrace, from plain sums: name, bytes, bytes that were
 // handed out in between, largest first.
-func smallGrowth(t *trace.Trace, a, b int) map[string]any {
+func smallGrowth(t *recording.Trace, a, b int) map[string]any {
 	type row struct{ grew, kept int64 }
 	byStack, bySize, byLibrary := map[string]row{}, map[string]row{}, map[string]row{}
 	add := func(m map[string]row, key string, grew, kept int64) {
@@ -257,10 +256,10 @@ const (
 
 // smallTrace is three segments of 20 MiB that fill with blocks of 8 and 4 MiB, some of which come and go; at the end a
 // request of 30 MiB fails, once caught by the program and once fatal to a replay.
-func smallTrace() *trace.Trace {
-	t := &trace.Trace{Path: "small.pickle", Format: trace.FormatPyTorch, Streams: []uint64{0}, Pools: []trace.PoolID{{}},
-		Frames:    []trace.Frame{{File: "evil.py", Line: 1, Func: `</script><img src=x onerror="window.hacked=1">`}},
-		Stacks:    []trace.Stack{nil, {0}},
+func smallTrace() *recording.Trace {
+	t := &recording.Trace{Path: "small.pickle", Format: recording.FormatPyTorch, Streams: []uint64{0}, Pools: []recording.PoolID{{}},
+		Frames:    []recording.Frame{{File: "evil.py", Line: 1, Func: `</script><img src=x onerror="window.hacked=1">`}},
+		Stacks:    []recording.Stack{nil, {0}},
 		FromStart: true, Notes: []string{"something is missing <b>here</b>"}}
 	us := int64(1_000_000)
 	add := func(k event.Kind, addr, size uint64, stack uint32) {
@@ -294,7 +293,7 @@ func smallTrace() *trace.Trace {
 }
 
 // smallHover says what the chart shows at some events, from plain sums.
-func smallHover(t *trace.Trace, rep *replay.Report) []map[string]any {
+func smallHover(t *recording.Trace, rep *replay.Report) []map[string]any {
 	var at []map[string]any
 	var live, reserved, policy uint64
 	curve := rep.Results[0].Curve
@@ -321,9 +320,9 @@ func smallHover(t *trace.Trace, rep *replay.Report) []map[string]any {
 }
 
 // largeTrace is n events: blocks of odd sizes that come and go in a ring, one of them once very large for an instant.
-func largeTrace(n int) *trace.Trace {
-	t := &trace.Trace{Path: "large.pickle", Format: trace.FormatPyTorch, Streams: []uint64{0}, Pools: []trace.PoolID{{}},
-		Stacks: []trace.Stack{nil}, FromStart: true, Events: make([]event.Event, 0, n)}
+func largeTrace(n int) *recording.Trace {
+	t := &recording.Trace{Path: "large.pickle", Format: recording.FormatPyTorch, Streams: []uint64{0}, Pools: []recording.PoolID{{}},
+		Stacks: []recording.Stack{nil}, FromStart: true, Events: make([]event.Event, 0, n)}
 	const ring = 5000
 	var addr [ring]uint64
 	var size [ring]uint64
@@ -355,7 +354,7 @@ func largeTrace(n int) *trace.Trace {
 	return t
 }
 
-func viewOf(t *testing.T, tr *trace.Trace, specs []replay.Spec, opt replay.Options) (*View, *replay.Report) {
+func viewOf(t *testing.T, tr *recording.Trace, specs []replay.Spec, opt replay.Options) (*View, *replay.Report) {
 	t.Helper()
 	opt.Samples = CurveSamples
 	rep, err := replay.Replay(tr, specs, opt)

@@ -7,7 +7,7 @@ import (
 
 	"github.com/cistern-gpu/cistern/analyze"
 	"github.com/cistern-gpu/cistern/internal/units"
-	"github.com/cistern-gpu/cistern/trace"
+	"github.com/cistern-gpu/cistern/recording"
 )
 
 // shownGrown and shownShrunk bound what a terminal gets of a list of changes.
@@ -23,7 +23,7 @@ func WriteDifference(w io.Writer, d *analyze.Difference, s Style) {
 		if path == "-" {
 			path = "standard input"
 		}
-		writeWrapped(w, "   ", fmt.Sprintf("%s: %s, %s, %s over %s", s.paint(string(rune('A'+i)), bold), clean(path), clean(trace.WhereOf(side.Device, side.Owner)),
+		writeWrapped(w, "   ", fmt.Sprintf("%s: %s, %s, %s over %s", s.paint(string(rune('A'+i)), bold), clean(path), clean(recording.WhereOf(side.Device, side.Owner)),
 			plural(side.Events, "event"), microseconds(float64(side.DurationUS))), s)
 	}
 	fmt.Fprintln(w)

@@ -4,7 +4,7 @@ import (
 	"fmt"
 
 	"github.com/cistern-gpu/cistern/analyze"
-	"github.com/cistern-gpu/cistern/trace"
+	"github.com/cistern-gpu/cistern/recording"
 )
 
 // DifferenceView is what a page shows of two runs. It needs neither any more.
@@ -25,7 +25,7 @@ type DifferenceView struct {
 const mostChanges = 400
 
 // NewDifferenceView collects what a page shows of two runs; d is analyze.Diff's.
-func NewDifferenceView(a, b *trace.Trace, d *analyze.Difference) (*DifferenceView, error) {
+func NewDifferenceView(a, b *recording.Trace, d *analyze.Difference) (*DifferenceView, error) {
 	v := &DifferenceView{Name: fmt.Sprintf("%s → %s", name(a), name(b)), Names: [2]string{name(a), name(b)}, Left: map[string]int{}}
 	var e encoder
 	v.curves(&e, a, b)
@@ -64,15 +64,15 @@ func mostChanged(all []analyze.Change) (list []analyze.Change, left int) {
 
 // curves writes the live bytes of both runs on one axis, the time since each began: the points of both in the order of
 // their times stand for the events of a chart.
-func (v *DifferenceView) curves(e *encoder, a, b *trace.Trace) {
+func (v *DifferenceView) curves(e *encoder, a, b *recording.Trace) {
 	type point struct{ us, value int64 }
 	var runs [2][]point
-	for k, t := range []*trace.Trace{a, b} {
+	for k, t := range []*recording.Trace{a, b} {
 		c := analyze.RecordedCurves(t).Live.Thin(maxPoints / 2)
 		start, last := analyze.StartUS(t), int64(0)
 		for i, at := range c.Event {
 			if at >= 0 {
-				last = max(last, t.Events[at].TimeUS-start)
+				last = max(last, recording.SinceUS(start, t.Events[at].TimeUS))
 			}
 			runs[k] = append(runs[k], point{last, int64(c.Value[i])})
 		}

@@ -8,7 +8,7 @@ import (
 
 	"github.com/cistern-gpu/cistern/analyze"
 	"github.com/cistern-gpu/cistern/internal/units"
-	"github.com/cistern-gpu/cistern/trace"
+	"github.com/cistern-gpu/cistern/recording"
 )
 
 // WriteDriver writes what a traced program asked of the driver: peaks, calls, time, and what was never given back.
@@ -115,7 +115,7 @@ var signals = map[int]string{1: "hangup", 2: "interrupted", 3: "quit", 4: "illeg
 // writeKept writes who never gave back what. Names come last, and are wrapped: those of C++ may be wider than a terminal.
 func writeKept(w io.Writer, d *analyze.DriverSummary, s Style) {
 	g := grid{head: []string{"bytes", "count", "memory", "process", "by"}, textFrom: 2, numberFirst: true}
-	var stacks [][]trace.Frame
+	var stacks [][]recording.Frame
 	for _, k := range d.Kept {
 		stacks = append(stacks, k.Stack)
 	}

@@ -8,19 +8,19 @@ import (
 	"charm.land/lipgloss/v2"
 
 	"github.com/cistern-gpu/cistern/analyze"
-	"github.com/cistern-gpu/cistern/trace"
+	"github.com/cistern-gpu/cistern/recording"
 )
 
 // keptSummary is of a program that kept memory under names as long as C++ has them.
 func keptSummary() *analyze.DriverSummary {
 	const packages = "/opt/venv/lib/python3.12/site-packages/"
-	call := func(name string) []trace.Frame {
-		return []trace.Frame{{Func: "libcudart.so.13+0x41b5d", File: packages + "torch/lib/../../nvidia/cu13/lib/libcudart.so.13"},
+	call := func(name string) []recording.Frame {
+		return []recording.Frame{{Func: "libcudart.so.13+0x41b5d", File: packages + "torch/lib/../../nvidia/cu13/lib/libcudart.so.13"},
 			{Func: "c10::cuda::CUDACachingAllocator::Native::(anonymous namespace)::ExpandableSegment::map(c10::cuda::CUDACachingAllocator::Native::(anonymous namespace)::SegmentRange)", File: packages + "torch/lib/libc10_cuda.so"},
 			{Func: name, File: packages + "torch/lib/libtorch_cuda.so"}}
 	}
-	python := append(call("at::native::empty_cuda(c10::ArrayRef<long>)"), trace.Frame{Func: "load_weights", File: "/srv/me/job.py", Line: 33},
-		trace.Frame{Func: "<module>", File: "/srv/me/job.py", Line: 80})
+	python := append(call("at::native::empty_cuda(c10::ArrayRef<long>)"), recording.Frame{Func: "load_weights", File: "/srv/me/job.py", Line: 33},
+		recording.Frame{Func: "<module>", File: "/srv/me/job.py", Line: 80})
 	return &analyze.DriverSummary{Program: strings.Fields("/opt/venv/bin/python train.py --with many --arguments that --make a --line longer --than any --terminal is"),
 		Calls: []analyze.DriverCalls{{Name: "cuMemPoolImportFromShareableHandle", Count: 1234567, NS: 99_999_000_000_000, MaxNS: 1e9, Waits: true}},
 		Kept: []analyze.DriverKept{
@@ -29,7 +29,7 @@ func keptSummary() *analyze.DriverSummary {
 			{Memory: "virtual", Bytes: 2 << 30, Count: 1, PID: 1, Stack: python},
 			{Memory: "host", Device: -1, Bytes: 1, Count: 1, PID: 1},
 		}, KeptBytes: 41 << 30, KeptCount: 215004, Processes: 12, DriverNS: 305e6, WaitingNS: 140e6,
-		Devices: []analyze.DriverDevice{{Device: 15, PeakHeld: 1023 << 30, PeakRequested: 1023 << 30, OOMs: 1234567}}, End: trace.DriverEnd{Unknown: []string{"cuMemOne", "cuMemTwo", "cuMemThree", "cuMemFour", "cuMemFive", "cuMemSix"}}}
+		Devices: []analyze.DriverDevice{{Device: 15, PeakHeld: 1023 << 30, PeakRequested: 1023 << 30, OOMs: 1234567}}, End: recording.DriverEnd{Unknown: []string{"cuMemOne", "cuMemTwo", "cuMemThree", "cuMemFour", "cuMemFive", "cuMemSix"}}}
 }
 
 // TestDriverWidth: the table at a program's end fits a terminal, and says all of every name; what is no terminal gets each on a line.

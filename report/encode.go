@@ -8,7 +8,7 @@ import (
 	"fmt"
 
 	"github.com/cistern-gpu/cistern/analyze"
-	"github.com/cistern-gpu/cistern/trace"
+	"github.com/cistern-gpu/cistern/recording"
 )
 
 // The long data of a page are unsigned integers below 2^53 (a JavaScript number holds no more), seven bits a byte, low
@@ -27,14 +27,14 @@ func (e *encoder) int(v int64) { e.buf = binary.AppendVarint(e.buf, v) }
 
 // times writes stride, count, and the time of every stride-th event since the first, in microseconds. Clocks that
 // step back are held: a chart's x never falls.
-func (e *encoder) times(t *trace.Trace) {
+func (e *encoder) times(t *recording.Trace) {
 	n := len(t.Events)
 	stride := max(1, (n+maxPoints-1)/maxPoints)
 	e.uint(uint64(stride))
 	e.uint(uint64((n + stride - 1) / stride))
 	last, start := int64(0), analyze.StartUS(t)
 	for i := 0; i < n; i += stride {
-		now := max(last, t.Events[i].TimeUS-start)
+		now := max(last, recording.SinceUS(start, t.Events[i].TimeUS))
 		e.int(now - last)
 		last = now
 	}

@@ -10,7 +10,7 @@ import (
 
 	"github.com/cistern-gpu/cistern/analyze"
 	"github.com/cistern-gpu/cistern/internal/units"
-	"github.com/cistern-gpu/cistern/trace"
+	"github.com/cistern-gpu/cistern/recording"
 )
 
 // What `cistern report` writes of requests that failed: the answer first, then who held the memory, then what would
@@ -194,8 +194,8 @@ func (f *failureText) share(bytes uint64, text string) {
 	f.wrap(strings.Repeat(" ", 22), line)
 }
 
-// shortFrame is trace.ShortFrame for a terminal.
-func shortFrame(frame string) string { return clean(trace.ShortFrame(frame)) }
+// shortFrame is recording.ShortFrame for a terminal.
+func shortFrame(frame string) string { return clean(recording.ShortFrame(frame)) }
 
 // shortName is what a stack is called, in short frames.
 func shortName(n analyze.Named) string {

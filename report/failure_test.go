@@ -15,16 +15,17 @@ import (
 
 	"github.com/cistern-gpu/cistern/analyze"
 	"github.com/cistern-gpu/cistern/event"
+	"github.com/cistern-gpu/cistern/internal/slow"
+	"github.com/cistern-gpu/cistern/recording"
 	"github.com/cistern-gpu/cistern/replay"
-	"github.com/cistern-gpu/cistern/trace"
 )
 
 var rewriteFailures = flag.Bool("rewrite-failures", false, "take the texts that testdata/failures holds from what is written now")
 
 // failedTrace is smallTrace up to its failure, as a process on Cistern writes it.
-func failedTrace() *trace.Trace {
+func failedTrace() *recording.Trace {
 	t := smallTrace()
-	t.Path, t.Format = "oom-4711-1.cistern", trace.FormatCistern
+	t.Path, t.Format = "oom-4711-1.cistern", recording.FormatCistern
 	t.Frames[0].File = "\x1b[2Jevil.py"
 	t.Tags, t.Libraries, t.Threads = []string{"", "weights"}, []string{"", "torch"}, map[uint32]string{9: "load\ner"}
 	for i := range t.Events {
@@ -38,28 +39,28 @@ func failedTrace() *trace.Trace {
 		t.Events[i].Tag, t.Events[i].Library, t.Events[i].Thread = uint16(i%2), uint8(i%2), 8+uint32(i%2)
 	}
 	t.Events[last].Stack = 1
-	t.Failures = []*trace.Failure{{Event: last, PID: 4711, Program: []string{"python", "train.py", "--big"}, Version: "1.2.3",
+	t.Failures = []*recording.Failure{{Event: last, PID: 4711, Program: []string{"python", "train.py", "--big"}, Version: "1.2.3",
 		Conf: "limit:68MiB,ladder:grow,report:/var/oom", Lines: []string{"out of memory on device 0", "held: weights", "try: less"},
 		Requested: 30*mib - 5, Need: 30 * mib, Tag: 1, Library: 1, Thread: 9, Stack: 1, Device: "NVIDIA H200", UUID: "GPU-1",
 		DeviceTotal: 100 * mib, DeviceFree: 8 * mib, Reserved: 60 * mib, Allocated: 40 * mib, Cached: 20 * mib, Pinned: mib, Largest: 8 * mib, Limit: 68 * mib,
-		Steps: []trace.FailureStep{{Rung: "fit", Tries: 1}, {Rung: "remap", Note: "off by the settings"},
+		Steps: []recording.FailureStep{{Rung: "fit", Tries: 1}, {Rung: "remap", Note: "off by the settings"},
 			{Rung: "grow", Tries: 2, Gained: 4 * mib, TookUS: 1234, Note: "CUDA_ERROR_OUT_OF_MEMORY"}},
-		Limits: []trace.Limit{{Kind: "device", Bytes: 100 * mib}, {Kind: "cistern", Bytes: 68 * mib, From: "CISTERN_CONF"}},
-		Others: []trace.Neighbour{{PID: 4711, Name: "python", Bytes: 62 * mib, Self: true}, {PID: 7, Name: "Xorg"}, {PID: 12, Name: "jupyter", Bytes: 30 * mib}}}}
+		Limits: []recording.Limit{{Kind: "device", Bytes: 100 * mib}, {Kind: "cistern", Bytes: 68 * mib, From: "CISTERN_CONF"}},
+		Others: []recording.Neighbour{{PID: 4711, Name: "python", Bytes: 62 * mib, Self: true}, {PID: 7, Name: "Xorg"}, {PID: 12, Name: "jupyter", Bytes: 30 * mib}}}}
 	return t
 }
 
 // silentTrace is what is left of a process that kept no history.
-func silentTrace() *trace.Trace {
+func silentTrace() *recording.Trace {
 	t := failedTrace()
 	t.Events = nil
 	f := t.Failures[0]
 	f.Event, f.Others, f.OthersUnknown, f.Limit, f.DeviceFree = -1, nil, "NVML: no such library", 0, 40*mib-1
-	t.Initial = []trace.Block{{Addr: 1 << 40, Size: 38 * mib, Requested: 38 * mib, Stack: 1, Tag: 1, State: trace.Active}}
+	t.Initial = []recording.Block{{Addr: 1 << 40, Size: 38 * mib, Requested: 38 * mib, Stack: 1, Tag: 1, State: recording.Active}}
 	return t
 }
 
-func failuresOf(t *testing.T, tr *trace.Trace) *analyze.TraceFailures {
+func failuresOf(t *testing.T, tr *recording.Trace) *analyze.TraceFailures {
 	t.Helper()
 	r, err := analyze.ReportFailures(context.Background(), tr, nil, analyze.RemedyOptions{GPULag: 20 * time.Millisecond})
 	if err != nil {
@@ -100,7 +101,7 @@ func TestFailureText(t *testing.T) {
 	y.Shortage, y.LessLive = 6*mib, y.Held.Stack[:1]
 	pooled := failedTrace()
 	f := pooled.Failures[0]
-	f.Pool, f.PoolLimit, f.PoolHolds, f.DeviceFree, f.Limit = trace.PoolID{0, 3}, 40*mib, 36*mib, 50*mib, 0
+	f.Pool, f.PoolLimit, f.PoolHolds, f.DeviceFree, f.Limit = recording.PoolID{0, 3}, 40*mib, 36*mib, 50*mib, 0
 	barely := failuresOf(t, failedTrace())
 	barely.Failures[0].Search = analyze.Search{Searched: true, Reproduced: true, Tried: []analyze.Remedy{{Title: "CISTERN_CONF=chunk:2MiB", Barely: true}},
 		More: 5 * mib, MoreFrom: "a hundredth of the memory, as no two runs are the same"}
@@ -137,11 +138,12 @@ func TestFailureText(t *testing.T) {
 	}
 }
 
-// TestFailureInBrowser opens pages of runs in which a request failed (web/test/failure.mjs), as TestPageInBrowser does.
-func TestFailureInBrowser(t *testing.T) {
+// TestSlowFailureInBrowser opens pages of runs in which a request failed (web/test/failure.mjs), as TestPageInBrowser does.
+func TestSlowFailureInBrowser(t *testing.T) {
+	slow.Only(t)
 	node, chromium := needBrowser(t)
 	dir := t.TempDir()
-	page := func(name string, tr *trace.Trace) (string, *analyze.FailureReport) {
+	page := func(name string, tr *recording.Trace) (string, *analyze.FailureReport) {
 		v, _ := viewOf(t, tr, []replay.Spec{{Name: "torch", Conf: "default", HasConf: true}}, replay.Options{Capacity: smallLimit})
 		v.Failures = failuresOf(t, tr)
 		for i := range v.Failures.Failures[0].Remedies {
@@ -187,7 +189,7 @@ var colors = regexp.MustCompile("\x1b\\[[0-9;]*m")
 func TestInspectionWithoutEvents(t *testing.T) {
 	tr := failedTrace()
 	tr.Events, tr.Failures = nil, nil
-	tr.Initial = []trace.Block{{Addr: 1 << 30, Requested: 5 << 20, Size: 5 << 20, State: trace.Active}}
+	tr.Initial = []recording.Block{{Addr: 1 << 30, Requested: 5 << 20, Size: 5 << 20, State: recording.Active}}
 	var b bytes.Buffer
 	WriteInspection(&b, analyze.Inspect(tr), Style{})
 	if s := b.String(); !strings.Contains(s, "\npeak before the first event\n") || !strings.Contains(s, "5.00 MiB") || strings.Contains(s, "event -1") {

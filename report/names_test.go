@@ -8,8 +8,8 @@ import (
 
 	"github.com/cistern-gpu/cistern/analyze"
 	"github.com/cistern-gpu/cistern/event"
+	"github.com/cistern-gpu/cistern/recording"
 	"github.com/cistern-gpu/cistern/replay"
-	"github.com/cistern-gpu/cistern/trace"
 )
 
 // nativeName is a name as C++ has them; short is what tables make of it.
@@ -20,10 +20,10 @@ const (
 
 // namedTrace is a run of n steps of ten milliseconds, with native frames below those of Python: two layers ask through one function of
 // a library, an optimizer makes two kinds of state in one line of the program, and a tool in C++ allocates for itself.
-func namedTrace(path string, n int) *trace.Trace {
+func namedTrace(path string, n int) *recording.Trace {
 	const packages = "/opt/venv/lib/python3.12/site-packages/"
-	t := &trace.Trace{Path: path, Format: trace.FormatPyTorch, Streams: []uint64{0}, Pools: []trace.PoolID{{}}, FromStart: true,
-		Frames: []trace.Frame{
+	t := &recording.Trace{Path: path, Format: recording.FormatPyTorch, Streams: []uint64{0}, Pools: []recording.PoolID{{}}, FromStart: true,
+		Frames: []recording.Frame{
 			{Func: nativeName, File: packages + "torch/lib/libtorch_cuda.so"},
 			{Func: "Conv1D.forward", File: packages + "transformers/pytorch_utils.py", Line: 119},
 			{Func: "Module._call_impl", File: packages + "torch/nn/modules/module.py", Line: 1790},
@@ -34,7 +34,7 @@ func namedTrace(path string, n int) *trace.Trace {
 			{Func: "_init_group", File: packages + "torch/optim/adam.py", Line: 182},
 			{Func: "tool::Cache<std::basic_string<char, std::char_traits<char>, std::allocator<char> > >::fill(int)", File: "/srv/somebody/bin/tool"},
 		},
-		Stacks: []trace.Stack{nil, {0, 1, 2, 3, 2, 5}, {0, 1, 2, 4, 2, 5}, {0, 6, 2, 5}, {0, 7, 2, 5}, {0, 8}}}
+		Stacks: []recording.Stack{nil, {0, 1, 2, 3, 2, 5}, {0, 1, 2, 4, 2, 5}, {0, 6, 2, 5}, {0, 7, 2, 5}, {0, 8}}}
 	for i := range n {
 		t.Events = append(t.Events, event.Event{Kind: event.Alloc, Addr: 0x7f0000000000 + uint64(i)*64*mib, Size: uint64(20+i%5) * mib,
 			TimeUS: int64(i) * 10_000, Stack: uint32(1 + i%5)})

@@ -13,8 +13,8 @@ import (
 
 	"github.com/cistern-gpu/cistern/analyze"
 	"github.com/cistern-gpu/cistern/internal/units"
+	"github.com/cistern-gpu/cistern/recording"
 	"github.com/cistern-gpu/cistern/replay"
-	"github.com/cistern-gpu/cistern/trace"
 )
 
 // Style says how tables are written.
@@ -421,11 +421,11 @@ func writeFrames(w io.Writer, indent int, frames []string, named string, s Style
 	}
 }
 
-func writeTitle(w io.Writer, s Style, path string, device int, of *trace.Owner, format string) {
+func writeTitle(w io.Writer, s Style, path string, device int, of *recording.Owner, format string) {
 	if path == "-" {
 		path = "standard input"
 	}
-	fmt.Fprintf(w, "%s, %s, %s\n", s.paint(clean(path), bold), clean(trace.WhereOf(device, of)), format)
+	fmt.Fprintf(w, "%s, %s, %s\n", s.paint(clean(path), bold), clean(recording.WhereOf(device, of)), format)
 }
 
 func writeNotes(w io.Writer, notes []string, s Style) {

@@ -6,7 +6,7 @@ import (
 	"slices"
 
 	"github.com/cistern-gpu/cistern/analyze"
-	"github.com/cistern-gpu/cistern/trace"
+	"github.com/cistern-gpu/cistern/recording"
 )
 
 // The tables from which the page computes any moment: every stack once, as a tree of frames; from when to when each
@@ -16,7 +16,7 @@ import (
 // stackTable numbers the frames and stacks that a page shows. Stacks are a tree, outermost frame first: a stack is the
 // node of its innermost frame, and node 0, the root, is the empty stack.
 type stackTable struct {
-	t        *trace.Trace
+	t        *recording.Trace
 	nodes    map[uint32]uint32 // Trace.Stacks → node
 	frameIDs map[string]uint32
 	ofFrame  map[uint32]uint32 // Trace.Frames → frames
@@ -33,7 +33,7 @@ type stackTable struct {
 	threadIDs  map[uint32]int
 }
 
-func newStackTable(t *trace.Trace) *stackTable {
+func newStackTable(t *recording.Trace) *stackTable {
 	return &stackTable{t: t, nodes: map[uint32]uint32{}, frameIDs: map[string]uint32{}, ofFrame: map[uint32]uint32{},
 		frames: []string{}, children: map[[2]uint32]uint32{}, library: []int{}, libraries: []string{}, libraryIDs: map[string]int{},
 		threadIDs: map[uint32]int{}}
@@ -112,11 +112,11 @@ func (s *stackTable) child(parent, frame uint32) uint32 {
 	return n
 }
 
-// short is the short name of each frame (trace.ShortFrame); "" where that is the same.
+// short is the short name of each frame (recording.ShortFrame); "" where that is the same.
 func (s *stackTable) short() []string {
 	all := make([]string, len(s.frames))
 	for i, f := range s.frames {
-		if short := trace.ShortFrame(f); short != f {
+		if short := recording.ShortFrame(f); short != f {
 			all[i] = short
 		}
 	}
@@ -126,14 +126,14 @@ func (s *stackTable) short() []string {
 // stackNames writes what the stacks are called that blocks have (analyze.NameStacks): count, then columns of how far behind the
 // last node the next is, the frame of its name, and those that it is through and from plus 1, 0 for none.
 func (e *encoder) stackNames(s *stackTable) {
-	stacks := map[uint32][]trace.Frame{} // of a node; what reads alike is one
+	stacks := map[uint32][]recording.Frame{} // of a node; what reads alike is one
 	for stack, node := range s.nodes {
 		if node != 0 && stacks[node] == nil {
 			stacks[node] = s.t.FramesOf(stack)
 		}
 	}
 	nodes := slices.Sorted(maps.Keys(stacks))
-	all := make([][]trace.Frame, len(nodes))
+	all := make([][]recording.Frame, len(nodes))
 	for i, n := range nodes {
 		all[i] = stacks[n]
 	}

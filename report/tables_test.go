@@ -12,22 +12,24 @@ import (
 
 	"github.com/cistern-gpu/cistern/analyze"
 	"github.com/cistern-gpu/cistern/event"
+	"github.com/cistern-gpu/cistern/recording"
+	"github.com/cistern-gpu/cistern/recording/driver"
+	"github.com/cistern-gpu/cistern/recording/open"
 	"github.com/cistern-gpu/cistern/replay"
-	"github.com/cistern-gpu/cistern/trace"
 )
 
 // TestTables reads the tables of pages with the page's own code (web/test/tables.mjs) and holds the moments that it
 // computes from them against analyze's: totals, holders by stack, sizes, the address map, and the driver calls.
 func TestTables(t *testing.T) {
 	node := findNode(t)
-	files, _ := filepath.Glob("../trace/testdata/*.pickle.gz")
+	files, _ := filepath.Glob("../recording/testdata/*.pickle.gz")
 	if dir := os.Getenv("CISTERN_TRACES"); dir != "" && !testing.Short() {
 		more, _ := filepath.Glob(filepath.Join(dir, "*.pickle.gz"))
 		files = append(files, more...)
 	}
-	traces := []*trace.Trace{smallTrace(), labelledTrace()}
+	traces := []*recording.Trace{smallTrace(), labelledTrace()}
 	for _, path := range files {
-		f, err := trace.ReadFile(path)
+		f, err := open.File(path)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -88,15 +90,15 @@ func runTables(t *testing.T, node, what string, expect map[string]any) {
 // The tables of a page of two runs, as the page reads them, are what analyze.Diff found.
 func TestTablesOfTwoRuns(t *testing.T) {
 	node := findNode(t)
-	recorded := func(name string) *trace.Trace {
-		f, err := trace.ReadFile("../trace/testdata/" + name + ".pickle.gz")
+	recorded := func(name string) *recording.Trace {
+		f, err := open.File("../recording/testdata/" + name + ".pickle.gz")
 		if err != nil {
 			t.Fatal(err)
 		}
 		return f.Traces[0]
 	}
-	empty := &trace.Trace{Path: "empty", Stacks: []trace.Stack{nil}}
-	for _, pair := range [][2]*trace.Trace{{smallTrace(), otherTrace()}, {otherTrace(), smallTrace()},
+	empty := &recording.Trace{Path: "empty", Stacks: []recording.Stack{nil}}
+	for _, pair := range [][2]*recording.Trace{{smallTrace(), otherTrace()}, {otherTrace(), smallTrace()},
 		{recorded("gpt2_varlen"), recorded("detection")}, {empty, smallTrace()}, {empty, empty}} {
 		a, b := pair[0], pair[1]
 		d := analyze.Diff(a, b, false)
@@ -126,30 +128,30 @@ func TestTablesOfTwoRuns(t *testing.T) {
 }
 
 // driverFile is a driver trace of a few calls of one process.
-func driverFile(t *testing.T) *trace.File {
+func driverFile(t *testing.T) *recording.File {
 	t.Helper()
 	var b bytes.Buffer
-	w, err := trace.NewDriverWriter(&b, 0, []string{"program"})
+	w, err := driver.NewWriter(&b, 0, []string{"program"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := w.Process(trace.Process{PID: 1})
-	stack := w.Stack([]trace.Frame{{File: "libcudart.so.13", Func: "cudaMalloc"}, {File: "main.c", Func: "main", Line: 3}})
-	for i, c := range []trace.Call{
-		{Kind: trace.MemAlloc, TookNS: 30_000, Addr: 0x7f0000000000, Size: 4 * mib, Stack: stack},
-		{Kind: trace.MemAddressReserve, TookNS: 2000, Addr: 0x7e0000000000, Size: 64 * mib, Device: -1},
-		{Kind: trace.MemAlloc, TookNS: 1000, Size: 900 * mib, Result: 2, Stack: stack},
-		{Kind: trace.MemAlloc, TookNS: 5000, Addr: 0x7c0000000000, Size: 2 * mib, Device: 1},
-		{Kind: trace.MemAlloc, TookNS: 20_000, Addr: 0x7d0000000000, Size: 6 * mib, Stack: stack},
-		{Kind: trace.MemFree, TookNS: 700_000, Addr: 0x7f0000000000},
+	p := w.Process(recording.Process{PID: 1})
+	stack := w.Stack([]recording.Frame{{File: "libcudart.so.13", Func: "cudaMalloc"}, {File: "main.c", Func: "main", Line: 3}})
+	for i, c := range []recording.Call{
+		{Kind: recording.MemAlloc, TookNS: 30_000, Addr: 0x7f0000000000, Size: 4 * mib, Stack: stack},
+		{Kind: recording.MemAddressReserve, TookNS: 2000, Addr: 0x7e0000000000, Size: 64 * mib, Device: -1},
+		{Kind: recording.MemAlloc, TookNS: 1000, Size: 900 * mib, Result: 2, Stack: stack},
+		{Kind: recording.MemAlloc, TookNS: 5000, Addr: 0x7c0000000000, Size: 2 * mib, Device: 1},
+		{Kind: recording.MemAlloc, TookNS: 20_000, Addr: 0x7d0000000000, Size: 6 * mib, Stack: stack},
+		{Kind: recording.MemFree, TookNS: 700_000, Addr: 0x7f0000000000},
 	} {
 		c.Process, c.TimeNS = p, uint64(1+i)*1_000_000
 		w.Call(&c)
 	}
-	if err := w.Close(trace.DriverEnd{}); err != nil {
+	if err := w.Close(recording.DriverEnd{}); err != nil {
 		t.Fatal(err)
 	}
-	f, err := trace.Read(&b, "driver")
+	f, err := open.Read(&b, "driver")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -197,7 +199,7 @@ func TestMostChanged(t *testing.T) {
 
 // labelledTrace is smallTrace as two threads made it: its blocks have tags and libraries, some of them none, and a name that
 // must not become markup.
-func labelledTrace() *trace.Trace {
+func labelledTrace() *recording.Trace {
 	t := smallTrace()
 	t.Path = "labelled.cistern"
 	t.Tags, t.Libraries = []string{"", "weights", hostileName}, []string{"", "torch", "cupy"}
@@ -210,17 +212,17 @@ func labelledTrace() *trace.Trace {
 			e.Tag, e.Library = uint16(e.Size/mib%3), uint8(e.Addr>>26&1)*uint8(1+e.Size/mib%2)
 		}
 	}
-	t.Initial = []trace.Block{{Addr: 0x7e0000000000, Size: 3 * mib, Requested: 3 * mib, Tag: 1, Library: 2, State: trace.Active}}
+	t.Initial = []recording.Block{{Addr: 0x7e0000000000, Size: 3 * mib, Requested: 3 * mib, Tag: 1, Library: 2, State: recording.Active}}
 	t.FromStart = false
 	return t
 }
 
 // otherTrace is smallTrace run again in another folder, after an edit that moved its one line; blocks of a stack are
 // twice as large, and some have no stack any more.
-func otherTrace() *trace.Trace {
+func otherTrace() *recording.Trace {
 	t := smallTrace()
 	t.Path, t.Streams = "other.pickle", []uint64{0}
-	t.Frames = []trace.Frame{{File: "there/evil.py", Line: 7, Func: t.Frames[0].Func}}
+	t.Frames = []recording.Frame{{File: "there/evil.py", Line: 7, Func: t.Frames[0].Func}}
 	n := len(t.Events) - 2 // without the failures
 	t.Events = t.Events[:n]
 	for i := range t.Events {

@@ -8,8 +8,8 @@ import (
 	"sort"
 
 	"github.com/cistern-gpu/cistern/analyze"
+	"github.com/cistern-gpu/cistern/recording"
 	"github.com/cistern-gpu/cistern/replay"
-	"github.com/cistern-gpu/cistern/trace"
 )
 
 // CurveSamples is the number of points to ask of a replay (replay.Options.Samples) whose result goes into a page.
@@ -55,7 +55,7 @@ type line struct {
 // NewView collects what a page shows of a trace: what it holds, and what the policies made of it. in is
 // analyze.Inspect's; the results of rep have curves where they were run with Samples.
 // driver is what a driver trace says beside its events; nil elsewhere.
-func NewView(t *trace.Trace, in *analyze.Inspection, rep *replay.Report, driver *trace.Driver) (*View, error) {
+func NewView(t *recording.Trace, in *analyze.Inspection, rep *replay.Report, driver *recording.Driver) (*View, error) {
 	v := &View{Name: name(t), Inspection: in, Recorded: rep.Recorded, Results: rep.Results, Verify: rep.Verify,
 		Notes: rep.Notes, OOMs: OOMs(t, in.OOMs, rep.Results)}
 	for _, id := range t.Streams {
@@ -115,7 +115,7 @@ func NewView(t *trace.Trace, in *analyze.Inspection, rep *replay.Report, driver 
 }
 
 // OOMs are the failures of the record (analyze.ExplainRecorded), then those of the policies.
-func OOMs(t *trace.Trace, recorded []analyze.OOM, results []*replay.Result) []analyze.OOM {
+func OOMs(t *recording.Trace, recorded []analyze.OOM, results []*replay.Result) []analyze.OOM {
 	ooms := slices.Clone(recorded)
 	for _, r := range results {
 		if r.FailedEvent != nil {
@@ -126,7 +126,7 @@ func OOMs(t *trace.Trace, recorded []analyze.OOM, results []*replay.Result) []an
 	return ooms
 }
 
-func name(t *trace.Trace) string {
+func name(t *recording.Trace) string {
 	n := filepath.Base(t.Path)
 	if t.Path == "-" {
 		n = "standard input"
@@ -151,11 +151,11 @@ func streamName(id uint64) string {
 
 // reservedCurve puts a replay's curve, which is over time, on the events of the trace: a point belongs to the last
 // event that is not later.
-func reservedCurve(t *trace.Trace, c replay.Curve) analyze.Curve {
+func reservedCurve(t *recording.Trace, c replay.Curve) analyze.Curve {
 	start := analyze.StartUS(t)
 	var out analyze.Curve
 	for i, us := range c.TimeUS {
-		at := sort.Search(len(t.Events), func(k int) bool { return t.Events[k].TimeUS-start > us }) - 1
+		at := sort.Search(len(t.Events), func(k int) bool { return recording.SinceUS(start, t.Events[k].TimeUS) > us }) - 1
 		n := len(out.Event)
 		if n > 0 && int(out.Event[n-1]) >= at {
 			// Several points within a microsecond: the highest stands for them.

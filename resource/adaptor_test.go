@@ -14,9 +14,11 @@ import (
 	"github.com/cistern-gpu/cistern/cuda/sim"
 	"github.com/cistern-gpu/cistern/event"
 	_ "github.com/cistern-gpu/cistern/internal/lockrank/checked"
+	"github.com/cistern-gpu/cistern/internal/testkit"
+	"github.com/cistern-gpu/cistern/recording"
+	"github.com/cistern-gpu/cistern/recording/open"
 	"github.com/cistern-gpu/cistern/replay"
 	"github.com/cistern-gpu/cistern/resource"
-	"github.com/cistern-gpu/cistern/trace"
 )
 
 func device(t *testing.T) (*sim.Driver, resource.Resource) {
@@ -37,12 +39,8 @@ func alloc(t *testing.T, r resource.Resource, size uint64) cuda.Ptr {
 	return p
 }
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+// must stops the test on an error.
+var must = testkit.Must
 
 // The counters as in RMM's own documentation of push_counters and pop_counters.
 func TestStatistics(t *testing.T) {
@@ -216,10 +214,10 @@ func TestLogging(t *testing.T) {
 		}
 	}
 
-	f, err := trace.Read(bytes.NewReader(out.Bytes()), "log.csv")
+	f, err := open.Read(bytes.NewReader(out.Bytes()), "log.csv")
 	must(t, err)
 	tr := f.Traces[0]
-	if f.Format != trace.FormatRMM || tr.RecordedOOMs() != 1 {
+	if f.Format != recording.FormatRMM || tr.RecordedOOMs() != 1 {
 		t.Errorf("read as %s with %d failures", f.Format, tr.RecordedOOMs())
 	}
 	var kinds []event.Kind

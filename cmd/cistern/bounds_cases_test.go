@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -9,7 +10,10 @@ import (
 
 	"github.com/cistern-gpu/cistern/event"
 	"github.com/cistern-gpu/cistern/internal/cputime"
-	"github.com/cistern-gpu/cistern/trace"
+	"github.com/cistern-gpu/cistern/recording"
+	"github.com/cistern-gpu/cistern/recording/driver"
+	"github.com/cistern-gpu/cistern/recording/native"
+	"github.com/cistern-gpu/cistern/recording/open"
 )
 
 // Small files that once took minutes, or gigabytes. Each command ends on each of them, in a time that has room for a busy
@@ -19,12 +23,12 @@ func TestBoundedCases(t *testing.T) {
 		t.Skip("the race detector slows the engine twenty times: measured without it")
 	}
 	const n = 50_000
-	one := func(make func(i int) event.Event, count int) *trace.File {
-		tr := &trace.Trace{Streams: []uint64{0}, Pools: []trace.PoolID{{}}, Stacks: []trace.Stack{nil}, FromStart: true}
+	one := func(make func(i int) event.Event, count int) *recording.File {
+		tr := &recording.Trace{Streams: []uint64{0}, Pools: []recording.PoolID{{}}, Stacks: []recording.Stack{nil}, FromStart: true}
 		for i := range count {
 			tr.Events = append(tr.Events, make(i))
 		}
-		return &trace.File{Traces: []*trace.Trace{tr}}
+		return &recording.File{Traces: []*recording.Trace{tr}}
 	}
 	turns := func(i int) event.Kind {
 		if i%2 == 0 {
@@ -39,30 +43,30 @@ func TestBoundedCases(t *testing.T) {
 		streams.Traces[0].Streams = append(streams.Traces[0].Streams, uint64(i+1))
 	}
 	// call is repeated n times after n allocations in another context.
-	driver := func(call trace.Call) *trace.File {
+	driver := func(call recording.Call) *recording.File {
 		var b bytes.Buffer
-		w, err := trace.NewDriverWriter(&b, 0, []string{"program"})
+		w, err := driver.NewWriter(&b, 0, []string{"program"})
 		if err != nil {
 			t.Fatal(err)
 		}
-		w.Process(trace.Process{PID: 7, Program: "program"})
+		w.Process(recording.Process{PID: 7, Program: "program"})
 		for i := range n {
-			w.Call(&trace.Call{Kind: trace.MemAlloc, Addr: uint64(i+1) << 21, Size: 1 << 20, TimeNS: uint64(i), Extra: 1, Device: 1})
+			w.Call(&recording.Call{Kind: recording.MemAlloc, Addr: uint64(i+1) << 21, Size: 1 << 20, TimeNS: uint64(i), Extra: 1, Device: 1})
 		}
 		for i := range n {
 			call.TimeNS = uint64(n + i)
 			w.Call(&call)
 		}
-		if err := w.Close(trace.DriverEnd{}); err != nil {
+		if err := w.Close(recording.DriverEnd{}); err != nil {
 			t.Fatal(err)
 		}
-		f, err := trace.Read(&b, "driver")
+		f, err := open.Read(&b, "driver")
 		if err != nil {
 			t.Fatal(err)
 		}
 		return f
 	}
-	cases := map[string]*trace.File{
+	cases := map[string]*recording.File{
 		"a request beyond any device": one(func(i int) event.Event { return event.Event{Kind: turns(i), Addr: 1 << 40, Size: 16 << 40} }, 2),
 		"a failure beyond any device": one(func(i int) event.Event {
 			return event.Event{Kind: []event.Kind{event.Alloc, event.OOM}[i], Addr: 1 << 40, Size: 1 << (9 + 31*i)}
@@ -83,17 +87,17 @@ func TestBoundedCases(t *testing.T) {
 		"failures": one(func(i int) event.Event {
 			return event.Event{Kind: event.OOM, Addr: 1 << 30, Size: 1 << 30, TimeUS: int64(i)}
 		}, n),
-		"contexts that end":     driver(trace.Call{Kind: trace.CtxDestroy, Handle: 2, Device: 1}),
-		"devices that reset":    driver(trace.Call{Kind: trace.DevicePrimaryCtxReset, Extra: 1, Device: 2}),
-		"arrays that end":       driver(trace.Call{Kind: trace.ArrayDestroy, Handle: 3, Device: 1}),
-		"ranges that unmap":     driver(trace.Call{Kind: trace.MemUnmap, Addr: 1 << 21, Size: 1 << 60, Device: 1}),
-		"a pool on each device": driver(trace.Call{Kind: trace.MemPoolTrimTo, Pool: 5, Extra: 1 << 30, Device: 255}),
+		"contexts that end":     driver(recording.Call{Kind: recording.CtxDestroy, Handle: 2, Device: 1}),
+		"devices that reset":    driver(recording.Call{Kind: recording.DevicePrimaryCtxReset, Extra: 1, Device: 2}),
+		"arrays that end":       driver(recording.Call{Kind: recording.ArrayDestroy, Handle: 3, Device: 1}),
+		"ranges that unmap":     driver(recording.Call{Kind: recording.MemUnmap, Addr: 1 << 21, Size: 1 << 60, Device: 1}),
+		"a pool on each device": driver(recording.Call{Kind: recording.MemPoolTrimTo, Pool: 5, Extra: 1 << 30, Device: 255}),
 	}
 	dir := t.TempDir()
 	path := filepath.Join(dir, "in")
 	for name, f := range cases {
 		var b bytes.Buffer
-		if err := trace.WriteCistern(&b, f); err != nil {
+		if err := native.Write(&b, f); err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
 		if err := os.WriteFile(path, b.Bytes(), 0o600); err != nil {
@@ -104,7 +108,7 @@ func TestBoundedCases(t *testing.T) {
 			words := strings.Fields(strings.NewReplacer("IN", path, "OUT", filepath.Join(dir, "out")).Replace(args))
 			cpu := cputime.Process()
 			var errs bytes.Buffer
-			run(t.Context(), words, strings.NewReader(""), discard{}, &errs)
+			run(t.Context(), words, strings.NewReader(""), io.Discard, &errs)
 			cpu = cputime.Process() - cpu
 			t.Logf("%s, %d bytes: %s: %v %.200s", name, b.Len(), args, cpu, errs.String())
 			if cpu > hostileCPU {

@@ -14,8 +14,11 @@ import (
 	"testing"
 
 	_ "github.com/cistern-gpu/cistern/internal/lockrank/checked"
+	"github.com/cistern-gpu/cistern/recording"
+	"github.com/cistern-gpu/cistern/recording/native"
+	"github.com/cistern-gpu/cistern/recording/open"
+	"github.com/cistern-gpu/cistern/recording/pytorch"
 	"github.com/cistern-gpu/cistern/report"
-	"github.com/cistern-gpu/cistern/trace"
 )
 
 // keysOf lists the keys of a JSON object as they stand in the text.
@@ -164,12 +167,12 @@ func TestVerifyMismatch(t *testing.T) {
 	tr.Events[5].Addr += 2 * mib
 	tr.Final = nil
 	var b bytes.Buffer
-	if err := trace.WriteCistern(&b, &trace.File{Traces: []*trace.Trace{tr}}); err != nil {
+	if err := native.Write(&b, &recording.File{Traces: []*recording.Trace{tr}}); err != nil {
 		t.Fatal(err)
 	}
-	tr.Format = trace.FormatPyTorch
+	tr.Format = recording.FormatPyTorch
 	b.Reset()
-	if err := trace.WritePyTorch(&b, tr); err != nil {
+	if err := pytorch.Write(&b, tr); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.WriteFile("odd.pickle", b.Bytes(), 0o644); err != nil {
@@ -192,7 +195,7 @@ func TestRecord(t *testing.T) {
 	if _, errs, code := cistern(t, "", "replay", "--policy", "torch", "--record", "out.pickle", "two.pickle"); code != exitOK {
 		t.Fatalf("code %d: %s", code, errs)
 	}
-	f, err := trace.ReadFile("out.pickle")
+	f, err := open.File("out.pickle")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -246,7 +249,7 @@ func TestOutputsAreWholeOrAbsent(t *testing.T) {
 	if runtime.GOOS != "windows" && st.Mode().Perm() != 0o600 {
 		t.Errorf("the file's permissions became %v", st.Mode())
 	}
-	if _, err := trace.ReadFile("kept.cistern"); err != nil {
+	if _, err := open.File("kept.cistern"); err != nil {
 		t.Error(err)
 	}
 	if after := names(t); !slices.Equal(before, after) {
@@ -273,7 +276,7 @@ func TestConvertToStandardOutput(t *testing.T) {
 	if code != exitOK {
 		t.Fatalf("code %d: %s", code, errs)
 	}
-	f, err := trace.Read(strings.NewReader(out), "-")
+	f, err := open.Read(strings.NewReader(out), "-")
 	if err != nil || len(f.Traces) != 1 || len(f.Traces[0].Events) != len(tinyTrace(0).Events) {
 		t.Errorf("%v: %+v", err, f)
 	}
@@ -322,7 +325,7 @@ func TestReaderThatStops(t *testing.T) {
 	var errs bytes.Buffer
 	code := run(context.Background(), []string{"replay", "--policy", "torch", "--record", "out.pickle", "tiny.pickle"},
 		strings.NewReader(""), closedPipe{}, &errs)
-	if _, err := trace.ReadFile("out.pickle"); code != exitBad || errs.Len() > 0 || err != nil {
+	if _, err := open.File("out.pickle"); code != exitBad || errs.Len() > 0 || err != nil {
 		t.Errorf("code %d, %q, %v", code, errs.String(), err)
 	}
 }
@@ -374,7 +377,7 @@ func TestControlCharacters(t *testing.T) {
 	tr := tinyTrace(0)
 	tr.Frames[0].Func = "evil\x1b[2J\nname"
 	var b bytes.Buffer
-	if err := trace.WritePyTorch(&b, tr); err != nil {
+	if err := pytorch.Write(&b, tr); err != nil {
 		t.Fatal(err)
 	}
 	out, _, code := cistern(t, b.String(), "inspect", "-")

@@ -10,7 +10,9 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/cistern-gpu/cistern/export"
-	"github.com/cistern-gpu/cistern/trace"
+	"github.com/cistern-gpu/cistern/recording"
+	"github.com/cistern-gpu/cistern/recording/native"
+	"github.com/cistern-gpu/cistern/recording/pytorch"
 )
 
 // convertOptions say what of a run is written, where a format asks.
@@ -24,22 +26,24 @@ type format struct {
 	name    string // as --to takes it
 	endings []string
 	what    string
-	write   func(w io.Writer, f *trace.File, o convertOptions) error
+	write   func(w io.Writer, f *recording.File, o convertOptions) error
 }
 
 var formats = []format{
 	{"cistern", []string{".cistern"}, "Cistern's compact format: smaller and faster to read, nothing is lost",
-		func(w io.Writer, f *trace.File, _ convertOptions) error { return trace.WriteCistern(w, f) }},
+		func(w io.Writer, f *recording.File, _ convertOptions) error { return native.Write(w, f) }},
 	{"pytorch", []string{".pickle", ".pkl"}, "a PyTorch memory snapshot, which PyTorch's viewer opens",
-		func(w io.Writer, f *trace.File, _ convertOptions) error { return trace.WritePyTorch(w, f.Traces...) }},
+		func(w io.Writer, f *recording.File, _ convertOptions) error { return pytorch.Write(w, f.Traces...) }},
 	{"pprof", []string{".pb.gz", ".pprof"}, "a profile of one moment (--at), for go tool pprof: flame graphs of who holds memory",
-		func(w io.Writer, f *trace.File, o convertOptions) error { return export.WritePprof(w, f, o.moment) }},
+		func(w io.Writer, f *recording.File, o convertOptions) error { return export.WritePprof(w, f, o.moment) }},
 	{"perfetto", []string{".pftrace", ".perfetto-trace"}, "a timeline for ui.perfetto.dev: memory counters, what was got from the driver, what threads did",
-		func(w io.Writer, f *trace.File, _ convertOptions) error { return export.WritePerfetto(w, f) }},
+		func(w io.Writer, f *recording.File, _ convertOptions) error { return export.WritePerfetto(w, f) }},
 	{"parquet", []string{".parquet"}, "a table (--table) for DuckDB, Spark, ClickHouse, pandas",
-		func(w io.Writer, f *trace.File, o convertOptions) error { return export.WriteParquet(w, f, o.table) }},
+		func(w io.Writer, f *recording.File, o convertOptions) error {
+			return export.WriteParquet(w, f, o.table)
+		}},
 	{"csv", []string{".csv"}, "the same table as text; null is an empty field; a text that begins as a formula does (= + - @) has an apostrophe before it",
-		func(w io.Writer, f *trace.File, o convertOptions) error { return export.WriteCSV(w, f, o.table) }},
+		func(w io.Writer, f *recording.File, o convertOptions) error { return export.WriteCSV(w, f, o.table) }},
 }
 
 // formatNames are what --to takes.
@@ -103,7 +107,7 @@ func newConvert(a *app) *cobra.Command {
 			defer o.abandon()
 			bar := a.startProgress("converting", 1)
 			defer bar.end()
-			return eachFile(c.Context(), a, args, bar, func(f *trace.File, _ func(int, int)) (struct{}, error) {
+			return eachFile(c.Context(), a, args, bar, func(f *recording.File, _ func(int, int)) (struct{}, error) {
 				if err := format.write(o, f, options); err != nil {
 					if werr := o.w.Flush(); werr != nil { // the first that failed
 						err = cannotWrite(displayOutput(out), werr)

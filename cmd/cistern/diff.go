@@ -8,8 +8,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/cistern-gpu/cistern/analyze"
+	"github.com/cistern-gpu/cistern/recording"
 	"github.com/cistern-gpu/cistern/report"
-	"github.com/cistern-gpu/cistern/trace"
 )
 
 // differences is what `cistern diff --json` prints.
@@ -61,10 +61,10 @@ func (a *app) diff(c *cobra.Command, args []string, format formatFlags, atEnd bo
 	}
 	defer page.abandon()
 	bar := a.startProgress("reading", len(args))
-	var runs [2][]*trace.Trace
-	var drivers [2]*trace.Driver
-	read := func(f *trace.File, _ func(done, total int)) (*trace.File, error) { return f, nil }
-	err = eachFile(c.Context(), a, args, bar, read, func(i int, o outcome[*trace.File]) {
+	var runs [2][]*recording.Trace
+	var drivers [2]*recording.Driver
+	read := func(f *recording.File, _ func(done, total int)) (*recording.File, error) { return f, nil }
+	err = eachFile(c.Context(), a, args, bar, read, func(i int, o outcome[*recording.File]) {
 		if o.err != nil {
 			a.fail(o.err)
 			return
@@ -117,18 +117,18 @@ func (a *app) diff(c *cobra.Command, args []string, format formatFlags, atEnd bo
 // pairDevices puts the traces of two files together, device by device, and says which only one has. Where each file has
 // one trace, these are meant. Where there are several processes on a device, those of the same program are put together in
 // the order in which they first asked for memory, and then what is left, in that order.
-func pairDevices(a, b []*trace.Trace) (pairs [][2]*trace.Trace, missing []string) {
+func pairDevices(a, b []*recording.Trace) (pairs [][2]*recording.Trace, missing []string) {
 	if len(a) == 1 && len(b) == 1 {
-		return [][2]*trace.Trace{{a[0], b[0]}}, nil
+		return [][2]*recording.Trace{{a[0], b[0]}}, nil
 	}
-	program := func(t *trace.Trace) string {
+	program := func(t *recording.Trace) string {
 		if t.Owner == nil {
 			return ""
 		}
 		return filepath.Base(t.Owner.Program)
 	}
-	partner, taken := map[*trace.Trace]*trace.Trace{}, map[*trace.Trace]bool{}
-	pair := func(alike func(x, y *trace.Trace) bool) {
+	partner, taken := map[*recording.Trace]*recording.Trace{}, map[*recording.Trace]bool{}
+	pair := func(alike func(x, y *recording.Trace) bool) {
 		for _, x := range a {
 			for _, y := range b {
 				if partner[x] == nil && !taken[y] && x.Device == y.Device && alike(x, y) {
@@ -137,11 +137,11 @@ func pairDevices(a, b []*trace.Trace) (pairs [][2]*trace.Trace, missing []string
 			}
 		}
 	}
-	pair(func(x, y *trace.Trace) bool { return program(x) == program(y) })
-	pair(func(_, _ *trace.Trace) bool { return true })
+	pair(func(x, y *recording.Trace) bool { return program(x) == program(y) })
+	pair(func(_, _ *recording.Trace) bool { return true })
 	for _, x := range a {
 		if y := partner[x]; y != nil {
-			pairs = append(pairs, [2]*trace.Trace{x, y})
+			pairs = append(pairs, [2]*recording.Trace{x, y})
 		} else {
 			missing = append(missing, x.Where()+" is in A only")
 		}

@@ -8,7 +8,8 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/cistern-gpu/cistern/trace"
+	"github.com/cistern-gpu/cistern/recording"
+	"github.com/cistern-gpu/cistern/recording/driver"
 )
 
 // Of driver traces with several processes on a device each process is compared with one of the other run's, by its own
@@ -17,18 +18,18 @@ func TestDiffOfProcesses(t *testing.T) {
 	dir := t.TempDir()
 	write := func(name string, programs ...string) string {
 		var b bytes.Buffer
-		w, err := trace.NewDriverWriter(&b, 0, []string{"program"})
+		w, err := driver.NewWriter(&b, 0, []string{"program"})
 		if err != nil {
 			t.Fatal(err)
 		}
 		for i, program := range programs {
 			pid := uint32(100*i + 100)
-			p := w.Process(trace.Process{PID: pid, Program: "/bin/" + program})
+			p := w.Process(recording.Process{PID: pid, Program: "/bin/" + program})
 			for k := range uint64(i + 1) {
-				w.Call(&trace.Call{Kind: trace.MemAlloc, TimeNS: 1000*uint64(i+1) + 100*k, TookNS: 10, Addr: 1<<30 + k<<21, Size: 2 << 20, Process: p, Thread: pid + 1})
+				w.Call(&recording.Call{Kind: recording.MemAlloc, TimeNS: 1000*uint64(i+1) + 100*k, TookNS: 10, Addr: 1<<30 + k<<21, Size: 2 << 20, Process: p, Thread: pid + 1})
 			}
 		}
-		if err := w.Close(trace.DriverEnd{}); err != nil {
+		if err := w.Close(recording.DriverEnd{}); err != nil {
 			t.Fatal(err)
 		}
 		path := filepath.Join(dir, name)
@@ -43,9 +44,9 @@ func TestDiffOfProcesses(t *testing.T) {
 		t.Fatalf("code %d: %s", code, errs)
 	}
 	type side struct {
-		Process     trace.Owner `json:"process"`
-		DriverCalls int         `json:"driver_calls"`
-		DriverNS    int         `json:"driver_ns"`
+		Process     recording.Owner `json:"process"`
+		DriverCalls int             `json:"driver_calls"`
+		DriverNS    int             `json:"driver_ns"`
 	}
 	var got struct {
 		Devices []struct {

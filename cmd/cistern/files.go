@@ -9,7 +9,8 @@ import (
 
 	"golang.org/x/sync/semaphore"
 
-	"github.com/cistern-gpu/cistern/trace"
+	"github.com/cistern-gpu/cistern/recording"
+	"github.com/cistern-gpu/cistern/recording/open"
 )
 
 // memoryBudget bounds what the files being worked on may take, by a guess from their sizes. A file beyond it is
@@ -35,7 +36,7 @@ type outcome[T any] struct {
 // eachFile reads the files and calls work on each, several at once, within GOMAXPROCS and the memory budget. done
 // takes the outcomes in the order of paths, on the caller's goroutine, each as soon as those before it are there.
 func eachFile[T any](ctx context.Context, a *app, paths []string, bar *progress,
-	work func(f *trace.File, step func(done, total int)) (T, error), done func(i int, o outcome[T])) error {
+	work func(f *recording.File, step func(done, total int)) (T, error), done func(i int, o outcome[T])) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	results := make([]chan outcome[T], len(paths))
@@ -84,7 +85,7 @@ func eachFile[T any](ctx context.Context, a *app, paths []string, bar *progress,
 }
 
 // one reads and works on one file. Reading is the first tenth of its progress.
-func one[T any](a *app, path string, step func(float64), work func(*trace.File, func(int, int)) (T, error)) (T, error) {
+func one[T any](a *app, path string, step func(float64), work func(*recording.File, func(int, int)) (T, error)) (T, error) {
 	var zero T
 	f, err := a.read(path)
 	if err != nil {
@@ -104,11 +105,11 @@ func one[T any](a *app, path string, step func(float64), work func(*trace.File, 
 }
 
 // read reads one file; "-" is the command's standard input.
-func (a *app) read(path string) (*trace.File, error) {
+func (a *app) read(path string) (*recording.File, error) {
 	if path == "-" {
-		return trace.Read(a.in, path)
+		return open.Read(a.in, path)
 	}
-	return trace.ReadFile(path)
+	return open.File(path)
 }
 
 func displayPath(path string) string {

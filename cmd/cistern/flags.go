@@ -11,8 +11,8 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/cistern-gpu/cistern/internal/units"
+	"github.com/cistern-gpu/cistern/recording"
 	"github.com/cistern-gpu/cistern/replay"
-	"github.com/cistern-gpu/cistern/trace"
 )
 
 // flagNames lists a command's flags for a message.
@@ -142,7 +142,7 @@ func (f *replayFlags) parse() error {
 			return fmt.Errorf("--policy: %w", err)
 		}
 		// Replayed over nothing, a policy fails if its settings are wrong.
-		if _, err := replay.Run(&trace.Trace{Pools: []trace.PoolID{{}}}, spec, replay.Options{}); err != nil {
+		if _, err := replay.Run(&recording.Trace{Pools: []recording.PoolID{{}}}, spec, replay.Options{}); err != nil {
 			return fmt.Errorf("--policy %s: %w", s, err)
 		}
 		if slices.Contains(f.specs, spec) {

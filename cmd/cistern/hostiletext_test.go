@@ -17,8 +17,11 @@ import (
 	"github.com/cistern-gpu/cistern/event"
 	"github.com/cistern-gpu/cistern/export"
 	"github.com/cistern-gpu/cistern/internal/text"
+	"github.com/cistern-gpu/cistern/recording"
+	"github.com/cistern-gpu/cistern/recording/driver"
+	"github.com/cistern-gpu/cistern/recording/native"
+	"github.com/cistern-gpu/cistern/recording/pytorch"
 	"github.com/cistern-gpu/cistern/report"
-	"github.com/cistern-gpu/cistern/trace"
 )
 
 // hostile are texts that a terminal, a spreadsheet, a page or a decoder would take for something else than text. Each begins with what
@@ -32,16 +35,16 @@ var forbidden = []string{"\x1b]0;owned", "\x1b[2Jcleared", "csi \u009b", "stray 
 	"isolate \u2066", "para\u2029"}
 
 // hostileTrace has them wherever a file has text.
-func hostileTrace() *trace.Trace {
+func hostileTrace() *recording.Trace {
 	t := tinyTrace(0)
 	t.Tags, t.Libraries, t.Threads = []string{""}, []string{""}, map[uint32]string{}
-	t.Frames, t.Stacks, t.Events, t.Final, t.Initial = nil, []trace.Stack{nil}, nil, []trace.Segment{}, nil
-	t.Settings = trace.Settings{Known: true, MaxSplitSize: -1, Conf: hostile[5], Raw: map[string]string{hostile[8]: hostile[5]}}
+	t.Frames, t.Stacks, t.Events, t.Final, t.Initial = nil, []recording.Stack{nil}, nil, []recording.Segment{}, nil
+	t.Settings = recording.Settings{Known: true, MaxSplitSize: -1, Conf: hostile[5], Raw: map[string]string{hostile[8]: hostile[5]}}
 	for i, s := range hostile {
 		t.Tags, t.Libraries = append(t.Tags, s), append(t.Libraries, s)
 		t.Threads[uint32(i+1)] = s
-		t.Frames = append(t.Frames, trace.Frame{File: "/src/" + s, Func: s, Line: i + 1}, trace.Frame{File: s, Func: s})
-		t.Stacks = append(t.Stacks, trace.Stack{uint32(2 * i), uint32(2*i + 1)})
+		t.Frames = append(t.Frames, recording.Frame{File: "/src/" + s, Func: s, Line: i + 1}, recording.Frame{File: s, Func: s})
+		t.Stacks = append(t.Stacks, recording.Stack{uint32(2 * i), uint32(2*i + 1)})
 		t.Events = append(t.Events, event.Event{Kind: event.Alloc, Addr: 1<<40 + uint64(i)<<21, Size: 1 << 20, TimeUS: int64(1000 + i), Stack: uint32(i + 1),
 			Tag: uint16(i + 1), Library: uint8(i + 1), Thread: uint32(i + 1)})
 		t.Notes = append(t.Notes, s)
@@ -50,10 +53,10 @@ func hostileTrace() *trace.Trace {
 	last.Kind, last.Addr, last.Size, last.TimeUS = event.OOM, 1<<20, 1<<30, last.TimeUS+1
 	t.Events = append(t.Events, last)
 	bad := hostile[5] + hostile[8] + hostile[10]
-	t.Failures = []*trace.Failure{{Event: len(t.Events) - 1, Program: hostile, Version: bad, Conf: bad, Lines: hostile, Requested: 1 << 30, Need: 1 << 30, Upstream: bad,
+	t.Failures = []*recording.Failure{{Event: len(t.Events) - 1, Program: hostile, Version: bad, Conf: bad, Lines: hostile, Requested: 1 << 30, Need: 1 << 30, Upstream: bad,
 		Tag: 6, Library: 6, Thread: 6, Stack: 6, Device: bad, UUID: bad, DeviceTotal: 1 << 30, OthersUnknown: bad,
-		Steps:  []trace.FailureStep{{Rung: bad, Note: bad}},
-		Limits: []trace.Limit{{Kind: bad, Bytes: 1 << 30, From: bad}}, Others: []trace.Neighbour{{PID: 1, Name: bad, Bytes: 1}}}}
+		Steps:  []recording.FailureStep{{Rung: bad, Note: bad}},
+		Limits: []recording.Limit{{Kind: bad, Bytes: 1 << 30, From: bad}}, Others: []recording.Neighbour{{PID: 1, Name: bad, Bytes: 1}}}}
 	return t
 }
 
@@ -61,18 +64,18 @@ func hostileTrace() *trace.Trace {
 func hostileDriver(t *testing.T) []byte {
 	t.Helper()
 	var b bytes.Buffer
-	w, err := trace.NewDriverWriter(&b, 0, hostile)
+	w, err := driver.NewWriter(&b, 0, hostile)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for i, s := range hostile {
-		p := w.Process(trace.Process{PID: uint32(100 + i), StartNS: 1, Program: "/bin/" + s})
-		w.Untraced(trace.Untraced{PID: uint32(200 + i), Program: s, Why: s})
-		w.Call(&trace.Call{Kind: trace.MemAlloc, TimeNS: uint64(1000 * (i + 1)), TookNS: 1, Addr: 1 << 40, Size: 1 << 20, Process: p, Thread: uint32(i + 1),
-			Stack: w.Stack([]trace.Frame{{File: s, Func: s}})})
+		p := w.Process(recording.Process{PID: uint32(100 + i), StartNS: 1, Program: "/bin/" + s})
+		w.Untraced(recording.Untraced{PID: uint32(200 + i), Program: s, Why: s})
+		w.Call(&recording.Call{Kind: recording.MemAlloc, TimeNS: uint64(1000 * (i + 1)), TookNS: 1, Addr: 1 << 40, Size: 1 << 20, Process: p, Thread: uint32(i + 1),
+			Stack: w.Stack([]recording.Frame{{File: s, Func: s}})})
 		w.Note(s)
 	}
-	if err := w.Close(trace.DriverEnd{Unknown: hostile}); err != nil {
+	if err := w.Close(recording.DriverEnd{Unknown: hostile}); err != nil {
 		t.Fatal(err)
 	}
 	return b.Bytes()
@@ -86,15 +89,15 @@ func TestHostileText(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	var native, pickle bytes.Buffer
+	var own, pickle bytes.Buffer
 	bad := hostileTrace()
-	if err := trace.WriteCistern(&native, &trace.File{Traces: []*trace.Trace{bad}}); err != nil {
+	if err := native.Write(&own, &recording.File{Traces: []*recording.Trace{bad}}); err != nil {
 		t.Fatal(err)
 	}
-	if err := trace.WritePyTorch(&pickle, bad); err != nil {
+	if err := pytorch.Write(&pickle, bad); err != nil {
 		t.Fatal(err)
 	}
-	write("hostile.cistern", native.Bytes())
+	write("hostile.cistern", own.Bytes())
 	write("hostile.pickle", pickle.Bytes())
 	write("driver.cistern", hostileDriver(t))
 

@@ -4,8 +4,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/cistern-gpu/cistern/analyze"
+	"github.com/cistern-gpu/cistern/recording"
 	"github.com/cistern-gpu/cistern/report"
-	"github.com/cistern-gpu/cistern/trace"
 )
 
 // inspections is what `cistern inspect --json` prints.
@@ -73,7 +73,7 @@ func newInspect(a *app) *cobra.Command {
 	return c
 }
 
-func inspect(f *trace.File, _ func(done, total int)) (inspected, error) {
+func inspect(f *recording.File, _ func(done, total int)) (inspected, error) {
 	var in inspected
 	if f.Driver != nil {
 		in.driver = analyze.SummarizeDriver(f.Driver)

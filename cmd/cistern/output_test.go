@@ -15,8 +15,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cistern-gpu/cistern/recording/open"
 	"github.com/cistern-gpu/cistern/report"
-	"github.com/cistern-gpu/cistern/trace"
 )
 
 // selfCommand is the command as a process, in the folder of the test.
@@ -224,7 +224,7 @@ func TestOutputIsAnInput(t *testing.T) {
 	if after, err := os.ReadFile("tiny.pickle"); err != nil || !bytes.Equal(before, after) {
 		t.Errorf("the input changed: %v", err)
 	}
-	if _, err := trace.ReadFile("hard"); err != nil {
+	if _, err := open.File("hard"); err != nil {
 		t.Error(err)
 	}
 }

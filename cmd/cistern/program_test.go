@@ -24,6 +24,9 @@ func TestMain(m *testing.M) {
 	if name := os.Getenv("CISTERN_TEST_PUBLISHES"); name != "" {
 		publishForTop(name)
 	}
+	// What the tests' own garbage collection is set to is not for programs.
+	os.Unsetenv("GOGC")
+	os.Unsetenv("GOMEMLIMIT")
 	// In the background of a script, or under nohup, these are ignored, and would be by every program that a test starts.
 	for _, s := range []os.Signal{syscall.SIGINT, syscall.SIGQUIT, syscall.SIGHUP} {
 		if signal.Ignored(s) {

@@ -11,8 +11,8 @@ import (
 	"charm.land/lipgloss/v2"
 )
 
-// patience is how long work may take before a bar is shown.
-const patience = time.Second
+// barDelay is how long work may take before a bar is shown.
+const barDelay = time.Second
 
 // progress is a bar on the terminal, on the line below the output. It is shown once the work has taken a second, and
 // never where standard error is no terminal.
@@ -40,7 +40,7 @@ func (a *app) startProgress(verb string, files int) *progress {
 	p.model = bubbles.New(bubbles.WithWidth(32))
 	p.ended.Go(func() {
 		select {
-		case <-time.After(patience):
+		case <-time.After(barDelay):
 		case <-p.stop:
 			return
 		}

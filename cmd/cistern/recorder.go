@@ -15,12 +15,13 @@ import (
 	"github.com/cistern-gpu/cistern/internal/nvml"
 	"github.com/cistern-gpu/cistern/internal/symbols"
 	"github.com/cistern-gpu/cistern/internal/units"
-	"github.com/cistern-gpu/cistern/trace"
+	"github.com/cistern-gpu/cistern/recording"
+	"github.com/cistern-gpu/cistern/recording/driver"
 )
 
 // recorder makes a driver trace, and its summary, of the records of a ring.
 type recorder struct {
-	w         *trace.DriverWriter
+	w         *driver.Writer
 	run       *analyze.DriverRun
 	live      traceLive
 	program   []string
@@ -31,7 +32,7 @@ type recorder struct {
 	unknown   []string
 	pieces    audit.Pieces
 	why       []string // something is not in the trace
-	untraced  []trace.Untraced
+	untraced  []recording.Untraced
 	heard     func(pid uint32) // of a process, when it first tells of itself
 	started   time.Time
 	before    uint64 // calls when the state was last shown
@@ -55,7 +56,7 @@ type pyCode struct{ file, function string }
 
 func newRecorder(w io.Writer, program []string) (*recorder, error) {
 	now := time.Now()
-	dw, err := trace.NewDriverWriter(w, now.UnixNano()-monotonic(), program)
+	dw, err := driver.NewWriter(w, now.UnixNano()-monotonic(), program)
 	if err != nil {
 		return nil, err
 	}
@@ -100,18 +101,18 @@ func (r *recorder) record(rec *audit.Record) {
 			r.ended(uint32(rec.Addr), p, rec.TimeNS)
 		}
 	case audit.RecordCall:
-		if rec.Call == 0 || rec.Call >= uint8(trace.NumCallKinds) {
+		if rec.Call == 0 || rec.Call >= uint8(recording.NumCallKinds) {
 			return
 		}
 		p := r.of(rec)
 		device := max(rec.Device, -1)
-		if device >= trace.MaxDevices {
+		if device >= recording.MaxDevices {
 			device = -1
-			r.tell(fmt.Sprintf("calls for devices from number %d on are taken for calls for none", trace.MaxDevices))
+			r.tell(fmt.Sprintf("calls for devices from number %d on are taken for calls for none", recording.MaxDevices))
 		}
-		c := trace.Call{TimeNS: rec.TimeNS, TookNS: rec.TookNS, Addr: rec.Addr, Size: rec.Size, Stream: rec.Stream, Handle: rec.Handle,
+		c := recording.Call{TimeNS: rec.TimeNS, TookNS: rec.TookNS, Addr: rec.Addr, Size: rec.Size, Stream: rec.Stream, Handle: rec.Handle,
 			Pool: rec.Pool, Extra: rec.Extra, Process: p.number, Thread: rec.TID, Stack: r.stack(p, rec), Result: rec.Result,
-			Device: int16(device), Kind: trace.CallKind(rec.Call)}
+			Device: int16(device), Kind: recording.CallKind(rec.Call)}
 		r.run.Call(&c)
 		r.w.Call(&c)
 		r.live.call(p.number, rec.PID, &c, r.w.Frames)
@@ -142,7 +143,7 @@ func (r *recorder) process(rec *audit.Record, program string, parent uint32) *tr
 		r.lookForEnds()
 	}
 	p := &tracedProcess{program: program, begun: rec.TimeNS, callers: map[uint64]uint32{}, stacks: map[uint64]uint32{}, codes: map[uint64]pyCode{}}
-	p.number = r.w.Process(trace.Process{PID: rec.PID, Parent: parent, StartNS: rec.TimeNS, Program: program})
+	p.number = r.w.Process(recording.Process{PID: rec.PID, Parent: parent, StartNS: rec.TimeNS, Program: program})
 	r.processes[rec.PID] = p
 	r.pids = append(r.pids, rec.PID)
 	switch about, err := live.Of(int(rec.PID)); {
@@ -200,7 +201,7 @@ func (r *recorder) stack(p *tracedProcess, rec *audit.Record) uint32 {
 // frames are those of return addresses and of pairs of a code object and a line, each innermost first. Python's frames
 // stand behind the native ones that the innermost of them called, so that the whole reads as what called what; the
 // interpreter's own native frames, and those outside of the outermost of them, say nothing that Python's do not.
-func (r *recorder) frames(p *tracedProcess, addrs, python []uint64) []trace.Frame {
+func (r *recorder) frames(p *tracedProcess, addrs, python []uint64) []recording.Frame {
 	modules := make([]audit.Module, len(addrs))
 	inner := len(addrs)
 	for i, addr := range addrs {
@@ -209,16 +210,16 @@ func (r *recorder) frames(p *tracedProcess, addrs, python []uint64) []trace.Fram
 			inner = i
 		}
 	}
-	var frames []trace.Frame
+	var frames []recording.Frame
 	for i, addr := range addrs[:inner] {
 		if m := modules[i]; m.File != "" && !(m.Python && len(python) > 0) {
 			// A return address is behind the call.
-			frames = append(frames, trace.Frame{File: m.File, Func: r.symbols.Name(m.File, addr-1-m.Base)})
+			frames = append(frames, recording.Frame{File: m.File, Func: r.symbols.Name(m.File, addr-1-m.Base)})
 		}
 	}
 	for i := 0; i+1 < len(python); i += 2 {
 		c := p.code(python[i])
-		frames = append(frames, trace.Frame{File: c.file, Func: c.function, Line: int(python[i+1])})
+		frames = append(frames, recording.Frame{File: c.file, Func: c.function, Line: int(python[i+1])})
 	}
 	return frames
 }
@@ -233,9 +234,9 @@ func (p *tracedProcess) code(number uint64) pyCode {
 }
 
 // missing takes in processes that use the driver and are not seen.
-func (r *recorder) missing(list []trace.Untraced) {
+func (r *recorder) missing(list []recording.Untraced) {
 	for _, u := range list {
-		if len(r.untraced) < trace.MostUntraced {
+		if len(r.untraced) < recording.MostUntraced {
 			r.untraced = append(r.untraced, u)
 			r.w.Untraced(u)
 		}
@@ -283,7 +284,7 @@ func (r *recorder) state(ring *audit.Ring) string {
 
 // end finishes the file, and is the summary.
 func (r *recorder) end(ring *audit.Ring, status int) (*analyze.DriverSummary, error) {
-	e := trace.DriverEnd{Dropped: ring.Dropped(), Lost: ring.Lost(), Unknown: r.unknown, Status: status, Finished: uint64(monotonic()),
+	e := recording.DriverEnd{Dropped: ring.Dropped(), Lost: ring.Lost(), Unknown: r.unknown, Status: status, Finished: uint64(monotonic()),
 		Spent: uint64(ring.Spent())}
 	s := r.run.Summary(r.w.Frames, func(p uint32) uint32 { return r.pids[p] })
 	s.Program, s.Processes, s.End, s.Ended = r.program, len(r.pids), e, true

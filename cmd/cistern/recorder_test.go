@@ -13,7 +13,8 @@ import (
 	"unsafe"
 
 	"github.com/cistern-gpu/cistern/internal/audit"
-	"github.com/cistern-gpu/cistern/trace"
+	"github.com/cistern-gpu/cistern/recording"
+	"github.com/cistern-gpu/cistern/recording/open"
 )
 
 // FuzzRecords: a program that is traced can write any record. Whatever it is, the recorder writes its file and ends.
@@ -67,7 +68,7 @@ func FuzzRecords(f *testing.F) {
 		if _, err := r.end(ring, 0); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := trace.Read(&file, "file"); err != nil {
+		if _, err := open.Read(&file, "file"); err != nil {
 			t.Fatalf("what was written cannot be read: %v", err)
 		}
 	})
@@ -102,7 +103,7 @@ func TestRecorderLate(t *testing.T) {
 			}
 			pid, then := uint32(over.Process.Pid), uint64(monotonic())
 			r.record(&audit.Record{Type: audit.RecordProcess, PID: pid, Handle: uint64(c.parent), TimeNS: then})
-			r.record(&audit.Record{Type: audit.RecordCall, Call: uint8(trace.MemAlloc), PID: pid, Addr: 8 << 20, Size: 4 << 20, TimeNS: then, Count: 1})
+			r.record(&audit.Record{Type: audit.RecordCall, Call: uint8(recording.MemAlloc), PID: pid, Addr: 8 << 20, Size: 4 << 20, TimeNS: then, Count: 1})
 			calls++
 			want := fmt.Sprintf(", %d call", calls) + map[bool]string{true: "s"}[calls > 1] + ", "
 			if line := r.state(ring); !strings.Contains(line, want) || !strings.Contains(line, "; device 0: ") {

@@ -7,9 +7,10 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/cistern-gpu/cistern/analyze"
+	"github.com/cistern-gpu/cistern/recording"
+	"github.com/cistern-gpu/cistern/recording/pytorch"
 	"github.com/cistern-gpu/cistern/replay"
 	"github.com/cistern-gpu/cistern/report"
-	"github.com/cistern-gpu/cistern/trace"
 )
 
 func newReplay(a *app) *cobra.Command {
@@ -57,7 +58,7 @@ type replayed struct {
 	reports    []*replay.Report
 	ooms       [][]analyze.OOM // of each report
 	views      []*report.View
-	recordings []*trace.Trace
+	recordings []*recording.Trace
 }
 
 func (j *replayJob) run(c *cobra.Command, a *app, args []string, format formatFlags) error {
@@ -90,7 +91,7 @@ func (j *replayJob) run(c *cobra.Command, a *app, args []string, format formatFl
 	defer bar.end()
 	all := replay.Reports{Traces: []*replay.Report{}}
 	var views []*report.View
-	var recordings []*trace.Trace
+	var recordings []*recording.Trace
 	err = eachFile(c.Context(), a, args, bar, j.one, func(_ int, o outcome[replayed]) {
 		if o.err != nil {
 			a.fail(o.err)
@@ -125,7 +126,7 @@ func (j *replayJob) run(c *cobra.Command, a *app, args []string, format formatFl
 		}
 	}
 	if record != nil && len(recordings) > 0 {
-		if err := trace.WritePyTorch(record, recordings...); err != nil {
+		if err := pytorch.Write(record, recordings...); err != nil {
 			a.fail(cannotWrite(j.record, err))
 		} else if err := record.commit(); err != nil {
 			a.fail(err)
@@ -135,7 +136,20 @@ func (j *replayJob) run(c *cobra.Command, a *app, args []string, format formatFl
 }
 
 // one replays one file: every device that has events under every policy.
-func (j *replayJob) one(f *trace.File, step func(done, total int)) (replayed, error) {
+func (j *replayJob) one(f *recording.File, step func(done, total int)) (replayed, error) {
+	return j.counted(f, fileWork(f), step)
+}
+
+// fileWork counts what is replayed of a file.
+func fileWork(f *recording.File) *replay.Work {
+	if len(f.Traces) == 0 {
+		return nil
+	}
+	return replay.NewWork(f.Traces[0].StoredBytes)
+}
+
+// counted is one, with what has been replayed of the file already.
+func (j *replayJob) counted(f *recording.File, work *replay.Work, step func(done, total int)) (replayed, error) {
 	var r replayed
 	if len(f.Traces) == 0 {
 		return r, errors.New("no device has events, expected a recording of at least one")
@@ -147,6 +161,7 @@ func (j *replayJob) one(f *trace.File, step func(done, total int)) (replayed, er
 	before := 0 // events of the runs that are over
 	for _, t := range f.Traces {
 		opt := j.opt
+		opt.Work = work
 		runs := 0
 		opt.Progress = func(done, n int) {
 			step(min(total, before+runs*n+done), total)

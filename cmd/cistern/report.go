@@ -12,9 +12,9 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/cistern-gpu/cistern/analyze"
+	"github.com/cistern-gpu/cistern/recording"
 	"github.com/cistern-gpu/cistern/replay"
 	"github.com/cistern-gpu/cistern/report"
-	"github.com/cistern-gpu/cistern/trace"
 )
 
 func newReport(a *app) *cobra.Command {
@@ -135,7 +135,7 @@ func (j *reportJob) run(c *cobra.Command, a *app, args []string, format formatFl
 		failed  int
 		without []string // traces in which nothing failed
 	)
-	work := func(f *trace.File, step func(done, total int)) (reported, error) { return j.one(c, f, step) }
+	work := func(f *recording.File, step func(done, total int)) (reported, error) { return j.one(c, f, step) }
 	err = eachFile(c.Context(), a, args, bar, work, func(_ int, o outcome[reported]) {
 		if o.err != nil {
 			a.fail(o.err)
@@ -189,7 +189,7 @@ func (j *reportJob) run(c *cobra.Command, a *app, args []string, format formatFl
 }
 
 // one reports on one file: what failed on each device, and what the page shows.
-func (j *reportJob) one(c *cobra.Command, f *trace.File, step func(done, total int)) (reported, error) {
+func (j *reportJob) one(c *cobra.Command, f *recording.File, step func(done, total int)) (reported, error) {
 	var r reported
 	if len(f.Traces) == 0 {
 		return r, errors.New("no device has events, expected a recording of at least one")
@@ -205,9 +205,10 @@ func (j *reportJob) one(c *cobra.Command, f *trace.File, step func(done, total i
 			step(at*whole+int(float64(whole)*float64(done)/float64(total)), parts*whole)
 		}
 	}
+	work := fileWork(f)
 	for _, t := range f.Traces {
 		opt := j.search
-		opt.Progress = part
+		opt.Progress, opt.Work = part, work
 		x, err := analyze.ReportFailures(c.Context(), t, f.Driver, opt)
 		if err != nil {
 			return r, fmt.Errorf("%s: %w", t.Where(), err)
@@ -220,7 +221,7 @@ func (j *reportJob) one(c *cobra.Command, f *trace.File, step func(done, total i
 		return r, nil
 	}
 	var err error
-	r.replayed, err = j.replayJob.one(f, func(done, total int) {
+	r.replayed, err = j.counted(f, work, func(done, total int) {
 		step(parts/2*whole+int(float64(parts/2*whole)*float64(done)/float64(max(1, total))), parts*whole)
 	})
 	for i, v := range r.views {

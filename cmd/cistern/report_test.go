@@ -16,14 +16,17 @@ import (
 	"github.com/cistern-gpu/cistern/cuda/sim"
 	"github.com/cistern-gpu/cistern/dump"
 	"github.com/cistern-gpu/cistern/event"
+	"github.com/cistern-gpu/cistern/recording"
+	"github.com/cistern-gpu/cistern/recording/native"
+	"github.com/cistern-gpu/cistern/recording/open"
+	"github.com/cistern-gpu/cistern/recording/pytorch"
 	"github.com/cistern-gpu/cistern/replay"
-	"github.com/cistern-gpu/cistern/trace"
 )
 
 // writeDied writes a recorded run as it goes under a policy within too little memory, up to the request that fails.
 func writeDied(t *testing.T, name, from, policy string, limit uint64) {
 	t.Helper()
-	f, err := trace.ReadFile(from)
+	f, err := open.File(from)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -49,15 +52,15 @@ func writeDied(t *testing.T, name, from, policy string, limit uint64) {
 	}
 	defer out.Close()
 	if spec.Name != "cistern" {
-		if err := trace.WritePyTorch(out, tr); err != nil {
+		if err := pytorch.Write(out, tr); err != nil {
 			t.Fatal(err)
 		}
 		return
 	}
-	tr.Format, tr.Source = trace.FormatCistern, ""
-	tr.Failures = []*trace.Failure{{Event: len(tr.Events) - 1, Program: []string{"python", "train.py"}, Conf: spec.Conf, Requested: r.FailedRequest, Need: need,
+	tr.Format, tr.Source = recording.FormatCistern, ""
+	tr.Failures = []*recording.Failure{{Event: len(tr.Events) - 1, Program: []string{"python", "train.py"}, Conf: spec.Conf, Requested: r.FailedRequest, Need: need,
 		Reserved: r.FailedReserved, DeviceFree: limit - r.FailedReserved, DeviceTotal: limit}}
-	if err := trace.WriteCistern(out, &trace.File{Traces: []*trace.Trace{tr}}); err != nil {
+	if err := native.Write(out, &recording.File{Traces: []*recording.Trace{tr}}); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -65,7 +68,7 @@ func writeDied(t *testing.T, name, from, policy string, limit uint64) {
 // What a report recommends holds when it is checked with the command that the report names: the run completes, and no
 // request fails.
 func TestReportRecommendsWhatHolds(t *testing.T) {
-	data, err := filepath.Abs("../../trace/testdata")
+	data, err := filepath.Abs("../../recording/testdata")
 	if err != nil {
 		t.Fatal(err)
 	}

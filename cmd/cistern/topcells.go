@@ -138,9 +138,13 @@ func (g *grid) line(of func(name string) cell, plain bool) string {
 	return b.String()
 }
 
-// head writes the names of the columns.
-func (g *grid) head(style func(name string) lipgloss.Style, plain bool) string {
-	return g.line(func(name string) cell { return cell{name, style(name)} }, plain)
+// table writes rows below the names of the columns.
+func (g *grid) table(head lipgloss.Style, rows int, of func(i int, name string) cell, plain bool) []string {
+	lines := []string{g.line(func(name string) cell { return cell{name, head} }, plain)}
+	for i := range rows {
+		lines = append(lines, g.line(func(name string) cell { return of(i, name) }, plain))
+	}
+	return lines
 }
 
 // pad makes text exactly so many cells wide.
@@ -273,61 +277,49 @@ func indices(all []int) string {
 	return strings.Join(parts, ",")
 }
 
+// columnNumbers are the numbers that columns show as they are, and their styles.
+var columnNumbers = map[string]struct {
+	number top.Key
+	style  lipgloss.Style
+}{
+	"RESERVED":   {"reserved", boldStyle},
+	"ALLOC":      {"allocated", allocatedStyle},
+	"ACTIVE":     {"active", plainStyle},
+	"CACHED":     {"cached", cachedStyle},
+	"PAUSED":     {"paused", plainStyle},
+	"PEAK":       {"peak", plainStyle},
+	"PEAK-ALLOC": {"peak-allocated", plainStyle},
+}
+
 // memoryCell is what a column of memory says, of a process or of one of its devices.
 func memoryCell(m *top.Memory, stale bool, name string) cell {
-	of := func(n uint64) string { return amountIf(n, m.Page) }
-	number := func(n uint64) string {
-		if !m.Page {
-			return unknown
-		}
-		return count(n)
+	if c, ok := columnNumbers[name]; ok {
+		return cell{amountIf(m.Number(c.number), m.Page), c.style}
 	}
-	switch name {
-	case "USED":
+	switch {
+	case name == "USED":
 		return cell{amountIf(m.Used, m.UsedKnown), plainStyle}
-	case "OTHER":
+	case name == "OTHER":
 		return cell{amountIf(m.Other, m.OtherKnown), plainStyle}
-	case "RESERVED":
-		return cell{of(m.Reserved), boldStyle}
-	case "ALLOC":
-		return cell{of(m.Allocated), allocatedStyle}
-	case "ACTIVE":
-		return cell{of(m.Active), plainStyle}
-	case "CACHED":
-		return cell{of(m.Cached), cachedStyle}
-	case "PAUSED":
-		return cell{of(m.Paused), plainStyle}
-	case "PEAK":
-		return cell{of(m.PeakReserved), plainStyle}
-	case "PEAK-ALLOC":
-		return cell{of(m.PeakAllocated), plainStyle}
-	case "LIMIT":
+	case name == "LIMIT":
 		if m.Limit > 0 && m.PeakReserved >= m.Limit-m.Limit/20 {
 			return cell{amount(m.Limit), warnStyle}
 		}
 		return cell{amountIf(m.Limit, m.Limit > 0), plainStyle}
-	case "CALLS":
-		return cell{number(m.DriverCalls), plainStyle}
-	case "CALL/S":
-		switch {
-		case stale:
-			return cell{"stale", warnStyle}
-		case !m.RateKnown:
-			return cell{unknown, plainStyle}
-		}
+	case name == "CALL/S" && stale:
+		return cell{"stale", warnStyle}
+	case name == "CALL/S" && m.RateKnown:
 		return cell{rate(m.Rate), plainStyle}
-	case "RETRIES":
-		return cell{number(m.Retries), plainStyle}
-	case "OOM":
-		switch {
-		case !m.Page:
-			return cell{unknown, plainStyle}
-		case m.OOMs == 0:
-			return cell{"0", plainStyle}
-		}
+	case !m.Page || name == "CALL/S":
+		return cell{unknown, plainStyle}
+	case name == "CALLS":
+		return cell{count(m.DriverCalls), plainStyle}
+	case name == "RETRIES":
+		return cell{count(m.Retries), plainStyle}
+	case m.OOMs > 0:
 		return cell{few(m.OOMs), alarmStyle}
 	}
-	return cell{"", plainStyle}
+	return cell{"0", plainStyle}
 }
 
 // gpuLabel is how a GPU is named in a column.

@@ -6,7 +6,6 @@ import (
 	"strings"
 	"time"
 
-	"charm.land/lipgloss/v2"
 	"github.com/charmbracelet/x/ansi"
 
 	"github.com/cistern-gpu/cistern/internal/top"
@@ -98,33 +97,35 @@ func (v *topView) drawDevices() []string {
 		return new(top.GPU)
 	}
 	g := fit(detailDevices, v.width, widest(len(r.Holdings), func(i int) string { return label(&r.Holdings[i]).Name }))
-	lines := []string{g.head(func(string) lipgloss.Style { return headStyle }, false)}
-	most := v.mostDevices()
-	for i := range r.Holdings {
+	n, more := len(r.Holdings), 0 // seen, not seen
+	if most := v.mostDevices(); n > most {
+		n, more = most-1, n-most+1
+	}
+	lines := g.table(headStyle, n, func(i int, name string) cell {
 		h := &r.Holdings[i]
-		if i == most-1 && len(r.Holdings) > most {
-			lines = append(lines, g.line(func(name string) cell {
-				if name == "GPU" {
-					return cell{fmt.Sprintf("+%d", len(r.Holdings)-i), dimStyle}
-				}
-				return cell{}
-			}, false))
-			break
+		switch name {
+		case "GPU":
+			return cell{gpuLabel(label(h)), boldStyle}
+		case "NAME":
+			return cell{label(h).Name, plainStyle}
 		}
+		return memoryCell(&h.Memory, r.Stale, name)
+	}, false)
+	if more > 0 {
 		lines = append(lines, g.line(func(name string) cell {
-			switch name {
-			case "GPU":
-				return cell{gpuLabel(label(h)), boldStyle}
-			case "NAME":
-				return cell{label(h).Name, plainStyle}
+			if name == "GPU" {
+				return cell{fmt.Sprintf("+%d", more), dimStyle}
 			}
-			return memoryCell(&h.Memory, r.Stale, name)
+			return cell{}
 		}, false))
 	}
 	if len(r.Holdings) > 1 {
 		lines = append(lines, g.line(func(name string) cell {
-			if name == "GPU" {
+			switch name {
+			case "GPU":
 				return cell{"all", boldStyle}
+			case "NAME":
+				return cell{}
 			}
 			return memoryCell(&r.Sum, r.Stale, name)
 		}, false))
@@ -241,7 +242,7 @@ func (v *topView) drawUses(rows int) []string {
 		return cell{name, headStyle}
 	}, false)}
 	rows--
-	d.first = window(d.first, d.cursor, rows, len(uses))
+	d.settle(rows, len(uses))
 	if d.open {
 		d.first = d.cursor // as much of it as there is room for
 	}

@@ -6,7 +6,6 @@ import (
 	"time"
 
 	tea "charm.land/bubbletea/v2"
-	"charm.land/lipgloss/v2"
 	"github.com/charmbracelet/x/ansi"
 
 	"github.com/cistern-gpu/cistern/internal/top"
@@ -171,12 +170,8 @@ func (v *topView) drawList() []string {
 			}
 			return v.width
 		})
-		if s.gpuHead {
-			lines = append(lines, g.head(func(string) lipgloss.Style { return headStyle }, false))
-		}
-		for i := range v.table.GPUs[:s.gpus] {
-			lines = append(lines, v.gpuLine(&g, &v.table.GPUs[i]))
-		}
+		table := g.table(headStyle, s.gpus, func(i int, name string) cell { return v.gpuCell(&g, &v.table.GPUs[i], name) }, false)
+		lines = append(lines, table[1-btoi(s.gpuHead):]...)
 		if s.moreGPUs > 0 && s.gpus > 1 {
 			lines = append(lines, dimStyle.Render(fmt.Sprintf("     and %d more: g steps through them, 0 to 9 choose", s.moreGPUs)))
 		}
@@ -256,23 +251,21 @@ func (v *topView) header() string {
 // shortName leaves out whose GPU it is: there is only one maker.
 func shortName(g *top.GPU) string { return strings.TrimPrefix(gpuName(g), "NVIDIA ") }
 
-func (v *topView) gpuLine(g *grid, u *top.GPU) string {
-	dim := v.choice.GPU >= 0 && u.Index != v.choice.GPU
-	return g.line(func(name string) cell {
-		c := gpuCell(u, name)
-		switch name {
-		case "NAME":
-			c.text = shortName(u)
-		case "MEMORY":
-			c = cell{gpuBar(g.at(name), u), plainStyle}
-		case "TREND":
-			c = cell{area(u.Trend.Columns(top.Held, g.at(name), trendSpan, v.state.At()), 1, float64(u.Total))[0], otherStyle}
-		}
-		if dim {
-			c.text, c.style = ansi.Strip(c.text), dimStyle
-		}
-		return c
-	}, false)
+// gpuCell is what a column says of a GPU here.
+func (v *topView) gpuCell(g *grid, u *top.GPU, name string) cell {
+	c := gpuCell(u, name)
+	switch name {
+	case "NAME":
+		c.text = shortName(u)
+	case "MEMORY":
+		c = cell{gpuBar(g.at(name), u), plainStyle}
+	case "TREND":
+		c = cell{area(u.Trend.Columns(top.Held, g.at(name), trendSpan, v.state.At()), 1, float64(u.Total))[0], otherStyle}
+	}
+	if v.choice.GPU >= 0 && u.Index != v.choice.GPU {
+		c = cell{ansi.Strip(c.text), dimStyle}
+	}
+	return c
 }
 
 // drawRows are the processes and their columns.

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/cistern-gpu/cistern/internal/deadline"
 	"github.com/cistern-gpu/cistern/internal/top"
 )
 
@@ -27,12 +28,9 @@ type turns struct {
 	closed bool // as the source is
 }
 
-// closePatience is how long a look may take to end that is not wanted any more, in waits of closeWait: one that waits for a
-// /proc that does not answer, or for NVML, ends with the process.
-const (
-	closePatience = 100
-	closeWait     = 10 * time.Millisecond
-)
+// closeTimeout is how long a look may take to end that is not wanted any more: one that waits for a /proc that does not answer,
+// or for NVML, ends with the process.
+const closeTimeout = time.Second
 
 func (s *turns) Look(ctx context.Context, wanted top.Wanted) top.Look {
 	s.mu.Lock()
@@ -45,13 +43,10 @@ func (s *turns) Look(ctx context.Context, wanted top.Wanted) top.Look {
 
 // +checklocksignore: TryLock is not known to the analyser
 func (s *turns) Close() {
-	for range closePatience {
-		if s.mu.TryLock() {
-			defer s.mu.Unlock()
-			s.closed = true
-			s.source.Close()
-			return
-		}
-		time.Sleep(closeWait)
+	wait := deadline.Deadline{Limit: closeTimeout}
+	if wait.Poll(s.mu.TryLock) {
+		defer s.mu.Unlock()
+		s.closed = true
+		s.source.Close()
 	}
 }

@@ -7,11 +7,10 @@ import (
 	"slices"
 	"strings"
 
-	"charm.land/lipgloss/v2"
 	"github.com/charmbracelet/x/ansi"
 
 	"github.com/cistern-gpu/cistern/internal/top"
-	"github.com/cistern-gpu/cistern/trace"
+	"github.com/cistern-gpu/cistern/recording"
 )
 
 // The table that `cistern top --once` prints: plain text, columns that stay where they are.
@@ -48,23 +47,17 @@ var onceProcesses = []column{
 
 // writeTop prints a table within a width, 0 for no limit.
 func writeTop(w io.Writer, t top.Table, l *top.Look, width int, details bool) {
-	none := func(string) lipgloss.Style { return plainStyle }
+	var lines []string
 	if len(t.GPUs) > 0 {
 		g := fit(onceGPUs, width, widest(len(t.GPUs), func(i int) string { return gpuName(&t.GPUs[i]) }))
-		fmt.Fprintln(w, g.head(none, true))
-		for i := range t.GPUs {
-			fmt.Fprintln(w, g.line(func(name string) cell { return gpuCell(&t.GPUs[i], name) }, true))
-		}
-		fmt.Fprintln(w)
+		lines = append(g.table(plainStyle, len(t.GPUs), func(i int, name string) cell { return gpuCell(&t.GPUs[i], name) }, true), "")
 	}
 	g := fit(onceProcesses, width, widest(len(t.Rows), func(i int) string { return programText(&t.Rows[i]) }))
-	fmt.Fprintln(w, g.head(none, true))
-	for i := range t.Rows {
-		fmt.Fprintln(w, g.line(func(name string) cell { return rowCell(&t, &t.Rows[i], name) }, true))
-	}
+	lines = append(lines, g.table(plainStyle, len(t.Rows), func(i int, name string) cell { return rowCell(&t, &t.Rows[i], name) }, true)...)
 	if len(t.Rows) == 0 {
-		fmt.Fprintln(w, fitText(emptyText(&t), width))
+		lines = append(lines, fitText(emptyText(&t), width))
 	}
+	fmt.Fprintln(w, strings.Join(lines, "\n"))
 	if details {
 		for i := range t.Rows {
 			writeDetails(w, &t.Rows[i], width)
@@ -263,7 +256,7 @@ func shortFrame(s string) string {
 		function, file = "", s
 	}
 	file = file[strings.LastIndexByte(file, '/')+1:]
-	function = trace.ShortFrame(function)
+	function = recording.ShortFrame(function)
 	switch {
 	case function == "":
 		return file

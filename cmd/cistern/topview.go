@@ -38,8 +38,7 @@ type topView struct {
 	typing   bool // into the filter
 	before   string
 	selected rowID
-	cursor   int // where the selected process stands
-	first    int // the topmost process that is seen
+	scroll   // where the selected process stands
 
 	shown   details
 	pending bool // details of another process are wanted before the next tick
@@ -53,11 +52,50 @@ const (
 	modeHelp
 )
 
+// scroll is a list of which a part is seen.
+type scroll struct {
+	cursor int // the line that is chosen
+	first  int // the topmost line that is seen
+}
+
+// key moves to another of n lines, of which rows are seen, if that is what the key means.
+func (s *scroll) key(k string, rows, n int) bool {
+	page := max(1, rows-1)
+	switch k {
+	case "up", "k":
+		s.cursor--
+	case "down", "j":
+		s.cursor++
+	case "pgup":
+		s.cursor -= page
+	case "pgdown":
+		s.cursor += page
+	case "home":
+		s.cursor = 0
+	case "end":
+		s.cursor = n
+	default:
+		return false
+	}
+	s.settle(rows, n)
+	return true
+}
+
+// settle keeps the cursor on a line, the line among those that are seen, and no room empty.
+func (s *scroll) settle(rows, n int) {
+	rows = max(1, rows)
+	s.cursor = min(max(0, s.cursor), max(0, n-1))
+	s.first = max(min(s.first, s.cursor), s.cursor-rows+1)
+	s.first = max(0, min(s.first, n-rows))
+}
+
 // rowID is the process that is chosen, wherever it stands.
 type rowID struct {
 	pid   int
 	start uint64
 }
+
+func idOf(r *top.Row) rowID { return rowID{r.PID, r.Start} }
 
 // details are what is shown of one process.
 type details struct {
@@ -66,9 +104,8 @@ type details struct {
 	ended   bool
 	held    *top.Details // the last that it told
 	section int
-	cursor  int
-	first   int
-	open    bool // the chosen stack with all of its frames
+	scroll
+	open bool // the chosen stack with all of its frames
 }
 
 // What the view is told.
@@ -175,20 +212,13 @@ var sortKeys = map[string]top.Key{"R": "reserved", "A": "allocated", "C": "cache
 	"O": "ooms", "I": "pid", "N": "name"}
 
 func (v *topView) keyList(k string) tea.Cmd {
-	page := max(1, v.listRows()-1)
+	if v.scroll.key(k, v.listRows(), len(v.table.Rows)) {
+		if len(v.table.Rows) > 0 {
+			v.selected = idOf(&v.table.Rows[v.cursor])
+		}
+		return nil
+	}
 	switch k {
-	case "up", "k":
-		v.move(-1)
-	case "down", "j":
-		v.move(1)
-	case "pgup":
-		v.move(-page)
-	case "pgdown":
-		v.move(page)
-	case "home":
-		v.move(-len(v.table.Rows))
-	case "end":
-		v.move(len(v.table.Rows))
 	case "s":
 		v.sortBy(step(top.Keys, v.choice.Sort, 1))
 	case "S":
@@ -284,7 +314,7 @@ func (v *topView) typeText(s string) {
 func (v *topView) refresh() {
 	v.table = v.state.Table(v.choice)
 	for i := range v.table.Rows {
-		if r := &v.table.Rows[i]; (rowID{r.PID, r.Start}) == v.selected {
+		if idOf(&v.table.Rows[i]) == v.selected {
 			v.cursor = i
 		}
 	}
@@ -296,35 +326,15 @@ func (v *topView) refresh() {
 
 // settle keeps the cursor on a process and the process on the screen.
 func (v *topView) settle() {
-	v.cursor = min(max(0, v.cursor), max(0, len(v.table.Rows)-1))
+	v.scroll.settle(v.listRows(), len(v.table.Rows))
 	if len(v.table.Rows) > 0 && v.selected != (rowID{}) {
-		r := &v.table.Rows[v.cursor]
-		v.selected = rowID{r.PID, r.Start}
+		v.selected = idOf(&v.table.Rows[v.cursor])
 	}
-	v.first = window(v.first, v.cursor, v.listRows(), len(v.table.Rows))
-}
-
-// window is the first of n lines that are seen, so that the one at cursor is among them and no room stays empty.
-func window(first, cursor, rows, n int) int {
-	rows = max(1, rows)
-	first = min(first, cursor)
-	first = max(first, cursor-rows+1)
-	return max(0, min(first, n-rows))
-}
-
-func (v *topView) move(by int) {
-	if len(v.table.Rows) == 0 {
-		return
-	}
-	v.cursor = min(max(0, v.cursor+by), len(v.table.Rows)-1)
-	r := &v.table.Rows[v.cursor]
-	v.selected = rowID{r.PID, r.Start}
-	v.settle()
 }
 
 // openDetails shows one process. Only from now on is it asked for more than its page's numbers.
 func (v *topView) openDetails(r top.Row) tea.Cmd {
-	v.mode, v.selected = modeDetails, rowID{r.PID, r.Start}
+	v.mode, v.selected = modeDetails, idOf(&r)
 	v.shown = details{row: r, section: (&details{row: r}).sections()[0], since: v.state.At(), held: top.Gather(r.Holdings)}
 	if v.looking.IsZero() {
 		return v.look()
@@ -335,11 +345,11 @@ func (v *topView) openDetails(r top.Row) tea.Cmd {
 
 func (v *topView) refreshDetails() {
 	d := &v.shown
-	id := rowID{d.row.PID, d.row.Start}
+	id := idOf(&d.row)
 	all := v.state.Table(top.Choice{Sort: v.choice.Sort, GPU: -1})
 	d.ended = true
 	for _, r := range all.Rows {
-		if (rowID{r.PID, r.Start}) != id {
+		if idOf(&r) != id {
 			continue
 		}
 		d.row, d.ended = r, false
@@ -347,7 +357,7 @@ func (v *topView) refreshDetails() {
 			d.held = g
 		}
 	}
-	d.settle(v.detailRows())
+	d.settle(v.detailRows(), len(d.uses()))
 }
 
 func (d *details) uses() []top.Use {
@@ -360,19 +370,14 @@ func (d *details) uses() []top.Use {
 // turn goes to another list, at its beginning.
 func (d *details) turn(by int) {
 	d.section = step(d.sections(), d.section, by)
-	d.cursor, d.first, d.open = 0, 0, false
-}
-
-func (d *details) settle(rows int) {
-	n := len(d.uses())
-	d.cursor = min(max(0, d.cursor), max(0, n-1))
-	d.first = window(d.first, d.cursor, rows, n)
+	d.scroll, d.open = scroll{}, false
 }
 
 func (v *topView) keyDetails(k string) tea.Cmd {
 	d := &v.shown
-	rows := v.detailRows()
-	page := max(1, rows-1)
+	if d.key(k, v.detailRows(), len(d.uses())) {
+		return nil
+	}
 	switch k {
 	case "esc", "backspace":
 		if d.open {
@@ -386,21 +391,9 @@ func (v *topView) keyDetails(k string) tea.Cmd {
 		d.turn(1)
 	case "shift+tab", "left", "h":
 		d.turn(-1)
-	case "up", "k":
-		d.cursor--
-	case "down", "j":
-		d.cursor++
-	case "pgup":
-		d.cursor -= page
-	case "pgdown":
-		d.cursor += page
-	case "home":
-		d.cursor = 0
-	case "end":
-		d.cursor = len(d.uses())
 	case "enter":
 		d.open = !d.open && len(d.uses()) > 0
 	}
-	d.settle(v.detailRows())
+	d.settle(v.detailRows(), len(d.uses()))
 	return nil
 }

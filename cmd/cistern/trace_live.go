@@ -18,7 +18,8 @@ import (
 	"github.com/cistern-gpu/cistern/internal/cputime"
 	"github.com/cistern-gpu/cistern/internal/live"
 	"github.com/cistern-gpu/cistern/internal/nvml"
-	"github.com/cistern-gpu/cistern/trace"
+	"github.com/cistern-gpu/cistern/recording"
+	"github.com/cistern-gpu/cistern/recording/driver"
 )
 
 // What cistern top sees of traced processes: this process publishes a page for each that calls the driver, from its first call
@@ -28,7 +29,7 @@ import (
 // traceLive follows the processes under trace, in the goroutine that reads the ring.
 type traceLive struct {
 	processes map[uint32]*liveProcess // by number in the trace
-	frames    func(stack uint32) []trace.Frame
+	frames    func(stack uint32) []recording.Frame
 	next      time.Time // when to look again
 	nextCount time.Time // and when who holds what may be counted again
 	cards     *liveCards
@@ -60,7 +61,7 @@ const liveEvery = live.EveryWatched / 2
 const countShare = 20
 
 // call takes in one call of the process with this number and PID.
-func (l *traceLive) call(number, pid uint32, c *trace.Call, frames func(stack uint32) []trace.Frame) {
+func (l *traceLive) call(number, pid uint32, c *recording.Call, frames func(stack uint32) []recording.Frame) {
 	p := l.processes[number]
 	if p == nil {
 		if l.processes == nil {
@@ -194,13 +195,13 @@ func (p *liveProcess) figures(cards *liveCards) []live.Device {
 }
 
 // count is who holds what of each device: by the driver's function, and by stack.
-func (p *liveProcess) count(frames func(stack uint32) []trace.Frame) map[int]live.Details {
+func (p *liveProcess) count(frames func(stack uint32) []recording.Frame) map[int]live.Details {
 	type holder struct {
 		device int16
 		number uint32 // of a stack, or a kind of call
 	}
 	kinds, stacks := map[holder]live.Use{}, map[holder]live.Use{}
-	p.run.Held(func(h *trace.Holding) {
+	p.run.Held(func(h *driver.Holding) {
 		if h.Memory.OnDevice() {
 			for m, k := range map[*map[holder]live.Use]uint32{&kinds: uint32(h.Kind), &stacks: h.Stack} {
 				u := (*m)[holder{h.Device, k}]
@@ -240,7 +241,7 @@ func (p *liveProcess) count(frames func(stack uint32) []trace.Frame) map[int]liv
 			return uses
 		}
 		out[d.Device] = live.Details{
-			Kinds: most(kinds, func(n uint32) string { return trace.CallKind(n).String() }),
+			Kinds: most(kinds, func(n uint32) string { return recording.CallKind(n).String() }),
 			Stacks: most(stacks, func(n uint32) string {
 				var lines []string
 				for _, f := range frames(n) {

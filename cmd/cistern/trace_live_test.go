@@ -22,7 +22,7 @@ import (
 	"github.com/cistern-gpu/cistern/internal/live"
 	"github.com/cistern-gpu/cistern/internal/nvml"
 	nvmlstandin "github.com/cistern-gpu/cistern/internal/nvml/standin"
-	"github.com/cistern-gpu/cistern/trace"
+	"github.com/cistern-gpu/cistern/recording"
 )
 
 // held is a traced program that holds memory and says so.
@@ -185,8 +185,8 @@ func TestTraceShownWhileStopped(t *testing.T) {
 	}
 	defer p.page.Close()
 	takes := func() { time.Sleep(50 * time.Millisecond) }
-	l := &traceLive{processes: map[uint32]*liveProcess{0: p}, cards: &liveCards{failed: true}, frames: func(uint32) []trace.Frame { takes(); return nil }}
-	p.run.Call(&trace.Call{Kind: trace.MemAlloc, Addr: 1 << 30, Size: 5, Stack: 1})
+	l := &traceLive{processes: map[uint32]*liveProcess{0: p}, cards: &liveCards{failed: true}, frames: func(uint32) []recording.Frame { takes(); return nil }}
+	p.run.Call(&recording.Call{Kind: recording.MemAlloc, Addr: 1 << 30, Size: 5, Stack: 1})
 	look := func(at time.Time) (counted bool) {
 		p.mu.Lock()
 		p.devices, p.details = nil, nil

@@ -17,8 +17,11 @@ import (
 
 	"github.com/cistern-gpu/cistern/analyze"
 	"github.com/cistern-gpu/cistern/internal/audit"
+	"github.com/cistern-gpu/cistern/internal/slow"
 	"github.com/cistern-gpu/cistern/internal/units"
-	"github.com/cistern-gpu/cistern/trace"
+	"github.com/cistern-gpu/cistern/recording"
+	"github.com/cistern-gpu/cistern/recording/driver"
+	"github.com/cistern-gpu/cistern/recording/open"
 )
 
 // TestTraceOtherWays: memory that comes and goes without a call that allocates or frees it.
@@ -43,17 +46,17 @@ func (x *traced) otherWays(program, how, inner string) {
 	}
 	// What is held after each call that changes it, in MiB.
 	run := analyze.NewDriverRun()
-	tracker := trace.NewTracker()
+	tracker := driver.NewTracker()
 	var held uint64
 	var got []string
 	for i := range d.Calls {
 		q := &d.Calls[i]
 		before := held
-		tracker.Call(q, func(h *trace.Holding) {
+		tracker.Call(q, func(h *driver.Holding) {
 			if h.Memory.OnDevice() {
 				held += h.Size
 			}
-		}, func(h *trace.Holding) {
+		}, func(h *driver.Holding) {
 			if h.Memory.OnDevice() {
 				held -= h.Size
 			}
@@ -68,12 +71,12 @@ func (x *traced) otherWays(program, how, inner string) {
 	if !slices.Equal(got, want) {
 		t.Errorf("held: %q\nwant  %q", got, want)
 	}
-	count := map[trace.CallKind]int{}
+	count := map[recording.CallKind]int{}
 	for i := range d.Calls {
 		count[d.Calls[i].Kind]++
 	}
 	// Launches that change nothing are no events, and what is captured is no allocation of a pool.
-	if count[trace.GraphLaunch] != 1 || count[trace.GraphUpload] != 1 || count[trace.GraphAddMemAllocNode] != 3 || count[trace.MemAllocAsync] != 0 {
+	if count[recording.GraphLaunch] != 1 || count[recording.GraphUpload] != 1 || count[recording.GraphAddMemAllocNode] != 3 || count[recording.MemAllocAsync] != 0 {
 		t.Errorf("calls: %v", count)
 	}
 	s := analyze.SummarizeDriver(d)
@@ -140,7 +143,7 @@ func TestTraceLeft(t *testing.T) {
 // leaves waits until a trace has so many calls, and its program has ended and left behind who makes them.
 func (x *traced) leaves(file string, calls int) {
 	x.t.Helper()
-	x.awaitTrace(file, fmt.Sprintf("%d calls, and the program's end", calls), func(d *trace.Driver) bool {
+	x.awaitTrace(file, fmt.Sprintf("%d calls, and the program's end", calls), func(d *recording.Driver) bool {
 		if len(d.Calls) < calls {
 			return false
 		}
@@ -149,9 +152,10 @@ func (x *traced) leaves(file string, calls int) {
 	})
 }
 
-// TestTraceLanguages: programs in Rust and in Go that call the driver, linked to it or looking it up, end as they do
+// TestSlowTraceLanguages: programs in Rust and in Go that call the driver, linked to it or looking it up, end as they do
 // without being traced, and every call is seen.
-func TestTraceLanguages(t *testing.T) {
+func TestSlowTraceLanguages(t *testing.T) {
+	slow.Only(t)
 	x := newTraced(t)
 	folder := filepath.Dir(x.standin)
 	programs := map[string]string{}
@@ -188,7 +192,7 @@ func TestTraceLanguages(t *testing.T) {
 			if code != 5 || plain.ProcessState.ExitCode() != 5 || stdout != string(want) {
 				t.Fatalf("%s: code %d, %q; want %d, %q\n%s", name, code, stdout, plain.ProcessState.ExitCode(), want, stderr)
 			}
-			count, threads := map[trace.CallKind]int{}, map[uint32]bool{}
+			count, threads := map[recording.CallKind]int{}, map[uint32]bool{}
 			for i := range d.Calls {
 				count[d.Calls[i].Kind]++
 				threads[d.Calls[i].Thread] = true
@@ -197,7 +201,7 @@ func TestTraceLanguages(t *testing.T) {
 				}
 			}
 			s := analyze.SummarizeDriver(d)
-			if len(d.Calls) != 12 || count[trace.MemAlloc] != 8 || count[trace.MemFree] != 4 || len(threads) != 4 || s.KeptBytes != 4<<20 || d.End.Dropped+d.End.Lost != 0 {
+			if len(d.Calls) != 12 || count[recording.MemAlloc] != 8 || count[recording.MemFree] != 4 || len(threads) != 4 || s.KeptBytes != 4<<20 || d.End.Dropped+d.End.Lost != 0 {
 				t.Errorf("%s: calls %v of %d threads, %d bytes kept, %+v", name, count, len(threads), s.KeptBytes, d.End)
 			}
 		}
@@ -266,7 +270,7 @@ func TestTracePeakOfTurns(t *testing.T) {
 			t.Fatal(err)
 		}
 		ring.Close()
-		f, err := trace.Read(&file, "file")
+		f, err := open.Read(&file, "file")
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -10,7 +10,7 @@ import (
 	"testing"
 
 	"github.com/cistern-gpu/cistern/internal/audit"
-	"github.com/cistern-gpu/cistern/trace"
+	"github.com/cistern-gpu/cistern/recording/open"
 )
 
 // TestTraceCannotWrite: the exit code is the program's, also where its trace cannot be written to the end, which one line
@@ -61,7 +61,7 @@ func TestTraceCannotWrite(t *testing.T) {
 		if whole := c.read > 1<<20; strings.Contains(errs.String(), "the trace is not whole") == whole ||
 			!strings.Contains(errs.String(), "never freed") || !strings.HasSuffix(errs.String(), "\n") {
 			t.Errorf("%s: %s", name, &errs)
-		} else if f, err := trace.Read(strings.NewReader(got.String()), name); whole && (err != nil || f.Driver == nil || !f.Driver.Ended) {
+		} else if f, err := open.Read(strings.NewReader(got.String()), name); whole && (err != nil || f.Driver == nil || !f.Driver.Ended) {
 			t.Errorf("%s: %v, %+v", name, err, f)
 		}
 	}

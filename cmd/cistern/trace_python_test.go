@@ -13,7 +13,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/cistern-gpu/cistern/trace"
+	"github.com/cistern-gpu/cistern/internal/slow"
+	"github.com/cistern-gpu/cistern/recording"
 )
 
 // pythons are the interpreters of this machine whose frames are known, by version: those on PATH, those of pyenv, and
@@ -56,12 +57,12 @@ func TestTracePython(t *testing.T) {
 			native := 0
 			for i := range d.Calls {
 				q := &d.Calls[i]
-				if q.Kind != trace.MemAlloc {
+				if q.Kind != recording.MemAlloc {
 					continue
 				}
 				text := fmt.Sprint(q.Size)
 				frames := d.StackFrames(q.Stack)
-				first := slices.IndexFunc(frames, func(f trace.Frame) bool { return f.Line > 0 })
+				first := slices.IndexFunc(frames, func(f recording.Frame) bool { return f.Line > 0 })
 				if first < 1 {
 					t.Fatalf("%s: call %d is by %v", where, i, frames)
 				}
@@ -123,7 +124,7 @@ func TestTracePythonTogether(t *testing.T) {
 			}
 			for i := range d.Calls {
 				frames := d.StackFrames(d.Calls[i].Stack)
-				if !slices.ContainsFunc(frames, func(f trace.Frame) bool { return strings.HasSuffix(f.Func, "work") && f.Line > 0 }) {
+				if !slices.ContainsFunc(frames, func(f recording.Frame) bool { return strings.HasSuffix(f.Func, "work") && f.Line > 0 }) {
 					t.Errorf("%s: call %d is by %v; %+v\n%s", version, i, frames, d.End, stderr)
 				}
 			}
@@ -145,7 +146,7 @@ func TestTracePythonEnds(t *testing.T) {
 			found := 0
 			for i := range d.Calls {
 				frames := d.StackFrames(d.Calls[i].Stack)
-				if d.Calls[i].Size == 1<<20 && slices.ContainsFunc(frames, func(f trace.Frame) bool { return f.Func == "allocate" && f.Line > 0 }) {
+				if d.Calls[i].Size == 1<<20 && slices.ContainsFunc(frames, func(f recording.Frame) bool { return f.Func == "allocate" && f.Line > 0 }) {
 					found++
 				}
 			}
@@ -197,12 +198,10 @@ func TestTraceStackKinds(t *testing.T) {
 	}
 }
 
-// TestTracePythonCost: a call whose stack is known costs a few microseconds of the processor's time more, 30 frames deep; the
+// TestSlowTracePythonCost: a call whose stack is known costs a few microseconds of the processor's time more, 30 frames deep; the
 // limit is far from the 1.5 us that is usual, as what other work leaves in the caches counts as well.
-func TestTracePythonCost(t *testing.T) {
-	if testing.Short() {
-		t.Skip("what calls cost is not for the race detector")
-	}
+func TestSlowTracePythonCost(t *testing.T) {
+	slow.Only(t)
 	x := newTraced(t)
 	for version, python := range pythons(t) {
 		took := func(args ...string) float64 {

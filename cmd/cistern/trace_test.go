@@ -15,6 +15,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -23,7 +24,9 @@ import (
 	"github.com/cistern-gpu/cistern/cuda/nvidia/standin"
 	"github.com/cistern-gpu/cistern/internal/audit"
 	"github.com/cistern-gpu/cistern/internal/rerun"
-	"github.com/cistern-gpu/cistern/trace"
+	"github.com/cistern-gpu/cistern/internal/slow"
+	"github.com/cistern-gpu/cistern/recording"
+	"github.com/cistern-gpu/cistern/recording/open"
 )
 
 // traced is what a test traces programs with.
@@ -39,20 +42,37 @@ func newTraced(t *testing.T) *traced {
 	t.Helper()
 	x := &traced{t: t, dir: t.TempDir(), standin: standin.Build(t)}
 	rerun.OnChange(t, "../../audit/*", "../../scripts/audit.sh", "../libcistern/pystack.*", "testdata/traced.*", "testdata/traced_go/*", "testdata/*.c")
-	x.library = filepath.Join(x.dir, audit.Library)
-	if out, err := exec.Command("../../scripts/audit.sh", x.library).CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
+	x.library = x.build(audit.Library, "../../scripts/audit.sh")
 	x.program = x.compile("traced", "testdata/traced.c", "-ldl", "-pthread")
 	return x
 }
 
 func (x *traced) compile(name, source string, flags ...string) string {
 	x.t.Helper()
+	return x.build(name, "cc", append(append([]string{"-O1", "-w", source}, flags...), "-o")...)
+}
+
+// compiled is what was built by the command line, without the output file, as building takes longer than most tests.
+var compiled sync.Map // string → func() ([]byte, error)
+
+// build is a copy of its own for the test of what a command writes to a file, its last argument.
+func (x *traced) build(name, command string, args ...string) string {
+	x.t.Helper()
 	out := filepath.Join(x.dir, name)
-	args := append([]string{"-O1", "-w", source, "-o", out}, flags...)
-	if text, err := exec.Command("cc", args...).CombinedOutput(); err != nil {
-		x.t.Fatalf("cc %v: %v\n%s", args, err, text)
+	once, _ := compiled.LoadOrStore(strings.Join(append(args, command), "\x00"), sync.OnceValues(func() ([]byte, error) {
+		if text, err := exec.Command(command, append(args, out)...).CombinedOutput(); err != nil {
+			return nil, fmt.Errorf("%s %v: %w\n%s", command, args, err, text)
+		}
+		return os.ReadFile(out)
+	}))
+	file, err := once.(func() ([]byte, error))()
+	if err == nil {
+		syscall.ForkLock.RLock() // a child of a test beside this one would have the file open for writing: it could not be run
+		err = os.WriteFile(out, file, 0o755)
+		syscall.ForkLock.RUnlock()
+	}
+	if err != nil {
+		x.t.Fatal(err)
 	}
 	return out
 }
@@ -71,7 +91,7 @@ func (x *traced) command(args ...string) *exec.Cmd {
 }
 
 // run traces a program and is what was written, what the command said, and its exit code.
-func (x *traced) run(vars []string, args ...string) (f *trace.Driver, stdout, stderr string, code int) {
+func (x *traced) run(vars []string, args ...string) (f *recording.Driver, stdout, stderr string, code int) {
 	x.t.Helper()
 	file := filepath.Join(x.dir, "run.cistern")
 	cmd := x.command(append([]string{"trace", "-o", file}, args...)...)
@@ -85,9 +105,9 @@ func (x *traced) run(vars []string, args ...string) (f *trace.Driver, stdout, st
 	return x.read(file), o.String(), e.String(), cmd.ProcessState.ExitCode()
 }
 
-func (x *traced) read(file string) *trace.Driver {
+func (x *traced) read(file string) *recording.Driver {
 	x.t.Helper()
-	f, err := trace.ReadFile(file)
+	f, err := open.File(file)
 	if err != nil {
 		x.t.Fatal(err)
 	}
@@ -128,11 +148,11 @@ func TestTraceSeesEveryCall(t *testing.T) {
 			q := &d.Calls[i]
 			name := q.Kind.String()
 			switch q.Kind { // what the stand-in makes of some
-			case trace.MemAllocPitch:
+			case recording.MemAllocPitch:
 				name = "cuMemAlloc"
-			case trace.MemAllocHost:
+			case recording.MemAllocHost:
 				name = "cuMemHostAlloc"
-			case trace.MemAllocAsync:
+			case recording.MemAllocAsync:
 				name = "cuMemAllocFromPoolAsync"
 			}
 			got = append(got, fmt.Sprintf("%s %d", name, q.Result))
@@ -141,7 +161,7 @@ func TestTraceSeesEveryCall(t *testing.T) {
 			}
 			if frames := d.StackFrames(q.Stack); len(frames) == 0 || frames[0].Func != "everything" || frames[0].File != c.program {
 				t.Errorf("call %d, %s, is by %v", i, q.Kind, frames)
-			} else if !slices.ContainsFunc(frames, func(f trace.Frame) bool { return f.Func == "main" }) {
+			} else if !slices.ContainsFunc(frames, func(f recording.Frame) bool { return f.Func == "main" }) {
 				t.Errorf("call %d, %s: main is not on the stack %v", i, q.Kind, frames)
 			}
 		}
@@ -183,7 +203,7 @@ func TestTraceFollows(t *testing.T) {
 		if what == "fork" && d.Processes[1].Parent != d.Processes[0].PID {
 			t.Errorf("processes %+v", d.Processes)
 		}
-		if what == "exec" && !slices.ContainsFunc(d.Calls, func(q trace.Call) bool { return q.Process == 1 && q.Kind == trace.MemMap }) {
+		if what == "exec" && !slices.ContainsFunc(d.Calls, func(q recording.Call) bool { return q.Process == 1 && q.Kind == recording.MemMap }) {
 			t.Errorf("exec: nothing of the second program: %+v", d.Processes)
 		}
 	}
@@ -304,7 +324,7 @@ func TestTraceKilled(t *testing.T) {
 		time.Sleep(time.Duration(r.IntN(30)) * time.Millisecond)
 		child := x.child(cmd.Process.Pid)
 		if i%2 == 1 {
-			x.awaitTrace(file, "a file that can be read", func(*trace.Driver) bool { return true })
+			x.awaitTrace(file, "a file that can be read", func(*recording.Driver) bool { return true })
 			time.Sleep(time.Duration(r.IntN(150)) * time.Millisecond)
 			_ = cmd.Process.Kill()
 			_ = cmd.Wait()
@@ -360,10 +380,10 @@ func (x *traced) await(what string, is func() bool) {
 }
 
 // awaitTrace waits until the trace in a file that is being written is so.
-func (x *traced) awaitTrace(file, what string, is func(d *trace.Driver) bool) (d *trace.Driver) {
+func (x *traced) awaitTrace(file, what string, is func(d *recording.Driver) bool) (d *recording.Driver) {
 	x.t.Helper()
 	x.await(what, func() bool {
-		f, err := trace.ReadFile(file)
+		f, err := open.File(file)
 		if err != nil || f.Driver == nil || !is(f.Driver) {
 			return false
 		}
@@ -410,13 +430,11 @@ func TestTraceWithoutCUDA(t *testing.T) {
 	}
 }
 
-// TestTraceCost: what a program without CUDA pays to start, and what a call costs, in the processor's time. A machine that
+// TestSlowTraceCost: what a program without CUDA pays to start, and what a call costs, in the processor's time. A machine that
 // does other work as well makes both longer all the same, so of many runs the shortest count, and the limits are far from
 // what is usual: 0.05 ms, and half a microsecond.
-func TestTraceCost(t *testing.T) {
-	if testing.Short() {
-		t.Skip("what calls cost is not for the race detector")
-	}
+func TestSlowTraceCost(t *testing.T) {
+	slow.Only(t)
 	x := newTraced(t)
 	start := func(vars ...string) time.Duration {
 		cmd := exec.Command(x.program, "", "nothing")

@@ -6,8 +6,9 @@ import (
 	"time"
 
 	"github.com/cistern-gpu/cistern/internal/audit"
+	"github.com/cistern-gpu/cistern/internal/deadline"
 	"github.com/cistern-gpu/cistern/internal/nvml"
-	"github.com/cistern-gpu/cistern/trace"
+	"github.com/cistern-gpu/cistern/recording"
 )
 
 // lookout looks, beside the goroutine that reads the ring, for processes that use the driver and are not traced.
@@ -18,7 +19,7 @@ type lookout struct {
 
 	mu sync.Mutex
 	// +checklocks:mu
-	found []trace.Untraced // since somebody asked
+	found []recording.Untraced // since somebody asked
 }
 
 const (
@@ -28,10 +29,8 @@ const (
 	lookMost  = 5 * time.Second
 	// lookShare is the part of one processor's time, as its inverse, that looking may take.
 	lookShare = 200
-	// lookPatience is for a /proc that does not answer, as that of a process which the kernel holds. It is counted in short
-	// waits: one in which this process did not run either, as on a busy machine, is not held against who looks.
-	lookPatience = 100
-	lookWait     = 10 * time.Millisecond
+	// lookTimeout is for a /proc that does not answer, as that of a process which the kernel holds.
+	lookTimeout = time.Second
 )
 
 // newLookout begins to look, for a program that was started.
@@ -74,13 +73,13 @@ func (l *lookout) look() time.Duration {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, u := range list {
-		l.found = append(l.found, trace.Untraced{PID: uint32(u.PID), Program: u.Program, Why: u.Why})
+		l.found = append(l.found, recording.Untraced{PID: uint32(u.PID), Program: u.Program, Why: u.Why})
 	}
 	return took
 }
 
 // take is who was found since it was asked last.
-func (l *lookout) take() []trace.Untraced {
+func (l *lookout) take() []recording.Untraced {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	found := l.found
@@ -89,14 +88,13 @@ func (l *lookout) take() []trace.Untraced {
 }
 
 // end looks a last time, and is who was found.
-func (l *lookout) end() []trace.Untraced {
+func (l *lookout) end() []recording.Untraced {
 	close(l.last)
-	for range lookPatience {
-		select {
-		case <-l.done:
-			return l.take()
-		case <-time.After(lookWait):
-		}
+	ctx, cancel := deadline.WithTimeout(lookTimeout)
+	defer cancel()
+	select {
+	case <-l.done:
+	case <-ctx.Done():
 	}
 	return l.take()
 }

@@ -18,7 +18,8 @@ import (
 
 	"github.com/cistern-gpu/cistern/analyze"
 	nvmlstandin "github.com/cistern-gpu/cistern/internal/nvml/standin"
-	"github.com/cistern-gpu/cistern/trace"
+	"github.com/cistern-gpu/cistern/recording"
+	"github.com/cistern-gpu/cistern/recording/open"
 )
 
 // open lets every user reach what a test made.
@@ -46,7 +47,7 @@ func heedsOwners(t *testing.T) bool {
 
 // untraced traces a script that goes on as long as there is the file HELD, until the trace names processes that are so. HELD in
 // the script stands for its path.
-func (x *traced) untraced(flags []string, script string, so func(list []trace.Untraced) bool) (d *trace.Driver, stdout, stderr string, code int) {
+func (x *traced) untraced(flags []string, script string, so func(list []recording.Untraced) bool) (d *recording.Driver, stdout, stderr string, code int) {
 	x.t.Helper()
 	dir := x.t.TempDir()
 	(&traced{t: x.t, dir: dir, standin: x.standin}).open()
@@ -60,7 +61,7 @@ func (x *traced) untraced(flags []string, script string, so func(list []trace.Un
 	if err := cmd.Start(); err != nil {
 		x.t.Fatal(err)
 	}
-	x.awaitTrace(file, "a file that says who is missing", func(d *trace.Driver) bool { return so(d.Untraced) })
+	x.awaitTrace(file, "a file that says who is missing", func(d *recording.Driver) bool { return so(d.Untraced) })
 	time.Sleep(400 * time.Millisecond) // for whoever else would be accused
 	if err := os.Remove(held); err != nil {
 		x.t.Fatal(err)
@@ -128,9 +129,10 @@ int main(int argc, char **argv) {
 	}
 	for name, c := range tries {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel() // they wait
 			x := *x
 			x.t = t
-			d, stdout, stderr, code := x.untraced(c.flags, c.script, func(list []trace.Untraced) bool { return len(list) > 0 })
+			d, stdout, stderr, code := x.untraced(c.flags, c.script, func(list []recording.Untraced) bool { return len(list) > 0 })
 			if code != 0 || stdout != "" {
 				t.Fatalf("code %d, %s\n%s", code, stdout, stderr)
 			}
@@ -151,8 +153,8 @@ int main(int argc, char **argv) {
 	// A process whose parent ends is known from when it had one: the look that found the witness has seen it as well.
 	witness := x.compile("witness", "testdata/traced.c", "-ldl", "-pthread")
 	seen := "env -i STANDIN=" + x.standin + " " + witness + " dlsym hold HELD"
-	is := func(program string, list []trace.Untraced) bool {
-		return slices.ContainsFunc(list, func(u trace.Untraced) bool { return u.Program == program && u.Why == cleared })
+	is := func(program string, list []recording.Untraced) bool {
+		return slices.ContainsFunc(list, func(u recording.Untraced) bool { return u.Program == program && u.Why == cleared })
 	}
 	t.Run("its parent is gone", func(t *testing.T) {
 		x := *x
@@ -164,7 +166,7 @@ while [ ! -e PARENT ]; do sleep 0.05; done; ` + seen + ` & wait`
 		if err := os.WriteFile(ends, nil, 0o644); err != nil {
 			t.Fatal(err)
 		}
-		d, _, stderr, _ := x.untraced(nil, strings.ReplaceAll(script, "PARENT", parent), func(list []trace.Untraced) bool {
+		d, _, stderr, _ := x.untraced(nil, strings.ReplaceAll(script, "PARENT", parent), func(list []recording.Untraced) bool {
 			if is(witness, list) {
 				_ = os.Remove(ends)
 			}
@@ -183,7 +185,7 @@ while [ ! -e PARENT ]; do sleep 0.05; done; ` + seen + ` & wait`
 			x := *x
 			x.t = t
 			var since time.Time // then others are seen as well; they are looked at for longer than what is not certain takes
-			d, _, stderr, _ := x.untraced(nil, others+seen+" & wait", func(list []trace.Untraced) bool {
+			d, _, stderr, _ := x.untraced(nil, others+seen+" & wait", func(list []recording.Untraced) bool {
 				if since.IsZero() && is(witness, list) {
 					since = time.Now()
 				}
@@ -259,7 +261,7 @@ func TestTraceUntracedForeign(t *testing.T) {
 			if uses {
 				describe(machine, fmt.Sprintf("process gpu=0 pid=%d bytes=500", pid))
 				x.await("a file that tells of it", func() bool {
-					f, err := trace.ReadFile(file)
+					f, err := open.File(file)
 					return err == nil && f.Driver != nil && len(f.Driver.Untraced) > 0
 				})
 				if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
@@ -324,7 +326,7 @@ func TestTraceUntracedCutOff(t *testing.T) {
 		}
 		return string(text), strings.Count(string(text), "used the driver and is not in this trace")
 	}
-	d := x.awaitTrace(file, "a file that says who is missing, and lines that do", func(d *trace.Driver) bool {
+	d := x.awaitTrace(file, "a file that says who is missing, and lines that do", func(d *recording.Driver) bool {
 		_, n := said()
 		return len(d.Untraced) == 11 && n >= analyze.MostUntraced
 	})

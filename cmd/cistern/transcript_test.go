@@ -12,7 +12,9 @@ import (
 	"github.com/cockroachdb/datadriven"
 
 	"github.com/cistern-gpu/cistern/event"
-	"github.com/cistern-gpu/cistern/trace"
+	"github.com/cistern-gpu/cistern/recording"
+	"github.com/cistern-gpu/cistern/recording/native"
+	"github.com/cistern-gpu/cistern/recording/pytorch"
 )
 
 const mib = 1 << 20
@@ -22,10 +24,10 @@ const base = 0x7f0000000000
 
 // tinyTrace is a run of a few events with one stack, one stream and one caught out-of-memory: 40 MiB in two segments,
 // 28 MiB live at the peak.
-func tinyTrace(device int) *trace.Trace {
-	t := &trace.Trace{Format: trace.FormatPyTorch, Device: device, Streams: []uint64{0}, Pools: []trace.PoolID{{}},
-		Frames:    []trace.Frame{{File: "train.py", Line: 12, Func: "forward"}, {File: "train.py", Line: 40, Func: "main"}},
-		Stacks:    []trace.Stack{nil, {0, 1}},
+func tinyTrace(device int) *recording.Trace {
+	t := &recording.Trace{Format: recording.FormatPyTorch, Device: device, Streams: []uint64{0}, Pools: []recording.PoolID{{}},
+		Frames:    []recording.Frame{{File: "train.py", Line: 12, Func: "forward"}, {File: "train.py", Line: 40, Func: "main"}},
+		Stacks:    []recording.Stack{nil, {0, 1}},
 		FromStart: true}
 	us := int64(1_000_000)
 	add := func(k event.Kind, addr, size uint64, stack uint32) {
@@ -43,12 +45,12 @@ func tinyTrace(device int) *trace.Trace {
 	add(event.OOM, 2*mib, 16*mib, 0)
 	add(event.FreeRequested, base, 8*mib, 1)
 	add(event.FreeCompleted, base, 8*mib, 1)
-	t.Final = []trace.Segment{
-		{Addr: base, Size: 20 * mib, Large: true, Blocks: []trace.Block{
+	t.Final = []recording.Segment{
+		{Addr: base, Size: 20 * mib, Large: true, Blocks: []recording.Block{
 			{Addr: base, Size: 16 * mib},
-			{Addr: base + 16*mib, Size: 4 * mib, Requested: 4 * mib, State: trace.Active}}},
-		{Addr: base + 64*mib, Size: 20 * mib, Large: true, Blocks: []trace.Block{
-			{Addr: base + 64*mib, Size: 8 * mib, Requested: 8 * mib, Stack: 1, State: trace.Active},
+			{Addr: base + 16*mib, Size: 4 * mib, Requested: 4 * mib, State: recording.Active}}},
+		{Addr: base + 64*mib, Size: 20 * mib, Large: true, Blocks: []recording.Block{
+			{Addr: base + 64*mib, Size: 8 * mib, Requested: 8 * mib, Stack: 1, State: recording.Active},
 			{Addr: base + 72*mib, Size: 12 * mib}}},
 	}
 	return t
@@ -56,21 +58,21 @@ func tinyTrace(device int) *trace.Trace {
 
 // laterTrace is tinyTrace after its program was edited, which moved every line: a block is 2 MiB larger and another one
 // is of a line that is new.
-func laterTrace() *trace.Trace {
+func laterTrace() *recording.Trace {
 	t := tinyTrace(0)
-	t.Frames = []trace.Frame{{File: "train.py", Line: 15, Func: "forward"}, {File: "train.py", Line: 43, Func: "main"},
+	t.Frames = []recording.Frame{{File: "train.py", Line: 15, Func: "forward"}, {File: "train.py", Line: 43, Func: "main"},
 		{File: "train.py", Line: 21, Func: "forward"}}
-	t.Stacks = append(t.Stacks, trace.Stack{2, 1})
+	t.Stacks = append(t.Stacks, recording.Stack{2, 1})
 	t.Events[4].Size = 10 * mib
 	t.Events[5].Stack = 2
 	t.Final[0].Blocks[1].Stack = 2
-	t.Final[1].Blocks = []trace.Block{{Addr: base + 64*mib, Size: 10 * mib, Requested: 10 * mib, Stack: 1, State: trace.Active},
+	t.Final[1].Blocks = []recording.Block{{Addr: base + 64*mib, Size: 10 * mib, Requested: 10 * mib, Stack: 1, State: recording.Active},
 		{Addr: base + 74*mib, Size: 10 * mib}}
 	return t
 }
 
 // tagged is a trace whose blocks say who asked for them.
-func tagged(t *trace.Trace) *trace.Trace {
+func tagged(t *recording.Trace) *recording.Trace {
 	t.Tags, t.Libraries, t.Threads = []string{"", "weights", "activations"}, []string{"", "torch"}, map[uint32]string{4001: "MainThread"}
 	for i := range t.Events {
 		e := &t.Events[i]
@@ -89,9 +91,9 @@ func tagged(t *trace.Trace) *trace.Trace {
 func inFolder(t *testing.T) {
 	t.Helper()
 	dir := t.TempDir()
-	write := func(name string, devices ...*trace.Trace) []byte {
+	write := func(name string, devices ...*recording.Trace) []byte {
 		var b bytes.Buffer
-		if err := trace.WritePyTorch(&b, devices...); err != nil {
+		if err := pytorch.Write(&b, devices...); err != nil {
 			t.Fatal(err)
 		}
 		if err := os.WriteFile(filepath.Join(dir, name), b.Bytes(), 0o644); err != nil {
@@ -105,10 +107,10 @@ func inFolder(t *testing.T) {
 	write("tagged.pickle", tagged(tinyTrace(0)))
 	write("tagged-later.pickle", tagged(laterTrace()))
 	oom := tagged(tinyTrace(0))
-	oom.Failures = []*trace.Failure{{Event: 8, Requested: 16 * mib, Need: 16 * mib, DeviceTotal: 42 * mib, DeviceFree: 2 * mib, Reserved: 40 * mib,
+	oom.Failures = []*recording.Failure{{Event: 8, Requested: 16 * mib, Need: 16 * mib, DeviceTotal: 42 * mib, DeviceFree: 2 * mib, Reserved: 40 * mib,
 		Allocated: 20 * mib, Cached: 20 * mib, Largest: 12 * mib}}
 	var own bytes.Buffer
-	if err := trace.WriteCistern(&own, &trace.File{Traces: []*trace.Trace{oom}}); err != nil {
+	if err := native.Write(&own, &recording.File{Traces: []*recording.Trace{oom}}); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.WriteFile(filepath.Join(dir, "oom.cistern"), own.Bytes(), 0o644); err != nil {

@@ -7,8 +7,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/cistern-gpu/cistern/analyze"
+	"github.com/cistern-gpu/cistern/recording"
 	"github.com/cistern-gpu/cistern/report"
-	"github.com/cistern-gpu/cistern/trace"
 )
 
 // tunings is what `cistern tune --json` prints.
@@ -35,14 +35,15 @@ func newTune(a *app) *cobra.Command {
 			bar := a.startProgress("tuning", len(args))
 			defer bar.end()
 			all := tunings{Traces: []*analyze.Tuning{}}
-			tune := func(f *trace.File, step func(done, total int)) ([]*analyze.Tuning, error) {
+			tune := func(f *recording.File, step func(done, total int)) ([]*analyze.Tuning, error) {
 				var found []*analyze.Tuning
 				if len(f.Traces) == 0 {
 					return nil, errors.New("no device has events, expected a recording of at least one")
 				}
+				work := fileWork(f)
 				for i, t := range f.Traces {
 					tn, err := analyze.Tune(c.Context(), t, analyze.TuneOptions{Capacity: flags.capacity.bytes,
-						Unlimited: flags.capacity.unlimited, GPULag: flags.lag.d,
+						Unlimited: flags.capacity.unlimited, GPULag: flags.lag.d, Work: work,
 						Progress: func(done, total int) { step(i*total+done, len(f.Traces)*total) }})
 					if err != nil {
 						return nil, fmt.Errorf("%s: %w", t.Where(), err)

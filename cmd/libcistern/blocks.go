@@ -11,12 +11,12 @@ import (
 	"fmt"
 	"unsafe"
 
-	"github.com/cistern-gpu/cistern"
 	"github.com/cistern-gpu/cistern/cuda"
+	"github.com/cistern-gpu/cistern/internal/engine"
 )
 
 // blockOf is an allocation in C.
-func blockOf(b cistern.Block) C.cistern_block {
+func blockOf(b engine.Block) C.cistern_block {
 	c := C.cistern_block{
 		addr:      C.uint64_t(b.Base),
 		size:      C.uint64_t(b.Size),
@@ -34,7 +34,7 @@ func blockOf(b cistern.Block) C.cistern_block {
 //export corePoolBlocks
 func corePoolBlocks(d C.int, pool0, pool1 C.uint64_t, out *C.cistern_block, capacity C.size_t, n *C.size_t) (code C.int) {
 	defer caught(&code)
-	return onPool(d, pool0, pool1, func(_ *library, _ *cistern.Device, p *cistern.Pool) error {
+	return onPool(d, pool0, pool1, func(_ *library, _ *engine.Device, p *engine.Pool) error {
 		blocks := p.Blocks()
 		*n = C.size_t(len(blocks))
 		blocks = blocks[:min(uint64(capacity), uint64(len(blocks)))]
@@ -52,13 +52,13 @@ const maxBlocks = 1 << 32
 //export corePoolRestore
 func corePoolRestore(d C.int, pool0, pool1 C.uint64_t, list *C.cistern_block, n C.size_t) (code C.int) {
 	defer caught(&code)
-	return onPool(d, pool0, pool1, func(_ *library, _ *cistern.Device, p *cistern.Pool) error {
+	return onPool(d, pool0, pool1, func(_ *library, _ *engine.Device, p *engine.Pool) error {
 		if n > maxBlocks {
 			return &failure{C.CISTERN_INVALID, fmt.Sprintf("%d blocks are more than a pool can have", uint64(n))}
 		}
-		blocks := make([]cistern.Block, n)
+		blocks := make([]engine.Block, n)
 		for i, c := range unsafe.Slice(list, n) {
-			blocks[i] = cistern.Block{Base: cuda.Ptr(c.addr), Size: uint64(c.size), Requested: uint64(c.requested), Tag: uint32(c.tag),
+			blocks[i] = engine.Block{Base: cuda.Ptr(c.addr), Size: uint64(c.size), Requested: uint64(c.requested), Tag: uint32(c.tag),
 				Library: uint8(c.library)}
 		}
 		return p.Restore(blocks)
@@ -68,7 +68,7 @@ func corePoolRestore(d C.int, pool0, pool1 C.uint64_t, list *C.cistern_block, n 
 //export coreLargestFree
 func coreLargestFree(d C.int, h C.uintptr_t, bytes *C.uint64_t) (code C.int) {
 	defer caught(&code)
-	return onStream(d, h, func(dev *cistern.Device, st *cistern.Stream) error {
+	return onStream(d, h, func(dev *engine.Device, st *engine.Stream) error {
 		*bytes = C.uint64_t(dev.LargestFree(st))
 		return nil
 	})

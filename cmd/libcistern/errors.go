@@ -26,6 +26,7 @@ import (
 
 	"github.com/cistern-gpu/cistern"
 	"github.com/cistern-gpu/cistern/cuda"
+	"github.com/cistern-gpu/cistern/internal/engine"
 )
 
 // failure is an error of this package, with its code.
@@ -39,7 +40,7 @@ func (f *failure) Error() string { return f.words }
 // fail keeps an error as the calling thread's last and returns its code. A goroutine that C called into stays on its
 // thread, so that is the thread of the caller.
 func fail(err error) C.int {
-	var oom *cistern.OutOfMemoryError
+	var oom *engine.OutOfMemoryError
 	if errors.As(err, &oom) {
 		lines := oomLines(oom)
 		report(oom, lines)
@@ -51,7 +52,7 @@ func fail(err error) C.int {
 // failRequest is fail for what a thread has asked for: what is to be written down of it is, once C has found out from where it
 // was asked for (coreFailed).
 func failRequest(err error) C.int {
-	var oom *cistern.OutOfMemoryError
+	var oom *engine.OutOfMemoryError
 	if !errors.As(err, &oom) || !reporting() {
 		return fail(err)
 	}
@@ -61,14 +62,14 @@ func failRequest(err error) C.int {
 	return code
 }
 
-func failOOM(oom *cistern.OutOfMemoryError, lines []string) C.int {
+func failOOM(oom *engine.OutOfMemoryError, lines []string) C.int {
 	words, f := strings.Join(lines, "\n"), oomFigures(oom)
 	return C.shim_fail_oom(&f, (*C.char)(unsafe.Pointer(unsafe.StringData(words))), C.size_t(len(words)))
 }
 
 // oomLines are what is said of a request that failed.
-func oomLines(oom *cistern.OutOfMemoryError) []string {
-	names := cistern.Names{Tag: tagText, Library: libraryText}
+func oomLines(oom *engine.OutOfMemoryError) []string {
+	names := engine.Names{Tag: tagText, Library: libraryText}
 	if l := current.Load(); l != nil {
 		names.Stack = l.stackText
 	}
@@ -85,13 +86,13 @@ func failWords(code C.int, words string) C.int {
 func codeOf(err error) C.int {
 	var f *failure
 	var code cuda.Code
-	var stays *cistern.PauseError
+	var stays *engine.PauseError
 	switch {
 	case errors.As(err, &f):
 		return f.code
 	case errors.As(err, &stays):
 		return C.CISTERN_UNSUPPORTED
-	case errors.Is(err, cistern.ErrUnknownPointer), errors.Is(err, cuda.ErrInvalidDevice):
+	case errors.Is(err, engine.ErrUnknownPointer), errors.Is(err, cuda.ErrInvalidDevice):
 		return C.CISTERN_INVALID
 	case errors.Is(err, cuda.ErrNotSupported), errors.Is(err, cuda.ErrPeerAccessUnsupported):
 		return C.CISTERN_UNSUPPORTED
@@ -101,7 +102,7 @@ func codeOf(err error) C.int {
 	return C.CISTERN_INVALID // the engine's own words about a call that it refused
 }
 
-func oomFigures(e *cistern.OutOfMemoryError) C.cistern_oom {
+func oomFigures(e *engine.OutOfMemoryError) C.cistern_oom {
 	return C.cistern_oom{
 		device:      C.int32_t(e.Device),
 		tried:       C.uint32_t(e.Tried),
@@ -113,7 +114,7 @@ func oomFigures(e *cistern.OutOfMemoryError) C.cistern_oom {
 		pinned:      C.uint64_t(e.Pinned),
 		largest:     C.uint64_t(e.Largest),
 		limit:       C.uint64_t(e.Limit),
-		device_free: C.uint64_t(e.DriverHas),
+		device_free: C.uint64_t(e.DriverFree),
 
 		device_total: C.uint64_t(e.DriverTotal),
 	}

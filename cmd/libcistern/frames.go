@@ -21,7 +21,7 @@ import (
 	"unsafe"
 
 	"github.com/cistern-gpu/cistern/internal/symbols"
-	"github.com/cistern-gpu/cistern/trace"
+	"github.com/cistern-gpu/cistern/recording"
 )
 
 // frames names the frames of stacks: what stack.c makes of them are numbers.
@@ -31,11 +31,11 @@ var frames frameNames
 type frameNames struct {
 	mu sync.Mutex
 	// +checklocks:mu
-	known map[uint64]trace.Frame // as many as the engine's table of stacks has room for
+	known map[uint64]recording.Frame // as many as the engine's table of stacks has room for
 }
 
 // names are the names of frames.
-func (f *frameNames) names(numbers []uint64) []trace.Frame {
+func (f *frameNames) names(numbers []uint64) []recording.Frame {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if slices.ContainsFunc(numbers, f.unknown) {
@@ -44,19 +44,19 @@ func (f *frameNames) names(numbers []uint64) []trace.Frame {
 		f.mu.Lock()
 	}
 	if f.known == nil {
-		f.known = map[uint64]trace.Frame{}
+		f.known = map[uint64]recording.Frame{}
 	}
 	var unknown, addrs []uint64
 	for _, n := range numbers {
 		if f.unknown(n) {
-			f.known[n] = trace.Frame{} // once is enough
+			f.known[n] = recording.Frame{} // once is enough
 			unknown, addrs = append(unknown, n), append(addrs, n-1)
 		}
 	}
 	for i, p := range symbols.Own(addrs) {
-		f.known[unknown[i]] = trace.Frame{File: p.File, Func: demangled(p.Func)}
+		f.known[unknown[i]] = recording.Frame{File: p.File, Func: demangled(p.Func)}
 	}
-	out := make([]trace.Frame, len(numbers))
+	out := make([]recording.Frame, len(numbers))
 	for i, n := range numbers {
 		if n&C.STACK_PYTHON == 0 {
 			out[i] = f.known[n]
@@ -64,7 +64,7 @@ func (f *frameNames) names(numbers []uint64) []trace.Frame {
 		}
 		var p C.stack_python_place
 		if C.stack_place(C.uint64_t(n), &p) != 0 { // +checklocksignore: cgo makes function literals of calls
-			out[i] = trace.Frame{File: goString(p.file), Func: goString(p.function), Line: int(p.line)}
+			out[i] = recording.Frame{File: goString(p.file), Func: goString(p.function), Line: int(p.line)}
 		}
 	}
 	return out
@@ -79,9 +79,9 @@ func (f *frameNames) unknown(n uint64) bool {
 }
 
 // named is names as package dump wants them.
-func (f *frameNames) named(numbers []uint64) [][]trace.Frame {
+func (f *frameNames) named(numbers []uint64) [][]recording.Frame {
 	names := f.names(numbers)
-	out := make([][]trace.Frame, len(names))
+	out := make([][]recording.Frame, len(names))
 	for i := range names {
 		out[i] = names[i : i+1]
 	}
@@ -103,7 +103,7 @@ func demangled(name string) string {
 }
 
 // stackText is where a stack comes from in a few words: the frame of it that says most to the one who wrote the program, and
-// the one that tells uses of that function apart (trace.Telling, trace.Caller).
+// the one that tells uses of that function apart (recording.Telling, recording.Caller).
 func (l *library) stackText(n uint32) (place, from string) {
 	numbers := l.StackFrames(n)
 	// Finding out what native frames are called takes long, and where there is Python they are not what is looked for.
@@ -111,11 +111,11 @@ func (l *library) stackText(n uint32) (place, from string) {
 		numbers = python
 	}
 	list := frames.names(numbers)
-	telling := trace.Telling(list)
+	telling := recording.Telling(list)
 	if telling < 0 {
 		return "", ""
 	}
-	if caller := trace.Caller(list, telling); caller >= 0 {
+	if caller := recording.Caller(list, telling); caller >= 0 {
 		from = list[caller].Short()
 	}
 	return list[telling].Short(), from

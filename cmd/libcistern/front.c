@@ -7,7 +7,7 @@
 
 #include <time.h>
 
-/* The order of each access to what another thread may access at the same time. internal/front/model has the same constants in
+/* The order of each access to what another thread may access at the same time. internal/magazine/model has the same constants in
  * the same functions, and tries every interleaving of two threads; its TestOrders compares the constants. */
 #define WORD_LOOK __ATOMIC_RELAXED /* front.word */
 #define WORD_LOCK __ATOMIC_ACQUIRE

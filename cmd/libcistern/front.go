@@ -18,9 +18,9 @@ import (
 	"sync"
 	"unsafe"
 
-	"github.com/cistern-gpu/cistern"
 	"github.com/cistern-gpu/cistern/cuda"
-	"github.com/cistern-gpu/cistern/internal/front"
+	"github.com/cistern-gpu/cistern/internal/engine"
+	"github.com/cistern-gpu/cistern/internal/magazine"
 )
 
 // fronts are those that C knows. They and the flags of their devices are pinned for the life of the process.
@@ -34,8 +34,8 @@ var fronts struct {
 const noIndex = ^uint32(0)
 
 // frontTicket is a ticket as C has it: the mark above the index by which C knows the front, 0 if it does not.
-func frontTicket(d *cistern.Device, t front.Ticket) C.uint32_t {
-	f := t.Front
+func frontTicket(d *engine.Device, t magazine.Token) C.uint32_t {
+	f := t.Magazine
 	if f == nil {
 		return 0
 	}
@@ -49,7 +49,7 @@ func frontTicket(d *cistern.Device, t front.Ticket) C.uint32_t {
 	return C.uint32_t(i | t.Mark<<16)
 }
 
-func addFront(d *cistern.Device, f *front.Front) uint32 {
+func addFront(d *engine.Device, f *magazine.Magazine) uint32 {
 	fronts.mu.Lock()
 	defer fronts.mu.Unlock()
 	if i := f.Index(); i != 0 {
@@ -63,27 +63,27 @@ func addFront(d *cistern.Device, f *front.Front) uint32 {
 		sameLayout()
 	}
 	fronts.count++
-	flags := d.FrontFlags()
+	flags := d.MagazineFlags()
 	fronts.pinner.Pin(f)
 	fronts.pinner.Pin(flags)
 	C.front_add(C.uint32_t(fronts.count), (*C.front)(unsafe.Pointer(f)), (*C.front_flags)(unsafe.Pointer(flags)))
 	f.SetIndex(fronts.count)
-	d.OnTicketsEnd(func() { C.front_forget_all() })
+	d.OnTokensEnd(func() { C.front_forget_all() })
 	return fronts.count
 }
 
 // sameLayout panics unless C and Go see the same structure.
 func sameLayout() {
-	layout := front.Layout()
+	layout := magazine.Layout()
 	if len(layout) != C.FRONT_LAYOUT {
-		panic(fmt.Sprintf("front.h tells %d offsets, internal/front %d", C.FRONT_LAYOUT, len(layout)))
+		panic(fmt.Sprintf("front.h tells %d offsets, internal/magazine %d", C.FRONT_LAYOUT, len(layout)))
 	}
 	for i, at := range layout {
 		if c := uint64(C.front_layout[i]); c != uint64(at) {
 			panic(fmt.Sprintf("offset %d of a front is %d in C, %d in Go", i, c, at))
 		}
 	}
-	for i, n := range front.Constants() {
+	for i, n := range magazine.Constants() {
 		if c := int(C.front_constants[i]); c != n {
 			panic(fmt.Sprintf("constant %d of fronts is %d in C, %d in Go", i, c, n))
 		}
@@ -104,7 +104,7 @@ func coreAllocFront(out *C.uintptr_t, size C.size_t, d C.int, h C.uintptr_t, tic
 	if err != nil {
 		return fail(err)
 	}
-	p, t, err := dev.AllocFront(uint64(size), st)
+	p, t, err := dev.AllocMagazine(uint64(size), st)
 	if err != nil {
 		return failRequest(err)
 	}

@@ -1,6 +1,6 @@
 //go:build linux && cgo
 
-/* Fronts, in C: requests and frees that need no call into Go. What they are is said in internal/front, whose structures
+/* Fronts, in C: requests and frees that need no call into Go. What they are is said in internal/magazine, whose structures
  * are the same as these, field by field; front.go holds one against the other before the first is used. */
 #ifndef CISTERN_FRONT_H
 #define CISTERN_FRONT_H
@@ -52,7 +52,7 @@ typedef struct front_flags {
   uint8_t gap[120];
 } front_flags;
 
-/* The offsets of front's fields and its size, as internal/front has them. */
+/* The offsets of front's fields and its size, as internal/magazine has them. */
 enum { FRONT_LAYOUT = 22 };
 extern const uint64_t front_layout[FRONT_LAYOUT] HIDDEN;
 

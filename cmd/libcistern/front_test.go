@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/cistern-gpu/cistern/internal/rerun"
+	"github.com/cistern-gpu/cistern/internal/slow"
 )
 
 // TestFronts: what C answers without Go leaves the same books, whatever comes between.
@@ -49,9 +50,10 @@ func frontSteps(t *testing.T, flags ...string) string {
 	return program(t, "frontsteps.c", "", flags...)
 }
 
-// TestFrontsAreUsed: a request of a size that was just freed, and frees, cost a fraction of a call into Go. The best of a few
+// TestSlowFrontsAreUsed: a request of a size that was just freed, and frees, cost a fraction of a call into Go. The best of a few
 // counts, taken in turn, of many on a busy machine.
-func TestFrontsAreUsed(t *testing.T) {
+func TestSlowFrontsAreUsed(t *testing.T) {
+	slow.Only(t)
 	p := program(t, "bench.c", libraryPath(t))
 	type cost struct{ pair, threads float64 } // ns
 	better := func(c cost, conf string) cost {

@@ -11,9 +11,9 @@ import (
 	"fmt"
 	"unsafe"
 
-	"github.com/cistern-gpu/cistern"
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/event"
+	"github.com/cistern-gpu/cistern/internal/engine"
 )
 
 // maxHistory bounds the events of cistern_history, 64 bytes each.
@@ -39,7 +39,7 @@ func coreHistory(d C.int, n C.size_t) (code C.int) {
 		}
 		return C.CISTERN_OK
 	}
-	var dev *cistern.Device
+	var dev *engine.Device
 	if n == 0 {
 		dev, err = l.idle(d)
 	} else {

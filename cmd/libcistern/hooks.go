@@ -13,8 +13,8 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"github.com/cistern-gpu/cistern"
 	"github.com/cistern-gpu/cistern/cuda"
+	"github.com/cistern-gpu/cistern/internal/engine"
 )
 
 // hooks are the functions of the host program that a device calls.
@@ -32,7 +32,7 @@ type hook struct{ fn, ctx C.uintptr_t }
 // oomHook is a function that is asked for memory.
 type oomHook struct {
 	hook
-	registered *cistern.Registration
+	registered *engine.Registration
 }
 
 // asked is the index of a function that is asked for memory, -1 where there is none. The caller holds mu.
@@ -45,7 +45,7 @@ func (h *hooks) asked(f hook) int {
 // ask has a device ask a function. The caller holds mu.
 //
 // +checklocks:h.mu
-func (h *hooks) ask(d C.int, dev *cistern.Device, f hook) {
+func (h *hooks) ask(d C.int, dev *engine.Device, f hook) {
 	if h.asked(f) < 0 {
 		h.oom = append(h.oom, oomHook{f, dev.OnOutOfMemory(func(missing uint64) bool {
 			return C.shim_call_oom(f.fn, f.ctx, d, C.uint64_t(missing)) != 0
@@ -55,7 +55,7 @@ func (h *hooks) ask(d C.int, dev *cistern.Device, f hook) {
 
 // askNoMore takes a function from those that the device asks, nil where it is not one of them. Removing it waits, so the
 // caller does that when it holds no lock.
-func (h *hooks) askNoMore(f hook) *cistern.Registration {
+func (h *hooks) askNoMore(f hook) *engine.Registration {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	i := h.asked(f)
@@ -79,7 +79,7 @@ type everywhere struct {
 const allDevices = -1
 
 // catchUp also notices that a device came into use, as it never was before what everywhere has when the library starts.
-func (l *library) catchUp(d C.int, dev *cistern.Device) {
+func (l *library) catchUp(d C.int, dev *engine.Device) {
 	l.showing.Do(l.show)
 	e, h := &l.everywhere, &l.devices[d].hooks
 	e.mu.Lock()
@@ -143,7 +143,7 @@ func coreOffOutOfMemory(d C.int, fn, ctx C.uintptr_t) (code C.int) {
 			return fail(&failure{C.CISTERN_INVALID, "this function is not registered with this ctx for all devices"})
 		}
 		e.oom = slices.Delete(e.oom, i, i+1)
-		var asked []*cistern.Registration
+		var asked []*engine.Registration
 		for i := range l.devices {
 			if r := l.devices[i].hooks.askNoMore(f); r != nil {
 				asked = append(asked, r)
@@ -170,18 +170,18 @@ func coreOffOutOfMemory(d C.int, fn, ctx C.uintptr_t) (code C.int) {
 //export coreOnUnmap
 func coreOnUnmap(d C.int, fn, ctx C.uintptr_t) (code C.int) {
 	defer caught(&code)
-	return onRange(d, hook{fn, ctx}, func(h *hooks) *hook { return &h.unmap }, (*cistern.Device).OnUnmap)
+	return onRange(d, hook{fn, ctx}, func(h *hooks) *hook { return &h.unmap }, (*engine.Device).OnUnmap)
 }
 
 //export coreOnMap
 func coreOnMap(d C.int, fn, ctx C.uintptr_t) (code C.int) {
 	defer caught(&code)
-	return onRange(d, hook{fn, ctx}, func(h *hooks) *hook { return &h.mapped }, (*cistern.Device).OnMap)
+	return onRange(d, hook{fn, ctx}, func(h *hooks) *hook { return &h.mapped }, (*engine.Device).OnMap)
 }
 
 // onRange sets a function that is told of ranges. The one that is set already is left alone: setting waits until the
 // former is not called any more, and callers who make sure of theirs may hold a lock that it waits for.
-func onRange(d C.int, added hook, at func(*hooks) *hook, set func(*cistern.Device, func(cuda.Ptr, uint64))) C.int {
+func onRange(d C.int, added hook, at func(*hooks) *hook, set func(*engine.Device, func(cuda.Ptr, uint64))) C.int {
 	l, dev, err := inUse(d)
 	if err != nil {
 		return fail(err)

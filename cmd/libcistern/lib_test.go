@@ -30,6 +30,9 @@ func TestMain(m *testing.M) {
 	if scratch, err = os.MkdirTemp("", "libcistern"); err != nil {
 		panic(err)
 	}
+	// What the tests' own garbage collection is set to is not for programs.
+	os.Unsetenv("GOGC")
+	os.Unsetenv("GOMEMLIMIT")
 	// In the background of a script, or under nohup, these are ignored, and would be by every program that a test starts.
 	for _, s := range []os.Signal{syscall.SIGINT, syscall.SIGQUIT, syscall.SIGHUP} {
 		if signal.Ignored(s) {
@@ -59,9 +62,13 @@ func build(t *testing.T, name string, f func(out string) error) string {
 	return out
 }
 
-// libraryFor is the path of libcistern.so as the go command builds it with flags and tags. Locks are checked in it.
+// libraryFor is the path of libcistern.so as the go command builds it with flags and tags. Locks are checked in it. With -short,
+// as under the race detector, which sees nothing of it, the test is skipped.
 func libraryFor(t *testing.T, name, flags string, tags ...string) string {
 	t.Helper()
+	if testing.Short() {
+		t.Skip("builds the library and runs programs with it")
+	}
 	return build(t, name+"/libcistern.so", func(out string) error {
 		cmd := exec.Command("make", "--no-print-directory", "-C", "../..", "library", "LIBRARY="+out,
 			"GOBUILDFLAGS="+flags+" -tags="+strings.Join(append(tags, "lockrank"), ","))

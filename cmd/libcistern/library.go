@@ -17,14 +17,14 @@ import (
 	"unicode/utf8"
 	"unsafe"
 
-	"github.com/cistern-gpu/cistern"
 	"github.com/cistern-gpu/cistern/cuda"
+	"github.com/cistern-gpu/cistern/internal/engine"
 )
 
 // libraries numbers those that draw on the cache. Number 1 is who C callers that name none are, until somebody says
 // otherwise.
 var (
-	libraries      = labels{most: cistern.MaxLibrary}
+	libraries      = labels{most: engine.MaxLibrary}
 	firstLibrary   = libraries.of("c")
 	libraryDefault atomic.Uint32 // 0: firstLibrary
 )
@@ -119,11 +119,11 @@ func coreAlloc(out *C.uintptr_t, size C.size_t, d C.int, h C.uintptr_t, with *C.
 	case with.reserved != 0:
 		return fail(&failure{C.CISTERN_INVALID, fmt.Sprintf("options.reserved is %d: expected 0", uint32(with.reserved))})
 	}
-	o := cistern.AllocOptions{Tag: uint32(tag), Library: uint8(with.library), HostOrder: with.flags&C.CISTERN_ALLOC_HOST_ORDER != 0, Cached: cached}
+	o := engine.AllocOptions{Tag: uint32(tag), Library: uint8(with.library), HostOrder: with.flags&C.CISTERN_ALLOC_HOST_ORDER != 0, Cached: cached}
 	if by != nil {
 		o.Thread, o.Stack = uint32(by.thread), l.stackOf(by)
 	}
-	p, err := l.alloc(dev, uint64(size), cuda.Stream(h), cistern.PoolID{uint64(with.pool[0]), uint64(with.pool[1])}, o)
+	p, err := l.alloc(dev, uint64(size), cuda.Stream(h), engine.PoolID{uint64(with.pool[0]), uint64(with.pool[1])}, o)
 	if err != nil {
 		return failRequest(err)
 	}
@@ -135,8 +135,8 @@ func coreAlloc(out *C.uintptr_t, size C.size_t, d C.int, h C.uintptr_t, with *C.
 }
 
 // alloc is AllocWith where stream and pool are what C calls them.
-func (l *library) alloc(dev *cistern.Device, size uint64, h cuda.Stream, pool cistern.PoolID, o cistern.AllocOptions) (p cuda.Ptr, err error) {
-	if pool != (cistern.PoolID{}) {
+func (l *library) alloc(dev *engine.Device, size uint64, h cuda.Stream, pool engine.PoolID, o engine.AllocOptions) (p cuda.Ptr, err error) {
+	if pool != (engine.PoolID{}) {
 		if o.Pool, err = l.pool(dev, pool); err != nil {
 			return 0, err
 		}
@@ -150,7 +150,7 @@ func (l *library) alloc(dev *cistern.Device, size uint64, h cuda.Stream, pool ci
 
 // libraryUsage adds up a device's live blocks by library, the most bytes first. Who named none comes under the name for
 // those, together with who has said that name.
-func libraryUsage(dev *cistern.Device) []C.cistern_library_use {
+func libraryUsage(dev *engine.Device) []C.cistern_library_use {
 	var out []C.cistern_library_use
 	for _, u := range dev.LibraryUsage() {
 		n := C.uint32_t(cmp.Or(uint32(u.Library), defaultLibrary()))

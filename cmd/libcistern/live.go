@@ -8,6 +8,7 @@ import (
 
 	"github.com/cistern-gpu/cistern"
 	"github.com/cistern-gpu/cistern/cuda"
+	"github.com/cistern-gpu/cistern/internal/engine"
 	"github.com/cistern-gpu/cistern/internal/live"
 )
 
@@ -38,8 +39,8 @@ func (l *library) show() {
 // view takes the figures for the page. It is its goroutine's alone.
 type view struct {
 	*library
-	devices []*cistern.Device // that gauges told of last
-	figures cistern.Gauges
+	devices []*engine.Device // that gauges told of last
+	figures engine.Gauges
 }
 
 // gauges appends the devices in use.

@@ -19,6 +19,7 @@ import (
 
 	"github.com/cistern-gpu/cistern"
 	"github.com/cistern-gpu/cistern/internal/live"
+	"github.com/cistern-gpu/cistern/internal/slow"
 )
 
 // shower is a running live.c.
@@ -290,9 +291,10 @@ func TestShownBroken(t *testing.T) {
 	s.step()
 }
 
-// TestShownIdle: what the page costs a process that does nothing, of the processor's time. The least of a few: the machine may
+// TestSlowShownIdle: what the page costs a process that does nothing, of the processor's time. The least of a few: the machine may
 // be busy.
-func TestShownIdle(t *testing.T) {
+func TestSlowShownIdle(t *testing.T) {
+	slow.Only(t)
 	s := showing(t, "")
 	s.step()
 	// Go's poller would come with its first timer or file: programs that close all descriptors would end with it.

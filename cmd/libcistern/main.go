@@ -1,27 +1,5 @@
 //go:build linux && cgo
 
-// Command libcistern is the C library libcistern.so (go build -buildmode=c-shared): cistern.h, and package cistern behind
-// it. There is nothing here that a Go program would want too.
-//
-// # How it is made
-//
-// Every function of cistern.h is C (shim.c, shim_pools.c): it refuses in a child of fork, where Go would hang, answers what needs no Go,
-// and calls a Go function core… that converts, calls the engine and converts back. The version script libcistern.map
-// hides everything but cistern_*. A thread's last failure and its tags are kept in C (thread.c).
-//
-// Handles and device addresses are numbers (uintptr_t) on the way in and out: to Go's collector a pointer that looks like
-// one of its own is a bug.
-//
-// A panic in a core… function is a bug in Cistern. It becomes CISTERN_INTERNAL with words that say where, and as nobody
-// knows which lock or which half of a change it left behind, every later call fails with the same words.
-//
-// # What it does to its host
-//
-// Nothing happens when the library is loaded but what the Go runtime does: the driver is opened, and threads come to be,
-// at the first call (start). No signal is listened for, and handlers of the host may run at any time and use 200 KiB of
-// stack (ready.c). The environment is read through C's getenv, because Go's copy is as old as the library's loading. The
-// engine's metadata is free of pointers and requests met from cache make no garbage, so the collector runs only when the heap
-// nears a limit (limitHeap), or after calls that make garbage and are slow in any case (tidy).
 package main
 
 /*
@@ -45,10 +23,10 @@ import (
 	"syscall"
 	"unsafe"
 
-	"github.com/cistern-gpu/cistern"
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/cuda/open"
 	"github.com/cistern-gpu/cistern/dump"
+	"github.com/cistern-gpu/cistern/internal/engine"
 	"github.com/cistern-gpu/cistern/internal/share"
 )
 
@@ -56,7 +34,7 @@ func main() {} // never called: buildmode c-shared wants one
 
 // library is the started library.
 type library struct {
-	*cistern.Allocator
+	*engine.Allocator
 	devices    []device // by ordinal
 	everywhere everywhere
 	sharing    func() *share.Process
@@ -128,7 +106,7 @@ func start(conf, from string) (*library, error) {
 	if l := current.Load(); l != nil {
 		return l, nil
 	}
-	opts, err := cistern.ParseOptions(conf)
+	opts, err := engine.ParseOptions(conf)
 	if err != nil {
 		return nil, &failure{C.CISTERN_INVALID, from + err.Error()}
 	}
@@ -146,7 +124,7 @@ func start(conf, from string) (*library, error) {
 		s.AdoptStreams()
 		s.SetThread(func() uint64 { return uint64(C.shim_thread_id()) })
 	}
-	a, err := cistern.New(drv, opts)
+	a, err := engine.New(drv, opts)
 	if err != nil {
 		return nil, err
 	}
@@ -182,7 +160,7 @@ func coreInit(text *C.char) (code C.int) {
 	if err != nil {
 		return fail(err)
 	}
-	opts, err := cistern.ParseOptions(want)
+	opts, err := engine.ParseOptions(want)
 	if err != nil {
 		return fail(&failure{C.CISTERN_INVALID, from + err.Error()})
 	}
@@ -211,7 +189,7 @@ func coreDeviceCount() (n C.int) {
 }
 
 // device is the engine of a device, started if need be.
-func (l *library) device(d C.int) (*cistern.Device, error) {
+func (l *library) device(d C.int) (*engine.Device, error) {
 	dev, err := l.Device(cuda.Device(d))
 	if err == nil && l.devices[d].hooks.version.Load() != l.everywhere.version.Load() {
 		l.catchUp(d, dev)
@@ -220,7 +198,7 @@ func (l *library) device(d C.int) (*cistern.Device, error) {
 }
 
 // idle finds the engine of a device without starting it: nil where it is not in use.
-func (l *library) idle(d C.int) (*cistern.Device, error) {
+func (l *library) idle(d C.int) (*engine.Device, error) {
 	if d < 0 || int(d) >= len(l.devices) {
 		return l.device(d) // fails, in the engine's words
 	}
@@ -230,7 +208,7 @@ func (l *library) idle(d C.int) (*cistern.Device, error) {
 
 // inUse is the library, started if need be, and the engine of a device; ifUsed the same with nil for the engine of a device
 // that is not in use.
-func inUse(d C.int) (*library, *cistern.Device, error) {
+func inUse(d C.int) (*library, *engine.Device, error) {
 	l, err := started()
 	if err != nil {
 		return nil, nil, err
@@ -239,7 +217,7 @@ func inUse(d C.int) (*library, *cistern.Device, error) {
 	return l, dev, err
 }
 
-func ifUsed(d C.int) (*library, *cistern.Device, error) {
+func ifUsed(d C.int) (*library, *engine.Device, error) {
 	l, err := started()
 	if err != nil {
 		return nil, nil, err
@@ -256,9 +234,23 @@ const heapLimit = 64 << 20
 func limitHeap() {
 	stopScavenger()
 	debug.SetGCPercent(-1)
+	reserveHeap()
 	debug.SetMemoryLimit(heapLimit)
 	watchHeap()
 }
+
+// reserveHeap takes the addresses that the heap needs below its limit. Go ends the process where it gets no more, as under a limit
+// on address space (RLIMIT_AS), and never gives addresses back. It takes them in pieces smaller than one of the runtime's arenas
+// (64 MiB), because under valgrind the runtime announces only the first arena of a larger piece.
+func reserveHeap() {
+	for i := range reserved {
+		reserved[i] = make([]byte, heapLimit/2)
+	}
+	clear(reserved[:])
+	debug.FreeOSMemory()
+}
+
+var reserved [4][]byte
 
 // tidy has the collector run, beside everybody, once so much of the heap may be garbage: a program that pauses and resumes for
 // days need not hold as much as the limit for it.

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/cistern-gpu/cistern/internal/slow"
 )
 
 type checkedProgram struct {
@@ -57,12 +59,10 @@ func needSanitizer(t *testing.T, name string) {
 	}
 }
 
-// TestAddressSanitizer: the shim, Go's accesses to C memory and the programs, with leaks.
-func TestAddressSanitizer(t *testing.T) {
+// TestSlowAddressSanitizer: the shim, Go's accesses to C memory and the programs, with leaks.
+func TestSlowAddressSanitizer(t *testing.T) {
+	slow.Only(t)
 	t.Parallel()
-	if testing.Short() {
-		t.Skip("builds the library once more")
-	}
 	needSanitizer(t, "address")
 	library := libraryFor(t, "asan", "-asan")
 	for _, p := range checkedPrograms {
@@ -75,14 +75,12 @@ func TestAddressSanitizer(t *testing.T) {
 	}
 }
 
-// TestValgrind: built with the tag by which Go's runtime tells valgrind of its stacks and heap, and with a fair turn for
+// TestSlowValgrind: built with the tag by which Go's runtime tells valgrind of its stacks and heap, and with a fair turn for
 // each thread, because some never wait. Leaks are left to
-// TestAddressSanitizer: valgrind takes what only Go's stacks refer to for lost.
-func TestValgrind(t *testing.T) {
+// TestSlowAddressSanitizer: valgrind takes what only Go's stacks refer to for lost.
+func TestSlowValgrind(t *testing.T) {
+	slow.Only(t)
 	t.Parallel()
-	if testing.Short() {
-		t.Skip("builds the library once more")
-	}
 	valgrind := need(t, "valgrind")
 	library := libraryFor(t, "valgrind", "", "valgrind")
 	for _, p := range checkedPrograms {

@@ -10,8 +10,8 @@ import "C"
 import (
 	"errors"
 
-	"github.com/cistern-gpu/cistern"
 	"github.com/cistern-gpu/cistern/cuda"
+	"github.com/cistern-gpu/cistern/internal/engine"
 )
 
 //export coreFree
@@ -21,7 +21,7 @@ func coreFree(p C.uintptr_t, thread C.uint32_t) (code C.int) {
 	if err != nil {
 		return fail(err)
 	}
-	if err := l.FreeWith(cuda.Ptr(p), cistern.FreeOptions{Thread: uint32(thread)}); err != nil {
+	if err := l.FreeWith(cuda.Ptr(p), engine.FreeOptions{Thread: uint32(thread)}); err != nil {
 		return fail(err)
 	}
 	return C.CISTERN_OK
@@ -32,7 +32,7 @@ func coreFreeOn(p, h C.uintptr_t, thread C.uint32_t) (code C.int) {
 	defer caught(&code)
 	l, st, err := user("free", cuda.Ptr(p), cuda.Stream(h))
 	if err == nil {
-		err = l.FreeWith(cuda.Ptr(p), cistern.FreeOptions{Stream: st, Thread: uint32(thread)})
+		err = l.FreeWith(cuda.Ptr(p), engine.FreeOptions{Stream: st, Thread: uint32(thread)})
 	}
 	if err != nil {
 		return fail(err)
@@ -55,14 +55,14 @@ func coreRecordStream(p, h C.uintptr_t) (code C.int) {
 
 // user is the stream that a handle means of which somebody says that it uses an allocation: the device's that has it, or
 // another's.
-func user(op string, p cuda.Ptr, h cuda.Stream) (*library, *cistern.Stream, error) {
+func user(op string, p cuda.Ptr, h cuda.Stream) (*library, *engine.Stream, error) {
 	l, err := started()
 	if err != nil {
 		return nil, nil, err
 	}
 	b, err := l.Base(p)
 	if err != nil {
-		var unknown *cistern.PointerError
+		var unknown *engine.PointerError
 		if errors.As(err, &unknown) {
 			unknown.Op = op
 		}
@@ -126,7 +126,7 @@ func coreFind(p C.uintptr_t, out *C.cistern_block) (code C.int) {
 	return C.CISTERN_OK
 }
 
-func poolOf(id cistern.PoolID) [2]C.uint64_t {
+func poolOf(id engine.PoolID) [2]C.uint64_t {
 	return [2]C.uint64_t{C.uint64_t(id[0]), C.uint64_t(id[1])}
 }
 
@@ -140,7 +140,7 @@ func coreTrim(d C.int) (code C.int) {
 	if d == -1 {
 		err = l.Trim()
 	} else {
-		var dev *cistern.Device
+		var dev *engine.Device
 		if dev, err = l.idle(d); dev != nil {
 			err = dev.Trim()
 		}

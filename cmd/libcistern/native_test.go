@@ -13,11 +13,11 @@ import (
 	"github.com/cistern-gpu/cistern/cuda/nvidia/standin"
 )
 
-// What gpu/native tries on a GPU holds over the stand-in library too, whose memory is real, for every upstream but the
+// What lab/native tries on a GPU holds over the stand-in library too, whose memory is real, for every upstream but the
 // one that needs a library of NCCL's.
 func TestBehaviours(t *testing.T) {
 	t.Parallel()
-	source := filepath.Join("..", "..", "gpu", "native", "behaviours.c")
+	source := filepath.Join("..", "..", "lab", "native", "behaviours.c")
 	if _, err := os.ReadFile(source); err != nil { // so that the go command knows that the result depends on it
 		t.Fatal(err)
 	}

@@ -10,14 +10,14 @@ import "C"
 import (
 	"fmt"
 
-	"github.com/cistern-gpu/cistern"
+	"github.com/cistern-gpu/cistern/internal/engine"
 	"github.com/cistern-gpu/cistern/internal/text"
 )
 
 // selected is the memory that options mean; any is false where no allocation can be meant.
-func (l *library) selected(dev *cistern.Device, one C.int, pool0, pool1 C.uint64_t, tag *C.char) (sel cistern.Selection, any bool, err error) {
+func (l *library) selected(dev *engine.Device, one C.int, pool0, pool1 C.uint64_t, tag *C.char) (sel engine.Selection, any bool, err error) {
 	if one != 0 {
-		if sel.Pool, err = l.pool(dev, cistern.PoolID{uint64(pool0), uint64(pool1)}); err != nil {
+		if sel.Pool, err = l.pool(dev, engine.PoolID{uint64(pool0), uint64(pool1)}); err != nil {
 			return sel, false, err
 		}
 	}
@@ -32,14 +32,14 @@ func (l *library) selected(dev *cistern.Device, one C.int, pool0, pool1 C.uint64
 //export corePause
 func corePause(d, one C.int, pool0, pool1 C.uint64_t, tag *C.char, keep, flags C.uint32_t, dir *C.char, out *C.cistern_pause_report) (code C.int) {
 	defer caught(&code)
-	o := cistern.PauseOptions{Captured: flags&C.CISTERN_PAUSE_CAPTURED != 0, Dir: goString(dir)}
+	o := engine.PauseOptions{Captured: flags&C.CISTERN_PAUSE_CAPTURED != 0, Dir: goString(dir)}
 	switch keep {
 	case C.CISTERN_KEEP_HOST:
-		o.Keep = cistern.KeepHost
+		o.Keep = engine.KeepHost
 	case C.CISTERN_KEEP_DISK:
-		o.Keep = cistern.KeepDisk
+		o.Keep = engine.KeepDisk
 	case C.CISTERN_KEEP_NONE:
-		o.Keep = cistern.KeepNone
+		o.Keep = engine.KeepNone
 	default:
 		return fail(&failure{C.CISTERN_INVALID, fmt.Sprintf("options.keep is %d: choose CISTERN_KEEP_HOST, CISTERN_KEEP_DISK or CISTERN_KEEP_NONE",
 			uint32(keep))})
@@ -47,7 +47,7 @@ func corePause(d, one C.int, pool0, pool1 C.uint64_t, tag *C.char, keep, flags C
 	if flags&^C.CISTERN_PAUSE_CAPTURED != 0 {
 		return fail(&failure{C.CISTERN_INVALID, fmt.Sprintf("options.flags: %#x has flags that are not CISTERN_PAUSE_'s", uint32(flags))})
 	}
-	return onSelected(d, one, pool0, pool1, tag, out, func(dev *cistern.Device, sel cistern.Selection) (cistern.PauseReport, error) {
+	return onSelected(d, one, pool0, pool1, tag, out, func(dev *engine.Device, sel engine.Selection) (engine.PauseReport, error) {
 		return dev.Pause(sel, o)
 	})
 }
@@ -55,12 +55,12 @@ func corePause(d, one C.int, pool0, pool1 C.uint64_t, tag *C.char, keep, flags C
 //export coreResume
 func coreResume(d, one C.int, pool0, pool1 C.uint64_t, tag *C.char, out *C.cistern_pause_report) (code C.int) {
 	defer caught(&code)
-	return onSelected(d, one, pool0, pool1, tag, out, (*cistern.Device).Resume)
+	return onSelected(d, one, pool0, pool1, tag, out, (*engine.Device).Resume)
 }
 
 // onSelected calls f with the memory that options mean and writes its report, which may have no place.
 func onSelected(d, one C.int, pool0, pool1 C.uint64_t, tag *C.char, out *C.cistern_pause_report,
-	f func(*cistern.Device, cistern.Selection) (cistern.PauseReport, error)) C.int {
+	f func(*engine.Device, engine.Selection) (engine.PauseReport, error)) C.int {
 	l, dev, err := ifUsed(d)
 	if dev == nil && err == nil {
 		if pool0|pool1 == 0 { // what is not in use has nothing, and is not started for that

@@ -13,16 +13,16 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"github.com/cistern-gpu/cistern"
 	"github.com/cistern-gpu/cistern/cuda"
+	"github.com/cistern-gpu/cistern/internal/engine"
 )
 
 // pools finds a device's pool by its name without the device's lock: programs have few pools and ask at every request.
 type pools struct {
 	mu   sync.Mutex // held while list is replaced
-	list atomic.Pointer[[]*cistern.Pool]
+	list atomic.Pointer[[]*engine.Pool]
 	// +checklocks:mu
-	made map[*cistern.Pool]made // those that were given an upstream
+	made map[*engine.Pool]made // those that were given an upstream
 }
 
 // made is what a pool was given.
@@ -32,14 +32,14 @@ type made struct {
 }
 
 // madeOf is what a pool was given, nothing where the device's settings say what it is.
-func (l *library) madeOf(d *cistern.Device, p *cistern.Pool) made {
+func (l *library) madeOf(d *engine.Device, p *engine.Pool) made {
 	known := &l.devices[d.ID()].pools
 	known.mu.Lock()
 	defer known.mu.Unlock()
 	return known.made[p]
 }
 
-func (l *library) pool(d *cistern.Device, id cistern.PoolID) (*cistern.Pool, error) {
+func (l *library) pool(d *engine.Device, id engine.PoolID) (*engine.Pool, error) {
 	known := &l.devices[d.ID()].pools
 	if list := known.list.Load(); list != nil {
 		for _, p := range *list {
@@ -55,9 +55,9 @@ func (l *library) pool(d *cistern.Device, id cistern.PoolID) (*cistern.Pool, err
 		return nil, &failure{C.CISTERN_INVALID, fmt.Sprintf("device %d has no pool {%d, %d}: cistern_pool_create makes one",
 			d.ID(), id[0], id[1])}
 	}
-	var next []*cistern.Pool
+	var next []*engine.Pool
 	if list := known.list.Load(); list != nil {
-		next = slices.DeleteFunc(slices.Clone(*list), func(o *cistern.Pool) bool { return o.ID() == id })
+		next = slices.DeleteFunc(slices.Clone(*list), func(o *engine.Pool) bool { return o.ID() == id })
 	}
 	next = append(next, p)
 	known.list.Store(&next)
@@ -65,13 +65,13 @@ func (l *library) pool(d *cistern.Device, id cistern.PoolID) (*cistern.Pool, err
 }
 
 // forget takes a pool that is being released off the list.
-func (l *library) forget(d *cistern.Device, p *cistern.Pool) {
+func (l *library) forget(d *engine.Device, p *engine.Pool) {
 	known := &l.devices[d.ID()].pools
 	known.mu.Lock()
 	m := known.made[p]
 	delete(known.made, p)
 	if list := known.list.Load(); list != nil {
-		next := slices.DeleteFunc(slices.Clone(*list), func(o *cistern.Pool) bool { return o == p })
+		next := slices.DeleteFunc(slices.Clone(*list), func(o *engine.Pool) bool { return o == p })
 		known.list.Store(&next)
 	}
 	known.mu.Unlock()
@@ -79,12 +79,12 @@ func (l *library) forget(d *cistern.Device, p *cistern.Pool) {
 }
 
 // onPool calls f with a pool of a device.
-func onPool(d C.int, pool0, pool1 C.uint64_t, f func(*library, *cistern.Device, *cistern.Pool) error) C.int {
+func onPool(d C.int, pool0, pool1 C.uint64_t, f func(*library, *engine.Device, *engine.Pool) error) C.int {
 	l, dev, err := inUse(d)
 	if err != nil {
 		return fail(err)
 	}
-	p, err := l.pool(dev, cistern.PoolID{uint64(pool0), uint64(pool1)})
+	p, err := l.pool(dev, engine.PoolID{uint64(pool0), uint64(pool1)})
 	if err != nil {
 		return fail(err)
 	}
@@ -95,7 +95,7 @@ func onPool(d C.int, pool0, pool1 C.uint64_t, f func(*library, *cistern.Device, 
 }
 
 // onStream calls f with a stream of a device.
-func onStream(d C.int, h C.uintptr_t, f func(*cistern.Device, *cistern.Stream) error) C.int {
+func onStream(d C.int, h C.uintptr_t, f func(*engine.Device, *engine.Stream) error) C.int {
 	l, dev, err := inUse(d)
 	if err != nil {
 		return fail(err)
@@ -113,7 +113,7 @@ func onStream(d C.int, h C.uintptr_t, f func(*cistern.Device, *cistern.Stream) e
 //export corePoolBegin
 func corePoolBegin(d C.int, pool0, pool1 C.uint64_t, h C.uintptr_t) (code C.int) {
 	defer caught(&code)
-	return onPool(d, pool0, pool1, func(l *library, dev *cistern.Device, p *cistern.Pool) error {
+	return onPool(d, pool0, pool1, func(l *library, dev *engine.Device, p *engine.Pool) error {
 		st, err := l.stream(dev, cuda.Stream(h))
 		if err != nil {
 			return err
@@ -125,13 +125,13 @@ func corePoolBegin(d C.int, pool0, pool1 C.uint64_t, h C.uintptr_t) (code C.int)
 //export corePoolEnd
 func corePoolEnd(d C.int, h C.uintptr_t) (code C.int) {
 	defer caught(&code)
-	return onStream(d, h, (*cistern.Device).Unroute)
+	return onStream(d, h, (*engine.Device).Unroute)
 }
 
 //export coreCaptureBegin
 func coreCaptureBegin(d C.int, pool0, pool1 C.uint64_t, h C.uintptr_t) (code C.int) {
 	defer caught(&code)
-	return onPool(d, pool0, pool1, func(l *library, dev *cistern.Device, p *cistern.Pool) error {
+	return onPool(d, pool0, pool1, func(l *library, dev *engine.Device, p *engine.Pool) error {
 		st, err := l.stream(dev, cuda.Stream(h))
 		if err != nil {
 			return err
@@ -158,7 +158,7 @@ func coreCaptureReuse(d, on C.int) (code C.int) {
 //export coreCaptureEnd
 func coreCaptureEnd(d C.int, h C.uintptr_t) (code C.int) {
 	defer caught(&code)
-	return onStream(d, h, func(dev *cistern.Device, st *cistern.Stream) error {
+	return onStream(d, h, func(dev *engine.Device, st *engine.Stream) error {
 		defer current.Load().devices[d].streams.capture(cuda.Stream(h), nil)
 		return dev.EndCapture(st)
 	})
@@ -167,7 +167,7 @@ func coreCaptureEnd(d C.int, h C.uintptr_t) (code C.int) {
 //export corePoolRelease
 func corePoolRelease(d C.int, pool0, pool1 C.uint64_t) (code C.int) {
 	defer caught(&code)
-	return onPool(d, pool0, pool1, func(l *library, dev *cistern.Device, p *cistern.Pool) error {
+	return onPool(d, pool0, pool1, func(l *library, dev *engine.Device, p *engine.Pool) error {
 		err := p.Release()
 		if q, ok := dev.Pool(p.ID()); !ok || q != p {
 			l.forget(dev, p)
@@ -179,5 +179,5 @@ func corePoolRelease(d C.int, pool0, pool1 C.uint64_t) (code C.int) {
 //export corePoolTrim
 func corePoolTrim(d C.int, pool0, pool1 C.uint64_t) (code C.int) {
 	defer caught(&code)
-	return onPool(d, pool0, pool1, func(_ *library, _ *cistern.Device, p *cistern.Pool) error { return p.Trim() })
+	return onPool(d, pool0, pool1, func(_ *library, _ *engine.Device, p *engine.Pool) error { return p.Trim() })
 }

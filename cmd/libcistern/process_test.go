@@ -13,7 +13,8 @@ import (
 	"time"
 
 	"github.com/cistern-gpu/cistern/event"
-	"github.com/cistern-gpu/cistern/trace"
+	"github.com/cistern-gpu/cistern/recording"
+	"github.com/cistern-gpu/cistern/recording/open"
 )
 
 // TestBehaviour: and the snapshots that it writes are what readers of snapshots expect.
@@ -23,7 +24,7 @@ func TestBehaviour(t *testing.T) {
 	files := []string{filepath.Join(dir, "plain.pickle"), filepath.Join(dir, "zipped.pickle.gz")}
 	passes(t, "driver:sim:8GiBx2", nil, program(t, "behaviour.c", libraryPath(t)), files[0], files[1])
 	for _, name := range files {
-		f, err := trace.ReadFile(name)
+		f, err := open.File(name)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -33,7 +34,7 @@ func TestBehaviour(t *testing.T) {
 		used := 0
 		for _, s := range f.Traces[0].Final {
 			for _, b := range s.Blocks {
-				if b.State == trace.Active {
+				if b.State == recording.Active {
 					used++
 					if b.Requested != 9<<20 {
 						t.Errorf("a block of %d bytes", b.Requested)
@@ -55,7 +56,7 @@ func TestRecordedHistory(t *testing.T) {
 	t.Parallel()
 	name := filepath.Join(t.TempDir(), "x.pickle")
 	passes(t, "driver:sim:8GiB,history:100000", nil, program(t, "recorded.c", libraryPath(t)), name)
-	f, err := trace.ReadFile(name)
+	f, err := open.File(name)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -79,20 +79,37 @@ static int may_have(int n) {
 }
 
 /* Go ends the process where it gets no thread. Those that it needs are made when the library starts and kept (threads.go); whether the
- * process may have them is asked before the first call. */
-enum { RUNNING_MOST = 16, WAITING = 8 };
+ * process may have them is asked before the first call. Go's runtime, which may still be starting then, needs some for itself. */
+enum { RUNNING_MOST = 16, WAITING = 8, RUNTIME = 6 };
 static uint32_t asked;
 
-static int enough_threads(void) {
+/* Nor may it be short of addresses (RLIMIT_AS): it takes those of its heap when the library starts (reserveHeap), and each of these
+ * threads has a stack. */
+enum { ADDRESSES = 1 << 30 };
+
+static int enough_addresses(void) {
+  static const char none[] = "the process may not have the address space that is needed, 1 GiB: raise its limit (ulimit -v)";
+  void *p = mmap(NULL, ADDRESSES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (p == MAP_FAILED) {
+    shim_fail(CISTERN_UNSUPPORTED, none, sizeof none - 1);
+    return 0;
+  }
+  munmap(p, ADDRESSES);
+  return 1;
+}
+
+static int enough_room(void) {
   static const char none[] = "the process may not have the threads that are needed: raise its limit (ulimit -u) or that of its "
                              "container (pids.max)";
   long n = sysconf(_SC_NPROCESSORS_ONLN);
   if (__atomic_load_n(&asked, __ATOMIC_RELAXED))
     return 1;
-  if (!may_have((int)(n < RUNNING_MOST ? n : RUNNING_MOST) + WAITING)) {
+  if (!may_have((int)(n < RUNNING_MOST ? n : RUNNING_MOST) + WAITING + RUNTIME)) {
     shim_fail(CISTERN_UNSUPPORTED, none, sizeof none - 1);
     return 0;
   }
+  if (!enough_addresses())
+    return 0;
   __atomic_store_n(&asked, 1, __ATOMIC_RELAXED);
   return 1;
 }
@@ -101,7 +118,7 @@ int shim_make_ready(void) {
   /* What says of a fault where it was stays: blocked, it ends the process. */
   signals before = mask(~(SIGNAL(SIGSEGV) | SIGNAL(SIGBUS) | SIGNAL(SIGFPE) | SIGNAL(SIGILL) | SIGNAL(SIGTRAP) | SIGNAL(SIGSYS) |
                           SIGNAL(SIGNAL_SETXID)));
-  int enough = enough_threads();
+  int enough = enough_room();
   if (enough) {
     shim_thread *t = shim_thread_get();
     if (t != NULL && t->alternate == NULL)

@@ -25,9 +25,9 @@ import (
 	"syscall"
 	"unsafe"
 
-	"github.com/cistern-gpu/cistern"
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/dump"
+	"github.com/cistern-gpu/cistern/internal/engine"
 	"github.com/cistern-gpu/cistern/internal/nopoll"
 	"github.com/cistern-gpu/cistern/internal/outfile"
 )
@@ -40,7 +40,7 @@ func say(line string) {
 }
 
 // reporter is what writes the files of requests that failed.
-func reporter(a *cistern.Allocator) *dump.Reporter {
+func reporter(a *engine.Allocator) *dump.Reporter {
 	return &dump.Reporter{Allocator: a, Names: names, Getenv: getenv, Environ: environment, Library: folder(), Start: launch, Say: say}
 }
 
@@ -130,7 +130,7 @@ func reporting() bool {
 }
 
 // report has the file of a request that failed written where that is wanted.
-func report(oom *cistern.OutOfMemoryError, lines []string) {
+func report(oom *engine.OutOfMemoryError, lines []string) {
 	l := current.Load()
 	if l == nil || !l.reporter.On() {
 		return
@@ -144,7 +144,7 @@ func report(oom *cistern.OutOfMemoryError, lines []string) {
 
 // failedRequest is one that is to be written down.
 type failedRequest struct {
-	oom   *cistern.OutOfMemoryError
+	oom   *engine.OutOfMemoryError
 	lines []string
 }
 
@@ -174,7 +174,7 @@ func (l *library) historyFor(reports bool) {
 	l.forReports.Lock()
 	defer l.forReports.Unlock()
 	switch {
-	case reports && l.NeedHistory(cistern.ReportHistory):
+	case reports && l.NeedHistory(engine.ReportHistory):
 		l.forReports.began = true
 	case !reports && l.forReports.began:
 		l.SetHistory(0)

@@ -11,11 +11,12 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cistern-gpu/cistern"
 	cudastandin "github.com/cistern-gpu/cistern/cuda/nvidia/standin"
 	"github.com/cistern-gpu/cistern/event"
+	"github.com/cistern-gpu/cistern/internal/engine"
 	nvmlstandin "github.com/cistern-gpu/cistern/internal/nvml/standin"
-	"github.com/cistern-gpu/cistern/trace"
+	"github.com/cistern-gpu/cistern/recording"
+	"github.com/cistern-gpu/cistern/recording/open"
 )
 
 // oomFiles are the files of a folder, by number.
@@ -45,7 +46,7 @@ func TestReportFile(t *testing.T) {
 	if want := fmt.Sprintf("cistern: out of memory on device 0: wrote %s; cistern report %s explains it\n", list[0], list[0]); r.report != want {
 		t.Errorf("it says %q, want %q", r.report, want)
 	}
-	read, err := trace.ReadFile(list[0])
+	read, err := open.File(list[0])
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -65,7 +66,7 @@ func TestReportFile(t *testing.T) {
 		!strings.Contains(f.Lines[1], "load_model in oom_c") {
 		t.Errorf("lines %q", f.Lines)
 	}
-	opts, err := cistern.ParseOptions(conf)
+	opts, err := engine.ParseOptions(conf)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -83,7 +84,7 @@ func TestReportFile(t *testing.T) {
 	held := 0
 	for _, s := range tr.Final {
 		for _, b := range s.Blocks {
-			if b.State == trace.Active {
+			if b.State == recording.Active {
 				held++
 				if fn := functions(tr, b.Stack); fn[0] != "load_model" || name(tr.Tags, int(b.Tag)) != "weights" || b.Requested != 300<<20 {
 					t.Errorf("%+v from %v", b, fn)
@@ -133,7 +134,7 @@ assert not train(900 << 20)
 				t.Fatalf("%v, files %v\n%s%s", r.err, list, r.out, r.report)
 			}
 			for _, file := range list {
-				read, err := trace.ReadFile(file)
+				read, err := open.File(file)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -171,7 +172,7 @@ func TestReportNeighbours(t *testing.T) {
 			file := filepath.Join(t.TempDir(), "machine")
 			nvmlstandin.Change(t, file, append(machine, c.more)...)
 			// NVML's two seconds, and the ten, may also be the machine's, which does other things too: not each time.
-			var f *trace.Failure
+			var f *recording.Failure
 			for tries := 0; ; tries++ {
 				dir := t.TempDir()
 				r := run(t, "driver:nvidia:"+driver+",report:"+dir, []string{"LD_LIBRARY_PATH=" + filepath.Dir(library), "STANDIN_NVML=" + file},
@@ -179,7 +180,7 @@ func TestReportNeighbours(t *testing.T) {
 				if r.err != nil {
 					t.Fatalf("%v, in %v\n%s%s", r.err, r.took, r.out, r.report)
 				}
-				read, err := trace.ReadFile(oomFiles(t, dir)[0])
+				read, err := open.File(oomFiles(t, dir)[0])
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -197,7 +198,7 @@ func TestReportNeighbours(t *testing.T) {
 				}
 				return
 			}
-			want := []trace.Neighbour{{PID: 4711, Name: "/usr/bin/python3", Bytes: 1000}, {PID: 4712}}
+			want := []recording.Neighbour{{PID: 4711, Name: "/usr/bin/python3", Bytes: 1000}, {PID: 4712}}
 			if f.UUID != "GPU-20212223-2425-2627-2829-2a2b2c2d2e00" || f.Device != "Stand-in GPU 0" || !slices.Equal(f.Others, want) {
 				t.Errorf("%s %s: %+v", f.UUID, f.Device, f.Others)
 			}
@@ -219,7 +220,7 @@ func TestReports(t *testing.T) {
 				t.Errorf("files %v", list)
 			}
 			for _, file := range list {
-				f, err := trace.ReadFile(file)
+				f, err := open.File(file)
 				if err != nil || len(f.Traces[0].Failures) != 1 {
 					t.Errorf("%s: %v", file, err)
 					continue
@@ -236,7 +237,7 @@ func TestReports(t *testing.T) {
 	if r := run(t, "driver:sim:2GiB,history:0,report:"+dir, nil, p, dir, "settings"); r.err != nil {
 		t.Fatalf("%v\n%s%s", r.err, r.out, r.report)
 	}
-	if f, err := trace.ReadFile(oomFiles(t, dir)[0]); err != nil || f.Traces[0].Failures[0].Event != -1 || len(f.Traces[0].Events) != 0 {
+	if f, err := open.File(oomFiles(t, dir)[0]); err != nil || f.Traces[0].Failures[0].Event != -1 || len(f.Traces[0].Events) != 0 {
 		t.Errorf("%+v, %v", f.Traces[0].Failures[0], err)
 	}
 	dir = filepath.Join(t.TempDir(), "file")
@@ -261,7 +262,7 @@ func TestReportOfTheLast(t *testing.T) {
 	}
 	list := oomFiles(t, dir)
 	for i, file := range list {
-		f, err := trace.ReadFile(file)
+		f, err := open.File(file)
 		if err != nil {
 			t.Fatal(err)
 		}

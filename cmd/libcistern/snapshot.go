@@ -15,10 +15,11 @@ import (
 	"strings"
 	"unsafe"
 
-	"github.com/cistern-gpu/cistern"
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/dump"
-	"github.com/cistern-gpu/cistern/trace"
+	"github.com/cistern-gpu/cistern/internal/engine"
+	"github.com/cistern-gpu/cistern/recording"
+	"github.com/cistern-gpu/cistern/recording/pytorch"
 )
 
 //export coreSnapshotTake
@@ -28,12 +29,12 @@ func coreSnapshotTake(d, onlyOne C.int, pool0, pool1 C.uint64_t, out **C.cistern
 	if err != nil {
 		return fail(err)
 	}
-	var segments []cistern.Segment
+	var segments []engine.Segment
 	if dev != nil {
 		if onlyOne == 0 {
 			segments = dev.Snapshot()
 		} else {
-			id := cistern.PoolID{uint64(pool0), uint64(pool1)}
+			id := engine.PoolID{uint64(pool0), uint64(pool1)}
 			segments = dev.SnapshotPool(id)
 			if len(segments) == 0 { // nothing in it, or no such pool
 				if _, err := l.pool(dev, id); err != nil {
@@ -50,7 +51,7 @@ func coreSnapshotTake(d, onlyOne C.int, pool0, pool1 C.uint64_t, out **C.cistern
 }
 
 // snapshotOf lays a snapshot out as one piece of C memory: the struct, the segments, the blocks.
-func snapshotOf(d C.int, segments []cistern.Segment) *C.cistern_snapshot {
+func snapshotOf(d C.int, segments []engine.Segment) *C.cistern_snapshot {
 	n := 0
 	for i := range segments {
 		n += len(segments[i].Blocks)
@@ -68,13 +69,9 @@ func snapshotOf(d C.int, segments []cistern.Segment) *C.cistern_snapshot {
 	at := 0
 	for i := range segments {
 		s := &segments[i]
-		var handle cuda.Stream
-		if s.Owner != nil {
-			handle = s.Owner.Handle()
-		}
 		c := &segs[i]
 		c.addr, c.size, c.pool = C.uint64_t(s.Addr), C.uint64_t(s.Size), poolOf(s.Pool)
-		putHandle(&c.stream, handle)
+		putHandle(&c.stream, s.Handle)
 		c.large, c.expandable = flag(s.Large), flag(s.Chunks != nil)
 		c.first_block, c.blocks = C.size_t(at), C.size_t(len(s.Blocks))
 		for j := range s.Blocks {
@@ -82,7 +79,7 @@ func snapshotOf(d C.int, segments []cistern.Segment) *C.cistern_snapshot {
 			blocks[at] = C.cistern_block{addr: C.uint64_t(b.Addr), size: C.uint64_t(b.Size), requested: C.uint64_t(b.Requested),
 				pool: c.pool, device: C.int32_t(d), state: C.uint32_t(b.State), tag: C.uint32_t(b.Tag), library: C.uint8_t(b.Library),
 				paused: C.uint8_t(flag(b.Paused != 0))}
-			putHandle(&blocks[at].stream, handle)
+			putHandle(&blocks[at].stream, s.Handle)
 			at++
 		}
 	}
@@ -114,13 +111,13 @@ func coreSnapshotWrite(name *C.char) (code C.int) {
 	return C.CISTERN_OK
 }
 
-func writeSnapshot(w io.Writer, name string, devices []*trace.Trace) error {
+func writeSnapshot(w io.Writer, name string, devices []*recording.Trace) error {
 	if !strings.HasSuffix(name, ".gz") {
-		return trace.WritePyTorch(w, devices...)
+		return pytorch.Write(w, devices...)
 	}
 	z, err := gzip.NewWriterLevel(w, gzip.BestSpeed)
 	if err != nil {
 		return err
 	}
-	return cmp.Or(trace.WritePyTorch(z, devices...), z.Close())
+	return cmp.Or(pytorch.Write(z, devices...), z.Close())
 }

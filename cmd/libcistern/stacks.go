@@ -19,8 +19,8 @@ import (
 	"sync"
 	"unsafe"
 
-	"github.com/cistern-gpu/cistern"
 	"github.com/cistern-gpu/cistern/cuda"
+	"github.com/cistern-gpu/cistern/internal/engine"
 )
 
 // coreStart starts the library for a request that wants to know first whether its stack is asked for.
@@ -43,11 +43,11 @@ func (l *library) stackOf(by *C.stack_origin) uint32 {
 // kindsOf is what cistern.h calls the kinds of a setting.
 func kindsOf(stacks string) C.uint32_t {
 	switch stacks {
-	case cistern.StacksNative:
+	case engine.StacksNative:
 		return C.CISTERN_STACKS_NATIVE
-	case cistern.StacksPython:
+	case engine.StacksPython:
 		return C.CISTERN_STACKS_PYTHON
-	case cistern.StacksBoth:
+	case engine.StacksBoth:
 		return C.CISTERN_STACKS_NATIVE | C.CISTERN_STACKS_PYTHON
 	}
 	return 0
@@ -75,7 +75,7 @@ func (l *library) keepStacks() {
 
 // stacksAsSet is takeStacks by the settings. They are of a program that may not know Cistern, so what cannot be had is said
 // and what can be is taken.
-func (l *library) stacksAsSet(o cistern.Options) {
+func (l *library) stacksAsSet(o engine.Options) {
 	for kinds := kindsOf(o.Stacks); kinds != 0; {
 		err := l.takeStacks(kinds, o.StackSample)
 		if err == nil {
@@ -157,15 +157,15 @@ func stackLines(numbers []uint64) string {
 	return b.String()
 }
 
-// recording is the devices whose history is on: while there is one, requests and frees say of which thread they are.
-var recording struct {
+// histories are the devices whose history is on: while there is one, requests and frees say of which thread they are.
+var histories struct {
 	mu sync.Mutex
 	on map[cuda.Device]bool // +checklocks:mu
 }
 
 // record says whether a device's history is on.
 func record(d cuda.Device, on bool) {
-	r := &recording
+	r := &histories
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.on == nil {

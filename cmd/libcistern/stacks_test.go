@@ -12,7 +12,8 @@ import (
 	"testing"
 
 	"github.com/cistern-gpu/cistern/event"
-	"github.com/cistern-gpu/cistern/trace"
+	"github.com/cistern-gpu/cistern/recording"
+	"github.com/cistern-gpu/cistern/recording/open"
 )
 
 // TestStacks: native ones, through every function that hands memory out.
@@ -135,7 +136,7 @@ func TestTraceWrite(t *testing.T) {
 	if _, err := fmt.Sscan(r.out, &asker, &main); err != nil {
 		t.Fatal(err)
 	}
-	f, err := trace.ReadFile(file)
+	f, err := open.File(file)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -163,7 +164,7 @@ func TestTraceWrite(t *testing.T) {
 	blocks := 0
 	for _, s := range tr.Final {
 		for _, b := range s.Blocks {
-			if b.State != trace.Active {
+			if b.State != recording.Active {
 				continue
 			}
 			blocks++
@@ -186,7 +187,7 @@ func name(table []string, i int) string {
 }
 
 // functions are those of a stack, innermost first, at least one.
-func functions(t *trace.Trace, stack uint32) []string {
+func functions(t *recording.Trace, stack uint32) []string {
 	var out []string
 	for _, f := range t.Stacks[stack] {
 		out = append(out, t.Frames[f].Func)

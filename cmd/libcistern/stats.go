@@ -12,6 +12,7 @@ import (
 
 	"github.com/cistern-gpu/cistern"
 	"github.com/cistern-gpu/cistern/cuda"
+	"github.com/cistern-gpu/cistern/internal/engine"
 )
 
 //export coreGetStats
@@ -56,11 +57,11 @@ func coreGetStats(d C.int, out *C.cistern_stats) (code C.int) {
 	return C.CISTERN_OK
 }
 
-func groupedOf(g cistern.Grouped) C.cistern_grouped {
+func groupedOf(g engine.Grouped) C.cistern_grouped {
 	return C.cistern_grouped{all: valueOf(g.All), small: valueOf(g.Small), large: valueOf(g.Large)}
 }
 
-func valueOf(v cistern.Value) C.cistern_value {
+func valueOf(v engine.Value) C.cistern_value {
 	return C.cistern_value{current: C.int64_t(v.Current), peak: C.int64_t(v.Peak), added: C.int64_t(v.Added),
 		removed: C.int64_t(v.Removed)}
 }
@@ -147,11 +148,11 @@ type (
 	}
 )
 
-func groupJSON(g cistern.Grouped) groupedJSON {
+func groupJSON(g engine.Grouped) groupedJSON {
 	return groupedJSON{valueJSON(g.All), valueJSON(g.Small), valueJSON(g.Large)}
 }
 
-func tagsOf(dev *cistern.Device) []tagJSON {
+func tagsOf(dev *engine.Device) []tagJSON {
 	out := []tagJSON{}
 	for _, u := range dev.TagUsage() {
 		if u.Tag != 0 {
@@ -161,7 +162,7 @@ func tagsOf(dev *cistern.Device) []tagJSON {
 	return out
 }
 
-func librariesOf(dev *cistern.Device) []useJSON {
+func librariesOf(dev *engine.Device) []useJSON {
 	out := []useJSON{}
 	for _, u := range libraryUsage(dev) {
 		out = append(out, useJSON{libraryText(uint8(u.library)), int64(u.blocks), uint64(u.requested), uint64(u.allocated)})
@@ -169,9 +170,9 @@ func librariesOf(dev *cistern.Device) []useJSON {
 	return out
 }
 
-func (l *library) poolsOf(dev *cistern.Device) []poolJSON {
+func (l *library) poolsOf(dev *engine.Device) []poolJSON {
 	out := []poolJSON{}
-	seen := map[cistern.PoolID]bool{}
+	seen := map[engine.PoolID]bool{}
 	for _, id := range dev.Pools() { // those that were released as well, whose names may be in use again
 		p, ok := dev.Pool(id)
 		if !ok || seen[id] {

@@ -13,8 +13,8 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"github.com/cistern-gpu/cistern"
 	"github.com/cistern-gpu/cistern/cuda"
+	"github.com/cistern-gpu/cistern/internal/engine"
 )
 
 // streams finds the engine's stream that a handle means, which every request needs. A handle alone says it only of
@@ -26,8 +26,8 @@ type streams struct {
 	lasting atomic.Pointer[handles] // by handle; read without a lock
 	// Streams whose capture was announced, by handle. They cannot be asked what they are (cuda.Driver.StreamID), and
 	// exist until the capture ends.
-	captured atomic.Pointer[map[cuda.Stream]*cistern.Stream]
-	recent   [256]atomic.Pointer[cistern.Stream] // by id: a cache, one place for each
+	captured atomic.Pointer[map[cuda.Stream]*engine.Stream]
+	recent   [256]atomic.Pointer[engine.Stream] // by id: a cache, one place for each
 }
 
 // handles is a table of streams by handle with open addressing. It is replaced, never changed.
@@ -39,10 +39,10 @@ type handles struct {
 
 type handleSlot struct {
 	handle cuda.Stream
-	stream *cistern.Stream // nil: empty
+	stream *engine.Stream // nil: empty
 }
 
-func (t *handles) find(h cuda.Stream) *cistern.Stream {
+func (t *handles) find(h cuda.Stream) *engine.Stream {
 	if t == nil {
 		return nil
 	}
@@ -57,7 +57,7 @@ func (t *handles) find(h cuda.Stream) *cistern.Stream {
 
 func (t *handles) place(h cuda.Stream) uint { return uint(uint64(h) * 0x9e3779b97f4a7c15 >> t.shift) }
 
-func (t *handles) put(h cuda.Stream, st *cistern.Stream) {
+func (t *handles) put(h cuda.Stream, st *engine.Stream) {
 	mask := uint(len(t.slots) - 1)
 	i := t.place(h) & mask
 	for t.slots[i].stream != nil && t.slots[i].handle != h {
@@ -70,7 +70,7 @@ func (t *handles) put(h cuda.Stream, st *cistern.Stream) {
 }
 
 // with is the table and one more stream.
-func (t *handles) with(h cuda.Stream, st *cistern.Stream) *handles {
+func (t *handles) with(h cuda.Stream, st *engine.Stream) *handles {
 	next := &handles{shift: 64 - 4, slots: make([]handleSlot, 16)}
 	if t != nil {
 		for 2*(t.used+1) > len(next.slots) {
@@ -88,17 +88,17 @@ func (t *handles) with(h cuda.Stream, st *cistern.Stream) *handles {
 }
 
 // keep remembers a stream that is never destroyed.
-func (s *streams) keep(h cuda.Stream, st *cistern.Stream) {
+func (s *streams) keep(h cuda.Stream, st *engine.Stream) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.lasting.Store(s.lasting.Load().with(h, st))
 }
 
 // capture remembers a stream until its capture ends, or (nil) forgets it.
-func (s *streams) capture(h cuda.Stream, st *cistern.Stream) {
+func (s *streams) capture(h cuda.Stream, st *engine.Stream) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	next := map[cuda.Stream]*cistern.Stream{}
+	next := map[cuda.Stream]*engine.Stream{}
 	if now := s.captured.Load(); now != nil {
 		maps.Copy(next, *now)
 	}
@@ -115,7 +115,7 @@ func (s *streams) capture(h cuda.Stream, st *cistern.Stream) {
 }
 
 // stream is the stream that a handle means on a device.
-func (l *library) stream(d *cistern.Device, h cuda.Stream) (*cistern.Stream, error) {
+func (l *library) stream(d *engine.Device, h cuda.Stream) (*engine.Stream, error) {
 	s := &l.devices[d.ID()].streams
 	if h == cuda.StreamLegacy {
 		h = cuda.StreamNull
@@ -159,7 +159,7 @@ func (l *library) stream(d *cistern.Device, h cuda.Stream) (*cistern.Stream, err
 }
 
 // owner is the device in use whose primary context a stream is of: d where none is.
-func (l *library) owner(d *cistern.Device, id cuda.StreamID) (*cistern.Device, error) {
+func (l *library) owner(d *engine.Device, id cuda.StreamID) (*engine.Device, error) {
 	for i := range l.devices {
 		other, ok := l.Started(cuda.Device(i))
 		if !ok || other == d {
@@ -178,7 +178,7 @@ func (l *library) owner(d *cistern.Device, id cuda.StreamID) (*cistern.Device, e
 
 // anyStream is the stream that a handle means where no device is named with it: one of the device given, unless the
 // handle is known, or its context says, that it is another's.
-func (l *library) anyStream(d *cistern.Device, h cuda.Stream) (*cistern.Stream, error) {
+func (l *library) anyStream(d *engine.Device, h cuda.Stream) (*engine.Stream, error) {
 	if h <= cuda.StreamPerThread || len(l.devices) == 1 {
 		return l.stream(d, h)
 	}
@@ -219,7 +219,7 @@ func coreStreamDurable(d C.int, h C.uintptr_t) (code C.int) {
 	if _, err := l.stream(dev, handle); err != nil {
 		return fail(err)
 	}
-	st, err := dev.Stream(handle, cistern.StreamDurable)
+	st, err := dev.Stream(handle, engine.StreamDurable)
 	if err != nil {
 		return fail(err)
 	}

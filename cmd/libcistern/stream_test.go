@@ -8,8 +8,8 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/cistern-gpu/cistern"
 	"github.com/cistern-gpu/cistern/cuda"
+	"github.com/cistern-gpu/cistern/internal/engine"
 )
 
 // What many threads look up at once is tested in Go as well, because a library built with the race detector cannot be
@@ -36,7 +36,7 @@ func TestLookUps(t *testing.T) {
 				t.Error(err)
 				return
 			}
-			own := cistern.PoolID{0, uint64(g + 1)}
+			own := engine.PoolID{0, uint64(g + 1)}
 			for i := range 2000 {
 				h := cuda.Stream(0x1000 + random.Uint64N(400)*16)
 				st, err := l.stream(dev, h)
@@ -66,7 +66,7 @@ func TestLookUps(t *testing.T) {
 						t.Error("a released pool is found")
 					}
 				}
-				ptr, err := l.alloc(dev, 512, h, cistern.PoolID{}, cistern.AllocOptions{})
+				ptr, err := l.alloc(dev, 512, h, engine.PoolID{}, engine.AllocOptions{})
 				if err == nil {
 					err = l.Free(ptr)
 				}
@@ -94,7 +94,7 @@ func TestHandles(t *testing.T) {
 		t.Fatal(err)
 	}
 	var table *handles
-	want := map[cuda.Stream]*cistern.Stream{}
+	want := map[cuda.Stream]*engine.Stream{}
 	random := rand.New(rand.NewPCG(3, 4))
 	for range 3000 {
 		h := cuda.Stream(random.Uint64N(1 << 40))
@@ -162,14 +162,14 @@ func TestNoGarbage(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	pool := cistern.PoolID{1, 2}
+	pool := engine.PoolID{1, 2}
 	if _, err := dev.NewPool(pool); err != nil {
 		t.Fatal(err)
 	}
 	for what, h := range map[string]cuda.Stream{"the legacy stream": 0, "a stream known by its id": 0x7000} {
-		for _, id := range []cistern.PoolID{{}, pool} {
+		for _, id := range []engine.PoolID{{}, pool} {
 			if n := testing.AllocsPerRun(1000, func() {
-				p, err := l.alloc(dev, 5000, h, id, cistern.AllocOptions{})
+				p, err := l.alloc(dev, 5000, h, id, engine.AllocOptions{})
 				if err == nil {
 					err = l.Free(p)
 				}

@@ -10,11 +10,11 @@ import "C"
 import (
 	"fmt"
 
-	"github.com/cistern-gpu/cistern"
+	"github.com/cistern-gpu/cistern/internal/engine"
 	"github.com/cistern-gpu/cistern/internal/text"
 )
 
-var tags = labels{most: cistern.MaxTag}
+var tags = labels{most: engine.MaxTag}
 
 //export coreTag
 func coreTag(name *C.char, tag *C.uint32_t) (code C.int) {

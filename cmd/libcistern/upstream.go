@@ -10,8 +10,8 @@ import "C"
 import (
 	"fmt"
 
-	"github.com/cistern-gpu/cistern"
 	"github.com/cistern-gpu/cistern/cuda"
+	"github.com/cistern-gpu/cistern/internal/engine"
 	"github.com/cistern-gpu/cistern/resource"
 	"github.com/cistern-gpu/cistern/resource/open"
 )
@@ -50,13 +50,13 @@ func corePoolCreate(d C.int, pool0, pool1 C.uint64_t, with *C.shim_pool) (code C
 	known := &l.devices[d].pools
 	known.mu.Lock() // before somebody releases the pool
 	defer known.mu.Unlock()
-	p, err := dev.NewPoolWith(cistern.PoolID{uint64(pool0), uint64(pool1)}, o)
+	p, err := dev.NewPoolWith(engine.PoolID{uint64(pool0), uint64(pool1)}, o)
 	if err != nil {
 		return fail(err)
 	}
 	if m.words != "" || m.owned != nil {
 		if known.made == nil {
-			known.made = map[*cistern.Pool]made{}
+			known.made = map[*engine.Pool]made{}
 		}
 		known.made[p] = m
 	}
@@ -79,7 +79,7 @@ func wordsOf(with *C.shim_pool) string {
 }
 
 // open makes the resource that words name; from begins the words about bad ones.
-func (m *made) open(l *library, dev *cistern.Device, from string, words *C.char) (resource.Resource, error) {
+func (m *made) open(l *library, dev *engine.Device, from string, words *C.char) (resource.Resource, error) {
 	r, err := open.Parse(l.Driver(), dev.ID(), goString(words))
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", from, err)
@@ -97,7 +97,7 @@ func (m *made) end() {
 }
 
 // poolOptions is what a pool is made of, but for what is found by name.
-func poolOptions(d C.int, with *C.shim_pool) (o cistern.PoolOptions, err error) {
+func poolOptions(d C.int, with *C.shim_pool) (o engine.PoolOptions, err error) {
 	flags := with.flags
 	const kinds = C.CISTERN_POOL_IPC_LEGACY | C.CISTERN_POOL_SINGLE_HANDLE
 	switch {
@@ -112,9 +112,9 @@ func poolOptions(d C.int, with *C.shim_pool) (o cistern.PoolOptions, err error) 
 	o.NoSplit, o.Limit = flags&C.CISTERN_POOL_NO_SPLIT != 0, uint64(with.limit)
 	switch flags & kinds {
 	case C.CISTERN_POOL_IPC_LEGACY:
-		o.Kind = cistern.PoolMalloc
+		o.Kind = engine.PoolMalloc
 	case C.CISTERN_POOL_SINGLE_HANDLE:
-		o.Kind = cistern.PoolSingleHandle
+		o.Kind = engine.PoolSingleHandle
 	case kinds:
 		return o, &failure{C.CISTERN_INVALID, "options.flags: memory for cudaIpcGetMemHandle is from cuMemAlloc, which has no handle: " +
 			"choose CISTERN_POOL_IPC_LEGACY or CISTERN_POOL_SINGLE_HANDLE"}
@@ -146,7 +146,7 @@ func coreUpstreamCheck(d C.int, words *C.char) (code C.int) {
 //export corePoolSetLimit
 func corePoolSetLimit(d C.int, pool0, pool1, bytes C.uint64_t) (code C.int) {
 	defer caught(&code)
-	return onPool(d, pool0, pool1, func(_ *library, _ *cistern.Device, p *cistern.Pool) error {
+	return onPool(d, pool0, pool1, func(_ *library, _ *engine.Device, p *engine.Pool) error {
 		p.SetLimit(uint64(bytes))
 		return nil
 	})
@@ -155,7 +155,7 @@ func corePoolSetLimit(d C.int, pool0, pool1, bytes C.uint64_t) (code C.int) {
 //export corePoolGetStats
 func corePoolGetStats(d C.int, pool0, pool1 C.uint64_t, out *C.cistern_pool_stats) (code C.int) {
 	defer caught(&code)
-	return onPool(d, pool0, pool1, func(_ *library, _ *cistern.Device, p *cistern.Pool) error {
+	return onPool(d, pool0, pool1, func(_ *library, _ *engine.Device, p *engine.Pool) error {
 		s := p.Stats()
 		out.reserved, out.peak_reserved = C.uint64_t(s.Reserved), C.uint64_t(s.PeakReserved)
 		out.requested, out.allocated = C.uint64_t(s.Requested), C.uint64_t(s.Allocated)

@@ -13,6 +13,7 @@ import (
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/cuda/nvidia"
 	"github.com/cistern-gpu/cistern/cuda/nvidia/standin"
+	"github.com/cistern-gpu/cistern/internal/testkit"
 )
 
 // binding is the driver over a stand-in library of the test's own, with the log of the calls that reached it.
@@ -110,12 +111,8 @@ func (b *binding) wants(want string, f func()) {
 	}
 }
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+// must stops the test on an error.
+var must = testkit.Must
 
 const (
 	chunk = 2 << 20

@@ -8,6 +8,7 @@ import (
 
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/cuda/sim"
+	"github.com/cistern-gpu/cistern/internal/testkit"
 )
 
 // conforms tests what package cuda promises of every driver, on device 0, as far as one host thread and an idle GPU can
@@ -314,12 +315,8 @@ func TestPeers(t *testing.T) {
 	})
 }
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+// must stops the test on an error.
+var must = testkit.Must
 
 func wants(t *testing.T, err error, code cuda.Code) {
 	t.Helper()

@@ -26,26 +26,40 @@ const maxDevices = 64
 //
 // Case matters. The error for anything else names the choices.
 func Open(spec string) (cuda.Driver, error) {
+	options, simulated, err := Simulated(spec)
+	if err != nil {
+		return nil, err
+	}
+	if simulated {
+		return sim.New(options), nil
+	}
 	kind, rest, more := strings.Cut(spec, ":")
 	switch {
 	case kind == "" && !more:
 		return nvidia.Open("")
 	case kind == "nvidia" && (!more || rest != ""):
 		return nvidia.Open(rest)
-	case kind == "sim":
-		options := sim.Options{Devices: 1, Handles: sim.Exportable}
-		if more {
-			var err error
-			if options.Capacity, options.Devices, err = machine(rest); err != nil {
-				return nil, fmt.Errorf("driver %q: %w", spec, err)
-			}
-		}
-		if err := options.Validate(); err != nil {
-			return nil, fmt.Errorf("driver %q: %w", spec, err)
-		}
-		return sim.New(options), nil
 	}
 	return nil, fmt.Errorf("driver %q: choose nvidia, nvidia:/path/to/libcuda.so.1, sim, sim:80GiB or sim:80GiBx2", spec)
+}
+
+// Simulated has the options of the simulated devices that spec names; ok is false where it names another driver.
+func Simulated(spec string) (options sim.Options, ok bool, err error) {
+	kind, rest, more := strings.Cut(spec, ":")
+	if kind != "sim" {
+		return options, false, nil
+	}
+	options = sim.Options{Devices: 1, Handles: sim.Exportable}
+	if more {
+		options.Capacity, options.Devices, err = machine(rest)
+	}
+	if err == nil {
+		err = options.Validate()
+	}
+	if err != nil {
+		err = fmt.Errorf("driver %q: %w", spec, err)
+	}
+	return options, true, err
 }
 
 // machine reads SIZE or SIZExDEVICES.

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/cistern-gpu/cistern/cuda"
+	"github.com/cistern-gpu/cistern/internal/testkit"
 )
 
 // sharing is the part of conforms that is about memory for other processes, as far as one process can tell.
@@ -52,7 +53,7 @@ func sharing(t *testing.T, d cuda.Driver, dev cuda.Device, g uint64) {
 			must(t, d.MemSetAccess(p, 4*g, []cuda.Device{dev}))
 			must(t, d.MemRelease(k))
 			must(t, d.MemUnmap(p, 4*g))
-			return descriptors(t)
+			return testkit.Descriptors(t)
 		}
 		if first, second := once(), once(); first != second {
 			t.Errorf("%d descriptors are open, then %d", first, second)
@@ -95,14 +96,6 @@ func sharing(t *testing.T, d cuda.Driver, dev cuda.Device, g uint64) {
 }
 
 func shut(fd int) error { return os.NewFile(uintptr(fd), "shared").Close() }
-
-// descriptors is how many this process has open.
-func descriptors(t *testing.T) int {
-	t.Helper()
-	names, err := os.ReadDir("/proc/self/fd")
-	must(t, err)
-	return len(names)
-}
 
 func closesOnExec(t *testing.T, fd int) bool {
 	t.Helper()

@@ -2,6 +2,7 @@ package sim
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -193,6 +194,9 @@ func (d *Driver) note(op recordOp, stream, addr, size uint64, c *chunk, off uint
 		r.chunk = c.serial
 	}
 	if len(d.log) < logSize {
+		if len(d.log) == cap(d.log) {
+			d.log = slices.Grow(d.log, min(len(d.log)+1, logSize-len(d.log))) // twice as many: append alone would copy a large log four times as often
+		}
 		d.log = append(d.log, r)
 		return
 	}

@@ -97,7 +97,7 @@ var defaultCosts = sync.OnceValue(func() *Costs {
 	c.EventSynchronize, c.StreamSynchronize, c.CtxSynchronize = 130, 160, 250
 	c.StreamGetID, c.StreamGetCaptureInfo, c.Attribute = 16, 13, 20
 	c.ManagedAlloc = 70 * 1000
-	// Medians of cmd/gpuprobe on a third one, at the addresses an allocator would use: cuMemMap 3.7 us where the table
+	// Medians of lab probe on a third one, at the addresses an allocator would use: cuMemMap 3.7 us where the table
 	// has 0.4, cuMemUnmap 14.3 us where it has 11.3.
 	c.MapAfresh, c.UnmapShared = 3300, 3000
 	c.curves[curveHostAlloc] = curve{{2 * mib, 1.06e6}, {64 * mib, 22e6}, {256 * mib, 88e6}, {2048 * mib, 916e6}}

@@ -5,19 +5,30 @@
 // # How the parts fit
 //
 // A Driver has one host clock (clock.go). Programs that use the GPU queue work with Use, UseFor and Read (use.go) on
-// streams (stream.go); work completes at a virtual time, and events (event.go) carry that time from stream to stream
-// and to the host. Memory is physical chunks, reservations and mappings (vmm.go, address.go), cuMemAlloc blocks
-// (memalloc.go) or blocks of stream-ordered pools (pool.go); page-locked and managed memory is real memory of the process
-// (host.go). What was copied or written to memory is kept (contents.go, copy.go): nothing is where nobody wrote. Every
-// call is counted and priced (calls.go, costs.go) and may be made to fail (calls.go).
+// streams (stream.go). Work completes at a virtual time, and events (event.go) carry that time from stream to stream
+// and to the host.
 //
-// The checker (check.go, order.go) judges the caller: memory that is used while it is not mapped, unmapped or freed
+// Memory is physical chunks, reservations and mappings (vmm.go, address.go), cuMemAlloc blocks (memalloc.go) or blocks of
+// stream-ordered pools (pool.go). Page-locked and managed memory is real memory of the process (host.go). Contents that were
+// copied or written are kept, sparsely, by chunk (contents.go, copy.go).
+//
+// Every call is counted, costs what it cost on an H200 (costs.go, h200_driver_costs.csv), and may be made to fail (calls.go).
+// MemFree waits for the work of its context, as cuMemFree does; unmapping does not wait.
+//
+// # The checker
+//
+// The checker (check.go, order.go) judges the caller. Memory that is used while it is not mapped, unmapped or freed
 // while queued work uses it, or used by two streams at once without order is a Fault, with the history of that
-// memory. So code that breaks a rule fails here and not on a GPU, where it would read wrong bytes without a word.
+// memory. So code that breaks a rule fails here. On a GPU it would silently read wrong bytes.
+//
+// # Why to believe it
+//
+// The conformance test in cuda/open runs one contract over this driver, over a stand-in library in C, and over NVIDIA's driver
+// where there is one. What was observed on a GPU is a case in it.
 //
 // # Locks
 //
-// Driver.mu protects everything in the Driver. It is held across the function given to FailCall and SetThread, which
+// Driver.mu protects everything in the Driver. It is held across the functions given to FailCall and SetThread, which
 // therefore must not call the Driver; OnFault is called without it.
 package sim
 
@@ -230,6 +241,7 @@ func (d *Driver) DeviceInfo(dev cuda.Device) (cuda.DeviceInfo, error) {
 		PoolHandles: d.opt.Handles,
 		HostNUMA:    hostNode,
 		HostVMM:     true,
+		LazyHost:    true,
 	}
 	copy(info.UUID[:], "cistern-sim-gpu")
 	info.UUID[15] = byte(dev)

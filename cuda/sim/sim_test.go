@@ -6,16 +6,13 @@ import (
 	"time"
 
 	"github.com/cistern-gpu/cistern/cuda"
+	"github.com/cistern-gpu/cistern/internal/testkit"
 )
 
 const gib = 1 << 30
 
-func ok(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+// ok stops the test on an error.
+var ok = testkit.Must
 
 func must[T any](t testing.TB) func(v T, err error) T {
 	return func(v T, err error) T {

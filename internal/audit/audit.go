@@ -1,12 +1,17 @@
-// Package audit is the reader's side of the audit library: the memory through which it tells of calls of the driver, the
-// environment that has a program load it, and what can be said of a program that will not. The library itself is in the
-// folder audit.
+// Package audit is the reader's side of the audit library: the memory that the library writes calls of the driver to, the
+// environment that has a program load it, and the reasons why a program would not. The library itself is in the folder audit.
 //
-//   - ring.go: the ring in shared memory, of which audit/ring.h is the other description. Linux only.
-//   - pieces.go: what takes more than one record.
+//   - ring_linux.go: the ring in shared memory, of which audit/ring.h is the other description.
+//   - pieces.go: records that are longer than a slot: stacks, code objects.
 //   - program.go, rights_linux.go: programs that the dynamic linker does not start, or starts without auditing.
-//   - modules.go: what a process has loaded, by address.
-//   - watch_linux.go, untraced_linux.go: processes below the program that use the driver and are not seen, and why.
+//   - modules.go: the objects that a process has loaded, by address.
+//   - watch_linux.go, untraced_linux.go: processes below the program that use the driver and are not traced, and why.
+//
+// Nothing in the ring is trusted: a traced program may write over it.
+//
+// A process that is not traced leaves nothing in the ring. It is found from outside, in /proc, a few times a second at most. A
+// process that was started with what the audit library needs counts as traced. Of the others the mapped files are read, and a
+// process is reported once, when the reason can no longer change.
 package audit
 
 import "errors"

@@ -10,6 +10,7 @@ import (
 	"time"
 	"unsafe"
 
+	"github.com/cistern-gpu/cistern/internal/deadline"
 	"golang.org/x/sys/unix"
 )
 
@@ -33,12 +34,10 @@ const (
 const Slots = 1 << 16
 
 // How long a slot that was taken may stay unpublished: what took it was killed in between, or is stopped. On a busy machine that
-// may be for seconds, and to pass it loses a call: so there is more patience while there is room for others. Of the time between
-// two looks no more counts than they are apart where the reader is not stopped itself, as with all else on its machine.
+// may be for seconds, and to pass it loses a call: so the wait is longer while there is room for others.
 const (
-	patience = 10 * time.Second
-	hurried  = time.Second // when half of the ring is taken
-	lookStep = 50 * time.Millisecond
+	slotTimeout     = 10 * time.Second
+	slotTimeoutHalf = time.Second // when half of the ring is taken
 )
 
 // Ring is the reader's end of a ring. It belongs to one goroutine.
@@ -51,9 +50,7 @@ type Ring struct {
 	lost  uint64 // slots that were never published, or written over
 	bad   bool   // what says which slots are taken is not what any producer leaves
 
-	// While the slot at tail is taken and not published:
-	looked time.Time // when that was seen last
-	waited time.Duration
+	late deadline.Deadline // of the slot at tail, while it is taken and not published
 }
 
 // New makes a ring of that many slots, a power of two, for calls with stacks of these kinds.
@@ -172,7 +169,7 @@ func (r *Ring) Drain(most int, last bool, f func(*Record)) int {
 			}
 			r.lost++
 		}
-		r.looked, r.waited = time.Time{}, 0
+		r.late = deadline.Deadline{}
 		r.tail++
 		atomic.StoreUint64(r.word(offTail), r.tail)
 	}
@@ -180,18 +177,15 @@ func (r *Ring) Drain(most int, last bool, f func(*Record)) int {
 }
 
 // Waits reports whether the last Drain ended at a record that was begun and not finished: there may be others behind it.
-func (r *Ring) Waits() bool { return !r.looked.IsZero() }
+func (r *Ring) Waits() bool { return r.late.Begun() }
 
 // wait says whether whoever took the slot at tail is still waited for. taken is how many slots are.
 func (r *Ring) wait(now time.Time, taken uint64) bool {
-	if !r.looked.IsZero() {
-		r.waited += min(now.Sub(r.looked), lookStep)
-	}
-	r.looked = now
+	r.late.Limit = slotTimeout
 	if taken > r.slots/2 {
-		return r.waited < hurried
+		r.late.Limit = slotTimeoutHalf
 	}
-	return r.waited < patience
+	return r.late.Left(now) > 0
 }
 
 func checksum(words *[slotWords]uint64, number uint64) uint64 {

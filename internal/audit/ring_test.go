@@ -17,6 +17,7 @@ import (
 	"time"
 	"unsafe"
 
+	"github.com/cistern-gpu/cistern/internal/deadline"
 	"github.com/cistern-gpu/cistern/internal/rerun"
 )
 
@@ -61,11 +62,15 @@ func TestRingPassesHoles(t *testing.T) {
 	if got := drained(r, false); got != "[]" || !r.Waits() {
 		t.Errorf("the hole was passed at once, or is not waited for: %s", got)
 	}
-	r.looked = r.looked.Add(-time.Hour) // in which the reader was stopped
+	past := time.Now().Add(-time.Hour)
+	r.late = deadline.Deadline{Limit: slotTimeout}
+	r.late.Left(past) // the reader was stopped since
 	if got := drained(r, false); got != "[]" {
 		t.Errorf("the hole was passed after the reader was stopped: %s", got)
 	}
-	r.waited = patience
+	r.late = deadline.Deadline{Limit: slotTimeout}
+	for ; r.late.Left(past) > 0; past = past.Add(deadline.Step) {
+	}
 	if got := drained(r, false); got != "[3]" || r.Lost() != 1 || r.Waits() {
 		t.Errorf("behind the hole: %s, %d lost", got, r.Lost())
 	}

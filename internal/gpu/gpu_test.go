@@ -14,6 +14,7 @@ import (
 	"github.com/cistern-gpu/cistern/cuda/nvidia/standin"
 	"github.com/cistern-gpu/cistern/cuda/sim"
 	"github.com/cistern-gpu/cistern/internal/gpu"
+	"github.com/cistern-gpu/cistern/internal/testkit"
 )
 
 // each runs a test over the stand-in library, and over the real driver where there is one.
@@ -138,9 +139,5 @@ func TestOpenFails(t *testing.T) {
 	}
 }
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+// must stops the test on an error.
+var must = testkit.Must

@@ -17,10 +17,13 @@ func mix(z uint64) uint64 {
 func Word(seed, i uint64) uint64 { return mix(mix(seed) + i*golden) }
 
 // Pattern writes to p what Fill writes to a range as long.
-func Pattern(p []byte, seed uint64) {
+func Pattern(p []byte, seed uint64) { pattern(p, seed, 0) }
+
+// pattern writes the words from number first on.
+func pattern(p []byte, seed, first uint64) {
 	var word [8]byte
 	for i := 0; i*8 < len(p); i++ {
-		binary.LittleEndian.PutUint64(word[:], Word(seed, uint64(i)))
+		binary.LittleEndian.PutUint64(word[:], Word(seed, first+uint64(i)))
 		copy(p[i*8:], word[:])
 	}
 }

@@ -1,31 +1,33 @@
-// Package heap keeps the blocks of one owner in order: which addresses are in use, which are free, which have no
-// memory behind them. It does address arithmetic only; it makes no driver call, takes no lock and knows no policy
-// beyond "smallest block that fits". The caller, who also decides what a stamp means, holds the owner's lock.
+// Package heap keeps the blocks of one owner: which addresses are in use, which are free, which have no memory. It does address
+// arithmetic only. It makes no driver call, takes no lock and has no policy but "the smallest block that fits". Its caller
+// holds the owner's lock and decides what a stamp means.
 //
-// # Life of an address
+// # States of a block
 //
-//	              Map                Take
-//	┌─► Hole ───────────► Free ───────────► Used
-//	│                    ▲  │ ▲              │
-//	│ Reap               │  │ └──────────────┤ Free
-//	│                    │  │ Unmap          ▼ Park
-//	└──── Zombie ◄───────┼──┘             Pending (other streams still use it)
-//	                     └─────────────────┘ Free
+//	                 Map                Take
+//	┌─► Unmapped ───────────► Free ───────────► Used
+//	│                        ▲  │ ▲              │
+//	│ Reap                   │  │ └──────────────┤ Free
+//	│                        │  │ Unmap          ▼ Park
+//	└────── Stale ◄──────────┼──┘             Pending (freed, but other streams still use it)
+//	                         └─────────────────┘ Free
 //
-// Every address of every range that the heap was given belongs to exactly one block, and the blocks of a range form
-// a list in address order, so that neighbours are found in constant time. Free blocks hang in bins by size; holes in
-// bins of their own; used and pending blocks are found by address through an open-addressed table.
+// A free block that a capture must not be given is Held: in no bin, and merged with nothing, until it is free again.
+//
+// Every address of every range that the heap was given belongs to exactly one block. The blocks of a range form a list in
+// address order, so that neighbours are found in constant time. Free blocks are in bins by size; unmapped ranges have bins of
+// their own; used and pending blocks are found by address in an open-addressed table.
 //
 // # Bins
 //
 // Two-level segregated fit (Masmano, Ripoll, Crespo, Real: "TLSF: A New Dynamic Memory Allocator for Real-Time
 // Systems", 2004): a bin for each power of two, cut into 32. Sizes are multiples of 512 bytes, so every size below
 // 16 KiB has a bin to itself and a bin above is at most 1/32 (3.1 %) wide. TLSF proper never looks into the bin that
-// a request itself falls in; here that bin is scanned first, up to scanLimit blocks, because programs ask for the
+// a request itself falls in. Here that bin is scanned first, up to scanLimit blocks, because programs ask for the
 // same sizes again and again, and the smallest block that fits is taken from the bin that is used.
 //
-// Blocks live in one slab without pointers and refer to each other by index: the garbage collector has nothing to
-// follow, and nothing is allocated once the slab and the table have their size.
+// Blocks are records of 64 bytes in one slab. They have no pointers and refer to each other by index, so the garbage collector
+// has nothing to follow. Nothing is allocated once the slab and the table have their size.
 package heap
 
 import (
@@ -43,14 +45,30 @@ type ID int32
 type State uint8
 
 const (
-	unused  State = iota
-	Free          // mapped, in a bin
-	Used          // handed out
-	Pending       // given back, but other streams still use it
-	Hole          // addresses without memory
-	Held          // free, but out of reach: in no bin, and merged with nothing
-	Zombie        // an old mapping that queued work may still use: not to be reused, not yet unmapped
+	unused   State = iota
+	Free           // mapped, in a bin
+	Used           // handed out
+	Pending        // given back, but other streams still use it
+	Unmapped       // addresses without memory
+	Held           // free, but out of reach: in no bin, and merged with nothing
+	Stale          // an old mapping that queued work may still use: not to be reused, not yet unmapped
 )
+
+// Uses says why a free of a block needs more than its stream's order: flags, and the number of the owner's list of other
+// streams that use it, 0 for none. So the hot path compares one word with 0.
+type Uses int32
+
+const (
+	Exported Uses = 1 << 30 // other processes may open the block
+	Paused   Uses = 1 << 29 // the block lacks physical memory
+	flags         = Exported | Paused
+)
+
+// List is the number of the list.
+func (u Uses) List() int32 { return int32(u &^ flags) }
+
+// WithList is the same with another list.
+func (u Uses) WithList(list int32) Uses { return u&flags | Uses(list) }
 
 // Block is one record of the slab: 64 bytes, one cache line.
 type Block struct {
@@ -64,7 +82,7 @@ type Block struct {
 	binNext   ID
 	Capture   uint32 // the owner's: the capture that a used block was handed out to, 0 none
 	Tag       uint32 // the owner's: what a used block was asked for as, 0 none
-	Uses      int32  // the owner's: list of other streams that use the block, 0 none
+	Uses      Uses   // why a free of the block is more than that of its stream, 0 for no reason
 	bin       uint16
 	State     State
 	Mark      uint8 // the owner's, of a used block
@@ -74,11 +92,11 @@ var _ [64 - unsafe.Sizeof(Block{})]byte // a record fits a cache line
 
 // Heap holds the blocks of one owner. The zero value is not ready; use New.
 type Heap struct {
-	blocks []Block
-	spare  ID // list of unused records, through binNext
-	free   bins
-	holes  bins
-	table  table
+	blocks   []Block
+	spare    ID // list of unused records, through binNext
+	free     bins
+	unmapped bins
+	table    table
 
 	// MinRest, when not 0, makes Take avoid blocks of which it would leave less than this many bytes, because that
 	// little is of no use to anybody, unless that is a small part of the request (restPart) or there is no other.
@@ -120,26 +138,26 @@ func (h *Heap) Lookup(addr uint64) (id ID, place uint64, ok bool) {
 	return h.table.find(addr, h.blocks)
 }
 
-// AddRange adds addresses without memory: one hole. Ranges never merge with each other.
+// AddRange adds addresses without memory: one unmapped range. Ranges never merge with each other.
 func (h *Heap) AddRange(addr, size uint64) ID {
 	id := h.record()
 	b := &h.blocks[id]
-	b.Addr, b.Size, b.State = addr, size, Hole
-	h.holes.push(h.blocks, id)
+	b.Addr, b.Size, b.State = addr, size, Unmapped
+	h.unmapped.push(h.blocks, id)
 	h.ranges = append(h.ranges, id)
 	return id
 }
 
-// DropRange forgets a range that is one single hole again, and reports whether it was.
+// DropRange forgets a range that is one single unmapped range again, and reports whether it was.
 func (h *Heap) DropRange(first ID) bool {
 	b := &h.blocks[first]
-	if b.State != Hole || b.prev != 0 || b.next != 0 {
+	if b.State != Unmapped || b.prev != 0 || b.next != 0 {
 		return false
 	}
 	for i, id := range h.ranges {
 		if id == first {
 			h.ranges = append(h.ranges[:i], h.ranges[i+1:]...)
-			h.holes.remove(h.blocks, first)
+			h.unmapped.remove(h.blocks, first)
 			h.recycle(first)
 			return true
 		}
@@ -340,10 +358,10 @@ func (h *Heap) split(id ID, n uint64) ID {
 	return rest
 }
 
-// Map turns [addr, addr+size) of the hole into free memory with the given stamp and returns the free block that holds
+// Map turns [addr, addr+size) of the unmapped range into free memory with the given stamp and returns the free block that holds
 // it, merged with its neighbours.
 func (h *Heap) Map(hole ID, addr, size, stamp uint64) ID {
-	id := h.carve(&h.holes, hole, addr, size)
+	id := h.carve(&h.unmapped, hole, addr, size)
 	b := &h.blocks[id]
 	b.State, b.Stamp = Free, stamp
 	h.FreeBytes += size
@@ -351,7 +369,7 @@ func (h *Heap) Map(hole ID, addr, size, stamp uint64) ID {
 	return h.merge(id)
 }
 
-// Unmap turns [addr, addr+size) of the free block, or of one that is held, into a zombie and returns it. What is left of
+// Unmap turns [addr, addr+size) of the free block, or of one that is held, into a stale mapping and returns it. What is left of
 // the block on either side stays what it was.
 func (h *Heap) Unmap(id ID, addr, size uint64) ID {
 	before := h.blocks[id]
@@ -372,7 +390,7 @@ func (h *Heap) Unmap(id ID, addr, size uint64) ID {
 	if addr+size < before.Addr+before.Size {
 		h.FreeBlocks++
 	}
-	h.blocks[id].State = Zombie
+	h.blocks[id].State = Stale
 	h.FreeBytes -= size
 	return id
 }
@@ -393,25 +411,25 @@ func (h *Heap) carve(from *bins, id ID, addr, size uint64) ID {
 	return id
 }
 
-// Reap turns a zombie into a hole, merges it with neighbouring holes and returns the result.
+// Reap turns a stale mapping into an unmapped range, merges it with neighbouring unmapped ranges and returns the result.
 func (h *Heap) Reap(id ID) ID {
 	b := &h.blocks[id]
-	b.State, b.Stamp = Hole, 0
-	if p := b.prev; p != 0 && h.blocks[p].State == Hole {
-		h.holes.remove(h.blocks, p)
+	b.State, b.Stamp = Unmapped, 0
+	if p := b.prev; p != 0 && h.blocks[p].State == Unmapped {
+		h.unmapped.remove(h.blocks, p)
 		h.absorb(p, id)
 		id = p
 	}
-	if n := h.blocks[id].next; n != 0 && h.blocks[n].State == Hole {
-		h.holes.remove(h.blocks, n)
+	if n := h.blocks[id].next; n != 0 && h.blocks[n].State == Unmapped {
+		h.unmapped.remove(h.blocks, n)
 		h.absorb(id, n)
 	}
-	h.holes.push(h.blocks, id)
+	h.unmapped.push(h.blocks, id)
 	return id
 }
 
-// ReapPart turns [addr, addr+size), which consists of zombies and parts of them, into a hole, merges it with neighbouring
-// holes and returns the result. id is the zombie that addr lies in.
+// ReapPart turns [addr, addr+size), which consists of stale mappings and parts of them, into an unmapped range, merges it with neighbouring
+// unmapped ranges and returns the result. id is the stale mapping that addr lies in.
 func (h *Heap) ReapPart(id ID, addr, size uint64) ID {
 	if left := addr - h.blocks[id].Addr; left > 0 {
 		id = h.split(id, left)
@@ -429,14 +447,14 @@ func (h *Heap) ReapPart(id ID, addr, size uint64) ID {
 // must not change the heap.
 func (h *Heap) EachFree(n uint64, f func(ID, *Block) bool) { h.free.each(h.blocks, n, f) }
 
-// EachHole does the same for holes.
-func (h *Heap) EachHole(n uint64, f func(ID, *Block) bool) { h.holes.each(h.blocks, n, f) }
+// EachHole does the same for unmapped ranges.
+func (h *Heap) EachUnmapped(n uint64, f func(ID, *Block) bool) { h.unmapped.each(h.blocks, n, f) }
 
 // Largest is the size of the largest free block in bytes.
 func (h *Heap) Largest() uint64 { return h.free.largest(h.blocks) }
 
-// LargestHole is the size of the largest hole in bytes.
-func (h *Heap) LargestHole() uint64 { return h.holes.largest(h.blocks) }
+// LargestHole is the size of the largest unmapped range in bytes.
+func (h *Heap) LargestUnmapped() uint64 { return h.unmapped.largest(h.blocks) }
 
 // Each calls f for every block of every range in address order.
 func (h *Heap) Each(f func(ID, *Block) bool) {

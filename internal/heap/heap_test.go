@@ -50,7 +50,7 @@ func (h *Heap) verify() error {
 				if p.Addr+p.Size != b.Addr {
 					return fmt.Errorf("blocks do not tile: %#x+%d, then %#x", p.Addr, p.Size, b.Addr)
 				}
-				if p.State == b.State && (b.State == Free || b.State == Hole) {
+				if p.State == b.State && (b.State == Free || b.State == Unmapped) {
 					return fmt.Errorf("two neighbours of state %d at %#x", b.State, b.Addr)
 				}
 			}
@@ -59,7 +59,7 @@ func (h *Heap) verify() error {
 			case Free:
 				freeBytes += b.Size
 				freeBlocks++
-			case Hole:
+			case Unmapped:
 				holes++
 			case Used, Pending:
 				usedBytes += b.Size
@@ -67,7 +67,7 @@ func (h *Heap) verify() error {
 				if !found || got != id {
 					return fmt.Errorf("block %d at %#x is not in the table (%d, %v)", id, b.Addr, got, found)
 				}
-			case Zombie:
+			case Stale:
 			default:
 				return fmt.Errorf("block %d has state %d", id, b.State)
 			}
@@ -102,7 +102,7 @@ func (h *Heap) verify() error {
 	if err := h.free.verify(h.blocks, Free, freeBlocks); err != nil {
 		return err
 	}
-	return h.holes.verify(h.blocks, Hole, holes)
+	return h.unmapped.verify(h.blocks, Unmapped, holes)
 }
 
 func (b *bins) verify(blocks []Block, state State, want int) error {
@@ -151,7 +151,7 @@ func newMachine(next func() uint64) *machine {
 	m := &machine{h: New(), pending: map[uint64]bool{}, next: next}
 	m.o = naive{base: 1 << 32, state: make([]State, testRange/Align), starts: map[uint64]uint64{}}
 	for i := range m.o.state {
-		m.o.state[i] = Hole
+		m.o.state[i] = Unmapped
 	}
 	m.h.AddRange(m.o.base, testRange)
 	return m
@@ -235,7 +235,7 @@ func (m *machine) step() (what string, err error) {
 		return what, m.o.set(addr, m.o.starts[addr], Used, Pending)
 	case k < 13: // map a piece of a hole
 		var holes []ID
-		m.h.EachHole(chunk, func(id ID, _ *Block) bool { holes = append(holes, id); return true })
+		m.h.EachUnmapped(chunk, func(id ID, _ *Block) bool { holes = append(holes, id); return true })
 		if len(holes) == 0 {
 			return "map: no hole", nil
 		}
@@ -249,7 +249,7 @@ func (m *machine) step() (what string, err error) {
 		if x := m.h.At(merged); x.State != Free || x.Addr > addr || x.Addr+x.Size < addr+size || x.Stamp < 7 {
 			return what, fmt.Errorf("merged into %+v", *x)
 		}
-		return what, m.o.set(addr, size, Hole, Free)
+		return what, m.o.set(addr, size, Unmapped, Free)
 	case k == 13: // unmap a piece of a free block
 		var frees []ID
 		m.h.EachFree(chunk, func(id ID, _ *Block) bool { frees = append(frees, id); return true })
@@ -265,11 +265,11 @@ func (m *machine) step() (what string, err error) {
 		addr := lo + uint64(m.below(int((b.Addr+b.Size-lo)/chunk)))*chunk
 		what = fmt.Sprintf("unmap %#x of %#x+%d", addr, b.Addr, b.Size)
 		z := m.h.Unmap(id, addr, chunk)
-		if x := m.h.At(z); x.State != Zombie || x.Addr != addr || x.Size != chunk {
+		if x := m.h.At(z); x.State != Stale || x.Addr != addr || x.Size != chunk {
 			return what, fmt.Errorf("zombie is %+v", *x)
 		}
 		m.zombies = append(m.zombies, z)
-		return what, m.o.set(addr, chunk, Free, Zombie)
+		return what, m.o.set(addr, chunk, Free, Stale)
 	case len(m.zombies) > 0:
 		i := m.below(len(m.zombies))
 		z := m.zombies[i]
@@ -277,10 +277,10 @@ func (m *machine) step() (what string, err error) {
 		b := *m.h.At(z)
 		what = fmt.Sprintf("reap %#x", b.Addr)
 		merged := m.h.Reap(z)
-		if x := m.h.At(merged); x.State != Hole || x.Addr > b.Addr || x.Addr+x.Size < b.Addr+b.Size {
+		if x := m.h.At(merged); x.State != Unmapped || x.Addr > b.Addr || x.Addr+x.Size < b.Addr+b.Size {
 			return what, fmt.Errorf("merged into %+v", *x)
 		}
-		return what, m.o.set(b.Addr, b.Size, Zombie, Hole)
+		return what, m.o.set(b.Addr, b.Size, Stale, Unmapped)
 	}
 	if m.stacks != nil {
 		m.stacks = nil
@@ -491,32 +491,32 @@ func TestHold(t *testing.T) {
 	}
 }
 
-// TestReapPart: zombies become holes in part, across their borders, and what is left of a held block stays held.
+// TestReapPart: stale mappings become unmapped ranges in part, across their borders, and what is left of a held block stays held.
 func TestReapPart(t *testing.T) {
 	h := New()
 	const base = 1 << 30
 	free := h.Map(h.AddRange(base, 64*Align), base, 64*Align, 3)
 	a := h.Unmap(free, base+8*Align, 8*Align)
 	b := h.Unmap(h.Next(a), base+16*Align, 8*Align)
-	if h.At(a).State != Zombie || h.At(b).State != Zombie || h.FreeBytes != 48*Align {
+	if h.At(a).State != Stale || h.At(b).State != Stale || h.FreeBytes != 48*Align {
 		t.Fatal("no zombies")
 	}
 	hole := h.ReapPart(a, base+10*Align, 10*Align)
-	if x := h.At(hole); x.State != Hole || x.Addr != base+10*Align || x.Size != 10*Align {
+	if x := h.At(hole); x.State != Unmapped || x.Addr != base+10*Align || x.Size != 10*Align {
 		t.Errorf("%+v", *x)
 	}
 	if err := h.verify(); err != nil {
 		t.Fatal(err)
 	}
 	left, right := h.At(h.Prev(hole)), h.At(h.Next(hole))
-	if left.State != Zombie || left.Size != 2*Align || right.State != Zombie || right.Size != 4*Align {
+	if left.State != Stale || left.Size != 2*Align || right.State != Stale || right.Size != 4*Align {
 		t.Errorf("%+v, %+v", *left, *right)
 	}
 	held := h.Next(h.Next(hole))
 	h.Hold(held)
 	addr, size, bytes := h.At(held).Addr, h.At(held).Size, h.FreeBytes
 	z := h.Unmap(held, addr+4*Align, 2*Align)
-	if h.At(z).State != Zombie || h.At(h.Prev(z)).State != Held || h.At(h.Next(z)).State != Held ||
+	if h.At(z).State != Stale || h.At(h.Prev(z)).State != Held || h.At(h.Next(z)).State != Held ||
 		h.At(h.Prev(z)).Size+h.At(h.Next(z)).Size != size-2*Align || h.FreeBytes != bytes-2*Align {
 		t.Error("what is left of a held block is not held")
 	}
@@ -536,8 +536,8 @@ func TestRanges(t *testing.T) {
 		t.Error("a range with memory was dropped")
 	}
 	id := h.Take(1<<20, 1<<20)
-	if h.Largest() != 0 || h.LargestHole() != 1<<20 {
-		t.Errorf("largest free %d, largest hole %d", h.Largest(), h.LargestHole())
+	if h.Largest() != 0 || h.LargestUnmapped() != 1<<20 {
+		t.Errorf("largest free %d, largest hole %d", h.Largest(), h.LargestUnmapped())
 	}
 	block = h.Free(id, 4)
 	z := h.Unmap(block, 1<<33, 1<<20)

@@ -69,7 +69,7 @@ func (t *table) del(hole uint64) {
 	t.n--
 	mask := uint64(len(t.entries) - 1)
 	for i := (hole + 1) & mask; t.entries[i] != 0; i = (i + 1) & mask {
-		// The entry at i may move into the hole unless its home lies cyclically in (hole, i].
+		// The entry at i may move into the unmapped range unless its home lies cyclically in (unmapped range, i].
 		if home := t.home(t.entries[i]>>32) & mask; (i-home)&mask >= (i-hole)&mask {
 			t.entries[hole] = t.entries[i]
 			hole = i

@@ -24,7 +24,7 @@ func TestGofmt(t *testing.T) {
 }
 
 func TestVet(t *testing.T) {
-	if _, err := goRun(t, "vet", "./..."); err != nil {
+	if _, err := inModules("go", "vet", "./..."); err != nil {
 		t.Error(err)
 	}
 }
@@ -33,7 +33,7 @@ func TestStaticcheck(t *testing.T) {
 	if testing.Short() {
 		t.Skip("static analysis takes a minute the first time")
 	}
-	if _, err := goRun(t, "tool", "staticcheck", "./..."); err != nil {
+	if _, err := inModules(tool(t, "staticcheck"), "./..."); err != nil {
 		t.Error(err)
 	}
 }

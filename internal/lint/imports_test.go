@@ -14,18 +14,25 @@ import (
 // who calls it.
 var mayImport = map[string][]string{
 	// The engine, and below it.
-	".":                        {"cuda", "event", "internal/engine/health", "internal/engine/quota", "internal/engine/timeline", "internal/front", "internal/heap", "internal/lockrank", "internal/nopoll", "internal/stacks", "internal/units", "internal/vm", "resource"},
-	"internal/engine/quota":    {"internal/front"},
-	"internal/engine/timeline": {"cuda", "internal/engine/health", "internal/front", "internal/lockrank"},
-	"internal/engine/health":   {"cuda", "internal/front", "internal/lockrank"},
-	"internal/front":           {},
-	"internal/front/model":     {},
+	".":                        {"config", "cuda", "internal/engine", "memory"},
+	"internal/engine":          {"config", "cuda", "event", "internal/deadline", "internal/engine/arena", "internal/engine/health", "internal/engine/journal", "internal/engine/offload", "internal/engine/phys", "internal/engine/quota", "internal/engine/timeline", "internal/engine/views", "internal/heap", "internal/lockrank", "internal/magazine", "internal/nopoll", "internal/stacks", "internal/units", "memory", "resource"},
+	"internal/engine/arena":    {"cuda", "internal/engine/health", "internal/engine/quota", "internal/engine/timeline", "internal/heap", "internal/lockrank", "internal/magazine"},
+	"internal/engine/phys":     {"cuda", "internal/engine/health", "internal/engine/quota"},
+	"memory":                   {"cuda", "event", "internal/units"},
+	"config":                   {"internal/units", "memory"},
+	"internal/engine/journal":  {"event", "internal/engine/health", "internal/lockrank", "internal/stacks"},
+	"internal/engine/offload":  {"cuda", "internal/engine/health", "internal/engine/timeline", "internal/nopoll", "internal/units"},
+	"internal/engine/quota":    {"internal/magazine"},
+	"internal/engine/views":    {"internal/engine/journal", "internal/engine/quota", "internal/heap", "internal/units", "memory"},
+	"internal/engine/timeline": {"cuda", "internal/engine/health", "internal/lockrank", "internal/magazine"},
+	"internal/engine/health":   {"cuda", "internal/lockrank", "internal/magazine"},
+	"internal/magazine":        {"internal/deadline"},
+	"internal/magazine/model":  {},
 	"internal/heap":            {},
 	"internal/stacks":          {},
 	// The order of locks; on where tests import checked.
 	"internal/lockrank":         {},
 	"internal/lockrank/checked": {"internal/lockrank"},
-	"internal/vm":               {"cuda"},
 	"resource":                  {"cuda", "internal/lockrank", "internal/nopoll"},
 	// Resources that need more than the driver, resources by name, and the suite that every resource passes.
 	"resource/nccl":         {"cuda", "internal/environ", "internal/nopoll", "resource"},
@@ -39,19 +46,30 @@ var mayImport = map[string][]string{
 	"cuda/sim":            {"cuda"},
 	"cuda/open":           {"cuda", "cuda/nvidia", "cuda/sim", "internal/units"},
 	// Recorded runs.
-	"trace":   {"event", "internal/leaves", "internal/symbols", "internal/text"},
-	"export":  {"event", "trace"},
-	"replay":  {".", "cuda", "cuda/sim", "event", "internal/leaves", "internal/units", "trace"},
-	"analyze": {"event", "internal/leaves", "internal/units", "replay", "trace"},
-	"report":  {"analyze", "event", "internal/units", "replay", "trace"},
-	// Shared by all: sizes in words, the processor's time.
-	"internal/leaves":  {},
-	"internal/units":   {},
-	"internal/cputime": {},
+	"recording":                        {"event"},
+	"recording/driver":                 {"event", "internal/leaves", "recording", "recording/internal/tables", "recording/native"},
+	"recording/initial":                {"event", "recording", "recording/internal/segments"},
+	"recording/internal/input":         {"recording"},
+	"recording/internal/segments":      {"event", "internal/leaves", "recording"},
+	"recording/internal/tables":        {"event", "internal/symbols", "internal/text", "recording", "recording/internal/input"},
+	"recording/native":                 {"event", "internal/text", "recording", "recording/internal/input", "recording/internal/segments", "recording/internal/tables"},
+	"recording/open":                   {"recording", "recording/internal/input", "recording/native", "recording/pytorch", "recording/rmm"},
+	"recording/pytorch":                {"event", "internal/text", "recording", "recording/initial", "recording/internal/input", "recording/internal/segments", "recording/internal/tables"},
+	"recording/rmm":                    {"event", "recording", "recording/initial", "recording/internal/input", "recording/internal/tables"},
+	"recording/internal/recordingtest": {"event", "internal/cputime", "recording", "recording/driver", "recording/internal/input", "recording/internal/segments", "recording/internal/tables", "recording/native", "recording/open", "recording/pytorch"},
+	"export":                           {"event", "recording"},
+	"replay":                           {".", "cuda", "cuda/sim", "event", "internal/leaves", "internal/units", "recording"},
+	"analyze":                          {"event", "internal/leaves", "internal/units", "recording", "recording/driver", "replay"},
+	"report":                           {"analyze", "event", "internal/units", "recording", "replay"},
+	// Shared by all: sizes in words, the processor's time, waits with an end.
+	"internal/deadline": {},
+	"internal/leaves":   {},
+	"internal/units":    {},
+	"internal/cputime":  {},
 	// Above the engine: memory passed between processes.
-	"internal/share": {".", "cuda", "internal/environ", "internal/nopoll"},
+	"internal/share": {".", "cuda", "internal/deadline", "internal/environ", "internal/nopoll"},
 	// What the audit library says of a program that is traced.
-	"internal/audit": {"internal/cputime"},
+	"internal/audit": {"internal/cputime", "internal/deadline"},
 	// What a process shows of what it holds.
 	"internal/live": {},
 	// Names of functions.
@@ -68,29 +86,35 @@ var mayImport = map[string][]string{
 	// Room for signal handlers on the stacks of goroutines.
 	"internal/stackroom": {},
 	// What an allocator holds, written to a file.
-	"dump": {".", "cuda", "event", "internal/environ", "internal/front", "internal/nopoll", "internal/nvml", "internal/outfile", "internal/text", "internal/units", "trace"},
+	"dump": {".", "cuda", "event", "internal/deadline", "internal/environ", "internal/nopoll", "internal/nvml", "internal/outfile", "internal/text", "internal/units", "recording", "recording/initial", "recording/native"},
 	// What NVIDIA's management library says of a machine.
 	"internal/nvml":         {},
 	"internal/nvml/standin": {"internal/standin"},
 	// What cistern top knows: both of these, put together.
 	"internal/top": {"internal/live", "internal/nvml"},
-	// For tests and commands on a GPU: kernels.
-	"internal/gpu": {"cuda", "cuda/nvidia"},
+	// For tests and for lab: kernels, and what stands in for them on the simulated device.
+	"internal/gpu": {"cuda", "cuda/nvidia", "cuda/sim"},
+	// Shared by the commands of lab.
+	"lab/cli":   {".", "cuda", "cuda/open", "cuda/sim", "internal/gpu", "internal/units"},
+	"lab/meter": {"cuda"},
 	// Tests only.
+	"internal/testkit":  {},
 	"internal/examples": {},
 	"internal/rerun":    {},
+	"internal/slow":     {},
 	"internal/standin":  {},
 	"internal/lint":     {},
 }
 
-// commands may import everything but each other.
-const commands = "cmd/"
+// commands may import everything but each other. Each package of lab is one, and lab imports them all.
+const commands, lab = "cmd/", "lab"
 
 func TestImports(t *testing.T) {
 	for _, p := range packages(t) {
 		name := p.short()
 		allowed, known := mayImport[name]
-		if !known && !strings.HasPrefix(name, commands) {
+		inLab := strings.HasPrefix(name, lab+"/")
+		if !known && !strings.HasPrefix(name, commands) && !inLab && name != lab {
 			t.Errorf("%s: not in the table of who may import whom; see ARCHITECTURE.md for where a package belongs", name)
 			continue
 		}
@@ -99,7 +123,8 @@ func TestImports(t *testing.T) {
 			if !ours {
 				continue
 			}
-			if strings.HasPrefix(i, commands) || known && !slices.Contains(allowed, i) {
+			command := strings.HasPrefix(i, commands) || inLab && strings.HasPrefix(i, lab+"/") && mayImport[i] == nil
+			if command || known && !slices.Contains(allowed, i) {
 				t.Errorf("%s imports %s; it may import %v", name, i, allowed)
 			}
 		}
@@ -110,19 +135,24 @@ func TestImports(t *testing.T) {
 // taken apart any more.
 func TestImportsOfTests(t *testing.T) {
 	never := map[string][]string{
-		".":             {"trace", "replay", "analyze", "report"},
-		"internal/heap": {".", "cuda/sim", "cuda/nvidia", "replay"},
-		"internal/vm":   {".", "replay"},
-		"cuda/sim":      {".", "cuda/nvidia", "replay", "trace"},
-		"cuda/nvidia":   {".", "cuda/sim", "replay", "trace"},
-		"trace":         {".", "replay", "analyze", "report"},
-		"export":        {".", "replay", "report"},
-		"replay":        {"internal/heap", "internal/vm", "report", "analyze"},
-		"analyze":       {"report"},
+		".":                    {"analyze", "replay", "report", "recording", "recording/initial", "recording/native"},
+		"internal/engine":      {".", "analyze", "replay", "report", "recording", "recording/initial", "recording/native"},
+		"internal/heap":        {".", "cuda/nvidia", "cuda/sim", "internal/engine", "replay"},
+		"internal/engine/phys": {".", "internal/engine", "replay"},
+		"cuda/sim":             {".", "cuda/nvidia", "internal/engine", "replay", "recording", "recording/initial", "recording/native"},
+		"cuda/nvidia":          {".", "cuda/sim", "internal/engine", "replay", "recording", "recording/initial", "recording/native"},
+		"trace":                {".", "analyze", "internal/engine", "replay", "report"},
+		"export":               {".", "internal/engine", "replay", "report"},
+		"replay":               {"analyze", "internal/engine", "internal/engine/phys", "internal/heap", "report"},
+		"analyze":              {"report"},
 	}
 	for _, p := range packages(t) {
+		name := p.short()
+		if strings.HasPrefix(name, "recording/") {
+			name = "recording"
+		}
 		for _, i := range append(p.TestImports, p.XTestImports...) {
-			if i, ours := house(i); ours && slices.Contains(never[p.short()], i) {
+			if i, ours := house(i); ours && slices.Contains(never[name], i) {
 				t.Errorf("a test of %s imports %s", p.short(), i)
 			}
 		}
@@ -133,7 +163,11 @@ func TestImportsOfTests(t *testing.T) {
 func TestLocksAreChecked(t *testing.T) {
 	const checked = module + "/internal/lockrank/checked"
 	tests := 0
-	for d := json.NewDecoder(bytes.NewReader(goCommand(t, "list", "-test", "-json=ImportPath,Deps", "./..."))); d.More(); {
+	list, err := inModules("go", "list", "-test", "-json=ImportPath,Deps", "./...")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for d := json.NewDecoder(bytes.NewReader(list)); d.More(); {
 		var p struct {
 			ImportPath string
 			Deps       []string

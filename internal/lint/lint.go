@@ -1,9 +1,9 @@
-// Package lint is the house's rules as tests: who may import whom, what every package and file looks like, that the
-// command builds for every platform, that a program outside the tree can use the library, and that the README is true.
-// There is nothing in it to import.
+// Package lint is the rules of the tree as tests: which package may import which, properties that every package and file has,
+// that the command builds for every platform, that a program outside the tree can use the library, and that the README is
+// true. There is nothing in it to import.
 //
 //	go test ./internal/lint
 //
-// ARCHITECTURE.md says what each package is for; the table in imports_test.go is the part of it that a machine checks.
-// A new package gets a line there, and with it somebody decides where it belongs.
+// ARCHITECTURE.md says what each package is for; the table in imports_test.go is the part of it that a machine checks. A new
+// package gets a line in that table.
 package lint

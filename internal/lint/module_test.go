@@ -3,6 +3,7 @@ package lint
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -15,6 +16,9 @@ import (
 
 // module is the import path that all of the house's begin with.
 const module = "github.com/cistern-gpu/cistern"
+
+// modules are the folders of the tree's modules, from the root. The programs for GPUs are one of their own.
+var modules = []string{".", "lab"}
 
 // goPackage is what `go list -json` says of a package, as far as it is looked at here.
 type goPackage struct {
@@ -61,6 +65,22 @@ func goRun(t testing.TB, args ...string) ([]byte, error) {
 	return output(cmd)
 }
 
+// inModules runs a command in each module and returns what it printed on standard output in all.
+func inModules(name string, args ...string) (all []byte, err error) {
+	for _, folder := range modules {
+		cmd := exec.Command(name, args...)
+		cmd.Dir = filepath.Join("..", "..", folder)
+		out, failed := output(cmd)
+		all, err = append(all, out...), errors.Join(err, failed)
+	}
+	return all, err
+}
+
+// tool is the path of a tool that go.mod names, so that it runs in the other modules too.
+func tool(t testing.TB, name string) string {
+	return strings.TrimSpace(string(goCommand(t, "tool", "-n", name)))
+}
+
 // output is what a command printed on standard output; the error has the rest.
 func output(cmd *exec.Cmd) ([]byte, error) {
 	var out, report bytes.Buffer
@@ -82,9 +102,7 @@ func (e *commandError) Error() string {
 }
 
 var listed = sync.OnceValues(func() ([]*goPackage, error) {
-	cmd := exec.Command("go", "list", "-json", "./...")
-	cmd.Dir = filepath.Join("..", "..")
-	out, err := output(cmd)
+	out, err := inModules("go", "list", "-json", "./...")
 	if err != nil {
 		return nil, err
 	}
@@ -99,7 +117,7 @@ var listed = sync.OnceValues(func() ([]*goPackage, error) {
 	return all, nil
 })
 
-// packages are all packages of the module, as this platform builds them.
+// packages are all packages of the modules, as this platform builds them.
 func packages(t testing.TB) []*goPackage {
 	t.Helper()
 	all, err := listed()

@@ -12,10 +12,10 @@ import (
 // mayPoll are the files of packages in the C library that may use the poller of Go's runtime: what they do is not done there.
 var mayPoll = []string{
 	"dump/child.go", "dump/child_unix.go", // what the child of a process does
-	"internal/front/nap_other.go",
+	"internal/deadline/nap_other.go",
 	"internal/live/layout.go", "internal/live/reader_linux.go", // who reads others' pages
 	"internal/nopoll/kept_other.go", "internal/nopoll/open_other.go",
-	"trace/read.go",
+	"recording/open/open.go",
 }
 
 // TestNoPoller: the C library uses nothing that opens the poller of Go's runtime, which ends the program where it gets no
@@ -49,7 +49,7 @@ func TestNoPoller(t *testing.T) {
 				allowed[name] = true
 				continue
 			}
-			t.Errorf("%s:%d: %s polls: use internal/nopoll or front.Nap", name, i+1, m)
+			t.Errorf("%s:%d: %s polls: use internal/nopoll or package deadline", name, i+1, m)
 		}
 	}
 	if looked < 100 || len(allowed) == 0 {

@@ -14,8 +14,8 @@ import (
 
 	"github.com/cistern-gpu/cistern"
 	_ "github.com/cistern-gpu/cistern/internal/lockrank/checked"
+	"github.com/cistern-gpu/cistern/recording/open"
 	"github.com/cistern-gpu/cistern/replay"
-	"github.com/cistern-gpu/cistern/trace"
 )
 
 // TestOutsideProgram builds the README's Go program as a stranger would, in a module of its own that finds this one by
@@ -72,7 +72,7 @@ func TestReadmeJSON(t *testing.T) {
 	if err := json.Unmarshal([]byte(example), &says); err != nil {
 		t.Fatal(err)
 	}
-	f, err := trace.ReadFile(filepath.Join(root(t), "trace", "testdata", "detection.pickle.gz"))
+	f, err := open.File(filepath.Join(root(t), "recording", "testdata", "detection.pickle.gz"))
 	if err != nil {
 		t.Fatal(err)
 	}

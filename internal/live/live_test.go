@@ -21,6 +21,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cistern-gpu/cistern/internal/testkit"
 	"golang.org/x/sys/unix"
 )
 
@@ -142,7 +143,7 @@ func read(t *testing.T, r *Reader, details bool) Process {
 }
 
 func TestPublish(t *testing.T) {
-	before := openFiles(t)
+	before := testkit.Descriptors(t)
 	goroutines := runtime.NumGoroutine()
 	var reserved, detailed atomic.Uint64
 	page, err := Publish(Process{Name: "me", Args: []string{"a", "b"}, Kind: KindCistern, Version: "0.5", Conf: "x:y"},
@@ -209,7 +210,7 @@ func TestPublish(t *testing.T) {
 	if _, err := r.Read(false); !errors.Is(err, os.ErrClosed) {
 		t.Errorf("reading what is closed: %v", err)
 	}
-	eventually(t, "nothing is left", func() bool { return openFiles(t) <= before && runtime.NumGoroutine() <= goroutines })
+	eventually(t, "nothing is left", func() bool { return testkit.Descriptors(t) <= before && runtime.NumGoroutine() <= goroutines })
 }
 
 // The questions end with who asks, also when that is by being stopped: a lock tells the second.
@@ -376,7 +377,7 @@ func TestStopped(t *testing.T) {
 // TestKilled reads fifty processes that write as fast as they can while they are killed at random, half of them once they were
 // read: each answer is one that the process wrote as a whole, or that it has ended.
 func TestKilled(t *testing.T) {
-	before := openFiles(t)
+	before := testkit.Descriptors(t)
 	const many = 50
 	var wg sync.WaitGroup
 	var reads atomic.Int64
@@ -444,7 +445,7 @@ func TestKilled(t *testing.T) {
 	if reads.Load() < many {
 		t.Errorf("only %d reads", reads.Load())
 	}
-	eventually(t, "nothing is left open", func() bool { return openFiles(t) <= before })
+	eventually(t, "nothing is left open", func() bool { return testkit.Descriptors(t) <= before })
 }
 
 func ended(pid int) bool {
@@ -630,15 +631,6 @@ func TestListEnds(t *testing.T) {
 	if r, errs := list(ctx, hidden, nil); len(r) != 0 || len(errs) != 1 || !errors.Is(errs[0], context.Canceled) {
 		t.Errorf("%v, %v", r, errs)
 	}
-}
-
-func openFiles(t *testing.T) int {
-	t.Helper()
-	list, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		t.Fatal(err)
-	}
-	return len(list)
 }
 
 func BenchmarkList(b *testing.B) {

@@ -4,10 +4,12 @@
 //
 // A goroutine locks a mutex only while every mutex that it holds has a lower rank. The ranks below are the order.
 //
-//   - Several mutexes of rank [Lane] are held only by a holder of [Device].
+//   - Several mutexes of rank [Arena] are held only by a holder of [Device].
+//   - The mutex of an arena with a magazine covers the magazine's word, which C code takes by itself.
 //   - The ranks after [Allocator] are leaves: their holders lock nothing more.
 //
-// Mutexes that are held over no call that locks or waits, as those of internal/stacks and of adaptors, have no rank.
+// Mutexes that are held over no call that locks or waits, as those of internal/stacks and of adaptors, have no rank. Python's
+// interpreter lock and the locks of the PyTorch adapter come before all of these.
 //
 // # The check
 //
@@ -15,6 +17,10 @@
 // where a test imports package internal/lockrank/checked, which package internal/lint demands of each test that runs the
 // engine, and in builds with the tag lockrank, which tests use for the libraries and programs that they build. Elsewhere a
 // Mutex is a sync.Mutex behind one branch.
+//
+// Annotations (// +checklocks:) say which lock guards a field and which lock the caller of a function holds. An analyser,
+// gVisor's checklocks, checks them in internal/lint. It does not follow the locks of arenas, of which several are held at once,
+// nor function literals.
 package lockrank
 
 import (
@@ -34,7 +40,7 @@ const (
 	Private        // Device.privateMu
 	Glance         // glance.mu
 	Device         // Device.mu
-	Lane           // lane.mu, and the front's word behind it
+	Arena          // arena.Arena.mu, and the magazine's word behind it
 	Waits          // timeline.Stream.waitMu
 	Stream         // timeline.Stream.mu
 	Allocator      // Allocator.mu
@@ -47,7 +53,7 @@ const (
 )
 
 var names = [ranks]string{"a mutex without rank", "Allocator.keeping", "Device.pausing", "Device.privateMu", "glance.mu", "Device.mu",
-	"lane.mu", "timeline.Stream.waitMu", "timeline.Stream.mu", "Allocator.mu", "opened.mu", "timeline.Gate.mu", "timeline.Device.mu", "history.mu",
+	"Arena.mu", "timeline.Stream.waitMu", "timeline.Stream.mu", "Allocator.mu", "opened.mu", "timeline.Gate.mu", "timeline.Device.mu", "history.mu",
 	"resource.SingleHandle.mu"}
 
 func (r Rank) String() string { return names[r] }
@@ -124,7 +130,7 @@ func (m *Mutex) check(g uintptr) {
 	held := holds(g)
 	for r, n := range held {
 		r := Rank(r)
-		if n == 0 || r < m.Rank && !r.leaf() || r == Lane && m.Rank == Lane && held[Device] != 0 {
+		if n == 0 || r < m.Rank && !r.leaf() || r == Arena && m.Rank == Arena && held[Device] != 0 {
 			continue
 		}
 		panic(fmt.Sprintf("lockrank: %s is locked while %s is held, against the order", m.Rank, r))

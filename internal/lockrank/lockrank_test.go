@@ -82,24 +82,24 @@ func TestSecondLock(t *testing.T) {
 
 func TestSeveralLanes(t *testing.T) {
 	checked(t)
-	dev, a, b := Mutex{Rank: Device}, Mutex{Rank: Lane}, Mutex{Rank: Lane}
+	dev, a, b := Mutex{Rank: Device}, Mutex{Rank: Arena}, Mutex{Rank: Arena}
 	dev.Lock()
 	a.Lock()
 	b.Lock()
 	if got := violation(a.Lock); !strings.Contains(got, "a second time") {
 		t.Errorf("a lane that is held: %q", got)
 	}
-	if got := violation(func() { HoldsNone(Lane, "a call") }); !strings.Contains(got, "a call while lane.mu is held") {
+	if got := violation(func() { HoldsNone(Arena, "a call") }); !strings.Contains(got, "a call while Arena.mu is held") {
 		t.Errorf("%q", got)
 	}
 	b.Unlock()
 	a.Unlock()
-	HoldsNone(Lane, "a call")
+	HoldsNone(Arena, "a call")
 	dev.Unlock()
 	if !a.TryLock() {
 		t.Fatal("a lane that nobody holds")
 	}
-	if got := violation(b.Lock); !strings.Contains(got, "lane.mu is locked while lane.mu is held") {
+	if got := violation(b.Lock); !strings.Contains(got, "Arena.mu is locked while Arena.mu is held") {
 		t.Errorf("two lanes without the device's lock: %q", got)
 	}
 	a.Unlock()

@@ -6,8 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
 	"reflect"
 	"runtime"
 	"strings"
@@ -15,6 +13,7 @@ import (
 	"time"
 
 	"github.com/cistern-gpu/cistern/internal/nvml/standin"
+	"github.com/cistern-gpu/cistern/internal/testkit"
 )
 
 const (
@@ -354,23 +353,16 @@ func TestLate(t *testing.T) {
 func TestNoDescriptors(t *testing.T) {
 	standin.Describe(t, driver, gpu0)
 	library := standin.Build(t)
-	count := func() int {
-		list, err := filepath.Glob("/proc/self/fd/*")
-		if err != nil || len(list) == 0 {
-			t.Fatal(os.ErrInvalid)
-		}
-		return len(list)
-	}
 	var before int
 	for i := range 20 {
 		if _, err := neighbours(t.Context(), library, uuid(0)); err != nil {
 			t.Fatal(err)
 		}
 		if i == 0 {
-			before = count()
+			before = testkit.Descriptors(t)
 		}
 	}
-	if after := count(); after > before {
+	if after := testkit.Descriptors(t); after > before {
 		t.Errorf("%d descriptors, %d after the first time", after, before)
 	}
 }

@@ -6,9 +6,9 @@ import (
 	"os"
 	"path/filepath"
 	"syscall"
-	"time"
 
 	"github.com/cistern-gpu/cistern"
+	"github.com/cistern-gpu/cistern/internal/deadline"
 )
 
 // request is a conversation with a process that shares memory.
@@ -28,7 +28,7 @@ func (p *Process) ask(h Handle) (*request, error) {
 	if err != nil {
 		return nil, err
 	}
-	c, err := newConn(fd, p.guard, p.patience)
+	c, err := newConn(fd, p.guard, p.timeout)
 	if err != nil {
 		return nil, err
 	}
@@ -46,15 +46,13 @@ func (p *Process) dial(h Handle) (int, error) {
 	if err != nil {
 		return -1, fmt.Errorf("open: %w", os.NewSyscallError("socket", err))
 	}
-	for end := time.Now().Add(p.patience); ; _ = poll(nil, 5*time.Millisecond) {
+	wait := deadline.Deadline{Limit: p.timeout}
+	wait.Poll(func() bool {
 		err = syscall.Connect(fd, &syscall.SockaddrUnix{Name: h.Socket})
-		if err == nil {
-			return fd, nil
-		}
-		// EAGAIN: too many are in line.
-		if err != syscall.EAGAIN && err != syscall.EINTR || time.Now().After(end) {
-			break
-		}
+		return err != syscall.EAGAIN && err != syscall.EINTR // EAGAIN: too many are in line
+	})
+	if err == nil {
+		return fd, nil
 	}
 	syscall.Close(fd)
 	switch err {
@@ -64,7 +62,7 @@ func (p *Process) dial(h Handle) (int, error) {
 		return -1, fmt.Errorf("process %d, which shared the memory, has ended, or its %s is not this process's (containers need it in common)",
 			h.PID, filepath.Dir(filepath.Dir(h.Socket)))
 	case syscall.EAGAIN:
-		return -1, fmt.Errorf("process %d, which shared the memory, did not answer for %v", h.PID, p.patience)
+		return -1, fmt.Errorf("process %d, which shared the memory, did not answer for %v", h.PID, p.timeout)
 	case syscall.EACCES, syscall.EPERM:
 		return -1, fmt.Errorf("process %d, which shared the memory, belongs to another user", h.PID)
 	}
@@ -120,7 +118,7 @@ func (r *request) explain(err error) error {
 	case errors.Is(err, errEnded):
 		return fmt.Errorf("process %d, which shared the memory, ended or hung up before it was open", r.h.PID)
 	case errors.Is(err, os.ErrDeadlineExceeded):
-		return fmt.Errorf("process %d, which shared the memory, did not answer for %v", r.h.PID, r.c.patience)
+		return fmt.Errorf("process %d, which shared the memory, did not answer for %v", r.h.PID, r.c.timeout)
 	}
 	return fmt.Errorf("opening memory of process %d: %w", r.h.PID, err)
 }

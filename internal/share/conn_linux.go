@@ -14,22 +14,22 @@ import (
 // Cistern.
 type conn struct {
 	socket
-	guard    Guard
-	patience time.Duration
-	until    time.Time   // for what is waited for
-	over     atomic.Bool // nothing is waited for any more
-	poller   *poller     // that waits; nil: the calling thread does
+	guard   Guard
+	timeout time.Duration
+	until   time.Time   // for what is waited for
+	over    atomic.Bool // nothing is waited for any more
+	poller  *poller     // that waits; nil: the calling thread does
 }
 
 // newConn takes a connected, non-blocking socket.
-func newConn(fd int, guard Guard, patience time.Duration) (*conn, error) {
+func newConn(fd int, guard Guard, timeout time.Duration) (*conn, error) {
 	s, err := newSocket(fd)
 	if err != nil {
 		syscall.Close(fd)
 		return nil, err
 	}
 	guard.Opened(fd)
-	return &conn{socket: s, guard: guard, patience: patience}, nil
+	return &conn{socket: s, guard: guard, timeout: timeout}, nil
 }
 
 func (c *conn) close() { c.socket.close(c.guard) }
@@ -44,7 +44,7 @@ func (c *conn) user() (uint32, error) {
 }
 
 // begin is the time from which on the other side has so long.
-func (c *conn) begin() { c.until = time.Now().Add(c.patience) }
+func (c *conn) begin() { c.until = time.Now().Add(c.timeout) }
 
 // hurry ends what is waited for, now and from now on.
 func (c *conn) hurry() {

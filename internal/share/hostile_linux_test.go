@@ -46,7 +46,7 @@ func TestDeadExporter(t *testing.T) {
 // A process that is stopped, or a forked child that has its socket, never answers.
 func TestSilentExporter(t *testing.T) {
 	from, to := newParty(t, cistern.Options{}), newParty(t, cistern.Options{})
-	to.patience = 200 * time.Millisecond
+	to.timeout = 200 * time.Millisecond
 	h, err := Parse(from.share(from.alloc(mib)))
 	must(t, err)
 	dir := t.TempDir()
@@ -74,7 +74,7 @@ func (p *party) refusedSoon(handle, words string) {
 		begin := time.Now()
 		p.refused(handle, words)
 		took := time.Since(begin)
-		if took < p.patience+2*time.Second {
+		if took < p.timeout+2*time.Second {
 			return
 		}
 		if time.Now().After(end) {
@@ -100,7 +100,7 @@ func TestStopped(t *testing.T) {
 	if _, _, err := c.next(nil, kindHello); !errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Errorf("where nothing was: %v", err)
 	}
-	c.patience = time.Hour
+	c.timeout = time.Hour
 	c.hurry()
 	if _, _, err := c.next(nil, kindHello); !errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Errorf("one that is to end: %v", err)
@@ -185,7 +185,7 @@ func TestHostileExporter(t *testing.T) {
 
 // converse is Open over a connection that is there already.
 func (p *party) converse(fd int) (cuda.Ptr, error) {
-	c, err := newConn(fd, p.guard, p.patience)
+	c, err := newConn(fd, p.guard, p.timeout)
 	if err != nil {
 		return 0, err
 	}
@@ -200,7 +200,7 @@ func (p *party) converse(fd int) (cuda.Ptr, error) {
 // Importers that say nothing, or take nothing, hold up nobody; too many are told so.
 func TestStuckImporters(t *testing.T) {
 	from, to := newParty(t, cistern.Options{ChunkMax: 2 * mib}), newParty(t, cistern.Options{})
-	from.patience = time.Hour
+	from.timeout = time.Hour
 	h := from.share(from.alloc(400 * mib))
 	const stuck = 20
 	from.stick(to, h, stuck)
@@ -225,7 +225,7 @@ func TestStuckImporters(t *testing.T) {
 // Importers that say nothing, or take nothing, are not waited for for ever.
 func TestStuckImportersEnd(t *testing.T) {
 	from, to := newParty(t, cistern.Options{ChunkMax: 2 * mib}), newParty(t, cistern.Options{})
-	from.patience = 200 * time.Millisecond
+	from.timeout = 200 * time.Millisecond
 	h := from.share(from.alloc(mib))
 	from.stick(to, h, maxPeers)
 	for end := time.Now().Add(2 * time.Minute); ; { // on a busy machine one that speaks may take as long as well
@@ -333,7 +333,7 @@ func fuzzWorld(f *testing.F) {
 		e, err := a.Export(ptr)
 		must(f, err)
 		world.p, world.id = New(a, nil), e.ID
-		world.p.token, world.p.patience = [16]byte{1}, time.Minute
+		world.p.token, world.p.timeout = [16]byte{1}, time.Minute
 	})
 }
 
@@ -352,9 +352,9 @@ func FuzzExporter(f *testing.F) {
 			return
 		}
 		ours, theirs := pair(t)
-		c, err := newConn(ours, noGuard{}, world.p.patience)
+		c, err := newConn(ours, noGuard{}, world.p.timeout)
 		must(t, err)
-		peer, err := newConn(theirs, noGuard{}, world.p.patience)
+		peer, err := newConn(theirs, noGuard{}, world.p.timeout)
 		must(t, err)
 		var wg sync.WaitGroup
 		wg.Go(func() {
@@ -409,16 +409,16 @@ func FuzzImporter(f *testing.F) {
 	a, err := cistern.New(drv, cistern.Options{})
 	must(f, err)
 	p := New(a, nil)
-	p.patience = time.Minute
+	p.timeout = time.Minute
 	_, err = a.Device(0)
 	must(f, err)
 	f.Fuzz(func(t *testing.T, first, second, third []byte) {
 		ours, theirs := pair(t)
-		c, err := newConn(ours, noGuard{}, p.patience)
+		c, err := newConn(ours, noGuard{}, p.timeout)
 		must(t, err)
 		var wg sync.WaitGroup
 		wg.Go(func() {
-			peer, err := newConn(theirs, noGuard{}, p.patience)
+			peer, err := newConn(theirs, noGuard{}, p.timeout)
 			if err != nil {
 				t.Error(err)
 				return

@@ -16,8 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Patience is how long each side waits for the next word of the other.
-const Patience = 10 * time.Second
+// Timeout is how long each side waits for the next word of the other.
+const Timeout = 10 * time.Second
 
 // Guard is told of what a child of fork must close and what must go when the process exits. Its methods are called from
 // any goroutine.
@@ -30,10 +30,10 @@ type Guard interface {
 
 // Process shares the memory of one allocator, and opens others'.
 type Process struct {
-	a        *cistern.Allocator
-	guard    Guard
-	patience time.Duration
-	user     uint32 // whose processes are answered and asked
+	a       *cistern.Allocator
+	guard   Guard
+	timeout time.Duration
+	user    uint32 // whose processes are answered and asked
 
 	identity [16]byte
 	token    [16]byte
@@ -49,12 +49,12 @@ func New(a *cistern.Allocator, guard Guard) *Process {
 	if guard == nil {
 		guard = noGuard{}
 	}
-	p := &Process{a: a, guard: guard, patience: Patience, user: uint32(os.Geteuid())}
+	p := &Process{a: a, guard: guard, timeout: Timeout, user: uint32(os.Geteuid())}
 	p.unsure = cmp.Or(random(p.identity[:]), random(p.token[:]))
 	return p
 }
 
-// random fills b with what nobody can guess. Package crypto/rand could, but starts a timer of Go's (see front.Nap) and ends the
+// random fills b with what nobody can guess. Package crypto/rand could, but starts a timer of Go's (see package deadline) and ends the
 // process where there is nothing random.
 func random(b []byte) error {
 	if n, err := unix.Getrandom(b, 0); err == nil && n == len(b) {

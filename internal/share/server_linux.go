@@ -17,7 +17,7 @@ import (
 	"github.com/cistern-gpu/cistern/internal/nopoll"
 )
 
-// maxPeers is how many importers are answered at once. More are turned away: those that hang are gone after Patience.
+// maxPeers is how many importers are answered at once. More are turned away: those that hang are gone after Timeout.
 const maxPeers = 64
 
 // server answers importers.
@@ -206,7 +206,7 @@ func (s *server) accept() {
 			}
 			continue
 		}
-		c, err := newConn(fd, s.p.guard, s.p.patience)
+		c, err := newConn(fd, s.p.guard, s.p.timeout)
 		if err != nil {
 			continue
 		}

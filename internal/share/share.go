@@ -25,7 +25,7 @@
 //
 // # What can go wrong
 //
-// Each step is waited for no longer than Patience: a process that is gone or stuck is an error, never a hang. A child of
+// Each step is waited for no longer than Timeout: a process that is gone or stuck is an error, never a hang. A child of
 // fork has the parent's descriptors but not its goroutines: Guard is told of every descriptor, so that the child can
 // close them and a dead parent is seen as such.
 package share

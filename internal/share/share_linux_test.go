@@ -15,6 +15,7 @@ import (
 	"github.com/cistern-gpu/cistern"
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/cuda/sim"
+	"github.com/cistern-gpu/cistern/internal/testkit"
 )
 
 const mib = 1 << 20
@@ -84,7 +85,7 @@ func newParty(t testing.TB, opts cistern.Options) *party {
 	a, err := cistern.New(p.drv, opts)
 	must(t, err)
 	p.Process = New(a, &p.fds)
-	p.patience = time.Minute // nobody here who is to answer takes longer than a busy machine does
+	p.timeout = time.Minute // nobody here who is to answer takes longer than a busy machine does
 	p.dev, err = a.Device(0)
 	must(t, err)
 	p.st, err = p.dev.Stream(cuda.StreamLegacy)
@@ -104,12 +105,8 @@ func newParty(t testing.TB, opts cistern.Options) *party {
 	return p
 }
 
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+// must stops the test on an error.
+var must = testkit.Must
 
 func (p *party) alloc(size uint64) cuda.Ptr {
 	p.t.Helper()
@@ -159,19 +156,12 @@ func (p *party) refused(handle, words string) {
 	}
 }
 
-func descriptors(t testing.TB) int {
-	t.Helper()
-	names, err := os.ReadDir("/proc/self/fd")
-	must(t, err)
-	return len(names)
-}
-
 // leaves waits until no more descriptors are open than so many: the other side of a connection ends after this one.
 func leaves(t *testing.T, most int) {
 	t.Helper()
-	for end := time.Now().Add(2 * time.Minute); descriptors(t) > most; time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(2 * time.Minute); testkit.Descriptors(t) > most; time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatalf("%d descriptors are open, at most %d should be", descriptors(t), most)
+			t.Fatalf("%d descriptors are open, at most %d should be", testkit.Descriptors(t), most)
 		}
 	}
 }
@@ -180,7 +170,7 @@ func TestShare(t *testing.T) {
 	for name, opts := range map[string]cistern.Options{"chunks": {}, "segments": {Backend: cistern.BackendMalloc}} {
 		t.Run(name, func(t *testing.T) {
 			from, to := newParty(t, opts), newParty(t, opts)
-			before := descriptors(t)
+			before := testkit.Descriptors(t)
 			for _, size := range []uint64{1, 300 << 10, 3*mib + 5, 100 * mib} {
 				ptr := from.alloc(size)
 				h := from.share(ptr)
@@ -215,7 +205,7 @@ func TestManyChunks(t *testing.T) {
 	var limit syscall.Rlimit
 	must(t, syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit))
 	low := limit
-	low.Cur = uint64(descriptors(t)) + 60 // for both parties, whose batches are up to 64 each
+	low.Cur = uint64(testkit.Descriptors(t)) + 60 // for both parties, whose batches are up to 64 each
 	from, to := newParty(t, cistern.Options{}), newParty(t, cistern.Options{})
 	const size = 80 << 30
 	h := from.share(from.alloc(size))
@@ -359,7 +349,7 @@ func TestThousandCycles(t *testing.T) {
 	from, to := newParty(t, cistern.Options{ChunkMax: 2 * mib}), newParty(t, cistern.Options{})
 	h := from.share(from.alloc(20 * mib))
 	to.uses(h, 20*mib)
-	before := descriptors(t)
+	before := testkit.Descriptors(t)
 	for range 1000 {
 		to.uses(h, 20*mib)
 	}

@@ -25,9 +25,9 @@ type (
 
 // Machine is the source that looks at this one. It belongs to one goroutine at a time.
 type Machine struct {
-	// Patience is how long a look waits for NVML, which may take seconds to start and for ever where a GPU is broken. What
+	// Timeout is how long a look waits for NVML, which may take seconds to start and for ever where a GPU is broken. What
 	// does not come in time is there at the next look.
-	Patience time.Duration
+	Timeout time.Duration
 
 	// NVML, and where its answers come in; nil while nobody asks it.
 	library  string // its file, "" the installed one
@@ -68,7 +68,7 @@ const (
 // NewMachine returns the source that looks at this machine, through the NVML in file library or, if that is empty, the
 // installed one.
 func NewMachine(library string) *Machine {
-	return &Machine{library: library, Patience: 2 * time.Second}
+	return &Machine{library: library, Timeout: 2 * time.Second}
 }
 
 // Close lets go of the pages and of NVML, if it is not busy.
@@ -120,15 +120,16 @@ func (m *Machine) ask() {
 // wait takes NVML's answer if it comes in time; else the last one has to do.
 func (m *Machine) wait(ctx context.Context, l *Look) {
 	if m.answer != nil {
-		late := time.NewTimer(max(0, m.Patience-time.Since(m.asked)))
-		defer late.Stop()
+		wait, cancel := context.WithDeadline(ctx, m.asked.Add(m.Timeout))
+		defer cancel()
 		select {
 		case a := <-m.answer:
 			m.take(a)
-		case <-late.C:
+		case <-wait.Done():
 			l.NoCards = fmt.Sprintf("NVML has not answered for %v", time.Since(m.asked).Round(time.Second))
-		case <-ctx.Done():
-			l.NoCards = ctx.Err().Error()
+			if err := ctx.Err(); err != nil {
+				l.NoCards = err.Error()
+			}
 		}
 	}
 	if m.answer != nil { // reading the pages may have taken longer than the answer: it counts if it is there

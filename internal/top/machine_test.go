@@ -34,7 +34,7 @@ func machine(t *testing.T, text string) (m *Machine, change func(string)) {
 	change(text)
 	t.Setenv("STANDIN_NVML", file)
 	m = NewMachine(standin.Build(t))
-	m.Patience = time.Minute // a busy machine starts the library slowly
+	m.Timeout = time.Minute // a busy machine starts the library slowly
 	t.Cleanup(m.Close)
 	return m, change
 }
@@ -127,11 +127,11 @@ func TestMachine(t *testing.T) {
 	})
 }
 
-// An NVML that hangs costs a look its patience and no more; what processes publish is there all the same.
+// An NVML that hangs costs a look its timeout and no more; what processes publish is there all the same.
 func TestMachineWithoutAnswers(t *testing.T) {
 	const text = "driver version=580.65.06\ngpu uuid=GPU-00010203-0405-0607-0809-0a0b0c0d0e0f name=H200 bus=0 total=1000 reserved=10 used=650 util=37 memutil=12\n"
 	m, change := machine(t, text+"hang call=nvmlDeviceGetUUID\n")
-	m.Patience = 200 * time.Millisecond
+	m.Timeout = 200 * time.Millisecond
 	publish(t, [16]byte{1})
 	await(t, m, Wanted{}, "the page", func(s *State, table Table) bool {
 		return row(table, os.Getpid()) != nil && strings.Contains(s.Look().NoCards, "NVML has not answered for")
@@ -143,7 +143,7 @@ func TestMachineWithoutAnswers(t *testing.T) {
 		m.Look(t.Context(), Wanted{})
 		took = min(took, time.Since(begin))
 	}
-	if took >= m.Patience {
+	if took >= m.Timeout {
 		t.Errorf("the shortest of ten looks took %v", took)
 	}
 	change(text)

@@ -292,20 +292,10 @@ func sum(all []Holding) Memory {
 	limits := true
 	for i := range all {
 		h := &all[i].Memory
-		m.Reserved += h.Reserved
-		m.Allocated += h.Allocated
-		m.Active += h.Active
-		m.Cached += h.Cached
-		m.Paused += h.Paused
-		m.PeakReserved += h.PeakReserved
-		m.PeakAllocated += h.PeakAllocated
-		m.Limit += h.Limit
-		m.DriverCalls += h.DriverCalls
-		m.Retries += h.Retries
-		m.OOMs += h.OOMs
-		m.Used += h.Used
+		for _, of := range numbers {
+			*of(&m) += *of(h)
+		}
 		m.UsedKnown = m.UsedKnown || h.UsedKnown
-		m.Other += h.Other
 		m.OtherKnown = m.OtherKnown || h.OtherKnown
 		m.Page = m.Page || h.Page
 		m.Rate += h.Rate

@@ -192,7 +192,7 @@ func TestEndedProcessesVanish(t *testing.T) {
 	again.Start = 77 // the number is used again
 	s.Add(Look{At: noon.Add(time.Second), Processes: []Process{again}})
 	got := s.Table(all)
-	if len(got.Rows) != 1 || got.Rows[0].Start != 77 || s.Has(2, 2) || !s.Has(2, 77) || len(s.processes) != 1 {
+	if len(got.Rows) != 1 || got.Rows[0].Start != 77 || s.rows[id{2, 2}] != nil || s.rows[id{2, 77}] == nil || len(s.processes) != 1 {
 		t.Errorf("%+v, %d remembered", got.Rows, len(s.processes))
 	}
 	if n := len(got.Rows[0].Trend.points); n != 1 {

@@ -78,9 +78,6 @@ func (s *State) Table(c Choice) Table {
 	return t
 }
 
-// Has says whether a process is still there.
-func (s *State) Has(pid int, start uint64) bool { return s.rows[id{pid, start}] != nil }
-
 // chosen reports whether a GPU is the one with a number. Simulated ones are numbered by themselves: beside real ones their
 // numbers choose nothing.
 func chosen(all []GPU, g *GPU, number int) bool {
@@ -111,19 +108,7 @@ func (r *Row) matches(text string) bool {
 // compare sorts the more important before the less. Those of whom a number is not known come last, by what the driver
 // says of them.
 func compare(a, b *Row, by Key) int {
-	number := func(of func(m *Memory) uint64) int {
-		known := cmp.Compare(btoi(b.Sum.Page), btoi(a.Sum.Page))
-		return cmp.Or(known, cmp.Compare(of(&b.Sum), of(&a.Sum)), cmp.Compare(b.Sum.Used, a.Sum.Used))
-	}
 	switch by {
-	case "allocated":
-		return number(func(m *Memory) uint64 { return m.Allocated })
-	case "cached":
-		return number(func(m *Memory) uint64 { return m.Cached })
-	case "peak":
-		return number(func(m *Memory) uint64 { return m.PeakReserved })
-	case "ooms":
-		return number(func(m *Memory) uint64 { return m.OOMs })
 	case "used":
 		return cmp.Compare(max(b.Sum.Used, b.Sum.Reserved), max(a.Sum.Used, a.Sum.Reserved))
 	case "rate":
@@ -133,7 +118,11 @@ func compare(a, b *Row, by Key) int {
 	case "name":
 		return cmp.Compare(strings.ToLower(a.Title), strings.ToLower(b.Title))
 	}
-	return number(func(m *Memory) uint64 { return m.Reserved })
+	if numbers[by] == nil {
+		by = Keys[0]
+	}
+	return cmp.Or(cmp.Compare(btoi(b.Sum.Page), btoi(a.Sum.Page)), cmp.Compare(b.Sum.Number(by), a.Sum.Number(by)),
+		cmp.Compare(b.Sum.Used, a.Sum.Used))
 }
 
 func btoi(b bool) int {

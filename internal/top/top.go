@@ -123,6 +123,26 @@ type Memory struct {
 	OtherKnown bool
 }
 
+// numbers are those of a Memory that add up.
+var numbers = map[Key]func(*Memory) *uint64{
+	"used":           func(m *Memory) *uint64 { return &m.Used },
+	"other":          func(m *Memory) *uint64 { return &m.Other },
+	"reserved":       func(m *Memory) *uint64 { return &m.Reserved },
+	"allocated":      func(m *Memory) *uint64 { return &m.Allocated },
+	"active":         func(m *Memory) *uint64 { return &m.Active },
+	"cached":         func(m *Memory) *uint64 { return &m.Cached },
+	"paused":         func(m *Memory) *uint64 { return &m.Paused },
+	"peak":           func(m *Memory) *uint64 { return &m.PeakReserved },
+	"peak-allocated": func(m *Memory) *uint64 { return &m.PeakAllocated },
+	"limit":          func(m *Memory) *uint64 { return &m.Limit },
+	"calls":          func(m *Memory) *uint64 { return &m.DriverCalls },
+	"retries":        func(m *Memory) *uint64 { return &m.Retries },
+	"ooms":           func(m *Memory) *uint64 { return &m.OOMs },
+}
+
+// Number is one of the numbers, by its name.
+func (m *Memory) Number(name Key) uint64 { return *numbers[name](m) }
+
 // Holding is a process's memory on one GPU.
 type Holding struct {
 	GPU     int // place in Table.GPUs

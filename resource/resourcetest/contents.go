@@ -203,7 +203,7 @@ func hostAccess(b *bench) {
 			b.Errorf("word %d is %#x for the host; the device wrote %#x", i, got, want)
 		}
 	}
-	copy(host, pattern(8, 0, size))
+	gpu.Pattern(host, 8)
 	b.must(b.m.Check(dev, s, p, size, 8))
 	b.free(p, size, 0, s)
 }

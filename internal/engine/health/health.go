@@ -8,7 +8,7 @@ import (
 	"sync/atomic"
 
 	"github.com/cistern-gpu/cistern/cuda"
-	"github.com/cistern-gpu/cistern/internal/front"
+	"github.com/cistern-gpu/cistern/internal/magazine"
 )
 
 // State is the state of one device. Its methods may be called with any lock held.
@@ -19,13 +19,13 @@ type State struct {
 	broken    atomic.Pointer[error] // the error that broke the context
 	recording atomic.Bool
 
-	mu    sync.Mutex   // held while flags.Quick is computed and stored; nothing else is locked meanwhile
-	flags *front.Flags // allocated by itself, as C code reads it
+	mu    sync.Mutex      // held while flags.Quick is computed and stored; nothing else is locked meanwhile
+	flags *magazine.Flags // allocated by itself, as C code reads it
 }
 
 // New is the state of a device whose context works.
 func New(drv cuda.Driver, id cuda.Device) *State {
-	s := &State{Driver: &Driver{Driver: drv}, ID: id, flags: &front.Flags{}}
+	s := &State{Driver: &Driver{Driver: drv}, ID: id, flags: &magazine.Flags{}}
 	s.update()
 	return s
 }
@@ -66,7 +66,7 @@ func (s *State) SetWaiting(on bool) { s.flags.Waiting.Store(on) }
 func (s *State) Waiting() bool { return s.flags.Waiting.Load() }
 
 // Flags are Quick and Waiting for C code.
-func (s *State) Flags() *front.Flags { return s.flags }
+func (s *State) Flags() *magazine.Flags { return s.flags }
 
 // update stores Quick. Each caller has changed what it depends on before, so the last one sees all changes.
 func (s *State) update() {

@@ -1,6 +1,6 @@
 package quota
 
-import "github.com/cistern-gpu/cistern/internal/front"
+import "github.com/cistern-gpu/cistern/internal/magazine"
 
 // The gauges. Bytes are rounded unless the name says otherwise; "active" includes blocks that wait for other streams.
 const (
@@ -16,6 +16,12 @@ const (
 
 // Gauges are one value for each gauge.
 type Gauges [NumGauges]int64
+
+func (g *Gauges) add(o *Gauges) {
+	for i, v := range o {
+		g[i] += v
+	}
+}
 
 // The size classes.
 const (
@@ -35,6 +41,9 @@ type Class struct {
 
 // Now are the gauges.
 func (c *Class) Now() *Gauges { return &c.now }
+
+// Ever is everything that was ever added to the gauges.
+func (c *Class) Ever() *Gauges { return &c.sum }
 
 // Alloc notes that n bytes were handed out, after which freeBlocks blocks are free.
 func (c *Class) Alloc(requested, n uint64, freeBlocks int) {
@@ -87,7 +96,7 @@ func (c *Class) SetFree(freeBlocks int, change int64) {
 
 // Exchange notes what C code did: net is what it took back less what it handed out again, and handed what it handed out. A
 // block that it keeps counts as a free block of its own.
-func (c *Class) Exchange(net, handed front.Amount) {
+func (c *Class) Exchange(net, handed magazine.Amount) {
 	c.now[Allocs] -= net.Blocks
 	c.now[Requested] -= net.Requested
 	c.now[Allocated] -= net.Bytes
@@ -169,7 +178,7 @@ func (a *Arena) room(c, other *Class, i int, x int64) bool {
 }
 
 // FreeRoom is what C code may take back without exceeding an allowance: of each class, and of both together.
-func (a *Arena) FreeRoom() (room [NumClasses + 1]front.Amount) {
+func (a *Arena) FreeRoom() (room [NumClasses + 1]magazine.Amount) {
 	var sum Gauges
 	for i := range a.Classes {
 		c := &a.Classes[i]
@@ -181,12 +190,12 @@ func (a *Arena) FreeRoom() (room [NumClasses + 1]front.Amount) {
 	return room
 }
 
-func freeRoom(now, max *Gauges) front.Amount {
-	return front.Amount{Blocks: max[Free] - now[Free], Bytes: max[FreeBytes] - now[FreeBytes]}
+func freeRoom(now, max *Gauges) magazine.Amount {
+	return magazine.Amount{Blocks: max[Free] - now[Free], Bytes: max[FreeBytes] - now[FreeBytes]}
 }
 
 // AllocRoom is what C code may hand out without exceeding an allowance, likewise.
-func (a *Arena) AllocRoom() (room [NumClasses + 1]front.Amount) {
+func (a *Arena) AllocRoom() (room [NumClasses + 1]magazine.Amount) {
 	var sum Gauges
 	for i := range a.Classes {
 		c := &a.Classes[i]
@@ -199,8 +208,8 @@ func (a *Arena) AllocRoom() (room [NumClasses + 1]front.Amount) {
 	return room
 }
 
-func allocRoom(now, max *Gauges) front.Amount {
-	return front.Amount{
+func allocRoom(now, max *Gauges) magazine.Amount {
+	return magazine.Amount{
 		Blocks:    min(max[Allocs]-now[Allocs], max[Active]-now[Active]),
 		Bytes:     min(max[Allocated]-now[Allocated], max[ActiveBytes]-now[ActiveBytes]),
 		Requested: max[Requested] - now[Requested],

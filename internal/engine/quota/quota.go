@@ -142,16 +142,18 @@ func (d *Device) Peak(gauge int) int64 { return d.sums[GroupAll].peak[gauge] }
 // Rebalance takes the sums, raises the peaks and shares the allowances out anew. spares is the number of spare chunks, and
 // favoured the arena that gets allowances first, or nil. The locks of all arenas are held.
 func (d *Device) Rebalance(favoured *Arena, spares int) {
+	var sums [NumClasses]Gauges
+	for _, a := range d.arenas {
+		for class := range a.Classes {
+			sums[class].add(&a.Classes[class].now)
+		}
+	}
 	for g := range d.sums {
 		d.sums[g].now = Gauges{}
 	}
-	for _, a := range d.arenas {
-		for class := range a.Classes {
-			for _, g := range groupsOf(class) {
-				for i, v := range a.Classes[class].now {
-					d.sums[g].now[i] += v
-				}
-			}
+	for class := range sums {
+		for _, g := range groupsOf(class) {
+			d.sums[g].now.add(&sums[class])
 		}
 	}
 	// Free memory that no arena has: spare chunks.
@@ -189,34 +191,43 @@ func (d *Device) shareOut(favoured *Arena) {
 			a.give(&left)
 		}
 	}
-	n := int64(len(d.arenas))
-	for _, a := range d.arenas {
-		for i := range NumGauges {
-			for class := range a.Classes {
-				a.Classes[class].max[i] += left[GroupOf(class)][i] / n
-			}
-			a.most[i] += left[GroupAll][i] / n
+	any := false
+	for g := range left {
+		for i := range left[g] {
+			left[g][i] /= max(int64(len(d.arenas)), 1)
+			any = any || left[g][i] != 0
 		}
+	}
+	if !any {
+		return
+	}
+	for _, a := range d.arenas {
+		for class := range a.Classes {
+			a.Classes[class].max.add(&left[GroupOf(class)])
+		}
+		a.most.add(&left[GroupAll])
 	}
 }
 
 // give lets an arena reach its own highest value again, of what is left.
 func (a *Arena) give(left *[NumGroups]Gauges) {
-	for i := range NumGauges {
-		sum := int64(0)
-		for class := range a.Classes {
-			c := &a.Classes[class]
-			v := c.now[i]
-			sum += v
-			c.high[i] = max(c.high[i], v)
-			x := min(left[GroupOf(class)][i], c.high[i]-v)
-			c.max[i] = v + x
-			left[GroupOf(class)][i] -= x
-		}
-		a.high[i] = max(a.high[i], sum)
-		x := min(left[GroupAll][i], a.high[i]-sum)
-		a.most[i] = sum + x
-		left[GroupAll][i] -= x
+	var sum Gauges
+	for class := range a.Classes {
+		c := &a.Classes[class]
+		sum.add(&c.now)
+		allow(&c.now, &c.high, &c.max, &left[GroupOf(class)])
+	}
+	allow(&sum, &a.high, &a.most, &left[GroupAll])
+}
+
+// allow sets the allowances most of gauges that are at now, and takes what it gives from left.
+func allow(now, high, most, left *Gauges) {
+	for i, v := range now {
+		h := max(high[i], v)
+		x := min(left[i], h-v)
+		high[i] = h
+		most[i] = v + x
+		left[i] -= x
 	}
 }
 

@@ -5,8 +5,8 @@ import (
 	"sync/atomic"
 
 	"github.com/cistern-gpu/cistern/cuda"
-	"github.com/cistern-gpu/cistern/internal/front"
 	"github.com/cistern-gpu/cistern/internal/lockrank"
+	"github.com/cistern-gpu/cistern/internal/magazine"
 )
 
 // Stream is the time of one CUDA stream. A recycled handle is another Stream.
@@ -24,9 +24,9 @@ type Stream struct {
 	// Marked is the engine's, guarded by its device's lock: something depends on the stream.
 	Marked bool
 
-	epoch   atomic.Uint64 // the open epoch
-	capture atomic.Uint32 // number of the announced capture that is under way, 0 none
-	front   atomic.Pointer[front.Front]
+	epoch    atomic.Uint64 // the open epoch
+	capture  atomic.Uint32 // number of the announced capture that is under way, 0 none
+	magazine atomic.Pointer[magazine.Magazine]
 
 	waitMu lockrank.Mutex // held over no wait
 	// waited is, by stream of the device, the epoch of that stream which this one waits for on the GPU, and pruneAt the
@@ -115,20 +115,20 @@ func (t *Stream) SetCapture(number uint32) {
 }
 
 // Front is the memory in which C code frees in the stream's order, nil if there is none.
-func (t *Stream) Front() *front.Front { return t.front.Load() }
+func (t *Stream) Magazine() *magazine.Magazine { return t.magazine.Load() }
 
 // SetFront publishes the open epoch there from now on.
-func (t *Stream) SetFront(f *front.Front) {
+func (t *Stream) SetMagazine(f *magazine.Magazine) {
 	t.mu.Lock()
 	f.SetEpoch(t.epoch.Load())
-	t.front.Store(f)
+	t.magazine.Store(f)
 	t.mu.Unlock()
 }
 
 // open opens an epoch, for Go code and for C code that frees in the stream's order.
 func (t *Stream) open(epoch uint64) {
 	t.epoch.Store(epoch)
-	if f := t.front.Load(); f != nil {
+	if f := t.magazine.Load(); f != nil {
 		f.SetEpoch(epoch)
 	}
 }

@@ -56,6 +56,7 @@ type Device struct {
 	gates  []Gate // of all devices, by ordinal
 	turns  *Turns
 	waits  atomic.Int64
+	shared atomic.Bool // more than one stream has allocated
 
 	mu lockrank.Mutex
 	// +checklocks:mu
@@ -72,6 +73,12 @@ func (d *Device) Gate() *Gate { return &d.gates[d.health.ID] }
 
 // GateOf is the gate of another device.
 func (d *Device) GateOf(peer cuda.Device) *Gate { return &d.gates[peer] }
+
+// Shared reports whether more than one stream has allocated, so that one may wait for another.
+func (d *Device) Shared() bool { return d.shared.Load() }
+
+// SetShared notes that more than one stream has allocated.
+func (d *Device) SetShared() { d.shared.Store(true) }
 
 // Event is an event from the cache, or a new one.
 func (d *Device) Event() (cuda.Event, error) {

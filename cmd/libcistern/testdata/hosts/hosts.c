@@ -26,6 +26,9 @@ static const struct scenario {
     {"exits", exits},
     {"setuids", setuids},
     {"elevated", elevated},
+    {"nproc", nproc},
+    {"space", space},
+    {"dlclose", dlcloses},
     {"copies", copies},
     {"signals_plain", signals_plain},
     {"signals_onstack", signals_onstack},
@@ -49,12 +52,12 @@ void prepare(void) {
   OK(cistern_stream_durable(0, NULL));
 }
 
-static void fill(uint64_t *p, size_t bytes, uint64_t with) {
+void fill(uint64_t *p, size_t bytes, uint64_t with) {
   for (size_t i = 0; i < bytes / 8; i++)
     p[i] = with + i;
 }
 
-static void compare(const uint64_t *p, size_t bytes, uint64_t with) {
+void compare(const uint64_t *p, size_t bytes, uint64_t with) {
   size_t wrong = 0;
   for (size_t i = 0; i < bytes / 8; i++)
     wrong += p[i] != with + i;

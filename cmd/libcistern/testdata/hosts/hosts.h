@@ -19,6 +19,10 @@ extern atomic_long rounds; /* of all workers */
 void *work(void *number);
 void prepare(void); /* makes the workers' pools */
 
+/* fill writes words that follow from one, and compare checks them. */
+void fill(uint64_t *p, size_t bytes, uint64_t with);
+void compare(const uint64_t *p, size_t bytes, uint64_t with);
+
 /* turn makes one pass of a worker. */
 void turn(uintptr_t number, unsigned *seed);
 
@@ -34,6 +38,9 @@ void collected(void);
 /* refuse_call has the kernel refuse a system call with an error, for the rest of the process. */
 void refuse_call(int number, int error);
 
+/* copy_library makes a copy of the library, whose name ends with XXXXXX. */
+void copy_library(char *to);
+
 /* again runs this program again, with a scenario and up to two arguments, and wants it to end well. */
 void again(const char *scenario, const char *a, const char *b);
 int status_of(const char *scenario, const char *a, const char *b);
@@ -42,6 +49,7 @@ extern char *argument[2]; /* those arguments, NULL where there are none */
 /* The scenarios, each in the file of its subject. */
 void descriptors(void), closeall(void), filesize(void), seccomp(void);
 void threads(void), stacks(void), forks(void), execs(void), exits(void), setuids(void), elevated(void), copies(void);
+void nproc(void), space(void), dlcloses(void);
 void signals_plain(void), signals_collected(void), signals_changing(void), signals_onstack_deep(void),
      signals_onstack(void), signals_altstack(void), signals_deep(void), signals_profile(void);
 

@@ -160,7 +160,7 @@ void setuids(void) {
   end_workers();
 }
 
-static void copy_library(char *to) {
+void copy_library(char *to) {
   Dl_info info;
   char text[1 << 16];
   ssize_t n;

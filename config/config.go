@@ -1,0 +1,168 @@
+// Package config is the options of an allocator, with their text form (the variable CISTERN_CONF).
+package config
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/cistern-gpu/cistern/memory"
+)
+
+// Backend is how memory is got from the driver.
+type Backend string
+
+const (
+	BackendVMM    Backend = "vmm"    // chunks, mapped where they are wanted
+	BackendMalloc Backend = "malloc" // whole segments from cuMemAlloc, for libraries that need cudaIpcGetMemHandle
+)
+
+// IPC is how memory can be shared with other processes.
+type IPC string
+
+const (
+	IPCHandles IPC = "handles" // by the handles of its chunks
+	IPCLegacy  IPC = "legacy"  // by cudaIpcGetMemHandle, which needs memory from cuMemAlloc: backend malloc
+)
+
+// CrossStream says when free memory of one stream may serve another.
+type CrossStream string
+
+const (
+	CrossStreamWait  CrossStream = "wait"  // the taking stream waits, on the GPU, for the event of the last free
+	CrossStreamReady CrossStream = "ready" // only what the host knows to be done
+)
+
+// Spill is where the default pool gets memory when nothing else can meet a request (PoolOptions.Spill).
+type Spill string
+
+const (
+	SpillNone     Spill = ""          // nowhere: the request fails
+	SpillManaged  Spill = "managed"   // memory that migrates between host and device
+	SpillPinned   Spill = "pinned"    // page-locked host memory
+	SpillHostNUMA Spill = "host_numa" // host memory of the device's NUMA node, mapped for it
+)
+
+// Options configure an allocator. The zero value is the default of every option.
+type Options struct {
+	Driver      string        // what package cuda/open opens: "", "nvidia", "sim", "sim:80GiB"; not used by the engine
+	Backend     Backend       // default vmm; malloc with IPCLegacy
+	Limit       uint64        // bytes of physical memory per device, 0 is no limit
+	ChunkMax    uint64        // largest chunk in bytes, a multiple of 2 MiB; default 32 MiB
+	CrossStream CrossStream   // default wait
+	Stages      memory.Stages // stages that are tried; default all
+	// History is how many events of each device are kept from the start, 0 is off. Parse makes it ReportHistory where
+	// there is a report and the text says nothing of a history.
+	History int
+	IPC     IPC // default handles
+	// SingleHandle makes every segment one physical handle, as registration with a network needs it, in place of
+	// chunks that move.
+	SingleHandle bool
+	Spill        Spill // default none
+	// CaptureReuse has a capture reuse memory that it used on several streams once it has joined them, at the price of
+	// reading the graph's order at requests; off, that memory is reused after the capture. It is PyTorch's
+	// graph_capture_record_stream_reuse.
+	CaptureReuse bool
+	// NoMagazine has the C library call the engine for every request and every free.
+	NoMagazine bool
+	// Stacks says of which frames the stacks of requests are made: "off" (the default), "native", "python",
+	// "native+python". Blocks keep them then. The C library catches both kinds; for Go programs native is the engine's own
+	// business (Allocator.CatchStacks), and there are no others.
+	Stacks string
+	// StackSample has only some requests caught: those of at least so many bytes always, smaller ones with a probability of
+	// their size to that. 0 is all.
+	StackSample uint64
+	// Report is the folder in which the C library writes a file for each out-of-memory, "" is none. ReportChild has it start
+	// cistern report on the files that stay.
+	Report      string
+	ReportChild bool
+	// NoTop has the C library keep no page for cistern top.
+	NoTop bool
+}
+
+// ReportHistory is how many events are kept where files are to be written of requests that fail, where no option says how many: what
+// would have met such a request is found out by replaying them. It is some 300,000 blocks that came and went, and at most 56 MB
+// of the host's memory for a device.
+const ReportHistory = 1_000_000
+
+// What Options.Stacks can be.
+const (
+	StacksOff    = "off"
+	StacksNative = "native"
+	StacksPython = "python"
+	StacksBoth   = "native+python"
+)
+
+// WithDefaults fills in the defaults.
+func (o Options) WithDefaults() Options {
+	if o.IPC == "" {
+		o.IPC = IPCHandles
+	}
+	if o.Backend == "" {
+		o.Backend = BackendVMM
+		if o.IPC == IPCLegacy {
+			o.Backend = BackendMalloc
+		}
+	}
+	if o.ChunkMax == 0 {
+		o.ChunkMax = 32 << 20
+	}
+	if o.CrossStream == "" {
+		o.CrossStream = CrossStreamWait
+	}
+	if o.Stages == 0 {
+		o.Stages = memory.AllStages
+	}
+	if o.Stacks == "" {
+		o.Stacks = StacksOff
+	}
+	return o
+}
+
+// Validate says what is wrong with the options, nil when nothing is.
+func (o Options) Validate() error {
+	if o.Backend != BackendVMM && o.Backend != BackendMalloc {
+		return fmt.Errorf("backend %q: choose vmm or malloc", o.Backend)
+	}
+	if o.IPC != IPCHandles && o.IPC != IPCLegacy {
+		return fmt.Errorf("ipc %q: choose handles or legacy", o.IPC)
+	}
+	if o.IPC == IPCLegacy && (o.Backend != BackendMalloc || o.SingleHandle) {
+		return fmt.Errorf("ipc legacy: needs memory from cuMemAlloc, which backend vmm and single_handle are not")
+	}
+	if o.SingleHandle && o.Backend != BackendVMM {
+		return fmt.Errorf("single_handle true: needs backend vmm")
+	}
+	if o.CrossStream != CrossStreamWait && o.CrossStream != CrossStreamReady {
+		return fmt.Errorf("cross_stream %q: choose wait or ready", o.CrossStream)
+	}
+	const g = 2 << 20
+	if o.ChunkMax < g || o.ChunkMax%g != 0 || o.ChunkMax > 1<<40 {
+		return fmt.Errorf("chunk %d: must be a multiple of 2 MiB", o.ChunkMax)
+	}
+	if o.Stages&^(memory.AllStages|memory.StageFit) != 0 {
+		return fmt.Errorf("ladder %#x: unknown rungs", uint16(o.Stages))
+	}
+	switch o.Spill {
+	case SpillNone, SpillManaged, SpillPinned, SpillHostNUMA:
+	default:
+		return fmt.Errorf("spill %q: choose managed, pinned or host_numa", o.Spill)
+	}
+	if o.History < 0 || o.History > 1<<30 {
+		return fmt.Errorf("history %d: must be a number of events up to %d", o.History, 1<<30)
+	}
+	switch o.Stacks {
+	case StacksOff, StacksNative, StacksPython, StacksBoth:
+	default:
+		return fmt.Errorf("stacks %q: choose off, native, python or native+python", o.Stacks)
+	}
+	if o.StackSample != 0 && o.Stacks == StacksOff {
+		return fmt.Errorf("stack_sample %d: needs stacks native, python or native+python", o.StackSample)
+	}
+	if strings.Contains(o.Report, ",") || o.Report != strings.TrimSpace(o.Report) {
+		return fmt.Errorf("report %q: a folder whose name has no commas, and no spaces at its ends", o.Report)
+	}
+	if o.ReportChild && o.Report == "" {
+		return fmt.Errorf("report_child true: needs report, the folder for the files")
+	}
+	return nil
+}

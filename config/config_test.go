@@ -1,0 +1,89 @@
+package config_test
+
+import (
+	"math/rand/v2"
+	"strings"
+	"testing"
+
+	"github.com/cistern-gpu/cistern/config"
+	"github.com/cistern-gpu/cistern/memory"
+)
+
+// Whatever is read is valid, and is read the same from what it is written as.
+func TestRoundTrip(t *testing.T) {
+	keys := []string{"driver", "backend", "limit", "chunk", "cross_stream", "ladder", "history", "ipc", "single_handle", "capture_reuse", "front", "spill",
+		"stacks", "stack_sample", "report", "report_child", "top"}
+	values := []string{"", "0", "1MiB", "4MiB", "true", "false", "on", "off", "native", "python", "native+python", "vmm", "malloc", "legacy", "handles", "wait",
+		"ready", "all", "fit+grow", "collect", "managed", "pinned", "host_numa", "a folder/b:c", "100", "sim:80GiB"}
+	rng := rand.New(rand.NewPCG(1, 2))
+	read, written := 0, map[string]bool{}
+	for range 100_000 {
+		var items []string
+		for range rng.IntN(4) {
+			items = append(items, keys[rng.IntN(len(keys))]+":"+values[rng.IntN(len(values))])
+		}
+		text := strings.Join(items, ",")
+		o, err := config.Parse(text)
+		if err != nil {
+			continue
+		}
+		read++
+		if err := o.Validate(); err != nil {
+			t.Fatalf("%q: %v", text, err)
+		}
+		if again, err := config.Parse(o.String()); err != nil || again != o {
+			t.Fatalf("%q is written %q, which is read %+v, %v", text, o, again, err)
+		}
+		for _, item := range strings.Split(o.String(), ",") {
+			key, _, _ := strings.Cut(item, ":")
+			written[key] = true
+		}
+	}
+	for _, k := range keys {
+		if !written[k] {
+			t.Errorf("%s was never written", k)
+		}
+	}
+	if read < 10_000 {
+		t.Errorf("only %d texts were read", read)
+	}
+}
+
+func TestDefaults(t *testing.T) {
+	o, err := config.Parse(" ")
+	if err != nil || o != (config.Options{}).WithDefaults() || o.String() != "" {
+		t.Errorf("%+v, %v", o, err)
+	}
+	want := config.Options{Backend: config.BackendVMM, ChunkMax: 32 << 20, CrossStream: config.CrossStreamWait, Stages: memory.AllStages, IPC: config.IPCHandles, Stacks: config.StacksOff}
+	if o != want {
+		t.Errorf("%#v", o)
+	}
+	if o, err := config.Parse("ipc:legacy"); err != nil || o.Backend != config.BackendMalloc {
+		t.Errorf("%+v, %v", o, err)
+	}
+}
+
+// Errors name the key and the choices.
+func TestErrors(t *testing.T) {
+	for text, want := range map[string]string{
+		"limit":                         `setting "limit": expected key:value; the keys are driver, backend, limit, chunk,`,
+		"speed:high":                    `unknown setting "speed": the keys are driver, backend, limit, chunk,`,
+		"front:maybe":                   "setting front:maybe: choose on or off",
+		"single_handle:on":              "setting single_handle:on: choose true or false",
+		"chunk:0MiB":                    "setting chunk:0MiB: must be a multiple of 2 MiB",
+		"chunk:3MiB":                    "chunk 3145728: must be a multiple of 2 MiB",
+		"ladder:climb":                  `setting ladder:climb: rung "climb": choose among fit, collect, remap,`,
+		"backend:x":                     `backend "x": choose vmm or malloc`,
+		"ipc:legacy,backend:vmm":        "ipc legacy: needs memory from cuMemAlloc",
+		"single_handle:true,ipc:legacy": "ipc legacy: needs memory from cuMemAlloc",
+		"spill:":                        "setting spill:: choose managed, pinned or host_numa",
+		"history:-1":                    "history -1: must be a number of events up to",
+		"report_child:true":             "report_child true: needs report",
+		"stack_sample:1MiB":             "stack_sample 1048576: needs stacks native",
+		"limit:lots":                    "setting limit:lots: ",
+	} {
+		if _, err := config.Parse(text); err == nil || !strings.HasPrefix(err.Error(), want) {
+			t.Errorf("%s: %v\nwant %s", text, err, want)
+		}
+	}
+}

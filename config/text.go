@@ -1,0 +1,181 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/cistern-gpu/cistern/internal/units"
+	"github.com/cistern-gpu/cistern/memory"
+)
+
+// setting is one key of the text form.
+type setting struct {
+	key string
+	set func(o *Options, value string) error
+	// text is the value, "" where it is the default's. Both have their defaults filled in.
+	text func(o, defaults *Options) string
+}
+
+// settings are all keys, in the order in which String writes them.
+var settings = []setting{
+	word("driver", "", func(o *Options) *string { return &o.Driver }, true),
+	word("backend", "", func(o *Options) *Backend { return &o.Backend }, true),
+	size("limit", "", func(o *Options) *uint64 { return &o.Limit }),
+	size("chunk", "must be a multiple of 2 MiB", func(o *Options) *uint64 { return &o.ChunkMax }),
+	word("cross_stream", "", func(o *Options) *CrossStream { return &o.CrossStream }, true),
+	{"ladder", func(o *Options, value string) (err error) {
+		o.Stages, err = memory.ParseStages(value)
+		return err
+	}, func(o, defaults *Options) string {
+		if o.Stages|memory.StageFit == defaults.Stages|memory.StageFit {
+			return ""
+		}
+		return o.Stages.String()
+	}},
+	{"history", func(o *Options, value string) (err error) {
+		o.History, err = strconv.Atoi(value)
+		return err
+	}, func(o, _ *Options) string {
+		if o.History == o.impliedHistory() {
+			return ""
+		}
+		return strconv.Itoa(o.History)
+	}},
+	word("ipc", "", func(o *Options) *IPC { return &o.IPC }, true),
+	flag("single_handle", "true", func(o *Options) *bool { return &o.SingleHandle }),
+	flag("capture_reuse", "true", func(o *Options) *bool { return &o.CaptureReuse }),
+	flag("front", "off", func(o *Options) *bool { return &o.NoMagazine }),
+	word("spill", "choose managed, pinned or host_numa", func(o *Options) *Spill { return &o.Spill }, false),
+	word("stacks", "choose off, native, python or native+python", func(o *Options) *string { return &o.Stacks }, false),
+	size("stack_sample", "", func(o *Options) *uint64 { return &o.StackSample }),
+	word("report", "expected a folder", func(o *Options) *string { return &o.Report }, false),
+	flag("report_child", "true", func(o *Options) *bool { return &o.ReportChild }),
+	flag("top", "off", func(o *Options) *bool { return &o.NoTop }),
+}
+
+// word is a setting that is text. Validate knows which words there are; without one there is an error, unless it may be empty.
+func word[T ~string](key, missing string, at func(*Options) *T, empty bool) setting {
+	return setting{key, func(o *Options, value string) error {
+		if *at(o) = T(value); value == "" && !empty {
+			return errors.New(missing)
+		}
+		return nil
+	}, func(o, defaults *Options) string {
+		if *at(o) == *at(defaults) {
+			return ""
+		}
+		return string(*at(o))
+	}}
+}
+
+// size is a setting in bytes. zero is what is wrong with none; "" where it is allowed.
+func size(key, zero string, at func(*Options) *uint64) setting {
+	return setting{key, func(o *Options, value string) (err error) {
+		if *at(o), err = units.ParseBytes(value); err == nil && *at(o) == 0 && zero != "" {
+			err = errors.New(zero)
+		}
+		return err
+	}, func(o, defaults *Options) string {
+		if *at(o) == *at(defaults) {
+			return ""
+		}
+		return strconv.FormatUint(*at(o), 10)
+	}}
+}
+
+// flag is a setting of two words, one of which is not the default.
+func flag(key, set string, at func(*Options) *bool) setting {
+	choice := []string{"true", "false"}
+	if set == "off" {
+		choice = []string{"on", "off"}
+	}
+	return setting{key, func(o *Options, value string) error {
+		if *at(o) = value == set; !slices.Contains(choice, value) {
+			return fmt.Errorf("choose %s or %s", choice[0], choice[1])
+		}
+		return nil
+	}, func(o, _ *Options) string {
+		if *at(o) {
+			return set
+		}
+		return ""
+	}}
+}
+
+func keys() string {
+	var list []string
+	for _, s := range settings {
+		list = append(list, s.key)
+	}
+	return strings.Join(list, ", ")
+}
+
+// impliedHistory is the history of settings that do not name one.
+func (o *Options) impliedHistory() int {
+	if o.Report != "" {
+		return ReportHistory
+	}
+	return 0
+}
+
+// Parse reads the text form that CISTERN_CONF has: "key:value,key:value". An empty text is the defaults.
+//
+//	driver:sim:80GiB        which driver (package cuda/open)
+//	backend:vmm|malloc
+//	limit:70GiB             physical memory per device; 0 is no limit
+//	chunk:32MiB             largest chunk
+//	cross_stream:wait|ready
+//	ladder:collect+remap+grow+lend+callback+spill    stages to try ("all")
+//	history:100000          events kept; with report 1000000 where it is not given
+//	ipc:handles|legacy      legacy: memory that cudaIpcGetMemHandle accepts (backend:malloc)
+//	single_handle:true      each segment is one physical handle
+//	capture_reuse:true      a capture reuses memory of several streams that it has joined
+//	front:on|off            off: the C library calls the engine for every request and every free
+//	spill:managed|pinned|host_numa    where the default pool gets memory from when nothing else is left
+//	stacks:off|native|python|native+python    where requests come from is caught, and blocks keep it
+//	stack_sample:1MiB       of smaller requests only some, in proportion to their size; 0 is all
+//	report:FOLDER           the C library writes a file there for each out-of-memory
+//	report_child:true       and starts cistern report on those that stay
+//	top:on|off              off: the C library keeps no page for cistern top
+func Parse(text string) (Options, error) {
+	var o Options
+	if strings.TrimSpace(text) == "" {
+		return o.WithDefaults(), nil
+	}
+	history := false // it is given
+	for _, item := range strings.Split(text, ",") {
+		key, value, ok := strings.Cut(strings.TrimSpace(item), ":")
+		if !ok {
+			return o, fmt.Errorf("setting %q: expected key:value; the keys are %s", item, keys())
+		}
+		i := slices.IndexFunc(settings, func(s setting) bool { return s.key == key })
+		if i < 0 {
+			return o, fmt.Errorf("unknown setting %q: the keys are %s", key, keys())
+		}
+		if err := settings[i].set(&o, value); err != nil {
+			return o, fmt.Errorf("setting %s:%s: %w", key, value, err)
+		}
+		history = history || key == "history"
+	}
+	if !history {
+		o.History = o.impliedHistory()
+	}
+	o = o.WithDefaults()
+	return o, o.Validate()
+}
+
+// String is the text form of the options that differ from the defaults.
+func (o Options) String() string {
+	o = o.WithDefaults()
+	defaults := Options{}.WithDefaults()
+	var items []string
+	for _, s := range settings {
+		if text := s.text(&o, &defaults); text != "" {
+			items = append(items, s.key+":"+text)
+		}
+	}
+	return strings.Join(items, ",")
+}

@@ -1,0 +1,29 @@
+package engine
+
+import "runtime"
+
+// Stacks of requests that name none. The engine finds them out for Go programs whose settings say stacks:native; where
+// others call it, as the C library does, whose callers are no Go code, it is they who know.
+
+// CatchStacks sets the function (nil: none) that finds out the stack of a request that names none, by the request's size:
+// a number from StackOf, or 0. It is called before the request is looked at, with no lock held, directly by the function of
+// this package that the program called. Settings that say stacks:native begin with one that takes the stacks of Go
+// programs (GoFrames) of as many requests as stack_sample says.
+//
+// A program that passes stacks, and 0 where a request is to have none, sets nil. Requests through C code in front of the engine
+// (AllocMagazine) are not caught.
+func (a *Allocator) CatchStacks(f func(size uint64) uint32) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.catch = nil
+	if f != nil {
+		a.catch = &f
+	}
+	a.started(func(d *Device) error {
+		d.catch.Store(a.catch)
+		return nil
+	})
+}
+
+// GoFrames are the functions and lines of a stack of a Go program, innermost first, as the engine caught it.
+func (a *Allocator) GoFrames(stack uint32) []runtime.Frame { return a.stacks.GoFrames(stack) }

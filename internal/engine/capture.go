@@ -1,0 +1,342 @@
+package engine
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/cistern-gpu/cistern/cuda"
+	"github.com/cistern-gpu/cistern/internal/engine/quota"
+	"github.com/cistern-gpu/cistern/internal/engine/timeline"
+	"github.com/cistern-gpu/cistern/internal/heap"
+)
+
+// Which pool a stream allocates from, and captures into graphs. A graph uses the memory that its capture was given
+// whenever it is launched, on any stream. So a capture is given only what the GPU is known to be done with, in host
+// order, and the pool that it came from is pinned.
+//
+// Captures are numbered. A stream heap knows for which capture its free blocks were sorted (stream heap.capture): those that the
+// GPU is not known to be done with are held back, and regained when it is or when the stream asks for them after the capture.
+// What a capture was
+// given and gives back is free for it at once, in the order in which the graph runs, and no queued work uses it: its
+// mark is epoch 0.
+
+// route is a pool that a stream allocates from until it is undone.
+type route struct {
+	pool    *Pool
+	capture bool // it is that of BeginCapture
+}
+
+// Route sends what the stream allocates from the device into a pool until Unroute; it says nothing about frees, which
+// always go where the block came from. Routes nest: the last one counts.
+func (d *Device) Route(st *Stream, p *Pool) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.route(st, p, false)
+}
+
+// +checklocks:d.mu
+func (d *Device) route(st *Stream, p *Pool, capture bool) error {
+	if p.released {
+		return fmt.Errorf("pool {%d, %d} was released", p.id[0], p.id[1])
+	}
+	if p.dev != d || st.dev != d {
+		return fmt.Errorf("device %d: the pool is device %d's, the stream device %d's", d.id, p.dev.id, st.dev.id)
+	}
+	d.enlist(st)
+	st.routes = append(st.routes, route{p, capture})
+	st.setRoute(p)
+	p.users++
+	return nil
+}
+
+// setRoute changes where the stream allocates from; nil is the default pool.
+//
+// +checklocks:t.dev.mu
+func (t *Stream) setRoute(p *Pool) {
+	t.route.Store(p)
+	if f := t.timeline.Magazine(); f != nil {
+		f.SetRouted(p != nil)
+	}
+}
+
+// Unroute ends the last Route that was not ended.
+func (d *Device) Unroute(st *Stream) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.unroute(st, false)
+}
+
+// +checklocks:d.mu
+func (d *Device) unroute(st *Stream, capture bool) error {
+	for i := len(st.routes) - 1; i >= 0; i-- {
+		if st.routes[i].capture != capture {
+			continue
+		}
+		st.routes[i].pool.users--
+		st.routes = append(st.routes[:i], st.routes[i+1:]...)
+		var p *Pool
+		if n := len(st.routes); n > 0 {
+			p = st.routes[n-1].pool
+		}
+		st.setRoute(p)
+		return nil
+	}
+	return fmt.Errorf("stream %d is not routed to a pool", st.ID().ID)
+}
+
+// BeginCapture announces that the stream is being captured into a graph whose memory comes from the pool. From now on
+// until Release the pool is pinned: what it holds is not moved, lent or trimmed, also while free, because the graph
+// uses it whenever it is launched. So is every other pool that the stream is given memory from until EndCapture, until
+// when nothing waits for, or takes memory from, the stream, nor waits for the whole context, which would invalidate the
+// capture; where such a wait has started, BeginCapture waits until it is over. Several streams may be captured into one pool
+// at a time.
+//
+// It may be called before the capture itself begins, or while it is under way. Before, it waits until the GPU is done
+// with what the stream has given back to the pool. Under way it cannot, nor can it record where the stream is: what is
+// not known to be done with, there or in other pools, is left alone, and the capture gets new memory instead. MarkFrees,
+// called before the capture begins, makes that known.
+func (d *Device) BeginCapture(st *Stream, p *Pool) error {
+	if p == d.pool0 {
+		return errNeedsPool
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if st.timeline.Capture() != 0 {
+		return errCapturedAlready(st)
+	}
+	status, _, err := d.drv.StreamCapture(d.id, st.Handle())
+	underWay := errors.Is(err, cuda.ErrStreamCaptureImplicit) || err == nil && status != cuda.CaptureNone
+	if err != nil && !underWay {
+		return d.health.Failed(err)
+	}
+	if err := d.route(st, p, true); err != nil {
+		return err
+	}
+	if !underWay {
+		if err := d.await(p.lastFrees(st)); err != nil {
+			d.unroute(st, true)
+			return err
+		}
+	}
+	d.mu.Unlock()
+	d.timeline.Gate().Announce()
+	d.mu.Lock()
+	if st.timeline.Capture() != 0 { // another thread was faster
+		d.unroute(st, true)
+		d.timeline.Gate().End()
+		return errCapturedAlready(st)
+	}
+	if !underWay {
+		d.markFrees() // where that fails, the capture gets new memory
+	}
+	if d.captureNumber++; d.captureNumber == 0 {
+		d.captureNumber = 1
+	}
+	// Held, so that no thread is in the middle of moving memory of the pool or recording on the stream.
+	st.timeline.SetCapture(d.captureNumber)
+	d.capturing = append(d.capturing, st)
+	p.pinned = true
+	return nil
+}
+
+func errCapturedAlready(st *Stream) error {
+	return fmt.Errorf("stream %d is being captured already", st.ID().ID)
+}
+
+var errNeedsPool = errors.New("a capture needs a pool of its own: its memory is pinned until the pool is released")
+
+// MarkFrees records, on each stream, an event behind the work that may use what was given back until now, so that it
+// can be known later, also while the stream is being captured, whether the GPU is done with it. It waits for nothing.
+// It is for those who know that captures will begin but not yet of which streams.
+func (d *Device) MarkFrees() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.markFrees()
+}
+
+// +checklocks:d.mu
+func (d *Device) markFrees() error {
+	var first error
+	for t := range d.liveStreams() {
+		if !t.active || !t.timeline.Durable() { // of others every free was marked
+			continue
+		}
+		if err := t.timeline.Close(); err != nil && !timeline.Unordered(err) && first == nil {
+			first = err
+		}
+	}
+	return first
+}
+
+// lastFrees is until when the stream uses free memory of the pool.
+//
+// +checklocks:p.dev.mu
+func (p *Pool) lastFrees(st *Stream) (waits timeline.Waits) {
+	for class := range quota.NumClasses {
+		if s := p.heapFor(st, class); s != nil {
+			s.arena.Lock()
+			s.blocks.EachFree(heap.Align, func(_ heap.ID, b *heap.Block) bool {
+				if b.Stamp > 0 {
+					waits.Add(&st.timeline, b.Stamp)
+				}
+				return true
+			})
+			s.arena.Unlock()
+		}
+	}
+	for _, f := range p.dev.heldBack {
+		if f.heap.pool == p && f.heap.stream == st {
+			waits.Add(&st.timeline, f.heap.blocks.At(f.block).Stamp)
+		}
+	}
+	return waits
+}
+
+// heldFree is a free block that a capture must not be given.
+type heldFree struct {
+	heap  *streamHeap
+	block heap.ID
+}
+
+// sort prepares the stream heaps of a pool and stream for a capture of the stream: the pool is pinned, and what the GPU is
+// not known to be done with is held back. The caller holds Device.mu and the arena's lock.
+//
+// +checklocks:p.dev.mu
+func (p *Pool) sort(st *Stream) error {
+	d := p.dev
+	capture := st.timeline.Capture()
+	if capture != 0 {
+		if p == d.pool0 {
+			return errNeedsPool
+		}
+		p.pinned = true
+	}
+	for class := range quota.NumClasses {
+		s := p.heapFor(st, class)
+		if s == nil || s.hot.Capture == capture {
+			continue
+		}
+		s.hot.Capture = capture
+		if capture == 0 {
+			continue
+		}
+		n := len(d.heldBack)
+		s.blocks.EachFree(heap.Align, func(id heap.ID, b *heap.Block) bool {
+			if !st.timeline.IsOver(b.Stamp) {
+				d.heldBack = append(d.heldBack, heldFree{s, id})
+			}
+			return true
+		})
+		for _, f := range d.heldBack[n:] {
+			s.blocks.Hold(f.block)
+		}
+	}
+	return nil
+}
+
+// takeBack makes a used or pending block free, as of an epoch of its stream, and returns how many of its bytes are free
+// memory now: what of it is paused is not. The caller holds Device.mu and the arena's lock.
+//
+// +checklocks:d.mu
+func (d *Device) takeBack(s *streamHeap, id heap.ID, stamp uint64) (back uint64) {
+	addr, size := s.blocks.At(id).Addr, s.blocks.At(id).Size
+	held := false
+	switch {
+	case s.hot.Capture == 0:
+		id = s.blocks.Free(id, stamp)
+	case s.blocks.At(id).Capture == s.hot.Capture:
+		id = s.blocks.Free(id, 0)
+	default:
+		s.blocks.FreeHeld(id, stamp)
+		held = true
+	}
+	back = size
+	if len(s.paused) > 0 {
+		back -= d.decommit(s, id, addr, size, held)
+	} else if held {
+		d.heldBack = append(d.heldBack, heldFree{s, id})
+	}
+	return back
+}
+
+// regain lets free blocks go that were held back: those that the GPU is known to be done with; and, of streams that are
+// no longer captured, those that a request of the stream itself may have, held's, those of the whole pool, which may be
+// nil, and those of pools that are not pinned. The others stay apart from what captures gave back, for the next capture.
+// The caller holds Device.mu and held's lock.
+//
+// +checklocks:d.mu
+func (d *Device) regain(held *streamHeap, whole *Pool) {
+	keep := d.heldBack[:0]
+	for _, f := range d.heldBack {
+		s := f.heap
+		s.lockBeside(held)
+		if s.hot.Capture == 0 && (held.in(s.arena) || s.pool.owner() == whole || !s.pool.pinned) || s.stream.timeline.IsOver(s.blocks.At(f.block).Stamp) {
+			s.blocks.Regain(f.block)
+			s.gauges.SetFree(s.blocks.FreeBlocks, 0)
+		} else {
+			keep = append(keep, f)
+		}
+		s.unlockBeside(held)
+	}
+	d.heldBack = keep
+}
+
+// EndCapture ends what BeginCapture announced. Call it after the capture itself has ended.
+func (d *Device) EndCapture(st *Stream) error {
+	d.mu.Lock()
+	if st.timeline.Capture() == 0 {
+		d.mu.Unlock()
+		return fmt.Errorf("stream %d: no capture was announced", st.ID().ID)
+	}
+	d.unroute(st, true)
+	st.timeline.SetCapture(0)
+	st.order = nil
+	d.capturing = slices.DeleteFunc(d.capturing, func(t *Stream) bool { return t == st })
+	d.timeline.Gate().End()
+	st.timeline.Close() // of what was given back meanwhile; on error somebody closes it who needs it
+	for _, s := range d.heaps {
+		if s != nil && s.stream == st && s.pool != d.pool0 {
+			s.arena.Lock()
+			s.hot.Capture = 0
+			s.arena.Unlock()
+		}
+	}
+	d.mu.Unlock()
+	return d.unpin()
+}
+
+// unpin lets the memory of released pools go that graphs used, once the GPU is done with all that was queued.
+func (d *Device) unpin() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	var pools []*Pool
+	for _, p := range d.ending {
+		for _, x := range p.parts() {
+			if x.pinned {
+				pools = append(pools, x)
+			}
+		}
+	}
+	if len(pools) == 0 || d.timeline.Gate().Announced() {
+		return nil // the end of the capture does it
+	}
+	if d.health.Broken() == nil {
+		d.mu.Unlock()
+		err := d.timeline.SyncContext(d.id)
+		d.mu.Lock()
+		if err == timeline.ErrCapturing {
+			return nil // likewise
+		}
+		if err != nil {
+			return d.health.Failed(err) // they stay pinned
+		}
+	}
+	for _, p := range pools {
+		p.pinned = false
+	}
+	d.compactAll(pools)
+	d.regain(nil, nil)
+	d.sweep()
+	return nil
+}

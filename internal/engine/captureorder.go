@@ -1,0 +1,53 @@
+package engine
+
+import (
+	"slices"
+
+	"github.com/cistern-gpu/cistern/internal/engine/timeline"
+)
+
+// Reuse within a capture. A block that other streams used waits, when it is given back, until their work is over, which
+// nobody can ask of captured work. But the graph has an order: where the capture has joined the other streams, all that its
+// stream does from then on comes after that work, and may use the memory. So such a free notes the last nodes of the other
+// streams, and a request of the block's stream completes the free if all of them come before whatever the stream captures
+// next. This is PyTorch's graph_capture_record_stream_reuse. Off, such a free completes after the capture.
+
+// SetCaptureReuse turns reuse within captures on; off is what the option says (Options.CaptureReuse). It counts for frees
+// from now on.
+func (d *Device) SetCaptureReuse(on bool) { d.captureReuse.Store(on || d.opts.CaptureReuse) }
+
+// noteCaptured has a free that waits for other streams complete within the capture that gave the block out, if the graph's order
+// allows that. What used the block before that capture does not matter: a capture is given only what is over. The caller holds
+// Device.mu and the arena's lock.
+func (f *pendingFree) noteCaptured(streams []*timeline.Stream) {
+	d, s := f.heap.dev, f.heap
+	if d.captureReuse.Load() && s.hot.Capture != 0 && s.blocks.At(f.block).Capture == s.hot.Capture {
+		f.captured = timeline.LastCaptured(streams)
+	}
+}
+
+// orderOf is the order of the capture that a request's stream is in; nil where there is none or no free asks for it. The caller
+// holds Device.mu and the arena's lock.
+//
+// +checklocks:d.mu
+func (d *Device) orderOf(held *streamHeap) *timeline.GraphOrder {
+	if held == nil || held.hot.Capture == 0 || held.stream.timeline.PerThread() || d.health.Broken() != nil ||
+		!slices.ContainsFunc(d.pending, func(f pendingFree) bool { return f.captured.Captured() && f.heap.stream == held.stream }) {
+		return nil
+	}
+	t := held.stream
+	if t.order == nil {
+		t.order = &timeline.GraphOrder{}
+	}
+	if !t.order.Update(&t.timeline) {
+		return nil
+	}
+	return t.order
+}
+
+// follows reports whether whatever the request's stream captures next comes after the work that a free waits for, and the block
+// is that stream's. The caller holds Device.mu.
+func (f *pendingFree) follows(order *timeline.GraphOrder, held *streamHeap) bool {
+	s := f.heap
+	return order != nil && s.stream == held.stream && s.hot.Capture != 0 && s.blocks.At(f.block).Capture == s.hot.Capture && order.Follows(&f.captured)
+}

@@ -1,0 +1,222 @@
+package engine
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+
+	"github.com/cistern-gpu/cistern/cuda"
+	"github.com/cistern-gpu/cistern/event"
+	"github.com/cistern-gpu/cistern/internal/engine/journal"
+	"github.com/cistern-gpu/cistern/internal/engine/quota"
+	"github.com/cistern-gpu/cistern/internal/heap"
+)
+
+// What of a pool is live, and putting a pool back into such a state: a program that records several graphs into one
+// pool, as branches of a tree, goes back to where a branch began before it records the next.
+
+// Blocks lists the live allocations of the pool in address order. What was given back and still waits for other streams is
+// not among them.
+func (p *Pool) Blocks() []Block {
+	d := p.dev
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	var out []Block
+	for _, s := range d.heaps {
+		if s == nil || s.pool.owner() != p {
+			continue
+		}
+		s.arena.Lock()
+		s.blocks.Each(func(id heap.ID, b *heap.Block) bool {
+			if b.State == heap.Used {
+				out = append(out, s.describe(id))
+			}
+			return true
+		})
+		s.arena.Unlock()
+	}
+	slices.SortFunc(out, byBase)
+	return out
+}
+
+func byBase(a, b Block) int          { return cmp.Compare(a.Base, b.Base) }
+func toBase(b Block, p cuda.Ptr) int { return cmp.Compare(b.Base, p) }
+
+// describe is what is said of a block. The caller holds Device.mu and the arena's lock.
+//
+// +checklocks:s.dev.mu
+func (s *streamHeap) describe(id heap.ID) Block {
+	b := s.blocks.At(id)
+	t := s.streamOf(b)
+	return Block{Base: cuda.Ptr(b.Addr), Size: b.Size, Requested: b.Requested, Device: s.dev.id, Pool: s.pool.id, Stream: t.ID(), Handle: t.Handle(),
+		Tag: journal.TagOf(b.Tag), Library: journal.LibraryOf(b.Tag), Stack: s.blocks.Stack(id)}
+}
+
+// LargestFree is the largest request that the stream would be met with from this pool without a driver call, in bytes;
+// or the size of the largest free block where requests of any size would take one.
+func (p *Pool) LargestFree(st *Stream) uint64 {
+	largest := func(class int) uint64 {
+		s := p.heapFor(st, class)
+		if s == nil {
+			return 0
+		}
+		s.arena.Lock()
+		defer s.arena.Unlock()
+		return s.blocks.Largest()
+	}
+	if n := largest(quota.Large); n > smallMax {
+		return n
+	}
+	return min(largest(quota.Small), smallMax)
+}
+
+// LargestFree is that of the pool that the stream allocates from.
+func (d *Device) LargestFree(st *Stream) uint64 {
+	p := st.route.Load()
+	if p == nil || p.dev != d {
+		p = d.pool0
+	}
+	return p.LargestFree(st)
+}
+
+// Restore makes exactly these the live allocations of the pool, at these addresses, as Blocks listed them before: what is
+// live and not listed is freed, what is listed and not live is allocated again. Base, Size and Requested, and Stream
+// where it is given, say what a block is; Tag, Library and Stack are taken over where it is allocated again. Memory at the
+// addresses must still be the pool's, as it is where a capture pinned it. After an error nothing has changed.
+//
+// What is allocated again has the bytes that it has: whoever restores knows that nothing else was there, or does not
+// mind. What is freed is free for the program as after Free.
+func (p *Pool) Restore(blocks []Block) error {
+	d := p.dev
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.regain(nil, p)
+	for _, l := range d.arenas { // all: the statistics are settled under the same locks
+		l.Lock()
+		defer l.Unlock()
+	}
+	r, err := p.planRestore(blocks)
+	if err != nil {
+		return err
+	}
+	for _, x := range r.free {
+		d.freeLocked(x.heap, x.block, FreeOptions{})
+	}
+	for s, list := range r.take {
+		for _, id := range s.blocks.Ranges() {
+			i, _ := slices.BinarySearchFunc(list, cuda.Ptr(s.blocks.At(id).Addr), toBase)
+			for ; id != 0 && i < len(list); id = s.blocks.Next(id) {
+				if b := s.blocks.At(id); uint64(list[i].Base)-b.Addr < b.Size {
+					id = d.takeAt(s, id, list[i])
+					i++
+				}
+			}
+		}
+	}
+	d.quota.Rebalance(nil, len(d.mem.Spares()))
+	return nil
+}
+
+// takeAt hands out a block as it was, out of a free block that holds it. The caller holds Device.mu and the arena's lock.
+//
+// +checklocks:d.mu
+func (d *Device) takeAt(s *streamHeap, id heap.ID, x Block) heap.ID {
+	id = s.blocks.TakeAt(id, uint64(x.Base), x.Size, x.Requested)
+	s.gauges.Alloc(x.Requested, x.Size, s.blocks.FreeBlocks)
+	b := s.blocks.At(id)
+	b.Tag, b.Capture = journal.Label(x.Tag, x.Library), s.hot.Capture
+	s.blocks.SetStack(id, x.Stack)
+	d.record(s.event(event.Alloc, id, x.Stack, 0))
+	return id
+}
+
+// restore is what Restore has to do.
+type restore struct {
+	free []heldFree
+	take map[*streamHeap][]Block // in address order
+}
+
+// planRestore finds out what Restore has to do, and whether it can be done. The caller holds all locks.
+//
+// +checklocks:p.dev.mu
+func (p *Pool) planRestore(blocks []Block) (*restore, error) {
+	d := p.dev
+	wanted := slices.Clone(blocks)
+	slices.SortFunc(wanted, byBase)
+	r := &restore{take: map[*streamHeap][]Block{}}
+	cannot := func(b Block, why string) error {
+		return fmt.Errorf("pool {%d, %d}: cannot restore %d bytes at %#x: %s", p.id[0], p.id[1], b.Size, uint64(b.Base), why)
+	}
+	for i, b := range wanted {
+		switch {
+		case uint64(b.Base)%heap.Align != 0 || b.Size == 0 || b.Size&p.mask != 0 || b.Requested == 0 || b.Requested > b.Size:
+			return nil, cannot(b, "no block is like that")
+		case b.Tag > MaxTag:
+			return nil, cannot(b, fmt.Sprintf("tag %d: the largest is %d", b.Tag, MaxTag))
+		case b.Size > maxRequest || i > 0 && wanted[i-1].Base+cuda.Ptr(wanted[i-1].Size) > b.Base:
+			return nil, cannot(b, "it overlaps another one")
+		}
+		s := d.a.heapOf(b.Base)
+		if s == nil || s.pool.owner() != p {
+			return nil, cannot(b, "the address is not the pool's")
+		}
+		t, live := s.stream, false
+		if id, _, ok := s.blocks.Lookup(uint64(b.Base)); ok {
+			have := s.blocks.At(id)
+			if live = have.State == heap.Used && have.Size == b.Size && have.Requested == b.Requested; live {
+				t = s.streamOf(have)
+			}
+		}
+		if b.Stream != (cuda.StreamID{}) && b.Stream != t.ID() {
+			return nil, cannot(b, "its memory is another stream's now")
+		}
+		if live {
+			continue
+		}
+		r.take[s] = append(r.take[s], b)
+	}
+	for _, s := range d.heaps {
+		if s == nil || s.pool.owner() != p {
+			continue
+		}
+		if err := r.planHeap(s, wanted); err != nil {
+			return nil, cannot(*err, "its memory is in use, or is not the pool's any more")
+		}
+	}
+	return r, nil
+}
+
+// planHeap plans one stream heap: what is freed there, and whether what is taken lies within what is free then. It returns a
+// block that does not.
+func (r *restore) planHeap(s *streamHeap, wanted []Block) *Block {
+	take := r.take[s]
+	end, next := uint64(0), 0 // where the free run so far ends, and the first of take that it does not hold
+	fits := make([]bool, len(take))
+	s.blocks.Each(func(id heap.ID, b *heap.Block) bool {
+		free := b.State == heap.Free
+		if b.State == heap.Used {
+			k, listed := slices.BinarySearchFunc(wanted, cuda.Ptr(b.Addr), toBase)
+			if !listed || wanted[k].Size != b.Size || wanted[k].Requested != b.Requested {
+				r.free = append(r.free, heldFree{s, id})
+				// What other streams use, or a capture must not be given, is not free at once.
+				// Nor is what is paused.
+				free = (b.Uses == 0 || s.dev.health.Broken() != nil && len(s.paused) == 0) && (s.hot.Capture == 0 || b.Capture == s.hot.Capture)
+			}
+		}
+		if !free {
+			return true
+		}
+		if b.Addr != end || s.blocks.Prev(id) == 0 || s.blocks.Whole() {
+			next, _ = slices.BinarySearchFunc(take, cuda.Ptr(b.Addr), toBase) // ranges come in any order
+		}
+		end = b.Addr + b.Size
+		for ; next < len(take) && uint64(take[next].Base)+take[next].Size <= end; next++ {
+			fits[next] = !s.blocks.Whole() || take[next].Size == b.Size
+		}
+		return true
+	})
+	if i := slices.Index(fits, false); i >= 0 {
+		return &take[i]
+	}
+	return nil
+}

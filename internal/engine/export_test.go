@@ -1,0 +1,85 @@
+package engine
+
+import (
+	"slices"
+	"time"
+
+	"github.com/cistern-gpu/cistern/internal/deadline"
+)
+
+// SetStretch makes little memory several stretches, until the function that it returns is called.
+func SetStretch(bytes uint64) (restore func()) {
+	old := stretch
+	stretch = bytes
+	return func() { stretch = old }
+}
+
+// Awaits reports whether somebody waits for another thread that is telling of memory.
+func Awaits(d *Device) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.publishDone != nil
+}
+
+// Waits simulates turns of a request that waits for observers of memory: call(n) is the number of the oldest call under way in
+// turn n. It reports for each turn whether the request still waits.
+func Waits(turns int, call func(n int) uint64) (waits []bool) {
+	var w observerWait
+	now := time.Now()
+	for n := range turns {
+		w.waitFor(call(n))
+		waits = append(waits, w.Left(now) > 0)
+		now = now.Add(deadline.Step)
+	}
+	return waits
+}
+
+// HoldDevice locks a device as a request does that is in the reclaim stages, until the function that it returns is called.
+func HoldDevice(d *Device) (letGo func()) {
+	d.mu.Lock()
+	return d.mu.Unlock
+}
+
+// CaptureBlocked reports whether a capture waits until it can be announced on the device. Where that cannot be seen now it
+// does not.
+func CaptureBlocked(d *Device) bool {
+	return d.timeline.Gate().Blocked()
+}
+
+// Tables is how many entries the device's tables of streams and pools have, by name.
+func Tables(d *Device) map[string]int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	n := map[string]int{"streams": len(d.streams), "streams by id": len(d.byID), "forgotten": len(d.gone), "pools": len(d.byNumber), "pools by id": len(d.pools),
+		"spaces": len(d.heaps), "lanes": len(d.arenas), "areas": len(d.mem.Ranges.All()), "uses": len(d.uses.entries), "spares": len(d.mem.Spares()), "pools that end": len(d.ending), "events of pools": d.journal.Pools.Gone(), "events of streams": d.journal.Streams.Gone()}
+	for _, t := range d.streams {
+		waits, events := t.timeline.Size()
+		n["waited"] += waits
+		n["ring"] += events
+	}
+	for _, p := range d.byNumber {
+		if p != nil {
+			n["spaces by stream"] += len(*p.heaps.Load())
+		}
+	}
+	return n
+}
+
+// ForgetStreams dissolves the arenas, and forgets the streams, that may be gone, as when their number has doubled. It says
+// how many streams were forgotten, and how many arenas were inherited since it was last called.
+func ForgetStreams(d *Device) (forgotten, inherited int) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	inherited, d.inherited = d.inherited, 0
+	d.dissolveIdle()
+	before := len(d.byID)
+	d.forgetStreams()
+	return before - len(d.byID), inherited
+}
+
+// LiveStreams are the streams that the device knows.
+func LiveStreams(d *Device) []*Stream {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return slices.Collect(d.liveStreams())
+}

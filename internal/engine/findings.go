@@ -1,0 +1,42 @@
+package engine
+
+import "github.com/cistern-gpu/cistern/internal/engine/views"
+
+// PoolUsage says what each pool of the device holds, the most bytes first. Spare chunks belong to none.
+func (d *Device) PoolUsage() []PoolUse {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.poolUsage(nil)
+}
+
+// poolUsage is PoolUsage. The caller holds Device.mu and held's lock.
+//
+// +checklocks:d.mu
+func (d *Device) poolUsage(held *streamHeap) []PoolUse {
+	var out []PoolUse
+	at := map[*Pool]int{}
+	for _, s := range d.heaps {
+		if s == nil {
+			continue
+		}
+		p := s.pool.owner()
+		i, ok := at[p]
+		if !ok {
+			i = len(out)
+			at[p] = i
+			out = append(out, PoolUse{Pool: p.id, Upstream: p.upstreamName(), Pinned: p.pinned, Elsewhere: !p.onDevice})
+		}
+		s.lockBeside(held)
+		s.view().AddTo(&out[i])
+		s.unlockBeside(held)
+	}
+	views.SortPools(out)
+	return out
+}
+
+// view is what a stream heap adds to its pool. The caller holds Device.mu and the arena's lock.
+//
+// +checklocks:s.dev.mu
+func (s *streamHeap) view() views.Heap {
+	return views.Heap{Now: s.gauges.Now(), Free: s.blocks.FreeBytes, Paused: uint64(s.pausedBytes), Spilled: s.pool != s.pool.owner()}
+}

@@ -1,0 +1,57 @@
+package engine
+
+import (
+	"time"
+
+	"github.com/cistern-gpu/cistern/internal/deadline"
+	"github.com/cistern-gpu/cistern/internal/engine/quota"
+	"github.com/cistern-gpu/cistern/internal/engine/views"
+	"github.com/cistern-gpu/cistern/internal/lockrank"
+)
+
+// glance is what Gauges knows.
+type glance struct {
+	mu     lockrank.Mutex
+	last   Gauges   // +checklocks:mu
+	before Counters // guarded by Device.mu: what ResetAccumulated has taken from the counts
+}
+
+// glanceWait is how long Gauges waits for a request that holds the device's lock over driver calls, of which one may wait
+// for the GPU.
+const glanceWait = 2 * time.Millisecond
+
+// Gauges fills g in. It is for pages that are kept current: it allocates no Go memory, makes no driver call of its own,
+// leaves what C code may hand out by itself where it is, and waits some milliseconds at most. A device that
+// is busier than that has the figures of the last call, but for DriverCalls.
+//
+// +checklocksignore: TryLock is not known to the analyser
+func (d *Device) Gauges(g *Gauges) {
+	x := &d.glance
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	wait := deadline.Deadline{Limit: glanceWait}
+	if wait.Poll(d.mu.TryLock) {
+		d.look(&x.last)
+		d.mu.Unlock()
+	}
+	x.last.DriverCalls = d.drv.Calls()
+	*g = x.last
+}
+
+// look takes the sums. The caller holds Device.mu and nothing else.
+//
+// +checklocks:d.mu
+func (d *Device) look(g *Gauges) {
+	var now quota.Gauges
+	for _, l := range d.arenas {
+		l.LookIn()
+		for c := range l.Quota.Classes {
+			for i, v := range l.Quota.Classes[c].Now() {
+				now[i] += v
+			}
+		}
+		l.Unlock()
+	}
+	*g = views.Gauges(&d.quota, &now)
+	g.Retries, g.OOMs = uint64(d.counts.Retries+d.glance.before.Retries), uint64(d.counts.OOMs+d.glance.before.OOMs)
+}

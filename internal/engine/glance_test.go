@@ -1,0 +1,98 @@
+package engine_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/cistern-gpu/cistern/cuda"
+	"github.com/cistern-gpu/cistern/cuda/sim"
+	"github.com/cistern-gpu/cistern/internal/engine"
+)
+
+// Gauges count every call that the engine makes of the driver, as the driver counts them.
+func TestGaugesCountCalls(t *testing.T) {
+	for _, opts := range []engine.Options{{}, {Backend: engine.BackendMalloc}, {SingleHandle: true}} {
+		drv := sim.New(sim.Options{Capacity: 128 * mib})
+		a, err := engine.New(drv, opts)
+		must(t, err)
+		dev, err := a.Device(0)
+		must(t, err)
+		st, err := dev.Stream(drv.NewStreamNonBlocking(0))
+		must(t, err)
+		var g engine.Gauges
+		dev.Gauges(&g)
+		before := g.DriverCalls
+		drv.ResetCalls()
+		same := func(what string) {
+			t.Helper()
+			dev.Gauges(&g)
+			if n := g.DriverCalls - before; n != drv.Calls().Count {
+				t.Errorf("%s, %s: %d driver calls, want %d: %v", opts, what, n, drv.Calls().Count, drv.Calls().Calls)
+			}
+		}
+		var blocks []cuda.Ptr
+		for range 10 {
+			p, err := dev.Alloc(5*mib, st)
+			must(t, err)
+			blocks = append(blocks, p)
+		}
+		same("growth")
+		if g.DriverCalls < before+2 || g.Reserved < 50*mib || g.Allocated != 50*mib || g.PeakAllocated != 50*mib {
+			t.Errorf("%+v", g)
+		}
+		for _, p := range blocks {
+			must(t, a.Free(p))
+		}
+		if _, err := dev.Alloc(200*mib, st); err == nil {
+			t.Error("200 MiB of 128")
+		}
+		must(t, a.Trim())
+		same("trim")
+		if g.Reserved != 0 || g.PeakReserved < 50*mib || g.OOMs != 1 {
+			t.Errorf("%+v", g)
+		}
+		dev.ResetAccumulated()
+		dev.ResetPeaks()
+		last := g
+		dev.Gauges(&g)
+		if g.OOMs != 1 || g.DriverCalls < last.DriverCalls || g.PeakReserved != 0 {
+			t.Errorf("after a reset %+v", g)
+		}
+	}
+}
+
+// Gauges cost no Go memory, and wait for nobody who holds the device for long.
+func TestGaugesWaitForNobody(t *testing.T) {
+	e := newEngine(t, sim.Options{Capacity: 256 * mib}, engine.Options{}, 2)
+	e.alloc(t, 10*mib, e.streams[0])
+	e.alloc(t, 10, e.streams[1])
+	var g engine.Gauges
+	calls := e.drv.Calls().Count
+	if n := testing.AllocsPerRun(100, func() { e.dev.Gauges(&g) }); n != 0 || e.drv.Calls().Count != calls {
+		t.Errorf("%v Go allocations, %d driver calls", n, e.drv.Calls().Count-calls)
+	}
+	first := g
+	letGo := engine.HoldDevice(e.dev)
+	dev := e.dev
+	g = engine.Gauges{}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		dev.Gauges(&g)
+	}()
+	select {
+	case <-done:
+	case <-time.After(time.Minute):
+		t.Error("it waits for who holds the device's lock")
+	}
+	letGo()
+	<-done
+	if g != first {
+		t.Errorf("behind a lock that is held: %+v, want %+v", g, first)
+	}
+	e.alloc(t, 10*mib, e.streams[0])
+	dev.Gauges(&g)
+	if g.Allocated != first.Allocated+10*mib {
+		t.Errorf("%+v", g)
+	}
+}

@@ -1,0 +1,96 @@
+package engine
+
+import (
+	"errors"
+
+	"github.com/cistern-gpu/cistern/cuda"
+	"github.com/cistern-gpu/cistern/internal/engine/quota"
+	"github.com/cistern-gpu/cistern/internal/engine/timeline"
+	"github.com/cistern-gpu/cistern/internal/heap"
+)
+
+// Memory in the host's order (AllocOptions.HostOrder): for libraries that say on no stream where they use it, the block is
+// handed out when the host knows the GPU to be done with it. What is known so already goes first; then what an event was
+// recorded behind, which is waited for; last what was freed since the stream's last event, behind which one is recorded
+// now, and from then on at each of the stream's frees, so that it need not be again.
+
+// allocHost hands out memory in the host's order.
+func (p *Pool) allocHost(size uint64, st *Stream, by origin) (cuda.Ptr, error) {
+	if size == 0 {
+		return 0, nil
+	}
+	c := request{n: p.round(size), size: size, by: by, order: hostOrdered}
+	ptr, err := p.obtain(&c, st)
+	if err != nil {
+		return 0, err
+	}
+	for _, w := range c.waits {
+		// The block is out, so it is not handed out meanwhile.
+		if err := w.Stream.Sync(w.Epoch); err != nil {
+			return 0, errors.Join(err, p.dev.a.Free(ptr))
+		}
+	}
+	return ptr, nil
+}
+
+// mustWait finds out whether the request's stream can be waited for, which it cannot while it is being captured. The
+// caller holds Device.mu and the arena's lock.
+//
+// +checklocks:c.d.mu
+func (c *request) mustWait() error {
+	t := c.s.stream
+	err := t.timeline.Usable()
+	if errors.Is(err, timeline.ErrCapturing) || errors.Is(err, timeline.ErrPerThread) && c.d.timeline.Gate().Announced() {
+		c.order, c.alone = doneOnly, true
+		c.d.holdBusy(c.s)
+	} else if err != nil && !timeline.Unordered(err) {
+		return err
+	}
+	return nil
+}
+
+// holdBusy puts the free blocks of an arena out of reach that the GPU is not known to be done with, until regain. The caller
+// holds Device.mu and the arena's lock.
+//
+// +checklocks:d.mu
+func (d *Device) holdBusy(s *streamHeap) {
+	n := len(d.heldBack)
+	for class := range quota.NumClasses {
+		o := s.pool.heapFor(s.stream, class)
+		if o == nil {
+			continue
+		}
+		o.blocks.EachFree(heap.Align, func(id heap.ID, b *heap.Block) bool {
+			if o.stream.timeline.Progress(b.Stamp) != timeline.Done {
+				d.heldBack = append(d.heldBack, heldFree{o, id})
+			}
+			return true
+		})
+	}
+	for _, f := range d.heldBack[n:] {
+		f.heap.blocks.Hold(f.block)
+	}
+}
+
+// awaitPlan notes what the memory that is about to be mapped, and the free blocks that it merges with, must be waited for.
+//
+// +checklocks:c.d.mu
+func (c *request) awaitPlan(at place, total uint64) {
+	s := c.s
+	c.waits = c.waits[:0]
+	add := func(t *Stream, stamp uint64) {
+		if t != nil && t.timeline.Progress(stamp) != timeline.Done {
+			c.waits.Add(&t.timeline, stamp)
+		}
+	}
+	for _, x := range c.d.plan.sources {
+		add(x.stream, x.stamp)
+	}
+	// It merges with what it touches, also where the request does not need that.
+	whole := s.blocks.At(at.unmapped).Size == total
+	for i, id := range [2]heap.ID{s.blocks.Prev(at.unmapped), s.blocks.Next(at.unmapped)} {
+		if touches := whole || at.atEnd == (i == 1); touches && id != 0 && s.blocks.At(id).State == heap.Free {
+			add(s.stream, s.blocks.At(id).Stamp)
+		}
+	}
+}

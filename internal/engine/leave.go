@@ -1,0 +1,477 @@
+package engine
+
+import (
+	"cmp"
+	"fmt"
+
+	"github.com/cistern-gpu/cistern/cuda"
+	"github.com/cistern-gpu/cistern/event"
+	"github.com/cistern-gpu/cistern/internal/engine/offload"
+	"github.com/cistern-gpu/cistern/internal/engine/quota"
+	"github.com/cistern-gpu/cistern/internal/lockrank"
+)
+
+// How paused memory goes. Contents are copied stretch by stretch, and the memory of each goes as soon as its copies are
+// known to be done, while those of later ones are under way: unmapping and releasing would take a tenth of the time that
+// copying takes. All page-locked memory is there and all copies are queued before anything goes. Should something fail
+// all the same, what went comes back with the contents that were kept. Where nothing is copied, or through a file, which
+// may turn out to have no room, everything is unmapped before anything is released.
+
+// stretch is how much memory is copied, and goes, at once: enough that the copies are as fast as one. Tests have less.
+var stretch uint64 = stretchMost
+
+const stretchMost = 128 << 20
+
+// batchOut is neighbours among the memory that leaves, about a stretch of it.
+type batchOut struct {
+	list     []*pausedRange
+	contents *offload.Batch
+}
+
+// contentsOf is the contents of a list.
+func contentsOf(list []*pausedRange) (out []*offload.Contents) {
+	for _, a := range list {
+		out = append(out, &a.contents)
+	}
+	return out
+}
+
+// stretches cuts a list into parts of about a stretch.
+func stretches(list []*pausedRange) (out [][]*pausedRange) {
+	bytes, from := uint64(0), 0
+	for i, a := range list {
+		if bytes += a.size; bytes >= stretch || i == len(list)-1 {
+			out = append(out, list[from:i+1])
+			bytes, from = 0, i+1
+		}
+	}
+	return out
+}
+
+// save waits until nothing uses the memory and saves its contents, or begins to where that is done while memory goes. The
+// locks are let go meanwhile.
+//
+// +checklocks:p.d.mu
+// +checklocks:p.d.pausing
+func (p *pause) save() (err error) {
+	for _, a := range p.leaving {
+		a.freed = true // what is free beside may have been used until it was put out of reach
+	}
+	if err := p.drain(); err != nil {
+		return err
+	}
+	if offload.Bytes(contentsOf(p.leaving)) == 0 {
+		return nil
+	}
+	if err := p.d.sure(); err != nil {
+		return err
+	}
+	if p.o.Keep == KeepDisk {
+		return p.saveToFile()
+	}
+	return p.startCopies()
+}
+
+// sure waits for copies that an earlier call could not wait for, and is an error while that fails. Device.mu is let go
+// meanwhile.
+//
+// +checklocks:d.mu
+// +checklocks:d.pausing
+func (d *Device) sure() error {
+	if !d.offload.Unsure() {
+		return nil
+	}
+	d.mu.Unlock()
+	defer d.mu.Lock()
+	return d.offload.Ready()
+}
+
+// startCopies queues copies to host memory, a batch for each stretch. The lock is let go meanwhile.
+//
+// +checklocks:p.d.mu
+// +checklocks:p.d.pausing
+func (p *pause) startCopies() error {
+	d := p.d
+	d.offload.PlaceInHost(contentsOf(p.leaving))
+	var all []*offload.Batch
+	for _, part := range stretches(p.leaving) {
+		b := offload.NewBatch(contentsOf(part))
+		all = append(all, b)
+		p.batches = append(p.batches, batchOut{part, b})
+		p.report.Kept += b.Bytes
+	}
+	d.mu.Unlock()
+	err := d.offload.Save(all)
+	d.mu.Lock()
+	if err != nil {
+		d.offload.Release(all...)
+		return fmt.Errorf("pause: saving %d bytes: %w", p.report.Kept, err)
+	}
+	return nil
+}
+
+// saveToFile copies contents to a file. The lock is let go meanwhile.
+//
+// +checklocks:p.d.mu
+// +checklocks:p.d.pausing
+func (p *pause) saveToFile() error {
+	d := p.d
+	f, err := offload.NewFile(p.o.Dir)
+	if err != nil {
+		return fmt.Errorf("pause: %w", err)
+	}
+	f.Place(contentsOf(p.leaving))
+	b := offload.NewBatch(contentsOf(p.leaving))
+	f.Close()
+	defer d.offload.Release(b)
+	d.mu.Unlock()
+	err = d.offload.SaveToFile(b)
+	d.mu.Lock()
+	if err != nil {
+		return fmt.Errorf("pause: saving %d bytes: %w", b.Bytes, err)
+	}
+	p.report.Kept = b.Bytes
+	return nil
+}
+
+// loadContents copies contents back to memory that is there again. They stay in the store: refill drops them. The lock is
+// let go meanwhile.
+//
+// +checklocks:d.mu
+// +checklocks:d.pausing
+func (d *Device) loadContents(a *pausedRange) error {
+	b := offload.NewBatch(contentsOf([]*pausedRange{a}))
+	defer d.offload.Release(b)
+	d.mu.Unlock()
+	defer d.mu.Lock()
+	return d.offload.Load(b)
+}
+
+// drain waits for all work until no block was given back behind the wait: what used it last must be over as well.
+//
+// +checklocks:p.d.mu
+func (p *pause) drain() error {
+	d := p.d
+	for {
+		behind := false
+		for _, a := range p.leaving {
+			behind = behind || a.freed
+			a.freed = false
+		}
+		if !behind {
+			return nil
+		}
+		if err := d.mayPause(); err != nil {
+			return err
+		}
+		if err := d.waitForAll(); err != nil {
+			return err
+		}
+		d.collect(nil, false)
+	}
+}
+
+// announce tells whoever wants to know that memory goes. The locks are let go meanwhile.
+//
+// +checklocks:p.d.mu
+func (p *pause) announce(list []*pausedRange) error {
+	d := p.d
+	if d.onUnmap != nil {
+		var runs []run
+		for _, a := range list {
+			runs = append(runs, a.runs()...)
+		}
+		p.published = append(p.published, runs...)
+		d.publish(d.onUnmap, runs)
+	}
+	if err := p.drain(); err != nil {
+		return err
+	}
+	return d.health.Broken()
+}
+
+// commit unmaps the memory and gives it back. After an error everything is there again, with its contents, but for what
+// could not be had again, which is marked as lost.
+//
+// +checklocks:p.d.mu
+// +checklocks:p.d.pausing
+func (p *pause) commit() (err error) {
+	d := p.d
+	if p.batches != nil {
+		for i := range p.batches {
+			if err = p.commitBatch(&p.batches[i]); err != nil {
+				break
+			}
+		}
+		if err != nil { // nothing may be under way behind it
+			d.mu.Unlock()
+			_ = d.offload.Await()
+			d.mu.Lock()
+		}
+		for _, b := range p.batches {
+			d.offload.Release(b.contents)
+		}
+	} else {
+		err = p.commitAll()
+	}
+	if err != nil {
+		return cmp.Or(p.restore(), err)
+	}
+	p.gone(p.leaving)
+	return nil
+}
+
+// commitBatch waits for copies and has the memory go that they are of.
+//
+// +checklocks:p.d.mu
+func (p *pause) commitBatch(b *batchOut) error {
+	d := p.d
+	d.mu.Unlock()
+	err := d.offload.Saved(b.contents)
+	d.mu.Lock()
+	if err != nil {
+		return fmt.Errorf("pause: saving %d bytes: %w", p.report.Kept, err)
+	}
+	if err := p.announce(b.list); err != nil {
+		return err
+	}
+	for _, a := range b.list {
+		if err := d.unmapPaused(a); err != nil {
+			return err
+		}
+		for _, id := range a.chunks {
+			if d.mem.Chunk(id).Mappings == 0 { // else it is mapped elsewhere, too
+				d.mem.Release(id) // giveBackChunks tries again
+			}
+		}
+	}
+	return nil
+}
+
+// commitAll unmaps everything. Chunks are not released: as long as they are there, so are their contents. Segments are
+// last: they cannot be had again as they were.
+//
+// +checklocks:p.d.mu
+func (p *pause) commitAll() error {
+	d := p.d
+	if err := p.announce(p.leaving); err != nil {
+		return err
+	}
+	for _, segments := range []bool{false, true} {
+		for _, a := range p.leaving {
+			if (a.backing != nil) != segments {
+				continue
+			}
+			if err := d.unmapPaused(a); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// unmapPaused unmaps what is to go, or drops the memory of a segment.
+//
+// +checklocks:d.mu
+func (d *Device) unmapPaused(a *pausedRange) error {
+	if a.backing != nil {
+		if err := d.unback(a); err != nil {
+			return err
+		}
+	} else if err := d.mem.Unmap(a.addr, a.chunks); err != nil {
+		return err
+	}
+	a.bare = true
+	return nil
+}
+
+// restore gets back what went. What cannot be had again is lost: it stays paused.
+//
+// +checklocks:p.d.mu
+// +checklocks:p.d.pausing
+func (p *pause) restore() (first error) {
+	d := p.d
+	for _, segments := range []bool{false, true} {
+		for _, a := range p.leaving {
+			if !a.bare || (a.backing != nil) != segments {
+				continue
+			}
+			load := a.backing != nil
+			err := error(nil)
+			if a.backing != nil {
+				err = d.back(a)
+			} else {
+				load, err = d.remap(a)
+			}
+			if err == nil && load {
+				if err = d.loadContents(a); err != nil {
+					d.dropAgain(a)
+				}
+			}
+			if err != nil {
+				a.lost, first = true, cmp.Or(first, err)
+				continue
+			}
+			a.bare = false
+		}
+	}
+	if first != nil {
+		first = fmt.Errorf("pause failed, and some memory stays paused: %w", first)
+	}
+	return first
+}
+
+// remap maps chunks again that were unmapped, new ones for those that were released, and reports whether there are any:
+// they lack their contents. After an error nothing is mapped but what cannot be undone now.
+//
+// +checklocks:d.mu
+func (d *Device) remap(a *pausedRange) (renewed bool, err error) {
+	s, at := a.heap, a.addr
+	for _, id := range a.chunks {
+		k := d.mem.Chunk(id)
+		if k.Released {
+			e := event.Event{Kind: event.SegmentUnmap, Addr: at, Size: k.Size, Handle: uint64(k.Handle),
+				Stream: s.stream.number(), Pool: s.pool.number}
+			if err = d.mem.Renew(id); err != nil {
+				return renewed, err
+			}
+			renewed = true
+			d.record(e)
+			e.Kind, e.Handle = event.SegmentMap, uint64(k.Handle)
+			d.record(e)
+		}
+		at += k.Size
+	}
+	return renewed, d.mapAgain(a)
+}
+
+// mapAgain maps the chunks of a paused range. After an error nothing is mapped but what cannot be undone now.
+//
+// +checklocks:d.mu
+func (d *Device) mapAgain(a *pausedRange) error {
+	left, err := d.mem.Map(a.addr, a.chunks)
+	d.mem.Defer(a.addr, left)
+	return err
+}
+
+// unmapOrDefer unmaps the chunks of a paused range, or has that done later.
+//
+// +checklocks:d.mu
+func (d *Device) unmapOrDefer(a *pausedRange) {
+	if d.offload.Unsure() || d.mem.Unmap(a.addr, a.chunks) != nil { // while copies may be under way nothing is unmapped
+		d.mem.Defer(a.addr, a.chunks)
+	}
+}
+
+// dropAgain unmaps what restore got, when the contents could not be copied there.
+//
+// +checklocks:d.mu
+func (d *Device) dropAgain(a *pausedRange) {
+	if a.backing == nil {
+		d.unmapOrDefer(a)
+	} else if !d.offload.Unsure() && d.unback(a) != nil {
+		d.unback(a) // once more: what stays is there when it is resumed
+	}
+}
+
+// unback drops the memory of a segment; with the locks let go where that is the user's to do.
+//
+// +checklocks:d.mu
+func (d *Device) unback(a *pausedRange) error {
+	if !a.heap.pool.userUpstream {
+		if err := a.backing.Unback(cuda.Ptr(a.addr), a.size); err != nil {
+			return d.health.Failed(err)
+		}
+		return nil
+	}
+	d.mu.Unlock()
+	defer d.mu.Lock()
+	lockrank.MayCall()
+	return a.backing.Unback(cuda.Ptr(a.addr), a.size)
+}
+
+// back gets a segment memory again, likewise.
+//
+// +checklocks:d.mu
+func (d *Device) back(a *pausedRange) error {
+	if !a.heap.pool.userUpstream {
+		if err := a.backing.Back(cuda.Ptr(a.addr), a.size); err != nil {
+			return d.health.Failed(err)
+		}
+		return nil
+	}
+	d.mu.Unlock()
+	defer d.mu.Lock()
+	lockrank.MayCall()
+	return a.backing.Back(cuda.Ptr(a.addr), a.size)
+}
+
+// gone notes that memory is unmapped: it is given back, and counts as paused where blocks are.
+//
+// +checklocks:p.d.mu
+func (p *pause) gone(list []*pausedRange) {
+	d := p.d
+	byHeap(list, func(s *streamHeap, list []*pausedRange) {
+		all := s.survey(list, nil)
+		for _, a := range list {
+			s.lose(a.size)
+			if a.backing != nil {
+				d.quota.Physical[quota.GroupOf(s.class)].Remove(a.size)
+				d.gaveBack(a.size, s.pool.counted)
+				d.record(event.Event{Kind: event.SegmentUnmap, Addr: a.addr, Size: a.size, Stream: s.stream.number(), Pool: s.pool.number})
+			} else {
+				s.area.Set(a.addr, a.size, 0)
+				d.giveBackChunks(a)
+			}
+			a.chunks, a.mapped, a.bare, a.busy, a.lost = nil, false, false, false, false
+			v := all[a]
+			d.quota.Spare -= a.size - v.used
+			d.addPaused(s, int64(v.used))
+			p.report.Physical += a.size
+			p.report.Bytes += v.used
+			p.report.Blocks += int64(v.blocks)
+			if a.backing == nil {
+				d.cutUp(a, v)
+			}
+		}
+	})
+}
+
+// giveBackChunks releases the chunks of a paused range, which were unmapped; what cannot be released is spare.
+//
+// +checklocks:d.mu
+func (d *Device) giveBackChunks(a *pausedRange) {
+	s, addr := a.heap, a.addr
+	for _, id := range a.chunks {
+		k := d.mem.Chunk(id)
+		d.record(event.Event{Kind: event.SegmentUnmap, Addr: addr, Size: k.Size, Handle: uint64(k.Handle),
+			Stream: s.stream.number(), Pool: s.pool.number})
+		addr += k.Size
+		if d.mem.GiveBack(id) {
+			d.counts.DeviceFrees++
+		}
+	}
+	a.chunks = nil
+}
+
+// rollBack makes everything as it was, but for what a second failure had in the way, which is paused.
+//
+// +checklocks:p.d.mu
+func (p *pause) rollBack() {
+	d := p.d
+	var lost, there []*pausedRange
+	for _, a := range p.leaving {
+		if a.lost {
+			lost = append(lost, a)
+		} else {
+			there = append(there, a)
+		}
+	}
+	p.gone(lost)
+	p.leaving = there
+	if p.published != nil {
+		d.publish(d.onMap, p.published)
+	}
+	d.refill(p.leaving)
+	p.report = PauseReport{}
+}

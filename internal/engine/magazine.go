@@ -1,0 +1,105 @@
+package engine
+
+import (
+	"github.com/cistern-gpu/cistern/cuda"
+	"github.com/cistern-gpu/cistern/internal/heap"
+	"github.com/cistern-gpu/cistern/internal/magazine"
+)
+
+// The C library hands blocks of the default pool out again, and takes them back, without a call into Go: packages
+// internal/magazine and internal/engine/arena. Here is what the engine itself does for that.
+
+// OnTokensEnd sets the function that is called when C code must forget which blocks it may put into magazines, because some
+// are paused. It is called with locks held and must neither call the allocator nor wait for a lock.
+func (d *Device) OnTokensEnd(f func()) {
+	d.mu.Lock()
+	d.forget = f
+	d.mu.Unlock()
+}
+
+// endTokens makes C code give all blocks back to the engine, and keeps it from taking those that get into magazines all the
+// same (freeLate). The caller holds Device.mu and all arenas' locks.
+//
+// +checklocks:d.mu
+func (d *Device) endTokens() {
+	if d.forget != nil {
+		d.forget()
+	}
+	for _, l := range d.arenas {
+		l.Outdate()
+	}
+}
+
+// freeLate frees the blocks that C code gave back while they were being paused. held is the stream heap whose lock the caller
+// holds with Device.mu; it may be nil.
+//
+// +checklocks:d.mu
+func (d *Device) freeLate(held *streamHeap) {
+	for _, p := range d.late.Take() {
+		s := d.a.heapOf(p)
+		if s == nil {
+			continue // the program freed it twice
+		}
+		s.lockBeside(held)
+		if id, _, ok := s.blocks.Lookup(uint64(p)); ok && s.blocks.At(id).State == heap.Used {
+			d.freeLocked(s, id, FreeOptions{}) // an error is for the caller of a free
+			d.rebalance(s, held)
+		}
+		s.unlockBeside(held)
+	}
+}
+
+// AllocMagazine is Alloc for the C library. A token says that the block may be given back, once, by putting it into the
+// magazine of that magazine, which is the stream's on this device, instead of calling Free.
+func (d *Device) AllocMagazine(size uint64, st *Stream) (cuda.Ptr, magazine.Token, error) {
+	if f := st.timeline.Magazine(); f != nil && st.dev == d && st.route.Load() == nil && d.health.Quick() && size-1 < maxRequest {
+		if s := d.pool0.heapFor(st, f.ClassOf(size)); s != nil {
+			if p, mark := s.hot.AllocMagazine(f, size); p != 0 {
+				return p, magazine.Token{Magazine: f, Mark: mark}, nil
+			}
+			p, err := d.pool0.allocSlow(size, d.pool0.round(size), st, origin{})
+			if err != nil {
+				return 0, magazine.Token{}, err
+			}
+			return p, d.token(p, size, st), nil
+		}
+	}
+	pool := st.route.Load()
+	if pool == nil || pool.dev != d {
+		pool = d.pool0
+	}
+	p, err := pool.alloc(size, st, origin{}) // what may go into a magazine has no stack
+	if err != nil || p == 0 {
+		return p, magazine.Token{}, err
+	}
+	return p, d.token(p, size, st), nil
+}
+
+// token is that of a block which was just handed out: none unless the block lies in the default pool where a request of
+// its size belongs, and the stream lasts. It has no mark, because others may have been handed out since.
+func (d *Device) token(p cuda.Ptr, size uint64, st *Stream) magazine.Token {
+	return magazine.Token{Magazine: d.magazineOf(p, size, st)}
+}
+
+// magazineOf is the stream's magazine, made if need be, if the block may be put there.
+func (d *Device) magazineOf(p cuda.Ptr, size uint64, st *Stream) *magazine.Magazine {
+	s := d.a.heapOf(p)
+	if d.opts.NoMagazine || s.pool != d.pool0 || s.stream != st || !st.timeline.Durable() || st.timeline.PerThread() || s.class != d.classOf(d.pool0.round(size)) {
+		return nil
+	}
+	if f := st.timeline.Magazine(); f != nil {
+		return f
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if f := st.timeline.Magazine(); f != nil {
+		return f
+	}
+	f := magazine.New(d.pool0.mask, smallMax)
+	f.SetRouted(st.route.Load() != nil)
+	s.arena.SetMagazine(f, &st.timeline)
+	return f
+}
+
+// MagazineFlags are the device's flags for C code.
+func (d *Device) MagazineFlags() *magazine.Flags { return d.health.Flags() }

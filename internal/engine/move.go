@@ -1,0 +1,188 @@
+package engine
+
+import (
+	"errors"
+	"slices"
+
+	"github.com/cistern-gpu/cistern/cuda"
+	"github.com/cistern-gpu/cistern/internal/engine/timeline"
+	"github.com/cistern-gpu/cistern/internal/heap"
+)
+
+// The stages remap, grow and cross-stream reuse of a request for memory that is made of chunks: a place (place.go), chunks for it
+// (sources.go, and new ones), and the mapping (remap.go).
+
+// errNarrow is that free chunks are larger than the room for them.
+var errNarrow = errors.New("free chunks are larger than the room for them")
+
+// obtain makes the request fit by mapping memory into the stream heap: free chunks from elsewhere, and new ones, as the stages
+// allow; with pressure also those that are better left. It returns 0 and no error when there is not enough memory. Between its attempts only the stream heap's arena is locked, as finding a place locks others.
+//
+// +checklocks:c.d.mu
+func (c *request) obtain(stages Stages, pressure bool) (heap.ID, error) {
+	if stages == 0 {
+		return 0, nil
+	}
+	for spare := uint64(0); ; {
+		at, err := c.place(spare)
+		if err != nil || at.unmapped == 0 {
+			return 0, err
+		}
+		id, err := c.fill(at, stages, pressure)
+		switch {
+		case err == errNarrow && spare == 0:
+			spare = c.d.opts.ChunkMax // what is free does not go where the least would do, but may elsewhere
+		case err == errNarrow:
+			return 0, nil
+		case timeline.Unordered(err) && !c.alone:
+			// A capture that was not announced is in the way: only memory that the host knows to be free will do.
+			c.alone = true
+		default:
+			return id, err
+		}
+	}
+}
+
+// fill is one attempt to map memory at a place: errNarrow where a roomier one might do.
+//
+// +checklocks:c.d.mu
+func (c *request) fill(at place, stages Stages, pressure bool) (heap.ID, error) {
+	d := c.d
+	defer d.plan.letGo()
+	c.log.start()
+	d.throttle.worked(&c.s.worked, c.s.workedNow())
+	have, grown, err := c.supply(at, stages, pressure)
+	if err != nil || have < at.need {
+		return 0, err
+	}
+	block, mapped, stamp, err := d.move(c, at, have)
+	if !grown {
+		d.throttle.moved(len(d.plan.sources))
+	}
+	if err != nil {
+		c.waits = c.waits[:0]   // for what is not moved after all
+		if isOutOfMemory(err) { // the driver may lack memory for page tables
+			c.log.oom, c.log.of(StageGrow).err = err, err
+			return 0, nil
+		}
+		return 0, err
+	}
+	c.met = StageRemap
+	if grown {
+		c.met = StageGrow
+	} else if slices.ContainsFunc(d.plan.sources, func(x source) bool { return x.heap != nil && x.heap.pool != c.s.pool }) {
+		c.met = StageLend
+	}
+	return c.takeMoved(block, mapped, stamp)
+}
+
+// supply chooses free chunks for a place, and gets new ones for what is missing then, which grown reports. Where that is not
+// enough, errNarrow says that a roomier place might do.
+//
+// +checklocks:c.d.mu
+func (c *request) supply(at place, stages Stages, pressure bool) (have uint64, grown bool, err error) {
+	d, p := c.d, &c.d.plan
+	p.sources, p.narrow = p.sources[:0], false
+	if stages&StageGrow != 0 && !pressure && d.growFirst(at.need) {
+		stages = StageGrow
+	}
+	if d.onUnmap != nil {
+		stages &^= StageRemap | StageLend // but spare chunks that are mapped nowhere
+	}
+	if stages&(StageRemap|StageLend) != 0 || d.onUnmap != nil {
+		for _, r := range [2]Stages{StageRemap, StageLend} {
+			if stages&r != 0 {
+				c.log.try(r)
+			}
+		}
+		have = d.gather(c, at, stages, pressure)
+	}
+	if have >= at.need {
+		return have, false, nil
+	}
+	if stages&StageGrow != 0 {
+		c.log.try(StageGrow)
+		have, err = d.create(c, at.need-have, have)
+	}
+	if err == nil && have < at.need && p.narrow {
+		err = errNarrow
+	}
+	return have, true, err
+}
+
+// takeMoved hands out of the block that memory was mapped for, or of any where observers are notified of the memory first.
+//
+// +checklocks:c.d.mu
+func (c *request) takeMoved(block heap.ID, mapped run, stamp uint64) (heap.ID, error) {
+	d, s, p := c.d, c.s, &c.d.plan
+	s.blocks.MinRest = d.minRest(s.class)
+	if d.onMap != nil {
+		pieces := make([]run, 0, len(p.sources))
+		addr := mapped.addr
+		for _, x := range p.sources {
+			pieces = append(pieces, run{addr, x.size})
+			addr += x.size
+		}
+		p.letGo()
+		c.publish(block, mapped, stamp, pieces)
+		c.waits = c.waits[:0]
+		return c.take(s)
+	}
+	s.gauges.SetFree(s.blocks.FreeBlocks, int64(mapped.size))
+	if c.align != 0 {
+		return c.take(s)
+	}
+	s.blocks.TakeBlock(block, c.n, c.size)
+	return block, nil
+}
+
+// create gets new chunks of missing bytes together, in addition to those chosen, and returns the bytes of all. Where there is
+// no memory, or the driver fails with another error than that, what was got until then stays as spare chunks.
+//
+// +checklocks:d.mu
+func (d *Device) create(c *request, missing, have uint64) (uint64, error) {
+	p, s, before := &d.plan, c.log.of(StageGrow), have
+	s.stop = stopNot
+	if !d.quota.MayHold(missing) {
+		s.stop = stopLimit
+		return have, nil
+	}
+	if d.lacks(missing) {
+		c.log.oom, s.stop = cuda.ErrOutOfMemory, stopLacks
+		return have, nil
+	}
+	for missing > 0 {
+		size := d.chunkSize(c.s.class, c.n, missing)
+		id, err := d.mem.Create(size)
+		if isOutOfMemory(err) {
+			c.log.oom, s.err = err, err
+			c.log.lap(StageGrow, have-before)
+			return have, nil
+		} else if err != nil {
+			return have, err
+		}
+		d.counts.DeviceAllocs++
+		d.mem.AddSpare(id, -1, 0)
+		p.sources = append(p.sources, source{chunk: id, size: size})
+		missing -= size
+		have += size
+	}
+	return have, nil
+}
+
+// lacks reports whether the device is known not to have that much memory, so that a request which cannot be met does not
+// take all there is from other processes first. Asking the driver costs 3 us, so it is asked about large amounts only.
+//
+// +checklocks:d.mu
+func (d *Device) lacks(bytes uint64) bool {
+	if d.quota.Reserved+bytes > d.info.TotalBytes {
+		return true
+	}
+	if bytes < askedFrom {
+		return false
+	}
+	free, _, err := d.drv.MemInfo(d.id)
+	return err == nil && free < bytes
+}
+
+const askedFrom = 256 << 20

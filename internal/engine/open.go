@@ -1,0 +1,300 @@
+package engine
+
+import (
+	"cmp"
+	"encoding/binary"
+	"fmt"
+
+	"github.com/cistern-gpu/cistern/cuda"
+	"github.com/cistern-gpu/cistern/internal/lockrank"
+)
+
+// Memory of other processes. It is mapped at addresses of its own, apart from every stream heap, and counts for nothing in the
+// statistics: physical memory is counted by the process that made it. No engine lock is held while the other process or
+// the driver is waited for.
+
+// opened is what is open here. The zero value is ready.
+type opened struct {
+	mu lockrank.Mutex
+	// +checklocks:mu
+	maps map[string]*importedMemory // by what is mapped, and for which device
+	ptrs map[cuda.Ptr]*openBlock    // +checklocks:mu
+}
+
+// openBlock is an address that Open or OpenOwn returned.
+type openBlock struct {
+	times int
+	in    *importedMemory // nil: this process's own
+}
+
+// importedMemory is memory of another process, mapped here once.
+type importedMemory struct {
+	key   string
+	dev   cuda.Device
+	base  cuda.Ptr
+	size  uint64        // bytes; 0 where it was opened by an IPC handle
+	users int           // guarded by opened.mu
+	ready chan struct{} // closed once base or err is set
+	err   error
+}
+
+// Open makes memory that another process exported usable by the device and returns the address of the block's first
+// byte. from names the exporting process for all time. descriptor gives the descriptor of the i-th chunk, is asked for
+// them in order, and keeps each until it is asked for the next; it may wait for the other process. What is mapped already
+// is not mapped again. Each Open is undone by one CloseShared of the address.
+//
+// Memory that lies on another GPU than the device can be opened where the device reaches it.
+func (a *Allocator) Open(dev cuda.Device, from string, m Shared, descriptor func(i int) (int, error)) (cuda.Ptr, error) {
+	d, err := a.Device(dev)
+	if err != nil {
+		return 0, err
+	}
+	if err := d.health.Broken(); err != nil {
+		return 0, err
+	}
+	size, err := m.length(d.info.Granularity)
+	if err != nil {
+		return 0, err
+	}
+	o := &a.opened
+	key := m.key(dev, from)
+	o.mu.Lock()
+	f := o.maps[key]
+	if f == nil {
+		f = &importedMemory{key: key, dev: dev, size: size, ready: make(chan struct{})}
+		if o.maps == nil {
+			o.maps = map[string]*importedMemory{}
+		}
+		o.maps[key] = f
+		o.mu.Unlock()
+		f.err = fmt.Errorf("open: the thread that was to map it failed") // should descriptor panic
+		defer func() {
+			if f.err != nil {
+				o.mu.Lock()
+				delete(o.maps, key)
+				o.mu.Unlock()
+			}
+			close(f.ready)
+		}()
+		if size == 0 {
+			f.base, err = d.drv.IpcOpen(dev, m.IPC)
+		} else {
+			f.base, err = d.mapImported(m, size, descriptor)
+		}
+		if f.err = err; err != nil {
+			return 0, d.unreachable(m.UUID, err)
+		}
+		o.mu.Lock()
+	} else {
+		o.mu.Unlock()
+		<-f.ready
+		if f.err != nil {
+			return 0, d.unreachable(m.UUID, f.err)
+		}
+		o.mu.Lock()
+		if o.maps[key] != f { // closed by all its users before this one came to it
+			o.mu.Unlock()
+			return a.Open(dev, from, m, descriptor)
+		}
+	}
+	f.users++
+	p := f.base + cuda.Ptr(m.Offset)
+	o.count(p, f)
+	o.mu.Unlock()
+	return p, nil
+}
+
+// OpenOwn opens an export of this process's for the device that it lies on: the block itself. It is undone by one
+// CloseShared, which leaves the block as it is.
+func (a *Allocator) OpenOwn(e *Export) (cuda.Ptr, error) {
+	if err := e.Live(); err != nil {
+		return 0, err
+	}
+	a.opened.mu.Lock()
+	a.opened.count(e.Ptr, nil)
+	a.opened.mu.Unlock()
+	return e.Ptr, nil
+}
+
+// count notes an address.
+//
+// +checklocks:o.mu
+func (o *opened) count(p cuda.Ptr, f *importedMemory) {
+	b := o.ptrs[p]
+	if b == nil {
+		b = &openBlock{in: f}
+		if o.ptrs == nil {
+			o.ptrs = map[cuda.Ptr]*openBlock{}
+		}
+		o.ptrs[p] = b
+	}
+	b.times++
+}
+
+// CloseShared undoes one Open or OpenOwn. The caller knows that the GPU is done with the memory: the last one unmaps it,
+// and unmapping does not wait.
+func (a *Allocator) CloseShared(p cuda.Ptr) error {
+	o := &a.opened
+	o.mu.Lock()
+	b := o.ptrs[p]
+	if b == nil {
+		o.mu.Unlock()
+		return &PointerError{Op: "close", Ptr: p, Detail: "nor is it open from another process"}
+	}
+	if b.times--; b.times == 0 {
+		delete(o.ptrs, p)
+	}
+	f := b.in
+	if f != nil {
+		f.users--
+	}
+	if f == nil || f.users > 0 {
+		o.mu.Unlock()
+		return nil
+	}
+	delete(o.maps, f.key)
+	o.mu.Unlock()
+	d := a.devices[f.dev].Load()
+	d.mu.Lock()
+	delete(d.imported, f.base)
+	d.mu.Unlock()
+	if d.health.Broken() != nil { // bookkeeping only
+		return nil
+	}
+	var err error
+	if f.size == 0 {
+		err = d.drv.IpcClose(f.dev, f.base)
+	} else if err = d.drv.MemUnmap(f.base, f.size); err == nil {
+		err = d.drv.AddressFree(f.base, f.size)
+	}
+	if err != nil {
+		return d.health.Failed(err)
+	}
+	return nil
+}
+
+// length is the size of the mapping, 0 for memory that is opened by an IPC handle. What another process says is not
+// believed unless it is possible.
+func (m *Shared) length(granularity uint64) (uint64, error) {
+	var sum uint64
+	for _, c := range m.Chunks {
+		if c.Size == 0 || c.Size%granularity != 0 || c.Size > maxRequest || sum > maxRequest {
+			return 0, fmt.Errorf("open: chunks of %d bytes cannot be mapped in units of %d", c.Size, granularity)
+		}
+		sum += c.Size
+	}
+	if m.Size == 0 || m.Size > maxRequest || m.Offset > maxRequest || len(m.Chunks) != 0 && m.Offset+m.Size > sum {
+		return 0, fmt.Errorf("open: %d bytes at %d do not lie in memory of %d bytes", m.Size, m.Offset, sum)
+	}
+	return sum, nil
+}
+
+// key tells mappings apart: the process, the device that they are for, and the memory.
+func (m *Shared) key(dev cuda.Device, from string) string {
+	b := make([]byte, 0, len(from)+24+8*len(m.Chunks)+len(m.IPC))
+	b = append(b, from...)
+	b = binary.LittleEndian.AppendUint64(b, uint64(dev))
+	b = append(b, m.UUID[:]...)
+	for _, c := range m.Chunks {
+		b = binary.LittleEndian.AppendUint64(b, c.Serial)
+	}
+	if len(m.Chunks) == 0 {
+		b = append(b, m.IPC[:]...)
+	}
+	return string(b)
+}
+
+// mapImported maps chunks one behind the other. When a call fails, those before it are undone.
+func (d *Device) mapImported(m Shared, size uint64, descriptor func(i int) (int, error)) (cuda.Ptr, error) {
+	owner, here := d.id, m.UUID == d.info.UUID
+	if !here {
+		if v, ok := d.a.byUUID(m.UUID); ok {
+			owner = v
+		}
+	}
+	base, err := d.drv.AddressReserve(size, d.info.Granularity, 0)
+	if err != nil {
+		return 0, d.health.Failed(err)
+	}
+	end := base
+	for i, c := range m.Chunks {
+		if err = d.mapChunk(end, c.Size, owner, i, descriptor); err != nil {
+			break
+		}
+		end += cuda.Ptr(c.Size)
+	}
+	if err == nil && here {
+		err = d.adopt(base, size)
+	} else if err == nil {
+		err = d.drv.MemSetAccess(base, size, []cuda.Device{d.id})
+	}
+	if err == nil {
+		return base, nil
+	}
+	if end > base && d.drv.MemUnmap(base, uint64(end-base)) != nil {
+		return 0, err // the addresses are lost, with what is mapped there
+	}
+	d.drv.AddressFree(base, size)
+	return 0, err
+}
+
+// adopt makes memory of another process that lies on this device accessible to it and its peers, those to come included.
+func (d *Device) adopt(base cuda.Ptr, size uint64) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if err := d.mem.Access.Set(base, size); err != nil {
+		return d.health.Failed(err)
+	}
+	if d.imported == nil {
+		d.imported = map[cuda.Ptr]uint64{}
+	}
+	d.imported[base] = size
+	return nil
+}
+
+// mapChunk maps one chunk, whose handle goes at once: the memory goes with the mapping.
+func (d *Device) mapChunk(at cuda.Ptr, size uint64, owner cuda.Device, i int, descriptor func(i int) (int, error)) error {
+	fd, err := descriptor(i)
+	if err != nil {
+		return err
+	}
+	h, err := d.drv.MemImport(owner, fd)
+	if err != nil {
+		return d.health.Failed(err)
+	}
+	err = d.drv.MemMap(at, size, h)
+	r := d.drv.MemRelease(h)
+	if r != nil {
+		if err == nil {
+			err = d.drv.MemUnmap(at, size)
+		}
+		d.drv.MemRelease(h) // once more: what stays is lost
+		err = cmp.Or(err, r)
+	}
+	if err != nil {
+		return d.health.Failed(err)
+	}
+	return nil
+}
+
+// byUUID is the device with that UUID, if this process sees it.
+func (a *Allocator) byUUID(uuid [16]byte) (cuda.Device, bool) {
+	for v := range a.devices {
+		if info, err := a.drv.DeviceInfo(cuda.Device(v)); err == nil && info.UUID == uuid {
+			return cuda.Device(v), true
+		}
+	}
+	return 0, false
+}
+
+// unreachable adds, to an error of opening memory that lies on another GPU, that it does.
+func (d *Device) unreachable(uuid [16]byte, err error) error {
+	if uuid == d.info.UUID {
+		return err
+	}
+	where := "which this process does not see"
+	if v, ok := d.a.byUUID(uuid); ok {
+		where = fmt.Sprintf("device %d here", v)
+	}
+	return fmt.Errorf("the memory lies on GPU %x (%s), not on device %d, and cannot be used from there: %w", uuid, where, d.id, err)
+}

@@ -1,0 +1,470 @@
+package engine
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/cistern-gpu/cistern/internal/engine/journal"
+	"github.com/cistern-gpu/cistern/internal/engine/phys"
+	"github.com/cistern-gpu/cistern/internal/engine/timeline"
+	"github.com/cistern-gpu/cistern/internal/heap"
+	"github.com/cistern-gpu/cistern/resource"
+)
+
+// Pausing: the memory under live blocks goes back to the device while their addresses stay theirs. What goes is whole
+// chunks, of which every block is selected or free, and whole segments. It is put out of everybody's reach first
+// (paused range, in pausedrange.go), under the locks; then, with no lock held, the GPU is waited for and the contents are saved
+// (package offload); then, under the locks again, it is unmapped, all of it or none (leave.go). Resuming is in resume.go.
+
+// Keep says what becomes of the contents of memory that is paused.
+type Keep uint8
+
+const (
+	KeepHost Keep = iota // copied to page-locked host memory, and back on resume
+	KeepDisk             // copied to a file, and back
+	KeepNone             // dropped: after resume, or after a pause that failed, they are undefined
+)
+
+// PauseOptions say how memory is paused. The zero value keeps contents in host memory.
+type PauseOptions struct {
+	Keep Keep
+	// Dir is where KeepDisk puts its file (unlinked at once); empty is the system's folder for such files.
+	Dir string
+	// Captured allows pausing memory that a captured graph uses. The caller promises not to launch it until resume.
+	Captured bool
+}
+
+// Selection says which memory of a device is meant: a pool's, a tag's, what is of both, or with the zero value all.
+type Selection struct {
+	Pool *Pool
+	Tag  uint32
+}
+
+// Pause gives the physical memory under the selected live blocks, and what is free beside them, back to the device;
+// their addresses stay theirs. The blocks stay allocated: they count as allocated and active, and can be freed. Nobody
+// may use them until Resume: Pause waits for all work that is queued before it begins, and work queued while it runs, or
+// later, finds no memory. What is paused already stays as it is. After an error nothing was paused.
+//
+// Several calls take turns. A function of OnUnmap or OnMap must neither pause nor resume.
+func (d *Device) Pause(sel Selection, o PauseOptions) (PauseReport, error) {
+	if err := d.selects(sel); err != nil {
+		return PauseReport{}, err
+	}
+	if o.Keep > KeepNone {
+		return PauseReport{}, fmt.Errorf("pause: keep %d is none", o.Keep)
+	}
+	d.pausing.Lock()
+	defer d.pausing.Unlock()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	p := &pause{d: d, sel: sel, o: o}
+	err := p.run()
+	return p.report, err
+}
+
+// selects is an error where a selection cannot be of this device.
+func (d *Device) selects(sel Selection) error {
+	if sel.Pool != nil && sel.Pool.dev != d {
+		return fmt.Errorf("device %d: the pool is device %d's", d.id, sel.Pool.dev.id)
+	}
+	if sel.Tag > MaxTag {
+		return fmt.Errorf("tag %d: the largest is %d", sel.Tag, MaxTag)
+	}
+	return nil
+}
+
+// has reports whether a block in use is selected.
+func (x *Selection) has(s *streamHeap, b *heap.Block) bool {
+	return b.State == heap.Used && (x.Tag == 0 || journal.TagOf(b.Tag) == x.Tag) && x.mayHave(s)
+}
+
+func (x *Selection) mayHave(s *streamHeap) bool { return x.Pool == nil || x.Pool == s.pool.owner() }
+
+// pause is one call of Pause. Its methods are called with Device.pausing and Device.mu.
+type pause struct {
+	d         *Device
+	sel       Selection
+	o         PauseOptions
+	found     []leaving
+	heaps     map[*streamHeap]bool // those that hold something selected
+	leaving   []*pausedRange       // in address order within a stream heap
+	batches   []batchOut           // while contents are copied to host memory
+	published []run
+	report    PauseReport
+}
+
+// leaving is memory that is to go.
+type leaving struct {
+	heap       *streamHeap
+	addr, size uint64
+	first      heap.ID // the block in which it begins
+	chunks     []phys.ChunkID
+	backing    resource.Backing // of a segment
+}
+
+// +checklocks:p.d.mu
+// +checklocks:p.d.pausing
+func (p *pause) run() error {
+	d := p.d
+	if err := d.mayPause(); err != nil {
+		return err
+	}
+	// First only to see whether anything is refused, or there is anything at all: what is not over yet is not known.
+	if err := p.choose(); err != nil || len(p.heaps) == 0 {
+		return err
+	}
+	if err := d.waitForAll(); err != nil {
+		return err
+	}
+	d.collect(nil, false)
+	d.regain(nil, nil)
+	d.unmapReady()
+	for _, l := range d.arenas {
+		l.Lock()
+	}
+	err := p.chooseLocked()
+	if err == nil {
+		p.depart()
+	}
+	d.quota.Rebalance(nil, len(d.mem.Spares()))
+	for _, l := range d.arenas {
+		l.Unlock()
+	}
+	if err != nil {
+		return err
+	}
+	if len(p.leaving) > 0 {
+		if err = p.save(); err == nil {
+			err = p.commit()
+		}
+		if err != nil {
+			p.rollBack()
+		}
+	}
+	if err == nil {
+		p.trim()
+	}
+	d.rebalanceAll(nil, nil)
+	return err
+}
+
+// mayPause is an error where nothing can be waited for.
+//
+// +checklocks:d.mu
+func (d *Device) mayPause() error {
+	if err := d.health.Broken(); err != nil {
+		return err
+	}
+	busy := d.timeline.Gate().Announced()
+	for t := range d.liveStreams() {
+		if t.active && t.timeline.Durable() && !t.timeline.PerThread() {
+			busy = busy || errors.Is(t.timeline.Usable(), timeline.ErrCapturing)
+		}
+	}
+	for _, v := range d.mem.Access.Devices()[1:] {
+		busy = busy || d.timeline.GateOf(v).Announced()
+	}
+	if busy {
+		return d.whileCapturing()
+	}
+	return nil
+}
+
+func (d *Device) whileCapturing() error {
+	return &PauseError{Reason: fmt.Sprintf("pause: a stream is being captured on device %d, and the GPU cannot be waited for meanwhile", d.id)}
+}
+
+// waitForAll waits for all work of the device, and of those that may use its memory; it is a PauseError where a capture
+// was announced there. The caller holds Device.mu and no arena's lock; it is let go meanwhile.
+//
+// +checklocks:d.mu
+func (d *Device) waitForAll() error {
+	devs := slices.Clone(d.mem.Access.Devices())
+	d.mu.Unlock()
+	defer d.mu.Lock()
+	d.a.turns.Next()
+	defer d.a.turns.Next()
+	for i, v := range devs {
+		err := d.timeline.SyncContext(v)
+		if err == timeline.ErrCapturing {
+			return d.whileCapturing()
+		}
+		if i == 0 && err != nil {
+			return d.health.Failed(err)
+		}
+		if o, ok := d.a.Started(v); err != nil && ok && o.health.Failed(err) != nil && o.health.Broken() == nil {
+			return err // the work of a broken peer is over
+		}
+	}
+	return nil
+}
+
+// choose finds out what is to go, and refuses what cannot.
+//
+// +checklocks:p.d.mu
+func (p *pause) choose() error {
+	for _, l := range p.d.arenas {
+		l.Lock()
+	}
+	defer func() {
+		for _, l := range p.d.arenas {
+			l.Unlock()
+		}
+	}()
+	return p.chooseLocked()
+}
+
+// +checklocks:p.d.mu
+func (p *pause) chooseLocked() error {
+	p.found, p.heaps, p.report.Shared = nil, map[*streamHeap]bool{}, 0
+	var no refusal
+	for _, s := range p.d.heaps {
+		if s == nil || !p.sel.mayHave(s) {
+			continue
+		}
+		if p.sel.Tag == 0 {
+			p.heaps[s] = true
+		}
+		from := len(p.found)
+		if s.area != nil {
+			p.chooseChunks(s, &no)
+		} else {
+			p.chooseSegments(s, &no)
+		}
+		// A stream heap's ranges of addresses are in the order in which they came.
+		slices.SortFunc(p.found[from:], func(a, b leaving) int { return cmp.Compare(a.addr, b.addr) })
+	}
+	return no.err()
+}
+
+// refusal is why something cannot be paused: the first reason, and the bytes of all blocks that it is so with.
+type refusal struct{ PauseError }
+
+func (r *refusal) add(b *heap.Block, format string, args ...any) {
+	reason := fmt.Sprintf(format, args...)
+	if r.Reason == "" {
+		r.Reason = reason
+	}
+	if r.Reason == reason {
+		r.Bytes += b.Size
+	}
+}
+
+func (r *refusal) err() error {
+	if r.Reason == "" {
+		return nil
+	}
+	return &r.PauseError
+}
+
+// refuse notes why a selected block that has memory cannot be paused.
+//
+// +checklocks:p.d.mu
+func (p *pause) refuse(s *streamHeap, b *heap.Block, no *refusal) {
+	id := s.pool.id
+	if b.Uses&heap.Exported != 0 {
+		no.add(b, "pause: memory of pool {%d, %d} is shared with other processes", id[0], id[1])
+	}
+	if s.pool.pinned && !p.o.Captured {
+		no.add(b, "pause: captured graphs use the memory of pool {%d, %d}: allow that, and launch none of them until it is resumed", id[0], id[1])
+	}
+}
+
+// chooseChunks finds the chunks of a stream heap that are to go: those in which something selected lies and nothing else is in
+// use; and, of a pool of captured graphs that is paused as such, those that are wholly free.
+//
+// +checklocks:p.d.mu
+func (p *pause) chooseChunks(s *streamHeap, no *refusal) {
+	d := p.d
+	var at struct { // the chunk that is looked at
+		id       phys.ChunkID
+		first    heap.ID
+		stays    bool
+		selected uint64 // bytes
+	}
+	flush := func() {
+		if at.id == 0 {
+			return
+		}
+		k := d.mem.Chunk(at.id)
+		switch {
+		case at.stays:
+			p.report.Shared += at.selected
+		case at.selected > 0 || s.pool.pinned && p.sel.Tag == 0 && p.o.Captured:
+			if n := len(p.found); n > 0 && p.found[n-1].heap == s && p.found[n-1].addr+p.found[n-1].size == k.Addr && p.found[n-1].size+k.Size <= stretch {
+				p.found[n-1].size += k.Size
+				p.found[n-1].chunks = append(p.found[n-1].chunks, at.id)
+			} else {
+				p.found = append(p.found, leaving{heap: s, addr: k.Addr, size: k.Size, first: at.first, chunks: []phys.ChunkID{at.id}})
+			}
+		}
+		at.id = 0
+	}
+	granularity := d.upstream.Granularity()
+	for _, id := range s.blocks.Ranges() {
+		for ; id != 0; id = s.blocks.Next(id) {
+			b := s.blocks.At(id)
+			if b.State == heap.Unmapped || b.State == heap.Stale {
+				continue
+			}
+			selected, has := p.sel.has(s, b), false
+			for a := b.Addr; a < b.Addr+b.Size; {
+				c := s.area.At(a)
+				if c == 0 { // paused already
+					a = a/granularity*granularity + granularity
+					continue
+				}
+				has = true
+				k := d.mem.Chunk(c)
+				if at.id != c {
+					flush()
+					at.id, at.first, at.stays, at.selected = c, id, false, 0
+				}
+				if selected {
+					at.selected += min(b.Addr+b.Size, k.Addr+k.Size) - max(b.Addr, k.Addr)
+				} else if b.State != heap.Free {
+					at.stays = true
+				}
+				a = k.Addr + k.Size
+			}
+			if selected {
+				p.heaps[s] = true
+				if has {
+					p.refuse(s, b, no)
+				}
+			}
+		}
+		flush()
+	}
+}
+
+// chooseSegments does the same for segments.
+//
+// +checklocks:p.d.mu
+func (p *pause) chooseSegments(s *streamHeap, no *refusal) {
+	for _, first := range s.blocks.Ranges() {
+		x := leaving{heap: s, addr: s.blocks.At(first).Addr, first: first}
+		stays, selected := s.pausedOver(x.addr) != nil, uint64(0)
+		for id := first; id != 0; id = s.blocks.Next(id) {
+			b := s.blocks.At(id)
+			x.size += b.Size
+			switch {
+			case p.sel.has(s, b):
+				p.heaps[s] = true
+				selected += b.Size
+			case b.State == heap.Stale:
+				stays = true // it is on its way out, or paused
+			case b.State != heap.Free:
+				stays = true
+			}
+		}
+		if s.pausedOver(x.addr) != nil || selected == 0 {
+			continue
+		}
+		res := s.pool.segments
+		name := s.pool.traits.Name
+		backing, ok := resource.As[resource.Backing](res)
+		for id := first; id != 0; id = s.blocks.Next(id) {
+			b := s.blocks.At(id)
+			if !p.sel.has(s, b) {
+				continue
+			}
+			switch { // first what no option allows
+			case name == "nccl":
+				no.add(b, "pause: memory of pool {%d, %d} is NCCL's (nccl), registered for communication", s.pool.id[0], s.pool.id[1])
+			case !ok:
+				no.add(b, "pause: pool {%d, %d} has memory of %q, which cannot go and leave its addresses", s.pool.id[0], s.pool.id[1], name)
+			}
+			p.refuse(s, b, no)
+		}
+		if stays {
+			p.report.Shared += selected
+			continue
+		}
+		x.backing = backing
+		p.found = append(p.found, x)
+	}
+}
+
+// depart puts what was found out of everybody's reach, and marks the blocks, so that frees are the slow path's. The
+// caller holds all arenas' locks.
+//
+// +checklocks:p.d.mu
+func (p *pause) depart() {
+	d := p.d
+	// Backwards: what is cut off a free block that reaches to the left of the memory has the new names.
+	for i := len(p.found) - 1; i >= 0; i-- {
+		x := &p.found[i]
+		s := x.heap
+		a := &pausedRange{heap: s, addr: x.addr, size: x.size, busy: true, mapped: true, chunks: x.chunks, backing: x.backing}
+		gaps := uint64(0)
+		for id := x.first; id != 0 && s.blocks.At(id).Addr < a.end(); id = s.blocks.Next(id) {
+			b := s.blocks.At(id)
+			lo, n := a.clip(b.Addr, b.Size)
+			if b.State == heap.Free {
+				id = s.blocks.Unmap(id, lo, n)
+				gaps += n
+				continue
+			}
+			b.Uses |= heap.Paused
+			a.live++
+			if p.o.Keep != KeepNone {
+				a.contents.Add(lo, n)
+			}
+		}
+		if gaps > 0 {
+			s.gauges.SetFree(s.blocks.FreeBlocks, -int64(gaps))
+			d.quota.Spare += gaps
+		}
+		s.addPaused(a)
+		p.leaving = append(p.leaving, a)
+	}
+	slices.SortFunc(p.leaving, func(a, b *pausedRange) int { // ranges come in any order
+		return cmp.Or(cmp.Compare(a.heap.index, b.heap.index), cmp.Compare(a.addr, b.addr))
+	})
+	if len(p.leaving) > 0 {
+		d.endTokens()
+	}
+}
+
+// trim gives back what is free beside the selected blocks. It is no matter of pausing if that fails.
+//
+// +checklocks:p.d.mu
+func (p *pause) trim() {
+	d := p.d
+	before := d.quota.Reserved
+	pools := map[*Pool]bool{}
+	for s := range p.heaps {
+		pools[s.pool] = true
+	}
+	if d.segmented {
+		d.releaseSegments(func(x *Pool) bool { return pools[x] }, true)
+	}
+	for s := range p.heaps {
+		if s.area == nil || s.pool.pinned || !d.has(s) {
+			continue
+		}
+		s.arena.Lock()
+		d.detach(s, everything)
+		s.arena.Unlock()
+	}
+	if d.upstream != nil {
+		d.releaseChunks(p.sel.Pool, 0) // no more of them: it waits for those that are on their way
+	}
+	if before > d.quota.Reserved {
+		p.report.Physical += before - d.quota.Reserved
+	}
+}
+
+// PauseBuffers keeps page-locked memory of at least so many bytes for the contents of the next pauses, which are much
+// faster with it; 0 gives back what holds nothing. Without it a pause keeps what it got for the next one.
+func (d *Device) PauseBuffers(bytes uint64) error {
+	d.pausing.Lock()
+	defer d.pausing.Unlock()
+	if err := d.health.Broken(); err != nil {
+		return err
+	}
+	return d.offload.Reserve(bytes)
+}

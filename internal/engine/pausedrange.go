@@ -1,0 +1,507 @@
+package engine
+
+import (
+	"slices"
+	"sort"
+
+	"github.com/cistern-gpu/cistern/internal/engine/offload"
+	"github.com/cistern-gpu/cistern/internal/engine/phys"
+	"github.com/cistern-gpu/cistern/internal/heap"
+	"github.com/cistern-gpu/cistern/resource"
+)
+
+// pausedRange is a range of a stream heap's addresses whose memory is paused, or on its way out or back: whole granules, or a
+// segment. The blocks in it are in use (or wait for other streams), and between them lie stale mappings: addresses that
+// are not handed out. A block may lie in several, and partly in memory that is there. Where no block lies any more the addresses
+// become an unmapped range; but not in pools of captured graphs, which use free memory as well, so that it comes back with the rest.
+//
+// reserved + paused = active + inactive holds at every moment, as paused is what blocks that are not free lack.
+type pausedRange struct {
+	heap       *streamHeap
+	addr, size uint64
+	contents   offload.Contents // of its blocks; none where they were dropped
+	// busy: somebody is pausing or resuming it, so it is not cut up, nor put back.
+	busy bool
+	// mapped: there is memory, still or again, and counted, though out of everybody's reach: that of blocks counts as
+	// active, the rest among the spare bytes.
+	mapped  bool
+	bare    bool             // nothing is mapped there no longer, or not yet, though it counts so: it is on its way
+	freed   bool             // a block was given back while it was mapped
+	lost    bool             // its memory could not be had again
+	live    int              // of a segment: blocks in it
+	chunks  []phys.ChunkID   // while it is mapped: in address order
+	backing resource.Backing // of a segment; nil: it is made of chunks
+}
+
+func (a *pausedRange) end() uint64 { return a.addr + a.size }
+
+// clip is the part of a range that lies in it.
+func (a *pausedRange) clip(addr, size uint64) (lo, n uint64) {
+	lo, hi := max(addr, a.addr), min(addr+size, a.end())
+	if lo >= hi {
+		return lo, 0
+	}
+	return lo, hi - lo
+}
+
+// runs is its memory, piece by piece as it is made.
+//
+// +checklocks:a.heap.dev.mu
+func (a *pausedRange) runs() (out []run) {
+	if a.backing != nil {
+		return []run{{a.addr, a.size}}
+	}
+	at := a.addr
+	for _, id := range a.chunks {
+		n := a.heap.dev.mem.Chunk(id).Size
+		out = append(out, run{at, n})
+		at += n
+	}
+	return out
+}
+
+// pausedFrom is the index of the first paused range of the stream heap that ends behind addr.
+func (s *streamHeap) pausedFrom(addr uint64) int {
+	return sort.Search(len(s.paused), func(i int) bool { return s.paused[i].end() > addr })
+}
+
+// pausedOver is the paused range that addr lies in, nil where there is none.
+func (s *streamHeap) pausedOver(addr uint64) *pausedRange {
+	if i := s.pausedFrom(addr); i < len(s.paused) && s.paused[i].addr <= addr {
+		return s.paused[i]
+	}
+	return nil
+}
+
+func (s *streamHeap) addPaused(a *pausedRange) {
+	s.paused = slices.Insert(s.paused, s.pausedFrom(a.addr), a)
+}
+
+// replacePaused puts parts of a paused range into its place.
+func (s *streamHeap) replacePaused(a *pausedRange, parts ...*pausedRange) {
+	i := s.pausedFrom(a.addr)
+	s.paused = slices.Replace(s.paused, i, i+1, parts...)
+}
+
+// pausedIn is the parts of the range that lie in paused ranges. The caller must not change them meanwhile.
+func (s *streamHeap) pausedIn(addr, size uint64) []*pausedRange {
+	i := s.pausedFrom(addr)
+	k := i
+	for k < len(s.paused) && s.paused[k].addr < addr+size {
+		k++
+	}
+	return s.paused[i:k]
+}
+
+// missing is how many bytes of a block have no memory.
+func (s *streamHeap) missing(b *heap.Block) (n uint64) {
+	if len(s.paused) == 0 || b.State != heap.Used && b.State != heap.Pending {
+		return 0
+	}
+	for _, a := range s.pausedIn(b.Addr, b.Size) {
+		if !a.mapped {
+			_, k := a.clip(b.Addr, b.Size)
+			n += k
+		}
+	}
+	return n
+}
+
+// addPaused notes that blocks of a stream heap lost memory, or got it back.
+//
+// +checklocks:d.mu
+func (d *Device) addPaused(s *streamHeap, bytes int64) {
+	s.pausedBytes += bytes
+	d.quota.AddPaused(s.class, bytes)
+}
+
+// eachPaused calls f for every part of a block that lies in a paused range of the list, which is in address order, block by
+// block of the stream heap. f must not change the heap but for the block.
+func (s *streamHeap) eachPaused(list []*pausedRange, f func(a *pausedRange, id heap.ID, b *heap.Block, lo, n uint64)) {
+	if len(list) == 0 {
+		return
+	}
+	s.blocks.Each(func(id heap.ID, b *heap.Block) bool {
+		if b.State == heap.Unmapped {
+			return true
+		}
+		i := sort.Search(len(list), func(i int) bool { return list[i].end() > b.Addr })
+		for ; i < len(list) && list[i].addr < b.Addr+b.Size; i++ {
+			lo, n := list[i].clip(b.Addr, b.Size)
+			f(list[i], id, b, lo, n)
+		}
+		return true
+	})
+}
+
+// survey is what lies in a paused range.
+type survey struct {
+	first  heap.ID // the block in which it begins
+	used   uint64  // bytes that blocks have of it
+	blocks int     // that begin in it, or in no paused range of the survey before it
+	kinds  []granuleKind
+}
+
+// granuleKind is what lies in a granule of a paused range, or in a segment.
+type granuleKind uint8
+
+const (
+	granuleFree     granuleKind = iota // no block
+	granuleLive                        // blocks
+	granuleSelected                    // and one that is selected
+)
+
+// survey looks at every block of the stream heap for what lies in paused ranges, which are in address order; sel may be nil. The
+// caller holds the arena's lock.
+func (s *streamHeap) survey(list []*pausedRange, sel *Selection) map[*pausedRange]*survey {
+	out := map[*pausedRange]*survey{}
+	for _, a := range list {
+		n := uint64(1)
+		if a.backing == nil {
+			n = a.size / s.dev.upstream.Granularity()
+		}
+		out[a] = &survey{kinds: make([]granuleKind, n)}
+	}
+	last := heap.ID(0)
+	s.eachPaused(list, func(a *pausedRange, id heap.ID, b *heap.Block, lo, n uint64) {
+		v := out[a]
+		if v.first == 0 {
+			v.first = id
+		}
+		if b.State == heap.Stale {
+			return
+		}
+		v.used += n
+		if id != last {
+			v.blocks++
+		}
+		last = id
+		kind := granuleLive
+		if sel != nil && sel.has(s, b) {
+			kind = granuleSelected
+		}
+		g := a.size / uint64(len(v.kinds))
+		for i := (lo - a.addr) / g; i <= (lo+n-1-a.addr)/g; i++ {
+			v.kinds[i] = max(v.kinds[i], kind)
+		}
+	})
+	return out
+}
+
+// decommit is what a free does where memory is paused: [addr, addr+size) of block id, which is free (or held) by now,
+// becomes a stale mapping wherever it lies in a paused range, and its contents there are forgotten. It returns the bytes that are no
+// free memory. The caller holds Device.mu and the arena's lock.
+//
+// +checklocks:d.mu
+func (d *Device) decommit(s *streamHeap, id heap.ID, addr, size uint64, held bool) (gone uint64) {
+	type hit struct {
+		a      *pausedRange
+		zombie heap.ID
+		lo, n  uint64
+	}
+	var hits []hit
+	start := id
+	for _, a := range s.pausedIn(addr, size) {
+		lo, n := a.clip(addr, size)
+		for b := s.blocks.At(id); b.Addr+b.Size <= lo; b = s.blocks.At(id) {
+			id = s.blocks.Next(id)
+		}
+		id = s.blocks.Unmap(id, lo, n)
+		hits = append(hits, hit{a, id, lo, n})
+		gone += n
+		a.live--
+		if a.mapped {
+			d.quota.Spare += n
+			a.freed = true
+		} else {
+			d.addPaused(s, -int64(n))
+		}
+		a.contents.Drop(lo, n)
+	}
+	if held { // what is left of it is apart from other free blocks
+		for x := start; x != 0 && s.blocks.At(x).Addr < addr+size; x = s.blocks.Next(x) {
+			if s.blocks.At(x).State == heap.Held {
+				d.heldBack = append(d.heldBack, heldFree{s, x})
+			}
+		}
+	}
+	for _, x := range hits {
+		if !x.a.busy {
+			d.unmapEmpty(x.a, x.zombie, x.lo, x.n)
+		}
+	}
+	return gone
+}
+
+// noteParked notes that a block was given back while other streams may use it.
+func (s *streamHeap) noteParked(b *heap.Block) {
+	if len(s.paused) > 0 {
+		for _, a := range s.pausedIn(b.Addr, b.Size) {
+			a.freed = a.mapped
+		}
+	}
+}
+
+// unmapEmpty makes an unmapped range of the granules in which the stale mapping [lo, lo+n) lies and no block does any more.
+//
+// +checklocks:d.mu
+func (d *Device) unmapEmpty(a *pausedRange, z heap.ID, lo, n uint64) {
+	s := a.heap
+	if a.backing != nil || s.pool.pinned {
+		return // releaseHollow looks after segments
+	}
+	h, g := s.blocks, d.upstream.Granularity()
+	from, to := lo/g*g, (lo+n+g-1)/g*g
+	for id := h.Prev(z); id != 0; id = h.Prev(id) {
+		b := h.At(id)
+		if b.Addr+b.Size <= from {
+			break
+		}
+		if b.State != heap.Stale {
+			from += g
+			break
+		}
+	}
+	for id := h.Next(z); id != 0; id = h.Next(id) {
+		b := h.At(id)
+		if b.Addr >= to {
+			break
+		}
+		if b.State != heap.Stale {
+			to -= g
+			break
+		}
+	}
+	if from >= to {
+		return
+	}
+	for h.At(z).Addr > from {
+		z = h.Prev(z)
+	}
+	h.ReapPart(z, from, to-from)
+	var parts []*pausedRange
+	if from > a.addr {
+		parts = append(parts, a.part(a.addr, from))
+	}
+	if to < a.end() {
+		parts = append(parts, a.part(to, a.end()))
+	}
+	s.replacePaused(a, parts...)
+}
+
+// part is a part of a paused range that has no memory, as one of its own.
+func (a *pausedRange) part(from, to uint64) *pausedRange {
+	return &pausedRange{heap: a.heap, addr: from, size: to - from, backing: a.backing, live: a.live,
+		contents: a.contents.Part(from, to)}
+}
+
+// cutUp replaces a paused range that has no memory by parts, of granules of the same kind each, and returns them with their
+// kinds. Granules that no block lies in become unmapped ranges, except in pools of captured graphs. It is not for segments.
+// +checklocks:d.mu
+func (d *Device) cutUp(a *pausedRange, v *survey) (parts []*pausedRange, kinds []granuleKind) {
+	s, g := a.heap, a.size/uint64(len(v.kinds))
+	first := v.first
+	for i := 0; i < len(v.kinds); {
+		k := i
+		for k < len(v.kinds) && v.kinds[k] == v.kinds[i] {
+			k++
+		}
+		from, to := a.addr+uint64(i)*g, a.addr+uint64(k)*g
+		switch {
+		case v.kinds[i] != granuleFree || s.pool.pinned:
+			x := a
+			if from > a.addr || to < a.end() {
+				x = a.part(from, to)
+			}
+			parts, kinds = append(parts, x), append(kinds, v.kinds[i])
+		default:
+			for b := s.blocks.At(first); b.Addr+b.Size <= from; b = s.blocks.At(first) {
+				first = s.blocks.Next(first)
+			}
+			first = s.blocks.ReapPart(first, from, to-from)
+		}
+		i = k
+	}
+	s.replacePaused(a, parts...)
+	return parts, kinds
+}
+
+// blockOver finds the block that an address lies in, whatever it is. It looks at every block before it.
+func (s *streamHeap) blockOver(addr uint64) (id heap.ID) {
+	s.blocks.Each(func(x heap.ID, b *heap.Block) bool {
+		if addr-b.Addr < b.Size {
+			id = x
+			return false
+		}
+		return true
+	})
+	return id
+}
+
+// compact makes unmapped ranges of the granules of paused ranges, all of one stream heap, that no block lies in. The caller holds Device.mu and
+// the arena's lock.
+//
+// +checklocks:d.mu
+func (d *Device) compact(s *streamHeap, list []*pausedRange) {
+	all := s.survey(list, nil)
+	for _, a := range list {
+		if a.backing == nil && !a.busy {
+			d.cutUp(a, all[a])
+		}
+	}
+}
+
+// refill makes memory that is out of reach ordinary memory again: what no block has of it is free, and the blocks are
+// marked no more, unless they lack memory elsewhere. The caller holds Device.mu and no arena's lock.
+//
+// +checklocks:d.mu
+func (d *Device) refill(list []*pausedRange) {
+	byHeap(list, func(s *streamHeap, list []*pausedRange) { d.refillHeap(s, list) })
+}
+
+// byHeap calls f for each stream heap's part of the list, with the arena's lock.
+func byHeap(list []*pausedRange, f func(s *streamHeap, list []*pausedRange)) {
+	for len(list) > 0 {
+		s := list[0].heap
+		n := 1
+		for n < len(list) && list[n].heap == s {
+			n++
+		}
+		s.arena.Lock()
+		f(s, list[:n])
+		s.arena.Unlock()
+		list = list[n:]
+	}
+}
+
+// +checklocks:d.mu
+func (d *Device) refillHeap(s *streamHeap, list []*pausedRange) {
+	done := map[*pausedRange]bool{}
+	for _, a := range list {
+		done[a] = true
+	}
+	s.paused = slices.DeleteFunc(s.paused, func(a *pausedRange) bool { return done[a] })
+	type gap struct {
+		zombie          heap.ID
+		lo, size, stamp uint64
+	}
+	var gaps []gap
+	s.eachPaused(list, func(_ *pausedRange, id heap.ID, b *heap.Block, lo, n uint64) {
+		if b.State == heap.Stale {
+			gaps = append(gaps, gap{id, lo, n, b.Stamp})
+		} else if len(s.pausedIn(b.Addr, b.Size)) == 0 {
+			b.Uses &^= heap.Paused
+		}
+	})
+	// Backwards: a stale mapping may reach into what stays away, and what is cut off at its end has a new name.
+	for i := len(gaps) - 1; i >= 0; i-- {
+		x := gaps[i]
+		free := s.blocks.Map(s.blocks.ReapPart(x.zombie, x.lo, x.size), x.lo, x.size, x.stamp)
+		if s.hot.Capture != 0 && !s.stream.timeline.IsOver(x.stamp) { // a pause that failed
+			s.blocks.Hold(free)
+			d.heldBack = append(d.heldBack, heldFree{s, free})
+		}
+		s.gauges.SetFree(s.blocks.FreeBlocks, int64(x.size))
+		d.quota.Spare -= x.size
+	}
+	for _, a := range list {
+		a.contents.Drop(a.addr, a.size)
+	}
+}
+
+// compactAll makes unmapped ranges of what is free of paused memory in pools that captured graphs used until now. The caller holds
+// Device.mu and no arena's lock.
+//
+// +checklocks:d.mu
+func (d *Device) compactAll(pools []*Pool) {
+	for _, s := range d.heaps {
+		if s != nil && slices.Contains(pools, s.pool) && len(s.paused) > 0 {
+			s.arena.Lock()
+			d.compact(s, slices.Clone(s.paused))
+			s.arena.Unlock()
+		}
+	}
+}
+
+// releaseEmpty gives back segments that have no memory and in which no block is left. The caller holds Device.mu and
+// nothing else; it is let go while users' upstreams are called.
+//
+// +checklocks:d.mu
+func (d *Device) releaseEmpty() (first error) {
+	if d.health.Broken() != nil || d.offload.Unsure() {
+		return nil
+	}
+	var list []*pausedRange
+	for _, s := range d.heaps {
+		if s == nil || s.area != nil || s.pool.pinned {
+			continue
+		}
+		for _, a := range s.paused { // changed by holders of Device.mu only
+			if a.live == 0 && !a.busy {
+				a.busy = true
+				list = append(list, a)
+			}
+		}
+	}
+	for _, a := range list {
+		s := a.heap
+		d.a.disown(a.addr, a.size)
+		err := d.freeSegment(s, a.addr, a.size)
+		if a.busy = false; err != nil {
+			d.a.claim(a.addr, a.size, s) // which succeeded before
+			if first == nil {
+				first = err
+			}
+			continue
+		}
+		s.arena.Lock()
+		s.blocks.DropRange(s.blocks.ReapPart(s.blockOver(a.addr), a.addr, a.size))
+		s.replacePaused(a)
+		s.arena.Unlock()
+		d.recordSegment(s, a.addr, a.size, false, origin{})
+		d.mem.Ranges.Drop(s.index, a.addr)
+	}
+	return first
+}
+
+// inTransit reports whether an address that is not handed out has memory that is on its way out or back.
+func (s *streamHeap) inTransit(addr uint64) bool {
+	a := s.pausedOver(addr)
+	return a != nil && a.mapped && !a.bare
+}
+
+// withPaused corrects what is mapped in a stream heap by what is paused, or on its way out or back. The caller holds
+// Device.mu.
+//
+// +checklocks:s.dev.mu
+func (s *streamHeap) withPaused(runs []run) []run {
+	if len(s.paused) == 0 {
+		return runs
+	}
+	var out []run
+	for _, r := range runs {
+		for _, a := range s.pausedIn(r.addr, r.size) {
+			lo, n := a.clip(r.addr, r.size)
+			if lo > r.addr {
+				out = append(out, run{r.addr, lo - r.addr})
+			}
+			r = run{lo + n, r.addr + r.size - lo - n}
+		}
+		if r.size > 0 {
+			out = append(out, r)
+		}
+	}
+	for _, a := range s.paused {
+		if a.mapped && !a.bare {
+			out = append(out, run{a.addr, a.size})
+		}
+	}
+	return out
+}
+
+// endPauses gives back what only pausing needs. No block is paused.
+func (d *Device) endPauses() error {
+	d.pausing.Lock()
+	defer d.pausing.Unlock()
+	return d.offload.Close()
+}

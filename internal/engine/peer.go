@@ -1,0 +1,99 @@
+package engine
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/cistern-gpu/cistern/cuda"
+	"github.com/cistern-gpu/cistern/internal/heap"
+)
+
+// EnablePeer makes all memory of the device, held now or got later, accessible to work on another device. Where the two
+// cannot reach each other the error is one for which errors.Is(err, cuda.ErrPeerAccessUnsupported) holds. After any
+// error it can be asked for again; what the peer may use by then is what it could before, or more.
+func (d *Device) EnablePeer(peer cuda.Device) error {
+	if peer == d.id {
+		return nil
+	}
+	can, err := d.drv.CanAccessPeer(peer, d.id)
+	if err != nil {
+		return err
+	}
+	if !can {
+		return fmt.Errorf("device %d cannot use the memory of device %d: %w", peer, d.id, cuda.ErrPeerAccessUnsupported)
+	}
+	// What cuMemAlloc gives out is opened to a context as a whole, mapped memory range by range.
+	if err := d.drv.RetainContext(peer); err != nil {
+		return err
+	}
+	if err := d.drv.EnablePeerAccess(peer, d.id); err != nil && !errors.Is(err, cuda.ErrPeerAccessAlreadyEnabled) {
+		return err
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if slices.Contains(d.mem.Access.Devices(), peer) {
+		return d.eachUpstream((*Pool).openToPeers)
+	}
+	if err := d.eachUpstream(func(p *Pool) error {
+		if r := p.peers(); r != nil {
+			return p.openTo(r, peer)
+		}
+		return nil
+	}); err != nil {
+		return err
+	}
+	if slices.Contains(d.mem.Access.Devices(), peer) { // another thread was faster
+		return nil
+	}
+	runs := slices.Clone(d.arriving)
+	for _, s := range d.heaps {
+		if s == nil || s.area == nil && (d.single == nil || s.pool.segments != d.single) {
+			continue
+		}
+		s.arena.Lock()
+		runs = append(runs, s.mapped()...)
+		s.arena.Unlock()
+	}
+	for _, r := range runs { // nothing is unmapped meanwhile: that takes Device.mu
+		if err := d.drv.MemSetAccess(cuda.Ptr(r.addr), r.size, []cuda.Device{peer}); err != nil {
+			return err // not kept as this device's: it may be the peer that is broken
+		}
+	}
+	for p, size := range d.imported {
+		if err := d.drv.MemSetAccess(p, size, []cuda.Device{peer}); err != nil {
+			return err
+		}
+	}
+	d.mem.Access.Add(peer)
+	return d.eachUpstream((*Pool).openToPeers) // of pools that came meanwhile
+}
+
+// Peers are the devices that EnablePeer was called for.
+func (d *Device) Peers() []cuda.Device {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return slices.Clone(d.mem.Access.Devices()[1:])
+}
+
+// run is a contiguous range of mapped memory.
+type run struct{ addr, size uint64 }
+
+// mapped lists the memory of a stream heap that is mapped and not on its way out. The caller holds the arena's lock.
+//
+// +checklocks:s.dev.mu
+func (s *streamHeap) mapped() (runs []run) {
+	s.blocks.Each(func(id heap.ID, b *heap.Block) bool {
+		// A segment on its way out comes back if that fails.
+		if b.State == heap.Unmapped || b.State == heap.Stale && s.area != nil {
+			return true
+		}
+		if n := len(runs); n > 0 && s.blocks.Prev(id) != 0 && runs[n-1].addr+runs[n-1].size == b.Addr {
+			runs[n-1].size += b.Size
+		} else {
+			runs = append(runs, run{b.Addr, b.Size})
+		}
+		return true
+	})
+	return s.withPaused(runs)
+}

@@ -1,0 +1,357 @@
+package engine
+
+import (
+	"fmt"
+	"slices"
+	"sync/atomic"
+
+	"github.com/cistern-gpu/cistern/cuda"
+	"github.com/cistern-gpu/cistern/internal/engine/arena"
+	"github.com/cistern-gpu/cistern/internal/engine/phys"
+	"github.com/cistern-gpu/cistern/internal/engine/quota"
+	"github.com/cistern-gpu/cistern/internal/heap"
+	"github.com/cistern-gpu/cistern/resource"
+)
+
+// Pool is a set of blocks apart from the others of its device: nothing allocated from it shares a chunk with another
+// pool, though chunks that are wholly free move between pools, unless the pool is pinned.
+type Pool struct {
+	dev    *Device
+	id     PoolID
+	number uint32 // by which events name it
+
+	segments     resource.Resource // where its segments come from; nil: it is made of chunks
+	traits       resource.Traits   // of its memory
+	userUpstream bool              // segments is the user's: it is called with no lock held
+	onDevice     bool              // it takes the device's own memory
+	counted      bool              // and that is under the device's limit
+	noSplit      bool              // each block is a segment
+	under        *Pool             // the pool that its segments are blocks of, nil: they are not
+	own          resource.Closer   // what the engine made to use the upstream
+	onEnd        func()            // nil: none
+	ask          *callback         // asked for memory before others are; nil: none
+	spill        *Pool             // where requests are met that nothing else meets; nil: nowhere
+	parent       *Pool             // the pool whose spill this is
+	unit         uint64            // sizes of segments are multiples of it
+	mask         uint64            // sizes of blocks are multiples of mask+1
+
+	// stream heaps by stream index × classes + class. Read without a lock, where one that was dissolved may still be seen: it is
+	// empty. Changed by holders of Device.mu.
+	heaps atomic.Pointer[[]atomic.Pointer[streamHeap]]
+
+	// +checklocks:dev.mu
+	pinned   bool // a captured graph uses it, so nothing of it moves until Release
+	released bool // +checklocks:dev.mu
+	// +checklocks:dev.mu
+	refs int // its stream heaps
+	// idle are streams with an arena here that looked, when the device last looked for such, as if they were gone.
+	idle []*Stream // +checklocks:dev.mu
+	// +checklocks:dev.mu
+	users int // routes and captures that end here
+
+	// +checklocks:dev.mu
+	limit uint64 // bytes that it may hold, 0 none of its own
+	// +checklocks:dev.mu
+	reserved uint64 // the physical memory of its stream heaps
+	// +checklocks:dev.mu
+	inFlight uint64 // bytes being asked of its upstream, with no lock held
+	// +checklocks:dev.mu
+	peak uint64 // the most it held
+	// +checklocks:dev.mu
+	opened []cuda.Device // the peers that its upstream was opened to
+}
+
+// ID is the pool's name.
+func (p *Pool) ID() PoolID { return p.id }
+
+// Device is the device of the pool.
+func (p *Pool) Device() *Device { return p.dev }
+
+// DefaultPool is pool {0, 0}.
+func (d *Device) DefaultPool() *Pool { return d.pool0 }
+
+// NewPool creates a private pool of the kind of memory that the device's options say.
+func (d *Device) NewPool(id PoolID) (*Pool, error) { return d.NewPoolWith(id, PoolOptions{}) }
+
+// Pool finds a pool by its name.
+func (d *Device) Pool(id PoolID) (*Pool, bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	p, ok := d.pools[id]
+	return p, ok
+}
+
+// Release says that the program does not allocate from the pool again and that no graph uses its memory in a launch to come. Blocks
+// that are still out stay valid and are freed as always; what is free can move to other pools, or, where the pool is made of
+// segments, goes back to where it came from, and the pool's addresses go when its last block does. Launches that are queued already may use the memory of a captured pool: nobody says on
+// which stream, so Release waits for the context, or, while a stream is being captured, the end of that capture does.
+func (p *Pool) Release() error {
+	if err := p.release(); err != nil {
+		return err
+	}
+	d := p.dev
+	if err := d.unpin(); err != nil {
+		return err
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if p.segments == nil && d.onUnmap != nil {
+		d.unmapReady() // else it could not be used
+	}
+	if p.segments == nil && p.spill == nil {
+		return nil
+	}
+	// Nobody else can use them.
+	_, err := d.releaseSegments(func(x *Pool) bool { return x.owner() == p }, true)
+	d.sweep()
+	d.rebalanceAll(nil, nil)
+	return err
+}
+
+func (p *Pool) release() error {
+	d := p.dev
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if p == d.pool0 {
+		return fmt.Errorf("the default pool cannot be released")
+	}
+	if p.released {
+		return fmt.Errorf("pool {%d, %d} was released already", p.id[0], p.id[1])
+	}
+	if p.users > 0 {
+		return fmt.Errorf("pool {%d, %d}: %d streams still allocate from it", p.id[0], p.id[1], p.users)
+	}
+	d.end(p)
+	return nil
+}
+
+// enter gives a pool a number. The caller holds Device.mu, or is the first to have the device.
+//
+// +checklocks:d.mu
+func (d *Device) enter(p *Pool) {
+	p.heaps.Store(new([]atomic.Pointer[streamHeap]))
+	i := d.journal.Pools.Take()
+	if i == len(d.byNumber) {
+		d.byNumber, d.poolNames = append(d.byNumber, nil), append(d.poolNames, PoolID{})
+	}
+	p.number = uint32(i)
+	d.byNumber[i], d.poolNames[i] = p, p.id
+}
+
+// end marks a pool as released: it is gone when it holds nothing any more. The caller holds Device.mu and no arena's lock.
+//
+// +checklocks:d.mu
+func (d *Device) end(p *Pool) {
+	for _, x := range p.parts() {
+		x.released = true
+	}
+	delete(d.pools, p.id)
+	d.ending = append(d.ending, p)
+	d.sweep()
+}
+
+// parts are the pools that a pool of the program's is made of: it, and its spill.
+func (p *Pool) parts() []*Pool {
+	if p.spill != nil {
+		return []*Pool{p, p.spill}
+	}
+	return []*Pool{p}
+}
+
+// endPools forgets the released pools that hold nothing any more, and tells of them.
+//
+// +checklocks:d.mu
+func (d *Device) endPools() {
+	d.ending = slices.DeleteFunc(d.ending, func(p *Pool) bool {
+		parts := p.parts()
+		if slices.ContainsFunc(parts, func(x *Pool) bool { return x.refs > 0 }) {
+			return false
+		}
+		for _, x := range parts {
+			if x.own != nil {
+				d.unused = append(d.unused, x.own)
+			}
+			d.byNumber[x.number] = nil
+			d.journal.Pools.Put(int(x.number))
+		}
+		n := d.journal.Pools.Count()
+		d.byNumber, d.poolNames = d.byNumber[:n], d.poolNames[:n]
+		if p.onEnd != nil {
+			go p.onEnd()
+		}
+		return true
+	})
+	d.closeUnused()
+}
+
+// owner is the pool that the program knows: the pool itself, or the one whose spill it is.
+func (p *Pool) owner() *Pool {
+	if p.parent != nil {
+		return p.parent
+	}
+	return p
+}
+
+// Trim gives the free memory of the pool back to the driver, unless the pool is pinned; that of the default pool with what
+// released pools left.
+func (p *Pool) Trim() error { return p.dev.trim(p) }
+
+// heapFor is the stream heap of (pool, stream, class), nil while it does not exist.
+func (p *Pool) heapFor(st *Stream, class int) *streamHeap {
+	list := *p.heaps.Load()
+	if i := uint(st.index.Load())*quota.NumClasses + uint(class); i < uint(len(list)) { // -1 is beyond any list
+		// The index is the stream's among those of its device, which may be another one, or was another stream's.
+		if s := list[i].Load(); s != nil && s.stream == st {
+			return s
+		}
+	}
+	return nil
+}
+
+// arenaOf is the arena of (pool, stream), nil while it does not exist.
+func (p *Pool) arenaOf(st *Stream) *arena.Arena {
+	for class := range quota.NumClasses {
+		if s := p.heapFor(st, class); s != nil {
+			return s.arena
+		}
+	}
+	return nil
+}
+
+// streamHeap is heapFor, creating it.
+//
+// +checklocks:p.dev.mu
+func (p *Pool) streamHeap(st *Stream, class int) (*streamHeap, error) {
+	if s := p.heapFor(st, class); s != nil {
+		return s, nil
+	}
+	if p.released {
+		return nil, fmt.Errorf("pool {%d, %d} was released", p.id[0], p.id[1])
+	}
+	d := p.dev
+	if st.dev != d {
+		return nil, fmt.Errorf("a stream of device %d cannot allocate on device %d", st.dev.id, d.id)
+	}
+	d.enlist(st)
+	p.inherit(st)
+	if s := p.heapFor(st, class); s != nil {
+		return s, nil
+	}
+	s := &streamHeap{arena: p.arenaOf(st), dev: d, pool: p, stream: st, class: class, blocks: heap.New()}
+	if s.arena == nil {
+		s.arena = arena.New(d.health, &d.late)
+		d.arenas = append(d.arenas, s.arena)
+		d.quota.AddArena(&s.arena.Quota)
+	}
+	s.hot = s.arena.Add(class, &st.timeline, s.blocks)
+	s.gauges = &s.arena.Quota.Classes[class]
+	s.blocks.KeepStacks(d.keepStacks)
+	if p.noSplit {
+		s.blocks.KeepWhole()
+	}
+	if p.segments == nil {
+		s.area = phys.NewArea(d.upstream.Granularity())
+	}
+	s.index = int32(d.places.Take())
+	if int(s.index) == len(d.heaps) {
+		d.heaps = append(d.heaps, nil)
+	}
+	d.heaps[s.index] = s
+	p.refs++
+	p.list(s)
+	return s, nil
+}
+
+// list makes a stream heap known by its stream and class.
+//
+// +checklocks:p.dev.mu
+func (p *Pool) list(s *streamHeap) {
+	d, st := p.dev, s.stream
+	i := int(st.index.Load())*quota.NumClasses + s.class
+	list := *p.heaps.Load()
+	if i >= len(list) {
+		more := make([]atomic.Pointer[streamHeap], max(i+1, 2*len(list)))
+		for k := range list {
+			more[k].Store(list[k].Load())
+		}
+		p.heaps.Store(&more)
+		list = more
+	}
+	list[i].Store(s)
+	if !st.active {
+		st.active = true
+		if d.using++; d.using > 1 {
+			d.timeline.SetShared()
+		}
+	}
+}
+
+// unlist undoes list.
+//
+// +checklocks:p.dev.mu
+func (p *Pool) unlist(s *streamHeap) {
+	(*p.heaps.Load())[int(s.stream.index.Load())*quota.NumClasses+s.class].Store(nil)
+}
+
+// sweep dissolves released pools that have no block left: their chunks become spare, their addresses go back when no
+// old mapping is left in them. The caller holds Device.mu and no stream heap's lock.
+//
+// +checklocks:d.mu
+func (d *Device) sweep() {
+	kept := 0
+	for _, s := range d.heaps {
+		if s == nil || !s.pool.released || s.pool.pinned {
+			continue
+		}
+		kept++
+		s.arena.Lock()
+		if s.blocks.UsedBlocks == 0 && s.requestsUnderWay == 0 {
+			if s.area != nil {
+				d.detach(s, everything)
+			}
+			if d.dissolve(s) {
+				kept--
+			}
+		}
+		s.arena.Unlock()
+	}
+	d.dropArenas()
+	d.dissolving = kept > 0
+	if len(d.ending) > 0 {
+		d.endPools()
+	}
+}
+
+// dissolve removes a stream heap that holds nothing but unmapped ranges; its arena is left to dropArenas. The
+// caller holds Device.mu and the arena's lock.
+//
+// +checklocks:d.mu
+func (d *Device) dissolve(s *streamHeap) bool {
+	if s.blocks.FreeBlocks != 0 {
+		return false
+	}
+	if d.dropRanges(s) != nil || len(s.blocks.Ranges()) > 0 {
+		return false
+	}
+	d.quota.Retire(s.class, s.gauges)
+	s.arena.Remove(s.class)
+	d.heaps[s.index] = nil
+	d.places.Put(int(s.index))
+	d.heaps = d.heaps[:d.places.Count()]
+	s.pool.refs--
+	s.pool.unlist(s)
+	return true
+}
+
+// dropArenas removes the arenas without stream heaps.
+//
+// +checklocks:d.mu
+func (d *Device) dropArenas() {
+	d.arenas = slices.DeleteFunc(d.arenas, func(l *arena.Arena) bool { return l.Quota.Gone })
+	d.quota.RemoveGone()
+}
+
+// has reports whether a stream heap was not dissolved.
+//
+// +checklocks:d.mu
+func (d *Device) has(s *streamHeap) bool { return int(s.index) < len(d.heaps) && d.heaps[s.index] == s }

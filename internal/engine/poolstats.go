@@ -1,0 +1,89 @@
+package engine
+
+// What one pool holds, and may hold.
+
+// Stats sums the pool up as it is at one moment.
+func (p *Pool) Stats() PoolStats {
+	d := p.dev
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, l := range d.arenas {
+		l.Lock()
+		defer l.Unlock()
+	}
+	st := PoolStats{Reserved: p.holds(), PeakReserved: p.peak, Limit: p.limit}
+	for _, s := range d.heaps {
+		if s != nil && s.pool.owner() == p {
+			s.view().AddToStats(&st)
+		}
+	}
+	return st
+}
+
+// SetLimit bounds the memory that the pool may hold, in bytes; 0 is no limit of its own. Memory held beyond a new limit
+// is not given back by this; Trim does.
+func (p *Pool) SetLimit(bytes uint64) {
+	d := p.dev
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	p.limit = bytes
+}
+
+// mayHold reports whether the pool's own limit allows need bytes more.
+//
+// +checklocks:p.dev.mu
+func (p *Pool) mayHold(need uint64) bool {
+	return p.limit == 0 || need <= p.limit && p.reserved+p.inFlight <= p.limit-need
+}
+
+// holds is the memory that the pool holds, its spill's included.
+//
+// +checklocks:p.dev.mu
+func (p *Pool) holds() uint64 {
+	if p.spill != nil {
+		return p.reserved + p.spill.reserved
+	}
+	return p.reserved
+}
+
+// gain notes physical memory that came to a stream heap, lose memory that left it. The caller holds Device.mu and the arena's
+// lock.
+//
+// +checklocks:s.dev.mu
+func (s *streamHeap) gain(bytes uint64) {
+	s.chunkBytes += bytes
+	s.pool.reserved += bytes
+	p := s.pool.owner()
+	p.peak = max(p.peak, p.holds())
+}
+
+// +checklocks:s.dev.mu
+func (s *streamHeap) lose(bytes uint64) {
+	s.chunkBytes -= bytes
+	s.pool.reserved -= bytes
+}
+
+// spare makes free chunks of the request's pool spare until the pool's limit allows need bytes more, or there are none
+// that can be taken. It reports whether any went. The caller holds Device.mu and the arena's lock.
+//
+// +checklocks:c.d.mu
+func (c *request) spare(need uint64) bool {
+	d, p := c.d, c.s.pool
+	if p.pinned || d.onUnmap != nil || c.allowed&StageRemap == 0 || need > p.limit {
+		return false
+	}
+	c.log.tried |= StageRemap
+	excess, got := p.reserved+p.inFlight+need-p.limit, uint64(0)
+	for _, o := range d.heaps {
+		if o == nil || o.pool != p || o == c.s || o.area == nil || got >= excess {
+			continue
+		}
+		o.lockBeside(c.s)
+		got += d.detach(o, excess-got)
+		o.unlockBeside(c.s)
+	}
+	if got == 0 { // last, as the request may use what is free there where it is
+		got = d.detach(c.s, excess)
+	}
+	return got > 0
+}

@@ -1,0 +1,507 @@
+package engine
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/cistern-gpu/cistern/cuda"
+	"github.com/cistern-gpu/cistern/event"
+	"github.com/cistern-gpu/cistern/internal/engine/journal"
+	"github.com/cistern-gpu/cistern/internal/engine/quota"
+	"github.com/cistern-gpu/cistern/internal/engine/timeline"
+	"github.com/cistern-gpu/cistern/internal/engine/views"
+	"github.com/cistern-gpu/cistern/internal/heap"
+)
+
+// ordering says what the memory of a request must be ordered behind.
+type ordering uint8
+
+const (
+	streamOrdered ordering = iota // the work that its stream has queued
+	hostOrdered                   // nothing: request.waits is waited for before the block is used
+	doneOnly                      // likewise, and its stream cannot be waited for: the GPU must be known to be done with it
+)
+
+// request is one request that no free block met on the hot path, on its way through the stages.
+type request struct {
+	reclaimer
+	s         *streamHeap
+	n         uint64 // rounded bytes, and what the alignment may take beyond
+	size      uint64 // bytes asked for
+	align     uint64 // 0: as every block is
+	by        origin
+	order     ordering
+	alone     bool // no other stream can be waited for
+	tight     bool // a segment of just the size will do
+	waits     timeline.Waits
+	observers observerWait // for threads that are telling observers of memory
+	met       Stages       // the stage that met the request
+	from      *streamHeap  // the stream heap the block is in: s, or under pressure another of the same pool and stream
+}
+
+// allocSlow meets a request that the hot path could not, stage by stage. See Stages for the order.
+func (p *Pool) allocSlow(size, n uint64, st *Stream, by origin) (cuda.Ptr, error) {
+	return p.obtain(&request{n: n, size: size, by: by}, st)
+}
+
+// obtain takes a request through the stages.
+func (p *Pool) obtain(c *request, st *Stream) (cuda.Ptr, error) {
+	d := p.dev
+	if err := d.health.Broken(); err != nil {
+		return 0, err
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.a.turns.Next()
+	c.reclaimer = reclaimer{d: d, log: attempts{drv: d.drv}, allowed: d.opts.Stages | StageFit}
+	if c.size > maxRequest {
+		c.log.try(StageFit)
+		return 0, c.fail(p, st)
+	}
+	if d.dissolving {
+		if d.segmented {
+			d.releaseSegments(func(x *Pool) bool { return x.released }, false)
+		}
+		d.sweep()
+	}
+	if d.onUnmap != nil && d.mem.Stale.Len() > 0 {
+		d.unmapReady() // of pools that ended, or from before anybody wanted to know
+	}
+	if p.heapFor(st, d.classOf(c.n)) == nil {
+		d.retire()
+	}
+	ptr, err := c.reclaim(p, st)
+	if ptr == 0 && err == nil && p.spill != nil && c.allowed&StageSpill != 0 {
+		ptr, err = c.spill(p, st)
+	}
+	if ptr == 0 && err == nil {
+		err = c.fail(p, st)
+	}
+	return ptr, err
+}
+
+// reclaim takes the stages up to, and without, spill. It returns null and no error where there is no memory. The caller
+// holds Device.mu and nothing else; it is let go meanwhile.
+//
+// +checklocks:c.d.mu
+func (c *request) reclaim(p *Pool, st *Stream) (cuda.Ptr, error) {
+	d := c.d
+	s, err := p.streamHeap(st, d.classOf(c.n))
+	if err != nil {
+		return 0, err
+	}
+	c.s = s
+	s.requestsUnderWay++
+	s.arena.Lock()
+	defer func() {
+		if c.order == doneOnly {
+			d.regain(s, nil)
+		}
+		s.requestsUnderWay--
+		s.arena.Unlock()
+	}()
+	for {
+		id, again, err := c.pass(p, st)
+		if id != 0 {
+			return d.handOut(c, id), nil
+		}
+		if err == nil && again {
+			continue
+		}
+		d.rebalanceAll(s, nil)
+		if err == nil {
+			// What was got for the request, and is of no use to it now, may serve other processes.
+			if any, _ := d.releaseSpares(); any {
+				d.rebalanceAll(s, nil)
+			}
+		}
+		return 0, err
+	}
+}
+
+// pass goes through the stages once, up to the first that met the request, or that gave memory back so that it is worth
+// to start over.
+//
+// +checklocks:c.d.mu
+func (c *request) pass(p *Pool, st *Stream) (id heap.ID, again bool, err error) {
+	c.log.oom = nil
+	if err := p.sort(st); err != nil {
+		return 0, false, err
+	}
+	if c.order != streamOrdered && c.s.hot.Capture != 0 {
+		return 0, false, fmt.Errorf("memory in the host's order for stream %d: %w", st.ID().ID, timeline.ErrCapturing)
+	}
+	if id, err = c.run(); id != 0 || err != nil {
+		return id, false, err
+	}
+	// Nothing is left but what waits, what other streams have free between live blocks, and what calls out.
+	c.setScope()
+	if again, err = c.giveBackUnlocked(); again || err != nil {
+		return 0, again, err
+	}
+	if c.tighten() || c.awaitObservers() {
+		return 0, true, nil
+	}
+	if id, err = c.borrow(); id != 0 || err != nil {
+		return id, false, err
+	}
+	if c.callOutUnlocked() {
+		return 0, true, nil
+	}
+	again, err = c.awaitMore()
+	return 0, again, err
+}
+
+// mostWaits is how often a request waits for frees before it fails. What it waited for may be another thread's by then, and
+// more may have been freed; a request that nothing can meet must end.
+const mostWaits = 5
+
+// awaitMore waits for what was freed since the request last waited.
+//
+// +checklocks:c.d.mu
+func (c *request) awaitMore() (bool, error) {
+	if c.waited == 0 || c.waited >= mostWaits || c.allowed&StageCollect == 0 {
+		return false, nil // without a first wait there was nothing to wait for, or it is off
+	}
+	c.s.arena.Unlock()
+	defer c.s.arena.Lock()
+	return c.awaitFrees()
+}
+
+// setScope says whose memory may be given back for the request: of its pool alone while that one's own limit is in the way.
+// Chunks move by themselves, unless observers must be told before they are unmapped.
+//
+// +checklocks:c.d.mu
+func (c *request) setScope() {
+	d, p := c.d, c.s.pool
+	c.scope.pools, c.scope.need, c.scope.heap = p.sameMemory, p.segmentSize(c.n), c.s
+	if c.scope.limit != nil {
+		c.scope.chunks = d.segmented || d.onUnmap != nil
+	} else {
+		c.scope.chunks = d.upstream != nil && p.onDevice && (c.s.area == nil || d.onUnmap != nil)
+	}
+}
+
+// giveBackUnlocked is giveBack with the arena's lock let go.
+//
+// +checklocks:c.d.mu
+func (c *request) giveBackUnlocked() (bool, error) {
+	c.s.arena.Unlock()
+	defer c.s.arena.Lock()
+	return c.giveBack()
+}
+
+// callOutUnlocked is callOut with the arena's lock let go.
+//
+// +checklocks:c.d.mu
+func (c *request) callOutUnlocked() bool {
+	var own []*callback
+	if ask := c.s.pool.ask; ask != nil {
+		own = []*callback{ask}
+	}
+	c.s.arena.Unlock()
+	defer c.s.arena.Lock()
+	return c.callOut(own, c.n)
+}
+
+// tighten has a segment of just the size do, and reports whether that is less than what was tried.
+//
+// +checklocks:c.d.mu
+func (c *request) tighten() bool {
+	p := c.s.pool
+	if c.tight || p.segments == nil || p.whole(c.n) >= p.segmentSize(c.n) {
+		return false
+	}
+	c.tight = true
+	return true
+}
+
+// awaitObservers waits for another thread that is telling observers of memory, which may do for the request, and reports
+// whether there was one. All locks are let go meanwhile.
+//
+// +checklocks:c.d.mu
+func (c *request) awaitObservers() bool {
+	d := c.d
+	if len(d.publishing) == 0 {
+		return false
+	}
+	c.observers.waitFor(d.publishing[0])
+	if c.observers.Left(time.Now()) <= 0 {
+		return false
+	}
+	c.s.arena.Unlock()
+	d.awaitPublished(&c.observers)
+	c.s.arena.Lock()
+	return true
+}
+
+// fail ends the reclaim stages. The caller holds Device.mu and nothing else.
+//
+// +checklocks:c.d.mu
+func (c *request) fail(p *Pool, st *Stream) error {
+	d := c.d
+	d.counts.OOMs++
+	err := d.outOfMemory(p, &c.reclaimer, failed{need: c.n, requested: c.size, by: c.by, heap: c.s})
+	err.Stream, err.Handle = st.ID(), st.Handle()
+	d.enlist(st)
+	d.record(event.Event{Kind: event.OOM, Addr: err.DriverFree, Size: c.n, Stream: st.number(), Pool: p.number,
+		Tag: uint16(c.by.label), Library: journal.LibraryOf(c.by.label), Stack: c.by.stack, Thread: c.by.thread})
+	return err
+}
+
+// run goes up the stages that need no lock to be let go. It returns a block, or an error that is not out of memory, or
+// neither. The caller holds Device.mu and the arena's lock.
+//
+// +checklocks:c.d.mu
+func (c *request) run() (heap.ID, error) {
+	d, s := c.d, c.s
+	c.from = s
+	c.scope.limit = nil
+	c.waits = c.waits[:0]
+	c.log.pass++
+	c.log.try(StageFit)
+	c.collect(false)
+	if len(d.heldBack) > 0 {
+		d.regain(s, nil)
+	}
+	if c.order != streamOrdered {
+		if err := c.mustWait(); err != nil {
+			return 0, err
+		}
+	}
+	if id, err := c.take(s); id != 0 || err != nil {
+		c.met = StageFit
+		return id, err
+	}
+	d.reap(s)
+	if s.pool.segments != nil {
+		return c.growSegment()
+	}
+	// First without robbing other pools; then with.
+	id, err := c.obtain(c.allowed&(StageRemap|StageGrow), false)
+	if id != 0 || err != nil {
+		return id, err
+	}
+	if c.order == streamOrdered && c.collect(true) {
+		if id, err := c.take(s); id != 0 || err != nil {
+			c.met = StageCollect
+			return id, err
+		}
+	}
+	if id, err = c.obtain(c.allowed&(StageRemap|StageGrow|StageLend), true); id != 0 || err != nil {
+		return id, err
+	}
+	return c.elsewhere()
+}
+
+// collect completes frees that waited for other streams, if there are any, and reports whether any was completed.
+//
+// +checklocks:c.d.mu
+func (c *request) collect(force bool) bool {
+	d := c.d
+	if !d.health.Waiting() || c.allowed&StageCollect == 0 {
+		return false
+	}
+	c.log.try(StageCollect)
+	c.log.start()
+	before := d.collected
+	any := d.collect(c.s, force)
+	c.log.lap(StageCollect, d.collected-before)
+	return any
+}
+
+// elsewhere looks for a free block in the other size classes of the same pool and stream: what a class keeps to itself
+// is no reason to fail.
+//
+// +checklocks:c.d.mu
+func (c *request) elsewhere() (heap.ID, error) {
+	if c.allowed&StageLend == 0 {
+		return 0, nil
+	}
+	c.log.try(StageLend)
+	for class := range quota.NumClasses {
+		o := c.s.pool.heapFor(c.s.stream, class)
+		if o == nil || o == c.s {
+			continue
+		}
+		if id, err := c.take(o); id != 0 || err != nil { // the arena is ours
+			c.met, c.from = StageLend, o
+			return id, err
+		}
+	}
+	return 0, nil
+}
+
+// take hands out a free block of a stream heap of the request's arena, if one fits.
+//
+// +checklocks:c.d.mu
+func (c *request) take(s *streamHeap) (heap.ID, error) {
+	if c.order != streamOrdered || c.align != 0 {
+		return c.choose(s)
+	}
+	return s.blocks.Take(c.n, c.size), nil
+}
+
+// choose hands out a free block of a stream heap of the request's arena, or a part of it that is aligned as the request wants. In the
+// host's order it is of those whose last use is known best; of these the smallest that fits. The caller holds Device.mu
+// and the arena's lock.
+//
+// +checklocks:c.d.mu
+func (c *request) choose(s *streamHeap) (heap.ID, error) {
+	t, n := s.stream, s.pool.round(c.size)
+	from := func(b *heap.Block) uint64 { return (b.Addr + max(c.align, 1) - 1) &^ (max(c.align, 1) - 1) }
+	best, rank, size := heap.ID(0), timeline.Done, uint64(0)
+	s.blocks.EachFree(n, func(id heap.ID, b *heap.Block) bool {
+		at := from(b)
+		if at+n > b.Addr+b.Size || s.blocks.Whole() && (b.Size != n || at != b.Addr) {
+			return true
+		}
+		k := timeline.Done
+		if c.order != streamOrdered {
+			k = t.timeline.Progress(b.Stamp)
+		}
+		if best == 0 || k < rank || k == rank && b.Size < size {
+			best, rank, size = id, k, b.Size
+		}
+		return true
+	})
+	if best == 0 {
+		return 0, nil
+	}
+	if rank == timeline.Running {
+		t.timeline.SetEager()
+	}
+	if stamp := s.blocks.At(best).Stamp; rank != timeline.Done {
+		c.waits.Add(&t.timeline, stamp)
+	}
+	return s.blocks.TakeAt(best, from(s.blocks.At(best)), n, c.size), nil
+}
+
+// handOut completes a request that was met: statistics, history.
+//
+// +checklocks:d.mu
+func (d *Device) handOut(c *request, id heap.ID) cuda.Ptr {
+	s := c.from
+	b := s.blocks.At(id)
+	s.gauges.Alloc(c.size, b.Size, s.blocks.FreeBlocks)
+	b.Tag, b.Capture = c.by.label, s.hot.Capture
+	s.blocks.SetStack(id, c.by.stack)
+	addr := cuda.Ptr(b.Addr)
+	switch {
+	case c.helped&StageCallback != 0:
+		c.met = StageCallback
+	case c.helped&StageLend != 0:
+		c.met = StageLend
+	}
+	if c.met&(StageLend|StageCallback) != 0 {
+		d.counts.Retries++
+	}
+	if s.pool.parent != nil {
+		c.met = StageSpill
+	}
+	views.CountMet(&d.counts, c.met)
+	if d.health.Recording() {
+		if c.met != StageFit {
+			d.record(event.Event{Kind: event.Retry, Size: c.n, Stream: c.s.stream.number(), Pool: s.pool.number, Flags: uint8(c.met),
+				Stack: c.by.stack, Thread: c.by.thread})
+		}
+		d.record(s.event(event.Alloc, id, c.by.stack, c.by.thread))
+	}
+	switch {
+	case s.arena != c.s.arena:
+		d.counts.Borrows++
+		d.rebalanceAll(c.s, s)
+		s.arena.Unlock()
+	case c.met == StageFit:
+		d.rebalance(s, nil)
+	default:
+		d.rebalanceAll(s, nil) // other arenas may have changed as well
+	}
+	return addr
+}
+
+// spill has a request that nothing else met go through the reclaim stages of the pool's spill. The caller holds Device.mu and nothing
+// else; it is let go meanwhile.
+//
+// +checklocks:c.d.mu
+func (c *request) spill(p *Pool, st *Stream) (cuda.Ptr, error) {
+	s := c.log.try(StageSpill)
+	c.log.start()
+	x := request{reclaimer: reclaimer{d: c.d, log: attempts{drv: c.d.drv}, allowed: c.allowed, asked: c.asked, helped: c.helped},
+		n: p.spill.round(c.size), size: c.size, align: c.align, by: c.by, order: min(c.order, hostOrdered)}
+	if c.align != 0 && !p.noSplit {
+		x.n += c.align - heap.Align
+	}
+	ptr, err := x.reclaim(p.spill, st)
+	c.log.lap(StageSpill, 0)
+	c.waits, s.err = x.waits, x.log.oom
+	if err != nil {
+		return 0, fmt.Errorf("pool {%d, %d} has no memory, and its spill: %w", p.id[0], p.id[1], err)
+	}
+	if x.log.oom != nil {
+		c.log.oom = errors.Join(c.log.oom, x.log.oom)
+	}
+	return ptr, nil
+}
+
+// failed is what could not be met.
+type failed struct {
+	need, requested uint64
+	by              origin
+	heap            *streamHeap // where; nil: nowhere in particular
+}
+
+// outOfMemory is the error that ends the stages. The caller holds Device.mu and nothing else.
+//
+// +checklocks:d.mu
+func (d *Device) outOfMemory(p *Pool, r *reclaimer, f failed) *OutOfMemoryError {
+	e := &OutOfMemoryError{Device: d.id, Pool: p.id, Requested: f.requested, Need: f.need, Tag: journal.TagOf(f.by.label), Library: journal.LibraryOf(f.by.label),
+		Reserved: d.quota.Total(), Elsewhere: d.quota.Elsewhere, Cached: d.quota.Spare, Limit: d.quota.Limit, Tried: r.log.tried,
+		Off: AllStages &^ r.allowed, Cause: r.log.oom, Pools: d.poolUsage(nil), Upstream: p.upstreamName(), OffDevice: !p.onDevice,
+		Paused: uint64(d.quota.Paused[quota.GroupAll].Current)}
+	if p.spill == nil {
+		e.Off &^= StageSpill
+	}
+	if r.scope.limit != nil {
+		e.PoolLimit, e.PoolReserved = p.limit, p.reserved
+	}
+	e.Stack, e.Thread, e.Stacks = f.by.stack, f.by.thread, d.stackUsage()
+	if d.tagged.Load() {
+		e.Tags = d.tagUsage()
+	}
+	if d.labelled.Load() {
+		e.Libraries = d.libraryUsage()
+	}
+	if !p.onDevice {
+		e.Other = d.quota.Spare
+	}
+	if f.heap != nil {
+		f.heap.arena.Lock()
+		e.Largest = f.heap.blocks.Largest()
+		f.heap.arena.Unlock()
+	}
+	for _, s := range d.heaps {
+		if s == nil {
+			continue
+		}
+		s.arena.Lock()
+		e.Allocated += uint64(s.gauges.Now()[quota.Allocated])
+		e.Pending += uint64(s.gauges.Now()[quota.ActiveBytes] - s.gauges.Now()[quota.Allocated])
+		e.Cached += s.blocks.FreeBytes
+		if !s.pool.sameMemory(p) {
+			e.Other += s.blocks.FreeBytes
+		} else if s.pool.pinned && s.pool != p {
+			e.Pinned += s.blocks.FreeBytes
+		}
+		s.arena.Unlock()
+	}
+	if free, total, err := d.drv.MemInfo(d.id); err == nil {
+		e.DriverFree, e.DriverTotal = free, total
+	}
+	e.Steps = d.report(r, e, p)
+	return e
+}
+
+// isOutOfMemory tells the error that starts reclaiming from those that are passed on.
+func isOutOfMemory(err error) bool { return errors.Is(err, cuda.ErrOutOfMemory) }

@@ -1,0 +1,483 @@
+package engine
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/cistern-gpu/cistern/cuda"
+	"github.com/cistern-gpu/cistern/event"
+	"github.com/cistern-gpu/cistern/internal/engine/offload"
+	"github.com/cistern-gpu/cistern/internal/engine/quota"
+)
+
+// Resuming: new physical memory for all that is to come back is got first, all of it or none; what is mapped is out of
+// everybody's reach until the contents are there.
+
+// Resume gives selected blocks that are paused their memory and their contents again, at the same addresses; blocks that
+// share a granule (2 MiB) with them come back with them there. The memory is sought as a request's is: from the driver,
+// then from what is cached, then by the callbacks. When it fails everything is paused as before, contents included; an
+// *OutOfMemoryError says what is missing. What is not paused is left alone.
+func (d *Device) Resume(sel Selection) (PauseReport, error) {
+	if err := d.selects(sel); err != nil {
+		return PauseReport{}, err
+	}
+	d.pausing.Lock()
+	defer d.pausing.Unlock()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if err := d.health.Broken(); err != nil {
+		return PauseReport{}, err
+	}
+	d.a.turns.Next()
+	if err := d.sure(); err != nil {
+		return PauseReport{}, err
+	}
+	d.reap(nil)
+	r := &resume{reclaimer: reclaimer{d: d, log: attempts{drv: d.drv}, allowed: d.opts.Stages | StageFit}, sel: sel}
+	for {
+		r.plan()
+		if len(r.coming) == 0 {
+			return PauseReport{}, nil
+		}
+		r.log.start()
+		err := r.getMemory()
+		r.log.lap(StageGrow, 0)
+		if err != nil {
+			r.putBack()
+		} else {
+			d.rebalanceAll(nil, nil)
+			if err = r.fill(); err == nil {
+				d.rebalanceAll(nil, nil)
+				return r.report, nil
+			}
+		}
+		if !isOutOfMemory(err) || r.copying {
+			d.rebalanceAll(nil, nil)
+			return PauseReport{}, err
+		}
+		again, giveErr := r.reclaim()
+		if giveErr != nil {
+			d.rebalanceAll(nil, nil)
+			return PauseReport{}, giveErr
+		}
+		if !again {
+			d.rebalanceAll(nil, nil)
+			return PauseReport{}, r.outOfMemory(err)
+		}
+	}
+}
+
+// resume is one call of Resume. Its methods are called with Device.pausing and Device.mu.
+type resume struct {
+	reclaimer
+	sel       Selection
+	coming    []*pausedRange // in address order within a stream heap
+	need      uint64         // bytes of them
+	asking    []*Pool        // those with a function of their own
+	copying   bool           // it was the copying that failed
+	published []run
+	report    PauseReport
+}
+
+// plan finds what is to come back: granules in which a selected block lies; segments likewise; and of a pool of captured
+// graphs, if anything of it is selected, what is free as well.
+//
+// +checklocks:r.d.mu
+func (r *resume) plan() {
+	d := r.d
+	r.coming, r.need, r.report = nil, 0, PauseReport{}
+	pools := map[*Pool]bool{} // of captured graphs: all that is free comes back
+	surveys := map[*streamHeap]map[*pausedRange]*survey{}
+	for _, s := range d.heaps {
+		if s == nil || len(s.paused) == 0 || !r.sel.mayHave(s) {
+			continue
+		}
+		s.arena.Lock()
+		surveys[s] = s.survey(s.paused, &r.sel)
+		s.arena.Unlock()
+		for _, v := range surveys[s] {
+			if r.sel.Tag == 0 || slices.Contains(v.kinds, granuleSelected) {
+				pools[s.pool] = s.pool.pinned
+			}
+		}
+	}
+	for _, s := range d.heaps {
+		all := surveys[s]
+		if s == nil || all == nil {
+			continue
+		}
+		s.arena.Lock()
+		for _, a := range slices.Clone(s.paused) {
+			v := all[a]
+			if v == nil || a.busy {
+				continue
+			}
+			parts, kinds := []*pausedRange{a}, v.kinds
+			if a.backing == nil {
+				parts, kinds = d.cutUp(a, v)
+			}
+			for i, x := range parts {
+				if kinds[i] == granuleSelected || kinds[i] == granuleFree && pools[s.pool] {
+					x.busy = true
+					r.coming = append(r.coming, x)
+					r.need += x.size
+				}
+			}
+		}
+		s.arena.Unlock()
+	}
+}
+
+// getMemory gets the memory of all that is to come back, and counts it. After an error nothing has any, or it is putBack's
+// to take it.
+//
+// +checklocks:r.d.mu
+// +checklocks:r.d.pausing
+func (r *resume) getMemory() error {
+	d := r.d
+	if err := r.mayGet(); err != nil {
+		return err
+	}
+	var chunks []*pausedRange
+	// Users' upstreams first: the locks are let go meanwhile.
+	for _, users := range []bool{true, false} {
+		for _, a := range r.coming {
+			switch {
+			case a.backing == nil && users:
+				chunks = append(chunks, a)
+			case a.backing != nil && a.heap.pool.userUpstream == users:
+				if err := d.back(a); err != nil {
+					return err
+				}
+				a.lost = true // it has memory that is not counted
+			}
+		}
+	}
+	if err := d.createFor(chunks); err != nil {
+		return err
+	}
+	byHeap(r.coming, func(s *streamHeap, list []*pausedRange) {
+		all := s.survey(list, nil)
+		for _, a := range list {
+			r.got(s, a, all[a])
+		}
+	})
+	return nil
+}
+
+// mayGet looks whether limits, or what the device has, are in the way of what is to come back.
+//
+// +checklocks:r.d.mu
+func (r *resume) mayGet() error {
+	d := r.d
+	r.log.pass++
+	grow := r.log.try(StageGrow)
+	grow.stop = stopNot
+	r.scope.limit, r.asking = nil, nil
+	needs, onDevice := map[*Pool]uint64{}, uint64(0)
+	for _, a := range r.coming {
+		needs[a.heap.pool] += a.size
+		if a.backing == nil || a.heap.pool.counted {
+			onDevice += a.size
+		}
+	}
+	for p, n := range needs {
+		if o := p.owner(); o.ask != nil && !slices.Contains(r.asking, o) {
+			r.asking = append(r.asking, o)
+		}
+		if !p.mayHold(n) {
+			r.scope.limit, grow.stop = p, stopPoolLimit
+			return errOverLimit
+		}
+	}
+	if !d.quota.MayHold(onDevice) {
+		grow.stop = stopLimit
+		return errOverLimit
+	}
+	if onDevice > 0 && d.lacks(onDevice) {
+		grow.stop = stopLacks
+		return cuda.ErrOutOfMemory
+	}
+	return nil
+}
+
+// got counts the memory that a paused range has again.
+//
+// +checklocks:r.d.mu
+func (r *resume) got(s *streamHeap, a *pausedRange, v *survey) {
+	d := r.d
+	a.mapped, a.lost, a.bare = true, false, a.backing == nil
+	s.gain(a.size)
+	if a.backing != nil {
+		d.got(a.size, s.pool.counted)
+		d.quota.Physical[quota.GroupOf(s.class)].Add(a.size)
+		d.record(event.Event{Kind: event.SegmentMap, Addr: a.addr, Size: a.size, Stream: s.stream.number(), Pool: s.pool.number})
+	} else {
+		at := a.addr
+		for _, id := range a.chunks {
+			k := d.mem.Chunk(id)
+			s.area.Set(at, k.Size, id)
+			d.record(event.Event{Kind: event.SegmentMap, Addr: at, Size: k.Size, Handle: uint64(k.Handle),
+				Stream: s.stream.number(), Pool: s.pool.number})
+			at += k.Size
+		}
+	}
+	d.addPaused(s, -int64(v.used))
+	d.quota.Spare += a.size - v.used
+	r.report.Blocks += int64(v.blocks)
+	r.report.Bytes += v.used
+	r.report.Physical += a.size
+}
+
+// errOverLimit stands for what is no failure of the driver's.
+var errOverLimit = fmt.Errorf("the limit is in the way: %w", cuda.ErrOutOfMemory)
+
+// createFor makes the chunks for paused ranges: fewer and larger ones than there may have been, as they cost by number.
+//
+// +checklocks:d.mu
+func (d *Device) createFor(list []*pausedRange) error {
+	for _, a := range list {
+		for at := a.addr; at < a.end(); {
+			id, err := d.mem.Create(d.resumeChunk(a.heap.class, a.end()-at))
+			if err != nil {
+				return err
+			}
+			d.counts.DeviceAllocs++
+			d.mem.Assign(at, a.heap.index, a.heap.class, id)
+			a.chunks = append(a.chunks, id)
+			at += d.mem.Chunk(id).Size
+		}
+	}
+	return nil
+}
+
+// resumeChunk is the size of the next chunk for a range of which so much is left: the largest, as mapping costs by
+// number, but half of that for small blocks, among which large chunks are the more seldom wholly free; and no larger than
+// new memory is got in where little can be held, or little is left: one block that stays keeps all of its chunk from others.
+//
+// +checklocks:d.mu
+func (d *Device) resumeChunk(class int, left uint64) uint64 {
+	g := d.upstream.Granularity()
+	size := max(g, d.opts.ChunkMax/g*g)
+	if class == quota.Small {
+		size = max(g, size/2/g*g)
+	}
+	return min(left, size, d.mostChunk())
+}
+
+// putBack takes what getMemory got before it failed, none of which is counted but chunks as held.
+//
+// +checklocks:r.d.mu
+func (r *resume) putBack() {
+	d := r.d
+	for _, a := range r.coming {
+		if a.backing == nil {
+			d.giveBackChunks(a)
+		}
+	}
+	for _, a := range r.coming {
+		if a.lost {
+			if d.unback(a) != nil {
+				d.unback(a) // once more: what stays is there when it is resumed
+			}
+			a.lost = false
+		}
+	}
+	for _, a := range r.coming {
+		a.busy = false
+	}
+	byHeap(r.coming, d.compact) // blocks may have been freed meanwhile
+	r.coming = nil
+}
+
+// reclaim gives memory back for what is to come, with the locks let go where that waits or calls out, and reports whether to
+// try again.
+//
+// +checklocks:r.d.mu
+// +checklocks:r.d.pausing
+func (r *resume) reclaim() (again bool, err error) {
+	r.scope.pools = func(*Pool) bool { return true }
+	r.scope.chunks, r.scope.need = r.d.upstream != nil, r.need
+	if again, err = r.giveBack(); again || err != nil {
+		return again, err
+	}
+	return r.callOutUnlocked(), nil
+}
+
+// callOutUnlocked is callOut with Device.pausing let go: what is called may pause something else.
+//
+// +checklocks:r.d.mu
+// +checklocks:r.d.pausing
+func (r *resume) callOutUnlocked() bool {
+	d := r.d
+	var own []*callback
+	for _, p := range r.asking {
+		own = append(own, p.ask)
+	}
+	if len(own)+len(d.callbacks) == 0 {
+		return false
+	}
+	d.mu.Unlock()
+	d.pausing.Unlock()
+	d.mu.Lock()
+	gave := r.callOut(own, r.need)
+	d.mu.Unlock()
+	d.pausing.Lock()
+	d.mu.Lock()
+	return gave
+}
+
+// outOfMemory is the error that ends the stages.
+//
+// +checklocks:r.d.mu
+// +checklocks:r.d.pausing
+func (r *resume) outOfMemory(cause error) error {
+	d := r.d
+	d.counts.OOMs++
+	p := r.sel.Pool
+	if p == nil {
+		p = d.pool0
+	}
+	r.log.oom = nil
+	if cause != errOverLimit {
+		r.log.oom = cause
+		if s := r.log.of(StageGrow); s.stop == stopNot {
+			s.err = cause
+		}
+	}
+	if r.scope.limit != nil {
+		p = r.scope.limit
+	}
+	return fmt.Errorf("resume: everything stays paused: %w", d.outOfMemory(p, &r.reclaimer, failed{need: r.need, requested: r.need, by: origin{label: r.sel.Tag}}))
+}
+
+// fill maps the memory, copies the contents back, tells of it and lets it be used. After an error all is paused as before.
+//
+// +checklocks:r.d.mu
+// +checklocks:r.d.pausing
+func (r *resume) fill() error {
+	d := r.d
+	all := offload.NewBatch(contentsOf(r.coming))
+	defer d.offload.Release(all)
+	err := r.mapAndCopy()
+	if err == nil && d.onMap != nil {
+		for _, a := range r.coming {
+			r.published = append(r.published, a.runs()...)
+		}
+		d.publish(d.onMap, r.published)
+	}
+	if err == nil {
+		d.mu.Unlock()
+		err = d.offload.LoadFiles(all)
+		d.mu.Lock()
+		r.copying = true
+	}
+	if err == nil || d.health.Broken() != nil { // what is broken has no contents any more
+		r.report.Kept = all.Bytes
+		r.pretend()
+		d.refill(r.coming)
+		return err
+	}
+	if r.copying {
+		err = fmt.Errorf("resume: everything stays paused: copying %d bytes back: %w", all.Bytes, err)
+	}
+	r.takeBack()
+	return err
+}
+
+// mapAndCopy maps chunks, and has the contents of each stretch on their way while the next is mapped. When it returns no
+// copy is under way, unless the device is unsure of that.
+//
+// +checklocks:r.d.mu
+// +checklocks:r.d.pausing
+func (r *resume) mapAndCopy() error {
+	d := r.d
+	queued := false
+	var err error
+	for _, part := range stretches(r.coming) {
+		for _, a := range part {
+			if a.bare {
+				if err = d.mapAgain(a); err != nil {
+					break
+				}
+				a.bare = false
+			}
+		}
+		if err != nil {
+			break
+		}
+		b := offload.NewBatch(contentsOf(part))
+		some := false
+		d.mu.Unlock()
+		some, err = d.offload.QueueLoad(b)
+		d.mu.Lock()
+		d.offload.Release(b)
+		queued = queued || some
+		if err != nil {
+			r.copying = true
+			break
+		}
+	}
+	if queued {
+		d.mu.Unlock()
+		late := d.offload.Await()
+		d.mu.Lock()
+		if err == nil && late != nil {
+			err, r.copying = late, true
+		}
+	}
+	return err
+}
+
+// pretend makes the books of a broken device say that all is mapped: it would not say what is.
+//
+// +checklocks:r.d.mu
+func (r *resume) pretend() {
+	for _, a := range r.coming {
+		for _, id := range a.chunks {
+			if k := r.d.mem.Chunk(id); k.Mappings == 0 {
+				k.Mappings = 1
+			}
+		}
+		a.bare = false
+	}
+}
+
+// takeBack undoes everything, that it is as before. Contents that were copied are still where they were.
+//
+// +checklocks:r.d.mu
+func (r *resume) takeBack() {
+	d := r.d
+	if r.published != nil {
+		d.publish(d.onUnmap, r.published)
+		r.published = nil
+	}
+	for _, a := range r.coming {
+		// Where copies may be under way it keeps its memory, and has it when it is resumed.
+		if a.backing != nil && !d.offload.Unsure() && d.unback(a) != nil {
+			d.unback(a)
+		}
+	}
+	byHeap(r.coming, func(s *streamHeap, list []*pausedRange) {
+		all := s.survey(list, nil)
+		for _, a := range list {
+			s.lose(a.size)
+			if a.backing != nil {
+				d.quota.Physical[quota.GroupOf(s.class)].Remove(a.size)
+				d.gaveBack(a.size, s.pool.counted)
+			} else {
+				s.area.Set(a.addr, a.size, 0)
+				if !a.bare {
+					d.unmapOrDefer(a)
+				}
+				d.giveBackChunks(a)
+			}
+			a.mapped, a.bare, a.busy = false, false, false
+			d.quota.Spare -= a.size - all[a].used
+			d.addPaused(s, int64(all[a].used))
+			if a.backing == nil {
+				d.cutUp(a, all[a])
+			}
+		}
+	})
+}

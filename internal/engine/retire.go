@@ -1,0 +1,324 @@
+package engine
+
+import (
+	"iter"
+	"weak"
+
+	"github.com/cistern-gpu/cistern/cuda"
+	"github.com/cistern-gpu/cistern/event"
+	"github.com/cistern-gpu/cistern/internal/engine/phys"
+	"github.com/cistern-gpu/cistern/internal/engine/quota"
+	"github.com/cistern-gpu/cistern/internal/engine/timeline"
+	"github.com/cistern-gpu/cistern/internal/heap"
+)
+
+// Streams come and go, and no call says when one goes. What a short-lived stream leaves behind is an arena for each pool it
+// allocated from: addresses, an empty heap, gauges that every sum has to visit. So arenas that hold nothing are dissolved
+// when there are many; if their stream turns out to live, it gets another. Where their memory cannot become spare, as it is
+// made of segments or registered elsewhere (OnUnmap), new streams of the pool inherit them.
+//
+// A stream without arenas that nothing else depends on is forgotten likewise, and its number is given to another stream. The
+// program may still have the Stream, and use it: it is found again by its id, or makes itself known, as long as the
+// program has it (Device.gone). So there is never more than one Stream for a CUDA stream.
+//
+// Both are done each time that the number of arenas, or of streams, has doubled, or half of the arenas were inherited: each
+// stream pays for a constant part.
+
+// retireArenas is the number of arenas below which none is dissolved, and of streams below which none is forgotten.
+const retireArenas = 128
+
+// retire dissolves the arenas of streams that may be gone and have no block out and no work under way, whose free chunks
+// become spare, and forgets streams. The caller holds Device.mu and no arena's lock; it is let go while the GPU is waited for.
+//
+// +checklocks:d.mu
+func (d *Device) retire() {
+	if n := len(d.arenas); n >= max(d.retireAt, retireArenas) || d.inherited > n/2 {
+		if n >= retireArenas {
+			d.endThreads()
+		}
+		d.dissolveIdle()
+		d.retireAt, d.inherited = 2*len(d.arenas), 0
+	}
+	if len(d.byID) >= max(d.forgetAt, retireArenas) {
+		d.forgetStreams()
+		d.forgetAt = 2 * len(d.byID)
+	}
+}
+
+// endThreads makes known that the GPU is done with what idle arenas of per-thread streams have free, as their threads may have
+// ended. Nothing can be recorded on such a stream, so one wait for the context covers them all. The caller holds Device.mu and
+// no arena's lock; it is let go meanwhile.
+//
+// +checklocks:d.mu
+func (d *Device) endThreads() {
+	var waits timeline.Waits
+	for _, s := range d.heaps {
+		if s == nil || !s.stream.timeline.PerThread() || s.pool.pinned || s.requestsUnderWay > 0 {
+			continue
+		}
+		s.arena.Lock()
+		if epoch := s.stream.timeline.Epoch(); s.blocks.UsedBlocks == 0 && !s.over() {
+			waits = append(waits, timeline.Wait{Stream: &s.stream.timeline, Epoch: epoch})
+		}
+		s.arena.Unlock()
+	}
+	d.await(waits) // on error they stay
+}
+
+// dissolveIdle dissolves the arenas that it can, and lists those that new streams may inherit. The caller holds Device.mu and no
+// arena's lock.
+//
+// +checklocks:d.mu
+func (d *Device) dissolveIdle() {
+	var idle []*streamHeap
+	for _, s := range d.heaps {
+		if s == nil || s.pool.pinned || s.requestsUnderWay > 0 || !s.stream.mayBeGone() {
+			continue
+		}
+		s.arena.Lock()
+		if s.blocks.UsedBlocks == 0 && (!s.stream.timeline.PerThread() || s.over()) {
+			idle = append(idle, s)
+			if s.area != nil && s.chunkBytes > 0 && d.onUnmap == nil {
+				d.detach(s, everything)
+			}
+		}
+		s.arena.Unlock()
+	}
+	d.reap(nil)
+	for _, p := range d.byNumber {
+		if p != nil {
+			p.idle = nil
+		}
+	}
+	for _, s := range idle {
+		s.arena.Lock()
+		// Old mappings may be left, or segments.
+		if first := s.pool.heapFor(s.stream, quota.Small); !d.dissolve(s) && s.chunkBytes > 0 && (first == s || first == nil) {
+			s.pool.idle = append(s.pool.idle, s.stream)
+		}
+		s.arena.Unlock()
+	}
+	d.dropArenas()
+}
+
+// inherit gives a stream without an arena in the pool one that another stream left behind, if there is one, with all that is
+// free there: the GPU is done with it. The caller holds Device.mu and no arena's lock.
+//
+// +checklocks:p.dev.mu
+func (p *Pool) inherit(st *Stream) {
+	if p.arenaOf(st) != nil {
+		return
+	}
+	for len(p.idle) > 0 {
+		left := p.idle[len(p.idle)-1]
+		p.idle = p.idle[:len(p.idle)-1]
+		l := p.arenaOf(left)
+		if l == nil {
+			continue
+		}
+		l.Lock()
+		ok := p.leftBehind(left)
+		for class := range quota.NumClasses {
+			if s := p.heapFor(left, class); ok && s != nil {
+				s.succeed(st)
+			}
+		}
+		l.Unlock()
+		if ok {
+			p.dev.inherited++
+			return
+		}
+	}
+}
+
+// leftBehind reports whether a stream may be gone, and its arena in the pool has nothing but free memory that the GPU is done
+// with. The caller holds Device.mu and the arena's lock.
+//
+// +checklocks:p.dev.mu
+func (p *Pool) leftBehind(st *Stream) bool {
+	for class := range quota.NumClasses {
+		s := p.heapFor(st, class)
+		if s == nil {
+			continue
+		}
+		if s.requestsUnderWay > 0 || s.hot.Capture != 0 || p.pinned || len(s.paused) > 0 || !st.mayBeGone() || !s.over() {
+			return false
+		}
+	}
+	return true
+}
+
+// over reports whether a stream heap has nothing but free memory that the GPU is done with. The caller holds Device.mu and the
+// stream heap's lock.
+func (s *streamHeap) over() bool {
+	over := true
+	s.blocks.Each(func(_ heap.ID, b *heap.Block) bool {
+		over = b.State == heap.Unmapped || b.State == heap.Free && s.stream.timeline.IsOver(b.Stamp)
+		return over
+	})
+	return over
+}
+
+// succeed puts a stream heap of another stream in the place of this one, which is left empty for those who may still have it.
+// The caller holds Device.mu and the arena's lock.
+//
+// +checklocks:s.dev.mu
+func (s *streamHeap) succeed(st *Stream) {
+	d, p := s.dev, s.pool
+	empty := heap.New()
+	n := &streamHeap{arena: s.arena, hot: s.hot.Succeed(&st.timeline, empty), dev: d, pool: p, stream: st, class: s.class, index: s.index,
+		blocks: s.blocks, area: s.area, gauges: s.gauges, chunkBytes: s.chunkBytes}
+	s.blocks, s.chunkBytes = empty, 0
+	if s.area != nil {
+		s.area = phys.NewArea(d.upstream.Granularity())
+	}
+	d.heaps[n.index] = n
+	p.unlist(s)
+	p.list(n)
+	for _, r := range d.mem.Ranges.All() {
+		if r.Owner == s.index { // and n's
+			d.a.disown(r.Base, r.Size)
+			d.a.claim(r.Base, r.Size, n) // which succeeded before
+		}
+	}
+	d.recordInherited(s, n)
+}
+
+// recordInherited tells the history that the memory of a stream heap is another stream's.
+//
+// +checklocks:d.mu
+func (d *Device) recordInherited(s, n *streamHeap) {
+	if !d.health.Recording() {
+		return
+	}
+	n.blocks.EachFree(heap.Align, func(_ heap.ID, b *heap.Block) bool {
+		if n.area == nil {
+			d.recordSegment(s, b.Addr, b.Size, false, origin{})
+			d.recordSegment(n, b.Addr, b.Size, true, origin{})
+			return true
+		}
+		n.area.Whole(d.mem, b.Addr, b.Size, func(_ phys.ChunkID, k *phys.Chunk) bool {
+			d.recordLeft(s, k.Addr, k)
+			d.record(event.Event{Kind: event.SegmentMap, Addr: k.Addr, Size: k.Size, Handle: uint64(k.Handle),
+				Stream: n.stream.number(), Pool: n.pool.number})
+			return true
+		})
+		return true
+	})
+}
+
+// mayBeGone reports whether the stream may have been destroyed, as far as is known here, and the GPU is done with it.
+func (t *Stream) mayBeGone() bool {
+	if t.timeline.Durable() || t.timeline.Capture() != 0 || t.route.Load() != nil || t.timeline.Magazine() != nil {
+		return false
+	}
+	return t.timeline.Idle()
+}
+
+// enlist makes a stream of the device known that was forgotten, or is new. What comes to depend on a stream's number calls
+// it first.
+//
+// +checklocks:d.mu
+func (d *Device) enlist(t *Stream) {
+	if t.dev != d || t.index.Load() >= 0 {
+		return
+	}
+	i := d.journal.Streams.Take()
+	if i == len(d.streams) {
+		d.streams = append(d.streams, nil)
+	}
+	d.streams[i] = t
+	t.index.Store(int32(i))
+	delete(d.gone, t.ID())
+	d.byID[t.ID()] = t
+}
+
+// liveStreams are the streams that the device knows, by number.
+//
+// +checklocks:d.mu
+func (d *Device) liveStreams() iter.Seq[*Stream] {
+	return func(yield func(*Stream) bool) {
+		for i, t := range d.streams {
+			if int(t.index.Load()) == i && !yield(t) {
+				return
+			}
+		}
+	}
+}
+
+// forgetStreams forgets the streams that may be gone and that nothing depends on.
+//
+// +checklocks:d.mu
+func (d *Device) forgetStreams() {
+	d.markStreams()
+	for t := range d.liveStreams() {
+		if !t.timeline.Marked && t.mayBeGone() {
+			d.forgetStream(t)
+		}
+		t.timeline.Marked = false
+	}
+	d.journal.Streams.Forget()
+	n := d.journal.Streams.Count()
+	clear(d.streams[n:])
+	d.streams = d.streams[:n]
+	if len(d.gone) >= max(d.goneAt, retireArenas) {
+		kept := map[cuda.StreamID]weak.Pointer[Stream]{} // a new one, as a map never shrinks
+		for id, t := range d.gone {
+			if t.Value() != nil {
+				kept[id] = t
+			}
+		}
+		d.gone, d.goneAt = kept, 2*len(kept)
+	}
+}
+
+// +checklocks:d.mu
+func (d *Device) forgetStream(t *Stream) {
+	delete(d.byID, t.ID())
+	d.gone[t.ID()] = weak.Make(t)
+	d.journal.Streams.Put(int(t.index.Load()))
+	t.index.Store(-1)
+	t.timeline.Forget()
+}
+
+// markStreams marks the streams of the device that something depends on: arenas, what they used last that may not be over,
+// blocks that were lent to them, frees that wait for them.
+//
+// +checklocks:d.mu
+func (d *Device) markStreams() {
+	for _, s := range d.heaps {
+		if s != nil {
+			s.stream.timeline.Marked = true
+		}
+	}
+	for _, id := range d.mem.Spares() {
+		if k := d.mem.Chunk(id); k.Stream >= 0 {
+			if t := d.streams[k.Stream]; !t.timeline.Durable() && t.timeline.IsOver(k.Stamp) {
+				k.Stream, k.Stamp = -1, 0
+			} else {
+				t.timeline.Marked = true
+			}
+		}
+	}
+	for _, z := range d.mem.Stale.All() {
+		if z.Stream >= 0 {
+			d.streams[z.Stream].timeline.Marked = true
+		}
+	}
+	mark := func(t *Stream) {
+		if t != nil && t.dev == d {
+			t.timeline.Marked = true
+		}
+	}
+	for i := range d.uses.entries {
+		mark(d.uses.entries[i].stream)
+	}
+	for i := range d.pending {
+		mark(d.pending[i].owner)
+		for _, w := range d.pending[i].waits {
+			if w.Stream.Device() == d.timeline {
+				w.Stream.Marked = true
+			}
+		}
+	}
+}

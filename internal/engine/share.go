@@ -1,0 +1,232 @@
+package engine
+
+import (
+	"errors"
+	"fmt"
+	"sync/atomic"
+
+	"github.com/cistern-gpu/cistern/cuda"
+	"github.com/cistern-gpu/cistern/internal/heap"
+	"github.com/cistern-gpu/cistern/resource"
+)
+
+// Memory for other processes, as the process that has it sees it. Opening is in open.go.
+//
+// A block is exported as the chunks that it lies on, or as the segment. While the block is live they stay where they are,
+// so nothing else is held for the export; it ends when the block is freed, and is refused from then on. What another
+// process has open by then stays mapped there and shows whatever the memory is used for next, as with cudaIpcGetMemHandle:
+// the block must not be freed while others use it.
+//
+// A block that is exported has a flag (heap.Exported), so that its free takes the slow path and ends the export:
+// the hot path does not know of sharing.
+
+// ErrNotExported is what errors.Is finds where an export has ended, or never was.
+var ErrNotExported = errors.New("not shared any more")
+
+// Export is a live block that other processes may open.
+type Export struct {
+	ID     uint64 // within this process, never reused
+	Device cuda.Device
+	Ptr    cuda.Ptr
+	Shared Shared
+
+	a       *Allocator
+	heap    *streamHeap
+	handles []cuda.Handle // of Shared.Chunks
+	ended   atomic.Bool
+}
+
+// Shared is what another process must know of an export besides the descriptors.
+type Shared struct {
+	UUID   [16]byte      // of the device that the memory lies on
+	Size   uint64        // of the block in bytes, rounded
+	Offset uint64        // of the block within the chunks, or the segment
+	Chunks []SharedChunk // in address order; none where IPC is used
+	IPC    cuda.IpcHandle
+}
+
+// SharedChunk is a chunk of an export.
+type SharedChunk struct {
+	Size   uint64 // bytes
+	Serial uint64 // names the memory among the device's, as the exporting process counts; never reused
+}
+
+// Export makes the block that starts at p available to other processes. While the block is live it is the same Export
+// every time. It makes no driver call, except for memory from cuMemAlloc, whose handle is asked for.
+func (a *Allocator) Export(p cuda.Ptr) (*Export, error) {
+	s := a.heapOf(p)
+	if s == nil {
+		return nil, &PointerError{Op: "share", Ptr: p}
+	}
+	d := s.dev
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	s.arena.Lock()
+	defer s.arena.Unlock()
+	id, _, ok := s.blocks.Lookup(uint64(p))
+	if !ok || s.blocks.At(id).State != heap.Used {
+		return nil, &PointerError{Op: "share", Ptr: p}
+	}
+	if e := d.exports[p]; e != nil && s.blocks.At(id).Uses&heap.Exported != 0 {
+		return e, nil
+	}
+	if err := d.health.Broken(); err != nil {
+		return nil, err
+	}
+	b := s.blocks.At(id)
+	if len(s.pausedIn(b.Addr, b.Size)) > 0 {
+		return nil, fmt.Errorf("share %#x: its memory is paused: resume it first", uint64(p))
+	}
+	e := &Export{Device: d.id, Ptr: p, a: a, heap: s, Shared: Shared{UUID: d.info.UUID, Size: b.Size}}
+	var err error
+	if s.area != nil {
+		err = e.chunks(b.Addr, b.Size)
+	} else {
+		err = e.segment()
+	}
+	if err != nil {
+		return nil, err
+	}
+	if old := d.exports[p]; old != nil { // of a block that was freed together with others
+		old.end()
+	}
+	e.ID = a.exported.Add(1)
+	if d.exports == nil {
+		d.exports = map[cuda.Ptr]*Export{}
+	}
+	d.exports[p] = e
+	a.byExport.Store(e.ID, e)
+	s.blocks.At(id).Uses |= heap.Exported
+	return e, nil
+}
+
+// chunks notes what a block lies on. The caller holds Device.mu and the arena's lock.
+//
+// +checklocks:e.heap.dev.mu
+func (e *Export) chunks(addr, size uint64) error {
+	s := e.heap
+	for p := addr; p < addr+size; {
+		c := s.dev.mem.Chunk(s.area.At(p))
+		if p == addr {
+			e.Shared.Offset = addr - c.Addr
+		}
+		e.chunk(c.Handle, c.Size, c.Serial)
+		p = c.Addr + c.Size
+	}
+	return e.nameable()
+}
+
+func (e *Export) chunk(h cuda.Handle, size, serial uint64) {
+	e.handles = append(e.handles, h)
+	e.Shared.Chunks = append(e.Shared.Chunks, SharedChunk{size, serial})
+}
+
+// nameable is an error where chunks cannot be exported.
+//
+// +checklocks:e.heap.dev.mu
+func (e *Export) nameable() error {
+	d, p := e.heap.dev, e.heap.pool
+	handles := d.prop.Handles
+	if p.segments != nil {
+		handles = p.traits.Handles
+	}
+	if handles&cuda.HandlePosix == 0 {
+		return fmt.Errorf("share %#x: device %d (%s) makes no memory that a file descriptor can name: %w", uint64(e.Ptr), d.id,
+			d.info.Name, cuda.ErrNotSupported)
+	}
+	return nil
+}
+
+// segment notes the segment that the block lies in: its handle, or the one that cuMemAlloc's memory has for others. The
+// caller holds Device.mu and the arena's lock.
+//
+// +checklocks:e.heap.dev.mu
+func (e *Export) segment() error {
+	d := e.heap.dev
+	r, ok := d.mem.Ranges.At(uint64(e.Ptr))
+	if !ok {
+		return &PointerError{Op: "share", Ptr: e.Ptr}
+	}
+	e.Shared.Offset = uint64(e.Ptr) - r.Base
+	p := e.heap.pool
+	if single, ok := resource.As[*resource.SingleHandle](p.segments); ok && p.onDevice {
+		if h := single.Handle(cuda.Ptr(r.Base)); h != 0 {
+			e.chunk(h, r.Size, r.Serial)
+			return e.nameable()
+		}
+	}
+	h, err := d.drv.IpcExport(d.id, cuda.Ptr(r.Base))
+	if err != nil {
+		return fmt.Errorf("share %#x: its memory was not made to be shared: %w", uint64(e.Ptr), d.health.Failed(err))
+	}
+	e.Shared.IPC = h
+	return nil
+}
+
+// Exported finds an export by its number. The error says what became of it, and errors.Is finds ErrNotExported.
+func (a *Allocator) Exported(id uint64) (*Export, error) {
+	if e, ok := a.byExport.Load(id); ok && !e.(*Export).ended.Load() {
+		return e.(*Export), nil
+	}
+	if id == 0 || id > a.exported.Load() {
+		return nil, fmt.Errorf("%w: no memory was ever shared under number %d", ErrNotExported, id)
+	}
+	return nil, endedError(id)
+}
+
+func endedError(id uint64) error {
+	return fmt.Errorf("%w: the memory shared under number %d was freed by the process that shared it", ErrNotExported, id)
+}
+
+// Descriptor makes a file descriptor of the export's i-th chunk, which the caller closes. It fails once the block was
+// freed.
+func (e *Export) Descriptor(i int) (int, error) {
+	d := e.heap.dev
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if err := e.live(); err != nil {
+		return -1, err
+	}
+	fd, err := d.drv.MemExport(e.handles[i])
+	if err != nil {
+		return -1, d.health.Failed(err)
+	}
+	return fd, nil
+}
+
+// Live is an error once the block was freed.
+func (e *Export) Live() error {
+	d := e.heap.dev
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return e.live()
+}
+
+// live looks for the mark, not at ended alone: it goes with the block whoever frees it.
+//
+// +checklocks:e.heap.dev.mu
+func (e *Export) live() error {
+	if e.ended.Load() {
+		return endedError(e.ID)
+	}
+	s := e.heap
+	s.arena.Lock()
+	defer s.arena.Unlock()
+	id, _, ok := s.blocks.Lookup(uint64(e.Ptr))
+	if ok && s.blocks.At(id).State == heap.Used && s.dev.exports[e.Ptr] == e && s.blocks.At(id).Uses&heap.Exported != 0 {
+		return nil
+	}
+	e.end()
+	return endedError(e.ID)
+}
+
+// end forgets the export.
+//
+// +checklocks:e.heap.dev.mu
+func (e *Export) end() {
+	e.ended.Store(true)
+	e.a.byExport.Delete(e.ID)
+	if d := e.heap.dev; d.exports[e.Ptr] == e {
+		delete(d.exports, e.Ptr)
+	}
+}

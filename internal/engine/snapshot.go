@@ -1,0 +1,125 @@
+package engine
+
+import (
+	"slices"
+
+	"github.com/cistern-gpu/cistern/internal/engine/phys"
+	"github.com/cistern-gpu/cistern/internal/engine/quota"
+	"github.com/cistern-gpu/cistern/internal/engine/views"
+	"github.com/cistern-gpu/cistern/internal/heap"
+	"github.com/cistern-gpu/cistern/memory"
+)
+
+// Snapshot lists all physical memory of the device and what is in it, and the blocks whose memory is paused: the sizes of
+// the segments add up to the reserved and the paused bytes, those of the used and pending blocks to the active bytes.
+func (d *Device) Snapshot() []Segment {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.snapshot()
+}
+
+// Record is what is held, and the newest events that led to it, at most n of them.
+func (d *Device) Record(n int) Record {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	events, lost := d.journal.Newest(n)
+	r := Record{Events: events, Lost: lost, Segments: d.snapshot(), Pools: slices.Clone(d.poolNames)}
+	for _, t := range d.streams {
+		r.Streams = append(r.Streams, memory.Stream{ID: t.ID(), Handle: t.Handle()})
+	}
+	return r
+}
+
+// snapshot is Snapshot. The caller holds Device.mu and nothing else.
+//
+// +checklocks:d.mu
+func (d *Device) snapshot() []Segment {
+	out := d.segmentsOf(func(*streamHeap) bool { return true })
+	for _, id := range d.mem.Spares() {
+		k := d.mem.Chunk(id)
+		g := Segment{Size: k.Size, Stream: int(k.Stream), Large: true, Chunks: []Chunk{{Handle: k.Handle, Size: k.Size}}, Blocks: []SegmentBlock{{Size: k.Size}}}
+		if k.Stream >= 0 {
+			g.Handle = d.streams[k.Stream].Handle()
+		}
+		out = append(out, g)
+	}
+	return out
+}
+
+// SnapshotPool lists the physical memory that is mapped for one pool. Spare chunks belong to none.
+func (d *Device) SnapshotPool(id PoolID) []Segment {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.segmentsOf(func(s *streamHeap) bool { return s.pool.id == id })
+}
+
+// segmentsOf lists the segments of the stream heaps that are wanted.
+//
+// +checklocks:d.mu
+func (d *Device) segmentsOf(wanted func(*streamHeap) bool) (out []Segment) {
+	for _, s := range d.heaps {
+		if s != nil && wanted(s) {
+			s.arena.Lock()
+			out = append(out, s.segments()...)
+			s.arena.Unlock()
+		}
+	}
+	return out
+}
+
+// segments is what there is of a stream heap. The caller holds Device.mu and the arena's lock.
+//
+// +checklocks:s.dev.mu
+func (s *streamHeap) segments() []Segment {
+	l := views.Segments{Of: Segment{Stream: int(s.stream.index.Load()), Handle: s.stream.Handle(), Pool: s.pool.id, Number: s.pool.number,
+		Large: quota.GroupOf(s.class) == quota.GroupLarge}}
+	s.blocks.Each(func(id heap.ID, b *heap.Block) bool {
+		if b.State != heap.Unmapped && (b.State != heap.Stale || s.inTransit(b.Addr)) {
+			l.Add(b, s.blocks.Stack(id), s.missing(b), s.blocks.Prev(id) == 0)
+		}
+		return true
+	})
+	if s.area == nil {
+		return l.List
+	}
+	for i := range l.List {
+		g := &l.List[i]
+		s.area.Whole(s.dev.mem, g.Addr, g.Size, func(_ phys.ChunkID, k *phys.Chunk) bool {
+			g.Chunks = append(g.Chunks, Chunk{Handle: k.Handle, Size: k.Size})
+			return true
+		})
+	}
+	return l.List
+}
+
+// Usage is the bytes handed out, rounded, and the bytes of physical memory held: the two figures of Stats that cost
+// least.
+func (d *Device) Usage() (allocated, reserved uint64) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, s := range d.heaps {
+		if s != nil {
+			s.arena.Lock()
+			allocated += uint64(s.gauges.Now()[quota.Allocated])
+			s.arena.Unlock()
+		}
+	}
+	return allocated, d.quota.Total()
+}
+
+// Streams are the streams that the device knows, by index: what Segment.Stream and event.Event.Stream refer to. The index
+// of a stream that may have been destroyed is given to another in time, but not while the history names it, nor what
+// TakeHistory returned last.
+func (d *Device) Streams() []*Stream {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return slices.Clone(d.streams)
+}
+
+// Pools are the names of the pools by number: what event.Event.Pool refers to. The number of a pool that is gone is given to
+// another as that of a stream is.
+func (d *Device) Pools() []PoolID {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return slices.Clone(d.poolNames)
+}

@@ -1,0 +1,220 @@
+package engine
+
+import (
+	"github.com/cistern-gpu/cistern/internal/engine/arena"
+	"github.com/cistern-gpu/cistern/internal/engine/phys"
+	"github.com/cistern-gpu/cistern/internal/heap"
+)
+
+// Which chunks are mapped there: the choice among spare chunks and those that lie free elsewhere.
+
+// planner holds what one move is made of; its slices are reused.
+type planner struct {
+	found   []source
+	sources []source
+	chunks  []phys.ChunkID // of the sources
+	held    []*arena.Arena // locked since their chunks were found free, until they have moved
+	narrow  bool           // a free chunk was left that is larger than the room for it
+}
+
+// hold locks the arena of o until letGo, unless that is held's, whose lock the caller has, or held already.
+func (p *planner) hold(o, held *streamHeap) {
+	if held.in(o.arena) || o.arena.Planned {
+		return
+	}
+	o.arena.Lock()
+	o.arena.Planned = true
+	p.held = append(p.held, o.arena)
+}
+
+func (p *planner) letGo() {
+	for _, l := range p.held {
+		l.Planned = false
+		l.Unlock()
+	}
+	p.held = p.held[:0]
+}
+
+// source is a chunk that is available.
+type source struct {
+	chunk phys.ChunkID
+	size  uint64
+	from  uint64      // where it was mapped, once it has left
+	heap  *streamHeap // where it is mapped and free; nil for a spare or new chunk
+	block heap.ID     // the free block it lies in
+	run   uint64      // size of that block
+	stamp uint64      // epoch of its last free on its stream
+	// stream used it last; nil for new memory
+	stream *Stream
+}
+
+// gather chooses free chunks to move, at most what is needed or little more, and returns their bytes: spare chunks first, then
+// those of the request's stream heap, of its stream, of its pool, and of other pools.
+//
+// +checklocks:d.mu
+func (d *Device) gather(c *request, at place, stages Stages, pressure bool) (have uint64) {
+	p, s, over := &d.plan, c.s, d.overshoot(c.s.class, pressure)
+	pick := func() (enough bool) {
+		have = p.pick(at.need, at.room, have, over)
+		p.found = p.found[:0]
+		return have >= at.need
+	}
+	heaps := func(wanted func(*streamHeap) bool) (enough bool) {
+		for _, o := range d.heaps {
+			if o != nil && wanted(o) {
+				d.offers(c, o, 0)
+			}
+		}
+		return pick()
+	}
+	p.found = p.found[:0]
+	if d.offerSpares(c); pick() {
+		return have
+	}
+	before := have
+	if stages&StageRemap != 0 {
+		if !s.pool.pinned {
+			if d.offers(c, s, at.joins); pick() ||
+				heaps(func(o *streamHeap) bool { return o != s && o.pool == s.pool && o.stream == s.stream }) ||
+				heaps(func(o *streamHeap) bool { return o.pool == s.pool && o.stream != s.stream }) {
+				return have
+			}
+		}
+		c.log.found(StageRemap, have-before)
+	}
+	before = have
+	if stages&StageLend != 0 {
+		heaps(func(o *streamHeap) bool { return o.pool != s.pool })
+		c.log.found(StageLend, have-before)
+	}
+	return have
+}
+
+// offerSpares lists the spare chunks.
+//
+// +checklocks:d.mu
+func (d *Device) offerSpares(c *request) {
+	for _, id := range d.mem.Spares() {
+		k := d.mem.Chunk(id)
+		if k.Mappings > 0 && d.onUnmap != nil {
+			continue
+		}
+		var t *Stream
+		if k.Stream >= 0 {
+			t = d.streams[k.Stream]
+		}
+		if d.orderable(c, t, k.Stamp) {
+			d.plan.found = append(d.plan.found, source{chunk: id, size: k.Size, stamp: k.Stamp, stream: t})
+		}
+	}
+}
+
+// offers lists the wholly free chunks of a stream heap, except those of one block.
+//
+// +checklocks:d.mu
+func (d *Device) offers(c *request, o *streamHeap, except heap.ID) {
+	if o.pool.pinned || o.area == nil || o.chunkBytes == 0 {
+		return
+	}
+	// Held until the move is done: once it were let go, another thread could be handed what was found free.
+	d.plan.hold(o, c.s)
+	p := &d.plan
+	o.blocks.EachFree(d.upstream.Granularity(), func(id heap.ID, b *heap.Block) bool {
+		if id == except || !d.orderable(c, o.stream, b.Stamp) {
+			return true
+		}
+		o.area.Whole(d.mem, b.Addr, b.Size, func(k phys.ChunkID, ch *phys.Chunk) bool {
+			p.found = append(p.found, source{chunk: k, size: ch.Size, heap: o, block: id, run: b.Size, stamp: b.Stamp, stream: o.stream})
+			return true
+		})
+		return true
+	})
+}
+
+// orderable reports whether memory last used on a stream, until the epoch, may be used by the request's stream: by
+// stream order, by host order, or by an event that the options allow to wait for. A capture gets host order only.
+func (d *Device) orderable(c *request, t *Stream, epoch uint64) bool {
+	to := c.s.stream
+	if t == nil || t == to && to.timeline.Capture() == 0 && c.order != doneOnly {
+		return true
+	}
+	if t.timeline.IsOver(epoch) {
+		return true
+	}
+	if epoch >= t.timeline.Epoch() && (d.opts.CrossStream == CrossStreamReady || to.timeline.Capture() != 0 || c.alone) && t.timeline.CloseLate() == nil && t.timeline.IsOver(epoch) {
+		return true // an epoch that is not closed is never seen to be over
+	}
+	if t.timeline.Capture() != 0 || to.timeline.Capture() != 0 || t.timeline.PerThread() || to.timeline.PerThread() || c.alone {
+		return false
+	}
+	return d.opts.CrossStream == CrossStreamWait
+}
+
+// pick adds sources from found, the largest first, until there are need bytes: handles cost by number, not by size. Of
+// equal chunks those in smaller free blocks go first, which leaves large blocks whole. A last chunk may be larger
+// than what is missing by up to over bytes if there is room.
+func (p *planner) pick(need, room, have, over uint64) uint64 {
+	if have >= need {
+		return have
+	}
+	f := p.found
+	for i := len(f)/2 - 1; i >= 0; i-- {
+		sink(f, i)
+	}
+	before := have
+	larger := source{} // the smallest chunk so far that is larger than what is missing; size 0 is none
+	tail := -1         // where in sources the chunks smaller than that begin
+	for len(f) > 0 && have < need {
+		x := f[0]
+		f[0] = f[len(f)-1]
+		f = f[:len(f)-1]
+		sink(f, 0)
+		if x.size > need-have {
+			larger, tail = x, len(p.sources)
+			before = have
+			continue
+		}
+		p.sources = append(p.sources, x)
+		have += x.size
+	}
+	if larger.size == 0 || have >= need && len(p.sources)-tail <= 1 {
+		return have
+	}
+	// One chunk that is larger than what is missing at that point, in place of several smaller ones or of none at all.
+	if before+larger.size > room {
+		p.narrow = true
+	} else if before+larger.size-need <= over {
+		p.sources = append(p.sources[:tail], larger)
+		have = before + larger.size
+	}
+	return have
+}
+
+// before is the order in which pick takes sources.
+func (a *source) before(b *source) bool {
+	if a.size != b.size {
+		return a.size > b.size
+	}
+	if a.run != b.run {
+		return a.run < b.run
+	}
+	return a.chunk < b.chunk
+}
+
+// sink restores a binary heap below i. Few of many sources are taken, so they are not sorted.
+func sink(f []source, i int) {
+	for {
+		c := 2*i + 1
+		if c >= len(f) {
+			return
+		}
+		if c+1 < len(f) && f[c+1].before(&f[c]) {
+			c++
+		}
+		if !f[c].before(&f[i]) {
+			return
+		}
+		f[i], f[c] = f[c], f[i]
+		i = c
+	}
+}

@@ -1,0 +1,91 @@
+package engine
+
+import (
+	"github.com/cistern-gpu/cistern/cuda"
+	"github.com/cistern-gpu/cistern/internal/heap"
+)
+
+// Where requests come from. A stack is a number in one table of the allocator's (package internal/stacks): requests name
+// it (AllocOptions.Stack), events tell it, and, while stacks are kept, blocks remember it beside their record in the heap,
+// so that nothing is paid for it otherwise. Blocks with a stack never go into magazines that C code takes from.
+
+// StackOf is the number of a stack, innermost frame first, for AllocOptions.Stack: the same for the same frames, and 0 for
+// none or when the table is full (StackTable). What frames mean is the caller's business. The table's lock is a leaf, and
+// a stack that is known is found without it.
+func (a *Allocator) StackOf(frames []uint64) uint32 { return a.stacks.Of(frames) }
+
+// StackFrames are the frames of a stack, nil for a number that StackOf did not give. They must not be changed.
+func (a *Allocator) StackFrames(n uint32) []uint64 { return a.stacks.Frames(n) }
+
+// StackTable is what the table of stacks holds.
+func (a *Allocator) StackTable() StackTable { return StackTable(a.stacks.Usage()) }
+
+// KeepStacks has blocks of all devices remember the stacks of their requests from now on, or stops that and forgets them.
+func (a *Allocator) KeepStacks(on bool) {
+	a.keeping.Lock()
+	defer a.keeping.Unlock()
+	// Devices are not asked under a.mu, which comes after theirs when they reserve addresses: who is starting one has
+	// published it now, and who starts one later sees kept.
+	a.mu.Lock()
+	a.kept = on
+	a.mu.Unlock()
+	a.started(func(d *Device) error {
+		d.setStacks(on)
+		return nil
+	})
+}
+
+func (d *Device) setStacks(on bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.keepStacks = on
+	for _, s := range d.heaps {
+		if s != nil {
+			s.arena.Lock()
+			s.blocks.KeepStacks(on)
+			s.arena.Unlock()
+		}
+	}
+}
+
+// StackUsage adds up the live blocks by stack, the most bytes first; nil while stacks are not kept. It looks at every
+// block.
+func (d *Device) StackUsage() []StackUse {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.stackUsage()
+}
+
+// stackUsage is StackUsage. The caller holds Device.mu and nothing else.
+//
+// +checklocks:d.mu
+func (d *Device) stackUsage() []StackUse {
+	if !d.keepStacks {
+		return nil
+	}
+	return d.usage(func(s *streamHeap, id heap.ID, _ *heap.Block) uint32 { return s.blocks.Stack(id) }).Stacks()
+}
+
+// FreeOptions say more of a free.
+type FreeOptions struct {
+	// Stream is that of FreeOn, nil: as Free.
+	Stream *Stream
+	// Stack and Thread are those who give the block back, for the history; 0 is unknown. Without a stack the history tells
+	// the one that the block remembers.
+	Stack, Thread uint32
+}
+
+// FreeWith is Free with options.
+func (a *Allocator) FreeWith(p cuda.Ptr, o FreeOptions) error {
+	if p == 0 {
+		return nil
+	}
+	s := a.heapOf(p)
+	if s == nil {
+		return &PointerError{Op: "free", Ptr: p}
+	}
+	if (o.Stream == nil || o.Stream == s.stream) && !s.dev.health.Recording() {
+		return s.freePtr(p, o.Stream)
+	}
+	return s.freeSlow(p, o)
+}

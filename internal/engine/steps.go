@@ -1,0 +1,90 @@
+package engine
+
+import (
+	"math/bits"
+	"time"
+
+	"github.com/cistern-gpu/cistern/internal/engine/health"
+	"github.com/cistern-gpu/cistern/internal/engine/views"
+)
+
+// attempts notes what was tried, how often and with which success.
+type attempts struct {
+	drv   *health.Driver // for its clock
+	tried Stages
+	pass  int32 // how often it has started at the first stage
+	began time.Duration
+	steps [numStages]step
+	oom   error // what the upstream said in this pass, nil where a limit was in the way
+}
+
+// step is what a Step is made of. Notes are written only when a request fails.
+type step struct {
+	tries, last int32 // last is the pass of the last try
+	gained      uint64
+	took        time.Duration
+	found       uint64 // the most bytes that there were to be had in one try
+	stop        stop
+	asked, gave int32 // functions that were called, and those of them that gave memory back; for collect: waits for the GPU
+	err         error // what the driver or the upstream said last
+}
+
+// stop is why no memory was asked for.
+type stop = views.Stop
+
+const (
+	stopNot       = views.StopNot
+	stopLimit     = views.StopLimit
+	stopPoolLimit = views.StopPoolLimit
+	stopLacks     = views.StopLacks
+)
+
+// of is a stage's step.
+func (l *attempts) of(r Stages) *step { return &l.steps[bits.TrailingZeros16(uint16(r))] }
+
+// try notes that a stage is tried.
+func (l *attempts) try(r Stages) *step {
+	l.tried |= r
+	s := l.of(r)
+	if s.tries == 0 || s.last != l.pass {
+		s.tries++
+		s.last = l.pass
+	}
+	return s
+}
+
+// start starts the clock of what is tried next.
+func (l *attempts) start() { l.began = l.drv.Now() }
+
+// lap ends what a stage did, which what comes next begins with.
+func (l *attempts) lap(r Stages, gained uint64) {
+	now := l.drv.Now()
+	s := l.of(r)
+	s.took += now - l.began
+	s.gained += gained
+	l.began = now
+}
+
+// found ends a look for chunks of which there were so many bytes.
+func (l *attempts) found(r Stages, bytes uint64) {
+	s := l.of(r)
+	s.found = max(s.found, bytes)
+	l.lap(r, 0)
+}
+
+// less is a-b, 0 where others made that less.
+func less(a, b uint64) uint64 { return a - min(a, b) }
+
+// report tells the steps of a request or a resume that has failed, for e, whose figures are there. p is the pool that it was
+// for.
+//
+// +checklocks:d.mu
+func (d *Device) report(r *reclaimer, e *OutOfMemoryError, p *Pool) []Step {
+	tooLarge := e.Requested > maxRequest
+	f := views.Failure{Error: e, Allowed: r.allowed, Resuming: r.scope.heap == nil && !tooLarge, TooLarge: tooLarge,
+		HasSpill: p.spill != nil, Segmented: p.segments != nil, Registered: d.onUnmap != nil, PoolLimit: p.limit}
+	return f.Steps(func(x Stages) views.Attempt {
+		s := r.log.of(x)
+		return views.Attempt{Tries: int(s.tries), Gained: s.gained, Took: s.took, Found: s.found, Stop: s.stop, Asked: int(s.asked), Gave: int(s.gave), Err: s.err}
+	})
+}

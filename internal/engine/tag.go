@@ -1,0 +1,60 @@
+package engine
+
+import (
+	"fmt"
+
+	"github.com/cistern-gpu/cistern/cuda"
+	"github.com/cistern-gpu/cistern/internal/engine/journal"
+	"github.com/cistern-gpu/cistern/internal/heap"
+)
+
+// MaxTag is the largest tag. A tag is a number that a request carries and its block keeps until it is freed; what it
+// stands for is the caller's business. 0 is no tag.
+const MaxTag = journal.MaxTag
+
+// AllocTagged is Alloc with a tag, which Snapshot, Base, the history and TagUsage show.
+func (d *Device) AllocTagged(size uint64, st *Stream, tag uint32) (cuda.Ptr, error) {
+	p := st.route.Load()
+	if p == nil || p.dev != d {
+		p = d.pool0
+	}
+	by := origin{label: tag}
+	if catch := d.catch.Load(); catch != nil {
+		by.stack = (*catch)(size)
+	}
+	return p.allocTagged(size, st, by)
+}
+
+// AllocTagged is Alloc with a tag, which Snapshot, Base, the history and TagUsage show.
+func (p *Pool) AllocTagged(size uint64, st *Stream, tag uint32) (cuda.Ptr, error) {
+	by := origin{label: tag}
+	if catch := p.dev.catch.Load(); catch != nil {
+		by.stack = (*catch)(size)
+	}
+	return p.allocTagged(size, st, by)
+}
+
+func (p *Pool) allocTagged(size uint64, st *Stream, by origin) (cuda.Ptr, error) {
+	if by.label > MaxTag {
+		return 0, fmt.Errorf("tag %d: the largest is %d", by.label, MaxTag)
+	}
+	if by.label != 0 && !p.dev.tagged.Load() {
+		p.dev.tagged.Store(true)
+	}
+	return p.alloc(size, st, by)
+}
+
+// TagUsage adds up the live blocks by tag, the most bytes first; those without a tag come under 0. It looks at every
+// block.
+func (d *Device) TagUsage() []TagUse {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.tagUsage()
+}
+
+// tagUsage is TagUsage. The caller holds Device.mu and nothing else.
+//
+// +checklocks:d.mu
+func (d *Device) tagUsage() []TagUse {
+	return d.usage(func(_ *streamHeap, _ heap.ID, b *heap.Block) uint32 { return journal.TagOf(b.Tag) }).Tags()
+}

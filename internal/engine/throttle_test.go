@@ -1,0 +1,64 @@
+package engine_test
+
+import (
+	"math"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/cistern-gpu/cistern/cuda"
+	"github.com/cistern-gpu/cistern/cuda/sim"
+	"github.com/cistern-gpu/cistern/internal/engine"
+)
+
+// A program whose requests are small beside what moves for them, here of 512 bytes to 8 MiB, gets new memory rather than moved
+// chunks: once it has half as much again as it uses, no request of it costs a driver call. How fast the host is makes no
+// difference. Requests of 16 KiB to 256 MiB are worth the moves.
+func TestThrottle(t *testing.T) {
+	const live, steps = 2000, 50_000
+	run := func(between time.Duration, live, smallest int) (remaps int64, ratio float64) {
+		drv := sim.New(sim.Options{Capacity: 140 * gib, CallsTakeTime: true})
+		a, err := engine.New(drv, engine.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		d, err := a.Device(0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		st, err := d.Stream(0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r := rand.New(rand.NewPCG(1, 2))
+		blocks := make([]cuda.Ptr, live)
+		for i := range live + 3*steps {
+			if i == live+2*steps {
+				d.ResetAccumulated()
+			}
+			k := i
+			if i >= live {
+				k = r.IntN(live)
+				if err := a.Free(blocks[k]); err != nil {
+					t.Fatal(err)
+				}
+			}
+			drv.Advance(between)
+			if blocks[k], err = d.Alloc(uint64(math.Exp2(float64(smallest)+14*r.Float64())), st); err != nil {
+				t.Fatal(err)
+			}
+		}
+		s := d.Stats()
+		return s.Remaps, float64(s.Reserved.All.Peak) / float64(s.Requested.All.Peak)
+	}
+	remaps, ratio := run(400*time.Nanosecond, live, 9)
+	if remaps > steps/1000 || ratio > 1.6 {
+		t.Errorf("small requests: %d remaps in %d requests, ratio %.3f", remaps, steps, ratio)
+	}
+	if later, same := run(50*time.Microsecond, live, 9); later != remaps || same != ratio {
+		t.Errorf("small requests on a slow host: %d remaps, ratio %.3f; on a fast one %d, %.3f", later, same, remaps, ratio)
+	}
+	if remaps, ratio := run(400*time.Nanosecond, live/16, 14); remaps < steps/1000 || ratio > 1.2 {
+		t.Errorf("large requests: %d remaps in %d requests, ratio %.3f", remaps, steps, ratio)
+	}
+}

@@ -1,8 +1,0 @@
-//go:build !linux
-
-package front
-
-import "time"
-
-// Nap waits for about so long. On Linux it does so without a timer of Go's.
-func Nap(d time.Duration) { time.Sleep(d) }

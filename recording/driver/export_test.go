@@ -1,0 +1,4 @@
+package driver
+
+// What the tests outside of the package need.
+const ResultOutOfMemory = resultOutOfMemory
