@@ -13,10 +13,11 @@ import (
 
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/internal/engine"
+	"github.com/cistern-gpu/cistern/memory"
 )
 
 // blockOf is an allocation in C.
-func blockOf(b engine.Block) C.cistern_block {
+func blockOf(b memory.Block) C.cistern_block {
 	c := C.cistern_block{
 		addr:      C.uint64_t(b.Base),
 		size:      C.uint64_t(b.Size),
@@ -56,9 +57,9 @@ func corePoolRestore(d C.int, pool0, pool1 C.uint64_t, list *C.cistern_block, n 
 		if n > maxBlocks {
 			return &failure{C.CISTERN_INVALID, fmt.Sprintf("%d blocks are more than a pool can have", uint64(n))}
 		}
-		blocks := make([]engine.Block, n)
+		blocks := make([]memory.Block, n)
 		for i, c := range unsafe.Slice(list, n) {
-			blocks[i] = engine.Block{Base: cuda.Ptr(c.addr), Size: uint64(c.size), Requested: uint64(c.requested), Tag: uint32(c.tag),
+			blocks[i] = memory.Block{Base: cuda.Ptr(c.addr), Size: uint64(c.size), Requested: uint64(c.requested), Tag: uint32(c.tag),
 				Library: uint8(c.library)}
 		}
 		return p.Restore(blocks)

@@ -26,7 +26,7 @@ import (
 
 	"github.com/cistern-gpu/cistern"
 	"github.com/cistern-gpu/cistern/cuda"
-	"github.com/cistern-gpu/cistern/internal/engine"
+	"github.com/cistern-gpu/cistern/memory"
 )
 
 // failure is an error of this package, with its code.
@@ -40,7 +40,7 @@ func (f *failure) Error() string { return f.words }
 // fail keeps an error as the calling thread's last and returns its code. A goroutine that C called into stays on its
 // thread, so that is the thread of the caller.
 func fail(err error) C.int {
-	var oom *engine.OutOfMemoryError
+	var oom *memory.OutOfMemoryError
 	if errors.As(err, &oom) {
 		lines := oomLines(oom)
 		report(oom, lines)
@@ -52,7 +52,7 @@ func fail(err error) C.int {
 // failRequest is fail for what a thread has asked for: what is to be written down of it is, once C has found out from where it
 // was asked for (coreFailed).
 func failRequest(err error) C.int {
-	var oom *engine.OutOfMemoryError
+	var oom *memory.OutOfMemoryError
 	if !errors.As(err, &oom) || !reporting() {
 		return fail(err)
 	}
@@ -62,14 +62,14 @@ func failRequest(err error) C.int {
 	return code
 }
 
-func failOOM(oom *engine.OutOfMemoryError, lines []string) C.int {
+func failOOM(oom *memory.OutOfMemoryError, lines []string) C.int {
 	words, f := strings.Join(lines, "\n"), oomFigures(oom)
 	return C.shim_fail_oom(&f, (*C.char)(unsafe.Pointer(unsafe.StringData(words))), C.size_t(len(words)))
 }
 
 // oomLines are what is said of a request that failed.
-func oomLines(oom *engine.OutOfMemoryError) []string {
-	names := engine.Names{Tag: tagText, Library: libraryText}
+func oomLines(oom *memory.OutOfMemoryError) []string {
+	names := memory.Names{Tag: tagText, Library: libraryText}
 	if l := current.Load(); l != nil {
 		names.Stack = l.stackText
 	}
@@ -86,13 +86,13 @@ func failWords(code C.int, words string) C.int {
 func codeOf(err error) C.int {
 	var f *failure
 	var code cuda.Code
-	var stays *engine.PauseError
+	var stays *memory.PauseError
 	switch {
 	case errors.As(err, &f):
 		return f.code
 	case errors.As(err, &stays):
 		return C.CISTERN_UNSUPPORTED
-	case errors.Is(err, engine.ErrUnknownPointer), errors.Is(err, cuda.ErrInvalidDevice):
+	case errors.Is(err, memory.ErrUnknownPointer), errors.Is(err, cuda.ErrInvalidDevice):
 		return C.CISTERN_INVALID
 	case errors.Is(err, cuda.ErrNotSupported), errors.Is(err, cuda.ErrPeerAccessUnsupported):
 		return C.CISTERN_UNSUPPORTED
@@ -102,7 +102,7 @@ func codeOf(err error) C.int {
 	return C.CISTERN_INVALID // the engine's own words about a call that it refused
 }
 
-func oomFigures(e *engine.OutOfMemoryError) C.cistern_oom {
+func oomFigures(e *memory.OutOfMemoryError) C.cistern_oom {
 	return C.cistern_oom{
 		device:      C.int32_t(e.Device),
 		tried:       C.uint32_t(e.Tried),

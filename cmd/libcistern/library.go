@@ -19,6 +19,7 @@ import (
 
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/internal/engine"
+	"github.com/cistern-gpu/cistern/memory"
 )
 
 // libraries numbers those that draw on the cache. Number 1 is who C callers that name none are, until somebody says
@@ -123,7 +124,7 @@ func coreAlloc(out *C.uintptr_t, size C.size_t, d C.int, h C.uintptr_t, with *C.
 	if by != nil {
 		o.Thread, o.Stack = uint32(by.thread), l.stackOf(by)
 	}
-	p, err := l.alloc(dev, uint64(size), cuda.Stream(h), engine.PoolID{uint64(with.pool[0]), uint64(with.pool[1])}, o)
+	p, err := l.alloc(dev, uint64(size), cuda.Stream(h), memory.PoolID{uint64(with.pool[0]), uint64(with.pool[1])}, o)
 	if err != nil {
 		return failRequest(err)
 	}
@@ -135,8 +136,8 @@ func coreAlloc(out *C.uintptr_t, size C.size_t, d C.int, h C.uintptr_t, with *C.
 }
 
 // alloc is AllocWith where stream and pool are what C calls them.
-func (l *library) alloc(dev *engine.Device, size uint64, h cuda.Stream, pool engine.PoolID, o engine.AllocOptions) (p cuda.Ptr, err error) {
-	if pool != (engine.PoolID{}) {
+func (l *library) alloc(dev *engine.Device, size uint64, h cuda.Stream, pool memory.PoolID, o engine.AllocOptions) (p cuda.Ptr, err error) {
+	if pool != (memory.PoolID{}) {
 		if o.Pool, err = l.pool(dev, pool); err != nil {
 			return 0, err
 		}

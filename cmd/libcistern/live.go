@@ -10,6 +10,7 @@ import (
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/internal/engine"
 	"github.com/cistern-gpu/cistern/internal/live"
+	"github.com/cistern-gpu/cistern/memory"
 )
 
 // What cistern top sees of this process: a page that a goroutine keeps current from the moment when the first device comes
@@ -40,7 +41,7 @@ func (l *library) show() {
 type view struct {
 	*library
 	devices []*engine.Device // that gauges told of last
-	figures engine.Gauges
+	figures memory.Gauges
 }
 
 // gauges appends the devices in use.

@@ -23,6 +23,7 @@ import (
 	"syscall"
 	"unsafe"
 
+	"github.com/cistern-gpu/cistern/config"
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/cuda/open"
 	"github.com/cistern-gpu/cistern/dump"
@@ -106,7 +107,7 @@ func start(conf, from string) (*library, error) {
 	if l := current.Load(); l != nil {
 		return l, nil
 	}
-	opts, err := engine.ParseOptions(conf)
+	opts, err := config.Parse(conf)
 	if err != nil {
 		return nil, &failure{C.CISTERN_INVALID, from + err.Error()}
 	}
@@ -160,7 +161,7 @@ func coreInit(text *C.char) (code C.int) {
 	if err != nil {
 		return fail(err)
 	}
-	opts, err := engine.ParseOptions(want)
+	opts, err := config.Parse(want)
 	if err != nil {
 		return fail(&failure{C.CISTERN_INVALID, from + err.Error()})
 	}

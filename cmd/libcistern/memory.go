@@ -12,6 +12,7 @@ import (
 
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/internal/engine"
+	"github.com/cistern-gpu/cistern/memory"
 )
 
 //export coreFree
@@ -62,7 +63,7 @@ func user(op string, p cuda.Ptr, h cuda.Stream) (*library, *engine.Stream, error
 	}
 	b, err := l.Base(p)
 	if err != nil {
-		var unknown *engine.PointerError
+		var unknown *memory.PointerError
 		if errors.As(err, &unknown) {
 			unknown.Op = op
 		}
@@ -126,7 +127,7 @@ func coreFind(p C.uintptr_t, out *C.cistern_block) (code C.int) {
 	return C.CISTERN_OK
 }
 
-func poolOf(id engine.PoolID) [2]C.uint64_t {
+func poolOf(id memory.PoolID) [2]C.uint64_t {
 	return [2]C.uint64_t{C.uint64_t(id[0]), C.uint64_t(id[1])}
 }
 

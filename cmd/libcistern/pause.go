@@ -12,12 +12,13 @@ import (
 
 	"github.com/cistern-gpu/cistern/internal/engine"
 	"github.com/cistern-gpu/cistern/internal/text"
+	"github.com/cistern-gpu/cistern/memory"
 )
 
 // selected is the memory that options mean; any is false where no allocation can be meant.
 func (l *library) selected(dev *engine.Device, one C.int, pool0, pool1 C.uint64_t, tag *C.char) (sel engine.Selection, any bool, err error) {
 	if one != 0 {
-		if sel.Pool, err = l.pool(dev, engine.PoolID{uint64(pool0), uint64(pool1)}); err != nil {
+		if sel.Pool, err = l.pool(dev, memory.PoolID{uint64(pool0), uint64(pool1)}); err != nil {
 			return sel, false, err
 		}
 	}
@@ -47,7 +48,7 @@ func corePause(d, one C.int, pool0, pool1 C.uint64_t, tag *C.char, keep, flags C
 	if flags&^C.CISTERN_PAUSE_CAPTURED != 0 {
 		return fail(&failure{C.CISTERN_INVALID, fmt.Sprintf("options.flags: %#x has flags that are not CISTERN_PAUSE_'s", uint32(flags))})
 	}
-	return onSelected(d, one, pool0, pool1, tag, out, func(dev *engine.Device, sel engine.Selection) (engine.PauseReport, error) {
+	return onSelected(d, one, pool0, pool1, tag, out, func(dev *engine.Device, sel engine.Selection) (memory.PauseReport, error) {
 		return dev.Pause(sel, o)
 	})
 }
@@ -60,7 +61,7 @@ func coreResume(d, one C.int, pool0, pool1 C.uint64_t, tag *C.char, out *C.ciste
 
 // onSelected calls f with the memory that options mean and writes its report, which may have no place.
 func onSelected(d, one C.int, pool0, pool1 C.uint64_t, tag *C.char, out *C.cistern_pause_report,
-	f func(*engine.Device, engine.Selection) (engine.PauseReport, error)) C.int {
+	f func(*engine.Device, engine.Selection) (memory.PauseReport, error)) C.int {
 	l, dev, err := ifUsed(d)
 	if dev == nil && err == nil {
 		if pool0|pool1 == 0 { // what is not in use has nothing, and is not started for that

@@ -15,6 +15,7 @@ import (
 
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/internal/engine"
+	"github.com/cistern-gpu/cistern/memory"
 )
 
 // pools finds a device's pool by its name without the device's lock: programs have few pools and ask at every request.
@@ -39,7 +40,7 @@ func (l *library) madeOf(d *engine.Device, p *engine.Pool) made {
 	return known.made[p]
 }
 
-func (l *library) pool(d *engine.Device, id engine.PoolID) (*engine.Pool, error) {
+func (l *library) pool(d *engine.Device, id memory.PoolID) (*engine.Pool, error) {
 	known := &l.devices[d.ID()].pools
 	if list := known.list.Load(); list != nil {
 		for _, p := range *list {
@@ -84,7 +85,7 @@ func onPool(d C.int, pool0, pool1 C.uint64_t, f func(*library, *engine.Device, *
 	if err != nil {
 		return fail(err)
 	}
-	p, err := l.pool(dev, engine.PoolID{uint64(pool0), uint64(pool1)})
+	p, err := l.pool(dev, memory.PoolID{uint64(pool0), uint64(pool1)})
 	if err != nil {
 		return fail(err)
 	}

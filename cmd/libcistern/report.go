@@ -25,11 +25,13 @@ import (
 	"syscall"
 	"unsafe"
 
+	"github.com/cistern-gpu/cistern/config"
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/dump"
 	"github.com/cistern-gpu/cistern/internal/engine"
 	"github.com/cistern-gpu/cistern/internal/nopoll"
 	"github.com/cistern-gpu/cistern/internal/outfile"
+	"github.com/cistern-gpu/cistern/memory"
 )
 
 // say gives people a line.
@@ -130,7 +132,7 @@ func reporting() bool {
 }
 
 // report has the file of a request that failed written where that is wanted.
-func report(oom *engine.OutOfMemoryError, lines []string) {
+func report(oom *memory.OutOfMemoryError, lines []string) {
 	l := current.Load()
 	if l == nil || !l.reporter.On() {
 		return
@@ -144,7 +146,7 @@ func report(oom *engine.OutOfMemoryError, lines []string) {
 
 // failedRequest is one that is to be written down.
 type failedRequest struct {
-	oom   *engine.OutOfMemoryError
+	oom   *memory.OutOfMemoryError
 	lines []string
 }
 
@@ -174,7 +176,7 @@ func (l *library) historyFor(reports bool) {
 	l.forReports.Lock()
 	defer l.forReports.Unlock()
 	switch {
-	case reports && l.NeedHistory(engine.ReportHistory):
+	case reports && l.NeedHistory(config.ReportHistory):
 		l.forReports.began = true
 	case !reports && l.forReports.began:
 		l.SetHistory(0)

@@ -11,9 +11,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cistern-gpu/cistern/config"
 	cudastandin "github.com/cistern-gpu/cistern/cuda/nvidia/standin"
 	"github.com/cistern-gpu/cistern/event"
-	"github.com/cistern-gpu/cistern/internal/engine"
 	nvmlstandin "github.com/cistern-gpu/cistern/internal/nvml/standin"
 	"github.com/cistern-gpu/cistern/recording"
 	"github.com/cistern-gpu/cistern/recording/open"
@@ -66,7 +66,7 @@ func TestReportFile(t *testing.T) {
 		!strings.Contains(f.Lines[1], "load_model in oom_c") {
 		t.Errorf("lines %q", f.Lines)
 	}
-	opts, err := engine.ParseOptions(conf)
+	opts, err := config.Parse(conf)
 	if err != nil {
 		t.Fatal(err)
 	}

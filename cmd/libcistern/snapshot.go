@@ -17,7 +17,7 @@ import (
 
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/dump"
-	"github.com/cistern-gpu/cistern/internal/engine"
+	"github.com/cistern-gpu/cistern/memory"
 	"github.com/cistern-gpu/cistern/recording"
 	"github.com/cistern-gpu/cistern/recording/pytorch"
 )
@@ -29,12 +29,12 @@ func coreSnapshotTake(d, onlyOne C.int, pool0, pool1 C.uint64_t, out **C.cistern
 	if err != nil {
 		return fail(err)
 	}
-	var segments []engine.Segment
+	var segments []memory.Segment
 	if dev != nil {
 		if onlyOne == 0 {
 			segments = dev.Snapshot()
 		} else {
-			id := engine.PoolID{uint64(pool0), uint64(pool1)}
+			id := memory.PoolID{uint64(pool0), uint64(pool1)}
 			segments = dev.SnapshotPool(id)
 			if len(segments) == 0 { // nothing in it, or no such pool
 				if _, err := l.pool(dev, id); err != nil {
@@ -51,7 +51,7 @@ func coreSnapshotTake(d, onlyOne C.int, pool0, pool1 C.uint64_t, out **C.cistern
 }
 
 // snapshotOf lays a snapshot out as one piece of C memory: the struct, the segments, the blocks.
-func snapshotOf(d C.int, segments []engine.Segment) *C.cistern_snapshot {
+func snapshotOf(d C.int, segments []memory.Segment) *C.cistern_snapshot {
 	n := 0
 	for i := range segments {
 		n += len(segments[i].Blocks)

@@ -19,8 +19,8 @@ import (
 	"sync"
 	"unsafe"
 
+	"github.com/cistern-gpu/cistern/config"
 	"github.com/cistern-gpu/cistern/cuda"
-	"github.com/cistern-gpu/cistern/internal/engine"
 )
 
 // coreStart starts the library for a request that wants to know first whether its stack is asked for.
@@ -43,11 +43,11 @@ func (l *library) stackOf(by *C.stack_origin) uint32 {
 // kindsOf is what cistern.h calls the kinds of a setting.
 func kindsOf(stacks string) C.uint32_t {
 	switch stacks {
-	case engine.StacksNative:
+	case config.StacksNative:
 		return C.CISTERN_STACKS_NATIVE
-	case engine.StacksPython:
+	case config.StacksPython:
 		return C.CISTERN_STACKS_PYTHON
-	case engine.StacksBoth:
+	case config.StacksBoth:
 		return C.CISTERN_STACKS_NATIVE | C.CISTERN_STACKS_PYTHON
 	}
 	return 0
@@ -75,7 +75,7 @@ func (l *library) keepStacks() {
 
 // stacksAsSet is takeStacks by the settings. They are of a program that may not know Cistern, so what cannot be had is said
 // and what can be is taken.
-func (l *library) stacksAsSet(o engine.Options) {
+func (l *library) stacksAsSet(o config.Options) {
 	for kinds := kindsOf(o.Stacks); kinds != 0; {
 		err := l.takeStacks(kinds, o.StackSample)
 		if err == nil {

@@ -13,6 +13,7 @@ import (
 	"github.com/cistern-gpu/cistern"
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/internal/engine"
+	"github.com/cistern-gpu/cistern/memory"
 )
 
 //export coreGetStats
@@ -57,11 +58,11 @@ func coreGetStats(d C.int, out *C.cistern_stats) (code C.int) {
 	return C.CISTERN_OK
 }
 
-func groupedOf(g engine.Grouped) C.cistern_grouped {
+func groupedOf(g memory.Grouped) C.cistern_grouped {
 	return C.cistern_grouped{all: valueOf(g.All), small: valueOf(g.Small), large: valueOf(g.Large)}
 }
 
-func valueOf(v engine.Value) C.cistern_value {
+func valueOf(v memory.Value) C.cistern_value {
 	return C.cistern_value{current: C.int64_t(v.Current), peak: C.int64_t(v.Peak), added: C.int64_t(v.Added),
 		removed: C.int64_t(v.Removed)}
 }
@@ -148,7 +149,7 @@ type (
 	}
 )
 
-func groupJSON(g engine.Grouped) groupedJSON {
+func groupJSON(g memory.Grouped) groupedJSON {
 	return groupedJSON{valueJSON(g.All), valueJSON(g.Small), valueJSON(g.Large)}
 }
 
@@ -172,7 +173,7 @@ func librariesOf(dev *engine.Device) []useJSON {
 
 func (l *library) poolsOf(dev *engine.Device) []poolJSON {
 	out := []poolJSON{}
-	seen := map[engine.PoolID]bool{}
+	seen := map[memory.PoolID]bool{}
 	for _, id := range dev.Pools() { // those that were released as well, whose names may be in use again
 		p, ok := dev.Pool(id)
 		if !ok || seen[id] {

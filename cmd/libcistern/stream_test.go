@@ -10,6 +10,7 @@ import (
 
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/internal/engine"
+	"github.com/cistern-gpu/cistern/memory"
 )
 
 // What many threads look up at once is tested in Go as well, because a library built with the race detector cannot be
@@ -36,7 +37,7 @@ func TestLookUps(t *testing.T) {
 				t.Error(err)
 				return
 			}
-			own := engine.PoolID{0, uint64(g + 1)}
+			own := memory.PoolID{0, uint64(g + 1)}
 			for i := range 2000 {
 				h := cuda.Stream(0x1000 + random.Uint64N(400)*16)
 				st, err := l.stream(dev, h)
@@ -66,7 +67,7 @@ func TestLookUps(t *testing.T) {
 						t.Error("a released pool is found")
 					}
 				}
-				ptr, err := l.alloc(dev, 512, h, engine.PoolID{}, engine.AllocOptions{})
+				ptr, err := l.alloc(dev, 512, h, memory.PoolID{}, engine.AllocOptions{})
 				if err == nil {
 					err = l.Free(ptr)
 				}
@@ -162,12 +163,12 @@ func TestNoGarbage(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	pool := engine.PoolID{1, 2}
+	pool := memory.PoolID{1, 2}
 	if _, err := dev.NewPool(pool); err != nil {
 		t.Fatal(err)
 	}
 	for what, h := range map[string]cuda.Stream{"the legacy stream": 0, "a stream known by its id": 0x7000} {
-		for _, id := range []engine.PoolID{{}, pool} {
+		for _, id := range []memory.PoolID{{}, pool} {
 			if n := testing.AllocsPerRun(1000, func() {
 				p, err := l.alloc(dev, 5000, h, id, engine.AllocOptions{})
 				if err == nil {

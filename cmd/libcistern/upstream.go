@@ -12,6 +12,7 @@ import (
 
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/internal/engine"
+	"github.com/cistern-gpu/cistern/memory"
 	"github.com/cistern-gpu/cistern/resource"
 	"github.com/cistern-gpu/cistern/resource/open"
 )
@@ -50,7 +51,7 @@ func corePoolCreate(d C.int, pool0, pool1 C.uint64_t, with *C.shim_pool) (code C
 	known := &l.devices[d].pools
 	known.mu.Lock() // before somebody releases the pool
 	defer known.mu.Unlock()
-	p, err := dev.NewPoolWith(engine.PoolID{uint64(pool0), uint64(pool1)}, o)
+	p, err := dev.NewPoolWith(memory.PoolID{uint64(pool0), uint64(pool1)}, o)
 	if err != nil {
 		return fail(err)
 	}

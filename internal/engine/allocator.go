@@ -5,18 +5,20 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"github.com/cistern-gpu/cistern/config"
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/internal/engine/journal"
 	"github.com/cistern-gpu/cistern/internal/engine/phys"
 	"github.com/cistern-gpu/cistern/internal/engine/timeline"
 	"github.com/cistern-gpu/cistern/internal/heap"
 	"github.com/cistern-gpu/cistern/internal/lockrank"
+	"github.com/cistern-gpu/cistern/memory"
 )
 
 // Allocator serves the devices of one process.
 type Allocator struct {
 	drv  cuda.Driver
-	opts Options
+	opts config.Options
 
 	mu      lockrank.Mutex
 	devices []atomic.Pointer[Device] // by ordinal; set under mu, read without
@@ -42,7 +44,7 @@ type Allocator struct {
 }
 
 // New makes an allocator over a driver. Nothing is asked of the driver until memory is.
-func New(drv cuda.Driver, opts Options) (*Allocator, error) {
+func New(drv cuda.Driver, opts config.Options) (*Allocator, error) {
 	opts = opts.WithDefaults()
 	if err := opts.Validate(); err != nil {
 		return nil, err
@@ -51,10 +53,10 @@ func New(drv cuda.Driver, opts Options) (*Allocator, error) {
 	if err != nil {
 		return nil, err
 	}
-	a := &Allocator{drv: drv, opts: opts, devices: make([]atomic.Pointer[Device], n), gates: timeline.NewGates(n), kept: opts.Stacks != StacksOff, history: opts.History,
+	a := &Allocator{drv: drv, opts: opts, devices: make([]atomic.Pointer[Device], n), gates: timeline.NewGates(n), kept: opts.Stacks != config.StacksOff, history: opts.History,
 		mu: lockrank.Mutex{Rank: lockrank.Allocator}, keeping: lockrank.Mutex{Rank: lockrank.Keeping}}
 	a.opened.mu.Rank = lockrank.Opened
-	if opts.Stacks == StacksNative || opts.Stacks == StacksBoth {
+	if opts.Stacks == config.StacksNative || opts.Stacks == config.StacksBoth {
 		a.stacks.Sample = opts.StackSample
 		a.CatchStacks(a.stacks.Go)
 	}
@@ -62,7 +64,7 @@ func New(drv cuda.Driver, opts Options) (*Allocator, error) {
 }
 
 // Options returns the options in force.
-func (a *Allocator) Options() Options { return a.opts }
+func (a *Allocator) Options() config.Options { return a.opts }
 
 // Driver returns the driver under the allocator.
 func (a *Allocator) Driver() cuda.Driver { return a.drv }
@@ -125,7 +127,7 @@ func (a *Allocator) Free(p cuda.Ptr) error {
 	}
 	s := a.heapOf(p)
 	if s == nil {
-		return &PointerError{Op: "free", Ptr: p}
+		return &memory.PointerError{Op: "free", Ptr: p}
 	}
 	return s.freePtr(p, nil)
 }
@@ -141,7 +143,7 @@ func (a *Allocator) FreeOn(p cuda.Ptr, st *Stream) error {
 	}
 	s := a.heapOf(p)
 	if s == nil {
-		return &PointerError{Op: "free", Ptr: p}
+		return &memory.PointerError{Op: "free", Ptr: p}
 	}
 	if st == s.stream {
 		return s.freePtr(p, st)
@@ -157,16 +159,16 @@ func (a *Allocator) RecordStream(p cuda.Ptr, st *Stream) error {
 	}
 	s := a.heapOf(p)
 	if s == nil {
-		return &PointerError{Op: "record stream", Ptr: p}
+		return &memory.PointerError{Op: "record stream", Ptr: p}
 	}
 	return s.recordStream(p, st)
 }
 
 // Base finds the live allocation that starts at p.
-func (a *Allocator) Base(p cuda.Ptr) (Block, error) {
+func (a *Allocator) Base(p cuda.Ptr) (memory.Block, error) {
 	s := a.heapOf(p)
 	if s == nil {
-		return Block{}, &PointerError{Op: "look up", Ptr: p}
+		return memory.Block{}, &memory.PointerError{Op: "look up", Ptr: p}
 	}
 	s.arena.Lock()
 	id, _, ok := s.blocks.Lookup(uint64(p))
@@ -179,10 +181,10 @@ func (a *Allocator) Base(p cuda.Ptr) (Block, error) {
 	}
 	defer s.arena.Unlock()
 	if !ok {
-		return Block{}, &PointerError{Op: "look up", Ptr: p}
+		return memory.Block{}, &memory.PointerError{Op: "look up", Ptr: p}
 	}
 	if s.blocks.At(id).State != heap.Used {
-		return Block{}, &PointerError{Op: "look up", Ptr: p, Detail: waitsDetail}
+		return memory.Block{}, &memory.PointerError{Op: "look up", Ptr: p, Detail: waitsDetail}
 	}
 	return s.describe(id), nil
 }

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cistern-gpu/cistern/config"
 	"github.com/cistern-gpu/cistern/internal/engine"
 )
 
@@ -56,7 +57,7 @@ func TestOnUnmapIsWaitedForByStopped(t *testing.T) {
 
 // waitsToBeStopped has a request wait for a function that comes back a moment after there was a line to read.
 func waitsToBeStopped(t *testing.T) {
-	e, trimmed, failed := asksMeanwhile(t, engine.Options{}, func() {
+	e, trimmed, failed := asksMeanwhile(t, config.Options{}, func() {
 		bufio.NewReader(os.Stdin).ReadString('\n')
 		time.Sleep(100 * time.Millisecond)
 	})

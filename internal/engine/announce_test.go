@@ -8,10 +8,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cistern-gpu/cistern/config"
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/cuda/sim"
 	"github.com/cistern-gpu/cistern/internal/engine"
 	"github.com/cistern-gpu/cistern/internal/slow"
+	"github.com/cistern-gpu/cistern/memory"
 	"github.com/cistern-gpu/cistern/resource"
 )
 
@@ -155,7 +157,7 @@ func (w *watched) MemFree(dev cuda.Device, p cuda.Ptr) error {
 }
 
 // registered is an engine over a watched driver whose registry is told of everything from the start.
-func registered(t *testing.T, o sim.Options, opts engine.Options, streams int) (*fixture, *registry) {
+func registered(t *testing.T, o sim.Options, opts config.Options, streams int) (*fixture, *registry) {
 	t.Helper()
 	reg := newRegistry(t.Errorf)
 	o.Check, o.OnFault = sim.CheckOrder, func(err error) { t.Error(err) }
@@ -181,10 +183,10 @@ func registered(t *testing.T, o sim.Options, opts engine.Options, streams int) (
 func TestOnUnmap(t *testing.T) {
 	for _, text := range []string{"", "backend:malloc", "single_handle:true"} {
 		t.Run(text, func(t *testing.T) {
-			opts, err := engine.ParseOptions(text)
+			opts, err := config.Parse(text)
 			must(t, err)
 			e, reg := registered(t, sim.Options{Capacity: 256 * mib, Lag: 20 * time.Millisecond}, opts, 2)
-			pool, err := e.dev.NewPool(engine.PoolID{1, 1})
+			pool, err := e.dev.NewPool(memory.PoolID{1, 1})
 			must(t, err)
 			use := func(st *engine.Stream, p cuda.Ptr, err error, size uint64) cuda.Ptr {
 				t.Helper()
@@ -218,7 +220,7 @@ func TestOnUnmap(t *testing.T) {
 			if reg.unmaps == 0 || s.Remaps != 0 || s.ByLend != 1 || s.Retries != 1 {
 				t.Errorf("told of %d that go; %+v", reg.unmaps, s.Counters)
 			}
-			if opts.Backend == engine.BackendVMM && !opts.SingleHandle && s.Reserved.All.Current < 240*mib {
+			if opts.Backend == config.BackendVMM && !opts.SingleHandle && s.Reserved.All.Current < 240*mib {
 				t.Errorf("only %d bytes are held: more went than was needed", s.Reserved.All.Current)
 			}
 			e.free(t, q)
@@ -235,11 +237,11 @@ func TestOnUnmap(t *testing.T) {
 
 // A request that fails has tried to take what is free, and tells so.
 func TestOnUnmapOutOfMemory(t *testing.T) {
-	e, reg := registered(t, sim.Options{Capacity: 64 * mib}, engine.Options{}, 2)
+	e, reg := registered(t, sim.Options{Capacity: 64 * mib}, config.Options{}, 2)
 	e.free(t, e.alloc(t, 10*mib, e.streams[0]))
 	held := e.alloc(t, 30*mib, e.streams[0])
-	var oom *engine.OutOfMemoryError
-	if _, err := e.dev.Alloc(40*mib, e.streams[1]); !errors.As(err, &oom) || oom.Tried&engine.StageLend == 0 {
+	var oom *memory.OutOfMemoryError
+	if _, err := e.dev.Alloc(40*mib, e.streams[1]); !errors.As(err, &oom) || oom.Tried&memory.StageLend == 0 {
 		t.Errorf("%v", err)
 	}
 	must(t, reg.covers(held, 30*mib))
@@ -252,7 +254,7 @@ func TestOnUnmapOutOfMemory(t *testing.T) {
 func TestOnUnmapFindsOldMappings(t *testing.T) {
 	reg := newRegistry(t.Errorf)
 	drv := sim.New(sim.Options{Capacity: 128 * mib, Lag: 20 * time.Millisecond, Check: sim.CheckOrder, OnFault: func(err error) { t.Error(err) }})
-	a, err := engine.New(watch(drv, reg, false), engine.Options{})
+	a, err := engine.New(watch(drv, reg, false), config.Options{})
 	must(t, err)
 	e := &fixture{drv: drv, a: a}
 	e.dev, err = a.Device(0)
@@ -304,8 +306,8 @@ func (r *registry) add2(p cuda.Ptr, size uint64) { r.add(uint64(p), size) }
 
 // The memory of a pool that ended is taken by others when the GPU is done with it and it is unmapped, not before.
 func TestOnUnmapEndOfPool(t *testing.T) {
-	e, reg := registered(t, sim.Options{Capacity: 128 * mib, Lag: 20 * time.Millisecond}, engine.Options{}, 2)
-	pool, err := e.dev.NewPool(engine.PoolID{1, 1})
+	e, reg := registered(t, sim.Options{Capacity: 128 * mib, Lag: 20 * time.Millisecond}, config.Options{}, 2)
+	pool, err := e.dev.NewPool(memory.PoolID{1, 1})
 	must(t, err)
 	p, err := pool.Alloc(60*mib, e.streams[0])
 	must(t, err)
@@ -328,7 +330,7 @@ func TestOnUnmapEndOfPool(t *testing.T) {
 
 // asksMeanwhile has one thread give memory back, of which a function is told that takes as long as held does, and another one
 // ask for it: it needs what is given back.
-func asksMeanwhile(t *testing.T, o engine.Options, held func()) (e *fixture, trimmed, failed chan error) {
+func asksMeanwhile(t *testing.T, o config.Options, held func()) (e *fixture, trimmed, failed chan error) {
 	t.Helper()
 	e = newEngine(t, sim.Options{Capacity: 64 * mib}, o, 2)
 	entered := make(chan struct{})
@@ -352,9 +354,9 @@ func asksMeanwhile(t *testing.T, o engine.Options, held func()) (e *fixture, tri
 
 // A request that needs what another thread is giving back waits for it rather than fail.
 func TestOnUnmapIsWaitedFor(t *testing.T) {
-	for _, backend := range []engine.Backend{engine.BackendVMM, engine.BackendMalloc} {
+	for _, backend := range []config.Backend{config.BackendVMM, config.BackendMalloc} {
 		leave := make(chan struct{})
-		_, trimmed, failed := asksMeanwhile(t, engine.Options{Backend: backend}, func() { <-leave })
+		_, trimmed, failed := asksMeanwhile(t, config.Options{Backend: backend}, func() { <-leave })
 		select {
 		case err := <-failed:
 			t.Fatalf("%s: the request did not wait: %v", backend, err)
@@ -371,7 +373,7 @@ func TestOnUnmapIsWaitedFor(t *testing.T) {
 // A function that waits for a lock which a thread holds while it allocates costs that thread's request, at worst, and
 // never hangs it.
 func TestOnUnmapWaitsForAnAllocatingThread(t *testing.T) {
-	e := newEngine(t, sim.Options{Capacity: 64 * mib}, engine.Options{}, 2)
+	e := newEngine(t, sim.Options{Capacity: 64 * mib}, config.Options{}, 2)
 	var theirs sync.Mutex
 	entered := make(chan struct{})
 	var once sync.Once
@@ -396,7 +398,7 @@ func TestOnUnmapWaitsForAnAllocatingThread(t *testing.T) {
 // OnUnmap and OnMap return only when the former function is no longer called, whatever that does, which may be to use
 // the allocator.
 func TestOnUnmapReplaced(t *testing.T) {
-	e := newEngine(t, sim.Options{Capacity: 256 * mib}, engine.Options{}, 2)
+	e := newEngine(t, sim.Options{Capacity: 256 * mib}, config.Options{}, 2)
 	entered, leave := make(chan struct{}), make(chan struct{})
 	var once sync.Once
 	other := e.alloc(t, 1000, e.streams[1])
@@ -438,7 +440,7 @@ func TestOnUnmapConcurrently(t *testing.T) {
 	}
 	for i, text := range []string{"", "chunk:2MiB,cross_stream:ready", "backend:malloc", "single_handle:true"} {
 		t.Run(text, func(t *testing.T) {
-			opts, err := engine.ParseOptions(text)
+			opts, err := config.Parse(text)
 			must(t, err)
 			const threads = 4
 			what := fmt.Sprintf("seed %d, %q", seed, text)
@@ -518,7 +520,7 @@ func TestOnUnmapConcurrently(t *testing.T) {
 								o.Upstream = resource.Device(e.a.Driver(), 0)
 							}
 							var err error
-							if pool, err = e.dev.NewPoolWith(engine.PoolID{uint64(n + 1), pools}, o); err != nil {
+							if pool, err = e.dev.NewPoolWith(memory.PoolID{uint64(n + 1), pools}, o); err != nil {
 								t.Errorf("%s: %v", what, err)
 								return
 							}
@@ -562,7 +564,7 @@ func TestSlowOnUnmapFailEveryCall(t *testing.T) {
 // onUnmapFailEveryCall fails every step-th driver call, with one of so many errors.
 func onUnmapFailEveryCall(t *testing.T, step, oneOf uint64) {
 	for i, text := range []string{"", "backend:malloc", "single_handle:true"} {
-		opts, err := engine.ParseOptions(text)
+		opts, err := config.Parse(text)
 		must(t, err)
 		clean := &scenario{t: t, what: "nothing fails, " + text}
 		clean.reg = newRegistry(clean.fail)
@@ -604,7 +606,7 @@ func onUnmapFailEveryCall(t *testing.T, step, oneOf uint64) {
 // A peer that is enabled while new memory is told of may use that too.
 func TestPeerDuringOnMap(t *testing.T) {
 	drv := sim.New(sim.Options{Devices: 2, Check: sim.CheckOrder})
-	p := newPair(t, drv, drv, engine.Options{})
+	p := newPair(t, drv, drv, config.Options{})
 	entered, leave := make(chan struct{}), make(chan struct{})
 	var once sync.Once
 	p.dev[0].OnMap(func(cuda.Ptr, uint64) {

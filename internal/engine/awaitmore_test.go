@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cistern-gpu/cistern/config"
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/cuda/sim"
 	"github.com/cistern-gpu/cistern/internal/engine"
@@ -29,7 +30,7 @@ func (w *waitedFor) EventSynchronize(d cuda.Device, e cuda.Event) error {
 // frees as much. It failed, though the same request right after was met.
 func TestWaitsAgain(t *testing.T) {
 	drv := &waitedFor{Driver: sim.New(sim.Options{Lag: 10 * time.Second, Busy: true, Check: sim.CheckOrder})}
-	a, err := engine.New(drv, engine.Options{Limit: gib, CrossStream: engine.CrossStreamReady})
+	a, err := engine.New(drv, config.Options{Limit: gib, CrossStream: config.CrossStreamReady})
 	must(t, err)
 	dev, err := a.Device(0)
 	must(t, err)

@@ -7,9 +7,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cistern-gpu/cistern/config"
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/cuda/sim"
 	"github.com/cistern-gpu/cistern/internal/engine"
+	"github.com/cistern-gpu/cistern/memory"
 	"github.com/cistern-gpu/cistern/resource"
 )
 
@@ -17,7 +19,7 @@ import (
 
 // A block is freed by the pool that it came from, whatever pool is current then, and by whatever thread.
 func TestFreeGoesToTheBlocksPool(t *testing.T) {
-	e := checked(t, engine.Options{}, 256*mib, 2)
+	e := checked(t, config.Options{}, 256*mib, 2)
 	st := e.streams[0]
 	a, b := newShelf(1<<30, hostMemory), newShelf(1<<30, hostMemory)
 	from, current := e.pool(t, 1, engine.PoolOptions{Upstream: a}), e.pool(t, 2, engine.PoolOptions{Upstream: b})
@@ -47,7 +49,7 @@ func TestFreeGoesToTheBlocksPool(t *testing.T) {
 // A free is in the order of the block's own streams: the stream that it was got for, and those that were named. Which
 // stream the one who frees uses meanwhile is of no matter.
 func TestFreeUsesTheBlocksStreams(t *testing.T) {
-	e := checked(t, engine.Options{}, 256*mib, 3)
+	e := checked(t, config.Options{}, 256*mib, 3)
 	st, other, current := e.streams[0], e.streams[1], e.streams[2]
 	pool := e.pool(t, 1, engine.PoolOptions{Upstream: resource.Device(e.drv, 0)})
 	x := fromPool(t, pool, 30*mib, st)
@@ -86,7 +88,7 @@ func TestFreeUsesTheBlocksStreams(t *testing.T) {
 // A pool whose handle is gone lives as long as a block in it; then its memory goes back, and who asked is told.
 func TestPoolOutlivesItsHandle(t *testing.T) {
 	for _, spilled := range []bool{false, true} {
-		e := checked(t, engine.Options{}, 256*mib, 1)
+		e := checked(t, config.Options{}, 256*mib, 1)
 		st := e.streams[0]
 		up, end := newShelf(1<<30, hostMemory), make(chan bool, 2)
 		o := engine.PoolOptions{Upstream: up, OnEnd: func() { end <- true }}
@@ -101,7 +103,7 @@ func TestPoolOutlivesItsHandle(t *testing.T) {
 		if up.held() != 30*mib {
 			t.Errorf("%d bytes held for a block of 30 MiB", up.held())
 		}
-		if b, err := e.a.Base(x); err != nil || b.Pool != (engine.PoolID{9, 1}) || b.Requested != 30*mib {
+		if b, err := e.a.Base(x); err != nil || b.Pool != (memory.PoolID{9, 1}) || b.Requested != 30*mib {
 			t.Errorf("%+v, %v", b, err)
 		}
 		again := e.pool(t, 1, engine.PoolOptions{}) // of the same name, which has nothing to do with it
@@ -130,7 +132,7 @@ func TestPoolOutlivesItsHandle(t *testing.T) {
 
 // What is made for an upstream in a stream's order goes with its pool, or with the pool that could not be made.
 func TestPoolsLeaveNoStreams(t *testing.T) {
-	e := newEngine(t, sim.Options{Devices: 2, Capacity: 256 * mib}, engine.Options{}, 1)
+	e := newEngine(t, sim.Options{Devices: 2, Capacity: 256 * mib}, config.Options{}, 1)
 	before := e.drv.Leaks()
 	up, err := resource.Async(e.drv, 0, resource.AsyncOptions{})
 	must(t, err)
@@ -156,7 +158,7 @@ func TestPoolsLeaveNoStreams(t *testing.T) {
 // Scopes nest, on each stream by itself: what is allocated in one, by several threads on streams of their own, comes from
 // that pool and no other.
 func TestScopesDoNotLeak(t *testing.T) {
-	e := checked(t, engine.Options{}, 512*mib, 6)
+	e := checked(t, config.Options{}, 512*mib, 6)
 	shelves := []*shelf{newShelf(1<<30, hostMemory), newShelf(1<<30, hostMemory)}
 	pools := []*engine.Pool{e.pool(t, 1, engine.PoolOptions{Upstream: shelves[0]}), e.pool(t, 2, engine.PoolOptions{Upstream: shelves[1]})}
 	want := [3]struct {
@@ -170,7 +172,7 @@ func TestScopesDoNotLeak(t *testing.T) {
 			alloc := func(i int, size uint64) {
 				p, err := e.dev.Alloc(size, st)
 				report(t, err)
-				id := engine.PoolID{}
+				id := memory.PoolID{}
 				if i < 2 {
 					id = pools[i].ID()
 				}
@@ -228,7 +230,7 @@ func TestScopesDoNotLeak(t *testing.T) {
 func TestBrokenDeviceAndPools(t *testing.T) {
 	drv := sim.New(sim.Options{Devices: 3, Capacity: 512 * mib, HostCapacity: 1 << 30, Lag: time.Millisecond, Check: sim.CheckOrder,
 		OnFault: func(err error) { t.Error(err) }})
-	a, err := engine.New(drv, engine.Options{})
+	a, err := engine.New(drv, config.Options{})
 	must(t, err)
 	var devs [3]*engine.Device
 	var pools [3][]*engine.Pool
@@ -241,11 +243,11 @@ func TestBrokenDeviceAndPools(t *testing.T) {
 		for k, kind := range sourceKinds {
 			up, err := from[i].add(kind, nil)
 			must(t, err)
-			p, err := devs[i].NewPoolWith(engine.PoolID{9, uint64(k)}, engine.PoolOptions{Upstream: up, Limit: 200 * mib})
+			p, err := devs[i].NewPoolWith(memory.PoolID{9, uint64(k)}, engine.PoolOptions{Upstream: up, Limit: 200 * mib})
 			must(t, err)
 			pools[i] = append(pools[i], p)
 		}
-		p, err := devs[i].NewPoolWith(engine.PoolID{9, 99}, engine.PoolOptions{Upstream: pools[i][0].Resource()})
+		p, err := devs[i].NewPoolWith(memory.PoolID{9, 99}, engine.PoolOptions{Upstream: pools[i][0].Resource()})
 		must(t, err)
 		pools[i] = append(pools[i], p)
 	}
@@ -298,7 +300,7 @@ func TestBrokenDeviceAndPools(t *testing.T) {
 	}
 	wg.Wait()
 	for _, x := range stuck {
-		if err := a.Free(x); errors.Is(err, engine.ErrUnknownPointer) {
+		if err := a.Free(x); errors.Is(err, memory.ErrUnknownPointer) {
 			t.Errorf("a free on the broken device: %v", err)
 		}
 	}
@@ -309,7 +311,7 @@ func TestBrokenDeviceAndPools(t *testing.T) {
 		}
 	}
 	for _, i := range []int{0, 2} {
-		fresh, err := devs[i].NewPoolWith(engine.PoolID{10, 1}, engine.PoolOptions{Upstream: pools[i][1].Resource()})
+		fresh, err := devs[i].NewPoolWith(memory.PoolID{10, 1}, engine.PoolOptions{Upstream: pools[i][1].Resource()})
 		must(t, err)
 		if want := map[int][]cuda.Device{0: {1, 2}, 2: {0, 1}}[i]; !slices.Equal(devs[i].Peers(), want) {
 			t.Errorf("device %d has peers %v", i, devs[i].Peers())

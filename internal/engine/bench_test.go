@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cistern-gpu/cistern/config"
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/cuda/sim"
 	"github.com/cistern-gpu/cistern/internal/engine"
@@ -21,7 +22,7 @@ func goBytes() uint64 {
 }
 
 func benchEngine(b testing.TB, streams int) *fixture {
-	return newEngine(b, sim.Options{Capacity: 1 << 42}, engine.Options{}, streams)
+	return newEngine(b, sim.Options{Capacity: 1 << 42}, config.Options{}, streams)
 }
 
 // mapTime is what a Go map takes to delete one 64-bit key and insert another, at a population, in nanoseconds: the
@@ -146,17 +147,17 @@ func BenchmarkAttribution(b *testing.B) {
 	}
 	for _, c := range []struct {
 		name string
-		opts engine.Options
+		opts config.Options
 		keep bool
 		with func(a *engine.Allocator) engine.AllocOptions
 	}{
-		{"off", engine.Options{}, false, func(*engine.Allocator) engine.AllocOptions { return engine.AllocOptions{} }},
-		{"kept", engine.Options{}, true, func(*engine.Allocator) engine.AllocOptions { return engine.AllocOptions{Stack: 1} }},
-		{"frames", engine.Options{}, true, func(a *engine.Allocator) engine.AllocOptions {
+		{"off", config.Options{}, false, func(*engine.Allocator) engine.AllocOptions { return engine.AllocOptions{} }},
+		{"kept", config.Options{}, true, func(*engine.Allocator) engine.AllocOptions { return engine.AllocOptions{Stack: 1} }},
+		{"frames", config.Options{}, true, func(a *engine.Allocator) engine.AllocOptions {
 			return engine.AllocOptions{Stack: a.StackOf(frames)}
 		}},
-		{"caught", engine.Options{Stacks: engine.StacksNative}, true, func(*engine.Allocator) engine.AllocOptions { return engine.AllocOptions{} }},
-		{"sampled", engine.Options{Stacks: engine.StacksNative, StackSample: 1 << 20}, true, func(*engine.Allocator) engine.AllocOptions {
+		{"caught", config.Options{Stacks: config.StacksNative}, true, func(*engine.Allocator) engine.AllocOptions { return engine.AllocOptions{} }},
+		{"sampled", config.Options{Stacks: config.StacksNative, StackSample: 1 << 20}, true, func(*engine.Allocator) engine.AllocOptions {
 			return engine.AllocOptions{}
 		}},
 	} {

@@ -3,6 +3,7 @@ package engine
 import (
 	"github.com/cistern-gpu/cistern/internal/engine/timeline"
 	"github.com/cistern-gpu/cistern/internal/heap"
+	"github.com/cistern-gpu/cistern/memory"
 )
 
 // A free block of one stream lent to another: what is free in pieces between live blocks of other streams cannot be moved,
@@ -19,10 +20,10 @@ import (
 // +checklocks:c.d.mu
 func (c *request) borrow() (heap.ID, error) {
 	s := c.s
-	if c.allowed&StageLend == 0 || c.order != streamOrdered || s.stream.timeline.Capture() != 0 || s.hot.Capture != 0 || s.pool.pinned || s.stream.timeline.PerThread() {
+	if c.allowed&memory.StageLend == 0 || c.order != streamOrdered || s.stream.timeline.Capture() != 0 || s.hot.Capture != 0 || s.pool.pinned || s.stream.timeline.PerThread() {
 		return 0, nil
 	}
-	c.log.try(StageLend)
+	c.log.try(memory.StageLend)
 	for _, own := range [2]bool{true, false} {
 		for _, o := range c.d.heaps {
 			if o == nil || o.pool != s.pool || o.arena == s.arena || own != (o.class == s.class) || o.hot.Capture != 0 {
@@ -30,7 +31,7 @@ func (c *request) borrow() (heap.ID, error) {
 			}
 			o.arena.Lock()
 			if id, err := c.borrowFrom(o); id != 0 {
-				c.met, c.from = StageLend, o
+				c.met, c.from = memory.StageLend, o
 				return id, nil
 			} else if err != nil {
 				o.arena.Unlock()

@@ -6,15 +6,17 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cistern-gpu/cistern/config"
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/cuda/sim"
 	"github.com/cistern-gpu/cistern/event"
 	"github.com/cistern-gpu/cistern/internal/engine"
+	"github.com/cistern-gpu/cistern/memory"
 )
 
 // pieces is a device that is full of one stream's blocks of 300 KiB, every second of which was freed after work that is
 // still queued: no chunk is free.
-func pieces(t *testing.T, o engine.Options, durable bool) (*fixture, []cuda.Ptr) {
+func pieces(t *testing.T, o config.Options, durable bool) (*fixture, []cuda.Ptr) {
 	t.Helper()
 	e := newEngine(t, sim.Options{Capacity: 64 * mib, Lag: 10 * time.Millisecond, Check: sim.CheckOrder}, o, 3)
 	if !durable {
@@ -65,7 +67,7 @@ func (e *fixture) giveAllBack(t *testing.T, rest []cuda.Ptr) {
 // has it before its last use is over.
 func TestBorrow(t *testing.T) {
 	for _, text := range []string{"", "backend:malloc", "single_handle:true", "cross_stream:ready", "ladder:remap+grow+lend"} {
-		opts, err := engine.ParseOptions(text)
+		opts, err := config.Parse(text)
 		must(t, err)
 		for _, durable := range []bool{true, false} {
 			ways := map[string]func(e *fixture, p cuda.Ptr) error{
@@ -104,7 +106,7 @@ func TestBorrow(t *testing.T) {
 					if s := e.dev.Stats(); s.Allocations.All.Current != int64(len(kept)) {
 						t.Fatalf("%d blocks are out, want %d", s.Allocations.All.Current, len(kept))
 					}
-					if err := e.a.Free(p); !errors.Is(err, engine.ErrUnknownPointer) {
+					if err := e.a.Free(p); !errors.Is(err, memory.ErrUnknownPointer) {
 						t.Errorf("it can be freed twice: %v", err)
 					}
 					// Everybody wants it at once.
@@ -143,12 +145,12 @@ func (e *fixture) useAfter(p cuda.Ptr, before, then int) error {
 
 // Where lending is turned off, nothing is lent; a capture and memory in the host's order are given nothing of the kind.
 func TestBorrowNot(t *testing.T) {
-	e, kept := pieces(t, engine.Options{Stages: engine.AllStages &^ engine.StageLend}, true)
+	e, kept := pieces(t, config.Options{Stages: memory.AllStages &^ memory.StageLend}, true)
 	if _, err := e.dev.Alloc(290*kib, e.streams[1]); !errors.Is(err, cuda.ErrOutOfMemory) {
 		t.Errorf("without lending: %v", err)
 	}
 	e.giveAllBack(t, kept)
-	e, kept = pieces(t, engine.Options{}, true)
+	e, kept = pieces(t, config.Options{}, true)
 	if _, err := e.dev.AllocWith(290*kib, e.streams[1], engine.AllocOptions{HostOrder: true}); !errors.Is(err, cuda.ErrOutOfMemory) {
 		t.Errorf("in the host's order: %v", err)
 	}
@@ -160,7 +162,7 @@ func TestBorrowNot(t *testing.T) {
 func TestManyStreamsFill(t *testing.T) {
 	var failed, borrowed [2]int64 // never paused, and paused
 	for seed := range uint64(6) {
-		e := newEngine(t, sim.Options{Capacity: 200 * mib, Lag: time.Millisecond, Check: sim.CheckOrder}, engine.Options{}, 4)
+		e := newEngine(t, sim.Options{Capacity: 200 * mib, Lag: time.Millisecond, Check: sim.CheckOrder}, config.Options{}, 4)
 		rng := rand.New(rand.NewPCG(seed, 5))
 		var mine [4][]cuda.Ptr
 		half := func(g int) {
@@ -196,7 +198,7 @@ func TestManyStreamsFill(t *testing.T) {
 					failed[paused]++
 					for _, x := range e.dev.Snapshot() {
 						for _, b := range x.Blocks {
-							if b.State == engine.BlockFree && b.Size >= round512(size) {
+							if b.State == memory.BlockFree && b.Size >= round512(size) {
 								t.Fatalf("seed %d, step %d: %d bytes are free in one piece: %v", seed, step, b.Size, err)
 							}
 						}

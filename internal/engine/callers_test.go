@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cistern-gpu/cistern/config"
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/cuda/sim"
 	"github.com/cistern-gpu/cistern/internal/engine"
@@ -14,7 +15,7 @@ import (
 
 // The settings of attribution are read as they are written, and what makes no sense is refused.
 func TestSettingsOfAttribution(t *testing.T) {
-	for text, want := range map[string]engine.Options{
+	for text, want := range map[string]config.Options{
 		"stacks:native":                        {Stacks: "native"},
 		"stacks:native+python":                 {Stacks: "native+python"},
 		"stacks:python,stack_sample:1MiB":      {Stacks: "python", StackSample: 1 << 20},
@@ -24,43 +25,43 @@ func TestSettingsOfAttribution(t *testing.T) {
 		"stacks:off,report_child:false,top:on": {},
 		"stack_sample:0":                       {},
 	} {
-		opts, err := engine.ParseOptions(text)
+		opts, err := config.Parse(text)
 		if err != nil {
 			t.Errorf("%s: %v", text, err)
 			continue
 		}
-		if opts.Stacks != cmp.Or(want.Stacks, engine.StacksOff) || opts.StackSample != want.StackSample ||
+		if opts.Stacks != cmp.Or(want.Stacks, config.StacksOff) || opts.StackSample != want.StackSample ||
 			opts.Report != want.Report || opts.ReportChild != want.ReportChild || opts.NoTop != want.NoTop {
 			t.Errorf("%s: %+v, want %+v", text, opts, want)
 		}
-		if again, err := engine.ParseOptions(opts.String()); err != nil || again != opts {
+		if again, err := config.Parse(opts.String()); err != nil || again != opts {
 			t.Errorf("%s is written %s, which is read %+v, %v", text, opts, again, err)
 		}
 	}
-	for text, want := range map[string]int{"report:here": engine.ReportHistory, "report:here,history:0": 0, "history:7,report:here": 7, "history:7": 7, "": 0} {
-		if opts, err := engine.ParseOptions(text); err != nil || opts.History != want {
+	for text, want := range map[string]int{"report:here": config.ReportHistory, "report:here,history:0": 0, "history:7,report:here": 7, "history:7": 7, "": 0} {
+		if opts, err := config.Parse(text); err != nil || opts.History != want {
 			t.Errorf("%s: a history of %d, %v, want %d", text, opts.History, err, want)
-		} else if again, err := engine.ParseOptions(opts.String()); err != nil || again != opts {
+		} else if again, err := config.Parse(opts.String()); err != nil || again != opts {
 			t.Errorf("%s is written %s, which is read %+v, %v", text, opts, again, err)
 		}
 	}
-	if opts, _ := engine.ParseOptions("stacks:off,report_child:false,top:on,stack_sample:0"); opts.String() != "" || opts.Stacks != engine.StacksOff {
+	if opts, _ := config.Parse("stacks:off,report_child:false,top:on,stack_sample:0"); opts.String() != "" || opts.Stacks != config.StacksOff {
 		t.Errorf("defaults are written %s", opts)
 	}
 	for text, word := range map[string]string{"stacks:all": "native+python", "stacks:": "native+python", "stack_sample:1MiB": "stacks", "stacks:native,stack_sample:x": "stack_sample",
 		"report:": "folder", "report_child:true": "report", "report_child:1": "true or false", "top:yes": "on or off"} {
-		if _, err := engine.ParseOptions(text); err == nil || !strings.Contains(err.Error(), word) {
+		if _, err := config.Parse(text); err == nil || !strings.Contains(err.Error(), word) {
 			t.Errorf("%s: %v, want an error with %q", text, err, word)
 		}
 	}
-	if _, err := engine.New(sim.New(sim.Options{}), engine.Options{Report: "a,b"}); err == nil {
+	if _, err := engine.New(sim.New(sim.Options{}), config.Options{Report: "a,b"}); err == nil {
 		t.Error("a folder that the settings cannot name was accepted")
 	}
 }
 
 // With stacks:native the engine finds out by itself where a Go program allocates, whichever function it calls.
 func TestGoStacks(t *testing.T) {
-	e := newEngine(t, sim.Options{}, engine.Options{Stacks: engine.StacksNative}, 1)
+	e := newEngine(t, sim.Options{}, config.Options{Stacks: config.StacksNative}, 1)
 	st, pool := e.streams[0], e.pool(t, 1, engine.PoolOptions{})
 	var line int
 	here := func(p cuda.Ptr, err error) cuda.Ptr { // called on the line that allocates
@@ -126,7 +127,7 @@ func TestGoStacks(t *testing.T) {
 
 // Of requests below stack_sample a part is caught that follows their size; larger ones are caught always.
 func TestStackSample(t *testing.T) {
-	e := newEngine(t, sim.Options{}, engine.Options{Stacks: engine.StacksNative, StackSample: 64 << 10}, 1)
+	e := newEngine(t, sim.Options{}, config.Options{Stacks: config.StacksNative, StackSample: 64 << 10}, 1)
 	const n = 4000
 	for _, c := range []struct {
 		size   uint64
@@ -148,7 +149,7 @@ func TestStackSample(t *testing.T) {
 
 // A stack that is known costs no Go memory.
 func TestSteadyStateOfGoStacks(t *testing.T) {
-	e := newEngine(t, sim.Options{}, engine.Options{Stacks: engine.StacksNative}, 1)
+	e := newEngine(t, sim.Options{}, config.Options{Stacks: config.StacksNative}, 1)
 	round := func() { e.free(t, e.alloc(t, 5000, e.streams[0])) }
 	round()
 	e.drv.ResetCalls()

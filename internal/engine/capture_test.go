@@ -5,14 +5,16 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cistern-gpu/cistern/config"
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/cuda/sim"
 	"github.com/cistern-gpu/cistern/internal/engine"
 	"github.com/cistern-gpu/cistern/internal/testkit"
+	"github.com/cistern-gpu/cistern/memory"
 )
 
 // checked is an engine on a machine whose checker fails the test.
-func checked(t *testing.T, opts engine.Options, capacity uint64, streams int) *fixture {
+func checked(t *testing.T, opts config.Options, capacity uint64, streams int) *fixture {
 	return newEngine(t, sim.Options{Capacity: capacity, Lag: 20 * time.Millisecond, Check: sim.CheckOrder,
 		OnFault: func(err error) { t.Error(err) }}, opts, streams)
 }
@@ -42,9 +44,9 @@ func (e *fixture) capture(t *testing.T, st *engine.Stream, pool *engine.Pool, f 
 // What a captured graph uses stays where it is, also while it is free and however much memory is wanted, until the
 // pool is released; then all of it can go.
 func TestCapturedMemoryIsPinned(t *testing.T) {
-	for _, backend := range []engine.Backend{engine.BackendVMM, engine.BackendMalloc} {
-		e := checked(t, engine.Options{Backend: backend}, 128*mib, 2)
-		pool, err := e.dev.NewPool(engine.PoolID{0, 1})
+	for _, backend := range []config.Backend{config.BackendVMM, config.BackendMalloc} {
+		e := checked(t, config.Options{Backend: backend}, 128*mib, 2)
+		pool, err := e.dev.NewPool(memory.PoolID{0, 1})
 		must(t, err)
 		st, other := e.streams[0], e.streams[1]
 		g := e.capture(t, st, pool, func() {
@@ -66,7 +68,7 @@ func TestCapturedMemoryIsPinned(t *testing.T) {
 			t.Errorf("%s: Trim gave back %d bytes of a pool that a graph uses", backend, held-n)
 		}
 		// More than there is beside the pool.
-		var oom *engine.OutOfMemoryError
+		var oom *memory.OutOfMemoryError
 		if _, err := e.dev.Alloc(120*mib, other); !errors.As(err, &oom) {
 			t.Fatalf("%s: Alloc: %v", backend, err)
 		} else if oom.Pinned == 0 {
@@ -95,8 +97,8 @@ func TestCapturedMemoryIsPinned(t *testing.T) {
 func TestNothingSpoilsACapture(t *testing.T) {
 	for _, announced := range []bool{true, false} {
 		for _, blocking := range []bool{true, false} {
-			for _, cross := range []engine.CrossStream{engine.CrossStreamWait, engine.CrossStreamReady} {
-				e := checked(t, engine.Options{CrossStream: cross}, 512*mib, 1)
+			for _, cross := range []config.CrossStream{config.CrossStreamWait, config.CrossStreamReady} {
+				e := checked(t, config.Options{CrossStream: cross}, 512*mib, 1)
 				h := e.drv.NewStreamNonBlocking(0)
 				if blocking {
 					h = e.drv.NewStream(0)
@@ -106,7 +108,7 @@ func TestNothingSpoilsACapture(t *testing.T) {
 				null, err := e.dev.Stream(cuda.StreamNull)
 				must(t, err)
 				side := e.streams[0]
-				pool, err := e.dev.NewPool(engine.PoolID{0, 1})
+				pool, err := e.dev.NewPool(memory.PoolID{0, 1})
 				must(t, err)
 				before := []cuda.Ptr{e.alloc(t, 50*mib, st), e.alloc(t, 50*mib, null), e.alloc(t, 50*mib, side), e.alloc(t, 1*mib, st)}
 				for i, s := range []*engine.Stream{st, null, side, st} {
@@ -165,8 +167,8 @@ func TestNothingSpoilsACapture(t *testing.T) {
 
 // A capture takes memory that other streams have used only when the host knows that they are done with it.
 func TestCaptureGetsHostOrder(t *testing.T) {
-	e := checked(t, engine.Options{}, 64*mib, 2)
-	pool, err := e.dev.NewPool(engine.PoolID{0, 1})
+	e := checked(t, config.Options{}, 64*mib, 2)
+	pool, err := e.dev.NewPool(memory.PoolID{0, 1})
 	must(t, err)
 	p := e.alloc(t, 60*mib, e.streams[1])
 	e.use(t, e.streams[1], p, 60*mib)
@@ -203,9 +205,9 @@ func (e *fixture) warmUp(t *testing.T, pool *engine.Pool, st *engine.Stream) {
 func TestLateCapture(t *testing.T) {
 	for _, marked := range []bool{false, true} {
 		for _, synced := range []bool{false, true} {
-			e := checked(t, engine.Options{}, 512*mib, 1)
+			e := checked(t, config.Options{}, 512*mib, 1)
 			st, h := e.streams[0], e.streams[0].Handle()
-			pool, err := e.dev.NewPool(engine.PoolID{0, 1})
+			pool, err := e.dev.NewPool(memory.PoolID{0, 1})
 			must(t, err)
 			null, err := e.dev.Stream(cuda.StreamNull)
 			must(t, err)
@@ -266,9 +268,9 @@ func TestLateCapture(t *testing.T) {
 func TestLateCaptureBorrows(t *testing.T) {
 	for _, how := range []string{"", "marked", "announced"} {
 		marked := how != ""
-		e := checked(t, engine.Options{Limit: 60 * mib}, 512*mib, 1)
+		e := checked(t, config.Options{Limit: 60 * mib}, 512*mib, 1)
 		st, h := e.streams[0], e.streams[0].Handle()
-		pool, err := e.dev.NewPool(engine.PoolID{0, 1})
+		pool, err := e.dev.NewPool(memory.PoolID{0, 1})
 		must(t, err)
 		e.warmUp(t, e.dev.DefaultPool(), st)
 		switch how {
@@ -300,9 +302,9 @@ func TestLateCaptureBorrows(t *testing.T) {
 
 // What is given back during a capture by a stream that got it before is not the capture's while the GPU may use it.
 func TestFreedDuringCapture(t *testing.T) {
-	e := checked(t, engine.Options{}, 512*mib, 2)
+	e := checked(t, config.Options{}, 512*mib, 2)
 	st, side, h := e.streams[0], e.streams[1], e.streams[0].Handle()
-	pool, err := e.dev.NewPool(engine.PoolID{0, 1})
+	pool, err := e.dev.NewPool(memory.PoolID{0, 1})
 	must(t, err)
 	null, err := e.dev.Stream(cuda.StreamNull)
 	must(t, err)
@@ -349,12 +351,12 @@ func TestFreedDuringCapture(t *testing.T) {
 // Streams that join a capture share its pool: each is announced when its first request comes, its memory pinned without
 // a route for it, also where it is asked of another pool by name.
 func TestJoinedCapture(t *testing.T) {
-	e := checked(t, engine.Options{}, 512*mib, 3)
+	e := checked(t, config.Options{}, 512*mib, 3)
 	a, b, eager := e.streams[0], e.streams[1], e.streams[2]
 	var pools [2]*engine.Pool
 	for i := range pools {
 		var err error
-		pools[i], err = e.dev.NewPool(engine.PoolID{0, uint64(i + 1)})
+		pools[i], err = e.dev.NewPool(memory.PoolID{0, uint64(i + 1)})
 		must(t, err)
 		e.warmUp(t, pools[i], b)
 	}
@@ -414,15 +416,15 @@ func TestJoinedCapture(t *testing.T) {
 
 // Routes nest, also around a capture that ends before what began within it.
 func TestRoutesNest(t *testing.T) {
-	e := checked(t, engine.Options{}, 512*mib, 1)
+	e := checked(t, config.Options{}, 512*mib, 1)
 	st := e.streams[0]
 	var pools []*engine.Pool
 	for i := range uint64(3) {
-		p, err := e.dev.NewPool(engine.PoolID{0, i + 1})
+		p, err := e.dev.NewPool(memory.PoolID{0, i + 1})
 		must(t, err)
 		pools = append(pools, p)
 	}
-	goes := func(want engine.PoolID) {
+	goes := func(want memory.PoolID) {
 		t.Helper()
 		p := e.alloc(t, 1000, st)
 		b, err := e.a.Base(p)
@@ -450,7 +452,7 @@ func TestRoutesNest(t *testing.T) {
 	must(t, e.dev.Unroute(st))
 	goes(pools[0].ID())
 	must(t, e.dev.Unroute(st))
-	goes(engine.PoolID{})
+	goes(memory.PoolID{})
 	if err := e.dev.Unroute(st); err == nil {
 		t.Error("a route ended that had not begun")
 	}
@@ -461,7 +463,7 @@ func TestRoutesNest(t *testing.T) {
 
 // The per-thread default stream is never recorded on, and its memory goes back only after the context was waited for.
 func TestPerThreadStream(t *testing.T) {
-	e := checked(t, engine.Options{}, 256*mib, 1)
+	e := checked(t, config.Options{}, 256*mib, 1)
 	per, err := e.dev.Stream(cuda.StreamPerThread)
 	must(t, err)
 	for range 3 {
@@ -488,7 +490,7 @@ func TestPerThreadStream(t *testing.T) {
 }
 
 func TestCaptureNeedsItsOwnPool(t *testing.T) {
-	e := checked(t, engine.Options{}, 64*mib, 1)
+	e := checked(t, config.Options{}, 64*mib, 1)
 	if err := e.dev.BeginCapture(e.streams[0], e.dev.DefaultPool()); err == nil {
 		t.Error("a capture into the default pool began")
 	}
@@ -500,8 +502,8 @@ func TestCaptureNeedsItsOwnPool(t *testing.T) {
 // The driver gives a stream another id while it is captured. Looked up by its handle meanwhile, it is the stream whose capture
 // was announced, so that what is promised of it and the end of the capture reach that one.
 func TestStreamLookedUpDuringCapture(t *testing.T) {
-	e := checked(t, engine.Options{}, 64*mib, 0)
-	pool, err := e.dev.NewPool(engine.PoolID{0, 1})
+	e := checked(t, config.Options{}, 64*mib, 0)
+	pool, err := e.dev.NewPool(memory.PoolID{0, 1})
 	must(t, err)
 	h := e.drv.NewStreamNonBlocking(0)
 	st, err := e.dev.Stream(h)

@@ -6,9 +6,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cistern-gpu/cistern/config"
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/cuda/sim"
 	"github.com/cistern-gpu/cistern/internal/engine"
+	"github.com/cistern-gpu/cistern/memory"
 )
 
 // captor is a thread of the program that captures a stream of its own.
@@ -25,7 +27,7 @@ func newCaptor(t *testing.T, e *fixture, dev *engine.Device) *captor {
 	t.Helper()
 	st, err := dev.Stream(e.drv.NewStreamNonBlocking(dev.ID()), engine.StreamDurable)
 	must(t, err)
-	pool, err := dev.NewPool(engine.PoolID{7, 1})
+	pool, err := dev.NewPool(memory.PoolID{7, 1})
 	must(t, err)
 	return &captor{drv: e.drv, a: e.a, dev: dev, st: st, pool: pool}
 }
@@ -76,7 +78,7 @@ func between(t *testing.T, at cuda.Device) (e *fixture, peer *engine.Device, dur
 	machine := sim.New(sim.Options{Devices: 2, Capacity: 256 * mib, Lag: 20 * time.Millisecond, Check: sim.CheckOrder,
 		OnFault: func(err error) { t.Error(err) }})
 	seen := &interposed{Driver: machine}
-	e = newEngineOver(t, machine, seen, engine.Options{}, 2)
+	e = newEngineOver(t, machine, seen, config.Options{}, 2)
 	peer, err := e.a.Device(1)
 	must(t, err)
 	must(t, e.dev.EnablePeer(1))
@@ -95,7 +97,7 @@ func between(t *testing.T, at cuda.Device) (e *fixture, peer *engine.Device, dur
 // announcement waits until that is over.
 func TestCaptureBeginsDuringWait(t *testing.T) {
 	graph := func(t *testing.T, e *fixture) *engine.Pool {
-		pool, err := e.dev.NewPool(engine.PoolID{0, 1})
+		pool, err := e.dev.NewPool(memory.PoolID{0, 1})
 		must(t, err)
 		e.capture(t, e.streams[0], pool, func() { e.free(t, e.alloc(t, 4*mib, e.streams[0])) })
 		return pool
@@ -108,7 +110,7 @@ func TestCaptureBeginsDuringWait(t *testing.T) {
 		},
 		"end of a capture": func(t *testing.T, e *fixture, during func()) {
 			pool := graph(t, e)
-			other, err := e.dev.NewPool(engine.PoolID{0, 2})
+			other, err := e.dev.NewPool(memory.PoolID{0, 2})
 			must(t, err)
 			during()
 			e.capture(t, e.streams[1], other, func() { must(t, pool.Release()) })
@@ -139,7 +141,7 @@ func TestCaptureBeginsDuringWait(t *testing.T) {
 // refused pauses the device, which must be refused because of a capture.
 func refused(t *testing.T, dev *engine.Device) {
 	t.Helper()
-	var no *engine.PauseError
+	var no *memory.PauseError
 	if _, err := dev.Pause(engine.Selection{}, engine.PauseOptions{}); !errors.As(err, &no) {
 		t.Errorf("a pause beside a capture: %v", err)
 	}
@@ -166,7 +168,7 @@ func TestCaptureOnPeerDuringPause(t *testing.T) {
 // A pool that is released while a capture is announced keeps its memory until that capture ends, without a wait.
 func TestReleaseDuringCapture(t *testing.T) {
 	e, _, _ := between(t, 0)
-	pool, err := e.dev.NewPool(engine.PoolID{0, 1})
+	pool, err := e.dev.NewPool(memory.PoolID{0, 1})
 	must(t, err)
 	e.capture(t, e.streams[0], pool, func() { e.free(t, e.alloc(t, 64*mib, e.streams[0])) })
 	c := newCaptor(t, e, e.dev)

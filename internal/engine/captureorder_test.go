@@ -6,8 +6,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cistern-gpu/cistern/config"
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/internal/engine"
+	"github.com/cistern-gpu/cistern/memory"
 )
 
 // order makes later work of one stream come after what another has queued or captured.
@@ -24,10 +26,10 @@ func (e *fixture) order(t *testing.T, from, to *engine.Stream) {
 // memory that the graph would use unordered.
 func (e *fixture) forked(t *testing.T, f func(a, b *engine.Stream)) {
 	t.Helper()
-	pool, ok := e.dev.Pool(engine.PoolID{0, 1})
+	pool, ok := e.dev.Pool(memory.PoolID{0, 1})
 	if !ok {
 		var err error
-		pool, err = e.dev.NewPool(engine.PoolID{0, 1})
+		pool, err = e.dev.NewPool(memory.PoolID{0, 1})
 		must(t, err)
 	}
 	a, b := e.streams[0], e.streams[1]
@@ -66,7 +68,7 @@ func (e *fixture) onBoth(t *testing.T, a, b *engine.Stream) cuda.Ptr {
 
 func reusing(t *testing.T, on bool) *fixture {
 	t.Helper()
-	return checked(t, engine.Options{CaptureReuse: on}, 4*gib, 3)
+	return checked(t, config.Options{CaptureReuse: on}, 4*gib, 3)
 }
 
 // Memory that a capture used on two streams is its own again once it has joined them, and not before; without the setting, not
@@ -160,7 +162,7 @@ func TestNoReuseWithinCapture(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			e := reusing(t, true)
-			pool, err := e.dev.NewPool(engine.PoolID{0, 1})
+			pool, err := e.dev.NewPool(memory.PoolID{0, 1})
 			must(t, err)
 			before, err := pool.Alloc(shared, e.streams[0])
 			must(t, err)
@@ -205,9 +207,9 @@ func (r *rewiring) StreamCaptureNodes(d cuda.Device, s cuda.Stream) (uint64, []c
 
 // What came before a stream's work once need not come before its next.
 func TestReuseAfterRewiring(t *testing.T) {
-	machine := checked(t, engine.Options{}, 4*gib, 0).drv
+	machine := checked(t, config.Options{}, 4*gib, 0).drv
 	seen := &rewiring{Driver: machine, next: map[cuda.Stream][]cuda.GraphNode{}}
-	e := newEngineOver(t, machine, seen, engine.Options{CaptureReuse: true}, 3)
+	e := newEngineOver(t, machine, seen, config.Options{CaptureReuse: true}, 3)
 	e.forked(t, func(a, b *engine.Stream) {
 		_, first, err := machine.StreamCaptureNodes(0, a.Handle())
 		must(t, err)
@@ -231,9 +233,9 @@ func TestReuseAfterRewiring(t *testing.T) {
 
 // Where work in the graph overlaps, the end of later work says nothing of it, and nothing is reused.
 func TestNoReuseWithOverlap(t *testing.T) {
-	machine := checked(t, engine.Options{}, 4*gib, 0).drv
+	machine := checked(t, config.Options{}, 4*gib, 0).drv
 	seen := &rewiring{Driver: machine}
-	e := newEngineOver(t, machine, seen, engine.Options{CaptureReuse: true}, 3)
+	e := newEngineOver(t, machine, seen, config.Options{CaptureReuse: true}, 3)
 	e.forked(t, func(a, b *engine.Stream) {
 		_, first, err := machine.StreamCaptureNodes(0, a.Handle())
 		must(t, err)
@@ -253,7 +255,7 @@ func TestNoReuseWithOverlap(t *testing.T) {
 func TestMemoryFromBeforeCapture(t *testing.T) {
 	e := reusing(t, true)
 	a, b := e.streams[0], e.streams[1]
-	pool, err := e.dev.NewPool(engine.PoolID{0, 1})
+	pool, err := e.dev.NewPool(memory.PoolID{0, 1})
 	must(t, err)
 	p, err := pool.Alloc(shared, a)
 	must(t, err)
@@ -287,8 +289,8 @@ func TestReuseWithinCaptureRandom(t *testing.T) {
 
 func randomCapture(t *testing.T, seed uint64) (reused int) {
 	rng := rand.New(rand.NewPCG(seed, 11))
-	e := checked(t, engine.Options{CaptureReuse: true}, 4*gib, 4)
-	pool, err := e.dev.NewPool(engine.PoolID{0, 1})
+	e := checked(t, config.Options{CaptureReuse: true}, 4*gib, 4)
+	pool, err := e.dev.NewPool(memory.PoolID{0, 1})
 	must(t, err)
 	type block struct {
 		p     cuda.Ptr

@@ -10,6 +10,7 @@ import (
 	"github.com/cistern-gpu/cistern/internal/engine/journal"
 	"github.com/cistern-gpu/cistern/internal/engine/quota"
 	"github.com/cistern-gpu/cistern/internal/heap"
+	"github.com/cistern-gpu/cistern/memory"
 )
 
 // What of a pool is live, and putting a pool back into such a state: a program that records several graphs into one
@@ -17,11 +18,11 @@ import (
 
 // Blocks lists the live allocations of the pool in address order. What was given back and still waits for other streams is
 // not among them.
-func (p *Pool) Blocks() []Block {
+func (p *Pool) Blocks() []memory.Block {
 	d := p.dev
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	var out []Block
+	var out []memory.Block
 	for _, s := range d.heaps {
 		if s == nil || s.pool.owner() != p {
 			continue
@@ -39,16 +40,16 @@ func (p *Pool) Blocks() []Block {
 	return out
 }
 
-func byBase(a, b Block) int          { return cmp.Compare(a.Base, b.Base) }
-func toBase(b Block, p cuda.Ptr) int { return cmp.Compare(b.Base, p) }
+func byBase(a, b memory.Block) int          { return cmp.Compare(a.Base, b.Base) }
+func toBase(b memory.Block, p cuda.Ptr) int { return cmp.Compare(b.Base, p) }
 
 // describe is what is said of a block. The caller holds Device.mu and the arena's lock.
 //
 // +checklocks:s.dev.mu
-func (s *streamHeap) describe(id heap.ID) Block {
+func (s *streamHeap) describe(id heap.ID) memory.Block {
 	b := s.blocks.At(id)
 	t := s.streamOf(b)
-	return Block{Base: cuda.Ptr(b.Addr), Size: b.Size, Requested: b.Requested, Device: s.dev.id, Pool: s.pool.id, Stream: t.ID(), Handle: t.Handle(),
+	return memory.Block{Base: cuda.Ptr(b.Addr), Size: b.Size, Requested: b.Requested, Device: s.dev.id, Pool: s.pool.id, Stream: t.ID(), Handle: t.Handle(),
 		Tag: journal.TagOf(b.Tag), Library: journal.LibraryOf(b.Tag), Stack: s.blocks.Stack(id)}
 }
 
@@ -86,7 +87,7 @@ func (d *Device) LargestFree(st *Stream) uint64 {
 //
 // What is allocated again has the bytes that it has: whoever restores knows that nothing else was there, or does not
 // mind. What is freed is free for the program as after Free.
-func (p *Pool) Restore(blocks []Block) error {
+func (p *Pool) Restore(blocks []memory.Block) error {
 	d := p.dev
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -120,7 +121,7 @@ func (p *Pool) Restore(blocks []Block) error {
 // takeAt hands out a block as it was, out of a free block that holds it. The caller holds Device.mu and the arena's lock.
 //
 // +checklocks:d.mu
-func (d *Device) takeAt(s *streamHeap, id heap.ID, x Block) heap.ID {
+func (d *Device) takeAt(s *streamHeap, id heap.ID, x memory.Block) heap.ID {
 	id = s.blocks.TakeAt(id, uint64(x.Base), x.Size, x.Requested)
 	s.gauges.Alloc(x.Requested, x.Size, s.blocks.FreeBlocks)
 	b := s.blocks.At(id)
@@ -133,18 +134,18 @@ func (d *Device) takeAt(s *streamHeap, id heap.ID, x Block) heap.ID {
 // restore is what Restore has to do.
 type restore struct {
 	free []heldFree
-	take map[*streamHeap][]Block // in address order
+	take map[*streamHeap][]memory.Block // in address order
 }
 
 // planRestore finds out what Restore has to do, and whether it can be done. The caller holds all locks.
 //
 // +checklocks:p.dev.mu
-func (p *Pool) planRestore(blocks []Block) (*restore, error) {
+func (p *Pool) planRestore(blocks []memory.Block) (*restore, error) {
 	d := p.dev
 	wanted := slices.Clone(blocks)
 	slices.SortFunc(wanted, byBase)
-	r := &restore{take: map[*streamHeap][]Block{}}
-	cannot := func(b Block, why string) error {
+	r := &restore{take: map[*streamHeap][]memory.Block{}}
+	cannot := func(b memory.Block, why string) error {
 		return fmt.Errorf("pool {%d, %d}: cannot restore %d bytes at %#x: %s", p.id[0], p.id[1], b.Size, uint64(b.Base), why)
 	}
 	for i, b := range wanted {
@@ -188,7 +189,7 @@ func (p *Pool) planRestore(blocks []Block) (*restore, error) {
 
 // planHeap plans one stream heap: what is freed there, and whether what is taken lies within what is free then. It returns a
 // block that does not.
-func (r *restore) planHeap(s *streamHeap, wanted []Block) *Block {
+func (r *restore) planHeap(s *streamHeap, wanted []memory.Block) *memory.Block {
 	take := r.take[s]
 	end, next := uint64(0), 0 // where the free run so far ends, and the first of take that it does not hold
 	fits := make([]bool, len(take))

@@ -8,9 +8,11 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/cistern-gpu/cistern/config"
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/event"
 	"github.com/cistern-gpu/cistern/internal/engine"
+	"github.com/cistern-gpu/cistern/memory"
 	"github.com/cistern-gpu/cistern/resource"
 )
 
@@ -18,11 +20,11 @@ import (
 // the root stays valid.
 func TestRestore(t *testing.T) {
 	for _, text := range []string{"", "backend:malloc", "single_handle:true"} {
-		opts, err := engine.ParseOptions(text)
+		opts, err := config.Parse(text)
 		must(t, err)
 		e := checked(t, opts, 512*mib, 2)
 		st := e.streams[0]
-		pool, err := e.dev.NewPool(engine.PoolID{0, 1})
+		pool, err := e.dev.NewPool(memory.PoolID{0, 1})
 		must(t, err)
 		var out []cuda.Ptr
 		graph := func(sizes ...uint64) func() {
@@ -40,7 +42,7 @@ func TestRestore(t *testing.T) {
 		}
 		root := e.capture(t, st, pool, graph(1000, 3*mib, 20*mib, 100))
 		after := pool.Blocks()
-		if len(after) != 4 || !slices.IsSortedFunc(after, func(a, b engine.Block) int { return int(a.Base) - int(b.Base) }) {
+		if len(after) != 4 || !slices.IsSortedFunc(after, func(a, b memory.Block) int { return int(a.Base) - int(b.Base) }) {
 			t.Fatalf("%q: blocks after the root: %+v", text, after)
 		}
 		stats := e.dev.Stats()
@@ -58,7 +60,7 @@ func TestRestore(t *testing.T) {
 			now.Allocations.All.Added-now.Allocations.All.Removed != 4 {
 			t.Errorf("%q: statistics before %+v, after %+v", text, stats, now)
 		}
-		if err := e.a.Free(out[5]); !errors.Is(err, engine.ErrUnknownPointer) {
+		if err := e.a.Free(out[5]); !errors.Is(err, memory.ErrUnknownPointer) {
 			t.Errorf("%q: a block of the branch is still live: %v", text, err)
 		}
 		other := e.capture(t, st, pool, graph(7*mib, 9*mib))
@@ -85,11 +87,11 @@ func TestRestore(t *testing.T) {
 
 // What cannot be restored changes nothing.
 func TestRestoreFails(t *testing.T) {
-	e := checked(t, engine.Options{History: 1000}, 512*mib, 2)
+	e := checked(t, config.Options{History: 1000}, 512*mib, 2)
 	st, side := e.streams[0], e.streams[1]
-	pool, err := e.dev.NewPool(engine.PoolID{0, 1})
+	pool, err := e.dev.NewPool(memory.PoolID{0, 1})
 	must(t, err)
-	whole, err := e.dev.NewPoolWith(engine.PoolID{0, 2}, engine.PoolOptions{NoSplit: true, Upstream: resource.Device(e.drv, 0)})
+	whole, err := e.dev.NewPoolWith(memory.PoolID{0, 2}, engine.PoolOptions{NoSplit: true, Upstream: resource.Device(e.drv, 0)})
 	must(t, err)
 	var ps []cuda.Ptr
 	for _, n := range []uint64{10 * mib, 20 * mib, 1000, 30 * mib} {
@@ -103,15 +105,15 @@ func TestRestoreFails(t *testing.T) {
 	e.use(t, st, w, 4*mib)
 	foreign := e.alloc(t, mib, st)
 	was := pool.Blocks()
-	base := func(p cuda.Ptr) engine.Block {
+	base := func(p cuda.Ptr) memory.Block {
 		b, err := e.a.Base(p)
 		must(t, err)
 		return b
 	}
-	with := func(p cuda.Ptr, change func(*engine.Block)) []engine.Block {
+	with := func(p cuda.Ptr, change func(*memory.Block)) []memory.Block {
 		b := base(p)
 		change(&b)
-		return append(slices.DeleteFunc(slices.Clone(was), func(x engine.Block) bool { return x.Base == b.Base }), b)
+		return append(slices.DeleteFunc(slices.Clone(was), func(x memory.Block) bool { return x.Base == b.Base }), b)
 	}
 	must(t, e.a.RecordStream(ps[1], side))
 	of := base(w)
@@ -120,20 +122,20 @@ func TestRestoreFails(t *testing.T) {
 	kept := pool.Blocks()
 	for name, c := range map[string]struct {
 		pool   *engine.Pool
-		blocks []engine.Block
+		blocks []memory.Block
 	}{
-		"longer than its memory": {pool, with(ps[2], func(b *engine.Block) { b.Size, b.Requested = 64*mib, 64*mib })},
-		"not aligned":            {pool, with(ps[0], func(b *engine.Block) { b.Base += 256 })},
+		"longer than its memory": {pool, with(ps[2], func(b *memory.Block) { b.Size, b.Requested = 64*mib, 64*mib })},
+		"not aligned":            {pool, with(ps[0], func(b *memory.Block) { b.Base += 256 })},
 		"of another pool":        {pool, append(slices.Clone(was), base(foreign))},
-		"nobody's":               {pool, with(ps[0], func(b *engine.Block) { b.Base = 1 << 46 })},
+		"nobody's":               {pool, with(ps[0], func(b *memory.Block) { b.Base = 1 << 46 })},
 		"twice":                  {pool, append(slices.Clone(was), was[0])},
-		"overlapping":            {pool, append(slices.Clone(was), engine.Block{Base: was[len(was)-1].Base + 512, Size: 512, Requested: 1})},
-		"empty":                  {pool, with(ps[0], func(b *engine.Block) { b.Requested = 0 })},
-		"smaller than asked for": {pool, with(ps[0], func(b *engine.Block) { b.Requested = b.Size + 1 })},
-		"used by another stream": {pool, with(ps[1], func(b *engine.Block) { b.Size, b.Requested = 10*mib, 10*mib })},
-		"of another stream":      {pool, with(ps[0], func(b *engine.Block) { b.Stream = side.ID() })},
-		"tagged too high":        {pool, with(ps[0], func(b *engine.Block) { b.Tag = 1 << 20 })},
-		"a part of a segment":    {whole, []engine.Block{{Base: of.Base, Size: 2 * mib, Requested: 2 * mib}}},
+		"overlapping":            {pool, append(slices.Clone(was), memory.Block{Base: was[len(was)-1].Base + 512, Size: 512, Requested: 1})},
+		"empty":                  {pool, with(ps[0], func(b *memory.Block) { b.Requested = 0 })},
+		"smaller than asked for": {pool, with(ps[0], func(b *memory.Block) { b.Requested = b.Size + 1 })},
+		"used by another stream": {pool, with(ps[1], func(b *memory.Block) { b.Size, b.Requested = 10*mib, 10*mib })},
+		"of another stream":      {pool, with(ps[0], func(b *memory.Block) { b.Stream = side.ID() })},
+		"tagged too high":        {pool, with(ps[0], func(b *memory.Block) { b.Tag = 1 << 20 })},
+		"a part of a segment":    {whole, []memory.Block{{Base: of.Base, Size: 2 * mib, Requested: 2 * mib}}},
 	} {
 		stats, n := fmt.Sprint(e.dev.Stats()), len(events(e))
 		if err := c.pool.Restore(c.blocks); err == nil {
@@ -146,14 +148,14 @@ func TestRestoreFails(t *testing.T) {
 			t.Errorf("%s: what failed changed the statistics:\n%s\n%s", name, stats, now)
 		}
 	}
-	must(t, whole.Restore([]engine.Block{of}))
-	if d := cmp.Diff([]engine.Block{of}, whole.Blocks()); d != "" {
+	must(t, whole.Restore([]memory.Block{of}))
+	if d := cmp.Diff([]memory.Block{of}, whole.Blocks()); d != "" {
 		t.Error(d)
 	}
 	// The history tells what a restore did. What another stream uses completes later.
 	before := len(events(e))
-	last := was[slices.IndexFunc(was, func(b engine.Block) bool { return b.Base == ps[3] })]
-	must(t, pool.Restore([]engine.Block{last, base(ps[0])}))
+	last := was[slices.IndexFunc(was, func(b memory.Block) bool { return b.Base == ps[3] })]
+	must(t, pool.Restore([]memory.Block{last, base(ps[0])}))
 	told := map[event.Kind]int{}
 	for _, x := range events(e)[before:] {
 		told[x.Kind]++
@@ -161,7 +163,7 @@ func TestRestoreFails(t *testing.T) {
 	if d := cmp.Diff(told, map[event.Kind]int{event.FreeRequested: 2, event.FreeCompleted: 1, event.Alloc: 1}); d != "" {
 		t.Error(d)
 	}
-	if err := e.a.Free(ps[1]); !errors.Is(err, engine.ErrUnknownPointer) {
+	if err := e.a.Free(ps[1]); !errors.Is(err, memory.ErrUnknownPointer) {
 		t.Errorf("freed by the restore, and again: %v", err)
 	}
 	must(t, e.a.Free(ps[3]))
@@ -173,7 +175,7 @@ func events(e *fixture) []event.Event {
 }
 
 func TestLargestFree(t *testing.T) {
-	e := checked(t, engine.Options{}, 512*mib, 2)
+	e := checked(t, config.Options{}, 512*mib, 2)
 	st := e.streams[0]
 	is := func(want uint64) {
 		t.Helper()
@@ -200,7 +202,7 @@ func TestLargestFree(t *testing.T) {
 	is(256 * kib)
 	e.free(t, large)
 	e.free(t, small)
-	pool, err := e.dev.NewPool(engine.PoolID{0, 1})
+	pool, err := e.dev.NewPool(memory.PoolID{0, 1})
 	must(t, err)
 	must(t, e.dev.Route(st, pool))
 	is(0)

@@ -8,9 +8,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cistern-gpu/cistern/config"
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/cuda/sim"
 	"github.com/cistern-gpu/cistern/internal/engine"
+	"github.com/cistern-gpu/cistern/memory"
 	"github.com/cistern-gpu/cistern/resource"
 )
 
@@ -24,7 +26,7 @@ func TestConcurrent(t *testing.T) {
 		budget = 1500 * time.Millisecond
 	}
 	for i, text := range []string{"", "chunk:2MiB,cross_stream:ready", "backend:malloc", "history:100", "single_handle:true"} {
-		opts, err := engine.ParseOptions(text)
+		opts, err := config.Parse(text)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -60,7 +62,7 @@ func (m meddling) Free(p cuda.Ptr, size, align uint64, st cuda.Stream) error {
 	return m.Resource.Free(p, size, align, st)
 }
 
-func concurrent(t *testing.T, opts engine.Options, inC bool, seed uint64, budget time.Duration) {
+func concurrent(t *testing.T, opts config.Options, inC bool, seed uint64, budget time.Duration) {
 	const goroutines = 4
 	what := fmt.Sprintf("seed %d, %s", seed, opts)
 	drv := sim.New(sim.Options{Devices: 2, Capacity: 512 * mib, HostCapacity: 512 * mib, Lag: time.Millisecond, Check: sim.CheckOrder,
@@ -232,7 +234,7 @@ func concurrent(t *testing.T, opts engine.Options, inC bool, seed uint64, budget
 				if rng.IntN(3) == 0 {
 					o.Spill = upstream(d, rng)
 				}
-				p, err := devs[d].NewPoolWith(engine.PoolID{uint64(g), rng.Uint64()}, o)
+				p, err := devs[d].NewPoolWith(memory.PoolID{uint64(g), rng.Uint64()}, o)
 				report(t, err)
 				pools[d] = p
 			default:

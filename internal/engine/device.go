@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 	"weak"
 
+	"github.com/cistern-gpu/cistern/config"
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/internal/engine/arena"
 	"github.com/cistern-gpu/cistern/internal/engine/health"
@@ -16,6 +17,7 @@ import (
 	"github.com/cistern-gpu/cistern/internal/engine/quota"
 	"github.com/cistern-gpu/cistern/internal/engine/timeline"
 	"github.com/cistern-gpu/cistern/internal/lockrank"
+	"github.com/cistern-gpu/cistern/memory"
 	"github.com/cistern-gpu/cistern/resource"
 )
 
@@ -27,7 +29,7 @@ type Device struct {
 	drv      *health.Driver // health's
 	id       cuda.Device
 	info     cuda.DeviceInfo
-	opts     Options
+	opts     config.Options
 
 	pool0    *Pool
 	upstream resource.Chunks // of the pools that are made of chunks; nil with backend malloc
@@ -62,9 +64,9 @@ type deviceState struct {
 	gone      map[cuda.StreamID]weak.Pointer[Stream] // those that were forgotten, which the program may still have
 	goneAt    int                                    // length of gone at which it is next looked through
 	forgetAt  int                                    // known streams at which those are next looked for that may be forgotten
-	pools     map[PoolID]*Pool
+	pools     map[memory.PoolID]*Pool
 	byNumber  []*Pool // nil where one is gone
-	poolNames []PoolID
+	poolNames []memory.PoolID
 	heaps     []*streamHeap   // nil where one was dissolved
 	places    journal.Numbers // in stream heaps
 	arenas    []*arena.Arena
@@ -88,7 +90,7 @@ type deviceState struct {
 	capturing     []*Stream // whose captures are announced
 	collected     uint64    // bytes of frees that waited for other streams, ever completed
 	quota         quota.Device
-	counts        Counters
+	counts        memory.Counters
 	callbacks     []*callback
 	onMap         *observer     // nil: none
 	onUnmap       *observer     // nil: none
@@ -122,24 +124,24 @@ func newDevice(a *Allocator, id cuda.Device) (*Device, error) {
 	}
 	d := &Device{a: a, health: state, drv: drv, id: id, timeline: timeline.New(state, a.gates, &a.turns), info: info, opts: a.opts}
 	d.deviceState = deviceState{quota: quota.Device{Limit: a.opts.Limit}, byID: map[cuda.StreamID]*Stream{}, gone: map[cuda.StreamID]weak.Pointer[Stream]{},
-		pools: map[PoolID]*Pool{}, keepStacks: a.kept}
+		pools: map[memory.PoolID]*Pool{}, keepStacks: a.kept}
 	d.pausing.Rank, d.privateMu.Rank, d.mu.Rank = lockrank.Pausing, lockrank.Private, lockrank.Device
 	d.glance.mu.Rank = lockrank.Glance
 	d.journal = journal.New(state, &a.thread)
 	d.offload = offload.New(state, d.timeline, info.LazyHost)
 	d.captureReuse.Store(a.opts.CaptureReuse)
 	// Also where only a pool to come may need it: finding out takes memory, and now there is some.
-	if err := d.virtual(); err != nil && (info.VMM || d.opts.Backend == BackendVMM) { // +checklocksignore: no other thread has the device
+	if err := d.virtual(); err != nil && (info.VMM || d.opts.Backend == config.BackendVMM) { // +checklocksignore: no other thread has the device
 		return nil, err
 	}
-	if d.opts.Backend == BackendVMM && !d.opts.SingleHandle {
+	if d.opts.Backend == config.BackendVMM && !d.opts.SingleHandle {
 		d.upstream = resource.Virtual(drv, d.prop, info.Granularity)
 	}
-	d.mem = phys.New(state, &d.quota, d.upstream)                                  // +checklocksignore: no other thread has the device
-	if d.pool0, err = d.addPool(PoolID{}, PoolOptions{}, upstream{}); err != nil { // +checklocksignore: likewise
+	d.mem = phys.New(state, &d.quota, d.upstream)                                         // +checklocksignore: no other thread has the device
+	if d.pool0, err = d.addPool(memory.PoolID{}, PoolOptions{}, upstream{}); err != nil { // +checklocksignore: likewise
 		return nil, err
 	}
-	if d.opts.Spill != SpillNone {
+	if d.opts.Spill != config.SpillNone {
 		if err := d.spillDefault(); err != nil {
 			return nil, fmt.Errorf("spill:%s: %w", d.opts.Spill, err)
 		}
@@ -153,11 +155,11 @@ func newDevice(a *Allocator, id cuda.Device) (*Device, error) {
 func (d *Device) spillDefault() error {
 	var r resource.Resource
 	switch d.opts.Spill {
-	case SpillManaged:
+	case config.SpillManaged:
 		r = resource.Managed(d.drv, d.id)
-	case SpillPinned:
+	case config.SpillPinned:
 		r = resource.Pinned(d.drv, d.id)
-	case SpillHostNUMA:
+	case config.SpillHostNUMA:
 		var err error
 		if r, err = resource.HostNUMA(d.drv, d.id, -1); err != nil {
 			return err

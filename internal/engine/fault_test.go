@@ -7,10 +7,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cistern-gpu/cistern/config"
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/cuda/sim"
 	"github.com/cistern-gpu/cistern/internal/engine"
 	"github.com/cistern-gpu/cistern/internal/slow"
+	"github.com/cistern-gpu/cistern/memory"
 	"github.com/cistern-gpu/cistern/resource"
 )
 
@@ -81,7 +83,7 @@ func (s *scenario) free(ptr cuda.Ptr) {
 	}
 	delete(s.live, ptr) // first: another thread may be handed the memory before Free returns
 	err := s.a.Free(ptr)
-	if errors.Is(err, engine.ErrUnknownPointer) {
+	if errors.Is(err, memory.ErrUnknownPointer) {
 		s.fail("Free(%#x): %v", ptr, err)
 	}
 	s.failed("free", err)
@@ -120,13 +122,13 @@ func (s *scenario) check() {
 }
 
 // run plays the scenario. It reports whether it got as far as having a device.
-func (s *scenario) run(opts engine.Options) bool {
+func (s *scenario) run(opts config.Options) bool {
 	s.drv = sim.New(sim.Options{Capacity: 256 * mib, Lag: 20 * time.Millisecond, Check: sim.CheckOrder})
 	s.live = map[cuda.Ptr]uint64{}
 	return s.play(opts)
 }
 
-func (s *scenario) play(opts engine.Options) bool {
+func (s *scenario) play(opts config.Options) bool {
 	var err error
 	drv := cuda.Driver(s.drv)
 	if s.reg != nil {
@@ -187,7 +189,7 @@ func (s *scenario) play(opts engine.Options) bool {
 		s.free(ptrs[i])
 		s.check()
 	}
-	private, err := d.NewPool(engine.PoolID{0, 1})
+	private, err := d.NewPool(memory.PoolID{0, 1})
 	if err != nil {
 		s.fail("NewPool: %v", err)
 	}
@@ -268,7 +270,7 @@ func (s *scenario) gone(p *engine.Pool, lasting *engine.Stream) {
 			}
 			delete(s.live, ptr)
 			err := s.a.FreeOn(ptr, on)
-			if errors.Is(err, engine.ErrUnknownPointer) {
+			if errors.Is(err, memory.ErrUnknownPointer) {
 				s.fail("FreeOn(%#x): %v", ptr, err)
 			}
 			s.failed("free", err)
@@ -286,7 +288,7 @@ func (s *scenario) segments(st *engine.Stream) {
 	kinds := []engine.PoolOptions{{Kind: engine.PoolSingleHandle}, {Kind: engine.PoolMalloc, NoSplit: true},
 		{Upstream: &upstream{Resource: resource.Device(s.a.Driver(), 0)}}}
 	for i, o := range kinds {
-		p, err := s.dev.NewPoolWith(engine.PoolID{1, uint64(i)}, o)
+		p, err := s.dev.NewPoolWith(memory.PoolID{1, uint64(i)}, o)
 		if s.failed("new pool", err) {
 			continue
 		}
@@ -325,7 +327,7 @@ func (s *scenario) kinds(st *engine.Stream) {
 		if s.failed("spill", err) {
 			continue
 		}
-		p, err := s.dev.NewPoolWith(engine.PoolID{3, uint64(i)}, engine.PoolOptions{Upstream: up, Spill: spill, Limit: 50 * mib})
+		p, err := s.dev.NewPoolWith(memory.PoolID{3, uint64(i)}, engine.PoolOptions{Upstream: up, Spill: spill, Limit: 50 * mib})
 		if s.failed("new pool", err) {
 			continue
 		}
@@ -356,14 +358,14 @@ func (s *scenario) kinds(st *engine.Stream) {
 
 // captures captures into a pool, announced before and while it is under way, and goes back to what was live between.
 func (s *scenario) captures(st *engine.Stream) {
-	p, err := s.dev.NewPool(engine.PoolID{2, 1})
+	p, err := s.dev.NewPool(memory.PoolID{2, 1})
 	if err != nil {
 		s.fail("NewPool: %v", err)
 	}
 	s.pools = append(s.pools, p)
 	s.free(s.alloc(p, st, 5*mib))
 	s.failed("mark", s.dev.MarkFrees())
-	var between []engine.Block
+	var between []memory.Block
 	for _, late := range []bool{false, true} {
 		begin := func() bool { return !s.failed("begin capture", s.dev.BeginCapture(st, p)) }
 		known := late || begin()
@@ -472,7 +474,7 @@ func TestSlowFailEveryCall(t *testing.T) {
 func failEveryCall(t *testing.T, step, oneOf uint64) {
 	codes := []cuda.Code{cuda.ErrOutOfMemory, cuda.ErrInvalidValue, cuda.ErrNotSupported, cuda.ErrIllegalAddress}
 	for setting, text := range []string{"", "chunk:2MiB,cross_stream:ready", "backend:malloc", "single_handle:true"} {
-		opts, err := engine.ParseOptions(text)
+		opts, err := config.Parse(text)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -523,7 +525,7 @@ func (s *scenario) judge(code cuda.Code, call string, usual int) {
 	s.t.Helper()
 	others := 0
 	for _, err := range s.errs {
-		var oom *engine.OutOfMemoryError
+		var oom *memory.OutOfMemoryError
 		switch {
 		case errors.As(err, &oom):
 			if oom.Cause != nil && !errors.Is(oom.Cause, cuda.ErrOutOfMemory) {
@@ -571,7 +573,7 @@ func TestRandomFailures(t *testing.T) {
 	}
 	for i := range n {
 		rng := rand.New(rand.NewPCG(seed, uint64(i)))
-		opts := engine.Options{Backend: []engine.Backend{engine.BackendVMM, engine.BackendMalloc}[i%2]}
+		opts := config.Options{Backend: []config.Backend{config.BackendVMM, config.BackendMalloc}[i%2]}
 		s := &scenario{t: t, what: fmt.Sprintf("seed %d, %d", seed, i), twice: true}
 		s.drv = sim.New(sim.Options{Capacity: 256 * mib, Lag: 20 * time.Millisecond, Check: sim.CheckOrder})
 		s.live = map[cuda.Ptr]uint64{}
@@ -591,7 +593,7 @@ func TestRandomFailures(t *testing.T) {
 // A request that the device cannot meet takes nothing from it, nor does one that fails after part of its memory was got.
 func TestHopelessRequest(t *testing.T) {
 	drv := sim.New(sim.Options{Capacity: 8 * gib})
-	a, err := engine.New(drv, engine.Options{})
+	a, err := engine.New(drv, config.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}

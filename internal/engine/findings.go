@@ -1,9 +1,12 @@
 package engine
 
-import "github.com/cistern-gpu/cistern/internal/engine/views"
+import (
+	"github.com/cistern-gpu/cistern/internal/engine/views"
+	"github.com/cistern-gpu/cistern/memory"
+)
 
 // PoolUsage says what each pool of the device holds, the most bytes first. Spare chunks belong to none.
-func (d *Device) PoolUsage() []PoolUse {
+func (d *Device) PoolUsage() []memory.PoolUse {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.poolUsage(nil)
@@ -12,8 +15,8 @@ func (d *Device) PoolUsage() []PoolUse {
 // poolUsage is PoolUsage. The caller holds Device.mu and held's lock.
 //
 // +checklocks:d.mu
-func (d *Device) poolUsage(held *streamHeap) []PoolUse {
-	var out []PoolUse
+func (d *Device) poolUsage(held *streamHeap) []memory.PoolUse {
+	var out []memory.PoolUse
 	at := map[*Pool]int{}
 	for _, s := range d.heaps {
 		if s == nil {
@@ -24,7 +27,7 @@ func (d *Device) poolUsage(held *streamHeap) []PoolUse {
 		if !ok {
 			i = len(out)
 			at[p] = i
-			out = append(out, PoolUse{Pool: p.id, Upstream: p.upstreamName(), Pinned: p.pinned, Elsewhere: !p.onDevice})
+			out = append(out, memory.PoolUse{Pool: p.id, Upstream: p.upstreamName(), Pinned: p.pinned, Elsewhere: !p.onDevice})
 		}
 		s.lockBeside(held)
 		s.view().AddTo(&out[i])

@@ -5,22 +5,23 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cistern-gpu/cistern/config"
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/cuda/sim"
-	"github.com/cistern-gpu/cistern/internal/engine"
+	"github.com/cistern-gpu/cistern/memory"
 )
 
 // findings is what a request that must fail says.
-func findings(t *testing.T, alloc func() (cuda.Ptr, error)) (*engine.OutOfMemoryError, string) {
+func findings(t *testing.T, alloc func() (cuda.Ptr, error)) (*memory.OutOfMemoryError, string) {
 	t.Helper()
-	var oom *engine.OutOfMemoryError
+	var oom *memory.OutOfMemoryError
 	if _, err := alloc(); !errors.As(err, &oom) {
 		t.Fatalf("%v; want out of memory", err)
 	}
 	if strings.Contains(oom.Error(), "\n") {
 		t.Errorf("Error is not one line: %q", oom.Error())
 	}
-	lines := oom.Findings(engine.Names{Tag: func(tag uint32) string {
+	lines := oom.Findings(memory.Names{Tag: func(tag uint32) string {
 		if tag == 1 {
 			return "activations"
 		}
@@ -40,7 +41,7 @@ func findings(t *testing.T, alloc func() (cuda.Ptr, error)) (*engine.OutOfMemory
 // The findings name who holds the memory and what would have met the request, and no more than the figures say.
 func TestFindings(t *testing.T) {
 	const capacity = 256 * mib
-	e := newEngine(t, sim.Options{Capacity: capacity}, engine.Options{Limit: 64 * mib}, 1)
+	e := newEngine(t, sim.Options{Capacity: capacity}, config.Options{Limit: 64 * mib}, 1)
 	st := e.streams[0]
 	e.alloc(t, 20*mib, st)
 	oom, text := findings(t, func() (cuda.Ptr, error) { return e.dev.Alloc(100*mib, st) })
@@ -56,7 +57,7 @@ would help: a limit of 120.00 MiB (now 64.00 MiB), or asking for less: with noth
 	e.free(t, e.alloc(t, 100*mib, st))
 	e.dev.SetLimit(0)
 
-	pool, err := e.dev.NewPool(engine.PoolID{3, 4})
+	pool, err := e.dev.NewPool(memory.PoolID{3, 4})
 	must(t, err)
 	if err := e.dev.BeginCapture(st, pool); err != nil {
 		t.Fatal(err)
@@ -92,14 +93,14 @@ would help: a limit of 120.00 MiB (now 64.00 MiB), or asking for less: with noth
 	e.drv.SetOutside(0, 0)
 	e.free(t, func() cuda.Ptr { p, err := e.dev.Alloc(120*mib, st); must(t, err); return p }()) // as was said
 
-	e = newEngine(t, sim.Options{Capacity: 64 * mib}, engine.Options{Stages: engine.StageGrow}, 2)
+	e = newEngine(t, sim.Options{Capacity: 64 * mib}, config.Options{Stages: memory.StageGrow}, 2)
 	e.free(t, e.alloc(t, 60*mib, e.streams[0]))
 	_, text = findings(t, func() (cuda.Ptr, error) { return e.dev.Alloc(50*mib, e.streams[1]) })
 	if !strings.Contains(text, "would help: ladder:all, as the settings leave out collect+remap+lend+callback, or less in pieces: ") {
 		t.Errorf("nothing about the ladder in:\n%s", text)
 	}
 	// 20 of 30 chunks are all but free.
-	e = newEngine(t, sim.Options{Capacity: 60 * mib}, engine.Options{}, 1)
+	e = newEngine(t, sim.Options{Capacity: 60 * mib}, config.Options{}, 1)
 	var blocks []cuda.Ptr
 	for range 60 {
 		blocks = append(blocks, e.alloc(t, mib, e.streams[0]))

@@ -6,9 +6,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cistern-gpu/cistern/config"
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/cuda/sim"
 	"github.com/cistern-gpu/cistern/internal/engine"
+	"github.com/cistern-gpu/cistern/memory"
 )
 
 // Memory that is given back on another stream than it was allocated on, which may have been destroyed by then: the
@@ -16,7 +18,7 @@ import (
 
 // loose is an engine and a stream that no option promises anything of.
 func loose(t *testing.T, text string) (*fixture, cuda.Stream, *engine.Stream) {
-	opts, err := engine.ParseOptions(text)
+	opts, err := config.Parse(text)
 	must(t, err)
 	e := newEngine(t, sim.Options{Capacity: 512 * mib, Lag: 10 * time.Millisecond, Check: sim.CheckOrder, Handles: sim.Exportable,
 		OnFault: func(err error) { t.Error(err) }}, opts, 2)
@@ -57,7 +59,7 @@ func TestFreeOn(t *testing.T) {
 			for _, p := range blocks {
 				must(t, e.a.FreeOn(p, on))
 				for _, again := range []error{e.a.FreeOn(p, on), e.a.FreeOn(p, own), e.a.Free(p), e.a.RecordStream(p, on)} {
-					if !errors.Is(again, engine.ErrUnknownPointer) {
+					if !errors.Is(again, memory.ErrUnknownPointer) {
 						t.Fatalf("once more: %v", again)
 					}
 				}
@@ -132,7 +134,7 @@ func TestFreeOnUnused(t *testing.T) {
 // Work that RecordStream named is waited for as well, and a stream of another device may be named.
 func TestFreeOnWaitsForAll(t *testing.T) {
 	drv := sim.New(sim.Options{Devices: 2, Capacity: 512 * mib, Lag: 10 * time.Millisecond, Check: sim.CheckOrder, OnFault: func(err error) { t.Error(err) }})
-	a, err := engine.New(drv, engine.Options{})
+	a, err := engine.New(drv, config.Options{})
 	must(t, err)
 	d, err := a.Device(0)
 	must(t, err)
@@ -171,7 +173,7 @@ func TestManyStreamsGoneBeforeTheirMemory(t *testing.T) {
 	if testing.Short() {
 		n = 2_000
 	}
-	e := newEngine(t, sim.Options{Capacity: 1 << 30, Lag: time.Millisecond, Check: sim.CheckUse, OnFault: func(err error) { t.Error(err) }}, engine.Options{}, 1)
+	e := newEngine(t, sim.Options{Capacity: 1 << 30, Lag: time.Millisecond, Check: sim.CheckUse, OnFault: func(err error) { t.Error(err) }}, config.Options{}, 1)
 	st := e.streams[0]
 	for range n {
 		h := e.drv.NewStreamNonBlocking(0)
@@ -201,7 +203,7 @@ func TestFreeOnCaptured(t *testing.T) {
 		t.Run(fmt.Sprintf("announced:%v", announced), func(t *testing.T) {
 			e, h, own := loose(t, "")
 			on := e.streams[0]
-			pool, err := e.dev.NewPool(engine.PoolID{1, 1})
+			pool, err := e.dev.NewPool(memory.PoolID{1, 1})
 			must(t, err)
 			p := e.alloc(t, 30*mib, own)
 			must(t, e.drv.Use(0, h, p, 30*mib))

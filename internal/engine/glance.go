@@ -7,13 +7,14 @@ import (
 	"github.com/cistern-gpu/cistern/internal/engine/quota"
 	"github.com/cistern-gpu/cistern/internal/engine/views"
 	"github.com/cistern-gpu/cistern/internal/lockrank"
+	"github.com/cistern-gpu/cistern/memory"
 )
 
 // glance is what Gauges knows.
 type glance struct {
 	mu     lockrank.Mutex
-	last   Gauges   // +checklocks:mu
-	before Counters // guarded by Device.mu: what ResetAccumulated has taken from the counts
+	last   memory.Gauges   // +checklocks:mu
+	before memory.Counters // guarded by Device.mu: what ResetAccumulated has taken from the counts
 }
 
 // glanceWait is how long Gauges waits for a request that holds the device's lock over driver calls, of which one may wait
@@ -25,7 +26,7 @@ const glanceWait = 2 * time.Millisecond
 // is busier than that has the figures of the last call, but for DriverCalls.
 //
 // +checklocksignore: TryLock is not known to the analyser
-func (d *Device) Gauges(g *Gauges) {
+func (d *Device) Gauges(g *memory.Gauges) {
 	x := &d.glance
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -41,7 +42,7 @@ func (d *Device) Gauges(g *Gauges) {
 // look takes the sums. The caller holds Device.mu and nothing else.
 //
 // +checklocks:d.mu
-func (d *Device) look(g *Gauges) {
+func (d *Device) look(g *memory.Gauges) {
 	var now quota.Gauges
 	for _, l := range d.arenas {
 		l.LookIn()

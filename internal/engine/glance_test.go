@@ -4,14 +4,16 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cistern-gpu/cistern/config"
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/cuda/sim"
 	"github.com/cistern-gpu/cistern/internal/engine"
+	"github.com/cistern-gpu/cistern/memory"
 )
 
 // Gauges count every call that the engine makes of the driver, as the driver counts them.
 func TestGaugesCountCalls(t *testing.T) {
-	for _, opts := range []engine.Options{{}, {Backend: engine.BackendMalloc}, {SingleHandle: true}} {
+	for _, opts := range []config.Options{{}, {Backend: config.BackendMalloc}, {SingleHandle: true}} {
 		drv := sim.New(sim.Options{Capacity: 128 * mib})
 		a, err := engine.New(drv, opts)
 		must(t, err)
@@ -19,7 +21,7 @@ func TestGaugesCountCalls(t *testing.T) {
 		must(t, err)
 		st, err := dev.Stream(drv.NewStreamNonBlocking(0))
 		must(t, err)
-		var g engine.Gauges
+		var g memory.Gauges
 		dev.Gauges(&g)
 		before := g.DriverCalls
 		drv.ResetCalls()
@@ -63,10 +65,10 @@ func TestGaugesCountCalls(t *testing.T) {
 
 // Gauges cost no Go memory, and wait for nobody who holds the device for long.
 func TestGaugesWaitForNobody(t *testing.T) {
-	e := newEngine(t, sim.Options{Capacity: 256 * mib}, engine.Options{}, 2)
+	e := newEngine(t, sim.Options{Capacity: 256 * mib}, config.Options{}, 2)
 	e.alloc(t, 10*mib, e.streams[0])
 	e.alloc(t, 10, e.streams[1])
-	var g engine.Gauges
+	var g memory.Gauges
 	calls := e.drv.Calls().Count
 	if n := testing.AllocsPerRun(100, func() { e.dev.Gauges(&g) }); n != 0 || e.drv.Calls().Count != calls {
 		t.Errorf("%v Go allocations, %d driver calls", n, e.drv.Calls().Count-calls)
@@ -74,7 +76,7 @@ func TestGaugesWaitForNobody(t *testing.T) {
 	first := g
 	letGo := engine.HoldDevice(e.dev)
 	dev := e.dev
-	g = engine.Gauges{}
+	g = memory.Gauges{}
 	done := make(chan struct{})
 	go func() {
 		defer close(done)

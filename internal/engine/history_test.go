@@ -3,6 +3,7 @@ package engine_test
 import (
 	"testing"
 
+	"github.com/cistern-gpu/cistern/config"
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/cuda/sim"
 	"github.com/cistern-gpu/cistern/event"
@@ -12,7 +13,7 @@ import (
 // Option history records from the start: every hand-out and free, the mappings under them and a failure, in order, and
 // no more than it was given room for.
 func TestHistoryFromTheStart(t *testing.T) {
-	opts, err := engine.ParseOptions("history:6,limit:8MiB")
+	opts, err := config.Parse("history:6,limit:8MiB")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -81,7 +82,7 @@ func TestHistoryFromTheStart(t *testing.T) {
 // TakeHistory hands the events out in pieces, in order, and says how many went unseen between two of them.
 func TestTakeHistory(t *testing.T) {
 	const room = 100
-	e := newEngine(t, sim.Options{}, engine.Options{History: room}, 1)
+	e := newEngine(t, sim.Options{}, config.Options{History: room}, 1)
 	now := int64(0)
 	e.dev.SetHistoryClock(func() int64 { now++; return now })
 	seen := int64(0) // time of the last event that was handed out or lost
@@ -109,7 +110,7 @@ func TestTakeHistory(t *testing.T) {
 
 // What is asked for before a device is in use holds for it too, and is taken back for all.
 func TestHistoryOfEveryDevice(t *testing.T) {
-	a, err := engine.New(sim.New(sim.Options{Devices: 2}), engine.Options{History: 7})
+	a, err := engine.New(sim.New(sim.Options{Devices: 2}), config.Options{History: 7})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -149,7 +150,7 @@ func TestHistoryOfEveryDevice(t *testing.T) {
 			t.Errorf("device %d: %d events, want the last one", d, n)
 		}
 	}
-	b, err := engine.New(sim.New(sim.Options{Devices: 2}), engine.Options{})
+	b, err := engine.New(sim.New(sim.Options{Devices: 2}), config.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -163,7 +164,7 @@ func TestHistoryOfEveryDevice(t *testing.T) {
 
 // Events whose request names no thread have the number of the one that calls, on every device, in use now or later.
 func TestHistoryThread(t *testing.T) {
-	a, err := engine.New(sim.New(sim.Options{Devices: 2}), engine.Options{History: 100})
+	a, err := engine.New(sim.New(sim.Options{Devices: 2}), config.Options{History: 100})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -8,6 +8,7 @@ import (
 	"github.com/cistern-gpu/cistern/internal/engine/journal"
 	"github.com/cistern-gpu/cistern/internal/engine/views"
 	"github.com/cistern-gpu/cistern/internal/heap"
+	"github.com/cistern-gpu/cistern/memory"
 )
 
 // Requests that say more: on whose behalf, and that no stream will be named. A block's label is its tag and its library in
@@ -82,7 +83,7 @@ func (d *Device) AllocWith(size uint64, st *Stream, o AllocOptions) (cuda.Ptr, e
 }
 
 // LibraryUsage adds up the live blocks by library, the most bytes first. It looks at every block.
-func (d *Device) LibraryUsage() []LibraryUse {
+func (d *Device) LibraryUsage() []memory.LibraryUse {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.libraryUsage()
@@ -91,7 +92,7 @@ func (d *Device) LibraryUsage() []LibraryUse {
 // libraryUsage is LibraryUsage. The caller holds Device.mu and nothing else.
 //
 // +checklocks:d.mu
-func (d *Device) libraryUsage() []LibraryUse {
+func (d *Device) libraryUsage() []memory.LibraryUse {
 	return d.usage(func(_ *streamHeap, _ heap.ID, b *heap.Block) uint32 { return uint32(journal.LibraryOf(b.Tag)) }).Libraries()
 }
 

@@ -8,14 +8,16 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cistern-gpu/cistern/config"
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/cuda/sim"
 	"github.com/cistern-gpu/cistern/internal/engine"
+	"github.com/cistern-gpu/cistern/memory"
 )
 
 // Who asked stays with a block, beside its tag, and is told apart wherever blocks are listed.
 func TestLibraries(t *testing.T) {
-	e := newEngine(t, sim.Options{Capacity: 256 * mib}, engine.Options{}, 2)
+	e := newEngine(t, sim.Options{Capacity: 256 * mib}, config.Options{}, 2)
 	pool := e.pool(t, 1, engine.PoolOptions{})
 	type block struct {
 		engine.AllocOptions
@@ -41,15 +43,15 @@ func TestLibraries(t *testing.T) {
 		must(t, err)
 		live[p] = b
 	}
-	tags, libraries := map[uint32]engine.TagUse{}, map[uint8]engine.LibraryUse{}
+	tags, libraries := map[uint32]memory.TagUse{}, map[uint8]memory.LibraryUse{}
 	for p, b := range live {
 		got, err := e.a.Base(p)
 		if err != nil || got.Tag != b.Tag || got.Library != b.Library || got.Requested != b.size || (got.Pool == pool.ID()) != (b.Pool != nil) {
 			t.Fatalf("%+v, %v; want %+v", got, err, b)
 		}
 		u, l := tags[b.Tag], libraries[b.Library]
-		tags[b.Tag] = engine.TagUse{Tag: b.Tag, Use: engine.Use{Blocks: u.Blocks + 1, Requested: u.Requested + b.size, Allocated: u.Allocated + round512(b.size)}}
-		libraries[b.Library] = engine.LibraryUse{Library: b.Library, Use: engine.Use{Blocks: l.Blocks + 1, Requested: l.Requested + b.size, Allocated: l.Allocated + round512(b.size)}}
+		tags[b.Tag] = memory.TagUse{Tag: b.Tag, Use: memory.Use{Blocks: u.Blocks + 1, Requested: u.Requested + b.size, Allocated: u.Allocated + round512(b.size)}}
+		libraries[b.Library] = memory.LibraryUse{Library: b.Library, Use: memory.Use{Blocks: l.Blocks + 1, Requested: l.Requested + b.size, Allocated: l.Allocated + round512(b.size)}}
 	}
 	for _, u := range e.dev.TagUsage() {
 		if u != tags[u.Tag] {
@@ -67,7 +69,7 @@ func TestLibraries(t *testing.T) {
 	}
 	for _, g := range e.dev.Snapshot() {
 		for _, b := range g.Blocks {
-			if x := live[cuda.Ptr(b.Addr)]; b.State == engine.BlockUsed && (b.Library != x.Library || b.Tag != x.Tag) || b.State == engine.BlockFree && (b.Library != 0 || b.Tag != 0) {
+			if x := live[cuda.Ptr(b.Addr)]; b.State == memory.BlockUsed && (b.Library != x.Library || b.Tag != x.Tag) || b.State == memory.BlockFree && (b.Library != 0 || b.Tag != 0) {
 				t.Errorf("%+v in the snapshot, want %+v", b, x)
 			}
 		}
@@ -77,7 +79,7 @@ func TestLibraries(t *testing.T) {
 		t.Errorf("%+v, want %+v", oom.Libraries, use)
 	}
 	name := func(l uint8) string { return map[uint8]string{1: "torch"}[l] }
-	s := oom.Findings(engine.Names{Library: name})[0]
+	s := oom.Findings(memory.Names{Library: name})[0]
 	s = s[max(0, strings.Index(s, "by library ")):]
 	for _, u := range use[:3] { // those that hold most, in their order
 		called := map[uint8]string{0: " others", 1: " torch", 2: " library 2", 255: " library 255"}[u.Library]
@@ -108,7 +110,7 @@ func TestLibraries(t *testing.T) {
 // What a request in the host's order was going to be met with, and was not, is not waited for: here memory of the legacy
 // stream, which cannot be asked while a stream that blocks with it is captured.
 func TestHostOrderForgetsWhatItDidNotGet(t *testing.T) {
-	e := checked(t, engine.Options{Limit: 4 * mib}, 64*mib, 1)
+	e := checked(t, config.Options{Limit: 4 * mib}, 64*mib, 1)
 	st := e.streams[0]
 	legacy, err := e.dev.Stream(cuda.StreamNull)
 	must(t, err)
@@ -127,7 +129,7 @@ func TestHostOrderForgetsWhatItDidNotGet(t *testing.T) {
 // it needs as much new memory with it as without: the stream's work on that block is waited for. The checker of the
 // simulated device sees if not.
 func TestHostOrderOfWhatIsMerged(t *testing.T) {
-	e := checked(t, engine.Options{}, 1<<30, 2)
+	e := checked(t, config.Options{}, 1<<30, 2)
 	st, other := e.streams[0], e.streams[1]
 	first := e.alloc(t, mib+512, st)
 	behind := e.alloc(t, 800<<10, st) // to the end of the chunk nearly
@@ -144,12 +146,12 @@ func TestHostOrderOfWhatIsMerged(t *testing.T) {
 
 // mustPool is a pool of another device.
 func mustPool(t *testing.T) *engine.Pool {
-	return newEngine(t, sim.Options{}, engine.Options{}, 1).dev.DefaultPool()
+	return newEngine(t, sim.Options{}, config.Options{}, 1).dev.DefaultPool()
 }
 
 // Labels cost nothing where requests are met from the cache.
 func TestSteadyStateOfLabels(t *testing.T) {
-	e := newEngine(t, sim.Options{}, engine.Options{}, 1)
+	e := newEngine(t, sim.Options{}, config.Options{}, 1)
 	o := engine.AllocOptions{Tag: 7, Library: 3}
 	round := func() {
 		p, err := e.dev.AllocWith(5000, e.streams[0], o)
@@ -180,7 +182,7 @@ func hostOrdered(t *testing.T, e *fixture, p *engine.Pool, size uint64, st *engi
 // What is handed out in the host's order is done with, wherever it comes from: its own stream's cache, another's, pending
 // frees, segments, other pools.
 func TestHostOrder(t *testing.T) {
-	for _, opts := range []engine.Options{{}, {Backend: engine.BackendMalloc}, {SingleHandle: true}, {ChunkMax: 2 * mib, CrossStream: engine.CrossStreamReady}} {
+	for _, opts := range []config.Options{{}, {Backend: config.BackendMalloc}, {SingleHandle: true}, {ChunkMax: 2 * mib, CrossStream: config.CrossStreamReady}} {
 		e := checked(t, opts, 64*mib, 3)
 		st, other, third := e.streams[0], e.streams[1], e.streams[2]
 		private := e.pool(t, 1, engine.PoolOptions{})
@@ -214,7 +216,7 @@ func TestHostOrder(t *testing.T) {
 // What is done goes before what has to be waited for, what an event was recorded behind before what nothing was, and no
 // more is waited for than the last use of the memory that is handed out.
 func TestHostOrderWaitsForLittle(t *testing.T) {
-	e := checked(t, engine.Options{}, 512*mib, 1)
+	e := checked(t, config.Options{}, 512*mib, 1)
 	st := e.streams[0]
 	var p [4]cuda.Ptr
 	var guard [3]cuda.Ptr
@@ -270,7 +272,7 @@ func TestHostOrderWaitsForLittle(t *testing.T) {
 // Nothing waits for a stream that is being captured, or records on it: of a captured stream memory in the host's order is
 // an error, and where a capture stands in the way, that nobody announced, other memory is used.
 func TestHostOrderAndCaptures(t *testing.T) {
-	e := checked(t, engine.Options{}, 128*mib, 2)
+	e := checked(t, config.Options{}, 128*mib, 2)
 	st := e.streams[0]
 	pool := e.pool(t, 1, engine.PoolOptions{})
 	x := fromPool(t, pool, 10*mib, st)
@@ -308,7 +310,7 @@ func TestHostOrderAndCaptures(t *testing.T) {
 // What is cached can be asked for alone: no driver call, no trace of what could not be met, and what another thread is busy
 // with is not waited for.
 func TestCached(t *testing.T) {
-	e := newEngine(t, sim.Options{Capacity: 256 * mib}, engine.Options{}, 2)
+	e := newEngine(t, sim.Options{Capacity: 256 * mib}, config.Options{}, 2)
 	cached := engine.AllocOptions{Library: 3, Cached: true}
 	ask := func(size uint64, st *engine.Stream, want bool) cuda.Ptr {
 		t.Helper()

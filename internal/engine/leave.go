@@ -9,6 +9,7 @@ import (
 	"github.com/cistern-gpu/cistern/internal/engine/offload"
 	"github.com/cistern-gpu/cistern/internal/engine/quota"
 	"github.com/cistern-gpu/cistern/internal/lockrank"
+	"github.com/cistern-gpu/cistern/memory"
 )
 
 // How paused memory goes. Contents are copied stretch by stretch, and the memory of each goes as soon as its copies are
@@ -473,5 +474,5 @@ func (p *pause) rollBack() {
 		d.publish(d.onMap, p.published)
 	}
 	d.refill(p.leaving)
-	p.report = PauseReport{}
+	p.report = memory.PauseReport{}
 }

@@ -12,11 +12,13 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cistern-gpu/cistern/config"
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/cuda/sim"
 	"github.com/cistern-gpu/cistern/event"
 	"github.com/cistern-gpu/cistern/internal/cputime"
 	"github.com/cistern-gpu/cistern/internal/engine"
+	"github.com/cistern-gpu/cistern/memory"
 )
 
 // shortLived is a program that makes streams and pools and destroys them again, beside one stream that lasts.
@@ -28,7 +30,7 @@ type shortLived struct {
 }
 
 func newShortLived(t testing.TB, conf string, check sim.CheckLevel) *shortLived {
-	opts, err := engine.ParseOptions(conf)
+	opts, err := config.Parse(conf)
 	must(t, err)
 	e := newEngine(t, sim.Options{Capacity: 64 << 30, Lag: time.Millisecond, Check: check, OnFault: func(err error) { t.Error(err) }}, opts, 1)
 	return &shortLived{fixture: e, t: t, last: e.streams[0]}
@@ -66,7 +68,7 @@ var shortWork = map[string]func(s *shortLived, h cuda.Stream, st *engine.Stream)
 		s.dev.SetLimit(0)
 	},
 	"pool": func(s *shortLived, h cuda.Stream, st *engine.Stream) {
-		pool, err := s.dev.NewPool(engine.PoolID{7, uint64(s.made)})
+		pool, err := s.dev.NewPool(memory.PoolID{7, uint64(s.made)})
 		must(s.t, err)
 		must(s.t, s.dev.Route(st, pool))
 		p := s.alloc(s.t, 3*mib, st)
@@ -78,7 +80,7 @@ var shortWork = map[string]func(s *shortLived, h cuda.Stream, st *engine.Stream)
 		must(s.t, pool.Release())
 	},
 	"captured": func(s *shortLived, h cuda.Stream, st *engine.Stream) {
-		pool, err := s.dev.NewPool(engine.PoolID{8, uint64(s.made)})
+		pool, err := s.dev.NewPool(memory.PoolID{8, uint64(s.made)})
 		must(s.t, err)
 		must(s.t, s.dev.BeginCapture(st, pool))
 		must(s.t, s.drv.BeginCapture(0, h))
@@ -91,7 +93,7 @@ var shortWork = map[string]func(s *shortLived, h cuda.Stream, st *engine.Stream)
 		must(s.t, pool.Release())
 	},
 	"segments": func(s *shortLived, h cuda.Stream, st *engine.Stream) {
-		pool, err := s.dev.NewPoolWith(engine.PoolID{9, uint64(s.made)}, engine.PoolOptions{Kind: engine.PoolMalloc})
+		pool, err := s.dev.NewPoolWith(memory.PoolID{9, uint64(s.made)}, engine.PoolOptions{Kind: engine.PoolMalloc})
 		must(s.t, err)
 		p, err := pool.Alloc(3*mib, st)
 		must(s.t, err)
@@ -154,9 +156,9 @@ func TestHistoryNamesWhatIsGone(t *testing.T) {
 				addr uint64
 				kind event.Kind
 			}
-			streams, pools := map[what]cuda.StreamID{}, map[what]engine.PoolID{} // by the last event of the kind for an address
+			streams, pools := map[what]cuda.StreamID{}, map[what]memory.PoolID{} // by the last event of the kind for an address
 			numbers := map[uint32]bool{}
-			check := func(events []event.Event, streamList []cuda.StreamID, poolList []engine.PoolID) {
+			check := func(events []event.Event, streamList []cuda.StreamID, poolList []memory.PoolID) {
 				last := map[what]event.Event{}
 				for _, e := range events {
 					if e.Kind == event.Alloc || e.Kind == event.FreeRequested || e.Kind == event.FreeCompleted {
@@ -175,7 +177,7 @@ func TestHistoryNamesWhatIsGone(t *testing.T) {
 				h := s.drv.NewStreamNonBlocking(0)
 				st, err := s.dev.Stream(h)
 				must(t, err)
-				id := engine.PoolID{3, uint64(s.made)}
+				id := memory.PoolID{3, uint64(s.made)}
 				pool, err := s.dev.NewPool(id)
 				must(t, err)
 				p, err := pool.Alloc(3*mib, st)
@@ -312,7 +314,7 @@ func TestForgottenStreamIsKnownAgain(t *testing.T) {
 	h := s.drv.NewStreamNonBlocking(0)
 	st, err := s.dev.Stream(h)
 	must(t, err)
-	pool, err := s.dev.NewPool(engine.PoolID{1, 1})
+	pool, err := s.dev.NewPool(memory.PoolID{1, 1})
 	must(t, err)
 	for _, use := range []func(){
 		func() { s.free(t, s.alloc(t, mib, st)) },

@@ -8,11 +8,13 @@ import (
 	"time"
 	"unsafe"
 
+	"github.com/cistern-gpu/cistern/config"
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/cuda/sim"
 	"github.com/cistern-gpu/cistern/event"
 	"github.com/cistern-gpu/cistern/internal/engine"
 	"github.com/cistern-gpu/cistern/internal/magazine"
+	"github.com/cistern-gpu/cistern/memory"
 )
 
 // inFront does what cmd/libcistern/magazine.c does, in Go, where the race detector can watch: it meets requests and frees
@@ -138,7 +140,7 @@ func (c *inFront) recordStream(a *engine.Allocator, p cuda.Ptr, st *engine.Strea
 // A pair of the same size, over and over, is none of the engine's business, nor are threads that share a stream; and the
 // statistics are those that the engine alone would have.
 func TestFrontPair(t *testing.T) {
-	e := newEngine(t, sim.Options{}, engine.Options{}, 1)
+	e := newEngine(t, sim.Options{}, config.Options{}, 1)
 	c := newInFront(e.a)
 	c.alone = true
 	st := e.streams[0]
@@ -178,7 +180,7 @@ func TestFrontPair(t *testing.T) {
 // The magazine holds as many blocks as it has slots, once the peak of free blocks allows it, and the engine looks at a
 // request only after it has freed them all.
 func TestFrontTray(t *testing.T) {
-	e := newEngine(t, sim.Options{}, engine.Options{}, 1)
+	e := newEngine(t, sim.Options{}, config.Options{}, 1)
 	c := newInFront(e.a)
 	st := e.streams[0]
 	const n = magazine.Capacity
@@ -221,8 +223,8 @@ func TestFrontTray(t *testing.T) {
 // free blocks: in the magazine they do not merge.
 func TestFrontStatistics(t *testing.T) {
 	for seed := range uint64(20) {
-		with := newEngine(t, sim.Options{}, engine.Options{}, 3)
-		without := newEngine(t, sim.Options{}, engine.Options{}, 3)
+		with := newEngine(t, sim.Options{}, config.Options{}, 3)
+		without := newEngine(t, sim.Options{}, config.Options{}, 3)
 		c := newInFront(with.a)
 		rng := rand.New(rand.NewPCG(seed, 5))
 		sizes := make([]uint64, 12)
@@ -251,7 +253,7 @@ func TestFrontStatistics(t *testing.T) {
 				}
 			case k < 99:
 				x, y := with.dev.Stats(), without.dev.Stats()
-				for name, g := range map[string][2]engine.Grouped{"allocations": {x.Allocations, y.Allocations},
+				for name, g := range map[string][2]memory.Grouped{"allocations": {x.Allocations, y.Allocations},
 					"active": {x.Active, y.Active}, "requested": {x.Requested, y.Requested}, "allocated": {x.Allocated, y.Allocated},
 					"active bytes": {x.ActiveBytes, y.ActiveBytes}} {
 					if g[0] != g[1] {
@@ -272,8 +274,8 @@ func TestFrontStatistics(t *testing.T) {
 // One thread's requests are given the very blocks that they would be given without a magazine, where temporaries come and go
 // between blocks that stay.
 func TestFrontPlacement(t *testing.T) {
-	with := newEngine(t, sim.Options{}, engine.Options{}, 1)
-	without := newEngine(t, sim.Options{}, engine.Options{}, 1)
+	with := newEngine(t, sim.Options{}, config.Options{}, 1)
+	without := newEngine(t, sim.Options{}, config.Options{}, 1)
 	c := newInFront(with.a)
 	c.alone = true
 	rng := rand.New(rand.NewPCG(3, 5))
@@ -309,7 +311,7 @@ func TestFrontPlacement(t *testing.T) {
 
 // While history is on, the engine sees everything.
 func TestFrontHistory(t *testing.T) {
-	e := newEngine(t, sim.Options{}, engine.Options{}, 1)
+	e := newEngine(t, sim.Options{}, config.Options{}, 1)
 	c := newInFront(e.a)
 	st := e.streams[0]
 	pair := func() {
@@ -348,7 +350,7 @@ func TestFrontHistory(t *testing.T) {
 // Of a stream on which an event could not be recorded only the context says when its work is over, also once it is promised to
 // last and has a magazine. A free that C does after that wait is not over with it.
 func TestFrontEpochAfterWait(t *testing.T) {
-	e := newEngine(t, sim.Options{Lag: time.Second, Check: sim.CheckUse}, engine.Options{}, 0)
+	e := newEngine(t, sim.Options{Lag: time.Second, Check: sim.CheckUse}, config.Options{}, 0)
 	c := newInFront(e.a)
 	h := e.drv.NewStreamNonBlocking(0)
 	st, err := e.dev.Stream(h)
@@ -377,7 +379,7 @@ func TestFrontEpochAfterWait(t *testing.T) {
 
 // One in some requests looks after frees that wait for other streams.
 func TestFrontCollects(t *testing.T) {
-	e := newEngine(t, sim.Options{Lag: time.Millisecond}, engine.Options{}, 2)
+	e := newEngine(t, sim.Options{Lag: time.Millisecond}, config.Options{}, 2)
 	c := newInFront(e.a)
 	for range 5 {
 		p, err := c.alloc(e.dev, mib, e.streams[0])
@@ -409,7 +411,7 @@ func TestFrontCollects(t *testing.T) {
 
 // A stream that may be destroyed, the per-thread one, another pool, and a routed stream have nothing to do with magazines.
 func TestFrontNot(t *testing.T) {
-	e := newEngine(t, sim.Options{}, engine.Options{}, 1)
+	e := newEngine(t, sim.Options{}, config.Options{}, 1)
 	brief, err := e.dev.Stream(e.drv.NewStreamNonBlocking(0))
 	must(t, err)
 	perThread, err := e.dev.Stream(cuda.StreamPerThread, engine.StreamDurable)
@@ -424,7 +426,7 @@ func TestFrontNot(t *testing.T) {
 	p, err := c.alloc(e.dev, mib, st)
 	must(t, err)
 	must(t, c.free(e.a, p))
-	pool, err := e.dev.NewPool(engine.PoolID{1, 1})
+	pool, err := e.dev.NewPool(memory.PoolID{1, 1})
 	must(t, err)
 	must(t, e.dev.Route(st, pool))
 	q, f, err := e.dev.AllocMagazine(mib, st)
@@ -444,9 +446,9 @@ func TestFrontNot(t *testing.T) {
 // Setting magazine:off.
 func TestFrontOff(t *testing.T) {
 	for text, want := range map[string]bool{"": true, "front:on": true, "front:off": false} {
-		opts, err := engine.ParseOptions(text)
+		opts, err := config.Parse(text)
 		must(t, err)
-		if again, err := engine.ParseOptions(opts.String()); again != opts || err != nil {
+		if again, err := config.Parse(opts.String()); again != opts || err != nil {
 			t.Errorf("%q is written as %q (%v)", text, opts, err)
 		}
 		e := newEngine(t, sim.Options{}, opts, 1)
@@ -454,7 +456,7 @@ func TestFrontOff(t *testing.T) {
 			t.Errorf("%q: front %v (%v)", text, f.Magazine != nil, err)
 		}
 	}
-	if _, err := engine.ParseOptions("front:no"); err == nil {
+	if _, err := config.Parse("front:no"); err == nil {
 		t.Error("front:no is a setting")
 	}
 }
@@ -462,7 +464,7 @@ func TestFrontOff(t *testing.T) {
 // Threads that share a stream, and others that look on. What is counted at the end is what happened, and no block was
 // ever out twice.
 func TestFrontThreads(t *testing.T) {
-	e := newEngine(t, sim.Options{}, engine.Options{}, 2)
+	e := newEngine(t, sim.Options{}, config.Options{}, 2)
 	c := newInFront(e.a)
 	const goroutines, rounds = 4, 3000
 	var live ranges

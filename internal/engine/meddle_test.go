@@ -8,10 +8,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cistern-gpu/cistern/config"
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/cuda/sim"
 	"github.com/cistern-gpu/cistern/internal/engine"
 	"github.com/cistern-gpu/cistern/internal/lockrank"
+	"github.com/cistern-gpu/cistern/memory"
 )
 
 // The scenario in which the driver fails, here with a second thread of the program instead: at every driver call of the
@@ -203,7 +205,7 @@ func (m *meddler) meddleCapture() {
 			return
 		}
 		m.pools++
-		p, err := s.dev.NewPool(engine.PoolID{8, m.pools})
+		p, err := s.dev.NewPool(memory.PoolID{8, m.pools})
 		if s.failed("new pool", err) {
 			s.streams = append(s.streams, st.Handle())
 			return
@@ -279,7 +281,7 @@ func (m *meddler) meddlePool() {
 		if m.rng.IntN(4) == 0 {
 			o.Limit = uint64(1+m.rng.IntN(20)) * mib
 		}
-		p, err := s.dev.NewPoolWith(engine.PoolID{9, m.pools}, o)
+		p, err := s.dev.NewPoolWith(memory.PoolID{9, m.pools}, o)
 		if s.failed("new pool", err) {
 			return
 		}
@@ -304,7 +306,7 @@ func (m *meddler) meddlePause() {
 	s := m.s
 	if m.asleep == nil {
 		m.pools++
-		p, err := s.dev.NewPool(engine.PoolID{10, m.pools})
+		p, err := s.dev.NewPool(memory.PoolID{10, m.pools})
 		if !s.failed("new pool", err) {
 			m.asleep = &captured{pool: p, st: m.streams[0]}
 		}
@@ -312,7 +314,7 @@ func (m *meddler) meddlePause() {
 	}
 	x := m.asleep
 	sel := engine.Selection{Pool: x.pool}
-	var refused *engine.PauseError
+	var refused *memory.PauseError
 	switch {
 	case len(x.blocks) == 0:
 		if p := m.alloc(x.pool, x.st); p != 0 {
@@ -362,7 +364,7 @@ func (m *meddler) end() {
 }
 
 // meddled plays the scenario with a second thread, and returns how often that did what.
-func meddled(t *testing.T, opts engine.Options, seed uint64, kinds ...string) map[string]int {
+func meddled(t *testing.T, opts config.Options, seed uint64, kinds ...string) map[string]int {
 	if !lockrank.Checking() {
 		t.Skip("ranks of locks are not checked in runs of benchmarks, and without them waiting threads are not known")
 	}
@@ -404,7 +406,7 @@ func TestMeddledWith(t *testing.T) {
 	for _, kind := range []string{"capture", "stream", "block", "pool", "pause"} {
 		t.Run(kind, func(t *testing.T) {
 			for _, text := range meddledOptions {
-				opts, err := engine.ParseOptions(text)
+				opts, err := config.Parse(text)
 				must(t, err)
 				seen := meddled(t, opts, 1, kind)
 				t.Logf("%q: %v", text, seen)
@@ -420,7 +422,7 @@ func TestMeddledWith(t *testing.T) {
 func TestMeddledRandom(t *testing.T) {
 	for seed := range seeds(t, quick(3, 1), nil, nil) {
 		for _, text := range meddledOptions {
-			opts, err := engine.ParseOptions(text)
+			opts, err := config.Parse(text)
 			must(t, err)
 			meddled(t, opts, seed, "capture", "stream", "block", "pool", "pause")
 		}

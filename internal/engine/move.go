@@ -7,6 +7,7 @@ import (
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/internal/engine/timeline"
 	"github.com/cistern-gpu/cistern/internal/heap"
+	"github.com/cistern-gpu/cistern/memory"
 )
 
 // The stages remap, grow and cross-stream reuse of a request for memory that is made of chunks: a place (place.go), chunks for it
@@ -19,7 +20,7 @@ var errNarrow = errors.New("free chunks are larger than the room for them")
 // allow; with pressure also those that are better left. It returns 0 and no error when there is not enough memory. Between its attempts only the stream heap's arena is locked, as finding a place locks others.
 //
 // +checklocks:c.d.mu
-func (c *request) obtain(stages Stages, pressure bool) (heap.ID, error) {
+func (c *request) obtain(stages memory.Stages, pressure bool) (heap.ID, error) {
 	if stages == 0 {
 		return 0, nil
 	}
@@ -46,7 +47,7 @@ func (c *request) obtain(stages Stages, pressure bool) (heap.ID, error) {
 // fill is one attempt to map memory at a place: errNarrow where a roomier one might do.
 //
 // +checklocks:c.d.mu
-func (c *request) fill(at place, stages Stages, pressure bool) (heap.ID, error) {
+func (c *request) fill(at place, stages memory.Stages, pressure bool) (heap.ID, error) {
 	d := c.d
 	defer d.plan.letGo()
 	c.log.start()
@@ -62,16 +63,16 @@ func (c *request) fill(at place, stages Stages, pressure bool) (heap.ID, error) 
 	if err != nil {
 		c.waits = c.waits[:0]   // for what is not moved after all
 		if isOutOfMemory(err) { // the driver may lack memory for page tables
-			c.log.oom, c.log.of(StageGrow).err = err, err
+			c.log.oom, c.log.of(memory.StageGrow).err = err, err
 			return 0, nil
 		}
 		return 0, err
 	}
-	c.met = StageRemap
+	c.met = memory.StageRemap
 	if grown {
-		c.met = StageGrow
+		c.met = memory.StageGrow
 	} else if slices.ContainsFunc(d.plan.sources, func(x source) bool { return x.heap != nil && x.heap.pool != c.s.pool }) {
-		c.met = StageLend
+		c.met = memory.StageLend
 	}
 	return c.takeMoved(block, mapped, stamp)
 }
@@ -80,17 +81,17 @@ func (c *request) fill(at place, stages Stages, pressure bool) (heap.ID, error) 
 // enough, errNarrow says that a roomier place might do.
 //
 // +checklocks:c.d.mu
-func (c *request) supply(at place, stages Stages, pressure bool) (have uint64, grown bool, err error) {
+func (c *request) supply(at place, stages memory.Stages, pressure bool) (have uint64, grown bool, err error) {
 	d, p := c.d, &c.d.plan
 	p.sources, p.narrow = p.sources[:0], false
-	if stages&StageGrow != 0 && !pressure && d.growFirst(at.need) {
-		stages = StageGrow
+	if stages&memory.StageGrow != 0 && !pressure && d.growFirst(at.need) {
+		stages = memory.StageGrow
 	}
 	if d.onUnmap != nil {
-		stages &^= StageRemap | StageLend // but spare chunks that are mapped nowhere
+		stages &^= memory.StageRemap | memory.StageLend // but spare chunks that are mapped nowhere
 	}
-	if stages&(StageRemap|StageLend) != 0 || d.onUnmap != nil {
-		for _, r := range [2]Stages{StageRemap, StageLend} {
+	if stages&(memory.StageRemap|memory.StageLend) != 0 || d.onUnmap != nil {
+		for _, r := range [2]memory.Stages{memory.StageRemap, memory.StageLend} {
 			if stages&r != 0 {
 				c.log.try(r)
 			}
@@ -100,8 +101,8 @@ func (c *request) supply(at place, stages Stages, pressure bool) (have uint64, g
 	if have >= at.need {
 		return have, false, nil
 	}
-	if stages&StageGrow != 0 {
-		c.log.try(StageGrow)
+	if stages&memory.StageGrow != 0 {
+		c.log.try(memory.StageGrow)
 		have, err = d.create(c, at.need-have, have)
 	}
 	if err == nil && have < at.need && p.narrow {
@@ -141,7 +142,7 @@ func (c *request) takeMoved(block heap.ID, mapped run, stamp uint64) (heap.ID, e
 //
 // +checklocks:d.mu
 func (d *Device) create(c *request, missing, have uint64) (uint64, error) {
-	p, s, before := &d.plan, c.log.of(StageGrow), have
+	p, s, before := &d.plan, c.log.of(memory.StageGrow), have
 	s.stop = stopNot
 	if !d.quota.MayHold(missing) {
 		s.stop = stopLimit
@@ -156,7 +157,7 @@ func (d *Device) create(c *request, missing, have uint64) (uint64, error) {
 		id, err := d.mem.Create(size)
 		if isOutOfMemory(err) {
 			c.log.oom, s.err = err, err
-			c.log.lap(StageGrow, have-before)
+			c.log.lap(memory.StageGrow, have-before)
 			return have, nil
 		} else if err != nil {
 			return have, err

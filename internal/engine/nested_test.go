@@ -3,16 +3,18 @@ package engine_test
 import (
 	"testing"
 
+	"github.com/cistern-gpu/cistern/config"
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/cuda/sim"
 	"github.com/cistern-gpu/cistern/internal/engine"
+	"github.com/cistern-gpu/cistern/memory"
 )
 
 // TestNestedSegmentGoes: the first segment of a pool over another begins where that one's does. When it is given back the
 // addresses of the other's still count.
 func TestNestedSegmentGoes(t *testing.T) {
-	e := newEngine(t, sim.Options{}, engine.Options{SingleHandle: true}, 2)
-	inner, err := e.dev.NewPoolWith(engine.PoolID{0, 1}, engine.PoolOptions{Upstream: e.dev.DefaultPool().Resource()})
+	e := newEngine(t, sim.Options{}, config.Options{SingleHandle: true}, 2)
+	inner, err := e.dev.NewPoolWith(memory.PoolID{0, 1}, engine.PoolOptions{Upstream: e.dev.DefaultPool().Resource()})
 	must(t, err)
 	var ptrs [2]cuda.Ptr
 	for i := range ptrs {

@@ -4,9 +4,11 @@ import (
 	"errors"
 	"testing"
 
+	"github.com/cistern-gpu/cistern/config"
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/cuda/sim"
 	"github.com/cistern-gpu/cistern/internal/engine"
+	"github.com/cistern-gpu/cistern/memory"
 )
 
 // A request for which what is free elsewhere is too large for the place that needs the least looks for a roomier one. By
@@ -51,9 +53,9 @@ func narrowPlace(t *testing.T, e *fixture, p *engine.Pool, filler uint64) {
 
 // The roomier place needs more, which exceeds the pool's limit, so that free chunks of the pool's other streams go.
 func TestRoomierPlaceExceedsPoolLimit(t *testing.T) {
-	e := newEngine(t, sim.Options{Capacity: 80 * gib}, engine.Options{}, 2)
+	e := newEngine(t, sim.Options{Capacity: 80 * gib}, config.Options{}, 2)
 	e.alloc(t, 4*gib, e.streams[0]) // so that chunks are as large as what they are for
-	p, err := e.dev.NewPoolWith(engine.PoolID{1, 1}, engine.PoolOptions{Limit: 50 * mib})
+	p, err := e.dev.NewPoolWith(memory.PoolID{1, 1}, engine.PoolOptions{Limit: 50 * mib})
 	must(t, err)
 	narrowPlace(t, e, p, 0)
 	_, err = p.Alloc(18*mib, e.streams[0])
@@ -86,7 +88,7 @@ func (f *fewAddresses) AddressFree(p cuda.Ptr, size uint64) error {
 func TestRoomierPlaceNeedsAddresses(t *testing.T) {
 	s := sim.New(sim.Options{Capacity: 80 * gib})
 	drv := &fewAddresses{Driver: s, left: 2}
-	e := newEngineOver(t, s, drv, engine.Options{}, 2)
+	e := newEngineOver(t, s, drv, config.Options{}, 2)
 	narrowPlace(t, e, e.dev.DefaultPool(), 4*gib-36*mib)
 	_, err := e.dev.Alloc(18*mib, e.streams[0])
 	must(t, err)

@@ -7,6 +7,7 @@ import (
 
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/internal/lockrank"
+	"github.com/cistern-gpu/cistern/memory"
 )
 
 // Memory of other processes. It is mapped at addresses of its own, apart from every stream heap, and counts for nothing in the
@@ -139,7 +140,7 @@ func (a *Allocator) CloseShared(p cuda.Ptr) error {
 	b := o.ptrs[p]
 	if b == nil {
 		o.mu.Unlock()
-		return &PointerError{Op: "close", Ptr: p, Detail: "nor is it open from another process"}
+		return &memory.PointerError{Op: "close", Ptr: p, Detail: "nor is it open from another process"}
 	}
 	if b.times--; b.times == 0 {
 		delete(o.ptrs, p)

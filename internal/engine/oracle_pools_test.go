@@ -8,6 +8,7 @@ import (
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/cuda/sim"
 	"github.com/cistern-gpu/cistern/internal/engine"
+	"github.com/cistern-gpu/cistern/memory"
 	"github.com/cistern-gpu/cistern/resource"
 )
 
@@ -221,7 +222,7 @@ func (w *world) allocWith(d *worldDevice, size uint64, s *worldStream, p *worldP
 func (w *world) checkPools(d *worldDevice) {
 	w.t.Helper()
 	sums := map[*worldPool]*books{}
-	tags, libraries := map[uint32]engine.TagUse{}, map[uint8]engine.LibraryUse{}
+	tags, libraries := map[uint32]memory.TagUse{}, map[uint8]memory.LibraryUse{}
 	for _, b := range d.blocks {
 		k := sums[b.pool]
 		if k == nil {
@@ -232,8 +233,8 @@ func (w *world) checkPools(d *worldDevice) {
 		k.requested += int64(b.size)
 		k.allocated += int64(b.rounded)
 		u, l := tags[b.tag], libraries[b.library]
-		tags[b.tag] = engine.TagUse{Tag: b.tag, Use: engine.Use{Blocks: u.Blocks + 1, Requested: u.Requested + b.size, Allocated: u.Allocated + b.rounded}}
-		libraries[b.library] = engine.LibraryUse{Library: b.library, Use: engine.Use{Blocks: l.Blocks + 1, Requested: l.Requested + b.size, Allocated: l.Allocated + b.rounded}}
+		tags[b.tag] = memory.TagUse{Tag: b.tag, Use: memory.Use{Blocks: u.Blocks + 1, Requested: u.Requested + b.size, Allocated: u.Allocated + b.rounded}}
+		libraries[b.library] = memory.LibraryUse{Library: b.library, Use: memory.Use{Blocks: l.Blocks + 1, Requested: l.Requested + b.size, Allocated: l.Allocated + b.rounded}}
 	}
 	for _, p := range d.pools {
 		s, k := p.pool.Stats(), sums[p]

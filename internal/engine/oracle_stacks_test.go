@@ -9,10 +9,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cistern-gpu/cistern/config"
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/cuda/sim"
 	"github.com/cistern-gpu/cistern/event"
 	"github.com/cistern-gpu/cistern/internal/engine"
+	"github.com/cistern-gpu/cistern/memory"
 )
 
 // Random sequences in which requests name stacks (oracle_test.go), the history of such requests, and threads.
@@ -43,7 +45,7 @@ func (w *world) toggleStacks() {
 }
 
 // withoutStacks are blocks as they are without what they remember.
-func withoutStacks(blocks []engine.Block) []engine.Block {
+func withoutStacks(blocks []memory.Block) []memory.Block {
 	blocks = slices.Clone(blocks)
 	for i := range blocks {
 		blocks[i].Stack = 0
@@ -54,11 +56,11 @@ func withoutStacks(blocks []engine.Block) []engine.Block {
 // checkStacks compares who holds what with the books.
 func (w *world) checkStacks(d *worldDevice) {
 	w.t.Helper()
-	want := map[uint32]engine.StackUse{}
+	want := map[uint32]memory.StackUse{}
 	if w.kept {
 		for _, b := range d.blocks {
 			u := want[b.stack]
-			want[b.stack] = engine.StackUse{Stack: b.stack, Use: engine.Use{Blocks: u.Blocks + 1, Requested: u.Requested + b.size, Allocated: u.Allocated + b.rounded}}
+			want[b.stack] = memory.StackUse{Stack: b.stack, Use: memory.Use{Blocks: u.Blocks + 1, Requested: u.Requested + b.size, Allocated: u.Allocated + b.rounded}}
 		}
 	}
 	for _, u := range d.dev.StackUsage() {
@@ -80,7 +82,7 @@ func (w *world) checkStacks(d *worldDevice) {
 func TestHistoryOfStacks(t *testing.T) {
 	for seed := range uint64(4) {
 		what := fmt.Sprintf("seed %d", seed)
-		e := checked(t, engine.Options{History: 100, Limit: 60 * mib}, 64*mib, 3)
+		e := checked(t, config.Options{History: 100, Limit: 60 * mib}, 64*mib, 3)
 		kept := seed%2 == 0
 		e.a.KeepStacks(kept)
 		pool := e.pool(t, 1, engine.PoolOptions{})
@@ -166,7 +168,7 @@ func TestHistoryOfStacks(t *testing.T) {
 // Threads that allocate from many places, and through magazines from none, while others look, have stacks kept and forgotten,
 // and change who finds them out.
 func TestStacksThreads(t *testing.T) {
-	e := newEngine(t, sim.Options{Capacity: 256 * mib}, engine.Options{}, 4)
+	e := newEngine(t, sim.Options{Capacity: 256 * mib}, config.Options{}, 4)
 	e.a.KeepStacks(true)
 	c := newInFront(e.a)
 	stop := make(chan struct{})
@@ -184,7 +186,7 @@ func TestStacksThreads(t *testing.T) {
 			}
 		})
 	}
-	var g engine.Gauges
+	var g memory.Gauges
 	watch(func() { e.dev.Gauges(&g) })
 	watch(func() {
 		for _, u := range e.dev.StackUsage() {

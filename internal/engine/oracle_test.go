@@ -9,9 +9,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cistern-gpu/cistern/config"
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/cuda/sim"
 	"github.com/cistern-gpu/cistern/internal/engine"
+	"github.com/cistern-gpu/cistern/memory"
 	"github.com/cistern-gpu/cistern/resource"
 )
 
@@ -21,28 +23,28 @@ import (
 var steps = flag.Int("steps", 400, "operations of a random sequence")
 
 // configs are the configurations that every sequence is run under.
-func configs(seed uint64) map[string]config {
+func configs(seed uint64) map[string]setup {
 	rng := rand.New(rand.NewPCG(seed, 99))
 	lag := []time.Duration{0, 20 * time.Millisecond, 500 * time.Millisecond}[rng.IntN(3)]
-	base := config{devices: 1 + rng.IntN(2), capacity: uint64(256+rng.IntN(1024)) * mib, lag: lag, sharing: rng.IntN(2) == 0}
-	out := map[string]config{}
-	add := func(name string, change func(*engine.Options)) {
+	base := setup{devices: 1 + rng.IntN(2), capacity: uint64(256+rng.IntN(1024)) * mib, lag: lag, sharing: rng.IntN(2) == 0}
+	out := map[string]setup{}
+	add := func(name string, change func(*config.Options)) {
 		c := base
 		change(&c.opts)
 		out[name] = c
 	}
-	add("default", func(o *engine.Options) {})
-	add("chunk:2MiB", func(o *engine.Options) { o.ChunkMax = 2 * mib })
-	add("ready", func(o *engine.Options) { o.CrossStream = engine.CrossStreamReady; o.ChunkMax = 8 * mib })
-	add("malloc", func(o *engine.Options) { o.Backend = engine.BackendMalloc })
-	add("ladder", func(o *engine.Options) {
-		o.Stages = engine.StageGrow | engine.Stages(rng.Uint32())&engine.AllStages
+	add("default", func(o *config.Options) {})
+	add("chunk:2MiB", func(o *config.Options) { o.ChunkMax = 2 * mib })
+	add("ready", func(o *config.Options) { o.CrossStream = config.CrossStreamReady; o.ChunkMax = 8 * mib })
+	add("malloc", func(o *config.Options) { o.Backend = config.BackendMalloc })
+	add("ladder", func(o *config.Options) {
+		o.Stages = memory.StageGrow | memory.Stages(rng.Uint32())&memory.AllStages
 		if rng.IntN(2) == 0 {
-			o.Backend = engine.BackendMalloc
+			o.Backend = config.BackendMalloc
 		}
 	})
-	add("single", func(o *engine.Options) { o.SingleHandle = true })
-	add("history", func(o *engine.Options) { o.History = 50 })
+	add("single", func(o *config.Options) { o.SingleHandle = true })
+	add("history", func(o *config.Options) { o.History = 50 })
 	for _, name := range []string{"default", "malloc", "ladder"} {
 		c := out[name]
 		c.front = true
@@ -274,16 +276,16 @@ func (w *world) invalid(d *worldDevice) {
 		if w.live.has(uint64(p)) {
 			continue
 		}
-		if err := w.a.Free(p); !errors.Is(err, engine.ErrUnknownPointer) {
+		if err := w.a.Free(p); !errors.Is(err, memory.ErrUnknownPointer) {
 			w.fail("Free(%#x), which was never handed out: %v", p, err)
 		}
-		if err := w.a.FreeOn(p, s.st); !errors.Is(err, engine.ErrUnknownPointer) {
+		if err := w.a.FreeOn(p, s.st); !errors.Is(err, memory.ErrUnknownPointer) {
 			w.fail("FreeOn(%#x), which was never handed out: %v", p, err)
 		}
-		if err := w.a.RecordStream(p, s.st); !errors.Is(err, engine.ErrUnknownPointer) {
+		if err := w.a.RecordStream(p, s.st); !errors.Is(err, memory.ErrUnknownPointer) {
 			w.fail("RecordStream(%#x), which was never handed out: %v", p, err)
 		}
-		if _, err := w.a.Base(p); !errors.Is(err, engine.ErrUnknownPointer) {
+		if _, err := w.a.Base(p); !errors.Is(err, memory.ErrUnknownPointer) {
 			w.fail("Base(%#x), which was never handed out: %v", p, err)
 		}
 	}
@@ -301,7 +303,7 @@ func (w *world) newPool(d *worldDevice) {
 		return
 	}
 	d.poolIDs++
-	id := engine.PoolID{d.poolIDs%4 + 1, d.poolIDs}
+	id := memory.PoolID{d.poolIDs%4 + 1, d.poolIDs}
 	o := engine.PoolOptions{NoSplit: w.chance(15)}
 	var u *upstream
 	switch n := w.rng.IntN(100); {
@@ -525,18 +527,18 @@ func (w *world) restore(d *worldDevice) {
 	}
 	want := withoutStacks(p.noted)
 	for i, b := range want { // what was live as it is listed stays whose it was
-		if k := slices.IndexFunc(now, func(x engine.Block) bool { return x.Base == b.Base && x.Size == b.Size && x.Requested == b.Requested }); k >= 0 {
+		if k := slices.IndexFunc(now, func(x memory.Block) bool { return x.Base == b.Base && x.Size == b.Size && x.Requested == b.Requested }); k >= 0 {
 			want[i].Tag, want[i].Library = now[k].Tag, now[k].Library
 		}
 	}
 	if again := p.pool.Blocks(); !slices.Equal(withoutStacks(again), want) {
 		w.fail("restored %+v, want %+v", again, want)
 	}
-	same := func(x *worldBlock, b engine.Block) bool {
+	same := func(x *worldBlock, b memory.Block) bool {
 		return x.p == b.Base && x.rounded == b.Size && x.size == b.Requested
 	}
 	d.blocks = slices.DeleteFunc(d.blocks, func(x *worldBlock) bool {
-		gone := x.pool == p && !slices.ContainsFunc(p.noted, func(b engine.Block) bool { return same(x, b) })
+		gone := x.pool == p && !slices.ContainsFunc(p.noted, func(b memory.Block) bool { return same(x, b) })
 		if gone {
 			w.forget(d, x)
 		}
@@ -599,7 +601,7 @@ func (w *world) end() {
 		}
 		w.check(d)
 		w.drv.SetOutside(d.id, 0)
-		all := engine.AllStages &^ engine.StageCallback
+		all := memory.AllStages &^ memory.StageCallback
 		if w.a.Options().Stages&all == all {
 			d.dev.SetLimit(0)
 			size := w.cfg.capacity &^ (2*mib - 1)

@@ -9,7 +9,7 @@ import "time"
 // filler is what a device has in use, so that chunks are large.
 const filler = 4 * gib
 
-func tight(c config) config {
+func tight(c setup) setup {
 	c.tight, c.devices, c.capacity = true, 1, 96*gib
 	c.lag = min(c.lag, 20*time.Millisecond)
 	return c

@@ -10,6 +10,7 @@ import (
 	"github.com/cistern-gpu/cistern/internal/engine/phys"
 	"github.com/cistern-gpu/cistern/internal/engine/timeline"
 	"github.com/cistern-gpu/cistern/internal/heap"
+	"github.com/cistern-gpu/cistern/memory"
 	"github.com/cistern-gpu/cistern/resource"
 )
 
@@ -48,12 +49,12 @@ type Selection struct {
 // later, finds no memory. What is paused already stays as it is. After an error nothing was paused.
 //
 // Several calls take turns. A function of OnUnmap or OnMap must neither pause nor resume.
-func (d *Device) Pause(sel Selection, o PauseOptions) (PauseReport, error) {
+func (d *Device) Pause(sel Selection, o PauseOptions) (memory.PauseReport, error) {
 	if err := d.selects(sel); err != nil {
-		return PauseReport{}, err
+		return memory.PauseReport{}, err
 	}
 	if o.Keep > KeepNone {
-		return PauseReport{}, fmt.Errorf("pause: keep %d is none", o.Keep)
+		return memory.PauseReport{}, fmt.Errorf("pause: keep %d is none", o.Keep)
 	}
 	d.pausing.Lock()
 	defer d.pausing.Unlock()
@@ -92,7 +93,7 @@ type pause struct {
 	leaving   []*pausedRange       // in address order within a stream heap
 	batches   []batchOut           // while contents are copied to host memory
 	published []run
-	report    PauseReport
+	report    memory.PauseReport
 }
 
 // leaving is memory that is to go.
@@ -173,7 +174,7 @@ func (d *Device) mayPause() error {
 }
 
 func (d *Device) whileCapturing() error {
-	return &PauseError{Reason: fmt.Sprintf("pause: a stream is being captured on device %d, and the GPU cannot be waited for meanwhile", d.id)}
+	return &memory.PauseError{Reason: fmt.Sprintf("pause: a stream is being captured on device %d, and the GPU cannot be waited for meanwhile", d.id)}
 }
 
 // waitForAll waits for all work of the device, and of those that may use its memory; it is a PauseError where a capture
@@ -240,7 +241,7 @@ func (p *pause) chooseLocked() error {
 }
 
 // refusal is why something cannot be paused: the first reason, and the bytes of all blocks that it is so with.
-type refusal struct{ PauseError }
+type refusal struct{ memory.PauseError }
 
 func (r *refusal) add(b *heap.Block, format string, args ...any) {
 	reason := fmt.Sprintf(format, args...)

@@ -10,11 +10,13 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cistern-gpu/cistern/config"
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/cuda/sim"
 	"github.com/cistern-gpu/cistern/internal/engine"
 	"github.com/cistern-gpu/cistern/internal/slow"
 	"github.com/cistern-gpu/cistern/internal/testkit"
+	"github.com/cistern-gpu/cistern/memory"
 )
 
 // What thousands of cycles leave, and what threads do to each other while memory is paused.
@@ -30,12 +32,12 @@ func TestSlowPauseCycles(t *testing.T) {
 }
 
 func pauseCycles(t *testing.T, cycles int) {
-	p := newPausing(t, sim.Options{Capacity: 128 * mib}, engine.Options{})
-	pool, err := p.d.NewPool(engine.PoolID{1, 0})
+	p := newPausing(t, sim.Options{Capacity: 128 * mib}, config.Options{})
+	pool, err := p.d.NewPool(memory.PoolID{1, 0})
 	if err != nil {
 		t.Fatal(err)
 	}
-	single, err := p.d.NewPoolWith(engine.PoolID{2, 0}, engine.PoolOptions{Kind: engine.PoolSingleHandle})
+	single, err := p.d.NewPoolWith(memory.PoolID{2, 0}, engine.PoolOptions{Kind: engine.PoolSingleHandle})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -128,7 +130,7 @@ func (p *pausing) check2() {
 // TestPauseThreads: threads allocate and free, through magazines and without, and pause and resume their own tag, while the
 // books are looked at. Each does some hundred things, however little a busy machine does in the time.
 func TestPauseThreads(t *testing.T) {
-	p := newPausing(t, sim.Options{Capacity: 600 * mib, Devices: 1}, engine.Options{})
+	p := newPausing(t, sim.Options{Capacity: 600 * mib, Devices: 1}, config.Options{})
 	front := newInFront(p.a)
 	p.d.OnTokensEnd(front.forgetAll)
 	stop := time.Now().Add(3 * time.Second)
@@ -245,7 +247,7 @@ func TestPauseThreads(t *testing.T) {
 
 // TestPauseUnderRegistration: those who register memory are told of all that goes and comes, chunk by chunk.
 func TestPauseUnderRegistration(t *testing.T) {
-	e, reg := registered(t, sim.Options{Capacity: 128 * mib}, engine.Options{}, 1)
+	e, reg := registered(t, sim.Options{Capacity: 128 * mib}, config.Options{}, 1)
 	d := e.dev
 	var ptrs []cuda.Ptr
 	for range 4 {
@@ -286,7 +288,7 @@ func TestPauseRegistersMemory(t *testing.T) {
 	}
 	for _, refused := range []bool{false, true} {
 		drv := sim.New(sim.Options{Capacity: 128 * mib, Check: sim.CheckOrder})
-		a, err := engine.New(eager{drv}, engine.Options{})
+		a, err := engine.New(eager{drv}, config.Options{})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -6,10 +6,12 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cistern-gpu/cistern/config"
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/cuda/sim"
 	"github.com/cistern-gpu/cistern/internal/engine"
 	"github.com/cistern-gpu/cistern/internal/slow"
+	"github.com/cistern-gpu/cistern/memory"
 	"github.com/cistern-gpu/cistern/resource"
 )
 
@@ -150,7 +152,7 @@ func (s *pauseScenario) resumeAll() {
 func (s *pauseScenario) play() {
 	s.t.Helper()
 	s.blocks = map[cuda.Ptr]pausedBlock{}
-	single, err := s.d.NewPoolWith(engine.PoolID{1, 0}, engine.PoolOptions{Kind: engine.PoolSingleHandle})
+	single, err := s.d.NewPoolWith(memory.PoolID{1, 0}, engine.PoolOptions{Kind: engine.PoolSingleHandle})
 	if err != nil {
 		s.fatal("%v", err)
 	}
@@ -158,7 +160,7 @@ func (s *pauseScenario) play() {
 	if err != nil {
 		s.fatal("%v", err)
 	}
-	user, err := s.d.NewPoolWith(engine.PoolID{2, 0}, engine.PoolOptions{Upstream: own})
+	user, err := s.d.NewPoolWith(memory.PoolID{2, 0}, engine.PoolOptions{Upstream: own})
 	if err != nil {
 		s.fatal("%v", err)
 	}
@@ -218,7 +220,7 @@ func (s *pauseScenario) freeOne() {
 		}
 	}
 	err := s.step(func() error { return s.a.Free(first) })
-	if errors.Is(err, engine.ErrUnknownPointer) {
+	if errors.Is(err, memory.ErrUnknownPointer) {
 		s.fatal("%v", err)
 	}
 	delete(s.blocks, first)
@@ -247,7 +249,7 @@ func pauseFailEveryCall(t *testing.T, step, oneOf uint64) {
 	defer engine.SetStretch(2 * mib)()
 	for _, keep := range []engine.Keep{engine.KeepHost, engine.KeepDisk, engine.KeepNone} {
 		run := func(what string, fail func(call string, n uint64) cuda.Code) uint64 {
-			s := &pauseScenario{pausing: newPausing(t, sim.Options{}, engine.Options{}), what: what, keep: keep, fail: fail}
+			s := &pauseScenario{pausing: newPausing(t, sim.Options{}, config.Options{}), what: what, keep: keep, fail: fail}
 			s.play()
 			return s.calls
 		}

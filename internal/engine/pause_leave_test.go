@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cistern-gpu/cistern/config"
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/cuda/sim"
 	"github.com/cistern-gpu/cistern/internal/engine"
@@ -33,7 +34,7 @@ func (p *pausing) calls(f func() error) (names []string) {
 func several(t *testing.T) (*pausing, []cuda.Ptr) {
 	t.Helper()
 	t.Cleanup(engine.SetStretch(4 * mib))
-	p := newPausing(t, sim.Options{}, engine.Options{ChunkMax: 2 * mib})
+	p := newPausing(t, sim.Options{}, config.Options{ChunkMax: 2 * mib})
 	var blocks []cuda.Ptr
 	for i := range 6 {
 		b := p.alloc(nil, 4*mib, 1)

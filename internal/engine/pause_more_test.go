@@ -5,10 +5,12 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cistern-gpu/cistern/config"
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/cuda/sim"
 	"github.com/cistern-gpu/cistern/internal/engine"
 	"github.com/cistern-gpu/cistern/internal/magazine"
+	"github.com/cistern-gpu/cistern/memory"
 )
 
 // TestResumedMemoryIsThePeers: a peer that was allowed to use memory, before it was paused or meanwhile, may use what came
@@ -16,7 +18,7 @@ import (
 func TestResumedMemoryIsThePeers(t *testing.T) {
 	for _, conf := range []string{"", "single_handle:true"} {
 		for _, meanwhile := range []bool{false, true} {
-			opts, _ := engine.ParseOptions(conf)
+			opts, _ := config.Parse(conf)
 			p := newPausing(t, sim.Options{Devices: 2}, opts)
 			enable := func() {
 				t.Helper()
@@ -52,7 +54,7 @@ func TestResumedMemoryIsThePeers(t *testing.T) {
 // TestPausedBlockInTray: a free that C was in the middle of when its block was paused is not lost, and nobody gets the
 // block from the magazine.
 func TestPausedBlockInTray(t *testing.T) {
-	p := newPausing(t, sim.Options{}, engine.Options{})
+	p := newPausing(t, sim.Options{}, config.Options{})
 	q, ticket, err := p.d.AllocMagazine(3*mib, p.st)
 	if err != nil || ticket.Magazine == nil {
 		t.Fatal(err)
@@ -81,13 +83,13 @@ func TestPausedBlockInTray(t *testing.T) {
 
 // TestPauseNoRoomForContents: where contents find no room nothing is paused, and what is wrong is said in one line.
 func TestPauseNoRoomForContents(t *testing.T) {
-	p := newPausing(t, sim.Options{}, engine.Options{})
+	p := newPausing(t, sim.Options{}, config.Options{})
 	a := p.alloc(nil, 5*mib, 1)
 	p.fill(a, 5*mib, 1)
 	fails := func(o engine.PauseOptions) {
 		t.Helper()
 		r, err := p.d.Pause(all, o)
-		if err == nil || strings.Contains(err.Error(), "\n") || !strings.HasPrefix(err.Error(), "pause: ") || r != (engine.PauseReport{}) {
+		if err == nil || strings.Contains(err.Error(), "\n") || !strings.HasPrefix(err.Error(), "pause: ") || r != (memory.PauseReport{}) {
 			t.Errorf("%+v, %v", r, err)
 		}
 		p.check()
@@ -110,7 +112,7 @@ func TestPauseNoRoomForContents(t *testing.T) {
 
 // TestPauseSelections: what is no selection of this device is refused.
 func TestPauseSelections(t *testing.T) {
-	p := newPausing(t, sim.Options{Devices: 2}, engine.Options{})
+	p := newPausing(t, sim.Options{Devices: 2}, config.Options{})
 	other, err := p.a.Device(1)
 	if err != nil {
 		t.Fatal(err)
@@ -143,8 +145,8 @@ func TestPauseSelections(t *testing.T) {
 // TestRestoreWhilePaused: a pool whose memory is paused goes back to an earlier state as far as what is live is concerned;
 // what was freed while it was paused has no memory to come back to.
 func TestRestoreWhilePaused(t *testing.T) {
-	p := newPausing(t, sim.Options{}, engine.Options{})
-	pool, err := p.d.NewPool(engine.PoolID{1, 0})
+	p := newPausing(t, sim.Options{}, config.Options{})
+	pool, err := p.d.NewPool(memory.PoolID{1, 0})
 	if err != nil {
 		t.Fatal(err)
 	}

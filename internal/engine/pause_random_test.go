@@ -9,9 +9,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cistern-gpu/cistern/config"
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/cuda/sim"
 	"github.com/cistern-gpu/cistern/internal/engine"
+	"github.com/cistern-gpu/cistern/memory"
 	"github.com/cistern-gpu/cistern/resource"
 )
 
@@ -318,7 +320,7 @@ func newPauseWorld(t *testing.T, seed uint64, seen map[string]int) *pauseWorld {
 	rng := rand.New(rand.NewPCG(seed, 7))
 	confs := []string{"", "chunk:2MiB", "single_handle:true", "cross_stream:ready"}
 	conf := confs[rng.IntN(len(confs))]
-	opts, err := engine.ParseOptions(conf)
+	opts, err := config.Parse(conf)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -365,7 +367,7 @@ func newPauseWorld(t *testing.T, seed uint64, seen map[string]int) *pauseWorld {
 		if i == 2 && w.reg != nil {
 			break // what a user's resource unmaps is its own
 		}
-		p, err := d.NewPoolWith(engine.PoolID{1, uint64(i)}, o)
+		p, err := d.NewPoolWith(memory.PoolID{1, uint64(i)}, o)
 		if err != nil {
 			t.Fatal(err)
 		}

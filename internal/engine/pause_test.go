@@ -8,9 +8,11 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cistern-gpu/cistern/config"
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/cuda/sim"
 	"github.com/cistern-gpu/cistern/internal/engine"
+	"github.com/cistern-gpu/cistern/memory"
 )
 
 // pausing is a program whose blocks have contents that it can check.
@@ -22,7 +24,7 @@ type pausing struct {
 	st  *engine.Stream
 }
 
-func newPausing(t *testing.T, so sim.Options, o engine.Options) *pausing {
+func newPausing(t *testing.T, so sim.Options, o config.Options) *pausing {
 	t.Helper()
 	if so.Capacity == 0 {
 		so.Capacity = 256 * mib
@@ -86,7 +88,7 @@ func (p *pausing) holds(ptr cuda.Ptr, size uint64, seed byte) {
 	}
 }
 
-func (p *pausing) pause(sel engine.Selection, o engine.PauseOptions) engine.PauseReport {
+func (p *pausing) pause(sel engine.Selection, o engine.PauseOptions) memory.PauseReport {
 	p.t.Helper()
 	r, err := p.d.Pause(sel, o)
 	if err != nil {
@@ -96,7 +98,7 @@ func (p *pausing) pause(sel engine.Selection, o engine.PauseOptions) engine.Paus
 	return r
 }
 
-func (p *pausing) resume(sel engine.Selection) engine.PauseReport {
+func (p *pausing) resume(sel engine.Selection) memory.PauseReport {
 	p.t.Helper()
 	r, err := p.d.Resume(sel)
 	if err != nil {
@@ -139,7 +141,7 @@ func booksBalance(d *engine.Device, drv *sim.Driver) error {
 		sum := uint64(0)
 		for _, b := range g.Blocks {
 			sum += b.Size
-			if b.State != engine.BlockFree {
+			if b.State != memory.BlockFree {
 				active += b.Size
 			} else if b.Paused != 0 {
 				return fmt.Errorf("the snapshot says that %d bytes of a free block are paused", b.Paused)
@@ -175,7 +177,7 @@ func TestPauseKeepsContents(t *testing.T) {
 	for _, conf := range []string{"", "chunk:2MiB", "single_handle:true"} {
 		for _, keep := range []engine.Keep{engine.KeepHost, engine.KeepDisk} {
 			t.Run(fmt.Sprintf("%s keep %d", conf, keep), func(t *testing.T) {
-				opts, err := engine.ParseOptions(conf)
+				opts, err := config.Parse(conf)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -200,7 +202,7 @@ func TestPauseKeepsContents(t *testing.T) {
 					s.Allocated.All.Current != before.Allocated.All.Current || s.Paused.All.Current != before.Allocated.All.Current || r.Shared != 0 {
 					t.Fatalf("%+v; before %+v, then %+v", r, before.Reserved.All, s.Reserved.All)
 				}
-				if again := p.pause(all, engine.PauseOptions{}); again != (engine.PauseReport{}) {
+				if again := p.pause(all, engine.PauseOptions{}); again != (memory.PauseReport{}) {
 					t.Errorf("a second pause did something: %+v", again)
 				}
 				other := p.alloc(nil, 30*mib, 0) // others have the memory meanwhile
@@ -214,7 +216,7 @@ func TestPauseKeepsContents(t *testing.T) {
 					p.holds(ptrs[i], n, byte(i))
 				}
 				p.holds(other, 30*mib, 99)
-				if again := p.resume(all); again != (engine.PauseReport{}) {
+				if again := p.resume(all); again != (memory.PauseReport{}) {
 					t.Errorf("a second resume did something: %+v", again)
 				}
 				for _, ptr := range append(ptrs, other) {
@@ -233,7 +235,7 @@ func TestPauseKeepsContents(t *testing.T) {
 
 // TestPauseByTag: what others have beside stays, and is said to.
 func TestPauseByTag(t *testing.T) {
-	p := newPausing(t, sim.Options{}, engine.Options{})
+	p := newPausing(t, sim.Options{}, config.Options{})
 	var mine, others []cuda.Ptr
 	for i := range 8 { // chunks of 2 MiB: each block of 3 MiB shares one with its neighbour
 		mine = append(mine, p.alloc(nil, 3*mib, 7))
@@ -273,7 +275,7 @@ func TestPauseByTag(t *testing.T) {
 // TestFreeWhilePaused: a paused block is freed at once, and its addresses serve others when all about it has gone.
 func TestFreeWhilePaused(t *testing.T) {
 	for _, conf := range []string{"", "single_handle:true"} {
-		opts, _ := engine.ParseOptions(conf)
+		opts, _ := config.Parse(conf)
 		p := newPausing(t, sim.Options{}, opts)
 		var ptrs []cuda.Ptr
 		for i := range 40 {
@@ -286,7 +288,7 @@ func TestFreeWhilePaused(t *testing.T) {
 				p.free(ptr)
 			}
 		}
-		if err := p.a.Free(ptrs[1]); !errors.Is(err, engine.ErrUnknownPointer) {
+		if err := p.a.Free(ptrs[1]); !errors.Is(err, memory.ErrUnknownPointer) {
 			t.Errorf("a second free: %v", err)
 		}
 		p.resume(all)
@@ -301,7 +303,7 @@ func TestFreeWhilePaused(t *testing.T) {
 		if s.Paused.All.Current != 0 || s.Reserved.All.Current != 0 || s.ActiveBytes.All.Current != 0 {
 			t.Errorf("%s: left over: %+v", conf, s)
 		}
-		if r := p.resume(all); r != (engine.PauseReport{}) {
+		if r := p.resume(all); r != (memory.PauseReport{}) {
 			t.Errorf("%s: resume of nothing: %+v", conf, r)
 		}
 		if err := p.a.Close(); err != nil {
@@ -315,14 +317,14 @@ func TestFreeWhilePaused(t *testing.T) {
 
 // TestResumeNeedsMemory: a resume that lacks memory changes nothing and says what it lacks; caches of others go for it.
 func TestResumeNeedsMemory(t *testing.T) {
-	p := newPausing(t, sim.Options{Capacity: 128 * mib}, engine.Options{})
+	p := newPausing(t, sim.Options{Capacity: 128 * mib}, config.Options{})
 	a := p.alloc(nil, 60*mib, 1)
 	p.fill(a, 60*mib, 1)
 	p.pause(engine.Selection{Tag: 1}, engine.PauseOptions{})
 	b := p.alloc(nil, 100*mib, 2)
 	p.fill(b, 100*mib, 2)
 	_, err := p.d.Resume(all)
-	var oom *engine.OutOfMemoryError
+	var oom *memory.OutOfMemoryError
 	if !errors.As(err, &oom) || oom.Need != 60*mib || oom.Paused != 60*mib || !strings.Contains(err.Error(), "resume") {
 		t.Fatalf("%v", err)
 	}
@@ -354,12 +356,12 @@ func TestResumeNeedsMemory(t *testing.T) {
 
 // TestPauseRefused: what cannot be paused is refused by name, and nothing is paused.
 func TestPauseRefused(t *testing.T) {
-	p := newPausing(t, sim.Options{Handles: cuda.HandlePosix}, engine.Options{})
+	p := newPausing(t, sim.Options{Handles: cuda.HandlePosix}, config.Options{})
 	a := p.alloc(nil, 3*mib, 1)
 	refused := func(sel engine.Selection, what string, bytes uint64) {
 		t.Helper()
 		_, err := p.d.Pause(sel, engine.PauseOptions{})
-		var pe *engine.PauseError
+		var pe *memory.PauseError
 		if !errors.As(err, &pe) || !strings.Contains(err.Error(), what) || pe.Bytes != bytes {
 			t.Errorf("want %q and %d bytes: %v", what, bytes, err)
 		}
@@ -373,7 +375,7 @@ func TestPauseRefused(t *testing.T) {
 	}
 	refused(all, "shared with other processes", 3*mib)
 	p.free(a)
-	malloc, err := p.d.NewPoolWith(engine.PoolID{1, 0}, engine.PoolOptions{Kind: engine.PoolMalloc})
+	malloc, err := p.d.NewPoolWith(memory.PoolID{1, 0}, engine.PoolOptions{Kind: engine.PoolMalloc})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -387,7 +389,7 @@ func TestPauseRefused(t *testing.T) {
 	p.resume(all)
 	p.free(b)
 	p.free(c)
-	pool, err := p.d.NewPool(engine.PoolID{2, 0})
+	pool, err := p.d.NewPool(memory.PoolID{2, 0})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cistern-gpu/cistern/config"
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/cuda/sim"
 	"github.com/cistern-gpu/cistern/internal/engine"
@@ -19,7 +20,7 @@ type pair struct {
 	st  [2]*engine.Stream
 }
 
-func newPair(t *testing.T, drv cuda.Driver, simulated *sim.Driver, opts engine.Options) *pair {
+func newPair(t *testing.T, drv cuda.Driver, simulated *sim.Driver, opts config.Options) *pair {
 	t.Helper()
 	if simulated == nil {
 		simulated = sim.New(sim.Options{Devices: 2, Check: sim.CheckOrder, OnFault: func(err error) { t.Error(err) }})
@@ -57,7 +58,7 @@ func (p *pair) use(dev int, ptr cuda.Ptr, size uint64) error {
 
 // After EnablePeer the peer uses all there is and all that comes, wherever it is mapped, and before it nothing.
 func TestPeer(t *testing.T) {
-	for _, opts := range []engine.Options{{Backend: engine.BackendVMM}, {Backend: engine.BackendMalloc}, {SingleHandle: true}} {
+	for _, opts := range []config.Options{{Backend: config.BackendVMM}, {Backend: config.BackendMalloc}, {SingleHandle: true}} {
 		t.Run(opts.String(), func(t *testing.T) {
 			drv := sim.New(sim.Options{Devices: 2, Capacity: 256 * mib, Check: sim.CheckOrder, Lag: 20 * time.Millisecond})
 			p := newPair(t, drv, drv, opts)
@@ -116,7 +117,7 @@ func TestPeer(t *testing.T) {
 // Devices that cannot reach each other, and failures on the way, leave everything usable as it was.
 func TestPeerFails(t *testing.T) {
 	drv := sim.New(sim.Options{Devices: 2, NoPeers: true, Check: sim.CheckOrder})
-	p := newPair(t, drv, drv, engine.Options{})
+	p := newPair(t, drv, drv, config.Options{})
 	if err := p.dev[0].EnablePeer(1); !errors.Is(err, cuda.ErrPeerAccessUnsupported) {
 		t.Errorf("%v; want unsupported", err)
 	}
@@ -128,7 +129,7 @@ func TestPeerFails(t *testing.T) {
 	}
 	for k := uint64(1); ; k++ {
 		drv := sim.New(sim.Options{Devices: 2, Check: sim.CheckOrder})
-		p := newPair(t, drv, drv, engine.Options{})
+		p := newPair(t, drv, drv, config.Options{})
 		a, b := p.alloc(t, 0, 1000), p.alloc(t, 0, 70*mib)
 		start, failed := drv.CallNumber(), false
 		drv.FailCall(func(_ string, n uint64) cuda.Code {
@@ -179,7 +180,7 @@ func (d *peerless) MemSetAccess(p cuda.Ptr, size uint64, devs []cuda.Device) err
 // A device whose context is broken fails alone: others go on, also those whose peer it is.
 func TestBrokenDeviceFailsAlone(t *testing.T) {
 	drv := &peerless{Driver: sim.New(sim.Options{Devices: 2})}
-	p := newPair(t, drv, drv.Driver, engine.Options{})
+	p := newPair(t, drv, drv.Driver, config.Options{})
 	for i := range p.dev {
 		if err := p.dev[i].EnablePeer(cuda.Device(1 - i)); err != nil {
 			t.Fatal(err)

@@ -1,6 +1,9 @@
 package engine
 
-import "github.com/cistern-gpu/cistern/internal/heap"
+import (
+	"github.com/cistern-gpu/cistern/internal/heap"
+	"github.com/cistern-gpu/cistern/memory"
+)
 
 // Where memory is mapped for a request that no free block fits.
 
@@ -25,7 +28,7 @@ func (c *request) place(spare uint64) (place, error) {
 	if !ok {
 		if err := d.reserve(s, c.n); err != nil {
 			if isOutOfMemory(err) {
-				c.log.oom, c.log.of(StageGrow).err = err, err // the first that needs addresses
+				c.log.oom, c.log.of(memory.StageGrow).err = err, err // the first that needs addresses
 				return place{}, nil
 			}
 			return place{}, err
@@ -37,7 +40,7 @@ func (c *request) place(spare uint64) (place, error) {
 	for !s.pool.mayHold(at.need) {
 		if !c.spare(at.need) {
 			c.scope.limit = s.pool
-			c.log.try(StageGrow).stop = stopPoolLimit
+			c.log.try(memory.StageGrow).stop = stopPoolLimit
 			return place{}, nil
 		}
 		if at, ok = find(); !ok {

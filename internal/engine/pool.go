@@ -10,6 +10,7 @@ import (
 	"github.com/cistern-gpu/cistern/internal/engine/phys"
 	"github.com/cistern-gpu/cistern/internal/engine/quota"
 	"github.com/cistern-gpu/cistern/internal/heap"
+	"github.com/cistern-gpu/cistern/memory"
 	"github.com/cistern-gpu/cistern/resource"
 )
 
@@ -17,7 +18,7 @@ import (
 // pool, though chunks that are wholly free move between pools, unless the pool is pinned.
 type Pool struct {
 	dev    *Device
-	id     PoolID
+	id     memory.PoolID
 	number uint32 // by which events name it
 
 	segments     resource.Resource // where its segments come from; nil: it is made of chunks
@@ -62,7 +63,7 @@ type Pool struct {
 }
 
 // ID is the pool's name.
-func (p *Pool) ID() PoolID { return p.id }
+func (p *Pool) ID() memory.PoolID { return p.id }
 
 // Device is the device of the pool.
 func (p *Pool) Device() *Device { return p.dev }
@@ -71,10 +72,10 @@ func (p *Pool) Device() *Device { return p.dev }
 func (d *Device) DefaultPool() *Pool { return d.pool0 }
 
 // NewPool creates a private pool of the kind of memory that the device's options say.
-func (d *Device) NewPool(id PoolID) (*Pool, error) { return d.NewPoolWith(id, PoolOptions{}) }
+func (d *Device) NewPool(id memory.PoolID) (*Pool, error) { return d.NewPoolWith(id, PoolOptions{}) }
 
 // Pool finds a pool by its name.
-func (d *Device) Pool(id PoolID) (*Pool, bool) {
+func (d *Device) Pool(id memory.PoolID) (*Pool, bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	p, ok := d.pools[id]
@@ -132,7 +133,7 @@ func (d *Device) enter(p *Pool) {
 	p.heaps.Store(new([]atomic.Pointer[streamHeap]))
 	i := d.journal.Pools.Take()
 	if i == len(d.byNumber) {
-		d.byNumber, d.poolNames = append(d.byNumber, nil), append(d.poolNames, PoolID{})
+		d.byNumber, d.poolNames = append(d.byNumber, nil), append(d.poolNames, memory.PoolID{})
 	}
 	p.number = uint32(i)
 	d.byNumber[i], d.poolNames[i] = p, p.id

@@ -6,6 +6,7 @@ import (
 
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/internal/heap"
+	"github.com/cistern-gpu/cistern/memory"
 	"github.com/cistern-gpu/cistern/resource"
 )
 
@@ -56,7 +57,7 @@ func (r *poolResource) Free(ptr cuda.Ptr, size, _ uint64, h cuda.Stream) error {
 	a := r.p.dev.a
 	s := a.heapOf(ptr)
 	if s == nil || s.pool.owner() != r.p {
-		return &PointerError{Op: "free", Ptr: ptr, Detail: fmt.Sprintf("it is not of pool {%d, %d}", r.p.id[0], r.p.id[1])}
+		return &memory.PointerError{Op: "free", Ptr: ptr, Detail: fmt.Sprintf("it is not of pool {%d, %d}", r.p.id[0], r.p.id[1])}
 	}
 	st := s.stream
 	if h != st.Handle() && r.p.dev.health.Broken() == nil { // else it is that stream, or the next one that has its handle
@@ -65,7 +66,7 @@ func (r *poolResource) Free(ptr cuda.Ptr, size, _ uint64, h cuda.Stream) error {
 			return err
 		}
 	}
-	if err := a.FreeOn(ptr, st); errors.Is(err, ErrUnknownPointer) {
+	if err := a.FreeOn(ptr, st); errors.Is(err, memory.ErrUnknownPointer) {
 		return err
 	}
 	return nil // what else there is to say of a free, the next request says: the block was taken back

@@ -5,9 +5,11 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cistern-gpu/cistern/config"
 	"github.com/cistern-gpu/cistern/cuda"
 	driver "github.com/cistern-gpu/cistern/cuda/open"
 	"github.com/cistern-gpu/cistern/internal/engine"
+	"github.com/cistern-gpu/cistern/memory"
 	"github.com/cistern-gpu/cistern/resource"
 	"github.com/cistern-gpu/cistern/resource/open"
 	"github.com/cistern-gpu/cistern/resource/resourcetest"
@@ -60,7 +62,7 @@ func (s stackCase) start(m resourcetest.Machine) (*engine.Allocator, error) {
 		delete(s.started, m)
 		return a, nil
 	}
-	opts, err := engine.ParseOptions(s.conf)
+	opts, err := config.Parse(s.conf)
 	if err != nil {
 		return nil, err
 	}
@@ -124,7 +126,7 @@ func (s stackCase) make(m resourcetest.Machine) (r resource.Resource, done func(
 			}
 			below = append(below, o.Upstream)
 		}
-		p, err := d.NewPoolWith(engine.PoolID{1, uint64(i)}, o)
+		p, err := d.NewPoolWith(memory.PoolID{1, uint64(i)}, o)
 		if err != nil {
 			return nil, nil, errors.Join(err, done())
 		}

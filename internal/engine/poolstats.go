@@ -1,9 +1,11 @@
 package engine
 
+import "github.com/cistern-gpu/cistern/memory"
+
 // What one pool holds, and may hold.
 
 // Stats sums the pool up as it is at one moment.
-func (p *Pool) Stats() PoolStats {
+func (p *Pool) Stats() memory.PoolStats {
 	d := p.dev
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -11,7 +13,7 @@ func (p *Pool) Stats() PoolStats {
 		l.Lock()
 		defer l.Unlock()
 	}
-	st := PoolStats{Reserved: p.holds(), PeakReserved: p.peak, Limit: p.limit}
+	st := memory.PoolStats{Reserved: p.holds(), PeakReserved: p.peak, Limit: p.limit}
 	for _, s := range d.heaps {
 		if s != nil && s.pool.owner() == p {
 			s.view().AddToStats(&st)
@@ -69,10 +71,10 @@ func (s *streamHeap) lose(bytes uint64) {
 // +checklocks:c.d.mu
 func (c *request) spare(need uint64) bool {
 	d, p := c.d, c.s.pool
-	if p.pinned || d.onUnmap != nil || c.allowed&StageRemap == 0 || need > p.limit {
+	if p.pinned || d.onUnmap != nil || c.allowed&memory.StageRemap == 0 || need > p.limit {
 		return false
 	}
-	c.log.tried |= StageRemap
+	c.log.tried |= memory.StageRemap
 	excess, got := p.reserved+p.inFlight+need-p.limit, uint64(0)
 	for _, o := range d.heaps {
 		if o == nil || o.pool != p || o == c.s || o.area == nil || got >= excess {

@@ -12,6 +12,7 @@ import (
 	"github.com/cistern-gpu/cistern/internal/engine/timeline"
 	"github.com/cistern-gpu/cistern/internal/engine/views"
 	"github.com/cistern-gpu/cistern/internal/heap"
+	"github.com/cistern-gpu/cistern/memory"
 )
 
 // ordering says what the memory of a request must be ordered behind.
@@ -35,9 +36,9 @@ type request struct {
 	alone     bool // no other stream can be waited for
 	tight     bool // a segment of just the size will do
 	waits     timeline.Waits
-	observers observerWait // for threads that are telling observers of memory
-	met       Stages       // the stage that met the request
-	from      *streamHeap  // the stream heap the block is in: s, or under pressure another of the same pool and stream
+	observers observerWait  // for threads that are telling observers of memory
+	met       memory.Stages // the stage that met the request
+	from      *streamHeap   // the stream heap the block is in: s, or under pressure another of the same pool and stream
 }
 
 // allocSlow meets a request that the hot path could not, stage by stage. See Stages for the order.
@@ -54,9 +55,9 @@ func (p *Pool) obtain(c *request, st *Stream) (cuda.Ptr, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.a.turns.Next()
-	c.reclaimer = reclaimer{d: d, log: attempts{drv: d.drv}, allowed: d.opts.Stages | StageFit}
+	c.reclaimer = reclaimer{d: d, log: attempts{drv: d.drv}, allowed: d.opts.Stages | memory.StageFit}
 	if c.size > maxRequest {
-		c.log.try(StageFit)
+		c.log.try(memory.StageFit)
 		return 0, c.fail(p, st)
 	}
 	if d.dissolving {
@@ -72,7 +73,7 @@ func (p *Pool) obtain(c *request, st *Stream) (cuda.Ptr, error) {
 		d.retire()
 	}
 	ptr, err := c.reclaim(p, st)
-	if ptr == 0 && err == nil && p.spill != nil && c.allowed&StageSpill != 0 {
+	if ptr == 0 && err == nil && p.spill != nil && c.allowed&memory.StageSpill != 0 {
 		ptr, err = c.spill(p, st)
 	}
 	if ptr == 0 && err == nil {
@@ -161,7 +162,7 @@ const mostWaits = 5
 //
 // +checklocks:c.d.mu
 func (c *request) awaitMore() (bool, error) {
-	if c.waited == 0 || c.waited >= mostWaits || c.allowed&StageCollect == 0 {
+	if c.waited == 0 || c.waited >= mostWaits || c.allowed&memory.StageCollect == 0 {
 		return false, nil // without a first wait there was nothing to wait for, or it is off
 	}
 	c.s.arena.Unlock()
@@ -260,7 +261,7 @@ func (c *request) run() (heap.ID, error) {
 	c.scope.limit = nil
 	c.waits = c.waits[:0]
 	c.log.pass++
-	c.log.try(StageFit)
+	c.log.try(memory.StageFit)
 	c.collect(false)
 	if len(d.heldBack) > 0 {
 		d.regain(s, nil)
@@ -271,7 +272,7 @@ func (c *request) run() (heap.ID, error) {
 		}
 	}
 	if id, err := c.take(s); id != 0 || err != nil {
-		c.met = StageFit
+		c.met = memory.StageFit
 		return id, err
 	}
 	d.reap(s)
@@ -279,17 +280,17 @@ func (c *request) run() (heap.ID, error) {
 		return c.growSegment()
 	}
 	// First without robbing other pools; then with.
-	id, err := c.obtain(c.allowed&(StageRemap|StageGrow), false)
+	id, err := c.obtain(c.allowed&(memory.StageRemap|memory.StageGrow), false)
 	if id != 0 || err != nil {
 		return id, err
 	}
 	if c.order == streamOrdered && c.collect(true) {
 		if id, err := c.take(s); id != 0 || err != nil {
-			c.met = StageCollect
+			c.met = memory.StageCollect
 			return id, err
 		}
 	}
-	if id, err = c.obtain(c.allowed&(StageRemap|StageGrow|StageLend), true); id != 0 || err != nil {
+	if id, err = c.obtain(c.allowed&(memory.StageRemap|memory.StageGrow|memory.StageLend), true); id != 0 || err != nil {
 		return id, err
 	}
 	return c.elsewhere()
@@ -300,14 +301,14 @@ func (c *request) run() (heap.ID, error) {
 // +checklocks:c.d.mu
 func (c *request) collect(force bool) bool {
 	d := c.d
-	if !d.health.Waiting() || c.allowed&StageCollect == 0 {
+	if !d.health.Waiting() || c.allowed&memory.StageCollect == 0 {
 		return false
 	}
-	c.log.try(StageCollect)
+	c.log.try(memory.StageCollect)
 	c.log.start()
 	before := d.collected
 	any := d.collect(c.s, force)
-	c.log.lap(StageCollect, d.collected-before)
+	c.log.lap(memory.StageCollect, d.collected-before)
 	return any
 }
 
@@ -316,17 +317,17 @@ func (c *request) collect(force bool) bool {
 //
 // +checklocks:c.d.mu
 func (c *request) elsewhere() (heap.ID, error) {
-	if c.allowed&StageLend == 0 {
+	if c.allowed&memory.StageLend == 0 {
 		return 0, nil
 	}
-	c.log.try(StageLend)
+	c.log.try(memory.StageLend)
 	for class := range quota.NumClasses {
 		o := c.s.pool.heapFor(c.s.stream, class)
 		if o == nil || o == c.s {
 			continue
 		}
 		if id, err := c.take(o); id != 0 || err != nil { // the arena is ours
-			c.met, c.from = StageLend, o
+			c.met, c.from = memory.StageLend, o
 			return id, err
 		}
 	}
@@ -389,20 +390,20 @@ func (d *Device) handOut(c *request, id heap.ID) cuda.Ptr {
 	s.blocks.SetStack(id, c.by.stack)
 	addr := cuda.Ptr(b.Addr)
 	switch {
-	case c.helped&StageCallback != 0:
-		c.met = StageCallback
-	case c.helped&StageLend != 0:
-		c.met = StageLend
+	case c.helped&memory.StageCallback != 0:
+		c.met = memory.StageCallback
+	case c.helped&memory.StageLend != 0:
+		c.met = memory.StageLend
 	}
-	if c.met&(StageLend|StageCallback) != 0 {
+	if c.met&(memory.StageLend|memory.StageCallback) != 0 {
 		d.counts.Retries++
 	}
 	if s.pool.parent != nil {
-		c.met = StageSpill
+		c.met = memory.StageSpill
 	}
 	views.CountMet(&d.counts, c.met)
 	if d.health.Recording() {
-		if c.met != StageFit {
+		if c.met != memory.StageFit {
 			d.record(event.Event{Kind: event.Retry, Size: c.n, Stream: c.s.stream.number(), Pool: s.pool.number, Flags: uint8(c.met),
 				Stack: c.by.stack, Thread: c.by.thread})
 		}
@@ -413,7 +414,7 @@ func (d *Device) handOut(c *request, id heap.ID) cuda.Ptr {
 		d.counts.Borrows++
 		d.rebalanceAll(c.s, s)
 		s.arena.Unlock()
-	case c.met == StageFit:
+	case c.met == memory.StageFit:
 		d.rebalance(s, nil)
 	default:
 		d.rebalanceAll(s, nil) // other arenas may have changed as well
@@ -426,7 +427,7 @@ func (d *Device) handOut(c *request, id heap.ID) cuda.Ptr {
 //
 // +checklocks:c.d.mu
 func (c *request) spill(p *Pool, st *Stream) (cuda.Ptr, error) {
-	s := c.log.try(StageSpill)
+	s := c.log.try(memory.StageSpill)
 	c.log.start()
 	x := request{reclaimer: reclaimer{d: c.d, log: attempts{drv: c.d.drv}, allowed: c.allowed, asked: c.asked, helped: c.helped},
 		n: p.spill.round(c.size), size: c.size, align: c.align, by: c.by, order: min(c.order, hostOrdered)}
@@ -434,7 +435,7 @@ func (c *request) spill(p *Pool, st *Stream) (cuda.Ptr, error) {
 		x.n += c.align - heap.Align
 	}
 	ptr, err := x.reclaim(p.spill, st)
-	c.log.lap(StageSpill, 0)
+	c.log.lap(memory.StageSpill, 0)
 	c.waits, s.err = x.waits, x.log.oom
 	if err != nil {
 		return 0, fmt.Errorf("pool {%d, %d} has no memory, and its spill: %w", p.id[0], p.id[1], err)
@@ -455,13 +456,13 @@ type failed struct {
 // outOfMemory is the error that ends the stages. The caller holds Device.mu and nothing else.
 //
 // +checklocks:d.mu
-func (d *Device) outOfMemory(p *Pool, r *reclaimer, f failed) *OutOfMemoryError {
-	e := &OutOfMemoryError{Device: d.id, Pool: p.id, Requested: f.requested, Need: f.need, Tag: journal.TagOf(f.by.label), Library: journal.LibraryOf(f.by.label),
+func (d *Device) outOfMemory(p *Pool, r *reclaimer, f failed) *memory.OutOfMemoryError {
+	e := &memory.OutOfMemoryError{Device: d.id, Pool: p.id, Requested: f.requested, Need: f.need, Tag: journal.TagOf(f.by.label), Library: journal.LibraryOf(f.by.label),
 		Reserved: d.quota.Total(), Elsewhere: d.quota.Elsewhere, Cached: d.quota.Spare, Limit: d.quota.Limit, Tried: r.log.tried,
-		Off: AllStages &^ r.allowed, Cause: r.log.oom, Pools: d.poolUsage(nil), Upstream: p.upstreamName(), OffDevice: !p.onDevice,
+		Off: memory.AllStages &^ r.allowed, Cause: r.log.oom, Pools: d.poolUsage(nil), Upstream: p.upstreamName(), OffDevice: !p.onDevice,
 		Paused: uint64(d.quota.Paused[quota.GroupAll].Current)}
 	if p.spill == nil {
-		e.Off &^= StageSpill
+		e.Off &^= memory.StageSpill
 	}
 	if r.scope.limit != nil {
 		e.PoolLimit, e.PoolReserved = p.limit, p.reserved

@@ -3,9 +3,11 @@ package engine_test
 import (
 	"testing"
 
+	"github.com/cistern-gpu/cistern/config"
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/cuda/open"
 	"github.com/cistern-gpu/cistern/internal/engine"
+	"github.com/cistern-gpu/cistern/memory"
 	"github.com/cistern-gpu/cistern/resource"
 	from "github.com/cistern-gpu/cistern/resource/open"
 	"github.com/cistern-gpu/cistern/resource/resourcetest"
@@ -33,7 +35,7 @@ var pools = []struct {
 // newPool makes an allocator with the pool and the resource that is tested; done closes the allocator.
 func newPool(m resourcetest.Machine, i int) (resource.Resource, func() error, error) {
 	x := pools[i]
-	opts, err := engine.ParseOptions("")
+	opts, err := config.Parse("")
 	if err != nil {
 		return nil, nil, err
 	}
@@ -61,13 +63,13 @@ func newPool(m resourcetest.Machine, i int) (resource.Resource, func() error, er
 		o.Upstream = up
 	}
 	if x.nested {
-		inner, err := d.NewPoolWith(engine.PoolID{0, 1}, engine.PoolOptions{})
+		inner, err := d.NewPoolWith(memory.PoolID{0, 1}, engine.PoolOptions{})
 		if err != nil {
 			return fail(err)
 		}
 		o.Upstream = inner.Resource()
 	}
-	p, err := d.NewPoolWith(engine.PoolID{0, 2}, o)
+	p, err := d.NewPoolWith(memory.PoolID{0, 2}, o)
 	if err != nil {
 		return fail(err)
 	}

@@ -8,6 +8,7 @@ import (
 	"github.com/cistern-gpu/cistern/event"
 	"github.com/cistern-gpu/cistern/internal/engine/offload"
 	"github.com/cistern-gpu/cistern/internal/engine/quota"
+	"github.com/cistern-gpu/cistern/memory"
 )
 
 // Resuming: new physical memory for all that is to come back is got first, all of it or none; what is mapped is out of
@@ -17,31 +18,31 @@ import (
 // share a granule (2 MiB) with them come back with them there. The memory is sought as a request's is: from the driver,
 // then from what is cached, then by the callbacks. When it fails everything is paused as before, contents included; an
 // *OutOfMemoryError says what is missing. What is not paused is left alone.
-func (d *Device) Resume(sel Selection) (PauseReport, error) {
+func (d *Device) Resume(sel Selection) (memory.PauseReport, error) {
 	if err := d.selects(sel); err != nil {
-		return PauseReport{}, err
+		return memory.PauseReport{}, err
 	}
 	d.pausing.Lock()
 	defer d.pausing.Unlock()
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if err := d.health.Broken(); err != nil {
-		return PauseReport{}, err
+		return memory.PauseReport{}, err
 	}
 	d.a.turns.Next()
 	if err := d.sure(); err != nil {
-		return PauseReport{}, err
+		return memory.PauseReport{}, err
 	}
 	d.reap(nil)
-	r := &resume{reclaimer: reclaimer{d: d, log: attempts{drv: d.drv}, allowed: d.opts.Stages | StageFit}, sel: sel}
+	r := &resume{reclaimer: reclaimer{d: d, log: attempts{drv: d.drv}, allowed: d.opts.Stages | memory.StageFit}, sel: sel}
 	for {
 		r.plan()
 		if len(r.coming) == 0 {
-			return PauseReport{}, nil
+			return memory.PauseReport{}, nil
 		}
 		r.log.start()
 		err := r.getMemory()
-		r.log.lap(StageGrow, 0)
+		r.log.lap(memory.StageGrow, 0)
 		if err != nil {
 			r.putBack()
 		} else {
@@ -53,16 +54,16 @@ func (d *Device) Resume(sel Selection) (PauseReport, error) {
 		}
 		if !isOutOfMemory(err) || r.copying {
 			d.rebalanceAll(nil, nil)
-			return PauseReport{}, err
+			return memory.PauseReport{}, err
 		}
 		again, giveErr := r.reclaim()
 		if giveErr != nil {
 			d.rebalanceAll(nil, nil)
-			return PauseReport{}, giveErr
+			return memory.PauseReport{}, giveErr
 		}
 		if !again {
 			d.rebalanceAll(nil, nil)
-			return PauseReport{}, r.outOfMemory(err)
+			return memory.PauseReport{}, r.outOfMemory(err)
 		}
 	}
 }
@@ -76,7 +77,7 @@ type resume struct {
 	asking    []*Pool        // those with a function of their own
 	copying   bool           // it was the copying that failed
 	published []run
-	report    PauseReport
+	report    memory.PauseReport
 }
 
 // plan finds what is to come back: granules in which a selected block lies; segments likewise; and of a pool of captured
@@ -85,7 +86,7 @@ type resume struct {
 // +checklocks:r.d.mu
 func (r *resume) plan() {
 	d := r.d
-	r.coming, r.need, r.report = nil, 0, PauseReport{}
+	r.coming, r.need, r.report = nil, 0, memory.PauseReport{}
 	pools := map[*Pool]bool{} // of captured graphs: all that is free comes back
 	surveys := map[*streamHeap]map[*pausedRange]*survey{}
 	for _, s := range d.heaps {
@@ -171,7 +172,7 @@ func (r *resume) getMemory() error {
 func (r *resume) mayGet() error {
 	d := r.d
 	r.log.pass++
-	grow := r.log.try(StageGrow)
+	grow := r.log.try(memory.StageGrow)
 	grow.stop = stopNot
 	r.scope.limit, r.asking = nil, nil
 	needs, onDevice := map[*Pool]uint64{}, uint64(0)
@@ -341,7 +342,7 @@ func (r *resume) outOfMemory(cause error) error {
 	r.log.oom = nil
 	if cause != errOverLimit {
 		r.log.oom = cause
-		if s := r.log.of(StageGrow); s.stop == stopNot {
+		if s := r.log.of(memory.StageGrow); s.stop == stopNot {
 			s.err = cause
 		}
 	}

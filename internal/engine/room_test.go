@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cistern-gpu/cistern/config"
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/cuda/sim"
 	"github.com/cistern-gpu/cistern/internal/engine"
@@ -16,7 +17,7 @@ import (
 // A unmapped range between blocks that is narrower than every chunk that is free is no reason to fail: there is room for those
 // elsewhere.
 func TestNarrowHole(t *testing.T) {
-	e := newEngine(t, sim.Options{Capacity: 16 * gib}, engine.Options{}, 3)
+	e := newEngine(t, sim.Options{Capacity: 16 * gib}, config.Options{}, 3)
 	coarse := e.alloc(t, 14*gib, e.streams[0])
 	x := e.alloc(t, 2*mib, e.streams[1])
 	hole := e.alloc(t, 2*mib, e.streams[1])
@@ -40,7 +41,7 @@ func TestSmallDevice(t *testing.T) {
 	}{{4 * gib, 0, 0.97}, {8 * gib, 0, 0.97}, {80 * gib, 4 * gib, 0.97}, {2 * gib, 0, 0.95}} {
 		for seed := range uint64(3) {
 			e := newEngine(t, sim.Options{Capacity: c.device, Lag: 5 * time.Millisecond, Busy: true, CallsTakeTime: true},
-				engine.Options{Limit: c.limit}, 1)
+				config.Options{Limit: c.limit}, 1)
 			budget := c.device
 			if c.limit != 0 {
 				budget = c.limit
@@ -86,7 +87,7 @@ func TestRoomAfterPause(t *testing.T) {
 	}{{"never paused", 600 * mib, 0, false}, {"small device", 600 * mib, 0, true}, {"limit", 80 * gib, 600 * mib, true}} {
 		for _, size := range []uint64{100 * kib, 300 * kib, 3 * mib} {
 			t.Run(fmt.Sprintf("%s/%d", c.name, size), func(t *testing.T) {
-				e := newEngine(t, sim.Options{Capacity: c.device}, engine.Options{Limit: c.limit}, 2)
+				e := newEngine(t, sim.Options{Capacity: c.device}, config.Options{Limit: c.limit}, 2)
 				var blocks []cuda.Ptr
 				for range 590 * mib / size {
 					p, err := e.dev.AllocTagged(size, e.streams[0], 1)

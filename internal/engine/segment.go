@@ -4,11 +4,13 @@ import (
 	"cmp"
 	"fmt"
 
+	"github.com/cistern-gpu/cistern/config"
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/internal/engine/phys"
 	"github.com/cistern-gpu/cistern/internal/engine/quota"
 	"github.com/cistern-gpu/cistern/internal/engine/timeline"
 	"github.com/cistern-gpu/cistern/internal/heap"
+	"github.com/cistern-gpu/cistern/memory"
 	"github.com/cistern-gpu/cistern/resource"
 )
 
@@ -53,7 +55,7 @@ const segmentUnit = 2 << 20
 
 // NewPoolWith creates a private pool of the memory that the options say. An upstream is opened to the peers that the device
 // has.
-func (d *Device) NewPoolWith(id PoolID, o PoolOptions) (*Pool, error) {
+func (d *Device) NewPoolWith(id memory.PoolID, o PoolOptions) (*Pool, error) {
 	u, err := d.newUpstream(o.Upstream)
 	if err != nil {
 		return nil, fmt.Errorf("pool {%d, %d}: %w", id[0], id[1], err)
@@ -71,7 +73,7 @@ func (d *Device) NewPoolWith(id PoolID, o PoolOptions) (*Pool, error) {
 	return p, err
 }
 
-func (d *Device) newPool(id PoolID, o PoolOptions, u, spill upstream) (*Pool, error) {
+func (d *Device) newPool(id memory.PoolID, o PoolOptions, u, spill upstream) (*Pool, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.pools[id] != nil {
@@ -98,7 +100,7 @@ func (d *Device) newPool(id PoolID, o PoolOptions, u, spill upstream) (*Pool, er
 // addPool makes a pool. The caller holds Device.mu, or is the first to have the device.
 //
 // +checklocks:d.mu
-func (d *Device) addPool(id PoolID, o PoolOptions, u upstream) (*Pool, error) {
+func (d *Device) addPool(id memory.PoolID, o PoolOptions, u upstream) (*Pool, error) {
 	p := &Pool{dev: d, id: id, noSplit: o.NoSplit, mask: heap.Align - 1, unit: segmentUnit, onEnd: o.OnEnd,
 		limit: o.Limit, onDevice: true, counted: true,
 		traits: resource.Traits{Name: "virtual", Device: d.id, OnDevice: true, DeviceAccessible: true, Align: heap.Align}}
@@ -107,7 +109,7 @@ func (d *Device) addPool(id PoolID, o PoolOptions, u upstream) (*Pool, error) {
 		return nil, fmt.Errorf("pool {%d, %d}: segments of the user's are not of another kind as well", id[0], id[1])
 	case u.from != nil:
 		p.setUpstream(u)
-	case o.Kind == PoolMalloc || o.Kind == PoolDefault && d.opts.Backend == BackendMalloc:
+	case o.Kind == PoolMalloc || o.Kind == PoolDefault && d.opts.Backend == config.BackendMalloc:
 		if d.plain == nil {
 			d.plain = resource.Device(d.drv, d.id)
 		}
@@ -177,8 +179,8 @@ func (d *Device) virtual() error {
 // +checklocks:c.d.mu
 func (c *request) growSegment() (heap.ID, error) {
 	d, s := c.d, c.s
-	if c.allowed&StageGrow != 0 {
-		grow := c.log.try(StageGrow)
+	if c.allowed&memory.StageGrow != 0 {
+		grow := c.log.try(memory.StageGrow)
 		grow.stop = stopNot
 		size := s.pool.segmentSize(c.n)
 		if c.tight || !s.pool.mayHold(size) {
@@ -196,11 +198,11 @@ func (c *request) growSegment() (heap.ID, error) {
 			c.log.start()
 			ptr, err := c.segment(size)
 			if err == nil {
-				c.log.lap(StageGrow, size)
+				c.log.lap(memory.StageGrow, size)
 				c.addSegment(ptr, size)
-				c.met = StageGrow
+				c.met = memory.StageGrow
 			} else if isOutOfMemory(err) {
-				c.log.lap(StageGrow, 0)
+				c.log.lap(memory.StageGrow, 0)
 				c.log.oom, grow.err = err, err
 			} else {
 				return 0, err
@@ -214,7 +216,7 @@ func (c *request) growSegment() (heap.ID, error) {
 	}
 	if c.order == streamOrdered && c.collect(true) {
 		if id, err := c.take(s); id != 0 || err != nil {
-			c.met = StageCollect
+			c.met = memory.StageCollect
 			return id, err
 		}
 	}

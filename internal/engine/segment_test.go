@@ -5,9 +5,11 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cistern-gpu/cistern/config"
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/cuda/sim"
 	"github.com/cistern-gpu/cistern/internal/engine"
+	"github.com/cistern-gpu/cistern/memory"
 	"github.com/cistern-gpu/cistern/resource"
 )
 
@@ -52,11 +54,11 @@ func (u *upstream) Free(p cuda.Ptr, size, align uint64, st cuda.Stream) error {
 
 // A user's upstream is called with no lock held: it may use the allocator, even fill the device, while it is called.
 func TestUpstreamMayUseTheAllocator(t *testing.T) {
-	e := checked(t, engine.Options{}, 128*mib, 1)
+	e := checked(t, config.Options{}, 128*mib, 1)
 	st := e.streams[0]
 	var inside []cuda.Ptr
 	u := &upstream{Resource: resource.Device(e.drv, 0)}
-	pool, err := e.dev.NewPoolWith(engine.PoolID{0, 1}, engine.PoolOptions{Upstream: u})
+	pool, err := e.dev.NewPoolWith(memory.PoolID{0, 1}, engine.PoolOptions{Upstream: u})
 	must(t, err)
 	u.told = func(what string, size uint64) {
 		e.dev.Stats()
@@ -84,12 +86,12 @@ func TestUpstreamMayUseTheAllocator(t *testing.T) {
 
 // What a user's upstream may answer, and what becomes of it.
 func TestUpstreamAnswers(t *testing.T) {
-	e := checked(t, engine.Options{}, 128*mib, 1)
+	e := checked(t, config.Options{}, 128*mib, 1)
 	st := e.streams[0]
 	taken := e.alloc(t, mib, st)
 	given := cuda.Ptr(0)
 	var freed []cuda.Ptr
-	pool, err := e.dev.NewPoolWith(engine.PoolID{0, 1}, engine.PoolOptions{Upstream: answers{p: &given, freed: &freed}})
+	pool, err := e.dev.NewPoolWith(memory.PoolID{0, 1}, engine.PoolOptions{Upstream: answers{p: &given, freed: &freed}})
 	must(t, err)
 	for _, c := range []struct {
 		p    cuda.Ptr
@@ -133,7 +135,7 @@ func (a answers) Free(p cuda.Ptr, _, _ uint64, _ cuda.Stream) error {
 
 // The base of a block is that of the segment in which the driver has it, whatever pools lie between; chunks have none.
 func TestSegmentBase(t *testing.T) {
-	e := checked(t, engine.Options{}, 512*mib, 1)
+	e := checked(t, config.Options{}, 512*mib, 1)
 	st := e.streams[0]
 	legacy := e.pool(t, 1, engine.PoolOptions{Kind: engine.PoolMalloc})
 	over := e.pool(t, 2, engine.PoolOptions{Upstream: legacy.Resource()})
@@ -155,7 +157,7 @@ func TestSegmentBase(t *testing.T) {
 		}
 		e.free(t, first)
 		e.free(t, second)
-		if _, _, err := e.a.SegmentBase(second); !errors.Is(err, engine.ErrUnknownPointer) {
+		if _, _, err := e.a.SegmentBase(second); !errors.Is(err, memory.ErrUnknownPointer) {
 			t.Errorf("the segment of memory that was given back: %v", err)
 		}
 		must(t, e.dev.Trim())
@@ -172,7 +174,7 @@ func TestSegmentBase(t *testing.T) {
 // Trimming the default pool takes with it what released pools left, and leaves pools alone that are in use.
 func TestTrimDefaultPool(t *testing.T) {
 	for _, kind := range []engine.PoolKind{engine.PoolDefault, engine.PoolMalloc} {
-		e := checked(t, engine.Options{}, 512*mib, 1)
+		e := checked(t, config.Options{}, 512*mib, 1)
 		st := e.streams[0]
 		kept, gone := e.pool(t, 1, engine.PoolOptions{Kind: kind}), e.pool(t, 2, engine.PoolOptions{Kind: kind})
 		e.free(t, fromPool(t, kept, 30*mib, st))
@@ -196,8 +198,8 @@ func TestTrimDefaultPool(t *testing.T) {
 }
 
 func TestPoolOptions(t *testing.T) {
-	e := checked(t, engine.Options{}, 128*mib, 1)
-	id := engine.PoolID{0, 1}
+	e := checked(t, config.Options{}, 128*mib, 1)
+	id := memory.PoolID{0, 1}
 	for _, o := range []engine.PoolOptions{
 		{Kind: engine.PoolMalloc, Upstream: resource.Device(e.drv, 0)},
 		{Kind: 77},
@@ -218,7 +220,7 @@ func TestPoolOptions(t *testing.T) {
 func TestSegmentsAndChunksMakeRoom(t *testing.T) {
 	for _, limited := range []bool{false, true} {
 		for _, kind := range []engine.PoolKind{engine.PoolMalloc, engine.PoolSingleHandle, engine.PoolDefault} {
-			opts, capacity := engine.Options{}, uint64(128*mib)
+			opts, capacity := config.Options{}, uint64(128*mib)
 			if limited {
 				opts.Limit, capacity = capacity, 4*capacity
 			}
@@ -227,7 +229,7 @@ func TestSegmentsAndChunksMakeRoom(t *testing.T) {
 			if kind == engine.PoolDefault {
 				o.Upstream = &upstream{Resource: resource.Device(e.drv, 0)}
 			}
-			pool, err := e.dev.NewPoolWith(engine.PoolID{0, 1}, o)
+			pool, err := e.dev.NewPoolWith(memory.PoolID{0, 1}, o)
 			must(t, err)
 			st, other := e.streams[0], e.streams[1]
 			for range 3 {
@@ -260,13 +262,13 @@ func TestSegmentsAndChunksMakeRoom(t *testing.T) {
 // The settings make the default pool, and those without options, of that memory.
 func TestSettingsOfSegments(t *testing.T) {
 	for text, call := range map[string]string{"ipc:legacy": "cuMemAlloc", "backend:malloc": "cuMemAlloc", "single_handle:true": "cuMemCreate"} {
-		opts, err := engine.ParseOptions(text)
+		opts, err := config.Parse(text)
 		must(t, err)
-		if again, err := engine.ParseOptions(opts.String()); err != nil || again != opts {
+		if again, err := config.Parse(opts.String()); err != nil || again != opts {
 			t.Errorf("%s is written %s, which is read %+v, %v", text, opts, again, err)
 		}
 		e := checked(t, opts, 128*mib, 1)
-		pool, err := e.dev.NewPool(engine.PoolID{0, 1})
+		pool, err := e.dev.NewPool(memory.PoolID{0, 1})
 		must(t, err)
 		e.drv.ResetCalls()
 		p := e.alloc(t, 30*mib, e.streams[0])
@@ -279,12 +281,12 @@ func TestSettingsOfSegments(t *testing.T) {
 		e.free(t, q)
 	}
 	for _, text := range []string{"ipc:handles", "single_handle:false"} {
-		if opts, err := engine.ParseOptions(text); err != nil || opts.String() != "" {
+		if opts, err := config.Parse(text); err != nil || opts.String() != "" {
 			t.Errorf("%s: %v, %v", text, opts, err)
 		}
 	}
 	for _, text := range []string{"ipc:new", "single_handle:1", "ipc:legacy,backend:vmm", "ipc:legacy,single_handle:true", "single_handle:true,backend:malloc"} {
-		if _, err := engine.ParseOptions(text); err == nil {
+		if _, err := config.Parse(text); err == nil {
 			t.Errorf("%s was accepted", text)
 		} else {
 			t.Log(err)

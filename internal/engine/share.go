@@ -7,6 +7,7 @@ import (
 
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/internal/heap"
+	"github.com/cistern-gpu/cistern/memory"
 	"github.com/cistern-gpu/cistern/resource"
 )
 
@@ -56,7 +57,7 @@ type SharedChunk struct {
 func (a *Allocator) Export(p cuda.Ptr) (*Export, error) {
 	s := a.heapOf(p)
 	if s == nil {
-		return nil, &PointerError{Op: "share", Ptr: p}
+		return nil, &memory.PointerError{Op: "share", Ptr: p}
 	}
 	d := s.dev
 	d.mu.Lock()
@@ -65,7 +66,7 @@ func (a *Allocator) Export(p cuda.Ptr) (*Export, error) {
 	defer s.arena.Unlock()
 	id, _, ok := s.blocks.Lookup(uint64(p))
 	if !ok || s.blocks.At(id).State != heap.Used {
-		return nil, &PointerError{Op: "share", Ptr: p}
+		return nil, &memory.PointerError{Op: "share", Ptr: p}
 	}
 	if e := d.exports[p]; e != nil && s.blocks.At(id).Uses&heap.Exported != 0 {
 		return e, nil
@@ -145,7 +146,7 @@ func (e *Export) segment() error {
 	d := e.heap.dev
 	r, ok := d.mem.Ranges.At(uint64(e.Ptr))
 	if !ok {
-		return &PointerError{Op: "share", Ptr: e.Ptr}
+		return &memory.PointerError{Op: "share", Ptr: e.Ptr}
 	}
 	e.Shared.Offset = uint64(e.Ptr) - r.Base
 	p := e.heap.pool

@@ -9,10 +9,12 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/cistern-gpu/cistern/config"
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/cuda/sim"
 	"github.com/cistern-gpu/cistern/internal/engine"
 	"github.com/cistern-gpu/cistern/internal/testkit"
+	"github.com/cistern-gpu/cistern/memory"
 	"github.com/cistern-gpu/cistern/resource"
 )
 
@@ -25,7 +27,7 @@ type party struct {
 	st  *engine.Stream
 }
 
-func newParty(t *testing.T, opts engine.Options, machine sim.Options) *party {
+func newParty(t *testing.T, opts config.Options, machine sim.Options) *party {
 	t.Helper()
 	if sim.Exportable == cuda.HandleNone {
 		t.Skip("descriptors are passed on Linux")
@@ -107,10 +109,10 @@ func (p *party) close(ptr cuda.Ptr) {
 	}
 }
 
-var shareConfs = map[string]engine.Options{
+var shareConfs = map[string]config.Options{
 	"chunks":       {},
 	"small chunks": {ChunkMax: 2 * mib},
-	"segments":     {Backend: engine.BackendMalloc},
+	"segments":     {Backend: config.BackendMalloc},
 	"one handle":   {SingleHandle: true},
 }
 
@@ -134,17 +136,17 @@ func TestShare(t *testing.T) {
 				if b, err := from.a.Base(ptr); err != nil || b.Size != e.Shared.Size {
 					t.Errorf("%d bytes: a block of %d was exported as one of %d, %v", size, b.Size, e.Shared.Size, err)
 				}
-				if _, err := to.a.Base(p); !errors.Is(err, engine.ErrUnknownPointer) {
+				if _, err := to.a.Base(p); !errors.Is(err, memory.ErrUnknownPointer) {
 					t.Errorf("what is open passes for an allocation: %v", err)
 				}
-				if err := to.a.Free(p); !errors.Is(err, engine.ErrUnknownPointer) {
+				if err := to.a.Free(p); !errors.Is(err, memory.ErrUnknownPointer) {
 					t.Errorf("what is open was freed: %v", err)
 				}
 				if now := to.dev.Stats(); now.Reserved.All.Current != 0 {
 					t.Errorf("what is open counts: %+v", now.Reserved.All)
 				}
 				to.close(p)
-				if err := to.a.CloseShared(p); !errors.Is(err, engine.ErrUnknownPointer) {
+				if err := to.a.CloseShared(p); !errors.Is(err, memory.ErrUnknownPointer) {
 					t.Errorf("closed once more: %v", err)
 				}
 				if after := to.drv.Leaks(); after != before {
@@ -183,7 +185,7 @@ func TestExportEndsWithTheBlock(t *testing.T) {
 			if _, err := p.a.Exported(e.ID + 1); !errors.Is(err, engine.ErrNotExported) || strings.Contains(err.Error(), "freed") {
 				t.Errorf("a number that was never given: %v", err)
 			}
-			if _, err := p.a.Export(ptr); !errors.Is(err, engine.ErrUnknownPointer) {
+			if _, err := p.a.Export(ptr); !errors.Is(err, memory.ErrUnknownPointer) {
 				t.Errorf("free memory was exported: %v", err)
 			}
 			if again := p.alloc(5 * mib); again != ptr {
@@ -213,7 +215,7 @@ func TestExportEndsWithTheBlock(t *testing.T) {
 
 // Memory that is exported can also be used on other streams.
 func TestExportOfRecordedBlock(t *testing.T) {
-	p := newParty(t, engine.Options{}, sim.Options{Lag: 1000})
+	p := newParty(t, config.Options{}, sim.Options{Lag: 1000})
 	other, err := p.dev.Stream(p.drv.NewStream(0))
 	if err != nil {
 		t.Fatal(err)
@@ -240,7 +242,7 @@ func TestExportOfRecordedBlock(t *testing.T) {
 func TestOpenMapsOnce(t *testing.T) {
 	for name, opts := range shareConfs {
 		t.Run(name, func(t *testing.T) {
-			from, to := newParty(t, opts, sim.Options{}), newParty(t, engine.Options{}, sim.Options{})
+			from, to := newParty(t, opts, sim.Options{}), newParty(t, config.Options{}, sim.Options{})
 			a, b := from.export(from.alloc(100*kib)), from.export(from.alloc(100*kib))
 			p := to.mustOpen(a)
 			one := to.drv.Leaks()
@@ -266,7 +268,7 @@ func TestOpenMapsOnce(t *testing.T) {
 }
 
 func TestOpenAtOnce(t *testing.T) {
-	from, to := newParty(t, engine.Options{ChunkMax: 2 * mib}, sim.Options{}), newParty(t, engine.Options{}, sim.Options{})
+	from, to := newParty(t, config.Options{ChunkMax: 2 * mib}, sim.Options{}), newParty(t, config.Options{}, sim.Options{})
 	exports := []*engine.Export{from.export(from.alloc(20 * mib)), from.export(from.alloc(100 * kib)), from.export(from.alloc(100 * kib))}
 	before := to.drv.Leaks()
 	var wg sync.WaitGroup
@@ -295,7 +297,7 @@ func TestOpenAtOnce(t *testing.T) {
 func TestOpenFails(t *testing.T) {
 	for name, opts := range shareConfs {
 		t.Run(name, func(t *testing.T) {
-			from, to := newParty(t, opts, sim.Options{}), newParty(t, engine.Options{}, sim.Options{})
+			from, to := newParty(t, opts, sim.Options{}), newParty(t, config.Options{}, sim.Options{})
 			e := from.export(from.alloc(70 * mib))
 			before, fds := to.drv.Leaks(), testkit.Descriptors(t)
 			for k := uint64(1); ; k++ {
@@ -328,7 +330,7 @@ func TestOpenFails(t *testing.T) {
 }
 
 func TestOpenImpossible(t *testing.T) {
-	p := newParty(t, engine.Options{}, sim.Options{})
+	p := newParty(t, config.Options{}, sim.Options{})
 	none := func(int) (int, error) { t.Error("a descriptor was asked for"); return -1, errors.New("none") }
 	chunk := []engine.SharedChunk{{Size: 2 * mib, Serial: 1}}
 	for what, m := range map[string]engine.Shared{
@@ -354,7 +356,7 @@ func TestOpenImpossible(t *testing.T) {
 
 // Memory on another GPU than the one that is to use it.
 func TestOpenOnAnotherDevice(t *testing.T) {
-	from, to := newParty(t, engine.Options{}, sim.Options{}), newParty(t, engine.Options{}, sim.Options{Devices: 2})
+	from, to := newParty(t, config.Options{}, sim.Options{}), newParty(t, config.Options{}, sim.Options{Devices: 2})
 	e := from.export(from.alloc(3 * mib))
 	open := func() (cuda.Ptr, error) {
 		fd := -1
@@ -387,7 +389,7 @@ func TestOpenOnAnotherDevice(t *testing.T) {
 }
 
 func TestOpenOwn(t *testing.T) {
-	p := newParty(t, engine.Options{}, sim.Options{})
+	p := newParty(t, config.Options{}, sim.Options{})
 	ptr := p.alloc(mib)
 	e := p.export(ptr)
 	before := p.drv.Leaks()
@@ -399,7 +401,7 @@ func TestOpenOwn(t *testing.T) {
 	for range 2 {
 		p.close(ptr)
 	}
-	if err := p.a.CloseShared(ptr); !errors.Is(err, engine.ErrUnknownPointer) {
+	if err := p.a.CloseShared(ptr); !errors.Is(err, memory.ErrUnknownPointer) {
 		t.Errorf("closed once too often: %v", err)
 	}
 	if p.drv.Leaks() != before {
@@ -411,7 +413,7 @@ func TestOpenOwn(t *testing.T) {
 }
 
 func TestThousandOpens(t *testing.T) {
-	from, to := newParty(t, engine.Options{ChunkMax: 2 * mib}, sim.Options{}), newParty(t, engine.Options{}, sim.Options{})
+	from, to := newParty(t, config.Options{ChunkMax: 2 * mib}, sim.Options{}), newParty(t, config.Options{}, sim.Options{})
 	e := from.export(from.alloc(64 * mib))
 	p := to.mustOpen(e)
 	to.close(p)
@@ -458,14 +460,14 @@ func TestShareWithoutHandles(t *testing.T) {
 
 // Pools have memory of their own kinds, which is shared by its own means.
 func TestSharePools(t *testing.T) {
-	from, to := newParty(t, engine.Options{}, sim.Options{}), newParty(t, engine.Options{}, sim.Options{})
+	from, to := newParty(t, config.Options{}, sim.Options{}), newParty(t, config.Options{}, sim.Options{})
 	handles, err := resource.Segments(from.drv, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for i, o := range []engine.PoolOptions{{Kind: engine.PoolMalloc}, {Kind: engine.PoolSingleHandle}, {NoSplit: true}, {},
 		{Upstream: resource.Statistics(handles)}, {Upstream: resource.Device(from.drv, 0)}} {
-		pool, err := from.dev.NewPoolWith(engine.PoolID{7, uint64(i)}, o)
+		pool, err := from.dev.NewPoolWith(memory.PoolID{7, uint64(i)}, o)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -488,7 +490,7 @@ func TestSharePools(t *testing.T) {
 
 // What a device's peers may use includes what is open on it.
 func TestOpenForPeers(t *testing.T) {
-	from, to := newParty(t, engine.Options{}, sim.Options{}), newParty(t, engine.Options{}, sim.Options{Devices: 2})
+	from, to := newParty(t, config.Options{}, sim.Options{}), newParty(t, config.Options{}, sim.Options{Devices: 2})
 	before := to.mustOpen(from.export(from.alloc(40 * mib)))
 	if err := to.dev.EnablePeer(1); err != nil {
 		t.Fatal(err)
@@ -507,7 +509,7 @@ func TestOpenForPeers(t *testing.T) {
 
 // While an exported block is live, what it lies on stays where it is and what it is, however scarce memory is.
 func TestExportedMemoryStays(t *testing.T) {
-	p := newParty(t, engine.Options{ChunkMax: 2 * mib}, sim.Options{Capacity: 96 * mib})
+	p := newParty(t, config.Options{ChunkMax: 2 * mib}, sim.Options{Capacity: 96 * mib})
 	rng := rand.New(rand.NewPCG(1, 2))
 	streams := []*engine.Stream{p.st}
 	for range 3 {

@@ -12,18 +12,18 @@ import (
 
 // Snapshot lists all physical memory of the device and what is in it, and the blocks whose memory is paused: the sizes of
 // the segments add up to the reserved and the paused bytes, those of the used and pending blocks to the active bytes.
-func (d *Device) Snapshot() []Segment {
+func (d *Device) Snapshot() []memory.Segment {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.snapshot()
 }
 
 // Record is what is held, and the newest events that led to it, at most n of them.
-func (d *Device) Record(n int) Record {
+func (d *Device) Record(n int) memory.Record {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	events, lost := d.journal.Newest(n)
-	r := Record{Events: events, Lost: lost, Segments: d.snapshot(), Pools: slices.Clone(d.poolNames)}
+	r := memory.Record{Events: events, Lost: lost, Segments: d.snapshot(), Pools: slices.Clone(d.poolNames)}
 	for _, t := range d.streams {
 		r.Streams = append(r.Streams, memory.Stream{ID: t.ID(), Handle: t.Handle()})
 	}
@@ -33,11 +33,11 @@ func (d *Device) Record(n int) Record {
 // snapshot is Snapshot. The caller holds Device.mu and nothing else.
 //
 // +checklocks:d.mu
-func (d *Device) snapshot() []Segment {
+func (d *Device) snapshot() []memory.Segment {
 	out := d.segmentsOf(func(*streamHeap) bool { return true })
 	for _, id := range d.mem.Spares() {
 		k := d.mem.Chunk(id)
-		g := Segment{Size: k.Size, Stream: int(k.Stream), Large: true, Chunks: []Chunk{{Handle: k.Handle, Size: k.Size}}, Blocks: []SegmentBlock{{Size: k.Size}}}
+		g := memory.Segment{Size: k.Size, Stream: int(k.Stream), Large: true, Chunks: []memory.Chunk{{Handle: k.Handle, Size: k.Size}}, Blocks: []memory.SegmentBlock{{Size: k.Size}}}
 		if k.Stream >= 0 {
 			g.Handle = d.streams[k.Stream].Handle()
 		}
@@ -47,7 +47,7 @@ func (d *Device) snapshot() []Segment {
 }
 
 // SnapshotPool lists the physical memory that is mapped for one pool. Spare chunks belong to none.
-func (d *Device) SnapshotPool(id PoolID) []Segment {
+func (d *Device) SnapshotPool(id memory.PoolID) []memory.Segment {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.segmentsOf(func(s *streamHeap) bool { return s.pool.id == id })
@@ -56,7 +56,7 @@ func (d *Device) SnapshotPool(id PoolID) []Segment {
 // segmentsOf lists the segments of the stream heaps that are wanted.
 //
 // +checklocks:d.mu
-func (d *Device) segmentsOf(wanted func(*streamHeap) bool) (out []Segment) {
+func (d *Device) segmentsOf(wanted func(*streamHeap) bool) (out []memory.Segment) {
 	for _, s := range d.heaps {
 		if s != nil && wanted(s) {
 			s.arena.Lock()
@@ -70,8 +70,8 @@ func (d *Device) segmentsOf(wanted func(*streamHeap) bool) (out []Segment) {
 // segments is what there is of a stream heap. The caller holds Device.mu and the arena's lock.
 //
 // +checklocks:s.dev.mu
-func (s *streamHeap) segments() []Segment {
-	l := views.Segments{Of: Segment{Stream: int(s.stream.index.Load()), Handle: s.stream.Handle(), Pool: s.pool.id, Number: s.pool.number,
+func (s *streamHeap) segments() []memory.Segment {
+	l := views.Segments{Of: memory.Segment{Stream: int(s.stream.index.Load()), Handle: s.stream.Handle(), Pool: s.pool.id, Number: s.pool.number,
 		Large: quota.GroupOf(s.class) == quota.GroupLarge}}
 	s.blocks.Each(func(id heap.ID, b *heap.Block) bool {
 		if b.State != heap.Unmapped && (b.State != heap.Stale || s.inTransit(b.Addr)) {
@@ -85,7 +85,7 @@ func (s *streamHeap) segments() []Segment {
 	for i := range l.List {
 		g := &l.List[i]
 		s.area.Whole(s.dev.mem, g.Addr, g.Size, func(_ phys.ChunkID, k *phys.Chunk) bool {
-			g.Chunks = append(g.Chunks, Chunk{Handle: k.Handle, Size: k.Size})
+			g.Chunks = append(g.Chunks, memory.Chunk{Handle: k.Handle, Size: k.Size})
 			return true
 		})
 	}
@@ -118,7 +118,7 @@ func (d *Device) Streams() []*Stream {
 
 // Pools are the names of the pools by number: what event.Event.Pool refers to. The number of a pool that is gone is given to
 // another as that of a stream is.
-func (d *Device) Pools() []PoolID {
+func (d *Device) Pools() []memory.PoolID {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return slices.Clone(d.poolNames)

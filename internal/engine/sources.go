@@ -1,9 +1,11 @@
 package engine
 
 import (
+	"github.com/cistern-gpu/cistern/config"
 	"github.com/cistern-gpu/cistern/internal/engine/arena"
 	"github.com/cistern-gpu/cistern/internal/engine/phys"
 	"github.com/cistern-gpu/cistern/internal/heap"
+	"github.com/cistern-gpu/cistern/memory"
 )
 
 // Which chunks are mapped there: the choice among spare chunks and those that lie free elsewhere.
@@ -52,7 +54,7 @@ type source struct {
 // those of the request's stream heap, of its stream, of its pool, and of other pools.
 //
 // +checklocks:d.mu
-func (d *Device) gather(c *request, at place, stages Stages, pressure bool) (have uint64) {
+func (d *Device) gather(c *request, at place, stages memory.Stages, pressure bool) (have uint64) {
 	p, s, over := &d.plan, c.s, d.overshoot(c.s.class, pressure)
 	pick := func() (enough bool) {
 		have = p.pick(at.need, at.room, have, over)
@@ -72,7 +74,7 @@ func (d *Device) gather(c *request, at place, stages Stages, pressure bool) (hav
 		return have
 	}
 	before := have
-	if stages&StageRemap != 0 {
+	if stages&memory.StageRemap != 0 {
 		if !s.pool.pinned {
 			if d.offers(c, s, at.joins); pick() ||
 				heaps(func(o *streamHeap) bool { return o != s && o.pool == s.pool && o.stream == s.stream }) ||
@@ -80,12 +82,12 @@ func (d *Device) gather(c *request, at place, stages Stages, pressure bool) (hav
 				return have
 			}
 		}
-		c.log.found(StageRemap, have-before)
+		c.log.found(memory.StageRemap, have-before)
 	}
 	before = have
-	if stages&StageLend != 0 {
+	if stages&memory.StageLend != 0 {
 		heaps(func(o *streamHeap) bool { return o.pool != s.pool })
-		c.log.found(StageLend, have-before)
+		c.log.found(memory.StageLend, have-before)
 	}
 	return have
 }
@@ -141,13 +143,13 @@ func (d *Device) orderable(c *request, t *Stream, epoch uint64) bool {
 	if t.timeline.IsOver(epoch) {
 		return true
 	}
-	if epoch >= t.timeline.Epoch() && (d.opts.CrossStream == CrossStreamReady || to.timeline.Capture() != 0 || c.alone) && t.timeline.CloseLate() == nil && t.timeline.IsOver(epoch) {
+	if epoch >= t.timeline.Epoch() && (d.opts.CrossStream == config.CrossStreamReady || to.timeline.Capture() != 0 || c.alone) && t.timeline.CloseLate() == nil && t.timeline.IsOver(epoch) {
 		return true // an epoch that is not closed is never seen to be over
 	}
 	if t.timeline.Capture() != 0 || to.timeline.Capture() != 0 || t.timeline.PerThread() || to.timeline.PerThread() || c.alone {
 		return false
 	}
-	return d.opts.CrossStream == CrossStreamWait
+	return d.opts.CrossStream == config.CrossStreamWait
 }
 
 // pick adds sources from found, the largest first, until there are need bytes: handles cost by number, not by size. Of

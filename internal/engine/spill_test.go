@@ -8,9 +8,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cistern-gpu/cistern/config"
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/event"
 	"github.com/cistern-gpu/cistern/internal/engine"
+	"github.com/cistern-gpu/cistern/memory"
 )
 
 // What nothing else can meet comes from the pool's spill, is the pool's to all who ask, and goes back there.
@@ -22,7 +24,7 @@ func TestSpill(t *testing.T) {
 			if o.Limit != 0 {
 				capacity = 300 * mib
 			}
-			e := checked(t, engine.Options{History: 100}, capacity, 2)
+			e := checked(t, config.Options{History: 100}, capacity, 2)
 			st := e.streams[0]
 			host := newShelf(80*mib, hostMemory)
 			asked := 0
@@ -34,16 +36,16 @@ func TestSpill(t *testing.T) {
 			if host.held() != 20*mib || asked != 1 {
 				t.Fatalf("%d bytes spilled, %d times asked", host.held(), asked)
 			}
-			var met engine.Stages
+			var met memory.Stages
 			for _, ev := range e.dev.DrainHistory(nil) {
 				if ev.Kind == event.Retry {
-					met |= engine.Stages(ev.Flags)
+					met |= memory.Stages(ev.Flags)
 				}
 				if id := e.dev.Pools()[ev.Pool]; id != pool.ID() {
 					t.Errorf("an event of pool %v", id)
 				}
 			}
-			if k := e.dev.Stats().Counters; met != engine.StageSpill || k.BySpill != 1 || k.OOMs != 0 {
+			if k := e.dev.Stats().Counters; met != memory.StageSpill || k.BySpill != 1 || k.OOMs != 0 {
 				t.Errorf("met by %v, %+v", met, k)
 			}
 			y := fromPool(t, pool, 1000, e.streams[1])
@@ -57,7 +59,7 @@ func TestSpill(t *testing.T) {
 			for _, g := range e.dev.SnapshotPool(pool.ID()) {
 				sum += g.Size
 				for _, k := range g.Blocks {
-					if k.State == engine.BlockUsed {
+					if k.State == memory.BlockUsed {
 						used++
 					}
 				}
@@ -69,7 +71,7 @@ func TestSpill(t *testing.T) {
 				t.Errorf("%+v", u)
 			}
 			oom := outOfMemory(t, pool, 70*mib, st)
-			if oom.Tried&engine.StageSpill == 0 || !strings.Contains(oom.Error(), "+spill") || !errors.Is(oom.Cause, cuda.ErrOutOfMemory) {
+			if oom.Tried&memory.StageSpill == 0 || !strings.Contains(oom.Error(), "+spill") || !errors.Is(oom.Cause, cuda.ErrOutOfMemory) {
 				t.Errorf("%v, because %v", oom, oom.Cause)
 			}
 			blocks := pool.Blocks()
@@ -108,16 +110,16 @@ func TestSpill(t *testing.T) {
 			}
 		})
 	}
-	e := checked(t, engine.Options{Stages: engine.AllStages &^ engine.StageSpill}, 100*mib, 1)
+	e := checked(t, config.Options{Stages: memory.AllStages &^ memory.StageSpill}, 100*mib, 1)
 	pool := e.pool(t, 1, engine.PoolOptions{Spill: newShelf(1<<30, hostMemory)})
-	if oom := outOfMemory(t, pool, 200*mib, e.streams[0]); oom.Off != engine.StageSpill {
+	if oom := outOfMemory(t, pool, 200*mib, e.streams[0]); oom.Off != memory.StageSpill {
 		t.Errorf("%v", oom.Off)
 	}
 }
 
 // What spills while a graph is captured stays until the pool is released.
 func TestSpillIntoCapture(t *testing.T) {
-	e := checked(t, engine.Options{}, 64*mib, 1)
+	e := checked(t, config.Options{}, 64*mib, 1)
 	st := e.streams[0]
 	host := newShelf(100*mib, hostMemory)
 	pool := e.pool(t, 1, engine.PoolOptions{Spill: host})
@@ -141,7 +143,7 @@ func TestSpillIntoCapture(t *testing.T) {
 // Functions are asked in their order, the pool's own first and until somebody helps; one that was taken back is not asked
 // again and is not running when that returns.
 func TestOutOfMemoryFunctions(t *testing.T) {
-	e := checked(t, engine.Options{}, 64*mib, 1)
+	e := checked(t, config.Options{}, 64*mib, 1)
 	st := e.streams[0]
 	var order []string
 	var mine []cuda.Ptr

@@ -3,6 +3,7 @@ package engine
 import (
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/internal/heap"
+	"github.com/cistern-gpu/cistern/memory"
 )
 
 // Where requests come from. A stack is a number in one table of the allocator's (package internal/stacks): requests name
@@ -18,7 +19,7 @@ func (a *Allocator) StackOf(frames []uint64) uint32 { return a.stacks.Of(frames)
 func (a *Allocator) StackFrames(n uint32) []uint64 { return a.stacks.Frames(n) }
 
 // StackTable is what the table of stacks holds.
-func (a *Allocator) StackTable() StackTable { return StackTable(a.stacks.Usage()) }
+func (a *Allocator) StackTable() memory.StackTable { return memory.StackTable(a.stacks.Usage()) }
 
 // KeepStacks has blocks of all devices remember the stacks of their requests from now on, or stops that and forgets them.
 func (a *Allocator) KeepStacks(on bool) {
@@ -50,7 +51,7 @@ func (d *Device) setStacks(on bool) {
 
 // StackUsage adds up the live blocks by stack, the most bytes first; nil while stacks are not kept. It looks at every
 // block.
-func (d *Device) StackUsage() []StackUse {
+func (d *Device) StackUsage() []memory.StackUse {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.stackUsage()
@@ -59,7 +60,7 @@ func (d *Device) StackUsage() []StackUse {
 // stackUsage is StackUsage. The caller holds Device.mu and nothing else.
 //
 // +checklocks:d.mu
-func (d *Device) stackUsage() []StackUse {
+func (d *Device) stackUsage() []memory.StackUse {
 	if !d.keepStacks {
 		return nil
 	}
@@ -82,7 +83,7 @@ func (a *Allocator) FreeWith(p cuda.Ptr, o FreeOptions) error {
 	}
 	s := a.heapOf(p)
 	if s == nil {
-		return &PointerError{Op: "free", Ptr: p}
+		return &memory.PointerError{Op: "free", Ptr: p}
 	}
 	if (o.Stream == nil || o.Stream == s.stream) && !s.dev.health.Recording() {
 		return s.freePtr(p, o.Stream)

@@ -7,24 +7,26 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cistern-gpu/cistern/config"
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/cuda/sim"
 	"github.com/cistern-gpu/cistern/event"
 	"github.com/cistern-gpu/cistern/internal/engine"
+	"github.com/cistern-gpu/cistern/memory"
 )
 
 // stackUses is what StackUsage must say of blocks whose stacks are known.
-func stackUses(live map[cuda.Ptr]engine.Block) map[uint32]engine.StackUse {
-	out := map[uint32]engine.StackUse{}
+func stackUses(live map[cuda.Ptr]memory.Block) map[uint32]memory.StackUse {
+	out := map[uint32]memory.StackUse{}
 	for _, b := range live {
 		u := out[b.Stack]
-		out[b.Stack] = engine.StackUse{Stack: b.Stack, Use: engine.Use{Blocks: u.Blocks + 1, Requested: u.Requested + b.Requested, Allocated: u.Allocated + b.Size}}
+		out[b.Stack] = memory.StackUse{Stack: b.Stack, Use: memory.Use{Blocks: u.Blocks + 1, Requested: u.Requested + b.Requested, Allocated: u.Allocated + b.Size}}
 	}
 	return out
 }
 
 // checkStacks holds StackUsage, Base, Blocks and Snapshot against what is live.
-func checkStacks(t *testing.T, e *fixture, live map[cuda.Ptr]engine.Block) {
+func checkStacks(t *testing.T, e *fixture, live map[cuda.Ptr]memory.Block) {
 	t.Helper()
 	want := stackUses(live)
 	got := e.dev.StackUsage()
@@ -44,7 +46,7 @@ func checkStacks(t *testing.T, e *fixture, live map[cuda.Ptr]engine.Block) {
 	for _, g := range e.dev.Snapshot() {
 		for _, b := range g.Blocks {
 			x := live[cuda.Ptr(b.Addr)]
-			if b.State == engine.BlockUsed && b.Stack != x.Stack || b.State == engine.BlockFree && b.Stack != 0 {
+			if b.State == memory.BlockUsed && b.Stack != x.Stack || b.State == memory.BlockFree && b.Stack != 0 {
 				t.Fatalf("%+v in the snapshot, want stack %d", b, x.Stack)
 			}
 		}
@@ -53,7 +55,7 @@ func checkStacks(t *testing.T, e *fixture, live map[cuda.Ptr]engine.Block) {
 
 // A block remembers where it was asked for while stacks are kept, and what is freed remembers nothing.
 func TestStacks(t *testing.T) {
-	e := newEngine(t, sim.Options{Capacity: 256 * mib}, engine.Options{}, 2)
+	e := newEngine(t, sim.Options{Capacity: 256 * mib}, config.Options{}, 2)
 	var stacks []uint32
 	for i := range 20 {
 		stacks = append(stacks, e.a.StackOf([]uint64{uint64(i), 7, 8, 9}))
@@ -71,7 +73,7 @@ func TestStacks(t *testing.T) {
 		t.Errorf("%+v while no stacks are kept", u)
 	}
 	e.a.KeepStacks(true)
-	live := map[cuda.Ptr]engine.Block{}
+	live := map[cuda.Ptr]memory.Block{}
 	note := func(p cuda.Ptr) {
 		b, err := e.a.Base(p)
 		must(t, err)
@@ -140,9 +142,9 @@ func TestStacks(t *testing.T) {
 
 // What is paused keeps its stack, is told of as paused, and may be freed meanwhile.
 func TestStacksOfPausedMemory(t *testing.T) {
-	e := newEngine(t, sim.Options{Capacity: 256 * mib}, engine.Options{}, 1)
+	e := newEngine(t, sim.Options{Capacity: 256 * mib}, config.Options{}, 1)
 	e.a.KeepStacks(true)
-	live := map[cuda.Ptr]engine.Block{}
+	live := map[cuda.Ptr]memory.Block{}
 	var order []cuda.Ptr
 	for i := range 12 {
 		p, err := e.dev.AllocWith(uint64(1+i)*mib, e.streams[0], engine.AllocOptions{Stack: e.a.StackOf([]uint64{uint64(i % 3)}), Tag: uint32(i % 2)})
@@ -186,7 +188,7 @@ func TestStacksOfPausedMemory(t *testing.T) {
 // The history tells on whose behalf things happened: a block's tag and library in its whole life, the request's stack and
 // thread, those of the free where it names them, and else where the block was asked for.
 func TestHistoryTellsWho(t *testing.T) {
-	e := newEngine(t, sim.Options{Capacity: 64 * mib}, engine.Options{History: 1000}, 2)
+	e := newEngine(t, sim.Options{Capacity: 64 * mib}, config.Options{History: 1000}, 2)
 	asked, gave := e.a.StackOf([]uint64{1, 2}), e.a.StackOf([]uint64{3, 2})
 	o := engine.AllocOptions{Tag: 5, Library: 9, Stack: asked, Thread: 77}
 	for _, kept := range []bool{false, true} {
@@ -245,7 +247,7 @@ func TestHistoryTellsWho(t *testing.T) {
 
 // Kept stacks cost no Go memory and no driver call where requests are met from the cache.
 func TestSteadyStateOfStacks(t *testing.T) {
-	e := newEngine(t, sim.Options{}, engine.Options{}, 1)
+	e := newEngine(t, sim.Options{}, config.Options{}, 1)
 	e.a.KeepStacks(true)
 	frames := []uint64{1, 2, 3, 4, 5, 6, 7}
 	round := func() {
@@ -269,7 +271,7 @@ func TestKeepStacksMeanwhile(t *testing.T) {
 }
 
 func keepStacksMeanwhile(t *testing.T) {
-	e := newEngine(t, sim.Options{}, engine.Options{}, 4)
+	e := newEngine(t, sim.Options{}, config.Options{}, 4)
 	stop, done := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(done)

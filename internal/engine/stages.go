@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/cistern-gpu/cistern/internal/engine/timeline"
+	"github.com/cistern-gpu/cistern/memory"
 )
 
 // The stages that give memory back exist once. A request goes through them when nothing that is free meets it, a resume
@@ -16,14 +17,14 @@ import (
 type reclaimer struct {
 	d       *Device
 	log     attempts
-	allowed Stages
+	allowed memory.Stages
 	scope   scope
 	// next is the next step: of those for all memory, and of those while a pool's own limit is in the way.
 	next [2]uint8
 	// asked is how many of the lists of functions were called: the pools' own, then all others'.
 	asked  uint8
-	waited uint8  // how often it waited for frees
-	helped Stages // the stages that gave memory back, or functions that were called
+	waited uint8         // how often it waited for frees
+	helped memory.Stages // the stages that gave memory back, or functions that were called
 }
 
 // scope says whose memory is given back, and for what.
@@ -38,14 +39,14 @@ type scope struct {
 
 // reclaimSteps are the steps by which memory is given back, in order.
 var reclaimSteps = [...]struct {
-	stage Stages
+	stage memory.Stages
 	take  func(*reclaimer) (gave bool, err error)
 }{
-	{StageCollect, (*reclaimer).awaitFrees},
-	{StageLend, (*reclaimer).releaseSegments},
-	{StageLend, (*reclaimer).releaseSomeChunks},
-	{StageLend, (*reclaimer).releaseAllChunks},
-	{StageLend, (*reclaimer).releaseAddresses},
+	{memory.StageCollect, (*reclaimer).awaitFrees},
+	{memory.StageLend, (*reclaimer).releaseSegments},
+	{memory.StageLend, (*reclaimer).releaseSomeChunks},
+	{memory.StageLend, (*reclaimer).releaseAllChunks},
+	{memory.StageLend, (*reclaimer).releaseAddresses},
 }
 
 // step is the position in the steps, which differs by whose memory may go.
@@ -87,11 +88,11 @@ func (r *reclaimer) giveAllBack() (first error) {
 // +checklocks:r.d.mu
 func (r *reclaimer) measured(give func() (bool, error)) (gave bool, err error) {
 	d := r.d
-	r.log.try(StageLend)
+	r.log.try(memory.StageLend)
 	r.log.start()
 	returned, spare := d.quota.Returned, d.quota.Spare
 	gave, err = give()
-	r.log.lap(StageLend, d.quota.Returned-returned+less(d.quota.Spare, spare))
+	r.log.lap(memory.StageLend, d.quota.Returned-returned+less(d.quota.Spare, spare))
 	return gave, err
 }
 
@@ -111,14 +112,14 @@ func (r *reclaimer) awaitFrees() (bool, error) {
 		return false, nil
 	}
 	r.waited++
-	r.log.try(StageCollect).asked++
+	r.log.try(memory.StageCollect).asked++
 	r.log.start()
 	before := d.collected
 	err := d.await(waits)
 	if !request {
 		d.collect(nil, false)
 	}
-	r.log.lap(StageCollect, d.collected-before)
+	r.log.lap(memory.StageCollect, d.collected-before)
 	return request, err
 }
 
@@ -135,7 +136,7 @@ func (r *reclaimer) releaseSegments() (bool, error) {
 			return r.releaseSegmentsOf(p)
 		}
 		if any, err = d.releaseSegments(r.scope.pools, true); any {
-			r.helped |= StageLend
+			r.helped |= memory.StageLend
 			if d.nested {
 				*r.step()-- // what went may be a segment of another pool now
 			}
@@ -147,7 +148,7 @@ func (r *reclaimer) releaseSegments() (bool, error) {
 			asked = asked || settled
 		}
 		if asked {
-			r.helped |= StageLend
+			r.helped |= memory.StageLend
 		}
 		return any || asked, err
 	})
@@ -168,7 +169,7 @@ func (r *reclaimer) releaseSegmentsOf(p *Pool) (bool, error) {
 	}
 	any, err := r.d.releaseSegments(func(x *Pool) bool { return x == p }, true)
 	if any {
-		r.helped |= StageLend
+		r.helped |= memory.StageLend
 	}
 	return any, err
 }
@@ -213,7 +214,7 @@ func (r *reclaimer) releaseAllChunks() (bool, error) {
 func (r *reclaimer) chunks(give func() (bool, error)) (bool, error) {
 	gave, err := r.measured(give)
 	if gave {
-		r.helped |= StageLend
+		r.helped |= memory.StageLend
 	}
 	return gave, err
 }
@@ -229,7 +230,7 @@ func (r *reclaimer) releaseAddresses() (gave bool, err error) {
 	s.arena.Lock()
 	defer s.arena.Unlock()
 	if gave = r.d.reclaim(s); gave {
-		r.helped |= StageLend
+		r.helped |= memory.StageLend
 	}
 	return gave, nil
 }
@@ -239,7 +240,7 @@ func (r *reclaimer) releaseAddresses() (gave bool, err error) {
 //
 // +checklocks:r.d.mu
 func (r *reclaimer) callOut(own []*callback, need uint64) (gave bool) {
-	if r.allowed&StageCallback == 0 {
+	if r.allowed&memory.StageCallback == 0 {
 		return false
 	}
 	if r.asked == 0 {
@@ -263,8 +264,8 @@ func (r *reclaimer) ask(list []*callback, need uint64) (any bool) {
 	if len(list) == 0 {
 		return false
 	}
-	r.helped |= StageCallback
-	s := r.log.try(StageCallback)
+	r.helped |= memory.StageCallback
+	s := r.log.try(memory.StageCallback)
 	before := r.d.idle()
 	r.log.start()
 	for _, x := range slices.Clone(list) {
@@ -274,7 +275,7 @@ func (r *reclaimer) ask(list []*callback, need uint64) (any bool) {
 			any = true
 		}
 	}
-	r.log.lap(StageCallback, 0)
+	r.log.lap(memory.StageCallback, 0)
 	s.gained += less(r.d.idle(), before)
 	return any
 }

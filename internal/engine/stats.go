@@ -4,10 +4,11 @@ import (
 	"github.com/cistern-gpu/cistern/internal/engine/arena"
 	"github.com/cistern-gpu/cistern/internal/engine/quota"
 	"github.com/cistern-gpu/cistern/internal/engine/views"
+	"github.com/cistern-gpu/cistern/memory"
 )
 
 // Stats returns the device's statistics.
-func (d *Device) Stats() Stats {
+func (d *Device) Stats() memory.Stats {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.lockArenas(nil, nil)
@@ -49,7 +50,7 @@ func (d *Device) ResetAccumulated() {
 	d.unlockArenas(nil, nil)
 	d.glance.before.Retries += d.counts.Retries
 	d.glance.before.OOMs += d.counts.OOMs
-	d.counts = Counters{}
+	d.counts = memory.Counters{}
 	d.timeline.ResetWaits()
 }
 

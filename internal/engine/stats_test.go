@@ -4,14 +4,15 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cistern-gpu/cistern/config"
 	"github.com/cistern-gpu/cistern/cuda/sim"
-	"github.com/cistern-gpu/cistern/internal/engine"
+	"github.com/cistern-gpu/cistern/memory"
 )
 
 // every returns all statistics of a device by name.
-func every(s engine.Stats) map[string]engine.Value {
-	out := map[string]engine.Value{}
-	for name, g := range map[string]engine.Grouped{"allocations": s.Allocations, "active": s.Active, "inactive": s.Inactive,
+func every(s memory.Stats) map[string]memory.Value {
+	out := map[string]memory.Value{}
+	for name, g := range map[string]memory.Grouped{"allocations": s.Allocations, "active": s.Active, "inactive": s.Inactive,
 		"requested": s.Requested, "allocated": s.Allocated, "active bytes": s.ActiveBytes, "inactive bytes": s.InactiveBytes,
 		"segments": s.Segments, "reserved": s.Reserved} {
 		out[name], out[name+", small"], out[name+", large"] = g.All, g.Small, g.Large
@@ -21,8 +22,8 @@ func every(s engine.Stats) map[string]engine.Value {
 
 // After ResetAccumulated, Added and Removed count what happened since, and nothing else has changed.
 func TestResetAccumulated(t *testing.T) {
-	for _, backend := range []engine.Backend{engine.BackendVMM, engine.BackendMalloc} {
-		e := newEngine(t, sim.Options{Lag: 20 * time.Millisecond}, engine.Options{Backend: backend}, 2)
+	for _, backend := range []config.Backend{config.BackendVMM, config.BackendMalloc} {
+		e := newEngine(t, sim.Options{Lag: 20 * time.Millisecond}, config.Options{Backend: backend}, 2)
 		small, large := e.alloc(t, 1000, e.streams[0]), e.alloc(t, 30*mib, e.streams[1])
 		p := e.alloc(t, 70*mib, e.streams[0])
 		e.drv.Use(0, e.streams[0].Handle(), p, 70*mib)
@@ -36,7 +37,7 @@ func TestResetAccumulated(t *testing.T) {
 		before := every(e.dev.Stats())
 		e.dev.ResetAccumulated()
 		s := e.dev.Stats()
-		if s.Counters != (engine.Counters{}) {
+		if s.Counters != (memory.Counters{}) {
 			t.Errorf("%s: counters are %+v after the reset", backend, s.Counters)
 		}
 		for name, v := range every(s) {
@@ -47,7 +48,7 @@ func TestResetAccumulated(t *testing.T) {
 		e.free(t, small)
 		x := e.alloc(t, 2000, e.streams[0])
 		s = e.dev.Stats()
-		for name, want := range map[string]engine.Value{
+		for name, want := range map[string]memory.Value{
 			"allocations":        {Added: 1, Removed: 1},
 			"allocations, small": {Added: 1, Removed: 1},
 			"allocations, large": {},
@@ -70,8 +71,8 @@ func TestResetAccumulated(t *testing.T) {
 
 // StreamSyncs counts what the driver was made to wait.
 func TestStreamSyncs(t *testing.T) {
-	e := newEngine(t, sim.Options{Lag: time.Millisecond}, engine.Options{}, 2)
-	pool, err := e.dev.NewPool(engine.PoolID{1, 2})
+	e := newEngine(t, sim.Options{Lag: time.Millisecond}, config.Options{}, 2)
+	pool, err := e.dev.NewPool(memory.PoolID{1, 2})
 	if err != nil {
 		t.Fatal(err)
 	}

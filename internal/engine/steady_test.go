@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cistern-gpu/cistern/config"
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/cuda/sim"
 	"github.com/cistern-gpu/cistern/internal/engine"
@@ -19,14 +20,14 @@ type fixture struct {
 	streams []*engine.Stream
 }
 
-func newEngine(t testing.TB, o sim.Options, opts engine.Options, streams int) *fixture {
+func newEngine(t testing.TB, o sim.Options, opts config.Options, streams int) *fixture {
 	t.Helper()
 	drv := sim.New(o)
 	return newEngineOver(t, drv, drv, opts, streams)
 }
 
 // newEngineOver is newEngine with an engine that sees the machine through another driver.
-func newEngineOver(t testing.TB, machine *sim.Driver, seen cuda.Driver, opts engine.Options, streams int) *fixture {
+func newEngineOver(t testing.TB, machine *sim.Driver, seen cuda.Driver, opts config.Options, streams int) *fixture {
 	t.Helper()
 	e := &fixture{drv: machine}
 	var err error
@@ -63,10 +64,10 @@ func (e *fixture) free(t testing.TB, p cuda.Ptr) {
 // In steady state, where every request is met from the cache, one stream costs no driver call and no Go memory, and
 // several cost no more than the events that tell their frees apart.
 func TestSteadyState(t *testing.T) {
-	for _, backend := range []engine.Backend{engine.BackendVMM, engine.BackendMalloc} {
+	for _, backend := range []config.Backend{config.BackendVMM, config.BackendMalloc} {
 		for _, streams := range []int{1, 4} {
 			t.Run(fmt.Sprintf("%s/%d streams", backend, streams), func(t *testing.T) {
-				e := newEngine(t, sim.Options{}, engine.Options{Backend: backend}, streams)
+				e := newEngine(t, sim.Options{}, config.Options{Backend: backend}, streams)
 				rng := rand.New(rand.NewPCG(1, 2))
 				sizes := make([]uint64, 500)
 				bytes := uint64(0)
@@ -114,7 +115,7 @@ func TestSteadyState(t *testing.T) {
 
 // Frees on a stream that may be destroyed next cost an event each, and no Go memory.
 func TestSteadyShortLivedStream(t *testing.T) {
-	e := newEngine(t, sim.Options{}, engine.Options{}, 0)
+	e := newEngine(t, sim.Options{}, config.Options{}, 0)
 	st, err := e.dev.Stream(e.drv.NewStream(0))
 	if err != nil {
 		t.Fatal(err)
@@ -141,7 +142,7 @@ func TestMillionRemaps(t *testing.T) {
 		remaps = 100_000
 	}
 	for _, lag := range []time.Duration{0, 20 * time.Millisecond} {
-		e := newEngine(t, sim.Options{Capacity: 256 * mib, Lag: lag, Busy: lag > 0}, engine.Options{ChunkMax: 2 * mib}, 3)
+		e := newEngine(t, sim.Options{Capacity: 256 * mib, Lag: lag, Busy: lag > 0}, config.Options{ChunkMax: 2 * mib}, 3)
 		rng := rand.New(rand.NewPCG(5, 6))
 		turn := func() {
 			var blocks [4]cuda.Ptr
@@ -192,7 +193,7 @@ func TestManyStreams(t *testing.T) {
 		n = 1000
 	}
 	e := newEngine(t, sim.Options{Capacity: 8 * gib, Check: sim.CheckOrder, Lag: time.Millisecond, OnFault: func(err error) { t.Error(err) }},
-		engine.Options{}, 0)
+		config.Options{}, 0)
 	for i := range n {
 		h := e.drv.NewStreamNonBlocking(0)
 		st, err := e.dev.Stream(h)

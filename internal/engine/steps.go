@@ -6,15 +6,16 @@ import (
 
 	"github.com/cistern-gpu/cistern/internal/engine/health"
 	"github.com/cistern-gpu/cistern/internal/engine/views"
+	"github.com/cistern-gpu/cistern/memory"
 )
 
 // attempts notes what was tried, how often and with which success.
 type attempts struct {
 	drv   *health.Driver // for its clock
-	tried Stages
+	tried memory.Stages
 	pass  int32 // how often it has started at the first stage
 	began time.Duration
-	steps [numStages]step
+	steps [memory.NumStages]step
 	oom   error // what the upstream said in this pass, nil where a limit was in the way
 }
 
@@ -40,10 +41,10 @@ const (
 )
 
 // of is a stage's step.
-func (l *attempts) of(r Stages) *step { return &l.steps[bits.TrailingZeros16(uint16(r))] }
+func (l *attempts) of(r memory.Stages) *step { return &l.steps[bits.TrailingZeros16(uint16(r))] }
 
 // try notes that a stage is tried.
-func (l *attempts) try(r Stages) *step {
+func (l *attempts) try(r memory.Stages) *step {
 	l.tried |= r
 	s := l.of(r)
 	if s.tries == 0 || s.last != l.pass {
@@ -57,7 +58,7 @@ func (l *attempts) try(r Stages) *step {
 func (l *attempts) start() { l.began = l.drv.Now() }
 
 // lap ends what a stage did, which what comes next begins with.
-func (l *attempts) lap(r Stages, gained uint64) {
+func (l *attempts) lap(r memory.Stages, gained uint64) {
 	now := l.drv.Now()
 	s := l.of(r)
 	s.took += now - l.began
@@ -66,7 +67,7 @@ func (l *attempts) lap(r Stages, gained uint64) {
 }
 
 // found ends a look for chunks of which there were so many bytes.
-func (l *attempts) found(r Stages, bytes uint64) {
+func (l *attempts) found(r memory.Stages, bytes uint64) {
 	s := l.of(r)
 	s.found = max(s.found, bytes)
 	l.lap(r, 0)
@@ -79,11 +80,11 @@ func less(a, b uint64) uint64 { return a - min(a, b) }
 // for.
 //
 // +checklocks:d.mu
-func (d *Device) report(r *reclaimer, e *OutOfMemoryError, p *Pool) []Step {
+func (d *Device) report(r *reclaimer, e *memory.OutOfMemoryError, p *Pool) []memory.Step {
 	tooLarge := e.Requested > maxRequest
 	f := views.Failure{Error: e, Allowed: r.allowed, Resuming: r.scope.heap == nil && !tooLarge, TooLarge: tooLarge,
 		HasSpill: p.spill != nil, Segmented: p.segments != nil, Registered: d.onUnmap != nil, PoolLimit: p.limit}
-	return f.Steps(func(x Stages) views.Attempt {
+	return f.Steps(func(x memory.Stages) views.Attempt {
 		s := r.log.of(x)
 		return views.Attempt{Tries: int(s.tries), Gained: s.gained, Took: s.took, Found: s.found, Stop: s.stop, Asked: int(s.asked), Gave: int(s.gave), Err: s.err}
 	})

@@ -8,17 +8,19 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cistern-gpu/cistern/config"
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/cuda/sim"
 	"github.com/cistern-gpu/cistern/internal/engine"
+	"github.com/cistern-gpu/cistern/memory"
 	"github.com/cistern-gpu/cistern/resource"
 )
 
 // stepsOf are the steps of a failed request by stage; there is one for each stage, in order.
-func stepsOf(t *testing.T, oom *engine.OutOfMemoryError) map[engine.Stages]engine.Step {
+func stepsOf(t *testing.T, oom *memory.OutOfMemoryError) map[memory.Stages]memory.Step {
 	t.Helper()
-	out := map[engine.Stages]engine.Step{}
-	r := engine.StageFit
+	out := map[memory.Stages]memory.Step{}
+	r := memory.StageFit
 	for _, s := range oom.Steps {
 		if s.Stage != r || s.Tries > 0 != (oom.Tried&r != 0) || s.Tries == 0 && (s.Gained != 0 || s.Took != 0 || s.Note == "") || s.Took < 0 || strings.Contains(s.Note, "\n") {
 			t.Errorf("step %v: %+v, tried %v", r, s, oom.Tried)
@@ -33,7 +35,7 @@ func stepsOf(t *testing.T, oom *engine.OutOfMemoryError) map[engine.Stages]engin
 }
 
 // noted checks what a step says of itself.
-func noted(t *testing.T, s engine.Step, tries int, note string) {
+func noted(t *testing.T, s memory.Step, tries int, note string) {
 	t.Helper()
 	if s.Tries != tries || !strings.Contains(s.Note, note) {
 		t.Errorf("%+v, want %d tries and %q", s, tries, note)
@@ -42,18 +44,18 @@ func noted(t *testing.T, s engine.Step, tries int, note string) {
 
 // A request that fails says what each stage did, or why it was passed over.
 func TestSteps(t *testing.T) {
-	e := newEngine(t, sim.Options{Capacity: 128 * mib, CallsTakeTime: true}, engine.Options{Limit: 60 * mib}, 2)
+	e := newEngine(t, sim.Options{Capacity: 128 * mib, CallsTakeTime: true}, config.Options{Limit: 60 * mib}, 2)
 	st, pool := e.streams[0], e.dev.DefaultPool()
 	e.alloc(t, 20*mib, st)
 	oom := outOfMemory(t, pool, 50*mib, st)
 	s := stepsOf(t, oom)
-	noted(t, s[engine.StageFit], 1, "the largest free block is 0 bytes")
-	noted(t, s[engine.StageCollect], 0, "nothing that is free waits for the GPU")
-	noted(t, s[engine.StageRemap], 1, "0 bytes of free chunks could move")
-	noted(t, s[engine.StageGrow], 1, "the limit of 60.00 MiB is in the way")
-	noted(t, s[engine.StageLend], 1, "")
-	noted(t, s[engine.StageCallback], 0, "no function is registered")
-	noted(t, s[engine.StageSpill], 0, "the pool has none")
+	noted(t, s[memory.StageFit], 1, "the largest free block is 0 bytes")
+	noted(t, s[memory.StageCollect], 0, "nothing that is free waits for the GPU")
+	noted(t, s[memory.StageRemap], 1, "0 bytes of free chunks could move")
+	noted(t, s[memory.StageGrow], 1, "the limit of 60.00 MiB is in the way")
+	noted(t, s[memory.StageLend], 1, "")
+	noted(t, s[memory.StageCallback], 0, "no function is registered")
+	noted(t, s[memory.StageSpill], 0, "the pool has none")
 	if oom.Stream != st.ID() || oom.Handle != st.Handle() {
 		t.Errorf("the request was for stream %+v, not %+v", st.ID(), oom.Stream)
 	}
@@ -62,15 +64,15 @@ func TestSteps(t *testing.T) {
 	e.dev.SetLimit(0)
 	e.drv.SetOutside(0, 48*mib)
 	s = stepsOf(t, outOfMemory(t, pool, 100*mib, st))
-	noted(t, s[engine.StageGrow], 1, "cuMemCreate")
-	noted(t, s[engine.StageGrow], 1, "CUDA_ERROR_OUT_OF_MEMORY")
-	if g := s[engine.StageGrow]; g.Gained == 0 || g.Gained > 60*mib || g.Took <= 0 {
+	noted(t, s[memory.StageGrow], 1, "cuMemCreate")
+	noted(t, s[memory.StageGrow], 1, "CUDA_ERROR_OUT_OF_MEMORY")
+	if g := s[memory.StageGrow]; g.Gained == 0 || g.Gained > 60*mib || g.Took <= 0 {
 		t.Errorf("%+v", g)
 	}
 	s = stepsOf(t, outOfMemory(t, pool, 300*mib, st))
-	noted(t, s[engine.StageGrow], 1, "the device has less")
+	noted(t, s[memory.StageGrow], 1, "the device has less")
 	s = stepsOf(t, outOfMemory(t, pool, 1<<50, st))
-	noted(t, s[engine.StageGrow], 0, "no device has that much")
+	noted(t, s[memory.StageGrow], 0, "no device has that much")
 
 	// Some memory could move, and another pool has some; together it is too little.
 	p := e.alloc(t, 20*mib, st)
@@ -79,9 +81,9 @@ func TestSteps(t *testing.T) {
 	e.free(t, q)
 	other := e.streams[1]
 	s = stepsOf(t, outOfMemory(t, pool, 90*mib, other))
-	noted(t, s[engine.StageCollect], 1, "waited for the GPU") // the other stream's work, so that all could be given back
-	noted(t, s[engine.StageRemap], 2, "20.00 MiB of free chunks could move")
-	noted(t, s[engine.StageLend], 2, "10.00 MiB of other pools' free chunks could be had")
+	noted(t, s[memory.StageCollect], 1, "waited for the GPU") // the other stream's work, so that all could be given back
+	noted(t, s[memory.StageRemap], 2, "20.00 MiB of free chunks could move")
+	noted(t, s[memory.StageLend], 2, "10.00 MiB of other pools' free chunks could be had")
 	must(t, e.a.Trim())
 
 	// A function gives memory back, which makes the reclaim stages start over, and it is too little.
@@ -95,17 +97,17 @@ func TestSteps(t *testing.T) {
 		return true
 	})
 	s = stepsOf(t, outOfMemory(t, pool, 90*mib, st))
-	noted(t, s[engine.StageFit], 2, "the largest free block is 30.00 MiB")
-	noted(t, s[engine.StageGrow], 2, "")
-	noted(t, s[engine.StageCallback], 1, "1 of 2 functions gave memory back")
-	if c := s[engine.StageCallback]; asked != 1 || c.Gained != 30*mib || c.Took < 3*time.Millisecond || c.Took > 4*time.Millisecond {
+	noted(t, s[memory.StageFit], 2, "the largest free block is 30.00 MiB")
+	noted(t, s[memory.StageGrow], 2, "")
+	noted(t, s[memory.StageCallback], 1, "1 of 2 functions gave memory back")
+	if c := s[memory.StageCallback]; asked != 1 || c.Gained != 30*mib || c.Took < 3*time.Millisecond || c.Took > 4*time.Millisecond {
 		t.Errorf("%+v", c)
 	}
 
 	// The settings leave stages out.
-	e = newEngine(t, sim.Options{Capacity: 64 * mib}, engine.Options{Stages: engine.StageGrow}, 1)
+	e = newEngine(t, sim.Options{Capacity: 64 * mib}, config.Options{Stages: memory.StageGrow}, 1)
 	s = stepsOf(t, outOfMemory(t, e.dev.DefaultPool(), 65*mib, e.streams[0]))
-	for _, r := range []engine.Stages{engine.StageCollect, engine.StageRemap, engine.StageLend, engine.StageCallback} {
+	for _, r := range []memory.Stages{memory.StageCollect, memory.StageRemap, memory.StageLend, memory.StageCallback} {
 		noted(t, s[r], 0, "off by the settings")
 	}
 }
@@ -113,9 +115,9 @@ func TestSteps(t *testing.T) {
 // What waits for other streams is waited for, and what that freed is told.
 func TestStepsOfCollecting(t *testing.T) {
 	for _, ready := range []bool{false, true} {
-		opts := engine.Options{}
+		opts := config.Options{}
 		if ready {
-			opts.CrossStream = engine.CrossStreamReady
+			opts.CrossStream = config.CrossStreamReady
 		}
 		e := checked(t, opts, 64*mib, 3)
 		st, other := e.streams[0], e.streams[1]
@@ -127,7 +129,7 @@ func TestStepsOfCollecting(t *testing.T) {
 		if ready {
 			by = e.streams[2] // which may not be made to wait
 		}
-		c := stepsOf(t, outOfMemory(t, e.dev.DefaultPool(), 65*mib, by))[engine.StageCollect]
+		c := stepsOf(t, outOfMemory(t, e.dev.DefaultPool(), 65*mib, by))[memory.StageCollect]
 		if c.Gained != 40*mib || c.Tries == 0 || ready && (c.Took <= 0 || c.Note != "waited for the GPU") {
 			t.Errorf("ready %v: %+v", ready, c)
 		}
@@ -136,33 +138,33 @@ func TestStepsOfCollecting(t *testing.T) {
 
 // Pools of segments, limits of pools and spills have steps of their own.
 func TestStepsOfPools(t *testing.T) {
-	e := newEngine(t, sim.Options{Capacity: 128 * mib}, engine.Options{}, 1)
+	e := newEngine(t, sim.Options{Capacity: 128 * mib}, config.Options{}, 1)
 	st := e.streams[0]
 	pool := e.pool(t, 1, engine.PoolOptions{Kind: engine.PoolMalloc, Limit: 64 * mib, Spill: resource.Limiting(resource.Pinned(e.drv, 0), 32*mib)})
 	e.free(t, fromPool(t, pool, 30*mib, st))
 	s := stepsOf(t, outOfMemory(t, pool, 70*mib, st))
-	noted(t, s[engine.StageRemap], 0, "segments, which do not move")
-	noted(t, s[engine.StageGrow], 2, "the pool's limit of 64.00 MiB is in the way")
-	noted(t, s[engine.StageSpill], 1, "CUDA_ERROR_OUT_OF_MEMORY")
-	if g := s[engine.StageLend]; g.Gained != 30*mib || g.Tries != 2 {
+	noted(t, s[memory.StageRemap], 0, "segments, which do not move")
+	noted(t, s[memory.StageGrow], 2, "the pool's limit of 64.00 MiB is in the way")
+	noted(t, s[memory.StageSpill], 1, "CUDA_ERROR_OUT_OF_MEMORY")
+	if g := s[memory.StageLend]; g.Gained != 30*mib || g.Tries != 2 {
 		t.Errorf("%+v", g)
 	}
 	plain := e.pool(t, 2, engine.PoolOptions{Kind: engine.PoolMalloc})
 	s = stepsOf(t, outOfMemory(t, plain, 200*mib, st))
-	noted(t, s[engine.StageGrow], 1, "cuMemAlloc")
+	noted(t, s[memory.StageGrow], 1, "cuMemAlloc")
 	e.dev.SetLimit(50 * mib)
 	s = stepsOf(t, outOfMemory(t, plain, 60*mib, st))
-	noted(t, s[engine.StageGrow], 1, "the limit of 50.00 MiB is in the way")
+	noted(t, s[memory.StageGrow], 1, "the limit of 50.00 MiB is in the way")
 	must(t, e.a.Trim())
 	// Memory that others register stays where it is.
 	e.dev.OnUnmap(func(cuda.Ptr, uint64) {})
 	s = stepsOf(t, outOfMemory(t, e.dev.DefaultPool(), 60*mib, st))
-	noted(t, s[engine.StageRemap], 0, "nothing moves")
+	noted(t, s[memory.StageRemap], 0, "nothing moves")
 }
 
 // A resume that fails has the stages that there are for it.
 func TestStepsOfResume(t *testing.T) {
-	e := newEngine(t, sim.Options{Capacity: 128 * mib}, engine.Options{}, 1)
+	e := newEngine(t, sim.Options{Capacity: 128 * mib}, config.Options{}, 1)
 	p := e.alloc(t, 60*mib, e.streams[0])
 	_, err := e.dev.Pause(engine.Selection{}, engine.PauseOptions{})
 	must(t, err)
@@ -170,15 +172,15 @@ func TestStepsOfResume(t *testing.T) {
 	e.drv.SetOutside(0, 50*mib)
 	e.dev.OnOutOfMemory(func(uint64) bool { return false })
 	_, err = e.dev.Resume(engine.Selection{})
-	var oom *engine.OutOfMemoryError
+	var oom *memory.OutOfMemoryError
 	if !errors.As(err, &oom) {
 		t.Fatal(err)
 	}
 	s := stepsOf(t, oom)
-	noted(t, s[engine.StageFit], 0, "not for resuming")
-	noted(t, s[engine.StageGrow], 1, "CUDA_ERROR_OUT_OF_MEMORY")
-	noted(t, s[engine.StageLend], 1, "")
-	noted(t, s[engine.StageCallback], 1, "0 of 1 functions")
+	noted(t, s[memory.StageFit], 0, "not for resuming")
+	noted(t, s[memory.StageGrow], 1, "CUDA_ERROR_OUT_OF_MEMORY")
+	noted(t, s[memory.StageLend], 1, "")
+	noted(t, s[memory.StageCallback], 1, "0 of 1 functions")
 	e.free(t, q)
 	_, err = e.dev.Resume(engine.Selection{})
 	must(t, err)
@@ -188,7 +190,7 @@ func TestStepsOfResume(t *testing.T) {
 // The failure names the request's own stack, and the findings who holds the most, in two lines: those that are called the same
 // together, and the callers of those whose innermost frame is.
 func TestFindingsOfStacks(t *testing.T) {
-	e := newEngine(t, sim.Options{Capacity: 256 * mib}, engine.Options{}, 1)
+	e := newEngine(t, sim.Options{Capacity: 256 * mib}, config.Options{}, 1)
 	e.a.KeepStacks(true)
 	var stacks []uint32
 	for i := range 8 {
@@ -202,7 +204,7 @@ func TestFindingsOfStacks(t *testing.T) {
 	}
 	e.alloc(t, 9*mib, e.streams[0])
 	_, err := e.dev.AllocWith(300*mib, e.streams[0], engine.AllocOptions{Stack: stacks[2], Thread: 123})
-	var oom *engine.OutOfMemoryError
+	var oom *memory.OutOfMemoryError
 	if !errors.As(err, &oom) {
 		t.Fatal(err)
 	}
@@ -220,7 +222,7 @@ func TestFindingsOfStacks(t *testing.T) {
 		"the same": {func(uint64) (string, string) { return "f layer.py:1", "main m.py:1" },
 			"held: 56.00 MiB f layer.py:1, 16.00 MiB stack 8, 9.00 MiB without a stack; by tag "},
 	} {
-		lines := oom.Findings(engine.Names{Stack: func(n uint32) (string, string) {
+		lines := oom.Findings(memory.Names{Stack: func(n uint32) (string, string) {
 			if n == stacks[7] {
 				return "", ""
 			}
@@ -231,7 +233,7 @@ func TestFindingsOfStacks(t *testing.T) {
 		}
 	}
 	e.a.KeepStacks(false)
-	if oom := outOfMemory(t, e.dev.DefaultPool(), 300*mib, e.streams[0]); oom.Stacks != nil || strings.Contains(oom.Findings(engine.Names{})[0], "stack") {
+	if oom := outOfMemory(t, e.dev.DefaultPool(), 300*mib, e.streams[0]); oom.Stacks != nil || strings.Contains(oom.Findings(memory.Names{})[0], "stack") {
 		t.Errorf("%+v", oom.Stacks)
 	}
 }

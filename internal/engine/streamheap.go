@@ -7,6 +7,7 @@ import (
 	"github.com/cistern-gpu/cistern/internal/engine/phys"
 	"github.com/cistern-gpu/cistern/internal/engine/quota"
 	"github.com/cistern-gpu/cistern/internal/heap"
+	"github.com/cistern-gpu/cistern/memory"
 )
 
 // streamHeap is what one (pool, stream, size class) owns: addresses, the chunks mapped there, the blocks. Requests that are met
@@ -107,9 +108,9 @@ func (s *streamHeap) freePtr(p cuda.Ptr, behind *Stream) error {
 	case arena.NeedsDevice:
 		return s.freeSlow(p, FreeOptions{Stream: behind})
 	case arena.Pending:
-		return &PointerError{Op: "free", Ptr: p, Detail: waitsDetail}
+		return &memory.PointerError{Op: "free", Ptr: p, Detail: waitsDetail}
 	}
-	return &PointerError{Op: "free", Ptr: p}
+	return &memory.PointerError{Op: "free", Ptr: p}
 }
 
 const waitsDetail = "it was freed already and waits for other streams"
@@ -138,7 +139,7 @@ func (s *streamHeap) freeSlow(p cuda.Ptr, o FreeOptions) error {
 	id, _, ok := s.blocks.Lookup(uint64(p))
 	if !ok || s.blocks.At(id).State != heap.Used {
 		s.arena.Unlock()
-		return &PointerError{Op: "free", Ptr: p, Detail: "it was freed already"}
+		return &memory.PointerError{Op: "free", Ptr: p, Detail: "it was freed already"}
 	}
 	err := d.freeLocked(s, id, o)
 	d.rebalance(s, nil)
@@ -209,7 +210,7 @@ func (s *streamHeap) recordStream(p cuda.Ptr, t *Stream) error {
 		case arena.Done:
 			return nil
 		case arena.Unknown:
-			return &PointerError{Op: "record stream", Ptr: p}
+			return &memory.PointerError{Op: "record stream", Ptr: p}
 		}
 	}
 	d.mu.Lock()
@@ -218,7 +219,7 @@ func (s *streamHeap) recordStream(p cuda.Ptr, t *Stream) error {
 	defer s.arena.Unlock()
 	id, _, ok := s.blocks.Lookup(uint64(p))
 	if !ok || s.blocks.At(id).State != heap.Used {
-		return &PointerError{Op: "record stream", Ptr: p}
+		return &memory.PointerError{Op: "record stream", Ptr: p}
 	}
 	if b := s.blocks.At(id); t != s.streamOf(b) {
 		d.enlist(t)

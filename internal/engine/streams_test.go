@@ -8,10 +8,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cistern-gpu/cistern/config"
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/cuda/sim"
 	"github.com/cistern-gpu/cistern/internal/cputime"
 	"github.com/cistern-gpu/cistern/internal/engine"
+	"github.com/cistern-gpu/cistern/memory"
 )
 
 // A program that makes a stream for every piece of work and destroys it afterwards leaves neither addresses nor events
@@ -23,12 +25,12 @@ func TestManyShortLivedStreams(t *testing.T) {
 	}
 	for _, text := range []string{"", "backend:malloc", "cross_stream:ready"} {
 		t.Run(text, func(t *testing.T) {
-			opts, err := engine.ParseOptions(text)
+			opts, err := config.Parse(text)
 			must(t, err)
 			e := newEngine(t, sim.Options{Capacity: 1 << 30, Lag: time.Millisecond, Check: sim.CheckUse, OnFault: func(err error) { t.Error(err) }}, opts, 1)
 			st := e.streams[0]
 			kept := e.alloc(t, 3*mib, st)
-			pool, err := e.dev.NewPool(engine.PoolID{1, 1})
+			pool, err := e.dev.NewPool(memory.PoolID{1, 1})
 			must(t, err)
 			var half time.Duration
 			began := cputime.Process()
@@ -84,7 +86,7 @@ func TestManyShortLivedStreams(t *testing.T) {
 
 // A stream whose arenas were dissolved because it may have been gone goes on as if nothing had happened.
 func TestDissolvedLaneComesBack(t *testing.T) {
-	e := newEngine(t, sim.Options{Check: sim.CheckOrder, OnFault: func(err error) { t.Error(err) }}, engine.Options{}, 0)
+	e := newEngine(t, sim.Options{Check: sim.CheckOrder, OnFault: func(err error) { t.Error(err) }}, config.Options{}, 0)
 	type user struct {
 		h  cuda.Stream
 		st *engine.Stream
@@ -128,7 +130,7 @@ func TestDissolvedLaneComesBack(t *testing.T) {
 
 // Lanes are dissolved under the hands of threads that use them.
 func TestLanesDissolveConcurrently(t *testing.T) {
-	e := newEngine(t, sim.Options{Capacity: 1 << 30, Lag: 100 * time.Microsecond, Check: sim.CheckOrder, OnFault: func(err error) { t.Error(err) }}, engine.Options{}, 0)
+	e := newEngine(t, sim.Options{Capacity: 1 << 30, Lag: 100 * time.Microsecond, Check: sim.CheckOrder, OnFault: func(err error) { t.Error(err) }}, config.Options{}, 0)
 	n := 1500
 	if testing.Short() {
 		n = 500
@@ -185,7 +187,7 @@ func TestLanesDissolveConcurrently(t *testing.T) {
 func TestForgottenStreamUsed(t *testing.T) {
 	for of := range cuda.Device(2) {
 		t.Run(fmt.Sprint("device ", of), func(t *testing.T) {
-			e := newEngine(t, sim.Options{Devices: 2, Busy: true, Lag: time.Millisecond}, engine.Options{Limit: 2 * mib}, 1)
+			e := newEngine(t, sim.Options{Devices: 2, Busy: true, Lag: time.Millisecond}, config.Options{Limit: 2 * mib}, 1)
 			dev, err := e.a.Device(of)
 			must(t, err)
 			if of != 0 {

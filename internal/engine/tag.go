@@ -6,6 +6,7 @@ import (
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/internal/engine/journal"
 	"github.com/cistern-gpu/cistern/internal/heap"
+	"github.com/cistern-gpu/cistern/memory"
 )
 
 // MaxTag is the largest tag. A tag is a number that a request carries and its block keeps until it is freed; what it
@@ -46,7 +47,7 @@ func (p *Pool) allocTagged(size uint64, st *Stream, by origin) (cuda.Ptr, error)
 
 // TagUsage adds up the live blocks by tag, the most bytes first; those without a tag come under 0. It looks at every
 // block.
-func (d *Device) TagUsage() []TagUse {
+func (d *Device) TagUsage() []memory.TagUse {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.tagUsage()
@@ -55,6 +56,6 @@ func (d *Device) TagUsage() []TagUse {
 // tagUsage is TagUsage. The caller holds Device.mu and nothing else.
 //
 // +checklocks:d.mu
-func (d *Device) tagUsage() []TagUse {
+func (d *Device) tagUsage() []memory.TagUse {
 	return d.usage(func(_ *streamHeap, _ heap.ID, b *heap.Block) uint32 { return journal.TagOf(b.Tag) }).Tags()
 }

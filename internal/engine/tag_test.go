@@ -5,16 +5,18 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/cistern-gpu/cistern/config"
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/cuda/sim"
 	"github.com/cistern-gpu/cistern/event"
 	"github.com/cistern-gpu/cistern/internal/engine"
+	"github.com/cistern-gpu/cistern/memory"
 )
 
 // A tag stays with its block through whatever happens to the blocks around it, and goes with it.
 func TestTags(t *testing.T) {
-	e := newEngine(t, sim.Options{}, engine.Options{History: 1 << 16}, 2)
-	pool, err := e.dev.NewPool(engine.PoolID{7, 7})
+	e := newEngine(t, sim.Options{}, config.Options{History: 1 << 16}, 2)
+	pool, err := e.dev.NewPool(memory.PoolID{7, 7})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -22,7 +24,7 @@ func TestTags(t *testing.T) {
 	type block struct {
 		size uint64
 		tag  uint32
-		pool engine.PoolID
+		pool memory.PoolID
 	}
 	live := map[cuda.Ptr]block{}
 	var order []cuda.Ptr
@@ -54,7 +56,7 @@ func TestTags(t *testing.T) {
 		live[p] = b
 		order = append(order, p)
 	}
-	want := map[uint32]engine.TagUse{}
+	want := map[uint32]memory.TagUse{}
 	for p, b := range live {
 		got, err := e.a.Base(p)
 		if err != nil || got.Tag != b.tag || got.Requested != b.size || got.Pool != b.pool {
@@ -64,7 +66,7 @@ func TestTags(t *testing.T) {
 			t.Fatalf("Base(%#x) has stream handle %#x, want %#x", p, got.Handle, st.Handle())
 		}
 		u := want[b.tag]
-		want[b.tag] = engine.TagUse{Tag: b.tag, Use: engine.Use{Blocks: u.Blocks + 1, Requested: u.Requested + b.size, Allocated: u.Allocated + round512(b.size)}}
+		want[b.tag] = memory.TagUse{Tag: b.tag, Use: memory.Use{Blocks: u.Blocks + 1, Requested: u.Requested + b.size, Allocated: u.Allocated + round512(b.size)}}
 	}
 	usage := e.dev.TagUsage()
 	for i, u := range usage {
@@ -79,7 +81,7 @@ func TestTags(t *testing.T) {
 		t.Errorf("%d tags in use, want %d", len(usage), len(want))
 	}
 	seen, inPool := 0, 0
-	for _, id := range []*engine.PoolID{nil, {7, 7}} {
+	for _, id := range []*memory.PoolID{nil, {7, 7}} {
 		segments := e.dev.Snapshot()
 		if id != nil {
 			segments = e.dev.SnapshotPool(*id)
@@ -90,12 +92,12 @@ func TestTags(t *testing.T) {
 			}
 			for _, b := range s.Blocks {
 				x := live[cuda.Ptr(b.Addr)]
-				if b.Tag != x.tag || b.State == engine.BlockFree && b.Tag != 0 {
+				if b.Tag != x.tag || b.State == memory.BlockFree && b.Tag != 0 {
 					t.Errorf("block %#x: tag %d in the snapshot, want %d", b.Addr, b.Tag, x.tag)
 				}
-				if b.State == engine.BlockUsed && id == nil {
+				if b.State == memory.BlockUsed && id == nil {
 					seen++
-				} else if b.State == engine.BlockUsed {
+				} else if b.State == memory.BlockUsed {
 					inPool++
 				}
 			}

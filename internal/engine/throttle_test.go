@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cistern-gpu/cistern/config"
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/cuda/sim"
 	"github.com/cistern-gpu/cistern/internal/engine"
@@ -18,7 +19,7 @@ func TestThrottle(t *testing.T) {
 	const live, steps = 2000, 50_000
 	run := func(between time.Duration, live, smallest int) (remaps int64, ratio float64) {
 		drv := sim.New(sim.Options{Capacity: 140 * gib, CallsTakeTime: true})
-		a, err := engine.New(drv, engine.Options{})
+		a, err := engine.New(drv, config.Options{})
 		if err != nil {
 			t.Fatal(err)
 		}

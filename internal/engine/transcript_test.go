@@ -11,10 +11,12 @@ import (
 
 	"github.com/cockroachdb/datadriven"
 
+	"github.com/cistern-gpu/cistern/config"
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/cuda/sim"
 	"github.com/cistern-gpu/cistern/internal/engine"
 	"github.com/cistern-gpu/cistern/internal/units"
+	"github.com/cistern-gpu/cistern/memory"
 	"github.com/cistern-gpu/cistern/resource"
 )
 
@@ -76,7 +78,7 @@ func (s *transcript) start(d *datadriven.TestData) {
 			d.Fatalf(s.t, "unknown argument %s", arg.Key)
 		}
 	}
-	opts, err := engine.ParseOptions(conf)
+	opts, err := config.Parse(conf)
 	must(s.t, err)
 	s.drv = sim.New(o)
 	s.a, err = engine.New(s.drv, opts)
@@ -150,7 +152,7 @@ func (s *transcript) line(f []string) {
 		}
 		size := s.bytes(f[1])
 		p, err := pool.Alloc(size, st)
-		var oom *engine.OutOfMemoryError
+		var oom *memory.OutOfMemoryError
 		switch {
 		case errors.As(err, &oom):
 			s.say("%s: %v", f[0], err)
@@ -205,7 +207,7 @@ func (s *transcript) line(f []string) {
 				o.NoSplit = true
 			}
 		}
-		p, err := s.dev.NewPoolWith(engine.PoolID{0, uint64(len(s.pools) + 1)}, o)
+		p, err := s.dev.NewPoolWith(memory.PoolID{0, uint64(len(s.pools) + 1)}, o)
 		s.result(err)
 		s.pools[f[0]] = p
 	case "release":
@@ -242,9 +244,9 @@ func (s *transcript) blockMap() {
 		}
 		for _, b := range seg.Blocks {
 			switch b.State {
-			case engine.BlockUsed:
+			case memory.BlockUsed:
 				blocks = append(blocks, fmt.Sprintf("%s %s", s.names[b.Addr], kibs(b.Size)))
-			case engine.BlockPending:
+			case memory.BlockPending:
 				blocks = append(blocks, "waiting "+kibs(b.Size))
 			default:
 				blocks = append(blocks, "- "+kibs(b.Size))

@@ -6,6 +6,7 @@ import (
 	"github.com/cistern-gpu/cistern/internal/engine/phys"
 	"github.com/cistern-gpu/cistern/internal/engine/timeline"
 	"github.com/cistern-gpu/cistern/internal/heap"
+	"github.com/cistern-gpu/cistern/memory"
 )
 
 // Trim gives the free memory of every pool of the device that is not pinned back to the driver. It waits, with no lock
@@ -29,7 +30,7 @@ func (d *Device) trim(only *Pool) error {
 		d.collect(nil, false)
 		return nil // bookkeeping only: the driver would refuse
 	}
-	r := reclaimer{d: d, log: attempts{drv: d.drv}, allowed: AllStages,
+	r := reclaimer{d: d, log: attempts{drv: d.drv}, allowed: memory.AllStages,
 		scope: scope{pools: chosen, only: only, chunks: d.upstream != nil, need: everything}}
 	first := r.giveAllBack()
 	d.sweep()

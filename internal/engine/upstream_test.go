@@ -8,8 +8,10 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/cistern-gpu/cistern/config"
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/internal/engine"
+	"github.com/cistern-gpu/cistern/memory"
 	"github.com/cistern-gpu/cistern/resource"
 )
 
@@ -105,7 +107,7 @@ var hostMemory = resource.Traits{Name: "shelf", HostAccessible: true, Align: 409
 
 func (e *fixture) pool(t testing.TB, n uint64, o engine.PoolOptions) *engine.Pool {
 	t.Helper()
-	p, err := e.dev.NewPoolWith(engine.PoolID{9, n}, o)
+	p, err := e.dev.NewPoolWith(memory.PoolID{9, n}, o)
 	must(t, err)
 	return p
 }
@@ -118,10 +120,10 @@ func fromPool(t testing.TB, p *engine.Pool, size uint64, st *engine.Stream) cuda
 }
 
 // outOfMemory is the error of a request that must fail.
-func outOfMemory(t testing.TB, p *engine.Pool, size uint64, st *engine.Stream) *engine.OutOfMemoryError {
+func outOfMemory(t testing.TB, p *engine.Pool, size uint64, st *engine.Stream) *memory.OutOfMemoryError {
 	t.Helper()
 	x, err := p.Alloc(size, st)
-	var oom *engine.OutOfMemoryError
+	var oom *memory.OutOfMemoryError
 	if !errors.As(err, &oom) || !errors.Is(err, cuda.ErrOutOfMemory) {
 		t.Fatalf("Alloc(%d) = %#x, %v; want out of memory", size, x, err)
 	}
@@ -131,7 +133,7 @@ func outOfMemory(t testing.TB, p *engine.Pool, size uint64, st *engine.Stream) *
 // Memory that is not the device's is in the statistics and not under the device's limit, and neither kind goes for the
 // other.
 func TestHostMemoryIsNotUnderTheLimit(t *testing.T) {
-	e := checked(t, engine.Options{Limit: 64 * mib}, 256*mib, 1)
+	e := checked(t, config.Options{Limit: 64 * mib}, 256*mib, 1)
 	st := e.streams[0]
 	host := newShelf(200*mib, hostMemory)
 	pool := e.pool(t, 1, engine.PoolOptions{Upstream: host})
@@ -139,7 +141,7 @@ func TestHostMemoryIsNotUnderTheLimit(t *testing.T) {
 	if s := e.dev.Stats(); s.Reserved.All.Current != 180*mib || e.drv.ReservedBytes(0) != 60*mib {
 		t.Errorf("%d bytes reserved, %d of the device", s.Reserved.All.Current, e.drv.ReservedBytes(0))
 	}
-	if ps := pool.Stats(); ps != (engine.PoolStats{Reserved: 120 * mib, PeakReserved: 120 * mib, Requested: 120 * mib, Allocated: 120 * mib, Blocks: 1}) {
+	if ps := pool.Stats(); ps != (memory.PoolStats{Reserved: 120 * mib, PeakReserved: 120 * mib, Requested: 120 * mib, Allocated: 120 * mib, Blocks: 1}) {
 		t.Errorf("%+v", ps)
 	}
 	e.free(t, a)
@@ -147,7 +149,7 @@ func TestHostMemoryIsNotUnderTheLimit(t *testing.T) {
 	if oom.Reserved != 180*mib || oom.Elsewhere != 120*mib || oom.Other != 120*mib || oom.Pinned != 0 || host.held() != 120*mib {
 		t.Errorf("host memory went for the device's, or was not told apart: %+v", oom)
 	}
-	if s := strings.Join(oom.Findings(engine.Names{}), "\n"); !strings.Contains(s, "0 bytes pool {9, 1} (shelf, 120.00 MiB more cached)") || !strings.Contains(s, "at least 6.00 MiB less in use") {
+	if s := strings.Join(oom.Findings(memory.Names{}), "\n"); !strings.Contains(s, "0 bytes pool {9, 1} (shelf, 120.00 MiB more cached)") || !strings.Contains(s, "at least 6.00 MiB less in use") {
 		t.Error(s)
 	}
 	e.free(t, b)
@@ -175,7 +177,7 @@ func TestPoolLimit(t *testing.T) {
 		"upstream": {Upstream: newShelf(1<<30, hostMemory)}, "whole": {NoSplit: true}} {
 		for _, told := range []bool{false, true} {
 			t.Run(fmt.Sprint(name, told), func(t *testing.T) {
-				e := checked(t, engine.Options{}, 512*mib, 2)
+				e := checked(t, config.Options{}, 512*mib, 2)
 				st, other := e.streams[0], e.streams[1]
 				if told {
 					e.dev.OnUnmap(func(cuda.Ptr, uint64) {})
@@ -205,7 +207,7 @@ func TestPoolLimit(t *testing.T) {
 				if oom.PoolLimit != 100*mib || oom.PoolReserved != 100*mib || !strings.Contains(oom.Error(), "whose limit is 100.00 MiB") {
 					t.Errorf("%v", oom)
 				}
-				if s := strings.Join(oom.Findings(engine.Names{}), "\n"); !strings.Contains(s, "a limit of 104.00 MiB for pool {9, 1} (now 100.00 MiB), or at least 4.00 MiB less in use there") {
+				if s := strings.Join(oom.Findings(memory.Names{}), "\n"); !strings.Contains(s, "a limit of 104.00 MiB for pool {9, 1} (now 100.00 MiB), or at least 4.00 MiB less in use there") {
 					t.Error(s)
 				}
 				if n := e.dev.Stats().Reserved.All.Current; n < 150*mib || asked > 0 {
@@ -239,7 +241,7 @@ func TestPoolLimit(t *testing.T) {
 
 // An upstream without memory has the pool, and others, give back what they cache; its other errors come through as they are.
 func TestUpstreamFails(t *testing.T) {
-	e := checked(t, engine.Options{}, 256*mib, 2)
+	e := checked(t, config.Options{}, 256*mib, 2)
 	st := e.streams[0]
 	a, b := newShelf(100*mib, hostMemory), newShelf(100*mib, hostMemory)
 	pool, other := e.pool(t, 1, engine.PoolOptions{Upstream: a}), e.pool(t, 2, engine.PoolOptions{Upstream: b})
@@ -267,7 +269,7 @@ func TestUpstreamFails(t *testing.T) {
 // Segments are whole units of what the upstream makes.
 func TestUpstreamGranularity(t *testing.T) {
 	for _, whole := range []bool{false, true} {
-		e := checked(t, engine.Options{}, 256*mib, 1)
+		e := checked(t, config.Options{}, 256*mib, 1)
 		traits := hostMemory
 		traits.Align = 16 * mib
 		s := newShelf(1<<30, traits)
@@ -281,7 +283,7 @@ func TestUpstreamGranularity(t *testing.T) {
 			}
 		}
 		traits.Align = 3 * mib
-		if _, err := e.dev.NewPoolWith(engine.PoolID{9, 2}, engine.PoolOptions{Upstream: newShelf(1, traits)}); err == nil {
+		if _, err := e.dev.NewPoolWith(memory.PoolID{9, 2}, engine.PoolOptions{Upstream: newShelf(1, traits)}); err == nil {
 			t.Error("an alignment of 3 MiB was taken")
 		}
 	}
@@ -289,13 +291,13 @@ func TestUpstreamGranularity(t *testing.T) {
 
 // Upstreams are opened to the peers of the device, whichever came first.
 func TestUpstreamPeers(t *testing.T) {
-	drv := newPair(t, nil, nil, engine.Options{})
+	drv := newPair(t, nil, nil, config.Options{})
 	d, st := drv.dev[0], drv.st[0]
 	before, after, released := newShelf(1<<30, hostMemory), newShelf(1<<30, hostMemory), newShelf(1<<30, hostMemory)
-	p, err := d.NewPoolWith(engine.PoolID{9, 1}, engine.PoolOptions{Upstream: wrapped{before}})
+	p, err := d.NewPoolWith(memory.PoolID{9, 1}, engine.PoolOptions{Upstream: wrapped{before}})
 	must(t, err)
 	fromPool(t, p, mib, st)
-	q, err := d.NewPoolWith(engine.PoolID{9, 2}, engine.PoolOptions{Upstream: released})
+	q, err := d.NewPoolWith(memory.PoolID{9, 2}, engine.PoolOptions{Upstream: released})
 	must(t, err)
 	x := fromPool(t, q, mib, st)
 	must(t, q.Release())
@@ -307,15 +309,15 @@ func TestUpstreamPeers(t *testing.T) {
 	must(t, d.EnablePeer(1))
 	must(t, d.EnablePeer(1))
 	after.broken = errors.New("nor there")
-	if _, err := d.NewPoolWith(engine.PoolID{9, 3}, engine.PoolOptions{Upstream: after}); !errors.Is(err, after.broken) {
+	if _, err := d.NewPoolWith(memory.PoolID{9, 3}, engine.PoolOptions{Upstream: after}); !errors.Is(err, after.broken) {
 		t.Errorf("%v", err)
 	}
 	after.broken = &cuda.Error{Op: "cuMemPoolSetAccess", Device: 1, Code: cuda.ErrIllegalAddress} // the peer is
-	if _, err = d.NewPoolWith(engine.PoolID{9, 3}, engine.PoolOptions{Upstream: after}); err != nil {
+	if _, err = d.NewPoolWith(memory.PoolID{9, 3}, engine.PoolOptions{Upstream: after}); err != nil {
 		t.Error(err)
 	}
 	after.broken = nil
-	_, err = d.NewPoolWith(engine.PoolID{9, 4}, engine.PoolOptions{Upstream: after})
+	_, err = d.NewPoolWith(memory.PoolID{9, 4}, engine.PoolOptions{Upstream: after})
 	must(t, err)
 	for i, s := range []*shelf{before, released, after} {
 		if !slices.Equal(s.peers, []cuda.Device{1}) {

@@ -10,10 +10,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cistern-gpu/cistern/config"
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/cuda/sim"
 	"github.com/cistern-gpu/cistern/internal/engine"
 	_ "github.com/cistern-gpu/cistern/internal/lockrank/checked"
+	"github.com/cistern-gpu/cistern/memory"
 )
 
 const (
@@ -60,7 +62,7 @@ func (r *ranges) has(lo uint64) bool {
 type world struct {
 	t    testing.TB
 	what string // how to run it again
-	cfg  config
+	cfg  setup
 	drv  *sim.Driver
 	a    *engine.Allocator
 	c    *inFront
@@ -77,9 +79,9 @@ type world struct {
 	reg       *registry      // with told
 }
 
-// config is what a sequence of operations is run under.
-type config struct {
-	opts     engine.Options
+// setup is what a sequence of operations is run under.
+type setup struct {
+	opts     config.Options
 	devices  int
 	capacity uint64
 	lag      time.Duration
@@ -124,7 +126,7 @@ type worldStream struct {
 }
 
 type worldPool struct {
-	id       engine.PoolID
+	id       memory.PoolID
 	pool     *engine.Pool
 	graphs   []*sim.Graph
 	launches *worldStream // on which its graphs run
@@ -135,7 +137,7 @@ type worldPool struct {
 	spill    *source
 	limit    uint64
 	before   uint64         // what it held when its limit was set
-	noted    []engine.Block // what was live at some time
+	noted    []memory.Block // what was live at some time
 }
 
 type worldBlock struct {
@@ -164,7 +166,7 @@ func (p *worldPool) round(n uint64) uint64 {
 	return round512(n)
 }
 
-func newWorld(t testing.TB, cfg config, what string) *world {
+func newWorld(t testing.TB, cfg setup, what string) *world {
 	w := &world{t: t, what: what, cfg: cfg, seen: map[string]int{}, rng: rand.New(rand.NewPCG(1, 2))}
 	w.drv = sim.New(sim.Options{Devices: cfg.devices, Capacity: cfg.capacity, HostCapacity: cfg.capacity, Lag: cfg.lag, Check: sim.CheckOrder,
 		OnFault: func(err error) { w.fail("%v", err) }})
@@ -324,7 +326,7 @@ func (w *world) alloc(d *worldDevice, size uint64, s *worldStream) *worldBlock {
 		}
 	}
 	if err != nil {
-		var oom *engine.OutOfMemoryError
+		var oom *memory.OutOfMemoryError
 		if !errors.As(err, &oom) || !errors.Is(err, cuda.ErrOutOfMemory) {
 			w.fail("Alloc(%d): %v", size, err)
 		}
@@ -501,7 +503,7 @@ func (w *world) free(d *worldDevice, i int) {
 	}
 	w.raise(d)
 	if w.chance(10) && !w.live.has(uint64(b.p)) {
-		if err := free(); !errors.Is(err, engine.ErrUnknownPointer) {
+		if err := free(); !errors.Is(err, memory.ErrUnknownPointer) {
 			w.fail("second Free(%#x): %v", b.p, err)
 		}
 		w.seen["double free"]++
@@ -526,7 +528,7 @@ func (w *world) forget(d *worldDevice, b *worldBlock) {
 // check compares the statistics with the books.
 func (w *world) check(d *worldDevice) {
 	w.t.Helper()
-	var g engine.Gauges
+	var g memory.Gauges
 	d.dev.Gauges(&g) // before Stats, which empties magazines
 	s := d.dev.Stats()
 	is := func(name string, got, want int64) {
@@ -535,7 +537,7 @@ func (w *world) check(d *worldDevice) {
 			w.fail("device %d: %s is %d, want %d\n%+v", d.id, name, got, want, s)
 		}
 	}
-	same := engine.Gauges{Reserved: uint64(s.Reserved.All.Current), Allocated: uint64(s.Allocated.All.Current), Active: uint64(s.ActiveBytes.All.Current),
+	same := memory.Gauges{Reserved: uint64(s.Reserved.All.Current), Allocated: uint64(s.Allocated.All.Current), Active: uint64(s.ActiveBytes.All.Current),
 		Cached: uint64(s.InactiveBytes.All.Current), Paused: uint64(s.Paused.All.Current), PeakReserved: uint64(s.Reserved.All.Peak),
 		PeakAllocated: uint64(s.Allocated.All.Peak), PeakActive: uint64(s.ActiveBytes.All.Peak), PeakCached: uint64(s.InactiveBytes.All.Peak),
 		PeakPaused: uint64(s.Paused.All.Peak), Limit: d.dev.Limit(), DriverCalls: g.DriverCalls, Retries: uint64(s.Retries), OOMs: uint64(s.OOMs)}
@@ -550,10 +552,10 @@ func (w *world) check(d *worldDevice) {
 	is("active + inactive bytes", s.ActiveBytes.All.Current+s.InactiveBytes.All.Current, held)
 	is("reserved small + large", s.Reserved.Small.Current+s.Reserved.Large.Current, held)
 	is("segments small + large", s.Segments.Small.Current+s.Segments.Large.Current, s.Segments.All.Current)
-	for name, g := range map[string]engine.Grouped{"reserved": s.Reserved, "segments": s.Segments} {
+	for name, g := range map[string]memory.Grouped{"reserved": s.Reserved, "segments": s.Segments} {
 		is(name+" ever got, small + large", g.Small.Added+g.Large.Added, g.All.Added)
 		is(name+" given back, small + large", g.Small.Removed+g.Large.Removed, g.All.Removed)
-		for _, v := range []engine.Value{g.All, g.Small, g.Large} {
+		for _, v := range []memory.Value{g.All, g.Small, g.Large} {
 			is(name+" ever got less given back", v.Added-v.Removed, v.Current)
 			if v.Peak < v.Current || v == g.All && v.Peak > v.Added {
 				w.fail("device %d: %s: %+v", d.id, name, v)
@@ -575,11 +577,11 @@ func (w *world) check(d *worldDevice) {
 	w.checkPools(d)
 	w.checkStacks(d)
 	is("segments got - given back", s.DeviceAllocs-s.DeviceFrees, s.Segments.All.Current)
-	for name, g := range map[string]engine.Grouped{"allocations": s.Allocations, "active": s.Active, "inactive": s.Inactive,
+	for name, g := range map[string]memory.Grouped{"allocations": s.Allocations, "active": s.Active, "inactive": s.Inactive,
 		"requested": s.Requested, "allocated": s.Allocated, "active bytes": s.ActiveBytes, "inactive bytes": s.InactiveBytes} {
 		is(name+": small + large", g.Small.Current+g.Large.Current, g.All.Current)
 		is(name+": added - removed", g.All.Added-g.All.Removed, g.All.Current)
-		for _, v := range []engine.Value{g.All, g.Small, g.Large} {
+		for _, v := range []memory.Value{g.All, g.Small, g.Large} {
 			if v.Peak < v.Current || v.Current < 0 {
 				w.fail("device %d: %s: %+v", d.id, name, v)
 			}
@@ -624,7 +626,7 @@ func (w *world) checkSnapshot(d *worldDevice, held int64) {
 				w.fail("device %d: the blocks of the segment at %#x do not tile it: %#x, want %#x", d.id, seg.Addr, b.Addr, at)
 			}
 			at += b.Size
-			if b.State != engine.BlockUsed {
+			if b.State != memory.BlockUsed {
 				rest += int64(b.Size)
 				continue
 			}
