@@ -33,19 +33,19 @@ type (
 	Gauges           = memory.Gauges
 	Grouped          = memory.Grouped
 	IPC              = config.IPC
-	Keep             = engine.Keep
+	Keep             = config.Keep
 	LibraryUse       = memory.LibraryUse
 	Names            = memory.Names
 	Options          = config.Options
 	OutOfMemoryError = memory.OutOfMemoryError
 	PauseError       = memory.PauseError
-	PauseOptions     = engine.PauseOptions
+	PauseOptions     = config.PauseOptions
 	PauseReport      = memory.PauseReport
 	PointerError     = memory.PointerError
 	Pool             = engine.Pool
 	PoolID           = memory.PoolID
-	PoolKind         = engine.PoolKind
-	PoolOptions      = engine.PoolOptions
+	PoolKind         = config.PoolKind
+	PoolOptions      = config.PoolOptions
 	PoolStats        = memory.PoolStats
 	PoolUse          = memory.PoolUse
 	Record           = memory.Record
@@ -54,15 +54,15 @@ type (
 	Segment          = memory.Segment
 	SegmentBlock     = memory.SegmentBlock
 	Selection        = engine.Selection
-	Shared           = engine.Shared
-	SharedChunk      = engine.SharedChunk
+	Shared           = memory.Shared
+	SharedChunk      = memory.SharedChunk
 	Spill            = config.Spill
 	StackTable       = memory.StackTable
 	StackUse         = memory.StackUse
 	Stats            = memory.Stats
 	Step             = memory.Step
 	Stream           = engine.Stream
-	StreamOption     = engine.StreamOption
+	StreamOption     = config.StreamOption
 	TagUse           = memory.TagUse
 	Use              = memory.Use
 	Value            = memory.Value
@@ -80,14 +80,14 @@ const (
 	CrossStreamWait  = config.CrossStreamWait
 	IPCHandles       = config.IPCHandles
 	IPCLegacy        = config.IPCLegacy
-	KeepDisk         = engine.KeepDisk
-	KeepHost         = engine.KeepHost
-	KeepNone         = engine.KeepNone
-	MaxLibrary       = engine.MaxLibrary
-	MaxTag           = engine.MaxTag
-	PoolDefault      = engine.PoolDefault
-	PoolMalloc       = engine.PoolMalloc
-	PoolSingleHandle = engine.PoolSingleHandle
+	KeepDisk         = config.KeepDisk
+	KeepHost         = config.KeepHost
+	KeepNone         = config.KeepNone
+	MaxLibrary       = memory.MaxLibrary
+	MaxTag           = memory.MaxTag
+	PoolDefault      = config.PoolDefault
+	PoolMalloc       = config.PoolMalloc
+	PoolSingleHandle = config.PoolSingleHandle
 	ReportHistory    = config.ReportHistory
 	StageCallback    = memory.StageCallback
 	StageCollect     = memory.StageCollect
@@ -104,12 +104,12 @@ const (
 	StacksNative     = config.StacksNative
 	StacksOff        = config.StacksOff
 	StacksPython     = config.StacksPython
-	StreamDurable    = engine.StreamDurable
+	StreamDurable    = config.StreamDurable
 )
 
 // Errors that errors.Is finds.
 var (
-	ErrNotExported    = engine.ErrNotExported
+	ErrNotExported    = memory.ErrNotExported
 	ErrUnknownPointer = memory.ErrUnknownPointer
 )
 

@@ -1,4 +1,5 @@
-// Package config is the options of an allocator, with their text form (the variable CISTERN_CONF).
+// Package config is the options of an allocator, with their text form (the variable CISTERN_CONF), and the options of its
+// pools, pauses and streams.
 package config
 
 import (
@@ -65,8 +66,8 @@ type Options struct {
 	// NoMagazine has the C library call the engine for every request and every free.
 	NoMagazine bool
 	// Stacks says of which frames the stacks of requests are made: "off" (the default), "native", "python",
-	// "native+python". Blocks keep them then. The C library catches both kinds; for Go programs native is the engine's own
-	// business (Allocator.CatchStacks), and there are no others.
+	// "native+python". Blocks keep them then. The C library catches both kinds. For Go programs there is native alone
+	// (Allocator.CatchStacks).
 	Stacks string
 	// StackSample has only some requests caught: those of at least so many bytes always, smaller ones with a probability of
 	// their size to that. 0 is all.

@@ -25,7 +25,7 @@ import (
 // libraries numbers those that draw on the cache. Number 1 is who C callers that name none are, until somebody says
 // otherwise.
 var (
-	libraries      = labels{most: engine.MaxLibrary}
+	libraries      = labels{most: memory.MaxLibrary}
 	firstLibrary   = libraries.of("c")
 	libraryDefault atomic.Uint32 // 0: firstLibrary
 )

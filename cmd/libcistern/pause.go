@@ -10,6 +10,7 @@ import "C"
 import (
 	"fmt"
 
+	"github.com/cistern-gpu/cistern/config"
 	"github.com/cistern-gpu/cistern/internal/engine"
 	"github.com/cistern-gpu/cistern/internal/text"
 	"github.com/cistern-gpu/cistern/memory"
@@ -33,14 +34,14 @@ func (l *library) selected(dev *engine.Device, one C.int, pool0, pool1 C.uint64_
 //export corePause
 func corePause(d, one C.int, pool0, pool1 C.uint64_t, tag *C.char, keep, flags C.uint32_t, dir *C.char, out *C.cistern_pause_report) (code C.int) {
 	defer caught(&code)
-	o := engine.PauseOptions{Captured: flags&C.CISTERN_PAUSE_CAPTURED != 0, Dir: goString(dir)}
+	o := config.PauseOptions{Captured: flags&C.CISTERN_PAUSE_CAPTURED != 0, Dir: goString(dir)}
 	switch keep {
 	case C.CISTERN_KEEP_HOST:
-		o.Keep = engine.KeepHost
+		o.Keep = config.KeepHost
 	case C.CISTERN_KEEP_DISK:
-		o.Keep = engine.KeepDisk
+		o.Keep = config.KeepDisk
 	case C.CISTERN_KEEP_NONE:
-		o.Keep = engine.KeepNone
+		o.Keep = config.KeepNone
 	default:
 		return fail(&failure{C.CISTERN_INVALID, fmt.Sprintf("options.keep is %d: choose CISTERN_KEEP_HOST, CISTERN_KEEP_DISK or CISTERN_KEEP_NONE",
 			uint32(keep))})

@@ -13,6 +13,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"github.com/cistern-gpu/cistern/config"
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/internal/engine"
 )
@@ -219,7 +220,7 @@ func coreStreamDurable(d C.int, h C.uintptr_t) (code C.int) {
 	if _, err := l.stream(dev, handle); err != nil {
 		return fail(err)
 	}
-	st, err := dev.Stream(handle, engine.StreamDurable)
+	st, err := dev.Stream(handle, config.StreamDurable)
 	if err != nil {
 		return fail(err)
 	}

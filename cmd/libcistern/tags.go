@@ -10,11 +10,11 @@ import "C"
 import (
 	"fmt"
 
-	"github.com/cistern-gpu/cistern/internal/engine"
 	"github.com/cistern-gpu/cistern/internal/text"
+	"github.com/cistern-gpu/cistern/memory"
 )
 
-var tags = labels{most: engine.MaxTag}
+var tags = labels{most: memory.MaxTag}
 
 //export coreTag
 func coreTag(name *C.char, tag *C.uint32_t) (code C.int) {

@@ -10,6 +10,7 @@ import "C"
 import (
 	"fmt"
 
+	"github.com/cistern-gpu/cistern/config"
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/internal/engine"
 	"github.com/cistern-gpu/cistern/memory"
@@ -98,7 +99,7 @@ func (m *made) end() {
 }
 
 // poolOptions is what a pool is made of, but for what is found by name.
-func poolOptions(d C.int, with *C.shim_pool) (o engine.PoolOptions, err error) {
+func poolOptions(d C.int, with *C.shim_pool) (o config.PoolOptions, err error) {
 	flags := with.flags
 	const kinds = C.CISTERN_POOL_IPC_LEGACY | C.CISTERN_POOL_SINGLE_HANDLE
 	switch {
@@ -113,9 +114,9 @@ func poolOptions(d C.int, with *C.shim_pool) (o engine.PoolOptions, err error) {
 	o.NoSplit, o.Limit = flags&C.CISTERN_POOL_NO_SPLIT != 0, uint64(with.limit)
 	switch flags & kinds {
 	case C.CISTERN_POOL_IPC_LEGACY:
-		o.Kind = engine.PoolMalloc
+		o.Kind = config.PoolMalloc
 	case C.CISTERN_POOL_SINGLE_HANDLE:
-		o.Kind = engine.PoolSingleHandle
+		o.Kind = config.PoolSingleHandle
 	case kinds:
 		return o, &failure{C.CISTERN_INVALID, "options.flags: memory for cudaIpcGetMemHandle is from cuMemAlloc, which has no handle: " +
 			"choose CISTERN_POOL_IPC_LEGACY or CISTERN_POOL_SINGLE_HANDLE"}

@@ -171,7 +171,7 @@ func registered(t *testing.T, o sim.Options, opts config.Options, streams int) (
 	e.dev.OnMap(reg.mapped)
 	e.dev.OnUnmap(reg.unmapped)
 	for range streams {
-		st, err := e.dev.Stream(e.drv.NewStreamNonBlocking(0), engine.StreamDurable)
+		st, err := e.dev.Stream(e.drv.NewStreamNonBlocking(0), config.StreamDurable)
 		must(t, err)
 		e.streams = append(e.streams, st)
 	}
@@ -260,7 +260,7 @@ func TestOnUnmapFindsOldMappings(t *testing.T) {
 	e.dev, err = a.Device(0)
 	must(t, err)
 	for range 2 {
-		st, err := e.dev.Stream(drv.NewStreamNonBlocking(0), engine.StreamDurable)
+		st, err := e.dev.Stream(drv.NewStreamNonBlocking(0), config.StreamDurable)
 		must(t, err)
 		e.streams = append(e.streams, st)
 	}
@@ -515,7 +515,7 @@ func TestOnUnmapConcurrently(t *testing.T) {
 								}
 							}
 							pools++
-							o := engine.PoolOptions{}
+							o := config.PoolOptions{}
 							if rng.IntN(3) == 0 {
 								o.Upstream = resource.Device(e.a.Driver(), 0)
 							}

@@ -22,7 +22,7 @@ func TestFreeGoesToTheBlocksPool(t *testing.T) {
 	e := checked(t, config.Options{}, 256*mib, 2)
 	st := e.streams[0]
 	a, b := newShelf(1<<30, hostMemory), newShelf(1<<30, hostMemory)
-	from, current := e.pool(t, 1, engine.PoolOptions{Upstream: a}), e.pool(t, 2, engine.PoolOptions{Upstream: b})
+	from, current := e.pool(t, 1, config.PoolOptions{Upstream: a}), e.pool(t, 2, config.PoolOptions{Upstream: b})
 	must(t, e.dev.Route(st, from))
 	x := e.alloc(t, 30*mib, st)
 	must(t, e.dev.Route(st, current))
@@ -51,7 +51,7 @@ func TestFreeGoesToTheBlocksPool(t *testing.T) {
 func TestFreeUsesTheBlocksStreams(t *testing.T) {
 	e := checked(t, config.Options{}, 256*mib, 3)
 	st, other, current := e.streams[0], e.streams[1], e.streams[2]
-	pool := e.pool(t, 1, engine.PoolOptions{Upstream: resource.Device(e.drv, 0)})
+	pool := e.pool(t, 1, config.PoolOptions{Upstream: resource.Device(e.drv, 0)})
 	x := fromPool(t, pool, 30*mib, st)
 	e.use(t, st, x, 30*mib)
 	ev, err := e.drv.EventCreate(0)
@@ -91,7 +91,7 @@ func TestPoolOutlivesItsHandle(t *testing.T) {
 		e := checked(t, config.Options{}, 256*mib, 1)
 		st := e.streams[0]
 		up, end := newShelf(1<<30, hostMemory), make(chan bool, 2)
-		o := engine.PoolOptions{Upstream: up, OnEnd: func() { end <- true }}
+		o := config.PoolOptions{Upstream: up, OnEnd: func() { end <- true }}
 		if spilled {
 			o.Upstream, o.Spill = newShelf(0, hostMemory), up
 		}
@@ -106,7 +106,7 @@ func TestPoolOutlivesItsHandle(t *testing.T) {
 		if b, err := e.a.Base(x); err != nil || b.Pool != (memory.PoolID{9, 1}) || b.Requested != 30*mib {
 			t.Errorf("%+v, %v", b, err)
 		}
-		again := e.pool(t, 1, engine.PoolOptions{}) // of the same name, which has nothing to do with it
+		again := e.pool(t, 1, config.PoolOptions{}) // of the same name, which has nothing to do with it
 		select {
 		case <-end:
 			t.Error("the pool's end was told of while a block is out")
@@ -137,11 +137,11 @@ func TestPoolsLeaveNoStreams(t *testing.T) {
 	up, err := resource.Async(e.drv, 0, resource.AsyncOptions{})
 	must(t, err)
 	for i := range uint64(3) {
-		p := e.pool(t, i, engine.PoolOptions{Upstream: up, Spill: up})
-		if _, err := e.dev.NewPoolWith(p.ID(), engine.PoolOptions{Upstream: up}); err == nil {
+		p := e.pool(t, i, config.PoolOptions{Upstream: up, Spill: up})
+		if _, err := e.dev.NewPoolWith(p.ID(), config.PoolOptions{Upstream: up}); err == nil {
 			t.Error("two pools of one name")
 		}
-		over := e.pool(t, 100+i, engine.PoolOptions{Upstream: p.Resource()})
+		over := e.pool(t, 100+i, config.PoolOptions{Upstream: p.Resource()})
 		x := fromPool(t, over, 3*mib, e.streams[0])
 		must(t, over.Release())
 		must(t, p.Release())
@@ -160,7 +160,7 @@ func TestPoolsLeaveNoStreams(t *testing.T) {
 func TestScopesDoNotLeak(t *testing.T) {
 	e := checked(t, config.Options{}, 512*mib, 6)
 	shelves := []*shelf{newShelf(1<<30, hostMemory), newShelf(1<<30, hostMemory)}
-	pools := []*engine.Pool{e.pool(t, 1, engine.PoolOptions{Upstream: shelves[0]}), e.pool(t, 2, engine.PoolOptions{Upstream: shelves[1]})}
+	pools := []*engine.Pool{e.pool(t, 1, config.PoolOptions{Upstream: shelves[0]}), e.pool(t, 2, config.PoolOptions{Upstream: shelves[1]})}
 	want := [3]struct {
 		sync.Mutex
 		bytes uint64
@@ -243,11 +243,11 @@ func TestBrokenDeviceAndPools(t *testing.T) {
 		for k, kind := range sourceKinds {
 			up, err := from[i].add(kind, nil)
 			must(t, err)
-			p, err := devs[i].NewPoolWith(memory.PoolID{9, uint64(k)}, engine.PoolOptions{Upstream: up, Limit: 200 * mib})
+			p, err := devs[i].NewPoolWith(memory.PoolID{9, uint64(k)}, config.PoolOptions{Upstream: up, Limit: 200 * mib})
 			must(t, err)
 			pools[i] = append(pools[i], p)
 		}
-		p, err := devs[i].NewPoolWith(memory.PoolID{9, 99}, engine.PoolOptions{Upstream: pools[i][0].Resource()})
+		p, err := devs[i].NewPoolWith(memory.PoolID{9, 99}, config.PoolOptions{Upstream: pools[i][0].Resource()})
 		must(t, err)
 		pools[i] = append(pools[i], p)
 	}
@@ -257,7 +257,7 @@ func TestBrokenDeviceAndPools(t *testing.T) {
 		}
 	}
 	broken := devs[1]
-	bst, err := broken.Stream(drv.NewStreamNonBlocking(1), engine.StreamDurable)
+	bst, err := broken.Stream(drv.NewStreamNonBlocking(1), config.StreamDurable)
 	must(t, err)
 	var stuck []cuda.Ptr
 	for _, p := range pools[1] {
@@ -269,7 +269,7 @@ func TestBrokenDeviceAndPools(t *testing.T) {
 		i := []int{0, 2}[g%2]
 		wg.Go(func() {
 			d := cuda.Device(i)
-			st, err := devs[i].Stream(drv.NewStreamNonBlocking(d), engine.StreamDurable)
+			st, err := devs[i].Stream(drv.NewStreamNonBlocking(d), config.StreamDurable)
 			if err != nil {
 				t.Error(err)
 				return
@@ -311,7 +311,7 @@ func TestBrokenDeviceAndPools(t *testing.T) {
 		}
 	}
 	for _, i := range []int{0, 2} {
-		fresh, err := devs[i].NewPoolWith(memory.PoolID{10, 1}, engine.PoolOptions{Upstream: pools[i][1].Resource()})
+		fresh, err := devs[i].NewPoolWith(memory.PoolID{10, 1}, config.PoolOptions{Upstream: pools[i][1].Resource()})
 		must(t, err)
 		if want := map[int][]cuda.Device{0: {1, 2}, 2: {0, 1}}[i]; !slices.Equal(devs[i].Peers(), want) {
 			t.Errorf("device %d has peers %v", i, devs[i].Peers())

@@ -175,7 +175,7 @@ func TestManyStreamsFill(t *testing.T) {
 		for step := range 40000 {
 			g := rng.IntN(4)
 			if paused == 1 && step%2000 == 0 {
-				_, err := e.dev.Pause(engine.Selection{Tag: uint32(g + 1)}, engine.PauseOptions{Keep: engine.KeepNone})
+				_, err := e.dev.Pause(engine.Selection{Tag: uint32(g + 1)}, config.PauseOptions{Keep: config.KeepNone})
 				must(t, err)
 			} else if paused == 1 && step%2000 == 50 {
 				for _, err := e.dev.Resume(all); err != nil; _, err = e.dev.Resume(all) {

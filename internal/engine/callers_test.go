@@ -62,7 +62,7 @@ func TestSettingsOfAttribution(t *testing.T) {
 // With stacks:native the engine finds out by itself where a Go program allocates, whichever function it calls.
 func TestGoStacks(t *testing.T) {
 	e := newEngine(t, sim.Options{}, config.Options{Stacks: config.StacksNative}, 1)
-	st, pool := e.streams[0], e.pool(t, 1, engine.PoolOptions{})
+	st, pool := e.streams[0], e.pool(t, 1, config.PoolOptions{})
 	var line int
 	here := func(p cuda.Ptr, err error) cuda.Ptr { // called on the line that allocates
 		must(t, err)

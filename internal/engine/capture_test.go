@@ -509,7 +509,7 @@ func TestStreamLookedUpDuringCapture(t *testing.T) {
 	st, err := e.dev.Stream(h)
 	must(t, err)
 	e.capture(t, st, pool, func() {
-		for _, opts := range [][]engine.StreamOption{nil, {engine.StreamDurable}} {
+		for _, opts := range [][]config.StreamOption{nil, {config.StreamDurable}} {
 			if again, err := e.dev.Stream(h, opts...); again != st || err != nil {
 				t.Errorf("the captured stream is another one: %v", err)
 			}

@@ -25,7 +25,7 @@ type captor struct {
 
 func newCaptor(t *testing.T, e *fixture, dev *engine.Device) *captor {
 	t.Helper()
-	st, err := dev.Stream(e.drv.NewStreamNonBlocking(dev.ID()), engine.StreamDurable)
+	st, err := dev.Stream(e.drv.NewStreamNonBlocking(dev.ID()), config.StreamDurable)
 	must(t, err)
 	pool, err := dev.NewPool(memory.PoolID{7, 1})
 	must(t, err)
@@ -142,7 +142,7 @@ func TestCaptureBeginsDuringWait(t *testing.T) {
 func refused(t *testing.T, dev *engine.Device) {
 	t.Helper()
 	var no *memory.PauseError
-	if _, err := dev.Pause(engine.Selection{}, engine.PauseOptions{}); !errors.As(err, &no) {
+	if _, err := dev.Pause(engine.Selection{}, config.PauseOptions{}); !errors.As(err, &no) {
 		t.Errorf("a pause beside a capture: %v", err)
 	}
 }
@@ -157,7 +157,7 @@ func TestCaptureOnPeerDuringPause(t *testing.T) {
 		during(c.begin)
 		refused(t, e.dev)
 		c.finish(t)
-		_, err := e.dev.Pause(engine.Selection{}, engine.PauseOptions{})
+		_, err := e.dev.Pause(engine.Selection{}, config.PauseOptions{})
 		must(t, err)
 		_, err = e.dev.Resume(engine.Selection{})
 		must(t, err)

@@ -152,8 +152,8 @@ func (p *Pool) planRestore(blocks []memory.Block) (*restore, error) {
 		switch {
 		case uint64(b.Base)%heap.Align != 0 || b.Size == 0 || b.Size&p.mask != 0 || b.Requested == 0 || b.Requested > b.Size:
 			return nil, cannot(b, "no block is like that")
-		case b.Tag > MaxTag:
-			return nil, cannot(b, fmt.Sprintf("tag %d: the largest is %d", b.Tag, MaxTag))
+		case b.Tag > memory.MaxTag:
+			return nil, cannot(b, fmt.Sprintf("tag %d: the largest is %d", b.Tag, memory.MaxTag))
 		case b.Size > maxRequest || i > 0 && wanted[i-1].Base+cuda.Ptr(wanted[i-1].Size) > b.Base:
 			return nil, cannot(b, "it overlaps another one")
 		}

@@ -94,7 +94,7 @@ func concurrent(t *testing.T, opts config.Options, inC bool, seed uint64, budget
 			t.Fatal(err)
 		}
 		for range goroutines {
-			st, err := devs[d].Stream(drv.NewStreamNonBlocking(cuda.Device(d)), engine.StreamDurable)
+			st, err := devs[d].Stream(drv.NewStreamNonBlocking(cuda.Device(d)), config.StreamDurable)
 			must(t, err)
 			streams[d] = append(streams[d], st)
 		}
@@ -224,12 +224,12 @@ func concurrent(t *testing.T, opts config.Options, inC bool, seed uint64, budget
 				if pools[d] != nil {
 					report(t, pools[d].Release())
 				}
-				o := engine.PoolOptions{Kind: engine.PoolKind(rng.IntN(3))}
+				o := config.PoolOptions{Kind: config.PoolKind(rng.IntN(3))}
 				if rng.IntN(4) == 0 {
-					o = engine.PoolOptions{Upstream: meddling{resource.Device(drv, cuda.Device(d)), devs[d]}}
+					o = config.PoolOptions{Upstream: meddling{resource.Device(drv, cuda.Device(d)), devs[d]}}
 				}
-				if o.Kind == engine.PoolDefault && rng.IntN(2) == 0 {
-					o = engine.PoolOptions{Upstream: upstream(d, rng), Limit: uint64(rng.IntN(2)) * 40 * mib}
+				if o.Kind == config.PoolDefault && rng.IntN(2) == 0 {
+					o = config.PoolOptions{Upstream: upstream(d, rng), Limit: uint64(rng.IntN(2)) * 40 * mib}
 				}
 				if rng.IntN(3) == 0 {
 					o.Spill = upstream(d, rng)

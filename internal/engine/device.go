@@ -137,8 +137,8 @@ func newDevice(a *Allocator, id cuda.Device) (*Device, error) {
 	if d.opts.Backend == config.BackendVMM && !d.opts.SingleHandle {
 		d.upstream = resource.Virtual(drv, d.prop, info.Granularity)
 	}
-	d.mem = phys.New(state, &d.quota, d.upstream)                                         // +checklocksignore: no other thread has the device
-	if d.pool0, err = d.addPool(memory.PoolID{}, PoolOptions{}, upstream{}); err != nil { // +checklocksignore: likewise
+	d.mem = phys.New(state, &d.quota, d.upstream)                                                // +checklocksignore: no other thread has the device
+	if d.pool0, err = d.addPool(memory.PoolID{}, config.PoolOptions{}, upstream{}); err != nil { // +checklocksignore: likewise
 		return nil, err
 	}
 	if d.opts.Spill != config.SpillNone {

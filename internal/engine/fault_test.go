@@ -156,9 +156,9 @@ func (s *scenario) play(opts config.Options) bool {
 	s.streams = []cuda.Stream{side, short}
 	var st [3]*engine.Stream
 	for i, h := range []cuda.Stream{cuda.StreamNull, side, short} {
-		var o []engine.StreamOption
+		var o []config.StreamOption
 		if i == 1 {
-			o = append(o, engine.StreamDurable)
+			o = append(o, config.StreamDurable)
 		}
 		if st[i], err = d.Stream(h, o...); s.failed("stream", err) {
 			return true
@@ -285,7 +285,7 @@ func (s *scenario) gone(p *engine.Pool, lasting *engine.Stream) {
 // segments uses pools of segments of each kind, whose memory must go for one another's and for that of chunks.
 func (s *scenario) segments(st *engine.Stream) {
 	s.dev.SetLimit(0)
-	kinds := []engine.PoolOptions{{Kind: engine.PoolSingleHandle}, {Kind: engine.PoolMalloc, NoSplit: true},
+	kinds := []config.PoolOptions{{Kind: config.PoolSingleHandle}, {Kind: config.PoolMalloc, NoSplit: true},
 		{Upstream: &upstream{Resource: resource.Device(s.a.Driver(), 0)}}}
 	for i, o := range kinds {
 		p, err := s.dev.NewPoolWith(memory.PoolID{1, uint64(i)}, o)
@@ -327,7 +327,7 @@ func (s *scenario) kinds(st *engine.Stream) {
 		if s.failed("spill", err) {
 			continue
 		}
-		p, err := s.dev.NewPoolWith(memory.PoolID{3, uint64(i)}, engine.PoolOptions{Upstream: up, Spill: spill, Limit: 50 * mib})
+		p, err := s.dev.NewPoolWith(memory.PoolID{3, uint64(i)}, config.PoolOptions{Upstream: up, Spill: spill, Limit: 50 * mib})
 		if s.failed("new pool", err) {
 			continue
 		}

@@ -250,10 +250,10 @@ func TestFreeOnSharedAndPaused(t *testing.T) {
 	must(t, e.drv.DestroyStream(0, h))
 	must(t, e.a.FreeOn(shared, on))
 	if export == nil {
-	} else if err := export.Live(); !errors.Is(err, engine.ErrNotExported) {
+	} else if err := export.Live(); !errors.Is(err, memory.ErrNotExported) {
 		t.Errorf("the export: %v", err)
 	}
-	_, err := e.dev.Pause(engine.Selection{}, engine.PauseOptions{})
+	_, err := e.dev.Pause(engine.Selection{}, config.PauseOptions{})
 	must(t, err)
 	must(t, e.a.FreeOn(paused, on))
 	must(t, e.a.Trim())

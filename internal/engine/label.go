@@ -44,9 +44,6 @@ type origin struct {
 	label, stack, thread uint32
 }
 
-// MaxLibrary is the largest number of a library.
-const MaxLibrary = journal.MaxLibrary
-
 // AllocWith is Alloc with options.
 func (d *Device) AllocWith(size uint64, st *Stream, o AllocOptions) (cuda.Ptr, error) {
 	p := o.Pool
@@ -57,8 +54,8 @@ func (d *Device) AllocWith(size uint64, st *Stream, o AllocOptions) (cuda.Ptr, e
 	} else if p.dev != d {
 		return 0, fmt.Errorf("pool {%d, %d} is device %d's, not device %d's", p.id[0], p.id[1], p.dev.id, d.id)
 	}
-	if o.Tag > MaxTag {
-		return 0, fmt.Errorf("tag %d: the largest is %d", o.Tag, MaxTag)
+	if o.Tag > memory.MaxTag {
+		return 0, fmt.Errorf("tag %d: the largest is %d", o.Tag, memory.MaxTag)
 	}
 	if o.Tag != 0 && !d.tagged.Load() {
 		d.tagged.Store(true)

@@ -18,7 +18,7 @@ import (
 // Who asked stays with a block, beside its tag, and is told apart wherever blocks are listed.
 func TestLibraries(t *testing.T) {
 	e := newEngine(t, sim.Options{Capacity: 256 * mib}, config.Options{}, 2)
-	pool := e.pool(t, 1, engine.PoolOptions{})
+	pool := e.pool(t, 1, config.PoolOptions{})
 	type block struct {
 		engine.AllocOptions
 		size uint64
@@ -34,7 +34,7 @@ func TestLibraries(t *testing.T) {
 			}
 			continue
 		}
-		o := engine.AllocOptions{Tag: []uint32{0, 5, engine.MaxTag}[rng.IntN(3)], Library: []uint8{0, 1, 2, engine.MaxLibrary}[rng.IntN(4)], HostOrder: rng.IntN(3) == 0}
+		o := engine.AllocOptions{Tag: []uint32{0, 5, memory.MaxTag}[rng.IntN(3)], Library: []uint8{0, 1, 2, memory.MaxLibrary}[rng.IntN(4)], HostOrder: rng.IntN(3) == 0}
 		if rng.IntN(2) == 0 {
 			o.Pool = pool
 		}
@@ -97,7 +97,7 @@ func TestLibraries(t *testing.T) {
 	if !slices.Equal(pool.Blocks(), blocks) {
 		t.Error("a restored pool has lost labels")
 	}
-	for _, o := range []engine.AllocOptions{{Tag: engine.MaxTag + 1}, {Pool: mustPool(t)}} {
+	for _, o := range []engine.AllocOptions{{Tag: memory.MaxTag + 1}, {Pool: mustPool(t)}} {
 		if _, err := e.dev.AllocWith(1000, e.streams[0], o); err == nil {
 			t.Errorf("%+v was taken", o)
 		}
@@ -185,7 +185,7 @@ func TestHostOrder(t *testing.T) {
 	for _, opts := range []config.Options{{}, {Backend: config.BackendMalloc}, {SingleHandle: true}, {ChunkMax: 2 * mib, CrossStream: config.CrossStreamReady}} {
 		e := checked(t, opts, 64*mib, 3)
 		st, other, third := e.streams[0], e.streams[1], e.streams[2]
-		private := e.pool(t, 1, engine.PoolOptions{})
+		private := e.pool(t, 1, config.PoolOptions{})
 		busy := func(p *engine.Pool, size uint64, s *engine.Stream) cuda.Ptr {
 			x := fromPool(t, p, size, s)
 			e.use(t, s, x, size)
@@ -274,7 +274,7 @@ func TestHostOrderWaitsForLittle(t *testing.T) {
 func TestHostOrderAndCaptures(t *testing.T) {
 	e := checked(t, config.Options{}, 128*mib, 2)
 	st := e.streams[0]
-	pool := e.pool(t, 1, engine.PoolOptions{})
+	pool := e.pool(t, 1, config.PoolOptions{})
 	x := fromPool(t, pool, 10*mib, st)
 	e.use(t, st, x, 10*mib)
 	e.free(t, x)

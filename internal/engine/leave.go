@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 
+	"github.com/cistern-gpu/cistern/config"
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/event"
 	"github.com/cistern-gpu/cistern/internal/engine/offload"
@@ -67,7 +68,7 @@ func (p *pause) save() (err error) {
 	if err := p.d.sure(); err != nil {
 		return err
 	}
-	if p.o.Keep == KeepDisk {
+	if p.o.Keep == config.KeepDisk {
 		return p.saveToFile()
 	}
 	return p.startCopies()

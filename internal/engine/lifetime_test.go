@@ -93,7 +93,7 @@ var shortWork = map[string]func(s *shortLived, h cuda.Stream, st *engine.Stream)
 		must(s.t, pool.Release())
 	},
 	"segments": func(s *shortLived, h cuda.Stream, st *engine.Stream) {
-		pool, err := s.dev.NewPoolWith(memory.PoolID{9, uint64(s.made)}, engine.PoolOptions{Kind: engine.PoolMalloc})
+		pool, err := s.dev.NewPoolWith(memory.PoolID{9, uint64(s.made)}, config.PoolOptions{Kind: config.PoolMalloc})
 		must(s.t, err)
 		p, err := pool.Alloc(3*mib, st)
 		must(s.t, err)

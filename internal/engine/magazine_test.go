@@ -365,7 +365,7 @@ func TestFrontEpochAfterWait(t *testing.T) {
 	must(t, err)
 	must(t, e.a.Free(p)) // it is marked, and the event that was to close its epoch is missing
 	e.drv.FailCall(nil)
-	_, err = e.dev.Stream(h, engine.StreamDurable)
+	_, err = e.dev.Stream(h, config.StreamDurable)
 	must(t, err)
 	for range 2 {
 		p, err = c.alloc(e.dev, 3*mib, st)
@@ -414,7 +414,7 @@ func TestFrontNot(t *testing.T) {
 	e := newEngine(t, sim.Options{}, config.Options{}, 1)
 	brief, err := e.dev.Stream(e.drv.NewStreamNonBlocking(0))
 	must(t, err)
-	perThread, err := e.dev.Stream(cuda.StreamPerThread, engine.StreamDurable)
+	perThread, err := e.dev.Stream(cuda.StreamPerThread, config.StreamDurable)
 	must(t, err)
 	for _, st := range []*engine.Stream{brief, perThread} {
 		if _, f, err := e.dev.AllocMagazine(mib, st); f.Magazine != nil || err != nil {

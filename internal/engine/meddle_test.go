@@ -122,7 +122,7 @@ func (m *meddler) join() {
 }
 
 // newStream makes a stream of the driver's, and is nil where it cannot be made known.
-func (m *meddler) newStream(o ...engine.StreamOption) *engine.Stream {
+func (m *meddler) newStream(o ...config.StreamOption) *engine.Stream {
 	h := m.s.drv.NewStreamNonBlocking(0)
 	st, err := m.s.dev.Stream(h, o...)
 	if m.s.failed("stream", err) {
@@ -196,9 +196,9 @@ func (m *meddler) meddleCapture() {
 	s := m.s
 	if m.capture == nil {
 		durable := m.rng.IntN(2) == 0
-		var o []engine.StreamOption
+		var o []config.StreamOption
 		if durable {
-			o = append(o, engine.StreamDurable)
+			o = append(o, config.StreamDurable)
 		}
 		st := m.newStream(o...)
 		if st == nil {
@@ -277,7 +277,7 @@ func (m *meddler) meddlePool() {
 	s := m.s
 	if m.pool == nil {
 		m.pools++
-		o := engine.PoolOptions{Kind: engine.PoolKind(m.rng.IntN(3))}
+		o := config.PoolOptions{Kind: config.PoolKind(m.rng.IntN(3))}
 		if m.rng.IntN(4) == 0 {
 			o.Limit = uint64(1+m.rng.IntN(20)) * mib
 		}
@@ -321,7 +321,7 @@ func (m *meddler) meddlePause() {
 			x.blocks = append(x.blocks, p)
 		}
 	case !x.begun:
-		_, err := s.dev.Pause(sel, engine.PauseOptions{Keep: []engine.Keep{engine.KeepHost, engine.KeepNone}[m.rng.IntN(2)]})
+		_, err := s.dev.Pause(sel, config.PauseOptions{Keep: []config.Keep{config.KeepHost, config.KeepNone}[m.rng.IntN(2)]})
 		if x.begun = err == nil; x.begun {
 			m.seen["paused"]++
 		} else if !errors.As(err, &refused) { // as a capture is under way
@@ -381,7 +381,7 @@ func meddled(t *testing.T, opts config.Options, seed uint64, kinds ...string) ma
 		m.on = false
 		return func() {
 			if m.streams == nil {
-				m.streams = []*engine.Stream{m.newStream(engine.StreamDurable), m.newStream()}
+				m.streams = []*engine.Stream{m.newStream(config.StreamDurable), m.newStream()}
 			}
 			m.on = !m.ended
 		}

@@ -45,7 +45,7 @@ type importedMemory struct {
 // is not mapped again. Each Open is undone by one CloseShared of the address.
 //
 // Memory that lies on another GPU than the device can be opened where the device reaches it.
-func (a *Allocator) Open(dev cuda.Device, from string, m Shared, descriptor func(i int) (int, error)) (cuda.Ptr, error) {
+func (a *Allocator) Open(dev cuda.Device, from string, m memory.Shared, descriptor func(i int) (int, error)) (cuda.Ptr, error) {
 	d, err := a.Device(dev)
 	if err != nil {
 		return 0, err
@@ -53,12 +53,12 @@ func (a *Allocator) Open(dev cuda.Device, from string, m Shared, descriptor func
 	if err := d.health.Broken(); err != nil {
 		return 0, err
 	}
-	size, err := m.length(d.info.Granularity)
+	size, err := importedSize(&m, d.info.Granularity)
 	if err != nil {
 		return 0, err
 	}
 	o := &a.opened
-	key := m.key(dev, from)
+	key := importedKey(&m, dev, from)
 	o.mu.Lock()
 	f := o.maps[key]
 	if f == nil {
@@ -174,9 +174,9 @@ func (a *Allocator) CloseShared(p cuda.Ptr) error {
 	return nil
 }
 
-// length is the size of the mapping, 0 for memory that is opened by an IPC handle. What another process says is not
+// importedSize is the size of the mapping, 0 for memory that is opened by an IPC handle. What another process says is not
 // believed unless it is possible.
-func (m *Shared) length(granularity uint64) (uint64, error) {
+func importedSize(m *memory.Shared, granularity uint64) (uint64, error) {
 	var sum uint64
 	for _, c := range m.Chunks {
 		if c.Size == 0 || c.Size%granularity != 0 || c.Size > maxRequest || sum > maxRequest {
@@ -190,8 +190,8 @@ func (m *Shared) length(granularity uint64) (uint64, error) {
 	return sum, nil
 }
 
-// key tells mappings apart: the process, the device that they are for, and the memory.
-func (m *Shared) key(dev cuda.Device, from string) string {
+// importedKey tells mappings apart: the process, the device that they are for, and the memory.
+func importedKey(m *memory.Shared, dev cuda.Device, from string) string {
 	b := make([]byte, 0, len(from)+24+8*len(m.Chunks)+len(m.IPC))
 	b = append(b, from...)
 	b = binary.LittleEndian.AppendUint64(b, uint64(dev))
@@ -206,7 +206,7 @@ func (m *Shared) key(dev cuda.Device, from string) string {
 }
 
 // mapImported maps chunks one behind the other. When a call fails, those before it are undone.
-func (d *Device) mapImported(m Shared, size uint64, descriptor func(i int) (int, error)) (cuda.Ptr, error) {
+func (d *Device) mapImported(m memory.Shared, size uint64, descriptor func(i int) (int, error)) (cuda.Ptr, error) {
 	owner, here := d.id, m.UUID == d.info.UUID
 	if !here {
 		if v, ok := d.a.byUUID(m.UUID); ok {

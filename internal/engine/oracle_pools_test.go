@@ -5,6 +5,7 @@ import (
 	"errors"
 	"sync/atomic"
 
+	"github.com/cistern-gpu/cistern/config"
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/cuda/sim"
 	"github.com/cistern-gpu/cistern/internal/engine"
@@ -137,7 +138,7 @@ func (a *sources) close() (first error) {
 }
 
 // kindOf gives a pool to come an upstream of some kind, a limit and a spill.
-func (w *world) kindOf(d *worldDevice, p *worldPool, o *engine.PoolOptions) {
+func (w *world) kindOf(d *worldDevice, p *worldPool, o *config.PoolOptions) {
 	told := func() {
 		d.dev.Stats() // which looks at the peaks
 		w.raise(d)
@@ -153,7 +154,7 @@ func (w *world) kindOf(d *worldDevice, p *worldPool, o *engine.PoolOptions) {
 		w.seen["upstream "+s.name]++
 		return s
 	}
-	if o.Kind == engine.PoolDefault && o.Upstream == nil && w.chance(60) {
+	if o.Kind == config.PoolDefault && o.Upstream == nil && w.chance(60) {
 		if s := add(); s != nil {
 			o.Upstream = s
 		}

@@ -85,7 +85,7 @@ func TestHistoryOfStacks(t *testing.T) {
 		e := checked(t, config.Options{History: 100, Limit: 60 * mib}, 64*mib, 3)
 		kept := seed%2 == 0
 		e.a.KeepStacks(kept)
-		pool := e.pool(t, 1, engine.PoolOptions{})
+		pool := e.pool(t, 1, config.PoolOptions{})
 		rng := rand.New(rand.NewPCG(seed, 5))
 		type block struct {
 			engine.AllocOptions

@@ -12,7 +12,6 @@ import (
 	"github.com/cistern-gpu/cistern/config"
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/cuda/sim"
-	"github.com/cistern-gpu/cistern/internal/engine"
 	"github.com/cistern-gpu/cistern/memory"
 	"github.com/cistern-gpu/cistern/resource"
 )
@@ -304,14 +303,14 @@ func (w *world) newPool(d *worldDevice) {
 	}
 	d.poolIDs++
 	id := memory.PoolID{d.poolIDs%4 + 1, d.poolIDs}
-	o := engine.PoolOptions{NoSplit: w.chance(15)}
+	o := config.PoolOptions{NoSplit: w.chance(15)}
 	var u *upstream
 	switch n := w.rng.IntN(100); {
 	case w.cfg.tight: // of chunks
 	case n < 15:
-		o.Kind = engine.PoolMalloc
+		o.Kind = config.PoolMalloc
 	case n < 30:
-		o.Kind = engine.PoolSingleHandle
+		o.Kind = config.PoolSingleHandle
 	case n < 45:
 		u = &upstream{Resource: resource.Device(w.drv, d.id), told: func(string, uint64) {
 			d.dev.Stats() // which looks at the peaks

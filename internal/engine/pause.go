@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/cistern-gpu/cistern/config"
 	"github.com/cistern-gpu/cistern/internal/engine/journal"
 	"github.com/cistern-gpu/cistern/internal/engine/phys"
 	"github.com/cistern-gpu/cistern/internal/engine/timeline"
@@ -19,24 +20,6 @@ import (
 // (paused range, in pausedrange.go), under the locks; then, with no lock held, the GPU is waited for and the contents are saved
 // (package offload); then, under the locks again, it is unmapped, all of it or none (leave.go). Resuming is in resume.go.
 
-// Keep says what becomes of the contents of memory that is paused.
-type Keep uint8
-
-const (
-	KeepHost Keep = iota // copied to page-locked host memory, and back on resume
-	KeepDisk             // copied to a file, and back
-	KeepNone             // dropped: after resume, or after a pause that failed, they are undefined
-)
-
-// PauseOptions say how memory is paused. The zero value keeps contents in host memory.
-type PauseOptions struct {
-	Keep Keep
-	// Dir is where KeepDisk puts its file (unlinked at once); empty is the system's folder for such files.
-	Dir string
-	// Captured allows pausing memory that a captured graph uses. The caller promises not to launch it until resume.
-	Captured bool
-}
-
 // Selection says which memory of a device is meant: a pool's, a tag's, what is of both, or with the zero value all.
 type Selection struct {
 	Pool *Pool
@@ -49,11 +32,11 @@ type Selection struct {
 // later, finds no memory. What is paused already stays as it is. After an error nothing was paused.
 //
 // Several calls take turns. A function of OnUnmap or OnMap must neither pause nor resume.
-func (d *Device) Pause(sel Selection, o PauseOptions) (memory.PauseReport, error) {
+func (d *Device) Pause(sel Selection, o config.PauseOptions) (memory.PauseReport, error) {
 	if err := d.selects(sel); err != nil {
 		return memory.PauseReport{}, err
 	}
-	if o.Keep > KeepNone {
+	if o.Keep > config.KeepNone {
 		return memory.PauseReport{}, fmt.Errorf("pause: keep %d is none", o.Keep)
 	}
 	d.pausing.Lock()
@@ -70,8 +53,8 @@ func (d *Device) selects(sel Selection) error {
 	if sel.Pool != nil && sel.Pool.dev != d {
 		return fmt.Errorf("device %d: the pool is device %d's", d.id, sel.Pool.dev.id)
 	}
-	if sel.Tag > MaxTag {
-		return fmt.Errorf("tag %d: the largest is %d", sel.Tag, MaxTag)
+	if sel.Tag > memory.MaxTag {
+		return fmt.Errorf("tag %d: the largest is %d", sel.Tag, memory.MaxTag)
 	}
 	return nil
 }
@@ -87,7 +70,7 @@ func (x *Selection) mayHave(s *streamHeap) bool { return x.Pool == nil || x.Pool
 type pause struct {
 	d         *Device
 	sel       Selection
-	o         PauseOptions
+	o         config.PauseOptions
 	found     []leaving
 	heaps     map[*streamHeap]bool // those that hold something selected
 	leaving   []*pausedRange       // in address order within a stream heap
@@ -411,7 +394,7 @@ func (p *pause) depart() {
 			}
 			b.Uses |= heap.Paused
 			a.live++
-			if p.o.Keep != KeepNone {
+			if p.o.Keep != config.KeepNone {
 				a.contents.Add(lo, n)
 			}
 		}

@@ -37,7 +37,7 @@ func pauseCycles(t *testing.T, cycles int) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	single, err := p.d.NewPoolWith(memory.PoolID{2, 0}, engine.PoolOptions{Kind: engine.PoolSingleHandle})
+	single, err := p.d.NewPoolWith(memory.PoolID{2, 0}, config.PoolOptions{Kind: config.PoolSingleHandle})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -72,11 +72,11 @@ func pauseCycles(t *testing.T, cycles int) {
 		if i == 200 {
 			before = look()
 		}
-		o := engine.PauseOptions{Dir: dir}
+		o := config.PauseOptions{Dir: dir}
 		if i%40 == 39 {
-			o.Keep = engine.KeepDisk
+			o.Keep = config.KeepDisk
 		} else if i%4 == 3 {
-			o.Keep = engine.KeepNone
+			o.Keep = config.KeepNone
 		}
 		if _, err := p.d.Pause(sel, o); err != nil {
 			t.Fatal(err)
@@ -89,7 +89,7 @@ func pauseCycles(t *testing.T, cycles int) {
 		if _, err := p.d.Resume(sel); err != nil {
 			t.Fatal(err)
 		}
-		if o.Keep == engine.KeepNone {
+		if o.Keep == config.KeepNone {
 			for i, n := range sizes {
 				p.fill(ptrs[i], n, byte(i))
 			}
@@ -143,7 +143,7 @@ func TestPauseThreads(t *testing.T) {
 	for g := range 4 {
 		wg.Go(func() {
 			rng := rand.New(rand.NewPCG(uint64(g), 5))
-			st, err := p.d.Stream(p.drv.NewStreamNonBlocking(0), engine.StreamDurable)
+			st, err := p.d.Stream(p.drv.NewStreamNonBlocking(0), config.StreamDurable)
 			if err != nil {
 				t.Error(err)
 				return
@@ -187,7 +187,7 @@ func TestPauseThreads(t *testing.T) {
 					mine = mine[:len(mine)-1]
 				case n == 17: // also what other threads have out: it is as if they had paused it
 					sel := engine.Selection{Tag: tag}
-					if _, err := p.d.Pause(sel, engine.PauseOptions{Keep: engine.Keep(rng.IntN(3)), Dir: os.TempDir()}); err != nil {
+					if _, err := p.d.Pause(sel, config.PauseOptions{Keep: config.Keep(rng.IntN(3)), Dir: os.TempDir()}); err != nil {
 						t.Error(err)
 						return
 					}
@@ -258,7 +258,7 @@ func TestPauseUnderRegistration(t *testing.T) {
 		ptrs = append(ptrs, q)
 	}
 	unmaps, maps := reg.unmaps, reg.maps
-	if _, err := d.Pause(all, engine.PauseOptions{}); err != nil {
+	if _, err := d.Pause(all, config.PauseOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	if reg.unmaps == unmaps || len(reg.sizes) != 0 {
@@ -309,7 +309,7 @@ func TestPauseRegistersMemory(t *testing.T) {
 		})
 		ptr := p.alloc(nil, 5*mib, 0)
 		p.fill(ptr, 5*mib, 9)
-		p.pause(all, engine.PauseOptions{})
+		p.pause(all, config.PauseOptions{})
 		if l := drv.Leaks(); refused != (l.Registered == 0) || refused != (l.Hosts > 0) {
 			t.Errorf("refused %v: %+v", refused, l)
 		}

@@ -22,7 +22,7 @@ import (
 type pauseScenario struct {
 	*pausing
 	what   string
-	keep   engine.Keep
+	keep   config.Keep
 	fail   func(call string, n uint64) cuda.Code // nil: nothing fails
 	calls  uint64                                // made by the engine while pausing, resuming and freeing
 	broken bool                                  // the context is
@@ -108,10 +108,10 @@ func (s *pauseScenario) pauseAll(sel engine.Selection) {
 	s.t.Helper()
 	before := s.d.Stats().Paused.All.Current
 	err := s.step(func() error {
-		_, err := s.d.Pause(sel, engine.PauseOptions{Keep: s.keep, Dir: s.t.TempDir()})
+		_, err := s.d.Pause(sel, config.PauseOptions{Keep: s.keep, Dir: s.t.TempDir()})
 		return err
 	})
-	if s.keep == engine.KeepNone {
+	if s.keep == config.KeepNone {
 		for p, b := range s.blocks {
 			b.lost = true
 			s.blocks[p] = b
@@ -152,7 +152,7 @@ func (s *pauseScenario) resumeAll() {
 func (s *pauseScenario) play() {
 	s.t.Helper()
 	s.blocks = map[cuda.Ptr]pausedBlock{}
-	single, err := s.d.NewPoolWith(memory.PoolID{1, 0}, engine.PoolOptions{Kind: engine.PoolSingleHandle})
+	single, err := s.d.NewPoolWith(memory.PoolID{1, 0}, config.PoolOptions{Kind: config.PoolSingleHandle})
 	if err != nil {
 		s.fatal("%v", err)
 	}
@@ -160,7 +160,7 @@ func (s *pauseScenario) play() {
 	if err != nil {
 		s.fatal("%v", err)
 	}
-	user, err := s.d.NewPoolWith(memory.PoolID{2, 0}, engine.PoolOptions{Upstream: own})
+	user, err := s.d.NewPoolWith(memory.PoolID{2, 0}, config.PoolOptions{Upstream: own})
 	if err != nil {
 		s.fatal("%v", err)
 	}
@@ -247,7 +247,7 @@ type failure struct {
 func pauseFailEveryCall(t *testing.T, step, oneOf uint64) {
 	// Memory of which the first is given up while the last is copied.
 	defer engine.SetStretch(2 * mib)()
-	for _, keep := range []engine.Keep{engine.KeepHost, engine.KeepDisk, engine.KeepNone} {
+	for _, keep := range []config.Keep{config.KeepHost, config.KeepDisk, config.KeepNone} {
 		run := func(what string, fail func(call string, n uint64) cuda.Code) uint64 {
 			s := &pauseScenario{pausing: newPausing(t, sim.Options{}, config.Options{}), what: what, keep: keep, fail: fail}
 			s.play()

@@ -53,7 +53,7 @@ func (p *pausing) holdAll(blocks []cuda.Ptr) {
 
 func TestPauseOverlaps(t *testing.T) {
 	p, blocks := several(t)
-	p.pause(all, engine.PauseOptions{}) // which gets the page-locked memory
+	p.pause(all, config.PauseOptions{}) // which gets the page-locked memory
 	p.resume(all)
 	lastOf := func(list []string, name string) int {
 		for i := len(list) - 1; i >= 0; i-- {
@@ -64,7 +64,7 @@ func TestPauseOverlaps(t *testing.T) {
 		t.Fatalf("no %s in %v", name, list)
 		return 0
 	}
-	out := p.calls(func() error { _, err := p.d.Pause(all, engine.PauseOptions{}); return err })
+	out := p.calls(func() error { _, err := p.d.Pause(all, config.PauseOptions{}); return err })
 	if lastOf(out, "cuMemcpyAsync") > slices.Index(out, "cuMemUnmap") || lastOf(out, "cuEventSynchronize") < slices.Index(out, "cuMemRelease") {
 		t.Errorf("pause: all copies are to be queued before memory goes, and the first to go while the last is copied: %v", out)
 	}
@@ -94,7 +94,7 @@ func TestPauseUndone(t *testing.T) {
 			}
 			return cuda.Success
 		})
-		_, err := p.d.Pause(all, engine.PauseOptions{})
+		_, err := p.d.Pause(all, config.PauseOptions{})
 		p.drv.FailCall(nil)
 		if !errors.Is(err, cuda.ErrInvalidValue) || strings.Contains(err.Error(), "stays paused") {
 			t.Fatalf("%s fails: %v", call, err)
@@ -103,7 +103,7 @@ func TestPauseUndone(t *testing.T) {
 			t.Errorf("%s fails: %d bytes are paused, %d held, %d chunks were got", call, st.Paused.All.Current, st.Reserved.All.Current, created)
 		}
 		p.holdAll(blocks)
-		p.pause(all, engine.PauseOptions{})
+		p.pause(all, config.PauseOptions{})
 		p.resume(all)
 		p.holdAll(blocks)
 	}
@@ -124,7 +124,7 @@ func TestPauseUndoneInPart(t *testing.T) {
 		}
 		return cuda.Success
 	})
-	_, err := p.d.Pause(all, engine.PauseOptions{})
+	_, err := p.d.Pause(all, config.PauseOptions{})
 	p.drv.FailCall(nil)
 	if err == nil || !strings.Contains(err.Error(), "stays paused") {
 		t.Fatal(err)
@@ -153,7 +153,7 @@ func TestFreedWhileOthersGo(t *testing.T) {
 			}
 		}
 	})
-	r := p.pause(all, engine.PauseOptions{})
+	r := p.pause(all, config.PauseOptions{})
 	if !freed || p.d.Stats().Paused.All.Current != 20*mib || r.Bytes != 20*mib || p.drv.ReservedBytes(0) != 0 {
 		t.Errorf("%d bytes are paused, %+v", p.d.Stats().Paused.All.Current, r)
 	}
@@ -172,7 +172,7 @@ func TestFreedWhileOthersGo(t *testing.T) {
 // A resume that cannot map what it has got undoes everything and asks elsewhere for memory before it gives up.
 func TestResumeCannotMap(t *testing.T) {
 	p, blocks := several(t)
-	p.pause(all, engine.PauseOptions{})
+	p.pause(all, config.PauseOptions{})
 	for _, code := range []cuda.Code{cuda.ErrOutOfMemory, cuda.ErrInvalidValue} {
 		n := 0
 		p.drv.FailCall(func(name string, _ uint64) cuda.Code {

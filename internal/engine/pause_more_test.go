@@ -32,7 +32,7 @@ func TestResumedMemoryIsThePeers(t *testing.T) {
 			a := p.alloc(nil, 5*mib, 1)
 			b := p.alloc(nil, 5*mib, 2)
 			p.fill(a, 5*mib, 1)
-			p.pause(engine.Selection{Tag: 1}, engine.PauseOptions{})
+			p.pause(engine.Selection{Tag: 1}, config.PauseOptions{})
 			if meanwhile {
 				enable()
 			}
@@ -60,7 +60,7 @@ func TestPausedBlockInTray(t *testing.T) {
 		t.Fatal(err)
 	}
 	f := ticket.Magazine
-	p.pause(all, engine.PauseOptions{})
+	p.pause(all, config.PauseOptions{})
 	f.Lock()
 	if !f.Put(uint64(q), 3*mib, ticket.Mark, 1) {
 		f.PutBeyond(uint64(q), 3*mib, ticket.Mark)
@@ -86,7 +86,7 @@ func TestPauseNoRoomForContents(t *testing.T) {
 	p := newPausing(t, sim.Options{}, config.Options{})
 	a := p.alloc(nil, 5*mib, 1)
 	p.fill(a, 5*mib, 1)
-	fails := func(o engine.PauseOptions) {
+	fails := func(o config.PauseOptions) {
 		t.Helper()
 		r, err := p.d.Pause(all, o)
 		if err == nil || strings.Contains(err.Error(), "\n") || !strings.HasPrefix(err.Error(), "pause: ") || r != (memory.PauseReport{}) {
@@ -95,17 +95,17 @@ func TestPauseNoRoomForContents(t *testing.T) {
 		p.check()
 		p.holds(a, 5*mib, 1)
 	}
-	fails(engine.PauseOptions{Keep: engine.KeepDisk, Dir: filepath.Join(t.TempDir(), "none")})
+	fails(config.PauseOptions{Keep: config.KeepDisk, Dir: filepath.Join(t.TempDir(), "none")})
 	p.drv.FailCall(func(call string, _ uint64) cuda.Code {
 		if call == "cuMemHostAlloc" {
 			return cuda.ErrOutOfMemory
 		}
 		return cuda.Success
 	})
-	fails(engine.PauseOptions{})
-	fails(engine.PauseOptions{Keep: engine.KeepDisk, Dir: t.TempDir()})
+	fails(config.PauseOptions{})
+	fails(config.PauseOptions{Keep: config.KeepDisk, Dir: t.TempDir()})
 	p.drv.FailCall(nil)
-	p.pause(all, engine.PauseOptions{})
+	p.pause(all, config.PauseOptions{})
 	p.resume(all)
 	p.holds(a, 5*mib, 1)
 }
@@ -117,15 +117,15 @@ func TestPauseSelections(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, sel := range []engine.Selection{{Pool: other.DefaultPool()}, {Tag: engine.MaxTag + 1}} {
-		if _, err := p.d.Pause(sel, engine.PauseOptions{}); err == nil {
+	for _, sel := range []engine.Selection{{Pool: other.DefaultPool()}, {Tag: memory.MaxTag + 1}} {
+		if _, err := p.d.Pause(sel, config.PauseOptions{}); err == nil {
 			t.Errorf("%+v was paused", sel)
 		}
 		if _, err := p.d.Resume(sel); err == nil {
 			t.Errorf("%+v was resumed", sel)
 		}
 	}
-	if _, err := p.d.Pause(all, engine.PauseOptions{Keep: 9}); err == nil {
+	if _, err := p.d.Pause(all, config.PauseOptions{Keep: 9}); err == nil {
 		t.Error("keep 9")
 	}
 	// A tag is told apart from a library.
@@ -133,7 +133,7 @@ func TestPauseSelections(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if r := p.pause(engine.Selection{Tag: 4}, engine.PauseOptions{}); r.Blocks != 1 {
+	if r := p.pause(engine.Selection{Tag: 4}, config.PauseOptions{}); r.Blocks != 1 {
 		t.Errorf("%+v", r)
 	}
 	if u := p.d.LibraryUsage(); len(u) != 1 || u[0].Paused != 3*mib {
@@ -153,7 +153,7 @@ func TestRestoreWhilePaused(t *testing.T) {
 	a, b := p.alloc(pool, 3*mib, 0), p.alloc(pool, 3*mib, 0)
 	p.fill(a, 3*mib, 1)
 	both := pool.Blocks()
-	p.pause(engine.Selection{Pool: pool}, engine.PauseOptions{})
+	p.pause(engine.Selection{Pool: pool}, config.PauseOptions{})
 	if err := pool.Restore(both); err != nil {
 		t.Errorf("all of it is live: %v", err)
 	}

@@ -164,7 +164,7 @@ func (w *pauseWorld) step() {
 		}
 	case n < 80:
 		sel, _ := w.pick()
-		o := engine.PauseOptions{Keep: engine.Keep(w.rng.IntN(3)), Dir: w.dir}
+		o := config.PauseOptions{Keep: config.Keep(w.rng.IntN(3)), Dir: w.dir}
 		before := w.paused()
 		r, err := w.d.Pause(sel, o)
 		if err != nil {
@@ -178,9 +178,9 @@ func (w *pauseWorld) step() {
 				w.fail("block %#x lost %d bytes and was not selected", b.p, more)
 			}
 			lost += more
-			b.lost = b.lost || more > 0 && o.Keep == engine.KeepNone
+			b.lost = b.lost || more > 0 && o.Keep == config.KeepNone
 		}
-		if lost != r.Bytes || o.Keep != engine.KeepNone && r.Kept != r.Bytes || o.Keep == engine.KeepNone && r.Kept != 0 || r.Physical < r.Bytes {
+		if lost != r.Bytes || o.Keep != config.KeepNone && r.Kept != r.Bytes || o.Keep == config.KeepNone && r.Kept != 0 || r.Physical < r.Bytes {
 			w.fail("pause: %d bytes were lost: %+v", lost, r)
 		}
 		w.seen[fmt.Sprintf("pause %d", o.Keep)]++
@@ -347,9 +347,9 @@ func newPauseWorld(t *testing.T, seed uint64, seen map[string]int) *pauseWorld {
 	}
 	w.pausing = &pausing{t: t, drv: simulated, a: a, d: d}
 	for i, h := range []cuda.Stream{cuda.StreamNull, simulated.NewStreamNonBlocking(0), simulated.NewStream(0)} {
-		var o []engine.StreamOption
+		var o []config.StreamOption
 		if i == 1 {
-			o = append(o, engine.StreamDurable)
+			o = append(o, config.StreamDurable)
 		}
 		st, err := d.Stream(h, o...)
 		if err != nil {
@@ -363,7 +363,7 @@ func newPauseWorld(t *testing.T, seed uint64, seen map[string]int) *pauseWorld {
 		t.Fatal(err)
 	}
 	w.pools = []*engine.Pool{d.DefaultPool()}
-	for i, o := range []engine.PoolOptions{{}, {Kind: engine.PoolSingleHandle}, {Upstream: own}, {Upstream: own, Limit: 30 * mib}} {
+	for i, o := range []config.PoolOptions{{}, {Kind: config.PoolSingleHandle}, {Upstream: own}, {Upstream: own, Limit: 30 * mib}} {
 		if i == 2 && w.reg != nil {
 			break // what a user's resource unmaps is its own
 		}

@@ -88,7 +88,7 @@ func (p *pausing) holds(ptr cuda.Ptr, size uint64, seed byte) {
 	}
 }
 
-func (p *pausing) pause(sel engine.Selection, o engine.PauseOptions) memory.PauseReport {
+func (p *pausing) pause(sel engine.Selection, o config.PauseOptions) memory.PauseReport {
 	p.t.Helper()
 	r, err := p.d.Pause(sel, o)
 	if err != nil {
@@ -175,7 +175,7 @@ var all = engine.Selection{}
 // TestPauseKeepsContents: what was in paused blocks is there again, at the same addresses; physical memory went meanwhile.
 func TestPauseKeepsContents(t *testing.T) {
 	for _, conf := range []string{"", "chunk:2MiB", "single_handle:true"} {
-		for _, keep := range []engine.Keep{engine.KeepHost, engine.KeepDisk} {
+		for _, keep := range []config.Keep{config.KeepHost, config.KeepDisk} {
 			t.Run(fmt.Sprintf("%s keep %d", conf, keep), func(t *testing.T) {
 				opts, err := config.Parse(conf)
 				if err != nil {
@@ -192,7 +192,7 @@ func TestPauseKeepsContents(t *testing.T) {
 				p.free(gap)
 				before := p.d.Stats()
 				dir := t.TempDir()
-				r := p.pause(all, engine.PauseOptions{Keep: keep, Dir: dir})
+				r := p.pause(all, config.PauseOptions{Keep: keep, Dir: dir})
 				if names, _ := os.ReadDir(dir); len(names) != 0 {
 					t.Errorf("a file has a name: %v", names)
 				}
@@ -202,7 +202,7 @@ func TestPauseKeepsContents(t *testing.T) {
 					s.Allocated.All.Current != before.Allocated.All.Current || s.Paused.All.Current != before.Allocated.All.Current || r.Shared != 0 {
 					t.Fatalf("%+v; before %+v, then %+v", r, before.Reserved.All, s.Reserved.All)
 				}
-				if again := p.pause(all, engine.PauseOptions{}); again != (memory.PauseReport{}) {
+				if again := p.pause(all, config.PauseOptions{}); again != (memory.PauseReport{}) {
 					t.Errorf("a second pause did something: %+v", again)
 				}
 				other := p.alloc(nil, 30*mib, 0) // others have the memory meanwhile
@@ -243,7 +243,7 @@ func TestPauseByTag(t *testing.T) {
 		p.fill(mine[i], 3*mib, byte(i))
 		p.fill(others[i], 3*mib, byte(100+i))
 	}
-	r := p.pause(engine.Selection{Tag: 7}, engine.PauseOptions{})
+	r := p.pause(engine.Selection{Tag: 7}, config.PauseOptions{})
 	if r.Blocks != 8 || r.Shared == 0 || r.Bytes+r.Shared != 8*3*mib || r.Physical != r.Bytes {
 		t.Fatalf("%+v", r)
 	}
@@ -282,7 +282,7 @@ func TestFreeWhilePaused(t *testing.T) {
 			ptrs = append(ptrs, p.alloc(nil, 200*kib, 0))
 			p.fill(ptrs[i], 200*kib, byte(i))
 		}
-		p.pause(all, engine.PauseOptions{})
+		p.pause(all, config.PauseOptions{})
 		for i, ptr := range ptrs {
 			if i%3 != 0 {
 				p.free(ptr)
@@ -295,7 +295,7 @@ func TestFreeWhilePaused(t *testing.T) {
 		for i := 0; i < len(ptrs); i += 3 {
 			p.holds(ptrs[i], 200*kib, byte(i))
 		}
-		p.pause(all, engine.PauseOptions{})
+		p.pause(all, config.PauseOptions{})
 		for i := 0; i < len(ptrs); i += 3 {
 			p.free(ptrs[i])
 		}
@@ -320,7 +320,7 @@ func TestResumeNeedsMemory(t *testing.T) {
 	p := newPausing(t, sim.Options{Capacity: 128 * mib}, config.Options{})
 	a := p.alloc(nil, 60*mib, 1)
 	p.fill(a, 60*mib, 1)
-	p.pause(engine.Selection{Tag: 1}, engine.PauseOptions{})
+	p.pause(engine.Selection{Tag: 1}, config.PauseOptions{})
 	b := p.alloc(nil, 100*mib, 2)
 	p.fill(b, 100*mib, 2)
 	_, err := p.d.Resume(all)
@@ -334,7 +334,7 @@ func TestResumeNeedsMemory(t *testing.T) {
 	p.resume(all)
 	p.holds(a, 60*mib, 1)
 	// A callback frees what is in the way.
-	p.pause(all, engine.PauseOptions{})
+	p.pause(all, config.PauseOptions{})
 	b = p.alloc(nil, 100*mib, 2)
 	asked := 0
 	reg := p.d.OnOutOfMemory(func(uint64) bool {
@@ -360,7 +360,7 @@ func TestPauseRefused(t *testing.T) {
 	a := p.alloc(nil, 3*mib, 1)
 	refused := func(sel engine.Selection, what string, bytes uint64) {
 		t.Helper()
-		_, err := p.d.Pause(sel, engine.PauseOptions{})
+		_, err := p.d.Pause(sel, config.PauseOptions{})
 		var pe *memory.PauseError
 		if !errors.As(err, &pe) || !strings.Contains(err.Error(), what) || pe.Bytes != bytes {
 			t.Errorf("want %q and %d bytes: %v", what, bytes, err)
@@ -375,14 +375,14 @@ func TestPauseRefused(t *testing.T) {
 	}
 	refused(all, "shared with other processes", 3*mib)
 	p.free(a)
-	malloc, err := p.d.NewPoolWith(memory.PoolID{1, 0}, engine.PoolOptions{Kind: engine.PoolMalloc})
+	malloc, err := p.d.NewPoolWith(memory.PoolID{1, 0}, config.PoolOptions{Kind: config.PoolMalloc})
 	if err != nil {
 		t.Fatal(err)
 	}
 	b := p.alloc(malloc, 3*mib, 0)
 	c := p.alloc(nil, 3*mib, 0)
 	refused(all, `{1, 0} has memory of "device"`, 3*mib)
-	p.pause(engine.Selection{Pool: p.d.DefaultPool()}, engine.PauseOptions{})
+	p.pause(engine.Selection{Pool: p.d.DefaultPool()}, config.PauseOptions{})
 	if _, err := p.a.Export(c); err == nil || !strings.Contains(err.Error(), "paused") {
 		t.Errorf("export of a paused block: %v", err)
 	}
@@ -412,7 +412,7 @@ func TestPauseRefused(t *testing.T) {
 	p.free(f)
 	p.fill(e, 3*mib, 4)
 	held := pool.Stats().Reserved
-	p.pause(all, engine.PauseOptions{Captured: true})
+	p.pause(all, config.PauseOptions{Captured: true})
 	if s := p.d.Stats(); s.Reserved.All.Current != 0 {
 		t.Errorf("%d bytes of a captured pool stay", s.Reserved.All.Current)
 	}
@@ -423,7 +423,7 @@ func TestPauseRefused(t *testing.T) {
 		t.Errorf("%d bytes are back, %d went", n, held)
 	}
 	p.fill(f, 5*mib, 1)
-	p.pause(all, engine.PauseOptions{Captured: true})
+	p.pause(all, config.PauseOptions{Captured: true})
 	p.free(e)
 	if err := pool.Release(); err != nil {
 		t.Fatal(err)

@@ -35,7 +35,7 @@ func newPair(t *testing.T, drv cuda.Driver, simulated *sim.Driver, opts config.O
 		if p.dev[i], err = p.a.Device(cuda.Device(i)); err != nil {
 			t.Fatal(err)
 		}
-		if p.st[i], err = p.dev[i].Stream(simulated.NewStreamNonBlocking(cuda.Device(i)), engine.StreamDurable); err != nil {
+		if p.st[i], err = p.dev[i].Stream(simulated.NewStreamNonBlocking(cuda.Device(i)), config.StreamDurable); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -213,7 +213,7 @@ func TestBrokenDeviceFailsAlone(t *testing.T) {
 		wg.Add(1)
 		go func() {
 			defer wg.Done()
-			st, err := p.dev[0].Stream(drv.NewStreamNonBlocking(0), engine.StreamDurable)
+			st, err := p.dev[0].Stream(drv.NewStreamNonBlocking(0), config.StreamDurable)
 			if err != nil {
 				t.Errorf("the healthy device: %v", err)
 				return

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"sync/atomic"
 
+	"github.com/cistern-gpu/cistern/config"
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/internal/engine/arena"
 	"github.com/cistern-gpu/cistern/internal/engine/phys"
@@ -72,7 +73,9 @@ func (p *Pool) Device() *Device { return p.dev }
 func (d *Device) DefaultPool() *Pool { return d.pool0 }
 
 // NewPool creates a private pool of the kind of memory that the device's options say.
-func (d *Device) NewPool(id memory.PoolID) (*Pool, error) { return d.NewPoolWith(id, PoolOptions{}) }
+func (d *Device) NewPool(id memory.PoolID) (*Pool, error) {
+	return d.NewPoolWith(id, config.PoolOptions{})
+}
 
 // Pool finds a pool by its name.
 func (d *Device) Pool(id memory.PoolID) (*Pool, bool) {

@@ -19,13 +19,13 @@ import (
 // pools are the pools; over is what a pool's memory comes from, before what stands before it.
 var pools = []struct {
 	name         string
-	options      engine.PoolOptions
+	options      config.PoolOptions
 	over, before string
 	nested       bool
 	limit        uint64
 }{
-	{name: "single handles", options: engine.PoolOptions{Kind: engine.PoolSingleHandle}},
-	{name: "a limit", options: engine.PoolOptions{Limit: 512 << 20}, limit: 512 << 20},
+	{name: "single handles", options: config.PoolOptions{Kind: config.PoolSingleHandle}},
+	{name: "a limit", options: config.PoolOptions{Limit: 512 << 20}, limit: 512 << 20},
 	{name: "over async", over: "async:threshold=unlimited"},
 	{name: "over adaptors", over: "tracking|statistics|alignment:bytes=4MiB|limiting:bytes=512MiB|virtual", limit: 512 << 20},
 	{name: "under adaptors", before: "adaptors"},
@@ -63,7 +63,7 @@ func newPool(m resourcetest.Machine, i int) (resource.Resource, func() error, er
 		o.Upstream = up
 	}
 	if x.nested {
-		inner, err := d.NewPoolWith(memory.PoolID{0, 1}, engine.PoolOptions{})
+		inner, err := d.NewPoolWith(memory.PoolID{0, 1}, config.PoolOptions{})
 		if err != nil {
 			return fail(err)
 		}

@@ -97,7 +97,7 @@ func TestRoomAfterPause(t *testing.T) {
 					blocks = append(blocks, p)
 				}
 				if c.pause {
-					if r, err := e.dev.Pause(engine.Selection{Tag: 1}, engine.PauseOptions{Keep: engine.KeepNone}); err != nil || r.Shared != 0 {
+					if r, err := e.dev.Pause(engine.Selection{Tag: 1}, config.PauseOptions{Keep: config.KeepNone}); err != nil || r.Shared != 0 {
 						t.Fatalf("%+v, %v", r, err)
 					}
 					if _, err := e.dev.Resume(engine.Selection{Tag: 1}); err != nil {

@@ -18,44 +18,12 @@ import (
 // blocks there, and given back as a whole. Nothing of them moves, and no other pool uses them. They are for those who
 // need memory as somebody else makes it: cuMemAlloc, a single handle, a function of the user's.
 
-// PoolKind is what a pool is made of.
-type PoolKind uint8
-
-const (
-	PoolDefault      PoolKind = iota // what the device's options say: chunks, with backend vmm
-	PoolMalloc                       // segments from cuMemAlloc, which cudaIpcGetMemHandle accepts
-	PoolSingleHandle                 // segments that are one physical handle each
-)
-
-// PoolOptions say what a pool is made of. The zero value is the device's default.
-type PoolOptions struct {
-	Kind PoolKind
-	// Upstream is where the pool's segments come from; Kind must be PoolDefault then. It is called with no lock held and
-	// may use the allocator. What it hands out counts as reserved; where Traits().OnDevice, under the device's limit too.
-	Upstream resource.Resource
-	// NoSplit makes each block a segment of its own, which is reused only by requests that need a segment of that size.
-	// With chunks, which have no segments, it means PoolSingleHandle.
-	NoSplit bool
-	// Limit bounds the memory that the pool may hold, in bytes; 0 is no limit of its own. A request beyond it is met with
-	// what the pool has free, whatever the device has.
-	Limit uint64
-	// Spill is where a request's memory comes from when nothing else can meet it (StageSpill); nil is nowhere. It is called
-	// as Upstream is. What comes from it belongs to the pool like all else, and is not under the pool's limit.
-	Spill resource.Resource
-	// OnOutOfMemory is asked, with no lock held, before the device's callbacks: it reports whether it gave memory back.
-	// It must not allocate from this pool. Nil is none.
-	OnOutOfMemory func(need uint64) bool
-	// OnEnd is called, on a goroutine of its own, when the pool was released and holds nothing of its upstream's and its
-	// spill's any more: the program can close them.
-	OnEnd func()
-}
-
 // segmentUnit is the unit of segment sizes in bytes.
 const segmentUnit = 2 << 20
 
 // NewPoolWith creates a private pool of the memory that the options say. An upstream is opened to the peers that the device
 // has.
-func (d *Device) NewPoolWith(id memory.PoolID, o PoolOptions) (*Pool, error) {
+func (d *Device) NewPoolWith(id memory.PoolID, o config.PoolOptions) (*Pool, error) {
 	u, err := d.newUpstream(o.Upstream)
 	if err != nil {
 		return nil, fmt.Errorf("pool {%d, %d}: %w", id[0], id[1], err)
@@ -73,7 +41,7 @@ func (d *Device) NewPoolWith(id memory.PoolID, o PoolOptions) (*Pool, error) {
 	return p, err
 }
 
-func (d *Device) newPool(id memory.PoolID, o PoolOptions, u, spill upstream) (*Pool, error) {
+func (d *Device) newPool(id memory.PoolID, o config.PoolOptions, u, spill upstream) (*Pool, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.pools[id] != nil {
@@ -100,21 +68,21 @@ func (d *Device) newPool(id memory.PoolID, o PoolOptions, u, spill upstream) (*P
 // addPool makes a pool. The caller holds Device.mu, or is the first to have the device.
 //
 // +checklocks:d.mu
-func (d *Device) addPool(id memory.PoolID, o PoolOptions, u upstream) (*Pool, error) {
+func (d *Device) addPool(id memory.PoolID, o config.PoolOptions, u upstream) (*Pool, error) {
 	p := &Pool{dev: d, id: id, noSplit: o.NoSplit, mask: heap.Align - 1, unit: segmentUnit, onEnd: o.OnEnd,
 		limit: o.Limit, onDevice: true, counted: true,
 		traits: resource.Traits{Name: "virtual", Device: d.id, OnDevice: true, DeviceAccessible: true, Align: heap.Align}}
 	switch {
-	case u.from != nil && o.Kind != PoolDefault:
+	case u.from != nil && o.Kind != config.PoolDefault:
 		return nil, fmt.Errorf("pool {%d, %d}: segments of the user's are not of another kind as well", id[0], id[1])
 	case u.from != nil:
 		p.setUpstream(u)
-	case o.Kind == PoolMalloc || o.Kind == PoolDefault && d.opts.Backend == config.BackendMalloc:
+	case o.Kind == config.PoolMalloc || o.Kind == config.PoolDefault && d.opts.Backend == config.BackendMalloc:
 		if d.plain == nil {
 			d.plain = resource.Device(d.drv, d.id)
 		}
 		p.segments, p.traits = d.plain, d.plain.Traits()
-	case o.Kind == PoolSingleHandle || o.Kind == PoolDefault && (d.opts.SingleHandle || o.NoSplit):
+	case o.Kind == config.PoolSingleHandle || o.Kind == config.PoolDefault && (d.opts.SingleHandle || o.NoSplit):
 		if err := d.virtual(); err != nil {
 			return nil, err
 		}
@@ -123,7 +91,7 @@ func (d *Device) addPool(id memory.PoolID, o PoolOptions, u upstream) (*Pool, er
 		}
 		p.segments, p.traits = d.single, d.single.Traits()
 		p.unit = max(segmentUnit, d.info.Granularity)
-	case o.Kind != PoolDefault:
+	case o.Kind != config.PoolDefault:
 		return nil, fmt.Errorf("pool {%d, %d}: kind %d is none", id[0], id[1], o.Kind)
 	}
 	if o.NoSplit {

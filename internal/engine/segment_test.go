@@ -58,7 +58,7 @@ func TestUpstreamMayUseTheAllocator(t *testing.T) {
 	st := e.streams[0]
 	var inside []cuda.Ptr
 	u := &upstream{Resource: resource.Device(e.drv, 0)}
-	pool, err := e.dev.NewPoolWith(memory.PoolID{0, 1}, engine.PoolOptions{Upstream: u})
+	pool, err := e.dev.NewPoolWith(memory.PoolID{0, 1}, config.PoolOptions{Upstream: u})
 	must(t, err)
 	u.told = func(what string, size uint64) {
 		e.dev.Stats()
@@ -91,7 +91,7 @@ func TestUpstreamAnswers(t *testing.T) {
 	taken := e.alloc(t, mib, st)
 	given := cuda.Ptr(0)
 	var freed []cuda.Ptr
-	pool, err := e.dev.NewPoolWith(memory.PoolID{0, 1}, engine.PoolOptions{Upstream: answers{p: &given, freed: &freed}})
+	pool, err := e.dev.NewPoolWith(memory.PoolID{0, 1}, config.PoolOptions{Upstream: answers{p: &given, freed: &freed}})
 	must(t, err)
 	for _, c := range []struct {
 		p    cuda.Ptr
@@ -137,10 +137,10 @@ func (a answers) Free(p cuda.Ptr, _, _ uint64, _ cuda.Stream) error {
 func TestSegmentBase(t *testing.T) {
 	e := checked(t, config.Options{}, 512*mib, 1)
 	st := e.streams[0]
-	legacy := e.pool(t, 1, engine.PoolOptions{Kind: engine.PoolMalloc})
-	over := e.pool(t, 2, engine.PoolOptions{Upstream: legacy.Resource()})
-	chunks := e.pool(t, 3, engine.PoolOptions{})
-	overChunks := e.pool(t, 4, engine.PoolOptions{Upstream: chunks.Resource()})
+	legacy := e.pool(t, 1, config.PoolOptions{Kind: config.PoolMalloc})
+	over := e.pool(t, 2, config.PoolOptions{Upstream: legacy.Resource()})
+	chunks := e.pool(t, 3, config.PoolOptions{})
+	overChunks := e.pool(t, 4, config.PoolOptions{Upstream: chunks.Resource()})
 	for _, p := range []*engine.Pool{legacy, over} {
 		first, second := fromPool(t, p, 3*mib, st), fromPool(t, p, 3*mib, st)
 		segments := e.dev.SnapshotPool(legacy.ID())
@@ -173,10 +173,10 @@ func TestSegmentBase(t *testing.T) {
 
 // Trimming the default pool takes with it what released pools left, and leaves pools alone that are in use.
 func TestTrimDefaultPool(t *testing.T) {
-	for _, kind := range []engine.PoolKind{engine.PoolDefault, engine.PoolMalloc} {
+	for _, kind := range []config.PoolKind{config.PoolDefault, config.PoolMalloc} {
 		e := checked(t, config.Options{}, 512*mib, 1)
 		st := e.streams[0]
-		kept, gone := e.pool(t, 1, engine.PoolOptions{Kind: kind}), e.pool(t, 2, engine.PoolOptions{Kind: kind})
+		kept, gone := e.pool(t, 1, config.PoolOptions{Kind: kind}), e.pool(t, 2, config.PoolOptions{Kind: kind})
 		e.free(t, fromPool(t, kept, 30*mib, st))
 		late, other := fromPool(t, gone, 50*mib, st), fromPool(t, e.dev.DefaultPool(), 70*mib, st)
 		must(t, gone.Release())
@@ -200,8 +200,8 @@ func TestTrimDefaultPool(t *testing.T) {
 func TestPoolOptions(t *testing.T) {
 	e := checked(t, config.Options{}, 128*mib, 1)
 	id := memory.PoolID{0, 1}
-	for _, o := range []engine.PoolOptions{
-		{Kind: engine.PoolMalloc, Upstream: resource.Device(e.drv, 0)},
+	for _, o := range []config.PoolOptions{
+		{Kind: config.PoolMalloc, Upstream: resource.Device(e.drv, 0)},
 		{Kind: 77},
 	} {
 		if _, err := e.dev.NewPoolWith(id, o); err == nil {
@@ -211,7 +211,7 @@ func TestPoolOptions(t *testing.T) {
 	if _, ok := e.dev.Pool(id); ok {
 		t.Error("a pool that could not be made is there")
 	}
-	if _, err := e.dev.NewPoolWith(id, engine.PoolOptions{}); err != nil {
+	if _, err := e.dev.NewPoolWith(id, config.PoolOptions{}); err != nil {
 		t.Error(err)
 	}
 }
@@ -219,14 +219,14 @@ func TestPoolOptions(t *testing.T) {
 // Segments of pools and the device's own chunks make room for one another, under a limit and when the driver has no more.
 func TestSegmentsAndChunksMakeRoom(t *testing.T) {
 	for _, limited := range []bool{false, true} {
-		for _, kind := range []engine.PoolKind{engine.PoolMalloc, engine.PoolSingleHandle, engine.PoolDefault} {
+		for _, kind := range []config.PoolKind{config.PoolMalloc, config.PoolSingleHandle, config.PoolDefault} {
 			opts, capacity := config.Options{}, uint64(128*mib)
 			if limited {
 				opts.Limit, capacity = capacity, 4*capacity
 			}
 			e := checked(t, opts, capacity, 2)
-			o := engine.PoolOptions{Kind: kind}
-			if kind == engine.PoolDefault {
+			o := config.PoolOptions{Kind: kind}
+			if kind == config.PoolDefault {
 				o.Upstream = &upstream{Resource: resource.Device(e.drv, 0)}
 			}
 			pool, err := e.dev.NewPoolWith(memory.PoolID{0, 1}, o)

@@ -1,7 +1,6 @@
 package engine
 
 import (
-	"errors"
 	"fmt"
 	"sync/atomic"
 
@@ -21,35 +20,17 @@ import (
 // A block that is exported has a flag (heap.Exported), so that its free takes the slow path and ends the export:
 // the hot path does not know of sharing.
 
-// ErrNotExported is what errors.Is finds where an export has ended, or never was.
-var ErrNotExported = errors.New("not shared any more")
-
 // Export is a live block that other processes may open.
 type Export struct {
 	ID     uint64 // within this process, never reused
 	Device cuda.Device
 	Ptr    cuda.Ptr
-	Shared Shared
+	Shared memory.Shared
 
 	a       *Allocator
 	heap    *streamHeap
 	handles []cuda.Handle // of Shared.Chunks
 	ended   atomic.Bool
-}
-
-// Shared is what another process must know of an export besides the descriptors.
-type Shared struct {
-	UUID   [16]byte      // of the device that the memory lies on
-	Size   uint64        // of the block in bytes, rounded
-	Offset uint64        // of the block within the chunks, or the segment
-	Chunks []SharedChunk // in address order; none where IPC is used
-	IPC    cuda.IpcHandle
-}
-
-// SharedChunk is a chunk of an export.
-type SharedChunk struct {
-	Size   uint64 // bytes
-	Serial uint64 // names the memory among the device's, as the exporting process counts; never reused
 }
 
 // Export makes the block that starts at p available to other processes. While the block is live it is the same Export
@@ -78,7 +59,7 @@ func (a *Allocator) Export(p cuda.Ptr) (*Export, error) {
 	if len(s.pausedIn(b.Addr, b.Size)) > 0 {
 		return nil, fmt.Errorf("share %#x: its memory is paused: resume it first", uint64(p))
 	}
-	e := &Export{Device: d.id, Ptr: p, a: a, heap: s, Shared: Shared{UUID: d.info.UUID, Size: b.Size}}
+	e := &Export{Device: d.id, Ptr: p, a: a, heap: s, Shared: memory.Shared{UUID: d.info.UUID, Size: b.Size}}
 	var err error
 	if s.area != nil {
 		err = e.chunks(b.Addr, b.Size)
@@ -119,7 +100,7 @@ func (e *Export) chunks(addr, size uint64) error {
 
 func (e *Export) chunk(h cuda.Handle, size, serial uint64) {
 	e.handles = append(e.handles, h)
-	e.Shared.Chunks = append(e.Shared.Chunks, SharedChunk{size, serial})
+	e.Shared.Chunks = append(e.Shared.Chunks, memory.SharedChunk{Size: size, Serial: serial})
 }
 
 // nameable is an error where chunks cannot be exported.
@@ -170,13 +151,13 @@ func (a *Allocator) Exported(id uint64) (*Export, error) {
 		return e.(*Export), nil
 	}
 	if id == 0 || id > a.exported.Load() {
-		return nil, fmt.Errorf("%w: no memory was ever shared under number %d", ErrNotExported, id)
+		return nil, fmt.Errorf("%w: no memory was ever shared under number %d", memory.ErrNotExported, id)
 	}
 	return nil, endedError(id)
 }
 
 func endedError(id uint64) error {
-	return fmt.Errorf("%w: the memory shared under number %d was freed by the process that shared it", ErrNotExported, id)
+	return fmt.Errorf("%w: the memory shared under number %d was freed by the process that shared it", memory.ErrNotExported, id)
 }
 
 // Descriptor makes a file descriptor of the export's i-th chunk, which the caller closes. It fails once the block was

@@ -171,7 +171,7 @@ func TestExportEndsWithTheBlock(t *testing.T) {
 			}
 			gone := func(what string, err error) {
 				t.Helper()
-				if !errors.Is(err, engine.ErrNotExported) || !strings.Contains(err.Error(), "was freed") {
+				if !errors.Is(err, memory.ErrNotExported) || !strings.Contains(err.Error(), "was freed") {
 					t.Errorf("%s: %v", what, err)
 				}
 			}
@@ -182,7 +182,7 @@ func TestExportEndsWithTheBlock(t *testing.T) {
 			gone("a descriptor", err)
 			_, err = p.a.OpenOwn(e)
 			gone("the process itself", err)
-			if _, err := p.a.Exported(e.ID + 1); !errors.Is(err, engine.ErrNotExported) || strings.Contains(err.Error(), "freed") {
+			if _, err := p.a.Exported(e.ID + 1); !errors.Is(err, memory.ErrNotExported) || strings.Contains(err.Error(), "freed") {
 				t.Errorf("a number that was never given: %v", err)
 			}
 			if _, err := p.a.Export(ptr); !errors.Is(err, memory.ErrUnknownPointer) {
@@ -234,7 +234,7 @@ func TestExportOfRecordedBlock(t *testing.T) {
 	if got := p.dev.Stats().ActiveBytes.All.Current; got != 3*mib {
 		t.Errorf("%d bytes are active, expected the block to wait for the other stream", got)
 	}
-	if err := e.Live(); !errors.Is(err, engine.ErrNotExported) {
+	if err := e.Live(); !errors.Is(err, memory.ErrNotExported) {
 		t.Errorf("a block that waits is still exported: %v", err)
 	}
 }
@@ -332,16 +332,16 @@ func TestOpenFails(t *testing.T) {
 func TestOpenImpossible(t *testing.T) {
 	p := newParty(t, config.Options{}, sim.Options{})
 	none := func(int) (int, error) { t.Error("a descriptor was asked for"); return -1, errors.New("none") }
-	chunk := []engine.SharedChunk{{Size: 2 * mib, Serial: 1}}
-	for what, m := range map[string]engine.Shared{
+	chunk := []memory.SharedChunk{{Size: 2 * mib, Serial: 1}}
+	for what, m := range map[string]memory.Shared{
 		"nothing":                {},
 		"an empty block":         {Chunks: chunk},
 		"a block past the end":   {Size: 512, Offset: 2 * mib, Chunks: chunk},
 		"an offset that wraps":   {Size: 512, Offset: ^uint64(0) - 100, Chunks: chunk},
 		"a size that wraps":      {Size: ^uint64(0) - 100, Offset: 512, Chunks: chunk},
-		"an empty chunk":         {Size: 512, Chunks: []engine.SharedChunk{{}}},
-		"half a granule":         {Size: 512, Chunks: []engine.SharedChunk{{Size: mib}}},
-		"more than there can be": {Size: 512, Chunks: []engine.SharedChunk{{Size: 1 << 46}, {Size: 1 << 46}, {Size: 1 << 46}}},
+		"an empty chunk":         {Size: 512, Chunks: []memory.SharedChunk{{}}},
+		"half a granule":         {Size: 512, Chunks: []memory.SharedChunk{{Size: mib}}},
+		"more than there can be": {Size: 512, Chunks: []memory.SharedChunk{{Size: 1 << 46}, {Size: 1 << 46}, {Size: 1 << 46}}},
 		"no IPC handle":          {Size: 512},
 	} {
 		before := p.drv.Leaks()
@@ -349,7 +349,7 @@ func TestOpenImpossible(t *testing.T) {
 			t.Errorf("%s: %v, left %+v", what, err, p.drv.Leaks())
 		}
 	}
-	if _, err := p.a.Open(1, "the other", engine.Shared{}, none); !errors.Is(err, cuda.ErrInvalidDevice) {
+	if _, err := p.a.Open(1, "the other", memory.Shared{}, none); !errors.Is(err, cuda.ErrInvalidDevice) {
 		t.Errorf("a device that does not exist: %v", err)
 	}
 }
@@ -465,7 +465,7 @@ func TestSharePools(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for i, o := range []engine.PoolOptions{{Kind: engine.PoolMalloc}, {Kind: engine.PoolSingleHandle}, {NoSplit: true}, {},
+	for i, o := range []config.PoolOptions{{Kind: config.PoolMalloc}, {Kind: config.PoolSingleHandle}, {NoSplit: true}, {},
 		{Upstream: resource.Statistics(handles)}, {Upstream: resource.Device(from.drv, 0)}} {
 		pool, err := from.dev.NewPoolWith(memory.PoolID{7, uint64(i)}, o)
 		if err != nil {
@@ -476,7 +476,7 @@ func TestSharePools(t *testing.T) {
 			t.Fatal(err)
 		}
 		e := from.export(ptr)
-		if n := len(e.Shared.Chunks); (o.Kind == engine.PoolMalloc || i == 5) && n != 0 || (o.Kind == engine.PoolSingleHandle || o.NoSplit || i == 4) && n != 1 {
+		if n := len(e.Shared.Chunks); (o.Kind == config.PoolMalloc || i == 5) && n != 0 || (o.Kind == config.PoolSingleHandle || o.NoSplit || i == 4) && n != 1 {
 			t.Errorf("%+v: %d chunks", o, n)
 		}
 		p := to.mustOpen(e)
@@ -513,7 +513,7 @@ func TestExportedMemoryStays(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	streams := []*engine.Stream{p.st}
 	for range 3 {
-		st, err := p.dev.Stream(p.drv.NewStream(0), engine.StreamDurable)
+		st, err := p.dev.Stream(p.drv.NewStream(0), config.StreamDurable)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -546,7 +546,7 @@ func TestExportedMemoryStays(t *testing.T) {
 			}
 			if x, ok := exported[ptr]; ok {
 				ended++
-				if err := x.e.Live(); !errors.Is(err, engine.ErrNotExported) {
+				if err := x.e.Live(); !errors.Is(err, memory.ErrNotExported) {
 					t.Fatalf("step %d: the export of a freed block: %v", step, err)
 				}
 				delete(exported, ptr)

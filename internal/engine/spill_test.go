@@ -11,13 +11,12 @@ import (
 	"github.com/cistern-gpu/cistern/config"
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/event"
-	"github.com/cistern-gpu/cistern/internal/engine"
 	"github.com/cistern-gpu/cistern/memory"
 )
 
 // What nothing else can meet comes from the pool's spill, is the pool's to all who ask, and goes back there.
 func TestSpill(t *testing.T) {
-	for name, o := range map[string]engine.PoolOptions{"chunks": {}, "malloc": {Kind: engine.PoolMalloc}, "whole": {NoSplit: true},
+	for name, o := range map[string]config.PoolOptions{"chunks": {}, "malloc": {Kind: config.PoolMalloc}, "whole": {NoSplit: true},
 		"limit": {Limit: 100 * mib}, "upstream": {Upstream: newShelf(100*mib, hostMemory)}} {
 		t.Run(name, func(t *testing.T) {
 			capacity := uint64(100 * mib)
@@ -111,7 +110,7 @@ func TestSpill(t *testing.T) {
 		})
 	}
 	e := checked(t, config.Options{Stages: memory.AllStages &^ memory.StageSpill}, 100*mib, 1)
-	pool := e.pool(t, 1, engine.PoolOptions{Spill: newShelf(1<<30, hostMemory)})
+	pool := e.pool(t, 1, config.PoolOptions{Spill: newShelf(1<<30, hostMemory)})
 	if oom := outOfMemory(t, pool, 200*mib, e.streams[0]); oom.Off != memory.StageSpill {
 		t.Errorf("%v", oom.Off)
 	}
@@ -122,7 +121,7 @@ func TestSpillIntoCapture(t *testing.T) {
 	e := checked(t, config.Options{}, 64*mib, 1)
 	st := e.streams[0]
 	host := newShelf(100*mib, hostMemory)
-	pool := e.pool(t, 1, engine.PoolOptions{Spill: host})
+	pool := e.pool(t, 1, config.PoolOptions{Spill: host})
 	must(t, e.dev.BeginCapture(st, pool))
 	must(t, e.drv.BeginCapture(0, st.Handle()))
 	x := fromPool(t, pool, 80*mib, st)
@@ -147,7 +146,7 @@ func TestOutOfMemoryFunctions(t *testing.T) {
 	st := e.streams[0]
 	var order []string
 	var mine []cuda.Ptr
-	pool := e.pool(t, 1, engine.PoolOptions{Kind: engine.PoolMalloc, OnOutOfMemory: func(need uint64) bool {
+	pool := e.pool(t, 1, config.PoolOptions{Kind: config.PoolMalloc, OnOutOfMemory: func(need uint64) bool {
 		order = append(order, "pool")
 		if need < 30*mib || need > 34*mib || len(mine) == 0 {
 			return false

@@ -83,7 +83,7 @@ func TestStacks(t *testing.T) {
 	if live[before].Stack != 0 {
 		t.Error("a block remembers what was not kept")
 	}
-	pool := e.pool(t, 1, engine.PoolOptions{})
+	pool := e.pool(t, 1, config.PoolOptions{})
 	rng := rand.New(rand.NewPCG(7, 9))
 	for i := range 4000 {
 		if len(live) > 0 && rng.IntN(100) < 48 {
@@ -154,7 +154,7 @@ func TestStacksOfPausedMemory(t *testing.T) {
 		order = append(order, p)
 	}
 	for range 3 {
-		_, err := e.dev.Pause(engine.Selection{Tag: 1}, engine.PauseOptions{})
+		_, err := e.dev.Pause(engine.Selection{Tag: 1}, config.PauseOptions{})
 		must(t, err)
 		paused := map[uint32]uint64{}
 		for _, g := range e.dev.Snapshot() {

@@ -38,7 +38,7 @@ func newEngineOver(t testing.TB, machine *sim.Driver, seen cuda.Driver, opts con
 		t.Fatal(err)
 	}
 	for range streams {
-		st, err := e.dev.Stream(e.drv.NewStreamNonBlocking(0), engine.StreamDurable)
+		st, err := e.dev.Stream(e.drv.NewStreamNonBlocking(0), config.StreamDurable)
 		if err != nil {
 			t.Fatal(err)
 		}

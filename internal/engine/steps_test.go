@@ -76,7 +76,7 @@ func TestSteps(t *testing.T) {
 
 	// Some memory could move, and another pool has some; together it is too little.
 	p := e.alloc(t, 20*mib, st)
-	q := fromPool(t, e.pool(t, 1, engine.PoolOptions{}), 10*mib, st)
+	q := fromPool(t, e.pool(t, 1, config.PoolOptions{}), 10*mib, st)
 	e.free(t, p)
 	e.free(t, q)
 	other := e.streams[1]
@@ -140,7 +140,7 @@ func TestStepsOfCollecting(t *testing.T) {
 func TestStepsOfPools(t *testing.T) {
 	e := newEngine(t, sim.Options{Capacity: 128 * mib}, config.Options{}, 1)
 	st := e.streams[0]
-	pool := e.pool(t, 1, engine.PoolOptions{Kind: engine.PoolMalloc, Limit: 64 * mib, Spill: resource.Limiting(resource.Pinned(e.drv, 0), 32*mib)})
+	pool := e.pool(t, 1, config.PoolOptions{Kind: config.PoolMalloc, Limit: 64 * mib, Spill: resource.Limiting(resource.Pinned(e.drv, 0), 32*mib)})
 	e.free(t, fromPool(t, pool, 30*mib, st))
 	s := stepsOf(t, outOfMemory(t, pool, 70*mib, st))
 	noted(t, s[memory.StageRemap], 0, "segments, which do not move")
@@ -149,7 +149,7 @@ func TestStepsOfPools(t *testing.T) {
 	if g := s[memory.StageLend]; g.Gained != 30*mib || g.Tries != 2 {
 		t.Errorf("%+v", g)
 	}
-	plain := e.pool(t, 2, engine.PoolOptions{Kind: engine.PoolMalloc})
+	plain := e.pool(t, 2, config.PoolOptions{Kind: config.PoolMalloc})
 	s = stepsOf(t, outOfMemory(t, plain, 200*mib, st))
 	noted(t, s[memory.StageGrow], 1, "cuMemAlloc")
 	e.dev.SetLimit(50 * mib)
@@ -166,7 +166,7 @@ func TestStepsOfPools(t *testing.T) {
 func TestStepsOfResume(t *testing.T) {
 	e := newEngine(t, sim.Options{Capacity: 128 * mib}, config.Options{}, 1)
 	p := e.alloc(t, 60*mib, e.streams[0])
-	_, err := e.dev.Pause(engine.Selection{}, engine.PauseOptions{})
+	_, err := e.dev.Pause(engine.Selection{}, config.PauseOptions{})
 	must(t, err)
 	q := e.alloc(t, 40*mib, e.streams[0])
 	e.drv.SetOutside(0, 50*mib)

@@ -3,6 +3,7 @@ package engine
 import (
 	"sync/atomic"
 
+	"github.com/cistern-gpu/cistern/config"
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/internal/engine/timeline"
 )
@@ -33,19 +34,10 @@ func (t *Stream) ID() cuda.StreamID { return t.timeline.ID() }
 // Device is the device the stream belongs to.
 func (t *Stream) Device() *Device { return t.dev }
 
-// StreamOption qualifies a stream when it is made known.
-type StreamOption uint8
-
-const (
-	// StreamDurable promises that the stream is not destroyed while the allocator is in use, as PyTorch's pooled
-	// streams are not. Its frees then need no event of their own.
-	StreamDurable StreamOption = 1 << iota
-)
-
 // Stream makes a CUDA stream known to the device. Look a stream up once and keep the result: the look-up asks the
 // driver for the stream's id. The per-thread default stream is the calling thread's.
-func (d *Device) Stream(h cuda.Stream, opts ...StreamOption) (*Stream, error) {
-	var o StreamOption
+func (d *Device) Stream(h cuda.Stream, opts ...config.StreamOption) (*Stream, error) {
+	var o config.StreamOption
 	for _, x := range opts {
 		o |= x
 	}
@@ -74,8 +66,8 @@ func (d *Device) Stream(h cuda.Stream, opts ...StreamOption) (*Stream, error) {
 }
 
 // qualify notes what a caller promises of a stream that is known.
-func (t *Stream) qualify(o StreamOption) {
-	if o&StreamDurable != 0 {
+func (t *Stream) qualify(o config.StreamOption) {
+	if o&config.StreamDurable != 0 {
 		t.timeline.SetDurable(true)
 	}
 }

@@ -9,10 +9,6 @@ import (
 	"github.com/cistern-gpu/cistern/memory"
 )
 
-// MaxTag is the largest tag. A tag is a number that a request carries and its block keeps until it is freed; what it
-// stands for is the caller's business. 0 is no tag.
-const MaxTag = journal.MaxTag
-
 // AllocTagged is Alloc with a tag, which Snapshot, Base, the history and TagUsage show.
 func (d *Device) AllocTagged(size uint64, st *Stream, tag uint32) (cuda.Ptr, error) {
 	p := st.route.Load()
@@ -36,8 +32,8 @@ func (p *Pool) AllocTagged(size uint64, st *Stream, tag uint32) (cuda.Ptr, error
 }
 
 func (p *Pool) allocTagged(size uint64, st *Stream, by origin) (cuda.Ptr, error) {
-	if by.label > MaxTag {
-		return 0, fmt.Errorf("tag %d: the largest is %d", by.label, MaxTag)
+	if by.label > memory.MaxTag {
+		return 0, fmt.Errorf("tag %d: the largest is %d", by.label, memory.MaxTag)
 	}
 	if by.label != 0 && !p.dev.tagged.Load() {
 		p.dev.tagged.Store(true)

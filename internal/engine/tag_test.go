@@ -9,7 +9,6 @@ import (
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/cuda/sim"
 	"github.com/cistern-gpu/cistern/event"
-	"github.com/cistern-gpu/cistern/internal/engine"
 	"github.com/cistern-gpu/cistern/memory"
 )
 
@@ -28,7 +27,7 @@ func TestTags(t *testing.T) {
 	}
 	live := map[cuda.Ptr]block{}
 	var order []cuda.Ptr
-	tags := []uint32{0, 1, 2, 77, engine.MaxTag}
+	tags := []uint32{0, 1, 2, 77, memory.MaxTag}
 	for range 4000 {
 		if len(order) > 0 && rng.IntN(100) < 48 {
 			i := rng.IntN(len(order))
@@ -137,7 +136,7 @@ func TestTags(t *testing.T) {
 	if len(kinds) != 3 {
 		t.Errorf("the history has %v of a block's life", kinds)
 	}
-	if _, err := e.dev.AllocTagged(1000, e.streams[0], engine.MaxTag+1); err == nil {
+	if _, err := e.dev.AllocTagged(1000, e.streams[0], memory.MaxTag+1); err == nil {
 		t.Error("a tag beyond the largest was taken")
 	}
 }

@@ -100,11 +100,11 @@ func (s *transcript) stream(name string) *engine.Stream {
 	if st := s.streams[name]; st != nil {
 		return st
 	}
-	h, opts := cuda.StreamNull, []engine.StreamOption{}
+	h, opts := cuda.StreamNull, []config.StreamOption{}
 	if name != "null" {
 		h = s.drv.NewStreamNonBlocking(0)
 		if !strings.HasSuffix(name, "?") {
-			opts = append(opts, engine.StreamDurable)
+			opts = append(opts, config.StreamDurable)
 		}
 	}
 	st, err := s.dev.Stream(h, opts...)
@@ -192,13 +192,13 @@ func (s *transcript) line(f []string) {
 	case "limit":
 		s.dev.SetLimit(s.bytes(f[0]))
 	case "pool": // NAME [malloc|single|custom] [whole]
-		var o engine.PoolOptions
+		var o config.PoolOptions
 		for _, word := range f[1:] {
 			switch word {
 			case "malloc":
-				o.Kind = engine.PoolMalloc
+				o.Kind = config.PoolMalloc
 			case "single":
-				o.Kind = engine.PoolSingleHandle
+				o.Kind = config.PoolSingleHandle
 			case "custom":
 				o.Upstream = &upstream{Resource: resource.Device(s.drv, 0), told: func(what string, size uint64) {
 					s.say("upstream of %s: %s %s", f[0], what, kibs(size))

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/cistern-gpu/cistern/config"
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/internal/heap"
 	"github.com/cistern-gpu/cistern/internal/lockrank"
@@ -90,7 +91,7 @@ func (d *Device) privateStream() (*Stream, error) {
 	if err != nil {
 		return nil, d.health.Failed(err)
 	}
-	if d.private, err = d.Stream(h, StreamDurable); err != nil {
+	if d.private, err = d.Stream(h, config.StreamDurable); err != nil {
 		return nil, errors.Join(err, d.drv.StreamDestroy(d.id, h))
 	}
 	return d.private, nil

@@ -105,7 +105,7 @@ func (s *shelf) Traits() resource.Traits                  { return s.traits }
 
 var hostMemory = resource.Traits{Name: "shelf", HostAccessible: true, Align: 4096}
 
-func (e *fixture) pool(t testing.TB, n uint64, o engine.PoolOptions) *engine.Pool {
+func (e *fixture) pool(t testing.TB, n uint64, o config.PoolOptions) *engine.Pool {
 	t.Helper()
 	p, err := e.dev.NewPoolWith(memory.PoolID{9, n}, o)
 	must(t, err)
@@ -136,7 +136,7 @@ func TestHostMemoryIsNotUnderTheLimit(t *testing.T) {
 	e := checked(t, config.Options{Limit: 64 * mib}, 256*mib, 1)
 	st := e.streams[0]
 	host := newShelf(200*mib, hostMemory)
-	pool := e.pool(t, 1, engine.PoolOptions{Upstream: host})
+	pool := e.pool(t, 1, config.PoolOptions{Upstream: host})
 	a, b := fromPool(t, pool, 120*mib, st), e.alloc(t, 60*mib, st)
 	if s := e.dev.Stats(); s.Reserved.All.Current != 180*mib || e.drv.ReservedBytes(0) != 60*mib {
 		t.Errorf("%d bytes reserved, %d of the device", s.Reserved.All.Current, e.drv.ReservedBytes(0))
@@ -173,7 +173,7 @@ func TestHostMemoryIsNotUnderTheLimit(t *testing.T) {
 // The limit of a pool holds whatever the pool is made of; what the pool has free, on any stream, is used or given back
 // first, and nobody else's.
 func TestPoolLimit(t *testing.T) {
-	for name, o := range map[string]engine.PoolOptions{"chunks": {}, "malloc": {Kind: engine.PoolMalloc}, "single": {Kind: engine.PoolSingleHandle},
+	for name, o := range map[string]config.PoolOptions{"chunks": {}, "malloc": {Kind: config.PoolMalloc}, "single": {Kind: config.PoolSingleHandle},
 		"upstream": {Upstream: newShelf(1<<30, hostMemory)}, "whole": {NoSplit: true}} {
 		for _, told := range []bool{false, true} {
 			t.Run(fmt.Sprint(name, told), func(t *testing.T) {
@@ -244,7 +244,7 @@ func TestUpstreamFails(t *testing.T) {
 	e := checked(t, config.Options{}, 256*mib, 2)
 	st := e.streams[0]
 	a, b := newShelf(100*mib, hostMemory), newShelf(100*mib, hostMemory)
-	pool, other := e.pool(t, 1, engine.PoolOptions{Upstream: a}), e.pool(t, 2, engine.PoolOptions{Upstream: b})
+	pool, other := e.pool(t, 1, config.PoolOptions{Upstream: a}), e.pool(t, 2, config.PoolOptions{Upstream: b})
 	e.free(t, fromPool(t, pool, 30*mib, st))
 	e.free(t, fromPool(t, pool, 60*mib, e.streams[1]))
 	e.free(t, fromPool(t, other, 60*mib, st))
@@ -273,7 +273,7 @@ func TestUpstreamGranularity(t *testing.T) {
 		traits := hostMemory
 		traits.Align = 16 * mib
 		s := newShelf(1<<30, traits)
-		pool := e.pool(t, 1, engine.PoolOptions{Upstream: s, NoSplit: whole})
+		pool := e.pool(t, 1, config.PoolOptions{Upstream: s, NoSplit: whole})
 		for _, size := range []uint64{1, mib, 3 * mib, 17 * mib, 32 * mib} {
 			fromPool(t, pool, size, e.streams[0])
 		}
@@ -283,7 +283,7 @@ func TestUpstreamGranularity(t *testing.T) {
 			}
 		}
 		traits.Align = 3 * mib
-		if _, err := e.dev.NewPoolWith(memory.PoolID{9, 2}, engine.PoolOptions{Upstream: newShelf(1, traits)}); err == nil {
+		if _, err := e.dev.NewPoolWith(memory.PoolID{9, 2}, config.PoolOptions{Upstream: newShelf(1, traits)}); err == nil {
 			t.Error("an alignment of 3 MiB was taken")
 		}
 	}
@@ -294,10 +294,10 @@ func TestUpstreamPeers(t *testing.T) {
 	drv := newPair(t, nil, nil, config.Options{})
 	d, st := drv.dev[0], drv.st[0]
 	before, after, released := newShelf(1<<30, hostMemory), newShelf(1<<30, hostMemory), newShelf(1<<30, hostMemory)
-	p, err := d.NewPoolWith(memory.PoolID{9, 1}, engine.PoolOptions{Upstream: wrapped{before}})
+	p, err := d.NewPoolWith(memory.PoolID{9, 1}, config.PoolOptions{Upstream: wrapped{before}})
 	must(t, err)
 	fromPool(t, p, mib, st)
-	q, err := d.NewPoolWith(memory.PoolID{9, 2}, engine.PoolOptions{Upstream: released})
+	q, err := d.NewPoolWith(memory.PoolID{9, 2}, config.PoolOptions{Upstream: released})
 	must(t, err)
 	x := fromPool(t, q, mib, st)
 	must(t, q.Release())
@@ -309,15 +309,15 @@ func TestUpstreamPeers(t *testing.T) {
 	must(t, d.EnablePeer(1))
 	must(t, d.EnablePeer(1))
 	after.broken = errors.New("nor there")
-	if _, err := d.NewPoolWith(memory.PoolID{9, 3}, engine.PoolOptions{Upstream: after}); !errors.Is(err, after.broken) {
+	if _, err := d.NewPoolWith(memory.PoolID{9, 3}, config.PoolOptions{Upstream: after}); !errors.Is(err, after.broken) {
 		t.Errorf("%v", err)
 	}
 	after.broken = &cuda.Error{Op: "cuMemPoolSetAccess", Device: 1, Code: cuda.ErrIllegalAddress} // the peer is
-	if _, err = d.NewPoolWith(memory.PoolID{9, 3}, engine.PoolOptions{Upstream: after}); err != nil {
+	if _, err = d.NewPoolWith(memory.PoolID{9, 3}, config.PoolOptions{Upstream: after}); err != nil {
 		t.Error(err)
 	}
 	after.broken = nil
-	_, err = d.NewPoolWith(memory.PoolID{9, 4}, engine.PoolOptions{Upstream: after})
+	_, err = d.NewPoolWith(memory.PoolID{9, 4}, config.PoolOptions{Upstream: after})
 	must(t, err)
 	for i, s := range []*shelf{before, released, after} {
 		if !slices.Equal(s.peers, []cuda.Device{1}) {

@@ -213,9 +213,9 @@ func pick[T any](w *world, list []T) T { return list[w.rng.IntN(len(list))] }
 
 // know makes a stream of the driver known to the engine.
 func (w *world) know(d *worldDevice, h cuda.Stream, blocking, durable bool) *worldStream {
-	var opts []engine.StreamOption
+	var opts []config.StreamOption
 	if durable && h != cuda.StreamNull {
-		opts = append(opts, engine.StreamDurable)
+		opts = append(opts, config.StreamDurable)
 	}
 	st, err := d.dev.Stream(h, opts...)
 	if err != nil {

@@ -8,6 +8,7 @@ import (
 	"github.com/cistern-gpu/cistern/event"
 	"github.com/cistern-gpu/cistern/internal/engine/health"
 	_ "github.com/cistern-gpu/cistern/internal/lockrank/checked"
+	"github.com/cistern-gpu/cistern/memory"
 )
 
 func newJournal() *Journal { return New(health.New(sim.New(sim.Options{}), 0), &Thread{}) }
@@ -126,8 +127,8 @@ func TestThreadOfEvents(t *testing.T) {
 }
 
 func TestLabels(t *testing.T) {
-	for _, tag := range []uint32{0, 1, 77, MaxTag} {
-		for _, library := range []uint8{0, 1, MaxLibrary} {
+	for _, tag := range []uint32{0, 1, 77, memory.MaxTag} {
+		for _, library := range []uint8{0, 1, memory.MaxLibrary} {
 			if l := Label(tag, library); TagOf(l) != tag || LibraryOf(l) != library {
 				t.Errorf("tag %d of library %d became %d of %d", tag, library, TagOf(l), LibraryOf(l))
 			}
