@@ -6,9 +6,9 @@ import "runtime"
 // others call it, as the C library does, whose callers are no Go code, it is they who know.
 
 // CatchStacks sets the function (nil: none) that finds out the stack of a request that names none, by the request's size:
-// a number from StackOf, or 0. It is called before the request is looked at, with no lock held, directly by the function of
-// this package that the program called. Settings that say stacks:native begin with one that takes the stacks of Go
-// programs (GoFrames) of as many requests as stack_sample says.
+// a number from StackOf, or 0. It is called before the request is looked at, with no lock held. Settings that say
+// stacks:native begin with one that takes the stacks of Go programs (GoFrames), without the functions of the engine and of the
+// Go API, of as many requests as stack_sample says.
 //
 // A program that passes stacks, and 0 where a request is to have none, sets nil. Requests through C code in front of the engine
 // (AllocMagazine) are not caught.

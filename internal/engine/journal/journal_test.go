@@ -2,6 +2,7 @@ package journal
 
 import (
 	"math/rand/v2"
+	"runtime"
 	"testing"
 
 	"github.com/cistern-gpu/cistern/cuda/sim"
@@ -136,14 +137,14 @@ func TestLabels(t *testing.T) {
 	}
 }
 
-// Go catches the stack of the caller of its caller, of all requests from Sample bytes on and of none without bytes.
+// Go catches the stack of its caller, of all requests from Sample bytes on and of none without bytes.
 func TestGoStacks(t *testing.T) {
 	s := Stacks{Sample: 1 << 20}
 	if n := catch(&s, 0); n != 0 {
 		t.Error("a request of nothing has a stack")
 	}
 	frames := s.GoFrames(catch(&s, 1<<20))
-	if len(frames) == 0 || frames[0].Function != "github.com/cistern-gpu/cistern/internal/engine/journal.TestGoStacks" {
+	if len(frames) == 0 || frames[0].Function != "github.com/cistern-gpu/cistern/internal/engine/journal.catch" {
 		t.Errorf("%+v", frames)
 	}
 	caught := 0
@@ -157,6 +158,39 @@ func TestGoStacks(t *testing.T) {
 	}
 	if s.GoFrames(0) != nil {
 		t.Error("stack 0 has frames")
+	}
+}
+
+// Functions of the module that stand between a program and Go are known by their names.
+func TestOwnFunctions(t *testing.T) {
+	const module = "github.com/cistern-gpu/cistern"
+	for name, want := range map[string]bool{
+		module + ".Device.Alloc":                      true,
+		module + ".(*Allocator).FreeWith":             true,
+		module + "/internal/engine.(*Device).Alloc":   true,
+		module + "/internal/engine.New.func1":         true,
+		module + "_test.TestGoStacks":                 false,
+		module + "/internal/engine_test.TestGoStacks": false,
+		module + "/replay.(*engine).Alloc":            false,
+		module + "/resource.(*Limiting).Alloc":        false,
+		"main.main":                                   false,
+		"":                                            false,
+	} {
+		if ownFunction(name) != want {
+			t.Errorf("%q: own is %v, want %v", name, !want, want)
+		}
+	}
+	// A frame that is not remembered takes no Go memory either.
+	s := new(Stacks)
+	pcs := make([]uintptr, 8)
+	pcs = pcs[:runtime.Callers(1, pcs)] // none of them inlined
+	if n := testing.AllocsPerRun(100, func() {
+		clear(s.known[:])
+		for _, pc := range pcs {
+			s.own(pc)
+		}
+	}); n != 0 {
+		t.Errorf("%v Go allocations", n)
 	}
 }
 
