@@ -2,6 +2,7 @@ package config_test
 
 import (
 	"math/rand/v2"
+	"reflect"
 	"strings"
 	"testing"
 
@@ -46,6 +47,27 @@ func TestRoundTrip(t *testing.T) {
 	}
 	if read < 10_000 {
 		t.Errorf("only %d texts were read", read)
+	}
+}
+
+// TestEverySetting: the text form reaches every option. A hook of a program around the engine has no place among them.
+func TestEverySetting(t *testing.T) {
+	const all = "driver:sim,backend:malloc,limit:1GiB,chunk:4MiB,cross_stream:ready,ladder:grow,history:7,ipc:legacy,capture_reuse:true," +
+		"front:off,spill:managed,stacks:native,stack_sample:1MiB,report:here,report_child:true,top:off"
+	const excluded = "single_handle:true" // by ipc:legacy
+	o, err := config.Parse(all)
+	if err != nil {
+		t.Fatal(err)
+	}
+	rest, err := config.Parse(excluded)
+	if err != nil {
+		t.Fatal(err)
+	}
+	set, alone, defaults := reflect.ValueOf(o), reflect.ValueOf(rest), reflect.ValueOf(config.Options{}.WithDefaults())
+	for i := range set.NumField() {
+		if set.Field(i).Equal(defaults.Field(i)) && alone.Field(i).Equal(defaults.Field(i)) {
+			t.Errorf("no setting changes %s", set.Type().Field(i).Name)
+		}
 	}
 }
 
