@@ -67,7 +67,7 @@ var mayImport = map[string][]string{
 	"internal/units":    {},
 	"internal/cputime":  {},
 	// Above the engine: memory passed between processes.
-	"internal/share": {".", "cuda", "internal/deadline", "internal/environ", "internal/nopoll"},
+	"internal/share": {"cuda", "internal/deadline", "internal/engine", "internal/environ", "internal/nopoll", "memory"},
 	// What the audit library says of a program that is traced.
 	"internal/audit": {"internal/cputime", "internal/deadline"},
 	// What a process shows of what it holds.
@@ -179,7 +179,7 @@ func TestLocksAreChecked(t *testing.T) {
 		for i, dep := range p.Deps {
 			p.Deps[i], _, _ = strings.Cut(dep, " ") // of a package that is built anew for this test
 		}
-		if !test || !slices.Contains(p.Deps, module) {
+		if !test || !slices.Contains(p.Deps, module+"/internal/engine") {
 			continue
 		}
 		tests++

@@ -7,15 +7,15 @@ import (
 	"path/filepath"
 	"syscall"
 
-	"github.com/cistern-gpu/cistern"
 	"github.com/cistern-gpu/cistern/internal/deadline"
+	"github.com/cistern-gpu/cistern/memory"
 )
 
 // request is a conversation with a process that shares memory.
 type request struct {
 	h       Handle
 	c       *conn
-	offered cistern.Shared
+	offered memory.Shared
 
 	fds   []int // of the chunks from next on
 	next  int

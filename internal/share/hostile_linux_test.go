@@ -13,10 +13,12 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cistern-gpu/cistern"
+	"github.com/cistern-gpu/cistern/config"
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/cuda/sim"
+	"github.com/cistern-gpu/cistern/internal/engine"
 	_ "github.com/cistern-gpu/cistern/internal/lockrank/checked"
+	"github.com/cistern-gpu/cistern/memory"
 )
 
 // pair is two connected sockets, neither of which blocks.
@@ -29,7 +31,7 @@ func pair(t testing.TB) (a, b int) {
 
 // dead is the handle of a process that has died: of its socket only the name is left.
 func TestDeadExporter(t *testing.T) {
-	from, to := newParty(t, cistern.Options{}), newParty(t, cistern.Options{})
+	from, to := newParty(t, config.Options{}), newParty(t, config.Options{})
 	h, err := Parse(from.share(from.alloc(mib)))
 	must(t, err)
 	dir := t.TempDir()
@@ -45,7 +47,7 @@ func TestDeadExporter(t *testing.T) {
 
 // A process that is stopped, or a forked child that has its socket, never answers.
 func TestSilentExporter(t *testing.T) {
-	from, to := newParty(t, cistern.Options{}), newParty(t, cistern.Options{})
+	from, to := newParty(t, config.Options{}), newParty(t, config.Options{})
 	to.timeout = 200 * time.Millisecond
 	h, err := Parse(from.share(from.alloc(mib)))
 	must(t, err)
@@ -136,7 +138,7 @@ func exporter(t testing.TB, fd int, say ...[]byte) {
 }
 
 func TestHostileExporter(t *testing.T) {
-	chunks := cistern.Shared{Size: 2 * mib, Chunks: []cistern.SharedChunk{{Size: 2 * mib, Serial: 1}, {Size: 2 * mib, Serial: 2}}}
+	chunks := memory.Shared{Size: 2 * mib, Chunks: []memory.SharedChunk{{Size: 2 * mib, Serial: 1}, {Size: 2 * mib, Serial: 2}}}
 	good, err := offer(chunks)
 	must(t, err)
 	half := bytes.Clone(good[:len(good)-chunkSize/2])
@@ -145,7 +147,7 @@ func TestHostileExporter(t *testing.T) {
 	large[11] = 0xff
 	other := bytes.Clone(good)
 	other[4] = 9
-	huge, err := offer(cistern.Shared{Size: 1 << 60, Chunks: chunks.Chunks})
+	huge, err := offer(memory.Shared{Size: 1 << 60, Chunks: chunks.Chunks})
 	must(t, err)
 	for what, c := range map[string]struct {
 		say  [][]byte
@@ -167,7 +169,7 @@ func TestHostileExporter(t *testing.T) {
 		"no, later":                 {[][]byte{good, refusal("it is gone")}, "refused: it is gone"},
 	} {
 		t.Run(what, func(t *testing.T) {
-			to := newParty(t, cistern.Options{})
+			to := newParty(t, config.Options{})
 			ours, theirs := pair(t)
 			var wg sync.WaitGroup
 			wg.Go(func() { exporter(t, theirs, c.say...) })
@@ -199,7 +201,7 @@ func (p *party) converse(fd int) (cuda.Ptr, error) {
 
 // Importers that say nothing, or take nothing, hold up nobody; too many are told so.
 func TestStuckImporters(t *testing.T) {
-	from, to := newParty(t, cistern.Options{ChunkMax: 2 * mib}), newParty(t, cistern.Options{})
+	from, to := newParty(t, config.Options{ChunkMax: 2 * mib}), newParty(t, config.Options{})
 	from.timeout = time.Hour
 	h := from.share(from.alloc(400 * mib))
 	const stuck = 20
@@ -224,7 +226,7 @@ func TestStuckImporters(t *testing.T) {
 
 // Importers that say nothing, or take nothing, are not waited for for ever.
 func TestStuckImportersEnd(t *testing.T) {
-	from, to := newParty(t, cistern.Options{ChunkMax: 2 * mib}), newParty(t, cistern.Options{})
+	from, to := newParty(t, config.Options{ChunkMax: 2 * mib}), newParty(t, config.Options{})
 	from.timeout = 200 * time.Millisecond
 	h := from.share(from.alloc(mib))
 	from.stick(to, h, maxPeers)
@@ -279,7 +281,7 @@ func (p *party) answers(many int) {
 }
 
 func TestHostileImporter(t *testing.T) {
-	from, to := newParty(t, cistern.Options{}), newParty(t, cistern.Options{})
+	from, to := newParty(t, config.Options{}), newParty(t, config.Options{})
 	h := from.share(from.alloc(mib))
 	at, err := Parse(h)
 	must(t, err)
@@ -322,7 +324,7 @@ var world struct {
 
 func fuzzWorld(f *testing.F) {
 	world.Do(func() {
-		a, err := cistern.New(sim.New(sim.Options{Handles: sim.Exportable}), cistern.Options{ChunkMax: 2 * mib})
+		a, err := engine.New(sim.New(sim.Options{Handles: sim.Exportable}), config.Options{ChunkMax: 2 * mib})
 		must(f, err)
 		dev, err := a.Device(0)
 		must(f, err)
@@ -390,9 +392,9 @@ func FuzzExporter(f *testing.F) {
 // line and nothing left.
 func FuzzImporter(f *testing.F) {
 	fuzzWorld(f)
-	for _, m := range []cistern.Shared{
-		{Size: 512, Chunks: []cistern.SharedChunk{{Size: 2 * mib, Serial: 1}}},
-		{Size: 3 * mib, Offset: 512, Chunks: []cistern.SharedChunk{{Size: 2 * mib, Serial: 1}, {Size: 2 * mib, Serial: 2}}},
+	for _, m := range []memory.Shared{
+		{Size: 512, Chunks: []memory.SharedChunk{{Size: 2 * mib, Serial: 1}}},
+		{Size: 3 * mib, Offset: 512, Chunks: []memory.SharedChunk{{Size: 2 * mib, Serial: 1}, {Size: 2 * mib, Serial: 2}}},
 		{Size: 512},
 	} {
 		b, err := offer(m)
@@ -406,7 +408,7 @@ func FuzzImporter(f *testing.F) {
 	chunk, err := maker.MemCreate(2*mib, cuda.MemProp{Handles: sim.Exportable})
 	must(f, err)
 	drv := sim.New(sim.Options{})
-	a, err := cistern.New(drv, cistern.Options{})
+	a, err := engine.New(drv, config.Options{})
 	must(f, err)
 	p := New(a, nil)
 	p.timeout = time.Minute

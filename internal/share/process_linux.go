@@ -10,8 +10,8 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/cistern-gpu/cistern"
 	"github.com/cistern-gpu/cistern/cuda"
+	"github.com/cistern-gpu/cistern/internal/engine"
 	"github.com/cistern-gpu/cistern/internal/nopoll"
 	"golang.org/x/sys/unix"
 )
@@ -30,7 +30,7 @@ type Guard interface {
 
 // Process shares the memory of one allocator, and opens others'.
 type Process struct {
-	a       *cistern.Allocator
+	a       *engine.Allocator
 	guard   Guard
 	timeout time.Duration
 	user    uint32 // whose processes are answered and asked
@@ -45,7 +45,7 @@ type Process struct {
 }
 
 // New prepares sharing; it does nothing until something is shared or opened. guard may be nil.
-func New(a *cistern.Allocator, guard Guard) *Process {
+func New(a *engine.Allocator, guard Guard) *Process {
 	if guard == nil {
 		guard = noGuard{}
 	}

@@ -12,9 +12,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cistern-gpu/cistern"
+	"github.com/cistern-gpu/cistern/config"
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/cuda/sim"
+	"github.com/cistern-gpu/cistern/internal/engine"
 	"github.com/cistern-gpu/cistern/internal/testkit"
 )
 
@@ -25,8 +26,8 @@ type party struct {
 	*Process
 	t    testing.TB
 	drv  *sim.Driver
-	dev  *cistern.Device
-	st   *cistern.Stream
+	dev  *engine.Device
+	st   *engine.Stream
 	fds  guard
 	base sim.Live
 }
@@ -75,14 +76,14 @@ func (g *guard) peak() int {
 func (g *guard) Listening(path string) { g.path = path }
 func (g *guard) Panicked(v any)        { g.t.Errorf("panic: %v", v) }
 
-func newParty(t testing.TB, opts cistern.Options) *party {
+func newParty(t testing.TB, opts config.Options) *party {
 	t.Helper()
 	if sim.Exportable == cuda.HandleNone {
 		t.Skip("no descriptors here")
 	}
 	p := &party{t: t, fds: guard{t: t, open: map[int]int{}, sockets: map[int]bool{}}}
 	p.drv = sim.New(sim.Options{Handles: sim.Exportable, Check: sim.CheckOrder, OnFault: func(err error) { t.Error(err) }})
-	a, err := cistern.New(p.drv, opts)
+	a, err := engine.New(p.drv, opts)
 	must(t, err)
 	p.Process = New(a, &p.fds)
 	p.timeout = time.Minute // nobody here who is to answer takes longer than a busy machine does
@@ -167,7 +168,7 @@ func leaves(t *testing.T, most int) {
 }
 
 func TestShare(t *testing.T) {
-	for name, opts := range map[string]cistern.Options{"chunks": {}, "segments": {Backend: cistern.BackendMalloc}} {
+	for name, opts := range map[string]config.Options{"chunks": {}, "segments": {Backend: config.BackendMalloc}} {
 		t.Run(name, func(t *testing.T) {
 			from, to := newParty(t, opts), newParty(t, opts)
 			before := testkit.Descriptors(t)
@@ -206,7 +207,7 @@ func TestManyChunks(t *testing.T) {
 	must(t, syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit))
 	low := limit
 	low.Cur = uint64(testkit.Descriptors(t)) + 60 // for both parties, whose batches are up to 64 each
-	from, to := newParty(t, cistern.Options{}), newParty(t, cistern.Options{})
+	from, to := newParty(t, config.Options{}), newParty(t, config.Options{})
 	const size = 80 << 30
 	h := from.share(from.alloc(size))
 	to.uses(h, size)
@@ -221,7 +222,7 @@ func TestManyChunks(t *testing.T) {
 func TestNoDescriptorLeft(t *testing.T) {
 	var limit syscall.Rlimit
 	must(t, syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit))
-	from, to := newParty(t, cistern.Options{}), newParty(t, cistern.Options{})
+	from, to := newParty(t, config.Options{}), newParty(t, config.Options{})
 	h := from.share(from.alloc(mib))
 	to.uses(h, mib)
 	low := limit
@@ -236,7 +237,7 @@ func TestNoDescriptorLeft(t *testing.T) {
 }
 
 func TestRefused(t *testing.T) {
-	from, to := newParty(t, cistern.Options{}), newParty(t, cistern.Options{})
+	from, to := newParty(t, config.Options{}), newParty(t, config.Options{})
 	good := from.share(from.alloc(mib))
 	h, err := Parse(good)
 	must(t, err)
@@ -277,7 +278,7 @@ func TestOtherUser(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root, to become somebody else")
 	}
-	from := newParty(t, cistern.Options{})
+	from := newParty(t, config.Options{})
 	from.share(from.alloc(mib))
 	done := make(chan error)
 	go func() {
@@ -300,7 +301,7 @@ func TestOtherUser(t *testing.T) {
 }
 
 func TestOwnHandle(t *testing.T) {
-	p := newParty(t, cistern.Options{})
+	p := newParty(t, config.Options{})
 	ptr := p.alloc(3 * mib)
 	h := p.share(ptr)
 	for range 2 {
@@ -317,9 +318,9 @@ func TestOwnHandle(t *testing.T) {
 }
 
 func TestOwnHandleOnAnotherDevice(t *testing.T) {
-	for backend, says := range map[cistern.Backend]string{cistern.BackendVMM: "", cistern.BackendMalloc: "for device 0"} {
+	for backend, says := range map[config.Backend]string{config.BackendVMM: "", config.BackendMalloc: "for device 0"} {
 		drv := sim.New(sim.Options{Devices: 2, Handles: sim.Exportable, Check: sim.CheckOrder})
-		a, err := cistern.New(drv, cistern.Options{Backend: backend})
+		a, err := engine.New(drv, config.Options{Backend: backend})
 		must(t, err)
 		p := New(a, nil)
 		t.Cleanup(p.Stop)
@@ -346,7 +347,7 @@ func TestOwnHandleOnAnotherDevice(t *testing.T) {
 }
 
 func TestThousandCycles(t *testing.T) {
-	from, to := newParty(t, cistern.Options{ChunkMax: 2 * mib}), newParty(t, cistern.Options{})
+	from, to := newParty(t, config.Options{ChunkMax: 2 * mib}), newParty(t, config.Options{})
 	h := from.share(from.alloc(20 * mib))
 	to.uses(h, 20*mib)
 	before := testkit.Descriptors(t)
@@ -357,11 +358,11 @@ func TestThousandCycles(t *testing.T) {
 }
 
 func TestManyImporters(t *testing.T) {
-	from := newParty(t, cistern.Options{ChunkMax: 2 * mib})
+	from := newParty(t, config.Options{ChunkMax: 2 * mib})
 	h := from.share(from.alloc(50 * mib))
 	var wg sync.WaitGroup
 	for range 16 {
-		to := newParty(t, cistern.Options{})
+		to := newParty(t, config.Options{})
 		wg.Go(func() {
 			for range 10 {
 				to.uses(h, 50*mib)
@@ -477,7 +478,7 @@ func TestFolderTaken(t *testing.T) {
 			shm = common
 			must(t, os.Mkdir(filepath.Join(common, fmt.Sprintf("cistern-%d", os.Geteuid())), 0o777)) // which anybody may enter
 			must(t, os.Chmod(filepath.Join(common, fmt.Sprintf("cistern-%d", os.Geteuid())), 0o777))
-			from, to := newParty(t, cistern.Options{}), newParty(t, cistern.Options{})
+			from, to := newParty(t, config.Options{}), newParty(t, config.Options{})
 			to.uses(from.share(from.alloc(mib)), mib)
 			want := common
 			if what == "runtime folder" {
@@ -497,7 +498,7 @@ func TestFolderTaken(t *testing.T) {
 
 // Where the program closed all descriptors, sharing begins again, and none of what has their numbers now is touched.
 func TestDescriptorsClosed(t *testing.T) {
-	from, to := newParty(t, cistern.Options{}), newParty(t, cistern.Options{})
+	from, to := newParty(t, config.Options{}), newParty(t, config.Options{})
 	h := from.share(from.alloc(mib))
 	to.uses(h, mib)
 	s := from.server

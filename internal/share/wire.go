@@ -5,8 +5,8 @@ import (
 	"fmt"
 	"strings"
 
-	"github.com/cistern-gpu/cistern"
 	"github.com/cistern-gpu/cistern/cuda"
+	"github.com/cistern-gpu/cistern/memory"
 )
 
 // What is said over the socket. Numbers are little-endian. A message is a header of 12 bytes (magic, version, kind, two
@@ -88,7 +88,7 @@ func parseHello(b []byte) (token [16]byte, id uint64) {
 	return token, binary.LittleEndian.Uint64(b[16:])
 }
 
-func offer(m cistern.Shared) ([]byte, error) {
+func offer(m memory.Shared) ([]byte, error) {
 	if len(m.Chunks) > maxChunks {
 		return nil, fmt.Errorf("the memory is made of %d chunks; at most %d can be shared", len(m.Chunks), maxChunks)
 	}
@@ -104,8 +104,8 @@ func offer(m cistern.Shared) ([]byte, error) {
 }
 
 // parseOffer reads an offer of at least offerSize bytes. Whether it makes sense is for the engine to say.
-func parseOffer(b []byte) (cistern.Shared, error) {
-	m := cistern.Shared{
+func parseOffer(b []byte) (memory.Shared, error) {
+	m := memory.Shared{
 		UUID:   [16]byte(b),
 		Size:   binary.LittleEndian.Uint64(b[16:]),
 		Offset: binary.LittleEndian.Uint64(b[24:]),
@@ -116,7 +116,7 @@ func parseOffer(b []byte) (cistern.Shared, error) {
 		return m, fmt.Errorf("an offer ends in the middle of a chunk")
 	}
 	for ; len(b) > 0; b = b[chunkSize:] {
-		m.Chunks = append(m.Chunks, cistern.SharedChunk{Size: binary.LittleEndian.Uint64(b), Serial: binary.LittleEndian.Uint64(b[8:])})
+		m.Chunks = append(m.Chunks, memory.SharedChunk{Size: binary.LittleEndian.Uint64(b), Serial: binary.LittleEndian.Uint64(b[8:])})
 	}
 	return m, nil
 }

@@ -6,12 +6,12 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/cistern-gpu/cistern"
+	"github.com/cistern-gpu/cistern/memory"
 )
 
 func TestOffer(t *testing.T) {
-	for _, m := range []cistern.Shared{
-		{UUID: [16]byte{7}, Size: 512, Offset: 1024, Chunks: []cistern.SharedChunk{{Size: 2 << 20, Serial: 9}, {Size: 32 << 20, Serial: 10}}},
+	for _, m := range []memory.Shared{
+		{UUID: [16]byte{7}, Size: 512, Offset: 1024, Chunks: []memory.SharedChunk{{Size: 2 << 20, Serial: 9}, {Size: 32 << 20, Serial: 10}}},
 		{Size: 1 << 40, IPC: [64]byte{1, 63: 2}},
 	} {
 		b, err := offer(m)
@@ -26,7 +26,7 @@ func TestOffer(t *testing.T) {
 			t.Errorf("%+v became %+v, %v", m, got, err)
 		}
 	}
-	if _, err := offer(cistern.Shared{Chunks: make([]cistern.SharedChunk, maxChunks+1)}); err == nil {
+	if _, err := offer(memory.Shared{Chunks: make([]memory.SharedChunk, maxChunks+1)}); err == nil {
 		t.Error("more chunks than a message holds were offered")
 	}
 }
@@ -68,7 +68,7 @@ func FuzzHeader(f *testing.F) {
 }
 
 func FuzzOffer(f *testing.F) {
-	for _, m := range []cistern.Shared{{}, {Size: 5, Chunks: make([]cistern.SharedChunk, 3)}} {
+	for _, m := range []memory.Shared{{}, {Size: 5, Chunks: make([]memory.SharedChunk, 3)}} {
 		b, err := offer(m)
 		if err != nil {
 			f.Fatal(err)
