@@ -1,74 +1,86 @@
-// Package cistern is a caching allocator of GPU memory: one engine that hands out device memory to every library of a
-// process, reuses what is freed without asking the driver, moves physical memory to where it is wanted by remapping
-// it, and explains itself when there is none left.
+// Package cistern is a caching allocator of GPU memory for every library of a process. It reuses freed memory without a
+// driver call, moves free physical memory to where it is needed by mapping it again, and explains a request that fails.
 //
 //	drv, err := open.Open("")            // package cuda/open: the GPU, or a simulated one
 //	a, err := cistern.New(drv, cistern.Options{})
 //	dev, err := a.Device(0)
 //	st, err := dev.Stream(0)             // the default stream
-//	p, err := dev.Alloc(64<<20, st)      // 64 MiB, usable at once by work queued on the stream
-//	err = a.Free(p)                      // reusable on the stream at once, elsewhere when the GPU's order allows
+//	p, err := dev.Alloc(64<<20, st)      // 64 MiB that work queued on the stream from now on may use
+//	err = a.Free(p)                      // reusable on the stream at once, elsewhere when the GPU's order allows it
+//
+// An [Allocator] has one [Device] for each GPU, a device has pools ([Pool]), and requests name a [Stream]. All methods may be called
+// from any goroutine. Options, statistics, snapshots and errors are plain data of packages config and memory, under the same
+// names here. Package resource has other sources of memory for pools, package dump writes files of failed requests.
+//
+// # Handles
+//
+// Device, Pool, Stream, Export and Registration are handles: small values to be copied, compared with == and used as keys of
+// maps. Copies mean the same device or pool. The zero value means none; only options take it.
+//
+// # Two orders
+//
+// Freed memory is reused in stream order: on its own stream at once, on another stream behind an event that this stream waits
+// for on the GPU. So a program may free memory while work that uses it is still queued on the stream of the request. Work on
+// other streams is made known by [Allocator.RecordStream] before the free, or by [Allocator.FreeOn].
+//
+// # Cost
+//
+// A request that cached memory meets, and its free, make no driver call and allocate no Go memory. An event is recorded where
+// memory was used on several streams.
 package cistern
 
 import (
 	"github.com/cistern-gpu/cistern/config"
-	"github.com/cistern-gpu/cistern/cuda"
-	"github.com/cistern-gpu/cistern/internal/engine"
 	"github.com/cistern-gpu/cistern/memory"
 )
 
-// The engine's types, and those of packages memory and config.
+// Options and their parts: package config.
 type (
-	AllocOptions     = engine.AllocOptions
-	Allocator        = engine.Allocator
-	Backend          = config.Backend
+	Backend      = config.Backend
+	CrossStream  = config.CrossStream
+	IPC          = config.IPC
+	Keep         = config.Keep
+	Options      = config.Options
+	PauseOptions = config.PauseOptions
+	PoolKind     = config.PoolKind
+	PoolOptions  = config.PoolOptions
+	Spill        = config.Spill
+	StreamOption = config.StreamOption
+)
+
+// Plain data: package memory.
+type (
 	Block            = memory.Block
 	BlockState       = memory.BlockState
 	Chunk            = memory.Chunk
 	Counters         = memory.Counters
-	CrossStream      = config.CrossStream
-	Device           = engine.Device
-	Export           = engine.Export
-	FreeOptions      = engine.FreeOptions
 	Gauges           = memory.Gauges
 	Grouped          = memory.Grouped
-	IPC              = config.IPC
-	Keep             = config.Keep
 	LibraryUse       = memory.LibraryUse
 	Names            = memory.Names
-	Options          = config.Options
 	OutOfMemoryError = memory.OutOfMemoryError
 	PauseError       = memory.PauseError
-	PauseOptions     = config.PauseOptions
 	PauseReport      = memory.PauseReport
 	PointerError     = memory.PointerError
-	Pool             = engine.Pool
 	PoolID           = memory.PoolID
-	PoolKind         = config.PoolKind
-	PoolOptions      = config.PoolOptions
 	PoolStats        = memory.PoolStats
 	PoolUse          = memory.PoolUse
 	Record           = memory.Record
-	Registration     = engine.Registration
-	Stages           = memory.Stages
 	Segment          = memory.Segment
 	SegmentBlock     = memory.SegmentBlock
-	Selection        = engine.Selection
 	Shared           = memory.Shared
 	SharedChunk      = memory.SharedChunk
-	Spill            = config.Spill
 	StackTable       = memory.StackTable
 	StackUse         = memory.StackUse
+	Stages           = memory.Stages
 	Stats            = memory.Stats
 	Step             = memory.Step
-	Stream           = engine.Stream
-	StreamOption     = config.StreamOption
 	TagUse           = memory.TagUse
 	Use              = memory.Use
 	Value            = memory.Value
 )
 
-// What the engine's settings and calls can be.
+// Values of options and of plain data.
 const (
 	AllStages        = memory.AllStages
 	BackendMalloc    = config.BackendMalloc
@@ -89,13 +101,6 @@ const (
 	PoolMalloc       = config.PoolMalloc
 	PoolSingleHandle = config.PoolSingleHandle
 	ReportHistory    = config.ReportHistory
-	StageCallback    = memory.StageCallback
-	StageCollect     = memory.StageCollect
-	StageFit         = memory.StageFit
-	StageGrow        = memory.StageGrow
-	StageLend        = memory.StageLend
-	StageRemap       = memory.StageRemap
-	StageSpill       = memory.StageSpill
 	SpillHostNUMA    = config.SpillHostNUMA
 	SpillManaged     = config.SpillManaged
 	SpillNone        = config.SpillNone
@@ -104,6 +109,13 @@ const (
 	StacksNative     = config.StacksNative
 	StacksOff        = config.StacksOff
 	StacksPython     = config.StacksPython
+	StageCallback    = memory.StageCallback
+	StageCollect     = memory.StageCollect
+	StageFit         = memory.StageFit
+	StageGrow        = memory.StageGrow
+	StageLend        = memory.StageLend
+	StageRemap       = memory.StageRemap
+	StageSpill       = memory.StageSpill
 	StreamDurable    = config.StreamDurable
 )
 
@@ -113,11 +125,8 @@ var (
 	ErrUnknownPointer = memory.ErrUnknownPointer
 )
 
-// New makes an allocator over a driver; see engine.New.
-func New(drv cuda.Driver, opts Options) (*Allocator, error) { return engine.New(drv, opts) }
-
-// ParseOptions reads the text form that CISTERN_CONF has.
+// ParseOptions reads the text form that CISTERN_CONF has; see [config.Parse].
 func ParseOptions(text string) (Options, error) { return config.Parse(text) }
 
-// ParseStages reads stages that are separated by commas.
+// ParseStages reads stages that are separated by "+"; see [memory.ParseStages].
 func ParseStages(text string) (Stages, error) { return memory.ParseStages(text) }

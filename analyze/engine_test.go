@@ -15,8 +15,8 @@ import (
 type engineRun struct {
 	t    *testing.T
 	a    *cistern.Allocator
-	dev  *cistern.Device
-	st   *cistern.Stream
+	dev  cistern.Device
+	st   cistern.Stream
 	conf string
 	us   int64
 	oom  *cistern.OutOfMemoryError

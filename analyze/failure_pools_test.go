@@ -36,7 +36,7 @@ func written(t *testing.T, r *engineRun, err error) *FailureReport {
 	return x.Failures[0]
 }
 
-func newPool(t *testing.T, r *engineRun, o cistern.PoolOptions) *cistern.Pool {
+func newPool(t *testing.T, r *engineRun, o cistern.PoolOptions) cistern.Pool {
 	t.Helper()
 	p, err := r.dev.NewPoolWith(cistern.PoolID{0, 3}, o)
 	if err != nil {

@@ -22,10 +22,12 @@ import (
 	"strings"
 
 	"github.com/cistern-gpu/cistern"
+	"github.com/cistern-gpu/cistern/config"
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/event"
 	"github.com/cistern-gpu/cistern/internal/nopoll"
 	"github.com/cistern-gpu/cistern/internal/text"
+	"github.com/cistern-gpu/cistern/memory"
 	"github.com/cistern-gpu/cistern/recording"
 	"github.com/cistern-gpu/cistern/recording/initial"
 	"github.com/cistern-gpu/cistern/recording/native"
@@ -42,8 +44,18 @@ type Names struct {
 	Frames func(numbers []uint64) [][]recording.Frame
 }
 
+// Source is what a file is made from: a *cistern.Allocator.
+type Source interface {
+	Options() config.Options
+	Driver() cuda.Driver
+	DeviceCount() int
+	// Record is the state of a device in use with its newest events, at most so many; false where it is not in use.
+	Record(dev cuda.Device, most int) (memory.Record, bool)
+	StackFrames(stack uint32) []uint64
+}
+
 // Write writes the state and the history of every device in use to a file, whole or not at all.
-func Write(path string, a *cistern.Allocator, n Names) error {
+func Write(path string, a Source, n Names) error {
 	devices := Devices(a, n)
 	if len(devices) == 0 {
 		return errors.New("no device is in use: there is nothing to write")
@@ -54,12 +66,10 @@ func Write(path string, a *cistern.Allocator, n Names) error {
 }
 
 // Devices is the state of every device in use with what led to it, where its history is on.
-func Devices(a *cistern.Allocator, n Names) []*recording.Trace {
+func Devices(a Source, n Names) []*recording.Trace {
 	d := dumping{a: a, names: n}
 	for i := range a.DeviceCount() {
-		if dev, ok := a.Started(cuda.Device(i)); ok {
-			d.add(dev, math.MaxInt)
-		}
+		d.add(cuda.Device(i), math.MaxInt)
 	}
 	d.name()
 	for _, t := range d.traces {
@@ -71,7 +81,7 @@ func Devices(a *cistern.Allocator, n Names) []*recording.Trace {
 // dumping makes traces of devices, in two steps: add copies what the engine has, with its numbers of stacks; name finds
 // the names of all that the copies mention.
 type dumping struct {
-	a      *cistern.Allocator
+	a      Source
 	names  Names
 	traces []*recording.Trace
 	older  uint64                      // events that were left out
@@ -79,10 +89,13 @@ type dumping struct {
 	failed []*cistern.OutOfMemoryError // whose stacks and labels are wanted as well
 }
 
-// add copies a device, with its newest events, at most so many.
-func (d *dumping) add(dev *cistern.Device, most int) {
-	t := &recording.Trace{Device: int(dev.ID()), Format: "cistern", Final: []recording.Segment{}}
-	r := dev.Record(most)
+// add copies a device, with its newest events, at most so many. It reports whether the device is in use.
+func (d *dumping) add(dev cuda.Device, most int) bool {
+	r, ok := d.a.Record(dev, most)
+	if !ok {
+		return false
+	}
+	t := &recording.Trace{Device: int(dev), Format: "cistern", Final: []recording.Segment{}}
 	t.Events = r.Events
 	if r.Lost > 0 && len(r.Events) == most {
 		d.older = r.Lost
@@ -116,6 +129,7 @@ func (d *dumping) add(dev *cistern.Device, most int) {
 		}
 	}
 	d.traces = append(d.traces, t)
+	return true
 }
 
 // asked reports whether an event is of somebody's request.

@@ -24,7 +24,7 @@ import (
 const mib = 1 << 20
 
 // engine is an allocator over a simulated machine, whose stacks are numbers of the test's own.
-func engine(t *testing.T, conf string) (*cistern.Allocator, *cistern.Device, *cistern.Stream) {
+func engine(t *testing.T, conf string) (*cistern.Allocator, cistern.Device, cistern.Stream) {
 	t.Helper()
 	opts, err := cistern.ParseOptions(conf)
 	if err != nil {

@@ -22,7 +22,7 @@ const nvmlTimeout = 2 * time.Second
 
 // failure is what a process can say of a request that failed, but for what it takes others to know (surroundings). The trace
 // is the device's.
-func failure(a *cistern.Allocator, oom *cistern.OutOfMemoryError, lines []string, t *recording.Trace, n *Names) *recording.Failure {
+func failure(a Source, oom *cistern.OutOfMemoryError, lines []string, t *recording.Trace, n *Names) *recording.Failure {
 	f := &recording.Failure{Event: -1, TimeUS: time.Now().UnixMicro(), PID: os.Getpid(), Program: program(), Version: cistern.Version,
 		Conf: a.Options().String(), Lines: lines, Stream: uint64(oom.Handle), Requested: oom.Requested, Need: oom.Need, Pool: recording.PoolID(oom.Pool),
 		Upstream: oom.Upstream, Tag: uint16(oom.Tag), Library: oom.Library, Thread: oom.Thread, Stack: oom.Stack,
@@ -58,7 +58,7 @@ func failure(a *cistern.Allocator, oom *cistern.OutOfMemoryError, lines []string
 }
 
 // surroundings adds what else was in the way, as far as it can be found out in time.
-func surroundings(f *recording.Failure, a *cistern.Allocator, oom *cistern.OutOfMemoryError, getenv func(string) string) {
+func surroundings(f *recording.Failure, a Source, oom *cistern.OutOfMemoryError, getenv func(string) string) {
 	ctx, cancel := deadline.WithTimeout(nvmlTimeout)
 	defer cancel()
 	f.Limits = limits(a, oom, f, getenv)

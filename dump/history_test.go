@@ -17,7 +17,7 @@ func TestHistoryLeadsToWhatIsHeld(t *testing.T) {
 	for _, conf := range []string{"limit:1GiB,history:100000", "limit:1GiB,history:500"} {
 		for seed := range uint64(4) {
 			a, dev, st := engine(t, conf)
-			streams := []*cistern.Stream{st}
+			streams := []cistern.Stream{st}
 			for range 2 {
 				h, err := a.Driver().StreamCreate(0, false)
 				if err != nil {
@@ -33,7 +33,7 @@ func TestHistoryLeadsToWhatIsHeld(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			moved := churn(t, a, dev, streams, []*cistern.Pool{nil, pool}, seed, 1200)
+			moved := churn(t, a, dev, streams, []cistern.Pool{{}, pool}, seed, 1200)
 			if moved == 0 {
 				t.Fatalf("%s, seed %d: nothing moved", conf, seed)
 			}
@@ -73,7 +73,7 @@ func TestHistoryLeadsToWhatIsHeld(t *testing.T) {
 }
 
 // churn allocates and frees at random, on all streams and in all pools, and says how many chunks moved.
-func churn(t *testing.T, a *cistern.Allocator, dev *cistern.Device, streams []*cistern.Stream, pools []*cistern.Pool, seed uint64, n int) int64 {
+func churn(t *testing.T, a *cistern.Allocator, dev cistern.Device, streams []cistern.Stream, pools []cistern.Pool, seed uint64, n int) int64 {
 	t.Helper()
 	r := rand.New(rand.NewPCG(seed, 7))
 	var live []cuda.Ptr

@@ -19,7 +19,7 @@ import (
 
 // limits are the bounds on memory that were in force when a request failed, whoever sets them: of the device's memory, and
 // of the host's, which page-locked memory and contents that are put aside need.
-func limits(a *cistern.Allocator, oom *cistern.OutOfMemoryError, f *recording.Failure, getenv func(string) string) []recording.Limit {
+func limits(a Source, oom *cistern.OutOfMemoryError, f *recording.Failure, getenv func(string) string) []recording.Limit {
 	out := []recording.Limit{}
 	if oom.DriverTotal != 0 {
 		out = append(out, recording.Limit{Kind: "device", Bytes: oom.DriverTotal, From: "all memory that the driver reports"})

@@ -31,7 +31,7 @@ const mostEvents = 4_000_000
 // Reporter writes a file for a request that failed: what was held, what led to it, what else was in the way. It never fails
 // its caller: what goes wrong is a line. Set the fields before its first use; To says where files go.
 type Reporter struct {
-	Allocator *cistern.Allocator
+	Allocator Source
 	// Names is asked for each file. Nil: numbers stand for themselves, stacks are Go's.
 	Names func() Names
 	// Getenv and Environ are the environment's. Nil: package os's.
@@ -266,12 +266,10 @@ var errGivenUp = errors.New("given up")
 // copy copies what the engine knows.
 func (j *job) copy() bool {
 	a := j.r.Allocator
-	dev, ok := a.Started(j.oom.Device)
-	if !ok {
+	j.d.a, j.d.failed = a, []*cistern.OutOfMemoryError{j.oom}
+	if !j.d.add(j.oom.Device, mostEvents) {
 		return false
 	}
-	j.d.a, j.d.failed = a, []*cistern.OutOfMemoryError{j.oom}
-	j.d.add(dev, mostEvents)
 	j.f = failure(a, j.oom, j.lines, j.d.traces[0], &j.d.names)
 	return true
 }

@@ -52,7 +52,7 @@ func reporter(t *testing.T, a *cistern.Allocator, dir string) (*Reporter, *said)
 }
 
 // fails makes a request that cannot be met.
-func fails(t *testing.T, dev *cistern.Device, st *cistern.Stream, size uint64, o cistern.AllocOptions) *cistern.OutOfMemoryError {
+func fails(t *testing.T, dev cistern.Device, st cistern.Stream, size uint64, o cistern.AllocOptions) *cistern.OutOfMemoryError {
 	t.Helper()
 	_, err := dev.AllocWith(size, st, o)
 	var oom *cistern.OutOfMemoryError

@@ -20,10 +20,10 @@ type engine struct {
 	env     *Env
 	drv     *sim.Driver
 	alloc   *cistern.Allocator
-	dev     *cistern.Device
-	streams []*cistern.Stream // nil before the first use and after the last one of streams that come and go
-	uses    []int             // by stream: allocations and frees to come; nil where all streams last
-	pools   []*cistern.Pool
+	dev     cistern.Device
+	streams []cistern.Stream // nil before the first use and after the last one of streams that come and go
+	uses    []int            // by stream: allocations and frees to come; nil where all streams last
+	pools   []cistern.Pool
 	blocks  []engineBlock // by block number
 	drained []event.Event
 
@@ -84,7 +84,7 @@ func newEngineOver(env *Env, observe func(cuda.Driver) cuda.Driver) (Policy, str
 	if e.dev, err = e.alloc.Device(0); err != nil {
 		return nil, "", err
 	}
-	e.streams = make([]*cistern.Stream, env.Plan.numStreams())
+	e.streams = make([]cistern.Stream, env.Plan.numStreams())
 	if len(e.streams) > lastingStreams {
 		e.uses = env.Plan.streamUses()
 	}
@@ -96,7 +96,7 @@ func newEngineOver(env *Env, observe func(cuda.Driver) cuda.Driver) (Policy, str
 			return nil, "", err
 		}
 	}
-	e.pools = make([]*cistern.Pool, len(env.Plan.Pools))
+	e.pools = make([]cistern.Pool, len(env.Plan.Pools))
 	e.pools[0] = e.dev.DefaultPool()
 	if env.Emit != nil {
 		e.dev.SetHistory(1 << 16)
@@ -106,14 +106,14 @@ func newEngineOver(env *Env, observe func(cuda.Driver) cuda.Driver) (Policy, str
 }
 
 // pool is the engine's pool for one of the plan's, made when first used.
-func (e *engine) pool(i uint32) (*cistern.Pool, error) {
+func (e *engine) pool(i uint32) (cistern.Pool, error) {
 	for int(i) >= len(e.pools) {
-		e.pools = append(e.pools, nil)
+		e.pools = append(e.pools, cistern.Pool{})
 	}
-	if e.pools[i] == nil {
+	if e.pools[i] == (cistern.Pool{}) {
 		p, err := e.dev.NewPool(cistern.PoolID{1 << 63, uint64(i)})
 		if err != nil {
-			return nil, err
+			return cistern.Pool{}, err
 		}
 		e.pools[i] = p
 	}
@@ -128,7 +128,7 @@ func (e *engine) Alloc(b int, size uint64, stream, pool uint32) (uint64, error) 
 	if int(stream) >= len(e.streams) {
 		return 0, fmt.Errorf("stream %d of %d", stream, len(e.streams))
 	}
-	if e.streams[stream] == nil {
+	if e.streams[stream] == (cistern.Stream{}) {
 		if err := e.makeStream(stream); err != nil {
 			return 0, err
 		}
@@ -214,11 +214,11 @@ func (e *engine) used(i uint32, n int) {
 	if e.uses == nil {
 		return
 	}
-	if e.uses[i] -= n; e.uses[i] > 0 || e.streams[i] == nil || e.streams[i].Handle() == cuda.StreamNull {
+	if e.uses[i] -= n; e.uses[i] > 0 || e.streams[i] == (cistern.Stream{}) || e.streams[i].Handle() == cuda.StreamNull {
 		return
 	}
 	e.drv.DestroyStream(0, e.streams[i].Handle())
-	e.streams[i] = nil
+	e.streams[i] = cistern.Stream{}
 }
 
 // drain passes the engine's segment events on.
@@ -281,7 +281,7 @@ func (e *engine) ReleasePool(pool uint32) error {
 		return err
 	}
 	err = p.Release()
-	e.pools[pool] = nil
+	e.pools[pool] = cistern.Pool{}
 	e.drain()
 	return err
 }

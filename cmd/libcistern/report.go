@@ -41,9 +41,20 @@ func say(line string) {
 	C.launch_say(text, C.size_t(len(line)+1))
 }
 
+// source is the allocator as package dump reads it.
+type source struct{ *engine.Allocator }
+
+func (s source) Record(dev cuda.Device, most int) (memory.Record, bool) {
+	d, ok := s.Started(dev)
+	if !ok {
+		return memory.Record{}, false
+	}
+	return d.Record(most), true
+}
+
 // reporter is what writes the files of requests that failed.
 func reporter(a *engine.Allocator) *dump.Reporter {
-	return &dump.Reporter{Allocator: a, Names: names, Getenv: getenv, Environ: environment, Library: folder(), Start: launch, Say: say}
+	return &dump.Reporter{Allocator: source{a}, Names: names, Getenv: getenv, Environ: environment, Library: folder(), Start: launch, Say: say}
 }
 
 // names are those of what the numbers of blocks and events stand for here.
@@ -219,7 +230,7 @@ func coreTraceWrite(path *C.char) (code C.int) {
 		return fail(&failure{C.CISTERN_INVALID, "path is empty: expected the name of a file"})
 	}
 	defer tidy()
-	if err := dump.Write(name, l.Allocator, names()); err != nil {
+	if err := dump.Write(name, source{l.Allocator}, names()); err != nil {
 		return fail(err)
 	}
 	return C.CISTERN_OK

@@ -104,7 +104,7 @@ func coreSnapshotWrite(name *C.char) (code C.int) {
 		return fail(err)
 	}
 	path := goString(name)
-	devices := dump.Devices(l.Allocator, names())
+	devices := dump.Devices(source{l.Allocator}, names())
 	if err := dump.WriteFile(path, func(w io.Writer) error { return writeSnapshot(w, path, devices) }); err != nil {
 		return fail(err)
 	}

@@ -14,7 +14,7 @@ import (
 // who calls it.
 var mayImport = map[string][]string{
 	// The engine, and below it.
-	".":                        {"config", "cuda", "internal/engine", "memory"},
+	".":                        {"config", "cuda", "event", "internal/engine", "memory", "resource"},
 	"internal/engine":          {"config", "cuda", "event", "internal/deadline", "internal/engine/arena", "internal/engine/health", "internal/engine/journal", "internal/engine/offload", "internal/engine/phys", "internal/engine/quota", "internal/engine/timeline", "internal/engine/views", "internal/heap", "internal/lockrank", "internal/magazine", "internal/nopoll", "internal/stacks", "internal/units", "memory", "resource"},
 	"internal/engine/arena":    {"cuda", "internal/engine/health", "internal/engine/quota", "internal/engine/timeline", "internal/heap", "internal/lockrank", "internal/magazine"},
 	"internal/engine/phys":     {"cuda", "internal/engine/health", "internal/engine/quota"},
@@ -86,7 +86,7 @@ var mayImport = map[string][]string{
 	// Room for signal handlers on the stacks of goroutines.
 	"internal/stackroom": {},
 	// What an allocator holds, written to a file.
-	"dump": {".", "cuda", "event", "internal/deadline", "internal/environ", "internal/nopoll", "internal/nvml", "internal/outfile", "internal/text", "internal/units", "recording", "recording/initial", "recording/native"},
+	"dump": {".", "config", "cuda", "event", "internal/deadline", "internal/environ", "internal/nopoll", "internal/nvml", "internal/outfile", "internal/text", "internal/units", "memory", "recording", "recording/initial", "recording/native"},
 	// What NVIDIA's management library says of a machine.
 	"internal/nvml":         {},
 	"internal/nvml/standin": {"internal/standin"},

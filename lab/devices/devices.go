@@ -71,7 +71,7 @@ func (m *machine) run(only string, out io.Writer) error {
 
 // balanced reports what is wrong with the statistics of a device: physical memory is active or inactive, and peaks are
 // no lower than what is now.
-func balanced(d *cistern.Device) error {
+func balanced(d cistern.Device) error {
 	s := d.Stats()
 	if s.Reserved.All.Current != s.ActiveBytes.All.Current+s.InactiveBytes.All.Current {
 		return fmt.Errorf("device %d: %d bytes reserved, %d active and %d inactive", d.ID(), s.Reserved.All.Current,

@@ -31,15 +31,15 @@ type block struct {
 
 // side is one device of an allocator.
 type side struct {
-	dev    *cistern.Device
-	stream *cistern.Stream
-	pools  map[string]*cistern.Pool
+	dev    cistern.Device
+	stream cistern.Stream
+	pools  map[string]cistern.Pool
 	ups    []resource.Resource // under the pools
 }
 
 // newSide makes pools of a device, which have this first number. Upstreams that it cannot have are left out, and named.
 func newSide(m *machine, out io.Writer, a *cistern.Allocator, id cuda.Device, number uint64) (*side, error) {
-	s := &side{pools: map[string]*cistern.Pool{}}
+	s := &side{pools: map[string]cistern.Pool{}}
 	var err error
 	if s.dev, err = a.Device(id); err != nil {
 		return nil, err
@@ -90,7 +90,7 @@ func (s *side) blocks(m *machine, seed *uint64) ([]block, error) {
 	for _, kind := range kinds {
 		pool := s.pools[kind]
 		for _, size := range m.sizes() {
-			if pool == nil {
+			if pool == (cistern.Pool{}) {
 				continue
 			}
 			p, err := pool.Alloc(size, s.stream)
@@ -235,7 +235,7 @@ func peersWith(m *machine, out io.Writer, opts cistern.Options, id cuda.Device) 
 func paused(owner *side, plain bool) error {
 	for _, kind := range []string{"", "virtual", "host_numa"} {
 		pool := owner.pools[kind]
-		if pool == nil || kind == "" && plain {
+		if pool == (cistern.Pool{}) || kind == "" && plain {
 			continue
 		}
 		report, err := owner.dev.Pause(cistern.Selection{Pool: pool}, cistern.PauseOptions{Keep: cistern.KeepHost})
@@ -262,7 +262,7 @@ func handedOver(m *machine, a *cistern.Allocator, owner, peer *side, seed *uint6
 	}
 	for i := range 60 {
 		pool := owner.pools[kinds[i%len(kinds)]]
-		if pool == nil {
+		if pool == (cistern.Pool{}) {
 			continue
 		}
 		size := uint64(1+i%9) * m.large / 16

@@ -16,7 +16,7 @@ import (
 type held struct {
 	block
 	dev cuda.Device
-	st  *cistern.Stream
+	st  cistern.Stream
 }
 
 // threads allocates on both devices from eight threads, each with a stream on each device, and passes every block on to
@@ -29,7 +29,7 @@ func threads(m *machine, _ io.Writer) error {
 	}
 	passed := make(chan held, 64)
 	failures := make(chan error, workers)
-	var all [workers][2]*cistern.Stream
+	var all [workers][2]cistern.Stream
 	for w := range all {
 		for dev := range cuda.Device(2) {
 			d, err := a.Device(dev)

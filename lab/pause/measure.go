@@ -27,8 +27,8 @@ type bench struct {
 	dev    cuda.Device
 	clock  *meter.Driver // what the engine has
 	a      *cistern.Allocator
-	d      *cistern.Device
-	st     *cistern.Stream
+	d      cistern.Device
+	st     cistern.Stream
 	r      *Result
 	blocks []block
 }
@@ -144,7 +144,7 @@ func (b *bench) plain() error {
 }
 
 // alloc gets so many bytes in blocks of a size, with contents.
-func (b *bench) alloc(pool *cistern.Pool, total, each uint64) error {
+func (b *bench) alloc(pool cistern.Pool, total, each uint64) error {
 	for i := uint64(0); total > 0; i++ {
 		n := min(total, each)
 		p, err := pool.AllocTagged(n, b.st, tag)

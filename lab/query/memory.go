@@ -113,8 +113,8 @@ func engine(m gpu.Machine, dev cuda.Device, opts cistern.Options) *contender {
 
 type ofEngine struct {
 	a  *cistern.Allocator
-	d  *cistern.Device
-	st *cistern.Stream
+	d  cistern.Device
+	st cistern.Stream
 }
 
 func (e *ofEngine) alloc(size uint64) (cuda.Ptr, error) { return e.d.Alloc(size, e.st) }

@@ -102,7 +102,7 @@ func run(t *recording.Trace, drv cuda.Driver, dev cuda.Device, opts cistern.Opti
 	if err != nil {
 		return out, err
 	}
-	var streams []*cistern.Stream
+	var streams []cistern.Stream
 	for i := range max(1, len(t.Streams)) {
 		h := cuda.StreamNull
 		if i < len(t.Streams) && t.Streams[i] != 0 {

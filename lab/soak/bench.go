@@ -60,7 +60,7 @@ func hostTimes(r *report, m gpu.Machine, dev cuda.Device, opts cistern.Options, 
 }
 
 // churn is the time of one free and one allocation of another size, with so many blocks out, in nanoseconds.
-func churn(a *cistern.Allocator, d *cistern.Device, st *cistern.Stream, live, n int) (float64, error) {
+func churn(a *cistern.Allocator, d cistern.Device, st cistern.Stream, live, n int) (float64, error) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	sizes := make([]uint64, 1<<16)
 	for i := range sizes {

@@ -29,7 +29,7 @@ type block struct {
 
 type stream struct {
 	handle cuda.Stream
-	st     *cistern.Stream
+	st     cistern.Stream
 	lasts  bool // it is not destroyed while the allocator is in use, so other workers may use it
 }
 
@@ -38,11 +38,11 @@ type stream struct {
 type worker struct {
 	m      gpu.Machine
 	a      *cistern.Allocator
-	d      *cistern.Device
+	d      cistern.Device
 	rng    *rand.Rand
 	own    []*stream // its own; guarded by nothing, other workers do not look
 	shared []*stream // lasting streams of all workers
-	pool   *cistern.Pool
+	pool   cistern.Pool
 	poolID *atomic.Uint64
 	post   *post
 	event  cuda.Event
@@ -65,7 +65,7 @@ type post struct {
 
 // run has workers do ops operations together, then gives everything back. It returns how many were done and how many
 // requests failed for want of memory.
-func run(ctx context.Context, m gpu.Machine, a *cistern.Allocator, d *cistern.Device, all []*stream, ops, workers int, seed uint64) (done, ooms int, err error) {
+func run(ctx context.Context, m gpu.Machine, a *cistern.Allocator, d cistern.Device, all []*stream, ops, workers int, seed uint64) (done, ooms int, err error) {
 	var crew []*worker
 	var lasting []*stream
 	for _, s := range all {
@@ -119,7 +119,7 @@ func run(ctx context.Context, m gpu.Machine, a *cistern.Allocator, d *cistern.De
 	return done, ooms, nil
 }
 
-func newStream(m gpu.Machine, d *cistern.Device, blocking, lasts bool) (*stream, error) {
+func newStream(m gpu.Machine, d cistern.Device, blocking, lasts bool) (*stream, error) {
 	h, err := m.StreamCreate(d.ID(), blocking)
 	if err != nil {
 		return nil, err
@@ -226,7 +226,7 @@ func (w *worker) alloc() error {
 	}
 	b.writer = b.owner
 	var err error
-	if w.pool != nil && w.chance(5) {
+	if w.pool != (cistern.Pool{}) && w.chance(5) {
 		b.private = true
 		b.p, err = w.pool.Alloc(b.size, b.owner.st)
 	} else {
@@ -292,7 +292,7 @@ func (w *worker) release(b block) error {
 
 // changePool releases the private pool, sometimes with blocks still out, and makes another.
 func (w *worker) changePool() error {
-	if w.pool != nil {
+	if w.pool != (cistern.Pool{}) {
 		if w.chance(2) {
 			if err := w.releaseAll(func(b *block) bool { return b.private }); err != nil {
 				return err
@@ -351,7 +351,7 @@ func (w *worker) finish() error {
 		return err
 	}
 	w.ops = ops // what is given back at the end is not counted
-	if w.pool != nil {
+	if w.pool != (cistern.Pool{}) {
 		return w.pool.Release()
 	}
 	return nil

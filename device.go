@@ -1,0 +1,206 @@
+package cistern
+
+import (
+	"github.com/cistern-gpu/cistern/cuda"
+	"github.com/cistern-gpu/cistern/event"
+	"github.com/cistern-gpu/cistern/internal/engine"
+)
+
+// Device is one GPU of an allocator.
+type Device struct{ engine *engine.Device }
+
+// ID is the device's ordinal.
+func (d Device) ID() cuda.Device { return d.engine.ID() }
+
+// Info describes the device.
+func (d Device) Info() cuda.DeviceInfo { return d.engine.Info() }
+
+// AllocOptions say more of a request than its size and stream.
+type AllocOptions struct {
+	Pool Pool // the zero value: where the stream is routed to, else the default pool
+	Tag  uint32
+	// Library numbers the library that asks, 1 to MaxLibrary; 0 is unknown. The program decides what numbers mean, as with tags.
+	Library uint8
+	// HostOrder asks for memory that the host knows the GPU to be done with, for libraries that do not name the streams on
+	// which they use it. Such memory is preferred; otherwise the end of its last use is waited for, with no lock held. On a
+	// stream that is being captured it is an error. The free is in the order of the named stream, as a rule the legacy default
+	// stream: work on it, and on all streams that block with it, is over before the memory is reused. Other streams must be
+	// named by RecordStream before the free, or be waited for.
+	HostOrder bool
+	// Cached asks for cached memory that may be used at once. Where a request would take more (a driver call, a wait for the
+	// GPU or for another thread, a callback) the result is null without an error, and nothing has happened. It is for callers
+	// that hold a lock that others may need meanwhile. It excludes HostOrder.
+	Cached bool
+	// Stack is the number of the stack of the request (Allocator.StackOf), 0 for none. Events name it, and blocks keep it
+	// while stacks are kept (KeepStacks).
+	Stack uint32
+	// Thread is the kernel's number of the thread of the request, for the history; 0 is unknown.
+	Thread uint32
+}
+
+// Alloc hands out size bytes, aligned to 512 bytes, that work queued on the stream from now on may use. Size 0 is a valid request
+// and returns null. The error is an *OutOfMemoryError when the reclaim stages ended, else a driver's error.
+//
+// The stream must exist until the block is freed, unless that is done behind another stream (Allocator.FreeOn); it may be
+// destroyed right after that. A stream that is being captured must have been announced (BeginCapture): otherwise a request that
+// cached memory meets gets memory that is not pinned.
+func (d Device) Alloc(size uint64, st Stream) (cuda.Ptr, error) {
+	return d.engine.Alloc(size, st.engine)
+}
+
+// AllocTagged is Alloc with a tag, which Snapshot, Base, the history and TagUsage show.
+func (d Device) AllocTagged(size uint64, st Stream, tag uint32) (cuda.Ptr, error) {
+	return d.engine.AllocTagged(size, st.engine, tag)
+}
+
+// AllocWith is Alloc with options.
+func (d Device) AllocWith(size uint64, st Stream, o AllocOptions) (cuda.Ptr, error) {
+	return d.engine.AllocWith(size, st.engine, engine.AllocOptions{Pool: o.Pool.engine, Tag: o.Tag, Library: o.Library,
+		HostOrder: o.HostOrder, Cached: o.Cached, Stack: o.Stack, Thread: o.Thread})
+}
+
+// LargestFree is that of the pool that the stream allocates from.
+func (d Device) LargestFree(st Stream) uint64 { return d.engine.LargestFree(st.engine) }
+
+// Limit is the limit in force, 0 for none.
+func (d Device) Limit() uint64 { return d.engine.Limit() }
+
+// SetLimit bounds the physical memory that the device's pools may reserve together, in bytes; 0 is no limit. Memory beyond a
+// new limit is not given back by this call; Trim does that.
+func (d Device) SetLimit(bytes uint64) { d.engine.SetLimit(bytes) }
+
+// Trim gives the free memory of every pool of the device that is not pinned back to the driver. It waits, with no lock held,
+// for the GPU to be done with it. Memory for which a capture under way forbids that stays.
+func (d Device) Trim() error { return d.engine.Trim() }
+
+// EnablePeer makes all memory of the device, present and future, accessible to work on another device. errors.Is finds
+// cuda.ErrPeerAccessUnsupported where the two cannot reach each other. After any error it can be called again; the peer then
+// has at least the access that it had before.
+func (d Device) EnablePeer(peer cuda.Device) error { return d.engine.EnablePeer(peer) }
+
+// Peers are the devices that EnablePeer was called for.
+func (d Device) Peers() []cuda.Device { return d.engine.Peers() }
+
+// BeginCapture announces that the stream is being captured into a graph whose memory comes from the pool. From now on until
+// Release the pool is pinned: its memory is not moved, lent or trimmed, also while free, because the graph uses it at every
+// launch. So is every other pool that the stream gets memory from until EndCapture. Until then nothing waits for, or takes
+// memory from, the stream, nor waits for the whole context, which would invalidate the capture; where such a wait has started,
+// BeginCapture waits until it is over. Several streams may be captured into one pool at a time.
+//
+// Call it before the capture itself begins: it then waits until the GPU is done with the memory that the stream has given back
+// to the pool. It may be called while the capture is under way. Then such memory is left alone where it is not known to be done,
+// and the capture gets new memory.
+func (d Device) BeginCapture(st Stream, p Pool) error {
+	return d.engine.BeginCapture(st.engine, p.engine)
+}
+
+// EndCapture ends what BeginCapture announced. Call it after the capture itself has ended.
+func (d Device) EndCapture(st Stream) error { return d.engine.EndCapture(st.engine) }
+
+// Registration is a function that OnOutOfMemory registered.
+type Registration struct{ engine *engine.Registration }
+
+// OnOutOfMemory registers a function that a reclaim stage calls, with no lock held, when all other stages have failed: it asks
+// another library's cache to give memory back to the driver or to this allocator. It gets the bytes that are missing and
+// reports whether it did anything. It must not allocate from this device.
+func (d Device) OnOutOfMemory(f func(need uint64) bool) Registration {
+	return Registration{d.engine.OnOutOfMemory(f)}
+}
+
+// Remove takes the registration back. When it returns no call of the function is under way, so the function must not call it.
+// A second call does nothing.
+func (r Registration) Remove() { r.engine.Remove() }
+
+// OnMap sets the one function (nil: none) that is notified of new memory of the device, chunk by chunk or segment by segment,
+// before any of it is handed out. Snapshot lists the memory that was mapped before. The rules for the function of OnUnmap hold.
+func (d Device) OnMap(f func(addr cuda.Ptr, size uint64)) { d.engine.OnMap(f) }
+
+// OnUnmap sets the one function (nil: none) that is called before memory of the device is unmapped or given back to its
+// upstream, once for each chunk or segment. The GPU is done with the memory then, and none of it is handed out. While there is
+// such a function memory stays where it was mapped: nothing moves. Memory is unmapped by Trim, by the end of a pool, and by the
+// last stage before a request fails, which takes free memory from all pools as StageLend.
+//
+// The function is called with no lock held, perhaps by several threads at once. It may free and read statistics, but must not
+// allocate from the device or trim it. A request that would fail while another thread notifies waits for that, for at most a
+// second for each call of the function. When OnUnmap returns no call of the former function is under way, so a function must
+// not replace itself.
+func (d Device) OnUnmap(f func(addr cuda.Ptr, size uint64)) { d.engine.OnUnmap(f) }
+
+// Selection selects memory of a device: that of a pool, that of a tag, what is of both, or with the zero value all.
+type Selection struct {
+	Pool Pool
+	Tag  uint32
+}
+
+func (s Selection) engine() engine.Selection {
+	return engine.Selection{Pool: s.Pool.engine, Tag: s.Tag}
+}
+
+// Pause gives the physical memory under the selected live blocks, and free memory beside them, back to the device. Addresses
+// and blocks stay: they count as allocated and active, and can be freed. They must not be used until Resume: Pause waits for
+// all work that is queued before it begins, and work that is queued later finds no memory. Paused memory stays as it is. After
+// an error nothing was paused.
+//
+// Several calls take turns. A function of OnUnmap or OnMap must neither pause nor resume.
+func (d Device) Pause(s Selection, o PauseOptions) (PauseReport, error) {
+	return d.engine.Pause(s.engine(), o)
+}
+
+// Resume gives selected blocks that are paused their memory and contents again, at the same addresses. Blocks that share a
+// granule (2 MiB) with them come back with them. The memory comes from the driver, then from the cache, then by the callbacks.
+// When that fails everything is paused as before, contents included; an *OutOfMemoryError says what is missing.
+func (d Device) Resume(s Selection) (PauseReport, error) { return d.engine.Resume(s.engine()) }
+
+// PauseBuffers keeps page-locked memory of at least so many bytes for the contents of the next pauses, which are much faster
+// with it; 0 frees the unused part. Without a call a pause keeps what it allocated for the next one.
+func (d Device) PauseBuffers(bytes uint64) error { return d.engine.PauseBuffers(bytes) }
+
+// Stats returns the statistics of the device.
+func (d Device) Stats() Stats { return d.engine.Stats() }
+
+// ResetPeaks makes the present values the peaks.
+func (d Device) ResetPeaks() { d.engine.ResetPeaks() }
+
+// ResetAccumulated makes Added and Removed of every statistic and the Counters start from 0 again. Current values and peaks
+// stay. A size class from which a chunk moves to another afterwards can show less than 0 added for Segments and Reserved: the
+// two classes always add up to all.
+func (d Device) ResetAccumulated() { d.engine.ResetAccumulated() }
+
+// Usage is the bytes handed out, rounded, and the bytes of physical memory reserved: the two figures of Stats that cost least.
+func (d Device) Usage() (allocated, reserved uint64) { return d.engine.Usage() }
+
+// Gauges fills g in, for displays that are updated all the time. It allocates no Go memory, makes no driver call, and waits for
+// some milliseconds at most. A device that is busier than that has the figures of the last call, but for DriverCalls.
+func (d Device) Gauges(g *Gauges) { d.engine.Gauges(g) }
+
+// Snapshot lists all physical memory of the device and the blocks in it, and the blocks whose memory is paused. The sizes of
+// the segments add up to the reserved and the paused bytes, those of the used and pending blocks to the active bytes.
+func (d Device) Snapshot() []Segment { return d.engine.Snapshot() }
+
+// SnapshotPool lists the physical memory that is mapped for one pool. Spare chunks belong to none.
+func (d Device) SnapshotPool(id PoolID) []Segment { return d.engine.SnapshotPool(id) }
+
+// PoolUsage lists the pools of the device with their bytes, the most bytes first. Spare chunks belong to none.
+func (d Device) PoolUsage() []PoolUse { return d.engine.PoolUsage() }
+
+// TagUsage adds up the live blocks by tag, the most bytes first; those without a tag are under 0. It looks at every block.
+func (d Device) TagUsage() []TagUse { return d.engine.TagUsage() }
+
+// LibraryUsage adds up the live blocks by library, the most bytes first. It looks at every block.
+func (d Device) LibraryUsage() []LibraryUse { return d.engine.LibraryUsage() }
+
+// StackUsage adds up the live blocks by stack, the most bytes first; nil while stacks are not kept. It looks at every block.
+func (d Device) StackUsage() []StackUse { return d.engine.StackUsage() }
+
+// SetHistory starts to keep the last n events (n > 0), or stops that and forgets them (0).
+func (d Device) SetHistory(n int) { d.engine.SetHistory(n) }
+
+// SetHistoryClock replaces the clock of the history, which otherwise is the wall clock in microseconds since 1970.
+func (d Device) SetHistoryClock(now func() int64) { d.engine.SetHistoryClock(now) }
+
+// History returns the kept events, oldest first, and how many older ones were overwritten. Event.Stream is an index into
+// Streams, Event.Pool into Pools.
+func (d Device) History() (events []event.Event, lost uint64) { return d.engine.History() }
+
+// DrainHistory moves all kept events to the end of buf, oldest first.
+func (d Device) DrainHistory(buf []event.Event) []event.Event { return d.engine.DrainHistory(buf) }
