@@ -38,24 +38,27 @@ func (a *app) startProgress(verb string, files int) *progress {
 	}
 	p.w = a.err
 	p.model = bubbles.New(bubbles.WithWidth(32))
-	p.ended.Go(func() {
+	p.ended.Go(p.run)
+	return p
+}
+
+// run draws the bar ten times a second, from barDelay on.
+func (p *progress) run() {
+	select {
+	case <-time.After(barDelay):
+	case <-p.stop:
+		return
+	}
+	tick := time.NewTicker(100 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		p.draw()
 		select {
-		case <-time.After(barDelay):
+		case <-tick.C:
 		case <-p.stop:
 			return
 		}
-		tick := time.NewTicker(100 * time.Millisecond)
-		defer tick.Stop()
-		for {
-			p.draw()
-			select {
-			case <-tick.C:
-			case <-p.stop:
-				return
-			}
-		}
-	})
-	return p
+	}
 }
 
 // file is the function that takes the progress of file i.

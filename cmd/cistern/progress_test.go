@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	bubbles "charm.land/bubbles/v2/progress"
 )
@@ -38,5 +40,28 @@ func TestBar(t *testing.T) {
 	p.draw()
 	if got := errs.String(); got != "\r\x1b[2K" {
 		t.Errorf("a paused bar drew %q, want its line cleared only", got)
+	}
+}
+
+// Work that takes less than a second has no bar; after that it is drawn ten times a second, until the work ends.
+func TestBarTimes(t *testing.T) {
+	for _, c := range []struct {
+		works time.Duration
+		draws int
+	}{{barDelay - time.Millisecond, 0}, {barDelay + time.Millisecond, 1}, {barDelay + 250*time.Millisecond, 3}} {
+		synctest.Test(t, func(t *testing.T) {
+			var errs bytes.Buffer
+			p := &progress{w: &errs, verb: "replaying", parts: make([]float64, 1), stop: make(chan struct{}), model: bubbles.New()}
+			p.ended.Go(p.run)
+			time.Sleep(c.works)
+			p.end()
+			if got := strings.Count(errs.String(), "replaying"); got != c.draws {
+				t.Errorf("%v of work: drawn %d times, want %d", c.works, got, c.draws)
+			}
+			time.Sleep(time.Minute)
+			if got := strings.Count(errs.String(), "replaying"); got != c.draws {
+				t.Error("drawn after its end")
+			}
+		})
 	}
 }
