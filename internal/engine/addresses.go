@@ -1,8 +1,6 @@
 package engine
 
 import (
-	"fmt"
-
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/internal/engine/phys"
 	"github.com/cistern-gpu/cistern/internal/engine/quota"
@@ -25,11 +23,7 @@ func (a *Allocator) SegmentBase(p cuda.Ptr) (base cuda.Ptr, size uint64, err err
 	for c.Under != nil {
 		c = c.Under
 	}
-	if c.Owner.area != nil {
-		return 0, 0, fmt.Errorf("%#x lies in mapped chunks, not in a segment (pools of segments, ipc:legacy and "+
-			"single_handle:true have those): %w", uint64(p), cuda.ErrNotSupported)
-	}
-	return cuda.Ptr(c.Base), c.Size, nil
+	return c.Owner.backing.segmentAt(p, c.Base, c.Size)
 }
 
 // claim makes [base, base+size) known as the stream heap's, disown undoes it. Only a pool that gets its memory from another
@@ -37,7 +31,7 @@ func (a *Allocator) SegmentBase(p cuda.Ptr) (base cuda.Ptr, size uint64, err err
 func (a *Allocator) claim(base, size uint64, s *streamHeap) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return a.addresses.Add(base, size, s, func(o *streamHeap) bool { return s.pool.under != nil && o.pool.owner() == s.pool.under })
+	return a.addresses.Add(base, size, s, func(o *streamHeap) bool { return s.pool.backing.over(o.pool.owner()) })
 }
 
 func (a *Allocator) disown(base, size uint64) {
@@ -53,13 +47,14 @@ func (a *Allocator) disown(base, size uint64) {
 // The address space of a GPU has room for 125 reservations of 1 TiB (driver 580, an H200); firstReservation leaves room
 // for many stream heaps.
 //
-// +checklocks:d.mu
-func (d *Device) reserve(s *streamHeap, n uint64) error {
+// +checklocks:h.s.dev.mu
+func (h *chunkHeap) reserve(n uint64) error {
+	s, d := h.s, h.s.dev
 	first := min(2*d.info.TotalBytes, firstReservation)
 	if s.class == quota.Small {
 		first /= 16
 	}
-	base, size, err := d.mem.Reserve(max(2*n, s.area.Reserved(), first), n, phys.RegionBytes)
+	base, size, err := d.mem.Reserve(max(2*n, h.area.Reserved(), first), n, phys.RegionBytes)
 	if err != nil && d.reclaim(s) {
 		base, size, err = d.mem.Reserve(n, n, phys.RegionBytes)
 	}
@@ -71,7 +66,7 @@ func (d *Device) reserve(s *streamHeap, n uint64) error {
 		return err
 	}
 	d.mem.Ranges.Add(phys.Range{Base: base, Size: size, Owner: s.index})
-	s.area.AddRange(base, size)
+	h.area.AddRange(base, size)
 	s.blocks.AddRange(base, size)
 	return nil
 }
@@ -84,33 +79,31 @@ const firstReservation = 1 << 40
 // +checklocks:d.mu
 func (d *Device) reclaim(held *streamHeap) bool {
 	before := len(d.mem.Ranges.All())
-	each := func(f func(*streamHeap)) {
-		for _, o := range d.heaps {
-			if o != nil && o != held && !o.pool.pinned && o.area != nil {
+	each := func(f func(*chunkHeap)) {
+		for h := range d.chunkHeaps() {
+			if o := h.s; o != held && !o.pool.pinned {
 				o.lockBeside(held)
 				if o.blocks.UsedBlocks == 0 {
-					f(o)
+					f(h)
 				}
 				o.unlockBeside(held)
 			}
 		}
 	}
 	if d.onUnmap == nil { // else what is mapped stays
-		each(func(o *streamHeap) { d.detach(o, everything) })
+		each(func(h *chunkHeap) { h.detach(everything) })
 	}
 	d.reap(held)
-	each(func(o *streamHeap) { d.dropRanges(o) })
+	each(func(h *chunkHeap) { h.dropRanges() })
 	return len(d.mem.Ranges.All()) < before
 }
 
 // dropRanges gives the reservations of a stream heap that hold nothing but addresses back to the driver. The caller holds
 // Device.mu and the arena's lock.
 //
-// +checklocks:d.mu
-func (d *Device) dropRanges(s *streamHeap) error {
-	if s.area == nil {
-		return nil // segments go when they are released
-	}
+// +checklocks:h.s.dev.mu
+func (h *chunkHeap) dropRanges() error {
+	s, d := h.s, h.s.dev
 	for i := 0; i < len(s.blocks.Ranges()); {
 		first := s.blocks.Ranges()[i]
 		b := *s.blocks.At(first)
@@ -124,7 +117,7 @@ func (d *Device) dropRanges(s *streamHeap) error {
 			return err
 		}
 		s.blocks.DropRange(first)
-		s.area.DropRange(b.Addr)
+		h.area.DropRange(b.Addr)
 		d.mem.Ranges.Drop(s.index, b.Addr)
 	}
 	return nil

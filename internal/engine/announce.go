@@ -175,19 +175,10 @@ func (c *request) publish(block heap.ID, at run, stamp uint64, pieces []run) {
 	d, s := c.d, c.s
 	block = s.blocks.Unmap(block, at.addr, at.size) // a block that is not taken, looked up or merged with
 	d.quota.Spare += at.size
-	if s.area != nil {
-		d.arriving = append(d.arriving, at)
-	}
 	d.rebalanceAll(s, nil)
 	s.arena.Unlock()
 	defer func() {
 		s.arena.Lock()
-		for i, r := range d.arriving {
-			if r == at {
-				d.arriving = append(d.arriving[:i], d.arriving[i+1:]...)
-				break
-			}
-		}
 		d.quota.Spare -= at.size
 		s.blocks.Map(s.blocks.Reap(block), at.addr, at.size, stamp)
 		s.gauges.SetFree(s.blocks.FreeBlocks, int64(at.size))

@@ -72,13 +72,10 @@ type deviceState struct {
 	arenas    []*arena.Arena
 	using     int // streams that have allocated
 
-	// segmented is on once a pool is made of segments, nested once one gets them from another pool of the device.
-	segmented, nested bool
-	prop              cuda.MemProp // of the chunks and the single handles, once probed
-	probed            bool
-	plain             resource.Resource
-	single            *resource.SingleHandle
-	mem               *phys.Memory
+	segments segmentSources
+	prop     cuda.MemProp // of the chunks and the single handles, once probed
+	probed   bool
+	mem      *phys.Memory
 
 	pending  []pendingFree
 	heldBack []heldFree
@@ -167,7 +164,7 @@ func (d *Device) spillDefault() error {
 	}
 	u, err := d.newUpstream(r)
 	if err == nil {
-		d.pool0.addSpill(u) // +checklocksignore: no other thread has the device
+		d.pool0.addSpill(u, false) // +checklocksignore: no other thread has the device
 	}
 	return err
 }
@@ -221,22 +218,20 @@ func (d *Device) giveBack() error {
 			continue
 		}
 		s.arena.Lock()
-		err := d.dropRanges(s)
+		err := s.backing.dropRanges()
 		s.arena.Unlock()
 		if err != nil {
 			return err
 		}
 	}
-	if d.single != nil {
-		if _, err := d.single.Settle(); err != nil {
+	if d.segments.single != nil {
+		if _, err := d.segments.single.Settle(); err != nil {
 			return d.health.Failed(err)
 		}
 	}
 	for _, p := range d.pools { // that were not released, the default pool among them
-		for _, x := range []*Pool{p, p.spill} {
-			if x != nil && x.own != nil {
-				d.unused, x.own = append(d.unused, x.own), nil
-			}
+		for _, x := range p.parts() {
+			x.backing.closeOwn()
 		}
 	}
 	if err := d.closeUnused(); err != nil {

@@ -9,7 +9,7 @@
 // chunks of physical memory that are mapped there, and the blocks over them (internal/heap). There are two size classes, up to
 // 256 KiB and above, so that small blocks with long lives do not keep the chunks of large blocks from moving.
 //
-// A pool is made of chunks or of segments. A chunk is one physical handle, which can move to any other pool of chunks. A
+// A pool is made of chunks or of segments; the interfaces in backing.go have one implementation for each. A chunk is one physical handle, which can move to any other pool of chunks. A
 // segment is a whole range of addresses with its memory: from cuMemAlloc (backend:malloc, ipc:legacy), with one physical
 // handle (single_handle, or a pool whose blocks are not split), or from a user's resource. Segments are cut into blocks and
 // given back whole; they never move. Where chunks are in the way of a segment, or segments in the way of a chunk, the reclaim

@@ -27,7 +27,7 @@ func (d *Device) poolUsage(held *streamHeap) []memory.PoolUse {
 		if !ok {
 			i = len(out)
 			at[p] = i
-			out = append(out, memory.PoolUse{Pool: p.id, Upstream: p.upstreamName(), Pinned: p.pinned, Elsewhere: !p.onDevice})
+			out = append(out, memory.PoolUse{Pool: p.id, Upstream: p.backing.upstreamName(), Pinned: p.pinned, Elsewhere: !p.backing.onDevice()})
 		}
 		s.lockBeside(held)
 		s.view().AddTo(&out[i])

@@ -5,11 +5,7 @@ import (
 	"fmt"
 
 	"github.com/cistern-gpu/cistern/config"
-	"github.com/cistern-gpu/cistern/cuda"
-	"github.com/cistern-gpu/cistern/event"
 	"github.com/cistern-gpu/cistern/internal/engine/offload"
-	"github.com/cistern-gpu/cistern/internal/engine/quota"
-	"github.com/cistern-gpu/cistern/internal/lockrank"
 	"github.com/cistern-gpu/cistern/memory"
 )
 
@@ -181,7 +177,7 @@ func (p *pause) announce(list []*pausedRange) error {
 	if d.onUnmap != nil {
 		var runs []run
 		for _, a := range list {
-			runs = append(runs, a.runs()...)
+			runs = append(runs, a.mem.runs(a)...)
 		}
 		p.published = append(p.published, runs...)
 		d.publish(d.onUnmap, runs)
@@ -238,14 +234,10 @@ func (p *pause) commitBatch(b *batchOut) error {
 		return err
 	}
 	for _, a := range b.list {
-		if err := d.unmapPaused(a); err != nil {
+		if err := a.unmap(); err != nil {
 			return err
 		}
-		for _, id := range a.chunks {
-			if d.mem.Chunk(id).Mappings == 0 { // else it is mapped elsewhere, too
-				d.mem.Release(id) // giveBackChunks tries again
-			}
-		}
+		a.mem.release()
 	}
 	return nil
 }
@@ -255,16 +247,15 @@ func (p *pause) commitBatch(b *batchOut) error {
 //
 // +checklocks:p.d.mu
 func (p *pause) commitAll() error {
-	d := p.d
 	if err := p.announce(p.leaving); err != nil {
 		return err
 	}
-	for _, segments := range []bool{false, true} {
+	for _, final := range []bool{false, true} {
 		for _, a := range p.leaving {
-			if (a.backing != nil) != segments {
+			if a.mem.final() != final {
 				continue
 			}
-			if err := d.unmapPaused(a); err != nil {
+			if err := a.unmap(); err != nil {
 				return err
 			}
 		}
@@ -272,15 +263,9 @@ func (p *pause) commitAll() error {
 	return nil
 }
 
-// unmapPaused unmaps what is to go, or drops the memory of a segment.
-//
-// +checklocks:d.mu
-func (d *Device) unmapPaused(a *pausedRange) error {
-	if a.backing != nil {
-		if err := d.unback(a); err != nil {
-			return err
-		}
-	} else if err := d.mem.Unmap(a.addr, a.chunks); err != nil {
+// unmap has the memory go.
+func (a *pausedRange) unmap() error {
+	if err := a.mem.unmap(a); err != nil {
 		return err
 	}
 	a.bare = true
@@ -293,21 +278,15 @@ func (d *Device) unmapPaused(a *pausedRange) error {
 // +checklocks:p.d.pausing
 func (p *pause) restore() (first error) {
 	d := p.d
-	for _, segments := range []bool{false, true} {
+	for _, final := range []bool{false, true} {
 		for _, a := range p.leaving {
-			if !a.bare || (a.backing != nil) != segments {
+			if !a.bare || a.mem.final() != final {
 				continue
 			}
-			load := a.backing != nil
-			err := error(nil)
-			if a.backing != nil {
-				err = d.back(a)
-			} else {
-				load, err = d.remap(a)
-			}
-			if err == nil && load {
+			renewed, err := a.mem.restore(a)
+			if err == nil && renewed {
 				if err = d.loadContents(a); err != nil {
-					d.dropAgain(a)
+					a.mem.dropAgain(a)
 				}
 			}
 			if err != nil {
@@ -323,91 +302,6 @@ func (p *pause) restore() (first error) {
 	return first
 }
 
-// remap maps chunks again that were unmapped, new ones for those that were released, and reports whether there are any:
-// they lack their contents. After an error nothing is mapped but what cannot be undone now.
-//
-// +checklocks:d.mu
-func (d *Device) remap(a *pausedRange) (renewed bool, err error) {
-	s, at := a.heap, a.addr
-	for _, id := range a.chunks {
-		k := d.mem.Chunk(id)
-		if k.Released {
-			e := event.Event{Kind: event.SegmentUnmap, Addr: at, Size: k.Size, Handle: uint64(k.Handle),
-				Stream: s.stream.number(), Pool: s.pool.number}
-			if err = d.mem.Renew(id); err != nil {
-				return renewed, err
-			}
-			renewed = true
-			d.record(e)
-			e.Kind, e.Handle = event.SegmentMap, uint64(k.Handle)
-			d.record(e)
-		}
-		at += k.Size
-	}
-	return renewed, d.mapAgain(a)
-}
-
-// mapAgain maps the chunks of a paused range. After an error nothing is mapped but what cannot be undone now.
-//
-// +checklocks:d.mu
-func (d *Device) mapAgain(a *pausedRange) error {
-	left, err := d.mem.Map(a.addr, a.chunks)
-	d.mem.Defer(a.addr, left)
-	return err
-}
-
-// unmapOrDefer unmaps the chunks of a paused range, or has that done later.
-//
-// +checklocks:d.mu
-func (d *Device) unmapOrDefer(a *pausedRange) {
-	if d.offload.Unsure() || d.mem.Unmap(a.addr, a.chunks) != nil { // while copies may be under way nothing is unmapped
-		d.mem.Defer(a.addr, a.chunks)
-	}
-}
-
-// dropAgain unmaps what restore got, when the contents could not be copied there.
-//
-// +checklocks:d.mu
-func (d *Device) dropAgain(a *pausedRange) {
-	if a.backing == nil {
-		d.unmapOrDefer(a)
-	} else if !d.offload.Unsure() && d.unback(a) != nil {
-		d.unback(a) // once more: what stays is there when it is resumed
-	}
-}
-
-// unback drops the memory of a segment; with the locks let go where that is the user's to do.
-//
-// +checklocks:d.mu
-func (d *Device) unback(a *pausedRange) error {
-	if !a.heap.pool.userUpstream {
-		if err := a.backing.Unback(cuda.Ptr(a.addr), a.size); err != nil {
-			return d.health.Failed(err)
-		}
-		return nil
-	}
-	d.mu.Unlock()
-	defer d.mu.Lock()
-	lockrank.MayCall()
-	return a.backing.Unback(cuda.Ptr(a.addr), a.size)
-}
-
-// back gets a segment memory again, likewise.
-//
-// +checklocks:d.mu
-func (d *Device) back(a *pausedRange) error {
-	if !a.heap.pool.userUpstream {
-		if err := a.backing.Back(cuda.Ptr(a.addr), a.size); err != nil {
-			return d.health.Failed(err)
-		}
-		return nil
-	}
-	d.mu.Unlock()
-	defer d.mu.Lock()
-	lockrank.MayCall()
-	return a.backing.Back(cuda.Ptr(a.addr), a.size)
-}
-
 // gone notes that memory is unmapped: it is given back, and counts as paused where blocks are.
 //
 // +checklocks:p.d.mu
@@ -417,43 +311,17 @@ func (p *pause) gone(list []*pausedRange) {
 		all := s.survey(list, nil)
 		for _, a := range list {
 			s.lose(a.size)
-			if a.backing != nil {
-				d.quota.Physical[quota.GroupOf(s.class)].Remove(a.size)
-				d.gaveBack(a.size, s.pool.counted)
-				d.record(event.Event{Kind: event.SegmentUnmap, Addr: a.addr, Size: a.size, Stream: s.stream.number(), Pool: s.pool.number})
-			} else {
-				s.area.Set(a.addr, a.size, 0)
-				d.giveBackChunks(a)
-			}
-			a.chunks, a.mapped, a.bare, a.busy, a.lost = nil, false, false, false, false
+			a.mem.gone(a)
+			a.mapped, a.bare, a.busy, a.lost = false, false, false, false
 			v := all[a]
 			d.quota.Spare -= a.size - v.used
 			d.addPaused(s, int64(v.used))
 			p.report.Physical += a.size
 			p.report.Bytes += v.used
 			p.report.Blocks += int64(v.blocks)
-			if a.backing == nil {
-				d.cutUp(a, v)
-			}
+			a.mem.cutUp(a, v)
 		}
 	})
-}
-
-// giveBackChunks releases the chunks of a paused range, which were unmapped; what cannot be released is spare.
-//
-// +checklocks:d.mu
-func (d *Device) giveBackChunks(a *pausedRange) {
-	s, addr := a.heap, a.addr
-	for _, id := range a.chunks {
-		k := d.mem.Chunk(id)
-		d.record(event.Event{Kind: event.SegmentUnmap, Addr: addr, Size: k.Size, Handle: uint64(k.Handle),
-			Stream: s.stream.number(), Pool: s.pool.number})
-		addr += k.Size
-		if d.mem.GiveBack(id) {
-			d.counts.DeviceFrees++
-		}
-	}
-	a.chunks = nil
 }
 
 // rollBack makes everything as it was, but for what a second failure had in the way, which is paused.

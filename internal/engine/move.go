@@ -13,31 +13,37 @@ import (
 // The stages remap, grow and cross-stream reuse of a request for memory that is made of chunks: a place (place.go), chunks for it
 // (sources.go, and new ones), and the mapping (remap.go).
 
+// chunkRequest is a request at a stream heap that is made of chunks.
+type chunkRequest struct {
+	c *request
+	h *chunkHeap // of the request's stream heap
+}
+
 // errNarrow is that free chunks are larger than the room for them.
 var errNarrow = errors.New("free chunks are larger than the room for them")
 
 // obtain makes the request fit by mapping memory into the stream heap: free chunks from elsewhere, and new ones, as the stages
 // allow; with pressure also those that are better left. It returns 0 and no error when there is not enough memory. Between its attempts only the stream heap's arena is locked, as finding a place locks others.
 //
-// +checklocks:c.d.mu
-func (c *request) obtain(stages memory.Stages, pressure bool) (heap.ID, error) {
+// +checklocks:m.c.d.mu
+func (m *chunkRequest) obtain(stages memory.Stages, pressure bool) (heap.ID, error) {
 	if stages == 0 {
 		return 0, nil
 	}
 	for spare := uint64(0); ; {
-		at, err := c.place(spare)
+		at, err := m.place(spare)
 		if err != nil || at.unmapped == 0 {
 			return 0, err
 		}
-		id, err := c.fill(at, stages, pressure)
+		id, err := m.fill(at, stages, pressure)
 		switch {
 		case err == errNarrow && spare == 0:
-			spare = c.d.opts.ChunkMax // what is free does not go where the least would do, but may elsewhere
+			spare = m.c.d.opts.ChunkMax // what is free does not go where the least would do, but may elsewhere
 		case err == errNarrow:
 			return 0, nil
-		case timeline.Unordered(err) && !c.alone:
+		case timeline.Unordered(err) && !m.c.alone:
 			// A capture that was not announced is in the way: only memory that the host knows to be free will do.
-			c.alone = true
+			m.c.alone = true
 		default:
 			return id, err
 		}
@@ -46,17 +52,17 @@ func (c *request) obtain(stages memory.Stages, pressure bool) (heap.ID, error) {
 
 // fill is one attempt to map memory at a place: errNarrow where a roomier one might do.
 //
-// +checklocks:c.d.mu
-func (c *request) fill(at place, stages memory.Stages, pressure bool) (heap.ID, error) {
-	d := c.d
+// +checklocks:m.c.d.mu
+func (m *chunkRequest) fill(at place, stages memory.Stages, pressure bool) (heap.ID, error) {
+	c, d := m.c, m.c.d
 	defer d.plan.letGo()
 	c.log.start()
 	d.throttle.worked(&c.s.worked, c.s.workedNow())
-	have, grown, err := c.supply(at, stages, pressure)
+	have, grown, err := m.supply(at, stages, pressure)
 	if err != nil || have < at.need {
 		return 0, err
 	}
-	block, mapped, stamp, err := d.move(c, at, have)
+	block, mapped, stamp, err := m.move(at, have)
 	if !grown {
 		d.throttle.moved(len(d.plan.sources))
 	}
@@ -71,18 +77,18 @@ func (c *request) fill(at place, stages memory.Stages, pressure bool) (heap.ID, 
 	c.met = memory.StageRemap
 	if grown {
 		c.met = memory.StageGrow
-	} else if slices.ContainsFunc(d.plan.sources, func(x source) bool { return x.heap != nil && x.heap.pool != c.s.pool }) {
+	} else if slices.ContainsFunc(d.plan.sources, func(x source) bool { return x.heap != nil && x.heap.s.pool != c.s.pool }) {
 		c.met = memory.StageLend
 	}
-	return c.takeMoved(block, mapped, stamp)
+	return m.takeMoved(block, mapped, stamp)
 }
 
 // supply chooses free chunks for a place, and gets new ones for what is missing then, which grown reports. Where that is not
 // enough, errNarrow says that a roomier place might do.
 //
-// +checklocks:c.d.mu
-func (c *request) supply(at place, stages memory.Stages, pressure bool) (have uint64, grown bool, err error) {
-	d, p := c.d, &c.d.plan
+// +checklocks:m.c.d.mu
+func (m *chunkRequest) supply(at place, stages memory.Stages, pressure bool) (have uint64, grown bool, err error) {
+	c, d, p := m.c, m.c.d, &m.c.d.plan
 	p.sources, p.narrow = p.sources[:0], false
 	if stages&memory.StageGrow != 0 && !pressure && d.growFirst(at.need) {
 		stages = memory.StageGrow
@@ -96,14 +102,14 @@ func (c *request) supply(at place, stages memory.Stages, pressure bool) (have ui
 				c.log.try(r)
 			}
 		}
-		have = d.gather(c, at, stages, pressure)
+		have = m.gather(at, stages, pressure)
 	}
 	if have >= at.need {
 		return have, false, nil
 	}
 	if stages&memory.StageGrow != 0 {
 		c.log.try(memory.StageGrow)
-		have, err = d.create(c, at.need-have, have)
+		have, err = m.create(at.need-have, have)
 	}
 	if err == nil && have < at.need && p.narrow {
 		err = errNarrow
@@ -113,9 +119,9 @@ func (c *request) supply(at place, stages memory.Stages, pressure bool) (have ui
 
 // takeMoved hands out of the block that memory was mapped for, or of any where observers are notified of the memory first.
 //
-// +checklocks:c.d.mu
-func (c *request) takeMoved(block heap.ID, mapped run, stamp uint64) (heap.ID, error) {
-	d, s, p := c.d, c.s, &c.d.plan
+// +checklocks:m.c.d.mu
+func (m *chunkRequest) takeMoved(block heap.ID, mapped run, stamp uint64) (heap.ID, error) {
+	c, d, s, p := m.c, m.c.d, m.h.s, &m.c.d.plan
 	s.blocks.MinRest = d.minRest(s.class)
 	if d.onMap != nil {
 		pieces := make([]run, 0, len(p.sources))
@@ -125,6 +131,11 @@ func (c *request) takeMoved(block heap.ID, mapped run, stamp uint64) (heap.ID, e
 			addr += x.size
 		}
 		p.letGo()
+		d.arriving = append(d.arriving, mapped)
+		defer func() {
+			i := slices.Index(d.arriving, mapped)
+			d.arriving = slices.Delete(d.arriving, i, i+1)
+		}()
 		c.publish(block, mapped, stamp, pieces)
 		c.waits = c.waits[:0]
 		return c.take(s)
@@ -140,9 +151,9 @@ func (c *request) takeMoved(block heap.ID, mapped run, stamp uint64) (heap.ID, e
 // create gets new chunks of missing bytes together, in addition to those chosen, and returns the bytes of all. Where there is
 // no memory, or the driver fails with another error than that, what was got until then stays as spare chunks.
 //
-// +checklocks:d.mu
-func (d *Device) create(c *request, missing, have uint64) (uint64, error) {
-	p, s, before := &d.plan, c.log.of(memory.StageGrow), have
+// +checklocks:m.c.d.mu
+func (m *chunkRequest) create(missing, have uint64) (uint64, error) {
+	c, d, p, s, before := m.c, m.c.d, &m.c.d.plan, m.c.log.of(memory.StageGrow), have
 	s.stop = stopNot
 	if !d.quota.MayHold(missing) {
 		s.stop = stopLimit

@@ -8,11 +8,9 @@ import (
 
 	"github.com/cistern-gpu/cistern/config"
 	"github.com/cistern-gpu/cistern/internal/engine/journal"
-	"github.com/cistern-gpu/cistern/internal/engine/phys"
 	"github.com/cistern-gpu/cistern/internal/engine/timeline"
 	"github.com/cistern-gpu/cistern/internal/heap"
 	"github.com/cistern-gpu/cistern/memory"
-	"github.com/cistern-gpu/cistern/resource"
 )
 
 // Pausing: the memory under live blocks goes back to the device while their addresses stay theirs. What goes is whole
@@ -84,8 +82,7 @@ type leaving struct {
 	heap       *streamHeap
 	addr, size uint64
 	first      heap.ID // the block in which it begins
-	chunks     []phys.ChunkID
-	backing    resource.Backing // of a segment
+	mem        pausedBacking
 }
 
 // +checklocks:p.d.mu
@@ -212,11 +209,7 @@ func (p *pause) chooseLocked() error {
 			p.heaps[s] = true
 		}
 		from := len(p.found)
-		if s.area != nil {
-			p.chooseChunks(s, &no)
-		} else {
-			p.chooseSegments(s, &no)
-		}
+		s.backing.choosePaused(p, &no)
 		// A stream heap's ranges of addresses are in the order in which they came.
 		slices.SortFunc(p.found[from:], func(a, b leaving) int { return cmp.Compare(a.addr, b.addr) })
 	}
@@ -256,122 +249,6 @@ func (p *pause) refuse(s *streamHeap, b *heap.Block, no *refusal) {
 	}
 }
 
-// chooseChunks finds the chunks of a stream heap that are to go: those in which something selected lies and nothing else is in
-// use; and, of a pool of captured graphs that is paused as such, those that are wholly free.
-//
-// +checklocks:p.d.mu
-func (p *pause) chooseChunks(s *streamHeap, no *refusal) {
-	d := p.d
-	var at struct { // the chunk that is looked at
-		id       phys.ChunkID
-		first    heap.ID
-		stays    bool
-		selected uint64 // bytes
-	}
-	flush := func() {
-		if at.id == 0 {
-			return
-		}
-		k := d.mem.Chunk(at.id)
-		switch {
-		case at.stays:
-			p.report.Shared += at.selected
-		case at.selected > 0 || s.pool.pinned && p.sel.Tag == 0 && p.o.Captured:
-			if n := len(p.found); n > 0 && p.found[n-1].heap == s && p.found[n-1].addr+p.found[n-1].size == k.Addr && p.found[n-1].size+k.Size <= stretch {
-				p.found[n-1].size += k.Size
-				p.found[n-1].chunks = append(p.found[n-1].chunks, at.id)
-			} else {
-				p.found = append(p.found, leaving{heap: s, addr: k.Addr, size: k.Size, first: at.first, chunks: []phys.ChunkID{at.id}})
-			}
-		}
-		at.id = 0
-	}
-	granularity := d.upstream.Granularity()
-	for _, id := range s.blocks.Ranges() {
-		for ; id != 0; id = s.blocks.Next(id) {
-			b := s.blocks.At(id)
-			if b.State == heap.Unmapped || b.State == heap.Stale {
-				continue
-			}
-			selected, has := p.sel.has(s, b), false
-			for a := b.Addr; a < b.Addr+b.Size; {
-				c := s.area.At(a)
-				if c == 0 { // paused already
-					a = a/granularity*granularity + granularity
-					continue
-				}
-				has = true
-				k := d.mem.Chunk(c)
-				if at.id != c {
-					flush()
-					at.id, at.first, at.stays, at.selected = c, id, false, 0
-				}
-				if selected {
-					at.selected += min(b.Addr+b.Size, k.Addr+k.Size) - max(b.Addr, k.Addr)
-				} else if b.State != heap.Free {
-					at.stays = true
-				}
-				a = k.Addr + k.Size
-			}
-			if selected {
-				p.heaps[s] = true
-				if has {
-					p.refuse(s, b, no)
-				}
-			}
-		}
-		flush()
-	}
-}
-
-// chooseSegments does the same for segments.
-//
-// +checklocks:p.d.mu
-func (p *pause) chooseSegments(s *streamHeap, no *refusal) {
-	for _, first := range s.blocks.Ranges() {
-		x := leaving{heap: s, addr: s.blocks.At(first).Addr, first: first}
-		stays, selected := s.pausedOver(x.addr) != nil, uint64(0)
-		for id := first; id != 0; id = s.blocks.Next(id) {
-			b := s.blocks.At(id)
-			x.size += b.Size
-			switch {
-			case p.sel.has(s, b):
-				p.heaps[s] = true
-				selected += b.Size
-			case b.State == heap.Stale:
-				stays = true // it is on its way out, or paused
-			case b.State != heap.Free:
-				stays = true
-			}
-		}
-		if s.pausedOver(x.addr) != nil || selected == 0 {
-			continue
-		}
-		res := s.pool.segments
-		name := s.pool.traits.Name
-		backing, ok := resource.As[resource.Backing](res)
-		for id := first; id != 0; id = s.blocks.Next(id) {
-			b := s.blocks.At(id)
-			if !p.sel.has(s, b) {
-				continue
-			}
-			switch { // first what no option allows
-			case name == "nccl":
-				no.add(b, "pause: memory of pool {%d, %d} is NCCL's (nccl), registered for communication", s.pool.id[0], s.pool.id[1])
-			case !ok:
-				no.add(b, "pause: pool {%d, %d} has memory of %q, which cannot go and leave its addresses", s.pool.id[0], s.pool.id[1], name)
-			}
-			p.refuse(s, b, no)
-		}
-		if stays {
-			p.report.Shared += selected
-			continue
-		}
-		x.backing = backing
-		p.found = append(p.found, x)
-	}
-}
-
 // depart puts what was found out of everybody's reach, and marks the blocks, so that frees are the slow path's. The
 // caller holds all arenas' locks.
 //
@@ -382,7 +259,7 @@ func (p *pause) depart() {
 	for i := len(p.found) - 1; i >= 0; i-- {
 		x := &p.found[i]
 		s := x.heap
-		a := &pausedRange{heap: s, addr: x.addr, size: x.size, busy: true, mapped: true, chunks: x.chunks, backing: x.backing}
+		a := &pausedRange{heap: s, addr: x.addr, size: x.size, busy: true, mapped: true, mem: x.mem}
 		gaps := uint64(0)
 		for id := x.first; id != 0 && s.blocks.At(id).Addr < a.end(); id = s.blocks.Next(id) {
 			b := s.blocks.At(id)
@@ -423,18 +300,16 @@ func (p *pause) trim() {
 	for s := range p.heaps {
 		pools[s.pool] = true
 	}
-	if d.segmented {
-		d.releaseSegments(func(x *Pool) bool { return pools[x] }, true)
-	}
+	d.releaseSegments(func(x *Pool) bool { return pools[x] }, true)
 	for s := range p.heaps {
-		if s.area == nil || s.pool.pinned || !d.has(s) {
+		if s.pool.pinned || !d.has(s) {
 			continue
 		}
 		s.arena.Lock()
-		d.detach(s, everything)
+		s.backing.detach(everything)
 		s.arena.Unlock()
 	}
-	if d.upstream != nil {
+	if d.hasChunks() {
 		d.releaseChunks(p.sel.Pool, 0) // no more of them: it waits for those that are on their way
 	}
 	if before > d.quota.Reserved {

@@ -5,9 +5,7 @@ import (
 	"sort"
 
 	"github.com/cistern-gpu/cistern/internal/engine/offload"
-	"github.com/cistern-gpu/cistern/internal/engine/phys"
 	"github.com/cistern-gpu/cistern/internal/heap"
-	"github.com/cistern-gpu/cistern/resource"
 )
 
 // pausedRange is a range of a stream heap's addresses whose memory is paused, or on its way out or back: whole granules, or a
@@ -24,13 +22,12 @@ type pausedRange struct {
 	busy bool
 	// mapped: there is memory, still or again, and counted, though out of everybody's reach: that of blocks counts as
 	// active, the rest among the spare bytes.
-	mapped  bool
-	bare    bool             // nothing is mapped there no longer, or not yet, though it counts so: it is on its way
-	freed   bool             // a block was given back while it was mapped
-	lost    bool             // its memory could not be had again
-	live    int              // of a segment: blocks in it
-	chunks  []phys.ChunkID   // while it is mapped: in address order
-	backing resource.Backing // of a segment; nil: it is made of chunks
+	mapped bool
+	bare   bool // nothing is mapped there no longer, or not yet, though it counts so: it is on its way
+	freed  bool // a block was given back while it was mapped
+	lost   bool // its memory could not be had again
+	live   int  // of a segment: blocks in it
+	mem    pausedBacking
 }
 
 func (a *pausedRange) end() uint64 { return a.addr + a.size }
@@ -42,22 +39,6 @@ func (a *pausedRange) clip(addr, size uint64) (lo, n uint64) {
 		return lo, 0
 	}
 	return lo, hi - lo
-}
-
-// runs is its memory, piece by piece as it is made.
-//
-// +checklocks:a.heap.dev.mu
-func (a *pausedRange) runs() (out []run) {
-	if a.backing != nil {
-		return []run{{a.addr, a.size}}
-	}
-	at := a.addr
-	for _, id := range a.chunks {
-		n := a.heap.dev.mem.Chunk(id).Size
-		out = append(out, run{at, n})
-		at += n
-	}
-	return out
 }
 
 // pausedFrom is the index of the first paused range of the stream heap that ends behind addr.
@@ -156,11 +137,7 @@ const (
 func (s *streamHeap) survey(list []*pausedRange, sel *Selection) map[*pausedRange]*survey {
 	out := map[*pausedRange]*survey{}
 	for _, a := range list {
-		n := uint64(1)
-		if a.backing == nil {
-			n = a.size / s.dev.upstream.Granularity()
-		}
-		out[a] = &survey{kinds: make([]granuleKind, n)}
+		out[a] = &survey{kinds: make([]granuleKind, a.mem.granules(a))}
 	}
 	last := heap.ID(0)
 	s.eachPaused(list, func(a *pausedRange, id heap.ID, b *heap.Block, lo, n uint64) {
@@ -227,7 +204,7 @@ func (d *Device) decommit(s *streamHeap, id heap.ID, addr, size uint64, held boo
 	}
 	for _, x := range hits {
 		if !x.a.busy {
-			d.unmapEmpty(x.a, x.zombie, x.lo, x.n)
+			x.a.mem.unmapEmpty(x.a, x.zombie, x.lo, x.n)
 		}
 	}
 	return gone
@@ -240,90 +217,6 @@ func (s *streamHeap) noteParked(b *heap.Block) {
 			a.freed = a.mapped
 		}
 	}
-}
-
-// unmapEmpty makes an unmapped range of the granules in which the stale mapping [lo, lo+n) lies and no block does any more.
-//
-// +checklocks:d.mu
-func (d *Device) unmapEmpty(a *pausedRange, z heap.ID, lo, n uint64) {
-	s := a.heap
-	if a.backing != nil || s.pool.pinned {
-		return // releaseHollow looks after segments
-	}
-	h, g := s.blocks, d.upstream.Granularity()
-	from, to := lo/g*g, (lo+n+g-1)/g*g
-	for id := h.Prev(z); id != 0; id = h.Prev(id) {
-		b := h.At(id)
-		if b.Addr+b.Size <= from {
-			break
-		}
-		if b.State != heap.Stale {
-			from += g
-			break
-		}
-	}
-	for id := h.Next(z); id != 0; id = h.Next(id) {
-		b := h.At(id)
-		if b.Addr >= to {
-			break
-		}
-		if b.State != heap.Stale {
-			to -= g
-			break
-		}
-	}
-	if from >= to {
-		return
-	}
-	for h.At(z).Addr > from {
-		z = h.Prev(z)
-	}
-	h.ReapPart(z, from, to-from)
-	var parts []*pausedRange
-	if from > a.addr {
-		parts = append(parts, a.part(a.addr, from))
-	}
-	if to < a.end() {
-		parts = append(parts, a.part(to, a.end()))
-	}
-	s.replacePaused(a, parts...)
-}
-
-// part is a part of a paused range that has no memory, as one of its own.
-func (a *pausedRange) part(from, to uint64) *pausedRange {
-	return &pausedRange{heap: a.heap, addr: from, size: to - from, backing: a.backing, live: a.live,
-		contents: a.contents.Part(from, to)}
-}
-
-// cutUp replaces a paused range that has no memory by parts, of granules of the same kind each, and returns them with their
-// kinds. Granules that no block lies in become unmapped ranges, except in pools of captured graphs. It is not for segments.
-// +checklocks:d.mu
-func (d *Device) cutUp(a *pausedRange, v *survey) (parts []*pausedRange, kinds []granuleKind) {
-	s, g := a.heap, a.size/uint64(len(v.kinds))
-	first := v.first
-	for i := 0; i < len(v.kinds); {
-		k := i
-		for k < len(v.kinds) && v.kinds[k] == v.kinds[i] {
-			k++
-		}
-		from, to := a.addr+uint64(i)*g, a.addr+uint64(k)*g
-		switch {
-		case v.kinds[i] != granuleFree || s.pool.pinned:
-			x := a
-			if from > a.addr || to < a.end() {
-				x = a.part(from, to)
-			}
-			parts, kinds = append(parts, x), append(kinds, v.kinds[i])
-		default:
-			for b := s.blocks.At(first); b.Addr+b.Size <= from; b = s.blocks.At(first) {
-				first = s.blocks.Next(first)
-			}
-			first = s.blocks.ReapPart(first, from, to-from)
-		}
-		i = k
-	}
-	s.replacePaused(a, parts...)
-	return parts, kinds
 }
 
 // blockOver finds the block that an address lies in, whatever it is. It looks at every block before it.
@@ -345,8 +238,8 @@ func (s *streamHeap) blockOver(addr uint64) (id heap.ID) {
 func (d *Device) compact(s *streamHeap, list []*pausedRange) {
 	all := s.survey(list, nil)
 	for _, a := range list {
-		if a.backing == nil && !a.busy {
-			d.cutUp(a, all[a])
+		if !a.busy {
+			a.mem.cutUp(a, all[a])
 		}
 	}
 }
@@ -431,22 +324,26 @@ func (d *Device) releaseEmpty() (first error) {
 	if d.health.Broken() != nil || d.offload.Unsure() {
 		return nil
 	}
-	var list []*pausedRange
-	for _, s := range d.heaps {
-		if s == nil || s.area != nil || s.pool.pinned {
+	type empty struct {
+		*pausedRange
+		of *segmentHeap
+	}
+	var list []empty
+	for h := range d.segmentHeaps() {
+		if h.s.pool.pinned {
 			continue
 		}
-		for _, a := range s.paused { // changed by holders of Device.mu only
+		for _, a := range h.s.paused { // changed by holders of Device.mu only
 			if a.live == 0 && !a.busy {
 				a.busy = true
-				list = append(list, a)
+				list = append(list, empty{a, h})
 			}
 		}
 	}
 	for _, a := range list {
 		s := a.heap
 		d.a.disown(a.addr, a.size)
-		err := d.freeSegment(s, a.addr, a.size)
+		err := a.of.free(a.addr, a.size)
 		if a.busy = false; err != nil {
 			d.a.claim(a.addr, a.size, s) // which succeeded before
 			if first == nil {
@@ -456,7 +353,7 @@ func (d *Device) releaseEmpty() (first error) {
 		}
 		s.arena.Lock()
 		s.blocks.DropRange(s.blocks.ReapPart(s.blockOver(a.addr), a.addr, a.size))
-		s.replacePaused(a)
+		s.replacePaused(a.pausedRange)
 		s.arena.Unlock()
 		d.recordSegment(s, a.addr, a.size, false, origin{})
 		d.mem.Ranges.Drop(s.index, a.addr)

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -33,14 +34,9 @@ func (d *Device) EnablePeer(peer cuda.Device) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if slices.Contains(d.mem.Access.Devices(), peer) {
-		return d.eachUpstream((*Pool).openToPeers)
+		return d.openUpstreams((*wholeSegments).openToPeers)
 	}
-	if err := d.eachUpstream(func(p *Pool) error {
-		if r := p.peers(); r != nil {
-			return p.openTo(r, peer)
-		}
-		return nil
-	}); err != nil {
+	if err := d.openUpstreams(func(w *wholeSegments) error { return w.openTo(peer) }); err != nil {
 		return err
 	}
 	if slices.Contains(d.mem.Access.Devices(), peer) { // another thread was faster
@@ -48,12 +44,11 @@ func (d *Device) EnablePeer(peer cuda.Device) error {
 	}
 	runs := slices.Clone(d.arriving)
 	for _, s := range d.heaps {
-		if s == nil || s.area == nil && (d.single == nil || s.pool.segments != d.single) {
-			continue
+		if s != nil {
+			s.arena.Lock()
+			runs = append(runs, s.backing.mapped()...)
+			s.arena.Unlock()
 		}
-		s.arena.Lock()
-		runs = append(runs, s.mapped()...)
-		s.arena.Unlock()
 	}
 	for _, r := range runs { // nothing is unmapped meanwhile: that takes Device.mu
 		if err := d.drv.MemSetAccess(cuda.Ptr(r.addr), r.size, []cuda.Device{peer}); err != nil {
@@ -66,7 +61,17 @@ func (d *Device) EnablePeer(peer cuda.Device) error {
 		}
 	}
 	d.mem.Access.Add(peer)
-	return d.eachUpstream((*Pool).openToPeers) // of pools that came meanwhile
+	return d.openUpstreams((*wholeSegments).openToPeers) // of pools that came meanwhile
+}
+
+// openUpstreams opens the users' upstreams of the device's pools, and returns the first error. Device.mu is let go meanwhile.
+//
+// +checklocks:d.mu
+func (d *Device) openUpstreams(open func(*wholeSegments) error) (first error) {
+	for _, w := range d.userSegments() {
+		first = cmp.Or(first, open(w))
+	}
+	return first
 }
 
 // Peers are the devices that EnablePeer was called for.
@@ -79,13 +84,12 @@ func (d *Device) Peers() []cuda.Device {
 // run is a contiguous range of mapped memory.
 type run struct{ addr, size uint64 }
 
-// mapped lists the memory of a stream heap that is mapped and not on its way out. The caller holds the arena's lock.
+// runs lists the memory of a stream heap in the blocks that are mapped. The caller holds the arena's lock.
 //
 // +checklocks:s.dev.mu
-func (s *streamHeap) mapped() (runs []run) {
+func (s *streamHeap) runs(mapped func(*heap.Block) bool) (runs []run) {
 	s.blocks.Each(func(id heap.ID, b *heap.Block) bool {
-		// A segment on its way out comes back if that fails.
-		if b.State == heap.Unmapped || b.State == heap.Stale && s.area != nil {
+		if !mapped(b) {
 			return true
 		}
 		if n := len(runs); n > 0 && s.blocks.Prev(id) != 0 && runs[n-1].addr+runs[n-1].size == b.Addr {

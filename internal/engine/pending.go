@@ -106,8 +106,8 @@ func (d *Device) unfinished(held *streamHeap) (waits timeline.Waits) {
 			waits.AddUnfinished(&d.streams[k.Stream].timeline, k.Stamp)
 		}
 	}
-	for _, s := range d.heaps {
-		if s == nil || s.pool.pinned || held.stream == s.stream && held.hot.Capture == 0 || s.area == nil && held.area != nil {
+	for s := range held.backing.usable() {
+		if s.pool.pinned || held.stream == s.stream && held.hot.Capture == 0 {
 			continue
 		}
 		s.arena.Lock()

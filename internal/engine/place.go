@@ -20,13 +20,13 @@ type place struct {
 // place finds where the request's memory is to be mapped, with so much room beyond what is needed, within the pool's own
 // limit; no place where there is none. It locks other arenas.
 //
-// +checklocks:c.d.mu
-func (c *request) place(spare uint64) (place, error) {
-	d, s := c.d, c.s
+// +checklocks:m.c.d.mu
+func (m *chunkRequest) place(spare uint64) (place, error) {
+	c, d, s := m.c, m.c.d, m.h.s
 	find := func() (place, bool) { return s.placeFor(c.n, d.upstream.Granularity(), spare) }
 	at, ok := find()
 	if !ok {
-		if err := d.reserve(s, c.n); err != nil {
+		if err := m.h.reserve(c.n); err != nil {
 			if isOutOfMemory(err) {
 				c.log.oom, c.log.of(memory.StageGrow).err = err, err // the first that needs addresses
 				return place{}, nil
@@ -38,7 +38,7 @@ func (c *request) place(spare uint64) (place, error) {
 		}
 	}
 	for !s.pool.mayHold(at.need) {
-		if !c.spare(at.need) {
+		if !m.spare(at.need) {
 			c.scope.limit = s.pool
 			c.log.try(memory.StageGrow).stop = stopPoolLimit
 			return place{}, nil

@@ -6,13 +6,10 @@ import (
 	"sync/atomic"
 
 	"github.com/cistern-gpu/cistern/config"
-	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/internal/engine/arena"
-	"github.com/cistern-gpu/cistern/internal/engine/phys"
 	"github.com/cistern-gpu/cistern/internal/engine/quota"
 	"github.com/cistern-gpu/cistern/internal/heap"
 	"github.com/cistern-gpu/cistern/memory"
-	"github.com/cistern-gpu/cistern/resource"
 )
 
 // Pool is a set of blocks apart from the others of its device: nothing allocated from it shares a chunk with another
@@ -22,20 +19,12 @@ type Pool struct {
 	id     memory.PoolID
 	number uint32 // by which events name it
 
-	segments     resource.Resource // where its segments come from; nil: it is made of chunks
-	traits       resource.Traits   // of its memory
-	userUpstream bool              // segments is the user's: it is called with no lock held
-	onDevice     bool              // it takes the device's own memory
-	counted      bool              // and that is under the device's limit
-	noSplit      bool              // each block is a segment
-	under        *Pool             // the pool that its segments are blocks of, nil: they are not
-	own          resource.Closer   // what the engine made to use the upstream
-	onEnd        func()            // nil: none
-	ask          *callback         // asked for memory before others are; nil: none
-	spill        *Pool             // where requests are met that nothing else meets; nil: nowhere
-	parent       *Pool             // the pool whose spill this is
-	unit         uint64            // sizes of segments are multiples of it
-	mask         uint64            // sizes of blocks are multiples of mask+1
+	backing backing   // what it is made of
+	onEnd   func()    // nil: none
+	ask     *callback // asked for memory before others are; nil: none
+	spill   *Pool     // where requests are met that nothing else meets; nil: nowhere
+	parent  *Pool     // the pool whose spill this is
+	mask    uint64    // sizes of blocks are multiples of mask+1
 
 	// stream heaps by stream index × classes + class. Read without a lock, where one that was dissolved may still be seen: it is
 	// empty. Changed by holders of Device.mu.
@@ -59,8 +48,6 @@ type Pool struct {
 	inFlight uint64 // bytes being asked of its upstream, with no lock held
 	// +checklocks:dev.mu
 	peak uint64 // the most it held
-	// +checklocks:dev.mu
-	opened []cuda.Device // the peers that its upstream was opened to
 }
 
 // ID is the pool's name.
@@ -99,17 +86,7 @@ func (p *Pool) Release() error {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if p.segments == nil && d.onUnmap != nil {
-		d.unmapReady() // else it could not be used
-	}
-	if p.segments == nil && p.spill == nil {
-		return nil
-	}
-	// Nobody else can use them.
-	_, err := d.releaseSegments(func(x *Pool) bool { return x.owner() == p }, true)
-	d.sweep()
-	d.rebalanceAll(nil, nil)
-	return err
+	return p.backing.ended()
 }
 
 func (p *Pool) release() error {
@@ -172,9 +149,7 @@ func (d *Device) endPools() {
 			return false
 		}
 		for _, x := range parts {
-			if x.own != nil {
-				d.unused = append(d.unused, x.own)
-			}
+			x.backing.closeOwn()
 			d.byNumber[x.number] = nil
 			d.journal.Pools.Put(int(x.number))
 		}
@@ -250,12 +225,7 @@ func (p *Pool) streamHeap(st *Stream, class int) (*streamHeap, error) {
 	s.hot = s.arena.Add(class, &st.timeline, s.blocks)
 	s.gauges = &s.arena.Quota.Classes[class]
 	s.blocks.KeepStacks(d.keepStacks)
-	if p.noSplit {
-		s.blocks.KeepWhole()
-	}
-	if p.segments == nil {
-		s.area = phys.NewArea(d.upstream.Granularity())
-	}
+	s.backing = p.backing.newHeap(s)
 	s.index = int32(d.places.Take())
 	if int(s.index) == len(d.heaps) {
 		d.heaps = append(d.heaps, nil)
@@ -310,9 +280,7 @@ func (d *Device) sweep() {
 		kept++
 		s.arena.Lock()
 		if s.blocks.UsedBlocks == 0 && s.requestsUnderWay == 0 {
-			if s.area != nil {
-				d.detach(s, everything)
-			}
+			s.backing.detach(everything)
 			if d.dissolve(s) {
 				kept--
 			}
@@ -334,7 +302,7 @@ func (d *Device) dissolve(s *streamHeap) bool {
 	if s.blocks.FreeBlocks != 0 {
 		return false
 	}
-	if d.dropRanges(s) != nil || len(s.blocks.Ranges()) > 0 {
+	if s.backing.dropRanges() != nil || len(s.blocks.Ranges()) > 0 {
 		return false
 	}
 	d.quota.Retire(s.class, s.gauges)

@@ -43,10 +43,7 @@ func (r *poolResource) Alloc(size, align uint64, h cuda.Stream) (cuda.Ptr, error
 	if align <= heap.Align {
 		return p.alloc(size, st, by)
 	}
-	n := p.round(size)
-	if !p.noSplit { // else a segment has it of itself
-		n += align - heap.Align
-	}
+	n := p.round(size) + p.backing.alignSlack(align)
 	return p.obtain(&request{n: n, size: size, align: align, by: by}, st)
 }
 
@@ -74,12 +71,7 @@ func (r *poolResource) Free(ptr cuda.Ptr, size, _ uint64, h cuda.Stream) error {
 
 func (r *poolResource) MemInfo() (free, total uint64, err error) {
 	p := r.p
-	if p.segments != nil {
-		free, total, err = p.segments.MemInfo()
-	} else {
-		free, total, err = p.dev.drv.MemInfo(p.dev.id)
-	}
-	if err != nil {
+	if free, total, err = p.backing.memInfo(); err != nil {
 		return 0, 0, err
 	}
 	return min(free+p.Stats().Cached, total), total, nil
@@ -91,8 +83,8 @@ func (r *poolResource) Equal(other resource.Resource) bool {
 }
 
 func (r *poolResource) Traits() resource.Traits {
-	t := r.p.traits
-	return resource.Traits{Name: "pool", Device: r.p.dev.id, OnDevice: r.p.onDevice, DeviceAccessible: t.DeviceAccessible,
+	t := r.p.backing.traits()
+	return resource.Traits{Name: "pool", Device: r.p.dev.id, OnDevice: r.p.backing.onDevice(), DeviceAccessible: t.DeviceAccessible,
 		HostAccessible: t.HostAccessible, Migrates: t.Migrates, StreamOrdered: true, Align: heap.Align}
 }
 

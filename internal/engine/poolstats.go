@@ -53,7 +53,7 @@ func (p *Pool) holds() uint64 {
 //
 // +checklocks:s.dev.mu
 func (s *streamHeap) gain(bytes uint64) {
-	s.chunkBytes += bytes
+	s.held += bytes
 	s.pool.reserved += bytes
 	p := s.pool.owner()
 	p.peak = max(p.peak, p.holds())
@@ -61,31 +61,30 @@ func (s *streamHeap) gain(bytes uint64) {
 
 // +checklocks:s.dev.mu
 func (s *streamHeap) lose(bytes uint64) {
-	s.chunkBytes -= bytes
+	s.held -= bytes
 	s.pool.reserved -= bytes
 }
 
 // spare makes free chunks of the request's pool spare until the pool's limit allows need bytes more, or there are none
 // that can be taken. It reports whether any went. The caller holds Device.mu and the arena's lock.
 //
-// +checklocks:c.d.mu
-func (c *request) spare(need uint64) bool {
-	d, p := c.d, c.s.pool
+// +checklocks:m.c.d.mu
+func (m *chunkRequest) spare(need uint64) bool {
+	c, d, p := m.c, m.c.d, m.h.s.pool
 	if p.pinned || d.onUnmap != nil || c.allowed&memory.StageRemap == 0 || need > p.limit {
 		return false
 	}
 	c.log.tried |= memory.StageRemap
 	excess, got := p.reserved+p.inFlight+need-p.limit, uint64(0)
-	for _, o := range d.heaps {
-		if o == nil || o.pool != p || o == c.s || o.area == nil || got >= excess {
-			continue
+	for h := range d.chunkHeaps() {
+		if o := h.s; o.pool == p && o != c.s && got < excess {
+			o.lockBeside(c.s)
+			got += h.detach(excess - got)
+			o.unlockBeside(c.s)
 		}
-		o.lockBeside(c.s)
-		got += d.detach(o, excess-got)
-		o.unlockBeside(c.s)
 	}
 	if got == 0 { // last, as the request may use what is free there where it is
-		got = d.detach(c.s, excess)
+		got = m.h.detach(excess)
 	}
 	return got > 0
 }

@@ -12,9 +12,9 @@ import (
 // be counted, where they were mapped, and until when the stream heap's stream uses them. Every driver call that can fail comes
 // before the first change of the engine's own state, and those made are undone when a later one fails.
 //
-// +checklocks:d.mu
-func (d *Device) move(c *request, at place, total uint64) (block heap.ID, mapped run, stamp uint64, err error) {
-	p, s := &d.plan, c.s
+// +checklocks:m.c.d.mu
+func (m *chunkRequest) move(at place, total uint64) (block heap.ID, mapped run, stamp uint64, err error) {
+	c, d, p, s := m.c, m.c.d, &m.c.d.plan, m.h.s
 	unmapped := s.blocks.At(at.unmapped)
 	mapped = run{unmapped.Addr, total}
 	if at.atEnd {
@@ -23,7 +23,7 @@ func (d *Device) move(c *request, at place, total uint64) (block heap.ID, mapped
 	if c.order != streamOrdered {
 		c.awaitPlan(at, total)
 	}
-	if stamp, err = c.orderSources(); err != nil {
+	if stamp, err = m.orderSources(); err != nil {
 		return 0, run{}, 0, err
 	}
 	p.chunks = p.chunks[:0]
@@ -35,16 +35,16 @@ func (d *Device) move(c *request, at place, total uint64) (block heap.ID, mapped
 		return 0, run{}, 0, err
 	}
 	// From here on nothing fails.
-	d.takeOver(c, mapped.addr)
+	m.takeOver(mapped.addr)
 	return s.blocks.Map(at.unmapped, mapped.addr, total, stamp), mapped, stamp, nil
 }
 
 // orderSources orders the request's stream behind the last uses of the planned sources, and returns until when its stream
 // uses them.
 //
-// +checklocks:c.d.mu
-func (c *request) orderSources() (stamp uint64, err error) {
-	p, s := &c.d.plan, c.s
+// +checklocks:m.c.d.mu
+func (m *chunkRequest) orderSources() (stamp uint64, err error) {
+	c, p, s := m.c, &m.c.d.plan, m.h.s
 	waited := false
 	for i := range p.sources {
 		x := &p.sources[i]
@@ -81,14 +81,14 @@ func (d *Device) keepMapped(s *streamHeap, unmapped heap.ID, addr uint64, left [
 
 // takeOver makes the planned sources, which are mapped from addr on, chunks of the request's stream heap.
 //
-// +checklocks:d.mu
-func (d *Device) takeOver(c *request, addr uint64) {
-	p, s := &d.plan, c.s
+// +checklocks:m.c.d.mu
+func (m *chunkRequest) takeOver(addr uint64) {
+	c, d, p, s := m.c, m.c.d, &m.c.d.plan, m.h.s
 	var last takenOut
 	for i := range p.sources {
 		if x := &p.sources[i]; x.heap != nil {
 			x.from = d.mem.Chunk(x.chunk).Addr
-			d.leave(&last, x.heap, x.block, x.chunk, true)
+			x.heap.leave(&last, x.block, x.chunk, true)
 			d.counts.Remaps++
 		}
 	}
@@ -96,12 +96,12 @@ func (d *Device) takeOver(c *request, addr uint64) {
 	for i := range p.sources {
 		x := &p.sources[i]
 		k := d.mem.Chunk(x.chunk)
-		s.area.Set(k.Addr, k.Size, x.chunk)
+		m.h.area.Set(k.Addr, k.Size, x.chunk)
 		s.gain(k.Size)
 		d.record(event.Event{Kind: event.SegmentMap, Addr: k.Addr, Size: k.Size, Handle: uint64(k.Handle),
 			Stream: s.stream.number(), Pool: s.pool.number, Stack: c.by.stack, Thread: c.by.thread})
 		if x.heap != nil {
-			d.recordLeft(x.heap, x.from, k)
+			d.recordLeft(x.heap.s, x.from, k)
 		}
 	}
 }
@@ -109,7 +109,7 @@ func (d *Device) takeOver(c *request, addr uint64) {
 // takenOut is the chunk that leave took out before. A block can have a hundred thousand chunks, which leave in the order of
 // their addresses: what is left of it is not searched from its beginning for each.
 type takenOut struct {
-	heap  *streamHeap
+	heap  *chunkHeap
 	block heap.ID // that the chunk lay in
 	left  heap.ID // the stale mapping in its place
 }
@@ -118,11 +118,12 @@ type takenOut struct {
 // lay in, or what is left of it; recorded says that the caller tells the history. The caller holds Device.mu and has held the
 // arena's lock since the chunk was found free, and since the call before with the same last.
 //
-// +checklocks:d.mu
-func (d *Device) leave(last *takenOut, o *streamHeap, near heap.ID, id phys.ChunkID, recorded bool) {
+// +checklocks:h.s.dev.mu
+func (h *chunkHeap) leave(last *takenOut, near heap.ID, id phys.ChunkID, recorded bool) {
+	o, d := h.s, h.s.dev
 	k := d.mem.Chunk(id)
 	block := near
-	if last.heap == o && last.block == near && o.blocks.At(last.left).Addr < k.Addr {
+	if last.heap == h && last.block == near && o.blocks.At(last.left).Addr < k.Addr {
 		block = last.left
 	}
 	for b := o.blocks.At(block); k.Addr >= b.Addr+b.Size; b = o.blocks.At(block) {
@@ -130,8 +131,8 @@ func (d *Device) leave(last *takenOut, o *streamHeap, near heap.ID, id phys.Chun
 	}
 	stamp := o.blocks.At(block).Stamp
 	z := o.blocks.Unmap(block, k.Addr, k.Size)
-	*last = takenOut{o, near, z}
-	o.area.Set(k.Addr, k.Size, 0)
+	*last = takenOut{h, near, z}
+	h.area.Set(k.Addr, k.Size, 0)
 	o.lose(k.Size)
 	o.gauges.SetFree(o.blocks.FreeBlocks, -int64(k.Size))
 	d.mem.Leave(id, int32(z), o.stream.index.Load(), stamp, recorded)

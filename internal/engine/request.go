@@ -61,9 +61,7 @@ func (p *Pool) obtain(c *request, st *Stream) (cuda.Ptr, error) {
 		return 0, c.fail(p, st)
 	}
 	if d.dissolving {
-		if d.segmented {
-			d.releaseSegments(func(x *Pool) bool { return x.released }, false)
-		}
+		d.releaseSegments(func(x *Pool) bool { return x.released }, false)
 		d.sweep()
 	}
 	if d.onUnmap != nil && d.mem.Stale.Len() > 0 {
@@ -171,17 +169,13 @@ func (c *request) awaitMore() (bool, error) {
 }
 
 // setScope says whose memory may be given back for the request: of its pool alone while that one's own limit is in the way.
-// Chunks move by themselves, unless observers must be told before they are unmapped.
 //
 // +checklocks:c.d.mu
 func (c *request) setScope() {
-	d, p := c.d, c.s.pool
-	c.scope.pools, c.scope.need, c.scope.heap = p.sameMemory, p.segmentSize(c.n), c.s
-	if c.scope.limit != nil {
-		c.scope.chunks = d.segmented || d.onUnmap != nil
-	} else {
-		c.scope.chunks = d.upstream != nil && p.onDevice && (c.s.area == nil || d.onUnmap != nil)
-	}
+	p := c.s.pool
+	usual, _ := p.backing.sizes(c.n)
+	c.scope.pools, c.scope.need, c.scope.heap = p.sameMemory, usual, c.s
+	c.scope.chunks = c.s.backing.wantsChunks(c.scope.limit != nil)
 }
 
 // giveBackUnlocked is giveBack with the arena's lock let go.
@@ -210,8 +204,7 @@ func (c *request) callOutUnlocked() bool {
 //
 // +checklocks:c.d.mu
 func (c *request) tighten() bool {
-	p := c.s.pool
-	if c.tight || p.segments == nil || p.whole(c.n) >= p.segmentSize(c.n) {
+	if usual, least := c.s.pool.backing.sizes(c.n); c.tight || least >= usual {
 		return false
 	}
 	c.tight = true
@@ -276,24 +269,19 @@ func (c *request) run() (heap.ID, error) {
 		return id, err
 	}
 	d.reap(s)
-	if s.pool.segments != nil {
-		return c.growSegment()
-	}
-	// First without robbing other pools; then with.
-	id, err := c.obtain(c.allowed&(memory.StageRemap|memory.StageGrow), false)
-	if id != 0 || err != nil {
-		return id, err
-	}
+	return s.backing.supply(c)
+}
+
+// collectForced completes frees that waited for other streams by having their own streams wait, on the GPU.
+//
+// +checklocks:c.d.mu
+func (c *request) collectForced() (id heap.ID, err error) {
 	if c.order == streamOrdered && c.collect(true) {
-		if id, err := c.take(s); id != 0 || err != nil {
+		if id, err = c.take(c.s); id != 0 || err != nil {
 			c.met = memory.StageCollect
-			return id, err
 		}
 	}
-	if id, err = c.obtain(c.allowed&(memory.StageRemap|memory.StageGrow|memory.StageLend), true); id != 0 || err != nil {
-		return id, err
-	}
-	return c.elsewhere()
+	return id, err
 }
 
 // collect completes frees that waited for other streams, if there are any, and reports whether any was completed.
@@ -431,8 +419,8 @@ func (c *request) spill(p *Pool, st *Stream) (cuda.Ptr, error) {
 	c.log.start()
 	x := request{reclaimer: reclaimer{d: c.d, log: attempts{drv: c.d.drv}, allowed: c.allowed, asked: c.asked, helped: c.helped},
 		n: p.spill.round(c.size), size: c.size, align: c.align, by: c.by, order: min(c.order, hostOrdered)}
-	if c.align != 0 && !p.noSplit {
-		x.n += c.align - heap.Align
+	if c.align != 0 {
+		x.n += p.spill.backing.alignSlack(c.align)
 	}
 	ptr, err := x.reclaim(p.spill, st)
 	c.log.lap(memory.StageSpill, 0)
@@ -459,7 +447,7 @@ type failed struct {
 func (d *Device) outOfMemory(p *Pool, r *reclaimer, f failed) *memory.OutOfMemoryError {
 	e := &memory.OutOfMemoryError{Device: d.id, Pool: p.id, Requested: f.requested, Need: f.need, Tag: journal.TagOf(f.by.label), Library: journal.LibraryOf(f.by.label),
 		Reserved: d.quota.Total(), Elsewhere: d.quota.Elsewhere, Cached: d.quota.Spare, Limit: d.quota.Limit, Tried: r.log.tried,
-		Off: memory.AllStages &^ r.allowed, Cause: r.log.oom, Pools: d.poolUsage(nil), Upstream: p.upstreamName(), OffDevice: !p.onDevice,
+		Off: memory.AllStages &^ r.allowed, Cause: r.log.oom, Pools: d.poolUsage(nil), Upstream: p.backing.upstreamName(), OffDevice: !p.backing.onDevice(),
 		Paused: uint64(d.quota.Paused[quota.GroupAll].Current)}
 	if p.spill == nil {
 		e.Off &^= memory.StageSpill
@@ -474,7 +462,7 @@ func (d *Device) outOfMemory(p *Pool, r *reclaimer, f failed) *memory.OutOfMemor
 	if d.labelled.Load() {
 		e.Libraries = d.libraryUsage()
 	}
-	if !p.onDevice {
+	if !p.backing.onDevice() {
 		e.Other = d.quota.Spare
 	}
 	if f.heap != nil {

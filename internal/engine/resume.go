@@ -5,7 +5,6 @@ import (
 	"slices"
 
 	"github.com/cistern-gpu/cistern/cuda"
-	"github.com/cistern-gpu/cistern/event"
 	"github.com/cistern-gpu/cistern/internal/engine/offload"
 	"github.com/cistern-gpu/cistern/internal/engine/quota"
 	"github.com/cistern-gpu/cistern/memory"
@@ -113,10 +112,7 @@ func (r *resume) plan() {
 			if v == nil || a.busy {
 				continue
 			}
-			parts, kinds := []*pausedRange{a}, v.kinds
-			if a.backing == nil {
-				parts, kinds = d.cutUp(a, v)
-			}
+			parts, kinds := a.mem.cutUp(a, v)
 			for i, x := range parts {
 				if kinds[i] == granuleSelected || kinds[i] == granuleFree && pools[s.pool] {
 					x.busy = true
@@ -135,27 +131,18 @@ func (r *resume) plan() {
 // +checklocks:r.d.mu
 // +checklocks:r.d.pausing
 func (r *resume) getMemory() error {
-	d := r.d
 	if err := r.mayGet(); err != nil {
 		return err
 	}
-	var chunks []*pausedRange
-	// Users' upstreams first: the locks are let go meanwhile.
-	for _, users := range []bool{true, false} {
+	for turn := range getTurns {
 		for _, a := range r.coming {
-			switch {
-			case a.backing == nil && users:
-				chunks = append(chunks, a)
-			case a.backing != nil && a.heap.pool.userUpstream == users:
-				if err := d.back(a); err != nil {
-					return err
-				}
-				a.lost = true // it has memory that is not counted
+			if a.mem.turn() != turn {
+				continue
+			}
+			if err := a.mem.get(a); err != nil {
+				return err
 			}
 		}
-	}
-	if err := d.createFor(chunks); err != nil {
-		return err
 	}
 	byHeap(r.coming, func(s *streamHeap, list []*pausedRange) {
 		all := s.survey(list, nil)
@@ -178,7 +165,7 @@ func (r *resume) mayGet() error {
 	needs, onDevice := map[*Pool]uint64{}, uint64(0)
 	for _, a := range r.coming {
 		needs[a.heap.pool] += a.size
-		if a.backing == nil || a.heap.pool.counted {
+		if a.mem.counted() {
 			onDevice += a.size
 		}
 	}
@@ -207,22 +194,9 @@ func (r *resume) mayGet() error {
 // +checklocks:r.d.mu
 func (r *resume) got(s *streamHeap, a *pausedRange, v *survey) {
 	d := r.d
-	a.mapped, a.lost, a.bare = true, false, a.backing == nil
+	a.mapped, a.lost = true, false
 	s.gain(a.size)
-	if a.backing != nil {
-		d.got(a.size, s.pool.counted)
-		d.quota.Physical[quota.GroupOf(s.class)].Add(a.size)
-		d.record(event.Event{Kind: event.SegmentMap, Addr: a.addr, Size: a.size, Stream: s.stream.number(), Pool: s.pool.number})
-	} else {
-		at := a.addr
-		for _, id := range a.chunks {
-			k := d.mem.Chunk(id)
-			s.area.Set(at, k.Size, id)
-			d.record(event.Event{Kind: event.SegmentMap, Addr: at, Size: k.Size, Handle: uint64(k.Handle),
-				Stream: s.stream.number(), Pool: s.pool.number})
-			at += k.Size
-		}
-	}
+	a.mem.got(a)
 	d.addPaused(s, -int64(v.used))
 	d.quota.Spare += a.size - v.used
 	r.report.Blocks += int64(v.blocks)
@@ -232,25 +206,6 @@ func (r *resume) got(s *streamHeap, a *pausedRange, v *survey) {
 
 // errOverLimit stands for what is no failure of the driver's.
 var errOverLimit = fmt.Errorf("the limit is in the way: %w", cuda.ErrOutOfMemory)
-
-// createFor makes the chunks for paused ranges: fewer and larger ones than there may have been, as they cost by number.
-//
-// +checklocks:d.mu
-func (d *Device) createFor(list []*pausedRange) error {
-	for _, a := range list {
-		for at := a.addr; at < a.end(); {
-			id, err := d.mem.Create(d.resumeChunk(a.heap.class, a.end()-at))
-			if err != nil {
-				return err
-			}
-			d.counts.DeviceAllocs++
-			d.mem.Assign(at, a.heap.index, a.heap.class, id)
-			a.chunks = append(a.chunks, id)
-			at += d.mem.Chunk(id).Size
-		}
-	}
-	return nil
-}
 
 // resumeChunk is the size of the next chunk for a range of which so much is left: the largest, as mapping costs by
 // number, but half of that for small blocks, among which large chunks are the more seldom wholly free; and no larger than
@@ -270,24 +225,17 @@ func (d *Device) resumeChunk(class int, left uint64) uint64 {
 //
 // +checklocks:r.d.mu
 func (r *resume) putBack() {
-	d := r.d
-	for _, a := range r.coming {
-		if a.backing == nil {
-			d.giveBackChunks(a)
-		}
-	}
-	for _, a := range r.coming {
-		if a.lost {
-			if d.unback(a) != nil {
-				d.unback(a) // once more: what stays is there when it is resumed
+	for _, final := range []bool{false, true} {
+		for _, a := range r.coming {
+			if a.mem.final() == final {
+				a.mem.putBack(a)
 			}
-			a.lost = false
 		}
 	}
 	for _, a := range r.coming {
 		a.busy = false
 	}
-	byHeap(r.coming, d.compact) // blocks may have been freed meanwhile
+	byHeap(r.coming, r.d.compact) // blocks may have been freed meanwhile
 	r.coming = nil
 }
 
@@ -298,7 +246,7 @@ func (r *resume) putBack() {
 // +checklocks:r.d.pausing
 func (r *resume) reclaim() (again bool, err error) {
 	r.scope.pools = func(*Pool) bool { return true }
-	r.scope.chunks, r.scope.need = r.d.upstream != nil, r.need
+	r.scope.chunks, r.scope.need = r.d.hasChunks(), r.need
 	if again, err = r.giveBack(); again || err != nil {
 		return again, err
 	}
@@ -363,7 +311,7 @@ func (r *resume) fill() error {
 	err := r.mapAndCopy()
 	if err == nil && d.onMap != nil {
 		for _, a := range r.coming {
-			r.published = append(r.published, a.runs()...)
+			r.published = append(r.published, a.mem.runs(a)...)
 		}
 		d.publish(d.onMap, r.published)
 	}
@@ -398,7 +346,7 @@ func (r *resume) mapAndCopy() error {
 	for _, part := range stretches(r.coming) {
 		for _, a := range part {
 			if a.bare {
-				if err = d.mapAgain(a); err != nil {
+				if err = a.mem.mapAgain(a); err != nil {
 					break
 				}
 				a.bare = false
@@ -435,11 +383,7 @@ func (r *resume) mapAndCopy() error {
 // +checklocks:r.d.mu
 func (r *resume) pretend() {
 	for _, a := range r.coming {
-		for _, id := range a.chunks {
-			if k := r.d.mem.Chunk(id); k.Mappings == 0 {
-				k.Mappings = 1
-			}
-		}
+		a.mem.pretend()
 		a.bare = false
 	}
 }
@@ -454,31 +398,17 @@ func (r *resume) takeBack() {
 		r.published = nil
 	}
 	for _, a := range r.coming {
-		// Where copies may be under way it keeps its memory, and has it when it is resumed.
-		if a.backing != nil && !d.offload.Unsure() && d.unback(a) != nil {
-			d.unback(a)
-		}
+		a.mem.undo(a)
 	}
 	byHeap(r.coming, func(s *streamHeap, list []*pausedRange) {
 		all := s.survey(list, nil)
 		for _, a := range list {
 			s.lose(a.size)
-			if a.backing != nil {
-				d.quota.Physical[quota.GroupOf(s.class)].Remove(a.size)
-				d.gaveBack(a.size, s.pool.counted)
-			} else {
-				s.area.Set(a.addr, a.size, 0)
-				if !a.bare {
-					d.unmapOrDefer(a)
-				}
-				d.giveBackChunks(a)
-			}
+			a.mem.takenBack(a)
 			a.mapped, a.bare, a.busy = false, false, false
 			d.quota.Spare -= a.size - all[a].used
 			d.addPaused(s, int64(all[a].used))
-			if a.backing == nil {
-				d.cutUp(a, all[a])
-			}
+			a.mem.cutUp(a, all[a])
 		}
 	})
 }

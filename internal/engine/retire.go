@@ -5,8 +5,6 @@ import (
 	"weak"
 
 	"github.com/cistern-gpu/cistern/cuda"
-	"github.com/cistern-gpu/cistern/event"
-	"github.com/cistern-gpu/cistern/internal/engine/phys"
 	"github.com/cistern-gpu/cistern/internal/engine/quota"
 	"github.com/cistern-gpu/cistern/internal/engine/timeline"
 	"github.com/cistern-gpu/cistern/internal/heap"
@@ -78,8 +76,8 @@ func (d *Device) dissolveIdle() {
 		s.arena.Lock()
 		if s.blocks.UsedBlocks == 0 && (!s.stream.timeline.PerThread() || s.over()) {
 			idle = append(idle, s)
-			if s.area != nil && s.chunkBytes > 0 && d.onUnmap == nil {
-				d.detach(s, everything)
+			if s.held > 0 && d.onUnmap == nil {
+				s.backing.detach(everything)
 			}
 		}
 		s.arena.Unlock()
@@ -93,7 +91,7 @@ func (d *Device) dissolveIdle() {
 	for _, s := range idle {
 		s.arena.Lock()
 		// Old mappings may be left, or segments.
-		if first := s.pool.heapFor(s.stream, quota.Small); !d.dissolve(s) && s.chunkBytes > 0 && (first == s || first == nil) {
+		if first := s.pool.heapFor(s.stream, quota.Small); !d.dissolve(s) && s.held > 0 && (first == s || first == nil) {
 			s.pool.idle = append(s.pool.idle, s.stream)
 		}
 		s.arena.Unlock()
@@ -167,11 +165,9 @@ func (s *streamHeap) succeed(st *Stream) {
 	d, p := s.dev, s.pool
 	empty := heap.New()
 	n := &streamHeap{arena: s.arena, hot: s.hot.Succeed(&st.timeline, empty), dev: d, pool: p, stream: st, class: s.class, index: s.index,
-		blocks: s.blocks, area: s.area, gauges: s.gauges, chunkBytes: s.chunkBytes}
-	s.blocks, s.chunkBytes = empty, 0
-	if s.area != nil {
-		s.area = phys.NewArea(d.upstream.Granularity())
-	}
+		blocks: s.blocks, gauges: s.gauges, held: s.held}
+	n.backing = s.backing.succeed(n)
+	s.blocks, s.held = empty, 0
 	d.heaps[n.index] = n
 	p.unlist(s)
 	p.list(n)
@@ -192,17 +188,7 @@ func (d *Device) recordInherited(s, n *streamHeap) {
 		return
 	}
 	n.blocks.EachFree(heap.Align, func(_ heap.ID, b *heap.Block) bool {
-		if n.area == nil {
-			d.recordSegment(s, b.Addr, b.Size, false, origin{})
-			d.recordSegment(n, b.Addr, b.Size, true, origin{})
-			return true
-		}
-		n.area.Whole(d.mem, b.Addr, b.Size, func(_ phys.ChunkID, k *phys.Chunk) bool {
-			d.recordLeft(s, k.Addr, k)
-			d.record(event.Event{Kind: event.SegmentMap, Addr: k.Addr, Size: k.Size, Handle: uint64(k.Handle),
-				Stream: n.stream.number(), Pool: n.pool.number})
-			return true
-		})
+		n.backing.recordInherited(s, b.Addr, b.Size)
 		return true
 	})
 }

@@ -7,7 +7,6 @@ import (
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/internal/heap"
 	"github.com/cistern-gpu/cistern/memory"
-	"github.com/cistern-gpu/cistern/resource"
 )
 
 // Memory for other processes, as the process that has it sees it. Opening is in open.go.
@@ -60,13 +59,7 @@ func (a *Allocator) Export(p cuda.Ptr) (*Export, error) {
 		return nil, fmt.Errorf("share %#x: its memory is paused: resume it first", uint64(p))
 	}
 	e := &Export{Device: d.id, Ptr: p, a: a, heap: s, Shared: memory.Shared{UUID: d.info.UUID, Size: b.Size}}
-	var err error
-	if s.area != nil {
-		err = e.chunks(b.Addr, b.Size)
-	} else {
-		err = e.segment()
-	}
-	if err != nil {
+	if err := s.backing.export(e, b.Addr, b.Size); err != nil {
 		return nil, err
 	}
 	if old := d.exports[p]; old != nil { // of a block that was freed together with others
@@ -82,66 +75,18 @@ func (a *Allocator) Export(p cuda.Ptr) (*Export, error) {
 	return e, nil
 }
 
-// chunks notes what a block lies on. The caller holds Device.mu and the arena's lock.
-//
-// +checklocks:e.heap.dev.mu
-func (e *Export) chunks(addr, size uint64) error {
-	s := e.heap
-	for p := addr; p < addr+size; {
-		c := s.dev.mem.Chunk(s.area.At(p))
-		if p == addr {
-			e.Shared.Offset = addr - c.Addr
-		}
-		e.chunk(c.Handle, c.Size, c.Serial)
-		p = c.Addr + c.Size
-	}
-	return e.nameable()
-}
-
 func (e *Export) chunk(h cuda.Handle, size, serial uint64) {
 	e.handles = append(e.handles, h)
 	e.Shared.Chunks = append(e.Shared.Chunks, memory.SharedChunk{Size: size, Serial: serial})
 }
 
-// nameable is an error where chunks cannot be exported.
-//
-// +checklocks:e.heap.dev.mu
-func (e *Export) nameable() error {
-	d, p := e.heap.dev, e.heap.pool
-	handles := d.prop.Handles
-	if p.segments != nil {
-		handles = p.traits.Handles
-	}
+// nameable is an error where memory of such handles cannot be exported.
+func (e *Export) nameable(handles cuda.HandleType) error {
+	d := e.heap.dev
 	if handles&cuda.HandlePosix == 0 {
 		return fmt.Errorf("share %#x: device %d (%s) makes no memory that a file descriptor can name: %w", uint64(e.Ptr), d.id,
 			d.info.Name, cuda.ErrNotSupported)
 	}
-	return nil
-}
-
-// segment notes the segment that the block lies in: its handle, or the one that cuMemAlloc's memory has for others. The
-// caller holds Device.mu and the arena's lock.
-//
-// +checklocks:e.heap.dev.mu
-func (e *Export) segment() error {
-	d := e.heap.dev
-	r, ok := d.mem.Ranges.At(uint64(e.Ptr))
-	if !ok {
-		return &memory.PointerError{Op: "share", Ptr: e.Ptr}
-	}
-	e.Shared.Offset = uint64(e.Ptr) - r.Base
-	p := e.heap.pool
-	if single, ok := resource.As[*resource.SingleHandle](p.segments); ok && p.onDevice {
-		if h := single.Handle(cuda.Ptr(r.Base)); h != 0 {
-			e.chunk(h, r.Size, r.Serial)
-			return e.nameable()
-		}
-	}
-	h, err := d.drv.IpcExport(d.id, cuda.Ptr(r.Base))
-	if err != nil {
-		return fmt.Errorf("share %#x: its memory was not made to be shared: %w", uint64(e.Ptr), d.health.Failed(err))
-	}
-	e.Shared.IPC = h
 	return nil
 }
 

@@ -3,7 +3,6 @@ package engine
 import (
 	"slices"
 
-	"github.com/cistern-gpu/cistern/internal/engine/phys"
 	"github.com/cistern-gpu/cistern/internal/engine/quota"
 	"github.com/cistern-gpu/cistern/internal/engine/views"
 	"github.com/cistern-gpu/cistern/internal/heap"
@@ -79,16 +78,7 @@ func (s *streamHeap) segments() []memory.Segment {
 		}
 		return true
 	})
-	if s.area == nil {
-		return l.List
-	}
-	for i := range l.List {
-		g := &l.List[i]
-		s.area.Whole(s.dev.mem, g.Addr, g.Size, func(_ phys.ChunkID, k *phys.Chunk) bool {
-			g.Chunks = append(g.Chunks, memory.Chunk{Handle: k.Handle, Size: k.Size})
-			return true
-		})
-	}
+	s.backing.addChunks(l.List)
 	return l.List
 }
 

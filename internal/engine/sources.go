@@ -41,11 +41,11 @@ func (p *planner) letGo() {
 type source struct {
 	chunk phys.ChunkID
 	size  uint64
-	from  uint64      // where it was mapped, once it has left
-	heap  *streamHeap // where it is mapped and free; nil for a spare or new chunk
-	block heap.ID     // the free block it lies in
-	run   uint64      // size of that block
-	stamp uint64      // epoch of its last free on its stream
+	from  uint64     // where it was mapped, once it has left
+	heap  *chunkHeap // where it is mapped and free; nil for a spare or new chunk
+	block heap.ID    // the free block it lies in
+	run   uint64     // size of that block
+	stamp uint64     // epoch of its last free on its stream
 	// stream used it last; nil for new memory
 	stream *Stream
 }
@@ -53,18 +53,19 @@ type source struct {
 // gather chooses free chunks to move, at most what is needed or little more, and returns their bytes: spare chunks first, then
 // those of the request's stream heap, of its stream, of its pool, and of other pools.
 //
-// +checklocks:d.mu
-func (d *Device) gather(c *request, at place, stages memory.Stages, pressure bool) (have uint64) {
-	p, s, over := &d.plan, c.s, d.overshoot(c.s.class, pressure)
+// +checklocks:m.c.d.mu
+func (m *chunkRequest) gather(at place, stages memory.Stages, pressure bool) (have uint64) {
+	c, d, s := m.c, m.c.d, m.h.s
+	p, over := &d.plan, d.overshoot(s.class, pressure)
 	pick := func() (enough bool) {
 		have = p.pick(at.need, at.room, have, over)
 		p.found = p.found[:0]
 		return have >= at.need
 	}
 	heaps := func(wanted func(*streamHeap) bool) (enough bool) {
-		for _, o := range d.heaps {
-			if o != nil && wanted(o) {
-				d.offers(c, o, 0)
+		for o := range d.chunkHeaps() {
+			if wanted(o.s) {
+				o.offers(c, 0)
 			}
 		}
 		return pick()
@@ -76,7 +77,7 @@ func (d *Device) gather(c *request, at place, stages memory.Stages, pressure boo
 	before := have
 	if stages&memory.StageRemap != 0 {
 		if !s.pool.pinned {
-			if d.offers(c, s, at.joins); pick() ||
+			if m.h.offers(c, at.joins); pick() ||
 				heaps(func(o *streamHeap) bool { return o != s && o.pool == s.pool && o.stream == s.stream }) ||
 				heaps(func(o *streamHeap) bool { return o.pool == s.pool && o.stream != s.stream }) {
 				return have
@@ -113,9 +114,10 @@ func (d *Device) offerSpares(c *request) {
 
 // offers lists the wholly free chunks of a stream heap, except those of one block.
 //
-// +checklocks:d.mu
-func (d *Device) offers(c *request, o *streamHeap, except heap.ID) {
-	if o.pool.pinned || o.area == nil || o.chunkBytes == 0 {
+// +checklocks:c.d.mu
+func (h *chunkHeap) offers(c *request, except heap.ID) {
+	d, o := c.d, h.s
+	if o.pool.pinned || o.held == 0 {
 		return
 	}
 	// Held until the move is done: once it were let go, another thread could be handed what was found free.
@@ -125,8 +127,8 @@ func (d *Device) offers(c *request, o *streamHeap, except heap.ID) {
 		if id == except || !d.orderable(c, o.stream, b.Stamp) {
 			return true
 		}
-		o.area.Whole(d.mem, b.Addr, b.Size, func(k phys.ChunkID, ch *phys.Chunk) bool {
-			p.found = append(p.found, source{chunk: k, size: ch.Size, heap: o, block: id, run: b.Size, stamp: b.Stamp, stream: o.stream})
+		h.area.Whole(d.mem, b.Addr, b.Size, func(k phys.ChunkID, ch *phys.Chunk) bool {
+			p.found = append(p.found, source{chunk: k, size: ch.Size, heap: h, block: id, run: b.Size, stamp: b.Stamp, stream: o.stream})
 			return true
 		})
 		return true

@@ -128,7 +128,7 @@ func (r *reclaimer) awaitFrees() (bool, error) {
 // +checklocks:r.d.mu
 func (r *reclaimer) releaseSegments() (bool, error) {
 	d, p := r.d, r.scope.limit
-	if !d.segmented {
+	if !d.segments.any {
 		return false, nil
 	}
 	return r.measured(func() (any bool, err error) {
@@ -137,14 +137,14 @@ func (r *reclaimer) releaseSegments() (bool, error) {
 		}
 		if any, err = d.releaseSegments(r.scope.pools, true); any {
 			r.helped |= memory.StageLend
-			if d.nested {
+			if d.segments.nested {
 				*r.step()-- // what went may be a segment of another pool now
 			}
 		}
 		asked, more := d.trimUpstreams(r.scope.pools)
 		err = cmp.Or(err, more)
-		if d.single != nil {
-			settled, _ := d.single.Settle() // what fails again is tried again
+		if d.segments.single != nil {
+			settled, _ := d.segments.single.Settle() // what fails again is tried again
 			asked = asked || settled
 		}
 		if asked {
@@ -158,8 +158,8 @@ func (r *reclaimer) releaseSegments() (bool, error) {
 //
 // +checklocks:r.d.mu
 func (r *reclaimer) releaseSegmentsOf(p *Pool) (bool, error) {
-	if r.d.nested {
-		any, err := r.d.releaseSegments(func(x *Pool) bool { return x.under == p }, true)
+	if r.d.segments.nested {
+		any, err := r.d.releaseSegments(func(x *Pool) bool { return x.backing.over(p) }, true)
 		if any || err != nil {
 			if err == nil {
 				*r.step()--
@@ -182,8 +182,8 @@ func (r *reclaimer) releaseSomeChunks() (bool, error) {
 		return false, nil
 	}
 	release := r.d.releaseChunks
-	if s := r.scope.heap; s != nil && s.area != nil {
-		release = r.d.detachChunks
+	if s := r.scope.heap; s != nil {
+		release = s.backing.freeChunks
 	}
 	return r.chunks(func() (bool, error) { return release(r.scope.only, r.scope.need) })
 }
@@ -192,14 +192,10 @@ func (r *reclaimer) releaseSomeChunks() (bool, error) {
 //
 // +checklocks:r.d.mu
 func (r *reclaimer) releaseAllChunks() (bool, error) {
-	if p := r.scope.limit; p != nil && p.segments == nil && r.scope.chunks {
-		return r.measured(func() (bool, error) {
-			before := p.reserved
-			_, err := r.d.detachChunks(p, everything)
-			return p.reserved < before, err
-		})
+	if p := r.scope.limit; p != nil {
+		return p.backing.giveBackOwn(r)
 	}
-	if !r.scope.chunks || r.scope.limit != nil {
+	if !r.scope.chunks {
 		return false, nil
 	}
 	if r.scope.only == r.d.pool0 {
@@ -224,12 +220,10 @@ func (r *reclaimer) chunks(give func() (bool, error)) (bool, error) {
 // +checklocks:r.d.mu
 func (r *reclaimer) releaseAddresses() (gave bool, err error) {
 	s := r.scope.heap
-	if s == nil || s.area != nil || !s.pool.onDevice || r.scope.limit != nil {
+	if s == nil || r.scope.limit != nil {
 		return false, nil
 	}
-	s.arena.Lock()
-	defer s.arena.Unlock()
-	if gave = r.d.reclaim(s); gave {
+	if gave = s.backing.freeAddresses(); gave {
 		r.helped |= memory.StageLend
 	}
 	return gave, nil

@@ -83,7 +83,8 @@ func less(a, b uint64) uint64 { return a - min(a, b) }
 func (d *Device) report(r *reclaimer, e *memory.OutOfMemoryError, p *Pool) []memory.Step {
 	tooLarge := e.Requested > maxRequest
 	f := views.Failure{Error: e, Allowed: r.allowed, Resuming: r.scope.heap == nil && !tooLarge, TooLarge: tooLarge,
-		HasSpill: p.spill != nil, Segmented: p.segments != nil, Registered: d.onUnmap != nil, PoolLimit: p.limit}
+		HasSpill: p.spill != nil, Registered: d.onUnmap != nil, PoolLimit: p.limit}
+	p.backing.explain(&f)
 	return f.Steps(func(x memory.Stages) views.Attempt {
 		s := r.log.of(x)
 		return views.Attempt{Tries: int(s.tries), Gained: s.gained, Took: s.took, Found: s.found, Stop: s.stop, Asked: int(s.asked), Gave: int(s.gave), Err: s.err}

@@ -4,7 +4,6 @@ import (
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/event"
 	"github.com/cistern-gpu/cistern/internal/engine/arena"
-	"github.com/cistern-gpu/cistern/internal/engine/phys"
 	"github.com/cistern-gpu/cistern/internal/engine/quota"
 	"github.com/cistern-gpu/cistern/internal/heap"
 	"github.com/cistern-gpu/cistern/memory"
@@ -24,9 +23,9 @@ type streamHeap struct {
 
 	blocks *heap.Heap
 	gauges *quota.Class // the arena's for this class
-	area   *phys.Area   // nil where the pool is made of segments
-	// chunkBytes is the physical memory mapped here. Changed only by holders of Device.mu.
-	chunkBytes uint64
+	// backing is what it has of the pool's memory, held its physical memory in bytes. Changed only by holders of Device.mu.
+	backing heapBacking
+	held    uint64
 	// paused is what of its addresses has paused memory, in address order, and pausedBytes how much of that blocks have.
 	// Changed only by holders of Device.mu.
 	paused           []*pausedRange

@@ -31,7 +31,7 @@ func (d *Device) trim(only *Pool) error {
 		return nil // bookkeeping only: the driver would refuse
 	}
 	r := reclaimer{d: d, log: attempts{drv: d.drv}, allowed: memory.AllStages,
-		scope: scope{pools: chosen, only: only, chunks: d.upstream != nil, need: everything}}
+		scope: scope{pools: chosen, only: only, chunks: d.hasChunks(), need: everything}}
 	first := r.giveAllBack()
 	d.sweep()
 	d.rebalanceAll(nil, nil)
@@ -57,12 +57,13 @@ func (d *Device) releaseChunks(only *Pool, need uint64) (bool, error) {
 // +checklocks:d.mu
 func (d *Device) detachChunks(only *Pool, need uint64) (bool, error) {
 	have := d.quota.Spare
-	for _, s := range d.heaps {
-		if s == nil || s.area == nil || s.pool.pinned || only != nil && s.pool != only || have >= need {
+	for h := range d.chunkHeaps() {
+		s := h.s
+		if s.pool.pinned || only != nil && s.pool != only || have >= need {
 			continue
 		}
 		s.arena.Lock()
-		have += d.detach(s, need-have)
+		have += h.detach(need - have)
 		s.arena.Unlock()
 	}
 	// What must be over before the spares can go: their old mappings, and the work that used them last.
@@ -95,12 +96,13 @@ func (d *Device) await(waits timeline.Waits) error {
 // detach makes wholly free chunks of a stream heap spare, all or until they have need bytes: they belong to no stream heap, and their
 // old mappings are stale mappings. It returns their bytes. The caller holds Device.mu and the arena's lock.
 //
-// +checklocks:d.mu
-func (d *Device) detach(s *streamHeap, need uint64) (have uint64) {
+// +checklocks:h.s.dev.mu
+func (h *chunkHeap) detach(need uint64) (have uint64) {
+	s, d := h.s, h.s.dev
 	p := &d.plan
 	p.found = p.found[:0]
 	s.blocks.EachFree(d.upstream.Granularity(), func(id heap.ID, b *heap.Block) bool {
-		s.area.Whole(d.mem, b.Addr, b.Size, func(k phys.ChunkID, ch *phys.Chunk) bool {
+		h.area.Whole(d.mem, b.Addr, b.Size, func(k phys.ChunkID, ch *phys.Chunk) bool {
 			p.found = append(p.found, source{chunk: k, block: id, stamp: b.Stamp})
 			have += ch.Size
 			return have < need
@@ -114,7 +116,7 @@ func (d *Device) detach(s *streamHeap, need uint64) (have uint64) {
 			k := d.mem.Chunk(x.chunk)
 			d.recordLeft(s, k.Addr, k)
 		}
-		d.leave(&last, s, x.block, x.chunk, record)
+		h.leave(&last, x.block, x.chunk, record)
 		d.mem.AddSpare(x.chunk, s.stream.index.Load(), x.stamp)
 	}
 	return have

@@ -4,12 +4,9 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"slices"
 
 	"github.com/cistern-gpu/cistern/config"
 	"github.com/cistern-gpu/cistern/cuda"
-	"github.com/cistern-gpu/cistern/internal/heap"
-	"github.com/cistern-gpu/cistern/internal/lockrank"
 	"github.com/cistern-gpu/cistern/resource"
 )
 
@@ -123,147 +120,24 @@ func (u upstream) drop(d *Device) {
 	}
 }
 
-// setUpstream makes the pool one of segments of the resource.
-//
-// +checklocks:p.dev.mu
-func (p *Pool) setUpstream(u upstream) {
-	d := p.dev
-	p.segments, p.userUpstream, p.traits = u.from, true, u.traits
-	p.unit = max(segmentUnit, p.traits.Align)
-	p.onDevice = p.traits.OnDevice && p.traits.Device == d.id
-	p.under, p.own = u.under, u.own
-	nested := u.under != nil && u.under.dev == d // where its memory is counted
-	p.counted = p.onDevice && !nested
-	d.nested = d.nested || nested
-}
-
-// align is what the pool asks its upstream to align segments to: what blocks have, as far as the upstream promises it.
-func (p *Pool) align(want uint64) uint64 {
-	if want <= heap.Align && p.traits.Align < heap.Align {
-		return 0 // it may give more than it promises
-	}
-	return max(heap.Align, want)
-}
-
 // sameMemory reports whether memory that one pool gives back may be what the other lacks: both are of the device's own
 // memory, or neither is.
-func (p *Pool) sameMemory(o *Pool) bool { return p.onDevice == o.onDevice }
-
-// upstreamName says what the pool's memory is, "" where it is what the device's options say.
-func (p *Pool) upstreamName() string {
-	if p.segments == p.dev.pool0.segments {
-		return ""
-	}
-	return p.traits.Name
-}
-
-// openToPeers opens the upstream of the pool to the peers that the device has, and reports whether that is all of them by
-// now. The caller holds Device.mu and nothing else; it is let go while the upstream is called.
-//
-// +checklocks:p.dev.mu
-func (p *Pool) openToPeers() error {
-	if p.spill != nil {
-		if err := p.spill.openToPeers(); err != nil {
-			return err
-		}
-	}
-	r := p.peers()
-	if r == nil {
-		return nil
-	}
-	d := p.dev
-	for {
-		i := slices.IndexFunc(d.mem.Access.Devices()[1:], func(x cuda.Device) bool { return !slices.Contains(p.opened, x) })
-		if i < 0 {
-			return nil
-		}
-		if err := p.openTo(r, d.mem.Access.Devices()[1+i]); err != nil {
-			return err
-		}
-	}
-}
-
-// peers is the upstream as something that can be opened to other devices; nil where there is nothing to open, or where the
-// upstream is a pool of the device, whose memory is opened as all of the device's.
-func (p *Pool) peers() resource.Peers {
-	r, ok := resource.As[resource.Peers](p.segments)
-	if !ok || !p.userUpstream || p.under != nil && p.under.dev == p.dev {
-		return nil
-	}
-	return r
-}
-
-// openTo opens the upstream of the pool to one peer, likewise. That the peer is broken is no reason to do without memory
-// here.
-//
-// +checklocks:p.dev.mu
-func (p *Pool) openTo(r resource.Peers, peer cuda.Device) error {
-	d := p.dev
-	if slices.Contains(p.opened, peer) {
-		return nil
-	}
-	d.mu.Unlock()
-	lockrank.MayCall()
-	err := r.EnablePeer(peer)
-	d.mu.Lock()
-	if code, ok := codeOf(err); ok && (code.Poisons() || code == cuda.ErrPeerAccessAlreadyEnabled) {
-		err = nil
-	}
-	if err == nil && !slices.Contains(p.opened, peer) {
-		p.opened = append(p.opened, peer)
-	}
-	return err
-}
-
-// eachUpstream calls f for every pool of the device that has an upstream and is in use, with Device.mu held, which f may
-// let go.
-//
-// +checklocks:d.mu
-func (d *Device) eachUpstream(f func(*Pool) error) (first error) {
-	var pools []*Pool
-	add := func(p *Pool) {
-		if p.userUpstream && !slices.Contains(pools, p) {
-			pools = append(pools, p)
-		}
-	}
-	for _, p := range d.pools {
-		add(p)
-		if p.spill != nil {
-			add(p.spill)
-		}
-	}
-	for _, s := range d.heaps {
-		if s != nil {
-			add(s.pool) // perhaps a pool that was released and has blocks out
-		}
-	}
-	slices.SortFunc(pools, func(a, b *Pool) int { return cmp.Compare(a.number, b.number) })
-	for _, p := range pools {
-		first = cmp.Or(first, f(p))
-	}
-	return first
-}
+func (p *Pool) sameMemory(o *Pool) bool { return p.backing.onDevice() == o.backing.onDevice() }
 
 // trimUpstreams asks the upstreams of the pools chosen to give back what they keep, and reports whether any was asked. The
 // caller holds Device.mu and nothing else; it is let go meanwhile.
 //
 // +checklocks:d.mu
-func (d *Device) trimUpstreams(chosen func(*Pool) bool) (any bool, err error) {
-	if !d.segmented {
-		return false, nil
-	}
-	err = d.eachUpstream(func(p *Pool) error {
-		r, ok := resource.As[resource.Trimmer](p.segments)
-		if !ok || !chosen(p) {
-			return nil
+func (d *Device) trimUpstreams(chosen func(*Pool) bool) (any bool, first error) {
+	for _, w := range d.userSegments() {
+		r, ok := resource.As[resource.Trimmer](w.from)
+		if !ok || !chosen(w.pool) {
+			continue
 		}
 		any = true
-		d.mu.Unlock()
-		defer d.mu.Lock()
-		lockrank.MayCall()
-		return r.Trim()
-	})
-	return any, err
+		first = cmp.Or(first, w.unlocked(r.Trim))
+	}
+	return any, first
 }
 
 // upstreamFailed keeps an error of a user's upstream that breaks the device's context.
@@ -272,74 +146,4 @@ func (d *Device) upstreamFailed(err error) {
 	if errors.As(err, &e) && e.Device == d.id {
 		d.health.Failed(err)
 	}
-}
-
-// segment gets a segment and claims its addresses. A user's upstream is called with all locks let go.
-//
-// +checklocksignore: both locks are let go where the upstream is a user's
-func (c *request) segment(size uint64) (cuda.Ptr, error) {
-	d, s := c.d, c.s
-	p := s.pool
-	if p.userUpstream {
-		if p.counted {
-			d.quota.InFlight += size
-		}
-		p.inFlight += size
-		s.arena.Unlock()
-		d.mu.Unlock()
-		defer func() {
-			d.mu.Lock()
-			s.arena.Lock()
-			p.inFlight -= size
-			if p.counted {
-				d.quota.InFlight -= size
-			}
-		}()
-		lockrank.MayCall()
-	}
-	align := p.align(c.align)
-	ptr, err := p.segments.Alloc(size, align, s.stream.Handle())
-	if err != nil {
-		if p.userUpstream {
-			d.upstreamFailed(err)
-		} else {
-			d.health.Failed(err)
-		}
-		return 0, err
-	}
-	switch {
-	case ptr == 0:
-		return 0, cuda.ErrOutOfMemory
-	case uint64(ptr)%max(heap.Align, align) != 0:
-		err = fmt.Errorf("pool {%d, %d}: its upstream returned %#x, which is not aligned to %d bytes", p.id[0], p.id[1],
-			uint64(ptr), max(heap.Align, align))
-	default:
-		err = d.a.claim(uint64(ptr), size, s)
-	}
-	if err != nil {
-		return 0, errors.Join(err, p.segments.Free(ptr, size, align, s.stream.Handle()))
-	}
-	return ptr, nil
-}
-
-// freeSegment gives a segment back; Device.mu is let go while a user's upstream is called.
-//
-// +checklocks:d.mu
-func (d *Device) freeSegment(s *streamHeap, base, size uint64) error {
-	p := s.pool
-	if !p.userUpstream {
-		if err := p.segments.Free(cuda.Ptr(base), size, heap.Align, s.stream.Handle()); err != nil {
-			return d.health.Failed(err)
-		}
-		return nil
-	}
-	align := d.mem.Ranges.Of(s.index, base).Align
-	d.mu.Unlock()
-	defer d.mu.Lock()
-	lockrank.MayCall()
-	err := p.segments.Free(cuda.Ptr(base), size, align, s.stream.Handle())
-	if err != nil {
-		d.upstreamFailed(err)
-	}
-	return err
 }

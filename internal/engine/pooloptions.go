@@ -1,0 +1,108 @@
+package engine
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/cistern-gpu/cistern/config"
+	"github.com/cistern-gpu/cistern/cuda"
+	"github.com/cistern-gpu/cistern/memory"
+)
+
+// segmentUnit is the unit of segment sizes in bytes.
+const segmentUnit = 2 << 20
+
+// NewPoolWith creates a private pool of the memory that the options say. An upstream is opened to the peers that the device
+// has.
+func (d *Device) NewPoolWith(id memory.PoolID, o config.PoolOptions) (*Pool, error) {
+	u, err := d.newUpstream(o.Upstream)
+	if err != nil {
+		return nil, fmt.Errorf("pool {%d, %d}: %w", id[0], id[1], err)
+	}
+	spill, err := d.newUpstream(o.Spill)
+	if err != nil {
+		u.drop(d)
+		return nil, fmt.Errorf("pool {%d, %d}: spill: %w", id[0], id[1], err)
+	}
+	p, err := d.newPool(id, o, u, spill)
+	if err == nil {
+		return p, nil
+	}
+	if p == nil { // else they are its own, and end with it
+		u.drop(d)
+		spill.drop(d)
+	}
+	return nil, err
+}
+
+// newPool makes a pool that has ended where it returns an error as well.
+func (d *Device) newPool(id memory.PoolID, o config.PoolOptions, u, spill upstream) (*Pool, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.pools[id] != nil {
+		return nil, fmt.Errorf("device %d: pool {%d, %d} exists", d.id, id[0], id[1])
+	}
+	p, err := d.addPool(id, o, u)
+	if err != nil {
+		return nil, err
+	}
+	if spill.from != nil {
+		p.addSpill(spill, o.NoSplit)
+	}
+	for _, x := range slices.Backward(p.parts()) {
+		if err := x.backing.openToPeers(); err != nil {
+			p.onEnd = nil
+			d.end(p)
+			return p, fmt.Errorf("pool {%d, %d}: %w", id[0], id[1], err)
+		}
+	}
+	return p, nil
+}
+
+// addPool makes a pool. The caller holds Device.mu, or is the first to have the device.
+//
+// +checklocks:d.mu
+func (d *Device) addPool(id memory.PoolID, o config.PoolOptions, u upstream) (*Pool, error) {
+	p := &Pool{dev: d, id: id, onEnd: o.OnEnd, limit: o.Limit}
+	b, err := backingFor(p, o, u)
+	if err != nil {
+		return nil, err
+	}
+	p.setBacking(b)
+	if o.OnOutOfMemory != nil {
+		p.ask = &callback{f: o.OnOutOfMemory}
+	}
+	d.pools[id] = p
+	d.enter(p)
+	return p, nil
+}
+
+func (p *Pool) setBacking(b backing) { p.backing, p.mask = b, b.unit()-1 }
+
+// addSpill gives the pool a hidden one of segments of the spill's, under the same name.
+//
+// +checklocks:p.dev.mu
+func (p *Pool) addSpill(u upstream, noSplit bool) {
+	q := &Pool{dev: p.dev, id: p.id, parent: p}
+	q.setBacking(newUserSegments(q, noSplit, u))
+	p.dev.enter(q)
+	p.spill = q
+}
+
+// virtual finds out, once, which physical memory the device has for mapping.
+//
+// +checklocks:d.mu
+func (d *Device) virtual() error {
+	if !d.info.VMM {
+		return fmt.Errorf("device %d (%s) has no virtual memory management: use backend:malloc", d.id, d.info.Name)
+	}
+	if d.probed {
+		return nil
+	}
+	handles, err := d.drv.ProbeHandles(d.id)
+	if err != nil {
+		return d.health.Failed(err)
+	}
+	d.probed, d.prop = true, cuda.MemProp{Device: d.id, Handles: handles, RDMA: d.info.RDMA}
+	return nil
+}
