@@ -105,7 +105,7 @@ func (d *Device) usage(key func(*streamHeap, heap.ID, *heap.Block) uint32) views
 		s.arena.Lock()
 		s.blocks.Each(func(id heap.ID, b *heap.Block) bool {
 			if b.State == heap.Used {
-				out.Add(key(s, id, b), b, s.missing(b))
+				out.Add(key(s, id, b), b, s.paused.missing(b))
 			}
 			return true
 		})

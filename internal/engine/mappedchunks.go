@@ -418,7 +418,7 @@ func (c *pausedChunks) unmapEmpty(a *pausedRange, z heap.ID, lo, n uint64) {
 	if to < a.end() {
 		parts = append(parts, c.part(a, to, a.end()))
 	}
-	s.replacePaused(a, parts...)
+	s.paused.replace(a, parts...)
 }
 
 // part is a part of a paused range that has no memory, as one of its own.
@@ -455,7 +455,7 @@ func (c *pausedChunks) cutUp(a *pausedRange, v *survey) (parts []*pausedRange, k
 		}
 		i = k
 	}
-	s.replacePaused(a, parts...)
+	s.paused.replace(a, parts...)
 	return parts, kinds
 }
 

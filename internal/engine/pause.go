@@ -279,7 +279,7 @@ func (p *pause) depart() {
 			s.gauges.SetFree(s.blocks.FreeBlocks, -int64(gaps))
 			d.quota.Spare += gaps
 		}
-		s.addPaused(a)
+		s.paused.add(a)
 		p.leaving = append(p.leaving, a)
 	}
 	slices.SortFunc(p.leaving, func(a, b *pausedRange) int { // ranges come in any order

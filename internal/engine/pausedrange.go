@@ -41,51 +41,59 @@ func (a *pausedRange) clip(addr, size uint64) (lo, n uint64) {
 	return lo, hi - lo
 }
 
-// pausedFrom is the index of the first paused range of the stream heap that ends behind addr.
-func (s *streamHeap) pausedFrom(addr uint64) int {
-	return sort.Search(len(s.paused), func(i int) bool { return s.paused[i].end() > addr })
+// pausedRanges are the paused ranges of one stream heap, in address order.
+type pausedRanges []*pausedRange
+
+// from is the index of the first that ends behind addr.
+func (l pausedRanges) from(addr uint64) int {
+	return sort.Search(len(l), func(i int) bool { return l[i].end() > addr })
 }
 
-// pausedOver is the paused range that addr lies in, nil where there is none.
-func (s *streamHeap) pausedOver(addr uint64) *pausedRange {
-	if i := s.pausedFrom(addr); i < len(s.paused) && s.paused[i].addr <= addr {
-		return s.paused[i]
+// over is the one that addr lies in, nil where there is none.
+func (l pausedRanges) over(addr uint64) *pausedRange {
+	if i := l.from(addr); i < len(l) && l[i].addr <= addr {
+		return l[i]
 	}
 	return nil
 }
 
-func (s *streamHeap) addPaused(a *pausedRange) {
-	s.paused = slices.Insert(s.paused, s.pausedFrom(a.addr), a)
+func (l *pausedRanges) add(a *pausedRange) { *l = slices.Insert(*l, l.from(a.addr), a) }
+
+// replace puts parts of a paused range into its place.
+func (l *pausedRanges) replace(a *pausedRange, parts ...*pausedRange) {
+	i := l.from(a.addr)
+	*l = slices.Replace(*l, i, i+1, parts...)
 }
 
-// replacePaused puts parts of a paused range into its place.
-func (s *streamHeap) replacePaused(a *pausedRange, parts ...*pausedRange) {
-	i := s.pausedFrom(a.addr)
-	s.paused = slices.Replace(s.paused, i, i+1, parts...)
-}
-
-// pausedIn is the parts of the range that lie in paused ranges. The caller must not change them meanwhile.
-func (s *streamHeap) pausedIn(addr, size uint64) []*pausedRange {
-	i := s.pausedFrom(addr)
+// in is those that the range has a part in. The caller must not change them meanwhile.
+func (l pausedRanges) in(addr, size uint64) pausedRanges {
+	i := l.from(addr)
 	k := i
-	for k < len(s.paused) && s.paused[k].addr < addr+size {
+	for k < len(l) && l[k].addr < addr+size {
 		k++
 	}
-	return s.paused[i:k]
+	return l[i:k]
 }
 
 // missing is how many bytes of a block have no memory.
-func (s *streamHeap) missing(b *heap.Block) (n uint64) {
-	if len(s.paused) == 0 || b.State != heap.Used && b.State != heap.Pending {
+func (l pausedRanges) missing(b *heap.Block) (n uint64) {
+	if len(l) == 0 || b.State != heap.Used && b.State != heap.Pending {
 		return 0
 	}
-	for _, a := range s.pausedIn(b.Addr, b.Size) {
+	for _, a := range l.in(b.Addr, b.Size) {
 		if !a.mapped {
 			_, k := a.clip(b.Addr, b.Size)
 			n += k
 		}
 	}
 	return n
+}
+
+// noteParked notes that a block was given back while other streams may use it.
+func (l pausedRanges) noteParked(b *heap.Block) {
+	for _, a := range l.in(b.Addr, b.Size) {
+		a.freed = a.mapped
+	}
 }
 
 // addPaused notes that blocks of a stream heap lost memory, or got it back.
@@ -178,7 +186,7 @@ func (d *Device) decommit(s *streamHeap, id heap.ID, addr, size uint64, held boo
 	}
 	var hits []hit
 	start := id
-	for _, a := range s.pausedIn(addr, size) {
+	for _, a := range s.paused.in(addr, size) {
 		lo, n := a.clip(addr, size)
 		for b := s.blocks.At(id); b.Addr+b.Size <= lo; b = s.blocks.At(id) {
 			id = s.blocks.Next(id)
@@ -208,15 +216,6 @@ func (d *Device) decommit(s *streamHeap, id heap.ID, addr, size uint64, held boo
 		}
 	}
 	return gone
-}
-
-// noteParked notes that a block was given back while other streams may use it.
-func (s *streamHeap) noteParked(b *heap.Block) {
-	if len(s.paused) > 0 {
-		for _, a := range s.pausedIn(b.Addr, b.Size) {
-			a.freed = a.mapped
-		}
-	}
 }
 
 // blockOver finds the block that an address lies in, whatever it is. It looks at every block before it.
@@ -282,7 +281,7 @@ func (d *Device) refillHeap(s *streamHeap, list []*pausedRange) {
 	s.eachPaused(list, func(_ *pausedRange, id heap.ID, b *heap.Block, lo, n uint64) {
 		if b.State == heap.Stale {
 			gaps = append(gaps, gap{id, lo, n, b.Stamp})
-		} else if len(s.pausedIn(b.Addr, b.Size)) == 0 {
+		} else if len(s.paused.in(b.Addr, b.Size)) == 0 {
 			b.Uses &^= heap.Paused
 		}
 	})
@@ -353,7 +352,7 @@ func (d *Device) releaseEmpty() (first error) {
 		}
 		s.arena.Lock()
 		s.blocks.DropRange(s.blocks.ReapPart(s.blockOver(a.addr), a.addr, a.size))
-		s.replacePaused(a.pausedRange)
+		s.paused.replace(a.pausedRange)
 		s.arena.Unlock()
 		d.recordSegment(s, a.addr, a.size, false, origin{})
 		d.mem.Ranges.Drop(s.index, a.addr)
@@ -362,22 +361,20 @@ func (d *Device) releaseEmpty() (first error) {
 }
 
 // inTransit reports whether an address that is not handed out has memory that is on its way out or back.
-func (s *streamHeap) inTransit(addr uint64) bool {
-	a := s.pausedOver(addr)
+func (l pausedRanges) inTransit(addr uint64) bool {
+	a := l.over(addr)
 	return a != nil && a.mapped && !a.bare
 }
 
-// withPaused corrects what is mapped in a stream heap by what is paused, or on its way out or back. The caller holds
-// Device.mu.
-//
-// +checklocks:s.dev.mu
-func (s *streamHeap) withPaused(runs []run) []run {
-	if len(s.paused) == 0 {
+// correct makes of what is mapped, as the blocks have it, what is mapped: without what is paused, and with what is on its way
+// out or back.
+func (l pausedRanges) correct(runs []run) []run {
+	if len(l) == 0 {
 		return runs
 	}
 	var out []run
 	for _, r := range runs {
-		for _, a := range s.pausedIn(r.addr, r.size) {
+		for _, a := range l.in(r.addr, r.size) {
 			lo, n := a.clip(r.addr, r.size)
 			if lo > r.addr {
 				out = append(out, run{r.addr, lo - r.addr})
@@ -388,7 +385,7 @@ func (s *streamHeap) withPaused(runs []run) []run {
 			out = append(out, r)
 		}
 	}
-	for _, a := range s.paused {
+	for _, a := range l {
 		if a.mapped && !a.bare {
 			out = append(out, run{a.addr, a.size})
 		}

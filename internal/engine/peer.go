@@ -99,5 +99,5 @@ func (s *streamHeap) runs(mapped func(*heap.Block) bool) (runs []run) {
 		}
 		return true
 	})
-	return s.withPaused(runs)
+	return s.paused.correct(runs)
 }

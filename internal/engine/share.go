@@ -55,7 +55,7 @@ func (a *Allocator) Export(p cuda.Ptr) (*Export, error) {
 		return nil, err
 	}
 	b := s.blocks.At(id)
-	if len(s.pausedIn(b.Addr, b.Size)) > 0 {
+	if len(s.paused.in(b.Addr, b.Size)) > 0 {
 		return nil, fmt.Errorf("share %#x: its memory is paused: resume it first", uint64(p))
 	}
 	e := &Export{Device: d.id, Ptr: p, a: a, heap: s, Shared: memory.Shared{UUID: d.info.UUID, Size: b.Size}}

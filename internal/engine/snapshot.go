@@ -73,8 +73,8 @@ func (s *streamHeap) segments() []memory.Segment {
 	l := views.Segments{Of: memory.Segment{Stream: int(s.stream.index.Load()), Handle: s.stream.Handle(), Pool: s.pool.id, Number: s.pool.number,
 		Large: quota.GroupOf(s.class) == quota.GroupLarge}}
 	s.blocks.Each(func(id heap.ID, b *heap.Block) bool {
-		if b.State != heap.Unmapped && (b.State != heap.Stale || s.inTransit(b.Addr)) {
-			l.Add(b, s.blocks.Stack(id), s.missing(b), s.blocks.Prev(id) == 0)
+		if b.State != heap.Unmapped && (b.State != heap.Stale || s.paused.inTransit(b.Addr)) {
+			l.Add(b, s.blocks.Stack(id), s.paused.missing(b), s.blocks.Prev(id) == 0)
 		}
 		return true
 	})

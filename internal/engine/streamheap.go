@@ -28,7 +28,7 @@ type streamHeap struct {
 	held    uint64
 	// paused is what of its addresses has paused memory, in address order, and pausedBytes how much of that blocks have.
 	// Changed only by holders of Device.mu.
-	paused           []*pausedRange
+	paused           pausedRanges
 	pausedBytes      int64
 	worked           throttleMark // guarded by Device.mu
 	requestsUnderWay int          // guarded by Device.mu: requests in the reclaim stages, which keep the stream heap from being dissolved
@@ -180,7 +180,7 @@ func (d *Device) freeLocked(s *streamHeap, id heap.ID, o FreeOptions) error {
 		if f, err := d.parkUses(s, id, stamp, uses); len(f.waits) > 0 {
 			f.owner, f.stack, f.thread = owner, e.Stack, e.Thread
 			s.blocks.Park(id)
-			s.noteParked(s.blocks.At(id))
+			s.paused.noteParked(s.blocks.At(id))
 			s.gauges.Park(requested, n)
 			d.pending = append(d.pending, f)
 			d.health.SetWaiting(true)

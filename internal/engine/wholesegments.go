@@ -475,7 +475,7 @@ func (h *segmentHeap) choosePaused(p *pause, no *refusal) {
 	s := h.s
 	for _, first := range s.blocks.Ranges() {
 		x := leaving{heap: s, addr: s.blocks.At(first).Addr, first: first}
-		stays, selected := s.pausedOver(x.addr) != nil, uint64(0)
+		stays, selected := s.paused.over(x.addr) != nil, uint64(0)
 		for id := first; id != 0; id = s.blocks.Next(id) {
 			b := s.blocks.At(id)
 			x.size += b.Size
@@ -489,7 +489,7 @@ func (h *segmentHeap) choosePaused(p *pause, no *refusal) {
 				stays = true
 			}
 		}
-		if s.pausedOver(x.addr) != nil || selected == 0 {
+		if s.paused.over(x.addr) != nil || selected == 0 {
 			continue
 		}
 		name := h.w.about.Name

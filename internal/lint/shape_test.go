@@ -25,7 +25,6 @@ var oversized = map[string]int{
 	"engine.Pool methods":            37,
 	"engine.deviceState fields":      42,
 	"engine.request methods":         34,
-	"engine.streamHeap methods":      32,
 	"engine/timeline.Stream methods": 37,
 	"heap.Heap methods":              41,
 	"engine/health.Driver methods":   58, // those of cuda.Driver, which it implements
