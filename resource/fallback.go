@@ -128,6 +128,7 @@ func (f *FallbackAdaptor) Traits() Traits {
 	t.HostAccessible = t.HostAccessible && o.HostAccessible
 	t.StreamOrdered = t.StreamOrdered && o.StreamOrdered
 	t.Migrates = t.Migrates && o.Migrates
+	t.Registered = t.Registered || o.Registered
 	t.Align = min(t.Align, o.Align)
 	t.Handles &= o.Handles
 	return t

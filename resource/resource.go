@@ -75,6 +75,7 @@ type Traits struct {
 	Migrates         bool            // it moves between host and device on demand: managed memory
 	Align            uint64          // what align 0 gives, in bytes
 	Handles          cuda.HandleType // in what ways it can be exported to another process
+	Registered       bool            // libraries register it for communication, so it is not paused
 }
 
 // Peers is a resource whose memory, got before or later, can be opened to other devices.

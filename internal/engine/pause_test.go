@@ -13,6 +13,7 @@ import (
 	"github.com/cistern-gpu/cistern/cuda/sim"
 	"github.com/cistern-gpu/cistern/internal/engine"
 	"github.com/cistern-gpu/cistern/memory"
+	"github.com/cistern-gpu/cistern/resource"
 )
 
 // pausing is a program whose blocks have contents that it can check.
@@ -354,6 +355,17 @@ func TestResumeNeedsMemory(t *testing.T) {
 	p.holds(a, 60*mib, 1)
 }
 
+// registeredMemory is a resource whose memory could go and leave its addresses, were it not registered elsewhere.
+type registeredMemory struct{ resource.Resource }
+
+func (r registeredMemory) Upstream() resource.Resource { return r.Resource }
+
+func (r registeredMemory) Traits() resource.Traits {
+	t := r.Resource.Traits()
+	t.Registered = true
+	return t
+}
+
 // TestPauseRefused: what cannot be paused is refused by name, and nothing is paused.
 func TestPauseRefused(t *testing.T) {
 	p := newPausing(t, sim.Options{Handles: cuda.HandlePosix}, config.Options{})
@@ -389,7 +401,18 @@ func TestPauseRefused(t *testing.T) {
 	p.resume(all)
 	p.free(b)
 	p.free(c)
-	pool, err := p.d.NewPool(memory.PoolID{2, 0})
+	segments, err := resource.Segments(p.drv, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pool, err := p.d.NewPoolWith(memory.PoolID{3, 0}, engine.PoolOptions{Upstream: registeredMemory{segments}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b = p.alloc(pool, 3*mib, 0)
+	refused(all, "{3, 0} (virtual) is registered for communication", 3*mib)
+	p.free(b)
+	pool, err = p.d.NewPool(memory.PoolID{2, 0})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -85,7 +85,7 @@ func (r *poolResource) Equal(other resource.Resource) bool {
 func (r *poolResource) Traits() resource.Traits {
 	t := r.p.backing.traits()
 	return resource.Traits{Name: "pool", Device: r.p.dev.id, OnDevice: r.p.backing.onDevice(), DeviceAccessible: t.DeviceAccessible,
-		HostAccessible: t.HostAccessible, Migrates: t.Migrates, StreamOrdered: true, Align: heap.Align}
+		HostAccessible: t.HostAccessible, Migrates: t.Migrates, StreamOrdered: true, Align: heap.Align, Registered: t.Registered}
 }
 
 func (r *poolResource) EnablePeer(peer cuda.Device) error { return r.p.dev.EnablePeer(peer) }

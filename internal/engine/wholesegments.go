@@ -500,8 +500,8 @@ func (h *segmentHeap) choosePaused(p *pause, no *refusal) {
 				continue
 			}
 			switch { // first what no option allows
-			case name == "nccl":
-				no.add(b, "pause: memory of pool {%d, %d} is NCCL's (nccl), registered for communication", s.pool.id[0], s.pool.id[1])
+			case h.w.about.Registered:
+				no.add(b, "pause: memory of pool {%d, %d} (%s) is registered for communication", s.pool.id[0], s.pool.id[1], name)
 			case !ok:
 				no.add(b, "pause: pool {%d, %d} has memory of %q, which cannot go and leave its addresses", s.pool.id[0], s.pool.id[1], name)
 			}

@@ -163,7 +163,7 @@ func (m *memory) Equal(other resource.Resource) bool {
 }
 
 func (m *memory) Traits() resource.Traits {
-	return resource.Traits{Name: "nccl", Device: m.dev, OnDevice: true, DeviceAccessible: true, Align: natural}
+	return resource.Traits{Name: "nccl", Device: m.dev, OnDevice: true, DeviceAccessible: true, Align: natural, Registered: true}
 }
 
 // plain is the simulated memory without what NCCL's cannot do: it is registered, so its pages stay.
@@ -175,7 +175,7 @@ type plain struct {
 
 func (p *plain) Traits() resource.Traits {
 	t := p.Resource.Traits()
-	t.Name, t.Align = "nccl", natural
+	t.Name, t.Align, t.Registered = "nccl", natural, true
 	return t
 }
 
