@@ -1,11 +1,11 @@
 package engine
 
 import (
-	"cmp"
 	"encoding/binary"
 	"fmt"
 
 	"github.com/cistern-gpu/cistern/cuda"
+	"github.com/cistern-gpu/cistern/internal/engine/phys"
 	"github.com/cistern-gpu/cistern/internal/lockrank"
 	"github.com/cistern-gpu/cistern/memory"
 )
@@ -78,9 +78,9 @@ func (a *Allocator) Open(dev cuda.Device, from string, m memory.Shared, descript
 			close(f.ready)
 		}()
 		if size == 0 {
-			f.base, err = d.drv.IpcOpen(dev, m.IPC)
+			f.base, err = d.imports().OpenIPC(m.IPC)
 		} else {
-			f.base, err = d.mapImported(m, size, descriptor)
+			f.base, err = d.mapImported(m, descriptor)
 		}
 		if f.err = err; err != nil {
 			return 0, d.unreachable(m.UUID, err)
@@ -162,16 +162,11 @@ func (a *Allocator) CloseShared(p cuda.Ptr) error {
 	if d.health.Broken() != nil { // bookkeeping only
 		return nil
 	}
-	var err error
-	if f.size == 0 {
-		err = d.drv.IpcClose(f.dev, f.base)
-	} else if err = d.drv.MemUnmap(f.base, f.size); err == nil {
-		err = d.drv.AddressFree(f.base, f.size)
-	}
-	if err != nil {
-		return d.health.Failed(err)
-	}
-	return nil
+	return d.imports().Close(f.base, f.size)
+}
+
+func (d *Device) imports() phys.Imports {
+	return phys.Imports{Health: d.health, Granularity: d.info.Granularity}
 }
 
 // importedSize is the size of the mapping, 0 for memory that is opened by an IPC handle. What another process says is not
@@ -205,38 +200,19 @@ func importedKey(m *memory.Shared, dev cuda.Device, from string) string {
 	return string(b)
 }
 
-// mapImported maps chunks one behind the other. When a call fails, those before it are undone.
-func (d *Device) mapImported(m memory.Shared, size uint64, descriptor func(i int) (int, error)) (cuda.Ptr, error) {
-	owner, here := d.id, m.UUID == d.info.UUID
-	if !here {
+// mapImported maps the chunks of an export.
+func (d *Device) mapImported(m memory.Shared, descriptor func(i int) (int, error)) (cuda.Ptr, error) {
+	x := phys.Imported{Owner: d.id, Descriptor: descriptor, Access: d.adopt}
+	if m.UUID != d.info.UUID {
 		if v, ok := d.a.byUUID(m.UUID); ok {
-			owner = v
+			x.Owner = v
 		}
+		x.Access = func(base cuda.Ptr, size uint64) error { return d.drv.MemSetAccess(base, size, []cuda.Device{d.id}) }
 	}
-	base, err := d.drv.AddressReserve(size, d.info.Granularity, 0)
-	if err != nil {
-		return 0, d.health.Failed(err)
+	for _, c := range m.Chunks {
+		x.Sizes = append(x.Sizes, c.Size)
 	}
-	end := base
-	for i, c := range m.Chunks {
-		if err = d.mapChunk(end, c.Size, owner, i, descriptor); err != nil {
-			break
-		}
-		end += cuda.Ptr(c.Size)
-	}
-	if err == nil && here {
-		err = d.adopt(base, size)
-	} else if err == nil {
-		err = d.drv.MemSetAccess(base, size, []cuda.Device{d.id})
-	}
-	if err == nil {
-		return base, nil
-	}
-	if end > base && d.drv.MemUnmap(base, uint64(end-base)) != nil {
-		return 0, err // the addresses are lost, with what is mapped there
-	}
-	d.drv.AddressFree(base, size)
-	return 0, err
+	return d.imports().Map(x)
 }
 
 // adopt makes memory of another process that lies on this device accessible to it and its peers, those to come included.
@@ -250,31 +226,6 @@ func (d *Device) adopt(base cuda.Ptr, size uint64) error {
 		d.imported = map[cuda.Ptr]uint64{}
 	}
 	d.imported[base] = size
-	return nil
-}
-
-// mapChunk maps one chunk, whose handle goes at once: the memory goes with the mapping.
-func (d *Device) mapChunk(at cuda.Ptr, size uint64, owner cuda.Device, i int, descriptor func(i int) (int, error)) error {
-	fd, err := descriptor(i)
-	if err != nil {
-		return err
-	}
-	h, err := d.drv.MemImport(owner, fd)
-	if err != nil {
-		return d.health.Failed(err)
-	}
-	err = d.drv.MemMap(at, size, h)
-	r := d.drv.MemRelease(h)
-	if r != nil {
-		if err == nil {
-			err = d.drv.MemUnmap(at, size)
-		}
-		d.drv.MemRelease(h) // once more: what stays is lost
-		err = cmp.Or(err, r)
-	}
-	if err != nil {
-		return d.health.Failed(err)
-	}
 	return nil
 }
 

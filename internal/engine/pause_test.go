@@ -405,7 +405,7 @@ func TestPauseRefused(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	pool, err := p.d.NewPoolWith(memory.PoolID{3, 0}, engine.PoolOptions{Upstream: registeredMemory{segments}})
+	pool, err := p.d.NewPoolWith(memory.PoolID{3, 0}, config.PoolOptions{Upstream: registeredMemory{segments}})
 	if err != nil {
 		t.Fatal(err)
 	}

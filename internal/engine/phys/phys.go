@@ -11,6 +11,8 @@
 // kernels may still read and write through it, so its addresses are not mapped anew; nothing relies on an unmap waiting
 // for the GPU.
 //
+// Memory of other processes is mapped apart from all this, and not counted (Imports).
+//
 // # Counting
 //
 // A chunk counts as reserved once, however often it is mapped: from its creation until its handle is released, which happens
