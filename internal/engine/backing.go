@@ -68,7 +68,7 @@ type heapBacking interface {
 	dropRanges() error
 	// succeed gives all there is to a stream heap that takes the place of this one.
 	succeed(n *streamHeap) heapBacking
-	// recordInherited tells the history that free memory is not from's any more.
+	// recordInherited records that free memory was another stream heap's until now.
 	recordInherited(from *streamHeap, addr, size uint64)
 	// mapped lists the memory that is opened to peers range by range.
 	mapped() []run

@@ -197,8 +197,8 @@ func (h *chunkHeap) addChunks(list []memory.Segment) {
 	}
 }
 
-// choosePaused finds the chunks in which something selected lies and nothing else is in
-// use; and, of a pool of captured graphs that is paused as such, those that are wholly free.
+// choosePaused finds the chunks in which something selected lies and nothing else is in use; and, of a pool of captured graphs
+// that is paused as such, those that are wholly free.
 //
 // +checklocks:p.d.mu
 func (h *chunkHeap) choosePaused(p *pause, no *refusal) {
@@ -459,7 +459,7 @@ func (c *pausedChunks) cutUp(a *pausedRange, v *survey) (parts []*pausedRange, k
 	return parts, kinds
 }
 
-// turn is after all segments, which are not the engine's to make.
+// turn is the last: no lock is let go from then on.
 func (c *pausedChunks) turn() int { return 2 }
 
 // get makes chunks: fewer and larger ones than there may have been, as they cost by number.

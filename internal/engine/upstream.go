@@ -139,11 +139,3 @@ func (d *Device) trimUpstreams(chosen func(*Pool) bool) (any bool, first error) 
 	}
 	return any, first
 }
-
-// upstreamFailed keeps an error of a user's upstream that breaks the device's context.
-func (d *Device) upstreamFailed(err error) {
-	var e *cuda.Error
-	if errors.As(err, &e) && e.Device == d.id {
-		d.health.Failed(err)
-	}
-}
