@@ -8,7 +8,7 @@
 // that converts the arguments, calls the engine and converts the result. The version script libcistern.map hides everything
 // but cistern_*. A thread's last failure and its tags are kept in C, behind one thread-local pointer (thread.c).
 //
-// front.c hands out and takes back blocks without Go; internal/magazine has the design.
+// magazine.c hands out and takes back blocks without Go; internal/magazine has the design.
 //
 // Handles and device addresses are numbers (uintptr_t) on the way in and out: to Go's collector a pointer that looks like
 // one of its own is a bug.

@@ -3,14 +3,14 @@
 package main
 
 /*
-#include "front.h"
+#include "magazine.h"
 #include "shim.h"
 
 #cgo noescape shim_fail
 #cgo nocallback shim_fail
 #cgo noescape shim_fail_oom
 #cgo nocallback shim_fail_oom
-#cgo nocallback front_stop
+#cgo nocallback magazine_stop
 #cgo nocallback shim_failed
 */
 import "C"
@@ -131,7 +131,7 @@ func broke(r any) C.int {
 	words := fmt.Sprintf("a bug in Cistern %s, please report it: %v, at %s", cistern.Version, r, where())
 	broken.CompareAndSwap(nil, &words)
 	current.Store(nil)
-	C.front_stop()
+	C.magazine_stop()
 	return failWords(C.CISTERN_INTERNAL, words)
 }
 

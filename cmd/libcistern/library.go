@@ -94,7 +94,7 @@ func coreLibraryDefault(name *C.char) (code C.int) {
 	return C.CISTERN_OK
 }
 
-// coreAlloc is coreAllocFront with more said of the request. C has looked at the size of the options; by is nil where nobody
+// coreAlloc is coreAllocMagazine with more said of the request. C has looked at the size of the options; by is nil where nobody
 // wants to know who asks.
 //
 //export coreAlloc

@@ -43,7 +43,7 @@ var checkedPrograms = []checkedProgram{
 	{"threads.c", []string{"300"}},
 	{"forks.c", nil},
 	{"sharing.c", nil},
-	{"fronts.c", []string{"3000"}},
+	{"magazines.c", []string{"3000"}},
 	{"stacks.c", []string{"20"}},
 	{"oom.c", []string{ownFolder, "threads"}},
 	{"oom.c", []string{ownFolder, "function"}},

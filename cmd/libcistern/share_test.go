@@ -208,7 +208,7 @@ func TestShareContents(t *testing.T) {
 	}
 }
 
-func TestShareThroughTrays(t *testing.T) {
+func TestShareThroughMagazines(t *testing.T) {
 	t.Parallel()
 	p := startPeer(t, "driver:sim:8GiB")
 	p.wants("ok", "pairs")

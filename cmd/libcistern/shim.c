@@ -2,7 +2,7 @@
 
 /* The functions of cistern.h. Each stands in front of a Go function and does what Go cannot: it refuses in a child of fork,
  * where Go would hang, and it answers what needs no Go at all. What the functions do is said in cistern.h. */
-#include "front.h"
+#include "magazine.h"
 #include "shim.h"
 #include "shim_guard.h"
 #include "stack.h"
@@ -61,17 +61,17 @@ static __attribute__((cold, noinline)) void failed(void) {
 /* alloc is for what the default pool is asked for without a tag: most of all there is. */
 static inline int alloc(void **out, size_t size, int device, void *stream) {
   int known;
-  *out = front_take(size, device, stream, &known);
+  *out = magazine_take(size, device, stream, &known);
   if (*out != NULL)
     return CISTERN_OK;
   READY;
-  uint64_t turn = front_turn();
-  uint32_t ticket = 0;
-  int code = coreAllocFront((uintptr_t *)out, size, device, (uintptr_t)stream, &ticket);
-  if (ticket != 0) {
-    front_know(*out, size, ticket, turn);
+  uint64_t turn = magazine_turn();
+  uint32_t token = 0;
+  int code = coreAllocMagazine((uintptr_t *)out, size, device, (uintptr_t)stream, &token);
+  if (token != 0) {
+    magazine_know(*out, size, token, turn);
     if (!known)
-      front_know_stream(device, stream, ticket);
+      magazine_know_stream(device, stream, token);
   }
   if (__builtin_expect(code != CISTERN_OK, 0))
     failed();
@@ -147,7 +147,7 @@ PUBLIC void cistern_free(void *ptr, ssize_t size, int device, void *stream) {
     forked();
     return;
   }
-  if (front_put(ptr))
+  if (magazine_put(ptr))
     return;
   if (shim_ready())
     coreFree((uintptr_t)ptr, freeing());
@@ -234,7 +234,7 @@ PUBLIC int cistern_release(void *ptr) {
   if (ptr == NULL)
     return CISTERN_OK;
   GUARD_FORK;
-  if (front_put(ptr))
+  if (magazine_put(ptr))
     return CISTERN_OK;
   READY;
   return coreFree((uintptr_t)ptr, freeing());
@@ -244,7 +244,7 @@ PUBLIC int cistern_release_on(void *ptr, void *stream) {
   if (ptr == NULL)
     return CISTERN_OK;
   GUARD_FORK;
-  if (front_put_on(ptr, stream))
+  if (magazine_put_on(ptr, stream))
     return CISTERN_OK;
   READY;
   return coreFreeOn((uintptr_t)ptr, (uintptr_t)stream, freeing());
@@ -254,7 +254,7 @@ PUBLIC int cistern_record_stream(void *ptr, void *stream) {
   if (ptr == NULL)
     return CISTERN_OK;
   GUARD;
-  front_forget(ptr);
+  magazine_forget(ptr);
   return coreRecordStream((uintptr_t)ptr, (uintptr_t)stream);
 }
 
@@ -526,7 +526,7 @@ PUBLIC int cistern_share(void *ptr, char *handle, size_t cap) {
   NEED(handle);
   if (cap > 0)
     handle[0] = 0;
-  front_forget(ptr); /* its free ends the sharing, which Go must see */
+  magazine_forget(ptr); /* its free ends the sharing, which Go must see */
   return coreShare((uintptr_t)ptr, handle, cap);
 }
 

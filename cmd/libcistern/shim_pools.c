@@ -113,10 +113,10 @@ PUBLIC int cistern_pool_restore(int device, const uint64_t pool[2], const cister
     return invalid("blocks is NULL: expected the blocks to restore");
   if ((pool[0] | pool[1]) != 0)
     return corePoolRestore(device, pool[0], pool[1], (cistern_block *)blocks, n);
-  front_hold(); /* some are freed, whose addresses other threads may be given before they are forgotten */
+  magazine_hold(); /* some are freed, whose addresses other threads may be given before they are forgotten */
   int code = corePoolRestore(device, pool[0], pool[1], (cistern_block *)blocks, n);
-  front_forget_all();
-  front_release();
+  magazine_forget_all();
+  magazine_release();
   return code;
 }
 
@@ -131,10 +131,10 @@ PUBLIC int cistern_pause(int device, const cistern_pause_options *options, ciste
     SIZED(o, options, pool);
   if (o.reserved != 0)
     return invalid("options.reserved: expected 0");
-  front_hold();
+  magazine_hold();
   int code = corePause(device, o.pool != NULL, o.pool ? o.pool[0] : 0, o.pool ? o.pool[1] : 0, (char *)o.tag, o.keep, o.flags,
                        (char *)o.dir, out);
-  front_release();
+  magazine_release();
   return code;
 }
 

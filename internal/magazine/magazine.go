@@ -1,6 +1,6 @@
-// Package magazine is memory that an arena's Go code shares with C code in front of the library, so that a free, and the
+// Package magazine is memory that an arena's Go code shares with the C code of the library, so that a free, and the
 // allocation of the same size that follows it, need no call into Go. Such a call takes longer than the engine does, and a
-// hundred times as long when all of Go is asleep.
+// hundred times as long when all threads of Go are idle.
 //
 // A magazine holds the blocks that C code took back most recently, what is needed to hand them out again, and what is needed
 // to keep the engine's statistics exact meanwhile.
@@ -24,15 +24,16 @@
 // # Tokens
 //
 // C remembers which blocks it may put into a magazine, in a table of its own; Go gives it a token for each. A thread that
-// pauses memory or restores a pool to an earlier state raises a number (front_hold) and then empties the table. C enters a
+// pauses memory or restores a pool to an earlier state raises a number (magazine_hold) and then empties the table. C enters a
 // block, or puts one into a magazine, only if the number has not changed since before the block was handed out or its entry was
-// taken. The head of cmd/libcistern/front.c states the memory order of each access; internal/magazine/model checks them
+// taken. The head of cmd/libcistern/magazine.c states the memory order of each access; internal/magazine/model checks them
 // exhaustively.
 //
 // # Layout
 //
-// A Magazine has no pointers, and none into Go memory; Go code that gives it to C pins it. cmd/libcistern/front.h has the same
-// layout, which front.go compares before the first magazine is used. Take and Put are the same steps in Go, for calls that found the magazine locked, and for tests.
+// A Magazine has no pointers, and none into Go memory; Go code that gives it to C pins it. cmd/libcistern/magazine.h has the same
+// layout, which magazine.go compares before the first magazine is used. Take and Put are the same steps in Go, for calls that
+// found the magazine locked, and for tests.
 package magazine
 
 import (
@@ -69,7 +70,7 @@ type Slot struct {
 	_         uint32
 }
 
-// set fills an entry. C code reads Requested without the lock (has, in front.c), hence the atomic store.
+// set fills an entry. C code reads Requested without the lock (has, in magazine.c), hence the atomic store.
 func (e *Slot) set(addr, requested, stamp uint64, mark uint32) {
 	e.Addr, e.Stamp, e.Mark = addr, stamp, mark
 	atomic.StoreUint64(&e.Requested, requested)
@@ -152,8 +153,8 @@ const PollEvery = 16
 func New(mask, smallMax uint64) *Magazine { return &Magazine{mask: mask, smallMax: smallMax} }
 
 // Lock excludes C and other Go code. C holds the lock for some nanoseconds at a time, unless its thread is interrupted.
-func (f *Magazine) Lock() {
-	for spins := 0; !f.word.CompareAndSwap(0, 1); spins++ {
+func (m *Magazine) Lock() {
+	for spins := 0; !m.word.CompareAndSwap(0, 1); spins++ {
 		if spins > 100 {
 			deadline.Nap(20 * time.Microsecond)
 		} else if spins > 20 {
@@ -163,32 +164,32 @@ func (f *Magazine) Lock() {
 }
 
 // TryLock is one attempt.
-func (f *Magazine) TryLock() bool { return f.word.CompareAndSwap(0, 1) }
+func (m *Magazine) TryLock() bool { return m.word.CompareAndSwap(0, 1) }
 
-func (f *Magazine) Unlock() { f.word.Store(0) }
+func (m *Magazine) Unlock() { m.word.Store(0) }
 
 // Index is the number by which C knows the magazine, 0 while it does not.
-func (f *Magazine) Index() uint32     { return f.index.Load() }
-func (f *Magazine) SetIndex(i uint32) { f.index.Store(i) }
+func (m *Magazine) Index() uint32     { return m.index.Load() }
+func (m *Magazine) SetIndex(i uint32) { m.index.Store(i) }
 
 // SetEpoch says which epoch of the stream is open. It is raised before the event that closes the last one is recorded.
-func (f *Magazine) SetEpoch(e uint64) { f.epoch.Store(e) }
+func (m *Magazine) SetEpoch(e uint64) { m.epoch.Store(e) }
 
 // SetRouted says whether the stream allocates from another pool: then nothing is taken from the magazine.
-func (f *Magazine) SetRouted(on bool) {
+func (m *Magazine) SetRouted(on bool) {
 	if on {
-		f.routed.Store(1)
+		m.routed.Store(1)
 	} else {
-		f.routed.Store(0)
+		m.routed.Store(0)
 	}
 }
 
 // Round is the size of the block that a request gets.
-func (f *Magazine) Round(requested uint64) uint64 { return (requested + f.mask) &^ f.mask }
+func (m *Magazine) Round(requested uint64) uint64 { return (requested + m.mask) &^ m.mask }
 
 // ClassOf is the size class of a request.
-func (f *Magazine) ClassOf(requested uint64) int {
-	if f.Round(requested) <= f.smallMax {
+func (m *Magazine) ClassOf(requested uint64) int {
+	if m.Round(requested) <= m.smallMax {
 		return 0
 	}
 	return 1
@@ -196,7 +197,7 @@ func (f *Magazine) ClassOf(requested uint64) int {
 
 // All that follows is for holders of the lock.
 
-// Ticket says that a block may be put into the magazine of a magazine, with this mark. Without a Front it may not.
+// Token says that a block may be put into the magazine, with this mark. Without a Magazine it may not.
 type Token struct {
 	Magazine *Magazine
 	Mark     uint32
@@ -213,77 +214,77 @@ const (
 
 // Take takes the block from the magazine that was given back last of those that were asked for with this size. thread is any
 // number that tells the calling thread from others, 0 if that does not matter.
-func (f *Magazine) Take(requested uint64, waiting bool, thread uint64) (addr uint64, mark uint32, o Outcome) {
-	if f.routed.Load() != 0 {
+func (m *Magazine) Take(requested uint64, waiting bool, thread uint64) (addr uint64, mark uint32, o Outcome) {
+	if m.routed.Load() != 0 {
 		return 0, 0, Missed
 	}
-	oldest := f.visit(thread)
-	count := int(f.count.Load())
+	oldest := m.visit(thread)
+	count := int(m.count.Load())
 	for i := count - 1; i >= 0; i-- {
-		if m := f.slots[i].Mark; f.slots[i].Requested != requested || m == 0 || (f.version-m)&markMask > oldest {
+		if v := m.slots[i].Mark; m.slots[i].Requested != requested || v == 0 || (m.version-v)&markMask > oldest {
 			continue
 		}
-		n, r, c := int64(f.Round(requested)), int64(requested), f.ClassOf(requested)
-		own, all := &f.net[c], &f.net[1-c]
-		if !below(own, n, r, &f.takes[c]) || !below(&Amount{own.Blocks + all.Blocks, own.Bytes + all.Bytes,
-			own.Requested + all.Requested}, n, r, &f.takes[Classes]) {
+		n, r, c := int64(m.Round(requested)), int64(requested), m.ClassOf(requested)
+		own, all := &m.net[c], &m.net[1-c]
+		if !below(own, n, r, &m.takes[c]) || !below(&Amount{own.Blocks + all.Blocks, own.Bytes + all.Bytes,
+			own.Requested + all.Requested}, n, r, &m.takes[Classes]) {
 			return 0, 0, Missed
 		}
 		if waiting {
-			if f.polls%PollEvery == PollEvery-1 {
+			if m.polls%PollEvery == PollEvery-1 {
 				return 0, 0, Due
 			}
-			f.polls++
+			m.polls++
 		}
-		addr, mark = f.slots[i].Addr, f.slots[i].Mark
+		addr, mark = m.slots[i].Addr, m.slots[i].Mark
 		for ; i < count-1; i++ {
-			next := &f.slots[i+1]
-			f.slots[i].set(next.Addr, next.Requested, next.Stamp, next.Mark)
+			next := &m.slots[i+1]
+			m.slots[i].set(next.Addr, next.Requested, next.Stamp, next.Mark)
 		}
-		f.count.Store(uint32(count - 1))
+		m.count.Store(uint32(count - 1))
 		own.add(-1, -n, -r)
-		f.taken[c].add(1, n, r)
+		m.taken[c].add(1, n, r)
 		return addr, mark, Taken
 	}
 	return 0, 0, Missed
 }
 
 // visit notes who is here and returns the age of the oldest block that may be taken.
-func (f *Magazine) visit(thread uint64) uint32 {
+func (m *Magazine) visit(thread uint64) uint32 {
 	switch {
 	case thread == 0:
-	case f.owner != thread:
-		f.owner = thread
-		f.turns = min(f.turns+turnsMany, turnsMost)
-	case f.turns > 0:
-		f.turns--
+	case m.owner != thread:
+		m.owner = thread
+		m.turns = min(m.turns+turnsMany, turnsMost)
+	case m.turns > 0:
+		m.turns--
 	}
-	if f.turns > turnsMany {
+	if m.turns > turnsMany {
 		return ageShared
 	}
 	return 0
 }
 
 // Advance says that the heap may have handed a block out, and returns the mark of that block.
-func (f *Magazine) Advance() uint32 {
-	if f.version++; uint8(f.version) == 0 {
-		f.version++ // 0 is no mark, also in 8 bits
+func (m *Magazine) Advance() uint32 {
+	if m.version++; uint8(m.version) == 0 {
+		m.version++ // 0 is no mark, also in 8 bits
 	}
-	return f.version & markMask
+	return m.version & markMask
 }
 
 // Outdate makes the marks of all blocks that were handed out recently too old for the blocks to be taken.
-func (f *Magazine) Outdate() {
-	f.version += 2 * ageShared
-	f.Advance()
+func (m *Magazine) Outdate() {
+	m.version += 2 * ageShared
+	m.Advance()
 }
 
 // Recent is the mark whose last 8 bits these are, of a block that was handed out not long ago.
-func (f *Magazine) Recent(low uint8) uint32 {
+func (m *Magazine) Recent(low uint8) uint32 {
 	if low == 0 {
 		return 0
 	}
-	return (f.version - uint32(uint8(f.version)-low)) & markMask
+	return (m.version - uint32(uint8(m.version)-low)) & markMask
 }
 
 // below reports whether net may fall by one block.
@@ -292,37 +293,37 @@ func below(net *Amount, n, r int64, limit *Amount) bool {
 }
 
 // Polled says that waiting frees were looked after.
-func (f *Magazine) Polled() { f.polls++ }
+func (m *Magazine) Polled() { m.polls++ }
 
 // Full reports whether the magazine has no room.
-func (f *Magazine) Full() bool { return f.count.Load() == Capacity }
+func (m *Magazine) Full() bool { return m.count.Load() == Capacity }
 
 // Put puts a block into the magazine that was given back now, and reports whether there was room for it and the limits
 // allowed it.
-func (f *Magazine) Put(addr, requested uint64, mark uint32, thread uint64) bool {
-	f.visit(thread)
-	n, c := int64(f.Round(requested)), f.ClassOf(requested)
-	own, all := &f.net[c], &f.net[1-c]
-	if f.Full() || own.Blocks+1 > f.puts[c].Blocks || own.Bytes+n > f.puts[c].Bytes ||
-		own.Blocks+all.Blocks+1 > f.puts[Classes].Blocks || own.Bytes+all.Bytes+n > f.puts[Classes].Bytes ||
-		own.Bytes+f.taken[c].Bytes+n >= f.frees[c] {
+func (m *Magazine) Put(addr, requested uint64, mark uint32, thread uint64) bool {
+	m.visit(thread)
+	n, c := int64(m.Round(requested)), m.ClassOf(requested)
+	own, all := &m.net[c], &m.net[1-c]
+	if m.Full() || own.Blocks+1 > m.puts[c].Blocks || own.Bytes+n > m.puts[c].Bytes ||
+		own.Blocks+all.Blocks+1 > m.puts[Classes].Blocks || own.Bytes+all.Bytes+n > m.puts[Classes].Bytes ||
+		own.Bytes+m.taken[c].Bytes+n >= m.frees[c] {
 		return false
 	}
-	f.PutBeyond(addr, requested, mark)
+	m.PutBeyond(addr, requested, mark)
 	return true
 }
 
-// PutBeyond is Put whatever the limits say, for a caller who settles the statistics. There must be room.
-func (f *Magazine) PutBeyond(addr, requested uint64, mark uint32) {
-	n := f.count.Load()
-	f.slots[n].set(addr, requested, f.epoch.Load(), mark&markMask)
-	f.count.Store(n + 1)
-	f.net[f.ClassOf(requested)].add(1, int64(f.Round(requested)), int64(requested))
+// PutBeyond is Put whatever the limits say, for callers that update the statistics themselves. There must be room.
+func (m *Magazine) PutBeyond(addr, requested uint64, mark uint32) {
+	n := m.count.Load()
+	m.slots[n].set(addr, requested, m.epoch.Load(), mark&markMask)
+	m.count.Store(n + 1)
+	m.net[m.ClassOf(requested)].add(1, int64(m.Round(requested)), int64(requested))
 }
 
 // Has reports whether a block is in the magazine.
-func (f *Magazine) Has(addr uint64) bool {
-	for _, e := range f.Slots() {
+func (m *Magazine) Has(addr uint64) bool {
+	for _, e := range m.Slots() {
 		if e.Addr == addr {
 			return true
 		}
@@ -330,54 +331,54 @@ func (f *Magazine) Has(addr uint64) bool {
 	return false
 }
 
-// Entries are the blocks of the magazine, oldest first. They are valid until the lock is let go.
-func (f *Magazine) Slots() []Slot { return f.slots[:f.count.Load()] }
+// Slots are the blocks of the magazine, oldest first. They are valid until the lock is released.
+func (m *Magazine) Slots() []Slot { return m.slots[:m.count.Load()] }
 
 // Empty forgets the blocks in the magazine, which the caller has freed.
-func (f *Magazine) Empty() {
-	if f.count.Load() != 0 { // a load costs less than a store, and most magazines are empty
-		f.count.Store(0)
+func (m *Magazine) Empty() {
+	if m.count.Load() != 0 { // a load costs less than a store, and most magazines are empty
+		m.count.Store(0)
 	}
 }
 
 // Stock is what happened to a class since it was last asked: net is what was put less what was taken.
-func (f *Magazine) Stock(class int) (net, taken Amount) {
-	net, taken = f.net[class], f.taken[class]
-	f.net[class], f.taken[class] = Amount{}, Amount{}
+func (m *Magazine) Stock(class int) (net, taken Amount) {
+	net, taken = m.net[class], m.taken[class]
+	m.net[class], m.taken[class] = Amount{}, Amount{}
 	return net, taken
 }
 
 // PutLimits are by how much the blocks in the magazine may rise after stock was taken: for each class, and last for the classes
 // together. Requested does not matter.
-func (f *Magazine) PutLimits() *[Classes + 1]Amount { return &f.puts }
+func (m *Magazine) PutLimits() *[Classes + 1]Amount { return &m.puts }
 
 // SetFrees limits the bytes of a class that may be put into the magazine, whether they are taken again or not.
-func (f *Magazine) SetFrees(class int, bytes int64) { f.frees[class] = bytes }
+func (m *Magazine) SetFrees(class int, bytes int64) { m.frees[class] = bytes }
 
 // TakeLimits are by how much they may fall below what they were then.
-func (f *Magazine) TakeLimits() *[Classes + 1]Amount {
-	f.limited = 1
-	return &f.takes
+func (m *Magazine) TakeLimits() *[Classes + 1]Amount {
+	m.limited = 1
+	return &m.takes
 }
 
 // NoTakes makes the limits of takes 0.
-func (f *Magazine) NoTakes() {
-	if f.limited != 0 {
-		f.limited = 0
-		f.takes = [Classes + 1]Amount{}
+func (m *Magazine) NoTakes() {
+	if m.limited != 0 {
+		m.limited = 0
+		m.takes = [Classes + 1]Amount{}
 	}
 }
 
-// Layout is the offsets of the fields of a Front in the order in which they are declared, its size, and the offsets of
+// Layout is the offsets of the fields of a Magazine in the order in which they are declared, its size, and the offsets of
 // Flags: magazine.h has the same.
 func Layout() []uintptr {
-	var f Magazine
+	var m Magazine
 	var g Flags
-	return []uintptr{unsafe.Offsetof(f.word), unsafe.Offsetof(f.count), unsafe.Offsetof(f.net), unsafe.Offsetof(f.owner),
-		unsafe.Offsetof(f.taken), unsafe.Offsetof(f.polls), unsafe.Offsetof(f.turns), unsafe.Offsetof(f.puts),
-		unsafe.Offsetof(f.takes), unsafe.Offsetof(f.frees), unsafe.Offsetof(f.epoch), unsafe.Offsetof(f.mask),
-		unsafe.Offsetof(f.smallMax), unsafe.Offsetof(f.version), unsafe.Offsetof(f.limited), unsafe.Offsetof(f.routed),
-		unsafe.Offsetof(f.index), unsafe.Offsetof(f.slots), unsafe.Sizeof(f), unsafe.Offsetof(f.slots[0].Mark),
+	return []uintptr{unsafe.Offsetof(m.word), unsafe.Offsetof(m.count), unsafe.Offsetof(m.net), unsafe.Offsetof(m.owner),
+		unsafe.Offsetof(m.taken), unsafe.Offsetof(m.polls), unsafe.Offsetof(m.turns), unsafe.Offsetof(m.puts),
+		unsafe.Offsetof(m.takes), unsafe.Offsetof(m.frees), unsafe.Offsetof(m.epoch), unsafe.Offsetof(m.mask),
+		unsafe.Offsetof(m.smallMax), unsafe.Offsetof(m.version), unsafe.Offsetof(m.limited), unsafe.Offsetof(m.routed),
+		unsafe.Offsetof(m.index), unsafe.Offsetof(m.slots), unsafe.Sizeof(m), unsafe.Offsetof(m.slots[0].Mark),
 		unsafe.Offsetof(g.Quick), unsafe.Offsetof(g.Waiting)}
 }
 

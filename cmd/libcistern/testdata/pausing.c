@@ -55,7 +55,7 @@ static void freed(void) {
     void *p[8];
     for (int i = 0; i < 8; i++)
       CHECK((p[i] = cistern_malloc(MIB, 0, NULL)) != NULL);
-    OK(cistern_release(p[7])); /* a free block beside them, in a tray */
+    OK(cistern_release(p[7])); /* a free block beside them, in a magazine */
     OK(cistern_pause(0, NULL, NULL));
     for (int i = 0; i < 4; i++)
       OK(cistern_release(p[i]));

@@ -116,7 +116,7 @@ int main(void) {
       if (pid == 0)
         child();
       CHECK(pid > 0);
-    } else if (strcmp(word, "pairs") == 0) { /* pairs that go through a tray, with what is shared among them */
+    } else if (strcmp(word, "pairs") == 0) { /* pairs that go through a magazine, with what is shared among them */
       OK(cistern_stream_durable(0, NULL));
       char handle[CISTERN_HANDLE_MAX], before[CISTERN_HANDLE_MAX] = "";
       for (int i = 0; i < 100; i++) {

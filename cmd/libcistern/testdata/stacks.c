@@ -113,7 +113,7 @@ static int64_t blocks_with(int64_t *all) {
 
 static void *p[40000];
 
-/* Small requests are caught by their share of the sample, large ones always; a block from a tray has no stack of whoever had
+/* Small requests are caught by their share of the sample, large ones always; a block from a magazine has no stack of whoever had
  * it before. */
 static void sampling(int part) {
   const struct {
@@ -128,7 +128,7 @@ static void sampling(int part) {
       int n = cases[c].n / part;
       for (int i = 0; i < n; i++) {
         CHECK((p[i] = by_malloc(cases[c].size)) != NULL);
-        if (i % 3 == 0) { /* in and out of the tray */
+        if (i % 3 == 0) { /* in and out of the magazine */
           cistern_free(p[i], 0, 0, NULL);
           CHECK((p[i] = by_malloc(cases[c].size)) != NULL);
         }

@@ -114,10 +114,10 @@ func (t *Stream) SetCapture(number uint32) {
 	t.mu.Unlock()
 }
 
-// Front is the memory in which C code frees in the stream's order, nil if there is none.
+// Magazine is the memory in which C code frees in the stream's order, nil if there is none.
 func (t *Stream) Magazine() *magazine.Magazine { return t.magazine.Load() }
 
-// SetFront publishes the open epoch there from now on.
+// SetMagazine publishes the open epoch there from now on.
 func (t *Stream) SetMagazine(f *magazine.Magazine) {
 	t.mu.Lock()
 	f.SetEpoch(t.epoch.Load())

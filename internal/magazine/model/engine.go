@@ -2,22 +2,22 @@ package model
 
 // What the engine does, and shim.c around calls of it. Go's atomic operations are seq_cst.
 
-// goLock is Front.Lock.
+// goLock is Magazine.Lock.
 func (m *protocol) goLock(t *thread) { t.acquireWhen(word, 0, 1, seqCst) }
 
-// goUnlock is Front.Unlock.
+// goUnlock is Magazine.Unlock.
 func (m *protocol) goUnlock(t *thread) { t.store(word, 0, seqCst) }
 
-// drain is lane.drain, for holders of the lock.
+// drain is arena.drain, for holders of the lock.
 func (m *protocol) drain(t *thread) {
 	const ok, empty, paused, lost, early = 0, 1, 2, 3, 4
 	switch t.touch(cellLocked, func(d *data) uint64 {
 		was := *d
-		if was.tray != 0 {
-			d.tray, d.used = 0, false
+		if was.slot != 0 {
+			d.slot, d.used = 0, false
 		}
 		switch {
-		case was.tray == 0:
+		case was.slot == 0:
 			return empty
 		case was.paused:
 			return paused
@@ -31,18 +31,18 @@ func (m *protocol) drain(t *thread) {
 	case empty:
 		return // Empty stores nothing either
 	case paused:
-		t.broken("a paused block is in the tray")
+		t.broken("a paused block is in the magazine")
 	case lost:
-		t.broken("a block is in the tray that is free, or out")
+		t.broken("a block is in the magazine that is free, or out")
 	case early:
 		t.broken("a block is taken for idle that the GPU will use")
 	}
 	t.store(count, 0, seqCst)
 }
 
-// allocFront is cistern_malloc where frontTake has returned 0: the heap meets the request if the block is free.
-func (m *protocol) allocFront(t *thread, size uint64) uint64 {
-	turn := m.frontTurn(t)
+// allocMagazine is cistern_malloc where magazineTake has returned 0: the heap meets the request if the block is free.
+func (m *protocol) allocMagazine(t *thread, size uint64) uint64 {
+	turn := m.magazineTurn(t)
 	m.goLock(t)
 	m.drain(t)
 	got := t.touch(cellLocked, func(d *data) uint64 {
@@ -54,14 +54,14 @@ func (m *protocol) allocFront(t *thread, size uint64) uint64 {
 	})
 	m.goUnlock(t)
 	if got != 0 {
-		m.frontKnow(t, got, size, turn)
+		m.magazineKnow(t, got, size, turn)
 	}
 	return got
 }
 
 // cisternFree is that of a block that the thread has.
 func (m *protocol) cisternFree(t *thread, addr uint64) {
-	if m.frontPut(t, addr) {
+	if m.magazinePut(t, addr) {
 		return
 	}
 	m.goLock(t)
@@ -75,29 +75,29 @@ func (m *protocol) cisternFree(t *thread, addr uint64) {
 	m.goUnlock(t)
 }
 
-// pause is cistern_pause: Device.Pause with all lanes locked, up to endTickets.
+// pause is cistern_pause: Device.Pause with all arenas locked, up to endTokens.
 func (m *protocol) pause(t *thread) {
-	m.frontHold(t)
+	m.magazineHold(t)
 	m.goLock(t)
 	m.drain(t)
 	t.touch(cellLocked, func(d *data) uint64 { d.paused = d.used; return 0 })
-	m.frontForgetAll(t)
+	m.magazineForgetAll(t)
 	m.goUnlock(t)
-	m.frontRelease(t)
+	m.magazineRelease(t)
 }
 
 // restore is cistern_pool_restore of the default pool, to a state without blocks.
 func (m *protocol) restore(t *thread) {
 	if !m.old.restoreWithoutHold {
-		m.frontHold(t)
+		m.magazineHold(t)
 	}
 	m.goLock(t)
 	m.drain(t)
 	t.touch(cellLocked, func(d *data) uint64 { d.used, d.out = false, false; return 0 })
 	m.goUnlock(t)
-	m.frontForgetAll(t)
+	m.magazineForgetAll(t)
 	if !m.old.restoreWithoutHold {
-		m.frontRelease(t)
+		m.magazineRelease(t)
 	}
 }
 
@@ -116,14 +116,14 @@ func (m *protocol) launch(t *thread) {
 // open is Stream.open.
 func (m *protocol) open(t *thread, epoch uint64) {
 	t.store(epochOfGo, epoch, seqCst)
-	if !m.old.epochUntold {
+	if !m.old.epochUnseen {
 		t.store(epochOfC, epoch, seqCst)
 	}
 }
 
-// settle closes the open epoch as Stream.record and Stream.settle do, and waits until it is over, with all that the driver
+// sync closes the open epoch as Stream.record and Stream.syncEvent do, and waits until it is over, with all that the driver
 // was given before.
-func (m *protocol) settle(t *thread) {
+func (m *protocol) sync(t *thread) {
 	epoch := t.load(epochOfGo, seqCst)
 	if !m.old.eventFirst {
 		m.open(t, epoch+1)

@@ -1,20 +1,20 @@
-// Package model checks the protocol between C and Go over fronts: every interleaving of two threads, with every value that
+// Package model checks the protocol between C and Go over magazines: every interleaving of two threads, with every value that
 // C11 lets a read return.
 //
-// A method of protocol has the name, the steps and the orders of its counterpart: front_c.go those of
-// cmd/libcistern/front.c (frontTake is front_take), engine.go those of the engine and of shim.c around it. ordersOfC is the
-// list of orders at the top of front.c, which TestOrders compares. The tests run pairs of these functions beside one another.
+// A method of protocol has the name, the steps and the orders of its counterpart: magazine_c.go those of
+// cmd/libcistern/magazine.c (magazineTake is magazine_take), engine.go those of the engine and of shim.c around it. ordersOfC is the
+// list of orders at the top of magazine.c, which TestOrders compares. The tests run pairs of these functions beside one another.
 // Beside them stand the steps as they once were (old), and weaker orders: the model finds what is wrong with each.
 //
-//	word, count, requested, epochOfC   fields of struct front that one side writes while the other may read
-//	cellLocked                         what holders of the front's lock alone touch: tray, statistics, the stream's heap
-//	shut, keys, infos                  front_shut, and one set of front.c's table of blocks
-//	nameIndex, namesWord, cellHandle,  front.c's tables of streams and fronts, with one of each
-//	cellFront
+//	word, count, requested, epochOfC   fields of struct magazine that one side writes while the other may read
+//	cellLocked                         what holders of the magazine's lock alone touch: magazine, statistics, the stream's heap
+//	shut, keys, infos                  magazine_shut, and one set of magazine.c's table of blocks
+//	nameIndex, namesWord, cellHandle,  magazine.c's tables of streams and magazines, with one of each
+//	cellMagazine
 //	quickFlag, history, poison         Device.quick, and what it is computed from
 //	epochOfGo, driver, cellDriver      Stream.epoch; the driver's order of calls on one stream, and a kernel
 //
-// There is one block, a tray of one slot, a set of two entries.
+// There is one block, a magazine of one slot, a set of two entries.
 //
 // # How it checks
 //
@@ -36,7 +36,7 @@
 //
 // Loom (crates.io) was tried first, on the same model. It takes seq_cst for acquire and release, and it leaves out
 // executions where a thread loads a location before it stores there (tokio-rs/loom issues 166 and 392), which most functions
-// of front.c do.
+// of magazine.c do.
 package model
 
 import "encoding/binary"
@@ -71,7 +71,7 @@ const (
 	cellLocked = iota
 	cellRequested
 	cellHandle
-	cellFront
+	cellMagazine
 	cellDriver
 	cells
 )
@@ -79,11 +79,11 @@ const (
 // block is the address of the one block; 0 and busy are none.
 const block = 2
 
-// data is what a cell holds: one value, or what the front's lock guards.
+// data is what a cell holds: one value, or what the magazine's lock guards.
 type data struct {
 	value uint64
 
-	tray, trayRequested, stamp uint64 // the one slot; tray is 0 where it is empty
+	slot, slotRequested, stamp uint64 // the one slot; slot is 0 where it is empty
 	used, out, paused          bool   // of the block: the heap takes it for used; a thread has it; it has no memory
 	requested                  uint64
 	over                       uint64 // the last epoch that is over
@@ -91,7 +91,7 @@ type data struct {
 }
 
 func (d *data) append(b []byte) []byte {
-	return append(b, byte(d.value), byte(d.tray), byte(d.trayRequested), byte(d.stamp), flag(d.used), flag(d.out), flag(d.paused),
+	return append(b, byte(d.value), byte(d.slot), byte(d.slotRequested), byte(d.stamp), flag(d.used), flag(d.out), flag(d.paused),
 		byte(d.requested), byte(d.over), flag(d.covered))
 }
 
@@ -113,14 +113,14 @@ type protocol struct {
 
 // old are steps that have been found to be wrong.
 type old struct {
-	publishFirst       bool // block_add stored the address and looked at the turn then; front_forget_all passed by claimed entries
-	passClaimed        bool // front_forget_all passed by claimed entries
+	publishFirst       bool // block_add stored the address and looked at the turn then; magazine_forget_all passed by claimed entries
+	passClaimed        bool // magazine_forget_all passed by claimed entries
 	lowerHalf          bool // put looked only whether a thread holds
 	restoreWithoutHold bool // cistern_pool_restore did not hold
-	plainEntries       bool // sizes in the tray were written by plain stores
-	epochUntold        bool // Stream.settle raised the epoch without SetEpoch
+	plainEntries       bool // sizes in the magazine were written by plain stores
+	epochUnseen        bool // Stream.syncEvent raised the epoch without SetEpoch
 	eventFirst         bool // (never so) an event is recorded before the epoch is raised
 	quickBeforeLock    bool // put asked for quick before it had the lock, not with it
-	historyAtOnce      bool // SetHistory did not lock the lanes
+	historyAtOnce      bool // SetHistory did not lock the arenas
 	quickUnlocked      bool // updateQuick had no lock
 }

@@ -19,7 +19,7 @@ type start int
 const (
 	blockFree start = iota
 	blockOut        // a thread has the block, and it is known
-	blockInTray
+	blockInMagazine
 )
 
 func begin(st start) state {
@@ -34,8 +34,8 @@ func begin(st start) state {
 	case blockOut:
 		d.used, d.out, d.requested = true, true, size
 		s.at[keys][0].value, s.at[infos][0].value = block, size
-	case blockInTray:
-		d.used, d.requested, d.tray, d.trayRequested, d.stamp = true, size, block, size, 1
+	case blockInMagazine:
+		d.used, d.requested, d.slot, d.slotRequested, d.stamp = true, size, block, size, 1
 		s.at[count][0].value, s.at[requested][0].value = 1, size
 		s.cells[cellRequested].data.value = size
 	}
@@ -44,19 +44,19 @@ func begin(st start) state {
 
 // How a run ends.
 const (
-	inTray = 1 << iota
+	inMagazine = 1 << iota
 	out
 	paused
 	known
 )
 
-// end drains the tray, and looks for entries that must not be there.
+// end drains the magazine, and looks for entries that must not be there.
 func (m *protocol) end(t *thread) uint64 {
 	m.goLock(t)
 	r := t.touch(cellLocked, func(d *data) uint64 {
 		r := uint64(0)
-		if d.tray != 0 {
-			r |= inTray
+		if d.slot != 0 {
+			r |= inMagazine
 		}
 		if d.used && d.out {
 			r |= out
@@ -100,29 +100,29 @@ func (x scene) run(m *protocol) outcome {
 	})
 }
 
-func take(m *protocol, t *thread) { m.frontTake(t, size) }
+func take(m *protocol, t *thread) { m.magazineTake(t, size) }
 
-func askGo(m *protocol, t *thread) { m.allocFront(t, size) }
+func askGo(m *protocol, t *thread) { m.allocMagazine(t, size) }
 
 func free(m *protocol, t *thread) { m.cisternFree(t, block) }
 
 func takeAndFree(m *protocol, t *thread) {
-	if p := m.frontTake(t, size); p != 0 {
+	if p := m.magazineTake(t, size); p != 0 {
 		m.cisternFree(t, p)
 	}
 }
 
 func askGoAndFree(m *protocol, t *thread) {
-	if p := m.allocFront(t, size); p != 0 {
+	if p := m.allocMagazine(t, size); p != 0 {
 		m.cisternFree(t, p)
 	}
 }
 
 // work is cistern_malloc and cistern_free.
 func work(m *protocol, t *thread) {
-	p := m.frontTake(t, size)
+	p := m.magazineTake(t, size)
 	if p == 0 {
-		p = m.allocFront(t, size)
+		p = m.allocMagazine(t, size)
 	}
 	if p != 0 {
 		m.cisternFree(t, p)
@@ -131,7 +131,7 @@ func work(m *protocol, t *thread) {
 
 // askForOther is given the block as soon as it is free, for another size.
 func askForOther(m *protocol, t *thread) {
-	if p := m.allocFront(t, 2*size); p != 0 {
+	if p := m.allocMagazine(t, 2*size); p != 0 {
 		m.cisternFree(t, p)
 	}
 }
@@ -146,32 +146,32 @@ func historyOn(m *protocol, t *thread) { m.setHistory(t, true) }
 func historyOff(m *protocol, t *thread) { m.setHistory(t, false) }
 
 func addNames(m *protocol, t *thread) {
-	m.frontAdd(t, 7)
+	m.magazineAdd(t, 7)
 	m.streamAdd(t, 5, 1)
 }
 
 func findNames(m *protocol, t *thread) {
 	if found := m.streamFind(t); found != 0 && found != 5<<8|7 {
-		t.broken("a stream leads to another's front")
+		t.broken("a stream leads to another's magazine")
 	}
 }
 
 var scenes = map[string]scene{
-	"take beside pause":          {start: blockInTray, one: take, other: (*protocol).pause, want: []uint64{0, out | paused}},
-	"take and free beside pause": {start: blockInTray, one: takeAndFree, other: (*protocol).pause, want: []uint64{0}},
+	"take beside pause":          {start: blockInMagazine, one: take, other: (*protocol).pause, want: []uint64{0, out | paused}},
+	"take and free beside pause": {start: blockInMagazine, one: takeAndFree, other: (*protocol).pause, want: []uint64{0}},
 	"ask Go beside pause":        {one: askGo, other: (*protocol).pause, want: []uint64{out, out | known, out | paused}},
 	"ask Go and free beside pause": {one: askGoAndFree, other: (*protocol).pause,
-		want: []uint64{0, inTray}},
+		want: []uint64{0, inMagazine}},
 	"free beside pause":    {start: blockOut, one: free, other: (*protocol).pause, want: []uint64{0}},
-	"ask beside restore":   {start: blockOut, one: askForOther, other: (*protocol).restore, want: []uint64{0, inTray}},
-	"work beside pause":    {start: blockInTray, one: work, other: (*protocol).pause, want: []uint64{0, inTray}},
-	"work beside restore":  {start: blockInTray, one: work, other: (*protocol).restore, want: []uint64{0, inTray}},
-	"work beside work":     {start: blockInTray, one: work, other: work, want: []uint64{0, inTray}},
-	"work beside history":  {start: blockInTray, one: work, other: historyOn, want: []uint64{0, inTray}},
-	"take beside free":     {start: blockOut, one: take, other: free, want: []uint64{inTray, out | known}},
-	"take beside take":     {start: blockInTray, one: take, other: take, want: []uint64{out | known}},
-	"free beside settle":   {start: blockOut, one: launchAndFree, other: (*protocol).settle, want: []uint64{0, inTray}},
-	"free beside history":  {start: blockOut, one: free, other: historyOn, want: []uint64{0, inTray}},
+	"ask beside restore":   {start: blockOut, one: askForOther, other: (*protocol).restore, want: []uint64{0, inMagazine}},
+	"work beside pause":    {start: blockInMagazine, one: work, other: (*protocol).pause, want: []uint64{0, inMagazine}},
+	"work beside restore":  {start: blockInMagazine, one: work, other: (*protocol).restore, want: []uint64{0, inMagazine}},
+	"work beside work":     {start: blockInMagazine, one: work, other: work, want: []uint64{0, inMagazine}},
+	"work beside history":  {start: blockInMagazine, one: work, other: historyOn, want: []uint64{0, inMagazine}},
+	"take beside free":     {start: blockOut, one: take, other: free, want: []uint64{inMagazine, out | known}},
+	"take beside take":     {start: blockInMagazine, one: take, other: take, want: []uint64{out | known}},
+	"free beside sync":     {start: blockOut, one: launchAndFree, other: (*protocol).sync, want: []uint64{0, inMagazine}},
+	"free beside history":  {start: blockOut, one: free, other: historyOn, want: []uint64{0, inMagazine}},
 	"fails beside history": {one: (*protocol).fails, other: historyOff, end: (*protocol).endOfFailure, want: []uint64{0}},
 	"find beside add":      {one: findNames, other: addNames, end: (*protocol).streamFind, want: []uint64{5<<8 | 7}},
 }
@@ -219,21 +219,21 @@ func TestOldSteps(t *testing.T) {
 	}{
 		{"an entry was published, and then the turn looked at", "take beside pause",
 			"an entry is left of a block that is paused or free", before, old{publishFirst: true}},
-		{"so that a paused block came into the tray", "take and free beside pause",
-			"a paused block is in the tray", before, old{publishFirst: true}},
+		{"so that a paused block came into the magazine", "take and free beside pause",
+			"a paused block is in the magazine", before, old{publishFirst: true}},
 		{"also one that Go had handed out", "ask Go and free beside pause",
-			"a paused block is in the tray", before, old{publishFirst: true}},
+			"a paused block is in the magazine", before, old{publishFirst: true}},
 		{"an entry that is claimed was passed by", "take beside pause",
 			"an entry is left of a block that is paused or free", ordersOfC, old{passClaimed: true}},
 		{"a free did not see that a pause had come and gone", "free beside pause",
-			"a paused block is in the tray", ordersOfC, old{lowerHalf: true}},
+			"a paused block is in the magazine", ordersOfC, old{lowerHalf: true}},
 		{"a restore left entries of what it had freed for a moment", "ask beside restore",
-			"a block is put into the tray with another's size", ordersOfC, old{restoreWithoutHold: true}},
-		{"sizes in the tray were written by plain stores", "take beside free",
+			"a block is put into the magazine with another's size", ordersOfC, old{restoreWithoutHold: true}},
+		{"sizes in the magazine were written by plain stores", "take beside free",
 			"a data race", ordersOfC, old{plainEntries: true}},
-		{"an epoch was raised and C not told", "free beside settle",
-			"a block is taken for idle that the GPU will use", ordersOfC, old{epochUntold: true}},
-		{"an event before its epoch is raised", "free beside settle",
+		{"an epoch was raised without notifying C", "free beside sync",
+			"a block is taken for idle that the GPU will use", ordersOfC, old{epochUnseen: true}},
+		{"an event before its epoch is raised", "free beside sync",
 			"a block is taken for idle that the GPU will use", ordersOfC, old{eventFirst: true}},
 		{"quick was asked for before the lock", "free beside history",
 			"a free behind SetHistory is not recorded", ordersOfC, old{quickBeforeLock: true}},
@@ -279,9 +279,9 @@ func TestOrdersAreNeeded(t *testing.T) {
 	}
 }
 
-// TestOrders: front.c has the orders that are checked here, and no access without one of them.
+// TestOrders: magazine.c has the orders that are checked here, and no access without one of them.
 func TestOrders(t *testing.T) {
-	const file = "../../../cmd/libcistern/front.c"
+	const file = "../../../cmd/libcistern/magazine.c"
 	rerun.OnChange(t, file)
 	b, err := os.ReadFile(file)
 	if err != nil {
@@ -305,9 +305,9 @@ func TestOrders(t *testing.T) {
 		here[name] = ordersOfC[s]
 	}
 	if !maps.Equal(inC, here) {
-		t.Errorf("front.c has %v, the model %v", inC, here)
+		t.Errorf("magazine.c has %v, the model %v", inC, here)
 	}
 	if n := strings.Count(source, "__ATOMIC_"); n != len(inC) {
-		t.Errorf("front.c names %d orders, of which %d are definitions", n, len(inC))
+		t.Errorf("magazine.c names %d orders, of which %d are definitions", n, len(inC))
 	}
 }

@@ -1,14 +1,14 @@
 package model
 
-// An access of front.c, by the name of its order there.
+// An access of magazine.c, by the name of its order there.
 type site int
 
 const (
 	wordLook site = iota
 	wordLock
 	wordUnlock
-	trayLook
-	trayKeep
+	slotLook
+	slotKeep
 	goLook
 	turnRaise
 	turnLower
@@ -29,21 +29,21 @@ const (
 	sites
 )
 
-// sitesOfC are the sites' names in front.c.
-var sitesOfC = [sites]string{"WORD_LOOK", "WORD_LOCK", "WORD_UNLOCK", "TRAY_LOOK", "TRAY_KEEP", "GO_LOOK", "TURN_RAISE",
+// sitesOfC are the sites' names in magazine.c.
+var sitesOfC = [sites]string{"WORD_LOOK", "WORD_LOCK", "WORD_UNLOCK", "SLOT_LOOK", "SLOT_KEEP", "GO_LOOK", "TURN_RAISE",
 	"TURN_LOWER", "TURN_LOOK", "KEY_LOOK", "KEY_CLAIM", "KEY_TAKE", "KEY_GIVE", "KEY_SCAN", "KEY_FORGET", "INFO_LOOK",
 	"INFO_KEEP", "NAME_LOOK", "NAME_KEEP", "NAMES_LOCK", "NAMES_UNLOCK", "FAILED"}
 
 // orders are the order of each site.
 type orders [sites]order
 
-// ordersOfC are those of front.c; TestOrders compares them.
+// ordersOfC are those of magazine.c; TestOrders compares them.
 var ordersOfC = orders{
 	wordLook:    relaxed,
 	wordLock:    acquire,
 	wordUnlock:  release,
-	trayLook:    relaxed,
-	trayKeep:    relaxed,
+	slotLook:    relaxed,
+	slotKeep:    relaxed,
 	goLook:      acquire,
 	turnRaise:   seqCst,
 	turnLower:   release,

@@ -13,46 +13,46 @@ import (
 	"github.com/cistern-gpu/cistern/internal/slow"
 )
 
-// TestFronts: what C answers without Go leaves the same books, whatever comes between.
-func TestFronts(t *testing.T) {
+// TestMagazines: what C answers without Go leaves the same books, whatever comes between.
+func TestMagazines(t *testing.T) {
 	t.Parallel()
-	p := program(t, "fronts.c", libraryPath(t))
+	p := program(t, "magazines.c", libraryPath(t))
 	for i, conf := range []string{"", ",backend:malloc", ",single_handle:true", ",history:100", ",front:off", ",cross_stream:ready"} {
 		passes(t, "driver:sim:64GiB"+conf, nil, p, "50000", strconv.Itoa(i))
 	}
 }
 
-// TestFrontSteps: what another thread does between two steps of front.c. The program does it where front.c waits, in the place
+// TestMagazineSteps: what another thread does between two steps of magazine.c. The program does it where magazine.c waits, in the place
 // of the processor's instruction for that.
-func TestFrontSteps(t *testing.T) {
+func TestMagazineSteps(t *testing.T) {
 	t.Parallel()
 	if runtime.GOARCH != "amd64" {
 		t.Skip("the program takes the place of an instruction of amd64")
 	}
-	passes(t, "", nil, frontSteps(t))
+	passes(t, "", nil, magazineSteps(t))
 }
 
-// TestFrontThreads: threads that request, free, pause and keep histories, in front.c alone, under tools that watch every
+// TestMagazineThreads: threads that request, free, pause and keep histories, in magazine.c alone, under tools that watch every
 // access.
-func TestFrontThreads(t *testing.T) {
+func TestMagazineThreads(t *testing.T) {
 	t.Parallel()
 	for _, name := range []string{"thread", "address,undefined"} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			needSanitizer(t, name)
-			passes(t, "", nil, frontSteps(t, "-fsanitize="+name), "30000")
+			passes(t, "", nil, magazineSteps(t, "-fsanitize="+name), "30000")
 		})
 	}
 }
 
-func frontSteps(t *testing.T, flags ...string) string {
-	rerun.OnChange(t, "front.c", "front.h", "shim.h")
-	return program(t, "frontsteps.c", "", flags...)
+func magazineSteps(t *testing.T, flags ...string) string {
+	rerun.OnChange(t, "magazine.c", "magazine.h", "shim.h")
+	return program(t, "magazinesteps.c", "", flags...)
 }
 
-// TestSlowFrontsAreUsed: a request of a size that was just freed, and frees, cost a fraction of a call into Go. The best of a few
+// TestSlowMagazinesAreUsed: a request of a size that was just freed, and frees, cost a fraction of a call into Go. The best of a few
 // counts, taken in turn, of many on a busy machine.
-func TestSlowFrontsAreUsed(t *testing.T) {
+func TestSlowMagazinesAreUsed(t *testing.T) {
 	slow.Only(t)
 	p := program(t, "bench.c", libraryPath(t))
 	type cost struct{ pair, threads float64 } // ns

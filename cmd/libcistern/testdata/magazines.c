@@ -1,4 +1,4 @@
-/* Fronts: what C answers without Go leaves the same books. First one thread, whose own sums are compared with the
+/* Magazines: what C answers without Go leaves the same books. First one thread, whose own sums are compared with the
  * statistics at random moments, while history, tags, pools, captures, pauses, other streams and trims come and go; then threads
  * that share one stream and a table of who owns which 512 bytes, while another looks on. */
 #define _GNU_SOURCE
@@ -179,7 +179,7 @@ static void turn_tag(void) {
   if (tags)
     OK(cistern_tag_pop());
   else
-    OK(cistern_tag_push("front"));
+    OK(cistern_tag_push("magazine"));
   tags = !tags;
 }
 

@@ -1,12 +1,12 @@
-/* The steps of front.c, which is part of this program, against others that come between them. Without an argument: what
- * another thread does while one waits for a front's lock or for an entry, done by the waiting thread itself at that moment.
+/* The steps of magazine.c, which is part of this program, against others that come between them. Without an argument: what
+ * another thread does while one waits for a magazine's lock or for an entry, done by the waiting thread itself at that moment.
  * With a number: threads that request, free and pause, so often, for tools that watch every access. Go's side is played by
  * the functions go_. */
 #include <stdint.h>
 
 static void meanwhile(void);
 #define __builtin_ia32_pause() meanwhile()
-#include "../front.c"
+#include "../magazine.c"
 
 #include <pthread.h>
 #include <sched.h>
@@ -26,36 +26,36 @@ static void meanwhile(void);
 __thread shim_thread *shim_self;
 
 enum { BLOCKS = 8, INDEX = 1, SIZE = 1000 };
-static front f;
-static front_flags flags;
+static magazine m;
+static magazine_flags flags;
 static uint64_t at(int i) { return (uint64_t)(1 << 20) + (uint64_t)i * 1024; }
 static void *pointer(int i) { return (void *)(uintptr_t)at(i); }
 static int number(uint64_t addr) { return (int)((addr - at(0)) / 1024); }
 
-/* What the heap knows of a block; guarded by the front's lock. */
+/* What the heap knows of a block; guarded by the magazine's lock. */
 static struct { int used, paused; } heap[BLOCKS];
 
 static void go_lock(void) {
-  for (uint32_t open = 0; !__atomic_compare_exchange_n(&f.word, &open, 1, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST); open = 0)
+  for (uint32_t open = 0; !__atomic_compare_exchange_n(&m.word, &open, 1, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST); open = 0)
     sched_yield();
 }
 
-static void go_unlock(void) { __atomic_store_n(&f.word, 0, __ATOMIC_SEQ_CST); }
+static void go_unlock(void) { __atomic_store_n(&m.word, 0, __ATOMIC_SEQ_CST); }
 
 static void go_drain(void) {
-  for (uint32_t i = 0; i < f.count; i++) {
-    int b = number(f.tray[i].addr);
-    CHECK(f.tray[i].requested == SIZE && heap[b].used);
+  for (uint32_t i = 0; i < m.count; i++) {
+    int b = number(m.slots[i].addr);
+    CHECK(m.slots[i].requested == SIZE && heap[b].used);
     CHECK(!heap[b].paused);
     heap[b].used = 0;
   }
-  __atomic_store_n(&f.count, 0, __ATOMIC_SEQ_CST);
-  memset(f.net, 0, sizeof f.net);
-  memset(f.taken, 0, sizeof f.taken);
+  __atomic_store_n(&m.count, 0, __ATOMIC_SEQ_CST);
+  memset(m.net, 0, sizeof m.net);
+  memset(m.taken, 0, sizeof m.taken);
 }
 
-/* go_alloc hands a block out, -1 where none is left, with its ticket. */
-static int go_alloc(uint32_t *ticket) {
+/* go_alloc hands a block out, -1 where none is left, with its token. */
+static int go_alloc(uint32_t *token) {
   int got = -1;
   go_lock();
   go_drain();
@@ -64,8 +64,8 @@ static int go_alloc(uint32_t *ticket) {
       got = i;
   if (got >= 0) {
     heap[got].used = 1;
-    f.version = f.version % MARK_MASK + 1;
-    *ticket = INDEX | f.version << 16;
+    m.version = m.version % MARK_MASK + 1;
+    *token = INDEX | m.version << 16;
   }
   go_unlock();
   return got;
@@ -85,7 +85,7 @@ static void go_pause(void) {
   go_drain();
   for (int i = 0; i < BLOCKS; i++)
     heap[i].paused = heap[i].used;
-  front_forget_all();
+  magazine_forget_all();
   go_unlock();
 }
 
@@ -116,19 +116,19 @@ static void meanwhile(void) {
 
 /* held is a block that was handed out and is known. */
 static int held(void) {
-  uint32_t ticket;
-  uint64_t turn = front_turn();
-  int b = go_alloc(&ticket);
+  uint32_t token;
+  uint64_t turn = magazine_turn();
+  int b = go_alloc(&token);
   CHECK(b >= 0);
-  front_know(pointer(b), SIZE, ticket, turn);
+  magazine_know(pointer(b), SIZE, token, turn);
   return b;
 }
 
 static void paused_meanwhile(void) {
   go_unlock();
-  front_hold();
+  magazine_hold();
   go_pause();
-  front_release();
+  magazine_release();
 }
 
 static void history_meanwhile(void) {
@@ -138,12 +138,12 @@ static void history_meanwhile(void) {
 
 static int takes(void) {
   int known;
-  return front_take(SIZE, 0, NULL, &known) != NULL;
+  return magazine_take(SIZE, 0, NULL, &known) != NULL;
 }
 
 static void a_pair_needs_no_go(void) {
   int b = held();
-  CHECK(front_put(pointer(b)) && takes() && front_put(pointer(b)));
+  CHECK(magazine_put(pointer(b)) && takes() && magazine_put(pointer(b)));
 }
 
 /* The block is taken out of the table, then comes a whole pause, then the lock. */
@@ -151,7 +151,7 @@ static void a_free_around_a_pause(void) {
   int b = held();
   go_lock();
   then = paused_meanwhile;
-  CHECK(!front_put(pointer(b)));
+  CHECK(!magazine_put(pointer(b)));
   CHECK(then == NULL && heap[b].paused);
   go_free(b);
   go_resume();
@@ -161,40 +161,40 @@ static void history_begins_before_a_free(void) {
   int b = held();
   go_lock();
   then = history_meanwhile;
-  CHECK(!front_put(pointer(b)));
-  CHECK(then == NULL && f.count == 0);
+  CHECK(!magazine_put(pointer(b)));
+  CHECK(then == NULL && m.count == 0);
   go_free(b);
   go_history(0);
 }
 
 static void history_begins_before_a_request(void) {
   int b = held();
-  CHECK(front_put(pointer(b)));
+  CHECK(magazine_put(pointer(b)));
   go_lock();
   then = history_meanwhile;
   CHECK(!takes());
-  CHECK(then == NULL && f.count == 1);
+  CHECK(then == NULL && m.count == 1);
   go_history(0);
   CHECK(takes());
   go_free(b);
 }
 
 /* A block that was handed out before a pause and is remembered behind it. */
-static void a_late_ticket(void) {
-  uint32_t ticket;
-  uint64_t turn = front_turn();
-  int b = go_alloc(&ticket);
-  front_hold();
+static void a_late_token(void) {
+  uint32_t token;
+  uint64_t turn = magazine_turn();
+  int b = go_alloc(&token);
+  magazine_hold();
   go_pause();
-  front_release();
-  front_know(pointer(b), SIZE, ticket, turn);
-  CHECK(!front_put(pointer(b)));
+  magazine_release();
+  magazine_know(pointer(b), SIZE, token, turn);
+  CHECK(!magazine_put(pointer(b)));
   go_free(b);
-  turn = front_turn();
-  front_hold();
-  front_know(pointer(b), SIZE, ticket, turn);
-  front_know(pointer(b), SIZE, ticket, front_turn());
-  front_release();
+  turn = magazine_turn();
+  magazine_hold();
+  magazine_know(pointer(b), SIZE, token, turn);
+  magazine_know(pointer(b), SIZE, token, magazine_turn());
+  magazine_release();
   CHECK(block_take(at(b)) == 0);
 }
 
@@ -207,7 +207,7 @@ static void an_entry_being_written(void) {
   claimed->key = BUSY;
   claimed->info = SIZE | (uint64_t)INDEX << SIZE_BITS;
   then = entry_meanwhile;
-  front_forget_all();
+  magazine_forget_all();
   CHECK(then == NULL && block_take(at(0)) == 0);
 }
 
@@ -218,7 +218,7 @@ static _Atomic int working;
 
 static void give(int b, void *stream) {
   CHECK(atomic_exchange(&owner[b], 0) == 1);
-  if (!(stream != NULL ? front_put_on(pointer(b), stream) : front_put(pointer(b))))
+  if (!(stream != NULL ? magazine_put_on(pointer(b), stream) : magazine_put(pointer(b))))
     go_free(b);
 }
 
@@ -227,17 +227,17 @@ static void *works(void *arg) {
   for (int i = 0; i < turns; i++) {
     if (n < 3 && (n == 0 || i % 3 != 0)) {
       int known, b;
-      void *p = front_take(SIZE, 0, NULL, &known);
+      void *p = magazine_take(SIZE, 0, NULL, &known);
       if (p != NULL) {
         b = number((uintptr_t)p);
       } else {
-        uint32_t ticket;
-        uint64_t turn = front_turn();
-        if ((b = go_alloc(&ticket)) < 0)
+        uint32_t token;
+        uint64_t turn = magazine_turn();
+        if ((b = go_alloc(&token)) < 0)
           continue;
-        front_know(pointer(b), SIZE, ticket, turn);
+        magazine_know(pointer(b), SIZE, token, turn);
         if (!known)
-          front_know_stream(0, NULL, ticket);
+          magazine_know_stream(0, NULL, token);
       }
       CHECK(atomic_exchange(&owner[b], 1) == 0);
       mine[n++] = b;
@@ -254,10 +254,10 @@ static void *works(void *arg) {
 static void *pauses(void *arg) {
   for (int i = 0; atomic_load(&working) > 0; i++) {
     int known;
-    front_take(1 << 20, 0, NULL, &known); /* of no block's size, so it only looks */
-    front_hold();
+    magazine_take(1 << 20, 0, NULL, &known); /* of no block's size, so it only looks */
+    magazine_hold();
     go_pause();
-    front_release();
+    magazine_release();
     sched_yield();
     go_resume();
     go_history(i % 2);
@@ -275,23 +275,23 @@ static void threads(int turns) {
 }
 
 int main(int argc, char **argv) {
-  front_amount many = {INT64_MAX / 4, INT64_MAX / 4, INT64_MAX / 4};
-  for (int c = 0; c <= FRONT_CLASSES; c++)
-    f.puts[c] = f.takes[c] = many;
-  f.frees[0] = f.frees[1] = INT64_MAX;
-  f.mask = 511;
-  f.small_max = 1 << 18;
+  magazine_amount many = {INT64_MAX / 4, INT64_MAX / 4, INT64_MAX / 4};
+  for (int c = 0; c <= MAGAZINE_CLASSES; c++)
+    m.puts[c] = m.takes[c] = many;
+  m.frees[0] = m.frees[1] = INT64_MAX;
+  m.mask = 511;
+  m.small_max = 1 << 18;
   flags.quick = 1;
-  front_add(INDEX, &f, &flags);
+  magazine_add(INDEX, &m, &flags);
   if (argc > 1) {
     threads(atoi(argv[1]));
   } else {
-    front_know_stream(0, NULL, INDEX);
+    magazine_know_stream(0, NULL, INDEX);
     a_pair_needs_no_go();
     a_free_around_a_pause();
     history_begins_before_a_free();
     history_begins_before_a_request();
-    a_late_ticket();
+    a_late_token();
     an_entry_being_written();
   }
   puts("ok");

@@ -1,6 +1,6 @@
 package model
 
-// cmd/libcistern/front.c, function by function.
+// cmd/libcistern/magazine.c, function by function.
 
 const (
 	busy     = 1
@@ -8,18 +8,18 @@ const (
 	setSize  = 2
 )
 
-func (m *protocol) frontHold(t *thread) { t.add(shut, nextTurn+1, m.o[turnRaise]) }
+func (m *protocol) magazineHold(t *thread) { t.add(shut, nextTurn+1, m.o[turnRaise]) }
 
-func (m *protocol) frontRelease(t *thread) { t.add(shut, ^uint64(0), m.o[turnLower]) }
+func (m *protocol) magazineRelease(t *thread) { t.add(shut, ^uint64(0), m.o[turnLower]) }
 
-func (m *protocol) frontTurn(t *thread) uint64 { return t.load(shut, m.o[turnLook]) }
+func (m *protocol) magazineTurn(t *thread) uint64 { return t.load(shut, m.o[turnLook]) }
 
 func isOpen(turn uint64) bool { return uint32(turn) == 0 }
 
-// Fronts by stream. There is one of each.
+// Magazines by stream. There is one of each.
 
-func (m *protocol) frontAdd(t *thread, front uint64) {
-	t.touch(cellFront, func(d *data) uint64 { d.value = front; return 0 })
+func (m *protocol) magazineAdd(t *thread, magazine uint64) {
+	t.touch(cellMagazine, func(d *data) uint64 { d.value = magazine; return 0 })
 }
 
 func (m *protocol) streamAdd(t *thread, handle, index uint64) {
@@ -33,16 +33,16 @@ func (m *protocol) streamAdd(t *thread, handle, index uint64) {
 	t.store(namesWord, 0, m.o[namesUnlock])
 }
 
-// streamFind is the handle of the stream and the front that it leads to, together; 0 for none.
+// streamFind is the handle of the stream and the magazine that it leads to, together; 0 for none.
 func (m *protocol) streamFind(t *thread) uint64 {
 	if t.load(nameIndex, m.o[nameLook]) == 0 {
 		return 0
 	}
 	value := func(d *data) uint64 { return d.value }
-	return t.touch(cellHandle, value)<<8 | t.touch(cellFront, value)
+	return t.touch(cellHandle, value)<<8 | t.touch(cellMagazine, value)
 }
 
-// Blocks that may be put into a tray. The info is the size alone.
+// Blocks that may be put into a magazine. The info is the size alone.
 
 func (m *protocol) blockAdd(t *thread, addr, size, turn uint64) {
 	if !isOpen(turn) {
@@ -55,13 +55,13 @@ func (m *protocol) blockAdd(t *thread, addr, size, turn uint64) {
 		if m.old.publishFirst {
 			t.store(infos+i, size, m.o[infoKeep])
 			t.store(keys+i, addr, m.o[keyGive])
-			if m.frontTurn(t) != turn {
+			if m.magazineTurn(t) != turn {
 				m.blockTake(t, addr)
 			}
 			return
 		}
 		key := addr
-		if m.frontTurn(t) != turn {
+		if m.magazineTurn(t) != turn {
 			key = 0
 		}
 		t.store(infos+i, size, m.o[infoKeep])
@@ -82,7 +82,7 @@ func (m *protocol) blockTake(t *thread, addr uint64) uint64 {
 	return 0
 }
 
-// The tray, of one slot.
+// The magazine, of one slot.
 
 // lock tries once: a try behind others that have failed is one that begins later.
 func (m *protocol) lock(t *thread) bool {
@@ -92,34 +92,34 @@ func (m *protocol) lock(t *thread) bool {
 func (m *protocol) unlock(t *thread) { t.store(word, 0, m.o[wordUnlock]) }
 
 func (m *protocol) has(t *thread, size uint64) bool {
-	if t.load(count, m.o[trayLook]) == 0 {
+	if t.load(count, m.o[slotLook]) == 0 {
 		return false
 	}
 	if m.old.plainEntries {
 		return t.touch(cellRequested, func(d *data) uint64 { return d.value }) == size
 	}
-	return t.load(requested, m.o[trayLook]) == size
+	return t.load(requested, m.o[slotLook]) == size
 }
 
-func (m *protocol) setCount(t *thread, n uint64) { t.store(count, n, m.o[trayKeep]) }
+func (m *protocol) setCount(t *thread, n uint64) { t.store(count, n, m.o[slotKeep]) }
 
 func (m *protocol) setEntry(t *thread, addr, size, stamp uint64) {
 	t.touch(cellLocked, func(d *data) uint64 {
-		d.tray, d.trayRequested, d.stamp = addr, size, stamp
+		d.slot, d.slotRequested, d.stamp = addr, size, stamp
 		return 0
 	})
 	if m.old.plainEntries {
 		t.touch(cellRequested, func(d *data) uint64 { d.value = size; return 0 })
 		return
 	}
-	t.store(requested, size, m.o[trayKeep])
+	t.store(requested, size, m.o[slotKeep])
 }
 
 func (m *protocol) quick(t *thread) bool { return t.load(quickFlag, m.o[goLook]) != 0 }
 
-// frontTake returns 0 where Go must.
-func (m *protocol) frontTake(t *thread, size uint64) uint64 {
-	turn := m.frontTurn(t)
+// magazineTake returns 0 where Go must.
+func (m *protocol) magazineTake(t *thread, size uint64) uint64 {
+	turn := m.magazineTurn(t)
 	if !isOpen(turn) || !m.has(t, size) || !m.lock(t) {
 		return 0
 	}
@@ -128,11 +128,11 @@ func (m *protocol) frontTake(t *thread, size uint64) uint64 {
 		return 0
 	}
 	addr := t.touch(cellLocked, func(d *data) uint64 {
-		if d.tray == 0 || d.trayRequested != size {
+		if d.slot == 0 || d.slotRequested != size {
 			return 0
 		}
-		addr := d.tray
-		d.tray, d.out = 0, true
+		addr := d.slot
+		d.slot, d.out = 0, true
 		return addr
 	})
 	if addr == 0 {
@@ -152,7 +152,7 @@ func (m *protocol) put(t *thread, addr, info, turn uint64) bool {
 	if !isOpen(turn) && !m.old.lowerHalf || !m.lock(t) {
 		return false
 	}
-	now := m.frontTurn(t)
+	now := m.magazineTurn(t)
 	if m.old.lowerHalf && isOpen(now) {
 		now = turn
 	}
@@ -164,7 +164,7 @@ func (m *protocol) put(t *thread, addr, info, turn uint64) bool {
 	const full, another = 1, 2
 	switch t.touch(cellLocked, func(d *data) uint64 {
 		switch {
-		case d.tray != 0:
+		case d.slot != 0:
 			return full
 		case d.requested != info:
 			return another
@@ -176,7 +176,7 @@ func (m *protocol) put(t *thread, addr, info, turn uint64) bool {
 		m.unlock(t)
 		return false
 	case another:
-		t.broken("a block is put into the tray with another's size")
+		t.broken("a block is put into the magazine with another's size")
 	}
 	if t.note(func(g *ghost) uint64 { return uint64(flag(g.history)) }) != 0 {
 		t.broken("a free behind SetHistory is not recorded")
@@ -187,26 +187,26 @@ func (m *protocol) put(t *thread, addr, info, turn uint64) bool {
 	return true
 }
 
-func (m *protocol) frontPut(t *thread, addr uint64) bool {
-	turn := m.frontTurn(t)
+func (m *protocol) magazinePut(t *thread, addr uint64) bool {
+	turn := m.magazineTurn(t)
 	info := m.blockTake(t, addr)
 	return info != 0 && m.put(t, addr, info, turn)
 }
 
-// settled waits for the end of a claim.
-func (m *protocol) settled(t *thread, i location) uint64 {
+// stableKey waits for the end of a claim.
+func (m *protocol) stableKey(t *thread, i location) uint64 {
 	if m.old.publishFirst || m.old.passClaimed {
 		return t.load(keys+i, m.o[keyScan])
 	}
 	return t.await(keys+i, m.o[keyScan], func(key uint64) bool { return key != busy })
 }
 
-func (m *protocol) frontForgetAll(t *thread) {
+func (m *protocol) magazineForgetAll(t *thread) {
 	for i := location(0); i < setSize; i++ {
-		if key := m.settled(t, i); key > busy {
+		if key := m.stableKey(t, i); key > busy {
 			t.compareExchange(keys+i, key, 0, m.o[keyForget], m.o[failed])
 		}
 	}
 }
 
-func (m *protocol) frontKnow(t *thread, addr, size, turn uint64) { m.blockAdd(t, addr, size, turn) }
+func (m *protocol) magazineKnow(t *thread, addr, size, turn uint64) { m.blockAdd(t, addr, size, turn) }
