@@ -24,7 +24,7 @@ help:
 	@echo 'make bench       the benchmarks of every package'
 	@echo 'make cross       bin/cross: the command for Linux, macOS and Windows'
 	@echo 'make model       the protocol between C and Go, every interleaving of two threads (also part of make test)'
-	@echo 'make lint        formatting, vet, static analysis, the import rules of the house'
+	@echo 'make lint        formatting, vet, static analysis, the import rules'
 	@echo 'make gpu-bundle  gpu-bundle/: what a GPU machine without Go needs; its run.sh says how to use it'
 	@echo 'make gpu-test    the bundle, and its tests on the GPU of this machine'
 	@echo 'make gpu-bench   the bundle, and its measurements on the GPU of this machine'

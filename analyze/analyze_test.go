@@ -259,29 +259,29 @@ func TestInitialBlocks(t *testing.T) {
 	}
 }
 
-// Thinning keeps every peak and valley of its stretches at its own event, and stays within its bound.
-func TestThinKeepsExtremes(t *testing.T) {
+// Downsample keeps every peak and valley of its stretches at its own event, and stays within its bound.
+func TestDownsampleKeepsExtremes(t *testing.T) {
 	rng := rand.New(rand.NewPCG(3, 4))
 	var c Curve
 	for i := range 50_000 {
 		c.add(i*3, rng.Uint64N(1000))
 	}
 	c.Value[31_234], c.Value[44_000] = 5000, 6000
-	thin := c.Thin(1000)
-	if len(thin.Value) > 1000 || !slices.IsSorted(thin.Event) {
-		t.Errorf("%d points", len(thin.Value))
+	sampled := c.Downsample(1000)
+	if len(sampled.Value) > 1000 || !slices.IsSorted(sampled.Event) {
+		t.Errorf("%d points", len(sampled.Value))
 	}
 	for _, i := range []int{31_234, 44_000, 0, len(c.Value) - 1} {
-		k := slices.Index(thin.Event, c.Event[i])
-		if k < 0 || thin.Value[k] != c.Value[i] {
+		k := slices.Index(sampled.Event, c.Event[i])
+		if k < 0 || sampled.Value[k] != c.Value[i] {
 			t.Errorf("the point at event %d is lost", c.Event[i])
 		}
 	}
 	wantPeak, wantAt := c.Peak()
-	if peak, at := thin.Peak(); peak != wantPeak || at != wantAt {
+	if peak, at := sampled.Peak(); peak != wantPeak || at != wantAt {
 		t.Errorf("peak %d at %d, want %d at %d", peak, at, wantPeak, wantAt)
 	}
-	if short := c.Thin(1 << 20); len(short.Value) != len(c.Value) {
+	if short := c.Downsample(1 << 20); len(short.Value) != len(c.Value) {
 		t.Errorf("%d points, want all %d", len(short.Value), len(c.Value))
 	}
 }

@@ -31,9 +31,9 @@ func (c *Curve) Peak() (value uint64, event int) {
 	return value, event
 }
 
-// Thin keeps at most about limit points, the smallest and the largest of every stretch of events among them, each at
+// Downsample keeps at most about limit points, the smallest and the largest of every stretch of events among them, each at
 // its own event: peaks and valleys stay exact, in height and in place. The first and last points stay.
-func (c Curve) Thin(limit int) Curve {
+func (c Curve) Downsample(limit int) Curve {
 	n := len(c.Value)
 	if n <= limit || limit < 4 {
 		return c

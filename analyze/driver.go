@@ -138,8 +138,8 @@ func (r *DriverRun) EndAt(process uint32, ns uint64) {
 	r.ends.Insert(r.ends.Search(func(e *driverEnding) bool { return e.ns > ns }), driverEnding{process, ns})
 }
 
-// Settle is for when no more calls are to come of the processes that have ended.
-func (r *DriverRun) Settle() { r.end(math.MaxUint64) }
+// CloseEnded is for when no more calls are to come of the processes that have ended.
+func (r *DriverRun) CloseEnded() { r.end(math.MaxUint64) }
 
 // end takes what the processes held that have ended by then. That they never freed it stays true.
 func (r *DriverRun) end(ns uint64) {

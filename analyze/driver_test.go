@@ -81,7 +81,7 @@ func TestDriverEnded(t *testing.T) {
 	if v := r.Device(0); v.Now != held {
 		t.Errorf("%d bytes are held before it ended", v.Now)
 	}
-	r.Settle()
+	r.CloseEnded()
 	r.Call(&recording.Call{Kind: recording.MemFree, Addr: 8 * mib, TimeNS: 400}) // whose record came late
 	r.Call(&recording.Call{Kind: recording.MemPoolTrimTo, Pool: 7, Extra: 32 * mib, TimeNS: 401})
 	if v := r.Device(0); v.Now != 0 || v.Requested() != 0 {

@@ -102,7 +102,7 @@ func (r *engineRun) trace() *recording.Trace {
 		Library: o.Library, Thread: events[last].Thread, Stack: events[last].Stack, Device: "simulated", DeviceTotal: o.DriverTotal, DeviceFree: o.DriverFree,
 		Reserved: o.Reserved, Allocated: o.Allocated, Pending: o.Pending, Cached: o.Cached, Pinned: o.Pinned, Paused: o.Paused,
 		Largest: o.Largest, Limit: o.Limit, PoolLimit: o.PoolLimit, PoolHolds: o.PoolReserved,
-		Steps: []recording.FailureStep{{Rung: "fit", Tries: 1}, {Rung: "grow", Tries: 2, Gained: 4 * mib, TookUS: 31, Note: "the limit was in the way"}}}}
+		Steps: []recording.FailureStep{{Stage: "fit", Tries: 1}, {Stage: "grow", Tries: 2, Gained: 4 * mib, TookUS: 31, Note: "the limit was in the way"}}}}
 	return t
 }
 

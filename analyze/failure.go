@@ -12,7 +12,7 @@ import (
 	"github.com/cistern-gpu/cistern/replay"
 )
 
-// The report on requests that failed: oom.go and oom_told.go say why, held.go who held the memory, growth.go what grew,
+// The report on requests that failed: oom.go and oom_process.go say why, held.go who held the memory, growth.go what grew,
 // remedy*.go what would have met the request.
 
 // TraceFailures is the report on the requests that failed on one device of one file. Its JSON is what
@@ -185,7 +185,7 @@ func silentFailure(t *recording.Trace, f *recording.Failure) *FailureReport {
 	if x.Live == 0 { // no block was written, or what was is cut off
 		x.Live = f.Allocated
 	}
-	x.told(f)
+	x.fromProcess(f)
 	return x
 }
 

@@ -361,8 +361,8 @@ func TestGrowth(t *testing.T) {
 		r.add(event.OOM, mib, 1<<30)
 		x := reportOn(t, &r.Trace, RemedyOptions{Capacity: 4 << 30}).Failures[0]
 		g := x.Growth
-		if !g.Told || g.Repeats < 20 {
-			t.Errorf("leaks %v: told %v, %d repeats", leaks, g.Told, g.Repeats)
+		if !g.Known || g.Repeats < 20 {
+			t.Errorf("leaks %v: known %v, %d repeats", leaks, g.Known, g.Repeats)
 		}
 		switch {
 		case !leaks && len(g.Steady) > 0:
@@ -461,7 +461,7 @@ func TestHostileFailure(t *testing.T) {
 	const most = math.MaxUint64
 	f := &recording.Failure{Event: math.MaxInt, Requested: most, Need: most, Reserved: most, Allocated: most, Pending: most, Cached: most, Pinned: most,
 		Largest: most, Limit: most, PoolHolds: most, DeviceTotal: most, DeviceFree: most, Tag: math.MaxUint16, Library: 255, Stack: math.MaxUint32,
-		Thread: math.MaxUint32, Others: []recording.Neighbour{{Bytes: most}, {Bytes: most}}, Steps: []recording.FailureStep{{Rung: "\x1b[2J"}}}
+		Thread: math.MaxUint32, Others: []recording.Neighbour{{Bytes: most}, {Bytes: most}}, Steps: []recording.FailureStep{{Stage: "\x1b[2J"}}}
 	tr := &recording.Trace{Format: recording.FormatCistern, Events: []event.Event{{Kind: event.OOM, Size: most, Addr: most, Stack: 7, Pool: 9, Stream: 9, Tag: 9}},
 		Failures: []*recording.Failure{{Event: 0, Requested: most, Limit: 1, DeviceTotal: 1}, f}}
 	x := reportOn(t, tr, RemedyOptions{Budget: time.Minute})

@@ -15,9 +15,9 @@ type Growth struct {
 	From       int   `json:"from_event"` // -1: from before the first
 	DurationUS int64 `json:"duration_us"`
 	// Repeats is how often live memory rose and fell again in that part. Below minRepeats there is nothing to compare, and
-	// Told is false: what grew may be the work that was under way.
+	// Known is false where what grew may be the work that was under way.
 	Repeats int    `json:"repeats"`
-	Told    bool   `json:"told"`
+	Known   bool   `json:"told"`
 	Before  uint64 `json:"least_before_bytes"` // live in the first window, at least
 	After   uint64 `json:"least_after_bytes"`  // and in the last
 	// Steady are those that grew from window to window, the most first.
@@ -158,7 +158,7 @@ func (g *growing) result(t *recording.Trace, s *state) Growth {
 	}
 	g.close()
 	r.Before, r.After = uint64(g.lows[0]), uint64(g.lows[growthWindows-1])
-	if r.Told = r.Repeats >= minRepeats; !r.Told {
+	if r.Known = r.Repeats >= minRepeats; !r.Known {
 		return r
 	}
 	blocks := map[uint64]int{}

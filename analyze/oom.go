@@ -81,7 +81,7 @@ func recordedOOM(t *recording.Trace, i int, s *state, capacity uint64) OOM {
 		Reserved: s.reserved, DeviceFree: t.Events[i].Addr, Capacity: capacity, FreeInside: m.FreeBytes,
 		Pieces: m.FreePieces, LargestFree: m.LargestFree}
 	if k := slices.IndexFunc(t.Failures, func(f *recording.Failure) bool { return f.Event == i }); k >= 0 {
-		o.told(t.Failures[k])
+		o.fromProcess(t.Failures[k])
 		return o
 	}
 	if !s.hasSegs {
@@ -107,7 +107,7 @@ func ExplainReplayed(t *recording.Trace, f Failure) OOM {
 	o := OOM{Source: f.Policy, Event: f.Event, TimeUS: timeOf(t, f.Event), Requested: f.Requested, Reserved: f.Reserved,
 		Capacity: f.Capacity}
 	walk(t, []int{f.Event - 1}, func(_ int, s *state) { o.Live = s.liveBytes })
-	o.DeviceFree = o.room()
+	o.DeviceFree = o.available()
 	if o.Reserved > o.Live {
 		o.FreeInside = o.Reserved - o.Live
 	}
@@ -161,15 +161,15 @@ func (o *OOM) explain(pieces bool) {
 		o.Cause = CauseFragmentation
 		say("%s of the %s reserved were free, in %d pieces, the largest of %s: %.0f %% of the free memory lay outside it.",
 			size(o.FreeInside), size(o.Reserved), o.Pieces, size(o.LargestFree), 100*o.Fragmentation)
-		say("A request of up to %s would have fitted as things lay.", size(max(o.LargestFree, o.room())))
+		say("A request of up to %s would have fitted as things lay.", size(max(o.LargestFree, o.available())))
 		return
 	}
 	say("%s were free in one piece, in %d pieces %s: they belonged to another stream or pool, or to another class of "+
 		"sizes.", size(o.LargestFree), o.Pieces, size(o.FreeInside))
 }
 
-// room is what could still be reserved.
-func (o *OOM) room() uint64 {
+// available is what could still be reserved.
+func (o *OOM) available() uint64 {
 	if o.Capacity > o.Reserved {
 		return o.Capacity - o.Reserved
 	}

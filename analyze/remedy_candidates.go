@@ -276,11 +276,11 @@ func (s *searching) raised() error {
 	if s.f == nil || s.f.DeviceTotal == 0 {
 		return nil
 	}
-	room := s.f.Reserved - min(s.f.Reserved, s.f.Elsewhere) + s.f.DeviceFree
+	available := s.f.Reserved - min(s.f.Reserved, s.f.Elsewhere) + s.f.DeviceFree
 	spec := s.ownSpec()
-	if s.f.Limit > 0 && s.capacity < room {
+	if s.f.Limit > 0 && s.capacity < available {
 		// What would do, and a hundredth more, as no two runs are the same.
-		least, ok, err := s.least(spec, s.capacity, room, true)
+		least, ok, err := s.least(spec, s.capacity, available, true)
 		if err != nil {
 			return err
 		}
@@ -288,8 +288,8 @@ func (s *searching) raised() error {
 			// With a little more than the least it can fail again, as other pieces lie side by side then.
 			limit, more := uint64(0), least/100
 			for sure := false; !sure; more *= 2 {
-				limit = min(room, (least+more+FloorStep-1)/FloorStep*FloorStep)
-				if sure = limit == room; !sure {
+				limit = min(available, (least+more+FloorStep-1)/FloorStep*FloorStep)
+				if sure = limit == available; !sure {
 					if sure, err = s.fits(spec, limit, true); err != nil {
 						return err
 					}
@@ -315,7 +315,7 @@ func (s *searching) raised() error {
 		}
 	}
 	others, n := elsewhere(s.f)
-	if others == 0 || room > s.capacity {
+	if others == 0 || available > s.capacity {
 		return nil
 	}
 	c := candidate{spec: spec}

@@ -317,7 +317,7 @@ unsigned la_objopen(struct link_map *map, Lmid_t namespace, uintptr_t *cookie) {
 	if (map->l_name == NULL)
 		return 0;
 	if (namespace == LM_ID_BASE)
-		room_for(map);
+		reserve_thread_storage(map);
 	if (namespace == LM_ID_BASE && vdso_clock == NULL && is(map->l_name, "libc.so.6")) {
 		struct table t;
 		if (table_of(map, &t))

@@ -81,8 +81,8 @@ void python_loaded(void *(*lookup)(const char *name, void *object), void *object
 struct link_map;
 const Elf64_Phdr *headers(const struct link_map *map, int *n);
 
-// room.c
-void room_for(const struct link_map *map); // a library that the program is linked to
+// threadstorage.c
+void reserve_thread_storage(const struct link_map *map); // a library that the program is linked to
 void has_started(void);                    // all of them are there
 
 #define HIDDEN __attribute__((visibility("hidden")))

@@ -1,11 +1,10 @@
-// What the audit library and its reader share: the memory that events go through. ring.go reads the same; a test holds
-// one against the other.
+// The memory through which the audit library passes events to its reader. ring.go has the same layout; a test compares them.
 //
 // The ring is a bounded queue of fixed slots. A producer takes the number of a slot by raising head, writes the slot and
-// publishes it by raising the slot's turn, an odd number then; the one reader takes slots in order. Nobody waits for anybody: where the slot
-// at head is not free yet the event is dropped and counted. A producer that is killed, or stopped, between the two steps
-// leaves a hole; the reader passes it by raising the turn itself, so that the producer's own step fails should it ever
-// come, and the checksum shows what such a latecomer has written over.
+// publishes it by raising the slot's turn, an odd number then; the one reader takes slots in order. No thread waits for another:
+// where the slot at head is not free yet the event is dropped and counted. A producer that is killed, or stopped, between the two
+// steps leaves an unpublished slot; the reader passes it by raising the turn itself, so that the producer's own step fails later.
+// The checksum shows what such a late producer has written over.
 
 #ifndef CISTERN_AUDIT_RING_H
 #define CISTERN_AUDIT_RING_H

@@ -7,24 +7,24 @@
 
 // What was told of, by number: of stacks, and of code objects. A place is given to what came last, and what lost its
 // place is told of again, so that nothing is ever full.
-enum { TOLD = 1 << 14, PLACES = 4 };
+enum { SENT = 1 << 14, PLACES = 4 };
 
-static uint64_t told[TOLD];
+static uint64_t sent[SENT];
 
-static int was_told(uint64_t number) {
+static int was_sent(uint64_t number) {
 	for (uint64_t i = 0; i < PLACES; i++)
-		if (__atomic_load_n(&told[(number + i) % TOLD], __ATOMIC_RELAXED) == number)
+		if (__atomic_load_n(&sent[(number + i) % SENT], __ATOMIC_RELAXED) == number)
 			return 1;
 	return 0;
 }
 
-static void is_told(uint64_t number) {
+static void set_sent(uint64_t number) {
 	for (uint64_t i = 0; i < PLACES; i++) {
 		uint64_t none = 0;
-		if (__atomic_compare_exchange_n(&told[(number + i) % TOLD], &none, number, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+		if (__atomic_compare_exchange_n(&sent[(number + i) % SENT], &none, number, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
 			return;
 	}
-	__atomic_store_n(&told[(number + (number >> 32) % PLACES) % TOLD], number, __ATOMIC_RELAXED);
+	__atomic_store_n(&sent[(number + (number >> 32) % PLACES) % SENT], number, __ATOMIC_RELAXED);
 }
 
 // tell puts what is longer than a payload into as many records as it takes. It returns 0 if one of them found no room.
@@ -235,7 +235,7 @@ static __attribute__((noinline)) int names(const struct pystack *p, const struct
 	memcpy(text + file + 1, text + FILE, func); // forwards, and to before it
 	if (!tell(RECORD_CODE, f->id, f->first_line, text, file + 1 + func, 1))
 		return 0;
-	is_told(f->id);
+	set_sent(f->id);
 	return 1;
 }
 
@@ -250,7 +250,7 @@ static __attribute__((noinline)) int frames(uint32_t pid, uint64_t *words, int *
 	for (int i = 0; i < n; i++) {
 		words[2 * i] = f[i].id;
 		words[2 * i + 1] = f[i].line;
-		if (!was_told(f[i].id) && !names(p, &f[i]))
+		if (!was_sent(f[i].id) && !names(p, &f[i]))
 			*whole = 0;
 	}
 	if (n == 0 && pystack_state(p) != PYSTACK_FOUND)
@@ -282,7 +282,7 @@ HIDDEN uint64_t stack(const struct event *e, uint32_t pid, uint32_t kinds) {
 	if (kinds & RING_PYTHON)
 		n += 2 * frames(pid, words + n, &whole);
 	uint64_t number = (number_of(words, n) + (uint64_t)addresses * 0xd1342543de82ef94u) | 1;
-	if (!was_told(number) && whole && tell(RECORD_STACK, number, (uint64_t)addresses, words, (size_t)n, 8))
-		is_told(number);
+	if (!was_sent(number) && whole && tell(RECORD_STACK, number, (uint64_t)addresses, words, (size_t)n, 8))
+		set_sent(number);
 	return number;
 }

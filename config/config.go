@@ -141,7 +141,7 @@ func (o Options) Validate() error {
 		return fmt.Errorf("chunk %d: must be a multiple of 2 MiB", o.ChunkMax)
 	}
 	if o.Stages&^(memory.AllStages|memory.StageFit) != 0 {
-		return fmt.Errorf("ladder %#x: unknown rungs", uint16(o.Stages))
+		return fmt.Errorf("ladder %#x: unknown stages", uint16(o.Stages))
 	}
 	switch o.Spill {
 	case SpillNone, SpillManaged, SpillPinned, SpillHostNUMA:

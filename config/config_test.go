@@ -94,7 +94,7 @@ func TestErrors(t *testing.T) {
 		"single_handle:on":              "setting single_handle:on: choose true or false",
 		"chunk:0MiB":                    "setting chunk:0MiB: must be a multiple of 2 MiB",
 		"chunk:3MiB":                    "chunk 3145728: must be a multiple of 2 MiB",
-		"ladder:climb":                  `setting ladder:climb: rung "climb": choose among fit, collect, remap,`,
+		"ladder:merge":                  `setting ladder:merge: stage "merge": choose among fit, collect, remap,`,
 		"backend:x":                     `backend "x": choose vmm or malloc`,
 		"ipc:legacy,backend:vmm":        "ipc legacy: needs memory from cuMemAlloc",
 		"single_handle:true,ipc:legacy": "ipc legacy: needs memory from cuMemAlloc",

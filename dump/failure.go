@@ -43,7 +43,7 @@ func failure(a Source, oom *cistern.OutOfMemoryError, lines []string, t *recordi
 		}
 	}
 	for _, s := range oom.Steps {
-		f.Steps = append(f.Steps, recording.FailureStep{Rung: s.Stage.String(), Tries: s.Tries, Gained: s.Gained,
+		f.Steps = append(f.Steps, recording.FailureStep{Stage: s.Stage.String(), Tries: s.Tries, Gained: s.Gained,
 			TookUS: s.Took.Microseconds(), Note: s.Note})
 	}
 	for i := len(t.Events) - 1; i >= 0 && f.Event < 0; i-- {

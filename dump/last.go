@@ -63,8 +63,8 @@ func (r *Reporter) due() bool {
 	return !r.stuck && !time.Now().Before(r.next)
 }
 
-// pace leaves the last file alone for as long as making one, begun then, is worth.
-func (r *Reporter) pace(began time.Time) {
+// spaceOut leaves the last file alone for as long as making one, begun then, is worth.
+func (r *Reporter) spaceOut(began time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.next = began.Add(share * time.Since(began))

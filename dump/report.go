@@ -142,7 +142,7 @@ func (r *Reporter) OutOfMemory(oom *cistern.OutOfMemoryError, lines []string) st
 	done := make(chan error, 1)
 	go func() {
 		err := j.write()
-		r.pace(began)
+		r.spaceOut(began)
 		r.ended(&j)
 		<-r.writing
 		done <- err
@@ -289,9 +289,9 @@ func (j *job) write() (err error) {
 	} else if j.file = j.r.last.place(j.dir); j.file == "" {
 		return errNoPlace
 	}
-	told := make(chan any, 1)
+	recovered := make(chan any, 1)
 	go func() {
-		defer func() { told <- recover() }()
+		defer func() { recovered <- recover() }()
 		surroundings(j.f, j.r.Allocator, j.oom, j.r.getenv())
 	}()
 	j.d.name()
@@ -302,11 +302,11 @@ func (j *job) write() (err error) {
 			late = func() bool { return false } // whoever waits gives up
 		}
 		t, left := j.newest(part.of)
-		if told != nil {
-			if p := <-told; p != nil {
+		if recovered != nil {
+			if p := <-recovered; p != nil {
 				panic(p)
 			}
-			told = nil
+			recovered = nil
 		}
 		f := *j.f
 		f.Event = max(-1, f.Event-left) // -1 also where others have followed it by so many

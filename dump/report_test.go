@@ -129,7 +129,7 @@ func TestReporter(t *testing.T) {
 		if exe, _ := os.Executable(); len(f.Program) == 0 || filepath.Base(f.Program[0]) != filepath.Base(exe) {
 			t.Errorf("program %q", f.Program)
 		}
-		if len(f.Steps) != len(oom.Steps) || len(f.Steps) == 0 || f.Steps[0].Rung != "fit" {
+		if len(f.Steps) != len(oom.Steps) || len(f.Steps) == 0 || f.Steps[0].Stage != "fit" {
 			t.Errorf("steps %+v of %+v", f.Steps, oom.Steps)
 		}
 		kinds := map[string]uint64{}

@@ -191,7 +191,7 @@ part() {
     torch-pools)
       torch torch-pools 400 fidelity.py --name pools --only upstreams --only limits --only pauses -v
       torch torch-pausecycles 400 pausecycles.py
-      run example-sleep-wake 120 env PYTHONPATH="$here" "$python" examples/sleep_wake.py
+      run example-pause-resume 120 env PYTHONPATH="$here" "$python" examples/pause_resume.py
       ;;
     torch-peer) torch "$1" 400 peer.py ;;
     torch-two)

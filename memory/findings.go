@@ -207,14 +207,14 @@ func (e *OutOfMemoryError) help() string {
 	known := e.DriverTotal != 0 && !e.OffDevice // what else there is
 	held := e.Reserved - e.Elsewhere
 	usable := e.Cached - min(e.Cached, e.Pinned+e.Other)
-	room := e.DriverFree
+	available := e.DriverFree
 	if e.Limit != 0 {
-		room = min(room, e.Limit-min(e.Limit, held))
+		available = min(available, e.Limit-min(e.Limit, held))
 	}
 	if e.PoolLimit != 0 {
 		raise := fmt.Sprintf("a limit of %s for %s (now %s)", units.FormatBytes(e.PoolReserved+need), e.Pool.words(), units.FormatBytes(e.PoolLimit))
-		if lent := room + usable/unit*unit; known && lent < need {
-			raise += fmt.Sprintf(", and at least %s less in use elsewhere, as more than the pool's limit is in the way", units.FormatBytes(need-lent))
+		if reusable := available + usable/unit*unit; known && reusable < need {
+			raise += fmt.Sprintf(", and at least %s less in use elsewhere, as more than the pool's limit is in the way", units.FormatBytes(need-reusable))
 		}
 		items = append(items, raise)
 		if e.Need <= e.PoolLimit {
@@ -228,7 +228,7 @@ func (e *OutOfMemoryError) help() string {
 	if e.Limit != 0 && e.DriverFree >= need && held+need > e.Limit {
 		items = append(items, fmt.Sprintf("a limit of %s (now %s)", units.FormatBytes(held+need), units.FormatBytes(e.Limit)))
 	}
-	have := usable + room
+	have := usable + available
 	if e.Pending != 0 && have < need && have+e.Pending >= need {
 		items = append(items, fmt.Sprintf("the end of the work that still uses %s", units.FormatBytes(e.Pending)))
 	}
@@ -240,7 +240,7 @@ func (e *OutOfMemoryError) help() string {
 		items = append(items, fmt.Sprintf("asking for less: with nothing in use there would be %s", units.FormatBytes(have+e.present())))
 	case have < need:
 		items = append(items, fmt.Sprintf("at least %s less in use", units.FormatBytes(need-have)))
-	case room < need:
+	case available < need:
 		items = append(items, fmt.Sprintf("less in pieces: %s are free or to be had, but the largest free block for this is %s", units.FormatBytes(have), units.FormatBytes(e.Largest)))
 	}
 	if others := e.DriverTotal - min(e.DriverTotal, e.DriverFree+held); have < need && e.DriverFree < need && others >= need-have {

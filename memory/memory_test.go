@@ -24,7 +24,7 @@ func TestStages(t *testing.T) {
 	if r, err := memory.ParseStages("all"); err != nil || r != memory.AllStages {
 		t.Errorf("all is %s, %v", r, err)
 	}
-	for _, text := range []string{"", "climb", "fit+", "all+fit"} {
+	for _, text := range []string{"", "merge", "fit+", "all+fit"} {
 		if r, err := memory.ParseStages(text); err == nil || !strings.Contains(err.Error(), "collect, remap") {
 			t.Errorf("%q is %s, %v", text, r, err)
 		}

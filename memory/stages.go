@@ -52,7 +52,7 @@ func ParseStages(text string) (Stages, error) {
 	for _, w := range strings.Split(text, "+") {
 		i := slices.Index(stageNames, w)
 		if i < 0 {
-			return 0, fmt.Errorf("rung %q: choose among %s, or all", w, strings.Join(stageNames, ", "))
+			return 0, fmt.Errorf("stage %q: choose among %s, or all", w, strings.Join(stageNames, ", "))
 		}
 		r |= 1 << i
 	}

@@ -50,16 +50,16 @@ type Failure struct {
 	Elsewhere      uint64   `json:"elsewhere_bytes,omitempty"`
 	UsedElsewhere  uint64   `json:"used_elsewhere_bytes,omitempty"`
 
-	Steps  []FailureStep `json:"steps"`  // the ladder's, in order
+	Steps  []FailureStep `json:"steps"`  // the reclaim stages, in order
 	Limits []Limit       `json:"limits"` // in force, whatever sets them
 	// Others are the processes on the device, this one among them, as NVML tells them; OthersUnknown says why there are none.
 	Others        []Neighbour `json:"processes"`
 	OthersUnknown string      `json:"processes_unknown,omitempty"`
 }
 
-// FailureStep is a rung of the ladder that was tried, or passed over.
+// FailureStep is a reclaim stage that was tried, or skipped.
 type FailureStep struct {
-	Rung   string `json:"rung"`
+	Stage  string `json:"rung"`
 	Tries  int    `json:"tries"`
 	Gained uint64 `json:"gained_bytes"` // memory that it got, freed or moved
 	TookUS int64  `json:"took_us"`

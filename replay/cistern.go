@@ -28,8 +28,8 @@ type engine struct {
 	drained []event.Event
 
 	touched int64                // steps of the order checker since steps were last asked for: it looks at each chunk of a block
-	lanes   map[streamOfPool]int // blocks that are out
-	inUse   int                  // of lanes
+	arenas  map[streamOfPool]int // blocks that are out
+	inUse   int                  // of arenas
 	called  uint64               // steps of driver calls when they were last asked for
 }
 
@@ -64,7 +64,7 @@ func newEngineOver(env *Env, observe func(cuda.Driver) cuda.Driver) (Policy, str
 	if env.Capacity != 0 && (opts.Limit == 0 || env.Capacity < opts.Limit) {
 		opts.Limit = env.Capacity
 	}
-	e := &engine{env: env, blocks: make([]engineBlock, env.Plan.Blocks), lanes: map[streamOfPool]int{}}
+	e := &engine{env: env, blocks: make([]engineBlock, env.Plan.Blocks), arenas: map[streamOfPool]int{}}
 	device := max(sim.DefaultCapacity, 2*env.Plan.PeakLive)
 	if env.Device > 0 {
 		device = max(env.Device, env.Capacity)
@@ -149,8 +149,8 @@ func (e *engine) Alloc(b int, size uint64, stream, pool uint32) (uint64, error) 
 
 // out notes that a block was handed out, or came back.
 func (e *engine) out(at streamOfPool, n int) {
-	before := e.lanes[at]
-	if e.lanes[at] = before + n; before == 0 {
+	before := e.arenas[at]
+	if e.arenas[at] = before + n; before == 0 {
 		e.inUse++
 	} else if before+n == 0 {
 		e.inUse--
@@ -168,15 +168,15 @@ func (e *engine) steps() int64 {
 	calls, queries := e.drv.CallCount()
 	calls = 8*calls - 4*queries
 	n := 3 + int64(calls-e.called) + e.touched
-	lanes := len(e.lanes)
+	arenas := len(e.arenas)
 	if e.uses != nil {
-		lanes = min(lanes, lastingStreams+2*e.inUse)
+		arenas = min(arenas, lastingStreams+2*e.inUse)
 	}
 	if calls != e.called {
-		n += int64(e.drv.Leaks().Mappings)/mappingsPerStep + 3*int64(lanes)
+		n += int64(e.drv.Leaks().Mappings)/mappingsPerStep + 3*int64(arenas)
 	}
 	e.called, e.touched = calls, 0
-	return n + int64(lanes)
+	return n + int64(arenas)
 }
 
 func (e *engine) FreeRequested(int) {}

@@ -26,7 +26,7 @@ func (t *torch) growable(i int32) uint64 {
 // expand is try_allocate_expandable_block: the block at the lowest address where the request fits, its pages mapped,
 // taken out of the cache.
 func (t *torch) expand(r request) int32 {
-	i := t.findRoom(r)
+	i := t.findExpandable(r)
 	if !t.blocks[i].mapped {
 		t.mapBlock(i, min(t.blocks[i].size, r.size))
 	}
@@ -40,20 +40,20 @@ func (t *torch) expand(r request) int32 {
 	return i
 }
 
-// findRoom is find_expandable_block: the first block of the lowest run of free and unmapped blocks that has room for
+// findExpandable is find_expandable_block: the first block of the lowest run of free and unmapped blocks that has room for
 // the request; a new range where there is none.
-func (t *torch) findRoom(r request) int32 {
+func (t *torch) findExpandable(r request) int32 {
 	for _, c := range t.pools[r.pool].unmapped[r.stream] {
 		if prev := t.blocks[c].prev; prev >= 0 && !t.blocks[prev].used {
 			c = prev
 		}
-		var room uint64
+		var size uint64
 		t.search(1)
-		for j := c; j >= 0 && !t.blocks[j].used && room < r.size; j = t.blocks[j].next {
-			room += t.blocks[j].size
+		for j := c; j >= 0 && !t.blocks[j].used && size < r.size; j = t.blocks[j].next {
+			size += t.blocks[j].size
 			t.search(1)
 		}
-		if room >= r.size {
+		if size >= r.size {
 			return c
 		}
 	}

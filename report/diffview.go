@@ -68,7 +68,7 @@ func (v *DifferenceView) curves(e *encoder, a, b *recording.Trace) {
 	type point struct{ us, value int64 }
 	var runs [2][]point
 	for k, t := range []*recording.Trace{a, b} {
-		c := analyze.RecordedCurves(t).Live.Thin(maxPoints / 2)
+		c := analyze.RecordedCurves(t).Live.Downsample(maxPoints / 2)
 		start, last := analyze.StartUS(t), int64(0)
 		for i, at := range c.Event {
 			if at >= 0 {

@@ -15,7 +15,7 @@ import (
 // bits first; signed ones are zigzag-coded; compressed by gzip and written in base64. web/src/decode.js reads them.
 
 // maxPoints bounds the points of one curve and the times of one trace. Curves with more are thinned with their peaks
-// kept (analyze.Curve.Thin); times are taken of every n-th event.
+// kept (analyze.Curve.Downsample); times are taken of every n-th event.
 const maxPoints = 1 << 20
 
 // encoder collects integers.
@@ -42,7 +42,7 @@ func (e *encoder) times(t *recording.Trace) {
 
 // curve writes count, then event and value of each point as differences.
 func (e *encoder) curve(c analyze.Curve) {
-	c = c.Thin(maxPoints)
+	c = c.Downsample(maxPoints)
 	e.uint(uint64(len(c.Value)))
 	at, value := int32(-1), uint64(0)
 	for i := range c.Value {

@@ -84,7 +84,7 @@ func (f *failureText) all() {
 	f.remedies()
 	f.request()
 	f.memory()
-	f.ladder()
+	f.stages()
 	f.processes()
 	f.growth()
 }
@@ -436,13 +436,13 @@ func (f *failureText) memory() {
 	}
 }
 
-func (f *failureText) ladder() {
+func (f *failureText) stages() {
 	if len(f.x.Steps) == 0 {
 		return
 	}
 	f.head("what was tried before it failed")
 	for _, s := range f.x.Steps {
-		line := fmt.Sprintf("%-9s", clean(s.Rung))
+		line := fmt.Sprintf("%-9s", clean(s.Stage))
 		switch {
 		case s.Tries == 0:
 			line += "passed over"
@@ -488,7 +488,7 @@ func (f *failureText) processes() {
 
 func (f *failureText) growth() {
 	g := &f.x.Growth
-	if !g.Told {
+	if !g.Known {
 		return
 	}
 	f.head(fmt.Sprintf("what grew over the last %s", microseconds(float64(g.DurationUS))))

@@ -43,8 +43,8 @@ func failedTrace() *recording.Trace {
 		Conf: "limit:68MiB,ladder:grow,report:/var/oom", Lines: []string{"out of memory on device 0", "held: weights", "try: less"},
 		Requested: 30*mib - 5, Need: 30 * mib, Tag: 1, Library: 1, Thread: 9, Stack: 1, Device: "NVIDIA H200", UUID: "GPU-1",
 		DeviceTotal: 100 * mib, DeviceFree: 8 * mib, Reserved: 60 * mib, Allocated: 40 * mib, Cached: 20 * mib, Pinned: mib, Largest: 8 * mib, Limit: 68 * mib,
-		Steps: []recording.FailureStep{{Rung: "fit", Tries: 1}, {Rung: "remap", Note: "off by the settings"},
-			{Rung: "grow", Tries: 2, Gained: 4 * mib, TookUS: 1234, Note: "CUDA_ERROR_OUT_OF_MEMORY"}},
+		Steps: []recording.FailureStep{{Stage: "fit", Tries: 1}, {Stage: "remap", Note: "off by the settings"},
+			{Stage: "grow", Tries: 2, Gained: 4 * mib, TookUS: 1234, Note: "CUDA_ERROR_OUT_OF_MEMORY"}},
 		Limits: []recording.Limit{{Kind: "device", Bytes: 100 * mib}, {Kind: "cistern", Bytes: 68 * mib, From: "CISTERN_CONF"}},
 		Others: []recording.Neighbour{{PID: 4711, Name: "python", Bytes: 62 * mib, Self: true}, {PID: 7, Name: "Xorg"}, {PID: 12, Name: "jupyter", Bytes: 30 * mib}}}}
 	return t
@@ -96,7 +96,7 @@ func TestFailureText(t *testing.T) {
 	nothing := failuresOf(t, failedTrace())
 	y := nothing.Failures[0]
 	y.Search = analyze.Search{Searched: true, Own: x.Own, Replays: 9, TookS: 61, Caveat: "nothing is certain", Floors: []analyze.Floor{{Who: "Cistern", Capacity: 75 * mib}}}
-	y.Growth = analyze.Growth{Told: true, Repeats: 12, DurationUS: 9e6, Before: 10 * mib, After: 30 * mib, Steady: []analyze.Grown{
+	y.Growth = analyze.Growth{Known: true, Repeats: 12, DurationUS: 9e6, Before: 10 * mib, After: 30 * mib, Steady: []analyze.Grown{
 		{Named: analyze.Named{Name: "append_loss train.py:77"}, Before: mib, After: 21 * mib, Blocks: 400}}}
 	y.Shortage, y.LessLive = 6*mib, y.Held.Stack[:1]
 	pooled := failedTrace()

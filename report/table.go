@@ -106,12 +106,12 @@ const leastLast = 24
 // wrapLast breaks the text of the last column so that the table is no wider than a terminal.
 func (g *grid) wrapLast(width int) {
 	last := len(g.head) - 1
-	room := width - columnGap
+	left := width - columnGap
 	for _, n := range g.widths()[:last] {
-		room -= n + columnGap
+		left -= n + columnGap
 	}
 	for _, row := range g.rows {
-		row[last] = strings.Join(breakName(row[last], max(room, leastLast)), "\n")
+		row[last] = strings.Join(breakName(row[last], max(left, leastLast)), "\n")
 	}
 }
 

@@ -58,7 +58,7 @@ func (h *HostOrderedAdaptor) Close() error {
 	if h.stream == 0 {
 		return nil
 	}
-	if err := h.left.settle(); err != nil {
+	if err := h.left.drain(); err != nil {
 		return err
 	}
 	if err := h.drv.StreamDestroy(h.dev, h.stream); err != nil {

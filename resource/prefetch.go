@@ -47,7 +47,7 @@ func (a *PrefetchAdaptor) Free(p cuda.Ptr, size, align uint64, st cuda.Stream) e
 }
 
 // Close gives back what could not be moved nor given back before.
-func (a *PrefetchAdaptor) Close() error { return a.left.settle() }
+func (a *PrefetchAdaptor) Close() error { return a.left.drain() }
 
 // Equal: it keeps nothing, so what is equal below is equal here.
 func (a *PrefetchAdaptor) Equal(other Resource) bool {

@@ -274,9 +274,9 @@ func (s *SingleHandle) Handle(p cuda.Ptr) cuda.Handle {
 	return 0
 }
 
-// Settle gives back what the driver would not take back when a segment went, or could not be made, and reports whether
+// Drain gives back what the driver would not take back when a segment went, or could not be made, and reports whether
 // anything went.
-func (s *SingleHandle) Settle() (any bool, err error) {
+func (s *SingleHandle) Drain() (any bool, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	n := len(s.left)
@@ -284,9 +284,9 @@ func (s *SingleHandle) Settle() (any bool, err error) {
 	return len(s.left) < n, err
 }
 
-// Trim is Settle: nothing else is kept.
+// Trim is Drain: nothing else is kept.
 func (s *SingleHandle) Trim() error {
-	_, err := s.Settle()
+	_, err := s.Drain()
 	return err
 }
 

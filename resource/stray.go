@@ -24,11 +24,11 @@ func (s *strays) drop(p cuda.Ptr, size, align uint64, st cuda.Stream) {
 	s.mu.Lock()
 	s.list = append(s.list, stray{p, size, align, st})
 	s.mu.Unlock()
-	_ = s.settle()
+	_ = s.drain()
 }
 
-// settle gives back what it can, and returns what failed first.
-func (s *strays) settle() (first error) {
+// drain gives back what it can, and returns what failed first.
+func (s *strays) drain() (first error) {
 	s.mu.Lock()
 	list := s.list
 	s.list = nil

@@ -14,4 +14,4 @@ x86_64-*) arch=-fcf-protection=none ;;
 esac
 ${CC:-cc} -std=gnu11 -O2 -Wall -Wextra -Werror -fPIC -shared -ffreestanding -fno-builtin -fno-omit-frame-pointer -fno-stack-protector \
   -fno-asynchronous-unwind-tables -fno-tree-loop-distribute-patterns $arch -nostdlib -s -I../cmd/libcistern \
-  -Wl,-soname,libcistern_audit.so -Wl,--version-script=audit.map -Wl,-z,now,-z,relro,--no-undefined -o "$out" audit.c calls.c events.c room.c stacks.c unwind.c ../cmd/libcistern/pystack.c
+  -Wl,-soname,libcistern_audit.so -Wl,--version-script=audit.map -Wl,-z,now,-z,relro,--no-undefined -o "$out" audit.c calls.c events.c threadstorage.c stacks.c unwind.c ../cmd/libcistern/pystack.c

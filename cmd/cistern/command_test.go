@@ -215,8 +215,8 @@ func TestRecord(t *testing.T) {
 	}
 }
 
-// An output is whole or absent: what was there stays when the work fails, and nothing is left beside it.
-func TestOutputsAreWholeOrAbsent(t *testing.T) {
+// An output is whole or missing: what was there stays when the work fails, and nothing is left beside it.
+func TestOutputsAreWholeOrMissing(t *testing.T) {
 	inFolder(t)
 	if err := os.WriteFile("kept.cistern", []byte("as it was"), 0o600); err != nil {
 		t.Fatal(err)

@@ -126,7 +126,7 @@ func (m mutator) allocations() *recording.Trace {
 		at := m.IntN(len(t.Events))
 		t.Events[at].Kind = event.OOM
 		t.Failures = append(t.Failures, &recording.Failure{Event: at, Need: t.Events[at].Size, Requested: t.Events[at].Size, DeviceTotal: 80 << 30, Conf: "limit:1GiB",
-			Steps: []recording.FailureStep{{Rung: "grow", Tries: 1}}, Limits: []recording.Limit{{Kind: "device", Bytes: 80 << 30}}, Lines: []string{"out of memory"}})
+			Steps: []recording.FailureStep{{Stage: "grow", Tries: 1}}, Limits: []recording.Limit{{Kind: "device", Bytes: 80 << 30}}, Lines: []string{"out of memory"}})
 	}
 	return t
 }

@@ -55,7 +55,7 @@ func hostileTrace() *recording.Trace {
 	bad := hostile[5] + hostile[8] + hostile[10]
 	t.Failures = []*recording.Failure{{Event: len(t.Events) - 1, Program: hostile, Version: bad, Conf: bad, Lines: hostile, Requested: 1 << 30, Need: 1 << 30, Upstream: bad,
 		Tag: 6, Library: 6, Thread: 6, Stack: 6, Device: bad, UUID: bad, DeviceTotal: 1 << 30, OthersUnknown: bad,
-		Steps:  []recording.FailureStep{{Rung: bad, Note: bad}},
+		Steps:  []recording.FailureStep{{Stage: bad, Note: bad}},
 		Limits: []recording.Limit{{Kind: bad, Bytes: 1 << 30, From: bad}}, Others: []recording.Neighbour{{PID: 1, Name: bad, Bytes: 1}}}}
 	return t
 }

@@ -79,8 +79,8 @@ func fit(columns []column, width int, content func(name string) int) grid {
 		g.gap = 2
 		return g
 	}
-	room := width - need()
-	for ; room < 0; room++ { // nothing may be dropped any more
+	spare := width - need()
+	for ; spare < 0; spare++ { // nothing may be dropped any more
 		widest := slices.Index(g.widths, slices.Max(g.widths))
 		if g.widths[widest] <= 1 {
 			break
@@ -88,17 +88,17 @@ func fit(columns []column, width int, content func(name string) int) grid {
 		g.widths[widest]--
 	}
 	// Air between the columns comes before more of a text than its half.
-	if gaps := len(g.columns) - 1; room >= gaps+20 {
+	if gaps := len(g.columns) - 1; spare >= gaps+20 {
 		g.gap = 2
-		room -= gaps
+		spare -= gaps
 	}
 	for _, first := range []bool{true, false} {
-		for grown := true; room > 0 && grown; {
+		for grown := true; spare > 0 && grown; {
 			grown = false
 			for i, c := range g.columns {
-				if room > 0 && g.widths[i] < c.most && c.first == first {
+				if spare > 0 && g.widths[i] < c.most && c.first == first {
 					g.widths[i]++
-					room--
+					spare--
 					grown = true
 				}
 			}

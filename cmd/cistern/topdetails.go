@@ -242,7 +242,7 @@ func (v *topView) drawUses(rows int) []string {
 		return cell{name, headStyle}
 	}, false)}
 	rows--
-	d.settle(rows, len(uses))
+	d.clamp(rows, len(uses))
 	if d.open {
 		d.first = d.cursor // as much of it as there is room for
 	}
@@ -298,12 +298,12 @@ func frames(name string, width int) []string {
 	return lines
 }
 
-// patient is how long a process may take to tell its details.
-const patient = 3 * time.Second
+// detailsTimeout is how long a process may take to send its details.
+const detailsTimeout = 3 * time.Second
 
 // waiting says what has been heard so far of the details.
 func (d *details) waiting(now time.Time) string {
-	if now.Sub(d.since) < patient {
+	if now.Sub(d.since) < detailsTimeout {
 		return "asking"
 	}
 	if d.row.Stale {

@@ -226,7 +226,7 @@ func (v *topView) header() string {
 	}
 	parts = append(parts, of)
 	var kinds []string
-	for _, k := range []string{top.Cistern, top.Traced, top.Foreign} {
+	for _, k := range []string{top.Cistern, top.Traced, top.Untraced} {
 		if counts[k] > 0 {
 			kinds = append(kinds, fmt.Sprintf("%d %s", counts[k], k))
 		}
@@ -367,7 +367,7 @@ func (v *topView) rowLine(g *grid, r *top.Row, selected bool) string {
 				c = cell{age(r.Age) + " old", warnStyle}
 			}
 		}
-		if r.Stale && name != "TREND" && name != "CALL/S" || r.Kind == top.Foreign {
+		if r.Stale && name != "TREND" && name != "CALL/S" || r.Kind == top.Untraced {
 			c.style = dimStyle
 		}
 		return c

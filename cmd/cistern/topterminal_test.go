@@ -184,12 +184,12 @@ func (x *terminal) seen() string {
 // again, upon each of which everything is drawn anew.
 func (x *terminal) await(words ...string) string {
 	x.t.Helper()
-	begin, patience := time.Now(), 250*time.Millisecond // with drawing, which takes a busy machine a while
-	for width := uint16(100); ; width, patience = 201-width, min(2*patience, 4*time.Second) {
+	begin, timeout := time.Now(), 250*time.Millisecond // with drawing, which takes a busy machine a while
+	for width := uint16(100); ; width, timeout = 201-width, min(2*timeout, 4*time.Second) {
 		from := len(x.seen())
 		x.resize(width, 24)
 		for drawn := time.Now(); ; time.Sleep(20 * time.Millisecond) {
-			over := time.Since(drawn) > patience
+			over := time.Since(drawn) > timeout
 			text := ansi.Strip(x.seen()[from:])
 			missing := slices.IndexFunc(words, func(w string) bool { return !strings.Contains(text, w) })
 			if missing < 0 {

@@ -77,12 +77,12 @@ func (s *scroll) key(k string, rows, n int) bool {
 	default:
 		return false
 	}
-	s.settle(rows, n)
+	s.clamp(rows, n)
 	return true
 }
 
-// settle keeps the cursor on a line, the line among those that are seen, and no room empty.
-func (s *scroll) settle(rows, n int) {
+// clamp keeps the cursor on a line, the line among those that are seen, and no room empty.
+func (s *scroll) clamp(rows, n int) {
 	rows = max(1, rows)
 	s.cursor = min(max(0, s.cursor), max(0, n-1))
 	s.first = max(min(s.first, s.cursor), s.cursor-rows+1)
@@ -143,7 +143,7 @@ func (v *topView) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 	switch msg := msg.(type) {
 	case tea.WindowSizeMsg:
 		v.width, v.height = msg.Width, msg.Height
-		v.settle()
+		v.clamp()
 	case lookMsg:
 		took := v.now().Sub(v.looking)
 		v.looking = time.Time{}
@@ -228,7 +228,7 @@ func (v *topView) keyList(k string) tea.Cmd {
 		v.refresh()
 	case "/":
 		v.typing, v.before = true, v.choice.Text
-		v.settle()
+		v.clamp()
 	case "esc":
 		v.choice.Text, v.choice.GPU = "", -1
 		v.refresh()
@@ -318,15 +318,15 @@ func (v *topView) refresh() {
 			v.cursor = i
 		}
 	}
-	v.settle()
+	v.clamp()
 	if v.mode == modeDetails {
 		v.refreshDetails()
 	}
 }
 
-// settle keeps the cursor on a process and the process on the screen.
-func (v *topView) settle() {
-	v.scroll.settle(v.listRows(), len(v.table.Rows))
+// clamp keeps the cursor on a process and the process on the screen.
+func (v *topView) clamp() {
+	v.scroll.clamp(v.listRows(), len(v.table.Rows))
 	if len(v.table.Rows) > 0 && v.selected != (rowID{}) {
 		v.selected = idOf(&v.table.Rows[v.cursor])
 	}
@@ -357,7 +357,7 @@ func (v *topView) refreshDetails() {
 			d.held = g
 		}
 	}
-	d.settle(v.detailRows(), len(d.uses()))
+	d.clamp(v.detailRows(), len(d.uses()))
 }
 
 func (d *details) uses() []top.Use {
@@ -394,6 +394,6 @@ func (v *topView) keyDetails(k string) tea.Cmd {
 	case "enter":
 		d.open = !d.open && len(d.uses()) > 0
 	}
-	d.settle(v.detailRows(), len(d.uses()))
+	d.clamp(v.detailRows(), len(d.uses()))
 	return nil
 }

@@ -280,7 +280,7 @@ func (t *tracing) run(live, follow bool) error {
 			idle = min(2*idle, idleMost)
 			wait = idle
 			if !t.ring.Waits() {
-				t.rec.run.Settle() // of those that had ended at the last look, all has been read
+				t.rec.run.CloseEnded() // of those that had ended at the last look, all has been read
 			}
 		}
 		timer.Reset(wait)

@@ -59,8 +59,8 @@ func TestTraceSignalAtTheEnd(t *testing.T) {
 	}
 }
 
-// TestTraceRoom: libraries that keep much for each thread, which the dynamic linker has no room for once it audits.
-func TestTraceRoom(t *testing.T) {
+// TestTraceThreadStorage: libraries that keep much for each thread, for which the dynamic linker has no space once it audits.
+func TestTraceThreadStorage(t *testing.T) {
 	x := newTraced(t)
 	source := func(name, text string) string {
 		file := filepath.Join(x.dir, name)
@@ -76,7 +76,7 @@ int sum_N(void) { return keeps_N[0] + keeps_N[SIZE - 1]; }`
 		file := source(n+".c", strings.NewReplacer("_N", "_"+n, "SIZE", size).Replace(keeps))
 		libraries = append(libraries, x.compile("lib"+n+".so", file, "-shared", "-fPIC"))
 	}
-	program := x.compile("room", source("room.c", `#include <pthread.h>
+	program := x.compile("threads", source("threads.c", `#include <pthread.h>
 #include <stdio.h>
 #include <string.h>
 #include <dlfcn.h>

@@ -198,8 +198,8 @@ while [ ! -e PARENT ]; do sleep 0.05; done; ` + seen + ` & wait`
 	}
 }
 
-// TestTraceUntracedForeign: a process of another user cannot be looked into. That it uses the driver, NVML tells.
-func TestTraceUntracedForeign(t *testing.T) {
+// TestTraceUntracedOtherUser: a process of another user cannot be looked into. That it uses the driver, NVML tells.
+func TestTraceUntracedOtherUser(t *testing.T) {
 	if !heedsOwners(t) {
 		t.Skip("wants a program that is root's")
 	}
@@ -354,8 +354,8 @@ func TestTraceUntracedCutOff(t *testing.T) {
 	}
 }
 
-// TestTraceUntracedNobody: of many processes that come and go, all traced, none is told of.
-func TestTraceUntracedNobody(t *testing.T) {
+// TestTraceUntracedNone: of many processes that come and go, all traced, none is told of.
+func TestTraceUntracedNone(t *testing.T) {
 	x := newTraced(t)
 	script := `i=0; while [ $i -lt 60 ]; do for j in 1 2 3 4; do ` + x.program + ` proc stay $((i % 3 * 10)) & done; (` + x.program + ` dlsym fork 5 &); env -i true; i=$((i + 1)); done; wait`
 	d, _, stderr, code := x.run(nil, "--follow", "--", "sh", "-c", script)

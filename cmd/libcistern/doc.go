@@ -56,7 +56,7 @@
 //
 // Stacks of threads: a signal handler of the program may run on a thread that is within Go. A goroutine's stack has a few
 // KiB below it, and the kernel puts a handler without SA_ONSTACK there. So before its first call into Go a thread is made
-// ready (ready.c, ready.go): its goroutine gets 224 KiB of room (internal/stackroom), which stays (gcshrinkstackoff), and
+// ready (ready.c, ready.go): its goroutine gets 224 KiB of space (internal/stackspace), which stays (gcshrinkstackoff), and
 // the thread gets an alternate stack of 256 KiB with a guard page unless it has one. Later calls cost one branch. To block
 // signals around each call would cost 310 ns beside a call of 95 ns; to hand each call to another thread, 4 µs.
 //

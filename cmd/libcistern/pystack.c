@@ -95,18 +95,18 @@ struct debug_offsets {
 static const struct debug_offsets offsets_313 = {2, 23, 29, 30, 31, 33, 35, 37, 38, 39, 43};
 static const struct debug_offsets offsets_314 = {2, 26, 32, 33, 34, 36, 40, 42, 43, 44, 48};
 
-static int layout_told(struct pystack *p, const word *told) {
+static int layout_from(struct pystack *p, const word *table) {
   const struct debug_offsets *o = p->version == 0x030d ? &offsets_313 : &offsets_314;
-  if (told[0] != 0x7970677562656478u || told[1] >> 16 != p->version) /* "xdebugpy" */
+  if (table[0] != 0x7970677562656478u || table[1] >> 16 != p->version) /* "xdebugpy" */
     return PYSTACK_LAYOUT;
-  if (told[o->free_threaded] != 0)
+  if (table[o->free_threaded] != 0)
     return PYSTACK_FREE_THREADED;
   const int from[] = {o->current_frame, o->previous, o->executable, o->at, o->owner, o->file, o->qualified, o->table, o->line, o->start};
   uint16_t *to[] = {&p->thread_frame, &p->frame_back, &p->frame_code, &p->frame_at, &p->frame_owner, &p->code_file, &p->code_name, &p->code_table, &p->code_line, &p->code_start};
   for (size_t i = 0; i < sizeof from / sizeof *from; i++) {
-    if (told[from[i]] >= 1024)
+    if (table[from[i]] >= 1024)
       return PYSTACK_LAYOUT;
-    *to[i] = (uint16_t)told[from[i]];
+    *to[i] = (uint16_t)table[from[i]];
   }
   p->string_ascii = 40, p->string_wide = 56;
   return PYSTACK_FOUND;
@@ -124,7 +124,7 @@ int pystack_find(struct pystack *p, struct pystack_learned *learned, void *(*loo
   p->frame_type = lookup("PyFrame_Type", ctx);
   const void *types = lookup("PyType_Type", ctx), *hex = lookup("Py_Version", ctx), *words = lookup("Py_GetVersion", ctx);
   if (p->thread == NULL || p->code_type == NULL || p->string_type == NULL || p->bytes_type == NULL || p->frame_type == NULL || types == NULL || words == NULL)
-    return PYSTACK_ABSENT;
+    return PYSTACK_MISSING;
   /* A type is ready once the interpreter has run: then all of it is loaded and relocated too, and may be called. */
   const char *code = p->code_type;
   if (!(*(const word *)(code + TYPE_FLAGS) & TYPE_READY))
@@ -154,8 +154,8 @@ int pystack_find(struct pystack *p, struct pystack_learned *learned, void *(*loo
   case 0x030b: layout_311(p); break;
   case 0x030c: layout_312(p); break;
   default: {
-    const word *told = lookup("_PyRuntime", ctx);
-    int r = told == NULL ? PYSTACK_LAYOUT : layout_told(p, told);
+    const word *table = lookup("_PyRuntime", ctx);
+    int r = table == NULL ? PYSTACK_LAYOUT : layout_from(p, table);
     if (r != PYSTACK_FOUND)
       return r;
   }
@@ -169,7 +169,7 @@ int pystack_state(const struct pystack *p) { return __atomic_load_n(&p->learned-
 const char *pystack_why(int found) {
   switch (found) {
   case PYSTACK_FOUND: return "found";
-  case PYSTACK_ABSENT: return "there is no Python in the process";
+  case PYSTACK_MISSING: return "there is no Python in the process";
   case PYSTACK_EARLY: return "Python is not initialised yet";
   case PYSTACK_VERSION: return "its frames are known from Python 3.10 to 3.14 only";
   case PYSTACK_FREE_THREADED: return "this Python is built without the GIL (free-threaded)";
@@ -455,7 +455,7 @@ int pystack_walk(const struct pystack *p, struct pyframe *out, int cap) {
 
 int pystack_find(struct pystack *p, struct pystack_learned *learned, void *(*lookup)(const char *name, void *ctx), void *ctx) {
   (void)p, (void)learned, (void)lookup, (void)ctx;
-  return PYSTACK_ABSENT;
+  return PYSTACK_MISSING;
 }
 int pystack_walk(const struct pystack *p, struct pyframe *out, int cap) { return (void)p, (void)out, (void)cap, 0; }
 int pystack_names(const struct pystack *p, const struct pyframe *f, char *file, size_t file_size, char *func, size_t func_size) {

@@ -18,7 +18,7 @@
 /* Why there are no Python frames. */
 enum pystack_found {
   PYSTACK_FOUND,
-  PYSTACK_ABSENT,        /* no Python in this process */
+  PYSTACK_MISSING,        /* no Python in this process */
   PYSTACK_EARLY,         /* it is not initialised yet: ask again */
   PYSTACK_VERSION,       /* not one from 3.10 to 3.14 */
   PYSTACK_FREE_THREADED, /* built without the GIL, where others may change what a thread reads */

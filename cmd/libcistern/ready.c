@@ -98,7 +98,7 @@ static int enough_addresses(void) {
   return 1;
 }
 
-static int enough_room(void) {
+static int enough_stack(void) {
   static const char none[] = "the process may not have the threads that are needed: raise its limit (ulimit -u) or that of its "
                              "container (pids.max)";
   long n = sysconf(_SC_NPROCESSORS_ONLN);
@@ -118,7 +118,7 @@ int shim_make_ready(void) {
   /* What says of a fault where it was stays: blocked, it ends the process. */
   signals before = mask(~(SIGNAL(SIGSEGV) | SIGNAL(SIGBUS) | SIGNAL(SIGFPE) | SIGNAL(SIGILL) | SIGNAL(SIGTRAP) | SIGNAL(SIGSYS) |
                           SIGNAL(SIGNAL_SETXID)));
-  int enough = enough_room();
+  int enough = enough_stack();
   if (enough) {
     shim_thread *t = shim_thread_get();
     if (t != NULL && t->alternate == NULL)

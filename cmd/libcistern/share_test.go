@@ -116,9 +116,9 @@ func (p *process) open() int {
 	return n
 }
 
-// settles waits until the process has no more descriptors open than it had before importers came: it sees them go when it comes
+// drains waits until the process has no more descriptors open than it had before importers came: it sees them go when it comes
 // to it.
-func (p *process) settles(before int) {
+func (p *process) drains(before int) {
 	p.t.Helper()
 	n := p.number("descriptors")
 	for end := time.Now().Add(time.Minute); n > before && time.Now().Before(end); n = p.number("descriptors") {
@@ -240,7 +240,7 @@ func TestShareThousandTimes(t *testing.T) {
 	before := from.open()
 	to.wants("0 more descriptors", "cycle 10 %s", h)
 	to.wants("0 more descriptors", "cycle 1000 %s", h)
-	from.settles(before)
+	from.drains(before)
 }
 
 // A process that was killed, with a child of fork that has all its descriptors, is known to be gone at once.
@@ -250,7 +250,7 @@ func TestShareOfDeadProcess(t *testing.T) {
 	h := from.handle(from.number("alloc %d", 3<<20))
 	before := from.open()
 	held := to.number("open %d %s", 3<<20, h)
-	from.settles(before)
+	from.drains(before)
 	from.forks()
 	path := socketOf(t, h)
 	from.kill()
@@ -298,7 +298,7 @@ func TestShareWithDyingImporters(t *testing.T) {
 	}
 	to := startPeer(t, "driver:sim")
 	to.wants("0 more descriptors", "cycle 3 %s", h)
-	from.settles(before)
+	from.drains(before)
 	from.wants("ok", "free 0")
 }
 

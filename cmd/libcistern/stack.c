@@ -191,7 +191,7 @@ static void *symbol(const char *name, void *ctx) {
   return dlsym(RTLD_DEFAULT, name);
 }
 
-static int searching(int found) { return found == PYSTACK_ABSENT || found == PYSTACK_EARLY; }
+static int searching(int found) { return found == PYSTACK_MISSING || found == PYSTACK_EARLY; }
 
 /* find_python returns an enum pystack_found. */
 static int find_python(void) {
@@ -221,7 +221,7 @@ static int find_python(void) {
 static const char *refuse_python(int found) {
   if (found == PYSTACK_FOUND)
     found = pystack_state(&python);
-  if (found != PYSTACK_FOUND && found != PYSTACK_ABSENT && found != PYSTACK_EARLY)
+  if (found != PYSTACK_FOUND && found != PYSTACK_MISSING && found != PYSTACK_EARLY)
     return pystack_why(found);
   return places_open() != 0 ? "no host memory for their names" : NULL;
 }

@@ -126,8 +126,8 @@ func TestHandles(t *testing.T) {
 	}
 }
 
-// TestForeignStreams: a stream of another device is known by its context.
-func TestForeignStreams(t *testing.T) {
+// TestStreamsOfOtherDevices: a stream of another device is known by its context.
+func TestStreamsOfOtherDevices(t *testing.T) {
 	l := startSim(t)
 	zero, err := l.Device(0)
 	if err != nil {

@@ -23,10 +23,10 @@ type binding struct {
 	log string
 }
 
-func open(t *testing.T, absent ...string) *binding {
+func open(t *testing.T, missing ...string) *binding {
 	t.Helper()
 	b := &binding{t: t, log: standin.Log(t)}
-	d, err := nvidia.Open(standin.Build(t, absent...))
+	d, err := nvidia.Open(standin.Build(t, missing...))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -35,9 +35,9 @@ func open(t *testing.T, absent ...string) *binding {
 }
 
 // retained is open with the primary context of device 0 retained.
-func retained(t *testing.T, absent ...string) *binding {
+func retained(t *testing.T, missing ...string) *binding {
 	t.Helper()
-	b := open(t, absent...)
+	b := open(t, missing...)
 	if err := b.RetainContext(0); err != nil {
 		t.Fatal(err)
 	}

@@ -358,13 +358,13 @@ func TestMissingCalls(t *testing.T) {
 
 // Every version of the capture query says the same.
 func TestStreamCapture(t *testing.T) {
-	for name, absent := range map[string][]string{
+	for name, missing := range map[string][]string{
 		"v2": nil,
 		"v3": {"cuStreamGetCaptureInfo_v2"},
 		"v1": {"cuStreamGetCaptureInfo_v2", "cuStreamGetCaptureInfo_v3"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			b := retained(t, absent...)
+			b := retained(t, missing...)
 			s, err := b.StreamCreate(dev0, false)
 			must(t, err)
 			if status, id, err := b.StreamCapture(dev0, s); status != cuda.CaptureNone || id != 0 || err != nil {
@@ -395,9 +395,9 @@ func TestStreamCapture(t *testing.T) {
 
 // The nodes that come before a captured stream's next work, by either version of the query that has them.
 func TestStreamCaptureNodes(t *testing.T) {
-	for name, absent := range map[string][]string{"v2": nil, "v3": {"cuStreamGetCaptureInfo_v2"}} {
+	for name, missing := range map[string][]string{"v2": nil, "v3": {"cuStreamGetCaptureInfo_v2"}} {
 		t.Run(name, func(t *testing.T) {
-			b := retained(t, absent...)
+			b := retained(t, missing...)
 			s, err := b.StreamCreate(dev0, false)
 			must(t, err)
 			p, err := b.MemAlloc(dev0, 512)

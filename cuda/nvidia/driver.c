@@ -342,8 +342,8 @@ nv_result nv_mem_unmap(nv_driver *d, CUdeviceptr p, size_t size) {
 	NV_RELAXED(d, cuMemUnmap, p, size);
 }
 
-CUmemAccessDesc *nv_access(nv_driver *d, CUmemAccessDesc *some, size_t room, const intptr_t *devs, size_t n) {
-	CUmemAccessDesc *access = n <= room ? some : malloc(n * sizeof *access);
+CUmemAccessDesc *nv_access(nv_driver *d, CUmemAccessDesc *some, size_t max, const intptr_t *devs, size_t n) {
+	CUmemAccessDesc *access = n <= max ? some : malloc(n * sizeof *access);
 	for (size_t i = 0; access != NULL && i < n; i++) {
 		access[i].location.type = CU_MEM_LOCATION_TYPE_DEVICE;
 		access[i].location.id = d->devices[devs[i]].handle;

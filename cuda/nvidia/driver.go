@@ -287,21 +287,21 @@ func (d *Driver) StreamCapture(dev cuda.Device, s cuda.Stream) (cuda.CaptureStat
 // StreamCaptureNodes names the capture that the stream is in, and the nodes that come before what it does next.
 func (d *Driver) StreamCaptureNodes(dev cuda.Device, s cuda.Stream) (uint64, []cuda.GraphNode, error) {
 	var id C.uint64_t
-	nodes, err := d.nodes(dev, func(list *C.uintptr_t, room C.size_t, n *C.size_t) C.nv_result {
-		return C.nv_capture_nodes(d.c, C.intptr_t(dev), C.uintptr_t(s), &id, list, room, n)
+	nodes, err := d.nodes(dev, func(list *C.uintptr_t, limit C.size_t, n *C.size_t) C.nv_result {
+		return C.nv_capture_nodes(d.c, C.intptr_t(dev), C.uintptr_t(s), &id, list, limit, n)
 	})
 	return uint64(id), nodes, err
 }
 
 // GraphNodeDependencies are the nodes that a node comes after.
 func (d *Driver) GraphNodeDependencies(dev cuda.Device, node cuda.GraphNode) ([]cuda.GraphNode, error) {
-	return d.nodes(dev, func(list *C.uintptr_t, room C.size_t, n *C.size_t) C.nv_result {
-		return C.nv_node_dependencies(d.c, C.intptr_t(dev), C.uintptr_t(node), list, room, n)
+	return d.nodes(dev, func(list *C.uintptr_t, limit C.size_t, n *C.size_t) C.nv_result {
+		return C.nv_node_dependencies(d.c, C.intptr_t(dev), C.uintptr_t(node), list, limit, n)
 	})
 }
 
 // nodes makes a call that lists nodes, again where there are more than expected.
-func (d *Driver) nodes(dev cuda.Device, call func(list *C.uintptr_t, room C.size_t, n *C.size_t) C.nv_result) ([]cuda.GraphNode, error) {
+func (d *Driver) nodes(dev cuda.Device, call func(list *C.uintptr_t, limit C.size_t, n *C.size_t) C.nv_result) ([]cuda.GraphNode, error) {
 	list := make([]C.uintptr_t, 8)
 	for {
 		var n C.size_t

@@ -267,9 +267,9 @@ nv_result nv_ipc_close(nv_driver *d, intptr_t dev, CUdeviceptr p);
 nv_result nv_stream_id(nv_driver *d, intptr_t dev, uintptr_t s, uint64_t *context, unsigned long long *id);
 nv_result nv_stream_capture(nv_driver *d, intptr_t dev, uintptr_t s, int *status, uint64_t *id);
 
-// nv_capture_nodes and nv_node_dependencies write up to room nodes, and to n how many there are.
-nv_result nv_capture_nodes(nv_driver *d, intptr_t dev, uintptr_t s, uint64_t *id, uintptr_t *nodes, size_t room, size_t *n);
-nv_result nv_node_dependencies(nv_driver *d, intptr_t dev, uintptr_t node, uintptr_t *nodes, size_t room, size_t *n);
+// nv_capture_nodes and nv_node_dependencies write up to max nodes, and to n how many there are.
+nv_result nv_capture_nodes(nv_driver *d, intptr_t dev, uintptr_t s, uint64_t *id, uintptr_t *nodes, size_t max, size_t *n);
+nv_result nv_node_dependencies(nv_driver *d, intptr_t dev, uintptr_t node, uintptr_t *nodes, size_t max, size_t *n);
 nv_result nv_stream_wait_event(nv_driver *d, intptr_t dev, uintptr_t s, uintptr_t e);
 nv_result nv_stream_synchronize(nv_driver *d, intptr_t dev, uintptr_t s);
 nv_result nv_context_synchronize(nv_driver *d, intptr_t dev);

@@ -52,9 +52,9 @@ nv_result nv_leave(nv_driver *d, nv_scope *s, nv_result r);
 // nv_check_device says whether there is such a device.
 nv_result nv_check_device(nv_driver *d, intptr_t dev);
 
-// nv_access describes read-write access for devices, which must exist, in some if that has room for n, else in memory to
+// nv_access describes read-write access for devices, which must exist, in some if that has max of at least n, else in memory to
 // be freed; NULL where there is none. nv_capture_of asks about a stream, in a scope that was entered.
-CUmemAccessDesc *nv_access(nv_driver *d, CUmemAccessDesc *some, size_t room, const intptr_t *devs, size_t n);
+CUmemAccessDesc *nv_access(nv_driver *d, CUmemAccessDesc *some, size_t max, const intptr_t *devs, size_t n);
 nv_result nv_capture_of(nv_driver *d, CUstream s, int *status, uint64_t *id);
 
 // nv_context_number is the context's own number where the driver has them (CUDA 12.0), else its address, which can be

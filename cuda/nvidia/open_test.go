@@ -106,7 +106,7 @@ func TestProbeHandles(t *testing.T) {
 			"cuMemRelease() = 0, context -1"},
 		"refused": {cuda.HandlePosix, "cuMemCreate(size 2097152, handles 9, location 1:0, rdma 1) = 800, context -1\n" +
 			"cuMemCreate(size 2097152, handles 1, location 1:0, rdma 1) = 0, context -1\ncuMemRelease() = 0, context -1"},
-		"absent": {cuda.HandlePosix, "cuMemCreate(size 2097152, handles 9, location 1:0, rdma 1) = 801, context -1\n" +
+		"missing": {cuda.HandlePosix, "cuMemCreate(size 2097152, handles 9, location 1:0, rdma 1) = 801, context -1\n" +
 			"cuMemCreate(size 2097152, handles 1, location 1:0, rdma 1) = 0, context -1\ncuMemRelease() = 0, context -1"},
 		"no handles": {cuda.HandleNone, "cuMemCreate(size 2097152, handles 9, location 1:0, rdma 1) = 801, context -1\n" +
 			"cuMemCreate(size 2097152, handles 1, location 1:0, rdma 1) = 801, context -1\n" +

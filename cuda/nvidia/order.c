@@ -59,7 +59,7 @@ nv_result nv_stream_capture(nv_driver *d, intptr_t dev, uintptr_t s, int *status
 	return nv_leave(d, &scope, r);
 }
 
-nv_result nv_capture_nodes(nv_driver *d, intptr_t dev, uintptr_t s, uint64_t *id, uintptr_t *nodes, size_t room, size_t *n) {
+nv_result nv_capture_nodes(nv_driver *d, intptr_t dev, uintptr_t s, uint64_t *id, uintptr_t *nodes, size_t max, size_t *n) {
 	nv_scope scope;
 	int status = 0;
 	CUgraph graph = NULL;
@@ -72,18 +72,18 @@ nv_result nv_capture_nodes(nv_driver *d, intptr_t dev, uintptr_t s, uint64_t *id
 		r = NV_CALL(d, cuStreamGetCaptureInfo_v2, (CUstream)s, &status, id, &graph, &list, n);
 	if (r != 0 || status != 1 /* CU_STREAM_CAPTURE_STATUS_ACTIVE */)
 		*id = 0, *n = 0;
-	for (size_t i = 0; i < *n && i < room; i++) // the list is the driver's, until its next call about the stream
+	for (size_t i = 0; i < *n && i < max; i++) // the list is the driver's, until its next call about the stream
 		nodes[i] = (uintptr_t)list[i];
 	return nv_leave(d, &scope, r);
 }
 
-nv_result nv_node_dependencies(nv_driver *d, intptr_t dev, uintptr_t node, uintptr_t *nodes, size_t room, size_t *n) {
+nv_result nv_node_dependencies(nv_driver *d, intptr_t dev, uintptr_t node, uintptr_t *nodes, size_t max, size_t *n) {
 	nv_scope scope;
 	*n = 0;
 	nv_result r = nv_enter(d, dev, &scope);
 	if (r == 0)
 		r = NV_CALL(d, cuGraphNodeGetDependencies, (CUgraphNode)node, NULL, n);
-	if (r == 0 && *n > 0 && *n <= room)
+	if (r == 0 && *n > 0 && *n <= max)
 		r = NV_CALL(d, cuGraphNodeGetDependencies, (CUgraphNode)node, (CUgraphNode *)nodes, n);
 	return nv_leave(d, &scope, r);
 }

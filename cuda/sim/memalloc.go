@@ -49,7 +49,7 @@ func (d *Driver) MemAlloc(dev cuda.Device, size uint64) (cuda.Ptr, error) {
 		d.note(recAlloc, 0, r.base, r.size, m.chunk, 0)
 	}
 	if r == nil {
-		d.charge(callMemAlloc, d.costs.MemAllocFails(d.devices[dev].room()))
+		d.charge(callMemAlloc, d.costs.MemAllocFails(d.devices[dev].available()))
 		return 0, d.errorOf(callMemAlloc, dev, size, cuda.ErrOutOfMemory)
 	}
 	d.charge(callMemAlloc, d.costs.MemAlloc(size))
@@ -180,6 +180,6 @@ func (d *Driver) MemFree(dev cuda.Device, p cuda.Ptr) error {
 	d.space.set(m.base, m.pages, nil)
 	d.space.give(m.base, m.pages)
 	m.chunk.maps--
-	d.settle(m.chunk)
+	d.releaseUnused(m.chunk)
 	return nil
 }

@@ -77,8 +77,8 @@ func (a *arena) at(addr uint64) *region {
 	return nil
 }
 
-// settle frees for all what the given function says, and makes one of neighbours that are free to the same.
-func (a *arena) settle(is func(f *freed) bool) {
+// reclaim frees for all what the given function says, and makes one of neighbours that are free to the same.
+func (a *arena) reclaim(is func(f *freed) bool) {
 	out := a.free[:0]
 	for _, f := range a.free {
 		if f.stream != 0 && is(&f) {
@@ -311,7 +311,7 @@ func (d *Driver) MemAllocAsync(dev cuda.Device, size uint64, h cuda.MemPool, sh 
 func (d *Driver) fit(p *pool, s *stream, need uint64, waiting bool) (*arena, int) {
 	for _, a := range p.arenas {
 		if p.attr[cuda.MemPoolReuseAllowOpportunistic] != 0 {
-			a.settle(func(f *freed) bool { return d.clock.reached(f.done) })
+			a.reclaim(func(f *freed) bool { return d.clock.reached(f.done) })
 		}
 		for i := range a.free {
 			f := &a.free[i]
@@ -452,7 +452,7 @@ func (d *Driver) unplace(a *arena, b *block, f freed, stream uint64) {
 		return 1
 	})
 	a.free = slices.Insert(a.free, at, f)
-	a.settle(func(*freed) bool { return false })
+	a.reclaim(func(*freed) bool { return false })
 	p.attr[cuda.MemPoolUsedCurrent] -= b.asked
 	d.live.asyncs--
 	if p.destroyed {
@@ -478,7 +478,7 @@ func (d *Driver) shrinkPools(by call) {
 func (d *Driver) shrink(p *pool, by call, may func(a *arena) bool) {
 	for i := len(p.arenas) - 1; i >= 0; i-- {
 		a := p.arenas[i]
-		a.settle(func(f *freed) bool { return d.clock.reached(f.done) })
+		a.reclaim(func(f *freed) bool { return d.clock.reached(f.done) })
 		if !a.idle() || !may(a) {
 			continue
 		}
@@ -489,6 +489,6 @@ func (d *Driver) shrink(p *pool, by call, may func(a *arena) bool) {
 		d.space.set(a.m.base, size, nil)
 		d.space.give(a.m.base, size)
 		a.m.chunk.maps--
-		d.settle(a.m.chunk)
+		d.releaseUnused(a.m.chunk)
 	}
 }

@@ -234,12 +234,12 @@ func TestPoolRules(t *testing.T) {
 	wantCode(t, err, cuda.ErrOutOfMemory)
 	_, err = p.MemAllocAsync(0, ^uint64(0), p.pool, p.n)
 	wantCode(t, err, cuda.ErrOutOfMemory)
-	for name, foreign := range map[string]cuda.Ptr{
+	for name, unknown := range map[string]cuda.Ptr{
 		"allocated": must[cuda.Ptr](t)(p.MemAlloc(0, 100)), "mapped": p.p, "null": 0, "nothing": 12345,
 		"host":   must[cuda.Ptr](t)(p.HostAlloc(0, 100)),
 		"within": p.alloc(4096, p.n) + 512,
 	} {
-		if err := p.MemFreeAsync(0, foreign, p.n); err == nil {
+		if err := p.MemFreeAsync(0, unknown, p.n); err == nil {
 			t.Error(name)
 		} else {
 			wantCode(t, err, cuda.ErrInvalidValue)

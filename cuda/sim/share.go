@@ -15,27 +15,27 @@ import (
 // Exportable is the handle types that this system lets the simulated driver grant (Options.Handles).
 const Exportable = exportable
 
-// ticket is what an exported chunk or allocation is known by elsewhere: 64 bytes, as many as an IpcHandle has.
-type ticket struct {
+// export is what an exported chunk or allocation is known by elsewhere: 64 bytes, as many as an IpcHandle has.
+type export struct {
 	driver uint64 // the exporting driver
 	serial uint64 // its chunk
 	size   uint64 // bytes
 	device uint64
 }
 
-const ticketMagic = "cistern-sim-1\x00\x00\x00"
+const handleMagic = "cistern-sim-1\x00\x00\x00"
 
-func (t ticket) bytes() (b cuda.IpcHandle) {
-	copy(b[:], ticketMagic)
+func (t export) bytes() (b cuda.IpcHandle) {
+	copy(b[:], handleMagic)
 	for i, v := range []uint64{t.driver, t.serial, t.size, t.device} {
 		binary.LittleEndian.PutUint64(b[16+8*i:], v)
 	}
 	return b
 }
 
-func ticketOf(b cuda.IpcHandle) (t ticket, ok bool) {
+func exportOf(b cuda.IpcHandle) (t export, ok bool) {
 	v := func(i int) uint64 { return binary.LittleEndian.Uint64(b[16+8*i:]) }
-	return ticket{v(0), v(1), v(2), v(3)}, string(b[:16]) == ticketMagic
+	return export{v(0), v(1), v(2), v(3)}, string(b[:16]) == handleMagic
 }
 
 // MemExport makes a descriptor of a chunk: a file in memory that says which chunk it is. Unlike a GPU's it does not keep
@@ -50,7 +50,7 @@ func (d *Driver) MemExport(h cuda.Handle) (int, error) {
 	if c.prop.Handles&cuda.HandlePosix == 0 {
 		return -1, d.errorOf(callMemExport, c.prop.Device, c.size, cuda.ErrNotSupported)
 	}
-	t := ticket{d.identity, c.serial, c.size, uint64(c.prop.Device)}.bytes()
+	t := export{d.identity, c.serial, c.size, uint64(c.prop.Device)}.bytes()
 	fd, err := memoryFile(t[:])
 	if err != nil {
 		return -1, d.errorOf(callMemExport, c.prop.Device, c.size, cuda.ErrUnknown)
@@ -69,9 +69,9 @@ func (d *Driver) MemImport(dev cuda.Device, fd int) (cuda.Handle, error) {
 		return 0, d.errorOf(callMemImport, dev, 0, code)
 	}
 	var b cuda.IpcHandle
-	t, ok := ticket{}, readFile(fd, b[:])
+	t, ok := export{}, readFile(fd, b[:])
 	if ok {
-		t, ok = ticketOf(b)
+		t, ok = exportOf(b)
 	}
 	if !ok || t.size == 0 || t.size%d.opt.Granularity != 0 {
 		return 0, d.errorOf(callMemImport, dev, 0, cuda.ErrInvalidValue)
@@ -121,7 +121,7 @@ func (d *Driver) IpcExport(dev cuda.Device, p cuda.Ptr) (cuda.IpcHandle, error) 
 	if m == nil || m.resv != nil || m.chunk.other || m.slab != nil || m.arena != nil || m.base != uint64(p) || m.chunk.prop.Device != dev {
 		return cuda.IpcHandle{}, d.errorOf(callIpcGet, dev, 0, cuda.ErrInvalidValue)
 	}
-	return ticket{d.identity, m.chunk.serial, m.pages, uint64(dev)}.bytes(), nil
+	return export{d.identity, m.chunk.serial, m.pages, uint64(dev)}.bytes(), nil
 }
 
 // IpcOpen maps an allocation of another driver.
@@ -131,7 +131,7 @@ func (d *Driver) IpcOpen(dev cuda.Device, h cuda.IpcHandle) (cuda.Ptr, error) {
 	if err := d.beginContext(callIpcOpen, dev, 0, 0); err != nil {
 		return 0, err
 	}
-	t, ok := ticketOf(h)
+	t, ok := exportOf(h)
 	switch {
 	case !ok || t.size == 0 || t.size%d.opt.Granularity != 0:
 		return 0, d.errorOf(callIpcOpen, dev, 0, cuda.ErrInvalidValue)
@@ -186,6 +186,6 @@ func (d *Driver) IpcClose(dev cuda.Device, p cuda.Ptr) error {
 	d.space.set(i.base, i.m.pages, nil)
 	d.space.give(i.base, i.m.pages)
 	i.m.chunk.maps--
-	d.settle(i.m.chunk)
+	d.releaseUnused(i.m.chunk)
 	return nil
 }

@@ -71,7 +71,7 @@ func everyCallOfSharing(t *testing.T, d *Driver, retry func(func() error)) {
 	}
 	other := New(Options{})
 	ok(t, other.RetainContext(0))
-	foreign := must[cuda.IpcHandle](t)(other.IpcExport(0, must[cuda.Ptr](t)(other.MemAlloc(0, 4*mib))))
+	imported := must[cuda.IpcHandle](t)(other.IpcExport(0, must[cuda.Ptr](t)(other.MemAlloc(0, 4*mib))))
 	var h, k cuda.Handle
 	var p, q cuda.Ptr
 	var fd int
@@ -81,7 +81,7 @@ func everyCallOfSharing(t *testing.T, d *Driver, retry func(func() error)) {
 	retry(func() error { fd, err = d.MemExport(h); return err })
 	retry(func() error { k, err = d.MemImport(0, fd); return err })
 	retry(func() error { _, err = d.IpcExport(0, p); return err })
-	retry(func() error { q, err = d.IpcOpen(0, foreign); return err })
+	retry(func() error { q, err = d.IpcOpen(0, imported); return err })
 	retry(func() error { return d.IpcClose(0, q) })
 	ok(t, os.NewFile(uintptr(fd), "chunk").Close())
 	retry(func() error { return d.MemRelease(k) })

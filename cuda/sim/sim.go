@@ -250,8 +250,8 @@ func (d *Driver) DeviceInfo(dev cuda.Device) (cuda.DeviceInfo, error) {
 
 // ProbeHandles is Options.Handles, at the cost of the creations it takes to find out.
 func (d *Driver) ProbeHandles(dev cuda.Device) (cuda.HandleType, error) {
-	ladder := [...]cuda.HandleType{cuda.HandleFabric | cuda.HandlePosix, cuda.HandlePosix, cuda.HandleNone}
-	for _, t := range ladder {
+	requested := [...]cuda.HandleType{cuda.HandleFabric | cuda.HandlePosix, cuda.HandlePosix, cuda.HandleNone}
+	for _, t := range requested {
 		h, err := d.MemCreate(d.opt.Granularity, cuda.MemProp{Device: dev, Handles: t})
 		switch {
 		case err == nil:
@@ -296,10 +296,10 @@ func (d *Driver) MemInfo(dev cuda.Device) (free, total uint64, err error) {
 		return 0, 0, err
 	}
 	v := d.devices[dev]
-	return v.room(), v.capacity, nil
+	return v.available(), v.capacity, nil
 }
 
-func (v *device) room() uint64 {
+func (v *device) available() uint64 {
 	if held := v.used + v.outside; held < v.capacity {
 		return v.capacity - held
 	}

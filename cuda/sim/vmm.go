@@ -66,7 +66,7 @@ func (d *Driver) MemCreate(size uint64, prop cuda.MemProp) (cuda.Handle, error) 
 	}
 	c := d.newChunk(size, prop)
 	if c == nil {
-		d.charge(callMemCreate, d.costs.MemCreateFails(d.devices[prop.Device].room()))
+		d.charge(callMemCreate, d.costs.MemCreateFails(d.devices[prop.Device].available()))
 		return fail(cuda.ErrOutOfMemory)
 	}
 	d.giveHandle(c)
@@ -101,7 +101,7 @@ func (d *Driver) newChunk(size uint64, prop cuda.MemProp) *chunk {
 		}
 	} else {
 		v := d.devices[prop.Device]
-		if v.room() < size {
+		if v.available() < size {
 			return nil
 		}
 		v.used += size
@@ -121,8 +121,8 @@ func (d *Driver) takeHost(size uint64) bool {
 	return true
 }
 
-// settle frees the chunk's memory if nothing refers to it any more.
-func (d *Driver) settle(c *chunk) {
+// releaseUnused frees the chunk's memory if nothing refers to it any more.
+func (d *Driver) releaseUnused(c *chunk) {
 	if c.handle != 0 || c.maps != 0 {
 		return
 	}
@@ -185,7 +185,7 @@ func (d *Driver) MemRelease(h cuda.Handle) error {
 	d.chunks[c.slot] = nil
 	d.freeCh = append(d.freeCh, c.slot)
 	c.handle = 0
-	d.settle(c)
+	d.releaseUnused(c)
 	return nil
 }
 
@@ -303,7 +303,7 @@ func (d *Driver) MemUnmap(p cuda.Ptr, size uint64) error {
 		m.resv.mapped -= m.pages
 		m.chunk.maps--
 		d.live.mappings--
-		d.settle(m.chunk)
+		d.releaseUnused(m.chunk)
 	}
 	d.charge(callMemUnmap, cost)
 	return nil

@@ -62,15 +62,15 @@ int main(int argc, char **argv) {
   check(cistern_alloc_with(&r, 100 * MIB, DEVICE, NULL, &guest), "100 MiB from the pool");
 
   /* The pool makes way for others: its contents go to host memory, its addresses stay. */
-  cistern_pause_options sleeping = {.size = sizeof sleeping, .keep = CISTERN_KEEP_HOST, .pool = pool};
+  cistern_pause_options options = {.size = sizeof options, .keep = CISTERN_KEEP_HOST, .pool = pool};
   cistern_pause_report did;
-  if (cistern_pause(DEVICE, &sleeping, &did) == CISTERN_UNSUPPORTED) {
+  if (cistern_pause(DEVICE, &options, &did) == CISTERN_UNSUPPORTED) {
     cistern_last_error(why, sizeof why);
     printf("not paused: %s\n", why);
   } else {
     printf("paused %lld blocks, %llu MiB of physical memory\n", (long long)did.blocks, (unsigned long long)(did.physical >> 20));
     show("paused");
-    check(cistern_resume(DEVICE, &sleeping, &did), "resume");
+    check(cistern_resume(DEVICE, &options, &did), "resume");
     printf("resumed %lld blocks, %llu MiB of contents\n", (long long)did.blocks, (unsigned long long)(did.kept >> 20));
   }
 

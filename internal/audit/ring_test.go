@@ -50,35 +50,35 @@ func drained(r *Ring, last bool) string {
 	return fmt.Sprint(got)
 }
 
-func TestRingPassesHoles(t *testing.T) {
+func TestRingPassesUnpublished(t *testing.T) {
 	r := newRing(t, 4)
 	defer r.Close()
 	r.publish(r.take(), &Record{Addr: 1})
-	hole := r.take()
+	unpublished := r.take()
 	r.publish(r.take(), &Record{Addr: 3})
 	if got := drained(r, false); got != "[1]" {
-		t.Errorf("before the hole: %s", got)
+		t.Errorf("before the unpublished slot: %s", got)
 	}
 	if got := drained(r, false); got != "[]" || !r.Waits() {
-		t.Errorf("the hole was passed at once, or is not waited for: %s", got)
+		t.Errorf("the unpublished slot was passed at once, or is not waited for: %s", got)
 	}
 	past := time.Now().Add(-time.Hour)
 	r.late = deadline.Deadline{Limit: slotTimeout}
 	r.late.Left(past) // the reader was stopped since
 	if got := drained(r, false); got != "[]" {
-		t.Errorf("the hole was passed after the reader was stopped: %s", got)
+		t.Errorf("the unpublished slot was passed after the reader was stopped: %s", got)
 	}
 	r.late = deadline.Deadline{Limit: slotTimeout}
 	for ; r.late.Left(past) > 0; past = past.Add(deadline.Step) {
 	}
 	if got := drained(r, false); got != "[3]" || r.Lost() != 1 || r.Waits() {
-		t.Errorf("behind the hole: %s, %d lost", got, r.Lost())
+		t.Errorf("behind the unpublished slot: %s, %d lost", got, r.Lost())
 	}
 	// Whoever took it comes late, writes over what is there by now, and cannot publish.
 	for i := uint64(4); i <= 6; i++ {
 		r.publish(r.take(), &Record{Addr: i})
 	}
-	if r.publish(hole, &Record{Addr: 2}) {
+	if r.publish(unpublished, &Record{Addr: 2}) {
 		t.Error("a slot that was passed was published")
 	}
 	if got := drained(r, false); got != "[4 5]" || r.Lost() != 2 {

@@ -38,35 +38,35 @@ type excuse struct {
 	closed bool // it cannot be looked into
 }
 
-// settle is how long something has to last that may be about to change, settleBusy that where others tell of it, which they
+// grace is how long something has to last that may be about to change, graceBusy that where others tell of it, which they
 // do from time to time.
 const (
-	settle     = time.Second
-	settleBusy = 3 * time.Second
+	grace     = time.Second
+	graceBusy = 3 * time.Second
 )
 
 // examine says whether a process is to be told of.
 func (w *Watch) examine(p *descendant, now time.Time) *Untraced {
 	if p.why == "" {
 		if p.excuse = w.about.excuse(p.pid); p.why == "" {
-			p.settled = true
+			p.decided = true
 			return nil
 		}
 	}
 	if p.closed {
-		if w.hasTold(p.pid) {
-			p.settled = true
+		if w.heardFrom(p.pid) {
+			p.decided = true
 			return nil
 		}
 		if w.busy == nil || !w.busy(p.pid) {
 			p.seen = time.Time{}
 			return nil
 		}
-		return w.tell(p, now, settleBusy)
+		return w.tell(p, now, graceBusy)
 	}
 	has := w.about.mapped(p.pid)
 	if has == hasNothing || has == hasRing {
-		p.settled = has == hasRing
+		p.decided = has == hasRing
 		return nil
 	}
 	// What was seen of it before may have been another program's, or of one that was about to begin.
@@ -75,13 +75,13 @@ func (w *Watch) examine(p *descendant, now time.Time) *Untraced {
 		return nil // next time
 	}
 	if p.excuse = w.about.excuse(p.pid); p.why == "" || p.closed {
-		p.settled = p.why == ""
+		p.decided = p.why == ""
 		return nil
 	}
 	if has == hasOtherRing {
 		p.excuse = excuse{why: "is recorded by another cistern trace", sure: true}
 	}
-	return w.tell(p, now, settle)
+	return w.tell(p, now, grace)
 }
 
 // tell tells of a process once that is certain, and of those that it forked not at all: they have the driver because it has.
@@ -92,12 +92,12 @@ func (w *Watch) tell(p *descendant, now time.Time, after time.Duration) *Untrace
 	if !p.sure && now.Sub(p.seen) < after {
 		return nil
 	}
-	p.settled = true
+	p.decided = true
 	if p.image != (image{}) {
-		if w.told[p.image] {
+		if w.reported[p.image] {
 			return nil
 		}
-		w.told[p.image] = true
+		w.reported[p.image] = true
 	}
 	name := p.name
 	if exe, err := os.Readlink(fmt.Sprintf("%s/%d/exe", w.proc, p.pid)); err == nil {

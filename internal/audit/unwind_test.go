@@ -34,13 +34,13 @@ func stacksOf(t *testing.T, lib, program string, args ...string) (out string, st
 	if err != nil {
 		t.Fatalf("%s: %v\n%s", filepath.Base(program), err, text)
 	}
-	told := map[uint64][]uint64{}
+	known := map[uint64][]uint64{}
 	r.Drain(1<<20, true, func(rec *Record) {
 		switch rec.Type {
 		case RecordStack:
-			told[rec.Addr] = append(told[rec.Addr], rec.Words()...)
+			known[rec.Addr] = append(known[rec.Addr], rec.Words()...)
 		case RecordCall:
-			stacks = append(stacks, told[rec.Stack()])
+			stacks = append(stacks, known[rec.Stack()])
 		}
 	})
 	return string(text), stacks

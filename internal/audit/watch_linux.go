@@ -33,10 +33,10 @@ type Watch struct {
 	about   traceable
 	busy    func(pid int) bool // the driver is known to serve it
 
-	looks  int
-	others map[int]bool // processes that are not below the program; their numbers may be others' later
-	below  map[int]*descendant
-	told   map[image]bool
+	looks    int
+	others   map[int]bool // processes that are not below the program; their numbers may be others' later
+	below    map[int]*descendant
+	reported map[image]bool
 
 	mu sync.Mutex
 	// +checklocks:mu
@@ -48,7 +48,7 @@ type Watch struct {
 type descendant struct {
 	stat
 	excuse
-	settled bool      // it is traced, or was told of: nothing is to be found until it becomes another program
+	decided bool      // it is traced, or was told of: nothing is to be found until it becomes another program
 	seen    time.Time // since when it is seen to use the driver
 }
 
@@ -80,7 +80,7 @@ func (r *Ring) NewWatch(program int, busy func(pid int) bool) *Watch {
 
 func newWatch(proc string, tracer, program int, about traceable, busy func(pid int) bool) *Watch {
 	w := &Watch{proc: proc, tracer: tracer, program: program, about: about, busy: busy, others: map[int]bool{}, below: map[int]*descendant{},
-		told: map[image]bool{}, known: map[int]bool{}}
+		reported: map[image]bool{}, known: map[int]bool{}}
 	w.about.proc = proc
 	if s, err := w.stat(program); err == nil && s.parent == tracer {
 		w.begun = s.start
@@ -98,7 +98,7 @@ func (w *Watch) Heard(pid uint32) {
 	}
 }
 
-func (w *Watch) hasTold(pid int) bool {
+func (w *Watch) heardFrom(pid int) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.known[pid]
@@ -128,7 +128,7 @@ func (w *Watch) look(now time.Time) []Untraced {
 	var out []Untraced
 	for _, pid := range slices.Sorted(maps.Keys(w.below)) { // parents before what they forked, mostly
 		p := w.below[pid]
-		if p.settled || p.state == 'Z' || p.state == 'X' {
+		if p.decided || p.state == 'Z' || p.state == 'X' {
 			continue
 		}
 		if u := w.examine(p, now); u != nil {

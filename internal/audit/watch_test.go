@@ -162,7 +162,7 @@ func TestWatchReasons(t *testing.T) {
 		m.write(101, "maps", c.maps)
 		c.set(m)
 		first := m.look(0)
-		second := m.look(settle)
+		second := m.look(grace)
 		third := m.look(time.Hour)
 		want, later := strings.CutPrefix(c.want, "*")
 		if want != "" {
@@ -291,7 +291,7 @@ func TestWatchBelow(t *testing.T) {
 	for range othersFor {
 		m.w.look(m.now)
 	}
-	if m.w.below[130] == nil || m.w.below[131] != nil || m.w.below[133] != nil || m.w.below[132] == nil || !m.w.below[132].settled {
+	if m.w.below[130] == nil || m.w.below[131] != nil || m.w.below[133] != nil || m.w.below[132] == nil || !m.w.below[132].decided {
 		t.Errorf("below are %v", m.w.below)
 	}
 	// A tracer that begins when its program has ended says nothing, of whoever has the number.
@@ -337,16 +337,16 @@ func TestWatchClosed(t *testing.T) {
 		t.Error(got)
 	}
 	m.busy[120] = true
-	if got := m.look(0) + m.look(settleBusy-1); got != "" {
+	if got := m.look(0) + m.look(graceBusy-1); got != "" {
 		t.Errorf("it was believed at once: %s", got)
 	}
 	m.busy[120] = false
 	m.look(0)
 	m.busy[120] = true
-	if got := m.look(settleBusy); got != "" {
+	if got := m.look(graceBusy); got != "" {
 		t.Errorf("it was not so all the time: %s", got)
 	}
-	if got := m.look(settleBusy); !strings.HasPrefix(got, "120 ") {
+	if got := m.look(graceBusy); !strings.HasPrefix(got, "120 ") {
 		t.Errorf("%q", got)
 	}
 	// One that told of itself is traced, whoever it is by now.

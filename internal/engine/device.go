@@ -225,7 +225,7 @@ func (d *Device) giveBack() error {
 		}
 	}
 	if d.segments.single != nil {
-		if _, err := d.segments.single.Settle(); err != nil {
+		if _, err := d.segments.single.Drain(); err != nil {
 			return d.health.Failed(err)
 		}
 	}

@@ -203,7 +203,7 @@ func (s *pauseScenario) play() {
 	if err := errors.Join(s.a.Trim(), s.a.Close()); err != nil {
 		s.fatal("%v", err)
 	}
-	if err := func() error { _, err := own.Settle(); return err }(); err != nil {
+	if err := func() error { _, err := own.Drain(); return err }(); err != nil {
 		s.fatal("%v", err)
 	}
 	if l := s.drv.Leaks(); l != (sim.Live{}) {

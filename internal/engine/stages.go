@@ -144,8 +144,8 @@ func (r *reclaimer) releaseSegments() (bool, error) {
 		asked, more := d.trimUpstreams(r.scope.pools)
 		err = cmp.Or(err, more)
 		if d.segments.single != nil {
-			settled, _ := d.segments.single.Settle() // what fails again is tried again
-			asked = asked || settled
+			drained, _ := d.segments.single.Drain() // what fails again is tried again
+			asked = asked || drained
 		}
 		if asked {
 			r.helped |= memory.StageLend

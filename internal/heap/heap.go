@@ -360,8 +360,8 @@ func (h *Heap) split(id ID, n uint64) ID {
 
 // Map turns [addr, addr+size) of the unmapped range into free memory with the given stamp and returns the free block that holds
 // it, merged with its neighbours.
-func (h *Heap) Map(hole ID, addr, size, stamp uint64) ID {
-	id := h.carve(&h.unmapped, hole, addr, size)
+func (h *Heap) Map(unmapped ID, addr, size, stamp uint64) ID {
+	id := h.carve(&h.unmapped, unmapped, addr, size)
 	b := &h.blocks[id]
 	b.State, b.Stamp = Free, stamp
 	h.FreeBytes += size

@@ -30,7 +30,7 @@ func (o *naive) set(addr, size uint64, from, to State) error {
 // verify checks everything that must hold of a heap at any time.
 func (h *Heap) verify() error {
 	var freeBytes, usedBytes uint64
-	freeBlocks, usedBlocks, records, holes := 0, 0, 0, 0
+	freeBlocks, usedBlocks, records, unmapped := 0, 0, 0, 0
 	for _, first := range h.ranges {
 		if h.blocks[first].prev != 0 {
 			return fmt.Errorf("the first block of a range has a left neighbour")
@@ -60,7 +60,7 @@ func (h *Heap) verify() error {
 				freeBytes += b.Size
 				freeBlocks++
 			case Unmapped:
-				holes++
+				unmapped++
 			case Used, Pending:
 				usedBytes += b.Size
 				usedBlocks++
@@ -102,7 +102,7 @@ func (h *Heap) verify() error {
 	if err := h.free.verify(h.blocks, Free, freeBlocks); err != nil {
 		return err
 	}
-	return h.unmapped.verify(h.blocks, Unmapped, holes)
+	return h.unmapped.verify(h.blocks, Unmapped, unmapped)
 }
 
 func (b *bins) verify(blocks []Block, state State, want int) error {
@@ -140,7 +140,7 @@ type machine struct {
 	o       naive
 	live    []uint64 // addresses, used or pending
 	pending map[uint64]bool
-	zombies []ID
+	stale   []ID
 	stacks  map[uint64]uint32 // of used and pending blocks; nil: none are kept
 	next    func() uint64
 }
@@ -233,16 +233,16 @@ func (m *machine) step() (what string, err error) {
 		m.h.Park(id)
 		m.pending[addr] = true
 		return what, m.o.set(addr, m.o.starts[addr], Used, Pending)
-	case k < 13: // map a piece of a hole
-		var holes []ID
-		m.h.EachUnmapped(chunk, func(id ID, _ *Block) bool { holes = append(holes, id); return true })
-		if len(holes) == 0 {
-			return "map: no hole", nil
+	case k < 13: // map a piece of an unmapped range
+		var unmapped []ID
+		m.h.EachUnmapped(chunk, func(id ID, _ *Block) bool { unmapped = append(unmapped, id); return true })
+		if len(unmapped) == 0 {
+			return "map: no unmapped range", nil
 		}
-		b := *m.h.At(holes[m.below(len(holes))])
+		b := *m.h.At(unmapped[m.below(len(unmapped))])
 		id, _ := m.blockAt(b.Addr)
-		room := int(b.Size / chunk)
-		size := uint64(1+m.below(room)) * chunk
+		chunks := int(b.Size / chunk)
+		size := uint64(1+m.below(chunks)) * chunk
 		addr := b.Addr + uint64(m.below(int((b.Size-size)/chunk)+1))*chunk
 		what = fmt.Sprintf("map %#x+%d", addr, size)
 		merged := m.h.Map(id, addr, size, 7)
@@ -266,14 +266,14 @@ func (m *machine) step() (what string, err error) {
 		what = fmt.Sprintf("unmap %#x of %#x+%d", addr, b.Addr, b.Size)
 		z := m.h.Unmap(id, addr, chunk)
 		if x := m.h.At(z); x.State != Stale || x.Addr != addr || x.Size != chunk {
-			return what, fmt.Errorf("zombie is %+v", *x)
+			return what, fmt.Errorf("the stale mapping is %+v", *x)
 		}
-		m.zombies = append(m.zombies, z)
+		m.stale = append(m.stale, z)
 		return what, m.o.set(addr, chunk, Free, Stale)
-	case len(m.zombies) > 0:
-		i := m.below(len(m.zombies))
-		z := m.zombies[i]
-		m.zombies = append(m.zombies[:i], m.zombies[i+1:]...)
+	case len(m.stale) > 0:
+		i := m.below(len(m.stale))
+		z := m.stale[i]
+		m.stale = append(m.stale[:i], m.stale[i+1:]...)
 		b := *m.h.At(z)
 		what = fmt.Sprintf("reap %#x", b.Addr)
 		merged := m.h.Reap(z)
@@ -499,20 +499,20 @@ func TestReapPart(t *testing.T) {
 	a := h.Unmap(free, base+8*Align, 8*Align)
 	b := h.Unmap(h.Next(a), base+16*Align, 8*Align)
 	if h.At(a).State != Stale || h.At(b).State != Stale || h.FreeBytes != 48*Align {
-		t.Fatal("no zombies")
+		t.Fatal("no stale")
 	}
-	hole := h.ReapPart(a, base+10*Align, 10*Align)
-	if x := h.At(hole); x.State != Unmapped || x.Addr != base+10*Align || x.Size != 10*Align {
+	gap := h.ReapPart(a, base+10*Align, 10*Align)
+	if x := h.At(gap); x.State != Unmapped || x.Addr != base+10*Align || x.Size != 10*Align {
 		t.Errorf("%+v", *x)
 	}
 	if err := h.verify(); err != nil {
 		t.Fatal(err)
 	}
-	left, right := h.At(h.Prev(hole)), h.At(h.Next(hole))
+	left, right := h.At(h.Prev(gap)), h.At(h.Next(gap))
 	if left.State != Stale || left.Size != 2*Align || right.State != Stale || right.Size != 4*Align {
 		t.Errorf("%+v, %+v", *left, *right)
 	}
-	held := h.Next(h.Next(hole))
+	held := h.Next(h.Next(gap))
 	h.Hold(held)
 	addr, size, bytes := h.At(held).Addr, h.At(held).Size, h.FreeBytes
 	z := h.Unmap(held, addr+4*Align, 2*Align)
@@ -537,7 +537,7 @@ func TestRanges(t *testing.T) {
 	}
 	id := h.Take(1<<20, 1<<20)
 	if h.Largest() != 0 || h.LargestUnmapped() != 1<<20 {
-		t.Errorf("largest free %d, largest hole %d", h.Largest(), h.LargestUnmapped())
+		t.Errorf("largest free %d, largest unmapped %d", h.Largest(), h.LargestUnmapped())
 	}
 	block = h.Free(id, 4)
 	z := h.Unmap(block, 1<<33, 1<<20)

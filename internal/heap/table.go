@@ -65,15 +65,15 @@ func (t *table) find(addr uint64, blocks []Block) (ID, uint64, bool) {
 }
 
 // del empties entry i.
-func (t *table) del(hole uint64) {
+func (t *table) del(at uint64) {
 	t.n--
 	mask := uint64(len(t.entries) - 1)
-	for i := (hole + 1) & mask; t.entries[i] != 0; i = (i + 1) & mask {
+	for i := (at + 1) & mask; t.entries[i] != 0; i = (i + 1) & mask {
 		// The entry at i may move into the unmapped range unless its home lies cyclically in (unmapped range, i].
-		if home := t.home(t.entries[i]>>32) & mask; (i-home)&mask >= (i-hole)&mask {
-			t.entries[hole] = t.entries[i]
-			hole = i
+		if home := t.home(t.entries[i]>>32) & mask; (i-home)&mask >= (i-at)&mask {
+			t.entries[at] = t.entries[i]
+			at = i
 		}
 	}
-	t.entries[hole] = 0
+	t.entries[at] = 0
 }

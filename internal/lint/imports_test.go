@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// mayImport says for every package which others of the house it may import, outside its tests. What is not there is
+// mayImport says for every package which others of the module it may import, outside its tests. What is not there is
 // forbidden: the engine never learns which driver it runs on, replay never looks inside the engine, and nothing knows
 // who calls it.
 var mayImport = map[string][]string{
@@ -83,8 +83,8 @@ var mayImport = map[string][]string{
 	"internal/text": {},
 	// Files that are written whole or not at all.
 	"internal/outfile": {"internal/nopoll"},
-	// Room for signal handlers on the stacks of goroutines.
-	"internal/stackroom": {},
+	// Space for signal handlers on the stacks of goroutines.
+	"internal/stackspace": {},
 	// What an allocator holds, written to a file.
 	"dump": {".", "config", "cuda", "event", "internal/deadline", "internal/environ", "internal/nopoll", "internal/nvml", "internal/outfile", "internal/text", "internal/units", "memory", "recording", "recording/initial", "recording/native"},
 	// What NVIDIA's management library says of a machine.
@@ -119,7 +119,7 @@ func TestImports(t *testing.T) {
 			continue
 		}
 		for _, i := range p.Imports {
-			i, ours := house(i)
+			i, ours := ownPackage(i)
 			if !ours {
 				continue
 			}
@@ -152,7 +152,7 @@ func TestImportsOfTests(t *testing.T) {
 			name = "recording"
 		}
 		for _, i := range append(p.TestImports, p.XTestImports...) {
-			if i, ours := house(i); ours && slices.Contains(never[name], i) {
+			if i, ours := ownPackage(i); ours && slices.Contains(never[name], i) {
 				t.Errorf("a test of %s imports %s", p.short(), i)
 			}
 		}
@@ -198,7 +198,7 @@ func TestEngineStandsAlone(t *testing.T) {
 	for _, name := range []string{"", "/cuda/open"} {
 		deps := strings.Fields(string(goCommand(t, "list", "-deps", "-f", "{{if not .Standard}}{{.ImportPath}}{{end}}", module+name)))
 		for _, d := range deps {
-			if _, ours := house(d); !ours {
+			if _, ours := ownPackage(d); !ours {
 				t.Errorf("%s needs %s", module+name, d)
 			}
 		}
@@ -231,8 +231,8 @@ func TestTableIsTrue(t *testing.T) {
 	}
 }
 
-// house is a package of the module by its folder.
-func house(path string) (name string, ours bool) {
+// ownPackage is a package of the module by its folder.
+func ownPackage(path string) (name string, ours bool) {
 	if path == module {
 		return ".", true
 	}

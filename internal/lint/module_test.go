@@ -14,7 +14,7 @@ import (
 	"testing"
 )
 
-// module is the import path that all of the house's begin with.
+// module is the import path that all packages of the module begin with.
 const module = "github.com/cistern-gpu/cistern"
 
 // modules are the folders of the tree's modules, from the root. The programs for GPUs are one of their own.

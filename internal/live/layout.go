@@ -187,14 +187,14 @@ func (id *identity) tidy() {
 	id.Version = clean(id.Version, 64, false)
 	id.Conf = clean(id.Conf, confMax, false)
 	id.Args = slices.Clone(id.Args)
-	room := argMax
+	left := argMax
 	for i := range id.Args {
-		if i == argsMax || room == 0 {
+		if i == argsMax || left == 0 {
 			id.Args = id.Args[:i]
 			break
 		}
-		id.Args[i] = clean(id.Args[i], room, false)
-		room -= min(room, len(id.Args[i])+1)
+		id.Args[i] = clean(id.Args[i], left, false)
+		left -= min(left, len(id.Args[i])+1)
 	}
 }
 

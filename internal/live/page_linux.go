@@ -220,7 +220,7 @@ func (p *Page) refresh(now time.Time) time.Duration {
 	}
 	if !asked && !p.nextLook.IsZero() {
 		p.nextLook = time.Time{}
-		p.tell(p.told(), now)
+		p.tell(p.written(), now)
 	}
 	if asked || p.askedAt(watchedAt, now) {
 		return EveryWatched
@@ -240,8 +240,8 @@ func (p *Page) tell(text []byte, until time.Time) {
 	p.buffer = text
 }
 
-// told is a copy of the details that were written last.
-func (p *Page) told() []byte {
+// written is a copy of the details that were written last.
+func (p *Page) written() []byte {
 	part := p.mem[detailsAt+p.detailed%2*detailsStep:]
 	return append(p.buffer[:0], part[head:][:min(le.Uint64(part[16:]), detailsHead+detailsMax)]...)
 }

@@ -47,14 +47,14 @@ const (
 	Opened         // opened.mu
 	Gate           // timeline.Gate.mu
 	Events         // timeline.Device.mu
-	History        // history.mu
+	History        // journal.Journal.mu
 	Segments       // resource.SingleHandle.mu
 	ranks
 )
 
 var names = [ranks]string{"a mutex without rank", "Allocator.keeping", "Device.pausing", "Device.privateMu", "glance.mu", "Device.mu",
-	"Arena.mu", "timeline.Stream.waitMu", "timeline.Stream.mu", "Allocator.mu", "opened.mu", "timeline.Gate.mu", "timeline.Device.mu", "history.mu",
-	"resource.SingleHandle.mu"}
+	"arena.Arena.mu", "timeline.Stream.waitMu", "timeline.Stream.mu", "Allocator.mu", "opened.mu", "timeline.Gate.mu",
+	"timeline.Device.mu", "journal.Journal.mu", "resource.SingleHandle.mu"}
 
 func (r Rank) String() string { return names[r] }
 
@@ -83,7 +83,7 @@ func (m *Mutex) Lock() {
 	m.Mutex.Lock()
 }
 
-// TryLock is sync.Mutex.TryLock. It waits for nobody, so it may be called against the order.
+// TryLock is sync.Mutex.TryLock. It never waits, so it may be called against the order.
 func (m *Mutex) TryLock() bool {
 	if !m.Mutex.TryLock() {
 		return false

@@ -80,7 +80,7 @@ func TestSecondLock(t *testing.T) {
 	}
 }
 
-func TestSeveralLanes(t *testing.T) {
+func TestSeveralArenas(t *testing.T) {
 	checked(t)
 	dev, a, b := Mutex{Rank: Device}, Mutex{Rank: Arena}, Mutex{Rank: Arena}
 	dev.Lock()
@@ -89,7 +89,7 @@ func TestSeveralLanes(t *testing.T) {
 	if got := violation(a.Lock); !strings.Contains(got, "a second time") {
 		t.Errorf("a lane that is held: %q", got)
 	}
-	if got := violation(func() { HoldsNone(Arena, "a call") }); !strings.Contains(got, "a call while Arena.mu is held") {
+	if got := violation(func() { HoldsNone(Arena, "a call") }); !strings.Contains(got, "a call while arena.Arena.mu is held") {
 		t.Errorf("%q", got)
 	}
 	b.Unlock()
@@ -99,7 +99,7 @@ func TestSeveralLanes(t *testing.T) {
 	if !a.TryLock() {
 		t.Fatal("a lane that nobody holds")
 	}
-	if got := violation(b.Lock); !strings.Contains(got, "Arena.mu is locked while Arena.mu is held") {
+	if got := violation(b.Lock); !strings.Contains(got, "arena.Arena.mu is locked while arena.Arena.mu is held") {
 		t.Errorf("two lanes without the device's lock: %q", got)
 	}
 	a.Unlock()

@@ -44,8 +44,8 @@ func (f *Kept) same() (st syscall.Stat_t, err error) {
 	return st, nil
 }
 
-// room is an error where the file may not grow to a size: the kernel would send a signal that ends the program.
-func room(size int64) error {
+// mayGrow is an error where the file may not grow to a size: the kernel would send a signal that ends the program.
+func mayGrow(size int64) error {
 	var limit syscall.Rlimit
 	if err := syscall.Getrlimit(syscall.RLIMIT_FSIZE, &limit); err == nil && uint64(size) > uint64(limit.Cur) {
 		return syscall.EFBIG
@@ -83,7 +83,7 @@ func (f *Kept) WriteAt(b []byte, at int64) (int, error) {
 	if _, err := f.same(); err != nil {
 		return 0, err
 	}
-	if err := room(at + int64(len(b))); err != nil {
+	if err := mayGrow(at + int64(len(b))); err != nil {
 		return 0, &os.PathError{Op: "write", Path: f.name, Err: err}
 	}
 	return f.all("write", b, func(b []byte, done int) (int, error) { return syscall.Pwrite(f.fd, b, at+int64(done)) })
@@ -95,7 +95,7 @@ func (f *Kept) Write(b []byte) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	if err := room(st.Size + int64(len(b))); err != nil {
+	if err := mayGrow(st.Size + int64(len(b))); err != nil {
 		return 0, &os.PathError{Op: "write", Path: f.name, Err: err}
 	}
 	return f.all("write", b, func(b []byte, _ int) (int, error) { return syscall.Write(f.fd, b) })

@@ -30,9 +30,9 @@ func uuid(first byte) [16]byte {
 	return id
 }
 
-func opened(t *testing.T, absent ...string) *Library {
+func opened(t *testing.T, missing ...string) *Library {
 	t.Helper()
-	l, err := Open(t.Context(), standin.Build(t, absent...))
+	l, err := Open(t.Context(), standin.Build(t, missing...))
 	if err != nil {
 		t.Fatal(err)
 	}

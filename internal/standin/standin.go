@@ -26,11 +26,11 @@ type Library struct {
 }
 
 // Build compiles the stand-in and returns the path of a library of the test's own: the dynamic linker gives every
-// file its own state, so that no test sees what another did. The symbols named in absent are left out. Without a C
+// file its own state, so that no test sees what another did. The symbols named in missing are left out. Without a C
 // compiler the test fails.
-func (l *Library) Build(tb testing.TB, absent ...string) string {
+func (l *Library) Build(tb testing.TB, missing ...string) string {
 	tb.Helper()
-	library, err := l.compile(absent)
+	library, err := l.compile(missing)
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -41,8 +41,8 @@ func (l *Library) Build(tb testing.TB, absent ...string) string {
 	return path
 }
 
-func (l *Library) compile(absent []string) ([]byte, error) {
-	key := strings.Join(absent, ",")
+func (l *Library) compile(missing []string) ([]byte, error) {
+	key := strings.Join(missing, ",")
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if library, ok := l.built[key]; ok {
@@ -66,8 +66,8 @@ func (l *Library) compile(absent []string) ([]byte, error) {
 	}
 	out := filepath.Join(dir, l.Name)
 	args := append(strings.Fields(cc)[1:], "-O1", "-Wall", "-Wno-format-zero-length", "-Werror", "-fPIC", "-shared", "-pthread", "-Wl,-Bsymbolic", "-o", out)
-	for i, symbol := range absent {
-		args = append(args, fmt.Sprintf("-D%s=absent_%d", symbol, i))
+	for i, symbol := range missing {
+		args = append(args, fmt.Sprintf("-D%s=missing_%d", symbol, i))
 	}
 	cmd := exec.Command(strings.Fields(cc)[0], append(args, files...)...)
 	if report, err := cmd.CombinedOutput(); err != nil {

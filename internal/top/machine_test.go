@@ -109,7 +109,7 @@ func TestMachine(t *testing.T) {
 	if r := row(table, self); r.Kind != Cistern || r.Sum.Other != 50 || !r.Sum.OtherKnown || r.Sum.Rate <= 0 || Gather(r.Holdings).Tags[0].Name != "weights" {
 		t.Errorf("this process %+v", r)
 	}
-	if r := row(table, other); r == nil || r.Title != "sleep 1000" || r.Kind != Foreign || r.Sum.Used != 200 || r.Start == 0 {
+	if r := row(table, other); r == nil || r.Title != "sleep 1000" || r.Kind != Untraced || r.Sum.Used != 200 || r.Start == 0 {
 		t.Errorf("the sleeper %+v", r)
 	}
 	if r := row(table, 4194304); r == nil || r.Title != "away" || r.Sum.UsedKnown {

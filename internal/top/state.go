@@ -110,7 +110,7 @@ func (s *State) addPage(p *Process) {
 		if gpu < 0 {
 			continue
 		}
-		h := Holding{GPU: gpu, Ordinal: d.Ordinal, Details: told(&d), Memory: Memory{
+		h := Holding{GPU: gpu, Ordinal: d.Ordinal, Details: detailsOf(&d), Memory: Memory{
 			Reserved: d.Reserved, Allocated: d.Allocated, Active: d.Active, Cached: d.Cached, Paused: d.Paused,
 			PeakReserved: d.PeakReserved, PeakAllocated: d.PeakAllocated, Limit: d.Limit,
 			DriverCalls: d.DriverCalls, Retries: d.Retries, OOMs: d.OOMs, Page: true}}
@@ -122,8 +122,8 @@ func (s *State) addPage(p *Process) {
 	}
 }
 
-// told are a device's details once they say anything: memory that is held is in some list.
-func told(d *Device) *Details {
+// detailsOf are a device's details once they say anything: memory that is held is in some list.
+func detailsOf(d *Device) *Details {
 	if x := d.Details; x != nil && d.Allocated > 0 && len(x.Tags)+len(x.Libraries)+len(x.Pools)+len(x.Stacks)+len(x.Kinds) == 0 {
 		return nil
 	}
@@ -161,7 +161,7 @@ func (s *State) addHolder(i int, holder Holder) {
 	r := s.numbers[holder.PID]
 	if r == nil {
 		p := s.last.Programs[holder.PID]
-		r = &Row{PID: holder.PID, Start: p.Start, Kind: Foreign, Name: p.Name, Args: p.Args}
+		r = &Row{PID: holder.PID, Start: p.Start, Kind: Untraced, Name: p.Name, Args: p.Args}
 		s.rows[id{r.PID, r.Start}], s.numbers[r.PID] = r, r
 	}
 	h := slices.IndexFunc(r.Holdings, func(h Holding) bool { return h.GPU == i })

@@ -39,7 +39,7 @@ func TestMerge(t *testing.T) {
 	two.Devices = append(two.Devices, Device{Ordinal: 1, UUID: gpu(0), Name: "GPU", Total: 80 * gib, Reserved: 3 * gib})
 	unlisted := page(8, gpu(9), gib, 0, noon)
 	var s State
-	s.Add(Look{At: noon, Processes: []Process{two, unlisted}, Programs: map[int]Program{9: {Start: 5, Name: "foreign"}}, Cards: []Card{
+	s.Add(Look{At: noon, Processes: []Process{two, unlisted}, Programs: map[int]Program{9: {Start: 5, Name: "stranger"}}, Cards: []Card{
 		cardOf(0, Holder{PID: 7, Bytes: 4 * gib, Known: true}, Holder{PID: 9, Bytes: 2 * gib, Known: true}),
 		cardOf(1, Holder{PID: 7, Bytes: 9 * gib, Known: true}, Holder{PID: 9}), cardOf(2)}})
 	got := s.Table(all)
@@ -59,7 +59,7 @@ func TestMerge(t *testing.T) {
 	if m := eight.Sum; m.UsedKnown || m.OtherKnown || eight.Holdings[0].GPU != 3 {
 		t.Errorf("process 8 %+v", eight)
 	}
-	if nine.Kind != Foreign || nine.Title != "foreign" || nine.Sum.Page || nine.Sum.Used != 2*gib || len(nine.Holdings) != 2 || nine.Holdings[1].UsedKnown {
+	if nine.Kind != Untraced || nine.Title != "stranger" || nine.Sum.Page || nine.Sum.Used != 2*gib || len(nine.Holdings) != 2 || nine.Holdings[1].UsedKnown {
 		t.Errorf("process 9 %+v", nine)
 	}
 	one := s.Table(Choice{Sort: "pid", GPU: 1})
@@ -202,7 +202,7 @@ func TestEndedProcessesVanish(t *testing.T) {
 
 func TestSort(t *testing.T) {
 	mk := func(pid int, name string, m Memory) *Row {
-		m.Page = name != "Foreign" && name != "foreign2"
+		m.Page = name != "Stranger" && name != "stranger2"
 		return &Row{PID: pid, Start: 1, Title: name, Sum: m}
 	}
 	s := State{rows: map[id]*Row{}}
@@ -210,7 +210,7 @@ func TestSort(t *testing.T) {
 		mk(1, "b", Memory{Reserved: 5, Allocated: 1, Cached: 4, PeakReserved: 9, Rate: 2, RateKnown: true, Used: 6}),
 		mk(2, "A", Memory{Reserved: 7, Allocated: 3, Cached: 1, PeakReserved: 7, Rate: 5, RateKnown: true, OOMs: 1}),
 		mk(3, "c", Memory{Reserved: 4, Allocated: 2, Cached: 2, PeakReserved: 8}),
-		mk(4, "Foreign", Memory{Used: 100}), mk(5, "foreign2", Memory{Used: 200})} {
+		mk(4, "Stranger", Memory{Used: 100}), mk(5, "stranger2", Memory{Used: 200})} {
 		s.rows[id{r.PID, r.Start}] = r
 	}
 	for key, want := range map[Key]string{"reserved": "21354", "allocated": "23154", "cached": "13254", "peak": "13254", "used": "54213", "rate": "21345",

@@ -80,9 +80,9 @@ type Program struct {
 
 // The kinds of processes.
 const (
-	Cistern = live.KindCistern // uses it
-	Traced  = live.KindTraced  // runs under cistern trace
-	Foreign = "other"          // holds GPU memory, and neither
+	Cistern  = live.KindCistern // uses it
+	Traced   = live.KindTraced  // runs under cistern trace
+	Untraced = "other"          // holds GPU memory, and neither
 )
 
 // GPU is a device with what is known of it.

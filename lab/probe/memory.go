@@ -100,7 +100,7 @@ func (p *probe) chunks() error {
 		for _, size := range sizes {
 			section := "chunk"
 			if p.late(section) {
-				return p.settle(l)
+				return p.await(l)
 			}
 			if !p.fits(section, size) {
 				continue
@@ -119,7 +119,7 @@ func (p *probe) chunks() error {
 					waits++
 				}
 			}
-			if err := p.settle(l); err != nil {
+			if err := p.await(l); err != nil {
 				return err
 			}
 			if err := p.AddressFree(va, 2*size); err != nil {
@@ -259,7 +259,7 @@ func (p *probe) malloc() error {
 	for _, l := range p.loads {
 		for _, size := range append([]uint64{512, 64 << 10}, sizes...) {
 			if p.late("malloc") {
-				return p.settle(l)
+				return p.await(l)
 			}
 			if !p.fits("malloc", size) {
 				continue
@@ -291,7 +291,7 @@ func (p *probe) malloc() error {
 					waits++
 				}
 			}
-			if err := p.settle(l); err != nil {
+			if err := p.await(l); err != nil {
 				return err
 			}
 		}

@@ -69,7 +69,7 @@ func (p *probe) order() error {
 				}
 			}
 		}
-		if err := p.settle(l); err != nil {
+		if err := p.await(l); err != nil {
 			return err
 		}
 	}
@@ -141,7 +141,7 @@ func (p *probe) beside() error {
 	}); err != nil {
 		return err
 	}
-	if err := p.settle(side); err != nil {
+	if err := p.await(side); err != nil {
 		return err
 	}
 	return errors.Join(p.MemRelease(h), p.AddressFree(va, size))

@@ -167,8 +167,8 @@ func (p *probe) keep(l *load) error {
 	return nil
 }
 
-// settle waits until the load's kernel is done.
-func (p *probe) settle(l *load) error {
+// await waits until the load's kernel is done.
+func (p *probe) await(l *load) error {
 	l.until = time.Time{}
 	return p.ContextSynchronize(p.dev)
 }

@@ -167,32 +167,32 @@ func (o *ofPlan) free(cuda.Ptr, uint64) error { return nil }
 
 // plan places every buffer of a job, first fit in units of 512 bytes, and says how much memory that takes.
 func plan(j *job) (offsets []uint64, size uint64) {
-	type hole struct{ lo, hi uint64 }
+	type gap struct{ lo, hi uint64 }
 	const unit = 512
 	offsets = make([]uint64, j.buffers)
-	holes := []hole{{0, 1 << 62}}
+	gaps := []gap{{0, 1 << 62}}
 	round := func(n uint64) uint64 { return (n + unit - 1) / unit * unit }
 	for _, s := range j.steps {
 		n := round(s.size)
 		switch s.what {
 		case stepAlloc:
-			i := slices.IndexFunc(holes, func(h hole) bool { return h.hi-h.lo >= n })
-			offsets[s.buffer] = holes[i].lo
-			if holes[i].lo += n; holes[i].lo == holes[i].hi {
-				holes = slices.Delete(holes, i, i+1)
+			i := slices.IndexFunc(gaps, func(h gap) bool { return h.hi-h.lo >= n })
+			offsets[s.buffer] = gaps[i].lo
+			if gaps[i].lo += n; gaps[i].lo == gaps[i].hi {
+				gaps = slices.Delete(gaps, i, i+1)
 			}
 			size = max(size, offsets[s.buffer]+n)
 		case stepFree:
 			lo := offsets[s.buffer]
-			i, _ := slices.BinarySearchFunc(holes, lo, func(h hole, lo uint64) int { return cmp.Compare(h.lo, lo) })
-			holes = slices.Insert(holes, i, hole{lo, lo + n})
-			if i+1 < len(holes) && holes[i].hi == holes[i+1].lo {
-				holes[i].hi = holes[i+1].hi
-				holes = slices.Delete(holes, i+1, i+2)
+			i, _ := slices.BinarySearchFunc(gaps, lo, func(h gap, lo uint64) int { return cmp.Compare(h.lo, lo) })
+			gaps = slices.Insert(gaps, i, gap{lo, lo + n})
+			if i+1 < len(gaps) && gaps[i].hi == gaps[i+1].lo {
+				gaps[i].hi = gaps[i+1].hi
+				gaps = slices.Delete(gaps, i+1, i+2)
 			}
-			if i > 0 && holes[i-1].hi == holes[i].lo {
-				holes[i-1].hi = holes[i].hi
-				holes = slices.Delete(holes, i, i+1)
+			if i > 0 && gaps[i-1].hi == gaps[i].lo {
+				gaps[i-1].hi = gaps[i].hi
+				gaps = slices.Delete(gaps, i, i+1)
 			}
 		}
 	}

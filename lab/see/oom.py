@@ -84,7 +84,7 @@ def holders(c, words, done, path, native, budget):
         tags = {s["name"]: s["bytes"] for s in report["held"]["by_tag"] or [] if s["name"] in knows["tags"]}
         c.add("%s: holders by tag, MiB" % words, in_mib(tags), in_mib(knows["tags"]), tags == knows["tags"])
         c.add("%s: lines of the exception" % words, len(lines), "2 or 3", 2 <= len(lines) <= 3)
-        c.add("%s: steps of the ladder told" % words, len(report["steps"] or []), "some", bool(report["steps"]))
+        c.add("%s: reclaim stages listed" % words, len(report["steps"] or []), "some", bool(report["steps"]))
         c.add("%s: the process itself among those on the device" % words,
               report["processes_unknown"] or any(p.get("self") for p in report["processes"] or []), "yes, or why not",
               bool(report["processes_unknown"]) or any(p.get("self") for p in report["processes"] or []))

@@ -44,33 +44,33 @@ def start(kind):
     return seen.Talker(argv, common.environment("cistern" if kind == "cistern" else "native", {"PYTHONWARNINGS": "ignore"}))
 
 
-def judge(c, kind, row, told, driver):
-    """One process: told is what it says of itself, driver what nvidia-smi says, in MiB."""
-    if not c.add("%s: kind of process %d" % (kind, told["pid"]), row and row["kind"], kind, row is not None and row["kind"] == kind):
+def judge(c, kind, row, own, driver):
+    """One process: own is what it says of itself, driver what nvidia-smi says, in MiB."""
+    if not c.add("%s: kind of process %d" % (kind, own["pid"]), row and row["kind"], kind, row is not None and row["kind"] == kind):
         return
     if kind != "other":
         got = row["reserved_bytes"]
-        c.add("%s: reserved bytes" % kind, got, told["reserved"], got == told["reserved"])
-        c.add("%s: most reserved" % kind, row["peak_reserved_bytes"], told["peak"], row["peak_reserved_bytes"] == told["peak"])
+        c.add("%s: reserved bytes" % kind, got, own["reserved"], got == own["reserved"])
+        c.add("%s: most reserved" % kind, row["peak_reserved_bytes"], own["peak"], row["peak_reserved_bytes"] == own["peak"])
         c.add("%s: age of what it shows, s" % kind, row["age_s"], "at most 2", row["age_s"] is not None and row["age_s"] <= 2)
     if kind == "cistern":
-        c.add("%s: allocated bytes" % kind, row["allocated_bytes"], told["allocated"], row["allocated_bytes"] == told["allocated"])
+        c.add("%s: allocated bytes" % kind, row["allocated_bytes"], own["allocated"], row["allocated_bytes"] == own["allocated"])
         details = [d["details"] for d in row["devices"] if d.get("details")]
         tags = {u["name"]: u["bytes"] for d in details for u in d["tags"]}
-        c.add("%s: bytes by tag" % kind, ", ".join("%s %d" % (t, tags.get(t, 0)) for t in told["tags"]), ", ".join("%s %d" % i for i in told["tags"].items()),
-              all(tags.get(t) == n for t, n in told["tags"].items()))
+        c.add("%s: bytes by tag" % kind, ", ".join("%s %d" % (t, tags.get(t, 0)) for t in own["tags"]), ", ".join("%s %d" % i for i in own["tags"].items()),
+              all(tags.get(t) == n for t, n in own["tags"].items()))
         stacks = [u for d in details for u in d["stacks"]]
-        found = {f: sum(u["bytes"] for u in stacks if f in "\n".join(u["frames"])) for f in told["held"]}
-        c.add("%s: bytes by function, of stacks" % kind, ", ".join("%s %d" % i for i in found.items()), ", ".join("%s %d" % i for i in told["held"].items()),
-              found == told["held"])
+        found = {f: sum(u["bytes"] for u in stacks if f in "\n".join(u["frames"])) for f in own["held"]}
+        c.add("%s: bytes by function, of stacks" % kind, ", ".join("%s %d" % i for i in found.items()), ", ".join("%s %d" % i for i in own["held"].items()),
+              found == own["held"])
     if driver is None:
         c.add("%s: used by the driver's number" % kind, row["used_bytes"], "nvidia-smi does not tell")
         return
     used = row["used_bytes"]
     c.add("%s: used, MiB; nvidia-smi" % kind, "%s; %d" % (None if used is None else used // MiB, driver), "equal", used is not None and abs(used // MiB - driver) <= 1)
     if kind != "other":
-        c.add("%s: beside the reserved, MiB" % kind, (used or 0) // MiB - told["reserved"] // MiB, "0 or more: contexts and code",
-              used is not None and used >= told["reserved"])
+        c.add("%s: beside the reserved, MiB" % kind, (used or 0) // MiB - own["reserved"] // MiB, "0 or more: contexts and code",
+              used is not None and used >= own["reserved"])
 
 
 def main():
@@ -82,26 +82,26 @@ def main():
         return seen.finish(c)
     jobs = {kind: start(kind) for kind in KINDS}
     try:
-        told = {}
+        own = {}
         for kind, job in jobs.items():
-            told[kind] = job.answer(120)
-            if told[kind] is None:
+            own[kind] = job.answer(120)
+            if own[kind] is None:
                 c.add("%s: the program" % kind, job.why(), "runs", False)
                 return seen.finish(c)
         time.sleep(2.5)  # pages are brought up to date once a second
         shown, driver = look("--details"), smi()
         rows = {p["pid"]: p for p in shown["processes"]}
-        inside = driver is not None and any(told[k]["pid"] in driver for k in KINDS)
+        inside = driver is not None and any(own[k]["pid"] in driver for k in KINDS)
         if not inside:
             print("nvidia-smi does not know these processes by the numbers that they have here: what it says is not compared")
         for kind in KINDS:
             if kind == "other" and not inside:
                 continue
-            judge(c, kind, rows.get(told[kind]["pid"]), told[kind], driver.get(told[kind]["pid"]) if inside else None)
-        ours = [p for p in shown["processes"] if p["pid"] in (told["cistern"]["pid"], told["traced"]["pid"])]
+            judge(c, kind, rows.get(own[kind]["pid"]), own[kind], driver.get(own[kind]["pid"]) if inside else None)
+        ours = [p for p in shown["processes"] if p["pid"] in (own["cistern"]["pid"], own["traced"]["pid"])]
         for g in shown["gpus"]:
             if g["uuid"] in [d["uuid"] for p in ours for d in p["devices"]]:
-                want = told["cistern"]["reserved"], told["traced"]["reserved"]
+                want = own["cistern"]["reserved"], own["traced"]["reserved"]
                 c.add("the GPU: reserved on Cistern, traced", "%d, %d" % (g["reserved_bytes"], g["traced_bytes"]), "%d, %d" % want,
                       (g["reserved_bytes"], g["traced_bytes"]) == want)
         for note in shown["notes"]:
@@ -117,7 +117,7 @@ def main():
         for job in jobs.values():
             job.end(20)
     gone = look()
-    left = [p["pid"] for p in gone["processes"] if p["pid"] in [t["pid"] for t in told.values()]]
+    left = [p["pid"] for p in gone["processes"] if p["pid"] in [t["pid"] for t in own.values()]]
     c.add("shown after they ended", len(left), "0", not left)
     return seen.finish(c)
 

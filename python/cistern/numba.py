@@ -153,9 +153,9 @@ class _Given:
             self.memory.release(address)
             return
         self._waiting.append(address)
-        deallocations.add_item(self.settle, address, size)
+        deallocations.add_item(self.release_waiting, address, size)
 
-    def settle(self, address: int) -> None:
+    def release_waiting(self, address: int) -> None:
         """numba frees one of those that wait: all go back, once nothing of the device's work is under way."""
         if address not in self._waiting:
             return
@@ -176,10 +176,10 @@ class _Given:
             self.memory.release(a)
 
     def flush(self) -> bool:
-        """settle for all; whether any went back."""
+        """release_waiting for all; whether any went back."""
         before = len(self._waiting)
         if before:
-            self.settle(self._waiting[0])
+            self.release_waiting(self._waiting[0])
         return len(self._waiting) < before
 
     def reset(self) -> None:

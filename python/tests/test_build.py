@@ -60,7 +60,7 @@ class Build(Case):
         self.assertEqual(sum("building" in e[1] for e in ends), 1, ends)
         self.assertEqual(self.read("calls").count("call"), 2)  # one source, one link
 
-    def test_builder_that_dies_blocks_nobody(self):
+    def test_builder_that_dies_blocks_no_other(self):
         self.write("cxx", "#!/bin/sh\nsleep 600\n")
         os.chmod(self.path("cxx"), 0o755)
         first = subprocess.Popen([sys.executable, os.path.join(self.copy, "_inject", "tool.py"), "build"],

@@ -25,7 +25,7 @@ class Callbacks(Libraries):
     def lines(self, code, **more):
         return super().lines(code, BEGIN, **more)
 
-    def test_the_ladder_asks(self):
+    def test_a_failing_request_asks(self):
         self.assertEqual(self.lines("""
             asked = []
             spare = []

@@ -98,7 +98,7 @@ class CuPy(Libraries):
         # A stream that memory was allocated on is kept for the next of its kind; one of which none was goes as ever.
         self.assertEqual(self.lines("""
             cistern.cupy.enable()
-            class Foreign:
+            class External:
                 def __cuda_stream__(self): return 0, 0x9990
             a = cupy.empty(512)
             def use(**kind):
@@ -112,10 +112,10 @@ class CuPy(Libraries):
             print(use(non_blocking=True)[0] == first, use()[0] == first, use(non_blocking=True)[0] == first)
             print(use(non_blocking=True, priority=-1)[0] == first)
             del x
-            foreign = cupy.cuda.Stream.from_external(Foreign())
-            with foreign:
+            external = cupy.cuda.Stream.from_external(External())
+            with external:
                 b = cupy.empty(512)
-            del b, foreign
+            del b, external
             print(sum(word.startswith("destroy") for word in runtime.LOG))
             """), ["['create 0x1000', 'create 0x1010', 'destroy 0x1010']", "True False True", "False", "1"])
 

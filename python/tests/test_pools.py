@@ -20,7 +20,7 @@ BEGIN = """
         adapter.fake_pool.restype = ctypes.c_char_p
         adapter.fake_ask.argtypes = [ctypes.c_ulonglong]
         adapter.fake_alloc.restype = ctypes.c_void_p
-    def told():
+    def received():
         return adapter.fake_pool().decode()
 """
 
@@ -37,7 +37,7 @@ class Pools(Case):
         import textwrap
         return self.python(textwrap.dedent(BEGIN) + textwrap.dedent(code), env=dict(self.env, **more))
 
-    def test_what_the_adapter_is_told(self):
+    def test_what_the_adapter_receives(self):
         done = self.program("""
             refused()
             enable()
@@ -45,7 +45,7 @@ class Pools(Case):
                               dict(upstream="logging:file=/tmp/x.csv|async:threshold=1GiB", limit="1.5 GiB", on_oom="managed"),
                               dict(limit=12345), dict(on_oom="pinned")):
                 pool = MemPool(**arguments)
-                print(pool.id, told())
+                print(pool.id, received())
             print(torch.LOG[-6:])
             """)
         self.assertEqual(done.stdout.splitlines(), [
@@ -147,7 +147,7 @@ class Pools(Case):
             gc.collect()
             print(gone())
             pool = MemPool(upstream=External.library("./mine.so", "bare", "bare_free"), limit="1MiB")
-            print(adapter.fake_alloc(), told())
+            print(adapter.fake_alloc(), received())
             for bad in (lambda: External.library("./none.so", "a", "b"), lambda: External.library("./mine.so", "a", "b"),
                         lambda: External(0, 1), lambda: External("a", 1), lambda: External(None, 1)):
                 try:
@@ -159,7 +159,7 @@ class Pools(Case):
             "0x10048 True", "None", "64035 flags 0 upstream - limit 1048576 spill -", "CisternError", "CisternError",
             "ValueError", "TypeError", "ValueError"], done.stderr)
 
-    def test_the_adapter_is_told_when_python_ends(self):
+    def test_the_adapter_learns_when_python_ends(self):
         done = self.program("enable(); MemPool(); print('made'); MemPool(on_oom=print); MemPool(on_oom=print)", FAKE_SAYS_END="1")
         self.assertEqual(done.stdout, "made\nPython ends\n")
 

@@ -249,9 +249,9 @@ class Torch(Case):
         done = self.program("""
             import torch
             from cistern import _plain
-            def told(stream):
-                print("told", stream)
-            _plain._follow_captures(torch, told)
+            def notify(stream):
+                print("notified", stream)
+            _plain._follow_captures(torch, notify)
             g = torch.cuda.graphs.CUDAGraph()
             g.capture_begin(pool=(0, 1), capture_error_mode="relaxed")
             try:
@@ -259,7 +259,7 @@ class Torch(Case):
             except RuntimeError as e:
                 print(e)
             """)
-        self.assertEqual(done.stdout, "told 77\ncaptured (0, 1) relaxed\ntold None\ntold 77\ncaptured bad global\ntold None\n"
+        self.assertEqual(done.stdout, "notified 77\ncaptured (0, 1) relaxed\nnotified None\nnotified 77\ncaptured bad global\nnotified None\n"
                                       "no such pool\n")
 
     def test_shared_tensors(self):

@@ -214,7 +214,7 @@ func TestNativeNames(t *testing.T) {
 	p := w.Process(recording.Process{PID: 1})
 	stack := w.Stack([]recording.Frame{{File: "/lib/libx.so", Func: mangled}, {File: "x.py", Func: "_Zf", Line: 3}})
 	w.Call(&recording.Call{Kind: recording.MemAlloc, Process: p, Addr: 1 << 30, Size: 1 << 20, Stack: stack})
-	told := w.Frames(stack)
+	traced := w.Frames(stack)
 	if err := w.Close(recording.DriverEnd{}); err != nil {
 		t.Fatal(err)
 	}
@@ -222,7 +222,7 @@ func TestNativeNames(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for name, frames := range map[string][]recording.Frame{"told": told, "calls": read.Driver.StackFrames(stack), "events": read.Traces[0].FramesOf(read.Traces[0].Events[0].Stack)} {
+	for name, frames := range map[string][]recording.Frame{"traced": traced, "calls": read.Driver.StackFrames(stack), "events": read.Traces[0].FramesOf(read.Traces[0].Events[0].Stack)} {
 		if len(frames) != 2 || frames[0].Func != plain || frames[1].Func != "_Zf" {
 			t.Errorf("%s: %+v", name, frames)
 		}

@@ -20,8 +20,8 @@ func (f *fullDisk) Write(b []byte) (int, error) {
 
 // TestDriverFullDisk: a program goes on for days after its disk was full, and what cannot be written is not kept.
 func TestDriverFullDisk(t *testing.T) {
-	room := fullDisk(10000)
-	w, err := NewWriter(&room, 0, []string{"program"})
+	disk := fullDisk(10000)
+	w, err := NewWriter(&disk, 0, []string{"program"})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -223,7 +223,7 @@ func clean(f *recording.Failure) {
 	text.CleanAll(f.Program)
 	text.CleanAll(f.Lines)
 	for i := range f.Steps {
-		f.Steps[i].Rung, f.Steps[i].Note = text.Clean(f.Steps[i].Rung), text.Clean(f.Steps[i].Note)
+		f.Steps[i].Stage, f.Steps[i].Note = text.Clean(f.Steps[i].Stage), text.Clean(f.Steps[i].Note)
 	}
 	for i := range f.Limits {
 		f.Limits[i].Kind, f.Limits[i].From = text.Clean(f.Limits[i].Kind), text.Clean(f.Limits[i].From)

@@ -168,7 +168,7 @@ static void refused(void) {
 }
 
 /* A resume that finds no memory leaves all as it was, and says what it lacks. */
-static void no_room(void) {
+static void no_memory(void) {
   void *p = cistern_malloc(256 * MIB, 0, NULL);
   CHECK(p != NULL);
   cistern_pause_options o = options(CISTERN_KEEP_NONE);
@@ -256,7 +256,7 @@ int main(int argc, char **argv) {
   by_tag();
   by_pool();
   refused();
-  no_room();
+  no_memory();
   while_busy(argc > 1 ? atoi(argv[1]) : 200);
   puts("ok");
   return 0;

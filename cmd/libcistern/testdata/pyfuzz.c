@@ -17,7 +17,7 @@
 
 static struct { char bytes[512]; } types[5]; /* code, str, bytes, frame, type */
 static const char *type_names[] = {"PyCode_Type", "PyUnicode_Type", "PyBytes_Type", "PyFrame_Type", "PyType_Type"};
-static uint64_t told[100];
+static uint64_t table[100];
 static uint32_t hex;
 static const char *words;
 static int references, asked_words; /* Py_NewRef is there; how often the words were asked for */
@@ -47,7 +47,7 @@ static void *lookup(const char *name, void *missing) {
   if (strcmp(name, "Py_GetVersion") == 0)
     return (void *)the_version;
   if (strcmp(name, "_PyRuntime") == 0)
-    return told;
+    return table;
   if (strcmp(name, hex >> 16 < 0x030d ? "_Py_IsFinalizing" : "Py_IsFinalizing") == 0)
     return (void *)no;
   return strcmp(name, "PyGILState_GetThisThreadState") == 0 ? (void *)the_thread : NULL;
@@ -67,10 +67,10 @@ static void sound(void) {
     *(uint64_t *)(types[i].bytes + 168) = 1 << 12;
   }
   *(const char **)(types[0].bytes + 24) = "code";
-  memset(told, 0, sizeof told);
-  memcpy(told, "xdebugpy", 8);
-  told[1] = 0x030d0000;
-  told[23] = 72, told[29] = 8, told[30] = 0, told[31] = 56, told[33] = 70, told[35] = 112, told[37] = 128, told[38] = 136, told[39] = 68, told[43] = 200;
+  memset(table, 0, sizeof table);
+  memcpy(table, "xdebugpy", 8);
+  table[1] = 0x030d0000;
+  table[23] = 72, table[29] = 8, table[30] = 0, table[31] = 56, table[33] = 70, table[35] = 112, table[37] = 128, table[38] = 136, table[39] = 68, table[43] = 200;
   hex = 0x030d00f0;
   references = 1;
   words = "3.13.0 (main)";
@@ -89,19 +89,19 @@ static void refusals(void) {
   sound();
   expect("sound", find(NULL), PYSTACK_FOUND);
   for (size_t i = 0; i < sizeof needed / sizeof *needed; i++)
-    expect(needed[i], find((void *)needed[i]), PYSTACK_ABSENT);
+    expect(needed[i], find((void *)needed[i]), PYSTACK_MISSING);
   expect("no table", find((void *)"_PyRuntime"), PYSTACK_LAYOUT);
   expect("no way to know that it ends", find((void *)"Py_IsFinalizing"), PYSTACK_LAYOUT);
-  told[1] = 0x030e0000;
+  table[1] = 0x030e0000;
   expect("another version's table", find(NULL), PYSTACK_LAYOUT);
   sound();
-  told[0]++;
+  table[0]++;
   expect("no cookie", find(NULL), PYSTACK_LAYOUT);
   sound();
-  told[2] = 1;
+  table[2] = 1;
   expect("free-threaded", find(NULL), PYSTACK_FREE_THREADED);
   sound();
-  told[29] = 4096;
+  table[29] = 4096;
   expect("an offset beyond all", find(NULL), PYSTACK_LAYOUT);
   sound();
   *(uint64_t *)(types[0].bytes + 168) = 0;

@@ -39,7 +39,7 @@ def name_of(code):
     return getattr(code, "co_qualname", code.co_name)
 
 
-def told(f):
+def described(f):
     """Frames from f outwards, as Python has them."""
     out = []
     while f is not None:
@@ -64,7 +64,7 @@ def read(lib, cap=MOST, file_size=8192, skip=1):
 def check(what="", *_):
     """Compares the frames of whoever calls it; where it stands by itself is compared too, but for the line."""
     for lib in (holding, without):
-        want, got = told(sys._getframe()), read(lib)
+        want, got = described(sys._getframe()), read(lib)
         if got[0][:2] != want[0][:2] or got[0][3] != want[0][3] or got[1:] != want[1:]:
             for i in range(max(len(want), len(got))):
                 a, b = want[i:i + 1], got[i:i + 1]
@@ -320,7 +320,7 @@ def remade():
 
 
 def limits():
-    want, got = told(sys._getframe()), read(holding, 1)
+    want, got = described(sys._getframe()), read(holding, 1)
     if len(got) != 1 or got[0][1] != want[0][1] or read(holding, 0, skip=0) != []:
         raise SystemExit("cap: %s" % got)
 

@@ -24,10 +24,10 @@ var source embed.FS
 
 var library = standin.Library{Name: "libnvidia-ml.so.1", Source: source, Folder: "testdata"}
 
-// Build compiles the stand-in, without the symbols named in absent, and returns the path of a library of the test's own.
-func Build(tb testing.TB, absent ...string) string {
+// Build compiles the stand-in, without the symbols named in missing, and returns the path of a library of the test's own.
+func Build(tb testing.TB, missing ...string) string {
 	tb.Helper()
-	return library.Build(tb, absent...)
+	return library.Build(tb, missing...)
 }
 
 // Describe writes a machine down for the stand-in of this process and of those it starts, and returns the file's path.

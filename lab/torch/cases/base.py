@@ -110,7 +110,7 @@ def cap(n, device=0):
     torch.cuda.set_per_process_memory_fraction(n / torch.cuda.get_device_properties(device).total_memory, device)
 
 
-def settle():
+def drain():
     """Frees what is not referenced and waits for the device."""
     gc.collect()
     torch.cuda.synchronize()

@@ -1,7 +1,7 @@
 """CUDA graphs: captures, shared pools, memory that a graph keeps, checkpoints of torch.compile's graph trees."""
 import ctypes
 
-from .base import GiB, MiB, bytes_on, cap, case, check, eq, probe, raises, requested, reserved, settle, torch
+from .base import GiB, MiB, bytes_on, cap, case, check, eq, probe, raises, requested, reserved, drain, torch
 
 
 def capture(fn, pool=None, stream=None):
@@ -57,7 +57,7 @@ def graph_output_dropped():
     def f():
         result.copy_((x * 2).sum())
     g, _ = capture(f)
-    settle()
+    drain()
     torch.cuda.empty_cache()
     junk = [torch.full((8 * MiB,), 7.0, device="cuda") for _ in range(20)]
     g.replay()
@@ -68,20 +68,20 @@ def graph_output_dropped():
 @case()
 def graph_memory_returns():
     x = torch.ones(64 * MiB, device="cuda")
-    settle()
+    drain()
     torch.cuda.empty_cache()
     before = reserved()
     g, y = capture(lambda: x * 2 + 1)
     check(reserved() > before, "the graph holds memory")
     del y
-    settle()
+    drain()
     torch.cuda.empty_cache()
     check(reserved() > before, "also when its tensors are gone")
     g.replay()
     torch.cuda.synchronize()
     g.reset()
     del g
-    settle()
+    drain()
     torch.cuda.empty_cache()
     check(reserved() <= before, f"it returns with the graph: {reserved() - before} bytes more than before")
 
@@ -101,7 +101,7 @@ def graphs_share_pool():
         eq(float(c[0][-1]), (i * 2 + 3) * 5.0, f"replay {i}")
         eq(float(c[1]), (i * 2 + 3.0) * MiB, f"replay {i}, sum")
     del g1, a
-    settle()
+    drain()
     torch.cuda.empty_cache()
     x.fill_(1)
     junk = [torch.full((MiB,), 9.0, device="cuda") for _ in range(30)]
@@ -221,7 +221,7 @@ def graph_external_stream():
         torch.cuda.synchronize()
         del g, y
         eq(p.probe_stream_destroy(handle), 0, "cudaStreamDestroy")
-    settle()
+    drain()
 
 
 @case()
@@ -240,7 +240,7 @@ def graph_capture_fails():
                 g.capture_end()
     torch.cuda.synchronize()
     del g
-    settle()
+    drain()
     t = torch.full((MiB,), 2.0, device="cuda")
     eq(float(t.sum()), 2.0 * MiB, "eager work goes on")
     g2, z = capture(lambda: x * 4)
@@ -259,7 +259,7 @@ def graph_oom():
             y = x * 2
             bytes_on(3 * GiB)
     del g
-    settle()
+    drain()
     eq(float(torch.full((10,), 1.0, device="cuda").sum()), 10.0, "eager work goes on")
 
 
@@ -432,7 +432,7 @@ def graph_checkpoint_revives():
     state = C._cuda_getCheckpointState(device, pool)
     copy = weak(out)
     del out
-    settle()
+    drain()
     eq(pool_live(pool), {}, "nothing lives")
     C._cuda_setCheckpointPoolState(device, state, [], [copy.untyped_storage()._cdata])
     eq(pool_live(pool), live, "it lives again")
@@ -441,7 +441,7 @@ def graph_checkpoint_revives():
     eq(float(copy[5]), 42.0, "and is where the graph writes")
     before = requested()
     del copy
-    settle()
+    drain()
     eq(pool_live(pool), {}, "its new deleter frees it")
     eq(before - requested(), 4 * MiB, "and statistics know")
 
@@ -489,7 +489,7 @@ def compile_reduce_overhead():
 def graph_replaced_on_new_streams():
     """Graphs that replace one another, each captured on another stream of PyTorch's, leave nothing behind."""
     x = torch.ones(1 * MiB, device="cuda")
-    settle()
+    drain()
     torch.cuda.empty_cache()
     before = reserved()
     graph = y = None
@@ -507,7 +507,7 @@ def graph_replaced_on_new_streams():
         graph.replay()
         check(bool((y == 4).all()), f"replay {i}")
     del graph, y
-    settle()
+    drain()
     torch.cuda.empty_cache()
     eq(reserved(), before, "bytes reserved after the last graph")
 
@@ -526,7 +526,7 @@ def graph_replaced_with_workspace():
         graph, y = new, z
         del new, z
         graph.replay()
-        settle()
+        drain()
         if i == 5:
             steady = reserved()
     check(bool(torch.allclose(y, a @ b, rtol=1e-3, atol=1e-3)), "the result of the last graph")
@@ -559,7 +559,7 @@ def grows_by(joined_first):
             del s
         return total
     f()
-    settle()
+    drain()
     torch.cuda.empty_cache()
     before = reserved()
     g = torch.cuda.CUDAGraph()
@@ -571,7 +571,7 @@ def grows_by(joined_first):
         g.replay()
         eq(float(y), float(i * rounds * (rounds + 1) // 2 * 8 * MiB), f"replay {i}")
     del g, y
-    settle()
+    drain()
     torch.cuda.empty_cache()
     return grown
 

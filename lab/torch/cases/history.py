@@ -2,7 +2,7 @@
 import ctypes
 
 from .base import (ALLOC, FREE_COMPLETED, FREE_REQUESTED, MiB, SEGMENT_ALLOC, SEGMENT_FREE, SEGMENT_MAP, SEGMENT_UNMAP, bytes_on, cap, case,
-                   check, eq, fine, probe, settle, torch, under_cistern)
+                   check, eq, fine, probe, drain, torch, under_cistern)
 
 
 def record(*args, **kw):
@@ -295,7 +295,7 @@ def tracker_keeps_pools():
     check(before >= 30 * MiB, "the pool caches")
     outside = bytes_on(50 * MiB)
     del outside
-    settle()
+    drain()
     torch.cuda.empty_cache()
     eq(held(), before, "the pool's memory")
     check(p.probe_known(address, 30 * MiB), "trackers know it as before")
@@ -304,7 +304,7 @@ def tracker_keeps_pools():
         t = bytes_on(30 * MiB)
     eq(t.data_ptr(), address, "and is used again")
     del t, pool
-    settle()
+    drain()
     torch.cuda.empty_cache()
     eq(torch.cuda.memory_reserved(), 0, "the pool's end gives it back")
     eq(p.probe_unannounced(), 0, "nothing is unmapped that was not announced")
@@ -440,7 +440,7 @@ def base_and_cache_info():
     check(name, "the allocator has a name")
     count = ctypes.c_int64()
     fine(p.probe_expandable_sizes(0, ctypes.byref(count)))
-    settle()
+    drain()
     if under_cistern():
         return f"allocator {name}, backend {torch.cuda.memory.get_allocator_backend()}"
     return name

@@ -4,7 +4,7 @@ import os
 import tempfile
 import threading
 
-from .base import GUARD, GiB, MiB, bytes_on, cap, case, check, eq, raises, requested, reserved, round512, script, settle, stat, torch
+from .base import GUARD, GiB, MiB, bytes_on, cap, case, check, eq, raises, requested, reserved, round512, script, drain, stat, torch
 from .upstreams import OURS, full, is_of, pool_of
 
 
@@ -26,7 +26,7 @@ def pool_limit():
         eq(held["limit"], GiB, "the limit")
         check(held["peak_reserved"] <= GiB, f"never beyond: {held}")
         del u, outside, pool
-        settle()
+        drain()
         torch.cuda.empty_cache()
 
 
@@ -43,7 +43,7 @@ def pool_spills():
     check(pool.cistern_stats()["spilled"] >= 200 * MiB, f"counted: {pool.cistern_stats()}")
     held.clear()
     del pool
-    settle()
+    drain()
     torch.cuda.empty_cache()
     eq(reserved(), 0, "nothing stays")
     cap(1 * GiB)
@@ -166,7 +166,7 @@ def pool_stacks():
             with raises(torch.OutOfMemoryError):
                 bytes_on(2 * GiB)
         del t, pool
-        settle()
+        drain()
         torch.cuda.empty_cache()
         with open(log) as f:
             lines = f.read().split("\n")
@@ -179,7 +179,7 @@ def pool_stacks():
             t = full(30 * MiB, 3)
         eq(int(t.sum()), 90 * MiB, words)
         del t, pool
-    settle()
+    drain()
     torch.cuda.empty_cache()
     eq(reserved(), 0, "nothing stays")
 
@@ -212,5 +212,5 @@ def pool_statistics():
     eq(len(mine), 1, "the pool is listed")
     check(mine[0]["upstream"].startswith("device") and mine[0]["limit"] == 3 * GiB, f"as {mine[0]}")
     del x, y, z
-    settle()
+    drain()
     eq(pool.cistern_stats()["requested"], 0, "and then nothing")

@@ -3,7 +3,7 @@ import ctypes
 import re
 import threading
 
-from .base import GiB, MiB, bytes_on, cap, case, check, eq, fine, probe, raises, requested, reserved, settle, stat, torch, under_cistern
+from .base import GiB, MiB, bytes_on, cap, case, check, eq, fine, probe, raises, requested, reserved, drain, stat, torch, under_cistern
 
 
 @case()
@@ -47,7 +47,7 @@ def oom_recovers():
         del t
     check(torch.cuda.max_memory_reserved() <= 1 * GiB, "the limit held")
     del keep
-    settle()
+    drain()
     eq(requested(), 0, "nothing is left")
 
 
@@ -101,7 +101,7 @@ def oom_in_threads():
         t.start()
     for t in threads:
         t.join()
-    settle()
+    drain()
     eq(requested(), 0, "nothing is left")
     eq(stat("num_ooms"), len(caught), "each failure was an exception and was counted")
     return f"{len(caught)} of 200 failed"

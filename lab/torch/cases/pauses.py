@@ -5,7 +5,7 @@ import tempfile
 import threading
 
 import common
-from .base import GiB, MiB, bytes_on, cap, case, check, eq, raises, requested, reserved, settle, sleep_gpu, stat, torch
+from .base import GiB, MiB, bytes_on, cap, case, check, eq, raises, requested, reserved, drain, sleep_gpu, stat, torch
 
 OURS = "a word of Cistern's"
 
@@ -37,7 +37,7 @@ def pause_weights():
         copies = [p.detach().cpu().clone() for p in m.parameters()]
     size = sum(p.numel() * p.element_size() for p in m.parameters())
     addresses = [p.data_ptr() for p in m.parameters()]
-    settle()
+    drain()
     torch.cuda.empty_cache()
     for keep in ("host", "disk", "host"):
         allocated, held, free = torch.cuda.memory_allocated(), reserved(), device_free()
@@ -93,7 +93,7 @@ def pause_cache_dropped():
         eq([int(t[1, -1]) for t in cache], [100 + i for i in range(8)], "usable")
         eq(pool.cistern_stats()["paused"], 0, "nothing is paused")
         del cache, t, outside, pool
-        settle()
+        drain()
         torch.cuda.empty_cache()
         eq(reserved(), 0, "nothing stays")
 
@@ -134,7 +134,7 @@ def pause_then_free():
     before = requested()
     cistern.pause(tag="t")
     del held[::2]
-    settle()
+    drain()
     eq(before - requested(), 3 * 64 * MiB, "freed at once")
     report = cistern.resume()
     eq(report["blocks"], 3, "what still lives came back")
@@ -144,7 +144,7 @@ def pause_then_free():
     cistern.pause(tag="t")
     held.clear()
     del more
-    settle()
+    drain()
     torch.cuda.empty_cache()
     eq((requested(), reserved(), paused_bytes()), (0, 0, 0), "nothing stays, though nobody resumed")
 
@@ -340,7 +340,7 @@ def pause_everything():
     b, small = torch.full((40 * MiB,), 2, dtype=torch.uint8, device="cuda"), torch.full((100,), 3, dtype=torch.uint8, device="cuda")
     with torch.cuda.stream(torch.cuda.Stream()):
         c = torch.full((40 * MiB,), 4, dtype=torch.uint8, device="cuda")
-    settle()
+    drain()
     torch.cuda.empty_cache()
     report = cistern.pause()
     eq(report["blocks"], stat("allocation.all.current"), "every block")

@@ -2,7 +2,7 @@
 import os
 import tempfile
 
-from .base import GUARD, GiB, MiB, bytes_on, cap, case, check, eq, raises, requested, reserved, script, settle, stat, torch
+from .base import GUARD, GiB, MiB, bytes_on, cap, case, check, eq, raises, requested, reserved, script, drain, stat, torch
 
 # No compiler, and no adapter that was built before in any of the places where one is looked for.
 NOWHERE = os.path.join(tempfile.gettempdir(), f"cistern-no-adapter-{os.getuid()}")
@@ -96,7 +96,7 @@ def plain_graph():
         eq(float(y[-1]), i * 2.0, f"replay {i}")
         check(all(bool((j == 9).all()) for j in junk), "eager tensors are intact")
     del g, y
-    settle()
+    drain()
 
 
 @plain()

@@ -2,7 +2,7 @@
 import ctypes
 import threading
 
-from .base import GiB, MiB, bytes_on, cap, case, check, eq, fine, in_thread, probe, raises, requested, reserved, settle, stat, torch
+from .base import GiB, MiB, bytes_on, cap, case, check, eq, fine, in_thread, probe, raises, requested, reserved, drain, stat, torch
 
 
 def within(pool, t):
@@ -82,12 +82,12 @@ def pool_deleted():
         a = torch.full((3 * MiB,), 5, dtype=torch.uint8, device="cuda")
         b = bytes_on(200 * MiB)
     del b, pool
-    settle()
+    drain()
     torch.cuda.empty_cache()
     check(reserved() < 100 * MiB, f"what was free in it is given back: {reserved()} held")
     eq(int(a.sum()), 5 * 3 * MiB, "what lives on is intact")
     del a
-    settle()
+    drain()
     torch.cuda.empty_cache()
     eq(reserved(), 0, "and then goes too")
     eq(requested(), 0, "nothing requested")
@@ -214,7 +214,7 @@ def pool_no_split():
         check(any(s["address"] == t.data_ptr() for s in segments), "at the beginning of its segment")
     held.clear()
     del t
-    settle()
+    drain()
 
 
 @case()
@@ -242,7 +242,7 @@ def pool_custom_allocator():
         again = bytes_on(5 * MiB)
     check(p.probe_custom_owns(0, again.data_ptr()), "reused in its pool")
     del again, pool0, pool1
-    settle()
+    drain()
     torch.cuda.empty_cache()
     for which in (0, 1):
         allocs, frees, wrong, live = (p.probe_custom(which, i) for i in range(4))
@@ -265,7 +265,7 @@ def pool_custom_freed_elsewhere():
         held.clear()
     in_thread(use)
     del pool
-    settle()
+    drain()
     torch.cuda.empty_cache()
     eq(p.probe_custom(0, 3), 0, "nothing lives")
     eq(p.probe_custom(0, 2), 0, "no wrong free")
@@ -428,7 +428,7 @@ def pool_graph_in_another_thread():
 def pool_ends_during_a_capture():
     """A pool whose last user is a scope of another thread, on a stream that is being captured, ends with the capture."""
     x = torch.ones(MiB, device="cuda")
-    settle()
+    drain()
     before = reserved()
     def work():
         s, side = torch.cuda.Stream(), torch.cuda.Stream()
@@ -447,7 +447,7 @@ def pool_ends_during_a_capture():
             s.synchronize()
             return float(z[0])
     eq(in_thread(work), 4.0, "replayed")
-    settle()
+    drain()
     torch.cuda.empty_cache()
     eq(reserved(), before, "the pool's memory and the graph's went back")
 
@@ -461,6 +461,6 @@ def pools_come_and_go():
         del pool
         eq(int(t[-1]), i % 251, "contents")
         del t
-    settle()
+    drain()
     torch.cuda.empty_cache()
     eq(reserved(), 0, "nothing stays")

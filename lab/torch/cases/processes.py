@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 
-from .base import GUARD, MiB, bytes_on, case, check, eq, script, settle, torch, under_cistern
+from .base import GUARD, MiB, bytes_on, case, check, eq, script, drain, torch, under_cistern
 
 BEGIN = """
 import atexit, os, signal, sys, threading, time
@@ -420,5 +420,5 @@ def many_threads():
             t.start()
         for t in threads:
             t.join()
-    settle()
+    drain()
     eq(torch.cuda.memory_allocated(), 0, "nothing is left")

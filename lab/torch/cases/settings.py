@@ -1,7 +1,7 @@
 """PyTorch's allocation settings under Cistern: honoured where they mean something, said where they do not."""
 import os
 
-from .base import GUARD, MiB, bytes_on, cap, case, check, eq, raises, requested, reserved, script, settle, stat, torch, under_cistern
+from .base import GUARD, MiB, bytes_on, cap, case, check, eq, raises, requested, reserved, script, drain, stat, torch, under_cistern
 
 LOOK = "import torch\nt = torch.ones(1000, device='cuda')\nprint('sum', int(t.sum()), torch.cuda.memory.get_allocator_backend())\n" + GUARD
 
@@ -87,7 +87,7 @@ def settings_caching_off_and_on():
     del t
     eq(int(u[-1]), 4, "and with it again")
     del u
-    settle()
+    drain()
     torch.cuda.empty_cache()
     eq(requested(), 0, "nothing is left")
 

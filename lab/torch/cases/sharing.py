@@ -6,9 +6,9 @@ import sys
 import time
 
 import common
-from .base import GiB, MiB, bytes_on, cap, case, check, eq, fine, probe, raises, requested, reserved, settle, torch
+from .base import GiB, MiB, bytes_on, cap, case, check, eq, fine, probe, raises, requested, reserved, drain, torch
 
-PATIENCE = 60
+TIMEOUT = 60
 
 
 # Targets of processes: at the top of the module, so that spawned children find them.
@@ -33,7 +33,7 @@ def read_all(get, put):
     put.put("written")
     get.get()
     del tensors, t
-    settle()
+    drain()
     put.put(torch.cuda.memory_allocated())
 
 
@@ -70,7 +70,7 @@ class Peer:
         self.process.start()
 
     def get(self):
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + TIMEOUT
         while True:
             try:
                 return self.back.get(timeout=0.5)
@@ -147,7 +147,7 @@ def share_from_child():
     peer.to.put("go on")
     eq(peer.get(), [10, 11, 12], "what the sender sees")
     del tensors, t
-    settle()
+    drain()
     torch.cuda.ipc_collect()
     peer.to.put("end")
     peer.end()
@@ -165,7 +165,7 @@ def share_exporter_exits():
     u = t + 1
     value = int(u[-1])
     del t, u
-    settle()
+    drain()
     torch.cuda.ipc_collect()
     bytes_on(MiB)
     return f"read {value} after the exporter's exit"
@@ -316,7 +316,7 @@ def ipc_handle_native_kind():
 def ipc_legacy():
     held = ipc_handle_fails_or(0)
     del held
-    settle()
+    drain()
     torch.cuda.empty_cache()
     eq(reserved(), 0, "given back")
     eq(requested(), 0, "nothing requested")
@@ -351,7 +351,7 @@ def ipc_legacy_pool():
     torch.cuda.synchronize()
     inside.clear()
     del t, pool
-    settle()
+    drain()
     torch.cuda.empty_cache()
     eq(requested(), 3 * MiB, "given back")
 

@@ -1,7 +1,7 @@
 """Statistics: every key, exact against hand counts."""
 import random
 
-from .base import MiB, bytes_on, cap, check, eq, in_thread, requested, reserved, round512, settle, stat, torch, case
+from .base import MiB, bytes_on, cap, check, eq, in_thread, requested, reserved, round512, drain, stat, torch, case
 
 KINDS = ("allocation", "segment", "active", "inactive_split",
          "allocated_bytes", "reserved_bytes", "active_bytes", "inactive_split_bytes", "requested_bytes")
@@ -48,7 +48,7 @@ def stats_exact():
     eq(s["allocation.all.freed"], 1, "frees")
     eq(s["allocation.all.current"], len(sizes) - 1, "allocations after a free")
     held.clear()
-    settle()
+    drain()
     for key in ("requested_bytes", "allocated_bytes", "active_bytes", "allocation", "active"):
         eq(stat(f"{key}.all.current"), 0, key)
     check(reserved() > 0, "what was freed is cached")
@@ -161,7 +161,7 @@ def stats_threads():
     eq(stat("requested_bytes.all.allocated"), sum(d[1] for d in done), "requested ever")
     check(stat("requested_bytes.all.peak") >= requested(), "peak")
     done.clear()
-    settle()
+    drain()
     eq(requested(), 0, "all given back")
 
 

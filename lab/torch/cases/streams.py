@@ -2,7 +2,7 @@
 import ctypes
 import random
 
-from .base import MiB, bytes_on, case, check, eq, fine, probe, requested, reserved, settle, stat, torch
+from .base import MiB, bytes_on, case, check, eq, fine, probe, requested, reserved, drain, stat, torch
 
 N = 4 * MiB
 
@@ -27,7 +27,7 @@ def record_stream_contents():
         check(bool((out == i % 251).all()), f"round {i}: the side stream read something else")
         out.record_stream(main)
         del b, out
-    settle()
+    drain()
 
 
 @case(timeout=90)

@@ -3,7 +3,7 @@ import json
 import os
 import tempfile
 
-from .base import GiB, KiB, MiB, Skip, case, check, eq, requested, reserved, settle, stat, torch
+from .base import GiB, KiB, MiB, Skip, case, check, eq, requested, reserved, drain, stat, torch
 
 
 @case()
@@ -35,7 +35,7 @@ def tensor_many_small():
     eq([int(held[i][-1]) for i in range(0, 50_000, 997)], [i % 251 for i in range(0, 50_000, 997)], "contents")
     check(reserved() < 200 * MiB, f"50,000 small tensors hold {reserved()} bytes")
     held.clear()
-    settle()
+    drain()
     torch.cuda.empty_cache()
     eq(reserved(), 0, "given back")
 

@@ -5,7 +5,7 @@ import ctypes
 import threading
 
 import common
-from .base import (GUARD, GiB, MiB, bytes_on, cap, case, check, eq, in_thread, probe, raises, requested, reserved, script, settle,
+from .base import (GUARD, GiB, MiB, bytes_on, cap, case, check, eq, in_thread, probe, raises, requested, reserved, script, drain,
                    sleep_gpu, stat, torch)
 from .plain import plain
 from .pools import within
@@ -77,7 +77,7 @@ def upstream_holds(name):
     """Tensors in memory of that kind: kernels and the processor see the same, statistics count it, and it goes home."""
     host, _ = UPSTREAMS[name]
     (torch.ones(300, 300, device="cuda") @ torch.ones(300, 300, device="cuda")).sum()  # cuBLAS keeps a workspace
-    settle()
+    drain()
     base = requested()
     pool = pool_of(name)
     before = bytes_on(3 * MiB)
@@ -113,11 +113,11 @@ def upstream_holds(name):
         again = bytes_on(5 * MiB)
     eq(again.data_ptr(), address, "what was freed in the pool serves the pool")
     del a, b, small, again
-    settle()
+    drain()
     torch.cuda.empty_cache()
     eq(pool.cistern_stats()["reserved"], 0, "empty_cache gives back")
     del pool, snapshot
-    settle()
+    drain()
     torch.cuda.empty_cache()
     eq(requested() - base, 3 * MiB + 5 * MiB + 3 * MiB, "what is still requested, outside")
 
@@ -130,7 +130,7 @@ def upstream_outlives_handle(name):
         held = [full(4 * MiB, i) for i in range(6)]
         junk = bytes_on(100 * MiB)
     del junk, pool
-    settle()
+    drain()
     torch.cuda.empty_cache()
     eq([int(t.sum()) for t in held], [i * 4 * MiB for i in range(6)], "contents")
     other = pool_of("device")
@@ -142,7 +142,7 @@ def upstream_outlives_handle(name):
             assert int(inside[-1]) == 99
     in_thread(use)
     del other
-    settle()
+    drain()
     torch.cuda.empty_cache()
     eq((requested(), reserved()), (0, 0), "nothing stays")
 
@@ -226,7 +226,7 @@ def upstream_in_graph(name):
         torch.cuda.empty_cache()
     g.reset()
     del g, y, z, pool
-    settle()
+    drain()
     torch.cuda.empty_cache()
     check(requested() - 4 * MiB < 1024, f"only the input is left, and the graph's random state: {requested()}")
 
@@ -288,7 +288,7 @@ def upstreams_in_threads():
         t.join()
     eq(wrong, [], "what was in the wrong pool, or overwritten")
     shelf.clear()
-    settle()
+    drain()
     torch.cuda.empty_cache()
     eq((requested(), reserved()), (0, 0), "nothing stays")
 
@@ -320,7 +320,7 @@ def upstream_autograd():
             pooled = train(lambda: torch.cuda.use_mem_pool(pool), inside)
             check(max(abs(a - b) for a, b in zip(plain, pooled)) < 1e-6, f"{name}: losses {pooled} instead of {plain}")
         del pool
-        settle()
+        drain()
     eq(sum(s["requested_size"] for s in torch.cuda.memory_snapshot()), requested(), "snapshot and statistics agree")
 
 
@@ -348,7 +348,7 @@ def external_library():
             held.clear()
     in_thread(drop)
     pools.clear()
-    settle()
+    drain()
     torch.cuda.empty_cache()
     for which in (0, 1):
         allocs, frees, wrong, live = (p.probe_custom(which, i) for i in range(4))
@@ -415,7 +415,7 @@ def external_python():
     gc.collect()
     check(gone() is not None, "kept while a tensor lives")
     del t
-    settle()
+    drain()
     torch.cuda.empty_cache()
     eq(out, {}, "all given back")
     check(gone() is None, "and then let go")
@@ -430,7 +430,7 @@ def warm(names):
         with torch.cuda.use_mem_pool(pool):
             eq(int(full(MiB, 1)[-1]), 1, "usable")
         del pool
-    settle()
+    drain()
     torch.cuda.empty_cache()
 
 
@@ -446,7 +446,7 @@ def host_pools_take_no_device_memory():
         check(free - now < 64 * MiB, f"{name}: a GiB took {free - now} bytes of the device")
         check(reserved() >= GiB, "it is counted as reserved all the same")
         del t, pool
-        settle()
+        drain()
         torch.cuda.empty_cache()
 
 
@@ -464,7 +464,7 @@ def upstream_gives_back_to_device():
             now, _ = torch.cuda.mem_get_info()
             check(free - now < 64 * MiB, f"{name}: {free - now} bytes of the device are missing inside of the scope")
         del pool
-        settle()
+        drain()
 
 
 @case(native=OURS, timeout=90)
@@ -483,7 +483,7 @@ def upstreams_come_and_go():
         eq(int(t[-1]), i % 251, "contents")
         del t
     gc.collect()
-    settle()
+    drain()
     torch.cuda.empty_cache()
     eq((reserved(), len(_pools._kept)), (0, 0), "nothing stays")
 

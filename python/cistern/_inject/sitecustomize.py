@@ -20,7 +20,7 @@ class _Finder(object):
             return self.noticed(self.others(name, path, target))
         if name == "cistern" and path is None:
             theirs = self.others(name, path, target)
-            return theirs if self.foreign(theirs) else self.ours(name)
+            return theirs if self.is_other(theirs) else self.ours(name)
         return None
 
     def others(self, name, path, target):
@@ -54,7 +54,7 @@ class _Finder(object):
             sys.stderr.write("cistern: torch is imported in a way that cannot be followed, and left alone\n")
         return spec
 
-    def foreign(self, spec):
+    def is_other(self, spec):
         """Whether a package of this name is the program's own, and not another copy of this one."""
         origin = getattr(spec, "origin", None)
         return bool(origin) and not os.path.isdir(os.path.join(os.path.dirname(origin), "_inject"))
@@ -77,7 +77,7 @@ class _Finder(object):
 
         name = "cistern"
         there = sys.modules.get(name)
-        if self.foreign(getattr(there, "__spec__", None) if there else self.others(name, None, None)):
+        if self.is_other(getattr(there, "__spec__", None) if there else self.others(name, None, None)):
             name = "_cistern"
         if name not in sys.modules:
             from importlib.util import module_from_spec

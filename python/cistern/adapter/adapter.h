@@ -227,10 +227,10 @@ class Recorded {
   const bool on_;
 };
 
-// Unrecorded is for the time in which the library calls somebody: what the thread causes then is not the doing of the call that
+// Unrecorded is for the time in which the library calls other code: what the thread causes then does not belong to the call that
 // it makes of the library.
 struct Unrecorded {
-  Recorded nobody{Context(), nullptr};
+  Recorded none{Context(), nullptr};
 };
 int take_recorded(const Request& r, const Context& context, void** out);
 int release_recorded(void* ptr);

@@ -110,7 +110,7 @@ const Scope* scope_of(int device, Stream stream) {
 // Ends what was announced for captures that are over: those of streams that are not captured, unless their pool's scope is
 // open and the capture may be yet to come. An open scope does not count for the stream unless, and for none if all. The
 // caller holds the mutex.
-void settle(Stream unless = nullptr, bool all = false) {
+void end_captures(Stream unless = nullptr, bool all = false) {
   for (size_t i = 0; i < captures.size();) {
     const Announced a = captures[i];
     const bool open = !all && a.stream != unless && std::any_of(scopes.begin(), scopes.end(), [&](const Scope& s) {
@@ -147,7 +147,7 @@ void* take(std::size_t size, int device, Stream stream) {
     }
     // What a capture that never began, or failed, left behind would send this stream's requests into its pool.
     if (std::any_of(captures.begin(), captures.end(), [&](const Announced& a) { return a.stream == stream; }))
-      settle(stream);
+      end_captures(stream);
   }
   return lib.malloc(static_cast<ssize_t>(size), device, stream);
 }
@@ -231,7 +231,7 @@ CISTERN_EXPORT void cistern_plain_to_be_captured(Stream stream) { to_be_captured
 CISTERN_EXPORT void cistern_plain_begin_pool(int device, PoolId id, std::function<bool(Stream)> filter) {
   load();
   std::lock_guard<std::mutex> lock(pools_mutex);
-  settle(to_be_captured); // also of a capture of this stream that failed
+  end_captures(to_be_captured); // also of a capture of this stream that failed
   auto it = std::find_if(pools.begin(), pools.end(), [&](const Pool& p) { return p.device == device && p.id == id; });
   if (it == pools.end()) {
     const std::uint64_t name[2] = {id.first, id.second};
@@ -252,7 +252,7 @@ CISTERN_EXPORT void cistern_plain_end_pool(int device, PoolId id) {
       scopes.erase(std::next(s).base());
       break;
     }
-  settle();
+  end_captures();
 }
 
 CISTERN_EXPORT void cistern_plain_release_pool(int device, PoolId id) {
@@ -260,7 +260,7 @@ CISTERN_EXPORT void cistern_plain_release_pool(int device, PoolId id) {
   const auto it = std::find_if(pools.begin(), pools.end(), [&](const Pool& p) { return p.device == device && p.id == id; });
   if (it == pools.end() || --it->uses > 0)
     return;
-  settle();
+  end_captures();
   pools.erase(it);
   const std::uint64_t name[2] = {id.first, id.second};
   lib.pool_release(device, name);

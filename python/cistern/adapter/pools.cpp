@@ -240,9 +240,9 @@ bool over(Announced& a, cudaStream_t used) {
   return a.begun || a.thread == std::this_thread::get_id() || a.stream == used;
 }
 
-// settle ends the announcements of captures that are over; used is a stream that the calling thread uses. The lock is let go
+// end_captures ends the announcements of captures that are over; used is a stream that the calling thread uses. The lock is released
 // meanwhile.
-void settle(Lock& lock, DeviceIndex device, DevicePools& d, cudaStream_t used = nullptr) {
+void end_captures(Lock& lock, DeviceIndex device, DevicePools& d, cudaStream_t used = nullptr) {
   for (size_t i = 0; i < d.captures.size();) {
     Announced& a = d.captures[i];
     if (a.busy || !over(a, used)) {
@@ -329,7 +329,7 @@ void route(Request* r) {
   }
   // What a capture that never began, or failed, left behind would send this stream's requests into its pool.
   if (!d.captures.empty())
-    settle(lock, r->device, d, r->stream);
+    end_captures(lock, r->device, d, r->stream);
 }
 
 void Adapter::createOrIncrefPool(DeviceIndex device, MempoolId_t id, std::shared_ptr<cca::CUDAAllocator> allocator) {
@@ -398,7 +398,7 @@ void Adapter::beginAllocateToPool(DeviceIndex device, MempoolId_t id, std::funct
   touch(device);
   const cudaStream_t current = c10::cuda::getCurrentCUDAStream(device).stream();
   Lock lock(d.mutex);
-  settle(lock, device, d, current); // also of a capture of this stream that failed
+  end_captures(lock, device, d, current); // also of a capture of this stream that failed
   const bool within = is_capturing(current);
   const bool capture_follows = current != nullptr && current != cudaStreamLegacy && !within && !filter(current);
   d.pools[id].uses++;
@@ -426,7 +426,7 @@ void Adapter::endAllocateToPool(DeviceIndex device, MempoolId_t id) {
   TORCH_CHECK(found != d.scopes.end(), "endAllocatePool: not currently recording to mempool_id");
   d.scopes.erase(found);
   count(-1);
-  settle(lock, device, d, current);
+  end_captures(lock, device, d, current);
 }
 
 void Adapter::releasePool(DeviceIndex device, MempoolId_t id) {
@@ -439,7 +439,7 @@ void Adapter::releasePool(DeviceIndex device, MempoolId_t id) {
     Pool& p = find(d, id);
     if (--p.uses > 0)
       return;
-    settle(lock, device, d);
+    end_captures(lock, device, d);
     if (!take_unused(d, id, &gone))
       return; // the end of a capture ends it, or its home
   }

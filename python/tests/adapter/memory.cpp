@@ -101,15 +101,15 @@ void peers() {
 
 void out_of_memory() {
   cca::emptyCache();
-  int told = 0;
+  int observed = 0;
   cca::attachOutOfMemoryObserver([&](int64_t device, size_t size, size_t total, size_t) {
-    told++;
+    observed++;
     CHECK(device == 0 && size > 2 * GiB && total <= 8 * GiB);
   });
   OUT_OF_MEMORY(cca::raw_alloc(100 * GiB));
   THROWS(c10::OutOfMemoryError, "GPU 0 has a total capacity of 8.00 GiB of which ", cca::raw_alloc(100 * GiB));
   THROWS(c10::OutOfMemoryError, " is reserved by PyTorch but unallocated.\nCistern: held: ", cca::raw_alloc(100 * GiB));
-  CHECK(told == 3 && stats().num_ooms == 3);
+  CHECK(observed == 3 && stats().num_ooms == 3);
 
   cca::emptyCache();
   CHECK(cca::getMemoryFraction(0) == 1.0);

@@ -199,18 +199,18 @@ void others() {
 // memory.
 struct Outside {
   void* held;
-  Event told;
+  Event notified;
   static int ask(void* ctx, int device, uint64_t) {
     auto* o = static_cast<Outside*>(ctx);
     CHECK(device == 0);
     if (o->held == nullptr)
       return 0;
-    registry.gone = [o] { o->told.set(); };
+    registry.gone = [o] { o->notified.set(); };
     std::thread outside([o] {
       CHECK(LIB(cistern_release)(o->held) == CISTERN_OK);
       CHECK(LIB(cistern_trim)(0) == CISTERN_OK);
     });
-    const bool heard = o->told.wait();
+    const bool heard = o->notified.wait();
     CHECK(heard);
     if (heard)
       outside.join();

@@ -171,7 +171,7 @@ func Synthetic() *recording.File {
 	t.Events[9].Tag = 2
 	t.Failures = []*recording.Failure{{Event: 9, TimeUS: t.Events[9].TimeUS, PID: 77, Program: []string{"python", "a.py"}, Lines: []string{"one", "two"},
 		Requested: 1 << 40, Need: 1 << 40, Pool: recording.PoolID{0, 1}, Stream: 1<<63 + 5, Tag: 2, Library: 1, Thread: 4001, Stack: 2,
-		Steps: []recording.FailureStep{{Rung: "grow", Tries: 2, TookUS: 5, Note: "out of memory"}}, Limits: []recording.Limit{{Kind: "device", Bytes: 80 << 30, From: "cuMemGetInfo"}},
+		Steps: []recording.FailureStep{{Stage: "grow", Tries: 2, TookUS: 5, Note: "out of memory"}}, Limits: []recording.Limit{{Kind: "device", Bytes: 80 << 30, From: "cuMemGetInfo"}},
 		Others: []recording.Neighbour{{PID: 77, Name: "python", Bytes: 1 << 30, Self: true}}}, {Event: -1, Lines: []string{"no history"}}}
 	t.Final = []recording.Segment{
 		{Addr: base, Size: 20 * mib, Large: true, Expandable: true, Stack: 1, Blocks: []recording.Block{

@@ -190,7 +190,7 @@ type EventList struct {
 // Add appends e, with the memory charged.
 func (l *EventList) Add(b *input.Budget, e event.Event) error {
 	if len(l.latest) == cap(l.latest) {
-		if err := l.room(b); err != nil {
+		if err := l.reserve(b); err != nil {
 			return err
 		}
 	}
@@ -199,7 +199,7 @@ func (l *EventList) Add(b *input.Budget, e event.Event) error {
 	return nil
 }
 
-func (l *EventList) room(b *input.Budget) error {
+func (l *EventList) reserve(b *input.Budget) error {
 	if n := cap(l.latest); n < BlockEvents {
 		n = max(64, 4*n)
 		if err := b.Take(int64(n) * eventSize); err != nil {

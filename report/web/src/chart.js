@@ -15,7 +15,7 @@ const stepped = uPlot.paths.stepped({align: 1});
  * @param peakEvent where most was live
  * @param on {pick(event): a moment was chosen by a click, range(): what is shown has changed, timeOnly: events have no
  *     numbers that mean something, over: what is said where a line has ended}
- * @return {lanes: element below the plot for what shares its x axis, shown(): {min, max, width of it in pixels},
+ * @return {tracks: element below the plot for what shares its x axis, shown(): {min, max, width of it in pixels},
  *     moments(list of {event, label, color})}
  */
 export function memoryChart(host, timeline, lines, marks, peakEvent, on = {}) {
@@ -23,7 +23,7 @@ export function memoryChart(host, timeline, lines, marks, peakEvent, on = {}) {
   let plot = null;
   const tip = h('div', {class: 'tip', hidden: true});
   const canvasHost = h('div', {class: 'plot'});
-  const lanes = h('div', {class: 'lanes'});
+  const tracks = h('div', {class: 'tracks'});
   let moments = [];
   const overview = h('canvas', {class: 'overview', height: 44, title: 'The whole run; drag to choose a part'});
   const status = h('span', {class: 'muted range', 'aria-live': 'polite'});
@@ -54,7 +54,7 @@ export function memoryChart(host, timeline, lines, marks, peakEvent, on = {}) {
       button('+', 'Zoom in', () => zoomBy(0.5, (range[0] + range[1]) / 2)),
       button('\u2212', 'Zoom out', () => zoomBy(2, (range[0] + range[1]) / 2)),
       button('All', 'Show the whole run', () => setRange(...timeline.extent())))),
-    canvasHost, lanes, overview, tip);
+    canvasHost, tracks, overview, tip);
 
   function zoomTo(x, width) {
     setRange(x - width / 2, x + width / 2);
@@ -203,7 +203,7 @@ export function memoryChart(host, timeline, lines, marks, peakEvent, on = {}) {
   // The overview lies under the plot's own area.
   function alignOverview(u) {
     const r = devicePixelRatio || 1;
-    for (const el of [overview, lanes]) {
+    for (const el of [overview, tracks]) {
       el.style.marginLeft = `${u.bbox.left / r}px`;
       el.style.width = `${u.bbox.width / r}px`;
     }
@@ -293,8 +293,8 @@ export function memoryChart(host, timeline, lines, marks, peakEvent, on = {}) {
   }).observe(canvasHost);
   onScheme(build);
   return {
-    lanes,
-    shown: () => ({min: range[0], max: range[1], width: Math.max(1, Math.round(lanes.clientWidth))}),
+    tracks,
+    shown: () => ({min: range[0], max: range[1], width: Math.max(1, Math.round(tracks.clientWidth))}),
     moments(list) {
       moments = list;
       plot.redraw(false, false);

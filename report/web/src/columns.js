@@ -1,4 +1,4 @@
-// What the lanes below the chart draw: numbers for each column of pixels of the part of the run that is shown. Pure.
+// What the tracks below the chart draw: numbers for each column of pixels of the part of the run that is shown. Pure.
 
 /**
  * The columns of a range of x. An event belongs to the column that its x is in.

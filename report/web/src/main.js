@@ -12,7 +12,7 @@ import {Lives} from './lives.js';
 import {noStack, rangeName} from './tree.js';
 import {grouping} from './grouping.js';
 import {flame} from './flame.js';
-import {bandLane, callLane} from './lanes.js';
+import {bandTrack, callTrack} from './tracks.js';
 import {momentPicker} from './moment.js';
 import {growth} from './growth.js';
 import {differences} from './differences.js';
@@ -120,15 +120,15 @@ function moments(t, body, charts, chart, on, timeline, lives) {
   const groups = [tagged, libraries, threaded].filter(Boolean);
   const bandKinds = [...order.filter(Boolean), t.pool_names.length > 1 ? null : kinds.pool,
     t.stream_names.length > 1 ? null : kinds.stream].filter((x) => x && x !== kinds.size);
-  const lanes = [bandLane(charts, timeline, lives, peak, bandKinds, chart)];
-  if (lives.calls.n) lanes.push(callLane(charts, timeline, lives, t.call_kinds, stackName, chart));
+  const tracks = [bandTrack(charts, timeline, lives, peak, bandKinds, chart)];
+  if (lives.calls.n) tracks.push(callTrack(charts, timeline, lives, t.call_kinds, stackName, chart));
   let drawing = false;
   on.range = () => {
     if (drawing) return;
     drawing = true;
     requestAnimationFrame(() => {
       drawing = false;
-      lanes.forEach((lane) => lane.draw());
+      tracks.forEach((track) => track.draw());
     });
   };
 

@@ -22,9 +22,9 @@ export function check(ok, what) {
 }
 
 // A machine may be busy with other things for long: what does not come at all is to be found out, not what comes late.
-const patience = 180_000;
+const timeout = 180_000;
 
-const browser = await chromium.launch({executablePath, timeout: patience, args: ['--no-sandbox', '--disable-gpu', '--disable-gpu-watchdog']});
+const browser = await chromium.launch({executablePath, timeout: timeout, args: ['--no-sandbox', '--disable-gpu', '--disable-gpu-watchdog']});
 
 /** Runs tests one after the other, prints what is wrong, one line each, and exits with 1 if anything is. */
 export async function run(...tests) {
@@ -42,7 +42,7 @@ export async function run(...tests) {
 /** A page, opened offline, with everything it says or asks for held against it. */
 export async function open(path, options = {}) {
   const context = await browser.newContext({viewport: {width: 1280, height: 900}, offline: true, ...options});
-  context.setDefaultTimeout(patience);
+  context.setDefaultTimeout(timeout);
   const page = await context.newPage();
   const url = pathToFileURL(path).href;
   page.on('console', (m) => {
@@ -66,7 +66,7 @@ export function drawn(page) {
   }));
 }
 
-let left = patience; // of all tests together, so that a page that is wrong does not take for ever
+let left = timeout; // of all tests together, so that a page that is wrong does not take for ever
 
 /** What is read from a page as soon as it is as wanted, or in the end. */
 export async function until(read, wanted) {

@@ -205,19 +205,19 @@ async function moments(page, t) {
   const kinds = await page.locator('#calls [data-kind]').evaluateAll((x) => x.map((e) => ({...e.dataset})));
   check(JSON.stringify(kinds.map((k) => [k.kind, Number(k.calls), Number(k.bytes)])) === JSON.stringify(t.calls),
     `driver calls are ${JSON.stringify(kinds)}, want ${JSON.stringify(t.calls)}`);
-  const lanes = page.locator('#chart canvas.lane');
-  for (const variable of ['--c0', '--c1']) check(await pixels(page, '#chart canvas.lane', variable) > 100, `bands in ${variable} are not drawn`);
-  await lanes.first().scrollIntoViewIfNeeded();
-  const lane = await lanes.first().boundingBox();
-  await page.mouse.move(lane.x + Math.min(lane.width - 1, ((t.peak.event - min) / (max - min)) * lane.width), lane.y + 40);
+  const tracks = page.locator('#chart canvas.track');
+  for (const variable of ['--c0', '--c1']) check(await pixels(page, '#chart canvas.track', variable) > 100, `bands in ${variable} are not drawn`);
+  await tracks.first().scrollIntoViewIfNeeded();
+  const track = await tracks.first().boundingBox();
+  await page.mouse.move(track.x + Math.min(track.width - 1, ((t.peak.event - min) / (max - min)) * track.width), track.y + 40);
   await drawn(page);
   const banded = await page.locator('#chart tr[data-band]').evaluateAll((x) => x.reduce((a, e) => a + Number(e.dataset.bytes), 0));
   check(banded === t.peak.live, `the bands at the peak add up to ${banded}, want ${t.peak.live}`);
-  await lanes.nth(1).scrollIntoViewIfNeeded();
-  const calls = await lanes.nth(1).boundingBox();
+  await tracks.nth(1).scrollIntoViewIfNeeded();
+  const calls = await tracks.nth(1).boundingBox();
   await page.mouse.move(calls.x + 2, calls.y + 10);
   await drawn(page);
-  const call = await page.locator('#chart .lanes .tip').nth(1).innerText();
+  const call = await page.locator('#chart .tracks .tip').nth(1).innerText();
   check(call.includes('segment_alloc') && call.includes('20.00 MiB'), `hovering over a driver call says ${JSON.stringify(call)}`);
 
   at('growth');
@@ -346,9 +346,9 @@ async function labels() {
     at(`by ${by}`);
     await bands.selectOption(by);
     await page.locator('#chart select[aria-label="Horizontal axis"]').selectOption('event');
-    const lane = page.locator('#chart canvas.lane').first();
-    await lane.scrollIntoViewIfNeeded();
-    const box = await lane.boundingBox();
+    const track = page.locator('#chart canvas.track').first();
+    await track.scrollIntoViewIfNeeded();
+    const box = await track.boundingBox();
     await page.mouse.move(box.x + box.width - 1, box.y + 40); // the peak is the last event
     await drawn(page);
     const rows = await page.locator('#chart tr[data-band]').evaluateAll((x) => x.map((e) => [e.dataset.band, Number(e.dataset.bytes)]).filter((r) => r[1] > 0));
@@ -470,12 +470,12 @@ async function driver() {
   check(JSON.stringify(kinds) === JSON.stringify(expect.driver.calls), `driver calls are ${JSON.stringify(kinds)}`);
   const text = await page.locator('#calls').innerText();
   check(text.includes('753 us in all') && text.includes('700 us'), `driver calls are said to be ${JSON.stringify(text)}`);
-  const lane = page.locator('#chart canvas.lane').nth(1);
-  await lane.scrollIntoViewIfNeeded();
-  const box = await lane.boundingBox();
+  const track = page.locator('#chart canvas.track').nth(1);
+  await track.scrollIntoViewIfNeeded();
+  const box = await track.boundingBox();
   await page.mouse.move(box.x + box.width - 1, box.y + box.height - 4);
   await drawn(page);
-  const tip = await page.locator('#chart .lanes .tip').nth(1).innerText();
+  const tip = await page.locator('#chart .tracks .tip').nth(1).innerText();
   check(tip.includes('cuMemFree') && tip.includes('700 us') && tip.includes('4.00 MiB'), `hovering over the last call says ${JSON.stringify(tip)}`);
   await nothingMissing(page, 'body');
   await page.context().close();

@@ -9,13 +9,13 @@
 //	STANDIN_FAIL       calls that fail, and with which code: "cuMemCreate=2,cuMemMap=801"
 //	STANDIN_DEVICES    how many there are (1)
 //	STANDIN_VERSION    of CUDA (13000)
-//	STANDIN_FABRIC     "refused", "absent", "no handles" (not even POSIX), "no vmm"
+//	STANDIN_FABRIC     "refused", "missing", "no handles" (not even POSIX), "no vmm"
 //	STANDIN_ACTIVE     1: somebody else made the primary contexts
 //	STANDIN_CURRENT    the device whose context the program has current in every thread
 //	STANDIN_NOT_READY  1: events stay pending
 //	STANDIN_PEERS      0: no device can use the memory of another
 //
-// A symbol is left out by compiling with -DcuStreamGetId=absent. Streams, events and kernels are in work.c, sharing
+// A symbol is left out by compiling with -DcuStreamGetId=missing. Streams, events and kernels are in work.c, sharing
 // between processes in share.c, host, managed and pooled memory in memory.c, what only traced programs call in more.c.
 
 #include "standin.h"
@@ -143,7 +143,7 @@ CUresult cuDeviceGetAttribute(int *value, int attribute, int device) {
 	case 102: *value = !is("STANDIN_FABRIC", "no vmm"); break;
 	case 103: *value = 1; break;
 	case 110: *value = 1; break;
-	case 128: *value = !is("STANDIN_FABRIC", "absent"); break;
+	case 128: *value = !is("STANDIN_FABRIC", "missing"); break;
 	default: return report("cuDeviceGetAttribute", INVALID_VALUE, "%d", attribute);
 	}
 	return forced("cuDeviceGetAttribute");
@@ -368,7 +368,7 @@ CUresult cuMemCreate(uint64_t *handle, size_t size, const struct prop *prop, uns
 		r = INVALID_DEVICE;
 	else if ((prop->handles & 8) != 0 && is("STANDIN_FABRIC", "refused"))
 		r = NOT_PERMITTED;
-	else if ((prop->handles & 8) != 0 && is("STANDIN_FABRIC", "absent"))
+	else if ((prop->handles & 8) != 0 && is("STANDIN_FABRIC", "missing"))
 		r = NOT_SUPPORTED;
 	else if (prop->handles != 0 && is("STANDIN_FABRIC", "no handles"))
 		r = NOT_SUPPORTED;

@@ -20,7 +20,7 @@
 // "entries size" is how much lists of processes hold of each: 24 as documented for versions 2 and 3, 16 or 32 as drivers
 // of the series 535 and others really had it; a call without version has 16. Memory can be counted as some headers say,
 // what is reserved within what is used: "counts reserved=used". A symbol is left out by compiling with
-// -DnvmlDeviceGetMemoryInfo_v2=absent.
+// -DnvmlDeviceGetMemoryInfo_v2=missing.
 
 #include <pthread.h>
 #include <stdint.h>
@@ -346,13 +346,13 @@ nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t d, struct utilization *o
 	LEAVE
 }
 
-// list writes entries of the size that is wanted. With too little room nothing is written.
+// list writes entries of the size that is wanted. With too little space nothing is written.
 static int list(nvmlDevice_t d, int graphics, int size, unsigned *n, void *out) {
-	unsigned have = 0, room = *n;
+	unsigned have = 0, max = *n;
 	for (int i = 0; i < process_count; i++)
 		have += processes[i].device == (int)(d - devices) && processes[i].graphics == graphics;
 	*n = have;
-	if (have > room)
+	if (have > max)
 		return INSUFFICIENT_SIZE;
 	unsigned char *at = out;
 	for (int i = 0; i < process_count; i++) {

@@ -59,8 +59,8 @@ func elsewhere(f *recording.Failure) (bytes uint64, processes int) {
 	return bytes, processes
 }
 
-// told explains a failure of which the process wrote down what it saw.
-func (o *OOM) told(f *recording.Failure) {
+// fromProcess explains a failure of which the process wrote down what it saw.
+func (o *OOM) fromProcess(f *recording.Failure) {
 	size := units.FormatBytes
 	say := func(format string, args ...any) { o.Why = append(o.Why, fmt.Sprintf(format, args...)) }
 	o.Requested, o.Reserved, o.DeviceFree = f.Requested, f.Reserved, f.DeviceFree
@@ -102,11 +102,11 @@ func (o *OOM) told(f *recording.Failure) {
 		o.Cause = CauseCapacity
 		say("%s were held and %s asked for: %s, %s more than the %s that there were. No allocator could have met it.", size(held),
 			size(need), size(held+need), size(over), size(o.Capacity))
-	case f.Pinned > 0 && o.room()+f.Cached >= need && o.room()+f.Cached-min(f.Pinned, f.Cached) < need:
+	case f.Pinned > 0 && o.available()+f.Cached >= need && o.available()+f.Cached-min(f.Pinned, f.Cached) < need:
 		o.Cause = CausePinned
 		say("%s were free, but %s of that belong to captured graphs, which will use those addresses again: nobody else may have them.",
 			size(f.Cached), size(f.Pinned))
-	case f.Pending >= need && f.Cached+o.room() < need:
+	case f.Pending >= need && f.Cached+o.available() < need:
 		o.Cause = CausePending
 		say("%s were given back, but other streams still used them when the request failed.", size(f.Pending))
 	case o.LargestFree >= need:
@@ -119,8 +119,8 @@ func (o *OOM) told(f *recording.Failure) {
 			size(o.LargestFree))
 		var passed []string
 		for _, s := range f.Steps {
-			if strings.HasPrefix(s.Note, "off by the settings") && (s.Rung == "remap" || s.Rung == "lend" || s.Rung == "collect") {
-				passed = append(passed, s.Rung)
+			if strings.HasPrefix(s.Note, "off by the settings") && (s.Stage == "remap" || s.Stage == "lend" || s.Stage == "collect") {
+				passed = append(passed, s.Stage)
 			}
 		}
 		if len(passed) > 0 {
@@ -138,11 +138,11 @@ func raisePool(f *recording.Failure) string {
 	size := units.FormatBytes
 	need := inUnits(max(f.Need, f.Requested))
 	text := fmt.Sprintf("A limit of %s for the pool is enough", size(f.PoolHolds+need))
-	room, _ := limitInForce(f)
-	room -= min(room, f.Reserved-min(f.Reserved, f.Elsewhere))
+	available, _ := limitInForce(f)
+	available -= min(available, f.Reserved-min(f.Reserved, f.Elsewhere))
 	const unit = 2 << 20 // smaller pieces go to no other pool
-	room += (f.Cached - min(f.Cached, f.Pinned)) / unit * unit
-	if missing := need - min(need, room); f.DeviceTotal > 0 && f.Upstream == "" && missing > 0 {
+	available += (f.Cached - min(f.Cached, f.Pinned)) / unit * unit
+	if missing := need - min(need, available); f.DeviceTotal > 0 && f.Upstream == "" && missing > 0 {
 		text += fmt.Sprintf(", together with %s less held elsewhere, as the device, or a limit on all of it, had no more", size(missing))
 	}
 	if less := need - min(need, f.PoolLimit-min(f.PoolLimit, f.PoolHolds)); need <= f.PoolLimit {

@@ -1,10 +1,10 @@
-"""Sleep and wake: a model that trains and generates in turns on one GPU that has no room for both at once.
+"""Pause and resume: a model trains and generates in turns on a GPU whose memory is too small for both at once.
 
 Generation needs the weights and a large key-value cache, training needs the weights, gradients and the optimizer's state.
 What the other phase needs is paused: its physical memory goes back to the device, its addresses stay, so that nothing that
-points there has to be built anew. Weights that sleep are kept in page-locked host memory, the cache is dropped.
+points there has to be built anew. Paused weights are kept in page-locked host memory, the cache is dropped.
 
-    python sleep_wake.py
+    python pause_resume.py
 """
 import time
 
@@ -43,8 +43,8 @@ def main(width=4096, layers=16, rounds=3):
         cache = torch.zeros(8, GiB // 8, dtype=torch.uint8, device="cuda")
     address = cache.data_ptr()
     held("a model and its cache")
-    cistern.pause_buffers("4GiB")  # page-locked memory for what sleeps, got once
-    timed("the cache sleeps, dropped", cistern.pause, pool=cache_pool, keep="drop")
+    cistern.pause_buffers("4GiB")  # page-locked memory for paused contents, allocated once
+    timed("the cache is paused, dropped", cistern.pause, pool=cache_pool, keep="drop")
 
     for i in range(rounds):
         for _ in range(2):  # training
@@ -55,9 +55,9 @@ def main(width=4096, layers=16, rounds=3):
             optimizer.zero_grad(set_to_none=True)
         held(f"round {i + 1}: trained, loss {loss.detach().item():.5f}")
         del loss
-        timed("the optimizer's state sleeps", cistern.pause, tag="optimizer")
+        timed("the optimizer's state is paused", cistern.pause, tag="optimizer")
         torch.cuda.empty_cache()
-        timed("the cache wakes", cistern.resume, pool=cache_pool)
+        timed("the cache is resumed", cistern.resume, pool=cache_pool)
         assert cache.data_ptr() == address
 
         with torch.no_grad():  # generation
@@ -68,16 +68,16 @@ def main(width=4096, layers=16, rounds=3):
                 cache[step].fill_(step + 1)
             assert [int(row[-1]) for row in cache] == list(range(1, 9))
         held(f"round {i + 1}: generated")
-        timed("the cache sleeps, dropped", cistern.pause, pool=cache_pool, keep="drop")
-        timed("the optimizer's state wakes", cistern.resume, tag="optimizer")
+        timed("the cache is paused, dropped", cistern.pause, pool=cache_pool, keep="drop")
+        timed("the optimizer's state is resumed", cistern.resume, tag="optimizer")
 
-    # Between jobs everything sleeps: another process may have the GPU.
+    # Between jobs everything is paused: another process may have the GPU.
     before = [p.detach().clone().cpu() for p in model.parameters()]
-    timed("everything sleeps", cistern.pause)
-    held("asleep")
-    timed("everything wakes", cistern.resume)
+    timed("everything is paused", cistern.pause)
+    held("paused")
+    timed("everything is resumed", cistern.resume)
     assert all(torch.equal(a, p.detach().cpu()) for a, p in zip(before, model.parameters()))
-    held("awake, every bit where it was")
+    held("resumed, every bit where it was")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-package stackroom
+package stackspace
 
 import (
 	"os"
@@ -9,7 +9,7 @@ import (
 	"unsafe"
 )
 
-// TestMake: a stack is moved to make room, and not again while there is.
+// TestMake: a stack is moved to make space, and not again while there is.
 func TestMake(t *testing.T) {
 	moved := make(chan [2]bool)
 	go func() {
@@ -23,7 +23,7 @@ func TestMake(t *testing.T) {
 		before := uintptr(unsafe.Pointer(&here))
 		use(Bytes / 1024 * 3 / 4)
 		if uintptr(unsafe.Pointer(&here)) != before {
-			t.Error("the stack was moved for less than there is room for")
+			t.Error("the stack was moved for less than there is space for")
 		}
 		moved <- m
 	}()
@@ -53,7 +53,7 @@ func shrinks() bool {
 
 // TestKept: stacks shrink, and with the setting they do not.
 func TestKept(t *testing.T) {
-	if os.Getenv("STACKROOM_CHILD") != "" {
+	if os.Getenv("STACKSPACE_CHILD") != "" {
 		if shrinks() {
 			t.Error("a stack shrank")
 		}
@@ -63,7 +63,7 @@ func TestKept(t *testing.T) {
 		t.Error("a stack did not shrink without the setting, so that this test shows nothing")
 	}
 	cmd := exec.Command(os.Args[0], "-test.run=^TestKept$")
-	cmd.Env = append(os.Environ(), "STACKROOM_CHILD=1", "GODEBUG=gcshrinkstackoff=1")
+	cmd.Env = append(os.Environ(), "STACKSPACE_CHILD=1", "GODEBUG=gcshrinkstackoff=1")
 	if out, err := cmd.CombinedOutput(); err != nil || !strings.Contains(string(out), "PASS") {
 		t.Errorf("%v\n%s", err, out)
 	}

@@ -1,4 +1,4 @@
-// Room for what libraries keep for each thread. The C library's dynamic linker sets up a thread's memory before it knows
+// Space for what libraries keep for each thread. The C library's dynamic linker sets up a thread's memory before it knows
 // which libraries a program is linked to, once it audits; what these keep then comes out of a reserve of 2 KiB, which is
 // for libraries that are loaded later. rustc's library keeps 23 KiB: it does not start under any audit library. The
 // reserve can be made larger, by the environment and before a program starts. So a program whose libraries want more than
@@ -18,7 +18,7 @@ static const char tunables[] = "GLIBC_TUNABLES", reserve[] = "glibc.rtld.optiona
 
 static int started;
 static uint64_t fixed;         // bytes of libraries that must be in the reserve
-static uint64_t spare = ADDED; // how many find room there
+static uint64_t spare = ADDED; // how many fit there
 
 HIDDEN void has_started(void) { started = 1; }
 
@@ -126,7 +126,7 @@ static void again(void) {
 	sys3(SYS_execve, "/proc/self/exe", lists, variables); // its file is gone, or elsewhere by now
 }
 
-HIDDEN void room_for(const struct link_map *map) {
+HIDDEN void reserve_thread_storage(const struct link_map *map) {
 	if (started || map->l_prev == NULL)
 		return; // the program's own has its place with the first thread
 	int n = 0, is_fixed = 0;

@@ -1,4 +1,4 @@
-// Two lanes below the chart, on its x axis: live bytes in bands (by pool, stream, library, size or stack), and the calls by
+// Two tracks below the chart, on its x axis: live bytes in bands (by pool, stream, library, size or stack), and the calls by
 // which the recorded program got memory from the driver and gave it back, with the time each took where that is known.
 
 import {bytes, count, duration, hex} from './format.js';
@@ -18,13 +18,13 @@ const mostBands = 7; // one hue each, --c0 to --c6; all the rest share --c7
  * @param chart as memoryChart returns it
  * @return {draw()} to call when what the chart shows has changed
  */
-export function bandLane(bar, timeline, lives, peak, by, chart) {
-  const canvas = h('canvas', {class: 'lane', height: bandHeight, role: 'img', 'aria-label': 'Live bytes over time, in bands'});
+export function bandTrack(bar, timeline, lives, peak, by, chart) {
+  const canvas = h('canvas', {class: 'track', height: bandHeight, role: 'img', 'aria-label': 'Live bytes over time, in bands'});
   const tip = h('div', {class: 'tip', hidden: true});
   const legend = h('div', {class: 'legend'});
   const chosen = h('select', {'aria-label': 'Bands', onchange: choose}, by.map((x) => h('option', {value: x.key}, `bands by ${x.name}`)));
   bar.append(h('div', {class: 'bar bands'}, legend, h('div', {class: 'tools'}, chosen)));
-  chart.lanes.append(canvas, tip);
+  chart.tracks.append(canvas, tip);
   let kind = by[0];
   let order = [];
   let groups = null; // of each block
@@ -92,13 +92,13 @@ export function bandLane(bar, timeline, lives, peak, by, chart) {
  * @param kinds of calls by number
  * @param stackName frames of a stack
  */
-export function callLane(bar, timeline, lives, kinds, stackName, chart) {
+export function callTrack(bar, timeline, lives, kinds, stackName, chart) {
   const {calls} = lives;
   const totals = callTotals(calls, kinds);
   const timed = totals.some((x) => x.took > 0);
   if (timed) totals.sort((a, b) => b.took - a.took); // what cost most comes first
   const height = callHeight + (timed ? timeHeight : 0);
-  const canvas = h('canvas', {class: 'lane', height, role: 'img', 'aria-label': 'Driver calls over time'});
+  const canvas = h('canvas', {class: 'track', height, role: 'img', 'aria-label': 'Driver calls over time'});
   const tip = h('div', {class: 'tip', hidden: true});
   const arrow = (x) => (x.does > 0 ? '\u2191 ' : x.does < 0 ? '\u2193 ' : '');
   bar.append(h('div', {class: 'legend calls', id: 'calls'}, h('span', {class: 'muted'}, timed
@@ -107,7 +107,7 @@ export function callLane(bar, timeline, lives, kinds, stackName, chart) {
     h('i', {css: {'--key': `var(${x.does > 0 ? '--c0' : x.does < 0 ? '--c1' : '--c7'})`}}),
     `${arrow(x)}${x.name} ${count(x.calls)}${x.does ? `, ${bytes(x.bytes)}` : ''}${timed ? `, ${duration(x.took / 1e3)}` : ''}`)),
   timed ? h('span', {}, h('i', {css: {'--key': 'var(--c3)'}}), 'time in them') : null));
-  chart.lanes.append(canvas, tip);
+  chart.tracks.append(canvas, tip);
   let by = null;
   const half = callHeight / 2;
 
