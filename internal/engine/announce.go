@@ -84,16 +84,16 @@ func (d *Device) awaitPublished(w *observerWait) {
 	if d.publishDone == nil {
 		d.publishDone = make(chan struct{})
 	}
-	told := d.publishDone
+	published := d.publishDone
 	d.mu.Unlock()
 	defer d.mu.Lock()
 	if w == nil {
-		<-told
+		<-published
 		return
 	}
 	w.Poll(func() bool {
 		select {
-		case <-told:
+		case <-published:
 			return true
 		default:
 			return false

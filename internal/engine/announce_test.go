@@ -630,7 +630,7 @@ func TestPeerDuringOnMap(t *testing.T) {
 }
 
 // A request waits a second for one call that does not come back, longer for calls that do, and not for ever for anything.
-func TestOnUnmapPatience(t *testing.T) {
+func TestOnUnmapTimeout(t *testing.T) {
 	waited := func(call func(n int) uint64) (n int) {
 		for _, waits := range engine.Waits(2000, call) {
 			if !waits {

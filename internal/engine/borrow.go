@@ -70,7 +70,7 @@ func (c *request) borrowFrom(o *streamHeap) (heap.ID, error) {
 		}
 	}
 	id := o.blocks.TakeAt(best, at, n, c.size)
-	o.blocks.At(id).Uses = d.uses.lend(s.stream)
+	o.blocks.At(id).Uses = d.uses.borrowedBy(s.stream)
 	return id, nil
 }
 

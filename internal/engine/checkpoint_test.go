@@ -103,7 +103,7 @@ func TestRestoreFails(t *testing.T) {
 	w, err := whole.Alloc(4*mib, st)
 	must(t, err)
 	e.use(t, st, w, 4*mib)
-	foreign := e.alloc(t, mib, st)
+	other := e.alloc(t, mib, st)
 	was := pool.Blocks()
 	base := func(p cuda.Ptr) memory.Block {
 		b, err := e.a.Base(p)
@@ -126,7 +126,7 @@ func TestRestoreFails(t *testing.T) {
 	}{
 		"longer than its memory": {pool, with(ps[2], func(b *memory.Block) { b.Size, b.Requested = 64*mib, 64*mib })},
 		"not aligned":            {pool, with(ps[0], func(b *memory.Block) { b.Base += 256 })},
-		"of another pool":        {pool, append(slices.Clone(was), base(foreign))},
+		"of another pool":        {pool, append(slices.Clone(was), base(other))},
 		"nobody's":               {pool, with(ps[0], func(b *memory.Block) { b.Base = 1 << 46 })},
 		"twice":                  {pool, append(slices.Clone(was), was[0])},
 		"overlapping":            {pool, append(slices.Clone(was), memory.Block{Base: was[len(was)-1].Base + 512, Size: 512, Requested: 1})},
@@ -156,11 +156,11 @@ func TestRestoreFails(t *testing.T) {
 	before := len(events(e))
 	last := was[slices.IndexFunc(was, func(b memory.Block) bool { return b.Base == ps[3] })]
 	must(t, pool.Restore([]memory.Block{last, base(ps[0])}))
-	told := map[event.Kind]int{}
+	kinds := map[event.Kind]int{}
 	for _, x := range events(e)[before:] {
-		told[x.Kind]++
+		kinds[x.Kind]++
 	}
-	if d := cmp.Diff(told, map[event.Kind]int{event.FreeRequested: 2, event.FreeCompleted: 1, event.Alloc: 1}); d != "" {
+	if d := cmp.Diff(kinds, map[event.Kind]int{event.FreeRequested: 2, event.FreeCompleted: 1, event.Alloc: 1}); d != "" {
 		t.Error(d)
 	}
 	if err := e.a.Free(ps[1]); !errors.Is(err, memory.ErrUnknownPointer) {

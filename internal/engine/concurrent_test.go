@@ -69,9 +69,9 @@ func concurrent(t *testing.T, opts config.Options, inC bool, seed uint64, budget
 		OnFault: func(err error) { t.Errorf("%s: %v", what, err) }})
 	a, err := engine.New(drv, opts)
 	must(t, err)
-	var c *inFront
+	var c *cMagazines
 	if inC {
-		c = newInFront(a)
+		c = newCMagazines(a)
 	}
 	var live ranges
 	var streams [2][]*engine.Stream

@@ -101,7 +101,7 @@ func TestFreeOnUnused(t *testing.T) {
 			if durable {
 				h, own = e.streams[0].Handle(), e.streams[0]
 			}
-			c := newInFront(e.a)
+			c := newCMagazines(e.a)
 			pair := func(work time.Duration) {
 				p, err := c.alloc(e.dev, mib, own)
 				must(t, err)

@@ -64,7 +64,7 @@ func TestGaugesCountCalls(t *testing.T) {
 }
 
 // Gauges cost no Go memory, and wait for nobody who holds the device for long.
-func TestGaugesWaitForNobody(t *testing.T) {
+func TestGaugesDoNotWait(t *testing.T) {
 	e := newEngine(t, sim.Options{Capacity: 256 * mib}, config.Options{}, 2)
 	e.alloc(t, 10*mib, e.streams[0])
 	e.alloc(t, 10, e.streams[1])

@@ -258,7 +258,7 @@ func TestStreamsAndPoolsByTheMillion(t *testing.T) {
 
 // A stream inherits what one that is gone left behind where its memory cannot move: nothing more is got from the driver, and
 // the history tells whose it is.
-func TestLanesAreInherited(t *testing.T) {
+func TestArenasAreInherited(t *testing.T) {
 	for _, conf := range []string{"backend:malloc,history:4000", "single_handle:true,history:4000", "history:4000"} {
 		t.Run(conf, func(t *testing.T) {
 			s := newShortLived(t, conf, sim.CheckOrder)

@@ -17,36 +17,36 @@ import (
 	"github.com/cistern-gpu/cistern/memory"
 )
 
-// inFront does what cmd/libcistern/magazine.c does, in Go, where the race detector can watch: it meets requests and frees
-// from the magazines of streams as long as it may, and calls the engine otherwise. A nil *inFront always calls the engine.
-type inFront struct {
+// cMagazines does what cmd/libcistern/magazine.c does, in Go, where the race detector can watch: it meets requests and frees
+// from the magazines of streams as long as it may, and calls the engine otherwise. A nil *cMagazines always calls the engine.
+type cMagazines struct {
 	a *engine.Allocator
 
-	mu     sync.Mutex
-	fronts map[*engine.Stream]*magazine.Magazine // guarded by mu
-	blocks map[cuda.Ptr]inFrontBlock             // guarded by mu: what may be put into a magazine
+	mu        sync.Mutex
+	magazines map[*engine.Stream]*magazine.Magazine // guarded by mu
+	blocks    map[cuda.Ptr]cBlock                   // guarded by mu: what may be put into a magazine
 
 	thread    uint64 // guarded by mu: of the last call; another one each time unless alone
 	alone     bool
 	met, kept int // guarded by mu: requests and frees that the engine never saw
 }
 
-type inFrontBlock struct {
+type cBlock struct {
 	magazine.Token
 	flags *magazine.Flags
 	size  uint64
 }
 
-func newInFront(a *engine.Allocator) *inFront {
-	return &inFront{a: a, fronts: map[*engine.Stream]*magazine.Magazine{}, blocks: map[cuda.Ptr]inFrontBlock{}}
+func newCMagazines(a *engine.Allocator) *cMagazines {
+	return &cMagazines{a: a, magazines: map[*engine.Stream]*magazine.Magazine{}, blocks: map[cuda.Ptr]cBlock{}}
 }
 
-func (c *inFront) alloc(d *engine.Device, size uint64, st *engine.Stream) (cuda.Ptr, error) {
+func (c *cMagazines) alloc(d *engine.Device, size uint64, st *engine.Stream) (cuda.Ptr, error) {
 	if c == nil {
 		return d.Alloc(size, st)
 	}
 	c.mu.Lock()
-	f, thread := c.fronts[st], c.caller()
+	f, thread := c.magazines[st], c.caller()
 	c.mu.Unlock()
 	flags := d.MagazineFlags()
 	if f != nil && st.Device() == d && size != 0 && flags.Quick.Load() && f.TryLock() {
@@ -55,23 +55,23 @@ func (c *inFront) alloc(d *engine.Device, size uint64, st *engine.Stream) (cuda.
 		if o == magazine.Taken {
 			c.mu.Lock()
 			c.met++
-			c.blocks[cuda.Ptr(addr)] = inFrontBlock{magazine.Token{Magazine: f, Mark: mark}, flags, size}
+			c.blocks[cuda.Ptr(addr)] = cBlock{magazine.Token{Magazine: f, Mark: mark}, flags, size}
 			c.mu.Unlock()
 			return cuda.Ptr(addr), nil
 		}
 	}
-	p, ticket, err := d.AllocMagazine(size, st)
-	if ticket.Magazine != nil {
+	p, token, err := d.AllocMagazine(size, st)
+	if token.Magazine != nil {
 		c.mu.Lock()
-		c.fronts[st] = ticket.Magazine
-		c.blocks[p] = inFrontBlock{ticket, flags, size}
+		c.magazines[st] = token.Magazine
+		c.blocks[p] = cBlock{token, flags, size}
 		c.mu.Unlock()
 	}
 	return p, err
 }
 
 // caller is the number of the calling thread. The caller holds mu.
-func (c *inFront) caller() uint64 {
+func (c *cMagazines) caller() uint64 {
 	if !c.alone || c.thread == 0 {
 		c.thread++
 	}
@@ -79,7 +79,7 @@ func (c *inFront) caller() uint64 {
 }
 
 // forget is what C does before any call that needs the engine to see the block's free.
-func (c *inFront) forget(p cuda.Ptr) (inFrontBlock, bool) {
+func (c *cMagazines) forget(p cuda.Ptr) (cBlock, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	b, ok := c.blocks[p]
@@ -88,13 +88,13 @@ func (c *inFront) forget(p cuda.Ptr) (inFrontBlock, bool) {
 }
 
 // forgetAll is what C does when blocks are paused.
-func (c *inFront) forgetAll() {
+func (c *cMagazines) forgetAll() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	clear(c.blocks)
 }
 
-func (c *inFront) free(a *engine.Allocator, p cuda.Ptr) error {
+func (c *cMagazines) free(a *engine.Allocator, p cuda.Ptr) error {
 	if c == nil {
 		return a.Free(p)
 	}
@@ -115,13 +115,13 @@ func (c *inFront) free(a *engine.Allocator, p cuda.Ptr) error {
 }
 
 // freeOn is free on a stream: the magazine is for the block's own.
-func (c *inFront) freeOn(a *engine.Allocator, p cuda.Ptr, st *engine.Stream) error {
+func (c *cMagazines) freeOn(a *engine.Allocator, p cuda.Ptr, st *engine.Stream) error {
 	if c == nil {
 		return a.FreeOn(p, st)
 	}
 	c.mu.Lock()
 	b, ok := c.blocks[p]
-	own := ok && b.Magazine == c.fronts[st]
+	own := ok && b.Magazine == c.magazines[st]
 	c.mu.Unlock()
 	if own {
 		return c.free(a, p)
@@ -130,7 +130,7 @@ func (c *inFront) freeOn(a *engine.Allocator, p cuda.Ptr, st *engine.Stream) err
 	return a.FreeOn(p, st)
 }
 
-func (c *inFront) recordStream(a *engine.Allocator, p cuda.Ptr, st *engine.Stream) error {
+func (c *cMagazines) recordStream(a *engine.Allocator, p cuda.Ptr, st *engine.Stream) error {
 	if c != nil {
 		c.forget(p)
 	}
@@ -139,9 +139,9 @@ func (c *inFront) recordStream(a *engine.Allocator, p cuda.Ptr, st *engine.Strea
 
 // A pair of the same size, over and over, is none of the engine's business, nor are threads that share a stream; and the
 // statistics are those that the engine alone would have.
-func TestFrontPair(t *testing.T) {
+func TestMagazinePair(t *testing.T) {
 	e := newEngine(t, sim.Options{}, config.Options{}, 1)
-	c := newInFront(e.a)
+	c := newCMagazines(e.a)
 	c.alone = true
 	st := e.streams[0]
 	for _, size := range []uint64{512, mib, 20*mib + 1} {
@@ -179,9 +179,9 @@ func TestFrontPair(t *testing.T) {
 
 // The magazine holds as many blocks as it has slots, once the peak of free blocks allows it, and the engine looks at a
 // request only after it has freed them all.
-func TestFrontTray(t *testing.T) {
+func TestMagazineSlots(t *testing.T) {
 	e := newEngine(t, sim.Options{}, config.Options{}, 1)
-	c := newInFront(e.a)
+	c := newCMagazines(e.a)
 	st := e.streams[0]
 	const n = magazine.Capacity
 	var got [n]cuda.Ptr
@@ -221,11 +221,11 @@ func TestFrontTray(t *testing.T) {
 
 // Statistics, peaks included, are at every moment those of the same operations without a magazine, but for the number of
 // free blocks: in the magazine they do not merge.
-func TestFrontStatistics(t *testing.T) {
+func TestMagazineStatistics(t *testing.T) {
 	for seed := range uint64(20) {
 		with := newEngine(t, sim.Options{}, config.Options{}, 3)
 		without := newEngine(t, sim.Options{}, config.Options{}, 3)
-		c := newInFront(with.a)
+		c := newCMagazines(with.a)
 		rng := rand.New(rand.NewPCG(seed, 5))
 		sizes := make([]uint64, 12)
 		for i := range sizes {
@@ -257,7 +257,7 @@ func TestFrontStatistics(t *testing.T) {
 					"active": {x.Active, y.Active}, "requested": {x.Requested, y.Requested}, "allocated": {x.Allocated, y.Allocated},
 					"active bytes": {x.ActiveBytes, y.ActiveBytes}} {
 					if g[0] != g[1] {
-						t.Fatalf("seed %d, step %d: %s are %+v, without a front %+v", seed, step, name, g[0], g[1])
+						t.Fatalf("seed %d, step %d: %s are %+v, without a magazine %+v", seed, step, name, g[0], g[1])
 					}
 				}
 			case rng.IntN(10) == 0:
@@ -273,10 +273,10 @@ func TestFrontStatistics(t *testing.T) {
 
 // One thread's requests are given the very blocks that they would be given without a magazine, where temporaries come and go
 // between blocks that stay.
-func TestFrontPlacement(t *testing.T) {
+func TestMagazinePlacement(t *testing.T) {
 	with := newEngine(t, sim.Options{}, config.Options{}, 1)
 	without := newEngine(t, sim.Options{}, config.Options{}, 1)
-	c := newInFront(with.a)
+	c := newCMagazines(with.a)
 	c.alone = true
 	rng := rand.New(rand.NewPCG(3, 5))
 	var stay []cuda.Ptr
@@ -287,7 +287,7 @@ func TestFrontPlacement(t *testing.T) {
 			p, err := c.alloc(with.dev, size, with.streams[0])
 			must(t, err)
 			if q := without.alloc(t, size, without.streams[0]); p != q {
-				t.Fatalf("step %d: %d bytes at %#x, without a front at %#x", step, size, p, q)
+				t.Fatalf("step %d: %d bytes at %#x, without a magazine at %#x", step, size, p, q)
 			}
 			if rng.IntN(4) == 0 {
 				stay = append(stay, p)
@@ -310,9 +310,9 @@ func TestFrontPlacement(t *testing.T) {
 }
 
 // While history is on, the engine sees everything.
-func TestFrontHistory(t *testing.T) {
+func TestMagazineHistory(t *testing.T) {
 	e := newEngine(t, sim.Options{}, config.Options{}, 1)
-	c := newInFront(e.a)
+	c := newCMagazines(e.a)
 	st := e.streams[0]
 	pair := func() {
 		p, err := c.alloc(e.dev, mib, st)
@@ -349,9 +349,9 @@ func TestFrontHistory(t *testing.T) {
 
 // Of a stream on which an event could not be recorded only the context says when its work is over, also once it is promised to
 // last and has a magazine. A free that C does after that wait is not over with it.
-func TestFrontEpochAfterWait(t *testing.T) {
+func TestMagazineEpochAfterWait(t *testing.T) {
 	e := newEngine(t, sim.Options{Lag: time.Second, Check: sim.CheckUse}, config.Options{}, 0)
-	c := newInFront(e.a)
+	c := newCMagazines(e.a)
 	h := e.drv.NewStreamNonBlocking(0)
 	st, err := e.dev.Stream(h)
 	must(t, err)
@@ -378,9 +378,9 @@ func TestFrontEpochAfterWait(t *testing.T) {
 }
 
 // One in some requests looks after frees that wait for other streams.
-func TestFrontCollects(t *testing.T) {
+func TestMagazineCollects(t *testing.T) {
 	e := newEngine(t, sim.Options{Lag: time.Millisecond}, config.Options{}, 2)
-	c := newInFront(e.a)
+	c := newCMagazines(e.a)
 	for range 5 {
 		p, err := c.alloc(e.dev, mib, e.streams[0])
 		must(t, err)
@@ -410,7 +410,7 @@ func TestFrontCollects(t *testing.T) {
 }
 
 // A stream that may be destroyed, the per-thread one, another pool, and a routed stream have nothing to do with magazines.
-func TestFrontNot(t *testing.T) {
+func TestMagazineNot(t *testing.T) {
 	e := newEngine(t, sim.Options{}, config.Options{}, 1)
 	brief, err := e.dev.Stream(e.drv.NewStreamNonBlocking(0))
 	must(t, err)
@@ -418,11 +418,11 @@ func TestFrontNot(t *testing.T) {
 	must(t, err)
 	for _, st := range []*engine.Stream{brief, perThread} {
 		if _, f, err := e.dev.AllocMagazine(mib, st); f.Magazine != nil || err != nil {
-			t.Errorf("a front for stream %v (%v)", st.ID(), err)
+			t.Errorf("a magazine for stream %v (%v)", st.ID(), err)
 		}
 	}
 	st := e.streams[0]
-	c := newInFront(e.a)
+	c := newCMagazines(e.a)
 	p, err := c.alloc(e.dev, mib, st)
 	must(t, err)
 	must(t, c.free(e.a, p))
@@ -431,7 +431,7 @@ func TestFrontNot(t *testing.T) {
 	must(t, e.dev.Route(st, pool))
 	q, f, err := e.dev.AllocMagazine(mib, st)
 	if must(t, err); f.Magazine != nil {
-		t.Error("a front with a block of another pool")
+		t.Error("a magazine with a block of another pool")
 	}
 	if q == p {
 		t.Error("a routed stream was given a block of the default pool")
@@ -444,7 +444,7 @@ func TestFrontNot(t *testing.T) {
 }
 
 // Setting magazine:off.
-func TestFrontOff(t *testing.T) {
+func TestMagazineOff(t *testing.T) {
 	for text, want := range map[string]bool{"": true, "front:on": true, "front:off": false} {
 		opts, err := config.Parse(text)
 		must(t, err)
@@ -463,9 +463,9 @@ func TestFrontOff(t *testing.T) {
 
 // Threads that share a stream, and others that look on. What is counted at the end is what happened, and no block was
 // ever out twice.
-func TestFrontThreads(t *testing.T) {
+func TestMagazineThreads(t *testing.T) {
 	e := newEngine(t, sim.Options{}, config.Options{}, 2)
-	c := newInFront(e.a)
+	c := newCMagazines(e.a)
 	const goroutines, rounds = 4, 3000
 	var live ranges
 	var workers sync.WaitGroup
@@ -537,10 +537,10 @@ func TestFrontThreads(t *testing.T) {
 }
 
 // What C changes in one stream lies on cache lines of its own.
-func TestFrontLines(t *testing.T) {
+func TestMagazineLines(t *testing.T) {
 	for range 100 {
 		if f := magazine.New(511, 256*kib); uintptr(unsafe.Pointer(f))%64 != 0 || unsafe.Sizeof(*f)%64 != 0 {
-			t.Fatalf("a front of %d bytes at %p", unsafe.Sizeof(*f), f)
+			t.Fatalf("a magazine of %d bytes at %p", unsafe.Sizeof(*f), f)
 		}
 	}
 	if n := unsafe.Sizeof(magazine.Flags{}); n != 128 {
@@ -548,9 +548,9 @@ func TestFrontLines(t *testing.T) {
 	}
 }
 
-// BenchmarkFront is a population whose blocks are replaced one by one, as in BenchmarkChurn, through a magazine: frees go into
+// BenchmarkMagazine is a population whose blocks are replaced one by one, as in BenchmarkChurn, through a magazine: frees go into
 // the magazine, requests are the engine's.
-func BenchmarkFront(b *testing.B) {
+func BenchmarkMagazine(b *testing.B) {
 	for _, population := range []int{1000, 20000} {
 		b.Run(fmt.Sprint(population), func(b *testing.B) {
 			e := benchEngine(b, 1)
@@ -561,9 +561,9 @@ func BenchmarkFront(b *testing.B) {
 				must(b, err)
 				size[i] = x.Requested
 			}
-			_, ticket, err := e.dev.AllocMagazine(512, e.streams[0])
+			_, token, err := e.dev.AllocMagazine(512, e.streams[0])
 			must(b, err)
-			f, mark := ticket.Magazine, make([]uint32, population)
+			f, mark := token.Magazine, make([]uint32, population)
 			step := func() {
 				k := (c.order[c.n&(1<<16-1)] + c.n) % population
 				f.Lock()
@@ -574,11 +574,11 @@ func BenchmarkFront(b *testing.B) {
 				}
 				size[k] = c.sizes[(c.n*31+7)&(1<<16-1)]
 				c.n++
-				p, ticket, err := e.dev.AllocMagazine(size[k], e.streams[0])
+				p, token, err := e.dev.AllocMagazine(size[k], e.streams[0])
 				if err != nil {
 					b.Fatal(err)
 				}
-				c.blocks[k], mark[k] = p, ticket.Mark
+				c.blocks[k], mark[k] = p, token.Mark
 			}
 			for range 4 * population {
 				step()

@@ -42,7 +42,7 @@ type meddler struct {
 	short   *ending
 	capture *captured
 	pool    *engine.Pool
-	asleep  *captured // with its pool's memory paused, or not
+	paused  *captured // with its pool's memory paused, or not
 	pools   uint64
 	seen    map[string]int
 }
@@ -304,15 +304,15 @@ func (m *meddler) meddlePool() {
 // meddlePause pauses a pool with a block, or resumes it or frees the block.
 func (m *meddler) meddlePause() {
 	s := m.s
-	if m.asleep == nil {
+	if m.paused == nil {
 		m.pools++
 		p, err := s.dev.NewPool(memory.PoolID{10, m.pools})
 		if !s.failed("new pool", err) {
-			m.asleep = &captured{pool: p, st: m.streams[0]}
+			m.paused = &captured{pool: p, st: m.streams[0]}
 		}
 		return
 	}
-	x := m.asleep
+	x := m.paused
 	sel := engine.Selection{Pool: x.pool}
 	var refused *memory.PauseError
 	switch {
@@ -353,9 +353,9 @@ func (m *meddler) end() {
 	if m.pool != nil {
 		m.s.failed("release", m.pool.Release())
 	}
-	if m.asleep != nil {
-		m.freeAll(m.asleep.blocks)
-		m.s.failed("release", m.asleep.pool.Release())
+	if m.paused != nil {
+		m.freeAll(m.paused.blocks)
+		m.s.failed("release", m.paused.pool.Release())
 	}
 	m.freeAll(m.blocks)
 	for _, st := range m.streams {

@@ -18,10 +18,10 @@ import (
 // source is an upstream of some kind over the simulated device, which counts what is out of it.
 type source struct {
 	resource.Resource
-	name  string
-	told  func()       // called in every request
-	bytes atomic.Int64 // out
-	all   *sources     // of the device
+	name   string
+	called func()       // called in every request
+	bytes  atomic.Int64 // out
+	all    *sources     // of the device
 }
 
 // sources are the upstreams of a device.
@@ -37,8 +37,8 @@ type sources struct {
 var sourceKinds = []string{"device", "virtual", "managed", "pinned", "host_numa", "async"}
 
 // add makes an upstream.
-func (a *sources) add(kind string, told func()) (*source, error) {
-	s := &source{name: kind, told: told, all: a}
+func (a *sources) add(kind string, called func()) (*source, error) {
+	s := &source{name: kind, called: called, all: a}
 	var err error
 	switch kind {
 	case "device":
@@ -82,8 +82,8 @@ func (s *source) note(bytes int64) {
 }
 
 func (s *source) Alloc(size, align uint64, st cuda.Stream) (cuda.Ptr, error) {
-	if s.told != nil {
-		s.told()
+	if s.called != nil {
+		s.called()
 	}
 	p, err := s.Resource.Alloc(size, align, st)
 	if err == nil {
@@ -93,8 +93,8 @@ func (s *source) Alloc(size, align uint64, st cuda.Stream) (cuda.Ptr, error) {
 }
 
 func (s *source) Free(p cuda.Ptr, size, align uint64, st cuda.Stream) error {
-	if s.told != nil {
-		s.told()
+	if s.called != nil {
+		s.called()
 	}
 	err := s.Resource.Free(p, size, align, st)
 	if err == nil {
@@ -139,13 +139,13 @@ func (a *sources) close() (first error) {
 
 // kindOf gives a pool to come an upstream of some kind, a limit and a spill.
 func (w *world) kindOf(d *worldDevice, p *worldPool, o *config.PoolOptions) {
-	told := func() {
+	called := func() {
 		d.dev.Stats() // which looks at the peaks
 		w.raise(d)
 		w.seen["upstream"]++
 	}
 	add := func() *source {
-		s, err := d.sources.add(pick(w, sourceKinds), told)
+		s, err := d.sources.add(pick(w, sourceKinds), called)
 		if errors.Is(err, cuda.ErrOutOfMemory) { // it finds out what the device can do by making some memory
 			return nil
 		} else if err != nil {

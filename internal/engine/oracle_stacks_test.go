@@ -170,7 +170,7 @@ func TestHistoryOfStacks(t *testing.T) {
 func TestStacksThreads(t *testing.T) {
 	e := newEngine(t, sim.Options{Capacity: 256 * mib}, config.Options{}, 4)
 	e.a.KeepStacks(true)
-	c := newInFront(e.a)
+	c := newCMagazines(e.a)
 	stop := make(chan struct{})
 	var watchers, workers sync.WaitGroup
 	watch := func(f func()) {

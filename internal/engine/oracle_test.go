@@ -46,7 +46,7 @@ func configs(seed uint64) map[string]setup {
 	add("history", func(o *config.Options) { o.History = 50 })
 	for _, name := range []string{"default", "malloc", "ladder"} {
 		c := out[name]
-		c.front = true
+		c.magazines = true
 		out["front of "+name] = c
 	}
 	for _, name := range []string{"default", "malloc", "ready", "history"} {
@@ -61,7 +61,7 @@ func configs(seed uint64) map[string]setup {
 	}
 	for _, name := range []string{"default", "malloc", "single", "ready"} {
 		c := out[name]
-		c.told = true
+		c.observed = true
 		out["told of "+name] = c
 	}
 	for _, name := range []string{"default", "ready", "front of default", "told of default"} {
@@ -133,7 +133,7 @@ func (w *world) op(d *worldDevice) {
 	switch n := w.rng.IntN(1000); {
 	case n < 400:
 		size := w.size()
-		if w.cfg.front && w.chance(50) {
+		if w.cfg.magazines && w.chance(50) {
 			size = max(w.freed, 1) // the same again, as temporaries are
 		}
 		w.alloc(d, size, pick(w, d.streams))
@@ -266,12 +266,12 @@ func (w *world) invalid(d *worldDevice) {
 			w.fail("Alloc(%d) succeeded on a device of %d bytes", size, w.cfg.capacity)
 		}
 	}
-	foreign := []cuda.Ptr{1, 511, cuda.Ptr(w.rng.Uint64()), cuda.Ptr(w.rng.Uint64N(1 << 47)), ^cuda.Ptr(0), 1 << 48}
+	unknown := []cuda.Ptr{1, 511, cuda.Ptr(w.rng.Uint64()), cuda.Ptr(w.rng.Uint64N(1 << 47)), ^cuda.Ptr(0), 1 << 48}
 	if len(d.blocks) > 0 {
 		b := pick(w, d.blocks)
-		foreign = append(foreign, b.p+1, b.p+512, b.p-512, b.p+cuda.Ptr(b.rounded), b.p+1<<32)
+		unknown = append(unknown, b.p+1, b.p+512, b.p-512, b.p+cuda.Ptr(b.rounded), b.p+1<<32)
 	}
-	for _, p := range foreign {
+	for _, p := range unknown {
 		if w.live.has(uint64(p)) {
 			continue
 		}
@@ -312,7 +312,7 @@ func (w *world) newPool(d *worldDevice) {
 	case n < 30:
 		o.Kind = config.PoolSingleHandle
 	case n < 45:
-		u = &upstream{Resource: resource.Device(w.drv, d.id), told: func(string, uint64) {
+		u = &upstream{Resource: resource.Device(w.drv, d.id), observe: func(string, uint64) {
 			d.dev.Stats() // which looks at the peaks
 			w.raise(d)
 			w.seen["upstream"]++

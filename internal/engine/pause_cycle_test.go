@@ -131,8 +131,8 @@ func (p *pausing) check2() {
 // books are looked at. Each does some hundred things, however little a busy machine does in the time.
 func TestPauseThreads(t *testing.T) {
 	p := newPausing(t, sim.Options{Capacity: 600 * mib, Devices: 1}, config.Options{})
-	front := newInFront(p.a)
-	p.d.OnTokensEnd(front.forgetAll)
+	c := newCMagazines(p.a)
+	p.d.OnTokensEnd(c.forgetAll)
 	stop := time.Now().Add(3 * time.Second)
 	if testing.Short() {
 		stop = time.Now().Add(time.Second)
@@ -156,13 +156,13 @@ func TestPauseThreads(t *testing.T) {
 					size := uint64(1 + rng.IntN(400*kib))
 					var q cuda.Ptr
 					if tag == 0 {
-						q, err = front.alloc(p.d, size, st)
+						q, err = c.alloc(p.d, size, st)
 					} else {
 						q, err = p.d.AllocTagged(size, st, tag)
 					}
 					if errors.Is(err, cuda.ErrOutOfMemory) { // the faster the machine, the more is held by then, maybe all of it by the others
 						for _, q := range mine[len(mine)/2:] {
-							if err := front.free(p.a, q); err != nil {
+							if err := c.free(p.a, q); err != nil {
 								t.Error(err)
 							}
 						}
@@ -176,7 +176,7 @@ func TestPauseThreads(t *testing.T) {
 					mine = append(mine, q)
 				case n < 17 && len(mine) > 0:
 					i := rng.IntN(len(mine))
-					if err := front.free(p.a, mine[i]); err != nil {
+					if err := c.free(p.a, mine[i]); err != nil {
 						t.Error(err)
 						return
 					}
@@ -218,7 +218,7 @@ func TestPauseThreads(t *testing.T) {
 				}
 			}
 			for _, q := range mine {
-				if err := front.free(p.a, q); err != nil {
+				if err := c.free(p.a, q); err != nil {
 					t.Error(err)
 				}
 			}

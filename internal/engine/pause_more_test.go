@@ -51,19 +51,19 @@ func TestResumedMemoryIsThePeers(t *testing.T) {
 	}
 }
 
-// TestPausedBlockInTray: a free that C was in the middle of when its block was paused is not lost, and nobody gets the
+// TestPausedBlockInMagazine: a free that C was in the middle of when its block was paused is not lost, and nobody gets the
 // block from the magazine.
-func TestPausedBlockInTray(t *testing.T) {
+func TestPausedBlockInMagazine(t *testing.T) {
 	p := newPausing(t, sim.Options{}, config.Options{})
-	q, ticket, err := p.d.AllocMagazine(3*mib, p.st)
-	if err != nil || ticket.Magazine == nil {
+	q, token, err := p.d.AllocMagazine(3*mib, p.st)
+	if err != nil || token.Magazine == nil {
 		t.Fatal(err)
 	}
-	f := ticket.Magazine
+	f := token.Magazine
 	p.pause(all, config.PauseOptions{})
 	f.Lock()
-	if !f.Put(uint64(q), 3*mib, ticket.Mark, 1) {
-		f.PutBeyond(uint64(q), 3*mib, ticket.Mark)
+	if !f.Put(uint64(q), 3*mib, token.Mark, 1) {
+		f.PutBeyond(uint64(q), 3*mib, token.Mark)
 	}
 	if addr, _, o := f.Take(3*mib, false, 1); o == magazine.Taken {
 		t.Errorf("the tray gave out %#x, which has no memory", addr)

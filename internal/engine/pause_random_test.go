@@ -22,15 +22,15 @@ import (
 
 type pauseWorld struct {
 	*pausing
-	what    string
-	rng     *rand.Rand
-	streams []*engine.Stream
-	pools   []*engine.Pool
-	blocks  []*pausedLive
-	front   *inFront
-	reg     *registry
-	dir     string
-	seen    map[string]int
+	what      string
+	rng       *rand.Rand
+	streams   []*engine.Stream
+	pools     []*engine.Pool
+	blocks    []*pausedLive
+	magazines *cMagazines
+	reg       *registry
+	dir       string
+	seen      map[string]int
 }
 
 type pausedLive struct {
@@ -136,8 +136,8 @@ func (w *pauseWorld) step() {
 			b.size = 8 * (1 + w.rng.Uint64N(200000))
 		}
 		var err error
-		if b.pool == 0 && b.tag == 0 && w.front != nil {
-			b.p, err = w.front.alloc(w.d, b.size, b.st)
+		if b.pool == 0 && b.tag == 0 && w.magazines != nil {
+			b.p, err = w.magazines.alloc(w.d, b.size, b.st)
 		} else {
 			b.p, err = w.pools[b.pool].AllocTagged(b.size, b.st, b.tag)
 		}
@@ -158,7 +158,7 @@ func (w *pauseWorld) step() {
 		if len(w.blocks) > 0 {
 			b := w.blocks[w.rng.IntN(len(w.blocks))]
 			t := w.streams[w.rng.IntN(len(w.streams))]
-			if err := w.front.recordStream(w.a, b.p, t); err != nil {
+			if err := w.magazines.recordStream(w.a, b.p, t); err != nil {
 				w.fail("record stream: %v", err)
 			}
 		}
@@ -238,7 +238,7 @@ func (w *pauseWorld) freeBlock(i int) {
 	if w.paused()[b.p] > 0 {
 		w.seen["freed while paused"]++
 	}
-	if err := w.front.free(w.a, b.p); err != nil {
+	if err := w.magazines.free(w.a, b.p); err != nil {
 		w.fail("free: %v", err)
 	}
 }
@@ -374,8 +374,8 @@ func newPauseWorld(t *testing.T, seed uint64, seen map[string]int) *pauseWorld {
 		w.pools = append(w.pools, p)
 	}
 	if rng.IntN(2) == 0 {
-		w.front = newInFront(a)
-		d.OnTokensEnd(w.front.forgetAll)
+		w.magazines = newCMagazines(a)
+		d.OnTokensEnd(w.magazines.forgetAll)
 	}
 	return w
 }

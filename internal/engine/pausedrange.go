@@ -180,9 +180,9 @@ func (s *streamHeap) survey(list []*pausedRange, sel *Selection) map[*pausedRang
 // +checklocks:d.mu
 func (d *Device) decommit(s *streamHeap, id heap.ID, addr, size uint64, held bool) (gone uint64) {
 	type hit struct {
-		a      *pausedRange
-		zombie heap.ID
-		lo, n  uint64
+		a     *pausedRange
+		stale heap.ID
+		lo, n uint64
 	}
 	var hits []hit
 	start := id
@@ -212,7 +212,7 @@ func (d *Device) decommit(s *streamHeap, id heap.ID, addr, size uint64, held boo
 	}
 	for _, x := range hits {
 		if !x.a.busy {
-			x.a.mem.unmapEmpty(x.a, x.zombie, x.lo, x.n)
+			x.a.mem.unmapEmpty(x.a, x.stale, x.lo, x.n)
 		}
 	}
 	return gone
@@ -274,7 +274,7 @@ func (d *Device) refillHeap(s *streamHeap, list []*pausedRange) {
 	}
 	s.paused = slices.DeleteFunc(s.paused, func(a *pausedRange) bool { return done[a] })
 	type gap struct {
-		zombie          heap.ID
+		stale           heap.ID
 		lo, size, stamp uint64
 	}
 	var gaps []gap
@@ -288,7 +288,7 @@ func (d *Device) refillHeap(s *streamHeap, list []*pausedRange) {
 	// Backwards: a stale mapping may reach into what stays away, and what is cut off at its end has a new name.
 	for i := len(gaps) - 1; i >= 0; i-- {
 		x := gaps[i]
-		free := s.blocks.Map(s.blocks.ReapPart(x.zombie, x.lo, x.size), x.lo, x.size, x.stamp)
+		free := s.blocks.Map(s.blocks.ReapPart(x.stale, x.lo, x.size), x.lo, x.size, x.stamp)
 		if s.hot.Capture != 0 && !s.stream.timeline.IsOver(x.stamp) { // a pause that failed
 			s.blocks.Hold(free)
 			d.heldBack = append(d.heldBack, heldFree{s, free})

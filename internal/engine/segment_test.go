@@ -16,14 +16,14 @@ import (
 // upstream is a user's upstream: it tells of each call, may do anything while it is called, and counts what is out.
 type upstream struct {
 	resource.Resource
-	told func(what string, size uint64)
-	out  map[cuda.Ptr]uint64
-	fail error
+	observe func(what string, size uint64)
+	out     map[cuda.Ptr]uint64
+	fail    error
 }
 
 func (u *upstream) Alloc(size, align uint64, st cuda.Stream) (cuda.Ptr, error) {
-	if u.told != nil {
-		u.told("alloc", size)
+	if u.observe != nil {
+		u.observe("alloc", size)
 	}
 	if u.fail != nil {
 		return 0, u.fail
@@ -39,8 +39,8 @@ func (u *upstream) Alloc(size, align uint64, st cuda.Stream) (cuda.Ptr, error) {
 }
 
 func (u *upstream) Free(p cuda.Ptr, size, align uint64, st cuda.Stream) error {
-	if u.told != nil {
-		u.told("free", size)
+	if u.observe != nil {
+		u.observe("free", size)
 	}
 	if u.out[p] != size {
 		return errors.New("that was not handed out")
@@ -60,7 +60,7 @@ func TestUpstreamMayUseTheAllocator(t *testing.T) {
 	u := &upstream{Resource: resource.Device(e.drv, 0)}
 	pool, err := e.dev.NewPoolWith(memory.PoolID{0, 1}, config.PoolOptions{Upstream: u})
 	must(t, err)
-	u.told = func(what string, size uint64) {
+	u.observe = func(what string, size uint64) {
 		e.dev.Stats()
 		must(t, pool.Trim())
 		if what == "alloc" {

@@ -85,7 +85,7 @@ func TestManyShortLivedStreams(t *testing.T) {
 }
 
 // A stream whose arenas were dissolved because it may have been gone goes on as if nothing had happened.
-func TestDissolvedLaneComesBack(t *testing.T) {
+func TestDissolvedArenaComesBack(t *testing.T) {
 	e := newEngine(t, sim.Options{Check: sim.CheckOrder, OnFault: func(err error) { t.Error(err) }}, config.Options{}, 0)
 	type user struct {
 		h  cuda.Stream
@@ -129,7 +129,7 @@ func TestDissolvedLaneComesBack(t *testing.T) {
 }
 
 // Lanes are dissolved under the hands of threads that use them.
-func TestLanesDissolveConcurrently(t *testing.T) {
+func TestArenasDissolveConcurrently(t *testing.T) {
 	e := newEngine(t, sim.Options{Capacity: 1 << 30, Lag: 100 * time.Microsecond, Check: sim.CheckOrder, OnFault: func(err error) { t.Error(err) }}, config.Options{}, 0)
 	n := 1500
 	if testing.Short() {

@@ -200,7 +200,7 @@ func (s *transcript) line(f []string) {
 			case "single":
 				o.Kind = config.PoolSingleHandle
 			case "custom":
-				o.Upstream = &upstream{Resource: resource.Device(s.drv, 0), told: func(what string, size uint64) {
+				o.Upstream = &upstream{Resource: resource.Device(s.drv, 0), observe: func(what string, size uint64) {
 					s.say("upstream of %s: %s %s", f[0], what, kibs(size))
 				}}
 			case "whole":

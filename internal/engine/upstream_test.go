@@ -175,11 +175,11 @@ func TestHostMemoryIsNotUnderTheLimit(t *testing.T) {
 func TestPoolLimit(t *testing.T) {
 	for name, o := range map[string]config.PoolOptions{"chunks": {}, "malloc": {Kind: config.PoolMalloc}, "single": {Kind: config.PoolSingleHandle},
 		"upstream": {Upstream: newShelf(1<<30, hostMemory)}, "whole": {NoSplit: true}} {
-		for _, told := range []bool{false, true} {
-			t.Run(fmt.Sprint(name, told), func(t *testing.T) {
+		for _, observed := range []bool{false, true} {
+			t.Run(fmt.Sprint(name, observed), func(t *testing.T) {
 				e := checked(t, config.Options{}, 512*mib, 2)
 				st, other := e.streams[0], e.streams[1]
-				if told {
+				if observed {
 					e.dev.OnUnmap(func(cuda.Ptr, uint64) {})
 				}
 				asked := 0

@@ -40,8 +40,8 @@ func (l *useLists) add(u heap.Uses, t *Stream) heap.Uses {
 	return u.WithList(i)
 }
 
-// lend is a list of the one stream that a block was lent to.
-func (l *useLists) lend(t *Stream) heap.Uses {
+// borrowedBy is a list of the one stream that a block was lent to.
+func (l *useLists) borrowedBy(t *Stream) heap.Uses {
 	u := l.add(0, t)
 	l.entries[u.List()].borrower = true
 	return u

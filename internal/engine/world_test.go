@@ -65,7 +65,7 @@ type world struct {
 	cfg  setup
 	drv  *sim.Driver
 	a    *engine.Allocator
-	c    *inFront
+	c    *cMagazines
 	rng  *rand.Rand
 	step int
 	kept bool // blocks remember stacks
@@ -76,21 +76,21 @@ type world struct {
 	// upstreams are those of all pools that have one of their own.
 	upstreams []*upstream
 	seen      map[string]int // how often each kind of thing happened, so that a test can say that it tests anything
-	reg       *registry      // with told
+	reg       *registry      // with observed
 }
 
 // setup is what a sequence of operations is run under.
 type setup struct {
-	opts     config.Options
-	devices  int
-	capacity uint64
-	lag      time.Duration
-	front    bool // requests and frees come through the C library's magazines
-	told     bool // somebody is told of all memory that is mapped and unmapped
-	stacks   bool // requests name stacks
-	tight    bool // the limits of pools and devices meet large chunks
-	kinds    bool // pools are of every kind of memory, have limits and spill; requests have labels
-	sharing  bool // RecordStream and FreeOn are used; the moment at which such a free completes is then the engine's to choose
+	opts      config.Options
+	devices   int
+	capacity  uint64
+	lag       time.Duration
+	magazines bool // requests and frees come through the C library's magazines
+	observed  bool // an observer is notified of all memory that is mapped and unmapped
+	stacks    bool // requests name stacks
+	tight     bool // the limits of pools and devices meet large chunks
+	kinds     bool // pools are of every kind of memory, have limits and spill; requests have labels
+	sharing   bool // RecordStream and FreeOn are used; the moment at which such a free completes is then the engine's to choose
 }
 
 type worldDevice struct {
@@ -171,7 +171,7 @@ func newWorld(t testing.TB, cfg setup, what string) *world {
 	w.drv = sim.New(sim.Options{Devices: cfg.devices, Capacity: cfg.capacity, HostCapacity: cfg.capacity, Lag: cfg.lag, Check: sim.CheckOrder,
 		OnFault: func(err error) { w.fail("%v", err) }})
 	drv := cuda.Driver(w.drv)
-	if cfg.told {
+	if cfg.observed {
 		w.reg = newRegistry(w.fail)
 		drv = watch(w.drv, w.reg, true)
 	}
@@ -180,15 +180,15 @@ func newWorld(t testing.TB, cfg setup, what string) *world {
 		w.fail("New: %v", err)
 	}
 	w.a = a
-	if cfg.front {
-		w.c = newInFront(a)
+	if cfg.magazines {
+		w.c = newCMagazines(a)
 	}
 	for i := range cfg.devices {
 		d := &worldDevice{id: cuda.Device(i), limit: cfg.opts.Limit, sources: &sources{drv: drv, dev: cuda.Device(i)}}
 		if d.dev, err = a.Device(d.id); err != nil {
 			w.fail("Device: %v", err)
 		}
-		if cfg.told {
+		if cfg.observed {
 			d.dev.OnMap(w.reg.mapped)
 			d.dev.OnUnmap(w.reg.unmapped)
 		}
@@ -600,7 +600,7 @@ func (w *world) check(d *worldDevice) {
 	is("active", s.Active.All.Current, d.now.blocks)
 	is("active bytes", s.ActiveBytes.All.Current, d.now.allocated)
 	is("peak of active bytes", s.ActiveBytes.All.Peak, d.peak.allocated)
-	if w.cfg.told || w.cfg.kinds || d.failed { // others see the moment at which somebody is told of memory that nobody has yet
+	if w.cfg.observed || w.cfg.kinds || d.failed { // others see the moment at which somebody is told of memory that nobody has yet
 		if s.InactiveBytes.All.Peak < int64(d.inactive) || s.InactiveBytes.All.Peak > s.Reserved.All.Peak {
 			w.fail("the peak of inactive bytes is %d, %d were seen", s.InactiveBytes.All.Peak, d.inactive)
 		}
