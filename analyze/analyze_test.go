@@ -399,11 +399,11 @@ func TestTuneRecommendsWhatHolds(t *testing.T) {
 		t.Errorf("replayed alone, %q reserves %d, %v; want %d", tn.Best.AllocConf, again.PeakReserved, err,
 			tn.Best.Result.PeakReserved)
 	}
-	front := 0
+	frontier := 0
 	for i := range tn.Choices {
 		a := &tn.Choices[i]
 		if a.Frontier {
-			front++
+			frontier++
 		}
 		for k := range tn.Choices {
 			b := &tn.Choices[k]
@@ -413,7 +413,7 @@ func TestTuneRecommendsWhatHolds(t *testing.T) {
 			}
 		}
 	}
-	if front == 0 {
+	if frontier == 0 {
 		t.Error("nothing is on the frontier")
 	}
 }

@@ -154,8 +154,8 @@ func TestSlowPageInBrowser(t *testing.T) {
 	}
 }
 
-// TestFrontEnd runs the tests of the page's script that need no browser.
-func TestFrontEnd(t *testing.T) {
+// TestPageScript runs the tests of the page's script that need no browser.
+func TestPageScript(t *testing.T) {
 	node, err := exec.LookPath("node")
 	if err != nil {
 		if os.Getenv("CISTERN_BROWSER_TEST") == "1" {

@@ -251,7 +251,7 @@ void read(DeviceIndex device) {
   if (!d.on)
     return;
   const Telling telling(d);
-  std::vector<TraceEntry> untold;
+  std::vector<TraceEntry> pending;
   {
     std::lock_guard<std::mutex> lock(d.mutex);
     cistern_event events[64];
@@ -264,11 +264,11 @@ void read(DeviceIndex device) {
         if (const auto te = note(device, events[i])) {
           keep(*te);
           if (telling.list && !of_segment(te->action_))
-            untold.push_back(*te);
+            pending.push_back(*te);
         }
     } while (n == std::size(events));
   }
-  for (const TraceEntry& te : untold)
+  for (const TraceEntry& te : pending)
     tell(*telling.list, te);
 }
 
