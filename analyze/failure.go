@@ -37,7 +37,7 @@ const MaxFailures = 5
 // FailureReport is all that can be said of one request that failed.
 type FailureReport struct {
 	OOM
-	Sentence string `json:"sentence"` // what was asked for and why it was not to be had, without a full stop
+	Sentence string `json:"sentence"` // what was requested and why it could not be allocated, without a full stop
 	// MetLater is the event at which a request of the same size was met after all, nil if none was.
 	MetLater *int     `json:"met_later_at_event"`
 	Message  []string `json:"message"` // of the exception, line by line
@@ -283,10 +283,10 @@ func inUnits(need uint64) uint64 {
 	return (need + unit - 1) / unit * unit
 }
 
-// inOneSentence is what was asked for and why it was not to be had.
+// inOneSentence is what was requested and why it could not be allocated.
 func (x *FailureReport) inOneSentence() string {
 	size := units.FormatBytes
-	asked := size(x.Requested) + " could not be had: "
+	asked := size(x.Requested) + " could not be allocated: "
 	switch x.Cause {
 	case CauseCapacity:
 		if x.Capacity == 0 {

@@ -149,7 +149,7 @@ func (o *OOM) explain(pieces bool) {
 			if o.DeviceFree < o.Requested {
 				say("Beside it the limit left %s, less than the %s asked for.", size(o.DeviceFree), size(o.Requested))
 			} else {
-				say("Beside it the limit left %s: room for the %s asked for, but not for the segment that this policy takes "+
+				say("Beside it the limit left %s: enough for the %s asked for, but not for the segment that this policy takes "+
 					"from the driver for it.", size(o.DeviceFree), size(o.Requested))
 			}
 			return

@@ -96,7 +96,7 @@ func (o *OOM) fromProcess(f *recording.Failure) {
 		if processes > 1 {
 			who = fmt.Sprintf("%d other processes", processes)
 		}
-		say("%s were held and %s asked for: %s, and the device had room for %s, since %s held %s of its %s.", size(held), size(need),
+		say("%s were held and %s asked for: %s, and the device had %s for it, since %s held %s of its %s.", size(held), size(need),
 			size(held+need), size(o.Capacity), who, size(others), size(f.DeviceTotal))
 	case over > 0:
 		o.Cause = CauseCapacity
@@ -104,14 +104,14 @@ func (o *OOM) fromProcess(f *recording.Failure) {
 			size(need), size(held+need), size(over), size(o.Capacity))
 	case f.Pinned > 0 && o.available()+f.Cached >= need && o.available()+f.Cached-min(f.Pinned, f.Cached) < need:
 		o.Cause = CausePinned
-		say("%s were free, but %s of that belong to captured graphs, which will use those addresses again: nobody else may have them.",
+		say("%s were free, but %s of that belong to captured graphs, which will use those addresses again: no other request may use them.",
 			size(f.Cached), size(f.Pinned))
 	case f.Pending >= need && f.Cached+o.available() < need:
 		o.Cause = CausePending
 		say("%s were given back, but other streams still used them when the request failed.", size(f.Pending))
 	case o.LargestFree >= need:
 		o.Cause = CauseCached
-		say("%s were free in one piece, of %s in all: in another pool or class of sizes, or of a kind of memory that cannot be lent.",
+		say("%s were free in one piece, of %s in all: in another pool or class of sizes, or of a kind of memory that other pools cannot use.",
 			size(o.LargestFree), size(o.FreeInside))
 	default:
 		o.Cause = CauseFragmentation

@@ -46,8 +46,8 @@ func (s *searching) own() error {
 		s.out.Caveat = "replayed with its own settings the run gets what it asked for. What stood in its way is not in the record: another " +
 			"process, threads in another order, memory outside the allocator"
 	case s.x.CapacityFrom != "given" && first.FailedEvent != nil && *first.FailedEvent < s.x.Event:
-		s.out.Caveat = fmt.Sprintf("replayed with its own settings the run ends before this request, at event %d. It held more then than could "+
-			"be had when the request failed, or the replay packs worse than the run did", *first.FailedEvent)
+		s.out.Caveat = fmt.Sprintf("replayed with its own settings the run ends before this request, at event %d. It reserved more then than "+
+			"was available when the request failed, or the replay packs worse than the run did", *first.FailedEvent)
 	}
 	return nil
 }

@@ -206,7 +206,7 @@ func (d *perfettoDevice) write(pid uint64, whose string) {
 	kinds := t.Counts()
 	if len(t.InitialSegments) > 0 || kinds[event.SegmentAlloc]+kinds[event.SegmentMap] > 0 {
 		d.counter("reserved: held from the driver", func(w *walker) uint64 { return w.reserved })
-		d.driver = d.track(d.process, "driver: segments got and given back", nil)
+		d.driver = d.track(d.process, "driver: segments allocated and freed", nil)
 	}
 	if len(t.Streams) > 1 {
 		d.breakdown("live by stream", len(t.Streams), func(i int) string { return "live on stream " + streamName(t.Streams[i]) },
@@ -419,7 +419,7 @@ func (d *perfettoDevice) instant(i int, e *event.Event, ns uint64) {
 		return
 	}
 	if track == 0 { // given back without having been got
-		d.driver = d.track(d.process, "driver: segments got and given back", nil)
+		d.driver = d.track(d.process, "driver: segments allocated and freed", nil)
 		track = d.driver
 	}
 	d.body = number(d.body[:0], eventType, typeInstant)

@@ -178,7 +178,7 @@ func (e *OutOfMemoryError) holders(names Names) string {
 	if len(e.Stacks) == 0 && len(e.Tags) == 0 {
 		text := units.FormatBytes(e.Allocated)
 		if e.Allocated != 0 {
-			text += ", by whom was not kept: settings stacks:python or stacks:native, and tags, keep it"
+			text += ", without stacks and tags: the settings stacks:python and stacks:native record stacks"
 		}
 		parts = append([]string{text}, parts...)
 	}
@@ -241,7 +241,7 @@ func (e *OutOfMemoryError) help() string {
 	case have < need:
 		items = append(items, fmt.Sprintf("at least %s less in use", units.FormatBytes(need-have)))
 	case available < need:
-		items = append(items, fmt.Sprintf("less in pieces: %s are free or to be had, but the largest free block for this is %s", units.FormatBytes(have), units.FormatBytes(e.Largest)))
+		items = append(items, fmt.Sprintf("less in pieces: %s are free or available, but the largest free block for this is %s", units.FormatBytes(have), units.FormatBytes(e.Largest)))
 	}
 	if others := e.DriverTotal - min(e.DriverTotal, e.DriverFree+held); have < need && e.DriverFree < need && others >= need-have {
 		items = append(items, fmt.Sprintf("less for contexts, other allocators and other processes, which have %s of the device", units.FormatBytes(others)))

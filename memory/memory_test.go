@@ -39,7 +39,7 @@ func TestOutOfMemoryError(t *testing.T) {
 		DriverFree: 7 * mib, DriverTotal: 80 * mib, Upstream: "managed", Tried: memory.StageFit | memory.StageGrow, Cause: cause}
 	want := "out of memory on device 1: tried to allocate 100.00 MiB of managed memory; 50.00 MiB reserved, 40.00 MiB of it allocated, 5.00 MiB more paused, " +
 		"limit 64.00 MiB, of it 45.00 MiB in pool {1, 2}, whose limit is 52.00 MiB, 7.00 MiB free on the device, 2.00 MiB waiting for other streams, " +
-		"3.00 MiB cached in pools that cannot lend; tried: fit+grow"
+		"3.00 MiB cached in pools that others cannot use; tried: fit+grow"
 	if e.Error() != want {
 		t.Errorf("%s\nwant:\n%s", e, want)
 	}

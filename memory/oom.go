@@ -72,7 +72,7 @@ func (e *OutOfMemoryError) Error() string {
 		fmt.Fprintf(&b, ", %s waiting for other streams", units.FormatBytes(e.Pending))
 	}
 	if e.Pinned+e.Other != 0 {
-		fmt.Fprintf(&b, ", %s cached in pools that cannot lend", units.FormatBytes(e.Pinned+e.Other))
+		fmt.Fprintf(&b, ", %s cached in pools that others cannot use", units.FormatBytes(e.Pinned+e.Other))
 	}
 	fmt.Fprintf(&b, "; tried: %s", e.Tried)
 	return b.String()

@@ -55,7 +55,7 @@ type PoolStats struct {
 	Blocks                 int64  // handed out
 }
 
-// Gauges are the figures of a device that somebody watches: bytes at one moment, and counts since the start, which
+// Gauges are the figures of a device that a reader watches: bytes at one moment, and counts since the start, which
 // ResetAccumulated does not change.
 type Gauges struct {
 	Reserved  uint64 // physical memory held

@@ -94,7 +94,7 @@ func (f *failureText) answer() string {
 	x := f.x
 	switch {
 	case len(x.Remedies) > 0 && x.Caveat == "":
-		return "What would have met it: " + f.s.paint(clean(x.Remedies[0].Title), green) + "."
+		return "This would have met it: " + f.s.paint(clean(x.Remedies[0].Title), green) + "."
 	case x.Advice != "":
 		return clean(x.Advice)
 	case len(x.Remedies) > 0:
@@ -104,7 +104,7 @@ func (f *failureText) answer() string {
 		return fmt.Sprintf("Nothing that was tried has room for what would have followed; %s meets the request alone.", clean(x.Tried[i].Title))
 	case x.Searched && len(x.Floors) > 0:
 		f0 := x.Floors[0]
-		return fmt.Sprintf("Nothing that was tried meets it within %s; the least that would do is %s, with %s.",
+		return fmt.Sprintf("Nothing that was tried meets it within %s; the smallest capacity that suffices is %s, with %s.",
 			units.FormatBytes(x.Capacity), units.FormatBytes(f0.Capacity), clean(f0.Who))
 	}
 	return ""
@@ -143,12 +143,12 @@ func (f *failureText) head(text string) { fmt.Fprintf(f.w, "\n%s\n", f.s.paint(t
 
 func (f *failureText) holders() {
 	h := &f.x.Held
-	unknown := "allocated before the history began, by nobody that it knows"
+	unknown := "allocated before the history began, by unknown callers"
 	if h.Blocks > 0 {
-		f.head(fmt.Sprintf("who held it: %s in %s", units.FormatBytes(h.Allocated), plural(h.Blocks, "block")))
+		f.head(fmt.Sprintf("allocations: %s in %s", units.FormatBytes(h.Allocated), plural(h.Blocks, "block")))
 	} else { // the file was cut off before them, or never had them
-		f.head("who held it: " + units.FormatBytes(h.Allocated))
-		unknown = "in blocks that the file does not tell of"
+		f.head("allocations: " + units.FormatBytes(h.Allocated))
+		unknown = "in blocks that the file does not list"
 	}
 	var rest analyze.Share
 	for i, x := range h.Stack {
@@ -224,7 +224,7 @@ func (f *failureText) frames(frames []string, named string) {
 
 func (f *failureText) remedies() {
 	x := f.x
-	f.head("what would have met it")
+	f.head("remedies")
 	if !x.Searched {
 		f.say("  ", "Nothing was replayed: "+clean(x.Unsearched)+".")
 		f.lessLive()
@@ -315,7 +315,7 @@ func (f *failureText) remedy(i int, m *analyze.Remedy) {
 		f.say("     ", "- "+clean(b))
 	}
 	if len(known) > 0 {
-		f.say("     ", "- as said under "+strings.Join(known, " and "))
+		f.say("     ", "- as under "+strings.Join(known, " and "))
 	}
 }
 
@@ -393,7 +393,7 @@ func (f *failureText) request() {
 		f.say("    ", shortFrame(s))
 	}
 	if len(x.Message) > 0 {
-		f.say("  ", "the program was told:")
+		f.say("  ", "error message:")
 		for _, line := range x.Message {
 			f.say("    ", clean(line))
 		}
@@ -402,7 +402,7 @@ func (f *failureText) request() {
 
 func (f *failureText) memory() {
 	x := f.x
-	f.head("the memory then")
+	f.head("memory at the failure")
 	if x.DeviceName != "" {
 		f.say("  ", clean(x.DeviceName+" "+x.DeviceUUID))
 	}
@@ -413,7 +413,7 @@ func (f *failureText) memory() {
 	}
 	row("on the device in all", x.DeviceTotal, x.DeviceTotal > 0)
 	row("free on the device", x.DeviceFree, x.DeviceFree > 0 || x.DeviceTotal > 0)
-	row(clean("could be had: "+x.CapacityFrom), x.Capacity, x.Capacity > 0)
+	row(clean("available: "+x.CapacityFrom), x.Capacity, x.Capacity > 0)
 	row("reserved", x.Reserved, x.Reserved > 0)
 	row("of it live", x.Live, true)
 	row("of that given back, still used by other streams", x.Held.Pending, x.Held.Pending > 0)
@@ -440,7 +440,7 @@ func (f *failureText) stages() {
 	if len(f.x.Steps) == 0 {
 		return
 	}
-	f.head("what was tried before it failed")
+	f.head("reclaim stages before the failure")
 	for _, s := range f.x.Steps {
 		line := fmt.Sprintf("%-9s", clean(s.Stage))
 		switch {
@@ -491,7 +491,7 @@ func (f *failureText) growth() {
 	if !g.Known {
 		return
 	}
-	f.head(fmt.Sprintf("what grew over the last %s", microseconds(float64(g.DurationUS))))
+	f.head(fmt.Sprintf("growth over the last %s", microseconds(float64(g.DurationUS))))
 	if len(g.Steady) == 0 {
 		f.say("  ", fmt.Sprintf("Nothing that grew steadily: live memory rose and fell %s, at its least from %s to %s.", times(g.Repeats),
 			units.FormatBytes(g.Before), units.FormatBytes(g.After)))

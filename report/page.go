@@ -75,7 +75,7 @@ func WriteDifferencePage(w io.Writer, views []*DifferenceView) error {
 	for _, v := range views {
 		series = append(series, v.series)
 	}
-	return writeData(w, b, "What grew - Cistern", "differences", views, series)
+	return writeData(w, b, "Growth - Cistern", "differences", views, series)
 }
 
 // writeData writes a page around data, which are under a name of what is shown, and the long data of each of them.

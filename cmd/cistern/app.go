@@ -87,7 +87,7 @@ func newRoot(a *app) *cobra.Command {
 		Use:   "cistern",
 		Short: "GPU memory: run PyTorch on Cistern, record runs, replay them under other allocators and settings",
 		Long: "Cistern runs a PyTorch program on its own allocator of GPU memory, records what a program allocates, from PyTorch\n" +
-			"or, for programs of any kind, from the driver, and shows who holds GPU memory, live, and why a request failed. It\n" +
+			"or, for programs of any kind, from the driver, and shows the GPU memory of processes, live, and why a request failed. It\n" +
 			"reads a recorded run (a PyTorch memory snapshot, an RMM log, a Cistern trace; plain, gzip or zstd) and shows how\n" +
 			"much GPU memory it would have held, what that would have cost and whether it would have died, under PyTorch's\n" +
 			"allocator with other settings and under Cistern, for which no GPU is needed.",

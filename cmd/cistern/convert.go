@@ -34,9 +34,9 @@ var formats = []format{
 		func(w io.Writer, f *recording.File, _ convertOptions) error { return native.Write(w, f) }},
 	{"pytorch", []string{".pickle", ".pkl"}, "a PyTorch memory snapshot, which PyTorch's viewer opens",
 		func(w io.Writer, f *recording.File, _ convertOptions) error { return pytorch.Write(w, f.Traces...) }},
-	{"pprof", []string{".pb.gz", ".pprof"}, "a profile of one moment (--at), for go tool pprof: flame graphs of who holds memory",
+	{"pprof", []string{".pb.gz", ".pprof"}, "a profile of one moment (--at), for go tool pprof: flame graphs of allocations",
 		func(w io.Writer, f *recording.File, o convertOptions) error { return export.WritePprof(w, f, o.moment) }},
-	{"perfetto", []string{".pftrace", ".perfetto-trace"}, "a timeline for ui.perfetto.dev: memory counters, what was got from the driver, what threads did",
+	{"perfetto", []string{".pftrace", ".perfetto-trace"}, "a timeline for ui.perfetto.dev: memory counters, memory from the driver, what threads did",
 		func(w io.Writer, f *recording.File, _ convertOptions) error { return export.WritePerfetto(w, f) }},
 	{"parquet", []string{".parquet"}, "a table (--table) for DuckDB, Spark, ClickHouse, pandas",
 		func(w io.Writer, f *recording.File, o convertOptions) error {

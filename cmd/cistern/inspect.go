@@ -24,7 +24,7 @@ func newInspect(a *app) *cobra.Command {
 	var format formatFlags
 	c := &cobra.Command{
 		Use:   "inspect [flags] TRACE...",
-		Short: "Show what recorded runs hold: the peak, and who held memory then",
+		Short: "Show the peak of recorded runs, and the allocations at that moment",
 		Long: "Inspect shows what a file holds, when most was live, and what was live then: by size, stream and pool, " +
 			"by\ntag, library and thread where that is known, and by stack; what was reserved beside it; and why requests failed.\n" +
 			"Of a driver trace also the calls, what they cost, and what was never freed.",

@@ -26,7 +26,7 @@ func newReport(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "report [flags] FILE|FOLDER... [-o PAGE]",
 		Short: "Explain why a run ran out of memory and what would have helped; a page of recorded runs",
-		Long: "Report explains requests that failed: who held the memory then, what was free and why it was of no use, and what\n" +
+		Long: "Report explains requests that failed: what was allocated then, what was free and why it did not suffice, and what\n" +
 			"would have met the request, each answer checked by replaying the recorded run with the request included. It reads\n" +
 			"what Cistern writes when it runs out of memory (setting report:FOLDER; of a folder its oom-*.cistern are read, the\n" +
 			"newest last), what cistern record writes then (run.oom1.pickle), and what cistern trace saw.\n\n" +

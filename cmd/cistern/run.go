@@ -19,7 +19,7 @@ func newRun() *cobra.Command {
 		Use:   "run [flags] -- PROGRAM [ARGUMENT]...",
 		Short: "Run a program in which PyTorch's memory is Cistern's",
 		Long: "Run starts a program in which PyTorch takes its GPU memory from Cistern instead of its own allocator. The program\n" +
-			"is not changed; everything under torch.cuda works, and what cannot be had is said. The first time for a\n" +
+			"is not changed; everything under torch.cuda works, and a message names what is not available. The first time for a\n" +
 			"version of PyTorch an adapter is compiled, which needs a C++ compiler; without one PyTorch's plain pluggable\n" +
 			"allocator is used, and one line says what is missing. `cistern doctor` looks before.\n\n" +
 			"Where its memory goes is kept if wanted: the last events (--history), where requests come from (--stacks), and a file\n" +

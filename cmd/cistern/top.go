@@ -47,7 +47,7 @@ func newTop(a *app) *cobra.Command {
 			"those under cistern trace, what they reserved and allocated, their peaks, limits, driver calls a second and\n" +
 			"out-of-memories; of all others what the driver says. Used is the driver's number; other is what of it a process did\n" +
 			"not get from Cistern: its context with the code in it, and other allocators. K, M, G are KiB, MiB, GiB.\n\n" +
-			"Enter shows who holds what in a process, by tag, library, pool and stack; ? explains the keys. With --once or --json\n" +
+			"Enter shows the allocations of a process, by tag, library, pool and stack; ? explains the keys. With --once or --json\n" +
 			"it prints and ends. Other users' processes can be looked into by root only.",
 		Example: "  cistern top\n" +
 			"  cistern top --once --sort used\n" +
@@ -82,7 +82,7 @@ func newTop(a *app) *cobra.Command {
 	_ = c.RegisterFlagCompletionFunc("sort", cobra.FixedCompletions(top.KeyNames(), cobra.ShellCompDirectiveNoFileComp))
 	c.Flags().IntVar(&f.device, "device", -1, "only this GPU, by nvidia-smi's `number`, and the processes there (default all); a simulated one where\nthere is no other")
 	c.Flags().Lookup("device").DefValue = "0" // of which help says nothing: it is said in words
-	c.Flags().BoolVar(&f.details, "details", false, "with --once or --json: who holds what in each process, by tag, library, pool and stack")
+	c.Flags().BoolVar(&f.details, "details", false, "with --once or --json: the allocations of each process, by tag, library, pool and stack")
 	return c
 }
 

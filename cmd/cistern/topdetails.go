@@ -219,7 +219,7 @@ func (v *topView) drawUses(rows int) []string {
 	uses := d.uses()
 	switch {
 	case d.held == nil && d.ended:
-		return []string{"it ended before it told"}
+		return []string{"it ended before it answered"}
 	case d.held == nil:
 		return []string{d.waiting(v.state.At())}
 	case len(uses) == 0:

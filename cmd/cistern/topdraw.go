@@ -408,7 +408,7 @@ func keyLine(width int, keys ...string) string {
 
 // helpText is what ? shows.
 var helpText = []string{
-	"Who holds GPU memory. K, M, G are KiB, MiB, GiB.",
+	"GPU memory by process. K, M, G are KiB, MiB, GiB.",
 	"",
 	"USED      what the driver says: of a GPU by all, of a process by all in it",
 	"RESERVED  what Cistern, or a traced program, holds from the driver",

@@ -35,20 +35,20 @@ func newTrace(a *app) *cobra.Command {
 			"managed, page-locked, stream-ordered and virtual memory, what is imported from other processes, and every free; with\n" +
 			"size, address, stream, device, thread, result and the time it took. Children are followed. The dynamic linker loads a\n" +
 			"small library into them that sees the driver (LD_AUDIT): so a statically linked program, and one with the rights of\n" +
-			"its owner, cannot be traced, which is said. Nor can what is started with an environment that was cleared (env -i,\n" +
+			"its owner, cannot be traced, and a line says so. Nor can what is started with an environment that was cleared (env -i,\n" +
 			"sudo), as another user, with a /proc of its own, or by a daemon, as containers are: use cistern trace in there.\n" +
-			"Processes below the program that were so and used the driver are named, with the reason, behind the table and in\n" +
-			"FILE; not those that a daemon started, nor those that lived for less than some tenths of a second.\n" +
+			"Such processes below the program are listed if they used the driver, with the reason, after the table and in\n" +
+			"FILE; not those that a daemon started, nor those that ran for less than some tenths of a second.\n" +
 			"Programs that do not use CUDA run as without it.\n\n" +
 			"Stacks have native frames, which are found by looking through the stack for return addresses, so that some may be stale;\n" +
 			"or those of Python, 3.10 to 3.14, which are read without the GIL; or both: Python's then stand behind the native frames\n" +
 			"that they called, and the interpreter's own are left out.\n\n" +
 			"FILE is a Cistern trace that is readable at any moment up to about the last tenth of a second, whatever is killed;\n" +
-			"it ends with the program, or with --follow when all has ended that the program started; who outlives it is named.\n" +
+			"it ends with the program, or with --follow when all has ended that the program started; processes that outlive it are listed.\n" +
 			"cistern replay shows what a caching allocator would have made of it. At the end a table says what was held at most,\n" +
 			"what the calls cost, and what was never freed; it goes to standard error, and the exit code is the program's, or 128\n" +
-			"and the number of the signal that ended it; that FILE could not be written to its end is said in a line and does not\n" +
-			"change it. It is 2 where the program was not started at all.",
+			"and the number of the signal that ended it. Where FILE could not be written to its end a line says so, and the code\n" +
+			"stays the same. It is 2 where the program was not started at all.",
 		Example: "  cistern trace -o run.cistern -- python train.py\n" +
 			"  cistern trace --stacks=native+python -o run.cistern -- python train.py",
 		Args: programArgs,
@@ -314,7 +314,7 @@ func (t *tracing) run(live, follow bool) error {
 	t.ring.Stop()
 	t.ring.Drain(audit.Slots, true, t.rec.record) // which is all that can be in it
 	if t.ring.Spoiled() {
-		t.rec.tell("a program wrote over the memory through which calls are told of: those after that are missing")
+		t.rec.tell("a program overwrote the memory that calls are recorded in: later calls are missing")
 	}
 	t.rec.missing(out.end())
 	t.rec.leave(follow)

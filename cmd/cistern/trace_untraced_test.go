@@ -124,7 +124,7 @@ int main(int argc, char **argv) {
 	if os.Getuid() == 0 {
 		if _, err := exec.LookPath("setpriv"); err == nil {
 			tries["another user"] = try{nil, "STANDIN=" + x.standin + " setpriv --reuid 65534 --clear-groups " + x.program + " dlsym hold HELD",
-				"runs as another user, number 65534, who cannot open what calls are told through"}
+				"runs as another user, number 65534, and cannot open the ring for recorded calls"}
 		}
 	}
 	for name, c := range tries {

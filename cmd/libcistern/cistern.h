@@ -9,14 +9,14 @@
  *
  * Sizes are bytes. Devices are CUDA ordinals. A stream is a CUstream or cudaStream_t: 0 or 1 is the legacy default stream
  * of the device, 2 the calling thread's per-thread default stream. Streams are known by context and id, so a handle that
- * was destroyed and is used again for another stream is told apart. Addresses are aligned to 512 bytes.
+ * was destroyed and is used again for another stream is recognised. Addresses are aligned to 512 bytes.
  *
  * Settings come from the environment variable CISTERN_CONF ("key:value,key:value") when the library is first used, or
- * from cistern_init before that. A program with more rights than the user who starts it (setuid, setgid, file capabilities) gets
+ * from cistern_init before that. A program with more rights than its user (setuid, setgid, file capabilities) gets
  * none from the environment, and no file, program or library that a variable names is used; docs/environment.md lists them.
  *
- * Functions that return int return one of the CISTERN_ codes below; 0 is success. After any other the words are to be had
- * from cistern_last_error in the same thread. All functions may be called from any thread. They leave the thread's CUDA
+ * Functions that return int return one of the CISTERN_ codes below; 0 is success. After any other, cistern_last_error
+ * in the same thread has the message. All functions may be called from any thread. They leave the thread's CUDA
  * context as they found it. In a child of fork everything fails with CISTERN_FORKED (or null), unless the library was
  * first loaded there; frees do nothing.
  *
@@ -37,7 +37,7 @@ extern "C" {
 
 enum {
   CISTERN_OK = 0,
-  CISTERN_OUT_OF_MEMORY = 1, /* every rung of the ladder failed; cistern_last_oom has the figures */
+  CISTERN_OUT_OF_MEMORY = 1, /* every reclaim stage failed; cistern_last_oom has the figures */
   CISTERN_INVALID = 2,       /* a bad argument: unknown pointer, pool, device or setting */
   CISTERN_DRIVER = 3,        /* the CUDA driver failed; the words name its error */
   CISTERN_FORKED = 4,        /* this process is a child of fork and cannot use the parent's allocator */
@@ -62,13 +62,13 @@ int cistern_device_count(void);
 
 /* cistern_last_error writes the words of the calling thread's last failure into buf (at most n bytes with the final 0,
  * cut if need be) and returns its code, CISTERN_OK and "" if there was none. Success does not clear it. It is one line;
- * after CISTERN_OUT_OF_MEMORY up to two more say who held the memory and what would help. */
+ * after CISTERN_OUT_OF_MEMORY up to two more name the top allocations and what would help. */
 int cistern_last_error(char *buf, size_t n);
 
 /* What the calling thread's last CISTERN_OUT_OF_MEMORY found, in bytes. */
 typedef struct cistern_oom {
   int32_t device;
-  uint32_t tried;      /* rungs of the ladder: 1 fit, 2 collect, 4 remap, 8 grow, 16 lend, 32 callback, 64 spill */
+  uint32_t tried;      /* reclaim stages: 1 fit, 2 collect, 4 remap, 8 grow, 16 lend, 32 callback, 64 spill */
   uint64_t pool[2];
   uint64_t requested;  /* by the caller */
   uint64_t reserved;   /* physical memory held by all pools of the device */
@@ -100,7 +100,7 @@ typedef struct cistern_alloc_options {
   uint32_t size;     /* sizeof(cistern_alloc_options) */
   uint32_t flags;    /* CISTERN_ALLOC_ */
   uint64_t pool[2];  /* {0, 0}: where the stream is routed to, else the default pool */
-  uint32_t library;  /* who asks: a number from cistern_library, 0 unsaid */
+  uint32_t library;  /* the caller: a number from cistern_library, 0 for none */
   uint32_t reserved; /* 0 */
 } cistern_alloc_options;
 enum {
@@ -110,7 +110,7 @@ enum {
    * block with it; others are to be named by cistern_record_stream, or waited for. Not on a stream that is captured. */
   CISTERN_ALLOC_HOST_ORDER = 1,
   /* Only what is cached and may be used at once: where it takes more (a driver call, waiting for the GPU or for another
-   * thread, asking others) the result is CISTERN_OUT_OF_MEMORY, without words, and nothing has happened. For callers who
+   * thread, asking others) the result is CISTERN_OUT_OF_MEMORY, without words, and nothing has happened. For callers that
    * hold a lock, such as an interpreter's, that others may need meanwhile. Not together with the other. */
   CISTERN_ALLOC_CACHED = 2
 };
@@ -175,7 +175,7 @@ typedef struct cistern_block {
   int32_t device;
   uint32_t state;     /* CISTERN_BLOCK_ */
   uint32_t tag;       /* number of its tag, 0 none: cistern_tag_name */
-  uint8_t library;    /* number of who asked for it, 0 unsaid: cistern_library_name */
+  uint8_t library;    /* number of the caller's library, 0 for none: cistern_library_name */
   uint8_t paused;     /* in a snapshot: 1 where some of it has no physical memory (cistern_pause) */
   uint8_t reserved[2];
 } cistern_block;
@@ -215,11 +215,11 @@ int cistern_off_out_of_memory(int device, int (*fn)(void *ctx, int device, uint6
 
 /* cistern_on_unmap registers the one function (NULL: none) that is called, with no lock held, before memory of the device
  * is unmapped or given back to the driver. While there is one, memory stays where it was mapped: nothing is moved to
- * other addresses, and only trimming, the end of a pool and the last rungs before out of memory unmap anything. For those
- * who register memory with a network or with NCCL. */
+ * other addresses, and only trimming, the end of a pool and the last stages before out of memory unmap anything. For code
+ * that registers memory with a network or with NCCL. */
 int cistern_on_unmap(int device, void (*fn)(void *ctx, int device, void *addr, size_t size), void *ctx);
 
-/* cistern_on_map registers the one function (NULL: none) that is told, with no lock held, of new memory of the device
+/* cistern_on_map registers the one function (NULL: none) that is called, with no lock held, for new memory of the device
  * before any of it is handed out; cistern_snapshot_take lists what there was before. Either function may be called by
  * several threads at once. It may free and ask, but must not allocate from the device, trim it or replace a function, and
  * when either is replaced no call of the former is under way; setting what is set already does nothing. */
@@ -244,7 +244,7 @@ typedef struct cistern_pool_options {
   /* Where the memory for a request comes from when nothing else can meet it, named like upstream; NULL: nowhere. */
   const char *spill;
   /* Asked, with no lock held, when the pool is out of memory, before the device's callbacks. It returns nonzero if it gave
-   * memory back, and must not allocate from the pool. NULL: nobody. */
+   * memory back, and must not allocate from the pool. NULL: none. */
   int (*on_out_of_memory)(void *ctx, int device, uint64_t missing);
   void *on_out_of_memory_ctx;
 } cistern_pool_options;
@@ -283,8 +283,8 @@ int cistern_capture_end(int device, void *stream);
  * back from now on. */
 int cistern_capture_reuse(int device, int on);
 
-/* cistern_pool_release says that nobody allocates from the pool again and that no graph uses its memory in a launch to
- * come. What is still allocated stays valid and is freed as always. */
+/* cistern_pool_release ends a pool: no request names it again, and no later launch of a graph uses its memory.
+ * What is still allocated stays valid and is freed as always. */
 int cistern_pool_release(int device, const uint64_t pool[2]);
 
 /* cistern_trim for one pool: {0, 0} is the default pool with what released pools left. */
@@ -296,7 +296,7 @@ int cistern_pool_blocks(int device, const uint64_t pool[2], cistern_block *out, 
 
 /* cistern_pool_restore makes exactly these the pool's live allocations, at these addresses (as cistern_pool_blocks listed
  * them before): what is live now and not listed is freed, what is listed and not live is allocated again. For pools
- * that a capture pinned. CISTERN_INVALID, and nothing changed, where an address cannot be had. */
+ * that a capture pinned. CISTERN_INVALID, and nothing changed, where an address is not available. */
 int cistern_pool_restore(int device, const uint64_t pool[2], const cistern_block *blocks, size_t n);
 
 /* The limit of a pool in bytes, 0 none; and what it holds. */
@@ -375,7 +375,7 @@ typedef struct cistern_stats {
   cistern_grouped reserved;       /* bytes of physical memory held = active_bytes + inactive_bytes - paused */
   uint64_t limit, spare_bytes, address_bytes;
   int64_t remaps, device_allocs, device_frees, retries, ooms;
-  int64_t by_fit, by_collect, by_remap, by_grow, by_lend, by_callback; /* slow requests by the rung that met them */
+  int64_t by_fit, by_collect, by_remap, by_grow, by_lend, by_callback; /* slow requests by the stage that met them */
   int64_t stream_syncs; /* times a host thread waited for the GPU */
   int64_t by_spill;     /* slow requests met from a pool's spill */
   cistern_value paused; /* bytes of allocations without physical memory: active_bytes + inactive_bytes = reserved + paused */
@@ -395,7 +395,7 @@ int cistern_tag_push(const char *name);
 int cistern_tag_pop(void);
 const char *cistern_tag_name(uint32_t tag);
 
-/* ---- who asks for memory --------------------------------------------------------------------------------------- */
+/* ---- callers of requests --------------------------------------------------------------------------------------- */
 
 /* cistern_stacks has the stacks of requests taken from now on, as the settings stacks and stack_sample do: of native
  * functions, of Python's, or of both (then native ones up to where the interpreter begins, and from there Python's); 0 stops

@@ -67,7 +67,7 @@ func failOOM(oom *memory.OutOfMemoryError, lines []string) C.int {
 	return C.shim_fail_oom(&f, (*C.char)(unsafe.Pointer(unsafe.StringData(words))), C.size_t(len(words)))
 }
 
-// oomLines are what is said of a request that failed.
+// oomLines are the message of a request that failed.
 func oomLines(oom *memory.OutOfMemoryError) []string {
 	names := memory.Names{Tag: tagText, Library: libraryText}
 	if l := current.Load(); l != nil {

@@ -102,7 +102,7 @@ func demangled(name string) string {
 	return name
 }
 
-// stackText is where a stack comes from in a few words: the frame of it that says most to the one who wrote the program, and
+// stackText is where a stack comes from in a few words: the frame of it that says most to the author of the program, and
 // the one that tells uses of that function apart (recording.Telling, recording.Caller).
 func (l *library) stackText(n uint32) (place, from string) {
 	numbers := l.StackFrames(n)

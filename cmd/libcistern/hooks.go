@@ -179,8 +179,8 @@ func coreOnMap(d C.int, fn, ctx C.uintptr_t) (code C.int) {
 	return onRange(d, hook{fn, ctx}, func(h *hooks) *hook { return &h.mapped }, (*engine.Device).OnMap)
 }
 
-// onRange sets a function that is told of ranges. The one that is set already is left alone: setting waits until the
-// former is not called any more, and callers who make sure of theirs may hold a lock that it waits for.
+// onRange sets an observer of ranges. The one that is set already is left alone: setting waits until the
+// former is not called any more, and callers that make sure of theirs may hold a lock that it waits for.
 func onRange(d C.int, added hook, at func(*hooks) *hook, set func(*engine.Device, func(cuda.Ptr, uint64))) C.int {
 	l, dev, err := inUse(d)
 	if err != nil {

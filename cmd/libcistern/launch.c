@@ -59,7 +59,7 @@ static int spawn(char *const args[], char *const env[], int output) {
   return bad;
 }
 
-/* The program's parent is a process that ends at once, so that it becomes the child of whoever takes orphans in, and the host
+/* The program's parent is a process that ends at once, so that it becomes the child of the process that adopts orphans, and the host
  * program, which may wait for children of its own, is not surprised by one that it did not start. That process lives in
  * this one's memory and stack while this thread is stopped, and no handler of pthread_atfork runs. */
 int launch_start(char *const args[], char *const env[], int output) {

@@ -22,8 +22,8 @@ import (
 	"github.com/cistern-gpu/cistern/memory"
 )
 
-// libraries numbers those that draw on the cache. Number 1 is who C callers that name none are, until somebody says
-// otherwise.
+// libraries numbers those that draw on the cache. Number 1 is that of C callers that name none, until a default
+// is set.
 var (
 	libraries      = labels{most: memory.MaxLibrary}
 	firstLibrary   = libraries.of("c")
@@ -49,10 +49,10 @@ func libraryNumber(name *C.char) (uint32, error) {
 	return n, nil
 }
 
-// defaultLibrary is the number of who names no library.
+// defaultLibrary is the number for callers that name no library.
 func defaultLibrary() uint32 { return cmp.Or(libraryDefault.Load(), firstLibrary) }
 
-// libraryText is the name of a library as statistics and errors show it, 0 for who named none.
+// libraryText is the name of a library as statistics and errors show it, 0 for callers that named none.
 func libraryText(n uint8) string {
 	return goString(libraries.name(cmp.Or(uint32(n), defaultLibrary())))
 }
@@ -94,8 +94,8 @@ func coreLibraryDefault(name *C.char) (code C.int) {
 	return C.CISTERN_OK
 }
 
-// coreAlloc is coreAllocMagazine with more said of the request. C has looked at the size of the options; by is nil where nobody
-// wants to know who asks.
+// coreAlloc is coreAllocMagazine with options. C has checked their size; by is nil where no stack or thread is
+// recorded.
 //
 //export coreAlloc
 func coreAlloc(out *C.uintptr_t, size C.size_t, d C.int, h C.uintptr_t, with *C.cistern_alloc_options, tag C.uint32_t, by *C.stack_origin) (code C.int) {
@@ -149,8 +149,8 @@ func (l *library) alloc(dev *engine.Device, size uint64, h cuda.Stream, pool mem
 	return dev.AllocWith(size, st, o)
 }
 
-// libraryUsage adds up a device's live blocks by library, the most bytes first. Who named none comes under the name for
-// those, together with who has said that name.
+// libraryUsage adds up a device's live blocks by library, the most bytes first. Blocks of callers that named none count
+// under the default's name.
 func libraryUsage(dev *engine.Device) []C.cistern_library_use {
 	var out []C.cistern_library_use
 	for _, u := range dev.LibraryUsage() {

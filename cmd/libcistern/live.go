@@ -20,7 +20,7 @@ import (
 // shown is the page of this process.
 var shown atomic.Pointer[live.Page]
 
-// show begins to publish, unless the settings say that nobody may look.
+// show begins to publish, unless the settings forbid it.
 func (l *library) show() {
 	if l.Options().NoTop {
 		return
@@ -40,7 +40,7 @@ func (l *library) show() {
 // view takes the figures for the page. It is its goroutine's alone.
 type view struct {
 	*library
-	devices []*engine.Device // that gauges told of last
+	devices []*engine.Device // those of the last gauges
 	figures memory.Gauges
 }
 
@@ -49,7 +49,7 @@ func (v *view) gauges(into []live.Device) (out []live.Device) {
 	out = into
 	defer v.panicked()
 	v.devices = v.devices[:0]
-	if current.Load() != v.library { // a bug has ended it, and who knows what holds which lock
+	if current.Load() != v.library { // a bug has ended it, and its locks may be held
 		if page := shown.Swap(nil); page != nil {
 			go page.Close()
 		}
@@ -77,7 +77,7 @@ func (v *view) panicked() {
 	}
 }
 
-// details says who holds what, of the devices that gauges told of.
+// details are the allocations by stack, tag and library of the devices of the last gauges.
 func (v *view) details() (out []live.Details) {
 	defer v.panicked()
 	defer tidy() // it has made garbage

@@ -80,7 +80,7 @@ void magazine_add(uint32_t index, magazine *m, const magazine_flags *flags) {
   __atomic_store_n(&magazines[index].magazine, m, NAME_KEEP);
 }
 
-/* Streams with a magazine last for ever, so what is once in this table stays. */
+/* Streams with a magazine are never freed, so what is once in this table stays. */
 enum { STREAM_BITS = 13, STREAM_TRIES = 16 };
 static struct stream_slot {
   uintptr_t handle;

@@ -229,7 +229,7 @@ func ifUsed(d C.int) (*library, *engine.Device, error) {
 
 // The Go heap. Without a limit the collector would run whenever the heap has doubled, beside whatever the host program
 // does; with one it runs when there is something to win. The limit follows what is live, so that a program with
-// millions of blocks does not collect for ever.
+// millions of blocks does not collect without end.
 const heapLimit = 64 << 20
 
 func limitHeap() {
@@ -253,7 +253,7 @@ func reserveHeap() {
 
 var reserved [4][]byte
 
-// tidy has the collector run, beside everybody, once so much of the heap may be garbage: a program that pauses and resumes for
+// tidy has the collector run, beside all threads, once so much of the heap may be garbage: a program that pauses and resumes for
 // days need not hold as much as the limit for it.
 const heapSlack = 8 << 20
 

@@ -54,8 +54,8 @@ func coreRecordStream(p, h C.uintptr_t) (code C.int) {
 	return C.CISTERN_OK
 }
 
-// user is the stream that a handle means of which somebody says that it uses an allocation: the device's that has it, or
-// another's.
+// user is the stream of a handle that the caller names as a user of an allocation: of the allocation's device, or
+// of another.
 func user(op string, p cuda.Ptr, h cuda.Stream) (*library, *engine.Stream, error) {
 	l, err := started()
 	if err != nil {
@@ -188,7 +188,7 @@ func coreMemInfo(d C.int, free, total *C.uint64_t) (code C.int) {
 		return fail(err)
 	}
 	f, t, err := l.Driver().MemInfo(cuda.Device(d))
-	if errors.Is(err, cuda.ErrInvalidContext) { // nobody uses the device yet, and the driver knows only then
+	if errors.Is(err, cuda.ErrInvalidContext) { // the device is not in use yet, and the driver knows only then
 		if _, err = l.device(d); err == nil {
 			f, t, err = l.Driver().MemInfo(cuda.Device(d))
 		}

@@ -22,7 +22,7 @@ type owned struct {
 	// +checklocks:mu
 	out int // allocations, and calls under way
 	// +checklocks:mu
-	ended bool // nobody asks any more
+	ended bool // no more requests come
 	// +checklocks:mu
 	gone bool // it is closed
 }
@@ -99,7 +99,7 @@ func (o *owned) less() {
 	o.close()
 }
 
-// end says that nobody asks any more.
+// end says that no more requests come.
 func (o *owned) end() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -107,7 +107,7 @@ func (o *owned) end() {
 	o.close()
 }
 
-// close closes what is not needed any more. What fails then concerns nobody: the memory is back.
+// close closes what is not needed any more. What fails then does no harm: the memory is back.
 //
 // +checklocks:o.mu
 func (o *owned) close() {

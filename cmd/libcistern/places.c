@@ -1,7 +1,7 @@
 //go:build linux && cgo
 
 /* Places in Python source: a code object and a line, each with a number, the file and the function. The names are read
- * when a place is first seen, as the code object may be gone when somebody asks; another one that is made where it was is
+ * when a place is first seen, as the code object may be gone later; another one that is made where it was is
  * another place. The table has room for some fifty thousand places; those beyond share a number that says so. */
 #define _GNU_SOURCE
 #include "places.h"
@@ -116,7 +116,7 @@ int stack_place(uint64_t frame, stack_python_place *out) {
   if ((frame & STACK_PYTHON) == 0 || table == NULL || number > FULL)
     return 0;
   if (number == FULL) {
-    *out = (stack_python_place){"", "[more places in Python than are told apart]", 0};
+    *out = (stack_python_place){"", "[more places in Python than have numbers]", 0};
     return 1;
   }
   const struct place *at = &table[number];

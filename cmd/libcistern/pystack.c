@@ -2,7 +2,7 @@
 
 /* How CPython keeps its frames differs from version to version: up to 3.10 in objects that lead from one to the next,
  * from 3.11 on in records on a stack of its own, with a record for every entry into the interpreter from C (3.12 and
- * later), which is no frame of anybody's. From 3.13 on the interpreter says itself where most of its fields are.
+ * later), which is no frame of a function. From 3.13 on the interpreter says itself where most of its fields are.
  *
  * Until a walk has found all as expected, everything is read through the kernel, which refuses addresses that are not
  * mapped: so a build with other structures is found out and left alone, not crashed in. */
@@ -22,7 +22,7 @@ enum {
   OB_SIZE = 16,
   BYTES_DATA = 32,
   STRING_LENGTH = 16,
-  STRING_HASH = 24, /* -1 before somebody asked for it */
+  STRING_HASH = 24, /* -1 before its first use */
   STRING_STATE = 32,
   TYPE_NAME = 24,
   TYPE_FLAGS = 168,
@@ -130,7 +130,7 @@ int pystack_find(struct pystack *p, struct pystack_learned *learned, void *(*loo
   if (!(*(const word *)(code + TYPE_FLAGS) & TYPE_READY))
     return PYSTACK_EARLY;
   /* Py_Version came with 3.11, Py_NewRef as a function with 3.10. The words of Py_GetVersion are not for threads: up to 3.10
-   * each call writes them anew, and who reads meanwhile finds them empty. */
+   * each call writes them anew, and another thread may read them empty. */
   if (hex != NULL)
     p->version = *(const half *)hex >> 16;
   else if (lookup("Py_NewRef", ctx) != NULL)
@@ -200,7 +200,7 @@ static int32_t further(int32_t line, struct bytes *b) {
   return (int32_t)(n & 1 ? (uint32_t)line - (n >> 1) : (uint32_t)line + (n >> 1));
 }
 
-/* From 3.11 on: each entry is for up to eight units of code, and says of itself how its line is told. */
+/* From 3.11 on: each entry is for up to eight units of code, and has a code for how it gives its line. */
 static uint32_t line_311(struct bytes b, uint32_t unit, uint32_t first) {
   uint32_t from = 0;
   int32_t line = (int32_t)first;

@@ -22,7 +22,7 @@ enum pystack_found {
   PYSTACK_EARLY,         /* it is not initialised yet: ask again */
   PYSTACK_VERSION,       /* not one from 3.10 to 3.14 */
   PYSTACK_FREE_THREADED, /* built without the GIL, where others may change what a thread reads */
-  PYSTACK_LAYOUT,        /* what its objects look like is not what its version says: a build of somebody's own */
+  PYSTACK_LAYOUT,        /* what its objects look like is not what its version says: a build with other options */
 };
 
 enum { PYSTACK_LINES = 2048 };

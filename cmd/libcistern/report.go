@@ -130,7 +130,7 @@ func cStrings(list []string) (**C.char, func()) {
 	}
 }
 
-// reportHistory is whether the history that is kept began with cistern_report, and is nobody's wish beside.
+// reportHistory is whether the history that is kept began with cistern_report, and with no other call.
 type reportHistory struct {
 	sync.Mutex
 	began bool // guarded by Mutex

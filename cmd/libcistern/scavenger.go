@@ -14,9 +14,9 @@ import (
 	"unsafe"
 )
 
-// The scavenger of Go's runtime gives free memory back to the kernel after collections, from a goroutine that sleeps in between.
+// The scavenger of Go's runtime gives free memory back to the kernel after collections, from a goroutine that waits in between.
 // That takes a timer, the first of which opens the runtime's poller, which ends the process where it gets no descriptor, or where
-// the program closes those that it has. So the scavenger is told to stop whenever it begins; what is free is given back by
+// the program closes those that it has. So the scavenger is made to stop whenever it begins; what is free is given back by
 // debug.FreeOSMemory (tidy), and by requests near the limit of the heap.
 //
 // Its state is a variable of the runtime's with pointers to three functions in a row, the second of which says whether to stop. It

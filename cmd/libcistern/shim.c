@@ -1,7 +1,7 @@
 //go:build linux && cgo
 
 /* The functions of cistern.h. Each stands in front of a Go function and does what Go cannot: it refuses in a child of fork,
- * where Go would hang, and it answers what needs no Go at all. What the functions do is said in cistern.h. */
+ * where Go would hang, and it answers what needs no Go at all. cistern.h documents the functions. */
 #include "magazine.h"
 #include "shim.h"
 #include "shim_guard.h"
@@ -83,7 +83,7 @@ static inline int plain(const cistern_alloc_options *o, uint32_t tag) {
   return (o->pool[0] | o->pool[1] | o->flags | o->library | o->reserved | tag) == 0;
 }
 
-/* request_watched is request where somebody wants to know who asks. */
+/* request_watched is request where threads or stacks of callers are recorded. */
 static int request_watched(void **out, size_t size, int device, void *stream, cistern_alloc_options *o, uint32_t tag) {
   READY;
   if (stack_watched() & WATCH_START)
@@ -101,7 +101,7 @@ static int request_watched(void **out, size_t size, int device, void *stream, ci
   return code;
 }
 
-/* usual reports whether nobody wants to know more of the calling thread's requests than they say. */
+/* usual reports whether nothing more is recorded of the calling thread's requests. */
 static inline int usual(void) { return __builtin_expect((stack_watched() | shim_tag()) == 0, 1); }
 
 static int request(void **out, size_t size, int device, void *stream, cistern_alloc_options *o) {
@@ -117,7 +117,7 @@ static int request(void **out, size_t size, int device, void *stream, cistern_al
   return code;
 }
 
-/* freeing is the calling thread's number where somebody wants to know who gives memory back. */
+/* freeing is the calling thread's number where threads of frees are recorded. */
 static inline uint32_t freeing(void) { return stack_watched() & WATCH_EVENTS ? stack_thread() : 0; }
 
 PUBLIC void *cistern_malloc(ssize_t size, int device, void *stream) {
@@ -448,7 +448,7 @@ PUBLIC const char *cistern_tag_name(uint32_t tag) {
   return coreTagName(tag);
 }
 
-/* Who asks. */
+/* Callers of requests. */
 
 PUBLIC int cistern_stacks(uint32_t kinds, uint64_t sample) {
   GUARD;

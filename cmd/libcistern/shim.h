@@ -18,7 +18,7 @@ typedef struct shim_thread {
   uint32_t *tags; /* a stack */
   size_t num_tags, cap_tags;
   uint32_t id;     /* the kernel's number of it; 0 until it was asked */
-  uintptr_t failed; /* the request that has just failed, for coreFailed; 0: none, or nobody wants to know */
+  uintptr_t failed; /* the request that has just failed, for coreFailed; 0: none, or not recorded */
   uint64_t random; /* which of its small requests have their stacks taken; 0 until the first */
   char words[2048];
 } shim_thread;

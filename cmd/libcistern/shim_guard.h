@@ -32,8 +32,8 @@ static inline int invalid(const char *words) { return shim_fail(CISTERN_INVALID,
   if ((arg) == NULL)                                           \
     return invalid(#arg " is NULL: expected where to write")
 
-/* SIZED copies the options that a caller passed, who may have been compiled against an older header, with fewer fields, or a
- * newer one, with more; the fields before the one named were always there. */
+/* SIZED copies the options that a caller passed. Its header may be older, with fewer fields, or newer, with more;
+ * the fields before the one named were always there. */
 #define SIZED(to, options, later)                                                                                   \
   do {                                                                                                              \
     uint32_t size_ = (options)->size;                                                                               \

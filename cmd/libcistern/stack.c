@@ -1,9 +1,9 @@
 //go:build linux && cgo
 
-/* Stacks of those who ask for memory. They are taken in the calling thread before anything else is done, as numbers:
+/* Stacks of callers of requests. They are taken in the calling thread before anything else is done, as numbers:
  * native frames by the unwinder of the C compiler's runtime, which is looked up when stacks are switched on, so that the
  * library needs it no sooner; Python's by pystack.c, which needs neither Python's headers nor its lock. What they are
- * called is found out when somebody wants to read them, but for Python (places.c), whose code may be gone by then.
+ * called is found out when they are read, but for Python (places.c), whose code may be gone by then.
  *
  * With both kinds a stack is the native frames up to where the interpreter begins, and then Python's: what the interpreter
  * does between two functions says nothing that they do not. */

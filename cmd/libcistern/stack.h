@@ -1,6 +1,6 @@
 //go:build linux && cgo
 
-/* Who asks: the calling thread's number and the stacks of its native and Python functions, as numbers, taken before any
+/* The caller of a request: the thread's number and the stacks of its native and Python functions, as numbers, taken before any
  * lock and any call into Go. See stack.c. */
 #ifndef CISTERN_STACK_H
 #define CISTERN_STACK_H
@@ -33,12 +33,12 @@ typedef struct stack_origin {
 /* stack_thread is the calling thread's number, asked of the kernel once. */
 uint32_t stack_thread(void) __attribute__((visibility("hidden")));
 
-/* stack_take says who asks for so many bytes: the thread, and the stack if the request is one of those that have theirs
+/* stack_take records the caller of a request for so many bytes: the thread, and the stack if the request is one of those that have theirs
  * taken. */
 void stack_take(stack_origin *to, uint32_t watch, uint64_t size) __attribute__((visibility("hidden")));
 
-/* stack_take_failed is stack_take for a request that has failed, of which everybody wants to know: also where stacks are not
- * taken, of the kinds that can be had. */
+/* stack_take_failed is stack_take for a request that has failed: also where stacks are not taken,
+ * of the kinds that are available. */
 void stack_take_failed(stack_origin *to) __attribute__((visibility("hidden")));
 /* stack_prepare makes that possible. */
 void stack_prepare(void) __attribute__((visibility("hidden")));

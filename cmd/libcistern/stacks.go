@@ -66,15 +66,15 @@ func (l *library) takeStacks(kinds C.uint32_t, sample uint64) error {
 	return nil
 }
 
-// keepStacks has blocks keep stacks while they are taken, whoever changed that last.
+// keepStacks has blocks keep stacks while they are taken, by whichever call.
 func (l *library) keepStacks() {
 	l.keeping.Lock()
 	defer l.keeping.Unlock()
 	l.KeepStacks(C.stack_taken() != 0)
 }
 
-// stacksAsSet is takeStacks by the settings. They are of a program that may not know Cistern, so what cannot be had is said
-// and what can be is taken.
+// stacksAsSet is takeStacks by the settings. The program may not know Cistern, so a message names kinds that are not
+// available, and the others are taken.
 func (l *library) stacksAsSet(o config.Options) {
 	for kinds := kindsOf(o.Stacks); kinds != 0; {
 		err := l.takeStacks(kinds, o.StackSample)

@@ -92,7 +92,7 @@ void shim_failed(uintptr_t which) {
     shim_self->failed = which;
 }
 
-/* A function that allocates although it must not, and finds no memory, is not called for that: it would go on for ever. */
+/* A function that allocates although it must not, and finds no memory, is not called for that: it would never end. */
 int shim_call_oom(uintptr_t fn, uintptr_t ctx, int device, uint64_t missing) {
   shim_thread *t = shim_thread_get();
   if (t == NULL || t->calling)

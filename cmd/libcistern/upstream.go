@@ -50,7 +50,7 @@ func corePoolCreate(d C.int, pool0, pool1 C.uint64_t, with *C.shim_pool) (code C
 		}
 	}
 	known := &l.devices[d].pools
-	known.mu.Lock() // before somebody releases the pool
+	known.mu.Lock() // before the pool is released
 	defer known.mu.Unlock()
 	p, err := dev.NewPoolWith(memory.PoolID{uint64(pool0), uint64(pool1)}, o)
 	if err != nil {
@@ -91,7 +91,7 @@ func (m *made) open(l *library, dev *engine.Device, from string, words *C.char) 
 	return r, nil
 }
 
-// end says that nobody asks the resources any more.
+// end says that no more requests reach the resources.
 func (m *made) end() {
 	for _, o := range m.owned {
 		o.end()

@@ -1,4 +1,4 @@
-/* A tour of cistern.h: memory, a pool of its own kind of memory, who holds what, running out, and making way for others.
+/* A tour of cistern.h: memory, a pool of its own kind of memory, allocations by tag, running out, and making way for others.
  *
  *     cc memory.c $(pkg-config --cflags --libs cistern) -o memory && ./memory
  *
@@ -47,13 +47,13 @@ int main(int argc, char **argv) {
   cistern_pool_options of = {.size = sizeof of, .upstream = argc > 1 ? argv[1] : "virtual", .limit = 256 * MIB};
   check(cistern_pool_create(DEVICE, pool, &of), "a pool");
 
-  /* On behalf of somebody else, who is told apart by name. */
+  /* On behalf of another component, which statistics list by its name. */
   cistern_alloc_options guest = {.size = sizeof guest, .pool = {pool[0], pool[1]}, .library = cistern_library("guest")};
   void *q, *r;
   check(cistern_alloc_with(&q, 200 * MIB, DEVICE, NULL, &guest), "200 MiB from the pool");
   show("two libraries");
 
-  /* The pool has no 100 MiB left: the words say what was tried, who holds the memory and what would help. */
+  /* The pool has no 100 MiB left: the words say what was tried, the top allocations and what would help. */
   int code = cistern_alloc_with(&r, 100 * MIB, DEVICE, NULL, &guest);
   char why[2048];
   cistern_last_error(why, sizeof why);

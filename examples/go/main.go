@@ -111,7 +111,7 @@ func main() {
 
 	check(alloc.Free(again))
 	check(alloc.Free(host))
-	check(pinned.Release()) // nobody allocates from it again: what it held goes back to the host
+	check(pinned.Release()) // it is not used again: its memory goes back to the host
 	check(alloc.Trim())
 	fmt.Printf("held after a trim: %d bytes\n", dev.Stats().Reserved.All.Current)
 	check(alloc.Close())

@@ -44,7 +44,7 @@ def main():
     assert held()[0] - before[0] < 64 << 20
     del c, part
 
-    # Arrays pass from one to the other without a copy, and everybody's memory is in one table.
+    # Arrays pass from one to the other without a copy, and one table has the memory of all.
     with cistern.tag("shared"):
         x = torch.randn(100, device="cuda")
         y = cupy.random.randn(100)

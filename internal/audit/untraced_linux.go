@@ -152,7 +152,7 @@ func (t *traceable) excuse(pid int) excuse {
 		}
 	}
 	if uid != t.uid && uid != 0 {
-		return excuse{why: fmt.Sprintf("runs as another user, number %d, who cannot open what calls are told through", uid)}
+		return excuse{why: fmt.Sprintf("runs as another user, number %d, and cannot open the ring for recorded calls", uid)}
 	}
 	return excuse{}
 }

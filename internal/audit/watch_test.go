@@ -151,7 +151,7 @@ func TestWatchReasons(t *testing.T) {
 		}, ""},
 		"a container": {mapsCode, func(m *fakeProc) { m.link(101, "root", m.t.TempDir()) }, "*has a /proc of its own, as in a container"},
 		"another user": {mapsCode, func(m *fakeProc) { m.write(101, "status", "Uid:\t5\t6\t5\t5\n") },
-			"*runs as another user, number 6, who cannot open what calls are told through"},
+			"*runs as another user, number 6, and cannot open the ring for recorded calls"},
 		"root":                          {mapsCode, func(m *fakeProc) { m.write(101, "status", "Uid:\t5\t0\t5\t5\n") }, ""},
 		"a driver of its own":           {mapsUVM, env(""), cleared},
 		"with the device open":          {mapsCard, func(m *fakeProc) { m.write(101, "environ", ""); m.link(101, "fd/3", "/dev/nvidia-uvm") }, cleared},

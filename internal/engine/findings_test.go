@@ -45,7 +45,7 @@ func TestFindings(t *testing.T) {
 	st := e.streams[0]
 	e.alloc(t, 20*mib, st)
 	oom, text := findings(t, func() (cuda.Ptr, error) { return e.dev.Alloc(100*mib, st) })
-	want := `held: 20.00 MiB, by whom was not kept: settings stacks:python or stacks:native, and tags, keep it
+	want := `held: 20.00 MiB, without stacks and tags: the settings stacks:python and stacks:native record stacks
 would help: a limit of 120.00 MiB (now 64.00 MiB), or asking for less: with nothing in use there would be 64.00 MiB`
 	if text != want {
 		t.Errorf("with a limit:\n%s\nwant:\n%s", text, want)

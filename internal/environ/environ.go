@@ -1,6 +1,6 @@
 // Package environ reads environment variables for the libraries, and lists all that Cistern reads.
 //
-// A program may have more rights than the user who starts it: setuid, setgid, file capabilities. The kernel says so (AT_SECURE),
+// A program may have more rights than its user: setuid, setgid, file capabilities. The kernel says so (AT_SECURE),
 // and in such a program the libraries take no variable's word: that of a file, a program or a library would be used with the
 // program's rights. The program's own settings, as of cistern_init, hold.
 package environ

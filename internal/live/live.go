@@ -9,7 +9,7 @@
 // has open (/proc/PID/fd), so they see the processes whose /proc entries they may read: their own user's, or with root
 // all of them. The file is sealed: its size is fixed, and only the mapping that its process already has may write.
 //
-// A goroutine refreshes the page once a second, and four times a second while somebody watches. Who holds what (Details)
+// A goroutine refreshes the page once a second, and four times a second while a reader watches. Who holds what (Details)
 // means looking at every block: that is made only while somebody asks, and no more than a twentieth of the time is spent
 // on it. A reader asks by holding a read lock on a byte of the file whose place tells the present second, and the
 // publisher looks whether there is a lock on the last three: so a reader needs no right to write, and one that was killed

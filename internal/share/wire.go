@@ -64,7 +64,7 @@ func message(k kind, length int) []byte {
 // parseHeader reads a header; what it announces is possible.
 func parseHeader(b [headerSize]byte) (k kind, length int, err error) {
 	if m := binary.LittleEndian.Uint32(b[:]); m != magic {
-		return 0, 0, fmt.Errorf("a message begins with %#x: whoever answers does not speak Cistern's language", m)
+		return 0, 0, fmt.Errorf("a message begins with %#x: the other end does not use Cistern's protocol", m)
 	}
 	if b[4] != version {
 		return 0, 0, fmt.Errorf("a message is of version %d, expected %d: both processes need the same version of Cistern", b[4], version)

@@ -173,14 +173,14 @@ func refuses(s *side) error {
 			break
 		}
 		if found != nil {
-			return fmt.Errorf("device %d is broken, and whoever asks it is told: %w", s.dev.ID(), found)
+			return fmt.Errorf("device %d is broken, and a request reports: %w", s.dev.ID(), found)
 		}
 	}
 	if found == nil {
 		return fmt.Errorf("device %d is broken, and does not know", s.dev.ID())
 	}
 	if _, err := s.dev.Alloc(256*mib, s.stream); !poison(err) {
-		return fmt.Errorf("device %d is known to be broken (%w), and whoever asks it for memory is told: %v", s.dev.ID(), found, err)
+		return fmt.Errorf("device %d is known to be broken (%w), and a request reports: %v", s.dev.ID(), found, err)
 	}
 	return nil
 }

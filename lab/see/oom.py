@@ -212,7 +212,7 @@ def main():
                 cap, heavy = int(args.cap * GiB), HEAVY[0]
             else:
                 cap, found, tried = cap_for(folder + "/base.pickle.gz", whole["peak_requested"])
-                print("who finishes by replay under a cap of so many times what is live: " + "; ".join(tried))
+                print("allocators that finish by replay under a cap of so many times what is live: " + "; ".join(tried))
                 heavy = next((h for h in HEAVY if found and not found[h]), None)
             stage("the cap")
             if not c.add("a cap that native does not survive and others do", common.size(cap) if cap else "none", "one", bool(cap)):

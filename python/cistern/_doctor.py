@@ -18,7 +18,7 @@ _SETTINGS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_NO_CUDA_M
 def settings(adapter: Optional[str]) -> List[str]:
     """What PyTorch's settings mean here: the adapter knows, for which PyTorch has to be loaded."""
     if adapter is None:
-        return ["what %s means on Cistern is said here once the adapter is built" %
+        return ["once the adapter is built, this says what %s means on Cistern" %
                 " and ".join(v for v in _SETTINGS if v in os.environ)]
     from . import torch as ours
 

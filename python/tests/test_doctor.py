@@ -66,7 +66,7 @@ class Doctor(Case):
 
     def test_torchs_settings(self):
         conf = dict(PYTORCH_ALLOC_CONF="max_split_size_mb:8")
-        self.assertIn("what PYTORCH_ALLOC_CONF means on Cistern is said here once the adapter is built", self.found(**conf)["notes"])
+        self.assertIn("once the adapter is built, this says what PYTORCH_ALLOC_CONF means on Cistern", self.found(**conf)["notes"])
         self.build(self.copy, self.site)
         notes = self.found(**conf)["notes"]
         self.assertIn("PYTORCH_ALLOC_CONF max_split_size_mb:8: no effect: it is a test", notes)

@@ -192,7 +192,7 @@ func traits(b *bench) {
 		b.Errorf("%+v", b.t)
 	}
 	if !b.t.DeviceAccessible && !b.t.HostAccessible {
-		b.Errorf("nobody can use it: %+v", b.t)
+		b.Errorf("no device can use it: %+v", b.t)
 	}
 }
 
@@ -284,7 +284,7 @@ func memInfo(b *bench) {
 	free, total, err := b.r.MemInfo()
 	if b.c.Silent {
 		if err == nil {
-			b.Errorf("memory info: %d of %d, though nobody knows", free, total)
+			b.Errorf("memory info: %d of %d, though neither is known", free, total)
 		}
 		return
 	}

@@ -62,7 +62,7 @@ def graph_output_dropped():
     junk = [torch.full((8 * MiB,), 7.0, device="cuda") for _ in range(20)]
     g.replay()
     eq(float(result), 8.0 * MiB, "replayed")
-    check(all(bool((j == 7).all()) for j in junk), "the replay wrote into nobody's memory")
+    check(all(bool((j == 7).all()) for j in junk), "the replay wrote into unused memory")
 
 
 @case()

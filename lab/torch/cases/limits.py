@@ -193,7 +193,7 @@ def pool_statistics():
     import cistern.torch
     torch.cuda.init()
     zero = pool_of("pinned")
-    eq(zero.cistern_stats()["reserved"], 0, "of a pool that nobody has used")
+    eq(zero.cistern_stats()["reserved"], 0, "of a pool that is not used yet")
     before = requested()
     x = torch.randn(100, device="cuda")
     eq(requested() - before, 400, "100 float32")

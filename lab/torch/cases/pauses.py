@@ -146,7 +146,7 @@ def pause_then_free():
     del more
     drain()
     torch.cuda.empty_cache()
-    eq((requested(), reserved(), paused_bytes()), (0, 0, 0), "nothing stays, though nobody resumed")
+    eq((requested(), reserved(), paused_bytes()), (0, 0, 0), "nothing stays without a resume")
 
 
 @case(native=OURS, timeout=60)
@@ -178,7 +178,7 @@ def pause_graph():
             x.fill_(i)
             g.replay()
             eq((float(y[-1]), float(z)), (i * 2.0, (i * 2 + 1.0) * 16 * MiB), f"replay {i} after {keep}")
-        check(bool((filler == 77).all()), "into nobody's memory")
+        check(bool((filler == 77).all()), "into unused memory")
         del filler
     g.reset()
 

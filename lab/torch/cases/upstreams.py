@@ -418,7 +418,7 @@ def external_python():
     drain()
     torch.cuda.empty_cache()
     eq(out, {}, "all given back")
-    check(gone() is None, "and then let go")
+    check(gone() is None, "and then released")
 
 
 # ---- coming and going -------------------------------------------------------------------------------------------------

@@ -33,9 +33,9 @@ export function differences(view, reader, body) {
   const held = reader.changes();
   for (const x of held) x.range = sizeRange(x.size);
   const picture = h('div', {class: 'panel', id: 'flame'});
-  body.append(section('stacks', 'What grew, by stack', `Each ${moment}. A frame is as wide as what it held in the run that held more; `
+  body.append(section('stacks', 'Growth, by stack', `Each ${moment}. A frame is as wide as what it held in the run that held more; `
     + 'colour says what became of it.', picture));
-  flame(picture, 'What grew from A to B, by stack', {before: 'in A', after: 'in B'}).show(stackTree(stacks, held, view.frames));
+  flame(picture, 'Growth from A to B, by stack', {before: 'in A', after: 'in B'}).show(stackTree(stacks, held, view.frames));
 
   const rows = h('div', {class: 'scroll', id: 'growth-table'});
   const chosen = h('select', {'aria-label': 'Growth by', onchange: table}, lists.filter(([key]) => d[key]).map(([key, name]) => h('option', {value: key}, `by ${name}`)));

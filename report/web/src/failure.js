@@ -61,7 +61,7 @@ function memoryBar(x) {
     h('div', {class: 'legend'}, key('--live', `live ${bytes(x.live_bytes)}`), key('--idle', `reserved, not live ${bytes(idle)}`),
       key('--free', `not reserved ${bytes(limit - Math.max(x.reserved_bytes, x.live_bytes))}`),
       x.free_pieces ? h('span', {class: 'muted'}, `free in ${count(x.free_pieces)} pieces, the largest ${bytes(x.largest_free_bytes)}`) : null,
-      x.capacity_bytes ? h('span', {class: 'muted'}, `could be had: ${bytes(x.capacity_bytes)} (${x.capacity_from})`) : null));
+      x.capacity_bytes ? h('span', {class: 'muted'}, `available: ${bytes(x.capacity_bytes)} (${x.capacity_from})`) : null));
 }
 
 /** What a remedy leaves over, or what it takes of the host's memory. */
@@ -71,7 +71,7 @@ function spare(m) {
 }
 
 function remedies(x) {
-  const head = h('h3', {}, 'What would have met it');
+  const head = h('h3', {}, 'Remedies');
   if (!x.searched) {
     return [head, x.advice ? h('p', {class: 'advice'}, x.advice) : null, h('p', {class: 'muted'}, `Nothing was replayed: ${x.unsearched}.`)];
   }
@@ -125,12 +125,12 @@ function holders(x) {
     fill(list, all.map((s) => line(s, most)),
       held.rounding_bytes ? h('p', {class: 'muted', 'data-bytes': held.rounding_bytes}, `${bytes(held.rounding_bytes)} lost to rounding`) : null,
       held.unattributed_bytes ? h('p', {class: 'muted', 'data-bytes': held.unattributed_bytes},
-        `${bytes(held.unattributed_bytes)} ${held.blocks ? 'allocated before the history began, by nobody that it knows' : 'in blocks that the file does not tell of'}`) : null);
+        `${bytes(held.unattributed_bytes)} ${held.blocks ? 'allocated before the history began, by unknown callers' : 'in blocks that the file does not list'}`) : null);
   };
   const pick = h('select', {'aria-label': 'Held by', onchange: (e) => show(e.target.value)},
     kinds.map((k) => h('option', {value: k}, `by ${byName[k]}`)));
   if (kinds.length) show(kinds[0]);
-  return [h('h3', {}, `Who held it: ${bytes(held.allocated_bytes)} in ${count(held.blocks)} ${held.blocks === 1 ? 'block' : 'blocks'}`),
+  return [h('h3', {}, `Allocations: ${bytes(held.allocated_bytes)} in ${count(held.blocks)} ${held.blocks === 1 ? 'block' : 'blocks'}`),
     h('div', {class: 'tools pick'}, pick), list];
 }
 
@@ -139,7 +139,7 @@ function growth(x) {
   if (!g.told) return null;
   const words = `Over the last ${duration(g.duration_us)} live memory rose and fell ${count(g.repeats)} times, at its least from `
     + `${bytes(g.least_before_bytes)} to ${bytes(g.least_after_bytes)}.`;
-  return [h('h3', {}, 'What grew'), h('p', {class: 'hint'}, words, g.steady.length ? ' These never fell, and may be leaks.'
+  return [h('h3', {}, 'Growth'), h('p', {class: 'hint'}, words, g.steady.length ? ' These never fell, and may be leaks.'
     : ' Nothing grew steadily.'),
   g.steady.length ? table(['', 'Grew by', 'Now', 'Blocks'], [1, 2, 3], g.steady.map((s) => [who(s),
     bytes(s.after_bytes - s.before_bytes), bytes(s.after_bytes), count(s.blocks)])) : null];
@@ -156,20 +156,20 @@ function request(x) {
     ['for', `${x.pool}, stream ${x.stream}`], ['tag', x.tag], ['library', x.library], ['thread', x.thread],
     ['settings', x.conf || 'the defaults'], x.pid ? ['process', `${x.pid}: ${x.program.join(' ')}`] : null, ['Cistern', x.version]]),
   x.stack.length ? h('ol', {class: 'frames'}, x.stack.map((f) => h('li', {}, f))) : h('p', {class: 'muted'}, 'No stack was recorded.'),
-  x.message.length ? [h('h3', {}, 'What the program was told'), h('ul', {}, x.message.map((m) => h('li', {}, m)))] : null);
+  x.message.length ? [h('h3', {}, 'Error message'), h('ul', {}, x.message.map((m) => h('li', {}, m)))] : null);
 }
 
 function surroundings(x) {
   const gained = (s) => (s.tries === 0 ? 'passed over' : s.gained_bytes ? `got ${bytes(s.gained_bytes)}` : 'got nothing');
   return h('div', {},
-    h('h3', {}, 'The memory then'), rows([
+    h('h3', {}, 'Memory at the failure'), rows([
       ['device', [x.device_name, x.device_uuid].filter(Boolean).join(' ')],
       x.device_total_bytes ? ['on it in all', bytes(x.device_total_bytes)] : null, ['free on it', bytes(x.device_free_bytes)],
       ['reserved', x.reserved_bytes ? bytes(x.reserved_bytes) : ''], ['live', bytes(x.live_bytes)],
       x.held.pending_bytes ? ['given back, still used', bytes(x.held.pending_bytes)] : null,
       x.pinned_bytes ? ['pinned by graphs', bytes(x.pinned_bytes)] : null, x.paused_bytes ? ['paused', bytes(x.paused_bytes)] : null,
       ...x.limits.map((l) => [`limit: ${l.kind}`, bytes(l.bytes) + (l.from ? `, ${l.from}` : '')])]),
-    x.steps.length ? [h('h3', {}, 'What was tried before it failed'), table([], [2], x.steps.map((s) => [s.rung,
+    x.steps.length ? [h('h3', {}, 'Reclaim stages before the failure'), table([], [2], x.steps.map((s) => [s.rung,
       gained(s) + (s.tries > 1 ? ` in ${count(s.tries)} tries` : '') + (s.note ? `: ${s.note}` : ''), s.took_us ? duration(s.took_us) : '']))] : null,
     x.processes.length || x.processes_unknown ? [h('h3', {}, 'Processes on the device'),
       x.processes_unknown ? h('p', {class: 'muted'}, `unknown: ${x.processes_unknown}`) : null,

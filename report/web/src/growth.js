@@ -51,7 +51,7 @@ export function growth(host, timeline, lives, peak, by, groups, frames, changed)
   host.append(h('div', {class: 'panel'}, ['A', 'B'].map((name) => h('div', {class: 'bar'}, h('b', {}, name), sliders[name], words[name])),
     h('div', {class: 'bar'}, sum, h('div', {class: 'tools'}, chosen))), rows, picture);
   const grouped = grouping(groups, draw);
-  const graph = flame(picture, 'What grew from A to B, by stack', {before: 'at A', after: 'at B'}, grouped.tool);
+  const graph = flame(picture, 'Growth from A to B, by stack', {before: 'at A', after: 'at B'}, grouped.tool);
   let waiting = false;
 
   function show() {

@@ -70,7 +70,7 @@ async function show(index) {
   lives.stackNames = reader.stackNames(lives.stacks.n);
   if (t.failures && !chart) failureMoment(t, lives, null, []);
   if (chart) moments(t, body, charts, chart, on, timeline, lives);
-  body.append(section('holders', 'Who held it at the peak', '', h('div', {class: 'two'}, labelTables(t), sizesAndStreams(t)),
+  body.append(section('holders', 'Allocations at the peak', '', h('div', {class: 'two'}, labelTables(t), sizesAndStreams(t)),
     h('h3', {}, 'By stack'), holders(t)),
   section('facts', 'Settings and notes', '', facts(t)));
   document.documentElement.dataset.ready = String(Math.round(performance.now()));

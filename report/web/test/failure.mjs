@@ -13,11 +13,11 @@ async function failure() {
   for (const want of t.texts) check(text.includes(want), `${want} is not among ${JSON.stringify(text)}`);
   check(await page.locator('#oom').count() === t.policies, `${await page.locator('#oom').count()} sections tell of the failures again`);
 
-  at('what would have met it');
+  at('remedies');
   const remedies = await section.locator('[data-remedy]').evaluateAll((all) => all.map((e) => [e.dataset.remedy, Number(e.dataset.headroom)]));
   check(JSON.stringify(remedies) === JSON.stringify(t.remedies), `remedies are ${JSON.stringify(remedies)}, want ${JSON.stringify(t.remedies)}`);
 
-  at('who held it');
+  at('allocations');
   const pick = section.getByLabel('Held by');
   for (const kind of t.kinds) {
     await pick.selectOption(kind);

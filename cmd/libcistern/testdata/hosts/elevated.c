@@ -1,4 +1,4 @@
-/* A program that has more rights than the user who starts it (setuid), in an environment of that user's choice. */
+/* A program that has more rights than its user (setuid), in an environment of that user's choice. */
 #define _GNU_SOURCE
 #include "hosts.h"
 
