@@ -64,7 +64,7 @@ def attribution(stacks: str = "python", sample: Any = "64KiB", history: Optional
     stack, and with history.
 
     Ends with .remove() of what is returned, or with a `with` block, which put back what was before; history that was off before is
-    forgotten then, so write_trace() comes first. CisternError where stacks cannot be had, as of a Python that Cistern
+    forgotten then, so write_trace() comes first. CisternError where stacks are not available, as of a Python that Cistern
     does not know."""
     return _part("_attribution").Attribution(stacks, sample, history)
 

@@ -1,4 +1,4 @@
-"""Who holds the memory: stacks of requests, the trace that tells of them, and a file for each out-of-memory.
+"""Allocations by stack: stacks of requests, the trace that has them, and a file for each out-of-memory.
 
 The library takes the stacks, of native functions and of Python's, where a request is made; nothing here is called then.
 What is asked for before the library runs are settings that it starts with (_settings).

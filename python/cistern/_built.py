@@ -112,7 +112,7 @@ def safe(path: str, kept: int) -> Optional[str]:
 
 
 def _unmapped() -> Set[int]:
-    """The owner that files have whose own one is not in the user namespace: in a rootless container, those of the system."""
+    """The owner shown for files of users outside of the user namespace: in a rootless container, files of the system."""
     try:
         with open("/proc/sys/kernel/overflowuid") as f:
             overflow = int(f.read())

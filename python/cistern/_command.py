@@ -20,7 +20,7 @@ def path() -> str:
 
 
 def main() -> None:
-    """Becomes the program. It is told which Python it was installed for."""
+    """Becomes the program. An argument names the Python it was installed for."""
     try:
         program = path()
         os.environ.setdefault("CISTERN_PYTHON", sys.executable)

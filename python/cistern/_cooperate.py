@@ -1,4 +1,4 @@
-"""Allocators that stay separate, but ask each other for memory before anybody is told that there is none.
+"""Allocators that stay separate, but ask each other for memory before a request fails.
 
 When all other stages of a request have failed, Cistern calls functions of the program (on_out_of_memory), on whatever thread
 asks for memory and with no lock of Cistern's held. The interpreter lock is taken for the call alone. The functions are taken
@@ -24,13 +24,13 @@ _ending = False
 
 
 class Registration:
-    """A function that the ladder asks for memory, until remove()."""
+    """A function that the callback stage asks for memory, until remove()."""
 
     def __init__(self, fn: Callable[[int, int], Any], device: int) -> None:
         self._fn: Optional[Callable[[int, int], Any]] = fn
         self._device = device
         self._complained = False
-        self._c: Any = None  # what C calls; kept for ever once C was told of it, as it may be removed from within a call
+        self._c: Any = None  # what C calls; kept to the end once C has it, as it may be removed from within a call
         self._address = 0
         self._through = 0  # what C calls instead, with the address
         self._given = False  # guarded by _lock: C knows of it
@@ -134,7 +134,7 @@ _follows_exit = False
 
 
 def library_started() -> None:
-    """Called when the library runs: C is told of what waited for that."""
+    """Called when the library runs: registers with C what waited for that."""
     with _lock:
         for registration in list(_registered):
             try:
@@ -200,13 +200,13 @@ _with_torch: Optional[Cooperation] = None
 
 
 def cooperate_torch() -> Cooperation:
-    """Lets PyTorch keep its own cache, and has the two ask each other: when Cistern has no memory for somebody else,
+    """Lets PyTorch keep its own cache, and has the two ask each other: when Cistern has no memory for another library,
     torch.cuda.empty_cache() gives back what PyTorch holds free; when PyTorch has none, Cistern gives back what it holds
     free. PyTorch says only that a request has failed, after its last attempt, so that request still raises
     torch.OutOfMemoryError, and the program's next attempt finds the memory. Undone by .remove() of what is returned.
 
-    The ladder is never climbed from within PyTorch's allocator, which is why it may be called here: its lock is held by
-    nobody who waits for this call. That is said of PyTorch's own allocator over cudaMalloc, not of a torch.cuda.MemPool whose
+    No reclaim stage runs within PyTorch's allocator, which is why it may be called here: no thread that holds its lock
+    waits for this call. That holds for PyTorch's own allocator over cudaMalloc, not for a torch.cuda.MemPool whose
     allocator calls cistern_malloc: PyTorch holds its lock over that, and empties its cache from within the call."""
     global _with_torch
     try:

@@ -134,7 +134,7 @@ def _patch(cupy: Any) -> None:
             return
         try:
             if self.is_capturing():
-                return  # of no use to anybody
+                return  # of no use any more
         except Exception:
             return
         spare.setdefault(kind, []).append(handle)

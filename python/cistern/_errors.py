@@ -5,7 +5,7 @@ import sys
 
 
 class CisternError(RuntimeError):
-    """Something that Cistern was asked for cannot be had; the words say what and why."""
+    """Something that was requested of Cistern is not available; the message says what and why."""
 
 
 class OutOfMemoryError(CisternError, MemoryError):
@@ -26,4 +26,4 @@ def say(text: str, every_rank: bool = False) -> None:
         sys.stderr.write("cistern: " + " ".join(text.split()) + "\n")
         sys.stderr.flush()
     except (AttributeError, OSError, ValueError):
-        pass  # no standard error, or a closed one: nobody is there to read
+        pass  # no standard error, or a closed one: there is no reader

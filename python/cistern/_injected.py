@@ -4,7 +4,7 @@ The command puts _inject first in PYTHONPATH. So every Python that the program s
 which takes itself out of the path, runs the program's own sitecustomize and waits for `import torch`. Then it calls this
 module, which for `cistern run` enables cistern.torch. That starts neither CUDA nor libcistern.so, so the program may fork
 until CUDA starts. Whatever goes wrong here is one line on standard error and the program goes on without Cistern; only bad
-settings end it, because whoever gave them wants to know.
+settings end it, because a run without them would not be what was asked for.
 """
 
 import os

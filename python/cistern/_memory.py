@@ -1,7 +1,7 @@
 """Memory for other libraries of Python: what cistern.cupy, numba, rmm and cuda_core ask of the C library.
 
-A request is one call of a C function. It lets go of the interpreter lock, because it may wait for the GPU, which may wait for
-a Python function that was put on a stream; but what is cached can be asked for alone, which waits for nobody and keeps the
+A request is one call of a C function. It releases the interpreter lock, because it may wait for the GPU, which may wait for
+a Python function that was put on a stream; but what is cached can be asked for alone, which never waits and keeps the
 lock, as giving memory back does.
 
 The library is loaded, and Go started, by the first request: until then the process may fork.
@@ -29,13 +29,13 @@ class AllocOptions(ctypes.Structure):
 
 
 class Source(ctypes.Structure):
-    """cistern_source: who asks, and on which stream."""
+    """cistern_source: the calling library, and its stream."""
 
     _fields_ = [("stream", ctypes.c_void_p), ("options", AllocOptions)]
 
 
 class Exhausted(Exception):
-    """Cistern's ladder found no memory; the words are the library's."""
+    """Every reclaim stage failed; the message is the library's."""
 
 
 # Functions beyond those of _library, with what they return and take.
@@ -79,7 +79,7 @@ def library() -> Any:
 
 
 def address(lib: Any, name: str) -> int:
-    """Where a function of the library is, for those who call it without Python."""
+    """Where a function of the library is, for callers without Python."""
     found = ctypes.cast(getattr(lib, name), ctypes.c_void_p).value
     assert found is not None
     return found
@@ -129,7 +129,7 @@ class Sources:
 
 
 class CachedSources:
-    """The sources of one library for what is cached alone, by stream, as addresses: for those who call C themselves and keep
+    """The sources of one library for what is cached alone, by stream, as addresses: for callers that call C themselves and keep
     the interpreter lock."""
 
     def __init__(self, lib: Any, name: str) -> None:
@@ -137,13 +137,13 @@ class CachedSources:
         self.known: Dict[int, int] = {}
 
     def add(self, stream: int) -> None:
-        if len(self._all) < 4096:  # they stay where they are, as somebody may be using one
+        if len(self._all) < 4096:  # they stay where they are, as another thread may be using one
             self._all.append(self._sources.make(stream))
             self.known[stream] = ctypes.addressof(self._all[-1])
 
 
 class Memory:
-    """Memory of one library for those who need no more speed than a Python function has."""
+    """Memory of one library, for callers that a Python function is fast enough for."""
 
     def __init__(self, name: str, flags: int = 0) -> None:
         self.lib = library()
@@ -204,7 +204,7 @@ class Pool:
             Pool._next += 1
             n = Pool._next
         self.device = device
-        # Nobody else's pools have this first number: PyTorch counts both of its from 0.
+        # No other pools have this first number: PyTorch counts both of its from 0.
         self.id = (ctypes.c_uint64 * 2)(0x6369737465726e, n)
         self._lib = library()
         _library.check(self._lib, self._lib.cistern_pool_create(device, self.id, None))

@@ -2,7 +2,7 @@
 
 That allocator has hooks for what allocating and freeing need, all of which are set here. It answers none of Python's
 questions about memory (torch.cuda.memory_stats and what is built on it): those are answered here, in place of PyTorch's
-bindings. What cannot be had at all raises one line that says why.
+bindings. What is not available at all raises one line that says why.
 """
 
 import functools

@@ -2,7 +2,7 @@
 
 PyTorch makes the pool and has no word for the rest, which the adapter (adapter/upstream.cpp) gives to the library when the
 pool is made. What Python has to keep for it, functions and their owners, is kept here by number until the adapter says that
-nobody calls them any more.
+they are not called any more.
 """
 
 import atexit
@@ -116,7 +116,7 @@ def _address(f: Any, what: str) -> int:
 _kept: Dict[int, Any] = {}
 _numbers = itertools.count(1)
 _lock = threading.Lock()
-_follows_exit = False  # the adapter will be told that Python ends
+_follows_exit = False  # the adapter will be notified when Python ends
 
 
 def _drop(number: Optional[int]) -> None:
@@ -210,7 +210,7 @@ def _words(value: Any, what: str, choices: str) -> bytes:
 
 
 def make(torch: Any, adapter: Any, described: Tuple[_Wanted, Any], arguments: Dict[str, Any]) -> Any:
-    """The pool, made by PyTorch, and the adapter told of what PyTorch has no word for."""
+    """The pool, made by PyTorch; the adapter gets the options that PyTorch does not have."""
     wanted, kept = described
     torch.cuda.init()
     pool = torch.cuda.MemPool(**arguments)

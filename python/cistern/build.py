@@ -47,7 +47,7 @@ def adapter(torch: Torch, build: bool = True, retry: bool = False, force: bool =
     with open(os.path.join(folder, "lock"), "a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         try:
-            made = None if force else usable(folder, where)  # somebody else built it, while this process waited for the lock
+            made = None if force else usable(folder, where)  # another process built it, while this one waited for the lock
             return made or _build(torch, compiler, include, folder, retry)
         finally:
             # A child that another thread forked meanwhile holds the descriptor too: closing it would not be enough.
@@ -132,7 +132,7 @@ def _identity(compiler: List[str]) -> List[str]:
 def commands(torch: Torch, compiler: List[str], include: List[str], work: str) -> Tuple[List[List[str]], List[str]]:
     """The command for each source, and the one that links the results."""
     abi = "-D_GLIBCXX_USE_CXX11_ABI=%d" % torch.new_abi
-    # As headers of the system: their warnings are nobody's here.
+    # As headers of the system: their warnings do not matter here.
     headers = [word for folder in include for word in ("-isystem", folder)]
     compiles, objects = [], []
     for source in sources():

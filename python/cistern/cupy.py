@@ -14,8 +14,8 @@ Streams: those that CuPy made and that memory was allocated on are not destroyed
 live longer, but used again for the next Stream of the same kind. A stream made by others (Stream.from_external,
 ExternalStream) must exist until the arrays that were allocated on it are gone.
 
-CUDA graphs: from Stream.begin_capture to end_capture what the stream allocates comes from a pool of its own, which nobody
-else is given memory of until the Graph object is gone. So it is for streams that join the capture. Arrays from before that the
+CUDA graphs: from Stream.begin_capture to end_capture what the stream allocates comes from a pool of its own, whose
+memory has no other use until the Graph object is gone. So it is for streams that join the capture. Arrays from before that the
 graph uses have to be kept by the program, as always.
 
 What stays CuPy's: pinned host memory, and malloc_managed, malloc_async and the like where a program asks for them by name.
@@ -59,7 +59,7 @@ def enable() -> None:
         cupy = _cupy()
         if _with_cupy is not None:
             raise CisternError("CuPy keeps its own pool: cistern.cupy.cooperate() is in force; undo it by .remove() first")
-        _library.path()  # what is missing is said now
+        _library.path()  # reports now what is missing
         before = _global_allocator(cupy)
         _set_allocator(cupy, _allocate or malloc)
         _before = before, cupy.get_default_memory_pool
@@ -111,7 +111,7 @@ def _start() -> Callable[[int], Any]:
             cupy = _cupy()
             _cupy_streams.follow(cupy)
             _allocate = _allocator(cupy, _memory.library())
-            # What CuPy's own pool holds free is of no more use to anybody.
+            # What CuPy's own pool holds free is of no more use.
             if _before is not None:
                 try:
                     _before[1]().free_all_blocks()
@@ -173,7 +173,7 @@ def _allocator(cupy: Any, lib: Any) -> Callable[[int], Any]:
         devices.append(device)
 
     def again(size: int, device: int, handle: int) -> int:
-        """What CuPy does when there is no memory: arrays in cycles that nobody refers to are found and freed."""
+        """What CuPy does when there is no memory: arrays in unreferenced cycles are found and freed."""
         e = _memory.failure(lib)
         if isinstance(e, _memory.Exhausted):
             import gc
@@ -198,7 +198,7 @@ class MemoryPool:
 
     free_all_blocks gives Cistern's free memory back to the driver (as torch.cuda.empty_cache() does), which is of use to
     other processes only, and what CuPy's own pool still holds. used_bytes is what CuPy's arrays take. free_bytes is what is
-    cached, for everybody; n_free_blocks the number of pieces. A limit has no effect: CISTERN_CONF's "limit" is that of all libraries."""
+    cached, for all libraries; n_free_blocks the number of pieces. A limit has no effect: CISTERN_CONF's "limit" is that of all libraries."""
 
     def __init__(self, own: Any) -> None:
         self._own = own  # CuPy's pool: arrays from before are in it
@@ -262,7 +262,7 @@ def _current(what: str, group: str) -> int:
 
 
 def cooperate() -> _cooperate.Cooperation:
-    """Lets CuPy keep its own pool, and has the two ask each other: when Cistern has no memory for somebody else, CuPy's pool
+    """Lets CuPy keep its own pool, and has the two ask each other: when Cistern has no memory for another library, CuPy's pool
     gives back its free blocks (its pinned host memory stays), and when CuPy's allocator has none, Cistern gives back what it
     holds free, and CuPy tries again. Undone by .remove() of what is returned. CisternError where CuPy is on Cistern."""
     global _with_cupy

@@ -70,7 +70,7 @@ def enable() -> None:
         driver = _numba()
         if _with_numba is not None:
             raise CisternError("numba keeps its own memory: cistern.numba.cooperate() is in force; undo it by .remove() first")
-        _library.path()  # what is missing is said now
+        _library.path()  # reports now what is missing
         manager = _manager(driver)
         before = driver._memory_manager
         driver.set_memory_manager(manager)
@@ -294,7 +294,7 @@ def _stream_seen(non_blocking: Callable[[], bool]) -> None:
     try:
         found = non_blocking()
     except Exception:
-        found = True  # who cannot tell is taken for the worse
+        found = True  # where it is not known, the worse is assumed
     if found and not _non_blocking_seen:
         _non_blocking_seen = True
         _managers.non_blocking()
@@ -339,7 +339,7 @@ def _noticing(theirs: Callable[[Any], Any], driver: Any) -> Callable[[Any], Any]
 
 
 def cooperate() -> _cooperate.Cooperation:
-    """Lets numba keep its own memory, and has the two ask each other: when Cistern has no memory for somebody else, numba
+    """Lets numba keep its own memory, and has the two ask each other: when Cistern has no memory for another library, numba
     frees what it has put off freeing, and when numba has none, Cistern gives back what it holds free, and numba tries again.
     Undone by .remove() of what is returned. CisternError where numba is on Cistern."""
     global _with_numba

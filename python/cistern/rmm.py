@@ -67,7 +67,7 @@ def resource(device: Optional[int] = None) -> Any:
         device = _current(rmm)
     elif not isinstance(device, int) or isinstance(device, bool) or device < 0:
         raise ValueError("device %r: want the number of a device, or None for the current one" % (device,))
-    _library.path()  # what is missing is said now
+    _library.path()  # reports now what is missing
     with _lock:
         if device not in _made:
             functions = _Functions(device)
@@ -94,7 +94,7 @@ def enable() -> None:
 
 
 def _put_back(rmm: Any) -> None:
-    """Afterwards nobody allocates here who does not ask for it: what is out at the end of the interpreter stays out."""
+    """Afterwards nothing allocates here without asking for it: what is allocated at the end of the interpreter stays so."""
     for device, before in _before.items():
         if rmm.mr.get_per_device_resource(device) is _made[device]:
             rmm.mr.set_per_device_resource(device, before)

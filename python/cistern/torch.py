@@ -7,7 +7,7 @@ gives PyTorch's memory to Cistern for the rest of the process. PyTorch's allocat
 CUDA starts in the process. `enable()` starts neither CUDA nor Cistern: the process may fork until CUDA starts.
 
 There are two ways in. The *adapter* is a C++ class compiled once for the PyTorch that is installed (`cistern.build`):
-with it everything under torch.cuda works. Where it cannot be had, PyTorch's *plain* pluggable allocator is used, by
+with it everything under torch.cuda works. Where it is not available, PyTorch's *plain* pluggable allocator is used, by
 which allocation, freeing, streams, limits and statistics work, and pools, graph trees, observers and sharing with other
 processes do not; one line on standard error says why.
 """
@@ -224,7 +224,7 @@ def settings_report(adapter: Any) -> str:
 
 
 def _follow_replacement(torch: Any) -> None:
-    """A program may put an allocator of its own in place before CUDA starts. It gets it, and that is said."""
+    """A program may put an allocator of its own in place before CUDA starts. It gets it, and one line says so."""
     theirs: Any = getattr(torch._C, "_cuda_changeCurrentAllocator", None)
     if theirs is None:
         return
@@ -241,7 +241,7 @@ def _follow_replacement(torch: Any) -> None:
 
 
 def _follow_settings(torch: Any, adapter: Any) -> None:
-    """Has settings that the program gives PyTorch while it runs looked at too: each that steers nothing is said once."""
+    """Has settings that the program gives PyTorch while it runs looked at too: a line names each that has no effect, once."""
     import ctypes
 
     theirs: Any = getattr(torch._C, "_accelerator_setAllocatorSettings", None)

@@ -1,4 +1,4 @@
-"""cistern.torch.MemPool over a PyTorch and an adapter of a few lines: what the adapter is told, what is refused, what is kept
+"""cistern.torch.MemPool over a PyTorch and an adapter of a few lines: what the adapter receives, what is refused, what is kept
 and for how long."""
 
 import os

@@ -1,4 +1,4 @@
-"""cistern.torch over a PyTorch of a few lines: what is decided, what is asked of PyTorch, what it is told."""
+"""cistern.torch over a PyTorch of a few lines: what is decided, what is asked of PyTorch, what it receives."""
 
 import os
 import unittest

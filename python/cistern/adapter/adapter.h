@@ -51,7 +51,7 @@ using Context = std::shared_ptr<c10::GatheredContext>;
 enum Mode : uint32_t {
   kNotReady = 1, // CUDA has not been started
   kForked = 2,   // this is a child of fork, and the parent's allocator is not usable
-  kHistory = 4,  // history is recorded, or somebody tracks segments
+  kHistory = 4,  // history is recorded, or segments are tracked
   kScopes = 8,   // some thread allocates from a pool, or a capture is announced
   kUncached = 16 // caching is off, or was: some memory comes from cudaMalloc
 };
@@ -169,7 +169,7 @@ void warn(int code, const char* what);
 // throws.
 void* refused(int code, const Request& r, const Context& context);
 void add_observer(cca::OutOfMemoryObserver observer);
-// stay keeps the calling thread where it is for ever: in a function that the library called when Python, which is over, ended the
+// stay keeps the calling thread where it is, without end: in a function that the library called when Python, which is over, ended the
 // thread. Up to 3.13 it does that by unwinding the thread's frames (pthread_exit), and those of Go cannot be unwound; from 3.14 on
 // such threads stay where they are. No lock may be held.
 [[noreturn]] void stay();
@@ -186,7 +186,7 @@ void route(Request* r);
 std::vector<MempoolId_t> pools_for_oom(DeviceIndex device);
 bool pool_known(DeviceIndex device, MempoolId_t pool);
 bool is_capturing(cudaStream_t stream);
-// ids is how the library is told of a pool.
+// ids is a pool as the library names it.
 struct Ids {
   uint64_t v[2];
   explicit Ids(MempoolId_t p) : v{p.first, p.second} {}
@@ -236,7 +236,7 @@ int take_recorded(const Request& r, const Context& context, void** out);
 int release_recorded(void* ptr);
 void history_touch(DeviceIndex device); // what touch does for history
 void record_oom(const Request& r, size_t device_free, const Context& context);
-bool tracked(); // somebody follows segments, to register them with NCCL
+bool tracked(); // a tracker follows segments, to register them with NCCL
 void copy_traces(cca::SnapshotInfo* out);
 void record_snapshot(DeviceIndex device, size_t active, MempoolId_t pool);
 // What history knows of the memory at addr.
@@ -245,7 +245,7 @@ Context segment_context(DeviceIndex device, uint64_t addr);
 
 // ---- stats.cpp
 
-// library_stats asks for the statistics; zeros where they cannot be had, as in a child of fork.
+// library_stats asks for the statistics; zeros where they are not available, as in a child of fork.
 void library_stats(DeviceIndex device, cistern_stats* out);
 size_t total_memory(DeviceIndex device);
 void limit_touch(DeviceIndex device); // what touch does for limits

@@ -1,6 +1,6 @@
 // allocator.cpp: memory given out and taken back, and the start of CUDA.
 //
-// The fast path has no lock, map or driver call of its own: where nobody records, tracks, profiles or allocates from a pool
+// The fast path has no lock, map or driver call of its own: where nothing records, tracks, profiles or allocates from a pool
 // (mode is 0), a request is the current device, the current stream and one call of the library.
 #include "adapter.h"
 
@@ -59,14 +59,14 @@ void* take_uncached(size_t n) {
   return p;
 }
 
-// Streams of c10's pools live as long as the process: the library is told so once for each. Bits by type and index of the
+// Streams of c10's pools live as long as the process: the library is notified once for each. Bits by type and index of the
 // stream's id, which are its low 10 bits after the one that tells c10's streams from others.
 std::atomic<uint64_t> promised[kMaxDevices][8];
 
 void promise(DeviceIndex device, const c10::cuda::CUDAStream& stream) {
   const auto id = static_cast<uint64_t>(stream.id());
   if ((id & 1) == 0 && id != 0)
-    return; // somebody else's stream, which may be destroyed
+    return; // a stream of another owner, which may be destroyed
   const unsigned i = (id >> 1) & 511;
   std::atomic<uint64_t>& word = promised[device][i / 64];
   const uint64_t bit = uint64_t(1) << (i % 64);
@@ -79,7 +79,7 @@ void promise(DeviceIndex device, const c10::cuda::CUDAStream& stream) {
     word.fetch_or(bit);
 }
 
-// What profilers and tracers are told of an allocation or release that happened.
+// What profilers and tracers record of an allocation or release.
 void report(void* ptr, int64_t sign, size_t size, DeviceIndex device) {
   cistern_stats s;
   library_stats(device, &s);
@@ -308,7 +308,7 @@ void Adapter::init(int count) {
   TORCH_CHECK(wrong.empty(), "Cistern cannot start: ", wrong);
   if (lib.init(has_conf_ ? conf_.c_str() : nullptr) != CISTERN_OK)
     TORCH_CHECK(false, "Cistern cannot start: ", last_words());
-  check(lib.library_default("torch")); // who does not say otherwise, in statistics
+  check(lib.library_default("torch")); // the library of callers that name none, in statistics
   pools_init(count);
   device_count = count;
   pthread_atfork(nullptr, nullptr, &forked_child);

@@ -19,7 +19,7 @@ struct PoolState final : cca::AllocatorState {
 std::vector<cistern_block> live_blocks(DeviceIndex device, MempoolId_t pool) {
   std::vector<cistern_block> blocks;
   if (!pool_known(device, pool))
-    return blocks; // nobody has allocated from it
+    return blocks; // nothing was allocated from it
   size_t n = 0;
   do { // other threads may allocate between the calls
     blocks.resize(n + n / 8);

@@ -1,4 +1,4 @@
-// errors.cpp: what a program sees when memory cannot be had, and the way there.
+// errors.cpp: what a program sees when memory cannot be allocated, and the way there.
 #include "adapter.h"
 
 #include <c10/cuda/CUDAException.h>
@@ -116,7 +116,7 @@ std::string findings(const std::string& words) {
   return out.empty() ? " Cistern: " + words : out;
 }
 
-// Throws OutOfMemoryError for the request, of which the library said this; everybody who wants to know is told before.
+// Throws OutOfMemoryError for the request, with the library's message; observers are notified before.
 [[noreturn]] void out_of_memory(const Request& r, const Context& context, const std::string& words, const cistern_oom& oom) {
   using c10::CachingAllocator::format_size;
   cistern_stats s;
@@ -150,7 +150,7 @@ std::string findings(const std::string& words) {
       " is reserved by PyTorch but unallocated.", findings(words));
 }
 
-// The last rung before a request fails: PyTorch's own callbacks, which free what it keeps of tensors that were sent to other
+// The callback stage, before a request fails: PyTorch's own callbacks, which free what it keeps of tensors that were sent to other
 // processes, for one.
 extern "C" int run_callbacks(void*, int, uint64_t) {
   bool freed = false;

@@ -1,4 +1,4 @@
-// history.cpp: torch.cuda.memory._record_memory_history, and those who track segments.
+// history.cpp: torch.cuda.memory._record_memory_history, and trackers of segments.
 //
 // The library keeps the events, each with the thread that caused it; this file keeps what each thread asks of the library at the
 // moment (Recorded), and so knows the stack that belongs to an event. Stacks are gathered before, as the recorder may want the
@@ -6,7 +6,7 @@
 // held while the library works.
 //
 // Trackers hear of segments from the library itself, before memory is handed out and before it is unmapped, on the thread that
-// does it: so they miss nothing, whoever causes it and however many events there were. Of all else they hear when it is read.
+// does it: so they miss nothing, however many events there were. They get all other events when those are read.
 #include "adapter.h"
 
 #include <algorithm>
@@ -77,14 +77,14 @@ struct DeviceHistory {
   bool ready = false;          // PyTorch uses the device
   std::atomic<bool> on{false}; // the library keeps events
   bool hooked = false;         // the library says what it maps and unmaps
-  // Held while trackers are told, and while what they are told of is read: so they hear of one thing at a time, in order, as
+  // Held while trackers are notified, and while their events are read: so they get one event at a time, in order, as
   // they do from PyTorch's own allocator. A tracker may free memory.
   std::recursive_mutex telling;
   std::mutex mutex; // guards what follows, and is held while events are read
   Ring<TraceEntry> trace;
   std::unordered_map<uint64_t, Live> live;
   std::unordered_map<uint64_t, SegmentNote> segments;
-  // What was mapped already when somebody began to track, by the end of each range.
+  // What was mapped already when tracking began, by the end of each range.
   std::map<uint64_t, std::pair<uint64_t, SegmentNote>> older;
   SegmentNote at(uint64_t addr) const {
     const auto it = segments.find(addr);
@@ -235,7 +235,7 @@ bool of_segment(Action a) {
       a == TraceEntry::SEGMENT_UNMAP;
 }
 
-// Telling is held by who tells trackers of a device, or reads what they are to be told of.
+// Threads that notify trackers of a device, or read their events, hold a Telling.
 struct Telling {
   const std::shared_ptr<const Trackers> list = trackers();
   std::unique_lock<std::recursive_mutex> lock;

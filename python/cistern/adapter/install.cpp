@@ -1,7 +1,7 @@
 // install.cpp: the C functions by which Python puts the adapter under PyTorch, and the loading of the library.
 //
 // None of them throws. What takes the place of PyTorch's allocator is looked up at run time in libtorch_cuda.so, which
-// exports no other way in; a version without it is told by name.
+// exports no other way in; an error names a version without it.
 #include "adapter.h"
 
 #include <c10/cuda/CUDAAllocatorConfig.h>
@@ -29,7 +29,7 @@ std::string Library::load(const char* path) {
 
 namespace {
 
-// What the calling thread is told; valid until it asks again.
+// The message for the calling thread; valid until its next call.
 thread_local std::string answer;
 
 using Change = void (*)(const std::shared_ptr<cca::CUDAAllocator>&);

@@ -1,7 +1,7 @@
 // pools.cpp: memory pools and CUDA graphs: which requests come from which pool, and when a capture is announced.
 //
-// A pool is known here from its first use, and to the library when somebody first allocates from it, because what kind of
-// memory it holds (upstream.cpp) is said in between. A scope sends those requests into a pool that its filter says yes to, the scope opened
+// A pool is known here from its first use, and to the library from its first allocation, because the kind of
+// memory it holds (upstream.cpp) is set in between. A scope sends those requests into a pool that its filter says yes to, the scope opened
 // last first, as PyTorch does.
 //
 // Captures: the library pins a pool's memory once a stream that allocates from it is captured. It wants to know before the
@@ -59,7 +59,7 @@ struct DevicePools {
   std::vector<Announced> captures; // one for a stream
   std::condition_variable idle;    // one of them is not busy any more
   std::vector<MempoolId_t> use_on_oom;
-  bool reuse = false; // what the library was told of graph_capture_record_stream_reuse
+  bool reuse = false; // the library's setting graph_capture_record_stream_reuse
 };
 using Lock = std::unique_lock<std::mutex>;
 
@@ -181,7 +181,7 @@ void join(Lock& lock, DeviceIndex device, DevicePools& d, MempoolId_t id, cudaSt
     announce(lock, device, d, id, stream, true);
 }
 
-// take_unused takes the pool out of the list if nobody uses it any more. The caller holds the device's mutex, and calls end
+// take_unused takes the pool out of the list if it is not in use any more. The caller holds the device's mutex, and calls end
 // without it.
 bool take_unused(DevicePools& d, MempoolId_t id, Pool* out) {
   const auto it = d.pools.find(id);
@@ -231,7 +231,7 @@ void end(DeviceIndex device, MempoolId_t id, const Pool& gone) {
 }
 
 // over says whether the announcement is of a capture that has ended, failed or will not begin. One that was not seen may be
-// about to begin: between the two the thread that announced it does not come here, and nobody uses the stream.
+// about to begin: between the two the thread that announced it does not come here, and the stream is not used.
 bool over(Announced& a, cudaStream_t used) {
   if (is_capturing(a.stream)) {
     a.begun = true;
@@ -301,7 +301,7 @@ DevicePools& of(DeviceIndex device) {
 
 void pools_init(int n) { devices = new DevicePools[static_cast<size_t>(std::max(n, 1))]; }
 
-// A stream whose capture was invalidated still counts: it is captured until somebody ends that. The legacy default stream
+// A stream whose capture was invalidated still counts: it is captured until the capture is ended. The legacy default stream
 // cannot be captured, and must not be asked.
 bool is_capturing(cudaStream_t stream) {
   if (stream == nullptr || stream == cudaStreamLegacy)
@@ -446,8 +446,8 @@ void Adapter::releasePool(DeviceIndex device, MempoolId_t id) {
   end(device, id, gone);
 }
 
-// For what PyTorch has no word for: where the memory of a pool comes from, how much it may be, and who is asked when there is no
-// more. The pool is as PyTorch just made it, and becomes known to the library here, so that what is wrong is said at once.
+// The options of a pool that PyTorch does not have: its upstream, its limit, and the function to ask when it is out of
+// memory. The pool is as PyTorch just made it, and becomes known to the library here, so that errors are found at once.
 // The result is the library's code; *words says what is wrong, valid until the thread asks again.
 extern "C" __attribute__((visibility("default"))) int cistern_torch_pool(int device, unsigned long long first,
                                                                          unsigned long long second, const PoolWanted* wanted,
@@ -456,7 +456,7 @@ extern "C" __attribute__((visibility("default"))) int cistern_torch_pool(int dev
   const MempoolId_t id{first, second};
   int code = CISTERN_INTERNAL;
   try {
-    const auto spec = std::make_shared<const Spec>(*wanted); // first: whatever happens, its end is told of
+    const auto spec = std::make_shared<const Spec>(*wanted); // first: whatever happens, its end is notified
     const auto home = static_cast<DeviceIndex>(device);
     TORCH_CHECK(adapter != nullptr && adapter->initialized(), "CUDA is not started in this process");
     check_device(home);

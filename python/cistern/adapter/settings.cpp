@@ -1,7 +1,7 @@
 // settings.cpp: PyTorch's allocator settings, and what becomes of them under Cistern.
 //
-// PyTorch reads them itself. Most steer how its own allocator cuts segments and have nothing to steer here; nobody should have
-// to guess which.
+// PyTorch reads them itself. Most steer how its own allocator cuts segments and have nothing to steer here; a message
+// says which.
 #include "adapter.h"
 
 #include <cstdlib>

@@ -97,7 +97,7 @@ std::shared_ptr<void> Adapter::getIpcDevPtr(std::string handle) {
       {
         std::lock_guard<std::mutex> erasing(opened.mutex);
         const auto mine = opened.pointers.find(handle);
-        // Between the end of the last reference and here, somebody may have opened it anew.
+        // Between the end of the last reference and here, another thread may have opened it anew.
         if (mine != opened.pointers.end() && mine->second.expired())
           opened.pointers.erase(mine);
       }
@@ -128,14 +128,14 @@ void Adapter::enablePeerAccess(DeviceIndex dev, DeviceIndex dev_to_access) {
 
 // PyTorch notes that there is access before it calls enablePeerAccess, so another thread may come here first, or in the middle
 // of it. A copy between cudaMalloc's memory gets by without access; of mapped memory it is an error. So that thread does the
-// same work, which waits for who is at it.
+// same work, which waits for a thread that is at it.
 static bool can_reach(int device, int other) {
   if (C10_LIKELY(reaches[device][other].load(std::memory_order_acquire)))
     return true;
   try {
     adapter->enablePeerAccess(static_cast<DeviceIndex>(device), static_cast<DeviceIndex>(other));
     return true;
-  } catch (const std::exception&) { // whoever asked for it is told
+  } catch (const std::exception&) { // the caller that asked for it gets the error
     return false;
   }
 }

@@ -1,7 +1,7 @@
 // upstream.cpp: pools whose memory comes from elsewhere: from an allocator object of PyTorch's, from functions of the program's
-// own, or from an upstream of the library's that has a name; and whom such a pool asks when it is out of memory.
+// own, or from an upstream of the library's that has a name; and the function that such a pool asks when it is out of memory.
 //
-// The library calls what is here with no lock held, as those who are called may want the interpreter's. Once Python ends nothing
+// The library calls what is here with no lock held, as the functions may take the interpreter's. Once Python ends nothing
 // of the program's is called any more, because it may be Python's; a thread that is in such a function by then stays in it (stay).
 #include "upstream.h"
 
@@ -40,7 +40,7 @@ class AskingScope {
   const Asking here_;
 };
 
-// The device, and for allocators of PyTorch's the stream, that whoever is called finds current.
+// The device, and for allocators of PyTorch's the stream, that is current in the function.
 class Current {
  public:
   explicit Current(DeviceIndex device) : device_(device), before_(device) {

@@ -13,11 +13,11 @@ struct PoolWanted {
   cistern_pool_options options; // size and flags as in cistern.h
   uint32_t bare;                // alloc and free take no ctx: they are as torch.cuda.memory.CUDAPluggableAllocator has them
   uint32_t reserved;
-  void (*dropped)(void* token); // called once, when none of the functions above is called any more; NULL: nobody
+  void (*dropped)(void* token); // called once, when none of the functions above is called any more; NULL: none
   void* token;
 };
 
-// Spec is a copy of it, kept as long as somebody may call what it names.
+// Spec is a copy of it, kept as long as its functions may be called.
 struct Spec {
   explicit Spec(const PoolWanted& w);
   ~Spec();
