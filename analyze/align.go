@@ -17,7 +17,7 @@ import (
 //  2. What lies before, between and behind the pairs is paired in order where it is equally many lines in both runs.
 //
 // So lines that were added above a function, or in it between calls, match; a call that is new, or gone, is a line of
-// one run only. What cannot be told is two edits that cancel out: a call that went and another that came in its place.
+// one run only. It does not see two edits that cancel out: a call that went and another that came in its place.
 
 // place is a function in a file. The folder is left out: the same program may lie somewhere else.
 type place struct{ file, function string }

@@ -1,4 +1,4 @@
-// Package analyze answers questions about a recorded run: what was live at the peak and who held it (Inspect), where
+// Package analyze answers questions about a recorded run: what was live at the peak, and its stacks (Inspect), where
 // it lay (MapAt), from when to when each block was there (LifetimesOf), how memory went over time (RecordedCurves), why
 // a request failed (ExplainRecorded, ExplainReplayed), and which settings would have served the run better (Tune). It
 // draws nothing: report, and later top and the out-of-memory report of the engine, show what it finds.

@@ -70,7 +70,7 @@ type Change struct {
 	frames []recording.Frame
 }
 
-// NoStack stands where a file says nothing of who allocated.
+// NoStack stands where a file has no stack of an allocation.
 const NoStack = "no stack was recorded"
 
 // Diff compares two runs, each at its peak or, where atEnd, after its last event. align.go says which stacks are the
@@ -149,7 +149,7 @@ func (d *Difference) note(a, b *recording.Trace) {
 		if d.A.Stacks {
 			without = d.B.Path
 		}
-		d.Notes = append(d.Notes, without+" has no stacks: what the other run allocated with one is told apart by size only")
+		d.Notes = append(d.Notes, without+" has no stacks: what the other run allocated with one is distinguished by size only")
 	}
 	if a.Settings.Conf != b.Settings.Conf {
 		d.Notes = append(d.Notes, fmt.Sprintf("the settings differ: %q, then %q", a.Settings.Conf, b.Settings.Conf))
@@ -199,7 +199,7 @@ func stackKey(t *recording.Trace, stack uint32, lines []uint32) string {
 	return string(key)
 }
 
-// changes are the entries of one list, by what they are told apart by.
+// changes are the entries of one list, by what they are distinguished by.
 type changes map[string]*Change
 
 func (c changes) of(key string) *Change {

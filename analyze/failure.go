@@ -12,7 +12,7 @@ import (
 	"github.com/cistern-gpu/cistern/replay"
 )
 
-// The report on requests that failed: oom.go and oom_process.go say why, held.go who held the memory, growth.go what grew,
+// The report on requests that failed: oom.go and oom_process.go say why, held.go lists the allocations, growth.go what grew,
 // remedy*.go what would have met the request.
 
 // TraceFailures is the report on the requests that failed on one device of one file. Its JSON is what
@@ -31,10 +31,10 @@ type TraceFailures struct {
 	Notes    []string         `json:"notes"`
 }
 
-// MaxFailures is how many requests that failed a report has: a program that catches the error may fail for ever.
+// MaxFailures is how many requests that failed a report has: a program that catches the error may fail without end.
 const MaxFailures = 5
 
-// FailureReport is all that can be said of one request that failed.
+// FailureReport is all that is known of one request that failed.
 type FailureReport struct {
 	OOM
 	Sentence string `json:"sentence"` // what was requested and why it could not be allocated, without a full stop
@@ -81,7 +81,7 @@ type FailureReport struct {
 	said      *recording.Failure // by the process, nil where it said nothing
 	away      uint64             // of what is held: not the device's memory
 	poolLimit bool               // the limit of the request's own pool was in the way
-	cutOff    bool               // the file told of events, and lacks them
+	cutOff    bool               // the file announces events, and lacks them
 }
 
 // ReportFailures reports on the requests that failed in a trace; nil where none did. driver is what a driver trace says
@@ -121,7 +121,7 @@ func ReportFailures(ctx context.Context, t *recording.Trace, driver *recording.D
 	if opt.Capacity > 0 {
 		capacity, from = opt.Capacity, "given"
 	}
-	full := func(i int) bool { return words[i] == nil && t.Events[i].Addr < t.Events[i].Size } // the device itself, or nobody knows
+	full := func(i int) bool { return words[i] == nil && t.Events[i].Addr < t.Events[i].Size } // the device itself, or unknown
 	if limit, set := limitOfSettings(t); opt.Capacity == 0 && limit > capacity && !slices.ContainsFunc(events, full) {
 		capacity, from = limit, set // of which events do not tell
 	}
@@ -140,7 +140,7 @@ func ReportFailures(ctx context.Context, t *recording.Trace, driver *recording.D
 		x.lessLive()
 		x.Sentence = x.inOneSentence()
 	}
-	// The failure that the file is about, or what the run died of, as far as anybody can tell (trace.FailedAt).
+	// The failure that the file is about, or what the run died of, as far as is known (trace.FailedAt).
 	target := r.Failures[len(r.Failures)-1]
 	for _, x := range r.Failures {
 		if x.MetLater == nil && about < 0 {

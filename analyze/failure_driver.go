@@ -9,7 +9,7 @@ import (
 	"github.com/cistern-gpu/cistern/recording/driver"
 )
 
-// driver adds what a driver trace says of a call that failed: who made it, and what the traced processes held on the
+// driver adds what a driver trace says of a call that failed: its caller, and what the traced processes held on the
 // device then.
 func (x *FailureReport) driver(t *recording.Trace, d *recording.Driver) {
 	e := &t.Events[x.Event]

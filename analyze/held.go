@@ -9,7 +9,7 @@ import (
 	"github.com/cistern-gpu/cistern/recording"
 )
 
-// Held is who held memory at one moment. Each list sums up to Requested; Requested, Rounding and Unknown to Allocated.
+// Held are the allocations at one moment. Each list sums up to Requested; Requested, Rounding and Unknown to Allocated.
 type Held struct {
 	Allocated uint64 `json:"allocated_bytes"`
 	Requested uint64 `json:"requested_bytes"`
@@ -38,7 +38,7 @@ type Share struct {
 	Rest bool `json:"rest,omitempty"`
 }
 
-// heldAfter sums up who holds memory in the state after event i. allocated is what the process said; 0 is as much as the
+// heldAfter sums up the allocations in the state after event i. allocated is what the process said; 0 is as much as the
 // blocks come to, rounded.
 func heldAfter(t *recording.Trace, i int, s *state, allocated uint64) Held {
 	h := Held{Blocks: len(s.live)}

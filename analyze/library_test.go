@@ -55,7 +55,7 @@ func TestLabelsOfAMoment(t *testing.T) {
 	}
 }
 
-// Two runs are told apart by tag and by library that said so.
+// Two runs are distinguished by tag and by library that said so.
 func TestDiffByLabel(t *testing.T) {
 	run := func(sizes ...uint64) *recording.Trace {
 		tr := &recording.Trace{Streams: []uint64{0}, Pools: []recording.PoolID{{}}, Stacks: []recording.Stack{nil}, Tags: []string{"", "weights"},

@@ -42,7 +42,7 @@ const (
 	CauseCached = "cached"
 	// The rest is known only where the process wrote down what it saw (recording.Failure).
 	//
-	// CauseLimit: a limit that somebody set was in the way, of the process or of a pool; the device had room.
+	// CauseLimit: a limit was in the way, of the process or of a pool; the device had enough.
 	CauseLimit = "limit"
 	// CauseProcesses: without what other processes held, the request would have fitted.
 	CauseProcesses = "processes"
@@ -54,7 +54,7 @@ const (
 	CauseUpstream = "upstream"
 )
 
-// maxOOMs bounds how many failures of one trace are explained: a loop that catches the error may fail for ever.
+// maxOOMs bounds how many failures of one trace are explained: a loop that catches the error may fail without end.
 const maxOOMs = 20
 
 // ExplainRecorded explains the failures in a trace, the first maxOOMs of them, from what the file says of that moment.

@@ -442,7 +442,7 @@ func (s *searching) each(all []candidate) error {
 	return g.Wait()
 }
 
-// gainStep is how finely gains are told apart, as a part of the capacity: of two that are as good, the simpler comes first.
+// gainStep is how finely gains are distinguished, as a part of the capacity: of two that are as good, the simpler comes first.
 const gainStep = 0.01
 
 // rank sorts what survived, largest gain first, and drops what is worse in all than something else of its kind.

@@ -196,8 +196,8 @@ func with(conf, item string) string {
 // besides are the settings that do not decide where memory goes.
 var besides = []string{"driver", "history", "front", "stacks", "stack_sample", "report", "report_child", "top"}
 
-// replayed are the settings that decide where memory goes: a replay has a device and a limit of its own, and nobody to
-// tell of anything.
+// replayed are the settings that decide where memory goes: a replay has a device and a limit of its own, and no
+// observers.
 func replayed(conf string) string { return without(without(conf, besides...), "limit") }
 
 // set is Cistern with other settings: item in the place of its key's, or what is named left out.

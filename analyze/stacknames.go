@@ -17,7 +17,7 @@ type StackName struct {
 	Through int
 }
 
-// NameStacks names stacks of frames, innermost first, so that no two that can be told apart are called the same.
+// NameStacks names stacks of frames, innermost first, so that no two that can be distinguished are called the same.
 func NameStacks(stacks [][]recording.Frame) []StackName {
 	names := make([]StackName, len(stacks))
 	alike := map[[2]recording.Frame][]int{}

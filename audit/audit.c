@@ -106,7 +106,7 @@ static void *address(const struct table *t, const char *name) {
 }
 
 // headers are the program headers of an object, which begins with them. One that was linked to other addresses than those
-// from 0 on, as programs may be and libraries that somebody has prelinked, does not begin at l_addr, where anything or
+// from 0 on, as programs and prelinked libraries may be, does not begin at l_addr, where anything or
 // nothing may be: it has none here.
 HIDDEN const Elf64_Phdr *headers(const struct link_map *map, int *n) {
 	Elf64_Ehdr head;
@@ -295,7 +295,7 @@ static int is(const char *path, const char *begin) {
 	return *begin == 0;
 }
 
-// with_rights reports whether the program has more rights than the user who started it, who also named the ring: then nothing is
+// with_rights reports whether the program has more rights than its user, who also named the ring: then nothing is
 // traced. Where that cannot be known, neither.
 static int with_rights(void) {
 	uint64_t v[2 * 64];

@@ -10,7 +10,7 @@ static uint32_t mask, bits; // of slot numbers
 static uint32_t announced;  // the process that has said its name; another one after a fork
 
 // What the kernel would have to be asked for at every call. The page is emptied in the child of a fork; where that
-// cannot be had there is none.
+// is not possible there is none.
 static struct { uint32_t pid; } *known;
 static uint32_t pid_now(void) {
 	if (known == NULL)
@@ -114,7 +114,7 @@ HIDDEN int put(struct slot *s) {
 			__atomic_fetch_add(&r->dropped, 1, __ATOMIC_RELAXED);
 			return 0;
 		}
-		if (ahead > 0) { // taken by somebody else, who moved head on before; or else some program wrote over the ring
+		if (ahead > 0) { // taken by another producer, which moved head on before; or else some program wrote over the ring
 			uint64_t next = __atomic_load_n(&r->head, __ATOMIC_RELAXED);
 			if (next == number)
 				return 0;
@@ -159,7 +159,7 @@ HIDDEN void fill(struct slot *s, int type) {
 	s->device = -1;
 }
 
-// name_space is the number of the PID namespace that this process is in, 0 where it cannot be told; *shown says whether /proc
+// name_space is the number of the PID namespace that this process is in, 0 where it is not known; *shown says whether /proc
 // shows processes by their numbers there.
 static uint64_t name_space(uint32_t pid, int *shown) {
 	char link[32];
@@ -217,7 +217,7 @@ static void look_for_ends(uint32_t pid) {
 		if (other >> 32 != space || other == self)
 			continue;
 		struct slot s;
-		fill(&s, RECORD_ENDED); // with the time before it is looked: who has the number later began later
+		fill(&s, RECORD_ENDED); // with the time before the look: a process with the same number later began later
 		s.addr = (uint32_t)other;
 		if (has_ended((uint32_t)other, shown) && __atomic_compare_exchange_n(&ring->alive[i], &other, 0, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
 			put(&s);

@@ -16,8 +16,8 @@
 #define RING_ALIVE 256
 #define RING_NAME "cistern-audit" // of the file in memory, as /proc shows it behind /memfd:
 
-// A stack has a number that follows from what is in it. It is told of when it is seen first, before the call that has it:
-// so a call costs a slot, however deep its stack is. What a stack of Python needs to be read is told of alike: the code
+// A stack has a number that follows from what is in it. It is sent when it is seen first, before the call that has it:
+// so a call costs a slot, however deep its stack is. What a stack of Python needs to be read is sent alike: the code
 // objects with their names. Where such things are longer than a payload they go through several slots, one after the
 // other: handle is the length of all, extra where this slot's piece begins.
 enum record {
@@ -53,7 +53,7 @@ enum { RING_NATIVE = 1, RING_PYTHON = 2 }; // stacks that are wanted
 struct ring {
 	uint64_t magic, nonce;
 	uint32_t slots, flags; // slots is a power of two
-	uint64_t closed;       // nobody reads any more
+	uint64_t closed;       // the reader has ended
 	uint64_t pad0[4];
 	uint64_t head; // next number to be taken
 	uint64_t spent; // ns that threads spent on events once the driver had returned; beside head, which they have written just before

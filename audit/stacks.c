@@ -1,12 +1,12 @@
-// Stacks: of return addresses, and of Python's frames. Each is told of once, and has a number from then on.
+// Stacks: of return addresses, and of Python's frames. Each is sent once, and has a number from then on.
 
 #include "audit.h"
 #include "pystack.h"
 #include "sys.h"
 #include "unwind.h"
 
-// What was told of, by number: of stacks, and of code objects. A place is given to what came last, and what lost its
-// place is told of again, so that nothing is ever full.
+// What was sent, by number: stacks and code objects. A place is given to what came last, and what lost its
+// place is sent again, so that nothing is ever full.
 enum { SENT = 1 << 14, PLACES = 4 };
 
 static uint64_t sent[SENT];
@@ -61,7 +61,7 @@ static long read_own(uint32_t pid, void *to, size_t n, const struct iovec *from,
 	return got > 0 ? got : 0;
 }
 
-// Where modules have their code, by the megabyte: a bit of a hash for each, so that most words are told apart at once.
+// Where modules have their code, by the megabyte: a bit of a hash for each, so that most words are distinguished at once.
 static uint64_t code[1024];
 
 static inline uint32_t megabyte(uint64_t p) { return (uint32_t)((p >> 20) * 0x9e3779b97f4a7c15u >> 48); }
@@ -130,7 +130,7 @@ HIDDEN int is_return(uint32_t pid, uint64_t p) {
 	return in_code(p) && read_own(pid, before, sizeof before, &from, 1) == sizeof before && called(before);
 }
 
-// scanned finds return addresses in the words from sp on. words and at are too large for the stack of whoever goes on from here.
+// scanned finds return addresses in the words from sp on. words and at are too large for the stack of functions called from here.
 static __attribute__((noinline)) int scanned(uint32_t pid, uintptr_t sp, uint64_t *frames, int cap) {
 	uint64_t words[STACK_WORDS], word[STACK_CANDIDATES];
 	struct iovec at[STACK_CANDIDATES], pages[STACK_PAGES];
@@ -239,7 +239,7 @@ static __attribute__((noinline)) int names(const struct pystack *p, const struct
 	return 1;
 }
 
-// frames adds Python's frames to words, two for each, and clears whole where one of them cannot be told of now.
+// frames adds Python's frames to words, two for each, and clears whole where one of them cannot be sent now.
 static __attribute__((noinline)) int frames(uint32_t pid, uint64_t *words, int *whole) {
 	struct pystack own;
 	const struct pystack *p = python_there(pid, &own);

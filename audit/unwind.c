@@ -62,9 +62,9 @@ static void keep(uint64_t pc, uint64_t rule) {
 	__atomic_store_n(&rules[i].key, pc ^ mixed(rule), __ATOMIC_RELAXED);
 }
 
-// The objects that have tables. They come and go under the linker's lock; whoever reads takes a copy and looks whether it was
-// changed meanwhile. Nobody is in the code of one that is just coming or going: so it is passed over, and no change is waited
-// for, as on a busy machine it may be long until who makes it goes on.
+// The objects that have tables. They come and go under the linker's lock; readers take a copy and check whether it was
+// changed meanwhile. No thread runs code of an object that is being loaded or unloaded: so it is skipped, and no change is
+// waited for, as that may take long on a busy machine.
 struct object {
 	const void *of;            // whose this is
 	uintptr_t from, to;        // its code
@@ -200,7 +200,7 @@ static struct bytes entry(const struct object *o, uintptr_t at) {
 	if (b.bad)
 		b.p = b.end;
 	uint64_t n = number(&b, 4);
-	if (n == 0 || n > (uint64_t)(b.end - b.p)) { // ends here, or is one of 64 bits, which nobody writes
+	if (n == 0 || n > (uint64_t)(b.end - b.p)) { // ends here, or is one of 64 bits, which is not in use
 		b.bad = 1;
 		n = 0;
 	}
@@ -544,9 +544,9 @@ struct step { // to the next one out
 };
 
 // The last walk of a thread: the outermost step has the lowest number, so that what two walks have in common stays where it
-// is; at the bottom is where it ended. All of it is only believed once it is seen to be there. Whose it is the thread pointer
-// says; who works on it, its process, as a fork may leave that behind. Where another one works on it, as a signal's handler may
-// find, walks are by rules.
+// is; at the bottom is where it ended. All of it is only believed once it is seen to be there. The thread pointer says
+// whose it is, the process number which process works on it, as a fork may leave that behind. Where another walk works on it,
+// as in the handler of a signal, walks are by rules.
 static struct last {
 	uint64_t thread;
 	uint32_t taken, top, bottom, forgotten;
@@ -658,7 +658,7 @@ HIDDEN int unwind(uint32_t pid, struct place *p, uint64_t *frames, int cap) {
 	uint32_t taken = __atomic_load_n(&l->taken, __ATOMIC_RELAXED), now = __atomic_load_n(&forgotten, __ATOMIC_ACQUIRE);
 	struct walk w;
 	w.last = taken != pid && __atomic_compare_exchange_n(&l->taken, &taken, pid, 0, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED) ? l : NULL;
-	if (w.last != NULL && (l->thread != thread || l->forgotten != now || taken != 0)) { // 0: nobody was stopped in the middle
+	if (w.last != NULL && (l->thread != thread || l->forgotten != now || taken != 0)) { // 0: no walk was stopped in the middle
 		l->thread = thread;
 		l->forgotten = now;
 		l->top = l->bottom = 0;

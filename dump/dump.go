@@ -1,12 +1,12 @@
 // Package dump writes down what an allocator holds and what led to it, in Cistern's format, for `cistern report`, `replay`
-// and the others to read: when somebody asks (Write), and when a request has failed (Reporter).
+// and the others to read: on request (Write), and when a request has failed (Reporter).
 //
 // The process that runs out of memory may be about to end, so what is done in it is little and bounded: it copies what
-// the engine knows (dump.go), asks its surroundings what else bounds memory and who else has some (limits.go, failure.go),
-// and writes one file, whole or not at all (file.go). What follows from that is computed by somebody else, later or in
+// the engine knows (dump.go), asks its surroundings what else bounds memory and which other processes have some (limits.go, failure.go),
+// and writes one file, whole or not at all (file.go). What follows from that is computed later, or in
 // another process (child.go).
 //
-// A Reporter may be used by several threads at once. Its one lock is held while a file is made, by one of them, and nobody
+// A Reporter may be used by several threads at once. Its one lock is held while a file is made, by one of them, and no thread
 // waits for it longer than a few seconds.
 package dump
 
@@ -37,7 +37,7 @@ import (
 type Names struct {
 	Tag     func(tag uint32) string
 	Library func(library uint8) string
-	// DefaultLibrary is who names none, 0 to leave that unsaid.
+	// DefaultLibrary is the library of callers that name none, 0 for none.
 	DefaultLibrary uint8
 	// Frames names frames of stacks: for each number what it stands for, innermost first, as one call may stand for
 	// several that were inlined. Nil: numbers are what runtime.Callers gives.
@@ -132,7 +132,7 @@ func (d *dumping) add(dev cuda.Device, most int) bool {
 	return true
 }
 
-// asked reports whether an event is of somebody's request.
+// asked reports whether an event is of a request.
 func asked(k event.Kind) bool {
 	return k == event.Alloc || k == event.FreeRequested || k == event.FreeCompleted || k == event.OOM
 }
@@ -177,7 +177,7 @@ func findStart(t *recording.Trace) {
 	}
 }
 
-// each calls f for everything in a trace that says who asked.
+// each calls f for everything in a trace that has a label.
 func each(t *recording.Trace, f func(stack *uint32, tag uint16, library uint8)) {
 	for i := range t.Events {
 		e := &t.Events[i]

@@ -44,7 +44,7 @@ func buffered(f io.Writer, write func(io.Writer) error) error {
 	return cmp.Or(write(b), b.Flush())
 }
 
-// bounded is a file that may not be larger than the process is allowed to make one: the kernel ends who tries (SIGXFSZ), and
+// bounded is a file that may not be larger than the process is allowed to make one: the kernel ends a process that tries (SIGXFSZ), and
 // this process is not ours.
 type bounded struct {
 	w    io.Writer

@@ -15,8 +15,8 @@ import (
 // one part in so many, however long its history takes to write. So a loop of failures that are caught stays cheap.
 const share = 20
 
-// lastFile is where the newest failure is written. It belongs to whoever makes a file (Reporter.writing), but for said and
-// failed, which are guarded by the Reporter's mutex.
+// lastFile is where the newest failure is written. It belongs to the thread that makes a file (Reporter.writing), but for said
+// and failed, which are guarded by the Reporter's mutex.
 type lastFile struct {
 	name  string
 	is    os.FileInfo // what was written there
@@ -26,7 +26,7 @@ type lastFile struct {
 }
 
 // place is the name of the last file in a folder. It stays the same until something else lies there, as processes of other
-// containers have the same number, and somebody may have cleared the folder up. It is "" where that goes on and on.
+// containers have the same number, and the folder may have been cleared. It is "" where that goes on and on.
 func (l *lastFile) place(dir string) string {
 	if filepath.Dir(l.name) != dir {
 		l.name, l.is, l.names = "", nil, 0
@@ -46,7 +46,7 @@ func (l *lastFile) place(dir string) string {
 	return l.name
 }
 
-// written is told that a file is in its place.
+// written notes that a file is in its place.
 func (l *lastFile) written() {
 	if st, err := os.Lstat(l.name); err == nil {
 		l.is = st

@@ -17,7 +17,7 @@ import (
 	"github.com/cistern-gpu/cistern/recording"
 )
 
-// limits are the bounds on memory that were in force when a request failed, whoever sets them: of the device's memory, and
+// limits are the bounds on memory that were in force when a request failed, from any source: of the device's memory, and
 // of the host's, which page-locked memory and contents that are put aside need.
 func limits(a Source, oom *cistern.OutOfMemoryError, f *recording.Failure, getenv func(string) string) []recording.Limit {
 	out := []recording.Limit{}

@@ -88,7 +88,7 @@ func (r *Reporter) On() bool {
 }
 
 // OutOfMemory writes the file of a request that failed; lines are the message that its caller gets. No lock of the engine may
-// be held. It returns the name of the file, "" where there is none. The first wait for each other; later ones wait for nobody.
+// be held. It returns the name of the file, "" where there is none. The first wait for each other; later ones do not wait.
 func (r *Reporter) OutOfMemory(oom *cistern.OutOfMemoryError, lines []string) string {
 	r.mu.Lock()
 	dir, child, stuck := r.dir, r.child, r.stuck
@@ -126,7 +126,7 @@ func (r *Reporter) OutOfMemory(oom *cistern.OutOfMemoryError, lines []string) st
 		}
 	}
 	n := r.tried.Add(1)
-	if n > MostFiles && !r.due() { // somebody else has just written it
+	if n > MostFiles && !r.due() { // another thread has just written it
 		<-r.writing
 		return ""
 	}
@@ -180,7 +180,7 @@ func (r *Reporter) OutOfMemory(oom *cistern.OutOfMemoryError, lines []string) st
 	return j.file
 }
 
-// giveUp and ended are of a job that nobody waits for, and of one whose thread has come back, whichever is first.
+// giveUp and ended are of a job without a waiting caller, and of one whose thread has come back, whichever is first.
 func (r *Reporter) giveUp(j *job) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -252,7 +252,7 @@ type job struct {
 	// How many events were written, and how many left out.
 	events int
 	left   uint64
-	state  atomic.Int32 // 0, whole or givenUp: whoever is first
+	state  atomic.Int32 // 0, whole or givenUp: whichever is first
 }
 
 const (
@@ -260,7 +260,7 @@ const (
 	givenUp
 )
 
-// errGivenUp says that nobody waits for the file any more.
+// errGivenUp says that the caller does not wait for the file any more.
 var errGivenUp = errors.New("given up")
 
 // copy copies what the engine knows.
@@ -299,7 +299,7 @@ func (j *job) write() (err error) {
 	for i, part := range parts {
 		late := func() bool { return j.clock.Spent() >= j.bound*part.until/100 }
 		if i == len(parts)-1 {
-			late = func() bool { return false } // whoever waits gives up
+			late = func() bool { return false } // the caller gives up
 		}
 		t, left := j.newest(part.of)
 		if recovered != nil {

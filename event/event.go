@@ -17,7 +17,7 @@ const (
 	Snapshot           // a snapshot was taken
 	OOM                // a request failed: Size is the rounded size, Addr is the device's free bytes then
 	Annotation         // a user's mark
-	Retry              // cached memory was given back or moved to meet a request (Cistern's ladder; Flags is the rung)
+	Retry              // cached memory was given back or moved to meet a request (Cistern's reclaim stages; Flags is the stage)
 	NumKinds
 )
 
@@ -58,7 +58,7 @@ type Event struct {
 	Tag    uint16 // Alloc, FreeRequested, FreeCompleted, OOM: the request's number, 0 is none
 	Kind   Kind
 	Flags  uint8
-	// Library numbers who asked, where Tag is told: an index into the list of libraries that goes with the events, 0 is
-	// unsaid.
+	// Library numbers the caller's library, in files with tags: an index into the list of libraries that goes with the events,
+	// 0 for none.
 	Library uint8
 }

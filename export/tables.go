@@ -50,7 +50,7 @@ const (
 	pidDoc     = "number of the process, of a driver trace with several on a device; else null"
 )
 
-// Tables are what --table offers; the first is written where nothing is said.
+// Tables are what --table offers; the first is the default.
 var Tables = []*Table{
 	{Name: "events", What: "one row for each event, in recorded order", fill: fillEvents, Columns: []Column{
 		{"device", Int, false, "number of the GPU"},
@@ -234,7 +234,7 @@ func (w *words) pool(i uint32) uint32 {
 	return w.pools[i]
 }
 
-// label writes the four columns of who something is for.
+// label writes the four columns of a label.
 func (w *words) label(r rows, b block) {
 	if b.tag == 0 {
 		r.null()

@@ -21,7 +21,7 @@ type Names struct {
 	Tag     func(tag uint32) string
 	Library func(library uint8) string
 	// Stack names a stack in few words: its innermost frame that means something to the reader, and the one that tells uses of
-	// that one apart, which is said where it takes that, or where there is nothing else to say.
+	// that one apart, which is given where it takes that, or where there is nothing else.
 	Stack func(stack uint32) (place, from string)
 }
 
@@ -50,13 +50,13 @@ func nameOf[T uint8 | uint32](number T, name func(T) string, kind string) string
 	return fmt.Sprintf("%s %d", kind, number)
 }
 
-// holder is who holds some memory.
+// holder is a group of allocations.
 type holder struct {
 	place, from string
 	bytes       uint64
 }
 
-// mostHolders names those who hold the most, in one clause. rest is what others hold beside those in the list.
+// mostHolders names the largest holders, in one clause. rest is what others hold beside those in the list.
 func mostHolders(list []holder, rest uint64) string {
 	for _, h := range list[min(len(list), mostFindings):] {
 		rest += h.bytes
@@ -145,8 +145,8 @@ func (e *OutOfMemoryError) byPool() string {
 	return strings.Join(items, ", ")
 }
 
-// Findings says in at most two lines, each without its line break, what was found when the request failed: who held the
-// memory, and what would have met the request. It names only what was counted, and does not repeat what Error says.
+// Findings says in at most two lines, each without its line break, what was found when the request failed: the top
+// allocations, and what would have met the request. It names only what was counted, and does not repeat what Error says.
 func (e *OutOfMemoryError) Findings(names Names) []string {
 	lines := []string{"held: " + e.holders(names)}
 	if s := e.help(); s != "" {

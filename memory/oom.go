@@ -34,7 +34,7 @@ type OutOfMemoryError struct {
 	DriverTotal uint64
 	Tried       Stages
 	Off         Stages       // stages that the options leave out
-	Pools       []PoolUse    // who held what, the most first
+	Pools       []PoolUse    // allocations by pool, the most first
 	Upstream    string       // what the memory of the request's pool is; "" where it is what the device's options say
 	Tags        []TagUse     // likewise; nil if no request was ever tagged
 	Libraries   []LibraryUse // likewise; nil if no request ever named a library

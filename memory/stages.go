@@ -69,5 +69,5 @@ type Step struct {
 	// Took is the time spent on it, by the driver's clock, waiting for the GPU included. Looking for a block that fits is
 	// not timed.
 	Took time.Duration
-	Note string // what the driver said, what there was to be had, why it was passed over; "" where there is nothing to say
+	Note string // what the driver said, what was available, why it was skipped; "" for none
 }

@@ -4,7 +4,7 @@ import (
 	"github.com/cistern-gpu/cistern/event"
 )
 
-// Requests that failed, as the process that made them saw it: what no event can say, and nobody else could know later.
+// Requests that failed, as the process that made them saw it: what no event has, and what is not known later.
 
 // Failure is what a process wrote down of a request that failed, beside the events that led to it: what only it could
 // know at that moment. It is kept as JSON. Sizes are bytes.
@@ -81,9 +81,9 @@ type Neighbour struct {
 	Self  bool   `json:"self,omitempty"`
 }
 
-// FailedAt is the event of the failure that a file is about: the last that the process told of, as it wrote the file for
+// FailedAt is the event of the failure that a file is about: the last that the process wrote down, as it wrote the file for
 // that one while other threads may have gone on to fail; where no event is of it, the last event, as what was written is
-// of that moment. Where the process told nothing, it is what the run died of, as far as anybody can tell: the last
+// of that moment. Where the process wrote nothing, it is what the run died of, as far as is known: the last
 // failure that was not made good, else the last. ok is false where no request failed.
 func (t *Trace) FailedAt() (at int, ok bool) {
 	if n := len(t.Failures); n > 0 {

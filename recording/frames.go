@@ -9,8 +9,8 @@ import (
 	"strings"
 )
 
-// What a stack says to people: frames as text, the libraries that they are of, and which of them says most. Whoever names
-// a stack in few words, a dying program as well as a report of it, asks here.
+// What a stack says to people: frames as text, the libraries that they are of, and which of them says most. All code
+// that names a stack in few words, a dying program as well as a report of it, uses this.
 
 // String is "func file:line", or as much of it as is known.
 func (f Frame) String() string {
@@ -109,8 +109,8 @@ var between = []string{"torch", "torch_cuda", "torch_cpu", "torch_python",
 	"cupy", "cupyx", "cupy_backends", "numba", "numba_cuda", "cublas", "cublasLt", "python", "ffi", "c", "stdc++",
 	"gcc_s", "pthread", "ld-linux-x86-64", "ld-linux-aarch64", "[vdso]"}
 
-// What a frame says of what memory is for: nothing; the name of a function that is of nobody knows what; how it was allocated; by
-// what it was asked for; who wants it.
+// What a frame says of what memory is for: nothing; the name of a function of an unknown library; how it was allocated; by
+// what it was asked for; its purpose.
 const (
 	saysNothing = iota
 	saysName

@@ -25,5 +25,5 @@ func WhereOf(device int, o *Owner) string {
 	return fmt.Sprintf("device %d, process %d (%s)", device, o.PID, path.Base(o.Program))
 }
 
-// Made reports whether a call was made by the process whose memory this is, as far as processes are told apart.
+// Made reports whether a call was made by the process whose memory this is, as far as processes are distinguished.
 func (t *Trace) Made(c *Call) bool { return t.Owner == nil || c.Process == t.Owner.Number }

@@ -79,7 +79,7 @@ func newEngineOver(env *Env, observe func(cuda.Driver) cuda.Driver) (Policy, str
 	if e.alloc, err = cistern.New(observe(e.drv), opts); err != nil {
 		return nil, "", err
 	}
-	e.alloc.CatchStacks(nil) // the settings may be those of a program, but who asks here is a file
+	e.alloc.CatchStacks(nil) // the settings may be those of a program, but the caller here is a file
 	e.alloc.KeepStacks(false)
 	if e.dev, err = e.alloc.Device(0); err != nil {
 		return nil, "", err

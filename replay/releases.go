@@ -138,7 +138,7 @@ func (p *Plan) addRelease(h *heldSegments, first, end int) {
 	p.Releases = append(p.Releases, r)
 }
 
-// mostReleaseNotes is how many releases are told of one by one.
+// mostReleaseNotes is how many releases are noted one by one.
 const mostReleaseNotes = 100
 
 func (p *Plan) noteRelease(note string) {

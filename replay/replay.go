@@ -188,7 +188,7 @@ type Env struct {
 	GPULag   time.Duration
 	Device   uint64 // as in Options
 	Order    int    // likewise
-	// Emit takes the policy's segment events as it makes them; nil where nobody listens. Stream and Pool index the
+	// Emit takes the policy's segment events as it makes them; nil where there is no listener. Stream and Pool index the
 	// plan's; Addr, Size and Handle are the policy's own. A map or unmap is of one handle.
 	Emit func(event.Event)
 	// Note adds a line to the Result's notes.

@@ -82,7 +82,7 @@ type torch struct {
 	placed   uint64 // segments that were given a place in another order (Env.Order)
 
 	handle  uint64            // number of the last physical handle
-	handles map[uint64]uint64 // by address, where somebody listens
+	handles map[uint64]uint64 // by address, where there is a listener
 }
 
 // torchBlock is a piece of a segment, used, cached or (expandable) unmapped.

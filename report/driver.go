@@ -112,7 +112,7 @@ var signals = map[int]string{1: "hangup", 2: "interrupted", 3: "quit", 4: "illeg
 	8: "floating-point exception", 9: "killed", 11: "segmentation fault", 13: "broken pipe", 14: "alarm", 15: "terminated",
 	24: "limit of CPU time", 25: "limit of a file's size", 31: "bad system call"}
 
-// writeKept writes who never gave back what. Names come last, and are wrapped: those of C++ may be wider than a terminal.
+// writeKept writes what was never freed, by caller. Names come last, and are wrapped: those of C++ may be wider than a terminal.
 func writeKept(w io.Writer, d *analyze.DriverSummary, s Style) {
 	g := grid{head: []string{"bytes", "count", "memory", "process", "by"}, textFrom: 2, numberFirst: true}
 	var stacks [][]recording.Frame

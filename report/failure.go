@@ -13,7 +13,7 @@ import (
 	"github.com/cistern-gpu/cistern/recording"
 )
 
-// What `cistern report` writes of requests that failed: the answer first, then who held the memory, then what would
+// What `cistern report` writes of requests that failed: the answer first, then the allocations, then what would
 // have fitted, then the rest. It fits 80 columns, and says nothing by colour alone.
 
 // failureWidth is what the report wraps at.

@@ -338,7 +338,7 @@ func WriteInspection(w io.Writer, in *analyze.Inspection, s Style) {
 // shownLabels bounds the tags, libraries and threads that a terminal gets.
 const shownLabels = 20
 
-// writeLabels writes who held memory at the peak, by tag, library or thread.
+// writeLabels writes the memory at the peak, by tag, library or thread.
 func writeLabels(w io.Writer, what string, uses []analyze.LabelUse, live uint64, s Style) {
 	fmt.Fprintf(w, "\n%s\n", s.paint("live at the peak, by "+what, bold))
 	g := grid{head: []string{what, "blocks", "bytes", "share"}}

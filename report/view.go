@@ -23,7 +23,7 @@ type View struct {
 	Results    []*replay.Result    `json:"results"`
 	Verify     *replay.Verify      `json:"verify"`
 	OOMs       []analyze.OOM       `json:"ooms"`
-	// Failures is the report on the requests that failed; nil where none did, or nobody asked for it.
+	// Failures is the report on the requests that failed; nil where none did, or it was not asked for.
 	Failures *analyze.TraceFailures `json:"failures"`
 	Notes    []string               `json:"notes"`
 	Lines    []line                 `json:"lines"` // of the chart, in the order of the curves in series

@@ -24,7 +24,7 @@ const Unlimited = math.MaxUint64
 
 // AsyncOptions describe a pool of stream-ordered memory. Sizes are in bytes.
 type AsyncOptions struct {
-	// Threshold is what the pool keeps when somebody synchronises; more than that goes back to the device. CUDA's own, and
+	// Threshold is what the pool keeps at a synchronisation; more than that goes back to the device. CUDA's own, and
 	// the zero value, is to keep nothing. Unlimited keeps everything.
 	Threshold uint64
 	// Initial is got from the device at once. It is at most Threshold, else it would be given back at once.
@@ -72,7 +72,7 @@ func Async(drv cuda.Driver, dev cuda.Device, o AsyncOptions) (*AsyncPool, error)
 	return a, nil
 }
 
-// AsyncView is a pool that somebody else made and owns; nothing of it is changed.
+// AsyncView is a pool with another owner; nothing of it is changed.
 func AsyncView(drv cuda.Driver, dev cuda.Device, pool cuda.MemPool) *AsyncPool {
 	return &AsyncPool{drv: drv, dev: dev, pool: pool}
 }
@@ -133,7 +133,7 @@ func (a *AsyncPool) set(o AsyncOptions) error {
 		err = a.drv.MemFreeAsync(a.dev, p, s)
 		waited := a.drv.StreamSynchronize(a.dev, s)
 		if err != nil {
-			_ = a.drv.MemFree(a.dev, p) // else nobody would
+			_ = a.drv.MemFree(a.dev, p) // else nothing would
 		}
 		err = both(err, waited)
 	}
@@ -174,7 +174,7 @@ func (a *AsyncPool) Usage() (reserved, used uint64, err error) {
 	return reserved, used, err
 }
 
-// Trim gives back to the device what the GPU is done with and nobody uses.
+// Trim gives back to the device what the GPU is done with and is not in use.
 func (a *AsyncPool) Trim() error { return a.drv.MemPoolTrim(a.dev, a.pool, 0) }
 
 // EnablePeer opens the pool's memory, got before or later, to another device.

@@ -39,7 +39,7 @@ func External(o ExternalOptions) (Resource, error) {
 
 type external struct{ ExternalOptions }
 
-// Alloc lets requests for more than the natural alignment pass: the function is told of it.
+// Alloc lets requests for more than the natural alignment pass: the function gets it as an argument.
 func (e *external) Alloc(size, align uint64, st cuda.Stream) (cuda.Ptr, error) {
 	if size == 0 {
 		return 0, nil

@@ -13,7 +13,7 @@ type OnFailureAdaptor struct {
 	callback func(need uint64) bool
 }
 
-// OnFailure makes that adaptor. The callback is told the bytes that were asked for, from the thread that asked; it may
+// OnFailure makes that adaptor. The callback gets the bytes that were asked for, from the thread that asked; it may
 // free what came from this resource. It decides how often to try: while it returns true there is another try. Other
 // errors than out of memory are not its business.
 func OnFailure(up Resource, callback func(need uint64) bool) *OnFailureAdaptor {

@@ -4,9 +4,9 @@ import (
 	"github.com/cistern-gpu/cistern/cuda"
 )
 
-// HostOrderedAdaptor uses a stream-ordered resource in the host's order: everything is queued on a stream of its own,
+// HostOrderedAdaptor makes a stream-ordered resource host-ordered: everything is queued on a stream of its own,
 // and done when the call returns. So the stream that a request names may be captured, in use or destroyed, and memory
-// may be used on any. As with any resource that is not stream-ordered, who frees knows that the GPU is done with it.
+// may be used on any. As with any resource that is not stream-ordered, a caller that frees memory knows that the GPU is done with it.
 type HostOrderedAdaptor struct {
 	adaptor
 	drv    cuda.Driver
@@ -44,7 +44,7 @@ func (h *HostOrderedAdaptor) Alloc(size, align uint64, _ cuda.Stream) (cuda.Ptr,
 }
 
 // Free waits until the memory is back, so that a request after it can have it. Once it is given back there is no
-// failure: what keeps the stream from being waited for is said by the next call.
+// failure: the next call returns what keeps the stream from being waited for.
 func (h *HostOrderedAdaptor) Free(p cuda.Ptr, size, align uint64, _ cuda.Stream) error {
 	if err := h.up.Free(p, size, align, h.stream); err != nil || p == 0 {
 		return err
@@ -76,7 +76,7 @@ func (h *HostOrderedAdaptor) Equal(other Resource) bool {
 	return false
 }
 
-// Traits are the upstream's, in the host's order.
+// Traits are the upstream's, host-ordered.
 func (h *HostOrderedAdaptor) Traits() Traits {
 	t := h.up.Traits()
 	t.StreamOrdered = false

@@ -35,7 +35,7 @@ type LoggingAdaptor struct {
 // memory is handed out all the same, and Close says what failed. Close closes w where it is an io.Closer.
 func Logging(up Resource, w io.Writer) *LoggingAdaptor {
 	l := &LoggingAdaptor{adaptor: adaptor{up}, w: w, now: time.Now}
-	l.write([]byte(LogHeader + "\n")) // +checklocksignore: nobody else has it
+	l.write([]byte(LogHeader + "\n")) // +checklocksignore: no other goroutine has it
 	return l
 }
 

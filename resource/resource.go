@@ -45,7 +45,7 @@ type Chunks interface {
 	Granularity() uint64
 }
 
-// Resource is memory to be had by size: an upstream, an adaptor over another resource, or a pool of the engine's. All
+// Resource is memory by size: an upstream, an adaptor over another resource, or a pool of the engine's. All
 // methods may be called from any goroutine.
 type Resource interface {
 	// Alloc gets size bytes, aligned to align bytes (a power of two; 0 is the resource's own alignment, 256 at least),
@@ -94,7 +94,7 @@ type Wrapper interface {
 }
 
 // Closer is a resource that holds something beside the memory that is out: a pool of the driver's, a stream, a file.
-// Whoever made it closes it when all its memory was given back. Close (the function) closes a whole stack.
+// Its maker closes it when all its memory was given back. Close (the function) closes a whole stack.
 type Closer interface {
 	Close() error
 }

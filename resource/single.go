@@ -77,7 +77,7 @@ func (s *SingleHandle) probe() error {
 			defer s.mu.Unlock()
 			s.drop(leftover{size: s.granularity, handle: h})
 			if len(s.left) > 0 {
-				s.retry() // nobody may ask this resource for anything again
+				s.retry() // this resource may get no more requests
 			}
 			return nil
 		}

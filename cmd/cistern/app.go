@@ -60,7 +60,7 @@ func run(ctx context.Context, args []string, in io.Reader, out, err io.Writer) i
 }
 
 // fail prints an error as one line on standard error. The run ends with code 2, later if not now. That the reader of an
-// output has seen enough (head) is no news to anybody: other filters end by a signal then, without a word.
+// output has seen enough (head) is no error: other filters end by a signal then, without a word.
 func (a *app) fail(e error) {
 	a.bad = true
 	if errors.Is(e, syscall.EPIPE) {

@@ -23,7 +23,7 @@ type attributionFlags struct {
 	reportChild bool
 }
 
-// usualSample is stack_sample where nobody says: what is smaller adds little to what is held.
+// usualSample is the default of stack_sample: what is smaller adds little to what is held.
 const usualSample = "64KiB"
 
 // runStacks are the choices of --stacks.
@@ -41,7 +41,7 @@ func (f *attributionFlags) add(c *cobra.Command) {
 	_ = c.MarkFlagDirname("report")
 }
 
-// merge adds the flags to settings. Where a flag and a setting differ nobody can say which was meant: that is an error.
+// merge adds the flags to settings. A flag and a setting that differ are an error, as either may be meant.
 func (f *attributionFlags) merge(c *cobra.Command, conf string) (string, error) {
 	s := settings(conf)
 	given := c.Flags().Changed

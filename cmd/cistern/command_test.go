@@ -298,7 +298,7 @@ func TestStandardOutputThatCannotBeWritten(t *testing.T) {
 	}
 }
 
-// A disk that fills up while a format is written is said in one line, with the output's name.
+// A disk that fills up while a format is written is one line, with the output's name.
 func TestConvertToAFullDisk(t *testing.T) {
 	inFolder(t)
 	if _, err := os.Stat("/dev/full"); err != nil {
@@ -319,7 +319,7 @@ func (closedPipe) Write(p []byte) (int, error) {
 	return 0, &os.PathError{Op: "write", Path: "|1", Err: syscall.EPIPE}
 }
 
-// Whoever reads the output may stop (head); the files asked for are written all the same, without a word.
+// The reader of the output may stop (head); the files asked for are written all the same, without a word.
 func TestReaderThatStops(t *testing.T) {
 	inFolder(t)
 	var errs bytes.Buffer

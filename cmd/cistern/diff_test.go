@@ -13,7 +13,7 @@ import (
 )
 
 // Of driver traces with several processes on a device each process is compared with one of the other run's, by its own
-// calls, and who has no counterpart is named.
+// calls, and what has no counterpart is named.
 func TestDiffOfProcesses(t *testing.T) {
 	dir := t.TempDir()
 	write := func(name string, programs ...string) string {

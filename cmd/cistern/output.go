@@ -93,7 +93,7 @@ func (a *app) openOutput(path string, inputs []string) (*output, error) {
 	return createOutput(path, mode)
 }
 
-// openPage is openOutput for a page, nil where none is wanted (""). That this command has none is said before any work.
+// openPage is openOutput for a page, nil where none is wanted (""). A command without a page fails before any work.
 func (a *app) openPage(path string, inputs []string) (*output, error) {
 	if path == "" {
 		return nil, nil

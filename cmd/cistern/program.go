@@ -17,8 +17,8 @@ import (
 )
 
 // The commands run and record become another program, in whose Python processes the package cistern acts: the folder
-// _inject of the package is put in front of PYTHONPATH, and the sitecustomize in there does the rest. What it is to do
-// is said by variables of the environment, which children inherit.
+// _inject of the package is put in front of PYTHONPATH, and the sitecustomize in there does the rest. Variables of
+// the environment, which children inherit, say what it is to do.
 
 // envInject says what the package does in a process: "run" or "record".
 const envInject = "_CISTERN_INJECT"

@@ -69,7 +69,7 @@ func outOfFolders(args []string) ([]string, error) {
 	var files []string
 	for _, arg := range args {
 		if st, err := os.Stat(arg); err != nil || !st.IsDir() {
-			files = append(files, arg) // what cannot be read is said with the others
+			files = append(files, arg) // an error with the others, if it cannot be read
 			continue
 		}
 		entries, err := os.ReadDir(arg)

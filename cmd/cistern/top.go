@@ -81,7 +81,7 @@ func newTop(a *app) *cobra.Command {
 	c.Flags().StringVar(&f.sort, "sort", string(top.Keys[0]), "sort processes by this `key`: "+strings.Join(top.KeyNames(), ", "))
 	_ = c.RegisterFlagCompletionFunc("sort", cobra.FixedCompletions(top.KeyNames(), cobra.ShellCompDirectiveNoFileComp))
 	c.Flags().IntVar(&f.device, "device", -1, "only this GPU, by nvidia-smi's `number`, and the processes there (default all); a simulated one where\nthere is no other")
-	c.Flags().Lookup("device").DefValue = "0" // of which help says nothing: it is said in words
+	c.Flags().Lookup("device").DefValue = "0" // of which help says nothing: the text does
 	c.Flags().BoolVar(&f.details, "details", false, "with --once or --json: the allocations of each process, by tag, library, pool and stack")
 	return c
 }
@@ -180,8 +180,8 @@ func (a *app) topOnce(ctx context.Context, source top.Source, f *topFlags, width
 	return nil
 }
 
-// A process that nobody watched says something once a second only, and its details a little later. So the first table
-// waits a while until every process has said something twice, which its rates need, and told the details that are wanted.
+// A process without readers publishes once a second only, and its details a little later. So the first table waits
+// a while until every process has published twice, which its rates need, and with the details that are wanted.
 const (
 	answerMost  = 2 * time.Second
 	answerEvery = live.EveryWatched
@@ -214,7 +214,7 @@ func (f *topFlags) knownGPU(t *top.Table) error {
 	return fmt.Errorf("--device %d: the GPUs here are %s", f.device, indices(all))
 }
 
-// topLive shows the view until somebody ends it.
+// topLive shows the view until the user ends it.
 func (a *app) topLive(ctx context.Context, source top.Source, f *topFlags) error {
 	// Bubbletea's own context would kill it; this way it tidies the terminal up first.
 	v := newTopView(source, f, asciiOnly(environ.Get))

@@ -157,7 +157,7 @@ func pad(text string, width int, left bool) string {
 	return fill + text
 }
 
-// unknown stands for a number that nobody knows, or that does not exist.
+// unknown stands for a number that is not known, or does not exist.
 const unknown = "-"
 
 // amount writes bytes in at most five columns, three digits and a binary unit: 98.2G.

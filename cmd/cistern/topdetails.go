@@ -11,7 +11,7 @@ import (
 	"github.com/cistern-gpu/cistern/internal/top"
 )
 
-// One process of `cistern top`: its devices, its trend, and who holds what in it.
+// One process of `cistern top`: its devices, its trend, and its allocations.
 
 // detailDevices are the columns of a process's devices.
 var detailDevices = []column{
@@ -33,7 +33,7 @@ var detailDevices = []column{
 	{name: "OOM", width: 4, drop: 5},
 }
 
-// detailUses are the columns of who holds what.
+// detailUses are the columns of allocations.
 var detailUses = []column{
 	{name: "BYTES", width: 5},
 	{name: "SHARE", width: 5, drop: 1},

@@ -140,7 +140,7 @@ const mostNotes = 3
 // listRows is how many processes are seen at once.
 func (v *topView) listRows() int { return v.screen().rows }
 
-// notes are what has to be said below the table, the most urgent first.
+// notes are the lines below the table, the most urgent first.
 func (v *topView) notes() []string {
 	var notes []string
 	if s := v.slow(); s != "" {

@@ -137,7 +137,7 @@ func bar(width int, whole uint64, parts ...part) string {
 	return b.String()
 }
 
-// gpuBar shows who holds a GPU's memory: what is in use on Cistern and what it caches, what traced programs hold, and all
+// gpuBar shows the use of a GPU's memory: what is in use on Cistern and what it caches, what traced programs hold, and all
 // else that the driver says is used. What is paused takes no memory of the GPU.
 func gpuBar(width int, u *top.GPU) string {
 	cached := min(u.Cached, u.Reserved)

@@ -9,7 +9,7 @@ import (
 )
 
 // scene is a machine that does not exist, seen by a source that counts what it is asked for: two GPUs, a trainer and a
-// server on Cistern, a traced job, somebody else's process, and one that was stopped.
+// server on Cistern, a traced job, another user's process, and one that was stopped.
 type scene struct {
 	at     time.Time
 	looks  int

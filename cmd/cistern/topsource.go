@@ -19,7 +19,7 @@ func openTop() (top.Source, error) {
 	return &turns{source: top.NewMachine("")}, nil
 }
 
-// turns is a source that may be closed while it is looked at: the view ends when somebody wants it to, and a look takes a while,
+// turns is a source that may be closed while it is looked at: the view ends when the user wants it to, and a look takes a while,
 // in another goroutine, which may begin it only then.
 type turns struct {
 	source top.Source

@@ -189,7 +189,7 @@ var detailSections = []struct {
 // mostDetails is how many of a list --once prints; --json has all.
 const mostDetails = 20
 
-// writeDetails prints who holds what in a process.
+// writeDetails prints the allocations of a process.
 func writeDetails(w io.Writer, r *top.Row, width int) {
 	if !r.Sum.Page {
 		return

@@ -108,7 +108,7 @@ type details struct {
 	open bool // the chosen stack with all of its frames
 }
 
-// What the view is told.
+// The messages of the view.
 type (
 	lookMsg top.Look // was taken
 	tickMsg int      // the next one is due, if no other was ordered since
@@ -157,7 +157,7 @@ func (v *topView) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 		return v, tea.Tick(max(v.interval-took, topOften/2), func(time.Time) tea.Msg { return n })
 	case tickMsg:
 		if v.paused || int(msg) != v.ticks {
-			return v, nil // until it is not, or somebody asks for details
+			return v, nil // until it is not, or details are asked for
 		}
 		return v, v.look()
 	case beatMsg:
@@ -294,7 +294,7 @@ func (v *topView) keyFilter(k tea.KeyPressMsg) {
 	v.refresh()
 }
 
-// longestFilter is more than anybody types.
+// longestFilter is longer than any that is typed.
 const longestFilter = 200
 
 func (v *topView) typeText(s string) {

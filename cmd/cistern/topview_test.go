@@ -259,7 +259,7 @@ func TestTopChoosesBesideSimulated(t *testing.T) {
 	}
 }
 
-// The narrowest terminals that are worth anything still show who holds most.
+// The narrowest terminals that are worth anything still show the largest process.
 func TestTopOnASmallTerminal(t *testing.T) {
 	for _, size := range [][2]int{{20, 5}, {40, 8}, {80, 5}} {
 		s := newStage(t, size[0], size[1])
@@ -400,7 +400,7 @@ func (s *longLook) Look(context.Context, top.Wanted) top.Look {
 
 func (s *longLook) Close() { s.closed++ }
 
-// Who quits while a look is under way, or about to begin, has it waited for, but not for ever.
+// The end waits for a look that is under way, or about to begin, but not without end.
 func TestTopClosesBehindALook(t *testing.T) {
 	for _, ends := range []bool{true, false} {
 		s := &longLook{began: make(chan struct{}), end: make(chan struct{})}

@@ -238,7 +238,7 @@ const (
 	idleLeast  = time.Millisecond
 	idleMost   = 16 * time.Millisecond
 	batch      = 1 << 14 // records between two looks at the clock
-	endsShare  = 200     // the part of the time, as its inverse, in which it is looked who has ended
+	endsShare  = 200     // the part of the time, as its inverse, in which ended processes are looked for
 )
 
 // run starts the program, records until it has ended, and with follow whatever it started, and says what was seen.
@@ -338,7 +338,7 @@ func (t *tracing) run(live, follow bool) error {
 		}
 	}
 	if failed != nil {
-		// Whoever waits for the program wants its exit code, not that of what was written about it.
+		// The exit code is the program's, not that of what was written about it.
 		fmt.Fprintf(t.a.err, "cistern: %s\n", oneLine(fmt.Sprintf("the trace is not whole: %v", failed)))
 	}
 	return nil

@@ -26,7 +26,7 @@ type liveCards struct {
 	library *nvml.Library // +checklocks:mu
 	list    []nvml.Device // +checklocks:mu
 	// +checklocks:mu
-	asking bool // there is one who does
+	asking bool // a goroutine does
 	// +checklocks:mu
 	failed bool      // there is no NVML
 	asked  time.Time // +checklocks:mu
@@ -51,7 +51,7 @@ func (c *liveCards) of(p *liveProcess, ordinal int) nvml.Device {
 	return d
 }
 
-// all is the cards as they were told last.
+// all is the cards as they were read last.
 func (c *liveCards) all() []nvml.Device {
 	c.mu.Lock()
 	defer c.mu.Unlock()

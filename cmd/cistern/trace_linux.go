@@ -36,7 +36,7 @@ func (t *tracing) passSignals(ch chan os.Signal) func() {
 		for {
 			select {
 			case s := <-ch:
-				if t.programEnded() { // only others are waited for, which is as long as anybody wants
+				if t.programEnded() { // only others are waited for, until a signal
 					if s != syscall.SIGUSR1 && s != syscall.SIGUSR2 && s != syscall.SIGALRM && !stopped {
 						stopped = true
 						close(t.stop)
@@ -58,7 +58,7 @@ func (t *tracing) passSignals(ch chan os.Signal) func() {
 	}
 }
 
-// programEnded reports whether the program takes no signal any more, also where nobody has waited for it yet: what comes in
+// programEnded reports whether the program takes no signal any more, also where it was not waited for yet: what comes in
 // that moment would be lost.
 func (t *tracing) programEnded() bool {
 	select {

@@ -31,7 +31,7 @@ type traceLive struct {
 	processes map[uint32]*liveProcess // by number in the trace
 	frames    func(stack uint32) []recording.Frame
 	next      time.Time // when to look again
-	nextCount time.Time // and when who holds what may be counted again
+	nextCount time.Time // and when allocations may be counted again
 	cards     *liveCards
 }
 
@@ -50,14 +50,14 @@ type liveProcess struct {
 	devices []live.Device // +checklocks:mu
 	// +checklocks:mu
 	details map[int]live.Details // by device
-	shown   []int                // the page's: the devices that it was told of last
+	shown   []int                // the page's: the devices that it was given last
 }
 
 // liveEvery is how often pages are given other figures: somewhat more often than they show them.
 const liveEvery = live.EveryWatched / 2
 
-// countShare is the part of one processor's time, as its inverse, that counting who holds what may take: it means looking at
-// everything that is held.
+// countShare is the part of one processor's CPU time, as its inverse, that counting allocations may take: it looks at all of
+// them.
 const countShare = 20
 
 // call takes in one call of the process with this number and PID.
@@ -98,7 +98,7 @@ func (l *traceLive) begin(pid int) *liveProcess {
 }
 
 // tracedHere reports whether the process that has this PID here is a traced one. In a PID namespace of its own a traced process
-// knows itself by another, which here may be anybody's.
+// knows itself by another, which here may be any process's.
 func tracedHere(pid int) bool {
 	maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", pid))
 	return err == nil && bytes.Contains(maps, []byte(" /memfd:"+audit.RingName))
@@ -111,7 +111,7 @@ func (p *liveProcess) end() {
 	}
 }
 
-// show is the page's question for figures, holders that for who holds what. Both come from the page's goroutine.
+// show is the page's question for figures, holders that for allocations. Both come from the page's goroutine.
 func (p *liveProcess) show(into []live.Device) []live.Device {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -194,7 +194,7 @@ func (p *liveProcess) figures(cards *liveCards) []live.Device {
 	return out
 }
 
-// count is who holds what of each device: by the driver's function, and by stack.
+// count is the allocations of each device: by the driver's function, and by stack.
 func (p *liveProcess) count(frames func(stack uint32) []recording.Frame) map[int]live.Details {
 	type holder struct {
 		device int16

@@ -101,8 +101,8 @@ func TestTraceShown(t *testing.T) {
 		t.Error("it is not known who is traced")
 	}
 	const held = 64<<20 + 2*5000000
-	p := pageUntil(t, r, "who holds what is told, and on which card", func(p live.Process) bool {
-		if len(p.Devices) != 1 || p.Devices[0].Details == nil { // which are told less often, and may be of when less was held
+	p := pageUntil(t, r, "allocations are shown, and on which card", func(p live.Process) bool {
+		if len(p.Devices) != 1 || p.Devices[0].Details == nil { // which are written less often, and may be of when less was held
 			return false
 		}
 		d := p.Devices[0]
@@ -172,8 +172,8 @@ func pageUntil(t *testing.T, r *live.Reader, what string, so func(p live.Process
 	}
 }
 
-// TestTraceShownWhileStopped: what a process holds stays current, and who holds it is counted as often as costs little of the
-// processor's time, however long the tracer is stopped meanwhile.
+// TestTraceShownWhileStopped: what a process holds stays current, and allocations are counted as often as takes little CPU
+// time, however long the tracer is stopped meanwhile.
 func TestTraceShownWhileStopped(t *testing.T) {
 	about, err := live.Of(os.Getpid())
 	if err != nil {

@@ -93,7 +93,7 @@ func (x *traced) otherWays(program, how, inner string) {
 	}
 }
 
-// TestTraceLeft: a process that outlives the program is named, and with --follow recorded until it ends or somebody has had
+// TestTraceLeft: a process that outlives the program is named, and with --follow recorded until it ends or the user has had
 // enough.
 func TestTraceLeft(t *testing.T) {
 	x := newTraced(t)

@@ -22,7 +22,7 @@ func TestTraceCannotWrite(t *testing.T) {
 		read    int64
 		code    int
 	}{
-		"nobody reads on": {[]string{"exit", "7"}, 16, 7},
+		"no reader":       {[]string{"exit", "7"}, 16, 7},
 		"or it fails":     {[]string{"signal", "11"}, 16, 139},
 		"and all is well": {[]string{"exit", "0"}, 16, 0},
 		"all is read":     {[]string{"everything"}, 1 << 30, 0},

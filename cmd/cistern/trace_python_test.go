@@ -157,7 +157,7 @@ func TestTracePythonEnds(t *testing.T) {
 	}
 }
 
-// TestTraceStackKinds: the words of --stacks, and a Python whose frames are not known, which is said once.
+// TestTraceStackKinds: the words of --stacks, and a Python whose frames are not known, which is one line.
 func TestTraceStackKinds(t *testing.T) {
 	x := newTraced(t)
 	for _, c := range []struct{ flag, want string }{{"--stacks=x", "want off, native, python or native+python"}, {"--stacks=", "want off, native"}} {
@@ -198,7 +198,7 @@ func TestTraceStackKinds(t *testing.T) {
 	}
 }
 
-// TestSlowTracePythonCost: a call whose stack is known costs a few microseconds of the processor's time more, 30 frames deep; the
+// TestSlowTracePythonCost: a call whose stack is known costs a few microseconds of CPU time more, 30 frames deep; the
 // limit is far from the 1.5 us that is usual, as what other work leaves in the caches counts as well.
 func TestSlowTracePythonCost(t *testing.T) {
 	slow.Only(t)

@@ -31,8 +31,8 @@ func TestTraceSignals(t *testing.T) {
 	}
 }
 
-// TestTraceSignalAtTheEnd: a signal that comes when the program has ended, and nobody has waited for it yet, is not lost: it is
-// for who records what the program left behind.
+// TestTraceSignalAtTheEnd: a signal that comes when the program has ended, and was not waited for yet, is not lost: it is
+// for the recorder of what the program left behind.
 func TestTraceSignalAtTheEnd(t *testing.T) {
 	x := &tracing{cmd: exec.Command("true"), over: make(chan struct{}), stop: make(chan struct{})}
 	if err := x.cmd.Start(); err != nil {

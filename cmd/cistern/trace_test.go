@@ -430,7 +430,7 @@ func TestTraceWithoutCUDA(t *testing.T) {
 	}
 }
 
-// TestSlowTraceCost: what a program without CUDA pays to start, and what a call costs, in the processor's time. A machine that
+// TestSlowTraceCost: what a program without CUDA pays to start, and what a call costs, in CPU time. A machine that
 // does other work as well makes both longer all the same, so of many runs the shortest count, and the limits are far from
 // what is usual: 0.05 ms, and half a microsecond.
 func TestSlowTraceCost(t *testing.T) {

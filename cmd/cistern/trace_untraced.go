@@ -19,7 +19,7 @@ type lookout struct {
 
 	mu sync.Mutex
 	// +checklocks:mu
-	found []recording.Untraced // since somebody asked
+	found []recording.Untraced // since the last call of take
 }
 
 const (
@@ -27,7 +27,7 @@ const (
 	lookFirst = 100 * time.Millisecond
 	lookLeast = 200 * time.Millisecond
 	lookMost  = 5 * time.Second
-	// lookShare is the part of one processor's time, as its inverse, that looking may take.
+	// lookShare is the part of one processor's CPU time, as its inverse, that looking may take.
 	lookShare = 200
 	// lookTimeout is for a /proc that does not answer, as that of a process which the kernel holds.
 	lookTimeout = time.Second
@@ -67,7 +67,7 @@ func (l *lookout) run() {
 	}
 }
 
-// look takes so much of a processor's time.
+// look takes so much CPU time.
 func (l *lookout) look() time.Duration {
 	list, took := l.watch.Look(time.Now())
 	l.mu.Lock()
@@ -78,7 +78,7 @@ func (l *lookout) look() time.Duration {
 	return took
 }
 
-// take is who was found since it was asked last.
+// take is the processes found since its last call.
 func (l *lookout) take() []recording.Untraced {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -87,7 +87,7 @@ func (l *lookout) take() []recording.Untraced {
 	return found
 }
 
-// end looks a last time, and is who was found.
+// end looks a last time, and is the processes found.
 func (l *lookout) end() []recording.Untraced {
 	close(l.last)
 	ctx, cancel := deadline.WithTimeout(lookTimeout)

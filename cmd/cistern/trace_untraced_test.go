@@ -70,7 +70,7 @@ func (x *traced) untraced(flags []string, script string, so func(list []recordin
 	return x.read(file), o.String(), e.String(), cmd.ProcessState.ExitCode()
 }
 
-// TestTraceUntraced: processes that use the driver and cannot be seen are told of, with the reason.
+// TestTraceUntraced: processes that use the driver and cannot be seen are listed, with the reason.
 func TestTraceUntraced(t *testing.T) {
 	x := newTraced(t)
 	if os.Getuid() == 0 {
@@ -146,7 +146,7 @@ int main(int argc, char **argv) {
 				t.Errorf("%s is not said once of %+v:\n%s", line, u, stderr)
 			}
 			if len(d.Calls) > 0 {
-				t.Errorf("there are %d calls of what is said to be untraced", len(d.Calls))
+				t.Errorf("there are %d calls of what is listed as untraced", len(d.Calls))
 			}
 		})
 	}
@@ -234,7 +234,7 @@ func TestTraceUntracedOtherUser(t *testing.T) {
 			machine := filepath.Join(t.TempDir(), "machine")
 			describe(machine)
 			(&traced{t: t, dir: filepath.Dir(machine), standin: x.standin}).open()
-			// Of one that no GPU is said to serve nothing must be told, however long: so long that others were told of before.
+			// One that no GPU serves is not listed, however long it runs: so long that others were listed before.
 			stay := 6500
 			if uses {
 				stay = 600_000
@@ -274,7 +274,7 @@ func TestTraceUntracedOtherUser(t *testing.T) {
 			said := strings.Contains(strings.Join(strings.Fields(e.String()), " "),
 				fmt.Sprintf("process %d, traced, used the driver and is not in this trace: it runs as another user, number 0", pid))
 			if said != uses {
-				t.Errorf("it uses a GPU: %v; it is told of: %v\n%s", uses, said, &e)
+				t.Errorf("it uses a GPU: %v; it is listed: %v\n%s", uses, said, &e)
 			}
 		})
 	}
@@ -301,7 +301,7 @@ func (x *traced) readable(file string) string {
 	return file
 }
 
-// TestTraceUntracedCutOff: what is known of them is in the file at once, is said at once where somebody looks on, and comes
+// TestTraceUntracedCutOff: what is known of them is in the file at once, is printed at once on a terminal, and comes
 // out of everything that reads the file.
 func TestTraceUntracedCutOff(t *testing.T) {
 	x := newTraced(t)
@@ -354,7 +354,7 @@ func TestTraceUntracedCutOff(t *testing.T) {
 	}
 }
 
-// TestTraceUntracedNone: of many processes that come and go, all traced, none is told of.
+// TestTraceUntracedNone: of many processes that come and go, all traced, none is listed.
 func TestTraceUntracedNone(t *testing.T) {
 	x := newTraced(t)
 	script := `i=0; while [ $i -lt 60 ]; do for j in 1 2 3 4; do ` + x.program + ` proc stay $((i % 3 * 10)) & done; (` + x.program + ` dlsym fork 5 &); env -i true; i=$((i + 1)); done; wait`

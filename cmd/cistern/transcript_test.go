@@ -71,7 +71,7 @@ func laterTrace() *recording.Trace {
 	return t
 }
 
-// tagged is a trace whose blocks say who asked for them.
+// tagged is a trace whose blocks have labels.
 func tagged(t *recording.Trace) *recording.Trace {
 	t.Tags, t.Libraries, t.Threads = []string{"", "weights", "activations"}, []string{"", "torch"}, map[uint32]string{4001: "MainThread"}
 	for i := range t.Events {

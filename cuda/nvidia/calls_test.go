@@ -536,7 +536,7 @@ func TestStreamIDDuringCapture(t *testing.T) {
 	}
 }
 
-// A context that cannot be told apart is not kept.
+// A context that cannot be distinguished is not kept.
 func TestRetainFails(t *testing.T) {
 	b := open(t)
 	t.Setenv("STANDIN_FAIL", "cuCtxGetId=999")

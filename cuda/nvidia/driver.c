@@ -132,7 +132,7 @@ static nv_result primary_context(nv_driver *d, intptr_t dev, enum nv_call call, 
 		return r;
 	*context = atomic_load(&d->devices[dev].context);
 	if (*context == NULL) {
-		// Somebody else in the process may have made it: then it is as good as retained by us. Otherwise the
+		// Another library in the process may have made it: then it is as good as retained by us. Otherwise the
 		// caller has not asked for a context, and none is made behind its back.
 		int is = 0;
 		r = active(d, dev, &is);

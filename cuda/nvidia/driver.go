@@ -121,7 +121,7 @@ func (d *Driver) ProbeHandles(dev cuda.Device) (cuda.HandleType, error) {
 		h, err := d.MemCreate(info.Granularity, cuda.MemProp{Device: dev, Handles: handles, RDMA: info.RDMA})
 		if err == nil {
 			if err = d.MemRelease(h); err != nil {
-				err = d.MemRelease(h) // once more: nobody else would
+				err = d.MemRelease(h) // once more: nothing else would
 			}
 			return handles, err
 		}

@@ -14,7 +14,7 @@
 // # Contexts
 //
 // Only primary contexts are used, and none is made before RetainContext asks for it. A call that needs a context of a
-// device where nobody made one fails with cuda.ErrInvalidContext; where somebody else in the process did (PyTorch,
+// device without one fails with cuda.ErrInvalidContext; where another library in the process made one (PyTorch,
 // say), that context is retained and used. The virtual memory calls push none: they work without any context, and
 // make none (measured on an H200, driver 580).
 //

@@ -146,7 +146,7 @@ func (s *stream) waitCaptured(e *event) cuda.Code {
 }
 
 // captureError is the error of a driver call that a capture forbids. A call that spoilt the capture is a fault: the
-// program would learn of it only at the end of its capture, and not from whom.
+// program would learn of it only at the end of its capture, and not from which call.
 func (d *Driver) captureError(c call, dev cuda.Device, code cuda.Code) error {
 	if d.opt.Check == CheckNone || code == cuda.ErrStreamCaptureInvalidated || code == cuda.ErrInvalidValue {
 		return d.errorOf(c, dev, 0, code)

@@ -2,8 +2,8 @@ package sim
 
 import "bytes"
 
-// Poison is what every byte of simulated memory reads as that nobody wrote since the memory was made: whoever uses what
-// is undefined on a GPU sees it.
+// Poison is what every byte of simulated memory has until it is written: a program that uses undefined memory of
+// a GPU sees it.
 const Poison = 0xDB
 
 // contentPage is the bytes that are kept as one.

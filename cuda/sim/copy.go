@@ -178,7 +178,7 @@ func (d *Driver) Write(dev cuda.Device, sh cuda.Stream, p cuda.Ptr, b []byte) er
 	return d.workWith(dev, sh, p, b, false)
 }
 
-// ReadBack is Read of memory that gives what is there, to tests, in b. Memory that nobody wrote is Poison.
+// ReadBack is Read of memory that gives what is there, to tests, in b. Memory that was never written is Poison.
 func (d *Driver) ReadBack(dev cuda.Device, sh cuda.Stream, p cuda.Ptr, b []byte) error {
 	return d.workWith(dev, sh, p, b, true)
 }

@@ -212,7 +212,7 @@ func (c *Costs) HostUnregister(size uint64) time.Duration { return perGiB(32.0/2
 // ManagedFree is cuMemFree of managed memory.
 func (c *Costs) ManagedFree(size uint64) time.Duration { return perGiB(12.6, size) }
 
-// Prefetch is the GPU's time for cuMemPrefetchAsync; fresh memory, that nobody touched, is only made.
+// Prefetch is the GPU's time for cuMemPrefetchAsync; fresh memory is only made.
 func (c *Costs) Prefetch(size uint64, to cuda.Location, fresh bool) time.Duration {
 	switch {
 	case to == cuda.LocationHostNUMA:

@@ -7,7 +7,7 @@ import (
 	"unsafe"
 )
 
-// hostMemory is memory of the process in whole pages, kept from being collected by whoever keeps the slice: Go does not
+// hostMemory is memory of the process in whole pages, not collected while the slice is kept: Go does not
 // move what is on its heap.
 func hostMemory(size uint64) ([]byte, error) {
 	if size > 1<<40 {

@@ -21,8 +21,8 @@ const (
 //
 // What a block's free leaves is memory that is free in the order of its stream. An allocation takes it if it is on the
 // same stream, if the host has waited since, or as the pool's attributes allow: where the allocation's stream comes after
-// the free by events (known with CheckOrder), where the work before the free is complete, and, when there is no more to
-// be had, by making the stream wait for it. Allocating and freeing are uses of the memory to the order checker, so that a
+// the free by events (known with CheckOrder), where the work before the free is complete, and, when no more is
+// available, by making the stream wait for it. Allocating and freeing are uses of the memory to the order checker, so that a
 // use that does not come after the allocation, or before the free, is found.
 type pool struct {
 	handle    cuda.MemPool

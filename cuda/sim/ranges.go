@@ -18,7 +18,7 @@ const (
 	joinSpans = 32
 )
 
-// span says who used the bytes [lo, hi) last.
+// span has the last uses of the bytes [lo, hi).
 type span struct {
 	lo, hi uint64
 	write  mark

@@ -88,7 +88,7 @@ type Options struct {
 	// its stream or the events that the stream waits for.
 	Lag time.Duration
 	// Busy takes every stream to be Lag behind at all times, whether or not Use said so: an event completes Lag after
-	// it was recorded, and whoever waits for a stream or a context waits for Lag at least.
+	// it was recorded, and a wait for a stream or a context takes Lag at least.
 	Busy bool
 	// FreeWaitsAllContexts makes MemFree wait for every context of the device (as ROCm does), not the primary alone.
 	FreeWaitsAllContexts bool
@@ -256,7 +256,7 @@ func (d *Driver) ProbeHandles(dev cuda.Device) (cuda.HandleType, error) {
 		switch {
 		case err == nil:
 			if err = d.MemRelease(h); err != nil {
-				err = d.MemRelease(h) // once more: nobody else would
+				err = d.MemRelease(h) // once more: nothing else would
 			}
 			return t, err
 		case errors.Is(err, cuda.ErrNotPermitted) || errors.Is(err, cuda.ErrNotSupported):

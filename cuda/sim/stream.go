@@ -208,7 +208,7 @@ func (d *Driver) StreamBlocking(dev cuda.Device, h cuda.Stream) (bool, error) {
 	return s.kind != streamNonBlocking, nil
 }
 
-// SetThread gives the driver a way to tell the calling thread, for StreamPerThread: goroutines cannot be told apart.
+// SetThread gives the driver a way to tell the calling thread, for StreamPerThread: goroutines cannot be distinguished.
 // Without it all callers are one thread. f runs with the driver's lock held.
 func (d *Driver) SetThread(f func() uint64) {
 	d.mu.Lock()

@@ -2,8 +2,8 @@ package audit
 
 import "bytes"
 
-// Pieces puts together what is too long for one record and so goes through several. Several threads may tell of the same
-// at once: what has the same number is the same, so that a piece is taken from whoever comes to it first.
+// Pieces puts together what is too long for one record and so goes through several. Several threads may send the same
+// at once: what has the same number is the same, so that a piece is taken from the first sender.
 type Pieces struct {
 	begun map[pieceKey]*Piece
 }

@@ -17,7 +17,7 @@ func pieces(pid uint32, typ uint8, number uint64, text string) []Record {
 	return out
 }
 
-// TestPieces: what goes through several records is whole with the last of them, whoever else tells of the same or of other
+// TestPieces: what goes through several records is whole with the last of them, whichever thread sends the same or other
 // things meanwhile, and whatever was dropped before.
 func TestPieces(t *testing.T) {
 	long := strings.Repeat("/folder", 60) + "\x00function"

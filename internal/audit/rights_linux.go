@@ -7,7 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// rights says whether the kernel gives a program other rights than those of whoever starts it, which is when the dynamic
+// rights says whether the kernel gives a program other rights than those of its user, which is when the dynamic
 // linker heeds no environment. A program of one's own user that is setuid is given none.
 func rights(f *os.File) string {
 	st, err := f.Stat()

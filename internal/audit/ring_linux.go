@@ -71,7 +71,7 @@ func New(slots int, stacks Stacks) (*Ring, error) {
 		f.Close()
 		return nil, fmt.Errorf("memory for the events: %w", err)
 	}
-	// Nobody who has it open can make it smaller, which would kill those who write.
+	// No process that has it open can make it smaller, which would kill writers.
 	if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_SEAL); err != nil {
 		f.Close()
 		return nil, fmt.Errorf("memory for the events: %w", err)
@@ -111,10 +111,10 @@ func (r *Ring) Spent() time.Duration { return time.Duration(atomic.LoadUint64(r.
 func (r *Ring) Lost() uint64 { return r.lost }
 
 // Spoiled reports whether a program wrote over the ring's own numbers, which all that are traced can: what came after that
-// cannot be told from what was there before, and is not read.
+// cannot be distinguished from what was there before, and is not read.
 func (r *Ring) Spoiled() bool { return r.bad }
 
-// Stop has whoever still writes to the ring stop; what is in it can be read.
+// Stop makes all writers of the ring stop; what is in it can be read.
 func (r *Ring) Stop() { atomic.StoreUint64(r.word(offClosed), 1) }
 
 // Close ends the ring.
@@ -128,7 +128,7 @@ func (r *Ring) Close() error {
 }
 
 // Drain hands up to most records that are there to f, in their order, and returns how many. Where a record was begun and
-// not finished it waits for a while, over as many calls as that takes, or not at all when nobody is left who would. The
+// not finished it waits for a while, over as many calls as that takes, or not at all when no writer is left. The
 // ring's numbers are believed only as far as they can be so: the memory is the programs' as well.
 func (r *Ring) Drain(most int, last bool, f func(*Record)) int {
 	var rec Record
@@ -179,7 +179,7 @@ func (r *Ring) Drain(most int, last bool, f func(*Record)) int {
 // Waits reports whether the last Drain ended at a record that was begun and not finished: there may be others behind it.
 func (r *Ring) Waits() bool { return r.late.Begun() }
 
-// wait says whether whoever took the slot at tail is still waited for. taken is how many slots are.
+// wait says whether the writer of the slot at tail is still waited for. taken is how many slots are.
 func (r *Ring) wait(now time.Time, taken uint64) bool {
 	r.late.Limit = slotTimeout
 	if taken > r.slots/2 {

@@ -43,11 +43,11 @@ func (*Ring) Waits() bool { return false }
 // Watch looks for processes that are not traced; there is none here.
 type Watch struct{}
 
-// NewWatch is nobody's.
+// NewWatch returns none.
 func (*Ring) NewWatch(int, func(int) bool) *Watch { return nil }
 
 // Heard does nothing.
 func (*Watch) Heard(uint32) {}
 
-// Look finds nobody.
+// Look finds none.
 func (*Watch) Look(time.Time) ([]Untraced, time.Duration) { return nil, 0 }

@@ -74,7 +74,7 @@ func TestRingPassesUnpublished(t *testing.T) {
 	if got := drained(r, false); got != "[3]" || r.Lost() != 1 || r.Waits() {
 		t.Errorf("behind the unpublished slot: %s, %d lost", got, r.Lost())
 	}
-	// Whoever took it comes late, writes over what is there by now, and cannot publish.
+	// Its writer comes late, writes over what is there by now, and cannot publish.
 	for i := uint64(4); i <= 6; i++ {
 		r.publish(r.take(), &Record{Addr: i})
 	}
@@ -162,7 +162,7 @@ func TestText(t *testing.T) {
 	}
 }
 
-// TestOverflow has a program make more calls than there is room for, with nobody reading.
+// TestOverflow has a program make more calls than there is room for, without a reader.
 func TestOverflow(t *testing.T) {
 	program, env := build(t)
 	r := newRing(t, 64)
@@ -179,7 +179,7 @@ func TestOverflow(t *testing.T) {
 	}
 }
 
-// TestWithoutRing: where the ring is not to be had, nothing is replaced and nothing said.
+// TestWithoutRing: where the ring cannot be opened, nothing is replaced and nothing printed.
 func TestWithoutRing(t *testing.T) {
 	program, env := build(t)
 	lib := library(t)
@@ -202,7 +202,7 @@ func TestWithoutRing(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer from.Close()
-	const text = "what somebody else is to read, longer than a ring's head"
+	const text = "what another program is to read, longer than a ring's head"
 	fmt.Fprint(to, text)
 	cmd := exec.Command(program, "dlsym", "many", "10")
 	cmd.Env = append(env, "LD_AUDIT="+lib, fmt.Sprintf("%s=12:/proc/%d/fd/%d", Variable, os.Getpid(), from.Fd()))
@@ -280,7 +280,7 @@ func TestBlind(t *testing.T) {
 }
 
 // TestRingSpoiled: a program may write anything over the ring. The reader neither waits for what cannot come nor goes
-// through numbers that nobody took, and says that it stopped.
+// through numbers that were not taken, and says that it stopped.
 func TestRingSpoiled(t *testing.T) {
 	for name, spoil := range map[string]func(r *Ring){
 		"the next number is far ahead": func(r *Ring) { *r.word(offHead) = 1 << 60 },
@@ -318,7 +318,7 @@ func TestRingSpoiled(t *testing.T) {
 	}
 }
 
-// TestSpoiledForWriters: whoever makes calls goes on, whatever another program wrote over the ring.
+// TestSpoiledForWriters: callers go on, whatever another program wrote over the ring.
 func TestSpoiledForWriters(t *testing.T) {
 	program, env := build(t)
 	lib := library(t)

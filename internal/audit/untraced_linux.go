@@ -38,14 +38,14 @@ type excuse struct {
 	closed bool // it cannot be looked into
 }
 
-// grace is how long something has to last that may be about to change, graceBusy that where others tell of it, which they
+// grace is how long something has to last that may be about to change, graceBusy that where others report it, which they
 // do from time to time.
 const (
 	grace     = time.Second
 	graceBusy = 3 * time.Second
 )
 
-// examine says whether a process is to be told of.
+// examine says whether a process is to be listed.
 func (w *Watch) examine(p *descendant, now time.Time) *Untraced {
 	if p.why == "" {
 		if p.excuse = w.about.excuse(p.pid); p.why == "" {
@@ -106,7 +106,7 @@ func (w *Watch) tell(p *descendant, now time.Time, after time.Duration) *Untrace
 	return &Untraced{PID: p.pid, Program: name, Why: p.why}
 }
 
-// excuse is what is to be said of a process.
+// excuse is the reason of a process.
 func (t *traceable) excuse(pid int) excuse {
 	dir := fmt.Sprintf("%s/%d/", t.proc, pid)
 	uid, err := userOf(dir + "status")
@@ -186,7 +186,7 @@ func variables(environment []byte) (audits, value string, whole bool) {
 	return audits, value, true
 }
 
-// userOf is the user as whom a process acts.
+// userOf is the effective user of a process.
 func userOf(status string) (int, error) {
 	text, err := os.ReadFile(status)
 	if err != nil {
@@ -225,7 +225,7 @@ const (
 	hasOtherRing // and the driver
 )
 
-// mapped looks through what a process has mapped. The driver is its library's code, as who looks at a library maps it without;
+// mapped looks through what a process has mapped. The driver is its library's code, as a tool that reads a library maps it without;
 // or the device through which it manages memory, beside another: what only counts and measures does not open that.
 func (t *traceable) mapped(pid int) mapping {
 	f, err := os.Open(fmt.Sprintf("%s/%d/maps", t.proc, pid))

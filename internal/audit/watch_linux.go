@@ -20,11 +20,11 @@ import (
 // its numbers and once its environment: it is taken for traced. The others are looked at for the driver among what they
 // have mapped, until they have it, or the ring.
 //
-// Below the program are its children, theirs, and those that were so when they were seen first, whoever is their parent
-// now; the processes of a session that one of them leads; and those that told of themselves through the ring. Who was
-// left behind by a parent between two looks is not known to belong to it.
+// Below the program are its children, theirs, and those that were so when they were seen first, with any parent
+// now; the processes of a session that one of them leads; and those that wrote to the ring. A process
+// whose parent ended between two looks is not known to belong to it.
 //
-// A wrong word is worse than none: what can still become a traced process is not told of, see untraced_linux.go.
+// A wrong report is worse than none: what can still become a traced process is not listed, see untraced_linux.go.
 type Watch struct {
 	proc    string // where the kernel tells of processes
 	tracer  int
@@ -48,7 +48,7 @@ type Watch struct {
 type descendant struct {
 	stat
 	excuse
-	decided bool      // it is traced, or was told of: nothing is to be found until it becomes another program
+	decided bool      // it is traced, or was listed: nothing is to be found until it becomes another program
 	seen    time.Time // since when it is seen to use the driver
 }
 
@@ -88,7 +88,7 @@ func newWatch(proc string, tracer, program int, about traceable, busy func(pid i
 	return w
 }
 
-// Heard says that a process told of itself through the ring. It may be called while Look is under way.
+// Heard says that a process wrote to the ring. It may be called while Look is under way.
 func (w *Watch) Heard(pid uint32) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -107,8 +107,8 @@ func (w *Watch) heardFrom(pid int) bool {
 // othersFor is how many looks believe that a number is still that of a process which has nothing to do with the program.
 const othersFor = 16
 
-// Look is who is known by now, and was not told of before, and how much of a processor's time it took to find out: what
-// passes meanwhile is of others where the machine is busy. It belongs to one goroutine.
+// Look is the processes that are known by now and were not listed before, and the CPU time of the look: elapsed
+// time includes that of others where the machine is busy. It belongs to one goroutine.
 func (w *Watch) Look(now time.Time) ([]Untraced, time.Duration) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -179,7 +179,7 @@ func (w *Watch) find() {
 	w.heard = nil
 	w.mu.Unlock()
 	for _, pid := range heard {
-		// In a namespace of its own a process knows itself by another number, which here may be anybody's.
+		// In a namespace of its own a process knows itself by another number, which here may be any process's.
 		if s, err := w.stat(pid); err == nil && w.below[pid] == nil && w.about.mapped(pid) == hasRing {
 			w.below[pid] = &descendant{stat: s}
 			delete(w.others, pid)
@@ -187,7 +187,7 @@ func (w *Watch) find() {
 	}
 }
 
-// belongs says whether a process is below the program, if that can be told: its parent may have ended meanwhile. What is
+// belongs says whether a process is below the program, if that is known: its parent may have ended meanwhile. What is
 // found is kept in below and others; asked are those of this look.
 func (w *Watch) belongs(pid int, now map[int]stat, asked map[int]bool) (is, known bool) {
 	s, there := now[pid]

@@ -109,7 +109,7 @@ func (m *fakeProc) gone(pid int) {
 	}
 }
 
-// look is who is told of, a while after the look before.
+// look is the processes listed, a while after the look before.
 func (m *fakeProc) look(after time.Duration) string {
 	m.now = m.now.Add(after)
 	var out []string
@@ -119,7 +119,7 @@ func (m *fakeProc) look(after time.Duration) string {
 	return strings.Join(out, "\n")
 }
 
-// TestWatchReasons: who uses the driver, why it is not traced, and when that is certain.
+// TestWatchReasons: which process uses the driver, why it is not traced, and when that is certain.
 func TestWatchReasons(t *testing.T) {
 	env := func(text string) func(m *fakeProc) { return func(m *fakeProc) { m.write(101, "environ", text) } }
 	cleared := "was started without LD_AUDIT in its environment, as by env -i or sudo"
@@ -200,7 +200,7 @@ func TestWatchChanges(t *testing.T) {
 	if got := m.look(0); !strings.HasPrefix(got, "101 ") {
 		t.Errorf("after it began anew: %q", got)
 	}
-	// Those that it forks are not told of; one that starts again is.
+	// Those that it forks are not listed; one that starts again is.
 	m.process(102, 101, 90, 40)
 	m.stat(102, 101, 90, 40, 8)
 	m.process(103, 102, 90, 41)
@@ -223,7 +223,7 @@ func TestWatchChanges(t *testing.T) {
 	}
 }
 
-// TestWatchBelow: whose word it is: what the program started, whoever its parent is by now, and nobody else.
+// TestWatchBelow: only what the program started is below it, with any parent by now.
 func TestWatchBelow(t *testing.T) {
 	m := newFakeProc(t)
 	untraced := func(pid, parent, session int, start uint64) {
@@ -238,7 +238,7 @@ func TestWatchBelow(t *testing.T) {
 			got = append(got, u.PID)
 		}
 		if fmt.Sprint(got) != fmt.Sprint(pids) {
-			t.Errorf("%s: %v are told of, want %v", what, got, pids)
+			t.Errorf("%s: %v are listed, want %v", what, got, pids)
 		}
 	}
 	untraced(91, 90, 90, 32)  // a neighbour in the pipeline
@@ -249,12 +249,12 @@ func TestWatchBelow(t *testing.T) {
 	untraced(111, 110, 90, 41)
 	m.process(112, 110, 90, 42)
 	expect("a grandchild", 111)
-	// Its parents end, and who was seen goes on somewhere else; what it starts is below it all the same.
+	// Its parents end, and a process that was seen goes on elsewhere; what it starts is below it all the same.
 	m.gone(110)
 	m.stat(112, 1, 90, 42, 112<<20)
 	untraced(113, 112, 90, 43)
 	expect("of an orphan", 113)
-	// A session is inherited: who is in that of one below the program is so too.
+	// A session is inherited: a process in that of one below the program is below it too.
 	m.process(114, 101, 114, 44)
 	untraced(115, 1, 114, 45)
 	expect("a session", 115)
@@ -277,7 +277,7 @@ func TestWatchBelow(t *testing.T) {
 	untraced(7, 6, 90, 70)
 	m.process(6, 101, 90, 69)
 	expect("small numbers", 7)
-	// One that told of itself: where it has the ring, it and what it starts are the program's.
+	// One that wrote to the ring: where it has the ring, it and what it starts are the program's.
 	m.process(130, 1, 130, 71)
 	m.write(130, "maps", mapsRing+mapsCode)
 	m.process(131, 1, 131, 71)
@@ -294,10 +294,10 @@ func TestWatchBelow(t *testing.T) {
 	if m.w.below[130] == nil || m.w.below[131] != nil || m.w.below[133] != nil || m.w.below[132] == nil || !m.w.below[132].decided {
 		t.Errorf("below are %v", m.w.below)
 	}
-	// A tracer that begins when its program has ended says nothing, of whoever has the number.
+	// A tracer that begins when its program has ended says nothing of the process with that number.
 	late := newWatch(m.proc, 100, 119, m.w.about, nil)
 	if late.begun != 0 || late.look(m.now) != nil {
-		t.Error("a watch without a program found somebody")
+		t.Error("a watch without a program found a process")
 	}
 	if late = newWatch(m.proc, 100, 113, m.w.about, nil); late.begun != 0 {
 		t.Error("the number of the program is another's")
@@ -349,7 +349,7 @@ func TestWatchClosed(t *testing.T) {
 	if got := m.look(graceBusy); !strings.HasPrefix(got, "120 ") {
 		t.Errorf("%q", got)
 	}
-	// One that told of itself is traced, whoever it is by now.
+	// One that wrote to the ring is traced, whatever it is by now.
 	m.process(121, 101, 90, 41)
 	m.look(0)
 	close(121)
@@ -378,6 +378,6 @@ func TestWatchCost(t *testing.T) {
 	begin := time.Now()
 	list, cost := m.w.Look(m.now)
 	if took := time.Since(begin); len(list) != 0 || took < stopped || cost <= 0 || cost > stopped/2 {
-		t.Errorf("%v: a look of %v is said to cost %v", list, took, cost)
+		t.Errorf("%v: a look of %v reports a cost of %v", list, took, cost)
 	}
 }

@@ -1,3 +1,3 @@
-// Package cputime is how long processors have worked for somebody: unlike the time that passes, it leaves out for how long
-// others had them, or the machine's own host, where those are busy.
+// Package cputime is the CPU time of processes and threads: unlike elapsed time, it leaves out what other processes, or the
+// machine's own host, took on a busy machine.
 package cputime

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// TestTimes: who works is seen to, in both; who sleeps is not.
+// TestTimes: work takes CPU time, in both; sleep does not.
 func TestTimes(t *testing.T) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()

@@ -6,5 +6,5 @@ import "time"
 
 var loaded = time.Now()
 
-// Process is the time that passes: nobody says here what a process had of the processors.
+// Process is elapsed time: the CPU time of a process is not known here.
 func Process() time.Duration { return time.Since(loaded) }

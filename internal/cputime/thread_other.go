@@ -4,5 +4,5 @@ package cputime
 
 import "time"
 
-// Thread is of the whole process: nobody says here what a thread had.
+// Thread is of the whole process: that of a thread is not known here.
 func Thread() time.Duration { return Process() }

@@ -26,5 +26,5 @@ func TempDir() string {
 	return os.TempDir()
 }
 
-// Secure reports whether the program has more rights than the user who started it.
+// Secure reports whether the program has more rights than its user.
 var Secure = sync.OnceValue(secure)

@@ -99,7 +99,7 @@ type Heap struct {
 	table    table
 
 	// MinRest, when not 0, makes Take avoid blocks of which it would leave less than this many bytes, because that
-	// little is of no use to anybody, unless that is a small part of the request (restPart) or there is no other.
+	// little is of no use, unless that is a small part of the request (restPart) or there is no other.
 	MinRest uint64
 	whole   bool // MinRest is larger than any rest, and nothing is taken instead
 

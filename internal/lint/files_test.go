@@ -113,7 +113,7 @@ func TestTestsCanFail(t *testing.T) {
 			if end := strings.Index(body, "\n}"); end >= 0 {
 				body = body[:end]
 			}
-			// It reports itself, or hands the report to somebody.
+			// It reports itself, or passes t on.
 			if !regexp.MustCompile(`\b` + arg + `(\.(Error|Errorf|Fatal|Fatalf|Fail|FailNow|Run)\(|[,)])`).MatchString(body) {
 				t.Errorf("%s: %s never uses %s to fail", f, name, arg)
 			}

@@ -10,8 +10,8 @@ import (
 )
 
 // mayImport says for every package which others of the module it may import, outside its tests. What is not there is
-// forbidden: the engine never learns which driver it runs on, replay never looks inside the engine, and nothing knows
-// who calls it.
+// forbidden: the engine never learns which driver it runs on, replay never looks inside the engine, and no package knows
+// its callers.
 var mayImport = map[string][]string{
 	// The engine, and below it.
 	".":                        {"config", "cuda", "event", "internal/engine", "memory", "resource"},
@@ -61,7 +61,7 @@ var mayImport = map[string][]string{
 	"replay":                           {".", "cuda", "cuda/sim", "event", "internal/leaves", "internal/units", "recording"},
 	"analyze":                          {"event", "internal/leaves", "internal/units", "recording", "recording/driver", "replay"},
 	"report":                           {"analyze", "event", "internal/units", "recording", "replay"},
-	// Shared by all: sizes in words, the processor's time, waits with an end.
+	// Shared by all: sizes in words, CPU time, waits with an end.
 	"internal/deadline": {},
 	"internal/leaves":   {},
 	"internal/units":    {},
@@ -115,7 +115,7 @@ func TestImports(t *testing.T) {
 		allowed, known := mayImport[name]
 		inLab := strings.HasPrefix(name, lab+"/")
 		if !known && !strings.HasPrefix(name, commands) && !inLab && name != lab {
-			t.Errorf("%s: not in the table of who may import whom; see ARCHITECTURE.md for where a package belongs", name)
+			t.Errorf("%s: not in the table of imports; see ARCHITECTURE.md for where a package belongs", name)
 			continue
 		}
 		for _, i := range p.Imports {

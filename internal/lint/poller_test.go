@@ -13,7 +13,7 @@ import (
 var mayPoll = []string{
 	"dump/child.go", "dump/child_unix.go", // what the child of a process does
 	"internal/deadline/nap_other.go",
-	"internal/live/layout.go", "internal/live/reader_linux.go", // who reads others' pages
+	"internal/live/layout.go", "internal/live/reader_linux.go", // readers of others' pages
 	"internal/nopoll/kept_other.go", "internal/nopoll/open_other.go",
 	"recording/open/open.go",
 }

@@ -27,7 +27,7 @@ func readerOfFile(t *testing.T, page *Page) *Reader {
 	return r
 }
 
-// TestDetailsInTurn: nobody makes details that nobody asks for. Of those that are made the last and those before them are in the
+// TestDetailsInTurn: details are made only when a reader asks for them. Of those that are made the last and those before them are in the
 // page: while some are written, which on a busy machine may take long, the others are there.
 func TestDetailsInTurn(t *testing.T) {
 	made := 0
@@ -51,7 +51,7 @@ func TestDetailsInTurn(t *testing.T) {
 		return times
 	}
 	if next := page.refresh(now); next != Every {
-		t.Errorf("it is refreshed again after %v, though nobody watches", next)
+		t.Errorf("it is refreshed again after %v, though no reader watches", next)
 	}
 	if n := refresh(0, watchedAt, 3*time.Second); made != 0 || n != 12 {
 		t.Errorf("details were made %d times without a question, in %d refreshes in 3 s of being watched", made, n)
@@ -76,7 +76,7 @@ func TestDetailsInTurn(t *testing.T) {
 	}
 }
 
-// TestSlowDetails: details that take long are there until they are made again, and when nobody asks any more they are not.
+// TestSlowDetails: details that take long are there until they are made again, which ends with the last reader.
 func TestSlowDetails(t *testing.T) {
 	made := uint64(0)
 	page := &Page{file: hidden, gauges: func(into []Device) []Device { return append(into, Device{}) },

@@ -353,7 +353,7 @@ func decodeDetails(b []byte, p *Process) error {
 		return fmt.Errorf("its page has %d bytes of details", len(b))
 	}
 	if until := time.Unix(0, int64(le.Uint64(b))); p.Updated.Sub(until) > (askedFor+2)*time.Second {
-		return nil // from when somebody asked before
+		return nil // from an earlier question
 	}
 	var details []Details
 	if err := json.Unmarshal(b[detailsHead:], &details); err != nil {

@@ -1,6 +1,6 @@
-// Package live is a page of memory in which a process keeps current what it holds of its GPUs, for whoever looks: cistern
-// top, or the process's own neighbours. The process that publishes does nothing of it on its hot path, and takes nothing
-// from those that look.
+// Package live is a status segment: memory in which a process keeps current what it holds of its GPUs, for readers such
+// as cistern top. The process that publishes does nothing of it on its hot path, and takes nothing from readers. The
+// segment is a page below.
 //
 // # How it goes
 //
@@ -9,8 +9,8 @@
 // has open (/proc/PID/fd), so they see the processes whose /proc entries they may read: their own user's, or with root
 // all of them. The file is sealed: its size is fixed, and only the mapping that its process already has may write.
 //
-// A goroutine refreshes the page once a second, and four times a second while a reader watches. Who holds what (Details)
-// means looking at every block: that is made only while somebody asks, and no more than a twentieth of the time is spent
+// A goroutine refreshes the page once a second, and four times a second while a reader watches. Allocations by
+// label (Details) need a look at every block: they are made only while a reader asks, and no more than a twentieth of the time is spent
 // on it. A reader asks by holding a read lock on a byte of the file whose place tells the present second, and the
 // publisher looks whether there is a lock on the last three: so a reader needs no right to write, and one that was killed
 // or stopped asks no more.
@@ -22,7 +22,7 @@
 // the writer was doing when it was stopped or killed. Sizes are bounded by the reader, text is stripped of what a
 // terminal would obey. The reader copies (pread) and maps nothing.
 //
-// # Who is who
+// # Which process it is
 //
 // A child of fork has its parent's files. The page says which process made it and when that started, so a page is its
 // maker's alone; exec closes it. A process that stopped still has its page, whose Updated falls behind. cistern trace
@@ -85,7 +85,7 @@ type Device struct {
 	Details *Details // nil unless asked for, and for the first moments
 }
 
-// Details says who holds a device's memory, the most bytes first. Where there are more than fit, the last one sums up the
+// Details are a device's allocations by label, the most bytes first. Where there are more than fit, the last one sums up the
 // others and is named MoreName.
 type Details struct {
 	Tags      []Use `json:"tags,omitempty"`
@@ -97,7 +97,7 @@ type Details struct {
 
 // Use is what the live blocks of one holder add up to.
 type Use struct {
-	Name   string `json:"name"` // "" is who has none
+	Name   string `json:"name"` // "" is that of callers without one
 	Blocks int64  `json:"blocks"`
 	Bytes  uint64 `json:"bytes"`
 }

@@ -157,7 +157,7 @@ func TestPublish(t *testing.T) {
 	t.Cleanup(page.Close)
 	r := readerIn(t, fileName, os.Getpid())
 	if r == nil {
-		t.Fatal("nobody found the page")
+		t.Fatal("the page was not found")
 	}
 	self, err := Of(0)
 	if err != nil {
@@ -174,7 +174,7 @@ func TestPublish(t *testing.T) {
 	if !reflect.DeepEqual(p, want) {
 		t.Errorf("read\n%+v; want\n%+v", p, want)
 	}
-	// Details come when somebody asks for them. How often all is refreshed see TestDetailsInTurn.
+	// Details come when they are asked for. How often all is refreshed see TestDetailsInTurn.
 	eventually(t, "there are details", func() bool {
 		p = read(t, r, true)
 		return p.Devices[0].Details != nil
@@ -213,7 +213,7 @@ func TestPublish(t *testing.T) {
 	eventually(t, "nothing is left", func() bool { return testkit.Descriptors(t) <= before && runtime.NumGoroutine() <= goroutines })
 }
 
-// The questions end with who asks, also when that is by being stopped: a lock tells the second.
+// The questions end with the reader, also when it is stopped: a lock names the second.
 func TestAskedNoMore(t *testing.T) {
 	page, err := publish(hidden, Process{}, func(into []Device) []Device { return into }, nil)
 	if err != nil {
@@ -229,7 +229,7 @@ func TestAskedNoMore(t *testing.T) {
 		return page.askedAt(at, now.Add(time.Duration(s)*time.Second))
 	}
 	if ask(watchedAt, 0) || ask(askedAt, 0) {
-		t.Error("asked before anybody did")
+		t.Error("asked before any reader did")
 	}
 	read(t, r, false)
 	if !ask(watchedAt, 0) || ask(askedAt, 0) {
@@ -244,7 +244,7 @@ func TestAskedNoMore(t *testing.T) {
 	}
 	r.Close()
 	if ask(watchedAt, 0) || ask(askedAt, 0) {
-		t.Error("asked by nobody any more")
+		t.Error("asked without a reader")
 	}
 }
 
@@ -275,7 +275,7 @@ func TestReaderCannotWrite(t *testing.T) {
 	read(t, r, false)
 }
 
-// Who has a page open is not therefore who made it: children of fork have it too.
+// A process that has a page open need not be its maker: children of fork have it too.
 func TestOnlyTheMaker(t *testing.T) {
 	page, err := publish(hidden, Process{}, func(into []Device) []Device { return append(into, Device{}) }, nil)
 	if err != nil {
@@ -331,7 +331,7 @@ func TestTraced(t *testing.T) {
 	if p := read(t, r, false); p.PID != cmd.Process.Pid || p.Kind != KindTraced || p.Start != about.Start || len(p.Args) != 2 || p.Args[1] != "100" {
 		t.Errorf("%+v", p)
 	}
-	eventually(t, "losses are told", func() bool { return read(t, r, false).Dropped == 9 })
+	eventually(t, "losses are published", func() bool { return read(t, r, false).Dropped == 9 })
 	cmd.Process.Kill()
 	cmd.Wait()
 	if _, err := r.Read(false); !errors.Is(err, ErrEnded) {
@@ -562,8 +562,8 @@ func TestFileSizeLimit(t *testing.T) {
 	}
 }
 
-// TestManyPages: a process with more pages than anybody needs does not take all descriptors of who looks. One that has as many of
-// others' open, as who looks has, is not such a process.
+// TestManyPages: a process with more pages than needed does not take all descriptors of a reader. One that has as many of
+// others' open, as a reader has, is not such a process.
 func TestManyPages(t *testing.T) {
 	cmd := exec.Command("sleep", "100")
 	for range mostPages + 20 {
@@ -624,7 +624,7 @@ func TestManyPages(t *testing.T) {
 	}
 }
 
-// TestListEnds: who is asked to stop looking stops.
+// TestListEnds: List stops when it is asked to.
 func TestListEnds(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -660,7 +660,7 @@ func BenchmarkRead(b *testing.B) {
 	}
 }
 
-// BenchmarkRefresh is what a refresh costs that nobody asked for, beside taking the figures.
+// BenchmarkRefresh is what a refresh costs without a reader, beside taking the figures.
 func BenchmarkRefresh(b *testing.B) {
 	page, err := Publish(Process{}, func(into []Device) []Device { return append(into, someDevices()...) }, nil)
 	if err != nil {

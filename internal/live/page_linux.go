@@ -48,7 +48,7 @@ type Page struct {
 
 // Publish makes a page about p, this process or one that it traces (Updated, Dropped and Devices do not matter; PID 0 is
 // this process), and keeps it current from a goroutine of its own: gauges appends the devices as they are now to what it
-// is given, which is empty; details, which is asked right after it and only while somebody wants to know, tells of the
+// is given, which is empty; details, which is asked right after it and only while a reader wants them, is for the
 // same devices in the same order, and may be nil. Neither may call Close.
 func Publish(p Process, gauges func(into []Device) []Device, details func() []Details) (*Page, error) {
 	return publish(fileName, p, gauges, details)
@@ -137,7 +137,7 @@ func (p *Page) close() {
 // errTaken is that the program closed the descriptor while the page was made.
 var errTaken = errors.New("the program closed the page's descriptor")
 
-// sealed gives the file its size for good, and maps it: whoever else opens it may read it.
+// sealed gives the file its size for good, and maps it: other processes may open it to read.
 func (p *Page) sealed(fd int) ([]byte, error) {
 	// Where files may not be as large the kernel would send a signal that ends the program.
 	var limit unix.Rlimit

@@ -27,7 +27,7 @@ type Reader struct {
 }
 
 // List finds the processes that publish. Readers that are known already are found again or, where the process has ended or
-// closed its page, closed; the others are new, and the caller closes them. What cannot be read is told in the errors: that
+// closed its page, closed; the others are new, and the caller closes them. What cannot be read is in the errors: that
 // there is no /proc, or a page of another layout. Processes of other users are passed over silently, as /proc does not say
 // whether they publish.
 func List(ctx context.Context, known ...*Reader) ([]*Reader, []error) {
@@ -180,7 +180,7 @@ func (s *scan) open(pid int, dir, file string) error {
 	return s.find(r)
 }
 
-// errMany is of a process with more pages than anybody needs.
+// errMany is of a process with more pages than needed.
 var errMany = fmt.Errorf("it has more than %d pages, which are not looked at", mostPages)
 
 // find has found a page of the process that is looked at.
@@ -219,7 +219,7 @@ func (f file0) ReadAt(b []byte, at int64) (int, error) {
 }
 
 // alive reports, as ErrEnded, that the process that made the page has ended, closed it, or is not the one that has it open (a
-// child of fork), or that the process that the page is about has ended. The caller holds mu, or nobody else knows r.
+// child of fork), or that the process that the page is about has ended. The caller holds mu, or r is not shared yet.
 func (r *Reader) alive() error {
 	lock := unix.Flock_t{Type: unix.F_RDLCK, Start: aliveAt, Len: 1}
 	if unix.FcntlFlock(uintptr(r.fd), unix.F_OFD_GETLK, &lock) == nil && lock.Type == unix.F_UNLCK {
@@ -255,7 +255,7 @@ func speaksFor(dir, about string) bool {
 	return unix.Stat(dir, &maker) == nil && unix.Stat(about, &other) == nil && (maker.Uid == 0 || maker.Uid == other.Uid)
 }
 
-// Read reads the page, and lets the process know that it is watched and, with details, that who holds what is wanted; that is
+// Read reads the page, and lets the process know that it is watched and, with details, that allocations are wanted; these are
 // there soon after the first time. A process that has ended is ErrEnded.
 func (r *Reader) Read(details bool) (Process, error) { return r.read(details, tries) }
 
@@ -286,12 +286,12 @@ func (r *Reader) read(details bool, tries int) (Process, error) {
 	return p, nil
 }
 
-// ask holds a lock that says that this is the second in which somebody asks. The caller holds mu.
+// ask holds a lock that names the present second as one with a question. The caller holds mu.
 func (r *Reader) ask(which int, at, now int64) {
 	if r.held[which] == now {
 		return
 	}
-	// A page of which that cannot be said is refreshed all the same.
+	// A page that cannot be locked is refreshed all the same.
 	_ = unix.FcntlFlock(uintptr(r.fd), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_RDLCK, Start: at + now, Len: 1})
 	if r.held[which] != 0 {
 		_ = unix.FcntlFlock(uintptr(r.fd), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_UNLCK, Start: at + r.held[which], Len: 1})

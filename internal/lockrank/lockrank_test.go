@@ -87,7 +87,7 @@ func TestSeveralArenas(t *testing.T) {
 	a.Lock()
 	b.Lock()
 	if got := violation(a.Lock); !strings.Contains(got, "a second time") {
-		t.Errorf("a lane that is held: %q", got)
+		t.Errorf("an arena that is held: %q", got)
 	}
 	if got := violation(func() { HoldsNone(Arena, "a call") }); !strings.Contains(got, "a call while arena.Arena.mu is held") {
 		t.Errorf("%q", got)
@@ -97,10 +97,10 @@ func TestSeveralArenas(t *testing.T) {
 	HoldsNone(Arena, "a call")
 	dev.Unlock()
 	if !a.TryLock() {
-		t.Fatal("a lane that nobody holds")
+		t.Fatal("an arena that is not held")
 	}
 	if got := violation(b.Lock); !strings.Contains(got, "arena.Arena.mu is locked while arena.Arena.mu is held") {
-		t.Errorf("two lanes without the device's lock: %q", got)
+		t.Errorf("two arenas without the device's lock: %q", got)
 	}
 	a.Unlock()
 }

@@ -249,7 +249,7 @@ func (m *Magazine) Take(requested uint64, waiting bool, thread uint64) (addr uin
 	return 0, 0, Missed
 }
 
-// visit notes who is here and returns the age of the oldest block that may be taken.
+// visit notes the thread and returns the age of the oldest block that may be taken.
 func (m *Magazine) visit(thread uint64) uint32 {
 	switch {
 	case thread == 0:

@@ -67,7 +67,7 @@ const char *nm_words(nm_library *l, int code) {
 
 int nm_current(nm_library *l) { return atomic_load(&l->current); }
 
-// A call is made under its name, so that who waits for it can say for what.
+// A call is made under its name, so that its caller can say what it waits for.
 static void begin(nm_library *l, int call) { atomic_store(&l->current, call); }
 
 static nm_result end(nm_library *l, int call, nvmlReturn_t r) {
@@ -80,7 +80,7 @@ static nm_result end(nm_library *l, int call, nvmlReturn_t r) {
 	((l)->name == NULL ? FAIL(name, NM_MISSING) \
 			   : (begin(l, NM_##name), end(l, NM_##name, (l)->name(__VA_ARGS__))))
 
-// older says whether a newer version of a call is not to be had, so that an older one may be.
+// older says whether a newer version of a call is missing, so that an older one may be used.
 static int older(nm_result r) {
 	uint32_t code = (uint32_t)r;
 	return r != 0 && (code == NM_MISSING || code == NVML_ERROR_FUNCTION_NOT_FOUND || code == NVML_ERROR_DEPRECATED ||

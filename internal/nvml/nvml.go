@@ -12,8 +12,8 @@
 //
 // # Processes
 //
-// Which PIDs are told depends on where one asks. In a container with a PID namespace of its own, drivers tell nothing of
-// the processes outside, or tell their PIDs as the host sees them, which name nobody or somebody else here; the bytes
+// Which PIDs are listed depends on the caller's namespace. In a container with a PID namespace of its own, drivers tell nothing of
+// the processes outside, or tell their PIDs as the host sees them, which name no process or another one here; the bytes
 // are right in any case. So a process that cannot be found in /proc is not therefore gone, and what all processes have
 // together may be less than what is used. Memory that the driver does not attribute (Windows' driver model, some
 // virtual GPUs) is Known false.
@@ -21,7 +21,7 @@
 // # Parts of a GPU
 //
 // A GPU that is divided (MIG) is listed, and after it each of its instances, as devices with MIG set and with names,
-// UUIDs and memory of their own, by which CUDA knows them too. NVML measures no utilisation of instances. Who may not
+// UUIDs and memory of their own, by which CUDA knows them too. NVML measures no utilisation of instances. A process that may not
 // see a GPU's processes may still see those of an instance that is the container's.
 package nvml
 

@@ -227,7 +227,7 @@ func TestNeighbours(t *testing.T) {
 	}
 }
 
-// Whoever asks gets on in time when NVML hangs, is told where it does, and leaves one thread behind, however often it asks.
+// A caller gets on in time when NVML hangs, gets the name of the call, and leaves one thread behind, however often it asks.
 func TestHang(t *testing.T) {
 	file := standin.Describe(t, driver, gpu0, "hang call=nvmlDeviceGetName")
 	library := standin.Build(t)
@@ -237,7 +237,7 @@ func TestHang(t *testing.T) {
 		return ctx
 	}
 	const name = "nvmlDeviceGetName does not return"
-	// How long a busy machine takes until it has come to the call that hangs nobody knows: so more and more time is given.
+	// How long a busy machine takes until it has come to the call that hangs is not known: so more and more time is given.
 	says := func(what, want string, ask func(context.Context) error, again func()) {
 		t.Helper()
 		for d := time.Second; ; d *= 2 {
@@ -321,7 +321,7 @@ func ends(t *testing.T, most int) {
 	}
 }
 
-// TestLate: who gets to see only late that it has waited too long takes an answer that has come, and looks at nothing that was
+// TestLate: a caller that sees only late that it has waited too long takes an answer that has come, and looks at nothing that was
 // freed meanwhile.
 func TestLate(t *testing.T) {
 	over := make(chan struct{})

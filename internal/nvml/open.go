@@ -31,11 +31,11 @@ var places = []string{
 
 // Library is NVML, opened and initialised. It may be used by several goroutines, one of which is served at a time.
 type Library struct {
-	// turn holds the one who asks: a call that hangs keeps it.
+	// turn is held by the goroutine that asks: a call that hangs keeps it.
 	turn chan struct{}
 
 	mu sync.Mutex
-	c  *C.nm_library // changed by who has the turn, under mu: nil once it is freed, which those who waited in vain may see
+	c  *C.nm_library // changed by the goroutine with the turn, under mu: nil once it is freed, which goroutines that waited in vain may see
 }
 
 // Open opens the library at path, or the installed one if path is empty, and initialises it, before ctx ends.
@@ -67,7 +67,7 @@ func within[T any](ctx context.Context, loaded *atomic.Pointer[Library], f func(
 	return none, fmt.Errorf("NVML does not load: %w", context.Cause(ctx))
 }
 
-// await waits for an answer until it is over. An answer that is there counts also when it is over: who waits may have been kept
+// await waits for an answer until it is over. An answer that is there counts also when it is over: the goroutine may have been kept
 // from running for longer than it wanted to wait.
 func await[T any](answer <-chan T, over <-chan struct{}) (a T, ok bool) {
 	select {
@@ -213,8 +213,8 @@ func (l *Library) Devices(ctx context.Context) ([]Device, error) {
 	})
 }
 
-// each calls f with every device, of which so far only what identifies it is known, until f says false. A GPU whose handle
-// cannot be had comes with a nil one.
+// each calls f with every device, of which so far only what identifies it is known, until f says false. A GPU without a
+// handle comes with a nil one.
 func (l *Library) each(f func(C.nvmlDevice_t, Device) bool) error {
 	var n C.uint
 	if err := l.failure(C.nm_count(l.c, &n)); err != nil {
@@ -350,7 +350,7 @@ func (l *Library) processes(h C.nvmlDevice_t) ([]Process, error) {
 // asking is held while Neighbours asks, for as long as it takes: a process in which NVML hangs has one thread there.
 var asking = make(chan struct{}, 1)
 
-// Neighbours are the processes on the device with this UUID, whoever asks among them, as NVML tells them before ctx ends. It
+// Neighbours are the processes on the device with this UUID, the caller among them, as NVML lists them before ctx ends. It
 // is for a process that has run into its device's end and may be about to die: NVML is opened, asked and closed again, in a
 // thread of its own, and where that hangs Neighbours returns all the same.
 func Neighbours(ctx context.Context, uuid [16]byte) ([]Process, error) {

@@ -34,7 +34,7 @@ func newConn(fd int, guard Guard, timeout time.Duration) (*conn, error) {
 
 func (c *conn) close() { c.socket.close(c.guard) }
 
-// user is who is at the other end: the one that connected, or the one that began to listen.
+// user is the user at the other end: the one that connected, or the one that began to listen.
 func (c *conn) user() (uint32, error) {
 	cred, err := syscall.GetsockoptUcred(c.fd, syscall.SOL_SOCKET, syscall.SO_PEERCRED)
 	if err != nil {
@@ -54,7 +54,7 @@ func (c *conn) hurry() {
 	}
 }
 
-// try makes a call until it goes through, and waits in between. Whoever waits may have been stopped for longer than it wanted to
+// try makes a call until it goes through, and waits in between. The thread may have been stopped for longer than it wanted to
 // wait: so at the end of that time it is tried once more.
 func (c *conn) try(events int16, call func() bool) error {
 	for !c.over.Load() {

@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// version is of the handle and of what is said over the socket.
+// version is of the handle and of the protocol.
 const version = 1
 
 // prefix begins every handle of every version.
@@ -25,7 +25,7 @@ const maxSocket = 107
 type Handle struct {
 	PID     int
 	Process [16]byte // random: names the exporting process for all time
-	Token   [16]byte // random: who has it was given a handle
+	Token   [16]byte // random: an importer that has it was given a handle
 	ID      uint64   // of the export
 	UUID    [16]byte // of the device that the memory lies on
 	Size    uint64   // of the block in bytes

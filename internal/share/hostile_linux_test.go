@@ -58,7 +58,7 @@ func TestSilentExporter(t *testing.T) {
 	defer syscall.Close(fd)
 	h.Socket = path
 	to.refusedSoon(h.String(), "did not answer for 200ms")
-	for range maxPeers + 10 { // until nobody can even stand in line
+	for range maxPeers + 10 { // until no other can even queue
 		s, err := syscall.Socket(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC|syscall.SOCK_NONBLOCK, 0)
 		must(t, err)
 		defer syscall.Close(s)
@@ -85,7 +85,7 @@ func (p *party) refusedSoon(handle, words string) {
 	}
 }
 
-// TestStopped: what has come counts also for one who was stopped for longer than it waits. Who is to end waits for nothing, and
+// TestStopped: what has come counts also for one that was stopped for longer than it waits. A process that ends waits for nothing, and
 // for nothing later either.
 func TestStopped(t *testing.T) {
 	ours, theirs := pair(t)
@@ -109,7 +109,7 @@ func TestStopped(t *testing.T) {
 	}
 }
 
-// exporter answers one importer with what it is told to, descriptors of nothing included, and hangs up.
+// exporter answers one importer with what it is given, descriptors of nothing included, and hangs up.
 func exporter(t testing.TB, fd int, say ...[]byte) {
 	c, err := newConn(fd, noGuard{}, time.Minute)
 	if err != nil {
@@ -196,10 +196,10 @@ func (p *party) converse(fd int) (cuda.Ptr, error) {
 	if err := r.greet(p.Process); err != nil {
 		return 0, err
 	}
-	return p.a.Open(0, "somebody", r.offered, r.descriptor)
+	return p.a.Open(0, "another", r.offered, r.descriptor)
 }
 
-// Importers that say nothing, or take nothing, hold up nobody; too many are told so.
+// Importers that say nothing, or take nothing, hold up no other; too many get an error.
 func TestStuckImporters(t *testing.T) {
 	from, to := newParty(t, config.Options{ChunkMax: 2 * mib}), newParty(t, config.Options{})
 	from.timeout = time.Hour
@@ -208,7 +208,7 @@ func TestStuckImporters(t *testing.T) {
 	from.stick(to, h, stuck)
 	to.uses(h, 400*mib)
 	must(t, from.a.Free(from.alloc(5*mib)))
-	from.answers(stuck) // that is, they are waited for all the time, and nobody else any more
+	from.answers(stuck) // that is, they are waited for all the time, and no other any more
 	for end := time.Now().Add(2 * time.Minute); ; from.stick(to, h, 1) {
 		ptr, err := to.Open(h, 0)
 		if err != nil {
@@ -219,7 +219,7 @@ func TestStuckImporters(t *testing.T) {
 		}
 		must(t, to.Close(ptr))
 		if time.Now().After(end) {
-			t.Fatal("everybody is answered")
+			t.Fatal("all are answered")
 		}
 	}
 }
@@ -339,7 +339,7 @@ func fuzzWorld(f *testing.F) {
 	})
 }
 
-// FuzzExporter is whatever an importer may say: the exporter comes to an end, with descriptors for nobody who did not
+// FuzzExporter is whatever an importer may say: the exporter comes to an end, with no descriptors for one that did not
 // know the secret.
 func FuzzExporter(f *testing.F) {
 	fuzzWorld(f)
@@ -446,7 +446,7 @@ func FuzzImporter(f *testing.F) {
 		r := &request{h: Handle{PID: 1}, c: c, given: -1}
 		var ptr cuda.Ptr
 		if err = r.greet(p); err == nil {
-			ptr, err = a.Open(0, "somebody", r.offered, r.descriptor)
+			ptr, err = a.Open(0, "another", r.offered, r.descriptor)
 		}
 		r.close()
 		wg.Wait()
@@ -464,7 +464,7 @@ func FuzzImporter(f *testing.F) {
 	})
 }
 
-// A name in the folder that is no socket disturbs nobody.
+// A name in the folder that is no socket does no harm.
 func TestSweepLeavesOthersAlone(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "x.sock")

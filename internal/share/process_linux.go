@@ -19,13 +19,13 @@ import (
 // Timeout is how long each side waits for the next word of the other.
 const Timeout = 10 * time.Second
 
-// Guard is told of what a child of fork must close and what must go when the process exits. Its methods are called from
+// Guard records what a child of fork must close and what must go when the process exits. Its methods are called from
 // any goroutine.
 type Guard interface {
 	Opened(fd int)         // the descriptor is open
 	Closing(fd int)        // and will be closed next
 	Listening(path string) // a socket is there now
-	Panicked(v any)        // a bug in Cistern, in a goroutine that nobody called
+	Panicked(v any)        // a bug in Cistern, in a goroutine without a caller
 }
 
 // Process shares the memory of one allocator, and opens others'.
@@ -54,7 +54,7 @@ func New(a *engine.Allocator, guard Guard) *Process {
 	return p
 }
 
-// random fills b with what nobody can guess. Package crypto/rand could, but starts a timer of Go's (see package deadline) and ends the
+// random fills b with what cannot be guessed. Package crypto/rand could, but starts a timer of Go's (see package deadline) and ends the
 // process where there is nothing random.
 func random(b []byte) error {
 	if n, err := unix.Getrandom(b, 0); err == nil && n == len(b) {

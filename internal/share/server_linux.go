@@ -57,7 +57,7 @@ func (p *Process) serve() (*server, error) {
 	return nil, err
 }
 
-// place makes a listening socket in the first folder that can have one. Somebody else may have taken the name of the usual
+// place makes a listening socket in the first folder that can have one. Another user may have taken the name of the usual
 // one, but not that of one that is made up.
 func (p *Process) place() (path string, fd int, err error) {
 	usual := fmt.Sprintf("cistern-%d", p.user)
@@ -71,7 +71,7 @@ func (p *Process) place() (path string, fd int, err error) {
 	}
 	for _, folder := range folders {
 		path, fd, e := p.bind(folder)
-		if errors.Is(e, os.ErrNotExist) { // somebody who left removed the folder
+		if errors.Is(e, os.ErrNotExist) { // a process that ended removed the folder
 			path, fd, e = p.bind(folder)
 		}
 		if e == nil {
@@ -126,7 +126,7 @@ func (p *Process) listenIn(folder string, fd int) (path string, err error) {
 	return path, os.Rename(newborn, path)
 }
 
-// own makes a folder that only the user may enter, or makes sure that it is one: somebody else could have made it first.
+// own makes a folder that only the user may enter, or makes sure that it is one: another user could have made it first.
 func own(folder string, user uint32) error {
 	if err := os.Mkdir(folder, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
 		return err
@@ -141,7 +141,7 @@ func own(folder string, user uint32) error {
 	return nil
 }
 
-// sweep removes sockets that nobody listens to any more, and those that did not come as far.
+// sweep removes sockets without a listener, and those that did not come as far.
 func sweep(folder string) {
 	f, err := nopoll.Open(folder)
 	if err != nil {
@@ -216,7 +216,7 @@ func (s *server) accept() {
 	}
 }
 
-// converse is all that is said to one importer.
+// converse is the whole conversation with one importer.
 func (s *server) converse(c *conn) {
 	defer s.done.Done()
 	defer s.leave(c)
@@ -255,7 +255,7 @@ func (s *server) leave(c *conn) {
 	c.close()
 }
 
-// answer is one conversation. An error is what the importer is to be told; one that hung up is told nothing.
+// answer is one conversation. An error is for the importer; one that hung up gets none.
 func (s *server) answer(c *conn) error {
 	user, err := c.user()
 	if err != nil {
@@ -321,7 +321,7 @@ func (s *server) answer(c *conn) error {
 	}
 }
 
-// spoken is an error of the conversation, nil where there is nobody left to tell.
+// spoken is an error of the conversation, nil where the importer is gone.
 func spoken(err error) error {
 	if errors.Is(err, errEnded) || errors.Is(err, os.ErrDeadlineExceeded) {
 		return nil

@@ -4,8 +4,8 @@
 // # How it goes
 //
 // A process that shares memory for the first time starts to listen on a socket of its own; a goroutine answers, so that
-// nothing of the program waits for importers. The handle says where the socket is, a secret that only somebody who was
-// given a handle knows, and the number of the export. Who opens it connects, is told what the memory is made of, maps
+// nothing of the program waits for importers. The handle says where the socket is, a secret that only holders of a
+// handle know, and the number of the export. An importer connects, receives what the memory is made of, maps
 // it chunk by chunk from descriptors that the socket carries (SCM_RIGHTS: unlike pidfd_getfd, nothing of it needs a
 // right that containers take away), and hangs up. A chunk's descriptor is open in either process for as long as it takes
 // to pass it on.
@@ -19,13 +19,13 @@
 // would want a common network namespace. A socket goes when its process exits; one that a killed process left behind is
 // removed by the next that starts to share.
 //
-// # Who may
+// # Access
 //
 // Both sides ask the kernel for the other's user (SO_PEERCRED), which must be their own, and the exporter for the secret.
 //
 // # What can go wrong
 //
 // Each step is waited for no longer than Timeout: a process that is gone or stuck is an error, never a hang. A child of
-// fork has the parent's descriptors but not its goroutines: Guard is told of every descriptor, so that the child can
+// fork has the parent's descriptors but not its goroutines: Guard records every descriptor, so that the child can
 // close them and a dead parent is seen as such.
 package share

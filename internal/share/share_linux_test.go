@@ -32,7 +32,7 @@ type party struct {
 	base sim.Live
 }
 
-// guard checks that what is said to be open is, and counts it.
+// guard checks that what is reported as open is, and counts it.
 type guard struct {
 	t    testing.TB
 	mu   sync.Mutex
@@ -47,12 +47,12 @@ func (g *guard) Opened(fd int) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if _, _, errno := syscall.Syscall(syscall.SYS_FCNTL, uintptr(fd), syscall.F_GETFD, 0); errno != 0 || g.open[fd] != 0 {
-		g.t.Errorf("descriptor %d is said to be open: %v, %d times", fd, errno, g.open[fd])
+		g.t.Errorf("descriptor %d is reported as open: %v, %d times", fd, errno, g.open[fd])
 	}
 	g.open[fd]++
 	var st syscall.Stat_t
 	if syscall.Fstat(fd, &st) == nil && st.Mode&syscall.S_IFMT == syscall.S_IFSOCK {
-		g.sockets[fd] = true // how many there are is up to others as well: who makes a socket looks which of those beside it are left behind
+		g.sockets[fd] = true // how many there are is up to others as well: a process that makes a socket removes abandoned ones
 	}
 	g.most = max(g.most, len(g.open)-len(g.sockets))
 }
@@ -86,7 +86,7 @@ func newParty(t testing.TB, opts config.Options) *party {
 	a, err := engine.New(p.drv, opts)
 	must(t, err)
 	p.Process = New(a, &p.fds)
-	p.timeout = time.Minute // nobody here who is to answer takes longer than a busy machine does
+	p.timeout = time.Minute // no answer here takes longer than a busy machine does
 	p.dev, err = a.Device(0)
 	must(t, err)
 	p.st, err = p.dev.Stream(cuda.StreamLegacy)
@@ -263,12 +263,12 @@ func TestRefused(t *testing.T) {
 	ours, theirs := pair(t)
 	c, err := newConn(theirs, noGuard{}, time.Minute)
 	must(t, err)
-	somebody := Process{a: from.a, guard: noGuard{}, user: from.user + 1, token: from.token}
-	err = (&server{p: &somebody}).answer(c)
+	stranger := Process{a: from.a, guard: noGuard{}, user: from.user + 1, token: from.token}
+	err = (&server{p: &stranger}).answer(c)
 	c.close()
 	syscall.Close(ours)
 	if err == nil || !strings.Contains(err.Error(), "is not shared with user") {
-		t.Errorf("somebody else's memory: %v", err)
+		t.Errorf("another user's memory: %v", err)
 	}
 	to.uses(good, mib)
 }
@@ -276,7 +276,7 @@ func TestRefused(t *testing.T) {
 // A process of another user does not even get to the socket.
 func TestOtherUser(t *testing.T) {
 	if os.Geteuid() != 0 {
-		t.Skip("needs root, to become somebody else")
+		t.Skip("needs root, to become another user")
 	}
 	from := newParty(t, config.Options{})
 	from.share(from.alloc(mib))
@@ -383,7 +383,7 @@ func TestFolder(t *testing.T) {
 	}
 	must(t, os.Chmod(folder, 0o755))
 	if err := own(folder, user); err == nil {
-		t.Error("a folder that everybody may enter is as good")
+		t.Error("a folder that every user may enter is as good")
 	}
 	must(t, os.Chmod(folder, 0o700))
 	must(t, os.Symlink(folder, filepath.Join(dir, "link")))
@@ -423,7 +423,7 @@ func TestFolder(t *testing.T) {
 	syscall.Close(fd)
 }
 
-// Where one place is not to be had, the next is.
+// Where one place is not available, the next is used.
 func TestFolderElsewhere(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), strings.Repeat("x", 120))
 	must(t, os.Mkdir(dir, 0o700))
@@ -462,7 +462,7 @@ func TestFolderWithoutSocket(t *testing.T) {
 	}
 }
 
-// Another user who takes the name of the folder first blocks nobody.
+// Another user who takes the name of the folder first blocks no other.
 func TestFolderTaken(t *testing.T) {
 	short := func() string { // a socket's name has to be
 		dir, err := os.MkdirTemp("", "s")
@@ -476,7 +476,7 @@ func TestFolderTaken(t *testing.T) {
 			t.Setenv("XDG_RUNTIME_DIR", run)
 			defer func(was string) { shm = was }(shm)
 			shm = common
-			must(t, os.Mkdir(filepath.Join(common, fmt.Sprintf("cistern-%d", os.Geteuid())), 0o777)) // which anybody may enter
+			must(t, os.Mkdir(filepath.Join(common, fmt.Sprintf("cistern-%d", os.Geteuid())), 0o777)) // which every user may enter
 			must(t, os.Chmod(filepath.Join(common, fmt.Sprintf("cistern-%d", os.Geteuid())), 0o777))
 			from, to := newParty(t, config.Options{}), newParty(t, config.Options{})
 			to.uses(from.share(from.alloc(mib)), mib)

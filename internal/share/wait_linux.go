@@ -68,7 +68,7 @@ func (s socket) close(g Guard) {
 // errClosed is that the program closed a socket of this package.
 var errClosed = errors.New("the program closed the socket's descriptor")
 
-// poller has one thread wait for the sockets of all who share, so that importers that say nothing cost no thread each.
+// poller has one thread wait for the sockets of all conversations, so that importers that say nothing cost no thread each.
 type poller struct {
 	guard Guard
 	near  socket // of a pair
@@ -77,11 +77,11 @@ type poller struct {
 	mu    sync.Mutex
 	waits map[*wait]bool // +checklocks:mu
 	// +checklocks:mu
-	ended bool           // nobody waits any more
+	ended bool           // no conversation is left
 	done  sync.WaitGroup // the thread
 }
 
-// wait is one who waits.
+// wait is one waiting conversation.
 type wait struct {
 	fd     int
 	events int16

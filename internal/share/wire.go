@@ -9,7 +9,7 @@ import (
 	"github.com/cistern-gpu/cistern/memory"
 )
 
-// What is said over the socket. Numbers are little-endian. A message is a header of 12 bytes (magic, version, kind, two
+// The messages over the socket. Numbers are little-endian. A message is a header of 12 bytes (magic, version, kind, two
 // bytes of 0, length) and as many bytes as its length says:
 //
 //	hello    importer   token (16), number of the export (8)

@@ -134,7 +134,7 @@ func (t *Table) add(h uint64, frames []uint64) uint32 {
 	return n
 }
 
-// publish puts a number into the index, a larger one when that is half full. Those who still search the former one may
+// publish puts a number into the index, a larger one when that is half full. Readers that still search the former one may
 // miss the number; then they search again under mu.
 func (t *Table) publish(n uint32, h uint64) {
 	index := t.index.Load()

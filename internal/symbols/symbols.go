@@ -2,7 +2,7 @@
 //
 // Own is for a process that names many addresses of its own at once, and seldom: nothing of a table is kept, which for the
 // libraries of a program that computes may be a million names, so a table is read through once for all addresses
-// in its file. Tables (tables.go) are for who names addresses of other processes one by one, and keeps what it reads.
+// in its file. Tables (tables.go) are for naming addresses of other processes one by one: they keep what they read.
 package symbols
 
 import (

@@ -124,7 +124,7 @@ int last(int x) { return other(x) - 2; }
 			t.Errorf("%s: %s", file, got)
 		}
 	}
-	// A pipe that nobody writes to is not waited for.
+	// A pipe without a writer is not waited for.
 	pipe := filepath.Join(dir, "pipe.so")
 	if out, err := exec.Command("mkfifo", pipe).CombinedOutput(); err != nil {
 		t.Skipf("%v\n%s", err, out)

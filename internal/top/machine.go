@@ -29,7 +29,7 @@ type Machine struct {
 	// does not come in time is there at the next look.
 	Timeout time.Duration
 
-	// NVML, and where its answers come in; nil while nobody asks it.
+	// NVML, and where its answers come in; nil while it is not asked.
 	library  string // its file, "" the installed one
 	answer   chan cards
 	asked    time.Time

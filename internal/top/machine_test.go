@@ -150,7 +150,7 @@ func TestMachineWithoutAnswers(t *testing.T) {
 	await(t, m, Wanted{}, "an answer", func(s *State, table Table) bool { return s.Look().NoCards == "" && len(s.Look().Cards) == 1 })
 }
 
-// Without NVML it is said why, and asked again only once in a while.
+// Without NVML the reason is shown, and asked again only once in a while.
 func TestMachineWithoutNVML(t *testing.T) {
 	m := NewMachine(filepath.Join(t.TempDir(), "libnvidia-ml.so.1"))
 	defer m.Close()

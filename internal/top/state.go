@@ -173,7 +173,7 @@ func (s *State) addHolder(i int, holder Holder) {
 	m.Used, m.UsedKnown = max(m.Used, holder.Bytes), m.UsedKnown || holder.Known
 }
 
-// finish sums up, and forgets who has ended.
+// finish sums up, and forgets processes that have ended.
 func (s *State) finish() {
 	for key, r := range s.rows {
 		slices.SortStableFunc(r.Holdings, func(a, b Holding) int { return cmp.Compare(a.GPU, b.GPU) })
@@ -234,7 +234,7 @@ func (s *State) Answered(wanted Wanted) bool {
 	return true
 }
 
-// Held is what is taken of the device: by what the driver says, or, where it says nothing, by those who told.
+// Held is what is taken of the device: by what the driver says, or, where it says nothing, by the processes that publish.
 func (g *GPU) Held() uint64 {
 	if g.Known {
 		return g.Used

@@ -104,7 +104,7 @@ type GPU struct {
 	Trend       *Trend
 }
 
-// Unnamed says that nobody knows which device it is: a process knows its own number of it only.
+// Unnamed says that it is not known which device it is: a process knows its own number of it only.
 func (g *GPU) Unnamed() bool { return g.UUID == [16]byte{} }
 
 // Memory is what a process holds, on one device or in sum.

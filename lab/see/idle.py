@@ -1,5 +1,5 @@
 """What `cistern trace` costs programs that do not use CUDA: under a millisecond for each that starts, no thread, and nothing
-that can be told apart: output and status are as without.
+that can be distinguished: output and status are as without.
 
     python idle.py [--times 200]
 

@@ -37,7 +37,7 @@ type Holding struct {
 	handles        int // of refs: those that a release is to come of
 }
 
-// Tracker follows who holds what, call by call in the order in which they were recorded, which is that in which they
+// Tracker follows the allocations, call by call in the order in which they were recorded, which is that in which they
 // ended.
 type Tracker struct {
 	held    map[holdKey]*Holding

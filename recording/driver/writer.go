@@ -98,7 +98,7 @@ func (d *Writer) Stack(frames []recording.Frame) uint32 {
 	return id
 }
 
-// Frames are those of a stack, as who reads the file has them.
+// Frames are those of a stack, as readers of the file get them.
 func (d *Writer) Frames(stack uint32) []recording.Frame {
 	frames := d.d.StackFrames(stack)
 	for i := range frames {
@@ -162,7 +162,7 @@ func (d *Writer) event(process uint32, device int16, stream uint64, e event.Even
 	dt.pending = append(dt.pending, e)
 }
 
-// Note adds to what is said of every trace in the file, when it is closed.
+// Note adds to the notes of every trace in the file, when it is closed.
 func (d *Writer) Note(text string) { d.notes = append(d.notes, text) }
 
 // Flush writes everything so far. What comes after a failure is not kept.

@@ -13,7 +13,7 @@ import (
 	"github.com/cistern-gpu/cistern/recording/internal/tables"
 )
 
-// What Cistern's format holds of who asked for memory, and of requests that failed: names of tags, libraries and
+// What Cistern's format holds of labels, and of requests that failed: names of tags, libraries and
 // threads, the labels of blocks, failures. Those of events are in their columns.
 
 // failurePart is how much of a failure's JSON is in one block.

@@ -127,7 +127,7 @@ func (m *machine) notes(t *recording.Trace, d *rawTrace) {
 		t.Note("%d events have no time", d.noTime)
 	}
 	if d.names.lost > 0 {
-		t.Note("there are more tags or libraries than the %d and %d that are told apart: the file names others %d times",
+		t.Note("there are more tags or libraries than the %d and %d that are distinguished: the file names others %d times",
 			math.MaxUint16, math.MaxUint8, d.names.lost)
 	}
 	for _, id := range slices.Sorted(maps.Keys(m.unknownAction)) {

@@ -10,12 +10,12 @@ import (
 	"github.com/cistern-gpu/cistern/recording/internal/tables"
 )
 
-// Who a snapshot's entries and blocks are for. PyTorch writes user_metadata, a string that the program sets
+// Labels of a snapshot's entries and blocks. PyTorch writes user_metadata, a string that the program sets
 // (torch.cuda.memory._set_memory_metadata) and that holds until it is changed, and compile_context, the compiled region
-// that runs: either is the tag of what is allocated meanwhile. What is freed meanwhile may be anybody's. Cistern's own
+// that runs: either is the tag of what is allocated meanwhile. What is freed meanwhile may have any label. Cistern's own
 // snapshots have a dict under user_metadata, which PyTorch's viewer shows line by line.
 
-// said is what an entry or block says of who it is for: ids of strings plus 1, or numbers of dicts plus 1; 0 is nothing.
+// said is the label that an entry or block has: ids of strings plus 1, or numbers of dicts plus 1; 0 is nothing.
 type said struct {
 	text, dict, compiled uint32
 }
@@ -112,7 +112,7 @@ func (l *nameList) id(b *input.Budget, key uint64, limit int, text func() string
 // compiledPrefix makes a tag of a compile_context.
 const compiledPrefix = "torch.compile "
 
-// labelOf is the label that something on a device has. asked is false for what was not asked for by who set
+// labelOf is the label that something on a device has. asked is false for what was not asked for by the code that set
 // user_metadata: then only a dict counts, which is about the entry itself.
 func (m *machine) labelOf(d *rawTrace, s said, asked bool) (tables.Label, error) {
 	var tag, library, name uint32

@@ -43,7 +43,7 @@ func TestSnapshotLabels(t *testing.T) {
 	}
 }
 
-// More libraries than can be told apart are said, not mixed up.
+// More libraries than can be distinguished are said, not mixed up.
 func TestSnapshotTooManyLibraries(t *testing.T) {
 	parts := []any{'}', '(', "device_traces", ']', '(', ']', '('}
 	for i := range 300 {
@@ -54,7 +54,7 @@ func TestSnapshotTooManyLibraries(t *testing.T) {
 	if len(tr.Libraries) != 256 || tr.Events[254].Library != 255 || tr.Events[255].Library != 0 {
 		t.Errorf("%d libraries; %d, %d", len(tr.Libraries), tr.Events[254].Library, tr.Events[255].Library)
 	}
-	recordingtest.Says(t, tr, "more tags or libraries than the 65535 and 255 that are told apart: the file names others 45 times")
+	recordingtest.Says(t, tr, "more tags or libraries than the 65535 and 255 that are distinguished: the file names others 45 times")
 }
 
 // Spare chunks of the engine, which are mapped nowhere, are segments of a snapshot at addresses of their own; read again

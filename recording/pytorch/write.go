@@ -274,7 +274,7 @@ func (p *pickler) pool(t *recording.Trace, key string, i uint32) error {
 	return nil
 }
 
-// label writes who an event or block is for, as lines of user_metadata.
+// label writes the label of an event or block, as lines of user_metadata.
 func (p *pickler) label(t *recording.Trace, l tables.Label) {
 	if l == (tables.Label{}) {
 		return

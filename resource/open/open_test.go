@@ -39,7 +39,7 @@ func TestRefusals(t *testing.T) {
 		"async:threshold":                     `upstream "async:threshold": async:threshold has no value`,
 		"async:threshold=":                    `upstream "async:threshold=": async:threshold has no value`,
 		"async:threshold=lots":                `upstream "async:threshold=lots": async: threshold: "lots" is not a size in bytes: write 80GiB, 1.5GiB, 512MiB, 80GB or a plain number`,
-		"async:max=1GiB,max=2GiB":             `upstream "async:max=1GiB,max=2GiB": async:max is said twice`,
+		"async:max=1GiB,max=2GiB":             `upstream "async:max=1GiB,max=2GiB": async:max is given twice`,
 		"async:handles=ipc":                   `upstream "async:handles=ipc": async: handles="ipc": choose none, posix or fabric`,
 		"async:reuse=some":                    `upstream "async:reuse=some": async: reuse="some": choose follow, opportunistic and internal, joined by +, or none`,
 		"async:reuse=none+follow":             `upstream "async:reuse=none+follow": async: reuse is none and something else`,

@@ -15,7 +15,7 @@ type stage struct {
 	options options
 }
 
-// maxStages is more than anybody stacks.
+// maxStages is more than any stack has.
 const maxStages = 32
 
 // read splits words into stages and checks names and keys, not values.
@@ -52,7 +52,7 @@ func read(words string) ([]stage, error) {
 				case !ok || value == "":
 					return nil, fmt.Errorf("%s:%s has no value", name, key)
 				case twice:
-					return nil, fmt.Errorf("%s:%s is said twice", name, key)
+					return nil, fmt.Errorf("%s:%s is given twice", name, key)
 				}
 				s.options.values[key] = value
 			}

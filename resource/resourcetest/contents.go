@@ -131,7 +131,7 @@ func handover(b *bench) {
 	}()
 	n := 0
 	var first error
-	for x := range made { // to the end, or the producer would wait for ever
+	for x := range made { // to the end, or the producer would never end
 		if first != nil {
 			continue
 		}

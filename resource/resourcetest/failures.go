@@ -82,7 +82,7 @@ func scenario(m *Sim, c Case, k uint64, lasting int, code cuda.Code) (name strin
 		return name, err
 	}
 	if failed {
-		// Where undoing fails too nobody is left to try again.
+		// Where undoing fails too nothing tries again.
 		if after := held(m); lasting > 1 {
 			before = after
 		} else if after != before {

@@ -178,7 +178,7 @@ type inventory struct {
 	device, host uint64
 }
 
-// held is what exists now; nothing where it cannot be told, on a real GPU.
+// held is what exists now; nothing where it is not known, on a real GPU.
 func held(m Machine) inventory {
 	s, ok := m.(*Sim)
 	if !ok {
@@ -318,7 +318,7 @@ func equality(b *bench) {
 	b.must(end(b.m, other, done))
 }
 
-// stranger is a resource of a kind that nobody knows.
+// stranger is a resource of an unknown kind.
 type stranger struct{ resource.Resource }
 
 // Out of memory leaves everything as it was, and what fits succeeds afterwards.
@@ -350,7 +350,7 @@ func exhausted(b *bench) {
 		for i, p := range blocks {
 			b.must(b.m.Check(dev, s, p, size, uint64(i)))
 		}
-		// Those who wait for a block get it.
+		// Goroutines that wait for a block get it.
 		b.free(blocks[0], size, 0, s)
 		b.must(b.m.StreamSynchronize(dev, s))
 		blocks[0] = b.alloc(size, 0, s)

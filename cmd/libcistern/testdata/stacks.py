@@ -119,7 +119,7 @@ def several():
 
 
 def made_anew():
-    """Functions that come to be where others were are told apart."""
+    """Functions that come to be where others were are distinguished."""
     assert lib.cistern_stacks(PYTHON, 0) == 0
     kept = []
     for i in range(300):

@@ -1,6 +1,6 @@
 //go:build linux
 
-// Package setuidtest runs programs for tests with more rights than those of the user who starts them.
+// Package setuidtest runs programs for tests with more rights than those of their user.
 package setuidtest
 
 import (

@@ -237,7 +237,7 @@ func (s *state) changed(i uint8, o op) (all []state) {
 			if o.order.acquires() {
 				n.threads[i].view.join(&m.known)
 			}
-			// What it read may have been released: who acquires this acquires that (a release sequence).
+			// What it read may have been released: an acquire of this acquires that (a release sequence).
 			n.write(i, o, at+1, message{value: value, behind: true, known: m.known})
 			all = append(all, n)
 		}

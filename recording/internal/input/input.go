@@ -270,7 +270,7 @@ func newAhead(r io.Reader, done func()) *ahead {
 	return a
 }
 
-// stop ends the goroutine once its current read returns, and waits for that if it is told to.
+// stop ends the goroutine once its current read returns, and waits for that if asked to.
 func (a *ahead) stop(wait bool) {
 	a.once.Do(func() { close(a.quit) })
 	if wait {

@@ -27,7 +27,7 @@ const BlockEvents = 16 << 10
 // Columns are tags, times, addresses, sizes, and the rest.
 type Columns [5][]byte
 
-// Label is who an event is for. Runs have few of them and go to and fro between these, so that events number those of
+// Label is the tag, library and thread of an event. Runs have few of them and go to and fro between these, so that events number those of
 // their block.
 type Label struct {
 	Thread  uint32

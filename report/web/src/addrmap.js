@@ -12,7 +12,7 @@ const hues = 8; // --c0 to --c7 of the style sheet
 
 /**
  * @param host element to fill
- * @param view {stackName(i), called(i): what a stack is called, streamName(i), poolName(i), topStacks: [i...], groups: what else blocks may be told apart by, if anything,
+ * @param view {stackName(i), called(i): what a stack is called, streamName(i), poolName(i), topStacks: [i...], groups: what else blocks may be distinguished by, if anything,
  *     [{key, name, label(number), numbers: of each block, top: [numbers of those that hold most]}]}
  * @return {show(segments)}, of Lives.mapAt
  */

@@ -14,7 +14,7 @@ const stepped = uPlot.paths.stepped({align: 1});
  * @param marks [{event, label}] events to mark with a vertical line
  * @param peakEvent where most was live
  * @param on {pick(event): a moment was chosen by a click, range(): what is shown has changed, timeOnly: events have no
- *     numbers that mean something, over: what is said where a line has ended}
+ *     numbers that mean something, over: the text where a line has ended}
  * @return {tracks: element below the plot for what shares its x axis, shown(): {min, max, width of it in pixels},
  *     moments(list of {event, label, color})}
  */

@@ -1,6 +1,6 @@
 // Colours that are computed.
 
-/** Colours of frames follow the file that a frame is in, so that layers of a program are told apart. */
+/** Colours of frames follow the file that a frame is in, so that layers of a program are distinguished. */
 export function hueOf(name, hues) {
   const path = name.indexOf(' /'); // names of functions may have spaces too
   const space = path < 0 ? name.indexOf(' ') : path;

@@ -1,5 +1,5 @@
-// The report on a request that failed: why, who held the memory, what would have met it, and the rest of what the process
-// wrote down. What is said here was computed by the Go package analyze; the address map and the flame graph at that moment
+// The report on a request that failed: why, the allocations, what would have met it, and the rest of what the process
+// wrote down. The Go package analyze computed all of it; the address map and the flame graph at that moment
 // are computed from the page's own tables.
 
 import './failure.css';
@@ -177,7 +177,7 @@ function surroundings(x) {
         p.bytes ? bytes(p.bytes) : 'unknown'])) : null] : null);
 }
 
-/** The map and the flame graph at the failure, from the page's tables; places is what an address map is told. */
+/** The map and the flame graph at the failure, from the page's tables; places is the input of an address map. */
 export function failureMoment(t, lives, places, groups) {
   const event = Number(document.getElementById('failure').dataset.event);
   const map = document.getElementById('failure-map');

@@ -11,7 +11,7 @@ const cell = 19;
 
 /**
  * @param host element to fill
- * @param label what is shown, for those who do not see it
+ * @param label what is shown, for readers that do not see it
  * @param compared {before, after}: names of two moments, whose difference colours the frames; null where there is one
  * @param tool what chooses how frames are grouped, if anything does
  * @return {show(tree)}

@@ -32,7 +32,7 @@ export function changeTable(title, changes, left = 0) {
 }
 
 /**
- * @param by how things may be told apart: [{key, name, label(number), more(number): further lines}]
+ * @param by how things may be distinguished: [{key, name, label(number), more(number): further lines}]
  * @param groups what the flame graph may group stacks by, as by
  * @param peak event at which most was live
  * @param changed called with the two events

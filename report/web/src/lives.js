@@ -33,7 +33,7 @@ export class Lives {
   }
 
   /**
-   * The number that blocks are told apart by: of their 'stack', 'range' of sizes, 'size', 'pool', 'stream', 'tag',
+   * The number that blocks are distinguished by: of their 'stack', 'range' of sizes, 'size', 'pool', 'stream', 'tag',
    * 'thread', or the 'library' that allocated them, plus 1: the one that said so, else that of the innermost frame that has
    * one; 0 where none has.
    */

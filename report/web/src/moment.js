@@ -1,4 +1,4 @@
-// The moment that the flame graph and the address map show, and the two that growth is told between: sliders, buttons
+// The moment that the flame graph and the address map show, and the two that growth is shown between: sliders, buttons
 // and clicks on the chart all set them.
 
 import {bytes, count, duration} from './format.js';

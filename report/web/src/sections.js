@@ -95,7 +95,7 @@ function oomBar(o) {
       h('span', {class: 'muted'}, `limit ${bytes(limit)}`)));
 }
 
-/** Who held the memory at the peak. */
+/** Allocations at the peak. */
 export function holders(t) {
   const peak = t.inspection.peak;
   const most = Math.max(1, ...peak.by_stack.map((x) => x.bytes));
@@ -119,7 +119,7 @@ function labels(x) {
   return words.length ? h('span', {class: 'muted labels'}, words.join('; ')) : null;
 }
 
-/** Who held memory at the peak by tag, library and thread, where that is known. */
+/** Allocations at the peak by tag, library and thread, where that is known. */
 export function labelTables(t) {
   const peak = t.inspection.peak;
   const lists = [['Tag', 'tag', peak.by_tag, 1], ['Library', 'library', peak.by_library, 2], ['Thread', 'thread', peak.by_thread, 2]]

@@ -14,7 +14,7 @@ const mostBands = 7; // one hue each, --c0 to --c6; all the rest share --c7
 /**
  * @param lives Lives
  * @param peak event at which most was live: the bands are those that held most then
- * @param by how bands may be told apart: [{key, name, label(number)}]
+ * @param by how bands may be distinguished: [{key, name, label(number)}]
  * @param chart as memoryChart returns it
  * @return {draw()} to call when what the chart shows has changed
  */

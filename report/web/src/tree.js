@@ -133,7 +133,7 @@ export function heldBetween(lives, first, second, by = null) {
   const maps = new Map();
   const of = (i) => {
     const group = groups ? groups[i] : 0;
-    // Stacks are told apart by number; what has none, by size.
+    // Stacks are distinguished by number; what has none, by size.
     const key = stack[i] !== 0 ? stack[i] : -1 - size[i];
     return at(at(maps, group, () => new Map()), key, () => ({group, stack: stack[i], size: size[i], range: ranges[i], after: 0,
       before: 0, blocks: 0}));

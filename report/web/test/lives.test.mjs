@@ -51,7 +51,7 @@ function randomLives(seed, n = 300) {
 const liveAt = (list, e) => list.filter((b) => b.from <= e && b.to > e);
 const total = (list) => list.reduce((a, b) => a + b.size, 0);
 
-test('what is live at every moment, by everything that blocks are told apart by', () => {
+test('what is live at every moment, by everything that blocks are distinguished by', () => {
   const {list, lives} = randomLives(1);
   for (let e = -1; e < events; e++) {
     const want = liveAt(list, e);

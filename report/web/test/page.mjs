@@ -403,7 +403,7 @@ async function labels() {
   await phone.context().close();
 }
 
-/** What stacks are called: by whose they are, told apart, short where there is little room and whole where there is more. */
+/** What stacks are called: by whose they are, distinguished, short where there is little room and whole where there is more. */
 async function names() {
   const t = expect.names;
   for (const [what, file] of [['of one run', t.page], ['of two', t.differences]]) {
