@@ -49,7 +49,7 @@ func TestDriverHeld(t *testing.T) {
 	}
 }
 
-// TestDriverEnded: what a process held is nobody's once it has ended, though it never freed it.
+// TestDriverEnded: what a process held is free once it has ended, though it never freed it.
 func TestDriverEnded(t *testing.T) {
 	const mib = 1 << 20
 	calls := func(process uint32, from uint64) []recording.Call {
@@ -156,7 +156,7 @@ func TestDriverHeldReturns(t *testing.T) {
 	}
 }
 
-// TestFailureBesideEnded: who had ended when a request failed held nothing of the device; who ended later did.
+// TestFailureBesideEnded: a process that had ended when a request failed held nothing of the device; one that ended later did.
 func TestFailureBesideEnded(t *testing.T) {
 	const mib = 1 << 20
 	d := &recording.Driver{Processes: []recording.Process{{PID: 10, EndNS: 5000}, {PID: 11, EndNS: 9_000_000}, {PID: 12, Program: "/bin/c"}}, Stacks: []recording.Stack{nil}}

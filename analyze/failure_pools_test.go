@@ -144,7 +144,7 @@ func TestPoolsElsewhere(t *testing.T) {
 	_, err := r.dev.Alloc(30*mib, r.st)
 	x := written(t, r, err)
 	if x.Capacity != 100*mib || x.Shortage != 0 || x.Cause != CauseFragmentation {
-		t.Errorf("%d could be had, %d missing, %s: %v", x.Capacity, x.Shortage, x.Cause, x.Why)
+		t.Errorf("%d available, %d missing, %s: %v", x.Capacity, x.Shortage, x.Cause, x.Why)
 	}
 	if !x.Searched || !x.Reproduced || len(x.Remedies) == 0 || x.Remedies[0].Do != "export CISTERN_CONF=limit:104857600" {
 		t.Errorf("searched: %v, %q; reproduced: %v; %+v", x.Searched, x.Unsearched, x.Reproduced, x.Remedies)

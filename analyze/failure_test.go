@@ -95,7 +95,7 @@ func independently(t *testing.T, tr *recording.Trace, m *Remedy) bool {
 	return r.Completed && r.OOMs == 0 && (r.PeakReserved <= m.Capacity || m.Kind == RemedySpill)
 }
 
-// Runs of PyTorch within a little too little memory: what is recommended meets the request, what is said not to does not.
+// Runs of PyTorch within a little too little memory: what is recommended meets the request, what is reported not to does not.
 func TestRemediesOfTorch(t *testing.T) {
 	for _, tr := range smallTraces(t) {
 		peak, _ := tr.PeakLive()
@@ -131,7 +131,7 @@ func TestRemediesOfTorch(t *testing.T) {
 			}
 			for i := range x.Tried {
 				if m := &x.Tried[i]; !m.Luck && !m.Barely && independently(t, d, m) {
-					t.Errorf("%s: %s survives, and is said not to", what, m.Title)
+					t.Errorf("%s: %s survives, and is reported not to", what, m.Title)
 				}
 			}
 			if len(x.Remedies) > 0 && !slices.ContainsFunc(x.Remedies, func(m Remedy) bool { return m.Command == "cistern run -- PROGRAM" }) {
@@ -198,7 +198,8 @@ func TestStillToCome(t *testing.T) {
 	}
 }
 
-// Nothing survives where what is live and the request are more than there is: the least that would do is said, and is more.
+// Nothing survives where what is live and the request are more than there is: the report has the smallest
+// capacity that suffices.
 func TestNothingSurvives(t *testing.T) {
 	tr := smallTraces(t)[0]
 	peak, _ := tr.PeakLive()
@@ -324,7 +325,7 @@ func TestCauses(t *testing.T) {
 	}
 }
 
-// What is allocated and in no block of the history is said to be unattributed.
+// What is allocated and in no block of the history is reported as unattributed.
 func TestUnattributed(t *testing.T) {
 	tr := scattered(t, "limit:100MiB").trace()
 	tr.Failures[0].Allocated += 50 * mib
@@ -389,7 +390,7 @@ func TestMetLater(t *testing.T) {
 	}
 }
 
-// Failed calls of the driver, in a trace of two processes: what could be had is what was held and what was free, a cache
+// Failed calls of the driver, in a trace of two processes: what is available is what was held and what was free, a cache
 // between is tried, and a call that the program made again with success is not what it died of.
 func TestFailedDriverCall(t *testing.T) {
 	var b bytes.Buffer
@@ -442,7 +443,7 @@ func TestFailedDriverCall(t *testing.T) {
 	}
 }
 
-// The time for replays is kept, and what it left out is said; a run that is interrupted ends.
+// The time for replays is kept, and what it left out is reported; a run that is interrupted ends.
 func TestBudget(t *testing.T) {
 	d := died(t, smallTraces(t)[0], 21<<30)
 	x := reportOn(t, d, RemedyOptions{Budget: time.Nanosecond}).Failures[0]

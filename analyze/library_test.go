@@ -18,7 +18,7 @@ func TestStackLibrary(t *testing.T) {
 	}
 }
 
-// A block's library is the one that said so; who holds memory by tag, library and thread adds up to what is live.
+// A block's library is the one that allocated it; memory by tag, library and thread adds up to what is live.
 func TestLabelsOfAMoment(t *testing.T) {
 	tr := &recording.Trace{Streams: []uint64{0}, Pools: []recording.PoolID{{}}, Stacks: []recording.Stack{nil, {0}}, Frames: []recording.Frame{{Func: "f", File: "a.py"}},
 		Tags: []string{"", "weights", "cache"}, Libraries: []string{"", "torch"}, Threads: map[uint32]string{7: "main"},

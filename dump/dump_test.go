@@ -122,7 +122,7 @@ func TestDevices(t *testing.T) {
 			if b.State == recording.Active {
 				held[b.Requested/mib] = fmt.Sprintf("%s, %s, %s", entry(tr.Tags, int(b.Tag)), entry(tr.Libraries, int(b.Library)), calls(tr, b.Stack))
 			} else if b.Tag != 0 || b.Library != 0 || b.Stack != 0 {
-				t.Errorf("a free block that is somebody's: %+v", b)
+				t.Errorf("a free block that has a label: %+v", b)
 			}
 		}
 	}
@@ -133,7 +133,7 @@ func TestDevices(t *testing.T) {
 		t.Errorf("from the start %v, %d blocks before; threads %v", tr.FromStart, len(tr.Initial), tr.Threads)
 	}
 
-	// Chunks that nobody has, held all the same.
+	// Chunks without an owner, held all the same.
 	if err := dev.DefaultPool().Trim(); err != nil {
 		t.Fatal(err)
 	}

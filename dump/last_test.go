@@ -59,7 +59,7 @@ func filled(t *testing.T, conf, dir string) (*Reporter, *said, func(size uint64)
 	return r, s, fail
 }
 
-// TestNewestIsLast: the files of the first failures stay, the last is the newest's, of whose many nothing more is said.
+// TestNewestIsLast: the files of the first failures stay, the last is the newest's, of whose many no more lines are printed.
 func TestNewestIsLast(t *testing.T) {
 	dir := t.TempDir()
 	r, s, fail := filled(t, "limit:10MiB,history:100", dir)
@@ -141,7 +141,7 @@ func TestShare(t *testing.T) {
 	// What is given up counts for all of the time that it took.
 	makeDue(r)
 	r.Bound = took / 3
-	release = make(chan struct{}) // nobody else is there
+	release = make(chan struct{}) // no other thread is there
 	begin = time.Now()
 	if file := r.OutOfMemory(fail(50*mib), nil); file != "" {
 		t.Fatal(file)
@@ -156,7 +156,7 @@ func TestShare(t *testing.T) {
 	}
 }
 
-// TestWhileReplaced: until the newest file is whole the one before it is there, and later failures wait for nobody.
+// TestWhileReplaced: until the newest file is whole the one before it is there, and later failures do not wait.
 func TestWhileReplaced(t *testing.T) {
 	dir := t.TempDir()
 	r, s, fail := filled(t, "limit:10MiB", dir)
@@ -200,7 +200,7 @@ func TestWhileReplaced(t *testing.T) {
 		t.Errorf("said\n%s", s.all())
 	}
 
-	// What is given up leaves the file as it was. It is said once.
+	// What is given up leaves the file as it was. One line says so.
 	release = make(chan struct{})
 	r.Bound = 50 * time.Millisecond
 	for range 3 {
@@ -226,7 +226,7 @@ func TestWhileReplaced(t *testing.T) {
 	}
 }
 
-// TestReplacedByMany: whoever reads the last file finds a whole one, whatever fails meanwhile.
+// TestReplacedByMany: a reader of the last file finds a whole one, whatever fails meanwhile.
 func TestReplacedByMany(t *testing.T) {
 	dir := t.TempDir()
 	r, s, fail := filled(t, "limit:10MiB,history:100", dir)
@@ -259,7 +259,7 @@ func TestReplacedByMany(t *testing.T) {
 	}
 }
 
-// TestLastPlace: the last file keeps its name, and takes nobody's.
+// TestLastPlace: the last file keeps its name, and takes no other file's.
 func TestLastPlace(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "oom")
 	r, s, fail := filled(t, "limit:10MiB", dir)
@@ -296,7 +296,7 @@ func TestLastPlace(t *testing.T) {
 	if file := again(); file != lastName(dir) || len(files(t, dir)) != 1 {
 		t.Errorf("%q, files %v", file, files(t, dir))
 	}
-	// Somebody else has a file of that name now, of a process with the same number, and takes the next names as well.
+	// Another program has a file of that name now, of a process with the same number, and takes the next names as well.
 	name := lastName(dir)
 	for n := MostFiles; n < 2*MostFiles-1; n++ {
 		if err := os.Remove(name); err != nil {
@@ -344,7 +344,7 @@ func TestLastPlace(t *testing.T) {
 	}
 }
 
-// TestChildOfFilesThatStay: what is replaced is explained by nobody here, as the page would lie beside the file of another failure.
+// TestChildOfFilesThatStay: what is replaced is not explained here, as the page would lie beside the file of another failure.
 func TestChildOfFilesThatStay(t *testing.T) {
 	a, dev, st := engine(t, "limit:10MiB")
 	dir := t.TempDir()

@@ -85,7 +85,7 @@ func TestMIG(t *testing.T) {
 	}
 }
 
-// TestNeighbours: each process once, by whoever tells the most of it.
+// TestNeighbours: each process once, from the source that knows most of it.
 func TestNeighbours(t *testing.T) {
 	got := neighbours([]nvml.Process{{PID: 5, Name: "a", Bytes: 10, Known: true}, {PID: 7, Name: "me", Known: true, Bytes: 3},
 		{PID: 5, Name: "a", Graphics: true, Bytes: 12, Known: true}, {PID: 9}}, 7)

@@ -145,7 +145,7 @@ func TestReporter(t *testing.T) {
 		if f.OthersUnknown == "" || len(f.Others) != 0 {
 			t.Errorf("others %+v, unknown %q", f.Others, f.OthersUnknown)
 		}
-		// Fields that somebody adds to a failure must be filled in as well.
+		// Fields that are added to a failure must be filled in as well.
 		unfilled := map[string]bool{"Event": true, "Cut": true, "Upstream": true, "Stream": true, "Pending": true, "Cached": true, "Pinned": true,
 			"PoolsElsewhere": true, "Elsewhere": true, "UsedElsewhere": true, "Paused": true, "Largest": true, "Others": true, "DeviceFree": true}
 		for i, v := 0, reflect.ValueOf(*f); i < v.NumField(); i++ {
@@ -311,7 +311,7 @@ func TestGivenUpLate(t *testing.T) {
 	}
 }
 
-// TestNewest: where the time is too short for all events the newest are written, whole, and that is said.
+// TestNewest: where the time is too short for all events the newest are written, whole, and a note says so.
 func TestNewest(t *testing.T) {
 	const all = 400_000
 	a, dev, st := engine(t, fmt.Sprintf("history:%d,limit:100MiB", all))

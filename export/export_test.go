@@ -315,7 +315,7 @@ func TestGoToolPprof(t *testing.T) {
 		if index != "inuse_space" {
 			continue
 		}
-		// Who holds it: 16 MiB and 1000 bytes where tensors are made, the rest at the module's level.
+		// By stack: 16 MiB and 1000 bytes where tensors are made, the rest at the module's level.
 		for _, line := range []string{`16778216B +\S+ +\S+ +16778216B .* at::empty<int, long>`, `5242780B .* 22020996B .* <module>`} {
 			if !regexp.MustCompile(line).Match(out) {
 				t.Errorf("want a line %s in\n%s", line, out)

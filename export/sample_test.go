@@ -67,7 +67,7 @@ func sampleRun() *recording.File {
 	return &recording.File{Path: t.Path, Format: t.Format, Traces: []*recording.Trace{t, u}}
 }
 
-// sampleLabels is a run of two threads on two devices that says who asked for what: tags and libraries with and without a
+// sampleLabels is a run of two threads on two devices with labels: tags and libraries with and without a
 // name, blocks from before the first event, and a failure that says whose process it was.
 func sampleLabels() *recording.File {
 	t := &recording.Trace{Path: "run.cistern", Format: recording.FormatCistern, Streams: []uint64{0}, Pools: []recording.PoolID{{}},

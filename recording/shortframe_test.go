@@ -68,7 +68,7 @@ func TestLibraryOfDetours(t *testing.T) {
 			t.Errorf("%s: %s, want %s", file, got, want)
 		}
 	}
-	// What lies between a program and its memory says less than who asked.
+	// What lies between a program and its memory says less than the caller.
 	frames := []Frame{{Func: "libcudart.so.13+0x1", File: packages + "torch/lib/../../nvidia/cu13/lib/libcudart.so.13"},
 		{Func: "c10::f()", File: packages + "torch/lib/libc10_cuda.so"}, {Func: "train", File: "/srv/me/train.py", Line: 3}}
 	if at := Telling(frames); at != 2 {

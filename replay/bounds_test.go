@@ -59,7 +59,7 @@ func TestWorkIsBounded(t *testing.T) {
 	}
 }
 
-// No request is for more than a device has, whoever asks.
+// No request is for more than a device has, under any policy.
 func TestRequestsBeyondDevices(t *testing.T) {
 	for _, policy := range []string{"cistern", "torch", "torch:expandable_segments:True", "torch-async", "rmm-pool", "direct"} {
 		spec, err := ParseSpec(policy)

@@ -56,7 +56,7 @@ func TestCisternTargets(t *testing.T) {
 				if r.Completed != (limit > 1) {
 					t.Errorf("%s at lag %v within %.2f of peak live: completed %v", name, lag, limit, r.Completed)
 				}
-				if r.Completed && r.Retries != 0 { // one pool: there is nobody to borrow from
+				if r.Completed && r.Retries != 0 { // one pool: there is no other to borrow from
 					t.Errorf("%s at lag %v within %.2f of peak live: %d retries", name, lag, limit, r.Retries)
 				}
 				if r.PeakReserved > r.Capacity {

@@ -68,7 +68,7 @@ func TestOrderDecidesTies(t *testing.T) {
 	}
 }
 
-// A run that is told to end does.
+// A run that is cancelled ends.
 func TestStopped(t *testing.T) {
 	done := make(chan struct{})
 	close(done)

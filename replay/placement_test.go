@@ -15,7 +15,7 @@ import (
 	"github.com/cistern-gpu/cistern/recording/open"
 )
 
-// Placement hashes pin what the engine does, so that a change of its shape can be told from a change of its behaviour. A
+// Placement hashes pin what the engine does, so that a change of its shape can be distinguished from a change of its behaviour. A
 // hash covers, in order, every address that policy cistern hands out or gives back and every driver call with its
 // arguments and results. A change that must not alter behaviour leaves testdata/placements as it is. A change of behaviour
 // writes the file anew (go test ./replay -run TestPlacementHashes -rewrite, with CISTERN_TRACES) in a commit that says why.
@@ -147,7 +147,7 @@ func placementHash(t *testing.T, plan *Plan, run placementRun, lag time.Duration
 	return fmt.Sprintf("%016x placements=%d calls=%d reserved=%d completed=%v", h.sum, h.placements, h.calls, r.PeakReserved, r.Completed)
 }
 
-// placementHasher is FNV-1a over 64-bit words, which is cheap beside a replay; nobody attacks it.
+// placementHasher is FNV-1a over 64-bit words, which is cheap beside a replay; it need not resist attacks.
 type placementHasher struct {
 	sum               uint64
 	placements, calls int

@@ -92,7 +92,7 @@ func TestFailureText(t *testing.T) {
 		More:  5 * mib, MoreFrom: "as much as earlier repeats asked for behind the same place",
 		NotTried: []string{"4 replays and what would have followed from them: the time for them (--budget 1s) was used up"},
 		Floors:   []analyze.Floor{{Who: "the run's own settings", Capacity: 90 * mib}}, LargestRequest: 12 * mib, Replays: 17, TookS: 0.25}
-	full.Notes = append(full.Notes, "a note that is longer than a line is wide goes on in the next one, indented, and nobody has to scroll for it")
+	full.Notes = append(full.Notes, "a note that is longer than a line is wide goes on in the next one, indented, without a need to scroll")
 	nothing := failuresOf(t, failedTrace())
 	y := nothing.Failures[0]
 	y.Search = analyze.Search{Searched: true, Own: x.Own, Replays: 9, TookS: 61, Caveat: "nothing is certain", Floors: []analyze.Floor{{Who: "Cistern", Capacity: 75 * mib}}}

@@ -310,7 +310,7 @@ func TestTracking(t *testing.T) {
 	}
 }
 
-// RMM: the callback is told the size, and the request is tried again while it says so; other failures pass.
+// RMM: the callback gets the size, and the request is tried again while it says so; other failures pass.
 func TestOnFailure(t *testing.T) {
 	d, up := device(t)
 	l := resource.Limiting(up, 1<<20)
@@ -456,7 +456,7 @@ func TestExternal(t *testing.T) {
 		t.Errorf("%#x, %v", uint64(p), err)
 	}
 	if _, _, err := r.MemInfo(); err == nil {
-		t.Error("nobody knows")
+		t.Error("it is not known")
 	}
 	if _, err := resource.External(resource.ExternalOptions{Alloc: o.Alloc}); err == nil {
 		t.Error("nothing frees")
@@ -474,7 +474,7 @@ func TestHostOrdered(t *testing.T) {
 	must(t, err)
 	plain := resource.Device(d, 0)
 	if same, err := resource.HostOrdered(d, plain); same != plain || err != nil {
-		t.Errorf("%T, %v: what is in the host's order needs no adaptor", same, err)
+		t.Errorf("%T, %v: what is host-ordered needs no adaptor", same, err)
 	}
 	if r.Traits().StreamOrdered || !a.Traits().StreamOrdered {
 		t.Errorf("%+v over %+v", r.Traits(), a.Traits())

@@ -188,7 +188,7 @@ func TestCallbacks(t *testing.T) {
 	passes(t, "driver:sim:8GiBx2", nil, program(t, "callbacks.c", libraryPath(t)))
 }
 
-// TestLabels: memory by who asks for it, and functions that are taken back.
+// TestLabels: memory by label, and functions that are taken back.
 func TestLabels(t *testing.T) {
 	t.Parallel()
 	p := program(t, "labels.c", libraryPath(t))
@@ -239,7 +239,7 @@ func TestHeaderInCxx(t *testing.T) {
 	passes(t, "driver:sim:8GiB", nil, program(t, "header.cc", libraryPath(t)))
 }
 
-// TestBadSettings: what is wrong with the settings is said by whatever is called first, and can be put right.
+// TestBadSettings: what is wrong with the settings is the error of the first call, and can be put right.
 func TestBadSettings(t *testing.T) {
 	t.Parallel()
 	p := program(t, "settings.c", libraryPath(t))

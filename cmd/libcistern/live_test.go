@@ -126,7 +126,7 @@ func until(t *testing.T, r *live.Reader, details bool, what string, so func(p li
 	}
 }
 
-// TestShown: two processes show what they hold, to whoever looks, and no more than that.
+// TestShown: two processes show what they hold, to readers, and no more than that.
 func TestShown(t *testing.T) {
 	t.Parallel()
 	const limit = 1 << 30
@@ -192,7 +192,7 @@ func TestShownStacks(t *testing.T) {
 	if r == nil {
 		t.Fatal("there is no page")
 	}
-	p := until(t, r, true, "stacks are told", func(p live.Process) bool {
+	p := until(t, r, true, "stacks are published", func(p live.Process) bool {
 		return len(p.Devices) == 1 && p.Devices[0].Details != nil && len(p.Devices[0].Details.Stacks) == 2
 	})
 	for i, size := range []uint64{64 << 20, 8 << 20} {
@@ -202,7 +202,7 @@ func TestShownStacks(t *testing.T) {
 	}
 }
 
-// TestShownSettings: nobody may look where the settings say so.
+// TestShownSettings: no reader may look where the settings forbid it.
 func TestShownSettings(t *testing.T) {
 	t.Parallel()
 	s := showing(t, ",top:off")
@@ -291,7 +291,7 @@ func TestShownBroken(t *testing.T) {
 	s.step()
 }
 
-// TestSlowShownIdle: what the page costs a process that does nothing, of the processor's time. The least of a few: the machine may
+// TestSlowShownIdle: what the page costs an idle process, in CPU time. The least of a few: the machine may
 // be busy.
 func TestSlowShownIdle(t *testing.T) {
 	slow.Only(t)

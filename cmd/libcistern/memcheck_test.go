@@ -68,7 +68,7 @@ func TestSlowAddressSanitizer(t *testing.T) {
 	for _, p := range checkedPrograms {
 		leaks := "1"
 		if p.source == "forks.c" {
-			leaks = "0" // a child has no thread to whom the memory of its parent's threads belongs
+			leaks = "0" // a child has no thread that owns the memory of its parent's threads
 		}
 		passes(t, "driver:sim:8GiBx2", []string{"ASAN_OPTIONS=detect_leaks=" + leaks},
 			append([]string{program(t, p.source, library, "-fsanitize=address")}, p.arguments(t)...)...)

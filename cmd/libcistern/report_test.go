@@ -157,7 +157,7 @@ assert not train(900 << 20)
 	}
 }
 
-// TestReportNeighbours: who else is on the device, as the stand-ins of the driver and of NVML tell; that NVML hangs costs two
+// TestReportNeighbours: the other processes on the device, by the stand-ins of the driver and of NVML; that NVML hangs costs two
 // seconds.
 func TestReportNeighbours(t *testing.T) {
 	t.Parallel()

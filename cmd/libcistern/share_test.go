@@ -21,7 +21,7 @@ import (
 	"github.com/cistern-gpu/cistern/cuda/nvidia/standin"
 )
 
-// process is a program of testdata/peer.c that does as it is told.
+// process is a program of testdata/peer.c that runs the commands it is sent.
 type process struct {
 	t     *testing.T
 	cmd   *exec.Cmd
@@ -151,7 +151,7 @@ func (p *process) handle(block int) string {
 	return h
 }
 
-// fails wants CISTERN_INVALID with one line that has these words, each time, and soon: who does not answer at all is waited for
+// fails wants CISTERN_INVALID with one line that has these words, each time, and soon: an exporter that never answers is waited for
 // ten seconds. One of a few answers has to be soon, as the machine may be busy.
 func (p *process) fails(words string, within time.Duration, format string, args ...any) {
 	p.t.Helper()

@@ -33,7 +33,7 @@ func TestPythonStacks(t *testing.T) {
 	}
 }
 
-// TestStacksWhileLoading: no lock of the library's is held by who waits for the dynamic linker's.
+// TestStacksWhileLoading: a thread that waits for the dynamic linker's lock holds none of the library's.
 func TestStacksWhileLoading(t *testing.T) {
 	t.Parallel()
 	library := program(t, "loading.c", "", "-DLIBRARY", "-shared", "-fPIC")
@@ -64,7 +64,7 @@ print(text.value.decode().splitlines()[0])
 	}
 }
 
-// TestUnknownPython: what cannot be had is said once, and the rest is done.
+// TestUnknownPython: what is not available is reported once, and the rest is done.
 func TestUnknownPython(t *testing.T) {
 	t.Parallel()
 	p := program(t, "oldpython.c", libraryPath(t), "-rdynamic")
@@ -124,7 +124,7 @@ for f in adapter.between, other.outside:
 	}
 }
 
-// TestTraceWrite: a history in Cistern's format says who asked.
+// TestTraceWrite: a history in Cistern's format has labels.
 func TestTraceWrite(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "x.cistern")

@@ -126,7 +126,7 @@ func TestAccessForManyDevices(t *testing.T) {
 	})
 }
 
-// Calls that need a context get the primary one pushed, once it is retained, and nobody keeps it.
+// Calls that need a context get the primary one pushed, once it is retained, and no thread keeps it.
 func TestContextCalls(t *testing.T) {
 	t.Setenv("STANDIN_DEVICES", "2")
 	b := open(t)
@@ -244,7 +244,7 @@ func TestNoContext(t *testing.T) {
 	}
 }
 
-// A context that somebody else made is as good; looking at free memory does not keep it alive.
+// A context of another library is as good; looking at free memory does not keep it alive.
 func TestSomebodyElsesContext(t *testing.T) {
 	t.Setenv("STANDIN_ACTIVE", "1")
 	b := open(t)
@@ -547,7 +547,7 @@ func TestRetainFails(t *testing.T) {
 	})
 }
 
-// A driver before 12.0 has no context numbers: then the context is told by its address.
+// A driver before 12.0 has no context numbers: then the context is known by its address.
 func TestStreamIDWithoutContextNumbers(t *testing.T) {
 	b := retained(t, "cuCtxGetId")
 	id, err := b.StreamID(dev0, cuda.StreamLegacy)

@@ -145,7 +145,7 @@ func conforms(t *testing.T, d cuda.Driver) {
 		wants(t, err, cuda.ErrInvalidValue)
 		_, err = d.MemAlloc(dev, 0)
 		wants(t, err, cuda.ErrInvalidValue)
-		fails(t, "an address that nobody allocated", d.MemFree(dev, 12345))
+		fails(t, "an address that was not allocated", d.MemFree(dev, 12345))
 
 		free, total, err := d.MemInfo(dev)
 		must(t, err)

@@ -59,7 +59,7 @@ func TestContentsBelongToTheChunk(t *testing.T) {
 	shows(t, d, s, p+8*mib+12345, poison)
 }
 
-// What is freed is undefined, whoever gets the memory next.
+// What is freed is undefined in its next block too.
 func TestContentsGoWithTheBlock(t *testing.T) {
 	d := New(Options{Check: CheckOrder})
 	s := d.NewStream(0)
@@ -89,7 +89,7 @@ func TestContentsGoWithTheBlock(t *testing.T) {
 	ok(t, d.MemFree(0, keep))
 }
 
-// Memory that nobody wrote takes none of the test's, nor does copying it about.
+// Memory that was never written takes none of the test's, nor does copying it about.
 func TestContentsAreSparse(t *testing.T) {
 	d := New(Options{})
 	s := d.NewStream(0)
@@ -115,7 +115,7 @@ func TestContentsAreSparse(t *testing.T) {
 	buf := make([]byte, mib)
 	ok(t, d.MemcpyAsync(0, addressOf(buf), p, mib, s))
 	if buf[0] != Poison || buf[mib-1] != Poison {
-		t.Error("what nobody wrote reads as something")
+		t.Error("unwritten memory reads as something")
 	}
 	ok(t, d.MemcpyAsync(0, p+mib, addressOf(buf), mib, s))
 	if pages(p) != 1 {
@@ -201,7 +201,7 @@ func TestCopiesTakeTime(t *testing.T) {
 	}
 }
 
-// Memory under a copy stays, and who else uses it comes before or after.
+// Memory under a copy stays, and other uses of it come before or after.
 func TestCopiesAreInOrder(t *testing.T) {
 	r := newRig(t, Options{Check: CheckOrder})
 	host := must[cuda.Ptr](t)(r.HostAlloc(0, 4*mib))

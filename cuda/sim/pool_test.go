@@ -117,7 +117,7 @@ func TestPoolKeepsWhatIsPending(t *testing.T) {
 	}
 }
 
-// Who may use freed memory again, and when.
+// Which streams may use freed memory again, and when.
 func TestPoolReuse(t *testing.T) {
 	const (
 		none          = 0
@@ -289,7 +289,7 @@ func TestPoolRules(t *testing.T) {
 	}
 }
 
-// A pool takes the device's memory and gives way to nobody; with nothing left it uses what it has itself.
+// A pool takes the device's memory and gives none back; with nothing left it uses what it has itself.
 func TestPoolCapacity(t *testing.T) {
 	p := newPooled(t, Options{Capacity: 100 * mib, Check: CheckOrder})
 	ok(t, p.MemPoolSet(0, p.pool, cuda.MemPoolReleaseThreshold, math.MaxUint64))

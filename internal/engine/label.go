@@ -69,7 +69,7 @@ func (d *Device) AllocWith(size uint64, st *Stream, o AllocOptions) (cuda.Ptr, e
 	}
 	if o.Cached {
 		if o.HostOrder {
-			return 0, errors.New("memory in the host's order may have to be waited for: it cannot be asked for from the cache alone")
+			return 0, errors.New("host-ordered memory may have to be waited for: it cannot be asked for from the cache alone")
 		}
 		return p.allocCached(size, st, by), nil
 	}

@@ -129,7 +129,7 @@ func (c *request) pass(p *Pool, st *Stream) (id heap.ID, again bool, err error) 
 		return 0, false, err
 	}
 	if c.order != streamOrdered && c.s.hot.Capture != 0 {
-		return 0, false, fmt.Errorf("memory in the host's order for stream %d: %w", st.ID().ID, timeline.ErrCapturing)
+		return 0, false, fmt.Errorf("host-ordered memory for stream %d: %w", st.ID().ID, timeline.ErrCapturing)
 	}
 	if id, err = c.run(); id != 0 || err != nil {
 		return id, false, err

@@ -69,7 +69,7 @@ func (p *Process) dial(h Handle) (int, error) {
 	return -1, fmt.Errorf("open: connecting to process %d: %w", h.PID, err)
 }
 
-// greet says who asks and for what.
+// greet sends the request.
 func (r *request) greet(p *Process) error {
 	user, err := r.c.user()
 	if err != nil {

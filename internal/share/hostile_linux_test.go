@@ -158,7 +158,7 @@ func TestHostileExporter(t *testing.T) {
 		"an offer and no more":      {[][]byte{good}, "ended or hung up"},
 		"half a chunk":              {[][]byte{half}, "in the middle of a chunk"},
 		"too long":                  {[][]byte{large}, "no such message"},
-		"another language":          {[][]byte{[]byte("HTTP/1.1 200 OK\r\n\r\n")}, "does not speak Cistern's language"},
+		"another language":          {[][]byte{[]byte("HTTP/1.1 200 OK\r\n\r\n")}, "does not use Cistern's protocol"},
 		"another version":           {[][]byte{other}, "need the same version"},
 		"the wrong message":         {[][]byte{span(kindBatch, 0, 1)}, "where none was due"},
 		"impossible memory":         {[][]byte{huge}, "do not lie in memory of"},
@@ -290,7 +290,7 @@ func TestHostileImporter(t *testing.T) {
 		say  []byte
 		says string
 	}{
-		"another language":       {[]byte("GET / HTTP/1.1\r\n\r\n"), "does not speak Cistern's language"},
+		"another language":       {[]byte("GET / HTTP/1.1\r\n\r\n"), "does not use Cistern's protocol"},
 		"the wrong message":      {span(kindWant, 0, 1), "where none was due"},
 		"hello twice":            {append(bytes.Clone(greeting), greeting...), "where none was due"},
 		"more chunks":            {append(bytes.Clone(greeting), span(kindWant, 0, 2)...), "2 descriptors from 0 on, of 1"},

@@ -284,7 +284,7 @@ func TestOtherUser(t *testing.T) {
 	go func() {
 		fd, err := syscall.Socket(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
 		if err == nil {
-			// The thread becomes nobody and ends with the goroutine, which stays locked to it.
+			// The thread becomes the user nobody and ends with the goroutine, which stays locked to it.
 			runtime.LockOSThread()
 			if _, _, errno := syscall.RawSyscall(syscall.SYS_SETRESUID, 65534, 65534, 65534); errno != 0 {
 				err = errno

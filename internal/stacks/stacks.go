@@ -4,7 +4,7 @@
 // A stack that is known already is found without a lock, as nearly all are: programs allocate from a few thousand places.
 // Numbers lead to entries, entries to frames, both in slabs without pointers that are never moved and never written
 // again, so the garbage collector follows nothing and readers need no order but that of the index's atomic words. One
-// mutex, a leaf that is held for no call, orders those who add.
+// mutex, a leaf that is held for no call, orders additions.
 //
 // The table is bounded by the number of stacks and by their bytes. What does not fit has no number, and is counted.
 package stacks

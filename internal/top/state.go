@@ -30,7 +30,7 @@ type id struct {
 }
 
 // device tells devices apart: by the UUID or, where a process does not know that, by its own number. With that alone no two
-// processes can be said to mean the same one, but they most likely do.
+// processes need not mean the same one, but they most likely do.
 type device struct {
 	uuid    [16]byte
 	ordinal int

@@ -105,7 +105,7 @@ func (r *Row) matches(text string) bool {
 	})
 }
 
-// compare sorts the more important before the less. Those of whom a number is not known come last, by what the driver
+// compare sorts the more important before the less. Processes with an unknown number come last, by what the driver
 // says of them.
 func compare(a, b *Row, by Key) int {
 	switch by {

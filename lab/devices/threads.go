@@ -54,7 +54,7 @@ func threads(m *machine, _ io.Writer) error {
 	var wg sync.WaitGroup
 	for w := range workers {
 		wg.Go(func() {
-			runtime.LockOSThread() // a thread of its own, whose CUDA context nobody chose
+			runtime.LockOSThread() // a thread of its own, without a current CUDA context
 			defer runtime.UnlockOSThread()
 			random := rand.New(rand.NewPCG(1, uint64(w)))
 			for i := range rounds {

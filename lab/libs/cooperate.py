@@ -10,7 +10,7 @@ from shared import common
 
 SHARE = 0.6
 
-# What keeps its own memory, what is on Cistern, and who fills first.
+# What keeps its own memory, what is on Cistern, and which fills first.
 CASES = (
     ("cupy", "torch", "own"), ("cupy", "torch", "cistern"),
     ("cupy", "numba", "own"), ("cupy", "numba", "cistern"),

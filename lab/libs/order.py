@@ -103,7 +103,7 @@ def threads(count):
 
 
 def unordered(count):
-    """The same with the order left out: one buffer for all, and no word of it to anybody."""
+    """The same with the order left out: one buffer for all, and no call that says so."""
     shared.enable(shared.LIBRARIES)
     work = Work()
     sources = [shared.Source(n) for n in shared.LIBRARIES]
@@ -134,7 +134,7 @@ def short_streams(count):
 
 
 def graph(count):
-    """What a captured graph uses nobody else is given, until the graph is gone."""
+    """What a captured graph uses has no other use, until the graph is gone."""
     shared.enable(shared.LIBRARIES)
     import cupy
     n = 8 << 20

@@ -32,7 +32,7 @@ func TestSimulated(t *testing.T) {
 	}
 }
 
-// What is worse than promised is said.
+// What is worse than promised is printed.
 func TestJudge(t *testing.T) {
 	good := Result{PlainOut: 55, PlainIn: 55, WarmOut: 54, WarmIn: 53, FirstDropMS: 5, DropMS: 1, DropResumeMS: 1}
 	if good.judge(); good.Missed != nil {

@@ -25,7 +25,7 @@ func (p *probe) repeats(size uint64) int {
 	return p.reps
 }
 
-// fits reports whether size bytes are wanted and can be had with some to spare.
+// fits reports whether size bytes are wanted and available with some to spare.
 func (p *probe) fits(section string, size uint64) bool {
 	if size > p.largest {
 		return false

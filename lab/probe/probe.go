@@ -131,7 +131,7 @@ func (p *probe) run(ctx context.Context) error {
 	return nil
 }
 
-// late reports whether the time is up; what is left out then is said in the table.
+// late reports whether the time is up; the table names what is left out then.
 func (p *probe) late(section string) bool {
 	if p.ctx.Err() == nil {
 		return false

@@ -5,8 +5,8 @@
 memory    The traced peak against the fall in free memory that the driver reports, within 1 %, over the workloads of
           workloads.py under PyTorch's three allocators, and a CuPy program. Two things make that exact. Loaded code
           takes memory without any call that allocates: so modules are loaded eagerly, and the same work is done once
-          before, after which nothing is loaded any more. And nobody has to catch the moment of the peak: these
-          allocators give nothing back before they run out or are told to, so that what is held at the end of the work
+          before, after which nothing is loaded any more. And the moment of the peak need not be caught: these
+          allocators give nothing back before they run out or are asked to, so that what is held at the end of the work
           is the most that was held in it. Free memory is read there, and where nothing but what is in use is held; the
           difference, with what the calls say is held at the latter point, is the fall.
 segments  The traced calls against the segments in PyTorch's own snapshot of the same run: each segment_alloc is a
@@ -233,7 +233,7 @@ class One:
 
 
 def others():
-    """Who else uses the GPU, in words; empty where nobody, or it is not known."""
+    """The other users of the GPU, in words; empty where there are none, or it is not known."""
     found = common.device_processes()
     return ", ".join("process %d with %s" % (pid, common.size(n)) for pid, n in (found or {}).items())
 

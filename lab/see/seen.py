@@ -173,7 +173,7 @@ def held(found, until=None, pid=None):
     return h.bytes, h.peak
 
 
-# ---- programs that wait to be told ------------------------------------------------------------------------------------
+# ---- programs that wait for commands ------------------------------------------------------------------------------------
 
 class Talker:
     """A program that is spoken to a line at a time. What it answers are lines of JSON; other lines are kept as words."""

@@ -209,7 +209,7 @@ def visible(index):
 
 
 def device_processes(index=0):
-    """{pid: bytes} of the processes that use the device, or None where that cannot be had."""
+    """{pid: bytes} of the processes that use the device, or None where that is not known."""
     nvml, name = _load_nvml(), visible(index)
     if nvml:
         try:

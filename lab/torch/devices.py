@@ -187,7 +187,7 @@ def failed_assertion():
 
 def failed_address():
     def mistake(torch):
-        with torch.cuda.device(1):  # a kernel on memory that is nobody's
+        with torch.cuda.device(1):  # a kernel on memory that is not allocated
             s = torch._C._construct_storage_from_data_pointer(1 << 20, torch.device("cuda:1"), 4 * MiB)
             torch.empty(0, dtype=torch.uint8, device="cuda:1").set_(s, 0, (4 * MiB,), (1,)).add_(1)
     return failure(mistake)

@@ -1,4 +1,4 @@
-"""Runs a script of real work when it is told to: imports what it will need, says READY, waits for a line on standard
+"""Runs a script of real work on command: imports what it will need, says READY, waits for a line on standard
 input, starts CUDA, and says what the process holds before the script and after it.
 
     python gate.py SCRIPT NAME        then, on standard input: {"argv": ["NAME", "--steps", "40"]}
@@ -41,7 +41,7 @@ def main():
     print("READY", flush=True)
     line = sys.stdin.readline()
     if not line.strip():
-        return 0  # nobody needs it any more
+        return 0  # it is not needed any more
     import torch
     torch.cuda.init()
     torch.cuda.current_stream()

@@ -220,7 +220,7 @@ def main():
         last = (said[0].get("done") or ["nothing"])[-1]
         took = f"{time.monotonic() - begin:.0f} s, NCCL {said[0].get('nccl', '?')}"
         print(json.dumps({kind: said}))
-        # What NCCL takes beside its own memory is NCCL's affair: it is told here, and must not be wrong.
+        # What NCCL takes beside its own memory is NCCL's affair: it is printed here, and must not be wrong.
         required = kind == "nccl" or wrong is None or "AssertionError" in wrong
         c.add(f"collectives on a registered pool, {kind}", f"right; {took}" if wrong is None else f"{wrong}; after {last}; {took}",
               "right" if kind == "nccl" else "", wrong is None if required else None)

@@ -78,7 +78,7 @@ void customFree(Custom &c, void *p, size_t n) {
     auto it = c.live.find(p);
     c.frees++;
     if (it == c.live.end() || (n != 0 && it->second != n)) {
-      c.wrong++; // memory of somebody else, or in pieces
+      c.wrong++; // other memory, or in pieces
       return;
     }
     c.live.erase(it);
@@ -124,7 +124,7 @@ const char *probe_track() {
 int64_t probe_tracked(int action) { return trackedCount[action]; }
 int64_t probe_tracked_bytes(int action) { return trackedBytes[action]; }
 int64_t probe_unannounced() { return unannounced; }
-// Whether all of [addr, addr+size) lies in ranges that a tracker was told of.
+// Whether all of [addr, addr+size) lies in ranges that a tracker was notified of.
 int probe_known(uint64_t addr, uint64_t size) {
   std::lock_guard<std::mutex> l(rangesMutex);
   uint64_t at = addr, end = addr + size;
@@ -221,7 +221,7 @@ int probe_custom_owns(int which, uint64_t addr) {
   return 0;
 }
 
-// The runtime's calls, for those who test an address.
+// The runtime's calls, for tests of an address.
 int probe_ipc_get(void *p) {
   cudaIpcMemHandle_t h;
   cudaError_t e = cudaIpcGetMemHandle(&h, p);

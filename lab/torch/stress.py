@@ -139,7 +139,7 @@ def main():
     p.add_argument("--threads", type=int, default=4)
     p.add_argument("--streams", type=int, default=8)
     p.add_argument("--live", type=int, default=1500, help="blocks that each thread holds at most")
-    p.add_argument("--cap", type=float, default=5, help="GiB; low enough that the ladder is climbed")
+    p.add_argument("--cap", type=float, default=5, help="GiB; low enough that reclaim stages run")
     p.add_argument("--timeout", type=float, default=240)
     p.add_argument("--no-graphs", action="store_true")
     p.add_argument("--child", action="store_true", help=argparse.SUPPRESS)

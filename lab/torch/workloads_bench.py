@@ -270,7 +270,7 @@ def main():
     if not script or not os.path.isfile(script):
         print("workloads: skipped, there is no workloads.py: CISTERN_GPU_SCRIPTS names its folder")
         return 0
-    # Whoever ends this for its time still gets the tables of what was run.
+    # Where this is ended for its time there are still the tables of what was run.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
     end, peak = time.monotonic() + args.budget, {}
     path = os.path.join(common.out_folder(), "workloads.jsonl")

@@ -175,7 +175,7 @@ class Build(Case):
         self.assertIn("another user could write to " + self.path("cistern-%d" % os.getuid()), done.stderr)
 
     def found(self, **more):
-        """What is found in the cache, None where nothing is; and what is said."""
+        """What is found in the cache, None where nothing is; and the messages."""
         done = self.python("import cistern._built as b, cistern._toolchain as t; print(b.find(t.find_torch()))",
                            env=dict(self.env, PYTHONPATH=self.site + ":" + os.path.dirname(self.copy), **more))
         return done.stdout.strip(), done.stderr
@@ -215,7 +215,7 @@ class Build(Case):
 
     @unittest.skipUnless(os.getuid() == 0 or os.environ.get("CISTERN_TOOLS_TEST") == "1", "only root gives files to others")
     def test_of_another_user(self):
-        """As with HOME=/tmp, or root under sudo -E: the cache, or a folder above it, belongs to somebody else."""
+        """As with HOME=/tmp, or root under sudo -E: the cache, or a folder above it, belongs to another user."""
         file = self.tool().stdout.strip()
         folder = os.path.dirname(file)
         place = os.path.dirname(folder)

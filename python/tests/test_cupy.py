@@ -210,7 +210,7 @@ class CuPy(Libraries):
             """), ["CisternError True", "512 {'cupy': 512}"])
 
     def test_captures(self):
-        # What a capture is given comes from a pool that nobody else is given memory of until the graph is gone.
+        # What a capture is given comes from a pool whose memory has no other use until the graph is gone.
         self.assertEqual(self.lines("""
             cistern.cupy.enable()
             import pickle

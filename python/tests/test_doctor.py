@@ -80,7 +80,7 @@ class BuildAdapter(Case):
                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True, timeout=600)
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertTrue(done.stdout.startswith(self.path("image", "adapter-")), done.stdout)
-        # A program that is told of the folder uses it.
+        # A program that is given the folder uses it.
         done = subprocess.run([COMMAND, "run", "--", sys.executable, "-c", "import torch, cistern; print(cistern.torch.mode())"],
                               env=dict(env, CISTERN_ADAPTER_DIR=self.path("image"), PATH="/nowhere"), cwd=self.folder,
                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True, timeout=600)

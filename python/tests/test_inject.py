@@ -157,7 +157,7 @@ class Inject(Case):
             self.assertEqual(done.stderr.split()[0], "hook")
 
     def test_costs_nothing_without_torch(self):
-        # The processor's time, of the fastest of many taken in turn, of more on a busy machine: it does other things too. The aim is
+        # CPU time, of the fastest of many taken in turn, of more on a busy machine: it does other things too. The aim is
         # below 1 ms; what is asked for leaves room.
         plain, ours = self.environment(PYTHONPATH=self.site), self.injected(self.site)
         best = {}

@@ -82,7 +82,7 @@ class Numba(Libraries):
                     a = cuda.device_array(4096)
                     try:
                         %s
-                    except TypeError:  # it cannot be told whether it waits
+                    except TypeError:  # it is not known whether it waits
                         cuda.external_stream(0x1008)
                     del a
                     print(requested(), driver.LOG.count("synchronize"))
@@ -117,7 +117,7 @@ class Numba(Libraries):
             del a
             print(requested() >> 20)
             from cistern import _library
-            c = _library.load().cistern_malloc(1000 << 20, 0, None)  # somebody else: the ladder has numba give it back
+            c = _library.load().cistern_malloc(1000 << 20, 0, None)  # another caller: the callback stage has numba give it back
             print(c is not None, requested() >> 20)
             """), ["10240", "0 True", "100", "True 1000"])
 

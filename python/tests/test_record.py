@@ -97,7 +97,7 @@ class Record(Case):
         self.assertEqual(self.files(), sorted(["run.pid%s.pickle" % p for p in pids] + ["run.pickle"]), done.stderr)
 
     def test_processes_of_a_script(self):
-        # One after the other, none the other's child: the first has the name, and nobody writes over it.
+        # One after the other, none the other's child: the first has the name, and no other writes over it.
         again = "%s main.py; %s main.py" % (sys.executable, sys.executable)
         self.record("import torch; torch.cuda.init()", command=["sh", "-c", again])
         self.assertEqual(len(self.files()), 2)

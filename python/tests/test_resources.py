@@ -75,7 +75,7 @@ class Rmm(Libraries):
             rmm.mr.set_per_device_resource(1, "mine")
             def last():
                 print(rmm.mr.per_device[0] is before, rmm.mr.per_device[1])
-                q = cistern.rmm.resource(0).allocate(4096)  # who asks for it by name still has it
+                q = cistern.rmm.resource(0).allocate(4096)  # it is still there by name
                 print(requested())
                 cistern.rmm.resource(0).deallocate(q, 4096)
             atexit.register(last)

@@ -245,7 +245,7 @@ class Torch(Case):
         self.assertEqual(lines[8], str([9 << 20]))
 
     def test_plain_captures(self):
-        # The shim is told of the stream before PyTorch begins the capture, and that none is to come after.
+        # The shim is notified of the stream before PyTorch begins the capture, and that none is to come after.
         done = self.program("""
             import torch
             from cistern import _plain

@@ -202,7 +202,7 @@ func TestDriverEventsHaveThreads(t *testing.T) {
 	}
 }
 
-// TestNativeNames: names of C++ are readable in what is read and in what a program that is traced is told, and the file has them as
+// TestNativeNames: names of C++ are readable in what is read and in messages to a program that is traced, and the file has them as
 // they were.
 func TestNativeNames(t *testing.T) {
 	const mangled, plain = "_ZNSt6vectorIiSaIiEE9push_backERKi", "std::vector<int, std::allocator<int> >::push_back(int const&)"

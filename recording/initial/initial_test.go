@@ -79,7 +79,7 @@ func TestWalkBack(t *testing.T) {
 			tr: trans(nil, ev(event.Alloc, 0x2000, 10), ev(event.FreeRequested, 0x9000, 512),
 				ev(event.FreeCompleted, 0x9000, 512)),
 			blocks: []recording.Block{{Addr: 0x9000, Size: 512, Requested: 512, State: recording.Active}}, note: "freed without an alloc"},
-		{name: "an alloc that nothing frees and no block shows is said",
+		{name: "an alloc that nothing frees and no block shows is noted",
 			tr: trans([]recording.Segment{}, ev(event.Alloc, 0x2000, 10)), note: "1 allocs without a free"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

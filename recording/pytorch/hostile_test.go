@@ -125,7 +125,7 @@ func TestOpcodesThatRunCode(t *testing.T) {
 		"byte 2: opcode GLOBAL names a Python class or function")
 }
 
-// A file that ends too early is said to, wherever it ends.
+// A file that ends too early is an error that says so, wherever it ends.
 func TestTruncated(t *testing.T) {
 	var pickle, packed bytes.Buffer
 	if err := pytorch.Write(&pickle, recordingtest.Synthetic().Traces...); err != nil {

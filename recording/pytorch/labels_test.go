@@ -43,7 +43,7 @@ func TestSnapshotLabels(t *testing.T) {
 	}
 }
 
-// More libraries than can be distinguished are said, not mixed up.
+// More libraries than can be distinguished are noted, not mixed up.
 func TestSnapshotTooManyLibraries(t *testing.T) {
 	parts := []any{'}', '(', "device_traces", ']', '(', ']', '('}
 	for i := range 300 {

@@ -11,7 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 )
 
-// Newer PyTorch names the pool of each event and has marks of users; actions that we do not know are said.
+// Newer PyTorch names the pool of each event and has marks of users; unknown actions are noted.
 func TestNewerSnapshot(t *testing.T) {
 	pool := func(a, b int) []byte { return recordingtest.Pickle(a, b, byte(pytorch.OpTuple2))[2:] }
 	tr := recordingtest.ReadBytes(t, recordingtest.Pickle('}', '(', "device_traces", ']', '(', ']', '(',

@@ -28,7 +28,7 @@ func compile(t *testing.T, source string) string {
 	return path
 }
 
-// The library is looked for in its order: what cannot be used is said in a line, what is loaded wins over a path. The
+// The library is looked for in its order: what cannot be used is one line, what is loaded wins over a path. The
 // process has one NCCL for good, so this is one test.
 func TestLibrary(t *testing.T) {
 	mu.Lock()

@@ -315,7 +315,7 @@ int main(int argc, char **argv) {
   (void)argc;
   char words[8];
   CHECK(cistern_last_error(words, sizeof words) == CISTERN_OK && words[0] == 0);
-  CHECK(stats_of(1).reserved.all.current == 0); /* of a device that nobody uses */
+  CHECK(stats_of(1).reserved.all.current == 0); /* of an unused device */
   memory();
   streams();
   sums(0);

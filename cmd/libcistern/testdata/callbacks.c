@@ -38,7 +38,7 @@ static int no_help(void *ctx, int device, uint64_t missing) {
   return 0;
 }
 
-/* A pool whose segments come from the program: a piece of addresses that nobody else has. */
+/* A pool whose segments come from the program: a piece of addresses of its own. */
 static uintptr_t next = (uintptr_t)1 << 44;
 static int segments, given, refuse, crooked;
 
@@ -126,7 +126,7 @@ static void pools(void) {
   CHECK(stats_of(0).reserved.all.current == 0);
 }
 
-/* Who registers memory elsewhere keeps a list of what is mapped; nothing is handed out that is not on it. */
+/* Code that registers memory elsewhere keeps a list of what is mapped; nothing is handed out that is not on it. */
 static struct range {
   uintptr_t addr;
   size_t size;

@@ -87,7 +87,7 @@ static void *work(void *arg) {
   return NULL;
 }
 
-/* Captures of streams that nobody promised to keep, which cannot be asked what they are while they are captured. */
+/* Captures of streams that were not promised to last, which cannot be asked what they are while they are captured. */
 static void captures(CUresult (*begin)(void *, int), CUresult (*end)(void *, void **)) {
   const uint64_t pool[2] = {0, 9};
   OK(cistern_pool_create(0, pool, NULL));

@@ -117,7 +117,7 @@ static void child(void *inherited) {
   GONE(cistern_open("x", 0, &p));
   GONE(cistern_close(inherited));
   CHECK(cistern_version()[0] == '0' || cistern_version()[0] > '0');
-  /* At once: it has waited for nobody, and taken little of the processor's time. What a busy machine, and valgrind, leave of
+  /* At once: it has not waited, and taken little CPU time. What a busy machine, and valgrind, leave of
    * the other says nothing. */
   struct rusage after;
   CHECK(getrusage(RUSAGE_SELF, &after) == 0);

@@ -1,4 +1,4 @@
-/* Who asks for memory, and who wants it only once the GPU is done with it. */
+/* Labels of requests, and requests for memory that the GPU is done with. */
 #include "check.h"
 
 static cistern_alloc_options with(uint32_t library, uint32_t flags) {
@@ -26,7 +26,7 @@ static void holds(int device, const char *name, int64_t blocks, uint64_t request
 
 static void names(void) {
   size_t n = 5;
-  OK(cistern_library_usage(1, NULL, 0, &n)); /* a device that nobody has used */
+  OK(cistern_library_usage(1, NULL, 0, &n)); /* an unused device */
   CHECK(n == 0);
   uint32_t cupy = cistern_library("cupy"), numba = cistern_library("numba");
   CHECK(cupy >= 1 && cupy <= 255 && numba >= 1 && numba <= 255 && cupy != numba);
@@ -67,7 +67,7 @@ static void counted(void) {
   cistern_stats s = stats_of(0);
   CHECK(s.allocations.all.current == 5 && s.requested.all.current == (int64_t)(4 * MIB + 800 + 500));
 
-  /* Who names nobody gets another name; who has said it as well is the same. */
+  /* Callers that name no library get another default; a caller that names the same one counts with them. */
   OK(cistern_library_default("torch"));
   CHECK(strcmp(cistern_library_name(0), "torch") == 0);
   holds(0, "torch", 2, 500, 1024);
@@ -80,7 +80,7 @@ static void counted(void) {
   holds(0, "torch", 1, 600, 1024);
   holds(0, "c", 1, 400, 512);
 
-  /* Who is out of memory hears who holds it. */
+  /* The error of a failed request names the top allocations. */
   OK(cistern_set_limit(0, 8 * MIB));
   void *none;
   FAILS(CISTERN_OUT_OF_MEMORY, "by library 3.00 MiB cupy, 1.00 MiB numba, 1.00 KiB torch, ", cistern_alloc(&none, 1024 * MIB, 0, NULL, NULL));
@@ -165,7 +165,7 @@ static void cached(void) {
   OK(cistern_alloc_with(&q, 0, 0, STREAM(7), &o));
   CHECK(q == NULL);
   OK(cistern_release(p));
-  FAILS(CISTERN_INVALID, "host's order", cistern_alloc_with(&p, 512, 0, NULL, &both));
+  FAILS(CISTERN_INVALID, "host-ordered", cistern_alloc_with(&p, 512, 0, NULL, &both));
 }
 
 static void bad_options(void) {

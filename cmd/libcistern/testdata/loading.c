@@ -1,4 +1,4 @@
-/* Who is asked while libraries are loaded. A library's constructor, whose thread has the dynamic linker's lock, asks for what
+/* Requests while libraries are loaded. A library's constructor, whose thread has the dynamic linker's lock, asks for what
  * two other threads have begun and cannot end without that lock. It is compiled as that library too. Prints ok. */
 #define _GNU_SOURCE
 #include "check.h"

@@ -1,6 +1,6 @@
 /* Magazines: what C answers without Go leaves the same books. First one thread, whose own sums are compared with the
  * statistics at random moments, while history, tags, pools, captures, pauses, other streams and trims come and go; then threads
- * that share one stream and a table of who owns which 512 bytes, while another looks on. */
+ * that share one stream and a table of the owners of each 512 bytes, while another looks on. */
 #define _GNU_SOURCE
 #include "check.h"
 
@@ -13,7 +13,7 @@ enum { LIVE = 256, THREADS = 4 };
 static unsigned seed = 1;
 static unsigned rnd(unsigned n) { return (unsigned)rand_r(&seed) % n; }
 
-/* Who owns which 512 bytes of the simulated device's first 4 TiB of addresses. */
+/* The owner of each 512 bytes of the simulated device's first 4 TiB of addresses. */
 #define ADDRESSES ((size_t)1 << 42)
 static _Atomic unsigned char *owned;
 static uintptr_t base;

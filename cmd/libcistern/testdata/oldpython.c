@@ -1,4 +1,4 @@
-/* A program that shows the symbols of a Python of a version whose frames nobody knows. Native stacks are taken all the same.
+/* A program that shows the symbols of a Python of a version whose frames are not known. Native stacks are taken all the same.
  * The argument is what the settings said. */
 #include "check.h"
 

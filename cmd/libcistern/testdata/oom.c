@@ -64,7 +64,7 @@ int main(int argc, char **argv) {
     void *q;
     CHECK(cistern_alloc_with(&q, 900 * MIB, 0, NULL, &o) == CISTERN_OUT_OF_MEMORY && files("") == 0);
     CHECK(cistern_malloc(900 * MIB, 0, NULL) == NULL);
-    CHECK_WORDS(CISTERN_OUT_OF_MEMORY, "load_model in oom_c"); /* who holds most */
+    CHECK_WORDS(CISTERN_OUT_OF_MEMORY, "load_model in oom_c"); /* the largest */
     CHECK(files(".cistern") == 1);
     cistern_source s = {NULL, {.size = sizeof s.options}};
     CHECK(cistern_source_malloc(&s, 900 * MIB, 0) == NULL && files(".cistern") == 2);
@@ -112,7 +112,7 @@ int main(int argc, char **argv) {
     OK(cistern_report(dir, 0));
     for (int i = 0; i < 20; i++)
       CHECK(fails());
-  } else if (strcmp(what, "silent") == 0) { /* nobody reads standard error, and a full pipe is nobody's business */
+  } else if (strcmp(what, "silent") == 0) { /* standard error has no reader, and a full pipe does no harm */
     int ends[2];
     CHECK(pipe(ends) == 0);
     dup2(ends[1], STDERR_FILENO);
@@ -122,7 +122,7 @@ int main(int argc, char **argv) {
     while (write(ends[1], page, sizeof page) > 0)
       ;
     fcntl(ends[1], F_SETFL, 0);
-    CHECK(fails()); /* who writes there waits for ever */
+    CHECK(fails()); /* a write there never returns */
     close(ends[0]); /* SIGPIPE would end the process */
     CHECK(fails() && files(".cistern") == 2);
   } else if (strcmp(what, "limit") == 0) { /* the kernel ends a process that writes more to a file than it may */
@@ -154,7 +154,7 @@ int main(int argc, char **argv) {
     pthread_sigmask(SIG_BLOCK, &blocked, NULL);
     OK(cistern_report(dir, 1));
     CHECK(fails());
-    /* It is nobody's child here, also while it runs. */
+    /* It is no child of a process here, also while it runs. */
     CHECK(waitpid(-1, NULL, WNOHANG) == -1 && errno == ECHILD);
     for (double begin = seconds(); files(".html") == 0; usleep(10000))
       CHECK(seconds() - begin < 300);

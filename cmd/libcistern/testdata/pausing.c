@@ -208,7 +208,7 @@ static void bad(void) {
   FAILS(CISTERN_INVALID, "/no/such/folder", cistern_pause(0, &o, NULL));
   CHECK(stats_of(0).paused.current == 0);
   OK(cistern_release(p));
-  OK(cistern_pause(1, NULL, NULL)); /* of a device that nobody uses: nothing */
+  OK(cistern_pause(1, NULL, NULL)); /* of an unused device: nothing */
   OK(cistern_resume(1, NULL, NULL));
   OK(cistern_pause_buffers(0, 64 * MIB));
   OK(cistern_pause_buffers(0, 0));

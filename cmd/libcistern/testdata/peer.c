@@ -1,4 +1,4 @@
-/* A process that shares memory or opens it, as it is told to on standard input: one command a line, one line of answer.
+/* A process that shares memory or opens it, by commands on standard input: one command a line, one line of answer.
  * Blocks and what is open are known by number. */
 #define _GNU_SOURCE
 #include "check.h"

@@ -1,4 +1,4 @@
-/* The life of pools, and of captures as far as they can be had without a GPU. */
+/* The life of pools, and of captures as far as they work without a GPU. */
 #include "check.h"
 
 static const uint64_t a[2] = {0, 1}, b[2] = {7, 0}, none[2] = {4, 4};

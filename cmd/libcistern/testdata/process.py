@@ -160,7 +160,7 @@ def own_threads():
 
 
 def state(pid):
-    """Of a process's main thread: R running, S asleep."""
+    """Of a process's main thread: R running, S waiting."""
     with open("/proc/%d/task/%d/stat" % (pid, pid)) as f:
         return f.read().rpartition(")")[2].split()[0]
 

@@ -62,7 +62,7 @@ def read(lib, cap=MOST, file_size=8192, skip=1):
 
 
 def check(what="", *_):
-    """Compares the frames of whoever calls it; where it stands by itself is compared too, but for the line."""
+    """Compares the frames of its caller; where it stands by itself is compared too, but for the line."""
     for lib in (holding, without):
         want, got = described(sys._getframe()), read(lib)
         if got[0][:2] != want[0][:2] or got[0][3] != want[0][3] or got[1:] != want[1:]:

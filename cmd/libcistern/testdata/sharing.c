@@ -87,7 +87,7 @@ static int share_and_wait(const char *how) {
   pid_t left = 0;
   if (strcmp(how, "leaves a child") == 0 && (left = fork()) == 0) {
     CHECK(cistern_release(p) == CISTERN_FORKED);
-    fclose(stdout), fclose(stderr); /* whoever waits for the output shall not wait for this */
+    fclose(stdout), fclose(stderr); /* the reader of the output shall not wait for this */
     sleep(600); /* until the other process ends it */
     _exit(0);
   }
@@ -124,7 +124,7 @@ static void others(void) {
     close(in[1]); /* it ends */
     CHECK(waitpid(pid, &status, 0) == pid && WIFEXITED(status) && WEXITSTATUS(status) == 0);
     CHECK(sockets(pid) == 0);
-    double soonest = 1e9; /* of a few, as the machine may be busy; who does not answer is waited for ten seconds */
+    double soonest = 1e9; /* of a few, as the machine may be busy; an exporter that does not answer is waited for ten seconds */
     for (int i = 0; i < 5 && soonest > 5; i++) {
       double begin = seconds();
       FAILS(CISTERN_INVALID, "has ended", cistern_open(handle, 0, &q));

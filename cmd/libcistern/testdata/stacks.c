@@ -1,4 +1,4 @@
-/* Stacks of native functions: who holds what by where it was asked for, through every function that hands memory out; which
+/* Stacks of native functions: allocations by stack, through every function that hands memory out; which
  * requests are caught; threads; what happens while stacks go on and off. */
 #include "check.h"
 
@@ -81,7 +81,7 @@ static void every_way(void) {
       CHECK(0);
     }
   }
-  /* What is free has no stack, and who takes it next has their own, or none. */
+  /* What is free has no stack, and its next block has its own, or none. */
   for (int i = 0; i < 3; i++)
     OK(cistern_release(p[0][i]));
   CHECK(usage(u, 32) == WAYS - 1);

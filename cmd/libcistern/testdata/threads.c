@@ -13,7 +13,7 @@ static int rounds = 20000;
 static pthread_mutex_t lock[SLOTS];
 static void *slot[SLOTS];
 static size_t slot_size[SLOTS];
-/* Who owns which 512 bytes of the simulated device's first 2 TiB of addresses. */
+/* The owner of each 512 bytes of the simulated device's first 2 TiB of addresses. */
 #define ADDRESSES ((size_t)1 << 41)
 static _Atomic unsigned char *owned;
 static uintptr_t base;

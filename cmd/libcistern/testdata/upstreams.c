@@ -1,4 +1,4 @@
-/* Pools of special memory: what they are made of by name, what they may hold, and who is asked when they are out of it. */
+/* Pools of special memory: what they are made of by name, what they may hold, and the function that is asked when they are out of it. */
 #include "check.h"
 
 static const uint64_t pool[2] = {3, 1};

@@ -312,7 +312,7 @@ def tracker_keeps_pools():
 
 @case(timeout=90)
 def tracker_pins():
-    """What a tracker was told of stays where it is, under pressure too, until it is told otherwise."""
+    """What a tracker was notified of stays where it is, under pressure too, until the next notification."""
     import random
     torch.cuda.init()
     p = probe()
@@ -336,7 +336,7 @@ def tracker_pins():
 
 @case(native="a word of Cistern's", timeout=120)
 def tracker_pause_outside():
-    """A thread pauses and resumes a pool, of which trackers hear, while others allocate near the limit: nobody waits for another
+    """A thread pauses and resumes a pool, of which trackers hear, while others allocate near the limit: no thread waits for another
     in vain, no request fails, and after each resume trackers know what is there."""
     import cistern
     import threading

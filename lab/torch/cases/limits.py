@@ -115,7 +115,7 @@ def pool_asks_with_history():
 
 @case(native=OURS, guard=None)
 def pool_asks_badly():
-    """A function that fails counts as no help and is said once; one that lies does not hang."""
+    """A function that fails counts as no help and is reported once; one that lies does not hang."""
     done = script("import torch, cistern.torch\n"
                   "torch.cuda.init()\n" + GUARD +
                   "def fails(missing):\n    raise RuntimeError('my own mistake')\n"

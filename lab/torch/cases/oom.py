@@ -138,7 +138,7 @@ def memory_fraction_zero():
 
 @case()
 def free_memory_callbacks():
-    """PyTorch's own free-memory callbacks are a rung of the ladder: one that frees memory saves the request."""
+    """PyTorch's own free-memory callbacks are a reclaim stage: one that frees memory saves the request."""
     p = probe()
     cap(1 * GiB)
     torch.cuda.init()
@@ -165,7 +165,7 @@ def ipc_collect_runs():
 @case(alone=True, timeout=90)
 def oom_of_the_device():
     """Without a limit, the device itself runs out."""
-    warm = bytes_on(1024)  # what the kernels used below take when they are first loaded is nobody's cache
+    warm = bytes_on(1024)  # what the kernels used below take when they are first loaded belongs to no cache
     warm[-1:].fill_(9)
     int(warm[-1])
     del warm

@@ -18,8 +18,8 @@ def settings_said():
     """Settings that mean nothing here are named, once, on standard error."""
     done = program(PYTORCH_ALLOC_CONF="expandable_segments:True,max_split_size_mb:128,garbage_collection_threshold:0.8")
     for key in ("max_split_size_mb", "garbage_collection_threshold"):
-        check(key in done.err, f"{key} is said: {done.err[-500:]!r}")
-        eq(done.err.count(key), 1, f"{key} is said once")
+        check(key in done.err, f"{key} is reported: {done.err[-500:]!r}")
+        eq(done.err.count(key), 1, f"{key} is reported once")
     return " / ".join(line for line in done.err.splitlines() if "istern" in line)[:300]
 
 
@@ -37,9 +37,9 @@ def settings_old_name():
 
 @case(guard=None, native="the async backend is native's own")
 def settings_backend():
-    """backend:cudaMallocAsync cannot be had together with Cistern; that is said."""
+    """backend:cudaMallocAsync is not available together with Cistern; a line says so."""
     done = script(LOOK, env={"PYTORCH_ALLOC_CONF": "backend:cudaMallocAsync"})
-    check("backend" in done.err, f"the backend is said: status {done.rc}, {done.err[-400:]!r}")
+    check("backend" in done.err, f"the backend is reported: status {done.rc}, {done.err[-400:]!r}")
     eq(done.rc, 0, done.why())
 
 

@@ -1,4 +1,4 @@
-"""Tensors shared with other processes by torch.multiprocessing, and memory for those who need an address of the old kind."""
+"""Tensors shared with other processes by torch.multiprocessing, and memory for code that needs an address of the old kind."""
 import ctypes
 import os
 import pickle

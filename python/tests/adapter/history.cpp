@@ -1,4 +1,4 @@
-// history.cpp: what is recorded, who caused it, and trackers of segments.
+// history.cpp: what is recorded, its cause, and trackers of segments.
 #include "check.h"
 
 #include <map>
@@ -174,7 +174,7 @@ void track(const Entry& e) {
   }
   if (e.action_ == Entry::SEGMENT_UNMAP || e.action_ == Entry::SEGMENT_FREE) {
     undone++;
-    if (e.addr_ >= older_begin && e.addr_ < older_end) { // mapped before anybody tracked
+    if (e.addr_ >= older_begin && e.addr_ < older_end) { // mapped before tracking began
       CHECK(e.mempool_ == (Pool{0, 2}));
       older_gone += e.size_;
       return;

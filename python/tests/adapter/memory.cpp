@@ -69,13 +69,13 @@ void allocations() {
     CHECK(stats(1).allocated_bytes[0].current == MiB && stats().allocated_bytes[0].current == 0);
     cca::raw_delete(p);
   }
-  cca::raw_delete(cca::raw_alloc_with_stream(MiB, reinterpret_cast<cudaStream_t>(0x4440))); // a stream of somebody else's
+  cca::raw_delete(cca::raw_alloc_with_stream(MiB, reinterpret_cast<cudaStream_t>(0x4440))); // a stream of another library
   THROWS(c10::Error, "did you call init", stats(7));
   CHECK(cca::memcpyAsync(nullptr, 0, nullptr, 0, 1, nullptr, false) == cudaSuccess && test_peer_copies == 0);
   CHECK(cca::memcpyAsync(nullptr, 0, nullptr, 1, 1, nullptr, false) == cudaSuccess && test_peer_copies == 1);
 }
 
-// PyTorch says that there is access before it has it enabled: copies wait for it, and do without where it cannot be had.
+// PyTorch says that there is access before it has it enabled: copies wait for it, and do without where it is not available.
 void peers() {
   const int before = test_peer_copies;
   auto copy = [](int to, int from) { return cca::memcpyAsync(nullptr, to, nullptr, from, 1, nullptr, true); };

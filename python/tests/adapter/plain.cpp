@@ -137,7 +137,7 @@ int main(int, char** argv) {
     begin(0, graphs, filter);
     to_be_captured(nullptr);
     CHECK(announced(stream) == (how != 1));
-    give(take(MiB, 0, other), MiB, 0, other); // somebody else goes on meanwhile
+    give(take(MiB, 0, other), MiB, 0, other); // another thread goes on meanwhile
     CHECK(announced(stream) == (how != 1));
     if (how == 2) {
       void* p = take(MiB, 0, stream);

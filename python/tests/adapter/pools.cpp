@@ -133,7 +133,7 @@ void kinds() {
   destroy(a);
 }
 
-// Custom gives out addresses that are nobody's and counts. Of the interface only what a pool calls does anything.
+// Custom gives out made-up addresses and counts. Of the interface only what a pool calls does anything.
 struct Custom final : cca::CUDAAllocator {
   int allocs = 0, frees = 0;
   enum { works, empty, throws, repeats } mood = works;

@@ -1,5 +1,5 @@
 // reentry.cpp: while history is on, what the library calls in the middle of a request frees, waits for other threads of PyTorch,
-// and is told of what others do; nothing of that waits for the request itself.
+// and is notified of what others do; nothing of that waits for the request itself.
 #include "check.h"
 
 #include <cistern.h>
@@ -27,7 +27,7 @@ F* of_library(const char* name, F*) {
 // Nothing below takes that long but a deadlock, which ends by it and is a failure.
 constexpr auto deadlock = std::chrono::seconds(20);
 
-// The interpreter's lock. The recorder of stacks takes it, whoever has it already.
+// The interpreter's lock. The recorder of stacks takes it, whichever thread has it already.
 struct Interpreter {
   std::recursive_timed_mutex lock;
   bool take() { return lock.try_lock_for(deadlock); }
@@ -93,7 +93,7 @@ void callback_that_frees() {
   CHECK(reserved() == 0);
 }
 
-// Every event has the stack of the thread that caused it, whoever reads it; those of others beside PyTorch have none.
+// Every event has the stack of the thread that caused it, whichever thread reads it; those of others beside PyTorch have none.
 struct Number : c10::GatheredContext {
   size_t n;
   explicit Number(size_t n) : n(n) {}
@@ -175,7 +175,7 @@ struct Registry {
   }
 } registry;
 
-// Memory that somebody beside PyTorch has, CuPy for one, is known to trackers too: from when it is mapped until it goes.
+// Memory of libraries beside PyTorch, CuPy for one, is known to trackers too: from when it is mapped until it goes.
 void others() {
   void* p = LIB(cistern_malloc)(300 * MiB, 0, nullptr);
   CHECK(registry.covers(p, 300 * MiB));

@@ -158,7 +158,7 @@ void owners() {
   CHECK(begins == ends);
 }
 
-// Whoever allocates between the announcement of a capture and its beginning leaves the announcement alone.
+// An allocation between the announcement of a capture and its beginning leaves the announcement alone.
 void announcements() {
   const auto stream = some_stream(), other = some_stream();
   c10::cuda::CUDAStreamGuard guard(stream);
@@ -185,7 +185,7 @@ void announcements() {
   CHECK(begins == 1 && ends == 1);
   g.reset();
 
-  // One whose capture was seen and whose end nobody says, as where it fails, anybody ends.
+  // One whose capture was seen and whose end is not announced, as where it fails, any thread ends.
   begins = ends = 0;
   Graph failed({3, 0}, stream);
   failed.capture_begin();
@@ -237,7 +237,7 @@ void announcements() {
   works.reset();
 }
 
-// While the library is told of a capture, which may wait for the GPU, other threads go on.
+// While the library begins a capture, which may wait for the GPU, other threads go on.
 void others_go_on() {
   const auto stream = some_stream(), other = some_stream();
   c10::cuda::CUDAStreamGuard guard(stream);

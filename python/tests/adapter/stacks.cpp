@@ -1,4 +1,4 @@
-// stacks.cpp: where the library sees PyTorch's requests come from: whoever asks PyTorch stands right behind the adapter.
+// stacks.cpp: where the library sees PyTorch's requests come from: the caller of PyTorch stands right behind the adapter.
 #include "check.h"
 
 #include <cistern.h>

@@ -1,5 +1,5 @@
 // upstreams.cpp: pools whose memory comes from an upstream by name or from functions of the program's own, their limits, where
-// they go on when out of memory, whom they ask, and what is kept for how long.
+// they go on when out of memory, which function they ask, and what is kept for how long.
 #include "check.h"
 
 #include "../../cistern/adapter/upstream.h"

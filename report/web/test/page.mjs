@@ -33,7 +33,7 @@ async function drag(page, from, to) {
 
 const words = (page) => page.evaluate(() => ({...document.querySelector('#moment-words').dataset}));
 
-/** Holds what is said of the moment that is shown against what Go says of it. */
+/** Compares the text on the moment that is shown with what Go has of it. */
 async function same(page, want) {
   const got = await words(page);
   for (const [k, v] of Object.entries(want)) check(Number(got[k]) === v, `after event ${want.event} ${k} is ${got[k]}, want ${v}`);

@@ -74,7 +74,7 @@ void descriptors(void) {
  * library may open one meanwhile. */
 enum { OWN = 40, FIRST = 3 };
 static int own[OWN];
-static const char mine[] = "contents of the program's own, which nobody else may touch or take for theirs\n";
+static const char mine[] = "contents of the program's own, which no library may touch or take for its own\n";
 
 static void take_all(void) {
   for (int fd = FIRST; fd < 1024; fd++)

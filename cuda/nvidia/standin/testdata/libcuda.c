@@ -10,7 +10,7 @@
 //	STANDIN_DEVICES    how many there are (1)
 //	STANDIN_VERSION    of CUDA (13000)
 //	STANDIN_FABRIC     "refused", "missing", "no handles" (not even POSIX), "no vmm"
-//	STANDIN_ACTIVE     1: somebody else made the primary contexts
+//	STANDIN_ACTIVE     1: another library made the primary contexts
 //	STANDIN_CURRENT    the device whose context the program has current in every thread
 //	STANDIN_NOT_READY  1: events stay pending
 //	STANDIN_PEERS      0: no device can use the memory of another

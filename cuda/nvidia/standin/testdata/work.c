@@ -39,7 +39,7 @@ CUresult cuStreamCreate(struct stream **s, unsigned flags) {
 
 static void leave(uint64_t capture, const struct stream *one);
 
-// cuStreamDestroy_v2: whoever uses the stream from now on dies of it, as with the real one.
+// cuStreamDestroy_v2: a later use of the stream crashes, as with the real one.
 CUresult cuStreamDestroy_v2(struct stream *s) {
 	ENTER("cuStreamDestroy")
 	leave(0, s);

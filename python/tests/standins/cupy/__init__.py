@@ -1,4 +1,4 @@
-"""What CuPy is to those who bring an allocator: streams, devices, pointers and a pool, without a GPU. LOG is what was asked
+"""What CuPy is to an allocator: streams, devices, pointers and a pool, without a GPU. LOG is what was asked
 of the driver."""
 
 __version__ = "14.2.0"

@@ -1,1 +1,1 @@
-"""What numba-cuda is to those who manage its memory, without a GPU."""
+"""What numba-cuda is to a memory manager, without a GPU."""

@@ -1,2 +1,2 @@
-"""What RMM is to those who bring a resource, without a GPU."""
+"""What RMM is to a resource, without a GPU."""
 from . import mr

@@ -1,4 +1,4 @@
-"""What cuda.core is to those who bring a memory resource, without a GPU."""
+"""What cuda.core is to a memory resource, without a GPU."""
 import weakref
 
 
