@@ -45,7 +45,7 @@ func TestPublicAPI(t *testing.T) {
 
 // public reports whether a package is for other programs to import.
 func public(path string) bool {
-	name, ours := house(path)
+	name, ours := ownPackage(path)
 	first, _, _ := strings.Cut(name, "/")
 	return ours && !internal(path) && !slices.Contains([]string{"cmd", "lab", "examples"}, first)
 }
@@ -147,7 +147,7 @@ func (w *apiWalk) declaredHere(way string, of *types.TypeName) bool {
 	if of.Pkg() == nil {
 		return false
 	}
-	_, ours := house(of.Pkg().Path())
+	_, ours := ownPackage(of.Pkg().Path())
 	if ours && internal(of.Pkg().Path()) {
 		w.found = append(w.found, fmt.Sprintf("%s: %s.%s", way, of.Pkg().Path(), of.Name()))
 		return false

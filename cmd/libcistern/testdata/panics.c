@@ -18,7 +18,7 @@ int main(void) {
   CHECK(cistern_malloc(666 * MIB, 0, NULL) == NULL);
   CHECK_WORDS(CISTERN_INTERNAL, "a bug in Cistern " CISTERN_VERSION);
   CHECK_WORDS(CISTERN_INTERNAL, "injected");
-  CHECK_WORDS(CISTERN_INTERNAL, "engine.(*Pool).");
+  CHECK_WORDS(CISTERN_INTERNAL, "engine.(*request).");
   pthread_t t;
   pthread_create(&t, NULL, other, p);
   pthread_join(t, NULL);
