@@ -127,11 +127,9 @@ type pausedBacking interface {
 const getTurns = 3
 
 // heapsOf are the stream heaps of one kind.
-//
-// +checklocks:d.mu
-func heapsOf[B heapBacking](d *Device) iter.Seq[B] {
+func heapsOf[B heapBacking](heaps []*streamHeap) iter.Seq[B] {
 	return func(yield func(B) bool) {
-		for _, s := range d.heaps {
+		for _, s := range heaps {
 			if s != nil {
 				if b, ok := s.backing.(B); ok && !yield(b) {
 					return
@@ -142,10 +140,10 @@ func heapsOf[B heapBacking](d *Device) iter.Seq[B] {
 }
 
 // +checklocks:d.mu
-func (d *Device) chunkHeaps() iter.Seq[*chunkHeap] { return heapsOf[*chunkHeap](d) }
+func (d *Device) chunkHeaps() iter.Seq[*chunkHeap] { return heapsOf[*chunkHeap](d.heaps) }
 
 // +checklocks:d.mu
-func (d *Device) segmentHeaps() iter.Seq[*segmentHeap] { return heapsOf[*segmentHeap](d) }
+func (d *Device) segmentHeaps() iter.Seq[*segmentHeap] { return heapsOf[*segmentHeap](d.heaps) }
 
 // backingFor makes the memory of a pool as the options say. The caller holds Device.mu, or is the first to have the device.
 //
