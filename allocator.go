@@ -97,7 +97,7 @@ func (a *Allocator) Record(d cuda.Device, n int) (Record, bool) {
 	if !ok {
 		return Record{}, false
 	}
-	return dev.Record(n), true
+	return dev.Views.Record(n), true
 }
 
 // KeepStacks has blocks of all devices keep the stacks of their requests from now on, or stops that and forgets them.

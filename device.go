@@ -60,7 +60,7 @@ func (d Device) AllocWith(size uint64, st Stream, o AllocOptions) (cuda.Ptr, err
 }
 
 // LargestFree is that of the pool that the stream allocates from.
-func (d Device) LargestFree(st Stream) uint64 { return d.engine.LargestFree(st.engine) }
+func (d Device) LargestFree(st Stream) uint64 { return d.engine.Views.LargestFree(st.engine) }
 
 // Limit is the limit in force, 0 for none.
 func (d Device) Limit() uint64 { return d.engine.Limit() }
@@ -76,10 +76,10 @@ func (d Device) Trim() error { return d.engine.Trim() }
 // EnablePeer makes all memory of the device, present and future, accessible to work on another device. errors.Is finds
 // cuda.ErrPeerAccessUnsupported where the two cannot reach each other. After any error it can be called again; the peer then
 // has at least the access that it had before.
-func (d Device) EnablePeer(peer cuda.Device) error { return d.engine.EnablePeer(peer) }
+func (d Device) EnablePeer(peer cuda.Device) error { return d.engine.Peers.Enable(peer) }
 
 // Peers are the devices that EnablePeer was called for.
-func (d Device) Peers() []cuda.Device { return d.engine.Peers() }
+func (d Device) Peers() []cuda.Device { return d.engine.Peers.List() }
 
 // BeginCapture announces that the stream is being captured into a graph whose memory comes from the pool. From now on until
 // Release the pool is pinned: its memory is not moved, lent or trimmed, also while free, because the graph uses it at every
@@ -91,11 +91,11 @@ func (d Device) Peers() []cuda.Device { return d.engine.Peers() }
 // to the pool. It may be called while the capture is under way. Then such memory is left alone where it is not known to be done,
 // and the capture gets new memory.
 func (d Device) BeginCapture(st Stream, p Pool) error {
-	return d.engine.BeginCapture(st.engine, p.engine)
+	return d.engine.Captures.Begin(st.engine, p.engine)
 }
 
 // EndCapture ends what BeginCapture announced. Call it after the capture itself has ended.
-func (d Device) EndCapture(st Stream) error { return d.engine.EndCapture(st.engine) }
+func (d Device) EndCapture(st Stream) error { return d.engine.Captures.End(st.engine) }
 
 // Registration is a function that OnOutOfMemory registered.
 type Registration struct{ engine *engine.Registration }
@@ -156,51 +156,51 @@ func (d Device) Resume(s Selection) (PauseReport, error) { return d.engine.Resum
 func (d Device) PauseBuffers(bytes uint64) error { return d.engine.PauseBuffers(bytes) }
 
 // Stats returns the statistics of the device.
-func (d Device) Stats() Stats { return d.engine.Stats() }
+func (d Device) Stats() Stats { return d.engine.Views.Stats() }
 
 // ResetPeaks makes the present values the peaks.
-func (d Device) ResetPeaks() { d.engine.ResetPeaks() }
+func (d Device) ResetPeaks() { d.engine.Views.ResetPeaks() }
 
 // ResetAccumulated makes Added and Removed of every statistic and the Counters start from 0 again. Current values and peaks
 // stay. A size class from which a chunk moves to another afterwards can show less than 0 added for Segments and Reserved: the
 // two classes always add up to all.
-func (d Device) ResetAccumulated() { d.engine.ResetAccumulated() }
+func (d Device) ResetAccumulated() { d.engine.Views.ResetAccumulated() }
 
 // Usage is the bytes handed out, rounded, and the bytes of physical memory reserved: the two figures of Stats that cost least.
-func (d Device) Usage() (allocated, reserved uint64) { return d.engine.Usage() }
+func (d Device) Usage() (allocated, reserved uint64) { return d.engine.Views.Usage() }
 
 // Gauges fills g in, for displays that are updated all the time. It allocates no Go memory, makes no driver call, and waits for
 // some milliseconds at most. A device that is busier than that has the figures of the last call, but for DriverCalls.
-func (d Device) Gauges(g *Gauges) { d.engine.Gauges(g) }
+func (d Device) Gauges(g *Gauges) { d.engine.Views.Gauges(g) }
 
 // Snapshot lists all physical memory of the device and the blocks in it, and the blocks whose memory is paused. The sizes of
 // the segments add up to the reserved and the paused bytes, those of the used and pending blocks to the active bytes.
-func (d Device) Snapshot() []Segment { return d.engine.Snapshot() }
+func (d Device) Snapshot() []Segment { return d.engine.Views.Snapshot() }
 
 // SnapshotPool lists the physical memory that is mapped for one pool. Spare chunks belong to none.
-func (d Device) SnapshotPool(id PoolID) []Segment { return d.engine.SnapshotPool(id) }
+func (d Device) SnapshotPool(id PoolID) []Segment { return d.engine.Views.SnapshotPool(id) }
 
 // PoolUsage lists the pools of the device with their bytes, the most bytes first. Spare chunks belong to none.
-func (d Device) PoolUsage() []PoolUse { return d.engine.PoolUsage() }
+func (d Device) PoolUsage() []PoolUse { return d.engine.Views.PoolUsage() }
 
 // TagUsage adds up the live blocks by tag, the most bytes first; those without a tag are under 0. It looks at every block.
-func (d Device) TagUsage() []TagUse { return d.engine.TagUsage() }
+func (d Device) TagUsage() []TagUse { return d.engine.Views.TagUsage() }
 
 // LibraryUsage adds up the live blocks by library, the most bytes first. It looks at every block.
-func (d Device) LibraryUsage() []LibraryUse { return d.engine.LibraryUsage() }
+func (d Device) LibraryUsage() []LibraryUse { return d.engine.Views.LibraryUsage() }
 
 // StackUsage adds up the live blocks by stack, the most bytes first; nil while stacks are not kept. It looks at every block.
-func (d Device) StackUsage() []StackUse { return d.engine.StackUsage() }
+func (d Device) StackUsage() []StackUse { return d.engine.Views.StackUsage() }
 
 // SetHistory starts to keep the last n events (n > 0), or stops that and forgets them (0).
-func (d Device) SetHistory(n int) { d.engine.SetHistory(n) }
+func (d Device) SetHistory(n int) { d.engine.History.SetLimit(n) }
 
 // SetHistoryClock replaces the clock of the history, which otherwise is the wall clock in microseconds since 1970.
-func (d Device) SetHistoryClock(now func() int64) { d.engine.SetHistoryClock(now) }
+func (d Device) SetHistoryClock(now func() int64) { d.engine.History.SetClock(now) }
 
 // History returns the kept events, oldest first, and how many older ones were overwritten. Event.Stream is an index into
 // Streams, Event.Pool into Pools.
-func (d Device) History() (events []event.Event, lost uint64) { return d.engine.History() }
+func (d Device) History() (events []event.Event, lost uint64) { return d.engine.History.Read() }
 
 // DrainHistory moves all kept events to the end of buf, oldest first.
-func (d Device) DrainHistory(buf []event.Event) []event.Event { return d.engine.DrainHistory(buf) }
+func (d Device) DrainHistory(buf []event.Event) []event.Event { return d.engine.History.Drain(buf) }

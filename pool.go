@@ -30,14 +30,14 @@ func (d Device) Pool(id PoolID) (Pool, bool) {
 
 // Pools are the names of the pools by number: the numbers of Segment and event.Event.Pool. The number of a pool that is gone is
 // given to another as that of a stream is.
-func (d Device) Pools() []PoolID { return d.engine.Pools() }
+func (d Device) Pools() []PoolID { return d.engine.Views.Pools() }
 
 // Route sends the requests of the stream on this device into a pool until Unroute. Routes nest: the last one counts. Frees
 // always go to the pool of the block.
-func (d Device) Route(st Stream, p Pool) error { return d.engine.Route(st.engine, p.engine) }
+func (d Device) Route(st Stream, p Pool) error { return d.engine.Captures.Route(st.engine, p.engine) }
 
 // Unroute ends the last Route that was not ended.
-func (d Device) Unroute(st Stream) error { return d.engine.Unroute(st.engine) }
+func (d Device) Unroute(st Stream) error { return d.engine.Captures.Unroute(st.engine) }
 
 // ID is the pool's name.
 func (p Pool) ID() PoolID { return p.engine.ID() }

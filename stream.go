@@ -20,7 +20,7 @@ func (d Device) Stream(h cuda.Stream, opts ...StreamOption) (Stream, error) {
 // stream that may have been destroyed is given to another in time, but not while the history names it.
 func (d Device) Streams() []Stream {
 	var out []Stream
-	for _, st := range d.engine.Streams() {
+	for _, st := range d.engine.Views.Streams() {
 		out = append(out, Stream{st})
 	}
 	return out

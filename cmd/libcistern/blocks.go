@@ -70,7 +70,7 @@ func corePoolRestore(d C.int, pool0, pool1 C.uint64_t, list *C.cistern_block, n 
 func coreLargestFree(d C.int, h C.uintptr_t, bytes *C.uint64_t) (code C.int) {
 	defer caught(&code)
 	return onStream(d, h, func(dev *engine.Device, st *engine.Stream) error {
-		*bytes = C.uint64_t(dev.LargestFree(st))
+		*bytes = C.uint64_t(dev.Views.LargestFree(st))
 		return nil
 	})
 }

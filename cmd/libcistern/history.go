@@ -49,7 +49,7 @@ func coreHistory(d C.int, n C.size_t) (code C.int) {
 		return fail(err)
 	}
 	if dev != nil {
-		dev.SetHistory(int(n))
+		dev.History.SetLimit(int(n))
 		record(dev.ID(), n > 0)
 	}
 	return C.CISTERN_OK
@@ -97,7 +97,7 @@ func coreHistoryDrain(d C.int, buf *C.cistern_event, capacity C.size_t, n *C.siz
 		var missed uint64
 		// What cistern.h has no name for is left out, so it may take several pieces to fill the buffer.
 		want := min(len(out)-written, 1<<14)
-		events, missed = dev.TakeHistory(events[:0], want)
+		events, missed = dev.History.Take(events[:0], want)
 		if lost != nil {
 			*lost += C.uint64_t(missed)
 		}
@@ -105,7 +105,7 @@ func coreHistoryDrain(d C.int, buf *C.cistern_event, capacity C.size_t, n *C.siz
 			break
 		}
 		more = len(events) == want
-		streams, pools := dev.Streams(), dev.Pools() // after the events, so that they have theirs
+		streams, pools := dev.Views.Streams(), dev.Views.Pools() // after the events, so that they have theirs
 		for i := range events {
 			e := &events[i]
 			kind := kindOf(e.Kind)

@@ -153,7 +153,7 @@ func (l *library) alloc(dev *engine.Device, size uint64, h cuda.Stream, pool mem
 // under the default's name.
 func libraryUsage(dev *engine.Device) []C.cistern_library_use {
 	var out []C.cistern_library_use
-	for _, u := range dev.LibraryUsage() {
+	for _, u := range dev.Views.LibraryUsage() {
 		n := C.uint32_t(cmp.Or(uint32(u.Library), defaultLibrary()))
 		i := slices.IndexFunc(out, func(o C.cistern_library_use) bool { return o.library == n })
 		if i < 0 {

@@ -61,7 +61,7 @@ func (v *view) gauges(into []live.Device) (out []live.Device) {
 			continue
 		}
 		g, info := &v.figures, dev.Info()
-		dev.Gauges(g)
+		dev.Views.Gauges(g)
 		v.devices = append(v.devices, dev)
 		out = append(out, live.Device{Ordinal: i, UUID: info.UUID, Name: info.Name, Total: info.TotalBytes, Reserved: g.Reserved,
 			Allocated: g.Allocated, Active: g.Active, Cached: g.Cached, Paused: g.Paused, PeakReserved: g.PeakReserved,
@@ -83,7 +83,7 @@ func (v *view) details() (out []live.Details) {
 	defer tidy() // it has made garbage
 	for _, dev := range v.devices {
 		var d live.Details
-		for _, u := range dev.TagUsage() {
+		for _, u := range dev.Views.TagUsage() {
 			d.Tags = append(d.Tags, live.Use{Name: tagText(u.Tag), Blocks: u.Blocks, Bytes: u.Allocated})
 		}
 		for _, u := range libraryUsage(dev) {
@@ -92,7 +92,7 @@ func (v *view) details() (out []live.Details) {
 		for _, p := range v.poolsOf(dev) {
 			d.Pools = append(d.Pools, live.Use{Name: poolText(p), Blocks: p.Blocks, Bytes: p.Allocated})
 		}
-		for i, u := range dev.StackUsage() {
+		for i, u := range dev.Views.StackUsage() {
 			switch {
 			case i < mostStacks:
 				d.Stacks = append(d.Stacks, live.Use{Name: stackLines(v.StackFrames(u.Stack))})

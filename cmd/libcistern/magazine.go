@@ -63,12 +63,12 @@ func addMagazine(d *engine.Device, m *magazine.Magazine) uint32 {
 		sameLayout()
 	}
 	magazines.count++
-	flags := d.MagazineFlags()
+	flags := d.Magazines.Flags()
 	magazines.pinner.Pin(m)
 	magazines.pinner.Pin(flags)
 	C.magazine_add(C.uint32_t(magazines.count), (*C.magazine)(unsafe.Pointer(m)), (*C.magazine_flags)(unsafe.Pointer(flags)))
 	m.SetIndex(magazines.count)
-	d.OnTokensEnd(func() { C.magazine_forget_all() })
+	d.Magazines.OnTokensEnd(func() { C.magazine_forget_all() })
 	return magazines.count
 }
 
@@ -104,7 +104,7 @@ func coreAllocMagazine(out *C.uintptr_t, size C.size_t, d C.int, h C.uintptr_t, 
 	if err != nil {
 		return fail(err)
 	}
-	p, t, err := dev.AllocMagazine(uint64(size), st)
+	p, t, err := dev.Magazines.Alloc(uint64(size), st)
 	if err != nil {
 		return failRequest(err)
 	}

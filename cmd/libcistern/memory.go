@@ -213,7 +213,7 @@ func corePeer(d, peer C.int) (code C.int) {
 		}
 	}
 	dev, _ := l.device(d)
-	if err := dev.EnablePeer(cuda.Device(peer)); err != nil {
+	if err := dev.Peers.Enable(cuda.Device(peer)); err != nil {
 		return fail(err)
 	}
 	return C.CISTERN_OK

@@ -119,14 +119,14 @@ func corePoolBegin(d C.int, pool0, pool1 C.uint64_t, h C.uintptr_t) (code C.int)
 		if err != nil {
 			return err
 		}
-		return dev.Route(st, p)
+		return dev.Captures.Route(st, p)
 	})
 }
 
 //export corePoolEnd
 func corePoolEnd(d C.int, h C.uintptr_t) (code C.int) {
 	defer caught(&code)
-	return onStream(d, h, (*engine.Device).Unroute)
+	return onStream(d, h, func(dev *engine.Device, st *engine.Stream) error { return dev.Captures.Unroute(st) })
 }
 
 //export coreCaptureBegin
@@ -137,7 +137,7 @@ func coreCaptureBegin(d C.int, pool0, pool1 C.uint64_t, h C.uintptr_t) (code C.i
 		if err != nil {
 			return err
 		}
-		err = dev.BeginCapture(st, p)
+		err = dev.Captures.Begin(st, p)
 		if err == nil {
 			l.devices[d].streams.capture(cuda.Stream(h), st)
 		}
@@ -152,7 +152,7 @@ func coreCaptureReuse(d, on C.int) (code C.int) {
 	if err != nil {
 		return fail(err)
 	}
-	dev.SetCaptureReuse(on != 0)
+	dev.Captures.SetReuse(on != 0)
 	return C.CISTERN_OK
 }
 
@@ -161,7 +161,7 @@ func coreCaptureEnd(d C.int, h C.uintptr_t) (code C.int) {
 	defer caught(&code)
 	return onStream(d, h, func(dev *engine.Device, st *engine.Stream) error {
 		defer current.Load().devices[d].streams.capture(cuda.Stream(h), nil)
-		return dev.EndCapture(st)
+		return dev.Captures.End(st)
 	})
 }
 

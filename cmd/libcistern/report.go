@@ -49,7 +49,7 @@ func (s source) Record(dev cuda.Device, most int) (memory.Record, bool) {
 	if !ok {
 		return memory.Record{}, false
 	}
-	return d.Record(most), true
+	return d.Views.Record(most), true
 }
 
 // reporter is what writes the files of requests that failed.

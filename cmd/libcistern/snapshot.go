@@ -32,10 +32,10 @@ func coreSnapshotTake(d, onlyOne C.int, pool0, pool1 C.uint64_t, out **C.cistern
 	var segments []memory.Segment
 	if dev != nil {
 		if onlyOne == 0 {
-			segments = dev.Snapshot()
+			segments = dev.Views.Snapshot()
 		} else {
 			id := memory.PoolID{uint64(pool0), uint64(pool1)}
-			segments = dev.SnapshotPool(id)
+			segments = dev.Views.SnapshotPool(id)
 			if len(segments) == 0 { // nothing in it, or no such pool
 				if _, err := l.pool(dev, id); err != nil {
 					return fail(err)

@@ -116,7 +116,7 @@ func coreStackUsage(d C.int, out *C.cistern_stack_use, capacity C.size_t, n *C.s
 	if dev == nil {
 		return C.CISTERN_OK
 	}
-	use := dev.StackUsage()
+	use := dev.Views.StackUsage()
 	*n = C.size_t(len(use))
 	to := unsafe.Slice(out, min(uint64(capacity), uint64(len(use))))
 	for i := range to {

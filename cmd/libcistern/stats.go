@@ -27,7 +27,7 @@ func coreGetStats(d C.int, out *C.cistern_stats) (code C.int) {
 		out.limit = C.uint64_t(l.Options().Limit)
 		return C.CISTERN_OK
 	}
-	s := dev.Stats()
+	s := dev.Views.Stats()
 	out.allocations = groupedOf(s.Allocations)
 	out.active = groupedOf(s.Active)
 	out.inactive = groupedOf(s.Inactive)
@@ -155,7 +155,7 @@ func groupJSON(g memory.Grouped) groupedJSON {
 
 func tagsOf(dev *engine.Device) []tagJSON {
 	out := []tagJSON{}
-	for _, u := range dev.TagUsage() {
+	for _, u := range dev.Views.TagUsage() {
 		if u.Tag != 0 {
 			out = append(out, tagJSON{tagText(u.Tag), u.Blocks, u.Requested, u.Allocated})
 		}
@@ -174,7 +174,7 @@ func librariesOf(dev *engine.Device) []useJSON {
 func (l *library) poolsOf(dev *engine.Device) []poolJSON {
 	out := []poolJSON{}
 	seen := map[memory.PoolID]bool{}
-	for _, id := range dev.Pools() { // those that were released as well, whose names may be in use again
+	for _, id := range dev.Views.Pools() { // those that were released as well, whose names may be in use again
 		p, ok := dev.Pool(id)
 		if !ok || seen[id] {
 			continue
@@ -202,7 +202,7 @@ func coreStatsJSON() (text *C.char) {
 		if !ok {
 			continue
 		}
-		s := dev.Stats()
+		s := dev.Views.Stats()
 		all.Devices = append(all.Devices, deviceJSON{
 			Device:        i,
 			Name:          dev.Info().Name,
@@ -254,7 +254,7 @@ func coreResetPeaks(d C.int) (code C.int) {
 		return fail(err)
 	}
 	if dev != nil {
-		dev.ResetPeaks()
+		dev.Views.ResetPeaks()
 	}
 	return C.CISTERN_OK
 }
@@ -267,7 +267,7 @@ func coreResetAccumulated(d C.int) (code C.int) {
 		return fail(err)
 	}
 	if dev != nil {
-		dev.ResetAccumulated()
+		dev.Views.ResetAccumulated()
 	}
 	return C.CISTERN_OK
 }

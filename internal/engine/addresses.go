@@ -47,25 +47,25 @@ func (a *Allocator) disown(base, size uint64) {
 // The address space of a GPU has room for 125 reservations of 1 TiB (driver 580, an H200); firstReservation leaves room
 // for many stream heaps.
 //
-// +checklocks:h.s.dev.mu
+// +checklocks:h.s.dev.gpu.mu
 func (h *chunkHeap) reserve(n uint64) error {
 	s, d := h.s, h.s.dev
 	first := min(2*d.info.TotalBytes, firstReservation)
 	if s.class == quota.Small {
 		first /= 16
 	}
-	base, size, err := d.mem.Reserve(max(2*n, h.area.Reserved(), first), n, phys.RegionBytes)
-	if err != nil && d.reclaim(s) {
-		base, size, err = d.mem.Reserve(n, n, phys.RegionBytes)
+	base, size, err := d.state.phys.mem.Reserve(max(2*n, h.area.Reserved(), first), n, phys.RegionBytes)
+	if err != nil && d.state.mover.reclaim(s) {
+		base, size, err = d.state.phys.mem.Reserve(n, n, phys.RegionBytes)
 	}
 	if err != nil {
 		return err
 	}
 	if err := d.a.claim(base, size, s); err != nil {
-		d.mem.FreeAddresses(base, size)
+		d.state.phys.mem.FreeAddresses(base, size)
 		return err
 	}
-	d.mem.Ranges.Add(phys.Range{Base: base, Size: size, Owner: s.index})
+	d.state.phys.mem.Ranges.Add(phys.Range{Base: base, Size: size, Owner: s.index})
 	h.area.AddRange(base, size)
 	s.blocks.AddRange(base, size)
 	return nil
@@ -76,11 +76,11 @@ const firstReservation = 1 << 40
 // reclaim gives the addresses of stream heaps back that have no block out, as those of streams that were destroyed, and
 // reports whether any went. The caller holds Device.mu and held's lock.
 //
-// +checklocks:d.mu
-func (d *Device) reclaim(held *streamHeap) bool {
-	before := len(d.mem.Ranges.All())
+// +checklocks:mv.gpu.mu
+func (mv *mover) reclaim(held *streamHeap) bool {
+	before := len(mv.phys.mem.Ranges.All())
 	each := func(f func(*chunkHeap)) {
-		for h := range d.chunkHeaps() {
+		for h := range mv.pools.chunkHeaps() {
 			if o := h.s; o != held && !o.pool.pinned {
 				o.lockBeside(held)
 				if o.blocks.UsedBlocks == 0 {
@@ -90,18 +90,18 @@ func (d *Device) reclaim(held *streamHeap) bool {
 			}
 		}
 	}
-	if d.onUnmap == nil { // else what is mapped stays
+	if mv.observers.onUnmap == nil { // else what is mapped stays
 		each(func(h *chunkHeap) { h.detach(everything) })
 	}
-	d.reap(held)
+	mv.reap(held)
 	each(func(h *chunkHeap) { h.dropRanges() })
-	return len(d.mem.Ranges.All()) < before
+	return len(mv.phys.mem.Ranges.All()) < before
 }
 
 // dropRanges gives the reservations of a stream heap that hold nothing but addresses back to the driver. The caller holds
 // Device.mu and the arena's lock.
 //
-// +checklocks:h.s.dev.mu
+// +checklocks:h.s.dev.gpu.mu
 func (h *chunkHeap) dropRanges() error {
 	s, d := h.s, h.s.dev
 	for i := 0; i < len(s.blocks.Ranges()); {
@@ -112,13 +112,13 @@ func (h *chunkHeap) dropRanges() error {
 			continue
 		}
 		d.a.disown(b.Addr, b.Size) // first: once the driver has them they may be another device's
-		if err := d.mem.FreeAddresses(b.Addr, b.Size); err != nil {
+		if err := d.state.phys.mem.FreeAddresses(b.Addr, b.Size); err != nil {
 			d.a.claim(b.Addr, b.Size, s) // which succeeded before
 			return err
 		}
 		s.blocks.DropRange(first)
 		h.area.DropRange(b.Addr)
-		d.mem.Ranges.Drop(s.index, b.Addr)
+		d.state.phys.mem.Ranges.Drop(s.index, b.Addr)
 	}
 	return nil
 }

@@ -197,7 +197,7 @@ func (a *Allocator) Trim() error { return a.started((*Device).Trim) }
 // allocator while they go on; at the end of a process nothing needs closing.
 func (a *Allocator) Close() error {
 	return a.started(func(d *Device) error {
-		if n := d.Stats().Allocations.All.Current; n != 0 {
+		if n := d.Views.Stats().Allocations.All.Current; n != 0 {
 			return fmt.Errorf("device %d: %d allocations are still out", d.id, n)
 		}
 		return d.close()

@@ -25,14 +25,14 @@ import (
 // most a second for each call of the function, so that locks of the caller's do no more harm. When OnUnmap returns no call of the former function is
 // under way, so a function must not replace itself.
 func (d *Device) OnUnmap(f func(addr cuda.Ptr, size uint64)) {
-	d.setObserver(&d.onUnmap, f) // +checklocksignore: of the field only the address is taken
+	d.state.observers.set(&d.state.observers.onUnmap, f) // +checklocksignore: of the field only the address is taken
 }
 
 // OnMap sets the one function (nil: none) that is told of new memory of the device, chunk by chunk or segment by segment,
 // before any of it is handed out. Snapshot tells what was mapped before. What is said of the function of OnUnmap holds
 // for this one.
 func (d *Device) OnMap(f func(addr cuda.Ptr, size uint64)) {
-	d.setObserver(&d.onMap, f) // +checklocksignore: likewise
+	d.state.observers.set(&d.state.observers.onMap, f) // +checklocksignore: likewise
 }
 
 // observer is a function that is told of memory, and how often it is being called. Guarded by Device.mu.
@@ -41,16 +41,16 @@ type observer struct {
 	calls int
 }
 
-func (d *Device) setObserver(at **observer, f func(addr cuda.Ptr, size uint64)) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
+func (ob *observers) set(at **observer, f func(addr cuda.Ptr, size uint64)) {
+	ob.gpu.mu.Lock()
+	defer ob.gpu.mu.Unlock()
 	old := *at
 	*at = nil
 	if f != nil {
 		*at = &observer{f: f}
 	}
 	for old != nil && old.calls > 0 {
-		d.awaitPublished(nil)
+		ob.awaitPublished(nil)
 	}
 }
 
@@ -79,14 +79,14 @@ func (w *observerWait) waitFor(oldest uint64) {
 // awaitPublished waits until a call of an observer has ended, or, where that is given, until timeout is at an end.
 // The caller holds Device.mu and nothing else; it is let go meanwhile.
 //
-// +checklocks:d.mu
-func (d *Device) awaitPublished(w *observerWait) {
-	if d.publishDone == nil {
-		d.publishDone = make(chan struct{})
+// +checklocks:ob.gpu.mu
+func (ob *observers) awaitPublished(w *observerWait) {
+	if ob.publishDone == nil {
+		ob.publishDone = make(chan struct{})
 	}
-	published := d.publishDone
-	d.mu.Unlock()
-	defer d.mu.Lock()
+	published := ob.publishDone
+	ob.gpu.mu.Unlock()
+	defer ob.gpu.mu.Lock()
 	if w == nil {
 		<-published
 		return
@@ -104,17 +104,17 @@ func (d *Device) awaitPublished(w *observerWait) {
 // publish calls a function, if there is one, for ranges that are out of everybody's reach. The caller holds Device.mu and
 // nothing else; it is let go meanwhile.
 //
-// +checklocks:d.mu
-func (d *Device) publish(t *observer, ranges []run) {
+// +checklocks:ob.gpu.mu
+func (ob *observers) publish(t *observer, ranges []run) {
 	if t == nil || len(ranges) == 0 {
 		return
 	}
 	t.calls++
-	d.published++
-	d.publishing = append(d.publishing, d.published)
-	defer d.publishedBy(t, d.published) // also if f panics
-	d.mu.Unlock()
-	defer d.mu.Lock()
+	ob.published++
+	ob.publishing = append(ob.publishing, ob.published)
+	defer ob.publishedBy(t, ob.published) // also if f panics
+	ob.gpu.mu.Unlock()
+	defer ob.gpu.mu.Lock()
 	lockrank.MayCall()
 	for _, r := range ranges {
 		t.f(cuda.Ptr(r.addr), r.size)
@@ -123,32 +123,32 @@ func (d *Device) publish(t *observer, ranges []run) {
 
 // publishedBy ends a call of publish.
 //
-// +checklocks:d.mu
-func (d *Device) publishedBy(t *observer, call uint64) {
+// +checklocks:ob.gpu.mu
+func (ob *observers) publishedBy(t *observer, call uint64) {
 	t.calls--
-	i := slices.Index(d.publishing, call)
-	d.publishing = slices.Delete(d.publishing, i, i+1)
-	if d.publishDone != nil {
-		close(d.publishDone)
-		d.publishDone = nil
+	i := slices.Index(ob.publishing, call)
+	ob.publishing = slices.Delete(ob.publishing, i, i+1)
+	if ob.publishDone != nil {
+		close(ob.publishDone)
+		ob.publishDone = nil
 	}
 }
 
 // unmapReady unmaps the old mappings that the GPU is known to be done with, telling of them before where somebody wants
 // to know. The caller holds Device.mu and nothing else; it is let go meanwhile.
 //
-// +checklocks:d.mu
-func (d *Device) unmapReady() {
-	defer d.reap(nil)
-	if d.onUnmap == nil || d.mem.Stale.Len() == 0 || d.health.Broken() != nil {
+// +checklocks:mv.gpu.mu
+func (mv *mover) unmapReady() {
+	defer mv.reap(nil)
+	if mv.observers.onUnmap == nil || mv.phys.mem.Stale.Len() == 0 || mv.gpu.health.Broken() != nil {
 		return
 	}
 	var ranges []run
-	stale := d.mem.Stale.All()
+	stale := mv.phys.mem.Stale.All()
 	for i := range stale {
-		if z := &stale[i]; z.Published == phys.Unpublished && d.streams[z.Stream].timeline.IsOver(z.Epoch) {
+		if z := &stale[i]; z.Published == phys.Unpublished && mv.streams.all[z.Stream].timeline.IsOver(z.Epoch) {
 			z.Published = phys.BeingPublished
-			ranges = append(ranges, run{z.Addr, d.mem.Chunk(z.Chunk).Size})
+			ranges = append(ranges, run{z.Addr, mv.phys.mem.Chunk(z.Chunk).Size})
 		}
 	}
 	defer func() {
@@ -156,32 +156,32 @@ func (d *Device) unmapReady() {
 		for _, r := range ranges {
 			mine[r.addr] = true
 		}
-		stale := d.mem.Stale.All()
+		stale := mv.phys.mem.Stale.All()
 		for i := range stale {
 			if mine[stale[i].Addr] {
 				stale[i].Published = phys.Published
 			}
 		}
 	}()
-	d.publish(d.onUnmap, ranges)
+	mv.observers.publish(mv.observers.onUnmap, ranges)
 }
 
 // publish tells of new memory that was mapped at block, the last part of which has just become free, and makes it free
 // memory of the request's stream heap. stamp is until when the stream heap's stream uses it. The caller holds Device.mu and the
 // stream heap's lock; both are let go meanwhile, so that the request may find less than it was meant to.
 //
-// +checklocks:c.d.mu
+// +checklocks:c.d.gpu.mu
 func (c *request) publish(block heap.ID, at run, stamp uint64, pieces []run) {
 	d, s := c.d, c.s
 	block = s.blocks.Unmap(block, at.addr, at.size) // a block that is not taken, looked up or merged with
-	d.quota.Spare += at.size
-	d.rebalanceAll(s, nil)
+	d.state.phys.quota.Spare += at.size
+	d.state.phys.rebalanceAll(s, nil)
 	s.arena.Unlock()
 	defer func() {
 		s.arena.Lock()
-		d.quota.Spare -= at.size
+		d.state.phys.quota.Spare -= at.size
 		s.blocks.Map(s.blocks.Reap(block), at.addr, at.size, stamp)
 		s.gauges.SetFree(s.blocks.FreeBlocks, int64(at.size))
 	}()
-	d.publish(d.onMap, pieces)
+	d.state.observers.publish(d.state.observers.onMap, pieces)
 }

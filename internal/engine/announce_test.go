@@ -216,7 +216,7 @@ func TestOnUnmap(t *testing.T) {
 			}
 			p, err = e.dev.Alloc(30*mib, e.streams[1])
 			r := use(e.streams[1], p, err, 30*mib)
-			s := e.dev.Stats()
+			s := e.dev.Views.Stats()
 			if reg.unmaps == 0 || s.Remaps != 0 || s.ByLend != 1 || s.Retries != 1 {
 				t.Errorf("told of %d that go; %+v", reg.unmaps, s.Counters)
 			}
@@ -270,19 +270,19 @@ func TestOnUnmapFindsOldMappings(t *testing.T) {
 	e.free(t, p)
 	p = e.alloc(t, 120*mib, e.streams[1]) // takes all of it, behind an event
 	must(t, drv.Use(0, e.streams[1].Handle(), p, 120*mib))
-	old := e.dev.Stats().StaleMappings
-	if old == 0 || e.dev.Stats().Remaps == 0 {
-		t.Fatalf("%d old mappings, %d moves: nothing to test", old, e.dev.Stats().Remaps)
+	old := e.dev.Views.Stats().StaleMappings
+	if old == 0 || e.dev.Views.Stats().Remaps == 0 {
+		t.Fatalf("%d old mappings, %d moves: nothing to test", old, e.dev.Views.Stats().Remaps)
 	}
 	e.dev.OnUnmap(reg.unmapped)
 	e.free(t, e.alloc(t, 2*mib, e.streams[0]))
-	if reg.unmaps != 0 || e.dev.Stats().StaleMappings != old {
+	if reg.unmaps != 0 || e.dev.Views.Stats().StaleMappings != old {
 		t.Errorf("%d old mappings were told of while the GPU uses them", reg.unmaps)
 	}
 	drv.Advance(time.Second)
 	e.free(t, e.alloc(t, 4*mib, e.streams[0]))
-	if reg.unmaps != old || e.dev.Stats().StaleMappings != 0 {
-		t.Errorf("%d of %d old mappings were told of, %d are left", reg.unmaps, old, e.dev.Stats().StaleMappings)
+	if reg.unmaps != old || e.dev.Views.Stats().StaleMappings != 0 {
+		t.Errorf("%d of %d old mappings were told of, %d are left", reg.unmaps, old, e.dev.Views.Stats().StaleMappings)
 	}
 	must(t, reg.covers(p, 120*mib))
 	e.free(t, p)
@@ -294,10 +294,10 @@ func TestOnUnmapFindsOldMappings(t *testing.T) {
 	e.dev.OnUnmap(nil)
 	reg.sizes, reg.order.list = map[uint64]uint64{}, nil
 	e.dev.OnMap(nil)
-	moved := e.dev.Stats().Remaps
+	moved := e.dev.Views.Stats().Remaps
 	e.free(t, e.alloc(t, 100*mib, e.streams[0]))
 	e.free(t, e.alloc(t, 120*mib, e.streams[1]))
-	if e.dev.Stats().Remaps == moved {
+	if e.dev.Views.Stats().Remaps == moved {
 		t.Error("nobody is told any more, and still nothing moves")
 	}
 }
@@ -314,7 +314,7 @@ func TestOnUnmapEndOfPool(t *testing.T) {
 	must(t, e.drv.Use(0, e.streams[0].Handle(), p, 60*mib))
 	e.free(t, p)
 	must(t, pool.Release())
-	if s := e.dev.Stats(); s.SpareBytes != 60*mib || s.StaleMappings == 0 {
+	if s := e.dev.Views.Stats(); s.SpareBytes != 60*mib || s.StaleMappings == 0 {
 		t.Fatalf("nothing to test: %+v", s)
 	}
 	e.free(t, e.alloc(t, 20*mib, e.streams[1]))
@@ -404,8 +404,8 @@ func TestOnUnmapReplaced(t *testing.T) {
 	other := e.alloc(t, 1000, e.streams[1])
 	e.dev.OnUnmap(func(cuda.Ptr, uint64) {
 		once.Do(func() {
-			e.dev.Stats()
-			e.dev.Snapshot()
+			e.dev.Views.Stats()
+			e.dev.Views.Snapshot()
 			e.free(t, other)
 			close(entered)
 			<-leave
@@ -456,7 +456,7 @@ func TestOnUnmapConcurrently(t *testing.T) {
 						t.Errorf("%s: %v", what, err)
 					}
 				default:
-					e.dev.Stats()
+					e.dev.Views.Stats()
 				}
 			}
 			stop := time.Now().Add(budget)
@@ -538,7 +538,7 @@ func TestOnUnmapConcurrently(t *testing.T) {
 			for len(leftovers) > 0 {
 				e.free(t, <-leftovers)
 			}
-			if s := e.dev.Stats(); s.Remaps != 0 || s.Reserved.All.Current != int64(e.drv.ReservedBytes(0)) ||
+			if s := e.dev.Views.Stats(); s.Remaps != 0 || s.Reserved.All.Current != int64(e.drv.ReservedBytes(0)) ||
 				s.Reserved.All.Current != s.ActiveBytes.All.Current+s.InactiveBytes.All.Current {
 				t.Errorf("%s: the driver has given %d bytes; %+v", what, e.drv.ReservedBytes(0), s)
 			}
@@ -624,7 +624,7 @@ func TestPeerDuringOnMap(t *testing.T) {
 		got <- x
 	}()
 	<-entered
-	must(t, p.dev[0].EnablePeer(1))
+	must(t, p.dev[0].Peers.Enable(1))
 	close(leave)
 	must(t, p.use(1, <-got, 20*mib))
 }

@@ -139,15 +139,15 @@ func heapsOf[B heapBacking](heaps []*streamHeap) iter.Seq[B] {
 	}
 }
 
-// +checklocks:d.mu
-func (d *Device) chunkHeaps() iter.Seq[*chunkHeap] { return heapsOf[*chunkHeap](d.heaps) }
+// +checklocks:pt.gpu.mu
+func (pt *poolTable) chunkHeaps() iter.Seq[*chunkHeap] { return heapsOf[*chunkHeap](pt.heaps) }
 
-// +checklocks:d.mu
-func (d *Device) segmentHeaps() iter.Seq[*segmentHeap] { return heapsOf[*segmentHeap](d.heaps) }
+// +checklocks:pt.gpu.mu
+func (pt *poolTable) segmentHeaps() iter.Seq[*segmentHeap] { return heapsOf[*segmentHeap](pt.heaps) }
 
 // backingFor makes the memory of a pool as the options say. The caller holds Device.mu, or is the first to have the device.
 //
-// +checklocks:p.dev.mu
+// +checklocks:p.dev.gpu.mu
 func backingFor(p *Pool, o config.PoolOptions, u upstream) (backing, error) {
 	d := p.dev
 	switch {
@@ -166,13 +166,13 @@ func backingFor(p *Pool, o config.PoolOptions, u upstream) (backing, error) {
 }
 
 // hasChunks reports whether the device makes chunks: with backend:malloc and single_handle it does not.
-func (d *Device) hasChunks() bool { return d.upstream != nil }
+func (ph *physical) hasChunks() bool { return ph.upstream != nil }
 
 // userSegments are the users' resources that pools of the device use, by the number of the pool.
 //
-// +checklocks:d.mu
-func (d *Device) userSegments() (list []*wholeSegments) {
-	for _, p := range d.byNumber {
+// +checklocks:pt.gpu.mu
+func (pt *poolTable) userSegments() (list []*wholeSegments) {
+	for _, p := range pt.byNumber {
 		if p == nil || p.released && p.refs == 0 {
 			continue
 		}

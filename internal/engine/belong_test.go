@@ -23,9 +23,9 @@ func TestFreeGoesToTheBlocksPool(t *testing.T) {
 	st := e.streams[0]
 	a, b := newShelf(1<<30, hostMemory), newShelf(1<<30, hostMemory)
 	from, current := e.pool(t, 1, config.PoolOptions{Upstream: a}), e.pool(t, 2, config.PoolOptions{Upstream: b})
-	must(t, e.dev.Route(st, from))
+	must(t, e.dev.Captures.Route(st, from))
 	x := e.alloc(t, 30*mib, st)
-	must(t, e.dev.Route(st, current))
+	must(t, e.dev.Captures.Route(st, current))
 	y := e.alloc(t, 30*mib, st)
 	var wg sync.WaitGroup
 	wg.Go(func() { report(t, e.a.Free(x)) })
@@ -41,8 +41,8 @@ func TestFreeGoesToTheBlocksPool(t *testing.T) {
 	if a.held() != 0 || b.held() != 30*mib {
 		t.Errorf("%d and %d bytes are held", a.held(), b.held())
 	}
-	must(t, e.dev.Unroute(st))
-	must(t, e.dev.Unroute(st))
+	must(t, e.dev.Captures.Unroute(st))
+	must(t, e.dev.Captures.Unroute(st))
 	e.free(t, y)
 }
 
@@ -187,13 +187,13 @@ func TestScopesDoNotLeak(t *testing.T) {
 			for i := range 50 {
 				outer, inner := g%2, 1-g%2
 				alloc(2, uint64(1000+i))
-				report(t, e.dev.Route(st, pools[outer]))
+				report(t, e.dev.Captures.Route(st, pools[outer]))
 				alloc(outer, uint64(2000+i))
-				report(t, e.dev.Route(st, pools[inner]))
+				report(t, e.dev.Captures.Route(st, pools[inner]))
 				alloc(inner, uint64(3000+i*1000))
-				report(t, e.dev.Unroute(st))
+				report(t, e.dev.Captures.Unroute(st))
 				alloc(outer, uint64(4000+i))
-				report(t, e.dev.Unroute(st))
+				report(t, e.dev.Captures.Unroute(st))
 				alloc(2, uint64(5000+i))
 				if i%5 == 0 {
 					report(t, e.a.Free(<-blocks)) // somebody's, of whatever pool
@@ -253,7 +253,7 @@ func TestBrokenDeviceAndPools(t *testing.T) {
 	}
 	for i := range devs {
 		for k := range devs {
-			must(t, devs[i].EnablePeer(cuda.Device(k)))
+			must(t, devs[i].Peers.Enable(cuda.Device(k)))
 		}
 	}
 	broken := devs[1]
@@ -290,8 +290,8 @@ func TestBrokenDeviceAndPools(t *testing.T) {
 				if err != nil {
 					t.Errorf("device %d, pool %v: %v", i, p.ID(), err)
 				}
-				devs[i].Stats()
-				broken.Stats()
+				devs[i].Views.Stats()
+				broken.Views.Stats()
 				if _, err := broken.Alloc(size, bst); n > 30 && err == nil {
 					broken.Trim()
 				}
@@ -313,15 +313,15 @@ func TestBrokenDeviceAndPools(t *testing.T) {
 	for _, i := range []int{0, 2} {
 		fresh, err := devs[i].NewPoolWith(memory.PoolID{10, 1}, config.PoolOptions{Upstream: pools[i][1].Resource()})
 		must(t, err)
-		if want := map[int][]cuda.Device{0: {1, 2}, 2: {0, 1}}[i]; !slices.Equal(devs[i].Peers(), want) {
-			t.Errorf("device %d has peers %v", i, devs[i].Peers())
+		if want := map[int][]cuda.Device{0: {1, 2}, 2: {0, 1}}[i]; !slices.Equal(devs[i].Peers.List(), want) {
+			t.Errorf("device %d has peers %v", i, devs[i].Peers.List())
 		}
 		must(t, fresh.Release())
 		for _, p := range pools[i] {
 			must(t, p.Release())
 		}
 		must(t, devs[i].Trim())
-		if s := devs[i].Stats(); s.Reserved.All.Current != 0 || s.Active.All.Current != 0 {
+		if s := devs[i].Views.Stats(); s.Reserved.All.Current != 0 || s.Active.All.Current != 0 {
 			t.Errorf("device %d holds %d bytes, %d blocks", i, s.Reserved.All.Current, s.Active.All.Current)
 		}
 		if n := from[i].held(drv); n != 0 {

@@ -17,7 +17,7 @@ import (
 // the request's size class. The arena of the block stays locked until handOut has been there. The caller holds Device.mu and
 // the arena's lock.
 //
-// +checklocks:c.d.mu
+// +checklocks:c.d.gpu.mu
 func (c *request) borrow() (heap.ID, error) {
 	s := c.s
 	if c.allowed&memory.StageLend == 0 || c.order != streamOrdered || s.stream.timeline.Capture() != 0 || s.hot.Capture != 0 || s.pool.pinned || s.stream.timeline.PerThread() {
@@ -25,7 +25,7 @@ func (c *request) borrow() (heap.ID, error) {
 	}
 	c.log.try(memory.StageLend)
 	for _, own := range [2]bool{true, false} {
-		for _, o := range c.d.heaps {
+		for _, o := range c.d.state.pools.heaps {
 			if o == nil || o.pool != s.pool || o.arena == s.arena || own != (o.class == s.class) || o.hot.Capture != 0 {
 				continue
 			}
@@ -45,7 +45,7 @@ func (c *request) borrow() (heap.ID, error) {
 
 // borrowFrom is borrow for one stream heap, whose lock the caller has.
 //
-// +checklocks:c.d.mu
+// +checklocks:c.d.gpu.mu
 func (c *request) borrowFrom(o *streamHeap) (heap.ID, error) {
 	d, s, n := c.d, c.s, c.s.pool.round(c.size)
 	best, at, size := heap.ID(0), uint64(0), uint64(0)
@@ -54,7 +54,7 @@ func (c *request) borrowFrom(o *streamHeap) (heap.ID, error) {
 		if from+n > b.Addr+b.Size || o.blocks.Whole() && (b.Size != n || from != b.Addr) {
 			return true
 		}
-		if (best == 0 || b.Size < size) && d.orderable(c, o.stream, b.Stamp) {
+		if (best == 0 || b.Size < size) && d.state.policy.orderable(c, o.stream, b.Stamp) {
 			best, at, size = id, from, b.Size
 		}
 		return true
@@ -70,16 +70,16 @@ func (c *request) borrowFrom(o *streamHeap) (heap.ID, error) {
 		}
 	}
 	id := o.blocks.TakeAt(best, at, n, c.size)
-	o.blocks.At(id).Uses = d.uses.borrowedBy(s.stream)
+	o.blocks.At(id).Uses = d.state.frees.uses.borrowedBy(s.stream)
 	return id, nil
 }
 
 // streamOf is the stream that a block was handed out to.
 //
-// +checklocks:s.dev.mu
+// +checklocks:s.dev.gpu.mu
 func (s *streamHeap) streamOf(b *heap.Block) *Stream {
 	if b.Uses != 0 {
-		if t := s.dev.uses.borrower(b.Uses); t != nil {
+		if t := s.dev.state.frees.uses.borrower(b.Uses); t != nil {
 			return t
 		}
 	}

@@ -90,9 +90,9 @@ func TestBorrow(t *testing.T) {
 			for name, giveBack := range ways {
 				t.Run(text+"/"+name, func(t *testing.T) {
 					e, kept := pieces(t, opts, durable)
-					e.dev.SetHistory(1000)
+					e.dev.History.SetLimit(1000)
 					p := e.alloc(t, 290*kib, e.streams[1])
-					if s := e.dev.Stats(); s.Borrows != 1 {
+					if s := e.dev.Views.Stats(); s.Borrows != 1 {
 						t.Fatalf("%d blocks were borrowed", s.Borrows)
 					}
 					b, err := e.a.Base(p)
@@ -103,7 +103,7 @@ func TestBorrow(t *testing.T) {
 					if err := giveBack(e, p); err != nil {
 						t.Fatal(err)
 					}
-					if s := e.dev.Stats(); s.Allocations.All.Current != int64(len(kept)) {
+					if s := e.dev.Views.Stats(); s.Allocations.All.Current != int64(len(kept)) {
 						t.Fatalf("%d blocks are out, want %d", s.Allocations.All.Current, len(kept))
 					}
 					if err := e.a.Free(p); !errors.Is(err, memory.ErrUnknownPointer) {
@@ -120,12 +120,12 @@ func TestBorrow(t *testing.T) {
 							}
 						}
 					}
-					if free := e.dev.Stats().InactiveBytes.All.Current; free > 4*mib {
+					if free := e.dev.Views.Stats().InactiveBytes.All.Current; free > 4*mib {
 						t.Errorf("with %d bytes free a request of %d failed", free, 300*kib)
 					}
-					h, _ := e.dev.History()
+					h, _ := e.dev.History.Read()
 					for _, x := range h {
-						if want := e.streams[1]; x.Addr == uint64(p) && x.Kind <= event.FreeCompleted && x.Size == 290*kib && e.dev.Streams()[x.Stream] != want {
+						if want := e.streams[1]; x.Addr == uint64(p) && x.Kind <= event.FreeCompleted && x.Size == 290*kib && e.dev.Views.Streams()[x.Stream] != want {
 							t.Errorf("the history says stream %d: %+v", x.Stream, x)
 						}
 					}
@@ -193,10 +193,10 @@ func TestManyStreamsFill(t *testing.T) {
 					mine[g] = append(mine[g], p)
 					continue
 				}
-				s := e.dev.Stats()
+				s := e.dev.Views.Stats()
 				if s.Paused.All.Current == 0 {
 					failed[paused]++
-					for _, x := range e.dev.Snapshot() {
+					for _, x := range e.dev.Views.Snapshot() {
 						for _, b := range x.Blocks {
 							if b.State == memory.BlockFree && b.Size >= round512(size) {
 								t.Fatalf("seed %d, step %d: %d bytes are free in one piece: %v", seed, step, b.Size, err)
@@ -215,7 +215,7 @@ func TestManyStreamsFill(t *testing.T) {
 			mine[g][i] = mine[g][len(mine[g])-1]
 			mine[g] = mine[g][:len(mine[g])-1]
 		}
-		borrowed[paused] += e.dev.Stats().Borrows
+		borrowed[paused] += e.dev.Views.Stats().Borrows
 		must(t, e.drv.Fault())
 	}
 	if failed[0]*failed[1] == 0 || borrowed[0]*borrowed[1] == 0 {

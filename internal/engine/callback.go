@@ -29,7 +29,7 @@ type Registration struct {
 func (d *Device) OnOutOfMemory(f func(need uint64) bool) *Registration {
 	c := &callback{f: f}
 	d.mu.Lock()
-	d.callbacks = append(d.callbacks, c)
+	d.state.callbacks.all = append(d.state.callbacks.all, c)
 	d.mu.Unlock()
 	return &Registration{d, c}
 }
@@ -42,7 +42,7 @@ func (r *Registration) Remove() {
 	defer d.mu.Unlock()
 	r.c.gone = true
 	// A new list: a request may be going through this one.
-	d.callbacks = slices.DeleteFunc(slices.Clone(d.callbacks), func(c *callback) bool { return c == r.c })
+	d.state.callbacks.all = slices.DeleteFunc(slices.Clone(d.state.callbacks.all), func(c *callback) bool { return c == r.c })
 	for r.c.calls > 0 {
 		if r.c.idle == nil {
 			r.c.idle = make(chan struct{})
@@ -56,15 +56,15 @@ func (r *Registration) Remove() {
 
 // callOne calls a function unless it was taken back. The caller holds Device.mu and nothing else; it is let go meanwhile.
 //
-// +checklocks:d.mu
-func (d *Device) callOne(c *callback, need uint64) bool {
+// +checklocks:cb.gpu.mu
+func (cb *callbacks) call(c *callback, need uint64) bool {
 	if c.gone {
 		return false
 	}
 	c.calls++
 	defer c.called() // also if f panics
-	d.mu.Unlock()
-	defer d.mu.Lock()
+	cb.gpu.mu.Unlock()
+	defer cb.gpu.mu.Lock()
 	lockrank.MayCall()
 	return c.f(need)
 }

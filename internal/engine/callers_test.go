@@ -106,7 +106,7 @@ func TestGoStacks(t *testing.T) {
 	if n := e.a.StackTable().Stacks; n != before+1 {
 		t.Errorf("a loop has %d stacks", n-before)
 	}
-	if u := e.dev.StackUsage(); len(u) != len(blocks)+1 || u[0].Blocks != 100 {
+	if u := e.dev.Views.StackUsage(); len(u) != len(blocks)+1 || u[0].Blocks != 100 {
 		t.Errorf("%+v", u)
 	}
 	for _, p := range slices.Concat(blocks, loop) {

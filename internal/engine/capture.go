@@ -29,21 +29,21 @@ type route struct {
 
 // Route sends what the stream allocates from the device into a pool until Unroute; it says nothing about frees, which
 // always go where the block came from. Routes nest: the last one counts.
-func (d *Device) Route(st *Stream, p *Pool) error {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.route(st, p, false)
+func (ca *Captures) Route(st *Stream, p *Pool) error {
+	ca.gpu.mu.Lock()
+	defer ca.gpu.mu.Unlock()
+	return ca.route(st, p, false)
 }
 
-// +checklocks:d.mu
-func (d *Device) route(st *Stream, p *Pool, capture bool) error {
+// +checklocks:ca.gpu.mu
+func (ca *Captures) route(st *Stream, p *Pool, capture bool) error {
 	if p.released {
 		return fmt.Errorf("pool {%d, %d} was released", p.id[0], p.id[1])
 	}
-	if p.dev != d || st.dev != d {
-		return fmt.Errorf("device %d: the pool is device %d's, the stream device %d's", d.id, p.dev.id, st.dev.id)
+	if &p.dev.gpu != ca.gpu || st.gpu != ca.gpu {
+		return fmt.Errorf("device %d: the pool is device %d's, the stream device %d's", ca.gpu.id, p.dev.id, st.gpu.id)
 	}
-	d.enlist(st)
+	ca.streams.enlist(st)
 	st.routes = append(st.routes, route{p, capture})
 	st.setRoute(p)
 	p.users++
@@ -52,7 +52,7 @@ func (d *Device) route(st *Stream, p *Pool, capture bool) error {
 
 // setRoute changes where the stream allocates from; nil is the default pool.
 //
-// +checklocks:t.dev.mu
+// +checklocks:t.gpu.mu
 func (t *Stream) setRoute(p *Pool) {
 	t.route.Store(p)
 	if f := t.timeline.Magazine(); f != nil {
@@ -61,14 +61,14 @@ func (t *Stream) setRoute(p *Pool) {
 }
 
 // Unroute ends the last Route that was not ended.
-func (d *Device) Unroute(st *Stream) error {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.unroute(st, false)
+func (ca *Captures) Unroute(st *Stream) error {
+	ca.gpu.mu.Lock()
+	defer ca.gpu.mu.Unlock()
+	return ca.unroute(st, false)
 }
 
-// +checklocks:d.mu
-func (d *Device) unroute(st *Stream, capture bool) error {
+// +checklocks:ca.gpu.mu
+func (ca *Captures) unroute(st *Stream, capture bool) error {
 	for i := len(st.routes) - 1; i >= 0; i-- {
 		if st.routes[i].capture != capture {
 			continue
@@ -96,46 +96,46 @@ func (d *Device) unroute(st *Stream, capture bool) error {
 // with what the stream has given back to the pool. Under way it cannot, nor can it record where the stream is: what is
 // not known to be done with, there or in other pools, is left alone, and the capture gets new memory instead. MarkFrees,
 // called before the capture begins, makes that known.
-func (d *Device) BeginCapture(st *Stream, p *Pool) error {
-	if p == d.pool0 {
+func (ca *Captures) Begin(st *Stream, p *Pool) error {
+	if p == ca.gpu.pool0 {
 		return errNeedsPool
 	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
+	ca.gpu.mu.Lock()
+	defer ca.gpu.mu.Unlock()
 	if st.timeline.Capture() != 0 {
 		return errCapturedAlready(st)
 	}
-	status, _, err := d.drv.StreamCapture(d.id, st.Handle())
+	status, _, err := ca.gpu.drv.StreamCapture(ca.gpu.id, st.Handle())
 	underWay := errors.Is(err, cuda.ErrStreamCaptureImplicit) || err == nil && status != cuda.CaptureNone
 	if err != nil && !underWay {
-		return d.health.Failed(err)
+		return ca.gpu.health.Failed(err)
 	}
-	if err := d.route(st, p, true); err != nil {
+	if err := ca.route(st, p, true); err != nil {
 		return err
 	}
 	if !underWay {
-		if err := d.await(p.lastFrees(st)); err != nil {
-			d.unroute(st, true)
+		if err := ca.gpu.await(p.lastFrees(st)); err != nil {
+			ca.unroute(st, true)
 			return err
 		}
 	}
-	d.mu.Unlock()
-	d.timeline.Gate().Announce()
-	d.mu.Lock()
+	ca.gpu.mu.Unlock()
+	ca.gpu.timeline.Gate().Announce()
+	ca.gpu.mu.Lock()
 	if st.timeline.Capture() != 0 { // another thread was faster
-		d.unroute(st, true)
-		d.timeline.Gate().End()
+		ca.unroute(st, true)
+		ca.gpu.timeline.Gate().End()
 		return errCapturedAlready(st)
 	}
 	if !underWay {
-		d.markFrees() // where that fails, the capture gets new memory
+		ca.streams.markFrees() // where that fails, the capture gets new memory
 	}
-	if d.captureNumber++; d.captureNumber == 0 {
-		d.captureNumber = 1
+	if ca.number++; ca.number == 0 {
+		ca.number = 1
 	}
 	// Held, so that no thread is in the middle of moving memory of the pool or recording on the stream.
-	st.timeline.SetCapture(d.captureNumber)
-	d.capturing = append(d.capturing, st)
+	st.timeline.SetCapture(ca.number)
+	ca.streams.capturing = append(ca.streams.capturing, st)
 	p.pinned = true
 	return nil
 }
@@ -149,16 +149,16 @@ var errNeedsPool = errors.New("a capture needs a pool of its own: its memory is 
 // MarkFrees records, on each stream, an event behind the work that may use what was given back until now, so that it
 // can be known later, also while the stream is being captured, whether the GPU is done with it. It waits for nothing.
 // It is for those who know that captures will begin but not yet of which streams.
-func (d *Device) MarkFrees() error {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.markFrees()
+func (ca *Captures) MarkFrees() error {
+	ca.gpu.mu.Lock()
+	defer ca.gpu.mu.Unlock()
+	return ca.streams.markFrees()
 }
 
-// +checklocks:d.mu
-func (d *Device) markFrees() error {
+// +checklocks:ss.gpu.mu
+func (ss *streamTable) markFrees() error {
 	var first error
-	for t := range d.liveStreams() {
+	for t := range ss.live() {
 		if !t.active || !t.timeline.Durable() { // of others every free was marked
 			continue
 		}
@@ -171,7 +171,7 @@ func (d *Device) markFrees() error {
 
 // lastFrees is until when the stream uses free memory of the pool.
 //
-// +checklocks:p.dev.mu
+// +checklocks:p.dev.gpu.mu
 func (p *Pool) lastFrees(st *Stream) (waits timeline.Waits) {
 	for class := range quota.NumClasses {
 		if s := p.heapFor(st, class); s != nil {
@@ -185,7 +185,7 @@ func (p *Pool) lastFrees(st *Stream) (waits timeline.Waits) {
 			s.arena.Unlock()
 		}
 	}
-	for _, f := range p.dev.heldBack {
+	for _, f := range p.dev.state.held.all {
 		if f.heap.pool == p && f.heap.stream == st {
 			waits.Add(&st.timeline, f.heap.blocks.At(f.block).Stamp)
 		}
@@ -202,7 +202,7 @@ type heldFree struct {
 // sort prepares the stream heaps of a pool and stream for a capture of the stream: the pool is pinned, and what the GPU is
 // not known to be done with is held back. The caller holds Device.mu and the arena's lock.
 //
-// +checklocks:p.dev.mu
+// +checklocks:p.dev.gpu.mu
 func (p *Pool) sort(st *Stream) error {
 	d := p.dev
 	capture := st.timeline.Capture()
@@ -221,14 +221,14 @@ func (p *Pool) sort(st *Stream) error {
 		if capture == 0 {
 			continue
 		}
-		n := len(d.heldBack)
+		n := len(d.state.held.all)
 		s.blocks.EachFree(heap.Align, func(id heap.ID, b *heap.Block) bool {
 			if !st.timeline.IsOver(b.Stamp) {
-				d.heldBack = append(d.heldBack, heldFree{s, id})
+				d.state.held.all = append(d.state.held.all, heldFree{s, id})
 			}
 			return true
 		})
-		for _, f := range d.heldBack[n:] {
+		for _, f := range d.state.held.all[n:] {
 			s.blocks.Hold(f.block)
 		}
 	}
@@ -238,8 +238,8 @@ func (p *Pool) sort(st *Stream) error {
 // takeBack makes a used or pending block free, as of an epoch of its stream, and returns how many of its bytes are free
 // memory now: what of it is paused is not. The caller holds Device.mu and the arena's lock.
 //
-// +checklocks:d.mu
-func (d *Device) takeBack(s *streamHeap, id heap.ID, stamp uint64) (back uint64) {
+// +checklocks:fr.gpu.mu
+func (fr *frees) takeBack(s *streamHeap, id heap.ID, stamp uint64) (back uint64) {
 	addr, size := s.blocks.At(id).Addr, s.blocks.At(id).Size
 	held := false
 	switch {
@@ -253,9 +253,9 @@ func (d *Device) takeBack(s *streamHeap, id heap.ID, stamp uint64) (back uint64)
 	}
 	back = size
 	if len(s.paused) > 0 {
-		back -= d.decommit(s, id, addr, size, held)
+		back -= fr.paused.decommit(s, id, addr, size, held)
 	} else if held {
-		d.heldBack = append(d.heldBack, heldFree{s, id})
+		fr.held.all = append(fr.held.all, heldFree{s, id})
 	}
 	return back
 }
@@ -265,10 +265,10 @@ func (d *Device) takeBack(s *streamHeap, id heap.ID, stamp uint64) (back uint64)
 // nil, and those of pools that are not pinned. The others stay apart from what captures gave back, for the next capture.
 // The caller holds Device.mu and held's lock.
 //
-// +checklocks:d.mu
-func (d *Device) regain(held *streamHeap, whole *Pool) {
-	keep := d.heldBack[:0]
-	for _, f := range d.heldBack {
+// +checklocks:hl.gpu.mu
+func (hl *heldFrees) regain(held *streamHeap, whole *Pool) {
+	keep := hl.all[:0]
+	for _, f := range hl.all {
 		s := f.heap
 		s.lockBeside(held)
 		if s.hot.Capture == 0 && (held.in(s.arena) || s.pool.owner() == whole || !s.pool.pinned) || s.stream.timeline.IsOver(s.blocks.At(f.block).Stamp) {
@@ -279,64 +279,64 @@ func (d *Device) regain(held *streamHeap, whole *Pool) {
 		}
 		s.unlockBeside(held)
 	}
-	d.heldBack = keep
+	hl.all = keep
 }
 
 // EndCapture ends what BeginCapture announced. Call it after the capture itself has ended.
-func (d *Device) EndCapture(st *Stream) error {
-	d.mu.Lock()
+func (ca *Captures) End(st *Stream) error {
+	ca.gpu.mu.Lock()
 	if st.timeline.Capture() == 0 {
-		d.mu.Unlock()
+		ca.gpu.mu.Unlock()
 		return fmt.Errorf("stream %d: no capture was announced", st.ID().ID)
 	}
-	d.unroute(st, true)
+	ca.unroute(st, true)
 	st.timeline.SetCapture(0)
 	st.order = nil
-	d.capturing = slices.DeleteFunc(d.capturing, func(t *Stream) bool { return t == st })
-	d.timeline.Gate().End()
+	ca.streams.capturing = slices.DeleteFunc(ca.streams.capturing, func(t *Stream) bool { return t == st })
+	ca.gpu.timeline.Gate().End()
 	st.timeline.Close() // of what was given back meanwhile; on error somebody closes it who needs it
-	for _, s := range d.heaps {
-		if s != nil && s.stream == st && s.pool != d.pool0 {
+	for _, s := range ca.pools.heaps {
+		if s != nil && s.stream == st && s.pool != ca.gpu.pool0 {
 			s.arena.Lock()
 			s.hot.Capture = 0
 			s.arena.Unlock()
 		}
 	}
-	d.mu.Unlock()
-	return d.unpin()
+	ca.gpu.mu.Unlock()
+	return ca.unpin()
 }
 
 // unpin lets the memory of released pools go that graphs used, once the GPU is done with all that was queued.
-func (d *Device) unpin() error {
-	d.mu.Lock()
-	defer d.mu.Unlock()
+func (ca *Captures) unpin() error {
+	ca.gpu.mu.Lock()
+	defer ca.gpu.mu.Unlock()
 	var pools []*Pool
-	for _, p := range d.ending {
+	for _, p := range ca.pools.ending {
 		for _, x := range p.parts() {
 			if x.pinned {
 				pools = append(pools, x)
 			}
 		}
 	}
-	if len(pools) == 0 || d.timeline.Gate().Announced() {
+	if len(pools) == 0 || ca.gpu.timeline.Gate().Announced() {
 		return nil // the end of the capture does it
 	}
-	if d.health.Broken() == nil {
-		d.mu.Unlock()
-		err := d.timeline.SyncContext(d.id)
-		d.mu.Lock()
+	if ca.gpu.health.Broken() == nil {
+		ca.gpu.mu.Unlock()
+		err := ca.gpu.timeline.SyncContext(ca.gpu.id)
+		ca.gpu.mu.Lock()
 		if err == timeline.ErrCapturing {
 			return nil // likewise
 		}
 		if err != nil {
-			return d.health.Failed(err) // they stay pinned
+			return ca.gpu.health.Failed(err) // they stay pinned
 		}
 	}
 	for _, p := range pools {
 		p.pinned = false
 	}
-	d.compactAll(pools)
-	d.regain(nil, nil)
-	d.sweep()
+	ca.paused.compactAll(pools)
+	ca.held.regain(nil, nil)
+	ca.endings.sweep()
 	return nil
 }

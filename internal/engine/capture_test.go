@@ -32,12 +32,12 @@ var must = testkit.Must
 // capture captures f on the stream into the pool.
 func (e *fixture) capture(t *testing.T, st *engine.Stream, pool *engine.Pool, f func()) *sim.Graph {
 	t.Helper()
-	must(t, e.dev.BeginCapture(st, pool))
+	must(t, e.dev.Captures.Begin(st, pool))
 	must(t, e.drv.BeginCapture(0, st.Handle()))
 	f()
 	g, err := e.drv.EndCapture(0, st.Handle())
 	must(t, err)
-	must(t, e.dev.EndCapture(st))
+	must(t, e.dev.Captures.End(st))
 	return g
 }
 
@@ -60,11 +60,11 @@ func TestCapturedMemoryIsPinned(t *testing.T) {
 			}
 		})
 		e.use(t, other, 0, 0)
-		held := e.dev.Stats().Reserved.All.Current
+		held := e.dev.Views.Stats().Reserved.All.Current
 		must(t, e.a.Trim())
 		must(t, pool.Trim())
 		must(t, g.Check())
-		if n := e.dev.Stats().Reserved.All.Current; n != held {
+		if n := e.dev.Views.Stats().Reserved.All.Current; n != held {
 			t.Errorf("%s: Trim gave back %d bytes of a pool that a graph uses", backend, held-n)
 		}
 		// More than there is beside the pool.
@@ -116,9 +116,9 @@ func TestNothingSpoilsACapture(t *testing.T) {
 				}
 				must(t, e.a.RecordStream(before[2], st))
 				if announced {
-					must(t, e.dev.BeginCapture(st, pool))
+					must(t, e.dev.Captures.Begin(st, pool))
 				} else {
-					must(t, e.dev.Route(st, pool))
+					must(t, e.dev.Captures.Route(st, pool))
 				}
 				must(t, e.drv.BeginCapture(0, h))
 				p := e.alloc(t, 10*mib, st)
@@ -149,15 +149,15 @@ func TestNothingSpoilsACapture(t *testing.T) {
 					t.Fatalf("announced %v, blocking %v, %s: %v", announced, blocking, cross, err)
 				}
 				if announced {
-					must(t, e.dev.EndCapture(st))
+					must(t, e.dev.Captures.End(st))
 					must(t, g.Launch(0, h))
 					must(t, e.drv.StreamSynchronize(0, h))
 				} else {
-					must(t, e.dev.Unroute(st))
+					must(t, e.dev.Captures.Unroute(st))
 				}
 				must(t, pool.Release())
 				must(t, e.a.Trim())
-				if s := e.dev.Stats(); s.Reserved.All.Current != 0 {
+				if s := e.dev.Views.Stats(); s.Reserved.All.Current != 0 {
 					t.Errorf("announced %v, blocking %v, %s: held after the end: %+v", announced, blocking, cross, s)
 				}
 			}
@@ -212,9 +212,9 @@ func TestLateCapture(t *testing.T) {
 			null, err := e.dev.Stream(cuda.StreamNull)
 			must(t, err)
 			e.warmUp(t, pool, st)
-			held := e.dev.Stats().Reserved.All.Current
+			held := e.dev.Views.Stats().Reserved.All.Current
 			if marked {
-				must(t, e.dev.MarkFrees())
+				must(t, e.dev.Captures.MarkFrees())
 			}
 			if synced {
 				must(t, e.drv.StreamSynchronize(0, h))
@@ -223,7 +223,7 @@ func TestLateCapture(t *testing.T) {
 				t.Helper()
 				must(t, e.drv.BeginCapture(0, h))
 				e.drv.ResetCalls()
-				must(t, e.dev.BeginCapture(st, pool))
+				must(t, e.dev.Captures.Begin(st, pool))
 				for range 3 {
 					e.warmUp(t, pool, st)
 				}
@@ -232,12 +232,12 @@ func TestLateCapture(t *testing.T) {
 					calls["cuStreamSynchronize"].Count + calls["cuCtxSynchronize"].Count; n != 0 {
 					t.Errorf("%s, marked %v, synced %v: recorded or waited %d times", what, marked, synced, n)
 				}
-				if n := e.dev.Stats().Reserved.All.Current; n != want {
+				if n := e.dev.Views.Stats().Reserved.All.Current; n != want {
 					t.Errorf("%s, marked %v, synced %v: %d bytes held, want %d", what, marked, synced, n, want)
 				}
 				g, err := e.drv.EndCapture(0, h)
 				must(t, err)
-				must(t, e.dev.EndCapture(st))
+				must(t, e.dev.Captures.End(st))
 				must(t, g.Launch(0, null.Handle())) // on a stream that waits for nothing
 			}
 			if marked && synced {
@@ -250,7 +250,7 @@ func TestLateCapture(t *testing.T) {
 			// Outside of captures the stream has it all again.
 			p, err := pool.Alloc(uint64(held)-4*mib, st)
 			must(t, err)
-			if n := e.dev.Stats().Reserved.All.Current; n != held {
+			if n := e.dev.Views.Stats().Reserved.All.Current; n != held {
 				t.Errorf("marked %v, synced %v: %d bytes held after the captures, want %d", marked, synced, n, held)
 			}
 			e.free(t, p)
@@ -275,13 +275,13 @@ func TestLateCaptureBorrows(t *testing.T) {
 		e.warmUp(t, e.dev.DefaultPool(), st)
 		switch how {
 		case "marked":
-			must(t, e.dev.MarkFrees())
+			must(t, e.dev.Captures.MarkFrees())
 		case "announced":
-			must(t, e.dev.BeginCapture(st, pool))
+			must(t, e.dev.Captures.Begin(st, pool))
 		}
 		must(t, e.drv.BeginCapture(0, h))
 		if how != "announced" {
-			must(t, e.dev.BeginCapture(st, pool))
+			must(t, e.dev.Captures.Begin(st, pool))
 		}
 		p, err := e.dev.Alloc(30*mib, st)
 		if marked != (err == nil) || err != nil && !errors.Is(err, cuda.ErrOutOfMemory) {
@@ -293,7 +293,7 @@ func TestLateCaptureBorrows(t *testing.T) {
 		}
 		g, err := e.drv.EndCapture(0, h)
 		must(t, err)
-		must(t, e.dev.EndCapture(st))
+		must(t, e.dev.Captures.End(st))
 		null, err := e.dev.Stream(cuda.StreamNull)
 		must(t, err)
 		must(t, g.Launch(0, null.Handle()))
@@ -332,18 +332,18 @@ func TestFreedDuringCapture(t *testing.T) {
 		}
 	})
 	must(t, g.Launch(0, null.Handle()))
-	if n := e.dev.Stats().Reserved.All.Current; n > 100*mib {
+	if n := e.dev.Views.Stats().Reserved.All.Current; n > 100*mib {
 		t.Errorf("%d bytes held: what the capture gives back is not reused by it", n)
 	}
 	// After the capture it is the pool's again.
-	held := e.dev.Stats().Reserved.All.Current
+	held := e.dev.Views.Stats().Reserved.All.Current
 	must(t, e.drv.StreamSynchronize(0, h))
 	for range 2 {
 		p, err := pool.Alloc(30*mib, st)
 		must(t, err)
 		e.free(t, p)
 	}
-	if n := e.dev.Stats().Reserved.All.Current; n != held {
+	if n := e.dev.Views.Stats().Reserved.All.Current; n != held {
 		t.Errorf("after the capture the pool grew from %d to %d bytes", held, n)
 	}
 }
@@ -361,8 +361,8 @@ func TestJoinedCapture(t *testing.T) {
 		e.warmUp(t, pools[i], b)
 	}
 	must(t, e.drv.BeginCapture(0, a.Handle()))
-	must(t, e.dev.BeginCapture(a, pools[0]))
-	if err := e.dev.BeginCapture(a, pools[1]); err == nil {
+	must(t, e.dev.Captures.Begin(a, pools[0]))
+	if err := e.dev.Captures.Begin(a, pools[1]); err == nil {
 		t.Error("a stream was captured twice at a time")
 	}
 	p := e.alloc(t, 10*mib, a)
@@ -375,7 +375,7 @@ func TestJoinedCapture(t *testing.T) {
 		must(t, e.drv.EventDestroy(0, ev))
 	}
 	order(a, b)
-	must(t, e.dev.BeginCapture(b, pools[0]))
+	must(t, e.dev.Captures.Begin(b, pools[0]))
 	e.use(t, b, p, 10*mib)
 	must(t, e.a.RecordStream(p, b))
 	var all []cuda.Ptr
@@ -392,12 +392,12 @@ func TestJoinedCapture(t *testing.T) {
 	order(b, a)
 	g, err := e.drv.EndCapture(0, a.Handle())
 	must(t, err)
-	must(t, e.dev.EndCapture(a))
-	must(t, e.dev.EndCapture(b))
+	must(t, e.dev.Captures.End(a))
+	must(t, e.dev.Captures.End(b))
 	for _, q := range all {
 		e.free(t, q)
 	}
-	held := e.dev.Stats().Reserved.All.Current
+	held := e.dev.Views.Stats().Reserved.All.Current
 	must(t, e.a.Trim())
 	x, err := e.dev.Alloc(300*mib, eager)
 	must(t, err)
@@ -434,26 +434,26 @@ func TestRoutesNest(t *testing.T) {
 		}
 		e.free(t, p)
 	}
-	must(t, e.dev.Route(st, pools[0]))
+	must(t, e.dev.Captures.Route(st, pools[0]))
 	goes(pools[0].ID())
-	must(t, e.dev.Route(st, pools[1]))
+	must(t, e.dev.Captures.Route(st, pools[1]))
 	goes(pools[1].ID())
-	must(t, e.dev.Unroute(st))
+	must(t, e.dev.Captures.Unroute(st))
 	goes(pools[0].ID())
-	must(t, e.dev.BeginCapture(st, pools[2]))
+	must(t, e.dev.Captures.Begin(st, pools[2]))
 	goes(pools[2].ID())
-	must(t, e.dev.Route(st, pools[1]))
+	must(t, e.dev.Captures.Route(st, pools[1]))
 	goes(pools[1].ID())
-	must(t, e.dev.EndCapture(st))
+	must(t, e.dev.Captures.End(st))
 	goes(pools[1].ID())
 	if err := pools[0].Release(); err == nil {
 		t.Error("a pool that a stream is routed to was released")
 	}
-	must(t, e.dev.Unroute(st))
+	must(t, e.dev.Captures.Unroute(st))
 	goes(pools[0].ID())
-	must(t, e.dev.Unroute(st))
+	must(t, e.dev.Captures.Unroute(st))
 	goes(memory.PoolID{})
-	if err := e.dev.Unroute(st); err == nil {
+	if err := e.dev.Captures.Unroute(st); err == nil {
 		t.Error("a route ended that had not begun")
 	}
 	for _, p := range pools {
@@ -491,10 +491,10 @@ func TestPerThreadStream(t *testing.T) {
 
 func TestCaptureNeedsItsOwnPool(t *testing.T) {
 	e := checked(t, config.Options{}, 64*mib, 1)
-	if err := e.dev.BeginCapture(e.streams[0], e.dev.DefaultPool()); err == nil {
+	if err := e.dev.Captures.Begin(e.streams[0], e.dev.DefaultPool()); err == nil {
 		t.Error("a capture into the default pool began")
 	}
-	if err := e.dev.EndCapture(e.streams[0]); err == nil {
+	if err := e.dev.Captures.End(e.streams[0]); err == nil {
 		t.Error("a capture ended that had not begun")
 	}
 }

@@ -38,7 +38,7 @@ func (c *captor) begin() {
 	c.begun = make(chan error, 1)
 	go func() {
 		defer close(done)
-		err := c.dev.BeginCapture(c.st, c.pool)
+		err := c.dev.Captures.Begin(c.st, c.pool)
 		if err == nil {
 			err = c.drv.BeginCapture(c.dev.ID(), c.st.Handle())
 		}
@@ -68,7 +68,7 @@ func (c *captor) finish(t *testing.T) {
 	if _, err := c.drv.EndCapture(c.dev.ID(), c.st.Handle()); err != nil {
 		t.Errorf("the capture: %v", err)
 	}
-	must(t, c.dev.EndCapture(c.st))
+	must(t, c.dev.Captures.End(c.st))
 }
 
 // between is a machine of two devices whose memory both can use, and an engine in the middle of whose waits for the context
@@ -81,7 +81,7 @@ func between(t *testing.T, at cuda.Device) (e *fixture, peer *engine.Device, dur
 	e = newEngineOver(t, machine, seen, config.Options{}, 2)
 	peer, err := e.a.Device(1)
 	must(t, err)
-	must(t, e.dev.EnablePeer(1))
+	must(t, e.dev.Peers.Enable(1))
 	return e, peer, func(f func()) {
 		happened := false
 		seen.before = func(call string, dev cuda.Device) {
@@ -175,13 +175,13 @@ func TestReleaseDuringCapture(t *testing.T) {
 	c.begin()
 	must(t, pool.Release())
 	must(t, e.dev.Trim())
-	if n := e.dev.Stats().Reserved.All.Current; n < 64*mib {
+	if n := e.dev.Views.Stats().Reserved.All.Current; n < 64*mib {
 		t.Errorf("%d bytes are reserved during the capture: the pool's memory is gone", n)
 	}
 	c.finish(t)
 	must(t, c.pool.Release())
 	must(t, e.dev.Trim())
-	if n := e.dev.Stats().Reserved.All.Current; n != 0 {
+	if n := e.dev.Views.Stats().Reserved.All.Current; n != 0 {
 		t.Errorf("%d bytes are reserved after the capture", n)
 	}
 }

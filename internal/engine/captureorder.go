@@ -14,14 +14,14 @@ import (
 
 // SetCaptureReuse turns reuse within captures on; off is what the option says (Options.CaptureReuse). It counts for frees
 // from now on.
-func (d *Device) SetCaptureReuse(on bool) { d.captureReuse.Store(on || d.opts.CaptureReuse) }
+func (ca *Captures) SetReuse(on bool) { ca.frees.captureReuse.Store(on || ca.gpu.opts.CaptureReuse) }
 
 // noteCaptured has a free that waits for other streams complete within the capture that gave the block out, if the graph's order
 // allows that. What used the block before that capture does not matter: a capture is given only what is over. The caller holds
 // Device.mu and the arena's lock.
 func (f *pendingFree) noteCaptured(streams []*timeline.Stream) {
 	d, s := f.heap.dev, f.heap
-	if d.captureReuse.Load() && s.hot.Capture != 0 && s.blocks.At(f.block).Capture == s.hot.Capture {
+	if d.state.frees.captureReuse.Load() && s.hot.Capture != 0 && s.blocks.At(f.block).Capture == s.hot.Capture {
 		f.captured = timeline.LastCaptured(streams)
 	}
 }
@@ -29,10 +29,10 @@ func (f *pendingFree) noteCaptured(streams []*timeline.Stream) {
 // orderOf is the order of the capture that a request's stream is in; nil where there is none or no free asks for it. The caller
 // holds Device.mu and the arena's lock.
 //
-// +checklocks:d.mu
-func (d *Device) orderOf(held *streamHeap) *timeline.GraphOrder {
-	if held == nil || held.hot.Capture == 0 || held.stream.timeline.PerThread() || d.health.Broken() != nil ||
-		!slices.ContainsFunc(d.pending, func(f pendingFree) bool { return f.captured.Captured() && f.heap.stream == held.stream }) {
+// +checklocks:fr.gpu.mu
+func (fr *frees) orderOf(held *streamHeap) *timeline.GraphOrder {
+	if held == nil || held.hot.Capture == 0 || held.stream.timeline.PerThread() || fr.gpu.health.Broken() != nil ||
+		!slices.ContainsFunc(fr.pending, func(f pendingFree) bool { return f.captured.Captured() && f.heap.stream == held.stream }) {
 		return nil
 	}
 	t := held.stream

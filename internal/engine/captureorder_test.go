@@ -36,11 +36,11 @@ func (e *fixture) forked(t *testing.T, f func(a, b *engine.Stream)) {
 	g := e.capture(t, a, pool, func() {
 		e.use(t, a, 0, 0)
 		e.order(t, a, b)
-		must(t, e.dev.BeginCapture(b, pool))
+		must(t, e.dev.Captures.Begin(b, pool))
 		f(a, b)
 		e.order(t, b, a)
 	})
-	must(t, e.dev.EndCapture(b))
+	must(t, e.dev.Captures.End(b))
 	for _, x := range pool.Blocks() {
 		e.free(t, x.Base)
 	}
@@ -78,7 +78,7 @@ func TestReuseWithinCapture(t *testing.T) {
 		t.Run(how, func(t *testing.T) {
 			e := reusing(t, how == "option")
 			if how == "switch" {
-				e.dev.SetCaptureReuse(true)
+				e.dev.Captures.SetReuse(true)
 			}
 			e.forked(t, func(a, b *engine.Stream) {
 				p := e.onBoth(t, a, b)
@@ -111,11 +111,11 @@ func TestReuseWithinCaptureAgain(t *testing.T) {
 				e.order(t, b, a)
 			}
 		}
-		if n := e.dev.Stats().Reserved.All.Peak; n > 2*shared {
+		if n := e.dev.Views.Stats().Reserved.All.Peak; n > 2*shared {
 			t.Errorf("%d bytes were reserved for rounds of %d", n, uint64(shared))
 		}
 	})
-	if n := e.dev.Stats().Active.All.Current; n != 0 {
+	if n := e.dev.Views.Stats().Active.All.Current; n != 0 {
 		t.Errorf("%d blocks are active at the end", n)
 	}
 }
@@ -305,7 +305,7 @@ func randomCapture(t *testing.T, seed uint64) (reused int) {
 		e.use(t, e.streams[0], 0, 0)
 		for _, st := range e.streams[1:] {
 			e.order(t, e.streams[0], st)
-			must(t, e.dev.BeginCapture(st, pool))
+			must(t, e.dev.Captures.Begin(st, pool))
 		}
 		for range 300 {
 			switch k := rng.IntN(8); {
@@ -349,7 +349,7 @@ func randomCapture(t *testing.T, seed uint64) (reused int) {
 		}
 	})
 	for _, st := range e.streams[1:] {
-		must(t, e.dev.EndCapture(st))
+		must(t, e.dev.Captures.End(st))
 	}
 	for _, b := range live {
 		e.free(t, b.p)

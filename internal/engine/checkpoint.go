@@ -23,7 +23,7 @@ func (p *Pool) Blocks() []memory.Block {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	var out []memory.Block
-	for _, s := range d.heaps {
+	for _, s := range d.state.pools.heaps {
 		if s == nil || s.pool.owner() != p {
 			continue
 		}
@@ -45,7 +45,7 @@ func toBase(b memory.Block, p cuda.Ptr) int { return cmp.Compare(b.Base, p) }
 
 // describe is what is said of a block. The caller holds Device.mu and the arena's lock.
 //
-// +checklocks:s.dev.mu
+// +checklocks:s.dev.gpu.mu
 func (s *streamHeap) describe(id heap.ID) memory.Block {
 	b := s.blocks.At(id)
 	t := s.streamOf(b)
@@ -72,10 +72,10 @@ func (p *Pool) LargestFree(st *Stream) uint64 {
 }
 
 // LargestFree is that of the pool that the stream allocates from.
-func (d *Device) LargestFree(st *Stream) uint64 {
+func (v *Views) LargestFree(st *Stream) uint64 {
 	p := st.route.Load()
-	if p == nil || p.dev != d {
-		p = d.pool0
+	if p == nil || &p.dev.gpu != v.gpu {
+		p = v.gpu.pool0
 	}
 	return p.LargestFree(st)
 }
@@ -91,8 +91,8 @@ func (p *Pool) Restore(blocks []memory.Block) error {
 	d := p.dev
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.regain(nil, p)
-	for _, l := range d.arenas { // all: the statistics are settled under the same locks
+	d.state.held.regain(nil, p)
+	for _, l := range d.state.pools.arenas { // all: the statistics are settled under the same locks
 		l.Lock()
 		defer l.Unlock()
 	}
@@ -101,33 +101,33 @@ func (p *Pool) Restore(blocks []memory.Block) error {
 		return err
 	}
 	for _, x := range r.free {
-		d.freeLocked(x.heap, x.block, FreeOptions{})
+		d.state.frees.free(x.heap, x.block, FreeOptions{})
 	}
 	for s, list := range r.take {
 		for _, id := range s.blocks.Ranges() {
 			i, _ := slices.BinarySearchFunc(list, cuda.Ptr(s.blocks.At(id).Addr), toBase)
 			for ; id != 0 && i < len(list); id = s.blocks.Next(id) {
 				if b := s.blocks.At(id); uint64(list[i].Base)-b.Addr < b.Size {
-					id = d.takeAt(s, id, list[i])
+					id = d.state.frees.takeAt(s, id, list[i])
 					i++
 				}
 			}
 		}
 	}
-	d.quota.Rebalance(nil, len(d.mem.Spares()))
+	d.state.phys.quota.Rebalance(nil, len(d.state.phys.mem.Spares()))
 	return nil
 }
 
 // takeAt hands out a block as it was, out of a free block that holds it. The caller holds Device.mu and the arena's lock.
 //
-// +checklocks:d.mu
-func (d *Device) takeAt(s *streamHeap, id heap.ID, x memory.Block) heap.ID {
+// +checklocks:fr.gpu.mu
+func (fr *frees) takeAt(s *streamHeap, id heap.ID, x memory.Block) heap.ID {
 	id = s.blocks.TakeAt(id, uint64(x.Base), x.Size, x.Requested)
 	s.gauges.Alloc(x.Requested, x.Size, s.blocks.FreeBlocks)
 	b := s.blocks.At(id)
 	b.Tag, b.Capture = journal.Label(x.Tag, x.Library), s.hot.Capture
 	s.blocks.SetStack(id, x.Stack)
-	d.record(s.event(event.Alloc, id, x.Stack, 0))
+	fr.gpu.record(s.event(event.Alloc, id, x.Stack, 0))
 	return id
 }
 
@@ -139,7 +139,7 @@ type restore struct {
 
 // planRestore finds out what Restore has to do, and whether it can be done. The caller holds all locks.
 //
-// +checklocks:p.dev.mu
+// +checklocks:p.dev.gpu.mu
 func (p *Pool) planRestore(blocks []memory.Block) (*restore, error) {
 	d := p.dev
 	wanted := slices.Clone(blocks)
@@ -176,7 +176,7 @@ func (p *Pool) planRestore(blocks []memory.Block) (*restore, error) {
 		}
 		r.take[s] = append(r.take[s], b)
 	}
-	for _, s := range d.heaps {
+	for _, s := range d.state.pools.heaps {
 		if s == nil || s.pool.owner() != p {
 			continue
 		}

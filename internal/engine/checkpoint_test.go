@@ -45,7 +45,7 @@ func TestRestore(t *testing.T) {
 		if len(after) != 4 || !slices.IsSortedFunc(after, func(a, b memory.Block) int { return int(a.Base) - int(b.Base) }) {
 			t.Fatalf("%q: blocks after the root: %+v", text, after)
 		}
-		stats := e.dev.Stats()
+		stats := e.dev.Views.Stats()
 		branch := e.capture(t, st, pool, graph(5*mib, 300))
 		for _, i := range []int{1, 3, 4} { // two of the root's, one of the branch's
 			e.free(t, out[i])
@@ -54,7 +54,7 @@ func TestRestore(t *testing.T) {
 		if d := cmp.Diff(after, pool.Blocks()); d != "" {
 			t.Errorf("%q: restored (+) is not what was (-):\n%s", text, d)
 		}
-		now := e.dev.Stats()
+		now := e.dev.Views.Stats()
 		if now.Allocated.All.Current != stats.Allocated.All.Current || now.Requested.All.Current != stats.Requested.All.Current ||
 			now.Allocations.All.Current != 4 || now.ActiveBytes.All.Current+now.InactiveBytes.All.Current != int64(e.drv.ReservedBytes(0)) ||
 			now.Allocations.All.Added-now.Allocations.All.Removed != 4 {
@@ -76,7 +76,7 @@ func TestRestore(t *testing.T) {
 		must(t, other.Launch(0, null.Handle()))
 		must(t, branch.Check())
 		must(t, pool.Restore(nil))
-		if len(pool.Blocks()) != 0 || e.dev.Stats().Allocations.All.Current != 0 {
+		if len(pool.Blocks()) != 0 || e.dev.Views.Stats().Allocations.All.Current != 0 {
 			t.Errorf("%q: blocks are left", text)
 		}
 		must(t, pool.Release())
@@ -137,14 +137,14 @@ func TestRestoreFails(t *testing.T) {
 		"tagged too high":        {pool, with(ps[0], func(b *memory.Block) { b.Tag = 1 << 20 })},
 		"a part of a segment":    {whole, []memory.Block{{Base: of.Base, Size: 2 * mib, Requested: 2 * mib}}},
 	} {
-		stats, n := fmt.Sprint(e.dev.Stats()), len(events(e))
+		stats, n := fmt.Sprint(e.dev.Views.Stats()), len(events(e))
 		if err := c.pool.Restore(c.blocks); err == nil {
 			t.Errorf("%s: was restored", name)
 		}
 		if d := cmp.Diff(kept, pool.Blocks()); d != "" {
 			t.Errorf("%s: what failed changed what is live:\n%s", name, d)
 		}
-		if now := fmt.Sprint(e.dev.Stats()); now != stats || len(events(e)) != n {
+		if now := fmt.Sprint(e.dev.Views.Stats()); now != stats || len(events(e)) != n {
 			t.Errorf("%s: what failed changed the statistics:\n%s\n%s", name, stats, now)
 		}
 	}
@@ -170,7 +170,7 @@ func TestRestoreFails(t *testing.T) {
 }
 
 func events(e *fixture) []event.Event {
-	list, _ := e.dev.History()
+	list, _ := e.dev.History.Read()
 	return list
 }
 
@@ -179,7 +179,7 @@ func TestLargestFree(t *testing.T) {
 	st := e.streams[0]
 	is := func(want uint64) {
 		t.Helper()
-		if n := e.dev.LargestFree(st); n != want {
+		if n := e.dev.Views.LargestFree(st); n != want {
 			t.Errorf("largest free block of %d bytes, want %d", n, want)
 		}
 		if want == 0 {
@@ -204,12 +204,12 @@ func TestLargestFree(t *testing.T) {
 	e.free(t, small)
 	pool, err := e.dev.NewPool(memory.PoolID{0, 1})
 	must(t, err)
-	must(t, e.dev.Route(st, pool))
+	must(t, e.dev.Captures.Route(st, pool))
 	is(0)
 	e.free(t, e.alloc(t, 12*mib, st))
 	is(12 * mib)
-	must(t, e.dev.Unroute(st))
-	if n := e.dev.LargestFree(e.streams[1]); n != 0 {
+	must(t, e.dev.Captures.Unroute(st))
+	if n := e.dev.Views.LargestFree(e.streams[1]); n != 0 {
 		t.Errorf("a stream that has nothing has %d bytes", n)
 	}
 }

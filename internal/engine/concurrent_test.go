@@ -50,7 +50,7 @@ type meddling struct {
 }
 
 func (m meddling) Alloc(size, align uint64, st cuda.Stream) (cuda.Ptr, error) {
-	m.dev.Stats()
+	m.dev.Views.Stats()
 	if err := m.dev.DefaultPool().Trim(); err != nil {
 		return 0, err
 	}
@@ -58,7 +58,7 @@ func (m meddling) Alloc(size, align uint64, st cuda.Stream) (cuda.Ptr, error) {
 }
 
 func (m meddling) Free(p cuda.Ptr, size, align uint64, st cuda.Stream) error {
-	m.dev.Snapshot()
+	m.dev.Views.Snapshot()
 	return m.Resource.Free(p, size, align, st)
 }
 
@@ -81,7 +81,7 @@ func concurrent(t *testing.T, opts config.Options, inC bool, seed uint64, budget
 	upstream := func(d int, rng *rand.Rand) resource.Resource {
 		making.Lock()
 		defer making.Unlock()
-		s, err := from[d].add(sourceKinds[rng.IntN(len(sourceKinds))], func() { devs[d].Stats() })
+		s, err := from[d].add(sourceKinds[rng.IntN(len(sourceKinds))], func() { devs[d].Views.Stats() })
 		if errors.Is(err, cuda.ErrOutOfMemory) { // it finds out what the device can do by making some memory
 			return nil
 		}
@@ -239,7 +239,7 @@ func concurrent(t *testing.T, opts config.Options, inC bool, seed uint64, budget
 				pools[d] = p
 			default:
 				drv.Advance(time.Duration(rng.IntN(2_000_000)))
-				devs[d].Stats()
+				devs[d].Views.Stats()
 			}
 		}
 		for _, b := range mine {
@@ -262,7 +262,7 @@ func concurrent(t *testing.T, opts config.Options, inC bool, seed uint64, budget
 			free(<-exchange)
 		}
 		for d := range devs {
-			s, k := devs[d].Stats(), &books[d]
+			s, k := devs[d].Views.Stats(), &books[d]
 			held := int64(from[d].held(drv))
 			if s.Allocations.All.Current != k.blocks || s.Requested.All.Current != k.requested ||
 				s.Allocated.All.Current != k.allocated || s.Allocations.All.Added != k.allocs ||

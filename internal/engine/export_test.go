@@ -18,7 +18,7 @@ func SetStretch(bytes uint64) (restore func()) {
 func Awaits(d *Device) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return d.publishDone != nil
+	return d.state.observers.publishDone != nil
 }
 
 // Waits simulates turns of a request that waits for observers of memory: call(n) is the number of the oldest call under way in
@@ -50,14 +50,14 @@ func CaptureBlocked(d *Device) bool {
 func Tables(d *Device) map[string]int {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	n := map[string]int{"streams": len(d.streams), "streams by id": len(d.byID), "forgotten": len(d.gone), "pools": len(d.byNumber), "pools by id": len(d.pools),
-		"spaces": len(d.heaps), "lanes": len(d.arenas), "areas": len(d.mem.Ranges.All()), "uses": len(d.uses.entries), "spares": len(d.mem.Spares()), "pools that end": len(d.ending), "events of pools": d.journal.Pools.Gone(), "events of streams": d.journal.Streams.Gone()}
-	for _, t := range d.streams {
+	n := map[string]int{"streams": len(d.state.streams.all), "streams by id": len(d.state.streams.byID), "forgotten": len(d.state.streams.gone), "pools": len(d.state.pools.byNumber), "pools by id": len(d.state.pools.byID),
+		"spaces": len(d.state.pools.heaps), "lanes": len(d.state.pools.arenas), "areas": len(d.state.phys.mem.Ranges.All()), "uses": len(d.state.frees.uses.entries), "spares": len(d.state.phys.mem.Spares()), "pools that end": len(d.state.pools.ending), "events of pools": d.journal.Pools.Gone(), "events of streams": d.journal.Streams.Gone()}
+	for _, t := range d.state.streams.all {
 		waits, events := t.timeline.Size()
 		n["waited"] += waits
 		n["ring"] += events
 	}
-	for _, p := range d.byNumber {
+	for _, p := range d.state.pools.byNumber {
 		if p != nil {
 			n["spaces by stream"] += len(*p.heaps.Load())
 		}
@@ -70,16 +70,16 @@ func Tables(d *Device) map[string]int {
 func ForgetStreams(d *Device) (forgotten, inherited int) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	inherited, d.inherited = d.inherited, 0
-	d.dissolveIdle()
-	before := len(d.byID)
-	d.forgetStreams()
-	return before - len(d.byID), inherited
+	inherited, d.state.pools.inherited = d.state.pools.inherited, 0
+	d.state.endings.dissolveIdle()
+	before := len(d.state.streams.byID)
+	d.state.endings.forgetStreams()
+	return before - len(d.state.streams.byID), inherited
 }
 
 // LiveStreams are the streams that the device knows.
 func LiveStreams(d *Device) []*Stream {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return slices.Collect(d.liveStreams())
+	return slices.Collect(d.state.streams.live())
 }

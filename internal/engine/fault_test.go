@@ -94,7 +94,7 @@ func (s *scenario) check() {
 	if s.alone != nil {
 		defer s.alone()()
 	}
-	st := s.dev.Stats()
+	st := s.dev.Views.Stats()
 	var requested, allocated int64
 	for _, n := range s.live {
 		requested += int64(n)
@@ -364,10 +364,10 @@ func (s *scenario) captures(st *engine.Stream) {
 	}
 	s.pools = append(s.pools, p)
 	s.free(s.alloc(p, st, 5*mib))
-	s.failed("mark", s.dev.MarkFrees())
+	s.failed("mark", s.dev.Captures.MarkFrees())
 	var between []memory.Block
 	for _, late := range []bool{false, true} {
-		begin := func() bool { return !s.failed("begin capture", s.dev.BeginCapture(st, p)) }
+		begin := func() bool { return !s.failed("begin capture", s.dev.Captures.Begin(st, p)) }
 		known := late || begin()
 		done := func() {}
 		if late && s.alone != nil { // a capture that the engine does not know of is the program's to protect
@@ -389,7 +389,7 @@ func (s *scenario) captures(st *engine.Stream) {
 			s.fail("the capture was spoilt: %v", err)
 		}
 		if known {
-			s.failed("end capture", s.dev.EndCapture(st))
+			s.failed("end capture", s.dev.Captures.End(st))
 		}
 		if !late {
 			between = p.Blocks()
@@ -629,7 +629,7 @@ func TestHopelessRequest(t *testing.T) {
 	if _, err := d.Alloc(100*mib, st); !errors.Is(err, cuda.ErrOutOfMemory) {
 		t.Fatal(err)
 	}
-	if r := d.Stats().Reserved.All; r.Current != 0 || r.Peak == 0 {
+	if r := d.Views.Stats().Reserved.All; r.Current != 0 || r.Peak == 0 {
 		t.Errorf("reserved after a request that failed half-way: %+v", r)
 	}
 }

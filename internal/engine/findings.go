@@ -6,19 +6,19 @@ import (
 )
 
 // PoolUsage says what each pool of the device holds, the most bytes first. Spare chunks belong to none.
-func (d *Device) PoolUsage() []memory.PoolUse {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.poolUsage(nil)
+func (v *Views) PoolUsage() []memory.PoolUse {
+	v.gpu.mu.Lock()
+	defer v.gpu.mu.Unlock()
+	return v.usage.byPool(nil)
 }
 
 // poolUsage is PoolUsage. The caller holds Device.mu and held's lock.
 //
-// +checklocks:d.mu
-func (d *Device) poolUsage(held *streamHeap) []memory.PoolUse {
+// +checklocks:us.gpu.mu
+func (us *usage) byPool(held *streamHeap) []memory.PoolUse {
 	var out []memory.PoolUse
 	at := map[*Pool]int{}
-	for _, s := range d.heaps {
+	for _, s := range us.pools.heaps {
 		if s == nil {
 			continue
 		}
@@ -39,7 +39,7 @@ func (d *Device) poolUsage(held *streamHeap) []memory.PoolUse {
 
 // view is what a stream heap adds to its pool. The caller holds Device.mu and the arena's lock.
 //
-// +checklocks:s.dev.mu
+// +checklocks:s.dev.gpu.mu
 func (s *streamHeap) view() views.Heap {
 	return views.Heap{Now: s.gauges.Now(), Free: s.blocks.FreeBytes, Paused: uint64(s.pausedBytes), Spilled: s.pool != s.pool.owner()}
 }

@@ -59,12 +59,12 @@ would help: a limit of 120.00 MiB (now 64.00 MiB), or asking for less: with noth
 
 	pool, err := e.dev.NewPool(memory.PoolID{3, 4})
 	must(t, err)
-	if err := e.dev.BeginCapture(st, pool); err != nil {
+	if err := e.dev.Captures.Begin(st, pool); err != nil {
 		t.Fatal(err)
 	}
 	pinned, err := e.dev.AllocTagged(40*mib, st, 1)
 	must(t, err)
-	must(t, e.dev.EndCapture(st))
+	must(t, e.dev.Captures.End(st))
 	e.free(t, pinned)
 	for i := range 7 {
 		_, err := e.dev.AllocTagged(uint64(10+i)*mib, st, uint32(i%6))

@@ -64,7 +64,7 @@ func TestFreeOn(t *testing.T) {
 					}
 				}
 			}
-			s := e.dev.Stats()
+			s := e.dev.Views.Stats()
 			if s.Allocations.All.Current != 0 || s.Active.All.Current != int64(len(blocks)) {
 				t.Errorf("%d blocks out, %d active: what is queued on the stream has not run yet", s.Allocations.All.Current, s.Active.All.Current)
 			}
@@ -74,7 +74,7 @@ func TestFreeOn(t *testing.T) {
 				must(t, e.drv.Use(0, st.Handle(), p, 500*mib))
 				e.free(t, p)
 			}
-			if s := e.dev.Stats(); s.Active.All.Current != 0 {
+			if s := e.dev.Views.Stats(); s.Active.All.Current != 0 {
 				t.Errorf("%d blocks are active", s.Active.All.Current)
 			}
 			must(t, e.a.Close())
@@ -111,7 +111,7 @@ func TestFreeOnUnused(t *testing.T) {
 			for range 10 { // until a magazine takes them, where there is one
 				pair(1)
 			}
-			must(t, e.dev.MarkFrees())
+			must(t, e.dev.Captures.MarkFrees())
 			e.drv.Advance(time.Second)
 			met, kept := c.met, c.kept
 			pair(time.Second)
@@ -140,7 +140,7 @@ func TestFreeOnWaitsForAll(t *testing.T) {
 	must(t, err)
 	o, err := a.Device(1)
 	must(t, err)
-	must(t, d.EnablePeer(1))
+	must(t, d.Peers.Enable(1))
 	own := drv.NewStreamNonBlocking(0)
 	st, err := d.Stream(own)
 	must(t, err)
@@ -187,7 +187,7 @@ func TestManyStreamsGoneBeforeTheirMemory(t *testing.T) {
 		must(t, e.a.FreeOn(q, st))
 		e.drv.Advance(100 * time.Microsecond)
 	}
-	s, l := e.dev.Stats(), e.drv.Leaks()
+	s, l := e.dev.Views.Stats(), e.drv.Leaks()
 	if s.Allocations.All.Added != int64(2*n) || s.Allocations.All.Current != 0 {
 		t.Errorf("%d blocks were handed out; %+v", 2*n, s.Allocations.All)
 	}
@@ -210,24 +210,24 @@ func TestFreeOnCaptured(t *testing.T) {
 			e.after(t, h, on.Handle())
 			must(t, e.drv.DestroyStream(0, h))
 			if announced {
-				must(t, e.dev.BeginCapture(on, pool))
+				must(t, e.dev.Captures.Begin(on, pool))
 			}
 			must(t, e.drv.BeginCapture(0, on.Handle()))
 			must(t, e.a.FreeOn(p, on))
 			e.drv.Advance(time.Second)
 			e.free(t, e.alloc(t, 100, e.streams[1]))
-			if s := e.dev.Stats(); s.Active.All.Current != 1 {
+			if s := e.dev.Views.Stats(); s.Active.All.Current != 1 {
 				t.Errorf("%d blocks are active while the stream is captured", s.Active.All.Current)
 			}
 			if _, err := e.drv.EndCapture(0, on.Handle()); err != nil {
 				t.Fatal(err)
 			}
 			if announced {
-				must(t, e.dev.EndCapture(on))
+				must(t, e.dev.Captures.End(on))
 				must(t, pool.Release())
 			}
 			must(t, e.a.Trim())
-			if s := e.dev.Stats(); s.Active.All.Current != 0 || s.Reserved.All.Current != 0 {
+			if s := e.dev.Views.Stats(); s.Active.All.Current != 0 || s.Reserved.All.Current != 0 {
 				t.Errorf("after the capture: %+v", s)
 			}
 			must(t, e.a.Close())
@@ -260,7 +260,7 @@ func TestFreeOnSharedAndPaused(t *testing.T) {
 	if r, err := e.dev.Resume(engine.Selection{}); err != nil || r.Blocks != 0 {
 		t.Errorf("resumed %v, %v", r, err)
 	}
-	if s := e.dev.Stats(); s.Active.All.Current != 0 || s.Reserved.All.Current != 0 || s.Paused.All.Current != 0 {
+	if s := e.dev.Views.Stats(); s.Active.All.Current != 0 || s.Reserved.All.Current != 0 || s.Paused.All.Current != 0 {
 		t.Errorf("left: %+v", s)
 	}
 	must(t, e.a.Close())

@@ -26,25 +26,25 @@ const glanceWait = 2 * time.Millisecond
 // is busier than that has the figures of the last call, but for DriverCalls.
 //
 // +checklocksignore: TryLock is not known to the analyser
-func (d *Device) Gauges(g *memory.Gauges) {
-	x := &d.glance
+func (v *Views) Gauges(g *memory.Gauges) {
+	x := &v.phys.glance
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	wait := deadline.Deadline{Limit: glanceWait}
-	if wait.Poll(d.mu.TryLock) {
-		d.look(&x.last)
-		d.mu.Unlock()
+	if wait.Poll(v.gpu.mu.TryLock) {
+		v.phys.look(&x.last)
+		v.gpu.mu.Unlock()
 	}
-	x.last.DriverCalls = d.drv.Calls()
+	x.last.DriverCalls = v.gpu.drv.Calls()
 	*g = x.last
 }
 
 // look takes the sums. The caller holds Device.mu and nothing else.
 //
-// +checklocks:d.mu
-func (d *Device) look(g *memory.Gauges) {
+// +checklocks:ph.gpu.mu
+func (ph *physical) look(g *memory.Gauges) {
 	var now quota.Gauges
-	for _, l := range d.arenas {
+	for _, l := range ph.pools.arenas {
 		l.LookIn()
 		for c := range l.Quota.Classes {
 			for i, v := range l.Quota.Classes[c].Now() {
@@ -53,6 +53,6 @@ func (d *Device) look(g *memory.Gauges) {
 		}
 		l.Unlock()
 	}
-	*g = views.Gauges(&d.quota, &now)
-	g.Retries, g.OOMs = uint64(d.counts.Retries+d.glance.before.Retries), uint64(d.counts.OOMs+d.glance.before.OOMs)
+	*g = views.Gauges(&ph.quota, &now)
+	g.Retries, g.OOMs = uint64(ph.counts.Retries+ph.glance.before.Retries), uint64(ph.counts.OOMs+ph.glance.before.OOMs)
 }

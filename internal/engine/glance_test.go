@@ -22,12 +22,12 @@ func TestGaugesCountCalls(t *testing.T) {
 		st, err := dev.Stream(drv.NewStreamNonBlocking(0))
 		must(t, err)
 		var g memory.Gauges
-		dev.Gauges(&g)
+		dev.Views.Gauges(&g)
 		before := g.DriverCalls
 		drv.ResetCalls()
 		same := func(what string) {
 			t.Helper()
-			dev.Gauges(&g)
+			dev.Views.Gauges(&g)
 			if n := g.DriverCalls - before; n != drv.Calls().Count {
 				t.Errorf("%s, %s: %d driver calls, want %d: %v", opts, what, n, drv.Calls().Count, drv.Calls().Calls)
 			}
@@ -53,10 +53,10 @@ func TestGaugesCountCalls(t *testing.T) {
 		if g.Reserved != 0 || g.PeakReserved < 50*mib || g.OOMs != 1 {
 			t.Errorf("%+v", g)
 		}
-		dev.ResetAccumulated()
-		dev.ResetPeaks()
+		dev.Views.ResetAccumulated()
+		dev.Views.ResetPeaks()
 		last := g
-		dev.Gauges(&g)
+		dev.Views.Gauges(&g)
 		if g.OOMs != 1 || g.DriverCalls < last.DriverCalls || g.PeakReserved != 0 {
 			t.Errorf("after a reset %+v", g)
 		}
@@ -70,7 +70,7 @@ func TestGaugesDoNotWait(t *testing.T) {
 	e.alloc(t, 10, e.streams[1])
 	var g memory.Gauges
 	calls := e.drv.Calls().Count
-	if n := testing.AllocsPerRun(100, func() { e.dev.Gauges(&g) }); n != 0 || e.drv.Calls().Count != calls {
+	if n := testing.AllocsPerRun(100, func() { e.dev.Views.Gauges(&g) }); n != 0 || e.drv.Calls().Count != calls {
 		t.Errorf("%v Go allocations, %d driver calls", n, e.drv.Calls().Count-calls)
 	}
 	first := g
@@ -80,7 +80,7 @@ func TestGaugesDoNotWait(t *testing.T) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		dev.Gauges(&g)
+		dev.Views.Gauges(&g)
 	}()
 	select {
 	case <-done:
@@ -93,7 +93,7 @@ func TestGaugesDoNotWait(t *testing.T) {
 		t.Errorf("behind a lock that is held: %+v, want %+v", g, first)
 	}
 	e.alloc(t, 10*mib, e.streams[0])
-	dev.Gauges(&g)
+	dev.Views.Gauges(&g)
 	if g.Allocated != first.Allocated+10*mib {
 		t.Errorf("%+v", g)
 	}

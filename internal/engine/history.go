@@ -15,7 +15,7 @@ func (a *Allocator) SetHistory(n int) {
 	a.history = n
 	a.mu.Unlock()
 	a.started(func(d *Device) error {
-		d.SetHistory(n)
+		d.History.SetLimit(n)
 		return nil
 	})
 }
@@ -30,7 +30,7 @@ func (a *Allocator) NeedHistory(n int) (began bool) {
 	a.mu.Unlock()
 	a.started(func(d *Device) error {
 		if !d.health.Recording() {
-			d.SetHistory(n)
+			d.History.SetLimit(n)
 			began = true
 		}
 		return nil
@@ -39,19 +39,19 @@ func (a *Allocator) NeedHistory(n int) (began bool) {
 }
 
 // SetHistory starts recording the last n events (n > 0), or stops and forgets them (0).
-func (d *Device) SetHistory(n int) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.journal.SetLimit(n)
+func (h *History) SetLimit(n int) {
+	h.gpu.mu.Lock()
+	defer h.gpu.mu.Unlock()
+	h.gpu.journal.SetLimit(n)
 	// A request or a free that has found the device quick looks again once it has the arena's lock, so from here on all are recorded.
-	for _, l := range d.arenas {
+	for _, l := range h.pools.arenas {
 		l.LookIn()
 		l.Unlock()
 	}
 }
 
 // SetHistoryClock replaces the clock of the history, which otherwise is the wall clock in microseconds since 1970.
-func (d *Device) SetHistoryClock(now func() int64) { d.journal.SetClock(now) }
+func (h *History) SetClock(now func() int64) { h.gpu.journal.SetClock(now) }
 
 // SetHistoryThread sets the function (nil: none) that tells the kernel's number of the calling thread. Events whose request did
 // not name a thread then have that of the caller, on every device. It is called with locks of the device held.
@@ -59,38 +59,38 @@ func (a *Allocator) SetHistoryThread(f func() uint32) { a.thread.Set(f) }
 
 // History returns the recorded events, oldest first, and how many older ones the ring no longer holds. Event.Stream
 // is an index into Streams, Event.Pool into Pools.
-func (d *Device) History() (events []event.Event, lost uint64) { return d.journal.Events() }
+func (h *History) Read() (events []event.Event, lost uint64) { return h.gpu.journal.Events() }
 
 // TakeHistory moves the oldest recorded events, at most n of them, to the end of buf, and says how many older ones were
 // overwritten since it was last called. Ask for Streams and Pools after it, not before, and before it is called again.
-func (d *Device) TakeHistory(buf []event.Event, n int) (events []event.Event, lost uint64) {
-	return d.journal.Take(buf, n)
+func (h *History) Take(buf []event.Event, n int) (events []event.Event, lost uint64) {
+	return h.gpu.journal.Take(buf, n)
 }
 
 // DrainHistory moves all recorded events to the end of buf, oldest first.
-func (d *Device) DrainHistory(buf []event.Event) []event.Event {
-	buf, _ = d.TakeHistory(buf, math.MaxInt)
+func (h *History) Drain(buf []event.Event) []event.Event {
+	buf, _ = h.Take(buf, math.MaxInt)
 	return buf
 }
 
 // record appends an event.
 //
-// +checklocks:d.mu
-func (d *Device) record(e event.Event) { d.journal.Record(e) }
+// +checklocks:g.mu
+func (g *gpu) record(e event.Event) { g.journal.Record(e) }
 
-// +checklocks:d.mu
-func (d *Device) recordSegment(s *streamHeap, addr, size uint64, got bool, by origin) {
+// +checklocks:g.mu
+func (g *gpu) recordSegment(s *streamHeap, addr, size uint64, got bool, by origin) {
 	kind := event.SegmentAlloc
 	if !got {
 		kind = event.SegmentFree
 	}
-	d.record(event.Event{Kind: kind, Addr: addr, Size: size, Stream: s.stream.number(), Pool: s.pool.number,
+	g.record(event.Event{Kind: kind, Addr: addr, Size: size, Stream: s.stream.number(), Pool: s.pool.number,
 		Stack: by.stack, Thread: by.thread})
 }
 
 // event is what happened to a block, caused from a stack by a thread. The caller holds Device.mu and the arena's lock.
 //
-// +checklocks:s.dev.mu
+// +checklocks:s.dev.gpu.mu
 func (s *streamHeap) event(kind event.Kind, id heap.ID, stack, thread uint32) event.Event {
 	b := s.blocks.At(id)
 	if stack == 0 {

@@ -30,7 +30,7 @@ func TestHistoryFromTheStart(t *testing.T) {
 		t.Fatal(err)
 	}
 	now := int64(0)
-	d.SetHistoryClock(func() int64 { now++; return now })
+	d.History.SetClock(func() int64 { now++; return now })
 	p, err := d.Alloc(1000, st)
 	if err != nil {
 		t.Fatal(err)
@@ -41,7 +41,7 @@ func TestHistoryFromTheStart(t *testing.T) {
 	if _, err := d.Alloc(1<<30, st); err == nil {
 		t.Fatal("a request beyond the limit was met")
 	}
-	events, lost := d.History()
+	events, lost := d.History.Read()
 	var kinds []event.Kind
 	for i, e := range events {
 		kinds = append(kinds, e.Kind)
@@ -67,11 +67,11 @@ func TestHistoryFromTheStart(t *testing.T) {
 	if p, err = d.Alloc(1000, st); err != nil {
 		t.Fatal(err)
 	}
-	if events, lost = d.History(); len(events) != 6 || lost != 1 || events[5].Kind != event.Alloc {
+	if events, lost = d.History.Read(); len(events) != 6 || lost != 1 || events[5].Kind != event.Alloc {
 		t.Errorf("%d events, %d lost, the last %v; want 6, 1, alloc", len(events), lost, events[5].Kind)
 	}
-	d.SetHistory(0)
-	if events, lost = d.History(); len(events) != 0 || lost != 0 {
+	d.History.SetLimit(0)
+	if events, lost = d.History.Read(); len(events) != 0 || lost != 0 {
 		t.Errorf("%d events after the history was turned off", len(events))
 	}
 	if err := a.Free(p); err != nil {
@@ -84,14 +84,14 @@ func TestTakeHistory(t *testing.T) {
 	const room = 100
 	e := newEngine(t, sim.Options{}, config.Options{History: room}, 1)
 	now := int64(0)
-	e.dev.SetHistoryClock(func() int64 { now++; return now })
+	e.dev.History.SetClock(func() int64 { now++; return now })
 	seen := int64(0) // time of the last event that was handed out or lost
 	var buf []event.Event
 	for i, n := range []int{0, 1, 10, 150, 150, 3, 0, 1000, 99, 100, 101} {
 		for range i * 13 {
 			e.free(t, e.alloc(t, 512, e.streams[0]))
 		}
-		events, lost := e.dev.TakeHistory(buf[:0], n)
+		events, lost := e.dev.History.Take(buf[:0], n)
 		seen += int64(lost)
 		if len(events) > n || len(events) < n && seen+int64(len(events)) != now {
 			t.Fatalf("call %d: %d events of at most %d, %d recorded", i, len(events), n, now)
@@ -101,7 +101,7 @@ func TestTakeHistory(t *testing.T) {
 				t.Fatalf("call %d: event %d comes where %d should, %d lost", i, x.TimeUS, seen, lost)
 			}
 		}
-		if rest, missing := e.dev.History(); int64(len(rest)) != now-seen || missing != 0 || len(rest) > room {
+		if rest, missing := e.dev.History.Read(); int64(len(rest)) != now-seen || missing != 0 || len(rest) > room {
 			t.Fatalf("call %d: %d events are left and %d lost, of %d unseen", i, len(rest), missing, now-seen)
 		}
 		buf = events
@@ -131,7 +131,7 @@ func TestHistoryOfEveryDevice(t *testing.T) {
 		if err := a.Free(p); err != nil {
 			t.Fatal(err)
 		}
-		all, _ := dev.History()
+		all, _ := dev.History.Read()
 		return len(all)
 	}
 	if n := events(0); n == 0 {
@@ -194,7 +194,7 @@ func TestHistoryThread(t *testing.T) {
 			t.Fatal(err)
 		}
 		seen := map[event.Kind]uint32{}
-		for _, e := range d.DrainHistory(nil) {
+		for _, e := range d.History.Drain(nil) {
 			seen[e.Kind] = e.Thread
 		}
 		want := map[event.Kind]uint32{event.SegmentMap: named, event.Alloc: named, event.FreeRequested: caller,

@@ -36,13 +36,13 @@ func (p *Pool) allocHost(size uint64, st *Stream, by origin) (cuda.Ptr, error) {
 // mustWait finds out whether the request's stream can be waited for, which it cannot while it is being captured. The
 // caller holds Device.mu and the arena's lock.
 //
-// +checklocks:c.d.mu
+// +checklocks:c.d.gpu.mu
 func (c *request) mustWait() error {
 	t := c.s.stream
 	err := t.timeline.Usable()
 	if errors.Is(err, timeline.ErrCapturing) || errors.Is(err, timeline.ErrPerThread) && c.d.timeline.Gate().Announced() {
 		c.order, c.alone = doneOnly, true
-		c.d.holdBusy(c.s)
+		c.d.state.held.holdBusy(c.s)
 	} else if err != nil && !timeline.Unordered(err) {
 		return err
 	}
@@ -52,9 +52,9 @@ func (c *request) mustWait() error {
 // holdBusy puts the free blocks of an arena out of reach that the GPU is not known to be done with, until regain. The caller
 // holds Device.mu and the arena's lock.
 //
-// +checklocks:d.mu
-func (d *Device) holdBusy(s *streamHeap) {
-	n := len(d.heldBack)
+// +checklocks:hl.gpu.mu
+func (hl *heldFrees) holdBusy(s *streamHeap) {
+	n := len(hl.all)
 	for class := range quota.NumClasses {
 		o := s.pool.heapFor(s.stream, class)
 		if o == nil {
@@ -62,19 +62,19 @@ func (d *Device) holdBusy(s *streamHeap) {
 		}
 		o.blocks.EachFree(heap.Align, func(id heap.ID, b *heap.Block) bool {
 			if o.stream.timeline.Progress(b.Stamp) != timeline.Done {
-				d.heldBack = append(d.heldBack, heldFree{o, id})
+				hl.all = append(hl.all, heldFree{o, id})
 			}
 			return true
 		})
 	}
-	for _, f := range d.heldBack[n:] {
+	for _, f := range hl.all[n:] {
 		f.heap.blocks.Hold(f.block)
 	}
 }
 
 // awaitPlan notes what the memory that is about to be mapped, and the free blocks that it merges with, must be waited for.
 //
-// +checklocks:c.d.mu
+// +checklocks:c.d.gpu.mu
 func (c *request) awaitPlan(at place, total uint64) {
 	s := c.s
 	c.waits = c.waits[:0]
@@ -83,7 +83,7 @@ func (c *request) awaitPlan(at place, total uint64) {
 			c.waits.Add(&t.timeline, stamp)
 		}
 	}
-	for _, x := range c.d.plan.sources {
+	for _, x := range c.d.state.policy.plan.sources {
 		add(x.stream, x.stamp)
 	}
 	// It merges with what it touches, also where the request does not need that.

@@ -57,11 +57,11 @@ func (d *Device) AllocWith(size uint64, st *Stream, o AllocOptions) (cuda.Ptr, e
 	if o.Tag > memory.MaxTag {
 		return 0, fmt.Errorf("tag %d: the largest is %d", o.Tag, memory.MaxTag)
 	}
-	if o.Tag != 0 && !d.tagged.Load() {
-		d.tagged.Store(true)
+	if o.Tag != 0 && !d.state.usage.tagged.Load() {
+		d.state.usage.tagged.Store(true)
 	}
-	if o.Library != 0 && !d.labelled.Load() {
-		d.labelled.Store(true)
+	if o.Library != 0 && !d.state.usage.labelled.Load() {
+		d.state.usage.labelled.Store(true)
 	}
 	by := origin{journal.Label(o.Tag, o.Library), o.Stack, o.Thread}
 	if catch := d.catch.Load(); catch != nil && by.stack == 0 {
@@ -80,25 +80,25 @@ func (d *Device) AllocWith(size uint64, st *Stream, o AllocOptions) (cuda.Ptr, e
 }
 
 // LibraryUsage adds up the live blocks by library, the most bytes first. It looks at every block.
-func (d *Device) LibraryUsage() []memory.LibraryUse {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.libraryUsage()
+func (v *Views) LibraryUsage() []memory.LibraryUse {
+	v.gpu.mu.Lock()
+	defer v.gpu.mu.Unlock()
+	return v.usage.byLibrary()
 }
 
 // libraryUsage is LibraryUsage. The caller holds Device.mu and nothing else.
 //
-// +checklocks:d.mu
-func (d *Device) libraryUsage() []memory.LibraryUse {
-	return d.usage(func(_ *streamHeap, _ heap.ID, b *heap.Block) uint32 { return uint32(journal.LibraryOf(b.Tag)) }).Libraries()
+// +checklocks:us.gpu.mu
+func (us *usage) byLibrary() []memory.LibraryUse {
+	return us.sum(func(_ *streamHeap, _ heap.ID, b *heap.Block) uint32 { return uint32(journal.LibraryOf(b.Tag)) }).Libraries()
 }
 
 // usage adds up the live blocks by a key. The caller holds Device.mu and nothing else.
 //
-// +checklocks:d.mu
-func (d *Device) usage(key func(*streamHeap, heap.ID, *heap.Block) uint32) views.Usage {
+// +checklocks:us.gpu.mu
+func (us *usage) sum(key func(*streamHeap, heap.ID, *heap.Block) uint32) views.Usage {
 	out := views.Usage{}
-	for _, s := range d.heaps {
+	for _, s := range us.pools.heaps {
 		if s == nil {
 			continue
 		}

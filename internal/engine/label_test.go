@@ -53,21 +53,21 @@ func TestLibraries(t *testing.T) {
 		tags[b.Tag] = memory.TagUse{Tag: b.Tag, Use: memory.Use{Blocks: u.Blocks + 1, Requested: u.Requested + b.size, Allocated: u.Allocated + round512(b.size)}}
 		libraries[b.Library] = memory.LibraryUse{Library: b.Library, Use: memory.Use{Blocks: l.Blocks + 1, Requested: l.Requested + b.size, Allocated: l.Allocated + round512(b.size)}}
 	}
-	for _, u := range e.dev.TagUsage() {
+	for _, u := range e.dev.Views.TagUsage() {
 		if u != tags[u.Tag] {
 			t.Errorf("%+v, want %+v", u, tags[u.Tag])
 		}
 	}
-	use := e.dev.LibraryUsage()
+	use := e.dev.Views.LibraryUsage()
 	for i, u := range use {
 		if u != libraries[u.Library] || i > 0 && u.Allocated > use[i-1].Allocated {
 			t.Errorf("%+v at %d, want %+v", u, i, libraries[u.Library])
 		}
 	}
-	if len(use) != len(libraries) || len(e.dev.TagUsage()) != len(tags) {
-		t.Errorf("%d libraries, %d tags", len(use), len(e.dev.TagUsage()))
+	if len(use) != len(libraries) || len(e.dev.Views.TagUsage()) != len(tags) {
+		t.Errorf("%d libraries, %d tags", len(use), len(e.dev.Views.TagUsage()))
 	}
-	for _, g := range e.dev.Snapshot() {
+	for _, g := range e.dev.Views.Snapshot() {
 		for _, b := range g.Blocks {
 			if x := live[cuda.Ptr(b.Addr)]; b.State == memory.BlockUsed && (b.Library != x.Library || b.Tag != x.Tag) || b.State == memory.BlockFree && (b.Library != 0 || b.Tag != 0) {
 				t.Errorf("%+v in the snapshot, want %+v", b, x)
@@ -207,7 +207,7 @@ func TestHostOrder(t *testing.T) {
 			e.free(t, small)
 			e.free(t, hostOrdered(t, e, nil, 900, st))
 		}
-		if s := e.dev.Stats(); s.OOMs != 0 || s.StreamSyncs == 0 {
+		if s := e.dev.Views.Stats(); s.OOMs != 0 || s.StreamSyncs == 0 {
 			t.Errorf("%s: %+v", opts, s.Counters)
 		}
 	}
@@ -234,11 +234,11 @@ func TestHostOrderWaitsForLittle(t *testing.T) {
 	}
 	must(t, e.drv.Use(0, st.Handle(), p[0], 10*mib))
 	e.free(t, p[0])
-	must(t, e.dev.MarkFrees())
+	must(t, e.dev.Captures.MarkFrees())
 	must(t, e.drv.StreamSynchronize(0, st.Handle()))
 	must(t, e.drv.Use(0, st.Handle(), p[1], 10*mib))
 	e.free(t, p[1])
-	must(t, e.dev.MarkFrees())
+	must(t, e.dev.Captures.MarkFrees())
 	must(t, e.drv.Use(0, st.Handle(), p[2], 10*mib))
 	e.free(t, p[2])
 	e.drv.ResetCalls()
@@ -293,7 +293,7 @@ func TestHostOrderAndCaptures(t *testing.T) {
 		e.free(t, z)
 	}
 	e.free(t, y)
-	must(t, e.dev.BeginCapture(st, pool))
+	must(t, e.dev.Captures.Begin(st, pool))
 	must(t, e.drv.BeginCapture(0, st.Handle()))
 	if _, err := e.dev.AllocWith(mib, st, engine.AllocOptions{HostOrder: true}); err == nil || !strings.Contains(err.Error(), "captured") || errors.Is(err, cuda.ErrOutOfMemory) {
 		t.Errorf("on a captured stream: %v", err)
@@ -301,7 +301,7 @@ func TestHostOrderAndCaptures(t *testing.T) {
 	if _, err := e.drv.EndCapture(0, st.Handle()); err != nil {
 		t.Errorf("the capture was spoilt: %v", err)
 	}
-	must(t, e.dev.EndCapture(st))
+	must(t, e.dev.Captures.End(st))
 	if s := pool.Stats(); s.Blocks != 0 {
 		t.Errorf("%+v", s)
 	}
@@ -320,12 +320,12 @@ func TestCached(t *testing.T) {
 		}
 		return p
 	}
-	before := e.dev.Stats()
+	before := e.dev.Views.Stats()
 	ask(mib, e.streams[0], false)
 	ask(0, e.streams[0], false)
 	ask(1<<62, e.streams[0], false)
 	ask(^uint64(0), e.streams[0], false)
-	if after := e.dev.Stats(); after != before {
+	if after := e.dev.Views.Stats(); after != before {
 		t.Errorf("%+v after asking for what is not cached, %+v before", after, before)
 	}
 	p, err := e.dev.Alloc(mib, e.streams[0])

@@ -49,8 +49,8 @@ func stretches(list []*pausedRange) (out [][]*pausedRange) {
 // save waits until nothing uses the memory and saves its contents, or begins to where that is done while memory goes. The
 // locks are let go meanwhile.
 //
-// +checklocks:p.d.mu
-// +checklocks:p.d.pausing
+// +checklocks:p.d.gpu.mu
+// +checklocks:p.d.state.paused.mu
 func (p *pause) save() (err error) {
 	for _, a := range p.leaving {
 		a.freed = true // what is free beside may have been used until it was put out of reach
@@ -61,7 +61,7 @@ func (p *pause) save() (err error) {
 	if offload.Bytes(contentsOf(p.leaving)) == 0 {
 		return nil
 	}
-	if err := p.d.sure(); err != nil {
+	if err := p.d.state.paused.sure(); err != nil {
 		return err
 	}
 	if p.o.Keep == config.KeepDisk {
@@ -73,24 +73,24 @@ func (p *pause) save() (err error) {
 // sure waits for copies that an earlier call could not wait for, and is an error while that fails. Device.mu is let go
 // meanwhile.
 //
-// +checklocks:d.mu
-// +checklocks:d.pausing
-func (d *Device) sure() error {
-	if !d.offload.Unsure() {
+// +checklocks:pr.gpu.mu
+// +checklocks:pr.mu
+func (pr *pausedMemory) sure() error {
+	if !pr.phys.offload.Unsure() {
 		return nil
 	}
-	d.mu.Unlock()
-	defer d.mu.Lock()
-	return d.offload.Ready()
+	pr.gpu.mu.Unlock()
+	defer pr.gpu.mu.Lock()
+	return pr.phys.offload.Ready()
 }
 
 // startCopies queues copies to host memory, a batch for each stretch. The lock is let go meanwhile.
 //
-// +checklocks:p.d.mu
-// +checklocks:p.d.pausing
+// +checklocks:p.d.gpu.mu
+// +checklocks:p.d.state.paused.mu
 func (p *pause) startCopies() error {
 	d := p.d
-	d.offload.PlaceInHost(contentsOf(p.leaving))
+	d.state.phys.offload.PlaceInHost(contentsOf(p.leaving))
 	var all []*offload.Batch
 	for _, part := range stretches(p.leaving) {
 		b := offload.NewBatch(contentsOf(part))
@@ -99,10 +99,10 @@ func (p *pause) startCopies() error {
 		p.report.Kept += b.Bytes
 	}
 	d.mu.Unlock()
-	err := d.offload.Save(all)
+	err := d.state.phys.offload.Save(all)
 	d.mu.Lock()
 	if err != nil {
-		d.offload.Release(all...)
+		d.state.phys.offload.Release(all...)
 		return fmt.Errorf("pause: saving %d bytes: %w", p.report.Kept, err)
 	}
 	return nil
@@ -110,8 +110,8 @@ func (p *pause) startCopies() error {
 
 // saveToFile copies contents to a file. The lock is let go meanwhile.
 //
-// +checklocks:p.d.mu
-// +checklocks:p.d.pausing
+// +checklocks:p.d.gpu.mu
+// +checklocks:p.d.state.paused.mu
 func (p *pause) saveToFile() error {
 	d := p.d
 	f, err := offload.NewFile(p.o.Dir)
@@ -121,9 +121,9 @@ func (p *pause) saveToFile() error {
 	f.Place(contentsOf(p.leaving))
 	b := offload.NewBatch(contentsOf(p.leaving))
 	f.Close()
-	defer d.offload.Release(b)
+	defer d.state.phys.offload.Release(b)
 	d.mu.Unlock()
-	err = d.offload.SaveToFile(b)
+	err = d.state.phys.offload.SaveToFile(b)
 	d.mu.Lock()
 	if err != nil {
 		return fmt.Errorf("pause: saving %d bytes: %w", b.Bytes, err)
@@ -135,19 +135,19 @@ func (p *pause) saveToFile() error {
 // loadContents copies contents back to memory that is there again. They stay in the store: refill drops them. The lock is
 // let go meanwhile.
 //
-// +checklocks:d.mu
-// +checklocks:d.pausing
-func (d *Device) loadContents(a *pausedRange) error {
+// +checklocks:pr.gpu.mu
+// +checklocks:pr.mu
+func (pr *pausedMemory) load(a *pausedRange) error {
 	b := offload.NewBatch(contentsOf([]*pausedRange{a}))
-	defer d.offload.Release(b)
-	d.mu.Unlock()
-	defer d.mu.Lock()
-	return d.offload.Load(b)
+	defer pr.phys.offload.Release(b)
+	pr.gpu.mu.Unlock()
+	defer pr.gpu.mu.Lock()
+	return pr.phys.offload.Load(b)
 }
 
 // drain waits for all work until no block was given back behind the wait: what used it last must be over as well.
 //
-// +checklocks:p.d.mu
+// +checklocks:p.d.gpu.mu
 func (p *pause) drain() error {
 	d := p.d
 	for {
@@ -159,28 +159,28 @@ func (p *pause) drain() error {
 		if !behind {
 			return nil
 		}
-		if err := d.mayPause(); err != nil {
+		if err := d.state.paused.mayPause(); err != nil {
 			return err
 		}
-		if err := d.waitForAll(); err != nil {
+		if err := d.state.paused.waitForAll(); err != nil {
 			return err
 		}
-		d.collect(nil, false)
+		d.state.frees.collect(nil, false)
 	}
 }
 
 // announce tells whoever wants to know that memory goes. The locks are let go meanwhile.
 //
-// +checklocks:p.d.mu
+// +checklocks:p.d.gpu.mu
 func (p *pause) announce(list []*pausedRange) error {
 	d := p.d
-	if d.onUnmap != nil {
+	if d.state.observers.onUnmap != nil {
 		var runs []run
 		for _, a := range list {
 			runs = append(runs, a.mem.runs(a)...)
 		}
 		p.published = append(p.published, runs...)
-		d.publish(d.onUnmap, runs)
+		d.state.observers.publish(d.state.observers.onUnmap, runs)
 	}
 	if err := p.drain(); err != nil {
 		return err
@@ -191,8 +191,8 @@ func (p *pause) announce(list []*pausedRange) error {
 // commit unmaps the memory and gives it back. After an error everything is there again, with its contents, but for what
 // could not be had again, which is marked as lost.
 //
-// +checklocks:p.d.mu
-// +checklocks:p.d.pausing
+// +checklocks:p.d.gpu.mu
+// +checklocks:p.d.state.paused.mu
 func (p *pause) commit() (err error) {
 	d := p.d
 	if p.batches != nil {
@@ -203,11 +203,11 @@ func (p *pause) commit() (err error) {
 		}
 		if err != nil { // nothing may be under way behind it
 			d.mu.Unlock()
-			_ = d.offload.Await()
+			_ = d.state.phys.offload.Await()
 			d.mu.Lock()
 		}
 		for _, b := range p.batches {
-			d.offload.Release(b.contents)
+			d.state.phys.offload.Release(b.contents)
 		}
 	} else {
 		err = p.commitAll()
@@ -221,11 +221,11 @@ func (p *pause) commit() (err error) {
 
 // commitBatch waits for copies and has the memory go that they are of.
 //
-// +checklocks:p.d.mu
+// +checklocks:p.d.gpu.mu
 func (p *pause) commitBatch(b *batchOut) error {
 	d := p.d
 	d.mu.Unlock()
-	err := d.offload.Saved(b.contents)
+	err := d.state.phys.offload.Saved(b.contents)
 	d.mu.Lock()
 	if err != nil {
 		return fmt.Errorf("pause: saving %d bytes: %w", p.report.Kept, err)
@@ -245,7 +245,7 @@ func (p *pause) commitBatch(b *batchOut) error {
 // commitAll unmaps everything. Chunks are not released: as long as they are there, so are their contents. Segments are
 // last: they cannot be had again as they were.
 //
-// +checklocks:p.d.mu
+// +checklocks:p.d.gpu.mu
 func (p *pause) commitAll() error {
 	if err := p.announce(p.leaving); err != nil {
 		return err
@@ -274,8 +274,8 @@ func (a *pausedRange) unmap() error {
 
 // restore gets back what went. What cannot be had again is lost: it stays paused.
 //
-// +checklocks:p.d.mu
-// +checklocks:p.d.pausing
+// +checklocks:p.d.gpu.mu
+// +checklocks:p.d.state.paused.mu
 func (p *pause) restore() (first error) {
 	d := p.d
 	for _, final := range []bool{false, true} {
@@ -285,7 +285,7 @@ func (p *pause) restore() (first error) {
 			}
 			renewed, err := a.mem.restore(a)
 			if err == nil && renewed {
-				if err = d.loadContents(a); err != nil {
+				if err = d.state.paused.load(a); err != nil {
 					a.mem.dropAgain(a)
 				}
 			}
@@ -304,7 +304,7 @@ func (p *pause) restore() (first error) {
 
 // gone notes that memory is unmapped: it is given back, and counts as paused where blocks are.
 //
-// +checklocks:p.d.mu
+// +checklocks:p.d.gpu.mu
 func (p *pause) gone(list []*pausedRange) {
 	d := p.d
 	byHeap(list, func(s *streamHeap, list []*pausedRange) {
@@ -314,8 +314,8 @@ func (p *pause) gone(list []*pausedRange) {
 			a.mem.gone(a)
 			a.mapped, a.bare, a.busy, a.lost = false, false, false, false
 			v := all[a]
-			d.quota.Spare -= a.size - v.used
-			d.addPaused(s, int64(v.used))
+			d.state.phys.quota.Spare -= a.size - v.used
+			d.state.paused.add(s, int64(v.used))
 			p.report.Physical += a.size
 			p.report.Bytes += v.used
 			p.report.Blocks += int64(v.blocks)
@@ -326,7 +326,7 @@ func (p *pause) gone(list []*pausedRange) {
 
 // rollBack makes everything as it was, but for what a second failure had in the way, which is paused.
 //
-// +checklocks:p.d.mu
+// +checklocks:p.d.gpu.mu
 func (p *pause) rollBack() {
 	d := p.d
 	var lost, there []*pausedRange
@@ -340,8 +340,8 @@ func (p *pause) rollBack() {
 	p.gone(lost)
 	p.leaving = there
 	if p.published != nil {
-		d.publish(d.onMap, p.published)
+		d.state.observers.publish(d.state.observers.onMap, p.published)
 	}
-	d.refill(p.leaving)
+	d.state.paused.refill(p.leaving)
 	p.report = memory.PauseReport{}
 }

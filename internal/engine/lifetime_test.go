@@ -63,18 +63,18 @@ var shortWork = map[string]func(s *shortLived, h cuda.Stream, st *engine.Stream)
 		p := s.alloc(s.t, 16*mib, st)
 		must(s.t, s.drv.Use(0, h, p, 16*mib))
 		s.free(s.t, p)
-		s.dev.SetLimit(uint64(s.dev.Stats().Reserved.All.Current))
+		s.dev.SetLimit(uint64(s.dev.Views.Stats().Reserved.All.Current))
 		s.free(s.t, s.alloc(s.t, 16*mib, s.last))
 		s.dev.SetLimit(0)
 	},
 	"pool": func(s *shortLived, h cuda.Stream, st *engine.Stream) {
 		pool, err := s.dev.NewPool(memory.PoolID{7, uint64(s.made)})
 		must(s.t, err)
-		must(s.t, s.dev.Route(st, pool))
+		must(s.t, s.dev.Captures.Route(st, pool))
 		p := s.alloc(s.t, 3*mib, st)
 		q, err := pool.Alloc(1000, s.last)
 		must(s.t, err)
-		must(s.t, s.dev.Unroute(st))
+		must(s.t, s.dev.Captures.Unroute(st))
 		s.free(s.t, p)
 		s.free(s.t, q)
 		must(s.t, pool.Release())
@@ -82,14 +82,14 @@ var shortWork = map[string]func(s *shortLived, h cuda.Stream, st *engine.Stream)
 	"captured": func(s *shortLived, h cuda.Stream, st *engine.Stream) {
 		pool, err := s.dev.NewPool(memory.PoolID{8, uint64(s.made)})
 		must(s.t, err)
-		must(s.t, s.dev.BeginCapture(st, pool))
+		must(s.t, s.dev.Captures.Begin(st, pool))
 		must(s.t, s.drv.BeginCapture(0, h))
 		p := s.alloc(s.t, 3*mib, st)
 		must(s.t, s.drv.Use(0, h, p, 3*mib))
 		s.free(s.t, p)
 		_, err = s.drv.EndCapture(0, h)
 		must(s.t, err)
-		must(s.t, s.dev.EndCapture(st))
+		must(s.t, s.dev.Captures.End(st))
 		must(s.t, pool.Release())
 	},
 	"segments": func(s *shortLived, h cuda.Stream, st *engine.Stream) {
@@ -192,20 +192,20 @@ func TestHistoryNamesWhatIsGone(t *testing.T) {
 				s.drv.Advance(2 * time.Millisecond)
 				s.made++
 				if drain > 0 && s.made%drain == 0 {
-					events, _ := s.dev.TakeHistory(nil, 1000)
+					events, _ := s.dev.History.Take(nil, 1000)
 					engine.ForgetStreams(s.dev)
 					for range 5 { // who may get a number that is free
 						_, err := s.dev.Stream(s.drv.NewStreamNonBlocking(0))
 						must(t, err)
 					}
 					var ids []cuda.StreamID
-					for _, st := range s.dev.Streams() {
+					for _, st := range s.dev.Views.Streams() {
 						ids = append(ids, st.ID())
 					}
-					check(events, ids, s.dev.Pools())
+					check(events, ids, s.dev.Views.Pools())
 				} else if drain == 0 {
 					engine.ForgetStreams(s.dev)
-					r := s.dev.Record(64)
+					r := s.dev.Views.Record(64)
 					var ids []cuda.StreamID
 					for _, st := range r.Streams {
 						ids = append(ids, st.ID)
@@ -267,13 +267,13 @@ func TestArenasAreInherited(t *testing.T) {
 			}
 			s.run(300, shortWork["allocates"])
 			s.drv.Advance(time.Second)
-			held := s.dev.Stats().Reserved.All.Current
+			held := s.dev.Views.Stats().Reserved.All.Current
 			type segment struct {
 				size   uint64
 				stream uint32
 			}
 			want := map[uint64]segment{}
-			for _, e := range s.dev.DrainHistory(nil) {
+			for _, e := range s.dev.History.Drain(nil) {
 				switch e.Kind {
 				case event.SegmentAlloc, event.SegmentMap:
 					if _, ok := want[e.Addr]; ok {
@@ -288,7 +288,7 @@ func TestArenasAreInherited(t *testing.T) {
 				}
 			}
 			have := map[uint64]segment{}
-			for _, g := range s.dev.Snapshot() {
+			for _, g := range s.dev.Views.Snapshot() {
 				if g.Chunks == nil {
 					have[g.Addr] = segment{g.Size, uint32(g.Stream)}
 				}
@@ -301,7 +301,7 @@ func TestArenasAreInherited(t *testing.T) {
 				t.Errorf("the history has %v, the device %v", want, have)
 			}
 			s.run(1000, shortWork["allocates"])
-			if now := s.dev.Stats().Reserved.All.Current; now != held {
+			if now := s.dev.Views.Stats().Reserved.All.Current; now != held {
 				t.Errorf("%d bytes held after 300 streams, %d after 1300", held, now)
 			}
 		})
@@ -319,18 +319,18 @@ func TestForgottenStreamIsKnownAgain(t *testing.T) {
 	for _, use := range []func(){
 		func() { s.free(t, s.alloc(t, mib, st)) },
 		func() {
-			must(t, s.dev.Route(st, pool))
+			must(t, s.dev.Captures.Route(st, pool))
 			if engine.ForgetStreams(s.dev); !slices.Contains(engine.LiveStreams(s.dev), st) {
 				t.Error("a stream that is routed to a pool was forgotten")
 			}
-			must(t, s.dev.Unroute(st))
+			must(t, s.dev.Captures.Unroute(st))
 		},
 		func() {
-			must(t, s.dev.BeginCapture(st, pool))
+			must(t, s.dev.Captures.Begin(st, pool))
 			if engine.ForgetStreams(s.dev); !slices.Contains(engine.LiveStreams(s.dev), st) {
 				t.Error("a stream that is captured was forgotten")
 			}
-			must(t, s.dev.EndCapture(st))
+			must(t, s.dev.Captures.End(st))
 		},
 		func() {
 			p := s.alloc(t, mib, s.last)

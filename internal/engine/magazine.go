@@ -11,21 +11,21 @@ import (
 
 // OnTokensEnd sets the function that is called when C code must forget which blocks it may put into magazines, because some
 // are paused. It is called with locks held and must neither call the allocator nor wait for a lock.
-func (d *Device) OnTokensEnd(f func()) {
-	d.mu.Lock()
-	d.forget = f
-	d.mu.Unlock()
+func (mz *Magazines) OnTokensEnd(f func()) {
+	mz.gpu.mu.Lock()
+	mz.pools.onTokensEnd = f
+	mz.gpu.mu.Unlock()
 }
 
 // endTokens makes C code give all blocks back to the engine, and keeps it from taking those that get into magazines all the
 // same (freeLate). The caller holds Device.mu and all arenas' locks.
 //
-// +checklocks:d.mu
-func (d *Device) endTokens() {
-	if d.forget != nil {
-		d.forget()
+// +checklocks:pt.gpu.mu
+func (pt *poolTable) endTokens() {
+	if pt.onTokensEnd != nil {
+		pt.onTokensEnd()
 	}
-	for _, l := range d.arenas {
+	for _, l := range pt.arenas {
 		l.Outdate()
 	}
 }
@@ -33,17 +33,17 @@ func (d *Device) endTokens() {
 // freeLate frees the blocks that C code gave back while they were being paused. held is the stream heap whose lock the caller
 // holds with Device.mu; it may be nil.
 //
-// +checklocks:d.mu
-func (d *Device) freeLate(held *streamHeap) {
-	for _, p := range d.late.Take() {
-		s := d.a.heapOf(p)
+// +checklocks:fr.gpu.mu
+func (fr *frees) freeLate(held *streamHeap) {
+	for _, p := range fr.late.Take() {
+		s := fr.gpu.a.heapOf(p)
 		if s == nil {
 			continue // the program freed it twice
 		}
 		s.lockBeside(held)
 		if id, _, ok := s.blocks.Lookup(uint64(p)); ok && s.blocks.At(id).State == heap.Used {
-			d.freeLocked(s, id, FreeOptions{}) // an error is for the caller of a free
-			d.rebalance(s, held)
+			fr.free(s, id, FreeOptions{}) // an error is for the caller of a free
+			fr.phys.rebalance(s, held)
 		}
 		s.unlockBeside(held)
 	}
@@ -51,55 +51,55 @@ func (d *Device) freeLate(held *streamHeap) {
 
 // AllocMagazine is Alloc for the C library. A token says that the block may be given back, once, by putting it into the
 // magazine of that magazine, which is the stream's on this device, instead of calling Free.
-func (d *Device) AllocMagazine(size uint64, st *Stream) (cuda.Ptr, magazine.Token, error) {
-	if f := st.timeline.Magazine(); f != nil && st.dev == d && st.route.Load() == nil && d.health.Quick() && size-1 < maxRequest {
-		if s := d.pool0.heapFor(st, f.ClassOf(size)); s != nil {
+func (mz *Magazines) Alloc(size uint64, st *Stream) (cuda.Ptr, magazine.Token, error) {
+	if f := st.timeline.Magazine(); f != nil && st.gpu == mz.gpu && st.route.Load() == nil && mz.gpu.health.Quick() && size-1 < maxRequest {
+		if s := mz.gpu.pool0.heapFor(st, f.ClassOf(size)); s != nil {
 			if p, mark := s.hot.AllocMagazine(f, size); p != 0 {
 				return p, magazine.Token{Magazine: f, Mark: mark}, nil
 			}
-			p, err := d.pool0.allocSlow(size, d.pool0.round(size), st, origin{})
+			p, err := mz.gpu.pool0.allocSlow(size, mz.gpu.pool0.round(size), st, origin{})
 			if err != nil {
 				return 0, magazine.Token{}, err
 			}
-			return p, d.token(p, size, st), nil
+			return p, mz.token(p, size, st), nil
 		}
 	}
 	pool := st.route.Load()
-	if pool == nil || pool.dev != d {
-		pool = d.pool0
+	if pool == nil || &pool.dev.gpu != mz.gpu {
+		pool = mz.gpu.pool0
 	}
 	p, err := pool.alloc(size, st, origin{}) // what may go into a magazine has no stack
 	if err != nil || p == 0 {
 		return p, magazine.Token{}, err
 	}
-	return p, d.token(p, size, st), nil
+	return p, mz.token(p, size, st), nil
 }
 
 // token is that of a block which was just handed out: none unless the block lies in the default pool where a request of
 // its size belongs, and the stream lasts. It has no mark, because others may have been handed out since.
-func (d *Device) token(p cuda.Ptr, size uint64, st *Stream) magazine.Token {
-	return magazine.Token{Magazine: d.magazineOf(p, size, st)}
+func (mz *Magazines) token(p cuda.Ptr, size uint64, st *Stream) magazine.Token {
+	return magazine.Token{Magazine: mz.magazineOf(p, size, st)}
 }
 
 // magazineOf is the stream's magazine, made if need be, if the block may be put there.
-func (d *Device) magazineOf(p cuda.Ptr, size uint64, st *Stream) *magazine.Magazine {
-	s := d.a.heapOf(p)
-	if d.opts.NoMagazine || s.pool != d.pool0 || s.stream != st || !st.timeline.Durable() || st.timeline.PerThread() || s.class != d.classOf(d.pool0.round(size)) {
+func (mz *Magazines) magazineOf(p cuda.Ptr, size uint64, st *Stream) *magazine.Magazine {
+	s := mz.gpu.a.heapOf(p)
+	if mz.gpu.opts.NoMagazine || s.pool != mz.gpu.pool0 || s.stream != st || !st.timeline.Durable() || st.timeline.PerThread() || s.class != classOf(mz.gpu.pool0.round(size)) {
 		return nil
 	}
 	if f := st.timeline.Magazine(); f != nil {
 		return f
 	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
+	mz.gpu.mu.Lock()
+	defer mz.gpu.mu.Unlock()
 	if f := st.timeline.Magazine(); f != nil {
 		return f
 	}
-	f := magazine.New(d.pool0.mask, smallMax)
+	f := magazine.New(mz.gpu.pool0.mask, smallMax)
 	f.SetRouted(st.route.Load() != nil)
 	s.arena.SetMagazine(f, &st.timeline)
 	return f
 }
 
 // MagazineFlags are the device's flags for C code.
-func (d *Device) MagazineFlags() *magazine.Flags { return d.health.Flags() }
+func (mz *Magazines) Flags() *magazine.Flags { return mz.gpu.health.Flags() }

@@ -48,7 +48,7 @@ func (c *cMagazines) alloc(d *engine.Device, size uint64, st *engine.Stream) (cu
 	c.mu.Lock()
 	f, thread := c.magazines[st], c.caller()
 	c.mu.Unlock()
-	flags := d.MagazineFlags()
+	flags := d.Magazines.Flags()
 	if f != nil && st.Device() == d && size != 0 && flags.Quick.Load() && f.TryLock() {
 		addr, mark, o := f.Take(size, flags.Waiting.Load(), thread)
 		f.Unlock()
@@ -60,7 +60,7 @@ func (c *cMagazines) alloc(d *engine.Device, size uint64, st *engine.Stream) (cu
 			return cuda.Ptr(addr), nil
 		}
 	}
-	p, token, err := d.AllocMagazine(size, st)
+	p, token, err := d.Magazines.Alloc(size, st)
 	if token.Magazine != nil {
 		c.mu.Lock()
 		c.magazines[st] = token.Magazine
@@ -150,7 +150,7 @@ func TestMagazinePair(t *testing.T) {
 			must(t, err)
 			must(t, c.free(e.a, p))
 		}
-		before, met, kept := e.dev.Stats(), c.met, c.kept
+		before, met, kept := e.dev.Views.Stats(), c.met, c.kept
 		// Taking the statistics has freed what was in the magazine, so the first request of these goes to the engine.
 		const n = 1000
 		for range n {
@@ -161,7 +161,7 @@ func TestMagazinePair(t *testing.T) {
 		if c.met-met != n-1 || c.kept-kept != n {
 			t.Errorf("of %d pairs of %d bytes %d requests and %d frees needed no engine", n, size, c.met-met, c.kept-kept)
 		}
-		after := e.dev.Stats()
+		after := e.dev.Views.Stats()
 		if got := after.Allocations.All.Added - before.Allocations.All.Added; got != n {
 			t.Errorf("%d allocations counted, want %d", got, n)
 		}
@@ -252,7 +252,7 @@ func TestMagazineStatistics(t *testing.T) {
 					a, b = a[:len(a)-1], b[:len(b)-1]
 				}
 			case k < 99:
-				x, y := with.dev.Stats(), without.dev.Stats()
+				x, y := with.dev.Views.Stats(), without.dev.Views.Stats()
 				for name, g := range map[string][2]memory.Grouped{"allocations": {x.Allocations, y.Allocations},
 					"active": {x.Active, y.Active}, "requested": {x.Requested, y.Requested}, "allocated": {x.Allocated, y.Allocated},
 					"active bytes": {x.ActiveBytes, y.ActiveBytes}} {
@@ -261,8 +261,8 @@ func TestMagazineStatistics(t *testing.T) {
 					}
 				}
 			case rng.IntN(10) == 0:
-				with.dev.ResetPeaks()
-				without.dev.ResetPeaks()
+				with.dev.Views.ResetPeaks()
+				without.dev.Views.ResetPeaks()
 			}
 		}
 		if c.met < 15 || c.kept < 500 {
@@ -324,20 +324,20 @@ func TestMagazineHistory(t *testing.T) {
 	}
 	live, err := c.alloc(e.dev, 2*mib, st)
 	must(t, err)
-	e.dev.SetHistory(100)
+	e.dev.History.SetLimit(100)
 	for range 10 {
 		pair()
 	}
 	must(t, c.free(e.a, live))
 	seen := map[event.Kind]int{}
-	events, _ := e.dev.History()
+	events, _ := e.dev.History.Read()
 	for _, x := range events {
 		seen[x.Kind]++
 	}
 	if seen[event.Alloc] != 10 || seen[event.FreeRequested] != 11 || seen[event.FreeCompleted] != 11 {
 		t.Errorf("events of 10 pairs and a free: %v", seen)
 	}
-	e.dev.SetHistory(0)
+	e.dev.History.SetLimit(0)
 	met := c.met
 	for range 10 {
 		pair()
@@ -396,7 +396,7 @@ func TestMagazineCollects(t *testing.T) {
 	must(t, c.free(e.a, p))
 	e.drv.Advance(time.Second)
 	met := c.met
-	for i := 0; e.dev.MagazineFlags().Waiting.Load(); i++ {
+	for i := 0; e.dev.Magazines.Flags().Waiting.Load(); i++ {
 		if i > 2*magazine.PollEvery {
 			t.Fatalf("after %d requests the free still waits", i)
 		}
@@ -417,7 +417,7 @@ func TestMagazineNot(t *testing.T) {
 	perThread, err := e.dev.Stream(cuda.StreamPerThread, config.StreamDurable)
 	must(t, err)
 	for _, st := range []*engine.Stream{brief, perThread} {
-		if _, f, err := e.dev.AllocMagazine(mib, st); f.Magazine != nil || err != nil {
+		if _, f, err := e.dev.Magazines.Alloc(mib, st); f.Magazine != nil || err != nil {
 			t.Errorf("a magazine for stream %v (%v)", st.ID(), err)
 		}
 	}
@@ -428,8 +428,8 @@ func TestMagazineNot(t *testing.T) {
 	must(t, c.free(e.a, p))
 	pool, err := e.dev.NewPool(memory.PoolID{1, 1})
 	must(t, err)
-	must(t, e.dev.Route(st, pool))
-	q, f, err := e.dev.AllocMagazine(mib, st)
+	must(t, e.dev.Captures.Route(st, pool))
+	q, f, err := e.dev.Magazines.Alloc(mib, st)
 	if must(t, err); f.Magazine != nil {
 		t.Error("a magazine with a block of another pool")
 	}
@@ -437,7 +437,7 @@ func TestMagazineNot(t *testing.T) {
 		t.Error("a routed stream was given a block of the default pool")
 	}
 	must(t, c.free(e.a, q))
-	must(t, e.dev.Unroute(st))
+	must(t, e.dev.Captures.Unroute(st))
 	if r, err := c.alloc(e.dev, mib, st); r != p || err != nil {
 		t.Errorf("%#x, want %#x again (%v)", r, p, err)
 	}
@@ -452,7 +452,7 @@ func TestMagazineOff(t *testing.T) {
 			t.Errorf("%q is written as %q (%v)", text, opts, err)
 		}
 		e := newEngine(t, sim.Options{}, opts, 1)
-		if _, f, err := e.dev.AllocMagazine(mib, e.streams[0]); (f.Magazine != nil) != want || err != nil {
+		if _, f, err := e.dev.Magazines.Alloc(mib, e.streams[0]); (f.Magazine != nil) != want || err != nil {
 			t.Errorf("%q: front %v (%v)", text, f.Magazine != nil, err)
 		}
 	}
@@ -505,19 +505,19 @@ func TestMagazineThreads(t *testing.T) {
 			}
 			switch i % 5 {
 			case 0:
-				s := e.dev.Stats()
+				s := e.dev.Views.Stats()
 				if held := s.Reserved.All.Current; s.ActiveBytes.All.Current+s.InactiveBytes.All.Current != held {
 					t.Errorf("%d bytes active, %d inactive, %d held", s.ActiveBytes.All.Current, s.InactiveBytes.All.Current, held)
 				}
 			case 1:
-				e.dev.Snapshot()
+				e.dev.Views.Snapshot()
 			case 2:
 				report(t, e.dev.Trim())
 			case 3:
-				e.dev.SetHistory(10)
-				e.dev.SetHistory(0)
+				e.dev.History.SetLimit(10)
+				e.dev.History.SetLimit(0)
 			case 4:
-				e.dev.ResetPeaks()
+				e.dev.Views.ResetPeaks()
 			}
 			time.Sleep(200 * time.Microsecond)
 		}
@@ -525,7 +525,7 @@ func TestMagazineThreads(t *testing.T) {
 	workers.Wait()
 	close(stop)
 	onlooker.Wait()
-	s := e.dev.Stats()
+	s := e.dev.Views.Stats()
 	if s.Allocations.All.Current != 0 || s.ActiveBytes.All.Current != 0 || s.Requested.All.Current != 0 {
 		t.Errorf("all was freed: %+v", s)
 	}
@@ -561,7 +561,7 @@ func BenchmarkMagazine(b *testing.B) {
 				must(b, err)
 				size[i] = x.Requested
 			}
-			_, token, err := e.dev.AllocMagazine(512, e.streams[0])
+			_, token, err := e.dev.Magazines.Alloc(512, e.streams[0])
 			must(b, err)
 			f, mark := token.Magazine, make([]uint32, population)
 			step := func() {
@@ -574,7 +574,7 @@ func BenchmarkMagazine(b *testing.B) {
 				}
 				size[k] = c.sizes[(c.n*31+7)&(1<<16-1)]
 				c.n++
-				p, token, err := e.dev.AllocMagazine(size[k], e.streams[0])
+				p, token, err := e.dev.Magazines.Alloc(size[k], e.streams[0])
 				if err != nil {
 					b.Fatal(err)
 				}

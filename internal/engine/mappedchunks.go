@@ -43,7 +43,7 @@ func (m *mappedChunks) sizes(n uint64) (usual, least uint64) {
 func (m *mappedChunks) over(*Pool) bool { return false }
 
 func (m *mappedChunks) newHeap(s *streamHeap) heapBacking {
-	return &chunkHeap{s, phys.NewArea(m.pool.dev.upstream.Granularity())}
+	return &chunkHeap{s, phys.NewArea(m.pool.dev.state.phys.upstream.Granularity())}
 }
 
 // openToPeers does nothing: chunks are opened range by range, as they are mapped.
@@ -51,11 +51,11 @@ func (m *mappedChunks) openToPeers() error { return nil }
 
 // ended leaves the chunks to other pools.
 //
-// +checklocks:m.pool.dev.mu
+// +checklocks:m.pool.dev.gpu.mu
 func (m *mappedChunks) ended() error {
 	d := m.pool.dev
-	if d.onUnmap != nil {
-		d.unmapReady() // else it could not be used
+	if d.state.observers.onUnmap != nil {
+		d.state.mover.unmapReady() // else it could not be used
 	}
 	if spill := m.pool.spill; spill != nil {
 		return spill.backing.ended()
@@ -67,14 +67,14 @@ func (m *mappedChunks) closeOwn() {}
 
 // giveBackOwn makes the free chunks of the pool spare: they stay the device's.
 //
-// +checklocks:r.d.mu
+// +checklocks:r.d.gpu.mu
 func (m *mappedChunks) giveBackOwn(r *reclaimer) (bool, error) {
 	if !r.scope.chunks {
 		return false, nil
 	}
 	return r.measured(func() (bool, error) {
 		before := m.pool.reserved
-		_, err := r.d.detachChunks(m.pool, everything)
+		_, err := r.d.state.mover.detachChunks(m.pool, everything)
 		return m.pool.reserved < before, err
 	})
 }
@@ -89,7 +89,7 @@ type chunkHeap struct {
 
 // supply maps free chunks from elsewhere, and new ones.
 //
-// +checklocks:c.d.mu
+// +checklocks:c.d.gpu.mu
 func (h *chunkHeap) supply(c *request) (heap.ID, error) {
 	m := chunkRequest{c, h}
 	// First without robbing other pools; then with.
@@ -109,28 +109,28 @@ func (h *chunkHeap) supply(c *request) (heap.ID, error) {
 // wantsChunks: chunks move by themselves, unless observers must be notified before they are unmapped. Within the pool's own
 // limit they are made spare where segments may need the memory.
 //
-// +checklocks:h.s.dev.mu
+// +checklocks:h.s.dev.gpu.mu
 func (h *chunkHeap) wantsChunks(limited bool) bool {
 	d := h.s.dev
-	return d.onUnmap != nil || limited && d.segments.any
+	return d.state.observers.onUnmap != nil || limited && d.state.segments.sources.any
 }
 
 // freeChunks makes chunks spare, which a request here finds.
 //
-// +checklocks:h.s.dev.mu
+// +checklocks:h.s.dev.gpu.mu
 func (h *chunkHeap) freeChunks(only *Pool, need uint64) (bool, error) {
-	return h.s.dev.detachChunks(only, need)
+	return h.s.dev.state.mover.detachChunks(only, need)
 }
 
 func (h *chunkHeap) freeAddresses() bool { return false }
 
 // usable: segments do not move, so only chunks may come here.
 //
-// +checklocks:h.s.dev.mu
+// +checklocks:h.s.dev.gpu.mu
 func (h *chunkHeap) usable() iter.Seq[*streamHeap] {
 	d := h.s.dev
 	return func(yield func(*streamHeap) bool) {
-		for o := range d.chunkHeaps() {
+		for o := range d.state.pools.chunkHeaps() {
 			if !yield(o.s) {
 				return
 			}
@@ -140,18 +140,18 @@ func (h *chunkHeap) usable() iter.Seq[*streamHeap] {
 
 // succeed leaves the old stream heap with no addresses.
 //
-// +checklocks:h.s.dev.mu
+// +checklocks:h.s.dev.gpu.mu
 func (h *chunkHeap) succeed(n *streamHeap) heapBacking {
 	x := &chunkHeap{n, h.area}
-	h.area = phys.NewArea(h.s.dev.upstream.Granularity())
+	h.area = phys.NewArea(h.s.dev.state.phys.upstream.Granularity())
 	return x
 }
 
-// +checklocks:h.s.dev.mu
+// +checklocks:h.s.dev.gpu.mu
 func (h *chunkHeap) recordInherited(from *streamHeap, addr, size uint64) {
 	s, d := h.s, h.s.dev
-	h.area.Whole(d.mem, addr, size, func(_ phys.ChunkID, k *phys.Chunk) bool {
-		d.recordLeft(from, k.Addr, k)
+	h.area.Whole(d.state.phys.mem, addr, size, func(_ phys.ChunkID, k *phys.Chunk) bool {
+		d.state.mover.recordLeft(from, k.Addr, k)
 		d.record(event.Event{Kind: event.SegmentMap, Addr: k.Addr, Size: k.Size, Handle: uint64(k.Handle),
 			Stream: s.stream.number(), Pool: s.pool.number})
 		return true
@@ -160,7 +160,7 @@ func (h *chunkHeap) recordInherited(from *streamHeap, addr, size uint64) {
 
 // mapped leaves out stale mappings, which are on their way out.
 //
-// +checklocks:h.s.dev.mu
+// +checklocks:h.s.dev.gpu.mu
 func (h *chunkHeap) mapped() []run {
 	return h.s.runs(func(b *heap.Block) bool { return b.State != heap.Unmapped && b.State != heap.Stale })
 }
@@ -172,25 +172,25 @@ func (h *chunkHeap) segmentAt(p cuda.Ptr, _, _ uint64) (cuda.Ptr, uint64, error)
 
 // export names the chunks that a block lies on.
 //
-// +checklocks:e.heap.dev.mu
+// +checklocks:e.heap.dev.gpu.mu
 func (h *chunkHeap) export(e *Export, addr, size uint64) error {
 	d := e.heap.dev
 	for p := addr; p < addr+size; {
-		c := d.mem.Chunk(h.area.At(p))
+		c := d.state.phys.mem.Chunk(h.area.At(p))
 		if p == addr {
 			e.Shared.Offset = addr - c.Addr
 		}
 		e.chunk(c.Handle, c.Size, c.Serial)
 		p = c.Addr + c.Size
 	}
-	return e.nameable(d.prop.Handles)
+	return e.nameable(d.state.phys.prop.Handles)
 }
 
-// +checklocks:h.s.dev.mu
+// +checklocks:h.s.dev.gpu.mu
 func (h *chunkHeap) addChunks(list []memory.Segment) {
 	for i := range list {
 		g := &list[i]
-		h.area.Whole(h.s.dev.mem, g.Addr, g.Size, func(_ phys.ChunkID, k *phys.Chunk) bool {
+		h.area.Whole(h.s.dev.state.phys.mem, g.Addr, g.Size, func(_ phys.ChunkID, k *phys.Chunk) bool {
 			g.Chunks = append(g.Chunks, memory.Chunk{Handle: k.Handle, Size: k.Size})
 			return true
 		})
@@ -200,7 +200,7 @@ func (h *chunkHeap) addChunks(list []memory.Segment) {
 // choosePaused finds the chunks in which something selected lies and nothing else is in use; and, of a pool of captured graphs
 // that is paused as such, those that are wholly free.
 //
-// +checklocks:p.d.mu
+// +checklocks:p.d.gpu.mu
 func (h *chunkHeap) choosePaused(p *pause, no *refusal) {
 	s, d := h.s, p.d
 	var last *pausedChunks // of the memory found last
@@ -214,7 +214,7 @@ func (h *chunkHeap) choosePaused(p *pause, no *refusal) {
 		if at.id == 0 {
 			return
 		}
-		k := d.mem.Chunk(at.id)
+		k := d.state.phys.mem.Chunk(at.id)
 		switch {
 		case at.stays:
 			p.report.Shared += at.selected
@@ -229,7 +229,7 @@ func (h *chunkHeap) choosePaused(p *pause, no *refusal) {
 		}
 		at.id = 0
 	}
-	granularity := d.upstream.Granularity()
+	granularity := d.state.phys.upstream.Granularity()
 	for _, id := range s.blocks.Ranges() {
 		for ; id != 0; id = s.blocks.Next(id) {
 			b := s.blocks.At(id)
@@ -244,7 +244,7 @@ func (h *chunkHeap) choosePaused(p *pause, no *refusal) {
 					continue
 				}
 				has = true
-				k := d.mem.Chunk(c)
+				k := d.state.phys.mem.Chunk(c)
 				if at.id != c {
 					flush()
 					at.id, at.first, at.stays, at.selected = c, id, false, 0
@@ -275,31 +275,33 @@ type pausedChunks struct {
 
 // runs is its memory, piece by piece as it is made.
 //
-// +checklocks:c.of.s.dev.mu
+// +checklocks:c.of.s.dev.gpu.mu
 func (c *pausedChunks) runs(a *pausedRange) (out []run) {
 	at := a.addr
 	for _, id := range c.chunks {
-		n := c.of.s.dev.mem.Chunk(id).Size
+		n := c.of.s.dev.state.phys.mem.Chunk(id).Size
 		out = append(out, run{at, n})
 		at += n
 	}
 	return out
 }
 
-// +checklocks:c.of.s.dev.mu
+// +checklocks:c.of.s.dev.gpu.mu
 func (c *pausedChunks) granules(a *pausedRange) uint64 {
-	return a.size / c.of.s.dev.upstream.Granularity()
+	return a.size / c.of.s.dev.state.phys.upstream.Granularity()
 }
 
 // final is no: while the chunks are there, so are their contents.
 func (c *pausedChunks) final() bool { return false }
 
-// +checklocks:c.of.s.dev.mu
-func (c *pausedChunks) unmap(a *pausedRange) error { return c.of.s.dev.mem.Unmap(a.addr, c.chunks) }
+// +checklocks:c.of.s.dev.gpu.mu
+func (c *pausedChunks) unmap(a *pausedRange) error {
+	return c.of.s.dev.state.phys.mem.Unmap(a.addr, c.chunks)
+}
 
-// +checklocks:c.of.s.dev.mu
+// +checklocks:c.of.s.dev.gpu.mu
 func (c *pausedChunks) release() {
-	mem := c.of.s.dev.mem
+	mem := c.of.s.dev.state.phys.mem
 	for _, id := range c.chunks {
 		if mem.Chunk(id).Mappings == 0 { // else it is mapped elsewhere, too
 			mem.Release(id) // giveBack tries again
@@ -310,15 +312,15 @@ func (c *pausedChunks) release() {
 // restore maps chunks again that were unmapped, new ones for those that were released, and reports whether there are any:
 // they lack their contents. After an error nothing is mapped but what cannot be undone now.
 //
-// +checklocks:c.of.s.dev.mu
+// +checklocks:c.of.s.dev.gpu.mu
 func (c *pausedChunks) restore(a *pausedRange) (renewed bool, err error) {
 	s, d, at := c.of.s, c.of.s.dev, a.addr
 	for _, id := range c.chunks {
-		k := d.mem.Chunk(id)
+		k := d.state.phys.mem.Chunk(id)
 		if k.Released {
 			e := event.Event{Kind: event.SegmentUnmap, Addr: at, Size: k.Size, Handle: uint64(k.Handle),
 				Stream: s.stream.number(), Pool: s.pool.number}
-			if err = d.mem.Renew(id); err != nil {
+			if err = d.state.phys.mem.Renew(id); err != nil {
 				return renewed, err
 			}
 			renewed = true
@@ -333,9 +335,9 @@ func (c *pausedChunks) restore(a *pausedRange) (renewed bool, err error) {
 
 // mapAgain maps the chunks. After an error nothing is mapped but what cannot be undone now.
 //
-// +checklocks:c.of.s.dev.mu
+// +checklocks:c.of.s.dev.gpu.mu
 func (c *pausedChunks) mapAgain(a *pausedRange) error {
-	mem := c.of.s.dev.mem
+	mem := c.of.s.dev.state.phys.mem
 	left, err := mem.Map(a.addr, c.chunks)
 	mem.Defer(a.addr, left)
 	return err
@@ -343,15 +345,15 @@ func (c *pausedChunks) mapAgain(a *pausedRange) error {
 
 // dropAgain unmaps the chunks, or has that done later.
 //
-// +checklocks:c.of.s.dev.mu
+// +checklocks:c.of.s.dev.gpu.mu
 func (c *pausedChunks) dropAgain(a *pausedRange) {
 	d := c.of.s.dev
-	if d.offload.Unsure() || d.mem.Unmap(a.addr, c.chunks) != nil { // while copies may be under way nothing is unmapped
-		d.mem.Defer(a.addr, c.chunks)
+	if d.state.phys.offload.Unsure() || d.state.phys.mem.Unmap(a.addr, c.chunks) != nil { // while copies may be under way nothing is unmapped
+		d.state.phys.mem.Defer(a.addr, c.chunks)
 	}
 }
 
-// +checklocks:c.of.s.dev.mu
+// +checklocks:c.of.s.dev.gpu.mu
 func (c *pausedChunks) gone(a *pausedRange) {
 	c.of.area.Set(a.addr, a.size, 0)
 	c.giveBack(a)
@@ -359,16 +361,16 @@ func (c *pausedChunks) gone(a *pausedRange) {
 
 // giveBack releases the chunks of a paused range, which were unmapped; what cannot be released is spare.
 //
-// +checklocks:c.of.s.dev.mu
+// +checklocks:c.of.s.dev.gpu.mu
 func (c *pausedChunks) giveBack(a *pausedRange) {
 	s, d, addr := c.of.s, c.of.s.dev, a.addr
 	for _, id := range c.chunks {
-		k := d.mem.Chunk(id)
+		k := d.state.phys.mem.Chunk(id)
 		d.record(event.Event{Kind: event.SegmentUnmap, Addr: addr, Size: k.Size, Handle: uint64(k.Handle),
 			Stream: s.stream.number(), Pool: s.pool.number})
 		addr += k.Size
-		if d.mem.GiveBack(id) {
-			d.counts.DeviceFrees++
+		if d.state.phys.mem.GiveBack(id) {
+			d.state.phys.counts.DeviceFrees++
 		}
 	}
 	c.chunks = nil
@@ -376,13 +378,13 @@ func (c *pausedChunks) giveBack(a *pausedRange) {
 
 // unmapEmpty makes an unmapped range of the granules in which the stale mapping [lo, lo+n) lies and no block does any more.
 //
-// +checklocks:c.of.s.dev.mu
+// +checklocks:c.of.s.dev.gpu.mu
 func (c *pausedChunks) unmapEmpty(a *pausedRange, z heap.ID, lo, n uint64) {
 	s, d := c.of.s, c.of.s.dev
 	if s.pool.pinned {
 		return
 	}
-	h, g := s.blocks, d.upstream.Granularity()
+	h, g := s.blocks, d.state.phys.upstream.Granularity()
 	from, to := lo/g*g, (lo+n+g-1)/g*g
 	for id := h.Prev(z); id != 0; id = h.Prev(id) {
 		b := h.At(id)
@@ -430,7 +432,7 @@ func (c *pausedChunks) part(a *pausedRange, from, to uint64) *pausedRange {
 // cutUp replaces a paused range that has no memory by parts, of granules of the same kind each, and returns them with their
 // kinds. Granules that no block lies in become unmapped ranges, except in pools of captured graphs.
 //
-// +checklocks:c.of.s.dev.mu
+// +checklocks:c.of.s.dev.gpu.mu
 func (c *pausedChunks) cutUp(a *pausedRange, v *survey) (parts []*pausedRange, kinds []granuleKind) {
 	s, g := a.heap, a.size/uint64(len(v.kinds))
 	first := v.first
@@ -464,30 +466,30 @@ func (c *pausedChunks) turn() int { return 2 }
 
 // get makes chunks: fewer and larger ones than there may have been, as they cost by number.
 //
-// +checklocks:c.of.s.dev.mu
+// +checklocks:c.of.s.dev.gpu.mu
 func (c *pausedChunks) get(a *pausedRange) error {
 	s, d := c.of.s, c.of.s.dev
 	for at := a.addr; at < a.end(); {
-		id, err := d.mem.Create(d.resumeChunk(s.class, a.end()-at))
+		id, err := d.state.phys.mem.Create(d.state.paused.resumeChunk(s.class, a.end()-at))
 		if err != nil {
 			return err
 		}
-		d.counts.DeviceAllocs++
-		d.mem.Assign(at, s.index, s.class, id)
+		d.state.phys.counts.DeviceAllocs++
+		d.state.phys.mem.Assign(at, s.index, s.class, id)
 		c.chunks = append(c.chunks, id)
-		at += d.mem.Chunk(id).Size
+		at += d.state.phys.mem.Chunk(id).Size
 	}
 	return nil
 }
 
 // got lists the chunks at their addresses; they are mapped later.
 //
-// +checklocks:c.of.s.dev.mu
+// +checklocks:c.of.s.dev.gpu.mu
 func (c *pausedChunks) got(a *pausedRange) {
 	s, d, at := c.of.s, c.of.s.dev, a.addr
 	a.bare = true
 	for _, id := range c.chunks {
-		k := d.mem.Chunk(id)
+		k := d.state.phys.mem.Chunk(id)
 		c.of.area.Set(at, k.Size, id)
 		d.record(event.Event{Kind: event.SegmentMap, Addr: at, Size: k.Size, Handle: uint64(k.Handle),
 			Stream: s.stream.number(), Pool: s.pool.number})
@@ -497,13 +499,13 @@ func (c *pausedChunks) got(a *pausedRange) {
 
 func (c *pausedChunks) counted() bool { return true }
 
-// +checklocks:c.of.s.dev.mu
+// +checklocks:c.of.s.dev.gpu.mu
 func (c *pausedChunks) putBack(a *pausedRange) { c.giveBack(a) }
 
-// +checklocks:c.of.s.dev.mu
+// +checklocks:c.of.s.dev.gpu.mu
 func (c *pausedChunks) pretend() {
 	for _, id := range c.chunks {
-		if k := c.of.s.dev.mem.Chunk(id); k.Mappings == 0 {
+		if k := c.of.s.dev.state.phys.mem.Chunk(id); k.Mappings == 0 {
 			k.Mappings = 1
 		}
 	}
@@ -512,7 +514,7 @@ func (c *pausedChunks) pretend() {
 // undo does nothing: takenBack does all.
 func (c *pausedChunks) undo(*pausedRange) {}
 
-// +checklocks:c.of.s.dev.mu
+// +checklocks:c.of.s.dev.gpu.mu
 func (c *pausedChunks) takenBack(a *pausedRange) {
 	c.of.area.Set(a.addr, a.size, 0)
 	if !a.bare {

@@ -225,7 +225,7 @@ func (m *meddler) meddleCapture() {
 		}
 		return
 	}
-	err := s.dev.BeginCapture(c.st, c.pool)
+	err := s.dev.Captures.Begin(c.st, c.pool)
 	if s.failed("begin capture", err) {
 		return
 	}
@@ -251,7 +251,7 @@ func (m *meddler) endCapture(c *captured) {
 	if err != nil {
 		s.t.Errorf("%s: the capture was spoilt: %v", s.what, err)
 	}
-	s.failed("end capture", s.dev.EndCapture(c.st))
+	s.failed("end capture", s.dev.Captures.End(c.st))
 	c.begun = false
 	if err == nil {
 		if err := g.Launch(0, c.st.Handle()); err != nil {

@@ -25,7 +25,7 @@ var errNarrow = errors.New("free chunks are larger than the room for them")
 // obtain makes the request fit by mapping memory into the stream heap: free chunks from elsewhere, and new ones, as the stages
 // allow; with pressure also those that are better left. It returns 0 and no error when there is not enough memory. Between its attempts only the stream heap's arena is locked, as finding a place locks others.
 //
-// +checklocks:m.c.d.mu
+// +checklocks:m.c.d.gpu.mu
 func (m *chunkRequest) obtain(stages memory.Stages, pressure bool) (heap.ID, error) {
 	if stages == 0 {
 		return 0, nil
@@ -52,19 +52,19 @@ func (m *chunkRequest) obtain(stages memory.Stages, pressure bool) (heap.ID, err
 
 // fill is one attempt to map memory at a place: errNarrow where a roomier one might do.
 //
-// +checklocks:m.c.d.mu
+// +checklocks:m.c.d.gpu.mu
 func (m *chunkRequest) fill(at place, stages memory.Stages, pressure bool) (heap.ID, error) {
 	c, d := m.c, m.c.d
-	defer d.plan.letGo()
+	defer d.state.policy.plan.letGo()
 	c.log.start()
-	d.throttle.worked(&c.s.worked, c.s.workedNow())
+	d.state.policy.throttle.worked(&c.s.worked, c.s.workedNow())
 	have, grown, err := m.supply(at, stages, pressure)
 	if err != nil || have < at.need {
 		return 0, err
 	}
 	block, mapped, stamp, err := m.move(at, have)
 	if !grown {
-		d.throttle.moved(len(d.plan.sources))
+		d.state.policy.throttle.moved(len(d.state.policy.plan.sources))
 	}
 	if err != nil {
 		c.waits = c.waits[:0]   // for what is not moved after all
@@ -77,7 +77,7 @@ func (m *chunkRequest) fill(at place, stages memory.Stages, pressure bool) (heap
 	c.met = memory.StageRemap
 	if grown {
 		c.met = memory.StageGrow
-	} else if slices.ContainsFunc(d.plan.sources, func(x source) bool { return x.heap != nil && x.heap.s.pool != c.s.pool }) {
+	} else if slices.ContainsFunc(d.state.policy.plan.sources, func(x source) bool { return x.heap != nil && x.heap.s.pool != c.s.pool }) {
 		c.met = memory.StageLend
 	}
 	return m.takeMoved(block, mapped, stamp)
@@ -86,17 +86,17 @@ func (m *chunkRequest) fill(at place, stages memory.Stages, pressure bool) (heap
 // supply chooses free chunks for a place, and gets new ones for what is missing then, which grown reports. Where that is not
 // enough, errNarrow says that a roomier place might do.
 //
-// +checklocks:m.c.d.mu
+// +checklocks:m.c.d.gpu.mu
 func (m *chunkRequest) supply(at place, stages memory.Stages, pressure bool) (have uint64, grown bool, err error) {
-	c, d, p := m.c, m.c.d, &m.c.d.plan
+	c, d, p := m.c, m.c.d, &m.c.d.state.policy.plan
 	p.sources, p.narrow = p.sources[:0], false
-	if stages&memory.StageGrow != 0 && !pressure && d.growFirst(at.need) {
+	if stages&memory.StageGrow != 0 && !pressure && d.state.policy.growFirst(at.need) {
 		stages = memory.StageGrow
 	}
-	if d.onUnmap != nil {
+	if d.state.observers.onUnmap != nil {
 		stages &^= memory.StageRemap | memory.StageLend // but spare chunks that are mapped nowhere
 	}
-	if stages&(memory.StageRemap|memory.StageLend) != 0 || d.onUnmap != nil {
+	if stages&(memory.StageRemap|memory.StageLend) != 0 || d.state.observers.onUnmap != nil {
 		for _, r := range [2]memory.Stages{memory.StageRemap, memory.StageLend} {
 			if stages&r != 0 {
 				c.log.try(r)
@@ -119,11 +119,11 @@ func (m *chunkRequest) supply(at place, stages memory.Stages, pressure bool) (ha
 
 // takeMoved hands out of the block that memory was mapped for, or of any where observers are notified of the memory first.
 //
-// +checklocks:m.c.d.mu
+// +checklocks:m.c.d.gpu.mu
 func (m *chunkRequest) takeMoved(block heap.ID, mapped run, stamp uint64) (heap.ID, error) {
-	c, d, s, p := m.c, m.c.d, m.h.s, &m.c.d.plan
-	s.blocks.MinRest = d.minRest(s.class)
-	if d.onMap != nil {
+	c, d, s, p := m.c, m.c.d, m.h.s, &m.c.d.state.policy.plan
+	s.blocks.MinRest = d.state.policy.minRest(s.class)
+	if d.state.observers.onMap != nil {
 		pieces := make([]run, 0, len(p.sources))
 		addr := mapped.addr
 		for _, x := range p.sources {
@@ -131,10 +131,10 @@ func (m *chunkRequest) takeMoved(block heap.ID, mapped run, stamp uint64) (heap.
 			addr += x.size
 		}
 		p.letGo()
-		d.arriving = append(d.arriving, mapped)
+		d.state.phys.arriving = append(d.state.phys.arriving, mapped)
 		defer func() {
-			i := slices.Index(d.arriving, mapped)
-			d.arriving = slices.Delete(d.arriving, i, i+1)
+			i := slices.Index(d.state.phys.arriving, mapped)
+			d.state.phys.arriving = slices.Delete(d.state.phys.arriving, i, i+1)
 		}()
 		c.publish(block, mapped, stamp, pieces)
 		c.waits = c.waits[:0]
@@ -151,21 +151,21 @@ func (m *chunkRequest) takeMoved(block heap.ID, mapped run, stamp uint64) (heap.
 // create gets new chunks of missing bytes together, in addition to those chosen, and returns the bytes of all. Where there is
 // no memory, or the driver fails with another error than that, what was got until then stays as spare chunks.
 //
-// +checklocks:m.c.d.mu
+// +checklocks:m.c.d.gpu.mu
 func (m *chunkRequest) create(missing, have uint64) (uint64, error) {
-	c, d, p, s, before := m.c, m.c.d, &m.c.d.plan, m.c.log.of(memory.StageGrow), have
+	c, d, p, s, before := m.c, m.c.d, &m.c.d.state.policy.plan, m.c.log.of(memory.StageGrow), have
 	s.stop = stopNot
-	if !d.quota.MayHold(missing) {
+	if !d.state.phys.quota.MayHold(missing) {
 		s.stop = stopLimit
 		return have, nil
 	}
-	if d.lacks(missing) {
+	if d.state.phys.lacks(missing) {
 		c.log.oom, s.stop = cuda.ErrOutOfMemory, stopLacks
 		return have, nil
 	}
 	for missing > 0 {
-		size := d.chunkSize(c.s.class, c.n, missing)
-		id, err := d.mem.Create(size)
+		size := d.state.policy.chunkSize(c.s.class, c.n, missing)
+		id, err := d.state.phys.mem.Create(size)
 		if isOutOfMemory(err) {
 			c.log.oom, s.err = err, err
 			c.log.lap(memory.StageGrow, have-before)
@@ -173,8 +173,8 @@ func (m *chunkRequest) create(missing, have uint64) (uint64, error) {
 		} else if err != nil {
 			return have, err
 		}
-		d.counts.DeviceAllocs++
-		d.mem.AddSpare(id, -1, 0)
+		d.state.phys.counts.DeviceAllocs++
+		d.state.phys.mem.AddSpare(id, -1, 0)
 		p.sources = append(p.sources, source{chunk: id, size: size})
 		missing -= size
 		have += size
@@ -185,15 +185,15 @@ func (m *chunkRequest) create(missing, have uint64) (uint64, error) {
 // lacks reports whether the device is known not to have that much memory, so that a request which cannot be met does not
 // take all there is from other processes first. Asking the driver costs 3 us, so it is asked about large amounts only.
 //
-// +checklocks:d.mu
-func (d *Device) lacks(bytes uint64) bool {
-	if d.quota.Reserved+bytes > d.info.TotalBytes {
+// +checklocks:ph.gpu.mu
+func (ph *physical) lacks(bytes uint64) bool {
+	if ph.quota.Reserved+bytes > ph.gpu.info.TotalBytes {
 		return true
 	}
 	if bytes < askedFrom {
 		return false
 	}
-	free, _, err := d.drv.MemInfo(d.id)
+	free, _, err := ph.gpu.drv.MemInfo(ph.gpu.id)
 	return err == nil && free < bytes
 }
 

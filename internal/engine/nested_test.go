@@ -20,7 +20,7 @@ func TestNestedSegmentGoes(t *testing.T) {
 		ptrs[i], err = inner.Alloc(100*kib, e.streams[i])
 		must(t, err)
 	}
-	before := e.dev.Stats().AddressBytes
+	before := e.dev.Views.Stats().AddressBytes
 	base, size, err := e.a.SegmentBase(ptrs[1])
 	must(t, err)
 	if base != ptrs[0] || before != size+4*mib {
@@ -28,7 +28,7 @@ func TestNestedSegmentGoes(t *testing.T) {
 	}
 	e.free(t, ptrs[0])
 	must(t, inner.Trim())
-	if after := e.dev.Stats().AddressBytes; after != before-2*mib {
+	if after := e.dev.Views.Stats().AddressBytes; after != before-2*mib {
 		t.Errorf("%d bytes of addresses were reserved, and %d are, after a segment of 2 MiB went", before, after)
 	}
 }

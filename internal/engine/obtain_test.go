@@ -38,7 +38,7 @@ func narrowPlace(t *testing.T, e *fixture, p *engine.Pool, filler uint64) {
 	chunk := alloc(b, 16*mib)
 	e.free(t, chunk)
 	segments := 0
-	for _, s := range e.dev.SnapshotPool(p.ID()) {
+	for _, s := range e.dev.Views.SnapshotPool(p.ID()) {
 		for _, c := range s.Chunks {
 			if s.Addr == uint64(chunk) && c.Size == 16*mib {
 				segments++
@@ -46,9 +46,9 @@ func narrowPlace(t *testing.T, e *fixture, p *engine.Pool, filler uint64) {
 		}
 	}
 	if segments != 1 {
-		t.Fatalf("the free memory of the other stream is not one chunk of 16 MiB: %+v", e.dev.SnapshotPool(p.ID()))
+		t.Fatalf("the free memory of the other stream is not one chunk of 16 MiB: %+v", e.dev.Views.SnapshotPool(p.ID()))
 	}
-	e.dev.SetLimit(uint64(e.dev.Stats().Reserved.All.Current))
+	e.dev.SetLimit(uint64(e.dev.Views.Stats().Reserved.All.Current))
 }
 
 // The roomier place needs more, which exceeds the pool's limit, so that free chunks of the pool's other streams go.

@@ -78,19 +78,19 @@ func (a *Allocator) Open(dev cuda.Device, from string, m memory.Shared, descript
 			close(f.ready)
 		}()
 		if size == 0 {
-			f.base, err = d.imports().OpenIPC(m.IPC)
+			f.base, err = d.state.imports.mapper().OpenIPC(m.IPC)
 		} else {
-			f.base, err = d.mapImported(m, descriptor)
+			f.base, err = d.state.imports.open(m, descriptor)
 		}
 		if f.err = err; err != nil {
-			return 0, d.unreachable(m.UUID, err)
+			return 0, d.state.imports.unreachable(m.UUID, err)
 		}
 		o.mu.Lock()
 	} else {
 		o.mu.Unlock()
 		<-f.ready
 		if f.err != nil {
-			return 0, d.unreachable(m.UUID, f.err)
+			return 0, d.state.imports.unreachable(m.UUID, f.err)
 		}
 		o.mu.Lock()
 		if o.maps[key] != f { // closed by all its users before this one came to it
@@ -157,16 +157,16 @@ func (a *Allocator) CloseShared(p cuda.Ptr) error {
 	o.mu.Unlock()
 	d := a.devices[f.dev].Load()
 	d.mu.Lock()
-	delete(d.imported, f.base)
+	delete(d.state.imports.imported, f.base)
 	d.mu.Unlock()
 	if d.health.Broken() != nil { // bookkeeping only
 		return nil
 	}
-	return d.imports().Close(f.base, f.size)
+	return d.state.imports.mapper().Close(f.base, f.size)
 }
 
-func (d *Device) imports() phys.Imports {
-	return phys.Imports{Health: d.health, Granularity: d.info.Granularity}
+func (im *imports) mapper() phys.Imports {
+	return phys.Imports{Health: im.gpu.health, Granularity: im.gpu.info.Granularity}
 }
 
 // importedSize is the size of the mapping, 0 for memory that is opened by an IPC handle. What another process says is not
@@ -201,31 +201,33 @@ func importedKey(m *memory.Shared, dev cuda.Device, from string) string {
 }
 
 // mapImported maps the chunks of an export.
-func (d *Device) mapImported(m memory.Shared, descriptor func(i int) (int, error)) (cuda.Ptr, error) {
-	x := phys.Imported{Owner: d.id, Descriptor: descriptor, Access: d.adopt}
-	if m.UUID != d.info.UUID {
-		if v, ok := d.a.byUUID(m.UUID); ok {
+func (im *imports) open(m memory.Shared, descriptor func(i int) (int, error)) (cuda.Ptr, error) {
+	x := phys.Imported{Owner: im.gpu.id, Descriptor: descriptor, Access: im.adopt}
+	if m.UUID != im.gpu.info.UUID {
+		if v, ok := im.gpu.a.byUUID(m.UUID); ok {
 			x.Owner = v
 		}
-		x.Access = func(base cuda.Ptr, size uint64) error { return d.drv.MemSetAccess(base, size, []cuda.Device{d.id}) }
+		x.Access = func(base cuda.Ptr, size uint64) error {
+			return im.gpu.drv.MemSetAccess(base, size, []cuda.Device{im.gpu.id})
+		}
 	}
 	for _, c := range m.Chunks {
 		x.Sizes = append(x.Sizes, c.Size)
 	}
-	return d.imports().Map(x)
+	return im.mapper().Map(x)
 }
 
 // adopt makes memory of another process that lies on this device accessible to it and its peers, those to come included.
-func (d *Device) adopt(base cuda.Ptr, size uint64) error {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if err := d.mem.Access.Set(base, size); err != nil {
-		return d.health.Failed(err)
+func (im *imports) adopt(base cuda.Ptr, size uint64) error {
+	im.gpu.mu.Lock()
+	defer im.gpu.mu.Unlock()
+	if err := im.phys.mem.Access.Set(base, size); err != nil {
+		return im.gpu.health.Failed(err)
 	}
-	if d.imported == nil {
-		d.imported = map[cuda.Ptr]uint64{}
+	if im.imported == nil {
+		im.imported = map[cuda.Ptr]uint64{}
 	}
-	d.imported[base] = size
+	im.imported[base] = size
 	return nil
 }
 
@@ -240,13 +242,13 @@ func (a *Allocator) byUUID(uuid [16]byte) (cuda.Device, bool) {
 }
 
 // unreachable adds, to an error of opening memory that lies on another GPU, that it does.
-func (d *Device) unreachable(uuid [16]byte, err error) error {
-	if uuid == d.info.UUID {
+func (im *imports) unreachable(uuid [16]byte, err error) error {
+	if uuid == im.gpu.info.UUID {
 		return err
 	}
 	where := "which this process does not see"
-	if v, ok := d.a.byUUID(uuid); ok {
+	if v, ok := im.gpu.a.byUUID(uuid); ok {
 		where = fmt.Sprintf("device %d here", v)
 	}
-	return fmt.Errorf("the memory lies on GPU %x (%s), not on device %d, and cannot be used from there: %w", uuid, where, d.id, err)
+	return fmt.Errorf("the memory lies on GPU %x (%s), not on device %d, and cannot be used from there: %w", uuid, where, im.gpu.id, err)
 }

@@ -140,7 +140,7 @@ func (a *sources) close() (first error) {
 // kindOf gives a pool to come an upstream of some kind, a limit and a spill.
 func (w *world) kindOf(d *worldDevice, p *worldPool, o *config.PoolOptions) {
 	called := func() {
-		d.dev.Stats() // which looks at the peaks
+		d.dev.Views.Stats() // which looks at the peaks
 		w.raise(d)
 		w.seen["upstream"]++
 	}
@@ -243,7 +243,7 @@ func (w *world) checkPools(d *worldDevice) {
 			k = &books{}
 		}
 		size := uint64(0)
-		for _, g := range d.dev.SnapshotPool(p.id) {
+		for _, g := range d.dev.Views.SnapshotPool(p.id) {
 			size += g.Size
 		}
 		if s.Blocks != k.blocks || s.Requested != uint64(k.requested) || s.Allocated != uint64(k.allocated) || s.Limit != p.limit ||
@@ -257,13 +257,13 @@ func (w *world) checkPools(d *worldDevice) {
 			w.seen["spilled"]++
 		}
 	}
-	for _, u := range d.dev.TagUsage() {
+	for _, u := range d.dev.Views.TagUsage() {
 		if u != tags[u.Tag] {
 			w.fail("device %d: %+v, want %+v", d.id, u, tags[u.Tag])
 		}
 		delete(tags, u.Tag)
 	}
-	for _, u := range d.dev.LibraryUsage() {
+	for _, u := range d.dev.Views.LibraryUsage() {
 		if u != libraries[u.Library] {
 			w.fail("device %d: %+v, want %+v", d.id, u, libraries[u.Library])
 		}

@@ -63,7 +63,7 @@ func (w *world) checkStacks(d *worldDevice) {
 			want[b.stack] = memory.StackUse{Stack: b.stack, Use: memory.Use{Blocks: u.Blocks + 1, Requested: u.Requested + b.size, Allocated: u.Allocated + b.rounded}}
 		}
 	}
-	for _, u := range d.dev.StackUsage() {
+	for _, u := range d.dev.Views.StackUsage() {
 		if u != want[u.Stack] {
 			w.fail("device %d: %+v, want %+v", d.id, u, want[u.Stack])
 		}
@@ -97,7 +97,7 @@ func TestHistoryOfStacks(t *testing.T) {
 		var size uint64
 		kinds := map[event.Kind]int{}
 		drain := func() {
-			for _, x := range e.dev.DrainHistory(nil) {
+			for _, x := range e.dev.History.Drain(nil) {
 				kinds[x.Kind]++
 				tag, library, stack, thread := uint16(asked.Tag), asked.Library, asked.Stack, asked.Thread
 				switch x.Kind {
@@ -187,14 +187,14 @@ func TestStacksThreads(t *testing.T) {
 		})
 	}
 	var g memory.Gauges
-	watch(func() { e.dev.Gauges(&g) })
+	watch(func() { e.dev.Views.Gauges(&g) })
 	watch(func() {
-		for _, u := range e.dev.StackUsage() {
+		for _, u := range e.dev.Views.StackUsage() {
 			if f := e.a.StackFrames(u.Stack); u.Stack != 0 && len(f) != 3 {
 				t.Errorf("stack %d is %v", u.Stack, f)
 			}
 		}
-		e.dev.Snapshot()
+		e.dev.Views.Snapshot()
 	})
 	on := false
 	watch(func() {
@@ -247,7 +247,7 @@ func TestStacksThreads(t *testing.T) {
 	close(stop)
 	watchers.Wait()
 	e.a.KeepStacks(true)
-	if u := e.dev.StackUsage(); len(u) != 0 {
+	if u := e.dev.Views.StackUsage(); len(u) != 0 {
 		t.Errorf("nothing is out, and yet %+v", u)
 	}
 	if c.met == 0 || c.kept == 0 {

@@ -206,10 +206,10 @@ func (w *world) op(d *worldDevice) {
 			w.drv.SetOutside(d.id, 0)
 		}
 	case n < 993:
-		d.dev.SetHistory(w.rng.IntN(2) * 20)
+		d.dev.History.SetLimit(w.rng.IntN(2) * 20)
 	case n < 996:
 		w.check(d)
-		d.dev.ResetPeaks()
+		d.dev.Views.ResetPeaks()
 		w.drv.ResetPeak(d.id)
 		d.peak, d.inactive, d.failed, d.most = d.now, 0, false, 0
 		d.sources.peak.Store(d.sources.bytes.Load())
@@ -313,7 +313,7 @@ func (w *world) newPool(d *worldDevice) {
 		o.Kind = config.PoolSingleHandle
 	case n < 45:
 		u = &upstream{Resource: resource.Device(w.drv, d.id), observe: func(string, uint64) {
-			d.dev.Stats() // which looks at the peaks
+			d.dev.Views.Stats() // which looks at the peaks
 			w.raise(d)
 			w.seen["upstream"]++
 		}}
@@ -344,7 +344,7 @@ func (w *world) route(d *worldDevice) {
 		return
 	}
 	if s.routed != nil {
-		if err := d.dev.Unroute(s.st); err != nil {
+		if err := d.dev.Captures.Unroute(s.st); err != nil {
 			w.fail("Unroute: %v", err)
 		}
 		s.routed.users--
@@ -358,7 +358,7 @@ func (w *world) route(d *worldDevice) {
 	if p.captured {
 		return
 	}
-	if err := d.dev.Route(s.st, p.pool); err != nil {
+	if err := d.dev.Captures.Route(s.st, p.pool); err != nil {
 		w.fail("Route: %v", err)
 	}
 	p.users++
@@ -416,7 +416,7 @@ func (w *world) beginCapture(d *worldDevice) {
 		w.beginSim(d, s)
 	} else {
 		if w.chance(50) {
-			if err := d.dev.MarkFrees(); err != nil {
+			if err := d.dev.Captures.MarkFrees(); err != nil {
 				w.fail("MarkFrees: %v", err)
 			}
 		}
@@ -430,7 +430,7 @@ func (w *world) beginCapture(d *worldDevice) {
 }
 
 func (w *world) begin(d *worldDevice, s *worldStream, p *worldPool) {
-	if err := d.dev.BeginCapture(s.st, p.pool); err != nil {
+	if err := d.dev.Captures.Begin(s.st, p.pool); err != nil {
 		w.fail("BeginCapture: %v", err)
 	}
 }
@@ -448,7 +448,7 @@ func (w *world) endCapture(d *worldDevice) {
 			if err != nil {
 				w.fail("the capture was spoilt: %v", err)
 			}
-			if err := d.dev.EndCapture(s.st); err != nil {
+			if err := d.dev.Captures.End(s.st); err != nil {
 				w.fail("EndCapture: %v", err)
 			}
 			p.graphs = append(p.graphs, g)
@@ -587,7 +587,7 @@ func (w *world) end() {
 	for _, d := range w.devs {
 		for _, s := range d.streams {
 			if s.routed != nil {
-				d.dev.Unroute(s.st)
+				d.dev.Captures.Unroute(s.st)
 				s.routed.users--
 				s.routed = nil
 			}
@@ -606,7 +606,7 @@ func (w *world) end() {
 			size := w.cfg.capacity &^ (2*mib - 1)
 			if w.alloc(d, size, pick(w, d.streams)) == nil {
 				_, err := d.dev.Alloc(size, d.streams[0].st)
-				w.fail("device %d: nothing is out, and yet all memory cannot be had: %v\n%+v", d.id, err, d.dev.Stats())
+				w.fail("device %d: nothing is out, and yet all memory cannot be had: %v\n%+v", d.id, err, d.dev.Views.Stats())
 			}
 			w.free(d, 0)
 		}
@@ -617,7 +617,7 @@ func (w *world) end() {
 	for _, d := range w.devs {
 		w.check(d)
 		if n := d.sources.held(w.drv); n != 0 {
-			w.fail("device %d: %d bytes held after everything was freed and trimmed\n%+v", d.id, n, d.dev.Stats())
+			w.fail("device %d: %d bytes held after everything was freed and trimmed\n%+v", d.id, n, d.dev.Views.Stats())
 		}
 	}
 	for _, u := range w.upstreams {

@@ -37,8 +37,8 @@ func (d *Device) Pause(sel Selection, o config.PauseOptions) (memory.PauseReport
 	if o.Keep > config.KeepNone {
 		return memory.PauseReport{}, fmt.Errorf("pause: keep %d is none", o.Keep)
 	}
-	d.pausing.Lock()
-	defer d.pausing.Unlock()
+	d.state.paused.mu.Lock()
+	defer d.state.paused.mu.Unlock()
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	p := &pause{d: d, sel: sel, o: o}
@@ -85,32 +85,32 @@ type leaving struct {
 	mem        pausedBacking
 }
 
-// +checklocks:p.d.mu
-// +checklocks:p.d.pausing
+// +checklocks:p.d.gpu.mu
+// +checklocks:p.d.state.paused.mu
 func (p *pause) run() error {
 	d := p.d
-	if err := d.mayPause(); err != nil {
+	if err := d.state.paused.mayPause(); err != nil {
 		return err
 	}
 	// First only to see whether anything is refused, or there is anything at all: what is not over yet is not known.
 	if err := p.choose(); err != nil || len(p.heaps) == 0 {
 		return err
 	}
-	if err := d.waitForAll(); err != nil {
+	if err := d.state.paused.waitForAll(); err != nil {
 		return err
 	}
-	d.collect(nil, false)
-	d.regain(nil, nil)
-	d.unmapReady()
-	for _, l := range d.arenas {
+	d.state.frees.collect(nil, false)
+	d.state.held.regain(nil, nil)
+	d.state.mover.unmapReady()
+	for _, l := range d.state.pools.arenas {
 		l.Lock()
 	}
 	err := p.chooseLocked()
 	if err == nil {
 		p.depart()
 	}
-	d.quota.Rebalance(nil, len(d.mem.Spares()))
-	for _, l := range d.arenas {
+	d.state.phys.quota.Rebalance(nil, len(d.state.phys.mem.Spares()))
+	for _, l := range d.state.pools.arenas {
 		l.Unlock()
 	}
 	if err != nil {
@@ -127,55 +127,55 @@ func (p *pause) run() error {
 	if err == nil {
 		p.trim()
 	}
-	d.rebalanceAll(nil, nil)
+	d.state.phys.rebalanceAll(nil, nil)
 	return err
 }
 
 // mayPause is an error where nothing can be waited for.
 //
-// +checklocks:d.mu
-func (d *Device) mayPause() error {
-	if err := d.health.Broken(); err != nil {
+// +checklocks:pr.gpu.mu
+func (pr *pausedMemory) mayPause() error {
+	if err := pr.gpu.health.Broken(); err != nil {
 		return err
 	}
-	busy := d.timeline.Gate().Announced()
-	for t := range d.liveStreams() {
+	busy := pr.gpu.timeline.Gate().Announced()
+	for t := range pr.streams.live() {
 		if t.active && t.timeline.Durable() && !t.timeline.PerThread() {
 			busy = busy || errors.Is(t.timeline.Usable(), timeline.ErrCapturing)
 		}
 	}
-	for _, v := range d.mem.Access.Devices()[1:] {
-		busy = busy || d.timeline.GateOf(v).Announced()
+	for _, v := range pr.phys.mem.Access.Devices()[1:] {
+		busy = busy || pr.gpu.timeline.GateOf(v).Announced()
 	}
 	if busy {
-		return d.whileCapturing()
+		return pr.whileCapturing()
 	}
 	return nil
 }
 
-func (d *Device) whileCapturing() error {
-	return &memory.PauseError{Reason: fmt.Sprintf("pause: a stream is being captured on device %d, and the GPU cannot be waited for meanwhile", d.id)}
+func (pr *pausedMemory) whileCapturing() error {
+	return &memory.PauseError{Reason: fmt.Sprintf("pause: a stream is being captured on device %d, and the GPU cannot be waited for meanwhile", pr.gpu.id)}
 }
 
 // waitForAll waits for all work of the device, and of those that may use its memory; it is a PauseError where a capture
 // was announced there. The caller holds Device.mu and no arena's lock; it is let go meanwhile.
 //
-// +checklocks:d.mu
-func (d *Device) waitForAll() error {
-	devs := slices.Clone(d.mem.Access.Devices())
-	d.mu.Unlock()
-	defer d.mu.Lock()
-	d.a.turns.Next()
-	defer d.a.turns.Next()
+// +checklocks:pr.gpu.mu
+func (pr *pausedMemory) waitForAll() error {
+	devs := slices.Clone(pr.phys.mem.Access.Devices())
+	pr.gpu.mu.Unlock()
+	defer pr.gpu.mu.Lock()
+	pr.gpu.a.turns.Next()
+	defer pr.gpu.a.turns.Next()
 	for i, v := range devs {
-		err := d.timeline.SyncContext(v)
+		err := pr.gpu.timeline.SyncContext(v)
 		if err == timeline.ErrCapturing {
-			return d.whileCapturing()
+			return pr.whileCapturing()
 		}
 		if i == 0 && err != nil {
-			return d.health.Failed(err)
+			return pr.gpu.health.Failed(err)
 		}
-		if o, ok := d.a.Started(v); err != nil && ok && o.health.Failed(err) != nil && o.health.Broken() == nil {
+		if o, ok := pr.gpu.a.Started(v); err != nil && ok && o.health.Failed(err) != nil && o.health.Broken() == nil {
 			return err // the work of a broken peer is over
 		}
 	}
@@ -184,24 +184,24 @@ func (d *Device) waitForAll() error {
 
 // choose finds out what is to go, and refuses what cannot.
 //
-// +checklocks:p.d.mu
+// +checklocks:p.d.gpu.mu
 func (p *pause) choose() error {
-	for _, l := range p.d.arenas {
+	for _, l := range p.d.state.pools.arenas {
 		l.Lock()
 	}
 	defer func() {
-		for _, l := range p.d.arenas {
+		for _, l := range p.d.state.pools.arenas {
 			l.Unlock()
 		}
 	}()
 	return p.chooseLocked()
 }
 
-// +checklocks:p.d.mu
+// +checklocks:p.d.gpu.mu
 func (p *pause) chooseLocked() error {
 	p.found, p.heaps, p.report.Shared = nil, map[*streamHeap]bool{}, 0
 	var no refusal
-	for _, s := range p.d.heaps {
+	for _, s := range p.d.state.pools.heaps {
 		if s == nil || !p.sel.mayHave(s) {
 			continue
 		}
@@ -238,7 +238,7 @@ func (r *refusal) err() error {
 
 // refuse notes why a selected block that has memory cannot be paused.
 //
-// +checklocks:p.d.mu
+// +checklocks:p.d.gpu.mu
 func (p *pause) refuse(s *streamHeap, b *heap.Block, no *refusal) {
 	id := s.pool.id
 	if b.Uses&heap.Exported != 0 {
@@ -252,7 +252,7 @@ func (p *pause) refuse(s *streamHeap, b *heap.Block, no *refusal) {
 // depart puts what was found out of everybody's reach, and marks the blocks, so that frees are the slow path's. The
 // caller holds all arenas' locks.
 //
-// +checklocks:p.d.mu
+// +checklocks:p.d.gpu.mu
 func (p *pause) depart() {
 	d := p.d
 	// Backwards: what is cut off a free block that reaches to the left of the memory has the new names.
@@ -277,7 +277,7 @@ func (p *pause) depart() {
 		}
 		if gaps > 0 {
 			s.gauges.SetFree(s.blocks.FreeBlocks, -int64(gaps))
-			d.quota.Spare += gaps
+			d.state.phys.quota.Spare += gaps
 		}
 		s.paused.add(a)
 		p.leaving = append(p.leaving, a)
@@ -286,44 +286,44 @@ func (p *pause) depart() {
 		return cmp.Or(cmp.Compare(a.heap.index, b.heap.index), cmp.Compare(a.addr, b.addr))
 	})
 	if len(p.leaving) > 0 {
-		d.endTokens()
+		d.state.pools.endTokens()
 	}
 }
 
 // trim gives back what is free beside the selected blocks. It is no matter of pausing if that fails.
 //
-// +checklocks:p.d.mu
+// +checklocks:p.d.gpu.mu
 func (p *pause) trim() {
 	d := p.d
-	before := d.quota.Reserved
+	before := d.state.phys.quota.Reserved
 	pools := map[*Pool]bool{}
 	for s := range p.heaps {
 		pools[s.pool] = true
 	}
-	d.releaseSegments(func(x *Pool) bool { return pools[x] }, true)
+	d.state.segments.release(func(x *Pool) bool { return pools[x] }, true)
 	for s := range p.heaps {
-		if s.pool.pinned || !d.has(s) {
+		if s.pool.pinned || !d.state.pools.has(s) {
 			continue
 		}
 		s.arena.Lock()
 		s.backing.detach(everything)
 		s.arena.Unlock()
 	}
-	if d.hasChunks() {
-		d.releaseChunks(p.sel.Pool, 0) // no more of them: it waits for those that are on their way
+	if d.state.phys.hasChunks() {
+		d.state.mover.releaseChunks(p.sel.Pool, 0) // no more of them: it waits for those that are on their way
 	}
-	if before > d.quota.Reserved {
-		p.report.Physical += before - d.quota.Reserved
+	if before > d.state.phys.quota.Reserved {
+		p.report.Physical += before - d.state.phys.quota.Reserved
 	}
 }
 
 // PauseBuffers keeps page-locked memory of at least so many bytes for the contents of the next pauses, which are much
 // faster with it; 0 gives back what holds nothing. Without it a pause keeps what it got for the next one.
 func (d *Device) PauseBuffers(bytes uint64) error {
-	d.pausing.Lock()
-	defer d.pausing.Unlock()
+	d.state.paused.mu.Lock()
+	defer d.state.paused.mu.Unlock()
 	if err := d.health.Broken(); err != nil {
 		return err
 	}
-	return d.offload.Reserve(bytes)
+	return d.state.phys.offload.Reserve(bytes)
 }

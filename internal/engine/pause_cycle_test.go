@@ -64,7 +64,7 @@ func pauseCycles(t *testing.T, cycles int) {
 		runtime.GC()
 		var m runtime.MemStats
 		runtime.ReadMemStats(&m)
-		s.heap, s.addressB = m.HeapAlloc, p.d.Stats().AddressBytes
+		s.heap, s.addressB = m.HeapAlloc, p.d.Views.Stats().AddressBytes
 		return s
 	}
 	var before state
@@ -117,7 +117,7 @@ func pauseCycles(t *testing.T, cycles int) {
 // check2 is check without the device's own peak, which single handles are made beside.
 func (p *pausing) check2() {
 	p.t.Helper()
-	s := p.d.Stats()
+	s := p.d.Views.Stats()
 	if held := int64(p.drv.ReservedBytes(0)); s.Reserved.All.Current != held || held+s.Paused.All.Current != s.ActiveBytes.All.Current+s.InactiveBytes.All.Current {
 		p.t.Fatalf("reserved %d, paused %d, active %d, inactive %d; the device says %d", s.Reserved.All.Current, s.Paused.All.Current,
 			s.ActiveBytes.All.Current, s.InactiveBytes.All.Current, held)
@@ -132,7 +132,7 @@ func (p *pausing) check2() {
 func TestPauseThreads(t *testing.T) {
 	p := newPausing(t, sim.Options{Capacity: 600 * mib, Devices: 1}, config.Options{})
 	c := newCMagazines(p.a)
-	p.d.OnTokensEnd(c.forgetAll)
+	p.d.Magazines.OnTokensEnd(c.forgetAll)
 	stop := time.Now().Add(3 * time.Second)
 	if testing.Short() {
 		stop = time.Now().Add(time.Second)
@@ -203,7 +203,7 @@ func TestPauseThreads(t *testing.T) {
 					resumes++
 					mu.Unlock()
 				case n == 19:
-					s := p.d.Stats()
+					s := p.d.Views.Stats()
 					if s.Reserved.All.Current+s.Paused.All.Current != s.ActiveBytes.All.Current+s.InactiveBytes.All.Current {
 						t.Errorf("reserved %d, paused %d, active %d, inactive %d", s.Reserved.All.Current, s.Paused.All.Current,
 							s.ActiveBytes.All.Current, s.InactiveBytes.All.Current)
@@ -212,8 +212,8 @@ func TestPauseThreads(t *testing.T) {
 						if err := p.d.Trim(); err != nil {
 							t.Error(err)
 						}
-						p.d.Snapshot()
-						p.d.TagUsage()
+						p.d.Views.Snapshot()
+						p.d.Views.TagUsage()
 					}
 				}
 			}
@@ -228,13 +228,13 @@ func TestPauseThreads(t *testing.T) {
 	if t.Failed() {
 		return
 	}
-	for p.d.Stats().Allocations.All.Current != 0 { // of a free that was under way in a magazine
+	for p.d.Views.Stats().Allocations.All.Current != 0 { // of a free that was under way in a magazine
 		time.Sleep(time.Millisecond)
 	}
 	if err := p.a.Trim(); err != nil {
 		t.Fatal(err)
 	}
-	if s := p.d.Stats(); s.Reserved.All.Current != 0 || s.Paused.All.Current != 0 {
+	if s := p.d.Views.Stats(); s.Reserved.All.Current != 0 || s.Paused.All.Current != 0 {
 		t.Errorf("left: %+v", s)
 	}
 	if err := errors.Join(p.a.Close(), p.drv.Fault()); err != nil {

@@ -57,7 +57,7 @@ func (s *pauseScenario) step(f func() error) error {
 	if err != nil {
 		s.errs = append(s.errs, err)
 	}
-	st := s.d.Stats()
+	st := s.d.Views.Stats()
 	if st.Reserved.All.Current+st.Paused.All.Current != st.ActiveBytes.All.Current+st.InactiveBytes.All.Current {
 		s.fatal("reserved %d + paused %d, active %d + inactive %d", st.Reserved.All.Current, st.Paused.All.Current,
 			st.ActiveBytes.All.Current, st.InactiveBytes.All.Current)
@@ -91,7 +91,7 @@ func (s *pauseScenario) holdsEnds(p cuda.Ptr, size uint64, seed byte) {
 // verify looks at contents of what is not paused.
 func (s *pauseScenario) verify() {
 	s.t.Helper()
-	if s.broken || s.d.Stats().Paused.All.Current != 0 {
+	if s.broken || s.d.Views.Stats().Paused.All.Current != 0 {
 		return
 	}
 	for p, b := range s.blocks {
@@ -106,7 +106,7 @@ func (s *pauseScenario) verify() {
 
 func (s *pauseScenario) pauseAll(sel engine.Selection) {
 	s.t.Helper()
-	before := s.d.Stats().Paused.All.Current
+	before := s.d.Views.Stats().Paused.All.Current
 	err := s.step(func() error {
 		_, err := s.d.Pause(sel, config.PauseOptions{Keep: s.keep, Dir: s.t.TempDir()})
 		return err
@@ -117,7 +117,7 @@ func (s *pauseScenario) pauseAll(sel engine.Selection) {
 			s.blocks[p] = b
 		}
 	}
-	if n := s.d.Stats().Paused.All.Current; err != nil && n != before && !strings.Contains(err.Error(), "stays paused") && !s.broken {
+	if n := s.d.Views.Stats().Paused.All.Current; err != nil && n != before && !strings.Contains(err.Error(), "stays paused") && !s.broken {
 		s.fatal("a pause failed; %d bytes were paused, %d are", before, n)
 	}
 	if err != nil {
@@ -129,9 +129,9 @@ func (s *pauseScenario) pauseAll(sel engine.Selection) {
 func (s *pauseScenario) resumeAll() {
 	s.t.Helper()
 	for range 2 {
-		before := s.d.Stats().Paused.All.Current
+		before := s.d.Views.Stats().Paused.All.Current
 		err := s.step(func() error { _, err := s.d.Resume(all); return err })
-		after := s.d.Stats().Paused.All.Current
+		after := s.d.Views.Stats().Paused.All.Current
 		if err == nil && after != 0 || err != nil && after != before && !s.broken {
 			s.fatal("resume: %v: %d bytes were paused, now %d", err, before, after)
 		}
@@ -143,7 +143,7 @@ func (s *pauseScenario) resumeAll() {
 		}
 		s.fail = nil
 	}
-	if !s.broken && s.d.Stats().Paused.All.Current != 0 {
+	if !s.broken && s.d.Views.Stats().Paused.All.Current != 0 {
 		s.fatal("nothing fails any more and all the same memory stays paused")
 	}
 	s.verify()

@@ -68,8 +68,8 @@ func TestPauseOverlaps(t *testing.T) {
 	if lastOf(out, "cuMemcpyAsync") > slices.Index(out, "cuMemUnmap") || lastOf(out, "cuEventSynchronize") < slices.Index(out, "cuMemRelease") {
 		t.Errorf("pause: all copies are to be queued before memory goes, and the first to go while the last is copied: %v", out)
 	}
-	if p.d.Stats().Reserved.All.Current != 0 || p.drv.ReservedBytes(0) != 0 {
-		t.Errorf("%d bytes are held, the device says %d", p.d.Stats().Reserved.All.Current, p.drv.ReservedBytes(0))
+	if p.d.Views.Stats().Reserved.All.Current != 0 || p.drv.ReservedBytes(0) != 0 {
+		t.Errorf("%d bytes are held, the device says %d", p.d.Views.Stats().Reserved.All.Current, p.drv.ReservedBytes(0))
 	}
 	in := p.calls(func() error { _, err := p.d.Resume(all); return err })
 	if lastOf(in, "cuMemCreate") > slices.Index(in, "cuMemMap") || lastOf(in, "cuMemMap") < slices.Index(in, "cuMemcpyAsync") {
@@ -99,7 +99,7 @@ func TestPauseUndone(t *testing.T) {
 		if !errors.Is(err, cuda.ErrInvalidValue) || strings.Contains(err.Error(), "stays paused") {
 			t.Fatalf("%s fails: %v", call, err)
 		}
-		if st := p.d.Stats(); st.Paused.All.Current != 0 || st.Reserved.All.Current != 24*mib || p.drv.ReservedBytes(0) != 24*mib || created != 6 {
+		if st := p.d.Views.Stats(); st.Paused.All.Current != 0 || st.Reserved.All.Current != 24*mib || p.drv.ReservedBytes(0) != 24*mib || created != 6 {
 			t.Errorf("%s fails: %d bytes are paused, %d held, %d chunks were got", call, st.Paused.All.Current, st.Reserved.All.Current, created)
 		}
 		p.holdAll(blocks)
@@ -129,7 +129,7 @@ func TestPauseUndoneInPart(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "stays paused") {
 		t.Fatal(err)
 	}
-	st := p.d.Stats()
+	st := p.d.Views.Stats()
 	if st.Paused.All.Current != 12*mib || st.Reserved.All.Current != 12*mib || p.drv.ReservedBytes(0) != 12*mib ||
 		st.Reserved.All.Current+st.Paused.All.Current != st.ActiveBytes.All.Current+st.InactiveBytes.All.Current {
 		t.Errorf("%d bytes are paused, %d held, the device says %d", st.Paused.All.Current, st.Reserved.All.Current, p.drv.ReservedBytes(0))
@@ -154,8 +154,8 @@ func TestFreedWhileOthersGo(t *testing.T) {
 		}
 	})
 	r := p.pause(all, config.PauseOptions{})
-	if !freed || p.d.Stats().Paused.All.Current != 20*mib || r.Bytes != 20*mib || p.drv.ReservedBytes(0) != 0 {
-		t.Errorf("%d bytes are paused, %+v", p.d.Stats().Paused.All.Current, r)
+	if !freed || p.d.Views.Stats().Paused.All.Current != 20*mib || r.Bytes != 20*mib || p.drv.ReservedBytes(0) != 0 {
+		t.Errorf("%d bytes are paused, %+v", p.d.Views.Stats().Paused.All.Current, r)
 	}
 	p.d.OnUnmap(nil)
 	p.resume(all)
@@ -185,8 +185,8 @@ func TestResumeCannotMap(t *testing.T) {
 		})
 		_, err := p.d.Resume(all)
 		p.drv.FailCall(nil)
-		if !errors.Is(err, code) || p.d.Stats().Paused.All.Current != 24*mib || p.drv.ReservedBytes(0) != 0 {
-			t.Errorf("%v: %v: %d bytes are paused, %d held", code, err, p.d.Stats().Paused.All.Current, p.drv.ReservedBytes(0))
+		if !errors.Is(err, code) || p.d.Views.Stats().Paused.All.Current != 24*mib || p.drv.ReservedBytes(0) != 0 {
+			t.Errorf("%v: %v: %d bytes are paused, %d held", code, err, p.d.Views.Stats().Paused.All.Current, p.drv.ReservedBytes(0))
 		}
 	}
 	p.resume(all)

@@ -22,7 +22,7 @@ func TestResumedMemoryIsThePeers(t *testing.T) {
 			p := newPausing(t, sim.Options{Devices: 2}, opts)
 			enable := func() {
 				t.Helper()
-				if err := p.d.EnablePeer(1); err != nil {
+				if err := p.d.Peers.Enable(1); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -55,7 +55,7 @@ func TestResumedMemoryIsThePeers(t *testing.T) {
 // block from the magazine.
 func TestPausedBlockInMagazine(t *testing.T) {
 	p := newPausing(t, sim.Options{}, config.Options{})
-	q, token, err := p.d.AllocMagazine(3*mib, p.st)
+	q, token, err := p.d.Magazines.Alloc(3*mib, p.st)
 	if err != nil || token.Magazine == nil {
 		t.Fatal(err)
 	}
@@ -69,11 +69,11 @@ func TestPausedBlockInMagazine(t *testing.T) {
 		t.Errorf("the tray gave out %#x, which has no memory", addr)
 	}
 	f.Unlock()
-	if n := p.d.Stats().Allocations.All.Current; n != 0 {
+	if n := p.d.Views.Stats().Allocations.All.Current; n != 0 {
 		t.Fatalf("%d blocks are in use: statistics leave out what lies in a magazine", n)
 	}
 	p.check()
-	if s := p.d.Stats(); s.Paused.All.Current != 0 || s.ActiveBytes.All.Current != 0 {
+	if s := p.d.Views.Stats(); s.Paused.All.Current != 0 || s.ActiveBytes.All.Current != 0 {
 		t.Errorf("%+v", s)
 	}
 	if err := p.a.Close(); err != nil {
@@ -136,7 +136,7 @@ func TestPauseSelections(t *testing.T) {
 	if r := p.pause(engine.Selection{Tag: 4}, config.PauseOptions{}); r.Blocks != 1 {
 		t.Errorf("%+v", r)
 	}
-	if u := p.d.LibraryUsage(); len(u) != 1 || u[0].Paused != 3*mib {
+	if u := p.d.Views.LibraryUsage(); len(u) != 1 || u[0].Paused != 3*mib {
 		t.Errorf("%+v", u)
 	}
 	p.free(q)

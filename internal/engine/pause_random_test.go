@@ -96,7 +96,7 @@ func (w *pauseWorld) verify(b *pausedLive) {
 // paused is the blocks that lack memory, by address.
 func (w *pauseWorld) paused() map[cuda.Ptr]uint64 {
 	out := map[cuda.Ptr]uint64{}
-	for _, g := range w.d.Snapshot() {
+	for _, g := range w.d.Views.Snapshot() {
 		for _, b := range g.Blocks {
 			if b.Paused > 0 {
 				out[cuda.Ptr(b.Addr)] = b.Paused
@@ -228,7 +228,7 @@ func (w *pauseWorld) step() {
 		w.drv.SetOutside(0, w.rng.Uint64N(220)*mib)
 	default:
 		w.drv.SetOutside(0, 0)
-		w.d.SetHistory(w.rng.IntN(2) * 10)
+		w.d.History.SetLimit(w.rng.IntN(2) * 10)
 	}
 }
 
@@ -245,7 +245,7 @@ func (w *pauseWorld) freeBlock(i int) {
 
 // look checks statistics, and the contents of some blocks that have their memory.
 func (w *pauseWorld) look(every bool) {
-	s := w.d.Stats()
+	s := w.d.Views.Stats()
 	held := int64(w.drv.ReservedBytes(0))
 	var allocated int64
 	for _, b := range w.blocks {
@@ -295,7 +295,7 @@ func (w *pauseWorld) end() {
 		w.fail("%v", err)
 	}
 	w.look(true)
-	if s := w.d.Stats(); s.Paused.All.Current != 0 || s.Reserved.All.Current != 0 {
+	if s := w.d.Views.Stats(); s.Paused.All.Current != 0 || s.Reserved.All.Current != 0 {
 		w.fail("left over: %+v", s)
 	}
 	for _, p := range w.pools[1:] {
@@ -375,7 +375,7 @@ func newPauseWorld(t *testing.T, seed uint64, seen map[string]int) *pauseWorld {
 	}
 	if rng.IntN(2) == 0 {
 		w.magazines = newCMagazines(a)
-		d.OnTokensEnd(w.magazines.forgetAll)
+		d.Magazines.OnTokensEnd(w.magazines.forgetAll)
 	}
 	return w
 }

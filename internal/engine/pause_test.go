@@ -126,7 +126,7 @@ func (p *pausing) check() {
 }
 
 func booksBalance(d *engine.Device, drv *sim.Driver) error {
-	s := d.Stats()
+	s := d.Views.Stats()
 	held := int64(drv.ReservedBytes(d.ID()))
 	if s.Reserved.All.Current != held || held+s.Paused.All.Current != s.ActiveBytes.All.Current+s.InactiveBytes.All.Current ||
 		s.Reserved.All.Peak != int64(drv.PeakBytes(d.ID())) {
@@ -134,7 +134,7 @@ func booksBalance(d *engine.Device, drv *sim.Driver) error {
 			s.Reserved.All.Peak, s.Paused.All.Current, s.ActiveBytes.All.Current, s.InactiveBytes.All.Current, held, drv.PeakBytes(d.ID()))
 	}
 	var size, active, paused, chunks uint64
-	for _, g := range d.Snapshot() {
+	for _, g := range d.Views.Snapshot() {
 		size, paused = size+g.Size, paused+g.Paused
 		for _, k := range g.Chunks {
 			chunks += k.Size
@@ -191,13 +191,13 @@ func TestPauseKeepsContents(t *testing.T) {
 				}
 				gap := p.alloc(nil, 1*mib, 0)
 				p.free(gap)
-				before := p.d.Stats()
+				before := p.d.Views.Stats()
 				dir := t.TempDir()
 				r := p.pause(all, config.PauseOptions{Keep: keep, Dir: dir})
 				if names, _ := os.ReadDir(dir); len(names) != 0 {
 					t.Errorf("a file has a name: %v", names)
 				}
-				s := p.d.Stats()
+				s := p.d.Views.Stats()
 				if r.Blocks != int64(len(sizes)) || r.Bytes != uint64(before.Allocated.All.Current) || r.Kept != r.Bytes ||
 					r.Physical != uint64(before.Reserved.All.Current) || s.Reserved.All.Current != 0 ||
 					s.Allocated.All.Current != before.Allocated.All.Current || s.Paused.All.Current != before.Allocated.All.Current || r.Shared != 0 {
@@ -251,7 +251,7 @@ func TestPauseByTag(t *testing.T) {
 	for i := range others {
 		p.holds(others[i], 3*mib, byte(100+i))
 	}
-	for _, u := range p.d.TagUsage() {
+	for _, u := range p.d.Views.TagUsage() {
 		if want := map[uint32]uint64{7: r.Bytes}[u.Tag]; u.Paused != want {
 			t.Errorf("tag %d: %d bytes paused, want %d", u.Tag, u.Paused, want)
 		}
@@ -268,7 +268,7 @@ func TestPauseByTag(t *testing.T) {
 			p.holds(mine[i], 3*mib, byte(i))
 		}
 	}
-	if s := p.d.Stats(); s.Paused.All.Current != 0 {
+	if s := p.d.Views.Stats(); s.Paused.All.Current != 0 {
 		t.Errorf("%d bytes still paused", s.Paused.All.Current)
 	}
 }
@@ -300,7 +300,7 @@ func TestFreeWhilePaused(t *testing.T) {
 		for i := 0; i < len(ptrs); i += 3 {
 			p.free(ptrs[i])
 		}
-		s := p.d.Stats()
+		s := p.d.Views.Stats()
 		if s.Paused.All.Current != 0 || s.Reserved.All.Current != 0 || s.ActiveBytes.All.Current != 0 {
 			t.Errorf("%s: left over: %+v", conf, s)
 		}
@@ -378,7 +378,7 @@ func TestPauseRefused(t *testing.T) {
 			t.Errorf("want %q and %d bytes: %v", what, bytes, err)
 		}
 		p.check()
-		if s := p.d.Stats(); s.Paused.All.Current != 0 {
+		if s := p.d.Views.Stats(); s.Paused.All.Current != 0 {
 			t.Errorf("%d bytes are paused", s.Paused.All.Current)
 		}
 	}
@@ -416,7 +416,7 @@ func TestPauseRefused(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := p.d.BeginCapture(p.st, pool); err != nil {
+	if err := p.d.Captures.Begin(p.st, pool); err != nil {
 		t.Fatal(err)
 	}
 	e, err := p.d.Alloc(3*mib, p.st)
@@ -428,7 +428,7 @@ func TestPauseRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	refused(all, "is being captured", 0)
-	if err := p.d.EndCapture(p.st); err != nil {
+	if err := p.d.Captures.End(p.st); err != nil {
 		t.Fatal(err)
 	}
 	refused(all, "captured graphs use", 8*mib)
@@ -436,7 +436,7 @@ func TestPauseRefused(t *testing.T) {
 	p.fill(e, 3*mib, 4)
 	held := pool.Stats().Reserved
 	p.pause(all, config.PauseOptions{Captured: true})
-	if s := p.d.Stats(); s.Reserved.All.Current != 0 {
+	if s := p.d.Views.Stats(); s.Reserved.All.Current != 0 {
 		t.Errorf("%d bytes of a captured pool stay", s.Reserved.All.Current)
 	}
 	p.resume(all)
@@ -451,7 +451,7 @@ func TestPauseRefused(t *testing.T) {
 	if err := pool.Release(); err != nil {
 		t.Fatal(err)
 	}
-	if s := p.d.Stats(); s.Paused.All.Current != 0 || s.Reserved.All.Current != 0 {
+	if s := p.d.Views.Stats(); s.Paused.All.Current != 0 || s.Reserved.All.Current != 0 {
 		t.Errorf("left: %+v", s)
 	}
 	if err := p.a.Close(); err != nil {

@@ -98,10 +98,10 @@ func (l pausedRanges) noteParked(b *heap.Block) {
 
 // addPaused notes that blocks of a stream heap lost memory, or got it back.
 //
-// +checklocks:d.mu
-func (d *Device) addPaused(s *streamHeap, bytes int64) {
+// +checklocks:pr.gpu.mu
+func (pr *pausedMemory) add(s *streamHeap, bytes int64) {
 	s.pausedBytes += bytes
-	d.quota.AddPaused(s.class, bytes)
+	pr.phys.quota.AddPaused(s.class, bytes)
 }
 
 // eachPaused calls f for every part of a block that lies in a paused range of the list, which is in address order, block by
@@ -177,8 +177,8 @@ func (s *streamHeap) survey(list []*pausedRange, sel *Selection) map[*pausedRang
 // becomes a stale mapping wherever it lies in a paused range, and its contents there are forgotten. It returns the bytes that are no
 // free memory. The caller holds Device.mu and the arena's lock.
 //
-// +checklocks:d.mu
-func (d *Device) decommit(s *streamHeap, id heap.ID, addr, size uint64, held bool) (gone uint64) {
+// +checklocks:pr.gpu.mu
+func (pr *pausedMemory) decommit(s *streamHeap, id heap.ID, addr, size uint64, held bool) (gone uint64) {
 	type hit struct {
 		a     *pausedRange
 		stale heap.ID
@@ -196,17 +196,17 @@ func (d *Device) decommit(s *streamHeap, id heap.ID, addr, size uint64, held boo
 		gone += n
 		a.live--
 		if a.mapped {
-			d.quota.Spare += n
+			pr.phys.quota.Spare += n
 			a.freed = true
 		} else {
-			d.addPaused(s, -int64(n))
+			pr.add(s, -int64(n))
 		}
 		a.contents.Drop(lo, n)
 	}
 	if held { // what is left of it is apart from other free blocks
 		for x := start; x != 0 && s.blocks.At(x).Addr < addr+size; x = s.blocks.Next(x) {
 			if s.blocks.At(x).State == heap.Held {
-				d.heldBack = append(d.heldBack, heldFree{s, x})
+				pr.held.all = append(pr.held.all, heldFree{s, x})
 			}
 		}
 	}
@@ -233,8 +233,8 @@ func (s *streamHeap) blockOver(addr uint64) (id heap.ID) {
 // compact makes unmapped ranges of the granules of paused ranges, all of one stream heap, that no block lies in. The caller holds Device.mu and
 // the arena's lock.
 //
-// +checklocks:d.mu
-func (d *Device) compact(s *streamHeap, list []*pausedRange) {
+// +checklocks:pr.gpu.mu
+func (pr *pausedMemory) compact(s *streamHeap, list []*pausedRange) {
 	all := s.survey(list, nil)
 	for _, a := range list {
 		if !a.busy {
@@ -246,9 +246,9 @@ func (d *Device) compact(s *streamHeap, list []*pausedRange) {
 // refill makes memory that is out of reach ordinary memory again: what no block has of it is free, and the blocks are
 // marked no more, unless they lack memory elsewhere. The caller holds Device.mu and no arena's lock.
 //
-// +checklocks:d.mu
-func (d *Device) refill(list []*pausedRange) {
-	byHeap(list, func(s *streamHeap, list []*pausedRange) { d.refillHeap(s, list) })
+// +checklocks:pr.gpu.mu
+func (pr *pausedMemory) refill(list []*pausedRange) {
+	byHeap(list, func(s *streamHeap, list []*pausedRange) { pr.refillHeap(s, list) })
 }
 
 // byHeap calls f for each stream heap's part of the list, with the arena's lock.
@@ -266,8 +266,8 @@ func byHeap(list []*pausedRange, f func(s *streamHeap, list []*pausedRange)) {
 	}
 }
 
-// +checklocks:d.mu
-func (d *Device) refillHeap(s *streamHeap, list []*pausedRange) {
+// +checklocks:pr.gpu.mu
+func (pr *pausedMemory) refillHeap(s *streamHeap, list []*pausedRange) {
 	done := map[*pausedRange]bool{}
 	for _, a := range list {
 		done[a] = true
@@ -291,10 +291,10 @@ func (d *Device) refillHeap(s *streamHeap, list []*pausedRange) {
 		free := s.blocks.Map(s.blocks.ReapPart(x.stale, x.lo, x.size), x.lo, x.size, x.stamp)
 		if s.hot.Capture != 0 && !s.stream.timeline.IsOver(x.stamp) { // a pause that failed
 			s.blocks.Hold(free)
-			d.heldBack = append(d.heldBack, heldFree{s, free})
+			pr.held.all = append(pr.held.all, heldFree{s, free})
 		}
 		s.gauges.SetFree(s.blocks.FreeBlocks, int64(x.size))
-		d.quota.Spare -= x.size
+		pr.phys.quota.Spare -= x.size
 	}
 	for _, a := range list {
 		a.contents.Drop(a.addr, a.size)
@@ -304,12 +304,12 @@ func (d *Device) refillHeap(s *streamHeap, list []*pausedRange) {
 // compactAll makes unmapped ranges of what is free of paused memory in pools that captured graphs used until now. The caller holds
 // Device.mu and no arena's lock.
 //
-// +checklocks:d.mu
-func (d *Device) compactAll(pools []*Pool) {
-	for _, s := range d.heaps {
+// +checklocks:pr.gpu.mu
+func (pr *pausedMemory) compactAll(pools []*Pool) {
+	for _, s := range pr.pools.heaps {
 		if s != nil && slices.Contains(pools, s.pool) && len(s.paused) > 0 {
 			s.arena.Lock()
-			d.compact(s, slices.Clone(s.paused))
+			pr.compact(s, slices.Clone(s.paused))
 			s.arena.Unlock()
 		}
 	}
@@ -318,9 +318,9 @@ func (d *Device) compactAll(pools []*Pool) {
 // releaseEmpty gives back segments that have no memory and in which no block is left. The caller holds Device.mu and
 // nothing else; it is let go while users' upstreams are called.
 //
-// +checklocks:d.mu
-func (d *Device) releaseEmpty() (first error) {
-	if d.health.Broken() != nil || d.offload.Unsure() {
+// +checklocks:sg.gpu.mu
+func (sg *segments) releaseEmpty() (first error) {
+	if sg.gpu.health.Broken() != nil || sg.phys.offload.Unsure() {
 		return nil
 	}
 	type empty struct {
@@ -328,7 +328,7 @@ func (d *Device) releaseEmpty() (first error) {
 		of *segmentHeap
 	}
 	var list []empty
-	for h := range d.segmentHeaps() {
+	for h := range sg.pools.segmentHeaps() {
 		if h.s.pool.pinned {
 			continue
 		}
@@ -341,10 +341,10 @@ func (d *Device) releaseEmpty() (first error) {
 	}
 	for _, a := range list {
 		s := a.heap
-		d.a.disown(a.addr, a.size)
+		sg.gpu.a.disown(a.addr, a.size)
 		err := a.of.free(a.addr, a.size)
 		if a.busy = false; err != nil {
-			d.a.claim(a.addr, a.size, s) // which succeeded before
+			sg.gpu.a.claim(a.addr, a.size, s) // which succeeded before
 			if first == nil {
 				first = err
 			}
@@ -354,8 +354,8 @@ func (d *Device) releaseEmpty() (first error) {
 		s.blocks.DropRange(s.blocks.ReapPart(s.blockOver(a.addr), a.addr, a.size))
 		s.paused.replace(a.pausedRange)
 		s.arena.Unlock()
-		d.recordSegment(s, a.addr, a.size, false, origin{})
-		d.mem.Ranges.Drop(s.index, a.addr)
+		sg.gpu.recordSegment(s, a.addr, a.size, false, origin{})
+		sg.phys.mem.Ranges.Drop(s.index, a.addr)
 	}
 	return first
 }
@@ -394,8 +394,8 @@ func (l pausedRanges) correct(runs []run) []run {
 }
 
 // endPauses gives back what only pausing needs. No block is paused.
-func (d *Device) endPauses() error {
-	d.pausing.Lock()
-	defer d.pausing.Unlock()
-	return d.offload.Close()
+func (pr *pausedMemory) end() error {
+	pr.mu.Lock()
+	defer pr.mu.Unlock()
+	return pr.phys.offload.Close()
 }

@@ -13,37 +13,37 @@ import (
 // EnablePeer makes all memory of the device, held now or got later, accessible to work on another device. Where the two
 // cannot reach each other the error is one for which errors.Is(err, cuda.ErrPeerAccessUnsupported) holds. After any
 // error it can be asked for again; what the peer may use by then is what it could before, or more.
-func (d *Device) EnablePeer(peer cuda.Device) error {
-	if peer == d.id {
+func (pe *Peers) Enable(peer cuda.Device) error {
+	if peer == pe.gpu.id {
 		return nil
 	}
-	can, err := d.drv.CanAccessPeer(peer, d.id)
+	can, err := pe.gpu.drv.CanAccessPeer(peer, pe.gpu.id)
 	if err != nil {
 		return err
 	}
 	if !can {
-		return fmt.Errorf("device %d cannot use the memory of device %d: %w", peer, d.id, cuda.ErrPeerAccessUnsupported)
+		return fmt.Errorf("device %d cannot use the memory of device %d: %w", peer, pe.gpu.id, cuda.ErrPeerAccessUnsupported)
 	}
 	// What cuMemAlloc gives out is opened to a context as a whole, mapped memory range by range.
-	if err := d.drv.RetainContext(peer); err != nil {
+	if err := pe.gpu.drv.RetainContext(peer); err != nil {
 		return err
 	}
-	if err := d.drv.EnablePeerAccess(peer, d.id); err != nil && !errors.Is(err, cuda.ErrPeerAccessAlreadyEnabled) {
+	if err := pe.gpu.drv.EnablePeerAccess(peer, pe.gpu.id); err != nil && !errors.Is(err, cuda.ErrPeerAccessAlreadyEnabled) {
 		return err
 	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if slices.Contains(d.mem.Access.Devices(), peer) {
-		return d.openUpstreams((*wholeSegments).openToPeers)
+	pe.gpu.mu.Lock()
+	defer pe.gpu.mu.Unlock()
+	if slices.Contains(pe.phys.mem.Access.Devices(), peer) {
+		return pe.pools.openUpstreams((*wholeSegments).openToPeers)
 	}
-	if err := d.openUpstreams(func(w *wholeSegments) error { return w.openTo(peer) }); err != nil {
+	if err := pe.pools.openUpstreams(func(w *wholeSegments) error { return w.openTo(peer) }); err != nil {
 		return err
 	}
-	if slices.Contains(d.mem.Access.Devices(), peer) { // another thread was faster
+	if slices.Contains(pe.phys.mem.Access.Devices(), peer) { // another thread was faster
 		return nil
 	}
-	runs := slices.Clone(d.arriving)
-	for _, s := range d.heaps {
+	runs := slices.Clone(pe.phys.arriving)
+	for _, s := range pe.pools.heaps {
 		if s != nil {
 			s.arena.Lock()
 			runs = append(runs, s.backing.mapped()...)
@@ -51,34 +51,34 @@ func (d *Device) EnablePeer(peer cuda.Device) error {
 		}
 	}
 	for _, r := range runs { // nothing is unmapped meanwhile: that takes Device.mu
-		if err := d.drv.MemSetAccess(cuda.Ptr(r.addr), r.size, []cuda.Device{peer}); err != nil {
+		if err := pe.gpu.drv.MemSetAccess(cuda.Ptr(r.addr), r.size, []cuda.Device{peer}); err != nil {
 			return err // not kept as this device's: it may be the peer that is broken
 		}
 	}
-	for p, size := range d.imported {
-		if err := d.drv.MemSetAccess(p, size, []cuda.Device{peer}); err != nil {
+	for p, size := range pe.imports.imported {
+		if err := pe.gpu.drv.MemSetAccess(p, size, []cuda.Device{peer}); err != nil {
 			return err
 		}
 	}
-	d.mem.Access.Add(peer)
-	return d.openUpstreams((*wholeSegments).openToPeers) // of pools that came meanwhile
+	pe.phys.mem.Access.Add(peer)
+	return pe.pools.openUpstreams((*wholeSegments).openToPeers) // of pools that came meanwhile
 }
 
 // openUpstreams opens the users' upstreams of the device's pools, and returns the first error. Device.mu is let go meanwhile.
 //
-// +checklocks:d.mu
-func (d *Device) openUpstreams(open func(*wholeSegments) error) (first error) {
-	for _, w := range d.userSegments() {
+// +checklocks:pt.gpu.mu
+func (pt *poolTable) openUpstreams(open func(*wholeSegments) error) (first error) {
+	for _, w := range pt.userSegments() {
 		first = cmp.Or(first, open(w))
 	}
 	return first
 }
 
 // Peers are the devices that EnablePeer was called for.
-func (d *Device) Peers() []cuda.Device {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return slices.Clone(d.mem.Access.Devices()[1:])
+func (pe *Peers) List() []cuda.Device {
+	pe.gpu.mu.Lock()
+	defer pe.gpu.mu.Unlock()
+	return slices.Clone(pe.phys.mem.Access.Devices()[1:])
 }
 
 // run is a contiguous range of mapped memory.
@@ -86,7 +86,7 @@ type run struct{ addr, size uint64 }
 
 // runs lists the memory of a stream heap in the blocks that are mapped. The caller holds the arena's lock.
 //
-// +checklocks:s.dev.mu
+// +checklocks:s.dev.gpu.mu
 func (s *streamHeap) runs(mapped func(*heap.Block) bool) (runs []run) {
 	s.blocks.Each(func(id heap.ID, b *heap.Block) bool {
 		if !mapped(b) {

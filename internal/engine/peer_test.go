@@ -73,15 +73,15 @@ func TestPeer(t *testing.T) {
 				t.Fatal("without EnablePeer the simulator lets the peer use everything")
 			}
 
-			if err := p.dev[0].EnablePeer(0); err != nil {
+			if err := p.dev[0].Peers.Enable(0); err != nil {
 				t.Errorf("a device is no peer of its own: %v", err)
 			}
 			for range 2 {
-				if err := p.dev[0].EnablePeer(1); err != nil {
+				if err := p.dev[0].Peers.Enable(1); err != nil {
 					t.Fatal(err)
 				}
 			}
-			if got := p.dev[0].Peers(); len(got) != 1 || got[0] != 1 {
+			if got := p.dev[0].Peers.List(); len(got) != 1 || got[0] != 1 {
 				t.Errorf("peers %v, want device 1", got)
 			}
 			again := p.alloc(t, 0, 30*mib) // from what was cached
@@ -118,13 +118,13 @@ func TestPeer(t *testing.T) {
 func TestPeerFails(t *testing.T) {
 	drv := sim.New(sim.Options{Devices: 2, NoPeers: true, Check: sim.CheckOrder})
 	p := newPair(t, drv, drv, config.Options{})
-	if err := p.dev[0].EnablePeer(1); !errors.Is(err, cuda.ErrPeerAccessUnsupported) {
+	if err := p.dev[0].Peers.Enable(1); !errors.Is(err, cuda.ErrPeerAccessUnsupported) {
 		t.Errorf("%v; want unsupported", err)
 	}
-	if err := p.dev[0].EnablePeer(7); !errors.Is(err, cuda.ErrInvalidDevice) {
+	if err := p.dev[0].Peers.Enable(7); !errors.Is(err, cuda.ErrInvalidDevice) {
 		t.Errorf("%v; want an invalid device", err)
 	}
-	if x := p.alloc(t, 0, 5*mib); p.use(0, x, 5*mib) != nil || len(p.dev[0].Peers()) != 0 {
+	if x := p.alloc(t, 0, 5*mib); p.use(0, x, 5*mib) != nil || len(p.dev[0].Peers.List()) != 0 {
 		t.Error("a refusal changed the device")
 	}
 	for k := uint64(1); ; k++ {
@@ -139,12 +139,12 @@ func TestPeerFails(t *testing.T) {
 			failed = true
 			return cuda.ErrOutOfMemory
 		})
-		err := p.dev[0].EnablePeer(1)
-		if (err != nil) != failed || failed && len(p.dev[0].Peers()) != 0 {
-			t.Fatalf("call %d failed %v: %v, peers %v", k, failed, err, p.dev[0].Peers())
+		err := p.dev[0].Peers.Enable(1)
+		if (err != nil) != failed || failed && len(p.dev[0].Peers.List()) != 0 {
+			t.Fatalf("call %d failed %v: %v, peers %v", k, failed, err, p.dev[0].Peers.List())
 		}
 		drv.FailCall(nil)
-		if err := errors.Join(p.dev[0].EnablePeer(1), p.use(1, a, 1000), p.use(1, b, 70*mib)); err != nil {
+		if err := errors.Join(p.dev[0].Peers.Enable(1), p.use(1, a, 1000), p.use(1, b, 70*mib)); err != nil {
 			t.Fatalf("call %d failed; then: %v", k, err)
 		}
 		if c := p.alloc(t, 0, 50*mib); p.use(1, c, 50*mib) != nil || p.use(0, c, 50*mib) == nil {
@@ -182,7 +182,7 @@ func TestBrokenDeviceFailsAlone(t *testing.T) {
 	drv := &peerless{Driver: sim.New(sim.Options{Devices: 2})}
 	p := newPair(t, drv, drv.Driver, config.Options{})
 	for i := range p.dev {
-		if err := p.dev[i].EnablePeer(cuda.Device(1 - i)); err != nil {
+		if err := p.dev[i].Peers.Enable(cuda.Device(1 - i)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -237,7 +237,7 @@ func TestBrokenDeviceFailsAlone(t *testing.T) {
 	if err := p.dev[0].Trim(); err != nil {
 		t.Errorf("trimming the healthy device: %v", err)
 	}
-	if s := p.dev[0].Stats(); s.Active.All.Current != 0 || s.Reserved.All.Current != 0 {
+	if s := p.dev[0].Views.Stats(); s.Active.All.Current != 0 || s.Reserved.All.Current != 0 {
 		t.Errorf("the healthy device holds %d bytes and %d blocks after all is freed", s.Reserved.All.Current, s.Active.All.Current)
 	}
 }

@@ -32,7 +32,7 @@ func (s *streamHeap) lastMark() uint64 {
 // parkUses closes the epochs of the streams that use a block, as of now, and returns what must be waited for. An
 // epoch that cannot be closed now (the stream is being captured) is closed when frees are collected. An error is for
 // the caller's information: the block waits all the same.
-func (d *Device) parkUses(s *streamHeap, id heap.ID, stamp uint64, streams []*timeline.Stream) (pendingFree, error) {
+func (fr *frees) parkUses(s *streamHeap, id heap.ID, stamp uint64, streams []*timeline.Stream) (pendingFree, error) {
 	f := pendingFree{heap: s, block: id, stamp: stamp}
 	var first error
 	for _, t := range streams {
@@ -50,16 +50,16 @@ func (d *Device) parkUses(s *streamHeap, id heap.ID, stamp uint64, streams []*ti
 // wait, on the GPU, for the others, and every free that allows it completes. Within a capture those complete whose work comes
 // before what its stream captures next. held is the stream heap whose lock the caller holds with Device.mu. It reports whether anything was completed.
 //
-// +checklocks:d.mu
-func (d *Device) collect(held *streamHeap, force bool) bool {
-	d.freeLate(held)
+// +checklocks:fr.gpu.mu
+func (fr *frees) collect(held *streamHeap, force bool) bool {
+	fr.freeLate(held)
 	any := false
-	keep := d.pending[:0]
-	order := d.orderOf(held)
-	for _, f := range d.pending {
+	keep := fr.pending[:0]
+	order := fr.orderOf(held)
+	for _, f := range fr.pending {
 		ok, stamp := f.follows(order, held), f.stamp
 		if !ok {
-			ok, stamp = d.ready(f, held, force)
+			ok, stamp = fr.ready(f, held, force)
 		}
 		if !ok {
 			keep = append(keep, f)
@@ -72,20 +72,20 @@ func (d *Device) collect(held *streamHeap, force bool) bool {
 		e := s.event(event.FreeCompleted, f.block, f.stack, f.thread)
 		e.Stream = f.owner.number()
 		n := b.Size
-		back := d.takeBack(s, f.block, stamp)
-		d.collected += back
+		back := fr.takeBack(s, f.block, stamp)
+		fr.collected += back
 		s.gauges.Unpark(n, back, s.blocks.FreeBlocks)
-		d.record(e)
-		d.rebalance(s, held)
+		fr.gpu.record(e)
+		fr.phys.rebalance(s, held)
 		s.unlockBeside(held)
 	}
-	for i := len(keep); i < len(d.pending); i++ {
-		d.pending[i] = pendingFree{}
+	for i := len(keep); i < len(fr.pending); i++ {
+		fr.pending[i] = pendingFree{}
 	}
-	d.pending = keep
-	d.health.SetWaiting(len(keep) > 0)
-	if d.late.Any() { // an arena has found one since, and its SetWaiting may have come first
-		d.health.SetWaiting(true)
+	fr.pending = keep
+	fr.gpu.health.SetWaiting(len(keep) > 0)
+	if fr.late.Any() { // an arena has found one since, and its SetWaiting may have come first
+		fr.gpu.health.SetWaiting(true)
 	}
 	return any
 }
@@ -93,17 +93,17 @@ func (d *Device) collect(held *streamHeap, force bool) bool {
 // unfinished is what keeps free memory from being used by others: the uses of frees that wait for other streams, and
 // the last uses of free blocks and spare chunks. The caller holds Device.mu and held's lock.
 //
-// +checklocks:d.mu
-func (d *Device) unfinished(held *streamHeap) (waits timeline.Waits) {
-	for _, f := range d.pending {
+// +checklocks:fr.gpu.mu
+func (fr *frees) unfinished(held *streamHeap) (waits timeline.Waits) {
+	for _, f := range fr.pending {
 		for _, w := range f.waits {
 			waits.AddUnfinished(w.Stream, w.Epoch)
 		}
 		waits.AddUnfinished(&f.heap.stream.timeline, f.stamp) // when it is no longer parked it is a free block
 	}
-	for _, id := range d.mem.Spares() {
-		if k := d.mem.Chunk(id); k.Stream >= 0 {
-			waits.AddUnfinished(&d.streams[k.Stream].timeline, k.Stamp)
+	for _, id := range fr.phys.mem.Spares() {
+		if k := fr.phys.mem.Chunk(id); k.Stream >= 0 {
+			waits.AddUnfinished(&fr.streams.all[k.Stream].timeline, k.Stamp)
 		}
 	}
 	for s := range held.backing.usable() {
@@ -123,9 +123,9 @@ func (d *Device) unfinished(held *streamHeap) (waits timeline.Waits) {
 // ready reports whether a parked block may go back to its stream heap, and the epoch of its stream that marks it then. A
 // stream that may have been destroyed since the free is not made to wait, unless it is the one that allocates (held's).
 //
-// +checklocks:d.mu
-func (d *Device) ready(f pendingFree, held *streamHeap, force bool) (bool, uint64) {
-	if d.health.Broken() != nil {
+// +checklocks:fr.gpu.mu
+func (fr *frees) ready(f pendingFree, held *streamHeap, force bool) (bool, uint64) {
+	if fr.gpu.health.Broken() != nil {
 		return true, f.stamp // bookkeeping only
 	}
 	own := f.heap.stream

@@ -20,10 +20,10 @@ type place struct {
 // place finds where the request's memory is to be mapped, with so much room beyond what is needed, within the pool's own
 // limit; no place where there is none. It locks other arenas.
 //
-// +checklocks:m.c.d.mu
+// +checklocks:m.c.d.gpu.mu
 func (m *chunkRequest) place(spare uint64) (place, error) {
 	c, d, s := m.c, m.c.d, m.h.s
-	find := func() (place, bool) { return s.placeFor(c.n, d.upstream.Granularity(), spare) }
+	find := func() (place, bool) { return s.placeFor(c.n, d.state.phys.upstream.Granularity(), spare) }
 	at, ok := find()
 	if !ok {
 		if err := m.h.reserve(c.n); err != nil {

@@ -14,7 +14,7 @@ import "github.com/cistern-gpu/cistern/internal/engine/quota"
 const smallMax = 256 << 10
 
 // classOf is the size class of a rounded request.
-func (d *Device) classOf(n uint64) int {
+func classOf(n uint64) int {
 	if n <= smallMax {
 		return quota.Small
 	}
@@ -44,72 +44,72 @@ const (
 
 // chunkSize is the size of the next chunk when missing bytes are to be had for a request.
 //
-// +checklocks:d.mu
-func (d *Device) chunkSize(class int, request, missing uint64) uint64 {
-	g := d.upstream.Granularity()
-	size := d.opts.ChunkMax
-	held := d.quota.Reserved
-	if before := held - min(held, request-min(request, missing)); request >= max(largeRequest, before) && d.quota.Limit == 0 {
+// +checklocks:po.gpu.mu
+func (po *policy) chunkSize(class int, request, missing uint64) uint64 {
+	g := po.phys.upstream.Granularity()
+	size := po.gpu.opts.ChunkMax
+	held := po.phys.quota.Reserved
+	if before := held - min(held, request-min(request, missing)); request >= max(largeRequest, before) && po.phys.quota.Limit == 0 {
 		held = max(fineBelow, before+request)
 	}
 	switch {
-	case d.throttle.on && class != quota.Small: // few and large: they are to make moving rare
+	case po.throttle.on && class != quota.Small: // few and large: they are to make moving rare
 	case class == quota.Small || held < fineBelow:
 		size = g
-		if request >= largeRequest && d.quota.Limit == 0 {
-			size = min(2*g, d.opts.ChunkMax)
+		if request >= largeRequest && po.phys.quota.Limit == 0 {
+			size = min(2*g, po.gpu.opts.ChunkMax)
 		}
-	case d.quota.Limit != 0 || held > d.info.TotalBytes/2:
+	case po.phys.quota.Limit != 0 || held > po.gpu.info.TotalBytes/2:
 		size = max(g, size/2/g*g)
 	default:
 		size = max(g, min(size, max(size/2, held/coarsePart))/g*g)
 	}
-	return min(missing, size, d.mostChunk())
+	return min(missing, size, po.mostChunk())
 }
 
 // mostChunk is the largest that a chunk may be for what the device can hold, and for what is left of that.
 //
-// +checklocks:d.mu
-func (d *Device) mostChunk() uint64 {
-	g, budget := d.upstream.Granularity(), d.budget()
-	most := min(budget/budgetPart, (budget-min(budget, d.quota.Reserved))/restPart)
+// +checklocks:po.gpu.mu
+func (po *policy) mostChunk() uint64 {
+	g, budget := po.phys.upstream.Granularity(), po.budget()
+	most := min(budget/budgetPart, (budget-min(budget, po.phys.quota.Reserved))/restPart)
 	return max(g, most/g*g)
 }
 
 // budget is what the device can hold, as far as is known: its limit, or all of its memory.
 //
-// +checklocks:d.mu
-func (d *Device) budget() uint64 {
-	if d.quota.Limit != 0 {
-		return min(d.quota.Limit, d.info.TotalBytes)
+// +checklocks:po.gpu.mu
+func (po *policy) budget() uint64 {
+	if po.phys.quota.Limit != 0 {
+		return min(po.phys.quota.Limit, po.gpu.info.TotalBytes)
 	}
-	return d.info.TotalBytes
+	return po.gpu.info.TotalBytes
 }
 
 // minRest is what a large block must leave of a free block, if it leaves anything, while chunks are fine: two chunks, of
 // which one at least is whole and can move. That makes moving rare and cuts large free blocks up, which is no bargain when
 // three quarters of what can be held are.
 //
-// +checklocks:d.mu
-func (d *Device) minRest(class int) uint64 {
-	if class == quota.Small || d.quota.Reserved >= min(fineBelow, d.budget()/4*3) {
+// +checklocks:po.gpu.mu
+func (po *policy) minRest(class int) uint64 {
+	if class == quota.Small || po.phys.quota.Reserved >= min(fineBelow, po.budget()/4*3) {
 		return 0
 	}
-	return 2 * d.upstream.Granularity()
+	return 2 * po.phys.upstream.Granularity()
 }
 
 // growFirst reports whether need bytes of new memory stay within the slack, and within the limit.
 //
-// +checklocks:d.mu
-func (d *Device) growFirst(need uint64) bool {
-	if !d.quota.MayHold(need) {
+// +checklocks:po.gpu.mu
+func (po *policy) growFirst(need uint64) bool {
+	if !po.phys.quota.MayHold(need) {
 		return false
 	}
-	if d.quota.Reserved+need <= d.info.TotalBytes/littlePart {
+	if po.phys.quota.Reserved+need <= po.gpu.info.TotalBytes/littlePart {
 		return true
 	}
-	most, held := uint64(d.quota.Peak(quota.ActiveBytes)), d.quota.Total()
-	if d.throttle.on {
+	most, held := uint64(po.phys.quota.Peak(quota.ActiveBytes)), po.phys.quota.Total()
+	if po.throttle.on {
 		return held+need <= most+most/throttleSlack
 	}
 	return held+need <= most+most/slack
@@ -118,10 +118,10 @@ func (d *Device) growFirst(need uint64) bool {
 // overshoot is by how much the last chunk that is moved may exceed what is missing: without limit for large blocks,
 // whose next neighbours use the rest, but a small block does not break up a large chunk unless memory is short.
 //
-// +checklocks:d.mu
-func (d *Device) overshoot(class int, pressure bool) uint64 {
+// +checklocks:po.gpu.mu
+func (po *policy) overshoot(class int, pressure bool) uint64 {
 	if class == quota.Small && !pressure {
-		return d.upstream.Granularity()
+		return po.phys.upstream.Granularity()
 	}
 	return 1 << 62
 }

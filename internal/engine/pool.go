@@ -30,23 +30,23 @@ type Pool struct {
 	// empty. Changed by holders of Device.mu.
 	heaps atomic.Pointer[[]atomic.Pointer[streamHeap]]
 
-	// +checklocks:dev.mu
+	// +checklocks:dev.gpu.mu
 	pinned   bool // a captured graph uses it, so nothing of it moves until Release
-	released bool // +checklocks:dev.mu
-	// +checklocks:dev.mu
+	released bool // +checklocks:dev.gpu.mu
+	// +checklocks:dev.gpu.mu
 	refs int // its stream heaps
 	// idle are streams with an arena here that looked, when the device last looked for such, as if they were gone.
-	idle []*Stream // +checklocks:dev.mu
-	// +checklocks:dev.mu
+	idle []*Stream // +checklocks:dev.gpu.mu
+	// +checklocks:dev.gpu.mu
 	users int // routes and captures that end here
 
-	// +checklocks:dev.mu
+	// +checklocks:dev.gpu.mu
 	limit uint64 // bytes that it may hold, 0 none of its own
-	// +checklocks:dev.mu
+	// +checklocks:dev.gpu.mu
 	reserved uint64 // the physical memory of its stream heaps
-	// +checklocks:dev.mu
+	// +checklocks:dev.gpu.mu
 	inFlight uint64 // bytes being asked of its upstream, with no lock held
-	// +checklocks:dev.mu
+	// +checklocks:dev.gpu.mu
 	peak uint64 // the most it held
 }
 
@@ -68,7 +68,7 @@ func (d *Device) NewPool(id memory.PoolID) (*Pool, error) {
 func (d *Device) Pool(id memory.PoolID) (*Pool, bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	p, ok := d.pools[id]
+	p, ok := d.state.pools.byID[id]
 	return p, ok
 }
 
@@ -81,7 +81,7 @@ func (p *Pool) Release() error {
 		return err
 	}
 	d := p.dev
-	if err := d.unpin(); err != nil {
+	if err := d.Captures.unpin(); err != nil {
 		return err
 	}
 	d.mu.Lock()
@@ -102,33 +102,33 @@ func (p *Pool) release() error {
 	if p.users > 0 {
 		return fmt.Errorf("pool {%d, %d}: %d streams still allocate from it", p.id[0], p.id[1], p.users)
 	}
-	d.end(p)
+	d.state.endings.endPool(p)
 	return nil
 }
 
 // enter gives a pool a number. The caller holds Device.mu, or is the first to have the device.
 //
-// +checklocks:d.mu
-func (d *Device) enter(p *Pool) {
+// +checklocks:pt.gpu.mu
+func (pt *poolTable) enter(p *Pool) {
 	p.heaps.Store(new([]atomic.Pointer[streamHeap]))
-	i := d.journal.Pools.Take()
-	if i == len(d.byNumber) {
-		d.byNumber, d.poolNames = append(d.byNumber, nil), append(d.poolNames, memory.PoolID{})
+	i := pt.gpu.journal.Pools.Take()
+	if i == len(pt.byNumber) {
+		pt.byNumber, pt.names = append(pt.byNumber, nil), append(pt.names, memory.PoolID{})
 	}
 	p.number = uint32(i)
-	d.byNumber[i], d.poolNames[i] = p, p.id
+	pt.byNumber[i], pt.names[i] = p, p.id
 }
 
 // end marks a pool as released: it is gone when it holds nothing any more. The caller holds Device.mu and no arena's lock.
 //
-// +checklocks:d.mu
-func (d *Device) end(p *Pool) {
+// +checklocks:en.gpu.mu
+func (en *endings) endPool(p *Pool) {
 	for _, x := range p.parts() {
 		x.released = true
 	}
-	delete(d.pools, p.id)
-	d.ending = append(d.ending, p)
-	d.sweep()
+	delete(en.pools.byID, p.id)
+	en.pools.ending = append(en.pools.ending, p)
+	en.sweep()
 }
 
 // parts are the pools that a pool of the program's is made of: it, and its spill.
@@ -141,26 +141,26 @@ func (p *Pool) parts() []*Pool {
 
 // endPools forgets the released pools that hold nothing any more, and tells of them.
 //
-// +checklocks:d.mu
-func (d *Device) endPools() {
-	d.ending = slices.DeleteFunc(d.ending, func(p *Pool) bool {
+// +checklocks:pt.gpu.mu
+func (pt *poolTable) forgetEnded() {
+	pt.ending = slices.DeleteFunc(pt.ending, func(p *Pool) bool {
 		parts := p.parts()
 		if slices.ContainsFunc(parts, func(x *Pool) bool { return x.refs > 0 }) {
 			return false
 		}
 		for _, x := range parts {
 			x.backing.closeOwn()
-			d.byNumber[x.number] = nil
-			d.journal.Pools.Put(int(x.number))
+			pt.byNumber[x.number] = nil
+			pt.gpu.journal.Pools.Put(int(x.number))
 		}
-		n := d.journal.Pools.Count()
-		d.byNumber, d.poolNames = d.byNumber[:n], d.poolNames[:n]
+		n := pt.gpu.journal.Pools.Count()
+		pt.byNumber, pt.names = pt.byNumber[:n], pt.names[:n]
 		if p.onEnd != nil {
 			go p.onEnd()
 		}
 		return true
 	})
-	d.closeUnused()
+	pt.closeUnused()
 }
 
 // owner is the pool that the program knows: the pool itself, or the one whose spill it is.
@@ -199,7 +199,7 @@ func (p *Pool) arenaOf(st *Stream) *arena.Arena {
 
 // streamHeap is heapFor, creating it.
 //
-// +checklocks:p.dev.mu
+// +checklocks:p.dev.gpu.mu
 func (p *Pool) streamHeap(st *Stream, class int) (*streamHeap, error) {
 	if s := p.heapFor(st, class); s != nil {
 		return s, nil
@@ -208,29 +208,29 @@ func (p *Pool) streamHeap(st *Stream, class int) (*streamHeap, error) {
 		return nil, fmt.Errorf("pool {%d, %d} was released", p.id[0], p.id[1])
 	}
 	d := p.dev
-	if st.dev != d {
-		return nil, fmt.Errorf("a stream of device %d cannot allocate on device %d", st.dev.id, d.id)
+	if st.gpu != &d.gpu {
+		return nil, fmt.Errorf("a stream of device %d cannot allocate on device %d", st.gpu.id, d.id)
 	}
-	d.enlist(st)
+	d.state.streams.enlist(st)
 	p.inherit(st)
 	if s := p.heapFor(st, class); s != nil {
 		return s, nil
 	}
 	s := &streamHeap{arena: p.arenaOf(st), dev: d, pool: p, stream: st, class: class, blocks: heap.New()}
 	if s.arena == nil {
-		s.arena = arena.New(d.health, &d.late)
-		d.arenas = append(d.arenas, s.arena)
-		d.quota.AddArena(&s.arena.Quota)
+		s.arena = arena.New(d.health, &d.state.frees.late)
+		d.state.pools.arenas = append(d.state.pools.arenas, s.arena)
+		d.state.phys.quota.AddArena(&s.arena.Quota)
 	}
 	s.hot = s.arena.Add(class, &st.timeline, s.blocks)
 	s.gauges = &s.arena.Quota.Classes[class]
-	s.blocks.KeepStacks(d.keepStacks)
+	s.blocks.KeepStacks(d.state.usage.keepStacks)
 	s.backing = p.backing.newHeap(s)
-	s.index = int32(d.places.Take())
-	if int(s.index) == len(d.heaps) {
-		d.heaps = append(d.heaps, nil)
+	s.index = int32(d.state.pools.places.Take())
+	if int(s.index) == len(d.state.pools.heaps) {
+		d.state.pools.heaps = append(d.state.pools.heaps, nil)
 	}
-	d.heaps[s.index] = s
+	d.state.pools.heaps[s.index] = s
 	p.refs++
 	p.list(s)
 	return s, nil
@@ -238,7 +238,7 @@ func (p *Pool) streamHeap(st *Stream, class int) (*streamHeap, error) {
 
 // list makes a stream heap known by its stream and class.
 //
-// +checklocks:p.dev.mu
+// +checklocks:p.dev.gpu.mu
 func (p *Pool) list(s *streamHeap) {
 	d, st := p.dev, s.stream
 	i := int(st.index.Load())*quota.NumClasses + s.class
@@ -254,7 +254,7 @@ func (p *Pool) list(s *streamHeap) {
 	list[i].Store(s)
 	if !st.active {
 		st.active = true
-		if d.using++; d.using > 1 {
+		if d.state.pools.using++; d.state.pools.using > 1 {
 			d.timeline.SetShared()
 		}
 	}
@@ -262,7 +262,7 @@ func (p *Pool) list(s *streamHeap) {
 
 // unlist undoes list.
 //
-// +checklocks:p.dev.mu
+// +checklocks:p.dev.gpu.mu
 func (p *Pool) unlist(s *streamHeap) {
 	(*p.heaps.Load())[int(s.stream.index.Load())*quota.NumClasses+s.class].Store(nil)
 }
@@ -270,10 +270,10 @@ func (p *Pool) unlist(s *streamHeap) {
 // sweep dissolves released pools that have no block left: their chunks become spare, their addresses go back when no
 // old mapping is left in them. The caller holds Device.mu and no stream heap's lock.
 //
-// +checklocks:d.mu
-func (d *Device) sweep() {
+// +checklocks:en.gpu.mu
+func (en *endings) sweep() {
 	kept := 0
-	for _, s := range d.heaps {
+	for _, s := range en.pools.heaps {
 		if s == nil || !s.pool.released || s.pool.pinned {
 			continue
 		}
@@ -281,35 +281,35 @@ func (d *Device) sweep() {
 		s.arena.Lock()
 		if s.blocks.UsedBlocks == 0 && s.requestsUnderWay == 0 {
 			s.backing.detach(everything)
-			if d.dissolve(s) {
+			if en.dissolve(s) {
 				kept--
 			}
 		}
 		s.arena.Unlock()
 	}
-	d.dropArenas()
-	d.dissolving = kept > 0
-	if len(d.ending) > 0 {
-		d.endPools()
+	en.dropArenas()
+	en.pools.dissolving = kept > 0
+	if len(en.pools.ending) > 0 {
+		en.pools.forgetEnded()
 	}
 }
 
 // dissolve removes a stream heap that holds nothing but unmapped ranges; its arena is left to dropArenas. The
 // caller holds Device.mu and the arena's lock.
 //
-// +checklocks:d.mu
-func (d *Device) dissolve(s *streamHeap) bool {
+// +checklocks:en.gpu.mu
+func (en *endings) dissolve(s *streamHeap) bool {
 	if s.blocks.FreeBlocks != 0 {
 		return false
 	}
 	if s.backing.dropRanges() != nil || len(s.blocks.Ranges()) > 0 {
 		return false
 	}
-	d.quota.Retire(s.class, s.gauges)
+	en.phys.quota.Retire(s.class, s.gauges)
 	s.arena.Remove(s.class)
-	d.heaps[s.index] = nil
-	d.places.Put(int(s.index))
-	d.heaps = d.heaps[:d.places.Count()]
+	en.pools.heaps[s.index] = nil
+	en.pools.places.Put(int(s.index))
+	en.pools.heaps = en.pools.heaps[:en.pools.places.Count()]
 	s.pool.refs--
 	s.pool.unlist(s)
 	return true
@@ -317,13 +317,15 @@ func (d *Device) dissolve(s *streamHeap) bool {
 
 // dropArenas removes the arenas without stream heaps.
 //
-// +checklocks:d.mu
-func (d *Device) dropArenas() {
-	d.arenas = slices.DeleteFunc(d.arenas, func(l *arena.Arena) bool { return l.Quota.Gone })
-	d.quota.RemoveGone()
+// +checklocks:en.gpu.mu
+func (en *endings) dropArenas() {
+	en.pools.arenas = slices.DeleteFunc(en.pools.arenas, func(l *arena.Arena) bool { return l.Quota.Gone })
+	en.phys.quota.RemoveGone()
 }
 
 // has reports whether a stream heap was not dissolved.
 //
-// +checklocks:d.mu
-func (d *Device) has(s *streamHeap) bool { return int(s.index) < len(d.heaps) && d.heaps[s.index] == s }
+// +checklocks:pt.gpu.mu
+func (pt *poolTable) has(s *streamHeap) bool {
+	return int(s.index) < len(pt.heaps) && pt.heaps[s.index] == s
+}

@@ -15,11 +15,11 @@ const segmentUnit = 2 << 20
 // NewPoolWith creates a private pool of the memory that the options say. An upstream is opened to the peers that the device
 // has.
 func (d *Device) NewPoolWith(id memory.PoolID, o config.PoolOptions) (*Pool, error) {
-	u, err := d.newUpstream(o.Upstream)
+	u, err := d.state.upstreams.make(o.Upstream)
 	if err != nil {
 		return nil, fmt.Errorf("pool {%d, %d}: %w", id[0], id[1], err)
 	}
-	spill, err := d.newUpstream(o.Spill)
+	spill, err := d.state.upstreams.make(o.Spill)
 	if err != nil {
 		u.drop(d)
 		return nil, fmt.Errorf("pool {%d, %d}: spill: %w", id[0], id[1], err)
@@ -39,7 +39,7 @@ func (d *Device) NewPoolWith(id memory.PoolID, o config.PoolOptions) (*Pool, err
 func (d *Device) newPool(id memory.PoolID, o config.PoolOptions, u, spill upstream) (*Pool, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.pools[id] != nil {
+	if d.state.pools.byID[id] != nil {
 		return nil, fmt.Errorf("device %d: pool {%d, %d} exists", d.id, id[0], id[1])
 	}
 	p, err := d.addPool(id, o, u)
@@ -52,7 +52,7 @@ func (d *Device) newPool(id memory.PoolID, o config.PoolOptions, u, spill upstre
 	for _, x := range slices.Backward(p.parts()) {
 		if err := x.backing.openToPeers(); err != nil {
 			p.onEnd = nil
-			d.end(p)
+			d.state.endings.endPool(p)
 			return p, fmt.Errorf("pool {%d, %d}: %w", id[0], id[1], err)
 		}
 	}
@@ -61,7 +61,7 @@ func (d *Device) newPool(id memory.PoolID, o config.PoolOptions, u, spill upstre
 
 // addPool makes a pool. The caller holds Device.mu, or is the first to have the device.
 //
-// +checklocks:d.mu
+// +checklocks:d.gpu.mu
 func (d *Device) addPool(id memory.PoolID, o config.PoolOptions, u upstream) (*Pool, error) {
 	p := &Pool{dev: d, id: id, onEnd: o.OnEnd, limit: o.Limit}
 	b, err := backingFor(p, o, u)
@@ -72,8 +72,8 @@ func (d *Device) addPool(id memory.PoolID, o config.PoolOptions, u upstream) (*P
 	if o.OnOutOfMemory != nil {
 		p.ask = &callback{f: o.OnOutOfMemory}
 	}
-	d.pools[id] = p
-	d.enter(p)
+	d.state.pools.byID[id] = p
+	d.state.pools.enter(p)
 	return p, nil
 }
 
@@ -81,28 +81,28 @@ func (p *Pool) setBacking(b backing) { p.backing, p.mask = b, b.unit()-1 }
 
 // addSpill gives the pool a hidden one of segments of the spill's, under the same name.
 //
-// +checklocks:p.dev.mu
+// +checklocks:p.dev.gpu.mu
 func (p *Pool) addSpill(u upstream, noSplit bool) {
 	q := &Pool{dev: p.dev, id: p.id, parent: p}
 	q.setBacking(newUserSegments(q, noSplit, u))
-	p.dev.enter(q)
+	p.dev.state.pools.enter(q)
 	p.spill = q
 }
 
 // virtual finds out, once, which physical memory the device has for mapping.
 //
-// +checklocks:d.mu
-func (d *Device) virtual() error {
-	if !d.info.VMM {
-		return fmt.Errorf("device %d (%s) has no virtual memory management: use backend:malloc", d.id, d.info.Name)
+// +checklocks:ph.gpu.mu
+func (ph *physical) virtual() error {
+	if !ph.gpu.info.VMM {
+		return fmt.Errorf("device %d (%s) has no virtual memory management: use backend:malloc", ph.gpu.id, ph.gpu.info.Name)
 	}
-	if d.probed {
+	if ph.probed {
 		return nil
 	}
-	handles, err := d.drv.ProbeHandles(d.id)
+	handles, err := ph.gpu.drv.ProbeHandles(ph.gpu.id)
 	if err != nil {
-		return d.health.Failed(err)
+		return ph.gpu.health.Failed(err)
 	}
-	d.probed, d.prop = true, cuda.MemProp{Device: d.id, Handles: handles, RDMA: d.info.RDMA}
+	ph.probed, ph.prop = true, cuda.MemProp{Device: ph.gpu.id, Handles: handles, RDMA: ph.gpu.info.RDMA}
 	return nil
 }

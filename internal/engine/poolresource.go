@@ -88,5 +88,5 @@ func (r *poolResource) Traits() resource.Traits {
 		HostAccessible: t.HostAccessible, Migrates: t.Migrates, StreamOrdered: true, Align: heap.Align, Registered: t.Registered}
 }
 
-func (r *poolResource) EnablePeer(peer cuda.Device) error { return r.p.dev.EnablePeer(peer) }
+func (r *poolResource) EnablePeer(peer cuda.Device) error { return r.p.dev.Peers.Enable(peer) }
 func (r *poolResource) Trim() error                       { return r.p.Trim() }

@@ -12,9 +12,9 @@ import (
 // be counted, where they were mapped, and until when the stream heap's stream uses them. Every driver call that can fail comes
 // before the first change of the engine's own state, and those made are undone when a later one fails.
 //
-// +checklocks:m.c.d.mu
+// +checklocks:m.c.d.gpu.mu
 func (m *chunkRequest) move(at place, total uint64) (block heap.ID, mapped run, stamp uint64, err error) {
-	c, d, p, s := m.c, m.c.d, &m.c.d.plan, m.h.s
+	c, d, p, s := m.c, m.c.d, &m.c.d.state.policy.plan, m.h.s
 	unmapped := s.blocks.At(at.unmapped)
 	mapped = run{unmapped.Addr, total}
 	if at.atEnd {
@@ -30,8 +30,8 @@ func (m *chunkRequest) move(at place, total uint64) (block heap.ID, mapped run, 
 	for i := range p.sources {
 		p.chunks = append(p.chunks, p.sources[i].chunk)
 	}
-	if left, err := d.mem.Map(mapped.addr, p.chunks); err != nil {
-		d.keepMapped(s, at.unmapped, mapped.addr, left)
+	if left, err := d.state.phys.mem.Map(mapped.addr, p.chunks); err != nil {
+		d.state.mover.keepMapped(s, at.unmapped, mapped.addr, left)
 		return 0, run{}, 0, err
 	}
 	// From here on nothing fails.
@@ -42,9 +42,9 @@ func (m *chunkRequest) move(at place, total uint64) (block heap.ID, mapped run, 
 // orderSources orders the request's stream behind the last uses of the planned sources, and returns until when its stream
 // uses them.
 //
-// +checklocks:m.c.d.mu
+// +checklocks:m.c.d.gpu.mu
 func (m *chunkRequest) orderSources() (stamp uint64, err error) {
-	c, p, s := m.c, &m.c.d.plan, m.h.s
+	c, p, s := m.c, &m.c.d.state.policy.plan, m.h.s
 	waited := false
 	for i := range p.sources {
 		x := &p.sources[i]
@@ -67,12 +67,12 @@ func (m *chunkRequest) orderSources() (stamp uint64, err error) {
 
 // keepMapped keeps addresses out of use where chunks stay mapped that were not wanted after all: they are stale mappings.
 //
-// +checklocks:d.mu
-func (d *Device) keepMapped(s *streamHeap, unmapped heap.ID, addr uint64, left []phys.ChunkID) {
+// +checklocks:mv.gpu.mu
+func (mv *mover) keepMapped(s *streamHeap, unmapped heap.ID, addr uint64, left []phys.ChunkID) {
 	for _, id := range left {
-		size := d.mem.Chunk(id).Size
+		size := mv.phys.mem.Chunk(id).Size
 		z := s.blocks.Unmap(s.blocks.Map(unmapped, addr, size, 0), addr, size)
-		d.mem.Stale.Push(phys.StaleMapping{Addr: addr, Chunk: id, Block: int32(z), Owner: s.index, Stream: s.stream.index.Load(),
+		mv.phys.mem.Stale.Push(phys.StaleMapping{Addr: addr, Chunk: id, Block: int32(z), Owner: s.index, Stream: s.stream.index.Load(),
 			Published: phys.Published, Recorded: true})
 		unmapped = s.blocks.Next(z)
 		addr += size
@@ -81,27 +81,27 @@ func (d *Device) keepMapped(s *streamHeap, unmapped heap.ID, addr uint64, left [
 
 // takeOver makes the planned sources, which are mapped from addr on, chunks of the request's stream heap.
 //
-// +checklocks:m.c.d.mu
+// +checklocks:m.c.d.gpu.mu
 func (m *chunkRequest) takeOver(addr uint64) {
-	c, d, p, s := m.c, m.c.d, &m.c.d.plan, m.h.s
+	c, d, p, s := m.c, m.c.d, &m.c.d.state.policy.plan, m.h.s
 	var last takenOut
 	for i := range p.sources {
 		if x := &p.sources[i]; x.heap != nil {
-			x.from = d.mem.Chunk(x.chunk).Addr
+			x.from = d.state.phys.mem.Chunk(x.chunk).Addr
 			x.heap.leave(&last, x.block, x.chunk, true)
-			d.counts.Remaps++
+			d.state.phys.counts.Remaps++
 		}
 	}
-	d.mem.Assign(addr, s.index, s.class, p.chunks...)
+	d.state.phys.mem.Assign(addr, s.index, s.class, p.chunks...)
 	for i := range p.sources {
 		x := &p.sources[i]
-		k := d.mem.Chunk(x.chunk)
+		k := d.state.phys.mem.Chunk(x.chunk)
 		m.h.area.Set(k.Addr, k.Size, x.chunk)
 		s.gain(k.Size)
 		d.record(event.Event{Kind: event.SegmentMap, Addr: k.Addr, Size: k.Size, Handle: uint64(k.Handle),
 			Stream: s.stream.number(), Pool: s.pool.number, Stack: c.by.stack, Thread: c.by.thread})
 		if x.heap != nil {
-			d.recordLeft(x.heap.s, x.from, k)
+			d.state.mover.recordLeft(x.heap.s, x.from, k)
 		}
 	}
 }
@@ -118,10 +118,10 @@ type takenOut struct {
 // lay in, or what is left of it; recorded says that the caller tells the history. The caller holds Device.mu and has held the
 // arena's lock since the chunk was found free, and since the call before with the same last.
 //
-// +checklocks:h.s.dev.mu
+// +checklocks:h.s.dev.gpu.mu
 func (h *chunkHeap) leave(last *takenOut, near heap.ID, id phys.ChunkID, recorded bool) {
 	o, d := h.s, h.s.dev
-	k := d.mem.Chunk(id)
+	k := d.state.phys.mem.Chunk(id)
 	block := near
 	if last.heap == h && last.block == near && o.blocks.At(last.left).Addr < k.Addr {
 		block = last.left
@@ -135,7 +135,7 @@ func (h *chunkHeap) leave(last *takenOut, near heap.ID, id phys.ChunkID, recorde
 	h.area.Set(k.Addr, k.Size, 0)
 	o.lose(k.Size)
 	o.gauges.SetFree(o.blocks.FreeBlocks, -int64(k.Size))
-	d.mem.Leave(id, int32(z), o.stream.index.Load(), stamp, recorded)
+	d.state.phys.mem.Leave(id, int32(z), o.stream.index.Load(), stamp, recorded)
 	if t := o.stream; stamp >= t.timeline.Epoch() && t.timeline.Capture() == 0 {
 		t.timeline.CloseLate() // so that the end of the epoch can be seen; on error the reaper tries again
 	}
@@ -144,27 +144,27 @@ func (h *chunkHeap) leave(last *takenOut, near heap.ID, id phys.ChunkID, recorde
 // recordLeft notes that a chunk is not at addr of a stream heap any more. The history tells it when it happens, not when the old
 // mapping is undone, which is not used until then: so what the history has mapped is what Snapshot lists, at every moment.
 //
-// +checklocks:d.mu
-func (d *Device) recordLeft(o *streamHeap, addr uint64, k *phys.Chunk) {
-	d.record(event.Event{Kind: event.SegmentUnmap, Addr: addr, Size: k.Size, Handle: uint64(k.Handle),
+// +checklocks:mv.gpu.mu
+func (mv *mover) recordLeft(o *streamHeap, addr uint64, k *phys.Chunk) {
+	mv.gpu.record(event.Event{Kind: event.SegmentUnmap, Addr: addr, Size: k.Size, Handle: uint64(k.Handle),
 		Stream: o.stream.number(), Pool: o.pool.number})
 }
 
 // reap unmaps the stale mappings whose work is done. The caller holds Device.mu and held's lock.
 //
-// +checklocks:d.mu
-func (d *Device) reap(held *streamHeap) {
-	if d.mem.Stale.Len() == 0 || d.health.Broken() != nil || d.offload.Unsure() {
+// +checklocks:mv.gpu.mu
+func (mv *mover) reap(held *streamHeap) {
+	if mv.phys.mem.Stale.Len() == 0 || mv.gpu.health.Broken() != nil || mv.phys.offload.Unsure() {
 		return
 	}
-	for _, z := range d.mem.Reap(d.staleOver()) {
+	for _, z := range mv.phys.mem.Reap(mv.staleOver()) {
 		if z.Owner < 0 {
 			continue
 		}
-		o := d.heaps[z.Owner]
+		o := mv.pools.heaps[z.Owner]
 		o.lockBeside(held)
 		if !z.Recorded {
-			d.recordLeft(o, z.Addr, d.mem.Chunk(z.Chunk))
+			mv.recordLeft(o, z.Addr, mv.phys.mem.Chunk(z.Chunk))
 		}
 		o.blocks.Reap(heap.ID(z.Block))
 		o.unlockBeside(held)
@@ -173,15 +173,15 @@ func (d *Device) reap(held *streamHeap) {
 
 // staleOver is a function that reports of stale mappings, the oldest first, whether they may be unmapped.
 //
-// +checklocks:d.mu
-func (d *Device) staleOver() func(phys.StaleMapping) bool {
+// +checklocks:mv.gpu.mu
+func (mv *mover) staleOver() func(phys.StaleMapping) bool {
 	var busy *Stream
 	var from uint64
 	return func(z phys.StaleMapping) bool {
 		if z.Stream < 0 {
 			return true
 		}
-		t := d.streams[z.Stream]
+		t := mv.streams.all[z.Stream]
 		if t == busy && z.Epoch >= from {
 			return false
 		}
@@ -193,6 +193,6 @@ func (d *Device) staleOver() func(phys.StaleMapping) bool {
 			return false
 		}
 		// Else it is unmapReady's.
-		return z.Published == phys.Published || z.Published == phys.Unpublished && d.onUnmap == nil
+		return z.Published == phys.Published || z.Published == phys.Unpublished && mv.observers.onUnmap == nil
 	}
 }

@@ -60,15 +60,15 @@ func (p *Pool) obtain(c *request, st *Stream) (cuda.Ptr, error) {
 		c.log.try(memory.StageFit)
 		return 0, c.fail(p, st)
 	}
-	if d.dissolving {
-		d.releaseSegments(func(x *Pool) bool { return x.released }, false)
-		d.sweep()
+	if d.state.pools.dissolving {
+		d.state.segments.release(func(x *Pool) bool { return x.released }, false)
+		d.state.endings.sweep()
 	}
-	if d.onUnmap != nil && d.mem.Stale.Len() > 0 {
-		d.unmapReady() // of pools that ended, or from before anybody wanted to know
+	if d.state.observers.onUnmap != nil && d.state.phys.mem.Stale.Len() > 0 {
+		d.state.mover.unmapReady() // of pools that ended, or from before anybody wanted to know
 	}
-	if p.heapFor(st, d.classOf(c.n)) == nil {
-		d.retire()
+	if p.heapFor(st, classOf(c.n)) == nil {
+		d.state.endings.retire()
 	}
 	ptr, err := c.reclaim(p, st)
 	if ptr == 0 && err == nil && p.spill != nil && c.allowed&memory.StageSpill != 0 {
@@ -83,10 +83,10 @@ func (p *Pool) obtain(c *request, st *Stream) (cuda.Ptr, error) {
 // reclaim takes the stages up to, and without, spill. It returns null and no error where there is no memory. The caller
 // holds Device.mu and nothing else; it is let go meanwhile.
 //
-// +checklocks:c.d.mu
+// +checklocks:c.d.gpu.mu
 func (c *request) reclaim(p *Pool, st *Stream) (cuda.Ptr, error) {
 	d := c.d
-	s, err := p.streamHeap(st, d.classOf(c.n))
+	s, err := p.streamHeap(st, classOf(c.n))
 	if err != nil {
 		return 0, err
 	}
@@ -95,7 +95,7 @@ func (c *request) reclaim(p *Pool, st *Stream) (cuda.Ptr, error) {
 	s.arena.Lock()
 	defer func() {
 		if c.order == doneOnly {
-			d.regain(s, nil)
+			d.state.held.regain(s, nil)
 		}
 		s.requestsUnderWay--
 		s.arena.Unlock()
@@ -108,11 +108,11 @@ func (c *request) reclaim(p *Pool, st *Stream) (cuda.Ptr, error) {
 		if err == nil && again {
 			continue
 		}
-		d.rebalanceAll(s, nil)
+		d.state.phys.rebalanceAll(s, nil)
 		if err == nil {
 			// What was got for the request, and is of no use to it now, may serve other processes.
-			if any, _ := d.releaseSpares(); any {
-				d.rebalanceAll(s, nil)
+			if any, _ := d.state.phys.releaseSpares(); any {
+				d.state.phys.rebalanceAll(s, nil)
 			}
 		}
 		return 0, err
@@ -122,7 +122,7 @@ func (c *request) reclaim(p *Pool, st *Stream) (cuda.Ptr, error) {
 // pass goes through the stages once, up to the first that met the request, or that gave memory back so that it is worth
 // to start over.
 //
-// +checklocks:c.d.mu
+// +checklocks:c.d.gpu.mu
 func (c *request) pass(p *Pool, st *Stream) (id heap.ID, again bool, err error) {
 	c.log.oom = nil
 	if err := p.sort(st); err != nil {
@@ -158,7 +158,7 @@ const mostWaits = 5
 
 // awaitMore waits for what was freed since the request last waited.
 //
-// +checklocks:c.d.mu
+// +checklocks:c.d.gpu.mu
 func (c *request) awaitMore() (bool, error) {
 	if c.waited == 0 || c.waited >= mostWaits || c.allowed&memory.StageCollect == 0 {
 		return false, nil // without a first wait there was nothing to wait for, or it is off
@@ -170,7 +170,7 @@ func (c *request) awaitMore() (bool, error) {
 
 // setScope says whose memory may be given back for the request: of its pool alone while that one's own limit is in the way.
 //
-// +checklocks:c.d.mu
+// +checklocks:c.d.gpu.mu
 func (c *request) setScope() {
 	p := c.s.pool
 	usual, _ := p.backing.sizes(c.n)
@@ -180,7 +180,7 @@ func (c *request) setScope() {
 
 // giveBackUnlocked is giveBack with the arena's lock let go.
 //
-// +checklocks:c.d.mu
+// +checklocks:c.d.gpu.mu
 func (c *request) giveBackUnlocked() (bool, error) {
 	c.s.arena.Unlock()
 	defer c.s.arena.Lock()
@@ -189,7 +189,7 @@ func (c *request) giveBackUnlocked() (bool, error) {
 
 // callOutUnlocked is callOut with the arena's lock let go.
 //
-// +checklocks:c.d.mu
+// +checklocks:c.d.gpu.mu
 func (c *request) callOutUnlocked() bool {
 	var own []*callback
 	if ask := c.s.pool.ask; ask != nil {
@@ -202,7 +202,7 @@ func (c *request) callOutUnlocked() bool {
 
 // tighten has a segment of just the size do, and reports whether that is less than what was tried.
 //
-// +checklocks:c.d.mu
+// +checklocks:c.d.gpu.mu
 func (c *request) tighten() bool {
 	if usual, least := c.s.pool.backing.sizes(c.n); c.tight || least >= usual {
 		return false
@@ -214,31 +214,31 @@ func (c *request) tighten() bool {
 // awaitObservers waits for another thread that is telling observers of memory, which may do for the request, and reports
 // whether there was one. All locks are let go meanwhile.
 //
-// +checklocks:c.d.mu
+// +checklocks:c.d.gpu.mu
 func (c *request) awaitObservers() bool {
 	d := c.d
-	if len(d.publishing) == 0 {
+	if len(d.state.observers.publishing) == 0 {
 		return false
 	}
-	c.observers.waitFor(d.publishing[0])
+	c.observers.waitFor(d.state.observers.publishing[0])
 	if c.observers.Left(time.Now()) <= 0 {
 		return false
 	}
 	c.s.arena.Unlock()
-	d.awaitPublished(&c.observers)
+	d.state.observers.awaitPublished(&c.observers)
 	c.s.arena.Lock()
 	return true
 }
 
 // fail ends the reclaim stages. The caller holds Device.mu and nothing else.
 //
-// +checklocks:c.d.mu
+// +checklocks:c.d.gpu.mu
 func (c *request) fail(p *Pool, st *Stream) error {
 	d := c.d
-	d.counts.OOMs++
-	err := d.outOfMemory(p, &c.reclaimer, failed{need: c.n, requested: c.size, by: c.by, heap: c.s})
+	d.state.phys.counts.OOMs++
+	err := d.state.usage.outOfMemory(p, &c.reclaimer, failed{need: c.n, requested: c.size, by: c.by, heap: c.s})
 	err.Stream, err.Handle = st.ID(), st.Handle()
-	d.enlist(st)
+	d.state.streams.enlist(st)
 	d.record(event.Event{Kind: event.OOM, Addr: err.DriverFree, Size: c.n, Stream: st.number(), Pool: p.number,
 		Tag: uint16(c.by.label), Library: journal.LibraryOf(c.by.label), Stack: c.by.stack, Thread: c.by.thread})
 	return err
@@ -247,7 +247,7 @@ func (c *request) fail(p *Pool, st *Stream) error {
 // run goes up the stages that need no lock to be let go. It returns a block, or an error that is not out of memory, or
 // neither. The caller holds Device.mu and the arena's lock.
 //
-// +checklocks:c.d.mu
+// +checklocks:c.d.gpu.mu
 func (c *request) run() (heap.ID, error) {
 	d, s := c.d, c.s
 	c.from = s
@@ -256,8 +256,8 @@ func (c *request) run() (heap.ID, error) {
 	c.log.pass++
 	c.log.try(memory.StageFit)
 	c.collect(false)
-	if len(d.heldBack) > 0 {
-		d.regain(s, nil)
+	if len(d.state.held.all) > 0 {
+		d.state.held.regain(s, nil)
 	}
 	if c.order != streamOrdered {
 		if err := c.mustWait(); err != nil {
@@ -268,13 +268,13 @@ func (c *request) run() (heap.ID, error) {
 		c.met = memory.StageFit
 		return id, err
 	}
-	d.reap(s)
+	d.state.mover.reap(s)
 	return s.backing.supply(c)
 }
 
 // collectForced completes frees that waited for other streams by having their own streams wait, on the GPU.
 //
-// +checklocks:c.d.mu
+// +checklocks:c.d.gpu.mu
 func (c *request) collectForced() (id heap.ID, err error) {
 	if c.order == streamOrdered && c.collect(true) {
 		if id, err = c.take(c.s); id != 0 || err != nil {
@@ -286,7 +286,7 @@ func (c *request) collectForced() (id heap.ID, err error) {
 
 // collect completes frees that waited for other streams, if there are any, and reports whether any was completed.
 //
-// +checklocks:c.d.mu
+// +checklocks:c.d.gpu.mu
 func (c *request) collect(force bool) bool {
 	d := c.d
 	if !d.health.Waiting() || c.allowed&memory.StageCollect == 0 {
@@ -294,16 +294,16 @@ func (c *request) collect(force bool) bool {
 	}
 	c.log.try(memory.StageCollect)
 	c.log.start()
-	before := d.collected
-	any := d.collect(c.s, force)
-	c.log.lap(memory.StageCollect, d.collected-before)
+	before := d.state.frees.collected
+	any := d.state.frees.collect(c.s, force)
+	c.log.lap(memory.StageCollect, d.state.frees.collected-before)
 	return any
 }
 
 // elsewhere looks for a free block in the other size classes of the same pool and stream: what a class keeps to itself
 // is no reason to fail.
 //
-// +checklocks:c.d.mu
+// +checklocks:c.d.gpu.mu
 func (c *request) elsewhere() (heap.ID, error) {
 	if c.allowed&memory.StageLend == 0 {
 		return 0, nil
@@ -324,7 +324,7 @@ func (c *request) elsewhere() (heap.ID, error) {
 
 // take hands out a free block of a stream heap of the request's arena, if one fits.
 //
-// +checklocks:c.d.mu
+// +checklocks:c.d.gpu.mu
 func (c *request) take(s *streamHeap) (heap.ID, error) {
 	if c.order != streamOrdered || c.align != 0 {
 		return c.choose(s)
@@ -336,7 +336,7 @@ func (c *request) take(s *streamHeap) (heap.ID, error) {
 // host's order it is of those whose last use is known best; of these the smallest that fits. The caller holds Device.mu
 // and the arena's lock.
 //
-// +checklocks:c.d.mu
+// +checklocks:c.d.gpu.mu
 func (c *request) choose(s *streamHeap) (heap.ID, error) {
 	t, n := s.stream, s.pool.round(c.size)
 	from := func(b *heap.Block) uint64 { return (b.Addr + max(c.align, 1) - 1) &^ (max(c.align, 1) - 1) }
@@ -369,7 +369,7 @@ func (c *request) choose(s *streamHeap) (heap.ID, error) {
 
 // handOut completes a request that was met: statistics, history.
 //
-// +checklocks:d.mu
+// +checklocks:d.gpu.mu
 func (d *Device) handOut(c *request, id heap.ID) cuda.Ptr {
 	s := c.from
 	b := s.blocks.At(id)
@@ -384,12 +384,12 @@ func (d *Device) handOut(c *request, id heap.ID) cuda.Ptr {
 		c.met = memory.StageLend
 	}
 	if c.met&(memory.StageLend|memory.StageCallback) != 0 {
-		d.counts.Retries++
+		d.state.phys.counts.Retries++
 	}
 	if s.pool.parent != nil {
 		c.met = memory.StageSpill
 	}
-	views.CountMet(&d.counts, c.met)
+	views.CountMet(&d.state.phys.counts, c.met)
 	if d.health.Recording() {
 		if c.met != memory.StageFit {
 			d.record(event.Event{Kind: event.Retry, Size: c.n, Stream: c.s.stream.number(), Pool: s.pool.number, Flags: uint8(c.met),
@@ -399,13 +399,13 @@ func (d *Device) handOut(c *request, id heap.ID) cuda.Ptr {
 	}
 	switch {
 	case s.arena != c.s.arena:
-		d.counts.Borrows++
-		d.rebalanceAll(c.s, s)
+		d.state.phys.counts.Borrows++
+		d.state.phys.rebalanceAll(c.s, s)
 		s.arena.Unlock()
 	case c.met == memory.StageFit:
-		d.rebalance(s, nil)
+		d.state.phys.rebalance(s, nil)
 	default:
-		d.rebalanceAll(s, nil) // other arenas may have changed as well
+		d.state.phys.rebalanceAll(s, nil) // other arenas may have changed as well
 	}
 	return addr
 }
@@ -413,7 +413,7 @@ func (d *Device) handOut(c *request, id heap.ID) cuda.Ptr {
 // spill has a request that nothing else met go through the reclaim stages of the pool's spill. The caller holds Device.mu and nothing
 // else; it is let go meanwhile.
 //
-// +checklocks:c.d.mu
+// +checklocks:c.d.gpu.mu
 func (c *request) spill(p *Pool, st *Stream) (cuda.Ptr, error) {
 	s := c.log.try(memory.StageSpill)
 	c.log.start()
@@ -443,34 +443,34 @@ type failed struct {
 
 // outOfMemory is the error that ends the stages. The caller holds Device.mu and nothing else.
 //
-// +checklocks:d.mu
-func (d *Device) outOfMemory(p *Pool, r *reclaimer, f failed) *memory.OutOfMemoryError {
-	e := &memory.OutOfMemoryError{Device: d.id, Pool: p.id, Requested: f.requested, Need: f.need, Tag: journal.TagOf(f.by.label), Library: journal.LibraryOf(f.by.label),
-		Reserved: d.quota.Total(), Elsewhere: d.quota.Elsewhere, Cached: d.quota.Spare, Limit: d.quota.Limit, Tried: r.log.tried,
-		Off: memory.AllStages &^ r.allowed, Cause: r.log.oom, Pools: d.poolUsage(nil), Upstream: p.backing.upstreamName(), OffDevice: !p.backing.onDevice(),
-		Paused: uint64(d.quota.Paused[quota.GroupAll].Current)}
+// +checklocks:us.gpu.mu
+func (us *usage) outOfMemory(p *Pool, r *reclaimer, f failed) *memory.OutOfMemoryError {
+	e := &memory.OutOfMemoryError{Device: us.gpu.id, Pool: p.id, Requested: f.requested, Need: f.need, Tag: journal.TagOf(f.by.label), Library: journal.LibraryOf(f.by.label),
+		Reserved: us.phys.quota.Total(), Elsewhere: us.phys.quota.Elsewhere, Cached: us.phys.quota.Spare, Limit: us.phys.quota.Limit, Tried: r.log.tried,
+		Off: memory.AllStages &^ r.allowed, Cause: r.log.oom, Pools: us.byPool(nil), Upstream: p.backing.upstreamName(), OffDevice: !p.backing.onDevice(),
+		Paused: uint64(us.phys.quota.Paused[quota.GroupAll].Current)}
 	if p.spill == nil {
 		e.Off &^= memory.StageSpill
 	}
 	if r.scope.limit != nil {
 		e.PoolLimit, e.PoolReserved = p.limit, p.reserved
 	}
-	e.Stack, e.Thread, e.Stacks = f.by.stack, f.by.thread, d.stackUsage()
-	if d.tagged.Load() {
-		e.Tags = d.tagUsage()
+	e.Stack, e.Thread, e.Stacks = f.by.stack, f.by.thread, us.byStack()
+	if us.tagged.Load() {
+		e.Tags = us.byTag()
 	}
-	if d.labelled.Load() {
-		e.Libraries = d.libraryUsage()
+	if us.labelled.Load() {
+		e.Libraries = us.byLibrary()
 	}
 	if !p.backing.onDevice() {
-		e.Other = d.quota.Spare
+		e.Other = us.phys.quota.Spare
 	}
 	if f.heap != nil {
 		f.heap.arena.Lock()
 		e.Largest = f.heap.blocks.Largest()
 		f.heap.arena.Unlock()
 	}
-	for _, s := range d.heaps {
+	for _, s := range us.pools.heaps {
 		if s == nil {
 			continue
 		}
@@ -485,10 +485,10 @@ func (d *Device) outOfMemory(p *Pool, r *reclaimer, f failed) *memory.OutOfMemor
 		}
 		s.arena.Unlock()
 	}
-	if free, total, err := d.drv.MemInfo(d.id); err == nil {
+	if free, total, err := us.gpu.drv.MemInfo(us.gpu.id); err == nil {
 		e.DriverFree, e.DriverTotal = free, total
 	}
-	e.Steps = d.report(r, e, p)
+	e.Steps = us.report(r, e, p)
 	return e
 }
 

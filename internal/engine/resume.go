@@ -21,18 +21,18 @@ func (d *Device) Resume(sel Selection) (memory.PauseReport, error) {
 	if err := d.selects(sel); err != nil {
 		return memory.PauseReport{}, err
 	}
-	d.pausing.Lock()
-	defer d.pausing.Unlock()
+	d.state.paused.mu.Lock()
+	defer d.state.paused.mu.Unlock()
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if err := d.health.Broken(); err != nil {
 		return memory.PauseReport{}, err
 	}
 	d.a.turns.Next()
-	if err := d.sure(); err != nil {
+	if err := d.state.paused.sure(); err != nil {
 		return memory.PauseReport{}, err
 	}
-	d.reap(nil)
+	d.state.mover.reap(nil)
 	r := &resume{reclaimer: reclaimer{d: d, log: attempts{drv: d.drv}, allowed: d.opts.Stages | memory.StageFit}, sel: sel}
 	for {
 		r.plan()
@@ -45,23 +45,23 @@ func (d *Device) Resume(sel Selection) (memory.PauseReport, error) {
 		if err != nil {
 			r.putBack()
 		} else {
-			d.rebalanceAll(nil, nil)
+			d.state.phys.rebalanceAll(nil, nil)
 			if err = r.fill(); err == nil {
-				d.rebalanceAll(nil, nil)
+				d.state.phys.rebalanceAll(nil, nil)
 				return r.report, nil
 			}
 		}
 		if !isOutOfMemory(err) || r.copying {
-			d.rebalanceAll(nil, nil)
+			d.state.phys.rebalanceAll(nil, nil)
 			return memory.PauseReport{}, err
 		}
 		again, giveErr := r.reclaim()
 		if giveErr != nil {
-			d.rebalanceAll(nil, nil)
+			d.state.phys.rebalanceAll(nil, nil)
 			return memory.PauseReport{}, giveErr
 		}
 		if !again {
-			d.rebalanceAll(nil, nil)
+			d.state.phys.rebalanceAll(nil, nil)
 			return memory.PauseReport{}, r.outOfMemory(err)
 		}
 	}
@@ -82,13 +82,13 @@ type resume struct {
 // plan finds what is to come back: granules in which a selected block lies; segments likewise; and of a pool of captured
 // graphs, if anything of it is selected, what is free as well.
 //
-// +checklocks:r.d.mu
+// +checklocks:r.d.gpu.mu
 func (r *resume) plan() {
 	d := r.d
 	r.coming, r.need, r.report = nil, 0, memory.PauseReport{}
 	pools := map[*Pool]bool{} // of captured graphs: all that is free comes back
 	surveys := map[*streamHeap]map[*pausedRange]*survey{}
-	for _, s := range d.heaps {
+	for _, s := range d.state.pools.heaps {
 		if s == nil || len(s.paused) == 0 || !r.sel.mayHave(s) {
 			continue
 		}
@@ -101,7 +101,7 @@ func (r *resume) plan() {
 			}
 		}
 	}
-	for _, s := range d.heaps {
+	for _, s := range d.state.pools.heaps {
 		all := surveys[s]
 		if s == nil || all == nil {
 			continue
@@ -128,8 +128,8 @@ func (r *resume) plan() {
 // getMemory gets the memory of all that is to come back, and counts it. After an error nothing has any, or it is putBack's
 // to take it.
 //
-// +checklocks:r.d.mu
-// +checklocks:r.d.pausing
+// +checklocks:r.d.gpu.mu
+// +checklocks:r.d.state.paused.mu
 func (r *resume) getMemory() error {
 	if err := r.mayGet(); err != nil {
 		return err
@@ -155,7 +155,7 @@ func (r *resume) getMemory() error {
 
 // mayGet looks whether limits, or what the device has, are in the way of what is to come back.
 //
-// +checklocks:r.d.mu
+// +checklocks:r.d.gpu.mu
 func (r *resume) mayGet() error {
 	d := r.d
 	r.log.pass++
@@ -178,11 +178,11 @@ func (r *resume) mayGet() error {
 			return errOverLimit
 		}
 	}
-	if !d.quota.MayHold(onDevice) {
+	if !d.state.phys.quota.MayHold(onDevice) {
 		grow.stop = stopLimit
 		return errOverLimit
 	}
-	if onDevice > 0 && d.lacks(onDevice) {
+	if onDevice > 0 && d.state.phys.lacks(onDevice) {
 		grow.stop = stopLacks
 		return cuda.ErrOutOfMemory
 	}
@@ -191,14 +191,14 @@ func (r *resume) mayGet() error {
 
 // got counts the memory that a paused range has again.
 //
-// +checklocks:r.d.mu
+// +checklocks:r.d.gpu.mu
 func (r *resume) got(s *streamHeap, a *pausedRange, v *survey) {
 	d := r.d
 	a.mapped, a.lost = true, false
 	s.gain(a.size)
 	a.mem.got(a)
-	d.addPaused(s, -int64(v.used))
-	d.quota.Spare += a.size - v.used
+	d.state.paused.add(s, -int64(v.used))
+	d.state.phys.quota.Spare += a.size - v.used
 	r.report.Blocks += int64(v.blocks)
 	r.report.Bytes += v.used
 	r.report.Physical += a.size
@@ -211,19 +211,19 @@ var errOverLimit = fmt.Errorf("the limit is in the way: %w", cuda.ErrOutOfMemory
 // number, but half of that for small blocks, among which large chunks are the more seldom wholly free; and no larger than
 // new memory is got in where little can be held, or little is left: one block that stays keeps all of its chunk from others.
 //
-// +checklocks:d.mu
-func (d *Device) resumeChunk(class int, left uint64) uint64 {
-	g := d.upstream.Granularity()
-	size := max(g, d.opts.ChunkMax/g*g)
+// +checklocks:pr.gpu.mu
+func (pr *pausedMemory) resumeChunk(class int, left uint64) uint64 {
+	g := pr.phys.upstream.Granularity()
+	size := max(g, pr.gpu.opts.ChunkMax/g*g)
 	if class == quota.Small {
 		size = max(g, size/2/g*g)
 	}
-	return min(left, size, d.mostChunk())
+	return min(left, size, pr.policy.mostChunk())
 }
 
 // putBack takes what getMemory got before it failed, none of which is counted but chunks as held.
 //
-// +checklocks:r.d.mu
+// +checklocks:r.d.gpu.mu
 func (r *resume) putBack() {
 	for _, final := range []bool{false, true} {
 		for _, a := range r.coming {
@@ -235,18 +235,18 @@ func (r *resume) putBack() {
 	for _, a := range r.coming {
 		a.busy = false
 	}
-	byHeap(r.coming, r.d.compact) // blocks may have been freed meanwhile
+	byHeap(r.coming, r.d.state.paused.compact) // blocks may have been freed meanwhile
 	r.coming = nil
 }
 
 // reclaim gives memory back for what is to come, with the locks let go where that waits or calls out, and reports whether to
 // try again.
 //
-// +checklocks:r.d.mu
-// +checklocks:r.d.pausing
+// +checklocks:r.d.gpu.mu
+// +checklocks:r.d.state.paused.mu
 func (r *resume) reclaim() (again bool, err error) {
 	r.scope.pools = func(*Pool) bool { return true }
-	r.scope.chunks, r.scope.need = r.d.hasChunks(), r.need
+	r.scope.chunks, r.scope.need = r.d.state.phys.hasChunks(), r.need
 	if again, err = r.giveBack(); again || err != nil {
 		return again, err
 	}
@@ -255,34 +255,34 @@ func (r *resume) reclaim() (again bool, err error) {
 
 // callOutUnlocked is callOut with Device.pausing let go: what is called may pause something else.
 //
-// +checklocks:r.d.mu
-// +checklocks:r.d.pausing
+// +checklocks:r.d.gpu.mu
+// +checklocks:r.d.state.paused.mu
 func (r *resume) callOutUnlocked() bool {
 	d := r.d
 	var own []*callback
 	for _, p := range r.asking {
 		own = append(own, p.ask)
 	}
-	if len(own)+len(d.callbacks) == 0 {
+	if len(own)+len(d.state.callbacks.all) == 0 {
 		return false
 	}
 	d.mu.Unlock()
-	d.pausing.Unlock()
+	d.state.paused.mu.Unlock()
 	d.mu.Lock()
 	gave := r.callOut(own, r.need)
 	d.mu.Unlock()
-	d.pausing.Lock()
+	d.state.paused.mu.Lock()
 	d.mu.Lock()
 	return gave
 }
 
 // outOfMemory is the error that ends the stages.
 //
-// +checklocks:r.d.mu
-// +checklocks:r.d.pausing
+// +checklocks:r.d.gpu.mu
+// +checklocks:r.d.state.paused.mu
 func (r *resume) outOfMemory(cause error) error {
 	d := r.d
-	d.counts.OOMs++
+	d.state.phys.counts.OOMs++
 	p := r.sel.Pool
 	if p == nil {
 		p = d.pool0
@@ -297,34 +297,34 @@ func (r *resume) outOfMemory(cause error) error {
 	if r.scope.limit != nil {
 		p = r.scope.limit
 	}
-	return fmt.Errorf("resume: everything stays paused: %w", d.outOfMemory(p, &r.reclaimer, failed{need: r.need, requested: r.need, by: origin{label: r.sel.Tag}}))
+	return fmt.Errorf("resume: everything stays paused: %w", d.state.usage.outOfMemory(p, &r.reclaimer, failed{need: r.need, requested: r.need, by: origin{label: r.sel.Tag}}))
 }
 
 // fill maps the memory, copies the contents back, tells of it and lets it be used. After an error all is paused as before.
 //
-// +checklocks:r.d.mu
-// +checklocks:r.d.pausing
+// +checklocks:r.d.gpu.mu
+// +checklocks:r.d.state.paused.mu
 func (r *resume) fill() error {
 	d := r.d
 	all := offload.NewBatch(contentsOf(r.coming))
-	defer d.offload.Release(all)
+	defer d.state.phys.offload.Release(all)
 	err := r.mapAndCopy()
-	if err == nil && d.onMap != nil {
+	if err == nil && d.state.observers.onMap != nil {
 		for _, a := range r.coming {
 			r.published = append(r.published, a.mem.runs(a)...)
 		}
-		d.publish(d.onMap, r.published)
+		d.state.observers.publish(d.state.observers.onMap, r.published)
 	}
 	if err == nil {
 		d.mu.Unlock()
-		err = d.offload.LoadFiles(all)
+		err = d.state.phys.offload.LoadFiles(all)
 		d.mu.Lock()
 		r.copying = true
 	}
 	if err == nil || d.health.Broken() != nil { // what is broken has no contents any more
 		r.report.Kept = all.Bytes
 		r.pretend()
-		d.refill(r.coming)
+		d.state.paused.refill(r.coming)
 		return err
 	}
 	if r.copying {
@@ -337,8 +337,8 @@ func (r *resume) fill() error {
 // mapAndCopy maps chunks, and has the contents of each stretch on their way while the next is mapped. When it returns no
 // copy is under way, unless the device is unsure of that.
 //
-// +checklocks:r.d.mu
-// +checklocks:r.d.pausing
+// +checklocks:r.d.gpu.mu
+// +checklocks:r.d.state.paused.mu
 func (r *resume) mapAndCopy() error {
 	d := r.d
 	queued := false
@@ -358,9 +358,9 @@ func (r *resume) mapAndCopy() error {
 		b := offload.NewBatch(contentsOf(part))
 		some := false
 		d.mu.Unlock()
-		some, err = d.offload.QueueLoad(b)
+		some, err = d.state.phys.offload.QueueLoad(b)
 		d.mu.Lock()
-		d.offload.Release(b)
+		d.state.phys.offload.Release(b)
 		queued = queued || some
 		if err != nil {
 			r.copying = true
@@ -369,7 +369,7 @@ func (r *resume) mapAndCopy() error {
 	}
 	if queued {
 		d.mu.Unlock()
-		late := d.offload.Await()
+		late := d.state.phys.offload.Await()
 		d.mu.Lock()
 		if err == nil && late != nil {
 			err, r.copying = late, true
@@ -380,7 +380,7 @@ func (r *resume) mapAndCopy() error {
 
 // pretend makes the books of a broken device say that all is mapped: it would not say what is.
 //
-// +checklocks:r.d.mu
+// +checklocks:r.d.gpu.mu
 func (r *resume) pretend() {
 	for _, a := range r.coming {
 		a.mem.pretend()
@@ -390,11 +390,11 @@ func (r *resume) pretend() {
 
 // takeBack undoes everything, that it is as before. Contents that were copied are still where they were.
 //
-// +checklocks:r.d.mu
+// +checklocks:r.d.gpu.mu
 func (r *resume) takeBack() {
 	d := r.d
 	if r.published != nil {
-		d.publish(d.onUnmap, r.published)
+		d.state.observers.publish(d.state.observers.onUnmap, r.published)
 		r.published = nil
 	}
 	for _, a := range r.coming {
@@ -406,8 +406,8 @@ func (r *resume) takeBack() {
 			s.lose(a.size)
 			a.mem.takenBack(a)
 			a.mapped, a.bare, a.busy = false, false, false
-			d.quota.Spare -= a.size - all[a].used
-			d.addPaused(s, int64(all[a].used))
+			d.state.phys.quota.Spare -= a.size - all[a].used
+			d.state.paused.add(s, int64(all[a].used))
 			a.mem.cutUp(a, all[a])
 		}
 	})

@@ -28,18 +28,18 @@ const retireArenas = 128
 // retire dissolves the arenas of streams that may be gone and have no block out and no work under way, whose free chunks
 // become spare, and forgets streams. The caller holds Device.mu and no arena's lock; it is let go while the GPU is waited for.
 //
-// +checklocks:d.mu
-func (d *Device) retire() {
-	if n := len(d.arenas); n >= max(d.retireAt, retireArenas) || d.inherited > n/2 {
+// +checklocks:en.gpu.mu
+func (en *endings) retire() {
+	if n := len(en.pools.arenas); n >= max(en.pools.retireAt, retireArenas) || en.pools.inherited > n/2 {
 		if n >= retireArenas {
-			d.endThreads()
+			en.endThreads()
 		}
-		d.dissolveIdle()
-		d.retireAt, d.inherited = 2*len(d.arenas), 0
+		en.dissolveIdle()
+		en.pools.retireAt, en.pools.inherited = 2*len(en.pools.arenas), 0
 	}
-	if len(d.byID) >= max(d.forgetAt, retireArenas) {
-		d.forgetStreams()
-		d.forgetAt = 2 * len(d.byID)
+	if len(en.streams.byID) >= max(en.streams.forgetAt, retireArenas) {
+		en.forgetStreams()
+		en.streams.forgetAt = 2 * len(en.streams.byID)
 	}
 }
 
@@ -47,10 +47,10 @@ func (d *Device) retire() {
 // ended. Nothing can be recorded on such a stream, so one wait for the context covers them all. The caller holds Device.mu and
 // no arena's lock; it is let go meanwhile.
 //
-// +checklocks:d.mu
-func (d *Device) endThreads() {
+// +checklocks:en.gpu.mu
+func (en *endings) endThreads() {
 	var waits timeline.Waits
-	for _, s := range d.heaps {
+	for _, s := range en.pools.heaps {
 		if s == nil || !s.stream.timeline.PerThread() || s.pool.pinned || s.requestsUnderWay > 0 {
 			continue
 		}
@@ -60,30 +60,30 @@ func (d *Device) endThreads() {
 		}
 		s.arena.Unlock()
 	}
-	d.await(waits) // on error they stay
+	en.gpu.await(waits) // on error they stay
 }
 
 // dissolveIdle dissolves the arenas that it can, and lists those that new streams may inherit. The caller holds Device.mu and no
 // arena's lock.
 //
-// +checklocks:d.mu
-func (d *Device) dissolveIdle() {
+// +checklocks:en.gpu.mu
+func (en *endings) dissolveIdle() {
 	var idle []*streamHeap
-	for _, s := range d.heaps {
+	for _, s := range en.pools.heaps {
 		if s == nil || s.pool.pinned || s.requestsUnderWay > 0 || !s.stream.mayBeGone() {
 			continue
 		}
 		s.arena.Lock()
 		if s.blocks.UsedBlocks == 0 && (!s.stream.timeline.PerThread() || s.over()) {
 			idle = append(idle, s)
-			if s.held > 0 && d.onUnmap == nil {
+			if s.held > 0 && en.observers.onUnmap == nil {
 				s.backing.detach(everything)
 			}
 		}
 		s.arena.Unlock()
 	}
-	d.reap(nil)
-	for _, p := range d.byNumber {
+	en.mover.reap(nil)
+	for _, p := range en.pools.byNumber {
 		if p != nil {
 			p.idle = nil
 		}
@@ -91,18 +91,18 @@ func (d *Device) dissolveIdle() {
 	for _, s := range idle {
 		s.arena.Lock()
 		// Old mappings may be left, or segments.
-		if first := s.pool.heapFor(s.stream, quota.Small); !d.dissolve(s) && s.held > 0 && (first == s || first == nil) {
+		if first := s.pool.heapFor(s.stream, quota.Small); !en.dissolve(s) && s.held > 0 && (first == s || first == nil) {
 			s.pool.idle = append(s.pool.idle, s.stream)
 		}
 		s.arena.Unlock()
 	}
-	d.dropArenas()
+	en.dropArenas()
 }
 
 // inherit gives a stream without an arena in the pool one that another stream left behind, if there is one, with all that is
 // free there: the GPU is done with it. The caller holds Device.mu and no arena's lock.
 //
-// +checklocks:p.dev.mu
+// +checklocks:p.dev.gpu.mu
 func (p *Pool) inherit(st *Stream) {
 	if p.arenaOf(st) != nil {
 		return
@@ -123,7 +123,7 @@ func (p *Pool) inherit(st *Stream) {
 		}
 		l.Unlock()
 		if ok {
-			p.dev.inherited++
+			p.dev.state.pools.inherited++
 			return
 		}
 	}
@@ -132,7 +132,7 @@ func (p *Pool) inherit(st *Stream) {
 // leftBehind reports whether a stream may be gone, and its arena in the pool has nothing but free memory that the GPU is done
 // with. The caller holds Device.mu and the arena's lock.
 //
-// +checklocks:p.dev.mu
+// +checklocks:p.dev.gpu.mu
 func (p *Pool) leftBehind(st *Stream) bool {
 	for class := range quota.NumClasses {
 		s := p.heapFor(st, class)
@@ -160,7 +160,7 @@ func (s *streamHeap) over() bool {
 // succeed puts a stream heap of another stream in the place of this one, which is left empty for those who may still have it.
 // The caller holds Device.mu and the arena's lock.
 //
-// +checklocks:s.dev.mu
+// +checklocks:s.dev.gpu.mu
 func (s *streamHeap) succeed(st *Stream) {
 	d, p := s.dev, s.pool
 	empty := heap.New()
@@ -168,23 +168,23 @@ func (s *streamHeap) succeed(st *Stream) {
 		blocks: s.blocks, gauges: s.gauges, held: s.held}
 	n.backing = s.backing.succeed(n)
 	s.blocks, s.held = empty, 0
-	d.heaps[n.index] = n
+	d.state.pools.heaps[n.index] = n
 	p.unlist(s)
 	p.list(n)
-	for _, r := range d.mem.Ranges.All() {
+	for _, r := range d.state.phys.mem.Ranges.All() {
 		if r.Owner == s.index { // and n's
 			d.a.disown(r.Base, r.Size)
 			d.a.claim(r.Base, r.Size, n) // which succeeded before
 		}
 	}
-	d.recordInherited(s, n)
+	d.state.endings.recordInherited(s, n)
 }
 
 // recordInherited tells the history that the memory of a stream heap is another stream's.
 //
-// +checklocks:d.mu
-func (d *Device) recordInherited(s, n *streamHeap) {
-	if !d.health.Recording() {
+// +checklocks:en.gpu.mu
+func (en *endings) recordInherited(s, n *streamHeap) {
+	if !en.gpu.health.Recording() {
 		return
 	}
 	n.blocks.EachFree(heap.Align, func(_ heap.ID, b *heap.Block) bool {
@@ -204,27 +204,27 @@ func (t *Stream) mayBeGone() bool {
 // enlist makes a stream of the device known that was forgotten, or is new. What comes to depend on a stream's number calls
 // it first.
 //
-// +checklocks:d.mu
-func (d *Device) enlist(t *Stream) {
-	if t.dev != d || t.index.Load() >= 0 {
+// +checklocks:ss.gpu.mu
+func (ss *streamTable) enlist(t *Stream) {
+	if t.gpu != ss.gpu || t.index.Load() >= 0 {
 		return
 	}
-	i := d.journal.Streams.Take()
-	if i == len(d.streams) {
-		d.streams = append(d.streams, nil)
+	i := ss.gpu.journal.Streams.Take()
+	if i == len(ss.all) {
+		ss.all = append(ss.all, nil)
 	}
-	d.streams[i] = t
+	ss.all[i] = t
 	t.index.Store(int32(i))
-	delete(d.gone, t.ID())
-	d.byID[t.ID()] = t
+	delete(ss.gone, t.ID())
+	ss.byID[t.ID()] = t
 }
 
 // liveStreams are the streams that the device knows, by number.
 //
-// +checklocks:d.mu
-func (d *Device) liveStreams() iter.Seq[*Stream] {
+// +checklocks:ss.gpu.mu
+func (ss *streamTable) live() iter.Seq[*Stream] {
 	return func(yield func(*Stream) bool) {
-		for i, t := range d.streams {
+		for i, t := range ss.all {
 			if int(t.index.Load()) == i && !yield(t) {
 				return
 			}
@@ -234,35 +234,35 @@ func (d *Device) liveStreams() iter.Seq[*Stream] {
 
 // forgetStreams forgets the streams that may be gone and that nothing depends on.
 //
-// +checklocks:d.mu
-func (d *Device) forgetStreams() {
-	d.markStreams()
-	for t := range d.liveStreams() {
+// +checklocks:en.gpu.mu
+func (en *endings) forgetStreams() {
+	en.markStreams()
+	for t := range en.streams.live() {
 		if !t.timeline.Marked && t.mayBeGone() {
-			d.forgetStream(t)
+			en.streams.forget(t)
 		}
 		t.timeline.Marked = false
 	}
-	d.journal.Streams.Forget()
-	n := d.journal.Streams.Count()
-	clear(d.streams[n:])
-	d.streams = d.streams[:n]
-	if len(d.gone) >= max(d.goneAt, retireArenas) {
+	en.gpu.journal.Streams.Forget()
+	n := en.gpu.journal.Streams.Count()
+	clear(en.streams.all[n:])
+	en.streams.all = en.streams.all[:n]
+	if len(en.streams.gone) >= max(en.streams.goneAt, retireArenas) {
 		kept := map[cuda.StreamID]weak.Pointer[Stream]{} // a new one, as a map never shrinks
-		for id, t := range d.gone {
+		for id, t := range en.streams.gone {
 			if t.Value() != nil {
 				kept[id] = t
 			}
 		}
-		d.gone, d.goneAt = kept, 2*len(kept)
+		en.streams.gone, en.streams.goneAt = kept, 2*len(kept)
 	}
 }
 
-// +checklocks:d.mu
-func (d *Device) forgetStream(t *Stream) {
-	delete(d.byID, t.ID())
-	d.gone[t.ID()] = weak.Make(t)
-	d.journal.Streams.Put(int(t.index.Load()))
+// +checklocks:ss.gpu.mu
+func (ss *streamTable) forget(t *Stream) {
+	delete(ss.byID, t.ID())
+	ss.gone[t.ID()] = weak.Make(t)
+	ss.gpu.journal.Streams.Put(int(t.index.Load()))
 	t.index.Store(-1)
 	t.timeline.Forget()
 }
@@ -270,39 +270,39 @@ func (d *Device) forgetStream(t *Stream) {
 // markStreams marks the streams of the device that something depends on: arenas, what they used last that may not be over,
 // blocks that were lent to them, frees that wait for them.
 //
-// +checklocks:d.mu
-func (d *Device) markStreams() {
-	for _, s := range d.heaps {
+// +checklocks:en.gpu.mu
+func (en *endings) markStreams() {
+	for _, s := range en.pools.heaps {
 		if s != nil {
 			s.stream.timeline.Marked = true
 		}
 	}
-	for _, id := range d.mem.Spares() {
-		if k := d.mem.Chunk(id); k.Stream >= 0 {
-			if t := d.streams[k.Stream]; !t.timeline.Durable() && t.timeline.IsOver(k.Stamp) {
+	for _, id := range en.phys.mem.Spares() {
+		if k := en.phys.mem.Chunk(id); k.Stream >= 0 {
+			if t := en.streams.all[k.Stream]; !t.timeline.Durable() && t.timeline.IsOver(k.Stamp) {
 				k.Stream, k.Stamp = -1, 0
 			} else {
 				t.timeline.Marked = true
 			}
 		}
 	}
-	for _, z := range d.mem.Stale.All() {
+	for _, z := range en.phys.mem.Stale.All() {
 		if z.Stream >= 0 {
-			d.streams[z.Stream].timeline.Marked = true
+			en.streams.all[z.Stream].timeline.Marked = true
 		}
 	}
 	mark := func(t *Stream) {
-		if t != nil && t.dev == d {
+		if t != nil && t.gpu == en.gpu {
 			t.timeline.Marked = true
 		}
 	}
-	for i := range d.uses.entries {
-		mark(d.uses.entries[i].stream)
+	for i := range en.frees.uses.entries {
+		mark(en.frees.uses.entries[i].stream)
 	}
-	for i := range d.pending {
-		mark(d.pending[i].owner)
-		for _, w := range d.pending[i].waits {
-			if w.Stream.Device() == d.timeline {
+	for i := range en.frees.pending {
+		mark(en.frees.pending[i].owner)
+		for _, w := range en.frees.pending[i].waits {
+			if w.Stream.Device() == en.gpu.timeline {
 				w.Stream.Marked = true
 			}
 		}

@@ -23,21 +23,21 @@ type freeSegment struct {
 // nothing else; it is let go while the GPU is waited for and users' upstreams are called, and what is to be released is
 // out of everybody's reach meanwhile. It reports whether any went.
 //
-// +checklocks:d.mu
-func (d *Device) releaseSegments(chosen func(*Pool) bool, mayWait bool) (bool, error) {
-	if !d.segments.any {
+// +checklocks:sg.gpu.mu
+func (sg *segments) release(chosen func(*Pool) bool, mayWait bool) (bool, error) {
+	if !sg.sources.any {
 		return false, nil
 	}
-	d.collect(nil, false)
-	if d.offload.Unsure() {
+	sg.frees.collect(nil, false)
+	if sg.phys.offload.Unsure() {
 		return false, nil // Trim finds out
 	}
-	failed := d.releaseEmpty()
-	list, waits := d.takeFreeSegments(chosen, mayWait)
+	failed := sg.releaseEmpty()
+	list, waits := sg.takeFree(chosen, mayWait)
 	if len(list) == 0 {
 		return false, failed
 	}
-	waited := d.await(waits)
+	waited := sg.gpu.await(waits)
 	failed = cmp.Or(waited, failed)
 	done := func(v *freeSegment) bool { return waited == nil && v.of.s.stream.timeline.IsOver(v.stamp) }
 	var ready []run
@@ -47,20 +47,20 @@ func (d *Device) releaseSegments(chosen func(*Pool) bool, mayWait bool) (bool, e
 			ready = append(ready, list[i].run)
 		}
 	}
-	d.publish(d.onUnmap, ready)
+	sg.observers.publish(sg.observers.onUnmap, ready)
 	any := false
 	for i := range list {
 		v := &list[i]
 		gone := false
 		if over[i] {
-			err := d.giveSegmentBack(v)
+			err := sg.giveBack(v)
 			failed = cmp.Or(failed, err)
 			gone = err == nil
 		}
-		d.quota.Spare -= v.size
+		sg.phys.quota.Spare -= v.size
 		if gone {
 			any = true
-			d.segmentGone(v)
+			sg.gone(v)
 		} else { // nothing is lost
 			v.of.s.arena.Lock()
 			v.of.s.blocks.Map(v.of.s.blocks.Reap(v.first), v.addr, v.size, v.stamp)
@@ -73,9 +73,9 @@ func (d *Device) releaseSegments(chosen func(*Pool) bool, mayWait bool) (bool, e
 
 // takeFreeSegments puts the segments out of reach that releaseSegments is to give back, and returns what has to be waited for.
 //
-// +checklocks:d.mu
-func (d *Device) takeFreeSegments(chosen func(*Pool) bool, mayWait bool) (list []freeSegment, waits timeline.Waits) {
-	for h := range d.segmentHeaps() {
+// +checklocks:sg.gpu.mu
+func (sg *segments) takeFree(chosen func(*Pool) bool, mayWait bool) (list []freeSegment, waits timeline.Waits) {
+	for h := range sg.pools.segmentHeaps() {
 		s := h.s
 		if s.pool.pinned || !chosen(s.pool) || s.stream.timeline.Capture() != 0 {
 			continue
@@ -89,7 +89,7 @@ func (d *Device) takeFreeSegments(chosen func(*Pool) bool, mayWait bool) (list [
 			v := freeSegment{of: h, first: id, run: run{b.Addr, b.Size}, stamp: b.Stamp}
 			s.blocks.Unmap(id, b.Addr, b.Size)
 			s.gauges.SetFree(s.blocks.FreeBlocks, -int64(v.size))
-			d.quota.Spare += v.size
+			sg.phys.quota.Spare += v.size
 			list = append(list, v)
 			if v.stamp > 0 {
 				waits.Add(&s.stream.timeline, v.stamp)
@@ -102,28 +102,28 @@ func (d *Device) takeFreeSegments(chosen func(*Pool) bool, mayWait bool) (list [
 
 // giveSegmentBack gives a segment to its upstream. After an error everything is as before.
 //
-// +checklocks:d.mu
-func (d *Device) giveSegmentBack(v *freeSegment) error {
-	d.a.disown(v.addr, v.size) // first: once the driver has it it may be another device's
+// +checklocks:sg.gpu.mu
+func (sg *segments) giveBack(v *freeSegment) error {
+	sg.gpu.a.disown(v.addr, v.size) // first: once the driver has it it may be another device's
 	err := v.of.free(v.addr, v.size)
 	if err != nil {
-		d.a.claim(v.addr, v.size, v.of.s) // which succeeded before
-		d.publish(d.onMap, []run{v.run})
+		sg.gpu.a.claim(v.addr, v.size, v.of.s) // which succeeded before
+		sg.observers.publish(sg.observers.onMap, []run{v.run})
 	}
 	return err
 }
 
 // segmentGone forgets a segment that was given back.
 //
-// +checklocks:d.mu
-func (d *Device) segmentGone(v *freeSegment) {
+// +checklocks:sg.gpu.mu
+func (sg *segments) gone(v *freeSegment) {
 	s := v.of.s
 	s.arena.Lock()
 	s.blocks.DropRange(s.blocks.Reap(v.first))
 	s.lose(v.size)
 	s.arena.Unlock()
-	d.recordSegment(s, v.addr, v.size, false, origin{})
-	d.mem.Ranges.Drop(s.index, v.addr)
-	d.quota.Physical[quota.GroupOf(s.class)].Remove(v.size)
-	d.gaveBack(v.size, v.of.w.counted)
+	sg.gpu.recordSegment(s, v.addr, v.size, false, origin{})
+	sg.phys.mem.Ranges.Drop(s.index, v.addr)
+	sg.phys.quota.Physical[quota.GroupOf(s.class)].Remove(v.size)
+	sg.phys.gaveBack(v.size, v.of.w.counted)
 }

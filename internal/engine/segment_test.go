@@ -61,7 +61,7 @@ func TestUpstreamMayUseTheAllocator(t *testing.T) {
 	pool, err := e.dev.NewPoolWith(memory.PoolID{0, 1}, config.PoolOptions{Upstream: u})
 	must(t, err)
 	u.observe = func(what string, size uint64) {
-		e.dev.Stats()
+		e.dev.Views.Stats()
 		must(t, pool.Trim())
 		if what == "alloc" {
 			inside = append(inside, e.alloc(t, 3*mib, st))
@@ -113,7 +113,7 @@ func TestUpstreamAnswers(t *testing.T) {
 			t.Errorf("upstream returned %#x, which was refused, and got %#x back", uint64(c.p), freed)
 		}
 	}
-	if n := e.dev.Stats().Allocations.All.Current; n != 1 {
+	if n := e.dev.Views.Stats().Allocations.All.Current; n != 1 {
 		t.Errorf("%d allocations", n)
 	}
 	e.free(t, taken)
@@ -143,7 +143,7 @@ func TestSegmentBase(t *testing.T) {
 	overChunks := e.pool(t, 4, config.PoolOptions{Upstream: chunks.Resource()})
 	for _, p := range []*engine.Pool{legacy, over} {
 		first, second := fromPool(t, p, 3*mib, st), fromPool(t, p, 3*mib, st)
-		segments := e.dev.SnapshotPool(legacy.ID())
+		segments := e.dev.Views.SnapshotPool(legacy.ID())
 		if len(segments) != 1 {
 			t.Fatalf("pool %v: %d segments, want both blocks in one", p.ID(), len(segments))
 		}
@@ -183,15 +183,15 @@ func TestTrimDefaultPool(t *testing.T) {
 		e.free(t, other)
 		e.free(t, late)
 		held := int64(kept.Stats().Reserved)
-		if reserved := e.dev.Stats().Reserved.All.Current; held < 30*mib || reserved < held+120*mib {
+		if reserved := e.dev.Views.Stats().Reserved.All.Current; held < 30*mib || reserved < held+120*mib {
 			t.Fatalf("kind %d: %d bytes reserved, %d by the pool in use", kind, reserved, held)
 		}
 		must(t, e.dev.DefaultPool().Trim())
-		if reserved := e.dev.Stats().Reserved.All.Current; reserved != held || int64(kept.Stats().Reserved) != held {
+		if reserved := e.dev.Views.Stats().Reserved.All.Current; reserved != held || int64(kept.Stats().Reserved) != held {
 			t.Errorf("kind %d: %d bytes reserved, want the %d of the pool in use", kind, reserved, held)
 		}
 		must(t, e.dev.Trim())
-		if reserved := e.dev.Stats().Reserved.All.Current; reserved != 0 {
+		if reserved := e.dev.Views.Stats().Reserved.All.Current; reserved != 0 {
 			t.Errorf("kind %d: %d bytes reserved after trimming all", kind, reserved)
 		}
 	}
@@ -239,7 +239,7 @@ func TestSegmentsAndChunksMakeRoom(t *testing.T) {
 				p, err = pool.Alloc(100*mib, st)
 				must(t, err)
 				e.use(t, st, p, 100*mib)
-				if n := e.dev.Stats().Reserved.All.Current; n > 128*mib {
+				if n := e.dev.Views.Stats().Reserved.All.Current; n > 128*mib {
 					t.Errorf("limited %v, kind %d: %d bytes held", limited, kind, n)
 				}
 				e.free(t, p)
@@ -248,7 +248,7 @@ func TestSegmentsAndChunksMakeRoom(t *testing.T) {
 			if n := e.drv.ReservedBytes(0); n != 0 {
 				t.Errorf("limited %v, kind %d: %d bytes held at the end", limited, kind, n)
 			}
-			if s := e.dev.Stats(); s.Retries != 6-1 || s.OOMs != 0 {
+			if s := e.dev.Views.Stats(); s.Retries != 6-1 || s.OOMs != 0 {
 				t.Errorf("limited %v, kind %d: %d retries, %d failures", limited, kind, s.Retries, s.OOMs)
 			}
 			must(t, e.a.Close())

@@ -48,7 +48,7 @@ func (a *Allocator) Export(p cuda.Ptr) (*Export, error) {
 	if !ok || s.blocks.At(id).State != heap.Used {
 		return nil, &memory.PointerError{Op: "share", Ptr: p}
 	}
-	if e := d.exports[p]; e != nil && s.blocks.At(id).Uses&heap.Exported != 0 {
+	if e := d.state.frees.exports[p]; e != nil && s.blocks.At(id).Uses&heap.Exported != 0 {
 		return e, nil
 	}
 	if err := d.health.Broken(); err != nil {
@@ -62,14 +62,14 @@ func (a *Allocator) Export(p cuda.Ptr) (*Export, error) {
 	if err := s.backing.export(e, b.Addr, b.Size); err != nil {
 		return nil, err
 	}
-	if old := d.exports[p]; old != nil { // of a block that was freed together with others
+	if old := d.state.frees.exports[p]; old != nil { // of a block that was freed together with others
 		old.end()
 	}
 	e.ID = a.exported.Add(1)
-	if d.exports == nil {
-		d.exports = map[cuda.Ptr]*Export{}
+	if d.state.frees.exports == nil {
+		d.state.frees.exports = map[cuda.Ptr]*Export{}
 	}
-	d.exports[p] = e
+	d.state.frees.exports[p] = e
 	a.byExport.Store(e.ID, e)
 	s.blocks.At(id).Uses |= heap.Exported
 	return e, nil
@@ -131,7 +131,7 @@ func (e *Export) Live() error {
 
 // live looks for the mark, not at ended alone: it goes with the block whoever frees it.
 //
-// +checklocks:e.heap.dev.mu
+// +checklocks:e.heap.dev.gpu.mu
 func (e *Export) live() error {
 	if e.ended.Load() {
 		return endedError(e.ID)
@@ -140,7 +140,7 @@ func (e *Export) live() error {
 	s.arena.Lock()
 	defer s.arena.Unlock()
 	id, _, ok := s.blocks.Lookup(uint64(e.Ptr))
-	if ok && s.blocks.At(id).State == heap.Used && s.dev.exports[e.Ptr] == e && s.blocks.At(id).Uses&heap.Exported != 0 {
+	if ok && s.blocks.At(id).State == heap.Used && s.dev.state.frees.exports[e.Ptr] == e && s.blocks.At(id).Uses&heap.Exported != 0 {
 		return nil
 	}
 	e.end()
@@ -149,11 +149,11 @@ func (e *Export) live() error {
 
 // end forgets the export.
 //
-// +checklocks:e.heap.dev.mu
+// +checklocks:e.heap.dev.gpu.mu
 func (e *Export) end() {
 	e.ended.Store(true)
 	e.a.byExport.Delete(e.ID)
-	if d := e.heap.dev; d.exports[e.Ptr] == e {
-		delete(d.exports, e.Ptr)
+	if d := e.heap.dev; d.state.frees.exports[e.Ptr] == e {
+		delete(d.state.frees.exports, e.Ptr)
 	}
 }

@@ -142,7 +142,7 @@ func TestShare(t *testing.T) {
 				if err := to.a.Free(p); !errors.Is(err, memory.ErrUnknownPointer) {
 					t.Errorf("what is open was freed: %v", err)
 				}
-				if now := to.dev.Stats(); now.Reserved.All.Current != 0 {
+				if now := to.dev.Views.Stats(); now.Reserved.All.Current != 0 {
 					t.Errorf("what is open counts: %+v", now.Reserved.All)
 				}
 				to.close(p)
@@ -231,7 +231,7 @@ func TestExportOfRecordedBlock(t *testing.T) {
 	if err := p.a.Free(ptr); err != nil {
 		t.Fatal(err)
 	}
-	if got := p.dev.Stats().ActiveBytes.All.Current; got != 3*mib {
+	if got := p.dev.Views.Stats().ActiveBytes.All.Current; got != 3*mib {
 		t.Errorf("%d bytes are active, expected the block to wait for the other stream", got)
 	}
 	if err := e.Live(); !errors.Is(err, memory.ErrNotExported) {
@@ -492,7 +492,7 @@ func TestSharePools(t *testing.T) {
 func TestOpenForPeers(t *testing.T) {
 	from, to := newParty(t, config.Options{}, sim.Options{}), newParty(t, config.Options{}, sim.Options{Devices: 2})
 	before := to.mustOpen(from.export(from.alloc(40 * mib)))
-	if err := to.dev.EnablePeer(1); err != nil {
+	if err := to.dev.Peers.Enable(1); err != nil {
 		t.Fatal(err)
 	}
 	after := to.mustOpen(from.export(from.alloc(3 * mib)))
@@ -596,7 +596,7 @@ func TestExportedMemoryStays(t *testing.T) {
 			}
 		}
 	}
-	if s := p.dev.Stats(); ended < 100 || refused < 10 || s.Remaps < 100 {
+	if s := p.dev.Views.Stats(); ended < 100 || refused < 10 || s.Remaps < 100 {
 		t.Errorf("too little happened: %d exports ended, %d requests were refused, %d remaps", ended, refused, s.Remaps)
 	}
 }

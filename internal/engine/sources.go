@@ -53,17 +53,17 @@ type source struct {
 // gather chooses free chunks to move, at most what is needed or little more, and returns their bytes: spare chunks first, then
 // those of the request's stream heap, of its stream, of its pool, and of other pools.
 //
-// +checklocks:m.c.d.mu
+// +checklocks:m.c.d.gpu.mu
 func (m *chunkRequest) gather(at place, stages memory.Stages, pressure bool) (have uint64) {
 	c, d, s := m.c, m.c.d, m.h.s
-	p, over := &d.plan, d.overshoot(s.class, pressure)
+	p, over := &d.state.policy.plan, d.state.policy.overshoot(s.class, pressure)
 	pick := func() (enough bool) {
 		have = p.pick(at.need, at.room, have, over)
 		p.found = p.found[:0]
 		return have >= at.need
 	}
 	heaps := func(wanted func(*streamHeap) bool) (enough bool) {
-		for o := range d.chunkHeaps() {
+		for o := range d.state.pools.chunkHeaps() {
 			if wanted(o.s) {
 				o.offers(c, 0)
 			}
@@ -71,7 +71,7 @@ func (m *chunkRequest) gather(at place, stages memory.Stages, pressure bool) (ha
 		return pick()
 	}
 	p.found = p.found[:0]
-	if d.offerSpares(c); pick() {
+	if d.state.mover.offerSpares(c); pick() {
 		return have
 	}
 	before := have
@@ -95,39 +95,39 @@ func (m *chunkRequest) gather(at place, stages memory.Stages, pressure bool) (ha
 
 // offerSpares lists the spare chunks.
 //
-// +checklocks:d.mu
-func (d *Device) offerSpares(c *request) {
-	for _, id := range d.mem.Spares() {
-		k := d.mem.Chunk(id)
-		if k.Mappings > 0 && d.onUnmap != nil {
+// +checklocks:mv.gpu.mu
+func (mv *mover) offerSpares(c *request) {
+	for _, id := range mv.phys.mem.Spares() {
+		k := mv.phys.mem.Chunk(id)
+		if k.Mappings > 0 && mv.observers.onUnmap != nil {
 			continue
 		}
 		var t *Stream
 		if k.Stream >= 0 {
-			t = d.streams[k.Stream]
+			t = mv.streams.all[k.Stream]
 		}
-		if d.orderable(c, t, k.Stamp) {
-			d.plan.found = append(d.plan.found, source{chunk: id, size: k.Size, stamp: k.Stamp, stream: t})
+		if mv.policy.orderable(c, t, k.Stamp) {
+			mv.policy.plan.found = append(mv.policy.plan.found, source{chunk: id, size: k.Size, stamp: k.Stamp, stream: t})
 		}
 	}
 }
 
 // offers lists the wholly free chunks of a stream heap, except those of one block.
 //
-// +checklocks:c.d.mu
+// +checklocks:c.d.gpu.mu
 func (h *chunkHeap) offers(c *request, except heap.ID) {
 	d, o := c.d, h.s
 	if o.pool.pinned || o.held == 0 {
 		return
 	}
 	// Held until the move is done: once it were let go, another thread could be handed what was found free.
-	d.plan.hold(o, c.s)
-	p := &d.plan
-	o.blocks.EachFree(d.upstream.Granularity(), func(id heap.ID, b *heap.Block) bool {
-		if id == except || !d.orderable(c, o.stream, b.Stamp) {
+	d.state.policy.plan.hold(o, c.s)
+	p := &d.state.policy.plan
+	o.blocks.EachFree(d.state.phys.upstream.Granularity(), func(id heap.ID, b *heap.Block) bool {
+		if id == except || !d.state.policy.orderable(c, o.stream, b.Stamp) {
 			return true
 		}
-		h.area.Whole(d.mem, b.Addr, b.Size, func(k phys.ChunkID, ch *phys.Chunk) bool {
+		h.area.Whole(d.state.phys.mem, b.Addr, b.Size, func(k phys.ChunkID, ch *phys.Chunk) bool {
 			p.found = append(p.found, source{chunk: k, size: ch.Size, heap: h, block: id, run: b.Size, stamp: b.Stamp, stream: o.stream})
 			return true
 		})
@@ -137,7 +137,7 @@ func (h *chunkHeap) offers(c *request, except heap.ID) {
 
 // orderable reports whether memory last used on a stream, until the epoch, may be used by the request's stream: by
 // stream order, by host order, or by an event that the options allow to wait for. A capture gets host order only.
-func (d *Device) orderable(c *request, t *Stream, epoch uint64) bool {
+func (po *policy) orderable(c *request, t *Stream, epoch uint64) bool {
 	to := c.s.stream
 	if t == nil || t == to && to.timeline.Capture() == 0 && c.order != doneOnly {
 		return true
@@ -145,13 +145,13 @@ func (d *Device) orderable(c *request, t *Stream, epoch uint64) bool {
 	if t.timeline.IsOver(epoch) {
 		return true
 	}
-	if epoch >= t.timeline.Epoch() && (d.opts.CrossStream == config.CrossStreamReady || to.timeline.Capture() != 0 || c.alone) && t.timeline.CloseLate() == nil && t.timeline.IsOver(epoch) {
+	if epoch >= t.timeline.Epoch() && (po.gpu.opts.CrossStream == config.CrossStreamReady || to.timeline.Capture() != 0 || c.alone) && t.timeline.CloseLate() == nil && t.timeline.IsOver(epoch) {
 		return true // an epoch that is not closed is never seen to be over
 	}
 	if t.timeline.Capture() != 0 || to.timeline.Capture() != 0 || t.timeline.PerThread() || to.timeline.PerThread() || c.alone {
 		return false
 	}
-	return d.opts.CrossStream == config.CrossStreamWait
+	return po.gpu.opts.CrossStream == config.CrossStreamWait
 }
 
 // pick adds sources from found, the largest first, until there are need bytes: handles cost by number, not by size. Of

@@ -30,21 +30,21 @@ func TestSpill(t *testing.T) {
 			o.Spill, o.OnOutOfMemory = host, func(uint64) bool { asked++; return false }
 			pool := e.pool(t, 1, o)
 			a, b := fromPool(t, pool, 60*mib, st), fromPool(t, pool, 30*mib, st)
-			e.dev.DrainHistory(nil)
+			e.dev.History.Drain(nil)
 			x := fromPool(t, pool, 20*mib, st)
 			if host.held() != 20*mib || asked != 1 {
 				t.Fatalf("%d bytes spilled, %d times asked", host.held(), asked)
 			}
 			var met memory.Stages
-			for _, ev := range e.dev.DrainHistory(nil) {
+			for _, ev := range e.dev.History.Drain(nil) {
 				if ev.Kind == event.Retry {
 					met |= memory.Stages(ev.Flags)
 				}
-				if id := e.dev.Pools()[ev.Pool]; id != pool.ID() {
+				if id := e.dev.Views.Pools()[ev.Pool]; id != pool.ID() {
 					t.Errorf("an event of pool %v", id)
 				}
 			}
-			if k := e.dev.Stats().Counters; met != memory.StageSpill || k.BySpill != 1 || k.OOMs != 0 {
+			if k := e.dev.Views.Stats().Counters; met != memory.StageSpill || k.BySpill != 1 || k.OOMs != 0 {
 				t.Errorf("met by %v, %+v", met, k)
 			}
 			y := fromPool(t, pool, 1000, e.streams[1])
@@ -55,7 +55,7 @@ func TestSpill(t *testing.T) {
 				t.Errorf("%+v, %v", got, err)
 			}
 			sum, used := uint64(0), 0
-			for _, g := range e.dev.SnapshotPool(pool.ID()) {
+			for _, g := range e.dev.Views.SnapshotPool(pool.ID()) {
 				sum += g.Size
 				for _, k := range g.Blocks {
 					if k.State == memory.BlockUsed {
@@ -66,7 +66,7 @@ func TestSpill(t *testing.T) {
 			if s := pool.Stats(); s.Reserved != sum || used != 4 || s.PeakReserved != sum {
 				t.Errorf("%+v, %d bytes and %d blocks in the snapshot", s, sum, used)
 			}
-			if u := e.dev.PoolUsage(); len(u) != 1 || u[0].Spilled != pool.Stats().Spilled || u[0].Pool != pool.ID() {
+			if u := e.dev.Views.PoolUsage(); len(u) != 1 || u[0].Spilled != pool.Stats().Spilled || u[0].Pool != pool.ID() {
 				t.Errorf("%+v", u)
 			}
 			oom := outOfMemory(t, pool, 70*mib, st)
@@ -122,13 +122,13 @@ func TestSpillIntoCapture(t *testing.T) {
 	st := e.streams[0]
 	host := newShelf(100*mib, hostMemory)
 	pool := e.pool(t, 1, config.PoolOptions{Spill: host})
-	must(t, e.dev.BeginCapture(st, pool))
+	must(t, e.dev.Captures.Begin(st, pool))
 	must(t, e.drv.BeginCapture(0, st.Handle()))
 	x := fromPool(t, pool, 80*mib, st)
 	e.free(t, x)
 	_, err := e.drv.EndCapture(0, st.Handle())
 	must(t, err)
-	must(t, e.dev.EndCapture(st))
+	must(t, e.dev.Captures.End(st))
 	must(t, e.a.Trim())
 	if host.held() != 80*mib {
 		t.Errorf("%d bytes held of what the graph uses", host.held())
@@ -159,7 +159,7 @@ func TestOutOfMemoryFunctions(t *testing.T) {
 	second := e.dev.OnOutOfMemory(func(uint64) bool { order = append(order, "second"); return false })
 	mine = []cuda.Ptr{e.alloc(t, 40*mib, st)} // of the default pool, which then has to be given back
 	x := fromPool(t, pool, 30*mib, st)
-	if !slices.Equal(order, []string{"pool"}) || e.dev.Stats().ByCallback != 1 {
+	if !slices.Equal(order, []string{"pool"}) || e.dev.Views.Stats().ByCallback != 1 {
 		t.Errorf("asked %v", order)
 	}
 	order = nil

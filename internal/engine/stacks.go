@@ -31,16 +31,16 @@ func (a *Allocator) KeepStacks(on bool) {
 	a.kept = on
 	a.mu.Unlock()
 	a.started(func(d *Device) error {
-		d.setStacks(on)
+		d.History.setStacks(on)
 		return nil
 	})
 }
 
-func (d *Device) setStacks(on bool) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.keepStacks = on
-	for _, s := range d.heaps {
+func (h *History) setStacks(on bool) {
+	h.gpu.mu.Lock()
+	defer h.gpu.mu.Unlock()
+	h.usage.keepStacks = on
+	for _, s := range h.pools.heaps {
 		if s != nil {
 			s.arena.Lock()
 			s.blocks.KeepStacks(on)
@@ -51,20 +51,20 @@ func (d *Device) setStacks(on bool) {
 
 // StackUsage adds up the live blocks by stack, the most bytes first; nil while stacks are not kept. It looks at every
 // block.
-func (d *Device) StackUsage() []memory.StackUse {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.stackUsage()
+func (v *Views) StackUsage() []memory.StackUse {
+	v.gpu.mu.Lock()
+	defer v.gpu.mu.Unlock()
+	return v.usage.byStack()
 }
 
 // stackUsage is StackUsage. The caller holds Device.mu and nothing else.
 //
-// +checklocks:d.mu
-func (d *Device) stackUsage() []memory.StackUse {
-	if !d.keepStacks {
+// +checklocks:us.gpu.mu
+func (us *usage) byStack() []memory.StackUse {
+	if !us.keepStacks {
 		return nil
 	}
-	return d.usage(func(s *streamHeap, id heap.ID, _ *heap.Block) uint32 { return s.blocks.Stack(id) }).Stacks()
+	return us.sum(func(s *streamHeap, id heap.ID, _ *heap.Block) uint32 { return s.blocks.Stack(id) }).Stacks()
 }
 
 // FreeOptions say more of a free.

@@ -29,7 +29,7 @@ func stackUses(live map[cuda.Ptr]memory.Block) map[uint32]memory.StackUse {
 func checkStacks(t *testing.T, e *fixture, live map[cuda.Ptr]memory.Block) {
 	t.Helper()
 	want := stackUses(live)
-	got := e.dev.StackUsage()
+	got := e.dev.Views.StackUsage()
 	for i, u := range got {
 		if u != want[u.Stack] || i > 0 && u.Allocated > got[i-1].Allocated {
 			t.Fatalf("%+v at %d, want %+v", u, i, want[u.Stack])
@@ -43,7 +43,7 @@ func checkStacks(t *testing.T, e *fixture, live map[cuda.Ptr]memory.Block) {
 			t.Fatalf("Base(%#x) = %+v, %v; want stack %d", uint64(p), x, err, b.Stack)
 		}
 	}
-	for _, g := range e.dev.Snapshot() {
+	for _, g := range e.dev.Views.Snapshot() {
 		for _, b := range g.Blocks {
 			x := live[cuda.Ptr(b.Addr)]
 			if b.State == memory.BlockUsed && b.Stack != x.Stack || b.State == memory.BlockFree && b.Stack != 0 {
@@ -69,7 +69,7 @@ func TestStacks(t *testing.T) {
 		return p
 	}
 	before := ask(1000, engine.AllocOptions{Stack: stacks[0]})
-	if u := e.dev.StackUsage(); u != nil {
+	if u := e.dev.Views.StackUsage(); u != nil {
 		t.Errorf("%+v while no stacks are kept", u)
 	}
 	e.a.KeepStacks(true)
@@ -135,7 +135,7 @@ func TestStacks(t *testing.T) {
 		e.free(t, p)
 	}
 	must(t, e.dev.Trim())
-	if u := e.dev.StackUsage(); len(u) != 0 {
+	if u := e.dev.Views.StackUsage(); len(u) != 0 {
 		t.Errorf("nothing is out, and yet %+v", u)
 	}
 }
@@ -157,13 +157,13 @@ func TestStacksOfPausedMemory(t *testing.T) {
 		_, err := e.dev.Pause(engine.Selection{Tag: 1}, config.PauseOptions{})
 		must(t, err)
 		paused := map[uint32]uint64{}
-		for _, g := range e.dev.Snapshot() {
+		for _, g := range e.dev.Views.Snapshot() {
 			for _, b := range g.Blocks {
 				paused[b.Stack] += b.Paused
 			}
 		}
 		want, sum := stackUses(live), uint64(0)
-		for _, u := range e.dev.StackUsage() {
+		for _, u := range e.dev.Views.StackUsage() {
 			x := want[u.Stack]
 			x.Paused = paused[u.Stack]
 			sum += u.Paused
@@ -171,7 +171,7 @@ func TestStacksOfPausedMemory(t *testing.T) {
 				t.Errorf("%+v, want %+v", u, x)
 			}
 		}
-		if s := e.dev.Stats(); sum == 0 || sum != uint64(s.Paused.All.Current) {
+		if s := e.dev.Views.Stats(); sum == 0 || sum != uint64(s.Paused.All.Current) {
 			t.Errorf("%d bytes of stacks are paused, want %d", sum, s.Paused.All.Current)
 		}
 		for _, p := range order[:2] {
@@ -195,7 +195,7 @@ func TestHistoryTellsWho(t *testing.T) {
 		e.a.KeepStacks(kept)
 		for _, with := range []engine.FreeOptions{{}, {Thread: 88}, {Stack: gave, Thread: 88}, {Stream: e.streams[1], Thread: 88}, {Stack: gave, Stream: e.streams[0]}} {
 			for _, recorded := range []bool{false, true} {
-				e.dev.DrainHistory(nil)
+				e.dev.History.Drain(nil)
 				p, err := e.dev.AllocWith(3*mib, e.streams[0], o)
 				must(t, err)
 				if recorded {
@@ -214,7 +214,7 @@ func TestHistoryTellsWho(t *testing.T) {
 					event.FreeCompleted: {Tag: 5, Library: 9, Stack: back, Thread: with.Thread},
 				}
 				seen := map[event.Kind]int{}
-				for _, x := range e.dev.DrainHistory(nil) {
+				for _, x := range e.dev.History.Drain(nil) {
 					w, ok := want[x.Kind]
 					seen[x.Kind]++
 					if ok && (x.Tag != w.Tag || x.Library != w.Library || x.Stack != w.Stack || x.Thread != w.Thread) {
@@ -230,7 +230,7 @@ func TestHistoryTellsWho(t *testing.T) {
 	if _, err := e.dev.AllocWith(100*mib, e.streams[0], o); err == nil {
 		t.Fatal("100 MiB of 64")
 	}
-	all := e.dev.DrainHistory(nil)
+	all := e.dev.History.Drain(nil)
 	if x := all[len(all)-1]; x.Kind != event.OOM || x.Tag != 5 || x.Library != 9 || x.Stack != asked || x.Thread != 77 {
 		t.Errorf("%+v", x)
 	}

@@ -59,7 +59,7 @@ func (r *reclaimer) step() *uint8 {
 
 // giveBack takes steps until one gave memory back, or failed. It reports false when none is left.
 //
-// +checklocks:r.d.mu
+// +checklocks:r.d.gpu.mu
 func (r *reclaimer) giveBack() (gave bool, err error) {
 	at := r.step()
 	for int(*at) < len(reclaimSteps) && !gave && err == nil {
@@ -74,7 +74,7 @@ func (r *reclaimer) giveBack() (gave bool, err error) {
 
 // giveAllBack takes all steps, whatever they give, and returns the first error.
 //
-// +checklocks:r.d.mu
+// +checklocks:r.d.gpu.mu
 func (r *reclaimer) giveAllBack() (first error) {
 	for at := r.step(); int(*at) < len(reclaimSteps); {
 		_, err := r.giveBack()
@@ -85,28 +85,28 @@ func (r *reclaimer) giveAllBack() (first error) {
 
 // measured notes what a step of StageLend gave back.
 //
-// +checklocks:r.d.mu
+// +checklocks:r.d.gpu.mu
 func (r *reclaimer) measured(give func() (bool, error)) (gave bool, err error) {
 	d := r.d
 	r.log.try(memory.StageLend)
 	r.log.start()
-	returned, spare := d.quota.Returned, d.quota.Spare
+	returned, spare := d.state.phys.quota.Returned, d.state.phys.quota.Spare
 	gave, err = give()
-	r.log.lap(memory.StageLend, d.quota.Returned-returned+less(d.quota.Spare, spare))
+	r.log.lap(memory.StageLend, d.state.phys.quota.Returned-returned+less(d.state.phys.quota.Spare, spare))
 	return gave, err
 }
 
 // awaitFrees waits for the work that keeps free memory from being used: for a request, what other streams have free as
 // well. It reports whether a request may be met now; what is collected for others gives nothing back by itself.
 //
-// +checklocks:r.d.mu
+// +checklocks:r.d.gpu.mu
 func (r *reclaimer) awaitFrees() (bool, error) {
 	d, request := r.d, r.scope.heap != nil
 	var waits timeline.Waits
 	if request {
-		waits = d.unfinished(r.scope.heap)
+		waits = d.state.frees.unfinished(r.scope.heap)
 	} else {
-		waits = d.unfinishedFrees(r.scope.pools)
+		waits = d.state.frees.unfinishedFrees(r.scope.pools)
 	}
 	if len(waits) == 0 {
 		return false, nil
@@ -114,37 +114,37 @@ func (r *reclaimer) awaitFrees() (bool, error) {
 	r.waited++
 	r.log.try(memory.StageCollect).asked++
 	r.log.start()
-	before := d.collected
+	before := d.state.frees.collected
 	err := d.await(waits)
 	if !request {
-		d.collect(nil, false)
+		d.state.frees.collect(nil, false)
 	}
-	r.log.lap(memory.StageCollect, d.collected-before)
+	r.log.lap(memory.StageCollect, d.state.frees.collected-before)
 	return request, err
 }
 
 // releaseSegments gives back the free segments, what upstreams keep, and what could not be given back before.
 //
-// +checklocks:r.d.mu
+// +checklocks:r.d.gpu.mu
 func (r *reclaimer) releaseSegments() (bool, error) {
 	d, p := r.d, r.scope.limit
-	if !d.segments.any {
+	if !d.state.segments.sources.any {
 		return false, nil
 	}
 	return r.measured(func() (any bool, err error) {
 		if p != nil {
 			return r.releaseSegmentsOf(p)
 		}
-		if any, err = d.releaseSegments(r.scope.pools, true); any {
+		if any, err = d.state.segments.release(r.scope.pools, true); any {
 			r.helped |= memory.StageLend
-			if d.segments.nested {
+			if d.state.segments.sources.nested {
 				*r.step()-- // what went may be a segment of another pool now
 			}
 		}
-		asked, more := d.trimUpstreams(r.scope.pools)
+		asked, more := d.state.segments.trimUpstreams(r.scope.pools)
 		err = cmp.Or(err, more)
-		if d.segments.single != nil {
-			drained, _ := d.segments.single.Drain() // what fails again is tried again
+		if d.state.segments.sources.single != nil {
+			drained, _ := d.state.segments.sources.single.Drain() // what fails again is tried again
 			asked = asked || drained
 		}
 		if asked {
@@ -156,10 +156,10 @@ func (r *reclaimer) releaseSegments() (bool, error) {
 
 // releaseSegmentsOf gives back the free segments of one pool: first those of pools over it, which are blocks here.
 //
-// +checklocks:r.d.mu
+// +checklocks:r.d.gpu.mu
 func (r *reclaimer) releaseSegmentsOf(p *Pool) (bool, error) {
-	if r.d.segments.nested {
-		any, err := r.d.releaseSegments(func(x *Pool) bool { return x.backing.over(p) }, true)
+	if r.d.state.segments.sources.nested {
+		any, err := r.d.state.segments.release(func(x *Pool) bool { return x.backing.over(p) }, true)
 		if any || err != nil {
 			if err == nil {
 				*r.step()--
@@ -167,7 +167,7 @@ func (r *reclaimer) releaseSegmentsOf(p *Pool) (bool, error) {
 			return any, err
 		}
 	}
-	any, err := r.d.releaseSegments(func(x *Pool) bool { return x == p }, true)
+	any, err := r.d.state.segments.release(func(x *Pool) bool { return x == p }, true)
 	if any {
 		r.helped |= memory.StageLend
 	}
@@ -176,12 +176,12 @@ func (r *reclaimer) releaseSegmentsOf(p *Pool) (bool, error) {
 
 // releaseSomeChunks gives back as many free chunks as are needed. A request that is met with chunks finds them spare.
 //
-// +checklocks:r.d.mu
+// +checklocks:r.d.gpu.mu
 func (r *reclaimer) releaseSomeChunks() (bool, error) {
 	if !r.scope.chunks || r.scope.limit != nil || r.scope.need == everything {
 		return false, nil
 	}
-	release := r.d.releaseChunks
+	release := r.d.state.mover.releaseChunks
 	if s := r.scope.heap; s != nil {
 		release = s.backing.freeChunks
 	}
@@ -190,7 +190,7 @@ func (r *reclaimer) releaseSomeChunks() (bool, error) {
 
 // releaseAllChunks gives back all free chunks. Where a pool's own limit is in the way they stay the device's.
 //
-// +checklocks:r.d.mu
+// +checklocks:r.d.gpu.mu
 func (r *reclaimer) releaseAllChunks() (bool, error) {
 	if p := r.scope.limit; p != nil {
 		return p.backing.giveBackOwn(r)
@@ -199,14 +199,14 @@ func (r *reclaimer) releaseAllChunks() (bool, error) {
 		return false, nil
 	}
 	if r.scope.only == r.d.pool0 {
-		r.d.sweep() // makes the chunks spare that released pools left
+		r.d.state.endings.sweep() // makes the chunks spare that released pools left
 	}
-	return r.chunks(func() (bool, error) { return r.d.releaseChunks(r.scope.only, everything) })
+	return r.chunks(func() (bool, error) { return r.d.state.mover.releaseChunks(r.scope.only, everything) })
 }
 
 // chunks is measured for chunks.
 //
-// +checklocks:r.d.mu
+// +checklocks:r.d.gpu.mu
 func (r *reclaimer) chunks(give func() (bool, error)) (bool, error) {
 	gave, err := r.measured(give)
 	if gave {
@@ -217,7 +217,7 @@ func (r *reclaimer) chunks(give func() (bool, error)) (bool, error) {
 
 // releaseAddresses gives back addresses that chunks were mapped at, for a request whose segment may lack some.
 //
-// +checklocks:r.d.mu
+// +checklocks:r.d.gpu.mu
 func (r *reclaimer) releaseAddresses() (gave bool, err error) {
 	s := r.scope.heap
 	if s == nil || r.scope.limit != nil {
@@ -232,7 +232,7 @@ func (r *reclaimer) releaseAddresses() (gave bool, err error) {
 // callOut asks functions whether they can give memory back: the pools' own, and then, unless a pool's own limit is in the
 // way, all others'. Each list is asked once. It reports whether any gave; then all steps are taken again.
 //
-// +checklocks:r.d.mu
+// +checklocks:r.d.gpu.mu
 func (r *reclaimer) callOut(own []*callback, need uint64) (gave bool) {
 	if r.allowed&memory.StageCallback == 0 {
 		return false
@@ -243,7 +243,7 @@ func (r *reclaimer) callOut(own []*callback, need uint64) (gave bool) {
 	}
 	if !gave && r.asked == 1 && r.scope.limit == nil {
 		r.asked = 2
-		gave = r.ask(r.d.callbacks, need)
+		gave = r.ask(r.d.state.callbacks.all, need)
 	}
 	if gave {
 		r.next = [2]uint8{}
@@ -253,41 +253,41 @@ func (r *reclaimer) callOut(own []*callback, need uint64) (gave bool) {
 
 // ask calls functions, and reports whether any gave memory back.
 //
-// +checklocks:r.d.mu
+// +checklocks:r.d.gpu.mu
 func (r *reclaimer) ask(list []*callback, need uint64) (any bool) {
 	if len(list) == 0 {
 		return false
 	}
 	r.helped |= memory.StageCallback
 	s := r.log.try(memory.StageCallback)
-	before := r.d.idle()
+	before := r.d.state.phys.idle()
 	r.log.start()
 	for _, x := range slices.Clone(list) {
 		s.asked++
-		if r.d.callOne(x, need) {
+		if r.d.state.callbacks.call(x, need) {
 			s.gave++
 			any = true
 		}
 	}
 	r.log.lap(memory.StageCallback, 0)
-	s.gained += less(r.d.idle(), before)
+	s.gained += less(r.d.state.phys.idle(), before)
 	return any
 }
 
 // idle is the bytes that are not in use: what the device's pools have free, and what the driver has. The caller holds
 // Device.mu and nothing else.
 //
-// +checklocks:d.mu
-func (d *Device) idle() uint64 {
-	n := d.quota.Spare
-	for _, s := range d.heaps {
+// +checklocks:ph.gpu.mu
+func (ph *physical) idle() uint64 {
+	n := ph.quota.Spare
+	for _, s := range ph.pools.heaps {
 		if s != nil {
 			s.arena.Lock()
 			n += s.blocks.FreeBytes
 			s.arena.Unlock()
 		}
 	}
-	if free, _, err := d.drv.MemInfo(d.id); err == nil {
+	if free, _, err := ph.gpu.drv.MemInfo(ph.gpu.id); err == nil {
 		n += free
 	}
 	return n
@@ -295,9 +295,9 @@ func (d *Device) idle() uint64 {
 
 // unfinishedFrees is the work that the frees of some pools wait for.
 //
-// +checklocks:d.mu
-func (d *Device) unfinishedFrees(pools func(*Pool) bool) (waits timeline.Waits) {
-	for _, f := range d.pending {
+// +checklocks:fr.gpu.mu
+func (fr *frees) unfinishedFrees(pools func(*Pool) bool) (waits timeline.Waits) {
+	for _, f := range fr.pending {
 		if pools(f.heap.pool) {
 			for _, w := range f.waits {
 				waits.Add(w.Stream, w.Epoch)

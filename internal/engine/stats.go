@@ -8,65 +8,65 @@ import (
 )
 
 // Stats returns the device's statistics.
-func (d *Device) Stats() memory.Stats {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.lockArenas(nil, nil)
-	if d.late.Any() { // found in the magazines just now
-		d.unlockArenas(nil, nil)
-		d.freeLate(nil)
-		d.lockArenas(nil, nil)
+func (v *Views) Stats() memory.Stats {
+	v.gpu.mu.Lock()
+	defer v.gpu.mu.Unlock()
+	v.pools.lockArenas(nil, nil)
+	if v.frees.late.Any() { // found in the magazines just now
+		v.pools.unlockArenas(nil, nil)
+		v.frees.freeLate(nil)
+		v.pools.lockArenas(nil, nil)
 	}
-	d.quota.Rebalance(nil, len(d.mem.Spares()))
-	s := views.Stats(&d.quota)
-	d.unlockArenas(nil, nil)
-	s.StaleMappings, s.AddressBytes, s.Counters = d.mem.Stale.Len(), d.mem.Ranges.Bytes(), d.counts
-	s.StreamSyncs = d.timeline.Waits()
+	v.phys.quota.Rebalance(nil, len(v.phys.mem.Spares()))
+	s := views.Stats(&v.phys.quota)
+	v.pools.unlockArenas(nil, nil)
+	s.StaleMappings, s.AddressBytes, s.Counters = v.phys.mem.Stale.Len(), v.phys.mem.Ranges.Bytes(), v.phys.counts
+	s.StreamSyncs = v.gpu.timeline.Waits()
 	return s
 }
 
 // ResetPeaks makes the present values the peaks.
-func (d *Device) ResetPeaks() {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.quota.ResetPeaks()
-	for _, p := range d.byNumber {
+func (v *Views) ResetPeaks() {
+	v.gpu.mu.Lock()
+	defer v.gpu.mu.Unlock()
+	v.phys.quota.ResetPeaks()
+	for _, p := range v.pools.byNumber {
 		if p != nil {
 			p.peak = p.holds()
 		}
 	}
-	d.rebalanceAll(nil, nil)
+	v.phys.rebalanceAll(nil, nil)
 }
 
 // ResetAccumulated makes Added and Removed of every statistic and the Counters start from 0 again. What is now and the
 // peaks stay. A size class from which a chunk moves to another afterwards can show less than 0 added for Segments and
 // Reserved: the two classes always add up to all.
-func (d *Device) ResetAccumulated() {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.lockArenas(nil, nil)
-	d.quota.Rebalance(nil, len(d.mem.Spares()))
-	d.quota.ResetAccumulated()
-	d.unlockArenas(nil, nil)
-	d.glance.before.Retries += d.counts.Retries
-	d.glance.before.OOMs += d.counts.OOMs
-	d.counts = memory.Counters{}
-	d.timeline.ResetWaits()
+func (v *Views) ResetAccumulated() {
+	v.gpu.mu.Lock()
+	defer v.gpu.mu.Unlock()
+	v.pools.lockArenas(nil, nil)
+	v.phys.quota.Rebalance(nil, len(v.phys.mem.Spares()))
+	v.phys.quota.ResetAccumulated()
+	v.pools.unlockArenas(nil, nil)
+	v.phys.glance.before.Retries += v.phys.counts.Retries
+	v.phys.glance.before.OOMs += v.phys.counts.OOMs
+	v.phys.counts = memory.Counters{}
+	v.gpu.timeline.ResetWaits()
 }
 
 // got notes memory that came from the driver or an upstream, gaveBack memory that went there. counted is memory under
 // the device's limit.
 //
-// +checklocks:d.mu
-func (d *Device) got(bytes uint64, counted bool) {
-	d.quota.Got(bytes, counted)
-	d.counts.DeviceAllocs++
+// +checklocks:ph.gpu.mu
+func (ph *physical) got(bytes uint64, counted bool) {
+	ph.quota.Got(bytes, counted)
+	ph.counts.DeviceAllocs++
 }
 
-// +checklocks:d.mu
-func (d *Device) gaveBack(bytes uint64, counted bool) {
-	d.quota.GaveBack(bytes, counted)
-	d.counts.DeviceFrees++
+// +checklocks:ph.gpu.mu
+func (ph *physical) gaveBack(bytes uint64, counted bool) {
+	ph.quota.GaveBack(bytes, counted)
+	ph.counts.DeviceFrees++
 }
 
 // rebalance is called after a change that was made outside the hot path: if the stream heap exceeds an allowance now, the sums
@@ -74,40 +74,40 @@ func (d *Device) gaveBack(bytes uint64, counted bool) {
 // has held both since before the change, so that no other thread has seen it. also is a stream heap of another arena whose
 // lock the caller holds, or nil.
 //
-// +checklocks:d.mu
-func (d *Device) rebalance(s, also *streamHeap) {
+// +checklocks:ph.gpu.mu
+func (ph *physical) rebalance(s, also *streamHeap) {
 	if !s.arena.Quota.Within(s.class) || len(s.paused) > 0 { // a free may have changed what no arena counts
-		d.rebalanceAll(s, also)
+		ph.rebalanceAll(s, also)
 	}
 }
 
 // rebalanceAll is rebalance for any change. The caller holds the locks of held and also, either of which may be nil.
 //
-// +checklocks:d.mu
-func (d *Device) rebalanceAll(held, also *streamHeap) {
-	d.lockArenas(held, also)
+// +checklocks:ph.gpu.mu
+func (ph *physical) rebalanceAll(held, also *streamHeap) {
+	ph.pools.lockArenas(held, also)
 	var favoured *quota.Arena
 	if held != nil {
 		favoured = &held.arena.Quota
 	}
-	d.quota.Rebalance(favoured, len(d.mem.Spares()))
-	d.unlockArenas(held, also)
+	ph.quota.Rebalance(favoured, len(ph.mem.Spares()))
+	ph.pools.unlockArenas(held, also)
 }
 
 // lockArenas locks the arenas of the device, but those of two stream heaps that the caller has locked; either may be nil.
 //
-// +checklocks:d.mu
-func (d *Device) lockArenas(held, also *streamHeap) {
-	for _, l := range d.arenas {
+// +checklocks:pt.gpu.mu
+func (pt *poolTable) lockArenas(held, also *streamHeap) {
+	for _, l := range pt.arenas {
 		if !held.in(l) && !also.in(l) {
 			l.Lock()
 		}
 	}
 }
 
-// +checklocks:d.mu
-func (d *Device) unlockArenas(held, also *streamHeap) {
-	for _, l := range d.arenas {
+// +checklocks:pt.gpu.mu
+func (pt *poolTable) unlockArenas(held, also *streamHeap) {
+	for _, l := range pt.arenas {
 		if !held.in(l) && !also.in(l) {
 			l.Unlock()
 		}

@@ -31,12 +31,12 @@ func TestResetAccumulated(t *testing.T) {
 		if err := e.dev.Trim(); err != nil {
 			t.Fatal(err)
 		}
-		if s := e.dev.Stats(); s.StreamSyncs == 0 || s.DeviceFrees == 0 || s.ByGrow == 0 {
+		if s := e.dev.Views.Stats(); s.StreamSyncs == 0 || s.DeviceFrees == 0 || s.ByGrow == 0 {
 			t.Fatalf("%s: nothing to reset: %+v", backend, s.Counters)
 		}
-		before := every(e.dev.Stats())
-		e.dev.ResetAccumulated()
-		s := e.dev.Stats()
+		before := every(e.dev.Views.Stats())
+		e.dev.Views.ResetAccumulated()
+		s := e.dev.Views.Stats()
 		if s.Counters != (memory.Counters{}) {
 			t.Errorf("%s: counters are %+v after the reset", backend, s.Counters)
 		}
@@ -47,7 +47,7 @@ func TestResetAccumulated(t *testing.T) {
 		}
 		e.free(t, small)
 		x := e.alloc(t, 2000, e.streams[0])
-		s = e.dev.Stats()
+		s = e.dev.Views.Stats()
 		for name, want := range map[string]memory.Value{
 			"allocations":        {Added: 1, Removed: 1},
 			"allocations, small": {Added: 1, Removed: 1},
@@ -61,7 +61,7 @@ func TestResetAccumulated(t *testing.T) {
 		}
 		e.free(t, x)
 		e.free(t, large)
-		for name, v := range every(e.dev.Stats()) {
+		for name, v := range every(e.dev.Views.Stats()) {
 			if v.Current-before[name].Current != v.Added-v.Removed {
 				t.Errorf("%s: %s is %+v, was %+v: the books do not balance", backend, name, v, before[name])
 			}
@@ -84,10 +84,10 @@ func TestStreamSyncs(t *testing.T) {
 		e.drv.Use(0, e.streams[1].Handle(), p, size)
 		e.free(t, p)
 	}
-	if err := e.dev.BeginCapture(e.streams[1], pool); err != nil {
+	if err := e.dev.Captures.Begin(e.streams[1], pool); err != nil {
 		t.Fatal(err)
 	}
-	if err := e.dev.EndCapture(e.streams[1]); err != nil {
+	if err := e.dev.Captures.End(e.streams[1]); err != nil {
 		t.Fatal(err)
 	}
 	if err := pool.Release(); err != nil {
@@ -101,7 +101,7 @@ func TestStreamSyncs(t *testing.T) {
 	for _, name := range []string{"cuEventSynchronize", "cuCtxSynchronize", "cuStreamSynchronize"} {
 		want += int64(calls[name].Count)
 	}
-	if got := e.dev.Stats().StreamSyncs; got != want || calls["cuEventSynchronize"].Count == 0 || calls["cuCtxSynchronize"].Count == 0 {
+	if got := e.dev.Views.Stats().StreamSyncs; got != want || calls["cuEventSynchronize"].Count == 0 || calls["cuCtxSynchronize"].Count == 0 {
 		t.Errorf("StreamSyncs is %d, the driver waited %d times: %v", got, want, calls)
 	}
 }

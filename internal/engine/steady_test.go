@@ -155,15 +155,15 @@ func TestMillionRemaps(t *testing.T) {
 			}
 			e.drv.Advance(time.Millisecond)
 		}
-		for e.dev.Stats().Remaps < remaps/10 {
+		for e.dev.Views.Stats().Remaps < remaps/10 {
 			turn()
 		}
-		before, leaks := e.dev.Stats(), e.drv.Leaks()
+		before, leaks := e.dev.Views.Stats(), e.drv.Leaks()
 		records := goBytes()
-		for e.dev.Stats().Remaps < remaps {
+		for e.dev.Views.Stats().Remaps < remaps {
 			turn()
 		}
-		after := e.dev.Stats()
+		after := e.dev.Views.Stats()
 		if after.AddressBytes > before.AddressBytes {
 			t.Errorf("lag %v: addresses grew from %d to %d bytes", lag, before.AddressBytes, after.AddressBytes)
 		}
@@ -180,7 +180,7 @@ func TestMillionRemaps(t *testing.T) {
 		if err := e.a.Trim(); err != nil {
 			t.Fatal(err)
 		}
-		if s := e.dev.Stats(); s.Reserved.All.Current != 0 || s.StaleMappings != 0 {
+		if s := e.dev.Views.Stats(); s.Reserved.All.Current != 0 || s.StaleMappings != 0 {
 			t.Errorf("after Trim: %+v", s)
 		}
 	}
@@ -209,7 +209,7 @@ func TestManyStreams(t *testing.T) {
 		e.drv.DestroyStream(0, h)
 		e.drv.Advance(100 * time.Microsecond)
 	}
-	if s := e.dev.Stats(); s.Reserved.All.Current > 1*gib {
+	if s := e.dev.Views.Stats(); s.Reserved.All.Current > 1*gib {
 		t.Errorf("%d bytes held for streams that are gone", s.Reserved.All.Current)
 	}
 }

@@ -79,11 +79,11 @@ func less(a, b uint64) uint64 { return a - min(a, b) }
 // report tells the steps of a request or a resume that has failed, for e, whose figures are there. p is the pool that it was
 // for.
 //
-// +checklocks:d.mu
-func (d *Device) report(r *reclaimer, e *memory.OutOfMemoryError, p *Pool) []memory.Step {
+// +checklocks:us.gpu.mu
+func (us *usage) report(r *reclaimer, e *memory.OutOfMemoryError, p *Pool) []memory.Step {
 	tooLarge := e.Requested > maxRequest
 	f := views.Failure{Error: e, Allowed: r.allowed, Resuming: r.scope.heap == nil && !tooLarge, TooLarge: tooLarge,
-		HasSpill: p.spill != nil, Registered: d.onUnmap != nil, PoolLimit: p.limit}
+		HasSpill: p.spill != nil, Registered: us.observers.onUnmap != nil, PoolLimit: p.limit}
 	p.backing.explain(&f)
 	return f.Steps(func(x memory.Stages) views.Attempt {
 		s := r.log.of(x)

@@ -208,7 +208,7 @@ func TestFindingsOfStacks(t *testing.T) {
 	if !errors.As(err, &oom) {
 		t.Fatal(err)
 	}
-	if oom.Stack != stacks[2] || oom.Thread != 123 || !slices.Equal(oom.Stacks, e.dev.StackUsage()) {
+	if oom.Stack != stacks[2] || oom.Thread != 123 || !slices.Equal(oom.Stacks, e.dev.Views.StackUsage()) {
 		t.Errorf("%+v", oom)
 	}
 	for name, c := range map[string]struct {

@@ -12,16 +12,16 @@ import (
 // for as long as the program has it. The engine itself forgets a stream that may have been destroyed and that nothing
 // depends on any more (retire.go); its next use makes it known again.
 type Stream struct {
-	dev *Device
+	gpu *gpu
 	// index is the stream's place in Device.streams, -1 while the device does not know it. Changed by holders of Device.mu.
 	index    atomic.Int32
 	timeline timeline.Stream
 	route    atomic.Pointer[Pool] // set by setRoute
-	// +checklocks:dev.mu
+	// +checklocks:gpu.mu
 	active bool // it has allocated
-	// +checklocks:dev.mu
+	// +checklocks:gpu.mu
 	routes []route // those not ended; the last one counts
-	// +checklocks:dev.mu
+	// +checklocks:gpu.mu
 	order *timeline.GraphOrder // while it is captured; nil until it is needed
 }
 
@@ -32,34 +32,34 @@ func (t *Stream) Handle() cuda.Stream { return t.timeline.Handle() }
 func (t *Stream) ID() cuda.StreamID { return t.timeline.ID() }
 
 // Device is the device the stream belongs to.
-func (t *Stream) Device() *Device { return t.dev }
+func (t *Stream) Device() *Device { return t.gpu.a.devices[t.gpu.id].Load() }
 
 // Stream makes a CUDA stream known to the device. Look a stream up once and keep the result: the look-up asks the
 // driver for the stream's id. The per-thread default stream is the calling thread's.
-func (d *Device) Stream(h cuda.Stream, opts ...config.StreamOption) (*Stream, error) {
+func (lu *lookup) stream(h cuda.Stream, opts ...config.StreamOption) (*Stream, error) {
 	var o config.StreamOption
 	for _, x := range opts {
 		o |= x
 	}
-	if t := d.capturedStream(h); t != nil {
+	if t := lu.capturedStream(h); t != nil {
 		t.qualify(o)
 		return t, nil
 	}
-	id, err := d.drv.StreamID(d.id, h)
+	id, err := lu.gpu.drv.StreamID(lu.gpu.id, h)
 	if err != nil {
-		return nil, d.health.Failed(err)
+		return nil, lu.gpu.health.Failed(err)
 	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.byID[id] == nil {
-		d.retire()
+	lu.gpu.mu.Lock()
+	defer lu.gpu.mu.Unlock()
+	if lu.streams.byID[id] == nil {
+		lu.endings.retire()
 	}
-	t := d.byID[id]
+	t := lu.streams.byID[id]
 	if t == nil {
-		if t = d.gone[id].Value(); t == nil {
-			t = d.newStream(id, h)
+		if t = lu.streams.gone[id].Value(); t == nil {
+			t = lu.streams.make(id, h)
 		}
-		d.enlist(t)
+		lu.streams.enlist(t)
 	}
 	t.qualify(o)
 	return t, nil
@@ -74,13 +74,13 @@ func (t *Stream) qualify(o config.StreamOption) {
 
 // capturedStream is the stream of that handle whose capture is announced, nil if there is none. It exists until the capture
 // ends, and until then the driver may give it another id (cuda.Driver.StreamID).
-func (d *Device) capturedStream(h cuda.Stream) *Stream {
-	if h == cuda.StreamPerThread || !d.timeline.Gate().Announced() {
+func (lu *lookup) capturedStream(h cuda.Stream) *Stream {
+	if h == cuda.StreamPerThread || !lu.gpu.timeline.Gate().Announced() {
 		return nil
 	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	for _, t := range d.capturing {
+	lu.gpu.mu.Lock()
+	defer lu.gpu.mu.Unlock()
+	for _, t := range lu.streams.capturing {
 		if t.Handle() == h {
 			return t
 		}
@@ -88,14 +88,20 @@ func (d *Device) capturedStream(h cuda.Stream) *Stream {
 	return nil
 }
 
-func (d *Device) newStream(id cuda.StreamID, h cuda.Stream) *Stream {
-	t := &Stream{dev: d}
-	t.timeline.Init(d.timeline, id, h)
+func (ss *streamTable) make(id cuda.StreamID, h cuda.Stream) *Stream {
+	t := &Stream{gpu: ss.gpu}
+	t.timeline.Init(ss.gpu.timeline, id, h)
 	t.index.Store(-1)
 	return t
 }
 
 // number is by what events name the stream.
 //
-// +checklocks:t.dev.mu
+// +checklocks:t.gpu.mu
 func (t *Stream) number() uint32 { return uint32(t.index.Load()) }
+
+// Stream makes a CUDA stream known to the device. Look a stream up once and keep the result: the look-up asks the driver for
+// the stream's id. The per-thread default stream is the calling thread's.
+func (d *Device) Stream(h cuda.Stream, opts ...config.StreamOption) (*Stream, error) {
+	return d.state.lookup.stream(h, opts...)
+}

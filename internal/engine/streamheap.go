@@ -75,7 +75,7 @@ func (p *Pool) alloc(size uint64, st *Stream, by origin) (cuda.Ptr, error) {
 	}
 	d := p.dev
 	n := p.round(size)
-	if s := p.heapFor(st, d.classOf(n)); s != nil && size <= maxRequest && d.health.Quick() {
+	if s := p.heapFor(st, classOf(n)); s != nil && size <= maxRequest && d.health.Quick() {
 		if addr := s.hot.Alloc(size, n, by.label, by.stack); addr != 0 {
 			return addr, nil
 		}
@@ -87,7 +87,7 @@ func (p *Pool) alloc(size uint64, st *Stream, by origin) (cuda.Ptr, error) {
 func (p *Pool) allocCached(size uint64, st *Stream, by origin) cuda.Ptr {
 	d := p.dev
 	n := p.round(size)
-	s := p.heapFor(st, d.classOf(n))
+	s := p.heapFor(st, classOf(n))
 	if s == nil || size-1 >= maxRequest || !d.health.Quick() {
 		return 0
 	}
@@ -125,7 +125,7 @@ func (s *streamHeap) freeBeyond(p cuda.Ptr) bool {
 	if s.hot.PutBeyond(p) != arena.Done {
 		return false
 	}
-	d.rebalance(s, nil)
+	d.state.phys.rebalance(s, nil)
 	return true
 }
 
@@ -140,8 +140,8 @@ func (s *streamHeap) freeSlow(p cuda.Ptr, o FreeOptions) error {
 		s.arena.Unlock()
 		return &memory.PointerError{Op: "free", Ptr: p, Detail: "it was freed already"}
 	}
-	err := d.freeLocked(s, id, o)
-	d.rebalance(s, nil)
+	err := d.state.frees.free(s, id, o)
+	d.state.phys.rebalance(s, nil)
 	s.arena.Unlock()
 	return err
 }
@@ -150,54 +150,54 @@ func (s *streamHeap) freeSlow(p cuda.Ptr, o FreeOptions) error {
 // (o.Stream), and then its own is not looked at. An error is for the caller's information: the block is given back all the
 // same. The caller holds Device.mu and the arena's lock.
 //
-// +checklocks:d.mu
-func (d *Device) freeLocked(s *streamHeap, id heap.ID, o FreeOptions) error {
+// +checklocks:fr.gpu.mu
+func (fr *frees) free(s *streamHeap, id heap.ID, o FreeOptions) error {
 	b, behind := s.blocks.At(id), o.Stream
 	n, requested := b.Size, b.Requested
 	e := s.event(event.FreeRequested, id, o.Stack, o.Thread)
-	d.record(e)
+	fr.gpu.record(e)
 	owner := s.stream
-	if t := d.uses.borrower(b.Uses); t != nil {
-		owner, b.Uses = t, d.uses.drop(b.Uses, t)
+	if t := fr.uses.borrower(b.Uses); t != nil {
+		owner, b.Uses = t, fr.uses.drop(b.Uses, t)
 		if behind == nil {
 			behind = t
 		}
 	} else if behind == s.stream {
 		behind = nil
 	}
-	if x := d.exports[cuda.Ptr(b.Addr)]; x != nil {
+	if x := fr.exports[cuda.Ptr(b.Addr)]; x != nil {
 		x.end()
 	}
 	stamp := s.stream.timeline.Epoch()
 	if behind != nil {
-		d.enlist(behind)
-		b.Uses = d.uses.add(b.Uses, behind)
+		fr.streams.enlist(behind)
+		b.Uses = fr.uses.add(b.Uses, behind)
 		stamp = s.lastMark()
 	}
-	if b.Uses != 0 && d.health.Broken() == nil {
-		uses := d.uses.take(b.Uses)
+	if b.Uses != 0 && fr.gpu.health.Broken() == nil {
+		uses := fr.uses.take(b.Uses)
 		b.Uses = 0
-		if f, err := d.parkUses(s, id, stamp, uses); len(f.waits) > 0 {
+		if f, err := fr.parkUses(s, id, stamp, uses); len(f.waits) > 0 {
 			f.owner, f.stack, f.thread = owner, e.Stack, e.Thread
 			s.blocks.Park(id)
 			s.paused.noteParked(s.blocks.At(id))
 			s.gauges.Park(requested, n)
-			d.pending = append(d.pending, f)
-			d.health.SetWaiting(true)
+			fr.pending = append(fr.pending, f)
+			fr.gpu.health.SetWaiting(true)
 			if behind == nil {
 				s.hot.NoteFree(n)
 			}
 			return err
 		}
 	}
-	back := d.takeBack(s, id, stamp)
+	back := fr.takeBack(s, id, stamp)
 	s.gauges.Park(requested, n)
 	s.gauges.Unpark(n, back, s.blocks.FreeBlocks)
 	if behind == nil {
 		s.hot.NoteFree(n)
 	}
 	e.Kind = event.FreeCompleted
-	d.record(e)
+	fr.gpu.record(e)
 	return nil
 }
 
@@ -221,8 +221,8 @@ func (s *streamHeap) recordStream(p cuda.Ptr, t *Stream) error {
 		return &memory.PointerError{Op: "record stream", Ptr: p}
 	}
 	if b := s.blocks.At(id); t != s.streamOf(b) {
-		d.enlist(t)
-		b.Uses = d.uses.add(b.Uses, t)
+		d.state.streams.enlist(t)
+		b.Uses = d.state.frees.uses.add(b.Uses, t)
 	}
 	return nil
 }

@@ -68,7 +68,7 @@ func TestManyShortLivedStreams(t *testing.T) {
 			if whole > 5*half {
 				t.Errorf("the first half of %d streams took %v, all %v", n, half, whole)
 			}
-			s, l := e.dev.Stats(), e.drv.Leaks()
+			s, l := e.dev.Views.Stats(), e.drv.Leaks()
 			if s.AddressBytes > 64<<40 || l.Events > 2000 || l.Reservations > 1000 {
 				t.Errorf("%d bytes of addresses are reserved; the driver has %+v", s.AddressBytes, l)
 			}
@@ -118,12 +118,12 @@ func TestDissolvedArenaComesBack(t *testing.T) {
 				e.free(t, users[i].p)
 			}
 		}
-		if s := e.dev.Stats(); s.Allocations.All.Current != 0 || s.Allocations.All.Added != int64((round+1)*len(users)) {
+		if s := e.dev.Views.Stats(); s.Allocations.All.Current != 0 || s.Allocations.All.Added != int64((round+1)*len(users)) {
 			t.Fatalf("round %d: %+v", round, s.Allocations)
 		}
 	}
 	must(t, e.a.Close())
-	if fmt.Sprint(e.dev.Snapshot()) != "[]" {
+	if fmt.Sprint(e.dev.Views.Snapshot()) != "[]" {
 		t.Error("memory is left")
 	}
 }
@@ -174,7 +174,7 @@ func TestArenasDissolveConcurrently(t *testing.T) {
 		}()
 	}
 	done.Wait()
-	if s := e.dev.Stats(); s.Allocations.All.Current != 0 || s.Allocations.All.Added != int64(4*n) ||
+	if s := e.dev.Views.Stats(); s.Allocations.All.Current != 0 || s.Allocations.All.Added != int64(4*n) ||
 		s.Reserved.All.Current != s.InactiveBytes.All.Current || s.Reserved.All.Current != int64(e.drv.ReservedBytes(0)) {
 		t.Errorf("%+v", s)
 	}
@@ -191,7 +191,7 @@ func TestForgottenStreamUsed(t *testing.T) {
 			dev, err := e.a.Device(of)
 			must(t, err)
 			if of != 0 {
-				must(t, e.dev.EnablePeer(of))
+				must(t, e.dev.Peers.Enable(of))
 			}
 			st, err := dev.Stream(e.drv.NewStreamNonBlocking(of))
 			must(t, err)

@@ -35,23 +35,23 @@ func (p *Pool) allocTagged(size uint64, st *Stream, by origin) (cuda.Ptr, error)
 	if by.label > memory.MaxTag {
 		return 0, fmt.Errorf("tag %d: the largest is %d", by.label, memory.MaxTag)
 	}
-	if by.label != 0 && !p.dev.tagged.Load() {
-		p.dev.tagged.Store(true)
+	if by.label != 0 && !p.dev.state.usage.tagged.Load() {
+		p.dev.state.usage.tagged.Store(true)
 	}
 	return p.alloc(size, st, by)
 }
 
 // TagUsage adds up the live blocks by tag, the most bytes first; those without a tag come under 0. It looks at every
 // block.
-func (d *Device) TagUsage() []memory.TagUse {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.tagUsage()
+func (v *Views) TagUsage() []memory.TagUse {
+	v.gpu.mu.Lock()
+	defer v.gpu.mu.Unlock()
+	return v.usage.byTag()
 }
 
 // tagUsage is TagUsage. The caller holds Device.mu and nothing else.
 //
-// +checklocks:d.mu
-func (d *Device) tagUsage() []memory.TagUse {
-	return d.usage(func(_ *streamHeap, _ heap.ID, b *heap.Block) uint32 { return journal.TagOf(b.Tag) }).Tags()
+// +checklocks:us.gpu.mu
+func (us *usage) byTag() []memory.TagUse {
+	return us.sum(func(_ *streamHeap, _ heap.ID, b *heap.Block) uint32 { return journal.TagOf(b.Tag) }).Tags()
 }

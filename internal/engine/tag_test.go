@@ -67,7 +67,7 @@ func TestTags(t *testing.T) {
 		u := want[b.tag]
 		want[b.tag] = memory.TagUse{Tag: b.tag, Use: memory.Use{Blocks: u.Blocks + 1, Requested: u.Requested + b.size, Allocated: u.Allocated + round512(b.size)}}
 	}
-	usage := e.dev.TagUsage()
+	usage := e.dev.Views.TagUsage()
 	for i, u := range usage {
 		if u != want[u.Tag] {
 			t.Errorf("tag %d: %+v, want %+v", u.Tag, u, want[u.Tag])
@@ -81,9 +81,9 @@ func TestTags(t *testing.T) {
 	}
 	seen, inPool := 0, 0
 	for _, id := range []*memory.PoolID{nil, {7, 7}} {
-		segments := e.dev.Snapshot()
+		segments := e.dev.Views.Snapshot()
 		if id != nil {
-			segments = e.dev.SnapshotPool(*id)
+			segments = e.dev.Views.SnapshotPool(*id)
 		}
 		for _, s := range segments {
 			if id != nil && s.Pool != *id {
@@ -112,7 +112,7 @@ func TestTags(t *testing.T) {
 		t.Errorf("the snapshots show %d blocks and %d of the pool, want %d and %d", seen, inPool, len(live), inPoolWant)
 	}
 
-	e.dev.DrainHistory(nil)
+	e.dev.History.Drain(nil)
 	p, err := e.dev.AllocTagged(1000, e.streams[0], 77)
 	if err != nil {
 		t.Fatal(err)
@@ -125,7 +125,7 @@ func TestTags(t *testing.T) {
 		t.Fatal(err)
 	}
 	kinds := map[event.Kind]bool{}
-	for _, x := range e.dev.DrainHistory(nil) {
+	for _, x := range e.dev.History.Drain(nil) {
 		if x.Kind == event.Alloc || x.Kind == event.FreeRequested || x.Kind == event.FreeCompleted {
 			kinds[x.Kind] = true
 			if x.Tag != 77 || x.Addr != uint64(p) {

@@ -35,7 +35,7 @@ func TestThrottle(t *testing.T) {
 		blocks := make([]cuda.Ptr, live)
 		for i := range live + 3*steps {
 			if i == live+2*steps {
-				d.ResetAccumulated()
+				d.Views.ResetAccumulated()
 			}
 			k := i
 			if i >= live {
@@ -49,7 +49,7 @@ func TestThrottle(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		s := d.Stats()
+		s := d.Views.Stats()
 		return s.Remaps, float64(s.Reserved.All.Peak) / float64(s.Requested.All.Peak)
 	}
 	remaps, ratio := run(400*time.Nanosecond, live, 9)

@@ -229,7 +229,7 @@ func (s *transcript) line(f []string) {
 
 // blockMap draws the snapshot: a line for each run of mapped chunks, with its chunks and its blocks.
 func (s *transcript) blockMap() {
-	for _, seg := range s.dev.Snapshot() {
+	for _, seg := range s.dev.Views.Snapshot() {
 		if seg.Addr == 0 {
 			s.say("spare %s", kibs(seg.Size))
 			continue
@@ -261,7 +261,7 @@ func (s *transcript) blockMap() {
 }
 
 func (s *transcript) stats() {
-	st := s.dev.Stats()
+	st := s.dev.Views.Stats()
 	s.say("reserved %s = active %s + inactive %s; allocated %s in %d blocks; spare %s; %d old mappings",
 		kibs(uint64(st.Reserved.All.Current)), kibs(uint64(st.ActiveBytes.All.Current)), kibs(uint64(st.InactiveBytes.All.Current)),
 		kibs(uint64(st.Allocated.All.Current)), st.Allocations.All.Current, kibs(st.SpareBytes), st.StaleMappings)

@@ -23,7 +23,7 @@ type upstream struct {
 
 // newUpstream asks a resource, which may be nil, what it is. A stream-ordered one is used in the host's order: so no
 // capture and no stream that was destroyed ever reaches it, and its memory may go to any stream. No lock is held.
-func (d *Device) newUpstream(r resource.Resource) (upstream, error) {
+func (up *upstreams) make(r resource.Resource) (upstream, error) {
 	if r == nil {
 		return upstream{}, nil
 	}
@@ -32,20 +32,20 @@ func (d *Device) newUpstream(r resource.Resource) (upstream, error) {
 		return upstream{}, fmt.Errorf("upstream %s aligns memory to %d bytes, which is no power of two", u.traits.Name, a)
 	}
 	if x, ok := resource.As[*poolResource](r); ok {
-		if x.p.dev.a == d.a {
+		if x.p.dev.a == up.gpu.a {
 			u.under = x.p
 		}
 	}
 	switch {
 	case u.under != nil:
-		st, err := u.under.dev.privateStream()
+		st, err := u.under.dev.state.upstreams.privateStream()
 		if err != nil {
 			return upstream{}, fmt.Errorf("upstream %s: %w", u.traits.Name, err)
 		}
 		u.from = &nested{r, st}
 	case u.traits.StreamOrdered:
 		var err error
-		if u.from, err = resource.HostOrdered(d.drv, r); err != nil {
+		if u.from, err = resource.HostOrdered(up.gpu.drv, r); err != nil {
 			return upstream{}, fmt.Errorf("upstream %s: %w", u.traits.Name, err)
 		}
 		u.own, _ = u.from.(resource.Closer)
@@ -67,7 +67,7 @@ func (n *nested) Alloc(size, align uint64, _ cuda.Stream) (cuda.Ptr, error) {
 	if err != nil || p == 0 {
 		return p, err
 	}
-	if err := n.st.dev.drv.StreamSynchronize(n.st.dev.id, n.st.Handle()); err != nil {
+	if err := n.st.gpu.drv.StreamSynchronize(n.st.gpu.id, n.st.Handle()); err != nil {
 		return 0, errors.Join(err, n.Resource.Free(p, size, align, n.st.Handle()))
 	}
 	return p, nil
@@ -78,35 +78,35 @@ func (n *nested) Free(p cuda.Ptr, size, align uint64, _ cuda.Stream) error {
 }
 
 // privateStream is the stream that pools use others of the device on.
-func (d *Device) privateStream() (*Stream, error) {
-	d.privateMu.Lock()
-	defer d.privateMu.Unlock()
-	if d.private != nil {
-		return d.private, nil
+func (up *upstreams) privateStream() (*Stream, error) {
+	up.mu.Lock()
+	defer up.mu.Unlock()
+	if up.private != nil {
+		return up.private, nil
 	}
-	h, err := d.drv.StreamCreate(d.id, false)
+	h, err := up.gpu.drv.StreamCreate(up.gpu.id, false)
 	if err != nil {
-		return nil, d.health.Failed(err)
+		return nil, up.gpu.health.Failed(err)
 	}
-	if d.private, err = d.Stream(h, config.StreamDurable); err != nil {
-		return nil, errors.Join(err, d.drv.StreamDestroy(d.id, h))
+	if up.private, err = up.lookup.stream(h, config.StreamDurable); err != nil {
+		return nil, errors.Join(err, up.gpu.drv.StreamDestroy(up.gpu.id, h))
 	}
-	return d.private, nil
+	return up.private, nil
 }
 
 // dropPrivate destroys it. Nothing is held on any stream.
-func (d *Device) dropPrivate() error {
-	d.privateMu.Lock()
-	defer d.privateMu.Unlock()
-	if d.private == nil {
+func (up *upstreams) dropPrivate() error {
+	up.mu.Lock()
+	defer up.mu.Unlock()
+	if up.private == nil {
 		return nil
 	}
-	d.private.timeline.SetDurable(false)
-	d.private.timeline.SetEager()
-	if err := d.drv.StreamDestroy(d.id, d.private.Handle()); err != nil {
-		return d.health.Failed(err)
+	up.private.timeline.SetDurable(false)
+	up.private.timeline.SetEager()
+	if err := up.gpu.drv.StreamDestroy(up.gpu.id, up.private.Handle()); err != nil {
+		return up.gpu.health.Failed(err)
 	}
-	d.private = nil
+	up.private = nil
 	return nil
 }
 
@@ -115,8 +115,8 @@ func (u upstream) drop(d *Device) {
 	if u.own != nil {
 		d.mu.Lock()
 		defer d.mu.Unlock()
-		d.unused = append(d.unused, u.own)
-		d.closeUnused()
+		d.state.pools.unused = append(d.state.pools.unused, u.own)
+		d.state.pools.closeUnused()
 	}
 }
 
@@ -127,9 +127,9 @@ func (p *Pool) sameMemory(o *Pool) bool { return p.backing.onDevice() == o.backi
 // trimUpstreams asks the upstreams of the pools chosen to give back what they keep, and reports whether any was asked. The
 // caller holds Device.mu and nothing else; it is let go meanwhile.
 //
-// +checklocks:d.mu
-func (d *Device) trimUpstreams(chosen func(*Pool) bool) (any bool, first error) {
-	for _, w := range d.userSegments() {
+// +checklocks:sg.gpu.mu
+func (sg *segments) trimUpstreams(chosen func(*Pool) bool) (any bool, first error) {
+	for _, w := range sg.pools.userSegments() {
 		r, ok := resource.As[resource.Trimmer](w.from)
 		if !ok || !chosen(w.pool) {
 			continue

@@ -138,7 +138,7 @@ func TestHostMemoryIsNotUnderTheLimit(t *testing.T) {
 	host := newShelf(200*mib, hostMemory)
 	pool := e.pool(t, 1, config.PoolOptions{Upstream: host})
 	a, b := fromPool(t, pool, 120*mib, st), e.alloc(t, 60*mib, st)
-	if s := e.dev.Stats(); s.Reserved.All.Current != 180*mib || e.drv.ReservedBytes(0) != 60*mib {
+	if s := e.dev.Views.Stats(); s.Reserved.All.Current != 180*mib || e.drv.ReservedBytes(0) != 60*mib {
 		t.Errorf("%d bytes reserved, %d of the device", s.Reserved.All.Current, e.drv.ReservedBytes(0))
 	}
 	if ps := pool.Stats(); ps != (memory.PoolStats{Reserved: 120 * mib, PeakReserved: 120 * mib, Requested: 120 * mib, Allocated: 120 * mib, Blocks: 1}) {
@@ -191,7 +191,7 @@ func TestPoolLimit(t *testing.T) {
 				check := func() {
 					t.Helper()
 					s, sum := pool.Stats(), uint64(0)
-					for _, g := range e.dev.SnapshotPool(pool.ID()) {
+					for _, g := range e.dev.Views.SnapshotPool(pool.ID()) {
 						sum += g.Size
 					}
 					if s.Reserved != sum || s.Reserved > s.Limit || s.PeakReserved > s.Limit || s.PeakReserved < s.Reserved || s.Allocated+s.Cached > s.Reserved {
@@ -210,7 +210,7 @@ func TestPoolLimit(t *testing.T) {
 				if s := strings.Join(oom.Findings(memory.Names{}), "\n"); !strings.Contains(s, "a limit of 104.00 MiB for pool {9, 1} (now 100.00 MiB), or at least 4.00 MiB less in use there") {
 					t.Error(s)
 				}
-				if n := e.dev.Stats().Reserved.All.Current; n < 150*mib || asked > 0 {
+				if n := e.dev.Views.Stats().Reserved.All.Current; n < 150*mib || asked > 0 {
 					t.Errorf("the pool's limit made the device give back (%d held), or ask others (%d times)", n, asked)
 				}
 				for _, p := range blocks[:3] {
@@ -253,7 +253,7 @@ func TestUpstreamFails(t *testing.T) {
 	if a.held() != 80*mib || b.held() != 0 || b.kept != 0 {
 		t.Errorf("%d and %d bytes are held, %d kept", a.held(), b.held(), b.kept)
 	}
-	if s := e.dev.Stats(); s.Retries != 1 || s.OOMs != 0 {
+	if s := e.dev.Views.Stats(); s.Retries != 1 || s.OOMs != 0 {
 		t.Errorf("%+v", s.Counters)
 	}
 	own := errors.New("the network is down")
@@ -302,12 +302,12 @@ func TestUpstreamPeers(t *testing.T) {
 	x := fromPool(t, q, mib, st)
 	must(t, q.Release())
 	before.broken = errors.New("no way there")
-	if err := d.EnablePeer(1); !errors.Is(err, before.broken) || len(d.Peers()) != 0 {
-		t.Errorf("%v, peers %v", err, d.Peers())
+	if err := d.Peers.Enable(1); !errors.Is(err, before.broken) || len(d.Peers.List()) != 0 {
+		t.Errorf("%v, peers %v", err, d.Peers.List())
 	}
 	before.broken = nil
-	must(t, d.EnablePeer(1))
-	must(t, d.EnablePeer(1))
+	must(t, d.Peers.Enable(1))
+	must(t, d.Peers.Enable(1))
 	after.broken = errors.New("nor there")
 	if _, err := d.NewPoolWith(memory.PoolID{9, 3}, config.PoolOptions{Upstream: after}); !errors.Is(err, after.broken) {
 		t.Errorf("%v", err)

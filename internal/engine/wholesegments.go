@@ -37,7 +37,7 @@ type wholeSegments struct {
 	under  *Pool           // the pool that its segments are blocks of, nil: they are not
 	own    resource.Closer // what the engine made to use from; nil: nothing
 	peers  resource.Peers  // from, where that is to be opened to other devices; nil: it is not
-	opened []cuda.Device   // +checklocks:pool.dev.mu
+	opened []cuda.Device   // +checklocks:pool.dev.gpu.mu
 }
 
 // segmentSources are the engine's own upstreams of segments on one device. Device.mu guards them.
@@ -50,14 +50,14 @@ type segmentSources struct {
 
 // newPlainSegments is memory from cuMemAlloc.
 //
-// +checklocks:p.dev.mu
+// +checklocks:p.dev.gpu.mu
 func newPlainSegments(p *Pool, noSplit bool) *wholeSegments {
 	d := p.dev
-	if d.segments.plain == nil {
-		d.segments.plain = resource.Device(d.drv, d.id)
+	if d.state.segments.sources.plain == nil {
+		d.state.segments.sources.plain = resource.Device(d.drv, d.id)
 	}
-	d.segments.any = true
-	w := &wholeSegments{pool: p, from: d.segments.plain, about: d.segments.plain.Traits(), local: true, counted: true,
+	d.state.segments.sources.any = true
+	w := &wholeSegments{pool: p, from: d.state.segments.sources.plain, about: d.state.segments.sources.plain.Traits(), local: true, counted: true,
 		noSplit: noSplit, grain: segmentUnit}
 	if d.opts.Backend != config.BackendMalloc {
 		w.name = w.about.Name
@@ -67,17 +67,17 @@ func newPlainSegments(p *Pool, noSplit bool) *wholeSegments {
 
 // newSingleSegments is segments of one physical handle each.
 //
-// +checklocks:p.dev.mu
+// +checklocks:p.dev.gpu.mu
 func newSingleSegments(p *Pool, noSplit bool) (*wholeSegments, error) {
 	d := p.dev
-	if err := d.virtual(); err != nil {
+	if err := d.state.phys.virtual(); err != nil {
 		return nil, err
 	}
-	if d.segments.single == nil {
-		d.segments.single = resource.Single(d.drv, d.prop, max(d.info.Granularity, segmentUnit), d.mem.Access.Set)
+	if d.state.segments.sources.single == nil {
+		d.state.segments.sources.single = resource.Single(d.drv, d.state.phys.prop, max(d.info.Granularity, segmentUnit), d.state.phys.mem.Access.Set)
 	}
-	d.segments.any = true
-	w := &wholeSegments{pool: p, from: d.segments.single, about: d.segments.single.Traits(), local: true, counted: true, ranged: true,
+	d.state.segments.sources.any = true
+	w := &wholeSegments{pool: p, from: d.state.segments.sources.single, about: d.state.segments.sources.single.Traits(), local: true, counted: true, ranged: true,
 		noSplit: noSplit, grain: max(segmentUnit, d.info.Granularity)}
 	if d.opts.Backend == config.BackendMalloc || !d.opts.SingleHandle {
 		w.name = w.about.Name
@@ -87,7 +87,7 @@ func newSingleSegments(p *Pool, noSplit bool) (*wholeSegments, error) {
 
 // newUserSegments is memory from a resource that the pool was given.
 //
-// +checklocks:p.dev.mu
+// +checklocks:p.dev.gpu.mu
 func newUserSegments(p *Pool, noSplit bool, u upstream) *wholeSegments {
 	d := p.dev
 	w := &wholeSegments{pool: p, from: u.from, about: u.traits, name: u.traits.Name, user: true,
@@ -98,7 +98,7 @@ func newUserSegments(p *Pool, noSplit bool, u upstream) *wholeSegments {
 	if !nested {
 		w.peers, _ = resource.As[resource.Peers](u.from)
 	}
-	d.segments.any, d.segments.nested = true, d.segments.nested || nested
+	d.state.segments.sources.any, d.state.segments.sources.nested = true, d.state.segments.sources.nested || nested
 	return w
 }
 
@@ -151,15 +151,15 @@ func (w *wholeSegments) newHeap(s *streamHeap) heapBacking {
 	return &segmentHeap{s, w}
 }
 
-// +checklocks:w.pool.dev.mu
+// +checklocks:w.pool.dev.gpu.mu
 func (w *wholeSegments) openToPeers() error {
 	d := w.pool.dev
 	for {
-		i := slices.IndexFunc(d.mem.Access.Devices()[1:], func(x cuda.Device) bool { return !slices.Contains(w.opened, x) })
+		i := slices.IndexFunc(d.state.phys.mem.Access.Devices()[1:], func(x cuda.Device) bool { return !slices.Contains(w.opened, x) })
 		if i < 0 || w.peers == nil {
 			return nil
 		}
-		if err := w.openTo(d.mem.Access.Devices()[1+i]); err != nil {
+		if err := w.openTo(d.state.phys.mem.Access.Devices()[1+i]); err != nil {
 			return err
 		}
 	}
@@ -167,7 +167,7 @@ func (w *wholeSegments) openToPeers() error {
 
 // openTo opens the memory to one peer, likewise. That the peer is broken is no reason to do without memory here.
 //
-// +checklocks:w.pool.dev.mu
+// +checklocks:w.pool.dev.gpu.mu
 func (w *wholeSegments) openTo(peer cuda.Device) error {
 	if w.peers == nil || slices.Contains(w.opened, peer) {
 		return nil
@@ -184,20 +184,20 @@ func (w *wholeSegments) openTo(peer cuda.Device) error {
 
 // ended gives the free segments back, which no other pool can use.
 //
-// +checklocks:w.pool.dev.mu
+// +checklocks:w.pool.dev.gpu.mu
 func (w *wholeSegments) ended() error {
 	d, p := w.pool.dev, w.pool.owner()
-	_, err := d.releaseSegments(func(x *Pool) bool { return x.owner() == p }, true)
-	d.sweep()
-	d.rebalanceAll(nil, nil)
+	_, err := d.state.segments.release(func(x *Pool) bool { return x.owner() == p }, true)
+	d.state.endings.sweep()
+	d.state.phys.rebalanceAll(nil, nil)
 	return err
 }
 
-// +checklocks:w.pool.dev.mu
+// +checklocks:w.pool.dev.gpu.mu
 func (w *wholeSegments) closeOwn() {
 	if w.own != nil {
 		d := w.pool.dev
-		d.unused, w.own = append(d.unused, w.own), nil
+		d.state.pools.unused, w.own = append(d.state.pools.unused, w.own), nil
 	}
 }
 
@@ -208,7 +208,7 @@ func (w *wholeSegments) explain(f *views.Failure) { f.Segmented = true }
 
 // unlocked calls a user's resource with Device.mu let go.
 //
-// +checklocks:w.pool.dev.mu
+// +checklocks:w.pool.dev.gpu.mu
 func (w *wholeSegments) unlocked(f func() error) error {
 	d := w.pool.dev
 	d.mu.Unlock()
@@ -219,7 +219,7 @@ func (w *wholeSegments) unlocked(f func() error) error {
 
 // call asks the upstream for something; a user's with Device.mu let go.
 //
-// +checklocks:w.pool.dev.mu
+// +checklocks:w.pool.dev.gpu.mu
 func (w *wholeSegments) call(f func() error) error {
 	if w.user {
 		return w.failed(w.unlocked(f))
@@ -259,7 +259,7 @@ type segmentHeap struct {
 
 // supply gets a new segment.
 //
-// +checklocks:c.d.mu
+// +checklocks:c.d.gpu.mu
 func (h *segmentHeap) supply(c *request) (heap.ID, error) {
 	if c.allowed&memory.StageGrow != 0 {
 		if id, err := h.grow(c); id != 0 || err != nil {
@@ -274,7 +274,7 @@ func (h *segmentHeap) supply(c *request) (heap.ID, error) {
 
 // grow gets a segment, where no limit is in the way.
 //
-// +checklocks:c.d.mu
+// +checklocks:c.d.gpu.mu
 func (h *segmentHeap) grow(c *request) (heap.ID, error) {
 	d, p := c.d, h.s.pool
 	grow := c.log.try(memory.StageGrow)
@@ -290,7 +290,7 @@ func (h *segmentHeap) grow(c *request) (heap.ID, error) {
 	case c.scope.limit != nil:
 		grow.stop = stopPoolLimit
 		return 0, nil
-	case h.w.counted && !d.quota.MayHold(size):
+	case h.w.counted && !d.state.phys.quota.MayHold(size):
 		grow.stop = stopLimit
 		return 0, nil
 	}
@@ -317,7 +317,7 @@ func (h *segmentHeap) get(c *request, size uint64) (cuda.Ptr, error) {
 	d, s, p, w := c.d, h.s, h.s.pool, h.w
 	if w.user {
 		if w.counted {
-			d.quota.InFlight += size
+			d.state.phys.quota.InFlight += size
 		}
 		p.inFlight += size
 		s.arena.Unlock()
@@ -327,7 +327,7 @@ func (h *segmentHeap) get(c *request, size uint64) (cuda.Ptr, error) {
 			s.arena.Lock()
 			p.inFlight -= size
 			if w.counted {
-				d.quota.InFlight -= size
+				d.state.phys.quota.InFlight -= size
 			}
 		}()
 		lockrank.MayCall()
@@ -355,16 +355,16 @@ func (h *segmentHeap) get(c *request, size uint64) (cuda.Ptr, error) {
 
 // add makes a segment free memory of the stream heap.
 //
-// +checklocks:c.d.mu
+// +checklocks:c.d.gpu.mu
 func (h *segmentHeap) add(c *request, ptr cuda.Ptr, size uint64) {
 	d, s := c.d, h.s
-	d.mem.Ranges.Add(phys.Range{Base: uint64(ptr), Size: size, Owner: s.index, Serial: d.mem.NewSerial(), Align: h.w.align(c.align)})
-	d.got(size, h.w.counted)
-	d.quota.Physical[quota.GroupOf(s.class)].Add(size)
+	d.state.phys.mem.Ranges.Add(phys.Range{Base: uint64(ptr), Size: size, Owner: s.index, Serial: d.state.phys.mem.NewSerial(), Align: h.w.align(c.align)})
+	d.state.phys.got(size, h.w.counted)
+	d.state.phys.quota.Physical[quota.GroupOf(s.class)].Add(size)
 	s.gain(size)
 	d.recordSegment(s, uint64(ptr), size, true, c.by)
 	block := s.blocks.Map(s.blocks.AddRange(uint64(ptr), size), uint64(ptr), size, 0)
-	if at := (run{uint64(ptr), size}); d.onMap != nil {
+	if at := (run{uint64(ptr), size}); d.state.observers.onMap != nil {
 		c.publish(block, at, 0, []run{at})
 	} else {
 		s.gauges.SetFree(s.blocks.FreeBlocks, int64(size))
@@ -373,40 +373,40 @@ func (h *segmentHeap) add(c *request, ptr cuda.Ptr, size uint64) {
 
 // free gives a segment back; Device.mu is let go while a user's upstream is called.
 //
-// +checklocks:h.s.dev.mu
+// +checklocks:h.s.dev.gpu.mu
 func (h *segmentHeap) free(base, size uint64) error {
 	s := h.s
-	align := s.dev.mem.Ranges.Of(s.index, base).Align
+	align := s.dev.state.phys.mem.Ranges.Of(s.index, base).Align
 	return h.w.call(func() error { return h.w.from.Free(cuda.Ptr(base), size, align, s.stream.Handle()) })
 }
 
 // wantsChunks: chunks that go back to the driver make room for segments.
-func (h *segmentHeap) wantsChunks(bool) bool { return h.w.local && h.s.dev.hasChunks() }
+func (h *segmentHeap) wantsChunks(bool) bool { return h.w.local && h.s.dev.state.phys.hasChunks() }
 
-// +checklocks:h.s.dev.mu
+// +checklocks:h.s.dev.gpu.mu
 func (h *segmentHeap) freeChunks(only *Pool, need uint64) (bool, error) {
-	return h.s.dev.releaseChunks(only, need)
+	return h.s.dev.state.mover.releaseChunks(only, need)
 }
 
 // freeAddresses gives back addresses that chunks were mapped at, which a segment may lack.
 //
-// +checklocks:h.s.dev.mu
+// +checklocks:h.s.dev.gpu.mu
 func (h *segmentHeap) freeAddresses() bool {
 	if !h.w.local {
 		return false
 	}
 	h.s.arena.Lock()
 	defer h.s.arena.Unlock()
-	return h.s.dev.reclaim(h.s)
+	return h.s.dev.state.mover.reclaim(h.s)
 }
 
 // usable: both kinds of memory can go back to the driver.
 //
-// +checklocks:h.s.dev.mu
+// +checklocks:h.s.dev.gpu.mu
 func (h *segmentHeap) usable() iter.Seq[*streamHeap] {
 	d := h.s.dev
 	return func(yield func(*streamHeap) bool) {
-		for _, o := range d.heaps {
+		for _, o := range d.state.pools.heaps {
 			if o != nil && !yield(o) {
 				return
 			}
@@ -422,7 +422,7 @@ func (h *segmentHeap) dropRanges() error { return nil }
 
 func (h *segmentHeap) succeed(n *streamHeap) heapBacking { return &segmentHeap{n, h.w} }
 
-// +checklocks:h.s.dev.mu
+// +checklocks:h.s.dev.gpu.mu
 func (h *segmentHeap) recordInherited(from *streamHeap, addr, size uint64) {
 	h.s.dev.recordSegment(from, addr, size, false, origin{})
 	h.s.dev.recordSegment(h.s, addr, size, true, origin{})
@@ -430,7 +430,7 @@ func (h *segmentHeap) recordInherited(from *streamHeap, addr, size uint64) {
 
 // mapped lists segments that are on their way out as well: they come back if that fails.
 //
-// +checklocks:h.s.dev.mu
+// +checklocks:h.s.dev.gpu.mu
 func (h *segmentHeap) mapped() []run {
 	if !h.w.ranged {
 		return nil
@@ -444,10 +444,10 @@ func (h *segmentHeap) segmentAt(_ cuda.Ptr, base, size uint64) (cuda.Ptr, uint64
 
 // export names the segment that the block lies in: its handle, or the one that cuMemAlloc's memory has for others.
 //
-// +checklocks:e.heap.dev.mu
+// +checklocks:e.heap.dev.gpu.mu
 func (h *segmentHeap) export(e *Export, _, _ uint64) error {
 	d := e.heap.dev
-	r, ok := d.mem.Ranges.At(uint64(e.Ptr))
+	r, ok := d.state.phys.mem.Ranges.At(uint64(e.Ptr))
 	if !ok {
 		return &memory.PointerError{Op: "share", Ptr: e.Ptr}
 	}
@@ -470,7 +470,7 @@ func (h *segmentHeap) addChunks([]memory.Segment) {}
 
 // choosePaused finds the segments in which something selected lies and nothing else is in use.
 //
-// +checklocks:p.d.mu
+// +checklocks:p.d.gpu.mu
 func (h *segmentHeap) choosePaused(p *pause, no *refusal) {
 	s := h.s
 	for _, first := range s.blocks.Ranges() {
@@ -531,7 +531,7 @@ func (x *pausedSegment) final() bool { return true }
 
 // unmap drops the memory; a user's resource is called with Device.mu let go.
 //
-// +checklocks:x.of.s.dev.mu
+// +checklocks:x.of.s.dev.gpu.mu
 func (x *pausedSegment) unmap(a *pausedRange) error {
 	return x.of.w.call(func() error { return x.res.Unback(cuda.Ptr(a.addr), a.size) })
 }
@@ -540,7 +540,7 @@ func (x *pausedSegment) release() {}
 
 // restore gets memory again, which lacks its contents; a user's resource is called with Device.mu let go.
 //
-// +checklocks:x.of.s.dev.mu
+// +checklocks:x.of.s.dev.gpu.mu
 func (x *pausedSegment) restore(a *pausedRange) (renewed bool, err error) {
 	return true, x.of.w.call(func() error { return x.res.Back(cuda.Ptr(a.addr), a.size) })
 }
@@ -549,14 +549,14 @@ func (x *pausedSegment) mapAgain(*pausedRange) error { return nil }
 
 // dropAgain drops the memory. While copies may be under way, or where that fails, it stays and is there on resume.
 //
-// +checklocks:x.of.s.dev.mu
+// +checklocks:x.of.s.dev.gpu.mu
 func (x *pausedSegment) dropAgain(a *pausedRange) {
-	if !x.of.s.dev.offload.Unsure() && x.unmap(a) != nil {
+	if !x.of.s.dev.state.phys.offload.Unsure() && x.unmap(a) != nil {
 		x.unmap(a) // once more
 	}
 }
 
-// +checklocks:x.of.s.dev.mu
+// +checklocks:x.of.s.dev.gpu.mu
 func (x *pausedSegment) gone(a *pausedRange) {
 	s, d := x.of.s, x.of.s.dev
 	x.takenBack(a)
@@ -578,25 +578,25 @@ func (x *pausedSegment) turn() int {
 	return 1
 }
 
-// +checklocks:x.of.s.dev.mu
+// +checklocks:x.of.s.dev.gpu.mu
 func (x *pausedSegment) get(a *pausedRange) error {
 	_, err := x.restore(a)
 	a.lost = err == nil // it has memory that is not counted
 	return err
 }
 
-// +checklocks:x.of.s.dev.mu
+// +checklocks:x.of.s.dev.gpu.mu
 func (x *pausedSegment) got(a *pausedRange) {
 	s, d := x.of.s, x.of.s.dev
 	a.bare = false
-	d.got(a.size, x.of.w.counted)
-	d.quota.Physical[quota.GroupOf(s.class)].Add(a.size)
+	d.state.phys.got(a.size, x.of.w.counted)
+	d.state.phys.quota.Physical[quota.GroupOf(s.class)].Add(a.size)
 	d.record(event.Event{Kind: event.SegmentMap, Addr: a.addr, Size: a.size, Stream: s.stream.number(), Pool: s.pool.number})
 }
 
 func (x *pausedSegment) counted() bool { return x.of.w.counted }
 
-// +checklocks:x.of.s.dev.mu
+// +checklocks:x.of.s.dev.gpu.mu
 func (x *pausedSegment) putBack(a *pausedRange) {
 	if a.lost && x.unmap(a) != nil {
 		x.unmap(a) // once more: what stays is there when it is resumed
@@ -606,12 +606,12 @@ func (x *pausedSegment) putBack(a *pausedRange) {
 
 func (x *pausedSegment) pretend() {}
 
-// +checklocks:x.of.s.dev.mu
+// +checklocks:x.of.s.dev.gpu.mu
 func (x *pausedSegment) undo(a *pausedRange) { x.dropAgain(a) }
 
-// +checklocks:x.of.s.dev.mu
+// +checklocks:x.of.s.dev.gpu.mu
 func (x *pausedSegment) takenBack(a *pausedRange) {
 	d := x.of.s.dev
-	d.quota.Physical[quota.GroupOf(x.of.s.class)].Remove(a.size)
-	d.gaveBack(a.size, x.of.w.counted)
+	d.state.phys.quota.Physical[quota.GroupOf(x.of.s.class)].Remove(a.size)
+	d.state.phys.gaveBack(a.size, x.of.w.counted)
 }

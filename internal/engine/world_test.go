@@ -258,8 +258,8 @@ func (w *world) forgetStreams(d *worldDevice) {
 			w.fail("stream %d was %p and is %p, %v", s.st.ID(), s.st, st, err)
 		}
 	}
-	known := d.dev.Streams()
-	for _, g := range d.dev.Snapshot() {
+	known := d.dev.Views.Streams()
+	for _, g := range d.dev.Views.Snapshot() {
 		if g.Stream >= 0 && known[g.Stream].Handle() != g.Handle {
 			w.fail("segment %+v: stream %d is %+v", g, g.Stream, known[g.Stream].ID())
 		}
@@ -529,8 +529,8 @@ func (w *world) forget(d *worldDevice, b *worldBlock) {
 func (w *world) check(d *worldDevice) {
 	w.t.Helper()
 	var g memory.Gauges
-	d.dev.Gauges(&g) // before Stats, which empties magazines
-	s := d.dev.Stats()
+	d.dev.Views.Gauges(&g) // before Stats, which empties magazines
+	s := d.dev.Views.Stats()
 	is := func(name string, got, want int64) {
 		w.t.Helper()
 		if got != want {
@@ -614,7 +614,7 @@ func (w *world) checkSnapshot(d *worldDevice, held int64) {
 	w.t.Helper()
 	var size, used, requested, rest int64
 	blocks := 0
-	for _, seg := range d.dev.Snapshot() {
+	for _, seg := range d.dev.Views.Snapshot() {
 		size += int64(seg.Size)
 		if seg.Addr == 0 {
 			rest += int64(seg.Size)

@@ -22,8 +22,8 @@ var (
 	// when the program runs.
 	ofArena = regexp.MustCompile(`arena\)\)\.mu|arenas\)\)\[|\.held\)\)\[`)
 	// Device.mu has a name through each object of the device, and a goroutine holds no other device's.
-	deviceMu     = regexp.MustCompile(`\{(param|freevar):d\}\.mu\)|\.(d|dev)\)\)\.mu\)`)
-	pausing      = regexp.MustCompile(`\.pausing\)`) // likewise
+	deviceMu     = regexp.MustCompile(`\.gpu\)\)?\.mu\)|\{param:g\}\.mu\)`)
+	pausing      = regexp.MustCompile(`\.paused\)\)\.mu\)`) // likewise
 	needsAnother = regexp.MustCompile(`^(must hold|invalid field access)`)
 )
 
