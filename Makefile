@@ -15,7 +15,7 @@ help:
 	@echo '                 CISTERN_TORCH=$$(scripts/torch.sh) those of the PyTorch adapter (downloads 530 MB once)'
 	@echo 'make slow        tests that take long or measure time, one by one: browser, valgrind, AddressSanitizer, every error at every driver call'
 	@echo 'make recordings  the tests over recorded traces alone; they are in CISTERN_TRACES'
-	@echo 'make build       bin/cistern with the page of its reports, lib/*.so, and dist/*.whl where there is hatchling'
+	@echo 'make build       bin/cistern with its HTML report, lib/*.so, and dist/*.whl where there is hatchling'
 	@echo 'make install     the C library, its header and pkg-config file under PREFIX (/usr/local), below DESTDIR'
 	@echo 'make race        the tests of packages with concurrency under the race detector'
 	@echo 'make race-rest   those of all others, and random tests of the engine for RACETIME (1m) each'
@@ -33,7 +33,7 @@ help:
 tools:
 	@scripts/need.sh go cc
 
-# The page: bundled from report/web into report/dist, from where the Go package report embeds it.
+# The HTML report: bundled from report/web into report/dist, from where the Go package report embeds it.
 
 WEB := report/web/node_modules/.installed
 PAGE := report/dist/page.js
@@ -112,7 +112,7 @@ demo: build
 	@echo
 	bin/cistern replay $(POLICIES) --capacity $(CAPACITY) $(TRACE)
 	@echo
-	@echo "The page of this run: $(CURDIR)/bin/demo.html"
+	@echo "The HTML report of this run: $(CURDIR)/bin/demo.html"
 
 # The packages that `make test` tests.
 TESTED ?= ./...

@@ -241,7 +241,8 @@ func (e *OutOfMemoryError) help() string {
 	case have < need:
 		items = append(items, fmt.Sprintf("at least %s less in use", units.FormatBytes(need-have)))
 	case available < need:
-		items = append(items, fmt.Sprintf("less in pieces: %s are free or available, but the largest free block for this is %s", units.FormatBytes(have), units.FormatBytes(e.Largest)))
+		items = append(items, fmt.Sprintf("less in pieces: %s are cached or free on the device, but the largest free block for this is %s",
+			units.FormatBytes(have), units.FormatBytes(e.Largest)))
 	}
 	if others := e.DriverTotal - min(e.DriverTotal, e.DriverFree+held); have < need && e.DriverFree < need && others >= need-have {
 		items = append(items, fmt.Sprintf("less for contexts, other allocators and other processes, which have %s of the device", units.FormatBytes(others)))

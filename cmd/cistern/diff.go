@@ -49,7 +49,7 @@ func newDiff(a *app) *cobra.Command {
 		},
 	}
 	c.Flags().StringVar(&at, "at", "peak", "compare the runs at the `moment` when most was live (peak) or after the last event (end)")
-	c.Flags().StringVar(&html, "html", "", "write a page of the differences to this `file`")
+	c.Flags().StringVar(&html, "html", "", "write an HTML report of the differences to this `file`")
 	format.add(c)
 	return c
 }

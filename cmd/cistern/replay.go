@@ -40,7 +40,7 @@ func newReplay(a *app) *cobra.Command {
 	flags.add(c)
 	c.Flags().BoolVar(&job.verify, "verify", false, "hold PyTorch's model against the record; code 1 on a mismatch")
 	c.Flags().StringVar(&job.record, "record", "", "write what the one policy did as a PyTorch snapshot to this `file`")
-	c.Flags().StringVar(&job.html, "html", "", "write a page of the results to this `file`")
+	c.Flags().StringVar(&job.html, "html", "", "write an HTML report of the results to this `file`")
 	format.add(c)
 	return c
 }

@@ -25,12 +25,12 @@ func newReport(a *app) *cobra.Command {
 	)
 	c := &cobra.Command{
 		Use:   "report [flags] FILE|FOLDER... [-o PAGE]",
-		Short: "Explain why a run ran out of memory and what would have helped; a page of recorded runs",
+		Short: "Explain why a run ran out of memory and what would have helped; an HTML report of recorded runs",
 		Long: "Report explains requests that failed: what was allocated then, what was free and why it did not suffice, and what\n" +
 			"would have met the request, each answer checked by replaying the recorded run with the request included. It reads\n" +
 			"what Cistern writes when it runs out of memory (setting report:FOLDER; of a folder its oom-*.cistern are read, the\n" +
 			"newest last), what cistern record writes then (run.oom1.pickle), and what cistern trace saw.\n\n" +
-			"With -o, and of runs in which nothing failed, it writes one HTML page that opens without a network: memory over\n" +
+			"With -o, and of runs in which nothing failed, it writes one HTML report that opens without a network: memory over\n" +
 			"time with zoom, in bands by pool, stream, stack or size, and the driver's calls; at the peak and at any moment a\n" +
 			"flame graph of live bytes by stack and the address map; what grew between two moments; the comparison of\n" +
 			"allocators, and out-of-memory explained. Where nothing failed the comparison is printed too.",
@@ -55,8 +55,8 @@ func newReport(a *app) *cobra.Command {
 		},
 	}
 	flags.add(c)
-	c.Flags().StringVarP(&job.html, "output", "o", "", "the page's `file`; needed where no request failed")
-	c.Flags().BoolVar(&a.private, "private", false, "a new page is for its owner only, as recordings are")
+	c.Flags().StringVarP(&job.html, "output", "o", "", "the HTML report's `file`; needed where no request failed")
+	c.Flags().BoolVar(&a.private, "private", false, "a new HTML report is for its owner only, as recordings are")
 	_ = c.Flags().MarkHidden("private") // for what a process that runs out of memory starts
 	c.Flags().DurationVar(&job.search.Budget, "budget", time.Minute, "time for the replays that look for what would have helped,\n"+
 		"for each device of a file; 0 is no bound")
@@ -170,7 +170,7 @@ func (j *reportJob) run(c *cobra.Command, a *app, args []string, format formatFl
 		return err
 	}
 	if j.html == "" && failed == 0 && len(without) > 0 {
-		return fmt.Errorf("report: no request failed in %s: give -o FILE for a page of the run", without[0])
+		return fmt.Errorf("report: no request failed in %s: give -o FILE for an HTML report of the run", without[0])
 	}
 	if format.json {
 		_ = writeJSON(a.out, all, true)

@@ -109,7 +109,7 @@ would help: a limit of 120.00 MiB (now 64.00 MiB), or asking for less: with noth
 		e.free(t, blocks[2*i])
 	}
 	oom, text = findings(t, func() (cuda.Ptr, error) { return e.dev.Alloc(10*mib, e.streams[0]) })
-	if oom.Largest != mib || !strings.HasSuffix(text, "would help: less in pieces: 20.00 MiB are free or to be had, but the largest free block for this is 1.00 MiB") {
+	if oom.Largest != mib || !strings.HasSuffix(text, "would help: less in pieces: 20.00 MiB are cached or free on the device, but the largest free block for this is 1.00 MiB") {
 		t.Errorf("the largest block is %d bytes; found:\n%s", oom.Largest, text)
 	}
 	_, text = findings(t, func() (cuda.Ptr, error) { return e.dev.Alloc(31*mib, e.streams[0]) })
