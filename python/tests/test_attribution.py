@@ -186,7 +186,7 @@ class Attribution(Case):
         name = next(n for n in there if n.endswith(".cistern"))
         self.assertEqual(sorted(there), [name, name + ".html", name + ".txt"])
         text = ""
-        while "what would have met it" not in text and time.monotonic() < end:
+        while "remedies" not in text and time.monotonic() < end:
             time.sleep(0.1)
             text = self.read(os.path.join("oom", name + ".txt"))
         self.assertIn("512.00 MiB could not be allocated", text)
