@@ -20,7 +20,7 @@ import (
 // +checklocks:c.d.gpu.mu
 func (c *request) borrow() (heap.ID, error) {
 	s := c.s
-	if c.allowed&memory.StageLend == 0 || c.order != streamOrdered || s.stream.timeline.Capture() != 0 || s.hot.Capture != 0 || s.pool.pinned || s.stream.timeline.PerThread() {
+	if c.allowed&memory.StageLend == 0 || c.order != streamOrdered || s.stream.timeline.Capture() != 0 || s.hot.Capture != 0 || s.pool.pinned || s.stream.timeline.Queue.PerThread() {
 		return 0, nil
 	}
 	c.log.try(memory.StageLend)
@@ -49,9 +49,9 @@ func (c *request) borrow() (heap.ID, error) {
 func (c *request) borrowFrom(o *streamHeap) (heap.ID, error) {
 	d, s, n := c.d, c.s, c.s.pool.round(c.size)
 	best, at, size := heap.ID(0), uint64(0), uint64(0)
-	o.blocks.EachFree(n, func(id heap.ID, b *heap.Block) bool {
+	o.blocks.FreeBins.Each(n, func(id heap.ID, b *heap.Block) bool {
 		from := (b.Addr + max(c.align, 1) - 1) &^ (max(c.align, 1) - 1)
-		if from+n > b.Addr+b.Size || o.blocks.Whole() && (b.Size != n || from != b.Addr) {
+		if from+n > b.Addr+b.Size || o.blocks.Fit.Whole() && (b.Size != n || from != b.Addr) {
 			return true
 		}
 		if (best == 0 || b.Size < size) && d.state.policy.orderable(c, o.stream, b.Stamp) {

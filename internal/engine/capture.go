@@ -159,7 +159,7 @@ func (ca *Captures) MarkFrees() error {
 func (ss *streamTable) markFrees() error {
 	var first error
 	for t := range ss.live() {
-		if !t.active || !t.timeline.Durable() { // of others every free was marked
+		if !t.active || !t.timeline.Queue.Durable() { // of others every free was marked
 			continue
 		}
 		if err := t.timeline.Close(); err != nil && !timeline.Unordered(err) && first == nil {
@@ -176,7 +176,7 @@ func (p *Pool) lastFrees(st *Stream) (waits timeline.Waits) {
 	for class := range quota.NumClasses {
 		if s := p.heapFor(st, class); s != nil {
 			s.arena.Lock()
-			s.blocks.EachFree(heap.Align, func(_ heap.ID, b *heap.Block) bool {
+			s.blocks.FreeBins.Each(heap.Align, func(_ heap.ID, b *heap.Block) bool {
 				if b.Stamp > 0 {
 					waits.Add(&st.timeline, b.Stamp)
 				}
@@ -222,7 +222,7 @@ func (p *Pool) sort(st *Stream) error {
 			continue
 		}
 		n := len(d.state.held.all)
-		s.blocks.EachFree(heap.Align, func(id heap.ID, b *heap.Block) bool {
+		s.blocks.FreeBins.Each(heap.Align, func(id heap.ID, b *heap.Block) bool {
 			if !st.timeline.IsOver(b.Stamp) {
 				d.state.held.all = append(d.state.held.all, heldFree{s, id})
 			}

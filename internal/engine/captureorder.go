@@ -31,7 +31,7 @@ func (f *pendingFree) noteCaptured(streams []*timeline.Stream) {
 //
 // +checklocks:fr.gpu.mu
 func (fr *frees) orderOf(held *streamHeap) *timeline.GraphOrder {
-	if held == nil || held.hot.Capture == 0 || held.stream.timeline.PerThread() || fr.gpu.health.Broken() != nil ||
+	if held == nil || held.hot.Capture == 0 || held.stream.timeline.Queue.PerThread() || fr.gpu.health.Broken() != nil ||
 		!slices.ContainsFunc(fr.pending, func(f pendingFree) bool { return f.captured.Captured() && f.heap.stream == held.stream }) {
 		return nil
 	}

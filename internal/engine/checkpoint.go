@@ -50,7 +50,7 @@ func (s *streamHeap) describe(id heap.ID) memory.Block {
 	b := s.blocks.At(id)
 	t := s.streamOf(b)
 	return memory.Block{Base: cuda.Ptr(b.Addr), Size: b.Size, Requested: b.Requested, Device: s.dev.id, Pool: s.pool.id, Stream: t.ID(), Handle: t.Handle(),
-		Tag: journal.TagOf(b.Tag), Library: journal.LibraryOf(b.Tag), Stack: s.blocks.Stack(id)}
+		Tag: journal.TagOf(b.Tag), Library: journal.LibraryOf(b.Tag), Stack: s.blocks.Stacks.Of(id)}
 }
 
 // LargestFree is the largest request that the stream would be met with from this pool without a driver call, in bytes;
@@ -63,7 +63,7 @@ func (p *Pool) LargestFree(st *Stream) uint64 {
 		}
 		s.arena.Lock()
 		defer s.arena.Unlock()
-		return s.blocks.Largest()
+		return s.blocks.FreeBins.Largest()
 	}
 	if n := largest(quota.Large); n > smallMax {
 		return n
@@ -126,7 +126,7 @@ func (fr *frees) takeAt(s *streamHeap, id heap.ID, x memory.Block) heap.ID {
 	s.gauges.Alloc(x.Requested, x.Size, s.blocks.FreeBlocks)
 	b := s.blocks.At(id)
 	b.Tag, b.Capture = journal.Label(x.Tag, x.Library), s.hot.Capture
-	s.blocks.SetStack(id, x.Stack)
+	s.blocks.Stacks.Set(id, x.Stack)
 	fr.gpu.record(s.event(event.Alloc, id, x.Stack, 0))
 	return id
 }
@@ -207,12 +207,12 @@ func (r *restore) planHeap(s *streamHeap, wanted []memory.Block) *memory.Block {
 		if !free {
 			return true
 		}
-		if b.Addr != end || s.blocks.Prev(id) == 0 || s.blocks.Whole() {
+		if b.Addr != end || s.blocks.Prev(id) == 0 || s.blocks.Fit.Whole() {
 			next, _ = slices.BinarySearchFunc(take, cuda.Ptr(b.Addr), toBase) // ranges come in any order
 		}
 		end = b.Addr + b.Size
 		for ; next < len(take) && uint64(take[next].Base)+take[next].Size <= end; next++ {
-			fits[next] = !s.blocks.Whole() || take[next].Size == b.Size
+			fits[next] = !s.blocks.Fit.Whole() || take[next].Size == b.Size
 		}
 		return true
 	})

@@ -94,7 +94,7 @@ func (g *gpu) recordSegment(s *streamHeap, addr, size uint64, got bool, by origi
 func (s *streamHeap) event(kind event.Kind, id heap.ID, stack, thread uint32) event.Event {
 	b := s.blocks.At(id)
 	if stack == 0 {
-		stack = s.blocks.Stack(id)
+		stack = s.blocks.Stacks.Of(id)
 	}
 	return event.Event{Kind: kind, Addr: b.Addr, Size: b.Requested, Stream: s.streamOf(b).number(), Pool: s.pool.number,
 		Tag: uint16(b.Tag), Library: journal.LibraryOf(b.Tag), Stack: stack, Thread: thread}

@@ -39,7 +39,7 @@ func (p *Pool) allocHost(size uint64, st *Stream, by origin) (cuda.Ptr, error) {
 // +checklocks:c.d.gpu.mu
 func (c *request) mustWait() error {
 	t := c.s.stream
-	err := t.timeline.Usable()
+	err := t.timeline.Queue.Usable()
 	if errors.Is(err, timeline.ErrCapturing) || errors.Is(err, timeline.ErrPerThread) && c.d.timeline.Gate().Announced() {
 		c.order, c.alone = doneOnly, true
 		c.d.state.held.holdBusy(c.s)
@@ -60,7 +60,7 @@ func (hl *heldFrees) holdBusy(s *streamHeap) {
 		if o == nil {
 			continue
 		}
-		o.blocks.EachFree(heap.Align, func(id heap.ID, b *heap.Block) bool {
+		o.blocks.FreeBins.Each(heap.Align, func(id heap.ID, b *heap.Block) bool {
 			if o.stream.timeline.Progress(b.Stamp) != timeline.Done {
 				hl.all = append(hl.all, heldFree{o, id})
 			}

@@ -122,7 +122,7 @@ func (m *chunkRequest) supply(at place, stages memory.Stages, pressure bool) (ha
 // +checklocks:m.c.d.gpu.mu
 func (m *chunkRequest) takeMoved(block heap.ID, mapped run, stamp uint64) (heap.ID, error) {
 	c, d, s, p := m.c, m.c.d, m.h.s, &m.c.d.state.policy.plan
-	s.blocks.MinRest = d.state.policy.minRest(s.class)
+	s.blocks.Fit.MinRest = d.state.policy.minRest(s.class)
 	if d.state.observers.onMap != nil {
 		pieces := make([]run, 0, len(p.sources))
 		addr := mapped.addr

@@ -140,8 +140,8 @@ func (pr *pausedMemory) mayPause() error {
 	}
 	busy := pr.gpu.timeline.Gate().Announced()
 	for t := range pr.streams.live() {
-		if t.active && t.timeline.Durable() && !t.timeline.PerThread() {
-			busy = busy || errors.Is(t.timeline.Usable(), timeline.ErrCapturing)
+		if t.active && t.timeline.Queue.Durable() && !t.timeline.Queue.PerThread() {
+			busy = busy || errors.Is(t.timeline.Queue.Usable(), timeline.ErrCapturing)
 		}
 	}
 	for _, v := range pr.phys.mem.Access.Devices()[1:] {

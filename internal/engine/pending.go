@@ -111,7 +111,7 @@ func (fr *frees) unfinished(held *streamHeap) (waits timeline.Waits) {
 			continue
 		}
 		s.arena.Lock()
-		s.blocks.EachFree(heap.Align, func(_ heap.ID, b *heap.Block) bool {
+		s.blocks.FreeBins.Each(heap.Align, func(_ heap.ID, b *heap.Block) bool {
 			waits.AddUnfinished(&s.stream.timeline, b.Stamp)
 			return true
 		})
@@ -129,11 +129,11 @@ func (fr *frees) ready(f pendingFree, held *streamHeap, force bool) (bool, uint6
 		return true, f.stamp // bookkeeping only
 	}
 	own := f.heap.stream
-	force = force && (own.timeline.Durable() || held != nil && held.stream == own)
+	force = force && (own.timeline.Queue.Durable() || held != nil && held.stream == own)
 	waited := false
 	for _, w := range f.waits {
 		t := w.Stream
-		if t.IsOver(w.Epoch) || t.Broken() { // the work of a broken peer is over as well
+		if t.IsOver(w.Epoch) || t.Queue.Broken() { // the work of a broken peer is over as well
 			continue
 		}
 		if w.Epoch >= t.Epoch() && t.CloseLate() != nil {

@@ -63,7 +63,7 @@ func (s *streamHeap) placeFor(n, granularity, spare uint64) (place, bool) {
 			best = p
 		}
 	}
-	s.blocks.EachUnmapped(granularity, func(id heap.ID, b *heap.Block) bool {
+	s.blocks.UnmappedBins.Each(granularity, func(id heap.ID, b *heap.Block) bool {
 		p := place{unmapped: id, need: up(n), room: b.Size}
 		better(p)
 		if l := s.blocks.Prev(id); l != 0 && s.blocks.At(l).State == heap.Free {

@@ -224,7 +224,7 @@ func (p *Pool) streamHeap(st *Stream, class int) (*streamHeap, error) {
 	}
 	s.hot = s.arena.Add(class, &st.timeline, s.blocks)
 	s.gauges = &s.arena.Quota.Classes[class]
-	s.blocks.KeepStacks(d.state.usage.keepStacks)
+	s.blocks.Stacks.Keep(d.state.usage.keepStacks)
 	s.backing = p.backing.newHeap(s)
 	s.index = int32(d.state.pools.places.Take())
 	if int(s.index) == len(d.state.pools.heaps) {

@@ -341,9 +341,9 @@ func (c *request) choose(s *streamHeap) (heap.ID, error) {
 	t, n := s.stream, s.pool.round(c.size)
 	from := func(b *heap.Block) uint64 { return (b.Addr + max(c.align, 1) - 1) &^ (max(c.align, 1) - 1) }
 	best, rank, size := heap.ID(0), timeline.Done, uint64(0)
-	s.blocks.EachFree(n, func(id heap.ID, b *heap.Block) bool {
+	s.blocks.FreeBins.Each(n, func(id heap.ID, b *heap.Block) bool {
 		at := from(b)
-		if at+n > b.Addr+b.Size || s.blocks.Whole() && (b.Size != n || at != b.Addr) {
+		if at+n > b.Addr+b.Size || s.blocks.Fit.Whole() && (b.Size != n || at != b.Addr) {
 			return true
 		}
 		k := timeline.Done
@@ -359,7 +359,7 @@ func (c *request) choose(s *streamHeap) (heap.ID, error) {
 		return 0, nil
 	}
 	if rank == timeline.Running {
-		t.timeline.SetEager()
+		t.timeline.Queue.SetEager()
 	}
 	if stamp := s.blocks.At(best).Stamp; rank != timeline.Done {
 		c.waits.Add(&t.timeline, stamp)
@@ -375,7 +375,7 @@ func (d *Device) handOut(c *request, id heap.ID) cuda.Ptr {
 	b := s.blocks.At(id)
 	s.gauges.Alloc(c.size, b.Size, s.blocks.FreeBlocks)
 	b.Tag, b.Capture = c.by.label, s.hot.Capture
-	s.blocks.SetStack(id, c.by.stack)
+	s.blocks.Stacks.Set(id, c.by.stack)
 	addr := cuda.Ptr(b.Addr)
 	switch {
 	case c.helped&memory.StageCallback != 0:
@@ -467,7 +467,7 @@ func (us *usage) outOfMemory(p *Pool, r *reclaimer, f failed) *memory.OutOfMemor
 	}
 	if f.heap != nil {
 		f.heap.arena.Lock()
-		e.Largest = f.heap.blocks.Largest()
+		e.Largest = f.heap.blocks.FreeBins.Largest()
 		f.heap.arena.Unlock()
 	}
 	for _, s := range us.pools.heaps {

@@ -51,7 +51,7 @@ func (en *endings) retire() {
 func (en *endings) endThreads() {
 	var waits timeline.Waits
 	for _, s := range en.pools.heaps {
-		if s == nil || !s.stream.timeline.PerThread() || s.pool.pinned || s.requestsUnderWay > 0 {
+		if s == nil || !s.stream.timeline.Queue.PerThread() || s.pool.pinned || s.requestsUnderWay > 0 {
 			continue
 		}
 		s.arena.Lock()
@@ -74,7 +74,7 @@ func (en *endings) dissolveIdle() {
 			continue
 		}
 		s.arena.Lock()
-		if s.blocks.UsedBlocks == 0 && (!s.stream.timeline.PerThread() || s.over()) {
+		if s.blocks.UsedBlocks == 0 && (!s.stream.timeline.Queue.PerThread() || s.over()) {
 			idle = append(idle, s)
 			if s.held > 0 && en.observers.onUnmap == nil {
 				s.backing.detach(everything)
@@ -187,7 +187,7 @@ func (en *endings) recordInherited(s, n *streamHeap) {
 	if !en.gpu.health.Recording() {
 		return
 	}
-	n.blocks.EachFree(heap.Align, func(_ heap.ID, b *heap.Block) bool {
+	n.blocks.FreeBins.Each(heap.Align, func(_ heap.ID, b *heap.Block) bool {
 		n.backing.recordInherited(s, b.Addr, b.Size)
 		return true
 	})
@@ -195,7 +195,7 @@ func (en *endings) recordInherited(s, n *streamHeap) {
 
 // mayBeGone reports whether the stream may have been destroyed, as far as is known here, and the GPU is done with it.
 func (t *Stream) mayBeGone() bool {
-	if t.timeline.Durable() || t.timeline.Capture() != 0 || t.route.Load() != nil || t.timeline.Magazine() != nil {
+	if t.timeline.Queue.Durable() || t.timeline.Capture() != 0 || t.route.Load() != nil || t.timeline.Magazine() != nil {
 		return false
 	}
 	return t.timeline.Idle()
@@ -279,7 +279,7 @@ func (en *endings) markStreams() {
 	}
 	for _, id := range en.phys.mem.Spares() {
 		if k := en.phys.mem.Chunk(id); k.Stream >= 0 {
-			if t := en.streams.all[k.Stream]; !t.timeline.Durable() && t.timeline.IsOver(k.Stamp) {
+			if t := en.streams.all[k.Stream]; !t.timeline.Queue.Durable() && t.timeline.IsOver(k.Stamp) {
 				k.Stream, k.Stamp = -1, 0
 			} else {
 				t.timeline.Marked = true

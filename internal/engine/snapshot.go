@@ -74,7 +74,7 @@ func (s *streamHeap) segments() []memory.Segment {
 		Large: quota.GroupOf(s.class) == quota.GroupLarge}}
 	s.blocks.Each(func(id heap.ID, b *heap.Block) bool {
 		if b.State != heap.Unmapped && (b.State != heap.Stale || s.paused.inTransit(b.Addr)) {
-			l.Add(b, s.blocks.Stack(id), s.paused.missing(b), s.blocks.Prev(id) == 0)
+			l.Add(b, s.blocks.Stacks.Of(id), s.paused.missing(b), s.blocks.Prev(id) == 0)
 		}
 		return true
 	})

@@ -123,7 +123,7 @@ func (h *chunkHeap) offers(c *request, except heap.ID) {
 	// Held until the move is done: once it were let go, another thread could be handed what was found free.
 	d.state.policy.plan.hold(o, c.s)
 	p := &d.state.policy.plan
-	o.blocks.EachFree(d.state.phys.upstream.Granularity(), func(id heap.ID, b *heap.Block) bool {
+	o.blocks.FreeBins.Each(d.state.phys.upstream.Granularity(), func(id heap.ID, b *heap.Block) bool {
 		if id == except || !d.state.policy.orderable(c, o.stream, b.Stamp) {
 			return true
 		}
@@ -148,7 +148,7 @@ func (po *policy) orderable(c *request, t *Stream, epoch uint64) bool {
 	if epoch >= t.timeline.Epoch() && (po.gpu.opts.CrossStream == config.CrossStreamReady || to.timeline.Capture() != 0 || c.alone) && t.timeline.CloseLate() == nil && t.timeline.IsOver(epoch) {
 		return true // an epoch that is not closed is never seen to be over
 	}
-	if t.timeline.Capture() != 0 || to.timeline.Capture() != 0 || t.timeline.PerThread() || to.timeline.PerThread() || c.alone {
+	if t.timeline.Capture() != 0 || to.timeline.Capture() != 0 || t.timeline.Queue.PerThread() || to.timeline.Queue.PerThread() || c.alone {
 		return false
 	}
 	return po.gpu.opts.CrossStream == config.CrossStreamWait

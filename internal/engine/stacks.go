@@ -43,7 +43,7 @@ func (h *History) setStacks(on bool) {
 	for _, s := range h.pools.heaps {
 		if s != nil {
 			s.arena.Lock()
-			s.blocks.KeepStacks(on)
+			s.blocks.Stacks.Keep(on)
 			s.arena.Unlock()
 		}
 	}
@@ -64,7 +64,7 @@ func (us *usage) byStack() []memory.StackUse {
 	if !us.keepStacks {
 		return nil
 	}
-	return us.sum(func(s *streamHeap, id heap.ID, _ *heap.Block) uint32 { return s.blocks.Stack(id) }).Stacks()
+	return us.sum(func(s *streamHeap, id heap.ID, _ *heap.Block) uint32 { return s.blocks.Stacks.Of(id) }).Stacks()
 }
 
 // FreeOptions say more of a free.

@@ -26,10 +26,10 @@ type Stream struct {
 }
 
 // Handle is the CUDA handle that the stream was made known by.
-func (t *Stream) Handle() cuda.Stream { return t.timeline.Handle() }
+func (t *Stream) Handle() cuda.Stream { return t.timeline.Queue.Handle() }
 
 // ID identifies the stream for the life of the process.
-func (t *Stream) ID() cuda.StreamID { return t.timeline.ID() }
+func (t *Stream) ID() cuda.StreamID { return t.timeline.Queue.ID() }
 
 // Device is the device the stream belongs to.
 func (t *Stream) Device() *Device { return t.gpu.a.devices[t.gpu.id].Load() }
@@ -68,7 +68,7 @@ func (lu *lookup) stream(h cuda.Stream, opts ...config.StreamOption) (*Stream, e
 // qualify notes what a caller promises of a stream that is known.
 func (t *Stream) qualify(o config.StreamOption) {
 	if o&config.StreamDurable != 0 {
-		t.timeline.SetDurable(true)
+		t.timeline.Queue.SetDurable(true)
 	}
 }
 

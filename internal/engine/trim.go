@@ -101,7 +101,7 @@ func (h *chunkHeap) detach(need uint64) (have uint64) {
 	s, d := h.s, h.s.dev
 	p := &d.state.policy.plan
 	p.found = p.found[:0]
-	s.blocks.EachFree(d.state.phys.upstream.Granularity(), func(id heap.ID, b *heap.Block) bool {
+	s.blocks.FreeBins.Each(d.state.phys.upstream.Granularity(), func(id heap.ID, b *heap.Block) bool {
 		h.area.Whole(d.state.phys.mem, b.Addr, b.Size, func(k phys.ChunkID, ch *phys.Chunk) bool {
 			p.found = append(p.found, source{chunk: k, block: id, stamp: b.Stamp})
 			have += ch.Size

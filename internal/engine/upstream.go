@@ -101,8 +101,8 @@ func (up *upstreams) dropPrivate() error {
 	if up.private == nil {
 		return nil
 	}
-	up.private.timeline.SetDurable(false)
-	up.private.timeline.SetEager()
+	up.private.timeline.Queue.SetDurable(false)
+	up.private.timeline.Queue.SetEager()
 	if err := up.gpu.drv.StreamDestroy(up.gpu.id, up.private.Handle()); err != nil {
 		return up.gpu.health.Failed(err)
 	}

@@ -146,7 +146,7 @@ func (w *wholeSegments) over(o *Pool) bool { return w.under == o }
 
 func (w *wholeSegments) newHeap(s *streamHeap) heapBacking {
 	if w.noSplit {
-		s.blocks.KeepWhole()
+		s.blocks.Fit.KeepWhole()
 	}
 	return &segmentHeap{s, w}
 }

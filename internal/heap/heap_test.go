@@ -32,12 +32,12 @@ func (h *Heap) verify() error {
 	var freeBytes, usedBytes uint64
 	freeBlocks, usedBlocks, records, unmapped := 0, 0, 0, 0
 	for _, first := range h.ranges {
-		if h.blocks[first].prev != 0 {
+		if h.slab.blocks[first].prev != 0 {
 			return fmt.Errorf("the first block of a range has a left neighbour")
 		}
 		var prev ID
-		for id := first; id != 0; id = h.blocks[id].next {
-			b := &h.blocks[id]
+		for id := first; id != 0; id = h.slab.blocks[id].next {
+			b := &h.slab.blocks[id]
 			records++
 			if b.prev != prev {
 				return fmt.Errorf("block %d: prev is %d, want %d", id, b.prev, prev)
@@ -46,7 +46,7 @@ func (h *Heap) verify() error {
 				return fmt.Errorf("block %d: %#x+%d", id, b.Addr, b.Size)
 			}
 			if prev != 0 {
-				p := &h.blocks[prev]
+				p := &h.slab.blocks[prev]
 				if p.Addr+p.Size != b.Addr {
 					return fmt.Errorf("blocks do not tile: %#x+%d, then %#x", p.Addr, p.Size, b.Addr)
 				}
@@ -77,15 +77,15 @@ func (h *Heap) verify() error {
 			prev = id
 		}
 	}
-	for id := h.spare; id != 0; id = h.blocks[id].binNext {
-		if h.blocks[id].State != unused {
-			return fmt.Errorf("spare record %d has state %d", id, h.blocks[id].State)
+	for id := h.slab.spare; id != 0; id = h.slab.blocks[id].binNext {
+		if h.slab.blocks[id].State != unused {
+			return fmt.Errorf("spare record %d has state %d", id, h.slab.blocks[id].State)
 		}
 		records++
 	}
 	switch {
-	case records != h.Records():
-		return fmt.Errorf("%d records, %d of them are reached", h.Records(), records)
+	case records != len(h.slab.blocks)-1:
+		return fmt.Errorf("%d records, %d of them are reached", len(h.slab.blocks)-1, records)
 	case freeBytes != h.FreeBytes || usedBytes != h.UsedBytes || freeBlocks != h.FreeBlocks || usedBlocks != h.UsedBlocks:
 		return fmt.Errorf("counts: free %d in %d, used %d in %d; the heap says %d in %d, %d in %d", freeBytes, freeBlocks,
 			usedBytes, usedBlocks, h.FreeBytes, h.FreeBlocks, h.UsedBytes, h.UsedBlocks)
@@ -99,14 +99,14 @@ func (h *Heap) verify() error {
 	if n != usedBlocks || n != h.table.n {
 		return fmt.Errorf("table: %d entries, says %d, %d used blocks", n, h.table.n, usedBlocks)
 	}
-	if err := h.free.verify(h.blocks, Free, freeBlocks); err != nil {
+	if err := h.FreeBins.verify(Free, freeBlocks); err != nil {
 		return err
 	}
-	return h.unmapped.verify(h.blocks, Unmapped, unmapped)
+	return h.UnmappedBins.verify(Unmapped, unmapped)
 }
 
-func (b *bins) verify(blocks []Block, state State, want int) error {
-	n := 0
+func (b *Bins) verify(state State, want int) error {
+	n, blocks := 0, b.slab.blocks
 	for i, head := range b.heads {
 		l, s := i>>subBits, i&(subdivisions-1)
 		if bit := b.second[l]>>s&1 == 1; bit != (head != 0) {
@@ -132,6 +132,12 @@ func (b *bins) verify(blocks []Block, state State, want int) error {
 		return fmt.Errorf("%d blocks of state %d in the bins, want %d", n, state, want)
 	}
 	return nil
+}
+
+// fits reports whether Take(n) would find a block, and its size.
+func (h *Heap) fits(n uint64) (uint64, bool) {
+	id := h.FreeBins.fit(h.slab.blocks, n)
+	return h.slab.blocks[id].Size, id != 0
 }
 
 // machine drives a heap and the oracle with operations taken from numbers.
@@ -168,12 +174,12 @@ func (m *machine) step() (what string, err error) {
 		if m.below(8) == 0 {
 			n *= 20
 		}
-		fits, ok := m.h.Fits(n)
+		fits, ok := m.h.fits(n)
 		id := m.h.Take(n, n-1)
 		what = fmt.Sprintf("take %d: %d", n, id)
 		smallest := m.smallestFree(n)
 		if (id != 0) != (smallest != 0) || ok != (id != 0) {
-			return what, fmt.Errorf("the smallest free range that fits is %d, Fits says %d %v", smallest, fits, ok)
+			return what, fmt.Errorf("the smallest free range that fits is %d, fits says %d %v", smallest, fits, ok)
 		}
 		if id == 0 {
 			return what, nil
@@ -189,7 +195,7 @@ func (m *machine) step() (what string, err error) {
 		m.live = append(m.live, b.Addr)
 		m.o.starts[b.Addr] = n
 		stack := uint32(n/Align) % 5
-		m.h.SetStack(id, stack)
+		m.h.Stacks.Set(id, stack)
 		if m.stacks != nil {
 			m.stacks[b.Addr] = stack
 		}
@@ -233,11 +239,11 @@ func (m *machine) step() (what string, err error) {
 		m.h.Park(id)
 		m.pending[addr] = true
 		return what, m.o.set(addr, m.o.starts[addr], Used, Pending)
-	case k < 13: // map a piece of an unmapped range
+	case k < 13: // map a piece of a unmapped
 		var unmapped []ID
-		m.h.EachUnmapped(chunk, func(id ID, _ *Block) bool { unmapped = append(unmapped, id); return true })
+		m.h.UnmappedBins.Each(chunk, func(id ID, _ *Block) bool { unmapped = append(unmapped, id); return true })
 		if len(unmapped) == 0 {
-			return "map: no unmapped range", nil
+			return "map: no unmapped", nil
 		}
 		b := *m.h.At(unmapped[m.below(len(unmapped))])
 		id, _ := m.blockAt(b.Addr)
@@ -252,7 +258,7 @@ func (m *machine) step() (what string, err error) {
 		return what, m.o.set(addr, size, Unmapped, Free)
 	case k == 13: // unmap a piece of a free block
 		var frees []ID
-		m.h.EachFree(chunk, func(id ID, _ *Block) bool { frees = append(frees, id); return true })
+		m.h.FreeBins.Each(chunk, func(id ID, _ *Block) bool { frees = append(frees, id); return true })
 		if len(frees) == 0 {
 			return "unmap: nothing free", nil
 		}
@@ -287,7 +293,7 @@ func (m *machine) step() (what string, err error) {
 	} else {
 		m.stacks = map[uint64]uint32{}
 	}
-	m.h.KeepStacks(m.stacks != nil)
+	m.h.Stacks.Keep(m.stacks != nil)
 	return "keep stacks, or not", nil
 }
 
@@ -325,7 +331,7 @@ func (m *machine) agree() error {
 	at := m.o.base
 	var bad error
 	m.h.Each(func(id ID, b *Block) bool {
-		if got := m.h.Stack(id); got != m.stacks[b.Addr] {
+		if got := m.h.Stacks.Of(id); got != m.stacks[b.Addr] {
 			bad = fmt.Errorf("block at %#x, of state %d, has stack %d, want %d", b.Addr, b.State, got, m.stacks[b.Addr])
 		}
 		if b.Addr != at {
@@ -407,7 +413,7 @@ func TestFitBehindTheScanLimit(t *testing.T) {
 		blocks = append(blocks, h.Take(n, n))
 		h.Take(Align, Align)
 	}
-	rest, _ := h.Fits(Align)
+	rest, _ := h.fits(Align)
 	h.Take(rest, rest)
 	addr := h.At(want).Addr
 	h.Free(want, 1)
@@ -427,7 +433,7 @@ func TestFitBehindTheScanLimit(t *testing.T) {
 // A heap of whole blocks hands out blocks of the very size, however many others are in their bin, and splits none.
 func TestWhole(t *testing.T) {
 	h := New()
-	h.KeepWhole()
+	h.Fit.KeepWhole()
 	const unit = 2 << 20
 	want := map[uint64]bool{}
 	for i := range uint64(60) { // sizes that differ by less than a bin is wide
@@ -467,8 +473,8 @@ func TestHold(t *testing.T) {
 	h.Hold(id)
 	h.Free(ids[2], 1)
 	h.Free(ids[0], 0)
-	if h.FreeBytes != 8*Align || h.FreeBlocks != 4 || h.UsedBlocks != 1 || h.Largest() != 2*Align {
-		t.Errorf("%d free bytes in %d blocks, %d used, largest %d", h.FreeBytes, h.FreeBlocks, h.UsedBlocks, h.Largest())
+	if h.FreeBytes != 8*Align || h.FreeBlocks != 4 || h.UsedBlocks != 1 || h.FreeBins.Largest() != 2*Align {
+		t.Errorf("%d free bytes in %d blocks, %d used, largest %d", h.FreeBytes, h.FreeBlocks, h.UsedBlocks, h.FreeBins.Largest())
 	}
 	if h.At(ids[0]).Stamp != 0 || h.At(ids[2]).Stamp != 1 {
 		t.Error("a block has the mark of one that is held")
@@ -536,8 +542,8 @@ func TestRanges(t *testing.T) {
 		t.Error("a range with memory was dropped")
 	}
 	id := h.Take(1<<20, 1<<20)
-	if h.Largest() != 0 || h.LargestUnmapped() != 1<<20 {
-		t.Errorf("largest free %d, largest unmapped %d", h.Largest(), h.LargestUnmapped())
+	if h.FreeBins.Largest() != 0 || h.UnmappedBins.Largest() != 1<<20 {
+		t.Errorf("largest free %d, largest unmapped %d", h.FreeBins.Largest(), h.UnmappedBins.Largest())
 	}
 	block = h.Free(id, 4)
 	z := h.Unmap(block, 1<<33, 1<<20)

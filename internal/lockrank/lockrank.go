@@ -41,8 +41,8 @@ const (
 	Glance         // glance.mu
 	Device         // Device.mu
 	Arena          // arena.Arena.mu, and the magazine's word behind it
-	Waits          // timeline.Stream.waitMu
-	Stream         // timeline.Stream.mu
+	Waits          // timeline.gpuWaits.mu
+	Stream         // timeline.epochs.mu
 	Allocator      // Allocator.mu
 	Opened         // opened.mu
 	Gate           // timeline.Gate.mu
@@ -53,8 +53,8 @@ const (
 )
 
 var names = [ranks]string{"a mutex without rank", "Allocator.keeping", "Device.pausing", "Device.privateMu", "glance.mu", "Device.mu",
-	"arena.Arena.mu", "timeline.Stream.waitMu", "timeline.Stream.mu", "Allocator.mu", "opened.mu", "timeline.Gate.mu",
-	"timeline.Device.mu", "journal.Journal.mu", "resource.SingleHandle.mu"}
+	"arena.Arena.mu", "timeline.gpuWaits.mu", "timeline.epochs.mu", "Allocator.mu", "opened.mu", "timeline.Gate.mu", "timeline.Device.mu",
+	"journal.Journal.mu", "resource.SingleHandle.mu"}
 
 func (r Rank) String() string { return names[r] }
 

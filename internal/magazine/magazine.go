@@ -97,11 +97,7 @@ type Magazine struct {
 	turns uint32          // rises when another thread comes, falls when the same does
 	_     [8]byte
 
-	// Limits are set by Go: by how much net may rise and fall, of which the last is for the classes together; and the
-	// bytes that may be given back, whether taken again or not, before Go must hear of it.
-	puts  [Classes + 1]Amount
-	takes [Classes + 1]Amount
-	frees [Classes]int64
+	Limits Limits
 
 	epoch    atomic.Uint64 // the stream's open epoch
 	mask     uint64        // sizes of blocks are multiples of mask+1
@@ -113,6 +109,15 @@ type Magazine struct {
 	_        [56]byte
 
 	slots [Capacity]Slot
+}
+
+// Limits are set by Go: by how much net may rise and fall since Go last took stock, of which the last is for the classes
+// together and Requested matters for falls only; and the bytes that may be given back, whether taken again or not, before Go
+// must hear of it.
+type Limits struct {
+	Puts  [Classes + 1]Amount
+	takes [Classes + 1]Amount // by TakeLimits and NoTakes
+	Frees [Classes]int64
 }
 
 const (
@@ -226,8 +231,8 @@ func (m *Magazine) Take(requested uint64, waiting bool, thread uint64) (addr uin
 		}
 		n, r, c := int64(m.Round(requested)), int64(requested), m.ClassOf(requested)
 		own, all := &m.net[c], &m.net[1-c]
-		if !below(own, n, r, &m.takes[c]) || !below(&Amount{own.Blocks + all.Blocks, own.Bytes + all.Bytes,
-			own.Requested + all.Requested}, n, r, &m.takes[Classes]) {
+		if !below(own, n, r, &m.Limits.takes[c]) || !below(&Amount{own.Blocks + all.Blocks, own.Bytes + all.Bytes,
+			own.Requested + all.Requested}, n, r, &m.Limits.takes[Classes]) {
 			return 0, 0, Missed
 		}
 		if waiting {
@@ -304,9 +309,9 @@ func (m *Magazine) Put(addr, requested uint64, mark uint32, thread uint64) bool 
 	m.visit(thread)
 	n, c := int64(m.Round(requested)), m.ClassOf(requested)
 	own, all := &m.net[c], &m.net[1-c]
-	if m.Full() || own.Blocks+1 > m.puts[c].Blocks || own.Bytes+n > m.puts[c].Bytes ||
-		own.Blocks+all.Blocks+1 > m.puts[Classes].Blocks || own.Bytes+all.Bytes+n > m.puts[Classes].Bytes ||
-		own.Bytes+m.taken[c].Bytes+n >= m.frees[c] {
+	if m.Full() || own.Blocks+1 > m.Limits.Puts[c].Blocks || own.Bytes+n > m.Limits.Puts[c].Bytes ||
+		own.Blocks+all.Blocks+1 > m.Limits.Puts[Classes].Blocks || own.Bytes+all.Bytes+n > m.Limits.Puts[Classes].Bytes ||
+		own.Bytes+m.taken[c].Bytes+n >= m.Limits.Frees[c] {
 		return false
 	}
 	m.PutBeyond(addr, requested, mark)
@@ -348,24 +353,17 @@ func (m *Magazine) Stock(class int) (net, taken Amount) {
 	return net, taken
 }
 
-// PutLimits are by how much the blocks in the magazine may rise after stock was taken: for each class, and last for the classes
-// together. Requested does not matter.
-func (m *Magazine) PutLimits() *[Classes + 1]Amount { return &m.puts }
-
-// SetFrees limits the bytes of a class that may be put into the magazine, whether they are taken again or not.
-func (m *Magazine) SetFrees(class int, bytes int64) { m.frees[class] = bytes }
-
-// TakeLimits are by how much they may fall below what they were then.
+// TakeLimits are by how much net may fall.
 func (m *Magazine) TakeLimits() *[Classes + 1]Amount {
 	m.limited = 1
-	return &m.takes
+	return &m.Limits.takes
 }
 
 // NoTakes makes the limits of takes 0.
 func (m *Magazine) NoTakes() {
 	if m.limited != 0 {
 		m.limited = 0
-		m.takes = [Classes + 1]Amount{}
+		m.Limits.takes = [Classes + 1]Amount{}
 	}
 }
 
@@ -374,9 +372,10 @@ func (m *Magazine) NoTakes() {
 func Layout() []uintptr {
 	var m Magazine
 	var g Flags
+	limits := unsafe.Offsetof(m.Limits)
 	return []uintptr{unsafe.Offsetof(m.word), unsafe.Offsetof(m.count), unsafe.Offsetof(m.net), unsafe.Offsetof(m.owner),
-		unsafe.Offsetof(m.taken), unsafe.Offsetof(m.polls), unsafe.Offsetof(m.turns), unsafe.Offsetof(m.puts),
-		unsafe.Offsetof(m.takes), unsafe.Offsetof(m.frees), unsafe.Offsetof(m.epoch), unsafe.Offsetof(m.mask),
+		unsafe.Offsetof(m.taken), unsafe.Offsetof(m.polls), unsafe.Offsetof(m.turns), limits + unsafe.Offsetof(m.Limits.Puts),
+		limits + unsafe.Offsetof(m.Limits.takes), limits + unsafe.Offsetof(m.Limits.Frees), unsafe.Offsetof(m.epoch), unsafe.Offsetof(m.mask),
 		unsafe.Offsetof(m.smallMax), unsafe.Offsetof(m.version), unsafe.Offsetof(m.limited), unsafe.Offsetof(m.routed),
 		unsafe.Offsetof(m.index), unsafe.Offsetof(m.slots), unsafe.Sizeof(m), unsafe.Offsetof(m.slots[0].Mark),
 		unsafe.Offsetof(g.Quick), unsafe.Offsetof(g.Waiting)}

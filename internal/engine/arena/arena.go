@@ -136,7 +136,7 @@ func (a *Arena) Add(class int, t *timeline.Stream, blocks *heap.Heap) *Heap {
 // +checklocksignore: the caller has locked the arena
 func (h *Heap) Succeed(t *timeline.Stream, empty *heap.Heap) *Heap {
 	n := &Heap{arena: h.arena, class: h.class, stream: t, blocks: h.blocks, gauges: h.gauges}
-	n.blocks.EachFree(heap.Align, func(_ heap.ID, b *heap.Block) bool {
+	n.blocks.FreeBins.Each(heap.Align, func(_ heap.ID, b *heap.Block) bool {
 		b.Stamp = 0
 		return true
 	})

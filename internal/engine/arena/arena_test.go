@@ -61,7 +61,7 @@ func (w *world) newStream() *timeline.Stream {
 	w.must(err)
 	st := &timeline.Stream{}
 	st.Init(w.time, id, h)
-	st.SetDurable(true)
+	st.Queue.SetDurable(true)
 	return st
 }
 
@@ -374,11 +374,11 @@ func TestTagAndStack(t *testing.T) {
 	w := newWorld(t)
 	w.grow(quota.Large, base, 8*mib)
 	w.raise(quota.Large, 2, mib)
-	w.blocks[1].KeepStacks(true)
+	w.blocks[1].Stacks.Keep(true)
 	p := w.heaps[1].Alloc(mib-1, mib, 5, 6)
 	id, _, _ := w.blocks[1].Lookup(uint64(p))
-	if b := w.blocks[1].At(id); p == 0 || b.Tag != 5 || w.blocks[1].Stack(id) != 6 || b.Requested != mib-1 {
-		t.Errorf("%#x: %+v, stack %d", p, b, w.blocks[1].Stack(id))
+	if b := w.blocks[1].At(id); p == 0 || b.Tag != 5 || w.blocks[1].Stacks.Of(id) != 6 || b.Requested != mib-1 {
+		t.Errorf("%#x: %+v, stack %d", p, b, w.blocks[1].Stacks.Of(id))
 	}
 }
 
@@ -409,7 +409,7 @@ func TestEpochs(t *testing.T) {
 		t.Errorf("%d events, want %d", n, want)
 	}
 	before := records()
-	w.stream.SetEager()
+	w.stream.Queue.SetEager()
 	for range 8 {
 		pair()
 	}
@@ -437,7 +437,7 @@ func TestSucceed(t *testing.T) {
 	}
 	w.want(old.Free(p), arena.Unknown)
 	w.want(next.Free(p), arena.Done)
-	w.blocks[0].EachFree(heap.Align, func(i heap.ID, b *heap.Block) bool {
+	w.blocks[0].FreeBins.Each(heap.Align, func(i heap.ID, b *heap.Block) bool {
 		if b.Stamp > st.Epoch() {
 			t.Errorf("block %d has a mark of the other stream: %d", id, b.Stamp)
 		}

@@ -71,7 +71,7 @@ func (h *Heap) fit(size, n uint64, tag, stack uint32) cuda.Ptr {
 	b := h.blocks.At(id)
 	b.Tag, b.Capture = tag, capture
 	if stack != 0 {
-		h.blocks.SetStack(id, stack)
+		h.blocks.Stacks.Set(id, stack)
 	}
 	return cuda.Ptr(b.Addr)
 }
@@ -124,7 +124,7 @@ func (h *Heap) Free(p cuda.Ptr) Outcome {
 // otherwise wait too long, or could not wait at all. The caller holds the arena's lock.
 func (h *Heap) NoteFree(n uint64) {
 	t := h.stream
-	if t.Eager() {
+	if t.Queue.Eager() {
 		t.Freed()
 		return
 	}

@@ -123,10 +123,10 @@ func (a *Arena) drain(f *magazine.Magazine) {
 //
 // +checklocks:a.mu
 func (a *Arena) show(f *magazine.Magazine) {
-	*f.PutLimits() = a.Quota.FreeRoom()
+	f.Limits.Puts = a.Quota.FreeRoom()
 	for c, h := range a.heaps {
 		if h != nil {
-			f.SetFrees(c, h.untilClose())
+			f.Limits.Frees[c] = h.untilClose()
 		}
 	}
 	if len(f.Slots()) == 0 {
@@ -231,7 +231,7 @@ func (h *Heap) forMagazine(f *magazine.Magazine, p cuda.Ptr) (*heap.Block, Outco
 		return nil, Unknown
 	}
 	b := h.blocks.At(id)
-	if b.State != heap.Used || b.Uses != 0 || b.Tag != 0 || h.blocks.Stack(id) != 0 || !h.arena.health.Quick() || h.class != f.ClassOf(b.Requested) {
+	if b.State != heap.Used || b.Uses != 0 || b.Tag != 0 || h.blocks.Stacks.Of(id) != 0 || !h.arena.health.Quick() || h.class != f.ClassOf(b.Requested) {
 		return nil, NeedsDevice
 	}
 	return b, Done

@@ -29,11 +29,11 @@ func (w *CapturedWork) Captured() bool { return w.capture != 0 }
 func LastCaptured(streams []*Stream) CapturedWork {
 	var w CapturedWork
 	for _, t := range streams {
-		h := t.dev.health
-		if t.perThread || h.Broken() != nil {
+		h := t.Queue.dev.health
+		if t.Queue.PerThread() || h.Broken() != nil {
 			return CapturedWork{}
 		}
-		id, last, err := h.Driver.StreamCaptureNodes(h.ID, t.handle)
+		id, last, err := h.Driver.StreamCaptureNodes(h.ID, t.Queue.handle)
 		if err != nil {
 			h.Failed(err)
 		}
@@ -48,8 +48,8 @@ func LastCaptured(streams []*Stream) CapturedWork {
 
 // Update learns what was captured since, and reports whether the order is known.
 func (o *GraphOrder) Update(t *Stream) bool {
-	h := t.dev.health
-	capture, last, err := h.Driver.StreamCaptureNodes(h.ID, t.handle)
+	h := t.Queue.dev.health
+	capture, last, err := h.Driver.StreamCaptureNodes(h.ID, t.Queue.handle)
 	if capture != o.capture {
 		*o = GraphOrder{capture: capture, before: map[cuda.GraphNode]struct{}{}}
 	}
@@ -76,14 +76,14 @@ func (o *GraphOrder) Update(t *Stream) bool {
 func (o *GraphOrder) fail(t *Stream, err error) bool {
 	o.unknown, o.last, o.before = true, nil, nil
 	if err != nil {
-		t.dev.health.Failed(err)
+		t.Queue.dev.health.Failed(err)
 	}
 	return false
 }
 
 // add adds nodes and all that come before them, and returns how many of o.last were met.
 func (o *GraphOrder) add(t *Stream, nodes []cuda.GraphNode) (reached int, err error) {
-	h := t.dev.health
+	h := t.Queue.dev.health
 	met := make([]bool, len(o.last))
 	for stack := slices.Clone(nodes); len(stack) > 0; {
 		n := stack[len(stack)-1]

@@ -189,9 +189,9 @@ func (d *Device) Sync(waits Waits) error {
 	for _, w := range waits {
 		only, err := w.Stream.syncEvent(w.Epoch)
 		if only {
-			whole[w.Stream.dev] = append(whole[w.Stream.dev], w)
+			whole[w.Stream.Device()] = append(whole[w.Stream.Device()], w)
 		}
-		failed(w.Stream.dev, err)
+		failed(w.Stream.Device(), err)
 	}
 	for o, waits := range whole {
 		failed(o, o.syncWhole(waits))

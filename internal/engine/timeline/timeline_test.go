@@ -45,7 +45,7 @@ func (w *world) stream(durable bool) *timeline.Stream {
 	w.must(err)
 	st := &timeline.Stream{}
 	st.Init(w.dev, id, h)
-	st.SetDurable(durable)
+	st.Queue.SetDurable(durable)
 	return st
 }
 
