@@ -101,25 +101,25 @@ func (a *Allocator) Record(d cuda.Device, n int) (Record, bool) {
 }
 
 // KeepStacks has blocks of all devices keep the stacks of their requests from now on, or stops that and forgets them.
-func (a *Allocator) KeepStacks(on bool) { a.engine.KeepStacks(on) }
+func (a *Allocator) KeepStacks(on bool) { a.engine.Stacks.Keep(on) }
 
 // CatchStacks sets the function (nil: none) that finds the stack of a request that names none, by the request's size: a number
 // from StackOf, or 0. It is called on the goroutine of the request, before any lock is taken. With stacks:native in the options
 // there is one from the start, which takes the Go callers of as many requests as stack_sample says.
 //
 // A program that names stacks, and 0 where a request is to have none, sets nil.
-func (a *Allocator) CatchStacks(f func(size uint64) uint32) { a.engine.CatchStacks(f) }
+func (a *Allocator) CatchStacks(f func(size uint64) uint32) { a.engine.Stacks.Catch(f) }
 
 // StackOf is the number of a stack, innermost frame first, for AllocOptions.Stack: the same for the same frames, and 0 for no
 // frames or when the table is full (StackTable). The program decides what frames mean.
-func (a *Allocator) StackOf(frames []uint64) uint32 { return a.engine.StackOf(frames) }
+func (a *Allocator) StackOf(frames []uint64) uint32 { return a.engine.Stacks.Of(frames) }
 
 // StackFrames are the frames of a stack, nil for a number that StackOf did not give. They must not be changed.
-func (a *Allocator) StackFrames(stack uint32) []uint64 { return a.engine.StackFrames(stack) }
+func (a *Allocator) StackFrames(stack uint32) []uint64 { return a.engine.Stacks.Frames(stack) }
 
 // GoFrames are the functions and lines of a stack that stacks:native took, innermost first. The first is the function that
 // made the request.
-func (a *Allocator) GoFrames(stack uint32) []runtime.Frame { return a.engine.GoFrames(stack) }
+func (a *Allocator) GoFrames(stack uint32) []runtime.Frame { return a.engine.Stacks.GoFrames(stack) }
 
 // StackTable is the size of the table of stacks.
-func (a *Allocator) StackTable() StackTable { return a.engine.StackTable() }
+func (a *Allocator) StackTable() StackTable { return a.engine.Stacks.Table() }

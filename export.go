@@ -12,13 +12,13 @@ type Export struct{ engine *engine.Export }
 // Export makes the block that starts at p available to other processes. While the block is live the result is the same. It
 // makes no driver call, except for memory from cuMemAlloc, whose handle is asked for.
 func (a *Allocator) Export(p cuda.Ptr) (Export, error) {
-	e, err := a.engine.Export(p)
+	e, err := a.engine.Sharing.Export(p)
 	return Export{e}, err
 }
 
 // Exported finds an export by its number. errors.Is finds ErrNotExported in the error, which says why there is none.
 func (a *Allocator) Exported(id uint64) (Export, error) {
-	e, err := a.engine.Exported(id)
+	e, err := a.engine.Sharing.Exported(id)
 	return Export{e}, err
 }
 
@@ -30,16 +30,16 @@ func (a *Allocator) Exported(id uint64) (Export, error) {
 // Memory of another GPU than the device can be opened where the device reaches it. The memory must not be used after the
 // exporter has freed the block.
 func (a *Allocator) Open(dev cuda.Device, from string, m Shared, descriptor func(i int) (int, error)) (cuda.Ptr, error) {
-	return a.engine.Open(dev, from, m, descriptor)
+	return a.engine.Sharing.Open(dev, from, m, descriptor)
 }
 
 // OpenOwn opens an export of this process for the device of the block: the block itself. It is undone by one CloseShared,
 // which leaves the block as it is.
-func (a *Allocator) OpenOwn(e Export) (cuda.Ptr, error) { return a.engine.OpenOwn(e.engine) }
+func (a *Allocator) OpenOwn(e Export) (cuda.Ptr, error) { return a.engine.Sharing.OpenOwn(e.engine) }
 
 // CloseShared undoes one Open or OpenOwn. The caller knows that the GPU is done with the memory: the last call unmaps it
 // without waiting.
-func (a *Allocator) CloseShared(p cuda.Ptr) error { return a.engine.CloseShared(p) }
+func (a *Allocator) CloseShared(p cuda.Ptr) error { return a.engine.Sharing.Close(p) }
 
 // ID is the number of the export within this process. It is not used again.
 func (e Export) ID() uint64 { return e.engine.ID }

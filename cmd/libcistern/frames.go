@@ -105,7 +105,7 @@ func demangled(name string) string {
 // stackText is where a stack comes from in a few words: the frame of it that says most to the author of the program, and
 // the one that tells uses of that function apart (recording.Telling, recording.Caller).
 func (l *library) stackText(n uint32) (place, from string) {
-	numbers := l.StackFrames(n)
+	numbers := l.Stacks.Frames(n)
 	// Finding out what native frames are called takes long, and where there is Python they are not what is looked for.
 	if python := slices.DeleteFunc(slices.Clone(numbers), func(f uint64) bool { return f&C.STACK_PYTHON == 0 }); len(python) > 0 {
 		numbers = python

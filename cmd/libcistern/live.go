@@ -95,7 +95,7 @@ func (v *view) details() (out []live.Details) {
 		for i, u := range dev.Views.StackUsage() {
 			switch {
 			case i < mostStacks:
-				d.Stacks = append(d.Stacks, live.Use{Name: stackLines(v.StackFrames(u.Stack))})
+				d.Stacks = append(d.Stacks, live.Use{Name: stackLines(v.Stacks.Frames(u.Stack))})
 			case i == mostStacks:
 				d.Stacks = append(d.Stacks, live.Use{Name: live.MoreName})
 			}

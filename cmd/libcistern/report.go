@@ -52,6 +52,8 @@ func (s source) Record(dev cuda.Device, most int) (memory.Record, bool) {
 	return d.Views.Record(most), true
 }
 
+func (s source) StackFrames(stack uint32) []uint64 { return s.Stacks.Frames(stack) }
+
 // reporter is what writes the files of requests that failed.
 func reporter(a *engine.Allocator) *dump.Reporter {
 	return &dump.Reporter{Allocator: source{a}, Names: names, Getenv: getenv, Environ: environment, Library: folder(), Start: launch, Say: say}

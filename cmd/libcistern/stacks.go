@@ -37,7 +37,7 @@ func (l *library) stackOf(by *C.stack_origin) uint32 {
 	if by.n == 0 {
 		return 0
 	}
-	return l.StackOf(unsafe.Slice((*uint64)(unsafe.Pointer(&by.frames[0])), by.n))
+	return l.Stacks.Of(unsafe.Slice((*uint64)(unsafe.Pointer(&by.frames[0])), by.n))
 }
 
 // kindsOf is what cistern.h calls the kinds of a setting.
@@ -70,7 +70,7 @@ func (l *library) takeStacks(kinds C.uint32_t, sample uint64) error {
 func (l *library) keepStacks() {
 	l.keeping.Lock()
 	defer l.keeping.Unlock()
-	l.KeepStacks(C.stack_taken() != 0)
+	l.Stacks.Keep(C.stack_taken() != 0)
 }
 
 // stacksAsSet is takeStacks by the settings. The program may not know Cistern, so a message names kinds that are not
@@ -134,7 +134,7 @@ func coreStackText(n C.uint32_t, buf *C.char, size C.size_t) (code C.int) {
 	if err != nil {
 		return fail(err)
 	}
-	numbers := l.StackFrames(uint32(n))
+	numbers := l.Stacks.Frames(uint32(n))
 	if numbers == nil {
 		return fail(&failure{C.CISTERN_INVALID, fmt.Sprintf("there is no stack %d: cistern_stack_usage gives the numbers", uint32(n))})
 	}

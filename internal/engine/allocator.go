@@ -2,7 +2,6 @@ package engine
 
 import (
 	"fmt"
-	"sync"
 	"sync/atomic"
 
 	"github.com/cistern-gpu/cistern/config"
@@ -26,21 +25,18 @@ type Allocator struct {
 
 	turns timeline.Turns
 
-	exported atomic.Uint64 // number of the last export
-	byExport sync.Map      // exports by number
-	opened   opened
-
-	stacks journal.Stacks
 	// +checklocks:mu
 	kept bool // blocks remember stacks
 	// +checklocks:mu
-	history int            // events that a device keeps which comes into use
-	keeping lockrank.Mutex // held while devices are told that; before mu
+	history int // events that a device keeps which comes into use
 	// +checklocks:mu
 	catch  *func(size uint64) uint32 // finds out the stacks of requests that name none; nil: none
 	thread journal.Thread            // set by SetHistoryThread
 
 	addresses phys.Table[streamHeap] // changed with mu
+
+	Sharing *Sharing
+	Stacks  *Stacks
 }
 
 // New makes an allocator over a driver. Nothing is asked of the driver until memory is.
@@ -54,11 +50,12 @@ func New(drv cuda.Driver, opts config.Options) (*Allocator, error) {
 		return nil, err
 	}
 	a := &Allocator{drv: drv, opts: opts, devices: make([]atomic.Pointer[Device], n), gates: timeline.NewGates(n), kept: opts.Stacks != config.StacksOff, history: opts.History,
-		mu: lockrank.Mutex{Rank: lockrank.Allocator}, keeping: lockrank.Mutex{Rank: lockrank.Keeping}}
-	a.opened.mu.Rank = lockrank.Opened
+		mu: lockrank.Mutex{Rank: lockrank.Allocator}}
+	a.Sharing = &Sharing{a: a, opened: opened{mu: lockrank.Mutex{Rank: lockrank.Opened}}}
+	a.Stacks = &Stacks{a: a, keeping: lockrank.Mutex{Rank: lockrank.Keeping}}
 	if opts.Stacks == config.StacksNative || opts.Stacks == config.StacksBoth {
-		a.stacks.Sample = opts.StackSample
-		a.CatchStacks(a.stacks.Go)
+		a.Stacks.table.Sample = opts.StackSample
+		a.Stacks.Catch(a.Stacks.table.Go)
 	}
 	return a, nil
 }

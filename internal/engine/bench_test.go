@@ -154,7 +154,7 @@ func BenchmarkAttribution(b *testing.B) {
 		{"off", config.Options{}, false, func(*engine.Allocator) engine.AllocOptions { return engine.AllocOptions{} }},
 		{"kept", config.Options{}, true, func(*engine.Allocator) engine.AllocOptions { return engine.AllocOptions{Stack: 1} }},
 		{"frames", config.Options{}, true, func(a *engine.Allocator) engine.AllocOptions {
-			return engine.AllocOptions{Stack: a.StackOf(frames)}
+			return engine.AllocOptions{Stack: a.Stacks.Of(frames)}
 		}},
 		{"caught", config.Options{Stacks: config.StacksNative}, true, func(*engine.Allocator) engine.AllocOptions { return engine.AllocOptions{} }},
 		{"sampled", config.Options{Stacks: config.StacksNative, StackSample: 1 << 20}, true, func(*engine.Allocator) engine.AllocOptions {
@@ -163,7 +163,7 @@ func BenchmarkAttribution(b *testing.B) {
 	} {
 		b.Run(c.name, func(b *testing.B) {
 			e := newEngine(b, sim.Options{Capacity: 1 << 42}, c.opts, 1)
-			e.a.KeepStacks(c.keep)
+			e.a.Stacks.Keep(c.keep)
 			pair := func() {
 				p, err := e.dev.AllocWith(20<<10, e.streams[0], c.with(e.a))
 				if err != nil {

@@ -12,18 +12,18 @@ import "runtime"
 //
 // A program that passes stacks, and 0 where a request is to have none, sets nil. Requests through C code in front of the engine
 // (AllocMagazine) are not caught.
-func (a *Allocator) CatchStacks(f func(size uint64) uint32) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.catch = nil
+func (sk *Stacks) Catch(f func(size uint64) uint32) {
+	sk.a.mu.Lock()
+	defer sk.a.mu.Unlock()
+	sk.a.catch = nil
 	if f != nil {
-		a.catch = &f
+		sk.a.catch = &f
 	}
-	a.started(func(d *Device) error {
-		d.catch.Store(a.catch)
+	sk.a.started(func(d *Device) error {
+		d.catch.Store(sk.a.catch)
 		return nil
 	})
 }
 
 // GoFrames are the functions and lines of a stack of a Go program, innermost first, as the engine caught it.
-func (a *Allocator) GoFrames(stack uint32) []runtime.Frame { return a.stacks.GoFrames(stack) }
+func (sk *Stacks) GoFrames(stack uint32) []runtime.Frame { return sk.table.GoFrames(stack) }

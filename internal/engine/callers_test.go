@@ -75,7 +75,7 @@ func TestGoStacks(t *testing.T) {
 		blocks = append(blocks, p)
 		b, err := e.a.Base(p)
 		must(t, err)
-		f := e.a.GoFrames(b.Stack)
+		f := e.a.Stacks.GoFrames(b.Stack)
 		if len(f) < 2 || !strings.HasSuffix(f[0].Function, ".TestGoStacks") || f[0].Line != line || !strings.HasSuffix(f[1].Function, "testing.tRunner") {
 			t.Errorf("allocated on line %d: stack %d is %+v", line, b.Stack, f)
 		}
@@ -91,19 +91,19 @@ func TestGoStacks(t *testing.T) {
 	check(here(e.dev.AllocWith(5000, st, engine.AllocOptions{HostOrder: true})))
 	check(here(pool.Resource().Alloc(5000, 512, st.Handle())))
 	check(here(pool.Resource().Alloc(5000, 4096, st.Handle())))
-	mine := e.a.StackOf([]uint64{1, 2, 3})
+	mine := e.a.Stacks.Of([]uint64{1, 2, 3})
 	p, err := e.dev.AllocWith(5000, st, engine.AllocOptions{Stack: mine})
 	must(t, err)
 	if b, err := e.a.Base(p); err != nil || b.Stack != mine {
 		t.Errorf("%+v, %v; want the stack that was named", b, err)
 	}
 	blocks = append(blocks, p)
-	before := e.a.StackTable().Stacks
+	before := e.a.Stacks.Table().Stacks
 	var loop []cuda.Ptr
 	for range 100 {
 		loop = append(loop, e.alloc(t, 5000, st))
 	}
-	if n := e.a.StackTable().Stacks; n != before+1 {
+	if n := e.a.Stacks.Table().Stacks; n != before+1 {
 		t.Errorf("a loop has %d stacks", n-before)
 	}
 	if u := e.dev.Views.StackUsage(); len(u) != len(blocks)+1 || u[0].Blocks != 100 {
@@ -113,15 +113,15 @@ func TestGoStacks(t *testing.T) {
 		e.free(t, p)
 	}
 	// Who knows better says so.
-	e.a.CatchStacks(nil)
+	e.a.Stacks.Catch(nil)
 	p = e.alloc(t, 5000, st)
 	if b, _ := e.a.Base(p); b.Stack != 0 {
 		t.Errorf("%+v, though nobody is to find out", b)
 	}
-	e.a.CatchStacks(func(size uint64) uint32 { return e.a.StackOf([]uint64{size}) })
+	e.a.Stacks.Catch(func(size uint64) uint32 { return e.a.Stacks.Of([]uint64{size}) })
 	q := e.alloc(t, 777, st)
-	if b, _ := e.a.Base(q); !slices.Equal(e.a.StackFrames(b.Stack), []uint64{777}) {
-		t.Errorf("%+v: %v", b, e.a.StackFrames(b.Stack))
+	if b, _ := e.a.Base(q); !slices.Equal(e.a.Stacks.Frames(b.Stack), []uint64{777}) {
+		t.Errorf("%+v: %v", b, e.a.Stacks.Frames(b.Stack))
 	}
 }
 

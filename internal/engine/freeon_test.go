@@ -243,7 +243,7 @@ func TestFreeOnSharedAndPaused(t *testing.T) {
 	var export *engine.Export
 	if sim.Exportable != cuda.HandleNone { // which is so on Linux
 		var err error
-		export, err = e.a.Export(shared)
+		export, err = e.a.Sharing.Export(shared)
 		must(t, err)
 	}
 	e.after(t, h, on.Handle())

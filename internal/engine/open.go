@@ -45,8 +45,8 @@ type importedMemory struct {
 // is not mapped again. Each Open is undone by one CloseShared of the address.
 //
 // Memory that lies on another GPU than the device can be opened where the device reaches it.
-func (a *Allocator) Open(dev cuda.Device, from string, m memory.Shared, descriptor func(i int) (int, error)) (cuda.Ptr, error) {
-	d, err := a.Device(dev)
+func (sh *Sharing) Open(dev cuda.Device, from string, m memory.Shared, descriptor func(i int) (int, error)) (cuda.Ptr, error) {
+	d, err := sh.a.Device(dev)
 	if err != nil {
 		return 0, err
 	}
@@ -57,7 +57,7 @@ func (a *Allocator) Open(dev cuda.Device, from string, m memory.Shared, descript
 	if err != nil {
 		return 0, err
 	}
-	o := &a.opened
+	o := &sh.opened
 	key := importedKey(&m, dev, from)
 	o.mu.Lock()
 	f := o.maps[key]
@@ -95,7 +95,7 @@ func (a *Allocator) Open(dev cuda.Device, from string, m memory.Shared, descript
 		o.mu.Lock()
 		if o.maps[key] != f { // closed by all its users before this one came to it
 			o.mu.Unlock()
-			return a.Open(dev, from, m, descriptor)
+			return sh.Open(dev, from, m, descriptor)
 		}
 	}
 	f.users++
@@ -107,13 +107,13 @@ func (a *Allocator) Open(dev cuda.Device, from string, m memory.Shared, descript
 
 // OpenOwn opens an export of this process's for the device that it lies on: the block itself. It is undone by one
 // CloseShared, which leaves the block as it is.
-func (a *Allocator) OpenOwn(e *Export) (cuda.Ptr, error) {
+func (sh *Sharing) OpenOwn(e *Export) (cuda.Ptr, error) {
 	if err := e.Live(); err != nil {
 		return 0, err
 	}
-	a.opened.mu.Lock()
-	a.opened.count(e.Ptr, nil)
-	a.opened.mu.Unlock()
+	sh.opened.mu.Lock()
+	sh.opened.count(e.Ptr, nil)
+	sh.opened.mu.Unlock()
 	return e.Ptr, nil
 }
 
@@ -134,8 +134,8 @@ func (o *opened) count(p cuda.Ptr, f *importedMemory) {
 
 // CloseShared undoes one Open or OpenOwn. The caller knows that the GPU is done with the memory: the last one unmaps it,
 // and unmapping does not wait.
-func (a *Allocator) CloseShared(p cuda.Ptr) error {
-	o := &a.opened
+func (sh *Sharing) Close(p cuda.Ptr) error {
+	o := &sh.opened
 	o.mu.Lock()
 	b := o.ptrs[p]
 	if b == nil {
@@ -155,7 +155,7 @@ func (a *Allocator) CloseShared(p cuda.Ptr) error {
 	}
 	delete(o.maps, f.key)
 	o.mu.Unlock()
-	d := a.devices[f.dev].Load()
+	d := sh.a.devices[f.dev].Load()
 	d.mu.Lock()
 	delete(d.state.imports.imported, f.base)
 	d.mu.Unlock()
@@ -204,7 +204,7 @@ func importedKey(m *memory.Shared, dev cuda.Device, from string) string {
 func (im *imports) open(m memory.Shared, descriptor func(i int) (int, error)) (cuda.Ptr, error) {
 	x := phys.Imported{Owner: im.gpu.id, Descriptor: descriptor, Access: im.adopt}
 	if m.UUID != im.gpu.info.UUID {
-		if v, ok := im.gpu.a.byUUID(m.UUID); ok {
+		if v, ok := im.gpu.a.Sharing.byUUID(m.UUID); ok {
 			x.Owner = v
 		}
 		x.Access = func(base cuda.Ptr, size uint64) error {
@@ -232,9 +232,9 @@ func (im *imports) adopt(base cuda.Ptr, size uint64) error {
 }
 
 // byUUID is the device with that UUID, if this process sees it.
-func (a *Allocator) byUUID(uuid [16]byte) (cuda.Device, bool) {
-	for v := range a.devices {
-		if info, err := a.drv.DeviceInfo(cuda.Device(v)); err == nil && info.UUID == uuid {
+func (sh *Sharing) byUUID(uuid [16]byte) (cuda.Device, bool) {
+	for v := range sh.a.devices {
+		if info, err := sh.a.drv.DeviceInfo(cuda.Device(v)); err == nil && info.UUID == uuid {
 			return cuda.Device(v), true
 		}
 	}
@@ -247,7 +247,7 @@ func (im *imports) unreachable(uuid [16]byte, err error) error {
 		return err
 	}
 	where := "which this process does not see"
-	if v, ok := im.gpu.a.byUUID(uuid); ok {
+	if v, ok := im.gpu.a.Sharing.byUUID(uuid); ok {
 		where = fmt.Sprintf("device %d here", v)
 	}
 	return fmt.Errorf("the memory lies on GPU %x (%s), not on device %d, and cannot be used from there: %w", uuid, where, im.gpu.id, err)

@@ -21,7 +21,7 @@ import (
 
 // allocStack asks for memory from one of few places; where there are magazines, they and their magazines stay in between.
 func (w *world) allocStack(d *worldDevice, size uint64, s *worldStream, p *worldPool) (cuda.Ptr, engine.AllocOptions, error) {
-	o := engine.AllocOptions{Stack: w.a.StackOf([]uint64{w.rng.Uint64N(20), 1, 2, 3}), Thread: 7}
+	o := engine.AllocOptions{Stack: w.a.Stacks.Of([]uint64{w.rng.Uint64N(20), 1, 2, 3}), Thread: 7}
 	if p != nil && s.capture == nil && s.routed == nil {
 		o.Pool = p.pool
 	}
@@ -32,7 +32,7 @@ func (w *world) allocStack(d *worldDevice, size uint64, s *worldStream, p *world
 // toggleStacks has blocks remember where they come from, or forget it.
 func (w *world) toggleStacks() {
 	w.kept = !w.kept
-	w.a.KeepStacks(w.kept)
+	w.a.Stacks.Keep(w.kept)
 	if w.kept {
 		return
 	}
@@ -84,7 +84,7 @@ func TestHistoryOfStacks(t *testing.T) {
 		what := fmt.Sprintf("seed %d", seed)
 		e := checked(t, config.Options{History: 100, Limit: 60 * mib}, 64*mib, 3)
 		kept := seed%2 == 0
-		e.a.KeepStacks(kept)
+		e.a.Stacks.Keep(kept)
 		pool := e.pool(t, 1, config.PoolOptions{})
 		rng := rand.New(rand.NewPCG(seed, 5))
 		type block struct {
@@ -127,7 +127,7 @@ func TestHistoryOfStacks(t *testing.T) {
 		for range 3000 {
 			if rng.IntN(100) < 53 {
 				size = 1 + rng.Uint64N(1<<(9+rng.IntN(16)))
-				asked = engine.AllocOptions{Tag: rng.Uint32N(4), Library: uint8(rng.IntN(4)), Stack: e.a.StackOf([]uint64{rng.Uint64N(30)}),
+				asked = engine.AllocOptions{Tag: rng.Uint32N(4), Library: uint8(rng.IntN(4)), Stack: e.a.Stacks.Of([]uint64{rng.Uint64N(30)}),
 					Thread: rng.Uint32N(9), HostOrder: rng.IntN(4) == 0}
 				if rng.IntN(3) == 0 {
 					asked.Pool = pool
@@ -150,7 +150,7 @@ func TestHistoryOfStacks(t *testing.T) {
 			}
 			b.back = engine.FreeOptions{Thread: rng.Uint32N(9)}
 			if rng.IntN(2) == 0 {
-				b.back.Stack = e.a.StackOf([]uint64{1000 + rng.Uint64N(30)})
+				b.back.Stack = e.a.Stacks.Of([]uint64{1000 + rng.Uint64N(30)})
 			}
 			pending[addr] = b
 			delete(live, addr)
@@ -169,7 +169,7 @@ func TestHistoryOfStacks(t *testing.T) {
 // and change who finds them out.
 func TestStacksThreads(t *testing.T) {
 	e := newEngine(t, sim.Options{Capacity: 256 * mib}, config.Options{}, 4)
-	e.a.KeepStacks(true)
+	e.a.Stacks.Keep(true)
 	c := newCMagazines(e.a)
 	stop := make(chan struct{})
 	var watchers, workers sync.WaitGroup
@@ -190,7 +190,7 @@ func TestStacksThreads(t *testing.T) {
 	watch(func() { e.dev.Views.Gauges(&g) })
 	watch(func() {
 		for _, u := range e.dev.Views.StackUsage() {
-			if f := e.a.StackFrames(u.Stack); u.Stack != 0 && len(f) != 3 {
+			if f := e.a.Stacks.Frames(u.Stack); u.Stack != 0 && len(f) != 3 {
 				t.Errorf("stack %d is %v", u.Stack, f)
 			}
 		}
@@ -199,11 +199,11 @@ func TestStacksThreads(t *testing.T) {
 	on := false
 	watch(func() {
 		on = !on
-		e.a.KeepStacks(on)
+		e.a.Stacks.Keep(on)
 		if on {
-			e.a.CatchStacks(func(size uint64) uint32 { return e.a.StackOf([]uint64{size, 2, 3}) })
+			e.a.Stacks.Catch(func(size uint64) uint32 { return e.a.Stacks.Of([]uint64{size, 2, 3}) })
 		} else {
-			e.a.CatchStacks(nil)
+			e.a.Stacks.Catch(nil)
 		}
 	})
 	for i := range e.streams {
@@ -228,7 +228,7 @@ func TestStacksThreads(t *testing.T) {
 						t.Errorf("a block from in front has stack %d", b.Stack)
 					}
 				default:
-					p, err = e.dev.AllocWith(size, e.streams[i], engine.AllocOptions{Stack: e.a.StackOf([]uint64{uint64(k), uint64(i), 4}), Thread: uint32(i)})
+					p, err = e.dev.AllocWith(size, e.streams[i], engine.AllocOptions{Stack: e.a.Stacks.Of([]uint64{uint64(k), uint64(i), 4}), Thread: uint32(i)})
 				}
 				report(t, err)
 				mine = append(mine, p)
@@ -246,7 +246,7 @@ func TestStacksThreads(t *testing.T) {
 	workers.Wait()
 	close(stop)
 	watchers.Wait()
-	e.a.KeepStacks(true)
+	e.a.Stacks.Keep(true)
 	if u := e.dev.Views.StackUsage(); len(u) != 0 {
 		t.Errorf("nothing is out, and yet %+v", u)
 	}

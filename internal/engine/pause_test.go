@@ -382,7 +382,7 @@ func TestPauseRefused(t *testing.T) {
 			t.Errorf("%d bytes are paused", s.Paused.All.Current)
 		}
 	}
-	if _, err := p.a.Export(a); err != nil {
+	if _, err := p.a.Sharing.Export(a); err != nil {
 		t.Fatal(err)
 	}
 	refused(all, "shared with other processes", 3*mib)
@@ -395,7 +395,7 @@ func TestPauseRefused(t *testing.T) {
 	c := p.alloc(nil, 3*mib, 0)
 	refused(all, `{1, 0} has memory of "device"`, 3*mib)
 	p.pause(engine.Selection{Pool: p.d.DefaultPool()}, config.PauseOptions{})
-	if _, err := p.a.Export(c); err == nil || !strings.Contains(err.Error(), "paused") {
+	if _, err := p.a.Sharing.Export(c); err == nil || !strings.Contains(err.Error(), "paused") {
 		t.Errorf("export of a paused block: %v", err)
 	}
 	p.resume(all)

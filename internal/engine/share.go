@@ -2,12 +2,21 @@ package engine
 
 import (
 	"fmt"
+	"sync"
 	"sync/atomic"
 
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/internal/heap"
 	"github.com/cistern-gpu/cistern/memory"
 )
+
+// Sharing passes memory to other processes, and maps theirs.
+type Sharing struct {
+	a        *Allocator
+	exported atomic.Uint64 // number of the last export
+	byExport sync.Map      // exports by number
+	opened   opened
+}
 
 // Memory for other processes, as the process that has it sees it. Opening is in open.go.
 //
@@ -34,8 +43,8 @@ type Export struct {
 
 // Export makes the block that starts at p available to other processes. While the block is live it is the same Export
 // every time. It makes no driver call, except for memory from cuMemAlloc, whose handle is asked for.
-func (a *Allocator) Export(p cuda.Ptr) (*Export, error) {
-	s := a.heapOf(p)
+func (sh *Sharing) Export(p cuda.Ptr) (*Export, error) {
+	s := sh.a.heapOf(p)
 	if s == nil {
 		return nil, &memory.PointerError{Op: "share", Ptr: p}
 	}
@@ -58,19 +67,19 @@ func (a *Allocator) Export(p cuda.Ptr) (*Export, error) {
 	if len(s.paused.in(b.Addr, b.Size)) > 0 {
 		return nil, fmt.Errorf("share %#x: its memory is paused: resume it first", uint64(p))
 	}
-	e := &Export{Device: d.id, Ptr: p, a: a, heap: s, Shared: memory.Shared{UUID: d.info.UUID, Size: b.Size}}
+	e := &Export{Device: d.id, Ptr: p, a: sh.a, heap: s, Shared: memory.Shared{UUID: d.info.UUID, Size: b.Size}}
 	if err := s.backing.export(e, b.Addr, b.Size); err != nil {
 		return nil, err
 	}
 	if old := d.state.frees.exports[p]; old != nil { // of a block that was freed together with others
 		old.end()
 	}
-	e.ID = a.exported.Add(1)
+	e.ID = sh.exported.Add(1)
 	if d.state.frees.exports == nil {
 		d.state.frees.exports = map[cuda.Ptr]*Export{}
 	}
 	d.state.frees.exports[p] = e
-	a.byExport.Store(e.ID, e)
+	sh.byExport.Store(e.ID, e)
 	s.blocks.At(id).Uses |= heap.Exported
 	return e, nil
 }
@@ -91,11 +100,11 @@ func (e *Export) nameable(handles cuda.HandleType) error {
 }
 
 // Exported finds an export by its number. The error says what became of it, and errors.Is finds ErrNotExported.
-func (a *Allocator) Exported(id uint64) (*Export, error) {
-	if e, ok := a.byExport.Load(id); ok && !e.(*Export).ended.Load() {
+func (sh *Sharing) Exported(id uint64) (*Export, error) {
+	if e, ok := sh.byExport.Load(id); ok && !e.(*Export).ended.Load() {
 		return e.(*Export), nil
 	}
-	if id == 0 || id > a.exported.Load() {
+	if id == 0 || id > sh.exported.Load() {
 		return nil, fmt.Errorf("%w: no memory was ever shared under number %d", memory.ErrNotExported, id)
 	}
 	return nil, endedError(id)
@@ -152,7 +161,7 @@ func (e *Export) live() error {
 // +checklocks:e.heap.dev.gpu.mu
 func (e *Export) end() {
 	e.ended.Store(true)
-	e.a.byExport.Delete(e.ID)
+	e.a.Sharing.byExport.Delete(e.ID)
 	if d := e.heap.dev; d.state.frees.exports[e.Ptr] == e {
 		delete(d.state.frees.exports, e.Ptr)
 	}

@@ -60,7 +60,7 @@ func (p *party) alloc(size uint64) cuda.Ptr {
 
 func (p *party) export(ptr cuda.Ptr) *engine.Export {
 	p.t.Helper()
-	e, err := p.a.Export(ptr)
+	e, err := p.a.Sharing.Export(ptr)
 	if err != nil {
 		p.t.Fatal(err)
 	}
@@ -71,7 +71,7 @@ func (p *party) export(ptr cuda.Ptr) *engine.Export {
 func (p *party) open(e *engine.Export) (cuda.Ptr, error) {
 	var file *os.File
 	defer func() { file.Close() }()
-	return p.a.Open(0, "the other", e.Shared, func(i int) (int, error) {
+	return p.a.Sharing.Open(0, "the other", e.Shared, func(i int) (int, error) {
 		file.Close()
 		fd, err := e.Descriptor(i)
 		if err != nil {
@@ -104,7 +104,7 @@ func (p *party) used(ptr cuda.Ptr, size uint64) {
 
 func (p *party) close(ptr cuda.Ptr) {
 	p.t.Helper()
-	if err := p.a.CloseShared(ptr); err != nil {
+	if err := p.a.Sharing.Close(ptr); err != nil {
 		p.t.Error(err)
 	}
 }
@@ -128,7 +128,7 @@ func TestShare(t *testing.T) {
 				if again := from.export(ptr); again != e {
 					t.Errorf("%d bytes: exported as %d, then as %d", size, e.ID, again.ID)
 				}
-				if found, err := from.a.Exported(e.ID); found != e || err != nil {
+				if found, err := from.a.Sharing.Exported(e.ID); found != e || err != nil {
 					t.Errorf("%d bytes: export %d is %v, %v", size, e.ID, found, err)
 				}
 				p := to.mustOpen(e)
@@ -146,7 +146,7 @@ func TestShare(t *testing.T) {
 					t.Errorf("what is open counts: %+v", now.Reserved.All)
 				}
 				to.close(p)
-				if err := to.a.CloseShared(p); !errors.Is(err, memory.ErrUnknownPointer) {
+				if err := to.a.Sharing.Close(p); !errors.Is(err, memory.ErrUnknownPointer) {
 					t.Errorf("closed once more: %v", err)
 				}
 				if after := to.drv.Leaks(); after != before {
@@ -175,17 +175,17 @@ func TestExportEndsWithTheBlock(t *testing.T) {
 					t.Errorf("%s: %v", what, err)
 				}
 			}
-			_, err := p.a.Exported(e.ID)
+			_, err := p.a.Sharing.Exported(e.ID)
 			gone("the export", err)
 			gone("whether it is live", e.Live())
 			_, err = e.Descriptor(0)
 			gone("a descriptor", err)
-			_, err = p.a.OpenOwn(e)
+			_, err = p.a.Sharing.OpenOwn(e)
 			gone("the process itself", err)
-			if _, err := p.a.Exported(e.ID + 1); !errors.Is(err, memory.ErrNotExported) || strings.Contains(err.Error(), "freed") {
+			if _, err := p.a.Sharing.Exported(e.ID + 1); !errors.Is(err, memory.ErrNotExported) || strings.Contains(err.Error(), "freed") {
 				t.Errorf("a number that was never given: %v", err)
 			}
-			if _, err := p.a.Export(ptr); !errors.Is(err, memory.ErrUnknownPointer) {
+			if _, err := p.a.Sharing.Export(ptr); !errors.Is(err, memory.ErrUnknownPointer) {
 				t.Errorf("free memory was exported: %v", err)
 			}
 			if again := p.alloc(5 * mib); again != ptr {
@@ -281,7 +281,7 @@ func TestOpenAtOnce(t *testing.T) {
 					t.Error(err)
 					return
 				}
-				if err := to.a.CloseShared(p); err != nil {
+				if err := to.a.Sharing.Close(p); err != nil {
 					t.Error(err)
 				}
 			}
@@ -345,11 +345,11 @@ func TestOpenImpossible(t *testing.T) {
 		"no IPC handle":          {Size: 512},
 	} {
 		before := p.drv.Leaks()
-		if _, err := p.a.Open(0, "the other", m, none); err == nil || p.drv.Leaks() != before {
+		if _, err := p.a.Sharing.Open(0, "the other", m, none); err == nil || p.drv.Leaks() != before {
 			t.Errorf("%s: %v, left %+v", what, err, p.drv.Leaks())
 		}
 	}
-	if _, err := p.a.Open(1, "the other", memory.Shared{}, none); !errors.Is(err, cuda.ErrInvalidDevice) {
+	if _, err := p.a.Sharing.Open(1, "the other", memory.Shared{}, none); !errors.Is(err, cuda.ErrInvalidDevice) {
 		t.Errorf("a device that does not exist: %v", err)
 	}
 }
@@ -360,7 +360,7 @@ func TestOpenOnAnotherDevice(t *testing.T) {
 	e := from.export(from.alloc(3 * mib))
 	open := func() (cuda.Ptr, error) {
 		fd := -1
-		return to.a.Open(1, "the other", e.Shared, func(i int) (_ int, err error) {
+		return to.a.Sharing.Open(1, "the other", e.Shared, func(i int) (_ int, err error) {
 			fd, err = e.Descriptor(i)
 			t.Cleanup(func() { os.NewFile(uintptr(fd), "chunk").Close() })
 			return fd, err
@@ -394,14 +394,14 @@ func TestOpenOwn(t *testing.T) {
 	e := p.export(ptr)
 	before := p.drv.Leaks()
 	for range 2 {
-		if got, err := p.a.OpenOwn(e); got != ptr || err != nil {
+		if got, err := p.a.Sharing.OpenOwn(e); got != ptr || err != nil {
 			t.Errorf("opened at %#x, %v; the block is at %#x", uint64(got), err, uint64(ptr))
 		}
 	}
 	for range 2 {
 		p.close(ptr)
 	}
-	if err := p.a.CloseShared(ptr); !errors.Is(err, memory.ErrUnknownPointer) {
+	if err := p.a.Sharing.Close(ptr); !errors.Is(err, memory.ErrUnknownPointer) {
 		t.Errorf("closed once too often: %v", err)
 	}
 	if p.drv.Leaks() != before {
@@ -448,7 +448,7 @@ func TestShareWithoutHandles(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		_, err = a.Export(ptr)
+		_, err = a.Sharing.Export(ptr)
 		if name == "segments" && err != nil || name != "segments" && !errors.Is(err, cuda.ErrNotSupported) {
 			t.Errorf("%s: %v", name, err)
 		}

@@ -2,7 +2,9 @@ package engine
 
 import (
 	"github.com/cistern-gpu/cistern/cuda"
+	"github.com/cistern-gpu/cistern/internal/engine/journal"
 	"github.com/cistern-gpu/cistern/internal/heap"
+	"github.com/cistern-gpu/cistern/internal/lockrank"
 	"github.com/cistern-gpu/cistern/memory"
 )
 
@@ -10,27 +12,34 @@ import (
 // it (AllocOptions.Stack), events tell it, and, while stacks are kept, blocks remember it beside their record in the heap,
 // so that nothing is paid for it otherwise. Blocks with a stack never go into magazines that C code takes from.
 
+// Stacks are the numbered stacks of requests.
+type Stacks struct {
+	a       *Allocator
+	table   journal.Stacks
+	keeping lockrank.Mutex // held while devices learn that blocks keep stacks; before Allocator.mu
+}
+
 // StackOf is the number of a stack, innermost frame first, for AllocOptions.Stack: the same for the same frames, and 0 for
 // none or when the table is full (StackTable). What frames mean is the caller's business. The table's lock is a leaf, and
 // a stack that is known is found without it.
-func (a *Allocator) StackOf(frames []uint64) uint32 { return a.stacks.Of(frames) }
+func (sk *Stacks) Of(frames []uint64) uint32 { return sk.table.Of(frames) }
 
 // StackFrames are the frames of a stack, nil for a number that StackOf did not give. They must not be changed.
-func (a *Allocator) StackFrames(n uint32) []uint64 { return a.stacks.Frames(n) }
+func (sk *Stacks) Frames(n uint32) []uint64 { return sk.table.Frames(n) }
 
 // StackTable is what the table of stacks holds.
-func (a *Allocator) StackTable() memory.StackTable { return memory.StackTable(a.stacks.Usage()) }
+func (sk *Stacks) Table() memory.StackTable { return memory.StackTable(sk.table.Usage()) }
 
 // KeepStacks has blocks of all devices remember the stacks of their requests from now on, or stops that and forgets them.
-func (a *Allocator) KeepStacks(on bool) {
-	a.keeping.Lock()
-	defer a.keeping.Unlock()
+func (sk *Stacks) Keep(on bool) {
+	sk.keeping.Lock()
+	defer sk.keeping.Unlock()
 	// Devices are not asked under a.mu, which comes after theirs when they reserve addresses: who is starting one has
 	// published it now, and who starts one later sees kept.
-	a.mu.Lock()
-	a.kept = on
-	a.mu.Unlock()
-	a.started(func(d *Device) error {
+	sk.a.mu.Lock()
+	sk.a.kept = on
+	sk.a.mu.Unlock()
+	sk.a.started(func(d *Device) error {
 		d.History.setStacks(on)
 		return nil
 	})

@@ -58,10 +58,10 @@ func TestStacks(t *testing.T) {
 	e := newEngine(t, sim.Options{Capacity: 256 * mib}, config.Options{}, 2)
 	var stacks []uint32
 	for i := range 20 {
-		stacks = append(stacks, e.a.StackOf([]uint64{uint64(i), 7, 8, 9}))
+		stacks = append(stacks, e.a.Stacks.Of([]uint64{uint64(i), 7, 8, 9}))
 	}
-	if n := e.a.StackOf([]uint64{3, 7, 8, 9}); n != stacks[3] || !slices.Equal(e.a.StackFrames(n), []uint64{3, 7, 8, 9}) || e.a.StackTable().Stacks != 20 {
-		t.Errorf("stack %d: %v, %+v", n, e.a.StackFrames(n), e.a.StackTable())
+	if n := e.a.Stacks.Of([]uint64{3, 7, 8, 9}); n != stacks[3] || !slices.Equal(e.a.Stacks.Frames(n), []uint64{3, 7, 8, 9}) || e.a.Stacks.Table().Stacks != 20 {
+		t.Errorf("stack %d: %v, %+v", n, e.a.Stacks.Frames(n), e.a.Stacks.Table())
 	}
 	ask := func(size uint64, o engine.AllocOptions) cuda.Ptr {
 		p, err := e.dev.AllocWith(size, e.streams[0], o)
@@ -72,7 +72,7 @@ func TestStacks(t *testing.T) {
 	if u := e.dev.Views.StackUsage(); u != nil {
 		t.Errorf("%+v while no stacks are kept", u)
 	}
-	e.a.KeepStacks(true)
+	e.a.Stacks.Keep(true)
 	live := map[cuda.Ptr]memory.Block{}
 	note := func(p cuda.Ptr) {
 		b, err := e.a.Base(p)
@@ -124,8 +124,8 @@ func TestStacks(t *testing.T) {
 		t.Error("a restored pool has lost stacks")
 	}
 	checkStacks(t, e, live)
-	e.a.KeepStacks(false)
-	e.a.KeepStacks(true)
+	e.a.Stacks.Keep(false)
+	e.a.Stacks.Keep(true)
 	for p, b := range live {
 		b.Stack = 0
 		live[p] = b
@@ -143,11 +143,11 @@ func TestStacks(t *testing.T) {
 // What is paused keeps its stack, is told of as paused, and may be freed meanwhile.
 func TestStacksOfPausedMemory(t *testing.T) {
 	e := newEngine(t, sim.Options{Capacity: 256 * mib}, config.Options{}, 1)
-	e.a.KeepStacks(true)
+	e.a.Stacks.Keep(true)
 	live := map[cuda.Ptr]memory.Block{}
 	var order []cuda.Ptr
 	for i := range 12 {
-		p, err := e.dev.AllocWith(uint64(1+i)*mib, e.streams[0], engine.AllocOptions{Stack: e.a.StackOf([]uint64{uint64(i % 3)}), Tag: uint32(i % 2)})
+		p, err := e.dev.AllocWith(uint64(1+i)*mib, e.streams[0], engine.AllocOptions{Stack: e.a.Stacks.Of([]uint64{uint64(i % 3)}), Tag: uint32(i % 2)})
 		must(t, err)
 		live[p], err = e.a.Base(p)
 		must(t, err)
@@ -189,10 +189,10 @@ func TestStacksOfPausedMemory(t *testing.T) {
 // thread, those of the free where it names them, and else where the block was asked for.
 func TestHistoryTellsWho(t *testing.T) {
 	e := newEngine(t, sim.Options{Capacity: 64 * mib}, config.Options{History: 1000}, 2)
-	asked, gave := e.a.StackOf([]uint64{1, 2}), e.a.StackOf([]uint64{3, 2})
+	asked, gave := e.a.Stacks.Of([]uint64{1, 2}), e.a.Stacks.Of([]uint64{3, 2})
 	o := engine.AllocOptions{Tag: 5, Library: 9, Stack: asked, Thread: 77}
 	for _, kept := range []bool{false, true} {
-		e.a.KeepStacks(kept)
+		e.a.Stacks.Keep(kept)
 		for _, with := range []engine.FreeOptions{{}, {Thread: 88}, {Stack: gave, Thread: 88}, {Stream: e.streams[1], Thread: 88}, {Stack: gave, Stream: e.streams[0]}} {
 			for _, recorded := range []bool{false, true} {
 				e.dev.History.Drain(nil)
@@ -248,10 +248,10 @@ func TestHistoryTellsWho(t *testing.T) {
 // Kept stacks cost no Go memory and no driver call where requests are met from the cache.
 func TestSteadyStateOfStacks(t *testing.T) {
 	e := newEngine(t, sim.Options{}, config.Options{}, 1)
-	e.a.KeepStacks(true)
+	e.a.Stacks.Keep(true)
 	frames := []uint64{1, 2, 3, 4, 5, 6, 7}
 	round := func() {
-		p, err := e.dev.AllocWith(5000, e.streams[0], engine.AllocOptions{Stack: e.a.StackOf(frames), Thread: 5})
+		p, err := e.dev.AllocWith(5000, e.streams[0], engine.AllocOptions{Stack: e.a.Stacks.Of(frames), Thread: 5})
 		must(t, err)
 		must(t, e.a.FreeWith(p, engine.FreeOptions{Thread: 5}))
 	}
@@ -280,7 +280,7 @@ func keepStacksMeanwhile(t *testing.T) {
 			case <-stop:
 				return
 			default:
-				e.a.KeepStacks(on)
+				e.a.Stacks.Keep(on)
 			}
 		}
 	}()
@@ -288,7 +288,7 @@ func keepStacksMeanwhile(t *testing.T) {
 	for g, st := range e.streams {
 		wg.Go(func() {
 			for i := range 50 {
-				o := engine.AllocOptions{Stack: e.a.StackOf([]uint64{uint64(g), uint64(i % 5)})}
+				o := engine.AllocOptions{Stack: e.a.Stacks.Of([]uint64{uint64(g), uint64(i % 5)})}
 				p, err := e.dev.AllocWith(512<<(i%12), st, o)
 				if err == nil {
 					err = e.a.Free(p)

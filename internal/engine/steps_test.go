@@ -191,10 +191,10 @@ func TestStepsOfResume(t *testing.T) {
 // together, and the callers of those whose innermost frame is.
 func TestFindingsOfStacks(t *testing.T) {
 	e := newEngine(t, sim.Options{Capacity: 256 * mib}, config.Options{}, 1)
-	e.a.KeepStacks(true)
+	e.a.Stacks.Keep(true)
 	var stacks []uint32
 	for i := range 8 {
-		stacks = append(stacks, e.a.StackOf([]uint64{uint64(i + 1), 99}))
+		stacks = append(stacks, e.a.Stacks.Of([]uint64{uint64(i + 1), 99}))
 	}
 	for i, n := range stacks {
 		for range 2 {
@@ -226,13 +226,13 @@ func TestFindingsOfStacks(t *testing.T) {
 			if n == stacks[7] {
 				return "", ""
 			}
-			return c.stack(e.a.StackFrames(n)[0])
+			return c.stack(e.a.Stacks.Frames(n)[0])
 		}})
 		if len(lines) != 2 || !strings.HasPrefix(lines[0], c.want) || !strings.Contains(lines[0], "; by library ") {
 			t.Errorf("%s: %d lines: %s\nwant %s", name, len(lines), lines[0], c.want)
 		}
 	}
-	e.a.KeepStacks(false)
+	e.a.Stacks.Keep(false)
 	if oom := outOfMemory(t, e.dev.DefaultPool(), 300*mib, e.streams[0]); oom.Stacks != nil || strings.Contains(oom.Findings(memory.Names{})[0], "stack") {
 		t.Errorf("%+v", oom.Stacks)
 	}

@@ -196,7 +196,7 @@ func (p *party) converse(fd int) (cuda.Ptr, error) {
 	if err := r.greet(p.Process); err != nil {
 		return 0, err
 	}
-	return p.a.Open(0, "another", r.offered, r.descriptor)
+	return p.a.Sharing.Open(0, "another", r.offered, r.descriptor)
 }
 
 // Importers that say nothing, or take nothing, hold up no other; too many get an error.
@@ -332,7 +332,7 @@ func fuzzWorld(f *testing.F) {
 		must(f, err)
 		ptr, err := dev.Alloc(5*mib, st)
 		must(f, err)
-		e, err := a.Export(ptr)
+		e, err := a.Sharing.Export(ptr)
 		must(f, err)
 		world.p, world.id = New(a, nil), e.ID
 		world.p.token, world.p.timeout = [16]byte{1}, time.Minute
@@ -446,7 +446,7 @@ func FuzzImporter(f *testing.F) {
 		r := &request{h: Handle{PID: 1}, c: c, given: -1}
 		var ptr cuda.Ptr
 		if err = r.greet(p); err == nil {
-			ptr, err = a.Open(0, "another", r.offered, r.descriptor)
+			ptr, err = a.Sharing.Open(0, "another", r.offered, r.descriptor)
 		}
 		r.close()
 		wg.Wait()
@@ -454,7 +454,7 @@ func FuzzImporter(f *testing.F) {
 			t.Errorf("the error is %q", err)
 		}
 		if err == nil {
-			if err := a.CloseShared(ptr); err != nil {
+			if err := a.Sharing.Close(ptr); err != nil {
 				t.Error(err)
 			}
 		}

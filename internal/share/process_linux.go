@@ -82,7 +82,7 @@ func (p *Process) Share(ptr cuda.Ptr) (string, error) {
 	if p.unsure != nil {
 		return "", fmt.Errorf("share: no random numbers: %w", p.unsure)
 	}
-	e, err := p.a.Export(ptr)
+	e, err := p.a.Sharing.Export(ptr)
 	if err != nil {
 		return "", err
 	}
@@ -127,17 +127,17 @@ func (p *Process) Open(handle string, dev cuda.Device) (cuda.Ptr, error) {
 		return 0, err
 	}
 	defer r.close()
-	return p.a.Open(dev, string(h.Process[:]), r.offered, r.descriptor)
+	return p.a.Sharing.Open(dev, string(h.Process[:]), r.offered, r.descriptor)
 }
 
 // openOwn opens what this process shared itself. For the memory's own device nothing is to be mapped.
 func (p *Process) openOwn(h Handle, dev cuda.Device) (cuda.Ptr, error) {
-	e, err := p.a.Exported(h.ID)
+	e, err := p.a.Sharing.Exported(h.ID)
 	if err != nil {
 		return 0, err
 	}
 	if e.Device == dev {
-		return p.a.OpenOwn(e)
+		return p.a.Sharing.OpenOwn(e)
 	}
 	if len(e.Shared.Chunks) == 0 {
 		return 0, fmt.Errorf("this process shared the memory itself, for device %d, and can open it for that alone", e.Device)
@@ -151,7 +151,7 @@ func (p *Process) openOwn(h Handle, dev cuda.Device) (cuda.Ptr, error) {
 		}
 	}
 	defer shut()
-	return p.a.Open(dev, string(h.Process[:]), e.Shared, func(i int) (int, error) {
+	return p.a.Sharing.Open(dev, string(h.Process[:]), e.Shared, func(i int) (int, error) {
 		shut()
 		fd, err := e.Descriptor(i)
 		if err == nil {
@@ -163,7 +163,7 @@ func (p *Process) openOwn(h Handle, dev cuda.Device) (cuda.Ptr, error) {
 }
 
 // Close undoes one Open. The caller knows that the GPU is done with the memory.
-func (p *Process) Close(ptr cuda.Ptr) error { return p.a.CloseShared(ptr) }
+func (p *Process) Close(ptr cuda.Ptr) error { return p.a.Sharing.Close(ptr) }
 
 // Stop ends answering and removes the socket, for programs that stop sharing while they go on. What others have open
 // stays open.

@@ -272,7 +272,7 @@ func (s *server) answer(c *conn) error {
 	if subtle.ConstantTimeCompare(token[:], s.p.token[:]) != 1 {
 		return errors.New("the handle is not one of this process's")
 	}
-	e, err := s.p.a.Exported(id)
+	e, err := s.p.a.Sharing.Exported(id)
 	if err == nil {
 		err = e.Live()
 	}
