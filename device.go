@@ -50,7 +50,7 @@ func (d Device) Alloc(size uint64, st Stream) (cuda.Ptr, error) {
 
 // AllocTagged is Alloc with a tag, which Snapshot, Base, the history and TagUsage show.
 func (d Device) AllocTagged(size uint64, st Stream, tag uint32) (cuda.Ptr, error) {
-	return d.engine.AllocTagged(size, st.engine, tag)
+	return d.engine.AllocWith(size, st.engine, engine.AllocOptions{Tag: tag})
 }
 
 // AllocWith is Alloc with options.

@@ -18,7 +18,7 @@ func (d Device) NewPool(id PoolID) (Pool, error) { return d.NewPoolWith(id, Pool
 
 // NewPoolWith creates a private pool of the memory that the options say. Its upstream is opened to the peers of the device.
 func (d Device) NewPoolWith(id PoolID, o PoolOptions) (Pool, error) {
-	p, err := d.engine.NewPoolWith(id, o)
+	p, err := d.engine.NewPool(id, o)
 	return Pool{p}, err
 }
 
@@ -52,7 +52,7 @@ func (p Pool) Alloc(size uint64, st Stream) (cuda.Ptr, error) {
 
 // AllocTagged is Alloc with a tag, which Snapshot, Base, the history and TagUsage show.
 func (p Pool) AllocTagged(size uint64, st Stream, tag uint32) (cuda.Ptr, error) {
-	return p.engine.AllocTagged(size, st.engine, tag)
+	return p.engine.Device().AllocWith(size, st.engine, engine.AllocOptions{Pool: p.engine, Tag: tag})
 }
 
 // LargestFree is the largest request in bytes that the pool meets for the stream without a driver call, or the size of the

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/cistern-gpu/cistern/config"
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/internal/engine"
 	"github.com/cistern-gpu/cistern/memory"
@@ -49,7 +50,7 @@ func TestLookUps(t *testing.T) {
 					l.devices[0].streams.keep(h, st)
 				}
 				if i%100 == 0 {
-					if _, err := dev.NewPool(own); err != nil {
+					if _, err := dev.NewPool(own, config.PoolOptions{}); err != nil {
 						t.Error(err)
 					}
 				}
@@ -164,7 +165,7 @@ func TestNoGarbage(t *testing.T) {
 		t.Fatal(err)
 	}
 	pool := memory.PoolID{1, 2}
-	if _, err := dev.NewPool(pool); err != nil {
+	if _, err := dev.NewPool(pool, config.PoolOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	for what, h := range map[string]cuda.Stream{"the legacy stream": 0, "a stream known by its id": 0x7000} {

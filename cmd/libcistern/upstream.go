@@ -52,7 +52,7 @@ func corePoolCreate(d C.int, pool0, pool1 C.uint64_t, with *C.shim_pool) (code C
 	known := &l.devices[d].pools
 	known.mu.Lock() // before the pool is released
 	defer known.mu.Unlock()
-	p, err := dev.NewPoolWith(memory.PoolID{uint64(pool0), uint64(pool1)}, o)
+	p, err := dev.NewPool(memory.PoolID{uint64(pool0), uint64(pool1)}, o)
 	if err != nil {
 		return fail(err)
 	}

@@ -186,7 +186,7 @@ func TestOnUnmap(t *testing.T) {
 			opts, err := config.Parse(text)
 			must(t, err)
 			e, reg := registered(t, sim.Options{Capacity: 256 * mib, Lag: 20 * time.Millisecond}, opts, 2)
-			pool, err := e.dev.NewPool(memory.PoolID{1, 1})
+			pool, err := e.dev.NewPool(memory.PoolID{1, 1}, config.PoolOptions{})
 			must(t, err)
 			use := func(st *engine.Stream, p cuda.Ptr, err error, size uint64) cuda.Ptr {
 				t.Helper()
@@ -307,7 +307,7 @@ func (r *registry) add2(p cuda.Ptr, size uint64) { r.add(uint64(p), size) }
 // The memory of a pool that ended is taken by others when the GPU is done with it and it is unmapped, not before.
 func TestOnUnmapEndOfPool(t *testing.T) {
 	e, reg := registered(t, sim.Options{Capacity: 128 * mib, Lag: 20 * time.Millisecond}, config.Options{}, 2)
-	pool, err := e.dev.NewPool(memory.PoolID{1, 1})
+	pool, err := e.dev.NewPool(memory.PoolID{1, 1}, config.PoolOptions{})
 	must(t, err)
 	p, err := pool.Alloc(60*mib, e.streams[0])
 	must(t, err)
@@ -520,7 +520,7 @@ func TestOnUnmapConcurrently(t *testing.T) {
 								o.Upstream = resource.Device(e.a.Driver(), 0)
 							}
 							var err error
-							if pool, err = e.dev.NewPoolWith(memory.PoolID{uint64(n + 1), pools}, o); err != nil {
+							if pool, err = e.dev.NewPool(memory.PoolID{uint64(n + 1), pools}, o); err != nil {
 								t.Errorf("%s: %v", what, err)
 								return
 							}

@@ -138,7 +138,7 @@ func TestPoolsLeaveNoStreams(t *testing.T) {
 	must(t, err)
 	for i := range uint64(3) {
 		p := e.pool(t, i, config.PoolOptions{Upstream: up, Spill: up})
-		if _, err := e.dev.NewPoolWith(p.ID(), config.PoolOptions{Upstream: up}); err == nil {
+		if _, err := e.dev.NewPool(p.ID(), config.PoolOptions{Upstream: up}); err == nil {
 			t.Error("two pools of one name")
 		}
 		over := e.pool(t, 100+i, config.PoolOptions{Upstream: p.Resource()})
@@ -243,11 +243,11 @@ func TestBrokenDeviceAndPools(t *testing.T) {
 		for k, kind := range sourceKinds {
 			up, err := from[i].add(kind, nil)
 			must(t, err)
-			p, err := devs[i].NewPoolWith(memory.PoolID{9, uint64(k)}, config.PoolOptions{Upstream: up, Limit: 200 * mib})
+			p, err := devs[i].NewPool(memory.PoolID{9, uint64(k)}, config.PoolOptions{Upstream: up, Limit: 200 * mib})
 			must(t, err)
 			pools[i] = append(pools[i], p)
 		}
-		p, err := devs[i].NewPoolWith(memory.PoolID{9, 99}, config.PoolOptions{Upstream: pools[i][0].Resource()})
+		p, err := devs[i].NewPool(memory.PoolID{9, 99}, config.PoolOptions{Upstream: pools[i][0].Resource()})
 		must(t, err)
 		pools[i] = append(pools[i], p)
 	}
@@ -311,7 +311,7 @@ func TestBrokenDeviceAndPools(t *testing.T) {
 		}
 	}
 	for _, i := range []int{0, 2} {
-		fresh, err := devs[i].NewPoolWith(memory.PoolID{10, 1}, config.PoolOptions{Upstream: pools[i][1].Resource()})
+		fresh, err := devs[i].NewPool(memory.PoolID{10, 1}, config.PoolOptions{Upstream: pools[i][1].Resource()})
 		must(t, err)
 		if want := map[int][]cuda.Device{0: {1, 2}, 2: {0, 1}}[i]; !slices.Equal(devs[i].Peers.List(), want) {
 			t.Errorf("device %d has peers %v", i, devs[i].Peers.List())

@@ -20,10 +20,10 @@ import (
 // +checklocks:c.d.gpu.mu
 func (c *request) borrow() (heap.ID, error) {
 	s := c.s
-	if c.allowed&memory.StageLend == 0 || c.order != streamOrdered || s.stream.timeline.Capture() != 0 || s.hot.Capture != 0 || s.pool.pinned || s.stream.timeline.Queue.PerThread() {
+	if c.steps.allowed&memory.StageLend == 0 || c.order != streamOrdered || s.stream.timeline.Capture() != 0 || s.hot.Capture != 0 || s.pool.pinned || s.stream.timeline.Queue.PerThread() {
 		return 0, nil
 	}
-	c.log.try(memory.StageLend)
+	c.steps.log.try(memory.StageLend)
 	for _, own := range [2]bool{true, false} {
 		for _, o := range c.d.state.pools.heaps {
 			if o == nil || o.pool != s.pool || o.arena == s.arena || own != (o.class == s.class) || o.hot.Capture != 0 {

@@ -188,7 +188,7 @@ func TestManyStreamsFill(t *testing.T) {
 			}
 			if rng.IntN(17) < 9 || len(mine[g]) == 0 {
 				size := uint64(1 + rng.IntN(400*kib))
-				p, err := e.dev.AllocTagged(size, e.streams[g], uint32(g+1))
+				p, err := e.dev.AllocWith(size, e.streams[g], engine.AllocOptions{Tag: uint32(g + 1)})
 				if err == nil {
 					mine[g] = append(mine[g], p)
 					continue

@@ -82,8 +82,8 @@ func TestGoStacks(t *testing.T) {
 	}
 	check(here(e.dev.Alloc(5000, st)))
 	check(here(pool.Alloc(5000, st)))
-	check(here(e.dev.AllocTagged(5000, st, 7)))
-	check(here(pool.AllocTagged(5000, st, 7)))
+	check(here(e.dev.AllocWith(5000, st, engine.AllocOptions{Tag: 7})))
+	check(here(pool.Device().AllocWith(5000, st, engine.AllocOptions{Pool: pool, Tag: 7})))
 	check(here(e.dev.AllocWith(5000, st, engine.AllocOptions{Library: 3})))
 	e.free(t, blocks[0])
 	blocks = blocks[1:]

@@ -114,7 +114,7 @@ func (ca *Captures) Begin(st *Stream, p *Pool) error {
 		return err
 	}
 	if !underWay {
-		if err := ca.gpu.await(p.lastFrees(st)); err != nil {
+		if err := ca.gpu.await(ca.lastFrees(p, st)); err != nil {
 			ca.unroute(st, true)
 			return err
 		}
@@ -171,10 +171,10 @@ func (ss *streamTable) markFrees() error {
 
 // lastFrees is until when the stream uses free memory of the pool.
 //
-// +checklocks:p.dev.gpu.mu
-func (p *Pool) lastFrees(st *Stream) (waits timeline.Waits) {
+// +checklocks:ca.gpu.mu
+func (ca *Captures) lastFrees(p *Pool, st *Stream) (waits timeline.Waits) {
 	for class := range quota.NumClasses {
-		if s := p.heapFor(st, class); s != nil {
+		if s := p.heaps.of(st, class); s != nil {
 			s.arena.Lock()
 			s.blocks.FreeBins.Each(heap.Align, func(_ heap.ID, b *heap.Block) bool {
 				if b.Stamp > 0 {
@@ -185,7 +185,7 @@ func (p *Pool) lastFrees(st *Stream) (waits timeline.Waits) {
 			s.arena.Unlock()
 		}
 	}
-	for _, f := range p.dev.state.held.all {
+	for _, f := range ca.held.all {
 		if f.heap.pool == p && f.heap.stream == st {
 			waits.Add(&st.timeline, f.heap.blocks.At(f.block).Stamp)
 		}
@@ -202,18 +202,17 @@ type heldFree struct {
 // sort prepares the stream heaps of a pool and stream for a capture of the stream: the pool is pinned, and what the GPU is
 // not known to be done with is held back. The caller holds Device.mu and the arena's lock.
 //
-// +checklocks:p.dev.gpu.mu
-func (p *Pool) sort(st *Stream) error {
-	d := p.dev
+// +checklocks:hl.gpu.mu
+func (hl *heldFrees) sort(p *Pool, st *Stream) error {
 	capture := st.timeline.Capture()
 	if capture != 0 {
-		if p == d.pool0 {
+		if p == hl.gpu.pool0 {
 			return errNeedsPool
 		}
 		p.pinned = true
 	}
 	for class := range quota.NumClasses {
-		s := p.heapFor(st, class)
+		s := p.heaps.of(st, class)
 		if s == nil || s.hot.Capture == capture {
 			continue
 		}
@@ -221,14 +220,14 @@ func (p *Pool) sort(st *Stream) error {
 		if capture == 0 {
 			continue
 		}
-		n := len(d.state.held.all)
+		n := len(hl.all)
 		s.blocks.FreeBins.Each(heap.Align, func(id heap.ID, b *heap.Block) bool {
 			if !st.timeline.IsOver(b.Stamp) {
-				d.state.held.all = append(d.state.held.all, heldFree{s, id})
+				hl.all = append(hl.all, heldFree{s, id})
 			}
 			return true
 		})
-		for _, f := range d.state.held.all[n:] {
+		for _, f := range hl.all[n:] {
 			s.blocks.Hold(f.block)
 		}
 	}

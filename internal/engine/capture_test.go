@@ -46,7 +46,7 @@ func (e *fixture) capture(t *testing.T, st *engine.Stream, pool *engine.Pool, f 
 func TestCapturedMemoryIsPinned(t *testing.T) {
 	for _, backend := range []config.Backend{config.BackendVMM, config.BackendMalloc} {
 		e := checked(t, config.Options{Backend: backend}, 128*mib, 2)
-		pool, err := e.dev.NewPool(memory.PoolID{0, 1})
+		pool, err := e.dev.NewPool(memory.PoolID{0, 1}, config.PoolOptions{})
 		must(t, err)
 		st, other := e.streams[0], e.streams[1]
 		g := e.capture(t, st, pool, func() {
@@ -108,7 +108,7 @@ func TestNothingSpoilsACapture(t *testing.T) {
 				null, err := e.dev.Stream(cuda.StreamNull)
 				must(t, err)
 				side := e.streams[0]
-				pool, err := e.dev.NewPool(memory.PoolID{0, 1})
+				pool, err := e.dev.NewPool(memory.PoolID{0, 1}, config.PoolOptions{})
 				must(t, err)
 				before := []cuda.Ptr{e.alloc(t, 50*mib, st), e.alloc(t, 50*mib, null), e.alloc(t, 50*mib, side), e.alloc(t, 1*mib, st)}
 				for i, s := range []*engine.Stream{st, null, side, st} {
@@ -168,7 +168,7 @@ func TestNothingSpoilsACapture(t *testing.T) {
 // A capture takes memory that other streams have used only when the host knows that they are done with it.
 func TestCaptureGetsHostOrder(t *testing.T) {
 	e := checked(t, config.Options{}, 64*mib, 2)
-	pool, err := e.dev.NewPool(memory.PoolID{0, 1})
+	pool, err := e.dev.NewPool(memory.PoolID{0, 1}, config.PoolOptions{})
 	must(t, err)
 	p := e.alloc(t, 60*mib, e.streams[1])
 	e.use(t, e.streams[1], p, 60*mib)
@@ -207,7 +207,7 @@ func TestLateCapture(t *testing.T) {
 		for _, synced := range []bool{false, true} {
 			e := checked(t, config.Options{}, 512*mib, 1)
 			st, h := e.streams[0], e.streams[0].Handle()
-			pool, err := e.dev.NewPool(memory.PoolID{0, 1})
+			pool, err := e.dev.NewPool(memory.PoolID{0, 1}, config.PoolOptions{})
 			must(t, err)
 			null, err := e.dev.Stream(cuda.StreamNull)
 			must(t, err)
@@ -270,7 +270,7 @@ func TestLateCaptureBorrows(t *testing.T) {
 		marked := how != ""
 		e := checked(t, config.Options{Limit: 60 * mib}, 512*mib, 1)
 		st, h := e.streams[0], e.streams[0].Handle()
-		pool, err := e.dev.NewPool(memory.PoolID{0, 1})
+		pool, err := e.dev.NewPool(memory.PoolID{0, 1}, config.PoolOptions{})
 		must(t, err)
 		e.warmUp(t, e.dev.DefaultPool(), st)
 		switch how {
@@ -304,7 +304,7 @@ func TestLateCaptureBorrows(t *testing.T) {
 func TestFreedDuringCapture(t *testing.T) {
 	e := checked(t, config.Options{}, 512*mib, 2)
 	st, side, h := e.streams[0], e.streams[1], e.streams[0].Handle()
-	pool, err := e.dev.NewPool(memory.PoolID{0, 1})
+	pool, err := e.dev.NewPool(memory.PoolID{0, 1}, config.PoolOptions{})
 	must(t, err)
 	null, err := e.dev.Stream(cuda.StreamNull)
 	must(t, err)
@@ -356,7 +356,7 @@ func TestJoinedCapture(t *testing.T) {
 	var pools [2]*engine.Pool
 	for i := range pools {
 		var err error
-		pools[i], err = e.dev.NewPool(memory.PoolID{0, uint64(i + 1)})
+		pools[i], err = e.dev.NewPool(memory.PoolID{0, uint64(i + 1)}, config.PoolOptions{})
 		must(t, err)
 		e.warmUp(t, pools[i], b)
 	}
@@ -420,7 +420,7 @@ func TestRoutesNest(t *testing.T) {
 	st := e.streams[0]
 	var pools []*engine.Pool
 	for i := range uint64(3) {
-		p, err := e.dev.NewPool(memory.PoolID{0, i + 1})
+		p, err := e.dev.NewPool(memory.PoolID{0, i + 1}, config.PoolOptions{})
 		must(t, err)
 		pools = append(pools, p)
 	}
@@ -503,7 +503,7 @@ func TestCaptureNeedsItsOwnPool(t *testing.T) {
 // was announced, so that what is promised of it and the end of the capture reach that one.
 func TestStreamLookedUpDuringCapture(t *testing.T) {
 	e := checked(t, config.Options{}, 64*mib, 0)
-	pool, err := e.dev.NewPool(memory.PoolID{0, 1})
+	pool, err := e.dev.NewPool(memory.PoolID{0, 1}, config.PoolOptions{})
 	must(t, err)
 	h := e.drv.NewStreamNonBlocking(0)
 	st, err := e.dev.Stream(h)

@@ -27,7 +27,7 @@ func newCaptor(t *testing.T, e *fixture, dev *engine.Device) *captor {
 	t.Helper()
 	st, err := dev.Stream(e.drv.NewStreamNonBlocking(dev.ID()), config.StreamDurable)
 	must(t, err)
-	pool, err := dev.NewPool(memory.PoolID{7, 1})
+	pool, err := dev.NewPool(memory.PoolID{7, 1}, config.PoolOptions{})
 	must(t, err)
 	return &captor{drv: e.drv, a: e.a, dev: dev, st: st, pool: pool}
 }
@@ -97,7 +97,7 @@ func between(t *testing.T, at cuda.Device) (e *fixture, peer *engine.Device, dur
 // announcement waits until that is over.
 func TestCaptureBeginsDuringWait(t *testing.T) {
 	graph := func(t *testing.T, e *fixture) *engine.Pool {
-		pool, err := e.dev.NewPool(memory.PoolID{0, 1})
+		pool, err := e.dev.NewPool(memory.PoolID{0, 1}, config.PoolOptions{})
 		must(t, err)
 		e.capture(t, e.streams[0], pool, func() { e.free(t, e.alloc(t, 4*mib, e.streams[0])) })
 		return pool
@@ -110,7 +110,7 @@ func TestCaptureBeginsDuringWait(t *testing.T) {
 		},
 		"end of a capture": func(t *testing.T, e *fixture, during func()) {
 			pool := graph(t, e)
-			other, err := e.dev.NewPool(memory.PoolID{0, 2})
+			other, err := e.dev.NewPool(memory.PoolID{0, 2}, config.PoolOptions{})
 			must(t, err)
 			during()
 			e.capture(t, e.streams[1], other, func() { must(t, pool.Release()) })
@@ -168,7 +168,7 @@ func TestCaptureOnPeerDuringPause(t *testing.T) {
 // A pool that is released while a capture is announced keeps its memory until that capture ends, without a wait.
 func TestReleaseDuringCapture(t *testing.T) {
 	e, _, _ := between(t, 0)
-	pool, err := e.dev.NewPool(memory.PoolID{0, 1})
+	pool, err := e.dev.NewPool(memory.PoolID{0, 1}, config.PoolOptions{})
 	must(t, err)
 	e.capture(t, e.streams[0], pool, func() { e.free(t, e.alloc(t, 64*mib, e.streams[0])) })
 	c := newCaptor(t, e, e.dev)

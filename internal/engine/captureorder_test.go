@@ -29,7 +29,7 @@ func (e *fixture) forked(t *testing.T, f func(a, b *engine.Stream)) {
 	pool, ok := e.dev.Pool(memory.PoolID{0, 1})
 	if !ok {
 		var err error
-		pool, err = e.dev.NewPool(memory.PoolID{0, 1})
+		pool, err = e.dev.NewPool(memory.PoolID{0, 1}, config.PoolOptions{})
 		must(t, err)
 	}
 	a, b := e.streams[0], e.streams[1]
@@ -162,7 +162,7 @@ func TestNoReuseWithinCapture(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			e := reusing(t, true)
-			pool, err := e.dev.NewPool(memory.PoolID{0, 1})
+			pool, err := e.dev.NewPool(memory.PoolID{0, 1}, config.PoolOptions{})
 			must(t, err)
 			before, err := pool.Alloc(shared, e.streams[0])
 			must(t, err)
@@ -255,7 +255,7 @@ func TestNoReuseWithOverlap(t *testing.T) {
 func TestMemoryFromBeforeCapture(t *testing.T) {
 	e := reusing(t, true)
 	a, b := e.streams[0], e.streams[1]
-	pool, err := e.dev.NewPool(memory.PoolID{0, 1})
+	pool, err := e.dev.NewPool(memory.PoolID{0, 1}, config.PoolOptions{})
 	must(t, err)
 	p, err := pool.Alloc(shared, a)
 	must(t, err)
@@ -290,7 +290,7 @@ func TestReuseWithinCaptureRandom(t *testing.T) {
 func randomCapture(t *testing.T, seed uint64) (reused int) {
 	rng := rand.New(rand.NewPCG(seed, 11))
 	e := checked(t, config.Options{CaptureReuse: true}, 4*gib, 4)
-	pool, err := e.dev.NewPool(memory.PoolID{0, 1})
+	pool, err := e.dev.NewPool(memory.PoolID{0, 1}, config.PoolOptions{})
 	must(t, err)
 	type block struct {
 		p     cuda.Ptr

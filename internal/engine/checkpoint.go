@@ -57,7 +57,7 @@ func (s *streamHeap) describe(id heap.ID) memory.Block {
 // or the size of the largest free block where requests of any size would take one.
 func (p *Pool) LargestFree(st *Stream) uint64 {
 	largest := func(class int) uint64 {
-		s := p.heapFor(st, class)
+		s := p.heaps.of(st, class)
 		if s == nil {
 			return 0
 		}
@@ -96,8 +96,8 @@ func (p *Pool) Restore(blocks []memory.Block) error {
 		l.Lock()
 		defer l.Unlock()
 	}
-	r, err := p.planRestore(blocks)
-	if err != nil {
+	r := restore{pool: p}
+	if err := r.plan(blocks); err != nil {
 		return err
 	}
 	for _, x := range r.free {
@@ -133,33 +133,34 @@ func (fr *frees) takeAt(s *streamHeap, id heap.ID, x memory.Block) heap.ID {
 
 // restore is what Restore has to do.
 type restore struct {
+	pool *Pool
 	free []heldFree
 	take map[*streamHeap][]memory.Block // in address order
 }
 
-// planRestore finds out what Restore has to do, and whether it can be done. The caller holds all locks.
+// plan finds out what Restore has to do, and whether it can be done. The caller holds all locks.
 //
-// +checklocks:p.dev.gpu.mu
-func (p *Pool) planRestore(blocks []memory.Block) (*restore, error) {
-	d := p.dev
+// +checklocks:r.pool.dev.gpu.mu
+func (r *restore) plan(blocks []memory.Block) error {
+	p, d := r.pool, r.pool.dev
 	wanted := slices.Clone(blocks)
 	slices.SortFunc(wanted, byBase)
-	r := &restore{take: map[*streamHeap][]memory.Block{}}
+	r.take = map[*streamHeap][]memory.Block{}
 	cannot := func(b memory.Block, why string) error {
 		return fmt.Errorf("pool {%d, %d}: cannot restore %d bytes at %#x: %s", p.id[0], p.id[1], b.Size, uint64(b.Base), why)
 	}
 	for i, b := range wanted {
 		switch {
 		case uint64(b.Base)%heap.Align != 0 || b.Size == 0 || b.Size&p.mask != 0 || b.Requested == 0 || b.Requested > b.Size:
-			return nil, cannot(b, "no block is like that")
+			return cannot(b, "no block is like that")
 		case b.Tag > memory.MaxTag:
-			return nil, cannot(b, fmt.Sprintf("tag %d: the largest is %d", b.Tag, memory.MaxTag))
+			return cannot(b, fmt.Sprintf("tag %d: the largest is %d", b.Tag, memory.MaxTag))
 		case b.Size > maxRequest || i > 0 && wanted[i-1].Base+cuda.Ptr(wanted[i-1].Size) > b.Base:
-			return nil, cannot(b, "it overlaps another one")
+			return cannot(b, "it overlaps another one")
 		}
 		s := d.a.heapOf(b.Base)
 		if s == nil || s.pool.owner() != p {
-			return nil, cannot(b, "the address is not the pool's")
+			return cannot(b, "the address is not the pool's")
 		}
 		t, live := s.stream, false
 		if id, _, ok := s.blocks.Lookup(uint64(b.Base)); ok {
@@ -169,7 +170,7 @@ func (p *Pool) planRestore(blocks []memory.Block) (*restore, error) {
 			}
 		}
 		if b.Stream != (cuda.StreamID{}) && b.Stream != t.ID() {
-			return nil, cannot(b, "its memory is another stream's now")
+			return cannot(b, "its memory is another stream's now")
 		}
 		if live {
 			continue
@@ -181,10 +182,10 @@ func (p *Pool) planRestore(blocks []memory.Block) (*restore, error) {
 			continue
 		}
 		if err := r.planHeap(s, wanted); err != nil {
-			return nil, cannot(*err, "its memory is in use, or is not the pool's any more")
+			return cannot(*err, "its memory is in use, or is not the pool's any more")
 		}
 	}
-	return r, nil
+	return nil
 }
 
 // planHeap plans one stream heap: what is freed there, and whether what is taken lies within what is free then. It returns a

@@ -24,7 +24,7 @@ func TestRestore(t *testing.T) {
 		must(t, err)
 		e := checked(t, opts, 512*mib, 2)
 		st := e.streams[0]
-		pool, err := e.dev.NewPool(memory.PoolID{0, 1})
+		pool, err := e.dev.NewPool(memory.PoolID{0, 1}, config.PoolOptions{})
 		must(t, err)
 		var out []cuda.Ptr
 		graph := func(sizes ...uint64) func() {
@@ -32,7 +32,7 @@ func TestRestore(t *testing.T) {
 				temp := e.alloc(t, 40*mib, st)
 				e.use(t, st, temp, 40*mib)
 				for _, n := range sizes {
-					p, err := e.dev.AllocTagged(n, st, uint32(len(out)))
+					p, err := e.dev.AllocWith(n, st, engine.AllocOptions{Tag: uint32(len(out))})
 					must(t, err)
 					e.use(t, st, p, n)
 					out = append(out, p)
@@ -89,9 +89,9 @@ func TestRestore(t *testing.T) {
 func TestRestoreFails(t *testing.T) {
 	e := checked(t, config.Options{History: 1000}, 512*mib, 2)
 	st, side := e.streams[0], e.streams[1]
-	pool, err := e.dev.NewPool(memory.PoolID{0, 1})
+	pool, err := e.dev.NewPool(memory.PoolID{0, 1}, config.PoolOptions{})
 	must(t, err)
-	whole, err := e.dev.NewPoolWith(memory.PoolID{0, 2}, config.PoolOptions{NoSplit: true, Upstream: resource.Device(e.drv, 0)})
+	whole, err := e.dev.NewPool(memory.PoolID{0, 2}, config.PoolOptions{NoSplit: true, Upstream: resource.Device(e.drv, 0)})
 	must(t, err)
 	var ps []cuda.Ptr
 	for _, n := range []uint64{10 * mib, 20 * mib, 1000, 30 * mib} {
@@ -202,7 +202,7 @@ func TestLargestFree(t *testing.T) {
 	is(256 * kib)
 	e.free(t, large)
 	e.free(t, small)
-	pool, err := e.dev.NewPool(memory.PoolID{0, 1})
+	pool, err := e.dev.NewPool(memory.PoolID{0, 1}, config.PoolOptions{})
 	must(t, err)
 	must(t, e.dev.Captures.Route(st, pool))
 	is(0)

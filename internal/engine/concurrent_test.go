@@ -234,7 +234,7 @@ func concurrent(t *testing.T, opts config.Options, inC bool, seed uint64, budget
 				if rng.IntN(3) == 0 {
 					o.Spill = upstream(d, rng)
 				}
-				p, err := devs[d].NewPoolWith(memory.PoolID{uint64(g), rng.Uint64()}, o)
+				p, err := devs[d].NewPool(memory.PoolID{uint64(g), rng.Uint64()}, o)
 				report(t, err)
 				pools[d] = p
 			default:

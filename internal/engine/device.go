@@ -50,51 +50,42 @@ func newDevice(a *Allocator, id cuda.Device) (*Device, error) {
 	if err != nil {
 		return nil, err
 	}
-	d.setParts(physical, pools, a.kept)
+	s := newState(&d.gpu, physical, pools, a.kept)
+	d.state = s
+	d.Captures = &Captures{gpu: &d.gpu, streams: s.streams, pools: pools, held: s.held, paused: s.paused, frees: s.frees, endings: s.endings}
+	d.History = &History{gpu: &d.gpu, pools: pools, usage: s.usage}
+	d.Magazines = &Magazines{gpu: &d.gpu, pools: pools}
+	d.Peers = &Peers{gpu: &d.gpu, pools: pools, phys: physical, imports: s.imports}
+	d.Views = &Views{gpu: &d.gpu, streams: s.streams, pools: pools, phys: physical, frees: s.frees, usage: s.usage}
 	if d.pool0, err = d.addPool(memory.PoolID{}, config.PoolOptions{}, upstream{}); err != nil { // +checklocksignore: no other thread has the device
 		return nil, err
 	}
 	if d.opts.Spill != config.SpillNone {
-		if err := d.spillDefault(); err != nil {
+		r, err := defaultSpill(&d.gpu)
+		if err != nil {
 			return nil, fmt.Errorf("spill:%s: %w", d.opts.Spill, err)
 		}
+		u, err := d.state.upstreams.make(r)
+		if err != nil {
+			return nil, fmt.Errorf("spill:%s: %w", d.opts.Spill, err)
+		}
+		d.pool0.addSpill(u, false) // +checklocksignore: no other thread has the device
 	}
 	d.catch.Store(a.catch)
 	d.journal.SetLimit(a.history)
 	return d, nil
 }
 
-// setParts makes the parts of the device.
-func (d *Device) setParts(mem *physical, pools *poolTable, kept bool) {
-	g := &d.gpu
-	s := newState(g, mem, pools, kept)
-	d.state = s
-	d.Captures = &Captures{gpu: g, streams: s.streams, pools: pools, held: s.held, paused: s.paused, frees: s.frees, endings: s.endings}
-	d.History = &History{gpu: g, pools: pools, usage: s.usage}
-	d.Magazines = &Magazines{gpu: g, pools: pools}
-	d.Peers = &Peers{gpu: g, pools: pools, phys: mem, segments: s.segments, imports: s.imports}
-	d.Views = &Views{gpu: g, streams: s.streams, pools: pools, phys: mem, frees: s.frees, usage: s.usage}
-}
-
-// spillDefault gives the default pool the spill that the options name.
-func (d *Device) spillDefault() error {
-	var r resource.Resource
-	switch d.opts.Spill {
+// defaultSpill is where the default pool spills to, as the options name it.
+func defaultSpill(g *gpu) (resource.Resource, error) {
+	switch g.opts.Spill {
 	case config.SpillManaged:
-		r = resource.Managed(d.drv, d.id)
+		return resource.Managed(g.drv, g.id), nil
 	case config.SpillPinned:
-		r = resource.Pinned(d.drv, d.id)
-	case config.SpillHostNUMA:
-		var err error
-		if r, err = resource.HostNUMA(d.drv, d.id, -1); err != nil {
-			return err
-		}
+		return resource.Pinned(g.drv, g.id), nil
+	default:
+		return resource.HostNUMA(g.drv, g.id, -1)
 	}
-	u, err := d.state.upstreams.make(r)
-	if err == nil {
-		d.pool0.addSpill(u, false) // +checklocksignore: no other thread has the device
-	}
-	return err
 }
 
 // ID is the device's ordinal.

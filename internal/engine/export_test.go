@@ -59,7 +59,7 @@ func Tables(d *Device) map[string]int {
 	}
 	for _, p := range d.state.pools.byNumber {
 		if p != nil {
-			n["spaces by stream"] += len(*p.heaps.Load())
+			n["spaces by stream"] += len(*p.heaps.list.Load())
 		}
 	}
 	return n

@@ -189,7 +189,7 @@ func (s *scenario) play(opts config.Options) bool {
 		s.free(ptrs[i])
 		s.check()
 	}
-	private, err := d.NewPool(memory.PoolID{0, 1})
+	private, err := d.NewPool(memory.PoolID{0, 1}, config.PoolOptions{})
 	if err != nil {
 		s.fail("NewPool: %v", err)
 	}
@@ -288,7 +288,7 @@ func (s *scenario) segments(st *engine.Stream) {
 	kinds := []config.PoolOptions{{Kind: config.PoolSingleHandle}, {Kind: config.PoolMalloc, NoSplit: true},
 		{Upstream: &upstream{Resource: resource.Device(s.a.Driver(), 0)}}}
 	for i, o := range kinds {
-		p, err := s.dev.NewPoolWith(memory.PoolID{1, uint64(i)}, o)
+		p, err := s.dev.NewPool(memory.PoolID{1, uint64(i)}, o)
 		if s.failed("new pool", err) {
 			continue
 		}
@@ -327,7 +327,7 @@ func (s *scenario) kinds(st *engine.Stream) {
 		if s.failed("spill", err) {
 			continue
 		}
-		p, err := s.dev.NewPoolWith(memory.PoolID{3, uint64(i)}, config.PoolOptions{Upstream: up, Spill: spill, Limit: 50 * mib})
+		p, err := s.dev.NewPool(memory.PoolID{3, uint64(i)}, config.PoolOptions{Upstream: up, Spill: spill, Limit: 50 * mib})
 		if s.failed("new pool", err) {
 			continue
 		}
@@ -358,7 +358,7 @@ func (s *scenario) kinds(st *engine.Stream) {
 
 // captures captures into a pool, announced before and while it is under way, and goes back to what was live between.
 func (s *scenario) captures(st *engine.Stream) {
-	p, err := s.dev.NewPool(memory.PoolID{2, 1})
+	p, err := s.dev.NewPool(memory.PoolID{2, 1}, config.PoolOptions{})
 	if err != nil {
 		s.fail("NewPool: %v", err)
 	}

@@ -8,6 +8,7 @@ import (
 	"github.com/cistern-gpu/cistern/config"
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/cuda/sim"
+	"github.com/cistern-gpu/cistern/internal/engine"
 	"github.com/cistern-gpu/cistern/memory"
 )
 
@@ -57,21 +58,21 @@ would help: a limit of 120.00 MiB (now 64.00 MiB), or asking for less: with noth
 	e.free(t, e.alloc(t, 100*mib, st))
 	e.dev.SetLimit(0)
 
-	pool, err := e.dev.NewPool(memory.PoolID{3, 4})
+	pool, err := e.dev.NewPool(memory.PoolID{3, 4}, config.PoolOptions{})
 	must(t, err)
 	if err := e.dev.Captures.Begin(st, pool); err != nil {
 		t.Fatal(err)
 	}
-	pinned, err := e.dev.AllocTagged(40*mib, st, 1)
+	pinned, err := e.dev.AllocWith(40*mib, st, engine.AllocOptions{Tag: 1})
 	must(t, err)
 	must(t, e.dev.Captures.End(st))
 	e.free(t, pinned)
 	for i := range 7 {
-		_, err := e.dev.AllocTagged(uint64(10+i)*mib, st, uint32(i%6))
+		_, err := e.dev.AllocWith(uint64(10+i)*mib, st, engine.AllocOptions{Tag: uint32(i % 6)})
 		must(t, err)
 	}
 	e.drv.SetOutside(0, 10*mib)
-	oom, text = findings(t, func() (cuda.Ptr, error) { return e.dev.AllocTagged(120*mib, st, 2) })
+	oom, text = findings(t, func() (cuda.Ptr, error) { return e.dev.AllocWith(120*mib, st, engine.AllocOptions{Tag: 2}) })
 	var tags, pools uint64
 	for _, x := range oom.Tags {
 		tags += x.Allocated

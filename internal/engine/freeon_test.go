@@ -203,7 +203,7 @@ func TestFreeOnCaptured(t *testing.T) {
 		t.Run(fmt.Sprintf("announced:%v", announced), func(t *testing.T) {
 			e, h, own := loose(t, "")
 			on := e.streams[0]
-			pool, err := e.dev.NewPool(memory.PoolID{1, 1})
+			pool, err := e.dev.NewPool(memory.PoolID{1, 1}, config.PoolOptions{})
 			must(t, err)
 			p := e.alloc(t, 30*mib, own)
 			must(t, e.drv.Use(0, h, p, 30*mib))

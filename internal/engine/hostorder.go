@@ -56,7 +56,7 @@ func (c *request) mustWait() error {
 func (hl *heldFrees) holdBusy(s *streamHeap) {
 	n := len(hl.all)
 	for class := range quota.NumClasses {
-		o := s.pool.heapFor(s.stream, class)
+		o := s.pool.heaps.of(s.stream, class)
 		if o == nil {
 			continue
 		}

@@ -68,7 +68,7 @@ var shortWork = map[string]func(s *shortLived, h cuda.Stream, st *engine.Stream)
 		s.dev.SetLimit(0)
 	},
 	"pool": func(s *shortLived, h cuda.Stream, st *engine.Stream) {
-		pool, err := s.dev.NewPool(memory.PoolID{7, uint64(s.made)})
+		pool, err := s.dev.NewPool(memory.PoolID{7, uint64(s.made)}, config.PoolOptions{})
 		must(s.t, err)
 		must(s.t, s.dev.Captures.Route(st, pool))
 		p := s.alloc(s.t, 3*mib, st)
@@ -80,7 +80,7 @@ var shortWork = map[string]func(s *shortLived, h cuda.Stream, st *engine.Stream)
 		must(s.t, pool.Release())
 	},
 	"captured": func(s *shortLived, h cuda.Stream, st *engine.Stream) {
-		pool, err := s.dev.NewPool(memory.PoolID{8, uint64(s.made)})
+		pool, err := s.dev.NewPool(memory.PoolID{8, uint64(s.made)}, config.PoolOptions{})
 		must(s.t, err)
 		must(s.t, s.dev.Captures.Begin(st, pool))
 		must(s.t, s.drv.BeginCapture(0, h))
@@ -93,7 +93,7 @@ var shortWork = map[string]func(s *shortLived, h cuda.Stream, st *engine.Stream)
 		must(s.t, pool.Release())
 	},
 	"segments": func(s *shortLived, h cuda.Stream, st *engine.Stream) {
-		pool, err := s.dev.NewPoolWith(memory.PoolID{9, uint64(s.made)}, config.PoolOptions{Kind: config.PoolMalloc})
+		pool, err := s.dev.NewPool(memory.PoolID{9, uint64(s.made)}, config.PoolOptions{Kind: config.PoolMalloc})
 		must(s.t, err)
 		p, err := pool.Alloc(3*mib, st)
 		must(s.t, err)
@@ -178,7 +178,7 @@ func TestHistoryNamesWhatIsGone(t *testing.T) {
 				st, err := s.dev.Stream(h)
 				must(t, err)
 				id := memory.PoolID{3, uint64(s.made)}
-				pool, err := s.dev.NewPool(id)
+				pool, err := s.dev.NewPool(id, config.PoolOptions{})
 				must(t, err)
 				p, err := pool.Alloc(3*mib, st)
 				must(t, err)
@@ -314,7 +314,7 @@ func TestForgottenStreamIsKnownAgain(t *testing.T) {
 	h := s.drv.NewStreamNonBlocking(0)
 	st, err := s.dev.Stream(h)
 	must(t, err)
-	pool, err := s.dev.NewPool(memory.PoolID{1, 1})
+	pool, err := s.dev.NewPool(memory.PoolID{1, 1}, config.PoolOptions{})
 	must(t, err)
 	for _, use := range []func(){
 		func() { s.free(t, s.alloc(t, mib, st)) },

@@ -53,7 +53,7 @@ func (fr *frees) freeLate(held *streamHeap) {
 // magazine of that magazine, which is the stream's on this device, instead of calling Free.
 func (mz *Magazines) Alloc(size uint64, st *Stream) (cuda.Ptr, magazine.Token, error) {
 	if f := st.timeline.Magazine(); f != nil && st.gpu == mz.gpu && st.route.Load() == nil && mz.gpu.health.Quick() && size-1 < maxRequest {
-		if s := mz.gpu.pool0.heapFor(st, f.ClassOf(size)); s != nil {
+		if s := mz.gpu.pool0.heaps.of(st, f.ClassOf(size)); s != nil {
 			if p, mark := s.hot.AllocMagazine(f, size); p != 0 {
 				return p, magazine.Token{Magazine: f, Mark: mark}, nil
 			}

@@ -426,7 +426,7 @@ func TestMagazineNot(t *testing.T) {
 	p, err := c.alloc(e.dev, mib, st)
 	must(t, err)
 	must(t, c.free(e.a, p))
-	pool, err := e.dev.NewPool(memory.PoolID{1, 1})
+	pool, err := e.dev.NewPool(memory.PoolID{1, 1}, config.PoolOptions{})
 	must(t, err)
 	must(t, e.dev.Captures.Route(st, pool))
 	q, f, err := e.dev.Magazines.Alloc(mib, st)

@@ -93,14 +93,14 @@ type chunkHeap struct {
 func (h *chunkHeap) supply(c *request) (heap.ID, error) {
 	m := chunkRequest{c, h}
 	// First without robbing other pools; then with.
-	id, err := m.obtain(c.allowed&(memory.StageRemap|memory.StageGrow), false)
+	id, err := m.obtain(c.steps.allowed&(memory.StageRemap|memory.StageGrow), false)
 	if id != 0 || err != nil {
 		return id, err
 	}
 	if id, err = c.collectForced(); id != 0 || err != nil {
 		return id, err
 	}
-	if id, err = m.obtain(c.allowed&(memory.StageRemap|memory.StageGrow|memory.StageLend), true); id != 0 || err != nil {
+	if id, err = m.obtain(c.steps.allowed&(memory.StageRemap|memory.StageGrow|memory.StageLend), true); id != 0 || err != nil {
 		return id, err
 	}
 	return c.elsewhere()

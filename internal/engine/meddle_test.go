@@ -205,7 +205,7 @@ func (m *meddler) meddleCapture() {
 			return
 		}
 		m.pools++
-		p, err := s.dev.NewPool(memory.PoolID{8, m.pools})
+		p, err := s.dev.NewPool(memory.PoolID{8, m.pools}, config.PoolOptions{})
 		if s.failed("new pool", err) {
 			s.streams = append(s.streams, st.Handle())
 			return
@@ -281,7 +281,7 @@ func (m *meddler) meddlePool() {
 		if m.rng.IntN(4) == 0 {
 			o.Limit = uint64(1+m.rng.IntN(20)) * mib
 		}
-		p, err := s.dev.NewPoolWith(memory.PoolID{9, m.pools}, o)
+		p, err := s.dev.NewPool(memory.PoolID{9, m.pools}, o)
 		if s.failed("new pool", err) {
 			return
 		}
@@ -306,7 +306,7 @@ func (m *meddler) meddlePause() {
 	s := m.s
 	if m.paused == nil {
 		m.pools++
-		p, err := s.dev.NewPool(memory.PoolID{10, m.pools})
+		p, err := s.dev.NewPool(memory.PoolID{10, m.pools}, config.PoolOptions{})
 		if !s.failed("new pool", err) {
 			m.paused = &captured{pool: p, st: m.streams[0]}
 		}

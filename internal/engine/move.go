@@ -56,7 +56,7 @@ func (m *chunkRequest) obtain(stages memory.Stages, pressure bool) (heap.ID, err
 func (m *chunkRequest) fill(at place, stages memory.Stages, pressure bool) (heap.ID, error) {
 	c, d := m.c, m.c.d
 	defer d.state.policy.plan.letGo()
-	c.log.start()
+	c.steps.log.start()
 	d.state.policy.throttle.worked(&c.s.worked, c.s.workedNow())
 	have, grown, err := m.supply(at, stages, pressure)
 	if err != nil || have < at.need {
@@ -69,7 +69,7 @@ func (m *chunkRequest) fill(at place, stages memory.Stages, pressure bool) (heap
 	if err != nil {
 		c.waits = c.waits[:0]   // for what is not moved after all
 		if isOutOfMemory(err) { // the driver may lack memory for page tables
-			c.log.oom, c.log.of(memory.StageGrow).err = err, err
+			c.steps.log.oom, c.steps.log.of(memory.StageGrow).err = err, err
 			return 0, nil
 		}
 		return 0, err
@@ -99,7 +99,7 @@ func (m *chunkRequest) supply(at place, stages memory.Stages, pressure bool) (ha
 	if stages&(memory.StageRemap|memory.StageLend) != 0 || d.state.observers.onUnmap != nil {
 		for _, r := range [2]memory.Stages{memory.StageRemap, memory.StageLend} {
 			if stages&r != 0 {
-				c.log.try(r)
+				c.steps.log.try(r)
 			}
 		}
 		have = m.gather(at, stages, pressure)
@@ -108,7 +108,7 @@ func (m *chunkRequest) supply(at place, stages memory.Stages, pressure bool) (ha
 		return have, false, nil
 	}
 	if stages&memory.StageGrow != 0 {
-		c.log.try(memory.StageGrow)
+		c.steps.log.try(memory.StageGrow)
 		have, err = m.create(at.need-have, have)
 	}
 	if err == nil && have < at.need && p.narrow {
@@ -153,22 +153,22 @@ func (m *chunkRequest) takeMoved(block heap.ID, mapped run, stamp uint64) (heap.
 //
 // +checklocks:m.c.d.gpu.mu
 func (m *chunkRequest) create(missing, have uint64) (uint64, error) {
-	c, d, p, s, before := m.c, m.c.d, &m.c.d.state.policy.plan, m.c.log.of(memory.StageGrow), have
+	c, d, p, s, before := m.c, m.c.d, &m.c.d.state.policy.plan, m.c.steps.log.of(memory.StageGrow), have
 	s.stop = stopNot
 	if !d.state.phys.quota.MayHold(missing) {
 		s.stop = stopLimit
 		return have, nil
 	}
 	if d.state.phys.lacks(missing) {
-		c.log.oom, s.stop = cuda.ErrOutOfMemory, stopLacks
+		c.steps.log.oom, s.stop = cuda.ErrOutOfMemory, stopLacks
 		return have, nil
 	}
 	for missing > 0 {
 		size := d.state.policy.chunkSize(c.s.class, c.n, missing)
 		id, err := d.state.phys.mem.Create(size)
 		if isOutOfMemory(err) {
-			c.log.oom, s.err = err, err
-			c.log.lap(memory.StageGrow, have-before)
+			c.steps.log.oom, s.err = err, err
+			c.steps.log.lap(memory.StageGrow, have-before)
 			return have, nil
 		} else if err != nil {
 			return have, err

@@ -13,7 +13,7 @@ import (
 // addresses of the other's still count.
 func TestNestedSegmentGoes(t *testing.T) {
 	e := newEngine(t, sim.Options{}, config.Options{SingleHandle: true}, 2)
-	inner, err := e.dev.NewPoolWith(memory.PoolID{0, 1}, config.PoolOptions{Upstream: e.dev.DefaultPool().Resource()})
+	inner, err := e.dev.NewPool(memory.PoolID{0, 1}, config.PoolOptions{Upstream: e.dev.DefaultPool().Resource()})
 	must(t, err)
 	var ptrs [2]cuda.Ptr
 	for i := range ptrs {

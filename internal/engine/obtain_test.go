@@ -55,7 +55,7 @@ func narrowPlace(t *testing.T, e *fixture, p *engine.Pool, filler uint64) {
 func TestRoomierPlaceExceedsPoolLimit(t *testing.T) {
 	e := newEngine(t, sim.Options{Capacity: 80 * gib}, config.Options{}, 2)
 	e.alloc(t, 4*gib, e.streams[0]) // so that chunks are as large as what they are for
-	p, err := e.dev.NewPoolWith(memory.PoolID{1, 1}, config.PoolOptions{Limit: 50 * mib})
+	p, err := e.dev.NewPool(memory.PoolID{1, 1}, config.PoolOptions{Limit: 50 * mib})
 	must(t, err)
 	narrowPlace(t, e, p, 0)
 	_, err = p.Alloc(18*mib, e.streams[0])

@@ -323,12 +323,12 @@ func (w *world) newPool(d *worldDevice) {
 	if w.cfg.kinds {
 		w.kindOf(d, pool, &o)
 	}
-	p, err := d.dev.NewPoolWith(id, o)
+	p, err := d.dev.NewPool(id, o)
 	if err != nil {
 		w.fail("NewPool: %v", err)
 	}
 	pool.pool = p
-	if _, err := d.dev.NewPool(id); err == nil {
+	if _, err := d.dev.NewPool(id, config.PoolOptions{}); err == nil {
 		w.fail("a second pool %v", id)
 	}
 	if q, ok := d.dev.Pool(id); !ok || q != p {

@@ -31,7 +31,7 @@ type Selection struct {
 //
 // Several calls take turns. A function of OnUnmap or OnMap must neither pause nor resume.
 func (d *Device) Pause(sel Selection, o config.PauseOptions) (memory.PauseReport, error) {
-	if err := d.selects(sel); err != nil {
+	if err := sel.of(d); err != nil {
 		return memory.PauseReport{}, err
 	}
 	if o.Keep > config.KeepNone {
@@ -46,8 +46,8 @@ func (d *Device) Pause(sel Selection, o config.PauseOptions) (memory.PauseReport
 	return p.report, err
 }
 
-// selects is an error where a selection cannot be of this device.
-func (d *Device) selects(sel Selection) error {
+// of is an error where a selection cannot be of this device.
+func (sel *Selection) of(d *Device) error {
 	if sel.Pool != nil && sel.Pool.dev != d {
 		return fmt.Errorf("device %d: the pool is device %d's", d.id, sel.Pool.dev.id)
 	}

@@ -33,11 +33,11 @@ func TestSlowPauseCycles(t *testing.T) {
 
 func pauseCycles(t *testing.T, cycles int) {
 	p := newPausing(t, sim.Options{Capacity: 128 * mib}, config.Options{})
-	pool, err := p.d.NewPool(memory.PoolID{1, 0})
+	pool, err := p.d.NewPool(memory.PoolID{1, 0}, config.PoolOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	single, err := p.d.NewPoolWith(memory.PoolID{2, 0}, config.PoolOptions{Kind: config.PoolSingleHandle})
+	single, err := p.d.NewPool(memory.PoolID{2, 0}, config.PoolOptions{Kind: config.PoolSingleHandle})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -158,7 +158,7 @@ func TestPauseThreads(t *testing.T) {
 					if tag == 0 {
 						q, err = c.alloc(p.d, size, st)
 					} else {
-						q, err = p.d.AllocTagged(size, st, tag)
+						q, err = p.d.AllocWith(size, st, engine.AllocOptions{Tag: tag})
 					}
 					if errors.Is(err, cuda.ErrOutOfMemory) { // the faster the machine, the more is held by then, maybe all of it by the others
 						for _, q := range mine[len(mine)/2:] {

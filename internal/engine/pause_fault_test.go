@@ -152,7 +152,7 @@ func (s *pauseScenario) resumeAll() {
 func (s *pauseScenario) play() {
 	s.t.Helper()
 	s.blocks = map[cuda.Ptr]pausedBlock{}
-	single, err := s.d.NewPoolWith(memory.PoolID{1, 0}, config.PoolOptions{Kind: config.PoolSingleHandle})
+	single, err := s.d.NewPool(memory.PoolID{1, 0}, config.PoolOptions{Kind: config.PoolSingleHandle})
 	if err != nil {
 		s.fatal("%v", err)
 	}
@@ -160,7 +160,7 @@ func (s *pauseScenario) play() {
 	if err != nil {
 		s.fatal("%v", err)
 	}
-	user, err := s.d.NewPoolWith(memory.PoolID{2, 0}, config.PoolOptions{Upstream: own})
+	user, err := s.d.NewPool(memory.PoolID{2, 0}, config.PoolOptions{Upstream: own})
 	if err != nil {
 		s.fatal("%v", err)
 	}

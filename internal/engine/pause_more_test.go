@@ -146,7 +146,7 @@ func TestPauseSelections(t *testing.T) {
 // what was freed while it was paused has no memory to come back to.
 func TestRestoreWhilePaused(t *testing.T) {
 	p := newPausing(t, sim.Options{}, config.Options{})
-	pool, err := p.d.NewPool(memory.PoolID{1, 0})
+	pool, err := p.d.NewPool(memory.PoolID{1, 0}, config.PoolOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -139,7 +139,7 @@ func (w *pauseWorld) step() {
 		if b.pool == 0 && b.tag == 0 && w.magazines != nil {
 			b.p, err = w.magazines.alloc(w.d, b.size, b.st)
 		} else {
-			b.p, err = w.pools[b.pool].AllocTagged(b.size, b.st, b.tag)
+			b.p, err = w.pools[b.pool].Device().AllocWith(b.size, b.st, engine.AllocOptions{Pool: w.pools[b.pool], Tag: b.tag})
 		}
 		if errors.Is(err, cuda.ErrOutOfMemory) {
 			w.seen["oom"]++
@@ -367,7 +367,7 @@ func newPauseWorld(t *testing.T, seed uint64, seen map[string]int) *pauseWorld {
 		if i == 2 && w.reg != nil {
 			break // what a user's resource unmaps is its own
 		}
-		p, err := d.NewPoolWith(memory.PoolID{1, uint64(i)}, o)
+		p, err := d.NewPool(memory.PoolID{1, uint64(i)}, o)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -52,7 +52,7 @@ func (p *pausing) alloc(pool *engine.Pool, size uint64, tag uint32) cuda.Ptr {
 	if pool == nil {
 		pool = p.d.DefaultPool()
 	}
-	ptr, err := pool.AllocTagged(size, p.st, tag)
+	ptr, err := pool.Device().AllocWith(size, p.st, engine.AllocOptions{Pool: pool, Tag: tag})
 	if err != nil {
 		p.t.Fatal(err)
 	}
@@ -387,7 +387,7 @@ func TestPauseRefused(t *testing.T) {
 	}
 	refused(all, "shared with other processes", 3*mib)
 	p.free(a)
-	malloc, err := p.d.NewPoolWith(memory.PoolID{1, 0}, config.PoolOptions{Kind: config.PoolMalloc})
+	malloc, err := p.d.NewPool(memory.PoolID{1, 0}, config.PoolOptions{Kind: config.PoolMalloc})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -405,14 +405,14 @@ func TestPauseRefused(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	pool, err := p.d.NewPoolWith(memory.PoolID{3, 0}, config.PoolOptions{Upstream: registeredMemory{segments}})
+	pool, err := p.d.NewPool(memory.PoolID{3, 0}, config.PoolOptions{Upstream: registeredMemory{segments}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	b = p.alloc(pool, 3*mib, 0)
 	refused(all, "{3, 0} (virtual) is registered for communication", 3*mib)
 	p.free(b)
-	pool, err = p.d.NewPool(memory.PoolID{2, 0})
+	pool, err = p.d.NewPool(memory.PoolID{2, 0}, config.PoolOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -28,7 +28,7 @@ func (m *chunkRequest) place(spare uint64) (place, error) {
 	if !ok {
 		if err := m.h.reserve(c.n); err != nil {
 			if isOutOfMemory(err) {
-				c.log.oom, c.log.of(memory.StageGrow).err = err, err // the first that needs addresses
+				c.steps.log.oom, c.steps.log.of(memory.StageGrow).err = err, err // the first that needs addresses
 				return place{}, nil
 			}
 			return place{}, err
@@ -39,8 +39,8 @@ func (m *chunkRequest) place(spare uint64) (place, error) {
 	}
 	for !s.pool.mayHold(at.need) {
 		if !m.spare(at.need) {
-			c.scope.limit = s.pool
-			c.log.try(memory.StageGrow).stop = stopPoolLimit
+			c.steps.scope.limit = s.pool
+			c.steps.log.try(memory.StageGrow).stop = stopPoolLimit
 			return place{}, nil
 		}
 		if at, ok = find(); !ok {

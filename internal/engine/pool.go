@@ -5,9 +5,7 @@ import (
 	"slices"
 	"sync/atomic"
 
-	"github.com/cistern-gpu/cistern/config"
 	"github.com/cistern-gpu/cistern/internal/engine/arena"
-	"github.com/cistern-gpu/cistern/internal/engine/quota"
 	"github.com/cistern-gpu/cistern/internal/heap"
 	"github.com/cistern-gpu/cistern/memory"
 )
@@ -26,9 +24,7 @@ type Pool struct {
 	parent  *Pool     // the pool whose spill this is
 	mask    uint64    // sizes of blocks are multiples of mask+1
 
-	// stream heaps by stream index × classes + class. Read without a lock, where one that was dissolved may still be seen: it is
-	// empty. Changed by holders of Device.mu.
-	heaps atomic.Pointer[[]atomic.Pointer[streamHeap]]
+	heaps heapTable
 
 	// +checklocks:dev.gpu.mu
 	pinned   bool // a captured graph uses it, so nothing of it moves until Release
@@ -58,11 +54,6 @@ func (p *Pool) Device() *Device { return p.dev }
 
 // DefaultPool is pool {0, 0}.
 func (d *Device) DefaultPool() *Pool { return d.pool0 }
-
-// NewPool creates a private pool of the kind of memory that the device's options say.
-func (d *Device) NewPool(id memory.PoolID) (*Pool, error) {
-	return d.NewPoolWith(id, config.PoolOptions{})
-}
 
 // Pool finds a pool by its name.
 func (d *Device) Pool(id memory.PoolID) (*Pool, bool) {
@@ -110,7 +101,7 @@ func (p *Pool) release() error {
 //
 // +checklocks:pt.gpu.mu
 func (pt *poolTable) enter(p *Pool) {
-	p.heaps.Store(new([]atomic.Pointer[streamHeap]))
+	p.heaps.list.Store(new([]atomic.Pointer[streamHeap]))
 	i := pt.gpu.journal.Pools.Take()
 	if i == len(pt.byNumber) {
 		pt.byNumber, pt.names = append(pt.byNumber, nil), append(pt.names, memory.PoolID{})
@@ -175,33 +166,11 @@ func (p *Pool) owner() *Pool {
 // released pools left.
 func (p *Pool) Trim() error { return p.dev.trim(p) }
 
-// heapFor is the stream heap of (pool, stream, class), nil while it does not exist.
-func (p *Pool) heapFor(st *Stream, class int) *streamHeap {
-	list := *p.heaps.Load()
-	if i := uint(st.index.Load())*quota.NumClasses + uint(class); i < uint(len(list)) { // -1 is beyond any list
-		// The index is the stream's among those of its device, which may be another one, or was another stream's.
-		if s := list[i].Load(); s != nil && s.stream == st {
-			return s
-		}
-	}
-	return nil
-}
-
-// arenaOf is the arena of (pool, stream), nil while it does not exist.
-func (p *Pool) arenaOf(st *Stream) *arena.Arena {
-	for class := range quota.NumClasses {
-		if s := p.heapFor(st, class); s != nil {
-			return s.arena
-		}
-	}
-	return nil
-}
-
-// streamHeap is heapFor, creating it.
+// streamHeap is the stream heap of (pool, stream, class), made if there is none.
 //
 // +checklocks:p.dev.gpu.mu
 func (p *Pool) streamHeap(st *Stream, class int) (*streamHeap, error) {
-	if s := p.heapFor(st, class); s != nil {
+	if s := p.heaps.of(st, class); s != nil {
 		return s, nil
 	}
 	if p.released {
@@ -212,11 +181,11 @@ func (p *Pool) streamHeap(st *Stream, class int) (*streamHeap, error) {
 		return nil, fmt.Errorf("a stream of device %d cannot allocate on device %d", st.gpu.id, d.id)
 	}
 	d.state.streams.enlist(st)
-	p.inherit(st)
-	if s := p.heapFor(st, class); s != nil {
+	d.state.endings.inherit(p, st)
+	if s := p.heaps.of(st, class); s != nil {
 		return s, nil
 	}
-	s := &streamHeap{arena: p.arenaOf(st), dev: d, pool: p, stream: st, class: class, blocks: heap.New()}
+	s := &streamHeap{arena: p.heaps.arenaOf(st), dev: d, pool: p, stream: st, class: class, blocks: heap.New()}
 	if s.arena == nil {
 		s.arena = arena.New(d.health, &d.state.frees.late)
 		d.state.pools.arenas = append(d.state.pools.arenas, s.arena)
@@ -232,39 +201,21 @@ func (p *Pool) streamHeap(st *Stream, class int) (*streamHeap, error) {
 	}
 	d.state.pools.heaps[s.index] = s
 	p.refs++
-	p.list(s)
+	d.state.pools.list(s)
 	return s, nil
 }
 
-// list makes a stream heap known by its stream and class.
+// list makes a stream heap known to its pool, and its stream as one that allocates.
 //
-// +checklocks:p.dev.gpu.mu
-func (p *Pool) list(s *streamHeap) {
-	d, st := p.dev, s.stream
-	i := int(st.index.Load())*quota.NumClasses + s.class
-	list := *p.heaps.Load()
-	if i >= len(list) {
-		more := make([]atomic.Pointer[streamHeap], max(i+1, 2*len(list)))
-		for k := range list {
-			more[k].Store(list[k].Load())
-		}
-		p.heaps.Store(&more)
-		list = more
-	}
-	list[i].Store(s)
-	if !st.active {
+// +checklocks:pt.gpu.mu
+func (pt *poolTable) list(s *streamHeap) {
+	s.pool.heaps.add(s)
+	if st := s.stream; !st.active {
 		st.active = true
-		if d.state.pools.using++; d.state.pools.using > 1 {
-			d.timeline.SetShared()
+		if pt.using++; pt.using > 1 {
+			pt.gpu.timeline.SetShared()
 		}
 	}
-}
-
-// unlist undoes list.
-//
-// +checklocks:p.dev.gpu.mu
-func (p *Pool) unlist(s *streamHeap) {
-	(*p.heaps.Load())[int(s.stream.index.Load())*quota.NumClasses+s.class].Store(nil)
 }
 
 // sweep dissolves released pools that have no block left: their chunks become spare, their addresses go back when no
@@ -311,7 +262,7 @@ func (en *endings) dissolve(s *streamHeap) bool {
 	en.pools.places.Put(int(s.index))
 	en.pools.heaps = en.pools.heaps[:en.pools.places.Count()]
 	s.pool.refs--
-	s.pool.unlist(s)
+	s.pool.heaps.remove(s)
 	return true
 }
 

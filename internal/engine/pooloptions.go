@@ -12,9 +12,9 @@ import (
 // segmentUnit is the unit of segment sizes in bytes.
 const segmentUnit = 2 << 20
 
-// NewPoolWith creates a private pool of the memory that the options say. An upstream is opened to the peers that the device
+// NewPool creates a private pool of the memory that the options say. An upstream is opened to the peers that the device
 // has.
-func (d *Device) NewPoolWith(id memory.PoolID, o config.PoolOptions) (*Pool, error) {
+func (d *Device) NewPool(id memory.PoolID, o config.PoolOptions) (*Pool, error) {
 	u, err := d.state.upstreams.make(o.Upstream)
 	if err != nil {
 		return nil, fmt.Errorf("pool {%d, %d}: %w", id[0], id[1], err)

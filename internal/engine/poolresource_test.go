@@ -126,7 +126,7 @@ func (s stackCase) make(m resourcetest.Machine) (r resource.Resource, done func(
 			}
 			below = append(below, o.Upstream)
 		}
-		p, err := d.NewPoolWith(memory.PoolID{1, uint64(i)}, o)
+		p, err := d.NewPool(memory.PoolID{1, uint64(i)}, o)
 		if err != nil {
 			return nil, nil, errors.Join(err, done())
 		}

@@ -71,10 +71,10 @@ func (s *streamHeap) lose(bytes uint64) {
 // +checklocks:m.c.d.gpu.mu
 func (m *chunkRequest) spare(need uint64) bool {
 	c, d, p := m.c, m.c.d, m.h.s.pool
-	if p.pinned || d.state.observers.onUnmap != nil || c.allowed&memory.StageRemap == 0 || need > p.limit {
+	if p.pinned || d.state.observers.onUnmap != nil || c.steps.allowed&memory.StageRemap == 0 || need > p.limit {
 		return false
 	}
-	c.log.tried |= memory.StageRemap
+	c.steps.log.tried |= memory.StageRemap
 	excess, got := p.reserved+p.inFlight+need-p.limit, uint64(0)
 	for h := range d.state.pools.chunkHeaps() {
 		if o := h.s; o.pool == p && o != c.s && got < excess {

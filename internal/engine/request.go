@@ -26,7 +26,8 @@ const (
 
 // request is one request that no free block met on the hot path, on its way through the stages.
 type request struct {
-	reclaimer
+	d         *Device
+	steps     reclaimer // by which memory is given back
 	s         *streamHeap
 	n         uint64 // rounded bytes, and what the alignment may take beyond
 	size      uint64 // bytes asked for
@@ -55,9 +56,9 @@ func (p *Pool) obtain(c *request, st *Stream) (cuda.Ptr, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.a.turns.Next()
-	c.reclaimer = reclaimer{d: d, log: attempts{drv: d.drv}, allowed: d.opts.Stages | memory.StageFit}
+	c.d, c.steps = d, reclaimer{d: d, log: attempts{drv: d.drv}, allowed: d.opts.Stages | memory.StageFit}
 	if c.size > maxRequest {
-		c.log.try(memory.StageFit)
+		c.steps.log.try(memory.StageFit)
 		return 0, c.fail(p, st)
 	}
 	if d.state.pools.dissolving {
@@ -67,11 +68,11 @@ func (p *Pool) obtain(c *request, st *Stream) (cuda.Ptr, error) {
 	if d.state.observers.onUnmap != nil && d.state.phys.mem.Stale.Len() > 0 {
 		d.state.mover.unmapReady() // of pools that ended, or from before anybody wanted to know
 	}
-	if p.heapFor(st, classOf(c.n)) == nil {
+	if p.heaps.of(st, classOf(c.n)) == nil {
 		d.state.endings.retire()
 	}
 	ptr, err := c.reclaim(p, st)
-	if ptr == 0 && err == nil && p.spill != nil && c.allowed&memory.StageSpill != 0 {
+	if ptr == 0 && err == nil && p.spill != nil && c.steps.allowed&memory.StageSpill != 0 {
 		ptr, err = c.spill(p, st)
 	}
 	if ptr == 0 && err == nil {
@@ -103,7 +104,7 @@ func (c *request) reclaim(p *Pool, st *Stream) (cuda.Ptr, error) {
 	for {
 		id, again, err := c.pass(p, st)
 		if id != 0 {
-			return d.handOut(c, id), nil
+			return c.handOut(id), nil
 		}
 		if err == nil && again {
 			continue
@@ -124,8 +125,8 @@ func (c *request) reclaim(p *Pool, st *Stream) (cuda.Ptr, error) {
 //
 // +checklocks:c.d.gpu.mu
 func (c *request) pass(p *Pool, st *Stream) (id heap.ID, again bool, err error) {
-	c.log.oom = nil
-	if err := p.sort(st); err != nil {
+	c.steps.log.oom = nil
+	if err := c.d.state.held.sort(p, st); err != nil {
 		return 0, false, err
 	}
 	if c.order != streamOrdered && c.s.hot.Capture != 0 {
@@ -160,12 +161,12 @@ const mostWaits = 5
 //
 // +checklocks:c.d.gpu.mu
 func (c *request) awaitMore() (bool, error) {
-	if c.waited == 0 || c.waited >= mostWaits || c.allowed&memory.StageCollect == 0 {
+	if c.steps.waited == 0 || c.steps.waited >= mostWaits || c.steps.allowed&memory.StageCollect == 0 {
 		return false, nil // without a first wait there was nothing to wait for, or it is off
 	}
 	c.s.arena.Unlock()
 	defer c.s.arena.Lock()
-	return c.awaitFrees()
+	return c.steps.awaitFrees()
 }
 
 // setScope says whose memory may be given back for the request: of its pool alone while that one's own limit is in the way.
@@ -174,8 +175,10 @@ func (c *request) awaitMore() (bool, error) {
 func (c *request) setScope() {
 	p := c.s.pool
 	usual, _ := p.backing.sizes(c.n)
-	c.scope.pools, c.scope.need, c.scope.heap = p.sameMemory, usual, c.s
-	c.scope.chunks = c.s.backing.wantsChunks(c.scope.limit != nil)
+	// What one pool gives back may be what the other lacks if both are of the device's own memory, or neither is.
+	c.steps.scope.pools = func(o *Pool) bool { return p.backing.onDevice() == o.backing.onDevice() }
+	c.steps.scope.need, c.steps.scope.heap = usual, c.s
+	c.steps.scope.chunks = c.s.backing.wantsChunks(c.steps.scope.limit != nil)
 }
 
 // giveBackUnlocked is giveBack with the arena's lock let go.
@@ -184,7 +187,7 @@ func (c *request) setScope() {
 func (c *request) giveBackUnlocked() (bool, error) {
 	c.s.arena.Unlock()
 	defer c.s.arena.Lock()
-	return c.giveBack()
+	return c.steps.giveBack()
 }
 
 // callOutUnlocked is callOut with the arena's lock let go.
@@ -197,7 +200,7 @@ func (c *request) callOutUnlocked() bool {
 	}
 	c.s.arena.Unlock()
 	defer c.s.arena.Lock()
-	return c.callOut(own, c.n)
+	return c.steps.callOut(own, c.n)
 }
 
 // tighten has a segment of just the size do, and reports whether that is less than what was tried.
@@ -236,7 +239,7 @@ func (c *request) awaitObservers() bool {
 func (c *request) fail(p *Pool, st *Stream) error {
 	d := c.d
 	d.state.phys.counts.OOMs++
-	err := d.state.usage.outOfMemory(p, &c.reclaimer, failed{need: c.n, requested: c.size, by: c.by, heap: c.s})
+	err := d.state.usage.outOfMemory(p, &c.steps, failed{need: c.n, requested: c.size, by: c.by, heap: c.s})
 	err.Stream, err.Handle = st.ID(), st.Handle()
 	d.state.streams.enlist(st)
 	d.record(event.Event{Kind: event.OOM, Addr: err.DriverFree, Size: c.n, Stream: st.number(), Pool: p.number,
@@ -251,10 +254,10 @@ func (c *request) fail(p *Pool, st *Stream) error {
 func (c *request) run() (heap.ID, error) {
 	d, s := c.d, c.s
 	c.from = s
-	c.scope.limit = nil
+	c.steps.scope.limit = nil
 	c.waits = c.waits[:0]
-	c.log.pass++
-	c.log.try(memory.StageFit)
+	c.steps.log.pass++
+	c.steps.log.try(memory.StageFit)
 	c.collect(false)
 	if len(d.state.held.all) > 0 {
 		d.state.held.regain(s, nil)
@@ -289,14 +292,14 @@ func (c *request) collectForced() (id heap.ID, err error) {
 // +checklocks:c.d.gpu.mu
 func (c *request) collect(force bool) bool {
 	d := c.d
-	if !d.health.Waiting() || c.allowed&memory.StageCollect == 0 {
+	if !d.health.Waiting() || c.steps.allowed&memory.StageCollect == 0 {
 		return false
 	}
-	c.log.try(memory.StageCollect)
-	c.log.start()
+	c.steps.log.try(memory.StageCollect)
+	c.steps.log.start()
 	before := d.state.frees.collected
 	any := d.state.frees.collect(c.s, force)
-	c.log.lap(memory.StageCollect, d.state.frees.collected-before)
+	c.steps.log.lap(memory.StageCollect, d.state.frees.collected-before)
 	return any
 }
 
@@ -305,12 +308,12 @@ func (c *request) collect(force bool) bool {
 //
 // +checklocks:c.d.gpu.mu
 func (c *request) elsewhere() (heap.ID, error) {
-	if c.allowed&memory.StageLend == 0 {
+	if c.steps.allowed&memory.StageLend == 0 {
 		return 0, nil
 	}
-	c.log.try(memory.StageLend)
+	c.steps.log.try(memory.StageLend)
 	for class := range quota.NumClasses {
-		o := c.s.pool.heapFor(c.s.stream, class)
+		o := c.s.pool.heaps.of(c.s.stream, class)
 		if o == nil || o == c.s {
 			continue
 		}
@@ -369,18 +372,18 @@ func (c *request) choose(s *streamHeap) (heap.ID, error) {
 
 // handOut completes a request that was met: statistics, history.
 //
-// +checklocks:d.gpu.mu
-func (d *Device) handOut(c *request, id heap.ID) cuda.Ptr {
-	s := c.from
+// +checklocks:c.d.gpu.mu
+func (c *request) handOut(id heap.ID) cuda.Ptr {
+	d, s := c.d, c.from
 	b := s.blocks.At(id)
 	s.gauges.Alloc(c.size, b.Size, s.blocks.FreeBlocks)
 	b.Tag, b.Capture = c.by.label, s.hot.Capture
 	s.blocks.Stacks.Set(id, c.by.stack)
 	addr := cuda.Ptr(b.Addr)
 	switch {
-	case c.helped&memory.StageCallback != 0:
+	case c.steps.helped&memory.StageCallback != 0:
 		c.met = memory.StageCallback
-	case c.helped&memory.StageLend != 0:
+	case c.steps.helped&memory.StageLend != 0:
 		c.met = memory.StageLend
 	}
 	if c.met&(memory.StageLend|memory.StageCallback) != 0 {
@@ -415,21 +418,21 @@ func (d *Device) handOut(c *request, id heap.ID) cuda.Ptr {
 //
 // +checklocks:c.d.gpu.mu
 func (c *request) spill(p *Pool, st *Stream) (cuda.Ptr, error) {
-	s := c.log.try(memory.StageSpill)
-	c.log.start()
-	x := request{reclaimer: reclaimer{d: c.d, log: attempts{drv: c.d.drv}, allowed: c.allowed, asked: c.asked, helped: c.helped},
+	s := c.steps.log.try(memory.StageSpill)
+	c.steps.log.start()
+	x := request{d: c.d, steps: reclaimer{d: c.d, log: attempts{drv: c.d.drv}, allowed: c.steps.allowed, asked: c.steps.asked, helped: c.steps.helped},
 		n: p.spill.round(c.size), size: c.size, align: c.align, by: c.by, order: min(c.order, hostOrdered)}
 	if c.align != 0 {
 		x.n += p.spill.backing.alignSlack(c.align)
 	}
 	ptr, err := x.reclaim(p.spill, st)
-	c.log.lap(memory.StageSpill, 0)
-	c.waits, s.err = x.waits, x.log.oom
+	c.steps.log.lap(memory.StageSpill, 0)
+	c.waits, s.err = x.waits, x.steps.log.oom
 	if err != nil {
 		return 0, fmt.Errorf("pool {%d, %d} has no memory, and its spill: %w", p.id[0], p.id[1], err)
 	}
-	if x.log.oom != nil {
-		c.log.oom = errors.Join(c.log.oom, x.log.oom)
+	if x.steps.log.oom != nil {
+		c.steps.log.oom = errors.Join(c.steps.log.oom, x.steps.log.oom)
 	}
 	return ptr, nil
 }
@@ -478,7 +481,7 @@ func (us *usage) outOfMemory(p *Pool, r *reclaimer, f failed) *memory.OutOfMemor
 		e.Allocated += uint64(s.gauges.Now()[quota.Allocated])
 		e.Pending += uint64(s.gauges.Now()[quota.ActiveBytes] - s.gauges.Now()[quota.Allocated])
 		e.Cached += s.blocks.FreeBytes
-		if !s.pool.sameMemory(p) {
+		if s.pool.backing.onDevice() != p.backing.onDevice() {
 			e.Other += s.blocks.FreeBytes
 		} else if s.pool.pinned && s.pool != p {
 			e.Pinned += s.blocks.FreeBytes

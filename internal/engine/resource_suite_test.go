@@ -63,13 +63,13 @@ func newPool(m resourcetest.Machine, i int) (resource.Resource, func() error, er
 		o.Upstream = up
 	}
 	if x.nested {
-		inner, err := d.NewPoolWith(memory.PoolID{0, 1}, config.PoolOptions{})
+		inner, err := d.NewPool(memory.PoolID{0, 1}, config.PoolOptions{})
 		if err != nil {
 			return fail(err)
 		}
 		o.Upstream = inner.Resource()
 	}
-	p, err := d.NewPoolWith(memory.PoolID{0, 2}, o)
+	p, err := d.NewPool(memory.PoolID{0, 2}, o)
 	if err != nil {
 		return fail(err)
 	}

@@ -18,7 +18,7 @@ import (
 // then from what is cached, then by the callbacks. When it fails everything is paused as before, contents included; an
 // *OutOfMemoryError says what is missing. What is not paused is left alone.
 func (d *Device) Resume(sel Selection) (memory.PauseReport, error) {
-	if err := d.selects(sel); err != nil {
+	if err := sel.of(d); err != nil {
 		return memory.PauseReport{}, err
 	}
 	d.state.paused.mu.Lock()

@@ -91,7 +91,7 @@ func (en *endings) dissolveIdle() {
 	for _, s := range idle {
 		s.arena.Lock()
 		// Old mappings may be left, or segments.
-		if first := s.pool.heapFor(s.stream, quota.Small); !en.dissolve(s) && s.held > 0 && (first == s || first == nil) {
+		if first := s.pool.heaps.of(s.stream, quota.Small); !en.dissolve(s) && s.held > 0 && (first == s || first == nil) {
 			s.pool.idle = append(s.pool.idle, s.stream)
 		}
 		s.arena.Unlock()
@@ -102,28 +102,28 @@ func (en *endings) dissolveIdle() {
 // inherit gives a stream without an arena in the pool one that another stream left behind, if there is one, with all that is
 // free there: the GPU is done with it. The caller holds Device.mu and no arena's lock.
 //
-// +checklocks:p.dev.gpu.mu
-func (p *Pool) inherit(st *Stream) {
-	if p.arenaOf(st) != nil {
+// +checklocks:en.gpu.mu
+func (en *endings) inherit(p *Pool, st *Stream) {
+	if p.heaps.arenaOf(st) != nil {
 		return
 	}
 	for len(p.idle) > 0 {
 		left := p.idle[len(p.idle)-1]
 		p.idle = p.idle[:len(p.idle)-1]
-		l := p.arenaOf(left)
+		l := p.heaps.arenaOf(left)
 		if l == nil {
 			continue
 		}
 		l.Lock()
-		ok := p.leftBehind(left)
+		ok := en.leftBehind(p, left)
 		for class := range quota.NumClasses {
-			if s := p.heapFor(left, class); ok && s != nil {
+			if s := p.heaps.of(left, class); ok && s != nil {
 				s.succeed(st)
 			}
 		}
 		l.Unlock()
 		if ok {
-			p.dev.state.pools.inherited++
+			en.pools.inherited++
 			return
 		}
 	}
@@ -132,10 +132,10 @@ func (p *Pool) inherit(st *Stream) {
 // leftBehind reports whether a stream may be gone, and its arena in the pool has nothing but free memory that the GPU is done
 // with. The caller holds Device.mu and the arena's lock.
 //
-// +checklocks:p.dev.gpu.mu
-func (p *Pool) leftBehind(st *Stream) bool {
+// +checklocks:en.gpu.mu
+func (en *endings) leftBehind(p *Pool, st *Stream) bool {
 	for class := range quota.NumClasses {
-		s := p.heapFor(st, class)
+		s := p.heaps.of(st, class)
 		if s == nil {
 			continue
 		}
@@ -169,8 +169,8 @@ func (s *streamHeap) succeed(st *Stream) {
 	n.backing = s.backing.succeed(n)
 	s.blocks, s.held = empty, 0
 	d.state.pools.heaps[n.index] = n
-	p.unlist(s)
-	p.list(n)
+	p.heaps.remove(s)
+	d.state.pools.list(n)
 	for _, r := range d.state.phys.mem.Ranges.All() {
 		if r.Owner == s.index { // and n's
 			d.a.disown(r.Base, r.Size)

@@ -90,7 +90,7 @@ func TestRoomAfterPause(t *testing.T) {
 				e := newEngine(t, sim.Options{Capacity: c.device}, config.Options{Limit: c.limit}, 2)
 				var blocks []cuda.Ptr
 				for range 590 * mib / size {
-					p, err := e.dev.AllocTagged(size, e.streams[0], 1)
+					p, err := e.dev.AllocWith(size, e.streams[0], engine.AllocOptions{Tag: 1})
 					if err != nil {
 						t.Fatal(err)
 					}

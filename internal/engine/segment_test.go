@@ -58,7 +58,7 @@ func TestUpstreamMayUseTheAllocator(t *testing.T) {
 	st := e.streams[0]
 	var inside []cuda.Ptr
 	u := &upstream{Resource: resource.Device(e.drv, 0)}
-	pool, err := e.dev.NewPoolWith(memory.PoolID{0, 1}, config.PoolOptions{Upstream: u})
+	pool, err := e.dev.NewPool(memory.PoolID{0, 1}, config.PoolOptions{Upstream: u})
 	must(t, err)
 	u.observe = func(what string, size uint64) {
 		e.dev.Views.Stats()
@@ -91,7 +91,7 @@ func TestUpstreamAnswers(t *testing.T) {
 	taken := e.alloc(t, mib, st)
 	given := cuda.Ptr(0)
 	var freed []cuda.Ptr
-	pool, err := e.dev.NewPoolWith(memory.PoolID{0, 1}, config.PoolOptions{Upstream: answers{p: &given, freed: &freed}})
+	pool, err := e.dev.NewPool(memory.PoolID{0, 1}, config.PoolOptions{Upstream: answers{p: &given, freed: &freed}})
 	must(t, err)
 	for _, c := range []struct {
 		p    cuda.Ptr
@@ -204,14 +204,14 @@ func TestPoolOptions(t *testing.T) {
 		{Kind: config.PoolMalloc, Upstream: resource.Device(e.drv, 0)},
 		{Kind: 77},
 	} {
-		if _, err := e.dev.NewPoolWith(id, o); err == nil {
+		if _, err := e.dev.NewPool(id, o); err == nil {
 			t.Errorf("%+v was accepted", o)
 		}
 	}
 	if _, ok := e.dev.Pool(id); ok {
 		t.Error("a pool that could not be made is there")
 	}
-	if _, err := e.dev.NewPoolWith(id, config.PoolOptions{}); err != nil {
+	if _, err := e.dev.NewPool(id, config.PoolOptions{}); err != nil {
 		t.Error(err)
 	}
 }
@@ -229,7 +229,7 @@ func TestSegmentsAndChunksMakeRoom(t *testing.T) {
 			if kind == config.PoolDefault {
 				o.Upstream = &upstream{Resource: resource.Device(e.drv, 0)}
 			}
-			pool, err := e.dev.NewPoolWith(memory.PoolID{0, 1}, o)
+			pool, err := e.dev.NewPool(memory.PoolID{0, 1}, o)
 			must(t, err)
 			st, other := e.streams[0], e.streams[1]
 			for range 3 {
@@ -268,7 +268,7 @@ func TestSettingsOfSegments(t *testing.T) {
 			t.Errorf("%s is written %s, which is read %+v, %v", text, opts, again, err)
 		}
 		e := checked(t, opts, 128*mib, 1)
-		pool, err := e.dev.NewPool(memory.PoolID{0, 1})
+		pool, err := e.dev.NewPool(memory.PoolID{0, 1}, config.PoolOptions{})
 		must(t, err)
 		e.drv.ResetCalls()
 		p := e.alloc(t, 30*mib, e.streams[0])

@@ -467,7 +467,7 @@ func TestSharePools(t *testing.T) {
 	}
 	for i, o := range []config.PoolOptions{{Kind: config.PoolMalloc}, {Kind: config.PoolSingleHandle}, {NoSplit: true}, {},
 		{Upstream: resource.Statistics(handles)}, {Upstream: resource.Device(from.drv, 0)}} {
-		pool, err := from.dev.NewPoolWith(memory.PoolID{7, uint64(i)}, o)
+		pool, err := from.dev.NewPool(memory.PoolID{7, uint64(i)}, o)
 		if err != nil {
 			t.Fatal(err)
 		}

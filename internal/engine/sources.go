@@ -83,12 +83,12 @@ func (m *chunkRequest) gather(at place, stages memory.Stages, pressure bool) (ha
 				return have
 			}
 		}
-		c.log.found(memory.StageRemap, have-before)
+		c.steps.log.found(memory.StageRemap, have-before)
 	}
 	before = have
 	if stages&memory.StageLend != 0 {
 		heaps(func(o *streamHeap) bool { return o.pool != s.pool })
-		c.log.found(memory.StageLend, have-before)
+		c.steps.log.found(memory.StageLend, have-before)
 	}
 	return have
 }

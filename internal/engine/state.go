@@ -331,11 +331,10 @@ type Magazines struct {
 
 // Peers are the devices that may use this one's memory.
 type Peers struct {
-	gpu      *gpu
-	pools    *poolTable
-	phys     *physical
-	segments *segments
-	imports  *imports
+	gpu     *gpu
+	pools   *poolTable
+	phys    *physical
+	imports *imports
 }
 
 // Views are what a device knows of its memory, for reports and displays.

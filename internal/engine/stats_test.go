@@ -72,7 +72,7 @@ func TestResetAccumulated(t *testing.T) {
 // StreamSyncs counts what the driver was made to wait.
 func TestStreamSyncs(t *testing.T) {
 	e := newEngine(t, sim.Options{Lag: time.Millisecond}, config.Options{}, 2)
-	pool, err := e.dev.NewPool(memory.PoolID{1, 2})
+	pool, err := e.dev.NewPool(memory.PoolID{1, 2}, config.PoolOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}

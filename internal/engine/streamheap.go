@@ -75,7 +75,7 @@ func (p *Pool) alloc(size uint64, st *Stream, by origin) (cuda.Ptr, error) {
 	}
 	d := p.dev
 	n := p.round(size)
-	if s := p.heapFor(st, classOf(n)); s != nil && size <= maxRequest && d.health.Quick() {
+	if s := p.heaps.of(st, classOf(n)); s != nil && size <= maxRequest && d.health.Quick() {
 		if addr := s.hot.Alloc(size, n, by.label, by.stack); addr != 0 {
 			return addr, nil
 		}
@@ -87,7 +87,7 @@ func (p *Pool) alloc(size uint64, st *Stream, by origin) (cuda.Ptr, error) {
 func (p *Pool) allocCached(size uint64, st *Stream, by origin) cuda.Ptr {
 	d := p.dev
 	n := p.round(size)
-	s := p.heapFor(st, classOf(n))
+	s := p.heaps.of(st, classOf(n))
 	if s == nil || size-1 >= maxRequest || !d.health.Quick() {
 		return 0
 	}

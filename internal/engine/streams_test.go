@@ -30,7 +30,7 @@ func TestManyShortLivedStreams(t *testing.T) {
 			e := newEngine(t, sim.Options{Capacity: 1 << 30, Lag: time.Millisecond, Check: sim.CheckUse, OnFault: func(err error) { t.Error(err) }}, opts, 1)
 			st := e.streams[0]
 			kept := e.alloc(t, 3*mib, st)
-			pool, err := e.dev.NewPool(memory.PoolID{1, 1})
+			pool, err := e.dev.NewPool(memory.PoolID{1, 1}, config.PoolOptions{})
 			must(t, err)
 			var half time.Duration
 			began := cputime.Process()

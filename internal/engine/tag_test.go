@@ -9,13 +9,14 @@ import (
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/cuda/sim"
 	"github.com/cistern-gpu/cistern/event"
+	"github.com/cistern-gpu/cistern/internal/engine"
 	"github.com/cistern-gpu/cistern/memory"
 )
 
 // A tag stays with its block through whatever happens to the blocks around it, and goes with it.
 func TestTags(t *testing.T) {
 	e := newEngine(t, sim.Options{}, config.Options{History: 1 << 16}, 2)
-	pool, err := e.dev.NewPool(memory.PoolID{7, 7})
+	pool, err := e.dev.NewPool(memory.PoolID{7, 7}, config.PoolOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -44,10 +45,10 @@ func TestTags(t *testing.T) {
 			b.tag = 0
 			p, err = e.dev.Alloc(b.size, st)
 		case 1:
-			p, err = e.dev.AllocTagged(b.size, st, b.tag)
+			p, err = e.dev.AllocWith(b.size, st, engine.AllocOptions{Tag: b.tag})
 		default:
 			b.pool = pool.ID()
-			p, err = pool.AllocTagged(b.size, st, b.tag)
+			p, err = pool.Device().AllocWith(b.size, st, engine.AllocOptions{Pool: pool, Tag: b.tag})
 		}
 		if err != nil {
 			t.Fatal(err)
@@ -113,7 +114,7 @@ func TestTags(t *testing.T) {
 	}
 
 	e.dev.History.Drain(nil)
-	p, err := e.dev.AllocTagged(1000, e.streams[0], 77)
+	p, err := e.dev.AllocWith(1000, e.streams[0], engine.AllocOptions{Tag: 77})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -136,7 +137,7 @@ func TestTags(t *testing.T) {
 	if len(kinds) != 3 {
 		t.Errorf("the history has %v of a block's life", kinds)
 	}
-	if _, err := e.dev.AllocTagged(1000, e.streams[0], memory.MaxTag+1); err == nil {
+	if _, err := e.dev.AllocWith(1000, e.streams[0], engine.AllocOptions{Tag: memory.MaxTag + 1}); err == nil {
 		t.Error("a tag beyond the largest was taken")
 	}
 }

@@ -207,7 +207,7 @@ func (s *transcript) line(f []string) {
 				o.NoSplit = true
 			}
 		}
-		p, err := s.dev.NewPoolWith(memory.PoolID{0, uint64(len(s.pools) + 1)}, o)
+		p, err := s.dev.NewPool(memory.PoolID{0, uint64(len(s.pools) + 1)}, o)
 		s.result(err)
 		s.pools[f[0]] = p
 	case "release":

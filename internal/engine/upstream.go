@@ -120,10 +120,6 @@ func (u upstream) drop(d *Device) {
 	}
 }
 
-// sameMemory reports whether memory that one pool gives back may be what the other lacks: both are of the device's own
-// memory, or neither is.
-func (p *Pool) sameMemory(o *Pool) bool { return p.backing.onDevice() == o.backing.onDevice() }
-
 // trimUpstreams asks the upstreams of the pools chosen to give back what they keep, and reports whether any was asked. The
 // caller holds Device.mu and nothing else; it is let go meanwhile.
 //

@@ -107,7 +107,7 @@ var hostMemory = resource.Traits{Name: "shelf", HostAccessible: true, Align: 409
 
 func (e *fixture) pool(t testing.TB, n uint64, o config.PoolOptions) *engine.Pool {
 	t.Helper()
-	p, err := e.dev.NewPoolWith(memory.PoolID{9, n}, o)
+	p, err := e.dev.NewPool(memory.PoolID{9, n}, o)
 	must(t, err)
 	return p
 }
@@ -283,7 +283,7 @@ func TestUpstreamGranularity(t *testing.T) {
 			}
 		}
 		traits.Align = 3 * mib
-		if _, err := e.dev.NewPoolWith(memory.PoolID{9, 2}, config.PoolOptions{Upstream: newShelf(1, traits)}); err == nil {
+		if _, err := e.dev.NewPool(memory.PoolID{9, 2}, config.PoolOptions{Upstream: newShelf(1, traits)}); err == nil {
 			t.Error("an alignment of 3 MiB was taken")
 		}
 	}
@@ -294,10 +294,10 @@ func TestUpstreamPeers(t *testing.T) {
 	drv := newPair(t, nil, nil, config.Options{})
 	d, st := drv.dev[0], drv.st[0]
 	before, after, released := newShelf(1<<30, hostMemory), newShelf(1<<30, hostMemory), newShelf(1<<30, hostMemory)
-	p, err := d.NewPoolWith(memory.PoolID{9, 1}, config.PoolOptions{Upstream: wrapped{before}})
+	p, err := d.NewPool(memory.PoolID{9, 1}, config.PoolOptions{Upstream: wrapped{before}})
 	must(t, err)
 	fromPool(t, p, mib, st)
-	q, err := d.NewPoolWith(memory.PoolID{9, 2}, config.PoolOptions{Upstream: released})
+	q, err := d.NewPool(memory.PoolID{9, 2}, config.PoolOptions{Upstream: released})
 	must(t, err)
 	x := fromPool(t, q, mib, st)
 	must(t, q.Release())
@@ -309,15 +309,15 @@ func TestUpstreamPeers(t *testing.T) {
 	must(t, d.Peers.Enable(1))
 	must(t, d.Peers.Enable(1))
 	after.broken = errors.New("nor there")
-	if _, err := d.NewPoolWith(memory.PoolID{9, 3}, config.PoolOptions{Upstream: after}); !errors.Is(err, after.broken) {
+	if _, err := d.NewPool(memory.PoolID{9, 3}, config.PoolOptions{Upstream: after}); !errors.Is(err, after.broken) {
 		t.Errorf("%v", err)
 	}
 	after.broken = &cuda.Error{Op: "cuMemPoolSetAccess", Device: 1, Code: cuda.ErrIllegalAddress} // the peer is
-	if _, err = d.NewPoolWith(memory.PoolID{9, 3}, config.PoolOptions{Upstream: after}); err != nil {
+	if _, err = d.NewPool(memory.PoolID{9, 3}, config.PoolOptions{Upstream: after}); err != nil {
 		t.Error(err)
 	}
 	after.broken = nil
-	_, err = d.NewPoolWith(memory.PoolID{9, 4}, config.PoolOptions{Upstream: after})
+	_, err = d.NewPool(memory.PoolID{9, 4}, config.PoolOptions{Upstream: after})
 	must(t, err)
 	for i, s := range []*shelf{before, released, after} {
 		if !slices.Equal(s.peers, []cuda.Device{1}) {

@@ -261,7 +261,7 @@ type segmentHeap struct {
 //
 // +checklocks:c.d.gpu.mu
 func (h *segmentHeap) supply(c *request) (heap.ID, error) {
-	if c.allowed&memory.StageGrow != 0 {
+	if c.steps.allowed&memory.StageGrow != 0 {
 		if id, err := h.grow(c); id != 0 || err != nil {
 			return id, err
 		}
@@ -277,33 +277,33 @@ func (h *segmentHeap) supply(c *request) (heap.ID, error) {
 // +checklocks:c.d.gpu.mu
 func (h *segmentHeap) grow(c *request) (heap.ID, error) {
 	d, p := c.d, h.s.pool
-	grow := c.log.try(memory.StageGrow)
+	grow := c.steps.log.try(memory.StageGrow)
 	grow.stop = stopNot
 	size, least := h.w.sizes(c.n)
 	if c.tight || !p.mayHold(size) {
 		size = least // with nothing for later requests
 		if !p.mayHold(size) {
-			c.scope.limit = p
+			c.steps.scope.limit = p
 		}
 	}
 	switch {
-	case c.scope.limit != nil:
+	case c.steps.scope.limit != nil:
 		grow.stop = stopPoolLimit
 		return 0, nil
 	case h.w.counted && !d.state.phys.quota.MayHold(size):
 		grow.stop = stopLimit
 		return 0, nil
 	}
-	c.log.start()
+	c.steps.log.start()
 	ptr, err := h.get(c, size)
 	switch {
 	case err == nil:
-		c.log.lap(memory.StageGrow, size)
+		c.steps.log.lap(memory.StageGrow, size)
 		h.add(c, ptr, size)
 		c.met = memory.StageGrow
 	case isOutOfMemory(err):
-		c.log.lap(memory.StageGrow, 0)
-		c.log.oom, grow.err = err, err
+		c.steps.log.lap(memory.StageGrow, 0)
+		c.steps.log.oom, grow.err = err, err
 	default:
 		return 0, err
 	}

@@ -19,12 +19,7 @@ const (
 
 // oversized are the parts of the engine that are larger, with their sizes: these may shrink, and must be lowered here then.
 var oversized = map[string]int{
-	"engine.Allocator methods":     32,
-	"engine.Device methods":        31,
-	"engine.Pool methods":          37,
-	"engine.request methods":       34,
 	"engine/health.Driver methods": 58, // those of cuda.Driver, which it implements
-	"engine.request fields":        21,
 }
 
 // TestShape holds the engine, and all packages below it, to these sizes.
@@ -43,6 +38,9 @@ func TestShape(t *testing.T) {
 			t.Fatal(p.Errors)
 		}
 		short := strings.TrimPrefix(p.PkgPath, module+"/internal/")
+		if short == "engine" {
+			noBackPointers(t, p.Types.Scope())
+		}
 		for _, name := range p.Types.Scope().Names() {
 			if named, ok := p.Types.Scope().Lookup(name).(*types.TypeName); ok && !named.IsAlias() {
 				at := short + "." + name
@@ -69,6 +67,30 @@ func TestShape(t *testing.T) {
 		if sizes[what] < n {
 			t.Errorf("%s: %d in the table, %d now: lower it", what, n, sizes[what])
 		}
+	}
+}
+
+// noBackPointers: no part of a device knows the Device, and each uses only parts that stand above it in the list (type state).
+func noBackPointers(t *testing.T, scope *types.Scope) {
+	device := types.NewPointer(scope.Lookup("Device").Type())
+	state := scope.Lookup("state").Type().Underlying().(*types.Struct)
+	at := map[string]int{} // parts by type, with their places in the list
+	for i := range state.NumFields() {
+		at[state.Field(i).Type().String()] = i
+	}
+	for i := range state.NumFields() {
+		part := state.Field(i).Type().(*types.Pointer).Elem().Underlying().(*types.Struct)
+		for f := range part.Fields() {
+			if types.Identical(f.Type(), device) {
+				t.Errorf("engine.state.%s: %s points back to the Device", state.Field(i).Name(), f.Name())
+			}
+			if k, ok := at[f.Type().String()]; ok && k >= i {
+				t.Errorf("engine.state.%s: uses %s, which stands below it", state.Field(i).Name(), f.Name())
+			}
+		}
+	}
+	if state.NumFields() < 10 {
+		t.Errorf("the state has %d parts: this test no longer finds them", state.NumFields())
 	}
 }
 
