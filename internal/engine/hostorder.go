@@ -19,12 +19,11 @@ func (p *Pool) allocHost(size uint64, st *Stream, by origin) (cuda.Ptr, error) {
 	if size == 0 {
 		return 0, nil
 	}
-	c := request{n: p.round(size), size: size, by: by, order: hostOrdered}
-	ptr, err := p.obtain(&c, st)
+	ptr, waits, err := p.obtain(request{n: p.round(size), size: size, by: by, order: hostOrdered}, st)
 	if err != nil {
 		return 0, err
 	}
-	for _, w := range c.waits {
+	for _, w := range waits {
 		// The block is out, so it is not handed out meanwhile.
 		if err := w.Stream.Sync(w.Epoch); err != nil {
 			return 0, errors.Join(err, p.dev.a.Free(ptr))

@@ -44,7 +44,8 @@ func (r *poolResource) Alloc(size, align uint64, h cuda.Stream) (cuda.Ptr, error
 		return p.alloc(size, st, by)
 	}
 	n := p.round(size) + p.backing.alignSlack(align)
-	return p.obtain(&request{n: n, size: size, align: align, by: by}, st)
+	ptr, _, err := p.obtain(request{n: n, size: size, align: align, by: by}, st)
+	return ptr, err
 }
 
 func (r *poolResource) Free(ptr cuda.Ptr, size, _ uint64, h cuda.Stream) error {

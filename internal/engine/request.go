@@ -44,17 +44,51 @@ type request struct {
 
 // allocSlow meets a request that the hot path could not, stage by stage. See Stages for the order.
 func (p *Pool) allocSlow(size, n uint64, st *Stream, by origin) (cuda.Ptr, error) {
-	return p.obtain(&request{n: n, size: size, by: by}, st)
+	ptr, _, err := p.obtain(request{n: n, size: size, by: by}, st)
+	return ptr, err
 }
 
-// obtain takes a request through the stages.
-func (p *Pool) obtain(c *request, st *Stream) (cuda.Ptr, error) {
+// obtain takes a request through the stages. The waits are for the caller, where the request is host-ordered.
+func (p *Pool) obtain(what request, st *Stream) (cuda.Ptr, timeline.Waits, error) {
 	d := p.dev
 	if err := d.health.Broken(); err != nil {
-		return 0, err
+		return 0, nil, err
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	c := d.state.policy.newRequest()
+	*c = what
+	ptr, err := c.meet(p, st)
+	waits := c.waits
+	d.state.policy.requestOver(c)
+	return ptr, waits, err
+}
+
+// newRequest is a request that is over, or a new one: while there is a history every request takes this way, and is to allocate
+// no Go memory.
+//
+// +checklocks:po.gpu.mu
+func (po *policy) newRequest() *request {
+	n := len(po.over)
+	if n == 0 {
+		return new(request)
+	}
+	c := po.over[n-1]
+	po.over = po.over[:n-1]
+	return c
+}
+
+// +checklocks:po.gpu.mu
+func (po *policy) requestOver(c *request) {
+	*c = request{} // which may refer to much
+	po.over = append(po.over, c)
+}
+
+// meet takes a request through the stages. The caller holds Device.mu and nothing else; it is let go meanwhile.
+//
+// +checklocks:p.dev.gpu.mu
+func (c *request) meet(p *Pool, st *Stream) (cuda.Ptr, error) {
+	d := p.dev
 	d.a.turns.Next()
 	c.d, c.steps = d, reclaimer{d: d, log: attempts{drv: d.drv}, allowed: d.opts.Stages | memory.StageFit}
 	if c.size > maxRequest {

@@ -167,6 +167,8 @@ type policy struct {
 	plan planner
 	// +checklocks:gpu.mu
 	throttle throttle
+	// +checklocks:gpu.mu
+	over []*request // to be used again
 }
 
 // observers are the functions that learn of memory that is mapped and unmapped.

@@ -113,6 +113,27 @@ func TestSteadyState(t *testing.T) {
 	}
 }
 
+// A history costs no Go memory either, once its events have their place.
+func TestSteadyHistory(t *testing.T) {
+	e := newEngine(t, sim.Options{}, config.Options{History: 1000}, 2)
+	round := func() {
+		for i := range 100 {
+			p := e.alloc(t, uint64(512+i*1000), e.streams[i%2])
+			e.free(t, p)
+		}
+	}
+	for range 30 {
+		round()
+	}
+	e.drv.ResetCalls()
+	if n := testing.AllocsPerRun(20, round); n != 0 {
+		t.Errorf("%v Go allocations in 200 operations", n)
+	}
+	if calls := e.drv.Calls(); calls.Calls["cuMemCreate"].Count+calls.Calls["cuMemMap"].Count > 0 {
+		t.Errorf("driver calls %v", calls.Calls)
+	}
+}
+
 // Frees on a stream that may be destroyed next cost an event each, and no Go memory.
 func TestSteadyShortLivedStream(t *testing.T) {
 	e := newEngine(t, sim.Options{}, config.Options{}, 0)

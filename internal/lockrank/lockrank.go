@@ -35,9 +35,9 @@ type Rank uint8
 // The ranks, in the order in which they are locked.
 const (
 	none      Rank = iota
-	Keeping        // Allocator.keeping
-	Pausing        // Device.pausing
-	Private        // Device.privateMu
+	Keeping        // engine.Stacks.keeping
+	Pausing        // engine.pausedMemory.mu
+	Private        // engine.upstreams.mu
 	Glance         // glance.mu
 	Device         // Device.mu
 	Arena          // arena.Arena.mu, and the magazine's word behind it
@@ -52,7 +52,7 @@ const (
 	ranks
 )
 
-var names = [ranks]string{"a mutex without rank", "Allocator.keeping", "Device.pausing", "Device.privateMu", "glance.mu", "Device.mu",
+var names = [ranks]string{"a mutex without rank", "Stacks.keeping", "pausedMemory.mu", "upstreams.mu", "glance.mu", "Device.mu",
 	"arena.Arena.mu", "timeline.gpuWaits.mu", "timeline.epochs.mu", "Allocator.mu", "opened.mu", "timeline.Gate.mu", "timeline.Device.mu",
 	"journal.Journal.mu", "resource.SingleHandle.mu"}
 
