@@ -9,7 +9,7 @@ import (
 
 // Addresses: which stream heap they belong to, what a stream heap reserves for its memory, and what is given back.
 
-// heapOf is the stream heap that an address belongs to, nil when it is none of the allocator's.
+// heapOf is the stream heap that an address belongs to; nil if the address is not the allocator's.
 func (a *Allocator) heapOf(p cuda.Ptr) *streamHeap { return a.addresses.Find(uint64(p)) }
 
 // SegmentBase finds the segment in which the live allocation that starts at p lies: the range that the upstream handed out,
@@ -73,7 +73,7 @@ func (h *chunkHeap) reserve(n uint64) error {
 
 const firstReservation = 1 << 40
 
-// reclaim gives the addresses of stream heaps back that have no block out, as those of streams that were destroyed, and
+// reclaim gives back the addresses of stream heaps that have no used block, such as those of streams that were destroyed. It
 // reports whether any went. The caller holds Device.mu and held's lock.
 //
 // +checklocks:mv.gpu.mu

@@ -39,7 +39,7 @@ type Allocator struct {
 	Stacks  *Stacks
 }
 
-// New makes an allocator over a driver. Nothing is asked of the driver until memory is.
+// New makes an allocator over a driver. A device starts when it is first used.
 func New(drv cuda.Driver, opts config.Options) (*Allocator, error) {
 	opts = opts.WithDefaults()
 	if err := opts.Validate(); err != nil {
@@ -129,11 +129,10 @@ func (a *Allocator) Free(p cuda.Ptr) error {
 	return s.freePtr(p, nil)
 }
 
-// FreeOn is Free for programs that say on which stream they give memory back, which need not be the one that it was
-// allocated on: all work that uses the block comes before what is queued on st by now, which is what the block is reused
-// after, together with the work of streams named by RecordStream. Nothing is asked of the stream that it was allocated on,
-// which may have been destroyed. st may be of another device. It must exist; while it is captured, until the capture ends.
-// On the block's own stream it is Free.
+// FreeOn is Free for programs that say on which stream they give memory back; it need not be the stream of the allocation. All
+// work that uses the block must be ordered before the end of what is queued on st by now. The block is reused after that, and
+// after the work of streams named by RecordStream. The stream of the allocation is not used: it may have been destroyed. st may
+// be of another device. It must exist; while it is captured, until the capture ends. On the block's own stream FreeOn is Free.
 func (a *Allocator) FreeOn(p cuda.Ptr, st *Stream) error {
 	if p == 0 {
 		return nil
@@ -169,7 +168,7 @@ func (a *Allocator) Base(p cuda.Ptr) (memory.Block, error) {
 	}
 	s.arena.Lock()
 	id, _, ok := s.blocks.Lookup(uint64(p))
-	if ok && s.blocks.At(id).Uses != 0 { // it may be lent, which the device's lock guards
+	if ok && s.blocks.At(id).Uses != 0 { // another stream may have borrowed it, which the device's lock guards
 		s.arena.Unlock()
 		s.dev.mu.Lock()
 		defer s.dev.mu.Unlock()

@@ -11,31 +11,31 @@ import (
 	"github.com/cistern-gpu/cistern/internal/lockrank"
 )
 
-// Those who register memory elsewhere, with a network card or with NCCL, must know what is mapped. They are told of it
-// when it is out of everybody's reach: of new memory before any of it is handed out, of memory that goes when the GPU is
-// done with it and before it is unmapped. No lock is held meanwhile.
+// Libraries that register memory elsewhere, with a network card or with NCCL, must know which memory is mapped. Their functions
+// learn of new memory before any of it is handed out, and of old memory when the GPU is done with it and before it is unmapped.
+// No request can get the memory meanwhile, and no lock is held.
 
-// OnUnmap sets the one function (nil: none) that is called before memory of the device is unmapped or given back to
-// where it came from, once for each chunk or segment. The GPU is done with the memory then, and none of it is handed
-// out. While there is such a function memory stays where it was mapped: nothing moves, and what unmaps are Trim, the end
-// of a pool, and the last stage before a request fails, which takes free memory from all pools as StageLend.
+// OnUnmap sets the one function (nil: none) that is called before memory of the device is unmapped or given back to its
+// upstream, once for each chunk or segment. The GPU is done with the memory, and none of it is handed out. While there is such
+// a function, nothing moves: memory is unmapped by Trim, at the end of a pool, and by the last stage before a request fails,
+// which takes free memory from all pools as StageLend.
 //
-// The function is called with no lock held, perhaps by several threads at once. It may free, and ask, but must not
-// allocate from the device or trim it. A request that would fail while another thread is telling waits for that, for at
-// most a second for each call of the function, so that locks of the caller's do no more harm. When OnUnmap returns no call of the former function is
-// under way, so a function must not replace itself.
+// The function is called with no lock held, perhaps by several threads at once. It may free memory and read statistics, but
+// must not allocate from the device or trim it. A request that would fail while another thread calls an observer waits for
+// that, at most a second for each call, so that the caller's own locks do no more harm. When OnUnmap returns no call of the
+// former function is under way, so a function must not replace itself.
 func (d *Device) OnUnmap(f func(addr cuda.Ptr, size uint64)) {
 	d.state.observers.set(&d.state.observers.onUnmap, f) // +checklocksignore: of the field only the address is taken
 }
 
-// OnMap sets the one function (nil: none) that is told of new memory of the device, chunk by chunk or segment by segment,
-// before any of it is handed out. Snapshot tells what was mapped before. What is said of the function of OnUnmap holds
-// for this one.
+// OnMap sets the one function (nil: none) that is called with new memory of the device, chunk by chunk or segment by segment,
+// before any of it is handed out. Views.Snapshot lists the memory that was mapped before. The rules for the function of OnUnmap
+// apply here, too.
 func (d *Device) OnMap(f func(addr cuda.Ptr, size uint64)) {
 	d.state.observers.set(&d.state.observers.onMap, f) // +checklocksignore: likewise
 }
 
-// observer is a function that is told of memory, and how often it is being called. Guarded by Device.mu.
+// observer is a function that is notified of memory, and how often it is being called. Guarded by Device.mu.
 type observer struct {
 	f     func(addr cuda.Ptr, size uint64)
 	calls int
@@ -54,9 +54,9 @@ func (ob *observers) set(at **observer, f func(addr cuda.Ptr, size uint64)) {
 	}
 }
 
-// A request waits for a function that may be waiting for the request's own thread for observerTimeout. It begins anew when the
-// call that was the oldest has ended: functions that come back, however slowly, fail no request. So that a request which nothing
-// can meet fails while other threads never stop publishing, that happens observerCalls times at most.
+// A request waits for a call of an observer for observerTimeout at most, because the function may be waiting for the request's
+// own thread. The wait begins anew when the oldest call has ended, so slow functions fail no request. It begins anew
+// observerCalls times at most, so that a request which nothing can meet fails although other threads never stop publishing.
 const (
 	observerTimeout = time.Second
 	observerCalls   = 20
@@ -101,8 +101,8 @@ func (ob *observers) awaitPublished(w *observerWait) {
 	})
 }
 
-// publish calls a function, if there is one, for ranges that are out of everybody's reach. The caller holds Device.mu and
-// nothing else; it is let go meanwhile.
+// publish calls a function, if there is one, for ranges that are out of reach. The caller holds Device.mu and nothing else; it
+// is let go meanwhile.
 //
 // +checklocks:ob.gpu.mu
 func (ob *observers) publish(t *observer, ranges []run) {
@@ -134,8 +134,8 @@ func (ob *observers) publishedBy(t *observer, call uint64) {
 	}
 }
 
-// unmapReady unmaps the old mappings that the GPU is known to be done with, telling of them before where somebody wants
-// to know. The caller holds Device.mu and nothing else; it is let go meanwhile.
+// unmapReady unmaps the old mappings that the GPU is known to be done with. If there is an observer, it is notified before. The
+// caller holds Device.mu and nothing else; it is let go meanwhile.
 //
 // +checklocks:mv.gpu.mu
 func (mv *mover) unmapReady() {
@@ -166,9 +166,9 @@ func (mv *mover) unmapReady() {
 	mv.observers.publish(mv.observers.onUnmap, ranges)
 }
 
-// publish tells of new memory that was mapped at block, the last part of which has just become free, and makes it free
-// memory of the request's stream heap. stamp is until when the stream heap's stream uses it. The caller holds Device.mu and the
-// stream heap's lock; both are let go meanwhile, so that the request may find less than it was meant to.
+// publish notifies the observer of new memory that was mapped at block, whose last part has just become free. Then it makes
+// that free memory of the request's stream heap. stamp is until when the stream heap's stream uses it. The caller holds
+// Device.mu and the stream heap's lock; both are let go meanwhile, so that the request may find less than it was meant to.
 //
 // +checklocks:c.d.gpu.mu
 func (c *request) publish(block heap.ID, at run, stamp uint64, pieces []run) {

@@ -6,12 +6,11 @@ import (
 	"github.com/cistern-gpu/cistern/memory"
 )
 
-// A free block of one stream lent to another: what is free in pieces between live blocks of other streams cannot be moved,
-// and is no reason to fail. It is the last thing that is tried before anybody is asked for memory, because the block stays
-// where it is: it is given back as one that is freed in the order of another stream (FreeOn), so it is the lender's again
-// only when the host knows that the borrower is done with it, and until then its chunk cannot move.
+// Free memory between live blocks of other streams cannot move, but a request can borrow a free block where it lies. This is
+// tried last before functions are called for memory, because the chunk cannot move until the host knows that the borrower is
+// done: the block is given back as one that is freed in the order of another stream (FreeOn).
 //
-// Who borrowed a block is the entry of its list of uses that says so.
+// The borrower of a block is the entry of its list of uses that is marked as such.
 
 // borrow hands out a part of the smallest free block that will do, of another stream's memory in the same pool; first of
 // the request's size class. The arena of the block stays locked until handOut has been there. The caller holds Device.mu and

@@ -23,9 +23,9 @@ type Registration struct {
 	c   *callback
 }
 
-// OnOutOfMemory registers a function that a reclaim stage calls, with no lock held, when everything else has failed and
-// before a request does: another library's cache that can give memory back to the driver or to this allocator. It is
-// told the bytes that are missing and reports whether it did anything. It must not allocate from this device.
+// OnOutOfMemory registers a function that a reclaim stage calls, with no lock held, when everything else has failed and before
+// a request does: another library's cache that can give memory back to the driver or to this allocator. need is the number of
+// bytes that are missing. The function reports whether it did anything. It must not allocate from this device.
 func (d *Device) OnOutOfMemory(f func(need uint64) bool) *Registration {
 	c := &callback{f: f}
 	d.mu.Lock()
@@ -54,7 +54,7 @@ func (r *Registration) Remove() {
 	}
 }
 
-// callOne calls a function unless it was taken back. The caller holds Device.mu and nothing else; it is let go meanwhile.
+// call calls a function unless it was taken back. The caller holds Device.mu and nothing else; it is let go meanwhile.
 //
 // +checklocks:cb.gpu.mu
 func (cb *callbacks) call(c *callback, need uint64) bool {
@@ -69,7 +69,7 @@ func (cb *callbacks) call(c *callback, need uint64) bool {
 	return c.f(need)
 }
 
-// called ends a call of callOne.
+// called ends a call of callbacks.call.
 func (c *callback) called() {
 	if c.calls--; c.calls == 0 && c.idle != nil {
 		close(c.idle)

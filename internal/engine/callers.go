@@ -2,16 +2,15 @@ package engine
 
 import "runtime"
 
-// Stacks of requests that name none. The engine finds them out for Go programs whose settings say stacks:native; where
-// others call it, as the C library does, whose callers are no Go code, it is they who know.
+// Stacks of requests that name none. The engine finds them out for Go programs whose settings say stacks:native. Other callers,
+// such as the C library, find out the stacks of their programs themselves.
 
-// CatchStacks sets the function (nil: none) that finds out the stack of a request that names none, by the request's size:
-// a number from StackOf, or 0. It is called before the request is looked at, with no lock held. Settings that say
-// stacks:native begin with one that takes the stacks of Go programs (GoFrames), without the functions of the engine and of the
-// Go API, of as many requests as stack_sample says.
+// Catch sets the function (nil: none) that finds out the stack of a request that names none, by the request's size: a number
+// from Of, or 0. It is called before the request is looked at, with no lock held. Settings that say stacks:native begin with
+// one that takes the stacks of Go programs (GoFrames), of as many requests as stack_sample says.
 //
-// A program that passes stacks, and 0 where a request is to have none, sets nil. Requests through C code in front of the engine
-// (AllocMagazine) are not caught.
+// A program that passes stacks, and 0 where a request is to have none, sets nil. Requests through Magazines.Alloc are not
+// caught.
 func (sk *Stacks) Catch(f func(size uint64) uint32) {
 	sk.a.mu.Lock()
 	defer sk.a.mu.Unlock()

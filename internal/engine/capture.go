@@ -11,24 +11,22 @@ import (
 	"github.com/cistern-gpu/cistern/internal/heap"
 )
 
-// Which pool a stream allocates from, and captures into graphs. A graph uses the memory that its capture was given
-// whenever it is launched, on any stream. So a capture is given only what the GPU is known to be done with, in host
-// order, and the pool that it came from is pinned.
+// Routes of streams to pools, and captures of streams into graphs. A graph uses the memory of its capture at every launch, on
+// any stream. So a capture is given only memory in host order, and the pool that it came from is pinned.
 //
-// Captures are numbered. A stream heap knows for which capture its free blocks were sorted (stream heap.capture): those that the
-// GPU is not known to be done with are held back, and regained when it is or when the stream asks for them after the capture.
-// What a capture was
-// given and gives back is free for it at once, in the order in which the graph runs, and no queued work uses it: its
-// mark is epoch 0.
+// Captures are numbered. A stream heap knows for which capture its free blocks were sorted (arena.Heap.Capture). Blocks that
+// the GPU is not known to be done with are held back. They are regained when it is, or when the stream asks for them after the
+// capture. A block that a capture was given and gives back is free for it at once, in the order in which the graph runs. No
+// queued work uses it: its mark is epoch 0.
 
 // route is a pool that a stream allocates from until it is undone.
 type route struct {
 	pool    *Pool
-	capture bool // it is that of BeginCapture
+	capture bool // it is that of Captures.Begin
 }
 
-// Route sends what the stream allocates from the device into a pool until Unroute; it says nothing about frees, which
-// always go where the block came from. Routes nest: the last one counts.
+// Route has the stream allocate from a pool of the device until Unroute. Frees do not depend on it: they always go where the
+// block came from. Routes nest: the last one counts.
 func (ca *Captures) Route(st *Stream, p *Pool) error {
 	ca.gpu.mu.Lock()
 	defer ca.gpu.mu.Unlock()
@@ -85,17 +83,14 @@ func (ca *Captures) unroute(st *Stream, capture bool) error {
 	return fmt.Errorf("stream %d is not routed to a pool", st.ID().ID)
 }
 
-// BeginCapture announces that the stream is being captured into a graph whose memory comes from the pool. From now on
-// until Release the pool is pinned: what it holds is not moved, lent or trimmed, also while free, because the graph
-// uses it whenever it is launched. So is every other pool that the stream is given memory from until EndCapture, until
-// when nothing waits for, or takes memory from, the stream, nor waits for the whole context, which would invalidate the
-// capture; where such a wait has started, BeginCapture waits until it is over. Several streams may be captured into one pool
-// at a time.
+// Begin announces that the stream is being captured into a graph whose memory comes from the pool. The pool is pinned from now
+// on until Release, and so is every other pool that the stream is given memory from until End. Until End nothing waits for, or
+// takes memory from, the stream, nor waits for the whole context, which would invalidate the capture. If such a wait has
+// started, Begin waits until it is over. Several streams may be captured into one pool at a time.
 //
-// It may be called before the capture itself begins, or while it is under way. Before, it waits until the GPU is done
-// with what the stream has given back to the pool. Under way it cannot, nor can it record where the stream is: what is
-// not known to be done with, there or in other pools, is left alone, and the capture gets new memory instead. MarkFrees,
-// called before the capture begins, makes that known.
+// Begin may be called before the capture itself begins, or while it is under way. Before, it waits until the GPU is done with
+// the memory that the stream has given back to the pool. Under way it cannot: memory that is not known to be done with is left
+// alone, and the capture gets new memory instead. MarkFrees, called before the capture begins, makes that known.
 func (ca *Captures) Begin(st *Stream, p *Pool) error {
 	if p == ca.gpu.pool0 {
 		return errNeedsPool
@@ -146,9 +141,9 @@ func errCapturedAlready(st *Stream) error {
 
 var errNeedsPool = errors.New("a capture needs a pool of its own: its memory is pinned until the pool is released")
 
-// MarkFrees records, on each stream, an event behind the work that may use what was given back until now, so that it
-// can be known later, also while the stream is being captured, whether the GPU is done with it. It waits for nothing.
-// It is for those who know that captures will begin but not yet of which streams.
+// MarkFrees records, on each stream, an event behind the work that may use memory given back until now. Later, also while the
+// stream is being captured, the event shows whether the GPU is done with that memory. MarkFrees waits for nothing. It is for
+// programs that know that captures will begin but not yet of which streams.
 func (ca *Captures) MarkFrees() error {
 	ca.gpu.mu.Lock()
 	defer ca.gpu.mu.Unlock()
@@ -281,7 +276,7 @@ func (hl *heldFrees) regain(held *streamHeap, whole *Pool) {
 	hl.all = keep
 }
 
-// EndCapture ends what BeginCapture announced. Call it after the capture itself has ended.
+// End ends what Begin announced. Call it after the capture itself has ended.
 func (ca *Captures) End(st *Stream) error {
 	ca.gpu.mu.Lock()
 	if st.timeline.Capture() == 0 {
@@ -293,7 +288,7 @@ func (ca *Captures) End(st *Stream) error {
 	st.order = nil
 	ca.streams.capturing = slices.DeleteFunc(ca.streams.capturing, func(t *Stream) bool { return t == st })
 	ca.gpu.timeline.Gate().End()
-	st.timeline.Close() // of what was given back meanwhile; on error somebody closes it who needs it
+	st.timeline.Close() // of what was given back meanwhile; after an error a later use closes it
 	for _, s := range ca.pools.heaps {
 		if s != nil && s.stream == st && s.pool != ca.gpu.pool0 {
 			s.arena.Lock()

@@ -6,19 +6,18 @@ import (
 	"github.com/cistern-gpu/cistern/internal/engine/timeline"
 )
 
-// Reuse within a capture. A block that other streams used waits, when it is given back, until their work is over, which
-// nobody can ask of captured work. But the graph has an order: where the capture has joined the other streams, all that its
+// Reuse within a capture. A block that other streams used waits, when it is given back, until their work is over. The driver
+// cannot say that of captured work. But the graph has an order: where the capture has joined the other streams, all that its
 // stream does from then on comes after that work, and may use the memory. So such a free notes the last nodes of the other
-// streams, and a request of the block's stream completes the free if all of them come before whatever the stream captures
-// next. This is PyTorch's graph_capture_record_stream_reuse. Off, such a free completes after the capture.
+// streams, and a request of the block's stream completes the free if all of them come before whatever the stream captures next.
+// This is PyTorch's graph_capture_record_stream_reuse. Off, such a free completes after the capture.
 
-// SetCaptureReuse turns reuse within captures on; off is what the option says (Options.CaptureReuse). It counts for frees
-// from now on.
+// SetReuse turns reuse within captures on; off is what the option says (Options.CaptureReuse). It counts for frees from now on.
 func (ca *Captures) SetReuse(on bool) { ca.frees.captureReuse.Store(on || ca.gpu.opts.CaptureReuse) }
 
-// noteCaptured has a free that waits for other streams complete within the capture that gave the block out, if the graph's order
-// allows that. What used the block before that capture does not matter: a capture is given only what is over. The caller holds
-// Device.mu and the arena's lock.
+// noteCaptured has a free that waits for other streams complete within the capture that gave the block out, if the graph's
+// order allows that. Uses of the block before that capture do not matter: a capture is given only memory whose uses are over.
+// The caller holds Device.mu and the arena's lock.
 func (f *pendingFree) noteCaptured(streams []*timeline.Stream) {
 	d, s := f.heap.dev, f.heap
 	if d.state.frees.captureReuse.Load() && s.hot.Capture != 0 && s.blocks.At(f.block).Capture == s.hot.Capture {

@@ -13,11 +13,11 @@ import (
 	"github.com/cistern-gpu/cistern/memory"
 )
 
-// What of a pool is live, and putting a pool back into such a state: a program that records several graphs into one
+// The live allocations of a pool, and putting a pool back into an earlier state: a program that records several graphs into one
 // pool, as branches of a tree, goes back to where a branch began before it records the next.
 
-// Blocks lists the live allocations of the pool in address order. What was given back and still waits for other streams is
-// not among them.
+// Blocks lists the live allocations of the pool in address order. Blocks that were given back and still wait for other streams
+// are not among them.
 func (p *Pool) Blocks() []memory.Block {
 	d := p.dev
 	d.mu.Lock()
@@ -43,7 +43,7 @@ func (p *Pool) Blocks() []memory.Block {
 func byBase(a, b memory.Block) int          { return cmp.Compare(a.Base, b.Base) }
 func toBase(b memory.Block, p cuda.Ptr) int { return cmp.Compare(b.Base, p) }
 
-// describe is what is said of a block. The caller holds Device.mu and the arena's lock.
+// describe describes a block. The caller holds Device.mu and the arena's lock.
 //
 // +checklocks:s.dev.gpu.mu
 func (s *streamHeap) describe(id heap.ID) memory.Block {
@@ -80,19 +80,19 @@ func (v *Views) LargestFree(st *Stream) uint64 {
 	return p.LargestFree(st)
 }
 
-// Restore makes exactly these the live allocations of the pool, at these addresses, as Blocks listed them before: what is
-// live and not listed is freed, what is listed and not live is allocated again. Base, Size and Requested, and Stream
-// where it is given, say what a block is; Tag, Library and Stack are taken over where it is allocated again. Memory at the
+// Restore makes exactly these the live allocations of the pool, at these addresses, as Blocks listed them before. Live blocks
+// that are not listed are freed; listed blocks that are not live are allocated again. Base, Size and Requested, and Stream
+// where it is given, identify a block. Tag, Library and Stack are taken over where it is allocated again. The memory at the
 // addresses must still be the pool's, as it is where a capture pinned it. After an error nothing has changed.
 //
-// What is allocated again has the bytes that it has: whoever restores knows that nothing else was there, or does not
-// mind. What is freed is free for the program as after Free.
+// A block that is allocated again contains the bytes that are there now. A block that is freed is free for the program as after
+// Free.
 func (p *Pool) Restore(blocks []memory.Block) error {
 	d := p.dev
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.state.held.regain(nil, p)
-	for _, l := range d.state.pools.arenas { // all: the statistics are settled under the same locks
+	for _, l := range d.state.pools.arenas { // all: the statistics are rebalanced under the same locks
 		l.Lock()
 		defer l.Unlock()
 	}
@@ -200,8 +200,7 @@ func (r *restore) planHeap(s *streamHeap, wanted []memory.Block) *memory.Block {
 			k, listed := slices.BinarySearchFunc(wanted, cuda.Ptr(b.Addr), toBase)
 			if !listed || wanted[k].Size != b.Size || wanted[k].Requested != b.Requested {
 				r.free = append(r.free, heldFree{s, id})
-				// What other streams use, or a capture must not be given, is not free at once.
-				// Nor is what is paused.
+				// Blocks that other streams use, that a capture must not be given, or that are paused are not free at once.
 				free = (b.Uses == 0 || s.dev.health.Broken() != nil && len(s.paused) == 0) && (s.hot.Capture == 0 || b.Capture == s.hot.Capture)
 			}
 		}

@@ -94,8 +94,8 @@ func (g *gpu) ID() cuda.Device { return g.id }
 // Info describes the device.
 func (g *gpu) Info() cuda.DeviceInfo { return g.info }
 
-// SetLimit bounds the physical memory that the device's pools may hold together, in bytes; 0 is no limit. Memory held
-// beyond a new limit is not given back by this; Trim does.
+// SetLimit bounds the physical memory that the device's pools may reserve together, in bytes; 0 is no limit. Memory beyond a
+// new limit stays reserved until Trim.
 func (d *Device) SetLimit(bytes uint64) {
 	d.mu.Lock()
 	d.state.phys.quota.Limit = bytes
@@ -109,7 +109,7 @@ func (d *Device) Limit() uint64 {
 	return d.state.phys.quota.Limit
 }
 
-// close gives back what the device holds; every block has been freed.
+// close gives back all memory of the device; every block has been freed.
 func (d *Device) close() error {
 	if err := d.Trim(); err != nil {
 		return err

@@ -9,13 +9,17 @@
 // chunks of physical memory that are mapped there, and the blocks over them (internal/heap). There are two size classes, up to
 // 256 KiB and above, so that small blocks with long lives do not keep the chunks of large blocks from moving.
 //
-// A pool is made of chunks or of segments; the interfaces in backing.go have one implementation for each. A chunk is one physical handle, which can move to any other pool of chunks. A
-// segment is a whole range of addresses with its memory: from cuMemAlloc (backend:malloc, ipc:legacy), with one physical
-// handle (single_handle, or a pool whose blocks are not split), or from a user's resource. Segments are cut into blocks and
-// given back whole; they never move. Where chunks are in the way of a segment, or segments in the way of a chunk, the reclaim
-// stages give the free ones back. A user's resource is called with no lock held. A stream-ordered resource is used on a stream
-// of its own that is waited for, so that no capture and no destroyed stream reaches it. Memory that is not the device's counts
-// in the statistics, but not under the device's limit.
+// A pool is made of chunks or of segments; the interfaces in backing.go have one implementation for each. A chunk is one
+// physical handle, which can move to any other pool of chunks. A segment is a whole range of addresses with its memory: from
+// cuMemAlloc (backend:malloc, ipc:legacy), with one physical handle (single_handle, or a pool whose blocks are not split), or
+// from a user's resource. Segments are cut into blocks and given back whole; they never move. Where chunks are in the way of a
+// segment, or segments in the way of a chunk, the reclaim stages give the free ones back. A user's resource is called with no
+// lock held. A stream-ordered resource is used on a stream of its own that is waited for, so that no capture and no destroyed
+// stream reaches it. Memory that is not the device's counts in the statistics, but not under the device's limit.
+//
+// The device's lock guards its state, which is in parts (state.go): each type has the methods that work on it. A caller finds
+// the operations of a device by subject: [Captures], [History], [Magazines], [Peers] and [Views]. [Sharing] and [Stacks] are
+// the allocator's.
 //
 // A pool is itself a resource (poolresource.go). Adaptors can be put before it, and another pool can be made over it. Then an
 // address has several owners; the innermost pool that handed the address out is asked.
@@ -95,14 +99,14 @@
 // # Captures
 //
 // A graph uses the memory of its capture at every launch. So each pool that a capture gets memory from is pinned until it is
-// released: its memory does not move, and is not lent or trimmed, even while it is free (capture.go). A capture is given only
-// memory in host order. Free blocks that are not known to be done are held: no request gets them until they are, or until the
-// stream asks for memory after the capture. A block that the capture frees can be reused within it at once. If other streams
-// used the block, it is free after the capture, or, with capture_reuse, once the capture has joined those streams in the graph
-// (captureorder.go). Nothing waits for, queries or records on a capturing stream.
+// released: its memory does not move, and is not reused elsewhere or trimmed, even while it is free (capture.go). A capture is
+// given only memory in host order. Free blocks that are not known to be done are held: no request gets them until they are, or
+// until the stream asks for memory after the capture. A block that the capture frees can be reused within it at once. If other
+// streams used the block, it is free after the capture, or, with capture_reuse, once the capture has joined those streams in
+// the graph (captureorder.go). Nothing waits for, queries or records on a capturing stream.
 //
 // A wait for a whole context would invalidate captures of other threads; timeline.Gate keeps the two apart. A capture that is
-// announced while it is under way can use only cached memory that was marked by an event before. [Device.MarkFrees] marks all
+// announced while it is under way can use only cached memory that was marked by an event before. [Captures.MarkFrees] marks all
 // streams, and so does each capture that is announced in time.
 //
 // A pool can be put back into an earlier state, with the same blocks live at the same addresses (checkpoint.go). Programs
@@ -144,7 +148,7 @@
 //
 // # Streams that end
 //
-// CUDA does not tell when a stream is destroyed (retire.go). When the number of arenas has doubled, arenas that are empty and
+// CUDA does not report when a stream is destroyed (retire.go). When the number of arenas has doubled, arenas that are empty and
 // whose stream may be gone are dissolved. Where their memory cannot become spare (segments, observed memory), new streams
 // of the pool inherit them. One wait for the context covers the per-thread streams of all threads that may have ended. A stream
 // that nothing depends on is forgotten and found again by its id. Streams, pools and stream heaps have small numbers, the
@@ -158,7 +162,7 @@
 // not given again while an event that can be read has them.
 //
 // Statistics are exact at every moment. A request changes the gauges of its arena under that arena's lock; package quota shares
-// out allowances, so that no peak of the device is missed. [Device.Gauges] is for displays: it makes no driver call and waits for
+// out allowances, so that no peak of the device is missed. [Views.Gauges] is for displays: it makes no driver call and waits for
 // at most some milliseconds.
 //
 // # Failures

@@ -5,14 +5,14 @@ import (
 	"github.com/cistern-gpu/cistern/memory"
 )
 
-// PoolUsage says what each pool of the device holds, the most bytes first. Spare chunks belong to none.
+// PoolUsage lists the memory of each pool of the device, the most bytes first. Spare chunks belong to none.
 func (v *Views) PoolUsage() []memory.PoolUse {
 	v.gpu.mu.Lock()
 	defer v.gpu.mu.Unlock()
 	return v.usage.byPool(nil)
 }
 
-// poolUsage is PoolUsage. The caller holds Device.mu and held's lock.
+// byPool is PoolUsage. The caller holds Device.mu and held's lock.
 //
 // +checklocks:us.gpu.mu
 func (us *usage) byPool(held *streamHeap) []memory.PoolUse {

@@ -21,9 +21,9 @@ type glance struct {
 // for the GPU.
 const glanceWait = 2 * time.Millisecond
 
-// Gauges fills g in. It is for pages that are kept current: it allocates no Go memory, makes no driver call of its own,
-// leaves what C code may hand out by itself where it is, and waits some milliseconds at most. A device that
-// is busier than that has the figures of the last call, but for DriverCalls.
+// Gauges fills g in. It is for displays that refresh: it allocates no Go memory, makes no driver call of its own, leaves the
+// blocks in magazines where they are, and waits some milliseconds at most. A device that is busier than that has the figures of
+// the last call, but for DriverCalls.
 //
 // +checklocksignore: TryLock is not known to the analyser
 func (v *Views) Gauges(g *memory.Gauges) {

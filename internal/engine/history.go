@@ -11,7 +11,7 @@ import (
 // SetHistory has every device record its last n events (n > 0), or stop and forget them (0): those that are in use, and
 // those that come into use later.
 func (a *Allocator) SetHistory(n int) {
-	a.mu.Lock() // not held while devices are asked, as in KeepStacks
+	a.mu.Lock() // not held while devices are asked, as in Stacks.Keep
 	a.history = n
 	a.mu.Unlock()
 	a.started(func(d *Device) error {
@@ -38,7 +38,7 @@ func (a *Allocator) NeedHistory(n int) (began bool) {
 	return began
 }
 
-// SetHistory starts recording the last n events (n > 0), or stops and forgets them (0).
+// SetLimit starts recording the last n events (n > 0), or stops and forgets them (0).
 func (h *History) SetLimit(n int) {
 	h.gpu.mu.Lock()
 	defer h.gpu.mu.Unlock()
@@ -50,24 +50,24 @@ func (h *History) SetLimit(n int) {
 	}
 }
 
-// SetHistoryClock replaces the clock of the history, which otherwise is the wall clock in microseconds since 1970.
+// SetClock replaces the clock of the history, which otherwise is the wall clock in microseconds since 1970.
 func (h *History) SetClock(now func() int64) { h.gpu.journal.SetClock(now) }
 
-// SetHistoryThread sets the function (nil: none) that tells the kernel's number of the calling thread. Events whose request did
-// not name a thread then have that of the caller, on every device. It is called with locks of the device held.
+// SetHistoryThread sets the function (nil: none) that returns the kernel's number of the calling thread. Events whose request
+// did not name a thread then have that of the caller, on every device. It is called with locks of the device held.
 func (a *Allocator) SetHistoryThread(f func() uint32) { a.thread.Set(f) }
 
-// History returns the recorded events, oldest first, and how many older ones the ring no longer holds. Event.Stream
-// is an index into Streams, Event.Pool into Pools.
+// Read returns the recorded events, oldest first, and how many older ones the ring no longer has. Event.Stream is an index into
+// Views.Streams, Event.Pool into Views.Pools.
 func (h *History) Read() (events []event.Event, lost uint64) { return h.gpu.journal.Events() }
 
-// TakeHistory moves the oldest recorded events, at most n of them, to the end of buf, and says how many older ones were
-// overwritten since it was last called. Ask for Streams and Pools after it, not before, and before it is called again.
+// Take moves the oldest recorded events, at most n of them, to the end of buf, and says how many older ones were overwritten
+// since it was last called. Ask for Views.Streams and Views.Pools after it, not before, and before it is called again.
 func (h *History) Take(buf []event.Event, n int) (events []event.Event, lost uint64) {
 	return h.gpu.journal.Take(buf, n)
 }
 
-// DrainHistory moves all recorded events to the end of buf, oldest first.
+// Drain moves all recorded events to the end of buf, oldest first.
 func (h *History) Drain(buf []event.Event) []event.Event {
 	buf, _ = h.Take(buf, math.MaxInt)
 	return buf

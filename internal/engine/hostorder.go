@@ -9,12 +9,12 @@ import (
 	"github.com/cistern-gpu/cistern/internal/heap"
 )
 
-// Memory in the host's order (AllocOptions.HostOrder): for libraries that say on no stream where they use it, the block is
-// handed out when the host knows the GPU to be done with it. What is known so already goes first; then what an event was
-// recorded behind, which is waited for; last what was freed since the stream's last event, behind which one is recorded
-// now, and from then on at each of the stream's frees, so that it need not be again.
+// Host-ordered memory (AllocOptions.HostOrder), for libraries that do not say on which stream they use it: the block is handed
+// out when the host knows that the GPU is done with it. Memory that is known to be done goes first, then memory behind a
+// recorded event, which is waited for. Last is memory that was freed since the stream's last event: an event is recorded behind
+// it now, and from then on at each of the stream's frees.
 
-// allocHost hands out memory in the host's order.
+// allocHost hands out host-ordered memory.
 func (p *Pool) allocHost(size uint64, st *Stream, by origin) (cuda.Ptr, error) {
 	if size == 0 {
 		return 0, nil
@@ -71,7 +71,7 @@ func (hl *heldFrees) holdBusy(s *streamHeap) {
 	}
 }
 
-// awaitPlan notes what the memory that is about to be mapped, and the free blocks that it merges with, must be waited for.
+// awaitPlan notes the work to wait for before the memory about to be mapped, and the free blocks that it merges with, are used.
 //
 // +checklocks:c.d.gpu.mu
 func (c *request) awaitPlan(at place, total uint64) {

@@ -11,35 +11,34 @@ import (
 	"github.com/cistern-gpu/cistern/memory"
 )
 
-// Requests that say more: on whose behalf, and that no stream will be named. A block's label is its tag and its library in
-// one number (heap.Block.Tag); sums look at every block, so that requests and frees keep no books of it.
+// Requests with options. A block's label is its tag and its library in one number (heap.Block.Tag). Sums look at every block,
+// so that requests and frees need not count by label.
 
 // AllocOptions say more of a request than its size and stream.
 type AllocOptions struct {
 	Pool *Pool // nil: where the stream is routed to, else the default pool
 	Tag  uint32
-	// Library numbers the library that asks, 1 to MaxLibrary; 0 is who does not say. What the numbers stand for is the
-	// caller's business, as with tags.
+	// Library numbers the library that makes the request, 1 to MaxLibrary; 0 is unknown. The numbers are the caller's, as tags
+	// are.
 	Library uint8
-	// HostOrder asks for memory that the host knows the GPU to be done with, for those who do not say on which stream
-	// they use it. Memory that is known so already is preferred; else the end of its last use is waited for, with no
-	// lock held. On a stream that is being captured it is an error. The stream that is named, as a rule the legacy
-	// default stream, is the one whose order the free is in: work on it, and on all streams that block with it, is over
-	// before the memory is used again. Streams that do not block with it are to be named by RecordStream before the
-	// free, or be waited for.
+	// HostOrder asks for memory that the host knows the GPU to be done with, for callers that do not say on which stream they
+	// use it. Memory that is known to be done is preferred; else the end of its last use is waited for, with no lock held. On a
+	// stream that is being captured it is an error. The free is in the order of the stream that is named, as a rule the legacy
+	// default stream: work on it, and on all streams that block with it, is over before the memory is used again. Other streams
+	// are to be named by RecordStream before the free, or waited for.
 	HostOrder bool
-	// Cached asks for what is cached and may be used at once, and for nothing else: where it takes more (a driver call,
-	// waiting for the GPU or for another thread, asking others) the result is null, without an error, and nothing
-	// happened. It is for those who hold a lock that others may need meanwhile. Not together with HostOrder.
+	// Cached asks for cached memory that may be used at once, and for nothing else. Where it takes more (a driver call, a wait
+	// for the GPU or for another thread, a callback), the result is null, without an error, and nothing happened. It is for
+	// callers that hold a lock which others may need meanwhile. Not together with HostOrder.
 	Cached bool
-	// Stack is the number of the stack that asks (Allocator.StackOf), 0 none: the history tells it, and the block keeps it
-	// while stacks are kept (KeepStacks).
+	// Stack is the number of the request's stack (Stacks.Of), 0 none. The history names it, and the block keeps it while stacks
+	// are kept (Stacks.Keep).
 	Stack uint32
-	// Thread is the kernel's number of the thread that asks, 0 unknown, for the history.
+	// Thread is the kernel's number of the requesting thread, 0 unknown, for the history.
 	Thread uint32
 }
 
-// origin is on whose behalf a request is made.
+// origin is where a request comes from.
 type origin struct {
 	label, stack, thread uint32
 }
@@ -86,14 +85,14 @@ func (v *Views) LibraryUsage() []memory.LibraryUse {
 	return v.usage.byLibrary()
 }
 
-// libraryUsage is LibraryUsage. The caller holds Device.mu and nothing else.
+// byLibrary is LibraryUsage. The caller holds Device.mu and nothing else.
 //
 // +checklocks:us.gpu.mu
 func (us *usage) byLibrary() []memory.LibraryUse {
 	return us.sum(func(_ *streamHeap, _ heap.ID, b *heap.Block) uint32 { return uint32(journal.LibraryOf(b.Tag)) }).Libraries()
 }
 
-// usage adds up the live blocks by a key. The caller holds Device.mu and nothing else.
+// sum adds up the live blocks by a key. The caller holds Device.mu and nothing else.
 //
 // +checklocks:us.gpu.mu
 func (us *usage) sum(key func(*streamHeap, heap.ID, *heap.Block) uint32) views.Usage {

@@ -9,11 +9,11 @@ import (
 	"github.com/cistern-gpu/cistern/memory"
 )
 
-// How paused memory goes. Contents are copied stretch by stretch, and the memory of each goes as soon as its copies are
-// known to be done, while those of later ones are under way: unmapping and releasing would take a tenth of the time that
-// copying takes. All page-locked memory is there and all copies are queued before anything goes. Should something fail
-// all the same, what went comes back with the contents that were kept. Where nothing is copied, or through a file, which
-// may turn out to have no room, everything is unmapped before anything is released.
+// How paused memory goes. Contents are copied stretch by stretch. The memory of each stretch goes as soon as its copies are
+// known to be done, while those of later ones are under way: unmapping and releasing would add a tenth of the copying time. All
+// page-locked memory is there and all copies are queued before anything goes. If a step fails all the same, the memory comes
+// back with the contents that were kept. Where nothing is copied, or through a file, which may turn out to have no room,
+// everything is unmapped before anything is released.
 
 // stretch is how much memory is copied, and goes, at once: enough that the copies are as fast as one. Tests have less.
 var stretch uint64 = stretchMost
@@ -132,8 +132,8 @@ func (p *pause) saveToFile() error {
 	return nil
 }
 
-// loadContents copies contents back to memory that is there again. They stay in the store: refill drops them. The lock is
-// let go meanwhile.
+// load copies contents back to memory that is there again. They stay in the store until refill drops them. The lock is let go
+// meanwhile.
 //
 // +checklocks:pr.gpu.mu
 // +checklocks:pr.mu
@@ -169,7 +169,7 @@ func (p *pause) drain() error {
 	}
 }
 
-// announce tells whoever wants to know that memory goes. The locks are let go meanwhile.
+// announce notifies the observer, if there is one, that memory goes. The locks are let go meanwhile.
 //
 // +checklocks:p.d.gpu.mu
 func (p *pause) announce(list []*pausedRange) error {
@@ -188,8 +188,8 @@ func (p *pause) announce(list []*pausedRange) error {
 	return d.health.Broken()
 }
 
-// commit unmaps the memory and gives it back. After an error everything is there again, with its contents, but for what
-// could not be had again, which is marked as lost.
+// commit unmaps the memory and gives it back. After an error everything is there again, with its contents, except memory that
+// could not be allocated again, which is marked as lost.
 //
 // +checklocks:p.d.gpu.mu
 // +checklocks:p.d.state.paused.mu
@@ -242,8 +242,8 @@ func (p *pause) commitBatch(b *batchOut) error {
 	return nil
 }
 
-// commitAll unmaps everything. Chunks are not released: as long as they are there, so are their contents. Segments are
-// last: they cannot be had again as they were.
+// commitAll unmaps everything. Chunks are not released: as long as they are there, so are their contents. Segments are last,
+// because their contents are lost with the memory.
 //
 // +checklocks:p.d.gpu.mu
 func (p *pause) commitAll() error {
@@ -272,7 +272,7 @@ func (a *pausedRange) unmap() error {
 	return nil
 }
 
-// restore gets back what went. What cannot be had again is lost: it stays paused.
+// restore gets back the memory that went. Memory that cannot be allocated again is lost: it stays paused.
 //
 // +checklocks:p.d.gpu.mu
 // +checklocks:p.d.state.paused.mu
@@ -324,7 +324,7 @@ func (p *pause) gone(list []*pausedRange) {
 	})
 }
 
-// rollBack makes everything as it was, but for what a second failure had in the way, which is paused.
+// rollBack makes everything as it was. Memory that a second failure keeps from coming back stays paused.
 //
 // +checklocks:p.d.gpu.mu
 func (p *pause) rollBack() {

@@ -49,8 +49,8 @@ func (fr *frees) freeLate(held *streamHeap) {
 	}
 }
 
-// AllocMagazine is Alloc for the C library. A token says that the block may be given back, once, by putting it into the
-// magazine of that magazine, which is the stream's on this device, instead of calling Free.
+// Alloc is Device.Alloc for the C library. A token says that the block may be given back, once, by putting it into the stream's
+// magazine on this device instead of calling Free.
 func (mz *Magazines) Alloc(size uint64, st *Stream) (cuda.Ptr, magazine.Token, error) {
 	if f := st.timeline.Magazine(); f != nil && st.gpu == mz.gpu && st.route.Load() == nil && mz.gpu.health.Quick() && size-1 < maxRequest {
 		if s := mz.gpu.pool0.heaps.of(st, f.ClassOf(size)); s != nil {
@@ -101,5 +101,5 @@ func (mz *Magazines) magazineOf(p cuda.Ptr, size uint64, st *Stream) *magazine.M
 	return f
 }
 
-// MagazineFlags are the device's flags for C code.
+// Flags are the device's flags for C code.
 func (mz *Magazines) Flags() *magazine.Flags { return mz.gpu.health.Flags() }

@@ -92,7 +92,7 @@ type chunkHeap struct {
 // +checklocks:c.d.gpu.mu
 func (h *chunkHeap) supply(c *request) (heap.ID, error) {
 	m := chunkRequest{c, h}
-	// First without robbing other pools; then with.
+	// First without chunks of other pools, then with them.
 	id, err := m.obtain(c.steps.allowed&(memory.StageRemap|memory.StageGrow), false)
 	if id != 0 || err != nil {
 		return id, err
@@ -291,7 +291,7 @@ func (c *pausedChunks) granules(a *pausedRange) uint64 {
 	return a.size / c.of.s.dev.state.phys.upstream.Granularity()
 }
 
-// final is no: while the chunks are there, so are their contents.
+// final is false: while the chunks are there, so are their contents.
 func (c *pausedChunks) final() bool { return false }
 
 // +checklocks:c.of.s.dev.gpu.mu

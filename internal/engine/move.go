@@ -23,7 +23,8 @@ type chunkRequest struct {
 var errNarrow = errors.New("free chunks are larger than the room for them")
 
 // obtain makes the request fit by mapping memory into the stream heap: free chunks from elsewhere, and new ones, as the stages
-// allow; with pressure also those that are better left. It returns 0 and no error when there is not enough memory. Between its attempts only the stream heap's arena is locked, as finding a place locks others.
+// allow; with pressure also those that are better left. It returns 0 and no error when there is not enough memory. Between its
+// attempts only the stream heap's arena is locked, as finding a place locks others.
 //
 // +checklocks:m.c.d.gpu.mu
 func (m *chunkRequest) obtain(stages memory.Stages, pressure bool) (heap.ID, error) {

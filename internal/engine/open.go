@@ -39,10 +39,10 @@ type importedMemory struct {
 	err   error
 }
 
-// Open makes memory that another process exported usable by the device and returns the address of the block's first
-// byte. from names the exporting process for all time. descriptor gives the descriptor of the i-th chunk, is asked for
-// them in order, and keeps each until it is asked for the next; it may wait for the other process. What is mapped already
-// is not mapped again. Each Open is undone by one CloseShared of the address.
+// Open makes memory that another process exported usable by the device and returns the address of the block's first byte. from
+// names the exporting process for all time. descriptor gives the descriptor of the i-th chunk, is asked for them in order, and
+// keeps each until it is asked for the next; it may wait for the other process. Memory that is mapped already is not mapped
+// again. Each Open is undone by one Close of the address.
 //
 // Memory that lies on another GPU than the device can be opened where the device reaches it.
 func (sh *Sharing) Open(dev cuda.Device, from string, m memory.Shared, descriptor func(i int) (int, error)) (cuda.Ptr, error) {
@@ -105,8 +105,8 @@ func (sh *Sharing) Open(dev cuda.Device, from string, m memory.Shared, descripto
 	return p, nil
 }
 
-// OpenOwn opens an export of this process's for the device that it lies on: the block itself. It is undone by one
-// CloseShared, which leaves the block as it is.
+// OpenOwn opens an export of this process's for the device that it lies on: the block itself. It is undone by one Close, which
+// leaves the block as it is.
 func (sh *Sharing) OpenOwn(e *Export) (cuda.Ptr, error) {
 	if err := e.Live(); err != nil {
 		return 0, err
@@ -132,8 +132,8 @@ func (o *opened) count(p cuda.Ptr, f *importedMemory) {
 	b.times++
 }
 
-// CloseShared undoes one Open or OpenOwn. The caller knows that the GPU is done with the memory: the last one unmaps it,
-// and unmapping does not wait.
+// Close undoes one Open or OpenOwn. The caller knows that the GPU is done with the memory: the last Close unmaps it, and
+// unmapping does not wait.
 func (sh *Sharing) Close(p cuda.Ptr) error {
 	o := &sh.opened
 	o.mu.Lock()
@@ -169,8 +169,8 @@ func (im *imports) mapper() phys.Imports {
 	return phys.Imports{Health: im.gpu.health, Granularity: im.gpu.info.Granularity}
 }
 
-// importedSize is the size of the mapping, 0 for memory that is opened by an IPC handle. What another process says is not
-// believed unless it is possible.
+// importedSize is the size of the mapping, 0 for memory that is opened by an IPC handle. The figures of another process are
+// checked, not believed.
 func importedSize(m *memory.Shared, granularity uint64) (uint64, error) {
 	var sum uint64
 	for _, c := range m.Chunks {
@@ -185,7 +185,7 @@ func importedSize(m *memory.Shared, granularity uint64) (uint64, error) {
 	return sum, nil
 }
 
-// importedKey tells mappings apart: the process, the device that they are for, and the memory.
+// importedKey identifies a mapping: the process, the device that it is for, and the memory.
 func importedKey(m *memory.Shared, dev cuda.Device, from string) string {
 	b := make([]byte, 0, len(from)+24+8*len(m.Chunks)+len(m.IPC))
 	b = append(b, from...)
@@ -200,7 +200,7 @@ func importedKey(m *memory.Shared, dev cuda.Device, from string) string {
 	return string(b)
 }
 
-// mapImported maps the chunks of an export.
+// open maps the chunks of an export.
 func (im *imports) open(m memory.Shared, descriptor func(i int) (int, error)) (cuda.Ptr, error) {
 	x := phys.Imported{Owner: im.gpu.id, Descriptor: descriptor, Access: im.adopt}
 	if m.UUID != im.gpu.info.UUID {

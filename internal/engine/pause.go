@@ -13,10 +13,8 @@ import (
 	"github.com/cistern-gpu/cistern/memory"
 )
 
-// Pausing: the memory under live blocks goes back to the device while their addresses stay theirs. What goes is whole
-// chunks, of which every block is selected or free, and whole segments. It is put out of everybody's reach first
-// (paused range, in pausedrange.go), under the locks; then, with no lock held, the GPU is waited for and the contents are saved
-// (package offload); then, under the locks again, it is unmapped, all of it or none (leave.go). Resuming is in resume.go.
+// Pausing, as the package comment describes it: the choice of the memory is here, paused ranges are in pausedrange.go, saving
+// contents and unmapping in leave.go, resuming in resume.go.
 
 // Selection says which memory of a device is meant: a pool's, a tag's, what is of both, or with the zero value all.
 type Selection struct {
@@ -24,10 +22,10 @@ type Selection struct {
 	Tag  uint32
 }
 
-// Pause gives the physical memory under the selected live blocks, and what is free beside them, back to the device;
-// their addresses stay theirs. The blocks stay allocated: they count as allocated and active, and can be freed. Nobody
-// may use them until Resume: Pause waits for all work that is queued before it begins, and work queued while it runs, or
-// later, finds no memory. What is paused already stays as it is. After an error nothing was paused.
+// Pause gives the physical memory under the selected live blocks, and the free memory beside them, back to the device; their
+// addresses stay theirs. The blocks stay allocated: they count as allocated and active, and can be freed. They must not be used
+// until Resume: Pause waits for all work that is queued before it begins, and work queued while it runs, or later, finds no
+// memory. Memory that is paused already stays as it is. After an error nothing was paused.
 //
 // Several calls take turns. A function of OnUnmap or OnMap must neither pause nor resume.
 func (d *Device) Pause(sel Selection, o config.PauseOptions) (memory.PauseReport, error) {
@@ -64,7 +62,7 @@ func (x *Selection) has(s *streamHeap, b *heap.Block) bool {
 
 func (x *Selection) mayHave(s *streamHeap) bool { return x.Pool == nil || x.Pool == s.pool.owner() }
 
-// pause is one call of Pause. Its methods are called with Device.pausing and Device.mu.
+// pause is one call of Pause. Its methods are called with pausedMemory.mu and Device.mu.
 type pause struct {
 	d         *Device
 	sel       Selection
@@ -249,8 +247,8 @@ func (p *pause) refuse(s *streamHeap, b *heap.Block, no *refusal) {
 	}
 }
 
-// depart puts what was found out of everybody's reach, and marks the blocks, so that frees are the slow path's. The
-// caller holds all arenas' locks.
+// depart puts the memory that was found out of reach, and marks the blocks, so that their frees take the slow path. The caller
+// holds all arenas' locks.
 //
 // +checklocks:p.d.gpu.mu
 func (p *pause) depart() {
@@ -290,7 +288,7 @@ func (p *pause) depart() {
 	}
 }
 
-// trim gives back what is free beside the selected blocks. It is no matter of pausing if that fails.
+// trim gives back the free memory beside the selected blocks. If that fails, the pause still succeeds.
 //
 // +checklocks:p.d.gpu.mu
 func (p *pause) trim() {

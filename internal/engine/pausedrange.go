@@ -18,14 +18,14 @@ type pausedRange struct {
 	heap       *streamHeap
 	addr, size uint64
 	contents   offload.Contents // of its blocks; none where they were dropped
-	// busy: somebody is pausing or resuming it, so it is not cut up, nor put back.
+	// busy: a pause or resume of it is under way, so it is not cut up, nor put back.
 	busy bool
-	// mapped: there is memory, still or again, and counted, though out of everybody's reach: that of blocks counts as
-	// active, the rest among the spare bytes.
+	// mapped: there is memory, still or again, and counted, though out of reach: that of blocks counts as active, the rest
+	// among the spare bytes.
 	mapped bool
-	bare   bool // nothing is mapped there no longer, or not yet, though it counts so: it is on its way
+	bare   bool // nothing is mapped there any more, or yet, though it counts so: it is on its way
 	freed  bool // a block was given back while it was mapped
-	lost   bool // its memory could not be had again
+	lost   bool // its memory could not be allocated again
 	live   int  // of a segment: blocks in it
 	mem    pausedBacking
 }
@@ -96,7 +96,7 @@ func (l pausedRanges) noteParked(b *heap.Block) {
 	}
 }
 
-// addPaused notes that blocks of a stream heap lost memory, or got it back.
+// add notes that blocks of a stream heap lost memory, or got it back.
 //
 // +checklocks:pr.gpu.mu
 func (pr *pausedMemory) add(s *streamHeap, bytes int64) {
@@ -230,8 +230,8 @@ func (s *streamHeap) blockOver(addr uint64) (id heap.ID) {
 	return id
 }
 
-// compact makes unmapped ranges of the granules of paused ranges, all of one stream heap, that no block lies in. The caller holds Device.mu and
-// the arena's lock.
+// compact makes unmapped ranges of the granules of paused ranges, all of one stream heap, that no block lies in. The caller
+// holds Device.mu and the arena's lock.
 //
 // +checklocks:pr.gpu.mu
 func (pr *pausedMemory) compact(s *streamHeap, list []*pausedRange) {
@@ -366,7 +366,7 @@ func (l pausedRanges) inTransit(addr uint64) bool {
 	return a != nil && a.mapped && !a.bare
 }
 
-// correct makes of what is mapped, as the blocks have it, what is mapped: without what is paused, and with what is on its way
+// correct makes the mapped ranges from those that the blocks have: without paused ranges, and with those that are on their way
 // out or back.
 func (l pausedRanges) correct(runs []run) []run {
 	if len(l) == 0 {
@@ -393,7 +393,7 @@ func (l pausedRanges) correct(runs []run) []run {
 	return out
 }
 
-// endPauses gives back what only pausing needs. No block is paused.
+// end gives back what only pausing needs. No block is paused.
 func (pr *pausedMemory) end() error {
 	pr.mu.Lock()
 	defer pr.mu.Unlock()

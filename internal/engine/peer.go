@@ -10,9 +10,9 @@ import (
 	"github.com/cistern-gpu/cistern/internal/heap"
 )
 
-// EnablePeer makes all memory of the device, held now or got later, accessible to work on another device. Where the two
-// cannot reach each other the error is one for which errors.Is(err, cuda.ErrPeerAccessUnsupported) holds. After any
-// error it can be asked for again; what the peer may use by then is what it could before, or more.
+// Enable makes all memory of the device, present and future, accessible to work on another device. Where the two cannot reach
+// each other the error is one for which errors.Is(err, cuda.ErrPeerAccessUnsupported) holds. After any error Enable can be
+// called again; the peer may use by then what it could before, or more.
 func (pe *Peers) Enable(peer cuda.Device) error {
 	if peer == pe.gpu.id {
 		return nil
@@ -24,7 +24,7 @@ func (pe *Peers) Enable(peer cuda.Device) error {
 	if !can {
 		return fmt.Errorf("device %d cannot use the memory of device %d: %w", peer, pe.gpu.id, cuda.ErrPeerAccessUnsupported)
 	}
-	// What cuMemAlloc gives out is opened to a context as a whole, mapped memory range by range.
+	// Memory from cuMemAlloc is opened to a context as a whole, mapped memory range by range.
 	if err := pe.gpu.drv.RetainContext(peer); err != nil {
 		return err
 	}
@@ -74,7 +74,7 @@ func (pt *poolTable) openUpstreams(open func(*wholeSegments) error) (first error
 	return first
 }
 
-// Peers are the devices that EnablePeer was called for.
+// List is the devices that Enable was called for.
 func (pe *Peers) List() []cuda.Device {
 	pe.gpu.mu.Lock()
 	defer pe.gpu.mu.Unlock()

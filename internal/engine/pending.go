@@ -14,14 +14,14 @@ type pendingFree struct {
 	waits    timeline.Waits
 	owner    *Stream               // that it was handed out to
 	captured timeline.CapturedWork // that it waits for; none where it is not known to wait for that alone
-	// stack and thread are what its event.FreeRequested tells.
+	// stack and thread are those of its event.FreeRequested.
 	stack, thread uint32
 }
 
-// lastMark marks a block of the stream heap that is given back behind another stream: nothing that its own stream had queued
-// counts, as all of it that used the block is over once the other's work is. What the memory was used for before the block
-// was handed out has its mark in the heap, except where C code hands memory out again that it took back (internal/magazine);
-// such a stream is never destroyed.
+// lastMark marks a block of the stream heap that is given back behind another stream. Work that its own stream had queued does
+// not count: all of it that used the block is over once the other's work is. The use of the memory before the block was handed
+// out has its mark in the heap, except where C code hands memory out again that it took back (internal/magazine); such a stream
+// is never destroyed.
 func (s *streamHeap) lastMark() uint64 {
 	if s.stream.timeline.Magazine() != nil {
 		return s.stream.timeline.Epoch()
@@ -46,9 +46,10 @@ func (fr *frees) parkUses(s *streamHeap, id heap.ID, stamp uint64, streams []*ti
 	return f, first
 }
 
-// collect completes the frees whose other streams are done. With force, the streams that own the blocks are made to
-// wait, on the GPU, for the others, and every free that allows it completes. Within a capture those complete whose work comes
-// before what its stream captures next. held is the stream heap whose lock the caller holds with Device.mu. It reports whether anything was completed.
+// collect completes the frees whose other streams are done. With force, the streams that own the blocks are made to wait, on
+// the GPU, for the others, and every free that allows it completes. Within a capture those complete whose work comes before
+// what its stream captures next. held is the stream heap whose lock the caller holds with Device.mu. It reports whether
+// anything was completed.
 //
 // +checklocks:fr.gpu.mu
 func (fr *frees) collect(held *streamHeap, force bool) bool {

@@ -2,10 +2,10 @@ package engine
 
 import "github.com/cistern-gpu/cistern/internal/engine/quota"
 
-// The policy of sizes: what is cut from which chunks, and when memory is moved rather than got anew. The constants
-// were chosen by replaying recorded training and serving runs: each doubling of the chunk size halves the driver time
-// of a move (it costs by the handle, 28 us on an H200) and adds to what is lost in partly used chunks, which matters
-// the more, the less memory is held altogether.
+// The policy of sizes: how large chunks are, and when memory is moved rather than allocated anew. The constants were chosen by
+// replaying recorded training and serving runs: each doubling of the chunk size halves the driver time of a move (it costs by
+// the handle, 28 us on an H200) and adds to the loss in partly used chunks, which matters the more, the less memory is
+// reserved.
 
 // A size class (quota.Small, quota.Large) has chunks of its own until they are wholly free, so that small long-lived blocks do
 // not pin chunks that large blocks are cut from.
@@ -22,27 +22,27 @@ func classOf(n uint64) int {
 }
 
 const (
-	// While a device holds less than fineBelow bytes, chunks are of the least size (of twice that for requests of
-	// largeRequest bytes, unless there is a limit to keep; a request of that many that is for more than is held, as a
-	// program's first, counts as if its memory were held); under a limit, and when more than half of the device is held,
-	// they are of half the largest size; else of a part of what is held, from half the largest size to the largest: what is
-	// lost in partly used chunks grows with their size, and matters by its share.
+	// fineBelow: while the device has reserved less, chunks are of the least size, or of twice that for requests of
+	// largeRequest bytes if there is no limit. A request of that size for more than is reserved, such as a program's first,
+	// counts as if its memory were reserved. Under a limit, and when more than half of the device is reserved, chunks are of
+	// half the largest size. Else they are a part of the reserved memory, from half the largest size to the largest: the loss
+	// in partly used chunks grows with their size, and matters by its share.
 	fineBelow    = 3 << 30
 	coarsePart   = 600
 	largeRequest = 192 << 20
-	// budgetPart, restPart: nor is a chunk larger than 1/budgetPart of what the device can hold, nor than 1/restPart of what
-	// is left of that: where memory is little, or nearly all is held, a request fails for what lies in partly used chunks.
-	// A run that stays far from its limit gets the chunks that it would get without one.
+	// budgetPart, restPart: a chunk is at most 1/budgetPart of what the device can reserve, and at most 1/restPart of what is
+	// left of that. Where little memory is left, a request fails for the memory in partly used chunks. A run that stays far
+	// from its limit gets the chunks that it would get without one.
 	budgetPart = 1024
 	restPart   = 256
-	// slack: as long as the memory held stays within 1 + 1/slack of the most that was ever active, new memory is got
-	// rather than old memory moved, because it is cheaper (no unmapping) and leaves large free blocks whole.
+	// slack: while reserved memory stays within 1 + 1/slack of the highest active memory, new memory is allocated rather than
+	// old memory moved, because it is cheaper (no unmapping) and leaves large free blocks whole.
 	slack = 100
-	// littlePart: nor is anything moved while no more than that part of the device is held (280 MiB of an H200).
+	// littlePart: nothing is moved while at most that part of the device is reserved (280 MiB of an H200).
 	littlePart = 512
 )
 
-// chunkSize is the size of the next chunk when missing bytes are to be had for a request.
+// chunkSize is the size of the next chunk for a request that misses so many bytes.
 //
 // +checklocks:po.gpu.mu
 func (po *policy) chunkSize(class int, request, missing uint64) uint64 {
@@ -67,7 +67,7 @@ func (po *policy) chunkSize(class int, request, missing uint64) uint64 {
 	return min(missing, size, po.mostChunk())
 }
 
-// mostChunk is the largest that a chunk may be for what the device can hold, and for what is left of that.
+// mostChunk is the largest that a chunk may be for the budget, and for what is left of it.
 //
 // +checklocks:po.gpu.mu
 func (po *policy) mostChunk() uint64 {
@@ -76,7 +76,7 @@ func (po *policy) mostChunk() uint64 {
 	return max(g, most/g*g)
 }
 
-// budget is what the device can hold, as far as is known: its limit, or all of its memory.
+// budget is the memory that the device can reserve, as far as is known: its limit, or all of its memory.
 //
 // +checklocks:po.gpu.mu
 func (po *policy) budget() uint64 {
@@ -86,9 +86,9 @@ func (po *policy) budget() uint64 {
 	return po.gpu.info.TotalBytes
 }
 
-// minRest is what a large block must leave of a free block, if it leaves anything, while chunks are fine: two chunks, of
-// which one at least is whole and can move. That makes moving rare and cuts large free blocks up, which is no bargain when
-// three quarters of what can be held are.
+// minRest is what a large block must leave of a free block, if it leaves anything, while chunks are fine: two chunks, of which
+// one at least is whole and can move. That makes moving rare and cuts up large free blocks, which does not pay once three
+// quarters of the budget are reserved.
 //
 // +checklocks:po.gpu.mu
 func (po *policy) minRest(class int) uint64 {

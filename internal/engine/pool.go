@@ -37,13 +37,13 @@ type Pool struct {
 	users int // routes and captures that end here
 
 	// +checklocks:dev.gpu.mu
-	limit uint64 // bytes that it may hold, 0 none of its own
+	limit uint64 // bytes that it may reserve, 0 none of its own
 	// +checklocks:dev.gpu.mu
 	reserved uint64 // the physical memory of its stream heaps
 	// +checklocks:dev.gpu.mu
 	inFlight uint64 // bytes being asked of its upstream, with no lock held
 	// +checklocks:dev.gpu.mu
-	peak uint64 // the most it held
+	peak uint64 // the most it has reserved
 }
 
 // ID is the pool's name.
@@ -63,10 +63,11 @@ func (d *Device) Pool(id memory.PoolID) (*Pool, bool) {
 	return p, ok
 }
 
-// Release says that the program does not allocate from the pool again and that no graph uses its memory in a launch to come. Blocks
-// that are still out stay valid and are freed as always; what is free can move to other pools, or, where the pool is made of
-// segments, goes back to where it came from, and the pool's addresses go when its last block does. Launches that are queued already may use the memory of a captured pool: nobody says on
-// which stream, so Release waits for the context, or, while a stream is being captured, the end of that capture does.
+// Release says that the program does not allocate from the pool again and that no graph uses its memory in a launch to come.
+// Used blocks stay valid and are freed as always. Free memory can move to other pools, or, where the pool is made of segments,
+// goes back to its upstream. The pool's addresses go when its last block does. Launches that are queued already may use the
+// memory of a captured pool, on any stream. So Release waits for the context, or, while a stream is being captured, the end of
+// that capture does.
 func (p *Pool) Release() error {
 	if err := p.release(); err != nil {
 		return err
@@ -110,7 +111,7 @@ func (pt *poolTable) enter(p *Pool) {
 	pt.byNumber[i], pt.names[i] = p, p.id
 }
 
-// end marks a pool as released: it is gone when it holds nothing any more. The caller holds Device.mu and no arena's lock.
+// endPool marks a pool as released: it is gone when it holds nothing any more. The caller holds Device.mu and no arena's lock.
 //
 // +checklocks:en.gpu.mu
 func (en *endings) endPool(p *Pool) {
@@ -130,7 +131,7 @@ func (p *Pool) parts() []*Pool {
 	return []*Pool{p}
 }
 
-// endPools forgets the released pools that hold nothing any more, and tells of them.
+// forgetEnded forgets the released pools that hold nothing any more, and calls their functions for that.
 //
 // +checklocks:pt.gpu.mu
 func (pt *poolTable) forgetEnded() {

@@ -67,7 +67,7 @@ func (r *poolResource) Free(ptr cuda.Ptr, size, _ uint64, h cuda.Stream) error {
 	if err := a.FreeOn(ptr, st); errors.Is(err, memory.ErrUnknownPointer) {
 		return err
 	}
-	return nil // what else there is to say of a free, the next request says: the block was taken back
+	return nil // the block was taken back; the next request returns any other error
 }
 
 func (r *poolResource) MemInfo() (free, total uint64, err error) {

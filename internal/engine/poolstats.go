@@ -2,7 +2,7 @@ package engine
 
 import "github.com/cistern-gpu/cistern/memory"
 
-// What one pool holds, and may hold.
+// The memory that one pool has reserved, and may reserve.
 
 // Stats sums the pool up as it is at one moment.
 func (p *Pool) Stats() memory.PoolStats {
@@ -22,8 +22,8 @@ func (p *Pool) Stats() memory.PoolStats {
 	return st
 }
 
-// SetLimit bounds the memory that the pool may hold, in bytes; 0 is no limit of its own. Memory held beyond a new limit
-// is not given back by this; Trim does.
+// SetLimit bounds the memory that the pool may reserve, in bytes; 0 is no limit of its own. Memory beyond a new limit stays
+// reserved until Trim.
 func (p *Pool) SetLimit(bytes uint64) {
 	d := p.dev
 	d.mu.Lock()
@@ -38,7 +38,7 @@ func (p *Pool) mayHold(need uint64) bool {
 	return p.limit == 0 || need <= p.limit && p.reserved+p.inFlight <= p.limit-need
 }
 
-// holds is the memory that the pool holds, its spill's included.
+// holds is the memory that the pool has reserved, its spill's included.
 //
 // +checklocks:p.dev.gpu.mu
 func (p *Pool) holds() uint64 {

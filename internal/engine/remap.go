@@ -6,7 +6,7 @@ import (
 	"github.com/cistern-gpu/cistern/internal/heap"
 )
 
-// The mapping: what is planned is done, or undone, and old mappings go.
+// The mapping of planned chunks, and the end of old mappings.
 
 // move maps the planned sources into the stream heap and returns the free block that results, whose free bytes are still to
 // be counted, where they were mapped, and until when the stream heap's stream uses them. Every driver call that can fail comes
@@ -114,9 +114,9 @@ type takenOut struct {
 	left  heap.ID // the stale mapping in its place
 }
 
-// leave takes a wholly free chunk out of a stream heap: its mapping there becomes a stale mapping. near is the free block that it
-// lay in, or what is left of it; recorded says that the caller tells the history. The caller holds Device.mu and has held the
-// arena's lock since the chunk was found free, and since the call before with the same last.
+// leave takes a wholly free chunk out of a stream heap: its mapping there becomes a stale mapping. near is the free block that
+// it lay in, or what is left of it; recorded says that the caller records the event. The caller holds Device.mu and has held
+// the arena's lock since the chunk was found free, and since the call before with the same last.
 //
 // +checklocks:h.s.dev.gpu.mu
 func (h *chunkHeap) leave(last *takenOut, near heap.ID, id phys.ChunkID, recorded bool) {
@@ -141,8 +141,8 @@ func (h *chunkHeap) leave(last *takenOut, near heap.ID, id phys.ChunkID, recorde
 	}
 }
 
-// recordLeft notes that a chunk is not at addr of a stream heap any more. The history tells it when it happens, not when the old
-// mapping is undone, which is not used until then: so what the history has mapped is what Snapshot lists, at every moment.
+// recordLeft records that a chunk is not at addr of a stream heap any more. It does so at once, not when the old mapping is
+// undone, which is not used until then. So the history and Snapshot agree on what is mapped at every moment.
 //
 // +checklocks:mv.gpu.mu
 func (mv *mover) recordLeft(o *streamHeap, addr uint64, k *phys.Chunk) {

@@ -37,12 +37,12 @@ type request struct {
 	alone     bool // no other stream can be waited for
 	tight     bool // a segment of just the size will do
 	waits     timeline.Waits
-	observers observerWait  // for threads that are telling observers of memory
+	observers observerWait  // for threads that are notifying observers
 	met       memory.Stages // the stage that met the request
 	from      *streamHeap   // the stream heap the block is in: s, or under pressure another of the same pool and stream
 }
 
-// allocSlow meets a request that the hot path could not, stage by stage. See Stages for the order.
+// allocSlow meets a request that the hot path could not, stage by stage. See memory.Stages for the order.
 func (p *Pool) allocSlow(size, n uint64, st *Stream, by origin) (cuda.Ptr, error) {
 	ptr, _, err := p.obtain(request{n: n, size: size, by: by}, st)
 	return ptr, err
@@ -100,7 +100,7 @@ func (c *request) meet(p *Pool, st *Stream) (cuda.Ptr, error) {
 		d.state.endings.sweep()
 	}
 	if d.state.observers.onUnmap != nil && d.state.phys.mem.Stale.Len() > 0 {
-		d.state.mover.unmapReady() // of pools that ended, or from before anybody wanted to know
+		d.state.mover.unmapReady() // of pools that ended, or from before there was an observer
 	}
 	if p.heaps.of(st, classOf(c.n)) == nil {
 		d.state.endings.retire()
@@ -145,7 +145,7 @@ func (c *request) reclaim(p *Pool, st *Stream) (cuda.Ptr, error) {
 		}
 		d.state.phys.rebalanceAll(s, nil)
 		if err == nil {
-			// What was got for the request, and is of no use to it now, may serve other processes.
+			// Other processes may use what was allocated for the request and is of no use to it now.
 			if any, _ := d.state.phys.releaseSpares(); any {
 				d.state.phys.rebalanceAll(s, nil)
 			}
@@ -169,7 +169,7 @@ func (c *request) pass(p *Pool, st *Stream) (id heap.ID, again bool, err error) 
 	if id, err = c.run(); id != 0 || err != nil {
 		return id, false, err
 	}
-	// Nothing is left but what waits, what other streams have free between live blocks, and what calls out.
+	// Frees that wait, free blocks of other streams between live blocks, and steps that call out are left.
 	c.setScope()
 	if again, err = c.giveBackUnlocked(); again || err != nil {
 		return 0, again, err
@@ -187,7 +187,7 @@ func (c *request) pass(p *Pool, st *Stream) (id heap.ID, again bool, err error) 
 	return 0, again, err
 }
 
-// mostWaits is how often a request waits for frees before it fails. What it waited for may be another thread's by then, and
+// mostWaits is how often a request waits for frees before it fails. Other threads may take the memory that it waited for, and
 // more may have been freed; a request that nothing can meet must end.
 const mostWaits = 5
 
@@ -203,13 +203,13 @@ func (c *request) awaitMore() (bool, error) {
 	return c.steps.awaitFrees()
 }
 
-// setScope says whose memory may be given back for the request: of its pool alone while that one's own limit is in the way.
+// setScope sets which memory may be given back for the request: its pool's alone while the pool's own limit is in the way.
 //
 // +checklocks:c.d.gpu.mu
 func (c *request) setScope() {
 	p := c.s.pool
 	usual, _ := p.backing.sizes(c.n)
-	// What one pool gives back may be what the other lacks if both are of the device's own memory, or neither is.
+	// Memory of one pool helps the other if both are of the device's own memory, or neither is.
 	c.steps.scope.pools = func(o *Pool) bool { return p.backing.onDevice() == o.backing.onDevice() }
 	c.steps.scope.need, c.steps.scope.heap = usual, c.s
 	c.steps.scope.chunks = c.s.backing.wantsChunks(c.steps.scope.limit != nil)
@@ -248,7 +248,7 @@ func (c *request) tighten() bool {
 	return true
 }
 
-// awaitObservers waits for another thread that is telling observers of memory, which may do for the request, and reports
+// awaitObservers waits for another thread that is notifying observers of memory, which may do for the request, and reports
 // whether there was one. All locks are let go meanwhile.
 //
 // +checklocks:c.d.gpu.mu
@@ -281,8 +281,8 @@ func (c *request) fail(p *Pool, st *Stream) error {
 	return err
 }
 
-// run goes up the stages that need no lock to be let go. It returns a block, or an error that is not out of memory, or
-// neither. The caller holds Device.mu and the arena's lock.
+// run takes the request through the stages that need no lock to be let go. It returns a block, or an error that is not out of
+// memory, or neither. The caller holds Device.mu and the arena's lock.
 //
 // +checklocks:c.d.gpu.mu
 func (c *request) run() (heap.ID, error) {
@@ -337,8 +337,8 @@ func (c *request) collect(force bool) bool {
 	return any
 }
 
-// elsewhere looks for a free block in the other size classes of the same pool and stream: what a class keeps to itself
-// is no reason to fail.
+// elsewhere looks for a free block in the other size classes of the same pool and stream: free memory of another class is no
+// reason to fail.
 //
 // +checklocks:c.d.gpu.mu
 func (c *request) elsewhere() (heap.ID, error) {
@@ -369,9 +369,9 @@ func (c *request) take(s *streamHeap) (heap.ID, error) {
 	return s.blocks.Take(c.n, c.size), nil
 }
 
-// choose hands out a free block of a stream heap of the request's arena, or a part of it that is aligned as the request wants. In the
-// host's order it is of those whose last use is known best; of these the smallest that fits. The caller holds Device.mu
-// and the arena's lock.
+// choose hands out a free block of a stream heap of the request's arena, or a part of it that is aligned as the request wants.
+// For a host-ordered request it is of those whose last use is known best; of these the smallest that fits. The caller holds
+// Device.mu and the arena's lock.
 //
 // +checklocks:c.d.gpu.mu
 func (c *request) choose(s *streamHeap) (heap.ID, error) {
@@ -447,8 +447,8 @@ func (c *request) handOut(id heap.ID) cuda.Ptr {
 	return addr
 }
 
-// spill has a request that nothing else met go through the reclaim stages of the pool's spill. The caller holds Device.mu and nothing
-// else; it is let go meanwhile.
+// spill takes a request that nothing else met through the reclaim stages of the pool's spill. The caller holds Device.mu and
+// nothing else; it is let go meanwhile.
 //
 // +checklocks:c.d.gpu.mu
 func (c *request) spill(p *Pool, st *Stream) (cuda.Ptr, error) {
@@ -471,7 +471,7 @@ func (c *request) spill(p *Pool, st *Stream) (cuda.Ptr, error) {
 	return ptr, nil
 }
 
-// failed is what could not be met.
+// failed is the memory that could not be allocated.
 type failed struct {
 	need, requested uint64
 	by              origin
@@ -529,5 +529,5 @@ func (us *usage) outOfMemory(p *Pool, r *reclaimer, f failed) *memory.OutOfMemor
 	return e
 }
 
-// isOutOfMemory tells the error that starts reclaiming from those that are passed on.
+// isOutOfMemory distinguishes the error that starts reclaiming from those that are passed on.
 func isOutOfMemory(err error) bool { return errors.Is(err, cuda.ErrOutOfMemory) }

@@ -10,13 +10,13 @@ import (
 	"github.com/cistern-gpu/cistern/memory"
 )
 
-// Resuming: new physical memory for all that is to come back is got first, all of it or none; what is mapped is out of
-// everybody's reach until the contents are there.
+// Resuming: new physical memory for all that is to come back is allocated first, all of it or none. Mapped memory is out of
+// reach until the contents are there.
 
-// Resume gives selected blocks that are paused their memory and their contents again, at the same addresses; blocks that
-// share a granule (2 MiB) with them come back with them there. The memory is sought as a request's is: from the driver,
-// then from what is cached, then by the callbacks. When it fails everything is paused as before, contents included; an
-// *OutOfMemoryError says what is missing. What is not paused is left alone.
+// Resume gives selected blocks that are paused their memory and their contents again, at the same addresses; blocks that share
+// a granule (2 MiB) with them come back with them there. The memory is sought as a request's is: from the driver, then from the
+// cache, then by the callbacks. When that fails everything is paused as before, contents included; an *OutOfMemoryError says
+// what is missing.
 func (d *Device) Resume(sel Selection) (memory.PauseReport, error) {
 	if err := sel.of(d); err != nil {
 		return memory.PauseReport{}, err
@@ -67,7 +67,7 @@ func (d *Device) Resume(sel Selection) (memory.PauseReport, error) {
 	}
 }
 
-// resume is one call of Resume. Its methods are called with Device.pausing and Device.mu.
+// resume is one call of Resume. Its methods are called with pausedMemory.mu and Device.mu.
 type resume struct {
 	reclaimer
 	sel       Selection
@@ -204,12 +204,12 @@ func (r *resume) got(s *streamHeap, a *pausedRange, v *survey) {
 	r.report.Physical += a.size
 }
 
-// errOverLimit stands for what is no failure of the driver's.
+// errOverLimit is the cause where a limit is in the way and no driver call failed.
 var errOverLimit = fmt.Errorf("the limit is in the way: %w", cuda.ErrOutOfMemory)
 
-// resumeChunk is the size of the next chunk for a range of which so much is left: the largest, as mapping costs by
-// number, but half of that for small blocks, among which large chunks are the more seldom wholly free; and no larger than
-// new memory is got in where little can be held, or little is left: one block that stays keeps all of its chunk from others.
+// resumeChunk is the size of the next chunk for a range of which so much is left: the largest, as mapping costs by number, but
+// half of that for small blocks, among which large chunks are the more seldom wholly free. Where memory is short it is no
+// larger than for new memory: one block that stays keeps all of its chunk from others.
 //
 // +checklocks:pr.gpu.mu
 func (pr *pausedMemory) resumeChunk(class int, left uint64) uint64 {
@@ -253,7 +253,7 @@ func (r *resume) reclaim() (again bool, err error) {
 	return r.callOutUnlocked(), nil
 }
 
-// callOutUnlocked is callOut with Device.pausing let go: what is called may pause something else.
+// callOutUnlocked is callOut with pausedMemory.mu let go: the functions that are called may pause other memory.
 //
 // +checklocks:r.d.gpu.mu
 // +checklocks:r.d.state.paused.mu
@@ -300,7 +300,8 @@ func (r *resume) outOfMemory(cause error) error {
 	return fmt.Errorf("resume: everything stays paused: %w", d.state.usage.outOfMemory(p, &r.reclaimer, failed{need: r.need, requested: r.need, by: origin{label: r.sel.Tag}}))
 }
 
-// fill maps the memory, copies the contents back, tells of it and lets it be used. After an error all is paused as before.
+// fill maps the memory, copies the contents back, notifies the observer and lets the memory be used. After an error all is
+// paused as before.
 //
 // +checklocks:r.d.gpu.mu
 // +checklocks:r.d.state.paused.mu
@@ -334,8 +335,8 @@ func (r *resume) fill() error {
 	return err
 }
 
-// mapAndCopy maps chunks, and has the contents of each stretch on their way while the next is mapped. When it returns no
-// copy is under way, unless the device is unsure of that.
+// mapAndCopy maps chunks, and has the contents of each stretch on their way while the next is mapped. When it returns no copy
+// is under way, unless the store is unsure.
 //
 // +checklocks:r.d.gpu.mu
 // +checklocks:r.d.state.paused.mu
@@ -378,7 +379,7 @@ func (r *resume) mapAndCopy() error {
 	return err
 }
 
-// pretend makes the books of a broken device say that all is mapped: it would not say what is.
+// pretend notes all memory as mapped on a broken device, which does not report what is mapped.
 //
 // +checklocks:r.d.gpu.mu
 func (r *resume) pretend() {
@@ -388,7 +389,7 @@ func (r *resume) pretend() {
 	}
 }
 
-// takeBack undoes everything, that it is as before. Contents that were copied are still where they were.
+// takeBack undoes everything, so that it is as before. Contents that were copied are still where they were.
 //
 // +checklocks:r.d.gpu.mu
 func (r *resume) takeBack() {

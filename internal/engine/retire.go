@@ -10,14 +10,14 @@ import (
 	"github.com/cistern-gpu/cistern/internal/heap"
 )
 
-// Streams come and go, and no call says when one goes. What a short-lived stream leaves behind is an arena for each pool it
-// allocated from: addresses, an empty heap, gauges that every sum has to visit. So arenas that hold nothing are dissolved
-// when there are many; if their stream turns out to live, it gets another. Where their memory cannot become spare, as it is
-// made of segments or registered elsewhere (OnUnmap), new streams of the pool inherit them.
+// Streams come and go, and CUDA does not report when one goes. A short-lived stream leaves behind an arena for each pool it
+// allocated from: addresses, an empty heap, gauges that every sum has to visit. So arenas that hold nothing are dissolved when
+// there are many; if their stream turns out to live, it gets another. Where their memory cannot become spare (segments, or
+// memory registered through OnUnmap), new streams of the pool inherit them.
 //
-// A stream without arenas that nothing else depends on is forgotten likewise, and its number is given to another stream. The
-// program may still have the Stream, and use it: it is found again by its id, or makes itself known, as long as the
-// program has it (Device.gone). So there is never more than one Stream for a CUDA stream.
+// A stream without arenas that nothing else depends on is forgotten likewise, and its number is given to another stream. As
+// long as the program has the Stream, it is found again by its id, or makes itself known (streamTable.gone). So there is never
+// more than one Stream for a CUDA stream.
 //
 // Both are done each time that the number of arenas, or of streams, has doubled, or half of the arenas were inherited: each
 // stream pays for a constant part.
@@ -157,8 +157,8 @@ func (s *streamHeap) over() bool {
 	return over
 }
 
-// succeed puts a stream heap of another stream in the place of this one, which is left empty for those who may still have it.
-// The caller holds Device.mu and the arena's lock.
+// succeed puts a stream heap of another stream in the place of this one, which is left empty for callers that may still have
+// it. The caller holds Device.mu and the arena's lock.
 //
 // +checklocks:s.dev.gpu.mu
 func (s *streamHeap) succeed(st *Stream) {
@@ -180,7 +180,7 @@ func (s *streamHeap) succeed(st *Stream) {
 	d.state.endings.recordInherited(s, n)
 }
 
-// recordInherited tells the history that the memory of a stream heap is another stream's.
+// recordInherited records that the memory of a stream heap is another stream's.
 //
 // +checklocks:en.gpu.mu
 func (en *endings) recordInherited(s, n *streamHeap) {
@@ -201,8 +201,8 @@ func (t *Stream) mayBeGone() bool {
 	return t.timeline.Idle()
 }
 
-// enlist makes a stream of the device known that was forgotten, or is new. What comes to depend on a stream's number calls
-// it first.
+// enlist makes a stream known to the device that was forgotten, or is new. It is called before anything comes to depend on the
+// stream's number.
 //
 // +checklocks:ss.gpu.mu
 func (ss *streamTable) enlist(t *Stream) {
@@ -219,7 +219,7 @@ func (ss *streamTable) enlist(t *Stream) {
 	ss.byID[t.ID()] = t
 }
 
-// liveStreams are the streams that the device knows, by number.
+// live are the streams that the device knows, by number.
 //
 // +checklocks:ss.gpu.mu
 func (ss *streamTable) live() iter.Seq[*Stream] {
@@ -268,7 +268,7 @@ func (ss *streamTable) forget(t *Stream) {
 }
 
 // markStreams marks the streams of the device that something depends on: arenas, what they used last that may not be over,
-// blocks that were lent to them, frees that wait for them.
+// blocks that they borrowed, frees that wait for them.
 //
 // +checklocks:en.gpu.mu
 func (en *endings) markStreams() {

@@ -10,7 +10,7 @@ import (
 
 // How segments that are free go back to where they came from.
 
-// freeSegment is a segment that is wholly free, and out of everybody's reach until it was given back or cached again.
+// freeSegment is a segment that is wholly free, and out of reach until it was given back or cached again.
 type freeSegment struct {
 	of    *segmentHeap
 	first heap.ID
@@ -18,10 +18,10 @@ type freeSegment struct {
 	stamp uint64
 }
 
-// releaseSegments gives the segments that are wholly free back to where they came from, of the pools chosen and not
-// pinned: all of them if it may wait, else those that the GPU is known to be done with. The caller holds Device.mu and
-// nothing else; it is let go while the GPU is waited for and users' upstreams are called, and what is to be released is
-// out of everybody's reach meanwhile. It reports whether any went.
+// release gives the segments that are wholly free back to where they came from, of the pools chosen and not pinned: all of them
+// if it may wait, else those that the GPU is known to be done with. The caller holds Device.mu and nothing else; it is let go
+// while the GPU is waited for and users' upstreams are called. The segments are out of reach meanwhile. It reports whether any
+// went.
 //
 // +checklocks:sg.gpu.mu
 func (sg *segments) release(chosen func(*Pool) bool, mayWait bool) (bool, error) {
@@ -71,7 +71,7 @@ func (sg *segments) release(chosen func(*Pool) bool, mayWait bool) (bool, error)
 	return any, failed
 }
 
-// takeFreeSegments puts the segments out of reach that releaseSegments is to give back, and returns what has to be waited for.
+// takeFree puts the segments out of reach that release is to give back, and returns what has to be waited for.
 //
 // +checklocks:sg.gpu.mu
 func (sg *segments) takeFree(chosen func(*Pool) bool, mayWait bool) (list []freeSegment, waits timeline.Waits) {
@@ -100,7 +100,7 @@ func (sg *segments) takeFree(chosen func(*Pool) bool, mayWait bool) (list []free
 	return list, waits
 }
 
-// giveSegmentBack gives a segment to its upstream. After an error everything is as before.
+// giveBack gives a segment to its upstream. After an error everything is as before.
 //
 // +checklocks:sg.gpu.mu
 func (sg *segments) giveBack(v *freeSegment) error {
@@ -113,7 +113,7 @@ func (sg *segments) giveBack(v *freeSegment) error {
 	return err
 }
 
-// segmentGone forgets a segment that was given back.
+// gone forgets a segment that was given back.
 //
 // +checklocks:sg.gpu.mu
 func (sg *segments) gone(v *freeSegment) {

@@ -18,12 +18,12 @@ type Sharing struct {
 	opened   opened
 }
 
-// Memory for other processes, as the process that has it sees it. Opening is in open.go.
+// Memory for other processes, on the exporter's side. Opening is in open.go.
 //
-// A block is exported as the chunks that it lies on, or as the segment. While the block is live they stay where they are,
-// so nothing else is held for the export; it ends when the block is freed, and is refused from then on. What another
-// process has open by then stays mapped there and shows whatever the memory is used for next, as with cudaIpcGetMemHandle:
-// the block must not be freed while others use it.
+// A block is exported as the chunks that it lies on, or as the segment. While the block is live they stay where they are, so
+// nothing else is held for the export; it ends when the block is freed, and is refused from then on. Memory that another
+// process has open by then stays mapped there and shows its next use, as with cudaIpcGetMemHandle: the block must not be freed
+// while others use it.
 //
 // A block that is exported has a flag (heap.Exported), so that its free takes the slow path and ends the export:
 // the hot path does not know of sharing.
@@ -138,7 +138,7 @@ func (e *Export) Live() error {
 	return e.live()
 }
 
-// live looks for the mark, not at ended alone: it goes with the block whoever frees it.
+// live looks for the mark, not at ended alone: the mark goes with the block, by any free.
 //
 // +checklocks:e.heap.dev.gpu.mu
 func (e *Export) live() error {

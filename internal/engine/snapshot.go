@@ -17,7 +17,7 @@ func (v *Views) Snapshot() []memory.Segment {
 	return v.usage.snapshot()
 }
 
-// Record is what is held, and the newest events that led to it, at most n of them.
+// Record is all memory of the device, and the newest events that led to it, at most n of them.
 func (v *Views) Record(n int) memory.Record {
 	v.gpu.mu.Lock()
 	defer v.gpu.mu.Unlock()
@@ -66,7 +66,7 @@ func (us *usage) segmentsOf(wanted func(*streamHeap) bool) (out []memory.Segment
 	return out
 }
 
-// segments is what there is of a stream heap. The caller holds Device.mu and the arena's lock.
+// segments lists the memory of a stream heap. The caller holds Device.mu and the arena's lock.
 //
 // +checklocks:s.dev.gpu.mu
 func (s *streamHeap) segments() []memory.Segment {
@@ -82,8 +82,7 @@ func (s *streamHeap) segments() []memory.Segment {
 	return l.List
 }
 
-// Usage is the bytes handed out, rounded, and the bytes of physical memory held: the two figures of Stats that cost
-// least.
+// Usage is the allocated and the reserved bytes: the two figures of Stats that cost least.
 func (v *Views) Usage() (allocated, reserved uint64) {
 	v.gpu.mu.Lock()
 	defer v.gpu.mu.Unlock()
@@ -97,9 +96,9 @@ func (v *Views) Usage() (allocated, reserved uint64) {
 	return allocated, v.phys.quota.Total()
 }
 
-// Streams are the streams that the device knows, by index: what Segment.Stream and event.Event.Stream refer to. The index
-// of a stream that may have been destroyed is given to another in time, but not while the history names it, nor what
-// TakeHistory returned last.
+// Streams are the streams that the device knows, by index: what Segment.Stream and event.Event.Stream refer to. The index of a
+// stream that may have been destroyed is given to another in time, but not while the history names it, nor what History.Take
+// returned last.
 func (v *Views) Streams() []*Stream {
 	v.gpu.mu.Lock()
 	defer v.gpu.mu.Unlock()

@@ -8,7 +8,7 @@ import (
 	"github.com/cistern-gpu/cistern/memory"
 )
 
-// Which chunks are mapped there: the choice among spare chunks and those that lie free elsewhere.
+// The choice among spare chunks and those that lie free elsewhere.
 
 // planner holds what one move is made of; its slices are reused.
 type planner struct {

@@ -8,9 +8,9 @@ import (
 	"github.com/cistern-gpu/cistern/memory"
 )
 
-// Where requests come from. A stack is a number in one table of the allocator's (package internal/stacks): requests name
-// it (AllocOptions.Stack), events tell it, and, while stacks are kept, blocks remember it beside their record in the heap,
-// so that nothing is paid for it otherwise. Blocks with a stack never go into magazines that C code takes from.
+// Where requests come from. A stack is a number in one table of the allocator's (package internal/stacks). Requests name it
+// (AllocOptions.Stack), and so do events. While stacks are kept, blocks remember it beside their record in the heap, so that it
+// costs nothing otherwise. Blocks with a stack never go into magazines that C code takes from.
 
 // Stacks are the numbered stacks of requests.
 type Stacks struct {
@@ -19,23 +19,23 @@ type Stacks struct {
 	keeping lockrank.Mutex // held while devices learn that blocks keep stacks; before Allocator.mu
 }
 
-// StackOf is the number of a stack, innermost frame first, for AllocOptions.Stack: the same for the same frames, and 0 for
-// none or when the table is full (StackTable). What frames mean is the caller's business. The table's lock is a leaf, and
-// a stack that is known is found without it.
+// Of is the number of a stack, innermost frame first, for AllocOptions.Stack: the same for the same frames, and 0 for none or
+// when the table is full (Table). The caller decides what frames mean. The table's lock is a leaf, and a stack that is known is
+// found without it.
 func (sk *Stacks) Of(frames []uint64) uint32 { return sk.table.Of(frames) }
 
-// StackFrames are the frames of a stack, nil for a number that StackOf did not give. They must not be changed.
+// Frames are the frames of a stack, nil for a number that Of did not give. They must not be changed.
 func (sk *Stacks) Frames(n uint32) []uint64 { return sk.table.Frames(n) }
 
-// StackTable is what the table of stacks holds.
+// Table is the size of the table of stacks.
 func (sk *Stacks) Table() memory.StackTable { return memory.StackTable(sk.table.Usage()) }
 
-// KeepStacks has blocks of all devices remember the stacks of their requests from now on, or stops that and forgets them.
+// Keep has blocks of all devices remember the stacks of their requests from now on, or stops that and forgets them.
 func (sk *Stacks) Keep(on bool) {
 	sk.keeping.Lock()
 	defer sk.keeping.Unlock()
-	// Devices are not asked under a.mu, which comes after theirs when they reserve addresses: who is starting one has
-	// published it now, and who starts one later sees kept.
+	// Devices are not asked under a.mu, which comes after theirs when they reserve addresses. A device that is starting has
+	// been published by now, and one that starts later sees kept.
 	sk.a.mu.Lock()
 	sk.a.kept = on
 	sk.a.mu.Unlock()
@@ -66,7 +66,7 @@ func (v *Views) StackUsage() []memory.StackUse {
 	return v.usage.byStack()
 }
 
-// stackUsage is StackUsage. The caller holds Device.mu and nothing else.
+// byStack is StackUsage. The caller holds Device.mu and nothing else.
 //
 // +checklocks:us.gpu.mu
 func (us *usage) byStack() []memory.StackUse {
@@ -80,8 +80,8 @@ func (us *usage) byStack() []memory.StackUse {
 type FreeOptions struct {
 	// Stream is that of FreeOn, nil: as Free.
 	Stream *Stream
-	// Stack and Thread are those who give the block back, for the history; 0 is unknown. Without a stack the history tells
-	// the one that the block remembers.
+	// Stack and Thread are those of the free, for the history; 0 is unknown. Without a stack the history names the one that the
+	// block remembers.
 	Stack, Thread uint32
 }
 

@@ -27,7 +27,7 @@ type reclaimer struct {
 	helped memory.Stages // the stages that gave memory back, or functions that were called
 }
 
-// scope says whose memory is given back, and for what.
+// scope says which memory is given back, and for what.
 type scope struct {
 	pools  func(*Pool) bool // whose segments may go
 	only   *Pool            // whose chunks may go; nil: those of all pools

@@ -303,7 +303,7 @@ type usage struct {
 	keepStacks bool
 }
 
-// What a device offers its callers, by subject.
+// The parts that a device offers its callers, by subject.
 
 // Captures routes streams to pools and follows their captures.
 type Captures struct {

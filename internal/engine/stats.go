@@ -38,9 +38,9 @@ func (v *Views) ResetPeaks() {
 	v.phys.rebalanceAll(nil, nil)
 }
 
-// ResetAccumulated makes Added and Removed of every statistic and the Counters start from 0 again. What is now and the
-// peaks stay. A size class from which a chunk moves to another afterwards can show less than 0 added for Segments and
-// Reserved: the two classes always add up to all.
+// ResetAccumulated makes Added and Removed of every statistic and the Counters start from 0 again. Present values and peaks
+// stay. A size class from which a chunk moves to another afterwards can show less than 0 added for Segments and Reserved: the
+// two classes always add up to all.
 func (v *Views) ResetAccumulated() {
 	v.gpu.mu.Lock()
 	defer v.gpu.mu.Unlock()

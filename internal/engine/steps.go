@@ -24,7 +24,7 @@ type step struct {
 	tries, last int32 // last is the pass of the last try
 	gained      uint64
 	took        time.Duration
-	found       uint64 // the most bytes that there were to be had in one try
+	found       uint64 // the most bytes that were available in one try
 	stop        stop
 	asked, gave int32 // functions that were called, and those of them that gave memory back; for collect: waits for the GPU
 	err         error // what the driver or the upstream said last
@@ -76,8 +76,8 @@ func (l *attempts) found(r memory.Stages, bytes uint64) {
 // less is a-b, 0 where others made that less.
 func less(a, b uint64) uint64 { return a - min(a, b) }
 
-// report tells the steps of a request or a resume that has failed, for e, whose figures are there. p is the pool that it was
-// for.
+// report describes the steps of a request or a resume that has failed, for e, whose figures are there. p is the pool that it
+// was for.
 //
 // +checklocks:us.gpu.mu
 func (us *usage) report(r *reclaimer, e *memory.OutOfMemoryError, p *Pool) []memory.Step {

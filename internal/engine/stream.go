@@ -13,7 +13,7 @@ import (
 // depends on any more (retire.go); its next use makes it known again.
 type Stream struct {
 	gpu *gpu
-	// index is the stream's place in Device.streams, -1 while the device does not know it. Changed by holders of Device.mu.
+	// index is the stream's place in streamTable.all, -1 while the device does not know it. Changed by holders of Device.mu.
 	index    atomic.Int32
 	timeline timeline.Stream
 	route    atomic.Pointer[Pool] // set by setRoute
@@ -34,8 +34,7 @@ func (t *Stream) ID() cuda.StreamID { return t.timeline.Queue.ID() }
 // Device is the device the stream belongs to.
 func (t *Stream) Device() *Device { return t.gpu.a.devices[t.gpu.id].Load() }
 
-// Stream makes a CUDA stream known to the device. Look a stream up once and keep the result: the look-up asks the
-// driver for the stream's id. The per-thread default stream is the calling thread's.
+// stream is Device.Stream.
 func (lu *lookup) stream(h cuda.Stream, opts ...config.StreamOption) (*Stream, error) {
 	var o config.StreamOption
 	for _, x := range opts {

@@ -19,7 +19,7 @@ type streamHeap struct {
 	pool   *Pool
 	stream *Stream
 	class  int
-	index  int32 // in Device.heaps
+	index  int32 // in poolTable.heaps
 
 	blocks *heap.Heap
 	gauges *quota.Class // the arena's for this class
@@ -40,13 +40,12 @@ func (p *Pool) round(n uint64) uint64 { return (n + p.mask) &^ p.mask }
 // maxRequest bounds a request, far above any device's memory, so that sizes never overflow.
 const maxRequest = 1 << 46
 
-// Alloc hands out size bytes, aligned to 512 bytes, that work queued on the stream from now on may use. Size 0 is a
-// valid request and returns null. The error is an *OutOfMemoryError when the reclaim stages ended, else a driver's error.
+// Alloc hands out size bytes, aligned to 512 bytes, that work queued on the stream from now on may use. Size 0 is a valid
+// request and returns null. The error is an *OutOfMemoryError when the reclaim stages ended, else a driver's error.
 //
-// The stream must exist until the block is freed, unless that is done behind another stream (Allocator.FreeOn); it may
-// be destroyed right after that. A stream that is being captured
-// must have been announced (BeginCapture): a request that is met from cache asks the driver nothing, so it would be
-// given memory that is not pinned.
+// The stream must exist until the block is freed, unless the free names another stream (Allocator.FreeOn). It may be destroyed
+// right after the free. A stream that is being captured must have been announced (Captures.Begin): a request that is met from
+// cache makes no driver call, so it would be given memory that is not pinned.
 func (d *Device) Alloc(size uint64, st *Stream) (cuda.Ptr, error) {
 	p := st.route.Load()
 	if p == nil || p.dev != d {
@@ -68,7 +67,7 @@ func (p *Pool) Alloc(size uint64, st *Stream) (cuda.Ptr, error) {
 	return p.alloc(size, st, by)
 }
 
-// alloc hands out memory on somebody's behalf.
+// alloc hands out memory for an origin.
 func (p *Pool) alloc(size uint64, st *Stream, by origin) (cuda.Ptr, error) {
 	if size == 0 {
 		return 0, nil
@@ -83,7 +82,7 @@ func (p *Pool) alloc(size uint64, st *Stream, by origin) (cuda.Ptr, error) {
 	return p.allocSlow(size, n, st, by)
 }
 
-// allocCached is alloc as far as it goes without waiting for anybody and without a driver call; 0 where that is not enough.
+// allocCached is alloc as far as it goes without a wait and without a driver call; 0 where that is not enough.
 func (p *Pool) allocCached(size uint64, st *Stream, by origin) cuda.Ptr {
 	d := p.dev
 	n := p.round(size)
@@ -146,7 +145,7 @@ func (s *streamHeap) freeSlow(p cuda.Ptr, o FreeOptions) error {
 	return err
 }
 
-// freeLocked takes back a used block, all but settling the statistics: in the order of its own stream, or of another one
+// free takes back a used block, all but rebalancing the statistics: in the order of its own stream, or of another one
 // (o.Stream), and then its own is not looked at. An error is for the caller's information: the block is given back all the
 // same. The caller holds Device.mu and the arena's lock.
 //

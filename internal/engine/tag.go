@@ -14,7 +14,7 @@ func (v *Views) TagUsage() []memory.TagUse {
 	return v.usage.byTag()
 }
 
-// tagUsage is TagUsage. The caller holds Device.mu and nothing else.
+// byTag is TagUsage. The caller holds Device.mu and nothing else.
 //
 // +checklocks:us.gpu.mu
 func (us *usage) byTag() []memory.TagUse {

@@ -6,13 +6,9 @@ import (
 	"github.com/cistern-gpu/cistern/internal/engine/quota"
 )
 
-// throttle watches what part of a program's time goes into moving memory. Moving keeps what is reserved close to what is used,
-// and costs a few per cent of a program that also computes. A program that does little but allocate, in sizes that never fit
-// what was just freed, would spend nearly all its time on it: it gets new memory instead, up to half as much again as was
-// ever active. What is cached that way moves later, when memory is short.
-//
-// Time is counted in work, so that the same requests have the same outcome on every host: what requests stand for at least,
-// and what moved chunks cost. Guarded by Device.mu.
+// throttle watches what part of a program's time goes into moving memory, counted in work (see Growing or moving in the package
+// comment). A program that does little but allocate, in sizes that never fit what was just freed, would spend nearly all its
+// time on moves: it gets new memory instead. Guarded by Device.mu.
 type throttle struct {
 	spent float64 // on moving, in us; what was spent t ago counts exp(-t/throttleSpan)
 	often float64 // requests that moved something, likewise
@@ -20,7 +16,7 @@ type throttle struct {
 }
 
 // Work in us. Eight recorded runs of training and serving on an H200 spent 64 us or more on a request, and 2.5 us or more on a
-// MiB of requests. What counts is less, so that a program that only allocates is throttled. A chunk that moves takes five
+// MiB of requests. The constants are lower, so that a program that only allocates is throttled. A chunk that moves takes five
 // driver calls (h200_driver_costs.csv).
 const (
 	requestWork = 0.5
@@ -30,11 +26,11 @@ const (
 
 const (
 	throttleSpan = 50_000 // us
-	// Throttled from the one share of the time on, until it is below the other.
+	// throttleAbove is the share of the time from which the throttle is on, until it is below throttleBelow.
 	throttleAbove, throttleBelow = 0.3, 0.05
 	// throttleOften is by how many requests that must be, so that a few that move much are not enough.
 	throttleOften = 120
-	// throttleSlack is what may be reserved above the most that was ever active meanwhile: 1/throttleSlack of it.
+	// throttleSlack is what may be reserved above the highest active memory meanwhile: 1/throttleSlack of it.
 	throttleSlack = 2
 )
 

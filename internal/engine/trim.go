@@ -13,7 +13,7 @@ import (
 // held, for the GPU to be done with it, except where a capture under way forbids that: such memory stays.
 func (d *Device) Trim() error { return d.trim(nil) }
 
-// trim is Trim for one pool; nil is all. What released pools left belongs to the default pool here.
+// trim is Trim for one pool; nil is all. Memory that released pools left belongs to the default pool here.
 func (d *Device) trim(only *Pool) error {
 	chosen := func(p *Pool) bool {
 		p = p.owner()
@@ -66,7 +66,7 @@ func (mv *mover) detachChunks(only *Pool, need uint64) (bool, error) {
 		have += h.detach(need - have)
 		s.arena.Unlock()
 	}
-	// What must be over before the spares can go: their old mappings, and the work that used them last.
+	// The spares can go once their old mappings and the work that used them last are over.
 	var waits timeline.Waits
 	for _, z := range mv.phys.mem.Stale.All() {
 		if z.Stream >= 0 {
@@ -93,8 +93,8 @@ func (g *gpu) await(waits timeline.Waits) error {
 	return g.timeline.Sync(waits)
 }
 
-// detach makes wholly free chunks of a stream heap spare, all or until they have need bytes: they belong to no stream heap, and their
-// old mappings are stale mappings. It returns their bytes. The caller holds Device.mu and the arena's lock.
+// detach makes wholly free chunks of a stream heap spare, all or until they have need bytes: they belong to no stream heap, and
+// their old mappings are stale mappings. It returns their bytes. The caller holds Device.mu and the arena's lock.
 //
 // +checklocks:h.s.dev.gpu.mu
 func (h *chunkHeap) detach(need uint64) (have uint64) {
@@ -109,7 +109,7 @@ func (h *chunkHeap) detach(need uint64) (have uint64) {
 		})
 		return have < need
 	})
-	record := d.state.observers.onUnmap == nil // an observer finds memory mapped until it is told
+	record := d.state.observers.onUnmap == nil // an observer finds memory mapped until it is notified
 	var last takenOut
 	for _, x := range p.found {
 		if record {

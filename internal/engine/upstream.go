@@ -10,10 +10,10 @@ import (
 	"github.com/cistern-gpu/cistern/resource"
 )
 
-// Pools over a resource that they were given: what it is decides how the pool's memory is counted, what makes room for
-// it, and what it is asked besides memory.
+// Pools over a resource that they were given. The kind of the resource decides how the pool's memory is counted, what makes
+// room for it, and what it is asked besides memory.
 
-// upstream is a resource that was given to a pool, and what it said of itself.
+// upstream is a resource that was given to a pool, and what it reports of itself.
 type upstream struct {
 	from   resource.Resource // nil: there is none
 	traits resource.Traits
@@ -21,8 +21,8 @@ type upstream struct {
 	own    resource.Closer // what was made to use it; nil: nothing
 }
 
-// newUpstream asks a resource, which may be nil, what it is. A stream-ordered one is used in the host's order: so no
-// capture and no stream that was destroyed ever reaches it, and its memory may go to any stream. No lock is held.
+// make asks a resource, which may be nil, for its kind. A stream-ordered one is used host-ordered: so no capture and no stream
+// that was destroyed ever reaches it, and its memory may go to any stream. No lock is held.
 func (up *upstreams) make(r resource.Resource) (upstream, error) {
 	if r == nil {
 		return upstream{}, nil
@@ -94,7 +94,7 @@ func (up *upstreams) privateStream() (*Stream, error) {
 	return up.private, nil
 }
 
-// dropPrivate destroys it. Nothing is held on any stream.
+// dropPrivate destroys the private stream. Nothing is held on any stream.
 func (up *upstreams) dropPrivate() error {
 	up.mu.Lock()
 	defer up.mu.Unlock()
@@ -110,7 +110,7 @@ func (up *upstreams) dropPrivate() error {
 	return nil
 }
 
-// drop undoes newUpstream. No lock is held.
+// drop undoes upstreams.make. No lock is held.
 func (u upstream) drop(d *Device) {
 	if u.own != nil {
 		d.mu.Lock()

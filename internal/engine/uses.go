@@ -9,7 +9,7 @@ import (
 type use struct {
 	stream   *Stream
 	next     int32
-	borrower bool // the block was lent to the stream
+	borrower bool // the stream borrowed the block
 }
 
 // useLists are the lists of all blocks of a device, linked by index; heap.Uses has the first index of a block's. Guarded by
@@ -40,7 +40,7 @@ func (l *useLists) add(u heap.Uses, t *Stream) heap.Uses {
 	return u.WithList(i)
 }
 
-// borrowedBy is a list of the one stream that a block was lent to.
+// borrowedBy is a list of the one stream that borrowed a block.
 func (l *useLists) borrowedBy(t *Stream) heap.Uses {
 	u := l.add(0, t)
 	l.entries[u.List()].borrower = true
@@ -77,7 +77,7 @@ func (l *useLists) recycle(i int32) {
 	l.spare = i
 }
 
-// borrower is the stream that a block was lent to, nil where it was not.
+// borrower is the stream that borrowed a block, nil where none did.
 func (l *useLists) borrower(u heap.Uses) *Stream {
 	for i := u.List(); i != 0; i = l.entries[i].next {
 		if l.entries[i].borrower {

@@ -21,7 +21,7 @@ import (
 // wholeSegments is the memory of a pool that gets segments, whole ranges of addresses with their memory, from a resource: one
 // of the engine's own, which is driver calls, or a user's. A segment is got for a stream heap, cut into blocks there, and given
 // back whole once it is free (segment.go). Nothing of it moves, and no other pool uses it. Such pools are for programs that
-// need memory as somebody else makes it: cuMemAlloc, a single handle, a function of their own.
+// need memory of one origin: from cuMemAlloc, with a single handle, or from a function of their own.
 type wholeSegments struct {
 	pool    *Pool
 	from    resource.Resource
@@ -526,7 +526,7 @@ func (x *pausedSegment) runs(a *pausedRange) []run { return []run{{a.addr, a.siz
 
 func (x *pausedSegment) granules(*pausedRange) uint64 { return 1 }
 
-// final is yes: the memory cannot be got again as it was.
+// final is true: the memory cannot be got again as it was.
 func (x *pausedSegment) final() bool { return true }
 
 // unmap drops the memory; a user's resource is called with Device.mu let go.

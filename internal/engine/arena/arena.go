@@ -76,7 +76,7 @@ func (a *Arena) TryLock() bool {
 	return true
 }
 
-// LookIn is Lock for those who read the gauges and nothing else: the magazine keeps its blocks.
+// LookIn is Lock for a holder that only reads the gauges: the magazine keeps its blocks.
 //
 // +checklocksacquire:a.mu
 func (a *Arena) LookIn() {
@@ -98,7 +98,7 @@ func (a *Arena) Enter() {
 	}
 }
 
-// leave is Unlock for holders who changed nothing but the magazine f since they entered.
+// leave is Unlock for a holder that changed nothing but the magazine f since it entered.
 //
 // +checklocksrelease:a.mu
 func (a *Arena) leave(f *magazine.Magazine) {
@@ -131,7 +131,7 @@ func (a *Arena) Add(class int, t *timeline.Stream, blocks *heap.Heap) *Heap {
 }
 
 // Succeed puts a stream heap of another stream in the place of this one, with the blocks, all of which are over. This one
-// stays with empty for those who may still have it.
+// stays, with empty, for callers that may still have it.
 //
 // +checklocksignore: the caller has locked the arena
 func (h *Heap) Succeed(t *timeline.Stream, empty *heap.Heap) *Heap {

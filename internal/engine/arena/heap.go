@@ -137,7 +137,7 @@ func (h *Heap) NoteFree(n uint64) {
 	}
 }
 
-// untilClose is how many bytes may come back before NoteFree must be told. The caller holds the arena's lock.
+// untilClose is how many bytes may come back before NoteFree must be called. The caller holds the arena's lock.
 func (h *Heap) untilClose() int64 {
 	if !h.stream.Device().Shared() {
 		return math.MaxInt64
@@ -145,8 +145,8 @@ func (h *Heap) untilClose() int64 {
 	return timeline.CloseBytes - int64(h.sinceClose)
 }
 
-// UsedAlone says whether the block is in use and no other stream uses it (Done). Which ones do, and whether it was lent to
-// one, needs the device's lock.
+// UsedAlone says whether the block is in use and no other stream uses it (Done). The device's lock guards which other streams
+// use or borrowed it.
 func (h *Heap) UsedAlone(p cuda.Ptr) Outcome {
 	h.arena.Lock()
 	defer h.arena.Unlock()

@@ -8,15 +8,15 @@
 //
 // # Files
 //
-// A file has no name and is closed with the last contents in it (file.go). Checksums tell its contents from another file's: the
-// program may have closed the descriptor and opened another file under its number (sums.go).
+// A file has no name and is closed with the last contents in it (file.go). Checksums show whether the contents are another
+// file's: the program may have closed the descriptor and opened another file under its number (sums.go).
 //
 // # Locks
 //
 // A [Store] is used by one goroutine at a time: the holder of the lock that serialises pauses. [Store.Unsure] is for all
-// goroutines. [Contents] are guarded by the lock of the ranges that they belong to, which functions that read or change
-// Contents want to be held; these make no driver call and wait for nothing. All other functions may wait for the GPU or for a file
-// and want only the first lock to be held. The package has no lock of its own but one among the goroutines of a transfer.
+// goroutines. [Contents] are guarded by the lock of the ranges that they belong to. Functions that read or change Contents need
+// that lock; they make no driver call and wait for nothing. All other functions may wait for the GPU or for a file and need
+// only the first lock. The package has no lock of its own but one among the goroutines of a transfer.
 package offload
 
 import (
@@ -61,7 +61,7 @@ func (s *Store) Ready() error {
 	return nil
 }
 
-// Await waits for all copies. After an error they may be under way: Unsure tells.
+// Await waits for all copies. After an error they may be under way, which Unsure reports.
 func (s *Store) Await() error { return s.health.Failed(s.wait()) }
 
 // wait is Await without noting a broken context. If the driver refuses, it is asked again, and once more before memory is
@@ -96,7 +96,7 @@ func (s *Store) copyStream() (cuda.Stream, error) {
 	return s.copies, nil
 }
 
-// Close gives back what the store has. No contents are in it. What fails may be tried again.
+// Close gives back what the store has. No contents are in it. After an error Close may be called again.
 func (s *Store) Close() error {
 	if err := s.Trim(0); err != nil {
 		return err

@@ -31,7 +31,7 @@ type slab struct {
 	made bool         // base is set
 	base cuda.Ptr
 	mem  hostMemory    // where it is registered, not allocated
-	done chan struct{} // closed once it is made, or could not be
+	done chan struct{} // closed once it is made, or that failed
 	err  error         // valid then
 
 	untouched atomic.Int64  // pieces of it
@@ -205,7 +205,7 @@ func touch(list []untouched) {
 				if x.slab.untouched.Add(-1) == 0 {
 					close(x.slab.touched)
 				}
-				runtime.Gosched() // whoever waits for it may want this thread
+				runtime.Gosched() // a waiter may want this thread
 			}
 		}()
 	}

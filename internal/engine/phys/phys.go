@@ -1,6 +1,6 @@
 // Package phys keeps the physical memory of a device: the addresses reserved for it, the chunks that are mapped there, the
-// unmaps that are put off, and the table that says who owns an address. It knows nothing about blocks and streams' work: its
-// owner, package engine, says what may be done, and changes blocks and records events as the results tell it.
+// unmaps that are put off, and the table of the owners of addresses. It does not know blocks or the work of streams: its owner,
+// package engine, says what may be done, and changes blocks and records events from the results.
 //
 // # Chunks and mappings
 //
@@ -21,10 +21,10 @@
 //
 // # Failures
 //
-// Each driver call may fail. Those that can fail come before the first change of state, and what was done before the
-// failing one is undone: a method that returns an error has changed nothing. Undoing is an unmap and may fail itself; the
-// mappings that stay are returned, or kept as stale mappings, still counted, and tried again with those (Memory.Reap). What
-// cannot be released stays a spare chunk. Errors that break the context are reported to package health.
+// Each driver call may fail. Those that can fail come before the first change of state, and those before the failing one are
+// undone: a method that returns an error has changed nothing. Undoing is an unmap and may fail itself; the mappings that stay
+// are returned, or kept as stale mappings, still counted, and tried again with those (Memory.Reap). A chunk that cannot be
+// released stays spare. Errors that break the context are reported to package health.
 //
 // # Locks
 //

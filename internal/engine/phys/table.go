@@ -12,8 +12,8 @@ const (
 	regionBits  = 32
 )
 
-// Table says who owns an address. It is read without a lock by every free; what it points to is replaced, never changed.
-// Add and Remove are called by one goroutine at a time.
+// Table finds the owner of an address. Every free reads it without a lock; what it points to is replaced, never changed. Add
+// and Remove are called by one goroutine at a time.
 type Table[Owner any] struct {
 	regions [1 << (addressBits - regionBits)]atomic.Pointer[region[Owner]]
 }

@@ -103,8 +103,8 @@ func (e *epochs) record(q *Queue, again bool) error {
 	return nil
 }
 
-// poll asks for the completion of closed epochs, oldest first, up to the given one. What was seen incomplete is not asked
-// again in the same turn.
+// poll asks for the completion of closed epochs, oldest first, up to the given one. An event that was seen incomplete is not
+// asked about again in the same turn.
 //
 // +checklocks:e.mu
 func (e *epochs) poll(d *Device, epoch uint64) {

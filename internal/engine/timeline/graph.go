@@ -12,7 +12,7 @@ type GraphOrder struct {
 	capture uint64                      // the driver's number of the capture, 0 none
 	last    []cuda.GraphNode            // on which the stream's next node depends
 	before  map[cuda.GraphNode]struct{} // these, and all that come before them
-	unknown bool                        // the order of this capture cannot be told
+	unknown bool                        // the order of this capture cannot be determined
 }
 
 // CapturedWork is work that was captured into a graph. The zero value is none.
@@ -24,8 +24,8 @@ type CapturedWork struct {
 // Captured reports whether there is any.
 func (w *CapturedWork) Captured() bool { return w.capture != 0 }
 
-// LastCaptured is the last work of streams in the capture that all of them are in; none where they are in no common one, or
-// the order of what they do cannot be told.
+// LastCaptured is the last work of streams in the capture that all of them are in; none where they are in no common one, or the
+// order of what they do cannot be determined.
 func LastCaptured(streams []*Stream) CapturedWork {
 	var w CapturedWork
 	for _, t := range streams {

@@ -37,7 +37,7 @@ var (
 	ErrLost      = errors.New("the stream may have been destroyed, and no event was recorded on it before")
 )
 
-// Unordered tells the reasons above from a driver's error.
+// Unordered distinguishes the reasons above from a driver's error.
 func Unordered(err error) bool {
 	return errors.Is(err, ErrPerThread) || errors.Is(err, ErrCapturing) || errors.Is(err, ErrLost)
 }

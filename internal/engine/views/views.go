@@ -1,7 +1,7 @@
-// Package views makes what users read of a device (package memory) from values that the engine collects under its locks: sums by
-// tag, library, stack and pool, statistics, segments, and the words about the stages of a request that failed.
+// Package views makes what users read of a device (package memory) from values that the engine collects under its locks: sums
+// by tag, library, stack and pool, statistics, segments, and the words about the stages of a request that failed.
 //
-// It has no locks. What its functions are given is guarded by the engine's, which hold while they run.
+// It has no locks. The engine's locks guard the arguments of its functions, and are held while they run.
 package views
 
 import (
@@ -48,7 +48,7 @@ func listed[T any](u Usage, make func(uint32, memory.Use) T) (out []T) {
 	return out
 }
 
-// Heap is what a stream heap has.
+// Heap is the memory of a stream heap.
 type Heap struct {
 	Now     *quota.Gauges
 	Free    uint64 // bytes
