@@ -100,22 +100,31 @@ func concurrent(t *testing.T, opts config.Options, inC bool, seed uint64, budget
 		}
 	}
 	exchange := make(chan handed, 64)
-	var books [2]struct {
+	var sums [2]struct {
 		sync.Mutex
-		blocks, requested, allocated, allocs int64
+		books
+		allocs int64
 	}
-	note := func(b handed, sign int64) {
-		k := &books[b.st.Device().ID()]
+	// have enters a block that was handed out into the books, and uses it on its stream.
+	have := func(p cuda.Ptr, size uint64, st *engine.Stream) handed {
+		if err := live.add(uint64(p), round512(size)); err != nil {
+			t.Errorf("%s: %v", what, err)
+		}
+		dev := st.Device().ID()
+		k := &sums[dev]
 		k.Lock()
-		defer k.Unlock()
-		k.blocks += sign
-		k.requested += sign * int64(b.size)
-		k.allocated += sign * int64(round512(b.size))
-		k.allocs += (sign + 1) / 2
+		k.add(size, round512(size))
+		k.allocs++
+		k.Unlock()
+		drv.Use(dev, st.Handle(), p, size)
+		return handed{p, size, st}
 	}
 	free := func(b handed) {
 		live.remove(uint64(b.p))
-		note(b, -1)
+		k := &sums[b.st.Device().ID()]
+		k.Lock()
+		k.remove(b.size, round512(b.size))
+		k.Unlock()
 		if err := c.free(a, b.p); err != nil {
 			t.Errorf("%s: Free(%#x): %v", what, b.p, err)
 		}
@@ -134,12 +143,7 @@ func concurrent(t *testing.T, opts config.Options, inC bool, seed uint64, budget
 				}
 				continue
 			}
-			b := handed{p, size, st}
-			if err := live.add(uint64(p), round512(size)); err != nil {
-				t.Errorf("%s: %v", what, err)
-			}
-			note(b, +1)
-			drv.Use(cuda.Device(d), h, p, size)
+			b := have(p, size, st)
 			if rng.IntN(4) == 0 {
 				engine.ForgetStreams(devs[d])
 			}
@@ -178,13 +182,7 @@ func concurrent(t *testing.T, opts config.Options, inC bool, seed uint64, budget
 					}
 					continue
 				}
-				b := handed{p, size, st}
-				if err := live.add(uint64(p), round512(size)); err != nil {
-					t.Errorf("%s: %v", what, err)
-				}
-				note(b, +1)
-				drv.Use(cuda.Device(d), st.Handle(), p, size)
-				mine = append(mine, b)
+				mine = append(mine, have(p, size, st))
 			case k < 75 && len(mine) > 0:
 				x := rng.IntN(len(mine))
 				free(mine[x])
@@ -262,7 +260,7 @@ func concurrent(t *testing.T, opts config.Options, inC bool, seed uint64, budget
 			free(<-exchange)
 		}
 		for d := range devs {
-			s, k := devs[d].Views.Stats(), &books[d]
+			s, k := devs[d].Views.Stats(), &sums[d]
 			held := int64(from[d].held(drv))
 			if s.Allocations.All.Current != k.blocks || s.Requested.All.Current != k.requested ||
 				s.Allocated.All.Current != k.allocated || s.Allocations.All.Added != k.allocs ||

@@ -9,7 +9,6 @@ import (
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/cuda/sim"
 	"github.com/cistern-gpu/cistern/internal/engine"
-	"github.com/cistern-gpu/cistern/memory"
 	"github.com/cistern-gpu/cistern/resource"
 )
 
@@ -173,15 +172,9 @@ func (w *world) kindOf(d *worldDevice, p *worldPool, o *config.PoolOptions) {
 	}
 }
 
-// setPoolLimit changes the limit of a pool.
-func (w *world) setPoolLimit(d *worldDevice) {
-	if len(d.pools) == 0 {
-		return
-	}
-	p := pick(w, d.pools)
-	p.limit = uint64(w.rng.IntN(3)) * w.rng.Uint64N(50*mib)
-	p.before = w.poolHolds(p)
-	p.pool.SetLimit(p.limit)
+func (w *world) setPoolLimit(p *worldPool, limit uint64) {
+	p.before, p.limit = w.poolHolds(p), limit
+	p.pool.SetLimit(limit)
 	w.seen["pool limit"]++
 }
 
@@ -222,26 +215,14 @@ func (w *world) allocWith(d *worldDevice, size uint64, s *worldStream, p *worldP
 // checkPools compares what pools and labels say with the books.
 func (w *world) checkPools(d *worldDevice) {
 	w.t.Helper()
-	sums := map[*worldPool]*books{}
-	tags, libraries := map[uint32]memory.TagUse{}, map[uint8]memory.LibraryUse{}
+	sums, tags, libraries := uses[*worldPool]{}, uses[uint32]{}, uses[uint8]{}
 	for _, b := range d.blocks {
-		k := sums[b.pool]
-		if k == nil {
-			k = &books{}
-			sums[b.pool] = k
-		}
-		k.blocks++
-		k.requested += int64(b.size)
-		k.allocated += int64(b.rounded)
-		u, l := tags[b.tag], libraries[b.library]
-		tags[b.tag] = memory.TagUse{Tag: b.tag, Use: memory.Use{Blocks: u.Blocks + 1, Requested: u.Requested + b.size, Allocated: u.Allocated + b.rounded}}
-		libraries[b.library] = memory.LibraryUse{Library: b.library, Use: memory.Use{Blocks: l.Blocks + 1, Requested: l.Requested + b.size, Allocated: l.Allocated + b.rounded}}
+		sums.add(b.pool, b)
+		tags.add(b.tag, b)
+		libraries.add(b.library, b)
 	}
 	for _, p := range d.pools {
 		s, k := p.pool.Stats(), sums[p]
-		if k == nil {
-			k = &books{}
-		}
 		size := uint64(0)
 		for _, g := range d.dev.Views.SnapshotPool(p.id) {
 			size += g.Size
@@ -258,16 +239,10 @@ func (w *world) checkPools(d *worldDevice) {
 		}
 	}
 	for _, u := range d.dev.Views.TagUsage() {
-		if u != tags[u.Tag] {
-			w.fail("device %d: %+v, want %+v", d.id, u, tags[u.Tag])
-		}
-		delete(tags, u.Tag)
+		tags.check(w, d, u.Tag, u.Use)
 	}
 	for _, u := range d.dev.Views.LibraryUsage() {
-		if u != libraries[u.Library] {
-			w.fail("device %d: %+v, want %+v", d.id, u, libraries[u.Library])
-		}
-		delete(libraries, u.Library)
+		libraries.check(w, d, u.Library, u.Use)
 	}
 	if len(tags)+len(libraries) != 0 {
 		w.fail("device %d: %v and %v are not told of", d.id, tags, libraries)

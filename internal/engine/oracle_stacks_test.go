@@ -56,21 +56,17 @@ func withoutStacks(blocks []memory.Block) []memory.Block {
 // checkStacks compares who holds what with the books.
 func (w *world) checkStacks(d *worldDevice) {
 	w.t.Helper()
-	want := map[uint32]memory.StackUse{}
+	want := uses[uint32]{}
 	if w.kept {
 		for _, b := range d.blocks {
-			u := want[b.stack]
-			want[b.stack] = memory.StackUse{Stack: b.stack, Use: memory.Use{Blocks: u.Blocks + 1, Requested: u.Requested + b.size, Allocated: u.Allocated + b.rounded}}
+			want.add(b.stack, b)
 		}
 	}
 	for _, u := range d.dev.Views.StackUsage() {
-		if u != want[u.Stack] {
-			w.fail("device %d: %+v, want %+v", d.id, u, want[u.Stack])
-		}
+		want.check(w, d, u.Stack, u.Use)
 		if u.Stack != 0 {
 			w.seen["stack held"]++
 		}
-		delete(want, u.Stack)
 	}
 	if len(want) != 0 {
 		w.fail("device %d: %v are not told of", d.id, want)

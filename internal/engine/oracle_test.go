@@ -197,8 +197,9 @@ func (w *world) op(d *worldDevice) {
 	case n < 982:
 		w.restore(d)
 	case n < 985:
-		if w.setLimit(d); w.cfg.kinds {
-			w.setPoolLimit(d)
+		w.setLimit(d, [3]uint64{0, w.drv.ReservedBytes(d.id) + w.rng.Uint64N(64*mib), w.rng.Uint64N(w.cfg.capacity) + 1}[w.rng.IntN(3)])
+		if w.cfg.kinds && len(d.pools) > 0 {
+			w.setPoolLimit(pick(w, d.pools), uint64(w.rng.IntN(3))*w.rng.Uint64N(50*mib))
 		}
 	case n < 990:
 		w.drv.SetOutside(d.id, w.rng.Uint64N(w.cfg.capacity/2))
@@ -220,6 +221,15 @@ func (w *world) op(d *worldDevice) {
 			w.free(d, w.rng.IntN(len(d.blocks)))
 		}
 	}
+}
+
+func (w *world) setLimit(d *worldDevice, limit uint64) {
+	d.limit = limit
+	d.dev.SetLimit(limit)
+	if d.dev.Limit() != limit {
+		w.fail("Limit() = %d, want %d", d.dev.Limit(), limit)
+	}
+	w.seen["limit"]++
 }
 
 // callback is another library that can give memory back.

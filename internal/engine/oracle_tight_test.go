@@ -18,8 +18,7 @@ func tight(c setup) setup {
 // opTight is op, most of the time around limits.
 func (w *world) opTight(d *worldDevice) {
 	if d.now.allocated < filler {
-		d.limit = 0
-		d.dev.SetLimit(0)
+		w.setLimit(d, 0)
 		w.alloc(d, filler, d.streams[0])
 	}
 	for len(d.pools) < 2 {
@@ -35,37 +34,18 @@ func (w *world) opTight(d *worldDevice) {
 	case n < 75:
 		w.trim(d)
 	case n < 83:
-		d.limit = 0
+		limit := uint64(0)
 		if w.chance(70) {
-			d.limit = w.drv.ReservedBytes(d.id) + uint64(w.rng.IntN(2)*w.rng.IntN(8))*mib
+			limit = w.drv.ReservedBytes(d.id) + uint64(w.rng.IntN(2)*w.rng.IntN(8))*mib
 		}
-		d.dev.SetLimit(d.limit)
-		w.seen["limit"]++
+		w.setLimit(d, limit)
 	case n < 90:
-		p := pick(w, d.pools)
-		p.before, p.limit = w.poolHolds(p), 0
+		p, limit := pick(w, d.pools), uint64(0)
 		if w.chance(80) {
-			p.limit = p.before + uint64(w.rng.IntN(40))*mib
+			limit = w.poolHolds(p) + uint64(w.rng.IntN(40))*mib
 		}
-		p.pool.SetLimit(p.limit)
-		w.seen["pool limit"]++
+		w.setPoolLimit(p, limit)
 	default:
 		w.op(d)
 	}
-}
-
-func (w *world) setLimit(d *worldDevice) {
-	switch w.rng.IntN(3) {
-	case 0:
-		d.limit = 0
-	case 1:
-		d.limit = w.drv.ReservedBytes(d.id) + w.rng.Uint64N(64*mib)
-	default:
-		d.limit = w.rng.Uint64N(w.cfg.capacity) + 1
-	}
-	d.dev.SetLimit(d.limit)
-	if d.dev.Limit() != d.limit {
-		w.fail("Limit() = %d, want %d", d.dev.Limit(), d.limit)
-	}
-	w.seen["limit"]++
 }

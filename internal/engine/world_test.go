@@ -115,6 +115,37 @@ type worldDevice struct {
 // books are the program's own sums over its live blocks.
 type books struct{ blocks, requested, allocated int64 }
 
+func (k *books) add(size, rounded uint64) {
+	k.blocks++
+	k.requested += int64(size)
+	k.allocated += int64(rounded)
+}
+
+func (k *books) remove(size, rounded uint64) {
+	k.blocks--
+	k.requested -= int64(size)
+	k.allocated -= int64(rounded)
+}
+
+// uses are books by tag, library or stack.
+type uses[K comparable] map[K]books
+
+func (u uses[K]) add(key K, b *worldBlock) {
+	k := u[key]
+	k.add(b.size, b.rounded)
+	u[key] = k
+}
+
+// check compares what the engine says of a key with the books, and removes the key: those that it is silent about stay.
+func (u uses[K]) check(w *world, d *worldDevice, key K, have memory.Use) {
+	w.t.Helper()
+	k := u[key]
+	if want := (memory.Use{Blocks: k.blocks, Requested: uint64(k.requested), Allocated: uint64(k.allocated)}); have != want {
+		w.fail("device %d: %T %v has %+v, want %+v", d.id, key, key, have, want)
+	}
+	delete(u, key)
+}
+
 type worldStream struct {
 	handle   cuda.Stream
 	st       *engine.Stream
@@ -372,9 +403,7 @@ func (w *world) have(d *worldDevice, p cuda.Ptr, size uint64, s *worldStream, po
 	d.blocks = append(d.blocks, b)
 	d.allocs++
 	d.bytes += int64(size)
-	d.now.blocks++
-	d.now.requested += int64(size)
-	d.now.allocated += int64(rounded)
+	d.now.add(size, rounded)
 	return b
 }
 
@@ -520,9 +549,7 @@ func (w *world) forget(d *worldDevice, b *worldBlock) {
 	for _, s := range b.recorded {
 		s.uses--
 	}
-	d.now.blocks--
-	d.now.requested -= int64(b.size)
-	d.now.allocated -= int64(b.rounded)
+	d.now.remove(b.size, b.rounded)
 }
 
 // check compares the statistics with the books.
