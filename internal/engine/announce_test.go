@@ -566,9 +566,9 @@ func onUnmapFailEveryCall(t *testing.T, step, oneOf uint64) {
 	for i, text := range []string{"", "backend:malloc", "single_handle:true"} {
 		opts, err := config.Parse(text)
 		must(t, err)
-		clean := &scenario{t: t, what: "nothing fails, " + text}
+		clean := newScenario(t, "nothing fails, "+text, nil)
 		clean.reg = newRegistry(clean.fail)
-		clean.run(opts)
+		clean.play(opts)
 		calls := clean.drv.CallNumber()
 		clean.end()
 		for j, code := range []cuda.Code{cuda.ErrOutOfMemory, cuda.ErrNotSupported} {
@@ -576,22 +576,9 @@ func onUnmapFailEveryCall(t *testing.T, step, oneOf uint64) {
 				if (k+uint64(i+j))%oneOf != 0 {
 					continue
 				}
-				s := &scenario{t: t, what: fmt.Sprintf("call %d of %d fails with %v, %q", k, calls, code, text)}
+				s := newScenario(t, fmt.Sprintf("call %d of %d fails with %v, %q", k, calls, code, text), nil)
 				s.reg = newRegistry(s.fail)
-				s.drv = sim.New(sim.Options{Capacity: 256 * mib, Lag: 20 * time.Millisecond, Check: sim.CheckOrder})
-				s.live = map[cuda.Ptr]uint64{}
-				name := ""
-				s.drv.FailCall(func(call string, n uint64) cuda.Code {
-					if n == k {
-						name = call
-						return code
-					}
-					return cuda.Success
-				})
-				ok := s.play(opts)
-				s.what += ", " + name
-				s.judge(code, name, len(clean.errs))
-				if !ok {
+				if !s.failing(opts, k, code) {
 					continue
 				}
 				s.end()

@@ -121,13 +121,31 @@ func (s *scenario) check() {
 	}
 }
 
-// run plays the scenario. It reports whether it got as far as having a device.
-func (s *scenario) run(opts config.Options) bool {
-	s.drv = sim.New(sim.Options{Capacity: 256 * mib, Lag: 20 * time.Millisecond, Check: sim.CheckOrder})
-	s.live = map[cuda.Ptr]uint64{}
-	return s.play(opts)
+// newScenario is one over a device of its own, which reports what it finds wrong to fault, or where that is nil to check.
+func newScenario(t *testing.T, what string, fault func(error)) *scenario {
+	return &scenario{t: t, what: what, live: map[cuda.Ptr]uint64{},
+		drv: sim.New(sim.Options{Capacity: 256 * mib, Lag: 20 * time.Millisecond, Check: sim.CheckOrder, OnFault: fault})}
 }
 
+// failing plays the scenario while the k-th driver call fails, and judges the errors. It reports whether it got as far as having a
+// device.
+func (s *scenario) failing(opts config.Options, k uint64, code cuda.Code) bool {
+	s.t.Helper()
+	name := ""
+	s.drv.FailCall(func(call string, n uint64) cuda.Code {
+		if n == k {
+			name = call
+			return code
+		}
+		return cuda.Success
+	})
+	ok := s.play(opts)
+	s.what += ", " + name
+	s.judge(code, name)
+	return ok
+}
+
+// play reports whether it got as far as having a device.
 func (s *scenario) play(opts config.Options) bool {
 	var err error
 	drv := cuda.Driver(s.drv)
@@ -478,8 +496,8 @@ func failEveryCall(t *testing.T, step, oneOf uint64) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		clean := &scenario{t: t, what: "nothing fails, " + text}
-		clean.run(opts)
+		clean := newScenario(t, "nothing fails, "+text, nil)
+		clean.play(opts)
 		for _, err := range clean.errs {
 			if !errors.Is(err, cuda.ErrOutOfMemory) {
 				t.Fatalf("%s: %v", clean.what, err)
@@ -492,21 +510,9 @@ func failEveryCall(t *testing.T, step, oneOf uint64) {
 				if (k+uint64(i+setting))%oneOf != 0 {
 					continue
 				}
-				name := ""
-				s := &scenario{t: t, what: fmt.Sprintf("call %d of %d fails with %v, %q", k, calls, code, text), twice: code.Poisons()}
-				s.drv = sim.New(sim.Options{Capacity: 256 * mib, Lag: 20 * time.Millisecond, Check: sim.CheckOrder})
-				s.live = map[cuda.Ptr]uint64{}
-				s.drv.FailCall(func(call string, n uint64) cuda.Code {
-					if n == k {
-						name = call
-						return code
-					}
-					return cuda.Success
-				})
-				ok := s.play(opts)
-				s.what += ", " + name
-				s.judge(code, name, len(clean.errs))
-				if !ok {
+				s := newScenario(t, fmt.Sprintf("call %d of %d fails with %v, %q", k, calls, code, text), nil)
+				s.twice = code.Poisons()
+				if !s.failing(opts, k, code) {
 					continue // it said that there is no device
 				}
 				if code.Poisons() {
@@ -521,7 +527,7 @@ func failEveryCall(t *testing.T, step, oneOf uint64) {
 
 // judge looks at the errors that the program saw: other than out of memory must carry the injected code's name, and
 // out of memory must not have been made of anything else.
-func (s *scenario) judge(code cuda.Code, call string, usual int) {
+func (s *scenario) judge(code cuda.Code, call string) {
 	s.t.Helper()
 	others := 0
 	for _, err := range s.errs {
@@ -574,9 +580,8 @@ func TestRandomFailures(t *testing.T) {
 	for i := range n {
 		rng := rand.New(rand.NewPCG(seed, uint64(i)))
 		opts := config.Options{Backend: []config.Backend{config.BackendVMM, config.BackendMalloc}[i%2]}
-		s := &scenario{t: t, what: fmt.Sprintf("seed %d, %d", seed, i), twice: true}
-		s.drv = sim.New(sim.Options{Capacity: 256 * mib, Lag: 20 * time.Millisecond, Check: sim.CheckOrder})
-		s.live = map[cuda.Ptr]uint64{}
+		s := newScenario(t, fmt.Sprintf("seed %d, %d", seed, i), nil)
+		s.twice = true
 		codes := []cuda.Code{cuda.ErrOutOfMemory, cuda.ErrInvalidValue, cuda.ErrNotSupported, cuda.ErrUnknown}
 		s.drv.FailCall(func(call string, n uint64) cuda.Code {
 			if n > 10 && rng.IntN(10) == 0 {
@@ -592,19 +597,8 @@ func TestRandomFailures(t *testing.T) {
 
 // A request that the device cannot meet takes nothing from it, nor does one that fails after part of its memory was got.
 func TestHopelessRequest(t *testing.T) {
-	drv := sim.New(sim.Options{Capacity: 8 * gib})
-	a, err := engine.New(drv, config.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	d, err := a.Device(0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	st, err := d.Stream(0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	e := newEngine(t, sim.Options{Capacity: 8 * gib}, config.Options{}, 1)
+	drv, d, st := e.drv, e.dev, e.streams[0]
 	if _, err := drv.MemAlloc(0, 5*gib); err != nil { // somebody else's
 		t.Fatal(err)
 	}

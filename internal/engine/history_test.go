@@ -17,27 +17,12 @@ func TestHistoryFromTheStart(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	a, err := engine.New(sim.New(sim.Options{}), opts)
-	if err != nil {
-		t.Fatal(err)
-	}
-	d, err := a.Device(0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	st, err := d.Stream(0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	e := newEngine(t, sim.Options{}, opts, 1)
+	a, d, st := e.a, e.dev, e.streams[0]
 	now := int64(0)
 	d.History.SetClock(func() int64 { now++; return now })
-	p, err := d.Alloc(1000, st)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := a.Free(p); err != nil {
-		t.Fatal(err)
-	}
+	p := e.alloc(t, 1000, st)
+	e.free(t, p)
 	if _, err := d.Alloc(1<<30, st); err == nil {
 		t.Fatal("a request beyond the limit was met")
 	}

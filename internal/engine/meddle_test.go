@@ -6,11 +6,9 @@ import (
 	"math/rand/v2"
 	"runtime"
 	"testing"
-	"time"
 
 	"github.com/cistern-gpu/cistern/config"
 	"github.com/cistern-gpu/cistern/cuda"
-	"github.com/cistern-gpu/cistern/cuda/sim"
 	"github.com/cistern-gpu/cistern/internal/engine"
 	"github.com/cistern-gpu/cistern/internal/lockrank"
 	"github.com/cistern-gpu/cistern/memory"
@@ -368,11 +366,9 @@ func meddled(t *testing.T, opts config.Options, seed uint64, kinds ...string) ma
 	if !lockrank.Checking() {
 		t.Skip("ranks of locks are not checked in runs of benchmarks, and without them waiting threads are not known")
 	}
-	s := &scenario{t: t, what: fmt.Sprintf("CISTERN_SEED=%d, %v, %s", seed, kinds, opts)}
+	what := fmt.Sprintf("CISTERN_SEED=%d, %v, %s", seed, kinds, opts)
+	s := newScenario(t, what, func(err error) { t.Errorf("%s: %v", what, err) })
 	m := &meddler{s: s, rng: rand.New(rand.NewPCG(seed, 5)), kinds: kinds, first: lockrank.Goroutine(), seen: map[string]int{}}
-	s.drv = sim.New(sim.Options{Capacity: 256 * mib, Lag: 20 * time.Millisecond, Check: sim.CheckOrder,
-		OnFault: func(err error) { t.Errorf("%s: %v", s.what, err) }})
-	s.live = map[cuda.Ptr]uint64{}
 	s.seen = func(drv cuda.Driver) cuda.Driver {
 		return &interposed{Driver: drv, before: func(string, cuda.Device) { m.meddle(false) }}
 	}

@@ -288,19 +288,7 @@ func TestPauseRegistersMemory(t *testing.T) {
 	}
 	for _, refused := range []bool{false, true} {
 		drv := sim.New(sim.Options{Capacity: 128 * mib, Check: sim.CheckOrder})
-		a, err := engine.New(eager{drv}, config.Options{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		d, err := a.Device(0)
-		if err != nil {
-			t.Fatal(err)
-		}
-		st, err := d.Stream(cuda.StreamNull)
-		if err != nil {
-			t.Fatal(err)
-		}
-		p := &pausing{t, drv, a, d, st}
+		p := newPausingOver(t, drv, eager{drv}, config.Options{})
 		drv.FailCall(func(call string, _ uint64) cuda.Code {
 			if refused && strings.HasPrefix(call, "cuMemHostRegister") {
 				return cuda.ErrNotPermitted
@@ -315,20 +303,20 @@ func TestPauseRegistersMemory(t *testing.T) {
 		}
 		p.resume(all)
 		p.holds(ptr, 5*mib, 9)
-		if err := d.PauseBuffers(40 * mib); err != nil {
+		if err := p.d.PauseBuffers(40 * mib); err != nil {
 			t.Error(err)
 		}
 		if n := drv.HostBytes(); n < 40*mib {
 			t.Errorf("%d bytes of buffers", n)
 		}
-		if err := d.PauseBuffers(0); err != nil {
+		if err := p.d.PauseBuffers(0); err != nil {
 			t.Error(err)
 		}
 		if n := drv.HostBytes(); n != 0 {
 			t.Errorf("%d bytes of buffers stay", n)
 		}
 		p.free(ptr)
-		if err := a.Close(); err != nil {
+		if err := p.a.Close(); err != nil {
 			t.Error(err)
 		}
 		if l := drv.Leaks(); l != (sim.Live{}) {

@@ -333,19 +333,12 @@ func newPauseWorld(t *testing.T, seed uint64, seen map[string]int) *pauseWorld {
 		w.reg = newRegistry(func(format string, args ...any) { w.fail(format, args...) })
 		drv = watch(simulated, w.reg, false)
 	}
-	a, err := engine.New(drv, opts)
-	if err != nil {
-		t.Fatal(err)
-	}
-	d, err := a.Device(0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	w.pausing = newPausingOver(t, simulated, drv, opts)
+	a, d := w.a, w.d
 	if w.reg != nil {
 		d.OnMap(w.reg.mapped)
 		d.OnUnmap(w.reg.unmapped)
 	}
-	w.pausing = &pausing{t: t, drv: simulated, a: a, d: d}
 	for i, h := range []cuda.Stream{cuda.StreamNull, simulated.NewStreamNonBlocking(0), simulated.NewStream(0)} {
 		var o []config.StreamOption
 		if i == 1 {
@@ -357,7 +350,6 @@ func newPauseWorld(t *testing.T, seed uint64, seen map[string]int) *pauseWorld {
 		}
 		w.streams = append(w.streams, st)
 	}
-	w.st = w.streams[0]
 	own, err := resource.Segments(simulated, 0)
 	if err != nil {
 		t.Fatal(err)

@@ -32,19 +32,18 @@ func newPausing(t *testing.T, so sim.Options, o config.Options) *pausing {
 	}
 	so.Check = sim.CheckOrder
 	drv := sim.New(so)
-	a, err := engine.New(drv, o)
+	return newPausingOver(t, drv, drv, o)
+}
+
+// newPausingOver is newPausing with an engine that sees the machine through another driver.
+func newPausingOver(t *testing.T, machine *sim.Driver, seen cuda.Driver, o config.Options) *pausing {
+	t.Helper()
+	e := newEngineOver(t, machine, seen, o, 0)
+	st, err := e.dev.Stream(cuda.StreamNull)
 	if err != nil {
 		t.Fatal(err)
 	}
-	d, err := a.Device(0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	st, err := d.Stream(cuda.StreamNull)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return &pausing{t, drv, a, d, st}
+	return &pausing{t, e.drv, e.a, e.dev, st}
 }
 
 func (p *pausing) alloc(pool *engine.Pool, size uint64, tag uint32) cuda.Ptr {

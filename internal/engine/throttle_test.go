@@ -9,7 +9,6 @@ import (
 	"github.com/cistern-gpu/cistern/config"
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/cuda/sim"
-	"github.com/cistern-gpu/cistern/internal/engine"
 )
 
 // A program whose requests are small beside what moves for them, here of 512 bytes to 8 MiB, gets new memory rather than moved
@@ -18,38 +17,22 @@ import (
 func TestThrottle(t *testing.T) {
 	const live, steps = 2000, 50_000
 	run := func(between time.Duration, live, smallest int) (remaps int64, ratio float64) {
-		drv := sim.New(sim.Options{Capacity: 140 * gib, CallsTakeTime: true})
-		a, err := engine.New(drv, config.Options{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		d, err := a.Device(0)
-		if err != nil {
-			t.Fatal(err)
-		}
-		st, err := d.Stream(0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		e := newEngine(t, sim.Options{Capacity: 140 * gib, CallsTakeTime: true}, config.Options{}, 1)
 		r := rand.New(rand.NewPCG(1, 2))
 		blocks := make([]cuda.Ptr, live)
 		for i := range live + 3*steps {
 			if i == live+2*steps {
-				d.Views.ResetAccumulated()
+				e.dev.Views.ResetAccumulated()
 			}
 			k := i
 			if i >= live {
 				k = r.IntN(live)
-				if err := a.Free(blocks[k]); err != nil {
-					t.Fatal(err)
-				}
+				e.free(t, blocks[k])
 			}
-			drv.Advance(between)
-			if blocks[k], err = d.Alloc(uint64(math.Exp2(float64(smallest)+14*r.Float64())), st); err != nil {
-				t.Fatal(err)
-			}
+			e.drv.Advance(between)
+			blocks[k] = e.alloc(t, uint64(math.Exp2(float64(smallest)+14*r.Float64())), e.streams[0])
 		}
-		s := d.Views.Stats()
+		s := e.dev.Views.Stats()
 		return s.Remaps, float64(s.Reserved.All.Peak) / float64(s.Requested.All.Peak)
 	}
 	remaps, ratio := run(400*time.Nanosecond, live, 9)
