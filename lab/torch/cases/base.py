@@ -93,6 +93,12 @@ def bytes_on(n, **kw):
     return torch.empty(n, dtype=torch.uint8, device="cuda", **kw)
 
 
+def usable(t):
+    """The end of the tensor can be written and read."""
+    t[-1:].fill_(3)
+    eq(int(t[-1]), 3, "usable")
+
+
 def stat(key):
     return torch.cuda.memory_stats()[key]
 

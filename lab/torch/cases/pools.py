@@ -2,7 +2,7 @@
 import ctypes
 import threading
 
-from .base import GiB, MiB, bytes_on, cap, case, check, eq, fine, in_thread, probe, raises, requested, reserved, drain, stat, torch
+from .base import GiB, MiB, bytes_on, cap, case, check, eq, fine, in_thread, probe, raises, requested, reserved, drain, stat, torch, usable
 
 
 def within(pool, t):
@@ -129,8 +129,7 @@ def pool_oom_uses_own_cache():
         t = bytes_on(6 * GiB)
         del t
         u = bytes_on(7 * GiB)
-    u[-1:].fill_(3)
-    eq(int(u[-1]), 3, "usable")
+    usable(u)
     eq(stat("num_ooms"), 0, "no failure")
 
 
@@ -147,8 +146,7 @@ def pool_oom_uses_other_caches():
     pool = torch.cuda.MemPool()
     with torch.cuda.use_mem_pool(pool):
         u = bytes_on(9 * GiB)
-    u[-1:].fill_(3)
-    eq(int(u[-1]), 3, "usable")
+    usable(u)
     eq(requested(), 9 * GiB, "requested")
 
 
@@ -161,8 +159,7 @@ def pool_cache_serves_default():
         t = bytes_on(7 * GiB)
         del t
     u = bytes_on(8 * GiB)
-    u[-1:].fill_(3)
-    eq(int(u[-1]), 3, "usable")
+    usable(u)
 
 
 @case()

@@ -86,6 +86,20 @@ class Peer:
         eq(self.process.exitcode, 0, "the other process")
 
 
+def shared_and_back(tensors, values):
+    """Another process reads the tensors, each of one value, overwrites them and drops them."""
+    for d in {t.device.index for t in tensors}:
+        torch.cuda.synchronize(d)
+    peer = Peer(read_all)
+    peer.to.put(tensors)
+    eq(peer.get(), [(t.numel(), v, v, True) for t, v in zip(tensors, values)], "what the other process read")
+    eq(peer.get(), "written", "")
+    check(all(bool((t == 99).all()) for t in tensors), "what it wrote")
+    peer.to.put("drop")
+    eq(peer.get(), 0, "what the other process still counts after dropping them")
+    peer.end()
+
+
 @case(timeout=120)
 def share_both_ways():
     peer = Peer(add_one)
@@ -105,17 +119,7 @@ def share_both_ways():
 
 @case(timeout=120)
 def share_hundred():
-    tensors = [torch.full((1000 + 5000 * i,), i, dtype=torch.uint8, device="cuda") for i in range(100)]
-    torch.cuda.synchronize()
-    peer = Peer(read_all)
-    peer.to.put(tensors)
-    got = peer.get()
-    eq(got, [(1000 + 5000 * i, i, i, True) for i in range(100)], "what the other process read")
-    eq(peer.get(), "written", "")
-    check(all(bool((t == 99).all()) for t in tensors), "what it wrote")
-    peer.to.put("drop")
-    eq(peer.get(), 0, "what the other process still counts after dropping them")
-    peer.end()
+    shared_and_back([torch.full((1000 + 5000 * i,), i, dtype=torch.uint8, device="cuda") for i in range(100)], range(100))
 
 
 @case(timeout=150)
@@ -123,16 +127,7 @@ def share_large():
     """A tensor of several gigabytes over many chunks."""
     pieces = [bytes_on(n * MiB) for n in (100, 700, 300, 64, 900, 33)]
     del pieces
-    t = torch.full((3 * GiB + 12345,), 8, dtype=torch.uint8, device="cuda")
-    torch.cuda.synchronize()
-    peer = Peer(read_all)
-    peer.to.put([t])
-    eq(peer.get(), [(t.numel(), 8, 8, True)], "what the other process read")
-    eq(peer.get(), "written", "")
-    check(bool((t == 99).all()), "what it wrote")
-    peer.to.put("drop")
-    eq(peer.get(), 0, "what the other process still counts")
-    peer.end()
+    shared_and_back([torch.full((3 * GiB + 12345,), 8, dtype=torch.uint8, device="cuda")], [8])
 
 
 @case(timeout=120)
@@ -324,16 +319,7 @@ def ipc_legacy():
 
 @case(native="a setting of Cistern's", conf="ipc:legacy", timeout=120)
 def ipc_legacy_shares():
-    t = torch.full((3 * MiB,), 4, dtype=torch.uint8, device="cuda")
-    torch.cuda.synchronize()
-    peer = Peer(read_all)
-    peer.to.put([t])
-    eq(peer.get(), [(t.numel(), 4, 4, True)], "what the other process read")
-    eq(peer.get(), "written", "")
-    check(bool((t == 99).all()), "what it wrote")
-    peer.to.put("drop")
-    eq(peer.get(), 0, "")
-    peer.end()
+    shared_and_back([torch.full((3 * MiB,), 4, dtype=torch.uint8, device="cuda")], [4])
 
 
 @case(native="a word of Cistern's")
@@ -480,14 +466,4 @@ def device_two_only():
 @case(gpus=2, timeout=120)
 def share_second_device():
     """A tensor of the second device, sent to a process whose current device is the first."""
-    peer = Peer(read_all)
-    tensors = [torch.full((3 * MiB,), 7 + d, dtype=torch.uint8, device=f"cuda:{d}") for d in (1, 0)]
-    for d in (0, 1):
-        torch.cuda.synchronize(d)
-    peer.to.put(tensors)
-    eq(peer.get(), [(3 * MiB, 8, 8, True), (3 * MiB, 7, 7, True)], "what the other process read")
-    eq(peer.get(), "written", "")
-    check(all(bool((t == 99).all()) for t in tensors), "what it wrote")
-    peer.to.put("drop")
-    eq(peer.get(), 0, "what the other process still counts")
-    peer.end()
+    shared_and_back([torch.full((3 * MiB,), 7 + d, dtype=torch.uint8, device=f"cuda:{d}") for d in (1, 0)], [8, 7])
