@@ -78,111 +78,136 @@ func (p *probe) control(size uint64) (uint64, error) {
 	return 0, err
 }
 
-// mapped maps a chunk and gives the device access.
-func (p *probe) mapped(va cuda.Ptr, size uint64, h cuda.Handle) error {
-	if err := p.MemMap(va, size, h); err != nil {
+// moved is a chunk that is mapped at several places, with a counter of wrong words and an event.
+type moved struct {
+	*probe
+	size    uint64
+	places  uint64 // how many
+	va      cuda.Ptr
+	chunk   cuda.Handle
+	counter cuda.Ptr
+	event   cuda.Event
+}
+
+func (p *probe) newMoved(size, places uint64) (*moved, error) {
+	m := &moved{probe: p, size: size, places: places}
+	var err error
+	if m.va, err = p.AddressReserve(places*size, p.info.Granularity, 0); err != nil {
+		return nil, err
+	}
+	if m.chunk, err = p.MemCreate(size, p.prop); err != nil {
+		return nil, err
+	}
+	if m.counter, err = p.NewCounter(p.dev); err != nil {
+		return nil, err
+	}
+	m.event, err = p.EventCreate(p.dev)
+	return m, err
+}
+
+func (m *moved) at(place uint64) cuda.Ptr { return m.va + cuda.Ptr(place*m.size) }
+
+// mapAt maps the chunk and gives the device access.
+func (m *moved) mapAt(place uint64) error {
+	if err := m.MemMap(m.at(place), m.size, m.chunk); err != nil {
 		return err
 	}
-	return p.MemSetAccess(va, size, []cuda.Device{p.dev})
+	return m.MemSetAccess(m.at(place), m.size, []cuda.Device{m.dev})
+}
+
+func (m *moved) fill(s cuda.Stream, place, seed uint64) error {
+	return m.Fill(m.dev, s, m.at(place), m.size, seed)
+}
+
+func (m *moved) check(s cuda.Stream, place, seed uint64) error {
+	return m.Check(m.dev, s, m.at(place), m.size, seed, m.counter)
+}
+
+// end gives everything back, with the places from the first one on still mapped, and returns how many words were wrong.
+func (m *moved) end(mapped uint64) (uint64, error) {
+	wrong, err := m.Counter(m.dev, m.counter)
+	return wrong, errors.Join(err, m.MemUnmap(m.at(mapped), (m.places-mapped)*m.size), m.MemRelease(m.chunk),
+		m.AddressFree(m.va, m.places*m.size), m.EventDestroy(m.dev, m.event), m.MemFree(m.dev, m.counter))
+}
+
+// inTurn takes steps until one fails.
+func inTurn(steps ...func() error) error {
+	for _, step := range steps {
+		if err := step(); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // remap maps a chunk a second time while a kernel is running that later writes through the first mapping, reads through
 // both, then unmaps the first once an event says that its work is done.
 func (p *probe) remap(size uint64) (uint64, error) {
-	va, err := p.AddressReserve(2*size, p.info.Granularity, 0)
+	m, err := p.newMoved(size, 2)
 	if err != nil {
 		return 0, err
 	}
-	first, second := va, va+cuda.Ptr(size)
-	h, err := p.MemCreate(size, p.prop)
-	if err != nil {
-		return 0, err
-	}
-	counter, err := p.NewCounter(p.dev)
-	if err != nil {
-		return 0, err
-	}
-	e, err := p.EventCreate(p.dev)
-	if err != nil {
-		return 0, err
-	}
-	for _, step := range []func() error{
-		func() error { return p.mapped(first, size, h) },
+	if err := inTurn(
+		func() error { return m.mapAt(0) },
 		func() error { return p.Spin(p.dev, p.work, 100*time.Millisecond) },
-		func() error { return p.Fill(p.dev, p.work, first, size, 1) },
-		func() error { return p.EventRecord(p.dev, e, p.work) },
-		func() error { return p.mapped(second, size, h) },
+		func() error { return m.fill(p.work, 0, 1) },
+		func() error { return p.EventRecord(p.dev, m.event, p.work) },
+		func() error { return m.mapAt(1) },
 		func() error {
-			if done, err := p.EventQuery(p.dev, e); done || err != nil {
-				p.untested = true
-				return err
-			}
-			return nil
+			done, err := p.EventQuery(p.dev, m.event)
+			p.untested = done
+			return err
 		},
-		func() error { return p.Check(p.dev, p.work, second, size, 1, counter) },
-		func() error { return p.Check(p.dev, p.work, first, size, 1, counter) },
-		func() error { return p.Fill(p.dev, p.work, second, size, 2) },
-		func() error { return p.Check(p.dev, p.work, first, size, 2, counter) },
-		func() error { return p.EventRecord(p.dev, e, p.work) },
-		func() error { return p.EventSynchronize(p.dev, e) },
-		func() error { return p.MemUnmap(first, size) },
-		func() error { return p.Check(p.dev, p.work, second, size, 2, counter) },
-		func() error { return p.Fill(p.dev, p.work, second, size, 3) },
-		func() error { return p.Check(p.dev, p.work, second, size, 3, counter) },
-	} {
-		if err := step(); err != nil {
-			return 0, err
-		}
+		func() error { return m.check(p.work, 1, 1) },
+		func() error { return m.check(p.work, 0, 1) },
+		func() error { return m.fill(p.work, 1, 2) },
+		func() error { return m.check(p.work, 0, 2) },
+		func() error { return p.EventRecord(p.dev, m.event, p.work) },
+		func() error { return p.EventSynchronize(p.dev, m.event) },
+		func() error { return p.MemUnmap(m.at(0), size) },
+		func() error { return m.check(p.work, 1, 2) },
+		func() error { return m.fill(p.work, 1, 3) },
+		func() error { return m.check(p.work, 1, 3) },
+	); err != nil {
+		return 0, err
 	}
-	wrong, err := p.Counter(p.dev, counter)
-	return wrong, errors.Join(err, p.MemUnmap(second, size), p.MemRelease(h), p.AddressFree(va, 2*size),
-		p.EventDestroy(p.dev, e), p.MemFree(p.dev, counter))
+	return m.end(1)
 }
 
 // wander maps one chunk at 64 addresses in turn, with work queued through each: stream order alone keeps the bytes
 // right, while the old mappings stay until the end.
 func (p *probe) wander(size uint64) (uint64, error) {
 	const n = 64
-	va, err := p.AddressReserve(n*size, p.info.Granularity, 0)
-	if err != nil {
-		return 0, err
-	}
-	h, err := p.MemCreate(size, p.prop)
-	if err != nil {
-		return 0, err
-	}
-	counter, err := p.NewCounter(p.dev)
+	m, err := p.newMoved(size, n)
 	if err != nil {
 		return 0, err
 	}
 	if err := p.Spin(p.dev, p.work, 50*time.Millisecond); err != nil {
 		return 0, err
 	}
-	at := func(i int) cuda.Ptr { return va + cuda.Ptr(uint64(i)*size) }
-	for i := range n {
-		if err := p.mapped(at(i), size, h); err != nil {
+	for i := range uint64(n) {
+		if err := m.mapAt(i); err != nil {
 			return 0, err
 		}
 		if i > 0 {
-			if err := p.Check(p.dev, p.work, at(i), size, uint64(i-1), counter); err != nil {
+			if err := m.check(p.work, i, i-1); err != nil {
 				return 0, err
 			}
 		}
-		if err := p.Fill(p.dev, p.work, at(i), size, uint64(i)); err != nil {
+		if err := m.fill(p.work, i, i); err != nil {
 			return 0, err
 		}
 	}
-	if err := p.Check(p.dev, p.work, at(0), size, n-1, counter); err != nil {
+	if err := m.check(p.work, 0, n-1); err != nil {
 		return 0, err
 	}
-	wrong, err := p.Counter(p.dev, counter)
-	return wrong, errors.Join(err, p.MemUnmap(va, n*size), p.MemRelease(h), p.AddressFree(va, n*size), p.MemFree(p.dev, counter))
+	return m.end(0)
 }
 
 // hand writes a chunk through one mapping on one stream and reads it through another mapping on another stream that
 // waits for an event.
 func (p *probe) hand(size uint64) (uint64, error) {
-	va, err := p.AddressReserve(2*size, p.info.Granularity, 0)
+	m, err := p.newMoved(size, 2)
 	if err != nil {
 		return 0, err
 	}
@@ -190,35 +215,19 @@ func (p *probe) hand(size uint64) (uint64, error) {
 	if err != nil {
 		return 0, err
 	}
-	h, err := p.MemCreate(size, p.prop)
-	if err != nil {
-		return 0, err
-	}
-	counter, err := p.NewCounter(p.dev)
-	if err != nil {
-		return 0, err
-	}
-	e, err := p.EventCreate(p.dev)
-	if err != nil {
-		return 0, err
-	}
-	second := va + cuda.Ptr(size)
-	for _, step := range []func() error{
-		func() error { return p.mapped(va, size, h) },
+	if err := inTurn(
+		func() error { return m.mapAt(0) },
 		func() error { return p.Spin(p.dev, p.work, 50*time.Millisecond) },
-		func() error { return p.Fill(p.dev, p.work, va, size, 11) },
-		func() error { return p.EventRecord(p.dev, e, p.work) },
-		func() error { return p.mapped(second, size, h) },
-		func() error { return p.StreamWaitEvent(p.dev, other, e) },
-		func() error { return p.Check(p.dev, other, second, size, 11, counter) },
-		func() error { return p.Fill(p.dev, other, second, size, 12) },
-		func() error { return p.Check(p.dev, other, second, size, 12, counter) },
-	} {
-		if err := step(); err != nil {
-			return 0, err
-		}
+		func() error { return m.fill(p.work, 0, 11) },
+		func() error { return p.EventRecord(p.dev, m.event, p.work) },
+		func() error { return m.mapAt(1) },
+		func() error { return p.StreamWaitEvent(p.dev, other, m.event) },
+		func() error { return m.check(other, 1, 11) },
+		func() error { return m.fill(other, 1, 12) },
+		func() error { return m.check(other, 1, 12) },
+	); err != nil {
+		return 0, err
 	}
-	wrong, err := p.Counter(p.dev, counter)
-	return wrong, errors.Join(err, p.MemUnmap(va, 2*size), p.MemRelease(h), p.AddressFree(va, 2*size),
-		p.EventDestroy(p.dev, e), p.StreamDestroy(p.dev, other), p.MemFree(p.dev, counter))
+	wrong, err := m.end(0)
+	return wrong, errors.Join(err, p.StreamDestroy(p.dev, other))
 }
