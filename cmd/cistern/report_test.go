@@ -195,9 +195,10 @@ func TestReportOfADyingProgram(t *testing.T) {
 	}
 }
 
-func dies(t *testing.T) {
+// onCistern is a program on Cistern with these settings, its device and a stream.
+func onCistern(t *testing.T, conf string) (*cis.Allocator, cis.Device, cis.Stream) {
 	t.Helper()
-	opts, err := cis.ParseOptions("limit:200MiB,history:100000,stacks:native")
+	opts, err := cis.ParseOptions(conf)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -213,6 +214,12 @@ func dies(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return a, dev, st
+}
+
+func dies(t *testing.T) {
+	t.Helper()
+	a, dev, st := onCistern(t, "limit:200MiB,history:100000,stacks:native")
 	dir := t.TempDir()
 	r := &dump.Reporter{Allocator: a, Bound: longest, Names: func() dump.Names {
 		return dump.Names{Tag: func(n uint32) string { return []string{"", "activations", "losses"}[n] },
@@ -280,22 +287,7 @@ func dies(t *testing.T) {
 
 // TestReportOfAFolderOfMany: of a process that ran out of memory more often than it has files, the newest comes last.
 func TestReportOfAFolderOfMany(t *testing.T) {
-	opts, err := cis.ParseOptions("limit:200MiB,history:1000")
-	if err != nil {
-		t.Fatal(err)
-	}
-	a, err := cis.New(sim.New(sim.Options{Capacity: 1 << 30}), opts)
-	if err != nil {
-		t.Fatal(err)
-	}
-	dev, err := a.Device(0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	st, err := dev.Stream(cuda.StreamNull, cis.StreamDurable)
-	if err != nil {
-		t.Fatal(err)
-	}
+	a, dev, st := onCistern(t, "limit:200MiB,history:1000")
 	dir := t.TempDir()
 	r := &dump.Reporter{Allocator: a, Say: func(string) {}, Bound: longest}
 	if err := r.To(dir, false); err != nil {
