@@ -502,13 +502,17 @@ func TestDescriptorsClosed(t *testing.T) {
 	h := from.share(from.alloc(mib))
 	to.uses(h, mib)
 	s := from.server
-	mine := map[int]bool{}
-	for _, fd := range []int{s.at.fd, s.poller.near.fd, s.poller.wake.fd} {
+	mine := map[int]*os.File{}
+	for _, fd := range []int{s.at.fd, s.poller.near.fd, s.poller.wake.fd} { // before any is closed: the poller then closes the others
 		file, err := os.CreateTemp(t.TempDir(), "")
 		must(t, err)
+		mine[fd] = file
+	}
+	for fd, file := range mine {
 		must(t, syscall.Dup3(int(file.Fd()), fd, 0))
+	}
+	for _, file := range mine {
 		file.Close()
-		mine[fd] = true
 	}
 	to.uses(from.share(from.alloc(2*mib)), 2*mib)
 	for fd := range mine {
