@@ -162,7 +162,7 @@ SOAKTIME ?= 15m
 HOSTSTIME ?= 1h
 
 # Packages whose code or tests share memory between threads.
-CONCURRENT := . ./cmd/libcistern ./cuda/... ./internal/audit ./internal/engine/... ./internal/heap ./internal/live ./internal/lockrank/... \
+CONCURRENT := . ./cmd/libcistern ./cuda/... ./internal/audit ./internal/engine/... ./internal/live ./internal/lockrank/... \
   ./internal/magazine ./internal/nopoll ./internal/nvml/... ./internal/share ./internal/stacks ./resource/...
 RACE := $(QUICKGC) CISTERN_TRACES= CISTERN_BROWSER_TEST= $(GO) test -race -short -timeout 30m
 

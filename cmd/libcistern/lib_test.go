@@ -62,13 +62,18 @@ func build(t *testing.T, name string, f func(out string) error) string {
 	return out
 }
 
-// libraryFor is the path of libcistern.so as the go command builds it with flags and tags. Locks are checked in it. With -short,
-// as under the race detector, which sees nothing of it, the test is skipped.
-func libraryFor(t *testing.T, name, flags string, tags ...string) string {
+// outside skips a test of other processes' code with -short, as under the race detector, which sees nothing of it.
+func outside(t *testing.T) {
 	t.Helper()
 	if testing.Short() {
-		t.Skip("builds the library and runs programs with it")
+		t.Skip("runs programs that are not this one")
 	}
+}
+
+// libraryFor is the path of libcistern.so as the go command builds it with flags and tags. Locks are checked in it.
+func libraryFor(t *testing.T, name, flags string, tags ...string) string {
+	t.Helper()
+	outside(t)
 	return build(t, name+"/libcistern.so", func(out string) error {
 		cmd := exec.Command("make", "--no-print-directory", "-C", "../..", "library", "LIBRARY="+out,
 			"GOBUILDFLAGS="+flags+" -tags="+strings.Join(append(tags, "lockrank"), ","))
@@ -81,6 +86,7 @@ func libraryPath(t *testing.T) string { return libraryFor(t, "lib", "") }
 // program compiles one of testdata, linked against the library that lies at lib unless that is empty.
 func program(t *testing.T, source, lib string, flags ...string) string {
 	t.Helper()
+	outside(t)
 	rerun.OnChange(t, filepath.Join("testdata", source), "testdata/check.h")
 	name := "bin/" + strings.ReplaceAll(source, ".", "_") + strings.Join(flags, "")
 	if lib != "" {

@@ -29,6 +29,10 @@ func startSim(t *testing.T) *library {
 
 func TestLookUps(t *testing.T) {
 	l := startSim(t)
+	n := 2000
+	if testing.Short() {
+		n = 500
+	}
 	var wg sync.WaitGroup
 	for g := range 8 {
 		wg.Go(func() {
@@ -39,7 +43,7 @@ func TestLookUps(t *testing.T) {
 				return
 			}
 			own := memory.PoolID{0, uint64(g + 1)}
-			for i := range 2000 {
+			for i := range n {
 				h := cuda.Stream(0x1000 + random.Uint64N(400)*16)
 				st, err := l.stream(dev, h)
 				if err != nil || st.Handle() != h {

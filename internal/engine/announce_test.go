@@ -553,7 +553,7 @@ func TestOnUnmapConcurrently(t *testing.T) {
 
 // Whatever driver call fails, what is handed out is registered and what goes is not. Each call fails with one error of two.
 func TestOnUnmapFailEveryCall(t *testing.T) {
-	onUnmapFailEveryCall(t, uint64(quick(1, 9)), 2)
+	onUnmapFailEveryCall(t, uint64(quick(1, 31)), 2)
 }
 
 func TestSlowOnUnmapFailEveryCall(t *testing.T) {

@@ -479,7 +479,7 @@ func (s *scenario) end() {
 // TestFailEveryCall fails each driver call of the scenario in turn, with one error of four: over the four settings, which make
 // much the same calls, with each.
 func TestFailEveryCall(t *testing.T) {
-	failEveryCall(t, uint64(quick(1, 7)), 4)
+	failEveryCall(t, uint64(quick(1, 31)), 4)
 }
 
 // TestSlowFailEveryCall fails each driver call with every error.
