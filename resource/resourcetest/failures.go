@@ -11,13 +11,17 @@ import (
 
 // Failures makes each driver call of a scenario fail, one after the other, and then each and all that follow for a
 // while, over a simulated machine that machine makes. A call that fails changes nothing: what is out stays usable, what
-// was not given back is given back later, and in the end nothing is left.
+// was not given back is given back later, and in the end nothing is left. With -short, as under the race detector, every fifth.
 func Failures(t *testing.T, machine func() *Sim, c Case) {
+	step := uint64(1)
+	if testing.Short() {
+		step = 5
+	}
 	for _, lasting := range []int{1, 4} {
 		for _, code := range []cuda.Code{cuda.ErrOutOfMemory, cuda.ErrNotPermitted} {
 			t.Run(fmt.Sprintf("%d calls with %v", lasting, code), func(t *testing.T) {
 				k := uint64(1)
-				for ; ; k++ {
+				for ; ; k += step {
 					if k > 5000 {
 						t.Fatal("the scenario does not end")
 					}
