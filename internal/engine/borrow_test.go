@@ -161,7 +161,7 @@ func TestBorrowNot(t *testing.T) {
 // others gave back, so a request fails only where no piece is large enough; also while tags are paused and resumed.
 func TestManyStreamsFill(t *testing.T) {
 	var failed, borrowed [2]int64 // never paused, and paused
-	for seed := range uint64(quick(6, 2)) {
+	for seed := range uint64(quick(6, 4)) {
 		e := newEngine(t, sim.Options{Capacity: 200 * mib, Lag: time.Millisecond, Check: sim.CheckOrder}, config.Options{}, 4)
 		rng := rand.New(rand.NewPCG(seed, 5))
 		var mine [4][]cuda.Ptr
