@@ -129,7 +129,7 @@ func start(conf, from string) (*library, error) {
 	if err != nil {
 		return nil, err
 	}
-	a.Stacks.Catch(nil)                                                    // its callers are no Go code
+	a.Stacks.Catch(nil)                                                   // its callers are no Go code
 	a.SetHistoryThread(func() uint32 { return uint32(syscall.Gettid()) }) // of the C caller, whose thread a call stays on
 	limitHeap()
 	l := &library{Allocator: a, devices: make([]device, a.DeviceCount()),
