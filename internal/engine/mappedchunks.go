@@ -369,11 +369,8 @@ func (c *pausedChunks) giveBack(a *pausedRange) {
 		d.record(event.Event{Kind: event.SegmentUnmap, Addr: addr, Size: k.Size, Handle: uint64(k.Handle),
 			Stream: s.stream.number(), Pool: s.pool.number})
 		addr += k.Size
-		if d.state.phys.mem.GiveBack(id) {
-			d.state.phys.counts.DeviceFrees++
-		}
 	}
-	c.chunks = nil
+	c.putBack(a)
 }
 
 // unmapEmpty makes an unmapped range of the granules in which the stale mapping [lo, lo+n) lies and no block does any more.
@@ -500,7 +497,15 @@ func (c *pausedChunks) got(a *pausedRange) {
 func (c *pausedChunks) counted() bool { return true }
 
 // +checklocks:c.of.s.dev.gpu.mu
-func (c *pausedChunks) putBack(a *pausedRange) { c.giveBack(a) }
+func (c *pausedChunks) putBack(*pausedRange) {
+	d := c.of.s.dev
+	for _, id := range c.chunks {
+		if d.state.phys.mem.GiveBack(id) {
+			d.state.phys.counts.DeviceFrees++
+		}
+	}
+	c.chunks = nil
+}
 
 // +checklocks:c.of.s.dev.gpu.mu
 func (c *pausedChunks) pretend() {

@@ -9,6 +9,7 @@ import (
 	"github.com/cistern-gpu/cistern/config"
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/cuda/sim"
+	"github.com/cistern-gpu/cistern/event"
 	"github.com/cistern-gpu/cistern/internal/engine"
 	"github.com/cistern-gpu/cistern/internal/slow"
 	"github.com/cistern-gpu/cistern/memory"
@@ -33,7 +34,7 @@ type pauseScenario struct {
 type pausedBlock struct {
 	size uint64
 	seed byte
-	lost bool // nobody keeps its contents
+	lost bool // its contents are not kept
 }
 
 func (s *pauseScenario) fatal(format string, args ...any) {
@@ -209,6 +210,36 @@ func (s *pauseScenario) play() {
 	if l := s.drv.Leaks(); l != (sim.Live{}) {
 		s.fatal("left in the driver: %+v", l)
 	}
+	s.checkHistory()
+}
+
+// checkHistory: in the history memory is mapped where none is, goes where there is some, and all goes in the end.
+func (s *pauseScenario) checkHistory() {
+	s.t.Helper()
+	events, lost := s.d.History.Read()
+	if lost > 0 || len(events) == 0 {
+		s.fatal("%d events, %d lost", len(events), lost)
+	}
+	there := map[uint64]bool{}
+	for i, e := range events {
+		switch e.Kind {
+		case event.SegmentAlloc, event.SegmentMap:
+			if there[e.Addr] {
+				s.fatal("event %d: %v at %#x, where memory is", i, e.Kind, e.Addr)
+			}
+			there[e.Addr] = true
+		case event.SegmentFree: // perhaps of a segment whose memory is paused
+			delete(there, e.Addr)
+		case event.SegmentUnmap:
+			if !there[e.Addr] {
+				s.fatal("event %d: %v at %#x, where none is", i, e.Kind, e.Addr)
+			}
+			delete(there, e.Addr)
+		}
+	}
+	if len(there) > 0 {
+		s.fatal("the history ends with memory at %d addresses", len(there))
+	}
 }
 
 // freeOne frees a block, the one with the lowest address: another one each time.
@@ -249,7 +280,7 @@ func pauseFailEveryCall(t *testing.T, step, oneOf uint64) {
 	defer engine.SetStretch(2 * mib)()
 	for _, keep := range []config.Keep{config.KeepHost, config.KeepDisk, config.KeepNone} {
 		run := func(what string, fail func(call string, n uint64) cuda.Code) uint64 {
-			s := &pauseScenario{pausing: newPausing(t, sim.Options{}, config.Options{}), what: what, keep: keep, fail: fail}
+			s := &pauseScenario{pausing: newPausing(t, sim.Options{}, config.Options{History: 1 << 16}), what: what, keep: keep, fail: fail}
 			s.play()
 			return s.calls
 		}

@@ -557,11 +557,7 @@ func (x *pausedSegment) dropAgain(a *pausedRange) {
 }
 
 // +checklocks:x.of.s.dev.gpu.mu
-func (x *pausedSegment) gone(a *pausedRange) {
-	s, d := x.of.s, x.of.s.dev
-	x.takenBack(a)
-	d.record(event.Event{Kind: event.SegmentUnmap, Addr: a.addr, Size: a.size, Stream: s.stream.number(), Pool: s.pool.number})
-}
+func (x *pausedSegment) gone(a *pausedRange) { x.takenBack(a) }
 
 // unmapEmpty does nothing: releaseEmpty gives segments back.
 func (x *pausedSegment) unmapEmpty(*pausedRange, heap.ID, uint64, uint64) {}
@@ -611,7 +607,8 @@ func (x *pausedSegment) undo(a *pausedRange) { x.dropAgain(a) }
 
 // +checklocks:x.of.s.dev.gpu.mu
 func (x *pausedSegment) takenBack(a *pausedRange) {
-	d := x.of.s.dev
-	d.state.phys.quota.Physical[quota.GroupOf(x.of.s.class)].Remove(a.size)
+	s, d := x.of.s, x.of.s.dev
+	d.state.phys.quota.Physical[quota.GroupOf(s.class)].Remove(a.size)
 	d.state.phys.gaveBack(a.size, x.of.w.counted)
+	d.record(event.Event{Kind: event.SegmentUnmap, Addr: a.addr, Size: a.size, Stream: s.stream.number(), Pool: s.pool.number})
 }
