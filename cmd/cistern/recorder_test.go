@@ -75,7 +75,7 @@ func FuzzRecords(f *testing.F) {
 }
 
 // TestRecorderLate: a process that has ended by the time its records are read holds nothing either, where it is known whose
-// number it has; one that nobody here started may be another one, in a PID namespace of its own.
+// number it has; one that was not started here may be another one, in a PID namespace of its own.
 func TestRecorderLate(t *testing.T) {
 	if runtime.GOOS != "linux" {
 		t.Skip("there is no /proc")

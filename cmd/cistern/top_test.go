@@ -149,7 +149,7 @@ func TestTopJSONShape(t *testing.T) {
 	}
 }
 
-// What nobody told is null, and a process that holds nothing at the moment is not one without names for what it holds.
+// An unknown figure is null, and a process that holds nothing at the moment is not one without names for what it holds.
 func TestTopOfATracedProcessWithoutNVML(t *testing.T) {
 	v := top.Table{GPUs: []top.GPU{{Index: 0, Utilization: -1}}}
 	out, err := json.Marshal(newTopDocument(v, &top.Look{}, time.Second).GPUs[0])

@@ -209,7 +209,7 @@ func TestOnUnmap(t *testing.T) {
 			if maps == 0 || reg.maps != maps || reg.unmaps != 0 {
 				t.Errorf("told of new memory %d times, then %d; of memory that goes %d times", maps, reg.maps, reg.unmaps)
 			}
-			p, err = e.dev.Alloc(120*mib, e.streams[1]) // of 136 MiB that nobody has
+			p, err = e.dev.Alloc(120*mib, e.streams[1]) // of 136 MiB that are free
 			q := use(e.streams[1], p, err, 120*mib)
 			if reg.unmaps != 0 {
 				t.Error("memory goes while there is other memory")

@@ -109,7 +109,7 @@ func TestBorrow(t *testing.T) {
 					if err := e.a.Free(p); !errors.Is(err, memory.ErrUnknownPointer) {
 						t.Errorf("it can be freed twice: %v", err)
 					}
-					// Everybody wants it at once.
+					// All want it at once.
 					for range 200 {
 						for _, st := range []int{0, 2} {
 							if q, err := e.dev.Alloc(300*kib, e.streams[st]); err == nil {

@@ -127,7 +127,7 @@ func TestRestoreFails(t *testing.T) {
 		"longer than its memory": {pool, with(ps[2], func(b *memory.Block) { b.Size, b.Requested = 64*mib, 64*mib })},
 		"not aligned":            {pool, with(ps[0], func(b *memory.Block) { b.Base += 256 })},
 		"of another pool":        {pool, append(slices.Clone(was), base(other))},
-		"nobody's":               {pool, with(ps[0], func(b *memory.Block) { b.Base = 1 << 46 })},
+		"no pool's":              {pool, with(ps[0], func(b *memory.Block) { b.Base = 1 << 46 })},
 		"twice":                  {pool, append(slices.Clone(was), was[0])},
 		"overlapping":            {pool, append(slices.Clone(was), memory.Block{Base: was[len(was)-1].Base + 512, Size: 512, Requested: 1})},
 		"empty":                  {pool, with(ps[0], func(b *memory.Block) { b.Requested = 0 })},

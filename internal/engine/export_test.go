@@ -14,7 +14,7 @@ func SetStretch(bytes uint64) (restore func()) {
 	return func() { stretch = old }
 }
 
-// Awaits reports whether somebody waits for another thread that is telling of memory.
+// Awaits reports whether a thread waits for another one that is calling an observer.
 func Awaits(d *Device) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -31,7 +31,7 @@ type scenario struct {
 	twice   bool           // calls that undo what a failed call left may fail as well
 	errs    []error
 	what    string
-	reg     *registry // is told of all memory; nil: nobody is
+	reg     *registry // observes all memory; nil: none does
 	from    *sources  // upstreams of pools
 	// seen wraps the driver as the engine sees it, alone has no other thread use the engine until the function that it returns
 	// is called, and ending is called before all blocks are given back; nil: nothing.
@@ -102,7 +102,7 @@ func (s *scenario) check() {
 	}
 	held, most := int64(s.from.held(s.drv)), int64(s.drv.PeakBytes(0))+s.from.peak.Load()
 	if s.single && s.twice && st.Reserved.All.Current < held {
-		held = st.Reserved.All.Current // a single handle that was no segment yet and could not be given back is nobody's
+		held = st.Reserved.All.Current // a single handle that was no segment yet and could not be given back
 	}
 	peak := st.Reserved.All.Peak
 	badPeak := peak > most || !s.single && peak != most
@@ -599,7 +599,7 @@ func TestRandomFailures(t *testing.T) {
 func TestHopelessRequest(t *testing.T) {
 	e := newEngine(t, sim.Options{Capacity: 8 * gib}, config.Options{}, 1)
 	drv, d, st := e.drv, e.dev, e.streams[0]
-	if _, err := drv.MemAlloc(0, 5*gib); err != nil { // somebody else's
+	if _, err := drv.MemAlloc(0, 5*gib); err != nil { // another library's
 		t.Fatal(err)
 	}
 	before := drv.Calls().Calls["cuMemCreate"].Count

@@ -155,7 +155,7 @@ func TestFreeOnWaitsForAll(t *testing.T) {
 	must(t, drv.Use(1, far.Handle(), p+15*mib, 15*mib))
 	must(t, drv.DestroyStream(0, own))
 	must(t, a.FreeOn(p, far))
-	must(t, drv.DestroyStream(0, side.Handle())) // from now on nobody needs them
+	must(t, drv.DestroyStream(0, side.Handle())) // from now on they are not needed
 	must(t, drv.DestroyStream(1, far.Handle()))
 	last, err := d.Stream(cuda.StreamNull)
 	must(t, err)

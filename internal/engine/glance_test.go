@@ -63,7 +63,7 @@ func TestGaugesCountCalls(t *testing.T) {
 	}
 }
 
-// Gauges cost no Go memory, and wait for nobody who holds the device for long.
+// Gauges cost no Go memory, and do not wait for a thread that holds the device for long.
 func TestGaugesDoNotWait(t *testing.T) {
 	e := newEngine(t, sim.Options{Capacity: 256 * mib}, config.Options{}, 2)
 	e.alloc(t, 10*mib, e.streams[0])

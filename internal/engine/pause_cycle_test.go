@@ -268,7 +268,7 @@ func TestPauseUnderRegistration(t *testing.T) {
 		t.Fatal(err)
 	}
 	if reg.maps == maps {
-		t.Error("nobody was told of the memory that came back")
+		t.Error("the observer was not called for the memory that came back")
 	}
 	for _, q := range ptrs {
 		if err := reg.covers(q, 3*mib); err != nil {

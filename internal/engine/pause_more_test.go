@@ -51,8 +51,8 @@ func TestResumedMemoryIsThePeers(t *testing.T) {
 	}
 }
 
-// TestPausedBlockInMagazine: a free that C was in the middle of when its block was paused is not lost, and nobody gets the
-// block from the magazine.
+// TestPausedBlockInMagazine: a free that C was in the middle of when its block was paused is not lost, and the
+// magazine does not hand the block out.
 func TestPausedBlockInMagazine(t *testing.T) {
 	p := newPausing(t, sim.Options{}, config.Options{})
 	q, token, err := p.d.Magazines.Alloc(3*mib, p.st)

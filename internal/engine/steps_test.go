@@ -83,7 +83,7 @@ func TestSteps(t *testing.T) {
 	s = stepsOf(t, outOfMemory(t, pool, 90*mib, other))
 	noted(t, s[memory.StageCollect], 1, "waited for the GPU") // the other stream's work, so that all could be given back
 	noted(t, s[memory.StageRemap], 2, "20.00 MiB of free chunks could move")
-	noted(t, s[memory.StageLend], 2, "10.00 MiB of other pools' free chunks could be had")
+	noted(t, s[memory.StageLend], 2, "10.00 MiB of free chunks of other pools were available")
 	must(t, e.a.Trim())
 
 	// A function gives memory back, which makes the reclaim stages start over, and it is too little.

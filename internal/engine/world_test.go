@@ -627,7 +627,7 @@ func (w *world) check(d *worldDevice) {
 	is("active", s.Active.All.Current, d.now.blocks)
 	is("active bytes", s.ActiveBytes.All.Current, d.now.allocated)
 	is("peak of active bytes", s.ActiveBytes.All.Peak, d.peak.allocated)
-	if w.cfg.observed || w.cfg.kinds || d.failed { // others see the moment at which somebody is told of memory that nobody has yet
+	if w.cfg.observed || w.cfg.kinds || d.failed { // others see the moment at which an observer learns of memory that is not handed out yet
 		if s.InactiveBytes.All.Peak < int64(d.inactive) || s.InactiveBytes.All.Peak > s.Reserved.All.Peak {
 			w.fail("the peak of inactive bytes is %d, %d were seen", s.InactiveBytes.All.Peak, d.inactive)
 		}

@@ -176,7 +176,7 @@ static double seconds(void) {
 	return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
-// hold returns when a file is gone, or after ten minutes, where nobody is left to remove it.
+// hold returns when a file is gone, or after ten minutes, where no process is left to remove it.
 static void hold(const char *file) {
 	for (int i = 0; i < 60000 && access(file, F_OK) == 0; i++)
 		usleep(10000);
@@ -282,7 +282,7 @@ int main(int argc, char **argv) {
 		churn(1);
 		printf("ready\n");
 		fflush(stdout);
-		alarm(600); // where nobody is left to end it
+		alarm(600); // where no process is left to end it
 		for (;;)
 			churn(1000);
 	} else if (strcmp(what, "leave") == 0) { // a process that goes on, with n pairs of calls or for ever

@@ -138,7 +138,7 @@ def cost():
 
 def forever():
     import signal
-    signal.alarm(600)  # where nobody is left to end it
+    signal.alarm(600)  # where no process is left to end it
     free(allocate(1 << 20, True))
     print("ready", flush=True)
     n = 0

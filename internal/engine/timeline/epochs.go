@@ -11,7 +11,7 @@ import (
 // epochs are the open epoch of a stream, and its closed ones with the events that close them.
 type epochs struct {
 	open     atomic.Uint64
-	magazine atomic.Pointer[magazine.Magazine] // where the open epoch is published, nil for nowhere
+	magazine atomic.Pointer[magazine.Magazine] // the open epoch is published there; nil: there is none
 
 	mu lockrank.Mutex
 	// +checklocks:mu

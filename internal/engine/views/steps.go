@@ -111,7 +111,7 @@ func (f *Failure) note(x memory.Stages, a *Attempt) string {
 		}
 	case memory.StageLend:
 		if a.Found > 0 {
-			add("%s of other pools' free chunks could be had", units.FormatBytes(a.Found))
+			add("%s of free chunks of other pools were available", units.FormatBytes(a.Found))
 		}
 	case memory.StageCallback:
 		if a.Tries == 0 {

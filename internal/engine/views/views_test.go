@@ -99,7 +99,7 @@ func TestSteps(t *testing.T) {
 		{views.Failure{Allowed: all, PoolLimit: mib}, memory.StageGrow, views.Attempt{Tries: 1, Stop: views.StopPoolLimit}, "the pool's limit of 1.00 MiB is in the way"},
 		{views.Failure{Allowed: all}, memory.StageGrow, views.Attempt{Stop: views.StopLacks, Err: errors.New("a\nb")},
 			"not asked for, as the device has less than that; a; b"},
-		{views.Failure{Allowed: all}, memory.StageLend, views.Attempt{Found: mib}, "1.00 MiB of other pools' free chunks could be had"},
+		{views.Failure{Allowed: all}, memory.StageLend, views.Attempt{Found: mib}, "1.00 MiB of free chunks of other pools were available"},
 		{views.Failure{Allowed: all}, memory.StageCallback, views.Attempt{}, "no function is registered"},
 		{views.Failure{Allowed: all}, memory.StageCallback, views.Attempt{Tries: 1, Asked: 3, Gave: 2}, "2 of 3 functions gave memory back"},
 		{views.Failure{Allowed: all}, memory.StageSpill, views.Attempt{}, "the pool has none"},
