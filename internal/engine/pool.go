@@ -224,7 +224,7 @@ func (pt *poolTable) list(s *streamHeap) {
 //
 // +checklocks:en.gpu.mu
 func (en *endings) sweep() {
-	kept := 0
+	kept, spared := 0, uint64(0)
 	for _, s := range en.pools.heaps {
 		if s == nil || !s.pool.released || s.pool.pinned {
 			continue
@@ -232,7 +232,7 @@ func (en *endings) sweep() {
 		kept++
 		s.arena.Lock()
 		if s.blocks.UsedBlocks == 0 && s.requestsUnderWay == 0 {
-			s.backing.detach(everything)
+			spared += s.backing.detach(everything)
 			if en.dissolve(s) {
 				kept--
 			}
@@ -240,6 +240,9 @@ func (en *endings) sweep() {
 		s.arena.Unlock()
 	}
 	en.dropArenas()
+	if spared > 0 {
+		en.phys.rebalanceAll(nil, nil)
+	}
 	en.pools.dissolving = kept > 0
 	if len(en.pools.ending) > 0 {
 		en.pools.forgetEnded()

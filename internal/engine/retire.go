@@ -69,6 +69,7 @@ func (en *endings) endThreads() {
 // +checklocks:en.gpu.mu
 func (en *endings) dissolveIdle() {
 	var idle []*streamHeap
+	spared := uint64(0)
 	for _, s := range en.pools.heaps {
 		if s == nil || s.pool.pinned || s.requestsUnderWay > 0 || !s.stream.mayBeGone() {
 			continue
@@ -77,7 +78,7 @@ func (en *endings) dissolveIdle() {
 		if s.blocks.UsedBlocks == 0 && (!s.stream.timeline.Queue.PerThread() || s.over()) {
 			idle = append(idle, s)
 			if s.held > 0 && en.observers.onUnmap == nil {
-				s.backing.detach(everything)
+				spared += s.backing.detach(everything)
 			}
 		}
 		s.arena.Unlock()
@@ -97,6 +98,9 @@ func (en *endings) dissolveIdle() {
 		s.arena.Unlock()
 	}
 	en.dropArenas()
+	if spared > 0 {
+		en.phys.rebalanceAll(nil, nil)
+	}
 }
 
 // inherit gives a stream without an arena in the pool one that another stream left behind, if there is one, with all that is

@@ -84,6 +84,24 @@ func TestManyShortLivedStreams(t *testing.T) {
 	}
 }
 
+// What dissolving makes spare is free memory still: a block that is freed afterwards raises the peak of free memory.
+func TestPeakAfterDissolving(t *testing.T) {
+	e := newEngine(t, sim.Options{Capacity: 1 << 30}, config.Options{}, 0)
+	st, err := e.dev.Stream(e.drv.NewStreamNonBlocking(0)) // which the program may destroy
+	must(t, err)
+	small, large := e.alloc(t, 100<<10, st), e.alloc(t, 20*mib, st)
+	e.free(t, small)
+	small = e.alloc(t, 100<<10, st)
+	e.free(t, large)
+	e.dev.Views.Stats()
+	engine.ForgetStreams(e.dev)
+	e.free(t, small)
+	e.alloc(t, 100<<10, st)
+	if s := e.dev.Views.Stats(); s.InactiveBytes.All.Peak != s.Reserved.All.Current {
+		t.Errorf("%d bytes were free and the peak is %d", s.Reserved.All.Current, s.InactiveBytes.All.Peak)
+	}
+}
+
 // A stream whose arenas were dissolved because it may have been gone goes on as if nothing had happened.
 func TestDissolvedArenaComesBack(t *testing.T) {
 	e := newEngine(t, sim.Options{Check: sim.CheckOrder, OnFault: func(err error) { t.Error(err) }}, config.Options{}, 0)

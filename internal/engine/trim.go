@@ -66,6 +66,7 @@ func (mv *mover) detachChunks(only *Pool, need uint64) (bool, error) {
 		have += h.detach(need - have)
 		s.arena.Unlock()
 	}
+	mv.phys.rebalanceAll(nil, nil)
 	// The spares can go once their old mappings and the work that used them last are over.
 	var waits timeline.Waits
 	for _, z := range mv.phys.mem.Stale.All() {
@@ -94,7 +95,8 @@ func (g *gpu) await(waits timeline.Waits) error {
 }
 
 // detach makes wholly free chunks of a stream heap spare, all or until they have need bytes: they belong to no stream heap, and
-// their old mappings are stale mappings. It returns their bytes. The caller holds Device.mu and the arena's lock.
+// their old mappings are stale mappings. It returns their bytes. The caller holds Device.mu and the arena's lock, and has the
+// sums taken (rebalanceAll) when it is done.
 //
 // +checklocks:h.s.dev.gpu.mu
 func (h *chunkHeap) detach(need uint64) (have uint64) {
@@ -119,6 +121,7 @@ func (h *chunkHeap) detach(need uint64) (have uint64) {
 		h.leave(&last, x.block, x.chunk, record)
 		d.state.phys.mem.AddSpare(x.chunk, s.stream.index.Load(), x.stamp)
 	}
+	s.arena.Quota.Spared(s.class, len(p.found), have)
 	return have
 }
 

@@ -142,6 +142,15 @@ type Arena struct {
 	high Gauges
 }
 
+// Spared notes that free memory of a class, in so many chunks, became spare. The sums count it still, so what may rise in its
+// place does not.
+func (a *Arena) Spared(class int, chunks int, bytes uint64) {
+	for _, most := range [2]*Gauges{&a.Classes[class].max, &a.most} {
+		most[Free] -= int64(chunks)
+		most[FreeBytes] -= int64(bytes)
+	}
+}
+
 // RoomForAlloc reports whether handing out n bytes stays within the allowances.
 func (a *Arena) RoomForAlloc(class int, requested, n uint64) bool {
 	c, other := a.pair(class)
