@@ -155,7 +155,8 @@ lint: tools
 model: tools
 	$(GO) test -count=1 -v ./internal/magazine/model
 
-# How long new random sequences of the engine's are tried under the race detector, and how long by `make soak`.
+# How long random sequences of the engine's are tried under the race detector, and how long new ones by
+# `make soak`.
 RACETIME ?= 1m
 SOAKTIME ?= 15m
 # How long all scenarios of hostile hosts take together there.
@@ -188,8 +189,8 @@ bench: tools
 	$(GO) test -run '^$$' -bench . -benchmem ./...
 
 soak: tools $(PAGE) slow
-	CISTERN_SOAK=$(SOAKTIME) CISTERN_STREAMS=1000000 $(GO) test -count=1 -timeout 3h ./...
-	CISTERN_SOAK=$(SOAKTIME) $(GO) test -count=1 -race -timeout 3h ./...
+	CISTERN_SEED=new CISTERN_SOAK=$(SOAKTIME) CISTERN_STREAMS=1000000 $(GO) test -count=1 -timeout 3h ./...
+	CISTERN_SEED=new CISTERN_SOAK=$(SOAKTIME) $(GO) test -count=1 -race -timeout 3h ./...
 	CISTERN_HOSTS=$(HOSTSTIME) $(GO) test -count=1 -timeout 3h -run '^TestHosts$$' ./cmd/libcistern
 	@scripts/hostile.sh $(HOSTILESOAK)
 	@scripts/fuzz.sh 10m

@@ -7,7 +7,6 @@ import (
 	"os"
 	"reflect"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -17,6 +16,7 @@ import (
 	"github.com/charmbracelet/x/ansi"
 	"github.com/cockroachdb/datadriven"
 
+	"github.com/cistern-gpu/cistern/internal/testkit"
 	"github.com/cistern-gpu/cistern/internal/top"
 )
 
@@ -178,13 +178,7 @@ func (s *stage) change(name string) {
 
 // At any size, in any state, after any keys: no panic, and nothing that does not fit.
 func TestTopFitsEveryTerminal(t *testing.T) {
-	seed := uint64(time.Now().UnixNano())
-	if s := os.Getenv("CISTERN_SEED"); s != "" {
-		var err error
-		if seed, err = strconv.ParseUint(s, 10, 64); err != nil {
-			t.Fatal(err)
-		}
-	}
+	seed := testkit.Seed(t)
 	random := rand.New(rand.NewPCG(seed, 0))
 	whole := false
 	defer func() {

@@ -25,6 +25,7 @@ import (
 	"github.com/cistern-gpu/cistern/internal/audit"
 	"github.com/cistern-gpu/cistern/internal/rerun"
 	"github.com/cistern-gpu/cistern/internal/slow"
+	"github.com/cistern-gpu/cistern/internal/testkit"
 	"github.com/cistern-gpu/cistern/recording"
 	"github.com/cistern-gpu/cistern/recording/open"
 )
@@ -303,7 +304,7 @@ func TestTraceKilled(t *testing.T) {
 	if testing.Short() {
 		times = 20
 	}
-	r := rand.New(rand.NewPCG(uint64(time.Now().UnixNano()), 0))
+	r := rand.New(rand.NewPCG(testkit.Seed(t), 0))
 	for i := range times {
 		file := filepath.Join(x.dir, fmt.Sprintf("killed-%d.cistern", i))
 		program := []string{x.program, "proc", "forever"}

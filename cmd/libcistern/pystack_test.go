@@ -10,9 +10,9 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/cistern-gpu/cistern/internal/rerun"
+	"github.com/cistern-gpu/cistern/internal/testkit"
 )
 
 // pythons are the interpreters that this machine has: those on PATH, those that pyenv keeps, and those that
@@ -37,7 +37,7 @@ func TestPythonFrames(t *testing.T) {
 	lib := program(t, "pystack.c", "", "-shared", "-fPIC", "-O2")
 	const script = "testdata/pystack.py"
 	rerun.OnChange(t, script, "pystack.c", "pystack.h", "kernel.h")
-	seed := time.Now().UnixNano() % 100000
+	seed := testkit.Seed(t) % 100000
 	versions := map[string]bool{}
 	for _, python := range pythons() {
 		out, err := exec.Command(python, "-c", "import sys, ctypes; print(sys.version)").Output()
@@ -69,7 +69,7 @@ func TestPythonFrames(t *testing.T) {
 // TestPythonFramesOfNoise: what is no Python, or no such one, is refused and nothing of it is stumbled over.
 func TestPythonFramesOfNoise(t *testing.T) {
 	t.Parallel()
-	seed := time.Now().UnixNano()
+	seed := testkit.Seed(t)
 	noise := program(t, "pyfuzz.c", "", "-O1", "-fsanitize=undefined", "-fno-sanitize-recover=undefined")
 	passes(t, "", nil, noise, "1000", fmt.Sprint(seed))
 	// A sandbox that forbids process_vm_readv, by any of the errors that sandboxes give, takes nothing of this away.

@@ -13,6 +13,7 @@ import (
 	"github.com/cistern-gpu/cistern/cuda/sim"
 	"github.com/cistern-gpu/cistern/internal/engine"
 	"github.com/cistern-gpu/cistern/internal/slow"
+	"github.com/cistern-gpu/cistern/internal/testkit"
 	"github.com/cistern-gpu/cistern/memory"
 	"github.com/cistern-gpu/cistern/resource"
 )
@@ -433,7 +434,7 @@ func TestOnUnmapReplaced(t *testing.T) {
 // Threads allocate, free, trim and end pools over too little memory while a slow registry is told; then they stop telling
 // and start again. Each does some hundred things, however little a busy machine does in the time.
 func TestOnUnmapConcurrently(t *testing.T) {
-	seed := uint64(time.Now().UnixNano())
+	seed := testkit.Seed(t)
 	budget := time.Second
 	if testing.Short() {
 		budget = 300 * time.Millisecond

@@ -12,6 +12,7 @@ import (
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/cuda/sim"
 	"github.com/cistern-gpu/cistern/internal/engine"
+	"github.com/cistern-gpu/cistern/internal/testkit"
 	"github.com/cistern-gpu/cistern/memory"
 	"github.com/cistern-gpu/cistern/resource"
 )
@@ -20,7 +21,7 @@ import (
 // and release pools, make and destroy streams, trim and change the limit. The books are compared whenever all of them stand
 // still.
 func TestConcurrent(t *testing.T) {
-	seed := uint64(time.Now().UnixNano())
+	seed := testkit.Seed(t)
 	budget := 4 * time.Second
 	if testing.Short() {
 		budget = 1500 * time.Millisecond

@@ -3,19 +3,19 @@ package engine_test
 import (
 	"iter"
 	"os"
-	"strconv"
 	"testing"
 	"time"
+
+	"github.com/cistern-gpu/cistern/internal/testkit"
 )
 
-// seeds are those that a random test tries: the one of CISTERN_SEED; new ones for as long as CISTERN_SOAK says; or else n new
-// ones, and more until everything wanted was seen.
+// seeds are those that a random test tries: the one that CISTERN_SEED names; else as many from testkit.Seed on as CISTERN_SOAK
+// has time for, or n, and more until everything wanted was seen.
 func seeds(t *testing.T, n int, seen map[string]int, want []string) iter.Seq[uint64] {
 	t.Helper()
-	if s := os.Getenv("CISTERN_SEED"); s != "" {
-		seed, err := strconv.ParseUint(s, 10, 64)
-		must(t, err)
-		return func(yield func(uint64) bool) { yield(seed) }
+	first := testkit.Seed(t)
+	if s := os.Getenv("CISTERN_SEED"); s != "" && s != "new" {
+		return func(yield func(uint64) bool) { yield(first) }
 	}
 	if testing.Short() {
 		want = nil
@@ -33,7 +33,6 @@ func seeds(t *testing.T, n int, seen map[string]int, want []string) iter.Seq[uin
 		began, enough := time.Now(), goesOn
 		goesOn = func(tried int) bool { return time.Since(began) < budget || enough(tried) }
 	}
-	first := uint64(time.Now().UnixNano())
 	t.Logf("from CISTERN_SEED=%d", first)
 	return func(yield func(uint64) bool) {
 		for tried := 0; !t.Failed() && goesOn(tried); tried++ {

@@ -4,7 +4,8 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"testing"
-	"time"
+
+	"github.com/cistern-gpu/cistern/internal/testkit"
 )
 
 // naive is the oracle: a byte map in units of Align, for ranges that begin at known addresses.
@@ -363,7 +364,7 @@ func (m *machine) run(n int) error {
 }
 
 func TestRandom(t *testing.T) {
-	seed := uint64(time.Now().UnixNano())
+	seed := testkit.Seed(t)
 	for i := range 30 {
 		rng := rand.New(rand.NewPCG(seed, uint64(i)))
 		if err := newMachine(rng.Uint64).run(1000); err != nil {
