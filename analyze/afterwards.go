@@ -96,9 +96,6 @@ func repeatsOf(live []int64) []int {
 	return starts
 }
 
-// marginPart is the part of the capacity that a remedy leaves free at least, since no two runs are the same.
-const marginPart = 0.01
-
 // continued is a trace in which the request that failed is met and kept, and more bytes are asked for behind it. A trace
 // that goes on after the failure has shown what followed, and stays as it is.
 func continued(t *recording.Trace, failed int, more uint64) *recording.Trace {

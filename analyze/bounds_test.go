@@ -7,6 +7,7 @@ import (
 
 	"github.com/cistern-gpu/cistern/event"
 	"github.com/cistern-gpu/cistern/recording"
+	"github.com/cistern-gpu/cistern/replay"
 )
 
 // A request that no device meets has no smallest capacity, and the search for one ends.
@@ -51,7 +52,7 @@ func TestReportTimesBeyondAll(t *testing.T) {
 		tr := &recording.Trace{Source: recording.FormatDriver, Streams: []uint64{0}, Pools: []recording.PoolID{{}}, Stacks: []recording.Stack{nil}, FromStart: true,
 			Events: []event.Event{{Kind: event.Alloc, Addr: 1 << 40, Size: 1 << 20, TimeUS: 1}, {Kind: event.OOM, Addr: 1 << 30, Size: 1 << 20, TimeUS: us}}}
 		x := reportOn(t, tr, RemedyOptions{Capacity: 1 << 30}).Failures[0]
-		if len(x.Remedies) == 0 || x.Remedies[0].Again == 0 {
+		if len(x.Remedies) == 0 || x.Remedies[0].Odds.Replays < replay.FewDraws {
 			t.Errorf("at %d: %+v; expected a remedy that was tried in other circumstances", us, x.Remedies)
 		}
 	}

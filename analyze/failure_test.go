@@ -32,8 +32,6 @@ func died(t *testing.T, tr *recording.Trace, limit uint64) *recording.Trace {
 	}
 	out := rec.Trace()
 	out.Path = tr.Path
-	last := out.Events[len(out.Events)-1].TimeUS
-	out.Events = append(out.Events, event.Event{Kind: event.OOM, Size: roundUp(r.FailedRequest), Addr: limit - r.FailedReserved, TimeUS: last + 1})
 	return out
 }
 

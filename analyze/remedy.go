@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"runtime"
 	"slices"
 	"strings"
 	"time"
@@ -41,6 +40,8 @@ type Search struct {
 	// nothing else does that the run got.
 	Own        *Remedy `json:"own"`
 	Reproduced bool    `json:"reproduced"`
+	// Warning says why nothing is recommended, "" where something may be: the model does not explain the run.
+	Warning string `json:"warning"`
 	// Caveat says in a sentence why the remedies may not hold, "" where nothing speaks against them.
 	Caveat string `json:"caveat"`
 	// More is what remedies had to have room for behind the request: what the run's repeats before asked for after the same
@@ -77,19 +78,21 @@ type Remedy struct {
 	Peak        uint64            `json:"peak_reserved_bytes"` // the highest of all its replays; times are of the first
 	Headroom    uint64            `json:"headroom_bytes"`      // capacity less the peak
 	// Floor is the least capacity found with which it survives; 0: not searched.
-	Floor      uint64   `json:"floor_bytes"`
-	DriverUS   float64  `json:"driver_time_us"`
-	WaitUS     float64  `json:"wait_us"` // the host's, at the replay's GPU lag
-	Retries    int64    `json:"retries"`
-	OOMs       int64    `json:"ooms"`
-	FailedAt   *int     `json:"failed_event"`
-	Breaks     []string `json:"breaks"`
-	Luck       bool     `json:"luck"`     // it survived at first, and not where segments lay elsewhere, the GPU was further behind or there was a little less memory
-	Barely     bool     `json:"barely"`   // it meets the request, and has no room for More
-	Again      int      `json:"-"`        // replays in other circumstances that it survived
-	Verified   bool     `json:"verified"` // the model behind it was held against real recordings
-	Checked    string   `json:"checked"`
-	CheckAgain string   `json:"check_command"` // for a shell
+	Floor      uint64      `json:"floor_bytes"`
+	DriverUS   float64     `json:"driver_time_us"`
+	WaitUS     float64     `json:"wait_us"` // the host's, at the replay's GPU lag
+	Retries    int64       `json:"retries"`
+	OOMs       int64       `json:"ooms"`
+	FailedAt   *int        `json:"failed_event"`
+	Breaks     []string    `json:"breaks"`
+	Luck       bool        `json:"luck"`     // it survived at first, and does not hold in many draws
+	Barely     bool        `json:"barely"`   // it meets the request, and has no room for More
+	Odds       replay.Odds `json:"odds"`     // how often it survives; of a single replay until it was tried in more
+	Verified   bool        `json:"verified"` // the model behind it was held against real recordings
+	Checked    string      `json:"checked"`
+	CheckAgain string      `json:"check_command"` // for a shell
+
+	judged bool // its odds are of all draws
 }
 
 // Kinds of remedies.
@@ -109,9 +112,7 @@ type searching struct {
 	f    *recording.Failure // nil: no words of the process
 	out  *Search            // guarded by search.mu while candidates are tried
 	kind runKind
-	// recorded is the run as it was; the search's own plan goes on behind the failure (continued).
-	recorded *replay.Plan
-	gone     bool // the budget is used up
+	gone bool // the budget is used up
 	// beaten survived once, and something else that did is better in all.
 	beaten []Remedy
 	seen   map[string]bool // guarded by search.mu: what was tried
@@ -178,21 +179,8 @@ func (x *FailureReport) search(ctx context.Context, t *recording.Trace, f *recor
 		t = onDevice(t, f.PoolsElsewhere)
 		s.t = t
 	}
-	s.recorded = replay.NewPlan(t)
-	device := x.DeviceTotal
-	if device < leastDevice { // a file may say anything
-		device = 0
-	}
-	s.search = &search{ctx: within, plan: s.recorded, opt: TuneOptions{Capacity: x.Capacity, GPULag: opt.GPULag,
-		Progress: opt.Progress, Work: cmp.Or(opt.Work, replay.NewWork(t.StoredBytes))}, optional: true, device: cmp.Or(opt.Device, device), capacity: x.Capacity, slots: make(chan struct{}, runtime.GOMAXPROCS(0)), known: map[string]*Choice{}}
+	s.start(within, opt)
 	out.Searched = true
-	more, from := stillToCome(t, x.Event, x.Need), "as much as earlier repeats asked for behind the same place"
-	if margin := uint64(marginPart * float64(x.Capacity)); more < margin {
-		more, from = margin, "a hundredth of the memory, as no two runs are the same"
-	}
-	if next := continued(t, x.Event, more); next != t {
-		out.More, out.MoreFrom, s.plan = more, from, replay.NewPlan(next)
-	}
 	err := s.everything(ctx)
 	if s.gone {
 		out.NotTried = append(out.NotTried, fmt.Sprintf("%d replays and what would have followed from them: the time for them (--budget %s) "+
@@ -200,6 +188,21 @@ func (x *FailureReport) search(ctx context.Context, t *recording.Trace, f *recor
 	}
 	out.Replays, out.TookS = s.done, time.Since(begin).Seconds()
 	return err
+}
+
+// start makes the search over the run, with what would have followed the request.
+func (s *searching) start(ctx context.Context, opt RemedyOptions) {
+	x := s.x
+	from := TuneOptions{Capacity: opt.Capacity, GPULag: opt.GPULag, Progress: opt.Progress, Work: cmp.Or(opt.Work, replay.NewWork(s.t.StoredBytes))}
+	var after aftermath
+	s.search, after = searchOf(ctx, s.t, from, x.Capacity, x.Event)
+	s.out.More, s.out.MoreFrom = after.more, after.from
+	s.optional, s.died, s.survived = true, x.Capacity, s.survives
+	device := x.DeviceTotal
+	if device < leastDevice { // a file may say anything
+		device = 0
+	}
+	s.device = cmp.Or(opt.Device, device)
 }
 
 // onDevice is a trace without what happened in some pools, whose memory is not the device's. Events keep their places.
@@ -231,7 +234,7 @@ func (s *searching) everything(ctx context.Context) error {
 			return err
 		}
 		s.rank()
-		if s.gone = err != nil; s.gone {
+		if s.gone = err != nil; s.gone || s.out.Warning != "" {
 			return nil
 		}
 	}
@@ -249,15 +252,12 @@ type candidate struct {
 	spec replay.Spec
 }
 
-// survives: everything that the run got it gets here too, and the request that failed, within the capacity: expandable
-// segments of PyTorch's with large pages are seen to exceed a limit of the process by part of one, which no device allows.
-// What spills has to fit into the host's memory.
+// survives is replay.Result.Survived, but that what spills has to fit into the host's memory.
 func (s *searching) survives(r *replay.Result) bool {
-	within := r.Capacity == 0 || r.PeakReserved <= r.Capacity
-	if !within && strings.Contains(r.Conf, "spill:") {
-		within = r.PeakReserved-r.Capacity <= s.hostMemory()
+	if strings.Contains(r.Conf, "spill:") && r.PeakReserved > r.Capacity {
+		return r.Completed && !slices.Contains(r.FailedOOMs, s.fatal) && r.PeakReserved-r.Capacity <= s.hostMemory()
 	}
-	return r.Completed && within && !slices.Contains(r.FailedOOMs, s.x.Event)
+	return r.Survived(s.fatal)
 }
 
 // hostMemory is what the process may have of the host's memory, as far as it said.
@@ -304,30 +304,8 @@ func (s *searching) try(c candidate) error {
 	return nil
 }
 
-// elsewhere are the circumstances in which a remedy is tried once more, since they differ between two runs of a program:
-// where segments lie, by which PyTorch's best fit breaks ties, and how far the GPU is behind the host: no more than a part of
-// the run, or nothing would ever be done.
-func (s *searching) elsewhere(m *Remedy) []replay.Options {
-	lag, far := s.opt.GPULag, min(500*time.Millisecond, time.Duration(s.t.Duration())*time.Microsecond/4)
-	var all []replay.Options
-	add := func(order int, lag time.Duration) {
-		all = append(all, replay.Options{Capacity: m.Capacity, GPULag: lag, Order: order})
-	}
-	add(0, 0)
-	add(0, far)
-	if s.out.More == 0 { // the record goes on behind the failure, and shows how: with a little less memory
-		all = append(all, replay.Options{Capacity: m.Capacity - uint64(marginPart*float64(m.Capacity)), GPULag: lag})
-	}
-	if m.Policy == "torch" && !strings.Contains(m.Conf, "expandable_segments:True") {
-		for _, order := range []int{1, 2, 3, 4} {
-			add(order, lag)
-		}
-	}
-	return all
-}
-
-// again tries what survived in other circumstances. What does not survive in all of them did so by luck, and what was
-// left out for being worse than it is tried in its place.
+// again takes the odds of what survived once. What does not hold did so by chance, and what was left out for being worse than
+// it is tried in its place.
 func (s *searching) again() error {
 	for {
 		before := len(s.out.Tried)
@@ -348,44 +326,47 @@ func (s *searching) others() error {
 	var left error
 	for i := range s.out.Remedies {
 		m := s.out.Remedies[i]
-		if left != nil || m.Again > 0 {
-			kept = append(kept, m)
-			continue
+		if left == nil && !m.judged {
+			left = s.judgeRemedy(&m)
 		}
-		orders := 0
-		for _, opt := range s.elsewhere(&m) {
-			s.expect(1)
-			r, err := s.replay(specOf(&m), opt)
-			if left = err; err != nil {
-				break
-			}
-			if m.Survives = s.survives(r); !m.Survives {
-				m.FailedAt, m.OOMs, m.Luck = r.FailedEvent, r.OOMs, true
-				break
-			}
-			m.Again++
-			if opt.Order != 0 {
-				orders++
-			}
-			m.Peak = max(m.Peak, r.PeakReserved)
-		}
-		if m.Headroom = m.Capacity - min(m.Peak, m.Capacity); !m.Survives {
+		if m.judged && !m.Survives {
 			s.out.Tried = append(s.out.Tried, m)
 			continue
-		}
-		if m.Again > 0 {
-			m.Checked += ", also with the GPU less and further behind"
-			if s.out.More == 0 {
-				m.Checked += ", with a hundredth less memory"
-			}
-			if orders > 0 {
-				m.Checked += fmt.Sprintf(" and with segments in %d other orders of addresses", orders)
-			}
 		}
 		kept = append(kept, m)
 	}
 	s.out.Remedies = kept
 	return left
+}
+
+// judgeRemedy takes the odds of a remedy.
+func (s *searching) judgeRemedy(m *Remedy) error {
+	c := s.choice(m)
+	if c == nil {
+		c = &Choice{spec: specOf(m), Result: &replay.Result{}}
+	}
+	if !c.judged {
+		odds, holds, err := s.holds(c.spec, m.Capacity)
+		if err != nil {
+			return err
+		}
+		c.Result.Odds, c.Holds, c.judged = &odds, holds, true
+	}
+	m.judged, m.Odds, m.Survives, m.Luck = true, *c.Result.Odds, c.Holds, !c.Holds
+	m.Peak = max(m.Peak, m.Odds.PeakMost)
+	m.Headroom = m.Capacity - min(m.Peak, m.Capacity)
+	m.Checked += fmt.Sprintf(", survives in %s", m.Odds)
+	return nil
+}
+
+// choice is what the search has of a remedy that is a setting of PyTorch's within the run's limit, nil elsewhere.
+func (s *searching) choice(m *Remedy) *Choice {
+	if m.Kind != RemedySetting || m.Policy != "torch" || m.Capacity != s.capacity {
+		return nil
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.known[canonical(m.Conf)]
 }
 
 // defaultLag is the command's own.
@@ -400,6 +381,7 @@ func (s *searching) file(c candidate, r *replay.Result) {
 	}
 	m.Survives, m.Peak, m.Retries, m.OOMs, m.FailedAt = s.survives(r), r.PeakReserved, r.Retries, r.OOMs, r.FailedEvent
 	m.Barely = !m.Survives && s.out.More > 0 && r.FailedEvent != nil && *r.FailedEvent > s.x.Event
+	m.Odds = replay.OddsOf([]*replay.Result{r}, s.fatal, s.survived)
 	m.Headroom = m.Capacity - min(m.Peak, m.Capacity)
 	m.DriverUS, m.WaitUS, m.Verified = r.DriverTimeUS, r.SyncWaitUS, c.spec.Name != "torch-async"
 	m.Checked = fmt.Sprintf("replay of %d events", len(s.t.Events))
@@ -442,25 +424,24 @@ func (s *searching) each(all []candidate) error {
 	return g.Wait()
 }
 
-// gainStep is how finely gains are distinguished, as a part of the capacity: of two that are as good, the simpler comes first.
-const gainStep = 0.01
+// merit of a remedy, as of a choice.
+func (s *searching) merit(m *Remedy) merit {
+	return merit{holds: m.Survives, verified: m.Verified, affordable: m.DriverUS+m.WaitUS <= s.costUS, peak: m.Peak - min(m.Peak, m.Capacity-s.capacity),
+		settings: settingsIn(m.Conf), breaks: len(m.Breaks), costUS: m.DriverUS + m.WaitUS, name: m.Title}
+}
 
 // rank sorts what survived, largest gain first, and drops what is worse in all than something else of its kind.
 func (s *searching) rank() {
 	group := map[string]int{RemedySetting: 0, RemedyAllocator: 0, RemedyLimit: 1, RemedyProcesses: 2, RemedySpill: 3}
-	step := max(1, uint64(gainStep*float64(s.capacity)))
-	settings := func(m *Remedy) int { return settingsIn(m.Conf) }
-	order := func(a, b *Remedy) int {
-		return cmp.Or(cmp.Compare(group[a.Kind], group[b.Kind]), btoi(b.Verified)-btoi(a.Verified),
-			cmp.Compare(b.Headroom/step, a.Headroom/step), cmp.Compare(settings(a), settings(b)), cmp.Compare(len(a.Breaks), len(b.Breaks)),
-			cmp.Compare(a.DriverUS+a.WaitUS, b.DriverUS+b.WaitUS), cmp.Compare(a.Title, b.Title))
-	}
-	slices.SortFunc(s.out.Remedies, func(a, b Remedy) int { return order(&a, &b) })
+	step := s.step()
+	slices.SortFunc(s.out.Remedies, func(a, b Remedy) int {
+		return cmp.Or(cmp.Compare(group[a.Kind], group[b.Kind]), s.merit(&a).compare(s.merit(&b), step))
+	})
 	var kept []Remedy
 	for i := range s.out.Remedies {
 		m := &s.out.Remedies[i]
 		if slices.ContainsFunc(kept, func(k Remedy) bool {
-			return k.Kind == m.Kind && k.Policy == m.Policy && k.Headroom/step >= m.Headroom/step && settings(&k) <= settings(m) &&
+			return k.Kind == m.Kind && k.Policy == m.Policy && k.Headroom/step >= m.Headroom/step && settingsIn(k.Conf) <= settingsIn(m.Conf) &&
 				k.DriverUS+k.WaitUS <= (m.DriverUS+m.WaitUS)*1.05 && len(k.Breaks) <= len(m.Breaks)
 		}) {
 			s.beaten = append(s.beaten, *m)
@@ -473,15 +454,8 @@ func (s *searching) rank() {
 		s.out.Remedies = []Remedy{}
 	}
 	slices.SortFunc(s.out.Tried, func(a, b Remedy) int {
-		return cmp.Or(cmp.Compare(a.Policy, b.Policy), cmp.Compare(settings(&a), settings(&b)), cmp.Compare(a.Title, b.Title))
+		return cmp.Or(cmp.Compare(a.Policy, b.Policy), cmp.Compare(settingsIn(a.Conf), settingsIn(b.Conf)), cmp.Compare(a.Title, b.Title))
 	})
-}
-
-func btoi(b bool) int {
-	if b {
-		return 1
-	}
-	return 0
 }
 
 // shellWord quotes a word for a shell where it needs that.

@@ -19,42 +19,52 @@ const (
 	cisternVariable = "CISTERN_CONF"
 )
 
-// own replays the settings that the run had: with segments where they lay, where the file says that, and with the GPU as
-// far behind the host as makes the run end as it did, if one of those distances does.
-func (s *searching) own() error {
-	c := candidate{Remedy: Remedy{Title: "the run's own settings", Capacity: s.capacity}, spec: s.ownSpec()}
-	s.seen[s.key(&c)] = true
-	var first *replay.Result
-	for _, lag := range []time.Duration{s.opt.GPULag, 0} {
+// ownResult replays the settings that the run had as it was recorded: with the GPU as far behind the host as makes the run end as it
+// did, if one of two distances does, which is the one that all replays have then.
+func (s *searching) ownResult(spec replay.Spec) (first *replay.Result, err error) {
+	given := s.opt.GPULag
+	for _, s.opt.GPULag = range []time.Duration{given, 0} {
 		s.expect(1)
-		r, err := s.asRecorded(s.recorded).replay(c.spec, replay.Options{Capacity: s.capacity, GPULag: lag, Verify: true})
-		s.done++
+		r, err := s.run(spec, s.capacity)
 		if err != nil {
-			return err
+			return nil, err
+		}
+		if s.out.Reproduced = replay.OddsOf([]*replay.Result{r}, s.fatal, s.survived).AsRecorded > 0; s.out.Reproduced {
+			return r, nil
 		}
 		if first == nil {
 			first = r
 		}
-		if s.out.Reproduced = r.Completed && slices.Contains(r.FailedOOMs, s.x.Event); s.out.Reproduced {
-			s.opt.GPULag, first = lag, r
-			break
-		}
 	}
-	s.file(c, first)
-	switch {
-	case s.out.Own.Survives:
-		s.out.Caveat = "replayed with its own settings the run gets what it asked for. What stood in its way is not in the record: another " +
-			"process, threads in another order, memory outside the allocator"
-	case s.x.CapacityFrom != "given" && first.FailedEvent != nil && *first.FailedEvent < s.x.Event:
-		s.out.Caveat = fmt.Sprintf("replayed with its own settings the run ends before this request, at event %d. It reserved more then than "+
-			"was available when the request failed, or the replay packs worse than the run did", *first.FailedEvent)
-	}
-	return nil
+	s.opt.GPULag = given
+	return first, nil
 }
 
-// asRecorded replays another plan under the same circumstances.
-func (s *searching) asRecorded(plan *replay.Plan) *search {
-	return &search{ctx: s.ctx, plan: plan, opt: TuneOptions{GPULag: s.opt.GPULag, Work: s.opt.Work}, optional: true, device: s.device, slots: s.slots}
+// own replays the settings that the run had: as it was recorded, and in draws, which say whether the model explains the run.
+func (s *searching) own() error {
+	c := candidate{Remedy: Remedy{Title: "the run's own settings", Capacity: s.capacity}, spec: s.ownSpec()}
+	s.seen[s.key(&c)] = true
+	r, err := s.ownResult(c.spec)
+	if err != nil {
+		return err
+	}
+	s.costUS = max(costShare*float64(s.t.Duration()), r.DriverTimeUS+r.SyncWaitUS)
+	s.file(c, r)
+	own := s.out.Own
+	if own.Odds, err = s.odds(c.spec, s.capacity); err != nil {
+		return err
+	}
+	s.out.Warning = s.unexplained(c.spec, own.Odds)
+	switch {
+	case s.out.Warning != "":
+	case own.Survives:
+		s.out.Caveat = "replayed with its own settings the run gets what it asked for. What stood in its way is not in the record: another " +
+			"process, threads in another order, memory outside the allocator"
+	case s.x.CapacityFrom != "given" && r.FailedEvent != nil && *r.FailedEvent < s.x.Event:
+		s.out.Caveat = fmt.Sprintf("replayed with its own settings the run ends before this request, at event %d. It reserved more then than "+
+			"was available when the request failed, or the replay packs worse than the run did", *r.FailedEvent)
+	}
+	return nil
 }
 
 func (s *searching) ownSpec() replay.Spec {
@@ -279,37 +289,12 @@ func (s *searching) raised() error {
 	available := s.f.Reserved - min(s.f.Reserved, s.f.Elsewhere) + s.f.DeviceFree
 	spec := s.ownSpec()
 	if s.f.Limit > 0 && s.capacity < available {
-		// What would do, and a hundredth more, as no two runs are the same.
-		least, ok, err := s.least(spec, s.capacity, available, true)
+		found, err := s.least(spec, s.capacity, available)
 		if err != nil {
 			return err
 		}
-		if ok {
-			// With a little more than the least it can fail again, as other pieces lie side by side then.
-			limit, more := uint64(0), least/100
-			for sure := false; !sure; more *= 2 {
-				limit = min(available, (least+more+FloorStep-1)/FloorStep*FloorStep)
-				if sure = limit == available; !sure {
-					if sure, err = s.fits(spec, limit, true); err != nil {
-						return err
-					}
-				}
-			}
-			c := candidate{spec: spec}
-			c.Kind, c.Capacity, c.Floor = RemedyLimit, limit, least
-			_, from := limitInForce(s.f)
-			c.Title = fmt.Sprintf("a limit of %s in place of %s (%s)", units.FormatBytes(limit), units.FormatBytes(s.f.Limit), from)
-			if total := s.f.DeviceTotal; s.ofTorch() && strings.Contains(from, "set_per_process_memory_fraction") {
-				c.Title = fmt.Sprintf("a limit of %s in place of %s, where the program sets it: torch.cuda.set_per_process_memory_fraction(%.4f), or cistern_set_limit",
-					units.FormatBytes(limit), units.FormatBytes(s.f.Limit), math.Ceil(float64(limit)/float64(total)*1e4)/1e4)
-			}
-			c.Breaks = []string{fmt.Sprintf("%s of the device's memory are no longer left to others", units.FormatBytes(limit-s.capacity))}
-			if slices.ContainsFunc(settingsOf(s.x.Conf), func(i string) bool { return keyOf(i) == "limit" }) {
-				full := with(s.x.Conf, fmt.Sprintf("limit:%dMiB", limit>>20))
-				c.Environment = map[string]string{cisternVariable: full}
-				c.Title = fmt.Sprintf("set limit:%dMiB in %s, in place of limit:%s", limit>>20, cisternVariable, exactly(s.f.Limit))
-			}
-			if err := s.try(c); err != nil {
+		if found.Capacity > 0 {
+			if err := s.tryLimit(found.Capacity, available); err != nil {
 				return err
 			}
 		}
@@ -328,52 +313,38 @@ func (s *searching) raised() error {
 	return s.try(c)
 }
 
-// least is the smallest capacity above low, at most high, with which a policy meets the request: in all circumstances that
-// remedies are tried in, where it has to be sure. ok is false where high does not. More memory is taken to be never worse,
-// but the answer itself was replayed.
-func (s *searching) least(spec replay.Spec, low, high uint64, sure bool) (capacity uint64, ok bool, err error) {
-	if ok, err := s.fits(spec, high, sure); !ok || err != nil {
-		return 0, false, err
-	}
-	for high-low > FloorStep {
-		mid := (low + (high-low)/2 + FloorStep - 1) / FloorStep * FloorStep
-		if mid >= high {
+// tryLimit tries a limit that holds: the smallest that suffices and a hundredth more, or as much more as it takes, since with a
+// little more than the least other pieces lie side by side.
+func (s *searching) tryLimit(least, available uint64) error {
+	c := candidate{spec: s.ownSpec()}
+	c.Kind, c.Floor = RemedyLimit, least
+	for more := uint64(margin * float64(least)); ; more = 2*more + 1 {
+		c.Capacity = min(available, (least+more+FloorStep-1)/FloorStep*FloorStep)
+		_, holds, err := s.holds(c.spec, c.Capacity)
+		if err != nil {
+			return err
+		}
+		if holds || c.Capacity == available {
 			break
 		}
-		ok, err := s.fits(spec, mid, sure)
-		if err != nil {
-			return high, true, err
-		}
-		if ok {
-			high = mid
-		} else {
-			low = mid
-		}
 	}
-	return high, true, nil
-}
-
-// fits reports whether a policy meets the request with a capacity: in all circumstances that remedies are tried in, where it
-// has to be sure.
-func (s *searching) fits(spec replay.Spec, capacity uint64, sure bool) (bool, error) {
-	circumstances := []replay.Options{{Capacity: capacity, GPULag: s.opt.GPULag, Verify: spec == s.ownSpec()}}
-	if sure {
-		circumstances = append(circumstances, s.elsewhere(&Remedy{Policy: spec.Name, Conf: spec.Conf, Capacity: capacity})...)
+	limit := c.Capacity
+	_, from := limitInForce(s.f)
+	c.Title = fmt.Sprintf("a limit of %s in place of %s (%s)", units.FormatBytes(limit), units.FormatBytes(s.f.Limit), from)
+	if total := s.f.DeviceTotal; s.ofTorch() && strings.Contains(from, "set_per_process_memory_fraction") {
+		c.Title = fmt.Sprintf("a limit of %s in place of %s, where the program sets it: torch.cuda.set_per_process_memory_fraction(%.4f), or cistern_set_limit",
+			units.FormatBytes(limit), units.FormatBytes(s.f.Limit), math.Ceil(float64(limit)/float64(total)*1e4)/1e4)
 	}
-	for _, opt := range circumstances {
-		s.expect(1)
-		r, err := s.replay(spec, opt)
-		if err != nil || !s.survives(r) {
-			return false, err
-		}
+	c.Breaks = []string{fmt.Sprintf("%s of the device's memory are no longer left to others", units.FormatBytes(limit-s.capacity))}
+	if slices.ContainsFunc(settingsOf(s.x.Conf), func(i string) bool { return keyOf(i) == "limit" }) {
+		c.Environment = map[string]string{cisternVariable: with(s.x.Conf, fmt.Sprintf("limit:%dMiB", limit>>20))}
+		c.Title = fmt.Sprintf("set limit:%dMiB in %s, in place of limit:%s", limit>>20, cisternVariable, exactly(s.f.Limit))
 	}
-	return true, nil
+	return s.try(c)
 }
 
 // floors finds with how little the best remedies would still do, and with how much the run's own settings would have.
 func (s *searching) floors() error {
-	peak := s.x.Live - min(s.x.Live, s.x.away) + s.x.Requested
-	peak = max(peak, s.plan.PeakLive)
 	seen := map[string]bool{}
 	for i := range s.out.Remedies {
 		m := &s.out.Remedies[i]
@@ -381,47 +352,39 @@ func (s *searching) floors() error {
 			continue
 		}
 		seen[m.Kind] = true
-		least, ok, err := s.least(specOf(m), min(peak, m.Capacity)-1, m.Capacity, false)
+		f, err := s.floor(m.Title, specOf(m), 0)
 		if err != nil {
 			return err
 		}
-		if ok {
-			m.Floor = least
-			s.out.Floors = append(s.out.Floors, s.floor(m.Title, m.Policy, m.Conf, least))
+		m.Floor = f.Capacity
+	}
+	if !s.out.Own.Survives {
+		if _, err := s.floor(s.out.Own.Title, s.ownSpec(), s.died); err != nil {
+			return err
 		}
 	}
-	jobs := []candidate{{Remedy: *s.out.Own, spec: s.ownSpec()}}
-	if !seen[RemedySetting] && s.kind == runTorch {
-		jobs = append(jobs, s.torch("expandable_segments:True", RemedySetting))
+	if c := s.torch("expandable_segments:True", RemedySetting); !seen[RemedySetting] && s.kind == runTorch {
+		if _, err := s.floor(c.Title, c.spec, 0); err != nil {
+			return err
+		}
 	}
 	if !seen[RemedyAllocator] && s.kind != runCistern {
-		jobs = append(jobs, candidate{Remedy: Remedy{Title: "Cistern"}, spec: cisternSpec("")})
-	}
-	for _, j := range jobs {
-		if j.Survives {
-			continue
-		}
-		s.expect(1)
-		free, err := s.run(j.spec, 0)
-		if err != nil {
+		if _, err := s.floor("Cistern", cisternSpec(""), 0); err != nil {
 			return err
-		}
-		high := max(free.PeakReserved, s.capacity+FloorStep)
-		high = (high + FloorStep - 1) / FloorStep * FloorStep
-		for range 8 { // a setting that is a part of the capacity may fail at what it reserved without one
-			least, ok, err := s.least(j.spec, s.capacity, high, false)
-			if err != nil {
-				return err
-			}
-			if ok {
-				s.out.Floors = append(s.out.Floors, s.floor(j.Title, j.spec.Name, j.spec.Conf, least))
-				break
-			}
-			high += high / 8 / FloorStep * FloorStep
 		}
 	}
 	slices.SortStableFunc(s.out.Floors, func(a, b Floor) int { return cmp.Compare(a.Capacity, b.Capacity) })
 	return nil
+}
+
+// floor is the smallest limit with which a policy meets the request.
+func (s *searching) floor(who string, spec replay.Spec, above uint64) (Floor, error) {
+	f, err := s.least(spec, above, mostSteps*FloorStep)
+	if f.Capacity > 0 {
+		f.Who = who
+		s.out.Floors = append(s.out.Floors, f)
+	}
+	return f, err
 }
 
 func specOf(m *Remedy) replay.Spec {
@@ -431,14 +394,6 @@ func specOf(m *Remedy) replay.Spec {
 	return replay.Spec{Name: m.Policy, Conf: m.Conf, HasConf: m.Conf != ""}
 }
 
-func (s *searching) floor(who, policy, conf string, capacity uint64) Floor {
-	f := Floor{Who: who, Policy: policy, AllocConf: conf, Capacity: capacity}
-	if s.plan.PeakLive > 0 {
-		f.Ratio = float64(capacity) / float64(s.plan.PeakLive)
-	}
-	return f
-}
-
 // largest finds the largest request that the run's own settings would have met when it failed.
 func (s *searching) largest() error {
 	if s.out.Own == nil || s.out.Own.Survives {
@@ -446,9 +401,9 @@ func (s *searching) largest() error {
 	}
 	t := *s.t
 	t.Events = slices.Clone(t.Events[:s.x.Event+1])
-	plan := *s.recorded
+	plan := *s.plan
 	plan.Trace = &t
-	then := s.asRecorded(&plan)
+	then := &search{ctx: s.ctx, plan: &plan, opt: TuneOptions{GPULag: s.opt.GPULag, Work: s.opt.Work}, optional: true, device: s.device, slots: s.slots}
 	failed := &t.Events[s.x.Event]
 	low, high := uint64(0), failed.Size // low fits, or is nothing; high does not
 	for high-low > FloorStep {
@@ -456,9 +411,7 @@ func (s *searching) largest() error {
 		if failed.Size >= high {
 			break
 		}
-		r, err := then.replay(s.ownSpec(), replay.Options{Capacity: s.capacity, GPULag: s.opt.GPULag, Verify: true})
-		s.expect(1)
-		s.done++
+		r, err := then.replay(s.ownSpec(), replay.Options{Capacity: s.capacity, GPULag: s.opt.GPULag})
 		if err != nil {
 			return err
 		}

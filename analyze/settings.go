@@ -1,7 +1,6 @@
 package analyze
 
 import (
-	"cmp"
 	"slices"
 	"strings"
 
@@ -111,8 +110,7 @@ func (s *search) bestValue(k setting) string {
 		if x == nil || y == nil {
 			return 0
 		}
-		return cmp.Or(survivors(x, y), cmp.Compare(x.Result.PeakReserved, y.Result.PeakReserved),
-			cmp.Compare(x.CostUS(), y.CostUS()))
+		return x.merit(s).compare(y.merit(s), 1)
 	})
 }
 

@@ -37,6 +37,8 @@ type Plan struct {
 	work     *Work // of all runs, those of copies included
 	searched bool  // Options.Search
 
+	delayed map[int32]int64 // by block, when it was free in the record if later than given back; nil: no block was
+
 	segmentsFreed int // recorded segment_free and segment_unmap events
 }
 
@@ -81,6 +83,7 @@ func (p *Plan) pair() {
 	}
 	p.PeakLive = bytes
 	var unknown, twice int
+	given := map[int32]int64{} // when a block was given back that is not free yet
 	for i := range t.Events {
 		e := &t.Events[i]
 		b := int32(-1)
@@ -101,11 +104,18 @@ func (p *Plan) pair() {
 		case event.FreeRequested:
 			if n, ok := live.get(e.Addr); ok {
 				b = n
+				given[n] = e.TimeUS
 			}
 		case event.FreeCompleted:
 			if n, ok := live.take(e.Addr); ok {
 				b = n
 				bytes -= p.size[n]
+				if us, ok := given[n]; ok {
+					delete(given, n)
+					if e.TimeUS > us {
+						p.delay(n, i)
+					}
+				}
 			} else {
 				unknown++
 			}
@@ -177,6 +187,17 @@ func (p *Plan) DurationUS() int64 {
 	}
 	return p.Micros(len(p.Trace.Events) - 1)
 }
+
+// delay notes that other streams used a block until event i.
+func (p *Plan) delay(b int32, i int) {
+	if p.delayed == nil {
+		p.delayed = map[int32]int64{}
+	}
+	p.delayed[b] = p.Micros(i)
+}
+
+// completedUS is when a block was free in the record, if that was later than it was given back; else 0.
+func (p *Plan) completedUS(b int) int64 { return p.delayed[int32(b)] }
 
 // Size is the bytes that block b was requested with.
 func (p *Plan) Size(b int) uint64 { return p.size[b] }

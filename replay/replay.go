@@ -24,8 +24,8 @@
 // A trace has allocations and frees, not the calls that emptied the cache or released a pool. Those are inferred where the
 // record shows them (releases.go), and a note says so. Unknown facts are stated, not guessed.
 //
-// Where addresses are made up, a run that just fits may fit by luck. Options.Order makes them up differently. The
-// recommendations of a report on an out-of-memory have to hold in all orders.
+// One replay is one of the ways in which the run could have gone; Options.Draw chooses another (draw.go). What is recommended
+// has to hold in many draws.
 //
 // # Locks
 //
@@ -137,9 +137,9 @@ type Options struct {
 	Samples int
 	// Device is the memory of the device that policy cistern runs on, in bytes, which some of its rules go by; 0 is an H200.
 	Device uint64
-	// Order is how the addresses of PyTorch's segments are made up, by which best fit breaks ties: 0 rising, 1 falling,
-	// any other number scrambled by it. What holds in one order only holds by luck.
-	Order int
+	// Draw is which of the ways that the run could have gone is replayed: 0 is the recorded one. What holds in one draw alone
+	// holds by chance.
+	Draw int
 	// Work counts what the run does with that of other plans of the same file; nil is the plan's own.
 	Work *Work
 	// Search says that the run is one of a search, which ends with ErrWork before other replays of the file do.
@@ -166,12 +166,14 @@ type Result struct {
 	Ratio          float64          `json:"ratio"`
 	Calls          map[string]int64 `json:"driver_calls"`
 	DriverTimeUS   float64          `json:"driver_time_us"`
+	DriverLeastUS  float64          `json:"driver_time_least_us"` // on the fastest host that was measured
 	StreamSyncs    int64            `json:"stream_syncs"`
 	DeviceSyncs    int64            `json:"device_syncs"`
 	Retries        int64            `json:"retries"`
 	NSPerEvent     float64          `json:"ns_per_event"`
-	SyncWaitUS     float64          `json:"-"` // host time lost in waits, at the GPU lag
-	TiesModelled   bool             `json:"-"` // segments lie at made-up, rising addresses, so best-fit ties are modelled
+	Odds           *Odds            `json:"odds"` // nil where the replay has no limit
+	SyncWaitUS     float64          `json:"-"`    // host time lost in waits, at the GPU lag
+	TiesModelled   bool             `json:"-"`    // segments lie at made-up, rising addresses, so best-fit ties are modelled
 	Curve          Curve            `json:"-"`
 	Verify         *Verify          `json:"-"` // nil unless the run was held against the record
 	Notes          []string         `json:"-"`
@@ -187,14 +189,14 @@ type Env struct {
 	Capacity uint64 // bytes, 0 is unlimited
 	GPULag   time.Duration
 	Device   uint64 // as in Options
-	Order    int    // likewise
 	// Emit takes the policy's segment events as it makes them; nil where there is no listener. Stream and Pool index the
 	// plan's; Addr, Size and Handle are the policy's own. A map or unmap is of one handle.
 	Emit func(event.Event)
 	// Note adds a line to the Result's notes.
 	Note func(string)
 
-	verify *verifier // of a torch policy that is held against the record
+	verify *verifier // of a torch policy that is the run's own
+	draw   *draw     // nil: as recorded
 }
 
 // Factory makes a policy for one replay. The second result is the effective settings, for the Result.
@@ -238,9 +240,10 @@ func (p *Plan) Run(spec Spec, opt Options) (*Result, error) {
 	p = p.counted(opt)
 	p = p.withReleases(r.Capacity)
 	r.Notes = append(r.Notes, p.Notes[notes:]...)
-	env := &Env{Plan: p, Spec: spec, Capacity: r.Capacity, GPULag: opt.GPULag, Device: opt.Device, Order: opt.Order,
-		Note: func(s string) { r.Notes = append(r.Notes, s) }}
-	if opt.Verify && verifiable(p, spec) {
+	draw := newDraw(opt.Draw)
+	env := &Env{Plan: p, Spec: spec, Capacity: r.Capacity, GPULag: draw.lag(opt.GPULag, time.Duration(p.DurationUS())*time.Microsecond),
+		Device: opt.Device, Note: func(s string) { r.Notes = append(r.Notes, s) }, draw: draw}
+	if draw == nil && verifiable(p, spec) {
 		env.verify = newVerifier(p)
 		r.TiesModelled = false
 	}
@@ -255,7 +258,8 @@ func (p *Plan) Run(spec Spec, opt Options) (*Result, error) {
 		return nil, err
 	}
 	r.Conf = conf
-	d := driver{plan: p, spec: spec, policy: policy, opt: opt, result: r, verify: env.verify, record: opt.Record}
+	d := driver{plan: p, spec: spec, policy: policy, opt: opt, result: r, verify: env.verify, record: opt.Record,
+		completions: newCompletions(p, draw)}
 	if opt.Record != nil {
 		opt.Record.begin(p)
 		if c, err := ParseTorchConf(conf); err == nil && spec.Name == "torch" {
@@ -281,6 +285,7 @@ func (p *Plan) Run(spec Spec, opt Options) (*Result, error) {
 	r.Calls, r.StreamSyncs, r.DeviceSyncs, r.Retries = s.Calls, s.StreamSyncs, s.DeviceSyncs, s.Retries
 	r.PeakReserved, r.PeakLive = s.PeakReserved, d.peak
 	r.DriverTimeUS, r.SyncWaitUS = s.DriverTime.Seconds()*1e6, s.SyncWait.Seconds()*1e6
+	r.DriverLeastUS = fastestHost * r.DriverTimeUS
 	if d.peak > 0 {
 		r.Ratio = float64(r.PeakReserved) / float64(d.peak)
 	}
@@ -289,7 +294,9 @@ func (p *Plan) Run(spec Spec, opt Options) (*Result, error) {
 	}
 	r.Completed = r.FailedEvent == nil
 	r.Curve = d.curve.points()
-	r.Verify = env.verify.result()
+	if opt.Verify {
+		r.Verify = env.verify.result()
+	}
 	if r.Calls == nil {
 		r.Calls = map[string]int64{}
 	}
@@ -306,6 +313,8 @@ type driver struct {
 	verify *verifier
 	record *Recording
 	curve  *curver
+
+	completions *completions // nil: as recorded
 
 	live, peak uint64 // requested bytes
 	done       int    // events, initial blocks included
@@ -412,40 +421,71 @@ func (d *driver) step(i int, e *event.Event) (bool, error) {
 			return true, nil
 		}
 		us := d.plan.Micros(i)
-		d.policy.Advance(us)
+		if err := d.advance(us); err != nil {
+			return false, err
+		}
 		return d.alloc(i, b, e.Size, e.Stream, d.plan.poolOf(b, e.Pool), us)
 	case event.FreeRequested:
 		if b < 0 {
 			return true, nil
 		}
-		d.policy.Advance(d.plan.Micros(i))
+		us := d.plan.Micros(i)
+		if err := d.advance(us); err != nil {
+			return false, err
+		}
 		d.policy.FreeRequested(b)
 		if d.record != nil {
 			d.record.free(event.FreeRequested, b, e.TimeUS)
 		}
+		d.completions.requested(b, us, d.plan.completedUS(b))
 	case event.FreeCompleted:
-		if b < 0 {
+		if b < 0 || d.completions.moved(b) {
 			return true, nil
 		}
 		us := d.plan.Micros(i)
-		d.policy.Advance(us)
-		if err := d.policy.Free(b); err != nil {
+		if err := d.advance(us); err != nil {
 			return false, err
 		}
-		d.live -= d.plan.size[b]
-		if d.record != nil {
-			d.record.free(event.FreeCompleted, b, e.TimeUS)
-		}
-		d.sample(us)
+		return true, d.completed(b, us)
 	case event.OOM:
 		if b < 0 {
 			return true, nil
 		}
-		us := d.plan.Micros(i)
-		d.policy.Advance(us)
+		if err := d.advance(d.plan.Micros(i)); err != nil {
+			return false, err
+		}
 		return true, d.oom(i, b, e)
 	}
 	return true, nil
+}
+
+// advance moves the clock on, past the frees that the draw has complete until then.
+func (d *driver) advance(us int64) error {
+	for {
+		b, ok := d.completions.next(us)
+		if !ok {
+			break
+		}
+		if err := d.completed(b, us); err != nil {
+			return err
+		}
+	}
+	d.policy.Advance(us)
+	return nil
+}
+
+// completed says that a block may be reused.
+func (d *driver) completed(b int, us int64) error {
+	d.policy.Advance(us)
+	if err := d.policy.Free(b); err != nil {
+		return err
+	}
+	d.live -= d.plan.size[b]
+	if d.record != nil {
+		d.record.free(event.FreeCompleted, b, d.plan.startUS+us)
+	}
+	d.sample(us)
+	return nil
 }
 
 // alloc serves a request of the record; false ends the replay, since a real run would have died.
@@ -462,6 +502,10 @@ func (d *driver) alloc(i, b int, size uint64, stream, pool uint32, us int64) (bo
 		failed := max(i, 0)
 		d.result.FailedEvent, d.result.FailedRequest = &failed, size
 		_, d.result.FailedReserved = d.policy.Usage()
+		if d.record != nil {
+			d.record.oom(&event.Event{Kind: event.OOM, Addr: d.result.Capacity - min(d.result.Capacity, d.result.FailedReserved), Size: size,
+				Stream: stream, Pool: pool, TimeUS: d.plan.timeOf(i)})
+		}
 		if d.verify != nil {
 			d.verify.failed(i, size)
 		}

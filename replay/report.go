@@ -18,6 +18,7 @@ type Report struct {
 	Notes      []string         `json:"notes"`
 	Results    []*Result        `json:"results"`
 	Verify     *Verify          `json:"verify,omitempty"`
+	Warning    string           `json:"warning"` // why the replays say nothing of the run, "" where they do
 }
 
 // Reports is what `cistern replay --json` prints.

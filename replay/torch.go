@@ -2,7 +2,6 @@ package replay
 
 import (
 	"fmt"
-	"math/bits"
 	"slices"
 
 	"github.com/cistern-gpu/cistern/cuda"
@@ -79,7 +78,7 @@ type torch struct {
 	// they are kept here where there is one. (With garbage collection it does not tell: then the former is assumed.)
 	late     []int32
 	nextAddr uint64 // where the next segment lies
-	placed   uint64 // segments that were given a place in another order (Env.Order)
+	placed   uint64 // segments that the draw has placed
 
 	handle  uint64            // number of the last physical handle
 	handles map[uint64]uint64 // by address, where there is a listener
@@ -406,28 +405,13 @@ func (t *torch) place(size uint64, kind event.Kind) uint64 {
 			return addr
 		}
 	}
-	if t.env.Order != 0 && t.placed < 1<<orderBits {
+	if t.env.draw != nil && t.placed < 1<<orderBits {
 		t.placed++
-		return t.slot(t.placed - 1)
+		return firstAddr + (t.env.draw.slot(t.placed-1)+1)*maxRequest // further apart than any segment is large
 	}
 	addr := t.nextAddr
 	t.nextAddr += (size + smallSegment - 1) / smallSegment * smallSegment
 	return addr
-}
-
-// orderBits is how many segments lie in another order than rising; slots of maxRequest bytes leave room for as many.
-const orderBits = 20
-
-// slot is where the n-th segment lies in an order of the environment's.
-func (t *torch) slot(n uint64) uint64 {
-	const mask = 1<<orderBits - 1
-	at := mask - n
-	if t.env.Order > 1 {
-		// An odd factor and a sum permute the numbers of so many bits; reversing the bits scatters neighbours.
-		n = (n*(2*uint64(t.env.Order)+1) + 7919*uint64(t.env.Order)) & mask
-		at = bits.Reverse64(n) >> (64 - orderBits)
-	}
-	return firstAddr + (at+1)*maxRequest
 }
 
 // emit tells of a segment event, of maps and unmaps once for each page, since each is a handle of its own.

@@ -11,8 +11,8 @@ import (
 // can say that terabytes are mapped again and again, or that ten thousand streams hold a block each. The bound counts
 // steps, so that it is the same on every machine. A step is what a model does for an ordinary event, about 0.1 µs.
 const (
-	workBase    = 4 << 20
-	workPerByte = 192 // tune needs at most 90 for the densest recorded run
+	workBase    = 12 << 20
+	workPerByte = 1024 // tune needs at most 700 for the densest recorded run
 )
 
 // What a run, a pool and a stream cost before the first event.

@@ -100,6 +100,15 @@ func (g *grid) drop(column int) {
 	g.textFrom--
 }
 
+// cut leaves the last column out.
+func (g *grid) cut() {
+	last := len(g.head) - 1
+	g.head = g.head[:last]
+	for i, row := range g.rows {
+		g.rows[i] = row[:last]
+	}
+}
+
 // leastLast is the fewest columns of a terminal that the last column of a table gets.
 const leastLast = 24
 
@@ -187,6 +196,7 @@ func WriteReplay(w io.Writer, rep *replay.Report, ooms []analyze.OOM, s Style) {
 			fmt.Fprintln(w, line)
 		}
 	}
+	writeWarning(w, rep.Warning, s)
 	if v := rep.Verify; v != nil {
 		fmt.Fprintln(w)
 		verdict := s.paint("matches the record", green)
@@ -204,10 +214,18 @@ func WriteReplay(w io.Writer, rep *replay.Report, ooms []analyze.OOM, s Style) {
 	fmt.Fprintln(w)
 }
 
+// writeWarning writes why nothing is recommended, where that is so.
+func writeWarning(w io.Writer, warning string, s Style) {
+	if warning != "" {
+		writeWrapped(w, "  ", s.paint("warning", red)+": "+warning, s)
+	}
+}
+
 // WriteResults writes what policies did, one to a line.
 func WriteResults(w io.Writer, results []*replay.Result, s Style) {
 	g := grid{head: []string{"policy", "peak reserved", "ratio", "driver calls", "driver time", "stream syncs",
-		"device syncs", "retries", "OOMs", "completed"}, textFrom: 9}
+		"device syncs", "retries", "OOMs", "completed", "survives"}, textFrom: 9}
+	limited := false
 	for _, r := range results {
 		calls := int64(0)
 		for _, n := range r.Calls {
@@ -225,9 +243,38 @@ func WriteResults(w io.Writer, results []*replay.Result, s Style) {
 			ooms += fmt.Sprintf(" (%s avoided)", number(r.OOMsAvoided))
 		}
 		g.add(clean(policyName(r)), units.FormatBytes(r.PeakReserved), fmt.Sprintf("%.3f", r.Ratio), number(calls),
-			microseconds(r.DriverTimeUS), number(r.StreamSyncs), number(r.DeviceSyncs), number(r.Retries), ooms, completed)
+			driverTime(r), number(r.StreamSyncs), number(r.DeviceSyncs), number(r.Retries), ooms, completed, survives(r))
+		limited = limited || r.Odds != nil
+	}
+	if !limited {
+		g.cut()
 	}
 	g.write(w, s)
+}
+
+// survives is how often the run survives, and what it reserves then where that differs.
+func survives(r *replay.Result) string {
+	o := r.Odds
+	if o == nil {
+		return ""
+	}
+	text := o.String() + " replays"
+	if least, most := units.FormatBytes(o.PeakLeast), units.FormatBytes(o.PeakMost); least != most {
+		text += fmt.Sprintf(", peak %s to %s", least, most)
+	}
+	return text
+}
+
+// driverTime is the modelled time of driver calls, on the hosts that were measured.
+func driverTime(r *replay.Result) string {
+	if r.DriverTimeUS == 0 {
+		return microseconds(0)
+	}
+	least, most := microseconds(r.DriverLeastUS), microseconds(r.DriverTimeUS)
+	if n, unit, ok := strings.Cut(least, " "); ok && strings.HasSuffix(most, " "+unit) {
+		least = n
+	}
+	return least + " to " + most
 }
 
 func capacity(r *replay.Result) string {

@@ -19,16 +19,15 @@ func WriteTuning(w io.Writer, tn *analyze.Tuning, s Style) {
 		microseconds(float64(tn.DurationUS)), units.FormatBytes(tn.PeakLive), limit, plural(len(tn.Choices), "setting"))
 
 	fmt.Fprintln(w, s.paint("the frontier: nothing tried is better in memory, driver time and waits at once", bold))
-	g := grid{head: []string{"PYTORCH_ALLOC_CONF", "peak reserved", "ratio", "driver time", "syncs", "retries", "OOMs",
-		"completed", ""}, textFrom: 7}
+	g := grid{head: []string{"PYTORCH_ALLOC_CONF", "peak reserved", "ratio", "driver time", "syncs", "retries", "survives",
+		""}, textFrom: 6}
 	row := func(c *analyze.Choice, mark string) {
-		completed := s.paint("yes", green)
-		if !c.Result.Completed {
-			completed = s.paint("no", red)
+		style := green
+		if !c.Holds {
+			style = red
 		}
-		g.add(confName(c.AllocConf), units.FormatBytes(c.Result.PeakReserved), fmt.Sprintf("%.3f", c.Result.Ratio),
-			microseconds(c.Result.DriverTimeUS), number(c.Syncs()), number(c.Result.Retries), number(c.Result.OOMs), completed,
-			mark)
+		g.add(confName(c.AllocConf), units.FormatBytes(c.Result.Odds.PeakMost), fmt.Sprintf("%.3f", c.Result.Ratio),
+			driverTime(c.Result), number(c.Syncs()), number(c.Result.Retries), s.paint(c.Result.Odds.String(), style), mark)
 	}
 	ownShown := false
 	for i := range tn.Choices {
@@ -64,6 +63,8 @@ func WriteTuning(w io.Writer, tn *analyze.Tuning, s Style) {
 
 	fmt.Fprintln(w)
 	switch b := tn.Best; {
+	case tn.Warning != "":
+		writeWarning(w, tn.Warning, s)
 	case b == nil:
 		fmt.Fprintf(w, "%s: %s\n", s.paint("best", bold), tn.Why)
 	case b.AllocConf == tn.Own.AllocConf:
@@ -87,15 +88,19 @@ func WriteTuning(w io.Writer, tn *analyze.Tuning, s Style) {
 }
 
 func writeFloors(w io.Writer, tn *analyze.Tuning, s Style) {
-	fmt.Fprintf(w, "\n%s\n", s.paint("the smallest limit that completes without an out-of-memory", bold))
-	g := grid{head: []string{"with", "smallest limit", "over peak live"}}
+	fmt.Fprintf(w, "\n%s\n", s.paint("the smallest limit with which the run survives", bold))
+	g := grid{head: []string{"with", "smallest limit", "over peak live", "survives", "with less"}, textFrom: 3}
 	for _, f := range tn.Floors {
 		who := map[string]string{"own": "the trace's own settings", "best": "the best settings",
 			"least": "the settings that need least", "cistern": "cistern"}[f.Who]
 		if f.Who != "cistern" {
 			who += " (" + confName(f.AllocConf) + ")"
 		}
-		g.add(who, units.FormatBytes(f.Capacity), fmt.Sprintf("%.3f", f.Ratio))
+		less := ""
+		if f.Below != nil {
+			less = fmt.Sprintf("%s at %s", f.Below.Odds, units.FormatBytes(f.Below.Capacity))
+		}
+		g.add(who, units.FormatBytes(f.Capacity), fmt.Sprintf("%.3f", f.Ratio), f.Odds.String(), less)
 	}
 	g.write(w, s)
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 
@@ -92,7 +93,10 @@ func (j *replayJob) run(c *cobra.Command, a *app, args []string, format formatFl
 	all := replay.Reports{Traces: []*replay.Report{}}
 	var views []*report.View
 	var recordings []*recording.Trace
-	err = eachFile(c.Context(), a, args, bar, j.one, func(_ int, o outcome[replayed]) {
+	one := func(f *recording.File, step func(done, total int)) (replayed, error) {
+		return j.one(c.Context(), f, step)
+	}
+	err = eachFile(c.Context(), a, args, bar, one, func(_ int, o outcome[replayed]) {
 		if o.err != nil {
 			a.fail(o.err)
 			return
@@ -135,9 +139,16 @@ func (j *replayJob) run(c *cobra.Command, a *app, args []string, format formatFl
 	return nil
 }
 
+// wholeFile is the progress of a device when it is done, and runsPart the part of it that the first replay of each policy is: what
+// its odds take is not known before.
+const (
+	wholeFile = 1 << 20
+	runsPart  = 0.2
+)
+
 // one replays one file: every device that has events under every policy.
-func (j *replayJob) one(f *recording.File, step func(done, total int)) (replayed, error) {
-	return j.counted(f, fileWork(f), step)
+func (j *replayJob) one(ctx context.Context, f *recording.File, step func(done, total int)) (replayed, error) {
+	return j.counted(ctx, f, fileWork(f), step)
 }
 
 // fileWork counts what is replayed of a file.
@@ -149,22 +160,21 @@ func fileWork(f *recording.File) *replay.Work {
 }
 
 // counted is one, with what has been replayed of the file already.
-func (j *replayJob) counted(f *recording.File, work *replay.Work, step func(done, total int)) (replayed, error) {
+func (j *replayJob) counted(ctx context.Context, f *recording.File, work *replay.Work, step func(done, total int)) (replayed, error) {
 	var r replayed
 	if len(f.Traces) == 0 {
 		return r, errors.New("no device has events, expected a recording of at least one")
 	}
-	total := 0
-	for _, t := range f.Traces {
-		total += len(t.Events) * len(j.specs)
-	}
-	before := 0 // events of the runs that are over
-	for _, t := range f.Traces {
+	for i, t := range f.Traces {
+		part := func(from, to, part float64) {
+			step(int((float64(i)+from+(to-from)*part)*wholeFile), len(f.Traces)*wholeFile)
+		}
 		opt := j.opt
 		opt.Work = work
-		runs := 0
+		runs := 0.0
 		opt.Progress = func(done, n int) {
-			step(min(total, before+runs*n+done), total)
+			of := float64(done) / float64(max(1, n))
+			part(0, runsPart, min(1, (runs+of)/float64(len(j.specs))))
 			if done == n {
 				runs++
 			}
@@ -179,7 +189,10 @@ func (j *replayJob) counted(f *recording.File, work *replay.Work, step func(done
 			}
 			return r, err
 		}
-		before += len(t.Events) * len(j.specs)
+		if err := analyze.Judge(ctx, t, rep, j.specs, analyze.TuneOptions{Capacity: opt.Capacity, GPULag: opt.GPULag, Work: work,
+			Progress: func(done, total int) { part(runsPart, 1, float64(done)/float64(max(1, total))) }}); err != nil {
+			return r, err
+		}
 		r.reports = append(r.reports, rep)
 		if opt.Record != nil {
 			if rec := opt.Record.Trace(); rec != nil {

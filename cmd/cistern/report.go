@@ -7,7 +7,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -40,7 +39,7 @@ func newReport(a *app) *cobra.Command {
 		Args: traceArgs,
 		RunE: func(c *cobra.Command, args []string) error {
 			if job.search.Budget < 0 {
-				return errors.New("--budget: want a time of 0 or more with its unit, such as 60s or 5m")
+				return errBudget
 			}
 			if err := flags.parse(); err != nil {
 				return err
@@ -58,8 +57,7 @@ func newReport(a *app) *cobra.Command {
 	c.Flags().StringVarP(&job.html, "output", "o", "", "the HTML report's `file`; needed where no request failed")
 	c.Flags().BoolVar(&a.private, "private", false, "a new HTML report is for its owner only, as recordings are")
 	_ = c.Flags().MarkHidden("private") // for what a process that runs out of memory starts
-	c.Flags().DurationVar(&job.search.Budget, "budget", time.Minute, "time for the replays that look for what would have helped,\n"+
-		"for each device of a file; 0 is no bound")
+	addBudget(c, &job.search.Budget)
 	format.add(c)
 	return c
 }
@@ -221,7 +219,7 @@ func (j *reportJob) one(c *cobra.Command, f *recording.File, step func(done, tot
 		return r, nil
 	}
 	var err error
-	r.replayed, err = j.counted(f, work, func(done, total int) {
+	r.replayed, err = j.counted(c.Context(), f, work, func(done, total int) {
 		step(parts/2*whole+int(float64(parts/2*whole)*float64(done)/float64(max(1, total))), parts*whole)
 	})
 	for i, v := range r.views {

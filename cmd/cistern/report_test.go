@@ -159,9 +159,9 @@ func TestReportJSONShape(t *testing.T) {
 			"free_inside_bytes free_pieces largest_free_bytes fragmentation cause why sentence met_later_at_event message pid program version conf " +
 			"need_bytes pool stream upstream tag library thread where stack device_name device_uuid device_total_bytes cached_bytes pinned_bytes " +
 			"paused_bytes capacity_from limits steps processes processes_unknown held growth shortage_bytes less_live searched unsearched advice own " +
-			"reproduced caveat more_bytes more_from remedies did_not_survive beaten not_tried floors largest_request_bytes replays took_s"},
+			"reproduced warning caveat more_bytes more_from remedies did_not_survive beaten not_tried floors largest_request_bytes replays took_s"},
 		{"remedy", x.Remedies[0], "kind title policy conf environment command do capacity_bytes survives peak_reserved_bytes headroom_bytes " +
-			"floor_bytes driver_time_us wait_us retries ooms failed_event breaks luck barely verified checked check_command"},
+			"floor_bytes driver_time_us wait_us retries ooms failed_event breaks luck barely odds verified checked check_command"},
 	} {
 		if got := strings.Join(keysOf(t, c.raw), " "); got != c.want {
 			t.Errorf("%s has %s\nwant %s", c.what, got, c.want)

@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -10,6 +11,13 @@ import (
 	"github.com/cistern-gpu/cistern/recording"
 	"github.com/cistern-gpu/cistern/report"
 )
+
+var errBudget = errors.New("--budget: want a time of 0 or more with its unit, such as 60s or 5m")
+
+// addBudget adds the flag that bounds a search.
+func addBudget(c *cobra.Command, budget *time.Duration) {
+	c.Flags().DurationVar(budget, "budget", time.Minute, "time for the replays of a search, for each device of a file; 0 is no bound")
+}
 
 // tunings is what `cistern tune --json` prints.
 type tunings struct {
@@ -20,6 +28,7 @@ func newTune(a *app) *cobra.Command {
 	var (
 		flags  replayFlags
 		format formatFlags
+		budget time.Duration
 	)
 	c := &cobra.Command{
 		Use:   "tune [flags] TRACE...",
@@ -32,6 +41,9 @@ func newTune(a *app) *cobra.Command {
 			if err := format.check(); err != nil {
 				return err
 			}
+			if budget < 0 {
+				return errBudget
+			}
 			bar := a.startProgress("tuning", len(args))
 			defer bar.end()
 			all := tunings{Traces: []*analyze.Tuning{}}
@@ -43,7 +55,7 @@ func newTune(a *app) *cobra.Command {
 				work := fileWork(f)
 				for i, t := range f.Traces {
 					tn, err := analyze.Tune(c.Context(), t, analyze.TuneOptions{Capacity: flags.capacity.bytes,
-						Unlimited: flags.capacity.unlimited, GPULag: flags.lag.d, Work: work,
+						Unlimited: flags.capacity.unlimited, GPULag: flags.lag.d, Work: work, Budget: budget,
 						Progress: func(done, total int) { step(i*total+done, len(f.Traces)*total) }})
 					if err != nil {
 						return nil, fmt.Errorf("%s: %w", t.Where(), err)
@@ -75,6 +87,7 @@ func newTune(a *app) *cobra.Command {
 		},
 	}
 	flags.addLimits(c)
+	addBudget(c, &budget)
 	format.add(c)
 	return c
 }
