@@ -62,6 +62,8 @@ type Trace struct {
 	// recorder's ring overflowed.
 	FromStart bool
 	Settings  Settings
+	// Environment is what the run was recorded with.
+	Environment Environment
 	// Notes say in words what the file does not tell (hidden pools, a lost start) and what was assumed.
 	Notes []string
 }

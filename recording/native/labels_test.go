@@ -22,6 +22,7 @@ func unlabelled() *recording.File {
 	f := recordingtest.Synthetic()
 	t := f.Traces[0]
 	t.Tags, t.Libraries, t.Threads, t.Failures = nil, nil, nil, nil
+	t.Environment = recording.Environment{}
 	for i := range t.Events {
 		e := &t.Events[i]
 		e.Tag, e.Library, e.Thread = 0, 0, 0
@@ -35,7 +36,7 @@ func unlabelled() *recording.File {
 	return f
 }
 
-// testdata/unlabelled.cistern was written before files could tell labels and failures. It reads as it did, and a trace
+// testdata/unlabelled.cistern was written before files could tell labels, failures and environments. It reads as it did, and a trace
 // that has none is written as it was, byte for byte but for what zstd may do differently.
 func TestCisternFromBeforeLabels(t *testing.T) {
 	old, err := os.ReadFile("testdata/unlabelled.cistern")

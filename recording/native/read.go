@@ -211,7 +211,8 @@ func (r *reader) content(typ byte, at int64, path string) (end bool, err error) 
 			return false, fmt.Errorf("table %d of %d", i, len(r.tables))
 		}
 		err = r.table(typ, r.tables[i], c)
-	case blockStreams, blockPools, blockSegments, blockBlocks, blockEventsType, blockNotes, blockNames, blockLabels, blockFailure:
+	case blockStreams, blockPools, blockSegments, blockBlocks, blockEventsType, blockNotes, blockNames, blockLabels, blockFailure,
+		blockEnvironment:
 		i := c.U()
 		if i >= uint64(len(r.traces)) {
 			return false, fmt.Errorf("trace %d of %d", i, len(r.traces))
@@ -227,6 +228,13 @@ func (r *reader) content(typ byte, at int64, path string) (end bool, err error) 
 			err = r.blockLabels(tr, c)
 		case blockFailure:
 			err = r.failure(tr, c)
+		case blockEnvironment:
+			e := &tr.t.Environment
+			for _, s := range []*string{&e.PyTorch, &e.CUDA, &e.Driver, &e.Device} {
+				*s = recording.EnvironmentText(c.Text())
+			}
+			e.DeviceTotal = c.U()
+			err = r.b.Take(int64(len(r.raw)))
 		default:
 			err = r.numbers(typ, tr, c)
 		}

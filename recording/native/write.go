@@ -53,6 +53,9 @@ const (
 	blockFailure
 )
 
+// blockEnvironment is in files of runs whose environment is known; readers that do not know it pass over it.
+const blockEnvironment = 137
+
 // Lists of names, in blockNames.
 const (
 	namesTags = iota
@@ -231,6 +234,7 @@ func (w *Writer) Begin(t *recording.Trace) (int, error) {
 	w.s(source(t))
 	w.settings(&t.Settings)
 	w.block(blockTrace)
+	w.environment(i, &t.Environment)
 	w.sync(i, t)
 	w.segments(i, 0, t.InitialSegments)
 	w.blocks(i, 0, 0, t.Initial)
@@ -238,6 +242,19 @@ func (w *Writer) Begin(t *recording.Trace) (int, error) {
 		w.blocks(i, 2, k, t.InitialSegments[k].Blocks)
 	}
 	return i, w.err
+}
+
+func (w *Writer) environment(i int, e *recording.Environment) {
+	if *e == (recording.Environment{}) {
+		return
+	}
+	w.b = w.b[:0]
+	w.u(uint64(i))
+	for _, s := range []string{e.PyTorch, e.CUDA, e.Driver, e.Device} {
+		w.s(recording.EnvironmentText(s))
+	}
+	w.u(e.DeviceTotal)
+	w.block(blockEnvironment)
 }
 
 func (w *Writer) settings(s *recording.Settings) {

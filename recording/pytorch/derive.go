@@ -23,7 +23,7 @@ func (m *machine) traces(path string) ([]*recording.Trace, error) {
 			continue
 		}
 		t := &recording.Trace{Path: path, Format: recording.FormatPyTorch, Device: dev, Stacks: m.stacks.stacks, Frames: m.stacks.frames,
-			Settings: settings}
+			Settings: settings, Environment: m.environmentOf(dev)}
 		var err error
 		if t.Events, err = d.Join(m.b); err != nil {
 			return nil, err

@@ -157,6 +157,8 @@ func (m *machine) setItems(dict value, items []value) error {
 			err = m.setRoot(k.u, v)
 		case kLabel:
 			err = m.labels[dict.u].set(k.u, v)
+		case kEnvironment:
+			err = m.setEnvironment(k.u, v)
 		case kSettings, kSubSettings:
 			if len(m.settings) >= maxSettings {
 				return fmt.Errorf("more than %d allocator settings", maxSettings)

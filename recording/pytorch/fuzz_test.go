@@ -23,6 +23,7 @@ func FuzzPickle(f *testing.F) {
 	f.Add(recordingtest.Around(recordingtest.Entry("alloc", 4096, 512))[2:])
 	f.Add(recordingtest.Around(append(recordingtest.Entry("oom", 1, 2), recordingtest.Entry("segment_map", 1<<21, 1<<21)...))[2:])
 	f.Add(recordingtest.Pickle(']', byte(pytorch.OpMemoize), '(', 'h', byte(0), 'e', '.')[2:])
+	f.Add(withEnvironment("cistern", '}', '(', "torch", 2, "devices", '}', '(', "0", '}', "1", "T4", 'u', 'u')[2:])
 	f.Add([]byte("cos\nsystem\n."))
 	f.Fuzz(func(t *testing.T, b []byte) { recordingtest.AnyFile(t, append([]byte{pytorch.OpProto, 4}, b...)) })
 }

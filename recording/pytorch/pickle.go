@@ -49,14 +49,15 @@ const (
 	kFrames
 	kFrame
 	kSettings
-	kSubSettings // a dict inside allocator_settings
+	kSubSettings // a dict inside allocator_settings, or inside Cistern's own
+	kEnvironment // Cistern's own
 	kLabel       // user_metadata, where it is a dict
 	numKinds
 )
 
 var kindNames = [numKinds]string{"None", "a mark", "a bool", "an int", "a negative int", "an int of more than 64 bits",
 	"a float", "a string", "bytes", "a tuple", "a tuple of two ints", "a list", "a dict", "a dict", "a list", "a list",
-	"a dict", "a list", "a dict", "a list", "a dict", "a list", "a dict", "a dict", "a dict", "a dict"}
+	"a dict", "a list", "a dict", "a list", "a dict", "a list", "a dict", "a dict", "a dict", "a dict", "a dict"}
 
 func (k kind) String() string { return kindNames[k] }
 

@@ -66,10 +66,14 @@ func (m *machine) newDict() error {
 				m.hasSettings = true
 				return m.push(value{k: kSettings})
 			}
-			if len(m.stack) >= 2 && m.stack[len(m.stack)-2].k == kSettings {
+			if top.u == sEnvironment && !m.hasEnvironment {
+				m.hasEnvironment = true
+				return m.push(value{k: kEnvironment})
+			}
+			if below := m.below(); below == kSettings || below == kEnvironment {
 				return m.openSubSettings()
 			}
-		case kSettings:
+		case kSettings, kEnvironment:
 			return m.openSubSettings()
 		case kEvent, kBlock:
 			if top.u == sUserMetadata {
@@ -83,6 +87,14 @@ func (m *machine) newDict() error {
 func (m *machine) openSubSettings() error {
 	m.subSettings++
 	return m.push(value{kSubSettings, uint64(m.subSettings - 1)})
+}
+
+// below is the kind of what lies right under the top of the stack.
+func (m *machine) below() kind {
+	if len(m.stack) < 2 {
+		return kNone
+	}
+	return m.stack[len(m.stack)-2].k
 }
 
 // listOf is the list that a kind of dict is an item of.

@@ -53,6 +53,7 @@ const (
 	sLibrary
 	sThread
 	sThreadName
+	sEnvironment
 	sNothing // said where there is no user_metadata
 	sNotAvailable
 	sAlloc // the actions, in the order of event.Kind
@@ -62,7 +63,7 @@ var known = []string{"action", "addr", "size", "stream", "time_us", "frames", "d
 	"compile_context", "user_metadata", "device", "address", "total_size", "allocated_size", "active_size",
 	"requested_size", "segment_type", "segment_pool_id", "is_expandable", "blocks", "state", "filename", "name", "line",
 	"large", "active_allocated", "active_pending_free", "active_awaiting_free", "inactive", "segments", "device_traces",
-	"allocator_settings", "tag", "library", "thread", "thread_name", "", "N/A"}
+	"allocator_settings", "tag", "library", "thread", "thread_name", "cistern", "", "N/A"}
 
 // What a trace entry, a segment and a block have said so far, as bits.
 const (
@@ -88,6 +89,7 @@ type snapshot struct {
 	segmentsAppended int
 	tracesAppended   int
 	hasSettings      bool
+	hasEnvironment   bool
 
 	devices []*rawTrace
 	// The entry whose dict is being filled. It is added to its device when its list takes it, or when the next entry
@@ -116,7 +118,8 @@ type snapshot struct {
 	pairIDs map[recording.PoolID]uint32
 
 	settings    []setting
-	subSettings uint32 // dicts inside allocator_settings
+	environment []setting
+	subSettings uint32 // dicts inside allocator_settings and environment
 
 	unknownAction map[uint64]int // string id → times
 }
@@ -162,7 +165,7 @@ type rawFrame struct {
 	id         uint32 // in stacks.frames, none until asked for
 }
 
-// setting is an entry of allocator_settings; value.k == kSubSettings groups those whose parent it is.
+// setting is an entry of allocator_settings or environment; value.k == kSubSettings groups those whose parent it is.
 type setting struct {
 	key    uint32
 	parent uint32 // none, or the number of the dict it lies in

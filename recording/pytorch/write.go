@@ -21,8 +21,9 @@ import (
 // Write writes the devices as one PyTorch memory snapshot: a pickle of protocol 4 that pickle.load, PyTorch's
 // torch/cuda/_memory_viz.py and its viewer (torch/utils/viz/MemoryViz.js) open. Strings, frames and stacks are written
 // once and referred to. Tag, library and thread are lines under user_metadata, which the viewer shows. Beyond what
-// PyTorch writes, blocks have them too, map and unmap events have a "handle" number where it is known, and events of
-// Cistern's own kind an action of their own ("retry", with "flags"); readers of snapshots skip these.
+// PyTorch writes, blocks have them too, map and unmap events have a "handle" number where it is known, events of
+// Cistern's own kind an action of their own ("retry", with "flags"), and the environment a key of its own ("cistern");
+// readers of snapshots skip these.
 // Each trace is another device. What tells of no segments gets some (segments.Complete).
 func Write(w io.Writer, devices ...*recording.Trace) error {
 	var byDevice []*recording.Trace
@@ -88,6 +89,7 @@ func Write(w io.Writer, devices ...*recording.Trace) error {
 		p.str("allocator_settings")
 		p.settings(&devices[0].Settings)
 	}
+	p.environment(devices)
 	p.str("external_annotations")
 	p.byte(opEmptyList, opSetitems, opStop)
 	return p.w.Flush()

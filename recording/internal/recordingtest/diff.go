@@ -19,6 +19,7 @@ type plain struct {
 	InitialSegments, Final []plainSegment
 	FromStart, HasFinal    bool
 	Settings               recording.Settings
+	Environment            recording.Environment
 	PeakLive, PeakReserved uint64
 	Duration               int64
 }
@@ -70,7 +71,7 @@ func plainOf(t *recording.Trace) plain {
 		}
 		return out
 	}
-	p := plain{Device: t.Device, FromStart: t.FromStart, HasFinal: t.Final != nil, Settings: t.Settings,
+	p := plain{Device: t.Device, FromStart: t.FromStart, HasFinal: t.Final != nil, Settings: t.Settings, Environment: t.Environment,
 		Initial: blocks(t.Initial), InitialSegments: segments(t.InitialSegments), Final: segments(t.Final),
 		PeakReserved: t.RecordedPeakReserved(), Duration: t.Duration()}
 	p.PeakLive, _ = t.PeakLive()

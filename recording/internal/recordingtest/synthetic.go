@@ -136,7 +136,8 @@ func Synthetic() *recording.File {
 			Raw: map[string]string{"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True,max_split_size_mb:64",
 				"max_split_size": "67108864", "garbage_collection_threshold": "0.75", "expandable_segments": "True",
 				"roundup_power2_divisions": "1:2,256:4", "pinned_num_register_threads": "1"}},
-		Notes: []string{"a note"},
+		Environment: recording.Environment{PyTorch: "2.11.0+cu130", CUDA: "13.0", Driver: "580.65.06", Device: "NVIDIA H100 80GB HBM3", DeviceTotal: 85017493504},
+		Notes:       []string{"a note"},
 	}
 	const mib = 1 << 20
 	add := func(k event.Kind, addr, size uint64, stream, pool, stack uint32) *event.Event {

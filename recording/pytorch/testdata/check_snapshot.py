@@ -68,6 +68,11 @@ def main(path):
     s = pickle.loads(data)
     assert isinstance(s["segments"], list) and isinstance(s["device_traces"], list)
     assert isinstance(s["external_annotations"], list)
+    environment = s.get("cistern", {})
+    for key in ("torch", "cuda", "driver"):
+        assert isinstance(environment.get(key, ""), str), environment
+    assert all(isinstance(d, str) for d in environment.get("devices", {})), environment
+    assert all(isinstance(n, int) for n in environment.get("total_memory", {}).values()), environment
     total = 0
     for seg in s["segments"]:
         for key in ("device", "address", "total_size", "allocated_size", "active_size", "requested_size", "stream"):
