@@ -14,7 +14,7 @@ import pickle
 import sys
 import tempfile
 import threading
-from typing import Any, Optional
+from typing import Any, Callable, Dict, Optional
 
 from ._errors import say
 
@@ -84,6 +84,8 @@ class Recording:
         temporary: Optional[str] = None
         try:
             snapshot = self.torch.cuda.memory._snapshot()
+            # PyTorch's own tools look up the keys that they know, and no others.
+            snapshot["cistern"] = environment(self.torch, snapshot)
             folder, name = os.path.split(os.path.abspath(self.path))
             compress = name.endswith(".gz")
             f = tempfile.NamedTemporaryFile(prefix=".cistern-", dir=folder, delete=False)
@@ -106,6 +108,39 @@ class Recording:
                     os.unlink(temporary)
                 except OSError:
                     pass
+
+
+def environment(torch: Any, snapshot: Any) -> Dict[str, Any]:
+    """What the run is recorded with, as far as it is known: recording/pytorch/environment.go reads it."""
+    found: Dict[str, Any] = {}
+
+    def note(key: str, value: Callable[[], Any], into: Dict[str, Any] = found) -> None:
+        try:
+            v = value()
+            if v:
+                into[key] = v
+        except Exception:  # it is a remark on the run, and the run can be read without it
+            pass
+
+    note("torch", lambda: str(torch.__version__))
+    note("cuda", lambda: str(torch.version.cuda or ""))
+    note("driver", driver_version)
+    devices: Dict[str, str] = {}
+    memory: Dict[str, int] = {}
+    for device, trace in enumerate(snapshot.get("device_traces", ())):
+        if trace:
+            # PyTorch asks CUDA for the properties of each device once, when it starts, and keeps them.
+            note(str(device), lambda: str(torch.cuda.get_device_properties(device).name), devices)
+            note(str(device), lambda: int(torch.cuda.get_device_properties(device).total_memory), memory)
+    note("devices", lambda: devices)
+    note("total_memory", lambda: memory)
+    return found
+
+
+def driver_version() -> str:
+    """The kernel module's, which is in a file: no call of the driver is needed."""
+    with open("/sys/module/nvidia/version") as f:
+        return f.read(256).strip()
 
 
 def split(name: str) -> Any:

@@ -77,6 +77,11 @@ FAKE_TORCH = {
             return 1
         def current_device():
             return 0
+        class Properties:
+            name = "Fake GPU"
+            total_memory = 80 << 30
+        def get_device_properties(device):
+            return Properties
         class Stream:
             cuda_stream = 77
         def current_stream():

@@ -1,6 +1,7 @@
 """`cistern record` over a PyTorch of a few lines."""
 
 import gzip
+import json
 import os
 import pickle
 import subprocess
@@ -41,6 +42,35 @@ class Record(Case):
             self.assertEqual(pickle.load(f)["device_traces"][0][0]["action"], "alloc")
         log = [line.split(" ", 1)[1] for line in self.read("log").splitlines()]
         self.assertEqual(log, ["cuda starts", "history all all python 1000000"])
+
+    def test_environment(self):
+        self.record("import torch; torch.cuda.init(); torch._C.observers[0](0, 1, 1, 0)")
+        for name in ("run.pickle", "run.oom1.pickle"):
+            with open(self.path(name), "rb") as f:
+                found = pickle.load(f)["cistern"]
+            found.pop("driver", None)  # this machine's, if it has one
+            self.assertEqual(found, {"torch": "2.11.0+cu130", "cuda": "13.0", "devices": {"0": "Fake GPU"}, "total_memory": {"0": 80 << 30}})
+        done = subprocess.run([COMMAND, "inspect", "--json", self.path("run.pickle")], check=True, stdout=subprocess.PIPE,
+                              env=self.environment(), timeout=600)
+        self.assertLessEqual({"pytorch": "2.11.0+cu130", "cuda": "13.0", "device_name": "Fake GPU", "device_total_bytes": 80 << 30}.items(),
+                             json.loads(done.stdout)["traces"][0]["environment"].items())
+
+    def test_environment_is_not_needed(self):
+        # Of a PyTorch that says none of it, or whose version is no plain string, the file is written all the same.
+        done = self.record("""
+            import torch
+            class Version(str):
+                pass
+            torch.__version__ = Version("2.12.0")
+            del torch.version.cuda, torch.cuda.get_device_properties
+            torch.cuda.init()
+            """)
+        self.assertEqual(done.stderr, "cistern: wrote %s (1 events)\n" % self.path("run.pickle"))
+        with open(self.path("run.pickle"), "rb") as f:
+            found = pickle.load(f)["cistern"]
+        found.pop("driver", None)
+        self.assertEqual(found, {"torch": "2.12.0"})
+        self.assertIs(type(found["torch"]), str)
 
     def test_options(self):
         self.record("import torch; torch.cuda.init()", "--stacks", "none", "--max-entries", "5", out="run.pickle.gz")
