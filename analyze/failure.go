@@ -29,6 +29,8 @@ type TraceFailures struct {
 	// are searched for one of them (FailureReport.Searched).
 	Failures []*FailureReport `json:"failures"`
 	Notes    []string         `json:"notes"`
+	// Environment is what the run was recorded with.
+	Environment recording.Environment `json:"environment,omitzero"`
 }
 
 // MaxFailures is how many requests that failed a report has: a program that catches the error may fail without end.
@@ -103,7 +105,7 @@ func ReportFailures(ctx context.Context, t *recording.Trace, driver *recording.D
 		}
 	}
 	r := &TraceFailures{Path: t.Path, Device: t.Device, Owner: t.Owner, Format: t.Format, Events: len(t.Events), DurationUS: t.Duration(),
-		Count: len(events) + len(silent), Failures: []*FailureReport{}, Notes: slices.Clone(t.Notes)}
+		Count: len(events) + len(silent), Failures: []*FailureReport{}, Notes: slices.Clone(t.Notes), Environment: t.Environment}
 	if r.Notes == nil {
 		r.Notes = []string{}
 	}

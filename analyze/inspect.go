@@ -37,6 +37,8 @@ type Inspection struct {
 	OOMs             []OOM   `json:"ooms"`                         // recorded
 	// Failures is of how many requests that failed the process itself wrote down why: cistern report shows it.
 	Failures int `json:"failures,omitempty"`
+	// Environment is what the run was recorded with.
+	Environment recording.Environment `json:"environment,omitzero"`
 }
 
 // StreamUse counts what a stream asked for.
@@ -127,7 +129,8 @@ func Inspect(t *recording.Trace) *Inspection {
 	in := &Inspection{Path: t.Path, Format: t.Format, Device: t.Device, Owner: t.Owner, Events: len(t.Events), Kinds: map[string]int{},
 		DurationUS: t.Duration(), FromStart: t.FromStart, Initial: len(t.Initial), Stacks: max(len(t.Stacks)-1, 0),
 		Settings: t.Settings.Raw, Conf: t.Settings.Conf, Notes: slices.Clone(t.Notes),
-		RecordedReserved: t.RecordedPeakReserved(), OOMs: ExplainRecorded(t), Failures: len(t.Failures)}
+		RecordedReserved: t.RecordedPeakReserved(), OOMs: ExplainRecorded(t), Failures: len(t.Failures),
+		Environment: t.Environment}
 	if in.Settings == nil {
 		in.Settings = map[string]string{}
 	}

@@ -68,11 +68,13 @@ type Remedy struct {
 	// Policy and Conf are what was replayed, as cistern replay --policy takes them.
 	Policy string `json:"policy"`
 	Conf   string `json:"conf"`
-	// Environment is what to set, and Command how to start the program, where that is what changes. Do is the line for a shell
-	// that does it, "" where there is none.
+	// Environment is what to set, or with "" to unset, and Command how to start the program, where that is what changes. Do is
+	// the line for a shell that does it, "" where there is none; DoByVersion is what each version of PyTorch needs of it, where
+	// the run's is unknown.
 	Environment map[string]string `json:"environment"`
 	Command     string            `json:"command"`
 	Do          string            `json:"do"`
+	DoByVersion []ForVersion      `json:"do_by_version,omitempty"`
 	Capacity    uint64            `json:"capacity_bytes"` // of the replay
 	Survives    bool              `json:"survives"`
 	Peak        uint64            `json:"peak_reserved_bytes"` // the highest of all its replays; times are of the first
@@ -402,7 +404,7 @@ func (s *searching) file(c candidate, r *replay.Result) {
 	if m.Breaks == nil {
 		m.Breaks = []string{}
 	}
-	m.Do = m.inShell()
+	m.Do = cmp.Or(m.Do, m.inShell())
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
@@ -471,16 +473,14 @@ func shellWord(w string) string {
 
 // inShell is the line for a shell that does what a remedy says.
 func (m *Remedy) inShell() string {
-	for _, name := range []string{cisternVariable, torchVariable} {
-		switch value, ok := m.Environment[name]; {
-		case !ok:
-		case value == "":
-			return "unset " + name
-		default:
-			return "export " + name + "=" + shellWord(value)
-		}
+	switch value, ok := m.Environment[cisternVariable]; {
+	case !ok:
+		return m.Command
+	case value == "":
+		return "unset " + cisternVariable
+	default:
+		return exportLine(cisternVariable, value)
 	}
-	return m.Command
 }
 
 // commandLine is how to start the program of the run under Cistern.

@@ -13,11 +13,8 @@ import (
 	"github.com/cistern-gpu/cistern/replay"
 )
 
-// The variables that settings are given by.
-const (
-	torchVariable   = "PYTORCH_ALLOC_CONF"
-	cisternVariable = "CISTERN_CONF"
-)
+// cisternVariable is the variable that Cistern's settings are given by; variable.go has PyTorch's.
+const cisternVariable = "CISTERN_CONF"
 
 // ownResult replays the settings that the run had as it was recorded: with the GPU as far behind the host as makes the run end as it
 // did, if one of two distances does, which is the one that all replays have then.
@@ -113,11 +110,8 @@ func (s *searching) candidates() error {
 func (s *searching) torch(conf, kind string) candidate {
 	c := candidate{spec: torchSpec(conf)}
 	c.Kind, c.Breaks = kind, Breaks(conf)
-	c.Title = torchVariable + "=" + conf
-	c.Environment = map[string]string{torchVariable: conf}
-	if conf == "" {
-		c.Title = torchVariable + " not set (PyTorch's defaults)"
-	}
+	set := setTorch(s.t.Environment.PyTorch, s.x.Conf, conf)
+	c.Title, c.Environment, c.Do, c.DoByVersion = set.title(), set.environment(), set.Do(), set.ByVersion()
 	if kind == RemedyAllocator {
 		c.Title = "PyTorch's own allocator (start the program without cistern run), " + c.Title
 		c.Breaks = append(c.Breaks, "what the program uses of Cistern's (pools, pausing, other libraries on the same cache) is gone")

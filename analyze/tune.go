@@ -51,11 +51,15 @@ type Tuning struct {
 	Choices []Choice `json:"choices"` // everything tried for PyTorch, the best first
 	Floors  []Floor  `json:"floors"`
 	Notes   []string `json:"notes"`
+	// Environment is what the run was recorded with.
+	Environment recording.Environment `json:"environment,omitzero"`
+	// Conf is the settings of the run, as its user wrote them.
+	Conf string `json:"conf"`
 }
 
 // Choice is one setting and what it did. Its Result is of one replay, its odds of many.
 type Choice struct {
-	// AllocConf is the value for PYTORCH_ALLOC_CONF; "" is PyTorch's defaults. For Cistern, CISTERN_CONF.
+	// AllocConf is the value for PyTorch's variable (variable.go); "" is PyTorch's defaults. For Cistern, CISTERN_CONF.
 	AllocConf string `json:"alloc_conf"`
 	// Frontier: no other choice that survives is at least as good in peak reserved, driver time and synchronisations
 	// and better in one, or as good in all with fewer settings.
@@ -125,7 +129,7 @@ func Tune(ctx context.Context, t *recording.Trace, opt TuneOptions) (*Tuning, er
 
 func newTuning(t *recording.Trace, opt TuneOptions) *Tuning {
 	tn := &Tuning{Path: t.Path, Device: t.Device, Owner: t.Owner, Format: t.Format, Events: len(t.Events), DurationUS: t.Duration(),
-		Floors: []Floor{}, Notes: slices.Clone(t.Notes)}
+		Floors: []Floor{}, Notes: slices.Clone(t.Notes), Environment: t.Environment, Conf: t.Settings.Conf}
 	tn.PeakLive, _ = t.PeakLive()
 	tn.Capacity, tn.CapacityFrom = opt.Capacity, "given"
 	switch {

@@ -19,6 +19,8 @@ type Report struct {
 	Results    []*Result        `json:"results"`
 	Verify     *Verify          `json:"verify,omitempty"`
 	Warning    string           `json:"warning"` // why the replays say nothing of the run, "" where they do
+	// Environment is what the run was recorded with.
+	Environment recording.Environment `json:"environment,omitzero"`
 }
 
 // Reports is what `cistern replay --json` prints.
@@ -37,7 +39,8 @@ func Replay(t *recording.Trace, specs []Spec, opt Options) (*Report, error) {
 func (p *Plan) Replay(specs []Spec, opt Options) (*Report, error) {
 	t := p.Trace
 	rep := &Report{Path: t.Path, Device: t.Device, Owner: t.Owner, Format: t.Format, Events: len(t.Events), Streams: len(t.Streams),
-		DurationUS: p.DurationUS(), PeakLive: p.PeakLive, Recorded: p.Recorded, Notes: []string{}, Results: []*Result{}}
+		DurationUS: p.DurationUS(), PeakLive: p.PeakLive, Recorded: p.Recorded, Notes: []string{}, Results: []*Result{},
+		Environment: t.Environment}
 	rep.note(t.Notes...)
 	rep.note(p.Notes...)
 	record := opt.Record

@@ -40,7 +40,7 @@ type failureText struct {
 // WriteFailures writes the report on the requests that failed on one device.
 func WriteFailures(w io.Writer, r *analyze.TraceFailures, s Style) {
 	s.Width = failureWidth
-	writeTitle(w, s, r.Path, r.Device, r.Owner, r.Format)
+	writeTitle(w, s, r.Path, r.Device, r.Owner, r.Format, r.Environment)
 	for i, x := range r.Failures {
 		f := failureText{w, s, x, map[string]int{}}
 		if last := x.Searched || x.Unsearched != "" || i == len(r.Failures)-1; !last {
@@ -283,7 +283,7 @@ func (f *failureText) remedies() {
 func (f *failureText) remedy(i int, m *analyze.Remedy) {
 	f.wrap("     ", fmt.Sprintf("  %d. %s", i+1, f.s.paint(clean(m.Title), bold)))
 	if m.Do != "" && m.Do != m.Title {
-		fmt.Fprintf(f.w, "     %s\n", f.s.paint(clean(m.Do), green)) // in one piece, to be copied
+		writeShell(f.w, "     ", m.Do, m.DoByVersion, f.s)
 	}
 	line := fmt.Sprintf("peak %s, %s to spare", units.FormatBytes(m.Peak), units.FormatBytes(m.Headroom))
 	if m.Kind == analyze.RemedySpill && m.Peak > m.Capacity {

@@ -72,7 +72,9 @@ func failuresOf(t *testing.T, tr *recording.Trace) *analyze.TraceFailures {
 // The texts are in testdata/failures, to be read. The figures of what was replayed are set here: they are analyze's to
 // test, and change as the engine improves.
 func TestFailureText(t *testing.T) {
-	full := failuresOf(t, failedTrace())
+	known := failedTrace()
+	known.Environment = recording.Environment{PyTorch: "2.11.0+cu130", CUDA: "13.0", Driver: "580.65.06", Device: "NVIDIA H200 \x1b[2J", DeviceTotal: 100 * mib}
+	full := failuresOf(t, known)
 	x := full.Failures[0]
 	if !x.Searched || len(x.Remedies) == 0 {
 		t.Fatalf("%+v", x.Search)
@@ -83,12 +85,14 @@ func TestFailureText(t *testing.T) {
 	}
 	handles := "cudaIpcGetMemHandle fails on this memory: libraries that share raw CUDA IPC handles stop working"
 	first, second, third := remedy(analyze.RemedySetting, "take ladder:grow out of CISTERN_CONF", 50*mib, handles),
-		remedy(analyze.RemedyAllocator, "PyTorch's own allocator (start the program without cistern run), PYTORCH_ALLOC_CONF=expandable_segments:True", 66*mib, handles, "another"),
+		remedy(analyze.RemedyAllocator, "PyTorch's own allocator (start the program without cistern run), expandable_segments:True", 66*mib, handles, "another"),
 		remedy(analyze.RemedySpill, "add spill:managed to CISTERN_CONF", 80*mib)
-	first.Do, second.Do = "export CISTERN_CONF=limit:68MiB,report:/var/oom/of/a/job", "export PYTORCH_ALLOC_CONF=expandable_segments:True"
+	first.Do, second.Do = "export CISTERN_CONF=limit:68MiB,report:/var/oom/of/a/job", "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True; export PYTORCH_ALLOC_CONF=expandable_segments:True"
+	second.DoByVersion = []analyze.ForVersion{{Versions: "PyTorch up to 2.9", Do: "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"},
+		{Versions: "PyTorch from 2.10 on", Do: "export PYTORCH_ALLOC_CONF=expandable_segments:True"}}
 	first.Floor, second.WaitUS, second.Retries, third.Verified = 48*mib, 20000, 2, false
 	x.Search = analyze.Search{Searched: true, Reproduced: true, Own: x.Own, Remedies: []analyze.Remedy{first, second, third}, Beaten: 3,
-		Tried: []analyze.Remedy{{Title: "CISTERN_CONF=chunk:2MiB"}, {Title: "PYTORCH_ALLOC_CONF=max_split_size_mb:128", Luck: true}, {Title: "PYTORCH_ALLOC_CONF=backend:cudaMallocAsync", Barely: true}},
+		Tried: []analyze.Remedy{{Title: "CISTERN_CONF=chunk:2MiB"}, {Title: "max_split_size_mb:128", Luck: true}, {Title: "backend:cudaMallocAsync", Barely: true}},
 		More:  5 * mib, MoreFrom: "as much as earlier repeats asked for behind the same place",
 		NotTried: []string{"4 replays and what would have followed from them: the time for them (--budget 1s) was used up"},
 		Floors:   []analyze.Floor{{Who: "the run's own settings", Capacity: 90 * mib}}, LargestRequest: 12 * mib, Replays: 17, TookS: 0.25}

@@ -180,7 +180,7 @@ func (g *grid) write(w io.Writer, s Style) {
 
 // WriteReplay writes one trace's comparison, and why requests failed.
 func WriteReplay(w io.Writer, rep *replay.Report, ooms []analyze.OOM, s Style) {
-	writeTitle(w, s, rep.Path, rep.Device, rep.Owner, rep.Format)
+	writeTitle(w, s, rep.Path, rep.Device, rep.Owner, rep.Format, rep.Environment)
 	fmt.Fprintf(w, "%s on %s over %s; peak live %s\n", plural(rep.Events, "event"), plural(rep.Streams, "stream"),
 		microseconds(float64(rep.DurationUS)), units.FormatBytes(rep.PeakLive))
 	if r := rep.Recorded; r.PeakReserved > 0 {
@@ -295,7 +295,7 @@ func WriteOOMs(w io.Writer, ooms []analyze.OOM, s Style) {
 
 // WriteInspection writes what a trace holds.
 func WriteInspection(w io.Writer, in *analyze.Inspection, s Style) {
-	writeTitle(w, s, in.Path, in.Device, in.Owner, in.Format)
+	writeTitle(w, s, in.Path, in.Device, in.Owner, in.Format, in.Environment)
 	fmt.Fprintf(w, "%s over %s", plural(in.Events, "event"), microseconds(float64(in.DurationUS)))
 	sep := ": "
 	for _, k := range kindOrder {
@@ -468,11 +468,24 @@ func writeFrames(w io.Writer, indent int, frames []string, named string, s Style
 	}
 }
 
-func writeTitle(w io.Writer, s Style, path string, device int, of *recording.Owner, format string) {
+func writeTitle(w io.Writer, s Style, path string, device int, of *recording.Owner, format string, e recording.Environment) {
 	if path == "-" {
 		path = "standard input"
 	}
 	fmt.Fprintf(w, "%s, %s, %s\n", s.paint(clean(path), bold), clean(recording.WhereOf(device, of)), format)
+	if line := e.String(); line != "" {
+		writeWrapped(w, "  ", clean(line), s)
+	}
+}
+
+// writeShell writes a line for a shell in one piece, to be copied: one for each version of PyTorch, where they differ.
+func writeShell(w io.Writer, indent, do string, by []analyze.ForVersion, s Style) {
+	if len(by) == 0 {
+		fmt.Fprintf(w, "%s%s\n", indent, s.paint(clean(do), green))
+	}
+	for _, x := range by {
+		fmt.Fprintf(w, "%s%s: %s\n", indent, x.Versions, s.paint(clean(x.Do), green))
+	}
 }
 
 func writeNotes(w io.Writer, notes []string, s Style) {

@@ -10,7 +10,7 @@ import (
 
 // WriteTuning writes what a search of settings found: the frontier, the recommendation and the smallest capacities.
 func WriteTuning(w io.Writer, tn *analyze.Tuning, s Style) {
-	writeTitle(w, s, tn.Path, tn.Device, tn.Owner, tn.Format)
+	writeTitle(w, s, tn.Path, tn.Device, tn.Owner, tn.Format, tn.Environment)
 	limit := "no limit"
 	if tn.Capacity > 0 {
 		limit = fmt.Sprintf("limit %s (%s)", units.FormatBytes(tn.Capacity), clean(tn.CapacityFrom))
@@ -19,7 +19,7 @@ func WriteTuning(w io.Writer, tn *analyze.Tuning, s Style) {
 		microseconds(float64(tn.DurationUS)), units.FormatBytes(tn.PeakLive), limit, plural(len(tn.Choices), "setting"))
 
 	fmt.Fprintln(w, s.paint("the frontier: nothing tried is better in memory, driver time and waits at once", bold))
-	g := grid{head: []string{"PYTORCH_ALLOC_CONF", "peak reserved", "ratio", "driver time", "syncs", "retries", "survives",
+	g := grid{head: []string{"PyTorch's settings", "peak reserved", "ratio", "driver time", "syncs", "retries", "survives",
 		""}, textFrom: 6}
 	row := func(c *analyze.Choice, mark string) {
 		style := green
@@ -71,7 +71,9 @@ func WriteTuning(w io.Writer, tn *analyze.Tuning, s Style) {
 		fmt.Fprintf(w, "%s: what the trace has (%s)\n", s.paint("best", bold), confName(b.AllocConf))
 		writeWrapped(w, "  ", "  "+tn.Why, s)
 	default:
-		fmt.Fprintf(w, "%s: PYTORCH_ALLOC_CONF=%s\n", s.paint("best", bold), b.AllocConf)
+		fmt.Fprintf(w, "%s: %s\n", s.paint("best", bold), confName(b.AllocConf))
+		set := tn.BestSetting()
+		writeShell(w, "  ", set.Do(), set.ByVersion(), s)
 		writeWrapped(w, "  ", "  "+tn.Why, s)
 	}
 	if tn.Best != nil {

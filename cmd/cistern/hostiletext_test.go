@@ -40,6 +40,7 @@ func hostileTrace() *recording.Trace {
 	t.Tags, t.Libraries, t.Threads = []string{""}, []string{""}, map[uint32]string{}
 	t.Frames, t.Stacks, t.Events, t.Final, t.Initial = nil, []recording.Stack{nil}, nil, []recording.Segment{}, nil
 	t.Settings = recording.Settings{Known: true, MaxSplitSize: -1, Conf: hostile[5], Raw: map[string]string{hostile[8]: hostile[5]}}
+	t.Environment = recording.Environment{PyTorch: strings.Join(hostile, ""), CUDA: hostile[5] + hostile[8], Driver: hostile[10], Device: hostile[6] + hostile[7]}
 	for i, s := range hostile {
 		t.Tags, t.Libraries = append(t.Tags, s), append(t.Libraries, s)
 		t.Threads[uint32(i+1)] = s

@@ -104,6 +104,9 @@ func inFolder(t *testing.T) {
 	whole := write("tiny.pickle", tinyTrace(0))
 	write("two.pickle", tinyTrace(0), tinyTrace(1))
 	write("later.pickle", laterTrace())
+	known := tinyTrace(0)
+	known.Environment = recording.Environment{PyTorch: "2.9.1+cu128", CUDA: "12.8", Driver: "580.65.06", Device: "NVIDIA T4", DeviceTotal: 16 << 30}
+	write("known.pickle", known)
 	write("tagged.pickle", tagged(tinyTrace(0)))
 	write("tagged-later.pickle", tagged(laterTrace()))
 	oom := tagged(tinyTrace(0))

@@ -32,7 +32,7 @@ func newTune(a *app) *cobra.Command {
 	)
 	c := &cobra.Command{
 		Use:   "tune [flags] TRACE...",
-		Short: "Find the best PYTORCH_ALLOC_CONF for a recorded run, and the smallest GPU that would do",
+		Short: "Find the best settings of PyTorch's allocator for a recorded run, and the smallest GPU that would do",
 		Long: "Tune replays a recorded run under many settings of PyTorch's allocator and shows those that nothing else " +
 			"beats in\nmemory, driver time and waits; the one to use and what it breaks; and the smallest limit on memory " +
 			"with which the\nrun completes: with its own settings, with the best ones, and on Cistern.",

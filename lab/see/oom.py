@@ -130,7 +130,7 @@ def remedy_command(remedy, argv):
     if "CISTERN_CONF" in env:
         return run_on_cistern(argv, env["CISTERN_CONF"]), "cistern", {k: v for k, v in env.items() if k != "CISTERN_CONF"}
     if remedy["policy"].startswith("torch") and env:
-        return argv, "native", env
+        return argv, "native", {k: v for k, v in env.items() if v}  # those to unset are not there
     return None, "", {}
 
 

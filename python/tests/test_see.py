@@ -184,6 +184,8 @@ class Judging(Case):
         argv = ["python", "train.py"]
         plain = {"command": "", "environment": {}, "policy": "torch"}
         self.assertEqual(command(dict(plain, environment={"PYTORCH_ALLOC_CONF": "a:b"}), argv), (argv, "native", {"PYTORCH_ALLOC_CONF": "a:b"}))
+        both = {"PYTORCH_CUDA_ALLOC_CONF": "", "PYTORCH_ALLOC_CONF": "a:b"}
+        self.assertEqual(command(dict(plain, environment=both), argv), (argv, "native", {"PYTORCH_ALLOC_CONF": "a:b"}))
         got, mode, env = command(dict(plain, command="cistern run -- PROGRAM", policy="cistern"), argv)
         self.assertEqual((got[1:], mode, env), (["run", "--"] + argv, "cistern", {}))
         got, mode, env = command(dict(plain, environment={"CISTERN_CONF": "spill:managed"}, policy="cistern"), argv)

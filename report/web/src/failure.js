@@ -70,6 +70,12 @@ function spare(m) {
   return spilled > 0 ? h('span', {'data-spilled': spilled}, `none: ${bytes(spilled)} in the host's memory`) : bytes(m.headroom_bytes);
 }
 
+/** The line for a shell: one for each version of PyTorch, where they differ. */
+function shell(m) {
+  return m.do_by_version ? m.do_by_version.flatMap((x) => [h('div', {class: 'conf'}, `${x.versions}:`), h('pre', {class: 'shell'}, x.do)])
+    : h('pre', {class: 'shell'}, m.do);
+}
+
 function remedies(x) {
   const head = h('h3', {}, 'Remedies');
   if (!x.searched) {
@@ -77,7 +83,7 @@ function remedies(x) {
   }
   const row = (m) => [
     h('span', {}, h('b', {class: 'do', 'data-remedy': m.title, 'data-headroom': m.headroom_bytes}, m.title),
-      m.do && m.do !== m.title ? h('pre', {class: 'shell'}, m.do) : null,
+      m.do && m.do !== m.title ? shell(m) : null,
       m.breaks.length || !m.verified ? h('ul', {}, m.verified ? null : h('li', {}, 'the model behind it was held against no recording'),
         m.breaks.map((b) => h('li', {}, b))) : null,
       h('div', {class: 'conf', title: m.check_command}, `checked by ${m.checked}`)),

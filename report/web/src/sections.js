@@ -154,6 +154,13 @@ export function sizesAndStreams(t) {
   return [h('div', {}, h('h3', {}, 'By size'), sizes), h('div', {}, h('h3', {}, 'By stream'), streams)];
 }
 
+/** What the run was recorded with, a row each, as far as the file says it. */
+function recordedWith(e) {
+  const rows = e ? [['PyTorch', e.pytorch], ['CUDA', e.cuda], ['driver', e.driver], ['device', e.device_name],
+    ['device memory', e.device_total_bytes ? bytes(e.device_total_bytes) : '']] : [];
+  return rows.filter(([, v]) => v).map(([k, v]) => h('tr', {}, h('td', {class: 'key'}, k), h('td', {class: 'value'}, v)));
+}
+
 /** What the record says of itself. */
 export function facts(t) {
   const notes = [...t.inspection.notes, ...t.notes.filter((n) => !t.inspection.notes.includes(n))];
@@ -162,9 +169,10 @@ export function facts(t) {
     h('div', {}, h('h3', {}, 'Settings'), h('table', {class: 'grid'}, h('tbody', {},
       h('tr', {}, h('td', {class: 'key'}, 'file'), h('td', {class: 'value'}, t.inspection.path)),
       h('tr', {}, h('td', {class: 'key'}, 'format, device'), h('td', {class: 'value'}, `${t.inspection.format}, ${t.inspection.device}`)),
+      recordedWith(t.inspection.environment),
       t.inspection.process ? h('tr', {}, h('td', {class: 'key'}, 'process'),
         h('td', {class: 'value'}, `${t.inspection.process.pid} ${t.inspection.process.program}`)) : null,
-      t.inspection.conf ? h('tr', {}, h('td', {class: 'key'}, 'PYTORCH_ALLOC_CONF'), h('td', {class: 'value'}, t.inspection.conf)) : null,
+      t.inspection.conf ? h('tr', {}, h('td', {class: 'key'}, 'given settings'), h('td', {class: 'value'}, t.inspection.conf)) : null,
       settings.map(([k, v]) => h('tr', {}, h('td', {class: 'key'}, k), h('td', {class: 'value'}, v === '' ? 'not set' : v)))))),
     h('div', {}, h('h3', {}, 'Notes'), notes.length
       ? h('ul', {}, notes.map((n) => h('li', {}, n))) : h('p', {class: 'muted'}, 'Nothing is missing from this record.'),
