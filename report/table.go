@@ -473,9 +473,23 @@ func writeTitle(w io.Writer, s Style, path string, device int, of *recording.Own
 		path = "standard input"
 	}
 	fmt.Fprintf(w, "%s, %s, %s\n", s.paint(clean(path), bold), clean(recording.WhereOf(device, of)), format)
-	if line := e.String(); line != "" {
+	if line := environmentLine(e); line != "" {
 		writeWrapped(w, "  ", clean(line), s)
 	}
+}
+
+// environmentLine is what a run was recorded with, "" where nothing of it is known.
+func environmentLine(e recording.Environment) string {
+	var parts []string
+	for _, p := range []struct{ before, value string }{{"PyTorch ", e.PyTorch}, {"CUDA ", e.CUDA}, {"driver ", e.Driver}, {"", e.Device}} {
+		if p.value != "" {
+			parts = append(parts, p.before+p.value)
+		}
+	}
+	if e.DeviceTotal > 0 {
+		parts = append(parts, units.FormatBytes(e.DeviceTotal)+" of memory")
+	}
+	return strings.Join(parts, ", ")
 }
 
 // writeShell writes a line for a shell in one piece, to be copied: one for each version of PyTorch, where they differ.

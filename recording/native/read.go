@@ -231,7 +231,7 @@ func (r *reader) content(typ byte, at int64, path string) (end bool, err error) 
 		case blockEnvironment:
 			e := &tr.t.Environment
 			for _, s := range []*string{&e.PyTorch, &e.CUDA, &e.Driver, &e.Device} {
-				*s = recording.EnvironmentText(c.Text())
+				*s = tables.EnvironmentText(c.Text())
 			}
 			e.DeviceTotal = c.U()
 			err = r.b.Take(int64(len(r.raw)))

@@ -251,7 +251,7 @@ func (w *Writer) environment(i int, e *recording.Environment) {
 	w.b = w.b[:0]
 	w.u(uint64(i))
 	for _, s := range []string{e.PyTorch, e.CUDA, e.Driver, e.Device} {
-		w.s(recording.EnvironmentText(s))
+		w.s(tables.EnvironmentText(s))
 	}
 	w.u(e.DeviceTotal)
 	w.block(blockEnvironment)

@@ -8,6 +8,7 @@ import (
 
 	"github.com/cistern-gpu/cistern/recording"
 	"github.com/cistern-gpu/cistern/recording/internal/input"
+	"github.com/cistern-gpu/cistern/recording/internal/tables"
 )
 
 // The environment of a run. PyTorch's snapshots do not say it; `cistern record` adds a key to the snapshot's dict, which
@@ -68,7 +69,7 @@ func (m *machine) environmentText(v value) string {
 	if v.k != kStr {
 		return ""
 	}
-	return recording.EnvironmentText(string(m.strs.get(v.u)))
+	return tables.EnvironmentText(string(m.strs.get(v.u)))
 }
 
 // entry is what a dict inside the environment's has under a key, the last of it; None where it is no dict or has no such

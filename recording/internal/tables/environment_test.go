@@ -1,4 +1,4 @@
-package recording
+package tables
 
 import (
 	"strings"
@@ -19,19 +19,6 @@ func TestEnvironmentText(t *testing.T) {
 		}
 		if again := EnvironmentText(got); again != got {
 			t.Errorf("%.20q became %.20q the second time", got, again)
-		}
-	}
-}
-
-func TestEnvironmentString(t *testing.T) {
-	for want, e := range map[string]Environment{
-		"": {},
-		"PyTorch 2.11.0+cu130, CUDA 13.0, driver 580.65.06, NVIDIA H100 80GB HBM3, 79.18 GiB of memory": {"2.11.0+cu130", "13.0", "580.65.06",
-			"NVIDIA H100 80GB HBM3", 85017493504},
-		"PyTorch 2.9.1": {PyTorch: "2.9.1"},
-	} {
-		if got := e.String(); got != want {
-			t.Errorf("%q, want %q", got, want)
 		}
 	}
 }
