@@ -5,6 +5,7 @@ package units
 
 import (
 	"fmt"
+	"math"
 	"math/bits"
 	"strconv"
 	"strings"
@@ -95,19 +96,28 @@ func tooLarge(s string) error {
 
 // FormatBytes writes a size as PyTorch's reports do, with two decimals and the largest binary unit that leaves at
 // least 1.00: "20.05 GiB", "512 bytes". ParseBytes reads it back, up to the rounding.
-func FormatBytes(n uint64) string {
+func FormatBytes(n uint64) string { return formatBytes(n, decimals) }
+
+// decimals is how many FormatBytes writes.
+const decimals = 2
+
+func formatBytes(n uint64, decimals int) string {
 	if n < 1<<10 {
-		if n == 1 {
-			return "1 byte"
-		}
-		return strconv.FormatUint(n, 10) + " bytes"
+		return exactBytes(n)
 	}
 	names := []string{"KiB", "MiB", "GiB", "TiB", "PiB", "EiB"}
 	value, i := float64(n)/(1<<10), 0
 	// 1023.995 would be printed as 1024.00.
-	for value >= 1023.995 && i < len(names)-1 {
+	for value >= 1024-math.Pow10(-decimals)/2 && i < len(names)-1 {
 		value /= 1 << 10
 		i++
 	}
-	return strconv.FormatFloat(value, 'f', 2, 64) + " " + names[i]
+	return strconv.FormatFloat(value, 'f', decimals, 64) + " " + names[i]
+}
+
+func exactBytes(n uint64) string {
+	if n == 1 {
+		return "1 byte"
+	}
+	return strconv.FormatUint(n, 10) + " bytes"
 }
