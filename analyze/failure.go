@@ -39,7 +39,8 @@ const MaxFailures = 5
 // FailureReport is all that is known of one request that failed.
 type FailureReport struct {
 	OOM
-	Sentence string `json:"sentence"` // what was requested and why it could not be allocated, without a full stop
+	// Sentence is the first line: how much was missing, of what, and what to do, without a full stop.
+	Sentence string `json:"sentence"`
 	// MetLater is the event at which a request of the same size was met after all, nil if none was.
 	MetLater *int     `json:"met_later_at_event"`
 	Message  []string `json:"message"` // of the exception, line by line
@@ -77,6 +78,10 @@ type FailureReport struct {
 	// hold as much.
 	Shortage uint64  `json:"shortage_bytes"`
 	LessLive []Share `json:"less_live"`
+	// Relief are the classes of what was held, with what would change them; StacksBy is the command that records stacks, where
+	// the recording has none.
+	Relief   []Relief `json:"relief"`
+	StacksBy string   `json:"stacks_by"`
 
 	Search
 
@@ -84,6 +89,7 @@ type FailureReport struct {
 	away      uint64             // of what is held: not the device's memory
 	poolLimit bool               // the limit of the request's own pool was in the way
 	cutOff    bool               // the file announces events, and lacks them
+	followed  bool               // ShortBy is from the blocks of PyTorch's allocator, one by one
 }
 
 // ReportFailures reports on the requests that failed in a trace; nil where none did. driver is what a driver trace says
@@ -127,7 +133,7 @@ func ReportFailures(ctx context.Context, t *recording.Trace, driver *recording.D
 	if limit, set := limitOfSettings(t); opt.Capacity == 0 && limit > capacity && !slices.ContainsFunc(events, full) {
 		capacity, from = limit, set // of which events do not tell
 	}
-	r.recorded(t, events, words, capacity, from)
+	r.recorded(t, events, words, capacity, from, opt.Capacity)
 	for _, f := range silent[max(0, len(silent)-MaxFailures):] {
 		r.Failures = append(r.Failures, silentFailure(t, f))
 	}
@@ -140,7 +146,6 @@ func ReportFailures(ctx context.Context, t *recording.Trace, driver *recording.D
 			x.Capacity, x.CapacityFrom = opt.Capacity, "given"
 		}
 		x.lessLive()
-		x.Sentence = x.inOneSentence()
 	}
 	// The failure that the file is about, or what the run died of, as far as is known (trace.FailedAt).
 	target := r.Failures[len(r.Failures)-1]
@@ -149,16 +154,24 @@ func ReportFailures(ctx context.Context, t *recording.Trace, driver *recording.D
 			target = x
 		}
 	}
-	return r, target.search(ctx, t, target.said, opt)
+	err := target.search(ctx, t, target.said, opt)
+	for _, x := range r.Failures {
+		if !x.followed {
+			x.ShortBy = x.shortOtherwise(kindOf(t))
+		}
+		x.Sentence = x.firstLine()
+	}
+	return r, err
 }
 
-// recorded reports on the failures that events tell of, in one walk over the trace.
-func (r *TraceFailures) recorded(t *recording.Trace, events []int, words map[int]*recording.Failure, capacity uint64, from string) {
+// recorded reports on the failures that events tell of, in one walk over the trace. given is the capacity that the user said,
+// else 0.
+func (r *TraceFailures) recorded(t *recording.Trace, events []int, words map[int]*recording.Failure, capacity uint64, from string, given uint64) {
 	if len(events) == 0 {
 		return
 	}
 	walk(t, events, func(i int, s *state) {
-		x := &FailureReport{OOM: recordedOOM(t, i, s, capacity), CapacityFrom: from, Conf: t.Settings.Conf}
+		x := &FailureReport{OOM: recordedOOM(t, i, s, capacity, given), CapacityFrom: from, Conf: t.Settings.Conf}
 		e := &t.Events[i]
 		x.Need, x.Pool, x.Stream = e.Size, poolName(t, e.Pool), streamName(t, e.Stream)
 		x.Thread, x.Tag, x.Library = t.ThreadName(e.Thread), t.TagName(e.Tag), t.LibraryName(e.Library)
@@ -169,6 +182,8 @@ func (r *TraceFailures) recorded(t *recording.Trace, events []int, words map[int
 			allocated = f.Allocated + f.Pending
 		}
 		x.Held, x.Growth.Steady = heldAfter(t, i, s, allocated), []Grown{}
+		x.relieve(t, s)
+		x.followed = kindOf(t) == runTorch && s.hasSegs && x.said == nil
 		x.MetLater = metLater(t, i)
 		r.Failures = append(r.Failures, x)
 	})
@@ -180,7 +195,10 @@ func silentFailure(t *recording.Trace, f *recording.Failure) *FailureReport {
 	x := &FailureReport{OOM: OOM{Source: "recorded", Event: -1}}
 	x.words(t, f)
 	last := len(t.Events) - 1
-	walk(t, []int{last}, func(i int, s *state) { x.Held = heldAfter(t, i, s, f.Allocated+f.Pending) })
+	walk(t, []int{last}, func(i int, s *state) {
+		x.Held = heldAfter(t, i, s, f.Allocated+f.Pending)
+		x.relieve(t, s)
+	})
 	x.Growth.Steady = []Grown{}
 	x.Live = x.Held.Requested
 	x.cutOff = f.Cut
@@ -220,6 +238,9 @@ func (x *FailureReport) whole() {
 	x.Limits, x.Steps, x.Processes = list(x.Limits), list(x.Steps), list(x.Processes)
 	x.Remedies, x.Tried, x.NotTried, x.Floors = []Remedy{}, []Remedy{}, []string{}, []Floor{}
 	x.Why = list(x.Why)
+	if x.Relief = list(x.Relief); x.poolLimit || x.Upstream != "" { // less of what lies elsewhere does not help
+		x.Relief, x.StacksBy = []Relief{}, ""
+	}
 	h := &x.Held
 	for _, by := range []*[]Share{&h.Stack, &h.Tag, &h.Library, &h.Thread, &h.Pool, &h.Stream, &h.Size, &h.Age} {
 		*by = list(*by)
@@ -285,39 +306,39 @@ func inUnits(need uint64) uint64 {
 	return (need + unit - 1) / unit * unit
 }
 
-// inOneSentence is what was requested and why it could not be allocated.
+// inOneSentence is what was requested and why it could not be allocated, where it is not known how much was missing.
 func (x *FailureReport) inOneSentence() string {
-	size := units.FormatBytes
-	asked := size(x.Requested) + " could not be allocated: "
+	say := func(format string, sizes ...any) string {
+		return units.Sprintf("%s could not be allocated: "+format, append([]any{sized(x.Requested)}, sizes...)...)
+	}
 	switch x.Cause {
 	case CauseCapacity:
 		if x.Capacity == 0 {
-			return asked + "too little memory"
+			return say("too little memory")
 		}
-		return fmt.Sprintf("%s%s were in use of the %s that there were", asked, size(x.heldHere()), size(x.Capacity))
+		return say("%s were in use of the %s that there were", sized(x.heldHere()), sized(x.Capacity))
 	case CauseLimit:
 		if x.poolLimit {
-			return asked + "the limit of its pool was in the way"
+			return say("the limit of its pool was in the way")
 		}
 		if x.Capacity == 0 {
-			return asked + "a limit was in the way"
+			return say("a limit was in the way")
 		}
-		return fmt.Sprintf("%sa limit was in the way, though the device had %s free", asked, size(x.DeviceFree))
+		return say("a limit was in the way, though the device had %s free", sized(x.DeviceFree))
 	case CauseProcesses:
-		return asked + "other processes held the memory"
+		return say("other processes held the memory")
 	case CausePinned:
-		return fmt.Sprintf("%s%s were free, but captured graphs keep what is theirs", asked, size(x.Cached))
+		return say("%s were free, but captured graphs keep what is theirs", sized(x.Cached))
 	case CausePending:
-		return asked + "enough was given back, but other streams still used it"
+		return say("enough was given back, but other streams still used it")
 	case CauseUpstream:
-		return fmt.Sprintf("%sit was to be %s memory, and that ran out", asked, x.Upstream)
+		return say("it was to be %s memory, and that ran out", x.Upstream)
 	case CauseCached:
-		return fmt.Sprintf("%s%s were free in one piece, but for other streams, pools or sizes", asked, size(x.LargestFree))
+		return say("%s were free in one piece, but for other streams, pools or sizes", sized(x.LargestFree))
 	}
-	pieces := ""
-	if x.Pieces > 0 {
-		pieces = fmt.Sprintf("in %d pieces, ", x.Pieces)
+	if x.Pieces == 0 {
+		return say("%s of the %s reserved were free, but the largest %s", sized(x.FreeInside), sized(x.Reserved), sized(x.LargestFree))
 	}
-	return fmt.Sprintf("%s%s of the %s reserved were free, but %sthe largest %s", asked, size(x.FreeInside), size(x.Reserved), pieces,
-		size(x.LargestFree))
+	return say("%s of the %s reserved were free, but in %d pieces, the largest %s", sized(x.FreeInside), sized(x.Reserved), x.Pieces,
+		sized(x.LargestFree))
 }

@@ -22,7 +22,7 @@ func TestFailureWithoutHistory(t *testing.T) {
 	if x.Shortage != 2*mib || len(x.LessLive) != 1 || x.LessLive[0].Name != "tag cache" {
 		t.Errorf("%d bytes short, less of %+v; want 2 MiB, of tag cache", x.Shortage, x.LessLive)
 	}
-	want := "4.00 GiB, 1.00 MiB more than the 4.00 GiB that there were. No allocator could have met it.\n" +
+	want := "4.001 GiB, 1.00 MiB more than the 4.000 GiB that there were. No allocator could have met it.\n" +
 		"It takes 2.00 MiB more, or 2.00 MiB less held at this moment."
 	if why := strings.Join(x.Why, "\n"); !strings.HasSuffix(why, want) {
 		t.Errorf("why: %s", why)

@@ -1,7 +1,6 @@
 package analyze
 
 import (
-	"fmt"
 	"slices"
 
 	"github.com/cistern-gpu/cistern/event"
@@ -28,8 +27,9 @@ type OOM struct {
 	LargestFree uint64 `json:"largest_free_bytes"`
 	// Fragmentation is the part of the free bytes that lies outside the largest piece: 0 is one piece.
 	Fragmentation float64  `json:"fragmentation"`
-	Cause         string   `json:"cause"` // one of the Cause words
-	Why           []string `json:"why"`   // sentences
+	ShortBy       *ShortBy `json:"short_by"` // nil where that is not known, or is not about memory of the device
+	Cause         string   `json:"cause"`    // one of the Cause words
+	Why           []string `json:"why"`      // sentences
 }
 
 // Causes of a failed request.
@@ -70,12 +70,13 @@ func ExplainRecorded(t *recording.Trace) []OOM {
 		return ooms
 	}
 	capacity, _ := replay.CapacityFromTrace(t)
-	walk(t, events, func(i int, s *state) { ooms = append(ooms, recordedOOM(t, i, s, capacity)) })
+	walk(t, events, func(i int, s *state) { ooms = append(ooms, recordedOOM(t, i, s, capacity, 0)) })
 	return ooms
 }
 
-// recordedOOM explains the failure at event i from the state then and, where there is one, the process's own words.
-func recordedOOM(t *recording.Trace, i int, s *state, capacity uint64) OOM {
+// recordedOOM explains the failure at event i from the state then and, where there is one, the process's own words. given is
+// the capacity where the user says what it was, else 0.
+func recordedOOM(t *recording.Trace, i int, s *state, capacity, given uint64) OOM {
 	m := s.addressMap(i)
 	o := OOM{Source: "recorded", Event: i, TimeUS: timeOf(t, i), Requested: t.Events[i].Size, Live: s.liveBytes,
 		Reserved: s.reserved, DeviceFree: t.Events[i].Addr, Capacity: capacity, FreeInside: m.FreeBytes,
@@ -89,6 +90,13 @@ func recordedOOM(t *recording.Trace, i int, s *state, capacity uint64) OOM {
 		return o
 	}
 	o.explain(true)
+	if kindOf(t) == runTorch {
+		o.ShortBy = torchShortBy(t, i, s, given)
+	}
+	if x := o.ShortBy; x != nil && x.More > 0 {
+		o.Why = append(o.Why, units.Sprintf("The most that it could have got was %s. With %s more memory a new segment would have met it.",
+			sized(x.Available), sized(x.More)))
+	}
 	return o
 }
 
@@ -117,11 +125,11 @@ func ExplainReplayed(t *recording.Trace, f Failure) OOM {
 
 // explain fills Cause, Fragmentation and Why. pieces says whether the free pieces are known.
 func (o *OOM) explain(pieces bool) {
-	size := units.FormatBytes
+	size := sized
 	if o.FreeInside > 0 && pieces {
 		o.Fragmentation = 1 - float64(o.LargestFree)/float64(o.FreeInside)
 	}
-	say := func(format string, args ...any) { o.Why = append(o.Why, fmt.Sprintf(format, args...)) }
+	say := func(format string, args ...any) { o.Why = append(o.Why, units.Sprintf(format, args...)) }
 	need := o.Live + o.Requested
 	if o.Capacity > 0 && need > o.Capacity {
 		o.Cause = CauseCapacity
@@ -161,12 +169,14 @@ func (o *OOM) explain(pieces bool) {
 		o.Cause = CauseFragmentation
 		say("%s of the %s reserved were free, in %d pieces, the largest of %s: %.0f %% of the free memory lay outside it.",
 			size(o.FreeInside), size(o.Reserved), o.Pieces, size(o.LargestFree), 100*o.Fragmentation)
-		say("A request of up to %s would have fitted as things lay.", size(max(o.LargestFree, o.available())))
 		return
 	}
 	say("%s were free in one piece, in %d pieces %s: they belonged to another stream or pool, or to another class of "+
 		"sizes.", size(o.LargestFree), o.Pieces, size(o.FreeInside))
 }
+
+// sized is a size for a sentence of units.Sprintf's.
+func sized(n uint64) units.Size { return units.Size(n) }
 
 // available is what could still be reserved.
 func (o *OOM) available() uint64 {

@@ -61,8 +61,8 @@ func elsewhere(f *recording.Failure) (bytes uint64, processes int) {
 
 // fromProcess explains a failure of which the process wrote down what it saw.
 func (o *OOM) fromProcess(f *recording.Failure) {
-	size := units.FormatBytes
-	say := func(format string, args ...any) { o.Why = append(o.Why, fmt.Sprintf(format, args...)) }
+	size := sized
+	say := func(format string, args ...any) { o.Why = append(o.Why, units.Sprintf(format, args...)) }
 	o.Requested, o.Reserved, o.DeviceFree = f.Requested, f.Reserved, f.DeviceFree
 	o.Capacity, _ = limitInForce(f)
 	need := max(f.Need, f.Requested)
@@ -135,36 +135,36 @@ func (o *OOM) fromProcess(f *recording.Failure) {
 // raisePool says what would have met a request that its pool's own limit was in the way of: whatever the pool does with its memory,
 // this much more is enough.
 func raisePool(f *recording.Failure) string {
-	size := units.FormatBytes
+	size := sized
 	need := inUnits(max(f.Need, f.Requested))
-	text := fmt.Sprintf("A limit of %s for the pool is enough", size(f.PoolHolds+need))
+	text := units.Sprintf("A limit of %s for the pool is enough", size(f.PoolHolds+need))
 	available, _ := limitInForce(f)
 	available -= min(available, f.Reserved-min(f.Reserved, f.Elsewhere))
 	const unit = 2 << 20 // smaller pieces go to no other pool
 	available += (f.Cached - min(f.Cached, f.Pinned)) / unit * unit
 	if missing := need - min(need, available); f.DeviceTotal > 0 && f.Upstream == "" && missing > 0 {
-		text += fmt.Sprintf(", together with %s less held elsewhere, as the device, or a limit on all of it, had no more", size(missing))
+		text += units.Sprintf(", together with %s less held elsewhere, as the device, or a limit on all of it, had no more", size(missing))
 	}
 	if less := need - min(need, f.PoolLimit-min(f.PoolLimit, f.PoolHolds)); need <= f.PoolLimit {
-		text += fmt.Sprintf("; or %s less held in the pool", size(less))
+		text += units.Sprintf("; or %s less held in the pool", size(less))
 	}
 	return text + "."
 }
 
 // takes says what would have met a request for which so much was missing.
 func takes(missing, held uint64) string {
-	size := units.FormatBytes
+	size := sized
 	if missing > held {
-		return fmt.Sprintf("It takes %s more: with nothing else held it would have failed too.", size(missing))
+		return units.Sprintf("It takes %s more: with nothing else held it would have failed too.", size(missing))
 	}
-	return fmt.Sprintf("It takes %s more, or %s less held at this moment.", size(missing), size(missing))
+	return units.Sprintf("It takes %s more, or %s less held at this moment.", size(missing), size(missing))
 }
 
 // explainBare explains a failed request of a trace that tells no segments: the requests went to the driver, or to
 // another allocator's upstream, and nothing is known of what lay free inside.
 func (o *OOM) explainBare() {
-	size := units.FormatBytes
-	say := func(format string, args ...any) { o.Why = append(o.Why, fmt.Sprintf(format, args...)) }
+	size := sized
+	say := func(format string, args ...any) { o.Why = append(o.Why, units.Sprintf(format, args...)) }
 	o.FreeInside, o.Pieces, o.LargestFree = 0, 0, 0
 	o.Cause = CauseCapacity
 	switch {

@@ -76,7 +76,8 @@ func (f *failureText) metLater() string {
 
 func (f *failureText) all() {
 	fmt.Fprintln(f.w)
-	f.say("", f.s.paint("out of memory", red)+": "+clean(f.x.Sentence)+"."+f.metLater())
+	what, rest, _ := strings.Cut(clean(f.x.Sentence), ": ")
+	f.say("", f.s.paint(what, red)+": "+rest+"."+f.metLater())
 	if answer := f.answer(); answer != "" {
 		f.say("", answer)
 	}
@@ -89,23 +90,17 @@ func (f *failureText) all() {
 	f.growth()
 }
 
-// answer is what to do, in a sentence.
+// answer is what came nearest, where nothing met the request.
 func (f *failureText) answer() string {
 	x := f.x
-	switch {
-	case len(x.Remedies) > 0 && x.Caveat == "":
-		return "This would have met it: " + f.s.paint(clean(x.Remedies[0].Title), green) + "."
-	case x.Advice != "":
-		return clean(x.Advice)
-	case len(x.Remedies) > 0:
-		return ""
-	case x.Searched && slices.ContainsFunc(x.Tried, func(m analyze.Remedy) bool { return m.Barely }):
-		i := slices.IndexFunc(x.Tried, func(m analyze.Remedy) bool { return m.Barely })
-		return fmt.Sprintf("Nothing that was tried has room for what would have followed; %s meets the request alone.", clean(x.Tried[i].Title))
-	case x.Searched && len(x.Floors) > 0:
+	switch barely := slices.IndexFunc(x.Tried, func(m analyze.Remedy) bool { return m.Barely }); {
+	case len(x.Remedies) > 0 || x.Advice != "" || !x.Searched:
+	case barely >= 0:
+		return fmt.Sprintf("Nothing that was tried has room for what would have followed; %s meets the request alone.", clean(x.Tried[barely].Title))
+	case len(x.Floors) > 0:
 		f0 := x.Floors[0]
-		return fmt.Sprintf("Nothing that was tried meets it within %s; the smallest capacity that suffices is %s, with %s.",
-			units.FormatBytes(x.Capacity), units.FormatBytes(f0.Capacity), clean(f0.Who))
+		return units.Sprintf("Nothing that was tried meets it within %s; the smallest capacity that suffices is %s, with %s.",
+			units.Size(x.Capacity), units.Size(f0.Capacity), clean(f0.Who))
 	}
 	return ""
 }
@@ -228,6 +223,7 @@ func (f *failureText) remedies() {
 	if !x.Searched {
 		f.say("  ", "Nothing was replayed: "+clean(x.Unsearched)+".")
 		f.lessLive()
+		f.relief()
 		return
 	}
 	included := "the request included"
@@ -252,7 +248,8 @@ func (f *failureText) remedies() {
 		f.say("  ", "Nothing that was tried meets it.")
 	}
 	f.lessLive()
-	if x.LargestRequest > 0 {
+	f.relief()
+	if x.LargestRequest > 0 && (x.ShortBy == nil || x.ShortBy.Bound != "") { // else the first line says it exactly
 		f.say("  ", fmt.Sprintf("With the run's own settings a request of up to %s would have been met then.", units.FormatBytes(x.LargestRequest)))
 	}
 	f.floors()
@@ -337,6 +334,28 @@ func (f *failureText) lessLive() {
 		text += ": " + what + strings.Join(names, ", ")
 	}
 	f.say("  ", text+".")
+}
+
+// relief is what to hold less of, where no setting is known to help.
+func (f *failureText) relief() {
+	x := f.x
+	if len(x.Remedies) > 0 {
+		return
+	}
+	if x.StacksBy != "" {
+		f.say("  ", "What to hold less of shows in the stacks of allocations, and the recording has none: "+x.StacksBy)
+	}
+	if len(x.Relief) == 0 || x.Relief[0].Advice == "" {
+		return
+	}
+	f.say("  ", "What was held, by what would change it:")
+	for _, r := range x.Relief {
+		text := r.Class
+		if r.Advice != "" {
+			text += ": " + r.Advice
+		}
+		f.share(r.Bytes, text)
+	}
 }
 
 func (f *failureText) floors() {

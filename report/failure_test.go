@@ -96,6 +96,7 @@ func TestFailureText(t *testing.T) {
 		More:  5 * mib, MoreFrom: "as much as earlier repeats asked for behind the same place",
 		NotTried: []string{"4 replays and what would have followed from them: the time for them (--budget 1s) was used up"},
 		Floors:   []analyze.Floor{{Who: "the run's own settings", Capacity: 90 * mib}}, LargestRequest: 12 * mib, Replays: 17, TookS: 0.25}
+	x.Sentence = fixed(x, first.Title)
 	full.Notes = append(full.Notes, "a note that is longer than a line is wide goes on in the next one, indented, without a need to scroll")
 	nothing := failuresOf(t, failedTrace())
 	y := nothing.Failures[0]
@@ -103,12 +104,17 @@ func TestFailureText(t *testing.T) {
 	y.Growth = analyze.Growth{Known: true, Repeats: 12, DurationUS: 9e6, Before: 10 * mib, After: 30 * mib, Steady: []analyze.Grown{
 		{Named: analyze.Named{Name: "append_loss train.py:77"}, Before: mib, After: 21 * mib, Blocks: 400}}}
 	y.Shortage, y.LessLive = 6*mib, y.Held.Stack[:1]
+	y.Relief = []analyze.Relief{{Class: "optimizer state", Advice: "an optimizer with less state, or state that is sharded or offloaded to the host", Bytes: 24 * mib, Blocks: 3},
+		{Class: analyze.ClassNoStack, Bytes: 12 * mib, Blocks: 3}}
+	y.Sentence = fixed(y, "no setting that was tried meets it; hold less")
 	pooled := failedTrace()
 	f := pooled.Failures[0]
 	f.Pool, f.PoolLimit, f.PoolHolds, f.DeviceFree, f.Limit = recording.PoolID{0, 3}, 40*mib, 36*mib, 50*mib, 0
 	barely := failuresOf(t, failedTrace())
 	barely.Failures[0].Search = analyze.Search{Searched: true, Reproduced: true, Tried: []analyze.Remedy{{Title: "CISTERN_CONF=chunk:2MiB", Barely: true}},
 		More: 5 * mib, MoreFrom: "a hundredth of the memory, as no two runs are the same"}
+	barely.Failures[0].Relief, barely.Failures[0].StacksBy = nil, "cistern run --stacks python --report oom -- PROGRAM"
+	barely.Failures[0].Sentence = fixed(barely.Failures[0], "hold less; stacks would say of what: cistern run --stacks python --report oom -- PROGRAM")
 	cut := silentTrace() // of the file only the process's words are left
 	cut.Initial, cut.Failures[0].Cut = nil, true
 	for name, r := range map[string]*analyze.TraceFailures{"full": full, "nothing": nothing, "barely": barely, "pool": failuresOf(t, pooled), "silent": failuresOf(t, silentTrace()), "cut": failuresOf(t, cut)} {
@@ -140,6 +146,12 @@ func TestFailureText(t *testing.T) {
 			t.Errorf("%s, coloured, says something else:\n%s", name, plain)
 		}
 	}
+}
+
+// fixed is the first line of a failure with another fix.
+func fixed(x *analyze.FailureReport, fix string) string {
+	what, _, _ := strings.Cut(x.Sentence, ". Fix: ")
+	return what + ". Fix: " + fix
 }
 
 // TestSlowFailureInBrowser opens pages of runs in which a request failed (web/test/failure.mjs), as TestPageInBrowser does.

@@ -189,7 +189,7 @@ class Attribution(Case):
         while "remedies" not in text and time.monotonic() < end:
             time.sleep(0.1)
             text = self.read(os.path.join("oom", name + ".txt"))
-        self.assertIn("512.00 MiB could not be allocated", text)
+        self.assertIn("512.00 MiB asked for", text)
         self.assertIn("<module>", text)
 
     def test_what_makes_no_sense(self):

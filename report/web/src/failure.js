@@ -79,7 +79,7 @@ function shell(m) {
 function remedies(x) {
   const head = h('h3', {}, 'Remedies');
   if (!x.searched) {
-    return [head, x.advice ? h('p', {class: 'advice'}, x.advice) : null, h('p', {class: 'muted'}, `Nothing was replayed: ${x.unsearched}.`)];
+    return [head, h('p', {class: 'muted'}, `Nothing was replayed: ${x.unsearched}.`), relief(x)];
   }
   const row = (m) => [
     h('span', {}, h('b', {class: 'do', 'data-remedy': m.title, 'data-headroom': m.headroom_bytes}, m.title),
@@ -105,10 +105,20 @@ function remedies(x) {
       x.beaten ? h('li', {}, `${count(x.beaten)} settings more did once; none was better than these, so they were tried no further.`) : null,
       x.shortage_bytes && x.shortage_bytes <= Math.max(x.held.allocated_bytes, x.live_bytes) ? h('li', {}, `Or ${bytes(x.shortage_bytes)} less held at this moment`, x.less_live.length
         ? `: the largest holder${x.less_live.length > 1 ? 's are' : ' is'} ${x.less_live.map((s) => `${calledText(s, shortFrame)} (${bytes(s.bytes)})`).join(', ')}.` : '.') : null,
-      x.largest_request_bytes ? h('li', {}, `With the run's own settings a request of up to ${bytes(x.largest_request_bytes)} would have been met then.`) : null,
+      x.largest_request_bytes && !(x.short_by && x.short_by.bound === '') ? h('li', {}, `With the run's own settings a request of up to ${bytes(x.largest_request_bytes)} would have been met then.`) : null,
       floors ? h('li', {}, `The least memory with which the run completes: ${floors}.`) : null,
       x.not_tried.map((n) => h('li', {}, `Not tried: ${n}.`))),
+    relief(x),
     failed.length ? h('details', {}, h('summary', {class: 'plain'}, `Tried, and not enough: ${count(failed.length)}`), h('ul', {}, failed)) : null];
+}
+
+/** What to hold less of, where no setting is known to help. */
+function relief(x) {
+  if (x.remedies.length) return null;
+  if (x.stacks_by) return h('p', {}, 'What to hold less of shows in the stacks of allocations, and the recording has none:', h('pre', {class: 'shell'}, x.stacks_by));
+  if (!x.relief.length || !x.relief[0].advice) return null;
+  return [h('p', {class: 'hint'}, 'What was held, by what would change it:'),
+    h('div', {id: 'failure-relief'}, table(['', 'Bytes', 'Blocks', ''], [1, 2], x.relief.map((r) => [r.class, bytes(r.bytes), count(r.blocks), r.advice])))];
 }
 
 const byName = {stack: 'stack', tag: 'tag', library: 'library', pool: 'pool', stream: 'stream', thread: 'thread', size: 'size', age: 'age'};

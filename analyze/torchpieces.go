@@ -1,0 +1,213 @@
+package analyze
+
+import (
+	"math/bits"
+	"slices"
+	"sort"
+
+	"github.com/cistern-gpu/cistern/event"
+	"github.com/cistern-gpu/cistern/recording"
+	"github.com/cistern-gpu/cistern/replay"
+)
+
+// The free blocks of PyTorch's allocator that a request may use, from what a recording has of them.
+
+// Constants of c10/cuda/CUDACachingAllocator.cpp (torch 2.11), in bytes.
+const (
+	torchSmallSize     = 1 << 20  // kSmallSize: the largest request of the small pools; no large block is cut for a smaller rest
+	torchSmallSegment  = 2 << 20  // kSmallBuffer
+	torchMinLargeAlloc = 10 << 20 // kMinLargeAlloc: requests from here on get segments of their own size
+	torchRoundLarge    = 2 << 20  // kRoundLarge: to which those are rounded
+)
+
+// torchSizes are PyTorch's rules of rounding, under the settings of a run.
+type torchSizes struct{ replay.TorchConf }
+
+// block is DeviceCachingAllocator::round_size: the size of the block that a request gets.
+func (c *torchSizes) block(size uint64) uint64 {
+	if size < grain {
+		return grain
+	}
+	i := min(max(bits.Len64(size)-1-20, 0), len(c.Roundup)-1)
+	div := c.Roundup[i]
+	if div <= 1 || size <= grain*div {
+		return roundUp(size)
+	}
+	if size&(size-1) == 0 {
+		return size
+	}
+	floor := uint64(1) << (bits.Len64(size) - 1)
+	step := floor >> (bits.Len64(div) - 1)
+	if step == 0 {
+		return floor << 1
+	}
+	return (size + step - 1) &^ (step - 1)
+}
+
+// segment is get_allocation_size: the size of the segment that a block is cut from where no cached one will do.
+func (c *torchSizes) segment(block uint64) uint64 {
+	switch {
+	case block <= torchSmallSize:
+		return torchSmallSegment
+	case block < torchMinLargeAlloc:
+		return c.LargeSegment
+	}
+	return (block + torchRoundLarge - 1) / torchRoundLarge * torchRoundLarge
+}
+
+// usable reports whether get_free_block may take a cached block of size bytes for a request that is not larger.
+func (c *torchSizes) usable(size, block uint64) bool {
+	if block < c.MaxSplit {
+		return size < c.MaxSplit
+	}
+	return size >= block && size-block < c.MaxNonSplitRound
+}
+
+// torchSegment is a segment, or a mapped range of an expandable one, with the blocks handed out of it in address order.
+type torchSegment struct {
+	extent
+	used []extent
+}
+
+// torchSegments are those segments in state s, which is that after event i, that a request may use: of its stream, pool and
+// class of sizes. What the blocks cover is in no event. It is followed from the start, since PyTorch leaves a block the rest
+// of the one that it was cut from if that is too small to be used.
+func torchSegments(t *recording.Trace, i int, s *state, c *torchSizes, stream, pool uint32, small bool) []*torchSegment {
+	var segments []*torchSegment
+	for g := range s.segments.All() {
+		if g.stream == stream && g.pool == pool && (g.expandable || (g.size <= torchSmallSegment) == small) {
+			segments = append(segments, &torchSegment{extent: *g})
+		}
+	}
+	at := func(addr uint64) *torchSegment {
+		k := sort.Search(len(segments), func(k int) bool { return segments[k].end() > addr })
+		if k == len(segments) || segments[k].addr > addr {
+			return nil
+		}
+		return segments[k]
+	}
+	for k := range t.Initial {
+		b := &t.Initial[k]
+		if g := at(b.Addr); g != nil && b.State != recording.Inactive {
+			g.use(extent{addr: b.Addr, size: max(b.Size, c.block(b.Requested))})
+		}
+	}
+	for k := range t.Events[:i+1] {
+		e := &t.Events[k]
+		g := at(e.Addr)
+		if g == nil || e.Kind == event.OOM {
+			continue
+		}
+		switch e.Kind {
+		case event.Alloc:
+			g.use(extent{addr: e.Addr, size: g.cut(e.Addr, c.block(e.Size), c)})
+		case event.FreeCompleted:
+			g.drop(e.Addr)
+		case event.SegmentAlloc:
+			if e.Addr == g.addr { // an earlier segment lay here
+				g.used = nil
+			}
+		}
+	}
+	return slices.DeleteFunc(segments, func(g *torchSegment) bool {
+		return g.expandable && len(g.used) > 0 && (g.used[0].size <= torchSmallSize) != small
+	})
+}
+
+// find is the place of the first block that lies at addr or behind it.
+func (g *torchSegment) find(addr uint64) int {
+	return sort.Search(len(g.used), func(k int) bool { return g.used[k].addr >= addr })
+}
+
+func (g *torchSegment) use(b extent) {
+	g.drop(b.addr) // an event lost by the recorder may have left a block here
+	g.used = slices.Insert(g.used, g.find(b.addr), b)
+}
+
+func (g *torchSegment) drop(addr uint64) {
+	if k := g.find(addr); k < len(g.used) && g.used[k].addr == addr {
+		g.used = slices.Delete(g.used, k, k+1)
+	}
+}
+
+// cut is what a block of size bytes at addr covers: should_split, for the free block that begins there.
+func (g *torchSegment) cut(addr, size uint64, c *torchSizes) uint64 {
+	if g.expandable || g.size <= torchSmallSegment {
+		return size
+	}
+	end := g.end()
+	if k := g.find(addr + 1); k < len(g.used) {
+		end = g.used[k].addr
+	}
+	if whole := end - addr; whole > size && (size >= c.MaxSplit || whole-size <= torchSmallSize) {
+		return whole
+	}
+	return size
+}
+
+// free calls visit with each free block, in address order.
+func (g *torchSegment) free(visit func(addr, size uint64)) {
+	at := g.addr
+	for _, b := range append(slices.Clip(g.used), extent{addr: g.end()}) {
+		if b.addr > at {
+			visit(at, b.addr-at)
+		}
+		at = max(at, b.end())
+	}
+}
+
+// largestUsable is the largest free block of segments that a request of size bytes may use, of those smaller than it; ok is
+// false where one is not, and so ought to have met it.
+func largestUsable(segments []*torchSegment, size uint64, c *torchSizes) (largest uint64, ok bool) {
+	ok = true
+	for _, g := range segments {
+		g.free(func(_, n uint64) {
+			switch {
+			case n < size && (n < c.MaxSplit) == (size < c.MaxSplit):
+				largest = max(largest, n)
+			case n >= size && c.usable(size, n):
+				ok = false
+			}
+		})
+	}
+	return largest, ok
+}
+
+// growable is the largest request that expandable segments could meet by mapping room bytes of free device memory
+// (try_allocate_expandable_block): pages are mapped in the lowest run of free and unmapped addresses that has room for it, and
+// what is free at the edges of the run counts with them. The addresses above all that is mapped have no end here.
+func growable(segments []*torchSegment, room, page uint64) uint64 {
+	pages := room / page * page
+	best, passed := uint64(0), uint64(0) // passed: requests up to it go to a run before
+	for k, g := range segments {
+		_, run := g.edges()
+		met := run + pages
+		if k+1 < len(segments) {
+			next := segments[k+1]
+			hole := next.addr - g.end()
+			after, _ := next.edges()
+			run += hole + after
+			if pages >= hole {
+				met = run
+			}
+		}
+		if met > passed {
+			best = max(best, met)
+		}
+		passed = max(passed, run)
+	}
+	return max(best, pages)
+}
+
+// edges are the free bytes at both ends.
+func (g *torchSegment) edges() (first, last uint64) {
+	g.free(func(addr, size uint64) {
+		if addr == g.addr {
+			first = size
+		}
+		if addr+size == g.end() {
+			last = size
+		}
+	})
+	return first, last
+}
