@@ -282,13 +282,14 @@ func (f *failureText) remedy(i int, m *analyze.Remedy) {
 	if m.Do != "" && m.Do != m.Title {
 		writeShell(f.w, "     ", m.Do, m.DoByVersion, f.s)
 	}
-	line := fmt.Sprintf("peak %s, %s to spare", units.FormatBytes(m.Peak), units.FormatBytes(m.Headroom))
+	text, sizes := "peak %s, %s to spare", []any{units.Size(m.Peak), units.Size(m.Headroom)}
 	if m.Kind == analyze.RemedySpill && m.Peak > m.Capacity {
-		line = fmt.Sprintf("peak %s, %s of it in the host's memory", units.FormatBytes(m.Peak), units.FormatBytes(m.Peak-m.Capacity))
+		text, sizes[1] = "peak %s, %s of it in the host's memory", units.Size(m.Peak-m.Capacity)
 	}
 	if m.Floor > 0 {
-		line += fmt.Sprintf(", would do with %s", units.FormatBytes(m.Floor))
+		text, sizes = text+", would do with %s", append(sizes, units.Size(m.Floor))
 	}
+	line := units.Sprintf(text, sizes...)
 	line += fmt.Sprintf("; %s in the driver", microseconds(m.DriverUS))
 	if m.WaitUS > 0 {
 		line += fmt.Sprintf(", %s waiting", microseconds(m.WaitUS))
@@ -360,13 +361,15 @@ func (f *failureText) relief() {
 
 func (f *failureText) floors() {
 	var names []string
+	var sizes []any
 	for _, x := range f.x.Floors {
 		if x.Capacity > f.x.Capacity {
-			names = append(names, fmt.Sprintf("%s with %s", units.FormatBytes(x.Capacity), clean(x.Who)))
+			names = append(names, "%s with %s")
+			sizes = append(sizes, units.Size(x.Capacity), clean(x.Who))
 		}
 	}
 	if len(names) > 0 {
-		f.say("  ", "The least memory with which the run completes: "+strings.Join(names, ", ")+".")
+		f.say("  ", units.Sprintf("The least memory with which the run completes: "+strings.Join(names, ", ")+".", sizes...))
 	}
 }
 
@@ -512,12 +515,12 @@ func (f *failureText) growth() {
 	}
 	f.head(fmt.Sprintf("growth over the last %s", microseconds(float64(g.DurationUS))))
 	if len(g.Steady) == 0 {
-		f.say("  ", fmt.Sprintf("Nothing that grew steadily: live memory rose and fell %s, at its least from %s to %s.", times(g.Repeats),
-			units.FormatBytes(g.Before), units.FormatBytes(g.After)))
+		f.say("  ", units.Sprintf("Nothing that grew steadily: live memory rose and fell %s, at its least from %s to %s.", times(g.Repeats),
+			units.Size(g.Before), units.Size(g.After)))
 		return
 	}
-	f.say("  ", fmt.Sprintf("Live memory rose and fell %s. At its least it went from %s to %s. These never fell, and may be leaks:",
-		times(g.Repeats), units.FormatBytes(g.Before), units.FormatBytes(g.After)))
+	f.say("  ", units.Sprintf("Live memory rose and fell %s. At its least it went from %s to %s. These never fell, and may be leaks:",
+		times(g.Repeats), units.Size(g.Before), units.Size(g.After)))
 	for _, x := range g.Steady[:min(len(g.Steady), failureHolders)] {
 		line := fmt.Sprintf("%12s more  %s: %s, now in %s", units.FormatBytes(x.After-x.Before), shortName(x.Named), units.FormatBytes(x.After),
 			plural(x.Blocks, "block"))

@@ -167,6 +167,7 @@ func TestSlowFailureInBrowser(t *testing.T) {
 				m.Peak = m.Capacity + 3*mib
 			}
 		}
+		v.Failures.Failures[0].Relief = []analyze.Relief{{Class: "optimizer state", Advice: "less state", Bytes: 12 * mib, Blocks: 3}}
 		path := filepath.Join(dir, name)
 		writePageFile(t, path, v)
 		return path, v.Failures.Failures[0]
@@ -178,11 +179,12 @@ func TestSlowFailureInBrowser(t *testing.T) {
 		remedies = append(remedies, []any{m.Title, m.Headroom})
 	}
 	expect := map[string]any{
-		"failure": map[string]any{"page": failedPage, "remedies": remedies, "allocated": x.Held.Allocated, "live": x.Live, "policies": 0,
+		"failure": map[string]any{"page": failedPage, "first": x.Sentence + ".", "relief": "", "remedies": remedies, "allocated": x.Held.Allocated, "live": x.Live, "policies": 0,
 			"kinds": []string{"tag", "library", "thread", "size", "age", "stack"}, "hostile": `</script><img src=x onerror="window.hacked=1">`,
 			"texts": append([]string{x.Sentence, "checked by replay of", "CUDA_ERROR_OUT_OF_MEMORY", "off by the settings", "12 jupyter", "30.00 MiB",
 				"limit: cistern", "68.00 MiB, CISTERN_CONF", "NVIDIA H200 GPU-1", "python train.py --big", "held: weights", "none: 3.00 MiB in the host's memory"}, x.Why...)},
-		"silent": map[string]any{"page": silentPage, "texts": []string{y.Sentence, "Nothing was replayed: the history was off", "NVML: no such library"}},
+		"silent": map[string]any{"page": silentPage, "first": y.Sentence + ".", "relief": "optimizer state\t12.00 MiB\t3\tless state",
+			"texts": []string{y.Sentence, "Nothing was replayed: the history was off", "NVML: no such library"}},
 	}
 	data, err := json.Marshal(expect)
 	if err != nil {

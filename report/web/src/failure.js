@@ -115,10 +115,13 @@ function remedies(x) {
 /** What to hold less of, where no setting is known to help. */
 function relief(x) {
   if (x.remedies.length) return null;
-  if (x.stacks_by) return h('p', {}, 'What to hold less of shows in the stacks of allocations, and the recording has none:', h('pre', {class: 'shell'}, x.stacks_by));
+  if (x.stacks_by) {
+    return h('div', {}, h('p', {}, 'What to hold less of shows in the stacks of allocations, and the recording has none:'),
+      h('pre', {class: 'shell'}, x.stacks_by));
+  }
   if (!x.relief.length || !x.relief[0].advice) return null;
-  return [h('p', {class: 'hint'}, 'What was held, by what would change it:'),
-    h('div', {id: 'failure-relief'}, table(['', 'Bytes', 'Blocks', ''], [1, 2], x.relief.map((r) => [r.class, bytes(r.bytes), count(r.blocks), r.advice])))];
+  return h('div', {id: 'failure-relief'}, h('p', {class: 'hint'}, 'What was held, by what would change it:'),
+    table(['', 'Bytes', 'Blocks', ''], [1, 2], x.relief.map((r) => [r.class, bytes(r.bytes), count(r.blocks), r.advice])));
 }
 
 const byName = {stack: 'stack', tag: 'tag', library: 'library', pool: 'pool', stream: 'stream', thread: 'thread', size: 'size', age: 'age'};

@@ -3,6 +3,15 @@
 
 import {at, check, drawn, expect, nothingMissing, open, pixels, run} from './browser.mjs';
 
+/** The first line, as the command prints it, and what to hold less of, where no setting is known to help. */
+async function answer(page, t) {
+  const first = await page.locator('#failure h3').first().innerText();
+  check(first === t.first, `the first line is ${first}, want ${t.first}`);
+  const relief = page.locator('#failure-relief tbody tr');
+  const text = await relief.count() ? await relief.first().innerText() : '';
+  check(text === t.relief, `what to hold less of is ${JSON.stringify(text)}, want ${JSON.stringify(t.relief)}`);
+}
+
 async function failure() {
   const t = expect.failure;
   const page = await open(t.page);
@@ -12,6 +21,8 @@ async function failure() {
   const text = await section.innerText();
   for (const want of t.texts) check(text.includes(want), `${want} is not among ${JSON.stringify(text)}`);
   check(await page.locator('#oom').count() === t.policies, `${await page.locator('#oom').count()} sections tell of the failures again`);
+
+  await answer(page, t);
 
   at('remedies');
   const remedies = await section.locator('[data-remedy]').evaluateAll((all) => all.map((e) => [e.dataset.remedy, Number(e.dataset.headroom)]));
@@ -55,6 +66,7 @@ async function silent() {
   const page = await open(expect.silent.page);
   const text = await page.locator('#failure').innerText();
   for (const want of expect.silent.texts) check(text.includes(want), `${want} is not among ${JSON.stringify(text)}`);
+  await answer(page, expect.silent);
   check((await page.locator('body').innerText()).includes('The file has no events'), 'an empty chart does not say why');
   await nothingMissing(page, 'body');
   await page.context().close();
