@@ -27,9 +27,9 @@ type OOM struct {
 	LargestFree uint64 `json:"largest_free_bytes"`
 	// Fragmentation is the part of the free bytes that lies outside the largest piece: 0 is one piece.
 	Fragmentation float64  `json:"fragmentation"`
-	ShortBy       *ShortBy `json:"short_by"` // nil where that is not known, or is not about memory of the device
-	Cause         string   `json:"cause"`    // one of the Cause words
-	Why           []string `json:"why"`      // sentences
+	ShortBy       *ShortBy `json:"short_by,omitempty"` // nil where that is not known
+	Cause         string   `json:"cause"`              // one of the Cause words
+	Why           []string `json:"why"`                // sentences
 }
 
 // Causes of a failed request.

@@ -15,7 +15,7 @@ import (
 func TestReliefClasses(t *testing.T) {
 	const site = "/usr/lib/python3/site-packages/"
 	call := recording.Frame{File: site + "torch/nn/modules/module.py", Func: "_call_impl"}
-	own := recording.Frame{File: "/home/me/torch/optim_lab/forwarder/train.py", Func: "main"}
+	own := recording.Frame{File: "/src/torch/optim_lab/forwarder/train.py", Func: "main"}
 	frame := func(file, function string) recording.Frame { return recording.Frame{File: site + file, Func: function} }
 	backward := []recording.Frame{frame("torch/autograd/graph.py", "_engine_run_backward"), frame("torch/autograd/__init__.py", "backward"),
 		frame("torch/_tensor.py", "backward"), own}
@@ -36,7 +36,7 @@ func TestReliefClasses(t *testing.T) {
 		{"activations of the forward pass", []recording.Frame{frame("transformers/activations.py", "forward"), call, own}},
 		{"activations of the forward pass", []recording.Frame{frame("torch/nn/functional.py", "layer_norm"), call, own}},
 		{"", []recording.Frame{own}}, // folders of the program's own say nothing
-		{"", []recording.Frame{{File: "/home/me/optim/train.py", Func: "step"}}},
+		{"", []recording.Frame{{File: "/src/optim/train.py", Func: "step"}}},
 	} {
 		got := ""
 		if i := classOf(c.frames); i >= 0 {

@@ -284,17 +284,21 @@ func TestShortByFromFigures(t *testing.T) {
 func TestShortByAtTheEdge(t *testing.T) {
 	const page = 20 * mib
 	at := func(addr, size uint64, used ...extent) *torchSegment {
-		return &torchSegment{extent: extent{addr: addr, size: size, expandable: true}, used: used}
+		g := &torchSegment{extent: extent{addr: addr, size: size, expandable: true}}
+		for _, b := range used {
+			g.use(b)
+		}
+		return g
 	}
 	one := []*torchSegment{at(0, 2*page, extent{addr: 0, size: 33 * mib})}
-	// A hole of a page, with 5 MiB free before and 3 MiB behind it.
-	holed := []*torchSegment{at(0, page, extent{addr: 0, size: 15 * mib}), at(2*page, page, extent{addr: 2*page + 3*mib, size: 17 * mib})}
+	// An unmapped page, with 5 MiB free before and 3 MiB behind it.
+	split := []*torchSegment{at(0, page, extent{addr: 0, size: 15 * mib}), at(2*page, page, extent{addr: 2*page + 3*mib, size: 17 * mib})}
 	for _, c := range []struct {
 		segments []*torchSegment
 		room     uint64
 		want     uint64
-	}{{nil, 45 * mib, 2 * page}, {one, 19 * mib, 7 * mib}, {one, 45 * mib, 2*page + 7*mib}, {holed, 10 * mib, 5 * mib},
-		{holed, 25 * mib, 28 * mib}, {holed, 45 * mib, 2 * page}} {
+	}{{nil, 45 * mib, 2 * page}, {one, 19 * mib, 7 * mib}, {one, 45 * mib, 2*page + 7*mib}, {split, 10 * mib, 5 * mib},
+		{split, 25 * mib, 28 * mib}, {split, 45 * mib, 2 * page}} {
 		if got := growable(c.segments, c.room, page); got != c.want {
 			t.Errorf("with %d MiB free a request of %d MiB is met, want %d", c.room/mib, got/mib, c.want/mib)
 		}

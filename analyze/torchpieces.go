@@ -6,6 +6,7 @@ import (
 	"sort"
 
 	"github.com/cistern-gpu/cistern/event"
+	"github.com/cistern-gpu/cistern/internal/leaves"
 	"github.com/cistern-gpu/cistern/recording"
 	"github.com/cistern-gpu/cistern/replay"
 )
@@ -66,7 +67,7 @@ func (c *torchSizes) usable(size, block uint64) bool {
 // torchSegment is a segment, or a mapped range of an expandable one, with the blocks handed out of it in address order.
 type torchSegment struct {
 	extent
-	used []extent
+	used leaves.List[extent]
 }
 
 // torchSegments are those segments in state s, which is that after event i, that a request may use: of its stream, pool and
@@ -105,28 +106,30 @@ func torchSegments(t *recording.Trace, i int, s *state, c *torchSizes, stream, p
 			g.drop(e.Addr)
 		case event.SegmentAlloc:
 			if e.Addr == g.addr { // an earlier segment lay here
-				g.used = nil
+				g.used = leaves.List[extent]{}
 			}
 		}
 	}
 	return slices.DeleteFunc(segments, func(g *torchSegment) bool {
-		return g.expandable && len(g.used) > 0 && (g.used[0].size <= torchSmallSize) != small
+		first := g.used.At(g.find(0))
+		return g.expandable && first != nil && (first.size <= torchSmallSize) != small
 	})
 }
 
 // find is the place of the first block that lies at addr or behind it.
-func (g *torchSegment) find(addr uint64) int {
-	return sort.Search(len(g.used), func(k int) bool { return g.used[k].addr >= addr })
+func (g *torchSegment) find(addr uint64) leaves.Pos {
+	return g.used.Search(func(b *extent) bool { return b.addr >= addr })
 }
 
 func (g *torchSegment) use(b extent) {
 	g.drop(b.addr) // an event lost by the recorder may have left a block here
-	g.used = slices.Insert(g.used, g.find(b.addr), b)
+	g.used.Insert(g.find(b.addr), b)
 }
 
 func (g *torchSegment) drop(addr uint64) {
-	if k := g.find(addr); k < len(g.used) && g.used[k].addr == addr {
-		g.used = slices.Delete(g.used, k, k+1)
+	p := g.find(addr)
+	if b := g.used.At(p); b != nil && b.addr == addr {
+		g.used.Delete(p)
 	}
 }
 
@@ -136,8 +139,8 @@ func (g *torchSegment) cut(addr, size uint64, c *torchSizes) uint64 {
 		return size
 	}
 	end := g.end()
-	if k := g.find(addr + 1); k < len(g.used) {
-		end = g.used[k].addr
+	if next := g.used.At(g.find(addr + 1)); next != nil {
+		end = next.addr
 	}
 	if whole := end - addr; whole > size && (size >= c.MaxSplit || whole-size <= torchSmallSize) {
 		return whole
@@ -148,11 +151,14 @@ func (g *torchSegment) cut(addr, size uint64, c *torchSizes) uint64 {
 // free calls visit with each free block, in address order.
 func (g *torchSegment) free(visit func(addr, size uint64)) {
 	at := g.addr
-	for _, b := range append(slices.Clip(g.used), extent{addr: g.end()}) {
+	for b := range g.used.All() {
 		if b.addr > at {
 			visit(at, b.addr-at)
 		}
 		at = max(at, b.end())
+	}
+	if end := g.end(); end > at {
+		visit(at, end-at)
 	}
 }
 
@@ -184,10 +190,10 @@ func growable(segments []*torchSegment, room, page uint64) uint64 {
 		met := run + pages
 		if k+1 < len(segments) {
 			next := segments[k+1]
-			hole := next.addr - g.end()
+			unmapped := next.addr - g.end()
 			after, _ := next.edges()
-			run += hole + after
-			if pages >= hole {
+			run += unmapped + after
+			if pages >= unmapped {
 				met = run
 			}
 		}

@@ -156,9 +156,9 @@ func TestReportJSONShape(t *testing.T) {
 		{"document", json.RawMessage(out), "reports"},
 		{"report", doc.Reports[0], "path device format events duration_us failed_requests failures notes"},
 		{"failure", r.Failures[0], "source event time_us requested_bytes live_bytes reserved_bytes device_free_bytes capacity_bytes " +
-			"free_inside_bytes free_pieces largest_free_bytes fragmentation cause why sentence met_later_at_event message pid program version conf " +
+			"free_inside_bytes free_pieces largest_free_bytes fragmentation short_by cause why sentence met_later_at_event message pid program version conf " +
 			"need_bytes pool stream upstream tag library thread where stack device_name device_uuid device_total_bytes cached_bytes pinned_bytes " +
-			"paused_bytes capacity_from limits steps processes processes_unknown held growth shortage_bytes less_live searched unsearched advice own " +
+			"paused_bytes capacity_from limits steps processes processes_unknown held growth shortage_bytes less_live relief stacks_by searched unsearched advice own " +
 			"reproduced warning caveat more_bytes more_from remedies did_not_survive beaten not_tried floors largest_request_bytes replays took_s"},
 		{"remedy", x.Remedies[0], "kind title policy conf environment command do capacity_bytes survives peak_reserved_bytes headroom_bytes " +
 			"floor_bytes driver_time_us wait_us retries ooms failed_event breaks luck barely odds verified checked check_command"},
