@@ -80,19 +80,20 @@ type Remedy struct {
 	Peak        uint64            `json:"peak_reserved_bytes"` // the highest of all its replays; times are of the first
 	Headroom    uint64            `json:"headroom_bytes"`      // capacity less the peak
 	// Floor is the least capacity found with which it survives; 0: not searched.
-	Floor      uint64      `json:"floor_bytes"`
-	DriverUS   float64     `json:"driver_time_us"`
-	WaitUS     float64     `json:"wait_us"` // the host's, at the replay's GPU lag
-	Retries    int64       `json:"retries"`
-	OOMs       int64       `json:"ooms"`
-	FailedAt   *int        `json:"failed_event"`
-	Breaks     []string    `json:"breaks"`
-	Luck       bool        `json:"luck"`     // it survived at first, and does not hold in many draws
-	Barely     bool        `json:"barely"`   // it meets the request, and has no room for More
-	Odds       replay.Odds `json:"odds"`     // how often it survives; of a single replay until it was tried in more
-	Verified   bool        `json:"verified"` // the model behind it was held against real recordings
-	Checked    string      `json:"checked"`
-	CheckAgain string      `json:"check_command"` // for a shell
+	Floor         uint64      `json:"floor_bytes"`
+	DriverUS      float64     `json:"driver_time_us"`
+	DriverLeastUS float64     `json:"driver_time_least_us"` // as in replay.Result
+	WaitUS        float64     `json:"wait_us"`              // the host's, at the replay's GPU lag
+	Retries       int64       `json:"retries"`
+	OOMs          int64       `json:"ooms"`
+	FailedAt      *int        `json:"failed_event"`
+	Breaks        []string    `json:"breaks"`
+	Luck          bool        `json:"luck"`     // it survived at first, and does not hold in many draws
+	Barely        bool        `json:"barely"`   // it meets the request, and has no room for More
+	Odds          replay.Odds `json:"odds"`     // how often it survives; of a single replay until it was tried in more
+	Verified      bool        `json:"verified"` // the model behind it was held against real recordings
+	Checked       string      `json:"checked"`
+	CheckAgain    string      `json:"check_command"` // for a shell
 
 	judged bool // its odds are of all draws
 }
@@ -385,7 +386,7 @@ func (s *searching) file(c candidate, r *replay.Result) {
 	m.Barely = !m.Survives && s.out.More > 0 && r.FailedEvent != nil && *r.FailedEvent > s.x.Event
 	m.Odds = replay.OddsOf([]*replay.Result{r}, s.fatal, s.survived)
 	m.Headroom = m.Capacity - min(m.Peak, m.Capacity)
-	m.DriverUS, m.WaitUS, m.Verified = r.DriverTimeUS, r.SyncWaitUS, c.spec.Name != "torch-async"
+	m.DriverUS, m.DriverLeastUS, m.WaitUS, m.Verified = r.DriverTimeUS, r.DriverLeastUS, r.SyncWaitUS, c.spec.Name != "torch-async"
 	m.Checked = fmt.Sprintf("replay of %d events", len(s.t.Events))
 	if s.out.More > 0 && c.Kind != "" {
 		m.Checked += fmt.Sprintf(" and %s more", units.FormatBytes(s.out.More))

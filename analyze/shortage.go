@@ -51,8 +51,8 @@ func torchShortBy(t *recording.Trace, i int, s *state, given uint64) *ShortBy {
 	conf, _ := replay.TorchConfOf(t.Settings)
 	c := &torchSizes{conf}
 	e := &t.Events[i]
-	block := c.block(e.Size)
-	segment := c.segment(block)
+	block := c.BlockSize(e.Size)
+	segment := c.SegmentSize(block)
 	segments := torchSegments(t, i, s, c, e.Stream, e.Pool, block <= torchSmallSize)
 	piece, ok := largestUsable(segments, block, c)
 	if !ok || strings.Contains(t.Settings.Conf, "cudaMallocAsync") {
@@ -225,6 +225,8 @@ func (x *FailureReport) around() string {
 // fix is what to do, as far as that is known.
 func (x *FailureReport) fix() string {
 	switch {
+	case x.Warning != "":
+		return "unknown, as the model does not explain this run"
 	case len(x.Remedies) > 0 && x.Caveat == "":
 		return x.Remedies[0].Title
 	case x.Advice != "":

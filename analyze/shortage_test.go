@@ -101,18 +101,25 @@ func checkShortBy(t *testing.T, tr *recording.Trace, i int, s *ShortBy, limit ui
 	if metAt(t, at, tr.Events[i].Size, limit+s.More-step) {
 		t.Errorf("%s: it is met with %d bytes less than said", what, step)
 	}
-	if conf := tr.Settings.Conf; s.More == s.Bytes && tr.Events[i].Size < torchMinLargeAlloc || strings.Contains(conf, "roundup") || strings.Contains(conf, "max_split") {
+	if conf := tr.Settings.Conf; s.More == s.Bytes && tr.Events[i].Size < minLargeAlloc || strings.Contains(conf, "roundup") || strings.Contains(conf, "max_split") {
 		return // other sizes are rounded otherwise, or use other pieces
 	}
 	larger := s.Available + grain
 	if s.More == s.Bytes {
-		larger = s.Available/torchRoundLarge*torchRoundLarge + grain
+		larger = s.Available/roundLarge*roundLarge + grain
 	}
-	if s.Available > torchMinLargeAlloc && (!metAt(t, at, larger-grain, limit) || metAt(t, at, larger, limit)) {
+	if s.Available > minLargeAlloc && (!metAt(t, at, larger-grain, limit) || metAt(t, at, larger, limit)) {
 		t.Errorf("%s: of requests of %d and %d bytes the first is met: %v, the second: %v", what, larger-grain, larger,
 			metAt(t, at, larger-grain, limit), metAt(t, at, larger, limit))
 	}
 }
+
+// Constants of c10/cuda/CUDACachingAllocator.cpp (torch 2.11), in bytes: requests from the first on get segments of their own size,
+// rounded to the second.
+const (
+	minLargeAlloc = 10 << 20
+	roundLarge    = 2 << 20
+)
 
 // Runs of PyTorch's allocator within a little too little memory, under settings that change what a request may use.
 func TestShortBy(t *testing.T) {

@@ -1,7 +1,6 @@
 package analyze
 
 import (
-	"math/bits"
 	"slices"
 	"sort"
 
@@ -15,46 +14,12 @@ import (
 
 // Constants of c10/cuda/CUDACachingAllocator.cpp (torch 2.11), in bytes.
 const (
-	torchSmallSize     = 1 << 20  // kSmallSize: the largest request of the small pools; no large block is cut for a smaller rest
-	torchSmallSegment  = 2 << 20  // kSmallBuffer
-	torchMinLargeAlloc = 10 << 20 // kMinLargeAlloc: requests from here on get segments of their own size
-	torchRoundLarge    = 2 << 20  // kRoundLarge: to which those are rounded
+	torchSmallSize    = 1 << 20 // kSmallSize: the largest request of the small pools; no large block is cut for a smaller rest
+	torchSmallSegment = 2 << 20 // kSmallBuffer
 )
 
 // torchSizes are PyTorch's rules of rounding, under the settings of a run.
 type torchSizes struct{ replay.TorchConf }
-
-// block is DeviceCachingAllocator::round_size: the size of the block that a request gets.
-func (c *torchSizes) block(size uint64) uint64 {
-	if size < grain {
-		return grain
-	}
-	i := min(max(bits.Len64(size)-1-20, 0), len(c.Roundup)-1)
-	div := c.Roundup[i]
-	if div <= 1 || size <= grain*div {
-		return roundUp(size)
-	}
-	if size&(size-1) == 0 {
-		return size
-	}
-	floor := uint64(1) << (bits.Len64(size) - 1)
-	step := floor >> (bits.Len64(div) - 1)
-	if step == 0 {
-		return floor << 1
-	}
-	return (size + step - 1) &^ (step - 1)
-}
-
-// segment is get_allocation_size: the size of the segment that a block is cut from where no cached one will do.
-func (c *torchSizes) segment(block uint64) uint64 {
-	switch {
-	case block <= torchSmallSize:
-		return torchSmallSegment
-	case block < torchMinLargeAlloc:
-		return c.LargeSegment
-	}
-	return (block + torchRoundLarge - 1) / torchRoundLarge * torchRoundLarge
-}
 
 // usable reports whether get_free_block may take a cached block of size bytes for a request that is not larger.
 func (c *torchSizes) usable(size, block uint64) bool {
@@ -90,7 +55,7 @@ func torchSegments(t *recording.Trace, i int, s *state, c *torchSizes, stream, p
 	for k := range t.Initial {
 		b := &t.Initial[k]
 		if g := at(b.Addr); g != nil && b.State != recording.Inactive {
-			g.use(extent{addr: b.Addr, size: max(b.Size, c.block(b.Requested))})
+			g.use(extent{addr: b.Addr, size: max(b.Size, c.BlockSize(b.Requested))})
 		}
 	}
 	for k := range t.Events[:i+1] {
@@ -101,7 +66,7 @@ func torchSegments(t *recording.Trace, i int, s *state, c *torchSizes, stream, p
 		}
 		switch e.Kind {
 		case event.Alloc:
-			g.use(extent{addr: e.Addr, size: g.cut(e.Addr, c.block(e.Size), c)})
+			g.use(extent{addr: e.Addr, size: g.cut(e.Addr, c.BlockSize(e.Size), c)})
 		case event.FreeCompleted:
 			g.drop(e.Addr)
 		case event.SegmentAlloc:

@@ -140,8 +140,8 @@ func FuzzParseTorchConf(f *testing.F) {
 			t.Fatalf("%q: written %q, read back %+v, %v", s, c.String(), back, err)
 		}
 		for _, size := range []uint64{1, 511, 513, 1<<20 + 1, 3 << 30} {
-			if r := c.round(size); r < size || r%minBlock != 0 || c.segmentSize(r) < r {
-				t.Fatalf("%q: %d bytes are rounded to %d in a segment of %d", s, size, r, c.segmentSize(r))
+			if r := c.BlockSize(size); r < size || r%minBlock != 0 || c.SegmentSize(r) < r {
+				t.Fatalf("%q: %d bytes are rounded to %d in a segment of %d", s, size, r, c.SegmentSize(r))
 			}
 		}
 	})

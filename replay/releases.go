@@ -95,7 +95,7 @@ func shortage(rest []event.Event, conf *TorchConf, reserved, limit, gcAt uint64)
 	for i := range rest {
 		k := rest[i].Kind
 		if k == event.Alloc {
-			size = max(size, conf.segmentSize(conf.round(rest[i].Size)))
+			size = max(size, conf.SegmentSize(conf.BlockSize(rest[i].Size)))
 		}
 		if k == event.Alloc || k == event.SegmentFree || k == event.SegmentUnmap {
 			break

@@ -197,9 +197,9 @@ func (t *torch) Alloc(b int, size uint64, stream, pool uint32) (uint64, error) {
 	if len(t.late) > 0 && (t.pending > 0 || t.gcAt > 0 || !t.env.verify.shortageAhead()) {
 		t.flushLate()
 	}
-	r := request{size: t.conf.round(size), stream: stream}
+	r := request{size: t.conf.BlockSize(size), stream: stream}
 	r.pool = t.poolFor(pool, r.size)
-	r.segment = t.conf.segmentSize(r.size)
+	r.segment = t.conf.SegmentSize(r.size)
 	found := t.fit(r)
 	if found < 0 {
 		found = t.obtain(r)

@@ -303,8 +303,8 @@ func TorchConfOf(s recording.Settings) (c TorchConf, note string) {
 	return c, note
 }
 
-// round is the size of the block that a request of size bytes gets (DeviceCachingAllocator::round_size).
-func (c *TorchConf) round(size uint64) uint64 {
+// BlockSize is the size of the block that a request of size bytes gets (DeviceCachingAllocator::round_size).
+func (c *TorchConf) BlockSize(size uint64) uint64 {
 	if size < minBlock {
 		return minBlock
 	}
@@ -328,8 +328,8 @@ func roundPower2(size, div uint64) uint64 {
 	return (size + step - 1) &^ (step - 1)
 }
 
-// segmentSize is the size of the segment that is got from the driver for a block of size bytes.
-func (c *TorchConf) segmentSize(size uint64) uint64 {
+// SegmentSize is the size of the segment that is got from the driver for a block of size bytes.
+func (c *TorchConf) SegmentSize(size uint64) uint64 {
 	switch {
 	case size <= smallSize:
 		return smallSegment

@@ -226,12 +226,22 @@ func (f *failureText) remedies() {
 		f.relief()
 		return
 	}
+	if x.Warning != "" {
+		f.say("  ", f.s.paint("Warning", bold)+": "+clean(x.Warning)+".")
+		f.lessLive()
+		f.relief()
+		return
+	}
 	included := "the request included"
 	if x.More > 0 {
 		included += fmt.Sprintf(" and %s more behind it (%s)", units.FormatBytes(x.More), x.MoreFrom)
 	}
-	f.say("  ", fmt.Sprintf("Each was checked by replaying the recorded run, %s, within %s (%s).", included, units.FormatBytes(x.Capacity),
-		clean(x.CapacityFrom)))
+	checked := fmt.Sprintf("Each was checked by many replays of the recorded run, %s, within %s (%s).", included, units.FormatBytes(x.Capacity),
+		clean(x.CapacityFrom))
+	if x.Own != nil {
+		checked += fmt.Sprintf(" The run's own settings survive %s.", x.Own.Odds)
+	}
+	f.say("  ", checked)
 	if x.Caveat != "" {
 		f.say("  ", f.s.paint("Take it with care", bold)+": "+x.Caveat+".")
 	}
@@ -263,7 +273,7 @@ func (f *failureText) remedies() {
 			name := clean(m.Title)
 			switch {
 			case m.Luck:
-				name += " (only by luck)"
+				name += fmt.Sprintf(" (survives %s)", m.Odds)
 			case m.Barely:
 				name += " (the request, but not what followed)"
 			}
@@ -289,8 +299,8 @@ func (f *failureText) remedy(i int, m *analyze.Remedy) {
 	if m.Floor > 0 {
 		text, sizes = text+", would do with %s", append(sizes, units.Size(m.Floor))
 	}
-	line := units.Sprintf(text, sizes...)
-	line += fmt.Sprintf("; %s in the driver", microseconds(m.DriverUS))
+	line := fmt.Sprintf("survives %s; ", m.Odds) + units.Sprintf(text, sizes...)
+	line += fmt.Sprintf("; %s in the driver", timeRange(m.DriverLeastUS, m.DriverUS))
 	if m.WaitUS > 0 {
 		line += fmt.Sprintf(", %s waiting", microseconds(m.WaitUS))
 	}
@@ -369,7 +379,7 @@ func (f *failureText) floors() {
 		}
 	}
 	if len(names) > 0 {
-		f.say("  ", units.Sprintf("The least memory with which the run completes: "+strings.Join(names, ", ")+".", sizes...))
+		f.say("  ", units.Sprintf("The least memory with which the run survives: "+strings.Join(names, ", ")+".", sizes...))
 	}
 }
 

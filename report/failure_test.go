@@ -80,7 +80,7 @@ func TestFailureText(t *testing.T) {
 		t.Fatalf("%+v", x.Search)
 	}
 	remedy := func(kind, title string, peak uint64, breaks ...string) analyze.Remedy {
-		return analyze.Remedy{Kind: kind, Title: title, Capacity: 68 * mib, Peak: peak, Headroom: 68*mib - min(peak, 68*mib), DriverUS: 1500, Breaks: breaks,
+		return analyze.Remedy{Kind: kind, Title: title, Capacity: 68 * mib, Peak: peak, Headroom: 68*mib - min(peak, 68*mib), DriverUS: 1500, DriverLeastUS: 675, Odds: replay.Odds{Replays: 32, Survived: 31}, Breaks: breaks,
 			Verified: true, Survives: true}
 	}
 	handles := "cudaIpcGetMemHandle fails on this memory: libraries that share raw CUDA IPC handles stop working"
@@ -92,7 +92,7 @@ func TestFailureText(t *testing.T) {
 		{Versions: "PyTorch from 2.10 on", Do: "export PYTORCH_ALLOC_CONF=expandable_segments:True"}}
 	first.Floor, second.WaitUS, second.Retries, third.Verified = 48*mib, 20000, 2, false
 	x.Search = analyze.Search{Searched: true, Reproduced: true, Own: x.Own, Remedies: []analyze.Remedy{first, second, third}, Beaten: 3,
-		Tried: []analyze.Remedy{{Title: "CISTERN_CONF=chunk:2MiB"}, {Title: "max_split_size_mb:128", Luck: true}, {Title: "backend:cudaMallocAsync", Barely: true}},
+		Tried: []analyze.Remedy{{Title: "CISTERN_CONF=chunk:2MiB"}, {Title: "max_split_size_mb:128", Luck: true, Odds: replay.Odds{Replays: 32, Survived: 20}}, {Title: "backend:cudaMallocAsync", Barely: true}},
 		More:  5 * mib, MoreFrom: "as much as earlier repeats asked for behind the same place",
 		NotTried: []string{"4 replays and what would have followed from them: the time for them (--budget 1s) was used up"},
 		Floors:   []analyze.Floor{{Who: "the run's own settings", Capacity: 90 * mib}}, LargestRequest: 12 * mib, Replays: 17, TookS: 0.25}

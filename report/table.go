@@ -266,11 +266,14 @@ func survives(r *replay.Result) string {
 }
 
 // driverTime is the modelled time of driver calls, on the hosts that were measured.
-func driverTime(r *replay.Result) string {
-	if r.DriverTimeUS == 0 {
-		return microseconds(0)
+func driverTime(r *replay.Result) string { return timeRange(r.DriverLeastUS, r.DriverTimeUS) }
+
+// timeRange is from one time to another, with one unit where that is the same.
+func timeRange(leastUS, mostUS float64) string {
+	if leastUS == mostUS {
+		return microseconds(mostUS)
 	}
-	least, most := microseconds(r.DriverLeastUS), microseconds(r.DriverTimeUS)
+	least, most := microseconds(leastUS), microseconds(mostUS)
 	if n, unit, ok := strings.Cut(least, " "); ok && strings.HasSuffix(most, " "+unit) {
 		least = n
 	}

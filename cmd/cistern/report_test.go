@@ -161,7 +161,7 @@ func TestReportJSONShape(t *testing.T) {
 			"paused_bytes capacity_from limits steps processes processes_unknown held growth shortage_bytes less_live relief stacks_by searched unsearched advice own " +
 			"reproduced warning caveat more_bytes more_from remedies did_not_survive beaten not_tried floors largest_request_bytes replays took_s"},
 		{"remedy", x.Remedies[0], "kind title policy conf environment command do capacity_bytes survives peak_reserved_bytes headroom_bytes " +
-			"floor_bytes driver_time_us wait_us retries ooms failed_event breaks luck barely odds verified checked check_command"},
+			"floor_bytes driver_time_us driver_time_least_us wait_us retries ooms failed_event breaks luck barely odds verified checked check_command"},
 	} {
 		if got := strings.Join(keysOf(t, c.raw), " "); got != c.want {
 			t.Errorf("%s has %s\nwant %s", c.what, got, c.want)

@@ -3,7 +3,7 @@
 // are computed from the page's own tables.
 
 import './failure.css';
-import {bytes, count, duration, fixed} from './format.js';
+import {bytes, count, duration, durations, fixed, odds} from './format.js';
 import {calledText, fill, h, shortFrame, who} from './dom.js';
 import {addressMap} from './addrmap.js';
 import {flame} from './flame.js';
@@ -87,26 +87,29 @@ function remedies(x) {
       m.breaks.length || !m.verified ? h('ul', {}, m.verified ? null : h('li', {}, 'the model behind it was held against no recording'),
         m.breaks.map((b) => h('li', {}, b))) : null,
       h('div', {class: 'conf', title: m.check_command}, `checked by ${m.checked}`)),
-    bytes(m.peak_reserved_bytes), spare(m), m.floor_bytes ? bytes(m.floor_bytes) : '', duration(m.driver_time_us),
+    odds(m.odds), bytes(m.peak_reserved_bytes), spare(m), m.floor_bytes ? bytes(m.floor_bytes) : '',
+    durations(m.driver_time_least_us, m.driver_time_us),
     duration(m.wait_us), count(m.retries)];
-  const failed = x.did_not_survive.map((m) => h('li', {}, m.title, m.luck ? h('span', {class: 'muted'},
-    ' only by luck: not where segments lay elsewhere, or the GPU was further behind') : null,
+  if (x.warning) {
+    return [head, h('p', {class: 'error'}, `Warning: ${x.warning}.`), relief(x)];
+  }
+  const failed = x.did_not_survive.map((m) => h('li', {}, m.title, m.luck ? h('span', {class: 'muted'}, ` survives ${odds(m.odds)}`) : null,
   m.barely ? h('span', {class: 'muted'}, ' the request, but not what followed') : null));
   const floors = x.floors.filter((f) => f.capacity_bytes > x.capacity_bytes)
     .map((f) => `${bytes(f.capacity_bytes)} with ${f.who}`).join(', ');
   return [head,
     h('p', {class: 'hint'}, 'Each was checked by replaying the recorded run, the request included'
       + `${x.more_bytes ? ` and ${bytes(x.more_bytes)} more behind it (${x.more_from})` : ''}, within ${bytes(x.capacity_bytes)} `
-      + `(${x.capacity_from}): ${count(x.replays)} replays.`),
+      + `(${x.capacity_from}): ${count(x.replays)} replays.${x.own ? ` The run's own settings survive ${odds(x.own.odds)}.` : ''}`),
     x.caveat ? h('p', {class: 'error'}, `Take it with care: ${x.caveat}.`) : null,
-    x.remedies.length ? table(['', 'Peak reserved', 'To spare', 'Would do with', 'Driver', 'Waiting', 'Retries'], [1, 2, 3, 4, 5, 6],
+    x.remedies.length ? table(['', 'Survives', 'Peak reserved', 'To spare', 'Would do with', 'Driver', 'Waiting', 'Retries'], [2, 3, 4, 5, 6, 7],
       x.remedies.map(row)) : h('p', {}, 'Nothing that was tried meets it.'),
     h('ul', {class: 'muted'},
       x.beaten ? h('li', {}, `${count(x.beaten)} settings more did once; none was better than these, so they were tried no further.`) : null,
       x.shortage_bytes && x.shortage_bytes <= Math.max(x.held.allocated_bytes, x.live_bytes) ? h('li', {}, `Or ${bytes(x.shortage_bytes)} less held at this moment`, x.less_live.length
         ? `: the largest holder${x.less_live.length > 1 ? 's are' : ' is'} ${x.less_live.map((s) => `${calledText(s, shortFrame)} (${bytes(s.bytes)})`).join(', ')}.` : '.') : null,
       x.largest_request_bytes && !(x.short_by && x.short_by.bound === '') ? h('li', {}, `With the run's own settings a request of up to ${bytes(x.largest_request_bytes)} would have been met then.`) : null,
-      floors ? h('li', {}, `The least memory with which the run completes: ${floors}.`) : null,
+      floors ? h('li', {}, `The least memory with which the run survives: ${floors}.`) : null,
       x.not_tried.map((n) => h('li', {}, `Not tried: ${n}.`))),
     relief(x),
     failed.length ? h('details', {}, h('summary', {class: 'plain'}, `Tried, and not enough: ${count(failed.length)}`), h('ul', {}, failed)) : null];

@@ -51,6 +51,21 @@ export function duration(us) {
   return `${us < 0 ? '-' : ''}${m} min ${((a - m * 60e6) / 1e6).toFixed(0)} s`;
 }
 
+/** From one time to another, where they differ. */
+export function durations(least, most) {
+  return least === most ? duration(most) : `${duration(least)} to ${duration(most)}`;
+}
+
+/** How many of the replays a run survives. */
+export function odds(o) {
+  return `${count(o.survived)} of ${count(o.replays)}`;
+}
+
+/** Whether these are enough to recommend a setting: replay.Odds.Sure. */
+export function sure(o) {
+  return o.replays > 0 && o.survived * 100 >= o.replays * 95;
+}
+
 export function hex(n) {
   return '0x' + n.toString(16);
 }

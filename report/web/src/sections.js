@@ -1,6 +1,6 @@
 // The parts of the page that are text and tables.
 
-import {bytes, count, duration, fixed} from './format.js';
+import {bytes, count, duration, durations, fixed, odds, sure} from './format.js';
 import {h, who} from './dom.js';
 
 export function section(id, title, hint, ...children) {
@@ -11,7 +11,7 @@ const policyName = (r) => (r.conf ? `${r.policy}:${r.conf}` : r.policy);
 
 /** Key figures. */
 export function cards(t) {
-  const best = t.results.filter((r) => r.completed).sort((a, b) => a.peak_reserved_bytes - b.peak_reserved_bytes)[0];
+  const best = t.results.filter((r) => (r.odds ? sure(r.odds) : r.completed)).sort((a, b) => a.peak_reserved_bytes - b.peak_reserved_bytes)[0];
   const card = (name, value, note, tone) => h('div', {class: `card ${tone || ''}`},
     h('div', {class: 'muted'}, name), h('b', {}, value), h('div', {class: 'muted'}, note || ''));
   return h('div', {class: 'cards'},
@@ -32,6 +32,7 @@ export function cards(t) {
 export function comparison(t) {
   const rec = t.recorded;
   const most = Math.max(1, rec.peak_reserved_bytes, ...t.results.map((r) => r.peak_reserved_bytes));
+  const limited = t.results.some((r) => r.odds);
   const calls = (r) => Object.values(r.driver_calls).reduce((a, b) => a + b, 0);
   const callList = (r) => Object.entries(r.driver_calls).sort((a, b) => b[1] - a[1])
     .map(([k, n]) => `${k} ${count(n)}`).join('\n');
@@ -42,15 +43,18 @@ export function comparison(t) {
     h('td', {class: 'n'}, bytes(r.peak_reserved_bytes), bar(r.peak_reserved_bytes, policyColor(i))),
     h('td', {class: 'n'}, fixed(r.ratio, 3)),
     h('td', {class: 'n', title: callList(r)}, count(calls(r))),
-    h('td', {class: 'n'}, duration(r.driver_time_us)),
+    h('td', {class: 'n'}, durations(r.driver_time_least_us, r.driver_time_us)),
     h('td', {class: 'n'}, `${count(r.stream_syncs)} / ${count(r.device_syncs)}`),
     h('td', {class: 'n'}, count(r.retries)),
     h('td', {class: 'n'}, r.ooms_avoided ? `${count(r.ooms)} (${count(r.ooms_avoided)} avoided)` : count(r.ooms)),
     h('td', {class: 'n'}, r.capacity_bytes ? bytes(r.capacity_bytes) : 'unlimited'),
     h('td', {}, r.completed ? h('span', {class: r.ooms ? '' : 'ok'}, r.ooms ? 'completed, as recorded' : 'completed')
-      : h('span', {class: 'no'}, `died at event ${count(r.failed_event)}`)));
+      : h('span', {class: 'no'}, `died at event ${count(r.failed_event)}`)),
+    limited ? h('td', {}, r.odds ? h('span', {class: sure(r.odds) ? 'ok' : 'no'}, odds(r.odds)) : null,
+      r.odds && r.odds.peak_least_bytes !== r.odds.peak_most_bytes
+        ? h('div', {class: 'conf'}, `peak ${bytes(r.odds.peak_least_bytes)} to ${bytes(r.odds.peak_most_bytes)}`) : null) : null);
   const head = ['Policy', 'Peak reserved', 'Ratio', 'Driver calls', 'Driver time', 'Syncs stream / device', 'Retries',
-    'OOMs', 'Capacity', 'Outcome'];
+    'OOMs', 'Capacity', 'Outcome'].concat(limited ? ['Survives'] : []);
   return h('div', {class: 'scroll'}, h('table', {class: 'grid comparison'},
     h('thead', {}, h('tr', {}, head.map((x, i) => h('th', {class: i > 0 && i < 9 ? 'n' : ''}, x)))),
     h('tbody', {},
@@ -60,7 +64,7 @@ export function comparison(t) {
         h('td', {class: 'n'}, bytes(rec.peak_reserved_bytes), bar(rec.peak_reserved_bytes, '--recorded')),
         h('td', {class: 'n'}, t.inspection.recorded_ratio ? fixed(t.inspection.recorded_ratio, 3) : ''),
         h('td', {class: 'n', title: 'segments got, given back, mapped and unmapped'}, count(rec.segment_events)),
-        h('td', {}), h('td', {}), h('td', {}), h('td', {class: 'n'}, count(rec.ooms)), h('td', {}), h('td', {})) : null,
+        h('td', {}), h('td', {}), h('td', {}), h('td', {class: 'n'}, count(rec.ooms)), h('td', {}), h('td', {}), limited ? h('td', {}) : null) : null,
       t.results.map(row))));
 }
 
