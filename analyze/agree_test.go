@@ -4,9 +4,12 @@ import (
 	"context"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/cistern-gpu/cistern/event"
 	"github.com/cistern-gpu/cistern/recording"
 	"github.com/cistern-gpu/cistern/recording/open"
 	"github.com/cistern-gpu/cistern/replay"
@@ -139,5 +142,36 @@ func agree(t *testing.T, tn *Tuning, x *FailureReport) {
 		if f := floor(tn.Floors, "best"); f.Capacity != best.Floor || f.Capacity > tn.Capacity {
 			t.Errorf("the best settings need %d and %d, of %d", f.Capacity, best.Floor, tn.Capacity)
 		}
+	}
+}
+
+// A run whose failure no replay repeats gets no advice from any command, and is told why.
+func TestUnexplainedRun(t *testing.T) {
+	tr := *smallTraces(t)[1]
+	tr.Events = append(slices.Clone(tr.Events[:20_000]), event.Event{Kind: event.OOM, Size: 512, Addr: 1 << 30, TimeUS: tr.Events[20_000].TimeUS})
+	ctx := context.Background()
+	tn, err := Tune(ctx, &tr, TuneOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	failures, err := ReportFailures(ctx, &tr, nil, RemedyOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	x := failures.Failures[0]
+	specs := []replay.Spec{{Name: "torch"}, {Name: "direct"}}
+	rep, err := replay.Replay(&tr, specs, replay.Options{})
+	if err == nil {
+		err = Judge(ctx, &tr, rep, specs, TuneOptions{})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	const want = "the model does not explain this run: a request failed at event 20000, which 0 of 32 replays with its own settings repeat; nothing is recommended"
+	if tn.Warning != want || x.Warning != want || rep.Warning != want {
+		t.Errorf("%q, %q, %q", tn.Warning, x.Warning, rep.Warning)
+	}
+	if tn.Best != nil || len(tn.Floors) != 0 || len(x.Remedies) != 0 || !strings.Contains(x.Sentence, "the model does not explain this run") {
+		t.Errorf("best %+v, floors %+v, remedies %+v, %s", tn.Best, tn.Floors, x.Remedies, x.Sentence)
 	}
 }
