@@ -314,9 +314,9 @@ func (b *bisection) halve() error {
 	return nil
 }
 
-// ladder are limits above the one found, in percent, that are tried too: more memory can be worse, as PyTorch gives cached memory
+// higherLimits are limits above the one found, in percent, that are tried too: more memory can be worse, as PyTorch gives cached memory
 // back when its limit is reached, which changes where all that follows lies.
-var ladder = []uint64{1, 2, 3, 4, 6, 8, 10, 13, 16, 20, 25, 50}
+var higherLimits = []uint64{1, 2, 3, 4, 6, 8, 10, 13, 16, 20, 25, 50}
 
 // confirm tries high in all draws, and limits above it in few. It returns the largest that fails, 0 for none.
 func (b *bisection) confirm() (worse uint64, err error) {
@@ -327,7 +327,7 @@ func (b *bisection) confirm() (worse uint64, err error) {
 		b.failed = max(b.failed, b.high)
 		return b.high, nil
 	}
-	for _, percent := range slices.Backward(ladder) {
+	for _, percent := range slices.Backward(higherLimits) {
 		at := b.high + b.high*percent/100
 		if at > b.top || at == b.high {
 			continue
@@ -408,8 +408,8 @@ func (s *search) judge(c *Choice) error {
 	return err
 }
 
-// settle is judge where the odds are known.
-func (s *search) settle(c *Choice, odds replay.Odds) error {
+// judgeWith is judge where the odds are known.
+func (s *search) judgeWith(c *Choice, odds replay.Odds) error {
 	holds, err := s.withMargin(c.spec, s.capacity, odds)
 	if err == nil {
 		c.Result.Odds, c.Holds, c.judged = &odds, holds, true

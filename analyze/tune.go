@@ -154,7 +154,7 @@ func (tn *Tuning) explain(s *search) error {
 	if err != nil {
 		return err
 	}
-	if err := s.settle(tn.Own, odds); err != nil {
+	if err := s.judgeWith(tn.Own, odds); err != nil {
 		return err
 	}
 	tn.Warning = s.unexplained(replay.Spec{Name: "torch"}, *tn.Own.Result.Odds)

@@ -54,9 +54,6 @@ var allowedNames = map[string]string{
 	"ByLend":              "by_lend in JSON",
 	"by_lend":             "a field of cistern.h",
 	"_foreign_stream_ref": "an attribute of CuPy's",
-
-	"report/web/src/failure.js: rung": "a key of failures in recordings",
-	"report/web/src/failure.js: told": "a key of failures in reports",
 }
 
 // TestWords: names use the terms of the field. Go names are checked where they are declared, those of C, C++, Python and
