@@ -368,19 +368,24 @@ func TestFloorsHold(t *testing.T) {
 // What Tune recommends does what it says when it is replayed, and nothing on the frontier is beaten.
 func TestTuneRecommendsWhatHolds(t *testing.T) {
 	tr := smallTraces(t)[2]
-	calls, last := 0, 0
+	calls, last, half, whole := 0, 0, 0, 0
 	tn, err := Tune(context.Background(), tr, TuneOptions{Progress: func(done, total int) {
 		calls++
-		if done <= last || done > total {
+		if done < last || done > total {
 			t.Errorf("progress went from %d to %d of %d", last, done, total)
 		}
-		last = done
+		if last, whole = done, total; done > total/2 && done < total {
+			half++
+		}
 	}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if tn.Best == nil || !tn.Best.Holds || tn.Best.Result.PeakReserved > tn.Own.Result.PeakReserved || calls == 0 {
 		t.Fatalf("best %+v, own %+v, %d calls of progress", tn.Best, tn.Own, calls)
+	}
+	if last != whole || half < 10 {
+		t.Errorf("progress ended at %d of %d, and came %d times in the second half", last, whole, half)
 	}
 	again, err := replay.Run(tr, torchSpec(tn.Best.AllocConf), replay.Options{})
 	if err != nil || again.PeakReserved != tn.Best.Result.PeakReserved {

@@ -17,8 +17,9 @@ func TestTuneBeyondDevices(t *testing.T) {
 		Events: []event.Event{{Kind: event.Alloc, Addr: 1 << 20, Size: size}, {Kind: event.FreeCompleted, Addr: 1 << 20, Size: size}}}
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
-	tn, err := Tune(ctx, tr, TuneOptions{Progress: func(done, _ int) {
-		if done > 1000 {
+	replays := 0
+	tn, err := Tune(ctx, tr, TuneOptions{Progress: func(int, int) {
+		if replays++; replays > 1000 {
 			cancel()
 		}
 	}})
@@ -36,8 +37,9 @@ func TestTuneFailureBeyondDevices(t *testing.T) {
 		Events: []event.Event{{Kind: event.Alloc, Addr: 1 << 20, Size: 512}, {Kind: event.OOM, Size: 1 << 40}}}
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
-	tn, err := Tune(ctx, tr, TuneOptions{Progress: func(done, _ int) {
-		if done > 1000 {
+	replays := 0
+	tn, err := Tune(ctx, tr, TuneOptions{Progress: func(int, int) {
+		if replays++; replays > 1000 {
 			cancel()
 		}
 	}})

@@ -228,8 +228,14 @@ func onDevice(t *recording.Trace, without []recording.PoolID) *recording.Trace {
 
 // everything tries all that can matter, what helps most often first.
 func (s *searching) everything(ctx context.Context) error {
-	for _, step := range []func() error{s.own, s.candidates, s.again, s.floors, s.largest} {
-		err := step()
+	defer s.end()
+	for _, step := range []struct {
+		do    func() error
+		to    float64
+		about int
+	}{{s.own, 0.05, 33}, {s.candidates, 0.3, 34}, {s.again, 0.5, 150}, {s.floors, 0.95, 200}, {s.largest, 1, 10}} {
+		s.begin(step.to, step.about)
+		err := step.do()
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}

@@ -52,6 +52,15 @@ type search struct {
 	mu          sync.Mutex         // protects what follows
 	known       map[string]*Choice // PyTorch settings, by AllocConf
 	done, total int
+	phase       phase
+}
+
+// phase is a part of a search. How many replays it takes is known when it is over.
+type phase struct {
+	from, to    float64 // of the whole search
+	about       int     // replays that it often takes
+	done, total int     // replays before it
+	told        float64 // part of the whole search that was made known
 }
 
 // aftermath is what would have followed the failure that a run died of.
@@ -97,6 +106,32 @@ func (s *search) unexplained(own replay.Spec, odds replay.Odds) string {
 	return odds.Unexplained(s.fatal)
 }
 
+// begin begins a phase of about so many replays, which takes the search on to a part of the whole.
+func (s *search) begin(to float64, about int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.phase = phase{from: s.phase.to, to: to, about: about, done: s.done, total: s.total, told: s.phase.told}
+	s.tell(0)
+}
+
+// end ends the last phase.
+func (s *search) end() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.phase.to = 1
+	s.tell(1)
+}
+
+// tell reports progress, of which a part of the phase is made. The caller holds mu.
+func (s *search) tell(part float64) {
+	const whole = 1 << 20
+	p := &s.phase
+	p.told = max(p.told, p.from+(p.to-p.from)*part)
+	if s.opt.Progress != nil {
+		s.opt.Progress(int(whole*p.told), whole)
+	}
+}
+
 func (s *search) expect(n int) {
 	s.mu.Lock()
 	s.total += n
@@ -128,9 +163,8 @@ func (s *search) replay(spec replay.Spec, opt replay.Options) (*replay.Result, e
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.done++
-	if s.opt.Progress != nil {
-		s.opt.Progress(s.done, max(s.done, s.total))
-	}
+	done := s.done - s.phase.done
+	s.tell(float64(done) / float64(max(1, done, s.total-s.phase.total, s.phase.about)))
 	return r, err
 }
 

@@ -107,8 +107,13 @@ func Tune(ctx context.Context, t *recording.Trace, opt TuneOptions) (*Tuning, er
 	}
 	s.optional = true
 	s.costUS = max(costShare*float64(tn.DurationUS), tn.Own.CostUS())
-	for _, step := range []func(*search) error{tn.explain, tn.choose, tn.engine, tn.findFloors} {
-		err := step(s)
+	for _, step := range []struct {
+		do    func(*search) error
+		to    float64
+		about int
+	}{{tn.explain, 0.05, 32}, {tn.choose, 0.35, 200}, {tn.engine, 0.45, 9}, {tn.findFloors, 1, (2 + mostFloors) * 70}} {
+		s.begin(step.to, step.about)
+		err := step.do(s)
 		if ctx.Err() != nil {
 			return nil, ctx.Err()
 		}
@@ -123,6 +128,7 @@ func Tune(ctx context.Context, t *recording.Trace, opt TuneOptions) (*Tuning, er
 	if tn.Best == nil && tn.Why == "" {
 		tn.Why = "the search ended before a setting was found that can be recommended"
 	}
+	s.end()
 	tn.noteResults()
 	return tn, nil
 }
