@@ -263,9 +263,6 @@ func (tn *Tuning) findFloors(s *search) error {
 	}
 	rivals := tn.rivals()
 	jobs := append([]*Choice{tn.Own}, rivals...)
-	if tn.Cistern != nil {
-		jobs = append(jobs, tn.Cistern)
-	}
 	found := make([]Floor, len(jobs))
 	var g errgroup.Group
 	for i, c := range jobs {
@@ -283,7 +280,14 @@ func (tn *Tuning) findFloors(s *search) error {
 		return err
 	}
 	tn.pick(s, rivals, found)
-	return nil
+	if tn.Cistern == nil {
+		return nil
+	}
+	f, err := s.least(tn.Cistern.spec, 0, mostSteps*FloorStep)
+	if err == nil {
+		tn.keepFloor("cistern", f)
+	}
+	return err
 }
 
 // rivals are the settings whose smallest limits are compared with that of the run's own: those that rank first, or where none
@@ -329,9 +333,6 @@ func (tn *Tuning) pick(s *search, rivals []*Choice, found []Floor) {
 	}
 	if least > 0 && found[least].Capacity < min(nonzero(own), nonzero(found[best].Capacity)) {
 		tn.keepFloor("least", found[least])
-	}
-	if tn.Cistern != nil {
-		tn.keepFloor("cistern", found[len(found)-1])
 	}
 	tn.Why = tn.reason(s)
 }

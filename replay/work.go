@@ -11,9 +11,17 @@ import (
 // can say that terabytes are mapped again and again, or that ten thousand streams hold a block each. The bound counts
 // steps, so that it is the same on every machine. A step is what a model does for an ordinary event, about 0.1 µs.
 const (
-	workBase    = 12 << 20
-	workPerByte = 1024 // tune needs at most 700 for the densest recorded run
+	workBase    = 16 << 20
+	workPerByte = 64 // of a small file: at most 2 s for one of 64 KiB
+	// Of what is beyond a small file, as much as a large recording needs: tune takes at most 700 for the densest recorded run.
+	smallFile       = 64 << 10
+	workPerByteMore = 1024
 )
+
+// bound is the number of steps that all replays of the file may take.
+func (w *Work) bound() int64 {
+	return workBase + workPerByte*min(w.stored, smallFile) + workPerByteMore*max(0, w.stored-smallFile)
+}
 
 // What a run, a pool and a stream cost before the first event.
 const (
@@ -44,14 +52,14 @@ func (p *Plan) counted(opt Options) *Plan {
 
 // take adds steps, and reports whether they are too many. Searches leave a quarter to what is replayed beside them.
 func (p *Plan) take(steps int64) error {
-	n, limit := p.work.done.Add(steps), workBase+workPerByte*p.work.stored
+	n, limit := p.work.done.Add(steps), p.work.bound()
 	if p.searched {
 		limit -= limit / 4
 	}
 	if p.work.stored == 0 || n <= limit {
 		return nil
 	}
-	return fmt.Errorf("%w than %d million + %d for each byte of the file, which no recorded run does", ErrWork, workBase>>20, workPerByte)
+	return fmt.Errorf("%w than the %d million that a file of %d bytes may cause, which no recorded run does", ErrWork, limit/1e6, p.work.stored)
 }
 
 // stepper is a policy that takes more than one step for some events.
