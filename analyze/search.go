@@ -60,7 +60,7 @@ type phase struct {
 	from, to    float64 // of the whole search
 	about       int     // replays that it often takes
 	done, total int     // replays before it
-	told        float64 // part of the whole search that was made known
+	reported    float64 // part of the whole search
 }
 
 // aftermath is what would have followed the failure that a run died of.
@@ -110,7 +110,7 @@ func (s *search) unexplained(own replay.Spec, odds replay.Odds) string {
 func (s *search) begin(to float64, about int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.phase = phase{from: s.phase.to, to: to, about: about, done: s.done, total: s.total, told: s.phase.told}
+	s.phase = phase{from: s.phase.to, to: to, about: about, done: s.done, total: s.total, reported: s.phase.reported}
 	s.tell(0)
 }
 
@@ -126,9 +126,9 @@ func (s *search) end() {
 func (s *search) tell(part float64) {
 	const whole = 1 << 20
 	p := &s.phase
-	p.told = max(p.told, p.from+(p.to-p.from)*part)
+	p.reported = max(p.reported, p.from+(p.to-p.from)*part)
 	if s.opt.Progress != nil {
-		s.opt.Progress(int(whole*p.told), whole)
+		s.opt.Progress(int(whole*p.reported), whole)
 	}
 }
 
