@@ -6,7 +6,7 @@ GO ?= go
 TRACE ?= recording/testdata/gpt2_varlen.pickle.gz
 CAPACITY ?= 20.2GiB
 
-.PHONY: help demo test test-go test-python test-web slow recordings build library plain audit wheel command install web bench soak fuzz race race-rest cross lint model gpu-bundle gpu-test gpu-bench clean tools
+.PHONY: help demo test test-go test-python test-web slow recordings build library plain audit wheel command install web bench soak fuzz race race-rest cross lint model docs gpu-bundle gpu-test gpu-bench clean tools
 .DEFAULT_GOAL := help
 
 help:
@@ -25,6 +25,7 @@ help:
 	@echo 'make cross       bin/cross: the command for Linux, macOS and Windows'
 	@echo 'make model       the protocol between C and Go, every interleaving of two threads (also part of make test)'
 	@echo 'make lint        formatting, vet, static analysis, the import rules'
+	@echo 'make docs        bin/site: the documents as a site; mkdocs is installed into bin/mkdocs'
 	@echo 'make gpu-bundle  gpu-bundle/: what a GPU machine without Go needs; its run.sh says how to use it'
 	@echo 'make gpu-test    the bundle, and its tests on the GPU of this machine'
 	@echo 'make gpu-bench   the bundle, and its measurements on the GPU of this machine'
@@ -154,6 +155,10 @@ lint: tools
 # What is checked, and in how many states.
 model: tools
 	$(GO) test -count=1 -v ./internal/magazine/model
+
+# The documents as a site; broken links fail.
+docs:
+	@scripts/docs.sh
 
 # How long random sequences of the engine's are tried under the race detector, and how long new ones by
 # `make soak`.

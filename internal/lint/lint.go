@@ -1,6 +1,6 @@
 // Package lint is the rules of the tree as tests: which package may import which, properties that every package and file has,
 // the words that names may have, that the command builds for every platform, that a program outside the tree can use the
-// library and name its types, and that the README is true. There is nothing in it to import.
+// library and name its types, and that the documents are true. There is nothing in it to import.
 //
 //	go test ./internal/lint
 //
