@@ -44,6 +44,7 @@ func readDocument(t *testing.T, name string) string {
 var (
 	consoleBlock = regexp.MustCompile("(?s)(```console\n)(.*?)(```)")
 	shellBlock   = regexp.MustCompile("(?s)```sh\n(.*?)```")
+	textBlock    = regexp.MustCompile("(?s)```text\n(.*?)```")
 	codeSpan     = regexp.MustCompile("`cistern ([a-z-]+)([^`]*)`")
 	flagName     = regexp.MustCompile(`(?:^|\s)--?([a-z][a-z-]*)`)
 	headCommand  = regexp.MustCompile(`^(.*?) \| head -n ([0-9]+)$`)
@@ -149,6 +150,20 @@ func TestDocumentCommands(t *testing.T) {
 	}
 	if ran < 20 {
 		t.Errorf("%d commands in shell samples: this test no longer finds them", ran)
+	}
+}
+
+// TestDocumentTop: the tables of docs/top.md are those that the command prints of the scene in topscene_test.go.
+func TestDocumentTop(t *testing.T) {
+	printed := readDocument(t, filepath.Join("testdata", "top", "once"))
+	samples := textBlock.FindAllStringSubmatch(readDocument(t, filepath.Join("..", "..", "docs", "top.md")), -1)
+	if len(samples) < 2 {
+		t.Errorf("%d tables in docs/top.md", len(samples))
+	}
+	for _, sample := range samples {
+		if !strings.Contains(printed, sample[1]) {
+			t.Errorf("docs/top.md: nothing in testdata/top/once is\n%s", sample[1])
+		}
 	}
 }
 

@@ -90,7 +90,7 @@ func TestNeeds(t *testing.T) {
 	}
 }
 
-// TestInstall: a program finds the installed library by pkg-config, as the header says.
+// TestInstall: the C program of the documents finds the installed library by pkg-config, and prints what they say.
 func TestInstall(t *testing.T) {
 	t.Parallel()
 	library := libraryPath(t)
@@ -116,16 +116,24 @@ func TestInstall(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	page, err := os.ReadFile("../../docs/c-api.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	sample := regexp.MustCompile("(?s)```c\n(.*?)```.*?```text\n(.*?)```").FindSubmatch(page)
+	if sample == nil {
+		t.Fatal("docs/c-api.md has no program, or not what it prints")
+	}
 	source := filepath.Join(dest, "prog.c")
-	if err := os.WriteFile(source, []byte("#include <cistern.h>\nint main(void) { void *p = cistern_malloc(64 << 20, 0, 0); cistern_free(p, 64 << 20, 0, 0); return p == 0; }\n"), 0o644); err != nil {
+	if err := os.WriteFile(source, sample[1], 0o644); err != nil {
 		t.Fatal(err)
 	}
 	program := filepath.Join(dest, "prog")
 	if err := quiet(exec.Command(compiler("CC", "cc"), append([]string{source, "-o", program}, strings.Fields(string(flags))...)...)); err != nil {
 		t.Fatal(err)
 	}
-	r := run(t, "driver:sim:8GiB", []string{"LD_LIBRARY_PATH=" + filepath.Join(dest, "opt/cistern/lib")}, program)
-	if r.err != nil {
-		t.Errorf("%v %s%s", r.err, r.out, r.report)
+	r := run(t, "", []string{"LD_LIBRARY_PATH=" + filepath.Join(dest, "opt/cistern/lib")}, program)
+	if want := string(sample[2]); r.err != nil || r.out != want {
+		t.Errorf("%v %s: the program of docs/c-api.md printed\n%s\nbut the page says\n%s", r.err, r.report, r.out, want)
 	}
 }

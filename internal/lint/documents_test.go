@@ -24,13 +24,17 @@ import (
 // The pages whose samples are tested here; cmd/cistern tests the commands in all pages, cmd/libcistern the C program.
 const (
 	goPage       = "docs/go-api.md"
+	linkPage     = "docs/getting-started/link.md"
 	replayPage   = "docs/record-replay-tune.md"
 	settingsPage = "docs/settings.md"
 	indexPage    = "docs/index.md"
 )
 
-// TestOutsideProgram builds the Go program of the documents as a stranger would, in a module of its own that finds this one by
-// a replace directive, without a network; runs it; and compares what it prints with what the page says it prints.
+// goModEdit is a command by which a module finds this one.
+var goModEdit = regexp.MustCompile(`(?m)^go mod edit (-[a-z]+) (\S+)$`)
+
+// TestOutsideProgram builds the Go program of the documents as a stranger would, in a module of its own that finds this one as
+// the documents say, without a network; runs it; and compares what it prints with what the page says it prints.
 func TestOutsideProgram(t *testing.T) {
 	if testing.Short() {
 		t.Skip("links a program")
@@ -50,8 +54,6 @@ func TestOutsideProgram(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	write("go.mod", "module example.com/outside\n\ngo 1.26\n\nrequire "+module+" v0.0.0\n\nreplace "+module+" => "+
-		filepath.ToSlash(root(t))+"\n")
 	write("main.go", program)
 	command := func(cgo string, args ...string) string {
 		t.Helper()
@@ -63,6 +65,14 @@ func TestOutsideProgram(t *testing.T) {
 			t.Fatal(err)
 		}
 		return string(out)
+	}
+	command("1", "go", "mod", "init", "example.com/outside")
+	edits := goModEdit.FindAllStringSubmatch(read(t, linkPage), -1)
+	if len(edits) != 2 {
+		t.Fatalf("%s has %d commands for go.mod", linkPage, len(edits))
+	}
+	for _, m := range edits {
+		command("1", "go", "mod", "edit", m[1], strings.ReplaceAll(m[2], "../cistern", filepath.ToSlash(root(t))))
 	}
 	for _, cgo := range []string{"0", "1"} {
 		command(cgo, "go", "build", "-o", "outside.exe", ".")
