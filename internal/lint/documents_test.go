@@ -195,6 +195,23 @@ func commandSource(t *testing.T) string {
 	return b.String()
 }
 
+// TestCNames: the functions of C that the documents name are in the header; a method of PyTorch's pools has such a name too.
+func TestCNames(t *testing.T) {
+	header := read(t, "cmd/libcistern/cistern.h") + " cistern_stats("
+	seen := 0
+	for _, f := range readerPages(t) {
+		for _, m := range regexp.MustCompile("`[^`\n]*?\\b(cistern_[a-z_]+)").FindAllStringSubmatch(read(t, f), -1) {
+			seen++
+			if !regexp.MustCompile(`\b` + m[1] + `\b`).MatchString(header) {
+				t.Errorf("%s names %s, which is not in cistern.h", f, m[1])
+			}
+		}
+	}
+	if seen < 40 {
+		t.Errorf("%d names: this test no longer finds them", seen)
+	}
+}
+
 // TestReadmeSize: the README is for the first minute; the rest is in docs.
 func TestReadmeSize(t *testing.T) {
 	const mostBytes, mostLines = 8192, 150
