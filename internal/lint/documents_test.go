@@ -195,6 +195,22 @@ func commandSource(t *testing.T) string {
 	return b.String()
 }
 
+// TestReadmeResults: the figures of the README are those of the page of benchmarks.
+func TestReadmeResults(t *testing.T) {
+	page, rows := read(t, "docs/benchmarks.md"), 0
+	for _, m := range regexp.MustCompile(`(?m)^\| ([a-z0-9_]+) \| ([0-9.]+) \| ([0-9.]+) \| ([0-9.]+) \| ([0-9.]+) \|$`).FindAllStringSubmatch(read(t, "README.md"), -1) {
+		rows++
+		// Native, expandable, the median of three of Cistern's, and its time.
+		want := regexp.MustCompile(`(?m)^\| ` + m[1] + ` \([0-9]+\) \| [0-9.]+ GB \| ` + m[2] + ` \| ` + m[3] + ` \| [0-9.]+, ` + m[4] + `, [0-9.]+ \| ` + m[5] + ` \|`)
+		if !want.MatchString(page) {
+			t.Errorf("docs/benchmarks.md has other figures for %s", m[0])
+		}
+	}
+	if rows != 4 {
+		t.Errorf("%d rows of results", rows)
+	}
+}
+
 // TestCNames: the functions of C that the documents name are in the header; a method of PyTorch's pools has such a name too.
 func TestCNames(t *testing.T) {
 	header := read(t, "cmd/libcistern/cistern.h") + " cistern_stats("
