@@ -45,7 +45,7 @@ var privatePhrases = map[string]string{
 }
 
 // subject is the beginning of a statement whose subject is a question word. Questions may have one.
-var subject = regexp.MustCompile(`^(Who|What|Nobody)\b`)
+var subject = regexp.MustCompile(`^(Who|What|Nobody)\s`)
 
 // readerPages are the documents for readers, from the root of the tree.
 func readerPages(t *testing.T) (pages []string) {
