@@ -99,12 +99,7 @@ func newRoot(a *app) *cobra.Command {
 	root.AddCommand(newRun(), newRecord(), newTrace(a), newTop(a), newDoctor(a), newBuildAdapter(a), newReplay(a), newInspect(a), newDiff(a), newTune(a), newReport(a),
 		newConvert(a), newVersion(a), newCheckConf())
 	root.CompletionOptions.HiddenDefaultCmd = false
-	root.SetFlagErrorFunc(func(c *cobra.Command, e error) error {
-		if strings.HasPrefix(e.Error(), "unknown") {
-			return fmt.Errorf("%w: %s takes %s", e, c.Name(), flagNames(c))
-		}
-		return e
-	})
+	root.SetFlagErrorFunc(flagError)
 	return root
 }
 

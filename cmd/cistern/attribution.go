@@ -32,7 +32,7 @@ var runStacks = []string{allocator.StacksOff, allocator.StacksNative, allocator.
 func (f *attributionFlags) add(c *cobra.Command) {
 	c.Flags().IntVar(&f.history, "history", 0, "keep the last `N` events of each device, for snapshots, traces and reports (setting history)")
 	c.Flags().StringVar(&f.stacks, "stacks", "", "keep where requests come from, `KINDS` of frames: "+oneOf(runStacks)+" (setting stacks)")
-	c.Flags().StringVar(&f.sample, "stack-sample", "", "of requests below `SIZE` only some get a stack, in proportion to their size;\n"+
+	c.Flags().StringVar(&f.sample, "stack-sample", "", "of requests below `SIZE` only some get a stack, in proportion to their size; "+sizesHelp+"\n"+
 		"0: all get one (default "+usualSample+"; setting stack_sample)")
 	c.Flags().StringVar(&f.report, "report", "", "write a file into the `folder` for each out-of-memory, for cistern report: the first four of a process\n"+
 		"and its newest; it is made where it is not there, and the last 1,000,000 events are kept where no history is given (setting report)")

@@ -4,12 +4,14 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/cistern-gpu/cistern/cuda/sim"
 	"github.com/cistern-gpu/cistern/internal/units"
 	"github.com/cistern-gpu/cistern/recording"
 	"github.com/cistern-gpu/cistern/replay"
@@ -25,6 +27,13 @@ func flagNames(c *cobra.Command) string {
 	})
 	return strings.Join(names, ", ")
 }
+
+// leastCapacity is the smallest limit under which a replay can allocate anything: the granularity of the simulated
+// driver, from which every policy takes its memory.
+const leastCapacity = sim.DefaultGranularity
+
+// sizesHelp says how flags read sizes.
+const sizesHelp = "G and GiB are 2^30 bytes, GB is 10^9"
 
 // sizeFlag is a limit in bytes, as people write it, or the word unlimited.
 type sizeFlag struct {
@@ -51,8 +60,8 @@ func (s *sizeFlag) Set(v string) error {
 	if err != nil {
 		return fmt.Errorf("%w, or unlimited", err)
 	}
-	if n == 0 {
-		return fmt.Errorf("%q: want more than 0 bytes, or unlimited", v)
+	if n < leastCapacity {
+		return fmt.Errorf("less than one allocation of the driver: want %d MiB or more, or unlimited", leastCapacity>>20)
 	}
 	*s = sizeFlag{bytes: n}
 	return nil
@@ -73,7 +82,7 @@ func (d *deviceFlag) String() string {
 func (d *deviceFlag) Set(v string) error {
 	n, err := units.ParseBytes(v)
 	if err == nil && (n < 64<<20 || n > 1<<50) {
-		err = fmt.Errorf("%q: want a device's memory, such as 24GiB", v)
+		err = errors.New("want a device's memory, such as 24G or 24GiB")
 	}
 	*d = deviceFlag(n)
 	return err
@@ -116,14 +125,14 @@ func (f *replayFlags) add(c *cobra.Command) {
 			strings.Join(replay.PolicyNames(), ", ")+
 			".\nCONF replaces the trace's settings, in PYTORCH_ALLOC_CONF or CISTERN_CONF syntax; torch:default is PyTorch's defaults")
 	f.addLimits(c)
-	c.Flags().Var(&f.device, "device-memory", "memory of the GPU that Cistern is replayed on, such as 24GiB (default an H200's,\n"+
+	c.Flags().Var(&f.device, "device-memory", "memory of the GPU that Cistern is replayed on, such as 24G (default an H200's,\n"+
 		"or what the trace's process said)")
 	_ = c.RegisterFlagCompletionFunc("policy", cobra.FixedCompletions(replay.PolicyNames(),
 		cobra.ShellCompDirectiveNoFileComp|cobra.ShellCompDirectiveNoSpace))
 }
 
 func (f *replayFlags) addLimits(c *cobra.Command) {
-	c.Flags().Var(&f.capacity, "capacity", "limit on the bytes reserved, such as 80GiB, or unlimited "+
+	c.Flags().Var(&f.capacity, "capacity", "limit on the bytes reserved, such as 80G, or unlimited; "+sizesHelp+"\n"+
 		"(default the limit that explains the trace's own out-of-memory, else none)")
 	f.lag.d = 20 * time.Millisecond
 	c.Flags().Var(&f.lag, "gpu-lag", "how long after it was queued the simulated GPU "+
@@ -171,6 +180,28 @@ func (f *formatFlags) check() error {
 		return errors.New("--json and --ndjson: choose one")
 	}
 	return nil
+}
+
+// flagError is what is wrong with a flag, in the form of the other messages: the flag as it was given, then the reason.
+func flagError(c *cobra.Command, e error) error {
+	var invalid *pflag.InvalidValueError
+	var number *strconv.NumError
+	switch {
+	case errors.As(e, &invalid):
+		reason := invalid.Unwrap()
+		if errors.As(reason, &number) {
+			reason = errors.New("want a whole number")
+			if invalid.GetFlag().Value.Type() == "bool" {
+				reason = errors.New("want true or false")
+			}
+		} else if strings.HasPrefix(reason.Error(), "time: ") {
+			reason = errors.New("want a time with its unit, such as 60s or 5m")
+		}
+		return fmt.Errorf("--%s %s: %w", invalid.GetFlag().Name, invalid.GetValue(), reason)
+	case strings.HasPrefix(e.Error(), "unknown"):
+		return fmt.Errorf("%w: %s takes %s", e, c.Name(), flagNames(c))
+	}
+	return e
 }
 
 // needOutput checks that -o was given.

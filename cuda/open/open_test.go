@@ -41,7 +41,7 @@ func TestBadSpec(t *testing.T) {
 		"simx2":                      "choose nvidia",
 		"sim:":                       "not a size",
 		"sim:lots":                   "not a size",
-		"sim:80G":                    "not a size",
+		"sim:80Gi":                   "not a size",
 		"sim:80GiBx0":                "number of devices",
 		"sim:80GiBx":                 "number of devices",
 		"sim:80GiBx65":               "number of devices",

@@ -1,6 +1,6 @@
-// Package units reads and writes byte sizes as people write them: "80GiB", "1.5 GiB", "512MiB", "4096".
-// Binary units (KiB to EiB) are powers of 1024, decimal ones (KB to PB) powers of 1000. A bare
-// "G" means either, depending on whom you ask, and is refused.
+// Package units reads and writes byte sizes as people write them: "80GiB", "80G", "1.5 GiB", "512MiB", "4096".
+// Binary units (KiB to EiB) are powers of 1024, decimal ones (KB to PB) powers of 1000. A letter alone (K to P) is the
+// binary unit, as Slurm, Docker and the JVM read it.
 package units
 
 import (
@@ -17,6 +17,7 @@ var suffixes = []struct {
 }{
 	{"", 1}, {"b", 1}, {"byte", 1}, {"bytes", 1},
 	{"kib", 1 << 10}, {"mib", 1 << 20}, {"gib", 1 << 30}, {"tib", 1 << 40}, {"pib", 1 << 50}, {"eib", 1 << 60},
+	{"k", 1 << 10}, {"m", 1 << 20}, {"g", 1 << 30}, {"t", 1 << 40}, {"p", 1 << 50},
 	{"kb", 1e3}, {"mb", 1e6}, {"gb", 1e9}, {"tb", 1e12}, {"pb", 1e15},
 }
 
@@ -87,7 +88,7 @@ func fractionOf(digits string, scale uint64) (uint64, error) {
 }
 
 func badSize(s string) error {
-	return fmt.Errorf("%q is not a size in bytes: write 80GiB, 1.5GiB, 512MiB, 80GB or a plain number", s)
+	return fmt.Errorf("%q is not a size in bytes: write 80G or 80GiB, 1.5GiB, 512MiB, 80GB or a plain number", s)
 }
 
 func tooLarge(s string) error {

@@ -8,7 +8,8 @@ import (
 
 func TestParseBytes(t *testing.T) {
 	for s, want := range map[string]uint64{
-		"0": 0, "4096": 4096, "80GiB": 80 << 30, "512MiB": 512 << 20, "1.5GiB": 3 << 29, "2 mib": 2 << 20,
+		"0": 0, "4096": 4096, "80GiB": 80 << 30, "512MiB": 512 << 20, "24G": 24 << 30, "24g": 24 << 30, "24GB": 24e9, "1.5G": 3 << 29,
+		"4K": 4 << 10, "2 M": 2 << 20, "1T": 1 << 40, "1p": 1 << 50, "1.5GiB": 3 << 29, "2 mib": 2 << 20,
 		" 80 GiB ": 80 << 30, "1KB": 1000, "1.25gb": 1_250_000_000, "3B": 3, "17 bytes": 17, "0.1KiB": 102,
 		"20.05 GiB": 21528523571, "18446744073709551615": math.MaxUint64, "64TiB": 64 << 40, "0.0GiB": 0,
 		"1.123456789123456789PB": 1123456789123456,
@@ -21,7 +22,7 @@ func TestParseBytes(t *testing.T) {
 }
 
 func TestParseBytesRefuses(t *testing.T) {
-	for _, s := range []string{"", "GiB", "-1", "80G", "1.GiB", ".5GiB", "1.2.3GiB", "1e9", "80GiB80", "1.5", "1.5B", "0x10",
+	for _, s := range []string{"", "GiB", "-1", "1E", "80Gi", "16384P", "1.GiB", ".5GiB", "1.2.3GiB", "1e9", "80GiB80", "1.5", "1.5B", "0x10",
 		"18446744073709551616", "16EiB", "17179869184GiB", "15.9999999999999999999999EiBs", "٣GiB"} {
 		got, err := ParseBytes(s)
 		if err == nil {

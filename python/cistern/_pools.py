@@ -148,6 +148,7 @@ def _asker(function: Callable[[int], Any]) -> Any:
 
 _UNITS = {"": 1, "b": 1, "byte": 1, "bytes": 1}
 _UNITS.update({n + "ib": 1 << 10 * i for i, n in enumerate("kmgtpe", 1)})
+_UNITS.update({n: 1 << 10 * i for i, n in enumerate("kmgtp", 1)})
 _UNITS.update({n + "b": 1000 ** i for i, n in enumerate("kmgtp", 1)})
 
 
@@ -159,7 +160,7 @@ def size_in_bytes(value: Union[int, str], what: str) -> int:
         found = re.fullmatch(r"\s*([0-9]+)(\.[0-9]+)?\s*([A-Za-z]*)\s*", value)
         unit = _UNITS.get(found.group(3).lower()) if found else None
         if found is None or unit is None or found.group(2) and unit == 1:
-            raise ValueError("%s: %r is not a size in bytes: write 80GiB, 1.5GiB, 512MiB, 80GB or a plain number" % (what, value))
+            raise ValueError("%s: %r is not a size in bytes: write 80G or 80GiB, 1.5GiB, 512MiB, 80GB or a plain number" % (what, value))
         n = int(found.group(1)) * unit
         if found.group(2):
             digits = found.group(2)[1:]

@@ -42,7 +42,7 @@ class Pools(Case):
             refused()
             enable()
             for arguments in (dict(memory="ipc_legacy"), dict(memory="single_handle", use_on_oom=True), dict(upstream="nccl"),
-                              dict(upstream="logging:file=/tmp/x.csv|async:threshold=1GiB", limit="1.5 GiB", on_oom="managed"),
+                              dict(upstream="logging:file=/tmp/x.csv|async:threshold=1GiB", limit="1.5G", on_oom="managed"),
                               dict(limit=12345), dict(on_oom="pinned")):
                 pool = MemPool(**arguments)
                 print(pool.id, received())
@@ -67,7 +67,7 @@ class Pools(Case):
             refused(upstream="nccl", allocator=object())
             refused(upstream=3)
             refused(upstream="")
-            for limit in ("2 apples", "2G", "-1", 0, -1, 1.5, True, "99999999 PiB"):
+            for limit in ("2 apples", "2Gi", "-1", 0, -1, 1.5, True, "99999999 PiB"):
                 refused(limit=limit)
             refused(on_oom=None)
             refused(on_oom="")
@@ -76,7 +76,7 @@ class Pools(Case):
             from cistern import _pools
             print(len(_pools._kept))
             """)
-        size = "is not a size in bytes: write 80GiB, 1.5GiB, 512MiB, 80GB or a plain number"
+        size = "is not a size in bytes: write 80G or 80GiB, 1.5GiB, 512MiB, 80GB or a plain number"
         self.assertEqual(done.stdout.splitlines(), [
             "ValueError memory is one of chunks, ipc_legacy, single_handle, got 'nccl'",
             "ValueError a pool has one kind of memory: give memory or upstream, not both",
@@ -84,7 +84,7 @@ class Pools(Case):
             "ValueError a pool has one upstream: give allocator or upstream, not both",
             "TypeError upstream is the name of an upstream such as \"nccl\", or cistern.torch.External, got int",
             "ValueError upstream is the name of an upstream such as \"nccl\", or cistern.torch.External, got ''",
-            "ValueError limit: '2 apples' " + size, "ValueError limit: '2G' " + size, "ValueError limit: '-1' " + size,
+            "ValueError limit: '2 apples' " + size, "ValueError limit: '2Gi' " + size, "ValueError limit: '-1' " + size,
             "ValueError limit: 0 bytes; leave it out for a pool without a limit of its own",
             "ValueError limit: -1 is not a size that memory can have",
             "TypeError limit is a number of bytes or a size such as \"2GiB\", got float",
