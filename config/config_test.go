@@ -89,6 +89,8 @@ func TestDefaults(t *testing.T) {
 func TestErrors(t *testing.T) {
 	for text, want := range map[string]string{
 		"limit":                         `setting "limit": expected key:value; the keys are driver, backend, limit, chunk,`,
+		"limits:1GiB":                   `unknown setting "limits": did you mean limit?`,
+		"croos_stream:wait":             `unknown setting "croos_stream": did you mean cross_stream?`,
 		"speed:high":                    `unknown setting "speed": the keys are driver, backend, limit, chunk,`,
 		"front:maybe":                   "setting front:maybe: choose on or off",
 		"single_handle:on":              "setting single_handle:on: choose true or false",

@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/cistern-gpu/cistern/internal/suggest"
 	"github.com/cistern-gpu/cistern/internal/units"
 	"github.com/cistern-gpu/cistern/memory"
 )
@@ -153,6 +154,9 @@ func Parse(text string) (Options, error) {
 		}
 		i := slices.IndexFunc(settings, func(s setting) bool { return s.key == key })
 		if i < 0 {
+			if hint := suggest.Question(key, "", strings.Split(keys(), ", ")); hint != "" {
+				return o, fmt.Errorf("unknown setting %q: %s", key, hint)
+			}
 			return o, fmt.Errorf("unknown setting %q: the keys are %s", key, keys())
 		}
 		if err := settings[i].set(&o, value); err != nil {

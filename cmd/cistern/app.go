@@ -14,6 +14,7 @@ import (
 	"golang.org/x/term"
 
 	"github.com/cistern-gpu/cistern/internal/environ"
+	"github.com/cistern-gpu/cistern/internal/suggest"
 	"github.com/cistern-gpu/cistern/report"
 )
 
@@ -22,15 +23,19 @@ const (
 	exitOK       = 0
 	exitMismatch = 1 // --verify found one
 	exitBad      = 2 // bad usage, bad input, unwritable output
+
+	exitSignal = 128 // and the number of the signal that ended the command: 130 after Ctrl-C
 )
 
 // app is one run of the command: its standard streams and what went wrong so far.
 type app struct {
+	args     []string // of the command line
 	in       io.Reader
 	out, err io.Writer
 	terminal bool // out is one
 	private  bool // new files are for their owner only
 	bad      bool // some file could not be read, or some output not be written
+	stopped  bool // by a signal, before all was done
 	mismatch bool
 	status   int // exit status of a program that was run, where everything else went well
 }
@@ -38,7 +43,7 @@ type app struct {
 // run is the whole command, without the process around it.
 func run(ctx context.Context, args []string, in io.Reader, out, err io.Writer) int {
 	checked := &checkedWriter{w: out}
-	a := &app{in: in, out: checked, err: err, terminal: isTerminal(out)}
+	a := &app{args: args, in: in, out: checked, err: err, terminal: isTerminal(out)}
 	root := newRoot(a)
 	root.SetArgs(args)
 	root.SetIn(in)
@@ -51,6 +56,8 @@ func run(ctx context.Context, args []string, in io.Reader, out, err io.Writer) i
 		a.fail(cannotWrite("standard output", checked.err))
 	}
 	switch {
+	case a.stopped:
+		return interruptedStatus(ctx)
 	case a.bad:
 		return exitBad
 	case a.mismatch:
@@ -59,9 +66,30 @@ func run(ctx context.Context, args []string, in io.Reader, out, err io.Writer) i
 	return a.status
 }
 
-// fail prints an error as one line on standard error. The run ends with code 2, later if not now. That the reader of an
+// stopSignal is why a context ended: a signal that the command heeds.
+type stopSignal struct{ syscall.Signal }
+
+func (s stopSignal) Error() string { return s.String() }
+
+// interruptedStatus is the exit status after the signal that ended ctx, as shells report it.
+func interruptedStatus(ctx context.Context) int {
+	var s stopSignal
+	if errors.As(context.Cause(ctx), &s) {
+		return exitSignal + int(s.Signal)
+	}
+	return exitSignal + int(syscall.SIGINT)
+}
+
+// fail prints an error as one line on standard error, and notes that the command was interrupted if that is the error. The run ends with code 2, later if not now. That the reader of an
 // output has seen enough (head) is no error: other filters end by a signal then, without a word.
 func (a *app) fail(e error) {
+	if errors.Is(e, context.Canceled) {
+		if !a.stopped {
+			fmt.Fprintln(a.err, "cistern: interrupted")
+		}
+		a.stopped = true
+		return
+	}
 	a.bad = true
 	if errors.Is(e, syscall.EPIPE) {
 		return
@@ -99,7 +127,12 @@ func newRoot(a *app) *cobra.Command {
 	root.AddCommand(newRun(), newRecord(), newTrace(a), newTop(a), newDoctor(a), newBuildAdapter(a), newReplay(a), newInspect(a), newDiff(a), newTune(a), newReport(a),
 		newConvert(a), newVersion(a), newCheckConf())
 	root.CompletionOptions.HiddenDefaultCmd = false
-	root.SetFlagErrorFunc(flagError)
+	root.SetFlagErrorFunc(func(c *cobra.Command, e error) error {
+		if !c.HasParent() && !strings.HasPrefix(a.args[0], "-") {
+			return noArgs(c, a.args) // flags of a command that does not exist
+		}
+		return flagError(c, e)
+	})
 	return root
 }
 
@@ -116,6 +149,9 @@ func noArgs(c *cobra.Command, args []string) error {
 	}
 	if len(names) == 0 {
 		return fmt.Errorf("%s takes no arguments, got %q", c.Name(), args[0])
+	}
+	if hint := suggest.Question(args[0], "", names); hint != "" {
+		return fmt.Errorf("unknown command %q: %s", args[0], hint)
 	}
 	return fmt.Errorf("unknown command %q: want one of %s", args[0], strings.Join(names, ", "))
 }

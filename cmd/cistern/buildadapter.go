@@ -125,6 +125,9 @@ func newBuildAdapter(a *app) *cobra.Command {
 			cmd := tool(c.Context(), path, pkg, "build", args...)
 			cmd.Stdout, cmd.Stderr = a.out, a.err
 			err = cmd.Run()
+			if stopped := c.Context().Err(); stopped != nil {
+				return stopped
+			}
 			var exit *exec.ExitError
 			if errors.As(err, &exit) {
 				a.bad = true // it has said why

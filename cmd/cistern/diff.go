@@ -82,6 +82,9 @@ func (a *app) diff(c *cobra.Command, args []string, format formatFlags, atEnd bo
 	all := differences{Devices: []*analyze.Difference{}}
 	var views []*report.DifferenceView
 	for _, p := range pairs {
+		if err := c.Context().Err(); err != nil {
+			return err
+		}
 		d := analyze.Diff(p[0], p[1], atEnd)
 		d.Notes = append(d.Notes, missing...)
 		d.A.Driver(drivers[0])
@@ -107,6 +110,9 @@ func (a *app) diff(c *cobra.Command, args []string, format formatFlags, atEnd bo
 	}
 	if page == nil {
 		return nil
+	}
+	if err := c.Context().Err(); err != nil {
+		return err
 	}
 	if err := report.WriteDifferencePage(page, views); err != nil {
 		return cannotWrite(html, err)

@@ -70,6 +70,9 @@ func newDoctor(a *app) *cobra.Command {
 				if err == nil {
 					d.Python, err = askPython(c.Context(), path, d.Package)
 				}
+				if stopped := c.Context().Err(); stopped != nil {
+					return stopped
+				}
 				if err != nil {
 					d.problem("%v", err)
 				} else {

@@ -77,7 +77,7 @@ func eachFile[T any](ctx context.Context, a *app, paths []string, bar *progress,
 			bar.resume()
 		case <-ctx.Done():
 			bar.pause()
-			return fmt.Errorf("interrupted")
+			return ctx.Err()
 		}
 	}
 	workers.Wait()

@@ -12,20 +12,21 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/cistern-gpu/cistern/cuda/sim"
+	"github.com/cistern-gpu/cistern/internal/suggest"
 	"github.com/cistern-gpu/cistern/internal/units"
 	"github.com/cistern-gpu/cistern/recording"
 	"github.com/cistern-gpu/cistern/replay"
 )
 
-// flagNames lists a command's flags for a message.
-func flagNames(c *cobra.Command) string {
+// flagNames are a command's flags.
+func flagNames(c *cobra.Command) []string {
 	var names []string
 	c.Flags().VisitAll(func(f *pflag.Flag) {
 		if !f.Hidden {
-			names = append(names, "--"+f.Name)
+			names = append(names, f.Name)
 		}
 	})
-	return strings.Join(names, ", ")
+	return names
 }
 
 // leastCapacity is the smallest limit under which a replay can allocate anything: the granularity of the simulated
@@ -147,7 +148,10 @@ func (f *replayFlags) parse() error {
 	}
 	for _, s := range named {
 		spec, err := replay.ParseSpec(s)
-		if err != nil {
+		if name, _, _ := strings.Cut(s, ":"); err != nil {
+			if hint := suggest.Question(name, "", replay.PolicyNames()); hint != "" {
+				return fmt.Errorf("--policy %s: there is no such policy: %s", s, hint)
+			}
 			return fmt.Errorf("--policy: %w", err)
 		}
 		// Replayed over nothing, a policy fails if its settings are wrong.
@@ -186,6 +190,7 @@ func (f *formatFlags) check() error {
 func flagError(c *cobra.Command, e error) error {
 	var invalid *pflag.InvalidValueError
 	var number *strconv.NumError
+	var unknown *pflag.NotExistError
 	switch {
 	case errors.As(e, &invalid):
 		reason := invalid.Unwrap()
@@ -198,8 +203,11 @@ func flagError(c *cobra.Command, e error) error {
 			reason = errors.New("want a time with its unit, such as 60s or 5m")
 		}
 		return fmt.Errorf("--%s %s: %w", invalid.GetFlag().Name, invalid.GetValue(), reason)
-	case strings.HasPrefix(e.Error(), "unknown"):
-		return fmt.Errorf("%w: %s takes %s", e, c.Name(), flagNames(c))
+	case errors.As(e, &unknown):
+		if hint := suggest.Question(unknown.GetSpecifiedName(), "--", flagNames(c)); hint != "" {
+			return fmt.Errorf("%w: %s", e, hint)
+		}
+		return fmt.Errorf("%w: %s takes --%s", e, c.Name(), strings.Join(flagNames(c), ", --"))
 	}
 	return e
 }

@@ -5,6 +5,7 @@ package main
 import (
 	"bytes"
 	"errors"
+	"io"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -74,10 +75,76 @@ func TestSignalsLeaveNoFile(t *testing.T) {
 			}
 			code := codeOf(t, cmd.Wait())
 			stdin.Close()
-			if after := names(t); !slices.Equal(before, after) || code != exitBad {
-				t.Errorf("%v, %v: code %d, files before %v, after %v", args, s, code, before, after)
+			if after := names(t); !slices.Equal(before, after) || code != exitSignal+int(s) ||
+				errs.String() != "cistern: interrupted\n" {
+				t.Errorf("%v, %v: code %d, files before %v, after %v\n%s", args, s, code, before, after, errs)
 			}
 		}
+	}
+}
+
+// TestInterruptedStatus: every command that can run long ends with 130 after Ctrl-C, with one line.
+func TestInterruptedStatus(t *testing.T) {
+	pkg, err := filepath.Abs("../../python/cistern")
+	if err != nil {
+		t.Fatal(err)
+	}
+	inFolder(t)
+	interrupt := func(cmd *exec.Cmd, errs *bytes.Buffer) {
+		t.Helper()
+		if err := cmd.Process.Signal(syscall.SIGINT); err != nil {
+			t.Fatal(err)
+		}
+		if code := codeOf(t, cmd.Wait()); code != 130 || errs.String() != "cistern: interrupted\n" {
+			t.Errorf("%v: code %d, %q", cmd.Args[1:], code, errs)
+		}
+	}
+	// More than a pipe takes has been written when the command reads.
+	rows := "Thread,Time,Action,Pointer,Size,Stream\n" + strings.Repeat("1,10:00:00.000001,allocate,0x7f8a00000000,1048576,0x0\n", 3000)
+	for _, args := range [][]string{{"replay", "-"}, {"inspect", "-"}, {"tune", "-"}, {"report", "-"}, {"diff", "tiny.pickle", "-"},
+		{"convert", "-", "-o", "out.csv"}} {
+		cmd, errs := selfCommand(t, args...)
+		stdin, err := cmd.StdinPipe()
+		if err == nil {
+			err = cmd.Start()
+		}
+		if err == nil {
+			_, err = io.WriteString(stdin, rows)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		interrupt(cmd, errs)
+		stdin.Close()
+	}
+	cmd, errs := selfCommand(t, "top", "--json", "--count", "1000000", "--interval", "100ms")
+	stdout, err := cmd.StdoutPipe()
+	if err == nil {
+		err = cmd.Start()
+	}
+	if err == nil {
+		_, err = stdout.Read(make([]byte, 1))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	interrupt(cmd, errs)
+	interpreter := filepath.Join(t.TempDir(), "python")
+	if err := os.WriteFile(interpreter, []byte("#!/bin/sh\n: > asked\nexec sleep 600\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"doctor", "build-adapter"} {
+		cmd, errs := selfCommand(t, name, "--python", interpreter)
+		cmd.Env = append(cmd.Env, "CISTERN_PYTHON_PACKAGE="+pkg)
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		for end := time.Now().Add(longest); os.Remove("asked") != nil; time.Sleep(time.Millisecond) {
+			if time.Now().After(end) {
+				t.Fatalf("%s asks no Python: %s", name, errs)
+			}
+		}
+		interrupt(cmd, errs)
 	}
 }
 

@@ -122,6 +122,9 @@ func (j *replayJob) run(c *cobra.Command, a *app, args []string, format formatFl
 	if format.json {
 		_ = writeJSON(a.out, all, true)
 	}
+	if err := c.Context().Err(); err != nil {
+		return err
+	}
 	if page != nil && len(views) > 0 {
 		if err := report.WritePage(page, views); err != nil {
 			a.fail(cannotWrite(j.html, err))

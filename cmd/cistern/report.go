@@ -180,6 +180,9 @@ func (j *reportJob) run(c *cobra.Command, a *app, args []string, format formatFl
 	if page == nil || len(views) == 0 {
 		return nil
 	}
+	if err := c.Context().Err(); err != nil {
+		return err
+	}
 	if err := report.WritePage(page, views); err != nil {
 		return cannotWrite(j.html, err)
 	}

@@ -150,13 +150,13 @@ func (a *app) topOnce(ctx context.Context, source top.Source, f *topFlags, width
 	var s top.State
 	s.Add(source.Look(ctx, wanted)) // for the rates, and to have details made
 	for i := range f.count {
-		if f.sleep(ctx, f.interval) != nil {
-			return nil
+		if err := f.sleep(ctx, f.interval); err != nil {
+			return err
 		}
 		s.Add(source.Look(ctx, wanted))
 		for waited := time.Duration(0); i == 0 && waited < answerMost && !s.Answered(wanted); waited += answerEvery {
-			if f.sleep(ctx, answerEvery) != nil {
-				return nil
+			if err := f.sleep(ctx, answerEvery); err != nil {
+				return err
 			}
 			s.Add(source.Look(ctx, wanted))
 		}
@@ -232,5 +232,6 @@ func (a *app) topLive(ctx context.Context, source top.Source, f *topFlags) error
 	if err != nil {
 		return fmt.Errorf("top: %w", err)
 	}
+	a.stopped = ctx.Err() != nil // without a line: the terminal is as it was
 	return nil
 }

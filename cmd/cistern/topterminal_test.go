@@ -297,7 +297,7 @@ func TestTopEndsOnInterrupts(t *testing.T) {
 	if err := x.cmd.Process.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
-	x.ends(exitOK)
+	x.ends(exitSignal + int(syscall.SIGTERM))
 }
 
 // Without a terminal it says what to do instead; --once and --json are the same machine.

@@ -19,7 +19,7 @@ var mayImport = map[string][]string{
 	"internal/engine/arena":    {"cuda", "internal/engine/health", "internal/engine/quota", "internal/engine/timeline", "internal/heap", "internal/lockrank", "internal/magazine"},
 	"internal/engine/phys":     {"cuda", "internal/engine/health", "internal/engine/quota"},
 	"memory":                   {"cuda", "event", "internal/units"},
-	"config":                   {"internal/units", "memory", "resource"},
+	"config":                   {"internal/suggest", "internal/units", "memory", "resource"},
 	"internal/engine/journal":  {"event", "internal/engine/health", "internal/lockrank", "internal/stacks", "memory"},
 	"internal/engine/offload":  {"cuda", "internal/engine/health", "internal/engine/timeline", "internal/nopoll", "internal/units"},
 	"internal/engine/quota":    {"internal/magazine"},
@@ -65,6 +65,7 @@ var mayImport = map[string][]string{
 	"internal/deadline": {},
 	"internal/leaves":   {},
 	"internal/units":    {},
+	"internal/suggest":  {},
 	"internal/cputime":  {},
 	// Above the engine: memory passed between processes.
 	"internal/share": {"cuda", "internal/deadline", "internal/engine", "internal/environ", "internal/nopoll", "memory"},

@@ -198,7 +198,7 @@ class Api(Case):
             except cistern.CisternError as e:
                 print(e)
             """, CISTERN_CONF="driver:sim,chunks:1")
-        self.assertIn('unknown setting "chunks": the keys are', done.stdout)
+        self.assertIn('unknown setting "chunks": did you mean chunk?', done.stdout)
 
     def test_child_of_fork(self):
         done = self.program("""

@@ -247,7 +247,7 @@ class Run(Case):
     def test_bad_settings(self):
         done = self.run_command("run", "--conf", "limits:1GiB", "--", "true")
         self.assertEqual(done.returncode, 2)
-        self.assertIn('unknown setting "limits": the keys are', done.stderr)
+        self.assertIn('unknown setting "limits": did you mean limit?', done.stderr)
         # Also those that the program sets itself, which end it.
         site, package = self.fake_torch(), self.package()
         self.build(package, site)
