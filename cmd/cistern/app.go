@@ -126,6 +126,9 @@ func newRoot(a *app) *cobra.Command {
 	}
 	root.AddCommand(newRun(), newRecord(), newTrace(a), newTop(a), newDoctor(a), newBuildAdapter(a), newReplay(a), newInspect(a), newDiff(a), newTune(a), newReport(a),
 		newConvert(a), newVersion(a), newCheckConf())
+	root.Version = buildVersion().String()
+	root.SetVersionTemplate("{{.Version}}\n")
+	root.Flags().Bool("version", false, "show the version of this command")
 	root.CompletionOptions.HiddenDefaultCmd = false
 	root.SetFlagErrorFunc(func(c *cobra.Command, e error) error {
 		if !c.HasParent() && !strings.HasPrefix(a.args[0], "-") {

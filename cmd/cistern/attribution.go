@@ -17,7 +17,7 @@ import (
 // attributionFlags are those of run that have the program's memory watched: each is a setting of CISTERN_CONF.
 type attributionFlags struct {
 	history     int
-	stacks      string
+	stacks      stackKinds
 	sample      string
 	report      string
 	reportChild bool
@@ -26,18 +26,14 @@ type attributionFlags struct {
 // usualSample is the default of stack_sample: what is smaller adds little to what is held.
 const usualSample = "64KiB"
 
-// runStacks are the choices of --stacks.
-var runStacks = []string{allocator.StacksOff, allocator.StacksNative, allocator.StacksPython, allocator.StacksBoth}
-
 func (f *attributionFlags) add(c *cobra.Command) {
 	c.Flags().IntVar(&f.history, "history", 0, "keep the last `N` events of each device, for snapshots, traces and reports (setting history)")
-	c.Flags().StringVar(&f.stacks, "stacks", "", "keep where requests come from, `KINDS` of frames: "+oneOf(runStacks)+" (setting stacks)")
+	addStacks(c, &f.stacks, "keep where requests come from, `kinds` of frames (setting stacks)", stackWords...)
 	c.Flags().StringVar(&f.sample, "stack-sample", "", "of requests below `SIZE` only some get a stack, in proportion to their size; "+sizesHelp+"\n"+
 		"0: all get one (default "+usualSample+"; setting stack_sample)")
 	c.Flags().StringVar(&f.report, "report", "", "write a file into the `folder` for each out-of-memory, for cistern report: the first four of a process\n"+
 		"and its newest; it is made where it is not there, and the last 1,000,000 events are kept where no history is given (setting report)")
 	c.Flags().BoolVar(&f.reportChild, "report-child", false, "with --report: also start cistern report on each file that stays (setting report_child)")
-	_ = c.RegisterFlagCompletionFunc("stacks", cobra.FixedCompletions(runStacks, cobra.ShellCompDirectiveNoFileComp))
 	_ = c.MarkFlagDirname("report")
 }
 
@@ -50,7 +46,7 @@ func (f *attributionFlags) merge(c *cobra.Command, conf string) (string, error) 
 		value     func() (string, error)
 	}{
 		{"history", "history", func() (string, error) { return strconv.Itoa(f.history), nil }},
-		{"stacks", "stacks", func() (string, error) { return f.stacks, nil }},
+		{"stacks", "stacks", func() (string, error) { return f.stacks.setting(), nil }},
 		{"stack-sample", "stack_sample", func() (string, error) { return f.sample, nil }},
 		{"report", "report", f.folder},
 		{"report-child", "report_child", func() (string, error) { return strconv.FormatBool(f.reportChild), nil }},
@@ -78,6 +74,14 @@ func (f *attributionFlags) merge(c *cobra.Command, conf string) (string, error) 
 		s.add("stack_sample", usualSample)
 	}
 	return string(s), nil
+}
+
+// setting is the value of the setting stacks.
+func (k stackKinds) setting() string {
+	if k == stacksAll {
+		return allocator.StacksBoth
+	}
+	return string(k)
 }
 
 // companion is what a setting needs beside it to be good, so that each flag is checked for itself.

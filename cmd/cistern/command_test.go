@@ -405,6 +405,9 @@ func TestVersionAndCompletion(t *testing.T) {
 	if code != exitOK || !strings.HasPrefix(out, "cistern ") || !strings.Contains(out, runtime.Version()) {
 		t.Errorf("code %d, %q", code, out)
 	}
+	if flag, errs, code := cistern(t, "", "--version"); flag != out || errs != "" || code != exitOK {
+		t.Errorf("--version says %q, version %q; %s, code %d", flag, out, errs, code)
+	}
 	out, _, code = cistern(t, "", "version", "--json")
 	var v versionInfo
 	if err := json.Unmarshal([]byte(out), &v); err != nil || code != exitOK || v.Version == "" {
@@ -428,6 +431,8 @@ func TestPage(t *testing.T) {
 	for _, args := range [][]string{
 		{"replay", "--policy", "torch", "--html", "page.html", "tiny.pickle", "rmm.csv"},
 		{"report", "--policy", "torch", "tiny.pickle", "rmm.csv", "-o", "page.html"},
+		{"report", "--policy", "torch", "tiny.pickle", "rmm.csv", "--html", "page.html"},
+		{"report", "--policy", "torch", "tiny.pickle", "rmm.csv", "--html", "page.html", "-o", "page.html"},
 	} {
 		out, errs, code := cistern(t, "", args...)
 		if bundle := report.CheckBundle(); bundle != nil {

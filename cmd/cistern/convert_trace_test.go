@@ -12,7 +12,7 @@ import (
 // What cistern trace writes can be converted into everything; the table of calls has each of them.
 func TestConvertTraced(t *testing.T) {
 	x := newTraced(t)
-	d, _, stderr, code := x.run(nil, "--stacks", "--", x.program, "dlsym", "everything")
+	d, _, stderr, code := x.run(nil, "--stacks", "native", "--", x.program, "dlsym", "everything")
 	if code != 0 || len(d.Calls) == 0 {
 		t.Fatalf("code %d, %d calls\n%s", code, len(d.Calls), stderr)
 	}

@@ -110,12 +110,14 @@ func TestRunKeepsWhereMemoryGoes(t *testing.T) {
 	folder := filepath.Join(dir, "made", "oom")
 	for _, c := range []struct{ conf, args, want string }{
 		{"", "--history 500", "history:500"},
-		{"limit:1GiB", "--history 500 --stacks native+python", "limit:1GiB,history:500,stacks:native+python,stack_sample:64KiB"},
+		{"limit:1GiB", "--history 500 --stacks all", "limit:1GiB,history:500,stacks:native+python,stack_sample:64KiB"},
 		{"", "--stacks python --stack-sample 0", "stacks:python,stack_sample:0"},
 		{"stacks:native", "--stack-sample 1MiB", "stacks:native,stack_sample:1MiB"},
 		{"stack_sample:2MiB,stacks:python", "--stacks python", "stack_sample:2MiB,stacks:python"},
 		{"stack_sample:1MiB,stacks:python", "--stack-sample 1024KiB", "stack_sample:1MiB,stacks:python"},
 		{"", "--stacks off", "stacks:off"},
+		{"stacks:native+python", "--stacks all", "stacks:native+python,stack_sample:64KiB"},
+		{"", "--stacks native+python --stack-sample 0", "stacks:native+python,stack_sample:0"},
 		{"", "--report " + folder, "report:" + folder},
 		{"history:7", "--report " + folder + " --report-child", "history:7,report:" + folder + ",report_child:true"},
 		{"", "--history 0 --report " + folder, "history:0,report:" + folder},
@@ -142,8 +144,8 @@ func TestRunKeepsWhereMemoryGoes(t *testing.T) {
 		{"stacks:native", "--stacks python", "--stacks python: the settings say stacks:native already"},
 		{"report:/elsewhere", "--report " + folder, "--report " + folder + ": the settings say report:/elsewhere already"},
 		{"", "--history -1", "--history: history -1: must be a number of events"},
-		{"", "--stacks all", `--stacks: stacks "all": choose off, native, python or native+python`},
-		{"", "--stacks native,limit:3GiB", "--stacks: native,limit:3GiB: a setting ends at a comma"},
+		{"", "--stacks both", "--stacks both: want off, python, native or all"},
+		{"", "--stacks native,limit:3GiB", "--stacks native,limit:3GiB: want off, python, native or all"},
 		{"", "--stack-sample many --stacks native", "--stack-sample: setting stack_sample:many:"},
 		{"", "--stack-sample 1MiB", "needs stacks"},
 		{"", "--report-child", "needs report"},
@@ -203,14 +205,14 @@ func TestRunNeedsItsParts(t *testing.T) {
 
 func TestRecordSetsTheEnvironment(t *testing.T) {
 	dir := t.TempDir()
-	out, errs, code := asCommand(t, []string{"PWD=" + dir}, "record", "-o", filepath.Join(dir, "x.pickle.gz"), "--stacks", "none",
+	out, errs, code := asCommand(t, []string{"PWD=" + dir}, "record", "-o", filepath.Join(dir, "x.pickle.gz"), "--stacks", "off",
 		"--max-entries", "7", "--", "env")
 	if code != 0 || errs != "" {
 		t.Fatalf("code %d: %s", code, errs)
 	}
 	env := variables(t, out)
 	for key, want := range map[string]string{envInject: "record", "_CISTERN_RECORD": filepath.Join(dir, "x.pickle.gz"),
-		"_CISTERN_RECORD_STACKS": "none", "_CISTERN_RECORD_ENTRIES": "7"} {
+		"_CISTERN_RECORD_STACKS": "off", "_CISTERN_RECORD_ENTRIES": "7"} {
 		if got := env.get(key); got != want {
 			t.Errorf("%s is %q, want %q", key, got, want)
 		}

@@ -5,9 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -15,11 +13,9 @@ import (
 	"github.com/cistern-gpu/cistern/internal/outfile"
 )
 
-// recordStacks are the choices of --stacks.
-var recordStacks = []string{"python", "all", "none"}
-
 func newRecord() *cobra.Command {
-	var out, stacks string
+	var out string
+	stacks := stacksPython
 	var entries int
 	c := &cobra.Command{
 		Use:   "record [flags] -o FILE -- PROGRAM [ARGUMENT]...",
@@ -34,8 +30,8 @@ func newRecord() *cobra.Command {
 			if out == "" {
 				return errors.New("record: no output named: give -o FILE, such as -o run.pickle.gz")
 			}
-			if !slices.Contains(recordStacks, stacks) {
-				return fmt.Errorf("--stacks %q: want one of %s", stacks, strings.Join(recordStacks, ", "))
+			if stacks == stacksNative {
+				return errors.New("--stacks native: PyTorch records native frames with Python's only: choose python or all")
 			}
 			if entries < 1 {
 				return fmt.Errorf("--max-entries %d: want 1 or more", entries)
@@ -54,16 +50,15 @@ func newRecord() *cobra.Command {
 			}
 			env.set("_CISTERN_RECORD", file)
 			env.set("_CISTERN_RECORD_ENTRIES", strconv.Itoa(entries))
-			env.set("_CISTERN_RECORD_STACKS", stacks)
+			env.set("_CISTERN_RECORD_STACKS", string(stacks))
 			env.set("_CISTERN_RECORD_TIME", strconv.FormatFloat(float64(time.Now().UnixMilli())/1000, 'f', 3, 64))
 			return become(args, env)
 		},
 	}
 	c.Flags().SetInterspersed(false)
 	c.Flags().StringVarP(&out, "output", "o", "", "`file` to write, compressed if its name ends in .gz")
-	c.Flags().StringVar(&stacks, "stacks", "python", "stacks to record with each allocation: python, all (C++ too, slow) or none")
+	addStacks(c, &stacks, "record where allocations come from, `kinds` of frames (all is slow)", string(stacksOff), string(stacksPython), string(stacksAll))
 	c.Flags().IntVar(&entries, "max-entries", 1_000_000, "events kept on each device; when there are more, the oldest are lost")
-	_ = c.RegisterFlagCompletionFunc("stacks", cobra.FixedCompletions(recordStacks, cobra.ShellCompDirectiveNoFileComp))
 	return c
 }
 

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -21,6 +22,7 @@ func newReport(a *app) *cobra.Command {
 		flags  replayFlags
 		format formatFlags
 		job    reportJob
+		html   string
 	)
 	c := &cobra.Command{
 		Use:   "report [flags] FILE|FOLDER... [-o PAGE]",
@@ -44,6 +46,10 @@ func newReport(a *app) *cobra.Command {
 			if err := flags.parse(); err != nil {
 				return err
 			}
+			if job.html != "" && html != "" && job.html != html {
+				return fmt.Errorf("-o %s and --html %s: both name the HTML report: give one of them", job.html, html)
+			}
+			job.html = cmp.Or(job.html, html)
 			args, err := outOfFolders(args)
 			if err != nil {
 				return err
@@ -55,6 +61,7 @@ func newReport(a *app) *cobra.Command {
 	}
 	flags.add(c)
 	c.Flags().StringVarP(&job.html, "output", "o", "", "the HTML report's `file`; needed where no request failed")
+	c.Flags().StringVar(&html, "html", "", "the same as -o, as in replay and diff: the HTML report's `file`")
 	c.Flags().BoolVar(&a.private, "private", false, "a new HTML report is for its owner only, as recordings are")
 	_ = c.Flags().MarkHidden("private") // for what a process that runs out of memory starts
 	addBudget(c, &job.search.Budget)

@@ -9,14 +9,12 @@ import (
 	"os/signal"
 	"path/filepath"
 	"runtime"
-	"slices"
 	"strings"
 	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
 
-	allocator "github.com/cistern-gpu/cistern"
 	"github.com/cistern-gpu/cistern/analyze"
 	"github.com/cistern-gpu/cistern/internal/audit"
 	"github.com/cistern-gpu/cistern/internal/environ"
@@ -27,7 +25,7 @@ import (
 func newTrace(a *app) *cobra.Command {
 	var out string
 	var live, follow bool
-	var stacks tracedStacks
+	stacks := stacksOff
 	c := &cobra.Command{
 		Use:   "trace [flags] [-o FILE] -- PROGRAM [ARGUMENT]...",
 		Short: "Record every call by which a program gets memory from the CUDA driver, or gives it back",
@@ -50,13 +48,10 @@ func newTrace(a *app) *cobra.Command {
 			"and the number of the signal that ended it. Where FILE could not be written to its end a line says so, and the code\n" +
 			"stays the same. It is 2 where the program was not started at all.",
 		Example: "  cistern trace -o run.cistern -- python train.py\n" +
-			"  cistern trace --stacks=native+python -o run.cistern -- python train.py",
+			"  cistern trace --stacks all -o run.cistern -- python train.py",
 		Args: programArgs,
 		RunE: func(c *cobra.Command, args []string) error {
-			if c.Flags().Changed("stacks") && c.ArgsLenAtDash() < 0 && kindsApart(args) {
-				return fmt.Errorf("--stacks %s: kinds follow an equals sign: --stacks=%s", args[0], args[0])
-			}
-			t, err := a.newTracing(args, out, audit.Stacks(stacks))
+			t, err := a.newTracing(args, out, tracedKinds[stacks])
 			if err != nil {
 				return err
 			}
@@ -67,55 +62,13 @@ func newTrace(a *app) *cobra.Command {
 	c.Flags().StringVarP(&out, "output", "o", "", "`file` to write; without it there is only the table")
 	c.Flags().BoolVar(&live, "live", false, "print what is held every second, to standard error")
 	c.Flags().BoolVar(&follow, "follow", false, "record until all processes that the program started have ended, not only itself")
-	c.Flags().Var(&stacks, "stacks", "record where calls come from: `KINDS` of frames, native, python or native+python;\nwithout a word native, which also costs most")
-	c.Flags().Lookup("stacks").NoOptDefVal = allocator.StacksNative
-	_ = c.RegisterFlagCompletionFunc("stacks", cobra.FixedCompletions(runStacks, cobra.ShellCompDirectiveNoFileComp))
+	addStacks(c, &stacks, "record where calls come from, `kinds` of frames (native cost most)", stackWords...)
 	return c
 }
 
-// tracedStacks are the words of --stacks.
-type tracedStacks audit.Stacks
-
-type stackWord struct {
-	word  string
-	kinds audit.Stacks
-}
-
-var stackWords = []stackWord{{allocator.StacksOff, 0}, {allocator.StacksNative, audit.Native}, {allocator.StacksPython, audit.Python}, {allocator.StacksBoth, audit.Native | audit.Python}}
-
-func (k *tracedStacks) String() string {
-	for _, w := range stackWords {
-		if w.kinds == audit.Stacks(*k) {
-			return w.word
-		}
-	}
-	return ""
-}
-
-func (k *tracedStacks) Set(s string) error {
-	for _, w := range stackWords {
-		if w.word == s {
-			*k = tracedStacks(w.kinds)
-			return nil
-		}
-	}
-	return errors.New("want " + oneOf(runStacks))
-}
-
-func (k *tracedStacks) Type() string { return "kinds" }
-
-// kindsApart reports whether what stands where the program would is a word of --stacks, as for cistern run: more of this
-// command's flags come behind it, or it is no program.
-func kindsApart(args []string) bool {
-	if !slices.ContainsFunc(stackWords, func(w stackWord) bool { return w.word == args[0] }) {
-		return false
-	}
-	if len(args) > 1 && (slices.Contains([]string{"--", "-o", "--output", "--live", "--follow"}, args[1]) || strings.HasPrefix(args[1], "--output=")) {
-		return true
-	}
-	_, err := lookProgram(args[0])
-	return err != nil
-}
+// tracedKinds are the kinds of --stacks for the audit library.
+var tracedKinds = map[stackKinds]audit.Stacks{stacksOff: 0, stacksNative: audit.Native, stacksPython: audit.Python,
+	stacksAll: audit.Native | audit.Python}
 
 // auditLibrary finds the library where it is in the source tree, in a wheel and in a bundle.
 func auditLibrary() (string, error) {

@@ -61,7 +61,7 @@ func TestTraceShown(t *testing.T) {
 	library := nvmlstandin.Build(t)
 	machine := nvmlstandin.Describe(t, "driver version=580.65.06",
 		`gpu uuid=GPU-00010203-0405-0607-0809-0a0b0c0d0e0f name="NVIDIA H200" bus=0 total=150000 used=4000`)
-	cmd := x.command("trace", "--stacks", "--", program, "an argument")
+	cmd := x.command("trace", "--stacks", "native", "--", program, "an argument")
 	cmd.Env = append(cmd.Env, "LD_LIBRARY_PATH="+filepath.Dir(library), "STANDIN_NVML="+machine)
 	in, err := cmd.StdinPipe()
 	if err != nil {

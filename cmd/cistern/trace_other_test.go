@@ -187,7 +187,7 @@ func TestSlowTraceLanguages(t *testing.T) {
 		plain := exec.Command(program)
 		plain.Env = []string{"STANDIN=" + x.standin}
 		want, _ := plain.Output()
-		for _, stacks := range []string{"off", "native+python"} {
+		for _, stacks := range []string{"off", "all"} {
 			d, stdout, stderr, code := x.run(nil, "--stacks="+stacks, "--", program)
 			if code != 5 || plain.ProcessState.ExitCode() != 5 || stdout != string(want) {
 				t.Fatalf("%s: code %d, %q; want %d, %q\n%s", name, code, stdout, plain.ProcessState.ExitCode(), want, stderr)

@@ -129,7 +129,7 @@ int main(int argc, char **argv) {
 		t.Fatal(err)
 	}
 	program := x.compile("drivers", source, "-ldl")
-	if d, _, errs, code := x.run(nil, "--stacks", "--", program); code != 0 || len(d.Calls) != 3 || len(d.End.Unknown) != 0 {
+	if d, _, errs, code := x.run(nil, "--stacks", "native", "--", program); code != 0 || len(d.Calls) != 3 || len(d.End.Unknown) != 0 {
 		t.Errorf("loaded three times: code %d, %d calls, %v\n%s", code, len(d.Calls), d.End.Unknown, errs)
 	}
 	if d, _, errs, code := x.run(nil, "--", program, "two"); code != 0 || len(d.Calls) != 1 || !strings.Contains(errs, "not seen: all of a second libcuda.so.1") {

@@ -126,7 +126,7 @@ func TestTraceElsewhere(t *testing.T) {
 		library := x.compile("libelsewhere.so", file, "-shared", "-fPIC", "-Wl,-Ttext-segment="+at)
 		for _, pie := range []string{"-pie", "-no-pie"} {
 			program := x.compile("fixed", "testdata/traced.c", pie, "-Wl,--no-as-needed", library, "-Wl,-rpath,"+x.dir, "-ldl", "-pthread")
-			d, _, stderr, code := x.run(nil, "--stacks", "--", program, "dlsym", "everything")
+			d, _, stderr, code := x.run(nil, "--stacks", "native", "--", program, "dlsym", "everything")
 			if code != 0 || len(d.Calls) < 30 {
 				t.Errorf("%s, %s: code %d, %d calls\n%s", at, pie, code, len(d.Calls), stderr)
 				continue

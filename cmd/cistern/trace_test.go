@@ -133,7 +133,7 @@ func TestTraceSeesEveryCall(t *testing.T) {
 		{linked("lazy", "-Wl,-z,lazy"), "linked", "0"}, {linked("now", "-Wl,-z,now"), "linked", "0"}, {linked("noplt", "-fno-plt"), "linked", "0"},
 	} {
 		log := filepath.Join(t.TempDir(), "log")
-		d, stdout, stderr, code := x.run([]string{"STANDIN_LOG=" + log, "STANDIN_INNER=" + c.inner}, "--stacks", "--", c.program, c.how, "everything")
+		d, stdout, stderr, code := x.run([]string{"STANDIN_LOG=" + log, "STANDIN_INNER=" + c.inner}, "--stacks", "native", "--", c.program, c.how, "everything")
 		if code != 0 || stdout != "" || !d.Ended || d.End.Dropped+d.End.Lost != 0 || len(d.End.Unknown) != 0 {
 			t.Errorf("%s %s: code %d, %+v\n%s", filepath.Base(c.program), c.how, code, d.End, stderr)
 		}
@@ -311,7 +311,7 @@ func TestTraceKilled(t *testing.T) {
 		if python != "" && i%4 >= 2 {
 			program = []string{python, "testdata/traced.py", x.standin, "forever"}
 		}
-		cmd := x.command(append([]string{"trace", "--stacks=native+python", "-o", file, "--"}, program...)...)
+		cmd := x.command(append([]string{"trace", "--stacks=all", "-o", file, "--"}, program...)...)
 		out, err := cmd.StdoutPipe()
 		if err != nil {
 			t.Fatal(err)
@@ -475,7 +475,7 @@ func TestSlowTraceCost(t *testing.T) {
 		}
 		return best
 	}
-	alone, with, stacks := call(), call("trace"), call("trace", "--stacks")
+	alone, with, stacks := call(), call("trace"), call("trace", "--stacks=native")
 	t.Logf("starting: %v, audited %v; a call: %.0f ns, traced %.0f ns, with stacks %.0f ns", plain, audited, alone, with, stacks)
 	if with-alone > 5000 {
 		t.Errorf("a call takes %.0f ns, traced %.0f", alone, with)

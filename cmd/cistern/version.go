@@ -25,11 +25,7 @@ func newVersion(a *app) *cobra.Command {
 				_ = writeJSON(a.out, v, true) // checkedWriter remembers
 				return nil
 			}
-			fmt.Fprintf(a.out, "cistern %s", v.Version)
-			if v.Revision != "" {
-				fmt.Fprintf(a.out, " (%s)", v.Revision)
-			}
-			fmt.Fprintf(a.out, ", %s, %s\n", v.Go, v.Platform)
+			fmt.Fprintln(a.out, v)
 			return nil
 		},
 	}
@@ -43,6 +39,15 @@ type versionInfo struct {
 	Revision string `json:"revision"` // of the source, "-dirty" where it was changed; empty if unknown
 	Go       string `json:"go"`
 	Platform string `json:"platform"`
+}
+
+// String is the version as a line.
+func (v versionInfo) String() string {
+	revision := ""
+	if v.Revision != "" {
+		revision = " (" + v.Revision + ")"
+	}
+	return fmt.Sprintf("cistern %s%s, %s, %s", v.Version, revision, v.Go, v.Platform)
 }
 
 func buildVersion() versionInfo {

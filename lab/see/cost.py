@@ -27,7 +27,7 @@ STEPS = {"gpt2_varlen": (24, 8), "generate_serving": (16, 6), "detection": (56, 
 BAR = 1.01
 
 # How a kind is started: flags of trace, or settings of Cistern's.
-TRACED = {"plain": None, "again": None, "traced": (), "stacks": ("--stacks=native",), "pystacks": ("--stacks=native+python",)}
+TRACED = {"plain": None, "again": None, "traced": (), "stacks": ("--stacks=native",), "pystacks": ("--stacks=all",)}
 HELD = {"cistern": "", "history": "history:1000000", "native": "history:1000000,stacks:native", "python": "history:1000000,stacks:python",
         "both": "history:1000000,stacks:native+python", "sampled": "history:1000000,stacks:native+python,stack_sample:1MiB"}
 ALLOCATORS = {"native": None, "expandable": "expandable_segments:True", "async": "backend:cudaMallocAsync"}

@@ -51,7 +51,7 @@ class Recording:
         self.child = parent is not None or "_CISTERN_RECORD_PARENT" in os.environ
         os.environ["_CISTERN_RECORD_PARENT"] = str(os.getpid())
         try:
-            if self.stacks == "none":
+            if self.stacks == "off":
                 self.torch.cuda.memory._record_memory_history(context=None, max_entries=self.entries)
             else:
                 self.torch.cuda.memory._record_memory_history(stacks=self.stacks, max_entries=self.entries)

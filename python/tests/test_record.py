@@ -73,7 +73,7 @@ class Record(Case):
         self.assertIs(type(found["torch"]), str)
 
     def test_options(self):
-        self.record("import torch; torch.cuda.init()", "--stacks", "none", "--max-entries", "5", out="run.pickle.gz")
+        self.record("import torch; torch.cuda.init()", "--stacks", "off", "--max-entries", "5", out="run.pickle.gz")
         with gzip.open(self.path("run.pickle.gz")) as f:
             self.assertIn("segments", pickle.load(f))
         self.assertIn("history all None all 5", self.read("log"))
