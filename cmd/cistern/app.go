@@ -32,6 +32,7 @@ type app struct {
 	args     []string // of the command line
 	in       io.Reader
 	out, err io.Writer
+	device   chosenDevice
 	terminal bool // out is one
 	private  bool // new files are for their owner only
 	bad      bool // some file could not be read, or some output not be written

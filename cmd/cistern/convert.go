@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"path/filepath"
@@ -108,6 +109,9 @@ func newConvert(a *app) *cobra.Command {
 			bar := a.startProgress("converting", 1)
 			defer bar.end()
 			return eachFile(c.Context(), a, args, bar, func(f *recording.File, _ func(int, int)) (struct{}, error) {
+				if a.device.given && f.Driver != nil {
+					return struct{}{}, errors.New("--device: the calls of a driver trace are converted for all devices together")
+				}
 				if err := format.write(o, f, options); err != nil {
 					if werr := o.w.Flush(); werr != nil { // the first that failed
 						err = cannotWrite(displayOutput(out), werr)
@@ -123,6 +127,7 @@ func newConvert(a *app) *cobra.Command {
 		},
 	}
 	c.Flags().StringVarP(&out, "output", "o", "", "`file` to write; - is standard output")
+	a.device.add(c)
 	c.Flags().StringVar(&to, "to", "", "format to write: "+oneOf(formatNames())+" (default by the ending of the output)")
 	c.Flags().StringVar(&at, "at", "peak", "pprof: the `moment`: peak (of live bytes), oom (a request failed), start, end,\n"+
 		"the number of an event, or a time since the first event such as 1.5s")

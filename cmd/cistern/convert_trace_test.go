@@ -22,6 +22,10 @@ func TestConvertTraced(t *testing.T) {
 			t.Errorf("%s: code %d, %s", to, code, errs)
 		}
 	}
+	if _, errs, code := cistern(t, "", "convert", "--device", "0", file, "-o", "-", "--to", "csv"); code != exitBad ||
+		!strings.Contains(errs, "converted for all devices together") {
+		t.Errorf("--device: code %d, %q", code, errs)
+	}
 	out, errs, code := cistern(t, "", "convert", file, "-o", "-", "--to", "csv", "--table", "calls")
 	lines := strings.Split(strings.TrimSuffix(out, "\n"), "\n")
 	if code != exitOK || len(lines) != 1+len(d.Calls) {

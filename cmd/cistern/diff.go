@@ -50,6 +50,7 @@ func newDiff(a *app) *cobra.Command {
 	}
 	c.Flags().StringVar(&at, "at", "peak", "compare the runs at the `moment` when most was live (peak) or after the last event (end)")
 	c.Flags().StringVar(&html, "html", "", "write an HTML report of the differences to this `file`")
+	a.device.add(c)
 	format.add(c)
 	return c
 }

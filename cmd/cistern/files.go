@@ -91,6 +91,9 @@ func one[T any](a *app, path string, step func(float64), work func(*recording.Fi
 	if err != nil {
 		return zero, err
 	}
+	if err := a.device.of(f); err != nil {
+		return zero, fmt.Errorf("%s: %w", displayPath(path), err)
+	}
 	step(0.1)
 	v, err := work(f, func(done, total int) {
 		if total > 0 {

@@ -69,6 +69,7 @@ func newInspect(a *app) *cobra.Command {
 			return err
 		},
 	}
+	a.device.add(c)
 	format.add(c)
 	return c
 }

@@ -42,6 +42,7 @@ func newReplay(a *app) *cobra.Command {
 	c.Flags().BoolVar(&job.verify, "verify", false, "hold PyTorch's model against the record; code 1 on a mismatch")
 	c.Flags().StringVar(&job.record, "record", "", "write what the one policy did as a PyTorch snapshot to this `file`")
 	c.Flags().StringVar(&job.html, "html", "", "write an HTML report of the results to this `file`")
+	a.device.add(c)
 	format.add(c)
 	return c
 }

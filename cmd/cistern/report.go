@@ -65,6 +65,7 @@ func newReport(a *app) *cobra.Command {
 	c.Flags().BoolVar(&a.private, "private", false, "a new HTML report is for its owner only, as recordings are")
 	_ = c.Flags().MarkHidden("private") // for what a process that runs out of memory starts
 	addBudget(c, &job.search.Budget)
+	a.device.add(c)
 	format.add(c)
 	return c
 }

@@ -88,6 +88,7 @@ func newTune(a *app) *cobra.Command {
 	}
 	flags.addLimits(c)
 	addBudget(c, &budget)
+	a.device.add(c)
 	format.add(c)
 	return c
 }
