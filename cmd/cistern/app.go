@@ -20,9 +20,10 @@ import (
 
 // Exit codes of the command line contract.
 const (
-	exitOK       = 0
-	exitMismatch = 1 // --verify found one
-	exitBad      = 2 // bad usage, bad input, unwritable output
+	exitOK          = 0
+	exitMismatch    = 1 // --verify found one
+	exitNoRecording = 1 // the program that was recorded succeeded, and nothing was recorded
+	exitBad         = 2 // bad usage, bad input, unwritable output
 
 	exitSignal = 128 // and the number of the signal that ended the command: 130 after Ctrl-C
 )
@@ -125,7 +126,7 @@ func newRoot(a *app) *cobra.Command {
 		Args:          noArgs,
 		RunE:          func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
-	root.AddCommand(newRun(), newRecord(), newTrace(a), newTop(a), newDoctor(a), newBuildAdapter(a), newReplay(a), newInspect(a), newDiff(a), newTune(a), newReport(a),
+	root.AddCommand(newRun(), newRecord(a), newTrace(a), newTop(a), newDoctor(a), newBuildAdapter(a), newReplay(a), newInspect(a), newDiff(a), newTune(a), newReport(a),
 		newConvert(a), newVersion(a), newCheckConf())
 	root.Version = buildVersion().String()
 	root.SetVersionTemplate("{{.Version}}\n")

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -16,11 +15,11 @@ import (
 	"github.com/cistern-gpu/cistern/internal/environ"
 )
 
-// The commands run and record become another program, in whose Python processes the package cistern acts: the folder
-// _inject of the package is put in front of PYTHONPATH, and the sitecustomize in there does the rest. Variables of
+// The command run becomes another program, and record starts one, in whose Python processes the package cistern acts: the
+// folder _inject of the package is put in front of PYTHONPATH, and the sitecustomize in there does the rest. Variables of
 // the environment, which children inherit, say what it is to do.
 
-// envInject says what the package does in a process: "run" or "record".
+// envInject says what the package does in a process: "run" or "record"; with "run,verbose" it says so in each process.
 const envInject = "_CISTERN_INJECT"
 
 // envCommand names this command, for a library that starts it.
@@ -151,19 +150,9 @@ var errNotLinux = errors.New("programs are run on Cistern, and recorded, on Linu
 // become replaces this process by the program, so that signals and the exit code are the program's own. It returns only
 // if that fails.
 func become(args []string, env environment) error {
-	path, err := exec.LookPath(args[0])
-	if errors.Is(err, exec.ErrDot) {
-		err = nil // the shell would run it too
-	}
+	path, err := lookProgram(args[0])
 	if err != nil {
-		var e *exec.Error
-		if errors.As(err, &e) {
-			err = e.Err
-		}
-		if isFile(args[0]) && strings.HasSuffix(args[0], ".py") {
-			return fmt.Errorf("%s: cannot be started: it is no program: put python in front", args[0])
-		}
-		return fmt.Errorf("%s: cannot be started: %w", args[0], err)
+		return err
 	}
 	if err := execve(path, args, env); err != nil {
 		return fmt.Errorf("%s: cannot be started: %w", args[0], noProgram(err))

@@ -1,10 +1,13 @@
 package main
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"time"
 
@@ -13,7 +16,7 @@ import (
 	"github.com/cistern-gpu/cistern/internal/outfile"
 )
 
-func newRecord() *cobra.Command {
+func newRecord(a *app) *cobra.Command {
 	var out string
 	stacks := stacksPython
 	var entries int
@@ -24,7 +27,9 @@ func newRecord() *cobra.Command {
 			"CUDA starts. The recording is written when a process ends (run.pickle), and when it runs out of memory\n" +
 			"(run.oom1.pickle and so on). Each process writes its own: run.rank3.pickle for rank 3 of several, else\n" +
 			"run.pid4711.pickle for all but the first. They are PyTorch memory snapshots: for cistern replay, tune, inspect\n" +
-			"and report, and for PyTorch's viewer. A process that is killed by a signal writes nothing at its end.\n\n" + injectionHelp,
+			"and report, and for PyTorch's viewer. A process that is killed by a signal writes nothing at its end.\n\n" +
+			"The exit status is the program's, or 128 and the number of the signal that ended it. It is 1 where the program\n" +
+			"succeeded and there is no recording.\n\n" + injectionHelp,
 		Args: programArgs,
 		RunE: func(c *cobra.Command, args []string) error {
 			if out == "" {
@@ -51,8 +56,13 @@ func newRecord() *cobra.Command {
 			env.set("_CISTERN_RECORD", file)
 			env.set("_CISTERN_RECORD_ENTRIES", strconv.Itoa(entries))
 			env.set("_CISTERN_RECORD_STACKS", string(stacks))
-			env.set("_CISTERN_RECORD_TIME", strconv.FormatFloat(float64(time.Now().UnixMilli())/1000, 'f', 3, 64))
-			return become(args, env)
+			log, begun, err := createRecordLog(file)
+			if err != nil {
+				return cannotWrite(out, err)
+			}
+			defer os.Remove(log)
+			env.set("_CISTERN_RECORD_TIME", begun)
+			return a.record(args, env, log)
 		},
 	}
 	c.Flags().SetInterspersed(false)
@@ -60,6 +70,61 @@ func newRecord() *cobra.Command {
 	addStacks(c, &stacks, "record where allocations come from, `kinds` of frames (all is slow)", string(stacksOff), string(stacksPython), string(stacksAll))
 	c.Flags().IntVar(&entries, "max-entries", 1_000_000, "events kept on each device; when there are more, the oldest are lost")
 	return c
+}
+
+// createRecordLog creates the file in which the processes of a recording note that they started and wrote one. It is beside
+// the recording, and its name has the time at which that began, so that both sides know it.
+func createRecordLog(file string) (path, begun string, err error) {
+	for now := time.Now(); ; now = now.Add(time.Millisecond) {
+		begun = strconv.FormatFloat(float64(now.UnixMilli())/1000, 'f', 3, 64)
+		path = filepath.Join(filepath.Dir(file), ".cistern-"+begun)
+		f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, outfile.Private)
+		if !errors.Is(err, fs.ErrExist) {
+			if err == nil {
+				err = f.Close()
+			}
+			return path, begun, err
+		}
+	}
+}
+
+// record runs the program. The status is the program's, or 1 where that is 0 and there is no recording.
+func (a *app) record(args []string, env environment, log string) error {
+	if runtime.GOOS != "linux" {
+		return errNotLinux
+	}
+	program, err := newChild(args, env)
+	if err != nil {
+		return err
+	}
+	passed, err := program.start()
+	if err != nil {
+		return err
+	}
+	program.wait()
+	passed()
+	a.status = exitStatus(program.cmd.ProcessState)
+	if why := noRecording(log); why != "" {
+		fmt.Fprintln(a.err, "cistern: no recording: "+why)
+		if a.status == exitOK {
+			a.status = exitNoRecording
+		}
+	}
+	return nil
+}
+
+// noRecording says why the processes wrote no recording; "" if they did.
+func noRecording(log string) string {
+	notes, err := os.ReadFile(log)
+	switch {
+	case err != nil: // the folder is gone, say: the processes have said what they could not write
+		return ""
+	case bytes.Contains(notes, []byte("wrote\n")):
+		return ""
+	case bytes.Contains(notes, []byte("started\n")):
+		return "CUDA was initialised, but no process wrote a file: one that a signal ends writes none"
+	}
+	return "no process initialised CUDA through PyTorch"
 }
 
 // recordOutput checks, before the program runs for hours, that its recording can be written. The program may go to

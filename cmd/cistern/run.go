@@ -13,7 +13,7 @@ const injectionHelp = "Every Python that the program starts, and the program its
 
 func newRun() *cobra.Command {
 	var conf string
-	var noBuild bool
+	var noBuild, verbose bool
 	var attribution attributionFlags
 	c := &cobra.Command{
 		Use:   "run [flags] -- PROGRAM [ARGUMENT]...",
@@ -61,7 +61,11 @@ func newRun() *cobra.Command {
 			if _, err := sharedLibrary(pkg, "libcistern.so"); err != nil {
 				return err
 			}
-			if err := env.inject(pkg, "run"); err != nil {
+			what := "run"
+			if verbose {
+				what = "run,verbose"
+			}
+			if err := env.inject(pkg, what); err != nil {
 				return err
 			}
 			return become(args, env)
@@ -70,6 +74,7 @@ func newRun() *cobra.Command {
 	c.Flags().SetInterspersed(false)
 	c.Flags().StringVar(&conf, "conf", "", "settings, `key:value,key:value` (default the environment's CISTERN_CONF)")
 	attribution.add(c)
+	c.Flags().BoolVarP(&verbose, "verbose", "v", false, "print a line for each process that runs on Cistern, when it initialises CUDA")
 	c.Flags().BoolVar(&noBuild, "no-build", false, "do not compile an adapter that is not there: use the plain allocator")
 	return c
 }

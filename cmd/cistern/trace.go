@@ -6,7 +6,6 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"os/signal"
 	"path/filepath"
 	"runtime"
 	"strings"
@@ -99,13 +98,11 @@ func auditLibrary() (string, error) {
 
 // tracing is one program under trace.
 type tracing struct {
-	a    *app
-	cmd  *exec.Cmd
+	a *app
+	child
 	ring *audit.Ring
 	file *os.File // nil where only the table is wanted
 	rec  *recorder
-	over chan struct{} // closed when the program has ended
-	stop chan struct{} // closed by a signal after that
 }
 
 // newTracing prepares everything that can fail before the program starts.
@@ -113,7 +110,7 @@ func (a *app) newTracing(args []string, out string, stacks audit.Stacks) (*traci
 	if runtime.GOOS != "linux" || runtime.GOARCH != "amd64" && runtime.GOARCH != "arm64" {
 		return nil, audit.ErrNotLinux
 	}
-	path, err := lookProgram(args[0])
+	program, err := newChild(args, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -124,10 +121,10 @@ func (a *app) newTracing(args []string, out string, stacks audit.Stacks) (*traci
 	if strings.ContainsAny(library, ": ") {
 		return nil, fmt.Errorf("%s: the dynamic linker takes no file with a colon or a space in its name", library)
 	}
-	if why := audit.Blind(path); why != "" {
+	if why := audit.Blind(program.cmd.Path); why != "" {
 		fmt.Fprintf(a.err, "cistern: %s\n", oneLine(fmt.Sprintf("%s %s; it runs untraced, programs that it starts are traced", args[0], why)))
 	}
-	t := &tracing{a: a, over: make(chan struct{}), stop: make(chan struct{})}
+	t := &tracing{a: a, child: program}
 	if t.ring, err = audit.New(audit.Slots, stacks); err != nil {
 		return nil, err
 	}
@@ -150,7 +147,7 @@ func (a *app) newTracing(args []string, out string, stacks audit.Stacks) (*traci
 		fmt.Fprintln(a.err, "cistern: this command is being traced itself: the program is recorded here, and not by that other cistern trace")
 	}
 	env.set("LD_AUDIT", strings.Join(append([]string{library}, others...), ":"))
-	t.cmd = &exec.Cmd{Path: path, Args: args, Env: env, Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr}
+	t.cmd.Env = env
 	return t, nil
 }
 
@@ -203,17 +200,15 @@ func (t *tracing) run(live, follow bool) error {
 			return fmt.Errorf("--follow: %w", err)
 		}
 	}
-	signals := catchSignals()
-	if err := t.cmd.Start(); err != nil {
-		signal.Stop(signals)
-		return fmt.Errorf("%s: cannot be started: %w", t.cmd.Args[0], noProgram(errors.Unwrap(err)))
+	passed, err := t.start()
+	if err != nil {
+		return err
 	}
-	defer t.passSignals(signals)()
+	defer passed()
 	out := newLookout(t)
 	ended := make(chan struct{})
 	go func() {
-		_ = t.cmd.Wait() // its state says how it ended
-		close(t.over)
+		t.wait()
 		if follow {
 			t.waitForOthers()
 		}

@@ -29,24 +29,24 @@ func catchSignals() chan os.Signal {
 
 // passSignals hands what this process is sent to the program, which has been started, until the function that it returns is
 // called. What a terminal sends reaches the program by itself.
-func (t *tracing) passSignals(ch chan os.Signal) func() {
+func (p *child) passSignals(ch chan os.Signal) func() {
 	done := make(chan struct{})
 	go func() {
 		stopped := false
 		for {
 			select {
 			case s := <-ch:
-				if t.programEnded() { // only others are waited for, until a signal
+				if p.ended() { // only others are waited for, until a signal
 					if s != syscall.SIGUSR1 && s != syscall.SIGUSR2 && s != syscall.SIGALRM && !stopped {
 						stopped = true
-						close(t.stop)
+						close(p.stop)
 					}
 					continue
 				}
 				if (s == syscall.SIGINT || s == syscall.SIGQUIT) && foreground() {
 					continue
 				}
-				_ = t.cmd.Process.Signal(s) // it may have ended
+				_ = p.cmd.Process.Signal(s) // it may have ended
 			case <-done:
 				return
 			}
@@ -58,17 +58,17 @@ func (t *tracing) passSignals(ch chan os.Signal) func() {
 	}
 }
 
-// programEnded reports whether the program takes no signal any more, also where it was not waited for yet: what comes in
+// ended reports whether the program takes no signal any more, also where it was not waited for yet: what comes in
 // that moment would be lost.
-func (t *tracing) programEnded() bool {
+func (p *child) ended() bool {
 	select {
-	case <-t.over:
+	case <-p.over:
 		return true
 	default:
 	}
 	var info unix.Siginfo
 	for {
-		switch err := unix.Waitid(unix.P_PID, t.cmd.Process.Pid, &info, unix.WEXITED|unix.WNOHANG|unix.WNOWAIT, nil); err {
+		switch err := unix.Waitid(unix.P_PID, p.cmd.Process.Pid, &info, unix.WEXITED|unix.WNOHANG|unix.WNOWAIT, nil); err {
 		case nil:
 			return info.Signo != 0
 		case unix.EINTR:

@@ -8,7 +8,7 @@ func monotonic() int64 { return 0 }
 
 func catchSignals() chan os.Signal { return make(chan os.Signal) }
 
-func (t *tracing) passSignals(chan os.Signal) func() { return func() {} }
+func (p *child) passSignals(chan os.Signal) func() { return func() {} }
 
 func adopt() error { return nil }
 

@@ -34,7 +34,7 @@ func TestTraceSignals(t *testing.T) {
 // TestTraceSignalAtTheEnd: a signal that comes when the program has ended, and was not waited for yet, is not lost: it is
 // for the recorder of what the program left behind.
 func TestTraceSignalAtTheEnd(t *testing.T) {
-	x := &tracing{cmd: exec.Command("true"), over: make(chan struct{}), stop: make(chan struct{})}
+	x := &child{cmd: exec.Command("true"), over: make(chan struct{}), stop: make(chan struct{})}
 	if err := x.cmd.Start(); err != nil {
 		t.Fatal(err)
 	}

@@ -9,13 +9,13 @@ settings end it, because a run without them would not be what was asked for.
 
 import os
 import sys
-from typing import Any
+from typing import Any, Optional
 
 from ._errors import SettingsError, say
 
 
 def torch_imported(torch: Any) -> None:
-    what = os.environ.get("_CISTERN_INJECT")
+    what, _, how = os.environ.get("_CISTERN_INJECT", "").partition(",")
     if getattr(getattr(torch, "version", None), "cuda", None) is None:
         if what == "record":
             say("nothing is recorded: this PyTorch was built without CUDA")
@@ -26,7 +26,9 @@ def torch_imported(torch: Any) -> None:
 
             _record.begin(torch)
         elif what == "run":
-            _enable()
+            mode = _enable()
+            if mode is not None and how == "verbose":
+                torch.cuda._lazy_call(lambda: _say_mode(mode))
     except SettingsError as e:
         say(str(e), every_rank=True)
         sys.exit(2)
@@ -35,15 +37,21 @@ def torch_imported(torch: Any) -> None:
             every_rank=True)
 
 
-def _enable() -> None:
+def _say_mode(mode: str) -> None:
+    program = os.path.basename(sys.argv[0]) if getattr(sys, "argv", None) else ""
+    say("process %d (%s) runs on Cistern%s" % (os.getpid(), program if program not in ("", "-c", "-m") else "python",
+                                              "" if mode == "adapter" else ", by PyTorch's plain pluggable allocator"), every_rank=True)
+
+
+def _enable() -> Optional[str]:
     from . import _built, _toolchain
     from . import torch as ours
 
     if not _has_driver():
         # Nothing will be put on a GPU here. That the adapter is not built for it is as well.
         if _built.find(_toolchain.find_torch()) is None:
-            return
-    ours.enable()
+            return None
+    return ours.enable()
 
 
 def _has_driver() -> bool:

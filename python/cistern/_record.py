@@ -42,6 +42,8 @@ class Recording:
         self.written = False
         self.lock = threading.RLock()
         self.child = False
+        # The command made this file; when the program has ended, it looks there whether there is a recording.
+        self.notes = os.path.join(os.path.dirname(os.path.abspath(path)), ".cistern-" + os.environ.get("_CISTERN_RECORD_TIME", ""))
 
     def start(self) -> None:
         """Called by the thread that starts CUDA, which may be in a child of fork."""
@@ -50,6 +52,7 @@ class Recording:
         # Processes that this one starts know that they are not the first.
         self.child = parent is not None or "_CISTERN_RECORD_PARENT" in os.environ
         os.environ["_CISTERN_RECORD_PARENT"] = str(os.getpid())
+        self.log("started")
         try:
             if self.stacks == "off":
                 self.torch.cuda.memory._record_memory_history(context=None, max_entries=self.entries)
@@ -79,6 +82,14 @@ class Recording:
                 self.written = True
                 self.write("", "")
 
+    def log(self, word: str) -> None:
+        """Adds a line to the command's file, which is gone when the command is."""
+        try:
+            with open(os.open(self.notes, os.O_WRONLY | os.O_APPEND), "w") as f:
+                f.write(word + "\n")
+        except OSError:
+            pass
+
     def write(self, suffix: str, when: str) -> None:
         """Never raises: the program that is recorded comes first."""
         temporary: Optional[str] = None
@@ -98,6 +109,7 @@ class Recording:
                     pickle.dump(snapshot, f, protocol=4)
             target = place(temporary, folder, name, suffix, self.child)
             temporary = None
+            self.log("wrote")
             events = sum(map(len, snapshot.get("device_traces", ())))
             sys.stderr.write("cistern: wrote %s (%d events%s)\n" % (target, events, ", " + when if when else ""))
         except Exception as e:

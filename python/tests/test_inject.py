@@ -208,6 +208,28 @@ class Run(Case):
                                 "import torch, cistern, os; print(cistern.torch.mode(), os.environ['CISTERN_CONF'])", env=env)
         self.assertEqual((done.stdout, done.stderr), ("adapter limit:1GiB\n", ""))
 
+    def test_verbose_names_processes_on_cistern(self):
+        site, package = self.fake_torch(), self.package()
+        self.build(package, site)
+        self.write("train.py", """if True:
+            import multiprocessing, torch
+            def child():
+                torch.cuda.init()
+            if __name__ == "__main__":
+                idle = multiprocessing.get_context("fork").Process(target=print)
+                idle.start(); idle.join()
+                torch.cuda.init()
+                p = multiprocessing.get_context("spawn").Process(target=child)
+                p.start(); p.join()
+                print(p.pid)
+            """)
+        env = self.environment(PYTHONPATH=site, CISTERN_PYTHON_PACKAGE=package)
+        done = self.run_command("run", "-v", "--", sys.executable, self.path("train.py"), env=env)
+        lines = done.stderr.splitlines()
+        self.assertEqual(len(lines), 2, done.stderr)
+        self.assertRegex(lines[0], r"^cistern: process [0-9]+ \(train\.py\) runs on Cistern$")
+        self.assertRegex(lines[1], r"^cistern: process %s \(.*\) runs on Cistern$" % done.stdout.split()[-1])
+
     def test_pool_before_torch_is_imported(self):
         """The package's own words import PyTorch, and find it enabled."""
         site, package = self.fake_torch(), self.package()

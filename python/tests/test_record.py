@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import textwrap
@@ -81,17 +82,47 @@ class Record(Case):
         self.assertIn("history all all all 1000000", self.read("log"))
 
     def test_ways_to_end(self):
-        for code, status in (("raise ValueError('x')", 1), ("sys.exit(3)", 3), ("raise KeyboardInterrupt", -2)):
+        for code, status in (("raise ValueError('x')", 1), ("sys.exit(3)", 3), ("raise KeyboardInterrupt", 130)):
             done = self.record("import sys, torch\ntorch.cuda.init()\n" + code, check=False)
             self.assertEqual(done.returncode, status)
             self.assertEqual(self.files(), ["run.pickle"])
             os.unlink(self.path("run.pickle"))
 
     def test_nothing_without_cuda(self):
-        done = self.record("import torch")
-        self.assertEqual((self.files(), done.stderr), ([], ""))
-        done = self.record("print('no torch')")
-        self.assertEqual((self.files(), done.stdout, done.stderr), ([], "no torch\n", ""))
+        none = "cistern: no recording: no process initialised CUDA through PyTorch\n"
+        done = self.record("import torch", check=False)
+        self.assertEqual((self.files(), done.stderr, done.returncode), ([], none, 1))
+        done = self.record("print('no torch')", check=False)
+        self.assertEqual((self.files(), done.stdout, done.stderr, done.returncode), ([], "no torch\n", none, 1))
+        # A failure of the program is its own.
+        done = self.record("import sys; sys.exit(7)", check=False)
+        self.assertEqual((self.files(), done.stderr, done.returncode), ([], none, 7))
+        # An old recording of that name is none of this program.
+        self.write("run.pickle", "old")
+        self.assertEqual(self.record("import torch", check=False).returncode, 1)
+
+    def test_killed(self):
+        done = self.record("import os, signal, torch; torch.cuda.init(); os.kill(os.getpid(), signal.SIGKILL)", check=False)
+        self.assertEqual((self.files(), done.returncode), ([], 128 + 9))
+        self.assertIn("cistern: no recording: CUDA was initialised, but no process wrote", done.stderr)
+
+    def test_signals_are_the_programs(self):
+        self.write("main.py", textwrap.dedent("""
+            import signal, sys, torch
+            torch.cuda.init()
+            def end(*_):
+                sys.exit(5)
+            signal.signal(signal.SIGINT, end)
+            print("ready", flush=True)
+            signal.pause()
+            """))
+        env = self.environment(PYTHONPATH=self.site, CISTERN_PYTHON_PACKAGE=PACKAGE, FAKE_TORCH_LOG=self.path("log"))
+        with subprocess.Popen([COMMAND, "record", "-o", "run.pickle", "--", sys.executable, "main.py"], env=env, cwd=self.folder,
+                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True) as command:
+            command.stdout.readline()
+            command.send_signal(signal.SIGINT)
+            self.assertEqual(command.wait(600), 5, command.stderr.read())
+        self.assertEqual(self.files(), ["run.pickle"])
 
     def test_out_of_memory(self):
         done = self.record("""
@@ -156,7 +187,7 @@ class Record(Case):
 
     def test_torch_that_cannot_record(self):
         self.write("site/torch/cuda/memory.py", "def _record_memory_history(enabled):\n    pass\n")
-        done = self.record("import torch; torch.cuda.init(); print('goes on')")
+        done = self.record("import torch; torch.cuda.init(); print('goes on')", check=False)
         self.assertEqual(done.stdout, "goes on\n")
         self.assertIn("cistern: recording: torch 2.11.0+cu130: TypeError: ", done.stderr)
 
