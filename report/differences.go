@@ -120,7 +120,7 @@ func writeChanges(w io.Writer, what, at string, all []analyze.Change, s Style) {
 	fmt.Fprintf(w, "\n%s\n", s.paint("what changed "+atWords(at)+", by "+what, bold))
 	shown, left := changed(all)
 	if len(shown) > 0 {
-		g := grid{head: []string{what, "A", "B", "change", "blocks A", "blocks B"}}
+		g := grid{head: []string{what, "A", "B", "change", "blocks A", "blocks B"}, optional: []string{"blocks A", "blocks B"}}
 		for _, c := range shown {
 			g.add(clean(c.Name), units.FormatBytes(c.BytesA), units.FormatBytes(c.BytesB), signedBytes(c.Grew), number(c.BlocksA),
 				number(c.BlocksB))

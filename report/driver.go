@@ -51,11 +51,9 @@ func WriteDriver(w io.Writer, d *analyze.DriverSummary, s Style) {
 			g.add(c.Name, number(int64(c.Count)), number(int64(c.Failed)), nanoseconds(c.NS), nanoseconds(c.NS/max(1, c.Count)),
 				nanoseconds(c.MaxNS), waits)
 		}
-		if s.Width > 0 && g.width() > s.Width {
-			g.drop(4) // which the time and the number of calls say too
-		}
-		if s.Width > 0 && g.width() > s.Width && !slices.ContainsFunc(d.Calls, func(c analyze.DriverCalls) bool { return c.Failed > 0 }) {
-			g.drop(2)
+		g.optional = []string{"each"} // which the time and the number of calls say too
+		if !slices.ContainsFunc(d.Calls, func(c analyze.DriverCalls) bool { return c.Failed > 0 }) {
+			g.optional = append(g.optional, "failed")
 		}
 		g.write(w, s)
 	}
@@ -130,9 +128,6 @@ func writeKept(w io.Writer, d *analyze.DriverSummary, s Style) {
 			name = "unknown"
 		}
 		g.add(units.FormatBytes(k.Bytes), number(int64(k.Count)), memory, fmt.Sprint(k.PID), name)
-	}
-	if s.Width > 0 {
-		g.wrapLast(s.Width)
 	}
 	g.write(w, s)
 }

@@ -3,13 +3,11 @@ package report
 import (
 	"fmt"
 	"io"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
 
 	"charm.land/lipgloss/v2"
-	"charm.land/lipgloss/v2/table"
 
 	"github.com/cistern-gpu/cistern/analyze"
 	"github.com/cistern-gpu/cistern/internal/units"
@@ -37,155 +35,14 @@ var (
 	green = lipgloss.NewStyle().Foreground(lipgloss.Green)
 )
 
-// grid is a table: the first column is text and so are those from textFrom on; the rest are numbers, set to the right.
-type grid struct {
-	head        []string
-	rows        [][]string
-	textFrom    int
-	numberFirst bool // the first column is one too
-	left        int  // rows that were not added, beyond mostRows
-}
-
-// mostRows and mostText bound what a table shows of what a file may have any number of. Drawing costs 35 µs for a row, and
-// breaking a text grows with the square of its length.
-const (
-	mostRows = 1000
-	mostText = 2000 // bytes of a cell
-)
-
-func (g *grid) add(cells ...string) {
-	if len(g.rows) >= mostRows {
-		g.left++
-		return
-	}
-	for i, c := range cells {
-		if len(c) > mostText {
-			cells[i] = strings.ToValidUTF8(c[:mostText], "") + "…"
-		}
-	}
-	g.rows = append(g.rows, cells)
-}
-
-// longestRule is of how many characters the line below a table's head is at most, where no terminal bounds it.
-const longestRule = 160
-
-// columnGap is what lies between two columns.
-const columnGap = 2
-
-// widths are those of the columns.
-func (g *grid) widths() []int {
-	all := make([]int, len(g.head))
-	for _, row := range append([][]string{g.head}, g.rows...) {
-		for i, cell := range row {
-			all[i] = max(all[i], lipgloss.Width(cell))
-		}
-	}
-	return all
-}
-
-func (g *grid) width() int {
-	sum := columnGap * len(g.head) // the line below the head goes on behind the last
-	for _, n := range g.widths() {
-		sum += n
-	}
-	return sum
-}
-
-// drop leaves a column out, which is before textFrom.
-func (g *grid) drop(column int) {
-	g.head = slices.Delete(slices.Clone(g.head), column, column+1)
-	for i, row := range g.rows {
-		g.rows[i] = slices.Delete(row, column, column+1)
-	}
-	g.textFrom--
-}
-
-// cut leaves the last column out.
-func (g *grid) cut() {
-	last := len(g.head) - 1
-	g.head = g.head[:last]
-	for i, row := range g.rows {
-		g.rows[i] = row[:last]
-	}
-}
-
-// leastLast is the fewest columns of a terminal that the last column of a table gets.
-const leastLast = 24
-
-// wrapLast breaks the text of the last column so that the table is no wider than a terminal.
-func (g *grid) wrapLast(width int) {
-	last := len(g.head) - 1
-	left := width - columnGap
-	for _, n := range g.widths()[:last] {
-		left -= n + columnGap
-	}
-	for _, row := range g.rows {
-		row[last] = strings.Join(breakName(row[last], max(left, leastLast)), "\n")
-	}
-}
-
-// breakName breaks a name into lines: behind spaces, before "::" and "/", and where there are none anywhere.
-func breakName(name string, width int) []string {
-	var lines []string
-	for lipgloss.Width(name) > width {
-		at, n := 0, 0
-		for i, r := range name {
-			if n > 0 && (strings.HasPrefix(name[i:], "::") || r == '/') || i > 0 && name[i-1] == ' ' {
-				at = i
-			}
-			if n += lipgloss.Width(string(r)); n > width {
-				if r == ' ' {
-					at = i // a space at the end of a line is not seen
-				}
-				if at == 0 {
-					at = max(i, 1)
-				}
-				break
-			}
-		}
-		lines = append(lines, strings.TrimRight(name[:at], " "))
-		name = strings.TrimLeft(name[at:], " ")
-	}
-	return append(lines, name)
-}
-
-func (g *grid) write(w io.Writer, s Style) {
-	defer func() {
-		if g.left > 0 {
-			fmt.Fprintf(w, "%s more\n", plural(g.left, "row"))
-		}
-	}()
-	t := table.New().Border(lipgloss.NormalBorder()).BorderTop(false).BorderBottom(false).BorderLeft(false).
-		BorderRight(false).BorderColumn(false).Headers(g.head...).Rows(g.rows...).
-		StyleFunc(func(row, col int) lipgloss.Style {
-			style := lipgloss.NewStyle().PaddingRight(columnGap)
-			if (col > 0 || g.numberFirst) && (g.textFrom == 0 || col < g.textFrom) {
-				style = style.Align(lipgloss.Right)
-			}
-			if row == table.HeaderRow && s.Color {
-				style = style.Bold(true)
-			}
-			return style
-		})
-	if s.Color {
-		t = t.BorderStyle(faint)
-	}
-	for line := range strings.Lines(t.Render()) {
-		if s.Width == 0 && strings.Trim(line, "─\n") == "" && len(line) > longestRule*len("─") {
-			line = line[:longestRule*len("─")] // of text that is no terminal's, where names may be of any length
-		}
-		fmt.Fprintln(w, strings.TrimRight(line, " \n"))
-	}
-}
-
 // WriteReplay writes one trace's comparison, and why requests failed.
 func WriteReplay(w io.Writer, rep *replay.Report, ooms []analyze.OOM, s Style) {
 	writeTitle(w, s, rep.Path, rep.Device, rep.Owner, rep.Format, rep.Environment)
 	fmt.Fprintf(w, "%s on %s over %s; peak live %s\n", plural(rep.Events, "event"), plural(rep.Streams, "stream"),
 		microseconds(float64(rep.DurationUS)), units.FormatBytes(rep.PeakLive))
 	if r := rep.Recorded; r.PeakReserved > 0 {
-		fmt.Fprintf(w, "recorded: peak reserved %s (ratio %s), %s, %s\n", units.FormatBytes(r.PeakReserved),
-			ratio(r.PeakReserved, rep.PeakLive), plural(r.SegmentEvents, "segment event"), plural(r.OOMs, "OOM"))
+		writeWrapped(w, "  ", fmt.Sprintf("recorded: peak reserved %s (ratio %s), %s, %s", units.FormatBytes(r.PeakReserved),
+			ratio(r.PeakReserved, rep.PeakLive), plural(r.SegmentEvents, "segment event"), plural(r.OOMs, "OOM")), s)
 	}
 	fmt.Fprintln(w)
 	WriteResults(w, rep.Results, s)
@@ -193,7 +50,7 @@ func WriteReplay(w io.Writer, rep *replay.Report, ooms []analyze.OOM, s Style) {
 	for _, r := range rep.Results {
 		if line := "capacity: " + capacity(r); r.Capacity > 0 && !seen[line] {
 			seen[line] = true
-			fmt.Fprintln(w, line)
+			writeWrapped(w, "  ", line, s)
 		}
 	}
 	writeWarning(w, rep.Warning, s)
@@ -224,7 +81,8 @@ func writeWarning(w io.Writer, warning string, s Style) {
 // WriteResults writes what policies did, one to a line.
 func WriteResults(w io.Writer, results []*replay.Result, s Style) {
 	g := grid{head: []string{"policy", "peak reserved", "ratio", "driver calls", "driver time", "stream syncs",
-		"device syncs", "retries", "OOMs", "completed", "survives"}, textFrom: 9}
+		"device syncs", "retries", "OOMs", "completed", "survives"}, textFrom: 9,
+		optional: []string{"retries", "device syncs", "stream syncs", "driver calls", "ratio"}}
 	limited := false
 	for _, r := range results {
 		calls := int64(0)
@@ -288,8 +146,8 @@ func capacity(r *replay.Result) string {
 func WriteOOMs(w io.Writer, ooms []analyze.OOM, s Style) {
 	for _, o := range ooms {
 		fmt.Fprintln(w)
-		fmt.Fprintf(w, "%s %s at event %s, %s into the run: %s\n", s.paint("out of memory", red), clean(o.Source),
-			number(o.Event), microseconds(float64(o.TimeUS)), o.Cause)
+		writeWrapped(w, "  ", fmt.Sprintf("%s %s at event %s, %s into the run: %s", s.paint("out of memory", red), clean(o.Source),
+			number(o.Event), microseconds(float64(o.TimeUS)), o.Cause), s)
 		for _, line := range o.Why {
 			writeWrapped(w, "  ", "  "+line, s)
 		}
@@ -299,15 +157,15 @@ func WriteOOMs(w io.Writer, ooms []analyze.OOM, s Style) {
 // WriteInspection writes what a trace holds.
 func WriteInspection(w io.Writer, in *analyze.Inspection, s Style) {
 	writeTitle(w, s, in.Path, in.Device, in.Owner, in.Format, in.Environment)
-	fmt.Fprintf(w, "%s over %s", plural(in.Events, "event"), microseconds(float64(in.DurationUS)))
+	line := fmt.Sprintf("%s over %s", plural(in.Events, "event"), microseconds(float64(in.DurationUS)))
 	sep := ": "
 	for _, k := range kindOrder {
 		if n := in.Kinds[k]; n > 0 {
-			fmt.Fprintf(w, "%s%s %s", sep, number(n), k)
+			line += fmt.Sprintf("%s%s %s", sep, number(n), k)
 			sep = ", "
 		}
 	}
-	fmt.Fprintln(w)
+	writeWrapped(w, "  ", line, s)
 	start := "recorded from the start"
 	if !in.FromStart {
 		start = "the start is missing"
@@ -336,9 +194,9 @@ func WriteInspection(w io.Writer, in *analyze.Inspection, s Style) {
 	}
 	g.write(w, s)
 	if p.Reserved > 0 {
-		fmt.Fprintf(w, "%s in %s; free inside: %s in %s, the largest %s\n", plural(p.Blocks, "block"),
+		writeWrapped(w, "  ", fmt.Sprintf("%s in %s; free inside: %s in %s, the largest %s", plural(p.Blocks, "block"),
 			plural(p.Segments, "segment"), units.FormatBytes(p.FreeBytes), plural(p.FreePieces, "piece"),
-			units.FormatBytes(p.LargestFree))
+			units.FormatBytes(p.LargestFree)), s)
 	}
 
 	fmt.Fprintf(w, "\n%s\n", s.paint("live at the peak, by size", bold))
@@ -351,7 +209,7 @@ func WriteInspection(w io.Writer, in *analyze.Inspection, s Style) {
 	g.write(w, s)
 
 	fmt.Fprintf(w, "\n%s\n", s.paint("live at the peak, by stream", bold))
-	g = grid{head: []string{"stream", "allocations", "requested in all", "live at the peak", "share"}}
+	g = grid{head: []string{"stream", "allocations", "requested in all", "live at the peak", "share"}, optional: []string{"requested in all", "allocations"}}
 	for _, x := range in.Streams {
 		g.add(streamName(x.Stream), number(x.Allocs), units.FormatBytes(x.Bytes), units.FormatBytes(x.LiveBytes),
 			share(x.LiveBytes, p.Live))
@@ -359,7 +217,7 @@ func WriteInspection(w io.Writer, in *analyze.Inspection, s Style) {
 	g.write(w, s)
 	if len(in.Pools) > 1 {
 		fmt.Fprintf(w, "\n%s\n", s.paint("live at the peak, by pool", bold))
-		g = grid{head: []string{"pool", "allocations", "requested in all", "live at the peak", "share"}}
+		g = grid{head: []string{"pool", "allocations", "requested in all", "live at the peak", "share"}, optional: []string{"requested in all", "allocations"}}
 		for _, x := range in.Pools {
 			g.add(x.Pool, number(x.Allocs), units.FormatBytes(x.Bytes), units.FormatBytes(x.LiveBytes), share(x.LiveBytes, p.Live))
 		}
@@ -475,7 +333,7 @@ func writeTitle(w io.Writer, s Style, path string, device int, of *recording.Own
 	if path == "-" {
 		path = "standard input"
 	}
-	fmt.Fprintf(w, "%s, %s, %s\n", s.paint(clean(path), bold), clean(recording.WhereOf(device, of)), format)
+	writeWrapped(w, "  ", fmt.Sprintf("%s, %s, %s", s.paint(clean(path), bold), clean(recording.WhereOf(device, of)), format), s)
 	if line := environmentLine(e); line != "" {
 		writeWrapped(w, "  ", clean(line), s)
 	}

@@ -15,12 +15,13 @@ func WriteTuning(w io.Writer, tn *analyze.Tuning, s Style) {
 	if tn.Capacity > 0 {
 		limit = fmt.Sprintf("limit %s (%s)", units.FormatBytes(tn.Capacity), clean(tn.CapacityFrom))
 	}
-	fmt.Fprintf(w, "%s over %s; peak live %s; %s; %s tried\n\n", plural(tn.Events, "event"),
-		microseconds(float64(tn.DurationUS)), units.FormatBytes(tn.PeakLive), limit, plural(len(tn.Choices), "setting"))
+	writeWrapped(w, "  ", fmt.Sprintf("%s over %s; peak live %s; %s; %s tried", plural(tn.Events, "event"),
+		microseconds(float64(tn.DurationUS)), units.FormatBytes(tn.PeakLive), limit, plural(len(tn.Choices), "setting")), s)
 
+	fmt.Fprintln(w)
 	fmt.Fprintln(w, s.paint("the frontier: nothing tried is better in memory, driver time and waits at once", bold))
 	g := grid{head: []string{"PyTorch's settings", "peak reserved", "ratio", "driver time", "syncs", "retries", "survives",
-		""}, textFrom: 6}
+		""}, textFrom: 6, optional: []string{"retries", "syncs", "ratio"}}
 	row := func(c *analyze.Choice, mark string) {
 		style := green
 		if !c.Holds {
@@ -91,7 +92,7 @@ func WriteTuning(w io.Writer, tn *analyze.Tuning, s Style) {
 
 func writeFloors(w io.Writer, tn *analyze.Tuning, s Style) {
 	fmt.Fprintf(w, "\n%s\n", s.paint("the smallest limit with which the run survives", bold))
-	g := grid{head: []string{"with", "smallest limit", "over peak live", "survives", "with less"}, textFrom: 3}
+	g := grid{head: []string{"with", "smallest limit", "over peak live", "survives", "with less"}, textFrom: 3, optional: []string{"over peak live"}}
 	for _, f := range tn.Floors {
 		who := map[string]string{"own": "the trace's own settings", "best": "the best settings",
 			"least": "the settings that need least", "cistern": "cistern"}[f.Who]

@@ -34,6 +34,7 @@ type app struct {
 	in       io.Reader
 	out, err io.Writer
 	device   chosenDevice
+	color    colorWord
 	terminal bool // out is one
 	private  bool // new files are for their owner only
 	bad      bool // some file could not be read, or some output not be written
@@ -128,6 +129,9 @@ func newRoot(a *app) *cobra.Command {
 	}
 	root.AddCommand(newRun(), newRecord(a), newTrace(a), newTop(a), newDoctor(a), newBuildAdapter(a), newReplay(a), newInspect(a), newDiff(a), newTune(a), newReport(a),
 		newConvert(a), newVersion(a), newCheckConf())
+	a.color = colorAuto
+	root.PersistentFlags().Var(&a.color, "color", "colours: auto (on a terminal, if NO_COLOR is not set), always or never")
+	_ = root.RegisterFlagCompletionFunc("color", cobra.FixedCompletions(colorWords, cobra.ShellCompDirectiveNoFileComp))
 	root.Version = buildVersion().String()
 	root.SetVersionTemplate("{{.Version}}\n")
 	root.Flags().Bool("version", false, "show the version of this command")
@@ -180,22 +184,22 @@ func traceArgs(c *cobra.Command, args []string) error {
 
 // style is how tables are written to this output.
 func (a *app) style() report.Style {
-	return styleOf(a.out0(), a.terminal)
+	return a.styleOf(a.out0(), a.terminal)
 }
 
 // styleOf is how text is written to w. What is no terminal gets lines as long as they are.
-func styleOf(w io.Writer, terminal bool) report.Style {
+func (a *app) styleOf(w io.Writer, terminal bool) report.Style {
 	if !terminal {
-		return report.Style{}
+		return report.Style{Color: a.color == colorAlways}
 	}
 	width := outputWidth(w, func(string) string { return "" })
 	if width <= 0 {
 		width = mostColumns
 	}
-	return report.Style{Color: environ.Get("NO_COLOR") == "" && environ.Get("TERM") != "dumb", Width: min(max(width, leastColumns), mostColumns)}
+	return report.Style{Color: a.color.wanted() && environ.Get("TERM") != "dumb", Width: min(max(width, leastColumns), mostColumns)}
 }
 
-// leastColumns and mostColumns bound the columns of text: below, tables do not fit; above, prose is hard to read.
+// leastColumns and mostColumns bound the columns of text: below, prose is not wrapped further; above, it is hard to read.
 const (
 	leastColumns = 80
 	mostColumns  = 120

@@ -76,11 +76,12 @@ func eachFile[T any](ctx context.Context, a *app, paths []string, bar *progress,
 			done(i, o)
 			bar.resume()
 		case <-ctx.Done():
-			bar.pause()
+			bar.end()
 			return ctx.Err()
 		}
 	}
 	workers.Wait()
+	bar.end()
 	return nil
 }
 

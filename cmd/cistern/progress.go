@@ -9,6 +9,7 @@ import (
 
 	bubbles "charm.land/bubbles/v2/progress"
 	"charm.land/lipgloss/v2"
+	"github.com/charmbracelet/x/ansi"
 )
 
 // barDelay is how long work may take before a bar is shown.
@@ -20,7 +21,9 @@ type progress struct {
 	w     io.Writer // nil: never shown
 	model bubbles.Model
 	verb  string
+	plain bool // without colours
 	stop  chan struct{}
+	once  sync.Once // closes stop
 	ended sync.WaitGroup
 
 	mu     sync.Mutex // protects what follows, and w
@@ -37,6 +40,7 @@ func (a *app) startProgress(verb string, files int) *progress {
 		return p
 	}
 	p.w = a.err
+	p.plain = !a.color.wanted()
 	p.model = bubbles.New(bubbles.WithWidth(32))
 	p.ended.Go(p.run)
 	return p
@@ -88,9 +92,12 @@ func (p *progress) draw() {
 	if n := len(p.parts); n > 1 {
 		files = fmt.Sprintf(" %d of %d files,", whole, n)
 	}
+	bar := p.model.ViewAs(sum / float64(max(1, len(p.parts))))
+	if p.plain {
+		bar = ansi.Strip(bar)
+	}
 	// lipgloss writes no more colours than the terminal has.
-	_, _ = lipgloss.Fprintf(p.w, "\r\x1b[2K%s%s %s %s", p.model.ViewAs(sum/float64(max(1, len(p.parts)))), files, p.verb,
-		oneLine(p.name))
+	_, _ = lipgloss.Fprintf(p.w, "\r\x1b[2K%s%s %s %s", bar, files, p.verb, oneLine(p.name))
 	p.shown = true
 }
 
@@ -111,9 +118,9 @@ func (p *progress) resume() {
 	p.paused = false
 }
 
-// end removes the bar.
+// end removes the bar, once the work is done: what is written after it is the output's alone. It may be called again.
 func (p *progress) end() {
-	close(p.stop)
+	p.once.Do(func() { close(p.stop) })
 	p.ended.Wait()
 	p.pause()
 }

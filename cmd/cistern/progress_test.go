@@ -8,6 +8,8 @@ import (
 	"time"
 
 	bubbles "charm.land/bubbles/v2/progress"
+
+	"github.com/cistern-gpu/cistern/recording"
 )
 
 // Where standard error is no terminal there is no bar, however long the work takes.
@@ -64,4 +66,23 @@ func TestBarTimes(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A bar is over when the work on the files is, whatever is written or asked of it after that.
+func TestBarEndsWithTheWork(t *testing.T) {
+	inFolder(t)
+	var errs bytes.Buffer
+	a := &app{err: &errs}
+	p := &progress{w: &errs, verb: "reading", parts: make([]float64, 1), stop: make(chan struct{}), model: bubbles.New()}
+	p.ended.Go(p.run)
+	read := func(f *recording.File, _ func(int, int)) (struct{}, error) { return struct{}{}, nil }
+	if err := eachFile(t.Context(), a, []string{"tiny.pickle"}, p, read, func(int, outcome[struct{}]) {}); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-p.stop:
+	default:
+		t.Error("the bar goes on")
+	}
+	p.end()
 }

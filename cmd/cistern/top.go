@@ -219,7 +219,7 @@ func (a *app) topLive(ctx context.Context, source top.Source, f *topFlags) error
 	// Bubbletea's own context would kill it; this way it tidies the terminal up first.
 	v := newTopView(source, f, asciiOnly(environ.Get))
 	options := []tea.ProgramOption{tea.WithInput(a.in), tea.WithOutput(a.out0()), tea.WithoutSignalHandler(), tea.WithFPS(30)}
-	if environ.Get("NO_COLOR") != "" {
+	if !a.color.wanted() {
 		options = append(options, tea.WithColorProfile(colorprofile.ASCII))
 	}
 	p := tea.NewProgram(v, options...)

@@ -275,7 +275,7 @@ func (t *tracing) run(live, follow bool) error {
 		summary.Path = t.file.Name()
 	}
 	fmt.Fprintln(t.a.err)
-	report.WriteDriver(t.a.err, summary, styleOf(t.a.err, isTerminal(t.a.err)))
+	report.WriteDriver(t.a.err, summary, t.a.styleOf(t.a.err, isTerminal(t.a.err)))
 	for _, why := range t.rec.why {
 		fmt.Fprintf(t.a.err, "cistern: %s\n", oneLine(why))
 	}
