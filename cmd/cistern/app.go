@@ -122,13 +122,18 @@ func newRoot(a *app) *cobra.Command {
 			"reads a recorded run (a PyTorch memory snapshot, an RMM log, a Cistern trace; plain, gzip or zstd) and shows how\n" +
 			"much GPU memory it would have held, what that would have cost and whether it would have died, under PyTorch's\n" +
 			"allocator with other settings and under Cistern, for which no GPU is needed.",
+		Example: "  cistern report run.oom1.pickle                   why a request failed, and what would have met it\n" +
+			"  cistern record -o run.pickle -- python train.py  record a run under PyTorch's own allocator\n" +
+			"  cistern run -- python train.py                   run on Cistern",
 		SilenceErrors: true,
 		SilenceUsage:  true,
 		Args:          noArgs,
 		RunE:          func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	root.AddCommand(newRun(), newRecord(a), newTrace(a), newTop(a), newDoctor(a), newBuildAdapter(a), newReplay(a), newInspect(a), newDiff(a), newTune(a), newReport(a),
-		newConvert(a), newVersion(a), newCheckConf())
+		newConvert(a), newVersion(a), newCheckConf(), newFormatsTopic())
+	root.SetHelpTemplate(helpTemplate)
+	root.SetUsageTemplate(usageTemplate)
 	a.color = colorAuto
 	root.PersistentFlags().Var(&a.color, "color", "colours: auto (on a terminal, if NO_COLOR is not set), always or never")
 	_ = root.RegisterFlagCompletionFunc("color", cobra.FixedCompletions(colorWords, cobra.ShellCompDirectiveNoFileComp))

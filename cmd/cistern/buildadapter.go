@@ -105,6 +105,8 @@ func newBuildAdapter(a *app) *cobra.Command {
 		Short: "Compile the adapter for the installed PyTorch ahead of its first use",
 		Long: "Build-adapter compiles what stands between PyTorch and Cistern, for the PyTorch of one Python, as the first `cistern\n" +
 			"run` would do. For images: --dir keeps it in a folder of its own, which CISTERN_ADAPTER_DIR names when programs run.",
+		Example: "  cistern build-adapter\n" +
+			"  cistern build-adapter --dir /opt/cistern-adapter",
 		Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			pkg, err := pythonPackage()

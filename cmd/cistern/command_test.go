@@ -424,6 +424,26 @@ func TestVersionAndCompletion(t *testing.T) {
 	}
 }
 
+// Help begins with what a command does and examples of it; the columns of tables are a topic of their own.
+func TestHelp(t *testing.T) {
+	for _, c := range newRoot(&app{}).Commands() {
+		if !c.IsAvailableCommand() || c.Name() == "version" || c.Name() == "completion" {
+			continue
+		}
+		out, errs, code := cistern(t, "", c.Name(), "--help")
+		example, usage := strings.Index(out, "\n\n  cistern "+c.Name()), strings.Index(out, "\nUsage:\n")
+		if code != exitOK || errs != "" || !strings.HasPrefix(out, c.Short+"\n") || example < 0 || usage < example {
+			t.Errorf("%s: code %d, %s, examples at %d, usage at %d", c.Name(), code, errs, example, usage)
+		}
+		if strings.Contains(out, "VARCHAR") {
+			t.Errorf("%s: help has the columns of tables", c.Name())
+		}
+	}
+	if out, _, code := cistern(t, "", "help", "formats"); code != exitOK || !strings.Contains(out, "Table events: ") || !strings.Contains(out, "pprof: ") {
+		t.Errorf("code %d, %q", code, out)
+	}
+}
+
 // A page needs the bundle; without it both ways to ask for one say what to run, and leave nothing behind.
 func TestPage(t *testing.T) {
 	inFolder(t)

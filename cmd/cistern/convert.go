@@ -137,29 +137,15 @@ func newConvert(a *app) *cobra.Command {
 	return c
 }
 
-// convertHelp lists the formats, and what is in them in which units.
+// convertHelp lists the formats.
 func convertHelp() string {
 	var b strings.Builder
 	b.WriteString("Convert reads any trace and writes it in another format. Without --to, the ending of FILE says which.\n\n")
 	for _, f := range formats {
 		fmt.Fprintf(&b, "  %-9s %-26s %s\n", f.name, strings.Join(f.endings, " "), f.what)
 	}
-	b.WriteString("\n" + export.PyTorchDoc + "\n\n" + export.PprofDoc + "\n\n" + export.PerfettoDoc + "\n")
-	for _, t := range export.Tables {
-		fmt.Fprintf(&b, "\nTable %s: %s.\n\n", t.Name, t.What)
-		for _, c := range t.Columns {
-			null := ""
-			if c.Null {
-				null = "null"
-			}
-			head := fmt.Sprintf("  %-21s%-8s %-5s", c.Name, c.Type, null)
-			for _, line := range wrapped(c.Doc, 118-len(head)) {
-				fmt.Fprintf(&b, "%s %s\n", head, line)
-				head = strings.Repeat(" ", len(head))
-			}
-		}
-	}
-	return strings.TrimRight(b.String(), "\n")
+	b.WriteString("\nWhat is in each of them, and the columns of the tables: cistern help formats")
+	return b.String()
 }
 
 // wrapped breaks a text into lines of at most width bytes, where words allow it.

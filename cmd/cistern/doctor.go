@@ -59,6 +59,8 @@ func newDoctor(a *app) *cobra.Command {
 		Long: "Doctor looks at what `cistern run` needs: the driver, the devices, PyTorch, a compiler and headers for the adapter,\n" +
 			"whether that is built, and the environment. There is one line for each thing that would not work. The exit code\n" +
 			"is 0 when all would, 1 when something would not.",
+		Example: "  cistern doctor\n" +
+			"  cistern doctor --python .venv/bin/python",
 		Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			d := new(diagnosis)

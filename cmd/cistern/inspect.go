@@ -28,6 +28,8 @@ func newInspect(a *app) *cobra.Command {
 		Long: "Inspect shows what a file holds, when most was live, and what was live then: by size, stream and pool, " +
 			"by\ntag, library and thread where that is known, and by stack; what was reserved beside it; and why requests failed.\n" +
 			"Of a driver trace also the calls, what they cost, and what was never freed.",
+		Example: "  cistern inspect run.pickle\n" +
+			"  cistern inspect --json --device 1 run.pickle",
 		Args: traceArgs,
 		RunE: func(c *cobra.Command, args []string) error {
 			if err := format.check(); err != nil {

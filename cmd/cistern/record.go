@@ -30,6 +30,8 @@ func newRecord(a *app) *cobra.Command {
 			"and report, and for PyTorch's viewer. A process that is killed by a signal writes nothing at its end.\n\n" +
 			"The exit status is the program's, or 128 and the number of the signal that ended it. It is 1 where the program\n" +
 			"succeeded and there is no recording.\n\n" + injectionHelp,
+		Example: "  cistern record -o run.pickle -- python train.py\n" +
+			"  cistern record --stacks all -o run.pickle.gz -- torchrun --nproc-per-node 8 train.py",
 		Args: programArgs,
 		RunE: func(c *cobra.Command, args []string) error {
 			if out == "" {

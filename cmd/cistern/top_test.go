@@ -236,7 +236,7 @@ func TestTopUsage(t *testing.T) {
 		{"top --count 3", "cistern: --count: goes with --once or --json"},
 		{"top --json --count 0", "cistern: --count 0: want 1 or more"},
 		{"top --details", "cistern: --details: goes with --once or --json; else press enter on a process"},
-		{"top --batch", "cistern: unknown flag: --batch: top takes --count, --details, --device, --help, --interval, --json, --once, --sort"},
+		{"top --batch", "cistern: unknown flag: --batch: top takes --color, --count, --details, --device, --help, --interval, --json, --once, --sort"},
 	} {
 		out, errs, code := cistern(t, "", strings.Fields(c.args)...)
 		if out != "" || errs != c.want+"\n" || code != exitBad {

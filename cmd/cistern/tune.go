@@ -36,6 +36,8 @@ func newTune(a *app) *cobra.Command {
 		Long: "Tune replays a recorded run under many settings of PyTorch's allocator and shows those that nothing else " +
 			"beats in\nmemory, driver time and waits; the one to use and what it breaks; and the smallest limit on memory " +
 			"with which the\nrun completes: with its own settings, with the best ones, and on Cistern.",
+		Example: "  cistern tune run.pickle\n" +
+			"  cistern tune --capacity 24G --budget 5m run.pickle",
 		Args: traceArgs,
 		RunE: func(c *cobra.Command, args []string) error {
 			if err := format.check(); err != nil {
