@@ -68,6 +68,8 @@ func TestBreakName(t *testing.T) {
 		"dir/file/name.py:123": "dir/file|/name.py:1|23",
 		"äöüäöüäöüäöü":         "äöüäöüäöüä|öü",
 		"1234567890 abc":       "1234567890|abc",
+		"torch:expand:True":    "torch:|expand:|True",
+		"a,b:64,cdefgh":        "a,b:64,|cdefgh",
 	} {
 		if got := strings.Join(breakName(name, 10), "|"); got != want {
 			t.Errorf("%s: %s, want %s", name, got, want)

@@ -88,9 +88,11 @@ func (g *grid) cut() {
 	}
 }
 
-// betweenSettings reports whether a name, such as torch:key:value,key:value, may be broken before its byte i.
+// betweenSettings reports whether a name may be broken before its byte i as in torch:key:word,key:2: behind a comma, and behind
+// a colon before a word, but for those of C++.
 func betweenSettings(name string, i int) bool {
-	return name[i-1] == ',' || name[i-1] == ':' && name[i] != ':' && (i < 2 || name[i-2] != ':')
+	word := name[i] >= 'A' && name[i] <= 'Z' || name[i] >= 'a' && name[i] <= 'z'
+	return name[i-1] == ',' || name[i-1] == ':' && word && (i < 2 || name[i-2] != ':')
 }
 
 // leastLast is the fewest columns of a terminal that the last column of a table gets.
