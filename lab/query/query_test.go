@@ -147,7 +147,7 @@ func TestRun(t *testing.T) {
 }
 
 func TestFlags(t *testing.T) {
-	for _, args := range [][]string{{"-threads", "0"}, {"-queries", "1", "-threads", "2"}, {"-resident", "4G"}, {"more"}, {"-rounds", "x"},
+	for _, args := range [][]string{{"-threads", "0"}, {"-queries", "1", "-threads", "2"}, {"-resident", "4Gi"}, {"more"}, {"-rounds", "x"},
 		{"-driver", "sim", "-conf", "chunk:0"}, {"-device", "-1"}} {
 		if err := Run(args, t.Output()); !errors.Is(err, cli.ErrUsage) {
 			t.Errorf("%v: %v", args, err)
