@@ -140,7 +140,7 @@ function moments(t, body, charts, chart, on, timeline, lives) {
   const map = h('div', {class: 'panel', id: 'map'});
   body.append(section('at', 'A moment', 'Click on the chart above, or use the slider: arrow keys step by an event.', picker),
     section('stacks', 'Live bytes by stack', stacks ? `Outermost frame on top; a click zooms in. Colours tell files apart.${callersOnly(t, lives)
-      ? ' Only callers of the driver were recorded: with cistern trace --stacks=native+python there are whole stacks.' : ''}`
+      ? ' Only callers of the driver were recorded: with cistern trace --stacks all there are whole stacks.' : ''}`
       : 'No stacks were recorded: by size instead.', picture),
     section('addresses', 'Addresses', 'Every reserved byte at that moment, in address order.', map));
   const grouped = grouping(groups, () => draw());
