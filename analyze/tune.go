@@ -180,14 +180,10 @@ func (tn *Tuning) choose(s *search) error {
 	if err == nil {
 		err = s.judgeBest()
 	}
-	all := s.ranked()
-	markFrontier(all)
-	for _, c := range all {
-		if err == nil && c.Frontier {
-			err = s.judge(c)
-		}
+	for err == nil && s.unjudged() != nil {
+		err = s.judge(s.unjudged())
 	}
-	all = s.ranked()
+	all := s.ranked()
 	markFrontier(all)
 	for _, c := range all {
 		tn.Choices = append(tn.Choices, *c)
@@ -198,6 +194,18 @@ func (tn *Tuning) choose(s *search) error {
 		}
 	}
 	return err
+}
+
+// unjudged is a setting on the frontier whose odds are not known, nil where all are: one that does not hold makes place for
+// others.
+func (s *search) unjudged() *Choice {
+	all := s.ranked()
+	markFrontier(all)
+	i := slices.IndexFunc(all, func(c *Choice) bool { return c.Frontier && !c.judged })
+	if i < 0 {
+		return nil
+	}
+	return all[i]
 }
 
 // engine replays Cistern.
