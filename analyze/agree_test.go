@@ -178,3 +178,22 @@ func TestUnexplainedRun(t *testing.T) {
 		t.Errorf("best %+v, floors %+v, remedies %+v, %s", tn.Best, tn.Floors, x.Remedies, x.Sentence)
 	}
 }
+
+// Of a failure that no event tells of there is nothing to replay: the run itself is answered for.
+func TestTuneSilentFailure(t *testing.T) {
+	tr := *smallTraces(t)[1]
+	tr.Failures = []*recording.Failure{{Event: -1, Requested: 1 << 30}}
+	with, err := Tune(context.Background(), &tr, TuneOptions{Capacity: 30 << 30})
+	if err != nil {
+		t.Fatal(err)
+	}
+	tr.Failures = nil
+	without, err := Tune(context.Background(), &tr, TuneOptions{Capacity: 30 << 30})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if with.More != 0 || *with.Own.Result.Odds != *without.Own.Result.Odds || with.Best.AllocConf != without.Best.AllocConf {
+		t.Errorf("%d more, own %s, best %q; without %s, %q", with.More, with.Own.Result.Odds, with.Best.AllocConf, without.Own.Result.Odds,
+			without.Best.AllocConf)
+	}
+}

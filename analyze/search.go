@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/cistern-gpu/cistern/event"
 	"github.com/cistern-gpu/cistern/recording"
 	"github.com/cistern-gpu/cistern/replay"
 )
@@ -65,9 +66,8 @@ type phase struct {
 
 // aftermath is what would have followed the failure that a run died of.
 type aftermath struct {
-	fatal int // its event, -1: the run did not die
-	more  uint64
-	from  string // where more comes from
+	more uint64
+	from string // where more comes from
 }
 
 // searchOf is a search over a run that died of the failure at event fatal, or did not (-1), with what would have followed.
@@ -75,16 +75,16 @@ func searchOf(ctx context.Context, t *recording.Trace, opt TuneOptions, capacity
 	s := &search{ctx: ctx, plan: replay.NewPlan(t), opt: opt, capacity: capacity, fatal: fatal, slots: make(chan struct{}, runtime.GOMAXPROCS(0)),
 		known: map[string]*Choice{}}
 	s.survived = func(r *replay.Result) bool { return r.Survived(s.fatal) }
-	a := aftermath{fatal: s.fatal}
-	if a.fatal < 0 {
-		return s, a
+	if fatal < 0 {
+		return s, aftermath{}
 	}
 	s.died, _ = replay.CapacityFromTrace(t)
-	next, more, from := behind(t, a.fatal, capacity)
-	if next != t {
-		s.plan, s.follows, a.more, a.from = replay.NewPlan(next), true, more, from
+	next, more, from := behind(t, fatal, capacity)
+	if next == t {
+		return s, aftermath{}
 	}
-	return s, a
+	s.plan, s.follows = replay.NewPlan(next), true
+	return s, aftermath{more, from}
 }
 
 // behind is the trace with what would have followed a failure, and how much that is: what earlier repeats asked for, at least a
@@ -552,9 +552,9 @@ func Judge(ctx context.Context, t *recording.Trace, rep *replay.Report, specs []
 	return nil
 }
 
-// fatalOf is the event of the failure that a trace is about; -1 where no request failed.
+// fatalOf is the event of the failure that a trace is about; -1 where no request failed, or no event is of it.
 func fatalOf(t *recording.Trace) int {
-	if at, ok := t.FailedAt(); ok {
+	if at, ok := t.FailedAt(); ok && at >= 0 && t.Events[at].Kind == event.OOM {
 		return at
 	}
 	return -1
