@@ -13,6 +13,11 @@ import unittest
 from .support import COMMAND, PACKAGE, Case
 
 
+def _interruptible():
+    """Where the tests run in a shell's background, SIGINT is ignored, and programs that they start would ignore it too."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 class Record(Case):
     def setUp(self):
         super().setUp()
@@ -117,11 +122,18 @@ class Record(Case):
             signal.pause()
             """))
         env = self.environment(PYTHONPATH=self.site, CISTERN_PYTHON_PACKAGE=PACKAGE, FAKE_TORCH_LOG=self.path("log"))
-        with subprocess.Popen([COMMAND, "record", "-o", "run.pickle", "--", sys.executable, "main.py"], env=env, cwd=self.folder,
-                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True) as command:
+        command = subprocess.Popen([COMMAND, "record", "-o", "run.pickle", "--", sys.executable, "main.py"], env=env, cwd=self.folder,
+                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+                                   preexec_fn=_interruptible)
+        try:
             command.stdout.readline()
             command.send_signal(signal.SIGINT)
-            self.assertEqual(command.wait(600), 5, command.stderr.read())
+            _, errors = command.communicate(timeout=120)
+        except BaseException:
+            os.killpg(command.pid, signal.SIGKILL)
+            command.communicate()
+            raise
+        self.assertEqual(command.returncode, 5, errors)
         self.assertEqual(self.files(), ["run.pickle"])
 
     def test_out_of_memory(self):
