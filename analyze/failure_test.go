@@ -96,6 +96,9 @@ func independently(t *testing.T, tr *recording.Trace, m *Remedy) bool {
 // Runs of PyTorch within a little too little memory: what is recommended meets the request, what is reported not to does not.
 func TestRemediesOfTorch(t *testing.T) {
 	for _, tr := range smallTraces(t) {
+		if testing.Short() && len(tr.Events) > 20_000 {
+			continue
+		}
 		peak, _ := tr.PeakLive()
 		for _, part := range []float64{1.01, 1.05, 1.12} {
 			d := died(t, tr, uint64(part*float64(peak))>>21<<21)

@@ -55,6 +55,9 @@ var (
 // TestDocuments runs the commands of every console sample in the root of the tree and compares what they print with the
 // sample. `go test ./cmd/cistern -run TestDocuments -rewrite` takes what it sees.
 func TestDocuments(t *testing.T) {
+	if testing.Short() {
+		t.Skip("commands of the documents run without the race detector")
+	}
 	names := documents(t)
 	for i := range names {
 		names[i], _ = filepath.Abs(names[i])
@@ -120,6 +123,9 @@ var readers = []string{"replay", "tune", "inspect", "report", "diff", "convert"}
 // TestDocumentCommands: every command of Cistern's in a shell sample runs, over files of the names that the documents use, where it
 // needs nothing but files. Of all others the command and its flags exist.
 func TestDocumentCommands(t *testing.T) {
+	if testing.Short() {
+		t.Skip("commands of the documents run without the race detector")
+	}
 	names := documents(t)
 	texts := map[string]string{}
 	for _, name := range names {
