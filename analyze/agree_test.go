@@ -83,13 +83,24 @@ func TestAnswersAgree(t *testing.T) {
 			x := failures.Failures[len(failures.Failures)-1]
 			specs := []replay.Spec{{Name: "torch"}}
 			rep, err := replay.Replay(tr, specs, replay.Options{GPULag: lag})
+			steps, last := map[int]bool{}, 0
 			if err == nil {
-				err = Judge(ctx, tr, rep, specs, TuneOptions{GPULag: lag})
+				err = Judge(ctx, tr, rep, specs, TuneOptions{GPULag: lag, Progress: func(done, total int) {
+					steps[done], last = true, total-done
+				}})
 			}
 			if err != nil {
 				t.Fatal(err)
 			}
+			if last != 0 || len(steps) < replay.FewDraws {
+				t.Errorf("progress in %d steps, %d short of its end", len(steps), last)
+			}
 			own := rep.Results[0]
+			for _, c := range tn.Choices {
+				if c.Result.CapacityFrom != tn.CapacityFrom {
+					t.Errorf("%s: a limit from %q, the search's is from %q", c.AllocConf, c.Result.CapacityFrom, tn.CapacityFrom)
+				}
+			}
 			if tn.Capacity != x.Capacity || own.Capacity != x.Capacity || tn.More != x.More {
 				t.Errorf("limits of %d, %d and %d; %d and %d more", tn.Capacity, x.Capacity, own.Capacity, tn.More, x.More)
 			}
@@ -198,5 +209,17 @@ func TestTuneSilentFailure(t *testing.T) {
 	if with.More != 0 || *with.Own.Result.Odds != *without.Own.Result.Odds || with.Best.AllocConf != without.Best.AllocConf {
 		t.Errorf("%d more, own %s, best %q; without %s, %q", with.More, with.Own.Result.Odds, with.Best.AllocConf, without.Own.Result.Odds,
 			without.Best.AllocConf)
+	}
+}
+
+// A budget that is used up at once leaves the run's own settings and says why there is no more.
+func TestTuneWithoutTime(t *testing.T) {
+	tn, err := Tune(context.Background(), smallTraces(t)[2], TuneOptions{Budget: time.Nanosecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const note = "the search was cut short: the time for replays (--budget 1ns) was used up"
+	if tn.Own == nil || tn.Own.Result.PeakReserved == 0 || tn.Best != nil || tn.Why == "" || !slices.Contains(tn.Notes, note) {
+		t.Errorf("%+v", tn)
 	}
 }

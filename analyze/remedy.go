@@ -172,12 +172,8 @@ func (x *FailureReport) search(ctx context.Context, t *recording.Trace, f *recor
 		return nil
 	}
 	s := &searching{x: x, t: t, f: f, out: out, kind: kindOf(t), seen: map[string]bool{}}
-	within := ctx
-	if opt.Budget > 0 {
-		var cancel context.CancelFunc
-		within, cancel = context.WithTimeout(ctx, opt.Budget)
-		defer cancel()
-	}
+	within, cancel := withBudget(ctx, opt.Budget)
+	defer cancel()
 	if f != nil && len(f.PoolsElsewhere) > 0 {
 		t = onDevice(t, f.PoolsElsewhere)
 		s.t = t
@@ -351,15 +347,13 @@ func (s *searching) others() error {
 // judgeRemedy takes the odds of a remedy.
 func (s *searching) judgeRemedy(m *Remedy) error {
 	c := s.choice(m)
-	if c == nil {
-		c = &Choice{spec: specOf(m), Result: &replay.Result{}}
-	}
-	if !c.judged {
-		odds, holds, err := s.holds(c.spec, m.Capacity)
+	if c == nil || !c.judged {
+		odds, holds, err := s.holds(specOf(m), m.Capacity)
 		if err != nil {
 			return err
 		}
-		c.Result.Odds, c.Holds, c.judged = &odds, holds, true
+		c = cmp.Or(c, &Choice{Result: &replay.Result{}})
+		c.setOdds(odds, holds)
 	}
 	m.judged, m.Odds, m.Survives, m.Luck = true, *c.Result.Odds, c.Holds, !c.Holds
 	m.Peak = max(m.Peak, m.Odds.PeakMost)

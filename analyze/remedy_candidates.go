@@ -48,9 +48,11 @@ func (s *searching) own() error {
 	s.costUS = max(costShare*float64(s.t.Duration()), r.DriverTimeUS+r.SyncWaitUS)
 	s.file(c, r)
 	own := s.out.Own
-	if own.Odds, err = s.odds(c.spec, s.capacity); err != nil {
+	odds, err := s.odds(c.spec, s.capacity)
+	if err != nil {
 		return err
 	}
+	own.Odds = odds
 	s.out.Warning = s.unexplained(c.spec, own.Odds)
 	switch {
 	case s.out.Warning != "":

@@ -8,6 +8,7 @@ import (
 	"runtime"
 	"slices"
 	"sync"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 
@@ -41,6 +42,9 @@ type search struct {
 	plan     *replay.Plan
 	opt      TuneOptions
 	capacity uint64
+	// capacityFrom says in words where it comes from.
+	capacityFrom string
+
 	device   uint64                    // replay.Options.Device
 	optional bool                      // replay.Options.Search
 	survived func(*replay.Result) bool // it got what the run got, and what failed there
@@ -72,19 +76,40 @@ type aftermath struct {
 
 // searchOf is a search over a run that died of the failure at event fatal, or did not (-1), with what would have followed.
 func searchOf(ctx context.Context, t *recording.Trace, opt TuneOptions, capacity uint64, fatal int) (*search, aftermath) {
-	s := &search{ctx: ctx, plan: replay.NewPlan(t), opt: opt, capacity: capacity, fatal: fatal, slots: make(chan struct{}, runtime.GOMAXPROCS(0)),
+	s := &search{ctx: ctx, opt: opt, capacity: capacity, fatal: fatal, slots: make(chan struct{}, runtime.GOMAXPROCS(0)),
 		known: map[string]*Choice{}}
 	s.survived = func(r *replay.Result) bool { return r.Survived(s.fatal) }
-	if fatal < 0 {
-		return s, aftermath{}
+	var after aftermath
+	own, from := replay.CapacityFromTrace(t)
+	s.capacityFrom = capacityFrom(opt, capacity, from)
+	if fatal >= 0 {
+		s.died = own
+		next, more, why := behind(t, fatal, capacity)
+		if s.follows = next != t; s.follows {
+			t, after = next, aftermath{more, why}
+		}
 	}
-	s.died, _ = replay.CapacityFromTrace(t)
-	next, more, from := behind(t, fatal, capacity)
-	if next == t {
-		return s, aftermath{}
+	s.plan = replay.NewPlan(t)
+	return s, after
+}
+
+// capacityFrom says in words where the limit of a search comes from; own is what the trace's does.
+func capacityFrom(opt TuneOptions, capacity uint64, own string) string {
+	switch {
+	case capacity == 0:
+		return "unlimited"
+	case opt.Capacity > 0:
+		return "given"
 	}
-	s.plan, s.follows = replay.NewPlan(next), true
-	return s, aftermath{more, from}
+	return own
+}
+
+// withBudget bounds the time of a search; 0 is no bound.
+func withBudget(ctx context.Context, budget time.Duration) (context.Context, context.CancelFunc) {
+	if budget == 0 {
+		return context.WithCancel(ctx)
+	}
+	return context.WithTimeout(ctx, budget)
 }
 
 // behind is the trace with what would have followed a failure, and how much that is: what earlier repeats asked for, at least a
@@ -395,7 +420,7 @@ func (s *search) try(spec replay.Spec) (*Choice, error) {
 		return nil, err
 	}
 	c := &Choice{Result: r, Verified: spec.Name != "torch-async", spec: spec}
-	r.CapacityFrom = s.capacityFrom()
+	r.CapacityFrom = s.capacityFrom
 	one := replay.OddsOf([]*replay.Result{r}, s.fatal, s.survived)
 	r.Odds = &one
 	switch spec.Name {
@@ -419,17 +444,6 @@ func (s *search) try(spec replay.Spec) (*Choice, error) {
 	return c, nil
 }
 
-func (s *search) capacityFrom() string {
-	switch {
-	case s.capacity == 0:
-		return "unlimited"
-	case s.opt.Capacity > 0:
-		return "given"
-	}
-	_, from := replay.CapacityFromTrace(s.plan.Trace)
-	return from
-}
-
 // judge takes the odds of a choice, once.
 func (s *search) judge(c *Choice) error {
 	if c.judged {
@@ -437,18 +451,14 @@ func (s *search) judge(c *Choice) error {
 	}
 	odds, holds, err := s.holds(c.spec, s.capacity)
 	if err == nil {
-		c.Result.Odds, c.Holds, c.judged = &odds, holds, true
+		c.setOdds(odds, holds)
 	}
 	return err
 }
 
-// judgeWith is judge where the odds are known.
-func (s *search) judgeWith(c *Choice, odds replay.Odds) error {
-	holds, err := s.withMargin(c.spec, s.capacity, odds)
-	if err == nil {
-		c.Result.Odds, c.Holds, c.judged = &odds, holds, true
-	}
-	return err
+// setOdds notes the odds of all draws, and whether the choice holds.
+func (c *Choice) setOdds(odds replay.Odds, holds bool) {
+	c.Result.Odds, c.Holds, c.judged = &odds, holds, true
 }
 
 // merit of a choice.
@@ -532,13 +542,20 @@ func btoi(b bool) int {
 
 // Judge takes the odds of the results of a report that have a limit, which are of these policies in turn.
 func Judge(ctx context.Context, t *recording.Trace, rep *replay.Report, specs []replay.Spec, opt TuneOptions) error {
+	if len(rep.Results) == 0 || rep.Results[0].Capacity == 0 {
+		return nil // all have the same limit
+	}
+	capacity := rep.Results[0].Capacity
+	s, _ := searchOf(ctx, t, opt, capacity, fatalOf(t))
+	s.optional = true
+	about := 0
+	for _, spec := range specs {
+		about += s.plan.Draws(spec)
+	}
+	s.begin(1, about)
+	defer s.end()
 	for i, r := range rep.Results {
-		if r.Capacity == 0 {
-			continue
-		}
-		s, _ := searchOf(ctx, t, opt, r.Capacity, fatalOf(t))
-		s.optional = true
-		odds, err := s.odds(specs[i], r.Capacity)
+		odds, err := s.odds(specs[i], capacity)
 		if errors.Is(err, replay.ErrWork) {
 			rep.Notes = append(rep.Notes, "how often a run survives is not known: that takes more steps than a file of its size may cause")
 			return nil

@@ -93,19 +93,15 @@ func (c *Choice) survives() bool {
 // Tune tries PyTorch's settings on a trace and finds the smallest limits that suffice.
 func Tune(ctx context.Context, t *recording.Trace, opt TuneOptions) (*Tuning, error) {
 	tn := newTuning(t, opt)
-	within := ctx
-	if opt.Budget > 0 {
-		var cancel context.CancelFunc
-		within, cancel = context.WithTimeout(ctx, opt.Budget)
-		defer cancel()
-	}
-	own := replay.Spec{Name: "torch"}
-	s := tn.newSearch(within, t, opt)
+	within, cancel := withBudget(ctx, opt.Budget)
+	defer cancel()
+	s, after := searchOf(ctx, t, opt, tn.Capacity, fatalOf(t))
+	tn.More, tn.CapacityFrom = after.more, s.capacityFrom
 	var err error
-	if tn.Own, err = s.try(own); err != nil {
+	if tn.Own, err = s.try(replay.Spec{Name: "torch"}); err != nil { // whatever the budget: without it there is no answer
 		return nil, err
 	}
-	s.optional = true
+	s.ctx, s.optional = within, true
 	s.costUS = max(costShare*float64(tn.DurationUS), tn.Own.CostUS())
 	for _, step := range []struct {
 		do    func(*search) error
@@ -137,21 +133,10 @@ func newTuning(t *recording.Trace, opt TuneOptions) *Tuning {
 	tn := &Tuning{Path: t.Path, Device: t.Device, Owner: t.Owner, Format: t.Format, Events: len(t.Events), DurationUS: t.Duration(),
 		Floors: []Floor{}, Notes: slices.Clone(t.Notes), Environment: t.Environment, Conf: t.Settings.Conf}
 	tn.PeakLive, _ = t.PeakLive()
-	tn.Capacity, tn.CapacityFrom = opt.Capacity, "given"
-	switch {
-	case opt.Capacity == 0 && opt.Unlimited:
-		tn.CapacityFrom = "unlimited"
-	case opt.Capacity == 0:
-		tn.Capacity, tn.CapacityFrom = replay.CapacityFromTrace(t)
+	if tn.Capacity = opt.Capacity; opt.Capacity == 0 && !opt.Unlimited {
+		tn.Capacity, _ = replay.CapacityFromTrace(t)
 	}
 	return tn
-}
-
-// newSearch is the search over the run, with what would have followed the failure that it died of.
-func (tn *Tuning) newSearch(ctx context.Context, t *recording.Trace, opt TuneOptions) *search {
-	s, after := searchOf(ctx, t, opt, tn.Capacity, fatalOf(t))
-	tn.More = after.more
-	return s
 }
 
 // explain takes the odds of the run's own settings, which say whether the model explains the run.
@@ -160,9 +145,11 @@ func (tn *Tuning) explain(s *search) error {
 	if err != nil {
 		return err
 	}
-	if err := s.judgeWith(tn.Own, odds); err != nil {
+	holds, err := s.withMargin(tn.Own.spec, s.capacity, odds)
+	if err != nil {
 		return err
 	}
+	tn.Own.setOdds(odds, holds)
 	tn.Warning = s.unexplained(replay.Spec{Name: "torch"}, *tn.Own.Result.Odds)
 	return nil
 }

@@ -254,7 +254,11 @@ func (f *failureText) remedies() {
 	if x.Beaten > 0 {
 		f.say("  ", fmt.Sprintf("%s more did once; none was better than these, so they were tried no further.", plural(x.Beaten, "setting")))
 	}
-	if len(x.Remedies) == 0 {
+	switch {
+	case len(x.Remedies) > 0:
+	case len(x.Tried) == 0:
+		f.say("  ", "Nothing was tried.")
+	default:
 		f.say("  ", "Nothing that was tried meets it.")
 	}
 	f.lessLive()

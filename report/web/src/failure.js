@@ -103,7 +103,7 @@ function remedies(x) {
       + `(${x.capacity_from}): ${count(x.replays)} replays.${x.own ? ` The run's own settings survive ${odds(x.own.odds)}.` : ''}`),
     x.caveat ? h('p', {class: 'error'}, `Take it with care: ${x.caveat}.`) : null,
     x.remedies.length ? table(['', 'Survives', 'Peak reserved', 'To spare', 'Would do with', 'Driver', 'Waiting', 'Retries'], [2, 3, 4, 5, 6, 7],
-      x.remedies.map(row)) : h('p', {}, 'Nothing that was tried meets it.'),
+      x.remedies.map(row)) : h('p', {}, x.did_not_survive.length ? 'Nothing that was tried meets it.' : 'Nothing was tried.'),
     h('ul', {class: 'muted'},
       x.beaten ? h('li', {}, `${count(x.beaten)} settings more did once; none was better than these, so they were tried no further.`) : null,
       x.shortage_bytes && x.shortage_bytes <= Math.max(x.held.allocated_bytes, x.live_bytes) ? h('li', {}, `Or ${bytes(x.shortage_bytes)} less held at this moment`, x.less_live.length
