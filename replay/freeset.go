@@ -15,8 +15,8 @@ func (a freeEntry) less(size, addr uint64, block int32) bool {
 const maxLeaf = 128
 
 // freeSet holds free blocks in the order of (size, address, number): the order in which a caching allocator looks for the
-// best fit. The number tells blocks apart that a file says lie at the same address. It is a list of sorted leaves, searched by halves twice; populations of a few hundred, the usual case,
-// lie in one or two leaves.
+// best fit. The number tells blocks apart that a file says lie at the same address. It is a list of sorted leaves, searched
+// by halves twice; populations of a few hundred, the usual case, lie in one or two leaves.
 type freeSet struct {
 	leaves [][]freeEntry // none empty
 	n      int
@@ -78,7 +78,7 @@ func (s *freeSet) insert(size, addr uint64, block int32) {
 	p := s.seek(size, addr, block)
 	if s.end(p) {
 		if p.leaf == 0 {
-			s.leaves = append(s.leaves, append(make([]freeEntry, 0, 4), e)) // most streams have few
+			s.leaves = append(s.leaves, append(s.first(), e))
 			return
 		}
 		p.leaf--
@@ -101,6 +101,14 @@ func (s *freeSet) insert(size, addr uint64, block int32) {
 	s.leaves[p.leaf] = l
 }
 
+// first is an empty leaf for a set without one: that of the last time, since sets of one block come and go.
+func (s *freeSet) first() []freeEntry {
+	if cap(s.leaves) > 0 {
+		return s.leaves[:1][0][:0]
+	}
+	return make([]freeEntry, 0, 4) // most streams have few
+}
+
 func (s *freeSet) removeAt(p freePos) {
 	s.n--
 	l := s.leaves[p.leaf]
@@ -109,7 +117,9 @@ func (s *freeSet) removeAt(p freePos) {
 	s.leaves[p.leaf] = l
 	if len(l) == 0 {
 		copy(s.leaves[p.leaf:], s.leaves[p.leaf+1:])
-		s.leaves = s.leaves[:len(s.leaves)-1]
+		last := len(s.leaves) - 1
+		s.leaves[last] = l // kept for first
+		s.leaves = s.leaves[:last]
 	}
 }
 

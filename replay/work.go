@@ -11,11 +11,12 @@ import (
 // can say that terabytes are mapped again and again, or that ten thousand streams hold a block each. The bound counts
 // steps, so that it is the same on every machine. A step is what a model does for an ordinary event, about 0.1 µs.
 const (
-	workBase    = 16 << 20
+	workBase    = 10 << 20
 	workPerByte = 64 // of a small file: at most 2 s for one of 64 KiB
-	// Of what is beyond a small file, as much as a large recording needs: tune takes at most 700 for the densest recorded run.
+	// Of what is beyond a small file, as much as recordings need: tune of recording/testdata/multistream_prefetch, the densest
+	// one, takes 46 million steps for 94 KB.
 	smallFile       = 64 << 10
-	workPerByteMore = 1024
+	workPerByteMore = 1280
 )
 
 // bound is the number of steps that all replays of the file may take.

@@ -1,7 +1,8 @@
 #!/bin/sh
 # hostile.sh N [JOBS [TEST]] : runs N changed recordings through each command that reads recordings, in JOBS processes (one a
 # CPU), and prints what they took. TEST is the test binary of ./cmd/cistern (go test -c); by default it is built, which needs
-# Go. CISTERN_HOSTILE_SEED is the number of the first input (1): the same numbers are the same inputs.
+# Go. CISTERN_HOSTILE_SEED is the number of the first input (1): the same numbers are the same inputs. CISTERN_HOSTILE_COMMANDS
+# names the commands, all by default.
 set -eu
 n=$1
 jobs=${2:-$(getconf _NPROCESSORS_ONLN)}
@@ -19,7 +20,7 @@ fi
 
 # A task is a part of the inputs of one command: several a process, so that none waits long for the last ones. One thread each:
 # others would only collect garbage, and that time counts too.
-commands='tune report replay diff convert inspect'
+commands=${CISTERN_HOSTILE_COMMANDS:-tune report replay diff convert inspect}
 part=$(((n + 4 * jobs - 1) / (4 * jobs)))
 for command in $commands; do
   at=0
