@@ -30,10 +30,11 @@
 #   torch-stress     a million random allocations with checked contents
 #   torch-bench      the cost of an allocation under native, expandable_segments and Cistern (needs the scripts)
 #   torch-workloads  real training and serving under the same three (needs the scripts); RUNS=5 and WORKLOADS=… choose
+#   torch-survival   limits that tune and replay name from a recording, tried with the workload (needs the scripts); SECONDS_TRIED=300
 #   torch-pools      pools of special memory, their limits, pause and resume; ten thousand pauses, and how fast they are
 #   torch-peer       copies between two GPUs
 #   torch-two        what needs two GPUs: collectives on pools of NCCL's memory, peers, a device that fails, copies
-#   torch            all of these but torch-native, torch-peer and torch-two, with RUNS=1
+#   torch            all of these but torch-native, torch-survival, torch-peer and torch-two, with RUNS=1
 #
 # PyTorch, CuPy and numba on one cache (cupy and numba-cuda installed as well):
 #   libs-fill       one library fills 60 % of the GPU and frees it, the next asks for as much; every order, also with
@@ -188,6 +189,11 @@ part() {
     torch-stress) torch "$1" 300 stress.py ;;
     torch-bench) torch "$1" 560 alloc_bench.py ;;
     torch-workloads) torch "$1" 590 workloads_bench.py --runs "${RUNS:-5}" ${WORKLOADS:+--workloads "$WORKLOADS"} ;;
+    torch-survival)
+      torch survival-record 300 survival.py record
+      torch survival-predict 1200 survival.py predict
+      torch survival-try $((${SECONDS_TRIED:-300} + 200)) survival.py try "$out/limits.json" --seconds "${SECONDS_TRIED:-300}"
+      ;;
     torch-pools)
       torch torch-pools 400 fidelity.py --name pools --only upstreams --only limits --only pauses -v
       torch torch-pausecycles 400 pausecycles.py
@@ -228,7 +234,7 @@ part() {
     see) for p in driver seed agree cupy cost idle kill oom top; do part "see-$p"; done ;;
     all) for p in test resources native native-hosts bench query pause examples torch libs see; do part $p; done ;;
     *)
-      echo "run.sh: $1: want test, bench, resources, query, pause, native, native-hosts, native-two, examples, torch, torch-{load,seed,test,native,pools,steady,oom,captures,hosts,stress,bench,workloads,peer,two}, libs, libs-{fill,counts,order,cooperate,cost,example}, see, see-{driver,seed,agree,segments,cupy,cost,idle,kill,oom,top,held} or all" >&2
+      echo "run.sh: $1: want test, bench, resources, query, pause, native, native-hosts, native-two, examples, torch, torch-{load,seed,test,native,pools,steady,oom,captures,hosts,stress,bench,workloads,survival,peer,two}, libs, libs-{fill,counts,order,cooperate,cost,example}, see, see-{driver,seed,agree,segments,cupy,cost,idle,kill,oom,top,held} or all" >&2
       exit 2
       ;;
   esac
