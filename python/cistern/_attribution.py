@@ -6,11 +6,15 @@ What is asked for before the library runs are settings that it starts with (_set
 
 import ctypes
 import os
+import sys
 import threading
-from typing import Any, Dict, List, NamedTuple, Optional
+from typing import TYPE_CHECKING, Any, List, NamedTuple, Optional
 
 from . import _library, _settings
 from ._errors import CisternError
+
+if TYPE_CHECKING:
+    from .hints import Device, Path, Size, StackUse
 
 _KINDS = {"off": 0, "native": 1, "python": 2, "native+python": 3}  # CISTERN_STACKS_ in cistern.h
 _REPORT_HISTORY = "1000000"  # what the library keeps where a report is wanted and no history is given
@@ -57,6 +61,7 @@ class _State(NamedTuple):
 
 
 _state: Optional[_State] = None  # as set here; None: as the settings have it
+_reporting = False  # report() has been called while the library ran, which keeps a history where there was none
 
 
 def _now() -> _State:
@@ -72,9 +77,9 @@ def _now() -> _State:
 
 
 class Attribution:
-    """What cistern.attribution returns."""
+    """What `cistern.attribution` returns: in force until `remove()` or the end of a `with` block."""
 
-    def __init__(self, stacks: str, sample: Any, history: Optional[int]) -> None:
+    def __init__(self, stacks: str, sample: "Size", history: Optional[int]) -> None:
         from ._pools import size_in_bytes
 
         if stacks not in _KINDS:
@@ -89,7 +94,7 @@ class Attribution:
             _set(_State(stacks, size, self._was.history if history is None else history))
 
     def remove(self) -> None:
-        """Has things as they were before. What was kept of the history goes if there was none before."""
+        """Restores the former state. The history is dropped if there was none before."""
         with _lock:
             was, self._was = self._was, None
             if was is not None:
@@ -118,15 +123,32 @@ def _set(wanted: _State) -> None:
     _state = wanted
 
 
-def write_trace(file: Any) -> None:
-    name = os.fspath(file)
-    if not _library.running():
-        raise CisternError("%s: nothing to write: CUDA has not started in this process" % os.fsdecode(name))
+def write(file: "Path") -> None:
+    _library.writer(file)
     lib = _lib()
-    _library.check(lib, lib.cistern_trace_write(os.fsencode(name)))
+    _library.check(lib, lib.cistern_trace_write(os.fsencode(file)))
 
 
-def report(folder: Any, child: bool) -> None:
+def write_trace(file: "Path") -> None:
+    write(file)
+    if not _has_history():
+        import warnings
+
+        # Of the caller of cistern.write_trace.
+        warnings.warn("%s has the current allocations alone, as no history is kept: cistern.attribution(history=100_000) keeps one" %
+                      os.fsdecode(file), stacklevel=3)
+
+
+def _has_history() -> bool:
+    """Whether events are kept: as asked for here or in the settings, or by torch.cuda.memory._record_memory_history."""
+    if _now().history or _reporting:
+        return True
+    enabled: Any = getattr(getattr(sys.modules.get("torch"), "_C", None), "_cuda_isHistoryEnabled", None)
+    return bool(_library.started_by_torch is not None and enabled is not None and enabled())
+
+
+def report(folder: "Optional[Path]", child: bool) -> None:
+    global _reporting
     path = None if folder is None else _folder(os.fsdecode(os.fspath(folder)))
     if path is None and child:
         raise ValueError("child=True explains files of a folder: name one")
@@ -136,6 +158,7 @@ def report(folder: Any, child: bool) -> None:
         if _library.running_already():
             lib = _lib()
             _library.check(lib, lib.cistern_report(None if path is None else os.fsencode(path), int(bool(child))))
+            _reporting = _reporting or path is not None
         else:
             _settings.want({"report": path, "report_child": "true" if child else None})
 
@@ -164,24 +187,21 @@ def _name_command() -> None:
         pass
 
 
-def stack_usage(device: Any) -> List[Dict[str, Any]]:
+def stack_usage(device: "Optional[Device]") -> "List[StackUse]":
     from ._pools import device_index
 
     index = device_index(device)
-    if not _library.running():
+    if _library.in_use() is None:
         return []
     lib, n, cap = _lib(), ctypes.c_size_t(), 1024
     while True:
         found = (_StackUse * cap)()
-        code = lib.cistern_stack_usage(index, found, cap, ctypes.byref(n))
-        if code == _library.FORKED:
-            return []
-        _library.check(lib, code)
+        _library.check(lib, lib.cistern_stack_usage(index, found, cap, ctypes.byref(n)))
         if n.value <= cap:
             break
         cap = n.value + 1024  # other threads allocate
     text = ctypes.create_string_buffer(_TEXT)
-    result = []
+    result: "List[StackUse]" = []
     for u in found[:n.value]:
         frames: List[str] = []
         if u.stack:

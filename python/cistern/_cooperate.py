@@ -9,10 +9,13 @@ What is registered before the library runs waits for it, so that the process can
 
 import sys
 import threading
-from typing import Any, Callable, List, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Callable, List, Optional, Tuple
 
-from . import _library
+from . import _library, _pools
 from ._errors import CisternError, say
+
+if TYPE_CHECKING:
+    from .hints import Device
 
 _INVALID = 2  # CISTERN_INVALID
 ALL = -1  # every device, also those that come into use later
@@ -36,7 +39,7 @@ class Registration:
         self._given = False  # guarded by _lock: C knows of it
 
     def remove(self) -> None:
-        """Has the function called no more. When it returns, no call is under way, unless it is called from within one."""
+        """Ends the calls. When it returns, none is under way, unless it is called from within one."""
         self._fn = None
         with _lock:
             if self in _registered:
@@ -101,16 +104,12 @@ _kept: List[Any] = []
 _lingering: List[Registration] = []
 
 
-def on_out_of_memory(fn: Callable[[int, int], Any], device: Optional[int] = None) -> Registration:
+def on_out_of_memory(fn: Callable[[int, int], object], device: "Optional[Device]" = None) -> Registration:
     """cistern.on_out_of_memory."""
     if not callable(fn):
         raise TypeError("fn is a function of a device and the bytes that are missing, got %s" % type(fn).__name__)
-    if device is None:
-        device = ALL
-    elif not isinstance(device, int) or isinstance(device, bool) or device < 0:
-        raise ValueError("device %r: want the number of a device, or None for all" % (device,))
     global _follows_exit
-    registration = Registration(fn, device)
+    registration = Registration(fn, ALL if device is None else _pools.device_index(device))
     with _lock:
         if not _follows_exit:
             import atexit
@@ -176,9 +175,9 @@ def trimmed(device: int) -> bool:
 
 
 def _held(device: int) -> int:
-    for d in _library.stats().get("devices", ()):
+    for d in _library.stats()["devices"]:
         if d["device"] == device:
-            return int(d["reserved"]["all"]["current"])
+            return d["reserved"]["all"]["current"]
     return 0
 
 
@@ -189,7 +188,7 @@ class Cooperation:
         self._registration, self._undo = registration, undo
 
     def remove(self) -> None:
-        """Both ask no more."""
+        """Ends it: neither allocator asks the other."""
         self._registration.remove()
         self._undo()
 
@@ -200,14 +199,25 @@ _with_torch: Optional[Cooperation] = None
 
 
 def cooperate_torch() -> Cooperation:
-    """Lets PyTorch keep its own cache, and has the two ask each other: when Cistern has no memory for another library,
-    torch.cuda.empty_cache() gives back what PyTorch holds free; when PyTorch has none, Cistern gives back what it holds
-    free. PyTorch says only that a request has failed, after its last attempt, so that request still raises
-    torch.OutOfMemoryError, and the program's next attempt finds the memory. Undone by .remove() of what is returned.
+    """Has PyTorch, with its own allocator, and Cistern return free memory for each other's requests.
 
-    No reclaim stage runs within PyTorch's allocator, which is why it may be called here: no thread that holds its lock
-    waits for this call. That holds for PyTorch's own allocator over cudaMalloc, not for a torch.cuda.MemPool whose
-    allocator calls cistern_malloc: PyTorch holds its lock over that, and empties its cache from within the call."""
+    When Cistern has no memory for another library, `torch.cuda.empty_cache()` returns PyTorch's free memory. When PyTorch
+    has none, Cistern returns its own. PyTorch reports a failed request only after its last attempt: that request still
+    raises `torch.OutOfMemoryError`, and the program's next attempt finds the memory.
+
+    Returns:
+        An object whose `remove()` ends it.
+
+    Raises:
+        CisternError: PyTorch is missing, is built without CUDA, or is on Cistern already.
+
+    Example:
+        import cistern.torch
+
+        cistern.torch.cooperate()
+    """
+    # No reclaim stage runs within PyTorch's own allocator over cudaMalloc, so no thread that holds its lock waits for empty_cache.
+    # That is not so of a torch.cuda.MemPool whose allocator calls cistern_malloc: PyTorch holds its lock over that call.
     global _with_torch
     try:
         import torch

@@ -1,20 +1,26 @@
-"""The error of the package, and its lines on standard error."""
+"""The exceptions of the package, and its lines on standard error."""
 
 import os
 import sys
 
 
 class CisternError(RuntimeError):
-    """Something that was requested of Cistern is not available; the message says what and why."""
+    """The base of Cistern's exceptions: a function cannot do its work. The message says what is missing and why."""
 
 
 class OutOfMemoryError(CisternError, MemoryError):
-    """The device lacks memory for what was asked of Cistern itself, as by resume(); the words say how much. What PyTorch asks
-    for fails with torch.OutOfMemoryError."""
+    """The device has too little memory, for example for `cistern.resume`; the message says how much is missing. It is a MemoryError.
+
+    Requests of PyTorch, CuPy and numba fail with the exceptions of those libraries, such as `torch.OutOfMemoryError`."""
 
 
 class SettingsError(CisternError, ValueError):
-    """Bad settings; the words name the key and the choices."""
+    """Settings are wrong; the message names the key and the choices. It is a ValueError."""
+
+
+# Named as programs know them, in tracebacks too.
+for _error in (CisternError, OutOfMemoryError, SettingsError):
+    _error.__module__ = "cistern"
 
 
 def say(text: str, every_rank: bool = False) -> None:

@@ -7,15 +7,22 @@ and never from here. The adapter and this module load the same file, which the d
 
 import os
 import sys
-from typing import Any, Callable, Dict, List, Optional
+from typing import TYPE_CHECKING, Any, Callable, List, Optional
 
-from ._errors import CisternError, OutOfMemoryError, say
+from ._errors import CisternError, OutOfMemoryError, SettingsError, say
+from ._version import version
+
+if TYPE_CHECKING:
+    from .hints import Device, Path, Stats
 
 PACKAGE = os.path.dirname(os.path.abspath(__file__))
 
 OK = 0
 OUT_OF_MEMORY = 1
 FORKED = 4
+
+_NO_GPU = "no GPU to use"  # how the library's message begins where the machine has none
+_BAD_SETTINGS = "CISTERN_CONF: "
 
 # Set by cistern.torch: whether the allocator that PyTorch was given has started the library.
 started_by_torch: Optional[Callable[[], bool]] = None
@@ -64,7 +71,7 @@ def prepare() -> None:
         import functools  # noqa: F401
         import json  # noqa: F401
 
-        from . import _attribution, _command, _cooperate, _memory, _pause, _pools, _tags  # noqa: F401
+        from . import _attribution, _command, _cooperate, _memory, _pause, _pools, _stats, _tags  # noqa: F401
     except OSError as e:
         raise CisternError("the package cannot be imported: %s" % e) from None
 
@@ -152,10 +159,30 @@ def last_error(lib: Any) -> str:
 
 
 def check(lib: Any, code: int) -> None:
-    if code == OUT_OF_MEMORY:
-        raise OutOfMemoryError(last_error(lib))
     if code != OK:
-        raise CisternError(last_error(lib) or "Cistern failed with code %d and no words" % code)
+        raise failure(lib, code)
+
+
+def failure(lib: Any, code: int) -> CisternError:
+    """The calling thread's last failure, to be raised."""
+    words = last_error(lib) or "Cistern failed with code %d and no message" % code
+    if code == OUT_OF_MEMORY:
+        return OutOfMemoryError(words)
+    return SettingsError(words) if words.startswith(_BAD_SETTINGS) else CisternError(words)
+
+
+def in_use() -> Any:
+    """The library, started; None where Cistern does not run: before CUDA starts in a program that uses PyTorch, in a child of
+    fork, and without a GPU."""
+    if not running():
+        return None
+    lib = load()
+    if lib.cistern_device_count() >= 0:
+        return lib
+    code = lib.cistern_last_error(None, 0)
+    if code == FORKED or last_error(lib).startswith(_NO_GPU):
+        return None
+    raise failure(lib, code)
 
 
 def start(conf: Optional[str]) -> None:
@@ -164,39 +191,42 @@ def start(conf: Optional[str]) -> None:
     check(lib, lib.cistern_init(None if conf is None else conf.encode()))
 
 
-def stats() -> Dict[str, Any]:
-    if not running():
-        return {}
+def stats() -> "Stats":
+    lib = in_use()
+    if lib is None:
+        return {"version": version, "settings": os.environ.get("CISTERN_CONF", ""), "devices": []}
     import ctypes
     import json
 
-    lib = load()
     text = lib.cistern_stats_json()
     if not text:
-        if lib.cistern_last_error(None, 0) == FORKED:
-            return {}
-        raise CisternError(last_error(lib))
+        raise failure(lib, lib.cistern_last_error(None, 0))
     try:
-        found: Dict[str, Any] = json.loads(ctypes.string_at(text))
+        found: "Stats" = json.loads(ctypes.string_at(text))
     finally:
         lib.cistern_string_free(text)
     return found
 
 
-def snapshot(file: Any) -> None:
-    name = os.fspath(file)
+def writer(file: "Path") -> Any:
+    """The library, for a function that writes what it has into a file."""
     if not running():
-        raise CisternError("%s: nothing to write: CUDA has not started in this process" % os.fsdecode(name))
-    lib = load()
-    check(lib, lib.cistern_snapshot_write(os.fsencode(name)))
+        raise CisternError("%s: nothing to write: CUDA has not started in this process" % os.fsdecode(os.fspath(file)))
+    return load()
 
 
-def trim(device: int) -> None:
-    if not isinstance(device, int) or isinstance(device, bool) or device < -1:
-        raise ValueError("device %r: want the number of a device, or -1 for all" % (device,))
-    if running():
-        lib = load()
-        check(lib, lib.cistern_trim(device))
+def snapshot(file: "Path") -> None:
+    lib = writer(file)
+    check(lib, lib.cistern_snapshot_write(os.fsencode(file)))
+
+
+def trim(device: "Optional[Device]") -> None:
+    from ._pools import device_index
+
+    index = -1 if device is None or device == -1 else device_index(device)
+    lib = in_use()
+    if lib is not None:
+        check(lib, lib.cistern_trim(index))
 
 
 def tag_push(name: bytes) -> bool:

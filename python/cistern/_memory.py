@@ -17,7 +17,6 @@ from ._errors import CisternError
 HOST_ORDER = 1  # CISTERN_ALLOC_HOST_ORDER
 CACHED = 2  # CISTERN_ALLOC_CACHED
 
-OUT_OF_MEMORY = 1  # CISTERN_OUT_OF_MEMORY
 FORKED = _library.FORKED
 
 
@@ -32,10 +31,6 @@ class Source(ctypes.Structure):
     """cistern_source: the calling library, and its stream."""
 
     _fields_ = [("stream", ctypes.c_void_p), ("options", AllocOptions)]
-
-
-class Exhausted(Exception):
-    """Every reclaim stage failed; the message is the library's."""
 
 
 # Functions beyond those of _library, with what they return and take.
@@ -100,11 +95,9 @@ def number(lib: Any, name: str) -> int:
     return found
 
 
-def failure(lib: Any) -> Exception:
-    """The calling thread's last failure, to be raised: Exhausted for want of memory, else CisternError."""
-    code = lib.cistern_last_error(None, 0)
-    words = _library.last_error(lib) or "Cistern failed with code %d and no words" % code
-    return Exhausted(words) if code == OUT_OF_MEMORY else CisternError(words)
+def failure(lib: Any) -> CisternError:
+    """The calling thread's last failure, to be raised: OutOfMemoryError where every reclaim stage failed."""
+    return _library.failure(lib, lib.cistern_last_error(None, 0))
 
 
 class Sources:
@@ -152,7 +145,7 @@ class Memory:
         self._release = releaser(self.lib)
 
     def allocate(self, size: int, device: int, stream: int = 0) -> int:
-        """The address of so many bytes, 0 for none. Raises Exhausted or CisternError."""
+        """The address of so many bytes, 0 for none. Raises OutOfMemoryError or CisternError."""
         p: Optional[int] = self._malloc(self._sources.known.get(stream) or self._sources.add(stream), size, device)
         if not p and size:
             raise failure(self.lib)

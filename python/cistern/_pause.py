@@ -2,10 +2,14 @@
 
 import ctypes
 import os
-from typing import Any, Dict, Optional
+from typing import TYPE_CHECKING, Any, Dict, Optional, Union, cast
 
 from . import _library, _pools
 from ._errors import CisternError
+
+if TYPE_CHECKING:
+    from ._tags import tag as Tag
+    from .hints import Device, Path, PauseResult, Pool, Size
 
 _KEEP = {"host": 0, "disk": 1, "drop": 2}
 _CAPTURED = 1
@@ -24,7 +28,8 @@ class _Report(ctypes.Structure):
     _fields_ = [("blocks", ctypes.c_int64)] + [(n, ctypes.c_uint64) for n in ("bytes", "physical", "kept", "shared")]
 
 
-def pause(tag: Any, pool: Any, device: Any, keep: str, folder: Any, captured: bool) -> Dict[str, int]:
+def pause(tag: "Union[str, Tag, None]", pool: "Optional[Pool]", device: "Optional[Device]", keep: str,
+          folder: "Optional[Path]", captured: bool) -> "PauseResult":
     if keep not in _KEEP:
         raise ValueError("keep is one of %s, got %r" % (", ".join(_KEEP), keep))
     if folder is not None and keep != "disk":
@@ -33,25 +38,27 @@ def pause(tag: Any, pool: Any, device: Any, keep: str, folder: Any, captured: bo
     return _call("cistern_pause", o, tag, pool, device)
 
 
-def resume(tag: Any, pool: Any, device: Any) -> Dict[str, int]:
+def resume(tag: "Union[str, Tag, None]", pool: "Optional[Pool]", device: "Optional[Device]") -> "PauseResult":
     return _call("cistern_resume", _Options(), tag, pool, device)
 
 
-def buffers(size: Any, device: Any) -> None:
+def buffers(size: "Size", device: "Optional[Device]") -> None:
     n = _pools.size_in_bytes(size, "bytes")
     index = _pools.device_index(device)
     lib = _running()
     _library.check(lib, lib.cistern_pause_buffers(index, n))
 
 
-def _call(function: str, o: _Options, tag: Any, pool: Any, device: Any) -> Dict[str, int]:
+def _call(function: str, o: _Options, tag: "Union[str, Tag, None]", pool: "Optional[Pool]",
+          device: "Optional[Device]") -> "PauseResult":
     o.size, o.tag = ctypes.sizeof(o), _name(tag)
     numbers = None if pool is None else (ctypes.c_uint64 * 2)(*_pools.numbers(pool))
     o.pool = None if numbers is None else ctypes.addressof(numbers)
     index = _pools.device_index(device)
     lib, report = _running(), _Report()
     _library.check(lib, getattr(lib, function)(index, ctypes.byref(o), ctypes.byref(report)))
-    return {name: int(getattr(report, name)) for name, _ in _Report._fields_}
+    found: Dict[str, int] = {name: int(getattr(report, name)) for name, *_ in _Report._fields_}
+    return cast("PauseResult", found)
 
 
 def _name(tag: Any) -> Optional[bytes]:

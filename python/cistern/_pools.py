@@ -7,17 +7,19 @@ they are not called any more.
 
 import atexit
 import ctypes
-import functools
 import itertools
 import os
 import re
 import sys
 import threading
 import traceback
-from typing import Any, Callable, Dict, List, Optional, Tuple, Union
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Tuple, Union, cast
 
 from . import _library
 from ._errors import CisternError, SettingsError, say
+
+if TYPE_CHECKING:
+    from .hints import Device, MemoryKind, Path, Pool, PoolId, PoolStats, Size
 
 # Kinds of memory that a pool can hold: CISTERN_POOL_ in cistern.h.
 KINDS = {"chunks": 0, "ipc_legacy": 2, "single_handle": 4}
@@ -60,19 +62,29 @@ class _Stats(ctypes.Structure):
 
 
 class External:
-    """Memory from C functions of the program's own, for cistern.torch.MemPool(upstream=...).
+    """Memory from C functions of the program, for `cistern.torch.MemPool(upstream=...)`.
 
-    alloc and free are ctypes functions, or addresses as integers, with the signatures of cistern.h:
+    The functions have the signatures of cistern.h: `void *alloc(void *ctx, size_t size, int device, void *stream)` and
+    `void free(void *ctx, void *ptr, size_t size, int device, void *stream)`. They are called from any thread, for whole
+    segments, with that device current. `alloc` returns addresses aligned to 512 bytes, and NULL when there is no memory. When
+    Python ends they are called no more.
 
-        void *alloc(void *ctx, size_t size, int device, void *stream)
-        void free(void *ctx, void *ptr, size_t size, int device, void *stream)
+    Args:
+        alloc: a ctypes function, or an address as an integer.
+        free: its counterpart.
+        ctx: an address that both are called with.
+        keep: an object that is referenced, as the functions are, until the last segment is freed.
 
-    They are called from any thread, for whole segments, with that device current; alloc returns NULL when there is no memory,
-    and addresses aligned to 512 bytes. ctx is an address, given back to both. The functions and keep are referenced until the
-    last segment was freed; when Python ends they are called no more. External.library takes functions from a shared library,
-    as torch.cuda.memory.CUDAPluggableAllocator does."""
+    Raises:
+        TypeError: `alloc`, `free` or `ctx` is neither a ctypes function, a pointer nor an address.
+        ValueError: `alloc` or `free` is null.
 
-    def __init__(self, alloc: Any, free: Any, ctx: Any = None, keep: Any = None) -> None:
+    Example:
+        upstream = cistern.torch.External.library("libarena.so", "arena_alloc", "arena_free")
+        pool = cistern.torch.MemPool(upstream=upstream)
+    """
+
+    def __init__(self, alloc: object, free: object, ctx: object = None, keep: object = None) -> None:
         self._bare = False
         self._alloc = _address(alloc, "alloc")
         self._free = _address(free, "free")
@@ -80,10 +92,20 @@ class External:
         self._keep = (alloc, free, ctx, keep)
 
     @classmethod
-    def library(cls, path: Any, alloc: str, free: str) -> "External":
-        """The functions of these names in the shared library, with the signatures that CUDAPluggableAllocator takes:
-        void *alloc(ssize_t size, int device, cudaStream_t stream) and
-        void free(void *ptr, ssize_t size, int device, cudaStream_t stream)."""
+    def library(cls, path: "Path", alloc: str, free: str) -> "External":
+        """Takes functions from a shared library, as `torch.cuda.memory.CUDAPluggableAllocator` does.
+
+        Their signatures are `void *alloc(ssize_t size, int device, cudaStream_t stream)` and
+        `void free(void *ptr, ssize_t size, int device, cudaStream_t stream)`.
+
+        Args:
+            path: the library.
+            alloc: the name of the function that allocates.
+            free: the name of the function that frees.
+
+        Raises:
+            CisternError: the library cannot be loaded, or lacks a function.
+        """
         try:
             functions = ctypes.CDLL(os.fspath(path))
             made = cls(getattr(functions, alloc), getattr(functions, free), keep=functions)
@@ -210,17 +232,55 @@ def _words(value: Any, what: str, choices: str) -> bytes:
     return value.encode()
 
 
-def make(torch: Any, adapter: Any, described: Tuple[_Wanted, Any], arguments: Dict[str, Any]) -> Any:
-    """The pool, made by PyTorch; the adapter gets the options that PyTorch does not have."""
-    wanted, kept = described
-    torch.cuda.init()
-    pool = torch.cuda.MemPool(**arguments)
-    device = torch.cuda.current_device()
-    o = wanted.options
-    if o.flags or o.alloc or o.upstream or o.limit or o.spill or o.on_out_of_memory:
-        _tell(adapter, device, pool.id, wanted, kept)
-    pool.cistern_stats = functools.partial(stats, pool.id, device)
-    return pool
+class MemPoolMixin:
+    """A `torch.cuda.MemPool` of the current device, for `torch.cuda.use_mem_pool`, whose memory is of a kind of its own.
+
+    An upstream gives whole segments, which the pool caches and cuts. Options follow its name after a colon, and adaptors
+    stand before a bar, outermost first, as in cistern.h: `"async:threshold=1GiB"`, `"limiting:bytes=2GiB|nccl"`.
+
+    Args:
+        memory: `"chunks"` is memory as everywhere else. `cudaIpcGetMemHandle` takes addresses of `"ipc_legacy"`, and RDMA
+            registration takes any tensor of `"single_handle"`.
+        upstream: where the memory comes from: `"device"`, `"virtual"`, `"async"`, `"managed"`, `"pinned"`, `"host_numa"`,
+            `"nccl"`, or an `External`.
+        limit: what the pool may reserve, in bytes or as `"2GiB"`.
+        on_oom: what happens when the pool is out of memory and what is cached does not help: `"error"`
+            (`torch.OutOfMemoryError`), the name of an upstream to go on with, or a function of the bytes that are
+            missing, which returns whether it gave some back.
+        arguments: the arguments of `torch.cuda.MemPool`.
+
+    Raises:
+        SettingsError: the words make no pool.
+        CisternError: PyTorch does not use Cistern's adapter.
+
+    Example:
+        pool = cistern.torch.MemPool(upstream="pinned", limit="2GiB")
+        with torch.cuda.use_mem_pool(pool):
+            table = torch.zeros(1 << 28, device="cuda")
+    """
+
+    if TYPE_CHECKING:
+        @property
+        def id(self) -> "PoolId": ...
+
+    def __init__(self, memory: "MemoryKind" = "chunks", *, upstream: "Union[str, External, None]" = None,
+                 limit: "Optional[Size]" = None, on_oom: "Union[str, Callable[[int], object]]" = "error", **arguments: Any) -> None:
+        from . import torch as ours
+
+        wanted, kept = describe(memory, upstream, limit, on_oom, arguments.get("allocator"))
+        adapter = ours.adapter_in_use()
+        import torch
+
+        torch.cuda.init()
+        super().__init__(**arguments)
+        self._cistern_device = int(torch.cuda.current_device())
+        o = wanted.options
+        if o.flags or o.alloc or o.upstream or o.limit or o.spill or o.on_out_of_memory:
+            _tell(adapter, self._cistern_device, self.id, wanted, kept)
+
+    def cistern_stats(self) -> "PoolStats":
+        """Returns the pool's memory on its device, as `pool_stats` does."""
+        return stats(self.id, self._cistern_device)
 
 
 def _tell(adapter: Any, device: int, pool: Tuple[int, int], wanted: _Wanted, kept: Any) -> None:
@@ -242,37 +302,39 @@ def _tell(adapter: Any, device: int, pool: Tuple[int, int], wanted: _Wanted, kep
         raise SettingsError(said) if code == _INVALID else CisternError(said)
 
 
-def device_index(device: Any) -> int:
+def device_index(device: "Optional[Device]") -> int:
     """The number of a device: of a number, "cuda:1", a torch.device or the like; None is the current one of the library that
     uses the GPU here, PyTorch before CuPy."""
+    found: Any = device
     if isinstance(device, str) and re.fullmatch(r"cuda(:[0-9]+)?", device):
-        device = int(device[5:]) if ":" in device else None
-    if device is not None and not isinstance(device, int) and getattr(device, "type", "cuda") == "cuda":
-        device = getattr(device, "index", getattr(device, "id", device))  # torch.device, cupy.cuda.Device
-    if device is None:
+        found = int(device[5:]) if ":" in device else None
+    elif not isinstance(device, (int, str)) and getattr(device, "type", "cuda") == "cuda":
+        found = getattr(device, "index", getattr(device, "id", device))  # torch.device, cupy.cuda.Device
+    if found is None:
         torch, cupy = sys.modules.get("torch"), sys.modules.get("cupy")
         if torch is not None and torch.cuda.is_initialized():
             return int(torch.cuda.current_device())
         return int(cupy.cuda.runtime.getDevice()) if cupy is not None else 0
-    if not isinstance(device, int) or isinstance(device, bool) or device < 0:
-        raise ValueError("device is the number of a GPU, \"cuda:1\" or None for the current one, got %r" % (device,))
-    return device
+    if not isinstance(found, int) or isinstance(found, bool) or found < 0:
+        raise ValueError("device is the number of a GPU, \"cuda:1\" or None, got %r" % (device,))
+    return found
 
 
-def numbers(pool: Any) -> Tuple[int, int]:
+def numbers(pool: "Pool") -> "PoolId":
     """The two numbers that name a pool: a torch.cuda.MemPool's, a graph's, or the numbers themselves."""
-    found = pool if isinstance(pool, (tuple, list)) else getattr(pool, "id", None)
+    found: Any = pool if isinstance(pool, (tuple, list)) else getattr(pool, "id", None)
     if callable(found):
         found = found()
-    if found is None and callable(getattr(pool, "pool", None)):
-        found = pool.pool()  # torch.cuda.CUDAGraph
+    of_graph: Any = getattr(pool, "pool", None)  # torch.cuda.CUDAGraph
+    if found is None and callable(of_graph):
+        found = of_graph()
     if isinstance(found, (tuple, list)) and len(found) == 2 and all(isinstance(n, int) and 0 <= n < 1 << 64 for n in found):
         return int(found[0]), int(found[1])
     raise TypeError("pool is a torch.cuda.MemPool or the pair of numbers that is its id, got %r" % (pool,))
 
 
-def stats(pool: Tuple[int, int], device: int) -> Dict[str, int]:
-    """What the pool holds on the device."""
+def stats(pool: "PoolId", device: int) -> "PoolStats":
+    """The pool's memory on the device."""
     lib = _library.load()
     s = _Stats()
     s.size = ctypes.sizeof(s)
@@ -281,4 +343,5 @@ def stats(pool: Tuple[int, int], device: int) -> Dict[str, int]:
         s = _Stats()  # the library knows no such pool: nothing was ever allocated from it there
     else:
         _library.check(lib, code)
-    return {n: int(getattr(s, n)) for n, *_ in _Stats._fields_ if n not in ("size", "reserved_field")}
+    found: Dict[str, int] = {n: int(getattr(s, n)) for n, *_ in _Stats._fields_ if n not in ("size", "reserved_field")}
+    return cast("PoolStats", found)

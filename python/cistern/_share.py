@@ -21,10 +21,11 @@ _EXPRESSION = (
 def rebuild(*arguments: Any) -> Any:
     """PyTorch's rebuild_cuda_tensor, where it can work."""
     from . import torch as ours
+    from ._errors import CisternError
 
     if ours.mode() != "adapter":
         why = ours.why_plain()
-        raise RuntimeError(_WORDS + (" (%s)" % why if why else ""))
+        raise CisternError(_WORDS + (" (%s)" % why if why else ""))
     from torch.multiprocessing import reductions
 
     return reductions.rebuild_cuda_tensor(*arguments)

@@ -1,9 +1,12 @@
 """The statistics of a device as the C struct cistern_stats, and in the form in which PyTorch gives its own."""
 
 import ctypes
-from typing import Any, Dict
+from typing import TYPE_CHECKING, Any, Dict, Optional
 
-from . import _library
+from . import _library, _pools
+
+if TYPE_CHECKING:
+    from .hints import Device, MemoryStats
 
 
 class Value(ctypes.Structure):
@@ -62,3 +65,33 @@ def as_torch(s: Any) -> Dict[str, Any]:
         g = getattr(s, ours)
         out[theirs] = {"all": value(g.all), "small_pool": value(g.small), "large_pool": value(g.large)}
     return out
+
+
+def flat(device: "Optional[Device]") -> "MemoryStats":
+    """What torch.cuda.memory_stats gives: as_torch with the keys of each level joined by dots."""
+    lib = _library.in_use()
+    if lib is None:
+        return {}
+    found: Dict[str, int] = {}
+
+    def add(prefix: str, value: Any) -> None:
+        if isinstance(value, dict):
+            for key, inner in value.items():
+                add(prefix + "." + key if prefix else key, inner)
+        else:
+            found[prefix] = int(value)
+
+    add("", as_torch(read(lib, _pools.device_index(device))))
+    return dict(sorted(found.items()))
+
+
+def reset_peaks(device: "Optional[Device]") -> None:
+    lib = _library.in_use()
+    if lib is not None:
+        _library.check(lib, lib.cistern_reset_peaks(_pools.device_index(device)))
+
+
+def reset_accumulated(device: "Optional[Device]") -> None:
+    lib = _library.in_use()
+    if lib is not None:
+        _library.check(lib, lib.cistern_reset_accumulated(_pools.device_index(device)))

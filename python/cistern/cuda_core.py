@@ -73,10 +73,7 @@ def _make(core: Any) -> Any:
             handle = _handle(stream)
             if self._memory is None:
                 self._memory = _memory.Memory("cuda.core")
-            try:
-                address = self._memory.allocate(size, self._device, handle)
-            except _memory.Exhausted as e:
-                raise MemoryError(str(e)) from None
+            address = self._memory.allocate(size, self._device, handle)
             try:
                 try:
                     return core.Buffer.from_handle(address, size, mr=self, stream=stream)

@@ -24,10 +24,10 @@ of CuPy's pool.
 """
 
 import threading
-from typing import Any, Callable, List, Optional, Tuple
+from typing import Any, Callable, List, Literal, Optional, Tuple
 
 from . import _cooperate, _cupy_streams, _library, _memory
-from ._errors import CisternError, say
+from ._errors import CisternError, OutOfMemoryError, say
 
 __all__ = ["MemoryPool", "cooperate", "disable", "enable", "malloc"]
 
@@ -175,7 +175,7 @@ def _allocator(cupy: Any, lib: Any) -> Callable[[int], Any]:
     def again(size: int, device: int, handle: int) -> int:
         """What CuPy does when there is no memory: arrays in unreferenced cycles are found and freed."""
         e = _memory.failure(lib)
-        if isinstance(e, _memory.Exhausted):
+        if isinstance(e, OutOfMemoryError):
             import gc
 
             gc.collect()
@@ -183,7 +183,7 @@ def _allocator(cupy: Any, lib: Any) -> Callable[[int], Any]:
             if p:
                 return int(p)
             e = _memory.failure(lib)
-        if not isinstance(e, _memory.Exhausted):
+        if not isinstance(e, OutOfMemoryError):
             raise e
         error = cupy.cuda.memory.OutOfMemoryError(size, -1)
         error.args = (str(e),)
@@ -217,14 +217,14 @@ class MemoryPool:
         self.free_all_blocks()
 
     def n_free_blocks(self) -> int:
-        return int(_current("inactive", "all")) + int(self._own.n_free_blocks())
+        return _current("inactive") + int(self._own.n_free_blocks())
 
     def used_bytes(self) -> int:
         ours = int(_memory.use("cupy", _device()).allocated) if _allocate is not None else 0
         return ours + int(self._own.used_bytes())
 
     def free_bytes(self) -> int:
-        return int(_current("inactive_bytes", "all")) + int(self._own.free_bytes())
+        return _current("inactive_bytes") + int(self._own.free_bytes())
 
     def total_bytes(self) -> int:
         return self.used_bytes() + self.free_bytes()
@@ -251,13 +251,13 @@ def _device() -> int:
     return int(_cupy().cuda.device.get_device_id())
 
 
-def _current(what: str, group: str) -> int:
+def _current(what: "Literal['inactive', 'inactive_bytes']") -> int:
     if _allocate is None:
         return 0
     device = _device()
-    for d in _library.stats().get("devices", ()):
+    for d in _library.stats()["devices"]:
         if d["device"] == device:
-            return int(d[what][group]["current"])
+            return d[what]["all"]["current"]
     return 0
 
 

@@ -26,7 +26,7 @@ import threading
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from . import _cooperate, _library, _memory
-from ._errors import CisternError
+from ._errors import CisternError, OutOfMemoryError
 
 __all__ = ["cooperate", "disable", "enable"]
 
@@ -217,7 +217,7 @@ def _make(driver: Any) -> Any:
         def _obtain(self, size: int, device: int) -> Tuple[int, int]:
             try:
                 return self.given.allocate(size, device)
-            except _memory.Exhausted as e:
+            except OutOfMemoryError as e:
                 self.flush()  # numba tries once more
                 raise driver.CudaAPIError(_out_of_memory(driver), str(e)) from None
 

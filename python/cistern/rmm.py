@@ -40,7 +40,7 @@ import time
 from typing import Any, Dict, List, Optional
 
 from . import _library, _memory
-from ._errors import CisternError
+from ._errors import CisternError, OutOfMemoryError
 
 __all__ = ["enable", "resource"]
 
@@ -126,13 +126,10 @@ class _Functions:
     def allocate(self, size: int, stream: Any) -> int:
         self.calls += 1
         if self._ending():
-            raise MemoryError("Cistern has no memory for RMM any more: the interpreter is ending")
+            raise OutOfMemoryError("Cistern has no memory for RMM any more: the interpreter is ending")
         if self._memory is None:
             self._memory = _memory.Memory("rmm")
-        try:
-            return self._memory.allocate(size, self._device, int(stream.__cuda_stream__()[1]))
-        except _memory.Exhausted as e:
-            raise MemoryError(str(e)) from None
+        return self._memory.allocate(size, self._device, int(stream.__cuda_stream__()[1]))
 
     def deallocate(self, address: int, size: int, stream: Any) -> None:
         self.calls += 1

@@ -14,38 +14,63 @@ processes do not; one line on standard error says why.
 
 import os
 import threading
-from typing import Any, Dict, List, Optional
+from typing import TYPE_CHECKING, Any, List, Literal, Optional
 
 from . import _built, _cooperate, _library, _settings, _toolchain
 from ._cooperate import cooperate_torch as cooperate
 from ._errors import CisternError, SettingsError, say
 
-__all__ = ["External", "MemPool", "cooperate", "enable", "mode", "pool_stats"]
+if TYPE_CHECKING:
+    from torch.cuda import MemPool as _TorchMemPool
+
+    from ._pools import External as External
+    from ._pools import MemPoolMixin
+    from .hints import Device, Pool, PoolStats
+
+    class MemPool(MemPoolMixin, _TorchMemPool):  # type: ignore[misc]
+        """See MemPoolMixin."""
+
+__all__ = ["External", "MemPool", "cooperate", "enable", "mode", "pool_stats", "why_plain"]
+
+Mode = Literal["adapter", "plain"]
 
 _lock = threading.RLock()
-_mode: Optional[str] = None
+_mode: Optional[Mode] = None
 _conf: Optional[str] = None
 _why_plain = ""
 _adapter: Any = None
 _started = False  # CUDA, and with it the library
 
 
-def mode() -> Optional[str]:
-    """How PyTorch uses Cistern in this process: "adapter", "plain", or None where it does not."""
+def mode() -> Optional[Mode]:
+    """Returns how PyTorch uses Cistern in this process: `"adapter"`, `"plain"`, or None where it does not."""
     return _mode
 
 
 def why_plain() -> str:
-    """Why the adapter is not in use, in words; empty where it is."""
+    """Returns the reason for the mode `"plain"`; empty in the other modes."""
     return _why_plain
 
 
-def enable(conf: Optional[str] = None) -> Optional[str]:
-    """Gives PyTorch's CUDA memory to Cistern and returns mode(): "adapter", "plain", or None for a PyTorch without CUDA.
+def enable(conf: Optional[str] = None) -> Optional[Mode]:
+    """Makes Cistern PyTorch's allocator for the rest of the process. A second call does nothing.
 
-    conf is "key:value,key:value", what the environment variable CISTERN_CONF has otherwise; it is written there too, so
-    that processes started by this one have the same settings. A second call does nothing. CisternError when CUDA has
-    started already or another allocator is in place; SettingsError, a ValueError, for bad settings."""
+    Args:
+        conf: settings, `"key:value,key:value"`; None: those of the environment variable `CISTERN_CONF`. They are written
+            there too, so that processes started by this one have the same settings.
+
+    Returns:
+        The `mode()`: `"adapter"`, `"plain"`, or None for a PyTorch without CUDA.
+
+    Raises:
+        CisternError: CUDA has started already, or another allocator is in place.
+        SettingsError: the settings are wrong.
+
+    Example:
+        import cistern.torch
+
+        cistern.torch.enable("limit:70GiB")
+    """
     global _mode, _conf
     import torch  # not under the lock: where `cistern run` follows the import, that enables as well, in whatever thread it is
 
@@ -73,46 +98,32 @@ def enable(conf: Optional[str] = None) -> Optional[str]:
         return _mode
 
 
-def MemPool(memory: str = "chunks", *, upstream: Any = None, limit: Any = None, on_oom: Any = "error", **arguments: Any) -> Any:
-    """A torch.cuda.MemPool of the current device, for torch.cuda.use_mem_pool, whose memory is of a kind of its own.
-
-    upstream says where the memory comes from; whole segments are asked for there, and cached and cut here:
-
-    "device"     cuMemAlloc                           "managed"    memory that moves between host and device
-    "virtual"    segments of one physical handle      "pinned"     page-locked host memory
-    "async"      a stream-ordered pool of the driver  "host_numa"  host memory mapped for the GPU
-    "nccl"       ncclMemAlloc, for ProcessGroupNCCL's register_mem_pool
-    External     C functions of the program's own
-
-    Options follow a colon and adaptors stand before a bar, outermost first, as cistern.h has them:
-    "async:threshold=1GiB", "limiting:bytes=2GiB|nccl".
-
-    limit is what the pool may hold, in bytes or as "2GiB". on_oom is what happens when it is out of memory and what it and
-    others cache did not help: "error" (torch.OutOfMemoryError), the name of an upstream that memory comes from then, or a
-    function that is called with the bytes that are missing and returns whether it gave some back; it may allocate, but is
-    given no memory of the pool.
-
-    memory is another way to say of which kind it is: "chunks" as everywhere else, "ipc_legacy" so that cudaIpcGetMemHandle
-    takes its addresses, "single_handle" so that RDMA registration takes any tensor of it.
-
-    The other arguments are torch.cuda.MemPool's. The pool has a method more, cistern_stats(). SettingsError, a ValueError, for
-    words that make no pool; CisternError where PyTorch does not use Cistern's adapter."""
-    from . import _pools
-
-    described = _pools.describe(memory, upstream, limit, on_oom, arguments.get("allocator"))
-    import torch  # which enables Cistern in a program that `cistern run` started
-
+def adapter_in_use() -> Any:
+    """The adapter; CisternError, with the reason, where PyTorch does not use it."""
     if _mode != "adapter":
         raise CisternError("pools of a kind of memory need PyTorch on Cistern's adapter" +
                            (", which is not in use: " + _why_plain if _why_plain else ": call cistern.torch.enable()"))
-    return _pools.make(torch, _adapter, described, arguments)
+    return _adapter
 
 
-def pool_stats(pool: Any, device: Any = None) -> Dict[str, int]:
-    """What a pool holds on a device (default: the current one), in bytes: reserved, peak_reserved, requested, allocated,
-    cached, paused, spilled, limit, and how many blocks. pool is a torch.cuda.MemPool, or the pair of numbers that is its id;
-    (0, 0) is what PyTorch allocates outside of pools. CisternError where Cistern does not run."""
-    from . import _library, _pools
+def pool_stats(pool: "Pool", device: "Optional[Device]" = None) -> "PoolStats":
+    """Returns a pool's memory on a device.
+
+    Args:
+        pool: a `torch.cuda.MemPool`, or the pair of numbers that is its id. `(0, 0)` is the memory outside of pools.
+        device: the device; None is the current one.
+
+    Returns:
+        A dictionary (`cistern.hints.PoolStats`) with the bytes reserved, requested, allocated, cached, paused and spilled, the
+        peak of those reserved, the limit, and the number of blocks.
+
+    Raises:
+        CisternError: CUDA has not started on Cistern in this process.
+
+    Example:
+        cistern.torch.pool_stats(pool)["peak_reserved"]
+    """
+    from . import _pools
 
     found = _pools.numbers(pool)
     if _mode is None or not _library.running():
@@ -149,7 +160,7 @@ def _check_settings(conf: str) -> None:
         raise SettingsError("CISTERN_CONF: " + (words[len("cistern: "):] if words.startswith("cistern: ") else words))
 
 
-def _install(torch: Any) -> str:
+def _install(torch: Any) -> Mode:
     global _adapter, _why_plain
     library = _library.path()
     try:
@@ -262,7 +273,7 @@ def _follow_settings(torch: Any, adapter: Any) -> None:
     torch._C._accelerator_setAllocatorSettings = set_allocator_settings
 
 
-def _install_plain(torch: Any, library: str) -> str:
+def _install_plain(torch: Any, library: str) -> Mode:
     from . import _plain
 
     _plain.install(torch, library, _why_plain, lambda: _started)
@@ -294,4 +305,12 @@ def __getattr__(name: str) -> Any:
         from ._pools import External
 
         return External
+    if name == "MemPool":  # derives from PyTorch's, which is imported for it
+        import torch
+
+        from ._pools import MemPoolMixin
+
+        made = type("MemPool", (MemPoolMixin, torch.cuda.MemPool), {"__module__": __name__, "__doc__": MemPoolMixin.__doc__})
+        globals()["MemPool"] = made
+        return made
     raise AttributeError("module %r has no attribute %r" % (__name__, name))

@@ -181,8 +181,8 @@ class Api(Case):
             p = malloc(64 << 20)
             _library.load().cistern_free(p, 0, 0, None)
             before = held(); cistern.trim(); print(before >= 64 << 20, held())
-            cistern.trim(0)
-            for bad in (-2, "0", None, True):
+            cistern.trim(0); cistern.trim(-1); cistern.trim("cuda:0"); cistern.empty_cache()
+            for bad in (-2, "0", True, 1.5):
                 try:
                     cistern.trim(bad)
                     print("accepted", bad)
@@ -207,10 +207,11 @@ class Api(Case):
             pid = os.fork()
             if pid == 0:
                 with cistern.tag("child"):
-                    assert cistern.stats() == {}
+                    assert cistern.stats()["devices"] == [] and cistern.memory_stats() == {}
+                    cistern.trim()
                     assert not _library.load().cistern_malloc(1 << 20, 0, None)
                     try:
-                        cistern.trim()
+                        cistern.write_trace("child.cistern")
                         os._exit(2)
                     except cistern.CisternError:
                         os._exit(0)
@@ -239,7 +240,7 @@ class Api(Case):
         site = self.fake_torch()
         done = self.program("""
             import torch
-            print(cistern.stats(), cistern.trim())
+            print(cistern.stats()["devices"], cistern.memory_stats(), cistern.max_memory_allocated(), cistern.trim())
             try:
                 cistern.snapshot("x.pickle")
             except cistern.CisternError as e:
@@ -250,7 +251,7 @@ class Api(Case):
             torch.cuda.init()
             print(len(cistern.stats()["devices"]))
             """, PYTHONPATH=ROOT + ":" + site)
-        self.assertEqual(done.stdout.splitlines(), ["{} None", "x.pickle: nothing to write: CUDA has not started in this process",
+        self.assertEqual(done.stdout.splitlines(), ["[] {} 0 None", "x.pickle: nothing to write: CUDA has not started in this process",
                                                     "False", "0"])
 
 

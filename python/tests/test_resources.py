@@ -41,7 +41,7 @@ class Rmm(Libraries):
             print(requested())
             r.deallocate(0, 0)
             e = error(r.allocate, 1 << 50)
-            print(type(e) is MemoryError, str(e).splitlines()[0][:32])
+            print(type(e) is cistern.OutOfMemoryError, str(e).splitlines()[0][:32])
             p, q = r.allocate(8), r.allocate(8)
             print(p != q)
             for bad in -1, "0", True:
@@ -120,7 +120,7 @@ class CudaCore(Libraries):
             print(device()["active"]["all"]["current"] - device()["allocations"]["all"]["current"])
             print(r.allocate(0, stream=s).handle)
             e = error(r.allocate, 1 << 50, stream=s)
-            print(type(e) is MemoryError, str(e).splitlines()[0][:32])
+            print(type(e) is cistern.OutOfMemoryError, str(e).splitlines()[0][:32])
             before = requested()
             print(error(r.allocate, 13, stream=s), requested() == before)  # the buffer cannot be made
             print(type(error(r.allocate, 512, stream=GraphBuilder(0x3000))).__name__)
