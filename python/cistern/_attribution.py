@@ -64,7 +64,7 @@ _state: Optional[_State] = None  # as set here; None: as the settings have it
 _reporting = False  # report() has been called while the library ran, which keeps a history where there was none
 
 
-def _now() -> _State:
+def current() -> _State:
     if _state is not None:
         return _state
     from ._pools import size_in_bytes
@@ -90,7 +90,7 @@ class Attribution:
             raise ValueError("history is a number of events up to %d, got %d" % (_MOST_EVENTS, history))
         size = size_in_bytes(sample, "sample")
         with _lock:
-            self._was: Optional[_State] = _now()
+            self._was: Optional[_State] = current()
             _set(_State(stacks, size, self._was.history if history is None else history))
 
     def remove(self) -> None:
@@ -109,7 +109,7 @@ class Attribution:
 
 def _set(wanted: _State) -> None:
     global _state
-    before = _now()
+    before = current()
     if _library.running_already():
         lib = _lib()
         _library.check(lib, lib.cistern_stacks(_KINDS[wanted.stacks], wanted.sample))
@@ -131,7 +131,7 @@ def write(file: "Path") -> None:
 
 def write_trace(file: "Path") -> None:
     write(file)
-    if not _has_history():
+    if not has_history():
         import warnings
 
         # Of the caller of cistern.write_trace.
@@ -139,9 +139,9 @@ def write_trace(file: "Path") -> None:
                       os.fsdecode(file), stacklevel=3)
 
 
-def _has_history() -> bool:
+def has_history() -> bool:
     """Whether events are kept: as asked for here or in the settings, or by torch.cuda.memory._record_memory_history."""
-    if _now().history or _reporting:
+    if current().history or _reporting:
         return True
     enabled: Any = getattr(getattr(sys.modules.get("torch"), "_C", None), "_cuda_isHistoryEnabled", None)
     return bool(_library.started_by_torch is not None and enabled is not None and enabled())

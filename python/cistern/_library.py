@@ -28,6 +28,8 @@ _BAD_SETTINGS = "CISTERN_CONF: "
 started_by_torch: Optional[Callable[[], bool]] = None
 # Set when another library of Python's draws on the cache, which may be before PyTorch does.
 used_beside_torch = False
+# Set when such a library is put on the cache, which it uses at its next request.
+claimed = False
 # What waits for the library to run.
 waiting: List[Callable[[], None]] = []
 # Set by cistern.torch: the address of the adapter's function through which the library calls Python's when a device is out of
@@ -55,6 +57,13 @@ def path() -> str:
             return os.path.abspath(named)
         raise CisternError("CISTERN_LIBRARY: there is no file %s" % named)
     return find("libcistern.so")
+
+
+def claim() -> None:
+    """Called when a library is put on the cache. CisternError, now and not at its next request, if the file is missing."""
+    global claimed
+    path()
+    claimed = True
 
 
 def find(name: str) -> str:

@@ -30,7 +30,7 @@ def resource(device: Optional[Any] = None) -> Any:
     number = getattr(device, "device_id", device)
     if not isinstance(number, int) or isinstance(number, bool) or number < 0:
         raise ValueError("device %r: want the number of a device, a cuda.core.Device, or None for the current one" % (device,))
-    _library.path()  # reports now what is missing
+    _library.claim()
     with _lock:
         if number not in _made:
             _made[number] = _make(core)(number)

@@ -59,7 +59,7 @@ def enable() -> None:
         cupy = _cupy()
         if _with_cupy is not None:
             raise CisternError("CuPy keeps its own pool: cistern.cupy.cooperate() is in force; undo it by .remove() first")
-        _library.path()  # reports now what is missing
+        _library.claim()
         before = _global_allocator(cupy)
         _set_allocator(cupy, _allocate or malloc)
         _before = before, cupy.get_default_memory_pool

@@ -70,7 +70,7 @@ def enable() -> None:
         driver = _numba()
         if _with_numba is not None:
             raise CisternError("numba keeps its own memory: cistern.numba.cooperate() is in force; undo it by .remove() first")
-        _library.path()  # reports now what is missing
+        _library.claim()
         manager = _manager(driver)
         before = driver._memory_manager
         driver.set_memory_manager(manager)

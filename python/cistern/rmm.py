@@ -67,7 +67,7 @@ def resource(device: Optional[int] = None) -> Any:
         device = _current(rmm)
     elif not isinstance(device, int) or isinstance(device, bool) or device < 0:
         raise ValueError("device %r: want the number of a device, or None for the current one" % (device,))
-    _library.path()  # reports now what is missing
+    _library.claim()
     with _lock:
         if device not in _made:
             functions = _Functions(device)
