@@ -125,6 +125,7 @@ QUICKGC := GOGC=400 GOMEMLIMIT=1GiB
 test: build
 	@scripts/need.sh python3
 	@scripts/need.sh --try pkg-config
+	@scripts/pytools.sh --try
 	@$(MAKE) --no-print-directory -j2 test-go test-python test-web
 
 test-go:

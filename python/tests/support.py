@@ -13,6 +13,7 @@ import unittest
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 PACKAGE = os.path.join(ROOT, "python", "cistern")
 COMMAND = os.environ.get("CISTERN_COMMAND") or os.path.join(ROOT, "bin", "cistern")
+TOOLS = os.path.join(ROOT, "bin", "pytools", "bin", "python")
 LIBRARY = os.environ.get("CISTERN_LIBRARY") or os.path.join(ROOT, "lib", "libcistern.so")
 
 FAKE_TORCH = {
@@ -213,6 +214,15 @@ FAKE_ADAPTER = r"""
       return 0;
     }
     """
+
+
+def tools(test):
+    """The Python that has mypy and pytest; the test is skipped without it, where that is allowed."""
+    if not os.path.exists(TOOLS):
+        if os.environ.get("CISTERN_TOOLS_TEST") == "1":
+            test.fail("scripts/pytools.sh has not installed the tools")
+        test.skipTest("mypy and pytest are not installed: scripts/pytools.sh")
+    return TOOLS
 
 
 class Case(unittest.TestCase):

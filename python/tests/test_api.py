@@ -191,6 +191,114 @@ class Api(Case):
             """)
         self.assertEqual(done.stdout, "True 0\n")
 
+    def test_without_a_gpu(self):
+        done = self.program("""
+            assert cistern.stats() == {"version": cistern.version, "settings": "limit:1GiB", "devices": []}, cistern.stats()
+            print(cistern.memory_stats(), cistern.memory_allocated(), cistern.max_memory_reserved("cuda:3"), cistern.stack_usage())
+            cistern.trim(); cistern.empty_cache(); cistern.reset_peak_memory_stats(); cistern.reset_accumulated_memory_stats()
+            try:
+                cistern.snapshot("x.pickle")
+            except cistern.CisternError as e:
+                print(e)
+            """, CISTERN_CONF="limit:1GiB", LD_LIBRARY_PATH="/nowhere", PATH="/nowhere")
+        if "devices" in done.stderr:
+            self.skipTest("this machine has a GPU")
+        self.assertEqual(done.stdout.splitlines()[0], "{} 0 0 []")
+        self.assertIn("no GPU to use", done.stdout)
+
+    def test_names_of_torch(self):
+        done = self.program("""
+            p = malloc(5 << 20)
+            flat = cistern.memory_stats()
+            device = cistern.stats()["devices"][0]
+            assert list(flat) == sorted(flat) and all(type(v) is int for v in flat.values())
+            for theirs, ours in (("allocated_bytes", "allocated"), ("reserved_bytes", "reserved"), ("requested_bytes", "requested"),
+                                 ("segment", "segments"), ("allocation", "allocations")):
+                for group, of in (("all", "all"), ("small_pool", "small"), ("large_pool", "large")):
+                    for key, name in (("current", "current"), ("peak", "peak"), ("allocated", "added"), ("freed", "removed")):
+                        assert flat.pop("%s.%s.%s" % (theirs, group, key)) == device[ours][of][name], (theirs, group, key)
+            print(flat["num_ooms"], flat["oversize_segments.peak"], cistern.memory_allocated("cuda:0"), cistern.memory_reserved())
+            _library.load().cistern_free(p, 0, 0, None)
+            print(cistern.memory_allocated(), cistern.max_memory_allocated())
+            cistern.reset_peak_memory_stats(0)
+            cistern.reset_accumulated_memory_stats()
+            flat = cistern.memory_stats()
+            print(cistern.max_memory_allocated(), flat["allocated_bytes.all.freed"])
+            class Device:
+                type, index = "cuda", 0
+            print(cistern.max_memory_reserved(Device()))
+            for bad in (-1, "gpu", True, 1.5):
+                try:
+                    print("accepted", cistern.memory_stats(bad))
+                except ValueError:
+                    pass
+            try:
+                cistern.memory_stats(7)
+            except cistern.CisternError as e:
+                print(e)
+            """)
+        self.assertEqual(done.stdout.splitlines()[:4], ["0 0 5242880 6291456", "0 5242880", "0 0", "6291456"])
+        self.assertIn("7", done.stdout.splitlines()[4])
+
+    def test_exceptions(self):
+        done = self.program("""
+            for e in (cistern.OutOfMemoryError, cistern.SettingsError):
+                assert issubclass(e, cistern.CisternError)
+            print(cistern.CisternError, issubclass(cistern.OutOfMemoryError, MemoryError), issubclass(cistern.SettingsError, ValueError))
+            try:
+                cistern.stats()
+            except cistern.SettingsError as e:
+                print(e)
+            """, CISTERN_CONF="driver:sim,limit:much")
+        self.assertEqual(done.stdout.splitlines()[0], "<class 'cistern.CisternError'> True True")
+        self.assertIn("limit:much", done.stdout)
+
+    def test_trace_without_history(self):
+        done = self.program("""
+            import warnings
+            malloc(1 << 20)
+            def warned():
+                with warnings.catch_warnings(record=True) as found:
+                    warnings.simplefilter("always")
+                    cistern.write_trace("now.cistern")
+                return [(w.category.__name__, os.path.basename(w.filename), str(w.message)) for w in found]
+            print(warned())
+            with cistern.attribution("off", history=10):
+                print(warned())
+            cistern.report("oom")
+            print(warned())
+            """, CISTERN_CONF="driver:sim:1GiB")
+        self.assertEqual(done.stdout.splitlines(), [
+            str([("UserWarning", "<string>", "now.cistern has the current allocations alone, as no history is kept: "
+                  "cistern.attribution(history=100_000) keeps one")]), "[]", "[]"])
+        done = self.program("import warnings; warnings.simplefilter('error'); malloc(1 << 20); cistern.write_trace('now.cistern')")
+        self.assertEqual(done.stderr, "")  # history:1000
+
+    def test_report(self):
+        done = self.program("""
+            import pathlib
+            with cistern.attribution(sample=0, history=100):
+                p = malloc(5 << 20)
+                now = cistern.Report()
+                cistern.write_trace("<now>.cistern")
+            report = cistern.Report(pathlib.Path("<now>.cistern"))
+            report.save("page.html")
+            assert str(report) == report.text and open("page.html").read() == report.html
+            frame = report._repr_html_()
+            assert frame.startswith("<iframe ") and frame.count("<") == 2, frame[:300]
+            import html
+            assert html.unescape(frame).count(report.html) == 1
+            print(repr(now), repr(report))
+            print("peak live 5.00 MiB" in now.text and "peak live 5.00 MiB" in report.text)
+            try:
+                cistern.Report("none.cistern")
+            except cistern.CisternError as e:
+                print(e)
+            """)
+        self.assertEqual(done.stdout.splitlines(), ["<cistern.Report of this process> <cistern.Report of <now>.cistern>", "True",
+                                                    "none.cistern: no such file or directory"])
+        self.assertEqual([n for n in os.listdir(self.folder) if n.startswith("cistern-")], [])
+
     def test_bad_settings(self):
         done = self.program("""
             try:

@@ -1,4 +1,4 @@
-"""`cistern doctor` over a PyTorch of a few lines, and the types of the package where mypy is at hand."""
+"""`cistern doctor` over a PyTorch of a few lines."""
 
 import json
 import os
@@ -88,18 +88,6 @@ class BuildAdapter(Case):
         done = subprocess.run([COMMAND, "build-adapter", "--python", "/no/python"], env=env, stdout=subprocess.PIPE,
                               stderr=subprocess.PIPE, universal_newlines=True)
         self.assertEqual((done.returncode, done.stderr), (2, "cistern: --python /no/python: there is no such program\n"))
-
-
-class Types(unittest.TestCase):
-    def test_mypy(self):
-        for program in (sys.executable, "/usr/bin/python3"):
-            if os.path.exists(program) and subprocess.run([program, "-m", "mypy", "--version"], stdout=subprocess.DEVNULL,
-                                                          stderr=subprocess.DEVNULL).returncode == 0:
-                done = subprocess.run([program, "-m", "mypy"], cwd=os.path.join(ROOT, "python"), stdout=subprocess.PIPE,
-                                      universal_newlines=True)
-                self.assertEqual(done.returncode, 0, done.stdout)
-                return
-        self.skipTest("mypy is not installed")
 
 
 if __name__ == "__main__":
