@@ -319,7 +319,7 @@ def pause(tag: Optional[Union[str, tag]] = None, pool: Optional[Pool] = None, de
           dir: Optional[Path] = None, captured: bool = False) -> PauseResult:
     """Returns the physical memory of allocations to the device, while their addresses stay reserved.
 
-    The allocations must not be used until `resume`. It waits for the work of the device. What is paused already stays so.
+    The allocations must not be used until `resume`. It waits for the work of the device. Paused allocations stay paused.
 
     Args:
         tag: pauses what has this tag.

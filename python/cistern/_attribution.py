@@ -143,8 +143,9 @@ def has_history() -> bool:
     """Whether events are kept: as asked for here or in the settings, or by torch.cuda.memory._record_memory_history."""
     if current().history or _reporting:
         return True
-    enabled: Any = getattr(getattr(sys.modules.get("torch"), "_C", None), "_cuda_isHistoryEnabled", None)
-    return bool(_library.started_by_torch is not None and enabled is not None and enabled())
+    torch: Any = sys.modules.get("torch")
+    enabled: Any = getattr(torch._C, "_cuda_isHistoryEnabled", None) if _library.started_by_torch is not None else None
+    return enabled is not None and bool(enabled())
 
 
 def report(folder: "Optional[Path]", child: bool) -> None:

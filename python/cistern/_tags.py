@@ -37,8 +37,22 @@ _thread = _Thread()
 
 
 class tag:
-    """Labels what the calling thread allocates, from entering to leaving a `with` block or a decorated function. Tags
-    nest; an allocation bears the innermost, which is what was entered last where coroutines of a thread take turns. They show in stats(), snapshots and reports of out-of-memory."""
+    """Labels the allocations of the calling thread inside a `with` block or a decorated function.
+
+    Tags nest: an allocation has the innermost, or the one entered last where coroutines of a thread take turns. `stats()`,
+    snapshots, traces and out-of-memory reports show them.
+
+    Args:
+        name: a string of at least one character, without NUL.
+
+    Raises:
+        TypeError: the name is no string, or the decorated function is a generator or coroutine; use `with` inside it.
+        ValueError: the name is empty or has a NUL.
+
+    Example:
+        with cistern.tag("optimizer"):
+            optimizer = torch.optim.AdamW(model.parameters())
+    """
 
     def __init__(self, name: str) -> None:
         if not isinstance(name, str):

@@ -22,8 +22,20 @@ _made: Dict[int, Any] = {}
 
 
 def resource(device: Optional[Any] = None) -> Any:
-    """The cuda.core.MemoryResource of a device: its number, a cuda.core.Device, or None for the current one. The same for
-    every call. CisternError without cuda.core; its allocate() raises MemoryError, with Cistern's words, when there is none."""
+    """Returns Cistern's memory of a device as a resource of cuda.core, the same for every call.
+
+    Args:
+        device: a number or a `cuda.core.Device`; None is the current one.
+
+    Returns:
+        A `cuda.core.MemoryResource`. Its `allocate` raises `cistern.OutOfMemoryError`, a MemoryError, when memory is out.
+
+    Raises:
+        CisternError: cuda.core is missing.
+
+    Example:
+        buffer = cistern.cuda_core.resource().allocate(1 << 20, stream=stream)
+    """
     core = _core()
     if device is None:
         device = core.Device()

@@ -50,8 +50,15 @@ def _cupy() -> Any:
 
 
 def enable() -> None:
-    """Has CuPy allocate from Cistern. A second call does nothing. CisternError without CuPy, while
-    cistern.cupy.cooperate() is in force, and inside of `with cupy.cuda.using_allocator(...)`."""
+    """Has CuPy allocate from Cistern. Arrays that exist stay where they are. A second call does nothing.
+
+    Raises:
+        CisternError: CuPy is missing, `cistern.cupy.cooperate` is in force, or it is called inside of
+            `with cupy.cuda.using_allocator(...)`.
+
+    Example:
+        cistern.cupy.enable()
+    """
     global _before
     with _lock:
         if _before is not None:
@@ -69,7 +76,7 @@ def enable() -> None:
 
 
 def disable() -> None:
-    """Gives CuPy back the allocator that it had. Arrays that exist stay Cistern's, and go back there."""
+    """Restores CuPy's former allocator. Arrays that exist stay in Cistern's memory, and are freed there."""
     global _before
     with _lock:
         if _before is None:
@@ -97,9 +104,21 @@ def _global_allocator(cupy: Any) -> Any:
 
 
 def malloc(size: int) -> Any:
-    """A cupy.cuda.MemoryPointer to memory from Cistern, on CuPy's current stream: what enable() makes CuPy's allocator.
-    `with cupy.cuda.using_allocator(cistern.cupy.malloc)` uses it for a while. cupy.cuda.memory.OutOfMemoryError, with
-    Cistern's words, when there is none."""
+    """Allocates memory from Cistern on CuPy's current stream: the allocator that `enable` gives CuPy.
+
+    Args:
+        size: bytes.
+
+    Returns:
+        A `cupy.cuda.MemoryPointer`.
+
+    Raises:
+        CisternError: CuPy or the library is missing. When memory is out it is `cupy.cuda.memory.OutOfMemoryError`.
+
+    Example:
+        with cupy.cuda.using_allocator(cistern.cupy.malloc):
+            table = cupy.zeros(1 << 20)
+    """
     return (_allocate or _start())(size)
 
 
@@ -193,12 +212,15 @@ def _allocator(cupy: Any, lib: Any) -> Callable[[int], Any]:
 
 
 class MemoryPool:
-    """What cupy.get_default_memory_pool() gives while CuPy allocates from Cistern, so that programs that look after CuPy's
-    memory go on doing what they meant. Everything is of the current device.
+    """The result of `cupy.get_default_memory_pool()` while CuPy allocates from Cistern, so that programs need no change.
 
-    free_all_blocks gives Cistern's free memory back to the driver (as torch.cuda.empty_cache() does), which is of use to
-    other processes only, and what CuPy's own pool still holds. used_bytes is what CuPy's arrays take. free_bytes is what is
-    cached, for all libraries; n_free_blocks the number of pieces. A limit has no effect: CISTERN_CONF's "limit" is that of all libraries."""
+    All figures are of the current device. `free_all_blocks` returns free memory, Cistern's and that of CuPy's own pool, to the
+    driver. `used_bytes` is the memory of CuPy's arrays. `free_bytes` is the memory cached for all libraries, and
+    `n_free_blocks` its pieces. A limit has no effect: the setting `limit` of `CISTERN_CONF` is that of all libraries.
+
+    Args:
+        own: CuPy's own pool, which has the arrays from before.
+    """
 
     def __init__(self, own: Any) -> None:
         self._own = own  # CuPy's pool: arrays from before are in it
@@ -262,9 +284,17 @@ def _current(what: "Literal['inactive', 'inactive_bytes']") -> int:
 
 
 def cooperate() -> _cooperate.Cooperation:
-    """Lets CuPy keep its own pool, and has the two ask each other: when Cistern has no memory for another library, CuPy's pool
-    gives back its free blocks (its pinned host memory stays), and when CuPy's allocator has none, Cistern gives back what it
-    holds free, and CuPy tries again. Undone by .remove() of what is returned. CisternError where CuPy is on Cistern."""
+    """Has CuPy, with its own pool, and Cistern return free memory for each other's requests.
+
+    When Cistern has no memory for another library, CuPy's pool returns its free blocks; its pinned host memory stays. When
+    CuPy's allocator has none, Cistern returns its free memory, and CuPy tries again.
+
+    Returns:
+        An object whose `remove()` ends it.
+
+    Raises:
+        CisternError: CuPy is missing, or is on Cistern already.
+    """
     global _with_cupy
     with _lock:
         if _with_cupy is not None:

@@ -19,10 +19,10 @@ Size = Union[int, str]
 """Bytes, or a size such as `"2GiB"` or `"512M"`: G and GiB are 2^30 bytes, GB is 10^9."""
 
 Stacks = Literal["off", "python", "native", "native+python"]
-"""Which stacks `cistern.attribution` keeps."""
+"""The stacks that `cistern.attribution` keeps."""
 
 Keep = Literal["host", "disk", "drop"]
-"""What `cistern.pause` does with contents."""
+"""Where `cistern.pause` keeps contents."""
 
 MemoryKind = Literal["chunks", "ipc_legacy", "single_handle"]
 """Kinds of memory of a `cistern.torch.MemPool`."""
@@ -31,7 +31,7 @@ PoolId = Tuple[int, int]
 """The two numbers that name a pool; `(0, 0)` is memory outside of pools."""
 
 MemoryStats = Dict[str, int]
-"""What `cistern.memory_stats` returns, by the names of `torch.cuda.memory_stats`."""
+"""The result of `cistern.memory_stats`."""
 
 
 class _WithIndex(Protocol):
@@ -84,7 +84,7 @@ class Groups(TypedDict):
 
 
 class TagUse(TypedDict):
-    """What the allocations under one tag add up to, in bytes."""
+    """The allocations under one tag, in bytes."""
 
     name: str
     allocations: int
@@ -93,7 +93,7 @@ class TagUse(TypedDict):
 
 
 class LibraryUse(TypedDict):
-    """What the allocations of one library add up to, in bytes."""
+    """The allocations of one library, in bytes."""
 
     library: str
     blocks: int
@@ -102,7 +102,7 @@ class LibraryUse(TypedDict):
 
 
 class PoolStats(TypedDict):
-    """A pool's memory on a device, in bytes. allocated includes paused and spilled; limit 0 is none."""
+    """A pool's memory on a device, in bytes. `allocated` includes `paused` and `spilled`; `limit` 0 is none."""
 
     reserved: int
     peak_reserved: int
@@ -116,14 +116,14 @@ class PoolStats(TypedDict):
 
 
 class PoolUse(PoolStats):
-    """PoolStats with the pool's id and the name of its upstream."""
+    """`PoolStats` with the pool's id and the name of its upstream."""
 
     pool: List[int]
     upstream: str
 
 
 class DeviceStats(TypedDict):
-    """The memory of one device. Sizes are bytes; cistern.h describes each field of cistern_stats."""
+    """The memory of one device. Sizes are bytes; cistern.h describes each field of `cistern_stats`."""
 
     device: int
     name: str
@@ -160,7 +160,7 @@ class DeviceStats(TypedDict):
 
 
 class Stats(TypedDict):
-    """What cistern.stats returns."""
+    """The result of `cistern.stats`."""
 
     version: str
     settings: str
@@ -168,7 +168,7 @@ class Stats(TypedDict):
 
 
 class StackUse(TypedDict):
-    """What the allocations of one stack add up to, in bytes; frames are innermost first."""
+    """The allocations of one stack, in bytes; `frames` are innermost first."""
 
     stack: int
     blocks: int
@@ -178,7 +178,7 @@ class StackUse(TypedDict):
 
 
 class PauseResult(TypedDict):
-    """What a pause or a resume did."""
+    """The result of `cistern.pause` and `cistern.resume`."""
 
     blocks: int
     bytes: int

@@ -61,8 +61,16 @@ def __getattr__(name: str) -> Any:
 
 
 def enable() -> None:
-    """Has numba allocate from Cistern, on devices that it uses already too; arrays that exist stay where they are. A second
-    call does nothing. CisternError without numba, and while cistern.numba.cooperate() is in force."""
+    """Has numba allocate from Cistern, also on devices that it uses already. A second call does nothing.
+
+    Arrays that exist stay where they are.
+
+    Raises:
+        CisternError: numba is missing, or `cistern.numba.cooperate` is in force.
+
+    Example:
+        cistern.numba.enable()
+    """
     global _before, _enabled
     with _lock:
         if _enabled:
@@ -79,7 +87,7 @@ def enable() -> None:
 
 
 def disable() -> None:
-    """Has numba allocate as before. Arrays that exist stay Cistern's, and go back there."""
+    """Restores numba's former memory manager. Arrays that exist stay in Cistern's memory, and are freed there."""
     global _enabled
     with _lock:
         if not _enabled:
@@ -339,9 +347,17 @@ def _noticing(theirs: Callable[[Any], Any], driver: Any) -> Callable[[Any], Any]
 
 
 def cooperate() -> _cooperate.Cooperation:
-    """Lets numba keep its own memory, and has the two ask each other: when Cistern has no memory for another library, numba
-    frees what it has put off freeing, and when numba has none, Cistern gives back what it holds free, and numba tries again.
-    Undone by .remove() of what is returned. CisternError where numba is on Cistern."""
+    """Has numba, with its own memory, and Cistern return free memory for each other's requests.
+
+    When Cistern has no memory for another library, numba frees what it has put off freeing. When numba has none, Cistern
+    returns its free memory, and numba tries again.
+
+    Returns:
+        An object whose `remove()` ends it.
+
+    Raises:
+        CisternError: numba is missing, or is on Cistern already.
+    """
     global _with_numba
     with _lock:
         if _with_numba is not None:

@@ -60,8 +60,20 @@ def _rmm() -> Any:
 
 
 def resource(device: Optional[int] = None) -> Any:
-    """An rmm.mr.DeviceMemoryResource over Cistern, of a device, None for the current one. The same for every call.
-    CisternError without RMM; what RMM is asked for raises MemoryError, with Cistern's words, when there is none."""
+    """Returns Cistern's memory of a device as a resource of RMM, the same for every call.
+
+    Args:
+        device: the number of the device; None is the current one.
+
+    Returns:
+        An `rmm.mr.DeviceMemoryResource`. Its requests raise MemoryError, with Cistern's message, when memory is out.
+
+    Raises:
+        CisternError: RMM is missing.
+
+    Example:
+        rmm.mr.set_current_device_resource(cistern.rmm.resource())
+    """
     rmm = _rmm()
     if device is None:
         device = _current(rmm)
@@ -80,7 +92,14 @@ def resource(device: Optional[int] = None) -> Any:
 
 
 def enable() -> None:
-    """Makes Cistern RMM's resource of every device. What was allocated before goes back to where it came from."""
+    """Makes Cistern RMM's resource of every device. Earlier allocations are freed where they came from.
+
+    Raises:
+        CisternError: RMM is missing.
+
+    Example:
+        cistern.rmm.enable()
+    """
     rmm = _rmm()
     from rmm._cuda.gpu import getDeviceCount
 

@@ -13,6 +13,7 @@ import unittest
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 PACKAGE = os.path.join(ROOT, "python", "cistern")
 COMMAND = os.environ.get("CISTERN_COMMAND") or os.path.join(ROOT, "bin", "cistern")
+GPU = os.path.exists("/dev/nvidiactl")
 TOOLS = os.path.join(ROOT, "bin", "pytools", "bin", "python")
 LIBRARY = os.environ.get("CISTERN_LIBRARY") or os.path.join(ROOT, "lib", "libcistern.so")
 
