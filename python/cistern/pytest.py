@@ -14,6 +14,8 @@ a limit is skipped where no library is on Cistern, as on a machine without a GPU
 The peaks of `cistern.stats` and `torch.cuda.memory_stats` start again with each such test.
 """
 
+from __future__ import annotations
+
 import gc
 import json
 import os
