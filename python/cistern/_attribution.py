@@ -144,7 +144,9 @@ def has_history() -> bool:
     if current().history or _reporting:
         return True
     torch: Any = sys.modules.get("torch")
-    enabled: Any = getattr(torch._C, "_cuda_isHistoryEnabled", None) if _library.started_by_torch is not None else None
+    if torch is None or _library.started_by_torch is None:
+        return False
+    enabled: Any = getattr(torch._C, "_cuda_isHistoryEnabled", None)
     return enabled is not None and bool(enabled())
 
 

@@ -6,6 +6,7 @@ import subprocess
 
 from .support import PACKAGE, Case, tools
 
+STANDINS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "standins")
 BEGIN = """
     import pytest
     from cistern import _library
@@ -28,7 +29,7 @@ class Plugin(Case):
         """Runs tests; how each ended, with the words, and the whole output."""
         import textwrap
         self.write("test_it.py", textwrap.dedent(begin) + textwrap.dedent(code))
-        env = self.environment(PYTHONPATH=os.path.dirname(PACKAGE), CISTERN_CONF="driver:sim:1GiB")
+        env = self.environment(PYTHONPATH=os.path.dirname(PACKAGE) + ":" + STANDINS, CISTERN_CONF="driver:sim:1GiB")
         done = subprocess.run([tools(self), "-m", "pytest", "-p", "cistern.pytest", "-p", "no:cacheprovider", "-q", "-rA", "--tb=short",
                                "--strict-markers"], env=dict(env, COLUMNS="400"), cwd=self.folder, stdout=subprocess.PIPE,
                               stderr=subprocess.STDOUT, universal_newlines=True, timeout=600)
@@ -128,6 +129,15 @@ class Plugin(Case):
             """, begin="import cistern.torch\ncistern.torch._mode = 'adapter'\ncistern.torch._library.started_by_torch = lambda: False\n")
         self.assertTrue(ended["test_it"][1].startswith("gpu_memory_limit: device 0 peaked at 65.00 MiB allocated, over the limit of "
                                                        "64.00 MiB; largest: "), output)
+
+    def test_on_cupy(self):
+        ended, output = self.pytest("""
+            import cupy
+            @pytest.mark.gpu_memory_limit("1MiB")
+            def test_it():
+                cupy.cuda.alloc(2 << 20)
+            """, begin="import pytest, cistern\ncistern.cupy.enable()\n")
+        self.assertTrue(ended["test_it"][1].startswith("gpu_memory_limit: device 0 peaked at 2.00 MiB"), output)
 
     def test_registered(self):
         with open(os.path.join(os.path.dirname(PACKAGE), "pyproject.toml")) as f:
