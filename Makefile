@@ -16,7 +16,7 @@ help:
 	@echo 'make slow        tests that take long or measure time, one by one: browser, valgrind, AddressSanitizer, every error at every driver call'
 	@echo 'make recordings  the tests over recorded traces alone; they are in CISTERN_TRACES'
 	@echo 'make build       bin/cistern with its HTML report, lib/*.so, and dist/*.whl where there is hatchling'
-	@echo 'make install     the C library, its header and pkg-config file under PREFIX (/usr/local), below DESTDIR'
+	@echo 'make install     the C library, its header, files for pkg-config and CMake under PREFIX (/usr/local), below DESTDIR'
 	@echo 'make race        the tests of packages with concurrency under the race detector'
 	@echo 'make race-rest   those of all others, and random tests of the engine for RACETIME (1m) each'
 	@echo 'make fuzz        every fuzz target, FUZZTIME each (10s), and HOSTILE changed recordings (300) through each command'
@@ -67,12 +67,15 @@ wheel: command library plain audit
 # shrink, so that signal handlers of the program keep the room that they were given (cmd/libcistern/ready.c).
 LIBRARY ?= lib/libcistern.so
 GOBUILDFLAGS ?=
+# What linked programs look for: another number when docs/c-api.md says so. A hard link, as some archives leave out symbolic ones.
+SONAME := libcistern.so.1
 library: tools
 	@mkdir -p $(dir $(LIBRARY))
 	CGO_ENABLED=1 $(GO) build -trimpath -buildmode=c-shared $(GOBUILDFLAGS) -o $(LIBRARY) -ldflags "-s -w \
 	  -X=runtime.godebugDefault=gcshrinkstackoff=1,asyncpreemptoff=1 -extldflags \
-	  '-Wl,-soname,libcistern.so -Wl,--version-script=$(CURDIR)/cmd/libcistern/libcistern.map'" ./cmd/libcistern
+	  '-Wl,-soname,$(SONAME) -Wl,--version-script=$(CURDIR)/cmd/libcistern/libcistern.map'" ./cmd/libcistern
 	@rm -f $(LIBRARY:.so=.h)
+	@ln -f $(LIBRARY) $(dir $(LIBRARY))$(SONAME)
 
 # What PyTorch's plain pluggable allocator loads, for where there is no compiler.
 CXX ?= c++
@@ -90,12 +93,17 @@ audit: tools
 PREFIX ?= /usr/local
 VERSION := $(shell sed -n 's/^const Version = "\(.*\)"/\1/p' version.go)
 
+FILL := sed -e 's|@PREFIX@|$(abspath $(PREFIX))|' -e 's|@VERSION@|$(VERSION)|' -e 's|@SONAME@|$(SONAME)|'
+INTO := $(DESTDIR)$(PREFIX)
+
 install: library
-	install -d $(DESTDIR)$(PREFIX)/lib/pkgconfig $(DESTDIR)$(PREFIX)/include
-	install -m 755 $(LIBRARY) $(DESTDIR)$(PREFIX)/lib/libcistern.so
-	install -m 644 cmd/libcistern/cistern.h $(DESTDIR)$(PREFIX)/include/
-	sed -e 's|@PREFIX@|$(abspath $(PREFIX))|' -e 's|@VERSION@|$(VERSION)|' cmd/libcistern/cistern.pc.in \
-	  >$(DESTDIR)$(PREFIX)/lib/pkgconfig/cistern.pc
+	install -d $(INTO)/lib/pkgconfig $(INTO)/lib/cmake/cistern $(INTO)/include
+	install -m 755 $(LIBRARY) $(INTO)/lib/$(SONAME)
+	ln -sf $(SONAME) $(INTO)/lib/libcistern.so
+	install -m 644 cmd/libcistern/cistern.h $(INTO)/include/
+	$(FILL) cmd/libcistern/install/cistern.pc.in >$(INTO)/lib/pkgconfig/cistern.pc
+	$(FILL) cmd/libcistern/install/cistern-config.cmake.in >$(INTO)/lib/cmake/cistern/cistern-config.cmake
+	$(FILL) cmd/libcistern/install/cistern-config-version.cmake.in >$(INTO)/lib/cmake/cistern/cistern-config-version.cmake
 
 PLATFORMS := linux/amd64 linux/arm64 darwin/amd64 darwin/arm64 windows/amd64 windows/arm64
 
@@ -120,11 +128,11 @@ TESTED ?= ./...
 # Tests make much garbage and little that stays: collecting less often takes a third off some. A limit keeps memory in bounds.
 QUICKGC := GOGC=400 GOMEMLIMIT=1GiB
 
-# Tests that need Chromium, pkg-config or valgrind are skipped where those are not here and cannot be
+# Tests that need Chromium, pkg-config, cmake or valgrind are skipped where those are not here and cannot be
 # installed; CISTERN_BROWSER_TEST=1 and CISTERN_TOOLS_TEST=1 forbid that.
 test: build
 	@scripts/need.sh python3
-	@scripts/need.sh --try pkg-config
+	@scripts/need.sh --try pkg-config cmake
 	@scripts/pytools.sh --try
 	@$(MAKE) --no-print-directory -j2 test-go test-python test-web
 
@@ -214,6 +222,7 @@ gpu-bundle: build
 	cp -r python/cistern gpu-bundle/cistern
 	find gpu-bundle -name __pycache__ -prune -exec rm -rf {} +
 	cp lib/*.so gpu-bundle/lib/
+	ln gpu-bundle/lib/libcistern.so gpu-bundle/lib/$(SONAME)
 	cp cmd/libcistern/cistern.h gpu-bundle/include/
 	cp recording/testdata/*.pickle.gz gpu-bundle/traces/
 	$(if $(CISTERN_GPU_SCRIPTS),mkdir gpu-bundle/scripts && cp '$(CISTERN_GPU_SCRIPTS)'/*.py gpu-bundle/scripts/)

@@ -265,7 +265,13 @@ func TestVersion(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if want := fmt.Sprintf("#define CISTERN_VERSION %q\n", cistern.Version); !strings.Contains(string(header), want) {
-		t.Errorf("cistern.h lacks %s", want)
+	parts := strings.Split(cistern.Version, ".")
+	if len(parts) != 3 {
+		t.Fatalf("version %s has not three numbers", cistern.Version)
+	}
+	for name, value := range map[string]string{"": fmt.Sprintf("%q", cistern.Version), "_MAJOR": parts[0], "_MINOR": parts[1], "_PATCH": parts[2]} {
+		if want := "#define CISTERN_VERSION" + name + " " + value + "\n"; !strings.Contains(string(header), want) {
+			t.Errorf("cistern.h lacks %s", want)
+		}
 	}
 }

@@ -21,7 +21,7 @@ class pool_resource : public std::pmr::memory_resource {
       throw std::bad_alloc();
     return p;
   }
-  void do_deallocate(void *p, std::size_t bytes, std::size_t) override { cistern_free(p, bytes, 0, nullptr); }
+  void do_deallocate(void *p, std::size_t, std::size_t) override { cistern_release(p); }
   bool do_is_equal(const memory_resource &other) const noexcept override { return this == &other; }
 
  public:

@@ -74,9 +74,9 @@ int main(int argc, char **argv) {
     printf("resumed %lld blocks, %llu MiB of contents\n", (long long)did.blocks, (unsigned long long)(did.kept >> 20));
   }
 
-  cistern_free(p, 64 * MIB, DEVICE, NULL);
-  cistern_free(q, 200 * MIB, DEVICE, NULL);
-  cistern_free(r, 100 * MIB, DEVICE, NULL);
+  cistern_release(p);
+  cistern_release(q);
+  cistern_release(r);
   check(cistern_pool_release(DEVICE, pool), "the end of the pool");
   check(cistern_trim(DEVICE), "trim");
   show("at the end");

@@ -4,6 +4,10 @@
 #include <cstdio>
 #include <cstring>
 
+#if CISTERN_VERSION_NUMBER < 400 || CISTERN_VERSION_NUMBER >= 1000000
+#error "the version of cistern.h is not a number for #if"
+#endif
+
 int main() {
   static_assert(sizeof(cistern_event) % 8 == 0, "an event has no padding at its end that differs between compilers");
   void *p = cistern_malloc(1 << 20, 0, nullptr);
