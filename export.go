@@ -10,7 +10,7 @@ import (
 type Export struct{ engine *engine.Export }
 
 // Export makes the block that starts at p available to other processes. While the block is live the result is the same. It
-// makes no driver call, except for memory from cuMemAlloc, whose handle is asked for.
+// makes no driver call, except for memory from cuMemAlloc, whose IPC handle it gets.
 func (a *Allocator) Export(p cuda.Ptr) (Export, error) {
 	e, err := a.engine.Sharing.Export(p)
 	return Export{e}, err
@@ -22,13 +22,11 @@ func (a *Allocator) Exported(id uint64) (Export, error) {
 	return Export{e}, err
 }
 
-// Open maps memory that another process exported and returns the address of the block's first byte. from identifies the
-// exporting process for all time. descriptor returns the descriptor of the i-th chunk. It is called for the chunks in order,
-// keeps each descriptor open until the next call, and may wait for the other process. Memory that is mapped already is not
-// mapped again. Each Open is undone by one CloseShared of the address.
-//
-// Memory of another GPU than the device can be opened where the device reaches it. The memory must not be used after the
-// exporter has freed the block.
+// Open maps memory that another process exported and returns the address of the block's first byte. from is a name of the
+// exporting process that no other process ever has. descriptor returns the descriptor of the i-th chunk. It is called for
+// the chunks in order, keeps each descriptor open until the next call, and may wait for the other process. Memory that is
+// mapped already is not mapped again. Each Open is undone by one CloseShared of the address. Memory of another GPU can be
+// opened on a device that has peer access to it. The memory must not be used after the exporter has freed the block.
 func (a *Allocator) Open(dev cuda.Device, from string, m Shared, descriptor func(i int) (int, error)) (cuda.Ptr, error) {
 	return a.engine.Sharing.Open(dev, from, m, descriptor)
 }
@@ -50,11 +48,12 @@ func (e Export) Device() cuda.Device { return e.engine.Device }
 // Ptr is the address of the block.
 func (e Export) Ptr() cuda.Ptr { return e.engine.Ptr }
 
-// Shared is what the other process must know besides the descriptors. Its chunks must not be changed.
+// Shared describes the block for the other process. The caller must not change its chunks.
 func (e Export) Shared() Shared { return e.engine.Shared }
 
-// Descriptor makes a file descriptor of the i-th chunk, which the caller closes. It fails once the block was freed.
+// Descriptor returns a new file descriptor of the i-th chunk, which the caller closes. errors.Is finds ErrNotExported after
+// the block was freed.
 func (e Export) Descriptor(i int) (int, error) { return e.engine.Descriptor(i) }
 
-// Live is an error once the block was freed.
+// Live returns nil while the block is live; later errors.Is finds ErrNotExported in the result.
 func (e Export) Live() error { return e.engine.Live() }

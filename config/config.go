@@ -43,6 +43,14 @@ const (
 	SpillHostNUMA Spill = "host_numa" // host memory of the device's NUMA node, mapped for it
 )
 
+// Switch turns a part of the C library on or off.
+type Switch string
+
+const (
+	SwitchOn  Switch = "on"
+	SwitchOff Switch = "off"
+)
+
 // Options configure an allocator. The zero value is the default of every option.
 type Options struct {
 	Driver      string        // what package cuda/open opens: "", "nvidia", "sim", "sim:80GiB"; not used by the engine
@@ -63,8 +71,9 @@ type Options struct {
 	// reading the graph's order at requests; off, that memory is reused after the capture. It is PyTorch's
 	// graph_capture_record_stream_reuse.
 	CaptureReuse bool
-	// NoMagazine has the C library call the engine for every request and every free.
-	NoMagazine bool
+	// Magazine says whether the C library keeps recently freed blocks of small requests in magazines, from which it meets
+	// requests without a call of the engine; default on.
+	Magazine Switch
 	// Stacks says of which frames the stacks of requests are made: "off" (the default), "native", "python",
 	// "native+python". Blocks keep them then. The C library catches both kinds. For Go programs there is native alone
 	// (Allocator.CatchStacks).
@@ -76,8 +85,8 @@ type Options struct {
 	// cistern report on the files that stay.
 	Report      string
 	ReportChild bool
-	// NoTop has the C library keep no page for cistern top.
-	NoTop bool
+	// Top says whether the C library publishes its figures in a status segment for cistern top; default on.
+	Top Switch
 }
 
 // ReportHistory is how many events are kept where files are to be written of requests that fail, where no option says how many: what
@@ -113,8 +122,14 @@ func (o Options) WithDefaults() Options {
 	if o.Stages == 0 {
 		o.Stages = memory.AllStages
 	}
+	if o.Magazine == "" {
+		o.Magazine = SwitchOn
+	}
 	if o.Stacks == "" {
 		o.Stacks = StacksOff
+	}
+	if o.Top == "" {
+		o.Top = SwitchOn
 	}
 	return o
 }
@@ -150,6 +165,12 @@ func (o Options) Validate() error {
 	}
 	if o.History < 0 || o.History > 1<<30 {
 		return fmt.Errorf("history %d: must be a number of events up to %d", o.History, 1<<30)
+	}
+	if o.Magazine != SwitchOn && o.Magazine != SwitchOff {
+		return fmt.Errorf("front %q: choose on or off", o.Magazine)
+	}
+	if o.Top != SwitchOn && o.Top != SwitchOff {
+		return fmt.Errorf("top %q: choose on or off", o.Top)
 	}
 	switch o.Stacks {
 	case StacksOff, StacksNative, StacksPython, StacksBoth:

@@ -76,7 +76,8 @@ func TestDefaults(t *testing.T) {
 	if err != nil || o != (config.Options{}).WithDefaults() || o.String() != "" {
 		t.Errorf("%+v, %v", o, err)
 	}
-	want := config.Options{Backend: config.BackendVMM, ChunkMax: 32 << 20, CrossStream: config.CrossStreamWait, Stages: memory.AllStages, IPC: config.IPCHandles, Stacks: config.StacksOff}
+	want := config.Options{Backend: config.BackendVMM, ChunkMax: 32 << 20, CrossStream: config.CrossStreamWait, Stages: memory.AllStages, IPC: config.IPCHandles, Stacks: config.StacksOff,
+		Magazine: config.SwitchOn, Top: config.SwitchOn}
 	if o != want {
 		t.Errorf("%#v", o)
 	}
@@ -92,7 +93,7 @@ func TestErrors(t *testing.T) {
 		"limits:1GiB":                   `unknown setting "limits": did you mean limit?`,
 		"croos_stream:wait":             `unknown setting "croos_stream": did you mean cross_stream?`,
 		"speed:high":                    `unknown setting "speed": the keys are driver, backend, limit, chunk,`,
-		"front:maybe":                   "setting front:maybe: choose on or off",
+		"front:maybe":                   `front "maybe": choose on or off`,
 		"single_handle:on":              "setting single_handle:on: choose true or false",
 		"chunk:0MiB":                    "setting chunk:0MiB: must be a multiple of 2 MiB",
 		"chunk:3MiB":                    "chunk 3145728: must be a multiple of 2 MiB",

@@ -17,9 +17,9 @@ type PoolOptions struct {
 	// Upstream is where the pool's segments come from; Kind must be PoolDefault then. It is called with no lock held and
 	// may use the allocator. Its memory counts as reserved and, where Traits().OnDevice, under the device's limit.
 	Upstream resource.Resource
-	// NoSplit makes each block a segment of its own, which is reused only by requests that need a segment of that size.
-	// With chunks, which have no segments, it means PoolSingleHandle.
-	NoSplit bool
+	// SegmentPerBlock makes each block a segment of its own, which is reused only by requests that need a segment of that
+	// size, as PyTorch's no_split does. With chunks, which have no segments, it means PoolSingleHandle.
+	SegmentPerBlock bool
 	// Limit bounds the memory that the pool may reserve, in bytes; 0 is no limit of its own. A request beyond it is met
 	// from the pool's free memory, even where the device has more.
 	Limit uint64

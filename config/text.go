@@ -46,15 +46,15 @@ var settings = []setting{
 		return strconv.Itoa(o.History)
 	}},
 	word("ipc", "", func(o *Options) *IPC { return &o.IPC }, true),
-	flag("single_handle", "true", func(o *Options) *bool { return &o.SingleHandle }),
-	flag("capture_reuse", "true", func(o *Options) *bool { return &o.CaptureReuse }),
-	flag("front", "off", func(o *Options) *bool { return &o.NoMagazine }),
+	flag("single_handle", func(o *Options) *bool { return &o.SingleHandle }),
+	flag("capture_reuse", func(o *Options) *bool { return &o.CaptureReuse }),
+	word("front", "choose on or off", func(o *Options) *Switch { return &o.Magazine }, false),
 	word("spill", "choose managed, pinned or host_numa", func(o *Options) *Spill { return &o.Spill }, false),
 	word("stacks", "choose off, native, python or native+python", func(o *Options) *string { return &o.Stacks }, false),
 	size("stack_sample", "", func(o *Options) *uint64 { return &o.StackSample }),
 	word("report", "expected a folder", func(o *Options) *string { return &o.Report }, false),
-	flag("report_child", "true", func(o *Options) *bool { return &o.ReportChild }),
-	flag("top", "off", func(o *Options) *bool { return &o.NoTop }),
+	flag("report_child", func(o *Options) *bool { return &o.ReportChild }),
+	word("top", "choose on or off", func(o *Options) *Switch { return &o.Top }, false),
 }
 
 // word is a setting that is text. Validate knows which words there are; without one there is an error, unless it may be empty.
@@ -87,20 +87,16 @@ func size(key, zero string, at func(*Options) *uint64) setting {
 	}}
 }
 
-// flag is a setting of two words, one of which is not the default.
-func flag(key, set string, at func(*Options) *bool) setting {
-	choice := []string{"true", "false"}
-	if set == "off" {
-		choice = []string{"on", "off"}
-	}
+// flag is a setting that is true or false, false by default.
+func flag(key string, at func(*Options) *bool) setting {
 	return setting{key, func(o *Options, value string) error {
-		if *at(o) = value == set; !slices.Contains(choice, value) {
-			return fmt.Errorf("choose %s or %s", choice[0], choice[1])
+		if *at(o) = value == "true"; value != "true" && value != "false" {
+			return errors.New("choose true or false")
 		}
 		return nil
 	}, func(o, _ *Options) string {
 		if *at(o) {
-			return set
+			return "true"
 		}
 		return ""
 	}}

@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 
 	"github.com/cistern-gpu/cistern"
+	"github.com/cistern-gpu/cistern/config"
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/internal/engine"
 	"github.com/cistern-gpu/cistern/internal/live"
@@ -22,7 +23,7 @@ var shown atomic.Pointer[live.Page]
 
 // show begins to publish, unless the settings forbid it.
 func (l *library) show() {
-	if l.Options().NoTop {
+	if l.Options().Top == config.SwitchOff {
 		return
 	}
 	self, err := live.Of(0)

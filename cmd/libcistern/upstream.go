@@ -111,7 +111,7 @@ func poolOptions(d C.int, with *C.shim_pool) (o config.PoolOptions, err error) {
 		return o, &failure{C.CISTERN_INVALID, fmt.Sprintf("options.flags: %#x says what memory the pool has, and so does options.upstream: "+
 			"choose one", uint32(flags))}
 	}
-	o.NoSplit, o.Limit = flags&C.CISTERN_POOL_NO_SPLIT != 0, uint64(with.limit)
+	o.SegmentPerBlock, o.Limit = flags&C.CISTERN_POOL_NO_SPLIT != 0, uint64(with.limit)
 	switch flags & kinds {
 	case C.CISTERN_POOL_IPC_LEGACY:
 		o.Kind = config.PoolMalloc

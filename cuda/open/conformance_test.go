@@ -301,7 +301,7 @@ func TestPeers(t *testing.T) {
 		d, err := Open("sim:1GiBx2")
 		must(t, err)
 		peersConform(t, d)
-		peersConform(t, sim.New(sim.Options{Devices: 2, NoPeers: true}))
+		peersConform(t, sim.New(sim.Options{Devices: 2, Isolated: true}))
 	})
 	t.Run("real", func(t *testing.T) {
 		d, err := Open("nvidia")

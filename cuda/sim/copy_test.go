@@ -262,7 +262,7 @@ func TestBadCopies(t *testing.T) {
 // Two devices: memory that the calling device cannot use is copied by its own.
 func TestPeerCopies(t *testing.T) {
 	for _, noPeers := range []bool{false, true} {
-		d := New(Options{Devices: 2, NoPeers: noPeers, Check: CheckOrder})
+		d := New(Options{Devices: 2, Isolated: noPeers, Check: CheckOrder})
 		s := d.NewStream(0)
 		ok(t, d.RetainContext(1))
 		a := must[cuda.Ptr](t)(d.MemAlloc(0, mib))

@@ -2,7 +2,7 @@ package sim
 
 import "github.com/cistern-gpu/cistern/cuda"
 
-// CanAccessPeer is true for every two devices unless Options.NoPeers.
+// CanAccessPeer is true for every two devices unless Options.Isolated.
 func (d *Driver) CanAccessPeer(dev, peer cuda.Device) (bool, error) {
 	d.mu.Lock()
 	defer d.leave()
@@ -12,7 +12,7 @@ func (d *Driver) CanAccessPeer(dev, peer cuda.Device) (bool, error) {
 	if uint(peer) >= uint(len(d.devices)) {
 		return false, d.errorOf(callDeviceCanAccessPeer, peer, 0, cuda.ErrInvalidDevice)
 	}
-	return dev != peer && !d.opt.NoPeers, nil
+	return dev != peer && !d.opt.Isolated, nil
 }
 
 // EnablePeerAccess lets work of one device's primary context use the cuMemAlloc blocks of another. What it costs was
@@ -32,7 +32,7 @@ func (d *Driver) EnablePeerAccess(dev, peer cuda.Device) error {
 		return d.errorOf(c, dev, 0, cuda.ErrInvalidContext)
 	case d.poisoned(peer) != cuda.Success:
 		return d.errorOf(c, dev, 0, d.poisoned(peer))
-	case d.opt.NoPeers:
+	case d.opt.Isolated:
 		return d.errorOf(c, dev, 0, cuda.ErrPeerAccessUnsupported)
 	case v.peers>>peer&1 != 0:
 		return d.errorOf(c, dev, 0, cuda.ErrPeerAccessAlreadyEnabled)

@@ -258,7 +258,7 @@ func (d *Driver) MemPoolSetAccess(dev cuda.Device, h cuda.MemPool, devs []cuda.D
 		if uint(v) >= uint(len(d.devices)) {
 			return d.errorOf(callPoolSetAccess, v, 0, cuda.ErrInvalidDevice)
 		}
-		if d.opt.NoPeers && v != p.device.id {
+		if d.opt.Isolated && v != p.device.id {
 			return d.errorOf(callPoolSetAccess, v, 0, cuda.ErrNotSupported)
 		}
 		access |= 1 << v

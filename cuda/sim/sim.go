@@ -80,9 +80,9 @@ type Options struct {
 	AddressSpace uint64 // bytes, default DefaultAddressSpace
 	HostCapacity uint64 // bytes of host memory for LocationHostNUMA chunks, HostAlloc and HostRegister; 0 is unlimited
 
-	Handles cuda.HandleType // what ProbeHandles grants and MemCreate accepts
-	RDMA    bool            // chunks can be made GPUDirect RDMA capable
-	NoPeers bool            // no device can use the memory of another
+	Handles  cuda.HandleType // what ProbeHandles grants and MemCreate accepts
+	RDMA     bool            // chunks can be made GPUDirect RDMA capable
+	Isolated bool            // no device can use the memory of another
 
 	// Lag is the delay of work queued by Use: it completes Lag after it was queued, and never before earlier work of
 	// its stream or the events that the stream waits for.

@@ -326,7 +326,7 @@ func (d *Driver) MemSetAccess(p cuda.Ptr, size uint64, devs []cuda.Device) error
 		if uint(v) >= uint(len(d.devices)) {
 			return d.errorOf(callMemSetAccess, v, size, cuda.ErrInvalidDevice)
 		}
-		if d.opt.NoPeers && v != dev && d.space.find(lo).chunk.prop.Location == cuda.LocationDevice {
+		if d.opt.Isolated && v != dev && d.space.find(lo).chunk.prop.Location == cuda.LocationDevice {
 			return d.errorOf(callMemSetAccess, v, size, cuda.ErrNotSupported)
 		}
 		bits |= 1 << v

@@ -154,11 +154,11 @@ func backingFor(p *Pool, o config.PoolOptions, u upstream) (backing, error) {
 	case u.from != nil && o.Kind != config.PoolDefault:
 		return nil, fmt.Errorf("pool {%d, %d}: segments of the user's are not of another kind as well", p.id[0], p.id[1])
 	case u.from != nil:
-		return newUserSegments(p, o.NoSplit, u), nil
+		return newUserSegments(p, o.SegmentPerBlock, u), nil
 	case o.Kind == config.PoolMalloc || o.Kind == config.PoolDefault && d.opts.Backend == config.BackendMalloc:
-		return newPlainSegments(p, o.NoSplit), nil
-	case o.Kind == config.PoolSingleHandle || o.Kind == config.PoolDefault && (d.opts.SingleHandle || o.NoSplit):
-		return newSingleSegments(p, o.NoSplit)
+		return newPlainSegments(p, o.SegmentPerBlock), nil
+	case o.Kind == config.PoolSingleHandle || o.Kind == config.PoolDefault && (d.opts.SingleHandle || o.SegmentPerBlock):
+		return newSingleSegments(p, o.SegmentPerBlock)
 	case o.Kind != config.PoolDefault:
 		return nil, fmt.Errorf("pool {%d, %d}: kind %d is none", p.id[0], p.id[1], o.Kind)
 	}

@@ -21,7 +21,7 @@ func TestSettingsOfAttribution(t *testing.T) {
 		"stacks:python,stack_sample:1MiB":      {Stacks: "python", StackSample: 1 << 20},
 		"report:/var/tmp/out of:memory":        {Report: "/var/tmp/out of:memory"},
 		"report:here,report_child:true":        {Report: "here", ReportChild: true},
-		"history:100,stacks:native,top:off":    {History: 100, Stacks: "native", NoTop: true},
+		"history:100,stacks:native,top:off":    {History: 100, Stacks: "native", Top: config.SwitchOff},
 		"stacks:off,report_child:false,top:on": {},
 		"stack_sample:0":                       {},
 	} {
@@ -31,7 +31,7 @@ func TestSettingsOfAttribution(t *testing.T) {
 			continue
 		}
 		if opts.Stacks != cmp.Or(want.Stacks, config.StacksOff) || opts.StackSample != want.StackSample ||
-			opts.Report != want.Report || opts.ReportChild != want.ReportChild || opts.NoTop != want.NoTop {
+			opts.Report != want.Report || opts.ReportChild != want.ReportChild || opts.Top != cmp.Or(want.Top, config.SwitchOn) {
 			t.Errorf("%s: %+v, want %+v", text, opts, want)
 		}
 		if again, err := config.Parse(opts.String()); err != nil || again != opts {

@@ -91,7 +91,7 @@ func TestRestoreFails(t *testing.T) {
 	st, side := e.streams[0], e.streams[1]
 	pool, err := e.dev.NewPool(memory.PoolID{0, 1}, config.PoolOptions{})
 	must(t, err)
-	whole, err := e.dev.NewPool(memory.PoolID{0, 2}, config.PoolOptions{NoSplit: true, Upstream: resource.Device(e.drv, 0)})
+	whole, err := e.dev.NewPool(memory.PoolID{0, 2}, config.PoolOptions{SegmentPerBlock: true, Upstream: resource.Device(e.drv, 0)})
 	must(t, err)
 	var ps []cuda.Ptr
 	for _, n := range []uint64{10 * mib, 20 * mib, 1000, 30 * mib} {

@@ -304,7 +304,7 @@ func (s *scenario) gone(p *engine.Pool, lasting *engine.Stream) {
 // segments uses pools of segments of each kind, whose memory must go for one another's and for that of chunks.
 func (s *scenario) segments(st *engine.Stream) {
 	s.dev.SetLimit(0)
-	kinds := []config.PoolOptions{{Kind: config.PoolSingleHandle}, {Kind: config.PoolMalloc, NoSplit: true},
+	kinds := []config.PoolOptions{{Kind: config.PoolSingleHandle}, {Kind: config.PoolMalloc, SegmentPerBlock: true},
 		{Upstream: &upstream{Resource: resource.Device(s.a.Driver(), 0)}}}
 	for i, o := range kinds {
 		p, err := s.dev.NewPool(memory.PoolID{1, uint64(i)}, o)

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"github.com/cistern-gpu/cistern/config"
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/internal/heap"
 	"github.com/cistern-gpu/cistern/internal/magazine"
@@ -84,7 +85,7 @@ func (mz *Magazines) token(p cuda.Ptr, size uint64, st *Stream) magazine.Token {
 // magazineOf is the stream's magazine, made if need be, if the block may be put there.
 func (mz *Magazines) magazineOf(p cuda.Ptr, size uint64, st *Stream) *magazine.Magazine {
 	s := mz.gpu.a.heapOf(p)
-	if mz.gpu.opts.NoMagazine || s.pool != mz.gpu.pool0 || s.stream != st || !st.timeline.Queue.Durable() || st.timeline.Queue.PerThread() || s.class != classOf(mz.gpu.pool0.round(size)) {
+	if mz.gpu.opts.Magazine == config.SwitchOff || s.pool != mz.gpu.pool0 || s.stream != st || !st.timeline.Queue.Durable() || st.timeline.Queue.PerThread() || s.class != classOf(mz.gpu.pool0.round(size)) {
 		return nil
 	}
 	if f := st.timeline.Magazine(); f != nil {

@@ -313,7 +313,7 @@ func (w *world) newPool(d *worldDevice) {
 	}
 	d.poolIDs++
 	id := memory.PoolID{d.poolIDs%4 + 1, d.poolIDs}
-	o := config.PoolOptions{NoSplit: w.chance(15)}
+	o := config.PoolOptions{SegmentPerBlock: w.chance(15)}
 	var u *upstream
 	switch n := w.rng.IntN(100); {
 	case w.cfg.tight: // of chunks
@@ -329,7 +329,7 @@ func (w *world) newPool(d *worldDevice) {
 		}}
 		o.Upstream = u
 	}
-	pool := &worldPool{id: id, whole: o.NoSplit, upstream: u}
+	pool := &worldPool{id: id, whole: o.SegmentPerBlock, upstream: u}
 	if w.cfg.kinds {
 		w.kindOf(d, pool, &o)
 	}

@@ -116,7 +116,7 @@ func TestPeer(t *testing.T) {
 
 // Devices that cannot reach each other, and failures on the way, leave everything usable as it was.
 func TestPeerFails(t *testing.T) {
-	drv := sim.New(sim.Options{Devices: 2, NoPeers: true, Check: sim.CheckOrder})
+	drv := sim.New(sim.Options{Devices: 2, Isolated: true, Check: sim.CheckOrder})
 	p := newPair(t, drv, drv, config.Options{})
 	if err := p.dev[0].Peers.Enable(1); !errors.Is(err, cuda.ErrPeerAccessUnsupported) {
 		t.Errorf("%v; want unsupported", err)

@@ -47,7 +47,7 @@ func (d *Device) newPool(id memory.PoolID, o config.PoolOptions, u, spill upstre
 		return nil, err
 	}
 	if spill.from != nil {
-		p.addSpill(spill, o.NoSplit)
+		p.addSpill(spill, o.SegmentPerBlock)
 	}
 	for _, x := range slices.Backward(p.parts()) {
 		if err := x.backing.openToPeers(); err != nil {

@@ -112,7 +112,7 @@ func (s stackCase) make(m resourcetest.Machine) (r resource.Resource, done func(
 		return d.DefaultPool().Resource(), done, nil
 	}
 	for i, words := range s.over {
-		o := config.PoolOptions{NoSplit: s.whole}
+		o := config.PoolOptions{SegmentPerBlock: s.whole}
 		switch words {
 		case "":
 		case "pool":

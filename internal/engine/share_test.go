@@ -465,7 +465,7 @@ func TestSharePools(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for i, o := range []config.PoolOptions{{Kind: config.PoolMalloc}, {Kind: config.PoolSingleHandle}, {NoSplit: true}, {},
+	for i, o := range []config.PoolOptions{{Kind: config.PoolMalloc}, {Kind: config.PoolSingleHandle}, {SegmentPerBlock: true}, {},
 		{Upstream: resource.Statistics(handles)}, {Upstream: resource.Device(from.drv, 0)}} {
 		pool, err := from.dev.NewPool(memory.PoolID{7, uint64(i)}, o)
 		if err != nil {
@@ -476,7 +476,7 @@ func TestSharePools(t *testing.T) {
 			t.Fatal(err)
 		}
 		e := from.export(ptr)
-		if n := len(e.Shared.Chunks); (o.Kind == config.PoolMalloc || i == 5) && n != 0 || (o.Kind == config.PoolSingleHandle || o.NoSplit || i == 4) && n != 1 {
+		if n := len(e.Shared.Chunks); (o.Kind == config.PoolMalloc || i == 5) && n != 0 || (o.Kind == config.PoolSingleHandle || o.SegmentPerBlock || i == 4) && n != 1 {
 			t.Errorf("%+v: %d chunks", o, n)
 		}
 		p := to.mustOpen(e)

@@ -16,7 +16,7 @@ import (
 
 // What nothing else can meet comes from the pool's spill, is the pool's to all who ask, and goes back there.
 func TestSpill(t *testing.T) {
-	for name, o := range map[string]config.PoolOptions{"chunks": {}, "malloc": {Kind: config.PoolMalloc}, "whole": {NoSplit: true},
+	for name, o := range map[string]config.PoolOptions{"chunks": {}, "malloc": {Kind: config.PoolMalloc}, "whole": {SegmentPerBlock: true},
 		"limit": {Limit: 100 * mib}, "upstream": {Upstream: newShelf(100*mib, hostMemory)}} {
 		t.Run(name, func(t *testing.T) {
 			capacity := uint64(100 * mib)
@@ -48,7 +48,7 @@ func TestSpill(t *testing.T) {
 				t.Errorf("met by %v, %+v", met, k)
 			}
 			y := fromPool(t, pool, 1000, e.streams[1])
-			if s := pool.Stats(); s.Spilled != 20*mib+min(512, s.Spilled%mib) && o.NoSplit == false || s.Blocks != 4 || s.Limit != o.Limit {
+			if s := pool.Stats(); s.Spilled != 20*mib+min(512, s.Spilled%mib) && o.SegmentPerBlock == false || s.Blocks != 4 || s.Limit != o.Limit {
 				t.Errorf("%+v", s)
 			}
 			if got, err := e.a.Base(x); err != nil || got.Pool != pool.ID() || got.Size != 20*mib {

@@ -204,7 +204,7 @@ func (s *transcript) line(f []string) {
 					s.say("upstream of %s: %s %s", f[0], what, kibs(size))
 				}}
 			case "whole":
-				o.NoSplit = true
+				o.SegmentPerBlock = true
 			}
 		}
 		p, err := s.dev.NewPool(memory.PoolID{0, uint64(len(s.pools) + 1)}, o)

@@ -174,7 +174,7 @@ func TestHostMemoryIsNotUnderTheLimit(t *testing.T) {
 // first, and nobody else's.
 func TestPoolLimit(t *testing.T) {
 	for name, o := range map[string]config.PoolOptions{"chunks": {}, "malloc": {Kind: config.PoolMalloc}, "single": {Kind: config.PoolSingleHandle},
-		"upstream": {Upstream: newShelf(1<<30, hostMemory)}, "whole": {NoSplit: true}} {
+		"upstream": {Upstream: newShelf(1<<30, hostMemory)}, "whole": {SegmentPerBlock: true}} {
 		for _, observed := range []bool{false, true} {
 			t.Run(fmt.Sprint(name, observed), func(t *testing.T) {
 				e := checked(t, config.Options{}, 512*mib, 2)
@@ -273,7 +273,7 @@ func TestUpstreamGranularity(t *testing.T) {
 		traits := hostMemory
 		traits.Align = 16 * mib
 		s := newShelf(1<<30, traits)
-		pool := e.pool(t, 1, config.PoolOptions{Upstream: s, NoSplit: whole})
+		pool := e.pool(t, 1, config.PoolOptions{Upstream: s, SegmentPerBlock: whole})
 		for _, size := range []uint64{1, mib, 3 * mib, 17 * mib, 32 * mib} {
 			fromPool(t, pool, size, e.streams[0])
 		}
