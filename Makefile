@@ -6,7 +6,7 @@ GO ?= go
 TRACE ?= recording/testdata/gpt2_varlen.pickle.gz
 CAPACITY ?= 20.2GiB
 
-.PHONY: help demo test test-go test-python test-web slow recordings build library plain audit wheel command install web bench soak fuzz race race-rest cross lint model docs gpu-bundle gpu-test gpu-bench clean tools
+.PHONY: help demo test test-go test-python test-web slow recordings build library plain audit wheel command install install-command web bench soak fuzz race race-rest cross lint model docs gpu-bundle gpu-test gpu-bench clean tools
 .DEFAULT_GOAL := help
 
 help:
@@ -17,6 +17,7 @@ help:
 	@echo 'make recordings  the tests over recorded traces alone; they are in CISTERN_TRACES'
 	@echo 'make build       bin/cistern with its HTML report, lib/*.so, and dist/*.whl where there is hatchling'
 	@echo 'make install     the C library, its header, files for pkg-config and CMake under PREFIX (/usr/local), below DESTDIR'
+	@echo 'make install-command  bin/cistern and its man pages, at the same places'
 	@echo 'make race        the tests of packages with concurrency under the race detector'
 	@echo 'make race-rest   those of all others, and random tests of the engine for RACETIME (1m) each'
 	@echo 'make fuzz        every fuzz target, FUZZTIME each (10s), and HOSTILE changed recordings (300) through each command'
@@ -105,6 +106,12 @@ install: library
 	$(FILL) cmd/libcistern/install/cistern-config.cmake.in >$(INTO)/lib/cmake/cistern/cistern-config.cmake
 	$(FILL) cmd/libcistern/install/cistern-config-version.cmake.in >$(INTO)/lib/cmake/cistern/cistern-config-version.cmake
 
+# The pages are made of the command's own help.
+install-command: command
+	install -d $(INTO)/bin
+	install -m 755 bin/cistern $(INTO)/bin/
+	bin/cistern man $(INTO)/share/man
+
 PLATFORMS := linux/amd64 linux/arm64 darwin/amd64 darwin/arm64 windows/amd64 windows/arm64
 
 cross: tools $(PAGE)
@@ -128,11 +135,11 @@ TESTED ?= ./...
 # Tests make much garbage and little that stays: collecting less often takes a third off some. A limit keeps memory in bounds.
 QUICKGC := GOGC=400 GOMEMLIMIT=1GiB
 
-# Tests that need Chromium, pkg-config, cmake or valgrind are skipped where those are not here and cannot be
+# Tests that need Chromium, pkg-config, cmake, groff or valgrind are skipped where those are not here and cannot be
 # installed; CISTERN_BROWSER_TEST=1 and CISTERN_TOOLS_TEST=1 forbid that.
 test: build
 	@scripts/need.sh python3
-	@scripts/need.sh --try pkg-config cmake
+	@scripts/need.sh --try pkg-config cmake groff
 	@scripts/pytools.sh --try
 	@$(MAKE) --no-print-directory -j2 test-go test-python test-web
 

@@ -131,7 +131,7 @@ func newRoot(a *app) *cobra.Command {
 		RunE:          func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	root.AddCommand(newRun(), newRecord(a), newTrace(a), newTop(a), newDoctor(a), newBuildAdapter(a), newReplay(a), newInspect(a), newDiff(a), newTune(a), newReport(a),
-		newConvert(a), newVersion(a), newCheckConf(), newFormatsTopic())
+		newConvert(a), newVersion(a), newCheckConf(), newMan(), newFormatsTopic())
 	root.SetHelpTemplate(helpTemplate)
 	root.SetUsageTemplate(usageTemplate)
 	a.color = colorAuto
