@@ -143,7 +143,7 @@ func (o Options) Validate() error {
 		return fmt.Errorf("ipc %q: choose handles or legacy", o.IPC)
 	}
 	if o.IPC == IPCLegacy && (o.Backend != BackendMalloc || o.SingleHandle) {
-		return fmt.Errorf("ipc legacy: needs memory from cuMemAlloc, which backend vmm and single_handle are not")
+		return fmt.Errorf("ipc legacy: needs memory from cuMemAlloc: backend malloc, without single_handle")
 	}
 	if o.SingleHandle && o.Backend != BackendVMM {
 		return fmt.Errorf("single_handle true: needs backend vmm")
@@ -181,7 +181,7 @@ func (o Options) Validate() error {
 		return fmt.Errorf("stack_sample %d: needs stacks native, python or native+python", o.StackSample)
 	}
 	if strings.Contains(o.Report, ",") || o.Report != strings.TrimSpace(o.Report) {
-		return fmt.Errorf("report %q: a folder whose name has no commas, and no spaces at its ends", o.Report)
+		return fmt.Errorf("report %q: expected a folder whose name has no comma, and no space at its ends", o.Report)
 	}
 	if o.ReportChild && o.Report == "" {
 		return fmt.Errorf("report_child true: needs report, the folder for the files")

@@ -37,7 +37,7 @@ func findCommand(library string, getenv func(string) string) (string, error) {
 	}
 	if named := getenv("CISTERN_COMMAND"); named != "" {
 		if !executable(named) {
-			return "", fmt.Errorf("CISTERN_COMMAND: %s is no program", named)
+			return "", fmt.Errorf("CISTERN_COMMAND: %s is not a program", named)
 		}
 		return filepath.Abs(named)
 	}
@@ -55,7 +55,7 @@ func findCommand(library string, getenv func(string) string) (string, error) {
 			return file, nil
 		}
 	}
-	return "", fmt.Errorf("the command cistern is neither beside the library nor in PATH: CISTERN_COMMAND may name it")
+	return "", fmt.Errorf("the command cistern is neither beside the library nor in PATH: set CISTERN_COMMAND to its path")
 }
 
 func executable(file string) bool {

@@ -37,7 +37,7 @@ func writeFile(name string, write func(io.Writer) error) error {
 	return f.Commit()
 }
 
-var errTooLarge = errors.New("files of this process may not be as large (ulimit -f)")
+var errTooLarge = errors.New("the file is larger than this process may write (ulimit -f)")
 
 func buffered(f io.Writer, write func(io.Writer) error) error {
 	b := bufio.NewWriterSize(f, 1<<16)

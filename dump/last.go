@@ -54,7 +54,7 @@ func (l *lastFile) written() {
 }
 
 // errNoPlace is of a folder in which the last file is not left alone.
-var errNoPlace = errors.New("other files have taken the place of the newest one again and again")
+var errNoPlace = errors.New("other programs created files in its place again and again")
 
 // due reports whether the last file may be written anew.
 func (r *Reporter) due() bool {

@@ -422,11 +422,11 @@ func TestChild(t *testing.T) {
 		t.Setenv("PATH", "/nowhere")
 		r, s := reporter(t, a, t.TempDir())
 		r.child = true
-		if file := r.OutOfMemory(oom, nil); file == "" || !strings.Contains(s.all(), "CISTERN_COMMAND may name it") {
+		if file := r.OutOfMemory(oom, nil); file == "" || !strings.Contains(s.all(), "set CISTERN_COMMAND to its path") {
 			t.Errorf("%q; said %s", file, s.all())
 		}
 		t.Setenv("CISTERN_COMMAND", dir)
-		if r.OutOfMemory(oom, nil); !strings.Contains(s.all(), "is no program") {
+		if r.OutOfMemory(oom, nil); !strings.Contains(s.all(), "is not a program") {
 			t.Errorf("said %s", s.all())
 		}
 	})

@@ -44,7 +44,7 @@ func ParseMoment(s string) (Moment, error) {
 	if d, err := time.ParseDuration(s); err == nil && d >= 0 {
 		return Moment{kind: atTime, after: d}, nil
 	}
-	return Moment{}, fmt.Errorf("%q: want peak, oom, start, end, the number of an event, or a time since the first event such "+
+	return Moment{}, fmt.Errorf("%q: expected peak, oom, start, end, the number of an event, or a time since the first event such "+
 		"as 1.5s", s)
 }
 
@@ -58,7 +58,7 @@ func (m Moment) index(t *recording.Trace, c clock) (int, error) {
 	case atOOM:
 		i, ok := t.FailedAt()
 		if !ok {
-			return 0, fmt.Errorf("no request failed on device %d: want peak, start, end, the number of an event, or a time", t.Device)
+			return 0, fmt.Errorf("no request failed on device %d: expected peak, start, end, the number of an event, or a time", t.Device)
 		}
 		return i, nil
 	case atEvent:
@@ -68,7 +68,7 @@ func (m Moment) index(t *recording.Trace, c clock) (int, error) {
 		return m.event, nil
 	case atTime:
 		if !c.known {
-			return 0, fmt.Errorf("the events have no times: want peak, oom, start, end or the number of an event")
+			return 0, fmt.Errorf("the events have no times: expected peak, oom, start, end or the number of an event")
 		}
 		line, until := c.line(t), c.start+m.after.Microseconds()
 		for i := range t.Events {

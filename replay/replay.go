@@ -104,7 +104,7 @@ type Spec struct {
 func ParseSpec(s string) (Spec, error) {
 	name, conf, has := strings.Cut(s, ":")
 	if _, ok := factories[name]; !ok {
-		return Spec{}, fmt.Errorf("policy %q: want one of %s", s, strings.Join(PolicyNames(), ", "))
+		return Spec{}, fmt.Errorf("policy %q: expected one of %s", s, strings.Join(PolicyNames(), ", "))
 	}
 	return Spec{Name: name, Conf: conf, HasConf: has}, nil
 }
@@ -232,7 +232,7 @@ func Run(t *recording.Trace, spec Spec, opt Options) (*Result, error) {
 func (p *Plan) Run(spec Spec, opt Options) (*Result, error) {
 	factory, ok := factories[spec.Name]
 	if !ok {
-		return nil, fmt.Errorf("policy %q: want one of %s", spec.Name, strings.Join(PolicyNames(), ", "))
+		return nil, fmt.Errorf("policy %q: expected one of %s", spec.Name, strings.Join(PolicyNames(), ", "))
 	}
 	r := &Result{Policy: spec.Name, TiesModelled: true}
 	r.Capacity, r.CapacityFrom = p.capacity(opt)

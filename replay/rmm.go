@@ -50,7 +50,7 @@ func parseRMMConf(s string) (rmmConf, error) {
 			return c, fmt.Errorf("rmm-pool: %s: %w", key, err)
 		}
 		if n%rmmAlign != 0 {
-			return c, fmt.Errorf("rmm-pool: %s: %d bytes: want a multiple of %d", key, n, rmmAlign)
+			return c, fmt.Errorf("rmm-pool: %s: %d bytes: expected a multiple of %d", key, n, rmmAlign)
 		}
 	}
 	if c.maximum > 0 && c.initial > c.maximum {

@@ -35,7 +35,7 @@ func torchConf(env *Env) (TorchConf, error) {
 	if env.Spec.HasConf {
 		c, err := ParseTorchConf(env.Spec.Conf)
 		if err == nil && c.Fraction < 1 && env.Capacity == 0 {
-			err = fmt.Errorf("torch settings: per_process_memory_fraction: %v: of what? a capacity must be given", c.Fraction)
+			err = fmt.Errorf("torch settings: per_process_memory_fraction: %v: a fraction needs a capacity", c.Fraction)
 		}
 		return c, err
 	}

@@ -66,7 +66,7 @@ func ParseTorchConf(s string) (TorchConf, error) {
 		item, rest = cutItem(rest)
 		key, value, ok := strings.Cut(item, ":")
 		if !ok || key == "" || value == "" {
-			return c, fmt.Errorf("torch settings: %q: want key:value", item)
+			return c, fmt.Errorf("torch settings: %q: expected key:value", item)
 		}
 		if seen[key] {
 			return c, fmt.Errorf("torch settings: %s: set twice", key)
@@ -77,7 +77,7 @@ func ParseTorchConf(s string) (TorchConf, error) {
 		}
 	}
 	if c.MaxSplit < c.LargeSegment {
-		return c, fmt.Errorf("torch settings: max_split_size_mb: %d: want at least large_segment_size_mb, %d",
+		return c, fmt.Errorf("torch settings: max_split_size_mb: %d: expected at least large_segment_size_mb, %d",
 			c.MaxSplit/mib, c.LargeSegment/mib)
 	}
 	return c, nil
@@ -103,7 +103,7 @@ func cutItem(s string) (item, rest string) {
 
 func (c *TorchConf) set(key, value string) error {
 	bad := func(want string) error {
-		return fmt.Errorf("torch settings: %s: %q: want %s", key, value, want)
+		return fmt.Errorf("torch settings: %s: %q: expected %s", key, value, want)
 	}
 	number := func(least uint64) (uint64, bool) {
 		n, err := strconv.ParseUint(value, 10, 43) // in MiB; more than 43 bits of them are no memory size
@@ -182,7 +182,7 @@ func (c *TorchConf) set(key, value string) error {
 // keys are interval starts in MiB; the first also fills what lies below it, ">" fills what lies above the one before.
 func (c *TorchConf) setRoundup(value string) error {
 	bad := func(part, want string) error {
-		return fmt.Errorf("torch settings: roundup_power2_divisions: %q: want %s", part, want)
+		return fmt.Errorf("torch settings: roundup_power2_divisions: %q: expected %s", part, want)
 	}
 	if !strings.HasPrefix(value, "[") {
 		n, err := strconv.ParseUint(value, 10, 32)

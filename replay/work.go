@@ -60,7 +60,7 @@ func (p *Plan) take(steps int64) error {
 	if p.work.stored == 0 || n <= limit {
 		return nil
 	}
-	return fmt.Errorf("%w than the %d million that a file of %d bytes may cause, which no recorded run does", ErrWork, limit/1e6, p.work.stored)
+	return fmt.Errorf("%w than the %d million that a file of %d bytes may cause; no valid recording does", ErrWork, limit/1e6, p.work.stored)
 }
 
 // stepper is a policy that takes more than one step for some events.

@@ -57,10 +57,10 @@ func (e *encoder) text() (string, error) {
 	var z bytes.Buffer
 	w := gzip.NewWriter(&z)
 	if _, err := w.Write(e.buf); err != nil {
-		return "", fmt.Errorf("compressing the page's data: %w", err)
+		return "", fmt.Errorf("compressing the HTML report's data: %w", err)
 	}
 	if err := w.Close(); err != nil {
-		return "", fmt.Errorf("compressing the page's data: %w", err)
+		return "", fmt.Errorf("compressing the HTML report's data: %w", err)
 	}
 	return base64.StdEncoding.EncodeToString(z.Bytes()), nil
 }

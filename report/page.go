@@ -18,7 +18,7 @@ import (
 var dist embed.FS
 
 // ErrNoBundle says that this binary was built without the page's front end.
-var ErrNoBundle = errors.New("this cistern was built without its page: run `make build` and use bin/cistern")
+var ErrNoBundle = errors.New("this cistern was built without the HTML report: run `make build` and use bin/cistern")
 
 // bundle is the page's script, style and the licences of what is in them.
 type bundle struct{ script, style, licences string }
@@ -31,7 +31,7 @@ func loadBundle(files fs.FS) (bundle, error) {
 			return b, ErrNoBundle
 		}
 		if err != nil {
-			return b, fmt.Errorf("reading the page's front end: %w", err)
+			return b, fmt.Errorf("reading the HTML report's front end: %w", err)
 		}
 		*to = strings.TrimSpace(string(data))
 	}
@@ -83,7 +83,7 @@ func writeData(w io.Writer, b bundle, title, name string, views any, series []st
 	// encoding/json writes <, > and & as escapes, so that nothing in the data can end the script element.
 	data, err := json.Marshal(map[string]any{name: views})
 	if err != nil {
-		return fmt.Errorf("writing the page's data: %w", err)
+		return fmt.Errorf("writing the HTML report's data: %w", err)
 	}
 	// The policy names the script and the style by hash; "</" in either would end its element.
 	script := strings.ReplaceAll(b.script, "</script", `<\/script`)

@@ -29,7 +29,7 @@ type shifted struct {
 // ones to what they ask for or the upstream has.
 func Alignment(up Resource, align, threshold uint64) (*AlignmentAdaptor, error) {
 	if align == 0 || align&(align-1) != 0 {
-		return nil, fmt.Errorf("%w of %d bytes is no power of two", ErrAlign, align)
+		return nil, fmt.Errorf("%w of %d bytes is not a power of two", ErrAlign, align)
 	}
 	return &AlignmentAdaptor{adaptor: adaptor{up}, align: align, threshold: threshold, moved: map[cuda.Ptr]shifted{}}, nil
 }

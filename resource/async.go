@@ -52,11 +52,11 @@ type AsyncPool struct {
 func Async(drv cuda.Driver, dev cuda.Device, o AsyncOptions) (*AsyncPool, error) {
 	switch {
 	case o.Initial > o.Threshold:
-		return nil, fmt.Errorf("async: %d bytes at first with a threshold of %d would be given back at once", o.Initial, o.Threshold)
+		return nil, fmt.Errorf("async: an initial size of %d bytes is above the threshold of %d, so it would be returned at once", o.Initial, o.Threshold)
 	case o.Max != 0 && o.Initial > o.Max:
-		return nil, fmt.Errorf("async: %d bytes at first, but %d at most", o.Initial, o.Max)
+		return nil, fmt.Errorf("async: an initial size of %d bytes is above the maximum of %d", o.Initial, o.Max)
 	case o.Reuse&ReuseNone != 0 && o.Reuse != ReuseNone:
-		return nil, errors.New("async: reuse is none and something else")
+		return nil, errors.New("async: reuse none excludes other kinds of reuse")
 	}
 	if err := supportsPools(drv, dev, o.Handles); err != nil {
 		return nil, err
@@ -95,9 +95,9 @@ func supportsPools(drv cuda.Driver, dev cuda.Device, handles cuda.HandleType) er
 	case err != nil:
 		return err
 	case !info.Pools:
-		return fmt.Errorf("device %d (%s) has no stream-ordered memory", dev, info.Name)
+		return fmt.Errorf("device %d (%s) does not support stream-ordered memory", dev, info.Name)
 	case handles&^info.PoolHandles != 0:
-		return fmt.Errorf("device %d (%s) makes no pools with handles of type %d", dev, info.Name, handles)
+		return fmt.Errorf("device %d (%s) does not support pools with handles of type %d", dev, info.Name, handles)
 	}
 	return drv.RetainContext(dev)
 }

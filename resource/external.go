@@ -32,7 +32,7 @@ func External(o ExternalOptions) (Resource, error) {
 		o.Traits.Align = 256
 	}
 	if o.Traits.Align&(o.Traits.Align-1) != 0 {
-		return nil, fmt.Errorf("external: %w of %d bytes is no power of two", ErrAlign, o.Traits.Align)
+		return nil, fmt.Errorf("external: %w of %d bytes is not a power of two", ErrAlign, o.Traits.Align)
 	}
 	return &external{o}, nil
 }
@@ -70,7 +70,7 @@ func (e *external) Free(p cuda.Ptr, size, align uint64, st cuda.Stream) error {
 
 func (e *external) MemInfo() (free, total uint64, err error) {
 	if e.ExternalOptions.MemInfo == nil {
-		return 0, 0, fmt.Errorf("%s: how much memory there is was not said", e.Traits().Name)
+		return 0, 0, fmt.Errorf("%s: the resource does not report how much memory there is", e.Traits().Name)
 	}
 	return e.ExternalOptions.MemInfo()
 }

@@ -40,7 +40,7 @@ func hostMemory(node int) (free, total uint64, err error) {
 		}
 	}
 	if total == 0 {
-		return 0, 0, fmt.Errorf("memory of the host: %s names none", name)
+		return 0, 0, fmt.Errorf("memory of the host: %s has no sizes", name)
 	}
 	return free, total, nil
 }

@@ -80,7 +80,7 @@ type LimitError struct {
 }
 
 func (e *LimitError) Error() string {
-	return fmt.Sprintf("%d bytes more than the %d that are out exceed the limit of %d bytes: %v", e.Size, e.Allocated, e.Limit,
+	return fmt.Sprintf("%d bytes beside the %d allocated exceed the limit of %d bytes: %v", e.Size, e.Allocated, e.Limit,
 		cuda.ErrOutOfMemory)
 }
 

@@ -168,7 +168,7 @@ func both(err, then error) error {
 	return fmt.Errorf("%w; and then: %w", err, then)
 }
 
-// ErrAlign is what a request fails with whose alignment is no power of two or larger than the resource can do.
+// ErrAlign is what a request fails with whose alignment is not a power of two or larger than the resource can do.
 var ErrAlign = errors.New("alignment")
 
 // everything is what no address space has: a request of more is out of memory, whatever the driver would call it.
@@ -178,7 +178,7 @@ const everything = 1 << 47
 func Check(name string, dev cuda.Device, size, align, natural uint64) error {
 	switch {
 	case align&(align-1) != 0:
-		return fmt.Errorf("%s memory: %w of %d bytes is no power of two", name, ErrAlign, align)
+		return fmt.Errorf("%s memory: %w of %d bytes is not a power of two", name, ErrAlign, align)
 	case align > natural:
 		return fmt.Errorf("%s memory is aligned to %d bytes; for an %w of %d put the adaptor alignment before it",
 			name, natural, ErrAlign, align)

@@ -167,7 +167,7 @@ func noArgs(c *cobra.Command, args []string) error {
 	if hint := suggest.Question(args[0], "", names); hint != "" {
 		return fmt.Errorf("unknown command %q: %s", args[0], hint)
 	}
-	return fmt.Errorf("unknown command %q: want one of %s", args[0], strings.Join(names, ", "))
+	return fmt.Errorf("unknown command %q: expected one of %s", args[0], strings.Join(names, ", "))
 }
 
 // traceArgs wants at least one trace, and standard input at most once.

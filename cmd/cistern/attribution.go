@@ -111,7 +111,7 @@ func (f *attributionFlags) folder() (string, error) {
 		return path, nil // which is refused before a folder is made
 	}
 	if st, err := os.Stat(path); err == nil && !st.IsDir() {
-		return "", fmt.Errorf("%s is there and is no folder", f.report)
+		return "", fmt.Errorf("%s exists and is not a folder", f.report)
 	}
 	if err := os.MkdirAll(path, 0o755); err != nil {
 		return "", cannotWrite(f.report, err)

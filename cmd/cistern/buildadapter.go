@@ -92,7 +92,7 @@ func askPython(ctx context.Context, interpreter, pkg string) (*pythonReport, err
 		text = text[i+1:]
 	}
 	if err := json.Unmarshal(text, r); err != nil {
-		return nil, fmt.Errorf("%s: what it reports is not understood: %w", interpreter, err)
+		return nil, fmt.Errorf("%s: its output is not as expected: %w", interpreter, err)
 	}
 	return r, nil
 }

@@ -22,7 +22,7 @@ func (c *colorWord) String() string { return string(*c) }
 
 func (c *colorWord) Set(s string) error {
 	if !slices.Contains(colorWords, s) {
-		return errors.New("want " + oneOf(colorWords))
+		return errors.New("expected " + oneOf(colorWords))
 	}
 	*c = colorWord(s)
 	return nil

@@ -76,7 +76,7 @@ func newConvert(a *app) *cobra.Command {
 			"  cistern convert oom-4711-1.cistern --at oom -o oom.pb.gz",
 		Args: func(c *cobra.Command, args []string) error {
 			if len(args) != 1 {
-				return fmt.Errorf("%s: want one trace, got %d", c.Name(), len(args))
+				return fmt.Errorf("%s: expected one trace, got %d", c.Name(), len(args))
 			}
 			return nil
 		},
@@ -177,9 +177,9 @@ func formatFor(to, out string) (format, error) {
 		endings = append(endings, f.endings...)
 	}
 	if to != "" {
-		return format{}, fmt.Errorf("--to %q: want %s", to, oneOf(formatNames()))
+		return format{}, fmt.Errorf("--to %q: expected %s", to, oneOf(formatNames()))
 	}
-	return format{}, fmt.Errorf("%s: its ending says no format: want %s, or --to with %s", displayOutput(out),
+	return format{}, fmt.Errorf("%s: its ending names no format: expected %s, or --to with %s", displayOutput(out),
 		oneOf(endings), oneOf(formatNames()))
 }
 

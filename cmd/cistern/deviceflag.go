@@ -32,7 +32,7 @@ func (d *chosenDevice) String() string {
 func (d *chosenDevice) Set(s string) error {
 	n, err := strconv.Atoi(s)
 	if err != nil || n < 0 {
-		return errors.New("want the number of a device, 0 or more")
+		return errors.New("expected the number of a device, 0 or more")
 	}
 	*d = chosenDevice{true, n}
 	return nil

@@ -34,7 +34,7 @@ func newDiff(a *app) *cobra.Command {
 			"  cistern diff --at end --html diff.html before.pickle after.pickle",
 		Args: func(c *cobra.Command, args []string) error {
 			if len(args) != 2 {
-				return fmt.Errorf("%s: wants two traces, A and B; got %d", c.Name(), len(args))
+				return fmt.Errorf("%s: expected two traces, A and B; got %d", c.Name(), len(args))
 			}
 			return traceArgs(c, args)
 		},
@@ -43,7 +43,7 @@ func newDiff(a *app) *cobra.Command {
 				return err
 			}
 			if at != "peak" && at != "end" {
-				return fmt.Errorf("--at %s: want peak or end", at)
+				return fmt.Errorf("--at %s: expected peak or end", at)
 			}
 			return a.diff(c, args, format, at == "end", html)
 		},

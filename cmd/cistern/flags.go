@@ -62,7 +62,7 @@ func (s *sizeFlag) Set(v string) error {
 		return fmt.Errorf("%w, or unlimited", err)
 	}
 	if n < leastCapacity {
-		return fmt.Errorf("less than one allocation of the driver: want %d MiB or more, or unlimited", leastCapacity>>20)
+		return fmt.Errorf("less than one allocation of the driver: expected %d MiB or more, or unlimited", leastCapacity>>20)
 	}
 	*s = sizeFlag{bytes: n}
 	return nil
@@ -83,7 +83,7 @@ func (d *deviceFlag) String() string {
 func (d *deviceFlag) Set(v string) error {
 	n, err := units.ParseBytes(v)
 	if err == nil && (n < 64<<20 || n > 1<<50) {
-		err = errors.New("want a device's memory, such as 24G or 24GiB")
+		err = errors.New("expected a device's memory, such as 24G or 24GiB")
 	}
 	*d = deviceFlag(n)
 	return err
@@ -99,7 +99,7 @@ func (l *lagFlag) String() string { return l.d.String() }
 func (l *lagFlag) Set(v string) error {
 	d, err := time.ParseDuration(v)
 	if err != nil || d < 0 {
-		return errors.New("want a time of 0 or more with its unit, such as 20ms or 0s")
+		return errors.New("expected a time of 0 or more with its unit, such as 20ms or 0s")
 	}
 	l.d = d
 	return nil
@@ -195,12 +195,12 @@ func flagError(c *cobra.Command, e error) error {
 	case errors.As(e, &invalid):
 		reason := invalid.Unwrap()
 		if errors.As(reason, &number) {
-			reason = errors.New("want a whole number")
+			reason = errors.New("expected a whole number")
 			if invalid.GetFlag().Value.Type() == "bool" {
-				reason = errors.New("want true or false")
+				reason = errors.New("expected true or false")
 			}
 		} else if strings.HasPrefix(reason.Error(), "time: ") {
-			reason = errors.New("want a time with its unit, such as 60s or 5m")
+			reason = errors.New("expected a time with its unit, such as 60s or 5m")
 		}
 		return fmt.Errorf("--%s %s: %w", invalid.GetFlag().Name, invalid.GetValue(), reason)
 	case errors.As(e, &unknown):

@@ -24,7 +24,7 @@ type output struct {
 // known at once.
 func createOutput(path string, mode fs.FileMode) (*output, error) {
 	if st, err := os.Stat(path); err == nil && st.IsDir() {
-		return nil, fmt.Errorf("%s: is a directory, want a file to write", path)
+		return nil, fmt.Errorf("%s: is a directory: expected a file to write", path)
 	}
 	f, err := outfile.Create(path, mode)
 	if err != nil {
@@ -82,7 +82,7 @@ func (a *app) openOutput(path string, inputs []string) (*output, error) {
 	if st, err := os.Stat(path); err == nil && st.Mode().IsRegular() {
 		for _, in := range inputs {
 			if other, err := os.Stat(in); err == nil && os.SameFile(st, other) {
-				return nil, fmt.Errorf("%s: is an input as well, want another file to write", path)
+				return nil, fmt.Errorf("%s: is an input as well: expected another file to write", path)
 			}
 		}
 	}

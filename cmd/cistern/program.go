@@ -49,7 +49,7 @@ func pythonPackage() (string, error) {
 			return p, nil
 		}
 	}
-	return "", fmt.Errorf("the Python package cistern is missing: looked in %s; CISTERN_PYTHON_PACKAGE may name its folder",
+	return "", fmt.Errorf("the Python package cistern is missing: looked in %s; set CISTERN_PYTHON_PACKAGE to its folder",
 		strings.Join(places, ", "))
 }
 
@@ -140,7 +140,7 @@ func checkConf(conf string) error {
 // programArgs wants a program.
 func programArgs(c *cobra.Command, args []string) error {
 	if len(args) == 0 {
-		return fmt.Errorf("%s: no program named: give it behind --, as in cistern %s -- python train.py", c.Name(), c.Name())
+		return fmt.Errorf("%s: no program named: give it after --, as in cistern %s -- python train.py", c.Name(), c.Name())
 	}
 	return nil
 }

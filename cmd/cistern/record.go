@@ -41,7 +41,7 @@ func newRecord(a *app) *cobra.Command {
 				return errors.New("--stacks native: PyTorch records native frames with Python's only: choose python or all")
 			}
 			if entries < 1 {
-				return fmt.Errorf("--max-entries %d: want 1 or more", entries)
+				return fmt.Errorf("--max-entries %d: expected 1 or more", entries)
 			}
 			file, err := recordOutput(out)
 			if err != nil {
@@ -143,7 +143,7 @@ func recordOutput(out string) (string, error) {
 		return "", cannotWrite(out, err)
 	}
 	if st, err := os.Stat(file); err == nil && !st.Mode().IsRegular() {
-		return "", fmt.Errorf("%s: is there and is no file", out)
+		return "", fmt.Errorf("%s: exists and is not a file", out)
 	}
 	probe, err := os.CreateTemp(filepath.Dir(file), ".cistern-*")
 	if err != nil {

@@ -91,7 +91,7 @@ func outOfFolders(args []string) ([]string, error) {
 			}
 		}
 		if len(found) == 0 {
-			return nil, fmt.Errorf("%s: a folder without a file of out-of-memory (oom-*.cistern)", arg)
+			return nil, fmt.Errorf("%s: the folder has no out-of-memory file (oom-*.cistern)", arg)
 		}
 		slices.SortStableFunc(found, func(a, b fs.FileInfo) int { return a.ModTime().Compare(b.ModTime()) })
 		for _, info := range found {

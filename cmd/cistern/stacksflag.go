@@ -38,7 +38,7 @@ func (k *stackKinds) Set(s string) error {
 	case string(stacksOff), string(stacksPython), string(stacksNative), string(stacksAll):
 		*k = stackKinds(s)
 	default:
-		return errors.New("want " + oneOf(stackWords))
+		return errors.New("expected " + oneOf(stackWords))
 	}
 	return nil
 }

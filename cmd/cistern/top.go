@@ -92,11 +92,11 @@ func (f *topFlags) check(counted bool) error {
 	case err != nil:
 		return fmt.Errorf("--sort %w", err)
 	case f.interval < topOften || f.interval > topSeldom:
-		return fmt.Errorf("--interval %v: want from %v to %v", f.interval, topOften, topSeldom)
+		return fmt.Errorf("--interval %v: expected from %v to %v", f.interval, topOften, topSeldom)
 	case f.device < -1:
-		return fmt.Errorf("--device %d: want the number of a GPU, from 0", f.device)
+		return fmt.Errorf("--device %d: expected the number of a GPU, from 0", f.device)
 	case f.count < 1:
-		return fmt.Errorf("--count %d: want 1 or more", f.count)
+		return fmt.Errorf("--count %d: expected 1 or more", f.count)
 	case !f.once && counted:
 		return errors.New("--count: goes with --once or --json")
 	case !f.once && f.details:
@@ -114,11 +114,11 @@ func (a *app) wantTerminal() error {
 	in, _ := a.in.(*os.File)
 	switch {
 	case in == nil || !term.IsTerminal(int(in.Fd())):
-		return errors.New("top: standard input is no terminal: cistern top --once prints a table, --json an object")
+		return errors.New("top: standard input is not a terminal: use cistern top --once for a table, or --json")
 	case !a.terminal:
-		return errors.New("top: standard output is no terminal: cistern top --once prints a table, --json an object")
+		return errors.New("top: standard output is not a terminal: use cistern top --once for a table, or --json")
 	case environ.Get("TERM") == "dumb":
-		return errors.New("top: this terminal (TERM=dumb) cannot be drawn on: cistern top --once prints a table")
+		return errors.New("top: the terminal has no cursor control (TERM=dumb): use cistern top --once for a table")
 	}
 	return nil
 }
@@ -209,7 +209,7 @@ func (f *topFlags) knownGPU(t *top.Table) error {
 		}
 	}
 	if len(all) == 0 {
-		return fmt.Errorf("--device %d: no GPU is known here", f.device)
+		return fmt.Errorf("--device %d: no GPU was found", f.device)
 	}
 	return fmt.Errorf("--device %d: the GPUs here are %s", f.device, indices(all))
 }

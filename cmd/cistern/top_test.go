@@ -228,7 +228,7 @@ func TestTopOnceWaitsForAnswers(t *testing.T) {
 
 func TestTopUsage(t *testing.T) {
 	for _, c := range []struct{ args, want string }{
-		{"top", "cistern: top: standard input is no terminal: cistern top --once prints a table, --json an object"},
+		{"top", "cistern: top: standard input is not a terminal: use cistern top --once for a table, or --json"},
 		{"top x", `cistern: top takes no arguments, got "x"`},
 		{"top --once --sort size", `cistern: --sort "size": want one of reserved, allocated, cached, peak, used, rate, ooms, pid, name`},
 		{"top --once --interval 1ms", "cistern: --interval 1ms: want from 100ms to 1h0m0s"},

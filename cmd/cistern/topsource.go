@@ -14,7 +14,7 @@ import (
 // openTop is the source of `cistern top`: this machine, where that is possible at all.
 func openTop() (top.Source, error) {
 	if runtime.GOOS != "linux" {
-		return nil, errors.New("top: GPUs and the processes on them are seen on Linux only")
+		return nil, errors.New("top: GPUs and their processes can be seen on Linux only")
 	}
 	return &turns{source: top.NewMachine("")}, nil
 }

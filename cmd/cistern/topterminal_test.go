@@ -348,7 +348,7 @@ func TestTopOnceOfThisMachine(t *testing.T) {
 		return rates == 2
 	}, "top", "--json", "--count", "2", "--interval", "300ms")
 	_, errs, code := asCommand(t, nil, "top")
-	if code != exitBad || !strings.Contains(errs, "standard input is no terminal: cistern top --once") {
+	if code != exitBad || !strings.Contains(errs, "standard input is not a terminal: use cistern top --once") {
 		t.Errorf("code %d: %s", code, errs)
 	}
 }

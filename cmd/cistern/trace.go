@@ -93,7 +93,7 @@ func auditLibrary() (string, error) {
 		}
 		folders = append(folders, folder)
 	}
-	return "", fmt.Errorf("%s is missing: looked in %s; CISTERN_AUDIT_LIBRARY may name it", audit.Library, strings.Join(folders, ", "))
+	return "", fmt.Errorf("%s is missing: looked in %s; set CISTERN_AUDIT_LIBRARY to its path", audit.Library, strings.Join(folders, ", "))
 }
 
 // tracing is one program under trace.
@@ -119,7 +119,7 @@ func (a *app) newTracing(args []string, out string, stacks audit.Stacks) (*traci
 		return nil, err
 	}
 	if strings.ContainsAny(library, ": ") {
-		return nil, fmt.Errorf("%s: the dynamic linker takes no file with a colon or a space in its name", library)
+		return nil, fmt.Errorf("%s: the dynamic linker cannot load a file with a colon or a space in its name", library)
 	}
 	if why := audit.Blind(program.cmd.Path); why != "" {
 		fmt.Fprintf(a.err, "cistern: %s\n", oneLine(fmt.Sprintf("%s %s; it runs untraced, programs that it starts are traced", args[0], why)))
@@ -306,7 +306,7 @@ func lookProgram(name string) (string, error) {
 		err = e.Err
 	}
 	if isFile(name) && strings.HasSuffix(name, ".py") {
-		return "", fmt.Errorf("%s: cannot be started: it is no program: put python in front", name)
+		return "", fmt.Errorf("%s: cannot be started: it is not a program: put python in front", name)
 	}
 	return "", fmt.Errorf("%s: cannot be started: %w", name, err)
 }

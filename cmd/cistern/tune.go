@@ -12,7 +12,7 @@ import (
 	"github.com/cistern-gpu/cistern/report"
 )
 
-var errBudget = errors.New("--budget: want a time of 0 or more with its unit, such as 60s or 5m")
+var errBudget = errors.New("--budget: expected a time of 0 or more with its unit, such as 60s or 5m")
 
 // addBudget adds the flag that bounds a search.
 func addBudget(c *cobra.Command, budget *time.Duration) {

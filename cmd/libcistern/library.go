@@ -38,13 +38,13 @@ func libraryNumber(name *C.char) (uint32, error) {
 	bad := func(r rune) bool { return !unicode.IsPrint(r) }
 	switch {
 	case text == "" || len(text) > maxLibraryName:
-		return 0, &failure{C.CISTERN_INVALID, fmt.Sprintf("a library's name has 1 to %d bytes, this one has %d", maxLibraryName, len(text))}
+		return 0, &failure{C.CISTERN_INVALID, fmt.Sprintf("a library's name of %[2]d bytes: expected 1 to %[1]d", maxLibraryName, len(text))}
 	case !utf8.ValidString(text) || slices.ContainsFunc([]rune(text), bad):
 		return 0, &failure{C.CISTERN_INVALID, fmt.Sprintf("library %q: a name is printable UTF-8", text)}
 	}
 	n := libraries.of(text)
 	if n == 0 {
-		return 0, &failure{C.CISTERN_INVALID, fmt.Sprintf("library %q: %d names are in use, and there are no more", text, libraries.most)}
+		return 0, &failure{C.CISTERN_INVALID, fmt.Sprintf("library %q: all %d names are in use", text, libraries.most)}
 	}
 	return n, nil
 }
@@ -116,7 +116,7 @@ func coreAlloc(out *C.uintptr_t, size C.size_t, d C.int, h C.uintptr_t, with *C.
 	case n != 0 && libraries.name(n) == nil:
 		return fail(&failure{C.CISTERN_INVALID, "options.library: " + noLibrary(n)})
 	case with.flags&^(C.CISTERN_ALLOC_HOST_ORDER|C.CISTERN_ALLOC_CACHED) != 0:
-		return fail(&failure{C.CISTERN_INVALID, fmt.Sprintf("options.flags: %#x has flags that are not CISTERN_ALLOC_'s", uint32(with.flags))})
+		return fail(&failure{C.CISTERN_INVALID, fmt.Sprintf("options.flags: %#x has unknown flags: expected those of CISTERN_ALLOC_", uint32(with.flags))})
 	case with.reserved != 0:
 		return fail(&failure{C.CISTERN_INVALID, fmt.Sprintf("options.reserved is %d: expected 0", uint32(with.reserved))})
 	}

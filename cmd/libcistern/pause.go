@@ -47,7 +47,7 @@ func corePause(d, one C.int, pool0, pool1 C.uint64_t, tag *C.char, keep, flags C
 			uint32(keep))})
 	}
 	if flags&^C.CISTERN_PAUSE_CAPTURED != 0 {
-		return fail(&failure{C.CISTERN_INVALID, fmt.Sprintf("options.flags: %#x has flags that are not CISTERN_PAUSE_'s", uint32(flags))})
+		return fail(&failure{C.CISTERN_INVALID, fmt.Sprintf("options.flags: %#x has unknown flags: expected those of CISTERN_PAUSE_", uint32(flags))})
 	}
 	return onSelected(d, one, pool0, pool1, tag, out, func(dev *engine.Device, sel engine.Selection) (memory.PauseReport, error) {
 		return dev.Pause(sel, o)

@@ -51,7 +51,7 @@ func coreShare(p C.uintptr_t, handle *C.char, capacity C.size_t) (code C.int) {
 		return fail(err)
 	}
 	if uint64(len(text)) >= uint64(capacity) {
-		return fail(&failure{C.CISTERN_INVALID, fmt.Sprintf("the handle has %d characters and does not fit into %d bytes: CISTERN_HANDLE_MAX do",
+		return fail(&failure{C.CISTERN_INVALID, fmt.Sprintf("the handle has %d characters and does not fit into %d bytes: use CISTERN_HANDLE_MAX",
 			len(text), uint64(capacity))})
 	}
 	copy(unsafe.Slice((*byte)(unsafe.Pointer(handle)), len(text)+1), text+"\x00")

@@ -126,7 +126,7 @@ PUBLIC void *cistern_malloc(ssize_t size, int device, void *stream) {
     return NULL;
   }
   if (size < 0) {
-    invalid("a size below 0");
+    invalid("size is negative");
     return NULL;
   }
   void *p = NULL;
@@ -346,7 +346,7 @@ PUBLIC int cistern_off_out_of_memory(int device, int (*fn)(void *, int, uint64_t
   if (fn == NULL)
     return invalid("fn is NULL: expected the function that was registered");
   if (shim_self != NULL && shim_self->calling)
-    return invalid("cistern_off_out_of_memory is called from within a function that is asked for memory, for whose end it would wait");
+    return invalid("cistern_off_out_of_memory was called by an out-of-memory function, whose end it would wait for");
   return coreOffOutOfMemory(device, (uintptr_t)fn, (uintptr_t)ctx);
 }
 
@@ -433,7 +433,7 @@ PUBLIC int cistern_tag_pop(void) {
   GUARD_FORK;
   shim_thread *t = shim_self;
   if (t == NULL || t->num_tags == 0)
-    return invalid("no tag to pop: the thread has pushed none that it has not popped");
+    return invalid("no tag to pop: the thread has none");
   t->num_tags--;
   return CISTERN_OK;
 }

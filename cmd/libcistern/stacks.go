@@ -94,7 +94,7 @@ func (l *library) stacksAsSet(o config.Options) {
 func coreStacks(kinds C.uint32_t, sample C.uint64_t) (code C.int) {
 	defer caught(&code)
 	if kinds&^(C.CISTERN_STACKS_NATIVE|C.CISTERN_STACKS_PYTHON) != 0 {
-		return fail(&failure{C.CISTERN_INVALID, fmt.Sprintf("kinds is %#x, which has bits that are not CISTERN_STACKS_'s", uint32(kinds))})
+		return fail(&failure{C.CISTERN_INVALID, fmt.Sprintf("kinds is %#x, which has unknown flags: expected those of CISTERN_STACKS_", uint32(kinds))})
 	}
 	l, err := started()
 	if err != nil {

@@ -22,7 +22,7 @@ func coreTag(name *C.char, tag *C.uint32_t) (code C.int) {
 	label := text.Clean(goString(name))
 	n := tags.of(label)
 	if n == 0 {
-		return fail(&failure{C.CISTERN_INVALID, fmt.Sprintf("tag %q: %d names are in use, and there are no more", label, tags.most)})
+		return fail(&failure{C.CISTERN_INVALID, fmt.Sprintf("tag %q: all %d names are in use", label, tags.most)})
 	}
 	*tag = C.uint32_t(n)
 	return C.CISTERN_OK

@@ -104,7 +104,7 @@ func poolOptions(d C.int, with *C.shim_pool) (o config.PoolOptions, err error) {
 	const kinds = C.CISTERN_POOL_IPC_LEGACY | C.CISTERN_POOL_SINGLE_HANDLE
 	switch {
 	case flags&^(C.CISTERN_POOL_NO_SPLIT|kinds) != 0:
-		return o, &failure{C.CISTERN_INVALID, fmt.Sprintf("options.flags: %#x has flags that are not CISTERN_POOL_'s", uint32(flags))}
+		return o, &failure{C.CISTERN_INVALID, fmt.Sprintf("options.flags: %#x has unknown flags: expected those of CISTERN_POOL_", uint32(flags))}
 	case with.upstream != nil && with.alloc != 0:
 		return o, &failure{C.CISTERN_INVALID, "options.upstream and options.alloc: the pool's memory comes from one of them"}
 	case with.upstream != nil && flags&kinds != 0:

@@ -75,7 +75,7 @@ func machine(s string) (capacity uint64, devices int, err error) {
 		return 0, 0, err
 	}
 	if capacity < sim.DefaultGranularity {
-		return 0, 0, fmt.Errorf("a device of %s has room for nothing: the smallest chunk is %s",
+		return 0, 0, fmt.Errorf("a device of %s is too small: the smallest chunk is %s",
 			units.FormatBytes(capacity), units.FormatBytes(sim.DefaultGranularity))
 	}
 	return capacity, devices, nil

@@ -46,8 +46,8 @@ func TestBadSpec(t *testing.T) {
 		"sim:80GiBx":                 "number of devices",
 		"sim:80GiBx65":               "number of devices",
 		"sim:80GiBx2x2":              "number of devices",
-		"sim:0":                      "room for nothing",
-		"sim:1MiB":                   "room for nothing",
+		"sim:0":                      "too small",
+		"sim:1MiB":                   "too small",
 		"nvidia:/nowhere/libcuda.so": "CISTERN_CONF=driver:sim",
 	} {
 		_, err := Open(spec)

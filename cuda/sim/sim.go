@@ -126,17 +126,17 @@ func (o Options) Validate() error {
 	o.ensureDefaults()
 	switch {
 	case o.Devices < 0 || o.Devices > maxDevices:
-		return fmt.Errorf("sim: %d devices: want 1 to %d", o.Devices, maxDevices)
+		return fmt.Errorf("sim: %d devices: expected 1 to %d", o.Devices, maxDevices)
 	case o.Granularity&(o.Granularity-1) != 0 || o.Granularity < 4096:
-		return fmt.Errorf("sim: granularity of %d bytes: want a power of two of at least 4096", o.Granularity)
+		return fmt.Errorf("sim: granularity of %d bytes: expected a power of two of at least 4096", o.Granularity)
 	case o.AddressSpace < o.Granularity || o.AddressSpace > 1<<56:
-		return fmt.Errorf("sim: address space of %d bytes: want one granule to 64 PiB", o.AddressSpace)
+		return fmt.Errorf("sim: address space of %d bytes: expected one granule to 64 PiB", o.AddressSpace)
 	case o.Lag < 0:
-		return fmt.Errorf("sim: lag of %v: want 0 or more", o.Lag)
+		return fmt.Errorf("sim: lag of %v: expected 0 or more", o.Lag)
 	case o.RealTime && o.CallsTakeTime:
 		return errors.New("sim: RealTime and CallsTakeTime exclude each other")
 	case o.Check < CheckNone || o.Check > CheckOrder:
-		return fmt.Errorf("sim: check level %d: want %d to %d", o.Check, CheckNone, CheckOrder)
+		return fmt.Errorf("sim: check level %d: expected %d to %d", o.Check, CheckNone, CheckOrder)
 	}
 	return nil
 }

@@ -59,7 +59,7 @@ func New(slots int, stacks Stacks) (*Ring, error) {
 		return nil, ErrNotLinux
 	}
 	if slots <= 0 || slots&(slots-1) != 0 {
-		return nil, fmt.Errorf("a ring of %d slots: want a power of two", slots)
+		return nil, fmt.Errorf("a ring of %d slots: expected a power of two", slots)
 	}
 	fd, err := unix.MemfdCreate(RingName, unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
 	if err != nil {

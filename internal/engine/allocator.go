@@ -194,7 +194,7 @@ func (a *Allocator) Trim() error { return a.started((*Device).Trim) }
 func (a *Allocator) Close() error {
 	return a.started(func(d *Device) error {
 		if n := d.Views.Stats().Allocations.All.Current; n != 0 {
-			return fmt.Errorf("device %d: %d allocations are still out", d.id, n)
+			return fmt.Errorf("device %d: %d allocations are still live", d.id, n)
 		}
 		return d.close()
 	})

@@ -152,7 +152,7 @@ func backingFor(p *Pool, o config.PoolOptions, u upstream) (backing, error) {
 	d := p.dev
 	switch {
 	case u.from != nil && o.Kind != config.PoolDefault:
-		return nil, fmt.Errorf("pool {%d, %d}: segments of the user's are not of another kind as well", p.id[0], p.id[1])
+		return nil, fmt.Errorf("pool {%d, %d}: an upstream excludes another kind of memory", p.id[0], p.id[1])
 	case u.from != nil:
 		return newUserSegments(p, o.SegmentPerBlock, u), nil
 	case o.Kind == config.PoolMalloc || o.Kind == config.PoolDefault && d.opts.Backend == config.BackendMalloc:
@@ -160,7 +160,7 @@ func backingFor(p *Pool, o config.PoolOptions, u upstream) (backing, error) {
 	case o.Kind == config.PoolSingleHandle || o.Kind == config.PoolDefault && (d.opts.SingleHandle || o.SegmentPerBlock):
 		return newSingleSegments(p, o.SegmentPerBlock)
 	case o.Kind != config.PoolDefault:
-		return nil, fmt.Errorf("pool {%d, %d}: kind %d is none", p.id[0], p.id[1], o.Kind)
+		return nil, fmt.Errorf("pool {%d, %d}: unknown kind %d", p.id[0], p.id[1], o.Kind)
 	}
 	return &mappedChunks{p}, nil
 }

@@ -39,7 +39,7 @@ func (ca *Captures) route(st *Stream, p *Pool, capture bool) error {
 		return fmt.Errorf("pool {%d, %d} was released", p.id[0], p.id[1])
 	}
 	if &p.dev.gpu != ca.gpu || st.gpu != ca.gpu {
-		return fmt.Errorf("device %d: the pool is device %d's, the stream device %d's", ca.gpu.id, p.dev.id, st.gpu.id)
+		return fmt.Errorf("device %d: the pool belongs to device %d, the stream to device %d", ca.gpu.id, p.dev.id, st.gpu.id)
 	}
 	ca.streams.enlist(st)
 	st.routes = append(st.routes, route{p, capture})

@@ -51,7 +51,7 @@ func (d *Device) AllocWith(size uint64, st *Stream, o AllocOptions) (cuda.Ptr, e
 			p = d.pool0
 		}
 	} else if p.dev != d {
-		return 0, fmt.Errorf("pool {%d, %d} is device %d's, not device %d's", p.id[0], p.id[1], p.dev.id, d.id)
+		return 0, fmt.Errorf("pool {%d, %d} belongs to device %d, not to device %d", p.id[0], p.id[1], p.dev.id, d.id)
 	}
 	if o.Tag > memory.MaxTag {
 		return 0, fmt.Errorf("tag %d: the largest is %d", o.Tag, memory.MaxTag)
@@ -68,7 +68,7 @@ func (d *Device) AllocWith(size uint64, st *Stream, o AllocOptions) (cuda.Ptr, e
 	}
 	if o.Cached {
 		if o.HostOrder {
-			return 0, errors.New("host-ordered memory may have to be waited for: it cannot be asked for from the cache alone")
+			return 0, errors.New("host-ordered memory can need a wait, so it cannot be requested from the cache alone")
 		}
 		return p.allocCached(size, st, by), nil
 	}

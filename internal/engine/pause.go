@@ -33,7 +33,7 @@ func (d *Device) Pause(sel Selection, o config.PauseOptions) (memory.PauseReport
 		return memory.PauseReport{}, err
 	}
 	if o.Keep > config.KeepNone {
-		return memory.PauseReport{}, fmt.Errorf("pause: keep %d is none", o.Keep)
+		return memory.PauseReport{}, fmt.Errorf("pause: unknown keep %d", o.Keep)
 	}
 	d.state.paused.mu.Lock()
 	defer d.state.paused.mu.Unlock()
@@ -47,7 +47,7 @@ func (d *Device) Pause(sel Selection, o config.PauseOptions) (memory.PauseReport
 // of is an error where a selection cannot be of this device.
 func (sel *Selection) of(d *Device) error {
 	if sel.Pool != nil && sel.Pool.dev != d {
-		return fmt.Errorf("device %d: the pool is device %d's", d.id, sel.Pool.dev.id)
+		return fmt.Errorf("device %d: the pool belongs to device %d", d.id, sel.Pool.dev.id)
 	}
 	if sel.Tag > memory.MaxTag {
 		return fmt.Errorf("tag %d: the largest is %d", sel.Tag, memory.MaxTag)
@@ -152,7 +152,7 @@ func (pr *pausedMemory) mayPause() error {
 }
 
 func (pr *pausedMemory) whileCapturing() error {
-	return &memory.PauseError{Reason: fmt.Sprintf("pause: a stream is being captured on device %d, and the GPU cannot be waited for meanwhile", pr.gpu.id)}
+	return &memory.PauseError{Reason: fmt.Sprintf("pause: a stream is being captured on device %d, so waiting for the GPU is not possible", pr.gpu.id)}
 }
 
 // waitForAll waits for all work of the device, and of those that may use its memory; it is a PauseError where a capture

@@ -55,7 +55,7 @@ func (r *poolResource) Free(ptr cuda.Ptr, size, _ uint64, h cuda.Stream) error {
 	a := r.p.dev.a
 	s := a.heapOf(ptr)
 	if s == nil || s.pool.owner() != r.p {
-		return &memory.PointerError{Op: "free", Ptr: ptr, Detail: fmt.Sprintf("it is not of pool {%d, %d}", r.p.id[0], r.p.id[1])}
+		return &memory.PointerError{Op: "free", Ptr: ptr, Detail: fmt.Sprintf("it does not belong to pool {%d, %d}", r.p.id[0], r.p.id[1])}
 	}
 	st := s.stream
 	if h != st.Handle() && r.p.dev.health.Broken() == nil { // else it is that stream, or the next one that has its handle

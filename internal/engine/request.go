@@ -463,7 +463,7 @@ func (c *request) spill(p *Pool, st *Stream) (cuda.Ptr, error) {
 	c.steps.log.lap(memory.StageSpill, 0)
 	c.waits, s.err = x.waits, x.steps.log.oom
 	if err != nil {
-		return 0, fmt.Errorf("pool {%d, %d} has no memory, and its spill: %w", p.id[0], p.id[1], err)
+		return 0, fmt.Errorf("pool {%d, %d} is out of memory, and so is its spill: %w", p.id[0], p.id[1], err)
 	}
 	if x.steps.log.oom != nil {
 		c.steps.log.oom = errors.Join(c.steps.log.oom, x.steps.log.oom)

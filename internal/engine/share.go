@@ -93,7 +93,7 @@ func (e *Export) chunk(h cuda.Handle, size, serial uint64) {
 func (e *Export) nameable(handles cuda.HandleType) error {
 	d := e.heap.dev
 	if handles&cuda.HandlePosix == 0 {
-		return fmt.Errorf("share %#x: device %d (%s) makes no memory that a file descriptor can name: %w", uint64(e.Ptr), d.id,
+		return fmt.Errorf("share %#x: device %d (%s) cannot export memory as file descriptors: %w", uint64(e.Ptr), d.id,
 			d.info.Name, cuda.ErrNotSupported)
 	}
 	return nil

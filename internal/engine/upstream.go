@@ -29,7 +29,7 @@ func (up *upstreams) make(r resource.Resource) (upstream, error) {
 	}
 	u := upstream{from: r, traits: r.Traits()}
 	if a := u.traits.Align; a&(a-1) != 0 {
-		return upstream{}, fmt.Errorf("upstream %s aligns memory to %d bytes, which is no power of two", u.traits.Name, a)
+		return upstream{}, fmt.Errorf("upstream %s aligns memory to %d bytes, which is not a power of two", u.traits.Name, a)
 	}
 	if x, ok := resource.As[*poolResource](r); ok {
 		if x.p.dev.a == up.gpu.a {

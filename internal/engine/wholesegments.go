@@ -460,7 +460,7 @@ func (h *segmentHeap) export(e *Export, _, _ uint64) error {
 	}
 	ipc, err := d.drv.IpcExport(d.id, cuda.Ptr(r.Base))
 	if err != nil {
-		return fmt.Errorf("share %#x: its memory was not made to be shared: %w", uint64(e.Ptr), d.health.Failed(err))
+		return fmt.Errorf("share %#x: its memory was not allocated for sharing: %w", uint64(e.Ptr), d.health.Failed(err))
 	}
 	e.Shared.IPC = ipc
 	return nil

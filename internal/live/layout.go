@@ -118,7 +118,7 @@ func readFull(r io.ReaderAt, b []byte, at int64) error {
 		return nil
 	}
 	if err == nil || errors.Is(err, io.EOF) {
-		return errors.New("the page is too short")
+		return errors.New("the status segment is too short")
 	}
 	return err
 }
@@ -214,7 +214,7 @@ func encodeIdentity(b []byte, id identity) error {
 }
 
 // errNotYet is the failure to read a page that is being made.
-var errNotYet = errors.New("the page is not written yet")
+var errNotYet = errors.New("the status segment is not written yet")
 
 func decodeIdentity(r io.ReaderAt) (id identity, err error) {
 	var b [16]byte
@@ -228,19 +228,19 @@ func decodeIdentity(r io.ReaderAt) (id identity, err error) {
 	case m == 0:
 		return id, errNotYet
 	case m != magic:
-		return id, errors.New("this is no page of Cistern's")
+		return id, errors.New("this is not a status segment of Cistern")
 	case v != version:
-		return id, fmt.Errorf("its page has layout %d, this cistern reads layout %d: use the version that the program uses", v, version)
+		return id, fmt.Errorf("its status segment has layout %d, this cistern reads layout %d: use the version that the program uses", v, version)
 	}
 	n, text, err := get(r, identityAt, identityMax)
 	if err != nil {
 		return id, err
 	}
 	if n == 0 {
-		return id, errors.New("its page does not say whose it is")
+		return id, errors.New("its status segment does not name its process")
 	}
 	if err := json.Unmarshal(text, &id); err != nil {
-		return identity{}, fmt.Errorf("its page does not say whose it is: %w", err)
+		return identity{}, fmt.Errorf("its status segment does not name its process: %w", err)
 	}
 	id.tidy()
 	return id, nil
@@ -267,7 +267,7 @@ func encodeGauges(b []byte, at time.Time, dropped uint64, devices []Device) []by
 
 func decodeGauges(b []byte, p *Process) error {
 	if len(b) < gaugesHead || (len(b)-gaugesHead)%recordBytes != 0 {
-		return fmt.Errorf("its page has %d bytes of figures: no number of devices has", len(b))
+		return fmt.Errorf("its status segment has %d bytes of figures, which fit no number of devices", len(b))
 	}
 	p.Updated = time.Unix(0, int64(le.Uint64(b)))
 	p.Dropped = le.Uint64(b[8:])
@@ -350,14 +350,14 @@ func shorten(list []Use, most int) []Use {
 // decodeDetails gives the details to the devices that they are about.
 func decodeDetails(b []byte, p *Process) error {
 	if len(b) < detailsHead {
-		return fmt.Errorf("its page has %d bytes of details", len(b))
+		return fmt.Errorf("its status segment has %d bytes of details", len(b))
 	}
 	if until := time.Unix(0, int64(le.Uint64(b))); p.Updated.Sub(until) > (askedFor+2)*time.Second {
 		return nil // from an earlier question
 	}
 	var details []Details
 	if err := json.Unmarshal(b[detailsHead:], &details); err != nil {
-		return fmt.Errorf("its page has details that are none: %w", err)
+		return fmt.Errorf("its status segment has invalid details: %w", err)
 	}
 	for i := range details[:min(len(details), len(p.Devices))] {
 		d := &details[i]

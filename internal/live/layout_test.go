@@ -186,11 +186,11 @@ func TestIdentityBounded(t *testing.T) {
 func TestNotAPage(t *testing.T) {
 	good := written(t, someID, someDevices(), someDetails())
 	for name, change := range map[string]func([]byte) []byte{
-		"its page has layout 9":             func(b []byte) []byte { le.PutUint64(b[8:], 9); return b },
-		"no page of Cistern's":              func(b []byte) []byte { b[0] ^= 1; return b },
-		"too short":                         func(b []byte) []byte { return b[:12] },
-		"not written yet":                   func(b []byte) []byte { return make([]byte, pageBytes) },
-		"its page does not say whose it is": func(b []byte) []byte { b[identityAt+30] ^= 1; return b },
+		"its status segment has layout 9":              func(b []byte) []byte { le.PutUint64(b[8:], 9); return b },
+		"not a status segment of Cistern":              func(b []byte) []byte { b[0] ^= 1; return b },
+		"too short":                                    func(b []byte) []byte { return b[:12] },
+		"not written yet":                              func(b []byte) []byte { return make([]byte, pageBytes) },
+		"its status segment does not name its process": func(b []byte) []byte { b[identityAt+30] ^= 1; return b },
 	} {
 		if _, err := decodeIdentity(bytes.NewReader(change(bytes.Clone(good)))); err == nil || !strings.Contains(err.Error(), name) {
 			t.Errorf("%s: %v", name, err)
@@ -200,7 +200,7 @@ func TestNotAPage(t *testing.T) {
 		"too short":        func(b []byte) []byte { return b[:gaugesAt+100] },
 		"bytes of figures": func(b []byte) []byte { put(b[gaugesAt:], 9, make([]byte, gaugesHead+7)); return b },
 		"bytes of details": func(b []byte) []byte { put(b[detailsAt:], 9, []byte("x")); return b },
-		"details that are ": func(b []byte) []byte {
+		"invalid details": func(b []byte) []byte {
 			put(b[detailsAt:], 9, append(make([]byte, 8), "[[{"...))
 			le.PutUint64(b[detailsAt+head:], uint64(time.Unix(1700000000, 0).UnixNano()))
 			put(b[detailsAt:], 9, bytes.Clone(b[detailsAt+head:][:11]))

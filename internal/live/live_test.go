@@ -515,7 +515,7 @@ func TestHostilePages(t *testing.T) {
 	for _, err := range errs {
 		texts = append(texts, strings.TrimPrefix(err.Error(), fmt.Sprintf("process %d: ", os.Getpid())))
 	}
-	for _, want := range []string{"the page is too short", "this is no page of Cistern's", "its page has layout 2, this cistern reads layout 1: use the version that the program uses"} {
+	for _, want := range []string{"the status segment is too short", "this is not a status segment of Cistern", "its status segment has layout 2, this cistern reads layout 1: use the version that the program uses"} {
 		if !strings.Contains(strings.Join(texts, "\n"), want) {
 			t.Errorf("errors are %q, want %q among them", texts, want)
 		}
@@ -612,7 +612,7 @@ func TestManyPages(t *testing.T) {
 	}
 	said, alien := 0, fmt.Sprintf("process %d: ", cmd.Process.Pid)
 	for _, err := range errs {
-		if strings.Contains(err.Error(), fmt.Sprintf("process %d: it has more than %d pages", os.Getpid(), mostPages)) {
+		if strings.Contains(err.Error(), fmt.Sprintf("process %d: it has more than %d status segments", os.Getpid(), mostPages)) {
 			said++
 		}
 		if strings.HasPrefix(err.Error(), alien) {

@@ -7,7 +7,7 @@ import (
 	"errors"
 )
 
-var errNotLinux = errors.New("what processes hold is published and seen on Linux only")
+var errNotLinux = errors.New("the memory of processes is published and read on Linux only")
 
 // Page is one that a process publishes, which is done on Linux.
 type Page struct{}

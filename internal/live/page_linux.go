@@ -58,7 +58,7 @@ func Publish(p Process, gauges func(into []Device) []Device, details func() []De
 func publish(file string, p Process, gauges func(into []Device) []Device, details func() []Details) (*Page, error) {
 	start, err := startOf("/proc/self")
 	if err != nil {
-		return nil, fmt.Errorf("publishing what this process holds: %w", err)
+		return nil, fmt.Errorf("publishing the memory of this process: %w", err)
 	}
 	page := &Page{file: file, id: identity{Maker: os.Getpid(), MakerStart: start, PID: p.PID, Start: p.Start, Name: p.Name, Args: p.Args, Kind: p.Kind,
 		Version: p.Version, Conf: p.Conf}, gauges: gauges, details: details, done: make(chan struct{})}
@@ -66,7 +66,7 @@ func publish(file string, p Process, gauges func(into []Device) []Device, detail
 		page.id.PID, page.id.Start = page.id.Maker, start
 	}
 	if err := page.make(); err != nil {
-		return nil, fmt.Errorf("publishing what this process holds: %w", err)
+		return nil, fmt.Errorf("publishing the memory of this process: %w", err)
 	}
 	go page.run()
 	return page, nil
@@ -135,7 +135,7 @@ func (p *Page) close() {
 }
 
 // errTaken is that the program closed the descriptor while the page was made.
-var errTaken = errors.New("the program closed the page's descriptor")
+var errTaken = errors.New("the program closed the descriptor of the status segment")
 
 // sealed gives the file its size for good, and maps it: other processes may open it to read.
 func (p *Page) sealed(fd int) ([]byte, error) {

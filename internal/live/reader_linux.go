@@ -58,7 +58,7 @@ func list(ctx context.Context, file string, known []*Reader) ([]*Reader, []error
 			s.process(pid)
 		}
 		if s.full {
-			s.failed = append(s.failed, fmt.Errorf("there are more than %d pages, and those of processes beyond are not looked at", mostInAll))
+			s.failed = append(s.failed, fmt.Errorf("there are more than %d status segments; the others are not read", mostInAll))
 			break
 		}
 	}
@@ -181,7 +181,7 @@ func (s *scan) open(pid int, dir, file string) error {
 }
 
 // errMany is of a process with more pages than needed.
-var errMany = fmt.Errorf("it has more than %d pages, which are not looked at", mostPages)
+var errMany = fmt.Errorf("it has more than %d status segments, which are not read", mostPages)
 
 // find has found a page of the process that is looked at.
 func (s *scan) find(r *Reader) error {

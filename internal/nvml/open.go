@@ -64,7 +64,7 @@ func within[T any](ctx context.Context, loaded *atomic.Pointer[Library], f func(
 	if l := loaded.Load(); l != nil {
 		return none, l.late(context.Cause(ctx))
 	}
-	return none, fmt.Errorf("NVML does not load: %w", context.Cause(ctx))
+	return none, fmt.Errorf("NVML cannot be loaded: %w", context.Cause(ctx))
 }
 
 // await waits for an answer until it is over. An answer that is there counts also when it is over: the goroutine may have been kept
@@ -361,7 +361,7 @@ func neighbours(ctx context.Context, path string, uuid [16]byte) ([]Process, err
 	select {
 	case asking <- struct{}{}:
 	case <-ctx.Done():
-		return nil, fmt.Errorf("NVML has not answered an earlier question: %w", context.Cause(ctx))
+		return nil, fmt.Errorf("NVML has not answered an earlier call: %w", context.Cause(ctx))
 	}
 	var loaded atomic.Pointer[Library]
 	return within(ctx, &loaded, func() ([]Process, error) {

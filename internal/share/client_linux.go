@@ -116,7 +116,7 @@ func (e *RefusedError) Error() string {
 func (r *request) explain(err error) error {
 	switch {
 	case errors.Is(err, errEnded):
-		return fmt.Errorf("process %d, which shared the memory, ended or hung up before it was open", r.h.PID)
+		return fmt.Errorf("process %d, which shared the memory, ended or closed the connection before the memory was open", r.h.PID)
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		return fmt.Errorf("process %d, which shared the memory, did not answer for %v", r.h.PID, r.c.timeout)
 	}

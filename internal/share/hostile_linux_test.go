@@ -153,9 +153,9 @@ func TestHostileExporter(t *testing.T) {
 		say  [][]byte
 		says string
 	}{
-		"nothing":                   {nil, "ended or hung up"},
-		"half an offer":             {[][]byte{good[:len(good)-3]}, "ended or hung up"},
-		"an offer and no more":      {[][]byte{good}, "ended or hung up"},
+		"nothing":                   {nil, "ended or closed"},
+		"half an offer":             {[][]byte{good[:len(good)-3]}, "ended or closed"},
+		"an offer and no more":      {[][]byte{good}, "ended or closed"},
 		"half a chunk":              {[][]byte{half}, "in the middle of a chunk"},
 		"too long":                  {[][]byte{large}, "no such message"},
 		"another language":          {[][]byte{[]byte("HTTP/1.1 200 OK\r\n\r\n")}, "does not use Cistern's protocol"},

@@ -140,7 +140,7 @@ func (p *Process) openOwn(h Handle, dev cuda.Device) (cuda.Ptr, error) {
 		return p.a.Sharing.OpenOwn(e)
 	}
 	if len(e.Shared.Chunks) == 0 {
-		return 0, fmt.Errorf("this process shared the memory itself, for device %d, and can open it for that alone", e.Device)
+		return 0, fmt.Errorf("this process shared the memory itself and can open it on device %d only", e.Device)
 	}
 	last := -1
 	shut := func() {

@@ -115,7 +115,7 @@ func (p *Process) listenIn(folder string, fd int) (path string, err error) {
 	}()
 	sweep(folder)
 	if !usable(path) {
-		return "", fmt.Errorf("%s: no name that a handle could carry", path)
+		return "", fmt.Errorf("%s: a handle cannot have this path", path)
 	}
 	if err := syscall.Bind(fd, &syscall.SockaddrUnix{Name: newborn}); err != nil {
 		return "", &os.PathError{Op: "bind", Path: newborn, Err: err}
@@ -136,7 +136,7 @@ func own(folder string, user uint32) error {
 		return err
 	}
 	if sys, ok := st.Sys().(*syscall.Stat_t); !ok || !st.IsDir() || sys.Uid != user || st.Mode().Perm()&0o077 != 0 {
-		return &os.PathError{Op: "use", Path: folder, Err: errors.New("it is not a folder of this user's alone")}
+		return &os.PathError{Op: "use", Path: folder, Err: errors.New("it is not a folder that only this user can use")}
 	}
 	return nil
 }
@@ -242,7 +242,7 @@ func (s *server) enter(c *conn) error {
 		return fmt.Errorf("%d processes are being answered already", maxPeers)
 	}
 	if s.stopped.Load() {
-		return errors.New("it shares nothing any more")
+		return errors.New("it no longer shares memory")
 	}
 	s.peers[c] = true
 	return nil
@@ -340,5 +340,5 @@ func exhausted(who string) string {
 	if err != syscall.EMFILE || syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit) != nil {
 		return ""
 	}
-	return fmt.Sprintf(" (%s has all %d file descriptors open that it may: raise ulimit -n)", who, limit.Cur)
+	return fmt.Sprintf(" (%s has reached its limit of %d file descriptors: raise ulimit -n)", who, limit.Cur)
 }

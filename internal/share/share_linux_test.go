@@ -321,7 +321,7 @@ func TestOwnHandle(t *testing.T) {
 }
 
 func TestOwnHandleOnAnotherDevice(t *testing.T) {
-	for backend, says := range map[config.Backend]string{config.BackendVMM: "", config.BackendMalloc: "for device 0"} {
+	for backend, says := range map[config.Backend]string{config.BackendVMM: "", config.BackendMalloc: "on device 0 only"} {
 		drv := sim.New(sim.Options{Devices: 2, Handles: sim.Exportable, Check: sim.CheckOrder})
 		a, err := engine.New(drv, config.Options{Backend: backend})
 		must(t, err)
@@ -431,7 +431,7 @@ func TestFolderElsewhere(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), strings.Repeat("x", 120))
 	must(t, os.Mkdir(dir, 0o700))
 	p := &Process{guard: noGuard{}, user: uint32(os.Geteuid())}
-	if _, _, err := p.bind(filepath.Join(dir, "cistern")); err == nil || !strings.Contains(err.Error(), "no name that a handle could carry") {
+	if _, _, err := p.bind(filepath.Join(dir, "cistern")); err == nil || !strings.Contains(err.Error(), "a handle cannot have this path") {
 		t.Errorf("a name of %d characters: %v", len(dir), err)
 	}
 	if _, _, err := p.bind("/proc/nowhere/cistern"); err == nil {

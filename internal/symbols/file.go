@@ -27,7 +27,7 @@ func open(name string) (file, error) {
 		return file{}, err
 	}
 	if !st.Mode().IsRegular() {
-		return file{}, errors.New(name + " is no file")
+		return file{}, errors.New(name + " is not a file")
 	}
 	mapped, err := nopoll.Open(name)
 	if err != nil {

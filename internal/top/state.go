@@ -148,7 +148,7 @@ func (s *State) gpu(d *Device) int {
 	if len(s.gpus) >= mostGPUs {
 		if !s.crowded {
 			s.crowded = true
-			s.last.Problems = append(slices.Clip(s.last.Problems), fmt.Sprintf("processes tell of more than %d GPUs: those beyond are left out", mostGPUs))
+			s.last.Problems = append(slices.Clip(s.last.Problems), fmt.Sprintf("processes report more than %d GPUs: the others are left out", mostGPUs))
 		}
 		return -1
 	}

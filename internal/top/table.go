@@ -27,7 +27,7 @@ func KeyNames() []string {
 // ParseKey reads the name of a key.
 func ParseKey(s string) (Key, error) {
 	if !slices.Contains(Keys, Key(s)) {
-		return "", fmt.Errorf("%q: want one of %s", s, strings.Join(KeyNames(), ", "))
+		return "", fmt.Errorf("%q: expected one of %s", s, strings.Join(KeyNames(), ", "))
 	}
 	return Key(s), nil
 }

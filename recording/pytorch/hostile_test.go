@@ -48,7 +48,7 @@ func TestHostilePickles(t *testing.T) {
 		{"a number as key", recordingtest.Pickle('}', '(', 1, 2, 'u', '.'), "a key is an int"},
 		{"protocol 0", []byte("(dp0\nS'a'\np1\nI1\ns."), "byte 0: a pickle of protocol 0 or 1?"},
 		{"protocol 9", []byte{pytorch.OpProto, 9, '.'}, "pickle protocol 9; expected 2 to 5"},
-		{"no opcode", recordingtest.Pickle(byte(0xff)), "byte 2: byte 0xff is no pickle opcode"},
+		{"no opcode", recordingtest.Pickle(byte(0xff)), "byte 2: byte 0xff is not a pickle opcode"},
 		{"DUP", recordingtest.Pickle(']', '2'), "opcode DUP; expected"},
 		{"an entry without size", recordingtest.Around(recordingtest.Pickle('}', '(', "action", "alloc", "addr", 1, "stream", 0, 'u')[2:]),
 			`event 0 of device 0: the trace entry has no "size"`},

@@ -209,7 +209,7 @@ func notData(op byte) error {
 	case opNames[op] != "":
 		return fmt.Errorf("opcode %s; expected the plain data of pickle protocols 2 to 5", opNames[op])
 	}
-	return fmt.Errorf("byte 0x%02x is no pickle opcode", op)
+	return fmt.Errorf("byte 0x%02x is not a pickle opcode", op)
 }
 
 // stop checks what the pickle holds at its end.

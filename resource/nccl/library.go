@@ -81,7 +81,7 @@ func (l *library) is(path string) error {
 	if have, err := os.Stat(file); err == nil && os.SameFile(have, want) {
 		return nil
 	}
-	return fmt.Errorf("the process uses the NCCL of %s, and %s is another", file, path)
+	return fmt.Errorf("the process already uses the NCCL of %s, which is not %s", file, path)
 }
 
 func try(path string, loaded bool) (*library, error) {

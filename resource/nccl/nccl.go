@@ -193,7 +193,7 @@ func simulated(drv cuda.Driver, dev cuda.Device) (resource.Resource, error) {
 		return nil, err
 	}
 	if info.Handles&cuda.HandlePosix == 0 {
-		return nil, fmt.Errorf("nccl: device %d (%s) exports no memory as file descriptors", dev, info.Name)
+		return nil, fmt.Errorf("nccl: device %d (%s) cannot export memory as file descriptors", dev, info.Name)
 	}
 	n, err := drv.DeviceCount()
 	if err != nil {

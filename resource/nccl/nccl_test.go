@@ -82,7 +82,7 @@ func TestLibrary(t *testing.T) {
 	_, err = New(drv, 0, filepath.Join(t.TempDir(), "none.so"))
 	one(err, "none.so: no such file")
 	_, err = New(drv, 0, empty)
-	one(err, "the process uses the NCCL of "+filepath.Join(wheel, soname)+", and "+empty+" is another")
+	one(err, "the process already uses the NCCL of "+filepath.Join(wheel, soname)+", which is not "+empty)
 	l, err := try(soname, true)
 	if err != nil || l.words(4) != "invalid argument (run with NCCL_DEBUG=WARN for details)" {
 		t.Errorf("the library is loaded: %v", err)

@@ -141,7 +141,7 @@ func some[T resource.Resource](r T, err error) (resource.Resource, error) {
 func async(m *maker, o *options) (resource.Resource, error) {
 	if o.has("pool") {
 		if len(o.values) > 1 {
-			return nil, errors.New("pool=default is the device's own pool, as it is: no other option goes with it")
+			return nil, errors.New("pool=default is the device's own pool and excludes all other options")
 		}
 		o.choice("pool", "default")
 		if o.err != nil {

@@ -31,13 +31,13 @@ func read(words string) ([]stage, error) {
 		last := i == len(parts)-1
 		switch {
 		case at < 0 && last:
-			return nil, fmt.Errorf("%s is no upstream: choose %s", quote(name), names(true))
+			return nil, fmt.Errorf("%s is not an upstream: choose %s", quote(name), names(true))
 		case at < 0:
-			return nil, fmt.Errorf("%s is no adaptor: choose %s", quote(name), names(false))
+			return nil, fmt.Errorf("%s is not an adaptor: choose %s", quote(name), names(false))
 		case last && kinds[at].upstream == nil:
-			return nil, fmt.Errorf("%s stands before an upstream, behind a bar: choose %s", name, names(true))
+			return nil, fmt.Errorf("%s is an adaptor and needs an upstream after a bar: choose %s", name, names(true))
 		case !last && kinds[at].upstream != nil:
-			return nil, fmt.Errorf("%s comes last; before it, choose %s", name, names(false))
+			return nil, fmt.Errorf("%s is an upstream and must be last; before it, choose %s", name, names(false))
 		}
 		s := stage{kind: &kinds[at], options: options{values: map[string]string{}}}
 		if more {
@@ -132,7 +132,7 @@ func (o *options) number(key string, otherwise int) int {
 	}
 	n, err := strconv.ParseUint(o.values[key], 10, 31)
 	if err != nil {
-		o.fail("%s=%s is no number", key, quote(o.values[key]))
+		o.fail("%s=%s is not a number", key, quote(o.values[key]))
 	}
 	return int(n)
 }

@@ -140,7 +140,7 @@ int main(void) {
   }
 
   CHECK(cistern_malloc(-1, 0, NULL) == NULL);
-  CHECK_WORDS(CISTERN_INVALID, "below 0");
+  CHECK_WORDS(CISTERN_INVALID, "size is negative");
   FAILS(CISTERN_OUT_OF_MEMORY, "", cistern_alloc(&p, SIZE_MAX, 0, NULL, NULL));
   cistern_stats s = {.size = 3};
   FAILS(CISTERN_INVALID, "sizeof", cistern_get_stats(0, &s));

@@ -62,7 +62,7 @@ static uint64_t random_number(uint64_t below) {
 int main(int argc, char **argv) {
 	struct link_map *lib = argc < 2 ? NULL : dlopen(argv[1], RTLD_LAZY);
 	if (lib == NULL) {
-		fprintf(stderr, "%s\n", argc < 2 ? "want a library" : dlerror());
+		fprintf(stderr, "%s\n", argc < 2 ? "expected a library" : dlerror());
 		return 2;
 	}
 	wanted = lib->l_name;

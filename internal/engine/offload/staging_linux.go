@@ -59,7 +59,7 @@ func enough(need uint64) error {
 	}
 	kb, err := strconv.ParseUint(string(f[0]), 10, 50)
 	if err == nil && kb<<10 < need {
-		return fmt.Errorf("%s of page-locked host memory wanted, %s of host memory available", units.FormatBytes(need), units.FormatBytes(kb<<10))
+		return fmt.Errorf("%s of page-locked host memory needed, %s of host memory available", units.FormatBytes(need), units.FormatBytes(kb<<10))
 	}
 	return nil
 }

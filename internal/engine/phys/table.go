@@ -119,7 +119,7 @@ func (t *Table[Owner]) Add(base, size uint64, owner *Owner, mayBeOver func(*Owne
 	for i := first; i <= last; i++ {
 		for _, x := range t.regions[i].Load().list(i) {
 			if x.base < base+size && base < x.end && !mayBeOver(x.owner) {
-				return fmt.Errorf("[%#x, %#x) is the allocator's already", base, base+size)
+				return fmt.Errorf("[%#x, %#x) is already in use by the allocator", base, base+size)
 			}
 		}
 	}

@@ -52,10 +52,10 @@ func (b *Budget) Take(n int64) error {
 	case b.used <= b.limit:
 		return nil
 	case unpacked <= stored:
-		return fmt.Errorf("the file needs more memory than %d MiB + %d times its size, which no real one does",
+		return fmt.Errorf("the file needs more memory than %d MiB + %d times its size; no valid recording does",
 			MemoryBase>>20, b.Factor)
 	}
-	return fmt.Errorf("the file needs more memory than %d MiB + %d times its compressed size, which no real one does",
+	return fmt.Errorf("the file needs more memory than %d MiB + %d times its compressed size; no valid recording does",
 		MemoryBase>>20, storedFactor)
 }
 
