@@ -346,7 +346,7 @@ func TestReportOfAFolder(t *testing.T) {
 	if err != nil || !slices.Equal(got, want) {
 		t.Errorf("%v, %v; want %v", got, err, want)
 	}
-	if _, err := outOfFolders([]string{t.TempDir()}); err == nil || !strings.Contains(err.Error(), "without a file of out-of-memory") {
+	if _, err := outOfFolders([]string{t.TempDir()}); err == nil || !strings.Contains(err.Error(), "has no out-of-memory file") {
 		t.Errorf("an empty folder: %v", err)
 	}
 }

@@ -230,11 +230,11 @@ func TestTopUsage(t *testing.T) {
 	for _, c := range []struct{ args, want string }{
 		{"top", "cistern: top: standard input is not a terminal: use cistern top --once for a table, or --json"},
 		{"top x", `cistern: top takes no arguments, got "x"`},
-		{"top --once --sort size", `cistern: --sort "size": want one of reserved, allocated, cached, peak, used, rate, ooms, pid, name`},
-		{"top --once --interval 1ms", "cistern: --interval 1ms: want from 100ms to 1h0m0s"},
-		{"top --once --device -3", "cistern: --device -3: want the number of a GPU, from 0"},
+		{"top --once --sort size", `cistern: --sort "size": expected one of reserved, allocated, cached, peak, used, rate, ooms, pid, name`},
+		{"top --once --interval 1ms", "cistern: --interval 1ms: expected from 100ms to 1h0m0s"},
+		{"top --once --device -3", "cistern: --device -3: expected the number of a GPU, from 0"},
 		{"top --count 3", "cistern: --count: goes with --once or --json"},
-		{"top --json --count 0", "cistern: --count 0: want 1 or more"},
+		{"top --json --count 0", "cistern: --count 0: expected 1 or more"},
 		{"top --details", "cistern: --details: goes with --once or --json; else press enter on a process"},
 		{"top --batch", "cistern: unknown flag: --batch: top takes --color, --count, --details, --device, --help, --interval, --json, --once, --sort"},
 	} {

@@ -162,7 +162,7 @@ func TestTraceStackKinds(t *testing.T) {
 	x := newTraced(t)
 	for _, word := range []string{"--stacks=x", "--stacks=", "--stacks"} { // of the last, the word is --
 		out, err := x.command("trace", word, "--", "true").CombinedOutput()
-		if err == nil || !strings.Contains(string(out), ": want off, python, native or all\n") || strings.Count(string(out), "\n") != 1 {
+		if err == nil || !strings.Contains(string(out), ": expected off, python, native or all\n") || strings.Count(string(out), "\n") != 1 {
 			t.Errorf("%s: %v, %q", word, err, out)
 		}
 	}

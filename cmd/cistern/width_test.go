@@ -62,7 +62,7 @@ func TestColor(t *testing.T) {
 			t.Errorf("%s: code %d, %q", word, code, out)
 		}
 	}
-	if _, errs, code := cistern(t, "", "inspect", "--color", "red", "tiny.pickle"); code != exitBad || errs != "cistern: --color red: want auto, always or never\n" {
+	if _, errs, code := cistern(t, "", "inspect", "--color", "red", "tiny.pickle"); code != exitBad || errs != "cistern: --color red: expected auto, always or never\n" {
 		t.Errorf("code %d, %q", code, errs)
 	}
 }

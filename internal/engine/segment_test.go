@@ -100,7 +100,7 @@ func TestUpstreamAnswers(t *testing.T) {
 	}{
 		{0, true, "out of memory"},
 		{1<<40 + 100, false, "not aligned"},
-		{taken, false, "is the already in use"},
+		{taken, false, "is already in use"},
 		{1 << 50, false, "48 bits"},
 		{^cuda.Ptr(511), false, "48 bits"},
 	} {

@@ -197,7 +197,7 @@ static int count(void *ctx, int device, uint64_t missing) {
   (void)missing;
   counted++;
   if (ctx == &off_within) {
-    FAILS(CISTERN_INVALID, "within", cistern_off_out_of_memory(device, count, ctx));
+    FAILS(CISTERN_INVALID, "by an out-of-memory function", cistern_off_out_of_memory(device, count, ctx));
     off_within++;
   }
   return 0;

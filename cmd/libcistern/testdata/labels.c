@@ -224,7 +224,7 @@ static void all_names(void) {
     last = n;
   }
   CHECK(last == 255);
-  CHECK_WORDS(CISTERN_INVALID, "there are no more");
+  CHECK_WORDS(CISTERN_INVALID, "names are in use");
   cistern_alloc_options o = with(last, 0);
   void *p;
   OK(cistern_alloc_with(&p, MIB, 0, NULL, &o));
