@@ -55,7 +55,7 @@ func newDoctor(a *app) *cobra.Command {
 	var asJSON bool
 	c := &cobra.Command{
 		Use:   "doctor [flags]",
-		Short: "Say whether PyTorch would run on Cistern here, and what is missing",
+		Short: "Check whether PyTorch can run on Cistern here, and what is missing",
 		Long: "Doctor looks at what `cistern run` needs: the driver, the devices, PyTorch, a compiler and headers for the adapter,\n" +
 			"whether that is built, and the environment. There is one line for each thing that would not work. The exit code\n" +
 			"is 0 when all would, 1 when something would not.",

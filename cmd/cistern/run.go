@@ -7,9 +7,8 @@ import (
 	"github.com/spf13/cobra"
 )
 
-const injectionHelp = "Every Python that the program starts, and the program itself, is followed: also under torchrun, accelerate launch,\n" +
-	"multiprocessing, shell scripts and in virtual environments. Python started with -I, -E or -S ignores the\n" +
-	"environment and is not."
+const injectionHelp = "The command covers the program and every Python that it starts, also under torchrun, accelerate launch, multiprocessing,\n" +
+	"shell scripts and in virtual environments. It does not cover a Python with -I, -E or -S, which ignores the environment."
 
 func newRun() *cobra.Command {
 	var conf string
@@ -17,13 +16,13 @@ func newRun() *cobra.Command {
 	var attribution attributionFlags
 	c := &cobra.Command{
 		Use:   "run [flags] -- PROGRAM [ARGUMENT]...",
-		Short: "Run a program in which PyTorch's memory is Cistern's",
-		Long: "Run starts a program in which PyTorch takes its GPU memory from Cistern instead of its own allocator. The program\n" +
-			"is not changed; everything under torch.cuda works, and a message names what is not available. The first time for a\n" +
-			"version of PyTorch an adapter is compiled, which needs a C++ compiler; without one PyTorch's plain pluggable\n" +
-			"allocator is used, and one line says what is missing. `cistern doctor` looks before.\n\n" +
-			"Where its memory goes is kept if wanted: the last events (--history), where requests come from (--stacks), and a file\n" +
-			"for each out-of-memory (--report), which cistern report explains.\n\n" + injectionHelp,
+		Short: "Run a PyTorch program on Cistern",
+		Long: "Run starts a program in which PyTorch allocates GPU memory from Cistern instead of its own allocator. The program is not\n" +
+			"changed. Everything under torch.cuda works, or a message names what does not. The first run with a version of PyTorch\n" +
+			"compiles an adapter, which needs a C++ compiler. Without one, PyTorch's plain pluggable allocator is used, and a line\n" +
+			"names what is missing. `cistern doctor` checks this in advance.\n\n" +
+			"Options record the last events (--history), the stacks of requests (--stacks), and a file for each out-of-memory error\n" +
+			"(--report), which cistern report explains.\n\n" + injectionHelp,
 		Example: "  cistern run -- python train.py\n" +
 			"  cistern run --stacks python --report oom -- python train.py",
 		Args: programArgs,

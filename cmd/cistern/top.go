@@ -42,13 +42,13 @@ func newTop(a *app) *cobra.Command {
 	var f topFlags
 	c := &cobra.Command{
 		Use:   "top [flags]",
-		Short: "Show the GPUs and the processes that hold their memory, live",
-		Long: "Top shows each GPU's memory and utilisation and each process that holds memory there: of those on Cistern, and of\n" +
-			"those under cistern trace, what they reserved and allocated, their peaks, limits, driver calls a second and\n" +
-			"out-of-memories; of all others what the driver says. Used is the driver's number; other is what of it a process did\n" +
-			"not get from Cistern: its context with the code in it, and other allocators. K, M, G are KiB, MiB, GiB.\n\n" +
-			"Enter shows the allocations of a process, by tag, library, pool and stack; ? explains the keys. With --once or --json\n" +
-			"it prints and ends. Other users' processes can be looked into by root only.",
+		Short: "Show GPU memory by process, live",
+		Long: "Top shows the memory and utilisation of each GPU, and the processes with memory there. Of processes on Cistern or under\n" +
+			"cistern trace it shows reserved and allocated bytes, peaks, limits, driver calls a second and out-of-memory errors; of\n" +
+			"others the figures of the driver. \"used\" is the driver's figure. \"other\" is the part of it that is not from Cistern: the\n" +
+			"CUDA context with its code, and other allocators. K, M, G are KiB, MiB, GiB.\n\n" +
+			"Enter shows the allocations of a process by tag, library, pool and stack; ? explains the keys. --once and --json print\n" +
+			"and end. Details of other users' processes need root.",
 		Example: "  cistern top\n" +
 			"  cistern top --once --sort used\n" +
 			"  cistern top --json --interval 5s --count 12",

@@ -27,25 +27,24 @@ func newTrace(a *app) *cobra.Command {
 	stacks := stacksOff
 	c := &cobra.Command{
 		Use:   "trace [flags] [-o FILE] -- PROGRAM [ARGUMENT]...",
-		Short: "Record every call by which a program gets memory from the CUDA driver, or gives it back",
-		Long: "Trace runs a program, in whatever language, and records each call of the CUDA driver that allocates or frees: plain,\n" +
-			"managed, page-locked, stream-ordered and virtual memory, what is imported from other processes, and every free; with\n" +
-			"size, address, stream, device, thread, result and the time it took. Children are followed. The dynamic linker loads a\n" +
-			"small library into them that sees the driver (LD_AUDIT): so a statically linked program, and one with the rights of\n" +
-			"its owner, cannot be traced, and a line says so. Nor can what is started with an environment that was cleared (env -i,\n" +
-			"sudo), as another user, with a /proc of its own, or by a daemon, as containers are: use cistern trace in there.\n" +
-			"Such processes below the program are listed if they used the driver, with the reason, after the table and in\n" +
-			"FILE; not those that a daemon started, nor those that ran for less than some tenths of a second.\n" +
-			"Programs that do not use CUDA run as without it.\n\n" +
-			"Stacks have native frames, which are found by looking through the stack for return addresses, so that some may be stale;\n" +
-			"or those of Python, 3.10 to 3.14, which are read without the GIL; or both: Python's then stand behind the native frames\n" +
-			"that they called, and the interpreter's own are left out.\n\n" +
-			"FILE is a Cistern trace that is readable at any moment up to about the last tenth of a second, whatever is killed;\n" +
-			"it ends with the program, or with --follow when all has ended that the program started; processes that outlive it are listed.\n" +
-			"cistern replay shows what a caching allocator would have made of it. At the end a table says what was held at most,\n" +
-			"what the calls cost, and what was never freed; it goes to standard error, and the exit code is the program's, or 128\n" +
-			"and the number of the signal that ended it. Where FILE could not be written to its end a line says so, and the code\n" +
-			"stays the same. It is 2 where the program was not started at all.",
+		Short: "Record the CUDA driver calls of a program that allocate or free memory",
+		Long: "Trace runs a program in any language and records the calls of the CUDA driver that allocate or free memory: plain,\n" +
+			"managed, page-locked, stream-ordered and virtual memory, and memory of other processes. Each call has its size, address,\n" +
+			"stream, device, thread, result and duration. Child processes are traced too. FILE is a Cistern trace; cistern replay\n" +
+			"shows how a caching allocator would have met its requests.\n\n" +
+			"The table at the end goes to standard error: peak memory, the time of the calls, and what was never freed. The exit\n" +
+			"status is the program's, or 128 and the number of the signal that ended it; 2 if the program was not started. If FILE\n" +
+			"could not be written to its end, a line says so, and the status stays the same. FILE can be read while the program runs;\n" +
+			"it then lacks at most the last tenth of a second. It ends with the program or, with --follow, with the last process that\n" +
+			"the program started. Processes that run longer are listed.\n\n" +
+			"The dynamic linker loads a small library into the processes (LD_AUDIT). It cannot trace statically linked programs,\n" +
+			"programs with the rights of their owner (setuid), or processes that the program starts with a cleared environment (such\n" +
+			"as env -i, sudo), as another user, with a /proc of their own, or through a daemon, as containers are: run cistern trace\n" +
+			"in the container. Untraced processes below the program are listed with the reason if they used the driver and ran for some\n" +
+			"tenths of a second.\n\n" +
+			"--stacks native reads return addresses from the stack, so some frames may be stale. --stacks python reads the frames of\n" +
+			"Python 3.10 to 3.14 without the GIL. --stacks all has the native frames first and the Python frames after them, without\n" +
+			"the frames of the interpreter.",
 		Example: "  cistern trace -o run.cistern -- python train.py\n" +
 			"  cistern trace --stacks all -o run.cistern -- python train.py",
 		Args: programArgs,
