@@ -135,6 +135,26 @@ func (f Frame) rank() int {
 	return saysWho
 }
 
+// Layer is whose code a frame is.
+type Layer uint8
+
+const (
+	LayerOwn       Layer = iota // the program's own
+	LayerLibrary                // a library's that allocates for itself, or unknown
+	LayerFramework              // in between: PyTorch, CUDA, the Python interpreter
+)
+
+// Layer is the layer of a frame.
+func (f Frame) Layer() Layer {
+	switch r := f.rank(); {
+	case r == saysWhat || r == saysHow && f.HasFile():
+		return LayerFramework
+	case r == saysWho && f.Library() == OwnCode:
+		return LayerOwn
+	}
+	return LayerLibrary
+}
+
 // Wants reports whether a frame is of code that wants memory for itself, not of one that allocates for others.
 func (f Frame) Wants() bool { return f.rank() == saysWho }
 

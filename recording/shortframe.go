@@ -58,6 +58,15 @@ func ShortFrame(text string) string {
 	return name + " " + file
 }
 
+// LayerOf is the layer of a frame as String writes it.
+func LayerOf(text string) Layer {
+	name, file := cutFrame(text)
+	if at := atLine.FindStringIndex(file); at != nil {
+		return Frame{Func: name, File: file[:at[0]], Line: 1}.Layer()
+	}
+	return Frame{Func: name, File: file}.Layer()
+}
+
 // mostParts is of how many parts a path may be to be shown whole, as /srv/job/train.py is.
 const mostParts = 4
 

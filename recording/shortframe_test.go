@@ -78,3 +78,22 @@ func TestLibraryOfDetours(t *testing.T) {
 		t.Error(ShortFrame(frames[0].String()))
 	}
 }
+
+func TestLayerOf(t *testing.T) {
+	for text, want := range map[string]Layer{
+		"train /srv/me/train.py:12": LayerOwn,
+		"train train.py:12":         LayerOwn,
+		"main":                      LayerLibrary, // without a file nobody knows
+		"forward /opt/venv/lib/python3.12/site-packages/transformers/models/gpt2/modeling_gpt2.py:185": LayerLibrary,
+		"_call_impl /opt/venv/lib/python3.12/site-packages/torch/nn/modules/module.py:1790":            LayerFramework,
+		"Thread.run /usr/lib/python3.12/threading.py:982":                                              LayerFramework,
+		"_find_and_load <frozen importlib._bootstrap>:1176":                                            LayerFramework,
+		"at::native::empty_cuda(long) /opt/torch/lib/libtorch_cuda.so":                                 LayerFramework,
+		"at::empty(long) /pytorch/aten/src/ATen/Functions.cpp:12":                                      LayerFramework,
+		"ncclCommInitRank /usr/lib/libnccl.so.2":                                                       LayerLibrary,
+	} {
+		if got := LayerOf(text); got != want {
+			t.Errorf("%s is of layer %d, want %d", text, got, want)
+		}
+	}
+}
