@@ -52,7 +52,7 @@ func TestSlowPageInBrowser(t *testing.T) {
 	slow.Only(t)
 	node, chromium := needBrowser(t)
 	dir := t.TempDir()
-	small, second, large := smallTrace(), smallTrace(), largeTrace(1_000_000)
+	small, second, large := smallTrace(), smallTrace(), largeTrace(3_000_000) // a million allocations
 	second.Path = "second.pickle"
 	second.Events = second.Events[:len(second.Events)-2] // its failures are left out
 	torch := []replay.Spec{{Name: "torch", Conf: "default", HasConf: true}}
@@ -134,7 +134,7 @@ func TestSlowPageInBrowser(t *testing.T) {
 		"driver": map[string]any{"page": filepath.Join(dir, "driver.html"), "calls": []any{[]any{"cuMemFree", 700_000}, []any{"cuMemAlloc", 50_000},
 			[]any{"cuMemAddressReserve", 2000}, []any{"cuMemAlloc (failed)", 1000}}},
 		"large": map[string]any{
-			"page": filepath.Join(dir, "large.html"), "ready_ms": 2000, "frame_ms": 500,
+			"page": filepath.Join(dir, "large.html"), "painted_ms": 1000, "ready_ms": 4000, "frame_ms": 500, "pan_ms": 33,
 			"peak_live": peakLive, "peak_event": peakEvent,
 		},
 	}
@@ -177,9 +177,11 @@ func smallMoment(t *recording.Trace, event int) map[string]any {
 		"pieces": m.FreePieces}
 }
 
-// changedRows are the rows of the page's table of changes: name and bytes.
+// changedRows are the rows of the page's table of changes, the largest first: name and bytes.
 func changedRows(all []analyze.Change) []any {
 	rows := []any{}
+	all = slices.Clone(all)
+	slices.SortStableFunc(all, func(x, y analyze.Change) int { return cmp.Compare(abs(y.Grew), abs(x.Grew)) })
 	for _, c := range all {
 		if c.Grew != 0 {
 			rows = append(rows, []any{c.Name, c.Grew})
@@ -189,7 +191,7 @@ func changedRows(all []analyze.Change) []any {
 }
 
 // smallGrowth is what the page says grew between two moments of smallTrace, from plain sums: name, bytes, bytes that were
-// handed out in between, largest first.
+// handed out in between, the largest change first.
 func smallGrowth(t *recording.Trace, a, b int) map[string]any {
 	type row struct{ grew, kept int64 }
 	byStack, bySize, byLibrary := map[string]row{}, map[string]row{}, map[string]row{}
@@ -224,7 +226,9 @@ func smallGrowth(t *recording.Trace, a, b int) map[string]any {
 	}
 	rows := func(m map[string]row) []any {
 		var out []any
-		for _, k := range slices.SortedFunc(maps.Keys(m), func(x, y string) int { return cmp.Compare(m[y].grew, m[x].grew) }) {
+		for _, k := range slices.SortedFunc(maps.Keys(m), func(x, y string) int {
+			return cmp.Or(cmp.Compare(abs(m[y].grew), abs(m[x].grew)), cmp.Compare(m[y].grew, m[x].grew))
+		}) {
 			if m[k] != (row{}) {
 				out = append(out, []any{k, m[k].grew, m[k].kept})
 			}

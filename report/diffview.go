@@ -1,7 +1,9 @@
 package report
 
 import (
+	"cmp"
 	"fmt"
+	"slices"
 
 	"github.com/cistern-gpu/cistern/analyze"
 	"github.com/cistern-gpu/cistern/recording"
@@ -17,6 +19,7 @@ type DifferenceView struct {
 	Ends        [2]int              `json:"ends"`       // the last point of each run
 	Frames      []string            `json:"frames"`
 	ShortFrames []string            `json:"short_frames"` // "" where it is the same
+	FrameLayers []int               `json:"frame_layers"` // recording.Layer
 
 	series string // base64; see encode.go
 }
@@ -35,7 +38,7 @@ func NewDifferenceView(a, b *recording.Trace, d *analyze.Difference) (*Differenc
 	held.changes(d, stacks)
 	e.stacks(stacks)
 	e.buf = append(e.buf, held.buf...)
-	v.Frames, v.ShortFrames = stacks.frames, stacks.short()
+	v.Frames, v.ShortFrames, v.FrameLayers = stacks.frames, stacks.short(), stacks.layers()
 
 	short := *d
 	for what, list := range map[string]*[]analyze.Change{"stack": &short.Stack, "size": &short.Size, "exact": &short.Exact,
@@ -48,19 +51,20 @@ func NewDifferenceView(a, b *recording.Trace, d *analyze.Difference) (*Differenc
 	return v, err
 }
 
-// mostChanged keeps of a list, which is sorted by growth, what changed most, and counts what else changed.
+// mostChanged keeps of a list what changed most, in either direction, that first, and counts what else changed.
 func mostChanged(all []analyze.Change) (list []analyze.Change, left int) {
-	if len(all) <= mostChanges {
-		return all, 0
-	}
-	half := mostChanges / 2
-	for _, c := range all[half : len(all)-half] {
+	all = slices.Clone(all)
+	slices.SortStableFunc(all, func(x, y analyze.Change) int { return cmp.Compare(abs(y.Grew), abs(x.Grew)) })
+	list = all[:min(len(all), mostChanges)]
+	for _, c := range all[len(list):] {
 		if c.Grew != 0 {
 			left++
 		}
 	}
-	return append(all[:half:half], all[len(all)-half:]...), left
+	return list, left
 }
+
+func abs(n int64) int64 { return max(n, -n) }
 
 // curves writes the live bytes of both runs on one axis, the time since each began: the points of both in the order of
 // their times stand for the events of a chart.

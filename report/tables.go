@@ -123,6 +123,15 @@ func (s *stackTable) short() []string {
 	return all
 }
 
+// layers is the layer of each frame (recording.Layer).
+func (s *stackTable) layers() []int {
+	all := make([]int, len(s.frames))
+	for i, f := range s.frames {
+		all[i] = int(recording.LayerOf(f))
+	}
+	return all
+}
+
 // stackNames writes what the stacks are called that blocks have (analyze.NameStacks): count, then columns of how far behind the
 // last node the next is, the frame of its name, and those that it is through and from plus 1, 0 for none.
 func (e *encoder) stackNames(s *stackTable) {

@@ -32,6 +32,7 @@ type View struct {
 	PoolNames   []string   `json:"pool_names"`
 	Frames      []string   `json:"frames"`
 	ShortFrames []string   `json:"short_frames"` // "" where it is the same
+	FrameLayers []int      `json:"frame_layers"` // recording.Layer
 	CallKinds   []callKind `json:"call_kinds"`   // of driver calls
 	// Libraries are those whose code is on any stack, FrameLibraries of each frame an index there, -1 where it has no file.
 	Libraries      []string `json:"libraries"`
@@ -95,9 +96,10 @@ func NewView(t *recording.Trace, in *analyze.Inspection, rep *replay.Report, dri
 	}
 	v.CallKinds = lives.lifetimes(all, stacks)
 	lives.stackNames(stacks)
-	e.stacks(stacks) // which all of the above have filled
-	e.buf = append(e.buf, lives.buf...)
-	v.ShortFrames = stacks.short()
+	var tables encoder
+	tables.stacks(stacks) // which all of the above have filled
+	tables.buf = append(tables.buf, lives.buf...)
+	v.ShortFrames, v.FrameLayers = stacks.short(), stacks.layers()
 	v.Frames, v.Libraries, v.FrameLibraries = stacks.frames, stacks.libraries, stacks.library
 	v.TagNames, v.ThreadNames = []string{}, []string{}
 	for i := range stacks.tags {
@@ -109,8 +111,13 @@ func NewView(t *recording.Trace, in *analyze.Inspection, rep *replay.Report, dri
 		}
 		v.ThreadNames = append(v.ThreadNames, t.ThreadName(n))
 	}
-	var err error
-	v.series, err = e.text()
+	// Two lines: the chart is drawn from the first, before the second is unpacked.
+	chart, err := e.text()
+	if err != nil {
+		return nil, err
+	}
+	rest, err := tables.text()
+	v.series = chart + "\n" + rest
 	return v, err
 }
 

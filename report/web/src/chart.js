@@ -3,8 +3,10 @@
 import uPlot from 'uplot';
 import {bytes, count, duration, timeLabels, unitFor} from './format.js';
 import {cssColor, fill, h, onScheme, placeTip} from './dom.js';
+import {overview} from './overview.js';
+import * as state from './state.js';
 
-const height = 380;
+const height = 300;
 const stepped = uPlot.paths.stepped({align: 1});
 
 /**
@@ -19,20 +21,26 @@ const stepped = uPlot.paths.stepped({align: 1});
  *     moments(list of {event, label, color})}
  */
 export function memoryChart(host, timeline, lines, marks, peakEvent, on = {}) {
-  let range = timeline.extent();
   let plot = null;
   const tip = h('div', {class: 'tip', hidden: true});
   const canvasHost = h('div', {class: 'plot'});
   const tracks = h('div', {class: 'tracks'});
   let moments = [];
-  const overview = h('canvas', {class: 'overview', height: 44, title: 'The whole run; drag to choose a part'});
+  const small = overview(timeline, lines, {range: setRange, center: (x) => zoomTo(x, range[1] - range[0])});
+  const panes = h('div', {class: 'panes', tabindex: '0', role: 'group', 'aria-label':
+    'Memory over time. Left and right move, plus and minus zoom, Home and End go to the ends, Escape shows the whole run.'},
+  canvasHost, small.element, tracks);
   const status = h('span', {class: 'muted range', 'aria-live': 'polite'});
   const xMode = h('select', {'aria-label': 'Horizontal axis', onchange: () => {
     const [a, b] = range.map((x) => timeline.eventAt(x));
     timeline.byEvent = xMode.value === 'event';
     setRange(...(timeline.byEvent ? [a, b] : [timeline.us[timeline.entryOf(a)], timeline.us[timeline.entryOf(b)]]));
-    drawOverview();
-  }}, h('option', {value: 'time'}, 'by time'), h('option', {value: 'event'}, 'by event'));
+    small.draw();
+  }}, h('option', {value: 'time'}, 'by time'), h('option', {value: 'event', selected: state.get('x') === 'event'}, 'by event'));
+  timeline.byEvent = !on.timeOnly && xMode.value === 'event';
+  const [begin, end] = timeline.extent();
+  let range = [state.number('from', begin, end, begin), state.number('to', begin, end, end)];
+  if (range[0] >= range[1]) range = [begin, end];
   const button = (text, title, f) => h('button', {type: 'button', title, onclick: f}, text);
   const legend = h('div', {class: 'legend'}, lines.map((l, i) => {
     const key = h('button', {type: 'button', 'aria-pressed': String(l.shown), onclick: () => {
@@ -40,8 +48,8 @@ export function memoryChart(host, timeline, lines, marks, peakEvent, on = {}) {
       key.setAttribute('aria-pressed', String(l.shown));
       plot.setSeries(i + 1, {show: l.shown});
       draw();
-      drawOverview();
-    }}, h('i', {class: l.dash ? 'dashed' : '', css: {'--key': `var(${l.color})`}}), l.name);
+      small.draw();
+    }}, lineKey(l), l.name);
     return key;
   }));
   host.append(
@@ -54,7 +62,7 @@ export function memoryChart(host, timeline, lines, marks, peakEvent, on = {}) {
       button('+', 'Zoom in', () => zoomBy(0.5, (range[0] + range[1]) / 2)),
       button('\u2212', 'Zoom out', () => zoomBy(2, (range[0] + range[1]) / 2)),
       button('All', 'Show the whole run', () => setRange(...timeline.extent())))),
-    canvasHost, tracks, overview, tip);
+    panes, tip);
 
   function zoomTo(x, width) {
     setRange(x - width / 2, x + width / 2);
@@ -71,7 +79,7 @@ export function memoryChart(host, timeline, lines, marks, peakEvent, on = {}) {
     const start = Math.min(Math.max(a, from), to - width);
     range = [start, start + width];
     draw();
-    drawSelection();
+    small.select(range);
   }
 
   function draw() {
@@ -85,6 +93,9 @@ export function memoryChart(host, timeline, lines, marks, peakEvent, on = {}) {
     status.textContent = timeline.byEvent
       ? `events ${count(Math.round(range[0]))} to ${count(Math.round(range[1]))}`
       : `${duration(range[0])} to ${duration(range[1])}`;
+    const [from, to] = timeline.extent();
+    const whole = range[0] <= from && range[1] >= to;
+    state.set({from: whole ? null : range[0], to: whole ? null : range[1], x: timeline.byEvent ? 'event' : null});
     host.dataset.min = String(range[0]);
     host.dataset.max = String(range[1]);
     if (on.range) on.range();
@@ -110,7 +121,7 @@ export function memoryChart(host, timeline, lines, marks, peakEvent, on = {}) {
       },
       axes: [
         {...axis, space: 90, values: (u, at) => (timeline.byEvent ? at.map(count) : timeLabels(at))},
-        {...axis, size: 76, incrs: increments(unit.scale),
+        {...axis, size: gutter(), incrs: increments(unit.scale),
           values: (u, at) => at.map((v) => `${+(v / unit.scale).toFixed(2)} ${v ? unit.name : ''}`)},
       ],
       series: [{}, ...lines.map((l) => ({
@@ -143,17 +154,9 @@ export function memoryChart(host, timeline, lines, marks, peakEvent, on = {}) {
     });
     plot.over.addEventListener('dblclick', () => setRange(...timeline.extent()));
     plot.over.addEventListener('mouseleave', () => { tip.hidden = true; });
-    plot.over.addEventListener('wheel', (e) => {
-      e.preventDefault();
-      if (Math.abs(e.deltaX) > Math.abs(e.deltaY) || e.shiftKey) {
-        const by = ((e.deltaX || e.deltaY) / plot.over.clientWidth) * (range[1] - range[0]);
-        setRange(range[0] + by, range[1] + by);
-      } else {
-        zoomBy(Math.exp(Math.max(-1, Math.min(1, e.deltaY / 300))), plot.posToVal(e.offsetX, 'x'));
-      }
-    }, {passive: false});
     draw();
-    drawOverview();
+    small.select(range);
+    small.draw();
   }
 
   function drawMarks(u) {
@@ -194,7 +197,7 @@ export function memoryChart(host, timeline, lines, marks, peakEvent, on = {}) {
       h('b', {}, duration(found.us), on.timeOnly ? '' : ` \u00b7 event ${count(found.event)}`),
       found.events > 1 && !on.timeOnly ? h('div', {class: 'muted'}, `highest of about ${count(found.events)} events here`) : null,
       h('table', {}, lines.map((l, i) => (l.shown ? h('tr', {'data-series': l.name, 'data-bytes': found.values[i]},
-        h('td', {}, h('i', {class: l.dash ? 'dashed' : '', css: {'--key': `var(${l.color})`}}), l.name),
+        h('td', {}, lineKey(l), l.name),
         h('td', {class: 'n'}, found.values[i] === null ? on.over || 'out of memory' : bytes(found.values[i]))) : null))));
     const r = u.over.getBoundingClientRect();
     placeTip(tip, r.left + u.cursor.left, r.top + u.cursor.top);
@@ -203,83 +206,38 @@ export function memoryChart(host, timeline, lines, marks, peakEvent, on = {}) {
   // The overview lies under the plot's own area.
   function alignOverview(u) {
     const r = devicePixelRatio || 1;
-    for (const el of [overview, tracks]) {
+    for (const el of [small.element, tracks]) {
       el.style.marginLeft = `${u.bbox.left / r}px`;
       el.style.width = `${u.bbox.width / r}px`;
     }
   }
 
-  // The overview: the whole run, small, with the part shown above marked.
-  let overviewImage = null;
-  function drawOverview() {
-    const ratio = devicePixelRatio || 1;
-    const width = overview.clientWidth;
-    overview.width = Math.max(1, width * ratio);
-    overview.height = 44 * ratio;
-    const ctx = overview.getContext('2d', {willReadFrequently: true});
-    const [from, to] = timeline.extent();
-    const data = timeline.data(from, to, Math.max(100, Math.round(width / 2)));
-    let top = 1;
-    for (let s = 1; s < data.length; s++) {
-      if (lines[s - 1].shown) for (const v of data[s]) if (v > top) top = v;
-    }
-    const plotX = (x) => ((x - from) / (to - from)) * overview.width;
-    lines.forEach((l, i) => {
-      if (!l.shown) return;
-      ctx.beginPath();
-      const y = data[i + 1];
-      ctx.moveTo(0, overview.height);
-      let end = 0; // where this line ends, which may be before others do
-      for (let k = 0; k < y.length && y[k] !== null; k++) {
-        end = plotX(data[0][k]);
-        const py = overview.height - (y[k] / top) * overview.height * 0.92;
-        if (k > 0) ctx.lineTo(plotX(data[0][k]), overview.height - (y[k - 1] / top) * overview.height * 0.92);
-        ctx.lineTo(plotX(data[0][k]), py);
-      }
-      if (l.fill) {
-        ctx.lineTo(end, overview.height);
-        ctx.fillStyle = cssColor(l.fill);
-        ctx.fill();
-      } else {
-        ctx.strokeStyle = cssColor(l.color);
-        ctx.lineWidth = ratio;
-        ctx.stroke();
-      }
-    });
-    overviewImage = ctx.getImageData(0, 0, overview.width, overview.height);
-    drawSelection();
+  function pan(share) {
+    const by = share * (range[1] - range[0]);
+    setRange(range[0] + by, range[1] + by);
   }
 
-  function drawSelection() {
-    if (!overviewImage) return;
-    const ctx = overview.getContext('2d', {willReadFrequently: true});
+  // The wheel alone scrolls the page; with a key held it zooms.
+  panes.addEventListener('wheel', (e) => {
+    const width = plot.over.clientWidth;
+    if (e.ctrlKey || e.metaKey) {
+      const x = e.clientX - plot.over.getBoundingClientRect().left;
+      zoomBy(Math.exp(Math.max(-1, Math.min(1, e.deltaY / 300))), plot.posToVal(Math.max(0, Math.min(width, x)), 'x'));
+    } else if (Math.abs(e.deltaX) > Math.abs(e.deltaY) || e.shiftKey) pan((e.deltaX || e.deltaY) / width);
+    else return;
+    e.preventDefault();
+  }, {passive: false});
+  panes.addEventListener('keydown', (e) => {
+    if (e.target !== panes || e.ctrlKey || e.metaKey || e.altKey) return;
+    const middle = (range[0] + range[1]) / 2;
+    const width = range[1] - range[0];
     const [from, to] = timeline.extent();
-    ctx.putImageData(overviewImage, 0, 0);
-    const a = ((range[0] - from) / (to - from)) * overview.width;
-    const b = ((range[1] - from) / (to - from)) * overview.width;
-    ctx.fillStyle = cssColor('--shade');
-    ctx.fillRect(0, 0, a, overview.height);
-    ctx.fillRect(b, 0, overview.width - b, overview.height);
-    ctx.strokeStyle = cssColor('--muted');
-    ctx.strokeRect(a + 0.5, 0.5, Math.max(2, b - a - 1), overview.height - 1);
-  }
-
-  overview.addEventListener('pointerdown', (e) => {
-    overview.setPointerCapture(e.pointerId);
-    const [from, to] = timeline.extent();
-    const at = (ev) => from + (ev.offsetX / overview.clientWidth) * (to - from);
-    const start = at(e);
-    const move = (ev) => {
-      const end = at(ev);
-      if (Math.abs(ev.offsetX - e.offsetX) > 3) setRange(Math.min(start, end), Math.max(start, end));
-    };
-    const up = (ev) => {
-      if (Math.abs(ev.offsetX - e.offsetX) <= 3) zoomTo(at(ev), range[1] - range[0]);
-      overview.removeEventListener('pointermove', move);
-      overview.removeEventListener('pointerup', up);
-    };
-    overview.addEventListener('pointermove', move);
-    overview.addEventListener('pointerup', up);
+    const act = {ArrowLeft: () => pan(-0.1), ArrowRight: () => pan(0.1), '+': () => zoomBy(0.7, middle), '=': () => zoomBy(0.7, middle),
+      '-': () => zoomBy(1 / 0.7, middle), Home: () => setRange(from, from + width), End: () => setRange(to - width, to),
+      Escape: () => setRange(from, to)}[e.key];
+    if (!act) return;
+    act();
+    e.preventDefault();
   });
 
   build();
@@ -289,7 +247,7 @@ export function memoryChart(host, timeline, lines, marks, peakEvent, on = {}) {
     width = canvasHost.clientWidth;
     plot.setSize({width: Math.max(300, width), height});
     draw();
-    drawOverview();
+    small.draw();
   }).observe(canvasHost);
   onScheme(build);
   return {
@@ -300,6 +258,20 @@ export function memoryChart(host, timeline, lines, marks, peakEvent, on = {}) {
       plot.redraw(false, false);
     },
   };
+}
+
+/** How wide the axis of sizes is. */
+function gutter() {
+  return innerWidth < 600 ? 60 : 76;
+}
+
+/** What a line looks like: its colour, and its dashes, by which lines are told apart without colours. */
+function lineKey(l) {
+  const parts = [];
+  let at = 0;
+  (l.dash || []).forEach((n, i) => { parts.push(`${i % 2 ? 'transparent' : 'var(--key)'} ${at}px ${at += n}px`); });
+  return h('i', {class: l.fill ? '' : 'line', css: {'--key': `var(${l.color})`,
+    '--line-image': l.dash ? `repeating-linear-gradient(90deg, ${parts.join(', ')})` : 'linear-gradient(var(--key), var(--key))'}});
 }
 
 /** Steps of an axis of sizes: powers of two of its unit, so that labels are round. */

@@ -1,14 +1,14 @@
 // The page of two runs: what grew from the first, A, to the second, B.
 
 import {bytes, count, duration, signed} from './format.js';
-import {fill, h, knowFrames} from './dom.js';
+import {fill, h} from './dom.js';
 import {Timeline} from './series.js';
 import {memoryChart} from './chart.js';
 import {flame} from './flame.js';
 import {changeTable} from './growth.js';
 import {section} from './sections.js';
 import {sizeRange} from './lives.js';
-import {stackTree} from './tree.js';
+import {grouping} from './grouping.js';
 
 const lists = [['by_stack', 'stack', 'Stack', 'stack'], ['by_tag', 'tag', 'Tag', 'tag'], ['by_library', 'library', 'Library', 'library'], ['by_size', 'size', 'Size', 'size'], ['by_exact_size', 'exact size', 'Exact size', 'exact'],
   ['by_pool', 'pool', 'Pool', 'pool'], ['by_stream', 'stream', 'Stream', 'stream']];
@@ -16,12 +16,12 @@ const lists = [['by_stack', 'stack', 'Stack', 'stack'], ['by_tag', 'tag', 'Tag',
 /** @param reader of the long data */
 export function differences(view, reader, body) {
   const d = view.difference;
-  knowFrames(view.frames, view.short_frames);
   const moment = d.at === 'end' ? 'after the last event' : 'at the peak';
   body.append(cards(d, moment));
 
   const charts = h('div', {class: 'panel', id: 'chart'});
-  body.append(section('time', 'Live bytes over time', 'Both runs from their beginnings. Drag to zoom, double-click for all.', charts));
+  const stage = h('div', {class: 'stage'}, section('time', 'Live bytes over time', 'Both runs from their beginnings. Drag to zoom, double-click for all.', charts));
+  body.append(stage);
   const times = reader.times();
   const timeline = new Timeline(times, [reader.curve(), reader.curve()], view.points, view.ends);
   if (view.points > 0) {
@@ -33,11 +33,14 @@ export function differences(view, reader, body) {
   const held = reader.changes();
   for (const x of held) x.range = sizeRange(x.size);
   const picture = h('div', {class: 'panel', id: 'flame'});
-  body.append(section('stacks', 'Growth, by stack', `Each ${moment}. A frame is as wide as what it held in the run that held more; `
+  stage.append(section('stacks', 'Growth, by stack', `Each ${moment}. A frame is as wide as what it held in the run that held more; `
     + 'colour says what became of it.', picture));
-  flame(picture, 'Growth from A to B, by stack', {before: 'in A', after: 'in B'}).show(stackTree(stacks, held, view.frames));
+  const grouped = grouping(stacks, view.frames, [], 'flame', () => draw());
+  const graph = flame(picture, 'Growth from A to B, by stack', {before: 'in A', after: 'in B'}, grouped.tools);
+  const draw = () => graph.show(grouped.tree(() => held));
+  draw();
 
-  const rows = h('div', {class: 'scroll', id: 'growth-table'});
+  const rows = h('div', {id: 'growth-table'});
   const chosen = h('select', {'aria-label': 'Growth by', onchange: table}, lists.filter(([key]) => d[key]).map(([key, name]) => h('option', {value: key}, `by ${name}`)));
   if (!d.a.stacks && !d.b.stacks) chosen.value = 'by_exact_size';
   function table() {

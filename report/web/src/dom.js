@@ -43,12 +43,26 @@ export function calledText(called, frame = (x) => x) {
   return `${frame(called.name)}${called.through ? `, through ${frame(called.through)}` : ''}${called.from ? `, from ${frame(called.from)}` : ''}`;
 }
 
-const shortFrames = new Map();
+/** Layers of a program by number (recording.Layer): whose code a frame is. */
+export const layers = [{name: 'your code', color: '--own'}, {name: 'libraries', color: '--library'},
+  {name: 'PyTorch, CUDA and Python', color: '--framework'}];
 
-/** Has shortFrame know the frames of a page, of which Go made the short names. */
-export function knowFrames(frames, short) {
+const shortFrames = new Map();
+const frameLayers = new Map();
+
+/** Has shortFrame and layerOf know the frames of a page, of which Go made the short names. */
+export function knowFrames(view) {
   shortFrames.clear();
-  frames.forEach((f, i) => { if (short[i]) shortFrames.set(f, short[i]); });
+  frameLayers.clear();
+  view.frames.forEach((f, i) => {
+    if (view.short_frames[i]) shortFrames.set(f, view.short_frames[i]);
+    frameLayers.set(f, view.frame_layers[i]);
+  });
+}
+
+/** The layer of a frame; undefined where it is none, but a size or a tag. */
+export function layerOf(frame) {
+  return frameLayers.get(frame);
 }
 
 /** A frame without parameters and long folders, for where there is little room. */
@@ -59,4 +73,35 @@ export function shortFrame(frame) {
 /** What a stack is called, short; all of it where the pointer rests. */
 export function who(called, ...more) {
   return h('span', {class: 'who', title: calledText(called)}, calledText(called, shortFrame), ...more);
+}
+
+/**
+ * A table that becomes a list of labelled figures where the window is narrow.
+ * @param head names of columns
+ * @param numbers columns that are
+ * @param rows [[cell]], or as row makes them; those beyond `most` are shown when a button asks for them
+ */
+export function table(head, numbers, rows, attributes = {}, most = Infinity) {
+  const all = rows.map((r) => (r instanceof Node ? r : row(head, numbers, r)));
+  const body = h('tbody', {}, all.slice(0, most));
+  const left = all.slice(most);
+  const more = left.length ? h('button', {type: 'button', class: 'more', onclick: () => {
+    body.append(...left);
+    more.remove();
+  }}, `Show ${left.length} more`) : null;
+  return h('div', {class: 'scroll'}, h('table', {...attributes, class: `grid stacked ${attributes.class || ''}`},
+    head.some(Boolean) ? h('thead', {}, h('tr', {}, head.map((x, i) => h(x ? 'th' : 'td', {class: numbers.includes(i) ? 'n' : '', scope: x ? 'col' : null}, x)))) : null,
+    body), more);
+}
+
+/** A row of such a table. */
+export function row(head, numbers, cells, attributes = {}) {
+  return h('tr', attributes, cells.map((c, i) => h('td', {class: numbers.includes(i) ? 'n' : '', 'data-label': i > 0 && head[i] ? head[i] : null}, c)));
+}
+
+/** The first of many elements, and a button that shows the rest. */
+export function first(n, all) {
+  if (all.length <= n + 2) return all;
+  const more = h('button', {type: 'button', class: 'more', onclick: () => more.replaceWith(...all.slice(n))}, `Show ${all.length - n} more`);
+  return [...all.slice(0, n), more];
 }

@@ -1,13 +1,9 @@
 // The report on a request that failed: why, the allocations, what would have met it, and the rest of what the process
-// wrote down. The Go package analyze computed all of it; the address map and the flame graph at that moment
-// are computed from the page's own tables.
+// wrote down. The Go package analyze computed all of it.
 
 import './failure.css';
 import {bytes, count, duration, durations, fixed, odds} from './format.js';
-import {calledText, fill, h, shortFrame, who} from './dom.js';
-import {addressMap} from './addrmap.js';
-import {flame} from './flame.js';
-import {grouping} from './grouping.js';
+import {calledText, fill, first, h, shortFrame, table, who} from './dom.js';
 
 const causes = {capacity: 'too little memory', fragmentation: 'fragmentation', cached: 'held in caches', limit: 'a limit',
   processes: 'other processes', pinned: 'pinned by graphs', pending: 'still in use by streams', upstream: 'memory of another kind'};
@@ -17,31 +13,32 @@ function main(all) {
   return all.find((x) => x.searched || x.unsearched) || all[all.length - 1];
 }
 
-const table = (head, numbers, rows) => h('div', {class: 'scroll'}, h('table', {class: 'grid'},
-  head.length ? h('thead', {}, h('tr', {}, head.map((x, i) => h('th', {class: numbers.includes(i) ? 'n' : ''}, x)))) : null,
-  h('tbody', {}, rows.map((cells) => h('tr', {}, cells.map((c, i) => h('td', {class: numbers.includes(i) ? 'n' : ''}, c)))))));
+/** The event at which it failed, -1 where the file has no history. */
+export const failedEvent = (t) => main(t.failures.failures).event;
 
-/** The section, as far as it needs none of the page's tables. */
-export function failureSection(t) {
+/** What comes first on the page, and the rest of what is known. */
+export function failure(t) {
   const x = main(t.failures.failures);
   const others = t.failures.failures.filter((o) => o !== x);
   const when = x.event < 0 ? '' : `event ${count(x.event)}, ${duration(x.time_us)} into the run`;
-  return h('section', {id: 'failure', 'data-event': x.event},
+  const answer = h('section', {id: 'failure', 'data-event': x.event},
     h('h2', {}, 'Out of memory'),
     h('article', {class: 'oom'},
       h('h3', {}, sentence(x)),
       h('span', {class: `cause ${x.cause}`}, causes[x.cause] || x.cause), ' ',
-      h('span', {class: 'muted'}, when),
-      x.why.map((w) => h('p', {}, w)), memoryBar(x)),
+      h('span', {class: 'muted'}, when), memoryBar(x),
+      h('details', {}, h('summary', {class: 'plain'}, 'Why'), x.why.map((w) => h('p', {}, w)))));
+  const details = h('section', {id: 'remedies'},
+    h('h2', {}, 'What would help'),
     remedies(x),
     holders(x),
     growth(x),
     h('div', {class: 'two failure-about'}, request(x), surroundings(x)),
-    h('h3', {}, 'Addresses when it failed'), h('div', {class: 'panel', id: 'failure-map'}),
-    h('h3', {}, 'Live bytes by stack when it failed'), h('div', {class: 'panel', id: 'failure-flame'}),
+    x.event < 0 ? h('p', {class: 'muted'}, 'The history was off: where blocks lay is not in the file.') : null,
     others.length ? [h('h3', {}, `${count(t.failures.failed_requests)} requests failed in this run`),
-      h('ul', {}, others.map((o) => h('li', {}, `event ${count(o.event)}: ${bytes(o.requested_bytes)}, ${causes[o.cause] || o.cause}`
-        + (o.met_later_at_event === null ? '' : `; met at event ${count(o.met_later_at_event)}`))))] : null);
+      h('ul', {}, first(10, others.map((o) => h('li', {}, `event ${count(o.event)}: ${bytes(o.requested_bytes)}, ${causes[o.cause] || o.cause}`
+        + (o.met_later_at_event === null ? '' : `; met at event ${count(o.met_later_at_event)}`)))))] : null);
+  return {answer, details};
 }
 
 function sentence(x) {
@@ -77,19 +74,19 @@ function shell(m) {
 }
 
 function remedies(x) {
-  const head = h('h3', {}, 'Remedies');
+  const head = h('h3', {}, 'Settings, best first');
   if (!x.searched) {
     return [head, h('p', {class: 'muted'}, `Nothing was replayed: ${x.unsearched}.`), relief(x)];
   }
-  const row = (m) => [
-    h('span', {}, h('b', {class: 'do', 'data-remedy': m.title, 'data-headroom': m.headroom_bytes}, m.title),
-      m.do && m.do !== m.title ? shell(m) : null,
-      m.breaks.length || !m.verified ? h('ul', {}, m.verified ? null : h('li', {}, 'the model behind it was held against no recording'),
-        m.breaks.map((b) => h('li', {}, b))) : null,
-      h('div', {class: 'conf', title: m.check_command}, `checked by ${m.checked}`)),
-    odds(m.odds), bytes(m.peak_reserved_bytes), spare(m), m.floor_bytes ? bytes(m.floor_bytes) : '',
-    durations(m.driver_time_least_us, m.driver_time_us),
-    duration(m.wait_us), count(m.retries)];
+  const remedy = (m, i) => h('details', {class: 'remedy', open: i === 0}, h('summary', {class: 'plain'},
+    h('b', {class: 'do', 'data-remedy': m.title, 'data-headroom': m.headroom_bytes}, m.title),
+    h('div', {class: 'muted'}, `survives ${odds(m.odds)}; peak ${bytes(m.peak_reserved_bytes)}; to spare `, spare(m),
+      m.floor_bytes ? `, would do with ${bytes(m.floor_bytes)}` : '', `; ${durations(m.driver_time_least_us, m.driver_time_us)} in the driver`,
+      m.wait_us ? `, ${duration(m.wait_us)} waiting` : '', m.retries ? `, ${count(m.retries)} retries` : '')),
+  m.do && m.do !== m.title ? shell(m) : null,
+  m.breaks.length || !m.verified ? h('ul', {}, m.verified ? null : h('li', {}, 'the model behind it was held against no recording'),
+    m.breaks.map((b) => h('li', {}, b))) : null,
+  h('div', {class: 'conf', title: m.check_command}, `checked by ${m.checked}`));
   if (x.warning) {
     return [head, h('p', {class: 'error'}, `Warning: ${x.warning}.`), relief(x)];
   }
@@ -102,8 +99,7 @@ function remedies(x) {
       + `${x.more_bytes ? ` and ${bytes(x.more_bytes)} more behind it (${x.more_from})` : ''}, within ${bytes(x.capacity_bytes)} `
       + `(${x.capacity_from}): ${count(x.replays)} replays.${x.own ? ` The run's own settings survive ${odds(x.own.odds)}.` : ''}`),
     x.caveat ? h('p', {class: 'error'}, `Take it with care: ${x.caveat}.`) : null,
-    x.remedies.length ? table(['', 'Survives', 'Peak reserved', 'To spare', 'Would do with', 'Driver', 'Waiting', 'Retries'], [2, 3, 4, 5, 6, 7],
-      x.remedies.map(row)) : h('p', {}, x.did_not_survive.length ? 'Nothing that was tried meets it.' : 'Nothing was tried.'),
+    x.remedies.length ? h('div', {class: 'holders'}, x.remedies.map(remedy)) : h('p', {}, x.did_not_survive.length ? 'Nothing that was tried meets it.' : 'Nothing was tried.'),
     h('ul', {class: 'muted'},
       x.beaten ? h('li', {}, `${count(x.beaten)} settings more did once; none was better than these, so they were tried no further.`) : null,
       x.shortage_bytes && x.shortage_bytes <= Math.max(x.held.allocated_bytes, x.live_bytes) ? h('li', {}, `Or ${bytes(x.shortage_bytes)} less held at this moment`, x.less_live.length
@@ -144,7 +140,7 @@ function holders(x) {
   const show = (kind) => {
     const all = held[`by_${kind}`];
     const most = Math.max(1, ...all.map((s) => s.bytes));
-    fill(list, all.map((s) => line(s, most)),
+    fill(list, first(10, all.map((s) => line(s, most))),
       held.rounding_bytes ? h('p', {class: 'muted', 'data-bytes': held.rounding_bytes}, `${bytes(held.rounding_bytes)} lost to rounding`) : null,
       held.unattributed_bytes ? h('p', {class: 'muted', 'data-bytes': held.unattributed_bytes},
         `${bytes(held.unattributed_bytes)} ${held.blocks ? 'allocated before the history began, by unknown callers' : 'in blocks that the file does not list'}`) : null);
@@ -197,20 +193,4 @@ function surroundings(x) {
       x.processes_unknown ? h('p', {class: 'muted'}, `unknown: ${x.processes_unknown}`) : null,
       x.processes.length ? table([], [1], x.processes.map((p) => [`${p.pid} ${p.name}${p.self ? ' (this one)' : ''}`,
         p.bytes ? bytes(p.bytes) : 'unknown'])) : null] : null);
-}
-
-/** The map and the flame graph at the failure, from the page's tables; places is the input of an address map. */
-export function failureMoment(t, lives, places, groups) {
-  const event = Number(document.getElementById('failure').dataset.event);
-  const map = document.getElementById('failure-map');
-  const picture = document.getElementById('failure-flame');
-  if (event < 0 || !places) {
-    for (const host of [map, picture]) fill(host, h('p', {class: 'muted'}, 'The history was off: where things lay is not in the file.'));
-    return;
-  }
-  addressMap(map, places).show(lives.mapAt(event));
-  const grouped = grouping(groups, () => draw());
-  const graph = flame(picture, 'Flame graph of live bytes by stack when the request failed', null, grouped.tool);
-  const draw = () => graph.show(grouped.tree(lives, null, event, t.frames));
-  draw();
 }

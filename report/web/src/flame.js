@@ -3,34 +3,34 @@
 
 import flamegraph from 'd3-flame-graph';
 import {select} from 'd3-selection';
-import {hueOf, mix} from './color.js';
+import {mix, shadeOf} from './color.js';
 import {bytes, count, fixed, signed} from './format.js';
-import {cssColor, fill, h, onScheme, placeTip, shortFrame} from './dom.js';
+import {cssColor, fill, h, layerOf, layers, onScheme, placeTip, shortFrame} from './dom.js';
 
 const cell = 19;
+const shades = 5;
 
 /**
  * @param host element to fill
  * @param label what is shown, for readers that do not see it
  * @param compared {before, after}: names of two moments, whose difference colours the frames; null where there is one
- * @param tool what chooses how frames are grouped, if anything does
+ * @param tools what chooses how frames are arranged
  * @return {show(tree)}
  */
-export function flame(host, label, compared = null, tool = null) {
+export function flame(host, label, compared = null, tools = []) {
   const tip = h('div', {class: 'tip', hidden: true});
   const found = h('span', {class: 'muted range', 'aria-live': 'polite'});
   const said = h('div', {class: 'muted said', 'aria-live': 'polite'});
   const term = h('input', {type: 'search', placeholder: 'Search frames', 'aria-label': 'Search frames', oninput: search});
   const canvas = h('div', {class: 'flame', tabindex: '0', role: 'group',
     'aria-label': `${label}. Arrows move between frames, Enter zooms, Escape shows all.`});
+  const key = (color, text) => h('span', {}, h('i', {css: {'--key': `var(${color})`}}), text);
   host.append(h('div', {class: 'bar'},
-    compared ? h('div', {class: 'legend'},
-      h('span', {}, h('i', {css: {'--key': 'var(--grew)'}}), 'grew'),
-      h('span', {}, h('i', {css: {'--key': 'var(--shrank)'}}), 'shrank'),
-      h('span', {}, h('i', {css: {'--key': 'var(--free)'}}), 'as before')) : said,
-    h('div', {class: 'tools'}, tool, found, term,
-      h('button', {type: 'button', title: 'Show all frames', onclick: () => { chart && chart.resetZoom(); focus(null); }}, 'All frames'))),
-  compared ? said : '', canvas, tip);
+    h('div', {class: 'legend'}, compared ? [key('--grew', '\u25b2 grew'), key('--shrank', '\u25bc shrank'), key('--same', 'as before')]
+      : layers.map((l) => key(l.color, l.name))),
+    h('div', {class: 'tools'}, tools.filter(Boolean), found, term,
+      h('button', {type: 'button', title: 'Show all frames', onclick: () => { chart && chart.resetZoom(); focus(null); }}, 'Zoom out'))),
+  said, canvas, tip);
 
   let tree = null;
   let chart = null;
@@ -38,10 +38,20 @@ export function flame(host, label, compared = null, tool = null) {
 
   function color(d) {
     if (d.highlight) return cssColor('--hit');
-    if (!compared) return d.depth === 0 ? cssColor('--c7') : cssColor(`--c${hueOf(d.data.name, 7)}`);
-    const {after, before} = d.data;
-    const share = Math.abs(after - before) / Math.max(after, before, 1);
-    return mix(cssColor('--free'), cssColor(after > before ? '--grew' : '--shrank'), share === 0 ? 0 : 0.2 + 0.6 * share);
+    if (compared) {
+      const {after, before} = d.data;
+      const share = Math.abs(after - before) / Math.max(after, before, 1);
+      return mix(cssColor('--same'), cssColor(after > before ? '--grew' : '--shrank'), share === 0 ? 0 : 0.2 + 0.6 * share);
+    }
+    const layer = layers[layerOf(d.data.name)];
+    if (!layer) return cssColor('--same');
+    return mix(cssColor(layer.color), cssColor('--pale'), (0.5 * shadeOf(d.data.name, shades)) / (shades - 1));
+  }
+
+  // What colour says is in the text too: the sign of a change, and the layer in the weight of the letters.
+  function called(d) {
+    const sign = compared && d.data.after !== d.data.before ? (d.data.after > d.data.before ? '\u25b2 ' : '\u25bc ') : '';
+    return sign + shortFrame(d.data.name);
   }
 
   function say(d) {
@@ -55,7 +65,8 @@ export function flame(host, label, compared = null, tool = null) {
 
   function showTip(event, d) {
     const row = (k, v, b) => h('tr', {'data-bytes': b}, h('td', {}, k), h('td', {class: 'n'}, v));
-    fill(tip, h('b', {}, d.data.name), h('table', {}, compared
+    const layer = layers[layerOf(d.data.name)];
+    fill(tip, h('b', {}, d.data.name), layer ? h('div', {class: 'muted'}, layer.name) : null, h('table', {}, compared
       ? [row(compared.before, bytes(d.data.before), d.data.before), row(compared.after, bytes(d.data.after), d.data.after),
         row('grew by', signed(d.data.after - d.data.before))]
       : [row('live', bytes(d.data.after), d.data.after),
@@ -78,7 +89,7 @@ export function flame(host, label, compared = null, tool = null) {
     }
     chart = flamegraph().width(Math.max(280, canvas.clientWidth)).cellHeight(cell).inverted(true).minFrameSize(0.7)
       .transitionDuration(0).tooltip(tips).setColorMapper(color).selfValue(false)
-      .getName((d) => shortFrame(d.data.name))
+      .getName(called)
       .setSearchMatch((d, text) => Boolean(text) && d.data.name.toLowerCase().includes(text.toLowerCase()))
       .setSearchHandler((results, sum) => {
         found.textContent = `${count(results.length)} found, ${bytes(sum)}`;
@@ -87,6 +98,9 @@ export function flame(host, label, compared = null, tool = null) {
       .onClick((d) => focus(d));
     // It keeps notes in what it draws (fade, hide): each drawing gets nodes of its own.
     select(canvas).datum(copy(tree)).call(chart);
+    mark();
+    const svg = canvas.querySelector('svg');
+    svg.setAttribute('aria-hidden', 'true'); // the keys say each frame
     if (term.value) search();
   }
 
@@ -111,7 +125,8 @@ export function flame(host, label, compared = null, tool = null) {
   }
 
   function mark() {
-    select(canvas).selectAll('g').classed('current', (d) => d === current && d !== null);
+    select(canvas).selectAll('g.frame').classed('current', (d) => d === current && d !== null)
+      .classed('own', (d) => layerOf(d.data.name) === 0).classed('framework', (d) => layerOf(d.data.name) === 2);
   }
 
   canvas.addEventListener('keydown', (e) => {

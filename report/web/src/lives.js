@@ -205,6 +205,18 @@ export function groupsOf(keys, order) {
   return all;
 }
 
+/** For each event the first of some rising ones that is not before it: the column from which on a block counts. */
+function columns(at) {
+  const first = at[0];
+  const last = at[at.length - 1];
+  const column = new Uint32Array(last - first + 1);
+  for (let k = 0, e = first; e <= last; e++) {
+    while (at[k] < e) k++;
+    column[e - first] = k;
+  }
+  return (e) => (e <= first ? 0 : e > last ? at.length : column[e - first]);
+}
+
 /**
  * Live bytes of n groups at some events: an array for each.
  * @param blocks of Lives
@@ -215,15 +227,9 @@ export function bands(blocks, groups, n, at) {
   const {from, to, size} = blocks;
   const out = Array.from({length: n}, () => new Float64Array(at.length + 1));
   if (at.length === 0) return out.map((a) => a.subarray(0, 0));
-  // Column of the first of the events that is not before another one: where a block begins to count.
+  const columnOf = columns(at);
   const first = at[0];
   const last = at[at.length - 1];
-  const column = new Uint32Array(last - first + 1);
-  for (let k = 0, e = first; e <= last; e++) {
-    while (at[k] < e) k++;
-    column[e - first] = k;
-  }
-  const columnOf = (e) => (e <= first ? 0 : e > last ? at.length : column[e - first]);
   for (let i = 0; i < blocks.n && from[i] <= last; i++) {
     if (to[i] <= first) continue;
     const a = columnOf(from[i]);
@@ -237,4 +243,36 @@ export function bands(blocks, groups, n, at) {
     for (let k = 1; k < at.length; k++) band[k] += band[k - 1];
     return band.subarray(0, at.length);
   });
+}
+
+/**
+ * The blocks of at least some bytes that are live at some events, oldest first: those of column k are
+ * block[start[k]] to block[start[k + 1] - 1]. Their number is bounded by the bytes that are live, not by the blocks.
+ * @param at rising events
+ */
+export function largeBlocks(blocks, at, least) {
+  const {from, to, size} = blocks;
+  const start = new Int32Array(at.length + 1);
+  const block = [];
+  if (at.length === 0) return {start, block};
+  const columnOf = columns(at);
+  const first = at[0];
+  const last = at[at.length - 1];
+  const found = [];
+  const begin = [];
+  for (let i = 0; i < blocks.n && from[i] <= last; i++) {
+    if (size[i] < least || to[i] <= first) continue;
+    const a = columnOf(from[i]);
+    if (a === columnOf(to[i])) continue;
+    found.push(i);
+    begin.push(a);
+  }
+  let live = [];
+  for (let k = 0, next = 0; k < at.length; k++) {
+    live = live.filter((i) => to[i] > at[k]);
+    while (next < found.length && begin[next] <= k) live.push(found[next++]);
+    for (const i of live) block.push(i);
+    start[k + 1] = block.length;
+  }
+  return {start, block};
 }

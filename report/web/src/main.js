@@ -9,15 +9,16 @@ import {addressMap} from './addrmap.js';
 import {cards, comparison, facts, holders, labelTables, oomList, policyColor, section, sizesAndStreams} from './sections.js';
 import {bytes, count} from './format.js';
 import {Lives} from './lives.js';
-import {noStack, rangeName} from './tree.js';
+import {heldAt, noStack, rangeName} from './tree.js';
 import {grouping} from './grouping.js';
 import {flame} from './flame.js';
-import {bandTrack, callTrack} from './tracks.js';
+import {callTrack, liveTracks} from './tracks.js';
 import {momentPicker} from './moment.js';
 import {growth} from './growth.js';
 import {differences} from './differences.js';
-import {failureMoment, failureSection} from './failure.js';
-import {calledText, h, knowFrames, shortFrame} from './dom.js';
+import {failedEvent, failure} from './failure.js';
+import {calledText, fill, h, knowFrames, shortFrame} from './dom.js';
+import * as state from './state.js';
 
 const data = JSON.parse(document.getElementById('cistern-data').textContent);
 const views = data.differences || data.traces;
@@ -25,55 +26,77 @@ const root = document.getElementById('cistern-page');
 
 async function show(index) {
   const t = views[index];
-  if (!data.differences) knowFrames(t.frames, t.short_frames);
+  knowFrames(t);
+  delete document.documentElement.dataset.ready;
   const body = h('main', {});
-  root.replaceChildren(header(index), body);
-  if (data.differences) {
-    differences(t, new Reader(await unpack(document.getElementById(`cistern-series-${index}`).textContent)), body);
-    document.documentElement.dataset.ready = String(Math.round(performance.now()));
-    return;
-  }
-  body.append(cards(t));
-  if (t.failures) body.append(failureSection(t));
+  const links = h('nav', {'aria-label': 'Sections'});
+  root.replaceChildren(header(index), links, body);
+  const [chartText, tables] = document.getElementById(`cistern-series-${index}`).textContent.trim().split('\n');
+  const reader = new Reader(await unpack(chartText));
+  if (data.differences) differences(t, reader, body);
+  else await run(t, reader, tables, body);
+  fill(links, [...body.querySelectorAll('section[id]')].map((s) => h('a', {href: state.linkTo(s.id), 'data-to': s.id, onclick: (e) => {
+    e.preventDefault();
+    goTo(s.id);
+  }}, s.querySelector('h2').textContent)));
+  if (state.get('go')) goTo(state.get('go'));
+  document.documentElement.dataset.ready = String(Math.round(performance.now()));
+}
+
+/** Scrolls to a section, which the URL then names. */
+function goTo(id) {
+  const section = document.getElementById(id);
+  if (!section || section.tagName !== 'SECTION') return;
+  state.set({go: id});
+  section.querySelectorAll(':scope > details').forEach((d) => { d.open = true; });
+  section.scrollIntoView();
+}
+
+/** The page of one run. */
+async function run(t, reader, tables, body) {
+  const stage = h('div', {class: 'stage'});
+  const charts = h('div', {class: 'panel', id: 'chart'});
+  const failed = t.failures ? failure(t) : null;
+  body.append(...[failed && failed.answer, cards(t), stage, failed && failed.details].filter(Boolean));
+  stage.append(section('time', 'Memory over time', `Drag to zoom; ${zoomKey} + wheel and the keys + and \u2212 too. A click chooses the moment of the other sections.`, charts));
   if (t.results.length) {
     body.append(section('comparison', 'Allocators compared',
       'The same run under each policy. Ratio is peak reserved over peak live; driver time is modelled from calls '
       + 'measured on an H200.', comparison(t)));
   }
-  const charts = h('div', {class: 'panel', id: 'chart'});
-  body.append(section('time', 'Memory over time',
-    'Drag to zoom, scroll to zoom in and out, double-click for the whole run; a click chooses the moment that is shown below.', charts));
   const ooms = t.ooms.filter((o) => !t.failures || o.source !== 'recorded'); // of those there is more above
-  if (ooms.length) {
-    body.append(section('oom', 'Out of memory, explained', '', oomList({ooms})));
-  }
-  const reader = new Reader(await unpack(document.getElementById(`cistern-series-${index}`).textContent));
-  const times = reader.times();
-  const curves = t.lines.map(() => reader.curve());
-  const lines = t.lines.map((l) => ({
-    name: l.name, shown: !l.hidden,
-    color: l.kind === 'policy' ? policyColor(l.policy) : `--${l.kind}`,
-    fill: l.kind === 'live' ? '--live-fill' : undefined,
-    dash: l.kind === 'recorded' ? [6, 4] : undefined,
-  }));
+  if (ooms.length) body.append(section('oom', 'Out of memory, explained', '', oomList({ooms})));
   const {events, peak} = t.inspection;
-  const timeline = new Timeline(times, curves, events, t.lines.map((l) => l.until));
+  const timeline = new Timeline(reader.times(), t.lines.map(() => reader.curve()), events, t.lines.map((l) => l.until));
   const on = {pick: () => {}, range: () => {}};
-  const chart = events > 0 ? memoryChart(charts, timeline, lines,
+  const chart = events > 0 ? memoryChart(charts, timeline, chartLines(t),
     t.ooms.slice(0, 20).map((o) => ({event: o.event, label: `${o.source}: OOM`})), peak.event,
     {pick: (e) => on.pick(e), range: () => on.range()}) : null;
   if (!chart) charts.append(h('p', {class: 'muted'}, 'The file has no events: only what was held is known.'));
   if (chart) await painted(); // the chart is there to be used while the tables below are made
   document.documentElement.dataset.painted = String(Math.round(performance.now()));
-  const lives = new Lives(reader.stacks(), reader.blocks(), reader.segments(), reader.calls(), events,
-    t.frame_libraries);
-  lives.stackNames = reader.stackNames(lives.stacks.n);
-  if (t.failures && !chart) failureMoment(t, lives, null, []);
-  if (chart) moments(t, body, charts, chart, on, timeline, lives);
-  body.append(section('holders', 'Allocations at the peak', '', h('div', {class: 'two'}, labelTables(t), sizesAndStreams(t)),
-    h('h3', {}, 'By stack'), holders(t)),
+  if (chart) {
+    const rest = new Reader(await unpack(tables));
+    const lives = new Lives(rest.stacks(), rest.blocks(), rest.segments(), rest.calls(), events, t.frame_libraries);
+    lives.stackNames = rest.stackNames(lives.stacks.n);
+    moments(t, body, stage, chart, on, timeline, lives);
+  }
+  body.append(section('holders', 'Allocations at the peak', '', h('h3', {}, 'By stack'), holders(t),
+    h('div', {class: 'two'}, labelTables(t), sizesAndStreams(t))),
   section('facts', 'Settings and notes', '', facts(t)));
-  document.documentElement.dataset.ready = String(Math.round(performance.now()));
+}
+
+const zoomKey = /Mac|iP/.test(navigator.platform) ? '\u2318' : 'Ctrl';
+
+/** The lines of the chart. Those of policies differ in their dashes too. */
+function chartLines(t) {
+  const dashes = [undefined, [10, 3], [2, 3], [10, 3, 2, 3], [14, 4], [5, 2]];
+  return t.lines.map((l) => ({
+    name: l.name, shown: !l.hidden,
+    color: l.kind === 'policy' ? policyColor(l.policy) : `--${l.kind}`,
+    fill: l.kind === 'live' ? '--live-fill' : undefined,
+    dash: l.kind === 'recorded' ? [6, 4] : l.kind === 'policy' ? dashes[l.policy % dashes.length] : undefined,
+  }));
 }
 
 /** Whether the stacks of a driver trace are what called the driver alone. */
@@ -89,7 +112,7 @@ function painted() {
 }
 
 /** What depends on the moment that is looked at: bands and calls, flame graph, addresses, growth. */
-function moments(t, body, charts, chart, on, timeline, lives) {
+function moments(t, body, stage, chart, on, timeline, lives) {
   const peak = t.inspection.peak.event;
   const stackName = (i) => lives.framesOf(i).map((f) => t.frames[f]);
   const names = lives.stackNames;
@@ -120,8 +143,11 @@ function moments(t, body, charts, chart, on, timeline, lives) {
   const groups = [tagged, libraries, threaded].filter(Boolean);
   const bandKinds = [...order.filter(Boolean), t.pool_names.length > 1 ? null : kinds.pool,
     t.stream_names.length > 1 ? null : kinds.stream].filter((x) => x && x !== kinds.size);
-  const tracks = [bandTrack(charts, timeline, lives, peak, bandKinds, chart)];
-  if (lives.calls.n) tracks.push(callTrack(charts, timeline, lives, t.call_kinds, stackName, chart));
+  const {blocks} = lives;
+  const tracks = [liveTracks(timeline, lives, peak, bandKinds, chart, (i) => ({frames: stackName(blocks.stack[i]), rows: [
+    ['stream', streamName(blocks.stream[i])], ['pool', poolName(blocks.pool[i])],
+    ...groups.map((g) => [g.name, g.label(lives.keys(g.key)[i])])]}))];
+  if (lives.calls.n) tracks.push(callTrack(timeline, lives, t.call_kinds, stackName, chart));
   let drawing = false;
   on.range = () => {
     if (drawing) return;
@@ -133,25 +159,25 @@ function moments(t, body, charts, chart, on, timeline, lives) {
   };
 
   const shown = {event: peak, A: -1, B: -1};
-  const mark = () => chart.moments([{event: shown.event, label: 'shown below', color: '--accent'},
+  const mark = () => chart.moments([{event: shown.event, label: 'shown', color: '--accent'},
     {event: shown.A, label: 'A', color: '--muted'}, {event: shown.B, label: 'B', color: '--muted'}]);
-  const picker = h('div', {class: 'panel', id: 'moment'});
-  const picture = h('div', {class: 'panel', id: 'flame'});
+  const picker = h('div', {id: 'moment'});
+  const picture = h('div', {id: 'flame'});
   const map = h('div', {class: 'panel', id: 'map'});
-  body.append(section('at', 'A moment', 'Click on the chart above, or use the slider: arrow keys step by an event.', picker),
-    section('stacks', 'Live bytes by stack', stacks ? `Outermost frame on top; a click zooms in. Colours tell files apart.${callersOnly(t, lives)
-      ? ' Only callers of the driver were recorded: with cistern trace --stacks all there are whole stacks.' : ''}`
-      : 'No stacks were recorded: by size instead.', picture),
-    section('addresses', 'Addresses', 'Every reserved byte at that moment, in address order.', map));
-  const grouped = grouping(groups, () => draw());
-  const graph = flame(picture, 'Flame graph of live bytes by stack', null, grouped.tool);
-  const draw = () => graph.show(grouped.tree(lives, null, shown.event, t.frames));
-  const places = {stackName, called, streamName, poolName, topStacks: t.top_stacks,
+  stage.append(section('stacks', 'A moment, by stack', stacks ? `Outermost frame on top; a click zooms in.${callersOnly(t, lives)
+    ? ' Only callers of the driver were recorded: with cistern trace --stacks all there are whole stacks.' : ''}`
+    : 'No stacks were recorded: by size instead.', h('div', {class: 'panel'}, picker, picture)));
+  body.append(section('addresses', 'Addresses', 'Every reserved byte at that moment, in address order.', map));
+  const grouped = grouping(lives.stacks, t.frames, groups, 'flame', () => draw());
+  const graph = flame(picture, 'Flame graph of live bytes by stack', null, grouped.tools);
+  const draw = () => graph.show(grouped.tree((by) => heldAt(lives, shown.event, by)));
+  const addresses = addressMap(map, {stackName, called, streamName, poolName, topStacks: t.top_stacks,
     groups: groups.map((g) => ({...g, numbers: lives.keys(g.key), top: [...lives.sums(peak, g.key)]
-      .sort((a, b) => b[1].bytes - a[1].bytes).map(([n]) => n)}))};
-  const addresses = addressMap(map, places);
-  if (t.failures) failureMoment(t, lives, places, groups);
-  const moment = momentPicker(picker, timeline, lives, peak, (event, segments) => {
+      .sort((a, b) => b[1].bytes - a[1].bytes).map(([n]) => n)}))});
+  const failed = t.failures ? failedEvent(t) : -1;
+  const places = [failed >= 0 ? {name: 'At the failure', event: failed} : null, {name: 'At the peak', event: peak},
+    {name: 'Start', event: -1}, {name: 'End', event: lives.events - 1}].filter(Boolean);
+  const moment = momentPicker(picker, timeline, lives, peak, places, (event, segments) => {
     shown.event = event;
     addresses.show(segments);
     draw();
@@ -160,7 +186,7 @@ function moments(t, body, charts, chart, on, timeline, lives) {
   on.pick = moment.set;
   const grown = h('div', {});
   body.append(section('growth', 'Growth between two moments',
-    'What is live at B and was not at A. What a program leaks was handed out in between and is kept.', grown));
+    'What is live at B and was not at A, by the size of the change. What a program leaks was allocated in between and is kept.', grown));
   const stepKinds = [stacks && kinds.stack, tagged, t.libraries.length > 0 && kinds.library, threaded,
     ...(stacks ? [kinds.range, kinds.size] : [kinds.size, kinds.range]), kinds.pool, kinds.stream].filter(Boolean);
   growth(grown, timeline, lives, peak, stepKinds, groups, t.frames, (a, b) => {
@@ -175,16 +201,23 @@ function header(index) {
   return h('header', {},
     h('div', {}, h('span', {class: 'brand'}, 'Cistern'), h('h1', {}, t.name)),
     views.length > 1
-      ? h('select', {'aria-label': 'Trace', onchange: (e) => run(Number(e.target.value))},
-        views.map((x, i) => h('option', {value: i, selected: i === index}, x.name)))
+      ? h('select', {'aria-label': 'Trace', onchange: (e) => {
+        state.keep();
+        state.set({trace: e.target.value});
+        start();
+      }}, views.map((x, i) => h('option', {value: i, selected: i === index}, x.name)))
       : null);
 }
 
-function run(index) {
-  show(index).catch((e) => {
+function start() {
+  show(Math.floor(state.number('trace', 0, views.length - 1, 0))).catch((e) => {
     root.append(h('p', {class: 'error', role: 'alert'}, `This page could not be drawn: ${e.message}`));
     throw e;
   });
 }
 
-run(0);
+addEventListener('hashchange', () => { // someone follows a link to another view of this page
+  state.read();
+  start();
+});
+start();

@@ -4,6 +4,7 @@
 import {bytes, count, duration} from './format.js';
 import {fill, h} from './dom.js';
 import {measure} from './lives.js';
+import * as state from './state.js';
 
 /** A slider over all events. -1 is before the first. */
 export function eventSlider(label, events, value, changed) {
@@ -20,20 +21,21 @@ export function when(timeline, event) {
 /**
  * @param host element to fill
  * @param peak event at which most was live
+ * @param places [{name, event}] to go to; the first is where the page begins
  * @param changed called with the event and its map, at most once a frame
  * @return {set(event)}
  */
-export function momentPicker(host, timeline, lives, peak, changed) {
+export function momentPicker(host, timeline, lives, peak, places, changed) {
   const words = h('p', {class: 'hint', 'aria-live': 'polite', id: 'moment-words'});
-  const slider = eventSlider('Moment', lives.events, peak, (e) => set(e));
-  const to = (text, event) => h('button', {type: 'button', onclick: () => set(event)}, text);
-  host.append(h('div', {class: 'bar'}, slider, h('div', {class: 'tools'}, to('At the peak', peak),
-    to('Start', -1), to('End', lives.events - 1))), words);
   let waiting = false;
-  let at = peak;
+  let at = state.number('event', -1, lives.events - 1, places[0].event);
+  const slider = eventSlider('Moment', lives.events, at, (e) => set(e));
+  const to = (text, event) => h('button', {type: 'button', onclick: () => set(event)}, text);
+  host.append(h('div', {class: 'bar'}, slider, h('div', {class: 'tools'}, places.map((p) => to(p.name, p.event)))), words);
 
   function show() {
     waiting = false;
+    state.set({event: at === places[0].event ? null : at});
     const map = lives.mapAt(at);
     const m = measure(map);
     fill(words, `After ${when(timeline, at)}${at === peak ? ', the peak' : ''}: ${bytes(m.live)} live in `

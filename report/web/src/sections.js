@@ -1,10 +1,10 @@
 // The parts of the page that are text and tables.
 
 import {bytes, count, duration, durations, fixed, odds, sure} from './format.js';
-import {h, who} from './dom.js';
+import {first, h, row, table, who} from './dom.js';
 
 export function section(id, title, hint, ...children) {
-  return h('section', {id}, h('h2', {}, title), hint ? h('p', {class: 'hint'}, hint) : null, ...children);
+  return h('section', {id, 'aria-label': title}, h('h2', {}, title), hint ? h('p', {class: 'hint'}, hint) : null, ...children);
 }
 
 const policyName = (r) => (r.conf ? `${r.policy}:${r.conf}` : r.policy);
@@ -12,6 +12,7 @@ const policyName = (r) => (r.conf ? `${r.policy}:${r.conf}` : r.policy);
 /** Key figures. */
 export function cards(t) {
   const best = t.results.filter((r) => (r.odds ? sure(r.odds) : r.completed)).sort((a, b) => a.peak_reserved_bytes - b.peak_reserved_bytes)[0];
+  const helped = !t.failures || t.failures.failures.some((x) => x.remedies && x.remedies.length); // good news only where there is some
   const card = (name, value, note, tone) => h('div', {class: `card ${tone || ''}`},
     h('div', {class: 'muted'}, name), h('b', {}, value), h('div', {class: 'muted'}, note || ''));
   return h('div', {class: 'cards'},
@@ -21,7 +22,7 @@ export function cards(t) {
         t.inspection.recorded_ratio ? `${fixed(t.inspection.recorded_ratio, 3)} x peak live` : '')
       : null,
     best ? card(`Least reserved: ${best.policy}`, bytes(best.peak_reserved_bytes),
-      `${fixed(best.ratio, 3)} x peak live`, 'good') : null,
+      `${fixed(best.ratio, 3)} x peak live`, helped ? 'good' : '') : null,
     t.inspection.ooms.length ? card('Out of memory', `${count(t.inspection.kinds.oom)} x`, 'in the recorded run', 'bad')
       : null,
     card('Run', duration(t.inspection.duration_us), `${count(t.inspection.events)} events, `
@@ -37,35 +38,28 @@ export function comparison(t) {
   const callList = (r) => Object.entries(r.driver_calls).sort((a, b) => b[1] - a[1])
     .map(([k, n]) => `${k} ${count(n)}`).join('\n');
   const bar = (n, color) => h('div', {class: 'meter', css: {'--w': `${(100 * n) / most}%`, '--key': `var(${color})`}});
-  const row = (r, i) => h('tr', {},
-    h('td', {}, h('i', {css: {'--key': `var(${policyColor(i)})`}}), r.policy,
-      r.conf ? h('div', {class: 'conf'}, r.conf) : null),
-    h('td', {class: 'n'}, bytes(r.peak_reserved_bytes), bar(r.peak_reserved_bytes, policyColor(i))),
-    h('td', {class: 'n'}, fixed(r.ratio, 3)),
-    h('td', {class: 'n', title: callList(r)}, count(calls(r))),
-    h('td', {class: 'n'}, durations(r.driver_time_least_us, r.driver_time_us)),
-    h('td', {class: 'n'}, `${count(r.stream_syncs)} / ${count(r.device_syncs)}`),
-    h('td', {class: 'n'}, count(r.retries)),
-    h('td', {class: 'n'}, r.ooms_avoided ? `${count(r.ooms)} (${count(r.ooms_avoided)} avoided)` : count(r.ooms)),
-    h('td', {class: 'n'}, r.capacity_bytes ? bytes(r.capacity_bytes) : 'unlimited'),
-    h('td', {}, r.completed ? h('span', {class: r.ooms ? '' : 'ok'}, r.ooms ? 'completed, as recorded' : 'completed')
-      : h('span', {class: 'no'}, `died at event ${count(r.failed_event)}`)),
-    limited ? h('td', {}, r.odds ? h('span', {class: sure(r.odds) ? 'ok' : 'no'}, odds(r.odds)) : null,
-      r.odds && r.odds.peak_least_bytes !== r.odds.peak_most_bytes
-        ? h('div', {class: 'conf'}, `peak ${bytes(r.odds.peak_least_bytes)} to ${bytes(r.odds.peak_most_bytes)}`) : null) : null);
   const head = ['Policy', 'Peak reserved', 'Ratio', 'Driver calls', 'Driver time', 'Syncs stream / device', 'Retries',
     'OOMs', 'Capacity', 'Outcome'].concat(limited ? ['Survives'] : []);
-  return h('div', {class: 'scroll'}, h('table', {class: 'grid comparison'},
-    h('thead', {}, h('tr', {}, head.map((x, i) => h('th', {class: i > 0 && i < 9 ? 'n' : ''}, x)))),
-    h('tbody', {},
-      rec.peak_reserved_bytes ? h('tr', {class: 'recorded'},
-        h('td', {}, h('i', {class: 'dashed', css: {'--key': 'var(--recorded)'}}), 'recorded',
-          t.inspection.conf ? h('div', {class: 'conf'}, t.inspection.conf) : null),
-        h('td', {class: 'n'}, bytes(rec.peak_reserved_bytes), bar(rec.peak_reserved_bytes, '--recorded')),
-        h('td', {class: 'n'}, t.inspection.recorded_ratio ? fixed(t.inspection.recorded_ratio, 3) : ''),
-        h('td', {class: 'n', title: 'segments got, given back, mapped and unmapped'}, count(rec.segment_events)),
-        h('td', {}), h('td', {}), h('td', {}), h('td', {class: 'n'}, count(rec.ooms)), h('td', {}), h('td', {}), limited ? h('td', {}) : null) : null,
-      t.results.map(row))));
+  const numbers = [1, 2, 3, 4, 5, 6, 7, 8];
+  const line = (r, i) => row(head, numbers, [
+    [h('i', {css: {'--key': `var(${policyColor(i)})`}}), r.policy, r.conf ? h('div', {class: 'conf'}, r.conf) : null],
+    [bytes(r.peak_reserved_bytes), bar(r.peak_reserved_bytes, policyColor(i))], fixed(r.ratio, 3),
+    h('span', {title: callList(r)}, count(calls(r))), durations(r.driver_time_least_us, r.driver_time_us),
+    `${count(r.stream_syncs)} / ${count(r.device_syncs)}`, count(r.retries),
+    r.ooms_avoided ? `${count(r.ooms)} (${count(r.ooms_avoided)} avoided)` : count(r.ooms),
+    r.capacity_bytes ? bytes(r.capacity_bytes) : 'unlimited',
+    r.completed ? h('span', {class: r.ooms ? '' : 'ok'}, r.ooms ? 'completed, as recorded' : 'completed')
+      : h('span', {class: 'no'}, `died at event ${count(r.failed_event)}`),
+    ...(limited ? [[r.odds ? h('span', {class: sure(r.odds) ? 'ok' : 'no'}, odds(r.odds)) : null,
+      r.odds && r.odds.peak_least_bytes !== r.odds.peak_most_bytes
+        ? h('div', {class: 'conf'}, `peak ${bytes(r.odds.peak_least_bytes)} to ${bytes(r.odds.peak_most_bytes)}`) : null]] : [])]);
+  const recorded = () => row(head, numbers, [
+    [h('i', {class: 'dashed', css: {'--key': 'var(--recorded)'}}), 'recorded', t.inspection.conf ? h('div', {class: 'conf'}, t.inspection.conf) : null],
+    [bytes(rec.peak_reserved_bytes), bar(rec.peak_reserved_bytes, '--recorded')],
+    t.inspection.recorded_ratio ? fixed(t.inspection.recorded_ratio, 3) : '',
+    h('span', {title: 'segments got, given back, mapped and unmapped'}, count(rec.segment_events)), '', '', '', count(rec.ooms), '', '',
+    ...(limited ? [''] : [])], {class: 'recorded'});
+  return table(head, numbers, [...(rec.peak_reserved_bytes ? [recorded()] : []), ...t.results.map(line)], {class: 'comparison'});
 }
 
 /** Colour of the i-th policy. */
@@ -114,7 +108,7 @@ export function holders(t) {
     list.push(h('p', {class: 'muted'}, `${bytes(peak.other_stacks.bytes)} more in ${count(peak.other_stacks.blocks)} `
       + 'blocks of other stacks'));
   }
-  return h('div', {class: 'holders'}, list);
+  return h('div', {class: 'holders'}, first(10, list));
 }
 
 /** The tags and libraries that blocks of a stack were recorded with. */

@@ -11,6 +11,43 @@ export function rangeName(k) {
   return k < sizeSteps.length ? `up to ${name(sizeSteps[k])}` : `over ${name(sizeSteps[sizeSteps.length - 1])}`;
 }
 
+/** Stacks as another tree: without the frames that are hidden, but for a stack's innermost, and upside down if inverted. */
+export class Fold {
+  /** @param hidden of each frame whether it is */
+  constructor(stacks, hidden, inverted) {
+    Object.assign(this, {from: stacks, hidden, inverted, made: new Map([[0, 0]]), children: new Map(), parent: [0], frame: [0]});
+  }
+
+  /** The node of a stack in the tree, which grows by what is asked for. */
+  node(stack) {
+    if (this.made.has(stack)) return this.made.get(stack);
+    const {parent, frame} = this.from;
+    const path = [];
+    for (let n = stack; n !== 0; n = parent[n]) if (n === stack || !this.hidden[frame[n]]) path.push(frame[n]);
+    if (!this.inverted) path.reverse();
+    let at = 0;
+    for (const f of path) at = this.child(at, f);
+    this.made.set(stack, at);
+    return at;
+  }
+
+  child(parent, frame) {
+    const key = parent * this.hidden.length + frame;
+    let n = this.children.get(key);
+    if (n === undefined) {
+      n = this.parent.push(parent) - 1;
+      this.frame.push(frame);
+      this.children.set(key, n);
+    }
+    return n;
+  }
+
+  /** The tree so far, for stackTree: parents come before their children. */
+  stacks() {
+    return {n: this.parent.length, parent: this.parent, frame: this.frame};
+  }
+}
+
 /**
  * @param stacks {n, parent, frame}
  * @param held list of {stack, size, range, after, before, blocks}: bytes live at the moment shown (and at the one it

@@ -40,7 +40,7 @@ export async function run(...tests) {
 }
 
 /** A page, opened offline, with everything it says or asks for held against it. */
-export async function open(path, options = {}) {
+export async function open(path, options = {}, hash = '') {
   const context = await browser.newContext({viewport: {width: 1280, height: 900}, offline: true, ...options});
   context.setDefaultTimeout(timeout);
   const page = await context.newPage();
@@ -51,9 +51,9 @@ export async function open(path, options = {}) {
   });
   page.on('pageerror', (e) => check(false, `page error: ${e.message}`));
   page.on('request', (r) => {
-    if (r.url() !== url && !r.url().startsWith('data:')) check(false, `request to ${r.url().slice(0, 100)}`);
+    if (r.url() !== url && r.url() !== url + hash && !r.url().startsWith('data:')) check(false, `request to ${r.url().slice(0, 100)}`);
   });
-  await page.goto(url);
+  await page.goto(url + hash);
   await page.waitForFunction(() => document.documentElement.dataset.ready);
   await drawn(page);
   return page;

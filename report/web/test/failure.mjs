@@ -15,9 +15,12 @@ async function answer(page, t) {
 async function failure() {
   const t = expect.failure;
   const page = await open(t.page);
-  const section = page.locator('#failure');
+  const section = page.locator('main');
 
   at('what failed');
+  const parts = await page.locator('main > *').evaluateAll((all) => all.map((e) => e.id || e.className));
+  check(parts[0] === 'failure' && parts[1] === 'cards' && parts[2] === 'stage', `the page begins with ${JSON.stringify(parts)}`);
+  await page.locator('#failure summary', {hasText: 'Why'}).click();
   const text = await section.innerText();
   for (const want of t.texts) check(text.includes(want), `${want} is not among ${JSON.stringify(text)}`);
   check(await page.locator('#oom').count() === t.policies, `${await page.locator('#oom').count()} sections tell of the failures again`);
@@ -41,16 +44,19 @@ async function failure() {
   check(await page.evaluate(() => window.hacked === undefined), 'a stack name was run as a script');
 
   at('the moment');
+  check(await page.locator('#moment-words').getAttribute('data-event') === await page.locator('#failure').getAttribute('data-event'),
+    'the page does not begin at the failure');
   for (const variable of ['--c0', '--free']) {
-    check(await pixels(page, '#failure-map canvas', variable) > 100, `${variable} is not drawn in the map`);
+    check(await pixels(page, '#map canvas', variable) > 100, `${variable} is not drawn in the map`);
   }
-  const graph = page.locator('#failure-flame');
+  const graph = page.locator('#flame');
   await graph.scrollIntoViewIfNeeded();
   await graph.locator('g.frame rect').first().hover();
   await drawn(page);
   const all = Number(await graph.locator('.tip tr[data-bytes]').first().getAttribute('data-bytes'));
   check(all === t.live, `the flame graph is of ${all} bytes, want ${t.live}`);
-  await nothingMissing(page, '#failure');
+  check(await page.locator('.card.good').count() === 1, 'a policy that holds is not shown as good');
+  await nothingMissing(page, 'body');
   await page.context().close();
 
   at('a narrow window');
@@ -64,9 +70,10 @@ async function failure() {
 async function silent() {
   at('no history');
   const page = await open(expect.silent.page);
-  const text = await page.locator('#failure').innerText();
+  const text = await page.locator('main').innerText();
   for (const want of expect.silent.texts) check(text.includes(want), `${want} is not among ${JSON.stringify(text)}`);
   await answer(page, expect.silent);
+  check(await page.locator('.card.good').count() === 0, 'a card is good though no setting helps');
   check((await page.locator('body').innerText()).includes('The file has no events'), 'an empty chart does not say why');
   await nothingMissing(page, 'body');
   await page.context().close();

@@ -5,7 +5,7 @@ import assert from 'node:assert/strict';
 import {Lives, bands, groupsOf, measure, sizeRange} from '../src/lives.js';
 import {callTotals, callsByColumn, columnsOf} from '../src/columns.js';
 import {groupTree, heldAt, heldBetween, noStack, stackTree} from '../src/tree.js';
-import {hueOf, mix} from '../src/color.js';
+import {mix, shadeOf} from '../src/color.js';
 import {bytes, duration, fixed, signed, timeLabels} from '../src/format.js';
 import {Timeline} from '../src/series.js';
 import {never} from '../src/decode.js';
@@ -250,9 +250,9 @@ test('colours and signs', () => {
   assert.equal(mix('#000000', '#ffffff', 0), '#000000');
   assert.equal(mix('#000000', '#ff8000', 1), '#ff8000');
   assert.equal(mix('#000000', '#ffffff', 0.5), '#808080');
-  assert.equal(hueOf('f /x/a.py:1', 7), hueOf('g /x/a.py:99', 7)); // by file
+  assert.equal(shadeOf('f /x/a.py:1', 7), shadeOf('g /x/a.py:99', 7)); // by file
   const native = '/opt/lib/libtorch.so'; // the names of C++ have spaces
-  assert.equal(hueOf(`(anonymous namespace)::f(int, long) ${native}`, 7), hueOf(`operator new(unsigned long) ${native}`, 7));
+  assert.equal(shadeOf(`(anonymous namespace)::f(int, long) ${native}`, 7), shadeOf(`operator new(unsigned long) ${native}`, 7));
   assert.equal(signed(1024), '+1.00 KiB');
   assert.equal(signed(-1024), '\u22121.00 KiB');
   assert.equal(signed(0), '+0 bytes');

@@ -79,11 +79,7 @@ async function small() {
   for (const [name, bytes] of Object.entries(inside.bytes)) {
     check(seen[name] === bytes, `at event ${inside.event}, zoomed, ${name} is ${seen[name]}, want ${bytes}`);
   }
-  await page.mouse.wheel(0, -240);
-  await drawn(page);
-  const closer = await range(page);
-  check(closer[1] - closer[0] < part[1] - part[0], `scrolling does not zoom in: ${part} to ${closer}`);
-  await page.mouse.wheel(0, 240);
+  await controls(page, part, whole);
   await page.locator('#chart .u-over').dblclick();
   await drawn(page);
   check(String(await range(page)) === String(whole), `double-click shows ${await range(page)}, want ${whole}`);
@@ -151,6 +147,84 @@ async function small() {
   await phone.context().close();
 }
 
+/** The wheel scrolls the page, and zooms with a key held; the keys move and zoom. */
+async function controls(page, part, whole) {
+  at('wheel and keys');
+  const top = () => page.evaluate(() => scrollY);
+  const [was, before] = [await top(), String(await range(page))];
+  await page.mouse.wheel(0, 120);
+  check(await until(top, (y) => y > was) > was, 'the wheel does not scroll the page');
+  check(String(await range(page)) === before, 'the wheel zooms without a key');
+  const seen = await hover(page, (part[0] + part[1]) / 2); // the page has moved under the pointer
+  check(Object.keys(seen).length > 0, 'nothing is under the pointer');
+  await page.keyboard.down('Control');
+  await page.mouse.wheel(0, -240);
+  await page.keyboard.up('Control');
+  const width = ([a, b]) => b - a;
+  const closer = await until(() => range(page), (r) => width(r) < width(part));
+  check(width(closer) < width(part), `Ctrl and the wheel do not zoom in: ${part} to ${closer}`);
+  await page.locator('#chart .panes').focus();
+  const press = async (key) => {
+    await page.keyboard.press(key);
+    await drawn(page);
+    return range(page);
+  };
+  const right = await press('ArrowRight');
+  check(right[0] > closer[0] && Math.abs(width(right) - width(closer)) < 1e-6 * width(whole), `the arrow key moves from ${closer} to ${right}`);
+  check(width(await press('+')) < width(closer), '+ does not zoom in');
+  check((await press('Home'))[0] === whole[0], 'Home does not go to the beginning');
+  check((await press('End'))[1] === whole[1], 'End does not go to the end');
+  check(String(await press('Escape')) === String(whole), 'Escape does not show the whole run');
+}
+
+/** Single allocations: what is drawn adds up, and the one under the pointer is told. */
+async function allocations(page, t) {
+  at('single allocations');
+  const track = page.locator('#chart canvas.track').nth(1);
+  check(await track.getAttribute('aria-label') === 'Single allocations', 'there is no track of single allocations');
+  await track.scrollIntoViewIfNeeded();
+  const box = await track.boundingBox();
+  const [min, max] = await range(page);
+  const x = box.x + Math.min(box.width - 1, ((t.peak.event - min) / (max - min)) * box.width);
+  const tip = page.locator('#chart .tracks .tip').nth(1);
+  const seen = new Map(); // by its text, which has the event at which a block was allocated
+  for (let y = 1; y < box.height; y++) {
+    await page.mouse.move(x, box.y + y);
+    if (await tip.isVisible()) seen.set(await tip.innerText(), Number(await tip.locator('[data-bytes]').getAttribute('data-bytes')));
+  }
+  const sum = [...seen.values()].reduce((a, b) => a + b, 0);
+  check(sum === t.peak.live, `the allocations at the peak add up to ${sum}, want ${t.peak.live}`);
+  check([...seen.keys()].every((text) => text.includes('allocated') && text.includes('freed') && text.includes('stream')), `they say ${JSON.stringify([...seen.keys()])}`);
+  const labels = await page.locator('#chart .axis').evaluateAll((all) => all.map((e) => e.textContent));
+  check(labels.length === 3 && labels.slice(0, 2).every((l) => l.includes('MiB')), `axes are ${JSON.stringify(labels)}`);
+}
+
+/** A link has the part of the run, the moment and the section that are shown. */
+async function links() {
+  at('links');
+  const t = expect.small;
+  const page = await open(t.page);
+  await page.locator('#chart select[aria-label="Horizontal axis"]').selectOption('event');
+  await drag(page, 0.25, 0.5);
+  await page.locator('#moment input').fill(String(t.moments[0].event));
+  await page.locator('nav a', {hasText: 'Addresses'}).click();
+  const hash = await until(() => page.evaluate(() => location.hash), (x) => x.includes('go=addresses') && x.includes('event=') && x.includes('from='));
+  const shown = String(await range(page));
+  await page.context().close();
+  const other = await open(t.page, {}, hash);
+  check(String(await range(other)) === shown, `the link ${hash} shows ${await range(other)}, want ${shown}`);
+  await same(other, t.moments[0]);
+  const top = await until(() => other.evaluate(() => Math.round(document.getElementById('addresses').getBoundingClientRect().top)), (y) => y < 100);
+  check(top < 100, `the link's section is ${top} pixels down`);
+  await other.evaluate(() => { location.hash = '#trace=1'; });
+  await other.waitForFunction((name) => document.querySelector('h1').textContent.includes(name), t.second);
+  await other.context().close();
+  const broken = await open(t.page, {}, '#event=x&from=9e99&trace=7&go=nothing&A=-5');
+  at('a wrong link');
+  await same(broken, t.peak);
+  await broken.context().close();
+}
+
 /** What is computed of a moment and of two, on the page, held against what Go says of them. */
 async function moments(page, t) {
   at('a moment');
@@ -213,11 +287,12 @@ async function moments(page, t) {
   await drawn(page);
   const banded = await page.locator('#chart tr[data-band]').evaluateAll((x) => x.reduce((a, e) => a + Number(e.dataset.bytes), 0));
   check(banded === t.peak.live, `the bands at the peak add up to ${banded}, want ${t.peak.live}`);
-  await tracks.nth(1).scrollIntoViewIfNeeded();
-  const calls = await tracks.nth(1).boundingBox();
+  await allocations(page, t);
+  await tracks.nth(2).scrollIntoViewIfNeeded();
+  const calls = await tracks.nth(2).boundingBox();
   await page.mouse.move(calls.x + 2, calls.y + 10);
   await drawn(page);
-  const call = await page.locator('#chart .tracks .tip').nth(1).innerText();
+  const call = await page.locator('#chart .tracks .tip').nth(2).innerText();
   check(call.includes('segment_alloc') && call.includes('20.00 MiB'), `hovering over a driver call says ${JSON.stringify(call)}`);
 
   at('growth');
@@ -226,6 +301,7 @@ async function moments(page, t) {
   await drawn(page);
   for (const [by, want] of Object.entries(t.growth.by)) {
     await page.locator('#growth select[aria-label="Growth by"]').selectOption(by);
+    await showAll(page, '#growth-table');
     const rows = await page.locator('#growth-table tr[data-grew]').evaluateAll((x) => x.map((e) =>
       [e.dataset.key, Number(e.dataset.grew), Number(e.dataset.kept)]));
     check(JSON.stringify(rows) === JSON.stringify(want), `by ${by} ${JSON.stringify(rows)} grew, want ${JSON.stringify(want)}`);
@@ -234,6 +310,12 @@ async function moments(page, t) {
   check(Number(sums.after) - Number(sums.before) === t.growth.grew, `it grew by ${sums.after - sums.before}, want ${t.growth.grew}`);
   check(await page.locator('#growth-flame g.frame').count() > 1, 'growth has no flame graph');
   await nothingMissing(page, '#growth');
+}
+
+/** Shows all rows of a table. */
+async function showAll(page, table) {
+  const more = page.locator(`${table} .more`);
+  if (await more.count()) await more.click();
 }
 
 /** How many times as long as on an idle machine something takes at the moment. */
@@ -270,28 +352,51 @@ async function timed(t) {
   });
   for (let i = 0; i < 24; i++) {
     await page.mouse.move(box.x + box.width * (0.3 + 0.01 * i), box.y + 60);
+    await page.keyboard.down('Control');
     await page.mouse.wheel(0, i < 12 ? -200 : 200);
+    await page.keyboard.up('Control');
   }
   await drawn(page);
   await page.waitForTimeout(300); // the browser tells of long tasks when it has time
   const longest = await page.evaluate(() => window.longest);
+  const pan = await panned(page);
   const times = Math.max(before, await busy(page));
-  console.log(`a million events: chart after ${painted} ms, all after ${ready} ms, longest task while zooming ${longest} ms, `
+  console.log(`a million allocations: chart after ${painted} ms, all after ${ready} ms, longest task while zooming ${longest} ms, ${Math.round(1000 / pan)} frames a second while panning, `
     + `on a machine that took ${times.toFixed(1)} times as long as an idle one`);
-  return {page, painted: painted / times, ready: ready / times, longest: longest / times};
+  return {page, painted: painted / times, ready: ready / times, longest: longest / times, pan: pan / times};
+}
+
+/** How many milliseconds a frame takes while half of the run moves through the chart and its tracks. */
+async function panned(page) {
+  await page.getByRole('button', {name: 'All', exact: true}).click();
+  await page.getByRole('button', {name: '+', exact: true}).click();
+  return page.evaluate(() => new Promise((done) => {
+    const panes = document.querySelector('#chart .panes');
+    let [frames, begin] = [0, 0];
+    const step = (now) => {
+      if (frames === 0) begin = now;
+      if (frames === 60) return done((now - begin) / frames);
+      const key = Math.floor(frames++ / 5) % 2 ? 'ArrowLeft' : 'ArrowRight';
+      panes.dispatchEvent(new KeyboardEvent('keydown', {key}));
+      requestAnimationFrame(step);
+    };
+    requestAnimationFrame(step);
+  }));
 }
 
 async function large() {
-  at('a million events');
+  at('a million allocations');
   const t = expect.large;
   let seen = await timed(t);
-  for (let tries = 1; tries < 6 && (seen.painted >= t.ready_ms || seen.ready >= 2 * t.ready_ms || seen.longest >= t.frame_ms); tries++) {
+  const slow = (s) => s.painted >= t.painted_ms || s.ready >= t.ready_ms || s.longest >= t.frame_ms || s.pan >= t.pan_ms;
+  for (let tries = 1; tries < 6 && slow(seen); tries++) {
     await seen.page.context().close();
     seen = await timed(t); // it may have been stopped for a while just then
   }
-  const {page, painted, ready, longest} = seen;
-  check(painted < t.ready_ms, `it takes ${painted} ms until the chart can be used, want less than ${t.ready_ms}`);
-  check(ready < 2 * t.ready_ms, `it takes ${ready} ms until all is there, want less than ${2 * t.ready_ms}`);
+  const {page, painted, ready, longest, pan} = seen;
+  check(painted < t.painted_ms, `it takes ${painted} ms until the chart can be used, want less than ${t.painted_ms}`);
+  check(ready < t.ready_ms, `it takes ${ready} ms until all is there, want less than ${t.ready_ms}`);
+  check(pan < t.pan_ms, `a frame takes ${pan} ms while panning, want less than ${t.pan_ms}`);
   check(longest < t.frame_ms, `zooming and hovering blocks the page for ${longest} ms, want less than ${t.frame_ms}`);
   // Peaks are exact, seen from afar and from near.
   await page.locator('#chart select[aria-label="Horizontal axis"]').selectOption('event');
@@ -311,11 +416,12 @@ async function differences() {
   at('two runs');
   const page = await open(t.page);
   for (const variable of ['--live', '--recorded']) {
-    check(await pixels(page, '#chart .u-wrap canvas', variable) > 60, `the run in ${variable} is not drawn`);
+    check(await pixels(page, '#chart .u-wrap canvas', variable) > 30, `the run in ${variable} is not drawn`);
   }
   check(Number(await page.locator('.card b').first().getAttribute('data-grew')) === t.grew, 'the first card is not what the peak grew by');
   for (const [by, want] of Object.entries(t.by)) {
     await page.locator('#growth select[aria-label="Growth by"]').selectOption(by);
+    await showAll(page, '#growth-table');
     const rows = await page.locator('#growth-table tr[data-grew]').evaluateAll((x) => x.map((e) => [e.dataset.key, Number(e.dataset.grew)]));
     check(JSON.stringify(rows) === JSON.stringify(want), `by ${by} ${JSON.stringify(rows)} grew, want ${JSON.stringify(want)}`);
   }
@@ -373,7 +479,7 @@ async function labels() {
     check(Number(sums.after) === t.moment.live && grew === t.moment.live - Number(sums.before), `growth is ${grew}, from ${sums.before} to ${sums.after}`);
     await page.locator('#growth select[aria-label="Frames"]').selectOption(by);
     const kinds = await page.locator('#growth-flame g.frame').evaluateAll((x) => x.map((e) => e.getAttribute('name')));
-    check(kinds.some((name) => want.some(([w]) => w === name)), `growth's flame graph has ${JSON.stringify(kinds)}`);
+    check(kinds.some((name) => want.some(([w]) => `\u25b2 ${w}` === name || `\u25bc ${w}` === name)), `growth's flame graph has ${JSON.stringify(kinds)}`);
   }
   at('addresses by label');
   for (const [by, want] of Object.entries(t.by)) {
@@ -419,7 +525,16 @@ async function names() {
     const frames = await row.locator('.frames li').allInnerTexts();
     check(frames.length === 6 && frames[0].startsWith(t.whole), `the frames of a row are ${JSON.stringify(frames)}`);
     const labels = await page.locator('#flame .d3-flame-graph-label').allInnerTexts();
-    check(labels.some((x) => x === t.frame), `no frame is called ${t.frame}: ${JSON.stringify(labels)}`);
+    check(labels.some((x) => x.endsWith(t.frame)), `no frame is called ${t.frame}: ${JSON.stringify(labels)}`);
+    const drawnFrames = () => page.locator('#flame g.frame').evaluateAll((x) => x.map((e) => e.getAttribute('name')));
+    const glue = (list) => list.some((n) => n.includes('_call_impl'));
+    check(!glue(await drawnFrames()), 'frames of frameworks are shown at first');
+    await page.locator('#flame').getByLabel('framework frames').check();
+    check(glue(await drawnFrames()), 'frames of frameworks are not shown on demand');
+    const outermost = (await page.locator('#flame .d3-flame-graph-label').allInnerTexts())[1];
+    await page.locator('#flame').getByLabel('inverted').check();
+    const innermost = (await page.locator('#flame .d3-flame-graph-label').allInnerTexts())[1];
+    check(outermost.includes('train') && innermost.endsWith(t.frame), `below all is ${outermost}, inverted ${innermost}`);
     await page.context().close();
   }
   at('names of holders');
@@ -427,7 +542,7 @@ async function names() {
   const holders = (await page.locator('#holders details .who').allInnerTexts()).map((x) => x.trim()).sort();
   check(JSON.stringify(holders) === JSON.stringify(t.rows), `holders are called ${JSON.stringify(holders)}`);
   await page.locator('#chart select[aria-label="Bands"]').selectOption('stack');
-  for (const where of ['#chart .bands', '#map']) {
+  for (const where of ['#chart .tracks', '#map']) {
     const legend = await page.locator(`${where} .clip`).allInnerTexts();
     for (const row of t.rows) check(legend.includes(row), `${where} has no ${row}: ${JSON.stringify(legend)}`);
   }
@@ -470,15 +585,15 @@ async function driver() {
   check(JSON.stringify(kinds) === JSON.stringify(expect.driver.calls), `driver calls are ${JSON.stringify(kinds)}`);
   const text = await page.locator('#calls').innerText();
   check(text.includes('753 us in all') && text.includes('700 us'), `driver calls are said to be ${JSON.stringify(text)}`);
-  const track = page.locator('#chart canvas.track').nth(1);
+  const track = page.locator('#chart canvas.track').nth(2);
   await track.scrollIntoViewIfNeeded();
   const box = await track.boundingBox();
   await page.mouse.move(box.x + box.width - 1, box.y + box.height - 4);
   await drawn(page);
-  const tip = await page.locator('#chart .tracks .tip').nth(1).innerText();
+  const tip = await page.locator('#chart .tracks .tip').nth(2).innerText();
   check(tip.includes('cuMemFree') && tip.includes('700 us') && tip.includes('4.00 MiB'), `hovering over the last call says ${JSON.stringify(tip)}`);
   await nothingMissing(page, 'body');
   await page.context().close();
 }
 
-await run(small, labels, names, driver, differences, large);
+await run(small, links, labels, names, driver, differences, large);

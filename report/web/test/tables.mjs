@@ -9,13 +9,16 @@ import {callTotals} from '../src/columns.js';
 import {groupTree, heldAt, stackTree} from '../src/tree.js';
 
 const want = JSON.parse(readFileSync(process.argv[2], 'utf8'));
-const reader = new Reader(await unpack(want.series));
+const [chart, rest] = want.series.split('\n');
+let reader = new Reader(await unpack(chart));
 if (want.changes) {
   twoRuns();
   process.exit(0);
 }
 reader.times();
 for (let i = 0; i < want.curves; i++) reader.curve();
+assert.equal(reader.at, reader.buf.length, 'bytes are left over');
+reader = new Reader(await unpack(rest));
 const lives = new Lives(reader.stacks(), reader.blocks(), reader.segments(), reader.calls(), want.events, want.frame_libraries);
 const called = reader.stackNames(lives.stacks.n);
 assert.equal(reader.at, reader.buf.length, 'bytes are left over');
