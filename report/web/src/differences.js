@@ -72,7 +72,7 @@ function cards(d, moment) {
 function facts(d) {
   const row = (name, f) => h('tr', {}, h('td', {class: 'key'}, name), h('td', {class: 'value'}, f(d.a)), h('td', {class: 'value'}, f(d.b)));
   return h('div', {class: 'two'},
-    h('div', {}, h('table', {class: 'grid'}, h('thead', {}, h('tr', {}, h('th', {}, ''), h('th', {}, 'A'), h('th', {}, 'B'))), h('tbody', {},
+    h('div', {}, h('table', {class: 'grid'}, h('thead', {}, h('tr', {}, h('td', {}), h('th', {scope: 'col'}, 'A'), h('th', {scope: 'col'}, 'B'))), h('tbody', {},
       row('file', (s) => s.path), row('device', (s) => String(s.device)),
       d.a.process || d.b.process ? row('process', (s) => (s.process ? `${s.process.pid} ${s.process.program}` : '')) : null, row('run', (s) => duration(s.duration_us)),
       row('events', (s) => count(s.events)), row('allocations', (s) => count(s.allocs)),

@@ -103,3 +103,52 @@ export async function nothingMissing(page, selector) {
   const found = /\b(null|undefined|NaN|Infinity)\b|\[object/.exec(text);
   check(!found, `${selector} shows ${found} in ${JSON.stringify(text.slice(0, 400))}`);
 }
+
+/** What keeps people from using a page: controls and regions without names, ids given twice, text of too little contrast. */
+export async function accessible(page) {
+  await page.evaluate(() => document.querySelectorAll('details').forEach((d) => { d.open = true; }));
+  const found = await page.evaluate(() => {
+    const bad = [];
+    const say = (e, what) => bad.push(`${e.tagName.toLowerCase()}${e.id && `#${e.id}`} ${JSON.stringify((e.textContent || '').slice(0, 40))}: ${what}`);
+    const name = (e) => e.getAttribute('aria-label') || e.textContent.trim() || (e.labels && e.labels[0] && e.labels[0].textContent) || '';
+    for (const e of document.querySelectorAll('button, select, input, a, summary, nav, th, h1, h2, h3, [tabindex], [role=img]')) {
+      if (!name(e)) say(e, 'no name');
+      if (e.tabIndex >= 0 && e.closest('[aria-hidden=true]')) say(e, 'a control that readers are not told of');
+    }
+    for (const e of document.querySelectorAll('canvas')) if (e.getAttribute('role') !== 'img' && !e.closest('[aria-hidden=true], .uplot')) say(e, 'no role');
+    const ids = [...document.querySelectorAll('[id]')].map((e) => e.id);
+    for (const id of new Set(ids.filter((x, i) => ids.indexOf(x) !== i))) bad.push(`id ${id} is there twice`);
+    if (document.querySelectorAll('main, h1').length !== 2) bad.push('not one main part and one title');
+
+    const probe = document.createElement('canvas').getContext('2d', {willReadFrequently: true});
+    const rgba = (c) => {
+      probe.clearRect(0, 0, 1, 1);
+      probe.fillStyle = c;
+      probe.fillRect(0, 0, 1, 1);
+      return probe.getImageData(0, 0, 1, 1).data;
+    };
+    const light = (c) => [0.2126, 0.7152, 0.0722].reduce((sum, w, i) => sum + w * (c[i] / 255 <= 0.04045 ? c[i] / 255 / 12.92 : ((c[i] / 255 + 0.055) / 1.055) ** 2.4), 0);
+    const contrast = (a, b) => (Math.max(light(a), light(b)) + 0.05) / (Math.min(light(a), light(b)) + 0.05);
+    const behind = (e) => {
+      const frame = e.closest('g.frame');
+      if (frame) return rgba(frame.querySelector('rect').getAttribute('fill'));
+      for (let at = e; at; at = at.parentElement) {
+        const c = rgba(getComputedStyle(at).backgroundColor);
+        if (c[3] === 255) return c;
+      }
+      return [255, 255, 255];
+    };
+    const texts = document.createTreeWalker(document.querySelector('#cistern-page'), NodeFilter.SHOW_TEXT);
+    const seen = new Set();
+    while (texts.nextNode()) {
+      const e = texts.currentNode.parentElement;
+      if (!texts.currentNode.data.trim() || seen.has(e) || !e.getClientRects().length) continue;
+      seen.add(e);
+      const ratio = contrast(rgba(getComputedStyle(e).color), behind(e));
+      if (ratio < 4.5) say(e, `contrast ${ratio.toFixed(2)}`);
+    }
+    if (seen.size < 20) bad.push(`only ${seen.size} texts were looked at`);
+    return bad;
+  });
+  for (const f of found) check(false, f);
+}

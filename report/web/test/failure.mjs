@@ -1,7 +1,7 @@
 // Opens pages of runs in which a request failed and looks at the section on that. Run by the Go test
 // TestFailureInBrowser: node failure.mjs CHROMIUM EXPECT.json
 
-import {at, check, drawn, expect, nothingMissing, open, pixels, run} from './browser.mjs';
+import {accessible, at, check, drawn, expect, nothingMissing, open, pixels, run} from './browser.mjs';
 
 /** The first line, as the command prints it, and what to hold less of, where no setting is known to help. */
 async function answer(page, t) {
@@ -63,6 +63,7 @@ async function failure() {
   const phone = await open(t.page, {viewport: {width: 400, height: 800}});
   const overflow = await phone.evaluate(() => document.documentElement.scrollWidth - innerWidth);
   check(overflow <= 0, `the page is ${overflow} pixels too wide`);
+  await accessible(phone);
   await phone.context().close();
 }
 

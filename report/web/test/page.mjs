@@ -2,7 +2,7 @@
 //   node page.mjs CHROMIUM EXPECT.json
 // EXPECT.json names the pages and what must be seen on them. Prints what is wrong, one line each; exits with 1 then.
 
-import {at, check, drawn, expect, nothingMissing, open, pixels, run, until} from './browser.mjs';
+import {accessible, at, check, drawn, expect, nothingMissing, open, pixels, run, until} from './browser.mjs';
 
 const range = (page) => page.evaluate(() => {
   const d = document.querySelector('#chart').dataset;
@@ -596,4 +596,21 @@ async function driver() {
   await page.context().close();
 }
 
-await run(small, links, labels, names, driver, differences, large);
+/** Every kind of page, light and dark, wide and narrow. */
+async function everyone() {
+  const pages = [expect.small.page, expect.labels.page, expect.names.page, expect.names.differences, expect.driver.page];
+  for (const file of pages) {
+    for (const colorScheme of ['light', 'dark']) {
+      for (const width of [1440, 390]) {
+        at(`${file.split('/').pop()}, ${colorScheme}, ${width} pixels wide`);
+        const page = await open(file, {colorScheme, viewport: {width, height: 900}});
+        await accessible(page);
+        const wide = await page.evaluate(() => document.documentElement.scrollWidth - innerWidth);
+        check(wide <= 0, `the page is ${wide} pixels too wide`);
+        await page.context().close();
+      }
+    }
+  }
+}
+
+await run(small, links, everyone, labels, names, driver, differences, large);
