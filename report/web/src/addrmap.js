@@ -7,7 +7,8 @@ import {lastAtMost} from './series.js';
 
 const rowHeight = 14;
 const rowGap = 3;
-const maxRows = 46;
+const maxRows = 32;
+const letter = 6; // pixels, about
 const hues = 8; // --c0 to --c7 of the style sheet
 
 /**
@@ -68,14 +69,17 @@ export function addressMap(host, view) {
     const colors = Array.from({length: hues}, (_, i) => cssColor(`--c${i}`));
     const free = cssColor('--free');
     const edge = cssColor('--panel');
-    const stripe = (from, size, color) => {
+    const names = []; // of what is wide enough: colours alone say too little
+    const stripe = (from, size, color, label) => {
       let at = from;
       let left = size;
       ctx.fillStyle = color;
       while (left > 0) {
         const row = Math.min(rows - 1, Math.floor(at / perRow + 1e-12));
         const n = Math.max(Math.min(left, (row + 1) * perRow - at), Number.EPSILON * at);
-        ctx.fillRect(((at - row * perRow) / perRow) * width, row * (rowHeight + rowGap), (n / perRow) * width, rowHeight);
+        const [x, y, wide] = [((at - row * perRow) / perRow) * width, row * (rowHeight + rowGap), (n / perRow) * width];
+        ctx.fillRect(x, y, wide, rowHeight);
+        if (label && at === from && wide > 12 * letter) names.push([label(), x, y, wide]);
         at += n;
         left -= n;
         if (row === rows - 1) break;
@@ -87,12 +91,15 @@ export function addressMap(host, view) {
       const b = seg.blocks;
       for (let i = 0; i < b.n; i++) {
         const hue = hueOf(seg, b, i);
-        stripe(starts[s] + (b.addr[i] - seg.addr), b.size[i], colors[hue]);
+        stripe(starts[s] + (b.addr[i] - seg.addr), b.size[i], colors[hue], () => `${bytes(b.request[i])} ${worded(labelOf(seg, b, i, hue), shortFrame)}`);
         const entry = shown.get(hue) || {bytes: 0, label: labelOf(seg, b, i, hue)};
         entry.bytes += b.request[i];
         shown.set(hue, entry);
       }
     });
+    ctx.fillStyle = '#10141b';
+    ctx.font = '11px system-ui, sans-serif';
+    for (const [text, x, y, wide] of names) ctx.fillText(text.slice(0, Math.floor(wide / letter) - 1), x + 4, y + rowHeight - 3);
     ctx.fillStyle = edge;
     segments.forEach((seg, s) => {
       if (s === 0 || (seg.size / perRow) * width < 3) return;

@@ -205,16 +205,26 @@ export function groupsOf(keys, order) {
   return all;
 }
 
-/** For each event the first of some rising ones that is not before it: the column from which on a block counts. */
-function columns(at) {
+/**
+ * Calls f(i, a, b) for every block of at least some bytes that is live at some of these events: those from at[a] to at[b - 1].
+ * @param at rising events
+ */
+function eachIn(blocks, at, least, f) {
+  if (at.length === 0) return;
+  const {from, to, size, n} = blocks;
   const first = at[0];
   const last = at[at.length - 1];
-  const column = new Uint32Array(last - first + 1);
+  const column = new Uint16Array(last - first + 1); // of each event the first of these that is not before it
   for (let k = 0, e = first; e <= last; e++) {
     while (at[k] < e) k++;
     column[e - first] = k;
   }
-  return (e) => (e <= first ? 0 : e > last ? at.length : column[e - first]);
+  for (let i = 0, a = 0; i < n && from[i] <= last; i++) {
+    const end = to[i];
+    if (end <= first || size[i] < least) continue;
+    while (at[a] < from[i]) a++; // blocks are in the order of their beginnings
+    if (end > at[a]) f(i, a, end > last ? at.length : column[end - first]);
+  }
 }
 
 /**
@@ -224,21 +234,13 @@ function columns(at) {
  * @param at rising events
  */
 export function bands(blocks, groups, n, at) {
-  const {from, to, size} = blocks;
+  const {size} = blocks;
   const out = Array.from({length: n}, () => new Float64Array(at.length + 1));
-  if (at.length === 0) return out.map((a) => a.subarray(0, 0));
-  const columnOf = columns(at);
-  const first = at[0];
-  const last = at[at.length - 1];
-  for (let i = 0; i < blocks.n && from[i] <= last; i++) {
-    if (to[i] <= first) continue;
-    const a = columnOf(from[i]);
-    const b = columnOf(to[i]);
-    if (a === b) continue; // it was gone before the next of the events
+  eachIn(blocks, at, 0, (i, a, b) => {
     const band = out[groups[i]];
     band[a] += size[i];
     band[b] -= size[i];
-  }
+  });
   return out.map((band) => {
     for (let k = 1; k < at.length; k++) band[k] += band[k - 1];
     return band.subarray(0, at.length);
@@ -251,22 +253,15 @@ export function bands(blocks, groups, n, at) {
  * @param at rising events
  */
 export function largeBlocks(blocks, at, least) {
-  const {from, to, size} = blocks;
-  const start = new Int32Array(at.length + 1);
-  const block = [];
-  if (at.length === 0) return {start, block};
-  const columnOf = columns(at);
-  const first = at[0];
-  const last = at[at.length - 1];
+  const {to} = blocks;
   const found = [];
   const begin = [];
-  for (let i = 0; i < blocks.n && from[i] <= last; i++) {
-    if (size[i] < least || to[i] <= first) continue;
-    const a = columnOf(from[i]);
-    if (a === columnOf(to[i])) continue;
+  eachIn(blocks, at, least, (i, a) => {
     found.push(i);
     begin.push(a);
-  }
+  });
+  const start = new Int32Array(at.length + 1);
+  const block = [];
   let live = [];
   for (let k = 0, next = 0; k < at.length; k++) {
     live = live.filter((i) => to[i] > at[k]);

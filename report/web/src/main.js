@@ -164,10 +164,10 @@ function moments(t, body, stage, chart, on, timeline, lives) {
   const picker = h('div', {id: 'moment'});
   const picture = h('div', {id: 'flame'});
   const map = h('div', {class: 'panel', id: 'map'});
-  stage.append(section('stacks', 'A moment, by stack', stacks ? `Outermost frame on top; a click zooms in.${callersOnly(t, lives)
+  stage.append(h('div', {}, section('stacks', 'A moment, by stack', stacks ? `Outermost frame on top; a click zooms in.${callersOnly(t, lives)
     ? ' Only callers of the driver were recorded: with cistern trace --stacks all there are whole stacks.' : ''}`
-    : 'No stacks were recorded: by size instead.', h('div', {class: 'panel'}, picker, picture)));
-  body.append(section('addresses', 'Addresses', 'Every reserved byte at that moment, in address order.', map));
+    : 'No stacks were recorded: by size instead.', h('div', {class: 'panel'}, picker, picture)),
+  section('addresses', 'Addresses', 'Every reserved byte at that moment, in address order.', map)));
   const grouped = grouping(lives.stacks, t.frames, groups, 'flame', () => draw());
   const graph = flame(picture, 'Flame graph of live bytes by stack', null, grouped.tools);
   const draw = () => graph.show(grouped.tree((by) => heldAt(lives, shown.event, by)));

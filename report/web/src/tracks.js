@@ -117,7 +117,7 @@ export function liveTracks(timeline, lives, peak, by, chart, said) {
         ctx.fillRect(k, bandHeight - (below[k] / top) * tall, 1.02, (below[k] / top) * tall - from);
         if (broad(k) > broad(widest)) widest = k;
       }
-      label(ctx, short(g), widest, bandHeight - ((below[widest] - band[widest] / 2) / top) * tall, (band[widest] / top) * tall);
+      label(ctx, short(g), widest, bandHeight - ((below[widest] - band[widest] / 2) / top) * tall, (broad(widest) / top) * tall);
     }
     banded.ends(bytes(top), '0');
     fill(legend, drawn.map((g) => h('span', {title: name(g)}, h('i', {css: {'--key': `var(${color(g)})`}}),

@@ -2,9 +2,9 @@
 
 import test from 'node:test';
 import assert from 'node:assert/strict';
-import {Lives, bands, groupsOf, measure, sizeRange} from '../src/lives.js';
+import {Lives, bands, groupsOf, largeBlocks, measure, sizeRange} from '../src/lives.js';
 import {callTotals, callsByColumn, columnsOf} from '../src/columns.js';
-import {groupTree, heldAt, heldBetween, noStack, stackTree} from '../src/tree.js';
+import {Fold, groupTree, heldAt, heldBetween, noStack, stackTree} from '../src/tree.js';
 import {mix, shadeOf} from '../src/color.js';
 import {bytes, duration, fixed, signed, timeLabels} from '../src/format.js';
 import {Timeline} from '../src/series.js';
@@ -265,4 +265,33 @@ test('numbers are written as the command writes them: of two that are equally ne
   assert.deepEqual([1125, 1375, 1005, 999_995_000, 2_625_000].map(duration), ['1.12 ms', '1.38 ms', '1.00 ms', '16 min 40 s', '2.62 s']);
   assert.deepEqual([fixed(6.25, 1), fixed(6.75, 1), fixed(-6.25, 1), fixed(0.0625, 3), fixed(1.0625, 3), fixed(2.5, 0), fixed(0.25, 1), fixed(9.995, 2)],
     ['6.2', '6.8', '-6.2', '0.062', '1.062', '2', '0.2', '9.99']);
+});
+
+test('large blocks of columns, oldest first', () => {
+  const {lives} = randomLives(11);
+  const at = Int32Array.from({length: 60}, (_, k) => Math.floor((k * 399) / 59));
+  for (const least of [0, 1 << 19, 1 << 40]) {
+    const {start, block} = largeBlocks(lives.blocks, at, least);
+    at.forEach((e, k) => {
+      const want = [];
+      for (let i = 0; i < lives.blocks.n; i++) if (lives.blocks.size[i] >= least && lives.blocks.from[i] <= e && lives.blocks.to[i] > e) want.push(i);
+      assert.deepEqual(block.slice(start[k], start[k + 1]), want, `at event ${e}, of ${least} bytes`);
+    });
+  }
+});
+
+test('a fold leaves out hidden frames but for the innermost, and turns stacks over', () => {
+  const stacks = {n: 7, parent: [0, 0, 1, 2, 2, 1, 4], frame: [0, 0, 1, 2, 3, 3, 1]}; // 0>1>2, 0>1>3>1 and 0>3
+  const names = ['main', '_call_impl', 'forward', 'empty'];
+  const held = [[3, 10], [4, 20], [5, 30], [6, 5]].map(([stack, size]) => ({stack, size, range: 0, after: size, before: 0, blocks: 1}));
+  const shape = (n) => [n.name, n.value, n.children.map(shape)];
+  const folded = (fold) => {
+    const list = held.map((x) => ({...x, stack: fold.node(x.stack)}));
+    return shape(stackTree(fold.stacks(), list, names));
+  };
+  const glue = [false, true, false, false];
+  assert.deepEqual(folded(new Fold(stacks, glue, false)), ['all', 65, [['main', 65, [['empty', 55, [['_call_impl', 5, []]]], ['forward', 10, []]]]]]);
+  assert.deepEqual(folded(new Fold(stacks, glue, true)), ['all', 65, [['empty', 50, [['main', 50, []]]], ['forward', 10, [['main', 10, []]]],
+    ['_call_impl', 5, [['empty', 5, [['main', 5, []]]]]]]]);
+  assert.deepEqual(folded(new Fold(stacks, glue.map(() => false), false)), shape(stackTree(stacks, held, names)));
 });

@@ -487,6 +487,7 @@ async function labels() {
     const legend = await page.locator('#map .legend .clip').allInnerTexts();
     for (const [name] of want) check(legend.includes(name), `by ${by} the legend has no ${name}: ${JSON.stringify(legend)}`);
   }
+  await page.locator('#map canvas').scrollIntoViewIfNeeded();
   const map = await page.locator('#map canvas').boundingBox();
   await page.mouse.move(map.x + 2, map.y + 5);
   await drawn(page);
@@ -531,9 +532,9 @@ async function names() {
     check(!glue(await drawnFrames()), 'frames of frameworks are shown at first');
     await page.locator('#flame').getByLabel('framework frames').check();
     check(glue(await drawnFrames()), 'frames of frameworks are not shown on demand');
-    const outermost = (await page.locator('#flame .d3-flame-graph-label').allInnerTexts())[1];
+    const outermost = (await drawnFrames())[1];
     await page.locator('#flame').getByLabel('inverted').check();
-    const innermost = (await page.locator('#flame .d3-flame-graph-label').allInnerTexts())[1];
+    const innermost = (await drawnFrames())[1];
     check(outermost.includes('train') && innermost.endsWith(t.frame), `below all is ${outermost}, inverted ${innermost}`);
     await page.context().close();
   }
