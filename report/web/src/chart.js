@@ -145,7 +145,10 @@ export function memoryChart(host, timeline, lines, marks, peakEvent, on = {}) {
     // A click that is no drag and no double-click chooses a moment.
     let pressed = 0;
     let waiting = 0;
-    plot.over.addEventListener('mousedown', (e) => { pressed = e.clientX; });
+    plot.over.addEventListener('mousedown', (e) => {
+      pressed = e.clientX;
+      panes.focus({preventScroll: true}); // for the keys
+    });
     plot.over.addEventListener('click', (e) => {
       clearTimeout(waiting);
       if (!on.pick || e.detail > 1 || Math.abs(e.clientX - pressed) > 2) return;

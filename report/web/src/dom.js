@@ -99,8 +99,14 @@ export function row(head, numbers, cells, attributes = {}) {
   return h('tr', attributes, cells.map((c, i) => h('td', {class: numbers.includes(i) ? 'n' : '', 'data-label': i > 0 && head[i] ? head[i] : null}, c)));
 }
 
+/** How much of a long list is shown at first. */
+export function few() {
+  return innerWidth < 720 ? 5 : 10;
+}
+
 /** The first of many elements, and a button that shows the rest. */
-export function first(n, all) {
+export function first(all) {
+  const n = few();
   if (all.length <= n + 2) return all;
   const more = h('button', {type: 'button', class: 'more', onclick: () => more.replaceWith(...all.slice(n))}, `Show ${all.length - n} more`);
   return [...all.slice(0, n), more];

@@ -36,7 +36,7 @@ export function failure(t) {
     h('div', {class: 'two failure-about'}, request(x), surroundings(x)),
     x.event < 0 ? h('p', {class: 'muted'}, 'The history was off: where blocks lay is not in the file.') : null,
     others.length ? [h('h3', {}, `${count(t.failures.failed_requests)} requests failed in this run`),
-      h('ul', {}, first(10, others.map((o) => h('li', {}, `event ${count(o.event)}: ${bytes(o.requested_bytes)}, ${causes[o.cause] || o.cause}`
+      h('ul', {}, first(others.map((o) => h('li', {}, `event ${count(o.event)}: ${bytes(o.requested_bytes)}, ${causes[o.cause] || o.cause}`
         + (o.met_later_at_event === null ? '' : `; met at event ${count(o.met_later_at_event)}`)))))] : null);
   return {answer, details};
 }
@@ -140,7 +140,7 @@ function holders(x) {
   const show = (kind) => {
     const all = held[`by_${kind}`];
     const most = Math.max(1, ...all.map((s) => s.bytes));
-    fill(list, first(10, all.map((s) => line(s, most))),
+    fill(list, first(all.map((s) => line(s, most))),
       held.rounding_bytes ? h('p', {class: 'muted', 'data-bytes': held.rounding_bytes}, `${bytes(held.rounding_bytes)} lost to rounding`) : null,
       held.unattributed_bytes ? h('p', {class: 'muted', 'data-bytes': held.unattributed_bytes},
         `${bytes(held.unattributed_bytes)} ${held.blocks ? 'allocated before the history began, by unknown callers' : 'in blocks that the file does not list'}`) : null);

@@ -2,7 +2,7 @@
 // What a program leaks shows here: allocated in between, and kept.
 
 import {bytes, count, signed} from './format.js';
-import {fill, h, row, table, who} from './dom.js';
+import {few, fill, h, row, table, who} from './dom.js';
 import * as state from './state.js';
 import {flame} from './flame.js';
 import {grouping} from './grouping.js';
@@ -28,7 +28,7 @@ export function changeTable(title, changes, left = 0) {
   const moved = changes.filter((r) => r.grew !== 0 || r.kept).sort((a, b) => Math.abs(b.grew) - Math.abs(a.grew));
   const listed = moved.slice(0, mostRows);
   const more = moved.length - listed.length + left;
-  return moved.length ? [table(head, numbers, listed.map(line), {}, 10), more ? h('p', {class: 'muted'}, `${count(more)} more that changed less`) : null]
+  return moved.length ? [table(head, numbers, listed.map(line), {}, few()), more ? h('p', {class: 'muted'}, `${count(more)} more that changed less`) : null]
     : h('p', {class: 'muted'}, 'Nothing changed.');
 }
 

@@ -108,7 +108,7 @@ export function holders(t) {
     list.push(h('p', {class: 'muted'}, `${bytes(peak.other_stacks.bytes)} more in ${count(peak.other_stacks.blocks)} `
       + 'blocks of other stacks'));
   }
-  return h('div', {class: 'holders'}, first(10, list));
+  return h('div', {class: 'holders'}, first(list));
 }
 
 /** The tags and libraries that blocks of a stack were recorded with. */
@@ -164,14 +164,15 @@ export function facts(t) {
   const notes = [...t.inspection.notes, ...t.notes.filter((n) => !t.inspection.notes.includes(n))];
   const settings = Object.entries(t.inspection.settings).sort();
   return h('div', {class: 'two'},
-    h('div', {}, h('h3', {}, 'Settings'), h('table', {class: 'grid'}, h('tbody', {},
+    h('div', {}, h('h3', {}, 'The recording'), h('table', {class: 'grid'}, h('tbody', {},
       h('tr', {}, h('td', {class: 'key'}, 'file'), h('td', {class: 'value'}, t.inspection.path)),
       h('tr', {}, h('td', {class: 'key'}, 'format, device'), h('td', {class: 'value'}, `${t.inspection.format}, ${t.inspection.device}`)),
       recordedWith(t.inspection.environment),
       t.inspection.process ? h('tr', {}, h('td', {class: 'key'}, 'process'),
         h('td', {class: 'value'}, `${t.inspection.process.pid} ${t.inspection.process.program}`)) : null,
-      t.inspection.conf ? h('tr', {}, h('td', {class: 'key'}, 'given settings'), h('td', {class: 'value'}, t.inspection.conf)) : null,
-      settings.map(([k, v]) => h('tr', {}, h('td', {class: 'key'}, k), h('td', {class: 'value'}, v === '' ? 'not set' : v)))))),
+      t.inspection.conf ? h('tr', {}, h('td', {class: 'key'}, 'given settings'), h('td', {class: 'value'}, t.inspection.conf)) : null)),
+    settings.length ? h('details', {}, h('summary', {class: 'plain'}, `All ${count(settings.length)} settings`), h('table', {class: 'grid'}, h('tbody', {},
+      settings.map(([k, v]) => h('tr', {}, h('td', {class: 'key'}, k), h('td', {class: 'value'}, v === '' ? 'not set' : v)))))) : null),
     h('div', {}, h('h3', {}, 'Notes'), notes.length
       ? h('ul', {}, notes.map((n) => h('li', {}, n))) : h('p', {class: 'muted'}, 'Nothing is missing from this record.'),
     t.verify ? h('p', {}, `Held against the record: ${count(t.verify.matched)} of ${count(t.verify.recorded)} driver `

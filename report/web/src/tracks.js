@@ -23,7 +23,7 @@ function track(chart, title, height, tools, hover) {
   const canvas = h('canvas', {class: 'track', height, role: 'img', 'aria-label': title, css: {'--tall': `${height}px`}});
   const tip = h('div', {class: 'tip', hidden: true});
   const axis = h('div', {class: 'axis', 'aria-hidden': 'true', css: {'--tall': `${height}px`}});
-  chart.tracks.append(h('div', {class: 'bar track-title'}, h('h3', {}, title), ...tools), h('div', {class: 'lane'}, axis, canvas), tip);
+  chart.tracks.append(h('div', {class: 'bar track-title'}, h('h3', {}, title), ...tools), h('div', {class: 'strip'}, axis, canvas), tip);
   canvas.addEventListener('mouseleave', () => {
     tip.hidden = true;
     hover(-1, 0);
@@ -117,7 +117,9 @@ export function liveTracks(timeline, lives, peak, by, chart, said) {
         ctx.fillRect(k, bandHeight - (below[k] / top) * tall, 1.02, (below[k] / top) * tall - from);
         if (broad(k) > broad(widest)) widest = k;
       }
-      label(ctx, short(g), widest, bandHeight - ((below[widest] - band[widest] / 2) / top) * tall, (broad(widest) / top) * tall);
+      let end = widest;
+      while (end < width - 1 && broad(end + 1) >= 0.95 * broad(widest)) end++;
+      label(ctx, short(g), (widest + end) / 2, bandHeight - ((below[widest] - band[widest] / 2) / top) * tall, (broad(widest) / top) * tall);
     }
     banded.ends(bytes(top), '0');
     fill(legend, drawn.map((g) => h('span', {title: name(g)}, h('i', {css: {'--key': `var(${color(g)})`}}),
@@ -245,9 +247,9 @@ export function callTrack(timeline, lives, kinds, stackName, chart) {
       h('i', {css: {'--key': `var(${x.does > 0 ? '--c0' : x.does < 0 ? '--c1' : '--c7'})`}}),
       `${arrow(x)}${x.name} ${count(x.calls)}${x.does ? `, ${bytes(x.bytes)}` : ''}${timed ? `, ${duration(x.took / 1e3)}` : ''}`)),
     timed ? h('span', {}, h('i', {css: {'--key': 'var(--c3)'}}), 'time in them') : null);
-  const lane = track(chart, timed ? 'Driver calls' : 'Driver calls of the record', height, [], over);
-  lane.ends('got', 'gave back', ...(timed ? ['time'] : []));
-  lane.canvas.parentElement.after(legend);
+  const strip = track(chart, timed ? 'Driver calls' : 'Driver calls of the record', height, [], over);
+  strip.ends('got', 'gave back', ...(timed ? ['time'] : []));
+  strip.canvas.parentElement.after(legend);
   let by = null;
   const half = callHeight / 2;
 
@@ -255,7 +257,7 @@ export function callTrack(timeline, lives, kinds, stackName, chart) {
     const {min, max, width} = chart.shown();
     const {edges} = columnsOf(timeline, min, max, width);
     by = callsByColumn(calls, kinds, edges, timeline.stride);
-    const ctx = lane.context(width);
+    const ctx = strip.context(width);
     ctx.fillStyle = cssColor('--grid');
     ctx.fillRect(0, half - 0.5, width, 1);
     const tall = (n) => Math.max(3, (Math.min(1, Math.max(0, Math.log2(n / 2 ** 20) + 1) / 18)) * (half - 2));

@@ -163,7 +163,7 @@ async function controls(page, part, whole) {
   const width = ([a, b]) => b - a;
   const closer = await until(() => range(page), (r) => width(r) < width(part));
   check(width(closer) < width(part), `Ctrl and the wheel do not zoom in: ${part} to ${closer}`);
-  await page.locator('#chart .panes').focus();
+  await page.locator('#chart .u-over').click({position: {x: 40, y: 40}});
   const press = async (key) => {
     await page.keyboard.press(key);
     await drawn(page);
@@ -608,6 +608,8 @@ async function everyone() {
         await accessible(page);
         const wide = await page.evaluate(() => document.documentElement.scrollWidth - innerWidth);
         check(wide <= 0, `the page is ${wide} pixels too wide`);
+        const name = await page.locator('#growth-table tbody td').first().evaluate((e) => e.clientWidth);
+        check(name > 200, `names of what grew have ${name} pixels`);
         await page.context().close();
       }
     }
