@@ -2,7 +2,7 @@
 // blocks are coloured, what is free stays pale, segments are set apart by a gap.
 
 import {bytes, count, hex} from './format.js';
-import {calledText, cssColor, fill, h, onScheme, placeTip, shortFrame} from './dom.js';
+import {calledText, cssColor, fill, h, onScheme, placeTip, shortFrame, topFrames} from './dom.js';
 import {lastAtMost} from './series.js';
 
 const rowHeight = 14;
@@ -157,7 +157,7 @@ export function addressMap(host, view) {
           b.pending[i] ? line('state', 'given back, still used by a stream') : null] : null,
         line(kind, `${hex(seg.addr)}, ${bytes(seg.size)}`),
         line('segment stream, pool', `${view.streamName(seg.stream)}, ${view.poolName(seg.pool)}`)),
-      i >= 0 ? h('ol', {class: 'frames'}, view.stackName(b.stack[i]).slice(0, 6).map((f) => h('li', {}, shortFrame(f)))) : null);
+      i >= 0 ? topFrames(view.stackName(b.stack[i])) : null);
     placeTip(tip, e.clientX, e.clientY);
   });
 

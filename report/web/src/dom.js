@@ -70,6 +70,11 @@ export function shortFrame(frame) {
   return shortFrames.get(frame) || frame;
 }
 
+/** The first frames of a stack in a tooltip; those of frameworks are left out, but for the innermost. */
+export function topFrames(frames) {
+  return h('ol', {class: 'frames'}, frames.filter((f, i) => i === 0 || layerOf(f) !== 2).slice(0, 6).map((f) => h('li', {}, shortFrame(f))));
+}
+
 /** What a stack is called, short; all of it where the pointer rests. */
 export function who(called, ...more) {
   return h('span', {class: 'who', title: calledText(called)}, calledText(called, shortFrame), ...more);

@@ -3,7 +3,7 @@
 
 import {mix, pixel} from './color.js';
 import {bytes, count, duration, hex} from './format.js';
-import {cssColor, fill, h, onScheme, placeTip, shortFrame} from './dom.js';
+import {cssColor, fill, h, onScheme, placeTip, topFrames} from './dom.js';
 import {bands, groupsOf, largeBlocks} from './lives.js';
 import {callTotals, callsByColumn, columnsOf} from './columns.js';
 import * as state from './state.js';
@@ -220,7 +220,7 @@ export function liveTracks(timeline, lives, peak, by, chart, said) {
     const rows = [['allocated', from[b] < 0 ? 'before the first event' : at(from[b])], ['freed', to[b] >= lives.events ? 'never' : at(to[b])],
       ...more.rows];
     return [h('b', {'data-bytes': size[b]}, bytes(size[b])), h('table', {}, rows.map(([a, v]) => h('tr', {}, h('td', {}, a), h('td', {class: 'n'}, v)))),
-      h('ol', {class: 'frames'}, more.frames.slice(0, 6).map((f) => h('li', {}, shortFrame(f))))];
+      topFrames(more.frames)];
   }
 
   choose();
@@ -289,7 +289,7 @@ export function callTrack(timeline, lives, kinds, stackName, chart) {
         by.took[k] ? row('took', duration(by.took[k] / 1e3)) : null,
         calls.event[i] < 0 ? row('before', 'the first event') : row(one ? 'event' : 'from event', count(calls.event[i])),
         one ? row('address', hex(calls.addr[i])) : null),
-      h('ol', {class: 'frames'}, one ? stackName(calls.stack[i]).slice(0, 6).map((f) => h('li', {}, shortFrame(f))) : [])];
+      topFrames(one ? stackName(calls.stack[i]) : [])];
   }
 
   draw();
