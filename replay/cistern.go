@@ -160,6 +160,10 @@ func (e *engine) out(at streamOfPool, n int) {
 // mappingsPerStep is how many mappings the engine looks at in the time of a step.
 const mappingsPerStep = 4
 
+// stepsPerRelease is what the release of a pool takes for each mapping there is: at most so many released pools have memory that
+// the GPU still uses, and each release and request looks at all of them.
+const stepsPerRelease = 16
+
 // steps is stepper.steps. The engine takes four times as long as a model for an event, eight times for a call of the driver
 // and half of that where a call asks for the state of an event. What it does outside its hot path, where it calls the driver,
 // looks at all mappings that are free or stale, and at all pairs of stream and pool that have memory; of streams that come and
@@ -282,6 +286,7 @@ func (e *engine) ReleasePool(pool uint32) error {
 	}
 	err = p.Release()
 	e.pools[pool] = cistern.Pool{}
+	e.touched += stepsPerRelease * int64(e.drv.Leaks().Mappings)
 	e.drain()
 	return err
 }
