@@ -1,11 +1,12 @@
-"""The adapter that is built already: what it depends on, which its folder is named by, and where it is kept.
+"""The adapter that is built already: what it depends on, which its folder is named by, and where it is kept. Those for releases
+of PyTorch come with the package; others are built, once (cistern.build).
 
 Every program that starts comes through here, those that build it (cistern.build) once; so this imports little.
 """
 
 import os
 import stat
-from typing import List, Optional, Set
+from typing import Any, List, Optional, Set
 
 from . import _toolchain
 from ._errors import say
@@ -14,7 +15,7 @@ from ._version import version
 
 SOURCES = os.path.join(os.path.dirname(os.path.abspath(__file__)), "adapter")
 NAME = "libcistern_torch.so"
-FLAGS = ["-std=c++17", "-O2", "-fPIC", "-DNDEBUG", "-g0", "-fvisibility=hidden", "-ffunction-sections"]
+FLAGS = ["-O2", "-fPIC", "-DNDEBUG", "-g0", "-fvisibility=hidden", "-ffunction-sections"]
 # Little to load: no section that nothing uses, no library that nothing is wanted from.
 LINK = ["-Wl,-O1", "-Wl,--gc-sections", "-Wl,--as-needed"]
 
@@ -22,9 +23,12 @@ LINK = ["-Wl,-O1", "-Wl,--gc-sections", "-Wl,--as-needed"]
 LIBRARIES = ["c10_cuda", "c10"]
 
 
+PROBE = "probe.cpp"
+
+
 def sources() -> List[str]:
     """What is compiled. plain.cpp is the fallback, which needs no PyTorch and is built with the library."""
-    names = sorted(n for n in os.listdir(SOURCES) if n.endswith(".cpp") and n != "plain.cpp")
+    names = sorted(n for n in os.listdir(SOURCES) if n.endswith(".cpp") and n not in ("plain.cpp", PROBE))
     return [os.path.join(SOURCES, n) for n in names]
 
 
@@ -39,8 +43,7 @@ def header() -> str:
     raise Missing("cistern.h is missing: looked in " + ", ".join(folders))
 
 
-def key(torch: Torch) -> str:
-    """A hash of what the adapter depends on."""
+def _hash_of_sources() -> Any:
     import hashlib
 
     h = hashlib.sha256()
@@ -48,6 +51,12 @@ def key(torch: Torch) -> str:
     for file in files + [os.path.join(header(), "cistern.h")]:
         with open(file, "rb") as f:
             h.update(os.path.basename(file).encode() + b"\0" + f.read() + b"\0")
+    return h
+
+
+def key(torch: Torch) -> str:
+    """A hash of what the adapter depends on."""
+    h = _hash_of_sources()
     libc = os.confstr("CS_GNU_LIBC_VERSION") or ""
     abi = "cxx11abi=%d" % torch.new_abi
     for fact in [version, torch.version, torch.git, torch.cuda or "", abi, os.uname().machine, libc] + FLAGS + LINK + LIBRARIES:
@@ -130,7 +139,71 @@ def find(torch: Torch, where: Optional[List[str]] = None) -> Optional[str]:
         file = usable(os.path.join(place, name), where)
         if file is not None:
             return file
+    return prebuilt(torch) if where is None else None
+
+
+# Those that come with the package lie in a folder with a list of their checksums, whose first line names their sources.
+SUMS = "SHA256SUMS"
+# These make the interface between PyTorch and its allocator, which patches of a release leave alone.
+_INTERFACE = ("c10/cuda/CUDACachingAllocator.h", "c10/core/CachingDeviceAllocator.h", "c10/core/Allocator.h")
+
+
+def prebuilt_name(torch: Torch) -> str:
+    """The name of the adapter for a release of PyTorch: its minor version, the major one of CUDA, C++'s ABI and its interface;
+    without headers, to which others were added or not, the beginning of it."""
+    import hashlib
+
+    h = hashlib.sha256()
+    try:
+        for name in _INTERFACE:
+            with open(os.path.join(torch.include[0], *name.split("/")), "rb") as f:
+                h.update(f.read())
+        interface = h.hexdigest()[:8] + ".so"
+    except OSError:
+        interface = ""
+    return "libcistern_torch-%d.%d-cu%s-abi%d-%s" % (
+        torch.minor + ((torch.cuda or "").partition(".")[0], torch.new_abi, interface))
+
+
+def sums_head() -> str:
+    return "# of the sources %s %s" % (version, _hash_of_sources().hexdigest()[:16])
+
+
+def prebuilt(torch: Torch) -> Optional[str]:
+    """The adapter for this PyTorch that came with the package, in the wheel or beside it, if it is as it was made."""
+    if not torch.official:
+        return None
+    package = os.path.dirname(SOURCES)
+    above = os.path.dirname(package)
+    for folder in (os.path.join(package, "adapters"), os.path.join(above, "lib", "adapters"),
+                   os.path.join(os.path.dirname(above), "lib", "adapters")):
+        try:
+            with open(os.path.join(folder, SUMS), encoding="utf-8") as f:
+                lines = f.read().splitlines()
+        except OSError:
+            continue
+        if lines[:1] != [sums_head()]:
+            continue  # they were made before the sources changed
+        wanted = prebuilt_name(torch)
+        for digest, name in (line.split() for line in lines[1:]):
+            file = os.path.join(folder, name)
+            if name.startswith(wanted) and _intact(file, digest):
+                return file
     return None
+
+
+def _intact(file: str, digest: str) -> bool:
+    import hashlib
+
+    try:
+        with open(file, "rb") as f:
+            real = hashlib.sha256(f.read()).hexdigest()
+    except OSError as e:
+        real = e.strerror or "unreadable"
+    if real != digest and file not in _reported:
+        _reported.add(file)
+        say("the adapter %s is not loaded: its checksum is wrong" % file)
+    return real == digest
 
 
 def usable(folder: str, where: Optional[List[str]] = None) -> Optional[str]:
@@ -150,7 +223,6 @@ def usable(folder: str, where: Optional[List[str]] = None) -> Optional[str]:
 def check(torch: Torch) -> None:
     """Raises Missing where there can be no adapter for this PyTorch."""
     if torch.cuda is None:
-        raise Missing("PyTorch %s was built without CUDA" % torch.version)
+        raise Missing("PyTorch %s was built without CUDA%s" % (torch.version, " (for ROCm)" if torch.hip else ""))
     if not torch.supported:
-        raise Missing("torch %s is not among the versions this adapter was compiled against (%s)" %
-                      (torch.release, ", ".join(_toolchain.SUPPORTED)))
+        raise Missing("torch %s is older than %d.%d, the first that the adapter is for" % ((torch.release,) + _toolchain.OLDEST))

@@ -47,13 +47,13 @@ def _enable() -> Optional[str]:
     from . import _built, _toolchain
     from . import torch as ours
 
-    if not _has_driver():
+    if not has_driver():
         # Nothing will be put on a GPU here. That the adapter is not built for it is as well.
         if _built.find(_toolchain.find_torch()) is None:
             return None
     return ours.enable()
 
 
-def _has_driver() -> bool:
+def has_driver() -> bool:
     """Whether this machine has a driver of NVIDIA's, without starting it."""
     return any(os.path.exists(p) for p in ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg", "/dev/nvhost-ctrl-gpu", "/dev/nvmap"))

@@ -1,12 +1,13 @@
 """What the adapter is built with: the installed PyTorch, found without importing it, CUDA's headers, a C++ compiler."""
 
 import os
+import re
 import shutil
 import sys
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Tuple
 
-# The versions of PyTorch whose headers the adapter was compiled against and tried with.
-SUPPORTED = ("2.11",)
+# The first PyTorch that the adapter is for. Later ones are tried, whether they are known (known) or not.
+OLDEST = (2, 6)
 
 
 class Missing(Exception):
@@ -29,8 +30,19 @@ class Torch:
         return self.version.partition("+")[0]
 
     @property
+    def minor(self) -> Tuple[int, ...]:
+        """(2, 11) of 2.11.0+cu130; () of what is no version."""
+        found = re.match(r"(\d+)\.(\d+)", self.version)
+        return tuple(map(int, found.groups())) if found else ()
+
+    @property
     def supported(self) -> bool:
-        return ".".join(self.release.split(".")[:2]) in SUPPORTED
+        return self.minor >= OLDEST
+
+    @property
+    def official(self) -> bool:
+        """Whether it is a release, and neither a nightly nor built from other sources, as its version has it."""
+        return re.fullmatch(r"\d+\.\d+\.\d+(\+cu\d+)?", self.version) is not None
 
     @property
     def include(self) -> List[str]:
@@ -52,6 +64,12 @@ class Torch:
             return True
 
 
+def known() -> List[Tuple[int, ...]]:
+    """The minor releases of PyTorch that the adapter was tried with: (2, 11)."""
+    with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "adapter", "versions"), encoding="utf-8") as f:
+        return [Torch("", {"__version__": line}).minor for line in f.read().split()]
+
+
 def find_torch() -> Torch:
     """The PyTorch that `import torch` would give, or has given."""
     module = sys.modules.get("torch")
@@ -70,7 +88,12 @@ def find_torch() -> Torch:
     known = vars(getattr(module, "version", None) or object)
     if "__version__" in known and "git_version" in known:
         return Torch(folder, dict(known))
-    # version.py is assignments only, and importing the package it lies in takes seconds.
+    return torch_in(folder)
+
+
+def torch_in(folder: str) -> Torch:
+    """The PyTorch in a folder, which has its version. The file with it is assignments only, and importing the package takes
+    seconds."""
     facts: Dict[str, Any] = {}
     try:
         with open(os.path.join(folder, "version.py"), encoding="utf-8") as f:
@@ -91,7 +114,7 @@ def cuda_folders(torch: Torch) -> List[str]:
     """Where CUDA's headers may lie, best first: NVIDIA's wheels beside PyTorch, a toolkit, the copy that Triton has."""
     site = os.path.dirname(torch.folder)
     folders = [os.path.join(site, "nvidia", *p, "include") for p in
-               (("cu%s" % (torch.cuda or "").partition(".")[0],), ("cuda_runtime",))]
+               (("cu%s" % (torch.cuda or "").partition(".")[0],), ("cuda_runtime",), ("cuda_nvcc",))]
     for variable in ("CUDA_HOME", "CUDA_PATH"):
         if os.environ.get(variable):
             folders.append(os.path.join(os.environ[variable], "include"))

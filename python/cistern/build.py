@@ -2,9 +2,12 @@
 
     python -m cistern.build [--dir DIR] [--force]
 
-The host's C++ compiler is called directly; neither nvcc nor ninja nor a CUDA toolkit is needed, only the headers of CUDA
+The wheel brings it for releases of PyTorch; this is for other builds. The host's C++ compiler is called directly; neither nvcc nor ninja nor a CUDA toolkit is needed, only the headers of CUDA
 that come with PyTorch's wheels. The result is kept in a folder whose name is a hash of everything that it depends on
 but the compiler, so that an image without one can carry an adapter that was built elsewhere.
+
+What differs between versions of PyTorch is found by compiling adapter/probe.cpp. A version that the adapter was not tried with
+has to pass a self-test as well (cistern._selftest); where one fails, the words say what.
 
 Of several processes that want it at once, as the ranks of a job do, one builds, under a file lock that dies with its
 holder, and the others wait for the result. It is built aside and renamed into place.
@@ -13,6 +16,7 @@ holder, and the others wait for the result. It is built aside and renamed into p
 import fcntl
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -21,7 +25,8 @@ import time
 from typing import IO, Any, Dict, List, Optional, Tuple
 
 from . import _toolchain
-from ._built import FLAGS, LIBRARIES, LINK, NAME, check, find, header, key, named, places, safe, sources, usable
+from ._built import (FLAGS, LIBRARIES, LINK, NAME, PROBE, SOURCES, check, find, header, key, named, places, safe, sources,
+                     usable)
 from ._toolchain import Missing, Torch
 from ._version import version
 
@@ -86,18 +91,26 @@ def _build(torch: Torch, compiler: List[str], include: List[str], folder: str, r
     start = time.monotonic()
     _tell("cistern: building the PyTorch adapter for torch %s (once) ... " % torch.release)
     try:
-        made, output = _compile(torch, compiler, include, work)
+        found, output = features(torch, compiler, include, work)
+        made = None
+        if found is not None:
+            made, more = _compile(torch, compiler, include, found, work)
+            output += "\n" + more
+        if made is None:
+            wrong = "compiling the adapter for torch %s with %s failed%s" % (torch.release, compiler[0], _first_error(output))
+        else:
+            wrong, more = _self_test(torch, made)
+            output += "\n" + more
         seconds = time.monotonic() - start
         with open(log, "w", encoding="utf-8") as f:
             f.write(output)
-        if made is None:
+        if made is None or wrong:
             _tell("failed after %.0f s\n" % seconds)
             with open(failed, "w", encoding="utf-8") as f:
                 json.dump(attempt, f)
-            raise BuildError("compiling the adapter for torch %s with %s failed, see %s" %
-                             (torch.release, compiler[0], log))
+            raise BuildError("%s, see %s" % (wrong, log))
         with open(os.path.join(folder, "adapter.json"), "w", encoding="utf-8") as f:
-            json.dump({"cistern": version, "torch": torch.version, "seconds": round(seconds, 1), **attempt}, f)
+            json.dump({"cistern": version, "torch": torch.version, "seconds": round(seconds, 1), "features": found, **attempt}, f)
         os.chmod(made, 0o755)  # whatever the umask: others must not write to it
         os.replace(made, target)
         _tell("%.0f s\n" % seconds)
@@ -129,15 +142,39 @@ def _identity(compiler: List[str]) -> List[str]:
     return out
 
 
-def commands(torch: Torch, compiler: List[str], include: List[str], work: str) -> Tuple[List[List[str]], List[str]]:
+def headers(torch: Torch, include: List[str]) -> List[str]:
+    """The words for the compiler by which it finds headers: those of others as the system's, whose warnings do not matter."""
+    folders = [word for folder in include for word in ("-isystem", folder)]
+    return ["-D_GLIBCXX_USE_CXX11_ABI=%d" % torch.new_abi, "-I" + header()] + folders
+
+
+# PyTorch's headers need C++20 from 2.14 on; until then the older one is what they were tried with.
+_STANDARDS = ("-std=c++17", "-std=c++20", "-std=c++23")
+
+
+def features(torch: Torch, compiler: List[str], include: List[str], work: str) -> Tuple[Optional[List[str]], str]:
+    """Which standard of C++ this PyTorch's headers are in, and what its allocator's interface has, as words for the compiler; and
+    all that was printed. None where the probe compiles with none."""
+    probe = os.path.join(SOURCES, PROBE)
+    output = ""
+    for standard in _STANDARDS:
+        made = os.path.join(work, "probe.s")
+        command, process, out = _start(compiler + [standard] + headers(torch, include) + ["-S", probe, "-o", made])
+        ok = process.wait() == 0
+        output += _finish(command, out)
+        if ok:
+            with open(made, encoding="utf-8", errors="replace") as f:
+                return [standard] + ["-D" + word for word in re.findall(r'"cistern:(\w+=[01])', f.read())], output
+    return None, output
+
+
+def commands(torch: Torch, compiler: List[str], include: List[str], found: List[str],
+             work: str) -> Tuple[List[List[str]], List[str]]:
     """The command for each source, and the one that links the results."""
-    abi = "-D_GLIBCXX_USE_CXX11_ABI=%d" % torch.new_abi
-    # As headers of the system: their warnings do not matter here.
-    headers = [word for folder in include for word in ("-isystem", folder)]
     compiles, objects = [], []
     for source in sources():
         made = os.path.join(work, os.path.basename(source)[:-4] + ".o")
-        compiles.append(compiler + FLAGS + [abi, "-I" + header()] + headers + ["-c", source, "-o", made])
+        compiles.append(compiler + found + FLAGS + headers(torch, include) + ["-c", source, "-o", made])
         objects.append(made)
     # Only those that this PyTorch has; what is missing is found, or not, when the adapter is loaded.
     libraries = ["-l" + n for n in LIBRARIES if os.path.isfile(os.path.join(torch.lib, "lib%s.so" % n))]
@@ -150,9 +187,9 @@ def commands(torch: Torch, compiler: List[str], include: List[str], work: str) -
     return compiles, link + ["-ldl", "-lpthread"]
 
 
-def _compile(torch: Torch, compiler: List[str], include: List[str], work: str) -> Tuple[Optional[str], str]:
+def _compile(torch: Torch, compiler: List[str], include: List[str], found: List[str], work: str) -> Tuple[Optional[str], str]:
     """Runs the commands, as many at once as there are processors. The file, or None, and all that was printed."""
-    compiles, link = commands(torch, compiler, include, work)
+    compiles, link = commands(torch, compiler, include, found, work)
     output: List[str] = []
     waiting = list(reversed(compiles))
     running: List[Tuple[List[str], Any, IO[bytes]]] = []
@@ -186,6 +223,29 @@ def _finish(command: List[str], out: IO[bytes]) -> str:
     with out:
         out.seek(0)
         return "$ %s\n%s" % (" ".join(command), out.read().decode("utf-8", "replace"))
+
+
+def _first_error(output: str) -> str:
+    found = re.search(r": (?:fatal )?error: (.*)", output)
+    return ": " + found.group(1) if found else ""
+
+
+def _self_test(torch: Torch, file: str) -> Tuple[str, str]:
+    """What is wrong with an adapter for a version that none was tried with; and all that was printed. A process of its own finds
+    out, as the worst that can happen is a crash."""
+    if torch.minor in _toolchain.known():
+        return "", ""
+    tool = os.path.join(os.path.dirname(SOURCES), "_inject", "tool.py")
+    try:
+        command, process, out = _start([sys.executable, tool, "_selftest", file])
+        code = process.wait(timeout=600)
+    except (OSError, subprocess.SubprocessError) as e:
+        return "the adapter for torch %s cannot be tested: %s" % (torch.release, e), ""
+    output = _finish(command, out)
+    if code == 0:
+        return "", output
+    words = output.rstrip().splitlines()[-1] if code == 1 else "it ended with %d" % code
+    return "the adapter for torch %s fails its self-test: %s" % (torch.release, words), output
 
 
 def _tell(text: str) -> None:

@@ -214,8 +214,10 @@ def load(file: str, version: str) -> Any:
     adapter.cistern_torch_install.argtypes = [ctypes.c_char_p, ctypes.c_char_p]
     adapter.cistern_torch_abi.restype = ctypes.c_char_p
     adapter.cistern_torch_started.restype = ctypes.c_int
+    adapter.cistern_torch_start.restype = ctypes.c_char_p
     abi = adapter.cistern_torch_abi().decode()
-    if abi.partition("+")[0] != version.partition("+")[0]:
+    # Patches of a release have the interface that it has.
+    if abi.split(".")[:2] != version.split(".")[:2]:
         raise OSError("%s is for torch %s, this is torch %s" % (file, abi, version))
     return adapter
 

@@ -1,13 +1,13 @@
 """The C++ under PyTorch, compiled and run over the simulated device.
 
 The plain shim needs a compiler. The adapter needs a PyTorch's headers and its two smallest libraries, libc10 and libc10_cuda:
-those of the folder that CISTERN_TORCH names (a site-packages), or of the PyTorch that is installed."""
+those of the folder that CISTERN_TORCH names (a site-packages), or of the PyTorch that is installed. CISTERN_TORCH_ADAPTER names an
+adapter that was built for it already."""
 
 import importlib.util
 import os
 import shutil
 import subprocess
-import sys
 import unittest
 
 from .support import LIBRARY, PACKAGE, ROOT, Case
@@ -63,20 +63,23 @@ class Adapter(Compiled):
 
     def setUp(self):
         super().setUp()
-        sys.path.insert(0, os.path.dirname(PACKAGE))
-        self.addCleanup(sys.path.remove, os.path.dirname(PACKAGE))
-        self.libraries = os.path.join(TORCH, "torch", "lib")
-        include = [os.path.join(TORCH, "torch", "include")]
-        include += [os.path.join(TORCH, "nvidia", f, "include") for f in ("cu13", "cuda_runtime")]
-        include += [os.path.join(TORCH, "triton", "backends", "nvidia", "include"), "/usr/local/cuda/include"]
-        self.headers = [word for folder in include if os.path.isdir(folder) for word in ("-isystem", folder)]
+        from cistern import _built, _toolchain, build
+
+        torch = _toolchain.torch_in(os.path.join(TORCH, "torch"))
+        self.libraries = torch.lib
+        include = _toolchain.find_headers(torch)
+        found, output = build.features(torch, [CXX], include, self.folder)
+        self.assertIsNotNone(found, output)
+        self.headers = found + build.headers(torch, include)
         os.makedirs(self.path("runtime"))
-        self.runtime = self.compile("runtime/libcudart.so.13", [os.path.join(SOURCES, "runtime.c")], "-w", "-fPIC", "-shared",
-                                    "-Wl,-soname,libcudart.so.13", compiler=shutil.which("cc") or "gcc")
-        sources = [os.path.join(PACKAGE, "adapter", f) for f in sorted(os.listdir(os.path.join(PACKAGE, "adapter")))
-                   if f.endswith(".cpp") and f != "plain.cpp"]
+        runtime = "libcudart.so." + torch.cuda.partition(".")[0]
+        self.runtime = self.compile("runtime/" + runtime, [os.path.join(SOURCES, "runtime.c")], "-w", "-fPIC", "-shared",
+                                    "-Wl,-soname," + runtime, compiler=shutil.which("cc") or "gcc")
+        self.adapter = os.environ.get("CISTERN_TORCH_ADAPTER")
+        if self.adapter:
+            return
         # One unit that includes the others compiles fastest where there are few processors.
-        unit = self.write("adapter.cpp", "".join('#include "%s"\n' % f for f in sources))
+        unit = self.write("adapter.cpp", "".join('#include "%s"\n' % f for f in _built.sources()))
         self.adapter = self.compile("libcistern_torch.so", [unit], "-fPIC", "-shared", *FLAGS, *self.headers,
                                     *WARNINGS, "-L" + self.libraries, "-lc10", "-lc10_cuda", "-ldl", "-lpthread")
 

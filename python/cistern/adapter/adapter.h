@@ -1,6 +1,6 @@
 // adapter.h: PyTorch's CUDA allocator on Cistern.
 //
-// PyTorch calls the Adapter. It has no blocks and no cache. Everything that PyTorch hands to an allocator (filters of pools,
+// PyTorch calls the Adapter (compat.h). It has no blocks and no cache. Everything that PyTorch hands to an allocator (filters of pools,
 // observers, trackers, contexts, custom allocators) is C++ and stays here. The library behind the table sees integers and C
 // functions that catch everything, because no exception may cross Go frames. The object is made once and never destroyed:
 // tensors are freed as late as in exit handlers.
@@ -24,28 +24,17 @@
 // PyTorch's own allocator.
 #pragma once
 
+#include "compat.h"
 #include "table.h"
-
-#include <c10/cuda/CUDACachingAllocator.h>
 
 #include <cxxabi.h>
 
 #include <atomic>
-#include <functional>
 #include <memory>
 #include <string>
-#include <unordered_set>
-#include <utility>
 #include <vector>
 
 namespace cistern_torch {
-
-namespace cca = c10::cuda::CUDACachingAllocator;
-using c10::DataPtr;
-using c10::DeviceIndex;
-using c10::MempoolId_t;
-using cca::TraceEntry;
-using Context = std::shared_ptr<c10::GatheredContext>;
 
 // Why a request cannot take the fast path; mode is 0 where it can.
 enum Mode : uint32_t {
@@ -67,75 +56,6 @@ struct Request {
   cudaStream_t stream;
   bool pooled = false; // from the pool below, not from the default one
   MempoolId_t pool{0, 0};
-};
-
-class Adapter final : public cca::CUDAAllocator {
- public:
-  explicit Adapter(std::string library, std::string conf, bool has_conf);
-
-  // Memory: allocator.cpp.
-  void* raw_alloc(size_t nbytes) override;
-  void* raw_alloc_with_stream(size_t nbytes, cudaStream_t stream) override;
-  void raw_delete(void* ptr) override;
-  DataPtr allocate(size_t nbytes) override;
-  c10::DeleterFnPtr raw_deleter() const override;
-  void copy_data(void* dest, const void* src, std::size_t count) const override;
-  void init(int device_count) override;
-  bool initialized() override;
-  void enable(bool value) override;
-  bool isEnabled() const override;
-  void recordStream(const DataPtr& ptr, c10::cuda::CUDAStream stream) override;
-  using cca::CUDAAllocator::recordStream;
-  void emptyCache(MempoolId_t pool) override;
-  void* getBaseAllocation(void* ptr, size_t* size) override;
-  std::string name() override;
-
-  // Pools and captures: pools.cpp, checkpoint.cpp.
-  void beginAllocateToPool(DeviceIndex device, MempoolId_t pool, std::function<bool(cudaStream_t)> filter) override;
-  void endAllocateToPool(DeviceIndex device, MempoolId_t pool) override;
-  void createOrIncrefPool(DeviceIndex device, MempoolId_t pool, std::shared_ptr<cca::CUDAAllocator> allocator) override;
-  void releasePool(DeviceIndex device, MempoolId_t pool) override;
-  int getPoolUseCount(DeviceIndex device, MempoolId_t pool) override;
-  void setUseOnOOM(DeviceIndex device, MempoolId_t pool, bool use_on_oom) override;
-  void setNoSplit(DeviceIndex device, MempoolId_t pool) override;
-  bool checkPoolLiveAllocations(DeviceIndex device, MempoolId_t pool, const std::unordered_set<void*>& expected) override;
-  std::shared_ptr<cca::AllocatorState> getCheckpointState(DeviceIndex device, MempoolId_t pool) override;
-  cca::CheckpointDelta setCheckpointPoolState(DeviceIndex device, std::shared_ptr<cca::AllocatorState> state) override;
-
-  // Statistics and snapshots: stats.cpp, snapshot.cpp.
-  c10::CachingDeviceAllocator::DeviceStats getDeviceStats(DeviceIndex device) override;
-  void resetAccumulatedStats(DeviceIndex device) override;
-  void resetPeakStats(DeviceIndex device) override;
-  double getMemoryFraction(DeviceIndex device) override;
-  void setMemoryFraction(double fraction, DeviceIndex device) override;
-  void cacheInfo(DeviceIndex device, size_t* largest) override;
-  std::vector<cca::StreamSegmentSize> getExpandableSegmentSizes(DeviceIndex device) override;
-  cca::SnapshotInfo snapshot(MempoolId_t pool, bool include_traces) override;
-
-  // History: history.cpp.
-  bool isHistoryEnabled() override;
-  void recordHistory(bool enabled, cca::CreateContextFn recorder, size_t max_entries, cca::RecordContext when,
-                     bool clear, const std::vector<std::string>& skip_actions) override;
-  void recordAnnotation(const std::vector<std::pair<std::string, std::string>>& md) override;
-  void pushCompileContext(std::string& md) override;
-  void popCompileContext() override;
-  void setUserMetadata(const std::string& metadata) override;
-  std::string getUserMetadata() override;
-  void attachOutOfMemoryObserver(cca::OutOfMemoryObserver observer) override;
-  void attachAllocatorTraceTracker(cca::AllocatorTraceTracker tracker) override;
-
-  // Other devices and processes: share.cpp.
-  cca::ShareableHandle shareIpcHandle(void* ptr) override;
-  std::shared_ptr<void> getIpcDevPtr(std::string handle) override;
-  void enablePeerAccess(DeviceIndex dev, DeviceIndex dev_to_access) override;
-  cudaError_t memcpyAsync(void* dst, int dst_device, const void* src, int src_device, size_t count,
-                          cudaStream_t stream, bool p2p_enabled) override;
-
- private:
-  void* get(size_t nbytes, DeviceIndex device, cudaStream_t stream);
-
-  std::string library_, conf_;
-  bool has_conf_;
 };
 
 extern Adapter* adapter;
@@ -185,6 +105,7 @@ void route(Request* r);
 // pools_for_oom are the pools that may be used when everything else is exhausted.
 std::vector<MempoolId_t> pools_for_oom(DeviceIndex device);
 bool pool_known(DeviceIndex device, MempoolId_t pool);
+std::vector<MempoolId_t> pools_known(DeviceIndex device);
 bool is_capturing(cudaStream_t stream);
 // ids is a pool as the library names it.
 struct Ids {
@@ -237,7 +158,7 @@ int release_recorded(void* ptr);
 void history_touch(DeviceIndex device); // what touch does for history
 void record_oom(const Request& r, size_t device_free, const Context& context);
 bool tracked(); // a tracker follows segments, to register them with NCCL
-void copy_traces(cca::SnapshotInfo* out);
+void copy_traces(SnapshotInfo* out);
 void record_snapshot(DeviceIndex device, size_t active, MempoolId_t pool);
 // What history knows of the memory at addr.
 Context block_context(DeviceIndex device, uint64_t addr);

@@ -6,7 +6,6 @@
 
 #include <c10/core/impl/GPUTrace.h>
 #include <c10/core/impl/PyInterpreter.h>
-#include <c10/cuda/CUDAException.h>
 #include <c10/util/env.h>
 
 #include <pthread.h>
@@ -261,7 +260,7 @@ void* Adapter::getBaseAllocation(void* ptr, size_t* size) {
   return base;
 }
 
-void Adapter::emptyCache(MempoolId_t pool) {
+void Adapter::empty_cache(MempoolId_t pool) {
   if (mode.load(std::memory_order_acquire) & (kNotReady | kForked))
     return;
   if (pool.first == 0 && pool.second == 0) {

@@ -1,8 +1,6 @@
 // errors.cpp: what a program sees when memory cannot be allocated, and the way there.
 #include "adapter.h"
 
-#include <c10/cuda/CUDAException.h>
-
 #include <dlfcn.h>
 #include <unistd.h>
 
@@ -100,7 +98,7 @@ std::string processes(int device) {
       out += "Including non-PyTorch memory, this process";
     else
       out += "Process " + std::to_string(procs[i].pid);
-    out += " has " + c10::CachingAllocator::format_size(procs[i].used) + " memory in use. ";
+    out += " has " + c10::CachingDeviceAllocator::format_size(procs[i].used) + " memory in use. ";
   }
   return out;
 }
@@ -118,7 +116,7 @@ std::string findings(const std::string& words) {
 
 // Throws OutOfMemoryError for the request, with the library's message; observers are notified before.
 [[noreturn]] void out_of_memory(const Request& r, const Context& context, const std::string& words, const cistern_oom& oom) {
-  using c10::CachingAllocator::format_size;
+  using c10::CachingDeviceAllocator::format_size;
   cistern_stats s;
   library_stats(r.device, &s);
   uint64_t device_free = oom.device_free, device_total = oom.device_total;
@@ -204,11 +202,11 @@ void raise(int code, const std::string& words) {
       err = cudaPeekAtLastError();
     if (err == cudaSuccess)
       err = cudaErrorUnknown;
-    throw c10::AcceleratorError({__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, err,
-                                std::string("CUDA error: ") + cudaGetErrorString(err) + "\nCistern: " + words +
-                                    "\nCUDA kernel errors might be asynchronously reported at some other API call, so the "
-                                    "stacktrace below might be incorrect.\nFor debugging consider passing "
-                                    "CUDA_LAUNCH_BLOCKING=1\n");
+    throw_cuda_error({__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, err,
+                     std::string("CUDA error: ") + cudaGetErrorString(err) + "\nCistern: " + words +
+                         "\nCUDA kernel errors might be asynchronously reported at some other API call, so the "
+                         "stacktrace below might be incorrect.\nFor debugging consider passing "
+                         "CUDA_LAUNCH_BLOCKING=1\n");
   }
   TORCH_CHECK(code != CISTERN_UNSUPPORTED, "Cistern cannot do this: ", words);
   TORCH_CHECK(false, "Cistern: ", words);

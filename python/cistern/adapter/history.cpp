@@ -106,7 +106,7 @@ struct History {
   std::atomic<uint32_t> skipped{0};         // actions, as bits
   std::shared_ptr<const Trackers> trackers; // null: none; replaced and read as one
   std::mutex annotations_mutex;
-  Ring<c10::CachingDeviceAllocator::AnnotationEntry> annotations;
+  Ring<AnnotationEntry> annotations;
   std::mutex calls_mutex;
   std::unordered_map<uint32_t, std::vector<Call>> calls; // guarded by calls_mutex: by thread, the innermost last
   DeviceHistory devices[kMaxDevices];
@@ -114,7 +114,6 @@ struct History {
 History& history = *new History; // never destroyed: stacks hold Python objects
 
 thread_local std::stack<std::string> compile_context;
-thread_local std::string user_metadata;
 
 // How many events the library keeps between two readings: more than one call makes.
 constexpr size_t library_events = 1 << 16;
@@ -129,7 +128,7 @@ uint32_t this_thread() {
 
 // A call of the calling thread, for itself or for the library.
 Call new_call(Context context, const void* freed) {
-  return {std::move(context), freed, compile_context.empty() ? "N/A" : compile_context.top(), user_metadata};
+  return {std::move(context), freed, compile_context.empty() ? "N/A" : compile_context.top(), Adapter::user_metadata()};
 }
 
 // call_of is what a thread asks of the library now.
@@ -144,12 +143,12 @@ int64_t now_us() {
   return duration_cast<microseconds>(system_clock::now().time_since_epoch()).count();
 }
 
-void set_time(c10::CachingDeviceAllocator::trace_time_* t, int64_t us) { t->t_ = static_cast<time_t>(us); }
+void set_time(TraceTime* t, int64_t us) { t->t_ = static_cast<time_t>(us); }
 
 TraceEntry make_entry(Action action, DeviceIndex device, uint64_t addr, uint64_t size, void* stream, MempoolId_t pool,
                       int64_t time, const Call& by) {
   const bool keep = history.when.load() >= cca::RecordContext::ALLOC;
-  TraceEntry te(action, device, addr, size, stream, pool, 0, keep ? by.context : nullptr, by.compiled, by.metadata);
+  TraceEntry te = trace_entry(action, device, addr, size, stream, pool, keep ? by.context : nullptr, by.compiled, by.metadata);
   set_time(&te.time_, time);
   return te;
 }
@@ -282,11 +281,11 @@ void read_of(DeviceIndex device) {
 }
 
 // add adds what happened here, rather than in the library, behind all that happened there before.
-void add(Action action, DeviceIndex device, uint64_t addr, uint64_t size, void* stream, MempoolId_t pool, const Context& context) {
+void add(Action action, DeviceIndex device, uint64_t addr, uint64_t size, void* stream, MempoolId_t pool, const Call& by) {
   DeviceHistory& d = history.devices[device];
   const Telling telling(d);
   read(device);
-  const TraceEntry te = make_entry(action, device, addr, size, stream, pool, now_us(), new_call(context, nullptr));
+  const TraceEntry te = make_entry(action, device, addr, size, stream, pool, now_us(), by);
   {
     std::lock_guard<std::mutex> lock(d.mutex);
     keep(te);
@@ -436,17 +435,17 @@ void history_touch(DeviceIndex device) {
 void record_oom(const Request& r, size_t device_free, const Context& context) {
   constexpr size_t unit = 512; // PyTorch records the rounded size here
   if (mode.load() & kHistory)
-    add(TraceEntry::OOM, r.device, device_free, (r.size + unit - 1) / unit * unit, r.stream, r.pool, context);
+    add(TraceEntry::OOM, r.device, device_free, (r.size + unit - 1) / unit * unit, r.stream, r.pool, new_call(context, nullptr));
 }
 
 void record_snapshot(DeviceIndex device, size_t active, MempoolId_t pool) {
   if (mode.load() & kHistory)
-    add(TraceEntry::SNAPSHOT, device, 0, active, nullptr, pool, nullptr);
+    add(TraceEntry::SNAPSHOT, device, 0, active, nullptr, pool, new_call(nullptr, nullptr));
 }
 
 bool tracked() { return trackers() != nullptr; }
 
-void copy_traces(cca::SnapshotInfo* out) {
+void copy_traces(SnapshotInfo* out) {
   {
     std::lock_guard<std::mutex> lock(history.annotations_mutex);
     history.annotations.copy_to(&out->external_annotations);
@@ -475,12 +474,9 @@ Context segment_context(DeviceIndex device, uint64_t addr) {
 
 bool Adapter::isHistoryEnabled() { return history.recording; }
 
-void Adapter::recordHistory(bool enabled, cca::CreateContextFn recorder, size_t max_entries, cca::RecordContext when,
-                            bool clear, const std::vector<std::string>& skip_actions) {
+void Adapter::record_history(bool enabled, cca::CreateContextFn recorder, size_t max_entries, cca::RecordContext when,
+                             bool clear, uint32_t skipped) {
   TORCH_CHECK(when == cca::RecordContext::NEVER || recorder != nullptr, "expected a recorder of contexts");
-  uint32_t skipped = 0;
-  for (const std::string& s : skip_actions)
-    skipped |= 1u << c10::CachingDeviceAllocator::parseTraceEntryAction(s);
   {
     std::lock_guard<std::mutex> lock(history.annotations_mutex);
     history.annotations.limit(max_entries);
@@ -512,7 +508,7 @@ void Adapter::recordAnnotation(const std::vector<std::pair<std::string, std::str
     return;
   DeviceIndex device = 0;
   C10_CUDA_CHECK(c10::cuda::GetDevice(&device));
-  c10::CachingDeviceAllocator::AnnotationEntry entry(device, 0);
+  AnnotationEntry entry(device, 0);
   set_time(&entry.time_, now_us());
   for (const auto& [name, value] : md)
     entry.recordUserMetadata(name, value);
@@ -520,19 +516,38 @@ void Adapter::recordAnnotation(const std::vector<std::pair<std::string, std::str
   history.annotations.add(std::move(entry));
 }
 
-void Adapter::pushCompileContext(std::string& md) {
+void Adapter::push_compile_context(const std::string& context) {
   if (history.recording)
-    compile_context.push(md);
+    compile_context.push(context);
 }
 
-void Adapter::popCompileContext() {
+void Adapter::pop_compile_context() {
   if (history.recording && !compile_context.empty())
     compile_context.pop();
 }
 
-void Adapter::setUserMetadata(const std::string& metadata) { user_metadata = metadata; }
+std::string& Adapter::user_metadata() {
+  thread_local std::string metadata;
+  return metadata;
+}
 
-std::string Adapter::getUserMetadata() { return user_metadata; }
+void Adapter::annotate(const void* ptr, const std::string& metadata, TraceEntry::Action action) {
+  cistern_block b{};
+  if (!(mode.load() & kHistory) || lib.find(const_cast<void*>(ptr), &b) != CISTERN_OK)
+    return;
+  Call by = new_call(gather(cca::RecordContext::ALLOC), nullptr);
+  by.metadata = metadata;
+  add(action, static_cast<DeviceIndex>(b.device), b.addr, b.size, b.stream, {b.pool[0], b.pool[1]}, by);
+}
+
+Context Adapter::context_of(const void* ptr) {
+  cistern_block b{};
+  if (!(mode.load() & kHistory) || lib.find(const_cast<void*>(ptr), &b) != CISTERN_OK)
+    return nullptr;
+  const auto device = static_cast<DeviceIndex>(b.device);
+  read(device);
+  return block_context(device, b.addr);
+}
 
 void Adapter::attachOutOfMemoryObserver(cca::OutOfMemoryObserver observer) { add_observer(std::move(observer)); }
 

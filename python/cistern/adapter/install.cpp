@@ -4,9 +4,8 @@
 // exports no other way in; an error names a version without it.
 #include "adapter.h"
 
-#include <c10/cuda/CUDAAllocatorConfig.h>
 #include <c10/util/Exception.h>
-#include <torch/headeronly/version.h>
+#include <torch/version.h>
 
 #include <dlfcn.h>
 
@@ -100,6 +99,18 @@ CISTERN_EXPORT void cistern_torch_replaced(void) {
 
 // The version of PyTorch that the adapter was compiled for.
 CISTERN_EXPORT const char* cistern_torch_abi(void) { return TORCH_VERSION; }
+
+// cistern_torch_start starts Cistern as the start of CUDA does, for a self-test. It returns NULL, or why not.
+CISTERN_EXPORT const char* cistern_torch_start(int devices) {
+  using namespace cistern_torch;
+  try {
+    adapter->init(devices);
+    return nullptr;
+  } catch (const std::exception& e) {
+    answer = e.what();
+    return answer.c_str();
+  }
+}
 
 // 1 once CUDA has started on Cistern in this process.
 CISTERN_EXPORT int cistern_torch_started(void) {

@@ -10,9 +10,6 @@
 // Streams that join the capture later are announced when they first allocate.
 #include "upstream.h"
 
-#include <c10/cuda/CUDAAllocatorConfig.h>
-#include <c10/cuda/CUDAException.h>
-
 #include <algorithm>
 #include <condition_variable>
 #include <functional>
@@ -26,11 +23,11 @@ namespace {
 
 struct Pool {
   int uses = 0;
-  bool users = false;    // made by createOrIncrefPool first, that is by torch.cuda.MemPool
+  bool users = false;    // made by create_pool first, that is by torch.cuda.MemPool
   bool made = false;     // the library knows it
   bool captured = false; // a graph may use its memory
   uint32_t flags = 0;    // CISTERN_POOL_
-  std::shared_ptr<cca::CUDAAllocator> allocator;
+  Pointer allocator;
   Source* source = nullptr;
 };
 
@@ -54,7 +51,7 @@ struct Announced {
 
 struct DevicePools {
   std::mutex mutex;
-  std::unordered_map<MempoolId_t, Pool, c10::MempoolIdHash> pools;
+  std::unordered_map<MempoolId_t, Pool, PoolHash> pools;
   std::vector<Scope> scopes; // in the order in which they were opened
   std::vector<Announced> captures; // one for a stream
   std::condition_variable idle;    // one of them is not busy any more
@@ -69,7 +66,7 @@ DevicePools* devices = nullptr; // never destroyed: see Adapter
 // there the pool stays between them, empty of users, until it goes at its home. The mutex comes after a device's.
 struct Homes {
   std::mutex mutex;
-  std::unordered_map<MempoolId_t, DeviceIndex, c10::MempoolIdHash> of;
+  std::unordered_map<MempoolId_t, DeviceIndex, PoolHash> of;
 };
 Homes& homes = *new Homes; // never destroyed: see Adapter
 
@@ -149,7 +146,7 @@ void announce(Lock& lock, DeviceIndex device, DevicePools& d, MempoolId_t id, cu
   wait_for(lock, d, stream);
   TORCH_CHECK(announced(d, stream) == nullptr, "the stream is being captured already");
   make(device, id, find(d, id));
-  const bool reuse = cca::CUDAAllocatorConfig::graph_capture_record_stream_reuse(); // programs change it at run time
+  const bool reuse = reuse_in_captures(); // programs change it at run time
   if (reuse != d.reuse)
     check(lib.capture_reuse(device, reuse));
   d.reuse = reuse;
@@ -332,7 +329,7 @@ void route(Request* r) {
     end_captures(lock, r->device, d, r->stream);
 }
 
-void Adapter::createOrIncrefPool(DeviceIndex device, MempoolId_t id, std::shared_ptr<cca::CUDAAllocator> allocator) {
+void Adapter::create_pool(DeviceIndex device, MempoolId_t id, Pointer allocator) {
   DevicePools& d = of(device);
   std::lock_guard<std::mutex> lock(d.mutex);
   const bool other = allocator && allocator.get() != this; // this one under itself would be no other memory
@@ -349,7 +346,7 @@ void Adapter::createOrIncrefPool(DeviceIndex device, MempoolId_t id, std::shared
   }
 }
 
-void Adapter::setNoSplit(DeviceIndex device, MempoolId_t id) {
+void Adapter::set_no_split(DeviceIndex device, MempoolId_t id) {
   DevicePools& d = of(device);
   std::lock_guard<std::mutex> lock(d.mutex);
   Pool& p = find(d, id);
@@ -357,14 +354,14 @@ void Adapter::setNoSplit(DeviceIndex device, MempoolId_t id) {
   p.flags |= CISTERN_POOL_NO_SPLIT;
 }
 
-void Adapter::setUseOnOOM(DeviceIndex device, MempoolId_t id, bool use_on_oom) {
+void Adapter::use_pool_on_oom(DeviceIndex device, MempoolId_t id, bool use) {
   if (mode.load() & kForked)
     return; // destructors call this
   DevicePools& d = of(device);
   std::lock_guard<std::mutex> lock(d.mutex);
   auto& list = d.use_on_oom;
   list.erase(std::remove(list.begin(), list.end(), id), list.end());
-  if (use_on_oom)
+  if (use)
     list.push_back(id);
 }
 
@@ -393,15 +390,31 @@ bool pool_known(DeviceIndex device, MempoolId_t id) {
   return it != d.pools.end() && it->second.made;
 }
 
+std::vector<MempoolId_t> pools_known(DeviceIndex device) {
+  DevicePools& d = devices[device];
+  std::lock_guard<std::mutex> lock(d.mutex);
+  std::vector<MempoolId_t> out;
+  for (const auto& [id, pool] : d.pools)
+    if (pool.made)
+      out.push_back(id);
+  return out;
+}
+
 void Adapter::beginAllocateToPool(DeviceIndex device, MempoolId_t id, std::function<bool(cudaStream_t)> filter) {
   DevicePools& d = of(device);
   touch(device);
   const cudaStream_t current = c10::cuda::getCurrentCUDAStream(device).stream();
+  Pointer allocator = active_allocator(id);
+  if (allocator.get() == this)
+    allocator = nullptr;
   Lock lock(d.mutex);
   end_captures(lock, device, d, current); // also of a capture of this stream that failed
   const bool within = is_capturing(current);
   const bool capture_follows = current != nullptr && current != cudaStreamLegacy && !within && !filter(current);
-  d.pools[id].uses++;
+  Pool& p = d.pools[id];
+  p.uses++;
+  if (!p.made && !p.allocator)
+    p.allocator = allocator;
   try {
     if (capture_follows)
       announce(lock, device, d, id, current, false);

@@ -4,7 +4,6 @@
 // PyTorch's allocator begin with a version, 1 or 2, and are understood where they name memory from cudaMalloc.
 #include "adapter.h"
 
-#include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAGuard.h>
 
 #include <cstring>

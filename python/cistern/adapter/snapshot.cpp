@@ -1,8 +1,6 @@
 // snapshot.cpp: all memory and what is in it, as torch.cuda.memory_snapshot shows it.
 #include "adapter.h"
 
-#include <c10/cuda/CUDAAllocatorConfig.h>
-
 #include <algorithm>
 #include <map>
 #include <mutex>
@@ -10,8 +8,6 @@
 namespace cistern_torch {
 
 namespace {
-
-using c10::CachingDeviceAllocator::SegmentInfo;
 
 struct Snapshot {
   cistern_snapshot* p = nullptr;
@@ -52,7 +48,7 @@ size_t add_segments(DeviceIndex device, MempoolId_t pool, std::vector<SegmentInf
     info.device = device;
     info.address = g.addr;
     info.total_size = g.size;
-    info.stream = g.stream;
+    set_stream(&info, g.stream);
     info.is_large = g.large != 0;
     info.is_expandable = g.expandable != 0;
     info.owner_private_pool_id = {g.pool[0], g.pool[1]};
@@ -60,7 +56,7 @@ size_t add_segments(DeviceIndex device, MempoolId_t pool, std::vector<SegmentInf
     info.blocks.reserve(g.blocks);
     for (size_t j = g.first_block; j < g.first_block + g.blocks; j++) {
       const cistern_block& b = snap.p->blocks[j];
-      c10::CachingDeviceAllocator::BlockInfo block;
+      cca::BlockInfo block;
       block.size = b.size;
       block.requested_size = b.requested;
       block.allocated = b.state == CISTERN_BLOCK_USED;
@@ -83,7 +79,7 @@ size_t add_segments(DeviceIndex device, MempoolId_t pool, std::vector<SegmentInf
     std::lock_guard<std::mutex> lock(order.mutex);
     std::map<uint64_t, int32_t> seen;
     for (SegmentInfo& info : segments)
-      seen[info.address] = info.registration_counter = order.of(device, info.address);
+      set_order(&info, seen[info.address] = order.of(device, info.address));
     if (all) // what is not among them is gone
       order.numbers[device].swap(seen);
   }
@@ -103,8 +99,8 @@ void segment_gone(DeviceIndex device, void* ptr) {
   order.numbers[device].erase(reinterpret_cast<uint64_t>(ptr));
 }
 
-cca::SnapshotInfo Adapter::snapshot(MempoolId_t pool, bool include_traces) {
-  cca::SnapshotInfo out;
+SnapshotInfo Adapter::take_snapshot(MempoolId_t pool, bool include_traces) {
+  SnapshotInfo out;
   if (initialized() && !(mode.load() & kForked)) {
     if (include_traces)
       copy_traces(&out);
@@ -114,21 +110,11 @@ cca::SnapshotInfo Adapter::snapshot(MempoolId_t pool, bool include_traces) {
       record_snapshot(device, active, pool);
     }
   }
-  using c10::CachingAllocator::AcceleratorAllocatorConfig;
-  cca::AllocatorConfigInfo& md = out.config_metadata;
-  md.garbage_collection_threshold = AcceleratorAllocatorConfig::garbage_collection_threshold();
-  md.max_split_size = AcceleratorAllocatorConfig::max_split_size();
-  md.pinned_num_register_threads = cca::CUDAAllocatorConfig::pinned_num_register_threads();
-  md.expandable_segments = AcceleratorAllocatorConfig::use_expandable_segments();
-  md.release_lock_on_malloc = cca::CUDAAllocatorConfig::release_lock_on_cudamalloc();
-  md.pinned_use_host_register = cca::CUDAAllocatorConfig::pinned_use_cuda_host_register();
-  md.graph_capture_record_stream_reuse = cca::CUDAAllocatorConfig::graph_capture_record_stream_reuse();
-  md.last_allocator_settings = AcceleratorAllocatorConfig::last_allocator_settings();
-  md.roundup_power2_divisions = AcceleratorAllocatorConfig::roundup_power2_divisions();
+  describe_settings(&out.config_metadata);
   return out;
 }
 
-std::vector<cca::StreamSegmentSize> Adapter::getExpandableSegmentSizes(DeviceIndex device) {
+std::vector<ExpandableSize> Adapter::expandable_sizes(DeviceIndex device) {
   check_device(device);
   std::vector<SegmentInfo> segments;
   add_segments(device, {0, 0}, &segments);
@@ -136,9 +122,9 @@ std::vector<cca::StreamSegmentSize> Adapter::getExpandableSegmentSizes(DeviceInd
   for (const SegmentInfo& s : segments)
     if (s.is_expandable && s.address != 0)
       sums[{s.stream, !s.is_large}] += s.total_size;
-  std::vector<cca::StreamSegmentSize> out;
+  std::vector<ExpandableSize> out;
   for (const auto& [key, size] : sums)
-    out.emplace_back(static_cast<cudaStream_t>(key.first), key.second, size);
+    out.push_back({static_cast<cudaStream_t>(key.first), key.second, size});
   return out;
 }
 

@@ -1,8 +1,6 @@
 // stats.cpp: the figures that PyTorch reports, and limits.
 #include "adapter.h"
 
-#include <c10/cuda/CUDAAllocatorConfig.h>
-
 #include <cmath>
 #include <mutex>
 
@@ -10,8 +8,8 @@ namespace cistern_torch {
 
 namespace {
 
-using c10::CachingAllocator::Stat;
-using c10::CachingAllocator::StatArray;
+using c10::CachingDeviceAllocator::Stat;
+using c10::CachingDeviceAllocator::StatArray;
 
 Stat stat(const cistern_value& v) {
   Stat s;
@@ -70,16 +68,16 @@ void limit_touch(DeviceIndex device) {
   lib.get_limit(device, &fractions.own[device]);
   double wanted = fractions.wanted[device];
   if (wanted < 0)
-    wanted = cca::CUDAAllocatorConfig::per_process_memory_fraction(); // of PYTORCH_CUDA_ALLOC_CONF
+    wanted = wanted_fraction(); // of PYTORCH_CUDA_ALLOC_CONF
   if (wanted < 1)
     limit(device, wanted);
 }
 
-c10::CachingDeviceAllocator::DeviceStats Adapter::getDeviceStats(DeviceIndex device) {
+DeviceStats Adapter::getDeviceStats(DeviceIndex device) {
   check_device(device);
   cistern_stats s;
   library_stats(device, &s);
-  c10::CachingDeviceAllocator::DeviceStats d;
+  DeviceStats d;
   d.allocation = stats(s.allocations);
   d.segment = stats(s.segments);
   d.active = stats(s.active);
@@ -94,7 +92,16 @@ c10::CachingDeviceAllocator::DeviceStats Adapter::getDeviceStats(DeviceIndex dev
   d.num_sync_all_streams = s.stream_syncs;
   d.num_device_alloc = s.device_allocs;
   d.num_device_free = s.device_frees;
-  d.max_split_size = static_cast<int64_t>(c10::CachingAllocator::AcceleratorAllocatorConfig::max_split_size());
+  d.max_split_size = static_cast<int64_t>(Settings::max_split_size());
+  set_pool_stats(&d, [&] { return touched[device].load() ? pools_known(device) : std::vector<MempoolId_t>(); },
+                 [&](MempoolId_t pool, Stat* reserved) {
+                   cistern_pool_stats p{};
+                   p.size = sizeof p;
+                   if (lib.pool_get_stats(device, Ids(pool), &p) != CISTERN_OK)
+                     return;
+                   reserved->current = static_cast<int64_t>(p.reserved);
+                   reserved->peak = static_cast<int64_t>(p.peak_reserved);
+                 });
   // oversize_allocations and oversize_segments stay 0: no block is exempt from being split.
   return d;
 }
@@ -118,7 +125,7 @@ double Adapter::getMemoryFraction(DeviceIndex device) {
   if (!touched[device].load()) {
     std::lock_guard<std::mutex> lock(fractions.mutex);
     const double wanted = fractions.wanted[device];
-    return wanted >= 0 ? wanted : cca::CUDAAllocatorConfig::per_process_memory_fraction();
+    return wanted >= 0 ? wanted : wanted_fraction();
   }
   uint64_t bytes = 0;
   check(lib.get_limit(device, &bytes));

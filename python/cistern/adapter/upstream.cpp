@@ -5,8 +5,6 @@
 // of the program's is called any more, because it may be Python's; a thread that is in such a function by then stays in it (stay).
 #include "upstream.h"
 
-#include <c10/cuda/CUDAException.h>
-
 #include <mutex>
 #include <optional>
 #include <unordered_map>
@@ -167,7 +165,7 @@ struct Specs {
     DeviceIndex home;
     std::shared_ptr<const Spec> spec;
   };
-  std::unordered_map<MempoolId_t, Entry, c10::MempoolIdHash> by_id;
+  std::unordered_map<MempoolId_t, Entry, PoolHash> by_id;
 };
 Specs& specs = *new Specs; // never destroyed: see Adapter
 
@@ -195,7 +193,7 @@ void Source::unref() {
     delete this;
 }
 
-Source* make_source(MempoolId_t pool, std::shared_ptr<cca::CUDAAllocator> allocator, std::shared_ptr<const Spec> spec,
+Source* make_source(MempoolId_t pool, Pointer allocator, std::shared_ptr<const Spec> spec,
                     cistern_pool_options* out) {
   if (spec) {
     const cistern_pool_options& w = spec->wanted.options;

@@ -33,7 +33,7 @@ struct Spec {
 // of it.
 struct Source {
   MempoolId_t pool;
-  std::shared_ptr<cca::CUDAAllocator> allocator; // or
+  Pointer allocator; // or
   std::shared_ptr<const Spec> spec;
   std::atomic<int64_t> refs{1}; // the pool's, and one for each segment
   void unref();
@@ -41,7 +41,7 @@ struct Source {
 
 // make_source writes what is wanted of the pool into the library's options; the Source that they name, or null where they name
 // none.
-Source* make_source(MempoolId_t pool, std::shared_ptr<cca::CUDAAllocator> allocator, std::shared_ptr<const Spec> spec,
+Source* make_source(MempoolId_t pool, Pointer allocator, std::shared_ptr<const Spec> spec,
                     cistern_pool_options* out);
 
 // What was said of the pool, wherever it is used; its home is the device for which PyTorch made it, and with which it goes.

@@ -8,14 +8,97 @@
 
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
 #include <thread>
 
-namespace cca = c10::cuda::CUDACachingAllocator;
-using Pool = c10::MempoolId_t;
+using Pool = decltype(c10::cuda::CUDACachingAllocator::SegmentInfo::owner_private_pool_id);
+
+// c10::cuda::CUDACachingAllocator as PyTorch 2.11 has it. What a version lacks does nothing.
+namespace cca {
+using namespace c10::cuda::CUDACachingAllocator;
+
+inline void emptyCache([[maybe_unused]] Pool pool = {0, 0}) {
+#if CISTERN_TORCH_EMPTY_POOL
+  get()->emptyCache(pool);
+#else
+  if (pool == Pool{0, 0})
+    get()->emptyCache();
+#endif
+}
+
+inline SnapshotInfo snapshot([[maybe_unused]] Pool pool = {0, 0}, [[maybe_unused]] bool traces = true) {
+#if CISTERN_TORCH_SNAPSHOT_TRACES
+  return get()->snapshot(pool, traces);
+#elif CISTERN_TORCH_SNAPSHOT_POOL
+  return get()->snapshot(pool);
+#else
+  SnapshotInfo all = get()->snapshot();
+  if (pool != Pool{0, 0})
+    all.segments.erase(std::remove_if(all.segments.begin(), all.segments.end(),
+                                      [&](const SegmentInfo& s) { return s.owner_private_pool_id != pool; }),
+                       all.segments.end());
+  return all;
+#endif
+}
+
+inline void createOrIncrefPool(c10::DeviceIndex device, Pool pool, [[maybe_unused]] std::shared_ptr<CUDAAllocator> allocator = nullptr) {
+#if CISTERN_TORCH_POOL_OWNS
+  get()->createOrIncrefPool(device, pool, allocator);
+#elif CISTERN_TORCH_CREATE_POOL
+  get()->createOrIncrefPool(device, pool, allocator.get());
+#else
+  get()->ensureExistsAndIncrefPool(device, pool);
+#endif
+}
+
+inline void setUseOnOOM([[maybe_unused]] c10::DeviceIndex device, [[maybe_unused]] Pool pool, [[maybe_unused]] bool use) {
+#if CISTERN_TORCH_USE_ON_OOM_OFF
+  get()->setUseOnOOM(device, pool, use);
+#elif CISTERN_TORCH_USE_ON_OOM
+  if (use)
+    get()->setUseOnOOM(device, pool);
+#endif
+}
+
+inline void setNoSplit([[maybe_unused]] c10::DeviceIndex device, [[maybe_unused]] Pool pool) {
+#if CISTERN_TORCH_NO_SPLIT
+  get()->setNoSplit(device, pool);
+#endif
+}
+
+inline void recordHistory(bool on, CreateContextFn recorder, size_t entries, RecordContext when, [[maybe_unused]] bool clear,
+                          [[maybe_unused]] const std::vector<std::string>& skip) {
+#if CISTERN_TORCH_HISTORY_SKIP
+  get()->recordHistory(on, recorder, entries, when, clear, skip);
+#elif CISTERN_TORCH_HISTORY_CLEAR
+  get()->recordHistory(on, recorder, entries, when, clear);
+#else
+  get()->recordHistory(on, recorder, entries, when);
+#endif
+}
+
+inline void pushCompileContext([[maybe_unused]] std::string& context) {
+#if CISTERN_TORCH_COMPILE_CONTEXT
+  get()->pushCompileContext(context);
+#endif
+}
+
+inline void popCompileContext() {
+#if CISTERN_TORCH_COMPILE_CONTEXT
+  get()->popCompileContext();
+#endif
+}
+
+inline void setUserMetadata([[maybe_unused]] const std::string& metadata) {
+#if CISTERN_TORCH_USER_METADATA
+  get()->setUserMetadata(metadata);
+#endif
+}
+} // namespace cca
 
 // Of the stand-in runtime.
 extern "C" void test_capture(void* stream, int on);
