@@ -55,11 +55,11 @@ class Torch:
 
     @property
     def new_abi(self) -> bool:
-        """Whether it was compiled with libstdc++'s strings of 2011, as all wheels of today are. A library of the other
-        kind has no symbol with their name."""
+        """Whether it was compiled with libstdc++'s strings of 2011, as all wheels of today are. In a library of the other
+        kind no function of c10's takes one."""
         try:
             with open(os.path.join(self.lib, "libc10.so"), "rb") as f:
-                return b"NSt7__cxx1112basic_string" in f.read()
+                return re.search(rb"_ZN3c10\w+NSt7__cxx1112basic_string", f.read()) is not None
         except OSError:
             return True
 

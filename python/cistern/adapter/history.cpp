@@ -104,7 +104,7 @@ struct History {
   std::atomic<cca::RecordContext> when{cca::RecordContext::NEVER};
   std::atomic<cca::CreateContextFn> recorder{nullptr};
   std::atomic<uint32_t> skipped{0};         // actions, as bits
-  std::shared_ptr<const Trackers> trackers; // null: none; replaced and read as one
+  std::atomic<const Trackers*> trackers{nullptr}; // nullptr: none; each list is kept, as threads may read one that was replaced
   std::mutex annotations_mutex;
   Ring<AnnotationEntry> annotations;
   std::mutex calls_mutex;
@@ -118,7 +118,7 @@ thread_local std::stack<std::string> compile_context;
 // How many events the library keeps between two readings: more than one call makes.
 constexpr size_t library_events = 1 << 16;
 
-std::shared_ptr<const Trackers> trackers() { return std::atomic_load(&history.trackers); }
+const Trackers* trackers() { return history.trackers.load(); }
 
 // this_thread is the number by which events name the calling thread.
 uint32_t this_thread() {
@@ -236,7 +236,7 @@ bool of_segment(Action a) {
 
 // Threads that notify trackers of a device, or read their events, hold a Telling.
 struct Telling {
-  const std::shared_ptr<const Trackers> list = trackers();
+  const Trackers* const list = trackers();
   std::unique_lock<std::recursive_mutex> lock;
   explicit Telling(DeviceHistory& d) : lock(d.telling, std::defer_lock) {
     if (list)
@@ -553,10 +553,10 @@ void Adapter::attachOutOfMemoryObserver(cca::OutOfMemoryObserver observer) { add
 
 void Adapter::attachAllocatorTraceTracker(cca::AllocatorTraceTracker tracker) {
   std::lock_guard<std::mutex> lock(history.mutex);
-  const auto now = trackers();
-  auto list = std::make_shared<Trackers>(now ? *now : Trackers{});
+  const Trackers* const now = trackers();
+  auto* const list = now != nullptr ? new Trackers(*now) : new Trackers;
   list->push_back(std::move(tracker));
-  std::atomic_store(&history.trackers, std::shared_ptr<const Trackers>(std::move(list)));
+  history.trackers = list;
   follow_all();
 }
 

@@ -44,6 +44,16 @@ Change find_change() {
 // What c10 had for CUDA before the adapter.
 c10::Allocator* torchs_own = nullptr;
 
+// put puts an allocator into c10's table, where torch.accelerator looks, with the lowest priority that it takes: PyTorch's own has
+// 0, from 2.12 on 1.
+void put(c10::Allocator* a) {
+  for (int priority = 0; priority <= UINT8_MAX; priority++) {
+    c10::SetAllocator(c10::DeviceType::CUDA, a, static_cast<uint8_t>(priority));
+    if (c10::GetAllocator(c10::DeviceType::CUDA) == a)
+      return;
+  }
+}
+
 std::string install(const char* library, const char* conf) {
   if (adapter != nullptr)
     return "";
@@ -62,7 +72,7 @@ std::string install(const char* library, const char* conf) {
   auto* a = new Adapter(library != nullptr ? library : "libcistern.so", conf != nullptr ? conf : "", conf != nullptr);
   change(std::shared_ptr<cca::CUDAAllocator>(a, [](cca::CUDAAllocator*) {})); // never destroyed
   torchs_own = c10::GetAllocator(c10::DeviceType::CUDA);
-  c10::SetAllocator(c10::DeviceType::CUDA, a); // torch.accelerator looks here
+  put(a);
   adapter = a;
   return "";
 }
@@ -94,7 +104,7 @@ CISTERN_EXPORT const char* cistern_torch_install(const char* library, const char
 CISTERN_EXPORT void cistern_torch_replaced(void) {
   using namespace cistern_torch;
   if (torchs_own != nullptr && c10::GetAllocator(c10::DeviceType::CUDA) == adapter)
-    c10::SetAllocator(c10::DeviceType::CUDA, torchs_own);
+    put(torchs_own);
 }
 
 // The version of PyTorch that the adapter was compiled for.

@@ -49,6 +49,8 @@ inline void createOrIncrefPool(c10::DeviceIndex device, Pool pool, [[maybe_unuse
 #if CISTERN_TORCH_POOL_OWNS
   get()->createOrIncrefPool(device, pool, allocator);
 #elif CISTERN_TORCH_CREATE_POOL
+  static auto& owners = *new std::vector<std::shared_ptr<CUDAAllocator>>; // the program is to own it
+  owners.push_back(allocator);
   get()->createOrIncrefPool(device, pool, allocator.get());
 #else
   get()->ensureExistsAndIncrefPool(device, pool);
@@ -77,6 +79,8 @@ inline void recordHistory(bool on, CreateContextFn recorder, size_t entries, Rec
 #elif CISTERN_TORCH_HISTORY_CLEAR
   get()->recordHistory(on, recorder, entries, when, clear);
 #else
+  if (on && clear)
+    get()->recordHistory(false, nullptr, 1, RecordContext::NEVER);
   get()->recordHistory(on, recorder, entries, when);
 #endif
 }

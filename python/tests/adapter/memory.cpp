@@ -1,9 +1,15 @@
 // memory.cpp: allocations, statistics, limits, out of memory, and memory without a cache.
 #include "check.h"
 
-#include <torch/headeronly/version.h>
+#include <torch/version.h>
 
 namespace {
+
+// Puts an allocator into c10's table with the priority that it takes there: PyTorch's own has 0, from 2.12 on 1.
+void put(c10::Allocator* a) {
+  for (uint8_t priority = 0; priority < 9; priority++)
+    c10::SetAllocator(c10::DeviceType::CUDA, a, priority);
+}
 
 // torch.accelerator looks for the allocator in a table of c10's, where a later one of the program's takes the place of the adapter.
 void registered() {
@@ -11,14 +17,14 @@ void registered() {
   CHECK(c10::GetAllocator(cuda) == cca::get());
   auto* const later = reinterpret_cast<c10::Allocator*>(8);
   auto* replaced = function<void()>("cistern_torch_replaced");
-  c10::SetAllocator(cuda, later);
+  put(later);
   CHECK(c10::GetAllocator(cuda) == later);
   replaced();
   CHECK(c10::GetAllocator(cuda) == later);
-  c10::SetAllocator(cuda, cca::get());
+  put(cca::get());
   replaced(); // by torch.cuda.memory.change_current_allocator: then it is as PyTorch alone has it
   CHECK(c10::GetAllocator(cuda) != cca::get() && c10::GetAllocator(cuda) != later);
-  c10::SetAllocator(cuda, cca::get());
+  put(cca::get());
 }
 
 void before_cuda() {
@@ -30,7 +36,9 @@ void before_cuda() {
   CHECK(cca::snapshot().segments.empty());
   cca::init(2);
   CHECK(started() == 1 && cca::get()->initialized());
+#if TORCH_VERSION_MINOR >= 9
   CHECK(c10::getDeviceAllocator(c10::DeviceType::CUDA) == cca::get()); // torch.accelerator looks there
+#endif
   CHECK(strcmp(function<const char*()>("cistern_torch_abi")(), TORCH_VERSION) == 0);
 }
 

@@ -135,6 +135,7 @@ void kinds() {
 
 // Custom gives out made-up addresses and counts. Of the interface only what a pool calls does anything.
 struct Custom final : cca::CUDAAllocator {
+  Custom() = default;
   int allocs = 0, frees = 0;
   enum { works, empty, throws, repeats } mood = works;
   void* last = nullptr;
@@ -159,26 +160,47 @@ struct Custom final : cca::CUDAAllocator {
   c10::DataPtr allocate(size_t) override { return {}; }
   void copy_data(void*, const void*, size_t) const override {}
   bool initialized() override { return true; }
+#if CISTERN_TORCH_EMPTY_POOL
   void emptyCache(Pool) override {}
+#else
+  void emptyCache() override {}
+#endif
   c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex) override { return {}; }
   void resetAccumulatedStats(c10::DeviceIndex) override {}
   void resetPeakStats(c10::DeviceIndex) override {}
   void init(int) override {}
   double getMemoryFraction(c10::DeviceIndex) override { return 1; }
   void setMemoryFraction(double, c10::DeviceIndex) override {}
+#if CISTERN_TORCH_EXPANDABLE_SIZES
   std::vector<cca::StreamSegmentSize> getExpandableSegmentSizes(c10::DeviceIndex) override { return {}; }
+#endif
   void enable(bool) override {}
   bool isEnabled() const override { return true; }
   void cacheInfo(c10::DeviceIndex, size_t*) override {}
   void* getBaseAllocation(void* p, size_t*) override { return p; }
   void recordStream(const c10::DataPtr&, c10::cuda::CUDAStream) override {}
+#if CISTERN_TORCH_SNAPSHOT_TRACES
   cca::SnapshotInfo snapshot(Pool, bool) override { return {}; }
+#elif CISTERN_TORCH_SNAPSHOT_POOL
+  cca::SnapshotInfo snapshot(Pool) override { return {}; }
+#else
+  cca::SnapshotInfo snapshot() override { return {}; }
+#endif
   void beginAllocateToPool(c10::DeviceIndex, Pool, std::function<bool(cudaStream_t)>) override {}
   void endAllocateToPool(c10::DeviceIndex, Pool) override {}
   void releasePool(c10::DeviceIndex, Pool) override {}
   cca::ShareableHandle shareIpcHandle(void*) override { return {}; }
   std::shared_ptr<void> getIpcDevPtr(std::string) override { return {}; }
+#if CISTERN_TORCH_HISTORY_SKIP
   void recordHistory(bool, cca::CreateContextFn, size_t, cca::RecordContext, bool, const std::vector<std::string>&) override {}
+#elif CISTERN_TORCH_HISTORY_CLEAR
+  void recordHistory(bool, cca::CreateContextFn, size_t, cca::RecordContext, bool) override {}
+#else
+  void recordHistory(bool, cca::CreateContextFn, size_t, cca::RecordContext) override {}
+#endif
+#if CISTERN_TORCH_REJECTION_OBSERVER
+  void attachOomRejectionObserver(cca::OomRejectionObserver) override {}
+#endif
   void attachOutOfMemoryObserver(cca::OutOfMemoryObserver) override {}
   void attachAllocatorTraceTracker(cca::AllocatorTraceTracker) override {}
   void enablePeerAccess(c10::DeviceIndex, c10::DeviceIndex) override {}
@@ -188,6 +210,32 @@ struct Custom final : cca::CUDAAllocator {
   std::string name() override { return "custom"; }
 };
 
+#if CISTERN_TORCH_ACTIVE_POOL
+// Until PyTorch 2.7 the allocator is that of the pool whose scope is open, which PyTorch says with it.
+void custom_allocators() {
+  bool destroyed = false;
+  {
+    Custom custom;
+    custom.destroyed = &destroyed;
+    void* p;
+    {
+      c10::cuda::MemPool pool(&custom);
+      c10::cuda::MemPoolContext context(&pool);
+      Scope scope(pool.id());
+      p = cca::raw_alloc(30 * MiB);
+      CHECK(custom.allocs == 1);
+    }
+    cca::raw_delete(cca::raw_alloc(MiB));
+    CHECK(custom.allocs == 1);
+    cca::raw_delete(p);
+    cca::emptyCache();
+    CHECK(custom.frees == 1 && !destroyed);
+  }
+  CHECK(destroyed);
+}
+
+void last_resort() {} // no pool is
+#else
 void custom_allocators() {
   const Pool id{0, 7};
   bool destroyed = false;
@@ -220,7 +268,7 @@ void custom_allocators() {
   CHECK(!destroyed); // some of its memory lives
   cca::raw_delete(first);
   cca::emptyCache();
-  CHECK(destroyed);
+  CHECK(destroyed == CISTERN_TORCH_POOL_OWNS);
 
   // The adapter itself as a pool's allocator is no other memory.
   const Pool self{0, 8};
@@ -271,8 +319,9 @@ void last_resort() {
   cca::raw_delete(kept);
   destroy(id);
   cca::emptyCache();
-  CHECK(destroyed);
+  CHECK(destroyed == CISTERN_TORCH_POOL_OWNS);
 }
+#endif
 
 void captures(bool warm) {
   const Pool graph{5, 0}, mempool{0, 9};
