@@ -6,7 +6,7 @@ GO ?= go
 TRACE ?= recording/testdata/gpt2_varlen.pickle.gz
 CAPACITY ?= 20.2GiB
 
-.PHONY: help demo test test-go test-python test-web slow recordings build library plain audit wheel command install install-command web bench soak fuzz race race-rest cross lint model docs gpu-bundle gpu-test gpu-bench clean tools
+.PHONY: help demo test test-go test-python test-web slow recordings build library plain audit adapters prebuilt wheel command install install-command web bench soak fuzz race race-rest cross lint model docs gpu-bundle gpu-test gpu-bench clean tools
 .DEFAULT_GOAL := help
 
 help:
@@ -16,6 +16,8 @@ help:
 	@echo 'make slow        tests that take long or measure time, one by one: browser, valgrind, AddressSanitizer, every error at every driver call'
 	@echo 'make recordings  the tests over recorded traces alone; they are in CISTERN_TRACES'
 	@echo 'make build       bin/cistern with its HTML report, lib/*.so, and dist/*.whl where there is hatchling'
+	@echo 'make wheel       dist/*.whl with an adapter for each release of PyTorch (downloads 6 GB once)'
+	@echo 'make adapters    the adapter for each release of PyTorch, and its tests on each'
 	@echo 'make install     the C library, its header, files for pkg-config and CMake under PREFIX (/usr/local), below DESTDIR'
 	@echo 'make install-command  bin/cistern and its man pages, at the same places'
 	@echo 'make race        the tests of packages with concurrency under the race detector'
@@ -60,7 +62,7 @@ build: command library plain audit
 command: tools $(PAGE)
 	$(GO) build -trimpath -o bin/cistern ./cmd/cistern
 
-wheel: command library plain audit
+wheel: command library plain audit prebuilt
 	@scripts/need.sh hatchling
 	@scripts/wheel.sh
 
@@ -85,6 +87,15 @@ plain:
 	@mkdir -p lib
 	$(CXX) -std=c++17 -O2 -fPIC -shared -fvisibility=hidden -Wall -Wextra -Icmd/libcistern -o lib/libcistern_plain.so \
 	  python/cistern/adapter/plain.cpp -ldl -lpthread
+
+# What the wheel carries for each release of PyTorch in python/cistern/adapter/versions; and the adapter's tests on each.
+prebuilt:
+	@scripts/need.sh python3 c++
+	scripts/adapters.py
+
+adapters: library
+	@scripts/need.sh python3 c++
+	scripts/adapters.py --test
 
 # What the dynamic linker loads into programs under cistern trace.
 audit: tools
@@ -230,6 +241,7 @@ gpu-bundle: build
 	find gpu-bundle -name __pycache__ -prune -exec rm -rf {} +
 	cp lib/*.so gpu-bundle/lib/
 	ln gpu-bundle/lib/libcistern.so gpu-bundle/lib/$(SONAME)
+	$(if $(wildcard lib/adapters),cp -r lib/adapters gpu-bundle/lib/)
 	cp cmd/libcistern/cistern.h gpu-bundle/include/
 	cp recording/testdata/*.pickle.gz gpu-bundle/traces/
 	$(if $(CISTERN_GPU_SCRIPTS),mkdir gpu-bundle/scripts && cp '$(CISTERN_GPU_SCRIPTS)'/*.py gpu-bundle/scripts/)

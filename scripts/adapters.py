@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""adapters.py [--test] [VERSION...]: compiles the adapters that the wheel carries into lib/adapters, one for each release of
-PyTorch in python/cistern/adapter/versions, or for these; with --test, runs the adapter's tests on each as well.
+"""adapters.py [--test | --current] [VERSION...]: compiles the adapters that the wheel carries into lib/adapters, one for each release of
+PyTorch in python/cistern/adapter/versions, or for these; with --test, runs the adapter's tests on each as well; with --current, says
+by its exit code whether all are there, made of the present sources.
 
 An adapter has to run wherever its PyTorch does. So it is linked with PyTorch's own libraries alone, without versions of symbols,
 and each symbol that it asks for has to be in a library that PyTorch asks for, in a version that PyTorch asks for or an older one."""
@@ -114,21 +115,25 @@ def test(site, file):
     return out.count("... ok")
 
 
+def listed():
+    """The names of the adapters that were made of the present sources; None where others were."""
+    try:
+        with open(os.path.join(OUT, _built.SUMS), encoding="utf-8") as f:
+            head, *lines = f.read().splitlines()
+    except (OSError, ValueError):
+        return None
+    return [line.split()[1] for line in lines] if head == _built.sums_head() else None
+
+
 def forget_old():
     """Removes what was made of other sources."""
-    sums = os.path.join(OUT, _built.SUMS)
-    try:
-        with open(sums, encoding="utf-8") as f:
-            current = f.readline().rstrip("\n") == _built.sums_head()
-    except OSError:
-        current = False
-    if not current and os.path.isdir(OUT):
+    if listed() is None and os.path.isdir(OUT):
         for name in os.listdir(OUT):
             os.unlink(os.path.join(OUT, name))
 
 
-def write_sums():
-    lines = [_built.sums_head()]
+def write_sums(head):
+    lines = [head]
     for name in sorted(n for n in os.listdir(OUT) if n.endswith(".so")):
         with open(os.path.join(OUT, name), "rb") as f:
             lines.append("%s  %s" % (hashlib.sha256(f.read()).hexdigest(), name))
@@ -142,13 +147,17 @@ def main(arguments):
     if not versions:
         with open(os.path.join(_built.SOURCES, "versions"), encoding="utf-8") as f:
             versions = f.read().split()
+    if "--current" in arguments:
+        names = listed() or []
+        return 0 if all(any(n.startswith("libcistern_torch-%s-" % v.rpartition(".")[0]) for n in names) for v in versions) else 1
     forget_old()
+    head = _built.sums_head()
     failed = []
     for version in versions:
         try:
             site = fetched(version)
             file, seconds = make(_toolchain.torch_in(os.path.join(site, "torch")))
-            write_sums()
+            write_sums(head)
             line = "torch %-7s %-45s %4d KiB" % (version, os.path.basename(file), os.path.getsize(file) // 1024)
             line += ", compiled in %.0f s" % seconds if seconds else ", there already"
             if tests:

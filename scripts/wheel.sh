@@ -1,6 +1,6 @@
 #!/bin/sh
-# wheel.sh : makes dist/cistern-*.whl of python/, lib/*.so, bin/cistern and cistern.h, which must be there. It takes a
-# Python with hatchling (Debian's python3-hatchling); without one it says so, and --try makes that no failure.
+# wheel.sh : makes dist/cistern-*.whl of python/, lib/*.so, bin/cistern and cistern.h, which must be there, and of lib/adapters
+# where those are made of the present sources. It takes a Python with hatchling (Debian's python3-hatchling); without one it says so, and --try makes that no failure.
 set -eu
 cd "$(dirname "$0")/.."
 missing=1
@@ -27,6 +27,9 @@ cp -r python/cistern python/pyproject.toml python/hatch_build.py python/README.m
 find $stage -name __pycache__ -prune -exec rm -rf {} +
 mkdir $stage/cistern/lib $stage/cistern/bin $stage/cistern/include
 cp lib/*.so $stage/cistern/lib
+if python3 scripts/adapters.py --current; then
+  cp -r lib/adapters $stage/cistern/adapters
+fi
 cp bin/cistern $stage/cistern/bin
 cp cmd/libcistern/cistern.h $stage/cistern/include
 # Times of the commit, not of the clock: the same sources make the same wheel.

@@ -37,11 +37,14 @@ FAKE_TORCH = {
         from . import _C, cuda, multiprocessing
         """,
     "_C.py": """
+        import os
         from . import note
         observers = []
         def _cuda_attach_out_of_memory_observer(f):
             observers.append(f)
         def _cuda_memoryStats(device):
+            if os.environ.get("FAKE_TORCH_STATS"):
+                return {"allocated_bytes": {"all": {"current": int(os.environ["FAKE_TORCH_STATS"])}}}
             raise RuntimeError("does not yet support getDeviceStats")
         def _cuda_changeCurrentAllocator(allocator):
             note("changed")
@@ -92,8 +95,9 @@ FAKE_TORCH = {
         MemPool = getattr(memory, "MemPool", None)
         """,
     "cuda/memory.py": """
+        import os
         from .. import _C, note
-        backend = "native"
+        backend = os.environ.get("FAKE_TORCH_BACKEND", "native")
         def get_allocator_backend():
             return backend
         def _record_memory_history(enabled="all", context="all", stacks="all", max_entries=0):
@@ -142,8 +146,20 @@ FAKE_TORCH = {
     "include/torch/csrc/api/include/empty.h": "",
 }
 
+FAKE_PROBE = """
+    #include <c10/cuda/CUDACachingAllocator.h>
+    #if FAKE_TORCH >= 20 && __cplusplus < 202002L
+    #error C++20 is needed
+    #endif
+    extern const char *const found[];
+    const char *const found[] = {"cistern:CISTERN_TORCH_PROBED=1", "cistern:CISTERN_TORCH_OTHER=0"};
+    """
+
 FAKE_ADAPTER = r"""
     #include <c10/cuda/CUDACachingAllocator.h>
+    #if !CISTERN_TORCH_PROBED || CISTERN_TORCH_OTHER || (FAKE_TORCH >= 20 && __cplusplus < 202002L)
+    #error features that the probe did not find
+    #endif
     #include <cuda_runtime_api.h>
     #pragma GCC visibility push(default)
     #include <crt/host_config.h>
@@ -160,6 +176,7 @@ FAKE_ADAPTER = r"""
     }
     extern "C" const char *cistern_torch_abi(void) { return FAKE_VERSION; }
     extern "C" int cistern_torch_started(void) { return started; }
+    extern "C" const char *cistern_torch_start(int) { return getenv("FAKE_ADAPTER_CRASHES") ? (abort(), "") : nullptr; }
     extern "C" const char *cistern_torch_settings(void) {
       const char *s = getenv("PYTORCH_ALLOC_CONF");
       if (!s) return "";
@@ -264,6 +281,8 @@ class Case(unittest.TestCase):
         copy = self.path("tree", "python", "cistern")
         shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__", "adapter"))
         self.write("tree/python/cistern/adapter/adapter.cpp", '#define FAKE_VERSION "%s"\n%s' % (version, textwrap.dedent(source)))
+        self.write("tree/python/cistern/adapter/probe.cpp", FAKE_PROBE)
+        shutil.copy(os.path.join(PACKAGE, "adapter", "versions"), os.path.join(copy, "adapter"))
         os.makedirs(self.path("tree", "cmd", "libcistern"))
         shutil.copy(os.path.join(ROOT, "cmd", "libcistern", "cistern.h"), self.path("tree", "cmd", "libcistern"))
         return copy
@@ -286,10 +305,10 @@ class Case(unittest.TestCase):
             self.fail("exit code %d\n%s%s" % (done.returncode, done.stdout, done.stderr))
         return done
 
-    def build(self, package, site, **more):
+    def build(self, package, site, *arguments, **more):
         """Builds the adapter of a copy; the file."""
         env = self.environment(PYTHONPATH=site, **more)
-        done = subprocess.run([sys.executable, os.path.join(package, "_inject", "tool.py"), "build"], env=env,
+        done = subprocess.run([sys.executable, os.path.join(package, "_inject", "tool.py"), "build", *arguments], env=env,
                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True, timeout=600)
         self.assertEqual(done.returncode, 0, done.stderr)
         return done.stdout.strip()

@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import unittest
+from concurrent.futures import ThreadPoolExecutor
 
 from .support import LIBRARY, PACKAGE, ROOT, Case
 
@@ -88,19 +89,20 @@ class Adapter(Compiled):
         watched = self.compile("libwatched.so", [os.path.join(SOURCES, "watched.c")], "-fPIC", "-shared", "-DLIBRARY=\"%s\"" % LIBRARY,
                                "-Wl,--no-as-needed", LIBRARY, "-Wl,-rpath," + os.path.dirname(LIBRARY), "-ldl", *WARNINGS,
                                compiler=shutil.which("cc") or "gcc")
-        for name, confs in (("memory", ["driver:sim:8GiBx2"]),
-                            ("pools", ["driver:sim:8GiBx2"]),
-                            ("scopes", ["driver:sim:8GiBx2"]),
-                            ("upstreams", ["driver:sim:8GiBx2"]),
-                            ("history", ["driver:sim:8GiBx2"]),
-                            ("reentry", ["driver:sim:8GiBx2"]),
-                            ("processes", ["driver:sim:8GiBx2"]),
-                            ("stacks", ["driver:sim:8GiBx2", "driver:sim:8GiBx2,history:100"]),
-                            ("threads", ["driver:sim:1GiBx2", "driver:sim:3GiBx2,backend:malloc",
-                                         "driver:sim:1GiBx2,ipc:legacy", "driver:sim:1GiBx2,single_handle:true"])):
-            program = self.compile(name, [os.path.join(SOURCES, f) for f in (name + ".cpp", "change.cpp")], *self.headers,
-                                   "-rdynamic", "-L" + self.libraries, "-lc10", "-lc10_cuda", "-Wl,-rpath," + self.libraries,
-                                   self.runtime, "-Wl,--allow-shlib-undefined", "-ldl", "-lpthread", *WARNINGS)
+        programs = {name: ["driver:sim:8GiBx2"] for name in ("memory", "pools", "scopes", "upstreams", "history", "reentry",
+                                                             "processes")}
+        programs["stacks"] = ["driver:sim:8GiBx2", "driver:sim:8GiBx2,history:100"]
+        programs["threads"] = ["driver:sim:1GiBx2", "driver:sim:3GiBx2,backend:malloc", "driver:sim:1GiBx2,ipc:legacy",
+                               "driver:sim:1GiBx2,single_handle:true"]
+
+        def compiled(name):
+            return self.compile(name, [os.path.join(SOURCES, f) for f in (name + ".cpp", "change.cpp")], *self.headers,
+                                "-rdynamic", "-L" + self.libraries, "-lc10", "-lc10_cuda", "-Wl,-rpath," + self.libraries,
+                                self.runtime, "-Wl,--allow-shlib-undefined", "-ldl", "-lpthread", *WARNINGS)
+
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            files = list(pool.map(compiled, programs))
+        for program, (name, confs) in zip(files, programs.items()):
             for conf in confs:
                 with self.subTest(program=name, conf=conf):
                     self.passes(program, self.adapter, watched if name == "scopes" else LIBRARY, conf=conf, LD_PRELOAD=self.runtime)

@@ -1,5 +1,6 @@
 """The builder of the adapter, with a PyTorch of a few lines and the compiler of this machine."""
 
+import hashlib
 import json
 import os
 import shutil
@@ -58,7 +59,7 @@ class Build(Case):
         self.assertEqual({e[2] for e in ends}, {0}, ends)
         self.assertEqual(len({e[0].split()[0] for e in ends}), 1)
         self.assertEqual(sum("building" in e[1] for e in ends), 1, ends)
-        self.assertEqual(self.read("calls").count("call"), 2)  # one source, one link
+        self.assertEqual(self.read("calls").count("call"), 3)  # the probe, one source, one link
 
     def test_builder_that_dies_blocks_no_other(self):
         self.write("cxx", "#!/bin/sh\nsleep 600\n")
@@ -80,7 +81,7 @@ class Build(Case):
         self.write("tree/python/cistern/adapter/adapter.cpp", "#error on purpose\n")
         done = self.tool()
         self.assertEqual(done.returncode, 2)
-        self.assertRegex(done.stderr, r"failed after \d+ s\ncistern: compiling the adapter for torch 2\.11\.0 with c\+\+ failed, see ")
+        self.assertRegex(done.stderr, r"failed after \d+ s\ncistern: compiling the adapter for torch 2\.11\.0 with c\+\+ failed: #error on purpose, see ")
         log = done.stderr.split("see ")[1].strip()
         with open(log) as f:
             self.assertIn("on purpose", f.read())
@@ -99,6 +100,30 @@ class Build(Case):
                             env=dict(self.env, PYTHONPATH=self.site + ":" + os.path.dirname(self.copy), CXX=self.path("cxx")))
         self.assertIn("building", again.stderr)
 
+    def test_standard_of_the_headers(self):
+        self.write("site/torch/include/c10/cuda/CUDACachingAllocator.h", "#define FAKE_TORCH 20\n")
+        file = self.build(self.copy, self.site)
+        with open(os.path.join(os.path.dirname(file), "adapter.json")) as f:
+            self.assertEqual(json.load(f)["features"], ["-std=c++20", "-DCISTERN_TORCH_PROBED=1", "-DCISTERN_TORCH_OTHER=0"])
+
+    def test_version_that_is_not_known(self):
+        """It is tried; its build and a self-test decide."""
+        self.site = self.fake_torch("2.99.0.dev20260101+cu130", at="nightly")
+        self.write("tree/python/cistern/adapter/adapter.cpp",
+                   self.read("tree/python/cistern/adapter/adapter.cpp").replace('"2.11.0"', '"2.99.0"'))
+        for words, more in (("the name of PyTorch's allocator is 'native', and should be 'cistern'", {}),
+                            ("what is allocated at first is 7, and should be 0",
+                             dict(FAKE_TORCH_BACKEND="cistern", FAKE_TORCH_STATS="7")),
+                            ("RuntimeError: does not yet support getDeviceStats", dict(FAKE_TORCH_BACKEND="cistern")),
+                            ("not today", dict(FAKE_ADAPTER_FAILS="not today")),
+                            ("it ended with -6", dict(FAKE_TORCH_BACKEND="cistern", FAKE_ADAPTER_CRASHES="1"))):
+            done = self.tool(PYTHONPATH=self.site, **more)
+            self.assertEqual(done.returncode, 2, done.stderr)
+            self.assertIn("cistern: the adapter for torch 2.99.0.dev20260101 fails its self-test: %s, see " % words, done.stderr)
+            self.assertEqual(self.built(), [])
+        done = self.tool(PYTHONPATH=self.site, FAKE_TORCH_BACKEND="cistern", FAKE_TORCH_STATS="0")
+        self.assertEqual((done.returncode, [done.stdout.strip()]), (0, self.built()), done.stderr)
+
     def test_what_is_missing_is_named(self):
         def refused(words, **more):
             done = self.tool(**more)
@@ -108,9 +133,7 @@ class Build(Case):
 
         refused("the C++ compiler that CXX names is missing: /no/such/c++", CXX="/no/such/c++")
         refused("there is no C++ compiler", PATH="/nowhere")
-        for version, cuda, words in (("2.9.1+cu128", "12.8", "torch 2.9.1 is not among the versions this adapter was "
-                                      "compiled against (2.11)"),
-                                     ("2.12.0.dev20260101", "13.0", "torch 2.12.0.dev20260101 is not among"),
+        for version, cuda, words in (("2.5.1+cu124", "12.4", "torch 2.5.1 is older than 2.6, the first that the adapter is for"),
                                      ("2.11.0+cpu", None, "PyTorch 2.11.0+cpu was built without CUDA")):
             refused(words, PYTHONPATH=self.fake_torch(version, cuda, at="other"))
         refused("PyTorch is not installed", PYTHONPATH="")
@@ -263,6 +286,73 @@ class Build(Case):
         self.assertEqual(key(), fourth)
 
 
+class Prebuilt(Case):
+    """The adapter that comes with the package, for a release of PyTorch."""
+
+    def setUp(self):
+        super().setUp()
+        self.site = self.fake_torch()
+        self.copy = self.package()
+        for header in ("CachingDeviceAllocator.h", "Allocator.h"):
+            self.write("site/torch/include/c10/core/" + header, "")
+        file = self.build(self.copy, self.site, "--dir", self.path("image"))
+        self.folder_of_adapters = os.path.join(self.copy, "adapters")
+        os.makedirs(self.folder_of_adapters)
+        name, head = self.asked("_built.prebuilt_name(t) + '\\n' + _built.sums_head()").splitlines()
+        self.adapter = os.path.join(self.folder_of_adapters, name)
+        shutil.copy(file, self.adapter)
+        with open(file, "rb") as f:
+            digest = hashlib.sha256(f.read()).hexdigest()
+        with open(os.path.join(self.folder_of_adapters, "SHA256SUMS"), "w") as f:
+            f.write("%s\n%s  %s\n" % (head, digest, name))
+
+    def asked(self, what, site=None, err=""):
+        done = self.python("from cistern import _built, _toolchain\nt = _toolchain.find_torch()\nprint(%s)" % what,
+                           env=self.environment(PYTHONPATH=(site or self.site) + ":" + os.path.dirname(self.copy)))
+        self.assertEqual(done.stderr, err)
+        return done.stdout.strip()
+
+    def found(self, *arguments, **more):
+        return self.asked("_built.find(t)", *arguments, **more)
+
+    def test_no_compiler(self):
+        done = self.python("import cistern; print(cistern.torch.enable())", env=self.environment(
+            PYTHONPATH=self.site + ":" + os.path.dirname(self.copy), PATH="/nowhere"))
+        self.assertEqual((done.stdout, done.stderr), ("adapter\n", ""))
+
+    def test_whose(self):
+        self.assertRegex(os.path.basename(self.adapter), r"^libcistern_torch-2\.11-cu13-abi1-[0-9a-f]{8}\.so$")
+        self.assertEqual(self.found(), self.adapter)
+
+        def another(version, cuda="13.0"):
+            site = self.fake_torch(version, cuda, at="other")
+            for header in ("CachingDeviceAllocator.h", "Allocator.h"):
+                self.write("other/torch/include/c10/core/" + header, "")
+            return site
+
+        self.assertEqual(self.found(another("2.11.3+cu130")), self.adapter)  # a patch of the release
+        self.assertEqual(self.found(another("2.11.0+cu132", "13.2")), self.adapter)
+        for version, cuda in (("2.11.0+cu126", "12.6"), ("2.12.0+cu130", "13.0"), ("2.11.0a0+gitabc", "13.0"),
+                              ("2.11.0.dev20260101+cu130", "13.0"), ("2.11.0+nv25", "13.0")):
+            self.assertEqual(self.found(another(version, cuda)), "None", version)
+        site = another("2.11.0+cu130")
+        self.write("other/torch/include/c10/core/Allocator.h", "// changed by its distributor\n")
+        self.assertEqual(self.found(site), "None")
+        shutil.rmtree(self.path("other", "torch", "include"))  # in an image that leaves them out
+        self.assertEqual(self.found(site), self.adapter)
+
+    def test_of_other_sources(self):
+        self.write("tree/python/cistern/adapter/more.h", "int x;\n")
+        self.assertEqual(self.found(), "None")
+
+    def test_damaged(self):
+        with open(self.adapter, "ab") as f:
+            f.write(b"x")
+        self.assertEqual(self.found(err="cistern: the adapter %s is not loaded: its checksum is wrong\n" % self.adapter), "None")
+        os.unlink(self.adapter)
+        self.assertEqual(self.found(err="cistern: the adapter %s is not loaded: its checksum is wrong\n" % self.adapter), "None")
+
+
 class Real(Case):
     """The real adapter, compiled against a real PyTorch where there is one."""
 
@@ -271,7 +361,7 @@ class Real(Case):
         if not site:
             self.skipTest("CISTERN_TORCH names no folder with a PyTorch")
         from .support import PACKAGE
-        file = self.build(PACKAGE, site)
+        file = self.build(PACKAGE, site, "--dir", self.path("image"))
         symbols = subprocess.run(["nm", "-D", "--defined-only", file], stdout=subprocess.PIPE, universal_newlines=True).stdout
         for name in ("install", "abi", "started", "settings"):
             self.assertIn(" T cistern_torch_%s\n" % name, symbols)

@@ -49,8 +49,8 @@ class Doctor(Case):
                             ("CISTERN_CONF: unknown setting", dict(CISTERN_CONF="x:1")),
                             ("PyTorch is not installed for", dict(PYTHONPATH="")),
                             ("the adapter is not built, and building is off", dict(CISTERN_BUILD="0")),
-                            ("torch 2.9.1 is not among the versions this adapter was compiled against (2.11): PyTorch would "
-                             "use the plain allocator", dict(PYTHONPATH=self.fake_torch("2.9.1+cu128", "12.8", at="old"))),
+                            ("torch 2.5.1 is older than 2.6, the first that the adapter is for: PyTorch would use the plain "
+                             "allocator", dict(PYTHONPATH=self.fake_torch("2.5.1+cu124", "12.4", at="old"))),
                             ("torch 2.11.0+cpu was built without CUDA", dict(PYTHONPATH=self.fake_torch("2.11.0+cpu", None, at="cpu"))),
                             ("there is no file /no/lib.so", dict(CISTERN_LIBRARY="/no/lib.so"))):
             found = self.found(**more)

@@ -160,10 +160,10 @@ class Torch(Case):
     def test_adapter_of_another_torch(self):
         self.build(self.copy, self.site)
         self.write("tree/python/cistern/_toolchain.py", self.read("tree/python/cistern/_toolchain.py").replace(
-            'self.version.partition("+")[0]', '"2.11.9"'))
+            'self.version.partition("+")[0]', '"2.12.0"'))
         done = self.program("import cistern; print(cistern.torch.enable())")
         self.assertEqual(done.stdout, "plain\n")
-        self.assertIn("is for torch 2.11.0, this is torch 2.11.9", done.stderr)
+        self.assertIn("is for torch 2.11.0, this is torch 2.12.0", done.stderr)
 
     def test_plain(self):
         for more, words in ((dict(CXX="/no/c++"), "the C++ compiler that CXX names is missing: /no/c++"),

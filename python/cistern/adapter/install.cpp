@@ -41,7 +41,7 @@ Change find_change() {
             "13CUDAAllocatorEE"));
 }
 
-// What c10 had for CUDA before the adapter.
+// What c10 had for CUDA before the adapter; until PyTorch 2.8 nothing.
 c10::Allocator* torchs_own = nullptr;
 
 // put puts an allocator into c10's table, where torch.accelerator looks, with the lowest priority that it takes: PyTorch's own has
@@ -103,7 +103,7 @@ CISTERN_EXPORT const char* cistern_torch_install(const char* library, const char
 // that, so what is looked up there is again what it would be without Cistern.
 CISTERN_EXPORT void cistern_torch_replaced(void) {
   using namespace cistern_torch;
-  if (torchs_own != nullptr && c10::GetAllocator(c10::DeviceType::CUDA) == adapter)
+  if (adapter != nullptr && c10::GetAllocator(c10::DeviceType::CUDA) == adapter)
     put(torchs_own);
 }
 

@@ -25,8 +25,7 @@ inline void emptyCache([[maybe_unused]] Pool pool = {0, 0}) {
 #if CISTERN_TORCH_EMPTY_POOL
   get()->emptyCache(pool);
 #else
-  if (pool == Pool{0, 0})
-    get()->emptyCache();
+  get()->emptyCache();
 #endif
 }
 
@@ -100,6 +99,24 @@ inline void popCompileContext() {
 inline void setUserMetadata([[maybe_unused]] const std::string& metadata) {
 #if CISTERN_TORCH_USER_METADATA
   get()->setUserMetadata(metadata);
+#endif
+}
+
+// A segment's place in NCCL's order, which has no 0; 1 where segments have none.
+inline int32_t order([[maybe_unused]] const SegmentInfo& s) {
+#if CISTERN_TORCH_SEGMENT_ORDER
+  return s.registration_counter;
+#else
+  return 1;
+#endif
+}
+
+// Whether an entry of a trace is of the pool, as far as entries say.
+inline bool is_of([[maybe_unused]] const TraceEntry& e, [[maybe_unused]] Pool pool) {
+#if CISTERN_TORCH_TRACE_POOL
+  return e.mempool_ == pool;
+#else
+  return true;
 #endif
 }
 } // namespace cca

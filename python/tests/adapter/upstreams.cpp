@@ -79,7 +79,7 @@ void by_name() {
       void* outside = cca::raw_alloc(3 * MiB);
       CHECK(segments(pool.id) >= 1);
       for (const auto& s : cca::snapshot(pool.id).segments)
-        CHECK(!s.is_expandable && s.registration_counter > 0 && s.device == 0);
+        CHECK(!s.is_expandable && cca::order(s) > 0 && s.device == 0);
       size_t inside = 0;
       for (const auto& s : cca::snapshot(pool.id).segments)
         inside += s.allocated_size;
