@@ -23,7 +23,7 @@ const struct {
     {"expandable_segments",
      "no effect: memory is always mapped into larger ranges; for memory that is one segment of the driver's, "
      "as cudaIpcGetMemHandle needs it, set ipc:legacy in CISTERN_CONF"},
-    {"expandable_segments_reserve", "no effect: each range reserves as many addresses as the device has memory"},
+    {"expandable_segments_reserve", "no effect: Cistern reserves addresses by what is allocated"},
     {"expandable_segments_reserve_by_class", "no effect: as expandable_segments_reserve"},
     {"throw_on_cudamalloc_oom", "no effect: a request fails after all other ways to meet it, with the same error"},
     {"max_split_size_mb", no_fragments},
