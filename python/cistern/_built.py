@@ -143,7 +143,7 @@ def find(torch: Torch, where: Optional[List[str]] = None) -> Optional[str]:
 
 
 # Those that come with the package lie in a folder with a list of their checksums, whose first line names their sources.
-SUMS = "SHA256SUMS"
+SUMS = "checksums.txt"
 # These make the interface between PyTorch and its allocator, which patches of a release leave alone.
 _INTERFACE = ("c10/cuda/CUDACachingAllocator.h", "c10/core/CachingDeviceAllocator.h", "c10/core/Allocator.h")
 

@@ -37,23 +37,25 @@ def run(file: str, allocate: bool) -> str:
     if words:
         raise Differs(words.decode("utf-8", "replace"))
     c = torch._C
-    reserved = lambda: c._cuda_memoryStats(0)["reserved_bytes"]["all"]["current"]  # noqa: E731
-    allocated = lambda: c._cuda_memoryStats(0)["allocated_bytes"]["all"]["current"]  # noqa: E731
-    expect("what is allocated at first", allocated(), 0)
+
+    def bytes_of(what: str, which: str = "current") -> Any:
+        return c._cuda_memoryStats(0)[what + "_bytes"]["all"][which]
+
+    expect("what is allocated at first", bytes_of("allocated"), 0)
     if not allocate and not _injected.has_driver():
         return "the interface; there is no driver of NVIDIA's, so no memory was allocated"
     size = 3 << 20
     memory = c._cuda_cudaCachingAllocator_raw_alloc(size, 0)
-    expect("what is allocated", allocated(), size)
+    expect("what is allocated", bytes_of("allocated"), size)
     blocks = [(s["address"], b["size"]) for s in torch.cuda.memory.memory_snapshot() for b in s["blocks"]
               if b["state"] == "active_allocated"]
     expect("the snapshot", blocks[:1], [(memory, size)])
     c._cuda_cudaCachingAllocator_raw_delete(memory)
-    expect("what is allocated after it was freed", allocated(), 0)
+    expect("what is allocated after it was freed", bytes_of("allocated"), 0)
     c._cuda_emptyCache()
-    expect("what is reserved after the cache was emptied", reserved(), 0)
+    expect("what is reserved after the cache was emptied", bytes_of("reserved"), 0)
     c._cuda_resetPeakMemoryStats(0)
-    expect("the peak after it was reset", c._cuda_memoryStats(0)["allocated_bytes"]["all"]["peak"], 0)
+    expect("the peak after it was reset", bytes_of("allocated", "peak"), 0)
     return "the interface, and memory of a simulated device"
 
 

@@ -303,7 +303,7 @@ class Prebuilt(Case):
         shutil.copy(file, self.adapter)
         with open(file, "rb") as f:
             digest = hashlib.sha256(f.read()).hexdigest()
-        with open(os.path.join(self.folder_of_adapters, "SHA256SUMS"), "w") as f:
+        with open(os.path.join(self.folder_of_adapters, "checksums.txt"), "w") as f:
             f.write("%s\n%s  %s\n" % (head, digest, name))
 
     def asked(self, what, site=None, err=""):
