@@ -61,7 +61,8 @@ def key(torch: Torch) -> str:
     abi = "cxx11abi=%d" % torch.new_abi
     for fact in [version, torch.version, torch.git, torch.cuda or "", abi, os.uname().machine, libc] + FLAGS + LINK + LIBRARIES:
         h.update(fact.encode() + b"\0")
-    return h.hexdigest()[:16]
+    digest: str = h.hexdigest()[:16]
+    return digest
 
 
 def _cache() -> str:
@@ -149,8 +150,8 @@ _INTERFACE = ("c10/cuda/CUDACachingAllocator.h", "c10/core/CachingDeviceAllocato
 
 
 def prebuilt_name(torch: Torch) -> str:
-    """The name of the adapter for a release of PyTorch: its minor version, the major one of CUDA, C++'s ABI and its interface;
-    without headers, to which others were added or not, the beginning of it."""
+    """The name of the adapter for a release of PyTorch: its minor version, the major one of CUDA, C++'s ABI and a hash of the
+    interface; for a PyTorch whose headers were removed, as from some images, the part before the hash."""
     import hashlib
 
     h = hashlib.sha256()
@@ -161,8 +162,8 @@ def prebuilt_name(torch: Torch) -> str:
         interface = h.hexdigest()[:8] + ".so"
     except OSError:
         interface = ""
-    return "libcistern_torch-%d.%d-cu%s-abi%d-%s" % (
-        torch.minor + ((torch.cuda or "").partition(".")[0], torch.new_abi, interface))
+    minor = ".".join(map(str, torch.minor))
+    return "libcistern_torch-%s-cu%s-abi%d-%s" % (minor, (torch.cuda or "").partition(".")[0], torch.new_abi, interface)
 
 
 def sums_head() -> str:
