@@ -48,8 +48,8 @@ inline void createOrIncrefPool(c10::DeviceIndex device, Pool pool, [[maybe_unuse
 #if CISTERN_TORCH_POOL_OWNS
   get()->createOrIncrefPool(device, pool, allocator);
 #elif CISTERN_TORCH_CREATE_POOL
-  static auto& owners = *new std::vector<std::shared_ptr<CUDAAllocator>>; // the program is to own it
-  owners.push_back(allocator);
+  if (allocator)
+    new std::shared_ptr<CUDAAllocator>(allocator); // the program is to own it
   get()->createOrIncrefPool(device, pool, allocator.get());
 #else
   get()->ensureExistsAndIncrefPool(device, pool);
