@@ -222,7 +222,10 @@ def usable(folder: str, where: Optional[List[str]] = None) -> Optional[str]:
 
 
 def check(torch: Torch) -> None:
-    """Raises Missing where there can be no adapter for this PyTorch."""
+    """Raises Missing where there can be no adapter for this PyTorch, or the user wants none."""
+    wanted = os.environ.get("CISTERN_ADAPTER") or "on"
+    if wanted != "on":
+        raise Missing("CISTERN_ADAPTER=off" if wanted == "off" else "CISTERN_ADAPTER=%s: expected on or off" % wanted)
     if torch.cuda is None:
         raise Missing("PyTorch %s was built without CUDA%s" % (torch.version, " (for ROCm)" if torch.hip else ""))
     if not torch.supported:

@@ -133,6 +133,8 @@ class Build(Case):
 
         refused("the C++ compiler that CXX names is missing: /no/such/c++", CXX="/no/such/c++")
         refused("there is no C++ compiler", PATH="/nowhere")
+        refused("CISTERN_ADAPTER=off", CISTERN_ADAPTER="off")
+        refused("CISTERN_ADAPTER=none: expected on or off", CISTERN_ADAPTER="none")
         for version, cuda, words in (("2.5.1+cu124", "12.4", "torch 2.5.1 is older than 2.6, the first that the adapter is for"),
                                      ("2.11.0+cpu", None, "PyTorch 2.11.0+cpu was built without CUDA")):
             refused(words, PYTHONPATH=self.fake_torch(version, cuda, at="other"))

@@ -28,6 +28,9 @@ class Doctor(Case):
         self.assertEqual(done.returncode, 1 if found["problems"] else 0)
         return found
 
+    def test_adapter_that_is_not_wanted(self):
+        self.assertIn("CISTERN_ADAPTER=off: PyTorch would use the plain allocator", self.found(CISTERN_ADAPTER="off")["problems"])
+
     def test_all_is_well(self):
         found = self.found()
         self.assertEqual(found["problems"], [])
