@@ -520,3 +520,38 @@ func TestStreamLookedUpDuringCapture(t *testing.T) {
 	}
 	must(t, pool.Release())
 }
+
+// TestRouteEndsDuringRequest: a request that found a pool as its stream's, which another thread then released with the stream's
+// capture, is met from where the stream's requests go now.
+func TestRouteEndsDuringRequest(t *testing.T) {
+	for name, alloc := range map[string]func(*engine.Device, *engine.Stream) (cuda.Ptr, error){
+		"Alloc": func(d *engine.Device, st *engine.Stream) (cuda.Ptr, error) { return d.Alloc(mib, st) },
+		"AllocWith": func(d *engine.Device, st *engine.Stream) (cuda.Ptr, error) {
+			return d.AllocWith(mib, st, engine.AllocOptions{Tag: 1})
+		},
+		"AllocWith, host order": func(d *engine.Device, st *engine.Stream) (cuda.Ptr, error) {
+			return d.AllocWith(mib, st, engine.AllocOptions{HostOrder: true})
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			e := checked(t, config.Options{}, 512*mib, 1)
+			st := e.streams[0]
+			pool, err := e.dev.NewPool(memory.PoolID{0, 1}, config.PoolOptions{})
+			must(t, err)
+			must(t, e.dev.Captures.Route(st, pool))
+			// It is called between the two: here, the other thread.
+			e.a.Stacks.Catch(func(uint64) uint32 {
+				e.a.Stacks.Catch(nil)
+				must(t, e.dev.Captures.Unroute(st))
+				must(t, pool.Release())
+				return 0
+			})
+			p, err := alloc(e.dev, st)
+			must(t, err)
+			e.free(t, p)
+			if _, err := pool.Alloc(mib, st); err == nil {
+				t.Error("memory of a pool that was released")
+			}
+		})
+	}
+}

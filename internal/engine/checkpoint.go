@@ -73,11 +73,7 @@ func (p *Pool) LargestFree(st *Stream) uint64 {
 
 // LargestFree is that of the pool that the stream allocates from.
 func (v *Views) LargestFree(st *Stream) uint64 {
-	p := st.route.Load()
-	if p == nil || &p.dev.gpu != v.gpu {
-		p = v.gpu.pool0
-	}
-	return p.LargestFree(st)
+	return st.poolOn(v.gpu).LargestFree(st)
 }
 
 // Restore makes exactly these the live allocations of the pool, at these addresses, as Blocks listed them before. Live blocks

@@ -47,9 +47,7 @@ type origin struct {
 func (d *Device) AllocWith(size uint64, st *Stream, o AllocOptions) (cuda.Ptr, error) {
 	p := o.Pool
 	if p == nil {
-		if p = st.route.Load(); p == nil || p.dev != d {
-			p = d.pool0
-		}
+		p = st.poolOn(&d.gpu)
 	} else if p.dev != d {
 		return 0, fmt.Errorf("pool {%d, %d} belongs to device %d, not to device %d", p.id[0], p.id[1], p.dev.id, d.id)
 	}
@@ -72,7 +70,17 @@ func (d *Device) AllocWith(size uint64, st *Stream, o AllocOptions) (cuda.Ptr, e
 		}
 		return p.allocCached(size, st, by), nil
 	}
-	if o.HostOrder {
+	addr, err := p.allocOrdered(size, st, by, o.HostOrder)
+	for err != nil && o.Pool == nil && p.replaced(st, err) {
+		p = st.poolOn(&d.gpu)
+		addr, err = p.allocOrdered(size, st, by, o.HostOrder)
+	}
+	return addr, err
+}
+
+// allocOrdered is alloc, or allocHost.
+func (p *Pool) allocOrdered(size uint64, st *Stream, by origin, host bool) (cuda.Ptr, error) {
+	if host {
 		return p.allocHost(size, st, by)
 	}
 	return p.alloc(size, st, by)

@@ -65,11 +65,12 @@ func (mz *Magazines) Alloc(size uint64, st *Stream) (cuda.Ptr, magazine.Token, e
 			return p, mz.token(p, size, st), nil
 		}
 	}
-	pool := st.route.Load()
-	if pool == nil || &pool.dev.gpu != mz.gpu {
-		pool = mz.gpu.pool0
-	}
+	pool := st.poolOn(mz.gpu)
 	p, err := pool.alloc(size, st, origin{}) // what may go into a magazine has no stack
+	for err != nil && pool.replaced(st, err) {
+		pool = st.poolOn(mz.gpu)
+		p, err = pool.alloc(size, st, origin{})
+	}
 	if err != nil || p == 0 {
 		return p, magazine.Token{}, err
 	}

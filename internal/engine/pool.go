@@ -167,6 +167,13 @@ func (p *Pool) owner() *Pool {
 // released pools left.
 func (p *Pool) Trim() error { return p.dev.trim(p) }
 
+// releasedError is that of a request to a pool that was released.
+type releasedError struct{ id memory.PoolID }
+
+func (e *releasedError) Error() string {
+	return fmt.Sprintf("pool {%d, %d} was released", e.id[0], e.id[1])
+}
+
 // streamHeap is the stream heap of (pool, stream, class), made if there is none.
 //
 // +checklocks:p.dev.gpu.mu
@@ -175,7 +182,7 @@ func (p *Pool) streamHeap(st *Stream, class int) (*streamHeap, error) {
 		return s, nil
 	}
 	if p.released {
-		return nil, fmt.Errorf("pool {%d, %d} was released", p.id[0], p.id[1])
+		return nil, &releasedError{p.id}
 	}
 	d := p.dev
 	if st.gpu != &d.gpu {

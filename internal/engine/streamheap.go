@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"errors"
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/event"
 	"github.com/cistern-gpu/cistern/internal/engine/arena"
@@ -47,15 +48,32 @@ const maxRequest = 1 << 46
 // right after the free. A stream that is being captured must have been announced (Captures.Begin): a request that is met from
 // cache makes no driver call, so it would be given memory that is not pinned.
 func (d *Device) Alloc(size uint64, st *Stream) (cuda.Ptr, error) {
-	p := st.route.Load()
-	if p == nil || p.dev != d {
-		p = d.pool0
-	}
+	p := st.poolOn(&d.gpu)
 	var by origin
 	if catch := d.catch.Load(); catch != nil {
 		by.stack = (*catch)(size)
 	}
-	return p.alloc(size, st, by)
+	addr, err := p.alloc(size, st, by)
+	for err != nil && p.replaced(st, err) {
+		p = st.poolOn(&d.gpu)
+		addr, err = p.alloc(size, st, by)
+	}
+	return addr, err
+}
+
+// poolOn is the pool of the device that the stream's requests go to.
+func (t *Stream) poolOn(g *gpu) *Pool {
+	if p := t.route.Load(); p != nil && &p.dev.gpu == g {
+		return p
+	}
+	return g.pool0
+}
+
+// replaced reports whether a request of the stream failed because the pool that it had found as the stream's was released
+// meanwhile: another thread ended the stream's capture, and with it the pool.
+func (p *Pool) replaced(st *Stream, err error) bool {
+	released := &releasedError{}
+	return errors.As(err, &released) && st.poolOn(&p.dev.gpu) != p
 }
 
 // Alloc hands out memory of the pool; see Device.Alloc.
