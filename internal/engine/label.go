@@ -70,16 +70,16 @@ func (d *Device) AllocWith(size uint64, st *Stream, o AllocOptions) (cuda.Ptr, e
 		}
 		return p.allocCached(size, st, by), nil
 	}
-	addr, err := p.allocOrdered(size, st, by, o.HostOrder)
-	for err != nil && o.Pool == nil && p.replaced(st, err) {
+	addr, err := allocOrdered(p, size, st, by, o.HostOrder)
+	for err != nil && o.Pool == nil && replaced(p, st, err) {
 		p = st.poolOn(&d.gpu)
-		addr, err = p.allocOrdered(size, st, by, o.HostOrder)
+		addr, err = allocOrdered(p, size, st, by, o.HostOrder)
 	}
 	return addr, err
 }
 
 // allocOrdered is alloc, or allocHost.
-func (p *Pool) allocOrdered(size uint64, st *Stream, by origin, host bool) (cuda.Ptr, error) {
+func allocOrdered(p *Pool, size uint64, st *Stream, by origin, host bool) (cuda.Ptr, error) {
 	if host {
 		return p.allocHost(size, st, by)
 	}

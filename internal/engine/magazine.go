@@ -67,7 +67,7 @@ func (mz *Magazines) Alloc(size uint64, st *Stream) (cuda.Ptr, magazine.Token, e
 	}
 	pool := st.poolOn(mz.gpu)
 	p, err := pool.alloc(size, st, origin{}) // what may go into a magazine has no stack
-	for err != nil && pool.replaced(st, err) {
+	for err != nil && replaced(pool, st, err) {
 		pool = st.poolOn(mz.gpu)
 		p, err = pool.alloc(size, st, origin{})
 	}

@@ -54,7 +54,7 @@ func (d *Device) Alloc(size uint64, st *Stream) (cuda.Ptr, error) {
 		by.stack = (*catch)(size)
 	}
 	addr, err := p.alloc(size, st, by)
-	for err != nil && p.replaced(st, err) {
+	for err != nil && replaced(p, st, err) {
 		p = st.poolOn(&d.gpu)
 		addr, err = p.alloc(size, st, by)
 	}
@@ -71,7 +71,7 @@ func (t *Stream) poolOn(g *gpu) *Pool {
 
 // replaced reports whether a request of the stream failed because the pool that it had found as the stream's was released
 // meanwhile: another thread ended the stream's capture, and with it the pool.
-func (p *Pool) replaced(st *Stream, err error) bool {
+func replaced(p *Pool, st *Stream, err error) bool {
 	released := &releasedError{}
 	return errors.As(err, &released) && st.poolOn(&p.dev.gpu) != p
 }
