@@ -1,10 +1,10 @@
 """A self-test of the adapter: whether PyTorch, as it is installed, and the adapter understand each other.
 
-    _selftest FILE [--allocate]
+    _selftest FILE
 
 The adapter runs over the simulated device, and is asked by functions of PyTorch's own, so that a difference between PyTorch's
-headers and its libraries shows. It needs no GPU: where there is no driver, memory is not asked for without --allocate, as PyTorch
-asks the driver for the device first. The first difference is printed, and the exit code is 1.
+headers and its libraries shows. It needs no GPU: where there is no driver, memory is not asked for, as PyTorch asks the driver for the
+device first. The first difference is printed, and the exit code is 1.
 """
 
 import os
@@ -24,7 +24,7 @@ def expect(what: str, got: Any, wanted: Any) -> None:
         raise Differs("%s is %r, and should be %r" % (what, got, wanted))
 
 
-def run(file: str, allocate: bool) -> str:
+def run(file: str) -> str:
     """Tests the adapter; what was tested."""
     import torch
 
@@ -42,7 +42,7 @@ def run(file: str, allocate: bool) -> str:
         return c._cuda_memoryStats(0)[what + "_bytes"]["all"][which]
 
     expect("what is allocated at first", bytes_of("allocated"), 0)
-    if not allocate and not _injected.has_driver():
+    if not _injected.has_driver():
         return "the interface; there is no driver of NVIDIA's, so no memory was allocated"
     size = 3 << 20
     memory = c._cuda_cudaCachingAllocator_raw_alloc(size, 0)
@@ -61,7 +61,7 @@ def run(file: str, allocate: bool) -> str:
 
 def main(arguments: List[str]) -> int:
     try:
-        sys.stdout.write("%s\n" % run(arguments[0], "--allocate" in arguments))
+        sys.stdout.write("%s\n" % run(arguments[0]))
     except Exception as e:
         sys.stdout.write("%s\n" % (e if isinstance(e, Differs) else "%s: %s" % (type(e).__name__, str(e).partition("\n")[0])))
         return 1
