@@ -16,8 +16,13 @@ func newMan() *cobra.Command {
 		Use:    "man FOLDER",
 		Short:  "Write the man pages of all commands below a folder",
 		Hidden: true,
-		Args:   cobra.ExactArgs(1),
-		RunE:   func(c *cobra.Command, args []string) error { return writeManPages(c.Root(), args[0]) },
+		Args: func(c *cobra.Command, args []string) error {
+			if len(args) != 1 {
+				return fmt.Errorf("%s: expected one folder, got %d arguments", c.Name(), len(args))
+			}
+			return nil
+		},
+		RunE: func(c *cobra.Command, args []string) error { return writeManPages(c.Root(), args[0]) },
 	}
 }
 
