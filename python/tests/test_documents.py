@@ -49,6 +49,12 @@ def missing(parts):
 
 
 class Documents(unittest.TestCase):
+    def test_versions_of_pytorch(self):
+        releases = read("python/cistern/adapter/versions").split()
+        first, last = (v.rpartition(".")[0] for v in (releases[0], releases[-1]))
+        for name in ("README.md", "docs/pytorch.md"):
+            self.assertIn("%s to %s" % (first, last), read(name), name)
+
     def test_samples(self):
         seen = 0
         for name, sample in samples():
