@@ -83,7 +83,7 @@ func TestLayerOf(t *testing.T) {
 	for text, want := range map[string]Layer{
 		"train /srv/me/train.py:12": LayerOwn,
 		"train train.py:12":         LayerOwn,
-		"main":                      LayerLibrary, // without a file nobody knows
+		"main":                      LayerLibrary, // without a file it is unknown
 		"forward /opt/venv/lib/python3.12/site-packages/transformers/models/gpt2/modeling_gpt2.py:185": LayerLibrary,
 		"_call_impl /opt/venv/lib/python3.12/site-packages/torch/nn/modules/module.py:1790":            LayerFramework,
 		"Thread.run /usr/lib/python3.12/threading.py:982":                                              LayerFramework,

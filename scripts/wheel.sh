@@ -1,6 +1,7 @@
 #!/bin/sh
 # wheel.sh : makes dist/cistern-*.whl of python/, lib/*.so, bin/cistern and cistern.h, which must be there, and of lib/adapters
-# where those are made of the present sources. It takes a Python with hatchling (Debian's python3-hatchling); without one it says so, and --try makes that no failure.
+# where those are made of the present sources. It takes a Python with hatchling (Debian's python3-hatchling); without one it
+# says so, and --try makes that no failure.
 set -eu
 cd "$(dirname "$0")/.."
 missing=1
