@@ -253,6 +253,7 @@ gpu-bundle: build
 	  -Wl,-rpath,'$$ORIGIN/lib'
 	$(CC) -std=gnu11 -O1 -g -shared -fPIC lab/torch/profiler.c -o gpu-bundle/torch/libprofiler.so
 	$(CC) -std=gnu11 -O2 -Wall -Wextra -pthread lab/see/churn.c -o gpu-bundle/churn -ldl
+	$(CC) -std=gnu11 -O2 -Wall -Wextra lab/native/node.c -o gpu-bundle/node -ldl
 	mkdir gpu-bundle/examples
 	cp examples/python/*.py gpu-bundle/examples/
 	cd examples/go && $(GO) build -trimpath -ldflags '-s -w' -o $(CURDIR)/gpu-bundle/examples/squares .

@@ -14,6 +14,7 @@
 #          thousand cycles
 #   native      what RMM promises of a resource, through the C interface, for the default pool and one over each upstream
 #   native-hosts  hostile hosts in C: signal handlers, fork, exits, a second copy, with checked contents (HOSTS_SECONDS=10 each)
+#   native-node  memory between processes: export without a context, exporters that are killed, when memory is free again
 #   native-two  two GPUs in one process: memory of each used by the other, threads, and one of them broken by a kernel
 #   examples    the programs of examples/, as their readers run them
 #
@@ -166,6 +167,7 @@ part() {
         run "hosts-$s" $((${HOSTS_SECONDS:-10} + 120)) ./hosts "$s" "${HOSTS_SECONDS:-10}"
       done
       ;;
+    native-node) run node 400 ./node ;;
     native-two)
       run peers 120 ./open.test -test.v -test.run '^TestPeers$/real'
       # A device that is broken breaks for good: once where nothing was shared before, once after all the rest.
@@ -234,7 +236,7 @@ part() {
     see) for p in driver seed agree cupy cost idle kill oom top; do part "see-$p"; done ;;
     all) for p in test resources native native-hosts bench query pause examples torch libs see; do part $p; done ;;
     *)
-      echo "run.sh: $1: want test, bench, resources, query, pause, native, native-hosts, native-two, examples, torch, torch-{load,seed,test,native,pools,steady,oom,captures,hosts,stress,bench,workloads,survival,peer,two}, libs, libs-{fill,counts,order,cooperate,cost,example}, see, see-{driver,seed,agree,segments,cupy,cost,idle,kill,oom,top,held} or all" >&2
+      echo "run.sh: $1: want test, bench, resources, query, pause, native, native-hosts, native-node, native-two, examples, torch, torch-{load,seed,test,native,pools,steady,oom,captures,hosts,stress,bench,workloads,survival,peer,two}, libs, libs-{fill,counts,order,cooperate,cost,example}, see, see-{driver,seed,agree,segments,cupy,cost,idle,kill,oom,top,held} or all" >&2
       exit 2
       ;;
   esac
