@@ -606,12 +606,12 @@ static void after_kill(size_t size, int maps) {
   times(what, t, TIMES);
 }
 
-/* giver releases 1 GiB of chunks at a time, each mapped before, and says when it was done and how long it took. */
+/* giver leaves 512 MiB of the GPU, and releases 1 GiB that it had mapped in chunks once it is told to. */
 static void giver(void) {
   init(1);
   size_t free, total, n = GIB / chunk;
   MUST(cuMemGetInfo(&free, &total));
-  Handle rest = create((free - GIB - 512 * MIB) / (2 * MIB) * (2 * MIB), &private);
+  create((free - GIB - 512 * MIB) / (2 * MIB) * (2 * MIB), &private);
   Handle *h = calloc(n, sizeof *h);
   Ptr p;
   struct access a = {{1, 0}, READ_WRITE};
@@ -621,55 +621,82 @@ static void giver(void) {
     MUST(cuMemMap(p + i * chunk, chunk, 0, h[i], 0));
   }
   MUST(cuMemSetAccess(p, GIB, &a, 1));
+  if (mapped) {
+    MUST(cuMemsetD8(p, pattern, GIB));
+    MUST(cuCtxSynchronize());
+  }
   tell(mine);
   hear(mine);
   double begin = now();
   MUST(cuMemUnmap(p, GIB));
-  for (size_t i = 0; i < n; i++) MUST(cuMemRelease(h[i]));
   shared->value[0] = now() - begin;
-  shared->value[1] = now();
+  for (size_t i = 0; i < n; i++) MUST(cuMemRelease(h[i]));
+  shared->value[1] = now() - begin;
+  shared->value[2] = now();
+  shared->step = 1;
   hear(mine);
-  MUST(cuMemRelease(rest));
 }
 
-/* getter creates 1 GiB as soon as it can. */
+static size_t wanted; /* the chunks that the getter creates */
+
+/* getter creates 1 GiB once the giver has released it, and counts how often it had to try. */
 static void getter(void) {
-  Handle h;
+  size_t n = GIB / wanted;
+  Handle *h = calloc(n, sizeof *h);
+  Ptr p;
+  struct access a = {{1, 0}, READ_WRITE};
+  int tries = 0;
   init(1);
   tell(mine);
   hear(mine);
+  double begin = now();
+  int code = cuMemCreate(h, GIB, &private, 0);
+  shared->value[3] = now() - begin;
+  if (code == 0) MUST(cuMemRelease(h[0])); /* what was free sufficed: nothing is shown */
+  shared->value[4] = code;
   tell(mine);
-  int tries = 1;
-  while (cuMemCreate(&h, GIB, &private, 0) != 0) tries++;
-  shared->at = now();
-  shared->value[2] = tries;
+  while (shared->step == 0) {
+  }
+  begin = now();
+  for (size_t i = 0; i < n; i++, tries++)
+    while (cuMemCreate(&h[i], wanted, &private, 0) != 0) tries++;
+  shared->value[5] = now() - begin;
+  MUST(cuMemAddressReserve(&p, GIB, 0, 0, 0));
+  for (size_t i = 0; i < n; i++) MUST(cuMemMap(p + i * wanted, wanted, 0, h[i], 0));
+  MUST(cuMemSetAccess(p, GIB, &a, 1));
+  shared->value[6] = now() - begin;
+  shared->value[7] = tries - (double)n;
   tell(mine);
   hear(mine);
 }
 
-static void after_release(size_t size) {
+static void after_release(size_t given, size_t got, int written) {
   enum { TIMES = 20 };
-  double gave[TIMES], got[TIMES];
+  double t[5][TIMES], retries = 0;
+  static const char *const names[5] = {"unmap", "unmap and release", "then create", "then create, map and set access",
+                                       "a create that fails"};
   char what[80];
-  part = "after a release";
-  chunk = size;
+  chunk = given, wanted = got, mapped = written;
   for (int i = 0; i < TIMES; i++) {
+    shared->step = 0;
     struct child g = start(getter);
     CHECK(hear(g.socket)); /* its context is there before the giver measures what is free */
     struct child v = start(giver);
     CHECK(hear(v.socket));
     tell(g.socket);
     CHECK(hear(g.socket));
-    usleep(5000);
     tell(v.socket);
     CHECK(hear(g.socket));
-    gave[i] = shared->value[0], got[i] = shared->at - shared->value[1];
+    t[0][i] = shared->value[0], t[1][i] = shared->value[1], t[2][i] = shared->value[5], t[3][i] = shared->value[6];
+    t[4][i] = shared->value[3], retries += shared->value[7];
+    if (shared->value[4] == 0) result("create before the release", "did not fail");
     finish(g, SIGKILL);
     finish(v, SIGKILL);
   }
-  snprintf(what, sizeof what, "unmap and release 1 GiB in %zu MiB", chunk / MIB);
-  times(what, gave, TIMES);
-  times("from then until another has created 1 GiB", got, TIMES);
+  snprintf(what, sizeof what, "1 GiB%s: %zu for %zu MiB", written ? ", written" : "", given / MIB, got / MIB);
+  part = what;
+  for (int k = 0; k < 5; k++) times(names[k], t[k], TIMES);
+  result("attempts that failed", "%.1f a run", retries / TIMES);
 }
 
 /* ---- whether new memory is zero ---- */
@@ -748,8 +775,11 @@ int main(int argc, char **argv) {
   after_kill(GIB, 0);
   after_kill(GIB, 1);
   after_kill(2 * MIB, 1);
-  after_release(32 * MIB);
-  after_release(2 * MIB);
+  after_release(32 * MIB, 32 * MIB, 0);
+  after_release(32 * MIB, 32 * MIB, 1);
+  after_release(2 * MIB, 2 * MIB, 1);
+  after_release(2 * MIB, GIB, 1);
+  after_release(GIB, 2 * MIB, 1);
   zeroed();
   return 0;
 }
