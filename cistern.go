@@ -146,7 +146,7 @@ const (
 	StacksOff    = config.StacksOff
 	StacksNative = config.StacksNative // frames of native code, and of Go
 	StacksPython = config.StacksPython
-	StacksBoth   = config.StacksBoth
+	StacksAll    = config.StacksAll
 )
 
 // ReportHistory is the number of events that are kept when Options.Report is set by text without a history.

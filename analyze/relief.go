@@ -134,7 +134,7 @@ func recordStacks(kind runKind) string {
 	case runCistern:
 		return "cistern run --stacks python --report oom -- PROGRAM"
 	case runDriver:
-		return "cistern trace --stacks=native+python -o run.cistern -- PROGRAM"
+		return "cistern trace --stacks all -o run.cistern -- PROGRAM"
 	case runRMM:
 		return ""
 	}

@@ -74,8 +74,8 @@ type Options struct {
 	// Magazine says whether the C library keeps recently freed blocks of small requests in magazines, from which it meets
 	// requests without a call of the engine; default on.
 	Magazine Switch
-	// Stacks says of which frames the stacks of requests are made: "off" (the default), "native", "python",
-	// "native+python". Blocks keep them then. The C library catches both kinds. For Go programs there is native alone
+	// Stacks says of which frames the stacks of requests are made: "off" (the default), "python", "native" or "all".
+	// Blocks keep them then. The C library takes both kinds, Go programs have native frames only
 	// (Allocator.CatchStacks).
 	Stacks string
 	// StackSample has only some requests caught: those of at least so many bytes always, smaller ones with a probability of
@@ -99,7 +99,7 @@ const (
 	StacksOff    = "off"
 	StacksNative = "native"
 	StacksPython = "python"
-	StacksBoth   = "native+python"
+	StacksAll    = "all"
 )
 
 // WithDefaults fills in the defaults.
@@ -173,12 +173,12 @@ func (o Options) Validate() error {
 		return fmt.Errorf("top %q: choose on or off", o.Top)
 	}
 	switch o.Stacks {
-	case StacksOff, StacksNative, StacksPython, StacksBoth:
+	case StacksOff, StacksNative, StacksPython, StacksAll:
 	default:
-		return fmt.Errorf("stacks %q: choose off, native, python or native+python", o.Stacks)
+		return fmt.Errorf("stacks %q: choose off, python, native or all", o.Stacks)
 	}
 	if o.StackSample != 0 && o.Stacks == StacksOff {
-		return fmt.Errorf("stack_sample %d: needs stacks native, python or native+python", o.StackSample)
+		return fmt.Errorf("stack_sample %d: needs stacks python, native or all", o.StackSample)
 	}
 	if strings.Contains(o.Report, ",") || o.Report != strings.TrimSpace(o.Report) {
 		return fmt.Errorf("report %q: expected a folder whose name has no comma, and no space at its ends", o.Report)

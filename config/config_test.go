@@ -14,7 +14,7 @@ import (
 func TestRoundTrip(t *testing.T) {
 	keys := []string{"driver", "backend", "limit", "chunk", "cross_stream", "ladder", "history", "ipc", "single_handle", "capture_reuse", "front", "spill",
 		"stacks", "stack_sample", "report", "report_child", "top"}
-	values := []string{"", "0", "1MiB", "4MiB", "true", "false", "on", "off", "native", "python", "native+python", "vmm", "malloc", "legacy", "handles", "wait",
+	values := []string{"", "0", "1MiB", "4MiB", "true", "false", "on", "off", "native", "python", "all", "vmm", "malloc", "legacy", "handles", "wait",
 		"ready", "all", "fit+grow", "collect", "managed", "pinned", "host_numa", "a folder/b:c", "100", "sim:80GiB"}
 	rng := rand.New(rand.NewPCG(1, 2))
 	read, written := 0, map[string]bool{}
@@ -104,7 +104,7 @@ func TestErrors(t *testing.T) {
 		"spill:":                        "setting spill:: choose managed, pinned or host_numa",
 		"history:-1":                    "history -1: must be a number of events up to",
 		"report_child:true":             "report_child true: needs report",
-		"stack_sample:1MiB":             "stack_sample 1048576: needs stacks native",
+		"stack_sample:1MiB":             "stack_sample 1048576: needs stacks python",
 		"limit:lots":                    "setting limit:lots: ",
 	} {
 		if _, err := config.Parse(text); err == nil || !strings.HasPrefix(err.Error(), want) {

@@ -50,7 +50,7 @@ var settings = []setting{
 	flag("capture_reuse", func(o *Options) *bool { return &o.CaptureReuse }),
 	word("front", "choose on or off", func(o *Options) *Switch { return &o.Magazine }, false),
 	word("spill", "choose managed, pinned or host_numa", func(o *Options) *Spill { return &o.Spill }, false),
-	word("stacks", "choose off, native, python or native+python", func(o *Options) *string { return &o.Stacks }, false),
+	word("stacks", "choose off, python, native or all", func(o *Options) *string { return &o.Stacks }, false),
 	size("stack_sample", "", func(o *Options) *uint64 { return &o.StackSample }),
 	word("report", "expected a folder", func(o *Options) *string { return &o.Report }, false),
 	flag("report_child", func(o *Options) *bool { return &o.ReportChild }),
@@ -132,7 +132,7 @@ func (o *Options) impliedHistory() int {
 //	capture_reuse:true      a capture reuses memory of several streams that it has joined
 //	front:on|off            off: the C library calls the engine for every request and every free
 //	spill:managed|pinned|host_numa    where the default pool gets memory from when nothing else is left
-//	stacks:off|native|python|native+python    where requests come from is caught, and blocks keep it
+//	stacks:off|python|native|all    the frames of the stacks that requests and blocks keep
 //	stack_sample:1MiB       of smaller requests only some, in proportion to their size; 0 is all
 //	report:FOLDER           the C library writes a file there for each out-of-memory
 //	report_child:true       and starts cistern report on those that stay

@@ -46,7 +46,7 @@ func (f *attributionFlags) merge(c *cobra.Command, conf string) (string, error) 
 		value     func() (string, error)
 	}{
 		{"history", "history", func() (string, error) { return strconv.Itoa(f.history), nil }},
-		{"stacks", "stacks", func() (string, error) { return f.stacks.setting(), nil }},
+		{"stacks", "stacks", func() (string, error) { return string(f.stacks), nil }},
 		{"stack-sample", "stack_sample", func() (string, error) { return f.sample, nil }},
 		{"report", "report", f.folder},
 		{"report-child", "report_child", func() (string, error) { return strconv.FormatBool(f.reportChild), nil }},
@@ -74,14 +74,6 @@ func (f *attributionFlags) merge(c *cobra.Command, conf string) (string, error) 
 		s.add("stack_sample", usualSample)
 	}
 	return string(s), nil
-}
-
-// setting is the value of the setting stacks.
-func (k stackKinds) setting() string {
-	if k == stacksAll {
-		return allocator.StacksBoth
-	}
-	return string(k)
 }
 
 // companion is what a setting needs beside it to be good, so that each flag is checked for itself.

@@ -110,14 +110,14 @@ func TestRunKeepsWhereMemoryGoes(t *testing.T) {
 	folder := filepath.Join(dir, "made", "oom")
 	for _, c := range []struct{ conf, args, want string }{
 		{"", "--history 500", "history:500"},
-		{"limit:1GiB", "--history 500 --stacks all", "limit:1GiB,history:500,stacks:native+python,stack_sample:64KiB"},
+		{"limit:1GiB", "--history 500 --stacks all", "limit:1GiB,history:500,stacks:all,stack_sample:64KiB"},
 		{"", "--stacks python --stack-sample 0", "stacks:python,stack_sample:0"},
 		{"stacks:native", "--stack-sample 1MiB", "stacks:native,stack_sample:1MiB"},
 		{"stack_sample:2MiB,stacks:python", "--stacks python", "stack_sample:2MiB,stacks:python"},
 		{"stack_sample:1MiB,stacks:python", "--stack-sample 1024KiB", "stack_sample:1MiB,stacks:python"},
 		{"", "--stacks off", "stacks:off"},
-		{"stacks:native+python", "--stacks all", "stacks:native+python,stack_sample:64KiB"},
-		{"", "--stacks native+python --stack-sample 0", "stacks:native+python,stack_sample:0"},
+		{"stacks:all", "--stacks all", "stacks:all,stack_sample:64KiB"},
+		{"", "--stacks all --stack-sample 0", "stacks:all,stack_sample:0"},
 		{"", "--report " + folder, "report:" + folder},
 		{"history:7", "--report " + folder + " --report-child", "history:7,report:" + folder + ",report_child:true"},
 		{"", "--history 0 --report " + folder, "history:0,report:" + folder},

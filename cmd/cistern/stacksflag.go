@@ -2,19 +2,23 @@ package main
 
 import (
 	"errors"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
+
+	"github.com/cistern-gpu/cistern/config"
 )
 
-// stackKinds is the flag --stacks of run, record and trace: which frames are kept of where a request comes from.
+// stackKinds is the flag --stacks of run, record and trace: which frames are kept of where a request comes from. Its words are
+// those of the setting stacks.
 type stackKinds string
 
 const (
-	stacksOff    stackKinds = "off"
-	stacksPython stackKinds = "python"
-	stacksNative stackKinds = "native"
-	stacksAll    stackKinds = "all" // both
+	stacksOff    stackKinds = config.StacksOff
+	stacksPython stackKinds = config.StacksPython
+	stacksNative stackKinds = config.StacksNative
+	stacksAll    stackKinds = config.StacksAll
 )
 
 // stackWords are the words of --stacks.
@@ -28,18 +32,11 @@ func addStacks(c *cobra.Command, k *stackKinds, usage string, words ...string) {
 
 func (k *stackKinds) String() string { return string(*k) }
 
-// Set takes the word of CISTERN_CONF for both kinds too, and none, which scripts have for off.
 func (k *stackKinds) Set(s string) error {
-	switch s {
-	case "native+python":
-		*k = stacksAll
-	case "none":
-		*k = stacksOff
-	case string(stacksOff), string(stacksPython), string(stacksNative), string(stacksAll):
-		*k = stackKinds(s)
-	default:
+	if !slices.Contains(stackWords, s) {
 		return errors.New("expected " + oneOf(stackWords))
 	}
+	*k = stackKinds(s)
 	return nil
 }
 

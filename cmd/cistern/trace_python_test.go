@@ -160,13 +160,13 @@ func TestTracePythonEnds(t *testing.T) {
 // TestTraceStackKinds: the words of --stacks, and a Python whose frames are not known, which is one line.
 func TestTraceStackKinds(t *testing.T) {
 	x := newTraced(t)
-	for _, word := range []string{"--stacks=x", "--stacks=", "--stacks"} { // of the last, the word is --
+	for _, word := range []string{"--stacks=x", "--stacks=native+python", "--stacks=none", "--stacks=", "--stacks"} { // of the last, the word is --
 		out, err := x.command("trace", word, "--", "true").CombinedOutput()
 		if err == nil || !strings.Contains(string(out), ": expected off, python, native or all\n") || strings.Count(string(out), "\n") != 1 {
 			t.Errorf("%s: %v, %q", word, err, out)
 		}
 	}
-	for _, words := range [][]string{{"--stacks", "python"}, {"--stacks=native"}, {"--stacks", "all"}, {"--stacks", "off"}, {"--stacks", "native+python"}} {
+	for _, words := range [][]string{{"--stacks", "python"}, {"--stacks=native"}, {"--stacks", "all"}, {"--stacks", "off"}} {
 		if out, err := x.command(append(append([]string{"trace"}, words...), "echo", "x")...).CombinedOutput(); err != nil || !strings.HasPrefix(string(out), "x\n") {
 			t.Errorf("%v: %v, %q", words, err, out)
 		}

@@ -47,7 +47,7 @@ func kindsOf(stacks string) C.uint32_t {
 		return C.CISTERN_STACKS_NATIVE
 	case config.StacksPython:
 		return C.CISTERN_STACKS_PYTHON
-	case config.StacksBoth:
+	case config.StacksAll:
 		return C.CISTERN_STACKS_NATIVE | C.CISTERN_STACKS_PYTHON
 	}
 	return 0

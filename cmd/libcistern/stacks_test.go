@@ -56,7 +56,7 @@ text = ctypes.create_string_buffer(10000)
 assert lib.cistern_stack_text(ctypes.c_uint32(use[0]), text, 10000) == 0
 print(text.value.decode().splitlines()[0])
 `
-	for _, stacks := range []string{"python", "native+python,stack_sample:1MiB"} {
+	for _, stacks := range []string{"python", "all,stack_sample:1MiB"} {
 		r := run(t, "driver:sim:8GiB,stacks:"+stacks, nil, python, "-c", program, libraryPath(t))
 		if want := "first <string>:5\n"; r.err != nil || r.report != "" || stacks == "python" && r.out != want {
 			t.Errorf("%s: %v %q %s, want %q", stacks, r.err, r.out, r.report, want)
@@ -68,7 +68,7 @@ print(text.value.decode().splitlines()[0])
 func TestUnknownPython(t *testing.T) {
 	t.Parallel()
 	p := program(t, "oldpython.c", libraryPath(t), "-rdynamic")
-	for _, stacks := range []string{"python", "native+python"} {
+	for _, stacks := range []string{"python", "all"} {
 		r := run(t, "driver:sim:8GiB,stacks:"+stacks, nil, p, stacks)
 		want := "cistern: stacks of Python's functions: its frames are known from Python 3.10 to 3.14 only\n"
 		if r.err != nil || r.out != "ok\n" || r.report != want {

@@ -53,7 +53,7 @@ func New(drv cuda.Driver, opts config.Options) (*Allocator, error) {
 		mu: lockrank.Mutex{Rank: lockrank.Allocator}}
 	a.Sharing = &Sharing{a: a, opened: opened{mu: lockrank.Mutex{Rank: lockrank.Opened}}}
 	a.Stacks = &Stacks{a: a, keeping: lockrank.Mutex{Rank: lockrank.Keeping}}
-	if opts.Stacks == config.StacksNative || opts.Stacks == config.StacksBoth {
+	if opts.Stacks == config.StacksNative || opts.Stacks == config.StacksAll {
 		a.Stacks.table.Sample = opts.StackSample
 		a.Stacks.Catch(a.Stacks.table.Go)
 	}

@@ -17,7 +17,7 @@ import (
 func TestSettingsOfAttribution(t *testing.T) {
 	for text, want := range map[string]config.Options{
 		"stacks:native":                        {Stacks: "native"},
-		"stacks:native+python":                 {Stacks: "native+python"},
+		"stacks:all":                           {Stacks: "all"},
 		"stacks:python,stack_sample:1MiB":      {Stacks: "python", StackSample: 1 << 20},
 		"report:/var/tmp/out of:memory":        {Report: "/var/tmp/out of:memory"},
 		"report:here,report_child:true":        {Report: "here", ReportChild: true},
@@ -48,7 +48,7 @@ func TestSettingsOfAttribution(t *testing.T) {
 	if opts, _ := config.Parse("stacks:off,report_child:false,top:on,stack_sample:0"); opts.String() != "" || opts.Stacks != config.StacksOff {
 		t.Errorf("defaults are written %s", opts)
 	}
-	for text, word := range map[string]string{"stacks:all": "native+python", "stacks:": "native+python", "stack_sample:1MiB": "stacks", "stacks:native,stack_sample:x": "stack_sample",
+	for text, word := range map[string]string{"stacks:native+python": "choose off, python, native or all", "stacks:both": "native or all", "stacks:": "native or all", "stack_sample:1MiB": "stacks", "stacks:native,stack_sample:x": "stack_sample",
 		"report:": "folder", "report_child:true": "report", "report_child:1": "true or false", "top:yes": "on or off"} {
 		if _, err := config.Parse(text); err == nil || !strings.Contains(err.Error(), word) {
 			t.Errorf("%s: %v, want an error with %q", text, err, word)

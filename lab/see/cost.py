@@ -29,7 +29,7 @@ BAR = 1.01
 # How a kind is started: flags of trace, or settings of Cistern's.
 TRACED = {"plain": None, "again": None, "traced": (), "stacks": ("--stacks=native",), "pystacks": ("--stacks=all",)}
 HELD = {"cistern": "", "history": "history:1000000", "native": "history:1000000,stacks:native", "python": "history:1000000,stacks:python",
-        "both": "history:1000000,stacks:native+python", "sampled": "history:1000000,stacks:native+python,stack_sample:1MiB"}
+        "both": "history:1000000,stacks:all", "sampled": "history:1000000,stacks:all,stack_sample:1MiB"}
 ALLOCATORS = {"native": None, "expandable": "expandable_segments:True", "async": "backend:cudaMallocAsync"}
 JUDGED = ("traced", "stacks")
 

@@ -191,7 +191,7 @@ def attribution(stacks: Stacks = "python", sample: Size = "64KiB", history: Opti
 
     Args:
         stacks: `"python"` keeps the stack of Python functions of each request, `"native"` that of native ones,
-            `"native+python"` both, `"off"` none.
+            `"all"` both, `"off"` none.
         sample: of requests smaller than this only some get a stack, in proportion to their size; 0: all get one.
         history: how many of the last events of each device are kept, 0 for none; None leaves it as it is.
 

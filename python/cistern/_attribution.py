@@ -16,7 +16,7 @@ from ._errors import CisternError
 if TYPE_CHECKING:
     from .hints import Device, Path, Size, StackUse
 
-_KINDS = {"off": 0, "native": 1, "python": 2, "native+python": 3}  # CISTERN_STACKS_ in cistern.h
+_KINDS = {"off": 0, "python": 2, "native": 1, "all": 3}  # CISTERN_STACKS_ in cistern.h
 _REPORT_HISTORY = "1000000"  # what the library keeps where a report is wanted and no history is given
 _MOST_EVENTS = 1 << 30
 _TEXT = 1 << 16  # bytes of a stack in words

@@ -18,7 +18,7 @@ Path = Union[str, "os.PathLike[str]"]
 Size = Union[int, str]
 """Bytes, or a size such as `"2GiB"` or `"512M"`: G and GiB are 2^30 bytes, GB is 10^9."""
 
-Stacks = Literal["off", "python", "native", "native+python"]
+Stacks = Literal["off", "python", "native", "all"]
 """The stacks that `cistern.attribution` keeps."""
 
 Keep = Literal["host", "disk", "drop"]

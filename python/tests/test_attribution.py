@@ -72,7 +72,7 @@ class Attribution(Case):
 
     def test_native_and_python(self):
         done = self.program(self.STACKS + """
-        cistern.attribution("native+python", 0)
+        cistern.attribution("all", 0)
         inner()
         print(json.dumps(cistern.stack_usage()))
         """)
@@ -195,7 +195,7 @@ class Attribution(Case):
     def test_what_makes_no_sense(self):
         self.write("file", "")
         done = self.program("""
-            for f, a, k in ((cistern.attribution, ("all",), {}), (cistern.attribution, ("python", "many"), {}),
+            for f, a, k in ((cistern.attribution, ("native+python",), {}), (cistern.attribution, ("python", "many"), {}),
                             (cistern.attribution, ("python", -1), {}), (cistern.attribution, ("python", 0, -1), {}),
                             (cistern.attribution, ("python", 0, 1 << 40), {}), (cistern.attribution, ("python", 0, "5"), {}),
                             (cistern.attribution, ("python", None), {}), (cistern.report, ("a,b",), {}), (cistern.report, (None, True), {})):

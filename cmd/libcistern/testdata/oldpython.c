@@ -21,7 +21,7 @@ int main(int argc, char **argv) {
   cistern_stack_use u;
   size_t n;
   OK(cistern_stack_usage(0, &u, 1, &n));
-  int native = strcmp(argv[1], "native+python") == 0;
+  int native = strcmp(argv[1], "all") == 0;
   CHECK(n == (size_t)native && (!native || u.stack != 0));
   FAILS(CISTERN_UNSUPPORTED, "from Python 3.10 to 3.14 only", cistern_stacks(CISTERN_STACKS_PYTHON, 0));
   FAILS(CISTERN_UNSUPPORTED, "stacks of Python's functions", cistern_stacks(CISTERN_STACKS_NATIVE | CISTERN_STACKS_PYTHON, 0));
