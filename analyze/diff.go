@@ -18,7 +18,7 @@ type Difference struct {
 	At     string   `json:"at"` // "peak" or "end"
 	A      Side     `json:"a"`
 	B      Side     `json:"b"`
-	Stack  []Change `json:"by_stack"` // each largest growth first
+	Stack  []Change `json:"by_stack"` // each largest change first, growth or not
 	Size   []Change `json:"by_size"`
 	Exact  []Change `json:"by_exact_size"`
 	Pool   []Change `json:"by_pool"`
@@ -235,7 +235,7 @@ func (c changes) name() {
 	}
 }
 
-// list is the largest growth first. What has no name is called by its key.
+// list is the largest change first, in either direction, and the same change by name. What has no name is called by its key.
 func (c changes) list() []Change {
 	out := make([]Change, 0, len(c))
 	for key, x := range c {
@@ -246,8 +246,8 @@ func (c changes) list() []Change {
 		out = append(out, *x)
 	}
 	slices.SortFunc(out, func(x, y Change) int {
-		return cmp.Or(cmp.Compare(y.Grew, x.Grew), cmp.Compare(y.BytesB, x.BytesB), cmp.Compare(x.Name, y.Name), cmp.Compare(x.From, y.From),
-			slices.Compare(x.Frames, y.Frames))
+		return cmp.Or(cmp.Compare(max(y.Grew, -y.Grew), max(x.Grew, -x.Grew)), cmp.Compare(x.Name, y.Name), cmp.Compare(x.From, y.From),
+			cmp.Compare(y.BytesB, x.BytesB), slices.Compare(x.Frames, y.Frames))
 	})
 	return out
 }

@@ -112,8 +112,8 @@ func TestDiffOfAnEditedProgram(t *testing.T) {
 			t.Errorf("%s grew by %d, not from %d to %d", c.Name, c.Grew, c.BytesA, c.BytesB)
 		}
 	}
-	want := []row{{0, 1000, "forward /new/model.py:20"}, {100, 150, "forward /new/model.py:11"}, {7, 16, NoStack},
-		{300, 301, "forward /new/model.py:31"}, {200, 200, "forward /new/model.py:12"}, {50, 0, "helper /old/model.py:50"}}
+	want := []row{{0, 1000, "forward /new/model.py:20"}, {100, 150, "forward /new/model.py:11"}, {50, 0, "helper /old/model.py:50"},
+		{7, 16, NoStack}, {300, 301, "forward /new/model.py:31"}, {200, 200, "forward /new/model.py:12"}} // the largest change first, then by name
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("by stack\n%v, want\n%v", got, want)
 	}

@@ -180,8 +180,6 @@ func smallMoment(t *recording.Trace, event int) map[string]any {
 // changedRows are the rows of the page's table of changes, the largest first: name and bytes.
 func changedRows(all []analyze.Change) []any {
 	rows := []any{}
-	all = slices.Clone(all)
-	slices.SortStableFunc(all, func(x, y analyze.Change) int { return cmp.Compare(abs(y.Grew), abs(x.Grew)) })
 	for _, c := range all {
 		if c.Grew != 0 {
 			rows = append(rows, []any{c.Name, c.Grew})
@@ -189,6 +187,8 @@ func changedRows(all []analyze.Change) []any {
 	}
 	return rows
 }
+
+func abs(n int64) int64 { return max(n, -n) }
 
 // smallGrowth is what the page says grew between two moments of smallTrace, from plain sums: name, bytes, bytes that were
 // handed out in between, the largest change first.

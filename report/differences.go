@@ -3,6 +3,7 @@ package report
 import (
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 
 	"github.com/cistern-gpu/cistern/analyze"
@@ -10,11 +11,8 @@ import (
 	"github.com/cistern-gpu/cistern/recording"
 )
 
-// shownGrown and shownShrunk bound what a terminal gets of a list of changes.
-const (
-	shownGrown  = 10
-	shownShrunk = 5
-)
+// shownChanges bounds what a terminal gets of a list of changes.
+const shownChanges = 15
 
 // WriteDifference writes what grew from one run to another.
 func WriteDifference(w io.Writer, d *analyze.Difference, s Style) {
@@ -80,20 +78,14 @@ func atWords(at string) string {
 	return "at the peak"
 }
 
-// changed picks what a terminal shows of a list: the most that grew and the most that shrank, and how many of those
-// that changed are left out.
+// changed is what a terminal shows of a list, the largest change first, and how many of those that changed are left out.
 func changed(all []analyze.Change) (shown []analyze.Change, left int) {
-	var grew, shrank []analyze.Change
-	for _, c := range all {
-		if c.Grew > 0 {
-			grew = append(grew, c)
-		} else if c.Grew < 0 {
-			shrank = append(shrank, c)
-		}
+	shown, left = mostChanged(all, shownChanges)
+	same := slices.IndexFunc(shown, func(c analyze.Change) bool { return c.Grew == 0 })
+	if same >= 0 {
+		shown = shown[:same]
 	}
-	left = max(0, len(grew)-shownGrown) + max(0, len(shrank)-shownShrunk)
-	shown = append(shown, grew[:min(len(grew), shownGrown)]...)
-	return append(shown, shrank[max(0, len(shrank)-shownShrunk):]...), left
+	return shown, left
 }
 
 func writeStackChanges(w io.Writer, d *analyze.Difference, s Style) {

@@ -1,9 +1,7 @@
 package report
 
 import (
-	"cmp"
 	"fmt"
-	"slices"
 
 	"github.com/cistern-gpu/cistern/analyze"
 	"github.com/cistern-gpu/cistern/recording"
@@ -43,7 +41,7 @@ func NewDifferenceView(a, b *recording.Trace, d *analyze.Difference) (*Differenc
 	short := *d
 	for what, list := range map[string]*[]analyze.Change{"stack": &short.Stack, "size": &short.Size, "exact": &short.Exact,
 		"pool": &short.Pool, "stream": &short.Stream, "library": &short.Library, "tag": &short.Tag} {
-		*list, v.Left[what] = mostChanged(*list)
+		*list, v.Left[what] = mostChanged(*list, mostChanges)
 	}
 	v.Difference = &short
 	var err error
@@ -51,11 +49,9 @@ func NewDifferenceView(a, b *recording.Trace, d *analyze.Difference) (*Differenc
 	return v, err
 }
 
-// mostChanged keeps of a list what changed most, in either direction, that first, and counts what else changed.
-func mostChanged(all []analyze.Change) (list []analyze.Change, left int) {
-	all = slices.Clone(all)
-	slices.SortStableFunc(all, func(x, y analyze.Change) int { return cmp.Compare(abs(y.Grew), abs(x.Grew)) })
-	list = all[:min(len(all), mostChanges)]
+// mostChanged is the beginning of a list, which has the largest change first, and how many others changed.
+func mostChanged(all []analyze.Change, most int) (list []analyze.Change, left int) {
+	list = all[:min(len(all), most)]
 	for _, c := range all[len(list):] {
 		if c.Grew != 0 {
 			left++
@@ -63,8 +59,6 @@ func mostChanged(all []analyze.Change) (list []analyze.Change, left int) {
 	}
 	return list, left
 }
-
-func abs(n int64) int64 { return max(n, -n) }
 
 // curves writes the live bytes of both runs on one axis, the time since each began: the points of both in the order of
 // their times stand for the events of a chart.

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -185,18 +186,22 @@ func TestTablesOfDriverCalls(t *testing.T) {
 			[]any{"cuMemAlloc (failed)", 0, 900 * mib, 1000}, []any{"cuMemFree", -1, 4 * mib, 700_000}}})
 }
 
-// Of long lists a page has what changed most, in either direction, and says how many others have changed.
+// Of long lists a page and a terminal have what changed most, in either direction, and say how many others have changed.
 func TestMostChanged(t *testing.T) {
 	var all []analyze.Change
 	for i := range 1000 {
-		all = append(all, analyze.Change{Grew: int64(400 - i)})
+		all = append(all, analyze.Change{Grew: int64(500-i/2) * int64(1-i%2*2), Named: analyze.Named{Name: strconv.Itoa(i)}})
 	}
-	list, left := mostChanged(all)
-	if len(list) != mostChanges || list[0].Grew != -599 || list[199].Grew != -400 && list[199].Grew != 400 || list[399].Grew != 300 || left != 599 {
-		t.Errorf("%d of the list, %d, %d to %d; %d left", len(list), list[0].Grew, list[199].Grew, list[399].Grew, left)
+	all = append(all, analyze.Change{Named: analyze.Named{Name: "the same"}})
+	list, left := mostChanged(all, mostChanges)
+	if len(list) != mostChanges || list[0].Grew != 500 || list[399].Grew != -301 || left != 600 {
+		t.Errorf("%d of the list, %d to %d; %d left", len(list), list[0].Grew, list[399].Grew, left)
 	}
-	if all[0].Grew != 400 {
-		t.Error("the list itself was sorted")
+	if shown, left := changed(all); len(shown) != shownChanges || shown[14].Grew != 493 || left != 985 {
+		t.Errorf("a terminal shows %d, to %d; %d left", len(shown), shown[len(shown)-1].Grew, left)
+	}
+	if shown, left := changed(all[998:]); len(shown) != 2 || left != 0 {
+		t.Errorf("a terminal shows %v; %d left", shown, left)
 	}
 }
 
