@@ -355,11 +355,12 @@ func (tn *Tuning) reason(s *search) string {
 	case b == nil:
 		return "a request of this run is for more than any device has"
 	case b.AllocConf == tn.Own.AllocConf:
-		return "no setting that survives needs less, by a hundredth, and a smaller limit"
+		return fmt.Sprintf("no other setting was found that reserves at least 1 %% less, survives within a smaller limit, and costs the host "+
+			"at most %.1f ms", s.costUS/1e3)
 	case b.CostUS() <= s.costUS:
-		return fmt.Sprintf("least reserved among the settings that survive and cost the host at most %.1f ms; of those within 1 %% of it, "+
-			"the one with fewest settings", s.costUS/1e3)
+		return fmt.Sprintf("of the settings that survive and cost the host at most %.1f ms, the one that reserves least; "+
+			"within 1 %% of it, the one with the fewest settings", s.costUS/1e3)
 	default:
-		return fmt.Sprintf("least reserved among the settings that survive; each costs the host more than %.1f ms", s.costUS/1e3)
+		return fmt.Sprintf("of the settings that survive, the one that reserves least; each costs the host more than %.1f ms", s.costUS/1e3)
 	}
 }

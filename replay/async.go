@@ -12,7 +12,7 @@ func init() {
 		if env.Spec.HasConf && env.Spec.Conf != "" {
 			return nil, "", fmt.Errorf("torch-async: %q: the policy has no settings", env.Spec.Conf)
 		}
-		env.Note("torch-async: the driver's pool is closed source: growth, fit and trimming are a model after its documentation, held against no recording")
+		env.Note("torch-async: the driver's pool is closed source: growth, fit and trimming follow its documentation and were not checked against recordings")
 		return newAsync(env), "", nil
 	})
 }

@@ -313,7 +313,7 @@ func (f *failureText) remedy(i int, m *analyze.Remedy) {
 	}
 	f.say("     ", line)
 	if !m.Verified {
-		f.say("     ", "The model behind it was held against no recording.")
+		f.say("     ", "Its model was not checked against recordings.")
 	}
 	var known []string // of those before it that break as much
 	for _, b := range m.Breaks {

@@ -168,22 +168,71 @@ func (g *grid) fitted(width int) (fits *grid, left []string) {
 	return nil, nil
 }
 
-// write writes the table. For a terminal that is too narrow it has fewer columns, and if these are too wide too, the cells of
-// each row below each other.
+// write writes the table. For a terminal that is too narrow it has fewer columns; if these are too wide too, the first cell of
+// each row is on a line of its own; and if that does not do, all cells of a row are below each other.
 func (g *grid) write(w io.Writer, s Style) {
 	if s.Width == 0 {
 		g.draw(w, s)
-	} else if fits, left := g.fitted(s.Width); fits == nil {
-		g.stack(w, s)
-	} else {
+	} else if fits, left := g.fitted(s.Width); fits != nil {
 		fits.draw(w, s)
-		if len(left) > 0 {
-			writeWrapped(w, "  ", s.paint("not shown, for lack of columns: "+strings.Join(left, ", "), faint), s)
-		}
+		writeLeftOut(w, left, s)
+	} else if !g.titled(w, s) {
+		g.stack(w, s)
 	}
 	if g.left > 0 {
 		fmt.Fprintf(w, "%s more\n", plural(g.left, "row"))
 	}
+}
+
+func writeLeftOut(w io.Writer, heads []string, s Style) {
+	if len(heads) > 0 {
+		writeWrapped(w, "  ", s.paint("not shown, for lack of columns: "+strings.Join(heads, ", "), faint), s)
+	}
+}
+
+// titleIndent is what lies before the cells below a title.
+const titleIndent = 2
+
+// titled writes the table without its first column, and above each row the first cell as its title. It reports false, and has
+// written nothing, where the other columns do not fit either, or the first is no text.
+func (g *grid) titled(w io.Writer, s Style) bool {
+	if g.numberFirst {
+		return false
+	}
+	body := &grid{head: g.head[1:], textFrom: max(g.textFrom-1, 0), numberFirst: true, optional: g.optional}
+	for _, row := range g.rows {
+		body.rows = append(body.rows, row[1:])
+	}
+	body, left := body.fitted(s.Width - titleIndent)
+	if body == nil {
+		return false
+	}
+	var text strings.Builder
+	inner := s
+	inner.Width -= titleIndent
+	body.draw(&text, inner)
+	lines := slices.Collect(strings.Lines(text.String()))
+	const headLines = 2 // the heads and the rule
+	indent := strings.Repeat(" ", titleIndent)
+	fmt.Fprint(w, indent, lines[0], indent, lines[1])
+	lines = lines[headLines:]
+	for i, row := range body.rows {
+		height := 1
+		for _, cell := range row {
+			height = max(height, 1+strings.Count(cell, "\n"))
+		}
+		if title := g.rows[i][0]; title != "" {
+			for k, line := range breakName(title, max(s.Width-titleIndent, leastLast)) {
+				fmt.Fprintln(w, strings.Repeat(" ", titleIndent*min(k, 1))+s.paint(line, bold))
+			}
+		}
+		for _, line := range lines[:height] {
+			fmt.Fprint(w, strings.TrimRight(indent+line, " \n"), "\n")
+		}
+		lines = lines[height:]
+	}
+	writeLeftOut(w, left, s)
+	return true
 }
 
 // stack writes each row as lines of its own: its first cell, and below it the others with the heads of their columns.

@@ -19,16 +19,18 @@ func WriteTuning(w io.Writer, tn *analyze.Tuning, s Style) {
 		microseconds(float64(tn.DurationUS)), units.FormatBytes(tn.PeakLive), limit, plural(len(tn.Choices), "setting")), s)
 
 	fmt.Fprintln(w)
-	fmt.Fprintln(w, s.paint("the frontier: nothing tried is better in memory, driver time and waits at once", bold))
-	g := grid{head: []string{"PyTorch's settings", "peak reserved", "ratio", "driver time", "syncs", "retries", "survives",
-		""}, textFrom: 6, optional: []string{"retries", "syncs", "ratio"}}
-	row := func(c *analyze.Choice, mark string) {
+	writeWrapped(w, "  ", s.paint("no other setting tried beats these in memory, driver time and syncs at once", bold), s)
+	g := grid{head: []string{"setting", "peak reserved", "ratio", "driver time", "syncs", "retries", "survives"}, textFrom: 6}
+	row := func(name string, c *analyze.Choice, mark string) {
 		style := green
 		if !c.Holds {
 			style = red
 		}
-		g.add(confName(c.AllocConf), units.FormatBytes(c.Result.Odds.PeakMost), fmt.Sprintf("%.3f", c.Result.Ratio),
-			driverTime(c.Result), number(c.Syncs()), number(c.Result.Retries), s.paint(c.Result.Odds.String(), style), mark)
+		if mark != "" {
+			name += " (" + mark + ")"
+		}
+		g.add(name, units.FormatBytes(c.Result.Odds.PeakMost), fmt.Sprintf("%.3f", c.Result.Ratio),
+			driverTime(c.Result), number(c.Syncs()), number(c.Result.Retries), s.paint(c.Result.Odds.String(), style))
 	}
 	ownShown := false
 	for i := range tn.Choices {
@@ -41,24 +43,23 @@ func WriteTuning(w io.Writer, tn *analyze.Tuning, s Style) {
 		mark := ""
 		switch {
 		case isOwn && isBest:
-			mark = "the trace's own, best"
+			mark = "as recorded, best"
 		case isOwn:
-			mark = "the trace's own"
+			mark = "as recorded"
 		case isBest:
 			mark = "best"
 		case !c.Verified:
-			mark = "model not held against recordings"
+			mark = "model not checked against recordings"
 		}
 		ownShown = ownShown || isOwn
-		row(c, mark)
+		row(confName(c.AllocConf), c, mark)
 	}
 	if !ownShown {
-		row(tn.Own, "the trace's own")
+		row(confName(tn.Own.AllocConf), tn.Own, "as recorded")
 	}
 	if tn.Cistern != nil {
 		g.rows = append(g.rows, make([]string, len(g.head)))
-		row(tn.Cistern, "the engine instead of PyTorch's")
-		g.rows[len(g.rows)-1][0] = "cistern"
+		row("cistern", tn.Cistern, "instead of PyTorch's allocator")
 	}
 	g.write(w, s)
 
@@ -69,7 +70,7 @@ func WriteTuning(w io.Writer, tn *analyze.Tuning, s Style) {
 	case b == nil:
 		fmt.Fprintf(w, "%s: %s\n", s.paint("best", bold), tn.Why)
 	case b.AllocConf == tn.Own.AllocConf:
-		fmt.Fprintf(w, "%s: what the trace has (%s)\n", s.paint("best", bold), confName(b.AllocConf))
+		fmt.Fprintf(w, "%s: the recorded settings (%s)\n", s.paint("best", bold), confName(b.AllocConf))
 		writeWrapped(w, "  ", "  "+tn.Why, s)
 	default:
 		fmt.Fprintf(w, "%s: %s\n", s.paint("best", bold), confName(b.AllocConf))
@@ -91,10 +92,10 @@ func WriteTuning(w io.Writer, tn *analyze.Tuning, s Style) {
 }
 
 func writeFloors(w io.Writer, tn *analyze.Tuning, s Style) {
-	fmt.Fprintf(w, "\n%s\n", s.paint("the smallest limit with which the run survives", bold))
+	fmt.Fprintf(w, "\n%s\n", s.paint("smallest memory limit with which the run survives", bold))
 	g := grid{head: []string{"with", "smallest limit", "over peak live", "survives", "with less"}, textFrom: 3, optional: []string{"over peak live"}}
 	for _, f := range tn.Floors {
-		who := map[string]string{"own": "the trace's own settings", "best": "the best settings",
+		who := map[string]string{"own": "the recorded settings", "best": "the best settings",
 			"least": "the settings that need least", "cistern": "cistern"}[f.Who]
 		if f.Who != "cistern" {
 			who += " (" + confName(f.AllocConf) + ")"

@@ -211,7 +211,11 @@ func (w *walker) finish() {
 	t.FromStart = len(t.Initial) == 0 && len(t.InitialSegments) == 0
 	w.note()
 	if w.pending > 0 {
-		t.Note("%d blocks were freed but still in use by a stream when the file was written", w.pending)
+		blocks := "blocks"
+		if w.pending == 1 {
+			blocks = "block"
+		}
+		t.Note("%d %s freed, but still in use by a stream when the file was written", w.pending, blocks)
 	}
 	if w.noPoolSegs > 0 && !w.ownPools {
 		t.Note("%d segments were given back before the end: the file does not say to which pool they belonged; "+

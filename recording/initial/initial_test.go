@@ -53,7 +53,7 @@ func TestWalkBack(t *testing.T) {
 			tr: trans([]recording.Segment{{Addr: 0x1000000, Size: 2 * mib, Blocks: []recording.Block{{Addr: 0x1000000, Size: 1024, Requested: 700,
 				State: recording.PendingFree}}}}, ev(event.FreeRequested, 0x1000000, 700)),
 			blocks:   []recording.Block{{Addr: 0x1000000, Size: 1024, Requested: 700, State: recording.Active}},
-			segments: []recording.Segment{{Addr: 0x1000000, Size: 2 * mib}}, note: "1 blocks were freed but still in use"},
+			segments: []recording.Segment{{Addr: 0x1000000, Size: 2 * mib}}, note: "1 block freed, but still in use by a stream"},
 		{name: "a free completed first was pending at the start",
 			tr:       trans([]recording.Segment{{Addr: 0x1000000, Size: 2 * mib}}, ev(event.FreeCompleted, 0x1000200, 700)),
 			blocks:   []recording.Block{{Addr: 0x1000200, Size: 1024, Requested: 700, State: recording.PendingFree}},

@@ -84,7 +84,7 @@ function remedies(x) {
       m.floor_bytes ? `, would do with ${bytes(m.floor_bytes)}` : '', `; ${durations(m.driver_time_least_us, m.driver_time_us)} in the driver`,
       m.wait_us ? `, ${duration(m.wait_us)} waiting` : '', m.retries ? `, ${count(m.retries)} retries` : '')),
   m.do && m.do !== m.title ? shell(m) : null,
-  m.breaks.length || !m.verified ? h('ul', {}, m.verified ? null : h('li', {}, 'the model behind it was held against no recording'),
+  m.breaks.length || !m.verified ? h('ul', {}, m.verified ? null : h('li', {}, 'its model was not checked against recordings'),
     m.breaks.map((b) => h('li', {}, b))) : null,
   h('div', {class: 'conf', title: m.check_command}, `checked by ${m.checked}`));
   if (x.warning) {
