@@ -124,7 +124,7 @@ func parseCosts(text string) (*Costs, error) {
 		for n, line := range lines[1:] {
 			f := strings.Split(strings.TrimSpace(line), ",")
 			if len(f) != len(header) {
-				return nil, fmt.Errorf("driver cost table: line %d has %d columns, want %d", n+2, len(f), len(header))
+				return nil, fmt.Errorf("driver cost table: line %d: expected %d columns, got %d", n+2, len(header), len(f))
 			}
 			size, err := strconv.ParseUint(f[0], 10, 64)
 			if err != nil {

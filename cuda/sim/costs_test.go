@@ -104,7 +104,7 @@ func TestCostTableErrors(t *testing.T) {
 	head, rest, _ := strings.Cut(h200CSV, "\n")
 	for name, bad := range map[string]string{
 		"no column cuMemMap_us": strings.Replace(head, "cuMemMap_us", "x", 1) + "\n" + rest,
-		"line 2 has 2 columns":  head + "\n512,1\n",
+		"line 2: expected 12 columns, got 2":  head + "\n512,1\n",
 		"line 2":                head + "\nx" + strings.Repeat(",1", 11) + "\n",
 	} {
 		if _, err := parseCosts(bad); err == nil || !strings.Contains(err.Error(), name) {

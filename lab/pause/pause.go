@@ -111,15 +111,15 @@ func Run(args []string, out io.Writer) error {
 func (r *Result) print(out io.Writer) {
 	fmt.Fprintf(out, "%s, %s of contents\n", r.Device, units.FormatBytes(r.Bytes))
 	fmt.Fprintf(out, "  a plain page-locked copy      out %6.2f GB/s   in %6.2f GB/s\n", r.PlainOut, r.PlainIn)
-	fmt.Fprintf(out, "  pause, resume with contents   out %6.2f GB/s   in %6.2f GB/s   (%.1f %% and %.1f %%; wanted %.0f %%)\n", r.WarmOut, r.WarmIn,
+	fmt.Fprintf(out, "  pause, resume with contents   out %6.2f GB/s   in %6.2f GB/s   (%.1f %% and %.1f %%; target %.0f %%)\n", r.WarmOut, r.WarmIn,
 		100*r.WarmOut/r.PlainOut, 100*r.WarmIn/r.PlainIn, 100*leastPart)
 	fmt.Fprintf(out, "  the first pause               out %6.2f GB/s   (each %.2f; aimed at %.0f with 16 threads, this is %d)\n", r.ColdOut, r.ColdOuts, coldAim,
 		runtime.GOMAXPROCS(0))
 	if r.DiskBytes > 0 {
 		fmt.Fprintf(out, "  through a file (%s)        out %6.2f GB/s   in %6.2f GB/s\n", units.FormatBytes(r.DiskBytes), r.DiskOut, r.DiskIn)
 	}
-	fmt.Fprintf(out, "  contents dropped: pause %.2f, resume %.2f ms per GiB (wanted %.0f)\n", r.DropMS, r.DropResumeMS, mostMS)
-	fmt.Fprintf(out, "    the first time of fresh memory %.2f (each %.2f), of one block %.2f (wanted %.0f)\n", r.FirstDropMS, r.FirstDrops, r.OneDropMS, mostMS)
+	fmt.Fprintf(out, "  contents dropped: pause %.2f, resume %.2f ms per GiB (target %.0f)\n", r.DropMS, r.DropResumeMS, mostMS)
+	fmt.Fprintf(out, "    the first time of fresh memory %.2f (each %.2f), of one block %.2f (target %.0f)\n", r.FirstDropMS, r.FirstDrops, r.OneDropMS, mostMS)
 	for _, k := range slices.Sorted(maps.Keys(r.Calls)) {
 		fmt.Fprintf(out, "  driver calls, ms (number), %s: %s\n", k, words(r.Calls[k]))
 	}

@@ -81,8 +81,8 @@ func Run(args []string, out io.Writer) error {
 		return err
 	}
 	if s.want > 0 && !r.Met {
-		return fmt.Errorf("%s is the fastest, and Cistern %.2f times as fast as direct allocation; wanted is Cistern and %.2f", r.Fastest,
-			r.of("cistern").Speed, s.want)
+		return fmt.Errorf("expected Cistern to be the fastest, and %.2f times as fast as direct allocation; got %s, and Cistern %.2f times as fast", s.want,
+			r.Fastest, r.of("cistern").Speed)
 	}
 	return nil
 }

@@ -141,7 +141,7 @@ func TestRun(t *testing.T) {
 	}
 	// More is asked than there is.
 	args = []string{"-driver", "sim", "-queries", "2", "-rounds", "1", "-resident", "64MiB", "-scale", "0.1", "-threads", "2", "-want", "1000"}
-	if err := Run(args, &out); err == nil || !strings.Contains(err.Error(), "wanted is Cistern and 1000.00") {
+	if err := Run(args, &out); err == nil || !strings.Contains(err.Error(), "expected Cistern to be the fastest, and 1000.00 times") {
 		t.Error(err)
 	}
 }

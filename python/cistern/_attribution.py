@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .hints import Device, Path, Size, StackUse
 
 _KINDS = {"off": 0, "python": 2, "native": 1, "all": 3}  # CISTERN_STACKS_ in cistern.h
-_REPORT_HISTORY = "1000000"  # what the library keeps where a report is wanted and no history is given
+_REPORT_HISTORY = "1000000"  # what the library keeps for a report where no history is given
 _MOST_EVENTS = 1 << 30
 _TEXT = 1 << 16  # bytes of a stack in words
 
@@ -83,11 +83,11 @@ class Attribution:
         from ._pools import size_in_bytes
 
         if stacks not in _KINDS:
-            raise ValueError("stacks is one of %s, got %r" % (", ".join(_KINDS), stacks))
+            raise ValueError("stacks: expected one of %s, got %r" % (", ".join(_KINDS), stacks))
         if history is not None and (not isinstance(history, int) or isinstance(history, bool)):
-            raise TypeError("history is a number of events, got %s" % type(history).__name__)
+            raise TypeError("history: expected a number of events, got %s" % type(history).__name__)
         if history is not None and not 0 <= history <= _MOST_EVENTS:
-            raise ValueError("history is a number of events up to %d, got %d" % (_MOST_EVENTS, history))
+            raise ValueError("history: expected a number of events up to %d, got %d" % (_MOST_EVENTS, history))
         size = size_in_bytes(sample, "sample")
         with _lock:
             self._was: Optional[_State] = current()
@@ -154,7 +154,7 @@ def report(folder: "Optional[Path]", child: bool) -> None:
     global _reporting
     path = None if folder is None else _folder(os.fsdecode(os.fspath(folder)))
     if path is None and child:
-        raise ValueError("child=True explains files of a folder: name one")
+        raise ValueError("child=True: expected the folder whose files it explains, got None")
     if child:
         _name_command()
     with _lock:
@@ -170,7 +170,7 @@ def _folder(name: str) -> str:
     """The folder, made if need be, as a path that stays right where the program goes to another."""
     path = os.path.abspath(name)
     if "," in path or path != path.strip():
-        raise ValueError("folder is a setting of Cistern's, which has no commas and no spaces at its ends, got %r" % path)
+        raise ValueError("folder: expected a name without commas and without spaces at its ends, got %r" % path)
     try:
         os.makedirs(path, exist_ok=True)
     except OSError as e:

@@ -107,7 +107,7 @@ _lingering: List[Registration] = []
 def on_out_of_memory(fn: Callable[[int, int], object], device: "Optional[Device]" = None) -> Registration:
     """cistern.on_out_of_memory."""
     if not callable(fn):
-        raise TypeError("fn is a function of a device and the bytes that are missing, got %s" % type(fn).__name__)
+        raise TypeError("fn: expected a function of a device and the missing bytes, got %s" % type(fn).__name__)
     global _follows_exit
     registration = Registration(fn, ALL if device is None else _pools.device_index(device))
     with _lock:

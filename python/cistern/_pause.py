@@ -31,9 +31,9 @@ class _Report(ctypes.Structure):
 def pause(tag: "Union[str, Tag, None]", pool: "Optional[Pool]", device: "Optional[Device]", keep: str,
           folder: "Optional[Path]", captured: bool) -> "PauseResult":
     if keep not in _KEEP:
-        raise ValueError("keep is one of %s, got %r" % (", ".join(_KEEP), keep))
+        raise ValueError("keep: expected one of %s, got %r" % (", ".join(_KEEP), keep))
     if folder is not None and keep != "disk":
-        raise ValueError("dir is the folder of keep=\"disk\", got keep=%r" % keep)
+        raise ValueError("dir: expected keep=\"disk\" with it, got keep=%r" % keep)
     o = _Options(keep=_KEEP[keep], flags=_CAPTURED if captured else 0, dir=None if folder is None else os.fsencode(folder))
     return _call("cistern_pause", o, tag, pool, device)
 
@@ -66,9 +66,9 @@ def _name(tag: Any) -> Optional[bytes]:
         return None
     name = getattr(tag, "name", tag)  # of a cistern.tag
     if not isinstance(name, str):
-        raise TypeError("a tag is a string, got %s" % type(tag).__name__)
+        raise TypeError("tag: expected a string, got %s" % type(tag).__name__)
     if not name or "\0" in name:
-        raise ValueError("a tag is a string of at least one character without NUL, got %r" % name)
+        raise ValueError("tag: expected a string of at least one character without NUL, got %r" % name)
     return name.encode("utf-8", "replace")
 
 

@@ -127,10 +127,10 @@ def _address(f: Any, what: str) -> int:
                 raise TypeError
             address = ctypes.cast(f, ctypes.c_void_p).value
         except (ctypes.ArgumentError, TypeError):
-            raise TypeError("%s is a ctypes function or pointer, or an address as an integer, got %s" %
+            raise TypeError("%s: expected a ctypes function or pointer, or an address as an integer, got %s" %
                             (what, type(f).__name__)) from None
     if not address or address < 0:
-        raise ValueError("%s is null" % what)
+        raise ValueError("%s: expected an address, got a null pointer" % what)
     return address
 
 
@@ -188,16 +188,16 @@ def size_in_bytes(value: Union[int, str], what: str) -> int:
             digits = found.group(2)[1:]
             n += int(digits) * unit // 10 ** len(digits)
     else:
-        raise TypeError("%s is a number of bytes or a size such as \"2GiB\", got %s" % (what, type(value).__name__))
+        raise TypeError("%s: expected a number of bytes or a size such as \"2GiB\", got %s" % (what, type(value).__name__))
     if not 0 <= n < 1 << 63:
         raise ValueError("%s: %r is not a size that memory can have" % (what, value))
     return n
 
 
 def describe(memory: str, upstream: Any, limit: Any, on_oom: Any, allocator: Any) -> Tuple[_Wanted, Any]:
-    """What is wanted of a pool as the adapter takes it, and what has to be kept for it. allocator is PyTorch's argument."""
+    """The options of a pool as the adapter takes them, and what has to be kept for it. allocator is PyTorch's argument."""
     if memory not in KINDS:
-        raise ValueError("memory is one of %s, got %r" % (", ".join(KINDS), memory))
+        raise ValueError("memory: expected one of %s, got %r" % (", ".join(KINDS), memory))
     if upstream is not None and memory != "chunks":
         raise ValueError("a pool has one kind of memory: give memory or upstream, not both")
     if upstream is not None and allocator is not None:
@@ -213,7 +213,7 @@ def describe(memory: str, upstream: Any, limit: Any, on_oom: Any, allocator: Any
     if limit is not None:
         o.limit = size_in_bytes(limit, "limit")
         if not o.limit:
-            raise ValueError("limit: 0 bytes; leave it out for a pool without a limit of its own")
+            raise ValueError("limit: expected more than 0 bytes; leave it out for a pool without a limit of its own")
     if callable(on_oom):
         ask = _asker(on_oom)
         kept.append(ask)
@@ -226,9 +226,9 @@ def describe(memory: str, upstream: Any, limit: Any, on_oom: Any, allocator: Any
 
 def _words(value: Any, what: str, choices: str) -> bytes:
     if not isinstance(value, str):
-        raise TypeError("%s is %s, got %s" % (what, choices, type(value).__name__))
+        raise TypeError("%s: expected %s, got %s" % (what, choices, type(value).__name__))
     if not value or "\0" in value:
-        raise ValueError("%s is %s, got %r" % (what, choices, value))
+        raise ValueError("%s: expected %s, got %r" % (what, choices, value))
     return value.encode()
 
 
@@ -316,7 +316,7 @@ def device_index(device: "Optional[Device]") -> int:
             return int(torch.cuda.current_device())
         return int(cupy.cuda.runtime.getDevice()) if cupy is not None else 0
     if not isinstance(found, int) or isinstance(found, bool) or found < 0:
-        raise ValueError("device is the number of a GPU, \"cuda:1\" or None, got %r" % (device,))
+        raise ValueError("device: expected the number of a GPU, \"cuda:1\" or None, got %r" % (device,))
     return found
 
 
@@ -330,7 +330,7 @@ def numbers(pool: "Pool") -> "PoolId":
         found = of_graph()
     if isinstance(found, (tuple, list)) and len(found) == 2 and all(isinstance(n, int) and 0 <= n < 1 << 64 for n in found):
         return int(found[0]), int(found[1])
-    raise TypeError("pool is a torch.cuda.MemPool or the pair of numbers that is its id, got %r" % (pool,))
+    raise TypeError("pool: expected a torch.cuda.MemPool or its id, a pair of numbers, got %r" % (pool,))
 
 
 def stats(pool: "PoolId", device: int) -> "PoolStats":

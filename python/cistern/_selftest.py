@@ -21,7 +21,7 @@ class Differs(Exception):
 
 def expect(what: str, got: Any, wanted: Any) -> None:
     if got != wanted:
-        raise Differs("%s is %r, and should be %r" % (what, got, wanted))
+        raise Differs("%s: expected %r, got %r" % (what, wanted, got))
 
 
 def run(file: str) -> str:

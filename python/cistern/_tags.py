@@ -56,9 +56,9 @@ class tag:
 
     def __init__(self, name: str) -> None:
         if not isinstance(name, str):
-            raise TypeError("a tag is a string, got %s" % type(name).__name__)
+            raise TypeError("tag: expected a string, got %s" % type(name).__name__)
         if not name or "\0" in name:
-            raise ValueError("a tag is a string of at least one character without NUL, got %r" % name)
+            raise ValueError("tag: expected a string of at least one character without NUL, got %r" % name)
         self.name = name
 
     def __enter__(self) -> "tag":

@@ -41,7 +41,7 @@ def resource(device: Optional[Any] = None) -> Any:
         device = core.Device()
     number = getattr(device, "device_id", device)
     if not isinstance(number, int) or isinstance(number, bool) or number < 0:
-        raise ValueError("device %r: want the number of a device, a cuda.core.Device, or None for the current one" % (device,))
+        raise ValueError("device: expected the number of a device, a cuda.core.Device, or None for the current one; got %r" % (device,))
     _library.claim()
     with _lock:
         if number not in _made:

@@ -75,7 +75,7 @@ def _checked(limit: Any, of: Any = "allocated") -> Tuple[int, str]:
     from ._pools import size_in_bytes
 
     if of not in ("allocated", "reserved"):
-        raise ValueError("of is \"allocated\" or \"reserved\", got %r" % (of,))
+        raise ValueError("of: expected \"allocated\" or \"reserved\", got %r" % (of,))
     return size_in_bytes(limit, "limit"), of
 
 

@@ -78,7 +78,7 @@ def resource(device: Optional[int] = None) -> Any:
     if device is None:
         device = _current(rmm)
     elif not isinstance(device, int) or isinstance(device, bool) or device < 0:
-        raise ValueError("device %r: want the number of a device, or None for the current one" % (device,))
+        raise ValueError("device: expected the number of a device, or None for the current one; got %r" % (device,))
     _library.claim()
     with _lock:
         if device not in _made:

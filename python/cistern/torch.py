@@ -77,7 +77,7 @@ def enable(conf: Optional[str] = None) -> Optional[Mode]:
     with _lock:
         settings = os.environ.get("CISTERN_CONF", "") if conf is None else conf
         if not isinstance(settings, str):
-            raise TypeError("conf is a string such as %r, got %s" % ("limit:70GiB", type(conf).__name__))
+            raise TypeError("conf: expected a string such as %r, got %s" % ("limit:70GiB", type(conf).__name__))
         if _mode is not None:
             if conf is not None and conf != _conf:
                 raise CisternError("Cistern is enabled already, with the settings %r: they cannot be changed to %r" %

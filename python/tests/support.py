@@ -225,7 +225,7 @@ FAKE_ADAPTER = r"""
       if (w->o.spill) last.o.spill = (spill = w->o.spill).c_str();
       *why = "";
       if (w->o.size != sizeof w->o || (w->o.upstream && strchr(w->o.upstream, '!')) || a != 0 || b != 7 || device != 0) {
-        *why = "upstream moon!: want device";
+        *why = "upstream moon!: expected device";
         w->dropped(w->token);
         return CISTERN_INVALID;
       }

@@ -111,8 +111,8 @@ class Build(Case):
         self.site = self.fake_torch("2.99.0.dev20260101+cu130", at="nightly")
         self.write("tree/python/cistern/adapter/adapter.cpp",
                    self.read("tree/python/cistern/adapter/adapter.cpp").replace('"2.11.0"', '"2.99.0"'))
-        for words, more in (("the name of PyTorch's allocator is 'native', and should be 'cistern'", {}),
-                            ("what is allocated at first is 7, and should be 0",
+        for words, more in (("the name of PyTorch's allocator: expected 'cistern', got 'native'", {}),
+                            ("what is allocated at first: expected 0, got 7",
                              dict(FAKE_TORCH_BACKEND="cistern", FAKE_TORCH_STATS="7")),
                             ("RuntimeError: does not yet support getDeviceStats", dict(FAKE_TORCH_BACKEND="cistern")),
                             ("not today", dict(FAKE_ADAPTER_FAILS="not today")),

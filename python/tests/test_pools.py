@@ -78,23 +78,23 @@ class Pools(Case):
             """)
         size = "is not a size in bytes: write 80G or 80GiB, 1.5GiB, 512MiB, 80GB or a plain number"
         self.assertEqual(done.stdout.splitlines(), [
-            "ValueError memory is one of chunks, ipc_legacy, single_handle, got 'nccl'",
+            "ValueError memory: expected one of chunks, ipc_legacy, single_handle, got 'nccl'",
             "ValueError a pool has one kind of memory: give memory or upstream, not both",
-            "SettingsError upstream moon!: want device",
+            "SettingsError upstream moon!: expected device",
             "ValueError a pool has one upstream: give allocator or upstream, not both",
-            "TypeError upstream is the name of an upstream such as \"nccl\", or cistern.torch.External, got int",
-            "ValueError upstream is the name of an upstream such as \"nccl\", or cistern.torch.External, got ''",
+            "TypeError upstream: expected the name of an upstream such as \"nccl\", or cistern.torch.External, got int",
+            "ValueError upstream: expected the name of an upstream such as \"nccl\", or cistern.torch.External, got ''",
             "ValueError limit: '2 apples' " + size, "ValueError limit: '2Gi' " + size, "ValueError limit: '-1' " + size,
-            "ValueError limit: 0 bytes; leave it out for a pool without a limit of its own",
+            "ValueError limit: expected more than 0 bytes; leave it out for a pool without a limit of its own",
             "ValueError limit: -1 is not a size that memory can have",
-            "TypeError limit is a number of bytes or a size such as \"2GiB\", got float",
-            "TypeError limit is a number of bytes or a size such as \"2GiB\", got bool",
+            "TypeError limit: expected a number of bytes or a size such as \"2GiB\", got float",
+            "TypeError limit: expected a number of bytes or a size such as \"2GiB\", got bool",
             "ValueError limit: '99999999 PiB' is not a size that memory can have",
-            "TypeError on_oom is \"error\", the name of an upstream to go on with, or a function of the bytes that are missing, "
+            "TypeError on_oom: expected \"error\", the name of an upstream to go on with, or a function of the bytes that are missing, "
             "got NoneType",
-            "ValueError on_oom is \"error\", the name of an upstream to go on with, or a function of the bytes that are missing, "
+            "ValueError on_oom: expected \"error\", the name of an upstream to go on with, or a function of the bytes that are missing, "
             "got ''",
-            "SettingsError upstream moon!: want device", "0"], done.stderr)
+            "SettingsError upstream moon!: expected device", "0"], done.stderr)
 
     def test_on_oom(self):
         done = self.program("""
