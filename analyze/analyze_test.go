@@ -368,7 +368,7 @@ func TestFloorsHold(t *testing.T) {
 // What Tune recommends does what it says when it is replayed, and nothing on the frontier is beaten.
 func TestTuneRecommendsWhatHolds(t *testing.T) {
 	tr := smallTraces(t)[2]
-	calls, last, half, whole := 0, 0, 0, 0
+	calls, last, half, whole, ended := 0, 0, 0, 0, 0
 	tn, err := Tune(context.Background(), tr, TuneOptions{Progress: func(done, total int) {
 		calls++
 		if done < last || done > total {
@@ -377,6 +377,9 @@ func TestTuneRecommendsWhatHolds(t *testing.T) {
 		if last, whole = done, total; done > total/2 && done < total {
 			half++
 		}
+		if done == total {
+			ended++
+		}
 	}})
 	if err != nil {
 		t.Fatal(err)
@@ -384,8 +387,8 @@ func TestTuneRecommendsWhatHolds(t *testing.T) {
 	if tn.Best == nil || !tn.Best.Holds || tn.Best.Result.PeakReserved > tn.Own.Result.PeakReserved || calls == 0 {
 		t.Fatalf("best %+v, own %+v, %d calls of progress", tn.Best, tn.Own, calls)
 	}
-	if last != whole || half < 10 {
-		t.Errorf("progress ended at %d of %d, and came %d times in the second half", last, whole, half)
+	if last != whole || half < 10 || ended != 1 {
+		t.Errorf("progress ended at %d of %d, and came %d times in the second half and %d times at the end", last, whole, half, ended)
 	}
 	again, err := replay.Run(tr, torchSpec(tn.Best.AllocConf), replay.Options{})
 	if err != nil || again.PeakReserved != tn.Best.Result.PeakReserved {
@@ -509,5 +512,17 @@ func TestTriedSettings(t *testing.T) {
 	}
 	if got := Breaks("max_split_size_mb:32,expandable_segments:True"); len(got) != 4 {
 		t.Errorf("%d lines for two settings, want 4: %q", len(got), got)
+	}
+}
+
+// A phase of more replays than were expected of it does not end before they do.
+func TestPhasePart(t *testing.T) {
+	last := -1.0
+	for done := range 400 {
+		part := phasePart(done, 100)
+		if part <= last || part >= 1 || done <= 80 && part != float64(done)/100 {
+			t.Fatalf("%d of about 100 replays are %v of the phase, after %v", done, part, last)
+		}
+		last = part
 	}
 }

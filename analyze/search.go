@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"maps"
+	"math"
 	"runtime"
 	"slices"
 	"sync"
@@ -157,6 +158,17 @@ func (s *search) tell(part float64) {
 	}
 }
 
+// phasePart is how much of a phase is done after so many replays of about a number. It stays below 1, as a phase may take more
+// than that: from nearly on it approaches 1, with the same slope at first.
+func phasePart(done, about int) float64 {
+	const nearly = 0.8
+	x := float64(done) / float64(about)
+	if x <= nearly {
+		return x
+	}
+	return 1 - (1-nearly)*math.Exp(-(x-nearly)/(1-nearly))
+}
+
 func (s *search) expect(n int) {
 	s.mu.Lock()
 	s.total += n
@@ -189,7 +201,7 @@ func (s *search) replay(spec replay.Spec, opt replay.Options) (*replay.Result, e
 	defer s.mu.Unlock()
 	s.done++
 	done := s.done - s.phase.done
-	s.tell(float64(done) / float64(max(1, done, s.total-s.phase.total, s.phase.about)))
+	s.tell(phasePart(done, max(1, s.total-s.phase.total, s.phase.about)))
 	return r, err
 }
 

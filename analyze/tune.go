@@ -107,7 +107,8 @@ func Tune(ctx context.Context, t *recording.Trace, opt TuneOptions) (*Tuning, er
 		do    func(*search) error
 		to    float64
 		about int
-	}{{tn.explain, 0.05, 32}, {tn.choose, 0.35, 200}, {tn.engine, 0.45, 9}, {tn.findFloors, 1, (2 + mostFloors) * 70}} {
+	}{{tn.explain, 0.05, 32}, {tn.choose, 0.35, 200}, {tn.engine, 0.45, 9}, {tn.findFloors, 0.7, (1 + mostFloors) * 80},
+		{tn.engineFloor, 1, 48}} {
 		s.begin(step.to, step.about)
 		err := step.do(s)
 		if ctx.Err() != nil {
@@ -249,8 +250,7 @@ func (c *Choice) beats(o *Choice) bool {
 // costShare is what host time a setting may cost, as a part of the run.
 const costShare = 0.015
 
-// findFloors finds the smallest limits of the trace's own settings, of those that may be the best, and of Cistern, and with
-// them the best.
+// findFloors finds the smallest limits of the trace's own settings and of those that may be the best, and with them the best.
 func (tn *Tuning) findFloors(s *search) error {
 	if tn.Warning != "" {
 		tn.Why = tn.Warning
@@ -275,7 +275,12 @@ func (tn *Tuning) findFloors(s *search) error {
 		return err
 	}
 	tn.pick(s, rivals, found)
-	if tn.Cistern == nil {
+	return nil
+}
+
+// engineFloor finds the smallest limit of Cistern.
+func (tn *Tuning) engineFloor(s *search) error {
+	if tn.Cistern == nil || tn.Warning != "" {
 		return nil
 	}
 	f, err := s.least(tn.Cistern.spec, 0, mostSteps*FloorStep)

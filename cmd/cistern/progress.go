@@ -28,6 +28,8 @@ type progress struct {
 
 	mu     sync.Mutex // protects what follows, and w
 	parts  []float64  // done of each file, 0 to 1
+	since  time.Time  // when the first part of a file was done, from which on the rest is estimated
+	from   float64    // what was done by then, of all files
 	name   string     // the file that moved last
 	shown  bool
 	paused bool
@@ -72,7 +74,38 @@ func (p *progress) file(i int, path string) func(float64) {
 		defer p.mu.Unlock()
 		p.parts[i] = max(p.parts[i], part) // a search that finds more to do does not go back
 		p.name = filepath.Base(path)
+		if p.since.IsZero() {
+			p.since = time.Now()
+			p.from, _ = p.done()
+		}
 	}
+}
+
+// done is how much of all files is done, 0 to 1, and how many files are done. The caller holds mu.
+func (p *progress) done() (part float64, files int) {
+	for _, x := range p.parts {
+		part += x
+		if x == 1 {
+			files++
+		}
+	}
+	return part / float64(max(1, len(p.parts))), files
+}
+
+// leastKnown is the part of the work that has to be timed before the rest is estimated from it.
+const leastKnown = 0.05
+
+// left is the time that the rest takes at the rate so far, in words; "" where that is not known yet.
+func (p *progress) left(part float64) string {
+	passed := time.Since(p.since)
+	if p.since.IsZero() || passed < barDelay || part-p.from < leastKnown || part >= 1 {
+		return ""
+	}
+	rest := time.Duration(float64(passed) * (1 - part) / (part - p.from))
+	if rest < time.Minute {
+		return fmt.Sprintf(" about %d s left,", max(1, int(rest.Round(time.Second)/time.Second)))
+	}
+	return fmt.Sprintf(" about %d min left,", int((rest+time.Minute-1)/time.Minute))
 }
 
 func (p *progress) draw() {
@@ -81,23 +114,21 @@ func (p *progress) draw() {
 	if p.paused {
 		return
 	}
-	sum, whole := 0.0, 0
-	for _, x := range p.parts {
-		sum += x
-		if x == 1 {
-			whole++
-		}
-	}
+	part, whole := p.done()
 	files := ""
 	if n := len(p.parts); n > 1 {
 		files = fmt.Sprintf(" %d of %d files,", whole, n)
 	}
-	bar := p.model.ViewAs(sum / float64(max(1, len(p.parts))))
+	bar := p.model.ViewAs(part)
 	if p.plain {
 		bar = ansi.Strip(bar)
 	}
+	line := fmt.Sprintf("%s%s%s %s %s", bar, files, p.left(part), p.verb, oneLine(p.name))
+	if width := outputWidth(p.w, func(string) string { return "" }); width > 0 {
+		line = ansi.Truncate(line, width-1, "…") // what goes on in the next line would not be cleared
+	}
 	// lipgloss writes no more colours than the terminal has.
-	_, _ = lipgloss.Fprintf(p.w, "\r\x1b[2K%s%s %s %s", bar, files, p.verb, oneLine(p.name))
+	_, _ = lipgloss.Fprint(p.w, "\r\x1b[2K", line)
 	p.shown = true
 }
 

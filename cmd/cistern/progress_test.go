@@ -45,6 +45,34 @@ func TestBar(t *testing.T) {
 	}
 }
 
+// TestBarTellsTheRest: the bar has the time that the rest takes at the rate since the file was read, once enough is known.
+func TestBarTellsTheRest(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var errs bytes.Buffer
+		p := &progress{w: &errs, verb: "tuning", parts: make([]float64, 2), stop: make(chan struct{}), model: bubbles.New()}
+		time.Sleep(time.Hour) // reading says nothing of what comes after it
+		step := p.file(0, "a.pickle")
+		for i, c := range []struct {
+			sleep time.Duration
+			part  float64
+			want  string
+		}{{0, 0.1, "tuning a.pickle"}, {time.Second, 0.15, "tuning a.pickle"}, {9 * time.Second, 0.3, "0 of 2 files, about 2 min left, tuning a.pickle"},
+			{10 * time.Second, 0.9, "0 of 2 files, about 28 s left, tuning a.pickle"}, {time.Second, 1, "1 of 2 files, about 23 s left, tuning a.pickle"}} {
+			time.Sleep(c.sleep)
+			step(c.part)
+			errs.Reset()
+			if p.draw(); !strings.HasSuffix(errs.String(), c.want) {
+				t.Errorf("%d: drew %q, want %q", i, errs.String(), c.want)
+			}
+		}
+		p.file(1, "b.pickle")(1)
+		errs.Reset()
+		if p.draw(); strings.Contains(errs.String(), "left") {
+			t.Errorf("at the end: drew %q", errs.String())
+		}
+	})
+}
+
 // Work that takes less than a second has no bar; after that it is drawn ten times a second, until the work ends.
 func TestBarTimes(t *testing.T) {
 	for _, c := range []struct {
