@@ -326,7 +326,7 @@ func (x *FailureReport) inOneSentence() string {
 		}
 		return say("a limit was in the way, though the device had %s free", sized(x.DeviceFree))
 	case CauseProcesses:
-		return say("other processes held the memory")
+		return say("other processes used the memory")
 	case CausePinned:
 		return say("%s were free, but captured graphs keep what is theirs", sized(x.Cached))
 	case CausePending:

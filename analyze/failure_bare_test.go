@@ -23,7 +23,7 @@ func TestFailureWithoutHistory(t *testing.T) {
 		t.Errorf("%d bytes short, less of %+v; want 2 MiB, of tag cache", x.Shortage, x.LessLive)
 	}
 	want := "4.001 GiB, 1.00 MiB more than the 4.000 GiB that there were. No allocator could have met it.\n" +
-		"It takes 2.00 MiB more, or 2.00 MiB less held at this moment."
+		"It takes 2.00 MiB more, or 2.00 MiB less in use at this moment."
 	if why := strings.Join(x.Why, "\n"); !strings.HasSuffix(why, want) {
 		t.Errorf("why: %s", why)
 	}
@@ -41,7 +41,7 @@ func TestFailureLargerThanAll(t *testing.T) {
 		f.Event = -1
 		x := reportOn(t, &recording.Trace{Format: recording.FormatCistern, Failures: []*recording.Failure{&f}}, RemedyOptions{}).Failures[0]
 		why := strings.Join(x.Why, "\n")
-		if alone := f.Need > x.Capacity; strings.Contains(why, "less held") == alone || strings.Contains(why, "with nothing else held") != alone {
+		if alone := f.Need > x.Capacity; strings.Contains(why, "less in use") == alone || strings.Contains(why, "with nothing else in use") != alone {
 			t.Errorf("%d bytes of %d: %s", f.Need, x.Capacity, why)
 		}
 	}

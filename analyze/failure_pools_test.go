@@ -52,8 +52,8 @@ func TestPoolLimit(t *testing.T) {
 		capacity uint64
 		want     string
 	}{
-		"alone":      {512 * mib, "A limit of 118.00 MiB for the pool is enough; or 18.00 MiB less held in the pool."},
-		"and device": {206 * mib, "A limit of 118.00 MiB for the pool is enough, together with 12.00 MiB less held elsewhere, as the device, or a limit on all of it, had no more; or 18.00 MiB less held in the pool."},
+		"alone":      {512 * mib, "A limit of 118.00 MiB for the pool is enough; or 18.00 MiB less in use in the pool."},
+		"and device": {206 * mib, "A limit of 118.00 MiB for the pool is enough, together with 12.00 MiB less in use elsewhere, as the device, or a limit on all of it, had no more; or 18.00 MiB less in use in the pool."},
 	} {
 		r := newEngineRun(t, "", c.capacity)
 		pool := newPool(t, r, cistern.PoolOptions{Limit: 100 * mib})

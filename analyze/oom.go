@@ -152,7 +152,7 @@ func (o *OOM) explain(pieces bool) {
 	if !pieces {
 		if o.Source != "recorded" {
 			o.Cause = CauseFragmentation
-			say("After giving back all that it could, it still held %s: %s of that was not live, in pieces between live blocks "+
+			say("After it freed all that it could, %s were still reserved: %s of that was not in use, in pieces between blocks "+
 				"or rounded away, none large enough.", size(o.Reserved), size(o.FreeInside))
 			if o.DeviceFree < o.Requested {
 				say("Beside it the limit left %s, less than the %s asked for.", size(o.DeviceFree), size(o.Requested))
@@ -162,7 +162,7 @@ func (o *OOM) explain(pieces bool) {
 			}
 			return
 		}
-		say("%s of the %s reserved held no live data.", size(o.FreeInside), size(o.Reserved))
+		say("%s of the %s reserved were not in use.", size(o.FreeInside), size(o.Reserved))
 		return
 	}
 	if o.LargestFree < o.Requested {

@@ -82,13 +82,13 @@ func (o *OOM) fromProcess(f *recording.Failure) {
 		say("The pool's memory is %s, and that ran out: the device itself had %s free.", f.Upstream, size(f.DeviceFree))
 	case f.PoolLimit > 0:
 		o.Cause = CauseLimit
-		say("The pool held %s, and its own limit is %s: with the %s asked for that would have been %s.", size(f.PoolHolds),
+		say("The pool had reserved %s, and its own limit is %s: with the %s asked for that would have been %s.", size(f.PoolHolds),
 			size(f.PoolLimit), size(need), size(f.PoolHolds+need))
 		say("%s", raisePool(f))
 	case over > 0 && f.Limit > 0 && f.DeviceTotal > 0 && o.Capacity == f.Limit && held+need <= f.Reserved-min(f.Reserved, f.Elsewhere)+f.DeviceFree:
 		o.Cause = CauseLimit
 		_, from := limitInForce(f)
-		say("%s were held and %s asked for: %s, over %s, which is %s. The device had %s free.", size(held), size(need), size(held+need),
+		say("%s were in use and %s asked for: %s, over %s, which is %s. The device had %s free.", size(held), size(need), size(held+need),
 			from, size(f.Limit), size(f.DeviceFree))
 	case over > 0 && others >= over:
 		o.Cause = CauseProcesses
@@ -96,11 +96,11 @@ func (o *OOM) fromProcess(f *recording.Failure) {
 		if processes > 1 {
 			who = fmt.Sprintf("%d other processes", processes)
 		}
-		say("%s were held and %s asked for: %s, and the device had %s for it, since %s held %s of its %s.", size(held), size(need),
+		say("%s were in use and %s asked for: %s, and the device had %s for it, since %s used %s of its %s.", size(held), size(need),
 			size(held+need), size(o.Capacity), who, size(others), size(f.DeviceTotal))
 	case over > 0:
 		o.Cause = CauseCapacity
-		say("%s were held and %s asked for: %s, %s more than the %s that there were. No allocator could have met it.", size(held),
+		say("%s were in use and %s asked for: %s, %s more than the %s that there were. No allocator could have met it.", size(held),
 			size(need), size(held+need), size(over), size(o.Capacity))
 	case f.Pinned > 0 && o.available()+f.Cached >= need && o.available()+f.Cached-min(f.Pinned, f.Cached) < need:
 		o.Cause = CausePinned
@@ -143,10 +143,10 @@ func raisePool(f *recording.Failure) string {
 	const unit = 2 << 20 // smaller pieces go to no other pool
 	available += (f.Cached - min(f.Cached, f.Pinned)) / unit * unit
 	if missing := need - min(need, available); f.DeviceTotal > 0 && f.Upstream == "" && missing > 0 {
-		text += units.Sprintf(", together with %s less held elsewhere, as the device, or a limit on all of it, had no more", size(missing))
+		text += units.Sprintf(", together with %s less in use elsewhere, as the device, or a limit on all of it, had no more", size(missing))
 	}
 	if less := need - min(need, f.PoolLimit-min(f.PoolLimit, f.PoolHolds)); need <= f.PoolLimit {
-		text += units.Sprintf("; or %s less held in the pool", size(less))
+		text += units.Sprintf("; or %s less in use in the pool", size(less))
 	}
 	return text + "."
 }
@@ -155,9 +155,9 @@ func raisePool(f *recording.Failure) string {
 func takes(missing, held uint64) string {
 	size := sized
 	if missing > held {
-		return units.Sprintf("It takes %s more: with nothing else held it would have failed too.", size(missing))
+		return units.Sprintf("It takes %s more: with nothing else in use it would have failed too.", size(missing))
 	}
-	return units.Sprintf("It takes %s more, or %s less held at this moment.", size(missing), size(missing))
+	return units.Sprintf("It takes %s more, or %s less in use at this moment.", size(missing), size(missing))
 }
 
 // explainBare explains a failed request of a trace that tells no segments: the requests went to the driver, or to
@@ -171,7 +171,7 @@ func (o *OOM) explainBare() {
 	case o.DeviceFree == 0:
 		say("%s were live and %s more were asked for; the file does not say what was free.", size(o.Live), size(o.Requested))
 	case o.DeviceFree < o.Requested:
-		say("%s were asked for and the device had %s free, beside the %s that the process held.", size(o.Requested), size(o.DeviceFree),
+		say("%s were asked for and the device had %s free, beside the %s that the process had in use.", size(o.Requested), size(o.DeviceFree),
 			size(o.Live))
 		say("%s", takes(o.Requested-o.DeviceFree, o.Live))
 	default:

@@ -211,7 +211,7 @@ func (x *FailureReport) around() string {
 		}
 		return text + units.Sprintf("; a limit was in the way, though the device had %s free", sized(x.DeviceFree))
 	case CauseProcesses:
-		return text + "; other processes held the memory"
+		return text + "; other processes used the memory"
 	case CausePinned:
 		return text + "; captured graphs keep what is theirs"
 	case CausePending:
@@ -236,7 +236,7 @@ func (x *FailureReport) fix() string {
 	case x.poolLimit || x.Upstream != "" || x.cutOff:
 		return ""
 	case x.Capacity > 0 && x.Need > x.Capacity:
-		return "a smaller request, or more memory: with nothing else held it would have failed too"
+		return "a smaller request, or more memory: with nothing else in use it would have failed too"
 	}
 	text := x.holdLess()
 	if text != "" && len(x.Tried) > 0 {

@@ -378,7 +378,7 @@ func TestFix(t *testing.T) {
 		"set this, with care (see the remedies)": {Search: Search{Remedies: found, Caveat: "it may not hold"}},
 		"hold less, first of the optimizer state (5.00 MiB): less of it":                                     {Relief: state},
 		"no setting that was tried meets it; hold less, first of the optimizer state (5.00 MiB): less of it": {Relief: state, Search: Search{Tried: found}},
-		"a smaller request, or more memory: with nothing else held it would have failed too":                 {Relief: state, Need: 8 * mib, OOM: OOM{Capacity: 7 * mib}},
+		"a smaller request, or more memory: with nothing else in use it would have failed too":               {Relief: state, Need: 8 * mib, OOM: OOM{Capacity: 7 * mib}},
 		"hold less at this moment": {OOM: OOM{Live: mib}},
 		"":                         {},
 	} {

@@ -29,7 +29,7 @@ var callColumns = []Column{
 	{"handle", Uint, true, "of physical memory or an array; of a context for calls that end one"},
 	{"memory_pool", Uint, true, "handle of the driver's memory pool"},
 	{"stack_id", Int, true, "number of the stack in this file; null where none was recorded"},
-	{"caller", Text, true, "innermost frame whose line is known: function file:line; where none is, the one that says most"},
+	{"caller", Text, true, "innermost frame with a known line: function file:line; if none has, the most specific one"},
 	{"stack", Text, true, "all frames, innermost first, joined by '; '"},
 }
 

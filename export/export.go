@@ -18,21 +18,23 @@ import (
 	"github.com/cistern-gpu/cistern/recording"
 )
 
-// PyTorchDoc, PprofDoc and PerfettoDoc say what is in those formats and in which units, for the command's help.
+// PyTorchDoc, PprofDoc and PerfettoDoc say what those formats contain and in which units, for the command's help and the
+// documentation.
 const (
-	PyTorchDoc = `pytorch: tag, library and thread are lines under user_metadata. Of a run that tells of no segments (a driver trace, RMM's
-log) each allocation is a segment of its own, as the viewer draws nothing outside of segments.`
-	PprofDoc = `pprof: inuse_space (bytes, as requested) and inuse_objects (blocks) are what was live at the moment, from alloc to
-free_completed; alloc_space and alloc_objects are all that was allocated until then, what was live before the first
-event included. Stacks are the recorded frames. Labels: pool, stream, size, device and process where there are several, tag,
-library and thread where they were recorded, and state=pending_free for what was given back but still in use by a stream. Flame
-graphs by label need no stacks: go tool pprof -tagroot library,tag,size -http : FILE; -tagfocus tag=NAME is one tag's.`
-	PerfettoDoc = `perfetto: for each device counters in bytes (live: as requested, from alloc to free_completed; active: the same with
-each block rounded up to 512; reserved: held from the driver; in groups: live by stream and by pool where there are
-several, by tag and by library where they were recorded), and instants with size, address, stream, pool and stack for
-segments got and given back, for failed requests, and for marks. Where threads were recorded, what they allocated and
-gave back are instants on the program's own threads; so are, as slices, the calls of a driver trace. Times are since 1970
-where the record says the date; events which it gives the same microsecond are a nanosecond apart, in order.`
+	PyTorchDoc = `The snapshot has one segment for each recorded segment. Where the recording has none, as a driver trace and an
+RMM log, each allocation is a segment, since the viewer draws nothing outside of segments.
+Tag, library and thread are lines of user_metadata.`
+	PprofDoc = `inuse_space and inuse_objects are the requested bytes and the blocks that are live at the moment (--at).
+alloc_space and alloc_objects are all allocations until then.
+Stacks are the recorded frames. Labels are pool, stream and size; device and process where there are several; tag,
+library and thread where they were recorded; state=pending_free for freed blocks that a stream still uses.
+Flame graphs by label need no stacks: go tool pprof -tagroot library,tag,size -http : FILE.`
+	PerfettoDoc = `Each device has counters in bytes: live (requested bytes), active (the same, each block rounded up to 512) and
+reserved (memory of the allocator); live also by stream, pool, tag and library.
+Instants are segments allocated and freed, failed requests and marks, with size, address, stream, pool and stack.
+Where threads were recorded, their allocations and frees are instants on the program's threads, and the driver calls of
+a driver trace are slices there.
+Times are since 1970 where the recording has the date. Events of the same microsecond are a nanosecond apart.`
 )
 
 // poolName is a private pool by PyTorch's two numbers, and a word for the default one.

@@ -45,9 +45,9 @@ func (t Type) String() string {
 }
 
 const (
-	tagDoc     = "what it was allocated under, as the program called it; null where there was no tag"
-	libraryDoc = "library that asked; null where it did not say"
-	pidDoc     = "number of the process, of a driver trace with several on a device; else null"
+	tagDoc     = "the program's tag of the allocation; null where it has none"
+	libraryDoc = "library that allocated; null where it is unknown"
+	pidDoc     = "number of the process, in a driver trace with several on a device; else null"
 )
 
 // Tables are what --table offers; the first is the default.
@@ -62,7 +62,7 @@ var Tables = []*Table{
 			"snapshot, oom, annotate, retry"},
 		{"address", Uint, true, "device address; null for oom and where there is none"},
 		{"bytes", Uint, false, "as requested for alloc and frees, rounded for oom, whole for segments"},
-		{"device_free_bytes", Uint, true, "oom: what the device had free, where the recorder says"},
+		{"device_free_bytes", Uint, true, "oom: free memory of the device, where it was recorded"},
 		{"stream", Uint, false, "handle or id of the stream"},
 		{"pool", Text, false, "private pool, PyTorch's two numbers; default"},
 		{"tag", Text, true, tagDoc},
@@ -72,19 +72,19 @@ var Tables = []*Table{
 		{"handle", Uint, true, "segment_map, segment_unmap: number of the physical memory, where known"},
 		{"live_bytes", Uint, false, "requested bytes live after the event, from alloc to free_completed"},
 		{"active_bytes", Uint, false, "the same, each block rounded up to 512"},
-		{"reserved_bytes", Uint, false, "held from the driver after the event; 0 where the file does not say"},
+		{"reserved_bytes", Uint, false, "bytes reserved by the allocator after the event; 0 where they are unknown"},
 		{"stack_id", Int, true, "number of the stack in this file; null where none was recorded"},
-		{"caller", Text, true, "innermost frame whose line is known: function file:line; where none is, the one that says most"},
+		{"caller", Text, true, "innermost frame with a known line: function file:line; if none has, the most specific one"},
 		{"stack", Text, true, "all frames, innermost first, joined by '; '"},
 	}},
-	{Name: "allocations", What: "one row for each allocation, those from before the first event first", fill: fillAllocations,
+	{Name: "allocations", What: "one row for each allocation; those from before the first event are first", fill: fillAllocations,
 		Columns: []Column{
 			{"device", Int, false, "number of the GPU"},
 			{"pid", Int, true, pidDoc},
-			{"alloc_event", Int, true, "number of the event that handed it out; null if that was before the first"},
-			{"free_requested_event", Int, true, "number of the event by which it was given back"},
-			{"free_completed_event", Int, true, "number of the event from which on it could be reused; where its free is not in the " +
-				"file, of the next alloc there"},
+			{"alloc_event", Int, true, "number of the event that allocated it; null if that was before the first"},
+			{"free_requested_event", Int, true, "number of the event that freed it"},
+			{"free_completed_event", Int, true, "number of the event from which on its memory could be reused; if the file lacks " +
+				"it, of the next allocation there"},
 			{"alloc_us", Int, true, "microseconds since the file's first event"},
 			{"free_requested_us", Int, true, "microseconds since the file's first event"},
 			{"free_completed_us", Int, true, "microseconds since the file's first event"},
@@ -98,12 +98,12 @@ var Tables = []*Table{
 			{"thread", Int, true, "the kernel's number of the thread that allocated it; null where it was not recorded"},
 			{"thread_name", Text, true, "its name, where known"},
 			{"at_peak", Truth, false, "live when most bytes were live on its device, of its process"},
-			{"at_end", Truth, false, "never returned for reuse"},
+			{"at_end", Truth, false, "not freed at the end of the recording"},
 			{"stack_id", Int, true, "number of the stack in this file; null where none was recorded"},
-			{"caller", Text, true, "innermost frame whose line is known: function file:line; where none is, the one that says most"},
+			{"caller", Text, true, "innermost frame with a known line: function file:line; if none has, the most specific one"},
 			{"stack", Text, true, "all frames, innermost first, joined by '; '"},
 		}},
-	{Name: "calls", What: "one row for each call of the driver, of what cistern trace recorded", whole: fillCalls, Columns: callColumns},
+	{Name: "calls", What: "one row for each driver call that cistern trace recorded", whole: fillCalls, Columns: callColumns},
 }
 
 // TableNames are what --table takes.

@@ -148,7 +148,7 @@ func (e *OutOfMemoryError) byPool() string {
 // Findings says in at most two lines, each without its line break, what was found when the request failed: the top
 // allocations, and what would have met the request. It names only what was counted, and does not repeat what Error says.
 func (e *OutOfMemoryError) Findings(names Names) []string {
-	lines := []string{"held: " + e.holders(names)}
+	lines := []string{"allocated: " + e.holders(names)}
 	if s := e.help(); s != "" {
 		lines = append(lines, "would help: "+s)
 	}

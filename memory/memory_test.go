@@ -68,7 +68,7 @@ func TestFindings(t *testing.T) {
 		}
 		return "", ""
 	}}
-	want := "held: 32.00 MiB linear < encoder, 15.00 MiB linear < decoder, 8.00 MiB without a stack, 5.00 MiB in others; " +
+	want := "allocated: 32.00 MiB linear < encoder, 15.00 MiB linear < decoder, 8.00 MiB without a stack, 5.00 MiB in others; " +
 		"by tag 40.00 MiB no tag, 20.00 MiB weights; by library 50.00 MiB library 3, 10.00 MiB others; " +
 		"by pool 45.00 MiB the default pool, 15.00 MiB pool {1, 2} (managed, 1.00 MiB more cached, pinned by graphs)\n" +
 		"would help: at least 16.00 MiB less in use"

@@ -29,7 +29,7 @@ func WriteDriver(w io.Writer, d *analyze.DriverSummary, s Style) {
 		fmt.Fprintln(w, why)
 	}
 	for _, v := range d.Devices {
-		writeWrapped(w, "  ", fmt.Sprintf("device %d: peak %s held from the driver, %s requested, %s", v.Device, units.FormatBytes(v.PeakHeld),
+		writeWrapped(w, "  ", fmt.Sprintf("device %d: peak %s allocated from the driver, %s requested, %s", v.Device, units.FormatBytes(v.PeakHeld),
 			units.FormatBytes(v.PeakRequested), plural(int64(v.OOMs), "OOM")), s)
 	}
 	if d.HostPeak > 0 || d.Managed > 0 {

@@ -336,34 +336,34 @@ func (f *failureText) lessLive() {
 	if x.Shortage == 0 || x.Shortage > max(x.Held.Allocated, x.Live) { // with nothing held it would have failed too
 		return
 	}
-	text := fmt.Sprintf("Or %s less held at this moment", units.FormatBytes(x.Shortage))
+	text := fmt.Sprintf("Or %s less in use at this moment", units.FormatBytes(x.Shortage))
 	if len(x.LessLive) > 0 {
 		var names []string
 		for _, h := range x.LessLive {
 			names = append(names, shortName(h.Named)+" ("+units.FormatBytes(h.Bytes)+")")
 		}
-		what := "the largest holder is "
+		what := "the largest share is "
 		if len(names) > 1 {
-			what = fmt.Sprintf("the %d largest holders are ", len(names))
+			what = fmt.Sprintf("the %d largest shares are ", len(names))
 		}
 		text += ": " + what + strings.Join(names, ", ")
 	}
 	f.say("  ", text+".")
 }
 
-// relief is what to hold less of, where no setting is known to help.
+// relief is what to reduce, where no setting is known to help.
 func (f *failureText) relief() {
 	x := f.x
 	if len(x.Remedies) > 0 {
 		return
 	}
 	if x.StacksBy != "" {
-		f.say("  ", "What to hold less of shows in the stacks of allocations, and the recording has none: "+x.StacksBy)
+		f.say("  ", "The recording has no stacks, which show what to reduce. To record them: "+x.StacksBy)
 	}
 	if len(x.Relief) == 0 || x.Relief[0].Advice == "" {
 		return
 	}
-	f.say("  ", "What was held, by what would change it:")
+	f.say("  ", "Allocations, by what would reduce them:")
 	for _, r := range x.Relief {
 		text := r.Class
 		if r.Advice != "" {

@@ -40,7 +40,7 @@ func failedTrace() *recording.Trace {
 	}
 	t.Events[last].Stack = 1
 	t.Failures = []*recording.Failure{{Event: last, PID: 4711, Program: []string{"python", "train.py", "--big"}, Version: "1.2.3",
-		Conf: "limit:68MiB,ladder:grow,report:/var/oom", Lines: []string{"out of memory on device 0", "held: weights", "try: less"},
+		Conf: "limit:68MiB,ladder:grow,report:/var/oom", Lines: []string{"out of memory on device 0", "allocated: weights", "try: less"},
 		Requested: 30*mib - 5, Need: 30 * mib, Tag: 1, Library: 1, Thread: 9, Stack: 1, Device: "NVIDIA H200", UUID: "GPU-1",
 		DeviceTotal: 100 * mib, DeviceFree: 8 * mib, Reserved: 60 * mib, Allocated: 40 * mib, Cached: 20 * mib, Pinned: mib, Largest: 8 * mib, Limit: 68 * mib,
 		Steps: []recording.FailureStep{{Stage: "fit", Tries: 1}, {Stage: "remap", Note: "off by the settings"},
@@ -182,7 +182,7 @@ func TestSlowFailureInBrowser(t *testing.T) {
 		"failure": map[string]any{"page": failedPage, "first": x.Sentence + ".", "relief": "", "remedies": remedies, "allocated": x.Held.Allocated, "live": x.Live, "policies": 0,
 			"kinds": []string{"tag", "library", "thread", "size", "age", "stack"}, "hostile": `</script><img src=x onerror="window.hacked=1">`,
 			"texts": append([]string{x.Sentence, "checked by replay of", "CUDA_ERROR_OUT_OF_MEMORY", "off by the settings", "12 jupyter", "30.00 MiB",
-				"limit: cistern", "68.00 MiB, CISTERN_CONF", "NVIDIA H200 GPU-1", "python train.py --big", "held: weights", "none: 3.00 MiB in the host's memory"}, x.Why...)},
+				"limit: cistern", "68.00 MiB, CISTERN_CONF", "NVIDIA H200 GPU-1", "python train.py --big", "allocated: weights", "none: 3.00 MiB in the host's memory"}, x.Why...)},
 		"silent": map[string]any{"page": silentPage, "first": y.Sentence + ".", "relief": "optimizer state\t12.00 MiB\t3\tless state",
 			"texts": []string{y.Sentence, "Nothing was replayed: the history was off", "NVML: no such library"}},
 	}

@@ -31,19 +31,19 @@ type format struct {
 }
 
 var formats = []format{
-	{"cistern", []string{".cistern"}, "Cistern's compact format: smaller and faster to read, nothing is lost",
+	{"cistern", []string{".cistern"}, "Cistern's compact format, without loss",
 		func(w io.Writer, f *recording.File, _ convertOptions) error { return native.Write(w, f) }},
 	{"pytorch", []string{".pickle", ".pkl"}, "a PyTorch memory snapshot, which PyTorch's viewer opens",
 		func(w io.Writer, f *recording.File, _ convertOptions) error { return pytorch.Write(w, f.Traces...) }},
 	{"pprof", []string{".pb.gz", ".pprof"}, "a profile of one moment (--at), for go tool pprof: flame graphs of allocations",
 		func(w io.Writer, f *recording.File, o convertOptions) error { return export.WritePprof(w, f, o.moment) }},
-	{"perfetto", []string{".pftrace", ".perfetto-trace"}, "a timeline for ui.perfetto.dev: memory counters, memory from the driver, what threads did",
+	{"perfetto", []string{".pftrace", ".perfetto-trace"}, "a timeline for ui.perfetto.dev: memory counters, driver calls, events of threads",
 		func(w io.Writer, f *recording.File, _ convertOptions) error { return export.WritePerfetto(w, f) }},
 	{"parquet", []string{".parquet"}, "a table (--table) for DuckDB, Spark, ClickHouse, pandas",
 		func(w io.Writer, f *recording.File, o convertOptions) error {
 			return export.WriteParquet(w, f, o.table)
 		}},
-	{"csv", []string{".csv"}, "the same table as text; null is an empty field; a text that begins as a formula does (= + - @) has an apostrophe before it",
+	{"csv", []string{".csv"}, "the same table as text",
 		func(w io.Writer, f *recording.File, o convertOptions) error { return export.WriteCSV(w, f, o.table) }},
 }
 
@@ -69,11 +69,11 @@ func newConvert(a *app) *cobra.Command {
 	var to, out, at, table string
 	c := &cobra.Command{
 		Use:   "convert [flags] TRACE -o FILE",
-		Short: "Rewrite a recorded run for other tools: pprof, Perfetto, Parquet, CSV, PyTorch's viewer",
+		Short: "Convert a recorded run for other tools: pprof, Perfetto, Parquet, CSV, PyTorch's viewer",
 		Long:  convertHelp(),
-		Example: "  cistern convert snapshot.pickle -o snapshot.cistern\n" +
-			"  cistern convert snapshot.pickle -o peak.pb.gz && go tool pprof -http : peak.pb.gz\n" +
-			"  cistern convert oom-4711-1.cistern --at oom -o oom.pb.gz",
+		Example: "  cistern convert run.pickle -o run.pftrace                  a timeline for ui.perfetto.dev\n" +
+			"  cistern convert run.pickle -o peak.pb.gz                   a profile of the peak for go tool pprof\n" +
+			"  cistern convert run.pickle --table allocations -o run.csv  a table",
 		Args: func(c *cobra.Command, args []string) error {
 			if len(args) != 1 {
 				return fmt.Errorf("%s: expected one trace, got %d", c.Name(), len(args))
@@ -128,10 +128,10 @@ func newConvert(a *app) *cobra.Command {
 	}
 	c.Flags().StringVarP(&out, "output", "o", "", "`file` to write; - is standard output")
 	a.device.add(c)
-	c.Flags().StringVar(&to, "to", "", "format to write: "+oneOf(formatNames())+" (default by the ending of the output)")
-	c.Flags().StringVar(&at, "at", "peak", "pprof: the `moment`: peak (of live bytes), oom (a request failed), start, end,\n"+
+	c.Flags().StringVar(&to, "to", "", "`format` to write: "+oneOf(formatNames())+" (default by the ending of the output)")
+	c.Flags().StringVar(&at, "at", "peak", "`moment` of a pprof profile: peak (most bytes live), oom (a request failed), start, end,\n"+
 		"the number of an event, or a time since the first event such as 1.5s")
-	c.Flags().StringVar(&table, "table", export.Tables[0].Name, "parquet, csv: the `table`: "+oneOf(export.TableNames()))
+	c.Flags().StringVar(&table, "table", export.Tables[0].Name, "`table` of parquet and csv: "+oneOf(export.TableNames()))
 	_ = c.RegisterFlagCompletionFunc("table", cobra.FixedCompletions(export.TableNames(), cobra.ShellCompDirectiveNoFileComp))
 	_ = c.RegisterFlagCompletionFunc("to", cobra.FixedCompletions(formatNames(), cobra.ShellCompDirectiveNoFileComp))
 	return c
@@ -144,7 +144,7 @@ func convertHelp() string {
 	for _, f := range formats {
 		fmt.Fprintf(&b, "  %-9s %-26s %s\n", f.name, strings.Join(f.endings, " "), f.what)
 	}
-	b.WriteString("\nWhat is in each of them, and the columns of the tables: cistern help formats")
+	b.WriteString("\ncistern help formats: what each format contains. docs/formats.md: the columns of the tables.")
 	return b.String()
 }
 

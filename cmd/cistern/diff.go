@@ -25,11 +25,10 @@ func newDiff(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "diff [flags] A B",
 		Short: "Show what grew from one recorded run to another: by stack, tag, library, size, pool and stream",
-		Long: "Diff compares two recorded runs, each when it held most (or, with --at end, after its last event: what was not " +
-			"given\nback). Stacks of the two are matched frame by frame: the function and the name of its file must be the " +
-			"same, folders\nmay differ, and lines may have moved. The lines of a function are paired by the one shift that " +
-			"brings most of them to\nmeet; what is left before, between and behind these is paired in order where it is " +
-			"equally many on both sides.",
+		Long: "Diff compares the allocations of two recorded runs, each at its peak or, with --at end, after its last event: what\n" +
+			"was not freed. The largest change is first, growth or not.\n\n" +
+			"Stacks are the same if their functions and file names are: folders may differ, and lines may have moved, as when\n" +
+			"the program was edited between the runs.",
 		Example: "  cistern diff before.pickle after.pickle\n" +
 			"  cistern diff --at end --html diff.html before.pickle after.pickle",
 		Args: func(c *cobra.Command, args []string) error {
@@ -48,7 +47,7 @@ func newDiff(a *app) *cobra.Command {
 			return a.diff(c, args, format, at == "end", html)
 		},
 	}
-	c.Flags().StringVar(&at, "at", "peak", "compare the runs at the `moment` when most was live (peak) or after the last event (end)")
+	c.Flags().StringVar(&at, "at", "peak", "`moment` of each run: peak (most bytes live) or end (after the last event)")
 	c.Flags().StringVar(&html, "html", "", "write an HTML report of the differences to this `file`")
 	a.device.add(c)
 	format.add(c)

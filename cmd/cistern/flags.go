@@ -122,22 +122,20 @@ var defaultPolicies = []string{"torch", "cistern"}
 
 func (f *replayFlags) add(c *cobra.Command) {
 	c.Flags().StringArrayVar(&f.policies, "policy", nil,
-		"policy to replay, `NAME[:CONF]`; repeatable (default torch and cistern).\nNAME is "+
+		"allocator to replay, with settings; may be repeated (default torch and cistern).\n`NAME[:CONF]`: NAME is "+
 			strings.Join(replay.PolicyNames(), ", ")+
-			".\nCONF replaces the trace's settings, in PYTORCH_ALLOC_CONF or CISTERN_CONF syntax; torch:default is PyTorch's defaults")
+			".\nCONF replaces the recorded settings, as in PYTORCH_ALLOC_CONF or CISTERN_CONF; torch:default: PyTorch's defaults")
 	f.addLimits(c)
-	c.Flags().Var(&f.device, "device-memory", "memory of the GPU that Cistern is replayed on, such as 24G (default an H200's,\n"+
-		"or what the trace's process said)")
+	c.Flags().Var(&f.device, "device-memory", "memory of the simulated GPU for Cistern, such as 24G (default as recorded, else an H200's)")
 	_ = c.RegisterFlagCompletionFunc("policy", cobra.FixedCompletions(replay.PolicyNames(),
 		cobra.ShellCompDirectiveNoFileComp|cobra.ShellCompDirectiveNoSpace))
 }
 
 func (f *replayFlags) addLimits(c *cobra.Command) {
-	c.Flags().Var(&f.capacity, "capacity", "limit on the bytes reserved, such as 80G, or unlimited; "+sizesHelp+"\n"+
-		"(default the limit that explains the trace's own out-of-memory, else none)")
+	c.Flags().Var(&f.capacity, "capacity", "memory limit, such as 80G, or unlimited; "+sizesHelp+"\n"+
+		"(default: the limit at which the recorded request failed, if one did)")
 	f.lag.d = 20 * time.Millisecond
-	c.Flags().Var(&f.lag, "gpu-lag", "how long after it was queued the simulated GPU "+
-		"completes work")
+	c.Flags().Var(&f.lag, "gpu-lag", "time from queueing work to its completion on the simulated GPU")
 }
 
 // parse checks what the flags say before any file is read.
@@ -176,7 +174,7 @@ type formatFlags struct{ json, ndjson bool }
 
 func (f *formatFlags) add(c *cobra.Command) {
 	c.Flags().BoolVar(&f.json, "json", false, "print one JSON object")
-	c.Flags().BoolVar(&f.ndjson, "ndjson", false, "print one line of JSON for each trace")
+	c.Flags().BoolVar(&f.ndjson, "ndjson", false, "print one line of JSON for each device of a recording")
 }
 
 func (f *formatFlags) check() error {

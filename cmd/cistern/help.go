@@ -38,28 +38,30 @@ Further help:{{range .Commands}}{{if .IsAdditionalHelpTopicCommand}}
 "{{.CommandPath}} [command] --help" explains a command.{{end}}
 `
 
-// newFormatsTopic is a text of help, without a command: what is in the formats that convert writes.
+// newFormatsTopic is a text of help, without a command: what the formats that convert writes contain.
 func newFormatsTopic() *cobra.Command {
-	return &cobra.Command{Use: "formats", Short: "What is in the formats and tables that convert writes, and in which units", Long: formatsHelp()}
+	return &cobra.Command{Use: "formats", Short: "What the formats of cistern convert contain, and in which units", Long: formatsHelp(),
+		Example: "  cistern convert run.pickle -o run.pftrace                  a timeline for ui.perfetto.dev\n" +
+			"  cistern convert run.pickle -o peak.pb.gz                   a profile of the peak for go tool pprof\n" +
+			"  cistern convert run.pickle --table allocations -o run.csv  a table"}
 }
 
-// formatsHelp says what is in each format, and lists the columns of the tables.
+// formatDocs are what formats contain, in the order of the help and the documentation.
+var formatDocs = []struct{ name, text string }{
+	{"pytorch", export.PyTorchDoc}, {"pprof", export.PprofDoc}, {"perfetto", export.PerfettoDoc},
+	{"parquet, csv", "A table, chosen by --table. In CSV, null is an empty field, and a text that begins as a formula does (= + - @) has an\n" +
+		"apostrophe before it."},
+}
+
+// formatsHelp says what each format contains, and which tables there are.
 func formatsHelp() string {
 	var b strings.Builder
-	b.WriteString(export.PyTorchDoc + "\n\n" + export.PprofDoc + "\n\n" + export.PerfettoDoc + "\n")
-	for _, t := range export.Tables {
-		fmt.Fprintf(&b, "\nTable %s: %s.\n\n", t.Name, t.What)
-		for _, c := range t.Columns {
-			null := ""
-			if c.Null {
-				null = "null"
-			}
-			head := fmt.Sprintf("  %-21s%-8s %-5s", c.Name, c.Type, null)
-			for _, line := range wrapped(c.Doc, 118-len(head)) {
-				fmt.Fprintf(&b, "%s %s\n", head, line)
-				head = strings.Repeat(" ", len(head))
-			}
-		}
+	for _, f := range formatDocs {
+		fmt.Fprintf(&b, "%s\n  %s\n\n", f.name, strings.ReplaceAll(f.text, "\n", "\n  "))
 	}
-	return strings.TrimRight(b.String(), "\n")
+	for _, t := range export.Tables {
+		fmt.Fprintf(&b, "  --table %-12s %s\n", t.Name, t.What)
+	}
+	b.WriteString("\ndocs/formats.md lists the columns of the tables.")
+	return b.String()
 }

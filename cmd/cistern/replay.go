@@ -22,13 +22,13 @@ func newReplay(a *app) *cobra.Command {
 	)
 	c := &cobra.Command{
 		Use:   "replay [flags] TRACE...",
-		Short: "Replay recorded runs under one or more allocators",
-		Long: "Replay drives allocators over recorded runs and compares what each would have reserved, what its calls to " +
-			"the driver\nwould have cost, and whether it would have run out of memory. Ratio is peak reserved over peak live, " +
-			"the floor under\nevery allocator.",
-		Example: "  cistern replay snapshot.pickle\n" +
-			"  cistern replay --policy torch --policy torch:expandable_segments:True --capacity 24GiB snapshot.pickle\n" +
-			"  cistern replay --html page.html snapshot.pickle",
+		Short: "Compare allocators and settings on recorded runs, without a GPU",
+		Long: "Replay repeats the requests of a recorded run under each allocator. It shows how much memory each would have\n" +
+			"reserved, the time of its driver calls, and whether the run would have completed. The ratio is peak reserved\n" +
+			"over peak live bytes: 1.000 is the least that an allocator can reserve.",
+		Example: "  cistern replay run.pickle\n" +
+			"  cistern replay --policy torch --policy torch:expandable_segments:True --capacity 24G run.pickle\n" +
+			"  cistern replay --html replay.html run.pickle",
 		Args: traceArgs,
 		RunE: func(c *cobra.Command, args []string) error {
 			if err := flags.parse(); err != nil {
@@ -39,8 +39,8 @@ func newReplay(a *app) *cobra.Command {
 		},
 	}
 	flags.add(c)
-	c.Flags().BoolVar(&job.verify, "verify", false, "hold PyTorch's model against the record; code 1 on a mismatch")
-	c.Flags().StringVar(&job.record, "record", "", "write what the one policy did as a PyTorch snapshot to this `file`")
+	c.Flags().BoolVar(&job.verify, "verify", false, "compare the model of PyTorch's allocator with the recorded driver calls; exit status 1 where they differ")
+	c.Flags().StringVar(&job.record, "record", "", "write the replay of a single --policy to this `file`, as a PyTorch snapshot")
 	c.Flags().StringVar(&job.html, "html", "", "write an HTML report of the results to this `file`")
 	a.device.add(c)
 	format.add(c)

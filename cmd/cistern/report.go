@@ -27,17 +27,18 @@ func newReport(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "report [flags] FILE|FOLDER... [-o PAGE]",
 		Short: "Explain why a run ran out of memory and what would have helped; an HTML report of recorded runs",
-		Long: "Report explains requests that failed: what was allocated then, what was free and why it did not suffice, and what\n" +
-			"would have met the request, each answer checked by replaying the recorded run with the request included. It reads\n" +
-			"what Cistern writes when it runs out of memory (setting report:FOLDER; of a folder its oom-*.cistern are read, the\n" +
-			"newest last), what cistern record writes then (run.oom1.pickle), and what cistern trace saw.\n\n" +
-			"With -o, and of runs in which nothing failed, it writes one HTML report that opens without a network: memory over\n" +
-			"time with zoom, in bands by pool, stream, stack or size, and the driver's calls; at the peak and at any moment a\n" +
-			"flame graph of live bytes by stack and the address map; what grew between two moments; the comparison of\n" +
-			"allocators, and out-of-memory explained. Where nothing failed the comparison is printed too.",
-		Example: "  cistern report oom-4711-1.cistern\n" +
-			"  cistern report run.oom1.pickle -o page.html\n" +
-			"  cistern report snapshot.pickle -o page.html",
+		Long: "Report explains requests that failed: what was allocated, what was free and why it did not suffice, and which\n" +
+			"settings would have met the request. Each answer is checked by replaying the recorded run.\n\n" +
+			"It reads files of three commands:\n" +
+			"  cistern run --report FOLDER   oom-*.cistern, one for each failure; FOLDER stands for all of them, the newest last\n" +
+			"  cistern record -o run.pickle  run.oom1.pickle and so on, and run.pickle\n" +
+			"  cistern trace -o run.cistern  run.cistern\n\n" +
+			"With -o it writes an HTML report, a single file that needs no network: memory over time by pool, stream, stack or\n" +
+			"size; flame graph and address map of any moment; what grew between two moments; the comparison of allocators.\n" +
+			"For a run without a failure -o is required, and the comparison is printed too.",
+		Example: "  cistern report run.oom1.pickle\n" +
+			"  cistern report run.pickle -o report.html\n" +
+			"  cistern report oom/",
 		Args: traceArgs,
 		RunE: func(c *cobra.Command, args []string) error {
 			if job.search.Budget < 0 {
@@ -60,8 +61,8 @@ func newReport(a *app) *cobra.Command {
 		},
 	}
 	flags.add(c)
-	c.Flags().StringVarP(&job.html, "output", "o", "", "the HTML report's `file`; needed where no request failed")
-	c.Flags().StringVar(&html, "html", "", "the same as -o, as in replay and diff: the HTML report's `file`")
+	c.Flags().StringVarP(&job.html, "output", "o", "", "write an HTML report to this `file`; required if no request failed")
+	c.Flags().StringVar(&html, "html", "", "the same as -o `file`")
 	c.Flags().BoolVar(&a.private, "private", false, "a new HTML report is for its owner only, as recordings are")
 	_ = c.Flags().MarkHidden("private") // for what a process that runs out of memory starts
 	addBudget(c, &job.search.Budget)

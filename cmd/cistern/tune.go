@@ -16,7 +16,7 @@ var errBudget = errors.New("--budget: expected a time of 0 or more with its unit
 
 // addBudget adds the flag that bounds a search.
 func addBudget(c *cobra.Command, budget *time.Duration) {
-	c.Flags().DurationVar(budget, "budget", time.Minute, "time for the replays of a search, for each device of a file; 0 is no bound")
+	c.Flags().DurationVar(budget, "budget", time.Minute, "time limit of the search, for each device of a file; 0 is no limit")
 }
 
 // tunings is what `cistern tune --json` prints.
@@ -32,10 +32,10 @@ func newTune(a *app) *cobra.Command {
 	)
 	c := &cobra.Command{
 		Use:   "tune [flags] TRACE...",
-		Short: "Find the best settings of PyTorch's allocator for a recorded run, and the smallest GPU that would do",
-		Long: "Tune replays a recorded run under many settings of PyTorch's allocator and shows those that nothing else " +
-			"beats in\nmemory, driver time and waits; the one to use and what it breaks; and the smallest limit on memory " +
-			"with which the\nrun completes: with its own settings, with the best ones, and on Cistern.",
+		Short: "Find the best settings of PyTorch's allocator for a recorded run, and the smallest GPU that suffices",
+		Long: "Tune replays a recorded run under many settings of PyTorch's allocator. It recommends one, with its drawbacks, and\n" +
+			"lists the settings that no other one beats in memory, driver time and synchronizations together. It also finds\n" +
+			"the smallest memory limit with which the run completes: as recorded, with the best settings, and on Cistern.",
 		Example: "  cistern tune run.pickle\n" +
 			"  cistern tune --capacity 24G --budget 5m run.pickle",
 		Args: traceArgs,

@@ -46,7 +46,7 @@ func TestFindings(t *testing.T) {
 	st := e.streams[0]
 	e.alloc(t, 20*mib, st)
 	oom, text := findings(t, func() (cuda.Ptr, error) { return e.dev.Alloc(100*mib, st) })
-	want := `held: 20.00 MiB, without stacks and tags: the settings stacks:python and stacks:native record stacks
+	want := `allocated: 20.00 MiB, without stacks and tags: the settings stacks:python and stacks:native record stacks
 would help: a limit of 120.00 MiB (now 64.00 MiB), or asking for less: with nothing in use there would be 64.00 MiB`
 	if text != want {
 		t.Errorf("with a limit:\n%s\nwant:\n%s", text, want)
@@ -84,7 +84,7 @@ would help: a limit of 120.00 MiB (now 64.00 MiB), or asking for less: with noth
 		t.Errorf("tags hold %d, pools %d of %d; %+v", tags, pools, oom.Allocated, oom)
 	}
 	for _, s := range []string{"; by pool 111.00 MiB the default pool", "0 bytes pool {3, 4} (40.00 MiB more cached, pinned by graphs)",
-		"held: by tag 46.00 MiB no tag, 15.00 MiB tag 5, 14.00 MiB tag 4, 36.00 MiB in others; by pool",
+		"allocated: by tag 46.00 MiB no tag, 15.00 MiB tag 5, 14.00 MiB tag 4, 36.00 MiB in others; by pool",
 		"would help: the release of captured pools, which pin 40.00 MiB that is free, or at least"} {
 		if !strings.Contains(text, s) {
 			t.Errorf("no %q in:\n%s", s, text)

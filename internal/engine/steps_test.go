@@ -216,11 +216,11 @@ func TestFindingsOfStacks(t *testing.T) {
 		want  string
 	}{
 		"different": {func(i uint64) (string, string) { return fmt.Sprintf("f layer.py:%d", i), "main m.py:1" },
-			"held: 16.00 MiB stack 8, 14.00 MiB f layer.py:7, 12.00 MiB f layer.py:6, 39.00 MiB in others; by tag "},
+			"allocated: 16.00 MiB stack 8, 14.00 MiB f layer.py:7, 12.00 MiB f layer.py:6, 39.00 MiB in others; by tag "},
 		"by caller": {func(i uint64) (string, string) { return "f layer.py:1", fmt.Sprintf("main m.py:%d", i%2) },
-			"held: 32.00 MiB f layer.py:1 < main m.py:1, 24.00 MiB f layer.py:1 < main m.py:0, 16.00 MiB stack 8, 9.00 MiB in others; by tag "},
+			"allocated: 32.00 MiB f layer.py:1 < main m.py:1, 24.00 MiB f layer.py:1 < main m.py:0, 16.00 MiB stack 8, 9.00 MiB in others; by tag "},
 		"the same": {func(uint64) (string, string) { return "f layer.py:1", "main m.py:1" },
-			"held: 56.00 MiB f layer.py:1, 16.00 MiB stack 8, 9.00 MiB without a stack; by tag "},
+			"allocated: 56.00 MiB f layer.py:1, 16.00 MiB stack 8, 9.00 MiB without a stack; by tag "},
 	} {
 		lines := oom.Findings(memory.Names{Stack: func(n uint32) (string, string) {
 			if n == stacks[7] {

@@ -116,7 +116,7 @@ void out_of_memory() {
   });
   OUT_OF_MEMORY(cca::raw_alloc(100 * GiB));
   THROWS(c10::OutOfMemoryError, "GPU 0 has a total capacity of 8.00 GiB of which ", cca::raw_alloc(100 * GiB));
-  THROWS(c10::OutOfMemoryError, " is reserved by PyTorch but unallocated.\nCistern: held: ", cca::raw_alloc(100 * GiB));
+  THROWS(c10::OutOfMemoryError, " is reserved by PyTorch but unallocated.\nCistern: allocated: ", cca::raw_alloc(100 * GiB));
   CHECK(observed == 3 && stats().num_ooms == 3);
 
   cca::emptyCache();

@@ -102,8 +102,8 @@ function remedies(x) {
     x.remedies.length ? h('div', {class: 'holders'}, x.remedies.map(remedy)) : h('p', {}, x.did_not_survive.length ? 'Nothing that was tried meets it.' : 'Nothing was tried.'),
     h('ul', {class: 'muted'},
       x.beaten ? h('li', {}, `${count(x.beaten)} settings more did once; none was better than these, so they were tried no further.`) : null,
-      x.shortage_bytes && x.shortage_bytes <= Math.max(x.held.allocated_bytes, x.live_bytes) ? h('li', {}, `Or ${bytes(x.shortage_bytes)} less held at this moment`, x.less_live.length
-        ? `: the largest holder${x.less_live.length > 1 ? 's are' : ' is'} ${x.less_live.map((s) => `${calledText(s, shortFrame)} (${bytes(s.bytes)})`).join(', ')}.` : '.') : null,
+      x.shortage_bytes && x.shortage_bytes <= Math.max(x.held.allocated_bytes, x.live_bytes) ? h('li', {}, `Or ${bytes(x.shortage_bytes)} less in use at this moment`, x.less_live.length
+        ? `: the largest share${x.less_live.length > 1 ? 's are' : ' is'} ${x.less_live.map((s) => `${calledText(s, shortFrame)} (${bytes(s.bytes)})`).join(', ')}.` : '.') : null,
       x.largest_request_bytes && !(x.short_by && x.short_by.bound === '') ? h('li', {}, `With the run's own settings a request of up to ${bytes(x.largest_request_bytes)} would have been met then.`) : null,
       floors ? h('li', {}, `The least memory with which the run survives: ${floors}.`) : null,
       x.not_tried.map((n) => h('li', {}, `Not tried: ${n}.`))),
@@ -111,15 +111,15 @@ function remedies(x) {
     failed.length ? h('details', {}, h('summary', {class: 'plain'}, `Tried, and not enough: ${count(failed.length)}`), h('ul', {}, failed)) : null];
 }
 
-/** What to hold less of, where no setting is known to help. */
+/** What to reduce, where no setting is known to help. */
 function relief(x) {
   if (x.remedies.length) return null;
   if (x.stacks_by) {
-    return h('div', {}, h('p', {}, 'What to hold less of shows in the stacks of allocations, and the recording has none:'),
+    return h('div', {}, h('p', {}, 'The recording has no stacks, which show what to reduce. To record them:'),
       h('pre', {class: 'shell'}, x.stacks_by));
   }
   if (!x.relief.length || !x.relief[0].advice) return null;
-  return h('div', {id: 'failure-relief'}, h('p', {class: 'hint'}, 'What was held, by what would change it:'),
+  return h('div', {id: 'failure-relief'}, h('p', {class: 'hint'}, 'Allocations, by what would reduce them:'),
     table(['', 'Bytes', 'Blocks', ''], [1, 2], x.relief.map((r) => [r.class, bytes(r.bytes), count(r.blocks), r.advice])));
 }
 
