@@ -124,7 +124,7 @@ func TableNamed(name string) (*Table, error) {
 	}
 	names := TableNames()
 	last := len(names) - 1
-	return nil, fmt.Errorf("%q: expected %s or %s", name, strings.Join(names[:last], ", "), names[last])
+	return nil, fmt.Errorf("%s: expected %s or %s", name, strings.Join(names[:last], ", "), names[last])
 }
 
 // WriteCSV and WriteParquet write a table of every device of a file, one after the other.

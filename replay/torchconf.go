@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/cistern-gpu/cistern/internal/suggest"
 	"github.com/cistern-gpu/cistern/recording"
 )
 
@@ -173,6 +174,9 @@ func (c *TorchConf) set(key, value string) error {
 		}
 		c.inert = append(c.inert, key+":"+value)
 	default:
+		if hint := suggest.Question(key, "", torchKeys); hint != "" {
+			return fmt.Errorf("torch settings: unknown key %q: %s", key, hint)
+		}
 		return fmt.Errorf("torch settings: unknown key %q: the keys are %s", key, strings.Join(torchKeys, ", "))
 	}
 	return nil

@@ -117,11 +117,11 @@ func newRoot(a *app) *cobra.Command {
 	root := &cobra.Command{
 		Use:   "cistern",
 		Short: "GPU memory: run PyTorch on Cistern, record runs, replay them under other allocators and settings",
-		Long: "Cistern runs a PyTorch program on its own allocator of GPU memory, records what a program allocates, from PyTorch\n" +
-			"or, for programs of any kind, from the driver, and shows the GPU memory of processes, live, and why a request failed. It\n" +
-			"reads a recorded run (a PyTorch memory snapshot, an RMM log, a Cistern trace; plain, gzip or zstd) and shows how\n" +
-			"much GPU memory it would have held, what that would have cost and whether it would have died, under PyTorch's\n" +
-			"allocator with other settings and under Cistern, for which no GPU is needed.",
+		Long: "Cistern runs a PyTorch program on its own allocator of GPU memory (run), records the allocations of any CUDA program\n" +
+			"(record, trace), shows the GPU memory of processes live (top), and explains why a request failed (report). From a\n" +
+			"recorded run it computes the memory and the driver time that PyTorch's allocator with other settings, and Cistern,\n" +
+			"would have needed (replay, tune). That needs no GPU. A recorded run is a PyTorch memory snapshot, an RMM log or a\n" +
+			"Cistern trace; plain, gzip or zstd.",
 		Example: "  cistern report run.oom1.pickle                   why a request failed, and what would have met it\n" +
 			"  cistern record -o run.pickle -- python train.py  record a run under PyTorch's own allocator\n" +
 			"  cistern run -- python train.py                   run on Cistern",
@@ -132,6 +132,11 @@ func newRoot(a *app) *cobra.Command {
 	}
 	root.AddCommand(newRun(), newRecord(a), newTrace(a), newTop(a), newDoctor(a), newBuildAdapter(a), newReplay(a), newInspect(a), newDiff(a), newTune(a), newReport(a),
 		newConvert(a), newVersion(a), newCheckConf(), newMan(), newFormatsTopic())
+	root.InitDefaultHelpCmd()
+	if help, _, err := root.Find([]string{"help"}); err == nil {
+		help.Args = helpArgs
+		root.RemoveCommand(help) // cobra adds it when it runs a command
+	}
 	root.SetHelpTemplate(helpTemplate)
 	root.SetUsageTemplate(usageTemplate)
 	a.color = colorAuto
@@ -168,6 +173,18 @@ func noArgs(c *cobra.Command, args []string) error {
 		return fmt.Errorf("unknown command %q: %s", args[0], hint)
 	}
 	return fmt.Errorf("unknown command %q: expected one of %s", args[0], strings.Join(names, ", "))
+}
+
+// helpArgs refuses what is neither a command nor a topic of help.
+func helpArgs(c *cobra.Command, args []string) error {
+	found, rest, err := c.Root().Find(args)
+	if err == nil && len(rest) == 0 {
+		return nil
+	}
+	if found == nil || found == c.Root() {
+		return noArgs(c.Root(), args)
+	}
+	return fmt.Errorf("help %s: there is no command %q below it", found.Name(), rest[0])
 }
 
 // traceArgs wants at least one trace, and standard input at most once.

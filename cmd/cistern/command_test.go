@@ -439,6 +439,11 @@ func TestHelp(t *testing.T) {
 			t.Errorf("%s: help has the columns of tables", c.Name())
 		}
 	}
+	for args, want := range map[string]string{"formts": `unknown command "formts"`, "repaly": "did you mean replay?", "run python": `help run: there is no command "python" below it`} {
+		if out, errs, code := cistern(t, "", append([]string{"help"}, strings.Fields(args)...)...); code != exitBad || out != "" || !strings.Contains(errs, want) {
+			t.Errorf("help %s: code %d, %q, %q", args, code, out, errs)
+		}
+	}
 	if out, _, code := cistern(t, "", "help", "formats"); code != exitOK || !strings.Contains(out, "--table events ") || !strings.Contains(out, "inuse_space") || strings.Contains(out, "VARCHAR") {
 		t.Errorf("code %d, %q", code, out)
 	}

@@ -99,7 +99,7 @@ func newConvert(a *app) *cobra.Command {
 				return fmt.Errorf("--table: for parquet and csv, not for %s", format.name)
 			}
 			if options.table, err = export.TableNamed(table); err != nil {
-				return fmt.Errorf("--table: %w", err)
+				return fmt.Errorf("--table %w", err)
 			}
 			o, err := a.openOutput(out, args)
 			if err != nil {

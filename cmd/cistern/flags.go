@@ -62,7 +62,7 @@ func (s *sizeFlag) Set(v string) error {
 		return fmt.Errorf("%w, or unlimited", err)
 	}
 	if n < leastCapacity {
-		return fmt.Errorf("less than one allocation of the driver: expected %d MiB or more, or unlimited", leastCapacity>>20)
+		return fmt.Errorf("less than one allocation of the driver: expected %d MiB or more, such as 24G, or unlimited", leastCapacity>>20)
 	}
 	*s = sizeFlag{bytes: n}
 	return nil

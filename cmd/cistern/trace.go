@@ -58,7 +58,7 @@ func newTrace(a *app) *cobra.Command {
 	}
 	c.Flags().SetInterspersed(false)
 	c.Flags().StringVarP(&out, "output", "o", "", "`file` to write; without it there is only the table")
-	c.Flags().BoolVar(&live, "live", false, "print what is held every second, to standard error")
+	c.Flags().BoolVar(&live, "live", false, "print the allocated memory every second, to standard error")
 	c.Flags().BoolVar(&follow, "follow", false, "record until all processes that the program started have ended, not only itself")
 	addStacks(c, &stacks, "record where calls come from, `kinds` of frames (native cost most)", stackWords...)
 	return c

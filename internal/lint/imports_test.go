@@ -58,7 +58,7 @@ var mayImport = map[string][]string{
 	"recording/rmm":                    {"event", "recording", "recording/initial", "recording/internal/input", "recording/internal/tables"},
 	"recording/internal/recordingtest": {"event", "internal/cputime", "recording", "recording/driver", "recording/internal/input", "recording/internal/segments", "recording/internal/tables", "recording/native", "recording/open", "recording/pytorch"},
 	"export":                           {"event", "recording"},
-	"replay":                           {".", "cuda", "cuda/sim", "event", "internal/leaves", "internal/units", "recording"},
+	"replay":                           {".", "cuda", "cuda/sim", "event", "internal/leaves", "internal/suggest", "internal/units", "recording"},
 	"analyze":                          {"event", "internal/leaves", "internal/units", "recording", "recording/driver", "replay"},
 	"report":                           {"analyze", "event", "internal/units", "recording", "replay"},
 	// Shared by all: sizes in words, CPU time, waits with an end.

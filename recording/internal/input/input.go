@@ -213,7 +213,11 @@ func (l *ratioLimit) Read(p []byte) (int, error) {
 		return n, fmt.Errorf("%s: decompresses to more than %d times its size", l.what, RatioMax)
 	}
 	if err != nil && !errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
-		err = fmt.Errorf("%s: %w", l.what, err)
+		cut := ""
+		if errors.Is(err, io.ErrUnexpectedEOF) {
+			cut = " (the file is cut off)"
+		}
+		err = fmt.Errorf("%s: %w%s", l.what, err, cut)
 	}
 	return n, err
 }
