@@ -148,23 +148,6 @@ func convertHelp() string {
 	return b.String()
 }
 
-// wrapped breaks a text into lines of at most width bytes, where words allow it.
-func wrapped(text string, width int) []string {
-	var lines []string
-	line := ""
-	for word := range strings.FieldsSeq(text) {
-		if line != "" && len(line)+1+len(word) > width {
-			lines = append(lines, line)
-			line = ""
-		}
-		if line != "" {
-			line += " "
-		}
-		line += word
-	}
-	return append(lines, line)
-}
-
 // formatFor chooses the format by name, or by the ending of the output where none is given.
 func formatFor(to, out string) (format, error) {
 	var endings []string

@@ -103,9 +103,9 @@ func TestCostOfFailure(t *testing.T) {
 func TestCostTableErrors(t *testing.T) {
 	head, rest, _ := strings.Cut(h200CSV, "\n")
 	for name, bad := range map[string]string{
-		"no column cuMemMap_us": strings.Replace(head, "cuMemMap_us", "x", 1) + "\n" + rest,
-		"line 2: expected 12 columns, got 2":  head + "\n512,1\n",
-		"line 2":                head + "\nx" + strings.Repeat(",1", 11) + "\n",
+		"no column cuMemMap_us":              strings.Replace(head, "cuMemMap_us", "x", 1) + "\n" + rest,
+		"line 2: expected 12 columns, got 2": head + "\n512,1\n",
+		"line 2":                             head + "\nx" + strings.Repeat(",1", 11) + "\n",
 	} {
 		if _, err := parseCosts(bad); err == nil || !strings.Contains(err.Error(), name) {
 			t.Errorf("got %v, want an error with %q", err, name)
