@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -97,6 +98,31 @@ func TestCostOfFailure(t *testing.T) {
 	wantCode(t, err, cuda.ErrOutOfMemory)
 	if got, want := d.Calls().Time-c.Attribute, c.MemCreateFails(6*gib)+c.MemAllocFails(6*gib); got != want {
 		t.Errorf("two failures cost %v, want %v", got, want)
+	}
+}
+
+// Exports and imports cost what was measured, of whatever size, and the release of an import less than that of memory.
+func TestCostOfSharing(t *testing.T) {
+	if Exportable == cuda.HandleNone {
+		t.Skip("descriptors are passed on Linux")
+	}
+	for _, m := range []struct {
+		size     uint64
+		imported time.Duration
+	}{{2 * mib, 23 * time.Microsecond}, {32 * mib, 32 * time.Microsecond}, {256 * mib, 32 * time.Microsecond}, {gib, 32 * time.Microsecond}} {
+		a, b := New(Options{Handles: Exportable}), New(Options{})
+		h := must[cuda.Handle](t)(a.MemCreate(m.size, cuda.MemProp{Handles: Exportable}))
+		fd := must[int](t)(a.MemExport(h))
+		defer os.NewFile(uintptr(fd), "chunk").Close()
+		ok(t, b.MemRelease(must[cuda.Handle](t)(b.MemImport(0, fd))))
+		ok(t, a.MemRelease(must[cuda.Handle](t)(a.MemImport(0, fd))))
+		const export, release = 35 * time.Microsecond, 12 * time.Microsecond
+		if got, want := b.Calls().Time, m.imported+release; got != want {
+			t.Errorf("import and release of %d MiB: %v, want %v", m.size/mib, got, want)
+		}
+		if got, want := a.Calls().Time, a.costs.MemCreate(m.size)+export+m.imported+release; got != want {
+			t.Errorf("%d MiB by its own driver: %v, want %v", m.size/mib, got, want)
+		}
 	}
 }
 

@@ -169,7 +169,11 @@ func (d *Driver) MemRelease(h cuda.Handle) error {
 	d.mu.Lock()
 	defer d.leave()
 	cost := d.costs.MemRelease
-	if k := d.chunk(h); k != nil && k.prop.Location == cuda.LocationHostNUMA {
+	switch k := d.chunk(h); {
+	case k == nil:
+	case k.other || k.refs > 0:
+		cost = func(uint64) time.Duration { return d.costs.ImportRelease }
+	case k.prop.Location == cuda.LocationHostNUMA:
 		cost = d.costs.HostNUMARelease
 	}
 	c, err := d.handleCall(callMemRelease, h, cost)
