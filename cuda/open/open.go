@@ -4,6 +4,7 @@ package open
 
 import (
 	"fmt"
+	"path/filepath"
 	"strconv"
 	"strings"
 
@@ -23,6 +24,7 @@ const maxDevices = 64
 //	sim                 one simulated GPU, with the memory of an H200
 //	sim:80GiB           with so much memory
 //	sim:80GiBx2         two of them
+//	sim:80GiB@/path     whose memory this process shares with all that name the same file
 //
 // Case matters. The error for anything else names the choices.
 func Open(spec string) (cuda.Driver, error) {
@@ -31,7 +33,11 @@ func Open(spec string) (cuda.Driver, error) {
 		return nil, err
 	}
 	if simulated {
-		return sim.New(options), nil
+		drv, err := sim.Open(options)
+		if err != nil {
+			return nil, fmt.Errorf("driver %q: %w", spec, err)
+		}
+		return drv, nil
 	}
 	kind, rest, more := strings.Cut(spec, ":")
 	switch {
@@ -40,10 +46,11 @@ func Open(spec string) (cuda.Driver, error) {
 	case kind == "nvidia" && (!more || rest != ""):
 		return nvidia.Open(rest)
 	}
-	return nil, fmt.Errorf("driver %q: choose nvidia, nvidia:/path/to/libcuda.so.1, sim, sim:80GiB or sim:80GiBx2", spec)
+	return nil, fmt.Errorf("driver %q: choose nvidia, nvidia:/path/to/libcuda.so.1, sim, sim:80GiB, sim:80GiBx2 or sim:80GiB@/path/to/file", spec)
 }
 
-// Simulated has the options of the simulated devices that spec names; ok is false where it names another driver.
+// Simulated has the options of the simulated devices that spec names; ok is false where it names another driver. Options with Shared
+// are for sim.Open.
 func Simulated(spec string) (options sim.Options, ok bool, err error) {
 	kind, rest, more := strings.Cut(spec, ":")
 	if kind != "sim" {
@@ -51,7 +58,11 @@ func Simulated(spec string) (options sim.Options, ok bool, err error) {
 	}
 	options = sim.Options{Devices: 1, Handles: sim.Exportable}
 	if more {
-		options.Capacity, options.Devices, err = machine(rest)
+		size, path, shared := strings.Cut(rest, "@")
+		options.Capacity, options.Devices, err = machine(size)
+		if options.Shared = path; err == nil && shared && !filepath.IsAbs(path) {
+			err = fmt.Errorf("%q after @ is not the absolute path of a file", path)
+		}
 	}
 	if err == nil {
 		err = options.Validate()

@@ -48,6 +48,10 @@ func TestBadSpec(t *testing.T) {
 		"sim:80GiBx2x2":              "number of devices",
 		"sim:0":                      "too small",
 		"sim:1MiB":                   "too small",
+		"sim:80GiB@":                 "absolute path",
+		"sim:80GiB@file":             "absolute path",
+		"sim:@/tmp/file":             "not a size",
+		"sim:80GiB@/nowhere/file":    "shared file /nowhere/file",
 		"nvidia:/nowhere/libcuda.so": "CISTERN_CONF=driver:sim",
 	} {
 		_, err := Open(spec)

@@ -62,7 +62,7 @@ func (d *Driver) HostBytes() uint64 {
 	return d.hostUsed
 }
 
-// SetOutside says how many bytes of the device other processes hold.
+// SetOutside says how many bytes of the device other processes hold, beside those of Options.Shared.
 func (d *Driver) SetOutside(dev cuda.Device, bytes uint64) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -42,15 +42,17 @@ func (d *Driver) MemAlloc(dev cuda.Device, size uint64) (cuda.Ptr, error) {
 		return 0, d.errorOf(callMemAlloc, dev, size, cuda.ErrInvalidValue)
 	}
 	var r *region
+	var m *mapping
+	var code cuda.Code
 	if size <= d.opt.Granularity/2 {
-		r = d.allocSmall(d.devices[dev], int((size+unit-1)/unit))
-	} else if m := d.allocPages(dev, size); m != nil {
+		r, code = d.allocSmall(d.devices[dev], int((size+unit-1)/unit))
+	} else if m, code = d.allocPages(dev, size); code == cuda.Success {
 		r = &m.region
 		d.note(recAlloc, 0, r.base, r.size, m.chunk, 0)
 	}
-	if r == nil {
+	if code != cuda.Success {
 		d.charge(callMemAlloc, d.costs.MemAllocFails(d.devices[dev].available()))
-		return 0, d.errorOf(callMemAlloc, dev, size, cuda.ErrOutOfMemory)
+		return 0, d.errorOf(callMemAlloc, dev, size, code)
 	}
 	d.charge(callMemAlloc, d.costs.MemAlloc(size))
 	d.live.allocs++
@@ -68,44 +70,44 @@ func (d *Driver) freeWaits(dev cuda.Device) {
 	}
 }
 
-// allocPages makes a mapping of whole granules that hold size bytes; nil where there is no memory.
-func (d *Driver) allocPages(dev cuda.Device, size uint64) *mapping {
+// allocPages makes a mapping of whole granules that hold size bytes.
+func (d *Driver) allocPages(dev cuda.Device, size uint64) (*mapping, cuda.Code) {
 	gran := d.opt.Granularity
 	if size > d.devices[dev].capacity {
-		return nil
+		return nil, cuda.ErrOutOfMemory
 	}
 	pages := (size + gran - 1) / gran * gran
 	base := d.space.take(pages, gran, 0)
 	if base == 0 {
-		return nil
+		return nil, cuda.ErrOutOfMemory
 	}
-	c := d.newChunk(pages, cuda.MemProp{Device: dev})
-	if c == nil {
+	c, code := d.newChunk(pages, cuda.MemProp{Device: dev})
+	if code != cuda.Success {
 		d.space.give(base, pages)
-		return nil
+		return nil, code
 	}
 	c.maps = 1
 	d.mapSeq++
 	m := &mapping{region: region{base: base, size: (size + unit - 1) / unit * unit, seq: d.mapSeq},
 		chunk: c, pages: pages, access: 1 << dev}
 	d.space.set(base, pages, m)
-	return m
+	return m, cuda.Success
 }
 
-func (d *Driver) allocSmall(v *device, n int) *region {
+func (d *Driver) allocSmall(v *device, n int) (*region, cuda.Code) {
 	for _, s := range v.slabs {
 		if at := s.find(n); at >= 0 {
-			return d.cut(s, at, n)
+			return d.cut(s, at, n), cuda.Success
 		}
 	}
-	m := d.allocPages(v.id, d.opt.Granularity)
-	if m == nil {
-		return nil
+	m, code := d.allocPages(v.id, d.opt.Granularity)
+	if code != cuda.Success {
+		return nil, code
 	}
 	units := int(d.opt.Granularity / unit)
 	m.slab = &slab{m: m, units: make([]*region, units), free: units}
 	v.slabs = append(v.slabs, m.slab)
-	return d.cut(m.slab, 0, n)
+	return d.cut(m.slab, 0, n), cuda.Success
 }
 
 func (d *Driver) cut(s *slab, at, n int) *region {

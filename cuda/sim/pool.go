@@ -292,17 +292,20 @@ func (d *Driver) MemAllocAsync(dev cuda.Device, size uint64, h cuda.MemPool, sh 
 	need := (size + unit - 1) / unit * unit
 	var a *arena
 	var at int
+	code := cuda.ErrOutOfMemory
 	if need >= size && need <= p.device.capacity {
 		a, at = d.fit(p, s, need, false)
-		if a == nil && d.grow(p, need) {
-			a, at = d.fit(p, s, need, false)
+		if a == nil {
+			if code = d.grow(p, need); code == cuda.Success {
+				a, at = d.fit(p, s, need, false)
+			}
 		}
 		if a == nil && p.attr[cuda.MemPoolReuseAllowInternal] != 0 {
 			a, at = d.fit(p, s, need, true)
 		}
 	}
 	if a == nil {
-		return 0, d.errorOf(c, dev, size, cuda.ErrOutOfMemory)
+		return 0, d.errorOf(c, dev, size, code)
 	}
 	return cuda.Ptr(d.place(a, at, need, size, s)), nil
 }
@@ -351,30 +354,32 @@ func (d *Driver) place(a *arena, i int, need, size uint64, s *stream) uint64 {
 	return base
 }
 
-// grow takes memory for a block from the device; false where there is none. What is idle is given back first, if that is
+// grow takes memory for a block from the device. What is idle is given back first, if that is
 // what it takes.
-func (d *Driver) grow(p *pool, need uint64) bool {
+func (d *Driver) grow(p *pool, need uint64) cuda.Code {
+	code := cuda.ErrOutOfMemory
 	grain := max(poolGrain, d.opt.Granularity)
 	size := (need + grain - 1) / grain * grain
 	limit := (p.max + grain - 1) / grain * grain
 	for _, again := range [...]bool{true, false} {
 		held := p.attr[cuda.MemPoolReservedCurrent]
 		if p.max == 0 || size <= limit && held <= limit-size {
-			if m := d.allocPages(p.device.id, size); m != nil {
+			var m *mapping
+			if m, code = d.allocPages(p.device.id, size); code == cuda.Success {
 				a := &arena{pool: p, m: m, free: []freed{{lo: m.base, hi: m.base + size}}}
 				m.arena, m.access = a, p.access
 				p.arenas = append(p.arenas, a)
 				p.attr[cuda.MemPoolReservedCurrent] += size
 				p.attr[cuda.MemPoolReservedHigh] = max(p.attr[cuda.MemPoolReservedHigh], held+size)
 				d.charge(callMemAllocAsync, d.costs.PoolGrow(size))
-				return true
+				return code
 			}
 		}
 		if again {
 			d.shrink(p, callMemAllocAsync, func(*arena) bool { return true })
 		}
 	}
-	return false
+	return code
 }
 
 // MemFreeAsync gives memory back to its pool: in the order of the stream nothing may use it from here on, and on other

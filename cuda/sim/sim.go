@@ -84,6 +84,11 @@ type Options struct {
 	RDMA     bool            // chunks can be made GPUDirect RDMA capable
 	Isolated bool            // no device can use the memory of another
 
+	// Shared names a file through which drivers, of one process or of several, share the memory of their devices (shared.go):
+	// what one creates is not free for another until it is released or the process ends. All have the same Devices and
+	// Capacity. The file is made where there is none. "" shares nothing. Linux only.
+	Shared string
+
 	// Lag is the delay of work queued by Use: it completes Lag after it was queued, and never before earlier work of
 	// its stream or the events that the stream waits for.
 	Lag time.Duration
@@ -164,8 +169,9 @@ type Driver struct {
 	live     liveCounts
 	hostUsed uint64
 	mapSeq   uint64
-	captures uint64 // ids of captures so far
-	identity uint64 // tells this driver from those of other processes
+	captures uint64  // ids of captures so far
+	identity uint64  // tells this driver from those of other processes
+	shared   *shared // nil without Options.Shared
 	ipc      []*ipcMapping
 	host     []*hostRange // by address
 	pools    []*pool
@@ -180,7 +186,8 @@ type device struct {
 	capacity uint64
 	used     uint64 // bytes of chunks and allocations on the device
 	peak     uint64 // highest used since ResetPeak
-	outside  uint64 // bytes that other processes hold
+	outside  uint64 // bytes that other processes hold (SetOutside)
+	others   uint64 // bytes that other drivers of Options.Shared hold, as of the last look
 	primary  *context
 	peers    uint64     // a bit for each device whose allocations the primary context may use
 	contexts []*context // primary and others
@@ -188,10 +195,19 @@ type device struct {
 	pool     *pool      // the default one, nil before it was asked for
 }
 
-// New makes a simulated machine. It panics where Options.Validate fails: options are written by programmers.
+// New is Open for options that programmers write: it panics where Open fails.
 func New(opt Options) *Driver {
-	if err := opt.Validate(); err != nil {
+	d, err := Open(opt)
+	if err != nil {
 		panic(err)
+	}
+	return d
+}
+
+// Open makes a simulated machine. It fails where Options.Validate does, or on the file of Options.Shared.
+func Open(opt Options) (*Driver, error) {
+	if err := opt.Validate(); err != nil {
+		return nil, err
 	}
 	opt.ensureDefaults()
 	d := &Driver{opt: opt, costs: opt.Costs, identity: rand.Uint64()}
@@ -200,7 +216,13 @@ func New(opt Options) *Driver {
 	for i := range opt.Devices {
 		d.devices = append(d.devices, &device{id: cuda.Device(i), capacity: opt.Capacity})
 	}
-	return d
+	if opt.Shared != "" {
+		var err error
+		if d.shared, err = openShared(opt.Shared, machineID{uint64(opt.Devices), opt.Capacity}, d.identity); err != nil {
+			return nil, fmt.Errorf("sim: shared file %s: %w", opt.Shared, err)
+		}
+	}
+	return d, nil
 }
 
 var _ cuda.Driver = (*Driver)(nil)
@@ -288,7 +310,7 @@ func (d *Driver) RetainContext(dev cuda.Device) error {
 	return nil
 }
 
-// MemInfo is the device's capacity and what of it neither this process nor (SetOutside) another one holds.
+// MemInfo is the device's capacity and what of it neither this process nor another one (Options.Shared, SetOutside) holds.
 func (d *Driver) MemInfo(dev cuda.Device) (free, total uint64, err error) {
 	d.mu.Lock()
 	defer d.leave()
@@ -296,11 +318,16 @@ func (d *Driver) MemInfo(dev cuda.Device) (free, total uint64, err error) {
 		return 0, 0, err
 	}
 	v := d.devices[dev]
+	if d.shared != nil {
+		if code := d.shared.look(v); code != cuda.Success {
+			return 0, 0, d.errorOf(callMemGetInfo, dev, 0, code)
+		}
+	}
 	return v.available(), v.capacity, nil
 }
 
 func (v *device) available() uint64 {
-	if held := v.used + v.outside; held < v.capacity {
+	if held := v.used + v.others + v.outside; held < v.capacity {
 		return v.capacity - held
 	}
 	return 0

@@ -64,10 +64,10 @@ func (d *Driver) MemCreate(size uint64, prop cuda.MemProp) (cuda.Handle, error) 
 	if prop.Location == cuda.LocationHostNUMA && prop.NUMANode != hostNode {
 		return fail(cuda.ErrInvalidDevice)
 	}
-	c := d.newChunk(size, prop)
-	if c == nil {
+	c, code := d.newChunk(size, prop)
+	if code != cuda.Success {
 		d.charge(callMemCreate, d.costs.MemCreateFails(d.devices[prop.Device].available()))
-		return fail(cuda.ErrOutOfMemory)
+		return fail(code)
 	}
 	d.giveHandle(c)
 	if prop.Location == cuda.LocationHostNUMA {
@@ -93,23 +93,32 @@ func (d *Driver) giveHandle(c *chunk) {
 	d.live.handles++
 }
 
-// newChunk takes memory from the device or the host; nil where it is used up.
-func (d *Driver) newChunk(size uint64, prop cuda.MemProp) *chunk {
+// newChunk takes memory from the device or the host.
+func (d *Driver) newChunk(size uint64, prop cuda.MemProp) (*chunk, cuda.Code) {
 	if prop.Location == cuda.LocationHostNUMA {
 		if !d.takeHost(size) {
-			return nil
+			return nil, cuda.ErrOutOfMemory
 		}
-	} else {
-		v := d.devices[prop.Device]
-		if v.available() < size {
-			return nil
-		}
-		v.used += size
-		v.peak = max(v.peak, v.used)
+	} else if code := d.takeDevice(d.devices[prop.Device], size); code != cuda.Success {
+		return nil, code
 	}
 	d.live.chunks++
 	d.mapSeq++
-	return &chunk{serial: d.mapSeq, size: size, prop: prop, uses: ranges{hi: size}}
+	return &chunk{serial: d.mapSeq, size: size, prop: prop, uses: ranges{hi: size}}, cuda.Success
+}
+
+// takeDevice takes device memory.
+func (d *Driver) takeDevice(v *device, size uint64) cuda.Code {
+	if d.shared != nil {
+		if code := d.shared.take(v, size); code != cuda.Success {
+			return code
+		}
+	} else if v.available() < size {
+		return cuda.ErrOutOfMemory
+	}
+	v.used += size
+	v.peak = max(v.peak, v.used)
+	return cuda.Success
 }
 
 // takeHost takes host memory; false where it is used up.
@@ -133,7 +142,10 @@ func (d *Driver) releaseUnused(c *chunk) {
 	if c.prop.Location == cuda.LocationHostNUMA {
 		d.hostUsed -= c.size
 	} else {
-		d.devices[c.prop.Device].used -= c.size
+		v := d.devices[c.prop.Device]
+		if v.used -= c.size; d.shared != nil {
+			d.shared.give(v)
+		}
 	}
 }
 

@@ -148,6 +148,9 @@ func (d *Device) Open(simulated func(sim.Options) gpu.Machine) (gpu.Machine, err
 		}
 		return gpu.NewMachine(drv, d.ID)
 	}
+	if options.Shared != "" {
+		return nil, fmt.Errorf("driver %q: this command takes no simulated device that processes share", d.Driver)
+	}
 	options.Devices = max(options.Devices, int(d.ID)+1)
 	m := simulated(options)
 	return m, m.RetainContext(d.ID)
