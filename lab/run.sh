@@ -33,6 +33,7 @@
 #   torch-workloads  real training and serving under the same three (needs the scripts); RUNS=5 and WORKLOADS=… choose
 #   torch-survival   limits that tune and replay name from a recording, tried with the workload (needs the scripts); SECONDS_TRIED=300
 #   torch-pools      pools of special memory, their limits, pause and resume; ten thousand pauses, and how fast they are
+#   torch-dropin     programs written for torch_memory_saver and for vLLM's sleep mode, on the modules of cistern.compat
 #   torch-peer       copies between two GPUs
 #   torch-two        what needs two GPUs: collectives on pools of NCCL's memory, peers, a device that fails, copies
 #   torch            all of these but torch-native, torch-survival, torch-peer and torch-two, with RUNS=1
@@ -201,6 +202,7 @@ part() {
       torch torch-pausecycles 400 pausecycles.py
       run example-pause-resume 120 env PYTHONPATH="$here" "$python" examples/pause_resume.py
       ;;
+    torch-dropin) torch "$1" 500 dropin.py ;;
     torch-peer) torch "$1" 400 peer.py ;;
     torch-two)
       torch torch-nccl 330 nccl.py
@@ -210,7 +212,7 @@ part() {
       ;;
     torch)
       RUNS=${RUNS:-1}
-      for p in load seed test pools steady oom captures hosts stress bench workloads; do part "torch-$p"; done
+      for p in load seed test pools dropin steady oom captures hosts stress bench workloads; do part "torch-$p"; done
       ;;
     libs-fill) libs "$1" 580 fill.py ;;
     libs-counts) libs "$1" 400 counts.py ;;
@@ -236,7 +238,7 @@ part() {
     see) for p in driver seed agree cupy cost idle kill oom top; do part "see-$p"; done ;;
     all) for p in test resources native native-hosts bench query pause examples torch libs see; do part $p; done ;;
     *)
-      echo "run.sh: $1: want test, bench, resources, query, pause, native, native-hosts, native-node, native-two, examples, torch, torch-{load,seed,test,native,pools,steady,oom,captures,hosts,stress,bench,workloads,survival,peer,two}, libs, libs-{fill,counts,order,cooperate,cost,example}, see, see-{driver,seed,agree,segments,cupy,cost,idle,kill,oom,top,held} or all" >&2
+      echo "run.sh: $1: want test, bench, resources, query, pause, native, native-hosts, native-node, native-two, examples, torch, torch-{load,seed,test,native,pools,steady,oom,captures,hosts,stress,bench,workloads,survival,dropin,peer,two}, libs, libs-{fill,counts,order,cooperate,cost,example}, see, see-{driver,seed,agree,segments,cupy,cost,idle,kill,oom,top,held} or all" >&2
       exit 2
       ;;
   esac

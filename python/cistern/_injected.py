@@ -11,7 +11,7 @@ import os
 import sys
 from typing import Any, Optional
 
-from ._errors import SettingsError, say
+from ._errors import CisternError, SettingsError, say
 
 
 def torch_imported(torch: Any) -> None:
@@ -27,6 +27,8 @@ def torch_imported(torch: Any) -> None:
             _record.begin(torch)
         elif what == "run":
             mode = _enable()
+            if mode is not None:
+                _provide()
             if mode is not None and how == "verbose":
                 torch.cuda._lazy_call(lambda: _say_mode(mode))
     except SettingsError as e:
@@ -41,6 +43,21 @@ def _say_mode(mode: str) -> None:
     program = os.path.basename(sys.argv[0]) if getattr(sys, "argv", None) else ""
     say("process %d (%s) runs on Cistern%s" % (os.getpid(), program if program not in ("", "-c", "-m") else "python",
                                               "" if mode == "adapter" else ", by PyTorch's plain pluggable allocator"), every_rank=True)
+
+
+def _provide() -> None:
+    """Puts the modules that CISTERN_COMPAT names in place of others."""
+    if not os.environ.get("CISTERN_COMPAT"):
+        return
+    from . import compat
+
+    names = compat.wanted()
+    try:
+        compat.install(*names)
+    except ValueError as e:
+        raise SettingsError("%s: %s" % (compat.VARIABLE, e)) from None
+    except CisternError as e:
+        say("%s has no effect: %s" % (compat.VARIABLE, e), every_rank=True)
 
 
 def _enable() -> Optional[str]:

@@ -333,6 +333,13 @@ def numbers(pool: "Pool") -> "PoolId":
     raise TypeError("pool: expected a torch.cuda.MemPool or its id, a pair of numbers, got %r" % (pool,))
 
 
+def known(pool: "PoolId", device: int) -> bool:
+    """Whether the library has the pool: it was allocated from on the device, and is not released."""
+    s = _Stats()
+    s.size = ctypes.sizeof(s)
+    return bool(_library.load().cistern_pool_get_stats(device, (ctypes.c_uint64 * 2)(*pool), ctypes.byref(s)) == _library.OK)
+
+
 def stats(pool: "PoolId", device: int) -> "PoolStats":
     """The pool's memory on the device."""
     lib = _library.load()

@@ -1,0 +1,3 @@
+__version__ = "2.11.0+cu130"
+cuda = "13.0"
+hip = None
