@@ -264,7 +264,7 @@ def sleep(torch, a, m, figures, name, level, weights, cache, kept):
     tell(f"{name}: kept in host memory", common.size(figures.last[1]), common.size(want), abs(figures.last[1] - want) <= MiB)
     use(torch, name, cache)
     a.wake_up(tags=["weights"])
-    freed(f"{name}: wake_up of weights leaves the cache asleep", free(torch) - before, cache)
+    freed(f"{name}: wake_up of weights leaves the cache paused", free(torch) - before, cache)
     if level == 2:
         for t, c in zip(m.weights, m.copies):
             t.copy_(c)

@@ -17,7 +17,7 @@ from ._regions import Choice, KeepOf, Regions
 
 __all__ = ["CuMemAllocator"]
 
-# wake_up() with tags leaves only these asleep; any other tag wakes with the first call, as in vLLM.
+# wake_up() with tags leaves only these paused; any other tag wakes with the first call, as in vLLM.
 DEFERRABLE_TAGS: Tuple[str, ...] = ("weights", "kv_cache")
 
 _GRAPHS = "cudagraph"
@@ -89,14 +89,14 @@ class CuMemAllocator:
             tags: which of `"weights"` and `"kv_cache"` come back; None: both. All other tags come back in any case.
 
         Raises:
-            cistern.OutOfMemoryError: the device has too little memory. What is asleep stays so; call it again.
+            cistern.OutOfMemoryError: the device has too little memory. What is paused stays so; call it again.
         """
         gc.collect()
         _empty_cache()
         self._regions.resume(lambda r: tags is None or r.tag in tags or r.tag not in DEFERRABLE_TAGS)
 
     def get_current_usage(self) -> int:
-        """Returns the bytes allocated in the pools of all tags, asleep or not."""
+        """Returns the bytes allocated in the pools of all tags, paused ones included."""
         return self._regions.allocated()
 
     def release_pools(self) -> None:
@@ -108,13 +108,13 @@ class CuMemAllocator:
     close = release_pools
 
     def _pause(self, chosen: Choice, keep: KeepOf, what: str) -> PauseResult:
-        """Pauses regions; a warning says where memory sleeps already in the other way, which stays so."""
+        """Pauses regions; a warning says where memory is paused already in the other way, which stays so."""
         conflict = False
         for r in self._regions.all(chosen):
             kept = keep(r) == "host"
-            asleep = _pools.stats(r.pool, r.device)["paused"] > 0
-            conflict = conflict or asleep and self._kept.get((r.pool, r.device), kept) != kept
-            if not asleep:
+            paused = _pools.stats(r.pool, r.device)["paused"] > 0
+            conflict = conflict or paused and self._kept.get((r.pool, r.device), kept) != kept
+            if not paused:
                 self._kept[r.pool, r.device] = kept
         if conflict:
             _logger.warning("%s cannot change what was decided about contents of memory that sleeps already", what)
