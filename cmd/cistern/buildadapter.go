@@ -55,6 +55,7 @@ type pythonReport struct {
 		Version string `json:"version"`
 		Prefix  string `json:"prefix"`
 	} `json:"python"`
+	Libc  string `json:"libc"` // glibc's version; empty for another C library
 	Torch *struct {
 		Version   string  `json:"version"`
 		CUDA      *string `json:"cuda"`

@@ -30,6 +30,7 @@ type diagnosis struct {
 	Driver   *driverDiagnosis  `json:"driver"`
 	Devices  []deviceDiagnosis `json:"devices"`
 	Python   *pythonReport     `json:"python"`
+	Support  []supportRow      `json:"support"`
 	Notes    []string          `json:"notes"`    // what is as it should be, but good to know
 	Problems []string          `json:"problems"` // what would not work
 }
@@ -57,8 +58,8 @@ func newDoctor(a *app) *cobra.Command {
 		Use:   "doctor [flags]",
 		Short: "Check whether PyTorch can run on Cistern here, and what is missing",
 		Long: "Doctor looks at what `cistern run` needs: the driver, the devices, PyTorch, a compiler and headers for the adapter,\n" +
-			"whether that is built, and the environment. There is one line for each thing that would not work. The exit code\n" +
-			"is 0 when all would, 1 when something would not.",
+			"whether that is built, and the environment. A table has the versions that Cistern supports, and what is here. There is\n" +
+			"one line for each thing that would not work. The exit code is 0 when all would, 1 when something would not.",
 		Example: "  cistern doctor\n" +
 			"  cistern doctor --python .venv/bin/python",
 		Args: noArgs,
@@ -82,6 +83,7 @@ func newDoctor(a *app) *cobra.Command {
 					d.Notes = append(d.Notes, d.Python.Settings...)
 				}
 			}
+			d.support()
 			if asJSON {
 				d.Notes, d.Problems = append([]string{}, d.Notes...), append([]string{}, d.Problems...)
 				d.Devices = append([]deviceDiagnosis{}, d.Devices...)
@@ -282,6 +284,7 @@ func (d *diagnosis) write(w io.Writer) {
 	if p := d.Python; p != nil {
 		p.write(line)
 	}
+	writeSupport(w, d.Support)
 	for _, n := range d.Notes {
 		line("note", "%s", n)
 	}

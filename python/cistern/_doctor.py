@@ -30,11 +30,20 @@ def settings(adapter: Optional[str]) -> List[str]:
         return ["PyTorch cannot be loaded: %s: %s" % (type(e).__name__, e)]
 
 
+def glibc() -> str:
+    """The version of the C library, 2.36; empty where it is not glibc."""
+    try:
+        return (os.confstr("CS_GNU_LIBC_VERSION") or "").rpartition(" ")[2]
+    except (OSError, ValueError):
+        return ""
+
+
 def report() -> Dict[str, Any]:
     out: Dict[str, Any] = {
         "cistern": version,
         "python": {"path": sys.executable, "version": platform.python_version(), "prefix": sys.prefix,
                    "ignores_environment": bool(sys.flags.ignore_environment), "no_site": bool(sys.flags.no_site)},
+        "libc": glibc(),
         "problems": [],
     }
     problems: List[str] = out["problems"]

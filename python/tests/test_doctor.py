@@ -2,6 +2,8 @@
 
 import json
 import os
+import platform
+import re
 import subprocess
 import sys
 import unittest
@@ -60,6 +62,15 @@ class Doctor(Case):
             self.assertTrue(any(words in p for p in found["problems"]), (words, found["problems"]))
             text = self.doctor(**more).stdout
             self.assertEqual(text.count("PROBLEM"), len(found["problems"]), text)
+
+    def test_supported_versions(self):
+        rows = {row["what"]: row for row in self.found()["support"]}
+        self.assertEqual((rows["PyTorch"]["here"], rows["PyTorch"]["ok"]), ("2.11.0+cu130", True))
+        self.assertEqual((rows["Python"]["here"], rows["Python"]["ok"]), (platform.python_version(), True))
+        self.assertEqual((rows["glibc"]["here"], rows["glibc"]["ok"]), (platform.libc_ver()[1], True))
+        text = self.doctor(PYTHONPATH=self.fake_torch("2.5.1+cu124", "12.4", at="old")).stdout
+        for what, here, ok in (("PyTorch", "2.5.1+cu124", "no"), ("PyTorch's build", "CUDA 12.4", "yes"), ("GPU", "1 of 1", "yes")):
+            self.assertRegex(text, r"(?m)^%s +%s +%s  " % tuple(map(re.escape, (what, here, ok))))
 
     def test_build_that_failed(self):
         self.write("tree/python/cistern/adapter/adapter.cpp", "#error on purpose\n")
