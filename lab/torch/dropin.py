@@ -1,10 +1,9 @@
 """Programs written for torch_memory_saver and for vLLM's CuMemAllocator, on the modules of cistern.compat: what is freed while
 memory is paused, what comes back, and that CUDA graphs that were captured before replay right afterwards.
 
-    python dropin.py [--gigabytes 4] [--only saver|vllm] [--no-kernels]
+    python dropin.py [--gigabytes 4] [--only saver|vllm]
 
-One line for each check: PASS or FAIL, what was measured and what is wanted. Contents are compared by copies to the host. For a
-PyTorch over stand-ins (standin/), which has no kernels, --no-kernels leaves the graphs out.
+One line for each check: PASS or FAIL, what was measured and what is wanted. Contents are compared by copies to the host.
 """
 import argparse
 import importlib
@@ -21,7 +20,6 @@ MiB, GiB = common.MiB, common.GiB
 SLACK = 64 * MiB  # of free memory: whole chunks go and come
 ROUNDS = 3
 WIDTH = 4096
-KERNELS = "--no-kernels" not in sys.argv
 
 
 def tell(what, got, want, ok):
@@ -82,8 +80,6 @@ class Model:
         return y * 2 + 1
 
     def capture(self, graph_context):
-        if not KERNELS:
-            return
         torch, stream = self.torch, self.torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         for n in 1, 2:
@@ -98,8 +94,6 @@ class Model:
 
     def replays(self, what, seed):
         """A check that each graph computes what the same step does without one."""
-        if not KERNELS:
-            return
         right = True
         for n, (g, y) in enumerate(zip(self.graphs, self.outputs), 1):
             patterns(self.torch, [self.x], seed + n)
@@ -150,10 +144,9 @@ def saver(gigabytes):
         tms.pause("weights")
         freed(f"round {n}: pause weights", free(torch) - before, m.cache.numel() + weights)
         tms.pause("cuda_graph")
-        if KERNELS:
-            more = free(torch) - before - m.cache.numel() - weights
-            tell(f"round {n}: pause cuda_graph", f"{more / MiB:+.1f} MiB", "the outputs and what the capture freed: at least one matrix",
-                 4 * WIDTH * WIDTH <= more <= graphs + SLACK)
+        more = free(torch) - before - m.cache.numel() - weights
+        tell(f"round {n}: pause cuda_graph", f"{more / MiB:+.1f} MiB", "the outputs and what the capture freed: at least one matrix",
+             4 * WIDTH * WIDTH <= more <= graphs + SLACK)
         tell(f"round {n}: memory_allocated", torch.cuda.memory_allocated(), allocated, torch.cuda.memory_allocated() == allocated)
         use(torch, f"round {n}", m.cache.numel())
         # resume_memory_occupation
@@ -277,7 +270,6 @@ def main():
     p = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     p.add_argument("--gigabytes", type=int, default=4, help="weights and cache together")
     p.add_argument("--only", choices=("saver", "vllm"))
-    p.add_argument("--no-kernels", action="store_true", help="leave out what launches a kernel")
     p.add_argument("--child", choices=("saver", "vllm"), help=argparse.SUPPRESS)
     args = p.parse_args()
     if args.child:
@@ -286,7 +278,7 @@ def main():
     for part, compat in (("saver", "torch_memory_saver"), ("vllm", "vllm")):
         if args.only not in (None, part):
             continue
-        arguments = ["--child", part, "--gigabytes", str(args.gigabytes), *["--no-kernels"] * args.no_kernels]
+        arguments = ["--child", part, "--gigabytes", str(args.gigabytes)]
         done = common.child("cistern", "dropin.py", arguments, 240, env={"CISTERN_COMPAT": compat})
         rows = [json.loads(line) for line in done.out.splitlines() if line.startswith("{")]
         for r in rows:
