@@ -178,6 +178,7 @@ const (
 	StageGrow     = memory.StageGrow     // new memory from the driver or the upstream
 	StageLend     = memory.StageLend     // free memory of other pools and streams
 	StageCallback = memory.StageCallback // functions of OnOutOfMemory
+	StageNode     = memory.StageNode     // other processes on the device, through the node's broker
 	StageSpill    = memory.StageSpill    // the spill of the pool
 	AllStages     = memory.AllStages
 )

@@ -125,7 +125,7 @@ func (o *Options) impliedHistory() int {
 //	limit:70GiB             physical memory per device; 0 is no limit
 //	chunk:32MiB             largest chunk
 //	cross_stream:wait|ready
-//	ladder:collect+remap+grow+lend+callback+spill    stages to try ("all")
+//	ladder:collect+remap+grow+lend+callback+node+spill    stages to try ("all")
 //	history:100000          events kept; with report 1000000 where it is not given
 //	ipc:handles|legacy      legacy: memory that cudaIpcGetMemHandle accepts (backend:malloc)
 //	single_handle:true      each segment is one physical handle

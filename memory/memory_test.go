@@ -24,6 +24,10 @@ func TestStages(t *testing.T) {
 	if r, err := memory.ParseStages("all"); err != nil || r != memory.AllStages {
 		t.Errorf("all is %s, %v", r, err)
 	}
+	// The numbers are in recordings and in cistern_oom; names are in the order of trying.
+	if memory.StageSpill != 64 || memory.StageNode != 128 || (memory.StageSpill|memory.StageNode).String() != "node+spill" {
+		t.Errorf("spill is %d, node %d: %s", memory.StageSpill, memory.StageNode, memory.StageSpill|memory.StageNode)
+	}
 	for _, text := range []string{"", "merge", "fit+", "all+fit"} {
 		if r, err := memory.ParseStages(text); err == nil || !strings.Contains(err.Error(), "collect, remap") {
 			t.Errorf("%q is %s, %v", text, r, err)

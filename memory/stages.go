@@ -10,7 +10,7 @@ import (
 // Stages is a set of steps of the out-of-memory reclaim stages.
 type Stages uint16
 
-// The stages, in the order in which they are tried.
+// The stages. StagesInOrder has the order in which they are tried. Recordings have the numbers, which therefore stay.
 const (
 	StageFit      Stages = 1 << iota // a free block of the stream heap
 	StageCollect                     // frees whose other streams are done, or can be waited for on the GPU
@@ -19,25 +19,34 @@ const (
 	StageLend                        // free chunks and cached segments of other pools; free blocks of other streams
 	StageCallback                    // callbacks: the pool's own, then those of other libraries
 	StageSpill                       // the pool's spill: memory of another kind
+	StageNode                        // other processes on the device, through the node's broker; before StageSpill
 	stageEnd
 )
 
 // NumStages is how many stages there are.
-const NumStages = 7
+const NumStages = 8
 
-var _ = [1]struct{}{}[stageEnd-1<<NumStages]
+var (
+	_ = [1]struct{}{}[stageEnd-1<<NumStages]
+	_ = uint8(stageEnd - 1) // an event names a stage in eight bits
+)
 
 // AllStages is every stage that can be turned off; fit cannot.
-const AllStages = StageCollect | StageRemap | StageGrow | StageLend | StageCallback | StageSpill
+const AllStages = StageCollect | StageRemap | StageGrow | StageLend | StageCallback | StageNode | StageSpill
 
-var stageNames = []string{"fit", "collect", "remap", "grow", "lend", "callback", "spill"}
+// StagesInOrder are the stages in the order in which they are tried.
+func StagesInOrder() [NumStages]Stages {
+	return [...]Stages{StageFit, StageCollect, StageRemap, StageGrow, StageLend, StageCallback, StageNode, StageSpill}
+}
+
+var stageNames = []string{"fit", "collect", "remap", "grow", "lend", "callback", "node", "spill"} // in that order
 
 // String is the names of the stages in order, joined by "+".
 func (r Stages) String() string {
 	var names []string
-	for i, n := range stageNames {
-		if r&(1<<i) != 0 {
-			names = append(names, n)
+	for i, x := range StagesInOrder() {
+		if r&x != 0 {
+			names = append(names, stageNames[i])
 		}
 	}
 	return strings.Join(names, "+")
@@ -54,7 +63,7 @@ func ParseStages(text string) (Stages, error) {
 		if i < 0 {
 			return 0, fmt.Errorf("stage %q: choose among %s, or all", w, strings.Join(stageNames, ", "))
 		}
-		r |= 1 << i
+		r |= StagesInOrder()[i]
 	}
 	return r, nil
 }

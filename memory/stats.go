@@ -36,12 +36,12 @@ type Counters struct {
 	Remaps       int64 // chunks moved
 	DeviceAllocs int64 // chunks or segments got from the driver
 	DeviceFrees  int64
-	Retries      int64 // requests met only by taking from other pools, by giving cached memory back, or by a callback
+	Retries      int64 // requests met only by taking from other pools, by giving cached memory back, by a callback or by other processes
 	OOMs         int64 // requests that failed
 	Borrows      int64 // requests met with a free block of another stream's
 	StreamSyncs  int64 // waits of a host thread for the GPU
 
-	ByFit, ByCollect, ByRemap, ByGrow, ByLend, ByCallback, BySpill int64 // requests on the slow path, by the stage that met them
+	ByFit, ByCollect, ByRemap, ByGrow, ByLend, ByCallback, ByNode, BySpill int64 // requests on the slow path, by the stage that met them
 }
 
 // PoolStats is what one pool holds, in bytes.

@@ -88,7 +88,7 @@ int cistern_last_error(char *buf, size_t n);
 /* The figures of the calling thread's last CISTERN_OUT_OF_MEMORY, in bytes. */
 typedef struct cistern_oom {
   int32_t device;
-  uint32_t tried;      /* reclaim stages: 1 fit, 2 collect, 4 remap, 8 grow, 16 lend, 32 callback, 64 spill */
+  uint32_t tried;      /* reclaim stages: 1 fit, 2 collect, 4 remap, 8 grow, 16 lend, 32 callback, 128 node, 64 spill */
   uint64_t pool[2];
   uint64_t requested;  /* by the caller */
   uint64_t reserved;   /* physical memory of all pools of the device */
@@ -403,6 +403,7 @@ typedef struct cistern_stats {
   int64_t by_spill;     /* those met from a pool's spill */
   cistern_value paused; /* bytes of allocations without physical memory */
   int64_t borrows;      /* requests met with a free block of another stream, part of by_lend */
+  int64_t by_node;      /* requests met with memory that other processes on the device released */
 } cistern_stats;
 int cistern_get_stats(int device, cistern_stats *out);
 int cistern_reset_peaks(int device);

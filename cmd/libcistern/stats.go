@@ -55,6 +55,7 @@ func coreGetStats(d C.int, out *C.cistern_stats) (code C.int) {
 	out.by_spill = C.int64_t(s.BySpill)
 	out.paused = valueOf(s.Paused.All)
 	out.borrows = C.int64_t(s.Borrows)
+	out.by_node = C.int64_t(s.ByNode)
 	return C.CISTERN_OK
 }
 
@@ -110,6 +111,7 @@ type (
 		BySpill       int64       `json:"by_spill"`
 		Paused        valueJSON   `json:"paused"`
 		Borrows       int64       `json:"borrows"`
+		ByNode        int64       `json:"by_node"`
 		Tags          []tagJSON   `json:"tags"`
 		Libraries     []useJSON   `json:"libraries"`
 		Pools         []poolJSON  `json:"pools"`
@@ -233,6 +235,7 @@ func coreStatsJSON() (text *C.char) {
 			BySpill:       s.BySpill,
 			Paused:        valueJSON(s.Paused.All),
 			Borrows:       s.Borrows,
+			ByNode:        s.ByNode,
 			Tags:          tagsOf(dev),
 			Libraries:     librariesOf(dev),
 			Pools:         l.poolsOf(dev),

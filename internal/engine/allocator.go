@@ -32,6 +32,7 @@ type Allocator struct {
 	// +checklocks:mu
 	catch  *func(size uint64) uint32 // finds out the stacks of requests that name none; nil: none
 	thread journal.Thread            // set by SetHistoryThread
+	node   atomic.Pointer[Node]      // set by SetNode
 
 	addresses phys.Table[streamHeap] // changed with mu
 

@@ -35,6 +35,7 @@ type Device struct {
 func newDevice(a *Allocator, id cuda.Device) (*Device, error) {
 	state := health.New(a.drv, id)
 	drv := state.Driver
+	drv.Admit = a.admit
 	info, err := drv.DeviceInfo(id)
 	if err != nil {
 		return nil, err

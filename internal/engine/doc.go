@@ -46,6 +46,8 @@
 //   - grow: new chunks, or a new segment, from the upstream.
 //   - lend: free chunks and segments of other pools, and free blocks of other streams in the same pool.
 //   - callback: functions that may free memory, first the pool's own, then those of other libraries.
+//   - node: other processes on the device are asked through the node's broker to release memory (node.go), where no limit is in
+//     the way. Memory that they released may come late, so growing is tried again for up to 100 ms.
 //   - spill: memory of another kind, if the pool has a spill.
 //
 // The policy can put grow before remap (see below). The steps that give memory back exist once (stages.go): a request takes

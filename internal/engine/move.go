@@ -155,20 +155,20 @@ func (m *chunkRequest) takeMoved(block heap.ID, mapped run, stamp uint64) (heap.
 // +checklocks:m.c.d.gpu.mu
 func (m *chunkRequest) create(missing, have uint64) (uint64, error) {
 	c, d, p, s, before := m.c, m.c.d, &m.c.d.state.policy.plan, m.c.steps.log.of(memory.StageGrow), have
-	s.stop = stopNot
+	s.stop, c.steps.short = stopNot, 0
 	if !d.state.phys.quota.MayHold(missing) {
 		s.stop = stopLimit
 		return have, nil
 	}
 	if d.state.phys.lacks(missing) {
-		c.steps.log.oom, s.stop = cuda.ErrOutOfMemory, stopLacks
+		c.steps.log.oom, s.stop, c.steps.short = cuda.ErrOutOfMemory, stopLacks, missing
 		return have, nil
 	}
 	for missing > 0 {
 		size := d.state.policy.chunkSize(c.s.class, c.n, missing)
 		id, err := d.state.phys.mem.Create(size)
 		if isOutOfMemory(err) {
-			c.steps.log.oom, s.err = err, err
+			c.steps.log.oom, s.err, c.steps.short = err, err, missing
 			c.steps.log.lap(memory.StageGrow, have-before)
 			return have, nil
 		} else if err != nil {

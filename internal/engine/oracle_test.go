@@ -74,7 +74,7 @@ func TestRandom(t *testing.T) {
 	seen := map[string]int{}
 	want := []string{"alloc", "oom", "share", "given", "freed without its stream", "double free", "foreign", "graph launched",
 		"stream destroyed", "pool released", "trim", "limit", "upstream", "restored", "restore failed", "met in front",
-		"kept in front", "registered", "host order", "stack held", "stacks forgotten", "spilled", "stream forgotten", "lane inherited", "pool limit", "upstream managed", "upstream async", "borrowed"}
+		"kept in front", "registered", "host order", "stack held", "stacks forgotten", "spilled", "stream forgotten", "lane inherited", "pool limit", "upstream managed", "upstream async", "borrowed", "given back"}
 	for seed := range seeds(t, quick(5, 1), seen, want) {
 		for name, cfg := range configs(seed) {
 			w := newWorld(t, cfg, fmt.Sprintf("CISTERN_SEED=%d, %s, %s lag %v", seed, name, cfg.opts, cfg.lag))
@@ -570,7 +570,10 @@ func (w *world) restore(d *worldDevice) {
 
 func (w *world) trim(d *worldDevice) {
 	var err error
-	switch n := w.rng.IntN(3); {
+	switch n := w.rng.IntN(5); {
+	case n > 2:
+		w.giveBack(d)
+		return
 	case n == 0 && len(d.pools) > 0:
 		err = pick(w, d.pools).pool.Trim()
 	case n == 1:
@@ -585,6 +588,20 @@ func (w *world) trim(d *worldDevice) {
 		w.fail("Trim: %v", err)
 	}
 	w.seen["trim"]++
+}
+
+// giveBack releases memory for other processes: what it says, and down to what is to stay.
+func (w *world) giveBack(d *worldDevice) {
+	before := uint64(d.dev.Views.Stats().Reserved.All.Current)
+	need, keep := w.rng.Uint64N(w.cfg.capacity), w.rng.Uint64N(3)*w.rng.Uint64N(before+1)
+	n, err := d.dev.GiveBack(need, keep)
+	after := uint64(d.dev.Views.Stats().Reserved.All.Current)
+	if err != nil || after != before-n || n > 0 && (after < keep || w.cfg.observed) {
+		w.fail("GiveBack(%d, %d) = %d, %v: reserved went from %d to %d", need, keep, n, err, before, after)
+	}
+	if n > 0 {
+		w.seen["given back"]++
+	}
 }
 
 // end frees everything, demands that all memory can be had for one request, and that nothing is left.

@@ -54,14 +54,24 @@ func (p *Pool) obtain(what request, st *Stream) (cuda.Ptr, timeline.Waits, error
 	if err := d.health.Broken(); err != nil {
 		return 0, nil, err
 	}
+	var granted grants
+	defer granted.done(d.id) // when no lock is held, also if a function that was called panicked
+	return p.obtainLocked(what, st, &granted)
+}
+
+// obtainLocked is obtain with Device.mu, and returns what the node granted as well.
+func (p *Pool) obtainLocked(what request, st *Stream, granted *grants) (cuda.Ptr, timeline.Waits, error) {
+	d := p.dev
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	c := d.state.policy.newRequest()
 	*c = what
+	defer func() {
+		*granted = c.steps.grants
+		d.state.policy.requestOver(c)
+	}()
 	ptr, err := c.meet(p, st)
-	waits := c.waits
-	d.state.policy.requestOver(c)
-	return ptr, waits, err
+	return ptr, c.waits, err
 }
 
 // newRequest is a request that is over, or a new one: while there is a history every request takes this way, and is to allocate
@@ -171,6 +181,9 @@ func (c *request) pass(p *Pool, st *Stream) (id heap.ID, again bool, err error) 
 	}
 	// Frees that wait, free blocks of other streams between live blocks, and steps that call out are left.
 	c.setScope()
+	if c.steps.mayComeLate() && c.unlocked((*reclaimer).awaitGrant) {
+		return 0, true, nil
+	}
 	if again, err = c.giveBackUnlocked(); again || err != nil {
 		return 0, again, err
 	}
@@ -183,8 +196,10 @@ func (c *request) pass(p *Pool, st *Stream) (id heap.ID, again bool, err error) 
 	if c.callOutUnlocked() {
 		return 0, true, nil
 	}
-	again, err = c.awaitMore()
-	return 0, again, err
+	if again, err = c.awaitMore(); again || err != nil {
+		return 0, again, err
+	}
+	return 0, c.unlocked((*reclaimer).askNode), nil
 }
 
 // mostWaits is how often a request waits for frees before it fails. Other threads may take the memory that it waited for, and
@@ -222,6 +237,15 @@ func (c *request) giveBackUnlocked() (bool, error) {
 	c.s.arena.Unlock()
 	defer c.s.arena.Lock()
 	return c.steps.giveBack()
+}
+
+// unlocked takes a step with the arena's lock let go.
+//
+// +checklocks:c.d.gpu.mu
+func (c *request) unlocked(step func(*reclaimer) bool) bool {
+	c.s.arena.Unlock()
+	defer c.s.arena.Lock()
+	return step(&c.steps)
 }
 
 // callOutUnlocked is callOut with the arena's lock let go.
@@ -289,6 +313,7 @@ func (c *request) run() (heap.ID, error) {
 	d, s := c.d, c.s
 	c.from = s
 	c.steps.scope.limit = nil
+	c.steps.short = 0
 	c.waits = c.waits[:0]
 	c.steps.log.pass++
 	c.steps.log.try(memory.StageFit)
@@ -415,12 +440,14 @@ func (c *request) handOut(id heap.ID) cuda.Ptr {
 	s.blocks.Stacks.Set(id, c.by.stack)
 	addr := cuda.Ptr(b.Addr)
 	switch {
+	case c.steps.helped&memory.StageNode != 0:
+		c.met = memory.StageNode
 	case c.steps.helped&memory.StageCallback != 0:
 		c.met = memory.StageCallback
 	case c.steps.helped&memory.StageLend != 0:
 		c.met = memory.StageLend
 	}
-	if c.met&(memory.StageLend|memory.StageCallback) != 0 {
+	if c.met&(memory.StageLend|memory.StageCallback|memory.StageNode) != 0 {
 		d.state.phys.counts.Retries++
 	}
 	if s.pool.parent != nil {
@@ -454,11 +481,12 @@ func (c *request) handOut(id heap.ID) cuda.Ptr {
 func (c *request) spill(p *Pool, st *Stream) (cuda.Ptr, error) {
 	s := c.steps.log.try(memory.StageSpill)
 	c.steps.log.start()
-	x := request{d: c.d, steps: reclaimer{d: c.d, log: attempts{drv: c.d.drv}, allowed: c.steps.allowed, asked: c.steps.asked, helped: c.steps.helped},
+	x := request{d: c.d, steps: reclaimer{d: c.d, log: attempts{drv: c.d.drv}, allowed: c.steps.allowed, asked: c.steps.asked, helped: c.steps.helped, grants: c.steps.grants},
 		n: p.spill.round(c.size), size: c.size, align: c.align, by: c.by, order: min(c.order, hostOrdered)}
 	if c.align != 0 {
 		x.n += p.spill.backing.alignSlack(c.align)
 	}
+	defer func() { c.steps.grants = x.steps.grants }() // also if a function that is called panics
 	ptr, err := x.reclaim(p.spill, st)
 	c.steps.log.lap(memory.StageSpill, 0)
 	c.waits, s.err = x.waits, x.steps.log.oom

@@ -21,6 +21,13 @@ func (d *Device) Resume(sel Selection) (memory.PauseReport, error) {
 	if err := sel.of(d); err != nil {
 		return memory.PauseReport{}, err
 	}
+	var granted grants
+	defer granted.done(d.id) // when no lock is held
+	return d.resumeLocked(sel, &granted)
+}
+
+// resumeLocked is Resume with the locks, and returns what the node granted as well.
+func (d *Device) resumeLocked(sel Selection, granted *grants) (memory.PauseReport, error) {
 	d.state.paused.mu.Lock()
 	defer d.state.paused.mu.Unlock()
 	d.mu.Lock()
@@ -34,6 +41,7 @@ func (d *Device) Resume(sel Selection) (memory.PauseReport, error) {
 	}
 	d.state.mover.reap(nil)
 	r := &resume{reclaimer: reclaimer{d: d, log: attempts{drv: d.drv}, allowed: d.opts.Stages | memory.StageFit}, sel: sel}
+	defer func() { *granted = r.grants }() // also if a function that is called panics
 	for {
 		r.plan()
 		if len(r.coming) == 0 {
@@ -161,7 +169,7 @@ func (r *resume) mayGet() error {
 	r.log.pass++
 	grow := r.log.try(memory.StageGrow)
 	grow.stop = stopNot
-	r.scope.limit, r.asking = nil, nil
+	r.scope.limit, r.asking, r.short = nil, nil, 0
 	needs, onDevice := map[*Pool]uint64{}, uint64(0)
 	for _, a := range r.coming {
 		needs[a.heap.pool] += a.size
@@ -182,6 +190,7 @@ func (r *resume) mayGet() error {
 		grow.stop = stopLimit
 		return errOverLimit
 	}
+	r.short = onDevice
 	if onDevice > 0 && d.state.phys.lacks(onDevice) {
 		grow.stop = stopLacks
 		return cuda.ErrOutOfMemory
@@ -247,10 +256,30 @@ func (r *resume) putBack() {
 func (r *resume) reclaim() (again bool, err error) {
 	r.scope.pools = func(*Pool) bool { return true }
 	r.scope.chunks, r.scope.need = r.d.state.phys.hasChunks(), r.need
+	if r.mayComeLate() && r.unlocked((*reclaimer).awaitGrant) {
+		return true, nil
+	}
 	if again, err = r.giveBack(); again || err != nil {
 		return again, err
 	}
-	return r.callOutUnlocked(), nil
+	return r.callOutUnlocked() || r.unlocked((*reclaimer).askNode), nil
+}
+
+// unlocked takes a step with pausedMemory.mu let go.
+//
+// +checklocks:r.d.gpu.mu
+// +checklocks:r.d.state.paused.mu
+func (r *resume) unlocked(step func(*reclaimer) bool) bool {
+	d := r.d
+	d.mu.Unlock()
+	d.state.paused.mu.Unlock()
+	d.mu.Lock()
+	defer func() { // also if a function that is called panics
+		d.mu.Unlock()
+		d.state.paused.mu.Lock()
+		d.mu.Lock()
+	}()
+	return step(&r.reclaimer)
 }
 
 // callOutUnlocked is callOut with pausedMemory.mu let go: the functions that are called may pause other memory.
@@ -266,14 +295,7 @@ func (r *resume) callOutUnlocked() bool {
 	if len(own)+len(d.state.callbacks.all) == 0 {
 		return false
 	}
-	d.mu.Unlock()
-	d.state.paused.mu.Unlock()
-	d.mu.Lock()
-	gave := r.callOut(own, r.need)
-	d.mu.Unlock()
-	d.state.paused.mu.Lock()
-	d.mu.Lock()
-	return gave
+	return r.unlocked(func(s *reclaimer) bool { return s.callOut(own, r.need) })
 }
 
 // outOfMemory is the error that ends the stages.

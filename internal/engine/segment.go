@@ -33,12 +33,21 @@ func (sg *segments) release(chosen func(*Pool) bool, mayWait bool) (bool, error)
 		return false, nil // Trim finds out
 	}
 	failed := sg.releaseEmpty()
-	list, waits := sg.takeFree(chosen, mayWait)
+	any, err := sg.releaseSome(chosen, func(uint64) bool { return true }, mayWait)
+	return any, cmp.Or(err, failed)
+}
+
+// releaseSome is release for segments that are chosen by their size as well. Frees have been collected, and no copies are under
+// way. Where it may not wait and the pools are not over users' resources, Device.mu is not let go.
+//
+// +checklocks:sg.gpu.mu
+func (sg *segments) releaseSome(chosen func(*Pool) bool, fits func(size uint64) bool, mayWait bool) (any bool, failed error) {
+	list, waits := sg.takeFree(chosen, fits, mayWait)
 	if len(list) == 0 {
-		return false, failed
+		return false, nil
 	}
 	waited := sg.gpu.await(waits)
-	failed = cmp.Or(waited, failed)
+	failed = waited
 	done := func(v *freeSegment) bool { return waited == nil && v.of.s.stream.timeline.IsOver(v.stamp) }
 	var ready []run
 	over := make([]bool, len(list))
@@ -48,7 +57,6 @@ func (sg *segments) release(chosen func(*Pool) bool, mayWait bool) (bool, error)
 		}
 	}
 	sg.observers.publish(sg.observers.onUnmap, ready)
-	any := false
 	for i := range list {
 		v := &list[i]
 		gone := false
@@ -74,7 +82,7 @@ func (sg *segments) release(chosen func(*Pool) bool, mayWait bool) (bool, error)
 // takeFree puts the segments out of reach that release is to give back, and returns what has to be waited for.
 //
 // +checklocks:sg.gpu.mu
-func (sg *segments) takeFree(chosen func(*Pool) bool, mayWait bool) (list []freeSegment, waits timeline.Waits) {
+func (sg *segments) takeFree(chosen func(*Pool) bool, fits func(size uint64) bool, mayWait bool) (list []freeSegment, waits timeline.Waits) {
 	for h := range sg.pools.segmentHeaps() {
 		s := h.s
 		if s.pool.pinned || !chosen(s.pool) || s.stream.timeline.Capture() != 0 {
@@ -83,7 +91,7 @@ func (sg *segments) takeFree(chosen func(*Pool) bool, mayWait bool) (list []free
 		s.arena.Lock()
 		for _, id := range s.blocks.Ranges() {
 			b := s.blocks.At(id)
-			if b.State != heap.Free || s.blocks.Next(id) != 0 || !mayWait && !s.stream.timeline.IsOver(b.Stamp) {
+			if b.State != heap.Free || s.blocks.Next(id) != 0 || !mayWait && !s.stream.timeline.IsOver(b.Stamp) || !fits(b.Size) {
 				continue
 			}
 			v := freeSegment{of: h, first: id, run: run{b.Addr, b.Size}, stamp: b.Stamp}
@@ -91,7 +99,7 @@ func (sg *segments) takeFree(chosen func(*Pool) bool, mayWait bool) (list []free
 			s.gauges.SetFree(s.blocks.FreeBlocks, -int64(v.size))
 			sg.phys.quota.Spare += v.size
 			list = append(list, v)
-			if v.stamp > 0 {
+			if v.stamp > 0 && mayWait {
 				waits.Add(&s.stream.timeline, v.stamp)
 			}
 		}

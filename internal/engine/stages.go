@@ -25,6 +25,8 @@ type reclaimer struct {
 	asked  uint8
 	waited uint8         // how often it waited for frees
 	helped memory.Stages // the stages that gave memory back, or functions that were called
+	short  uint64        // bytes of the device's own memory that growing lacked last, where no limit is in the way
+	grants grants        // of the node
 }
 
 // scope says which memory is given back, and for what.

@@ -28,6 +28,7 @@ type step struct {
 	stop        stop
 	asked, gave int32 // functions that were called, and those of them that gave memory back; for collect: waits for the GPU
 	err         error // what the driver or the upstream said last
+	note        string
 }
 
 // stop is why no memory was asked for.
@@ -87,6 +88,9 @@ func (us *usage) report(r *reclaimer, e *memory.OutOfMemoryError, p *Pool) []mem
 	p.backing.explain(&f)
 	return f.Steps(func(x memory.Stages) views.Attempt {
 		s := r.log.of(x)
-		return views.Attempt{Tries: int(s.tries), Gained: s.gained, Took: s.took, Found: s.found, Stop: s.stop, Asked: int(s.asked), Gave: int(s.gave), Err: s.err}
+		if x == memory.StageNode && s.tries == 0 {
+			s.note = us.gpu.notAsked(r, p)
+		}
+		return views.Attempt{Tries: int(s.tries), Gained: s.gained, Took: s.took, Found: s.found, Stop: s.stop, Asked: int(s.asked), Gave: int(s.gave), Err: s.err, Note: s.note}
 	})
 }

@@ -111,25 +111,33 @@ func (h *chunkHeap) detach(need uint64) (have uint64) {
 		})
 		return have < need
 	})
-	record := d.state.observers.onUnmap == nil // an observer finds memory mapped until it is notified
+	h.makeSpare(p.found)
+	return have
+}
+
+// makeSpare makes chunks spare that detach, or giveBack, found wholly free. The arena's lock was held since.
+//
+// +checklocks:h.s.dev.gpu.mu
+func (h *chunkHeap) makeSpare(found []source) {
+	s, d := h.s, h.s.dev
+	record, bytes := d.state.observers.onUnmap == nil, uint64(0) // an observer finds memory mapped until it is notified
 	var last takenOut
-	for _, x := range p.found {
-		if record {
-			k := d.state.phys.mem.Chunk(x.chunk)
+	for _, x := range found {
+		k := d.state.phys.mem.Chunk(x.chunk)
+		if bytes += k.Size; record {
 			d.state.mover.recordLeft(s, k.Addr, k)
 		}
 		h.leave(&last, x.block, x.chunk, record)
 		d.state.phys.mem.AddSpare(x.chunk, s.stream.index.Load(), x.stamp)
 	}
-	s.arena.Quota.Spared(s.class, len(p.found), have)
-	return have
+	s.arena.Quota.Spared(s.class, len(found), bytes)
 }
 
 // releaseSpares gives the spare chunks that are mapped nowhere back to the driver, and reports whether any went.
 //
 // +checklocks:ph.gpu.mu
 func (ph *physical) releaseSpares() (any bool, first error) {
-	n, first := ph.mem.ReleaseSpares()
+	n, first := ph.mem.ReleaseSpares(func(phys.ChunkID) bool { return true })
 	ph.counts.DeviceFrees += n
 	return n > 0, first
 }

@@ -278,7 +278,7 @@ func (h *segmentHeap) supply(c *request) (heap.ID, error) {
 func (h *segmentHeap) grow(c *request) (heap.ID, error) {
 	d, p := c.d, h.s.pool
 	grow := c.steps.log.try(memory.StageGrow)
-	grow.stop = stopNot
+	grow.stop, c.steps.short = stopNot, 0
 	size, least := h.w.sizes(c.n)
 	if c.tight || !p.mayHold(size) {
 		size = least // with nothing for later requests
@@ -304,6 +304,9 @@ func (h *segmentHeap) grow(c *request) (heap.ID, error) {
 	case isOutOfMemory(err):
 		c.steps.log.lap(memory.StageGrow, 0)
 		c.steps.log.oom, grow.err = err, err
+		if h.w.counted && (!h.w.user || !d.state.phys.has(size)) { // else others' memory is of no use: the device is not what ran out
+			c.steps.short = size
+		}
 	default:
 		return 0, err
 	}

@@ -154,6 +154,7 @@ class DeviceStats(TypedDict):
     by_spill: int
     paused: Value
     borrows: int
+    by_node: int
     tags: List[TagUse]
     libraries: List[LibraryUse]
     pools: List[PoolUse]

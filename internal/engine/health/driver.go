@@ -11,7 +11,17 @@ import (
 // DeviceCount, which are the driver's own.
 type Driver struct {
 	cuda.Driver
+	// Admit (nil: always) says whether the driver may be asked for new memory of a device. It is set before the first call.
+	Admit func(dev cuda.Device, size uint64) bool
 	calls atomic.Uint64
+}
+
+// admit is the error of a call that the driver is not asked for: it would have no memory but what others were granted.
+func (c *Driver) admit(op string, dev cuda.Device, size uint64) error {
+	if c.Admit == nil || c.Admit(dev, size) {
+		return nil
+	}
+	return &cuda.Error{Op: op, Device: dev, Size: size, Code: cuda.ErrOutOfMemory}
 }
 
 // Calls is the number of calls so far.
@@ -53,6 +63,9 @@ func (c *Driver) MemInfo(d cuda.Device) (free, total uint64, err error) {
 }
 
 func (c *Driver) MemAlloc(d cuda.Device, size uint64) (cuda.Ptr, error) {
+	if err := c.admit("cuMemAlloc", d, size); err != nil {
+		return 0, err
+	}
 	c.calls.Add(1)
 	return c.Driver.MemAlloc(d, size)
 }
@@ -73,6 +86,11 @@ func (c *Driver) AddressFree(p cuda.Ptr, size uint64) error {
 }
 
 func (c *Driver) MemCreate(size uint64, prop cuda.MemProp) (cuda.Handle, error) {
+	if prop.Location == cuda.LocationDevice {
+		if err := c.admit("cuMemCreate", prop.Device, size); err != nil {
+			return 0, err
+		}
+	}
 	c.calls.Add(1)
 	return c.Driver.MemCreate(size, prop)
 }

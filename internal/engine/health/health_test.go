@@ -80,3 +80,39 @@ func TestEveryCallIsCounted(t *testing.T) {
 		}
 	}
 }
+
+// New memory of a device that is not admitted is out of memory, without a call. Memory of the host is not asked about.
+func TestAdmit(t *testing.T) {
+	drv := sim.New(sim.Options{Capacity: 1 << 30})
+	if err := drv.RetainContext(0); err != nil {
+		t.Fatal(err)
+	}
+	s := health.New(drv, 0)
+	var asked []uint64
+	s.Driver.Admit = func(dev cuda.Device, size uint64) bool {
+		asked = append(asked, size)
+		return dev == 0 && size <= 2<<20
+	}
+	prop := cuda.MemProp{}
+	for _, c := range []struct {
+		op   string
+		call func(size uint64) error
+	}{
+		{"cuMemCreate", func(size uint64) error { _, err := s.Driver.MemCreate(size, prop); return err }},
+		{"cuMemAlloc", func(size uint64) error { _, err := s.Driver.MemAlloc(0, size); return err }},
+	} {
+		before := s.Driver.Calls()
+		err := c.call(4 << 20)
+		if want := (&cuda.Error{Op: c.op, Size: 4 << 20, Code: cuda.ErrOutOfMemory}); !reflect.DeepEqual(err, want) || s.Driver.Calls() != before {
+			t.Errorf("%s: %v after %d calls", c.op, err, s.Driver.Calls()-before)
+		}
+		if err := c.call(2 << 20); err != nil || s.Driver.Calls() != before+1 {
+			t.Errorf("%s: %v", c.op, err)
+		}
+	}
+	prop.Location = cuda.LocationHostNUMA
+	_, _ = s.Driver.MemCreate(4<<20, prop)
+	if want := []uint64{4 << 20, 2 << 20, 4 << 20, 2 << 20}; !reflect.DeepEqual(asked, want) {
+		t.Errorf("asked about %v, want %v", asked, want)
+	}
+}

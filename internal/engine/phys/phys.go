@@ -156,12 +156,12 @@ func (m *Memory) AddSpare(id ChunkID, stream int32, epoch uint64) {
 // Spares are the spare chunks, those that have been spare for longest first.
 func (m *Memory) Spares() []ChunkID { return m.spares }
 
-// ReleaseSpares gives the spare chunks that are mapped nowhere back to the driver. It returns how many went, and the first
-// error.
-func (m *Memory) ReleaseSpares() (n int64, first error) {
+// ReleaseSpares gives the spare chunks that are mapped nowhere back to the driver, of those that are chosen. It returns how many
+// went, and the first error.
+func (m *Memory) ReleaseSpares(chosen func(ChunkID) bool) (n int64, first error) {
 	m.spares = slices.DeleteFunc(m.spares, func(id ChunkID) bool {
 		k := m.Chunk(id)
-		if k.Mappings > 0 {
+		if k.Mappings > 0 || !chosen(id) {
 			return false
 		}
 		if err := m.Release(id); err != nil {

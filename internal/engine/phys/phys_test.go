@@ -17,6 +17,9 @@ import (
 
 const granule = 2 << 20
 
+// all chooses every chunk.
+func all(phys.ChunkID) bool { return true }
+
 // fixture is a Memory on the simulated device, with one reservation.
 type fixture struct {
 	*phys.Memory
@@ -131,7 +134,7 @@ func TestFailures(t *testing.T) {
 		}},
 		{"ReleaseSpares", 1, func(f *fixture) func() error {
 			f.AddSpare(f.create(1), -1, 0)
-			return func() error { _, err := f.ReleaseSpares(); return err }
+			return func() error { _, err := f.ReleaseSpares(all); return err }
 		}},
 		{"Reap", 1, func(f *fixture) func() error {
 			f.Leave(f.mapped(f.base)[1], 7, 3, 9, false)
@@ -239,7 +242,7 @@ func TestGiveBack(t *testing.T) {
 	if want := ids[:2]; !slices.Equal(f.Spares(), want) || f.quota.Spare != 3*granule || f.quota.Reserved != 3*granule {
 		t.Errorf("spare are %v, %d of %d bytes; want %v", f.Spares(), f.quota.Spare, f.quota.Reserved, want)
 	}
-	if n, err := f.ReleaseSpares(); n != 1 || err != nil || !slices.Equal(f.Spares(), ids[1:2]) {
+	if n, err := f.ReleaseSpares(all); n != 1 || err != nil || !slices.Equal(f.Spares(), ids[1:2]) {
 		t.Errorf("%d spares went, %v is left: %v", n, f.Spares(), err)
 	}
 }
@@ -405,7 +408,7 @@ func (m *model) step() {
 			}
 		}
 	case 4:
-		m.ReleaseSpares()
+		m.ReleaseSpares(all)
 		for id, k := range m.chunks {
 			if k.spare && !slices.Contains(m.Spares(), id) {
 				delete(m.ids, id)
@@ -547,7 +550,7 @@ func TestRandom(t *testing.T) {
 				t.Errorf("chunk %d stays", id)
 			}
 		}
-		if _, err := m.ReleaseSpares(); err != nil {
+		if _, err := m.ReleaseSpares(all); err != nil {
 			t.Fatal(err)
 		}
 		if err := m.FreeAddresses(m.base, m.size); err != nil {

@@ -57,6 +57,8 @@ func CountMet(c *memory.Counters, by memory.Stages) {
 		c.ByLend++
 	case memory.StageCallback:
 		c.ByCallback++
+	case memory.StageNode:
+		c.ByNode++
 	case memory.StageSpill:
 		c.BySpill++
 	}

@@ -26,9 +26,10 @@ type Attempt struct {
 	Took   time.Duration
 	Found  uint64 // the most bytes that were available in one try
 	Stop   Stop
-	Asked  int   // functions that were called; for collect: waits for the GPU
-	Gave   int   // those functions that gave memory back
-	Err    error // what the driver or the upstream said last
+	Asked  int    // functions that were called; for collect: waits for the GPU
+	Gave   int    // those functions that gave memory back
+	Err    error  // what the driver or the upstream said last
+	Note   string // what else there is to say of it
 }
 
 // Failure is a request or a resume that failed.
@@ -48,7 +49,7 @@ type Failure struct {
 // Steps are what the stages did, in their order.
 func (f *Failure) Steps(attempt func(memory.Stages) Attempt) []memory.Step {
 	out := make([]memory.Step, 0, memory.NumStages)
-	for x := memory.StageFit; x < 1<<memory.NumStages; x <<= 1 {
+	for _, x := range memory.StagesInOrder() {
 		a := attempt(x)
 		note := f.passedOver(x)
 		if note == "" {
@@ -61,7 +62,7 @@ func (f *Failure) Steps(attempt func(memory.Stages) Attempt) []memory.Step {
 
 // passedOver is why a stage could not be tried, "" where it could.
 func (f *Failure) passedOver(x memory.Stages) string {
-	const ofResume = memory.StageCollect | memory.StageGrow | memory.StageLend | memory.StageCallback
+	const ofResume = memory.StageCollect | memory.StageGrow | memory.StageLend | memory.StageCallback | memory.StageNode
 	switch {
 	case f.Resuming && x&ofResume == 0:
 		return "not for resuming"
@@ -119,9 +120,16 @@ func (f *Failure) note(x memory.Stages, a *Attempt) string {
 		} else {
 			add("%d of %d functions gave memory back", a.Gave, a.Asked)
 		}
+	case memory.StageNode:
+		if a.Tries > 0 {
+			add("other processes released %s", units.FormatBytes(a.Gained))
+		}
+	}
+	if a.Note != "" {
+		add("%s", a.Note)
 	}
 	if a.Err != nil {
-		add("%s", strings.ReplaceAll(a.Err.Error(), "\n", "; ")) // joined errors have several lines
+		add("%v", a.Err)
 	}
-	return strings.Join(notes, "; ")
+	return strings.ReplaceAll(strings.Join(notes, "; "), "\n", "; ") // joined errors have several lines
 }

@@ -102,6 +102,9 @@ func TestSteps(t *testing.T) {
 		{views.Failure{Allowed: all}, memory.StageLend, views.Attempt{Found: mib}, "1.00 MiB of free chunks of other pools were available"},
 		{views.Failure{Allowed: all}, memory.StageCallback, views.Attempt{}, "no function is registered"},
 		{views.Failure{Allowed: all}, memory.StageCallback, views.Attempt{Tries: 1, Asked: 3, Gave: 2}, "2 of 3 functions gave memory back"},
+		{views.Failure{Allowed: all}, memory.StageNode, views.Attempt{Note: "no broker is connected"}, "no broker is connected"},
+		{views.Failure{Allowed: all, Resuming: true}, memory.StageNode, views.Attempt{Tries: 1}, "other processes released 5 bytes"},
+		{views.Failure{Allowed: all}, memory.StageNode, views.Attempt{Tries: 1, Note: "2 clients\nasked"}, "other processes released 5 bytes; 2 clients; asked"},
 		{views.Failure{Allowed: all}, memory.StageSpill, views.Attempt{}, "the pool has none"},
 		{views.Failure{Allowed: all, HasSpill: true}, memory.StageSpill, views.Attempt{Err: errors.New("full")}, "full"},
 		{views.Failure{Allowed: memory.StageFit}, memory.StageLend, views.Attempt{}, "off by the settings"},
@@ -132,10 +135,10 @@ func TestSteps(t *testing.T) {
 // Every stage has a counter, and they do not share one.
 func TestCountMet(t *testing.T) {
 	var k memory.Counters
-	for x := memory.StageFit; x < 1<<memory.NumStages; x <<= 1 {
+	for _, x := range memory.StagesInOrder() {
 		views.CountMet(&k, x)
 	}
-	same(t, "counters", k, memory.Counters{ByFit: 1, ByCollect: 1, ByRemap: 1, ByGrow: 1, ByLend: 1, ByCallback: 1, BySpill: 1})
+	same(t, "counters", k, memory.Counters{ByFit: 1, ByCollect: 1, ByRemap: 1, ByGrow: 1, ByLend: 1, ByCallback: 1, ByNode: 1, BySpill: 1})
 }
 
 // Figures that follow from the quota are its own, and reading gauges allocates nothing.
