@@ -118,13 +118,14 @@ func (d *Device) close() error {
 	if err := d.state.paused.end(); err != nil {
 		return err
 	}
-	if err := d.giveBack(); err != nil {
+	if err := dropAll(d); err != nil {
 		return err
 	}
 	return d.state.upstreams.dropPrivate()
 }
 
-func (d *Device) giveBack() error {
+// dropAll gives addresses, events and upstreams back, when no memory is left.
+func dropAll(d *Device) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if n := d.state.phys.quota.Total(); n != 0 {

@@ -103,6 +103,8 @@ func (g *giveBack) releaseSegments() error {
 }
 
 // mayGive reports whether memory of a pool may go: it is the device's own, got by driver calls, and no graph uses it.
+//
+// +checklocks:p.dev.gpu.mu
 func mayGive(p *Pool) bool {
 	w, ok := p.backing.(*wholeSegments)
 	return !p.pinned && (!ok || w.counted && !w.user)

@@ -71,14 +71,14 @@ func (g *grants) done(dev cuda.Device) {
 }
 
 // mayComeLate reports whether memory that growing lacked was granted, and may come yet.
-func (r *reclaimer) mayComeLate() bool {
+func mayComeLate(r *reclaimer) bool {
 	return r.short > 0 && r.grants.grown < mostGrows && (r.grants.open[0].bytes > 0 || r.grants.open[1].bytes > 0)
 }
 
 // awaitGrant waits a moment for granted memory, and reports true: growing is to be tried again.
 //
 // +checklocks:r.d.gpu.mu
-func (r *reclaimer) awaitGrant() bool {
+func awaitGrant(r *reclaimer) bool {
 	wait := min(firstWait<<r.grants.grown, longestWait)
 	r.grants.grown++
 	r.log.start()
@@ -93,12 +93,12 @@ func (r *reclaimer) awaitGrant() bool {
 // are taken again.
 //
 // +checklocks:r.d.gpu.mu
-func (r *reclaimer) askNode() bool {
+func askNode(r *reclaimer) bool {
 	d, g, n := r.d, &r.grants, r.d.a.node.Load()
 	if n == nil || r.allowed&memory.StageNode == 0 || g.asked == mostAsks || r.short == 0 || r.scope.limit != nil || !d.state.phys.fits(r.short) {
 		return false
 	}
-	need, s, x := r.lacking(*n), r.log.try(memory.StageNode), &g.open[g.asked]
+	need, s, x := lacking(r, *n), r.log.try(memory.StageNode), &g.open[g.asked]
 	x.node = *n
 	g.asked++
 	g.grown = 0
@@ -122,7 +122,7 @@ func (r *reclaimer) askNode() bool {
 // least, as what the driver has free need not do for one.
 //
 // +checklocks:r.d.gpu.mu
-func (r *reclaimer) lacking(n Node) uint64 {
+func lacking(r *reclaimer, n Node) uint64 {
 	free, _, err := r.d.drv.MemInfo(r.d.id)
 	usable := min(free, r.short)
 	if err != nil || !n.Admit(r.d.id, usable) {
@@ -146,12 +146,10 @@ func (ph *physical) fits(bytes uint64) bool {
 }
 
 // notAsked is why the node was not asked for a request of the pool.
-//
-// +checklocks:g.mu
-func (g *gpu) notAsked(r *reclaimer, p *Pool) string {
+func notAsked(r *reclaimer, p *Pool) string {
 	grow := r.log.of(memory.StageGrow)
 	switch {
-	case g.a.node.Load() == nil:
+	case r.d.a.node.Load() == nil:
 		return "no broker is connected"
 	case r.scope.limit != nil || grow.stop == stopLimit || grow.stop == stopPoolLimit:
 		return "not asked: a limit is in the way"

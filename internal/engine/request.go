@@ -56,11 +56,11 @@ func (p *Pool) obtain(what request, st *Stream) (cuda.Ptr, timeline.Waits, error
 	}
 	var granted grants
 	defer granted.done(d.id) // when no lock is held, also if a function that was called panicked
-	return p.obtainLocked(what, st, &granted)
+	return obtainLocked(p, what, st, &granted)
 }
 
 // obtainLocked is obtain with Device.mu, and returns what the node granted as well.
-func (p *Pool) obtainLocked(what request, st *Stream, granted *grants) (cuda.Ptr, timeline.Waits, error) {
+func obtainLocked(p *Pool, what request, st *Stream, granted *grants) (cuda.Ptr, timeline.Waits, error) {
 	d := p.dev
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -181,7 +181,7 @@ func (c *request) pass(p *Pool, st *Stream) (id heap.ID, again bool, err error) 
 	}
 	// Frees that wait, free blocks of other streams between live blocks, and steps that call out are left.
 	c.setScope()
-	if c.steps.mayComeLate() && c.unlocked((*reclaimer).awaitGrant) {
+	if mayComeLate(&c.steps) && c.unlocked(awaitGrant) {
 		return 0, true, nil
 	}
 	if again, err = c.giveBackUnlocked(); again || err != nil {
@@ -199,7 +199,7 @@ func (c *request) pass(p *Pool, st *Stream) (id heap.ID, again bool, err error) 
 	if again, err = c.awaitMore(); again || err != nil {
 		return 0, again, err
 	}
-	return 0, c.unlocked((*reclaimer).askNode), nil
+	return 0, c.unlocked(askNode), nil
 }
 
 // mostWaits is how often a request waits for frees before it fails. Other threads may take the memory that it waited for, and

@@ -23,11 +23,11 @@ func (d *Device) Resume(sel Selection) (memory.PauseReport, error) {
 	}
 	var granted grants
 	defer granted.done(d.id) // when no lock is held
-	return d.resumeLocked(sel, &granted)
+	return resumeLocked(d, sel, &granted)
 }
 
 // resumeLocked is Resume with the locks, and returns what the node granted as well.
-func (d *Device) resumeLocked(sel Selection, granted *grants) (memory.PauseReport, error) {
+func resumeLocked(d *Device, sel Selection, granted *grants) (memory.PauseReport, error) {
 	d.state.paused.mu.Lock()
 	defer d.state.paused.mu.Unlock()
 	d.mu.Lock()
@@ -256,16 +256,23 @@ func (r *resume) putBack() {
 func (r *resume) reclaim() (again bool, err error) {
 	r.scope.pools = func(*Pool) bool { return true }
 	r.scope.chunks, r.scope.need = r.d.state.phys.hasChunks(), r.need
-	if r.mayComeLate() && r.unlocked((*reclaimer).awaitGrant) {
+	if mayComeLate(&r.reclaimer) && r.unlocked(awaitGrant) {
 		return true, nil
 	}
 	if again, err = r.giveBack(); again || err != nil {
 		return again, err
 	}
-	return r.callOutUnlocked() || r.unlocked((*reclaimer).askNode), nil
+	var own []*callback
+	for _, p := range r.asking {
+		own = append(own, p.ask)
+	}
+	if len(own)+len(r.d.state.callbacks.all) > 0 && r.unlocked(func(s *reclaimer) bool { return s.callOut(own, r.need) }) {
+		return true, nil
+	}
+	return r.unlocked(askNode), nil
 }
 
-// unlocked takes a step with pausedMemory.mu let go.
+// unlocked takes a step with pausedMemory.mu let go: functions that it calls may pause other memory.
 //
 // +checklocks:r.d.gpu.mu
 // +checklocks:r.d.state.paused.mu
@@ -274,28 +281,10 @@ func (r *resume) unlocked(step func(*reclaimer) bool) bool {
 	d.mu.Unlock()
 	d.state.paused.mu.Unlock()
 	d.mu.Lock()
-	defer func() { // also if a function that is called panics
-		d.mu.Unlock()
-		d.state.paused.mu.Lock()
-		d.mu.Lock()
-	}()
+	defer d.mu.Lock() // these, the last first, also if a function that is called panics
+	defer d.state.paused.mu.Lock()
+	defer d.mu.Unlock()
 	return step(&r.reclaimer)
-}
-
-// callOutUnlocked is callOut with pausedMemory.mu let go: the functions that are called may pause other memory.
-//
-// +checklocks:r.d.gpu.mu
-// +checklocks:r.d.state.paused.mu
-func (r *resume) callOutUnlocked() bool {
-	d := r.d
-	var own []*callback
-	for _, p := range r.asking {
-		own = append(own, p.ask)
-	}
-	if len(own)+len(d.state.callbacks.all) == 0 {
-		return false
-	}
-	return r.unlocked(func(s *reclaimer) bool { return s.callOut(own, r.need) })
 }
 
 // outOfMemory is the error that ends the stages.

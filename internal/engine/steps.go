@@ -89,7 +89,7 @@ func (us *usage) report(r *reclaimer, e *memory.OutOfMemoryError, p *Pool) []mem
 	return f.Steps(func(x memory.Stages) views.Attempt {
 		s := r.log.of(x)
 		if x == memory.StageNode && s.tries == 0 {
-			s.note = us.gpu.notAsked(r, p)
+			s.note = notAsked(r, p)
 		}
 		return views.Attempt{Tries: int(s.tries), Gained: s.gained, Took: s.took, Found: s.found, Stop: s.stop, Asked: int(s.asked), Gave: int(s.gave), Err: s.err, Note: s.note}
 	})

@@ -16,8 +16,8 @@ type Driver struct {
 	calls atomic.Uint64
 }
 
-// admit is the error of a call that the driver is not asked for: it would have no memory but what others were granted.
-func (c *Driver) admit(op string, dev cuda.Device, size uint64) error {
+// admitted is nil, or the error of a call that the driver is not asked for: it would have no memory but what others were granted.
+func admitted(c *Driver, op string, dev cuda.Device, size uint64) error {
 	if c.Admit == nil || c.Admit(dev, size) {
 		return nil
 	}
@@ -63,7 +63,7 @@ func (c *Driver) MemInfo(d cuda.Device) (free, total uint64, err error) {
 }
 
 func (c *Driver) MemAlloc(d cuda.Device, size uint64) (cuda.Ptr, error) {
-	if err := c.admit("cuMemAlloc", d, size); err != nil {
+	if err := admitted(c, "cuMemAlloc", d, size); err != nil {
 		return 0, err
 	}
 	c.calls.Add(1)
@@ -87,7 +87,7 @@ func (c *Driver) AddressFree(p cuda.Ptr, size uint64) error {
 
 func (c *Driver) MemCreate(size uint64, prop cuda.MemProp) (cuda.Handle, error) {
 	if prop.Location == cuda.LocationDevice {
-		if err := c.admit("cuMemCreate", prop.Device, size); err != nil {
+		if err := admitted(c, "cuMemCreate", prop.Device, size); err != nil {
 			return 0, err
 		}
 	}
