@@ -227,8 +227,10 @@ soak: tools $(PAGE) slow
 	@scripts/hostile.sh $(HOSTILESOAK)
 	@scripts/fuzz.sh 10m
 
-# Everything a GPU machine without Go needs, Linux only. CISTERN_GPU_SCRIPTS=folder adds the scripts of real workloads.
+# Everything a GPU machine without Go needs, Linux only. CISTERN_GPU_SCRIPTS=folder adds the scripts of real workloads,
+# CISTERN_PEERS=folder the wheels of other allocators.
 CISTERN_GPU_SCRIPTS ?=
+CISTERN_PEERS ?=
 
 gpu-bundle: build
 	rm -rf gpu-bundle
@@ -245,6 +247,7 @@ gpu-bundle: build
 	cp cmd/libcistern/cistern.h gpu-bundle/include/
 	cp recording/testdata/*.pickle.gz gpu-bundle/traces/
 	$(if $(CISTERN_GPU_SCRIPTS),mkdir gpu-bundle/scripts && cp '$(CISTERN_GPU_SCRIPTS)'/*.py gpu-bundle/scripts/)
+	$(if $(CISTERN_PEERS),mkdir gpu-bundle/wheels && cp '$(CISTERN_PEERS)'/*.whl gpu-bundle/wheels/)
 	$(GO) build -trimpath -ldflags '-s -w' -o gpu-bundle/bin/ ./cmd/cistern
 	cd lab && $(GO) build -trimpath -ldflags '-s -w' -o $(CURDIR)/gpu-bundle/ .
 	$(CC) -std=gnu11 -O2 -pthread -Icmd/libcistern lab/native/behaviours.c -o gpu-bundle/behaviours -Lgpu-bundle/lib -lcistern -ldl \

@@ -35,8 +35,11 @@
 #   torch-pools      pools of special memory, their limits, pause and resume; ten thousand pauses, and how fast they are
 #   torch-dropin     programs written for torch_memory_saver and for vLLM's sleep mode, on the modules of cistern.compat
 #   torch-peer       copies between two GPUs
+#   peers            Cistern beside native PyTorch, expandable_segments, cudaMallocAsync, RMM and torch_memory_saver on the same
+#                    work (5 minutes; needs the scripts). Packages that are not installed come from the wheels in wheels/ or
+#                    in the folder CISTERN_PEERS
 #   torch-two        what needs two GPUs: collectives on pools of NCCL's memory, peers, a device that fails, copies
-#   torch            all of these but torch-native, torch-survival, torch-peer and torch-two, with RUNS=1
+#   torch            all of these but torch-native, torch-survival, torch-peer, peers and torch-two, with RUNS=1
 #
 # PyTorch, CuPy and numba on one cache (cupy and numba-cuda installed as well):
 #   libs-fill       one library fills 60 % of the GPU and frees it, the next asks for as much; every order, also with
@@ -204,6 +207,7 @@ part() {
       ;;
     torch-dropin) torch "$1" 500 dropin.py ;;
     torch-peer) torch "$1" 400 peer.py ;;
+    peers) torch torch-peers 330 peers.py ;;
     torch-two)
       torch torch-nccl 330 nccl.py
       torch torch-devices 560 devices.py
@@ -238,7 +242,7 @@ part() {
     see) for p in driver seed agree cupy cost idle kill oom top; do part "see-$p"; done ;;
     all) for p in test resources native native-hosts bench query pause examples torch libs see; do part $p; done ;;
     *)
-      echo "run.sh: $1: want test, bench, resources, query, pause, native, native-hosts, native-node, native-two, examples, torch, torch-{load,seed,test,native,pools,steady,oom,captures,hosts,stress,bench,workloads,survival,dropin,peer,two}, libs, libs-{fill,counts,order,cooperate,cost,example}, see, see-{driver,seed,agree,segments,cupy,cost,idle,kill,oom,top,held} or all" >&2
+      echo "run.sh: $1: want test, bench, resources, query, pause, native, native-hosts, native-node, native-two, examples, torch, torch-{load,seed,test,native,pools,steady,oom,captures,hosts,stress,bench,workloads,survival,dropin,peer,two}, peers, libs, libs-{fill,counts,order,cooperate,cost,example}, see, see-{driver,seed,agree,segments,cupy,cost,idle,kill,oom,top,held} or all" >&2
       exit 2
       ;;
   esac
