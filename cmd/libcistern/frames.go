@@ -24,6 +24,9 @@ import (
 	"github.com/cistern-gpu/cistern/recording"
 )
 
+// pythonFrame is in the numbers of Python's frames. The mask is for clang, which tells cgo of a negative constant.
+const pythonFrame = C.STACK_PYTHON & (1<<64 - 1)
+
 // frames names the frames of stacks: what stack.c makes of them are numbers.
 var frames frameNames
 
@@ -58,7 +61,7 @@ func (f *frameNames) names(numbers []uint64) []recording.Frame {
 	}
 	out := make([]recording.Frame, len(numbers))
 	for i, n := range numbers {
-		if n&C.STACK_PYTHON == 0 {
+		if n&pythonFrame == 0 {
 			out[i] = f.known[n]
 			continue
 		}
@@ -75,7 +78,7 @@ func (f *frameNames) names(numbers []uint64) []recording.Frame {
 // +checklocks:f.mu
 func (f *frameNames) unknown(n uint64) bool {
 	_, known := f.known[n]
-	return !known && n&C.STACK_PYTHON == 0
+	return !known && n&pythonFrame == 0
 }
 
 // named is names as package dump wants them.
@@ -107,7 +110,7 @@ func demangled(name string) string {
 func (l *library) stackText(n uint32) (place, from string) {
 	numbers := l.Stacks.Frames(n)
 	// Finding out what native frames are called takes long, and where there is Python they are not what is looked for.
-	if python := slices.DeleteFunc(slices.Clone(numbers), func(f uint64) bool { return f&C.STACK_PYTHON == 0 }); len(python) > 0 {
+	if python := slices.DeleteFunc(slices.Clone(numbers), func(f uint64) bool { return f&pythonFrame == 0 }); len(python) > 0 {
 		numbers = python
 	}
 	list := frames.names(numbers)
