@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""adapters.py [--test | --current] [VERSION...]: compiles the adapters that the wheel carries into lib/adapters, one for each release of
-PyTorch in python/cistern/adapter/versions, or for these; with --test, runs the adapter's tests on each as well; with --current, says
-by its exit code whether all are there, made of the present sources.
+"""adapters.py [--test | --current] [--machine=aarch64] [VERSION...]: compiles the adapters that the wheel carries into lib/adapters,
+one for each release of PyTorch in python/cistern/adapter/versions, or for these; with --test, runs the adapter's tests on each as well;
+with --current, says by its exit code whether all are there, made of the present sources. --machine: for another architecture than
+x86-64, by the cross compiler where this machine is none, into lib/adapters-MACHINE; of the releases that PyPI has with CUDA for it.
 
 An adapter has to run wherever its PyTorch does. So it is linked with PyTorch's own libraries alone, without versions of symbols,
 and each symbol that it asks for has to be in a library that PyTorch asks for, in a version that PyTorch asks for or an older one."""
@@ -15,7 +16,10 @@ import tempfile
 import time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-OUT = os.path.join(ROOT, "lib", "adapters")
+MACHINE = ([a.partition("=")[2] for a in sys.argv if a.startswith("--machine=")] or ["x86_64"])[0]
+# Of all architectures that are no x86-64, PyPI has PyTorch with CUDA from this release on.
+OLDEST_ELSEWHERE = (2, 11)
+OUT = os.path.join(ROOT, "lib", "adapters" if MACHINE == "x86_64" else "adapters-" + MACHINE)
 sys.path.insert(0, os.path.join(ROOT, "python"))
 
 from cistern import _built, _toolchain, build  # noqa: E402
@@ -36,13 +40,19 @@ def run(command, **more):
 
 def fetched(version):
     """The folder of site-packages that has what is needed of the release."""
-    return subprocess.run([os.path.join(ROOT, "scripts", "torch.sh"), version], check=True, stdout=subprocess.PIPE,
+    return subprocess.run([os.path.join(ROOT, "scripts", "torch.sh"), version, MACHINE], check=True, stdout=subprocess.PIPE,
                           universal_newlines=True).stdout.strip()
+
+
+def find_compiler():
+    if MACHINE == os.uname().machine:
+        return _toolchain.find_compiler()
+    return [MACHINE + "-linux-gnu-g++"]
 
 
 def compiled(torch, work):
     """The adapter as the builder would make it, but of one unit, and with nothing of this machine in it."""
-    compiler, include = _toolchain.find_compiler(), _toolchain.find_headers(torch)
+    compiler, include = find_compiler(), _toolchain.find_headers(torch)
     found, output = build.features(torch, compiler, include, work)
     if found is None:
         raise Failed(output)
@@ -50,7 +60,8 @@ def compiled(torch, work):
     with open(unit, "w", encoding="utf-8") as f:
         f.writelines('#include "%s"\n' % source for source in _built.sources())
     own = [os.path.join(ROOT, "scripts", "baseline.cpp"), "-nodefaultlibs", "-L" + torch.lib, "-lc10_cuda", "-lc10", "-l:libc_nonshared.a", "-lgcc", "-Wl,-s"]
-    run(compiler + found + _built.FLAGS + WARNINGS + build.headers(torch, include) + ["-shared"] + _built.LINK +
+    paths = ["-ffile-prefix-map=%s=%s" % pair for pair in ((ROOT, "cistern"), (os.path.dirname(torch.folder), "pytorch"), (work, "."))]
+    run(compiler + found + _built.FLAGS + paths + WARNINGS + build.headers(torch, include) + ["-shared"] + _built.LINK +
         ["-o", made, unit] + own)
     return made
 
@@ -78,8 +89,9 @@ def check_baseline(made, torch):
             newest[name] = max(newest.get(name, ()), number(version))
     there = {name for file in own for name, _ in symbols(file, "--defined-only")}
     oldest = {}  # of each symbol of this machine's libraries
-    for library in ("libstdc++.so.6", "libgcc_s.so.1", "libc.so.6", "libm.so.6", "ld-linux-x86-64.so.2"):
-        for name, version in symbols(run(_toolchain.find_compiler() + ["-print-file-name=" + library]).strip(), "--defined-only"):
+    loader = {"x86_64": "ld-linux-x86-64.so.2"}.get(MACHINE, "ld-linux-%s.so.1" % MACHINE)
+    for library in ("libstdc++.so.6", "libgcc_s.so.1", "libc.so.6", "libm.so.6", loader):
+        for name, version in symbols(run(find_compiler() + ["-print-file-name=" + library]).strip(), "--defined-only"):
             family = version.rpartition("_")[0]
             if family in newest:
                 oldest[name] = min(oldest.get(name, (family, (99,))), (family, number(version)))
@@ -146,7 +158,7 @@ def main(arguments):
     versions = [a for a in arguments if not a.startswith("-")]
     if not versions:
         with open(os.path.join(_built.SOURCES, "versions"), encoding="utf-8") as f:
-            versions = f.read().split()
+            versions = [v for v in f.read().split() if MACHINE == "x86_64" or number(v) >= OLDEST_ELSEWHERE]
     if "--current" in arguments:
         names = listed() or []
         return 0 if all(any(n.startswith("libcistern_torch-%s-" % v.rpartition(".")[0]) for n in names) for v in versions) else 1

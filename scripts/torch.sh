@@ -1,16 +1,18 @@
 #!/bin/sh
-# torch.sh [VERSION]: prints a folder with what the adapter is compiled and tested against: the headers of a PyTorch release, its
+# torch.sh [VERSION [MACHINE]]: prints a folder with what the adapter is compiled and tested against: the headers of a PyTorch release, its
 # libc10 and libc10_cuda, and CUDA's headers, out of the wheels on PyPI. The folder is a cache, made on the first call (a download
-# of up to 900 MB) and usable as CISTERN_TORCH. It holds no PyTorch that could be imported.
+# of up to 900 MB) and usable as CISTERN_TORCH. It holds no PyTorch that could be imported. MACHINE is x86_64, the default, or aarch64.
 set -eu
 torch=${1:-2.11.0}
+machine=${2:-x86_64}
 folder=${XDG_CACHE_HOME:-$HOME/.cache}/cistern/torch-$torch
+[ "$machine" = x86_64 ] || folder=$folder-$machine
 
 fetch() {
   # Headers and libc10 are the same for every Python.
   python3 -m pip download -q --no-deps --only-binary=:all: --python-version 3.12 --implementation cp \
-    --platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 \
-    --platform manylinux1_x86_64 -d "$work/wheels" "$@" >&2
+    --platform "manylinux_2_28_$machine" --platform "manylinux_2_17_$machine" --platform "manylinux2014_$machine" \
+    --platform "manylinux1_$machine" -d "$work/wheels" "$@" >&2
 }
 
 extract() {
