@@ -227,6 +227,6 @@ def check(torch: Torch) -> None:
     if wanted != "on":
         raise Missing("CISTERN_ADAPTER=off" if wanted == "off" else "CISTERN_ADAPTER=%s: expected on or off" % wanted)
     if torch.cuda is None:
-        raise Missing("PyTorch %s was built without CUDA%s" % (torch.version, " (for ROCm)" if torch.hip else ""))
+        raise Missing(_toolchain.without_cuda(torch.version, torch.hip))
     if not torch.supported:
         raise Missing("torch %s is older than %d.%d, the first that the adapter is for" % ((torch.release,) + _toolchain.OLDEST))

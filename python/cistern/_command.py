@@ -3,7 +3,7 @@
 import os
 import sys
 
-from . import _library
+from . import _library, _platform
 from ._errors import CisternError
 
 
@@ -21,10 +21,11 @@ def path() -> str:
 
 def main() -> None:
     """Becomes the program. An argument names the Python it was installed for."""
+    program = ""
     try:
         program = path()
         os.environ.setdefault("CISTERN_PYTHON", sys.executable)
         os.execv(program, [sys.argv[0] or program] + sys.argv[1:])
     except (CisternError, OSError) as e:
-        sys.stderr.write("cistern: %s\n" % e)
+        sys.stderr.write("cistern: %s\n" % (program and _platform.explain(program) or e))
         sys.exit(2)

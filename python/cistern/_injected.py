@@ -19,6 +19,8 @@ def torch_imported(torch: Any) -> None:
     if getattr(getattr(torch, "version", None), "cuda", None) is None:
         if what == "record":
             say("nothing is recorded: this PyTorch was built without CUDA")
+        elif what == "run":
+            say_without_cuda(torch)
         return  # or it is something else of that name
     try:
         if what == "record":
@@ -37,6 +39,16 @@ def torch_imported(torch: Any) -> None:
     except Exception as e:
         say("PyTorch keeps its own allocator: %s" % e if what == "run" else "nothing is recorded: %s" % e,
             every_rank=True)
+
+
+def say_without_cuda(torch: Any) -> None:
+    """Says why PyTorch is left alone, where a GPU could be missed: with AMD's, or with NVIDIA's and a PyTorch for CPUs."""
+    version = getattr(torch, "version", None)
+    hip = getattr(version, "hip", None)
+    if hip or hasattr(version, "cuda") and has_driver():
+        from . import _toolchain
+
+        say("PyTorch keeps its own allocator: " + _toolchain.without_cuda(version.__version__, hip))
 
 
 def _say_mode(mode: str) -> None:

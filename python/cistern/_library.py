@@ -9,6 +9,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any, Callable, List, Optional
 
+from . import _platform
 from ._errors import CisternError, OutOfMemoryError, SettingsError, say
 from ._version import version
 
@@ -73,6 +74,13 @@ def find(name: str) -> str:
     raise CisternError("%s is missing: looked in %s" % (name, ", ".join(map(os.path.dirname, candidates(name)))))
 
 
+def check_machine(file: str) -> None:
+    """CisternError if the library is not for this machine. Under another C library than glibc, loading it may crash."""
+    words = _platform.problem(file)
+    if words:
+        raise CisternError(words)
+
+
 def prepare() -> None:
     """Imports what functions of the package import when they are called: by then the process may have no descriptor left."""
     try:
@@ -93,10 +101,11 @@ def load() -> Any:
         import ctypes
 
         file = path()
+        check_machine(file)
         try:
             lib = ctypes.CDLL(file)
         except OSError as e:
-            raise CisternError("%s cannot be loaded: %s" % (file, e)) from None
+            raise CisternError(_platform.explain(file) or "%s cannot be loaded: %s" % (file, e)) from None
         c = ctypes
         for function, result, arguments in (
             ("cistern_version", c.c_char_p, []),

@@ -64,6 +64,10 @@ class Torch:
             return True
 
 
+def without_cuda(version: str, hip: Optional[str]) -> str:
+    return "PyTorch %s was built without CUDA%s" % (version, " (for ROCm)" if hip else "")
+
+
 def known() -> List[Tuple[int, ...]]:
     """The minor releases of PyTorch that the adapter was tried with: (2, 11)."""
     with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "adapter", "versions"), encoding="utf-8") as f:

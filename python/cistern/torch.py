@@ -16,7 +16,7 @@ import os
 import threading
 from typing import TYPE_CHECKING, Any, List, Literal, Optional
 
-from . import _built, _cooperate, _library, _settings, _toolchain
+from . import _built, _cooperate, _injected, _library, _settings, _toolchain
 from ._cooperate import cooperate_torch as cooperate
 from ._errors import CisternError, SettingsError, say
 
@@ -84,6 +84,7 @@ def enable(conf: Optional[str] = None) -> Optional[Mode]:
                                    (_conf, conf))
             return _mode
         if getattr(torch.version, "cuda", None) is None:
+            _injected.say_without_cuda(torch)
             return None
         wanted = _settings.merged(settings)
         _check_settings(wanted)
@@ -163,6 +164,7 @@ def _check_settings(conf: str) -> None:
 def _install(torch: Any) -> Mode:
     global _adapter, _why_plain
     library = _library.path()
+    _library.check_machine(library)
     try:
         installed = _toolchain.find_torch()
         _built.check(installed)
