@@ -6,7 +6,7 @@ GO ?= go
 TRACE ?= recording/testdata/gpt2_varlen.pickle.gz
 CAPACITY ?= 20.2GiB
 
-.PHONY: help demo test test-go test-python test-web slow recordings build library plain audit adapters prebuilt wheel command install install-command web bench soak fuzz race race-rest cross lint model docs gpu-bundle gpu-test gpu-bench clean tools
+.PHONY: help demo test test-go test-python test-web slow recordings build library plain audit adapters prebuilt wheel release command install install-command web bench soak fuzz race race-rest cross lint model docs gpu-bundle gpu-test gpu-bench clean tools
 .DEFAULT_GOAL := help
 
 help:
@@ -17,6 +17,7 @@ help:
 	@echo 'make recordings  the tests over recorded traces alone; they are in CISTERN_TRACES'
 	@echo 'make build       bin/cistern with its HTML report, lib/*.so, and dist/*.whl where there is hatchling'
 	@echo 'make wheel       dist/*.whl with an adapter for each release of PyTorch (downloads 6 GB once)'
+	@echo 'make release     dist/: wheels, commands, C library, checksums, for x86-64 and aarch64 (downloads 10 GB once)'
 	@echo 'make adapters    the adapter for each release of PyTorch, and its tests on each'
 	@echo 'make install     the C library, its header, files for pkg-config and CMake under PREFIX (/usr/local), below DESTDIR'
 	@echo 'make install-command  bin/cistern and its man pages, at the same places'
@@ -59,34 +60,46 @@ build: command library plain audit
 	@scripts/need.sh --try hatchling
 	@scripts/wheel.sh --try
 
+COMMAND ?= bin/cistern
 command: tools $(PAGE)
-	$(GO) build -trimpath -o bin/cistern ./cmd/cistern
+	$(GO) build -trimpath $(GOBUILDFLAGS) -o $(COMMAND) ./cmd/cistern
 
 wheel: command library plain audit prebuilt
 	@scripts/need.sh hatchling
 	@scripts/wheel.sh
 
+# What a release has, in dist/; scripts/release.py says what. RELEASEFLAGS='--quick' leaves out the adapters.
+RELEASEFLAGS ?=
+release: $(PAGE)
+	@scripts/need.sh go cc c++ python3 dpkg-deb aarch64-linux-gnu-g++
+	scripts/release.py $(RELEASEFLAGS)
+
 # The C library: the version script hides all but cistern_*; -s and -w leave out what only debuggers of Go read. Stacks do not
 # shrink, so that signal handlers of the program keep the room that they were given (cmd/libcistern/ready.c).
 LIBRARY ?= lib/libcistern.so
+LIB = $(patsubst %/,%,$(dir $(LIBRARY)))
 GOBUILDFLAGS ?=
+LIBRARYLDFLAGS ?= -s -w
 # What linked programs look for: another number when docs/c-api.md says so. A hard link, as some archives leave out symbolic ones.
 SONAME := libcistern.so.1
 library: tools
-	@mkdir -p $(dir $(LIBRARY))
-	CGO_ENABLED=1 $(GO) build -trimpath -buildmode=c-shared $(GOBUILDFLAGS) -o $(LIBRARY) -ldflags "-s -w \
+	@mkdir -p $(LIB)
+	CGO_ENABLED=1 $(GO) build -trimpath -buildmode=c-shared $(GOBUILDFLAGS) -o $(LIBRARY) -ldflags "$(LIBRARYLDFLAGS) \
 	  -X=runtime.godebugDefault=gcshrinkstackoff=1,asyncpreemptoff=1 -extldflags \
-	  '-Wl,-soname,$(SONAME) -Wl,--version-script=$(CURDIR)/cmd/libcistern/libcistern.map'" ./cmd/libcistern
+	  '-s -Wl,-soname,$(SONAME) -Wl,--version-script=$(CURDIR)/cmd/libcistern/libcistern.map'" ./cmd/libcistern
 	@rm -f $(LIBRARY:.so=.h)
-	@ln -f $(LIBRARY) $(dir $(LIBRARY))$(SONAME)
+	@ln -f $(LIBRARY) $(LIB)/$(SONAME)
 
 # What PyTorch's plain pluggable allocator loads, for where there is no compiler.
 CXX ?= c++
+# Links C++; a release links with an older C library than the compiler's, and names the C++ library by its file.
+LINK ?= $(CXX)
 plain:
 	@scripts/need.sh c++
-	@mkdir -p lib
-	$(CXX) -std=c++17 -O2 -fPIC -shared -fvisibility=hidden -Wall -Wextra -Icmd/libcistern -o lib/libcistern_plain.so \
-	  python/cistern/adapter/plain.cpp -ldl -lpthread
+	@mkdir -p $(LIB)
+	$(CXX) -std=c++17 -O2 -fPIC -fvisibility=hidden -Wall -Wextra -Icmd/libcistern -c -o $(LIB)/plain.o python/cistern/adapter/plain.cpp
+	$(LINK) -shared -s -o $(LIB)/libcistern_plain.so $(LIB)/plain.o $(LINKLIBS) -ldl -lpthread
+	@rm $(LIB)/plain.o
 
 # What the wheel carries for each release of PyTorch in python/cistern/adapter/versions; and the adapter's tests on each.
 prebuilt:
@@ -99,13 +112,15 @@ adapters: library
 
 # What the dynamic linker loads into programs under cistern trace.
 audit: tools
-	@mkdir -p lib
-	scripts/audit.sh '$(CURDIR)/lib/libcistern_audit.so'
+	@mkdir -p $(LIB)
+	scripts/audit.sh '$(abspath $(LIB))/libcistern_audit.so'
 
 PREFIX ?= /usr/local
 VERSION := $(shell sed -n 's/^const Version = "\(.*\)"/\1/p' version.go)
 
-FILL := sed -e 's|@PREFIX@|$(abspath $(PREFIX))|' -e 's|@VERSION@|$(VERSION)|' -e 's|@SONAME@|$(SONAME)|'
+# The prefix in cistern.pc, from which an archive's differs.
+PCPREFIX ?= $(abspath $(PREFIX))
+FILL = sed -e 's|@PREFIX@|$(PCPREFIX)|' -e 's|@VERSION@|$(VERSION)|' -e 's|@SONAME@|$(SONAME)|'
 INTO := $(DESTDIR)$(PREFIX)
 
 install: library

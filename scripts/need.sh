@@ -16,6 +16,8 @@ package() {
     c++) echo g++ ;;
     hatchling) echo python3-hatchling ;;
     aarch64-linux-gnu-gcc) echo gcc-aarch64-linux-gnu libc6-dev-arm64-cross ;;
+    aarch64-linux-gnu-g++) echo g++-aarch64-linux-gnu libc6-dev-arm64-cross ;;
+    dpkg-deb) echo dpkg ;;
     qemu-aarch64) echo qemu-user ;;
     *) echo "$1" ;;
   esac

@@ -1,0 +1,160 @@
+#!/usr/bin/env python3
+"""try_release.py [FOLDER]: tries what `make release` made in dist/ (or FOLDER), a line for each trial: the checksums; the wheel in a new
+environment of each Python from 3.9 on, without a compiler and with a home that cannot be written; its size and how long it takes to
+start; pip's answer to a wheel of another architecture; the aarch64 files under qemu-aarch64, where that is installed."""
+
+import glob
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+RECORDING = os.path.join(ROOT, "recording", "testdata", "gpt2_varlen.pickle.gz")
+QEMU = ["qemu-aarch64", "-L", "/usr/aarch64-linux-gnu"]
+# Allocates and frees over the simulated device.
+PROGRAM = """#include <cistern.h>
+#include <stdio.h>
+int main(void) {
+  void *p = cistern_malloc(1 << 20, 0, 0);
+  if (p == NULL) { char words[512]; cistern_last_error(words, sizeof words); puts(words); return 1; }
+  cistern_free(p, 1 << 20, 0, 0);
+  printf("%s on %d device\\n", cistern_version(), cistern_device_count());
+  return 0;
+}
+"""
+IMPORT = "import time; t = time.perf_counter(); import cistern; print(time.perf_counter() - t)"
+USE = "import cistern, ctypes; from cistern import _library; l = _library.load(); " \
+      "p = l.cistern_malloc(1 << 20, 0, None); assert p; " \
+      "l.cistern_free(p, 1 << 20, 0, None); print(cistern.version, len(cistern.stats()['devices']))"
+
+
+class Failed(Exception):
+    """A trial failed; the words say how."""
+
+
+def run(*command, code=0, **more):
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, universal_newlines=True, **more)
+    if done.returncode != code:
+        raise Failed("$ %s\nexit code %d\n%s" % (" ".join(command), done.returncode, done.stdout))
+    return done.stdout.strip()
+
+
+def say(what, *words):
+    print("%-22s %s" % (what, " ".join(map(str, words))), flush=True)
+
+
+def one(dist, pattern):
+    found = glob.glob(os.path.join(dist, pattern))
+    if len(found) != 1:
+        raise Failed("%s: expected one file, found %d" % (os.path.join(dist, pattern), len(found)))
+    return found[0]
+
+
+def pythons():
+    """A program of each Python from 3.9 on, by version: in the path, and pyenv's."""
+    found = {}
+    for program in [sys.executable] + glob.glob(os.path.expanduser("~/.pyenv/versions/3.*/bin/python3")) + \
+            list(filter(None, (shutil.which("python3.%d" % minor) for minor in range(9, 20)))):
+        version = run(program, "-c", "import sys, ensurepip; print('%d.%02d' % sys.version_info[:2])")
+        if version >= "3.09":
+            found.setdefault(version.replace(".0", "."), program)
+    return found
+
+
+def plain_environment(home):
+    """A user without a compiler, whose home cannot be written, even by root: it is a file."""
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("CISTERN", "PYTHON", "XDG"))}
+    os.makedirs(os.path.join(home, "bin"), exist_ok=True)
+    with open(os.path.join(home, "home"), "w"):
+        pass
+    return dict(env, PATH=os.path.join(home, "bin"), HOME=os.path.join(home, "home"), CISTERN_CONF="driver:sim:1GiB")
+
+
+def quickest(times, *command, env):
+    """The seconds of the quickest of several starts, and their median: others use the machine too."""
+    seconds = []
+    for _ in range(times):
+        start = time.perf_counter()
+        run(*command, env=env)
+        seconds.append(time.perf_counter() - start)
+    return min(seconds), sorted(seconds)[times // 2]
+
+
+def try_python(version, program, wheel, work):
+    venv = os.path.join(work, "venv-" + version)
+    run(program, "-m", "venv", venv)
+    python, command = os.path.join(venv, "bin", "python"), os.path.join(venv, "bin", "cistern")
+    run(python, "-m", "pip", "install", "-q", "--no-index", "--disable-pip-version-check", wheel)
+    env = plain_environment(work)
+    said = run(command, "--version", env=env)
+    used = run(python, "-c", USE, env=env)
+    run(command, "report", RECORDING, env=env)
+    # The compiled files of the package are there from the first import on.
+    seconds = sorted(float(run(python, "-c", IMPORT, env=env)) for _ in range(11))
+    say("Python " + version, said, "| library:", used, "| import: %.1f ms, median %.1f ms" % (1000 * seconds[0], 1000 * seconds[5]))
+    if seconds[0] > 0.050:
+        raise Failed("import cistern takes %.1f ms: at most 50" % (1000 * seconds[0]))
+    return venv, env
+
+
+def try_wheels(dist, work):
+    machine = platform.machine()
+    wheel, other = one(dist, "*_%s.whl" % machine), one(dist, "*_%s.whl" % ("aarch64" if machine == "x86_64" else "x86_64"))
+    venv = env = None
+    for version, program in pythons().items():
+        venv, env = try_python(version, program, wheel, work)
+    program = glob.glob(os.path.join(venv, "lib", "python3*", "site-packages", "cistern", "bin", "cistern"))[0]
+    least, middle = quickest(21, program, "--version", env=env)
+    say("cistern --version", "%.1f ms, median %.1f ms" % (1000 * least, 1000 * middle))
+    if least > 0.020:
+        raise Failed("cistern --version takes %.1f ms: at most 20" % (1000 * least))
+    words = run(os.path.join(venv, "bin", "python"), "-m", "pip", "install", "--no-index", "--disable-pip-version-check", other, code=1)
+    if "not a supported wheel on this platform" not in words:
+        raise Failed("pip says of %s: %s" % (other, words))
+    say("another architecture", words.splitlines()[-1])
+    for file in (wheel, other):
+        say("size", "%.1f MB %s" % (os.path.getsize(file) / 1e6, os.path.basename(file)))
+
+
+def try_aarch64(dist, work):
+    if shutil.which(QEMU[0]) is None or shutil.which("aarch64-linux-gnu-gcc") is None:
+        return say("aarch64", "not tried: scripts/need.sh qemu-aarch64 aarch64-linux-gnu-gcc")
+    env = dict(os.environ, CISTERN_CONF="driver:sim:1GiB")
+    run("tar", "-xf", one(dist, "libcistern-*-linux-aarch64.tar.gz"), "-C", work)
+    library = glob.glob(os.path.join(work, "libcistern-*-linux-aarch64"))[0]
+    source, program = os.path.join(work, "program.c"), os.path.join(work, "program")
+    with open(source, "w", encoding="utf-8") as f:
+        f.write(PROGRAM)
+    run("aarch64-linux-gnu-gcc", "-I" + library + "/include", "-o", program, source, "-L" + library + "/lib", "-lcistern",
+        "-Wl,-rpath," + library + "/lib")
+    say("aarch64, library", run(*QEMU, program, env=env))
+    with zipfile.ZipFile(one(dist, "*_aarch64.whl")) as z:
+        z.extract("cistern/bin/cistern", work)
+    command = os.path.join(work, "cistern", "bin", "cistern")
+    os.chmod(command, 0o755)
+    static = one(dist, "cistern-*-linux-arm64.tar.gz")
+    run("tar", "-xf", static, "-C", work)
+    for name, file in (("wheel", command), ("static", os.path.join(work, os.path.basename(static)[:-7], "cistern"))):
+        say("aarch64, " + name, run(*QEMU, file, "--version", env=env), "|", run(*QEMU, file, "report", RECORDING, env=env).splitlines()[0])
+
+
+def main(arguments):
+    dist = os.path.abspath((arguments or [os.path.join(ROOT, "dist")])[0])
+    try:
+        with tempfile.TemporaryDirectory(prefix="cistern-release-") as work:
+            say("checksums", len(run("sha256sum", "--check", "--strict", "SHA256SUMS", cwd=dist).splitlines()), "files")
+            try_wheels(dist, work)
+            try_aarch64(dist, work)
+        return 0
+    except Failed as e:
+        sys.stderr.write("try_release.py: %s\n" % e)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
