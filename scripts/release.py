@@ -38,7 +38,8 @@ class Failed(Exception):
 
 
 def run(*command, **env):
-    done = subprocess.run(command, cwd=ROOT, env=dict(os.environ, **env), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    # A clone, a worktree and an archive of a commit make the same bytes.
+    done = subprocess.run(command, cwd=ROOT, env=dict(os.environ, GOFLAGS="-buildvcs=false", **env), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                           universal_newlines=True)
     if done.returncode != 0:
         raise Failed("$ %s\n%s%s" % (" ".join(command), done.stdout, done.stderr))
@@ -167,7 +168,8 @@ def command(system, arch, out):
 
 def install(machine, folder, destination, *variables):
     targets, common = make_variables(machine, folder)
-    run("make", "--no-print-directory", "install", *common, *targets["library"], "DESTDIR=" + destination, *variables)
+    run("make", "--no-print-directory", "install", *common, *targets["library"], "DESTDIR=" + destination, *variables,
+        ZIG_GLOBAL_CACHE_DIR=os.path.join(tools(), "zig-cache"))
 
 
 def c_library(machine, folder, out):
