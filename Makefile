@@ -17,7 +17,7 @@ help:
 	@echo 'make recordings  the tests over recorded traces alone; they are in CISTERN_TRACES'
 	@echo 'make build       bin/cistern with its HTML report, lib/*.so, and dist/*.whl where there is hatchling'
 	@echo 'make wheel       dist/*.whl with an adapter for each release of PyTorch (downloads 6 GB once)'
-	@echo 'make release     dist/: wheels, commands, C library, checksums, for x86-64 and aarch64 (downloads 10 GB once)'
+	@echo 'make release     dist/: wheels, commands, C library, checksums, for x86-64 and aarch64 (downloads 9 GB once)'
 	@echo 'make adapters    the adapter for each release of PyTorch, and its tests on each'
 	@echo 'make install     the C library, its header, files for pkg-config and CMake under PREFIX (/usr/local), below DESTDIR'
 	@echo 'make install-command  bin/cistern and its man pages, at the same places'
