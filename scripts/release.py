@@ -39,8 +39,8 @@ class Failed(Exception):
 
 def run(*command, **env):
     # A clone, a worktree and an archive of a commit make the same bytes.
-    done = subprocess.run(command, cwd=ROOT, env=dict(os.environ, GOFLAGS="-buildvcs=false", **env), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                          universal_newlines=True)
+    env = dict(os.environ, GOFLAGS="-buildvcs=false", **env)
+    done = subprocess.run(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True)
     if done.returncode != 0:
         raise Failed("$ %s\n%s%s" % (" ".join(command), done.stdout, done.stderr))
     return done.stdout
