@@ -64,7 +64,7 @@ def make_variables(machine, folder):
     cross = "" if machine == os.uname().machine else machine + "-linux-gnu-"
     compiler = os.environ.get("CXX", "c++") if not cross else cross + "g++"
     zig = "%s/bin/python -m ziglang cc -target %s-linux-gnu.%d.%d" % ((tools(), machine) + GLIBC)
-    runtime = run(*compiler.split(), "-print-file-name=libstdc++.so.6").strip()
+    runtime = " ".join(run(*compiler.split(), "-print-file-name=" + name).strip() for name in ("libstdc++.so.6", "libgcc_s.so.1"))
     # The resolvers of Go's own: those of the C library are of no use to the command.
     smaller = "GOBUILDFLAGS=-tags netgo,osusergo '-ldflags=-s -w -buildid= -extldflags=-s'"
     return {"library": ["CC=" + zig], "command": ["CC=" + zig, smaller], "audit": ["CC=%s" % (cross + "gcc" if cross else "cc")],
@@ -97,6 +97,10 @@ def check_symbols(file):
     for name, found in re.findall(r"\b(GLIBC|GLIBCXX|CXXABI)_([\d.]+)", run("objdump", "-p", file)):
         if tuple(map(int, found.split("."))) > newest[name]:
             raise Failed("%s asks for %s_%s: at most %s is there" % (file, name, found, ".".join(map(str, newest[name]))))
+    # A symbol that zig's glibc does not have stays without a version; the library would not load.
+    missing = re.findall(r"^\s+U ([^@\s]+)$", run("nm", "-D", "--undefined-only", file), re.M)
+    if missing:
+        raise Failed("%s asks for what glibc %d.%d does not have: %s" % ((file,) + GLIBC + (", ".join(missing),)))
 
 
 def adapters(machine, folder):
