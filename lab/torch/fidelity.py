@@ -13,6 +13,7 @@ import json
 import os
 import queue
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -105,6 +106,8 @@ def choose(args, mode, gpus):
         why = None
         if mode != "cistern" and c.native is not True:
             why = f"not native: {c.native}"
+        elif args.standin and bool(c.gpu) != args.marked:
+            why = f"needs a GPU: {c.gpu}" if c.gpu else "needs no GPU"
         elif c.gpus > gpus:
             why = f"needs {c.gpus} GPUs"
         if why:
@@ -173,15 +176,27 @@ def main():
     p.add_argument("--skip", action="append", default=[], metavar="WORD", help="a case or a group")
     p.add_argument("--budget", type=float, default=420, help="seconds after which no case is started")
     p.add_argument("--name", default="", help="for the file of results, where several runs share a folder")
+    p.add_argument("--standin", metavar="VERSION", help="that PyTorch of PyPI, without a GPU: the cases that can run so")
+    p.add_argument("--marked", action="store_true", help="with --standin, the cases that are marked as needing a GPU: who passes fails")
     p.add_argument("--list", action="store_true")
     p.add_argument("-v", "--verbose", action="store_true", help="say also what passed")
     args = p.parse_args()
     if args.run:
         return run_one(args.run)
     if args.list:
-        print(common.table(["case", "group", "alone", "native"],
-                           [[c.name, c.group, "yes" if c.alone else "", "" if c.native is True else c.native] for c in cases.REGISTRY.values()]))
+        print(common.table(["case", "group", "alone", "native", "needs a GPU"],
+                           [[c.name, c.group, "yes" if c.alone else "", "" if c.native is True else c.native, c.gpu or ""]
+                            for c in cases.REGISTRY.values()]))
         return 0
+    if not args.standin:
+        return run_chosen(args)
+    import standin
+    with tempfile.TemporaryDirectory(prefix="cistern-standin-") as folder:
+        os.environ.update(standin.environment(args.standin, folder), CISTERN_GPU_BUILD=folder)
+        return run_chosen(args)
+
+
+def run_chosen(args):
     mode = args.mode or ("native" if args.native else "cistern")
     begin = time.monotonic()
     gpus, folder, version, wall = device_count()
@@ -195,7 +210,7 @@ def main():
         print(f"fidelity: {e}")
         return 2
     if mode == "cistern":
-        first = common.run(common.command(mode, [sys.executable, "-c", "import torch; torch.ones(1, device='cuda'); print('ready')"]),
+        first = common.run(common.command(mode, [sys.executable, "-c", "import torch; torch.empty(1, device='cuda'); print('ready')"]),
                            env=common.environment(mode), timeout=300)
         print(f"first program under cistern run, the adapter built or found: {first.wall:.1f} s"
               + ("" if first.rc == 0 and "ready" in first.out else f"; FAILED, {first.why()}"), flush=True)

@@ -17,21 +17,22 @@ REGISTRY = {}
 
 
 class Case:
-    def __init__(self, fn, group, timeout, native, alone, conf, env, guard, gpus):
+    def __init__(self, fn, group, timeout, native, alone, conf, env, guard, gpus, gpu):
         self.fn, self.name, self.group, self.timeout, self.native = fn, fn.__name__, group, timeout, native
-        self.alone, self.conf, self.env, self.guard, self.gpus = alone, conf, env or {}, guard, gpus
+        self.alone, self.conf, self.env, self.guard, self.gpus, self.gpu = alone, conf, env or {}, guard, gpus, gpu
 
 
-def case(timeout=60, native=True, alone=False, conf=None, env=None, guard="adapter", gpus=1):
+def case(timeout=60, native=True, alone=False, conf=None, env=None, guard="adapter", gpus=1, gpu=None):
     """Registers a case.
 
     timeout: seconds. native: True, or why native PyTorch cannot pass. alone: nothing else may use the device meanwhile.
     conf: CISTERN_CONF. env: more variables. guard: what must be loaded when it ends, so that a case never passes because
-    Cistern was not there: "adapter", "plain" (libcistern.so without the adapter) or None. gpus: how many it needs.
+    Cistern was not there: "adapter", "plain" (libcistern.so without the adapter) or None. gpus: how many it needs. gpu: why it cannot run
+    over the stand-in for CUDA's runtime (fidelity.py --standin), which has no kernels and no work that takes time.
     """
     def register(fn):
         assert fn.__name__ not in REGISTRY, fn.__name__
-        REGISTRY[fn.__name__] = Case(fn, fn.__module__.rpartition(".")[2], timeout, native, alone, conf, env, guard, gpus)
+        REGISTRY[fn.__name__] = Case(fn, fn.__module__.rpartition(".")[2], timeout, native, alone, conf, env, guard, gpus, gpu)
         return fn
     return register
 

@@ -258,7 +258,7 @@ CUresult cuMemGetInfo_v2(size_t *free, size_t *total) {
 int add(struct range *table, char *p, size_t size) {
 	for (int i = 0; i < MAX; i++)
 		if (table[i].p == NULL) {
-			table[i] = (struct range){p, size, -1};
+			table[i] = (struct range){p, size, -1, 0};
 			return 1;
 		}
 	return 0;
@@ -287,6 +287,7 @@ CUresult cuMemAlloc_v2(uint64_t *p, size_t size) {
 		r = OUT_OF_MEMORY;
 	if (r == SUCCESS) {
 		find(allocations, m)->fd = fd;
+		find(allocations, m)->device = current()->device;
 		used += size;
 		*p = (uintptr_t)m;
 	} else if (fd >= 0) {
@@ -380,6 +381,7 @@ CUresult cuMemCreate(uint64_t *handle, size_t size, const struct prop *prop, uns
 		c->references = 1;
 		c->handles = prop->handles;
 		c->node = prop->location.type == 3 ? prop->location.id : -1;
+		c->device = prop->location.type == 1 ? prop->location.id : 0;
 		if (c->fd < 0 || ftruncate(c->fd, (off_t)size) != 0)
 			r = OUT_OF_MEMORY;
 		used += c->node < 0 ? size : 0;
@@ -426,6 +428,21 @@ CUresult cuMemMap(uint64_t p, size_t size, size_t offset, uint64_t handle, unsig
 		c->references++;
 	}
 	RETURN("size %zu", size)
+}
+
+static struct mapping *mapped(char *p) {
+	for (int i = 0; i < MAX; i++)
+		if (mappings[i].p != NULL && mappings[i].p <= p && p < mappings[i].p + mappings[i].size)
+			return &mappings[i];
+	return NULL;
+}
+
+int memory_type(char *p) { return mapped(p) != NULL || find(allocations, p) != NULL ? 2 : other_type(p); }
+
+int memory_device(char *p) {
+	struct mapping *m = mapped(p);
+	struct range *a = find(allocations, p);
+	return m != NULL ? m->chunk->device : a != NULL ? a->device : 0;
 }
 
 // covered adds up the mappings that lie wholly within a range.

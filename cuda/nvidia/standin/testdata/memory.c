@@ -31,6 +31,11 @@ static struct range *starts(char *p, int kind) {
 	return a != NULL && a->p == p && a->fd == kind ? a : NULL;
 }
 
+int other_type(char *p) {
+	struct range *a = find(others, p);
+	return a == NULL ? 0 : a->fd == LOCKED || a->fd == REGISTERED_RANGE ? 1 : 2;
+}
+
 // make gets memory of a kind; NULL where there is none.
 static struct range *make(size_t size, int kind) {
 	char *m = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);

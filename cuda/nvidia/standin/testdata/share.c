@@ -31,7 +31,7 @@ CUresult cuMemImportFromShareableHandle(uint64_t *handle, void *from, int type) 
 	else if ((c = calloc(1, sizeof *c)) == NULL || (fd = fcntl(fd, F_DUPFD_CLOEXEC, 0)) < 0)
 		r = OUT_OF_MEMORY;
 	if (r == SUCCESS) {
-		*c = (struct chunk){fd, (size_t)st.st_size, 1, type, 1, -1};
+		*c = (struct chunk){fd, (size_t)st.st_size, 1, type, 1, -1, 0};
 		*handle = (uintptr_t)c;
 	} else {
 		free(c);

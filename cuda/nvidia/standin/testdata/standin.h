@@ -39,9 +39,9 @@ struct access { struct location location; int flags; };
 #define MAX 8192
 
 struct context { int device, retained; unsigned peers; };
-struct chunk { int fd; size_t size; int references, handles, imported, node; }; // node: of the host, -1 on a device
+struct chunk { int fd; size_t size; int references, handles, imported, node, device; }; // node: of the host, -1 on a device
 struct mapping { char *p; size_t size; struct chunk *chunk; };
-struct range { char *p; size_t size; int fd; }; // fd: of a large allocation, or what else it is to memory.c
+struct range { char *p; size_t size; int fd, device; }; // fd: of a large allocation, or what else it is to memory.c
 struct ipc { char magic[8]; int pid, fd; uint64_t size; char rest[40]; };
 struct node { struct node *after[4]; size_t n; }; // of a graph, or what a captured stream's next node will be
 struct stream { struct context *context; int blocking; uint64_t id, capture; int invalidated; size_t allocated; struct node next; };
@@ -63,6 +63,9 @@ uint64_t graph_address(size_t size); // for a node that allocates
 CUresult graph_launched(struct graph *exec);
 void graph_destroyed(struct graph *exec);
 int other_free(char *p); // cuMemFree of what memory.c made: whether it was that
+int other_type(char *p);  // memory_type of what memory.c made
+int memory_type(char *p); // 1: the host's, 2: a device's, 0: unknown
+int memory_device(char *p);
 struct range *find(struct range *table, char *p);
 int add(struct range *table, char *p, size_t size);
 int number(const char *name, int otherwise); // of an environment variable
