@@ -1,11 +1,17 @@
 """Does PyTorch under Cistern behave as PyTorch does? Each case in a process of its own.
 
     python fidelity.py [--native] [--jobs N] [--only WORD]... [--skip WORD]... [--list]
+    python fidelity.py --standin VERSION [the same]
     python fidelity.py --run NAME          one case in this process
 
 With --native the same cases run under native PyTorch: what fails there is wrong with the case. A case that native
-PyTorch cannot pass says why (--list shows it) and is left out then. Writes one JSON line per case into the results
-folder and prints what did not pass, then a table. The exit status is 0 when nothing failed.
+PyTorch cannot pass says why (--list shows it) and is left out then.
+
+With --standin the cases run without a GPU, over a PyTorch of PyPI and stand-ins for NVIDIA's libraries (standin/__init__.py),
+in forks of one process that has imported torch. A case that needs a GPU says why (gpu, in --list). It has to fail then.
+
+Writes one JSON line per case into the results folder and prints what did not pass, then a table. The exit status is 0
+when nothing failed.
 """
 import argparse
 import faulthandler
@@ -21,6 +27,8 @@ import traceback
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import cases
 import common
+import standin
+import standin.forks
 
 
 def run_one(name):
@@ -66,9 +74,12 @@ def missing(c):
     return None
 
 
-def start(c, mode):
-    argv = common.command(mode, [sys.executable, os.path.abspath(__file__), "--run", c.name], c.conf)
-    done = common.run(argv, env=common.environment(mode, c.env), timeout=c.timeout)
+def start(c, mode, forks):
+    if forks and not c.conf and not c.env:
+        done = forks.run(c.name, c.timeout)
+    else:
+        argv = common.command(mode, [sys.executable, os.path.abspath(__file__), "--run", c.name], c.conf)
+        done = common.run(argv, env=common.environment(mode, c.env), timeout=c.timeout)
     result = {"case": c.name, "group": c.group, "mode": mode, "rc": done.rc, "sec": round(done.wall, 2), "ok": False, "why": ""}
     said = None
     for line in done.out.splitlines():
@@ -82,9 +93,18 @@ def start(c, mode):
         result.update(said)
         if said["ok"] and done.rc != 0:
             result.update(ok=False, why=f"passed, then the process ended with status {done.rc}: {done.why()}")
+    if forks and c.gpu:
+        result = marked(c, result)
     if not result["ok"]:
         result["tail"] = (done.out[-2500:] + "\n--- stderr\n" + done.err[-5000:])
     return result
+
+
+def marked(c, result):
+    """The result of a case that is said to need a GPU, where there is none."""
+    if result["ok"] and not result.get("skip"):
+        return {**result, "ok": False, "why": f"it passes without a GPU: gpu={c.gpu!r} has to go"}
+    return {**result, "ok": True, "skip": f"needs a GPU: {c.gpu}"}
 
 
 def device_count():
@@ -106,8 +126,6 @@ def choose(args, mode, gpus):
         why = None
         if mode != "cistern" and c.native is not True:
             why = f"not native: {c.native}"
-        elif args.standin and bool(c.gpu) != args.marked:
-            why = f"needs a GPU: {c.gpu}" if c.gpu else "needs no GPU"
         elif c.gpus > gpus:
             why = f"needs {c.gpus} GPUs"
         if why:
@@ -127,18 +145,24 @@ def say(r, verbose):
         print(f"pass {r['case']} ({r['sec']:.1f} s) {r.get('note', '')}", flush=True)
 
 
-def run_all(chosen, mode, jobs, verbose, deadline):
+def open_forks(mode):
+    argv = common.command(mode, [sys.executable, os.path.abspath(__file__), "--serve"])
+    return standin.forks.Forks(argv, common.environment(mode))
+
+
+def run_all(chosen, mode, jobs, verbose, deadline, forked):
     """The cases that share the device side by side, longest first; then those that need it alone."""
     results, lock, work = [], threading.Lock(), queue.Queue()
     for c in sorted((c for c in chosen if not c.alone), key=lambda c: -c.timeout):
         work.put(c)
     def worker(q):
+        forks = open_forks(mode) if forked else None
         while True:
             try:
                 c = q.get_nowait()
             except queue.Empty:
-                return
-            r = start(c, mode) if time.monotonic() < deadline else {
+                return forks and forks.close()
+            r = start(c, mode, forks) if time.monotonic() < deadline else {
                 "case": c.name, "group": c.group, "mode": mode, "ok": False, "why": "not started: no time was left", "sec": 0}
             with lock:
                 results.append(r)
@@ -169,6 +193,7 @@ def summary(results):
 def main():
     p = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     p.add_argument("--run", metavar="NAME", choices=list(cases.REGISTRY), help="run one case in this process")
+    p.add_argument("--serve", action="store_true", help="run the cases that standard input names in forks of this process")
     p.add_argument("--native", action="store_true", help="the same cases under native PyTorch")
     p.add_argument("--mode", choices=common.MODES, default=None)
     p.add_argument("--jobs", type=int, default=max(2, min(8, (os.cpu_count() or 4) // 2)), help="cases at a time")
@@ -176,13 +201,14 @@ def main():
     p.add_argument("--skip", action="append", default=[], metavar="WORD", help="a case or a group")
     p.add_argument("--budget", type=float, default=420, help="seconds after which no case is started")
     p.add_argument("--name", default="", help="for the file of results, where several runs share a folder")
-    p.add_argument("--standin", metavar="VERSION", help="that PyTorch of PyPI, without a GPU: the cases that can run so")
-    p.add_argument("--marked", action="store_true", help="with --standin, the cases that are marked as needing a GPU: who passes fails")
+    p.add_argument("--standin", metavar="VERSION", help="over that PyTorch of PyPI, without a GPU; cases that are marked with gpu have to fail")
     p.add_argument("--list", action="store_true")
     p.add_argument("-v", "--verbose", action="store_true", help="say also what passed")
     args = p.parse_args()
     if args.run:
         return run_one(args.run)
+    if args.serve:
+        return standin.forks.serve(run_one)
     if args.list:
         print(common.table(["case", "group", "alone", "native", "needs a GPU"],
                            [[c.name, c.group, "yes" if c.alone else "", "" if c.native is True else c.native, c.gpu or ""]
@@ -190,7 +216,6 @@ def main():
         return 0
     if not args.standin:
         return run_chosen(args)
-    import standin
     with tempfile.TemporaryDirectory(prefix="cistern-standin-") as folder:
         os.environ.update(standin.environment(args.standin, folder), CISTERN_GPU_BUILD=folder)
         return run_chosen(args)
@@ -218,7 +243,7 @@ def run_chosen(args):
             print(first.err[-6000:])
             return 2
     chosen, left = choose(args, mode, gpus)
-    results = left + run_all(chosen, mode, args.jobs, args.verbose, begin + args.budget)
+    results = left + run_all(chosen, mode, args.jobs, args.verbose, begin + args.budget, bool(args.standin))
     path = common.write_results(f"fidelity-{mode}{'-' + args.name if args.name else ''}.jsonl", results)
     print(summary(results))
     failed = sorted(r["case"] for r in results if not r["ok"])

@@ -27,8 +27,8 @@ def case(timeout=60, native=True, alone=False, conf=None, env=None, guard="adapt
 
     timeout: seconds. native: True, or why native PyTorch cannot pass. alone: nothing else may use the device meanwhile.
     conf: CISTERN_CONF. env: more variables. guard: what must be loaded when it ends, so that a case never passes because
-    Cistern was not there: "adapter", "plain" (libcistern.so without the adapter) or None. gpus: how many it needs. gpu: why it cannot run
-    over the stand-in for CUDA's runtime (fidelity.py --standin), which has no kernels and no work that takes time.
+    Cistern was not there: "adapter", "plain" (libcistern.so without the adapter) or None. gpus: how many it needs. gpu: what of a GPU it
+    needs that the stand-ins of fidelity.py --standin lack; it fails if it passes there.
     """
     def register(fn):
         assert fn.__name__ not in REGISTRY, fn.__name__

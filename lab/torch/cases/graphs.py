@@ -446,9 +446,10 @@ def graph_checkpoint_revives():
     eq(before - requested(), 4 * MiB, "and statistics know")
 
 
-@case(timeout=280)
+@case(timeout=280, gpu="kernels that Triton compiles")
 def compile_reduce_overhead():
     """torch.compile(mode="reduce-overhead"): graph trees with several shapes and branches, which checkpoint and restore."""
+    import triton  # noqa: F401, without which compiling fails late
     import torch._dynamo
     torch.manual_seed(0)
     w = torch.randn(64, 64, device="cuda", requires_grad=True)

@@ -59,7 +59,7 @@ def tensor_resize():
     eq(int(v.sum()), 600, "a view keeps its storage")
 
 
-@case(timeout=120)
+@case(timeout=120, gpu="cuDNN's convolutions")
 def tensor_cudnn_benchmark():
     """cudnn.benchmark asks how much memory a trial may take (cacheInfo)."""
     torch.backends.cudnn.benchmark = True
@@ -96,7 +96,7 @@ def tensor_attention():
     check(torch.isfinite(q.grad.float()).all(), "finite")
 
 
-@case(timeout=120)
+@case(timeout=120, gpu="CUPTI, which the profiler starts")
 def profiler_memory():
     """torch.profiler with profile_memory: bytes per operator, events with totals, export."""
     from torch.profiler import ProfilerActivity, profile
@@ -119,7 +119,7 @@ def profiler_memory():
     del b
 
 
-@case(timeout=120)
+@case(timeout=120, gpu="CUPTI, which the profiler starts")
 def profiler_timeline():
     import warnings
     warnings.simplefilter("ignore")
@@ -188,7 +188,7 @@ def tensor_save_load():
     check(torch.equal(t, u), "saved and loaded")
 
 
-@case(timeout=150)
+@case(timeout=150, gpu="NCCL's collectives")
 def nccl_single():
     """NCCL over one GPU, with the hook that registers the allocator's segments with it."""
     import torch.distributed as dist

@@ -66,7 +66,8 @@ def each(fn):
         def one(name=name):
             return fn(name)
         one.__name__, one.__doc__, one.__module__ = f"{fn.__name__}_{name}", fn.__doc__, fn.__module__
-        case(native=OURS, timeout=90)(one)
+        by_driver = name == "nccl" and fn.__name__ in ("upstream_holds", "upstream_in_graph")
+        case(native=OURS, timeout=90, gpu="NCCL's memory, by the driver's account" if by_driver else None)(one)
     return fn
 
 

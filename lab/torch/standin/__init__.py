@@ -13,7 +13,7 @@ import sys
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.realpath(os.path.join(HERE, "../../.."))
-DRIVER, RUNTIME = "libcuda.so.1", "libcudart.so."
+DRIVER, RUNTIME, NCCL = "libcuda.so.1", "libcudart.so.", "libnccl.so.2"
 NVIDIA = re.compile(r"lib(cu|nv|nccl)\w*\.so\.")
 NAMES = re.compile(r"(__)?(cu|nv|nccl)\w*[A-Z]")  # of NVIDIA's functions
 FLAGS = ["-O1", "-fPIC", "-shared", "-pthread", "-w", "-Wl,-Bsymbolic", "-Wl,-z,defs"]
@@ -81,7 +81,7 @@ def compile_library(folder, soname, sources, wanted, body, *more):
     path = os.path.join(folder, soname)
     there = set()
     if sources:
-        subprocess.run(["cc", *FLAGS, *sources, *more, "-o", path], check=True)
+        subprocess.run(["cc", *FLAGS, *sources, *more, "-o", path, "-ldl"], check=True)
         there = {line.split()[0] for line in output("nm", "-D", "--defined-only", "--format=posix", path).splitlines()}
     rest, script = os.path.join(folder, soname + ".c"), os.path.join(folder, soname + ".map")
     with open(rest, "w", encoding="utf-8") as f:
@@ -89,7 +89,7 @@ def compile_library(folder, soname, sources, wanted, body, *more):
     with open(script, "w", encoding="utf-8") as f:
         f.write("".join("%s { global: *; };\n" % v for v in sorted({v for v in wanted.values() if v})))
     versions = ["-Wl,--version-script=" + script] if os.path.getsize(script) else []
-    subprocess.run(["cc", *FLAGS, *sources, rest, *more, *versions, "-Wl,-soname," + soname, "-o", path], check=True)
+    subprocess.run(["cc", *FLAGS, *sources, rest, *more, *versions, "-Wl,-soname," + soname, "-o", path, "-ldl"], check=True)
 
 
 def build(site, include, folder):
@@ -108,7 +108,8 @@ def build(site, include, folder):
             compile_library(folder, soname, [os.path.join(HERE, "runtime.c")], names, "standin_unsupported()", "-I" + include,
                             os.path.join(folder, DRIVER))
         else:
-            compile_library(folder, soname, [], names, "1")
+            own = [os.path.join(ROOT, "resource", "nccl", "testdata", "libnccl.c")] if soname == NCCL else []
+            compile_library(folder, soname, own, names, "1")
 
 
 def environment(version, folder):
@@ -117,7 +118,9 @@ def environment(version, folder):
     headers = output(os.path.join(ROOT, "scripts", "torch.sh"), version).strip()
     include = glob.glob(headers + "/nvidia/*/include/cuda_runtime_api.h")[0]
     build(site, os.path.dirname(include), folder)
-    return {"PYTHONPATH": site, "LD_LIBRARY_PATH": folder, "CUDA_HOME": os.path.dirname(os.path.dirname(include)), "STANDIN_DEVICES": "2"}
+    return {"PYTHONPATH": site + ":" + os.path.join(HERE, "site"), "LD_LIBRARY_PATH": folder,
+            "CUDA_HOME": os.path.dirname(os.path.dirname(include)), "STANDIN_DEVICES": "2", "OMP_NUM_THREADS": "1",
+            "STANDIN_NCCL_DRIVER": os.path.join(folder, DRIVER)}
 
 
 if __name__ == "__main__":

@@ -305,6 +305,9 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t s, cudaHostFn_t fn, void *data) {
 	return cudaSuccess;
 }
 
+cudaError_t cudaProfilerStart(void) { return cudaSuccess; }
+cudaError_t cudaProfilerStop(void) { return cudaSuccess; }
+
 // Captures.
 
 SAME(cudaThreadExchangeStreamCaptureMode, (enum cudaStreamCaptureMode *m), cuThreadExchangeStreamCaptureMode((CUstreamCaptureMode *)m))
@@ -330,6 +333,15 @@ SAME(cudaGraphInstantiateWithFlags, (cudaGraphExec_t *exec, cudaGraph_t graph, u
 SAME(cudaGraphInstantiate, (cudaGraphExec_t *exec, cudaGraph_t graph, unsigned long long flags),
      cuGraphInstantiateWithFlags(exec, graph, flags))
 SAME(cudaGraphLaunch, (cudaGraphExec_t exec, cudaStream_t s), cuGraphLaunch(exec, s))
+// The driver's stand-in keeps no nodes: what is captured here is done when it is queued.
+cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t *nodes, size_t *n) {
+	(void)graph, (void)nodes;
+	return *n = 0, cudaSuccess;
+}
+cudaError_t cudaGraphNodeGetDependencies(cudaGraphNode_t node, cudaGraphNode_t *after, cudaGraphEdgeData *edges, size_t *n) {
+	BEGIN
+	return ended(cuGraphNodeGetDependencies(node, after, (CUgraphEdgeData *)edges, n));
+}
 SAME(cudaGraphDestroy, (cudaGraph_t graph), cuGraphDestroy(graph))
 SAME(cudaGraphExecDestroy, (cudaGraphExec_t exec), cuGraphExecDestroy(exec))
 

@@ -437,12 +437,22 @@ static struct mapping *mapped(char *p) {
 	return NULL;
 }
 
-int memory_type(char *p) { return mapped(p) != NULL || find(allocations, p) != NULL ? 2 : other_type(p); }
-
-int memory_device(char *p) {
+int device_of(char *p) {
 	struct mapping *m = mapped(p);
 	struct range *a = find(allocations, p);
-	return m != NULL ? m->chunk->device : a != NULL ? a->device : 0;
+	return m != NULL ? m->chunk->device : a != NULL ? a->device : -1;
+}
+
+CUresult cuMemRetainAllocationHandle(uint64_t *handle, void *p) {
+	BEGIN("cuMemRetainAllocationHandle")
+	struct mapping *m = mapped(p);
+	if (m == NULL) {
+		r = INVALID_VALUE;
+	} else {
+		m->chunk->references++;
+		*handle = (uintptr_t)m->chunk;
+	}
+	RETURN("")
 }
 
 // covered adds up the mappings that lie wholly within a range.

@@ -31,9 +31,25 @@ static struct range *starts(char *p, int kind) {
 	return a != NULL && a->p == p && a->fd == kind ? a : NULL;
 }
 
-int other_type(char *p) {
-	struct range *a = find(others, p);
-	return a == NULL ? 0 : a->fd == LOCKED || a->fd == REGISTERED_RANGE ? 1 : 2;
+// Whose memory it is (1 the host's, 2 a device's), whether it is managed, which device's, which pool's. Of what is in this file the
+// device is not kept.
+CUresult cuPointerGetAttribute(void *value, int attribute, uint64_t p) {
+	ENTER("cuPointerGetAttribute")
+	struct range *a = find(others, (char *)(uintptr_t)p);
+	int device = device_of((char *)(uintptr_t)p), locked = a != NULL && (a->fd == LOCKED || a->fd == REGISTERED_RANGE);
+	if (a == NULL && device < 0)
+		r = INVALID_VALUE;
+	else if (attribute == 2)
+		*(int *)value = locked ? 1 : 2;
+	else if (attribute == 8)
+		*(int *)value = a != NULL && a->fd == MANAGED;
+	else if (attribute == 9)
+		*(int *)value = device < 0 ? 0 : device;
+	else if (attribute == 17)
+		*(struct pool **)value = a != NULL && a->fd == POOLED ? owner[a - others] : NULL;
+	else
+		r = INVALID_VALUE;
+	RETURN("%d", attribute)
 }
 
 // make gets memory of a kind; NULL where there is none.

@@ -53,17 +53,6 @@ CUresult cuGetErrorName(CUresult code, const char **name) {
 	return *name != NULL ? SUCCESS : INVALID_VALUE;
 }
 
-// Whose memory it is: 1 the host's, 2 a device's; and which device's, the first's where that is not kept.
-CUresult cuPointerGetAttribute(void *value, int attribute, uint64_t p) {
-	ENTER("cuPointerGetAttribute")
-	int type = memory_type((char *)(uintptr_t)p);
-	if (type == 0 || (attribute != 2 && attribute != 9))
-		r = INVALID_VALUE;
-	else
-		*(int *)value = attribute == 2 ? type : memory_device((char *)(uintptr_t)p);
-	RETURN("%d", attribute)
-}
-
 CUresult cuStreamQuery(struct stream *s) {
 	ENTER("cuStreamQuery")
 	struct stream *one = resolve(s);
@@ -78,3 +67,8 @@ CUresult cuStreamQuery(struct stream *s) {
 
 CUresult cuEventElapsedTime(float *ms, struct event *from, struct event *to);
 CUresult cuEventElapsedTime_v2(float *ms, struct event *from, struct event *to) { return cuEventElapsedTime(ms, from, to); }
+
+CUresult cuGraphNodeGetDependencies(struct node *node, struct node **dependencies, size_t *count);
+CUresult cuGraphNodeGetDependencies_v2(struct node *node, struct node **dependencies, void *edges, size_t *count) {
+	return edges != NULL ? NOT_SUPPORTED : cuGraphNodeGetDependencies(node, dependencies, count);
+}

@@ -43,7 +43,7 @@ CUresult cuIpcGetMemHandle(struct ipc *handle, uint64_t p) {
 	ENTER("cuIpcGetMemHandle")
 	struct range *a = find(allocations, (char *)(uintptr_t)p);
 	memset(handle, 0, sizeof *handle);
-	if (a == NULL || a->p != (char *)(uintptr_t)p || a->fd < 0)
+	if (a == NULL || a->fd < 0)
 		r = INVALID_VALUE;
 	else
 		*handle = (struct ipc){"standin", getpid(), a->fd, a->size, ""};

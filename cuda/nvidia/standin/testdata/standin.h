@@ -63,9 +63,7 @@ uint64_t graph_address(size_t size); // for a node that allocates
 CUresult graph_launched(struct graph *exec);
 void graph_destroyed(struct graph *exec);
 int other_free(char *p); // cuMemFree of what memory.c made: whether it was that
-int other_type(char *p);  // memory_type of what memory.c made
-int memory_type(char *p); // 1: the host's, 2: a device's, 0: unknown
-int memory_device(char *p);
+int device_of(char *p); // whose allocation or mapped chunk it is, -1 where it is none
 struct range *find(struct range *table, char *p);
 int add(struct range *table, char *p, size_t size);
 int number(const char *name, int otherwise); // of an environment variable
