@@ -6,7 +6,7 @@ GO ?= go
 TRACE ?= recording/testdata/gpt2_varlen.pickle.gz
 CAPACITY ?= 20.2GiB
 
-.PHONY: help demo test test-go test-python test-web slow recordings build library plain audit adapters prebuilt wheel release command install install-command web bench soak fuzz race race-rest cross lint model docs gpu-bundle gpu-test gpu-bench clean tools
+.PHONY: help demo test test-go test-python test-web slow recordings build library plain audit adapters prebuilt wheel release command install install-command web bench soak fuzz race race-rest cross lint model docs gpu-bundle gpu-test gpu-bench clean tools fidelity
 .DEFAULT_GOAL := help
 
 help:
@@ -19,6 +19,7 @@ help:
 	@echo 'make wheel       dist/*.whl with an adapter for each release of PyTorch (downloads 6 GB once)'
 	@echo 'make release     dist/: wheels, commands, C library, checksums, for x86-64 and aarch64 (downloads 9 GB once)'
 	@echo 'make adapters    the adapter for each release of PyTorch, and its tests on each'
+	@echo 'make fidelity    the cases of lab/torch under real PyTorch without a GPU (FIDELITY=versions; downloads 540 MB once for each)'
 	@echo 'make install     the C library, its header, files for pkg-config and CMake under PREFIX (/usr/local), below DESTDIR'
 	@echo 'make install-command  bin/cistern and its man pages, at the same places'
 	@echo 'make race        the tests of packages with concurrency under the race detector'
@@ -109,6 +110,14 @@ prebuilt:
 adapters: library
 	@scripts/need.sh python3 c++
 	scripts/adapters.py --test
+
+# The cases of lab/torch under releases of PyTorch, over stand-ins for NVIDIA's libraries.
+FIDELITY ?= 2.11.0 $(lastword $(shell cat python/cistern/adapter/versions))
+
+fidelity: library command plain
+	@scripts/need.sh python3 c++
+	scripts/adapters.py $(FIDELITY)
+	@set -e; for v in $(FIDELITY); do OUT=bin/fidelity python3 lab/torch/fidelity.py --standin $$v --name $$v --jobs 2 --budget 900; done
 
 # What the dynamic linker loads into programs under cistern trace.
 audit: tools

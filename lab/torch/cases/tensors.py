@@ -73,7 +73,7 @@ def tensor_cudnn_benchmark():
         check(torch.allclose(y.double(), want, atol=1e-2), "right")
 
 
-@case(timeout=90)
+@case(timeout=90, gpu="cuSOLVER, cuFFT and cuSPARSE")
 def tensor_libraries():
     """cuBLAS, cuSOLVER, cuFFT, cuSPARSE, sorting: their workspaces come from the allocator."""
     torch.manual_seed(0)
@@ -88,7 +88,7 @@ def tensor_libraries():
     check(bool((x.topk(10).values == s[-10:].flip(0)).all()), "topk")
 
 
-@case(timeout=90)
+@case(timeout=90, gpu="kernels of attention")
 def tensor_attention():
     q = torch.randn(2, 8, 512, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     y = torch.nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True)
@@ -96,7 +96,7 @@ def tensor_attention():
     check(torch.isfinite(q.grad.float()).all(), "finite")
 
 
-@case(timeout=120, gpu="CUPTI, which the profiler starts")
+@case(timeout=120)
 def profiler_memory():
     """torch.profiler with profile_memory: bytes per operator, events with totals, export."""
     from torch.profiler import ProfilerActivity, profile
@@ -119,7 +119,7 @@ def profiler_memory():
     del b
 
 
-@case(timeout=120, gpu="CUPTI, which the profiler starts")
+@case(timeout=120)
 def profiler_timeline():
     import warnings
     warnings.simplefilter("ignore")
