@@ -75,18 +75,19 @@ def missing(c):
 
 
 def start(c, mode, forks):
+    timeout = c.timeout * (4 if forks else 1)  # for the processor, which does the GPU's work
     if forks and not c.conf and not c.env:
-        done = forks.run(c.name, c.timeout)
+        done = forks.run(c.name, timeout)
     else:
         argv = common.command(mode, [sys.executable, os.path.abspath(__file__), "--run", c.name], c.conf)
-        done = common.run(argv, env=common.environment(mode, c.env), timeout=c.timeout)
+        done = common.run(argv, env=common.environment(mode, c.env), timeout=timeout)
     result = {"case": c.name, "group": c.group, "mode": mode, "rc": done.rc, "sec": round(done.wall, 2), "ok": False, "why": ""}
     said = None
     for line in done.out.splitlines():
         if line.startswith("RESULT "):
             said = json.loads(line[7:])
     if done.rc is None:
-        result["why"] = f"did not end within {c.timeout} s" + (" (after its result)" if said else "")
+        result["why"] = f"did not end within {timeout} s" + (" (after its result)" if said else "")
     elif said is None:
         result["why"] = done.why()
     else:

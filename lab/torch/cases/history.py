@@ -1,8 +1,8 @@
 """_record_memory_history: stacks, levels, the ring, what is skipped, annotations and metadata; trackers and observers."""
 import ctypes
 
-from .base import (ALLOC, FREE_COMPLETED, FREE_REQUESTED, MiB, SEGMENT_ALLOC, SEGMENT_FREE, SEGMENT_MAP, SEGMENT_UNMAP, bytes_on, cap, case,
-                   check, eq, fine, probe, drain, torch, under_cistern)
+from .base import (ALLOC, FREE_COMPLETED, FREE_REQUESTED, MiB, SEGMENT_ALLOC, SEGMENT_FREE, SEGMENT_MAP, SEGMENT_UNMAP, bytes_on,
+                   cap, case, check, drain, eq, fewer, fine, probe, torch, under_cistern)
 
 
 def record(*args, **kw):
@@ -363,7 +363,7 @@ def tracker_pause_outside():
     for t in others:
         t.start()
     try:
-        for i in range(50):
+        for i in range(fewer(50)):
             cistern.pause(pool=pool.id)
             cistern.resume(pool=pool.id)
             check(p.probe_known(held.data_ptr(), held.numel()), f"round {i}: memory is back of which no tracker knows")

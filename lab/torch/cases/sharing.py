@@ -6,7 +6,7 @@ import sys
 import time
 
 import common
-from .base import GiB, MiB, bytes_on, cap, case, check, eq, fine, probe, raises, requested, reserved, drain, torch
+from .base import GiB, MiB, bytes_on, cap, case, check, drain, eq, fewer, fine, probe, raises, requested, reserved, torch
 
 TIMEOUT = 60
 
@@ -125,9 +125,9 @@ def share_hundred():
 @case(timeout=150)
 def share_large():
     """A tensor of several gigabytes over many chunks."""
-    pieces = [bytes_on(n * MiB) for n in (100, 700, 300, 64, 900, 33)]
+    pieces = [bytes_on(fewer(n * MiB)) for n in (100, 700, 300, 64, 900, 33)]
     del pieces
-    shared_and_back([torch.full((3 * GiB + 12345,), 8, dtype=torch.uint8, device="cuda")], [8])
+    shared_and_back([torch.full((fewer(3 * GiB) + 12345,), 8, dtype=torch.uint8, device="cuda")], [8])
 
 
 @case(timeout=120)

@@ -367,6 +367,8 @@ CUresult cuMemCreate(uint64_t *handle, size_t size, const struct prop *prop, uns
 		r = INVALID_VALUE;
 	else if (prop->location.type == 1 && (prop->location.id < 0 || prop->location.id >= device_count()))
 		r = INVALID_DEVICE;
+	else if (prop->location.type == 3 && (prop->location.id < 0 || prop->location.id >= NODES))
+		r = INVALID_DEVICE;
 	else if ((prop->handles & 8) != 0 && is("STANDIN_FABRIC", "refused"))
 		r = NOT_PERMITTED;
 	else if ((prop->handles & 8) != 0 && is("STANDIN_FABRIC", "missing"))

@@ -65,6 +65,9 @@ CUresult cuStreamQuery(struct stream *s) {
 	RETURN("")
 }
 
+CUresult cuMemsetD8Async(uint64_t p, unsigned char value, size_t size, struct stream *s);
+CUresult cuMemsetD8_v2(uint64_t p, unsigned char value, size_t size) { return cuMemsetD8Async(p, value, size, NULL); }
+
 CUresult cuEventElapsedTime(float *ms, struct event *from, struct event *to);
 CUresult cuEventElapsedTime_v2(float *ms, struct event *from, struct event *to) { return cuEventElapsedTime(ms, from, to); }
 

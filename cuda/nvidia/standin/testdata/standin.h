@@ -37,6 +37,7 @@ struct access { struct location location; int flags; };
 #define GRANULARITY ((size_t)2 << 20)
 #define CAPACITY ((size_t)64 << 30)
 #define MAX 8192
+#define NODES 8 // of the host's memory
 
 struct context { int device, retained; unsigned peers; };
 struct chunk { int fd; size_t size; int references, handles, imported, node, device; }; // node: of the host, -1 on a device

@@ -117,7 +117,8 @@ def views(schema):
 
 def replay_captures():
     """Graphs have the operators that were called while they were captured."""
-    graph = torch.cuda.CUDAGraph
+    graph = torch._C._CUDAGraph
+    calls = {}  # of a graph, by its id
     begin, end, replay = graph.capture_begin, graph.capture_end, graph.replay
 
     def capture_begin(self, *args, **kwargs):
@@ -125,13 +126,13 @@ def replay_captures():
         begin(self, *args, **kwargs)
 
     def capture_end(self):
-        self.standin_calls = captured[:]
+        calls[id(self)] = captured[:]
         captured.clear()
         end(self)
 
     def replayed(self):
         replay(self)
-        for call in self.standin_calls:
+        for call in calls[id(self)]:
             call()
 
     graph.capture_begin, graph.capture_end, graph.replay = capture_begin, capture_end, replayed
