@@ -184,7 +184,7 @@ def stats_before_cuda():
     check(not torch.cuda.is_initialized(), "asking did not start CUDA")
 
 
-@case()
+@case(gpu="NVML, of which pynvml asks for processes")
 def stats_summary():
     t = bytes_on(3 * MiB)
     text = torch.cuda.memory_summary()
@@ -216,8 +216,9 @@ def stats_accelerator():
     eq(a.memory_stats()["allocation.all.allocated"], 0, "reset_accumulated_memory_stats")
     a.empty_cache()
     eq(a.memory_reserved(), 0, "empty_cache")
+    t = bytes_on(7 * MiB)
     free, total = a.get_memory_info()
-    check(0 < free < total, "get_memory_info")
+    check(0 < free <= total - t.numel(), "get_memory_info")
 
 
 @case()

@@ -445,6 +445,19 @@ int device_of(char *p) {
 	return m != NULL ? m->chunk->device : a != NULL ? a->device : -1;
 }
 
+CUresult cuMemGetAddressRange_v2(uint64_t *base, size_t *size, uint64_t p) {
+	ENTER("cuMemGetAddressRange")
+	struct mapping *m = mapped((char *)(uintptr_t)p);
+	struct range *a = find(allocations, (char *)(uintptr_t)p);
+	if (m == NULL && a == NULL)
+		r = NOT_FOUND;
+	if (r == SUCCESS && base != NULL)
+		*base = (uintptr_t)(m != NULL ? m->p : a->p);
+	if (r == SUCCESS && size != NULL)
+		*size = m != NULL ? m->size : a->size;
+	RETURN("")
+}
+
 CUresult cuMemRetainAllocationHandle(uint64_t *handle, void *p) {
 	BEGIN("cuMemRetainAllocationHandle")
 	struct mapping *m = mapped(p);

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 KEPT = {"empty", "empty_strided", "set_", "resize_", "record_stream", "is_set_to", "_local_scalar_dense", "is_pinned", "_pin_memory"}
 
 driver = ctypes.CDLL("libcuda.so.1")
-captured = []  # what the capture that is under way would do; there is one at a time
+captured = []  # what the graph that is being captured would do; there is one at a time
 
 
 def autoload():
@@ -118,24 +118,20 @@ def views(schema):
 def replay_captures():
     """Graphs have the operators that were called while they were captured."""
     graph = torch._C._CUDAGraph
-    calls = {}  # of a graph, by its id
-    begin, end, replay = graph.capture_begin, graph.capture_end, graph.replay
+    of_graph = {}  # by its id
+    begin, replay = graph.capture_begin, graph.replay
 
     def capture_begin(self, *args, **kwargs):
-        captured.clear()
+        global captured
+        captured = of_graph[id(self)] = []
         begin(self, *args, **kwargs)
-
-    def capture_end(self):
-        calls[id(self)] = captured[:]
-        captured.clear()
-        end(self)
 
     def replayed(self):
         replay(self)
-        for call in calls[id(self)]:
+        for call in of_graph[id(self)]:
             call()
 
-    graph.capture_begin, graph.capture_end, graph.replay = capture_begin, capture_end, replayed
+    graph.capture_begin, graph.replay = capture_begin, replayed
 
 
 def register():
