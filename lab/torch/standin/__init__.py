@@ -2,7 +2,7 @@
 
 The driver, libcuda.so.1, is the one that Cistern's own tests have (cuda/nvidia/standin), with memory of the host. The runtime in
 runtime.c calls it. Of all other libraries that PyTorch asks for, and of all other functions, the names are there, and return an error.
-There are no kernels: what launches one fails.
+There are no kernels: what launches one fails. PyTorch's operators are those of the host (site/standin_operators.py).
 """
 import glob
 import os
@@ -32,12 +32,12 @@ def site_packages(version):
     os.makedirs(cache, exist_ok=True)
     work = "%s.%d" % (folder, os.getpid())
     shutil.rmtree(work, ignore_errors=True)
-    pip = [sys.executable, "-m", "pip", "-q", "--disable-pip-version-check", "install", "--root-user-action=ignore", "--target", work,
-           "--only-binary=:all:", "--no-compile"]
-    subprocess.run(pip + ["--no-deps", "torch==" + version], check=True, stdout=sys.stderr)
+    pip = [sys.executable, "-m", "pip", "-q", "--disable-pip-version-check", "install", "--target", work, "--only-binary=:all:"]
+    env = dict(os.environ, PIP_ROOT_USER_ACTION="ignore")
+    subprocess.run(pip + ["--no-deps", "torch==" + version], check=True, env=env, stdout=sys.stderr)
     with open(glob.glob(work + "/torch-*.dist-info/METADATA")[0], encoding="utf-8") as f:
         needs = re.findall(r"^Requires-Dist: ([^;\n]+)$", f.read(), re.M)
-    subprocess.run(pip + ["--upgrade", "numpy"] + needs, check=True, stdout=sys.stderr)
+    subprocess.run(pip + ["--upgrade", "numpy"] + needs, check=True, env=env, stdout=sys.stderr)
     open(os.path.join(work, "complete"), "w").close()
     try:
         os.rename(work, folder)

@@ -68,6 +68,12 @@ CUresult cuStreamQuery(struct stream *s) {
 CUresult cuMemsetD8Async(uint64_t p, unsigned char value, size_t size, struct stream *s);
 CUresult cuMemsetD8_v2(uint64_t p, unsigned char value, size_t size) { return cuMemsetD8Async(p, value, size, NULL); }
 
+// There are no DMA-BUFs.
+CUresult cuMemGetHandleForAddressRange(void *handle, uint64_t p, size_t size, int type, unsigned long long flags) {
+	(void)handle, (void)type, (void)flags;
+	return report("cuMemGetHandleForAddressRange", NOT_SUPPORTED, "size %zu", size);
+}
+
 CUresult cuEventElapsedTime(float *ms, struct event *from, struct event *to);
 CUresult cuEventElapsedTime_v2(float *ms, struct event *from, struct event *to) { return cuEventElapsedTime(ms, from, to); }
 
