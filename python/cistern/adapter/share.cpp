@@ -1,7 +1,7 @@
 // share.cpp: memory seen from other devices and other processes.
 //
 // The handle of a shared tensor is a string that PyTorch carries to the other process. Cistern's own are printable; those of
-// PyTorch's allocator begin with a version, 1 or 2, and are understood where they name memory from cudaMalloc.
+// PyTorch's allocator begin with a version, 1 to 3, and are understood where they name memory from cudaMalloc.
 #include "adapter.h"
 
 #include <c10/cuda/CUDAGuard.h>
@@ -50,7 +50,8 @@ Mapped map(const std::string& handle, DeviceIndex device) {
   Mapped m{device};
   const auto first = handle.empty() ? 0 : static_cast<unsigned char>(handle[0]);
   constexpr size_t head = 2; // version and kind
-  const bool headed = (first == 1 || first == 2) && handle.size() >= head;
+  constexpr unsigned char newest = 3; // PyTorch 2.15's; the kind c is the same in all
+  const bool headed = first >= 1 && first <= newest && handle.size() >= head;
   if (headed && handle[1] == 'c' && handle.size() >= head + CUDA_IPC_HANDLE_SIZE) {
     cudaIpcMemHandle_t h;
     std::memcpy(&h, handle.data() + head, sizeof h);

@@ -73,10 +73,12 @@ void opened_by_another(int from, int to) {
   CHECK(cca::get()->getIpcDevPtr(handle) != nullptr);
   // Memory of PyTorch's own allocator, from cudaMalloc; and what cannot be opened.
   void* const address = reinterpret_cast<void*>(0x7000);
-  std::string legacy("\x01" "c");
-  legacy.append(reinterpret_cast<const char*>(&address), sizeof address).append(56, '\0');
-  CHECK(cca::get()->getIpcDevPtr(legacy).get() == address);
-  THROWS(c10::Error, "does not use Cistern", cca::get()->getIpcDevPtr(std::string("\x01" "e") + std::string(64, 'x')));
+  for (const std::string version : {"\x01", "\x02", "\x03"}) {
+    std::string legacy = version + "c";
+    legacy.append(reinterpret_cast<const char*>(&address), sizeof address).append(56, '\0');
+    CHECK(cca::get()->getIpcDevPtr(legacy).get() == address);
+    THROWS(c10::Error, "does not use Cistern", cca::get()->getIpcDevPtr(version + "e" + std::string(64, 'x')));
+  }
   THROWS(c10::Error, "Cistern", cca::get()->getIpcDevPtr("rubbish"));
   CHECK(write(to, "!", 1) == 1);
 }
