@@ -43,7 +43,7 @@ def torch_imported(torch: Any) -> None:
 
 def say_without_cuda(torch: Any) -> None:
     """Says why PyTorch is left alone, where a GPU could be missed: with AMD's, or with NVIDIA's and a PyTorch for CPUs."""
-    version = getattr(torch, "version", None)
+    version: Any = getattr(torch, "version", None)
     hip = getattr(version, "hip", None)
     if hip or hasattr(version, "cuda") and has_driver():
         from . import _toolchain

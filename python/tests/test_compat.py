@@ -175,7 +175,7 @@ class Saver(OverTheLibrary):
             "AssertionError enable_cpu_backup and enable_disk_backup are mutually exclusive",
             "ValueError cpu_backup_backend requires enable_cpu_backup=True",
             "ValueError cpu_backup_backend='mmap': Cistern keeps contents in page-locked memory, which is \"pinned\"",
-            "ValueError a tag is a string of at least one character without NUL, got ''",
+            "ValueError tag: expected a string of at least one character without NUL, got ''",
             "AssertionError disable() should be called only when tms is active",
             "ValueError hook_mode is preload or torch, got 'other'", "done None",
             "NotImplementedError memory_margin_bytes: Cistern keeps no margin of the device's free memory; set limit: in CISTERN_CONF "

@@ -108,7 +108,7 @@ class Plugin(Case):
             """)
         self.assertEqual({how for how, _ in ended.values()}, {"FAILED"}, output)
         self.assertTrue(ended["test_size"][1].startswith("gpu_memory_limit: limit: '64 apples' is not a size"))
-        self.assertEqual(ended["test_of"][1], "gpu_memory_limit: of is \"allocated\" or \"reserved\", got 'used'")
+        self.assertEqual(ended["test_of"][1], "gpu_memory_limit: of: expected \"allocated\" or \"reserved\", got 'used'")
 
     def test_skipped_without_cistern(self):
         _, output = self.pytest("""
