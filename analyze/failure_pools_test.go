@@ -122,7 +122,7 @@ func TestPausedWhenItFailed(t *testing.T) {
 
 // Memory of the host in a pool takes nothing from the device, neither in the figures nor in replays.
 func TestPoolsElsewhere(t *testing.T) {
-	r := newEngineRun(t, "limit:100MiB,ladder:grow", 512*mib)
+	r := newEngineRun(t, "limit:100MiB,stages:grow", 512*mib)
 	host := newPool(t, r, cistern.PoolOptions{Upstream: resource.Pinned(r.a.Driver(), 0)})
 	if _, err := host.Alloc(400*mib, r.st); err != nil {
 		t.Fatal(err)

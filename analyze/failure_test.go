@@ -243,8 +243,8 @@ func TestRemediesOfTheEngine(t *testing.T) {
 			"add spill:managed to CISTERN_CONF":                          "limit:104857600,spill:managed"}},
 		{"limit:270MiB,backend:malloc", CauseFragmentation, map[string]string{
 			"take backend:malloc out of CISTERN_CONF": "limit:283115520"}},
-		{"limit:270MiB,ladder:grow,history:1000", CauseFragmentation, map[string]string{
-			"take ladder:fit+grow out of CISTERN_CONF": "limit:283115520,history:1000"}},
+		{"limit:270MiB,stages:grow,history:1000", CauseFragmentation, map[string]string{
+			"take stages:fit+grow out of CISTERN_CONF": "limit:283115520,history:1000"}},
 	} {
 		run := scattered(t, c.conf)
 		tr := run.trace()

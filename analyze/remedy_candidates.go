@@ -200,7 +200,7 @@ func with(conf, item string) string {
 }
 
 // besides are the settings that do not decide where memory goes.
-var besides = []string{"driver", "history", "front", "stacks", "stack_sample", "report", "report_child", "top"}
+var besides = []string{"driver", "history", "magazine", "stacks", "stack_sample", "report", "report_child", "top"}
 
 // replayed are the settings that decide where memory goes: a replay has a device and a limit of its own, and no
 // observers.
@@ -241,9 +241,9 @@ func (s *searching) cisternSettings() []candidate {
 		return slices.DeleteFunc(keys, func(k string) bool { return !hasKey(k) })
 	}
 	var changed []string // settings that cost memory, and were set
-	if hasKey("ladder") && !has("ladder:all") {
-		add(s.set(RemedySetting, "", "ladder"))
-		changed = append(changed, "ladder")
+	if hasKey("stages") && !has("stages:all") {
+		add(s.set(RemedySetting, "", "stages"))
+		changed = append(changed, "stages")
 	}
 	if has("cross_stream:ready") {
 		add(s.set(RemedySetting, "", "cross_stream"), "a stream may wait on the GPU for another stream's work")

@@ -156,7 +156,7 @@ func (o Options) Validate() error {
 		return fmt.Errorf("chunk %d: must be a multiple of 2 MiB", o.ChunkMax)
 	}
 	if o.Stages&^(memory.AllStages|memory.StageFit) != 0 {
-		return fmt.Errorf("ladder %#x: unknown stages", uint16(o.Stages))
+		return fmt.Errorf("stages %#x: unknown stages", uint16(o.Stages))
 	}
 	switch o.Spill {
 	case SpillNone, SpillManaged, SpillPinned, SpillHostNUMA:
@@ -167,7 +167,7 @@ func (o Options) Validate() error {
 		return fmt.Errorf("history %d: must be a number of events up to %d", o.History, 1<<30)
 	}
 	if o.Magazine != SwitchOn && o.Magazine != SwitchOff {
-		return fmt.Errorf("front %q: choose on or off", o.Magazine)
+		return fmt.Errorf("magazine %q: choose on or off", o.Magazine)
 	}
 	if o.Top != SwitchOn && o.Top != SwitchOff {
 		return fmt.Errorf("top %q: choose on or off", o.Top)

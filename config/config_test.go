@@ -12,7 +12,7 @@ import (
 
 // Whatever is read is valid, and is read the same from what it is written as.
 func TestRoundTrip(t *testing.T) {
-	keys := []string{"driver", "backend", "limit", "chunk", "cross_stream", "ladder", "history", "ipc", "single_handle", "capture_reuse", "front", "spill",
+	keys := []string{"driver", "backend", "limit", "chunk", "cross_stream", "stages", "history", "ipc", "single_handle", "capture_reuse", "magazine", "spill",
 		"stacks", "stack_sample", "report", "report_child", "top"}
 	values := []string{"", "0", "1MiB", "4MiB", "true", "false", "on", "off", "native", "python", "all", "vmm", "malloc", "legacy", "handles", "wait",
 		"ready", "all", "fit+grow", "collect", "managed", "pinned", "host_numa", "a folder/b:c", "100", "sim:80GiB"}
@@ -52,8 +52,8 @@ func TestRoundTrip(t *testing.T) {
 
 // TestEverySetting: the text form reaches every option. A hook of a program around the engine has no place among them.
 func TestEverySetting(t *testing.T) {
-	const all = "driver:sim,backend:malloc,limit:1GiB,chunk:4MiB,cross_stream:ready,ladder:grow,history:7,ipc:legacy,capture_reuse:true," +
-		"front:off,spill:managed,stacks:native,stack_sample:1MiB,report:here,report_child:true,top:off"
+	const all = "driver:sim,backend:malloc,limit:1GiB,chunk:4MiB,cross_stream:ready,stages:grow,history:7,ipc:legacy,capture_reuse:true," +
+		"magazine:off,spill:managed,stacks:native,stack_sample:1MiB,report:here,report_child:true,top:off"
 	const excluded = "single_handle:true" // by ipc:legacy
 	o, err := config.Parse(all)
 	if err != nil {
@@ -93,11 +93,11 @@ func TestErrors(t *testing.T) {
 		"limits:1GiB":                   `unknown setting "limits": did you mean limit?`,
 		"croos_stream:wait":             `unknown setting "croos_stream": did you mean cross_stream?`,
 		"speed:high":                    `unknown setting "speed": the keys are driver, backend, limit, chunk,`,
-		"front:maybe":                   `front "maybe": choose on or off`,
+		"magazine:maybe":                `magazine "maybe": choose on or off`,
 		"single_handle:on":              "setting single_handle:on: choose true or false",
 		"chunk:0MiB":                    "setting chunk:0MiB: must be a multiple of 2 MiB",
 		"chunk:3MiB":                    "chunk 3145728: must be a multiple of 2 MiB",
-		"ladder:merge":                  `setting ladder:merge: stage "merge": choose among fit, collect, remap,`,
+		"stages:merge":                  `setting stages:merge: stage "merge": choose among fit, collect, remap,`,
 		"backend:x":                     `backend "x": choose vmm or malloc`,
 		"ipc:legacy,backend:vmm":        "ipc legacy: needs memory from cuMemAlloc",
 		"single_handle:true,ipc:legacy": "ipc legacy: needs memory from cuMemAlloc",

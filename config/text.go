@@ -27,7 +27,7 @@ var settings = []setting{
 	size("limit", "", func(o *Options) *uint64 { return &o.Limit }),
 	size("chunk", "must be a multiple of 2 MiB", func(o *Options) *uint64 { return &o.ChunkMax }),
 	word("cross_stream", "", func(o *Options) *CrossStream { return &o.CrossStream }, true),
-	{"ladder", func(o *Options, value string) (err error) {
+	{"stages", func(o *Options, value string) (err error) {
 		o.Stages, err = memory.ParseStages(value)
 		return err
 	}, func(o, defaults *Options) string {
@@ -48,7 +48,7 @@ var settings = []setting{
 	word("ipc", "", func(o *Options) *IPC { return &o.IPC }, true),
 	flag("single_handle", func(o *Options) *bool { return &o.SingleHandle }),
 	flag("capture_reuse", func(o *Options) *bool { return &o.CaptureReuse }),
-	word("front", "choose on or off", func(o *Options) *Switch { return &o.Magazine }, false),
+	word("magazine", "choose on or off", func(o *Options) *Switch { return &o.Magazine }, false),
 	word("spill", "choose managed, pinned or host_numa", func(o *Options) *Spill { return &o.Spill }, false),
 	word("stacks", "choose off, python, native or all", func(o *Options) *string { return &o.Stacks }, false),
 	size("stack_sample", "", func(o *Options) *uint64 { return &o.StackSample }),
@@ -125,18 +125,18 @@ func (o *Options) impliedHistory() int {
 //	limit:70GiB             physical memory per device; 0 is no limit
 //	chunk:32MiB             largest chunk
 //	cross_stream:wait|ready
-//	ladder:collect+remap+grow+lend+callback+node+spill    stages to try ("all")
+//	stages:collect+remap+grow+lend+callback+node+spill    stages to try ("all")
 //	history:100000          events kept; with report 1000000 where it is not given
 //	ipc:handles|legacy      legacy: memory that cudaIpcGetMemHandle accepts (backend:malloc)
 //	single_handle:true      each segment is one physical handle
 //	capture_reuse:true      a capture reuses memory of several streams that it has joined
-//	front:on|off            off: the C library calls the engine for every request and every free
+//	magazine:on|off         off: the C library calls the engine for every request and every free
 //	spill:managed|pinned|host_numa    where the default pool gets memory from when nothing else is left
 //	stacks:off|python|native|all    the frames of the stacks that requests and blocks keep
 //	stack_sample:1MiB       of smaller requests only some, in proportion to their size; 0 is all
 //	report:FOLDER           the C library writes a file there for each out-of-memory
 //	report_child:true       and starts cistern report on those that stay
-//	top:on|off              off: the C library keeps no page for cistern top
+//	top:on|off              off: the C library keeps no status segment for cistern top
 func Parse(text string) (Options, error) {
 	var o Options
 	if strings.TrimSpace(text) == "" {

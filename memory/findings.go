@@ -200,7 +200,7 @@ func (e *OutOfMemoryError) present() uint64 {
 func (e *OutOfMemoryError) help() string {
 	var items []string
 	if e.Off != 0 {
-		items = append(items, fmt.Sprintf("ladder:all, as the settings leave out %s", e.Off))
+		items = append(items, fmt.Sprintf("stages:all, as the settings leave out %s", e.Off))
 	}
 	const unit = 2 << 20 // memory comes in multiples of it
 	need := (e.Need + unit - 1) &^ (unit - 1)

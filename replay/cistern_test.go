@@ -86,7 +86,7 @@ func small(t *testing.T, name string) *recording.Trace {
 func TestCisternSmall(t *testing.T) {
 	for _, name := range smallTraces(t) {
 		tr := small(t, name)
-		for _, conf := range []string{"", "chunk:2MiB", "chunk:64MiB", "cross_stream:ready", "backend:malloc", "ladder:grow"} {
+		for _, conf := range []string{"", "chunk:2MiB", "chunk:64MiB", "cross_stream:ready", "backend:malloc", "stages:grow"} {
 			for _, lag := range lags {
 				t.Run(fmt.Sprintf("%s/%s/%v", name, conf, lag), func(t *testing.T) {
 					r, err := Run(tr, Spec{Name: "cistern", Conf: conf, HasConf: true}, Options{GPULag: lag})

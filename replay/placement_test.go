@@ -42,7 +42,7 @@ func TestPlacementHashes(t *testing.T) {
 		if strings.Contains(path, filepath.Join("recording", "testdata")) {
 			name = "testdata/" + name
 			runs = append(runs, placementRun{conf: "chunk:2MiB"}, placementRun{conf: "chunk:64MiB", limit: 1.05},
-				placementRun{conf: "backend:malloc"}, placementRun{conf: "single_handle:true"}, placementRun{conf: "ladder:grow"})
+				placementRun{conf: "backend:malloc"}, placementRun{conf: "single_handle:true"}, placementRun{conf: "stages:grow"})
 		}
 		for _, tr := range f.Traces {
 			plan := NewPlan(tr)

@@ -40,7 +40,7 @@ func failedTrace() *recording.Trace {
 	}
 	t.Events[last].Stack = 1
 	t.Failures = []*recording.Failure{{Event: last, PID: 4711, Program: []string{"python", "train.py", "--big"}, Version: "1.2.3",
-		Conf: "limit:68MiB,ladder:grow,report:/var/oom", Lines: []string{"out of memory on device 0", "allocated: weights", "try: less"},
+		Conf: "limit:68MiB,stages:grow,report:/var/oom", Lines: []string{"out of memory on device 0", "allocated: weights", "try: less"},
 		Requested: 30*mib - 5, Need: 30 * mib, Tag: 1, Library: 1, Thread: 9, Stack: 1, Device: "NVIDIA H200", UUID: "GPU-1",
 		DeviceTotal: 100 * mib, DeviceFree: 8 * mib, Reserved: 60 * mib, Allocated: 40 * mib, Cached: 20 * mib, Pinned: mib, Largest: 8 * mib, Limit: 68 * mib,
 		Steps: []recording.FailureStep{{Stage: "fit", Tries: 1}, {Stage: "remap", Note: "off by the settings"},
@@ -84,7 +84,7 @@ func TestFailureText(t *testing.T) {
 			Verified: true, Survives: true}
 	}
 	handles := "cudaIpcGetMemHandle fails on this memory: libraries that share raw CUDA IPC handles stop working"
-	first, second, third := remedy(analyze.RemedySetting, "take ladder:grow out of CISTERN_CONF", 50*mib, handles),
+	first, second, third := remedy(analyze.RemedySetting, "take stages:grow out of CISTERN_CONF", 50*mib, handles),
 		remedy(analyze.RemedyAllocator, "PyTorch's own allocator (start the program without cistern run), expandable_segments:True", 66*mib, handles, "another"),
 		remedy(analyze.RemedySpill, "add spill:managed to CISTERN_CONF", 80*mib)
 	first.Do, second.Do = "export CISTERN_CONF=limit:68MiB,report:/var/oom/of/a/job", "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True; export PYTORCH_ALLOC_CONF=expandable_segments:True"

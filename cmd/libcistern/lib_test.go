@@ -184,7 +184,7 @@ func TestArguments(t *testing.T) {
 func TestThreads(t *testing.T) {
 	t.Parallel()
 	p := program(t, "threads.c", libraryPath(t))
-	for _, conf := range []string{"", ",backend:malloc", ",history:1000", ",single_handle:true", ",chunk:2MiB", ",front:off", ",ladder:grow"} {
+	for _, conf := range []string{"", ",backend:malloc", ",history:1000", ",single_handle:true", ",chunk:2MiB", ",magazine:off", ",stages:grow"} {
 		passes(t, "driver:sim:8GiB"+conf, nil, p)
 	}
 }
@@ -198,7 +198,7 @@ func TestCallbacks(t *testing.T) {
 func TestLabels(t *testing.T) {
 	t.Parallel()
 	p := program(t, "labels.c", libraryPath(t))
-	for _, conf := range []string{"", ",backend:malloc", ",front:off"} {
+	for _, conf := range []string{"", ",backend:malloc", ",magazine:off"} {
 		passes(t, "driver:sim:8GiBx2"+conf, nil, p)
 	}
 }
@@ -211,7 +211,7 @@ func TestUpstreams(t *testing.T) {
 func TestPausing(t *testing.T) {
 	t.Parallel()
 	p := program(t, "pausing.c", libraryPath(t))
-	for _, conf := range []string{"", ",single_handle:true", ",front:off", ",chunk:2MiB"} {
+	for _, conf := range []string{"", ",single_handle:true", ",magazine:off", ",chunk:2MiB"} {
 		passes(t, "driver:sim:8GiBx2"+conf, nil, p)
 	}
 }

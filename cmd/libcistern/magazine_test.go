@@ -17,7 +17,7 @@ import (
 func TestMagazines(t *testing.T) {
 	t.Parallel()
 	p := program(t, "magazines.c", libraryPath(t))
-	for i, conf := range []string{"", ",backend:malloc", ",single_handle:true", ",history:100", ",front:off", ",cross_stream:ready"} {
+	for i, conf := range []string{"", ",backend:malloc", ",single_handle:true", ",history:100", ",magazine:off", ",cross_stream:ready"} {
 		passes(t, "driver:sim:64GiB"+conf, nil, p, "50000", strconv.Itoa(i))
 	}
 }
@@ -68,7 +68,7 @@ func TestSlowMagazinesAreUsed(t *testing.T) {
 	inGo := fast
 	dear := func() bool { return fast.pair > inGo.pair/2 || fast.threads > inGo.threads }
 	for tries := 0; tries < 3 || tries < 12 && dear(); tries++ {
-		fast, inGo = better(fast, ""), better(inGo, ",front:off")
+		fast, inGo = better(fast, ""), better(inGo, ",magazine:off")
 	}
 	t.Logf("pair %.0f ns, in Go %.0f; four threads %.0f ns, in Go %.0f", fast.pair, inGo.pair, fast.threads, inGo.threads)
 	if dear() {

@@ -20,7 +20,7 @@ import (
 func TestStacks(t *testing.T) {
 	t.Parallel()
 	p := program(t, "stacks.c", libraryPath(t))
-	for _, conf := range []string{"", ",backend:malloc", ",front:off", ",history:1000"} {
+	for _, conf := range []string{"", ",backend:malloc", ",magazine:off", ",history:1000"} {
 		passes(t, "driver:sim:8GiB"+conf, nil, p)
 	}
 }

@@ -52,7 +52,7 @@ func (r *registry) add(addr, size uint64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if err := r.order.add(addr, size); err != nil {
-		r.fail("told of new memory: %v", err)
+		r.fail("observers of new memory: %v", err)
 	}
 	r.sizes[addr] = size
 }
@@ -208,7 +208,7 @@ func TestOnUnmap(t *testing.T) {
 			p, err := pool.Alloc(30*mib, e.streams[0])
 			e.free(t, use(e.streams[0], p, err, 30*mib))
 			if maps == 0 || reg.maps != maps || reg.unmaps != 0 {
-				t.Errorf("told of new memory %d times, then %d; of memory that goes %d times", maps, reg.maps, reg.unmaps)
+				t.Errorf("observers of new memory %d times, then %d; of memory that goes %d times", maps, reg.maps, reg.unmaps)
 			}
 			p, err = e.dev.Alloc(120*mib, e.streams[1]) // of 136 MiB that are free
 			q := use(e.streams[1], p, err, 120*mib)
@@ -219,7 +219,7 @@ func TestOnUnmap(t *testing.T) {
 			r := use(e.streams[1], p, err, 30*mib)
 			s := e.dev.Views.Stats()
 			if reg.unmaps == 0 || s.Remaps != 0 || s.ByLend != 1 || s.Retries != 1 {
-				t.Errorf("told of %d that go; %+v", reg.unmaps, s.Counters)
+				t.Errorf("observers of %d that go; %+v", reg.unmaps, s.Counters)
 			}
 			if opts.Backend == config.BackendVMM && !opts.SingleHandle && s.Reserved.All.Current < 240*mib {
 				t.Errorf("only %d bytes are held: more went than was needed", s.Reserved.All.Current)

@@ -66,7 +66,7 @@ func (e *fixture) giveAllBack(t *testing.T, rest []cuda.Ptr) {
 // A free block between live ones serves another stream when nothing else does; in whatever way it is given back, nobody
 // has it before its last use is over.
 func TestBorrow(t *testing.T) {
-	for _, text := range []string{"", "backend:malloc", "single_handle:true", "cross_stream:ready", "ladder:remap+grow+lend"} {
+	for _, text := range []string{"", "backend:malloc", "single_handle:true", "cross_stream:ready", "stages:remap+grow+lend"} {
 		opts, err := config.Parse(text)
 		must(t, err)
 		for _, durable := range []bool{true, false} {

@@ -33,7 +33,7 @@ func TestConcurrent(t *testing.T) {
 		}
 		t.Run(text, func(t *testing.T) { concurrent(t, opts, false, seed+uint64(i), budget/5) })
 		if i == 0 {
-			t.Run("front", func(t *testing.T) { concurrent(t, opts, true, seed+uint64(i), budget/5) })
+			t.Run("magazine", func(t *testing.T) { concurrent(t, opts, true, seed+uint64(i), budget/5) })
 		}
 	}
 }

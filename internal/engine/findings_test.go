@@ -97,8 +97,8 @@ would help: a limit of 120.00 MiB (now 64.00 MiB), or asking for less: with noth
 	e = newEngine(t, sim.Options{Capacity: 64 * mib}, config.Options{Stages: memory.StageGrow}, 2)
 	e.free(t, e.alloc(t, 60*mib, e.streams[0]))
 	_, text = findings(t, func() (cuda.Ptr, error) { return e.dev.Alloc(50*mib, e.streams[1]) })
-	if !strings.Contains(text, "would help: ladder:all, as the settings leave out collect+remap+lend+callback+node, or less in pieces: ") {
-		t.Errorf("nothing about the ladder in:\n%s", text)
+	if !strings.Contains(text, "would help: stages:all, as the settings leave out collect+remap+lend+callback+node, or less in pieces: ") {
+		t.Errorf("nothing about the stages in:\n%s", text)
 	}
 	// 20 of 30 chunks are all but free.
 	e = newEngine(t, sim.Options{Capacity: 60 * mib}, config.Options{}, 1)

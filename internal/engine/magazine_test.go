@@ -445,7 +445,7 @@ func TestMagazineNot(t *testing.T) {
 
 // Setting magazine:off.
 func TestMagazineOff(t *testing.T) {
-	for text, want := range map[string]bool{"": true, "front:on": true, "front:off": false} {
+	for text, want := range map[string]bool{"": true, "magazine:on": true, "magazine:off": false} {
 		opts, err := config.Parse(text)
 		must(t, err)
 		if again, err := config.Parse(opts.String()); again != opts || err != nil {
@@ -453,11 +453,11 @@ func TestMagazineOff(t *testing.T) {
 		}
 		e := newEngine(t, sim.Options{}, opts, 1)
 		if _, f, err := e.dev.Magazines.Alloc(mib, e.streams[0]); (f.Magazine != nil) != want || err != nil {
-			t.Errorf("%q: front %v (%v)", text, f.Magazine != nil, err)
+			t.Errorf("%q: magazine %v (%v)", text, f.Magazine != nil, err)
 		}
 	}
-	if _, err := config.Parse("front:no"); err == nil {
-		t.Error("front:no is a setting")
+	if _, err := config.Parse("magazine:no"); err == nil {
+		t.Error("magazine:no is a setting")
 	}
 }
 

@@ -221,7 +221,7 @@ func TestStacksThreads(t *testing.T) {
 				case 1, 2:
 					p, err = c.alloc(e.dev, size, e.streams[i%2])
 					if b, _ := e.a.Base(p); b.Stack != 0 {
-						t.Errorf("a block from in front has stack %d", b.Stack)
+						t.Errorf("a block of a magazine has stack %d", b.Stack)
 					}
 				default:
 					p, err = e.dev.AllocWith(size, e.streams[i], engine.AllocOptions{Stack: e.a.Stacks.Of([]uint64{uint64(k), uint64(i), 4}), Thread: uint32(i)})

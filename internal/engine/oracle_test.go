@@ -36,7 +36,7 @@ func configs(seed uint64) map[string]setup {
 	add("chunk:2MiB", func(o *config.Options) { o.ChunkMax = 2 * mib })
 	add("ready", func(o *config.Options) { o.CrossStream = config.CrossStreamReady; o.ChunkMax = 8 * mib })
 	add("malloc", func(o *config.Options) { o.Backend = config.BackendMalloc })
-	add("ladder", func(o *config.Options) {
+	add("stages", func(o *config.Options) {
 		o.Stages = memory.StageGrow | memory.Stages(rng.Uint32())&memory.AllStages
 		if rng.IntN(2) == 0 {
 			o.Backend = config.BackendMalloc
@@ -44,17 +44,17 @@ func configs(seed uint64) map[string]setup {
 	})
 	add("single", func(o *config.Options) { o.SingleHandle = true })
 	add("history", func(o *config.Options) { o.History = 50 })
-	for _, name := range []string{"default", "malloc", "ladder"} {
+	for _, name := range []string{"default", "malloc", "stages"} {
 		c := out[name]
 		c.magazines = true
-		out["front of "+name] = c
+		out["magazine of "+name] = c
 	}
 	for _, name := range []string{"default", "malloc", "ready", "history"} {
 		c := out[name]
 		c.kinds = true
 		out["kinds with "+name] = c
 	}
-	for _, name := range []string{"default", "malloc", "front of default", "kinds with history"} {
+	for _, name := range []string{"default", "malloc", "magazine of default", "kinds with history"} {
 		c := out[name]
 		c.stacks = true
 		out["stacks with "+name] = c
@@ -62,9 +62,9 @@ func configs(seed uint64) map[string]setup {
 	for _, name := range []string{"default", "malloc", "single", "ready"} {
 		c := out[name]
 		c.observed = true
-		out["told of "+name] = c
+		out["observers of "+name] = c
 	}
-	for _, name := range []string{"default", "ready", "front of default", "told of default"} {
+	for _, name := range []string{"default", "ready", "magazine of default", "observers of default"} {
 		out["tight with "+name] = tight(out[name])
 	}
 	return out
@@ -73,8 +73,8 @@ func configs(seed uint64) map[string]setup {
 func TestRandom(t *testing.T) {
 	seen := map[string]int{}
 	want := []string{"alloc", "oom", "share", "given", "freed without its stream", "double free", "foreign", "graph launched",
-		"stream destroyed", "pool released", "trim", "limit", "upstream", "restored", "restore failed", "met in front",
-		"kept in front", "registered", "host order", "stack held", "stacks forgotten", "spilled", "stream forgotten", "lane inherited", "pool limit", "upstream managed", "upstream async", "borrowed", "given back"}
+		"stream destroyed", "pool released", "trim", "limit", "upstream", "restored", "restore failed", "met by magazine",
+		"kept by magazine", "registered", "host order", "stack held", "stacks forgotten", "spilled", "stream forgotten", "arena inherited", "pool limit", "upstream managed", "upstream async", "borrowed", "given back"}
 	for seed := range seeds(t, quick(5, 1), seen, want) {
 		for name, cfg := range configs(seed) {
 			w := newWorld(t, cfg, fmt.Sprintf("CISTERN_SEED=%d, %s, %s lag %v", seed, name, cfg.opts, cfg.lag))
@@ -84,8 +84,8 @@ func TestRandom(t *testing.T) {
 				seen[k] += n
 			}
 			if w.c != nil {
-				seen["met in front"] += w.c.met
-				seen["kept in front"] += w.c.kept
+				seen["met by magazine"] += w.c.met
+				seen["kept by magazine"] += w.c.kept
 			}
 			seen["sequences"]++
 		}

@@ -283,7 +283,7 @@ func (w *world) destroyStream(d *worldDevice, s *worldStream) {
 func (w *world) forgetStreams(d *worldDevice) {
 	forgotten, inherited := engine.ForgetStreams(d.dev)
 	w.seen["stream forgotten"] += forgotten
-	w.seen["lane inherited"] += inherited
+	w.seen["arena inherited"] += inherited
 	if s := pick(w, d.streams); s.capture == nil && w.chance(50) {
 		if st, err := d.dev.Stream(s.handle); err != nil || st != s.st {
 			w.fail("stream %d was %p and is %p, %v", s.st.ID(), s.st, st, err)

@@ -24,7 +24,7 @@ from seen import GiB, common
 
 # What makes Cistern hold more than it needs to: segments that never move, free memory that only its own stream and size class
 # use, chunks that are seldom free as a whole.
-HEAVY = ("backend:malloc", "ladder:collect+grow", "chunk:4GiB")
+HEAVY = ("backend:malloc", "stages:collect+grow", "chunk:4GiB")
 TIMES_LIVE = (1.04, 1.03, 1.06, 1.02, 1.08, 1.10)
 
 
