@@ -48,7 +48,7 @@ func settingOf(from string) string {
 // away is what blocks hold that is not the device's memory: what is paused, and what lies in pools of other memory.
 func away(f *recording.Failure) uint64 { return f.Paused + f.UsedElsewhere }
 
-// elsewhere is what the other processes on the device held, as far as the driver told.
+// elsewhere is what the other processes on the device used, as far as the driver told.
 func elsewhere(f *recording.Failure) (bytes uint64, processes int) {
 	for _, n := range f.Others {
 		if !n.Self {

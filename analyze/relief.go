@@ -9,7 +9,7 @@ import (
 	"github.com/cistern-gpu/cistern/recording"
 )
 
-// Where no setting helps, a run has to hold less. What would change an allocation shows in its stack.
+// Where no setting helps, a run has to allocate less. What would change an allocation shows in its stack.
 
 // Relief is what one class of allocations held when a request failed, and what would change it. No more than Bytes can be
 // gained.

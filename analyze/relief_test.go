@@ -76,14 +76,14 @@ func TestRelief(t *testing.T) {
 	if want := "activations of the forward pass 45 in 2; optimizer state 30 in 2; other allocations 90 in 1; allocations without a stack 3 in 1; "; got != want {
 		t.Errorf("%s; want %s", got, want)
 	}
-	if want := "hold less, first of the activations of the forward pass (45.00 MiB): a smaller batch"; !strings.Contains(x.Sentence, ". Fix: ") || !strings.Contains(x.Sentence, want) || x.StacksBy != "" {
+	if want := "allocate less, first of the activations of the forward pass (45.00 MiB): a smaller batch"; !strings.Contains(x.Sentence, ". Fix: ") || !strings.Contains(x.Sentence, want) || x.StacksBy != "" {
 		t.Errorf("%s; want %s", x.Sentence, want)
 	}
 	for i := range r.Events {
 		r.Events[i].Stack = 0
 	}
 	x = reportOn(t, &r.Trace, RemedyOptions{Budget: time.Nanosecond, Capacity: 4200 * mib}).Failures[0]
-	if want := "cistern record --stacks python -o run.pickle -- PROGRAM"; x.StacksBy != want || !strings.HasSuffix(x.Sentence, ". Fix: hold less; stacks would say of what: "+want) {
+	if want := "cistern record --stacks python -o run.pickle -- PROGRAM"; x.StacksBy != want || !strings.HasSuffix(x.Sentence, ". Fix: allocate less; stacks would name the allocations: "+want) {
 		t.Errorf("%q, %s", x.StacksBy, x.Sentence)
 	}
 }

@@ -301,9 +301,9 @@ func (s *searching) raised() error {
 	}
 	c := candidate{spec: spec}
 	c.Kind, c.Capacity = RemedyProcesses, s.capacity+others
-	c.Title = fmt.Sprintf("the %s that %d other processes on the device held", units.FormatBytes(others), n)
+	c.Title = fmt.Sprintf("the %s that %d other processes on the device used", units.FormatBytes(others), n)
 	if n == 1 {
-		c.Title = fmt.Sprintf("the %s that another process on the device held", units.FormatBytes(others))
+		c.Title = fmt.Sprintf("the %s that another process on the device used", units.FormatBytes(others))
 	}
 	c.Breaks = []string{}
 	return s.try(c)

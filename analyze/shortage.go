@@ -245,18 +245,18 @@ func (x *FailureReport) fix() string {
 	return text
 }
 
-// holdLess is what to hold less of: the largest class of allocations.
+// holdLess is what to allocate less of: the largest class of allocations.
 func (x *FailureReport) holdLess() string {
 	for _, r := range x.Relief {
 		if r.Advice != "" {
-			return fmt.Sprintf("hold less, first of the %s (%s): %s", r.Class, units.FormatBytes(r.Bytes), r.Advice)
+			return fmt.Sprintf("allocate less, first of the %s (%s): %s", r.Class, units.FormatBytes(r.Bytes), r.Advice)
 		}
 	}
 	if x.StacksBy != "" {
-		return "hold less; stacks would say of what: " + x.StacksBy
+		return "allocate less; stacks would name the allocations: " + x.StacksBy
 	}
 	if x.heldHere() == 0 {
 		return ""
 	}
-	return "hold less at this moment"
+	return "allocate less at this moment"
 }

@@ -368,7 +368,7 @@ func TestSizesThatAreClose(t *testing.T) {
 	}
 }
 
-// What the first line says to do: what was replayed, what follows from the figures, else what to hold less of.
+// What the first line says to do: what was replayed, what follows from the figures, else what to allocate less of.
 func TestFix(t *testing.T) {
 	state := []Relief{{Class: "optimizer state", Advice: "less of it", Bytes: 5 * mib}}
 	found := []Remedy{{Title: "set this"}, {Title: "or that"}}
@@ -376,11 +376,11 @@ func TestFix(t *testing.T) {
 		"set this":                               {Search: Search{Remedies: found, Advice: "figures."}},
 		"figures.":                               {Search: Search{Remedies: found, Advice: "figures.", Caveat: "it may not hold"}},
 		"set this, with care (see the remedies)": {Search: Search{Remedies: found, Caveat: "it may not hold"}},
-		"hold less, first of the optimizer state (5.00 MiB): less of it":                                     {Relief: state},
-		"no setting that was tried meets it; hold less, first of the optimizer state (5.00 MiB): less of it": {Relief: state, Search: Search{Tried: found}},
-		"a smaller request, or more memory: with nothing else in use it would have failed too":               {Relief: state, Need: 8 * mib, OOM: OOM{Capacity: 7 * mib}},
-		"hold less at this moment": {OOM: OOM{Live: mib}},
-		"":                         {},
+		"allocate less, first of the optimizer state (5.00 MiB): less of it":                                     {Relief: state},
+		"no setting that was tried meets it; allocate less, first of the optimizer state (5.00 MiB): less of it": {Relief: state, Search: Search{Tried: found}},
+		"a smaller request, or more memory: with nothing else in use it would have failed too":                   {Relief: state, Need: 8 * mib, OOM: OOM{Capacity: 7 * mib}},
+		"allocate less at this moment": {OOM: OOM{Live: mib}},
+		"":                             {},
 	} {
 		if got := x.fix(); got != want {
 			t.Errorf("%q, want %q", got, want)

@@ -106,7 +106,7 @@ func TestFailureText(t *testing.T) {
 	y.Shortage, y.LessLive = 6*mib, y.Held.Stack[:1]
 	y.Relief = []analyze.Relief{{Class: "optimizer state", Advice: "an optimizer with less state, or state that is sharded or offloaded to the host", Bytes: 24 * mib, Blocks: 3},
 		{Class: analyze.ClassNoStack, Bytes: 12 * mib, Blocks: 3}}
-	y.Sentence = fixed(y, "no setting that was tried meets it; hold less")
+	y.Sentence = fixed(y, "no setting that was tried meets it; allocate less")
 	pooled := failedTrace()
 	f := pooled.Failures[0]
 	f.Pool, f.PoolLimit, f.PoolHolds, f.DeviceFree, f.Limit = recording.PoolID{0, 3}, 40*mib, 36*mib, 50*mib, 0
@@ -114,7 +114,7 @@ func TestFailureText(t *testing.T) {
 	barely.Failures[0].Search = analyze.Search{Searched: true, Reproduced: true, Tried: []analyze.Remedy{{Title: "CISTERN_CONF=chunk:2MiB", Barely: true}},
 		More: 5 * mib, MoreFrom: "a hundredth of the memory, as no two runs are the same"}
 	barely.Failures[0].Relief, barely.Failures[0].StacksBy = nil, "cistern run --stacks python --report oom -- PROGRAM"
-	barely.Failures[0].Sentence = fixed(barely.Failures[0], "hold less; stacks would say of what: cistern run --stacks python --report oom -- PROGRAM")
+	barely.Failures[0].Sentence = fixed(barely.Failures[0], "allocate less; stacks would name the allocations: cistern run --stacks python --report oom -- PROGRAM")
 	cut := silentTrace() // of the file only the process's words are left
 	cut.Initial, cut.Failures[0].Cut = nil, true
 	for name, r := range map[string]*analyze.TraceFailures{"full": full, "nothing": nothing, "barely": barely, "pool": failuresOf(t, pooled), "silent": failuresOf(t, silentTrace()), "cut": failuresOf(t, cut)} {

@@ -274,7 +274,7 @@ func (r *recorder) state(ring *audit.Ring) string {
 	line := fmt.Sprintf("%s, %s, %.0f/s", now.Sub(r.started).Round(time.Second), plural(int(n), "call", "calls"), float64(n-r.before)/now.Sub(r.shown).Seconds())
 	r.before, r.shown = n, now
 	for _, d := range r.run.Devices() {
-		line += fmt.Sprintf("; device %d: %s held, peak %s", d.Device, units.FormatBytes(d.Now), units.FormatBytes(d.PeakHeld))
+		line += fmt.Sprintf("; device %d: %s allocated, peak %s", d.Device, units.FormatBytes(d.Now), units.FormatBytes(d.PeakHeld))
 	}
 	if dropped := ring.Dropped(); dropped > 0 {
 		line += fmt.Sprintf("; %d dropped", dropped)

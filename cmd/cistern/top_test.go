@@ -156,7 +156,7 @@ func TestTopOfATracedProcessWithoutNVML(t *testing.T) {
 	if err != nil || !strings.Contains(string(out), `"total_bytes":null`) {
 		t.Errorf("%v: %s", err, out)
 	}
-	for allocated, want := range map[uint64]string{0: "holds nothing", 5: "no details"} {
+	for allocated, want := range map[uint64]string{0: "has allocated nothing", 5: "no details"} {
 		var b strings.Builder
 		r := top.Row{Title: "train.py", Holdings: []top.Holding{{Details: &top.Details{}}}}
 		r.Sum.Page, r.Sum.Allocated = true, allocated

@@ -316,11 +316,11 @@ func (d *details) waiting(now time.Time) string {
 func (v *topView) whyNone() string {
 	switch detailSections[v.shown.section].name {
 	case "tags":
-		return "nothing that is held has a tag"
+		return "no allocation has a tag"
 	case "libraries":
-		return "nothing that is held names a library"
+		return "no allocation names a library"
 	case "stacks":
 		return "stacks are not recorded (setting stacks, or trace --stacks)"
 	}
-	return "nothing is held"
+	return "nothing is allocated"
 }

@@ -261,7 +261,7 @@ func TestTopOnATerminal(t *testing.T) {
 	x.press("\r")
 	x.await("weights-of-"+trainer, "version test", "3.00G")
 	x.press("\x1b[B\t")
-	x.await("none: nothing that is held names a library")
+	x.await("none: no allocation names a library")
 	x.press("\x1b") // a lone escape is known as one after a while
 	x.await("filter "+trainer, "PROGRAM")
 	x.press("\x1b")

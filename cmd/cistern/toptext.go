@@ -143,7 +143,7 @@ func emptyText(t *top.Table) string {
 	if t.All > 0 {
 		return fmt.Sprintf("none of %s is chosen", plural(t.All, "process", "processes"))
 	}
-	return "no process holds GPU memory, as far as can be seen"
+	return "no process uses GPU memory, as far as can be seen"
 }
 
 func plural(n int, one, more string) string {
@@ -219,7 +219,7 @@ func writeDetails(w io.Writer, r *top.Row, width int) {
 	}
 	switch {
 	case !any && r.Sum.Allocated == 0:
-		fmt.Fprintln(w, "  it holds nothing")
+		fmt.Fprintln(w, "  it has allocated nothing")
 	case !any:
 		fmt.Fprintln(w, "  no details: it has no tags, libraries, pools or stacks")
 	}

@@ -25,7 +25,7 @@ CAP = 1.02
 
 
 class Sampler(threading.Thread):
-    """The most that all processes on the device held together, every few milliseconds."""
+    """The most that all processes on the device used together, every few milliseconds."""
 
     def __init__(self, pids):
         super().__init__(daemon=True)

@@ -344,6 +344,6 @@ def pause_everything():
     torch.cuda.empty_cache()
     report = cistern.pause()
     eq(report["blocks"], stat("allocation.all.current"), "every block")
-    eq((report["shared"], reserved()), (0, 0), "nothing is held")
+    eq((report["shared"], reserved()), (0, 0), "nothing is allocated")
     cistern.resume()
     eq([int(t.sum()) for t in (a, b, small, c)], [40 * MiB, 80 * MiB, 300, 160 * MiB], "contents")

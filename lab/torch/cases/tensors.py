@@ -49,7 +49,7 @@ def tensor_resize():
     s = t.untyped_storage()
     for _ in range(20):
         s.resize_(0)
-        eq(requested(), 0, "nothing is held")
+        eq(requested(), 0, "nothing is allocated")
         s.resize_(5 * MiB)
         t.fill_(6)
         eq(int(t.sum()), 30 * MiB, "and again")

@@ -31,7 +31,7 @@ const struct {
     {"roundup_power2_divisions", no_fragments},
     {"large_segment_size_mb", "no effect: Cistern chooses the size of its chunks by what is asked for"},
     {"garbage_collection_threshold",
-     "no effect: cached memory is moved to where it is needed before more is asked from the driver; to hold less, set limit in "
+     "no effect: cached memory is moved to where it is needed before more is asked from the driver; to reserve less, set limit in "
      "CISTERN_CONF"},
     {"release_lock_on_cudamalloc",
      "no effect: requests that the cache meets do not wait for another stream's calls of the driver"},

@@ -33,7 +33,7 @@ export function differences(view, reader, body) {
   const held = reader.changes();
   for (const x of held) x.range = sizeRange(x.size);
   const picture = h('div', {class: 'panel', id: 'flame'});
-  stage.append(section('stacks', 'Growth, by stack', `Each ${moment}. A frame is as wide as what it held in the run that held more; `
+  stage.append(section('stacks', 'Growth, by stack', `Each ${moment}. A frame is as wide as its bytes in the run where it has more; `
     + 'colour says what became of it.', picture));
   const grouped = grouping(stacks, view.frames, [], 'flame', () => draw());
   const graph = flame(picture, 'Growth from A to B, by stack', {before: 'in A', after: 'in B'}, grouped.tools);

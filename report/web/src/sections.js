@@ -128,7 +128,7 @@ export function labelTables(t) {
       h('th', {class: 'n'}, 'Blocks'), h('th', {class: 'n'}, 'Live'))), h('tbody', {}, list.slice(0, mostLabels).map((x) => h('tr',
       {'data-key': x.name, 'data-bytes': x.bytes}, h('td', {}, x.name), h('td', {class: 'n'}, count(x.blocks)), h('td', {class: 'n'}, bytes(x.bytes),
         h('div', {class: 'meter', css: {'--w': `${(100 * x.bytes) / most}%`, '--key': 'var(--live)'}})))))),
-    list.length > mostLabels ? h('p', {class: 'muted'}, `${count(list.length - mostLabels)} more that held less`) : null);
+    list.length > mostLabels ? h('p', {class: 'muted'}, `${count(list.length - mostLabels)} more with fewer bytes`) : null);
   };
   return lists.map(table);
 }

@@ -3,13 +3,13 @@
 
 import {accessible, at, check, drawn, expect, nothingMissing, open, pixels, run} from './browser.mjs';
 
-/** The first line, as the command prints it, and what to hold less of, where no setting is known to help. */
+/** The first line, as the command prints it, and what to allocate less of, where no setting is known to help. */
 async function answer(page, t) {
   const first = await page.locator('#failure h3').first().innerText();
   check(first === t.first, `the first line is ${first}, want ${t.first}`);
   const relief = page.locator('#failure-relief tbody tr');
   const text = await relief.count() ? await relief.first().innerText() : '';
-  check(text === t.relief, `what to hold less of is ${JSON.stringify(text)}, want ${JSON.stringify(t.relief)}`);
+  check(text === t.relief, `what to allocate less of is ${JSON.stringify(text)}, want ${JSON.stringify(t.relief)}`);
 }
 
 async function failure() {
