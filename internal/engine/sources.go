@@ -207,18 +207,21 @@ func (a *source) before(b *source) bool {
 
 // sink restores a binary heap below i. Few of many sources are taken, so they are not sorted.
 func sink(f []source, i int) {
-	for {
-		c := 2*i + 1
-		if c >= len(f) {
-			return
-		}
+	if i >= len(f) {
+		return
+	}
+	x, at := f[i], i
+	for c := 2*i + 1; c < len(f); c = 2*at + 1 {
 		if c+1 < len(f) && f[c+1].before(&f[c]) {
 			c++
 		}
-		if !f[c].before(&f[i]) {
-			return
+		if !f[c].before(&x) {
+			break
 		}
-		f[i], f[c] = f[c], f[i]
-		i = c
+		f[at] = f[c]
+		at = c
+	}
+	if at != i {
+		f[at] = x
 	}
 }
