@@ -397,9 +397,7 @@ func (s *searching) largest() error {
 	}
 	t := *s.t
 	t.Events = slices.Clone(t.Events[:s.x.Event+1])
-	plan := *s.plan
-	plan.Trace = &t
-	then := &search{ctx: s.ctx, plan: &plan, opt: TuneOptions{GPULag: s.opt.GPULag, Work: s.opt.Work}, optional: true, device: s.device, slots: s.slots}
+	then := &search{ctx: s.ctx, plan: s.plan.With(&t), opt: TuneOptions{GPULag: s.opt.GPULag, Work: s.opt.Work}, optional: true, device: s.device, slots: s.slots}
 	failed := &t.Events[s.x.Event]
 	low, high := uint64(0), failed.Size // low fits, or is nothing; high does not
 	for high-low > FloorStep {

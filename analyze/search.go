@@ -6,7 +6,6 @@ import (
 	"errors"
 	"maps"
 	"math"
-	"runtime"
 	"slices"
 	"sync"
 	"time"
@@ -57,8 +56,17 @@ type search struct {
 
 	mu          sync.Mutex         // protects what follows
 	known       map[string]*Choice // PyTorch settings, by AllocConf
+	drawn       map[drawKey]*replay.Result
 	done, total int
 	phase       phase
+}
+
+// drawKey is what a draw's result depends on.
+type drawKey struct {
+	spec     replay.Spec
+	capacity uint64
+	lag      time.Duration
+	draw     int
 }
 
 // phase is a part of a search. How many replays it takes is known when it is over.
@@ -77,8 +85,8 @@ type aftermath struct {
 
 // searchOf is a search over a run that died of the failure at event fatal, or did not (-1), with what would have followed.
 func searchOf(ctx context.Context, t *recording.Trace, opt TuneOptions, capacity uint64, fatal int) (*search, aftermath) {
-	s := &search{ctx: ctx, opt: opt, capacity: capacity, fatal: fatal, slots: make(chan struct{}, runtime.GOMAXPROCS(0)),
-		known: map[string]*Choice{}}
+	s := &search{ctx: ctx, opt: opt, capacity: capacity, fatal: fatal,
+		known: map[string]*Choice{}, drawn: map[drawKey]*replay.Result{}}
 	s.survived = func(r *replay.Result) bool { return r.Survived(s.fatal) }
 	var after aftermath
 	own, from := replay.CapacityFromTrace(t)
@@ -91,6 +99,7 @@ func searchOf(ctx context.Context, t *recording.Trace, opt TuneOptions, capacity
 		}
 	}
 	s.plan = replay.NewPlan(t)
+	s.slots = make(chan struct{}, s.plan.AtOnce())
 	return s, after
 }
 
@@ -205,18 +214,45 @@ func (s *search) replay(spec replay.Spec, opt replay.Options) (*replay.Result, e
 	return r, err
 }
 
-// draws replays draws from one to another, several at a time.
+// draws are the results of draws from one to another. Those that are not known are replayed, several at a time.
 func (s *search) draws(spec replay.Spec, capacity uint64, from, to int) ([]*replay.Result, error) {
-	all := make([]*replay.Result, to-from)
-	s.expect(len(all))
-	var g errgroup.Group
-	for i := range all {
-		g.Go(func() (err error) {
-			all[i], err = s.replay(spec, replay.Options{Capacity: capacity, Unlimited: capacity == 0, GPULag: s.opt.GPULag, Draw: from + i})
-			return err
-		})
+	keys := make([]drawKey, to-from)
+	var missing []drawKey
+	s.mu.Lock()
+	for i := range keys {
+		keys[i] = drawKey{spec, capacity, s.opt.GPULag, s.plan.SameDraw(spec, from+i)}
+		if s.drawn[keys[i]] == nil && !slices.Contains(missing, keys[i]) {
+			missing = append(missing, keys[i])
+		}
 	}
-	return all, g.Wait()
+	s.mu.Unlock()
+	s.expect(len(missing))
+	var g errgroup.Group
+	for _, k := range missing {
+		g.Go(func() error { return s.draw(k) })
+	}
+	if err := g.Wait(); err != nil {
+		return nil, err
+	}
+	all := make([]*replay.Result, len(keys))
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for i, k := range keys {
+		all[i] = s.drawn[k]
+	}
+	return all, nil
+}
+
+// draw replays one draw.
+func (s *search) draw(k drawKey) error {
+	r, err := s.replay(k.spec, replay.Options{Capacity: k.capacity, Unlimited: k.capacity == 0, GPULag: k.lag, Draw: k.draw})
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.drawn[k] = r
+	return nil
 }
 
 // odds replays all draws of a policy at a limit.
@@ -420,7 +456,9 @@ func (b *bisection) floor() (Floor, error) {
 		return f, nil
 	}
 	odds, err := b.search.odds(b.spec, b.failed*FloorStep)
-	f.Below = &Below{b.failed * FloorStep, odds}
+	if err == nil {
+		f.Below = &Below{b.failed * FloorStep, odds}
+	}
 	return f, err
 }
 

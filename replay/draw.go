@@ -63,6 +63,25 @@ func (d *draw) lag(given time.Duration, run time.Duration) time.Duration {
 	return given
 }
 
+// SameDraw is a draw in which a run of the policy does what it does in draw n, the same for all of those: PyTorch's allocator looks
+// at addresses, the engine at what the GPU has done, and other models at neither. Records in which no free is delayed leave a draw
+// nothing else.
+func (p *Plan) SameDraw(spec Spec, n int) int {
+	if n == 0 || p.delayed != nil {
+		return n
+	}
+	switch spec.Name {
+	case "cistern":
+		if n%4 == 0 {
+			return 2 // the lag that was given too
+		}
+		return n % 4
+	case "torch-async", "rmm-pool", "direct":
+		return 1
+	}
+	return n
+}
+
 // completions are the frees that other streams delay: each completes after half to twice the time that it took in the record.
 type completions struct {
 	draw *draw

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/cistern-gpu/cistern/event"
 	"github.com/cistern-gpu/cistern/recording"
@@ -180,5 +181,46 @@ func TestCapacityWithoutSegments(t *testing.T) {
 		{Kind: event.OOM, Size: 70 * mib, Addr: 50 * mib}}}
 	if got, _ := CapacityFromTrace(tr); got != 60*mib {
 		t.Errorf("%d, want 60 MiB", got)
+	}
+}
+
+// Draws that are taken for the same have the same odds: as many requests are met, with as much reserved.
+func TestSameDraw(t *testing.T) {
+	tr := randomTrace(3, 2000, true)
+	for i := range tr.Events {
+		tr.Events[i].TimeUS *= 500
+	}
+	delayed := *tr
+	delayed.Events = slices.Clone(tr.Events)
+	for i := range delayed.Events {
+		if delayed.Events[i].Kind == event.FreeCompleted {
+			delayed.Events[i].TimeUS += 100
+		}
+	}
+	plan := NewPlan(tr)
+	for policy, want := range map[string]int{"torch": nativeDraws, "cistern": 3, "torch-async": 1, "rmm-pool": 1, "direct": 1} {
+		spec := Spec{Name: policy}
+		capacity := plan.PeakLive + plan.PeakLive/50
+		known := map[int]*Result{}
+		for n := 1; n <= nativeDraws; n++ {
+			r, err := plan.Run(spec, Options{Capacity: capacity, GPULag: 20 * time.Millisecond, Draw: n})
+			if err != nil {
+				t.Fatal(err)
+			}
+			same := plan.SameDraw(spec, n)
+			if known[same] == nil {
+				known[same] = r
+			}
+			if k := known[same]; k.PeakReserved != r.PeakReserved || k.Completed != r.Completed || !slices.Equal(k.FailedOOMs, r.FailedOOMs) ||
+				k.FailedRequest != r.FailedRequest || fmt.Sprint(k.Calls) != fmt.Sprint(r.Calls) {
+				t.Errorf("%s: draws %d and %d differ:\n%+v\n%+v", policy, same, n, k, r)
+			}
+		}
+		if len(known) != want {
+			t.Errorf("%s: %d draws differ; expected %d", policy, len(known), want)
+		}
+		if n := NewPlan(&delayed).SameDraw(spec, nativeDraws); n != nativeDraws {
+			t.Errorf("%s: draw %d stands for one that delays frees at other times", policy, n)
+		}
 	}
 }

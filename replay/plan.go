@@ -9,7 +9,7 @@ import (
 )
 
 // Plan is a trace prepared for replay: allocations numbered densely, frees paired with them. Read-only once made, but for
-// the count of what all its runs do.
+// the count of what all its runs do, and what it remembers for runs with the same limit.
 type Plan struct {
 	Trace *recording.Trace
 	// Block is, for each event, the number of the block that it allocates or frees, or that an oom attempts; -1 where
@@ -37,7 +37,9 @@ type Plan struct {
 	work     *Work // of all runs, those of copies included
 	searched bool  // Options.Search
 
-	delayed map[int32]int64 // by block, when it was free in the record if later than given back; nil: no block was
+	delayed []int64 // by block, when it was free in the record if later than given back; nil: no block was
+
+	limits *limits // what runs with each limit have in common
 
 	segmentsFreed int // recorded segment_free and segment_unmap events
 }
@@ -53,7 +55,7 @@ type Recorded struct {
 // NewPlan prepares a trace.
 func NewPlan(t *recording.Trace) *Plan {
 	p := &Plan{Trace: t, Block: make([]int32, len(t.Events)), Pools: append([]recording.PoolID(nil), t.Pools...),
-		work: NewWork(t.StoredBytes)}
+		work: NewWork(t.StoredBytes), limits: &limits{}}
 	if len(p.Pools) == 0 {
 		p.Pools = []recording.PoolID{{}}
 	}
@@ -190,14 +192,26 @@ func (p *Plan) DurationUS() int64 {
 
 // delay notes that other streams used a block until event i.
 func (p *Plan) delay(b int32, i int) {
-	if p.delayed == nil {
-		p.delayed = map[int32]int64{}
+	if n := len(p.size) - len(p.delayed); n > 0 {
+		p.delayed = append(p.delayed, make([]int64, n)...)
 	}
 	p.delayed[b] = p.Micros(i)
 }
 
 // completedUS is when a block was free in the record, if that was later than it was given back; else 0.
-func (p *Plan) completedUS(b int) int64 { return p.delayed[int32(b)] }
+func (p *Plan) completedUS(b int) int64 {
+	if b < len(p.delayed) {
+		return p.delayed[b]
+	}
+	return 0
+}
+
+// With is the plan for another trace of the same blocks: one that ends earlier, or asks for another size.
+func (p *Plan) With(t *recording.Trace) *Plan {
+	q := *p
+	q.Trace, q.limits = t, &limits{}
+	return &q
+}
 
 // Size is the bytes that block b was requested with.
 func (p *Plan) Size(b int) uint64 { return p.size[b] }

@@ -2,6 +2,7 @@ package replay
 
 import (
 	"fmt"
+	"sync"
 
 	"github.com/cistern-gpu/cistern/event"
 	"github.com/cistern-gpu/cistern/internal/leaves"
@@ -16,16 +17,58 @@ type Release struct {
 	Pool  uint32 // index into Plan.Pools of the pool that ended; 0 means the cache was emptied
 }
 
+// limits remembers the releases of the limits that were replayed last, since a search replays each many times.
+type limits struct {
+	mu    sync.Mutex // protects what follows
+	known [mostLimits]limited
+	next  int // in known, to be replaced
+}
+
+// mostLimits is how many limits are remembered.
+const mostLimits = 4
+
+// limited is a plan with its releases under a limit; nil: none.
+type limited struct {
+	capacity uint64
+	plan     *Plan
+}
+
 // withReleases is the plan with the releases that its record shows, under a limit of capacity bytes (0 is unknown).
+func (p *Plan) withReleases(capacity uint64) *Plan {
+	if !p.Trace.FromStart || p.segmentsFreed == 0 {
+		return p
+	}
+	if capacity < p.Recorded.PeakReserved {
+		capacity = 0 // of which nothing follows
+	}
+	l := p.limits
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, k := range l.known {
+		if k.plan != nil && k.capacity == capacity {
+			q := *k.plan
+			q.work, q.searched = p.work, p.searched
+			return &q
+		}
+	}
+	q, err := p.inferReleases(capacity)
+	if err == nil {
+		l.known[l.next] = limited{capacity, q}
+		l.next = (l.next + 1) % mostLimits
+	}
+	return q
+}
+
+// inferReleases finds the releases of withReleases. After an error, which the run meets too, they are not all.
 //
 // Segments that went back to the driver did so for a shortage, if a new segment follows at once and would not have
 // fitted under the limit; else the program asked for it. It emptied the cache, if no segment that was wholly free
 // stayed, or if large ones went before small ones, PyTorch's order then; what stayed though wholly free belonged to a
 // private pool. Else a private pool ended, and what was allocated in the segments was its.
-func (p *Plan) withReleases(capacity uint64) *Plan {
+func (p *Plan) inferReleases(capacity uint64) (*Plan, error) {
 	t := p.Trace
-	if !t.FromStart || p.segmentsFreed == 0 || movesHandles(t) {
-		return p
+	if movesHandles(t) {
+		return p, nil
 	}
 	conf, _ := TorchConfOf(t.Settings)
 	limit := p.Recorded.PeakReserved
@@ -62,8 +105,8 @@ func (p *Plan) withReleases(capacity uint64) *Plan {
 				reserved -= min(reserved, t.Events[end].Size)
 			}
 			if !shortage(t.Events[end:], &conf, before, limit, gcAt) {
-				if p.take(int64(h.segs.Len())/8) != nil {
-					return &q // the run has nothing left either
+				if err := p.take(int64(h.segs.Len()) / 8); err != nil {
+					return &q, err
 				}
 				q.addRelease(&h, i, end)
 			}
@@ -73,7 +116,7 @@ func (p *Plan) withReleases(capacity uint64) *Plan {
 			i = end - 1
 		}
 	}
-	return &q
+	return &q, nil
 }
 
 // shortage reports whether segments were freed for the request that rest begins with.

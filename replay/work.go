@@ -4,17 +4,20 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"math"
+	"runtime"
 	"sync/atomic"
 )
 
 // What replays of one file may take is bounded by the size of the file, since recordings come from anywhere: a few bytes
 // can say that terabytes are mapped again and again, or that ten thousand streams hold a block each. The bound counts
-// steps, so that it is the same on every machine. A step is what a model does for an ordinary event, about 0.1 µs.
+// steps, so that it is the same on every machine. A step is what a model does for an ordinary event,
+// 0.03 to 0.08 µs.
 const (
 	workBase    = 10 << 20
-	workPerByte = 64 // of a small file: at most 2 s for one of 64 KiB
+	workPerByte = 64 // of a small file: about a second for one of 64 KiB
 	// Of what is beyond a small file, as much as recordings need: tune of recording/testdata/multistream_prefetch, the densest
-	// one, takes 46 million steps for 94 KB.
+	// one, takes 34 million steps for 94 KB.
 	smallFile       = 64 << 10
 	workPerByteMore = 1280
 )
@@ -22,6 +25,16 @@ const (
 // bound is the number of steps that all replays of the file may take.
 func (w *Work) bound() int64 {
 	return workBase + workPerByte*min(w.stored, smallFile) + workPerByteMore*max(0, w.stored-smallFile)
+}
+
+// AtOnce is how many replays of the trace may run at a time, as each has memory of its own: two of a small file, and one more for
+// every 4 KiB beyond.
+func (p *Plan) AtOnce() int {
+	n := runtime.GOMAXPROCS(0)
+	if p.work.stored == 0 {
+		return n
+	}
+	return min(n, 2+int(min(max(0, p.work.stored-smallFile)/4096, math.MaxInt16)))
 }
 
 // What a run, a pool and a stream cost before the first event.
