@@ -2,8 +2,10 @@ package replay
 
 import (
 	"errors"
+	"runtime"
 	"testing"
 
+	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/event"
 	"github.com/cistern-gpu/cistern/recording"
 )
@@ -240,5 +242,57 @@ func TestWorkIsShared(t *testing.T) {
 	}
 	if _, err := NewPlan(run).Run(Spec{Name: "torch"}, Options{Work: w}); err != nil {
 		t.Errorf("a run beside the searches: %v", err)
+	}
+}
+
+// The order checker looks at each chunk that work uses, whatever its size: that is work too.
+func TestUsesAreWork(t *testing.T) {
+	run := &recording.Trace{Streams: []uint64{0}, Pools: []recording.PoolID{{}}, Stacks: []recording.Stack{nil}, FromStart: true}
+	for i := range 200 {
+		run.Events = append(run.Events, event.Event{Kind: event.Alloc + event.Kind(i%2)*(event.FreeCompleted-event.Alloc), Addr: 1 << 40, Size: 1 << 30, TimeUS: int64(i)})
+	}
+	plan := NewPlan(run)
+	plan.work.stored = 1
+	if _, err := plan.Run(Spec{Name: "cistern", Conf: "chunk:2MiB", HasConf: true}, Options{}); err != nil {
+		t.Fatal(err)
+	}
+	if done, want := plan.work.done.Load(), int64(200*512/piecesPerStep); done < want {
+		t.Errorf("200 uses of 512 chunks are %d steps; expected at least %d", done, want)
+	}
+}
+
+// A simulated GPU has about as many chunks as a real one at most, whatever a record says was allocated.
+func TestChunksAreBounded(t *testing.T) {
+	const mostChunks = 150_000
+	for _, conf := range []string{"", "chunk:2MiB", "chunk:8MiB"} {
+		run := &recording.Trace{Streams: []uint64{0}, Pools: []recording.PoolID{{}}, Stacks: []recording.Stack{nil}, FromStart: true}
+		for i := range 40 {
+			run.Events = append(run.Events, event.Event{Kind: event.Alloc, Addr: uint64(i+1) << 42, Size: 1 << 36, TimeUS: int64(i)})
+		}
+		p, _, err := newEngine(&Env{Plan: NewPlan(run), Spec: Spec{Name: "cistern", Conf: conf, HasConf: true}, Note: func(string) {}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		e := p.(*engine)
+		for i := range run.Events {
+			if _, err = e.Alloc(i, run.Events[i].Size, 0, 0); err != nil {
+				break
+			}
+		}
+		if n := e.drv.Leaks().Mappings; n > mostChunks || !errors.Is(err, cuda.ErrOutOfMemory) {
+			t.Errorf("%q: %d chunks, %v; expected that at most %d are made", conf, n, err, mostChunks)
+		}
+	}
+}
+
+// Few replays of a small file run at a time, however many processors there are, since each has memory of its own.
+func TestSmallFilesAtOnce(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(16))
+	for stored, want := range map[int64]int{0: 16, 1: 2, smallFile: 2, smallFile + 4096: 3, 1 << 20: 16, 1 << 60: 16} {
+		run := streamsInTurn(1)
+		run.StoredBytes = stored
+		if n := NewPlan(run).AtOnce(); n != want {
+			t.Errorf("%d replays at a time of a file of %d bytes; expected %d", n, stored, want)
+		}
 	}
 }

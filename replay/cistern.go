@@ -27,10 +27,11 @@ type engine struct {
 	blocks  []engineBlock // by block number
 	drained []event.Event
 
-	touched int64                // steps of the order checker since steps were last asked for: it looks at each chunk of a block
-	arenas  map[streamOfPool]int // blocks that are out
-	inUse   int                  // of arenas
-	called  uint64               // steps of driver calls when they were last asked for
+	released int64                // steps of pools' releases since steps were last asked for
+	arenas   map[streamOfPool]int // blocks that are out
+	inUse    int                  // of arenas
+	called   uint64               // steps of driver calls when they were last asked for
+	pieces   uint64               // and of memory that work uses
 }
 
 type streamOfPool struct{ stream, pool uint32 }
@@ -39,6 +40,13 @@ type streamOfPool struct{ stream, pool uint32 }
 // long as the program. Where a run has more streams, streams came and went: each exists from its first use to its last, and
 // the engine is not promised more.
 const lastingStreams = 4*32 + 1
+
+// What the simulated GPU has at most: as the engine and the simulator have about 700 bytes for each chunk, chunksOfLargest of the
+// largest that the settings allow, but as much as any GPU has.
+const (
+	chunksOfLargest = 1 << 16
+	anyGPU          = 288 << 30
+)
 
 type engineBlock struct {
 	addr   cuda.Ptr
@@ -65,11 +73,12 @@ func newEngineOver(env *Env, observe func(cuda.Driver) cuda.Driver) (Policy, str
 		opts.Limit = env.Capacity
 	}
 	e := &engine{env: env, blocks: make([]engineBlock, env.Plan.Blocks), arenas: map[streamOfPool]int{}}
-	device := max(sim.DefaultCapacity, 2*env.Plan.PeakLive)
+	needed := min(2*env.Plan.PeakLive, max(anyGPU, chunksOfLargest*opts.WithDefaults().ChunkMax), 2*maxLive)
+	device := max(sim.DefaultCapacity, needed)
 	if env.Device > 0 {
 		device = max(env.Device, env.Capacity)
 		if env.Capacity == 0 {
-			device = max(device, 2*env.Plan.PeakLive)
+			device = max(device, needed)
 		}
 	}
 	e.drv = sim.New(sim.Options{
@@ -142,7 +151,6 @@ func (e *engine) Alloc(b int, size uint64, stream, pool uint32) (uint64, error) 
 	}
 	e.used(stream, 1)
 	e.blocks[b] = engineBlock{addr, size, stream, pool}
-	e.touched += int64(size >> 24)
 	e.out(streamOfPool{stream, pool}, 1)
 	return uint64(addr), e.drv.Use(0, st.Handle(), addr, size)
 }
@@ -157,8 +165,12 @@ func (e *engine) out(at streamOfPool, n int) {
 	}
 }
 
-// mappingsPerStep is how many mappings the engine looks at in the time of a step.
-const mappingsPerStep = 4
+// mappingsPerStep is how many mappings the engine looks at in the time of a step, and piecesPerStep how many chunks that work
+// uses the order checker does.
+const (
+	mappingsPerStep = 4
+	piecesPerStep   = 4
+)
 
 // stepsPerRelease is what the release of a pool takes for each mapping there is: at most so many released pools have memory that
 // the GPU still uses, and each release and request looks at all of them.
@@ -171,7 +183,8 @@ const stepsPerRelease = 16
 func (e *engine) steps() int64 {
 	calls, queries := e.drv.CallCount()
 	calls = 8*calls - 4*queries
-	n := 3 + int64(calls-e.called) + e.touched
+	pieces := e.drv.UseCount()
+	n := 3 + int64(calls-e.called) + int64(pieces-e.pieces)/piecesPerStep + e.released
 	arenas := len(e.arenas)
 	if e.uses != nil {
 		arenas = min(arenas, lastingStreams+2*e.inUse)
@@ -179,7 +192,7 @@ func (e *engine) steps() int64 {
 	if calls != e.called {
 		n += int64(e.drv.Leaks().Mappings)/mappingsPerStep + 3*int64(arenas)
 	}
-	e.called, e.touched = calls, 0
+	e.called, e.pieces, e.released = calls, pieces, 0
 	return n + int64(arenas)
 }
 
@@ -192,7 +205,6 @@ func (e *engine) Free(b int) error {
 		return nil
 	}
 	e.out(streamOfPool{x.stream, x.pool}, -1)
-	e.touched += int64(x.size >> 24)
 	if err := e.drv.Use(0, e.streams[x.stream].Handle(), x.addr, x.size); err != nil {
 		return err
 	}
@@ -286,7 +298,7 @@ func (e *engine) ReleasePool(pool uint32) error {
 	}
 	err = p.Release()
 	e.pools[pool] = cistern.Pool{}
-	e.touched += stepsPerRelease * int64(e.drv.Leaks().Mappings)
+	e.released += stepsPerRelease * int64(e.drv.Leaks().Mappings)
 	e.drain()
 	return err
 }

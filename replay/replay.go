@@ -526,8 +526,8 @@ func (d *driver) alloc(i, b int, size uint64, stream, pool uint32, us int64) (bo
 // maxRequest is the size in bytes from which on a request fails under every policy, and maxLive what may be out at a time: more
 // than any device has, and little enough for sums to be right and for their pages to be listed.
 const (
-	maxRequest = 1 << 40
-	maxLive    = 1 << 41
+	maxRequest = 1 << 39
+	maxLive    = 1 << 40
 )
 
 func (d *driver) request(b int, size uint64, stream, pool uint32) (uint64, error) {

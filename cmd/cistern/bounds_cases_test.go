@@ -2,9 +2,11 @@ package main
 
 import (
 	"bytes"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 
@@ -16,12 +18,9 @@ import (
 	"github.com/cistern-gpu/cistern/recording/open"
 )
 
-// Small files that once took minutes, or gigabytes. Each command ends on each of them, in a time that has room for a busy
-// machine and is far below what it was.
-func TestBoundedCases(t *testing.T) {
-	if testing.Short() {
-		t.Skip("the race detector slows the engine twenty times: measured without it")
-	}
+// boundedCases are small files that once took minutes, or gigabytes.
+func boundedCases(t *testing.T) map[string]*recording.File {
+	t.Helper()
 	const n = 50_000
 	one := func(make func(i int) event.Event, count int) *recording.File {
 		tr := &recording.Trace{Streams: []uint64{0}, Pools: []recording.PoolID{{}}, Stacks: []recording.Stack{nil}, FromStart: true}
@@ -42,6 +41,10 @@ func TestBoundedCases(t *testing.T) {
 	for i := range 10_000 {
 		streams.Traces[0].Streams = append(streams.Traces[0].Streams, uint64(i+1))
 	}
+	chunks := one(func(i int) event.Event {
+		return event.Event{Kind: event.Alloc, Addr: uint64(i+1) << 42, Size: 1<<39 - 1<<30, Stream: uint32(i % 2), TimeUS: int64(i)}
+	}, 5)
+	chunks.Traces[0].Streams, chunks.Traces[0].Events[4].Kind = []uint64{0, 1}, event.OOM
 	// call is repeated n times after n allocations in another context.
 	driver := func(call recording.Call) *recording.File {
 		var b bytes.Buffer
@@ -66,7 +69,7 @@ func TestBoundedCases(t *testing.T) {
 		}
 		return f
 	}
-	cases := map[string]*recording.File{
+	return map[string]*recording.File{
 		"a request beyond any device": one(func(i int) event.Event { return event.Event{Kind: turns(i), Addr: 1 << 40, Size: 16 << 40} }, 2),
 		"a failure beyond any device": one(func(i int) event.Event {
 			return event.Event{Kind: []event.Kind{event.Alloc, event.OOM}[i], Addr: 1 << 40, Size: 1 << (9 + 31*i)}
@@ -74,6 +77,7 @@ func TestBoundedCases(t *testing.T) {
 		"terabytes that move": one(func(i int) event.Event {
 			return event.Event{Kind: turns(i), Addr: 1 << 40, Size: 1<<40 - 1, Pool: 0, TimeUS: int64(i)}
 		}, 2000),
+		"chunks without end": chunks,
 		"petabytes": one(func(i int) event.Event {
 			return event.Event{Kind: event.Alloc, Addr: uint64(i+1) << 42, Size: 1<<40 - 1}
 		}, 3000),
@@ -93,9 +97,16 @@ func TestBoundedCases(t *testing.T) {
 		"ranges that unmap":     driver(recording.Call{Kind: recording.MemUnmap, Addr: 1 << 21, Size: 1 << 60, Device: 1}),
 		"a pool on each device": driver(recording.Call{Kind: recording.MemPoolTrimTo, Pool: 5, Extra: 1 << 30, Device: 255}),
 	}
+}
+
+// Each command ends on each of them, in a time that has room for a busy machine and is far below what it was.
+func TestBoundedCases(t *testing.T) {
+	if testing.Short() {
+		t.Skip("the race detector slows the engine twenty times: measured without it")
+	}
 	dir := t.TempDir()
 	path := filepath.Join(dir, "in")
-	for name, f := range cases {
+	for name, f := range boundedCases(t) {
 		var b bytes.Buffer
 		if err := native.Write(&b, f); err != nil {
 			t.Fatalf("%s: %v", name, err)
@@ -113,6 +124,48 @@ func TestBoundedCases(t *testing.T) {
 			t.Logf("%s, %d bytes: %s: %v %.200s", name, b.Len(), args, cpu, errs.String())
 			if cpu > hostileCPU {
 				t.Errorf("%s, %d bytes: %s took %v", name, b.Len(), args, cpu)
+			}
+		}
+	}
+}
+
+// peakOf is the most memory in MiB that a command has as a process by itself, on a machine with many processors.
+func peakOf(t *testing.T, args ...string) uint64 {
+	t.Helper()
+	cmd, errs := selfCommand(t, args...)
+	cmd.Env = append(cmd.Env, "CISTERN_TEST_PEAK=1", "GOMAXPROCS=16")
+	out, err := cmd.Output()
+	if code := codeOf(t, err); code != exitOK && code != exitBad {
+		t.Fatalf("%v: code %d, %s", args, code, errs)
+	}
+	var kib uint64
+	if _, err := fmt.Sscan(string(out), &kib); err != nil {
+		t.Fatalf("%v: %v, %q, %s", args, err, out, errs)
+	}
+	return kib >> 10
+}
+
+// No command has more than the promise on any of them, however many processors there are.
+func TestBoundedMemory(t *testing.T) {
+	if testing.Short() || runtime.GOOS != "linux" {
+		t.Skip("measured on Linux, and without the race detector, which multiplies memory")
+	}
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "in")
+	cases := boundedCases(t)
+	for _, name := range []string{"chunks without end", "petabytes", "contexts that end", "streams used once"} { // those that take most
+		var b bytes.Buffer
+		if err := native.Write(&b, cases[name]); err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		if err := os.WriteFile(path, b.Bytes(), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		for _, args := range [][]string{{"tune"}, {"report"}, {"replay", "--capacity", "2TiB", "--policy", "cistern", "--policy", "cistern:chunk:2MiB"}} {
+			mib := peakOf(t, append(args, path)...)
+			t.Logf("%s, %d bytes: %v: %d MiB", name, b.Len(), args, mib)
+			if mib > 256 {
+				t.Errorf("%s, %d bytes: %v has %d MiB; expected at most 256", name, b.Len(), args, mib)
 			}
 		}
 	}

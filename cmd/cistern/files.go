@@ -3,8 +3,10 @@ package main
 import (
 	"context"
 	"fmt"
+	"math"
 	"os"
 	"runtime"
+	"runtime/debug"
 	"sync"
 
 	"golang.org/x/sync/semaphore"
@@ -27,6 +29,32 @@ func weight(path string) int64 {
 	return max(1<<20, min(memoryBudget, st.Size()*20))
 }
 
+// What Go's collector is to keep to: the promise for a small file, less what is outside its heap, and what a reader may take more of
+// larger ones.
+const (
+	smallMemory   = 192 << 20
+	memoryPerByte = 256
+)
+
+// boundMemory has Go collect garbage more often near what the files may take, until the function that it returns is called. A limit
+// of the user's own (GOMEMLIMIT) stays.
+func boundMemory(paths []string) (end func()) {
+	limit := int64(smallMemory)
+	for _, path := range paths {
+		st, err := os.Stat(path)
+		if path == "-" || err != nil || !st.Mode().IsRegular() || st.Size() > 1<<40 {
+			return func() {}
+		}
+		limit += memoryPerByte * st.Size()
+	}
+	const none = math.MaxInt64
+	if debug.SetMemoryLimit(-1) != none {
+		return func() {}
+	}
+	debug.SetMemoryLimit(limit)
+	return func() { debug.SetMemoryLimit(none) }
+}
+
 // outcome is what became of one file.
 type outcome[T any] struct {
 	value T
@@ -39,6 +67,7 @@ func eachFile[T any](ctx context.Context, a *app, paths []string, bar *progress,
 	work func(f *recording.File, step func(done, total int)) (T, error), done func(i int, o outcome[T])) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
+	defer boundMemory(paths)()
 	results := make([]chan outcome[T], len(paths))
 	for i := range results {
 		results[i] = make(chan outcome[T], 1)

@@ -1,8 +1,11 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -17,6 +20,11 @@ import (
 
 // TestMain is also the command itself: run and record replace the process that they are called in.
 func TestMain(m *testing.M) {
+	if os.Getenv("CISTERN_TEST_PEAK") != "" { // prints its own peak: that of its usage has this process's, from which it is started
+		code := run(context.Background(), os.Args[1:], os.Stdin, io.Discard, os.Stderr)
+		fmt.Println(peakResident())
+		os.Exit(code)
+	}
 	if os.Getenv("CISTERN_TEST_AS_COMMAND") != "" {
 		os.Unsetenv("CISTERN_TEST_AS_COMMAND")
 		main()

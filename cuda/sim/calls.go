@@ -149,6 +149,7 @@ type accounts struct {
 	eventSyncs  uint64
 	deviceSyncs uint64
 	number      uint64 // of the current call, from 1, never reset
+	pieces      uint64 // that work used, never reset
 	fail        func(call string, n uint64) cuda.Code
 }
 
@@ -188,6 +189,13 @@ func (d *Driver) CallCount() (all, queries uint64) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.number, d.stats[callEventQuery].Count
+}
+
+// UseCount is how many pieces of memory work has used since New: a piece is what a use has of one chunk.
+func (d *Driver) UseCount() uint64 {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.pieces
 }
 
 // FailCall makes calls fail: f is asked at every driver call, with the call's name and its number (from 1, over all

@@ -28,6 +28,12 @@ type span struct {
 // touch checks work m, which comes after what seen covers, against the uses of [lo, hi) so far, and makes it the last
 // one. It returns the first use that is neither before m nor a read beside a read.
 func (r *ranges) touch(lo, hi uint64, m mark, read bool, seen, host vector) (conflict mark, bad bool) {
+	if len(r.spans) == 1 && !read { // a chunk that is used whole
+		if s := &r.spans[0]; s.lo == lo && s.hi == hi && len(s.reads) == 0 && seen.covers(s.write) {
+			s.write = m
+			return conflict, false
+		}
+	}
 	if r.halves == nil && len(r.spans) >= max(r.pruneAt, 16) {
 		r.prune(host)
 		r.pruneAt = 2 * len(r.spans)

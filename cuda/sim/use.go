@@ -134,6 +134,7 @@ func (d *Driver) touch(s *stream, dev cuda.Device, addr, size uint64, t time.Dur
 		k, r := d.regionAt(p)
 		hi := min(end, r.base+r.size)
 		r.busy = max(r.busy, t)
+		d.pieces++
 		off := p - k.base
 		if d.opt.Check >= CheckOrder {
 			r.use(m)
