@@ -34,8 +34,13 @@ func (d *Deadline) Begun() bool { return !d.last.IsZero() }
 
 // Poll calls done until it returns true, and reports whether it did so in time.
 func (d *Deadline) Poll(done func() bool) bool {
+	return Poll(func(now time.Time) bool { return d.Left(now) > 0 }, done)
+}
+
+// Poll calls done until it returns true, and reports whether it did so while goesOn returned true.
+func Poll(goesOn func(now time.Time) bool, done func() bool) bool {
 	const least, most = 50 * time.Microsecond, time.Millisecond
-	for nap := least; d.Left(time.Now()) > 0; nap = min(2*nap, most) {
+	for nap := least; goesOn(time.Now()); nap = min(2*nap, most) {
 		if done() {
 			return true
 		}

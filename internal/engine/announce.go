@@ -2,6 +2,7 @@ package engine
 
 import (
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/cistern-gpu/cistern/cuda"
@@ -22,7 +23,7 @@ import (
 //
 // The function is called with no lock held, perhaps by several threads at once. It may free memory and read statistics, but
 // must not allocate from the device or trim it. A request that would fail while another thread calls an observer waits for
-// that, at most a second for each call, so that the caller's own locks do no more harm. When OnUnmap returns no call of the
+// that, at most a second for each call of the function, so that the caller's own locks do no more harm. When OnUnmap returns no call of the
 // former function is under way, so a function must not replace itself.
 func (d *Device) OnUnmap(f func(addr cuda.Ptr, size uint64)) {
 	d.state.observers.set(&d.state.observers.onUnmap, f) // +checklocksignore: of the field only the address is taken
@@ -54,29 +55,52 @@ func (ob *observers) set(at **observer, f func(addr cuda.Ptr, size uint64)) {
 	}
 }
 
-// A request waits for a call of an observer for observerTimeout at most, because the function may be waiting for the request's
-// own thread. The wait begins anew when the oldest call has ended, so slow functions fail no request. It begins anew
-// observerCalls times at most, so that a request which nothing can meet fails although other threads never stop publishing.
+// A request waits for one call of an observer's function for observerTimeout at most, because the function may be waiting for
+// the request's own thread. A thread calls the function for range after range: the wait begins anew when a call has returned,
+// and while that thread only waits for Device.mu, which others hold through slow driver calls, it does not pass. So neither slow
+// functions nor a slow driver fail a request. A request that nothing can meet fails although other threads never stop publishing:
+// it waits anew for observerThreads of them at most, and for observerTotal in all.
 const (
 	observerTimeout = time.Second
-	observerCalls   = 20
+	observerThreads = 20
+	observerTotal   = observerThreads * observerTimeout
 )
+
+// publication is one thread's way through the ranges that an observer is notified of.
+type publication struct {
+	returned atomic.Uint32 // how many calls of the function have returned
+	ended    atomic.Bool   // all have: the thread waits for Device.mu
+}
 
 // observerWait is a request's wait.
 type observerWait struct {
-	deadline.Deadline
-	oldest uint64 // the call that it waits for
-	calls  int    // for how many it has waited
+	call, total deadline.Deadline
+	oldest      *publication // that it waits for
+	returned    uint32       // of its calls, when the wait for the next began
+	threads     int          // for how many it has waited
 }
 
-// waitFor has the waiter wait for the oldest call under way.
-func (w *observerWait) waitFor(oldest uint64) {
-	if w.oldest != oldest && w.calls < observerCalls {
-		*w = observerWait{Deadline: deadline.Deadline{Limit: observerTimeout}, oldest: oldest, calls: w.calls + 1}
+// goesOn reports whether the request still waits, now that this is the oldest publication under way.
+func (w *observerWait) goesOn(oldest *publication, now time.Time) bool {
+	returned, another := oldest.returned.Load(), w.oldest != oldest
+	switch {
+	case another && w.threads < observerThreads:
+		w.threads++
+	case another || w.returned == returned && !oldest.ended.Load():
+		return w.left(now) > 0
 	}
+	w.oldest, w.returned, w.call = oldest, returned, deadline.Deadline{Limit: observerTimeout}
+	return w.left(now) > 0
 }
 
-// awaitPublished waits until a call of an observer has ended, or, where that is given, until timeout is at an end.
+func (w *observerWait) left(now time.Time) time.Duration {
+	if !w.total.Begun() {
+		w.total.Limit = observerTotal
+	}
+	return min(w.call.Left(now), w.total.Left(now))
+}
+
+// awaitPublished waits until a publication has ended, or, where a request's wait is given, until that is over.
 // The caller holds Device.mu and nothing else; it is let go meanwhile.
 //
 // +checklocks:ob.gpu.mu
@@ -91,7 +115,7 @@ func (ob *observers) awaitPublished(w *observerWait) {
 		<-published
 		return
 	}
-	w.Poll(func() bool {
+	deadline.Poll(func(now time.Time) bool { return w.goesOn(w.oldest, now) }, func() bool {
 		select {
 		case <-published:
 			return true
@@ -110,23 +134,25 @@ func (ob *observers) publish(t *observer, ranges []run) {
 		return
 	}
 	t.calls++
-	ob.published++
-	ob.publishing = append(ob.publishing, ob.published)
-	defer ob.publishedBy(t, ob.published) // also if f panics
+	by := new(publication)
+	ob.publishing = append(ob.publishing, by)
+	defer ob.publishedBy(t, by) // also if f panics
 	ob.gpu.mu.Unlock()
 	defer ob.gpu.mu.Lock()
+	defer by.ended.Store(true)
 	lockrank.MayCall()
 	for _, r := range ranges {
 		t.f(cuda.Ptr(r.addr), r.size)
+		by.returned.Add(1)
 	}
 }
 
 // publishedBy ends a call of publish.
 //
 // +checklocks:ob.gpu.mu
-func (ob *observers) publishedBy(t *observer, call uint64) {
+func (ob *observers) publishedBy(t *observer, by *publication) {
 	t.calls--
-	i := slices.Index(ob.publishing, call)
+	i := slices.Index(ob.publishing, by)
 	ob.publishing = slices.Delete(ob.publishing, i, i+1)
 	if ob.publishDone != nil {
 		close(ob.publishDone)

@@ -617,24 +617,65 @@ func TestPeerDuringOnMap(t *testing.T) {
 	must(t, p.use(1, <-got, 20*mib))
 }
 
-// A request waits a second for one call that does not come back, longer for calls that do, and not for ever for anything.
+// A request waits a second for one call that does not come back, longer for calls that do and for threads that wait for a lock of
+// the engine's, and not for ever for anything.
 func TestOnUnmapTimeout(t *testing.T) {
-	waited := func(call func(n int) uint64) (n int) {
-		for _, waits := range engine.Waits(2000, call) {
-			if !waits {
-				break
-			}
-			n++
+	for _, c := range []struct {
+		what   string
+		oldest func(n int) engine.Publication
+		want   int // turns of 50 ms
+	}{
+		{"one call that does not return", func(int) engine.Publication { return engine.Publication{} }, 20},
+		{"three threads whose calls return and one whose does not", func(n int) engine.Publication { return engine.Publication{Thread: min(n/15, 3)} }, 45 + 20},
+		{"three calls of one thread that return and one that does not", func(n int) engine.Publication { return engine.Publication{Returned: min(n/15, 3)} }, 45 + 20},
+		{"a thread that waits for the engine's lock, then another call", func(n int) engine.Publication {
+			return engine.Publication{Thread: n / 100, Ended: n < 100}
+		}, 100 + 20},
+		{"threads without end", func(n int) engine.Publication { return engine.Publication{Thread: n} }, 19 + 20},
+		{"calls of one thread without end", func(n int) engine.Publication { return engine.Publication{Returned: n} }, 400},
+		{"a thread that waits for the engine's lock for ever", func(n int) engine.Publication { return engine.Publication{Ended: true} }, 400},
+	} {
+		if n := engine.Waits(2000, c.oldest); n != c.want {
+			t.Errorf("%s: it waits %d turns, want %d", c.what, n, c.want)
 		}
-		return n
 	}
-	if n := waited(func(int) uint64 { return 1 }); n != 20 {
-		t.Errorf("for one call it waits %d turns, want 20", n)
+}
+
+// What a request waits for is seen: each call that returns, and that the thread has called for all ranges and waits for the lock
+// that another thread has for a slow driver call.
+func TestOnUnmapProgress(t *testing.T) {
+	drv := sim.New(sim.Options{Capacity: 64 * mib})
+	e := newEngineOver(t, drv, drv, config.Options{ChunkMax: 4 * mib}, 1)
+	entered, leave := make(chan int), make(chan struct{})
+	calls := 0
+	e.dev.OnUnmap(func(cuda.Ptr, uint64) {
+		calls++
+		entered <- calls
+		<-leave
+	})
+	e.free(t, e.alloc(t, 12*mib, e.streams[0]))
+	chunks := int(e.dev.Views.Stats().DeviceAllocs)
+	trimmed := make(chan error)
+	go func() { trimmed <- e.dev.Trim() }()
+	for n := 1; n <= chunks; n++ {
+		if call := <-entered; call != n {
+			t.Fatalf("call %d, want %d", call, n)
+		}
+		if p := engine.OldestPublication(e.dev); p.Returned != n-1 || p.Ended {
+			t.Errorf("in call %d: %+v", n, p)
+		}
+		if n < chunks {
+			leave <- struct{}{}
+		}
 	}
-	if n := waited(func(n int) uint64 { return uint64(min(n/15, 3)) + 1 }); n != 45+20 {
-		t.Errorf("for three calls that come back and one that does not it waits %d turns, want 65", n)
+	letGo := engine.HoldDevice(e.dev)
+	leave <- struct{}{}
+	for !engine.OldestPublication(e.dev).Ended {
+		time.Sleep(time.Millisecond)
 	}
-	if n := waited(func(n int) uint64 { return uint64(n) + 1 }); n < 20 || n > 100 {
-		t.Errorf("for calls without end it waits %d turns", n)
+	if p := engine.OldestPublication(e.dev); p.Returned != chunks || chunks < 3 {
+		t.Errorf("after the calls for %d chunks: %+v", chunks, p)
 	}
+	letGo()
+	must(t, <-trimmed)
 }

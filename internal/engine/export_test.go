@@ -21,17 +21,38 @@ func Awaits(d *Device) bool {
 	return d.state.observers.publishDone != nil
 }
 
-// Waits simulates turns of a request that waits for observers of memory: call(n) is the number of the oldest call under way in
-// turn n. It reports for each turn whether the request still waits.
-func Waits(turns int, call func(n int) uint64) (waits []bool) {
+// Publication is what a thread that calls an observer has done so far, as others see it.
+type Publication struct {
+	Thread, Returned int
+	Ended            bool
+}
+
+// OldestPublication is the oldest that is under way.
+func OldestPublication(d *Device) Publication {
+	p := d.state.observers.publishing[0] // the caller has the lock, or nothing changes it
+	return Publication{Returned: int(p.returned.Load()), Ended: p.ended.Load()}
+}
+
+// Waits is for how many of some turns, each as long as counts of a turn, a request waits for observers of memory, where
+// oldest(n) is the oldest publication under way in turn n.
+func Waits(turns int, oldest func(n int) Publication) (n int) {
 	var w observerWait
-	now := time.Now()
-	for n := range turns {
-		w.waitFor(call(n))
-		waits = append(waits, w.Left(now) > 0)
+	now, threads := time.Now(), map[int]*publication{}
+	for ; n < turns; n++ {
+		at := oldest(n)
+		p := threads[at.Thread]
+		if p == nil {
+			p = new(publication)
+			threads[at.Thread] = p
+		}
+		p.returned.Store(uint32(at.Returned))
+		p.ended.Store(at.Ended)
+		if !w.goesOn(p, now) {
+			break
+		}
 		now = now.Add(deadline.Step)
 	}
-	return waits
+	return n
 }
 
 // HoldDevice locks a device as a request does that is in the reclaim stages, until the function that it returns is called.

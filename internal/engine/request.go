@@ -281,8 +281,7 @@ func (c *request) awaitObservers() bool {
 	if len(d.state.observers.publishing) == 0 {
 		return false
 	}
-	c.observers.waitFor(d.state.observers.publishing[0])
-	if c.observers.Left(time.Now()) <= 0 {
+	if !c.observers.goesOn(d.state.observers.publishing[0], time.Now()) {
 		return false
 	}
 	c.s.arena.Unlock()

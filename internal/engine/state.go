@@ -179,9 +179,7 @@ type observers struct {
 	// +checklocks:gpu.mu
 	onUnmap *observer // nil: none
 	// +checklocks:gpu.mu
-	publishing []uint64 // the calls of observers under way, by number, the oldest first
-	// +checklocks:gpu.mu
-	published uint64 // how many there were
+	publishing []*publication // under way, the oldest first
 	// +checklocks:gpu.mu
 	publishDone chan struct{} // closed when one is done; nil: no thread waits for that
 }
