@@ -28,7 +28,7 @@ stage=$(mktemp -d)
 trap 'rm -rf "$stage"' EXIT
 [ "$from" != . ] || rm -rf dist
 mkdir -p "$out"
-cp -r python/cistern python/pyproject.toml python/hatch_build.py python/README.md LICENSE NOTICE "$stage"
+cp -r python/cistern python/cistern.sh python/pyproject.toml python/hatch_build.py python/README.md LICENSE NOTICE "$stage"
 find "$stage" -name __pycache__ -prune -exec rm -rf {} +
 mkdir "$stage"/cistern/lib "$stage"/cistern/bin "$stage"/cistern/include
 cp "$from"/lib/*.so "$stage"/cistern/lib

@@ -1,9 +1,9 @@
-"""The command `cistern`, a program of its own: where it lies, and the script of that name that the wheel installs."""
+"""The command `cistern`, a program of its own: where it lies. The script of that name that the wheel installs, python/cistern.sh,
+starts it without Python."""
 
 import os
-import sys
 
-from . import _library, _platform
+from . import _library
 from ._errors import CisternError
 
 
@@ -17,15 +17,3 @@ def path() -> str:
         if os.access(file, os.X_OK) and os.path.isfile(file):
             return file
     raise CisternError("the command cistern is missing: looked in " + ", ".join(folders))
-
-
-def main() -> None:
-    """Becomes the program. An argument names the Python it was installed for."""
-    program = ""
-    try:
-        program = path()
-        os.environ.setdefault("CISTERN_PYTHON", sys.executable)
-        os.execv(program, [sys.argv[0] or program] + sys.argv[1:])
-    except (CisternError, OSError) as e:
-        sys.stderr.write("cistern: %s\n" % (program and _platform.explain(program) or e))
-        sys.exit(2)

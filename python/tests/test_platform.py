@@ -44,17 +44,6 @@ class Platform(Case):
         line = "%s is for %s, this machine is %s: install the wheel for it" % (file, OTHER, MACHINE)
         self.assertEqual(self.load(file), [line, line])
 
-    def test_command_of_other_architecture(self):
-        copy = self.package()
-        os.makedirs(self.path("tree", "bin"))
-        program = self.path("tree", "bin", "cistern")
-        os.rename(self.elf(OTHER), program)
-        os.chmod(program, 0o755)
-        done = subprocess.run([sys.executable, "-c", "from cistern._command import main; main()"], stderr=subprocess.PIPE, cwd=self.folder,
-                              env=self.environment(PYTHONPATH=os.path.dirname(copy)), universal_newlines=True)
-        self.assertEqual((done.returncode, done.stderr),
-                         (2, "cistern: %s is for %s, this machine is %s: install the wheel for it\n" % (program, OTHER, MACHINE)))
-
     def test_old_glibc(self):
         file = self.elf(MACHINE)
         line = file + " needs glibc 2.28 or newer, this system has 2.17"
