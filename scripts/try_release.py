@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
-"""try_release.py [FOLDER]: tries what `make release` made in dist/ (or FOLDER), a line for each trial: the checksums; the wheel in a new
-environment of each Python from 3.9 on, without a compiler and with a home that cannot be written; its size and how long it takes to
-start; pip's answer to a wheel of another architecture; the aarch64 files under qemu-aarch64, where that is installed."""
+"""try_release.py [--root=SYSTEM]... [FOLDER]: tries what `make release` made in dist/ (or FOLDER), a line for each trial: the checksums; the
+wheel in a new environment of each Python from 3.9 on, without a compiler and with a home that cannot be written; its size and how long it
+takes to start; pip's answer to a wheel of another architecture; the library in a program of musl's and the aarch64 files under
+qemu-aarch64, where those are installed. SYSTEM is the root of another Linux that has python3 with venv, as debootstrap makes one: the
+wheel is tried in it as well. That needs root."""
 
 import glob
 import os
@@ -121,6 +123,68 @@ def try_wheels(dist, work):
         say("size", "%.1f MB %s" % (os.path.getsize(file) / 1e6, os.path.basename(file)))
 
 
+# What a program says that cannot load a library.
+OPENER = """#include <dlfcn.h>
+#include <stdio.h>
+int main(int n, char **arguments) {
+  puts(dlopen(arguments[n - 1], RTLD_NOW) == NULL ? dlerror() : "loaded");
+  return 0;
+}
+"""
+
+
+def try_musl(dist, work):
+    if shutil.which("musl-gcc") is None:
+        return say("musl", "not tried: install the package musl-tools (Debian's name)")
+    source, program = os.path.join(work, "opener.c"), os.path.join(work, "opener")
+    with open(source, "w", encoding="utf-8") as f:
+        f.write(OPENER)
+    run("musl-gcc", "-o", program, source)
+    run("tar", "-xf", one(dist, "libcistern-*-linux-%s.tar.gz" % platform.machine()), "-C", work)
+    library = glob.glob(os.path.join(work, "libcistern-*-linux-%s" % platform.machine(), "lib", "libcistern.so"))[0]
+    words = run(program, library).splitlines()
+    if len(words) != 1 or words[0] == "loaded":
+        raise Failed("a program of musl's that loads the library says: %s" % words)
+    say("musl, library", words[0].replace(library, "libcistern.so"))
+    archive = one(dist, "cistern-*-linux-%s.tar.gz" % {"x86_64": "amd64", "aarch64": "arm64"}[platform.machine()])
+    run("tar", "-xf", archive, "-C", work)
+    static = os.path.join(work, os.path.basename(archive)[:-7], "cistern")
+    if "INTERP" in run("readelf", "-lW", static):
+        raise Failed("%s needs a dynamic loader" % static)
+    say("musl, static", run(static, "--version"), "| needs no loader")
+
+
+# Tries the wheel in another system, whose root is the working folder.
+IN_ROOT = """set -eu
+rm -rf /tmp/cistern-venv
+python3 -m venv /tmp/cistern-venv
+bin=/tmp/cistern-venv/bin
+$bin/python -m pip install -q --no-index --disable-pip-version-check /tmp/cistern-try/*.whl
+export CISTERN_CONF=driver:sim:1GiB HOME=/dev/null
+$bin/cistern --version
+$bin/python -c "$USE"
+$bin/cistern report /tmp/cistern-try/recording.pickle.gz >/dev/null
+$bin/python -c 'import os, platform; print(os.confstr("CS_GNU_LIBC_VERSION"), "Python", platform.python_version())'
+rm -rf /tmp/cistern-venv
+"""
+
+
+def try_root(dist, root):
+    """The mounts of the trial end with it."""
+    place = os.path.join(root, "tmp", "cistern-try")
+    shutil.rmtree(place, ignore_errors=True)
+    os.makedirs(place)
+    try:
+        shutil.copy(one(dist, "*_%s.whl" % platform.machine()), place)
+        shutil.copy(RECORDING, os.path.join(place, "recording.pickle.gz"))
+        env = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "USE": USE, "IN_ROOT": IN_ROOT, "ROOT": root}
+        words = run("unshare", "--mount", "sh", "-c", 'mount -t proc proc "$ROOT/proc" && exec chroot "$ROOT" sh -c "$IN_ROOT"', env=env)
+        version, used, system = words.splitlines()[-3:]
+        say(os.path.basename(root), version, "| library:", used, "|", system)
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
 def try_aarch64(dist, work):
     if shutil.which(QEMU[0]) is None or shutil.which("aarch64-linux-gnu-gcc") is None:
         return say("aarch64", "not tried: scripts/need.sh qemu-aarch64 aarch64-linux-gnu-gcc")
@@ -144,11 +208,15 @@ def try_aarch64(dist, work):
 
 
 def main(arguments):
-    dist = os.path.abspath((arguments or [os.path.join(ROOT, "dist")])[0])
+    roots = [os.path.abspath(a.partition("=")[2]) for a in arguments if a.startswith("--root=")]
+    dist = os.path.abspath(([a for a in arguments if not a.startswith("-")] or [os.path.join(ROOT, "dist")])[0])
     try:
         with tempfile.TemporaryDirectory(prefix="cistern-release-") as work:
             say("checksums", len(run("sha256sum", "--check", "--strict", "SHA256SUMS", cwd=dist).splitlines()), "files")
             try_wheels(dist, work)
+            for root in roots:
+                try_root(dist, root)
+            try_musl(dist, work)
             try_aarch64(dist, work)
         return 0
     except Failed as e:
