@@ -19,6 +19,7 @@ package() {
     aarch64-linux-gnu-g++) echo g++-aarch64-linux-gnu libc6-dev-arm64-cross ;;
     dpkg-deb) echo dpkg ;;
     qemu-aarch64) echo qemu-user ;;
+    musl-gcc) echo musl-tools ;;
     *) echo "$1" ;;
   esac
 }

@@ -135,7 +135,7 @@ int main(int n, char **arguments) {
 
 def try_musl(dist, work):
     if shutil.which("musl-gcc") is None:
-        return say("musl", "not tried: install the package musl-tools (Debian's name)")
+        return say("musl", "not tried: scripts/need.sh musl-gcc")
     source, program = os.path.join(work, "opener.c"), os.path.join(work, "opener")
     with open(source, "w", encoding="utf-8") as f:
         f.write(OPENER)
