@@ -81,6 +81,12 @@ const (
 	LocationHostNUMA                 // host memory of one NUMA node (extended GPU memory)
 )
 
+// PoolPtr names memory of an exported pool in other processes (CUmemPoolPtrExportData).
+type PoolPtr [64]byte
+
+// EventHandle names an event from EventCreateShared in other processes (CUipcEventHandle).
+type EventHandle [64]byte
+
 // MemProp describes a chunk to MemCreate. Two chunks with equal MemProp are interchangeable.
 type MemProp struct {
 	Device   Device
@@ -228,6 +234,14 @@ type Driver interface {
 
 	// EventCreate makes an event without timing (cuEventCreate, CU_EVENT_DISABLE_TIMING).
 	EventCreate(d Device) (Event, error)
+	// EventCreateShared makes an event that other processes may open, without timing (cuEventCreate,
+	// CU_EVENT_INTERPROCESS | CU_EVENT_DISABLE_TIMING). EventExport names it (cuIpcGetEventHandle) and EventOpen opens it in
+	// another process (cuIpcOpenEventHandle), which may record it, wait for it and query it, and which destroys its own.
+	// The process that made it destroys it last. A wait is for the record that was last when the wait was queued: whoever
+	// waits must know, by other means, that the record was made.
+	EventCreateShared(d Device) (Event, error)
+	EventExport(d Device, e Event) (EventHandle, error)
+	EventOpen(d Device, h EventHandle) (Event, error)
 	EventDestroy(d Device, e Event) error
 	// EventRecord marks the work queued on s so far (cuEventRecord). Recording on a destroyed stream is undefined.
 	EventRecord(d Device, e Event, s Stream) error
@@ -280,4 +294,18 @@ type Driver interface {
 	MemPoolSetAccess(d Device, pool MemPool, devs []Device) error
 	MemAllocAsync(d Device, size uint64, pool MemPool, s Stream) (Ptr, error)
 	MemFreeAsync(d Device, p Ptr, s Stream) error
+
+	// Pools for other processes. MemPoolExport makes a file descriptor of a pool that was created with HandlePosix
+	// (cuMemPoolExportToShareableHandle); it is the caller's, and closed on exec. MemPoolImport is a pool of this process's
+	// for it (cuMemPoolImportFromShareableHandle): nothing can be allocated from it, and its memory is accessible to the
+	// device that it lies on, whatever the exporter opened it to, and to those of MemPoolSetAccess. MemPoolDestroy drops it.
+	// The descriptor stays the caller's and is needed no longer.
+	MemPoolExport(d Device, pool MemPool) (fd int, err error)
+	MemPoolImport(d Device, fd int) (MemPool, error)
+	// MemPoolExportPtr names memory from MemAllocAsync that starts at p, and MemPoolImportPtr maps it in a process that has
+	// imported the pool (cuMemPoolExportPointer, cuMemPoolImportPointer). Importing takes no memory. There it is used only after the
+	// allocation is complete, and freed by MemFreeAsync or MemFree before the exporter frees it: the exporter's free comes
+	// after the importer's by events, or the importer's is complete.
+	MemPoolExportPtr(d Device, p Ptr) (PoolPtr, error)
+	MemPoolImportPtr(d Device, pool MemPool, h PoolPtr) (Ptr, error)
 }

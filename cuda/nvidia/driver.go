@@ -366,6 +366,11 @@ func (d *Driver) EventCreate(dev cuda.Device) (cuda.Event, error) {
 	return d.eventCreate(dev, C.CU_EVENT_DISABLE_TIMING)
 }
 
+// EventCreateShared makes an event that other processes may open.
+func (d *Driver) EventCreateShared(dev cuda.Device) (cuda.Event, error) {
+	return d.eventCreate(dev, C.CU_EVENT_DISABLE_TIMING|C.CU_EVENT_INTERPROCESS)
+}
+
 func (d *Driver) eventCreate(dev cuda.Device, flags C.uint) (cuda.Event, error) {
 	var e C.uintptr_t
 	if r := C.nv_event_create(d.c, C.intptr_t(dev), flags, &e); r != 0 {

@@ -55,6 +55,14 @@ typedef struct {
 } CUipcMemHandle;
 
 typedef struct {
+	unsigned char reserved[64];
+} CUmemPoolPtrExportData;
+
+typedef struct {
+	char reserved[64];
+} CUipcEventHandle;
+
+typedef struct {
 	int allocType; // CU_MEM_ALLOCATION_TYPE_PINNED
 	int handleTypes;
 	CUmemLocation location;
@@ -78,6 +86,7 @@ enum {
 	CU_STREAM_NON_BLOCKING = 1,
 	CU_STREAM_CAPTURE_MODE_RELAXED = 2,
 	CU_EVENT_DISABLE_TIMING = 2,
+	CU_EVENT_INTERPROCESS = 4,
 
 	CU_MEM_ALLOCATION_TYPE_PINNED = 1,
 	CU_MEM_LOCATION_TYPE_DEVICE = 1,
@@ -169,6 +178,11 @@ enum {
 	X(cuMemPoolSetAccess, cuMemPoolSetAccess, (CUmemoryPool, const CUmemAccessDesc *, size_t)) \
 	X(cuMemAllocFromPoolAsync, cuMemAllocFromPoolAsync, (CUdeviceptr *, size_t, CUmemoryPool, CUstream)) \
 	X(cuMemFreeAsync, cuMemFreeAsync, (CUdeviceptr, CUstream)) \
+	X(cuMemPoolExportToShareableHandle, cuMemPoolExportToShareableHandle, (void *, CUmemoryPool, int, unsigned long long)) \
+	X(cuMemPoolImportFromShareableHandle, cuMemPoolImportFromShareableHandle, \
+	  (CUmemoryPool *, void *, int, unsigned long long)) \
+	X(cuMemPoolExportPointer, cuMemPoolExportPointer, (CUmemPoolPtrExportData *, CUdeviceptr)) \
+	X(cuMemPoolImportPointer, cuMemPoolImportPointer, (CUdeviceptr *, CUmemoryPool, CUmemPoolPtrExportData *)) \
 	X(cuStreamGetCtx, cuStreamGetCtx, (CUstream, CUcontext *)) \
 	X(cuStreamGetFlags, cuStreamGetFlags, (CUstream, unsigned *)) \
 	X(cuStreamGetId, cuStreamGetId, (CUstream, unsigned long long *)) \
@@ -183,6 +197,8 @@ enum {
 	X(cuStreamSynchronize, cuStreamSynchronize, (CUstream)) \
 	X(cuEventCreate, cuEventCreate, (CUevent *, unsigned)) \
 	X(cuEventDestroy, cuEventDestroy_v2, (CUevent)) \
+	X(cuIpcGetEventHandle, cuIpcGetEventHandle, (CUipcEventHandle *, CUevent)) \
+	X(cuIpcOpenEventHandle, cuIpcOpenEventHandle, (CUevent *, CUipcEventHandle)) \
 	X(cuEventRecord, cuEventRecord, (CUevent, CUstream)) \
 	X(cuEventQuery, cuEventQuery, (CUevent)) \
 	X(cuEventSynchronize, cuEventSynchronize, (CUevent)) \
@@ -298,6 +314,12 @@ nv_result nv_pool_trim(nv_driver *d, intptr_t dev, uintptr_t pool, size_t keep);
 nv_result nv_pool_set_access(nv_driver *d, intptr_t dev, uintptr_t pool, const intptr_t *devs, size_t n);
 nv_result nv_alloc_async(nv_driver *d, intptr_t dev, size_t size, uintptr_t pool, uintptr_t s, CUdeviceptr *p);
 nv_result nv_free_async(nv_driver *d, intptr_t dev, CUdeviceptr p, uintptr_t s);
+nv_result nv_pool_export(nv_driver *d, intptr_t dev, uintptr_t pool, int *fd);
+nv_result nv_pool_import(nv_driver *d, intptr_t dev, int fd, uintptr_t *pool);
+nv_result nv_pool_export_ptr(nv_driver *d, intptr_t dev, CUdeviceptr p, CUmemPoolPtrExportData *h);
+nv_result nv_pool_import_ptr(nv_driver *d, intptr_t dev, uintptr_t pool, const CUmemPoolPtrExportData *h, CUdeviceptr *p);
+nv_result nv_event_export(nv_driver *d, intptr_t dev, uintptr_t e, CUipcEventHandle *h);
+nv_result nv_event_open(nv_driver *d, intptr_t dev, const CUipcEventHandle *h, uintptr_t *e);
 
 // Work for the GPU: kernels, copies that wait, captures.
 nv_result nv_event_elapsed(nv_driver *d, intptr_t dev, uintptr_t from, uintptr_t to, float *ms);

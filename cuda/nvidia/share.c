@@ -33,3 +33,36 @@ nv_result nv_ipc_open(nv_driver *d, intptr_t dev, const CUipcMemHandle *h, CUdev
 nv_result nv_ipc_close(nv_driver *d, intptr_t dev, CUdeviceptr p) {
 	NV_ENTERED(d, dev, cuIpcCloseMemHandle, p);
 }
+
+nv_result nv_pool_export(nv_driver *d, intptr_t dev, uintptr_t pool, int *fd) {
+	nv_scope scope;
+	*fd = -1;
+	nv_result r = nv_enter(d, dev, &scope);
+	if (r == 0)
+		r = NV_CALL(d, cuMemPoolExportToShareableHandle, fd, (CUmemoryPool)pool, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+	if (r == 0) // as for a chunk
+		(void)fcntl(*fd, F_SETFD, FD_CLOEXEC);
+	return nv_leave(d, &scope, r);
+}
+
+nv_result nv_pool_import(nv_driver *d, intptr_t dev, int fd, uintptr_t *pool) {
+	NV_ENTERED(d, dev, cuMemPoolImportFromShareableHandle, (CUmemoryPool *)pool, (void *)(intptr_t)fd,
+		   CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+}
+
+nv_result nv_pool_export_ptr(nv_driver *d, intptr_t dev, CUdeviceptr p, CUmemPoolPtrExportData *h) {
+	NV_ENTERED(d, dev, cuMemPoolExportPointer, h, p);
+}
+
+nv_result nv_pool_import_ptr(nv_driver *d, intptr_t dev, uintptr_t pool, const CUmemPoolPtrExportData *h, CUdeviceptr *p) {
+	CUmemPoolPtrExportData data = *h; // the driver takes it as if it might write to it
+	NV_ENTERED(d, dev, cuMemPoolImportPointer, p, (CUmemoryPool)pool, &data);
+}
+
+nv_result nv_event_export(nv_driver *d, intptr_t dev, uintptr_t e, CUipcEventHandle *h) {
+	NV_ENTERED(d, dev, cuIpcGetEventHandle, h, (CUevent)e);
+}
+
+nv_result nv_event_open(nv_driver *d, intptr_t dev, const CUipcEventHandle *h, uintptr_t *e) {
+	NV_ENTERED(d, dev, cuIpcOpenEventHandle, (CUevent *)e, *h);
+}

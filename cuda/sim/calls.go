@@ -31,6 +31,12 @@ const (
 	callMemImport
 	callIpcGet
 	callIpcOpen
+	callEventExport
+	callEventOpen
+	callPoolExport
+	callPoolImport
+	callPoolExportPtr
+	callPoolImportPtr
 	callIpcClose
 	callMemHostAlloc
 	callMemFreeHost
@@ -87,6 +93,12 @@ var callNames = [numCalls]string{
 	callIpcGet:                   "cuIpcGetMemHandle",
 	callIpcOpen:                  "cuIpcOpenMemHandle",
 	callIpcClose:                 "cuIpcCloseMemHandle",
+	callEventExport:              "cuIpcGetEventHandle",
+	callEventOpen:                "cuIpcOpenEventHandle",
+	callPoolExport:               "cuMemPoolExportToShareableHandle",
+	callPoolImport:               "cuMemPoolImportFromShareableHandle",
+	callPoolExportPtr:            "cuMemPoolExportPointer",
+	callPoolImportPtr:            "cuMemPoolImportPointer",
 	callMemHostAlloc:             "cuMemHostAlloc",
 	callMemFreeHost:              "cuMemFreeHost",
 	callMemHostRegister:          "cuMemHostRegister",

@@ -22,12 +22,14 @@ const (
 	FaultCapture                       // a driver call invalidated a capture
 	FaultGraph                         // a graph's memory is not what it was captured with
 	FaultPool                          // a memory pool that was destroyed, or never made
+	FaultShared                        // memory of a pool, or an event, that another process still has or no longer has
 )
 
 var faultNames = [...]string{FaultUnmapped: "use of unmapped memory", FaultNoAccess: "use without access",
 	FaultInUse: "memory taken away while in use", FaultRace: "unordered use", FaultStream: "no such stream",
 	FaultCapture: "capture spoilt",
-	FaultGraph:   "graph memory changed", FaultPool: "no such pool"}
+	FaultGraph:   "graph memory changed", FaultPool: "no such pool",
+	FaultShared: "shared beyond its life"}
 
 func (k FaultKind) String() string { return faultNames[k] }
 
@@ -141,7 +143,7 @@ func (d *Driver) stillUsed(r *region, c *chunk, off uint64, by call, dev cuda.De
 	}
 	for _, m := range r.uses {
 		if !d.order.host.covers(m) {
-			f.Detail = "the host has not seen its use complete on stream " + itoa(d.order.owner[m.rank])
+			f.Detail = "the host has not seen its use complete on " + d.order.name(m.rank)
 			return f
 		}
 	}

@@ -22,8 +22,48 @@ var poisonPage = func() (p [contentPage]byte) {
 	return p
 }()
 
-// write copies b to offset off. Poison written where nothing is kept takes no memory.
+// write copies b to offset off.
 func (c *chunk) write(off uint64, b []byte) {
+	for len(b) > 0 {
+		w, n := c.window(off, uint64(len(b)))
+		if w != nil {
+			w.file.put(off-w.lo, b[:n])
+		} else {
+			c.writeOwn(off, b[:n])
+		}
+		b, off = b[n:], off+n
+	}
+}
+
+// read copies what is at offset off to b.
+func (c *chunk) read(off uint64, b []byte) {
+	for len(b) > 0 {
+		w, n := c.window(off, uint64(len(b)))
+		if w != nil {
+			w.file.get(off-w.lo, b[:n])
+		} else {
+			c.readOwn(off, b[:n])
+		}
+		b, off = b[n:], off+n
+	}
+}
+
+// forget makes size bytes at offset off undefined again.
+func (c *chunk) forget(off, size uint64) {
+	for size > 0 {
+		w, n := c.window(off, size)
+		if w != nil {
+			n = min(n, contentPage)
+			w.file.put(off-w.lo, poisonPage[:n])
+		} else {
+			c.forgetOwn(off, n)
+		}
+		size, off = size-n, off+n
+	}
+}
+
+// writeOwn is write where no other driver shares the bytes. Poison written where nothing is kept takes no memory.
+func (c *chunk) writeOwn(off uint64, b []byte) {
 	for len(b) > 0 {
 		n, at := off/contentPage, off%contentPage
 		part := b[:min(uint64(len(b)), contentPage-at)]
@@ -49,8 +89,7 @@ func (c *chunk) write(off uint64, b []byte) {
 	}
 }
 
-// read copies what is at offset off to b.
-func (c *chunk) read(off uint64, b []byte) {
+func (c *chunk) readOwn(off uint64, b []byte) {
 	for len(b) > 0 {
 		n, at := off/contentPage, off%contentPage
 		part := b[:min(uint64(len(b)), contentPage-at)]
@@ -65,8 +104,7 @@ func (c *chunk) read(off uint64, b []byte) {
 	}
 }
 
-// forget makes size bytes at offset off undefined again.
-func (c *chunk) forget(off, size uint64) {
+func (c *chunk) forgetOwn(off, size uint64) {
 	if c.data == nil {
 		return
 	}

@@ -99,7 +99,7 @@ func transfer(dst, src []piece) bool {
 				from.chunk.read(from.off, hostBytes(to.off, n))
 			case from.chunk == nil:
 				to.chunk.write(to.off, hostBytes(from.off, n))
-			case from.chunk.data == nil:
+			case from.chunk.data == nil && from.chunk.windows == nil:
 				to.chunk.forget(to.off, n)
 			default:
 				n = min(n, contentPage)

@@ -13,9 +13,10 @@ type event struct {
 	recorded bool
 	ctx      *context
 	done     time.Duration
-	seen     vector   // work that the record comes after; only with CheckOrder
-	capture  *capture // that the last record was part of
-	nodes    vector   // of the capture: nodes that the record comes after
+	seen     vector       // work that the record comes after; only with CheckOrder
+	capture  *capture     // that the last record was part of
+	nodes    vector       // of the capture: nodes that the record comes after
+	shared   *sharedEvent // nil for an event of this driver alone
 }
 
 // EventCreate makes an event.
@@ -25,6 +26,10 @@ func (d *Driver) EventCreate(dev cuda.Device) (cuda.Event, error) {
 	if err := d.beginContext(callEventCreate, dev, 0, d.costs.EventCreate); err != nil {
 		return 0, err
 	}
+	return d.newEvent(dev, nil), nil
+}
+
+func (d *Driver) newEvent(dev cuda.Device, shared *sharedEvent) cuda.Event {
 	var slot uint32
 	if n := len(d.freeEv); n > 0 {
 		slot = d.freeEv[n-1]
@@ -36,8 +41,9 @@ func (d *Driver) EventCreate(dev cuda.Device) (cuda.Event, error) {
 	e := &d.events[slot]
 	e.handle = cuda.Event(uintptr(uint64(e.gen)<<32 | uint64(slot+1)))
 	e.ctx = d.devices[dev].primary
+	e.shared = shared
 	d.live.events++
-	return e.handle, nil
+	return e.handle
 }
 
 // EventDestroy destroys an event. Waits that were queued for it stand.
@@ -47,6 +53,9 @@ func (d *Driver) EventDestroy(dev cuda.Device, h cuda.Event) error {
 	e, err := d.eventCall(callEventDestroy, dev, h, d.costs.EventDestroy)
 	if err != nil {
 		return err
+	}
+	if e.shared != nil {
+		d.closeEvent(e.shared)
 	}
 	*e = event{gen: e.gen + 1, seen: e.seen[:0], nodes: e.nodes[:0]}
 	d.freeEv = append(d.freeEv, uint32(h)-1)
@@ -89,6 +98,9 @@ func (d *Driver) EventRecord(dev cuda.Device, h cuda.Event, sh cuda.Stream) erro
 			return d.captureError(callEventRecord, dev, code)
 		}
 		if s.capture != nil {
+			if e.shared != nil { // other processes have no part in a graph
+				return d.captureError(callEventRecord, dev, cuda.ErrStreamCaptureUnsupported)
+			}
 			e.recorded = true
 			e.capture = s.capture
 			e.nodes = append(e.nodes[:0], s.nodes...)
@@ -105,6 +117,9 @@ func (d *Driver) EventRecord(dev cuda.Device, h cuda.Event, sh cuda.Stream) erro
 		d.order.prepare(s)
 		e.seen = append(e.seen[:0], s.seen...)
 	}
+	if e.shared != nil {
+		return d.publish(e, callEventRecord, dev)
+	}
 	return nil
 }
 
@@ -114,6 +129,9 @@ func (d *Driver) EventQuery(dev cuda.Device, h cuda.Event) (bool, error) {
 	defer d.leave()
 	e, err := d.eventCall(callEventQuery, dev, h, d.costs.EventQuery)
 	if err != nil {
+		return false, err
+	}
+	if err := d.refresh(e, callEventQuery, dev); err != nil {
 		return false, err
 	}
 	if e.capture != nil {
@@ -126,7 +144,7 @@ func (d *Driver) EventQuery(dev cuda.Device, h cuda.Event) (bool, error) {
 		return false, nil
 	}
 	if d.opt.Check >= CheckOrder {
-		d.order.host.join(e.seen)
+		d.hostSaw(e.seen)
 	}
 	return true, nil
 }
@@ -140,13 +158,16 @@ func (d *Driver) EventSynchronize(dev cuda.Device, h cuda.Event) error {
 		return err
 	}
 	d.eventSyncs++
+	if err := d.refresh(e, callEventSynchronize, dev); err != nil {
+		return err
+	}
 	if e.capture != nil {
 		return d.captureError(callEventSynchronize, dev, e.capture.observed())
 	}
 	if e.recorded {
 		d.waitFor(e.done)
 		if d.opt.Check >= CheckOrder {
-			d.order.host.join(e.seen)
+			d.hostSaw(e.seen)
 		}
 	}
 	d.shrinkPools(callEventSynchronize)
@@ -165,6 +186,9 @@ func (d *Driver) StreamWaitEvent(dev cuda.Device, sh cuda.Stream, h cuda.Event) 
 	e := d.event(h)
 	if e == nil {
 		return d.errorOf(callStreamWaitEvent, dev, 0, cuda.ErrInvalidHandle)
+	}
+	if err := d.refresh(e, callStreamWaitEvent, dev); err != nil {
+		return err
 	}
 	if e.capture != nil || s.capture != nil || len(s.ctx.captures) > 0 {
 		if code := s.waitCaptured(e); code != cuda.Success {

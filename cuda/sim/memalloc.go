@@ -136,6 +136,8 @@ func (d *Driver) MemFree(dev cuda.Device, p cuda.Ptr) error {
 		}
 	} else if m.arena != nil {
 		return d.freePooled(dev, m.arena, addr)
+	} else if m.pooled != nil && m.base == addr {
+		return d.freeImported(dev, m)
 	}
 	var r *region
 	if m != nil && m.resv == nil && !m.chunk.other && m.chunk.prop.Device == dev {

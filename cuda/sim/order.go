@@ -43,6 +43,8 @@ type order struct {
 	owner   []uint64 // by rank: the id of the stream that has or had it
 	free    []int
 	retired []int
+	remote  []remoteRank // by rank: whose it is where it is another driver's
+	ranks   map[remoteRank]int
 }
 
 // enter gives a stream a rank. The rank of a destroyed stream is reused once the host has seen its work complete, so
@@ -61,8 +63,13 @@ func (o *order) enter(id uint64) int {
 		o.owner[r] = id
 		return r
 	}
+	return o.add(id, remoteRank{})
+}
+
+func (o *order) add(id uint64, r remoteRank) int {
 	o.count = append(o.count, 0)
 	o.owner = append(o.owner, id)
+	o.remote = append(o.remote, r)
 	return len(o.count) - 1
 }
 

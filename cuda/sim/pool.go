@@ -33,6 +33,8 @@ type pool struct {
 	access    uint64 // a bit for each device
 	arenas    []*arena
 	destroyed bool
+	from      *fileName  // of an imported pool
+	imports   []*mapping // its memory
 }
 
 // arena is one range of a pool's memory.
@@ -139,7 +141,7 @@ func (d *Driver) newPool(v *device, handles cuda.HandleType, size uint64) *pool 
 	return p
 }
 
-// MemPoolCreate makes a pool. Handle types must be among Options.Handles; nothing can be exported from a pool here.
+// MemPoolCreate makes a pool. Handle types must be among Options.Handles.
 func (d *Driver) MemPoolCreate(props cuda.MemPoolProps) (cuda.MemPool, error) {
 	d.mu.Lock()
 	defer d.leave()
@@ -267,6 +269,9 @@ func (d *Driver) MemPoolSetAccess(dev cuda.Device, h cuda.MemPool, devs []cuda.D
 	for _, a := range p.arenas {
 		a.m.access |= access
 	}
+	for _, m := range p.imports {
+		m.access |= access
+	}
 	return nil
 }
 
@@ -280,8 +285,11 @@ func (d *Driver) MemAllocAsync(dev cuda.Device, size uint64, h cuda.MemPool, sh 
 		return 0, err
 	}
 	p := d.poolOf(h)
-	if p == nil {
+	switch {
+	case p == nil:
 		return 0, d.noPool(c, dev)
+	case p.from != nil:
+		return 0, d.errorOf(c, dev, size, cuda.ErrInvalidValue)
 	}
 	if err := d.refuseCaptured(c, dev, s); err != nil || size == 0 {
 		return 0, err
@@ -396,6 +404,9 @@ func (d *Driver) MemFreeAsync(dev cuda.Device, ptr cuda.Ptr, sh cuda.Stream) err
 		return err
 	}
 	m := d.space.find(uint64(ptr))
+	if m != nil && m.pooled != nil && m.base == uint64(ptr) {
+		return d.freeImportedAsync(dev, m, s)
+	}
 	if m == nil || m.arena == nil || m.arena.at(uint64(ptr)) == nil || m.arena.at(uint64(ptr)).base != uint64(ptr) {
 		return d.errorOf(c, dev, 0, cuda.ErrInvalidValue)
 	}
@@ -407,17 +418,21 @@ func (d *Driver) MemFreeAsync(dev cuda.Device, ptr cuda.Ptr, sh cuda.Stream) err
 			chunk: m.chunk, off: b.base - m.base,
 			Detail: fmt.Sprintf("the memory is freed at %v on its stream, and work on another uses it until %v", f.done, b.busy)})
 	}
+	off := b.base - m.base
+	if x := d.stillOpen(m.chunk, off); x != nil {
+		x.Op, x.Device, x.Stream, x.Addr, x.Size = callNames[c], dev, s.id, b.base, b.size
+		return d.found(x)
+	}
 	if d.opt.Check >= CheckOrder {
-		off := b.base - m.base
 		d.order.prepare(s)
 		f.last = d.order.next(s)
 		f.seen = slices.Clone(s.seen)
-		if old, bad := m.chunk.uses.touch(off, off+b.size, f.last, false, s.seen, d.order.host); bad {
+		if by := d.touchUses(s, m.chunk, off, off+b.size, f.last, false); by != "" {
 			return d.found(&Fault{Kind: FaultRace, Op: callNames[c], Device: dev, Stream: s.id, Addr: b.base, Size: b.size,
-				chunk: m.chunk, off: off,
-				Detail: "the memory is freed without order after a use of it on stream " + itoa(d.order.owner[old.rank])})
+				chunk: m.chunk, off: off, Detail: "the memory is freed without order after a use of it on " + by})
 		}
 	}
+	d.endExport(m.chunk, off, b.size, f.last, s)
 	d.unplace(a, b, f, s.id)
 	return nil
 }
@@ -436,8 +451,20 @@ func (d *Driver) freePooled(dev cuda.Device, a *arena, addr uint64) error {
 			return d.found(f)
 		}
 	}
+	off := addr - a.m.base
+	if x := d.stillOpen(a.m.chunk, off); x != nil {
+		x.Op, x.Device, x.Addr, x.Size = callNames[callMemFree], dev, r.base, r.size
+		return d.found(x)
+	}
+	if w, _ := a.m.chunk.window(off, 1); w != nil && d.opt.Check >= CheckOrder {
+		if by := d.unseenUse(w); by != "" {
+			return d.found(&Fault{Kind: FaultInUse, Op: callNames[callMemFree], Device: dev, Addr: r.base, Size: r.size, chunk: a.m.chunk, off: off,
+				Detail: "the host has not seen its use complete on " + by})
+		}
+	}
 	d.freeWaits(dev)
 	b := a.blocks[a.index(addr)-1]
+	d.endExport(a.m.chunk, off, b.size, mark{}, nil)
 	d.unplace(a, b, freed{lo: b.base, hi: b.base + b.size, seen: slices.Clone(d.order.host)}, 0)
 	return nil
 }

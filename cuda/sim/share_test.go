@@ -84,7 +84,41 @@ func everyCallOfSharing(t *testing.T, d *Driver, retry func(func() error)) {
 	retry(func() error { q, err = d.IpcOpen(0, imported); return err })
 	retry(func() error { return d.IpcClose(0, q) })
 	ok(t, os.NewFile(uintptr(fd), "chunk").Close())
+	everyCallOfSharedPools(t, d, retry)
 	retry(func() error { return d.MemRelease(k) })
 	retry(func() error { return d.MemRelease(h) })
 	retry(func() error { return d.MemFree(0, p) })
+}
+
+func everyCallOfSharedPools(t *testing.T, d *Driver, retry func(func() error)) {
+	other := New(Options{Handles: Exportable})
+	t.Cleanup(func() { ok(t, other.Close()); ok(t, d.Close()) })
+	ok(t, other.RetainContext(0))
+	foreign := must[cuda.MemPool](t)(other.MemPoolCreate(cuda.MemPoolProps{Handles: Exportable}))
+	file := must[int](t)(other.MemPoolExport(0, foreign))
+	memory := must[cuda.PoolPtr](t)(other.MemPoolExportPtr(0, must[cuda.Ptr](t)(other.MemAllocAsync(0, mib, foreign, 0))))
+	mark := must[cuda.EventHandle](t)(other.EventExport(0, must[cuda.Event](t)(other.EventCreateShared(0))))
+	var pool, imported cuda.MemPool
+	var p, q cuda.Ptr
+	var e, f cuda.Event
+	var fd int
+	var err error
+	retry(func() error { pool, err = d.MemPoolCreate(cuda.MemPoolProps{Handles: Exportable}); return err })
+	retry(func() error { fd, err = d.MemPoolExport(0, pool); return err })
+	ok(t, os.NewFile(uintptr(fd), "pool").Close())
+	retry(func() error { imported, err = d.MemPoolImport(0, file); return err })
+	ok(t, os.NewFile(uintptr(file), "pool").Close())
+	retry(func() error { p, err = d.MemAllocAsync(0, mib, pool, 0); return err })
+	retry(func() error { _, err = d.MemPoolExportPtr(0, p); return err })
+	retry(func() error { q, err = d.MemPoolImportPtr(0, imported, memory); return err })
+	retry(func() error { e, err = d.EventCreateShared(0); return err })
+	retry(func() error { _, err = d.EventExport(0, e); return err })
+	retry(func() error { f, err = d.EventOpen(0, mark); return err })
+	retry(func() error { return d.EventDestroy(0, f) })
+	retry(func() error { return d.EventDestroy(0, e) })
+	retry(func() error { return d.MemFreeAsync(0, q, 0) })
+	retry(func() error { return d.MemFreeAsync(0, p, 0) })
+	retry(func() error { return d.StreamSynchronize(0, 0) })
+	retry(func() error { return d.MemPoolDestroy(0, imported) })
+	retry(func() error { return d.MemPoolDestroy(0, pool) })
 }

@@ -309,10 +309,12 @@ func (s *shared) code(err error) cuda.Code {
 }
 
 // Close gives the memory of a driver with Options.Shared back to the others, and returns the first failure of the shared file. Calls
-// that need device memory fail from then on. Other drivers need no Close.
+// that need device memory fail from then on. Other drivers need no Close; those that share pools or events keep a file open without
+// it.
 func (d *Driver) Close() error {
 	d.mu.Lock()
 	defer d.leave()
+	d.closeFiles()
 	s := d.shared
 	if s == nil || s.closed {
 		return nil

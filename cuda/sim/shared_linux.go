@@ -52,6 +52,27 @@ func (f *lockedFile) size() (int64, error) {
 	return st.Size, nil
 }
 
+// reopened opens the file of a descriptor anew, with a lock of its own, and closes the descriptor.
+func reopened(fd int) (*lockedFile, error) {
+	defer syscall.Close(fd)
+	return openLocked("/proc/self/fd/" + strconv.Itoa(fd))
+}
+
+// number is the descriptor, by which other processes find the file in /proc.
+func (f *lockedFile) number() uint64 { return uint64(f.fd) }
+
+// read fills b from an offset on. What lies beyond the end of the file is left as it is.
+func (f *lockedFile) read(b []byte, at int64) error {
+	for len(b) > 0 {
+		n, err := retried(func() (int, error) { return syscall.Pread(f.fd, b, at) })
+		if err != nil || n == 0 {
+			return err
+		}
+		b, at = b[n:], at+int64(n)
+	}
+	return nil
+}
+
 func (f *lockedFile) lock() error {
 	if _, err := f.size(); err != nil {
 		return err

@@ -154,29 +154,30 @@ type Driver struct {
 
 	clock
 	accounts
-	devices  []*device
-	contexts []*context // by context number - 1
-	streams  []*stream  // by slot; nil where destroyed
-	freeStr  []uint32
-	adopted  map[cuda.Stream]*stream // by handle; nil unless AdoptStreams
-	streamID uint64
-	thread   func() uint64
-	events   []event
-	freeEv   []uint32
-	space    space
-	chunks   []*chunk // by slot
-	freeCh   []uint32
-	live     liveCounts
-	hostUsed uint64
-	mapSeq   uint64
-	captures uint64  // ids of captures so far
-	identity uint64  // tells this driver from those of other processes
-	shared   *shared // nil without Options.Shared
-	ipc      []*ipcMapping
-	host     []*hostRange // by address
-	pools    []*pool
-	poolSeq  cuda.MemPool // of the last one
-	order    order
+	devices   []*device
+	contexts  []*context // by context number - 1
+	streams   []*stream  // by slot; nil where destroyed
+	freeStr   []uint32
+	adopted   map[cuda.Stream]*stream // by handle; nil unless AdoptStreams
+	streamID  uint64
+	thread    func() uint64
+	events    []event
+	freeEv    []uint32
+	space     space
+	chunks    []*chunk // by slot
+	freeCh    []uint32
+	live      liveCounts
+	hostUsed  uint64
+	mapSeq    uint64
+	captures  uint64  // ids of captures so far
+	identity  uint64  // tells this driver from those of other processes
+	shared    *shared // nil without Options.Shared
+	ipc       []*ipcMapping
+	elsewhere elsewhere
+	host      []*hostRange // by address
+	pools     []*pool
+	poolSeq   cuda.MemPool // of the last one
+	order     order
 	faults
 }
 

@@ -365,7 +365,7 @@ func (d *Driver) StreamSynchronize(dev cuda.Device, h cuda.Stream) error {
 	d.waitFor(d.behind(s.ready()))
 	if d.opt.Check >= CheckOrder {
 		d.order.prepare(s)
-		d.order.host.join(s.seen)
+		d.hostSaw(s.seen)
 	}
 	d.shrinkPools(callStreamSynchronize)
 	return nil
@@ -388,7 +388,7 @@ func (d *Driver) ContextSynchronize(dev cuda.Device) error {
 	}
 	d.drain(ctx)
 	if d.opt.Check >= CheckOrder {
-		d.order.host.join(ctx.allSeen)
+		d.hostSaw(ctx.allSeen)
 	}
 	d.shrinkPools(callCtxSynchronize)
 	return nil

@@ -94,7 +94,7 @@ func (d *Driver) mapped(dev cuda.Device, addr, size uint64, op string) *Fault {
 			return &Fault{Kind: FaultUnmapped, Op: op, Device: dev, Addr: addr, Size: size, at: p,
 				Detail: "no memory is there", code: cuda.ErrIllegalAddress}
 		}
-		if m.access>>dev&1 == 0 && (m.resv != nil || m.arena != nil || d.devices[dev].peers>>m.chunk.prop.Device&1 == 0) {
+		if m.access>>dev&1 == 0 && (m.resv != nil || m.arena != nil || m.pooled != nil || d.devices[dev].peers>>m.chunk.prop.Device&1 == 0) {
 			return &Fault{Kind: FaultNoAccess, Op: op, Device: dev, Addr: addr, Size: size, at: p, chunk: m.chunk,
 				Detail: "the memory is mapped, but the device was not given access", code: cuda.ErrIllegalAddress}
 		}
@@ -138,11 +138,10 @@ func (d *Driver) touch(s *stream, dev cuda.Device, addr, size uint64, t time.Dur
 		off := p - k.base
 		if d.opt.Check >= CheckOrder {
 			r.use(m)
-			seen := s.seen
-			if old, bad := k.chunk.uses.touch(off, off+hi-p, m, read, seen, d.order.host); bad && found == nil {
+			if by := d.touchUses(s, k.chunk, off, off+hi-p, m, read); by != "" && found == nil {
 				found = &Fault{Kind: FaultRace, Op: op, Device: dev, Stream: s.id, Addr: addr, Size: size, at: p,
 					chunk: k.chunk, off: off, code: cuda.ErrIllegalAddress,
-					Detail: "not ordered after a use of the same bytes on stream " + itoa(d.order.owner[old.rank])}
+					Detail: "not ordered after a use of the same bytes on " + by}
 				found.History = d.historyOf(found, hi-p)
 			}
 		}

@@ -8,16 +8,17 @@ import (
 
 // chunk is physical memory. It lives until its handle is released and its last mapping is gone.
 type chunk struct {
-	serial uint64      // never reused
-	handle cuda.Handle // 0 once released, and for cuMemAlloc memory
-	refs   int         // of the handle beyond the first: imports of what this driver exported
-	other  bool        // another driver's memory, which takes none of this one's
-	slot   uint32
-	size   uint64
-	prop   cuda.MemProp
-	maps   int
-	uses   ranges    // with CheckOrder
-	data   *contents // nil until something is written
+	serial  uint64      // never reused
+	handle  cuda.Handle // 0 once released, and for cuMemAlloc memory
+	refs    int         // of the handle beyond the first: imports of what this driver exported
+	other   bool        // another driver's memory, which takes none of this one's
+	slot    uint32
+	size    uint64
+	prop    cuda.MemProp
+	maps    int
+	uses    ranges    // with CheckOrder
+	data    *contents // nil until something is written
+	windows []*window // parts whose uses and contents other drivers share
 }
 
 // region is memory that comes and goes as one: a mapping, or a small block in a slab.
@@ -37,6 +38,7 @@ type mapping struct {
 	resv   *reservation // nil for cuMemAlloc memory
 	slab   *slab        // for small cuMemAlloc blocks, whose regions are in it
 	arena  *arena       // for memory of a pool, whose regions are in it
+	pooled *pool        // for memory of an imported pool
 }
 
 // MemCreate makes physical memory.

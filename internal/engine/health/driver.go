@@ -302,3 +302,38 @@ func (c *Driver) MemFreeAsync(d cuda.Device, p cuda.Ptr, s cuda.Stream) error {
 	c.calls.Add(1)
 	return c.Driver.MemFreeAsync(d, p, s)
 }
+
+func (c *Driver) EventCreateShared(d cuda.Device) (cuda.Event, error) {
+	c.calls.Add(1)
+	return c.Driver.EventCreateShared(d)
+}
+
+func (c *Driver) EventExport(d cuda.Device, e cuda.Event) (cuda.EventHandle, error) {
+	c.calls.Add(1)
+	return c.Driver.EventExport(d, e)
+}
+
+func (c *Driver) EventOpen(d cuda.Device, h cuda.EventHandle) (cuda.Event, error) {
+	c.calls.Add(1)
+	return c.Driver.EventOpen(d, h)
+}
+
+func (c *Driver) MemPoolExport(d cuda.Device, pool cuda.MemPool) (fd int, err error) {
+	c.calls.Add(1)
+	return c.Driver.MemPoolExport(d, pool)
+}
+
+func (c *Driver) MemPoolImport(d cuda.Device, fd int) (cuda.MemPool, error) {
+	c.calls.Add(1)
+	return c.Driver.MemPoolImport(d, fd)
+}
+
+func (c *Driver) MemPoolExportPtr(d cuda.Device, p cuda.Ptr) (cuda.PoolPtr, error) {
+	c.calls.Add(1)
+	return c.Driver.MemPoolExportPtr(d, p)
+}
+
+func (c *Driver) MemPoolImportPtr(d cuda.Device, pool cuda.MemPool, h cuda.PoolPtr) (cuda.Ptr, error) {
+	c.calls.Add(1)
+	return c.Driver.MemPoolImportPtr(d, pool, h)
+}

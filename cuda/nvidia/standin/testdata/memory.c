@@ -7,7 +7,7 @@
 enum { LOCKED = -2, MANAGED = -3, REGISTERED_RANGE = -4, POOLED = -5 };
 
 struct pool {
-	int device, handles, reuse[4];
+	int device, handles, imported, reuse[4];
 	uint64_t max, threshold, reserved, reserved_high, used, used_high;
 };
 
@@ -22,6 +22,7 @@ struct pool_prop {
 
 static struct range others[MAX]; // fd says which kind
 static struct pool *owner[MAX];  // of what is POOLED
+static int files[MAX];           // of what is POOLED and can be exported, plus 1
 static struct pool *defaults[8];
 static struct pool *pools[256]; // all there ever were
 static int pool_count;
@@ -52,18 +53,23 @@ CUresult cuPointerGetAttribute(void *value, int attribute, uint64_t p) {
 	RETURN("%d", attribute)
 }
 
-// make gets memory of a kind; NULL where there is none.
-static struct range *make(size_t size, int kind) {
-	char *m = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+// make gets memory of a kind, of a file where that is not negative; NULL where there is none.
+static struct range *make(size_t size, int kind, int file) {
+	int flags = file < 0 ? MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE : MAP_SHARED;
+	char *m = mmap(NULL, size, PROT_READ | PROT_WRITE, flags, file, 0);
 	if (m == MAP_FAILED || !add(others, m, size))
 		return NULL;
-	find(others, m)->fd = kind;
-	return find(others, m);
+	struct range *a = find(others, m);
+	a->fd = kind;
+	files[a - others] = file + 1;
+	return a;
 }
 
 static void drop(struct range *a) {
 	if (a->fd != REGISTERED_RANGE)
 		munmap(a->p, a->size);
+	if (a->fd == POOLED && files[a - others] > 0)
+		close(files[a - others] - 1);
 	a->p = NULL;
 }
 
@@ -72,7 +78,7 @@ CUresult cuMemHostAlloc(void **p, size_t size, unsigned flags) {
 	struct range *a = NULL;
 	if (size == 0)
 		r = INVALID_VALUE;
-	else if ((a = make(size, LOCKED)) == NULL)
+	else if ((a = make(size, LOCKED, -1)) == NULL)
 		r = OUT_OF_MEMORY;
 	else
 		*p = a->p;
@@ -118,7 +124,7 @@ CUresult cuMemAllocManaged(uint64_t *p, size_t size, unsigned flags) {
 	struct range *a = NULL;
 	if (size == 0 || flags != 1)
 		r = INVALID_VALUE;
-	else if ((a = make(size, MANAGED)) == NULL)
+	else if ((a = make(size, MANAGED, -1)) == NULL)
 		r = OUT_OF_MEMORY;
 	else
 		*p = (uintptr_t)a->p;
@@ -288,13 +294,17 @@ CUresult cuMemAllocFromPoolAsync(uint64_t *p, size_t size, struct pool *pool, st
 	ENTER("cuMemAllocFromPoolAsync")
 	const uint64_t grain = (uint64_t)32 << 20;
 	struct range *a = NULL;
+	int file = -1;
 	*p = 0;
-	if (pool == NULL || resolve(s)->capture != 0) {
+	if (pool == NULL || pool->imported || resolve(s)->capture != 0) {
 		r = INVALID_VALUE; // a capture would make a node of it, which nothing here does
 	} else if (size != 0) {
 		uint64_t want = (pool->used + size + grain - 1) / grain * grain, more = want > pool->reserved ? want - pool->reserved : 0;
 		if (size > CAPACITY || used + more > CAPACITY || (pool->max != 0 && want > (pool->max + grain - 1) / grain * grain) ||
-		    (a = make((size + 511) / 512 * 512, POOLED)) == NULL) {
+		    (pool->handles == 1 && ((file = memfd_create("pool", MFD_CLOEXEC)) < 0 || ftruncate(file, (off_t)((size + 511) / 512 * 512)) != 0)) ||
+		    (a = make((size + 511) / 512 * 512, POOLED, file)) == NULL) {
+			if (file >= 0)
+				close(file);
 			r = OUT_OF_MEMORY;
 		} else {
 			a->size = size;
@@ -333,4 +343,71 @@ int other_free(char *p) {
 	if (a != NULL)
 		drop(a);
 	return a != NULL || pool_free(p);
+}
+
+// Pools for other processes. A pool's descriptor is a file that says which device it is of, its memory is files that the importer finds
+// in /proc.
+
+static const char pool_magic[8] = "sipool\n";
+
+struct pool_file { char magic[8]; int device; };
+
+CUresult cuMemPoolExportToShareableHandle(void *out, struct pool *pool, int type, unsigned long long flags) {
+	BEGIN("cuMemPoolExportToShareableHandle")
+	struct pool_file says = {"", pool == NULL ? 0 : pool->device};
+	memcpy(says.magic, pool_magic, sizeof pool_magic);
+	int fd = -1;
+	if (pool == NULL || type != 1 || flags != 0 || pool->handles != 1 || pool->imported)
+		r = INVALID_VALUE;
+	else if ((fd = memfd_create("pool", 0)) < 0 || write(fd, &says, sizeof says) != sizeof says)
+		r = UNKNOWN;
+	else
+		*(int *)out = fd;
+	RETURN("type %d", type)
+}
+
+CUresult cuMemPoolImportFromShareableHandle(struct pool **pool, void *from, int type, unsigned long long flags) {
+	BEGIN("cuMemPoolImportFromShareableHandle")
+	struct pool_file says;
+	if (type != 1 || flags != 0 || pread((int)(intptr_t)from, &says, sizeof says, 0) != sizeof says ||
+	    memcmp(says.magic, pool_magic, sizeof pool_magic) != 0)
+		r = INVALID_VALUE;
+	else if ((*pool = new_pool(says.device, 1, 0)) == NULL)
+		r = OUT_OF_MEMORY;
+	else
+		(*pool)->imported = 1;
+	RETURN("type %d", type)
+}
+
+CUresult cuMemPoolExportPointer(struct ipc *handle, uint64_t p) {
+	ENTER("cuMemPoolExportPointer")
+	struct range *a = starts((char *)(uintptr_t)p, POOLED);
+	memset(handle, 0, sizeof *handle);
+	if (a == NULL || files[a - others] == 0 || owner[a - others]->imported)
+		r = INVALID_VALUE;
+	else
+		*handle = (struct ipc){"pooled", getpid(), files[a - others] - 1, a->size, ""};
+	RETURN("")
+}
+
+CUresult cuMemPoolImportPointer(uint64_t *p, struct pool *pool, struct ipc *handle) {
+	ENTER("cuMemPoolImportPointer")
+	char path[64];
+	snprintf(path, sizeof path, "/proc/%d/fd/%d", handle->pid, handle->fd);
+	int fd = -1;
+	struct range *a = NULL;
+	if (pool == NULL || !pool->imported || strcmp(handle->magic, "pooled") != 0)
+		r = INVALID_VALUE;
+	else if ((fd = open(path, O_RDWR | O_CLOEXEC)) < 0)
+		r = INVALID_HANDLE;
+	else if ((a = make((handle->size + 511) / 512 * 512, POOLED, fd)) == NULL) {
+		close(fd);
+		r = OUT_OF_MEMORY;
+	} else {
+		a->size = handle->size;
+		owner[a - others] = pool;
+		pool->used += a->size;
+		*p = (uintptr_t)a->p;
+	}
+	RETURN("")
 }

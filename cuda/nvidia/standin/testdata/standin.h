@@ -46,7 +46,7 @@ struct range { char *p; size_t size; int fd, device; }; // fd: of a large alloca
 struct ipc { char magic[8]; int pid, fd; uint64_t size; char rest[40]; };
 struct node { struct node *after[4]; size_t n; }; // of a graph, or what a captured stream's next node will be
 struct stream { struct context *context; int blocking; uint64_t id, capture; int invalidated; size_t allocated; struct node next; };
-struct event { int recorded; uint64_t capture; struct node next; };
+struct event { int recorded; uint64_t capture; struct node next; int shared; };
 struct graph { uint64_t id; size_t allocated; int device, launched; }; // allocated: bytes of its nodes
 
 extern struct range allocations[MAX];

@@ -253,7 +253,28 @@ CUresult cuGraphDestroy(struct graph *graph) {
 CUresult cuEventCreate(struct event **e, unsigned flags) {
 	ENTER("cuEventCreate")
 	*e = calloc(1, sizeof **e);
+	(*e)->shared = flags == 6;
 	RETURN("flags %u", flags)
+}
+
+// Work is done at once, so that an event of another process is complete whatever was recorded.
+CUresult cuIpcGetEventHandle(struct ipc *handle, struct event *e) {
+	ENTER("cuIpcGetEventHandle")
+	memset(handle, 0, sizeof *handle);
+	if (e == NULL || !e->shared)
+		r = INVALID_HANDLE;
+	else
+		*handle = (struct ipc){"event", getpid(), 0, (uintptr_t)e, ""};
+	RETURN("")
+}
+
+CUresult cuIpcOpenEventHandle(struct event **e, struct ipc handle) {
+	ENTER("cuIpcOpenEventHandle")
+	if (strcmp(handle.magic, "event") != 0)
+		r = INVALID_VALUE;
+	else
+		*e = calloc(1, sizeof **e);
+	RETURN("")
 }
 
 CUresult cuEventDestroy_v2(struct event *e) {
@@ -269,7 +290,7 @@ CUresult cuEventRecord(struct event *e, struct stream *s) {
 	if (e == NULL)
 		r = INVALID_HANDLE;
 	else if ((r = implicit(s, 1)) == SUCCESS)
-		*e = (struct event){resolve(s)->capture == 0, resolve(s)->capture, resolve(s)->next};
+		*e = (struct event){resolve(s)->capture == 0, resolve(s)->capture, resolve(s)->next, e->shared};
 	RETURN("stream %d", (uintptr_t)s > 2 ? -1 : (int)(uintptr_t)s)
 }
 
