@@ -299,7 +299,7 @@ type Driver interface {
 	// (cuMemPoolExportToShareableHandle); it is the caller's, and closed on exec. MemPoolImport is a pool of this process's
 	// for it (cuMemPoolImportFromShareableHandle): nothing can be allocated from it, and its memory is accessible to the
 	// device that it lies on, whatever the exporter opened it to, and to those of MemPoolSetAccess. MemPoolDestroy drops it.
-	// The descriptor stays the caller's and is needed no longer.
+	// The descriptor stays the caller's and is needed no longer. d is any device with a context.
 	MemPoolExport(d Device, pool MemPool) (fd int, err error)
 	MemPoolImport(d Device, fd int) (MemPool, error)
 	// MemPoolExportPtr names memory from MemAllocAsync that starts at p, and MemPoolImportPtr maps it in a process that has

@@ -12,6 +12,7 @@ import (
 	"github.com/cistern-gpu/cistern/lab/cli"
 	"github.com/cistern-gpu/cistern/lab/devices"
 	"github.com/cistern-gpu/cistern/lab/pause"
+	"github.com/cistern-gpu/cistern/lab/pools"
 	"github.com/cistern-gpu/cistern/lab/probe"
 	"github.com/cistern-gpu/cistern/lab/query"
 	"github.com/cistern-gpu/cistern/lab/replay"
@@ -24,6 +25,7 @@ var commands = []cli.Command{
 	{Name: "replay", Summary: "recorded runs on the GPU, and their driver calls beside the simulated device's", Run: replay.Run},
 	{Name: "query", Summary: "a job as of data-frame libraries, with direct, stream-ordered and Cistern's memory", Run: query.Run},
 	{Name: "pause", Summary: "the bandwidth and cost of pausing and resuming, and thousands of cycles", Run: pause.Run},
+	{Name: "pools", Summary: "two processes that use one stream-ordered pool in the order of shared events, and without", Run: pools.Run},
 	{Name: "devices", Summary: "two GPUs in a process: memory used by the other, threads, one of them broken", Run: devices.Run},
 }
 

@@ -22,6 +22,7 @@ func TestRun(t *testing.T) {
 		{"replay -driver sim nowhere", 1, "", "lab replay: nowhere: "},
 		{"devices -driver sim", 1, "", "lab devices: two devices are needed, there are 1"},
 		{"probe -driver sim", 1, "", "lab probe: driver sim runs no kernels"},
+		{"pools -ops 1", 2, "", "lab pools: usage: -ops is at least 2"},
 		{"pause -h", 0, "-cycles", ""},
 		{"pause -driver sim:2GiB -size 8MiB -disk 0 -cycles 3 -repeat 1 -rounds 1", 0, "driver calls", ""},
 	} {

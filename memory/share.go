@@ -16,6 +16,9 @@ type Shared struct {
 	Offset uint64        // of the block within the chunks, or the segment
 	Chunks []SharedChunk // in address order; none where IPC is used
 	IPC    cuda.IpcHandle
+	// Pool is what the segment is called in a pool of stream-ordered memory; zero where it is not of one. The descriptor of its one
+	// chunk is the pool's then.
+	Pool cuda.PoolPtr
 }
 
 // SharedChunk is a chunk of an export.

@@ -284,6 +284,9 @@ func (d *Driver) MemPoolImport(dev cuda.Device, fd int) (cuda.MemPool, error) {
 	if !ok {
 		return 0, d.errorOf(callPoolImport, dev, 0, cuda.ErrInvalidValue)
 	}
+	if n.of < uint64(len(d.devices)) { // else it lies on one that is not visible here
+		dev = cuda.Device(n.of)
+	}
 	d.live.pools++
 	p := d.newPool(d.devices[dev], cuda.HandleNone, 0)
 	p.from = &n

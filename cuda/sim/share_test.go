@@ -94,9 +94,9 @@ func everyCallOfSharedPools(t *testing.T, d *Driver, retry func(func() error)) {
 	other := New(Options{Handles: Exportable})
 	t.Cleanup(func() { ok(t, other.Close()); ok(t, d.Close()) })
 	ok(t, other.RetainContext(0))
-	foreign := must[cuda.MemPool](t)(other.MemPoolCreate(cuda.MemPoolProps{Handles: Exportable}))
-	file := must[int](t)(other.MemPoolExport(0, foreign))
-	memory := must[cuda.PoolPtr](t)(other.MemPoolExportPtr(0, must[cuda.Ptr](t)(other.MemAllocAsync(0, mib, foreign, 0))))
+	theirs := must[cuda.MemPool](t)(other.MemPoolCreate(cuda.MemPoolProps{Handles: Exportable}))
+	file := must[int](t)(other.MemPoolExport(0, theirs))
+	memory := must[cuda.PoolPtr](t)(other.MemPoolExportPtr(0, must[cuda.Ptr](t)(other.MemAllocAsync(0, mib, theirs, 0))))
 	mark := must[cuda.EventHandle](t)(other.EventExport(0, must[cuda.Event](t)(other.EventCreateShared(0))))
 	var pool, imported cuda.MemPool
 	var p, q cuda.Ptr

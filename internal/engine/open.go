@@ -34,6 +34,7 @@ type importedMemory struct {
 	dev   cuda.Device
 	base  cuda.Ptr
 	size  uint64        // bytes; 0 where it was opened by an IPC handle
+	pool  cuda.MemPool  // imported for it, where it is stream-ordered memory
 	users int           // guarded by opened.mu
 	ready chan struct{} // closed once base or err is set
 	err   error
@@ -77,9 +78,12 @@ func (sh *Sharing) Open(dev cuda.Device, from string, m memory.Shared, descripto
 			}
 			close(f.ready)
 		}()
-		if size == 0 {
+		switch {
+		case size == 0:
 			f.base, err = d.state.imports.mapper().OpenIPC(m.IPC)
-		} else {
+		case m.Pool != cuda.PoolPtr{}:
+			f.base, f.pool, err = d.state.imports.openPool(m, descriptor)
+		default:
 			f.base, err = d.state.imports.open(m, descriptor)
 		}
 		if f.err = err; err != nil {
@@ -133,7 +137,7 @@ func (o *opened) count(p cuda.Ptr, f *importedMemory) {
 }
 
 // Close undoes one Open or OpenOwn. The caller knows that the GPU is done with the memory: the last Close unmaps it, and
-// unmapping does not wait.
+// unmapping does not wait. Memory of a stream-ordered pool is freed instead, which waits (cuMemFree).
 func (sh *Sharing) Close(p cuda.Ptr) error {
 	o := &sh.opened
 	o.mu.Lock()
@@ -158,9 +162,13 @@ func (sh *Sharing) Close(p cuda.Ptr) error {
 	d := sh.a.devices[f.dev].Load()
 	d.mu.Lock()
 	delete(d.state.imports.imported, f.base)
+	delete(d.state.imports.pooled, f.base)
 	d.mu.Unlock()
 	if d.health.Broken() != nil { // bookkeeping only
 		return nil
+	}
+	if f.pool != 0 {
+		return d.state.imports.mapper().ClosePool(f.base, f.pool)
 	}
 	return d.state.imports.mapper().Close(f.base, f.size)
 }
@@ -173,6 +181,12 @@ func (im *imports) mapper() phys.Imports {
 // checked, not believed.
 func importedSize(m *memory.Shared, granularity uint64) (uint64, error) {
 	var sum uint64
+	if (m.Pool != cuda.PoolPtr{}) {
+		granularity = 1
+		if len(m.Chunks) != 1 {
+			return 0, fmt.Errorf("open: memory of a pool comes with %d descriptors: expected 1", len(m.Chunks))
+		}
+	}
 	for _, c := range m.Chunks {
 		if c.Size == 0 || c.Size%granularity != 0 || c.Size > maxRequest || sum > maxRequest {
 			return 0, fmt.Errorf("open: chunks of %d bytes cannot be mapped in units of %d", c.Size, granularity)
@@ -215,6 +229,40 @@ func (im *imports) open(m memory.Shared, descriptor func(i int) (int, error)) (c
 		x.Sizes = append(x.Sizes, c.Size)
 	}
 	return im.mapper().Map(x)
+}
+
+// openPool maps memory of another process's stream-ordered pool, which is accessible to the device that it lies on.
+func (im *imports) openPool(m memory.Shared, descriptor func(i int) (int, error)) (cuda.Ptr, cuda.MemPool, error) {
+	base, pool, err := im.mapper().OpenPool(m.Pool, descriptor)
+	if err != nil {
+		return 0, 0, err
+	}
+	if m.UUID == im.gpu.info.UUID {
+		err = im.adoptPool(base, pool)
+	} else {
+		err = im.gpu.health.Failed(im.gpu.drv.MemPoolSetAccess(im.gpu.id, pool, []cuda.Device{im.gpu.id}))
+	}
+	if err != nil {
+		_ = im.mapper().ClosePool(base, pool)
+		return 0, 0, err
+	}
+	return base, pool, nil
+}
+
+// adoptPool is adopt for memory of a stream-ordered pool.
+func (im *imports) adoptPool(base cuda.Ptr, pool cuda.MemPool) error {
+	im.gpu.mu.Lock()
+	defer im.gpu.mu.Unlock()
+	if peers := im.phys.mem.Access.Devices()[1:]; len(peers) > 0 {
+		if err := im.gpu.drv.MemPoolSetAccess(im.gpu.id, pool, peers); err != nil {
+			return im.gpu.health.Failed(err)
+		}
+	}
+	if im.pooled == nil {
+		im.pooled = map[cuda.Ptr]cuda.MemPool{}
+	}
+	im.pooled[base] = pool
+	return nil
 }
 
 // adopt makes memory of another process that lies on this device accessible to it and its peers, those to come included.

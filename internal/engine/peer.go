@@ -60,6 +60,11 @@ func (pe *Peers) Enable(peer cuda.Device) error {
 			return err
 		}
 	}
+	for _, pool := range pe.imports.pooled {
+		if err := pe.gpu.drv.MemPoolSetAccess(pe.gpu.id, pool, []cuda.Device{peer}); err != nil {
+			return err
+		}
+	}
 	pe.phys.mem.Access.Add(peer)
 	return pe.pools.openUpstreams((*wholeSegments).openToPeers) // of pools that came meanwhile
 }

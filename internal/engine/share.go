@@ -23,7 +23,8 @@ type Sharing struct {
 // A block is exported as the chunks that it lies on, or as the segment. While the block is live they stay where they are, so
 // nothing else is held for the export; it ends when the block is freed, and is refused from then on. Memory that another
 // process has open by then stays mapped there and shows its next use, as with cudaIpcGetMemHandle: the block must not be freed
-// while others use it.
+// while others use it. Memory of a stream-ordered pool must not even be open elsewhere then: the driver wants its importers to free
+// it first (cuMemPoolImportPointer).
 //
 // A block that is exported has a flag (heap.Exported), so that its free takes the slow path and ends the export:
 // the hot path does not know of sharing.
@@ -38,11 +39,12 @@ type Export struct {
 	a       *Allocator
 	heap    *streamHeap
 	handles []cuda.Handle // of Shared.Chunks
+	pool    cuda.MemPool  // in place of them, for stream-ordered memory
 	ended   atomic.Bool
 }
 
 // Export makes the block that starts at p available to other processes. While the block is live it is the same Export
-// every time. It makes no driver call, except for memory from cuMemAlloc, whose handle is asked for.
+// every time. It makes no driver call, except for memory from cuMemAlloc or of a pool, whose handle is asked for.
 func (sh *Sharing) Export(p cuda.Ptr) (*Export, error) {
 	s := sh.a.heapOf(p)
 	if s == nil {
@@ -123,7 +125,12 @@ func (e *Export) Descriptor(i int) (int, error) {
 	if err := e.live(); err != nil {
 		return -1, err
 	}
-	fd, err := d.drv.MemExport(e.handles[i])
+	fd, err := -1, error(nil)
+	if e.pool != 0 {
+		fd, err = d.drv.MemPoolExport(d.id, e.pool)
+	} else {
+		fd, err = d.drv.MemExport(e.handles[i])
+	}
 	if err != nil {
 		return -1, d.health.Failed(err)
 	}

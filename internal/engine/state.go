@@ -286,6 +286,8 @@ type imports struct {
 	phys *physical
 	// +checklocks:gpu.mu
 	imported map[cuda.Ptr]uint64 // sizes, by address
+	// +checklocks:gpu.mu
+	pooled map[cuda.Ptr]cuda.MemPool // of memory of stream-ordered pools, by address
 }
 
 // usage sums up blocks.

@@ -445,7 +445,8 @@ func (h *segmentHeap) segmentAt(_ cuda.Ptr, base, size uint64) (cuda.Ptr, uint64
 	return cuda.Ptr(base), size, nil
 }
 
-// export names the segment that the block lies in: its handle, or the one that cuMemAlloc's memory has for others.
+// export names the segment that the block lies in: its handle, what it is called in its pool, or the one that cuMemAlloc's memory has
+// for others.
 //
 // +checklocks:e.heap.dev.gpu.mu
 func (h *segmentHeap) export(e *Export, _, _ uint64) error {
@@ -460,6 +461,19 @@ func (h *segmentHeap) export(e *Export, _, _ uint64) error {
 			e.chunk(x, r.Size, r.Serial)
 			return e.nameable(h.w.about.Handles)
 		}
+	}
+	if pool, ok := resource.As[*resource.AsyncPool](h.w.from); ok {
+		if pool.Traits().Handles&cuda.HandlePosix == 0 {
+			return fmt.Errorf("share %#x: its memory is of a stream-ordered pool that was not made with handles=posix: %w",
+				uint64(e.Ptr), cuda.ErrNotSupported)
+		}
+		name, err := d.drv.MemPoolExportPtr(d.id, cuda.Ptr(r.Base))
+		if err != nil {
+			return fmt.Errorf("share %#x: %w", uint64(e.Ptr), d.health.Failed(err))
+		}
+		e.chunk(0, r.Size, r.Serial)
+		e.pool, e.Shared.Pool = pool.Pool(), name
+		return nil
 	}
 	ipc, err := d.drv.IpcExport(d.id, cuda.Ptr(r.Base))
 	if err != nil {

@@ -139,7 +139,7 @@ func (p *Process) openOwn(h Handle, dev cuda.Device) (cuda.Ptr, error) {
 	if e.Device == dev {
 		return p.a.Sharing.OpenOwn(e)
 	}
-	if len(e.Shared.Chunks) == 0 {
+	if len(e.Shared.Chunks) == 0 || e.Shared.Pool != (cuda.PoolPtr{}) {
 		return 0, fmt.Errorf("this process shared the memory itself and can open it on device %d only", e.Device)
 	}
 	last := -1

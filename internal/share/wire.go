@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"strings"
 
-	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/memory"
 )
 
@@ -13,7 +12,8 @@ import (
 // bytes of 0, length) and as many bytes as its length says:
 //
 //	hello    importer   token (16), number of the export (8)
-//	offer    exporter   UUID (16), size (8), offset (8), IPC handle (64), then size and serial (8 each) of every chunk
+//	offer    exporter   UUID (16), size (8), offset (8), IPC handle (64), then size and serial (8 each) of every chunk; with a chunk,
+//	                    the 64 bytes are the name in a stream-ordered pool, or 0
 //	want     importer   first chunk, how many (4 each)
 //	batch    exporter   first chunk, how many (4 each); with as many descriptors as are sent
 //	refusal  exporter   why, in words; the connection ends
@@ -95,7 +95,11 @@ func offer(m memory.Shared) ([]byte, error) {
 	b := append(message(kindOffer, offerSize+len(m.Chunks)*chunkSize), m.UUID[:]...)
 	b = binary.LittleEndian.AppendUint64(b, m.Size)
 	b = binary.LittleEndian.AppendUint64(b, m.Offset)
-	b = append(b, m.IPC[:]...)
+	if len(m.Chunks) > 0 {
+		b = append(b, m.Pool[:]...)
+	} else {
+		b = append(b, m.IPC[:]...)
+	}
 	for _, c := range m.Chunks {
 		b = binary.LittleEndian.AppendUint64(b, c.Size)
 		b = binary.LittleEndian.AppendUint64(b, c.Serial)
@@ -109,9 +113,13 @@ func parseOffer(b []byte) (memory.Shared, error) {
 		UUID:   [16]byte(b),
 		Size:   binary.LittleEndian.Uint64(b[16:]),
 		Offset: binary.LittleEndian.Uint64(b[24:]),
-		IPC:    cuda.IpcHandle(b[32:]),
 	}
-	b = b[offerSize:]
+	name := [64]byte(b[32:])
+	if b = b[offerSize:]; len(b) > 0 {
+		m.Pool = name
+	} else {
+		m.IPC = name
+	}
 	if len(b)%chunkSize != 0 {
 		return m, fmt.Errorf("an offer ends in the middle of a chunk")
 	}

@@ -13,6 +13,7 @@ func TestOffer(t *testing.T) {
 	for _, m := range []memory.Shared{
 		{UUID: [16]byte{7}, Size: 512, Offset: 1024, Chunks: []memory.SharedChunk{{Size: 2 << 20, Serial: 9}, {Size: 32 << 20, Serial: 10}}},
 		{Size: 1 << 40, IPC: [64]byte{1, 63: 2}},
+		{Size: 512, Pool: [64]byte{3, 63: 4}, Chunks: []memory.SharedChunk{{Size: 2 << 20, Serial: 9}}},
 	} {
 		b, err := offer(m)
 		if err != nil {

@@ -81,6 +81,34 @@ func (m Imports) OpenIPC(h cuda.IpcHandle) (cuda.Ptr, error) {
 	return m.Health.Driver.IpcOpen(m.Health.ID, h)
 }
 
+// OpenPool maps memory of another process's stream-ordered pool, and returns the pool that was imported for it.
+func (m Imports) OpenPool(h cuda.PoolPtr, descriptor func(i int) (int, error)) (cuda.Ptr, cuda.MemPool, error) {
+	fd, err := descriptor(0)
+	if err != nil {
+		return 0, 0, err
+	}
+	drv := m.Health.Driver
+	pool, err := drv.MemPoolImport(m.Health.ID, fd)
+	if err != nil {
+		return 0, 0, m.Health.Failed(err)
+	}
+	base, err := drv.MemPoolImportPtr(m.Health.ID, pool, h)
+	if err != nil {
+		_ = drv.MemPoolDestroy(m.Health.ID, pool)
+		return 0, 0, m.Health.Failed(err)
+	}
+	return base, pool, nil
+}
+
+// ClosePool undoes OpenPool. The exporter may free the memory from then on.
+func (m Imports) ClosePool(base cuda.Ptr, pool cuda.MemPool) error {
+	drv := m.Health.Driver
+	if err := drv.MemFree(m.Health.ID, base); err != nil {
+		return m.Health.Failed(err)
+	}
+	return m.Health.Failed(drv.MemPoolDestroy(m.Health.ID, pool))
+}
+
 // Close undoes Map, or with size 0 OpenIPC.
 func (m Imports) Close(base cuda.Ptr, size uint64) (err error) {
 	drv := m.Health.Driver
