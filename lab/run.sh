@@ -10,6 +10,8 @@
 #               resource/resourcetest on this GPU; with two GPUs, peers too. NCCL is the one of PYTHON's environment
 #   query       queries as data-frame libraries run them, with direct, stream-ordered and Cistern's memory; fails unless
 #               Cistern is the fastest, and twice as fast as direct allocation
+#   exported    a stream-ordered pool of two processes: a million turns in the order of shared events, with checked contents;
+#               without that order contents must be wrong
 #   pause  pausing and resuming: contents beside a plain copy, through a file (in the folder PAUSE_DIR), dropped, and ten
 #          thousand cycles
 #   native      what RMM promises of a resource, through the C interface, for the default pool and one over each upstream
@@ -160,6 +162,10 @@ part() {
       run query 300 ./lab query -want 2 -json "$out/query.json"
       run query-threads 250 ./lab query -threads 4 -rounds 5 -json "$out/query-threads.json"
       ;;
+    exported)
+      run exported 590 ./lab pools
+      run exported-unordered 120 ./lab pools -unordered -ops 100000
+      ;;
     pause)
       run pause 550 ./lab pause -json "$out/pause.json" ${PAUSE_DIR:+-dir "$PAUSE_DIR"}
       ;;
@@ -240,9 +246,9 @@ part() {
         --workloads "${WORKLOADS:-generate_serving,multistream_prefetch}"
       ;;
     see) for p in driver seed agree cupy cost idle kill oom top; do part "see-$p"; done ;;
-    all) for p in test resources native native-hosts bench query pause examples torch libs see; do part $p; done ;;
+    all) for p in test resources native native-hosts bench query exported pause examples torch libs see; do part $p; done ;;
     *)
-      echo "run.sh: $1: want test, bench, resources, query, pause, native, native-hosts, native-node, native-two, examples, torch, torch-{load,seed,test,native,pools,steady,oom,captures,hosts,stress,bench,workloads,survival,dropin,peer,two}, peers, libs, libs-{fill,counts,order,cooperate,cost,example}, see, see-{driver,seed,agree,segments,cupy,cost,idle,kill,oom,top,held} or all" >&2
+      echo "run.sh: $1: want test, bench, resources, query, exported, pause, native, native-hosts, native-node, native-two, examples, torch, torch-{load,seed,test,native,pools,steady,oom,captures,hosts,stress,bench,workloads,survival,dropin,peer,two}, peers, libs, libs-{fill,counts,order,cooperate,cost,example}, see, see-{driver,seed,agree,segments,cupy,cost,idle,kill,oom,top,held} or all" >&2
       exit 2
       ;;
   esac

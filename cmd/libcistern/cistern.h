@@ -525,6 +525,8 @@ int cistern_history_drain(int device, cistern_event *buf, size_t cap, size_t *n,
  * at most CISTERN_HANDLE_MAX characters, printable and 0-terminated. The allocation must not be freed while others use it.
  * cistern_open in another process maps it on the device and writes the address of its first byte; in the sharing process that
  * is the allocation itself. cistern_close undoes one cistern_open; the caller must know that the GPU is done with the memory.
+ * Memory of a pool over "async" is shared if that has handles=posix. Others must have closed it before the allocation is freed,
+ * as the driver wants it, and cistern_close of it waits for the GPU.
  * Both processes must see the same /dev/shm or, without one, the same TMPDIR. A process that has ended, or does not answer for
  * ten seconds, is an error. */
 enum { CISTERN_HANDLE_MAX = 512 };

@@ -183,29 +183,62 @@ func TestShareContents(t *testing.T) {
 	t.Parallel()
 	driver := "driver:nvidia:" + standin.Build(t)
 	for _, conf := range []string{"", ",chunk:2MiB", ",backend:malloc", ",single_handle:true"} {
-		from, to := startPeer(t, driver+conf), startPeer(t, driver+conf)
-		for i, size := range []int{1, 5000, 300 << 10, 3<<20 + 77, 70 << 20} {
-			from.tell("alloc %d", size)
-			block := from.number("alloc %d", size)
-			from.wants("ok", "fill %d %d", block, i+1)
-			h := from.handle(block)
-			open := to.number("open %d %s", size, h)
-			to.wants("ok", "check %d %d", open, i+1)
-			to.wants("ok", "fill %d %d", open, i+100)
-			from.wants("ok", "check %d %d", block, i+100)
-			again := to.number("open %d %s", size, h)
-			to.wants("1", "same %d %d", open, again)
-			to.wants("ok", "close %d", open)
-			to.wants("ok", "check %d %d", again, i+100) // it is still open
-			to.wants("ok", "close %d", again)
-			to.fails("close", 5*time.Second, "close %d", again)
-			own := from.number("open %d %s", size, h)
-			from.wants("1", "same %d %d", own, block)
-			from.wants("ok", "close %d", own)
-			from.wants("ok", "free %d", block)
-			to.fails("was freed by the process that shared it", 5*time.Second, "open %d %s", size, h)
-		}
+		sharesContents(t, startPeer(t, driver+conf), startPeer(t, driver+conf))
 	}
+	for _, upstream := range []string{"async:handles=posix", "statistics|async:handles=posix,initial=64MiB,threshold=1GiB"} {
+		from, to := startPeer(t, driver), startPeer(t, driver)
+		from.wants("ok", "pool %s", upstream)
+		sharesContents(t, from, to)
+		// Without handles there is one line, and the memory is as it was.
+		from.wants("ok", "pool async")
+		block := from.number("alloc 5000")
+		if got := from.tell("share %d", block); !strings.HasPrefix(got, "error ") || !strings.Contains(got, "handles=posix") {
+			t.Errorf("sharing memory of a pool without handles: %q", got)
+		}
+		from.wants("ok", "free %d", block)
+	}
+}
+
+func sharesContents(t *testing.T, from, to *process) {
+	t.Helper()
+	for i, size := range []int{1, 5000, 300 << 10, 3<<20 + 77, 70 << 20} {
+		from.tell("alloc %d", size)
+		block := from.number("alloc %d", size)
+		from.wants("ok", "fill %d %d", block, i+1)
+		h := from.handle(block)
+		open := to.number("open %d %s", size, h)
+		to.wants("ok", "check %d %d", open, i+1)
+		to.wants("ok", "fill %d %d", open, i+100)
+		from.wants("ok", "check %d %d", block, i+100)
+		again := to.number("open %d %s", size, h)
+		to.wants("1", "same %d %d", open, again)
+		to.wants("ok", "close %d", open)
+		to.wants("ok", "check %d %d", again, i+100) // it is still open
+		to.wants("ok", "close %d", again)
+		to.fails("close", 5*time.Second, "close %d", again)
+		own := from.number("open %d %s", size, h)
+		from.wants("1", "same %d %d", own, block)
+		from.wants("ok", "close %d", own)
+		from.wants("ok", "free %d", block)
+		to.fails("was freed by the process that shared it", 5*time.Second, "open %d %s", size, h)
+	}
+}
+
+// Over the simulated device, a process that has a pool's memory open is killed, and others go on.
+func TestSharePooledSimulated(t *testing.T) {
+	t.Parallel()
+	from, to, dies := startPeer(t, "driver:sim:1GiB"), startPeer(t, "driver:sim:1GiB"), startPeer(t, "driver:sim:1GiB")
+	from.wants("ok", "pool async:handles=posix")
+	block := from.number("alloc %d", 70<<20)
+	h := from.handle(block)
+	dies.number("open %d %s", 70<<20, h)
+	open := to.number("open %d %s", 70<<20, h)
+	to.wants("0 more descriptors", "cycle 100 %s", h)
+	dies.kill()
+	to.wants("ok", "close %d", open)
+	to.wants("0 more descriptors", "cycle 100 %s", h)
+	from.wants("ok", "free %d", block)
+	from.number("alloc %d", 900<<20) // which takes the memory that was shared
 }
 
 func TestShareThroughMagazines(t *testing.T) {

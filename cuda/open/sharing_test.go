@@ -71,6 +71,68 @@ func sharing(t *testing.T, d cuda.Driver, dev cuda.Device, g uint64) {
 		_, err = d.MemImport(dev, int(f.Fd()))
 		fails(t, "a file that is no chunk", err)
 	})
+	t.Run("a pool", func(t *testing.T) {
+		info, err := d.DeviceInfo(dev)
+		must(t, err)
+		if info.PoolHandles&cuda.HandlePosix == 0 {
+			t.Skip("the device makes no pools that a descriptor can name")
+		}
+		once := func() int {
+			pool, err := d.MemPoolCreate(cuda.MemPoolProps{Device: dev, Handles: cuda.HandlePosix})
+			must(t, err)
+			fd, err := d.MemPoolExport(dev, pool)
+			must(t, err)
+			if !closesOnExec(t, fd) {
+				t.Error("a program that this one starts would inherit the pool")
+			}
+			must(t, shut(fd))
+			p, err := d.MemAllocAsync(dev, g, pool, cuda.StreamLegacy)
+			must(t, err)
+			h, err := d.MemPoolExportPtr(dev, p)
+			must(t, err)
+			if h == (cuda.PoolPtr{}) {
+				t.Error("memory without a name")
+			}
+			must(t, d.MemFreeAsync(dev, p, cuda.StreamLegacy))
+			must(t, d.StreamSynchronize(dev, cuda.StreamLegacy))
+			must(t, d.MemPoolDestroy(dev, pool))
+			return testkit.Descriptors(t)
+		}
+		if first, second := once(), once(); first != second {
+			t.Errorf("%d descriptors are open, then %d", first, second)
+		}
+		plain, err := d.MemPoolCreate(cuda.MemPoolProps{Device: dev})
+		must(t, err)
+		_, err = d.MemPoolExport(dev, plain)
+		fails(t, "a pool without handle types", err)
+		must(t, d.MemPoolDestroy(dev, plain))
+		f, err := os.Open("/dev/null")
+		must(t, err)
+		defer f.Close()
+		_, err = d.MemPoolImport(dev, int(f.Fd()))
+		fails(t, "a file that is no pool", err)
+	})
+	t.Run("an event", func(t *testing.T) {
+		e, err := d.EventCreateShared(dev)
+		must(t, err)
+		h, err := d.EventExport(dev, e)
+		must(t, err)
+		if again, err := d.EventExport(dev, e); again != h || err != nil {
+			t.Errorf("its name is %x, then %x, %v", h, again, err)
+		}
+		must(t, d.EventRecord(dev, e, cuda.StreamLegacy))
+		must(t, d.StreamWaitEvent(dev, cuda.StreamLegacy, e))
+		must(t, d.EventSynchronize(dev, e))
+		if done, err := d.EventQuery(dev, e); !done || err != nil {
+			t.Errorf("a record that was waited for is done: %v, %v", done, err)
+		}
+		must(t, d.EventDestroy(dev, e))
+		own, err := d.EventCreate(dev)
+		must(t, err)
+		_, err = d.EventExport(dev, own)
+		fails(t, "an event of this process alone", err)
+		must(t, d.EventDestroy(dev, own))
+	})
 	t.Run("an allocation", func(t *testing.T) {
 		p, err := d.MemAlloc(dev, 2*g)
 		must(t, err)

@@ -9,7 +9,7 @@ import (
 )
 
 // Memory shared between simulated drivers, of one process or of several: what is shared is that the memory exists and
-// how large it is. Imported memory takes none of the importing driver's capacity. What the calls on legacy handles (cuIpc) cost has
+// how large it is. Of exported pools more is shared, see poolshare.go. Imported memory takes none of the importing driver's capacity. What the calls on legacy handles (cuIpc) cost has
 // not been measured; these are counted and priced at nothing.
 
 // Exportable is the handle types that this system lets the simulated driver grant (Options.Handles).

@@ -237,6 +237,7 @@ class MemPoolMixin:
 
     An upstream gives whole segments, which the pool caches and cuts. Options follow its name after a colon, and adaptors
     stand before a bar, outermost first, as in cistern.h: `"async:threshold=1GiB"`, `"limiting:bytes=2GiB|nccl"`.
+    Tensors of a pool over `"async"` can be sent to other processes where that is `"async:handles=posix"`.
 
     Args:
         memory: `"chunks"` is memory as everywhere else. `cudaIpcGetMemHandle` takes addresses of `"ipc_legacy"`, and RDMA

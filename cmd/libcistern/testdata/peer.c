@@ -69,6 +69,11 @@ int main(void) {
     if (IS("alloc", 1, " %ld", &a)) {
       void *p = cistern_malloc(a, 0, NULL);
       p ? printf("%d\n", keep(p, (size_t)a)) : failed();
+    } else if (IS("pool", 1, " %599s", text)) { /* of an upstream, for what is allocated from here on */
+      static uint64_t pool[2] = {5, 0};
+      cistern_pool_options o = {.size = sizeof o, .upstream = text};
+      pool[1]++;
+      cistern_pool_create(0, pool, &o) == CISTERN_OK && cistern_pool_begin(0, pool, NULL) == CISTERN_OK ? puts("ok") : failed();
     } else if (IS("fill", 2, " %ld %hhd", &a, &value)) { /* only where device memory is the host's */
       memset(things[a], value, sizes[a]);
       puts("ok");
