@@ -28,8 +28,8 @@ import (
 	"github.com/cistern-gpu/cistern/resource"
 )
 
-// patience is how long a process waits for the other's next word.
-const patience = time.Minute
+// timeout is how long a process waits for the other's next word.
+const timeout = time.Minute
 
 // options are the flags.
 type options struct {
@@ -72,11 +72,10 @@ func Run(args []string, out io.Writer) error {
 type process struct {
 	options
 	gpu.Machine
-	dev  cuda.Device
-	st   []cuda.Stream
-	own  []cuda.Ptr
-	rng  *rand.Rand
-	kept []func() error // what ends it, in reverse
+	dev cuda.Device
+	st  []cuda.Stream
+	own []cuda.Ptr
+	rng *rand.Rand
 }
 
 func (o options) process(seed uint64) (*process, error) {
@@ -291,7 +290,7 @@ func (x *exporter) meet() error {
 
 // hear waits for an answer.
 func (x *exporter) hear() (answer, error) {
-	late := time.NewTimer(patience)
+	late := time.NewTimer(timeout)
 	defer late.Stop()
 	select {
 	case a := <-x.answers:
@@ -299,7 +298,7 @@ func (x *exporter) hear() (answer, error) {
 	case err := <-x.gone:
 		return answer{}, fmt.Errorf("the importing process hung up: %w", err)
 	case <-late.C:
-		return answer{}, fmt.Errorf("the importing process did not answer for %v", patience)
+		return answer{}, fmt.Errorf("the importing process did not answer for %v", timeout)
 	}
 }
 
