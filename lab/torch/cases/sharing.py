@@ -130,6 +130,23 @@ def share_large():
     shared_and_back([torch.full((fewer(3 * GiB) + 12345,), 8, dtype=torch.uint8, device="cuda")], [8])
 
 
+@case(native="upstreams by name are Cistern's", timeout=120)
+def share_pooled():
+    """Tensors of a stream-ordered pool of the driver's. One without handles refuses."""
+    torch.cuda.init()
+    import cistern.torch
+    pool = cistern.torch.MemPool(upstream="async:handles=posix")
+    with torch.cuda.use_mem_pool(pool):
+        tensors = [torch.full((n,), i, dtype=torch.uint8, device="cuda") for i, n in enumerate((10, 3 * MiB, 50 * MiB))]
+    shared_and_back(tensors, range(3))
+    plain = cistern.torch.MemPool(upstream="async")
+    with torch.cuda.use_mem_pool(plain):
+        t = torch.ones(MiB, dtype=torch.uint8, device="cuda")
+    with raises(RuntimeError, "handles=posix"):
+        t.untyped_storage()._share_cuda_()
+    check(bool((t == 1).all()), "it is as it was")
+
+
 @case(timeout=120)
 def share_from_child():
     """The child exports, the parent reads and writes."""
