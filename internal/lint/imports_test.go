@@ -48,6 +48,7 @@ var mayImport = map[string][]string{
 	// Recorded runs.
 	"recording":                        {"event"},
 	"recording/driver":                 {"event", "internal/leaves", "recording", "recording/internal/tables", "recording/native"},
+	"recording/identity":               {"internal/text", "recording"},
 	"recording/initial":                {"event", "recording", "recording/internal/segments"},
 	"recording/internal/input":         {"recording"},
 	"recording/internal/segments":      {"event", "internal/leaves", "recording"},
@@ -61,6 +62,8 @@ var mayImport = map[string][]string{
 	"replay":                           {".", "cuda", "cuda/sim", "event", "internal/leaves", "internal/suggest", "internal/units", "recording"},
 	"analyze":                          {"event", "internal/leaves", "internal/units", "recording", "recording/driver", "replay"},
 	"report":                           {"analyze", "event", "internal/units", "recording", "replay"},
+	// Many recordings: jobs, ranks.
+	"fleet": {"internal/outfile", "internal/text", "recording", "recording/identity"},
 	// Shared by all: sizes in words, CPU time, waits with an end.
 	"internal/deadline": {},
 	"internal/leaves":   {},
