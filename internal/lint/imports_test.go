@@ -63,7 +63,8 @@ var mayImport = map[string][]string{
 	"analyze":                          {"event", "internal/leaves", "internal/units", "recording", "recording/driver", "replay"},
 	"report":                           {"analyze", "event", "internal/units", "recording", "replay"},
 	// Many recordings: jobs, ranks.
-	"fleet": {"internal/outfile", "internal/text", "recording", "recording/identity"},
+	"fleet":           {"event", "internal/outfile", "internal/text", "internal/units", "recording", "recording/identity"},
+	"fleet/fleettest": {"fleet", "recording"},
 	// Shared by all: sizes in words, CPU time, waits with an end.
 	"internal/deadline": {},
 	"internal/leaves":   {},
