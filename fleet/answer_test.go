@@ -126,8 +126,8 @@ func TestPlanted(t *testing.T) {
 		}},
 		{name: "a request failed", want: []string{"out_of_memory [30]", "fragmentation [30]"}, limit: 30, cause: fleet.CauseFragmentation, plant: func(rank int, s *fleet.Summary) {
 			if rank == 30 {
-				fleettest.Fragment(s, 30<<30)
-				fleettest.Fail(s, 20<<30)
+				fleettest.Fragment(s, 44<<30)
+				fleettest.Fail(s, 4<<30)
 			}
 		}},
 		{name: "restarted", want: []string{"restarted [4]"}, limit: -1, plant: func(int, *fleet.Summary) {}, after: func(t *testing.T, dir string, files []string) {

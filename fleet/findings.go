@@ -99,7 +99,7 @@ func (a *Answer) growing() {
 	for _, r := range all {
 		text := fmt.Sprintf("rank %d: allocated memory grows by %s a step", r.ID.Rank, size(uint64(r.Growth)))
 		if r.Headroom > 0 {
-			text += fmt.Sprintf("; the headroom lasts for %.0f more steps", float64(r.Headroom)/r.Growth)
+			text += fmt.Sprintf("; the headroom lasts for some %s more steps", rounded(float64(r.Headroom)/r.Growth))
 		}
 		a.add(Finding{Kind: CauseGrowth, Ranks: []int{r.ID.Rank}, Node: r.ID.Node, Bytes: int64(r.Growth), Text: text})
 	}
@@ -353,6 +353,20 @@ func RankWords(numbers []int) string {
 		return "rank " + parts[0]
 	}
 	return fmt.Sprintf("%d ranks (%s)", len(numbers), strings.Join(parts, ", "))
+}
+
+// rounded is a number with two digits that count.
+func rounded(n float64) string {
+	scale := int64(1)
+	for n/float64(scale) >= 100 {
+		scale *= 10
+	}
+	r := int64(n/float64(scale)+0.5) * scale
+	text := fmt.Sprint(r)
+	for i := len(text) - 3; i > 0; i -= 3 {
+		text = text[:i] + "," + text[i:]
+	}
+	return text
 }
 
 func size(bytes uint64) string { return units.FormatBytes(bytes) }

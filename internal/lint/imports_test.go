@@ -61,9 +61,9 @@ var mayImport = map[string][]string{
 	"export":                           {"event", "recording"},
 	"replay":                           {".", "cuda", "cuda/sim", "event", "internal/leaves", "internal/suggest", "internal/units", "recording"},
 	"analyze":                          {"event", "internal/leaves", "internal/units", "recording", "recording/driver", "replay"},
-	"report":                           {"analyze", "event", "internal/units", "recording", "replay"},
+	"report":                           {"analyze", "event", "fleet", "internal/units", "recording", "replay"},
 	// Many recordings: jobs, ranks.
-	"fleet":           {"event", "internal/outfile", "internal/text", "internal/units", "recording", "recording/identity"},
+	"fleet":           {"analyze", "event", "internal/outfile", "internal/text", "internal/units", "recording", "recording/identity", "recording/open"},
 	"fleet/fleettest": {"fleet", "recording"},
 	// Shared by all: sizes in words, CPU time, waits with an end.
 	"internal/deadline": {},

@@ -281,6 +281,15 @@ class Fleet(Case):
             self.assertEqual((s["allocator"], s["coordinates"], s["ended"], s["steps"]), ("cistern", {"dp": rank}, "" if rank == dies else "exit", 8 if rank == dies else 20))
             self.assertEqual(steps["allocated_bytes"], [(64 + n) << 20 for n in range(1, s["steps"] + 1)])
             self.assertEqual(steps["requests"], [3] + [2] * (s["steps"] - 1))
+        # And the command says who was killed, and that all leak.
+        done = subprocess.run([COMMAND, "fleet", "--json", self.path("runs")], stdout=subprocess.PIPE, env=self.environment(), timeout=600, check=True)
+        answer = json.loads(done.stdout)
+        found = {f["kind"]: f for f in answer["findings"]}
+        self.assertEqual((answer["job"], answer["world_size"], answer["launcher"], len(answer["ranks"])), ("exp", world, "torchrun", world))
+        self.assertEqual((found["ended"]["ranks"], found["ended"]["step"]), ([dies], 8))
+        self.assertEqual([len(g["ranks"]) for g in answer["groups"]], [world])
+        grown = [f for f in answer["findings"] if f["kind"] == "growth"]
+        self.assertEqual(sorted(n for f in grown for n in f["ranks"]), [r for r in range(world) if r != dies])
 
     def test_recordings_on_cistern(self):
         # The history is written whenever it is nearly full, and what is more than the size allows is removed.
