@@ -10,6 +10,7 @@ import (
 
 	"github.com/cistern-gpu/cistern/fleet"
 	"github.com/cistern-gpu/cistern/fleet/fleettest"
+	_ "github.com/cistern-gpu/cistern/internal/lockrank/checked"
 	"github.com/cistern-gpu/cistern/recording"
 	"github.com/cistern-gpu/cistern/recording/open"
 )

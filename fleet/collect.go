@@ -15,7 +15,7 @@ import (
 type CollectOptions struct {
 	Move      bool // remove what was copied of processes that ended
 	Summaries bool // and no recordings
-	NoRead    bool // leave summaries as they are
+	AsIs      bool // do not read recordings for what a process could only estimate
 	// Warn is called with what went wrong with one process; the others are still collected.
 	Warn func(error)
 }
@@ -47,7 +47,7 @@ func (s *Summary) collect(to string, o CollectOptions) error {
 			files = append(files, name)
 		}
 	}
-	if !o.NoRead {
+	if !o.AsIs {
 		s.readExact(from, o.Warn)
 	}
 	if same {

@@ -74,7 +74,9 @@ func (a *Answer) standOut() {
 }
 
 // sameTwins reports whether a rank is compared with all ranks, for want of twins: then a difference is none of twins.
-func (a *Answer) sameTwins(r *Rank) bool { return len(a.twins[r]) == len(a.ranks) && len(a.groups) > 1 && len(r.ID.Coordinates) == 0 }
+func (a *Answer) sameTwins(r *Rank) bool {
+	return len(a.twins[r]) == len(a.ranks) && len(a.groups) > 1 && len(r.ID.Coordinates) == 0
+}
 
 var partNames = []string{CauseUsed, CauseFragmentation, CauseCached, CauseOutside}
 

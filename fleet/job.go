@@ -33,7 +33,6 @@ type Rank struct {
 	Parts    Parts // of the GPU, at the last failure, else at the peak of what was reserved
 	Growth   float64
 	group    int // index
-	digest   []uint64
 }
 
 // Parts are what the memory of a GPU is used for.

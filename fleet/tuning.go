@@ -31,8 +31,8 @@ type Tuning struct {
 	// Settings are those of PyTorch's that were tried on all of these ranks, and Cistern; the best first. They are known when all
 	// shards are together.
 	Settings []Setting `json:"settings,omitempty"`
-	// Without are ranks that were to be replayed and have no recording that can be.
-	Without []int `json:"without_recording,omitempty"`
+	// Unrecorded are ranks that were to be replayed and have no recording that can be.
+	Unrecorded []int `json:"without_recording,omitempty"`
 }
 
 // RankTuning is what one rank's recording says.
@@ -117,7 +117,7 @@ func (a *Answer) Tune(ctx context.Context, shard, shards int, budget time.Durati
 	for i, r := range mine {
 		file := r.rank.recordingFile()
 		if file == "" {
-			t.Without = append(t.Without, r.rank.ID.Rank)
+			t.Unrecorded = append(t.Unrecorded, r.rank.ID.Rank)
 		} else {
 			x, err := r.rank.tune(ctx, file, budget)
 			if err != nil {
@@ -244,7 +244,7 @@ func Merge(shards []*Tuning) (*Tuning, error) {
 		}
 		seen[s.Shard] = true
 		out.Ranks = append(out.Ranks, s.Ranks...)
-		out.Without = append(out.Without, s.Without...)
+		out.Unrecorded = append(out.Unrecorded, s.Unrecorded...)
 	}
 	for n := 1; n <= first.Shards; n++ {
 		if !seen[n] {
@@ -254,7 +254,7 @@ func Merge(shards []*Tuning) (*Tuning, error) {
 	slices.SortFunc(out.Ranks, func(x, y RankTuning) int {
 		return cmp.Or(cmp.Compare(x.Rank, y.Rank), cmp.Compare(x.Recording, y.Recording))
 	})
-	slices.Sort(out.Without)
+	slices.Sort(out.Unrecorded)
 	out.settings()
 	return out, nil
 }
@@ -311,4 +311,3 @@ func (t *Tuning) Best(policy string) *Setting {
 	}
 	return nil
 }
-

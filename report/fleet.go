@@ -201,8 +201,8 @@ func (f *fleetText) tuning(t *fleet.Tuning) {
 			f.wrap("    ", fmt.Sprintf("  rank %d: %s", r.Rank, clean(r.Error)))
 		}
 	}
-	if len(t.Without) > 0 {
-		f.wrap("    ", "  without a recording: "+fleet.RankWords(t.Without))
+	if len(t.Unrecorded) > 0 {
+		f.wrap("    ", "  without a recording: "+fleet.RankWords(t.Unrecorded))
 	}
 	if replayed == 0 {
 		return

@@ -42,7 +42,7 @@ func newFleetCollect(a *app) *cobra.Command {
 	}
 	c.Flags().BoolVar(&o.Move, "move", false, "remove what was copied of processes that ended")
 	c.Flags().BoolVar(&o.Summaries, "summaries", false, "leave recordings where they are")
-	c.Flags().BoolVar(&o.NoRead, "no-read", false, "do not read recordings: summaries stay as they are")
+	c.Flags().BoolVar(&o.AsIs, "as-is", false, "leave summaries as they are: recordings are not read")
 	return c
 }
 
