@@ -121,7 +121,9 @@ type Failure struct {
 // Identity is the process that the summary is of.
 func (s *Summary) Identity() recording.Identity {
 	id := identity.Of(func(name string) string { return s.Variables[name] }, s.Host, s.PID)
-	id.Coordinates = s.Coordinates
+	if len(s.Coordinates) > 0 {
+		id.Coordinates = s.Coordinates
+	}
 	return id
 }
 

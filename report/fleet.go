@@ -4,10 +4,13 @@ import (
 	"cmp"
 	"fmt"
 	"io"
+	"maps"
+	"slices"
 	"strings"
 
 	"github.com/cistern-gpu/cistern/fleet"
 	"github.com/cistern-gpu/cistern/internal/units"
+	"github.com/cistern-gpu/cistern/recording"
 )
 
 // What `cistern fleet` writes of a job: the rank that sets the limit first, then what stands out, then ranks and groups. It fits
@@ -40,6 +43,34 @@ func WriteFleet(w io.Writer, a *fleet.Answer, s Style) {
 	if a.Tuning != nil {
 		f.tuning(a.Tuning)
 	}
+}
+
+// writeIdentity writes which process of a job a recording is of, where it is of one.
+func writeIdentity(w io.Writer, s Style, id *recording.Identity) {
+	if id == nil {
+		return
+	}
+	var parts []string
+	if id.Job != "" {
+		parts = append(parts, "job "+id.Job)
+	}
+	if id.Rank >= 0 {
+		rank := fmt.Sprintf("rank %d", id.Rank)
+		if id.World > 0 {
+			rank += fmt.Sprintf(" of %d", id.World)
+		}
+		parts = append(parts, rank)
+	}
+	for _, dim := range slices.Sorted(maps.Keys(id.Coordinates)) {
+		parts = append(parts, fmt.Sprintf("%s %d", dim, id.Coordinates[dim]))
+	}
+	if id.Restart > 0 {
+		parts = append(parts, fmt.Sprintf("restart %d", id.Restart))
+	}
+	if id.Node != "" {
+		parts = append(parts, "node "+id.Node)
+	}
+	writeWrapped(w, "  ", clean(strings.Join(parts, ", ")), s)
 }
 
 type fleetText struct {

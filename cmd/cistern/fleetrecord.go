@@ -17,9 +17,9 @@ import (
 // Recording of many ranks: a folder in which each process keeps its summary (python/cistern/_fleet.py).
 
 const (
-	envFleet          = "_CISTERN_FLEET"           // the folder
-	envFleetVariables = "_CISTERN_FLEET_VARIABLES" // variables that processes note, as only this command has their list
-	envFleetBytes     = "_CISTERN_FLEET_BYTES"     // of a process's recordings at most
+	envFleet      = "_CISTERN_FLEET"       // the folder
+	envVariables  = "_CISTERN_VARIABLES"   // variables that processes note, as only this command has their list
+	envFleetBytes = "_CISTERN_FLEET_BYTES" // of a process's recordings at most
 )
 
 // fleetFlags are those of run.
@@ -60,8 +60,13 @@ func (f *fleetFlags) apply(c *cobra.Command, attribution *attributionFlags, env 
 
 func (e *environment) recordFleet(folder string, size uint64) {
 	e.set(envFleet, folder)
-	e.set(envFleetVariables, strings.Join(identity.Variables(), ","))
+	e.noteVariables()
 	e.set(envFleetBytes, strconv.FormatUint(size, 10))
+}
+
+// noteVariables has recordings say which process of a job they are of.
+func (e *environment) noteVariables() {
+	e.set(envVariables, strings.Join(identity.Variables(), ","))
 }
 
 // isFolder reports whether an output names a folder: one that exists, or by the slash at its end.

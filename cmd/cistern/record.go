@@ -67,6 +67,7 @@ func newRecord(a *app) *cobra.Command {
 				return err
 			}
 			env.set("_CISTERN_RECORD", file)
+			env.noteVariables()
 			if folder {
 				env.recordFleet(filepath.Dir(file), 0)
 			}

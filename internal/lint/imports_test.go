@@ -55,7 +55,7 @@ var mayImport = map[string][]string{
 	"recording/internal/tables":        {"event", "internal/symbols", "internal/text", "recording", "recording/internal/input"},
 	"recording/native":                 {"event", "internal/text", "recording", "recording/internal/input", "recording/internal/segments", "recording/internal/tables"},
 	"recording/open":                   {"recording", "recording/internal/input", "recording/native", "recording/pytorch", "recording/rmm"},
-	"recording/pytorch":                {"event", "internal/text", "recording", "recording/initial", "recording/internal/input", "recording/internal/segments", "recording/internal/tables"},
+	"recording/pytorch":                {"event", "internal/text", "recording", "recording/identity", "recording/initial", "recording/internal/input", "recording/internal/segments", "recording/internal/tables"},
 	"recording/rmm":                    {"event", "recording", "recording/initial", "recording/internal/input", "recording/internal/tables"},
 	"recording/internal/recordingtest": {"event", "internal/cputime", "recording", "recording/driver", "recording/internal/input", "recording/internal/segments", "recording/internal/tables", "recording/native", "recording/open", "recording/pytorch"},
 	"export":                           {"event", "recording"},
@@ -91,7 +91,7 @@ var mayImport = map[string][]string{
 	// Space for signal handlers on the stacks of goroutines.
 	"internal/stackspace": {},
 	// What an allocator holds, written to a file.
-	"dump": {".", "config", "cuda", "event", "internal/deadline", "internal/environ", "internal/nopoll", "internal/nvml", "internal/outfile", "internal/text", "internal/units", "memory", "recording", "recording/initial", "recording/native"},
+	"dump": {".", "config", "cuda", "event", "internal/deadline", "internal/environ", "internal/nopoll", "internal/nvml", "internal/outfile", "internal/text", "internal/units", "memory", "recording", "recording/identity", "recording/initial", "recording/native"},
 	// What NVIDIA's management library says of a machine.
 	"internal/nvml":         {},
 	"internal/nvml/standin": {"internal/standin"},

@@ -45,6 +45,8 @@ def describe(coordinates: Dict[str, int]) -> None:
         if not 0 <= int(n) < 1 << 31:
             raise ValueError("%s: expected 0 or more, got %d" % (name, n))
     _coordinates.update((name, int(n)) for name, n in coordinates.items())
+    # The library writes it into files of requests that fail.
+    os.environ["CISTERN_COORDINATES"] = ",".join("%s=%d" % item for item in _coordinates.items())
 
 
 def step() -> None:
@@ -475,8 +477,9 @@ def name_of_process() -> str:
 
 def variables() -> Dict[str, str]:
     """Those of launchers and schedulers, whose names the command passes on."""
-    names = os.environ.get("_CISTERN_FLEET_VARIABLES", "").split(",")
-    return {name: os.environ[name][:256] for name in names if os.environ.get(name)}
+    names = os.environ.get("_CISTERN_VARIABLES", "").split(",")
+    found = {name: os.environ[name][:256] for name in names if os.environ.get(name)}
+    return found if set(found) - {"HOSTNAME"} else {}  # which alone is a part of no job
 
 
 def mesh(torch: Any) -> Dict[str, int]:

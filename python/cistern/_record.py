@@ -13,6 +13,7 @@ import fcntl
 import gzip
 import os
 import pickle
+import socket
 import sys
 import tempfile
 import threading
@@ -171,6 +172,12 @@ def environment(torch: Any, snapshot: Any) -> Dict[str, Any]:
             # PyTorch asks CUDA for the properties of each device once, when it starts, and keeps them.
             note(str(device), lambda: str(torch.cuda.get_device_properties(device).name), devices)
             note(str(device), lambda: int(torch.cuda.get_device_properties(device).total_memory), memory)
+    from . import _fleet
+
+    note("variables", _fleet.variables)
+    if "variables" in found:
+        note("host", socket.gethostname)
+        note("pid", os.getpid)
     note("devices", lambda: devices)
     note("total_memory", lambda: memory)
     return found

@@ -261,7 +261,7 @@ class Fleet(Case):
         processes = []
         for r in range(world):
             env = self.environment(PYTHONPATH=self.site + os.pathsep + os.path.dirname(PACKAGE), CISTERN_CONF=conf, _CISTERN_FLEET=self.path("runs"),
-                                   _CISTERN_FLEET_VARIABLES="RANK,LOCAL_RANK,WORLD_SIZE,TORCHELASTIC_RUN_ID", RANK=str(r), LOCAL_RANK=str(r),
+                                   _CISTERN_VARIABLES="RANK,LOCAL_RANK,WORLD_SIZE,TORCHELASTIC_RUN_ID", RANK=str(r), LOCAL_RANK=str(r),
                                    WORLD_SIZE=str(world), TORCHELASTIC_RUN_ID="exp", DIES="7" if r == dies else "", **more)
             processes.append(subprocess.Popen([sys.executable, "main.py"], env=env, cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                               universal_newlines=True))

@@ -18,7 +18,8 @@
 // except that of nested launchers: the outer one has fewer processes.
 //
 // The job is the scheduler's: CISTERN_JOB, Slurm's job (of an array: its task), PBS's, LSF's, a pod's indexed job, Ray's job,
-// then torchrun's run. The run is torchrun's where it has a name.
+// then torchrun's run. The run is torchrun's where it has a name. CISTERN_COORDINATES are the places of the process in the
+// dimensions of its job, such as "dp=3,tp=1".
 package identity
 
 import (
@@ -47,6 +48,7 @@ var launchers = []launcher{
 // Variables that name jobs, runs and nodes, by the order in which they are looked at.
 const (
 	varJob      = "CISTERN_JOB"
+	varPlace    = "CISTERN_COORDINATES"
 	varSlurmJob = "SLURM_JOB_ID"
 	varArrayJob = "SLURM_ARRAY_JOB_ID"
 	varArrayOne = "SLURM_ARRAY_TASK_ID"
@@ -66,7 +68,7 @@ const (
 
 // Variables are the names of all that is looked at. A recorder that cannot apply the rules keeps these for a reader that can.
 func Variables() []string {
-	names := []string{varJob, varSlurmJob, varArrayJob, varArrayOne, varPBS, varLSF, varRay, varRun, varPod, varRestart, varRequeue,
+	names := []string{varJob, varPlace, varSlurmJob, varArrayJob, varArrayOne, varPBS, varLSF, varRay, varRun, varPod, varRestart, varRequeue,
 		varNode, varGroup, varNodeRank, varNodeID}
 	for _, l := range launchers {
 		for _, name := range []string{l.rank, l.world, l.local} {
@@ -93,6 +95,7 @@ func Of(getenv func(string) string, host string, pid int) recording.Identity {
 	}
 	v.setRank(&id)
 	v.setJob(&id)
+	v.setCoordinates(&id)
 	id.Restart, id.Requeue = max(0, v.number(varRestart)), max(0, v.number(varRequeue))
 	for _, name := range []string{varGroup, varNodeRank, varNodeID} {
 		if n := v.number(name); n >= 0 {
@@ -187,6 +190,29 @@ func (v variables) setJob(id *recording.Identity) {
 	if id.Run == id.Job {
 		id.Run = ""
 	}
+}
+
+// setCoordinates takes those of CISTERN_COORDINATES: "dp=3,tp=1".
+func (v variables) setCoordinates(id *recording.Identity) {
+	for item := range strings.SplitSeq(v(varPlace), ",") {
+		name, value, _ := strings.Cut(strings.TrimSpace(item), "=")
+		n, err := strconv.ParseUint(value, 10, 31)
+		if name == "" || err != nil {
+			if item != "" {
+				id.Disagreements = append(id.Disagreements, fmt.Sprintf("%s has %q; expected NAME=NUMBER", varPlace, item))
+			}
+			continue
+		}
+		if id.Coordinates == nil {
+			id.Coordinates = map[string]int{}
+		}
+		id.Coordinates[name] = int(n)
+	}
+}
+
+// Known reports whether anything is known of a process's place in a job.
+func Known(id *recording.Identity) bool {
+	return id.Job != "" || id.Rank >= 0 || len(id.Coordinates) > 0
 }
 
 // podJob is the name of an indexed job, whose pods have the host name JOB-INDEX.

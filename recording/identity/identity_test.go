@@ -61,6 +61,8 @@ func TestRules(t *testing.T) {
 			recording.Identity{Job: "01000000", Launcher: "torchrun", NodeRank: 0, Rank: 1, LocalRank: 1, World: 2}},
 		{"what the user says", "CISTERN_JOB=mine CISTERN_RANK=4 CISTERN_WORLD_SIZE=6 CISTERN_LOCAL_RANK=0 SLURM_JOB_ID=7 RANK=1 WORLD_SIZE=2",
 			recording.Identity{Job: "mine", Launcher: "cistern", NodeRank: unknown, Rank: 4, LocalRank: 0, World: 6}},
+		{"coordinates", "CISTERN_COORDINATES=dp=3,tp=1,pp=x RANK=1 WORLD_SIZE=2", recording.Identity{Launcher: "torchrun", NodeRank: unknown, Rank: 1, LocalRank: unknown, World: 2,
+			Coordinates: map[string]int{"dp": 3, "tp": 1}, Disagreements: []string{`CISTERN_COORDINATES has "pp=x"; expected NAME=NUMBER`}}},
 		{"a hostile name", "CISTERN_JOB=a\x1b[31mb", recording.Identity{Job: "a\ufffd[31mb", NodeRank: unknown, Rank: unknown, LocalRank: unknown, World: unknown}},
 	} {
 		set := map[string]string{}
