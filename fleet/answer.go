@@ -78,6 +78,8 @@ type RankAnswer struct {
 	OOMs          int64              `json:"ooms"`
 	Retries       int64              `json:"retries"`
 	Failure       *Failure           `json:"failure,omitempty"` // the last
+
+	of *Rank
 }
 
 // Need is what GPU the job needs, by its peaks.
@@ -185,7 +187,7 @@ func (a *Answer) rank(r *Rank) RankAnswer {
 	d := r.Device
 	x := RankAnswer{Identity: r.ID, File: r.Summary.Path, Recordings: r.Summary.Recordings, Device: d.Ordinal, UUID: d.UUID, GPU: d.Name, Total: d.Total,
 		Headroom: r.Headroom, Parts: r.Parts, PeakAllocated: d.PeakAllocated.Bytes, PeakReserved: d.PeakReserved.Bytes, PeakOutside: d.PeakOutside.Bytes,
-		PeakStep: d.PeakReserved.Step, Growth: r.Growth, Group: r.group, Steps: r.Summary.Steps, Ended: r.Summary.Ended, OOMs: d.OOMs, Retries: d.Retries}
+		PeakStep: d.PeakReserved.Step, Growth: r.Growth, Group: r.group, Steps: r.Summary.Steps, Ended: r.Summary.Ended, OOMs: d.OOMs, Retries: d.Retries, of: r}
 	if n := len(d.Failures); n > 0 {
 		x.Failure = &d.Failures[n-1]
 	}

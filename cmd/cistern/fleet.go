@@ -19,6 +19,7 @@ type fleetCommand struct {
 	tune   bool
 	shard  string
 	merge  []string
+	html   string
 	budget time.Duration
 }
 
@@ -34,6 +35,7 @@ func newFleet(a *app) *cobra.Command {
 			"With --tune it replays the recordings of one rank of each group and of each outlier, and finds settings that let all ranks\n" +
 			"through. --shard 2/8 does a part of that and prints it as JSON, for an array of jobs; --merge puts all parts together.",
 		Example: "  cistern fleet runs/\n" +
+			"  cistern fleet -o job.html runs/\n" +
 			"  cistern fleet --tune runs/\n" +
 			"  cistern fleet --merge 'shards/*.json' runs/",
 		Args: func(_ *cobra.Command, args []string) error {
@@ -49,6 +51,7 @@ func newFleet(a *app) *cobra.Command {
 	c.Flags().BoolVar(&f.tune, "tune", false, "replay recordings of representatives to find settings for all ranks")
 	c.Flags().StringVar(&f.shard, "shard", "", "with --tune: only part `i/n` of the replays, printed as JSON for --merge")
 	c.Flags().StringArrayVar(&f.merge, "merge", nil, "put the parts in these `files` together; a pattern stands for several")
+	c.Flags().StringVarP(&f.html, "output", "o", "", "write an HTML page to this `file`: heat map of ranks and steps, envelope, tables")
 	addBudget(c, &f.budget)
 	c.AddCommand(newFleetCollect(a))
 	return c
@@ -71,6 +74,8 @@ func (f *fleetCommand) check() error {
 	switch {
 	case f.shard != "" && !f.tune:
 		return errors.New("--shard: it is a part of --tune")
+	case f.shard != "" && f.html != "":
+		return errors.New("--shard and -o: the page is of all shards together: give it with --merge")
 	case f.tune && len(f.merge) > 0:
 		return errors.New("--tune and --merge: choose one")
 	case f.budget < 0:
@@ -87,6 +92,11 @@ func (f *fleetCommand) run(c *cobra.Command, a *app, args []string) error {
 	if err != nil {
 		return err
 	}
+	page, err := a.openPage(f.html, nil)
+	if err != nil {
+		return err
+	}
+	defer page.abandon()
 	folder, err := fleet.Load(c.Context(), args...)
 	if err != nil {
 		return err
@@ -113,6 +123,14 @@ func (f *fleetCommand) run(c *cobra.Command, a *app, args []string) error {
 	}
 	if len(f.merge) > 0 {
 		if answer.Tuning, err = f.merged(answer); err != nil {
+			return err
+		}
+	}
+	if page != nil {
+		if err := report.WriteFleetPage(page, answer, f.html); err != nil {
+			return err
+		}
+		if err := page.commit(); err != nil {
 			return err
 		}
 	}
