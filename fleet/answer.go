@@ -66,6 +66,7 @@ type RankAnswer struct {
 	Headroom      int64              `json:"headroom_bytes"`
 	Cause         string             `json:"cause"`
 	Excess        int64              `json:"excess_bytes"` // of the cause, over the median of its twins
+	Twins         int                `json:"twins"`
 	Parts         Parts              `json:"parts"`
 	PeakAllocated uint64             `json:"peak_allocated_bytes"`
 	PeakReserved  uint64             `json:"peak_reserved_bytes"`
@@ -160,8 +161,8 @@ func (f *Folder) Answer(job *Job) *Answer {
 	return a
 }
 
-// findTwins sets the twins of all ranks: those with the same coordinates but dp; without coordinates those of the group; where
-// these are too few to say which of them is usual, all ranks.
+// findTwins sets the twins of all ranks, itself among them: those with the same coordinates but dp; without coordinates those of the
+// group, or of a rank that is a group alone all ranks. A rank that has none is compared with none.
 func (a *Answer) findTwins() {
 	a.twins = map[*Rank][]*Rank{}
 	by := map[string][]*Rank{}
@@ -175,11 +176,12 @@ func (a *Answer) findTwins() {
 		list := a.groups[r.group].Ranks
 		if len(r.ID.Coordinates) > 0 {
 			list = by[twinKey(r)]
-		}
-		if len(list) < 3 {
+		} else if len(list) == 1 {
 			list = a.ranks
 		}
-		a.twins[r] = list
+		if len(list) > 1 {
+			a.twins[r] = list
+		}
 	}
 }
 
@@ -192,13 +194,13 @@ func (a *Answer) rank(r *Rank) RankAnswer {
 		x.Failure = &d.Failures[n-1]
 	}
 	x.Cause, x.Excess = a.cause(r)
+	x.Twins = max(0, len(a.twins[r])-1)
 	return x
 }
 
 // cause is what a rank's memory is used for, more than that of its twins.
 func (a *Answer) cause(r *Rank) (cause string, excess int64) {
-	twins := a.twins[r]
-	most := uint64(0)
+	twins, most := a.twins[r], uint64(0)
 	for i, p := range r.Parts.list() {
 		usual := median(twins, func(t *Rank) uint64 { return t.Parts.list()[i].bytes })
 		if more := int64(p.bytes) - int64(usual); more > excess {
@@ -206,7 +208,7 @@ func (a *Answer) cause(r *Rank) (cause string, excess int64) {
 		}
 		most = max(most, p.bytes)
 	}
-	if excess < significant(r.Device.Total) {
+	if excess < significant(r.Device.Total) || len(twins) == 0 {
 		cause, excess = CauseUsed, 0
 		for _, p := range r.Parts.list() {
 			if p.bytes == most && most > 0 {
@@ -224,7 +226,7 @@ func (a *Answer) cause(r *Rank) (cause string, excess int64) {
 // significant is what two ranks that do the same differ by at most.
 func significant(total uint64) int64 { return max(256<<20, int64(total/100)) }
 
-// median is the lower one.
+// median is the lower one; 0 of none.
 func median(ranks []*Rank, of func(*Rank) uint64) uint64 {
 	if len(ranks) == 0 {
 		return 0

@@ -280,3 +280,54 @@ func TestExact(t *testing.T) {
 		t.Errorf("%d rows were changed: %v", n, got.Hash)
 	}
 }
+
+// With stages of one rank each, none has a twin, and stages that need different memory are no faults.
+func TestRanksWithoutTwins(t *testing.T) {
+	dir := t.TempDir()
+	made(t, dir, fleettest.Job{Name: "1", Ranks: 4, Stages: 4, Steps: 50, PerGPU: 80 << 30, Seed: 1}, func(rank int, s *fleet.Summary) {
+		if rank == 2 {
+			fleettest.Fragment(s, 9<<30)
+		}
+	})
+	a := answer(t, dir)
+	if got := kinds(a); !slices.Equal(got, []string{"imbalance"}) {
+		t.Errorf("%v", got)
+	}
+	if a.Limit.Identity.Rank != 2 || a.Limit.Twins != 0 || a.Limit.Excess != 0 {
+		t.Errorf("%+v", a.Limit)
+	}
+}
+
+// Without coordinates, a rank that makes other requests than most is named.
+func TestOtherRequestsWithoutCoordinates(t *testing.T) {
+	dir := t.TempDir()
+	made(t, dir, fleettest.Job{Name: "1", Ranks: 8, Stages: 1, Steps: 50, PerGPU: 80 << 30, Seed: 1}, func(rank int, s *fleet.Summary) {
+		s.Coordinates = nil
+		if rank == 0 {
+			s.Devices[0].Series.Requested[20] += 512
+		}
+	})
+	a := answer(t, dir)
+	if got := kinds(a); !slices.Equal(got, []string{"requests [0]"}) || a.Findings[0].Step != 21 {
+		t.Errorf("%v, %+v", got, a.Findings)
+	}
+}
+
+// Ranks of a job that goes on have written their summaries at different times.
+func TestRunning(t *testing.T) {
+	for _, c := range []struct {
+		steps int64 // of rank 3, 0.4 s each
+		want  []string
+	}{{90, []string{}}, {10, []string{"ended [3]"}}} {
+		dir := t.TempDir()
+		made(t, dir, fleettest.Job{Name: "1", Ranks: 8, Stages: 1, Steps: 3000, PerGPU: 80 << 30, Seed: 1}, func(rank int, s *fleet.Summary) {
+			s.Ended = fleet.EndNone
+			if rank == 3 {
+				fleettest.Kill(s, 30*c.steps)
+			}
+		})
+		if got := kinds(answer(t, dir)); !slices.Equal(got, c.want) {
+			t.Errorf("rank 3 at step %d: %v", 30*c.steps, got)
+		}
+	}
+}

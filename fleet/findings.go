@@ -50,7 +50,7 @@ func (a *Answer) standOut() {
 			i := slices.IndexFunc(partNames, func(name string) bool { return name == cause })
 			own := r.Parts.list()[i].bytes
 			usual := median(a.twins[r], func(t *Rank) uint64 { return t.Parts.list()[i].bytes })
-			if more := int64(own) - int64(usual); more >= 2*significant(r.Device.Total) {
+			if more := int64(own) - int64(usual); more >= 2*significant(r.Device.Total) && len(a.twins[r]) > 0 {
 				a.add(Finding{Kind: cause, Ranks: []int{r.ID.Rank}, Node: r.ID.Node, Bytes: more, Step: r.Device.PeakReserved.Step,
 					Text: fmt.Sprintf("rank %d: %s %s, %s more than its twins", r.ID.Rank, size(own), words[cause], size(uint64(more)))})
 			}
@@ -61,7 +61,7 @@ func (a *Answer) standOut() {
 		own := r.Device.PeakAllocated.Bytes
 		usual := median(a.twins[r], func(t *Rank) uint64 { return t.Device.PeakAllocated.Bytes })
 		more := int64(own) - int64(usual)
-		if r.Growth > 0 || max(more, -more) < significant(r.Device.Total) || a.sameTwins(r) {
+		if r.Growth > 0 || max(more, -more) < significant(r.Device.Total) || len(a.twins[r]) == 0 || a.alone(r) {
 			continue
 		}
 		word := "more"
@@ -73,10 +73,8 @@ func (a *Answer) standOut() {
 	}
 }
 
-// sameTwins reports whether a rank is compared with all ranks, for want of twins: then a difference is none of twins.
-func (a *Answer) sameTwins(r *Rank) bool {
-	return len(a.twins[r]) == len(a.ranks) && len(a.groups) > 1 && len(r.ID.Coordinates) == 0
-}
+// alone reports whether a rank makes other requests than all others, so that it needs other memory.
+func (a *Answer) alone(r *Rank) bool { return len(a.groups[r.group].Ranks) == 1 && len(a.groups) > 1 }
 
 var partNames = []string{CauseUsed, CauseFragmentation, CauseCached, CauseOutside}
 
@@ -116,8 +114,8 @@ func (a *Answer) differentRequests() {
 	by := map[deviation][]int{}
 	for _, r := range a.ranks {
 		twins := a.twins[r]
-		if len(r.ID.Coordinates) == 0 || len(twins) == len(a.ranks) && len(a.Stages) > 0 {
-			continue
+		if len(r.ID.Coordinates) == 0 {
+			twins = a.ranks
 		}
 		count := map[int]int{}
 		for _, t := range twins {
@@ -199,30 +197,41 @@ func (a *Answer) missing() {
 	}
 }
 
-// endedEarly are processes that wrote no last summary though others did, or that stopped steps before the others.
+// lostAfter is how much older the summary of a rank may be than that of others: a process writes one every five minutes.
+const lostAfter = 15 * time.Minute
+
+// endedEarly are processes that wrote no last summary though others did; of a job that goes on, those that stopped writing.
 func (a *Answer) endedEarly() {
-	ended := 0
+	ended, newest := false, int64(0)
 	for _, r := range a.ranks {
-		if r.Summary.Ended != EndNone {
-			ended++
-		}
+		ended = ended || r.Summary.Ended != EndNone
+		newest = max(newest, r.Summary.UpdatedUS)
 	}
-	var killed []int
+	var killed []*Rank
 	for _, r := range a.ranks {
-		if r.Summary.Ended == EndNone && (ended > 0 || r.Summary.Steps < a.Steps-max(1, a.Steps/100)) {
-			killed = append(killed, r.ID.Rank)
+		if r.Summary.Ended == EndNone && (ended || newest-r.Summary.UpdatedUS > lostAfter.Microseconds()) {
+			killed = append(killed, r)
 		}
 	}
-	if len(killed) > 0 {
-		text := RankWords(killed) + " ended without a last summary: killed, or lost"
-		first := slices.MinFunc(a.ranks, func(x, y *Rank) int { return cmp.Compare(x.Summary.Steps, y.Summary.Steps) })
-		step := int64(0)
-		if first.Summary.Ended == EndNone && first.Summary.Steps < a.Steps {
-			step = first.Summary.Steps
-			text += fmt.Sprintf("; rank %d first, after step %d or later", first.ID.Rank, step)
-		}
-		a.add(Finding{Kind: KindEnded, Ranks: killed, Step: step, Text: text})
+	if len(killed) == 0 {
+		return
 	}
+	var numbers []int
+	first := killed[0]
+	for _, r := range killed {
+		numbers = append(numbers, r.ID.Rank)
+		if r.Summary.Steps < first.Summary.Steps {
+			first = r
+		}
+	}
+	text := RankWords(numbers) + " ended without a last summary: killed, or lost"
+	x := Finding{Kind: KindEnded, Ranks: numbers}
+	if first.Summary.Steps < a.Steps {
+		x.Step = first.Summary.Steps
+		text += fmt.Sprintf("; rank %d first, after step %d or later", first.ID.Rank, x.Step)
+	}
+	x.Text = text
+	a.add(x)
 }
 
 // clockLeast is from where on clocks differ. Ranks of a job that wait for each other end a step at about one time.
@@ -268,7 +277,7 @@ func (a *Answer) clocks() {
 		if d < 0 {
 			word = "behind"
 		}
-		a.add(Finding{Kind: KindClock, Node: node, Text: fmt.Sprintf("the clock of node %s is %s %s; ranks are compared by step", node, d.Abs().Round(time.Second), word)})
+		a.add(Finding{Kind: KindClock, Node: node, Text: fmt.Sprintf("the clock of node %s is %s %s, or its ranks do not wait for the others", node, d.Abs().Round(time.Second), word)})
 	}
 }
 

@@ -111,7 +111,10 @@ func (f *fleetText) limit(r *fleet.RankAnswer) {
 			units.FormatBytes(r.Failure.Free), units.FormatBytes(r.Total))
 	}
 	f.wrap("  ", f.s.paint(rankName(r)+" sets the limit", red)+": it "+what+".")
-	why := "It needs what its twins need; most is " + causeWords[r.Cause] + "."
+	why := "Most is " + causeWords[r.Cause] + "."
+	if r.Twins > 0 {
+		why = "It needs what its twins need; most is " + causeWords[r.Cause] + "."
+	}
 	switch {
 	case r.Cause == fleet.CauseGrowth:
 		why = fmt.Sprintf("Its allocated memory grows by %s a step.", units.FormatBytes(uint64(r.Growth)))

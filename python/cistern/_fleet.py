@@ -2,8 +2,8 @@
 `fleet/format.md` describes, and under Cistern the recordings beside it.
 
 The thread that marks a step reads counters, some 20 µs. A thread of this module writes the files: a summary at the
-start and then every ten seconds or more, so that it takes less than half a percent of the time, and a recording whenever the
-history is nearly full. No process waits for another. What goes wrong is one line, and the program goes on.
+start and then every ten seconds, after hours every five minutes, so that it takes less than half a percent of the time, and a
+recording whenever the history is nearly full. No process waits for another. What goes wrong is one line, and the program goes on.
 """
 
 import atexit
@@ -22,8 +22,9 @@ from ._version import version
 
 MOST_ROWS = 1024
 MOST_FAILURES = 5
-EVERY = 10.0  # seconds between two summaries, at least
-SHARE = 200  # and this many times what one took
+# Seconds between two summaries: at least, later, and as a part of the time so far; and this many times what writing one took.
+EVERY, SELDOM, LATER = 10.0, 300.0, 1 / 60
+SHARE = 200
 LAST = 30.0  # how long the end of a process waits for a file that is being written
 FREE_EVERY = 1.0  # seconds between two looks at what else is in use on a device
 # A recording is written when about this part of the history is new.
@@ -71,11 +72,14 @@ def _forked() -> None:
     # A child has no thread of this, and no memory of its parent's; one that starts CUDA itself is another process.
     global recorder
     r = recorder
-    if r is not None:
-        recorder = None if r.started else Recorder(r.torch, r.allocator, r.folder)
-        if recorder is not None:
-            recorder.optimizers = r.optimizers
-            r.successor = recorder
+    if r is None:
+        return
+    if r.started:
+        recorder = None
+        r.started = 0  # so that its hooks do nothing here, the one at the end among them
+    else:
+        recorder = Recorder(r.torch, r.allocator, r.folder)
+        r.successor = recorder
 
 
 class Series:
@@ -108,9 +112,10 @@ class Series:
 class Device:
     """What this process does on one GPU."""
 
-    def __init__(self, torch: Any, ordinal: int) -> None:
+    def __init__(self, torch: Any, ordinal: int, on_cistern: bool) -> None:
         self.torch = torch
         self.ordinal = ordinal
+        self.on_cistern = on_cistern
         self.about: Dict[str, Any] = {"device": ordinal, "total_bytes": 0, "limit_bytes": 0}
         self.series = Series()
         self.peaks = {name: {"bytes": 0} for name in ("peak_allocated", "peak_reserved", "peak_outside")}
@@ -141,8 +146,8 @@ class Device:
             self.about["limit_bytes"] = int(fraction * self.about["total_bytes"])
 
     def read(self) -> Dict[str, Any]:
-        """PyTorch's counters, or Cistern's of the same names where it runs."""
-        if _library.running_already():
+        """PyTorch's counters, or Cistern's of the same names where PyTorch runs on it."""
+        if self.on_cistern and _library.running_already():
             from . import _stats
 
             return _stats.as_torch(_stats.read(_library.load(), self.ordinal))
@@ -223,7 +228,6 @@ class Recorder:
         self.wake = threading.Event()
         self.thread: Optional[threading.Thread] = None
         self.optimizer: Any = None
-        self.optimizers = False
         self.successor: "Optional[Recorder]" = None
         self.parts = Parts(self)
         # Called once a summary is there.
@@ -236,7 +240,6 @@ class Recorder:
             from torch.optim.optimizer import register_optimizer_step_post_hook
 
             register_optimizer_step_post_hook(self.stepped)
-            self.optimizers = True
         except Exception:
             pass  # PyTorch before 2.0: cistern.step() marks steps
 
@@ -280,7 +283,7 @@ class Recorder:
     def find_devices(self) -> None:
         for ordinal in range(self.torch.cuda.device_count()):
             if ordinal not in self.devices:
-                device = Device(self.torch, ordinal)
+                device = Device(self.torch, ordinal, self.allocator == "cistern")
                 try:
                     used = device.read()["reserved_bytes"]["all"]["peak"] > 0
                 except Exception:
@@ -293,7 +296,7 @@ class Recorder:
         try:
             with self.lock:
                 if device not in self.devices:
-                    self.devices[device] = Device(self.torch, device)
+                    self.devices[device] = Device(self.torch, device, self.allocator == "cistern")
                 self.devices[device].failed(self.steps, time.time_ns() // 1000, allocation, free)
                 few = self.devices[device].ooms <= MOST_FAILURES
             if few:
@@ -335,9 +338,10 @@ class Recorder:
             self.complain(e)
 
     def run(self) -> None:
+        began = time.monotonic()
         self.write()
         while not self.ended:
-            self.wake.wait(max(EVERY, SHARE * self.took))
+            self.wake.wait(max(EVERY, SHARE * self.took, min(SELDOM, LATER * (time.monotonic() - began))))
             self.wake.clear()
             if not self.ended:
                 try:

@@ -193,11 +193,15 @@ class Fleet(Case):
             a.step(); a.step()
             pid = os.fork()
             if pid == 0:
-                a.step()
-                os._exit(0)
+                a.step(); a.step()
+                raise SystemExit  # with all that is registered for the end
             os.waitpid(pid, 0)
-            """, "--max-entries", "0", "-o", "runs/")
-        self.assertEqual(sorted(one["steps"] for one in self.summaries()), [1, 2])
+            os.kill(os.getpid(), 9)
+            """, "--max-entries", "0", "-o", "runs/", status=128 + 9)
+        found = sorted((one["steps"], one["ended"]) for one in self.summaries())
+        self.assertIn((1, "exit"), found)
+        found.remove((1, "exit"))
+        self.assertEqual([ended for _, ended in found], [""] * len(found))
 
     def test_nothing_elsewhere(self):
         self.python("import cistern; cistern.step(); cistern.fleet.describe(dp=1)", env=self.environment(PYTHONPATH=os.path.dirname(PACKAGE)))

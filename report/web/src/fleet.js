@@ -56,7 +56,7 @@ function limit(a) {
   const f = r.failure;
   const why = r.cause === 'growth' ? `Its allocated memory grows by ${bytes(Math.round(r.growth_bytes_per_step))} a step.`
     : r.excess_bytes > 0 ? `The cause is ${causes[r.cause]}: ${bytes(r.excess_bytes)} more than its twins.`
-      : `It needs what its twins need; most is ${causes[r.cause]}.`;
+      : `${r.twins ? 'It needs what its twins need; most' : 'Most'} is ${causes[r.cause]}.`;
   return h('section', {class: 'panel limit', 'aria-label': 'The limit'}, h('h2', {}, `${rankName(r)} sets the limit`), h('div', {class: 'muted'}, place(r)),
     h('p', {}, f ? `It ran out of memory at step ${count(f.step)}: it requested ${bytes(f.requested_bytes)} with ${bytes(f.free_bytes)} free of ${bytes(r.total_bytes)}. `
       : `It has least headroom, ${bytes(Math.max(0, r.headroom_bytes))} of ${bytes(r.total_bytes)}. `, why), partsBar(r));
