@@ -31,6 +31,8 @@ type TraceFailures struct {
 	Notes    []string         `json:"notes"`
 	// Environment is what the run was recorded with.
 	Environment recording.Environment `json:"environment,omitzero"`
+	// Identity is the process's place in its job.
+	Identity *recording.Identity `json:"identity,omitempty"`
 }
 
 // MaxFailures is how many requests that failed a report has: a program that catches the error may fail without end.
@@ -111,7 +113,7 @@ func ReportFailures(ctx context.Context, t *recording.Trace, driver *recording.D
 		}
 	}
 	r := &TraceFailures{Path: t.Path, Device: t.Device, Owner: t.Owner, Format: t.Format, Events: len(t.Events), DurationUS: t.Duration(),
-		Count: len(events) + len(silent), Failures: []*FailureReport{}, Notes: slices.Clone(t.Notes), Environment: t.Environment}
+		Count: len(events) + len(silent), Failures: []*FailureReport{}, Notes: slices.Clone(t.Notes), Environment: t.Environment, Identity: t.Identity}
 	if r.Notes == nil {
 		r.Notes = []string{}
 	}

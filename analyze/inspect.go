@@ -39,6 +39,8 @@ type Inspection struct {
 	Failures int `json:"failures,omitempty"`
 	// Environment is what the run was recorded with.
 	Environment recording.Environment `json:"environment,omitzero"`
+	// Identity is the process's place in its job.
+	Identity *recording.Identity `json:"identity,omitempty"`
 }
 
 // StreamUse counts what a stream asked for.
@@ -130,7 +132,7 @@ func Inspect(t *recording.Trace) *Inspection {
 		DurationUS: t.Duration(), FromStart: t.FromStart, Initial: len(t.Initial), Stacks: max(len(t.Stacks)-1, 0),
 		Settings: t.Settings.Raw, Conf: t.Settings.Conf, Notes: slices.Clone(t.Notes),
 		RecordedReserved: t.RecordedPeakReserved(), OOMs: ExplainRecorded(t), Failures: len(t.Failures),
-		Environment: t.Environment}
+		Environment: t.Environment, Identity: t.Identity}
 	if in.Settings == nil {
 		in.Settings = map[string]string{}
 	}

@@ -16,6 +16,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"os"
 	"path/filepath"
 	"runtime"
 	"slices"
@@ -25,10 +26,12 @@ import (
 	"github.com/cistern-gpu/cistern/config"
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/event"
+	"github.com/cistern-gpu/cistern/internal/environ"
 	"github.com/cistern-gpu/cistern/internal/nopoll"
 	"github.com/cistern-gpu/cistern/internal/text"
 	"github.com/cistern-gpu/cistern/memory"
 	"github.com/cistern-gpu/cistern/recording"
+	"github.com/cistern-gpu/cistern/recording/identity"
 	"github.com/cistern-gpu/cistern/recording/initial"
 	"github.com/cistern-gpu/cistern/recording/native"
 )
@@ -42,6 +45,8 @@ type Names struct {
 	// Frames names frames of stacks: for each number what it stands for, innermost first, as one call may stand for
 	// several that were inlined. Nil: numbers are what runtime.Callers gives.
 	Frames func(numbers []uint64) [][]recording.Frame
+	// Getenv is the environment's, for the process's place in its job. Nil: package os's.
+	Getenv func(string) string
 }
 
 // Source is what a file is made from: a *cistern.Allocator.
@@ -128,8 +133,23 @@ func (d *dumping) add(dev cuda.Device, most int) bool {
 			e.Library = d.names.DefaultLibrary
 		}
 	}
+	t.Identity = d.names.identity()
 	d.traces = append(d.traces, t)
 	return true
+}
+
+// identity is this process's place in its job, nil where it is of none.
+func (n *Names) identity() *recording.Identity {
+	getenv := n.Getenv
+	if getenv == nil {
+		getenv = environ.Get
+	}
+	host, _ := os.Hostname()
+	id := identity.Of(getenv, host, os.Getpid())
+	if !identity.Known(&id) {
+		return nil
+	}
+	return &id
 }
 
 // asked reports whether an event is of a request.

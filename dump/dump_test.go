@@ -248,3 +248,17 @@ func TestWriteFile(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// A file says which process of a job it is of, and nothing where it is of none.
+func TestIdentity(t *testing.T) {
+	variables := map[string]string{"RANK": "3", "WORLD_SIZE": "8", "SLURM_JOB_ID": "77", "CISTERN_COORDINATES": "pp=2"}
+	n := Names{Getenv: func(name string) string { return variables[name] }}
+	id := n.identity()
+	if id == nil || id.Rank != 3 || id.World != 8 || id.Job != "77" || id.Coordinates["pp"] != 2 || id.PID != os.Getpid() {
+		t.Errorf("%+v", id)
+	}
+	clear(variables)
+	if id := n.identity(); id != nil {
+		t.Errorf("%+v", id)
+	}
+}

@@ -64,6 +64,8 @@ type Trace struct {
 	Settings  Settings
 	// Environment is what the run was recorded with.
 	Environment Environment
+	// Identity is the process's place in its job; nil where the file does not say, and where it is of no job.
+	Identity *Identity
 	// Notes say in words what the file does not tell (hidden pools, a lost start) and what was assumed.
 	Notes []string
 }

@@ -41,6 +41,7 @@ type failureText struct {
 func WriteFailures(w io.Writer, r *analyze.TraceFailures, s Style) {
 	s.Width = failureWidth
 	writeTitle(w, s, r.Path, r.Device, r.Owner, r.Format, r.Environment)
+	writeIdentity(w, s, r.Identity)
 	for i, x := range r.Failures {
 		f := failureText{w, s, x, map[string]int{}}
 		if last := x.Searched || x.Unsearched != "" || i == len(r.Failures)-1; !last {

@@ -157,6 +157,7 @@ func WriteOOMs(w io.Writer, ooms []analyze.OOM, s Style) {
 // WriteInspection writes what a trace holds.
 func WriteInspection(w io.Writer, in *analyze.Inspection, s Style) {
 	writeTitle(w, s, in.Path, in.Device, in.Owner, in.Format, in.Environment)
+	writeIdentity(w, s, in.Identity)
 	line := fmt.Sprintf("%s over %s", plural(in.Events, "event"), microseconds(float64(in.DurationUS)))
 	sep := ": "
 	for _, k := range kindOrder {

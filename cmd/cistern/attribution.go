@@ -3,7 +3,6 @@ package main
 import (
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -95,25 +94,10 @@ func (f *attributionFlags) folder() (string, error) {
 	if f.report == "" {
 		return "", errors.New("expected a folder")
 	}
-	path, err := filepath.Abs(f.report)
-	if err != nil {
-		return "", err
+	if strings.Contains(f.report, ",") {
+		return filepath.Abs(f.report) // which is refused before a folder is made
 	}
-	if strings.Contains(path, ",") {
-		return path, nil // which is refused before a folder is made
-	}
-	if st, err := os.Stat(path); err == nil && !st.IsDir() {
-		return "", fmt.Errorf("%s exists and is not a folder", f.report)
-	}
-	if err := os.MkdirAll(path, 0o755); err != nil {
-		return "", cannotWrite(f.report, err)
-	}
-	probe, err := os.CreateTemp(path, ".cistern-*")
-	if err != nil {
-		return "", cannotWrite(f.report, err)
-	}
-	probe.Close()
-	return path, os.Remove(probe.Name())
+	return fleetFolder(f.report)
 }
 
 // settings are in CISTERN_CONF's syntax, "key:value,key:value".

@@ -20,6 +20,7 @@ func TestFormatsPage(t *testing.T) {
 	for _, f := range formats {
 		fmt.Fprintf(&b, "| `%s` | `%s` | %s |\n", f.name, strings.Join(f.endings, "`, `"), f.what)
 	}
+	b.WriteString("\nOf many ranks, each process leaves a summary beside its recording, which is [described here](../fleet/format.md).\n")
 	for _, f := range formatDocs {
 		fmt.Fprintf(&b, "\n## %s\n\n%s\n", f.name, f.text)
 	}

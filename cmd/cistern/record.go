@@ -21,17 +21,20 @@ func newRecord(a *app) *cobra.Command {
 	stacks := stacksPython
 	var entries int
 	c := &cobra.Command{
-		Use:   "record [flags] -o FILE -- PROGRAM [ARGUMENT]...",
+		Use:   "record [flags] -o FILE|FOLDER/ -- PROGRAM [ARGUMENT]...",
 		Short: "Record what a PyTorch program allocates, under PyTorch's own allocator",
 		Long: "Record starts a program with PyTorch's own allocator and has PyTorch record every allocation from the moment\n" +
 			"CUDA starts. The recording is written when a process ends (run.pickle), and when it runs out of memory\n" +
 			"(run.oom1.pickle and so on). Each process writes its own: run.rank3.pickle for rank 3 of several, else\n" +
 			"run.pid4711.pickle for all but the first. They are PyTorch memory snapshots: for cistern replay, tune, inspect\n" +
 			"and report, and for PyTorch's viewer. A process that is killed by a signal writes nothing at its end.\n\n" +
+			"With -o FOLDER/, for many ranks, each process also keeps a summary there, which is there after a kill too:\n" +
+			"cistern fleet FOLDER answers for the whole job. --max-entries 0 leaves the summaries alone, for jobs that run for weeks.\n\n" +
 			"The exit status is the program's, or 128 and the number of the signal that ended it. It is 1 where the program\n" +
 			"succeeded and there is no recording.\n\n" + injectionHelp,
 		Example: "  cistern record -o run.pickle -- python train.py\n" +
-			"  cistern record --stacks all -o run.pickle.gz -- torchrun --nproc-per-node 8 train.py",
+			"  cistern record --stacks all -o run.pickle.gz -- torchrun --nproc-per-node 8 train.py\n" +
+			"  srun cistern record --max-entries 0 -o runs/ -- python train.py",
 		Args: programArgs,
 		RunE: func(c *cobra.Command, args []string) error {
 			if out == "" {
@@ -40,10 +43,18 @@ func newRecord(a *app) *cobra.Command {
 			if stacks == stacksNative {
 				return errors.New("--stacks native: PyTorch records native frames with Python's only: choose python or all")
 			}
-			if entries < 1 {
-				return fmt.Errorf("--max-entries %d: expected 1 or more", entries)
+			folder := isFolder(out)
+			if least := map[bool]int{false: 1, true: 0}[folder]; entries < least {
+				return fmt.Errorf("--max-entries %d: expected %d or more", entries, least)
 			}
-			file, err := recordOutput(out)
+			file := ""
+			var err error
+			if folder {
+				file, err = fleetFolder(out)
+				file = filepath.Join(file, "run.pickle.gz") // beside which the processes' own are
+			} else {
+				file, err = recordOutput(out)
+			}
 			if err != nil {
 				return err
 			}
@@ -56,6 +67,10 @@ func newRecord(a *app) *cobra.Command {
 				return err
 			}
 			env.set("_CISTERN_RECORD", file)
+			env.noteVariables()
+			if folder {
+				env.recordFleet(filepath.Dir(file), 0)
+			}
 			env.set("_CISTERN_RECORD_ENTRIES", strconv.Itoa(entries))
 			env.set("_CISTERN_RECORD_STACKS", string(stacks))
 			log, begun, err := createRecordLog(file)
@@ -68,7 +83,7 @@ func newRecord(a *app) *cobra.Command {
 		},
 	}
 	c.Flags().SetInterspersed(false)
-	c.Flags().StringVarP(&out, "output", "o", "", "`file` to write, compressed if its name ends in .gz")
+	c.Flags().StringVarP(&out, "output", "o", "", "`file` to write, compressed if its name ends in .gz; or a folder, with a slash at its end, for many ranks")
 	addStacks(c, &stacks, "record where allocations come from, `kinds` of frames (all is slow)", string(stacksOff), string(stacksPython), string(stacksAll))
 	c.Flags().IntVar(&entries, "max-entries", 1_000_000, "events kept on each device; when there are more, the oldest are lost")
 	return c

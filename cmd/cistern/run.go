@@ -14,6 +14,7 @@ func newRun() *cobra.Command {
 	var conf string
 	var noBuild, verbose bool
 	var attribution attributionFlags
+	var ranks fleetFlags
 	c := &cobra.Command{
 		Use:   "run [flags] -- PROGRAM [ARGUMENT]...",
 		Short: "Run a PyTorch program on Cistern",
@@ -21,10 +22,13 @@ func newRun() *cobra.Command {
 			"changed. Everything under torch.cuda works, or a message names what does not. The first run with a version of PyTorch\n" +
 			"compiles an adapter, which needs a C++ compiler. Without one, PyTorch's plain pluggable allocator is used, and a line\n" +
 			"names what is missing. `cistern doctor` checks this in advance.\n\n" +
+			"With --record FOLDER, for many ranks, each process keeps a summary there, and with --history recordings: cistern fleet FOLDER\n" +
+			"answers for the whole job.\n\n" +
 			"Options record the last events (--history), the stacks of requests (--stacks), and a file for each out-of-memory error\n" +
 			"(--report), which cistern report explains.\n\n" + injectionHelp,
 		Example: "  cistern run -- python train.py\n" +
-			"  cistern run --stacks python --report oom -- python train.py",
+			"  cistern run --stacks python --report oom -- python train.py\n" +
+			"  srun cistern run --record runs -- python train.py",
 		Args: programArgs,
 		RunE: func(c *cobra.Command, args []string) error {
 			env := environment(os.Environ())
@@ -33,6 +37,9 @@ func newRun() *cobra.Command {
 			}
 			if err := checkConf(env.get("CISTERN_CONF")); err != nil {
 				return fmt.Errorf("CISTERN_CONF: %w", err)
+			}
+			if err := ranks.apply(c, &attribution, &env); err != nil {
+				return err
 			}
 			merged, err := attribution.merge(c, env.get("CISTERN_CONF"))
 			if err != nil {
@@ -73,6 +80,7 @@ func newRun() *cobra.Command {
 	c.Flags().SetInterspersed(false)
 	c.Flags().StringVar(&conf, "conf", "", "settings, `key:value,key:value` (default the environment's CISTERN_CONF)")
 	attribution.add(c)
+	ranks.add(c)
 	c.Flags().BoolVarP(&verbose, "verbose", "v", false, "print a line for each process that runs on Cistern, when it initialises CUDA")
 	c.Flags().BoolVar(&noBuild, "no-build", false, "do not compile an adapter that is not there: use the plain allocator")
 	return c

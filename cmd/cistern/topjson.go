@@ -5,6 +5,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/cistern-gpu/cistern/internal/live"
 	"github.com/cistern-gpu/cistern/internal/top"
 )
 
@@ -41,9 +42,10 @@ type topProcess struct {
 	Arguments []string `json:"arguments"`
 	Version   string   `json:"version"`
 	Settings  string   `json:"settings"`
-	Age       *float64 `json:"age_s"` // since the process last said something
-	Stale     bool     `json:"stale"`
-	Dropped   uint64   `json:"events_dropped"` // of a traced process
+	live.Place
+	Age     *float64 `json:"age_s"` // since the process last said something
+	Stale   bool     `json:"stale"`
+	Dropped uint64   `json:"events_dropped"` // of a traced process
 	topMemory
 	Devices []topDevice `json:"devices"`
 }
@@ -104,7 +106,7 @@ func newTopDocument(t top.Table, l *top.Look, interval time.Duration) topDocumen
 	}
 	for _, r := range t.Rows {
 		p := topProcess{PID: r.PID, Kind: r.Kind, Program: r.Name, Arguments: append([]string{}, r.Args...), Version: r.Version,
-			Settings: r.Conf, Age: where(r.Sum.Page, r.Age.Truncate(time.Millisecond).Seconds()), Stale: r.Stale, Dropped: r.Dropped,
+			Settings: r.Conf, Place: r.Place, Age: where(r.Sum.Page, r.Age.Truncate(time.Millisecond).Seconds()), Stale: r.Stale, Dropped: r.Dropped,
 			topMemory: newTopMemory(&r.Sum), Devices: []topDevice{}}
 		for _, h := range r.Holdings {
 			v := topDevice{UUID: uuidText(t.GPUs[h.GPU].UUID), Ordinal: where(h.Ordinal >= 0, h.Ordinal), topMemory: newTopMemory(&h.Memory)}

@@ -12,6 +12,7 @@ import (
 	"github.com/cistern-gpu/cistern/internal/engine"
 	"github.com/cistern-gpu/cistern/internal/live"
 	"github.com/cistern-gpu/cistern/memory"
+	"github.com/cistern-gpu/cistern/recording/identity"
 )
 
 // What cistern top sees of this process: a page that a goroutine keeps current from the moment when the first device comes
@@ -31,6 +32,9 @@ func (l *library) show() {
 		return
 	}
 	self.Kind, self.Version, self.Conf = live.KindCistern, cistern.Version, l.Options().String()
+	if id := identity.Of(getenv, "", 0); id.World > 1 {
+		self.Place = live.Place{Job: id.Job, Rank: id.Rank, World: id.World}
+	}
 	v := &view{library: l}
 	page, err := live.Publish(self, v.gauges, v.details)
 	if err == nil {

@@ -66,6 +66,7 @@ func names() dump.Names {
 		Library:        libraryText,
 		DefaultLibrary: uint8(defaultLibrary()),
 		Frames:         frames.named,
+		Getenv:         getenv,
 	}
 }
 

@@ -61,7 +61,7 @@ func TestEnvironment(t *testing.T) {
 		if len(cells) != 6 {
 			continue
 		}
-		for _, m := range regexp.MustCompile("`([A-Z_]+)`").FindAllStringSubmatch(cells[1], -1) {
+		for _, m := range regexp.MustCompile("`([A-Z][A-Z0-9_]*|_[A-Z0-9_]+)`").FindAllStringSubmatch(cells[1], -1) {
 			listed[m[1]] = true
 			if found[m[1]] == "" && !slices.Contains(readElsewhere, m[1]) {
 				t.Errorf("%s lists %s, which nothing reads", environmentDoc, m[1])

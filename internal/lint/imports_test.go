@@ -48,19 +48,23 @@ var mayImport = map[string][]string{
 	// Recorded runs.
 	"recording":                        {"event"},
 	"recording/driver":                 {"event", "internal/leaves", "recording", "recording/internal/tables", "recording/native"},
+	"recording/identity":               {"internal/text", "recording"},
 	"recording/initial":                {"event", "recording", "recording/internal/segments"},
 	"recording/internal/input":         {"recording"},
 	"recording/internal/segments":      {"event", "internal/leaves", "recording"},
 	"recording/internal/tables":        {"event", "internal/symbols", "internal/text", "recording", "recording/internal/input"},
 	"recording/native":                 {"event", "internal/text", "recording", "recording/internal/input", "recording/internal/segments", "recording/internal/tables"},
 	"recording/open":                   {"recording", "recording/internal/input", "recording/native", "recording/pytorch", "recording/rmm"},
-	"recording/pytorch":                {"event", "internal/text", "recording", "recording/initial", "recording/internal/input", "recording/internal/segments", "recording/internal/tables"},
+	"recording/pytorch":                {"event", "internal/text", "recording", "recording/identity", "recording/initial", "recording/internal/input", "recording/internal/segments", "recording/internal/tables"},
 	"recording/rmm":                    {"event", "recording", "recording/initial", "recording/internal/input", "recording/internal/tables"},
 	"recording/internal/recordingtest": {"event", "internal/cputime", "recording", "recording/driver", "recording/internal/input", "recording/internal/segments", "recording/internal/tables", "recording/native", "recording/open", "recording/pytorch"},
 	"export":                           {"event", "recording"},
 	"replay":                           {".", "cuda", "cuda/sim", "event", "internal/leaves", "internal/suggest", "internal/units", "recording"},
 	"analyze":                          {"event", "internal/leaves", "internal/units", "recording", "recording/driver", "replay"},
-	"report":                           {"analyze", "event", "internal/units", "recording", "replay"},
+	"report":                           {"analyze", "event", "fleet", "internal/units", "recording", "replay"},
+	// Many recordings: jobs, ranks.
+	"fleet":           {"analyze", "event", "internal/outfile", "internal/text", "internal/units", "recording", "recording/identity", "recording/open"},
+	"fleet/fleettest": {"fleet", "recording"},
 	// Shared by all: sizes in words, CPU time, waits with an end.
 	"internal/deadline": {},
 	"internal/leaves":   {},
@@ -87,7 +91,7 @@ var mayImport = map[string][]string{
 	// Space for signal handlers on the stacks of goroutines.
 	"internal/stackspace": {},
 	// What an allocator holds, written to a file.
-	"dump": {".", "config", "cuda", "event", "internal/deadline", "internal/environ", "internal/nopoll", "internal/nvml", "internal/outfile", "internal/text", "internal/units", "memory", "recording", "recording/initial", "recording/native"},
+	"dump": {".", "config", "cuda", "event", "internal/deadline", "internal/environ", "internal/nopoll", "internal/nvml", "internal/outfile", "internal/text", "internal/units", "memory", "recording", "recording/identity", "recording/initial", "recording/native"},
 	// What NVIDIA's management library says of a machine.
 	"internal/nvml":         {},
 	"internal/nvml/standin": {"internal/standin"},

@@ -170,6 +170,7 @@ type identity struct {
 	Kind    string   `json:"kind"`
 	Version string   `json:"version"`
 	Conf    string   `json:"conf"`
+	Place            // of a job
 }
 
 const (
@@ -186,6 +187,10 @@ func (id *identity) tidy() {
 	id.Kind = clean(id.Kind, 16, false)
 	id.Version = clean(id.Version, 64, false)
 	id.Conf = clean(id.Conf, confMax, false)
+	id.Job = clean(id.Job, nameMax, false)
+	if id.Rank < 0 || id.Rank >= id.World {
+		id.Rank, id.World = 0, 0
+	}
 	id.Args = slices.Clone(id.Args)
 	left := argMax
 	for i := range id.Args {

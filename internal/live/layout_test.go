@@ -27,7 +27,7 @@ func written(tb testing.TB, id identity, devices []Device, details []Details) []
 	return b
 }
 
-var someID = identity{Maker: 4, MakerStart: 5, PID: 6, Start: 7, Name: "python3", Args: []string{"python3", "train.py", ""}, Kind: KindCistern,
+var someID = identity{Place: Place{"77", 3, 8}, Maker: 4, MakerStart: 5, PID: 6, Start: 7, Name: "python3", Args: []string{"python3", "train.py", ""}, Kind: KindCistern,
 	Version: "0.5", Conf: "limit:1GiB"}
 
 func someDevices() []Device {

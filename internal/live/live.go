@@ -52,10 +52,18 @@ type Process struct {
 	Kind    string   // KindCistern or KindTraced
 	Version string   // of Cistern
 	Conf    string   // the settings in force, in CISTERN_CONF's syntax
+	Place   Place
 
 	Updated time.Time // when the figures were taken: long ago where the process is stopped; zero before the first time
 	Dropped uint64    // traced: events of all traced processes that found no room
 	Devices []Device  // in use
+}
+
+// Place is a process's place in its job, as far as it is known. The rank is known where World is not 0.
+type Place struct {
+	Job   string `json:"job,omitempty"`
+	Rank  int    `json:"rank,omitempty"`
+	World int    `json:"world_size,omitempty"`
 }
 
 // The kinds of processes.

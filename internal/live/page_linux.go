@@ -61,7 +61,7 @@ func publish(file string, p Process, gauges func(into []Device) []Device, detail
 		return nil, fmt.Errorf("publishing the memory of this process: %w", err)
 	}
 	page := &Page{file: file, id: identity{Maker: os.Getpid(), MakerStart: start, PID: p.PID, Start: p.Start, Name: p.Name, Args: p.Args, Kind: p.Kind,
-		Version: p.Version, Conf: p.Conf}, gauges: gauges, details: details, done: make(chan struct{})}
+		Version: p.Version, Conf: p.Conf, Place: p.Place}, gauges: gauges, details: details, done: make(chan struct{})}
 	if page.id.PID == 0 {
 		page.id.PID, page.id.Start = page.id.Maker, start
 	}

@@ -276,7 +276,7 @@ func (r *Reader) read(details bool, tries int) (Process, error) {
 	if details {
 		r.ask(1, askedAt, now)
 	}
-	p := Process{PID: r.id.PID, Start: r.id.Start, Name: r.id.Name, Args: r.id.Args, Kind: r.id.Kind, Version: r.id.Version, Conf: r.id.Conf}
+	p := Process{PID: r.id.PID, Start: r.id.Start, Name: r.id.Name, Args: r.id.Args, Kind: r.id.Kind, Version: r.id.Version, Conf: r.id.Conf, Place: r.id.Place}
 	if r.id.PID == r.id.Maker {
 		p.PID = r.pid
 	}

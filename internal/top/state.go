@@ -98,7 +98,7 @@ func (s *State) addPage(p *Process) {
 	if r := s.rows[key]; r != nil && (r.Kind == Cistern || p.Kind != Cistern) {
 		return // a program on Cistern that is traced as well: its own word says more
 	}
-	r := &Row{PID: p.PID, Start: p.Start, Kind: p.Kind, Name: p.Name, Args: p.Args, Version: p.Version, Conf: p.Conf, Dropped: p.Dropped}
+	r := &Row{PID: p.PID, Start: p.Start, Kind: p.Kind, Name: p.Name, Args: p.Args, Version: p.Version, Conf: p.Conf, Place: p.Place, Dropped: p.Dropped}
 	if !p.Updated.IsZero() { // else it has only begun
 		r.Age = max(0, s.last.At.Sub(p.Updated))
 	}

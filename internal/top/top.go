@@ -161,6 +161,7 @@ type Row struct {
 	Args          []string
 	Title         string // what tells programs apart best, for a line
 	Version, Conf string
+	Place         live.Place
 	Dropped       uint64        // traced: events that found no room
 	Age           time.Duration // of its page
 	Stale         bool

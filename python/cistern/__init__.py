@@ -14,6 +14,7 @@
     cistern.attribution()             # keeps the Python stacks of requests: stack_usage(), write_trace(file)
     cistern.report("oom")             # a file for each request that fails, which `cistern report` explains
     cistern.Report("oom")             # that explanation, in a notebook
+    cistern.step()                    # the end of a step of training, for `cistern fleet`
     cistern.pause(tag="optimizer")    # returns physical memory while addresses stay; resume() brings it back
 
 Importing this package does no work and imports neither PyTorch nor the library behind it. The library is loaded by the
@@ -42,7 +43,7 @@ __version__ = version
 __all__ = ["CisternError", "OutOfMemoryError", "Report", "SettingsError", "attribution", "empty_cache", "max_memory_allocated",
            "max_memory_reserved", "memory_allocated", "memory_reserved", "memory_stats", "on_out_of_memory", "pause",
            "pause_buffers", "report", "reset_accumulated_memory_stats", "reset_peak_memory_stats", "resume", "snapshot",
-           "stack_usage", "stats", "tag", "trim", "version", "write_trace"]
+           "stack_usage", "stats", "step", "tag", "trim", "version", "write_trace"]
 
 
 def _part(name: str) -> Any:
@@ -383,11 +384,25 @@ def pause_buffers(bytes: Size, device: Optional[Device] = None) -> None:
     _part("_pause").buffers(bytes, device)
 
 
+def step() -> None:
+    """Marks the end of a step of training, for `cistern fleet`, which compares ranks step by step.
+
+    Under `cistern run --record` and `cistern record -o FOLDER/` it reads the counters of the process's devices. Elsewhere it does
+    nothing. Without a call, each step of the first optimizer of PyTorch that steps is a mark.
+
+    Example:
+        for batch in loader:
+            train(batch)
+            cistern.step()
+    """
+    _part("_fleet").step()
+
+
 def __getattr__(name: str) -> Any:
     # `import cistern` is enough for cistern.torch and the like, which are loaded when they are first named.
     if name == "Report":
         return _part("_report").Report
-    if name in ("compat", "cuda_core", "cupy", "hints", "lightning", "numba", "rmm", "torch", "transformers"):
+    if name in ("compat", "cuda_core", "cupy", "fleet", "hints", "lightning", "numba", "rmm", "torch", "transformers"):
         import importlib
 
         return importlib.import_module(__name__ + "." + name)

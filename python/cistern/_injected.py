@@ -31,6 +31,10 @@ def torch_imported(torch: Any) -> None:
             mode = _enable()
             if mode is not None:
                 _provide()
+                if os.environ.get("_CISTERN_FLEET"):
+                    from . import _fleet
+
+                    _fleet.begin(torch, "cistern")
             if mode is not None and how == "verbose":
                 torch.cuda._lazy_call(lambda: _say_mode(mode))
     except SettingsError as e:

@@ -4,6 +4,8 @@ as a snapshot when the process ends and whenever it runs out of memory.
 Each process writes files of its own, whole or not at all: run.pickle; run.rank3.pickle where RANK says so; and
 run.pid4711.pickle for a process of multiprocessing, one that a recorded one started, or one that comes second. An out-of-memory goes to
 run.oom1.pickle and so on, also one that the program catches.
+
+In a folder for many ranks, the names are those of the processes' summaries (_fleet), with the endings .pickle.gz and .oom1.pickle.gz.
 """
 
 import atexit
@@ -11,6 +13,7 @@ import fcntl
 import gzip
 import os
 import pickle
+import socket
 import sys
 import tempfile
 import threading
@@ -26,6 +29,11 @@ def begin(torch: Any) -> None:
     """Has recording begin when CUDA starts in this process."""
     recording = Recording(torch, os.environ["_CISTERN_RECORD"], int(os.environ.get("_CISTERN_RECORD_ENTRIES", "0")),
                           os.environ.get("_CISTERN_RECORD_STACKS", "python"))
+    if os.environ.get("_CISTERN_FLEET"):
+        from . import _fleet
+
+        recording.owner = _fleet.begin(torch, "pytorch")
+        recording.owner.wrote = recording.summary_written
     if torch.cuda.is_initialized():
         recording.start()
     else:
@@ -36,7 +44,8 @@ class Recording:
     def __init__(self, torch: Any, path: str, entries: int, stacks: str) -> None:
         self.torch = torch
         self.path = path
-        self.entries = entries or sys.maxsize
+        self.entries = entries
+        self.owner: Any = None  # the recorder of the process's summary, where there is one
         self.stacks = stacks
         self.ooms = 0
         self.written = False
@@ -53,6 +62,8 @@ class Recording:
         self.child = parent is not None or "_CISTERN_RECORD_PARENT" in os.environ
         os.environ["_CISTERN_RECORD_PARENT"] = str(os.getpid())
         self.log("started")
+        if self.entries == 0 and self.owner is not None:
+            return  # summaries are all that is wanted
         try:
             if self.stacks == "off":
                 self.torch.cuda.memory._record_memory_history(context=None, max_entries=self.entries)
@@ -74,13 +85,20 @@ class Recording:
                 if self.ooms == MOST_OOMS + 1:
                     say("out of memory once more; no further files are written for that")
                 return
-            self.write(".oom%d" % self.ooms, "at an out-of-memory")
+            target = self.write(".oom%d" % self.ooms, "at an out-of-memory")
+            if self.owner is not None and target:
+                self.owner.recording_of_failure(device, os.path.basename(target))
 
     def end(self) -> None:
         with self.lock:
             if not self.written and self.torch.cuda.is_initialized():
                 self.written = True
                 self.write("", "")
+
+    def summary_written(self) -> None:
+        """Called whenever the process's summary was written; with the first there is a recording."""
+        self.owner.wrote = lambda: None
+        self.log("wrote")
 
     def log(self, word: str) -> None:
         """Adds a line to the command's file, which is gone when the command is."""
@@ -90,14 +108,16 @@ class Recording:
         except OSError:
             pass
 
-    def write(self, suffix: str, when: str) -> None:
-        """Never raises: the program that is recorded comes first."""
+    def write(self, suffix: str, when: str) -> str:
+        """The file; "" where it could not be written. Never raises: the program that is recorded comes first."""
         temporary: Optional[str] = None
         try:
             snapshot = self.torch.cuda.memory._snapshot()
             # PyTorch's own tools look up the keys that they know, and no others.
             snapshot["cistern"] = environment(self.torch, snapshot)
             folder, name = os.path.split(os.path.abspath(self.path))
+            if self.owner is not None:
+                name = self.owner.name + ".pickle.gz"
             compress = name.endswith(".gz")
             f = tempfile.NamedTemporaryFile(prefix=".cistern-", dir=folder, delete=False)
             temporary = f.name
@@ -107,13 +127,21 @@ class Recording:
                         pickle.dump(snapshot, z, protocol=4)
                 else:
                     pickle.dump(snapshot, f, protocol=4)
-            target = place(temporary, folder, name, suffix, self.child)
+            if self.owner is not None:
+                stem, ending = split(name)
+                target = os.path.join(folder, stem + suffix + ending)
+                os.replace(temporary, target)
+                self.owner.recordings.append(os.path.basename(target))
+            else:
+                target = place(temporary, folder, name, suffix, self.child)
             temporary = None
             self.log("wrote")
             events = sum(map(len, snapshot.get("device_traces", ())))
             sys.stderr.write("cistern: wrote %s (%d events%s)\n" % (target, events, ", " + when if when else ""))
+            return target
         except Exception as e:
             sys.stderr.write("cistern: %s: nothing was written: %s: %s\n" % (self.path, type(e).__name__, e))
+            return ""
         finally:
             if temporary is not None:
                 try:
@@ -144,6 +172,12 @@ def environment(torch: Any, snapshot: Any) -> Dict[str, Any]:
             # PyTorch asks CUDA for the properties of each device once, when it starts, and keeps them.
             note(str(device), lambda: str(torch.cuda.get_device_properties(device).name), devices)
             note(str(device), lambda: int(torch.cuda.get_device_properties(device).total_memory), memory)
+    from . import _fleet
+
+    note("variables", _fleet.variables)
+    if "variables" in found:
+        note("host", socket.gethostname)
+        note("pid", os.getpid)
     note("devices", lambda: devices)
     note("total_memory", lambda: memory)
     return found

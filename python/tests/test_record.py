@@ -5,6 +5,7 @@ import json
 import os
 import pickle
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -60,6 +61,14 @@ class Record(Case):
                               env=self.environment(), timeout=600)
         self.assertLessEqual({"pytorch": "2.11.0+cu130", "cuda": "13.0", "device_name": "Fake GPU", "device_total_bytes": 80 << 30}.items(),
                              json.loads(done.stdout)["traces"][0]["environment"].items())
+
+    def test_place_in_a_job(self):
+        self.record("import torch, cistern; cistern.fleet.describe(dp=1); torch.cuda.init()", RANK="3", WORLD_SIZE="8", LOCAL_RANK="3", SLURM_JOB_ID="77")
+        done = subprocess.run([COMMAND, "inspect", "--json", self.path("run.rank3.pickle")], check=True, stdout=subprocess.PIPE,
+                              env=self.environment(), timeout=600)
+        found = json.loads(done.stdout)["traces"][0]["identity"]
+        self.assertEqual((found["job"], found["rank"], found["world_size"], found["local_rank"], found["coordinates"]), ("77", 3, 8, 3, {"dp": 1}))
+        self.assertEqual(found["node"], socket.gethostname())
 
     def test_environment_is_not_needed(self):
         # Of a PyTorch that says none of it, or whose version is no plain string, the file is written all the same.

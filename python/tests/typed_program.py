@@ -6,6 +6,7 @@ from typing import Dict, List, Optional
 import cistern
 import cistern.cuda_core
 import cistern.cupy
+import cistern.fleet
 import cistern.lightning
 import cistern.numba
 import cistern.rmm
@@ -48,6 +49,8 @@ def core(folder: pathlib.Path) -> None:
     resumed: PauseResult = cistern.resume("weights", pool=(0, 0), device=0)
     cistern.pause_buffers("1MiB")
     cistern.pause_buffers(0)
+    cistern.fleet.describe(dp=3, tp=1, pp=2)
+    cistern.step()
     cistern.trim()
     cistern.empty_cache()
     print(paused["physical"], resumed["kept"], frames, len(text))

@@ -85,6 +85,54 @@ func (w *Writer) failure(i int, f *recording.Failure) {
 	}
 }
 
+func (w *Writer) identity(i int, id *recording.Identity) {
+	if id == nil {
+		return
+	}
+	text, err := json.Marshal(id)
+	if err == nil && len(text) > identityMax {
+		err = fmt.Errorf("%d bytes; at most %d fit", len(text), identityMax)
+	}
+	if err != nil {
+		w.err = cmp.Or(w.err, fmt.Errorf("the identity of a process: %w", err))
+		return
+	}
+	w.b = w.b[:0]
+	w.u(uint64(i))
+	w.s(string(text))
+	w.block(blockIdentity)
+}
+
+// identityMax is the most bytes of the JSON of an identity.
+const identityMax = 64 << 10
+
+// identity takes in whose trace it is.
+func (r *reader) identity(tr *readTrace, c *tables.Cursor) error {
+	data := c.Bytes()
+	if c.Bad || len(data) > identityMax {
+		return errPayload
+	}
+	if err := r.b.Take(int64(len(data)) * failureFactor); err != nil {
+		return err
+	}
+	id := &recording.Identity{}
+	if err := json.Unmarshal(data, id); err != nil {
+		return fmt.Errorf("the identity of a process: %s", err)
+	}
+	for _, s := range []*string{&id.Job, &id.Run, &id.Launcher, &id.Node} {
+		*s = text.Clean(*s)
+	}
+	text.CleanAll(id.Disagreements)
+	for name, n := range id.Coordinates {
+		if plain := text.Clean(name); plain != name {
+			delete(id.Coordinates, name)
+			id.Coordinates[plain] = n
+		}
+	}
+	tr.t.Identity = id
+	return nil
+}
+
 // blockLabels writes the labels of the blocks that have one.
 func (w *Writer) blockLabels(trace, list, seg int, blocks []recording.Block) {
 	var labelled []int

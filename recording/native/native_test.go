@@ -261,3 +261,28 @@ func TestCisternRoundTrip(t *testing.T) {
 		t.Run(filepath.Base(path), func(t *testing.T) { check(t, recordingtest.Read(t, path)) })
 	}
 }
+
+// The identity of a process is read back, and made harmless.
+func TestIdentity(t *testing.T) {
+	id := &recording.Identity{Job: "77\x1b", Run: "r", Requeue: 1, Restart: 2, Launcher: "slurm", Node: "n1", NodeRank: 3, Rank: 25, LocalRank: 1, World: 64,
+		PID: 4711, Coordinates: map[string]int{"dp": 3, "\x07": 1}, Disagreements: []string{"a\nb"}}
+	f := &recording.File{Traces: []*recording.Trace{{Stacks: []recording.Stack{nil}, Pools: []recording.PoolID{{}}, Streams: []uint64{0}, Identity: id,
+		Events: []event.Event{{Kind: event.Alloc, Size: 512, Addr: 512}}}}}
+	var b bytes.Buffer
+	if err := native.Write(&b, f); err != nil {
+		t.Fatal(err)
+	}
+	got, err := native.Read(&b, "f")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := *id
+	want.Job, want.Coordinates, want.Disagreements = "77\ufffd", map[string]int{"dp": 3, "\ufffd": 1}, []string{"a\ufffdb"}
+	if d := cmp.Diff(&want, got.Traces[0].Identity); d != "" {
+		t.Error(d)
+	}
+	id.Job = strings.Repeat("x", 1<<20)
+	if err := native.Write(&b, f); err == nil || !strings.Contains(err.Error(), "at most 65536 fit") {
+		t.Error(err)
+	}
+}

@@ -212,7 +212,7 @@ func (r *reader) content(typ byte, at int64, path string) (end bool, err error) 
 		}
 		err = r.table(typ, r.tables[i], c)
 	case blockStreams, blockPools, blockSegments, blockBlocks, blockEventsType, blockNotes, blockNames, blockLabels, blockFailure,
-		blockEnvironment:
+		blockEnvironment, blockIdentity:
 		i := c.U()
 		if i >= uint64(len(r.traces)) {
 			return false, fmt.Errorf("trace %d of %d", i, len(r.traces))
@@ -228,6 +228,8 @@ func (r *reader) content(typ byte, at int64, path string) (end bool, err error) 
 			err = r.blockLabels(tr, c)
 		case blockFailure:
 			err = r.failure(tr, c)
+		case blockIdentity:
+			err = r.identity(tr, c)
 		case blockEnvironment:
 			e := &tr.t.Environment
 			for _, s := range []*string{&e.PyTorch, &e.CUDA, &e.Driver, &e.Device} {

@@ -53,8 +53,12 @@ const (
 	blockFailure
 )
 
-// blockEnvironment is in files of runs whose environment is known; readers that do not know it pass over it.
-const blockEnvironment = 137
+// blockEnvironment and blockIdentity are in files of runs whose environment is known, and whose process is one of a job; readers
+// that do not know them pass over them.
+const (
+	blockEnvironment = 137 + iota
+	blockIdentity
+)
 
 // Lists of names, in blockNames.
 const (
@@ -235,6 +239,7 @@ func (w *Writer) Begin(t *recording.Trace) (int, error) {
 	w.settings(&t.Settings)
 	w.block(blockTrace)
 	w.environment(i, &t.Environment)
+	w.identity(i, t.Identity)
 	w.sync(i, t)
 	w.segments(i, 0, t.InitialSegments)
 	w.blocks(i, 0, 0, t.Initial)

@@ -16,14 +16,14 @@ import (
 
 // traces makes a Trace of each device that has events.
 func (m *machine) traces(path string) ([]*recording.Trace, error) {
-	settings := m.settingsOf()
+	settings, whose := m.settingsOf(), m.identity()
 	var out []*recording.Trace
 	for dev, d := range m.devices {
 		if d.N == 0 {
 			continue
 		}
 		t := &recording.Trace{Path: path, Format: recording.FormatPyTorch, Device: dev, Stacks: m.stacks.stacks, Frames: m.stacks.frames,
-			Settings: settings, Environment: m.environmentOf(dev)}
+			Settings: settings, Environment: m.environmentOf(dev), Identity: whose}
 		var err error
 		if t.Events, err = d.Join(m.b); err != nil {
 			return nil, err

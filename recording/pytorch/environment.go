@@ -3,10 +3,12 @@ package pytorch
 import (
 	"cmp"
 	"maps"
+	"math"
 	"slices"
 	"strconv"
 
 	"github.com/cistern-gpu/cistern/recording"
+	"github.com/cistern-gpu/cistern/recording/identity"
 	"github.com/cistern-gpu/cistern/recording/internal/input"
 	"github.com/cistern-gpu/cistern/recording/internal/tables"
 )
@@ -15,7 +17,8 @@ import (
 // PyTorch's own tools never look up:
 //
 //	"cistern": {"torch": "2.11.0+cu130", "cuda": "13.0", "driver": "580.65.06",
-//	            "devices": {"0": "NVIDIA H100 80GB HBM3"}, "total_memory": {"0": 85017493504}}
+//	            "devices": {"0": "NVIDIA H100 80GB HBM3"}, "total_memory": {"0": 85017493504},
+//	            "host": "gpu17", "pid": 4711, "variables": {"RANK": "3", "WORLD_SIZE": "8"}}
 //
 // Every entry is optional. What has another type is passed over: it is a remark on the run, and the run can be read
 // without it.
@@ -27,9 +30,12 @@ const (
 	keyDriver      = "driver"
 	keyDevices     = "devices"
 	keyTotalMemory = "total_memory"
+	keyHost        = "host"
+	keyPID         = "pid"
+	keyVariables   = "variables"
 )
 
-const maxEnvironment = 16 // entries; `cistern record` writes 5
+const maxEnvironment = 16 // entries; `cistern record` writes 8
 
 // setEnvironment takes an entry of the environment's dict.
 func (m *machine) setEnvironment(key uint64, v value) (err error) {
@@ -62,6 +68,30 @@ func (m *machine) environmentOf(device int) (e recording.Environment) {
 		}
 	}
 	return e
+}
+
+// identity is the process's place in its job, nil where it is of none.
+func (m *machine) identity() *recording.Identity {
+	var host string
+	var pid int
+	var variables value
+	for _, s := range m.environment {
+		switch string(m.strs.get(uint64(s.key))) {
+		case keyHost:
+			host = m.environmentText(s.v)
+		case keyPID:
+			if s.v.k == kInt && s.v.u <= math.MaxInt32 {
+				pid = int(s.v.u)
+			}
+		case keyVariables:
+			variables = s.v
+		}
+	}
+	id := identity.Of(func(name string) string { return m.environmentText(m.entry(variables, name)) }, host, pid)
+	if !identity.Known(&id) {
+		return nil
+	}
+	return &id
 }
 
 // environmentText is a string, "" where v is none.

@@ -16,12 +16,13 @@ import {callTrack, liveTracks} from './tracks.js';
 import {momentPicker} from './moment.js';
 import {growth} from './growth.js';
 import {differences} from './differences.js';
+import {fleet} from './fleet.js';
 import {failedEvent, failure} from './failure.js';
 import {calledText, fill, h, knowFrames, shortFrame} from './dom.js';
 import * as state from './state.js';
 
 const data = JSON.parse(document.getElementById('cistern-data').textContent);
-const views = data.differences || data.traces;
+const views = data.differences || data.traces || [];
 const root = document.getElementById('cistern-page');
 
 async function show(index) {
@@ -210,6 +211,10 @@ function header(index) {
 }
 
 function start() {
+  if (data.fleet) {
+    fleet(data.fleet, root);
+    return;
+  }
   show(Math.floor(state.number('trace', 0, views.length - 1, 0))).catch((e) => {
     root.append(h('p', {class: 'error', role: 'alert'}, `This page could not be drawn: ${e.message}`));
     throw e;
