@@ -1,0 +1,72 @@
+"""Three questions to a dataset of `cistern fleet export`, answered by Ray Data.
+
+    pip install 'ray[data]'
+    python with_ray.py DATASET COMMIT COMMIT
+"""
+
+import json
+import sys
+
+import pandas as pd
+import ray
+from ray.data.aggregate import Max, Min, Sum
+from ray.data.expressions import col
+from ray.data.datasource.partitioning import Partitioning
+
+GPUS = [16, 24, 32, 40, 48, 64, 80, 96, 141, 180]  # GiB of those that there are
+PLACE = ["job", "restart", "rank"]
+
+
+def table(dataset, name, columns):
+    # Names of jobs stay texts, though some are numbers.
+    place = Partitioning("hive", field_types={name: str for name in PLACE})
+    return ray.data.read_parquet("%s/%s" % (dataset, name), partitioning=place).select_columns(PLACE + columns)
+
+
+def peaks(dataset):
+    """The peaks of each job, by the week in which its processes began."""
+    def week(rows):
+        began = pd.to_datetime(rows["started_us"], unit="us")
+        return rows.assign(week=(began - pd.to_timedelta(began.dt.dayofweek, unit="D")).dt.strftime("%Y-%m-%d"))
+
+    rows = table(dataset, "processes", ["started_us", "peak_allocated_bytes", "peak_reserved_bytes"]).map_batches(week, batch_format="pandas")
+    found = rows.groupby(["job", "week"]).aggregate(Max("peak_allocated_bytes", alias_name="allocated_bytes"),
+                                                    Max("peak_reserved_bytes", alias_name="reserved_bytes"))
+    return found.to_pandas().sort_values(["job", "week"])
+
+
+def fits(dataset):
+    """Jobs that would fit a smaller GPU: the largest need of their processes, where no request failed."""
+    rows = table(dataset, "processes", ["needed_bytes", "total_bytes", "ooms"])
+    jobs = rows.groupby("job").aggregate(Max("needed_bytes", alias_name="needed_bytes"), Min("total_bytes", alias_name="total_bytes"),
+                                         Sum("ooms", alias_name="ooms")).to_pandas()
+    pairs = jobs[jobs.ooms == 0].merge(pd.DataFrame({"gpu_gib": GPUS}), how="cross")
+    size = pairs.gpu_gib * 2**30
+    pairs = pairs[(pairs.needed_bytes <= size) & (size < pairs.total_bytes)]
+    return pairs.groupby(["job", "needed_bytes"], as_index=False).gpu_gib.min().sort_values("job")
+
+
+def grew(dataset, before, after):
+    """Stacks that hold more at the peak under one commit than under another: the largest of each, over ranks."""
+    commits = table(dataset, "processes", ["commit"]).to_pandas().drop_duplicates()
+    rows = table(dataset, "stacks", ["functions", "peak_bytes", "recording", "device"]).filter(expr=col("functions").is_not_null())
+    held = rows.groupby(PLACE + ["recording", "device", "functions"]).aggregate(Sum("peak_bytes", alias_name="bytes"))
+
+    def with_commit(rows):
+        return rows.merge(commits, on=PLACE)[["functions", "commit", "bytes"]]
+
+    most = held.map_batches(with_commit, batch_format="pandas").groupby(["functions", "commit"]).aggregate(Max("bytes", alias_name="bytes"))
+    most = most.to_pandas().pivot(index="functions", columns="commit", values="bytes")
+    most = most.reindex(columns=[before, after]).fillna(0).astype("int64")
+    found = (most[after] - most[before]).rename("grew_bytes").reset_index()
+    return found[found.grew_bytes > 0].sort_values(["grew_bytes", "functions"], ascending=[False, True])
+
+
+def main(dataset, before, after):
+    for question, rows in (("peaks", peaks(dataset)), ("fits", fits(dataset)), ("grew", grew(dataset, before, after))):
+        for row in json.loads(rows.to_json(orient="records")):
+            print(json.dumps([question, row]))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
