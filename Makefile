@@ -221,7 +221,7 @@ engines: command
 kubernetes: tools
 	cd deploy/kubernetes/check && $(GO) vet ./... && $(GO) test ./...
 
-slurm: command
+slurm: command library
 	@scripts/slurm.sh
 
 # How long random sequences of the engine's are tried under the race detector, and how long new ones by

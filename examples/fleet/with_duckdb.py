@@ -9,7 +9,8 @@ import sys
 
 import duckdb
 
-GPUS = [16, 24, 32, 40, 48, 64, 80, 96, 141, 180]  # GiB of those that there are
+# Sizes of GPUs, in GB as they are called, and the MiB that the driver gives of them at least.
+GPUS = {16: 14900, 24: 22500, 32: 32100, 40: 40300, 48: 45400, 80: 81000, 96: 95800, 141: 143100, 180: 182600, 288: 274000}
 
 
 def table(dataset, name):
@@ -31,9 +32,9 @@ def fits(db, dataset):
     return db.sql("""
         WITH jobs AS (SELECT job, max(needed_bytes) AS needed_bytes, min(total_bytes) AS total_bytes
                       FROM %s GROUP BY job HAVING sum(ooms) = 0),
-             gpus AS (SELECT unnest(%s)::BIGINT AS gib)
-        SELECT job, needed_bytes, min(gib) AS gpu_gib FROM jobs JOIN gpus ON needed_bytes <= gib << 30 AND gib << 30 < total_bytes
-        GROUP BY ALL ORDER BY ALL""" % (table(dataset, "processes"), GPUS))
+             gpus AS (SELECT * FROM (VALUES %s) AS sizes(gb, mib))
+        SELECT job, needed_bytes, min(gb) AS gpu_gb FROM jobs JOIN gpus ON needed_bytes <= mib * 1048576::BIGINT AND mib * 1048576::BIGINT < total_bytes
+        GROUP BY ALL ORDER BY ALL""" % (table(dataset, "processes"), ", ".join(map(str, GPUS.items()))))
 
 
 def grew(db, dataset, before, after):

@@ -13,7 +13,8 @@ from ray.data.aggregate import Max, Min, Sum
 from ray.data.expressions import col
 from ray.data.datasource.partitioning import Partitioning
 
-GPUS = [16, 24, 32, 40, 48, 64, 80, 96, 141, 180]  # GiB of those that there are
+# Sizes of GPUs, in GB as they are called, and the MiB that the driver gives of them at least.
+GPUS = {16: 14900, 24: 22500, 32: 32100, 40: 40300, 48: 45400, 80: 81000, 96: 95800, 141: 143100, 180: 182600, 288: 274000}
 PLACE = ["job", "restart", "rank"]
 
 
@@ -40,10 +41,10 @@ def fits(dataset):
     rows = table(dataset, "processes", ["needed_bytes", "total_bytes", "ooms"])
     jobs = rows.groupby("job").aggregate(Max("needed_bytes", alias_name="needed_bytes"), Min("total_bytes", alias_name="total_bytes"),
                                          Sum("ooms", alias_name="ooms")).to_pandas()
-    pairs = jobs[jobs.ooms == 0].merge(pd.DataFrame({"gpu_gib": GPUS}), how="cross")
-    size = pairs.gpu_gib * 2**30
+    pairs = jobs[jobs.ooms == 0].merge(pd.DataFrame(GPUS.items(), columns=["gpu_gb", "mib"]), how="cross")
+    size = pairs.mib * 2**20
     pairs = pairs[(pairs.needed_bytes <= size) & (size < pairs.total_bytes)]
-    return pairs.groupby(["job", "needed_bytes"], as_index=False).gpu_gib.min().sort_values("job")
+    return pairs.groupby(["job", "needed_bytes"], as_index=False).gpu_gb.min().sort_values("job")
 
 
 def grew(dataset, before, after):

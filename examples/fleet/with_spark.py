@@ -10,7 +10,8 @@ import sys
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 
-GPUS = [16, 24, 32, 40, 48, 64, 80, 96, 141, 180]  # GiB of those that there are
+# Sizes of GPUs, in GB as they are called, and the MiB that the driver gives of them at least.
+GPUS = {16: 14900, 24: 22500, 32: 32100, 40: 40300, 48: 45400, 80: 81000, 96: 95800, 141: 143100, 180: 182600, 288: 274000}
 PLACE = ["job", "restart", "rank"]
 
 
@@ -32,9 +33,9 @@ def fits(spark, dataset):
     jobs = (table(spark, dataset, "processes").groupBy("job")
             .agg(f.max("needed_bytes").alias("needed_bytes"), f.min("total_bytes").alias("total_bytes"), f.sum("ooms").alias("ooms"))
             .where("ooms = 0"))
-    gpus = spark.createDataFrame([(gib, gib << 30) for gib in GPUS], "gib long, bytes long")
+    gpus = spark.createDataFrame([(gb, mib << 20) for gb, mib in GPUS.items()], "gb long, bytes long")
     return (jobs.join(gpus, (jobs.needed_bytes <= gpus.bytes) & (gpus.bytes < jobs.total_bytes))
-            .groupBy("job", "needed_bytes").agg(f.min("gib").alias("gpu_gib")).orderBy("job"))
+            .groupBy("job", "needed_bytes").agg(f.min("gb").alias("gpu_gb")).orderBy("job"))
 
 
 def grew(spark, dataset, before, after):
