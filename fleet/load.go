@@ -42,6 +42,7 @@ func Load(ctx context.Context, folders ...string) (*Folder, error) {
 			mu.Lock()
 			defer mu.Unlock()
 			switch {
+			case errors.Is(err, fs.ErrNotExist): // likewise
 			case errors.Is(err, ErrTruncated):
 				f.Truncated = append(f.Truncated, path)
 			case err != nil:
@@ -65,6 +66,9 @@ func Find(folders ...string) (paths []string, err error) {
 		err := filepath.WalkDir(folder, func(path string, d fs.DirEntry, err error) error {
 			if err == nil && !d.IsDir() && strings.HasSuffix(path, Ending) && !strings.HasPrefix(d.Name(), ".") {
 				paths = append(paths, path)
+			}
+			if errors.Is(err, fs.ErrNotExist) && path != folder {
+				return nil // an epilog has removed it meanwhile
 			}
 			return err
 		})

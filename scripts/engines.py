@@ -168,7 +168,7 @@ def answers(engine, dataset):
     env = dict(os.environ, LC_ALL="C.UTF-8", SPARK_LOCAL_IP="127.0.0.1", PYSPARK_PYTHON=sys.executable, RAY_USAGE_STATS_ENABLED="0",
                RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0",
                PYSPARK_SUBMIT_ARGS="--master local[2] --conf spark.sql.shuffle.partitions=2 --conf spark.ui.enabled=false pyspark-shell")
-    done = subprocess.run([sys.executable, program, dataset, BEFORE, AFTER], env=env, timeout=300, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    done = subprocess.run([sys.executable, program, dataset, BEFORE, AFTER], env=env, timeout=1200, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                           universal_newlines=True)
     if done.returncode:
         sys.exit("%s: exit status %d\n%s" % (engine, done.returncode, done.stderr[-4000:]))
