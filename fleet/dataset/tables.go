@@ -54,7 +54,7 @@ func known(s string) any {
 // coordinate is the process's place in a dimension, -1 for none.
 func coordinate(dimension string) func(p *process) int64 {
 	return func(p *process) int64 {
-		if n, ok := p.Coordinates[dimension]; ok {
+		if n, ok := p.id.Coordinates[dimension]; ok {
 			return int64(n)
 		}
 		return -1
@@ -86,7 +86,7 @@ var fields = []field{
 	perhaps("dp", "place in data parallelism (cistern.fleet.describe)", coordinate("dp")),
 	perhaps("tp", "place in tensor parallelism", coordinate("tp")),
 	perhaps("pp", "pipeline stage", coordinate("pp")),
-	text("coordinates", "all places, as JSON", func(p *process) string { return coordinates(p.Coordinates) }),
+	text("coordinates", "all places, as JSON", func(p *process) string { return coordinates(p.id.Coordinates) }),
 	text("allocator", "pytorch or cistern", func(p *process) string { return p.Allocator }),
 	text("settings", "of the allocator: CISTERN_CONF or PYTORCH_ALLOC_CONF", func(p *process) string { return p.Settings }),
 	text("cistern", "version of Cistern", func(p *process) string { return p.Version }),
