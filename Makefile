@@ -219,7 +219,7 @@ engines: command
 	@scripts/engines.sh
 
 kubernetes: tools
-	cd deploy/kubernetes/check && $(GO) vet ./... && $(GO) test ./...
+	cd deploy/kubernetes/check && $(GO) vet ./... && $(GO) test -count=1 ./...
 
 slurm: command library
 	@scripts/slurm.sh

@@ -59,7 +59,7 @@ func Build(folder string) (objects []runtime.Object, err error) {
 func References(objects []runtime.Object) error {
 	var found []error
 	pods := map[string]*core.PodTemplateSpec{}
-	maps := map[string]bool{}
+	maps, claims := map[string]bool{}, map[string]bool{}
 	var services []*core.Service
 	for _, o := range objects {
 		switch o := o.(type) {
@@ -72,6 +72,8 @@ func References(objects []runtime.Object) error {
 			// The controller adds the label.
 			o.Spec.Template.Labels = labels.Merge(o.Spec.Template.Labels, labels.Set{batch.JobNameLabel: o.Name})
 			pods[o.Name] = &o.Spec.Template
+		case *core.PersistentVolumeClaim:
+			claims[o.Name] = true
 		case *core.ConfigMap:
 			maps[o.Name] = true
 		case *core.Service:
@@ -79,7 +81,7 @@ func References(objects []runtime.Object) error {
 		}
 	}
 	for name, pod := range pods {
-		for _, err := range podReferences(pod, maps) {
+		for _, err := range podReferences(pod, maps, claims) {
 			found = append(found, fmt.Errorf("%s: %w", name, err))
 		}
 	}
@@ -102,12 +104,15 @@ var (
 // given are variables that Kubernetes puts into containers of indexed jobs.
 var given = []string{"JOB_COMPLETION_INDEX"}
 
-func podReferences(pod *core.PodTemplateSpec, maps map[string]bool) (found []error) {
+func podReferences(pod *core.PodTemplateSpec, maps, claims map[string]bool) (found []error) {
 	volumes := map[string]bool{}
 	for _, v := range pod.Spec.Volumes {
 		volumes[v.Name] = true
 		if v.ConfigMap != nil && !maps[v.ConfigMap.Name] {
 			found = append(found, fmt.Errorf("there is no config map %s", v.ConfigMap.Name))
+		}
+		if c := v.PersistentVolumeClaim; c != nil && !claims[c.ClaimName] {
+			found = append(found, fmt.Errorf("there is no claim %s", c.ClaimName))
 		}
 	}
 	for i := range pod.Spec.Containers {

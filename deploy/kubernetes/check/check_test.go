@@ -7,13 +7,14 @@ import (
 	"testing"
 
 	apps "k8s.io/api/apps/v1"
+	batch "k8s.io/api/batch/v1"
 	core "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
 // What is applied decodes strictly, and refers to what there is.
 func TestManifests(t *testing.T) {
-	for folder, most := range map[string]int{"base": 3, "monitoring": 5, "examples": 3} {
+	for folder, most := range map[string]int{"base": 3, "monitoring": 5, "examples": 5} {
 		objects, err := Build(filepath.Join("..", folder))
 		if err != nil {
 			t.Fatalf("%s: %v", folder, err)
@@ -91,6 +92,7 @@ func TestFindsMistakes(t *testing.T) {
 		{"monitoring/metrics.yaml", "interval: 15s", "intervall: 15s", "unknown field"},
 		{"examples/train.yaml", "cistern/limit: 70GiB", "cistern/limits: 70GiB", "there is no annotation cistern/limit"},
 		{"examples/train.yaml", "limit:$(LIMIT)", "limit:$(LIMITS)", "there is no variable LIMITS"},
+		{"examples/fleet.yaml", "claimName: recordings", "claimName: records", "there is no claim records"},
 		{"examples/train.yaml", "batch.kubernetes.io/job-name: train", "batch.kubernetes.io/job-name: other", "selects no pod"},
 	} {
 		text := read(filepath.Join("..", c.file))
@@ -120,4 +122,30 @@ func TestFindsMistakes(t *testing.T) {
 			t.Errorf("%s: %q instead of %q: %v, want %q", c.file, c.is, c.was, err, c.want)
 		}
 	}
+}
+
+// Annotations of the example become settings.
+func TestSettings(t *testing.T) {
+	objects, err := Build("../examples")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, o := range objects {
+		job, ok := o.(*batch.Job)
+		if !ok || job.Name != "train" {
+			continue
+		}
+		pod, values := job.Spec.Template, map[string]string{}
+		for _, e := range pod.Spec.Containers[0].Env {
+			values[e.Name] = expansion.ReplaceAllStringFunc(e.Value, func(v string) string { return values[expansion.FindStringSubmatch(v)[1]] })
+			if e.ValueFrom != nil {
+				values[e.Name] = pod.Annotations[annotated.FindStringSubmatch(e.ValueFrom.FieldRef.FieldPath)[1]]
+			}
+		}
+		if values["CISTERN_CONF"] != "limit:70GiB,history:1000000" || values["CISTERN_COMMIT"] != "1a2b3c4" {
+			t.Errorf("%v", values)
+		}
+		return
+	}
+	t.Error("there is no job")
 }
