@@ -2,11 +2,15 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
+	"os"
 	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
+	"sync/atomic"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
@@ -121,7 +125,8 @@ func everyOf(all []string, shard, shards int) (part []string) {
 type datasetExport struct {
 	*app
 	dataset.Writer
-	tables []*export.Table
+	tables  []*export.Table
+	missing atomic.Int64 // recordings that are not beside their summaries
 }
 
 // recordingOf is a recording and its process.
@@ -151,6 +156,9 @@ func (x *datasetExport) run(ctx context.Context, summaries []string) error {
 			x.fail(err)
 		}
 	}
+	if n := int(x.missing.Load()); n > 0 {
+		fmt.Fprintf(x.err, "cistern: %s not beside the summaries: removed, or left on the nodes\n", plural(n, "recording is", "recordings are"))
+	}
 	return x.recordings(ctx, slices.Concat(recordings...))
 }
 
@@ -175,7 +183,17 @@ func (x *datasetExport) summary(path string) (recordings []recordingOf, err erro
 		if !filepath.IsLocal(name) {
 			return nil, fmt.Errorf("%s: recording %s; expected a file beside it", path, name)
 		}
-		recordings = append(recordings, recordingOf{filepath.Join(filepath.Dir(path), name), s.Identity()})
+		file := filepath.Join(filepath.Dir(path), name)
+		switch st, err := os.Stat(file); {
+		case errors.Is(err, fs.ErrNotExist):
+			x.missing.Add(1)
+		case err != nil:
+			return nil, err
+		case !st.Mode().IsRegular():
+			return nil, fmt.Errorf("%s: expected a recording, a regular file", file)
+		default:
+			recordings = append(recordings, recordingOf{file, s.Identity()})
+		}
 	}
 	return recordings, nil
 }

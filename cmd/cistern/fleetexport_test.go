@@ -155,6 +155,23 @@ func TestFleetExportBad(t *testing.T) {
 	if got := files(t, "set/stacks"); len(got) != 1 || !strings.HasSuffix(got[0], "/r1.pickle.parquet") {
 		t.Errorf("%q", got)
 	}
+	// One that is not there is no error: it may be on its node.
+	if err := os.Remove("runs/r1.pickle"); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.RemoveAll("runs/r0" + fleet.Ending); err != nil {
+		t.Fatal(err)
+	}
+	_, errs, code = cistern(t, "", "fleet", "export", "--shard", "1/3", "runs", "-o", "set")
+	if code != 0 || errs != "cistern: 1 recording is not beside the summaries: removed, or left on the nodes\n" {
+		t.Errorf("code %d: %s", code, errs)
+	}
+	if err := os.Mkdir("runs/r1.pickle", 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if _, errs, code = cistern(t, "", "fleet", "export", "--shard", "1/3", "runs", "-o", "set"); code != exitBad || !strings.Contains(errs, "a regular file") {
+		t.Errorf("code %d: %s", code, errs)
+	}
 	for _, c := range []struct {
 		args []string
 		want string

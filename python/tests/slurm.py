@@ -155,7 +155,7 @@ class Slurm(Case):
         self.wait_for("idle nodes", lambda: self.slurm("sinfo", "-h", "-o", "%t %D", check=False).strip() == "idle 2")
 
     def script(self, name):
-        """A script of deploy/slurm, on nodes without GPUs, whose disks are folders."""
+        """A script of deploy/slurm, on nodes without GPUs, whose disks are folders: PyTorch's own allocator needs no driver here."""
         with open(os.path.join(ROOT, "deploy", "slurm", name)) as f:
             text = f.read()
         text = re.sub(r"#SBATCH --gpus.*\n", "", text).replace("/var/lib/cistern/jobs", self.path("local-$SLURMD_NODENAME"))
