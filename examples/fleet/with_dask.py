@@ -1,7 +1,7 @@
 """Three questions to a dataset of `cistern fleet export`, answered by Dask.
 
     pip install 'dask[dataframe]'
-    python with_dask.py DATASET COMMIT COMMIT
+    python with_dask.py DATASET [COMMIT COMMIT]
 """
 
 import json
@@ -57,8 +57,15 @@ def grew(dataset, before, after):
     return found[found.grew_bytes > 0].sort_values(["grew_bytes", "functions"], ascending=[False, True])
 
 
-def main(dataset, before, after):
-    for question, rows in (("peaks", peaks(dataset)), ("fits", fits(dataset)), ("grew", grew(dataset, before, after))):
+def answers(dataset, commits):
+    yield "peaks", peaks(dataset)
+    yield "fits", fits(dataset)
+    if commits:
+        yield "grew", grew(dataset, *commits)
+
+
+def main(dataset, *commits):
+    for question, rows in answers(dataset, commits):
         for row in json.loads(rows.to_json(orient="records")):
             print(json.dumps([question, row]))
 

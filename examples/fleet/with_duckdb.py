@@ -1,7 +1,7 @@
 """Three questions to a dataset of `cistern fleet export`, answered by DuckDB.
 
     pip install duckdb
-    python with_duckdb.py DATASET COMMIT COMMIT
+    python with_duckdb.py DATASET [COMMIT COMMIT]
 """
 
 import json
@@ -50,9 +50,16 @@ def grew(db, dataset, before, after):
                   params={"before": before, "after": after})
 
 
-def main(dataset, before, after):
+def answers(db, dataset, commits):
+    yield "peaks", peaks(db, dataset)
+    yield "fits", fits(db, dataset)
+    if commits:
+        yield "grew", grew(db, dataset, *commits)
+
+
+def main(dataset, *commits):
     db = duckdb.connect()
-    for question, rows in (("peaks", peaks(db, dataset)), ("fits", fits(db, dataset)), ("grew", grew(db, dataset, before, after))):
+    for question, rows in answers(db, dataset, commits):
         for row in rows.fetchall():
             print(json.dumps([question, dict(zip(rows.columns, row))]))
 

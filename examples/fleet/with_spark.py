@@ -1,7 +1,7 @@
 """Three questions to a dataset of `cistern fleet export`, answered by Spark.
 
     pip install pyspark
-    python with_spark.py DATASET COMMIT COMMIT
+    python with_spark.py DATASET [COMMIT COMMIT]
 """
 
 import json
@@ -51,13 +51,20 @@ def grew(spark, dataset, before, after):
             .orderBy(f.desc("grew_bytes"), "functions"))
 
 
-def main(dataset, before, after):
+def answers(spark, dataset, commits):
+    yield "peaks", peaks(spark, dataset)
+    yield "fits", fits(spark, dataset)
+    if commits:
+        yield "grew", grew(spark, dataset, *commits)
+
+
+def main(dataset, *commits):
     spark = (SparkSession.builder.appName("cistern fleet")
              .config("spark.sql.session.timeZone", "UTC")
              # Names of jobs stay texts, though some are numbers.
              .config("spark.sql.sources.partitionColumnTypeInference.enabled", "false")
              .getOrCreate())
-    for question, rows in (("peaks", peaks(spark, dataset)), ("fits", fits(spark, dataset)), ("grew", grew(spark, dataset, before, after))):
+    for question, rows in answers(spark, dataset, commits):
         for row in rows.collect():
             print(json.dumps([question, row.asDict()]))
     spark.stop()
