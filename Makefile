@@ -6,7 +6,7 @@ GO ?= go
 TRACE ?= recording/testdata/gpt2_varlen.pickle.gz
 CAPACITY ?= 20.2GiB
 
-.PHONY: help demo test test-go test-python test-web slow recordings build library plain audit adapters prebuilt wheel release command install install-command web bench soak fuzz race race-rest cross lint model docs gpu-bundle gpu-test gpu-bench clean tools fidelity
+.PHONY: help demo test test-go test-python test-web slow recordings build library plain audit adapters prebuilt wheel release command install install-command web bench soak fuzz race race-rest cross lint model docs engines kubernetes slurm gpu-bundle gpu-test gpu-bench clean tools fidelity
 .DEFAULT_GOAL := help
 
 help:
@@ -20,6 +20,9 @@ help:
 	@echo 'make release     dist/: wheels, commands, C library, checksums, for x86-64 and aarch64 (downloads 9 GB once)'
 	@echo 'make adapters    the adapter for each release of PyTorch, and its tests on each'
 	@echo 'make fidelity    the cases of lab/torch under real PyTorch without a GPU (FIDELITY=versions; downloads 540 MB once for each)'
+	@echo 'make engines     what DuckDB, Spark, Dask and Ray answer over datasets of recordings (downloads 440 MB once)'
+	@echo 'make kubernetes  deploy/kubernetes against the types of the API'
+	@echo 'make slurm       deploy/slurm on two nodes of Slurm on this machine (as root)'
 	@echo 'make install     the C library, its header, files for pkg-config and CMake under PREFIX (/usr/local), below DESTDIR'
 	@echo 'make install-command  bin/cistern and its man pages, at the same places'
 	@echo 'make race        the tests of packages with concurrency under the race detector'
@@ -210,6 +213,16 @@ model: tools
 # The documents as a site; broken links fail.
 docs:
 	@scripts/docs.sh
+
+# The programs in examples/fleet, compared with each other and with the command.
+engines: command
+	@scripts/engines.sh
+
+kubernetes: tools
+	cd deploy/kubernetes/check && $(GO) vet ./... && $(GO) test -count=1 ./...
+
+slurm: command library
+	@scripts/slurm.sh
 
 # How long random sequences of the engine's are tried under the race detector, and how long new ones by
 # `make soak`.

@@ -2,7 +2,9 @@ package export
 
 import (
 	"io"
+	"maps"
 	"reflect"
+	"slices"
 	"strings"
 
 	"github.com/parquet-go/parquet-go"
@@ -26,13 +28,22 @@ type parquetRows struct {
 	err     error
 }
 
-func newParquet(w io.Writer, f *recording.File, table *Table) *parquetRows {
+func newParquet(w io.Writer, about map[string]string, table *Table) *parquetRows {
 	options := []parquet.WriterOption{parquet.Compression(&parquet.Zstd), parquet.MaxRowsPerRowGroup(groupRows),
-		parquet.KeyValueMetadata("cistern.path", f.Path), parquet.KeyValueMetadata("cistern.format", f.Format),
 		parquet.KeyValueMetadata("cistern.table", table.Name), parquetSchema(table)}
+	for _, key := range slices.Sorted(maps.Keys(about)) {
+		options = append(options, parquet.KeyValueMetadata(key, about[key]))
+	}
+	return &parquetRows{w: parquet.NewGenericWriter[any](w, options...), columns: table.Columns,
+		values: make([]parquet.Value, 0, batchRows*len(table.Columns))}
+}
+
+// aboutFile is what a file's footer says of the recording that it was made of.
+func aboutFile(f *recording.File) map[string]string {
+	about := map[string]string{"cistern.path": f.Path, "cistern.format": f.Format}
 	for _, t := range f.Traces {
 		if t.Settings.Conf != "" {
-			options = append(options, parquet.KeyValueMetadata("cistern.conf", t.Settings.Conf))
+			about["cistern.conf"] = t.Settings.Conf
 			break
 		}
 	}
@@ -41,10 +52,9 @@ func newParquet(w io.Writer, f *recording.File, table *Table) *parquetRows {
 		notes = append(notes, t.Notes...)
 	}
 	if len(notes) > 0 {
-		options = append(options, parquet.KeyValueMetadata("cistern.notes", strings.Join(notes, "\n")))
+		about["cistern.notes"] = strings.Join(notes, "\n")
 	}
-	return &parquetRows{w: parquet.NewGenericWriter[any](w, options...), columns: table.Columns,
-		values: make([]parquet.Value, 0, batchRows*len(table.Columns))}
+	return about
 }
 
 func parquetSchema(table *Table) *parquet.Schema {

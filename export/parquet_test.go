@@ -76,7 +76,7 @@ func TestParquetReadBack(t *testing.T) {
 			}
 			var text, packed bytes.Buffer
 			fill(newCSV(&text, columns))
-			fill(newParquet(&packed, &recording.File{}, table))
+			fill(newParquet(&packed, aboutFile(&recording.File{}), table))
 			got, groups := parquetText(t, packed.Bytes())
 			if got != text.String() {
 				t.Fatalf("%d rows, %g nulls: %s", n, nulls, firstDifference(got, text.String()))

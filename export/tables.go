@@ -18,6 +18,29 @@ type Table struct {
 	Columns []Column
 	fill    func(r rows, t *recording.Trace, c clock, words *words) error
 	whole   func(r rows, f *recording.File, speak func(*words)) error // instead of fill, for a file as a whole
+
+	byFunction bool   // fill needs words.functions
+	last       string // in the last column of each row, of a table by With
+	with       bool
+}
+
+// With is the table with one more column, which has the same text in each row. It is not for the table of calls.
+func (table *Table) With(column Column, text string) *Table {
+	t := *table
+	t.Columns = append(slices.Clone(table.Columns), column)
+	t.last, t.with = text, true
+	return &t
+}
+
+// withLast puts a text at the end of each row.
+type withLast struct {
+	rows
+	last uint32
+}
+
+func (r withLast) end() error {
+	r.rows.text(r.last)
+	return r.rows.end()
 }
 
 // Column is one column of a table. The zero of a column that may be null is an empty field in CSV.
@@ -103,6 +126,7 @@ var Tables = []*Table{
 			{"caller", Text, true, "innermost frame with a known line: function file:line; if none has, the most specific one"},
 			{"stack", Text, true, "all frames, innermost first, joined by '; '"},
 		}},
+	ByStack,
 	{Name: "calls", What: "one row for each driver call that cistern trace recorded", whole: fillCalls, Columns: callColumns},
 }
 
@@ -134,7 +158,7 @@ func WriteCSV(w io.Writer, f *recording.File, table *Table) error {
 
 // WriteParquet is WriteCSV as Parquet: zstd, texts in dictionaries, groups of 131,072 rows.
 func WriteParquet(w io.Writer, f *recording.File, table *Table) error {
-	return table.write(newParquet(w, f, table), f)
+	return table.write(newParquet(w, aboutFile(f), table), f)
 }
 
 // rows takes a table cell by cell, in the order of its columns.
@@ -160,8 +184,15 @@ func (table *Table) write(r rows, f *recording.File) error {
 	c := clockOf(f)
 	for _, t := range f.Traces {
 		w := wordsOf(t)
+		if table.byFunction {
+			w.addFunctions(t)
+		}
+		to := r
+		if table.with {
+			to = withLast{r, w.id(table.last)}
+		}
 		r.speak(w)
-		if err := table.fill(r, t, c, w); err != nil {
+		if err := table.fill(to, t, c, w); err != nil {
 			return err
 		}
 	}
@@ -179,6 +210,8 @@ type words struct {
 	thread map[uint32]uint32 // names of threads
 	caller []uint32          // by stack
 	stack  []uint32
+	// functions is by stack too, in the table of stacks alone.
+	functions []uint32
 }
 
 func wordsOf(t *recording.Trace) *words {

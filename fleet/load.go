@@ -23,20 +23,10 @@ type Folder struct {
 
 // Load reads the summaries in folders and the folders below them, and no recordings.
 func Load(ctx context.Context, folders ...string) (*Folder, error) {
-	var paths []string
-	for _, folder := range folders {
-		err := filepath.WalkDir(folder, func(path string, d fs.DirEntry, err error) error {
-			if err == nil && !d.IsDir() && strings.HasSuffix(path, Ending) && !strings.HasPrefix(d.Name(), ".") {
-				paths = append(paths, path)
-			}
-			return err
-		})
-		if err != nil {
-			return nil, err
-		}
+	paths, err := Find(folders...)
+	if err != nil {
+		return nil, err
 	}
-	slices.Sort(paths)
-	paths = slices.Compact(paths)
 	found := make([]*Summary, len(paths))
 	var mu sync.Mutex // guards f
 	f := &Folder{}
@@ -52,6 +42,7 @@ func Load(ctx context.Context, folders ...string) (*Folder, error) {
 			mu.Lock()
 			defer mu.Unlock()
 			switch {
+			case errors.Is(err, fs.ErrNotExist): // likewise
 			case errors.Is(err, ErrTruncated):
 				f.Truncated = append(f.Truncated, path)
 			case err != nil:
@@ -67,6 +58,26 @@ func Load(ctx context.Context, folders ...string) (*Folder, error) {
 	slices.Sort(f.Bad)
 	f.Summaries = slices.DeleteFunc(found, func(s *Summary) bool { return s == nil })
 	return f, nil
+}
+
+// Find finds the summaries in folders and the folders below them, in the order of their paths.
+func Find(folders ...string) (paths []string, err error) {
+	for _, folder := range folders {
+		err := filepath.WalkDir(folder, func(path string, d fs.DirEntry, err error) error {
+			if err == nil && !d.IsDir() && strings.HasSuffix(path, Ending) && !strings.HasPrefix(d.Name(), ".") {
+				paths = append(paths, path)
+			}
+			if errors.Is(err, fs.ErrNotExist) && path != folder {
+				return nil // an epilog has removed it meanwhile
+			}
+			return err
+		})
+		if err != nil {
+			return nil, err
+		}
+	}
+	slices.Sort(paths)
+	return slices.Compact(paths), nil
 }
 
 // Jobs are the summaries by job, the one with most processes first.

@@ -8,6 +8,8 @@ type Identity struct {
 	Restart  int    `json:"restart"`  // how often the launcher restarted the ranks
 	Launcher string `json:"launcher"` // that the rank is of: "torchrun", "slurm", "openmpi", "mpi", "kubernetes", "cistern"
 
+	Commit string `json:"commit,omitempty"` // version of the program, as its user names it
+
 	Node      string `json:"node"` // name of the host
 	NodeRank  int    `json:"node_rank"`
 	Rank      int    `json:"rank"`

@@ -18,6 +18,9 @@ package() {
     aarch64-linux-gnu-gcc) echo gcc-aarch64-linux-gnu libc6-dev-arm64-cross ;;
     aarch64-linux-gnu-g++) echo g++-aarch64-linux-gnu libc6-dev-arm64-cross ;;
     dpkg-deb) echo dpkg ;;
+    java) echo default-jre-headless ;;
+    munged) echo munge ;;
+    srun) echo slurm-client ;;
     qemu-aarch64) echo qemu-user ;;
     musl-gcc) echo musl-tools ;;
     *) echo "$1" ;;

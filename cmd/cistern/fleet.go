@@ -53,7 +53,7 @@ func newFleet(a *app) *cobra.Command {
 	c.Flags().StringArrayVar(&f.merge, "merge", nil, "put the parts in these `files` together; a pattern stands for several")
 	c.Flags().StringVarP(&f.html, "output", "o", "", "write an HTML page to this `file`: heat map of ranks and steps, envelope, tables")
 	addBudget(c, &f.budget)
-	c.AddCommand(newFleetCollect(a))
+	c.AddCommand(newFleetCollect(a), newFleetExport(a), newFleetMetrics(a))
 	return c
 }
 

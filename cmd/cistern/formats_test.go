@@ -25,14 +25,7 @@ func TestFormatsPage(t *testing.T) {
 		fmt.Fprintf(&b, "\n## %s\n\n%s\n", f.name, f.text)
 	}
 	for _, table := range export.Tables {
-		fmt.Fprintf(&b, "\n## Table %s\n\n%s%s.\n\n| column | type | contents |\n|---|---|---|\n", table.Name, strings.ToUpper(table.What[:1]), table.What[1:])
-		for _, c := range table.Columns {
-			kind := c.Type.String()
-			if c.Null {
-				kind += ", may be null"
-			}
-			fmt.Fprintf(&b, "| `%s` | %s | %s |\n", c.Name, kind, c.Doc)
-		}
+		fmt.Fprintf(&b, "\n## Table %s\n\n%s%s.\n\n%s", table.Name, strings.ToUpper(table.What[:1]), table.What[1:], columnsTable(table))
 	}
 	if flag.Lookup("rewrite").Value.String() == "true" {
 		if err := os.WriteFile(file, []byte(b.String()), 0o644); err != nil {

@@ -65,6 +65,7 @@ var mayImport = map[string][]string{
 	// Many recordings: jobs, ranks.
 	"fleet":           {"analyze", "event", "internal/outfile", "internal/text", "internal/units", "recording", "recording/identity", "recording/open"},
 	"fleet/fleettest": {"fleet", "recording"},
+	"fleet/dataset":   {"export", "fleet", "internal/outfile", "recording"},
 	// Shared by all: sizes in words, CPU time, waits with an end.
 	"internal/deadline": {},
 	"internal/leaves":   {},

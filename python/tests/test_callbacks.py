@@ -69,6 +69,47 @@ class Callbacks(Case):
         done = self.program("import pytorch_lightning, cistern\nprint(cistern.lightning.MemoryCallback.__mro__[2].__module__)", path=both)
         self.assertEqual(done.stdout, "pytorch_lightning\n")
 
+    def test_tensorboard(self):
+        done = self.program("""
+            from cistern.tensorboard import MemoryLogger
+            class SummaryWriter:  # as torch.utils.tensorboard's
+                def __init__(self):
+                    self.written = []
+                def add_scalar(self, tag, scalar_value, global_step=None, walltime=None, new_style=False, double_precision=False):
+                    self.written.append((tag, scalar_value, global_step))
+            step(2048)
+            writer = SummaryWriter()
+            memory = MemoryLogger(writer)
+            for number, size in enumerate((1024, 512), 7):
+                step(size)
+                memory.log(number)
+            print([(value, at) for tag, value, at in writer.written if tag == "gpu_peak_allocated_gib"])
+            print([(value >= 2, at) for tag, value, at in writer.written if tag == "gpu_peak_reserved_gib"], len(writer.written))
+            """)
+        self.assertEqual(done.stdout.splitlines(), ["[(1.0, 7), (0.5, 8)]", "[(True, 7), (True, 8)] 4"])
+
+    def test_wandb(self):
+        done = self.program("""
+            from cistern.wandb import MemoryLogger
+            class Run:  # as wandb.Run
+                def __init__(self):
+                    self.rows, self.row = [], {}
+                def log(self, data, step=None, commit=None):
+                    self.row.update(data)
+                    if commit is not False:
+                        self.rows.append(self.row)
+                        self.row = {}
+            step(2048)
+            run = Run()
+            memory = MemoryLogger(run)
+            for size in (1024, 512):
+                step(size)
+                memory.log()
+                run.log({"loss": 0.5})
+            print([(row["gpu_peak_allocated_gib"], row["gpu_peak_reserved_gib"] >= 2, row["loss"]) for row in run.rows])
+            """)
+        self.assertEqual(done.stdout, "[(1.0, True, 0.5), (0.5, True, 0.5)]\n")
+
     @unittest.skipIf(GPU, "this machine has a GPU")
     def test_without_cistern(self):
         done = self.program("""

@@ -10,8 +10,10 @@ import cistern.fleet
 import cistern.lightning
 import cistern.numba
 import cistern.rmm
+import cistern.tensorboard
 import cistern.torch
 import cistern.transformers
+import cistern.wandb
 from cistern.hints import DeviceStats, Groups, Keep, MemoryStats, PauseResult, PoolStats, Removable, StackUse, Stats, Value
 
 
@@ -89,6 +91,13 @@ def pytorch() -> int:
     cooperation: Removable = cistern.torch.cooperate()
     cooperation.remove()
     return mine["reserved"] + all_pools["peak_reserved"] + named["blocks"] + len(again or "")
+
+
+def loggers(writer: object, run: object) -> None:
+    board: cistern.tensorboard.MemoryLogger = cistern.tensorboard.MemoryLogger(writer)
+    board.log(7)
+    row: cistern.wandb.MemoryLogger = cistern.wandb.MemoryLogger(run)
+    row.log()
 
 
 def libraries() -> int:

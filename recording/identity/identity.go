@@ -64,12 +64,13 @@ const (
 	varGroup    = "GROUP_RANK"
 	varNodeRank = "NODE_RANK"
 	varNodeID   = "SLURM_NODEID"
+	varCommit   = "CISTERN_COMMIT"
 )
 
 // Variables are the names of all that is looked at. A recorder that cannot apply the rules keeps these for a reader that can.
 func Variables() []string {
 	names := []string{varJob, varPlace, varSlurmJob, varArrayJob, varArrayOne, varPBS, varLSF, varRay, varRun, varPod, varRestart, varRequeue,
-		varNode, varGroup, varNodeRank, varNodeID}
+		varNode, varGroup, varNodeRank, varNodeID, varCommit}
 	for _, l := range launchers {
 		for _, name := range []string{l.rank, l.world, l.local} {
 			if name != "" {
@@ -96,6 +97,7 @@ func Of(getenv func(string) string, host string, pid int) recording.Identity {
 	v.setRank(&id)
 	v.setJob(&id)
 	v.setCoordinates(&id)
+	id.Commit = v(varCommit)
 	id.Restart, id.Requeue = max(0, v.number(varRestart)), max(0, v.number(varRequeue))
 	for _, name := range []string{varGroup, varNodeRank, varNodeID} {
 		if n := v.number(name); n >= 0 {
