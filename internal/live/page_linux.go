@@ -6,8 +6,8 @@ import (
 	"os"
 	"sync/atomic"
 	"time"
-	"unsafe"
 
+	"github.com/cistern-gpu/cistern/internal/deadline"
 	"golang.org/x/sys/unix"
 )
 
@@ -42,7 +42,7 @@ type Page struct {
 	nextLook time.Time // when details may be made again
 	remade   int
 
-	stopped atomic.Uint32 // a futex: 1 from Close on
+	stopped deadline.Event // from Close on
 	done    chan struct{}
 }
 
@@ -75,30 +75,16 @@ func publish(file string, p Process, gauges func(into []Device) []Device, detail
 // SetDropped says how many events were lost.
 func (p *Page) SetDropped(n uint64) { p.dropped.Store(n) }
 
-// FUTEX_WAIT and FUTEX_WAKE, with FUTEX_PRIVATE_FLAG.
-const futexWait, futexWake = 0 | 128, 1 | 128
-
 // Close ends the page.
 func (p *Page) Close() {
-	p.stopped.Store(1)
-	_, _, _ = unix.Syscall(unix.SYS_FUTEX, uintptr(unsafe.Pointer(&p.stopped)), futexWake, 1)
+	p.stopped.Set()
 	<-p.done
 }
 
 // wait waits for so long, and reports whether the page goes on. No timer of Go's does that: with its first one the runtime
 // opens descriptors (epoll) that it needs from then on, and a program that closes all that it does not know would end with
 // that. For the same reason no file is opened as os does.
-func (p *Page) wait(d time.Duration) bool {
-	for end := time.Now().Add(d); p.stopped.Load() == 0; d = time.Until(end) {
-		if d <= 0 {
-			return true
-		}
-		ts := unix.NsecToTimespec(int64(d))
-		_, _, _ = unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(&p.stopped)), futexWait, 0,
-			uintptr(unsafe.Pointer(&ts)), 0, 0) // woken early it waits on
-	}
-	return false
-}
+func (p *Page) wait(d time.Duration) bool { return !p.stopped.Wait(d) }
 
 // make makes the file and its mapping.
 func (p *Page) make() error {
