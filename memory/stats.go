@@ -63,6 +63,7 @@ type Gauges struct {
 	Active    uint64 // the same, and what was given back and other streams still use
 	Cached    uint64 // inactive: Reserved + Paused = Active + Cached
 	Paused    uint64 // of Active: without physical memory
+	Pinned    uint64 // of Cached: in pools that captured graphs use
 
 	PeakReserved, PeakAllocated, PeakActive, PeakCached, PeakPaused uint64 // since the start or ResetPeaks
 

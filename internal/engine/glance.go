@@ -39,6 +39,18 @@ func (v *Views) Gauges(g *memory.Gauges) {
 	*g = x.last
 }
 
+// pinnedFree is the free memory of pinned pools. The caller holds Device.mu and no arena's lock.
+func (pt *poolTable) pinnedFree() (bytes uint64) {
+	for _, s := range pt.heaps {
+		if s != nil && s.pool.pinned {
+			s.arena.LookIn()
+			bytes += uint64(s.gauges.Now()[quota.FreeBytes])
+			s.arena.Unlock()
+		}
+	}
+	return bytes
+}
+
 // look takes the sums. The caller holds Device.mu and nothing else.
 //
 // +checklocks:ph.gpu.mu
@@ -54,5 +66,6 @@ func (ph *physical) look(g *memory.Gauges) {
 		l.Unlock()
 	}
 	*g = views.Gauges(&ph.quota, &now)
+	g.Pinned = ph.pools.pinnedFree()
 	g.Retries, g.OOMs = uint64(ph.counts.Retries+ph.glance.before.Retries), uint64(ph.counts.OOMs+ph.glance.before.OOMs)
 }

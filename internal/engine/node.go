@@ -15,8 +15,9 @@ type Node interface {
 	// granted. It is called with locks held, and neither waits nor calls the engine.
 	Admit(dev cuda.Device, size uint64) bool
 	// Ask asks other processes to release need bytes, and returns how many they released for this process, and words for the
-	// report of a failed request. No lock is held. It is bounded in time.
-	Ask(dev cuda.Device, need uint64) (granted uint64, note string)
+	// report of a failed request. It waits for so long at most for memory that others do not use any more soon, and is bounded in
+	// time beside that. No lock is held.
+	Ask(dev cuda.Device, need uint64, wait time.Duration) (granted uint64, note string)
 	// Done ends what Ask granted: the request that asked is over, met or not. No lock is held.
 	Done(dev cuda.Device, granted uint64)
 }
@@ -50,8 +51,9 @@ const (
 // grants is what a request or a resume was granted.
 type grants struct {
 	open  [mostAsks]grant
-	asked int // how often
-	grown int // how often it grew again since the last grant
+	asked int           // how often
+	grown int           // how often it grew again since the last grant
+	took  time.Duration // questions, all together
 }
 
 // grant is what one call of Node.Ask returned.
@@ -107,7 +109,9 @@ func askNode(r *reclaimer) bool {
 		d.mu.Unlock()
 		defer d.mu.Lock() // also if Ask panics
 		lockrank.MayCall()
-		x.bytes, s.note = x.node.Ask(d.id, need)
+		began := time.Now()
+		x.bytes, s.note = x.node.Ask(d.id, need, max(d.opts.NodeWait-g.took, 0))
+		g.took += time.Since(began)
 	}()
 	r.log.lap(memory.StageNode, x.bytes)
 	if x.bytes == 0 {

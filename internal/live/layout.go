@@ -54,11 +54,17 @@ var (
 	_ [detailsStep - head - detailsHead - detailsMax]struct{}
 )
 
-// figures are the numbers of a record, in order.
-func (d *Device) figures() [12]*uint64 {
-	return [...]*uint64{&d.Total, &d.Reserved, &d.Allocated, &d.Active, &d.Cached, &d.Paused, &d.PeakReserved, &d.PeakAllocated,
-		&d.Limit, &d.DriverCalls, &d.Retries, &d.OOMs}
+// figures are the numbers of a record, in order. An earlier version wrote zeros in the place of the last ones.
+func (d *Device) figures() [13 + Windows]*uint64 {
+	f := [...]*uint64{&d.Total, &d.Reserved, &d.Allocated, &d.Active, &d.Cached, &d.Paused, &d.PeakReserved, &d.PeakAllocated,
+		&d.Limit, &d.DriverCalls, &d.Retries, &d.OOMs, &d.Pinned, Windows + 12: nil}
+	for i := range d.Recent {
+		f[13+i] = &d.Recent[i]
+	}
+	return f
 }
+
+var _ [recordBytes - figuresAt - 8*(13+Windows)]struct{}
 
 var le = binary.LittleEndian
 
