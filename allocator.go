@@ -8,7 +8,10 @@ import (
 )
 
 // Allocator serves the devices of one process.
-type Allocator struct{ engine *engine.Allocator }
+type Allocator struct {
+	engine *engine.Allocator
+	node   nodeConnection
+}
 
 // New makes an allocator over a driver, or returns what is wrong with the options. The only driver call that it makes asks
 // for the number of devices.
@@ -17,7 +20,7 @@ func New(drv cuda.Driver, opts Options) (*Allocator, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Allocator{a}, nil
+	return &Allocator{engine: a}, nil
 }
 
 // Options returns the options in force.
@@ -32,6 +35,9 @@ func (a *Allocator) DeviceCount() int { return a.engine.DeviceCount() }
 // Device returns a device by its ordinal. The first call for it starts it, with its primary context.
 func (a *Allocator) Device(d cuda.Device) (Device, error) {
 	dev, err := a.engine.Device(d)
+	if c := a.node.client.Load(); c != nil && err == nil {
+		c.Join(d, dev.Info().UUID, dev.Info().TotalBytes)
+	}
 	return Device{dev}, err
 }
 

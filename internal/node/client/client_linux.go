@@ -14,7 +14,6 @@ import (
 	"github.com/cistern-gpu/cistern/internal/environ"
 	"github.com/cistern-gpu/cistern/internal/live"
 	"github.com/cistern-gpu/cistern/internal/node/protocol"
-	"github.com/cistern-gpu/cistern/internal/socket"
 )
 
 const (
@@ -35,31 +34,6 @@ const (
 	// mostGives is how many requests of the broker wait.
 	mostGives = 64
 )
-
-// Host is the process's allocator. Its methods are called from the client's goroutines, and SetMax and Free from any; none with a lock
-// of the client.
-type Host interface {
-	// GiveBack releases unused memory, as engine.Device.GiveBack.
-	GiveBack(dev cuda.Device, need, keep uint64) (released uint64, err error)
-	// Status is what the device has now; Peaks is the client's.
-	Status(dev cuda.Device) (protocol.Status, bool)
-	// Free is the driver's free memory. It is called with the engine's locks.
-	Free(dev cuda.Device) (uint64, error)
-	// SetMax limits what may be reserved, 0 does not.
-	SetMax(dev cuda.Device, bytes uint64)
-	// Panicked is called with a panic in one of the client's goroutines.
-	Panicked(v any)
-}
-
-// Config is what a client needs.
-type Config struct {
-	Socket  string // "": the usual ones, tried in turn
-	Label   string
-	Version string
-	Page    func() (*live.Page, error) // the status segment, which is there from the first link on
-	Guard   socket.Guard
-	Host    Host
-}
 
 // Client is a process's connection to the broker.
 type Client struct {
@@ -114,12 +88,21 @@ type pending struct {
 
 // New makes a client and starts to connect.
 func New(cfg Config) *Client {
+	if cfg.Guard == nil {
+		cfg.Guard = noGuard{}
+	}
 	c := &Client{cfg: cfg, began: time.Now(), gives: make(chan protocol.Message, mostGives), devices: map[cuda.Device]*device{}, asks: map[uint64]*pending{},
 		why: "no broker is connected"}
 	c.over.Go(c.run)
 	c.over.Go(c.give)
 	return c
 }
+
+// noGuard is for programs that do not fork.
+type noGuard struct{}
+
+func (noGuard) Opened(int)  {}
+func (noGuard) Closing(int) {}
 
 // Sockets are where a broker listens: root's, and the user's own.
 func Sockets() []string {
@@ -151,6 +134,9 @@ func (c *Client) Connected() (bool, string) {
 
 // Join notes that a device came into use. It waits a moment for a broker that is there.
 func (c *Client) Join(dev cuda.Device, uuid [16]byte, total uint64) {
+	if c.device(dev) != nil {
+		return
+	}
 	c.mu.Lock()
 	d := c.devices[dev]
 	if d == nil {

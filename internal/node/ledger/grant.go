@@ -203,7 +203,7 @@ func (l *Ledger) Gave(now time.Duration, p Part, released uint64, s protocol.Sta
 	if a == nil {
 		return
 	}
-	a.Status = s
+	a.Status = l.devices[p.Slot].possible(s)
 	a.Gave += released
 	if released < p.Bytes {
 		a.barren = now + Barren

@@ -45,6 +45,8 @@ const (
 	// Grain is the unit in which memory is asked for; victims are few: each is asked for an eighth of the need at least.
 	Grain = 2 << 20
 	parts = 8
+	// mostTotal is the most memory that a device is believed to have.
+	mostTotal = 1 << 48
 )
 
 // ClientID and Slot name a client and a device.
@@ -121,7 +123,7 @@ func (l *Ledger) Join(now time.Duration, c ClientID, slot Slot, total uint64, p 
 		d = &Device{}
 		l.devices[slot] = d
 	}
-	d.Total = max(d.Total, total)
+	d.Total = max(d.Total, min(total, mostTotal))
 	if a := d.of(c); a != nil {
 		a.Policy = p
 		return
@@ -200,9 +202,21 @@ func (l *Ledger) SetPolicy(c ClientID, slot Slot, p Policy) {
 func (l *Ledger) Update(c ClientID, slot Slot, s protocol.Status) {
 	if d := l.devices[slot]; d != nil {
 		if a := d.of(c); a != nil {
-			a.Status = s
+			a.Status = d.possible(s)
 		}
 	}
+}
+
+// possible is a status within what the device has: sums of what clients say do not overflow.
+func (d *Device) possible(s protocol.Status) protocol.Status {
+	s.Reserved = min(s.Reserved, d.Total)
+	s.Active = min(s.Active, s.Reserved)
+	s.Cached = min(s.Cached, s.Reserved)
+	s.Pinned = min(s.Pinned, s.Cached)
+	for i := range s.Peaks {
+		s.Peaks[i] = min(s.Peaks[i], d.Total)
+	}
+	return s
 }
 
 // Heard notes that a client said something: it is asked again.
