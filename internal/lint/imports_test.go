@@ -14,7 +14,7 @@ import (
 // its callers.
 var mayImport = map[string][]string{
 	// The engine, and below it.
-	".":                        {"config", "cuda", "event", "internal/engine", "memory", "resource"},
+	".":                        {"config", "cuda", "event", "internal/engine", "internal/live", "internal/node/client", "internal/node/host", "memory", "resource"},
 	"internal/engine":          {"config", "cuda", "event", "internal/deadline", "internal/engine/arena", "internal/engine/health", "internal/engine/journal", "internal/engine/offload", "internal/engine/phys", "internal/engine/quota", "internal/engine/timeline", "internal/engine/views", "internal/heap", "internal/lockrank", "internal/magazine", "internal/nopoll", "internal/stacks", "internal/units", "memory", "resource"},
 	"internal/engine/arena":    {"cuda", "internal/engine/health", "internal/engine/quota", "internal/engine/timeline", "internal/heap", "internal/lockrank", "internal/magazine"},
 	"internal/engine/phys":     {"cuda", "internal/engine/health", "internal/engine/quota"},
@@ -72,11 +72,22 @@ var mayImport = map[string][]string{
 	"internal/suggest":  {},
 	"internal/cputime":  {},
 	// Above the engine: memory passed between processes.
-	"internal/share": {"cuda", "internal/deadline", "internal/engine", "internal/environ", "internal/nopoll", "memory"},
+	"internal/share": {"cuda", "internal/deadline", "internal/engine", "internal/environ", "internal/nopoll", "internal/socket", "memory"},
+	// Sockets without the poller of Go's runtime.
+	"internal/socket": {},
+	// The broker of a node: what it says, what it knows and decides, the daemon, and a process's end of it.
+	"internal/node/protocol": {"internal/text"},
+	"internal/node/grants":   {},
+	"internal/node/ledger":   {"internal/node/protocol", "internal/units"},
+	"internal/node/policy":   {"internal/node/ledger", "internal/suggest", "internal/units"},
+	"internal/node/broker":   {"internal/live", "internal/node/grants", "internal/node/ledger", "internal/node/policy", "internal/node/protocol", "internal/text", "internal/units"},
+	"internal/node/control":  {"internal/node/protocol"},
+	"internal/node/client":   {"cuda", "internal/deadline", "internal/environ", "internal/live", "internal/node/grants", "internal/node/protocol", "internal/socket"},
+	"internal/node/host":     {"cuda", "internal/engine", "internal/live", "internal/node/client", "internal/node/protocol", "memory"},
 	// What the audit library says of a program that is traced.
 	"internal/audit": {"internal/cputime", "internal/deadline"},
 	// What a process shows of what it holds.
-	"internal/live": {},
+	"internal/live": {"internal/deadline"},
 	// Names of functions.
 	"internal/symbols": {"internal/nopoll"},
 	// Files without the poller of Go's runtime.
