@@ -2,16 +2,14 @@ package cistern
 
 import (
 	"runtime"
+	"time"
 
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/internal/engine"
 )
 
 // Allocator serves the devices of one process.
-type Allocator struct {
-	engine *engine.Allocator
-	node   nodeConnection
-}
+type Allocator struct{ engine *engine.Allocator }
 
 // New makes an allocator over a driver, or returns what is wrong with the options. The only driver call that it makes asks
 // for the number of devices.
@@ -20,7 +18,7 @@ func New(drv cuda.Driver, opts Options) (*Allocator, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Allocator{engine: a}, nil
+	return &Allocator{a}, nil
 }
 
 // Options returns the options in force.
@@ -35,9 +33,6 @@ func (a *Allocator) DeviceCount() int { return a.engine.DeviceCount() }
 // Device returns a device by its ordinal. The first call for it starts it, with its primary context.
 func (a *Allocator) Device(d cuda.Device) (Device, error) {
 	dev, err := a.engine.Device(d)
-	if c := a.node.client.Load(); c != nil && err == nil {
-		c.Join(d, dev.Info().UUID, dev.Info().TotalBytes)
-	}
 	return Device{dev}, err
 }
 
@@ -46,6 +41,32 @@ func (a *Allocator) Started(d cuda.Device) (Device, bool) {
 	dev, ok := a.engine.Started(d)
 	return Device{dev}, ok
 }
+
+// Node is the other processes on the devices. Package node has one, over the broker of the machine (cistern serve).
+type Node interface {
+	// Admit reports whether the driver may be asked for size bytes of new memory without taking what other processes were
+	// granted. It is called with locks held: it neither waits nor calls the allocator, other than its Driver.
+	Admit(dev cuda.Device, size uint64) bool
+	// Ask asks other processes to release need bytes, and returns how many they released for this process, and words for the
+	// report of a failed request. It may wait for so long for memory that others may stop using.
+	Ask(dev cuda.Device, need uint64, wait time.Duration) (granted uint64, note string)
+	// Done ends what Ask granted: the request that asked is over.
+	Done(dev cuda.Device, granted uint64)
+}
+
+// SetNode sets the other processes of all devices; nil is none. Requests ask them before they fail, after the functions of
+// OnOutOfMemory.
+func (a *Allocator) SetNode(n Node) {
+	if n == nil {
+		a.engine.SetNode(nil)
+		return
+	}
+	a.engine.SetNode(n)
+}
+
+// SetNodeLimit is a limit beside Device.SetLimit that applies for the sake of other processes; 0 is none. The lower limit is in
+// force. It does nothing for a device that is not in use.
+func (a *Allocator) SetNodeLimit(d cuda.Device, bytes uint64) { a.engine.SetNodeLimit(d, bytes) }
 
 // FreeOptions are the options of FreeWith.
 type FreeOptions struct {

@@ -15,6 +15,7 @@ import (
 	"github.com/cistern-gpu/cistern/internal/live"
 	"github.com/cistern-gpu/cistern/internal/node/client"
 	"github.com/cistern-gpu/cistern/internal/node/host"
+	"github.com/cistern-gpu/cistern/memory"
 )
 
 // join has the node's broker know that this process uses a device. The first one connects.
@@ -25,7 +26,7 @@ func (l *library) join(dev *engine.Device) {
 	}
 	l.connecting.Do(func() {
 		cfg := client.Config{Label: opts.NodeLabel, Version: cistern.Version, Page: l.statusPage, Guard: shareGuard{},
-			Host: &host.Host{Allocator: l.Allocator, Alive: func() bool { return current.Load() == l }, Panic: func(v any) { broke(v) }}}
+			Host: &host.Host{Driver: l.Driver(), Find: l.nodeDevice, Limit: l.SetNodeLimit, Panic: func(v any) { broke(v) }}}
 		if opts.Node != config.NodeAuto {
 			cfg.Socket = opts.Node
 		}
@@ -36,6 +37,18 @@ func (l *library) join(dev *engine.Device) {
 	if c := l.node.Load(); c != nil {
 		c.Join(dev.ID(), dev.Info().UUID, dev.Info().TotalBytes)
 	}
+}
+
+// nodeDevice is a device for the broker's client.
+type nodeDevice struct{ *engine.Device }
+
+// Gauges are the device's figures.
+func (d nodeDevice) Gauges(g *memory.Gauges) { d.Views.Gauges(g) }
+
+// nodeDevice finds a device that is in use. After a bug has ended the library its locks may be held, and there is none.
+func (l *library) nodeDevice(dev cuda.Device) (host.Device, bool) {
+	d, ok := l.Started(dev)
+	return nodeDevice{d}, ok && current.Load() == l
 }
 
 // statusPage is the page that cistern top sees, or one for the broker alone where there is none.
@@ -65,6 +78,6 @@ func coreNodeAvailable(d C.int, bytes *C.uint64_t) (code C.int) {
 	if err != nil {
 		return fail(err)
 	}
-	*bytes = C.uint64_t(host.Available(dev, free, l.node.Load()))
+	*bytes = C.uint64_t(host.Available(nodeDevice{dev}, free, l.node.Load()))
 	return C.CISTERN_OK
 }

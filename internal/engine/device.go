@@ -104,13 +104,6 @@ func (d *Device) SetLimit(bytes uint64) {
 	d.mu.Unlock()
 }
 
-// SetNodeLimit is a limit beside that of SetLimit, which the policy of the node's broker sets. The lower one is in force.
-func (d *Device) SetNodeLimit(bytes uint64) {
-	d.mu.Lock()
-	d.state.phys.quota.SetLimit(quota.LimitNode, bytes)
-	d.mu.Unlock()
-}
-
 // Limit is the limit in force, 0 for none.
 func (d *Device) Limit() uint64 {
 	d.mu.Lock()

@@ -40,6 +40,8 @@ func (v *Views) Gauges(g *memory.Gauges) {
 }
 
 // pinnedFree is the free memory of pinned pools. The caller holds Device.mu and no arena's lock.
+//
+// +checklocksignore: the lock is known by another name here
 func (pt *poolTable) pinnedFree() (bytes uint64) {
 	for _, s := range pt.heaps {
 		if s != nil && s.pool.pinned {

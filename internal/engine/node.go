@@ -5,6 +5,7 @@ import (
 
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/internal/deadline"
+	"github.com/cistern-gpu/cistern/internal/engine/quota"
 	"github.com/cistern-gpu/cistern/internal/lockrank"
 	"github.com/cistern-gpu/cistern/memory"
 )
@@ -30,6 +31,16 @@ func (a *Allocator) SetNode(n Node) {
 		return
 	}
 	a.node.Store(&n)
+}
+
+// SetNodeLimit is a limit of a device beside that of Device.SetLimit, which the policy of the node's broker sets. The lower one is in
+// force. A device that is not in use has none.
+func (a *Allocator) SetNodeLimit(dev cuda.Device, bytes uint64) {
+	if d, ok := a.Started(dev); ok {
+		d.mu.Lock()
+		d.state.phys.quota.SetLimit(quota.LimitNode, bytes)
+		d.mu.Unlock()
+	}
 }
 
 // admit reports whether a driver may be asked for new memory.

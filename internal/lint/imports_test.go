@@ -14,7 +14,7 @@ import (
 // its callers.
 var mayImport = map[string][]string{
 	// The engine, and below it.
-	".":                        {"config", "cuda", "event", "internal/engine", "internal/live", "internal/node/client", "internal/node/host", "memory", "resource"},
+	".":                        {"config", "cuda", "event", "internal/engine", "memory", "resource"},
 	"internal/engine":          {"config", "cuda", "event", "internal/deadline", "internal/engine/arena", "internal/engine/health", "internal/engine/journal", "internal/engine/offload", "internal/engine/phys", "internal/engine/quota", "internal/engine/timeline", "internal/engine/views", "internal/heap", "internal/lockrank", "internal/magazine", "internal/nopoll", "internal/stacks", "internal/units", "memory", "resource"},
 	"internal/engine/arena":    {"cuda", "internal/engine/health", "internal/engine/quota", "internal/engine/timeline", "internal/heap", "internal/lockrank", "internal/magazine"},
 	"internal/engine/phys":     {"cuda", "internal/engine/health", "internal/engine/quota"},
@@ -75,6 +75,7 @@ var mayImport = map[string][]string{
 	"internal/share": {"cuda", "internal/deadline", "internal/engine", "internal/environ", "internal/nopoll", "internal/socket", "memory"},
 	// Sockets without the poller of Go's runtime.
 	"internal/socket": {},
+	"node":            {".", "config", "cuda", "internal/live", "internal/node/client", "internal/node/host", "memory"},
 	// The broker of a node: what it says, what it knows and decides, the daemon, and a process's end of it.
 	"internal/node/protocol": {"internal/text"},
 	"internal/node/grants":   {},
@@ -83,7 +84,7 @@ var mayImport = map[string][]string{
 	"internal/node/broker":   {"internal/live", "internal/node/grants", "internal/node/ledger", "internal/node/policy", "internal/node/protocol", "internal/text", "internal/units"},
 	"internal/node/control":  {"internal/node/protocol"},
 	"internal/node/client":   {"cuda", "internal/deadline", "internal/environ", "internal/live", "internal/node/grants", "internal/node/protocol", "internal/socket"},
-	"internal/node/host":     {"cuda", "internal/engine", "internal/live", "internal/node/client", "internal/node/protocol", "memory"},
+	"internal/node/host":     {"cuda", "internal/live", "internal/node/client", "internal/node/protocol", "memory"},
 	// What the audit library says of a program that is traced.
 	"internal/audit": {"internal/cputime", "internal/deadline"},
 	// What a process shows of what it holds.

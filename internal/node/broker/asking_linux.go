@@ -268,7 +268,7 @@ func (b *Broker) gave(c *client, m protocol.Message) {
 	if !slices.Contains(c.slots, slot) {
 		return
 	}
-	c.told[slot] = time.Now()
+	c.heard[slot] = time.Now()
 	q := b.open[m.ID]
 	if q == nil || q.part.Client != c.id {
 		b.ledger.Update(c.id, slot, m.Status)
@@ -347,7 +347,7 @@ func (b *Broker) refresh(slot ledger.Slot) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for _, x := range read {
-		if x.at.After(x.c.told[slot]) { // its last answer is not newer
+		if x.at.After(x.c.heard[slot]) { // its last answer is not newer
 			b.ledger.Update(x.c.id, slot, x.s)
 		}
 	}

@@ -33,7 +33,7 @@ type client struct {
 	version string
 	segment *live.Segment
 	slots   []ledger.Slot             // guarded by Broker.mu
-	told    map[ledger.Slot]time.Time // when it last said itself what it has; guarded by Broker.mu
+	heard   map[ledger.Slot]time.Time // when it last said itself what it has; guarded by Broker.mu
 
 	mu   sync.Mutex
 	asks map[uint64]*asking // by the client's number for the question; +checklocks:mu
@@ -43,7 +43,7 @@ type client struct {
 func (b *Broker) serve(ctx context.Context, conn *net.UnixConn) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	c := &client{b: b, conn: conn, asks: map[uint64]*asking{}, told: map[ledger.Slot]time.Time{}, process: process{pidfd: -1}}
+	c := &client{b: b, conn: conn, asks: map[uint64]*asking{}, heard: map[ledger.Slot]time.Time{}, process: process{pidfd: -1}}
 	defer c.close()
 	p, err := identify(conn)
 	if err != nil {

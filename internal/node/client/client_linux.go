@@ -26,9 +26,9 @@ const (
 	// silence is how long a broker that did not answer is not asked.
 	silence = 5 * time.Second
 	// leastPause and mostPause are between two attempts to connect.
-	leastPause = time.Second
-	mostPause  = 30 * time.Second
-	tenSeconds = 10 * time.Second
+	leastPause  = time.Second
+	mostPause   = 30 * time.Second
+	searchPause = 10 * time.Second
 	// look is how often the link's descriptor is looked at.
 	look = 5 * time.Second
 	// mostGives is how many requests of the broker wait.
@@ -61,7 +61,7 @@ type device struct {
 	id     cuda.Device
 	uuid   [16]byte
 	total  uint64
-	slot   atomic.Int64   // in the grants; -1: the broker has not told
+	slot   atomic.Int64   // in the grants; -1: the broker has not answered
 	mine   atomic.Uint64  // granted to this process, or asked for
 	joined deadline.Event // the broker has answered once
 

@@ -151,7 +151,7 @@ func (c *Client) run() {
 		case errors.As(err, &r):
 			wait = mostPause
 		case l == nil:
-			wait = tenSeconds
+			wait = searchPause
 		default:
 			pause = min(2*pause, mostPause)
 		}
