@@ -254,3 +254,230 @@ func TestNodeMovesCache(t *testing.T) {
 		b.kill()
 	}
 }
+
+// TestNodeInUse: memory in use is never taken. The failure of the request says what others have, and how long it waited.
+func TestNodeInUse(t *testing.T) {
+	n := newNode(t, broker.Options{})
+	a, b := n.process(""), n.process(",node_wait:200ms")
+	a.must("alloc 1 800")
+	n.until(a, "the broker knows", func(e protocol.Entry) bool { return e.Active >= 800<<20 })
+	r := b.do("alloc 1 512")
+	if r.code == 0 || r.took > 30*time.Second || !strings.Contains(r.words, fmt.Sprintf("process %d (node_c_lib) has 800.00 MiB reserved, 800.00 MiB of it in use", a.pid())) ||
+		!strings.Contains(r.words, "waited") {
+		t.Errorf("%+v", r)
+	}
+	if s := a.must("stats"); s[0] != 800 || s[1] != 800 {
+		t.Error(s)
+	}
+	a.must("free 1")
+	b.must("available") // the device is in use all the same
+}
+
+// TestNodeAvailable: a process can size itself by what others would release.
+func TestNodeAvailable(t *testing.T) {
+	n := newNode(t, broker.Options{})
+	a, b := n.process(""), n.process("")
+	if got := b.must("available"); got[0] != 1024 {
+		t.Error(got)
+	}
+	n.cache(a, 800)
+	if got := b.must("available"); got[0] != 1024 {
+		t.Error(got)
+	}
+	a.must("alloc 2 500")
+	n.until(a, "the broker knows", func(e protocol.Entry) bool { return e.Active >= 500<<20 })
+	if got := b.must("available"); got[0] > 524 || got[0] < 500 {
+		t.Error(got)
+	}
+}
+
+// TestNodeMax: a limit of the policy holds, and the failure names it as a limit.
+func TestNodeMax(t *testing.T) {
+	n := newNode(t, broker.Options{})
+	a, b := n.process(",node_label:small"), n.process(",limit:100MiB")
+	a.must("alloc 1 10")
+	b.must("alloc 1 10")
+	c, err := control.Dial(n.socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	for _, rule := range []string{"max=300MiB", "label=small max=200MiB"} {
+		if err := c.Set(rule); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for end := time.Now().Add(time.Minute); a.must("limit")[0] != 200; time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("there is no limit")
+		}
+	}
+	if got := b.must("limit"); got[0] != 100 {
+		t.Errorf("the lower limit is not in force: %v", got)
+	}
+	if r := a.do("alloc 2 300"); r.code == 0 || !strings.Contains(r.words, "limit") {
+		t.Errorf("%+v", r)
+	}
+	n.stop()
+	for end := time.Now().Add(time.Minute); a.must("limit")[0] != 0; time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("the limit outlives the broker")
+		}
+	}
+	a.must("alloc 2 300")
+}
+
+// TestNodeBrokerGoes: without the broker processes work as if there had never been one; they find the next one.
+func TestNodeBrokerGoes(t *testing.T) {
+	n := newNode(t, broker.Options{})
+	a, b := n.process(""), n.process("")
+	n.cache(a, 800)
+	b.must("alloc 2 10")
+	n.stop()
+	if r := b.do("alloc 1 512"); r.code == 0 || !strings.Contains(r.words, "the broker has ended") && !strings.Contains(r.words, "no broker is connected") {
+		t.Errorf("%+v", r)
+	}
+	n.start()
+	n.until(a, "its cache is unused", func(e protocol.Entry) bool { return e.Reserved >= 800<<20 && e.Floor <= 16<<20 })
+	n.until(b, "it is back", func(protocol.Entry) bool { return true })
+	b.must("alloc 1 512")
+}
+
+// TestNodeStoppedVictim: a victim that is stopped costs a bounded wait, once; it takes part again when it goes on.
+func TestNodeStoppedVictim(t *testing.T) {
+	n := newNode(t, broker.Options{Answer: 100 * time.Millisecond})
+	a, b := n.process(""), n.process(",node_wait:200ms")
+	n.cache(a, 800)
+	a.signal(syscall.SIGSTOP)
+	r := b.do("alloc 1 512")
+	if r.code == 0 || !strings.Contains(r.words, "did not answer within 100ms") {
+		t.Errorf("%+v", r)
+	}
+	if e := n.entries()[a.pid()]; !e.Skipped {
+		t.Errorf("%+v", e)
+	}
+	a.signal(syscall.SIGCONT)
+	n.until(a, "it is asked again", func(e protocol.Entry) bool { return !e.Skipped })
+	b.must("alloc 1 512")
+}
+
+// TestNodeVictimKilled: a process that is killed is no client any more, also where a child of fork lives on.
+func TestNodeVictimKilled(t *testing.T) {
+	n := newNode(t, broker.Options{})
+	a, b := n.process(""), n.process("")
+	n.cache(a, 800)
+	child := int(a.must("fork")[0])
+	defer func() { _ = syscall.Kill(child, syscall.SIGKILL) }()
+	b.must("alloc 2 10")
+	a.kill()
+	for end := time.Now().Add(time.Minute); ; time.Sleep(5 * time.Millisecond) {
+		if _, there := n.entries()[a.pid()]; !there {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatal("it is still a client")
+		}
+	}
+	if err := syscall.Kill(child, 0); err != nil {
+		t.Errorf("the child: %v", err)
+	}
+	b.must("alloc 1 800")
+}
+
+// TestNodeDescriptors: a process whose sockets the program closes connects again; one without a descriptor works as without a broker.
+func TestNodeDescriptors(t *testing.T) {
+	n := newNode(t, broker.Options{})
+	a, b := n.process(""), n.process("")
+	n.cache(a, 800)
+	before := n.entries()[a.pid()].Client
+	a.must("close")
+	n.until(a, "it is another client", func(e protocol.Entry) bool { return e.Client != before && e.Reserved >= 800<<20 && e.Floor <= 16<<20 })
+	b.must("alloc 1 512")
+	b.must("fill")
+	n.stop()
+	n.start()
+	b.must("free 1")
+	b.must("alloc 2 500")
+	b.must("trim")
+}
+
+// TestNodeCapture: what a captured graph uses stays, and what else its process caches goes.
+func TestNodeCapture(t *testing.T) {
+	n := newNode(t, broker.Options{})
+	a, b := n.process(""), n.process(",node_wait:200ms")
+	n.cache(a, 400)
+	a.must("capture")
+	n.until(a, "the broker knows", func(e protocol.Entry) bool { return e.Reserved >= 500<<20 })
+	r := b.do("alloc 1 900")
+	if r.code == 0 {
+		t.Error("memory of a capture was taken")
+	}
+	a.must("captured")
+	s := a.must("stats")
+	if s[0] < 100 {
+		t.Errorf("%v", s)
+	}
+	b.must("alloc 1 512")
+}
+
+// TestNodeMutual: processes that reclaim from each other at once are both met.
+func TestNodeMutual(t *testing.T) {
+	n := newNode(t, broker.Options{})
+	a, b := n.process(""), n.process("")
+	for _, m := range []*member{a, b} {
+		m.must("alloc 1 200")
+		m.must("alloc 2 30 10")
+		m.must("free 2")
+	}
+	for _, m := range []*member{a, b} {
+		n.until(m, "its cache is unused", func(e protocol.Entry) bool { return e.Reserved >= 500<<20 && e.Floor <= 216<<20 })
+	}
+	for range 3 {
+		for _, m := range []*member{a, b} {
+			m.ask("alloc 3 280")
+		}
+		for _, m := range []*member{a, b} {
+			if r := m.answer(); r.code != 0 {
+				t.Fatal(r.words)
+			}
+		}
+		for _, m := range []*member{a, b} {
+			m.must("free 3")
+		}
+	}
+}
+
+// TestNodePhases: processes that use most of the device in turn are all met, and none fails in the place of another one.
+func TestNodePhases(t *testing.T) {
+	n := newNode(t, broker.Options{})
+	a, b := n.process(""), n.process("")
+	for range 4 {
+		for _, m := range []*member{a, b} {
+			m.must("alloc 1 70 10")
+			m.must("free 1")
+		}
+	}
+	for _, m := range []*member{a, b} {
+		if s := m.must("stats"); s[3] != 0 || s[2] == 0 {
+			t.Errorf("%d were met by the other process, %d failed", s[2], s[3])
+		}
+	}
+}
+
+// TestNodeNoThrashing: the cache of a job that needs it in each step stays the job's: the request of a process for which there is too
+// little fails, as it would without a broker, and not the job.
+func TestNodeNoThrashing(t *testing.T) {
+	n := newNode(t, broker.Options{})
+	a, b := n.process(""), n.process(",node_wait:500ms")
+	a.ask("steps 1 700 50")
+	n.until(a, "it works", func(e protocol.Entry) bool { return e.Reserved >= 700<<20 })
+	if r := b.do("alloc 1 600"); r.code == 0 {
+		t.Error("the job's cache was taken between two steps")
+	}
+	if r := a.answer(); r.code != 0 {
+		t.Errorf("the job fails: %s", r.words)
+	}
+	if e := n.entries()[a.pid()]; e.Gave != 0 {
+		t.Errorf("%+v", e)
+	}
+}

@@ -3,6 +3,7 @@
 #include "check.h"
 
 #include <signal.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -68,9 +69,14 @@ int main(void) {
       code = cistern_resume(0, NULL, NULL);
     } else if (strcmp(word, "capture") == 0) {
       const uint64_t pool[2] = {7, 7};
-      code = cistern_capture_begin(0, pool, NULL);
+      cistern_pool_create(0, pool, NULL);
+      code = cistern_capture_begin(0, pool, STREAM(5));
+      for (int i = 0; i < 4 && code == CISTERN_OK; i++)
+        code = cistern_alloc(&blocks[NAMES - 1][i], 100 * MIB, 0, STREAM(5), pool);
+      for (int i = 0; i < 4 && code == CISTERN_OK; i++)
+        code = cistern_release(blocks[NAMES - 1][i]);
     } else if (strcmp(word, "captured") == 0) {
-      code = cistern_capture_end(0, NULL);
+      code = cistern_capture_end(0, STREAM(5));
     } else if (strcmp(word, "fork") == 0) {
       child = fork();
       if (child == 0) {
@@ -81,9 +87,20 @@ int main(void) {
           pause();
       }
       printf("%d ", (int)child);
-    } else if (strcmp(word, "close") == 0) { /* as programs do that go into the background */
+    } else if (strcmp(word, "close") == 0) { /* every socket; the simulated device needs its file */
+      struct stat st;
       for (int fd = 3; fd < 1024; fd++)
-        close(fd);
+        if (fstat(fd, &st) == 0 && S_ISSOCK(st.st_mode))
+          close(fd);
+    } else if (strcmp(word, "steps") == 0) { /* NAME MIB N: N times allocate, work, free, pause, as training steps do */
+      for (unsigned i = 0; i < n && code == CISTERN_OK; i++) {
+        code = cistern_alloc(&blocks[name][0], mib * MIB, 0, NULL, NULL);
+        usleep(20000);
+        if (code == CISTERN_OK)
+          code = cistern_release(blocks[name][0]);
+        blocks[name][0] = NULL;
+        usleep(20000);
+      }
     } else if (strcmp(word, "fill") == 0) { /* take every descriptor */
       while (dup(0) >= 0)
         ;

@@ -1,6 +1,7 @@
 package broker
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -131,9 +132,11 @@ func (a *asking) run(ctx context.Context, delay time.Duration) {
 			return
 		}
 	}
-	waited := false
+	waited, fresh := false, false
 	for ctx.Err() == nil {
-		b.refresh(a.slot)
+		if !fresh {
+			b.refresh(a.slot)
+		}
 		b.mu.Lock()
 		d := b.ledger.Decide(b.now(), a.grant)
 		var sent []*question
@@ -142,6 +145,12 @@ func (a *asking) run(ctx context.Context, delay time.Duration) {
 			b.show(a.slot)
 		}
 		b.mu.Unlock()
+		if !fresh && (d.Verdict == ledger.Wait || d.Verdict == ledger.Refuse) { // status segments may be as old as Every
+			fresh = true
+			b.inquire(a)
+			continue
+		}
+		fresh = false
 		switch d.Verdict {
 		case ledger.Take:
 			if b.opt.DryRun {
@@ -199,25 +208,7 @@ func (b *Broker) put(parts []ledger.Part) (sent []*question) {
 // collect asks the victims, and waits for their answers.
 func (a *asking) collect(sent []*question) {
 	b := a.c.b
-	type ask struct {
-		to *client
-		m  protocol.Message
-	}
-	var asks []ask
-	b.mu.Lock()
-	for id, q := range b.open {
-		if slices.Contains(sent, q) {
-			q.sent = time.Now()
-			asks = append(asks, ask{b.clients[q.part.Client], protocol.Message{Kind: protocol.GiveBack, ID: id, Slot: uint64(q.part.Slot), Bytes: q.part.Bytes,
-				Keep: q.part.Keep, Hold: q.part.Hold}})
-		}
-	}
-	b.mu.Unlock()
-	for _, x := range asks {
-		if x.to != nil {
-			x.to.send(x.m)
-		}
-	}
+	b.sendAll(sent)
 	late := time.NewTimer(b.opt.Answer)
 	defer late.Stop()
 	over := false
@@ -243,6 +234,69 @@ func (a *asking) collect(sent []*question) {
 	b.show(a.slot)
 	b.mu.Unlock()
 }
+
+// sendAll sends questions.
+func (b *Broker) sendAll(sent []*question) {
+	type ask struct {
+		to *client
+		m  protocol.Message
+	}
+	var asks []ask
+	b.mu.Lock()
+	for id, q := range b.open {
+		if slices.Contains(sent, q) {
+			q.sent = time.Now()
+			asks = append(asks, ask{b.clients[q.part.Client], protocol.Message{Kind: protocol.GiveBack, ID: id, Slot: uint64(q.part.Slot), Bytes: q.part.Bytes,
+				Keep: q.part.Keep, Hold: q.part.Hold}})
+		}
+	}
+	b.mu.Unlock()
+	for _, x := range asks {
+		if x.to != nil {
+			x.to.send(x.m)
+		}
+	}
+}
+
+const (
+	// mostInquired is how many clients are asked what they have now, those with the most reserved; inquireTime how long they have.
+	mostInquired = 64
+	inquireTime  = 20 * time.Millisecond
+)
+
+// inquire asks the other clients of the device what they have now.
+func (b *Broker) inquire(a *asking) {
+	b.mu.Lock()
+	all := b.ledger.Accounts(a.slot)
+	all = slices.DeleteFunc(all, func(x ledger.Account) bool { return x.Client == a.c.id || b.ledger.Mute(x.Client) })
+	slices.SortStableFunc(all, byReserved)
+	var parts []ledger.Part
+	for _, x := range all[:min(len(all), mostInquired)] {
+		parts = append(parts, ledger.Part{Client: x.Client, Slot: a.slot})
+	}
+	sent := b.put(parts)
+	b.mu.Unlock()
+	b.sendAll(sent)
+	late := time.NewTimer(inquireTime)
+	defer late.Stop()
+	for _, q := range sent {
+		select {
+		case <-q.answer:
+		case <-late.C:
+			late.Reset(0) // for the others too
+		}
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for id, q := range b.open {
+		if q.part.Grant == 0 && slices.Contains(sent, q) {
+			delete(b.open, id)
+		}
+	}
+}
+
+// byReserved is the order of accounts by what they have reserved, the most first.
+func byReserved(x, y ledger.Account) int { return cmp.Compare(y.Status.Reserved, x.Status.Reserved) }
 
 // miss ends a question that was not answered in time, unless it has been meanwhile.
 func (b *Broker) miss(q *question) answer {
@@ -281,6 +335,10 @@ func (b *Broker) gave(c *client, m protocol.Message) {
 	b.show(q.part.Slot)
 	b.counts.Given.Add(released)
 	took := time.Since(q.sent)
+	if q.part.Grant == 0 { // it was asked what it has
+		q.answer <- answer{}
+		return
+	}
 	b.log.Info("memory was given back", "client", c.id, "pid", c.pid, "asked", q.part.Bytes, "released", m.Bytes, "took", took, "error", m.Text)
 	q.answer <- answer{released: released, words: m.Text, took: took}
 }
@@ -363,15 +421,7 @@ func (a *asking) holders() string {
 	defer b.mu.Unlock()
 	all := b.ledger.Accounts(a.slot)
 	all = slices.DeleteFunc(all, func(x ledger.Account) bool { return x.Client == a.c.id })
-	slices.SortStableFunc(all, func(x, y ledger.Account) int {
-		switch {
-		case x.Status.Reserved > y.Status.Reserved:
-			return -1
-		case x.Status.Reserved < y.Status.Reserved:
-			return 1
-		}
-		return 0
-	})
+	slices.SortStableFunc(all, byReserved)
 	if len(all) == 0 {
 		return "no other process is connected to the broker"
 	}

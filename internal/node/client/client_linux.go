@@ -361,7 +361,7 @@ func (c *Client) post(l *link, m *protocol.Message, fds ...int) error {
 	return l.post(m.Append(nil), fds)
 }
 
-// sample adds the recent peaks to what a device has now.
+// status adds the recent peaks to what a device has now.
 func (c *Client) status(dev cuda.Device) protocol.Status {
 	s, ok := c.cfg.Host.Status(dev)
 	if ok {
@@ -380,13 +380,14 @@ func (c *Client) give() {
 			continue
 		}
 		answer := protocol.Message{Kind: protocol.Gave, ID: m.ID, Slot: m.Slot}
-		s := c.status(dev)
-		released, err := c.cfg.Host.GiveBack(dev, m.Bytes, max(m.Keep, s.Floor(m.Hold)))
-		answer.Bytes = released
-		if err != nil {
-			answer.Text = err.Error()
-		}
 		answer.Status = c.status(dev)
+		if m.Bytes > 0 {
+			var err error
+			if answer.Bytes, err = c.cfg.Host.GiveBack(dev, m.Bytes, max(m.Keep, answer.Status.Floor(m.Hold))); err != nil {
+				answer.Text = err.Error()
+			}
+			answer.Status = c.status(dev)
+		}
 		c.send(l, &answer)
 	}
 }

@@ -26,7 +26,7 @@
 //	Ask       client   ID, Slot, Bytes, Wait: for memory of others
 //	Granted   broker   ID, Slot, Bytes, Text for the report of a failed request
 //	Done      client   ID, Slot: the request that asked is over
-//	GiveBack  broker   ID, Slot, Bytes, Keep, Hold: release unused memory
+//	GiveBack  broker   ID, Slot, Bytes, Keep, Hold: release unused memory; 0 bytes: only say what there is
 //	Gave      client   ID, Slot, Bytes, Status, Text of an error
 //	Query     client   ID, Slot: how much is available
 //	Answer    broker   ID, Slot, Bytes that others would release now, Limit
