@@ -43,13 +43,11 @@ func Connect(a *cistern.Allocator) (*Connection, error) {
 		return nil, fmt.Errorf("connecting to the node's broker: %w", err)
 	}
 	self.Kind, self.Version, self.Conf = live.KindCistern, cistern.Version, o.String()
-	made := make(chan struct{})
 	var figures memory.Gauges
 	n.page, err = live.Publish(self, func(into []live.Device) []live.Device {
-		<-made
 		for d := range a.DeviceCount() {
 			if dev, ok := a.Started(cuda.Device(d)); ok {
-				into = host.Figures(into, dev, &figures, n.client)
+				into = host.Figures(into, dev, &figures)
 			}
 		}
 		return into
@@ -63,7 +61,6 @@ func Connect(a *cistern.Allocator) (*Connection, error) {
 		cfg.Socket = o.Node
 	}
 	n.client = client.New(cfg)
-	close(made)
 	a.SetNode(n.client)
 	for d := range a.DeviceCount() {
 		n.Join(cuda.Device(d))

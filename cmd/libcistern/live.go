@@ -76,7 +76,7 @@ func (v *view) gauges(into []live.Device) (out []live.Device) {
 			continue
 		}
 		v.devices = append(v.devices, dev)
-		out = host.Figures(out, nodeDevice{dev}, &v.figures, v.library.node.Load())
+		out = host.Figures(out, nodeDevice{dev}, &v.figures)
 	}
 	return out
 }

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/cistern-gpu/cistern/cuda"
+	"github.com/cistern-gpu/cistern/internal/engine/quota"
 	"github.com/cistern-gpu/cistern/internal/live"
 	"github.com/cistern-gpu/cistern/internal/node/broker"
 	"github.com/cistern-gpu/cistern/internal/node/client"
@@ -41,9 +42,12 @@ type member struct {
 	reserved uint64
 	active   uint64
 	max      uint64
+	recent   quota.Recent
 	gives    chan struct{} // not nil: a request of the broker is announced here, and answered when hold is closed
 	hold     chan struct{}
 }
+
+var began = time.Now()
 
 // GiveBack releases what is not active.
 func (m *member) GiveBack(_ cuda.Device, need, keep uint64) (uint64, error) {
@@ -68,7 +72,8 @@ func (m *member) GiveBack(_ cuda.Device, need, keep uint64) (uint64, error) {
 func (m *member) Status(cuda.Device) (protocol.Status, bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return protocol.Status{Reserved: m.reserved, Active: m.active, Allocated: m.active, Cached: m.reserved - m.active}, true
+	m.recent.Add(time.Since(began), m.active)
+	return protocol.Status{Reserved: m.reserved, Active: m.active, Allocated: m.active, Cached: m.reserved - m.active, Peaks: m.recent.Peaks()}, true
 }
 
 func (m *member) Free(cuda.Device) (uint64, error) {
@@ -94,7 +99,7 @@ func (m *member) Panicked(v any) { m.t.Error(v) }
 func (m *member) gauges(into []live.Device) []live.Device {
 	s, _ := m.Status(0)
 	return append(into, live.Device{UUID: m.gpu.uuid, Total: m.gpu.total, Reserved: s.Reserved, Allocated: s.Allocated, Active: s.Active, Cached: s.Cached,
-		Recent: m.c.Sample(0, s.Active)})
+		Recent: s.Peaks})
 }
 
 // holdUp has requests of the broker wait until m.hold is closed.

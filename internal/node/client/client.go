@@ -12,7 +12,7 @@ import (
 type Host interface {
 	// GiveBack releases unused memory, as engine.Device.GiveBack.
 	GiveBack(dev cuda.Device, need, keep uint64) (released uint64, err error)
-	// Status is what the device has now; Peaks is the client's.
+	// Status is what the device has now.
 	Status(dev cuda.Device) (protocol.Status, bool)
 	// Free is the driver's free memory. It is called with the engine's locks.
 	Free(dev cuda.Device) (uint64, error)

@@ -38,7 +38,6 @@ const (
 // Client is a process's connection to the broker.
 type Client struct {
 	cfg   Config
-	began time.Time
 	link  atomic.Pointer[link] // nil: no broker
 	page  atomic.Pointer[live.Page]
 	first deadline.Event // the first attempt to connect is over
@@ -65,9 +64,8 @@ type device struct {
 	mine   atomic.Uint64  // granted to this process, or asked for
 	joined deadline.Event // the broker has answered once
 
-	mu     sync.Mutex
-	recent Recent    // +checklocks:mu
-	open   []openAsk // grants that stand; +checklocks:mu
+	mu   sync.Mutex
+	open []openAsk // grants that stand; +checklocks:mu
 }
 
 // openAsk is a grant.
@@ -91,7 +89,7 @@ func New(cfg Config) *Client {
 	if cfg.Guard == nil {
 		cfg.Guard = noGuard{}
 	}
-	c := &Client{cfg: cfg, began: time.Now(), gives: make(chan protocol.Message, mostGives), devices: map[cuda.Device]*device{}, asks: map[uint64]*pending{},
+	c := &Client{cfg: cfg, gives: make(chan protocol.Message, mostGives), devices: map[cuda.Device]*device{}, asks: map[uint64]*pending{},
 		why: "no broker is connected"}
 	c.over.Go(c.run)
 	c.over.Go(c.give)
@@ -162,18 +160,6 @@ func (c *Client) Join(dev cuda.Device, uuid [16]byte, total uint64) {
 		}
 		d.joined.Wait(max(wait.Left(time.Now()), 0))
 	}
-}
-
-// Sample notes what is active on a device, and returns the recent peaks. It is called every quarter of a second.
-func (c *Client) Sample(dev cuda.Device, active uint64) [protocol.Windows]uint64 {
-	d := c.device(dev)
-	if d == nil {
-		return [protocol.Windows]uint64{}
-	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.recent.Add(time.Since(c.began), active)
-	return d.recent.Peaks()
 }
 
 // device finds a device without a lock; nil: it was not joined.
@@ -361,15 +347,6 @@ func (c *Client) post(l *link, m *protocol.Message, fds ...int) error {
 	return l.post(m.Append(nil), fds)
 }
 
-// status adds the recent peaks to what a device has now.
-func (c *Client) status(dev cuda.Device) protocol.Status {
-	s, ok := c.cfg.Host.Status(dev)
-	if ok {
-		s.Peaks = c.Sample(dev, s.Active)
-	}
-	return s
-}
-
 // give answers the broker's requests.
 func (c *Client) give() {
 	defer c.panicked()
@@ -380,13 +357,13 @@ func (c *Client) give() {
 			continue
 		}
 		answer := protocol.Message{Kind: protocol.Gave, ID: m.ID, Slot: m.Slot}
-		answer.Status = c.status(dev)
+		answer.Status, _ = c.cfg.Host.Status(dev)
 		if m.Bytes > 0 {
 			var err error
 			if answer.Bytes, err = c.cfg.Host.GiveBack(dev, m.Bytes, max(m.Keep, answer.Status.Floor(m.Hold))); err != nil {
 				answer.Text = err.Error()
 			}
-			answer.Status = c.status(dev)
+			answer.Status, _ = c.cfg.Host.Status(dev)
 		}
 		c.send(l, &answer)
 	}

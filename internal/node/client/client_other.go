@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/cistern-gpu/cistern/cuda"
-	"github.com/cistern-gpu/cistern/internal/node/protocol"
 )
 
 // Client is a process's connection to the broker, on Linux.
@@ -23,9 +22,6 @@ func (*Client) Close() {}
 
 // Join does nothing.
 func (*Client) Join(cuda.Device, [16]byte, uint64) {}
-
-// Sample knows nothing.
-func (*Client) Sample(cuda.Device, uint64) (peaks [protocol.Windows]uint64) { return peaks }
 
 // Admit admits all.
 func (*Client) Admit(cuda.Device, uint64) bool { return true }

@@ -48,7 +48,8 @@ func (h *Host) Status(dev cuda.Device) (s protocol.Status, ok bool) {
 	}
 	var g memory.Gauges
 	d.Gauges(&g)
-	return protocol.Status{Reserved: g.Reserved, Allocated: g.Allocated, Active: physical(&g), Cached: g.Cached, Paused: g.Paused, Pinned: g.Pinned}, true
+	return protocol.Status{Reserved: g.Reserved, Allocated: g.Allocated, Active: physical(&g), Cached: g.Cached, Paused: g.Paused, Pinned: g.Pinned,
+		Peaks: g.Recent}, true
 }
 
 // physical is what is active with physical memory.
@@ -71,16 +72,13 @@ func (h *Host) Panicked(v any) {
 	h.Panic(v)
 }
 
-// Figures appends what a device has as a status segment says it. c may be nil.
-func Figures(into []live.Device, dev Device, g *memory.Gauges, c *client.Client) []live.Device {
+// Figures appends what a device has as a status segment says it.
+func Figures(into []live.Device, dev Device, g *memory.Gauges) []live.Device {
 	info := dev.Info()
 	dev.Gauges(g)
 	x := live.Device{Ordinal: int(dev.ID()), UUID: info.UUID, Name: info.Name, Total: info.TotalBytes, Reserved: g.Reserved, Allocated: g.Allocated,
 		Active: g.Active, Cached: g.Cached, Paused: g.Paused, PeakReserved: g.PeakReserved, PeakAllocated: g.PeakAllocated, Limit: g.Limit,
-		DriverCalls: g.DriverCalls, Retries: g.Retries, OOMs: g.OOMs, Pinned: g.Pinned}
-	if c != nil {
-		x.Recent = c.Sample(dev.ID(), physical(g))
-	}
+		DriverCalls: g.DriverCalls, Retries: g.Retries, OOMs: g.OOMs, Pinned: g.Pinned, Recent: g.Recent}
 	return append(into, x)
 }
 
