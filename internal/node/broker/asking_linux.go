@@ -388,6 +388,12 @@ func (b *Broker) refresh(slot ledger.Slot) {
 		at time.Time
 	}
 	b.mu.Lock()
+	now := b.now()
+	if b.fresh[slot] != 0 && now-b.fresh[slot] < freshFor {
+		b.mu.Unlock()
+		return
+	}
+	b.fresh[slot] = now
 	uuid := b.uuids[slot]
 	var all []*client
 	for _, c := range b.clients {

@@ -37,6 +37,8 @@ const (
 	sendTime = 100 * time.Millisecond
 	// mostWait bounds the wait that a question may name.
 	mostWait = time.Minute
+	// freshFor is how long statuses that were read are taken for what is: their segments are written four times a second.
+	freshFor = 10 * time.Millisecond
 	// again is how often a waiting question is decided anew.
 	again = 50 * time.Millisecond
 	// sweepEvery is how often processes are looked for that ended and whose connections others keep open.
@@ -63,6 +65,7 @@ type Broker struct {
 	last    uint64                      // +checklocks:mu
 	conns   map[int]int                 // +checklocks:mu
 	shown   [grants.Slots]uint64        // +checklocks:mu
+	fresh   [grants.Slots]time.Duration // when the statuses of a device were read; +checklocks:mu
 	expiry  map[uint64]*time.Timer      // +checklocks:mu
 	closing bool                        // +checklocks:mu
 	stops   map[*net.UnixConn]struct{}  // +checklocks:mu

@@ -31,7 +31,8 @@ type client struct {
 	id      ledger.ClientID
 	label   string
 	version string
-	segment *live.Segment
+	reading sync.Mutex                // held while the segment is read
+	segment *live.Segment             // +checklocks:reading
 	slots   []ledger.Slot             // guarded by Broker.mu
 	heard   map[ledger.Slot]time.Time // when it last said itself what it has; guarded by Broker.mu
 

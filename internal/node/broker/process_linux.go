@@ -100,6 +100,8 @@ func ended(all []*client) (over []*client) {
 
 // status is what the client's status segment says of a device, and when that was.
 func (c *client) status(uuid [16]byte) (s protocol.Status, at time.Time, ok bool) {
+	c.reading.Lock()
+	defer c.reading.Unlock()
 	p, err := c.segment.Read()
 	if err != nil {
 		return s, at, false

@@ -96,6 +96,7 @@ type client struct {
 type Device struct {
 	Total    uint64
 	accounts []*Account // in the order in which they joined
+	by       map[ClientID]*Account
 }
 
 // Ledger is all of that. The zero value has to be made by New.
@@ -120,7 +121,7 @@ func (l *Ledger) Join(now time.Duration, c ClientID, slot Slot, total uint64, p 
 	}
 	d := l.devices[slot]
 	if d == nil {
-		d = &Device{}
+		d = &Device{by: map[ClientID]*Account{}}
 		l.devices[slot] = d
 	}
 	d.Total = max(d.Total, min(total, mostTotal))
@@ -129,7 +130,8 @@ func (l *Ledger) Join(now time.Duration, c ClientID, slot Slot, total uint64, p 
 		return
 	}
 	cl.slots = append(cl.slots, slot)
-	d.accounts = append(d.accounts, &Account{Client: c, Slot: slot, Policy: p, Hold: FirstHold, gaveAt: -1})
+	a := &Account{Client: c, Slot: slot, Policy: p, Hold: FirstHold, gaveAt: -1}
+	d.accounts, d.by[c] = append(d.accounts, a), a
 }
 
 // Leave ends a client with its accounts and its grants. Questions to it that are open have to be ended first (Missed).
@@ -146,17 +148,13 @@ func (l *Ledger) Leave(c ClientID) {
 	for _, slot := range cl.slots {
 		d := l.devices[slot]
 		d.accounts = slices.DeleteFunc(d.accounts, func(a *Account) bool { return a.Client == c })
+		delete(d.by, c)
 	}
 	delete(l.clients, c)
 }
 
 // of is a client's account.
-func (d *Device) of(c ClientID) *Account {
-	if i := slices.IndexFunc(d.accounts, func(a *Account) bool { return a.Client == c }); i >= 0 {
-		return d.accounts[i]
-	}
-	return nil
-}
+func (d *Device) of(c ClientID) *Account { return d.by[c] }
 
 // Account is a copy of a client's account on a device.
 func (l *Ledger) Account(c ClientID, slot Slot) (Account, bool) {
