@@ -240,10 +240,11 @@ func lockBroker(path string) (unlock func(), err error) {
 
 // passed is the listening socket that systemd passes (LISTEN_FDS), nil for none.
 func passed() (*net.UnixListener, error) {
-	if environ.Get("LISTEN_PID") != strconv.Itoa(os.Getpid()) {
+	n := environ.Get("LISTEN_FDS")
+	if n == "" || environ.Get("LISTEN_PID") != strconv.Itoa(os.Getpid()) {
 		return nil, nil
 	}
-	if n := environ.Get("LISTEN_FDS"); n != "1" {
+	if n != "1" {
 		return nil, fmt.Errorf("systemd passes %s sockets: expected one", n)
 	}
 	const first = 3
