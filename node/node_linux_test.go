@@ -13,6 +13,7 @@ import (
 
 	"github.com/cistern-gpu/cistern"
 	"github.com/cistern-gpu/cistern/cuda/open"
+	_ "github.com/cistern-gpu/cistern/internal/lockrank/checked"
 	"github.com/cistern-gpu/cistern/internal/node/broker"
 	"github.com/cistern-gpu/cistern/node"
 )

@@ -19,10 +19,9 @@ import (
 
 // serving is a running `cistern serve`.
 type serving struct {
-	t      *testing.T
-	cmd    *exec.Cmd
-	socket string
-	log    *lines
+	t   *testing.T
+	cmd *exec.Cmd
+	log *lines
 }
 
 // lines is what a program wrote so far.

@@ -289,8 +289,14 @@ func TestNodeAvailable(t *testing.T) {
 	}
 	a.must("alloc 2 500")
 	n.until(a, "the broker knows", func(e protocol.Entry) bool { return e.Active >= 500<<20 })
-	if got := b.must("available"); got[0] > 524 || got[0] < 500 {
-		t.Error(got)
+	for end := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) { // until the peak no longer counts
+		got := b.must("available")
+		if got[0] > 524 || time.Now().After(end) {
+			t.Fatal(got)
+		}
+		if got[0] >= 500 {
+			break
+		}
 	}
 }
 

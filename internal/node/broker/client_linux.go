@@ -31,8 +31,8 @@ type client struct {
 	id      ledger.ClientID
 	label   string
 	version string
-	reading sync.Mutex                // held while the segment is read
-	segment *live.Segment             // +checklocks:reading
+	reading sync.Mutex // held while the segment is read; set and closed while no other goroutine has the client
+	segment *live.Segment
 	slots   []ledger.Slot             // guarded by Broker.mu
 	heard   map[ledger.Slot]time.Time // when it last said itself what it has; guarded by Broker.mu
 
