@@ -377,9 +377,10 @@ func TestSilentVictim(t *testing.T) {
 	}
 	close(a.hold)
 	eventually(t, "it is asked again", func() bool { return !n.entry("a").Skipped })
-	if ok, note := b.grow(2*gib, 0); !ok {
-		t.Error(note)
-	}
+	eventually(t, "it gives", func() bool { // a busy machine may miss the time for an answer
+		ok, _ := b.grow(2*gib, 0)
+		return ok
+	})
 }
 
 // A victim that ends while it is asked ends the question, and what it had comes from elsewhere.

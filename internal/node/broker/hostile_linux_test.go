@@ -200,9 +200,10 @@ func TestHostileClients(t *testing.T) {
 		}
 	}
 	n.unused(a, b, 6*gib)
-	if ok, note := b.grow(gib, 0); !ok {
-		t.Error(note)
-	}
+	eventually(t, "the others are served", func() bool { // a busy machine may miss the time for an answer
+		ok, _ := b.grow(gib, 0)
+		return ok
+	})
 }
 
 // A process with a thousand connections gets some, and the others are refused; another process is served.

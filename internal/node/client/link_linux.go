@@ -65,9 +65,13 @@ func (l *link) post(b []byte, fds []int) error {
 	}
 	for {
 		_, err := syscall.SendmsgN(l.FD, b, oob, nil, syscall.MSG_NOSIGNAL|syscall.MSG_DONTWAIT)
-		if err != syscall.EINTR {
-			return os.NewSyscallError("sendmsg", err)
+		switch err {
+		case syscall.EINTR:
+			continue
+		case syscall.EPIPE, syscall.ECONNRESET:
+			return errEnded
 		}
+		return os.NewSyscallError("sendmsg", err)
 	}
 }
 
