@@ -357,12 +357,12 @@ func TestNodeBrokerGoes(t *testing.T) {
 // TestNodeStoppedVictim: a victim that is stopped costs a bounded wait, once; it takes part again when it goes on.
 func TestNodeStoppedVictim(t *testing.T) {
 	t.Parallel()
-	n := newNode(t, broker.Options{Answer: time.Second})
+	n := newNode(t, broker.Options{})
 	a, b := n.process(""), n.process(",node_wait:200ms")
 	n.cache(a, 800)
 	a.signal(syscall.SIGSTOP)
 	r := b.do("alloc 1 512")
-	if r.code == 0 || !strings.Contains(r.words, "did not answer within 1s") {
+	if r.code == 0 || !strings.Contains(r.words, "did not answer within 500ms") {
 		t.Errorf("%+v", r)
 	}
 	if e := n.entries()[a.pid()]; !e.Skipped {

@@ -140,6 +140,12 @@ func (a *asking) run(ctx context.Context, delay time.Duration) {
 		b.mu.Lock()
 		d := b.ledger.Decide(b.now(), a.grant)
 		var sent []*question
+		if d.Verdict == ledger.Take && time.Until(a.until) <= -overtime {
+			for _, p := range d.Parts {
+				b.ledger.Cancel(p)
+			}
+			d = ledger.Decision{Verdict: ledger.Refuse, Why: "there was no time to ask others"}
+		}
 		if d.Verdict == ledger.Take && !b.opt.DryRun {
 			sent = b.put(d.Parts)
 			b.show(a.slot)
@@ -209,7 +215,7 @@ func (b *Broker) put(parts []ledger.Part) (sent []*question) {
 func (a *asking) collect(sent []*question) {
 	b := a.c.b
 	b.sendAll(sent)
-	late := time.NewTimer(b.opt.Answer)
+	late := time.NewTimer(min(b.opt.Answer, time.Until(a.until)+overtime))
 	defer late.Stop()
 	over := false
 	for _, q := range sent {

@@ -37,6 +37,8 @@ const (
 	sendTime = 100 * time.Millisecond
 	// mostWait bounds the wait that a question may name.
 	mostWait = time.Minute
+	// overtime is how long after its wait a question is answered at the latest: its asker then takes the broker for stopped soon.
+	overtime = 500 * time.Millisecond
 	// freshFor is how long statuses that were read are taken for what is: their segments are written four times a second.
 	freshFor = 10 * time.Millisecond
 	// again is how often a waiting question is decided anew.
