@@ -2,6 +2,7 @@ package cistern
 
 import (
 	"runtime"
+	"time"
 
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/internal/engine"
@@ -40,6 +41,32 @@ func (a *Allocator) Started(d cuda.Device) (Device, bool) {
 	dev, ok := a.engine.Started(d)
 	return Device{dev}, ok
 }
+
+// Node is the other processes on the devices. Package node has one, over the broker of the machine (cistern serve).
+type Node interface {
+	// Admit reports whether the driver may be asked for size bytes of new memory without taking what other processes were
+	// granted. It is called with locks held: it neither waits nor calls the allocator, other than its Driver.
+	Admit(dev cuda.Device, size uint64) bool
+	// Ask asks other processes to release need bytes, and returns how many they released for this process, and words for the
+	// report of a failed request. It may wait for so long for memory that others may stop using.
+	Ask(dev cuda.Device, need uint64, wait time.Duration) (granted uint64, note string)
+	// Done ends what Ask granted: the request that asked is over.
+	Done(dev cuda.Device, granted uint64)
+}
+
+// SetNode sets the other processes of all devices; nil is none. Requests ask them before they fail, after the functions of
+// OnOutOfMemory.
+func (a *Allocator) SetNode(n Node) {
+	if n == nil {
+		a.engine.SetNode(nil)
+		return
+	}
+	a.engine.SetNode(n)
+}
+
+// SetNodeLimit is a limit beside Device.SetLimit that applies for the sake of other processes; 0 is none. The lower limit is in
+// force. It does nothing for a device that is not in use.
+func (a *Allocator) SetNodeLimit(d cuda.Device, bytes uint64) { a.engine.SetNodeLimit(d, bytes) }
 
 // FreeOptions are the options of FreeWith.
 type FreeOptions struct {

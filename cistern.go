@@ -141,6 +141,12 @@ const (
 	SwitchOff        = config.SwitchOff
 )
 
+// The values of Options.Node beside the path of a socket.
+const (
+	NodeAuto = config.NodeAuto // where a broker listens at a usual place
+	NodeOff  = config.NodeOff
+)
+
 // The values of Options.Stacks.
 const (
 	StacksOff    = config.StacksOff

@@ -74,6 +74,13 @@ func (d Device) SetLimit(bytes uint64) { d.engine.SetLimit(bytes) }
 // with no lock held, until the GPU is done with it. Memory for which a capture under way forbids such a wait stays.
 func (d Device) Trim() error { return d.engine.Trim() }
 
+// GiveBack returns free memory to the driver until need bytes have gone at least, the largest chunks first, and returns how many
+// went. What the device has reserved does not fall below keep. Memory in use, that of captured graphs and of users' upstreams
+// stays. It waits for the GPU where it must, with no lock held.
+func (d Device) GiveBack(need, keep uint64) (released uint64, err error) {
+	return d.engine.GiveBack(need, keep)
+}
+
 // EnablePeer makes all memory of the device, present and future, accessible to work on another device. errors.Is finds
 // cuda.ErrPeerAccessUnsupported where the two cannot reach each other. After any error it can be called again; the peer then
 // has at least the access that it had before.

@@ -4,7 +4,9 @@ package config
 
 import (
 	"fmt"
+	"path"
 	"strings"
+	"time"
 
 	"github.com/cistern-gpu/cistern/memory"
 )
@@ -85,9 +87,26 @@ type Options struct {
 	// cistern report on the files that stay.
 	Report      string
 	ReportChild bool
+	// Node says whether the C library connects to the node's broker: NodeAuto (the default) where one listens at a usual place,
+	// NodeOff never, else the path of its socket.
+	Node string
+	// NodeWait is how long a request may wait in all for memory that other processes stop using;
+	// default 3 s, negative for none.
+	NodeWait time.Duration
+	// NodeLabel is what the process calls itself, for rules of the broker's policy.
+	NodeLabel string
 	// Top says whether the C library publishes its figures in a status segment for cistern top; default on.
 	Top Switch
 }
+
+// What Options.Node can be beside a path.
+const (
+	NodeAuto = "auto"
+	NodeOff  = "off"
+)
+
+// DefaultNodeWait is Options.NodeWait by default.
+const DefaultNodeWait = 3 * time.Second
 
 // ReportHistory is how many events are kept where files are to be written of requests that fail, where no option says how many: what
 // would have met such a request is found out by replaying them. It is some 300,000 blocks that came and went, and at most 56 MB
@@ -127,6 +146,12 @@ func (o Options) WithDefaults() Options {
 	}
 	if o.Stacks == "" {
 		o.Stacks = StacksOff
+	}
+	if o.Node == "" {
+		o.Node = NodeAuto
+	}
+	if o.NodeWait == 0 {
+		o.NodeWait = DefaultNodeWait
 	}
 	if o.Top == "" {
 		o.Top = SwitchOn
@@ -172,6 +197,9 @@ func (o Options) Validate() error {
 	if o.Top != SwitchOn && o.Top != SwitchOff {
 		return fmt.Errorf("top %q: choose on or off", o.Top)
 	}
+	if err := o.validateNode(); err != nil {
+		return err
+	}
 	switch o.Stacks {
 	case StacksOff, StacksNative, StacksPython, StacksAll:
 	default:
@@ -185,6 +213,22 @@ func (o Options) Validate() error {
 	}
 	if o.ReportChild && o.Report == "" {
 		return fmt.Errorf("report_child true: needs report, the folder for the files")
+	}
+	return nil
+}
+
+// mostNodeLabel is the most bytes of Options.NodeLabel.
+const mostNodeLabel = 64
+
+func (o Options) validateNode() error {
+	if o.Node != NodeAuto && o.Node != NodeOff && !path.IsAbs(o.Node) {
+		return fmt.Errorf("node %q: choose auto, off or the absolute path of the broker's socket", o.Node)
+	}
+	if o.NodeWait < -1 || o.NodeWait > time.Minute {
+		return fmt.Errorf("node_wait %v: expected a time of up to 1m", o.NodeWait)
+	}
+	if len(o.NodeLabel) > mostNodeLabel {
+		return fmt.Errorf("node_label %q: expected at most %d bytes", o.NodeLabel, mostNodeLabel)
 	}
 	return nil
 }

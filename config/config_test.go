@@ -53,7 +53,7 @@ func TestRoundTrip(t *testing.T) {
 // TestEverySetting: the text form reaches every option. A hook of a program around the engine has no place among them.
 func TestEverySetting(t *testing.T) {
 	const all = "driver:sim,backend:malloc,limit:1GiB,chunk:4MiB,cross_stream:ready,stages:grow,history:7,ipc:legacy,capture_reuse:true," +
-		"magazine:off,spill:managed,stacks:native,stack_sample:1MiB,report:here,report_child:true,top:off"
+		"magazine:off,spill:managed,stacks:native,stack_sample:1MiB,report:here,report_child:true,node:off,node_wait:1s,node_label:x,top:off"
 	const excluded = "single_handle:true" // by ipc:legacy
 	o, err := config.Parse(all)
 	if err != nil {
@@ -77,7 +77,7 @@ func TestDefaults(t *testing.T) {
 		t.Errorf("%+v, %v", o, err)
 	}
 	want := config.Options{Backend: config.BackendVMM, ChunkMax: 32 << 20, CrossStream: config.CrossStreamWait, Stages: memory.AllStages, IPC: config.IPCHandles, Stacks: config.StacksOff,
-		Magazine: config.SwitchOn, Top: config.SwitchOn}
+		Magazine: config.SwitchOn, Node: config.NodeAuto, NodeWait: config.DefaultNodeWait, Top: config.SwitchOn}
 	if o != want {
 		t.Errorf("%#v", o)
 	}

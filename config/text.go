@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/cistern-gpu/cistern/internal/suggest"
 	"github.com/cistern-gpu/cistern/internal/units"
@@ -54,6 +55,19 @@ var settings = []setting{
 	size("stack_sample", "", func(o *Options) *uint64 { return &o.StackSample }),
 	word("report", "expected a folder", func(o *Options) *string { return &o.Report }, false),
 	flag("report_child", func(o *Options) *bool { return &o.ReportChild }),
+	word("node", "choose auto, off or the path of the broker's socket", func(o *Options) *string { return &o.Node }, false),
+	{"node_wait", func(o *Options, value string) (err error) {
+		if o.NodeWait, err = time.ParseDuration(value); err == nil && o.NodeWait == 0 {
+			o.NodeWait = -1 // the zero value is the default
+		}
+		return err
+	}, func(o, defaults *Options) string {
+		if o.NodeWait == defaults.NodeWait {
+			return ""
+		}
+		return max(o.NodeWait, 0).String()
+	}},
+	word("node_label", "", func(o *Options) *string { return &o.NodeLabel }, true),
 	word("top", "choose on or off", func(o *Options) *Switch { return &o.Top }, false),
 }
 
@@ -136,6 +150,9 @@ func (o *Options) impliedHistory() int {
 //	stack_sample:1MiB       of smaller requests only some, in proportion to their size; 0 is all
 //	report:FOLDER           the C library writes a file there for each out-of-memory
 //	report_child:true       and starts cistern report on those that stay
+//	node:auto|off|PATH      the node's broker: where one listens, never, or that of a socket
+//	node_wait:3s            how long a request waits for memory that other processes may stop using
+//	node_label:NAME         what the process calls itself, for the broker's policy
 //	top:on|off              off: the C library keeps no status segment for cistern top
 func Parse(text string) (Options, error) {
 	var o Options

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/cistern-gpu/cistern/internal/units"
 )
@@ -145,10 +146,15 @@ func (e *OutOfMemoryError) byPool() string {
 	return strings.Join(items, ", ")
 }
 
-// Findings says in at most two lines, each without its line break, what was found when the request failed: the top
-// allocations, and what would have met the request. It names only what was counted, and does not repeat what Error says.
+// Findings says in at most three lines, each without its line break, what was found when the request failed: the top
+// allocations, what other processes were asked for and have, if a broker was asked, and what would have met the request. It names only what was counted, and does not repeat what Error says.
 func (e *OutOfMemoryError) Findings(names Names) []string {
 	lines := []string{"allocated: " + e.holders(names)}
+	for _, s := range e.Steps {
+		if s.Stage == StageNode && s.Tries > 0 && s.Note != "" {
+			lines = append(lines, fmt.Sprintf("node's broker, %v: %s", s.Took.Round(time.Millisecond), s.Note))
+		}
+	}
 	if s := e.help(); s != "" {
 		lines = append(lines, "would help: "+s)
 	}

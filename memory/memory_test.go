@@ -4,6 +4,7 @@ import (
 	"errors"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/memory"
@@ -76,7 +77,12 @@ func TestFindings(t *testing.T) {
 		"by tag 40.00 MiB no tag, 20.00 MiB weights; by library 50.00 MiB library 3, 10.00 MiB others; " +
 		"by pool 45.00 MiB the default pool, 15.00 MiB pool {1, 2} (managed, 1.00 MiB more cached, pinned by graphs)\n" +
 		"would help: at least 16.00 MiB less in use"
+	e.Steps = []memory.Step{{Stage: memory.StageNode, Note: "no broker is connected"}}
 	if got := strings.Join(e.Findings(names), "\n"); got != want {
 		t.Errorf("%s\nwant:\n%s", got, want)
+	}
+	e.Steps[0] = memory.Step{Stage: memory.StageNode, Tries: 1, Took: 1500 * time.Microsecond, Note: "other processes released 0 bytes"}
+	if got := e.Findings(names); len(got) != 3 || got[1] != "node's broker, 2ms: other processes released 0 bytes" {
+		t.Errorf("%q", got)
 	}
 }

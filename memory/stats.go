@@ -63,6 +63,9 @@ type Gauges struct {
 	Active    uint64 // the same, and what was given back and other streams still use
 	Cached    uint64 // inactive: Reserved + Paused = Active + Cached
 	Paused    uint64 // of Active: without physical memory
+	Pinned    uint64 // of Cached: in pools that captured graphs use
+	// Recent is at least the most that was active with physical memory in the last 250 ms, 500 ms, 1 s, 2 s and 4 s.
+	Recent [5]uint64
 
 	PeakReserved, PeakAllocated, PeakActive, PeakCached, PeakPaused uint64 // since the start or ResetPeaks
 

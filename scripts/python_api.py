@@ -18,7 +18,7 @@ PAGE = os.path.join(ROOT, "docs", "python-api.md")
 
 # Modules with public names. Names that are classes of another library are described by the class that they share.
 MODULES = ("cistern", "cistern.torch", "cistern.cupy", "cistern.numba", "cistern.rmm", "cistern.cuda_core", "cistern.fleet",
-           "cistern.lightning", "cistern.transformers", "cistern.tensorboard", "cistern.wandb")
+           "cistern.node", "cistern.lightning", "cistern.transformers", "cistern.tensorboard", "cistern.wandb")
 MIXINS = {"cistern.torch.MemPool": "cistern._pools.MemPoolMixin", "cistern.lightning.MemoryCallback": "cistern.lightning.MemoryCallbackMixin",
           "cistern.transformers.MemoryCallback": "cistern.transformers.MemoryCallbackMixin"}
 

@@ -130,7 +130,7 @@ func newRoot(a *app) *cobra.Command {
 		Args:          noArgs,
 		RunE:          func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
-	root.AddCommand(newRun(), newRecord(a), newTrace(a), newTop(a), newDoctor(a), newBuildAdapter(a), newReplay(a), newInspect(a), newDiff(a), newTune(a), newReport(a), newFleet(a),
+	root.AddCommand(newRun(), newRecord(a), newTrace(a), newTop(a), newServe(a), newNode(a), newDoctor(a), newBuildAdapter(a), newReplay(a), newInspect(a), newDiff(a), newTune(a), newReport(a), newFleet(a),
 		newConvert(a), newVersion(a), newCheckConf(), newMan(), newFormatsTopic())
 	root.InitDefaultHelpCmd()
 	if help, _, err := root.Find([]string{"help"}); err == nil {

@@ -220,6 +220,11 @@ int cistern_get_limit(int device, uint64_t *bytes);
 /* Free and total memory of the device as the driver reports them. */
 int cistern_mem_info(int device, uint64_t *free_bytes, uint64_t *total_bytes);
 
+/* How many bytes requests can get of the device now, beside what is allocated: what is cached, what is free in the driver and
+ * not granted to other processes, and what those would release, if a broker (cistern serve) runs; within the limits. It is not
+ * one request's, and no promise: others use the device too. For programs that size themselves. */
+int cistern_node_available(int device, uint64_t *bytes);
+
 /* The size of the largest request on this stream that needs no driver call. */
 int cistern_largest_free(int device, void *stream, uint64_t *bytes);
 

@@ -81,6 +81,7 @@ const allDevices = -1
 // catchUp also notices that a device came into use, as it never was before what everywhere has when the library starts.
 func (l *library) catchUp(d C.int, dev *engine.Device) {
 	l.showing.Do(l.show)
+	l.devices[d].joining.Do(func() { l.join(dev) })
 	e, h := &l.everywhere, &l.devices[d].hooks
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -11,6 +11,7 @@ import (
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/internal/engine"
 	"github.com/cistern-gpu/cistern/internal/live"
+	"github.com/cistern-gpu/cistern/internal/node/host"
 	"github.com/cistern-gpu/cistern/memory"
 	"github.com/cistern-gpu/cistern/recording/identity"
 )
@@ -27,19 +28,25 @@ func (l *library) show() {
 	if l.Options().Top == config.SwitchOff {
 		return
 	}
-	self, err := live.Of(0)
+	self, err := l.self()
 	if err != nil {
 		return
-	}
-	self.Kind, self.Version, self.Conf = live.KindCistern, cistern.Version, l.Options().String()
-	if id := identity.Of(getenv, "", 0); id.World > 1 {
-		self.Place = live.Place{Job: id.Job, Rank: id.Rank, World: id.World}
 	}
 	v := &view{library: l}
 	page, err := live.Publish(self, v.gauges, v.details)
 	if err == nil {
 		shown.Store(page)
 	}
+}
+
+// self describes this process.
+func (l *library) self() (live.Process, error) {
+	self, err := live.Of(0)
+	self.Kind, self.Version, self.Conf = live.KindCistern, cistern.Version, l.Options().String()
+	if id := identity.Of(getenv, "", 0); id.World > 1 {
+		self.Place = live.Place{Job: id.Job, Rank: id.Rank, World: id.World}
+	}
+	return self, err
 }
 
 // view takes the figures for the page. It is its goroutine's alone.
@@ -58,6 +65,9 @@ func (v *view) gauges(into []live.Device) (out []live.Device) {
 		if page := shown.Swap(nil); page != nil {
 			go page.Close()
 		}
+		if c := v.library.node.Swap(nil); c != nil {
+			go c.Close()
+		}
 		return out
 	}
 	for i := range v.library.devices {
@@ -65,12 +75,8 @@ func (v *view) gauges(into []live.Device) (out []live.Device) {
 		if !ok {
 			continue
 		}
-		g, info := &v.figures, dev.Info()
-		dev.Views.Gauges(g)
 		v.devices = append(v.devices, dev)
-		out = append(out, live.Device{Ordinal: i, UUID: info.UUID, Name: info.Name, Total: info.TotalBytes, Reserved: g.Reserved,
-			Allocated: g.Allocated, Active: g.Active, Cached: g.Cached, Paused: g.Paused, PeakReserved: g.PeakReserved,
-			PeakAllocated: g.PeakAllocated, Limit: g.Limit, DriverCalls: g.DriverCalls, Retries: g.Retries, OOMs: g.OOMs})
+		out = host.Figures(out, nodeDevice{dev}, &v.figures)
 	}
 	return out
 }

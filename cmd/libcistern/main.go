@@ -28,6 +28,7 @@ import (
 	"github.com/cistern-gpu/cistern/cuda/open"
 	"github.com/cistern-gpu/cistern/dump"
 	"github.com/cistern-gpu/cistern/internal/engine"
+	"github.com/cistern-gpu/cistern/internal/node/client"
 	"github.com/cistern-gpu/cistern/internal/share"
 )
 
@@ -40,7 +41,9 @@ type library struct {
 	everywhere everywhere
 	sharing    func() *share.Process
 	showing    sync.Once
-	reporter   *dump.Reporter // of requests that failed
+	connecting sync.Once
+	node       atomic.Pointer[client.Client] // of the node's broker; nil: none
+	reporter   *dump.Reporter                // of requests that failed
 	forReports reportHistory
 	keeping    sync.Mutex // held by keepStacks; comes before the engine's locks
 }
@@ -50,6 +53,7 @@ type device struct {
 	streams  streams
 	pools    pools
 	hooks    hooks
+	joining  sync.Once  // with the node's broker
 	draining sync.Mutex // held while events are taken from the history and their streams and pools looked up
 }
 

@@ -322,6 +322,13 @@ PUBLIC int cistern_mem_info(int device, uint64_t *free_bytes, uint64_t *total_by
   return coreMemInfo(device, free_bytes, total_bytes);
 }
 
+PUBLIC int cistern_node_available(int device, uint64_t *bytes) {
+  NEED(bytes);
+  *bytes = 0;
+  GUARD;
+  return coreNodeAvailable(device, bytes);
+}
+
 PUBLIC int cistern_largest_free(int device, void *stream, uint64_t *bytes) {
   NEED(bytes);
   *bytes = 0;

@@ -56,3 +56,24 @@ func TestWithTimeout(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+func TestEvent(t *testing.T) {
+	var e Event
+	if e.IsSet() || e.Wait(time.Millisecond) {
+		t.Error("it has happened before Set")
+	}
+	var over [4]chan bool
+	for i := range over {
+		over[i] = make(chan bool)
+		go func() { over[i] <- e.Wait(time.Hour) }()
+	}
+	e.Set()
+	for i := range over {
+		if !<-over[i] {
+			t.Error("a wait ended without the event")
+		}
+	}
+	if !e.IsSet() || !e.Wait(0) {
+		t.Error("it has not happened after Set")
+	}
+}

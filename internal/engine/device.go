@@ -10,6 +10,7 @@ import (
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/internal/engine/health"
 	"github.com/cistern-gpu/cistern/internal/engine/journal"
+	"github.com/cistern-gpu/cistern/internal/engine/quota"
 	"github.com/cistern-gpu/cistern/internal/engine/timeline"
 	"github.com/cistern-gpu/cistern/internal/lockrank"
 	"github.com/cistern-gpu/cistern/memory"
@@ -99,7 +100,7 @@ func (g *gpu) Info() cuda.DeviceInfo { return g.info }
 // new limit stays reserved until Trim.
 func (d *Device) SetLimit(bytes uint64) {
 	d.mu.Lock()
-	d.state.phys.quota.Limit = bytes
+	d.state.phys.quota.SetLimit(quota.LimitOwn, bytes)
 	d.mu.Unlock()
 }
 

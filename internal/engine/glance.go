@@ -15,6 +15,7 @@ type glance struct {
 	mu     lockrank.Mutex
 	last   memory.Gauges   // +checklocks:mu
 	before memory.Counters // guarded by Device.mu: what ResetAccumulated has taken from the counts
+	recent quota.Recent    // +checklocks:mu
 }
 
 // glanceWait is how long Gauges waits for a request that holds the device's lock over driver calls, of which one may wait
@@ -32,17 +33,36 @@ func (v *Views) Gauges(g *memory.Gauges) {
 	defer x.mu.Unlock()
 	wait := deadline.Deadline{Limit: glanceWait}
 	if wait.Poll(v.gpu.mu.TryLock) {
-		v.phys.look(&x.last)
+		most := v.phys.look(&x.last)
 		v.gpu.mu.Unlock()
+		x.recent.Add(time.Since(started), most-min(most, x.last.Paused))
+		x.last.Recent = x.recent.Peaks()
 	}
 	x.last.DriverCalls = v.gpu.drv.Calls()
 	*g = x.last
 }
 
-// look takes the sums. The caller holds Device.mu and nothing else.
+// pinnedFree is the free memory of pinned pools. The caller holds Device.mu and no arena's lock.
+//
+// +checklocksignore: the lock is known by another name here
+func (pt *poolTable) pinnedFree() (bytes uint64) {
+	for _, s := range pt.heaps {
+		if s != nil && s.pool.pinned {
+			s.arena.LookIn()
+			bytes += uint64(s.gauges.Now()[quota.FreeBytes])
+			s.arena.Unlock()
+		}
+	}
+	return bytes
+}
+
+// started is the time that Recent counts from.
+var started = time.Now()
+
+// look takes the sums, and returns the most that was active since it was called last. The caller holds Device.mu and nothing else.
 //
 // +checklocks:ph.gpu.mu
-func (ph *physical) look(g *memory.Gauges) {
+func (ph *physical) look(g *memory.Gauges) (most uint64) {
 	var now quota.Gauges
 	for _, l := range ph.pools.arenas {
 		l.LookIn()
@@ -51,8 +71,11 @@ func (ph *physical) look(g *memory.Gauges) {
 				now[i] += v
 			}
 		}
+		most += uint64(l.Quota.TakeRecent())
 		l.Unlock()
 	}
 	*g = views.Gauges(&ph.quota, &now)
+	g.Pinned = ph.pools.pinnedFree()
 	g.Retries, g.OOMs = uint64(ph.counts.Retries+ph.glance.before.Retries), uint64(ph.counts.OOMs+ph.glance.before.OOMs)
+	return most
 }

@@ -5,6 +5,7 @@ import (
 
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/internal/deadline"
+	"github.com/cistern-gpu/cistern/internal/engine/quota"
 	"github.com/cistern-gpu/cistern/internal/lockrank"
 	"github.com/cistern-gpu/cistern/memory"
 )
@@ -15,8 +16,9 @@ type Node interface {
 	// granted. It is called with locks held, and neither waits nor calls the engine.
 	Admit(dev cuda.Device, size uint64) bool
 	// Ask asks other processes to release need bytes, and returns how many they released for this process, and words for the
-	// report of a failed request. No lock is held. It is bounded in time.
-	Ask(dev cuda.Device, need uint64) (granted uint64, note string)
+	// report of a failed request. It waits for so long at most for memory that others do not use any more soon, and is bounded in
+	// time beside that. No lock is held.
+	Ask(dev cuda.Device, need uint64, wait time.Duration) (granted uint64, note string)
 	// Done ends what Ask granted: the request that asked is over, met or not. No lock is held.
 	Done(dev cuda.Device, granted uint64)
 }
@@ -29,6 +31,16 @@ func (a *Allocator) SetNode(n Node) {
 		return
 	}
 	a.node.Store(&n)
+}
+
+// SetNodeLimit is a limit of a device beside that of Device.SetLimit, which the policy of the node's broker sets. The lower one is in
+// force. A device that is not in use has none.
+func (a *Allocator) SetNodeLimit(dev cuda.Device, bytes uint64) {
+	if d, ok := a.Started(dev); ok {
+		d.mu.Lock()
+		d.state.phys.quota.SetLimit(quota.LimitNode, bytes)
+		d.mu.Unlock()
+	}
 }
 
 // admit reports whether a driver may be asked for new memory.
@@ -50,8 +62,9 @@ const (
 // grants is what a request or a resume was granted.
 type grants struct {
 	open  [mostAsks]grant
-	asked int // how often
-	grown int // how often it grew again since the last grant
+	asked int           // how often
+	grown int           // how often it grew again since the last grant
+	took  time.Duration // questions, all together
 }
 
 // grant is what one call of Node.Ask returned.
@@ -107,7 +120,9 @@ func askNode(r *reclaimer) bool {
 		d.mu.Unlock()
 		defer d.mu.Lock() // also if Ask panics
 		lockrank.MayCall()
-		x.bytes, s.note = x.node.Ask(d.id, need)
+		began := time.Now()
+		x.bytes, s.note = x.node.Ask(d.id, need, max(d.opts.NodeWait-g.took, 0))
+		g.took += time.Since(began)
 	}()
 	r.log.lap(memory.StageNode, x.bytes)
 	if x.bytes == 0 {

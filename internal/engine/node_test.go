@@ -6,6 +6,7 @@ import (
 	"slices"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/cistern-gpu/cistern/config"
 	"github.com/cistern-gpu/cistern/cuda"
@@ -62,7 +63,7 @@ func (o *others) Admit(dev cuda.Device, size uint64) bool {
 }
 
 // Ask and Done look at the statistics, which take all of the engine's locks.
-func (o *others) Ask(dev cuda.Device, need uint64) (uint64, string) {
+func (o *others) Ask(dev cuda.Device, need uint64, _ time.Duration) (uint64, string) {
 	o.look(dev)
 	o.mu.Lock()
 	o.asked = append(o.asked, need)

@@ -146,7 +146,7 @@ type physical struct {
 //
 // +checklocksignore: no other thread has the device
 func newPhysical(g *gpu, pools *poolTable) (*physical, error) {
-	ph := &physical{gpu: g, pools: pools, quota: quota.Device{Limit: g.opts.Limit}, offload: offload.New(g.health, g.timeline, g.info.LazyHost)}
+	ph := &physical{gpu: g, pools: pools, quota: quota.NewDevice(g.opts.Limit), offload: offload.New(g.health, g.timeline, g.info.LazyHost)}
 	ph.glance.mu.Rank = lockrank.Glance
 	// Also where only a pool to come may need it: finding out takes memory, and now there is some.
 	if err := ph.virtual(); err != nil && (g.info.VMM || g.opts.Backend == config.BackendVMM) {

@@ -54,11 +54,17 @@ var (
 	_ [detailsStep - head - detailsHead - detailsMax]struct{}
 )
 
-// figures are the numbers of a record, in order.
-func (d *Device) figures() [12]*uint64 {
-	return [...]*uint64{&d.Total, &d.Reserved, &d.Allocated, &d.Active, &d.Cached, &d.Paused, &d.PeakReserved, &d.PeakAllocated,
-		&d.Limit, &d.DriverCalls, &d.Retries, &d.OOMs}
+// figures are the numbers of a record, in order. An earlier version wrote zeros in the place of the last ones.
+func (d *Device) figures() [13 + Windows]*uint64 {
+	f := [...]*uint64{&d.Total, &d.Reserved, &d.Allocated, &d.Active, &d.Cached, &d.Paused, &d.PeakReserved, &d.PeakAllocated,
+		&d.Limit, &d.DriverCalls, &d.Retries, &d.OOMs, &d.Pinned, Windows + 12: nil}
+	for i := range d.Recent {
+		f[13+i] = &d.Recent[i]
+	}
+	return f
 }
+
+var _ [recordBytes - figuresAt - 8*(13+Windows)]struct{}
 
 var le = binary.LittleEndian
 
@@ -86,9 +92,12 @@ func put(b []byte, n uint64, contents []byte) {
 	le.PutUint64(b, n)
 }
 
-// get reads a part of at most so many bytes. n is 0 where none is whole.
-func get(r io.ReaderAt, at int64, most int) (n uint64, contents []byte, err error) {
-	b := make([]byte, head+min(most, 4<<10))
+// get reads a part of at most so many bytes. n is 0 where none is whole. The contents are in b, if that has room; the first look
+// takes as much as it has.
+func get(r io.ReaderAt, at int64, most int, b []byte) (n uint64, contents []byte, err error) {
+	if b = b[:min(cap(b), head+most)]; len(b) < head {
+		b = make([]byte, head+min(most, 4<<10))
+	}
 	if err := readFull(r, b, at); err != nil {
 		return 0, nil, err
 	}
@@ -130,7 +139,7 @@ const tries = 20
 func newest(r io.ReaderAt, at, step int64, most, tries int) (n uint64, contents []byte, err error) {
 	for try := range tries {
 		for i := range int64(2) {
-			m, c, err := get(r, at+i*step, most)
+			m, c, err := get(r, at+i*step, most, nil)
 			if err != nil {
 				return 0, nil, err
 			}
@@ -237,7 +246,7 @@ func decodeIdentity(r io.ReaderAt) (id identity, err error) {
 	case v != version:
 		return id, fmt.Errorf("its status segment has layout %d, this cistern reads layout %d: use the version that the program uses", v, version)
 	}
-	n, text, err := get(r, identityAt, identityMax)
+	n, text, err := get(r, identityAt, identityMax, nil)
 	if err != nil {
 		return id, err
 	}
@@ -282,7 +291,11 @@ func decodeGauges(b []byte, p *Process) error {
 		if i := slices.Index(name, 0); i >= 0 {
 			name = name[:i]
 		}
-		d.Name = clean(string(name), nameBytes, false)
+		if k := len(p.Devices); k < cap(p.Devices) && p.Devices[:k+1][k].Name == string(name) {
+			d.Name = p.Devices[:k+1][k].Name // of the last reading
+		} else {
+			d.Name = clean(string(name), nameBytes, false)
+		}
 		for i, f := range d.figures() {
 			*f = le.Uint64(b[figuresAt+8*i:])
 		}

@@ -89,6 +89,8 @@ type Device struct {
 	DriverCalls   uint64
 	Retries       uint64
 	OOMs          uint64
+	Pinned        uint64          // of Cached: captured graphs use it
+	Recent        [Windows]uint64 // the most that was active with physical memory in the last Window, and in twice as long each
 
 	Details *Details // nil unless asked for, and for the first moments
 }
@@ -115,6 +117,12 @@ const MoreName = "(others)"
 
 // ErrEnded is the failure to read the page of a process that has ended.
 var ErrEnded = errors.New("the process has ended")
+
+// Windows is the number of windows of Device.Recent, Window the length of the first.
+const (
+	Windows = 5
+	Window  = 250 * time.Millisecond
+)
 
 // How often a page is refreshed, and how long a question is good for.
 const (

@@ -17,6 +17,15 @@ func Publish(Process, func([]Device) []Device, func() []Details) (*Page, error) 
 	return nil, errNotLinux
 }
 
+// PublishUnlisted fails.
+func PublishUnlisted(Process, func([]Device) []Device) (*Page, error) { return nil, errNotLinux }
+
+// Descriptor fails.
+func (*Page) Descriptor() (int, error) { return -1, errNotLinux }
+
+// SetEager does nothing.
+func (*Page) SetEager(bool) {}
+
 // SetDropped does nothing.
 func (*Page) SetDropped(uint64) {}
 

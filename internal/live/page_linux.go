@@ -4,15 +4,19 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"sync"
 	"sync/atomic"
 	"time"
-	"unsafe"
 
+	"github.com/cistern-gpu/cistern/internal/deadline"
 	"golang.org/x/sys/unix"
 )
 
 // fileName is what readers look for.
-const fileName = "cistern-live"
+const (
+	fileName     = "cistern-live"
+	unlistedName = "cistern-status"
+)
 
 // The places in the file for locks, beyond its end. Its maker holds one for as long as it has the file open; readers hold
 // those that say that they watch and ask, the second added.
@@ -30,10 +34,14 @@ type Page struct {
 	details func() []Details
 	dropped atomic.Uint64
 
+	eager atomic.Bool // refreshed as if it were watched
+
+	mu     sync.Mutex // held to change what follows; the goroutine reads it without
+	fd     int
+	device uint64 // of the file, to know it by
+	inode  uint64
+
 	// What follows is the goroutine's.
-	fd       int
-	device   uint64 // of the file, to know it by
-	inode    uint64
 	mem      []byte
 	number   uint64 // of the part of the figures that was written last
 	detailed uint64 // of that of the details, which have turns of their own: they are written once in a few refreshes
@@ -42,7 +50,7 @@ type Page struct {
 	nextLook time.Time // when details may be made again
 	remade   int
 
-	stopped atomic.Uint32 // a futex: 1 from Close on
+	stopped deadline.Event // from Close on
 	done    chan struct{}
 }
 
@@ -52,6 +60,11 @@ type Page struct {
 // same devices in the same order, and may be nil. Neither may call Close.
 func Publish(p Process, gauges func(into []Device) []Device, details func() []Details) (*Page, error) {
 	return publish(fileName, p, gauges, details)
+}
+
+// PublishUnlisted is Publish without being found by List: only readers that Page.Descriptor is sent to have the page.
+func PublishUnlisted(p Process, gauges func(into []Device) []Device) (*Page, error) {
+	return publish(unlistedName, p, gauges, nil)
 }
 
 // publish is Publish with a file of another name, which readers do not find.
@@ -75,30 +88,16 @@ func publish(file string, p Process, gauges func(into []Device) []Device, detail
 // SetDropped says how many events were lost.
 func (p *Page) SetDropped(n uint64) { p.dropped.Store(n) }
 
-// FUTEX_WAIT and FUTEX_WAKE, with FUTEX_PRIVATE_FLAG.
-const futexWait, futexWake = 0 | 128, 1 | 128
-
 // Close ends the page.
 func (p *Page) Close() {
-	p.stopped.Store(1)
-	_, _, _ = unix.Syscall(unix.SYS_FUTEX, uintptr(unsafe.Pointer(&p.stopped)), futexWake, 1)
+	p.stopped.Set()
 	<-p.done
 }
 
 // wait waits for so long, and reports whether the page goes on. No timer of Go's does that: with its first one the runtime
 // opens descriptors (epoll) that it needs from then on, and a program that closes all that it does not know would end with
 // that. For the same reason no file is opened as os does.
-func (p *Page) wait(d time.Duration) bool {
-	for end := time.Now().Add(d); p.stopped.Load() == 0; d = time.Until(end) {
-		if d <= 0 {
-			return true
-		}
-		ts := unix.NsecToTimespec(int64(d))
-		_, _, _ = unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(&p.stopped)), futexWait, 0,
-			uintptr(unsafe.Pointer(&ts)), 0, 0) // woken early it waits on
-	}
-	return false
-}
+func (p *Page) wait(d time.Duration) bool { return !p.stopped.Wait(d) }
 
 // make makes the file and its mapping.
 func (p *Page) make() error {
@@ -110,7 +109,9 @@ func (p *Page) make() error {
 	if err := unix.Fstat(fd, &st); err != nil {
 		return fmt.Errorf("fstat: %w", err) // it is closed already
 	}
+	p.mu.Lock()
 	p.fd, p.device, p.inode = fd, uint64(st.Dev), st.Ino
+	p.mu.Unlock()
 	mem, err := p.sealed(fd)
 	if err == nil {
 		// A kernel without such locks (Linux before 3.15, some sandboxes) has no readers that ask either.
@@ -129,10 +130,31 @@ func (p *Page) make() error {
 
 // close closes the descriptor if it is the page's.
 func (p *Page) close() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	if p.ours() {
 		unix.Close(p.fd)
 	}
 }
+
+// Descriptor is another descriptor of the page's file, for a reader that it is sent to. The caller closes it.
+func (p *Page) Descriptor() (int, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	fd, err := unix.FcntlInt(uintptr(p.fd), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return -1, fmt.Errorf("the status segment: fcntl: %w", err)
+	}
+	var st unix.Stat_t
+	if unix.Fstat(fd, &st) != nil || uint64(st.Dev) != p.device || st.Ino != p.inode {
+		unix.Close(fd)
+		return -1, errTaken
+	}
+	return fd, nil
+}
+
+// SetEager has the page refreshed as often as if a reader watched it.
+func (p *Page) SetEager(eager bool) { p.eager.Store(eager) }
 
 // errTaken is that the program closed the descriptor while the page was made.
 var errTaken = errors.New("the program closed the descriptor of the status segment")
@@ -222,7 +244,7 @@ func (p *Page) refresh(now time.Time) time.Duration {
 		p.nextLook = time.Time{}
 		p.tell(p.written(), now)
 	}
-	if asked || p.askedAt(watchedAt, now) {
+	if asked || p.eager.Load() || p.askedAt(watchedAt, now) {
 		return EveryWatched
 	}
 	return Every

@@ -8,12 +8,14 @@ import (
 	"sync/atomic"
 	"syscall"
 	"time"
+
+	"github.com/cistern-gpu/cistern/internal/socket"
 )
 
 // conn is one end of a connection. Package net could do this too, but is larger than all that a program brings with
 // Cistern.
 type conn struct {
-	socket
+	socket.Socket
 	guard   Guard
 	timeout time.Duration
 	until   time.Time   // for what is waited for
@@ -23,20 +25,20 @@ type conn struct {
 
 // newConn takes a connected, non-blocking socket.
 func newConn(fd int, guard Guard, timeout time.Duration) (*conn, error) {
-	s, err := newSocket(fd)
+	s, err := socket.Of(fd)
 	if err != nil {
 		syscall.Close(fd)
 		return nil, err
 	}
 	guard.Opened(fd)
-	return &conn{socket: s, guard: guard, timeout: timeout}, nil
+	return &conn{Socket: s, guard: guard, timeout: timeout}, nil
 }
 
-func (c *conn) close() { c.socket.close(c.guard) }
+func (c *conn) close() { c.CloseBy(c.guard) }
 
 // user is the user at the other end: the one that connected, or the one that began to listen.
 func (c *conn) user() (uint32, error) {
-	cred, err := syscall.GetsockoptUcred(c.fd, syscall.SOL_SOCKET, syscall.SO_PEERCRED)
+	cred, err := syscall.GetsockoptUcred(c.FD, syscall.SOL_SOCKET, syscall.SO_PEERCRED)
 	if err != nil {
 		return 0, os.NewSyscallError("getsockopt", err)
 	}
@@ -50,7 +52,7 @@ func (c *conn) begin() { c.until = time.Now().Add(c.timeout) }
 func (c *conn) hurry() {
 	c.over.Store(true)
 	if c.poller != nil {
-		c.poller.release(c.fd)
+		c.poller.release(c.FD)
 	}
 }
 
@@ -58,8 +60,8 @@ func (c *conn) hurry() {
 // wait: so at the end of that time it is tried once more.
 func (c *conn) try(events int16, call func() bool) error {
 	for !c.over.Load() {
-		if !c.ours() {
-			return errClosed
+		if !c.Ours() {
+			return socket.ErrClosed
 		}
 		if call() {
 			return nil
@@ -69,10 +71,10 @@ func (c *conn) try(events int16, call func() bool) error {
 			break
 		}
 		if c.poller != nil {
-			if !c.poller.await(c.fd, events, c.until) {
+			if !c.poller.await(c.FD, events, c.until) {
 				break
 			}
-		} else if err := poll([]pollfd{{fd: int32(c.fd), events: events}}, left); err != nil {
+		} else if err := socket.Poll([]socket.PollFD{{FD: int32(c.FD), Events: events}}, left); err != nil {
 			return err
 		}
 	}
@@ -89,9 +91,9 @@ func (c *conn) send(b []byte, fds ...int) error {
 	for len(b) > 0 {
 		var n int
 		var err error
-		e := c.try(pollOut, func() bool {
+		e := c.try(socket.Out, func() bool {
 			for {
-				n, err = syscall.SendmsgN(c.fd, b, oob, nil, syscall.MSG_NOSIGNAL)
+				n, err = syscall.SendmsgN(c.FD, b, oob, nil, syscall.MSG_NOSIGNAL)
 				if err != syscall.EINTR {
 					return err != syscall.EAGAIN
 				}
@@ -115,9 +117,9 @@ func (c *conn) receive(b []byte, fds *[]int) error {
 	for len(b) > 0 {
 		var n, oobn int
 		var err error
-		e := c.try(pollIn, func() bool {
+		e := c.try(socket.In, func() bool {
 			for {
-				n, oobn, _, _, err = syscall.Recvmsg(c.fd, b, oob, syscall.MSG_CMSG_CLOEXEC)
+				n, oobn, _, _, err = syscall.Recvmsg(c.FD, b, oob, syscall.MSG_CMSG_CLOEXEC)
 				if err != syscall.EINTR {
 					return err != syscall.EAGAIN
 				}

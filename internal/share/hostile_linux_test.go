@@ -361,7 +361,7 @@ func FuzzExporter(f *testing.F) {
 		var wg sync.WaitGroup
 		wg.Go(func() {
 			peer.send(said)
-			syscall.Shutdown(peer.fd, syscall.SHUT_WR)
+			syscall.Shutdown(peer.FD, syscall.SHUT_WR)
 			var got []int
 			for {
 				if _, _, err := peer.next(&got, kindOffer, kindBatch, kindRefusal); err != nil {

@@ -13,6 +13,7 @@ import (
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/internal/engine"
 	"github.com/cistern-gpu/cistern/internal/nopoll"
+	"github.com/cistern-gpu/cistern/internal/socket"
 	"golang.org/x/sys/unix"
 )
 
@@ -22,8 +23,7 @@ const Timeout = 10 * time.Second
 // Guard records what a child of fork must close and what must go when the process exits. Its methods are called from
 // any goroutine.
 type Guard interface {
-	Opened(fd int)         // the descriptor is open
-	Closing(fd int)        // and will be closed next
+	socket.Guard
 	Listening(path string) // a socket is there now
 	Panicked(v any)        // a bug in Cistern, in a goroutine without a caller
 }

@@ -15,6 +15,7 @@ import (
 
 	"github.com/cistern-gpu/cistern/internal/environ"
 	"github.com/cistern-gpu/cistern/internal/nopoll"
+	"github.com/cistern-gpu/cistern/internal/socket"
 )
 
 // maxPeers is how many importers are answered at once. More are turned away: those that hang are gone after Timeout.
@@ -24,7 +25,7 @@ const maxPeers = 64
 type server struct {
 	p       *Process
 	path    string
-	at      socket // that listens
+	at      socket.Socket // that listens
 	poller  *poller
 	stopped atomic.Bool
 	done    sync.WaitGroup
@@ -39,7 +40,7 @@ func (p *Process) serve() (*server, error) {
 	if err != nil {
 		return nil, err
 	}
-	at, err := newSocket(fd)
+	at, err := socket.Of(fd)
 	if err == nil {
 		p.guard.Opened(fd)
 		s := &server{p: p, path: path, at: at, peers: map[*conn]bool{}}
@@ -176,7 +177,7 @@ func sweep(folder string) {
 }
 
 // alive reports whether it answers: the program may have closed its sockets.
-func (s *server) alive() bool { return s.at.ours() && s.poller.near.ours() && s.poller.wake.ours() }
+func (s *server) alive() bool { return s.at.Ours() && s.poller.near.Ours() && s.poller.wake.Ours() }
 
 func (s *server) stop() {
 	s.stopped.Store(true)
@@ -189,20 +190,20 @@ func (s *server) stop() {
 	s.mu.Unlock()
 	s.poller.stop()
 	s.done.Wait()
-	s.at.close(s.p.guard)
+	s.at.CloseBy(s.p.guard)
 }
 
 // accept answers each importer in a goroutine of its own.
 func (s *server) accept() {
 	defer s.done.Done()
 	for {
-		if !s.poller.await(s.at.fd, pollIn, time.Time{}) || s.stopped.Load() || !s.alive() {
+		if !s.poller.await(s.at.FD, socket.In, time.Time{}) || s.stopped.Load() || !s.alive() {
 			return
 		}
-		fd, _, err := syscall.Accept4(s.at.fd, syscall.SOCK_NONBLOCK|syscall.SOCK_CLOEXEC)
+		fd, _, err := syscall.Accept4(s.at.FD, syscall.SOCK_NONBLOCK|syscall.SOCK_CLOEXEC)
 		if err != nil {
 			if err != syscall.EAGAIN && err != syscall.EINTR && err != syscall.ECONNABORTED { // no descriptors left: importers wait in line
-				_ = poll(nil, 50*time.Millisecond)
+				_ = socket.Poll(nil, 50*time.Millisecond)
 			}
 			continue
 		}

@@ -506,7 +506,7 @@ func TestDescriptorsClosed(t *testing.T) {
 	to.uses(h, mib)
 	s := from.server
 	mine := map[int]*os.File{}
-	for _, fd := range []int{s.at.fd, s.poller.near.fd, s.poller.wake.fd} { // before any is closed: the poller then closes the others
+	for _, fd := range []int{s.at.FD, s.poller.near.FD, s.poller.wake.FD} { // before any is closed: the poller then closes the others
 		file, err := os.CreateTemp(t.TempDir(), "")
 		must(t, err)
 		mine[fd] = file

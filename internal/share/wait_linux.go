@@ -1,78 +1,19 @@
 package share
 
 import (
-	"errors"
 	"os"
 	"sync"
 	"syscall"
 	"time"
-	"unsafe"
+
+	"github.com/cistern-gpu/cistern/internal/socket"
 )
-
-// Waiting for sockets without the poller of Go's runtime, which ends the process where it gets no descriptor, and where the
-// program closes the descriptors that it has.
-
-const (
-	pollIn  = 1
-	pollOut = 4
-)
-
-type pollfd struct {
-	fd      int32
-	events  int16
-	revents int16
-}
-
-// poll waits until one of the descriptors is ready, for so long at most; negative is for ever.
-func poll(fds []pollfd, d time.Duration) error {
-	var timeout *syscall.Timespec
-	if d >= 0 {
-		ts := syscall.NsecToTimespec(int64(d))
-		timeout = &ts
-	}
-	_, _, errno := syscall.Syscall6(syscall.SYS_PPOLL, uintptr(unsafe.Pointer(unsafe.SliceData(fds))), uintptr(len(fds)),
-		uintptr(unsafe.Pointer(timeout)), 0, 0, 0)
-	if errno != 0 && errno != syscall.EINTR {
-		return os.NewSyscallError("ppoll", errno)
-	}
-	return nil
-}
-
-// socket is a descriptor of this package, known by its inode: the program may close it and open another file under its number.
-type socket struct {
-	fd    int
-	inode uint64
-}
-
-func newSocket(fd int) (socket, error) {
-	var st syscall.Stat_t
-	if err := syscall.Fstat(fd, &st); err != nil {
-		return socket{}, os.NewSyscallError("fstat", err)
-	}
-	return socket{fd, st.Ino}, nil
-}
-
-// ours reports whether the descriptor is still the socket.
-func (s socket) ours() bool {
-	var st syscall.Stat_t
-	return syscall.Fstat(s.fd, &st) == nil && st.Mode&syscall.S_IFMT == syscall.S_IFSOCK && st.Ino == s.inode
-}
-
-func (s socket) close(g Guard) {
-	g.Closing(s.fd)
-	if s.ours() {
-		syscall.Close(s.fd)
-	}
-}
-
-// errClosed is that the program closed a socket of this package.
-var errClosed = errors.New("the program closed the socket's descriptor")
 
 // poller has one thread wait for the sockets of all conversations, so that importers that say nothing cost no thread each.
 type poller struct {
 	guard Guard
-	near  socket // of a pair
-	wake  socket // the other: what is written to it ends a wait
+	near  socket.Socket // of a pair
+	wake  socket.Socket // the other: what is written to it ends a wait
 
 	mu    sync.Mutex
 	waits map[*wait]bool // +checklocks:mu
@@ -95,10 +36,10 @@ func newPoller(g Guard) (*poller, error) {
 		return nil, os.NewSyscallError("socketpair", err)
 	}
 	p := &poller{guard: g, waits: map[*wait]bool{}}
-	for i, at := range []*socket{&p.near, &p.wake} {
+	for i, at := range []*socket.Socket{&p.near, &p.wake} {
 		g.Opened(fds[i])
-		if *at, err = newSocket(fds[i]); err != nil {
-			at.fd = fds[i]
+		if *at, err = socket.Of(fds[i]); err != nil {
+			at.FD = fds[i]
 		}
 	}
 	p.done.Go(p.run)
@@ -159,8 +100,8 @@ func (p *poller) drop(some func(*wait) bool) {
 }
 
 func (p *poller) kick() {
-	if p.wake.ours() {
-		_, _ = syscall.Write(p.wake.fd, []byte{0}) // full, it wakes as well
+	if p.wake.Ours() {
+		_, _ = syscall.Write(p.wake.FD, []byte{0}) // full, it wakes as well
 	}
 }
 
@@ -171,12 +112,12 @@ func (p *poller) run() {
 		if list == nil {
 			break
 		}
-		err := poll(fds, left)
+		err := socket.Poll(fds, left)
 		var said [64]byte
-		if p.near.ours() && p.wake.ours() {
-			_, _ = syscall.Read(p.near.fd, said[:])
+		if p.near.Ours() && p.wake.Ours() {
+			_, _ = syscall.Read(p.near.FD, said[:])
 		} else {
-			err = errClosed
+			err = socket.ErrClosed
 		}
 		if err != nil {
 			p.end()
@@ -185,27 +126,27 @@ func (p *poller) run() {
 		now := time.Now()
 		p.mu.Lock()
 		for i, w := range list {
-			if p.waits[w] && (fds[i+1].revents != 0 || !w.until.IsZero() && !w.until.After(now)) {
+			if p.waits[w] && (fds[i+1].Revents != 0 || !w.until.IsZero() && !w.until.After(now)) {
 				delete(p.waits, w)
 				close(w.over)
 			}
 		}
 		p.mu.Unlock()
 	}
-	p.near.close(p.guard)
-	p.wake.close(p.guard)
+	p.near.CloseBy(p.guard)
+	p.wake.CloseBy(p.guard)
 }
 
 // list is what is to be waited for, the poller's own socket first, and for how long; nil after end.
-func (p *poller) list() (fds []pollfd, list []*wait, left time.Duration) {
+func (p *poller) list() (fds []socket.PollFD, list []*wait, left time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.ended {
 		return nil, nil, 0
 	}
-	fds, list, left = []pollfd{{fd: int32(p.near.fd), events: pollIn}}, []*wait{}, -1
+	fds, list, left = []socket.PollFD{{FD: int32(p.near.FD), Events: socket.In}}, []*wait{}, -1
 	for w := range p.waits {
-		fds, list = append(fds, pollfd{fd: int32(w.fd), events: w.events}), append(list, w)
+		fds, list = append(fds, socket.PollFD{FD: int32(w.fd), Events: w.events}), append(list, w)
 		if !w.until.IsZero() {
 			if d := max(time.Until(w.until), 0); left < 0 || d < left {
 				left = d

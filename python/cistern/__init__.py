@@ -402,7 +402,8 @@ def __getattr__(name: str) -> Any:
     # `import cistern` is enough for cistern.torch and the like, which are loaded when they are first named.
     if name == "Report":
         return _part("_report").Report
-    if name in ("compat", "cuda_core", "cupy", "fleet", "hints", "lightning", "numba", "rmm", "tensorboard", "torch", "transformers", "wandb"):
+    if name in ("compat", "cuda_core", "cupy", "fleet", "hints", "lightning", "node", "numba", "rmm", "tensorboard", "torch", "transformers",
+                "wandb"):
         import importlib
 
         return importlib.import_module(__name__ + "." + name)

@@ -11,7 +11,7 @@ import unittest
 from .support import pythons
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-PARTS = ("torch", "cupy", "numba", "rmm", "cuda_core", "lightning", "transformers", "tensorboard", "wandb")
+PARTS = ("torch", "cupy", "numba", "rmm", "cuda_core", "node", "lightning", "transformers", "tensorboard", "wandb")
 
 
 def read(name):

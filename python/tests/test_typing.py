@@ -7,7 +7,7 @@ import unittest
 from .support import PACKAGE, ROOT, Case, tools
 
 PROGRAM = os.path.join("tests", "typed_program.py")
-PUBLIC = ("", "torch", "cupy", "numba", "rmm", "cuda_core", "lightning", "transformers", "tensorboard", "wandb")
+PUBLIC = ("", "torch", "cupy", "numba", "rmm", "cuda_core", "node", "lightning", "transformers", "tensorboard", "wandb")
 
 
 def mypy(test, *arguments):

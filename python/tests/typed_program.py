@@ -8,6 +8,7 @@ import cistern.cuda_core
 import cistern.cupy
 import cistern.fleet
 import cistern.lightning
+import cistern.node
 import cistern.numba
 import cistern.rmm
 import cistern.tensorboard
@@ -53,6 +54,8 @@ def core(folder: pathlib.Path) -> None:
     cistern.pause_buffers(0)
     cistern.fleet.describe(dp=3, tp=1, pp=2)
     cistern.step()
+    free: int = cistern.node.available(0) + cistern.node.available()
+    print(free)
     cistern.trim()
     cistern.empty_cache()
     print(paused["physical"], resumed["kept"], frames, len(text))

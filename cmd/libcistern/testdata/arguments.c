@@ -34,6 +34,7 @@ int main(void) {
     BAD(cistern_set_limit(d, 1));
     BAD(cistern_get_limit(d, &bytes));
     BAD(cistern_mem_info(d, &bytes, &more));
+    BAD(cistern_node_available(d, &bytes));
     BAD(cistern_largest_free(d, NULL, &bytes));
     BAD(cistern_peer(d, 0));
     BAD(cistern_peer(0, d));
@@ -88,6 +89,7 @@ int main(void) {
   NONE(cistern_get_limit(0, NULL));
   NONE(cistern_mem_info(0, NULL, &more));
   NONE(cistern_mem_info(0, &more, NULL));
+  NONE(cistern_node_available(0, NULL));
   NONE(cistern_largest_free(0, NULL, NULL));
   NONE(cistern_on_out_of_memory(0, NULL, NULL));
   NONE(cistern_pool_create(0, NULL, NULL));

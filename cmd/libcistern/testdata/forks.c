@@ -72,6 +72,7 @@ static void child(void *inherited) {
   GONE(cistern_set_limit(0, 0));
   GONE(cistern_get_limit(0, &bytes));
   GONE(cistern_mem_info(0, &bytes, &more));
+  GONE(cistern_node_available(0, &bytes));
   GONE(cistern_largest_free(0, NULL, &bytes));
   GONE(cistern_peer(0, 0));
   GONE(cistern_on_out_of_memory(0, never, NULL));

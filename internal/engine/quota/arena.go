@@ -35,8 +35,9 @@ type Class struct {
 	now Gauges
 	max Gauges // what now may reach without the device's lock
 	// high is the highest value that now had when allowances were shared out. The device's lock guards it.
-	high Gauges
-	sum  Gauges // everything ever added
+	high   Gauges
+	sum    Gauges // everything ever added
+	recent int64  // the most active bytes since TakeRecent
 }
 
 // Now are the gauges.
@@ -60,6 +61,7 @@ func (c *Class) Alloc(requested, n uint64, freeBlocks int) {
 	c.sum[Allocated] += b
 	c.sum[Active]++
 	c.sum[ActiveBytes] += b
+	c.recent = max(c.recent, c.now[ActiveBytes])
 }
 
 // Free notes that a block came back and may be reused.
@@ -111,6 +113,7 @@ func (c *Class) Exchange(net, handed magazine.Amount) {
 	c.sum[ActiveBytes] += handed.Bytes
 	c.sum[Free] += handed.Blocks + net.Blocks
 	c.sum[FreeBytes] += handed.Bytes + net.Bytes
+	c.recent = max(c.recent, c.now[ActiveBytes])
 }
 
 // Merge notes that a block which C code kept is an ordinary free block now, by which the number of free blocks changed so
@@ -129,6 +132,7 @@ func (c *Class) TakeOut(requested, n uint64) {
 	c.now[FreeBytes] -= b
 	c.sum[Free]--
 	c.sum[FreeBytes] -= b
+	c.recent = max(c.recent, c.now[ActiveBytes])
 }
 
 // Arena is what the blocks of one arena amount to, and what it may change without the device's lock. The arena's lock guards
@@ -149,6 +153,17 @@ func (a *Arena) Spared(class int, chunks int, bytes uint64) {
 		most[Free] -= int64(chunks)
 		most[FreeBytes] -= int64(bytes)
 	}
+}
+
+// TakeRecent is the most bytes that were active since it was called last, the classes' peaks added up: they need not have been at
+// the same moment.
+func (a *Arena) TakeRecent() (bytes int64) {
+	for i := range a.Classes {
+		c := &a.Classes[i]
+		bytes += c.recent
+		c.recent = c.now[ActiveBytes]
+	}
+	return bytes
 }
 
 // RoomForAlloc reports whether handing out n bytes stays within the allowances.

@@ -37,7 +37,7 @@ func groupsOf(class int) [2]int { return [2]int{GroupAll, GroupOf(class)} }
 
 // Device is what a device has.
 type Device struct {
-	Limit     uint64 // of Reserved, 0 none
+	Limit     uint64 // of Reserved, 0 none; SetLimit sets it
 	Reserved  uint64 // physical memory that is under the limit
 	Elsewhere uint64 // memory that is not: of pools whose upstream is host memory or another pool
 	InFlight  uint64 // bytes under the limit that are being asked of users' upstreams, with no lock held
@@ -50,6 +50,31 @@ type Device struct {
 	sums    [NumGroups]group
 	retired [NumGroups]Gauges // what was added in stream heaps that are gone, and to the spare chunks
 	since   [NumGroups]struct{ added, removed Gauges }
+	limits  [numLimits]uint64
+}
+
+// The limits of Reserved, of which the lowest is in force: the program's own, and that of the node's broker.
+const (
+	LimitOwn = iota
+	LimitNode
+	numLimits
+)
+
+// NewDevice is a device without memory that has a limit of its own, 0 for none.
+func NewDevice(limit uint64) (d Device) {
+	d.SetLimit(LimitOwn, limit)
+	return d
+}
+
+// SetLimit sets one of the limits, 0 for none.
+func (d *Device) SetLimit(which int, bytes uint64) {
+	d.limits[which] = bytes
+	d.Limit = 0
+	for _, l := range d.limits {
+		if l != 0 && (d.Limit == 0 || l < d.Limit) {
+			d.Limit = l
+		}
+	}
 }
 
 // group is the sum of the gauges of a set of arenas, with its peaks.

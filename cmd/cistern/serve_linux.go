@@ -1,0 +1,268 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"runtime/debug"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/cistern-gpu/cistern/internal/environ"
+	"github.com/cistern-gpu/cistern/internal/node/broker"
+	"github.com/cistern-gpu/cistern/internal/node/client"
+)
+
+const (
+	// brokerHeap is the limit of the broker's Go heap. A thousand clients need a third of it.
+	brokerHeap = 80 << 20
+	// lookAtPolicy is how often the policy's file is looked at.
+	lookAtPolicy = 2 * time.Second
+)
+
+// nodeSockets are where commands look for a broker.
+func nodeSockets() []string { return client.Sockets() }
+
+// serve runs the broker. SIGHUP reads the policy again; the signals that end every command end it.
+func (a *app) serve(ctx context.Context, f *serveFlags) error {
+	log := a.logger(f)
+	b, err := broker.New(broker.Options{Policy: f.policy, DryRun: f.dryRun, Log: log})
+	if err != nil {
+		return err
+	}
+	defer b.Close()
+	l, release, err := listen(f.socket)
+	if err != nil {
+		return err
+	}
+	defer release()
+	debug.SetMemoryLimit(brokerHeap)
+	again := make(chan os.Signal, 1)
+	signal.Notify(again, syscall.SIGHUP)
+	defer signal.Stop(again)
+	ctx, stop := heedless(ctx, syscall.SIGHUP)
+	defer stop()
+	n := newNotifier()
+	log.Info("the broker serves", "socket", l.Addr().String(), "policy", f.policy, "dry_run", f.dryRun, "version", buildVersion().Version)
+	n.say("READY=1")
+	defer n.say("STOPPING=1")
+	go a.tend(ctx, b, f.policy, again, n, log)
+	if err := b.Serve(ctx, l); err != nil {
+		return err
+	}
+	log.Info("the broker has ended")
+	return nil
+}
+
+// heedless is a context that ends with ctx unless that ends by a signal which is not to end the command.
+func heedless(ctx context.Context, sig syscall.Signal) (context.Context, func()) {
+	inner, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
+	ends := func() {
+		var s stopSignal
+		if !errors.As(context.Cause(ctx), &s) || s.Signal != sig {
+			cancel(context.Cause(ctx))
+		}
+	}
+	stop := context.AfterFunc(ctx, ends)
+	// Once one signal has come, nothing waits for another: those that end the command are waited for here.
+	end := make(chan os.Signal, 1)
+	signal.Notify(end, heeded(os.Interrupt, syscall.SIGTERM)...)
+	go func() {
+		select {
+		case s := <-end:
+			n, _ := s.(syscall.Signal)
+			cancel(stopSignal{n})
+		case <-inner.Done():
+		}
+	}()
+	return inner, func() {
+		stop()
+		signal.Stop(end)
+		cancel(nil)
+	}
+}
+
+// tend reads the policy again when it is time to, and tells systemd that the broker lives.
+func (a *app) tend(ctx context.Context, b *broker.Broker, policy string, again <-chan os.Signal, n *notifier, log *slog.Logger) {
+	reload := func() {
+		n.say(fmt.Sprintf("RELOADING=1\nMONOTONIC_USEC=%d", monotonicUsec()))
+		if err := b.Reload(); err != nil {
+			log.Error("the policy stays as it was", "error", err)
+		}
+		n.say("READY=1")
+	}
+	watchdog := n.watchdog()
+	look := time.NewTicker(lookAtPolicy)
+	defer look.Stop()
+	was := stamp(policy)
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-again:
+			was = stamp(policy)
+			reload()
+		case <-look.C:
+			if now := stamp(policy); now != was {
+				was = now
+				reload()
+			}
+		case <-watchdog:
+			if b.Alive() {
+				n.say("WATCHDOG=1")
+			}
+		}
+	}
+}
+
+// stamp tells one state of a file from another.
+func stamp(path string) string {
+	if path == "" {
+		return ""
+	}
+	st, err := os.Stat(path)
+	if err != nil {
+		return err.Error()
+	}
+	return fmt.Sprint(st.ModTime().UnixNano(), st.Size())
+}
+
+func monotonicUsec() int64 {
+	var ts unix.Timespec
+	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts)
+	return ts.Nano() / 1000
+}
+
+// notifier tells systemd about the service (sd_notify); without systemd it does nothing.
+type notifier struct{ socket string }
+
+func newNotifier() *notifier {
+	socket := environ.Get("NOTIFY_SOCKET")
+	if rest, ok := strings.CutPrefix(socket, "@"); ok {
+		socket = "\x00" + rest
+	}
+	return &notifier{socket}
+}
+
+func (n *notifier) say(text string) {
+	if n.socket == "" {
+		return
+	}
+	c, err := net.DialUnix("unixgram", nil, &net.UnixAddr{Name: n.socket, Net: "unixgram"})
+	if err != nil {
+		return
+	}
+	defer c.Close()
+	_ = c.SetDeadline(time.Now().Add(time.Second))
+	_, _ = c.Write([]byte(text))
+}
+
+// watchdog ticks twice in the time within which systemd wants to hear of the service; nil: it does not.
+func (n *notifier) watchdog() <-chan time.Time {
+	usec, err := strconv.ParseInt(environ.Get("WATCHDOG_USEC"), 10, 64)
+	if err != nil || usec <= 0 || n.socket == "" {
+		return nil
+	}
+	if pid := environ.Get("WATCHDOG_PID"); pid != "" && pid != strconv.Itoa(os.Getpid()) {
+		return nil
+	}
+	return time.Tick(time.Duration(usec) * time.Microsecond / 2)
+}
+
+// listen is the socket that systemd passes, or one at the path. release is called when the broker has ended.
+func listen(path string) (l *net.UnixListener, release func(), err error) {
+	if l, err := passed(); l != nil || err != nil {
+		if err == nil && path != "" {
+			l.Close()
+			err = errors.New("--socket: systemd passes a socket already")
+		}
+		return l, func() {}, err
+	}
+	if path == "" {
+		if path, err = defaultSocket(os.Geteuid() == 0); err != nil {
+			return nil, nil, err
+		}
+	}
+	if err := checkSocket(path); err != nil {
+		return nil, nil, err
+	}
+	folder, socket := os.FileMode(0o700), os.FileMode(0o600)
+	if os.Geteuid() == 0 { // of all users
+		folder, socket = 0o755, 0o666
+	}
+	if err := os.MkdirAll(filepath.Dir(path), folder); err != nil {
+		return nil, nil, err
+	}
+	unlock, err := lockBroker(path)
+	if err != nil {
+		return nil, nil, err
+	}
+	if st, err := os.Lstat(path); err == nil && st.Mode().Type() == os.ModeSocket {
+		_ = os.Remove(path) // nobody has the lock, so it is of a broker that was killed
+	}
+	l, err = net.ListenUnix("unixpacket", &net.UnixAddr{Name: path, Net: "unixpacket"})
+	if err == nil {
+		if err = os.Chmod(path, socket); err != nil {
+			l.Close()
+		}
+	}
+	if err != nil {
+		unlock()
+		return nil, nil, err
+	}
+	return l, unlock, nil
+}
+
+// lockBroker makes this the only broker at a path.
+func lockBroker(path string) (unlock func(), err error) {
+	f, err := os.OpenFile(path+".lock", os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		f.Close()
+		if err == unix.EWOULDBLOCK {
+			return nil, fmt.Errorf("another broker serves at %s", path)
+		}
+		return nil, fmt.Errorf("%s.lock: %w", path, err)
+	}
+	return func() { f.Close() }, nil
+}
+
+// passed is the listening socket that systemd passes (LISTEN_FDS), nil for none.
+func passed() (*net.UnixListener, error) {
+	n := environ.Get("LISTEN_FDS")
+	if n == "" || environ.Get("LISTEN_PID") != strconv.Itoa(os.Getpid()) {
+		return nil, nil
+	}
+	if n != "1" {
+		return nil, fmt.Errorf("systemd passes %s sockets: expected one", n)
+	}
+	const first = 3
+	unix.CloseOnExec(first)
+	f := os.NewFile(first, "the socket that systemd passes")
+	defer f.Close()
+	if kind, err := unix.GetsockoptInt(first, unix.SOL_SOCKET, unix.SO_TYPE); err != nil || kind != unix.SOCK_SEQPACKET {
+		return nil, errors.New("the socket that systemd passes: expected one of ListenSequentialPacket=")
+	}
+	l, err := net.FileListener(f)
+	if err != nil {
+		return nil, fmt.Errorf("the socket that systemd passes: %w", err)
+	}
+	u, ok := l.(*net.UnixListener)
+	if !ok {
+		l.Close()
+		return nil, errors.New("the socket that systemd passes: expected a Unix socket")
+	}
+	u.SetUnlinkOnClose(false)
+	return u, nil
+}

@@ -1,0 +1,492 @@
+package broker
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/cistern-gpu/cistern/internal/node/ledger"
+	"github.com/cistern-gpu/cistern/internal/node/protocol"
+	"github.com/cistern-gpu/cistern/internal/units"
+)
+
+// asking is a question of a client, from Ask to Done.
+type asking struct {
+	c      *client
+	id     uint64 // the client's number for it
+	slot   ledger.Slot
+	grant  uint64
+	need   uint64
+	until  time.Time
+	began  time.Time
+	cancel context.CancelFunc
+	words  []string // for the report of a failed request
+	waited time.Duration
+}
+
+// question is what a victim was asked and has not answered.
+type question struct {
+	part   ledger.Part
+	sent   time.Time
+	answer chan answer
+}
+
+type answer struct {
+	released uint64
+	words    string
+	took     time.Duration
+	left     bool
+}
+
+// ask begins to answer a question.
+func (c *client) ask(ctx context.Context, m protocol.Message, asked *sync.WaitGroup) error {
+	slot, err := c.slot(m)
+	if err != nil {
+		return err
+	}
+	b := c.b
+	b.counts.Asks.Add(1)
+	c.mu.Lock()
+	_, again := c.asks[m.ID]
+	if again || len(c.asks) >= mostAsks {
+		c.mu.Unlock()
+		if again {
+			return fmt.Errorf("question %d is open already", m.ID)
+		}
+		c.send(protocol.Message{Kind: protocol.Granted, ID: m.ID, Slot: m.Slot, Text: fmt.Sprintf("the broker refused: %d questions are open", mostAsks)})
+		return nil
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	now := time.Now()
+	a := &asking{c: c, id: m.ID, slot: slot, need: m.Bytes, began: now, until: now.Add(min(max(m.Wait, 0), mostWait)), cancel: cancel}
+	c.asks[m.ID] = a
+	c.mu.Unlock()
+	b.mu.Lock()
+	id, delay, ok := b.ledger.Ask(b.now(), c.id, slot, m.Bytes)
+	b.mu.Unlock()
+	if !ok {
+		cancel()
+		return fmt.Errorf("question %d is about a device that the client does not use", m.ID)
+	}
+	a.grant = id
+	asked.Go(func() {
+		a.run(ctx, delay)
+		if ctx.Err() == nil {
+			a.reply()
+		}
+	})
+	return nil
+}
+
+// done ends a question, answered or not.
+func (c *client) done(id uint64) {
+	c.mu.Lock()
+	a := c.asks[id]
+	delete(c.asks, id)
+	c.mu.Unlock()
+	if a != nil {
+		a.cancel()
+		c.b.end(a)
+	}
+}
+
+func (c *client) cancelAll() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, a := range c.asks {
+		a.cancel()
+	}
+}
+
+// end ends a grant.
+func (b *Broker) end(a *asking) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if t := b.expiry[a.grant]; t != nil {
+		t.Stop()
+		delete(b.expiry, a.grant)
+	}
+	b.ledger.End(a.grant)
+	b.show(a.slot)
+}
+
+// pause waits, and reports whether the question goes on.
+func pause(ctx context.Context, d time.Duration) bool {
+	select {
+	case <-ctx.Done():
+		return false
+	case <-time.After(d):
+		return true
+	}
+}
+
+// run has the ledger decide until the question is answered.
+func (a *asking) run(ctx context.Context, delay time.Duration) {
+	b := a.c.b
+	if delay > 0 {
+		a.words = append(a.words, fmt.Sprintf("the question waited %v, as this process asks too often", delay.Round(time.Millisecond)))
+		if !pause(ctx, min(delay, max(time.Until(a.until), 0))) {
+			return
+		}
+	}
+	waited, fresh := false, false
+	for ctx.Err() == nil {
+		if !fresh {
+			b.refresh(a.slot)
+		}
+		b.mu.Lock()
+		d := b.ledger.Decide(b.now(), a.grant)
+		var sent []*question
+		if d.Verdict == ledger.Take && time.Until(a.until) <= -overtime {
+			for _, p := range d.Parts {
+				b.ledger.Cancel(p)
+			}
+			d = ledger.Decision{Verdict: ledger.Refuse, Why: "there was no time to ask others"}
+		}
+		if d.Verdict == ledger.Take && !b.opt.DryRun {
+			sent = b.put(d.Parts)
+			b.show(a.slot)
+		}
+		b.mu.Unlock()
+		if !fresh && (d.Verdict == ledger.Wait || d.Verdict == ledger.Refuse) { // status segments may be as old as Every
+			fresh = true
+			b.inquire(a)
+			continue
+		}
+		fresh = false
+		switch d.Verdict {
+		case ledger.Take:
+			if b.opt.DryRun {
+				b.cancel(d.Parts)
+				a.words = append(a.words, fmt.Sprintf("dry run: %d processes would have been asked for %s", len(d.Parts), units.FormatBytes(a.need)))
+				return
+			}
+			a.collect(sent)
+			continue
+		case ledger.Wait:
+			if left := time.Until(a.until); left > 0 {
+				waited = true
+				if !pause(ctx, min(again, left)) {
+					return
+				}
+				continue
+			}
+		}
+		if d.Why != "" {
+			a.words = append(a.words, d.Why)
+		}
+		break
+	}
+	if waited {
+		a.waited = time.Since(a.began)
+		b.mu.Lock()
+		b.ledger.Waited(b.now(), a.grant)
+		b.mu.Unlock()
+	}
+}
+
+// cancel takes back parts that were decided and not asked for.
+func (b *Broker) cancel(parts []ledger.Part) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, p := range parts {
+		b.ledger.Cancel(p)
+		b.log.Info("dry run: would ask a client", "client", p.Client, "bytes", p.Bytes)
+	}
+}
+
+// put numbers questions for the parts.
+//
+// +checklocks:b.mu
+func (b *Broker) put(parts []ledger.Part) (sent []*question) {
+	for _, p := range parts {
+		q := &question{part: p, answer: make(chan answer, 1)}
+		b.last++
+		b.open[b.last] = q
+		sent = append(sent, q)
+	}
+	return sent
+}
+
+// collect asks the victims, and waits for their answers.
+func (a *asking) collect(sent []*question) {
+	b := a.c.b
+	b.sendAll(sent)
+	late := time.NewTimer(min(b.opt.Answer, time.Until(a.until)+overtime))
+	defer late.Stop()
+	over := false
+	for _, q := range sent {
+		var r answer
+		if over {
+			select {
+			case r = <-q.answer:
+			default:
+				r = b.miss(q)
+			}
+		} else {
+			select {
+			case r = <-q.answer:
+			case <-late.C:
+				over = true
+				r = b.miss(q)
+			}
+		}
+		a.words = append(a.words, a.about(q, r))
+	}
+	b.mu.Lock()
+	b.show(a.slot)
+	b.mu.Unlock()
+}
+
+// sendAll sends questions.
+func (b *Broker) sendAll(sent []*question) {
+	type ask struct {
+		to *client
+		m  protocol.Message
+	}
+	var asks []ask
+	b.mu.Lock()
+	for id, q := range b.open {
+		if slices.Contains(sent, q) {
+			q.sent = time.Now()
+			asks = append(asks, ask{b.clients[q.part.Client], protocol.Message{Kind: protocol.GiveBack, ID: id, Slot: uint64(q.part.Slot), Bytes: q.part.Bytes,
+				Keep: q.part.Keep, Hold: q.part.Hold}})
+		}
+	}
+	b.mu.Unlock()
+	for _, x := range asks {
+		if x.to != nil {
+			x.to.send(x.m)
+		}
+	}
+}
+
+const (
+	// mostInquired is how many clients are asked what they have now, those with the most reserved; inquireTime how long they have.
+	mostInquired = 64
+	inquireTime  = 20 * time.Millisecond
+)
+
+// inquire asks the other clients of the device what they have now.
+func (b *Broker) inquire(a *asking) {
+	b.mu.Lock()
+	all := b.ledger.Accounts(a.slot)
+	all = slices.DeleteFunc(all, func(x ledger.Account) bool { return x.Client == a.c.id || b.ledger.Mute(x.Client) })
+	slices.SortStableFunc(all, byReserved)
+	var parts []ledger.Part
+	for _, x := range all[:min(len(all), mostInquired)] {
+		parts = append(parts, ledger.Part{Client: x.Client, Slot: a.slot})
+	}
+	sent := b.put(parts)
+	b.mu.Unlock()
+	b.sendAll(sent)
+	late := time.NewTimer(inquireTime)
+	defer late.Stop()
+	for _, q := range sent {
+		select {
+		case <-q.answer:
+		case <-late.C:
+			late.Reset(0) // for the others too
+		}
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for id, q := range b.open {
+		if q.part.Grant == 0 && slices.Contains(sent, q) {
+			delete(b.open, id)
+		}
+	}
+}
+
+// byReserved is the order of accounts by what they have reserved, the most first.
+func byReserved(x, y ledger.Account) int { return cmp.Compare(y.Status.Reserved, x.Status.Reserved) }
+
+// miss ends a question that was not answered in time, unless it has been meanwhile.
+func (b *Broker) miss(q *question) answer {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for id, o := range b.open {
+		if o == q {
+			delete(b.open, id)
+			b.ledger.Missed(q.part)
+			b.counts.Skipped.Add(1)
+			b.log.Warn("a client does not answer, and is skipped from now on", "client", q.part.Client, "bytes", q.part.Bytes, "within", b.opt.Answer)
+			return answer{took: -1}
+		}
+	}
+	return <-q.answer
+}
+
+// gave is a victim's answer. One that comes too late only says what it has.
+func (b *Broker) gave(c *client, m protocol.Message) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	slot := ledger.Slot(m.Slot)
+	if !slices.Contains(c.slots, slot) {
+		return
+	}
+	c.heard[slot] = time.Now()
+	q := b.open[m.ID]
+	if q == nil || q.part.Client != c.id {
+		b.ledger.Update(c.id, slot, m.Status)
+		return
+	}
+	delete(b.open, m.ID)
+	// More than was asked for is not this grant's: chunks are released whole, and clients may lie.
+	released := min(m.Bytes, q.part.Bytes+maxExcess)
+	b.ledger.Gave(b.now(), q.part, released, m.Status)
+	b.show(q.part.Slot)
+	b.counts.Given.Add(released)
+	took := time.Since(q.sent)
+	if q.part.Grant == 0 { // it was asked what it has
+		q.answer <- answer{}
+		return
+	}
+	b.log.Info("memory was given back", "client", c.id, "pid", c.pid, "asked", q.part.Bytes, "released", m.Bytes, "took", took, "error", m.Text)
+	q.answer <- answer{released: released, words: m.Text, took: took}
+}
+
+// maxExcess is how much more than it was asked for a victim's answer may count.
+const maxExcess = 1 << 30
+
+// about is one victim's part in the report.
+func (a *asking) about(q *question, r answer) string {
+	who := a.c.b.nameOf(q.part.Client, a.c)
+	switch {
+	case r.left:
+		return who + " ended"
+	case r.took < 0:
+		return fmt.Sprintf("%s did not answer within %v", who, a.c.b.opt.Answer)
+	}
+	words := fmt.Sprintf("%s released %s of %s in %v", who, units.FormatBytes(r.released), units.FormatBytes(q.part.Bytes), r.took.Round(100*time.Microsecond))
+	if r.words != "" {
+		words += " (" + r.words + ")"
+	}
+	return words
+}
+
+// nameOf names a client to another one. Those of other users have no name.
+func (b *Broker) nameOf(id ledger.ClientID, to *client) string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.named(b.clients[id], to)
+}
+
+// +checklocks:b.mu
+func (b *Broker) named(c *client, to *client) string {
+	if c == nil {
+		return "a process"
+	}
+	if to.uid != 0 && c.uid != to.uid {
+		return "a process of another user"
+	}
+	return fmt.Sprintf("process %d (%s)", c.pid, c.name)
+}
+
+// refresh reads the status of all clients of a device.
+func (b *Broker) refresh(slot ledger.Slot) {
+	type status struct {
+		c  *client
+		s  protocol.Status
+		at time.Time
+	}
+	b.mu.Lock()
+	now := b.now()
+	if b.fresh[slot] != 0 && now-b.fresh[slot] < freshFor {
+		b.mu.Unlock()
+		return
+	}
+	b.fresh[slot] = now
+	uuid := b.uuids[slot]
+	var all []*client
+	for _, c := range b.clients {
+		if slices.Contains(c.slots, slot) {
+			all = append(all, c)
+		}
+	}
+	b.mu.Unlock()
+	var read []status
+	for _, c := range all {
+		if s, at, ok := c.status(uuid); ok {
+			read = append(read, status{c, s, at})
+		}
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, x := range read {
+		if x.at.After(x.c.heard[slot]) { // its last answer is not newer
+			b.ledger.Update(x.c.id, slot, x.s)
+		}
+	}
+}
+
+// most is the longest part of the report that names what others have.
+const most = 3
+
+// holders are the processes with the most memory of the device, for the report.
+func (a *asking) holders() string {
+	b := a.c.b
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	all := b.ledger.Accounts(a.slot)
+	all = slices.DeleteFunc(all, func(x ledger.Account) bool { return x.Client == a.c.id })
+	slices.SortStableFunc(all, byReserved)
+	if len(all) == 0 {
+		return "no other process is connected to the broker"
+	}
+	var words []string
+	for _, x := range all[:min(len(all), most)] {
+		words = append(words, fmt.Sprintf("%s has %s reserved, %s of it in use", b.named(b.clients[x.Client], a.c), units.FormatBytes(x.Status.Reserved),
+			units.FormatBytes(x.Status.Active)))
+	}
+	if n := len(all) - most; n > 0 {
+		words = append(words, fmt.Sprintf("%d other processes have memory as well", n))
+	}
+	return one(words...)
+}
+
+// reply sends the asker what it was granted.
+func (a *asking) reply() {
+	b := a.c.b
+	b.mu.Lock()
+	got := b.ledger.Result(a.grant)
+	if got > 0 {
+		b.expiry[a.grant] = time.AfterFunc(GrantLasts, func() { b.expire(a) })
+	}
+	b.mu.Unlock()
+	if got < a.need {
+		if a.waited > 0 {
+			a.words = append(a.words, fmt.Sprintf("waited %v", a.waited.Round(time.Millisecond)))
+		}
+		a.words = append(a.words, a.holders())
+	}
+	if got == 0 {
+		a.forget()
+	}
+	b.log.Info("a question is answered", "client", a.c.id, "pid", a.c.pid, "need", a.need, "granted", got, "took", time.Since(a.began), "words", one(a.words...))
+	a.c.send(protocol.Message{Kind: protocol.Granted, ID: a.id, Slot: uint64(a.slot), Bytes: got, Text: one(a.words...)})
+}
+
+// expire ends a grant whose asker did not.
+func (b *Broker) expire(a *asking) {
+	b.mu.Lock()
+	_, open := b.expiry[a.grant]
+	b.mu.Unlock()
+	if open {
+		b.log.Warn("a grant is over, which its client did not end", "client", a.c.id, "pid", a.c.pid, "after", GrantLasts)
+		a.forget()
+	}
+}
+
+// forget ends a grant that its asker need not end.
+func (a *asking) forget() {
+	a.c.b.end(a)
+	a.c.mu.Lock()
+	defer a.c.mu.Unlock()
+	if a.c.asks[a.id] == a {
+		delete(a.c.asks, a.id)
+	}
+}

@@ -1,0 +1,402 @@
+package broker
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/cistern-gpu/cistern/internal/live"
+	"github.com/cistern-gpu/cistern/internal/node/grants"
+	"github.com/cistern-gpu/cistern/internal/node/ledger"
+	"github.com/cistern-gpu/cistern/internal/node/policy"
+	"github.com/cistern-gpu/cistern/internal/node/protocol"
+)
+
+// mostAsks bounds the questions of one client that are open at once.
+const mostAsks = 64
+
+// client is one connection.
+type client struct {
+	process
+	b       *Broker
+	conn    *net.UnixConn
+	id      ledger.ClientID
+	label   string
+	version string
+	reading sync.Mutex // held while the segment is read; set and closed while no other goroutine has the client
+	segment *live.Segment
+	slots   []ledger.Slot             // guarded by Broker.mu
+	heard   map[ledger.Slot]time.Time // when it last said itself what it has; guarded by Broker.mu
+
+	mu   sync.Mutex
+	asks map[uint64]*asking // by the client's number for the question; +checklocks:mu
+}
+
+// serve is the whole conversation with one connection.
+func (b *Broker) serve(ctx context.Context, conn *net.UnixConn) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	c := &client{b: b, conn: conn, asks: map[uint64]*asking{}, heard: map[ledger.Slot]time.Time{}, process: process{pidfd: -1}}
+	defer c.close()
+	p, err := identify(conn)
+	if err != nil {
+		b.log.Warn("a connection was refused", "error", err)
+		return
+	}
+	c.process = p
+	if err := b.admit(c); err != nil {
+		b.counts.Refused.Add(1)
+		b.log.Warn("a connection was refused", "pid", c.pid, "error", err)
+		c.send(protocol.Message{Kind: protocol.Refused, Text: err.Error()})
+		return
+	}
+	defer b.release(c)
+	if err := c.converse(ctx); err != nil {
+		b.log.Warn("a connection was ended", "pid", c.pid, "name", c.name, "error", err)
+		c.send(protocol.Message{Kind: protocol.Refused, Text: err.Error()})
+	}
+}
+
+// admit counts a connection.
+func (b *Broker) admit(c *client) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	switch {
+	case b.closing:
+		return errors.New("the broker is ending")
+	case len(b.stops) >= b.opt.MaxClients:
+		return fmt.Errorf("%d connections are open already", len(b.stops))
+	case b.conns[c.pid] >= b.opt.PerProcess:
+		return fmt.Errorf("process %d has %d connections already", c.pid, b.opt.PerProcess)
+	}
+	b.conns[c.pid]++
+	b.stops[c.conn] = struct{}{}
+	return nil
+}
+
+func (b *Broker) release(c *client) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.conns[c.pid]--; b.conns[c.pid] == 0 {
+		delete(b.conns, c.pid)
+	}
+	delete(b.stops, c.conn)
+}
+
+func (c *client) close() {
+	c.conn.Close()
+	if c.pidfd >= 0 {
+		unix.Close(c.pidfd)
+	}
+	if c.segment != nil {
+		c.segment.Close()
+	}
+}
+
+// converse reads messages until the client hangs up (nil) or sends what it must not.
+func (c *client) converse(ctx context.Context) error {
+	_ = c.conn.SetReadDeadline(time.Now().Add(greetTime))
+	buf, oob := make([]byte, protocol.MaxMessage), make([]byte, unix.CmsgSpace(4))
+	m, fd, err := c.read(buf, oob)
+	if err != nil {
+		return ended0(err)
+	}
+	_ = c.conn.SetReadDeadline(time.Time{})
+	if m.Kind != protocol.Hello {
+		if fd >= 0 {
+			unix.Close(fd)
+		}
+		return c.control(m, buf, oob)
+	}
+	c.label, c.version = m.Label, m.Version
+	if fd < 0 {
+		return errors.New("the client sent no status segment")
+	}
+	if c.segment, err = live.NewSegment(fd); err != nil {
+		return err
+	}
+	c.b.enter(c)
+	defer c.b.leave(c)
+	if err := c.welcome(); err != nil {
+		return err
+	}
+	var asked sync.WaitGroup
+	defer asked.Wait()
+	defer c.cancelAll()
+	buf = make([]byte, 2<<10) // what clients send from now on is small
+	for {
+		m, fd, err := c.read(buf, oob)
+		if err != nil {
+			return ended0(err)
+		}
+		if fd >= 0 {
+			unix.Close(fd)
+		}
+		if err := c.handle(ctx, m, &asked); err != nil {
+			return err
+		}
+	}
+}
+
+// ended0 is nil for the end of a connection.
+func ended0(err error) error {
+	if errors.Is(err, io.EOF) || errors.Is(err, net.ErrClosed) || errors.Is(err, unix.ECONNRESET) {
+		return nil
+	}
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		return fmt.Errorf("no message came for %v", greetTime)
+	}
+	return err
+}
+
+// read reads a message, and a descriptor if one comes with it (else -1).
+func (c *client) read(buf, oob []byte) (m protocol.Message, fd int, err error) {
+	n, oobn, flags, _, err := c.conn.ReadMsgUnix(buf, oob)
+	if err != nil {
+		return m, -1, err
+	}
+	fd = descriptor(oob[:oobn])
+	if n == 0 {
+		err = io.EOF
+	} else if flags&unix.MSG_TRUNC != 0 {
+		err = fmt.Errorf("a message of more than %d bytes", len(buf))
+	} else {
+		m, err = protocol.Parse(buf[:n])
+	}
+	if err != nil && fd >= 0 {
+		unix.Close(fd)
+		fd = -1
+	}
+	c.b.counts.Messages.Add(1)
+	return m, fd, err
+}
+
+// descriptor is the one that came, -1 for none. The buffer has room for one, and the kernel closes others.
+func descriptor(oob []byte) int {
+	all, err := unix.ParseSocketControlMessage(oob)
+	if err != nil || len(all) == 0 {
+		return -1
+	}
+	fds, err := unix.ParseUnixRights(&all[0])
+	if err != nil || len(fds) == 0 {
+		return -1
+	}
+	for _, fd := range fds[1:] {
+		unix.Close(fd)
+	}
+	return fds[0]
+}
+
+// send sends a message, with a descriptor if one is named. A client that does not accept it is hung up.
+func (c *client) send(m protocol.Message, fds ...int) bool {
+	var oob []byte
+	if len(fds) > 0 {
+		oob = unix.UnixRights(fds...)
+	}
+	_ = c.conn.SetWriteDeadline(time.Now().Add(sendTime))
+	if _, _, err := c.conn.WriteMsgUnix(m.Append(nil), oob, nil); err != nil {
+		if !errors.Is(err, net.ErrClosed) && !errors.Is(err, unix.EPIPE) {
+			c.b.log.Warn("a client does not accept messages", "client", c.id, "pid", c.pid, "error", err)
+		}
+		c.conn.Close()
+		return false
+	}
+	return true
+}
+
+func (c *client) welcome() error {
+	if !c.send(protocol.Message{Kind: protocol.Welcome, ID: uint64(c.id)}, c.b.segment.Descriptor()) {
+		return errors.New("it did not accept the answer to its first message")
+	}
+	return nil
+}
+
+// enter makes the connection a client, leave ends that.
+func (b *Broker) enter(c *client) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.last++
+	c.id = ledger.ClientID(b.last)
+	b.clients[c.id] = c
+	b.log.Debug("a client has come", "client", c.id, "pid", c.pid, "name", c.name, "uid", c.uid, "cgroup", c.cgroup, "label", c.label, "version", c.version)
+}
+
+func (b *Broker) leave(c *client) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	delete(b.clients, c.id)
+	for id, q := range b.open {
+		if q.part.Client == c.id {
+			b.ledger.Missed(q.part)
+			delete(b.open, id)
+			q.answer <- answer{left: true}
+		}
+	}
+	b.ledger.Leave(c.id)
+	for _, slot := range c.slots {
+		b.show(slot)
+	}
+	b.log.Debug("a client has gone", "client", c.id, "pid", c.pid)
+}
+
+// handle is one message of a client. An error ends the connection.
+func (c *client) handle(ctx context.Context, m protocol.Message, asked *sync.WaitGroup) error {
+	c.b.heard(c)
+	switch m.Kind {
+	case protocol.Join:
+		return c.join(m)
+	case protocol.Ask:
+		return c.ask(ctx, m, asked)
+	case protocol.Done:
+		c.done(m.ID)
+	case protocol.Gave:
+		c.b.gave(c, m)
+	case protocol.Query:
+		slot, err := c.slot(m)
+		if err != nil {
+			return err
+		}
+		c.b.refresh(slot)
+		c.b.mu.Lock()
+		a, _ := c.b.ledger.Account(c.id, slot)
+		n := c.b.ledger.Available(c.b.now(), c.id, slot)
+		c.b.mu.Unlock()
+		c.send(protocol.Message{Kind: protocol.Answer, ID: m.ID, Slot: m.Slot, Bytes: n, Limit: a.Policy.Max})
+	case protocol.List, protocol.Set, protocol.Hello:
+		return fmt.Errorf("a message %q of a client", m.Kind)
+	}
+	return nil // others are of later versions
+}
+
+// heard has a client asked again that did not answer once.
+func (b *Broker) heard(c *client) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.ledger.Mute(c.id) {
+		b.log.Info("a client answers again", "client", c.id, "pid", c.pid)
+		b.ledger.Heard(c.id)
+	}
+}
+
+// slot is that of a message, which the client has joined.
+func (c *client) slot(m protocol.Message) (ledger.Slot, error) {
+	c.b.mu.Lock()
+	defer c.b.mu.Unlock()
+	for _, s := range c.slots {
+		if uint64(s) == m.Slot {
+			return s, nil
+		}
+	}
+	return 0, fmt.Errorf("a message %q about device %d, which the client did not name", m.Kind, m.Slot)
+}
+
+// join notes that the client uses a device.
+func (c *client) join(m protocol.Message) error {
+	b := c.b
+	b.mu.Lock()
+	slot, known := b.slots[m.UUID]
+	if !known {
+		if len(b.slots) == grants.Slots {
+			b.mu.Unlock()
+			return fmt.Errorf("there are %d devices already", grants.Slots)
+		}
+		slot = ledger.Slot(len(b.slots))
+		b.slots[m.UUID], b.uuids[slot] = slot, m.UUID
+	}
+	if _, has := b.ledger.Account(c.id, slot); !has {
+		c.slots = append(c.slots, slot)
+	}
+	p := b.policyOf(c, slot)
+	b.ledger.Join(b.now(), c.id, slot, m.Total, p)
+	b.mu.Unlock()
+	c.send(protocol.Message{Kind: protocol.Joined, ID: m.ID, Slot: uint64(slot), Limit: p.Max})
+	return nil
+}
+
+// control answers the commands of operators.
+func (c *client) control(m protocol.Message, buf, oob []byte) error {
+	for {
+		switch m.Kind {
+		case protocol.List:
+			for _, e := range c.b.entries(c) {
+				text, err := json.Marshal(e)
+				if err != nil {
+					return err
+				}
+				if !c.send(protocol.Message{Kind: protocol.Item, ID: m.ID, Text: string(text)}) {
+					return nil
+				}
+			}
+			c.send(protocol.Message{Kind: protocol.End, ID: m.ID})
+		case protocol.Set:
+			answer := protocol.Message{Kind: protocol.End, ID: m.ID}
+			if err := c.b.set(c, m.Text); err != nil {
+				answer.Text = err.Error()
+			}
+			c.send(answer)
+		default:
+			return fmt.Errorf("a conversation begins with a message %q: expected %q", m.Kind, protocol.Hello)
+		}
+		var fd int
+		var err error
+		if m, fd, err = c.read(buf, oob); err != nil {
+			return ended0(err)
+		}
+		if fd >= 0 {
+			unix.Close(fd)
+		}
+	}
+}
+
+// operates reports whether a user may see and change everything: root, and the broker's own.
+func operates(uid uint32) bool { return uid == 0 || uid == uint32(os.Geteuid()) }
+
+// set adds a rule until the broker ends.
+func (b *Broker) set(c *client, text string) error {
+	if !operates(c.uid) {
+		return errors.New("only root and the broker's user change the policy")
+	}
+	r, err := policy.ParseRule(text)
+	if err != nil {
+		return err
+	}
+	b.mu.Lock()
+	b.extra = append(b.extra, r)
+	rules := b.rules.With(r)
+	b.mu.Unlock()
+	b.setRules(rules)
+	b.log.Info("policy set", "uid", c.uid, "pid", c.pid, "rule", r.String())
+	return nil
+}
+
+// entries are the clients that a user may see, by device.
+func (b *Broker) entries(by *client) (all []protocol.Entry) {
+	b.mu.Lock()
+	n := len(b.slots)
+	b.mu.Unlock()
+	for slot := range ledger.Slot(n) {
+		b.refresh(slot)
+		b.mu.Lock()
+		for _, a := range b.ledger.Accounts(slot) {
+			c := b.clients[a.Client]
+			if c == nil || !operates(by.uid) && c.uid != by.uid {
+				continue
+			}
+			all = append(all, protocol.Entry{Client: uint64(a.Client), PID: c.pid, UID: c.uid, Name: c.name, Label: c.label, Cgroup: c.cgroup, Version: c.version,
+				Device: UUID(b.uuids[slot]), Total: b.ledger.Total(slot), Reserved: a.Status.Reserved, Active: a.Status.Active, Cached: a.Status.Cached,
+				Pinned: a.Status.Pinned, Paused: a.Status.Paused, Floor: max(a.Policy.Min, a.Status.Floor(a.Hold)), Granted: a.Granted, Gave: a.Gave, Got: a.Got,
+				Refaults: a.Refaults, Missed: a.Missed, Skipped: b.ledger.Mute(a.Client), Min: a.Policy.Min, High: a.Policy.High, Max: a.Policy.Max,
+				Weight: a.Policy.Weight, Priority: a.Policy.Priority})
+		}
+		b.mu.Unlock()
+	}
+	return all
+}

@@ -1,0 +1,290 @@
+package broker_test
+
+import (
+	"errors"
+	"math/rand/v2"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/cistern-gpu/cistern/internal/live"
+	"github.com/cistern-gpu/cistern/internal/node/broker"
+	"github.com/cistern-gpu/cistern/internal/node/client"
+	"github.com/cistern-gpu/cistern/internal/node/grants"
+	"github.com/cistern-gpu/cistern/internal/node/protocol"
+)
+
+// raw is a connection that sends what it likes.
+func raw(t *testing.T, n *node) *net.UnixConn {
+	t.Helper()
+	c, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: n.socket, Net: "unixpacket"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	return c
+}
+
+// ends waits until the broker has hung up, and returns its last words.
+func ends(t *testing.T, c *net.UnixConn) (words string) {
+	t.Helper()
+	_ = c.SetReadDeadline(time.Now().Add(time.Minute))
+	b := make([]byte, protocol.MaxMessage)
+	for {
+		k, err := c.Read(b)
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Fatal("the broker did not hang up")
+		}
+		if k == 0 || err != nil {
+			return words
+		}
+		if m, err := protocol.Parse(b[:k]); err == nil && m.Kind == protocol.Refused {
+			words = m.Text
+		}
+	}
+}
+
+// memory is a file in memory, as a status segment is one.
+func memory(t *testing.T, size int64, seals int) int {
+	t.Helper()
+	fd, err := unix.MemfdCreate("x", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { unix.Close(fd) })
+	if err := unix.Ftruncate(fd, size); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, seals); err != nil {
+		t.Fatal(err)
+	}
+	return fd
+}
+
+// Connections that do not follow the protocol are ended, with words, and the broker goes on.
+func TestHostile(t *testing.T) {
+	n := newNode(t, broker.Options{}, 10*gib)
+	hello := protocol.Message{Kind: protocol.Hello, Version: "1"}
+	const sealed = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW
+	null, err := unix.Open("/dev/null", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(null)
+	for name, c := range map[string]struct {
+		message []byte
+		fds     []int
+		want    string
+	}{
+		"nonsense":          {[]byte("GET / HTTP/1.0\r\n\r\n"), nil, "does not use the protocol"},
+		"too long":          {make([]byte, protocol.MaxMessage+100), nil, "a message of more than"},
+		"no hello":          {(&protocol.Message{Kind: protocol.Ask}).Append(nil), nil, `begins with a message "ask"`},
+		"unknown":           {(&protocol.Message{Kind: 99}).Append(nil), nil, `begins with a message "kind 99"`},
+		"no segment":        {hello.Append(nil), nil, "sent no status segment"},
+		"another file":      {hello.Append(nil), []int{null}, "a status segment: "},
+		"may shrink":        {hello.Append(nil), []int{memory(t, 1<<20, 0)}, "expected a sealed file"},
+		"no page":           {hello.Append(nil), []int{memory(t, 1<<20, sealed)}, "a status segment: "},
+		"short":             {hello.Append(nil), []int{memory(t, 10, sealed)}, "a status segment: "},
+		"many descriptors":  {[]byte("x"), []int{null, null, null}, "expected from 12"},
+		"rule of a client?": {(&protocol.Message{Kind: protocol.Set, Text: "x"}).Append(nil), nil, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			conn := raw(t, n)
+			if _, _, err := conn.WriteMsgUnix(c.message, unix.UnixRights(c.fds...), nil); err != nil {
+				t.Fatal(err)
+			}
+			if c.want == "" {
+				return
+			}
+			if got := ends(t, conn); !strings.Contains(got, c.want) {
+				t.Errorf("%q, want %q", got, c.want)
+			}
+		})
+	}
+	a, b := n.member(t, "a"), n.member(t, "b")
+	n.unused(a, b, 10*gib)
+	if ok, note := b.grow(gib, 0); !ok {
+		t.Error(note)
+	}
+	before := descriptors(t)
+	for range 50 {
+		conn := raw(t, n)
+		_, _, _ = conn.WriteMsgUnix(hello.Append(nil), unix.UnixRights(null, null), nil)
+		ends(t, conn)
+		conn.Close()
+	}
+	eventually(t, "no descriptor is left behind", func() bool { return descriptors(t) <= before })
+}
+
+func descriptors(t *testing.T) int {
+	t.Helper()
+	all, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(all)
+}
+
+// friend is a connection that said hello with a true page.
+func friend(t *testing.T, n *node) *net.UnixConn {
+	t.Helper()
+	page, err := live.PublishUnlisted(live.Process{}, func(into []live.Device) []live.Device {
+		return append(into, live.Device{UUID: n.gpu.uuid, Total: n.gpu.total, Reserved: 5 * gib, Cached: 5 * gib})
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(page.Close)
+	fd, err := page.Descriptor()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	c := raw(t, n)
+	if _, _, err := c.WriteMsgUnix((&protocol.Message{Kind: protocol.Hello, Version: "1"}).Append(nil), unix.UnixRights(fd), nil); err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// Clients that say hello and then what they must not are ended, whatever they say; random messages do no harm to others.
+func TestHostileClients(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, broker.Options{Answer: 20 * time.Millisecond}, 10*gib)
+	join := protocol.Message{Kind: protocol.Join, ID: 1, UUID: n.gpu.uuid, Total: 1 << 62}
+	for name, c := range map[string]struct {
+		say  []protocol.Message
+		want string
+	}{
+		"another's device": {[]protocol.Message{{Kind: protocol.Ask, ID: 1, Slot: 7, Bytes: 1}}, "about device 7"},
+		"set":              {[]protocol.Message{{Kind: protocol.Set, Text: "max=1"}}, `a message "set" of a client`},
+		"the same question": {[]protocol.Message{join, {Kind: protocol.Ask, ID: 1, Bytes: gib, Wait: time.Hour}, {Kind: protocol.Ask, ID: 1, Bytes: gib}},
+			"question 1 is open already"},
+	} {
+		conn := friend(t, n)
+		for _, m := range c.say {
+			if _, err := conn.Write(m.Append(nil)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if got := ends(t, conn); !strings.Contains(got, c.want) {
+			t.Errorf("%s: %q, want %q", name, got, c.want)
+		}
+	}
+	a, b := n.member(t, "a"), n.member(t, "b")
+	a.has(4*gib, 4*gib)
+	b.has(4*gib, 4*gib)
+	r := rand.New(rand.NewPCG(1, 9))
+	for range 20 {
+		conn := friend(t, n)
+		_, _ = conn.Write(join.Append(nil))
+		for range 50 {
+			m := protocol.Message{Kind: protocol.Kind(r.IntN(20)), ID: r.Uint64N(8), Slot: r.Uint64N(2), Bytes: r.Uint64() >> r.IntN(64), Wait: time.Duration(r.IntN(1e6)),
+				UUID: [16]byte{byte(1 + r.IntN(3))}, Status: protocol.Status{Reserved: r.Uint64(), Cached: r.Uint64()}}
+			if _, err := conn.Write(m.Append(nil)); err != nil {
+				break
+			}
+		}
+		conn.Close()
+	}
+	eventually(t, "they are gone", func() bool { return len(n.entries()) == 2 })
+	for _, m := range []*member{a, b} {
+		if s, _ := m.Status(0); s.Reserved != 4*gib {
+			t.Errorf("memory in use was taken: %+v", s)
+		}
+	}
+	n.unused(a, b, 6*gib)
+	eventually(t, "the others are served", func() bool { // a busy machine may miss the time for an answer
+		ok, _ := b.grow(gib, 0)
+		return ok
+	})
+}
+
+// A process with a thousand connections gets some, and the others are refused; another process is served.
+func TestManyConnections(t *testing.T) {
+	n := newNode(t, broker.Options{PerProcess: 10}, 10*gib)
+	for range 1000 {
+		raw(t, n)
+	}
+	eventually(t, "all others are refused", func() bool { return n.b.Counts().Refused.Load() == 990 })
+	if words := ends(t, raw(t, n)); !strings.Contains(words, "has 10 connections already") {
+		t.Errorf("%q", words)
+	}
+}
+
+// A broker whose answer never comes, as it is stopped, costs a bounded wait, and is not asked again for a while.
+func TestStoppedBroker(t *testing.T) {
+	t.Parallel()
+	dir, err := os.MkdirTemp("", "node")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	n := &node{t: t, socket: filepath.Join(dir, "s"), gpu: &gpu{total: 10 * gib}}
+	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: n.socket, Net: "unixpacket"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	// A broker that answers the first messages, and then nothing.
+	var conn atomic.Pointer[net.UnixConn]
+	segment := memoryOfGrants(t)
+	go func() {
+		c, err := l.AcceptUnix()
+		if err != nil {
+			return
+		}
+		conn.Store(c)
+		b := make([]byte, protocol.MaxMessage)
+		for {
+			k, err := c.Read(b)
+			if err != nil || k == 0 {
+				return
+			}
+			switch m, _ := protocol.Parse(b[:k]); m.Kind {
+			case protocol.Hello:
+				_, _, _ = c.WriteMsgUnix((&protocol.Message{Kind: protocol.Welcome, ID: 1}).Append(nil), unix.UnixRights(segment), nil)
+			case protocol.Join:
+				_, _ = c.Write((&protocol.Message{Kind: protocol.Joined, ID: m.ID, Slot: 3}).Append(nil))
+			}
+		}
+	}()
+	m := &member{t: t, gpu: n.gpu}
+	page, err := live.PublishUnlisted(live.Process{}, func(into []live.Device) []live.Device { return into })
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer page.Close()
+	m.c = client.New(client.Config{Socket: n.socket, Host: m, Page: func() (*live.Page, error) { return page, nil }})
+	defer m.c.Close()
+	m.c.Join(0, n.gpu.uuid, n.gpu.total)
+	eventually(t, "it is connected", func() bool { on, _ := m.c.Connected(); return on })
+	var note string
+	eventually(t, "the device has a slot", func() bool {
+		_, note = m.c.Ask(0, gib, 10*time.Millisecond)
+		return strings.Contains(note, "did not answer within")
+	})
+	began := time.Now()
+	if _, note = m.c.Ask(0, gib, time.Minute); !strings.Contains(note, "did not answer a moment ago") || time.Since(began) > 10*time.Second {
+		t.Error(note, time.Since(began))
+	}
+	conn.Load().Close()
+	eventually(t, "it is seen to be gone", func() bool { on, _ := m.c.Connected(); return !on })
+}
+
+// memoryOfGrants is the descriptor of a segment of grants.
+func memoryOfGrants(t *testing.T) int {
+	t.Helper()
+	s, err := grants.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.Close)
+	return s.Descriptor()
+}

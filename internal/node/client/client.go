@@ -1,0 +1,33 @@
+package client
+
+import (
+	"github.com/cistern-gpu/cistern/cuda"
+	"github.com/cistern-gpu/cistern/internal/live"
+	"github.com/cistern-gpu/cistern/internal/node/protocol"
+	"github.com/cistern-gpu/cistern/internal/socket"
+)
+
+// Host is the process's allocator. Its methods are called from the client's goroutines, and SetMax and Free from any; none with a lock
+// of the client.
+type Host interface {
+	// GiveBack releases unused memory, as engine.Device.GiveBack.
+	GiveBack(dev cuda.Device, need, keep uint64) (released uint64, err error)
+	// Status is what the device has now.
+	Status(dev cuda.Device) (protocol.Status, bool)
+	// Free is the driver's free memory. It is called with the engine's locks.
+	Free(dev cuda.Device) (uint64, error)
+	// SetMax limits what may be reserved, 0 does not.
+	SetMax(dev cuda.Device, bytes uint64)
+	// Panicked is called with a panic in one of the client's goroutines.
+	Panicked(v any)
+}
+
+// Config is what a client needs.
+type Config struct {
+	Socket  string // "": the usual ones, tried in turn
+	Label   string
+	Version string
+	Page    func() (*live.Page, error) // the status segment, which is there from the first link on
+	Guard   socket.Guard               // nil: the process does not fork
+	Host    Host
+}

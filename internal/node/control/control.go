@@ -1,0 +1,114 @@
+// Package control asks the broker of a node what an operator wants to know, and changes its policy.
+package control
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"time"
+
+	"github.com/cistern-gpu/cistern/internal/node/protocol"
+)
+
+// timeout is how long the broker may take for each message.
+const timeout = 5 * time.Second
+
+// Conn is a connection to a broker.
+type Conn struct {
+	path string
+	c    *net.UnixConn
+	last uint64
+}
+
+// Dial connects to the broker at the first of these sockets where one listens.
+func Dial(paths ...string) (*Conn, error) {
+	var first error
+	for _, path := range paths {
+		c, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: path, Net: "unixpacket"})
+		if err == nil {
+			return &Conn{path: path, c: c}, nil
+		}
+		if first == nil || !errors.Is(err, os.ErrNotExist) {
+			first = fmt.Errorf("no broker answers at %s: %w", path, cause(err))
+		}
+	}
+	return nil, first
+}
+
+// cause is an error of package net without its words about addresses.
+func cause(err error) error {
+	var op *net.OpError
+	if errors.As(err, &op) {
+		return op.Err
+	}
+	return err
+}
+
+// Close ends the connection.
+func (c *Conn) Close() { c.c.Close() }
+
+func (c *Conn) send(m protocol.Message) error {
+	c.last++
+	m.ID = c.last
+	_ = c.c.SetDeadline(time.Now().Add(timeout))
+	if _, err := c.c.Write(m.Append(nil)); err != nil {
+		return fmt.Errorf("the broker at %s: %w", c.path, cause(err))
+	}
+	return nil
+}
+
+// next receives a message that belongs to the last question.
+func (c *Conn) next() (m protocol.Message, err error) {
+	b := make([]byte, protocol.MaxMessage)
+	for {
+		_ = c.c.SetDeadline(time.Now().Add(timeout))
+		n, err := c.c.Read(b)
+		if err != nil {
+			return m, fmt.Errorf("the broker at %s: %w", c.path, cause(err))
+		}
+		if m, err = protocol.Parse(b[:n]); err != nil {
+			return m, fmt.Errorf("the broker at %s: %w", c.path, err)
+		}
+		switch {
+		case m.Kind == protocol.Refused:
+			return m, fmt.Errorf("the broker at %s refused: %s", c.path, m.Text)
+		case m.ID == c.last && (m.Kind == protocol.Item || m.Kind == protocol.End):
+			return m, nil
+		}
+	}
+}
+
+// List are the clients that the user may see.
+func (c *Conn) List() (all []protocol.Entry, err error) {
+	if err := c.send(protocol.Message{Kind: protocol.List}); err != nil {
+		return nil, err
+	}
+	for {
+		m, err := c.next()
+		if err != nil {
+			return nil, err
+		}
+		if m.Kind == protocol.End {
+			return all, nil
+		}
+		var e protocol.Entry
+		if err := json.Unmarshal([]byte(m.Text), &e); err != nil {
+			return nil, fmt.Errorf("the broker at %s describes a client as %q: %w", c.path, m.Text, err)
+		}
+		all = append(all, e)
+	}
+}
+
+// Set adds a rule to the policy, written as policy.ParseRule reads it, until the broker ends.
+func (c *Conn) Set(rule string) error {
+	if err := c.send(protocol.Message{Kind: protocol.Set, Text: rule}); err != nil {
+		return err
+	}
+	m, err := c.next()
+	if err == nil && m.Text != "" {
+		err = errors.New(m.Text)
+	}
+	return err
+}

@@ -1,0 +1,86 @@
+package grants
+
+import (
+	"os"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+func TestSegment(t *testing.T) {
+	s, err := New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	v, err := Open(s.Descriptor())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer v.Close()
+	if v.Granted(3) != 0 {
+		t.Error("granted before anything was")
+	}
+	s.Set(3, 5<<30, time.Hour)
+	if v.Granted(3) != 5<<30 || v.Granted(2) != 0 || v.Granted(4) != 0 || v.Granted(3+Slots) != 5<<30 {
+		t.Error(v.Granted(3), v.Granted(2), v.Granted(4))
+	}
+	s.Set(3, 5<<30, -time.Second)
+	if v.Granted(3) != 0 {
+		t.Error("a grant that is over counts")
+	}
+	s.Set(3, 0, time.Hour)
+	if v.Granted(3) != 0 {
+		t.Error(v.Granted(3))
+	}
+}
+
+// A client can neither write the segment nor change its size.
+func TestClientsCannotWrite(t *testing.T) {
+	s, err := New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	fd := s.Descriptor()
+	if _, err := unix.Mmap(fd, 0, bytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED); err == nil {
+		t.Error("mapped to write")
+	}
+	if _, err := unix.Pwrite(fd, []byte{1}, 0); err == nil {
+		t.Error("written")
+	}
+	for _, size := range []int64{0, 2 * bytes} {
+		if unix.Ftruncate(fd, size) == nil {
+			t.Errorf("it has %d bytes now", size)
+		}
+	}
+}
+
+// A file that may shrink under its readers, or is something else, is refused.
+func TestOpenRefuses(t *testing.T) {
+	f, err := os.CreateTemp(t.TempDir(), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	fd, err := unix.MemfdCreate("x", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	for range 3 {
+		for _, fd := range []int{int(f.Fd()), fd, -1} {
+			if _, err := Open(fd); err == nil {
+				t.Error("opened")
+			}
+		}
+		switch _, seals := unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0); {
+		case seals != nil:
+			t.Fatal(seals)
+		default: // sealed with another size, then with another content
+			_ = unix.Ftruncate(fd, bytes)
+			_, _ = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW)
+		}
+	}
+}
