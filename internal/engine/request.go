@@ -71,6 +71,7 @@ func obtainLocked(p *Pool, what request, st *Stream, granted *grants) (cuda.Ptr,
 		d.state.policy.requestOver(c)
 	}()
 	ptr, err := c.meet(p, st)
+	_, _ = d.limitCache() // it is not the request's
 	return ptr, c.waits, err
 }
 
