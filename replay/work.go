@@ -17,9 +17,9 @@ const (
 	workBase    = 10 << 20
 	workPerByte = 64 // of a small file: about a second for one of 64 KiB
 	// Of what is beyond a small file, as much as recordings need: tune of recording/testdata/multistream_prefetch, the densest
-	// one, takes 34 million steps for 94 KB.
+	// one, takes about 50 million steps for 94 KB.
 	smallFile       = 64 << 10
-	workPerByteMore = 1280
+	workPerByteMore = 2048
 )
 
 // bound is the number of steps that all replays of the file may take.
