@@ -77,7 +77,7 @@ func (d Device) Trim() error { return d.engine.Trim() }
 // ReleaseUnused returns free memory above Options.CacheLimit to the driver, if it was not needed for Options.CacheDecay, and
 // reports how many bytes went. It does not wait for the GPU: memory that is still in use there stays. Requests and frees do the
 // same now and then; a program that may be idle for long calls it, once a second for example. Without a limit it does nothing.
-func (d Device) ReleaseUnused() (released uint64, err error) { return d.engine.ReleaseUnused() }
+func (d Device) ReleaseUnused() (released uint64, err error) { return engine.ReleaseUnused(d.engine) }
 
 // EnablePeer makes all memory of the device, present and future, accessible to work on another device. errors.Is finds
 // cuda.ErrPeerAccessUnsupported where the two cannot reach each other. After any error it can be called again; the peer then

@@ -10,6 +10,7 @@ import (
 	"github.com/cistern-gpu/cistern/config"
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/internal/engine"
+	"github.com/cistern-gpu/cistern/internal/latency"
 	"github.com/cistern-gpu/cistern/internal/live"
 	"github.com/cistern-gpu/cistern/memory"
 	"github.com/cistern-gpu/cistern/recording/identity"
@@ -42,7 +43,8 @@ func (l *library) show() {
 	}
 }
 
-// view takes the figures for the page. It is its goroutine's alone.
+// view takes the figures for the page, and looks after the limit of free memory: it is the one thread of the library that comes
+// round. It is its goroutine's alone.
 type view struct {
 	*library
 	devices []*engine.Device // those of the last gauges
@@ -65,12 +67,16 @@ func (v *view) gauges(into []live.Device) (out []live.Device) {
 		if !ok {
 			continue
 		}
+		_, _ = engine.ReleaseUnused(dev) // an error that lasts is a request's
 		g, info := &v.figures, dev.Info()
 		dev.Views.Gauges(g)
+		var slow latency.Histogram
+		requests := dev.Views.Requests(&slow)
 		v.devices = append(v.devices, dev)
 		out = append(out, live.Device{Ordinal: i, UUID: info.UUID, Name: info.Name, Total: info.TotalBytes, Reserved: g.Reserved,
 			Allocated: g.Allocated, Active: g.Active, Cached: g.Cached, Paused: g.Paused, PeakReserved: g.PeakReserved,
-			PeakAllocated: g.PeakAllocated, Limit: g.Limit, DriverCalls: g.DriverCalls, Retries: g.Retries, OOMs: g.OOMs})
+			PeakAllocated: g.PeakAllocated, Limit: g.Limit, DriverCalls: g.DriverCalls, Retries: g.Retries, OOMs: g.OOMs,
+			Requests: requests, Slow: slow})
 	}
 	return out
 }

@@ -145,7 +145,7 @@ func TestShown(t *testing.T) {
 	})
 	if d := p.Devices[0]; d.Ordinal != 0 || d.Name == "" || d.UUID == [16]byte{} || d.Total != 8<<30 || d.Limit != limit || d.Reserved < d.Allocated ||
 		d.Active != d.Allocated || d.Cached != d.Reserved-d.Active || d.PeakReserved < d.Reserved || d.PeakAllocated != d.Allocated ||
-		d.DriverCalls == 0 || d.OOMs != 0 || d.Details != nil {
+		d.DriverCalls == 0 || d.OOMs != 0 || d.Details != nil || d.Requests < 2 || d.Slow.Count() < 2 {
 		t.Errorf("%+v", d)
 	}
 	if p.Kind != live.KindCistern || p.Version != cistern.Version || !strings.HasSuffix(p.Conf, ",limit:1073741824") || p.Name != filepath.Base(a.cmd.Path) {

@@ -42,22 +42,22 @@ const (
 	watchLeast = 2 << 20
 )
 
-// ReleaseUnused releases free memory above the limit of free memory (config.Options.CacheLimit) that was not needed for as long as
+// ReleaseUnused releases free memory of a device above the limit of free memory (config.Options.CacheLimit) that was not needed for as long as
 // the options say, and returns how many bytes went. It does not wait for the GPU: what that is not done with stays. Requests and
 // frees do the same when they take the device's lock. A program that may be idle for long calls it now and then.
-func (d *Device) ReleaseUnused() (released uint64, err error) {
+func ReleaseUnused(d *Device) (released uint64, err error) {
 	if d.opts.CacheLimit == 0 {
 		return 0, nil
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return d.limitCache()
+	return limitCache(d)
 }
 
 // limitCache is ReleaseUnused for a request or a free that is done. The caller holds Device.mu and nothing else.
 //
 // +checklocks:d.gpu.mu
-func (d *Device) limitCache() (released uint64, err error) {
+func limitCache(d *Device) (released uint64, err error) {
 	c := d.state.cache
 	if d.opts.CacheLimit == 0 || d.health.Broken() != nil {
 		return 0, nil

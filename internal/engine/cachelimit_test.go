@@ -8,6 +8,7 @@ import (
 	"github.com/cistern-gpu/cistern/config"
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/cuda/sim"
+	"github.com/cistern-gpu/cistern/internal/engine"
 )
 
 // limited is a device with a limit of free memory whose clock is the simulated one.
@@ -39,7 +40,7 @@ func (e *fixture) hold(t *testing.T, bytes, block uint64) {
 func (e *fixture) releases(t *testing.T, during time.Duration) uint64 {
 	t.Helper()
 	for end := e.drv.Now() + during; e.drv.Now() < end; e.drv.Advance(time.Second) {
-		_, err := e.dev.ReleaseUnused()
+		_, err := engine.ReleaseUnused(e.dev)
 		must(t, err)
 	}
 	now := e.drv.ReservedBytes(0)
@@ -161,7 +162,7 @@ func TestSteadyCacheLimit(t *testing.T) {
 			e.free(t, p)
 		}
 		e.drv.Advance(10 * time.Millisecond)
-		if n, err := e.dev.ReleaseUnused(); n != 0 || err != nil {
+		if n, err := engine.ReleaseUnused(e.dev); n != 0 || err != nil {
 			t.Errorf("%d bytes were released, %v", n, err)
 		}
 	}

@@ -217,7 +217,7 @@ func concurrent(t *testing.T, opts config.Options, inC bool, seed uint64, budget
 				brief(d, rng)
 			case k < 95:
 				report(t, devs[d].Trim())
-				_, err := devs[d].ReleaseUnused()
+				_, err := engine.ReleaseUnused(devs[d])
 				report(t, err)
 			case k < 96:
 				devs[d].SetLimit(uint64(rng.IntN(512)) * mib)

@@ -12,6 +12,7 @@ import (
 	"github.com/cistern-gpu/cistern/config"
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/cuda/sim"
+	"github.com/cistern-gpu/cistern/internal/engine"
 	"github.com/cistern-gpu/cistern/memory"
 	"github.com/cistern-gpu/cistern/resource"
 )
@@ -601,7 +602,7 @@ func (w *world) trim(d *worldDevice) {
 func (w *world) giveBack(d *worldDevice) {
 	before := uint64(d.dev.Views.Stats().Reserved.All.Current)
 	if w.cfg.opts.CacheLimit > 0 && w.chance(50) {
-		n, err := d.dev.ReleaseUnused()
+		n, err := engine.ReleaseUnused(d.dev)
 		if after := uint64(d.dev.Views.Stats().Reserved.All.Current); err != nil || after != before-n {
 			w.fail("ReleaseUnused() = %d, %v: reserved went from %d to %d", n, err, before, after)
 		}

@@ -143,7 +143,7 @@ func (s *streamHeap) freeBeyond(p cuda.Ptr) bool {
 		d.state.phys.rebalance(s, nil)
 	}
 	s.arena.Unlock()
-	_, _ = d.limitCache() // it is not the free's
+	_, _ = limitCache(d) // it is not the free's
 	return done
 }
 
@@ -161,7 +161,7 @@ func (s *streamHeap) freeSlow(p cuda.Ptr, o FreeOptions) error {
 	err := d.state.frees.free(s, id, o)
 	d.state.phys.rebalance(s, nil)
 	s.arena.Unlock()
-	_, _ = d.limitCache() // it is not the free's
+	_, _ = limitCache(d) // it is not the free's
 	return err
 }
 

@@ -28,6 +28,14 @@ func (h *Histogram) Add(v uint64) {
 	h.Max = max(h.Max, v)
 }
 
+// Merge counts what another histogram has counted.
+func (h *Histogram) Merge(o *Histogram) {
+	for i, n := range o.Counts {
+		h.Counts[i] += n
+	}
+	h.Max = max(h.Max, o.Max)
+}
+
 // bucketOf is the bucket of a value: the values below 1<<Bits have one each, and each doubling above has 1<<Bits.
 func bucketOf(v uint64) int {
 	if v >= 1<<mostBits {
@@ -72,23 +80,4 @@ func (h *Histogram) Quantile(q float64, below uint64) uint64 {
 		}
 	}
 	return h.Max
-}
-
-// Since is what was counted since an earlier state of the histogram. Its maximum is that of the bucket, unless it is the
-// histogram's own.
-func (h *Histogram) Since(before *Histogram) (d Histogram) {
-	top := -1
-	for i := range d.Counts {
-		if d.Counts[i] = h.Counts[i] - min(before.Counts[i], h.Counts[i]); d.Counts[i] > 0 {
-			top = i
-		}
-	}
-	switch {
-	case top < 0:
-	case bucketOf(h.Max) == top:
-		d.Max = h.Max
-	default:
-		d.Max = last(top)
-	}
-	return d
 }

@@ -52,19 +52,16 @@ func TestQuantiles(t *testing.T) {
 	}
 }
 
-func TestSince(t *testing.T) {
-	var h Histogram
-	h.Add(1000)
-	before := h
-	if d := h.Since(&before); d != (Histogram{}) {
-		t.Errorf("%+v", d)
+func TestMerge(t *testing.T) {
+	var a, b, both Histogram
+	for v := range uint64(1000) {
+		a.Add(v * v)
+		b.Add(v + 7)
+		both.Add(v * v)
+		both.Add(v + 7)
 	}
-	h.Add(10)
-	if d := h.Since(&before); d.Count() != 1 || d.Max != 10 && d.Max != last(bucketOf(10)) {
-		t.Errorf("%d values up to %d", d.Count(), d.Max)
-	}
-	h.Add(2000)
-	if d := h.Since(&before); d.Count() != 2 || d.Max != 2000 {
-		t.Errorf("%d values up to %d", d.Count(), d.Max)
+	a.Merge(&b)
+	if a != both {
+		t.Error("the sum of two histograms is another one than that of all values")
 	}
 }

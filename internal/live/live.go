@@ -41,6 +41,8 @@ import (
 	"strings"
 	"time"
 	"unicode"
+
+	"github.com/cistern-gpu/cistern/internal/latency"
 )
 
 // Process is one that publishes, or that is traced.
@@ -89,6 +91,9 @@ type Device struct {
 	DriverCalls   uint64
 	Retries       uint64
 	OOMs          uint64
+
+	Requests uint64            // that were met; 0: unknown
+	Slow     latency.Histogram // in us: times of those that took longer than a lookup
 
 	Details *Details // nil unless asked for, and for the first moments
 }

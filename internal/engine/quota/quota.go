@@ -162,6 +162,9 @@ func (d *Device) Retire(class int, c *Class) {
 	*c = Class{}
 }
 
+// Retired is what was ever added to a gauge in stream heaps that are gone.
+func (d *Device) Retired(gauge int) int64 { return d.retired[GroupAll][gauge] }
+
 // Peak is the peak of a gauge of all arenas.
 func (d *Device) Peak(gauge int) int64 { return d.sums[GroupAll].peak[gauge] }
 
