@@ -336,3 +336,19 @@ func cpu(t *testing.T, pid int) (sum time.Duration) {
 	}
 	return sum
 }
+
+// TestUnusedIsReleased: a program that does nothing more gives back what exceeds the limit of free memory.
+func TestUnusedIsReleased(t *testing.T) {
+	t.Parallel()
+	s := showing(t, ",cache_limit:4MiB,cache_decay:0s")
+	s.step()
+	r := s.reader()
+	if r == nil {
+		t.Fatal("the process is not found")
+	}
+	until(t, r, false, "72 MiB are held", func(p live.Process) bool { return len(p.Devices) == 1 && p.Devices[0].Allocated == 72<<20 })
+	s.step() // it frees 64 MiB
+	until(t, r, false, "at most 4 MiB are free", func(p live.Process) bool {
+		return len(p.Devices) > 0 && p.Devices[0].Allocated == 8<<20 && p.Devices[0].Cached <= 4<<20
+	})
+}
