@@ -81,6 +81,11 @@ func (d Device) GiveBack(need, keep uint64) (released uint64, err error) {
 	return d.engine.GiveBack(need, keep)
 }
 
+// ReleaseUnused returns free memory above Options.CacheLimit to the driver, if it was not needed for Options.CacheDecay, and
+// reports how many bytes went. It does not wait for the GPU: memory that is still in use there stays. Requests and frees do the
+// same now and then; a program that may be idle for long calls it, once a second for example. Without a limit it does nothing.
+func (d Device) ReleaseUnused() (released uint64, err error) { return engine.ReleaseUnused(d.engine) }
+
 // EnablePeer makes all memory of the device, present and future, accessible to work on another device. errors.Is finds
 // cuda.ErrPeerAccessUnsupported where the two cannot reach each other. After any error it can be called again; the peer then
 // has at least the access that it had before.
@@ -209,7 +214,7 @@ func (d Device) StackUsage() []StackUse { return d.engine.Views.StackUsage() }
 // SetHistory keeps the last n events from now on; 0 stops that and forgets them.
 func (d Device) SetHistory(n int) { d.engine.History.SetLimit(n) }
 
-// SetHistoryClock replaces the clock of the history, which otherwise is the wall clock in microseconds since 1970.
+// SetHistoryClock replaces the clock of the history and of the limit of free memory (ReleaseUnused), which otherwise is the wall clock in microseconds since 1970.
 func (d Device) SetHistoryClock(now func() int64) { d.engine.History.SetClock(now) }
 
 // History returns the kept events, oldest first, and how many older ones were overwritten. Event.Stream is an index into

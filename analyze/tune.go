@@ -50,7 +50,9 @@ type Tuning struct {
 	Cistern *Choice  `json:"cistern"` // the engine, nil where it could not be replayed
 	Choices []Choice `json:"choices"` // everything tried for PyTorch, the best first
 	Floors  []Floor  `json:"floors"`
-	Notes   []string `json:"notes"`
+	// Thresholds is how much free memory to keep, by allocator.
+	Thresholds []Thresholds `json:"thresholds"`
+	Notes      []string     `json:"notes"`
 	// Environment is what the run was recorded with.
 	Environment recording.Environment `json:"environment,omitzero"`
 	// Conf is the settings of the run, as its user wrote them.
@@ -108,7 +110,7 @@ func Tune(ctx context.Context, t *recording.Trace, opt TuneOptions) (*Tuning, er
 		to    float64
 		about int
 	}{{tn.explain, 0.05, 32}, {tn.choose, 0.35, 200}, {tn.engine, 0.45, 9}, {tn.findFloors, 0.7, (1 + mostFloors) * 80},
-		{tn.engineFloor, 1, 48}} {
+		{tn.engineFloor, 0.9, 48}, {tn.thresholds, 1, 44}} {
 		s.begin(step.to, step.about)
 		err := step.do(s)
 		if ctx.Err() != nil {
@@ -132,7 +134,7 @@ func Tune(ctx context.Context, t *recording.Trace, opt TuneOptions) (*Tuning, er
 
 func newTuning(t *recording.Trace, opt TuneOptions) *Tuning {
 	tn := &Tuning{Path: t.Path, Device: t.Device, Owner: t.Owner, Format: t.Format, Events: len(t.Events), DurationUS: t.Duration(),
-		Floors: []Floor{}, Notes: slices.Clone(t.Notes), Environment: t.Environment, Conf: t.Settings.Conf}
+		Floors: []Floor{}, Thresholds: []Thresholds{}, Notes: slices.Clone(t.Notes), Environment: t.Environment, Conf: t.Settings.Conf}
 	tn.PeakLive, _ = t.PeakLive()
 	if tn.Capacity = opt.Capacity; opt.Capacity == 0 && !opt.Unlimited {
 		tn.Capacity, _ = replay.CapacityFromTrace(t)

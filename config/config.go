@@ -61,6 +61,13 @@ type Options struct {
 	ChunkMax    uint64        // largest chunk in bytes, a multiple of 2 MiB; default 32 MiB
 	CrossStream CrossStream   // default wait
 	Stages      memory.Stages // stages that are tried; default all
+	// CacheLimit is how many bytes of free memory a device keeps, 0 is no limit. What lies above that and was not needed for
+	// CacheDecay is released to the driver, without a wait for the GPU: when memory is freed or requested, and by
+	// Device.ReleaseUnused. Memory of pinned pools and of users' resources does not count.
+	CacheLimit uint64
+	// CacheDecay is for how long memory above CacheLimit must not have been needed; default 10 s. A negative value is no time:
+	// what lies above the limit is released at once.
+	CacheDecay time.Duration
 	// History is how many events of each device are kept from the start, 0 is off. Parse makes it ReportHistory where
 	// there is a report and the text says nothing of a history.
 	History int
@@ -113,6 +120,13 @@ const DefaultNodeWait = 3 * time.Second
 // of the host's memory for a device.
 const ReportHistory = 1_000_000
 
+// DefaultCacheDecay is long enough for a training step: what each step needs is not released within it. maxCacheDecay is the
+// longest time.
+const (
+	DefaultCacheDecay = 10 * time.Second
+	maxCacheDecay     = 24 * time.Hour
+)
+
 // What Options.Stacks can be.
 const (
 	StacksOff    = "off"
@@ -140,6 +154,9 @@ func (o Options) WithDefaults() Options {
 	}
 	if o.Stages == 0 {
 		o.Stages = memory.AllStages
+	}
+	if o.CacheDecay == 0 {
+		o.CacheDecay = DefaultCacheDecay
 	}
 	if o.Magazine == "" {
 		o.Magazine = SwitchOn
@@ -175,6 +192,12 @@ func (o Options) Validate() error {
 	}
 	if o.CrossStream != CrossStreamWait && o.CrossStream != CrossStreamReady {
 		return fmt.Errorf("cross_stream %q: choose wait or ready", o.CrossStream)
+	}
+	if o.CacheDecay > maxCacheDecay {
+		return fmt.Errorf("cache_decay %v: must be at most %v", o.CacheDecay, maxCacheDecay)
+	}
+	if o.CacheLimit == 0 && o.CacheDecay != 0 && o.CacheDecay != DefaultCacheDecay {
+		return fmt.Errorf("cache_decay: needs cache_limit")
 	}
 	const g = 2 << 20
 	if o.ChunkMax < g || o.ChunkMax%g != 0 || o.ChunkMax > 1<<40 {

@@ -52,7 +52,7 @@ func TestRoundTrip(t *testing.T) {
 
 // TestEverySetting: the text form reaches every option. A hook of a program around the engine has no place among them.
 func TestEverySetting(t *testing.T) {
-	const all = "driver:sim,backend:malloc,limit:1GiB,chunk:4MiB,cross_stream:ready,stages:grow,history:7,ipc:legacy,capture_reuse:true," +
+	const all = "driver:sim,backend:malloc,limit:1GiB,chunk:4MiB,cross_stream:ready,stages:grow,cache_limit:1GiB,cache_decay:1s,history:7,ipc:legacy,capture_reuse:true," +
 		"magazine:off,spill:managed,stacks:native,stack_sample:1MiB,report:here,report_child:true,node:off,node_wait:1s,node_label:x,top:off"
 	const excluded = "single_handle:true" // by ipc:legacy
 	o, err := config.Parse(all)
@@ -77,7 +77,8 @@ func TestDefaults(t *testing.T) {
 		t.Errorf("%+v, %v", o, err)
 	}
 	want := config.Options{Backend: config.BackendVMM, ChunkMax: 32 << 20, CrossStream: config.CrossStreamWait, Stages: memory.AllStages, IPC: config.IPCHandles, Stacks: config.StacksOff,
-		Magazine: config.SwitchOn, Node: config.NodeAuto, NodeWait: config.DefaultNodeWait, Top: config.SwitchOn}
+		CacheDecay: config.DefaultCacheDecay,
+		Magazine:   config.SwitchOn, Node: config.NodeAuto, NodeWait: config.DefaultNodeWait, Top: config.SwitchOn}
 	if o != want {
 		t.Errorf("%#v", o)
 	}
@@ -89,23 +90,28 @@ func TestDefaults(t *testing.T) {
 // Errors name the key and the choices.
 func TestErrors(t *testing.T) {
 	for text, want := range map[string]string{
-		"limit":                         `setting "limit": expected key:value; the keys are driver, backend, limit, chunk,`,
-		"limits:1GiB":                   `unknown setting "limits": did you mean limit?`,
-		"croos_stream:wait":             `unknown setting "croos_stream": did you mean cross_stream?`,
-		"speed:high":                    `unknown setting "speed": the keys are driver, backend, limit, chunk,`,
-		"magazine:maybe":                `magazine "maybe": choose on or off`,
-		"single_handle:on":              "setting single_handle:on: choose true or false",
-		"chunk:0MiB":                    "setting chunk:0MiB: must be a multiple of 2 MiB",
-		"chunk:3MiB":                    "chunk 3145728: must be a multiple of 2 MiB",
-		"stages:merge":                  `setting stages:merge: stage "merge": choose among fit, collect, remap,`,
-		"backend:x":                     `backend "x": choose vmm or malloc`,
-		"ipc:legacy,backend:vmm":        "ipc legacy: needs memory from cuMemAlloc",
-		"single_handle:true,ipc:legacy": "ipc legacy: needs memory from cuMemAlloc",
-		"spill:":                        "setting spill:: choose managed, pinned or host_numa",
-		"history:-1":                    "history -1: must be a number of events up to",
-		"report_child:true":             "report_child true: needs report",
-		"stack_sample:1MiB":             "stack_sample 1048576: needs stacks python",
-		"limit:lots":                    "setting limit:lots: ",
+		"limit":                            `setting "limit": expected key:value; the keys are driver, backend, limit, chunk,`,
+		"limits:1GiB":                      `unknown setting "limits": did you mean limit?`,
+		"croos_stream:wait":                `unknown setting "croos_stream": did you mean cross_stream?`,
+		"speed:high":                       `unknown setting "speed": the keys are driver, backend, limit, chunk,`,
+		"magazine:maybe":                   `magazine "maybe": choose on or off`,
+		"single_handle:on":                 "setting single_handle:on: choose true or false",
+		"chunk:0MiB":                       "setting chunk:0MiB: must be a multiple of 2 MiB",
+		"chunk:3MiB":                       "chunk 3145728: must be a multiple of 2 MiB",
+		"stages:merge":                     `setting stages:merge: stage "merge": choose among fit, collect, remap,`,
+		"backend:x":                        `backend "x": choose vmm or malloc`,
+		"ipc:legacy,backend:vmm":           "ipc legacy: needs memory from cuMemAlloc",
+		"single_handle:true,ipc:legacy":    "ipc legacy: needs memory from cuMemAlloc",
+		"spill:":                           "setting spill:: choose managed, pinned or host_numa",
+		"history:-1":                       "history -1: must be a number of events up to",
+		"report_child:true":                "report_child true: needs report",
+		"stack_sample:1MiB":                "stack_sample 1048576: needs stacks python",
+		"cache_limit:some":                 "setting cache_limit:some: ",
+		"cache_limit:1GiB,cache_decay:10":  "setting cache_decay:10: expected a time of 0 or more with its unit, such as 500ms or 10s",
+		"cache_limit:1GiB,cache_decay:-1s": "setting cache_decay:-1s: expected a time of 0 or more",
+		"cache_limit:1GiB,cache_decay:25h": "cache_decay 25h0m0s: must be at most 24h0m0s",
+		"cache_decay:1s":                   "cache_decay: needs cache_limit",
+		"limit:lots":                       "setting limit:lots: ",
 	} {
 		if _, err := config.Parse(text); err == nil || !strings.HasPrefix(err.Error(), want) {
 			t.Errorf("%s: %v\nwant %s", text, err, want)

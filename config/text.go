@@ -37,6 +37,24 @@ var settings = []setting{
 		}
 		return o.Stages.String()
 	}},
+	size("cache_limit", "", func(o *Options) *uint64 { return &o.CacheLimit }),
+	{"cache_decay", func(o *Options, value string) (err error) {
+		if o.CacheDecay, err = time.ParseDuration(value); err != nil || o.CacheDecay < 0 {
+			return errors.New("expected a time of 0 or more with its unit, such as 500ms or 10s")
+		}
+		if o.CacheDecay == 0 {
+			o.CacheDecay = -1
+		}
+		return nil
+	}, func(o, defaults *Options) string {
+		switch {
+		case o.CacheDecay == defaults.CacheDecay:
+			return ""
+		case o.CacheDecay < 0:
+			return "0s"
+		}
+		return o.CacheDecay.String()
+	}},
 	{"history", func(o *Options, value string) (err error) {
 		o.History, err = strconv.Atoi(value)
 		return err
@@ -140,6 +158,8 @@ func (o *Options) impliedHistory() int {
 //	chunk:32MiB             largest chunk
 //	cross_stream:wait|ready
 //	stages:collect+remap+grow+lend+callback+node+spill    stages to try ("all")
+//	cache_limit:2GiB        free memory that a device keeps; 0 is no limit
+//	cache_decay:10s         how long memory above it must not have been needed before it is released
 //	history:100000          events kept; with report 1000000 where it is not given
 //	ipc:handles|legacy      legacy: memory that cudaIpcGetMemHandle accepts (backend:malloc)
 //	single_handle:true      each segment is one physical handle

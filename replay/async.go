@@ -1,32 +1,94 @@
 package replay
 
 import (
+	"errors"
 	"fmt"
+	"strings"
+	"time"
 
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/event"
+	"github.com/cistern-gpu/cistern/internal/units"
 )
 
 func init() {
 	Register("torch-async", func(env *Env) (Policy, string, error) {
-		if env.Spec.HasConf && env.Spec.Conf != "" {
-			return nil, "", fmt.Errorf("torch-async: %q: the policy has no settings", env.Spec.Conf)
+		conf, err := parseAsync(env.Spec.Conf)
+		if err != nil {
+			return nil, "", fmt.Errorf("torch-async: %w", err)
+		}
+		if conf.threshold != noThreshold {
+			env.Note(fmt.Sprintf("torch-async: a recording does not say when the program synchronizes, where the pool releases what exceeds its "+
+				"threshold: every %v is assumed", conf.interval))
 		}
 		env.Note("torch-async: the driver's pool is closed source: growth, fit and trimming follow its documentation and were not checked against recordings")
-		return newAsync(env), "", nil
+		return newAsync(env, conf), conf.String(), nil
 	})
+}
+
+// asyncConf is the settings of policy torch-async. PyTorch sets the threshold to the largest number; a program can change it with
+// cudaMemPoolSetAttribute.
+type asyncConf struct {
+	threshold uint64        // reserved bytes above which the pool releases memory at a synchronization
+	interval  time.Duration // between the program's synchronizations
+}
+
+const (
+	noThreshold     = ^uint64(0)
+	defaultInterval = 100 * time.Millisecond
+)
+
+// parseAsync reads "release_threshold:2GiB,sync_interval:1s".
+func parseAsync(text string) (asyncConf, error) {
+	c := asyncConf{noThreshold, defaultInterval}
+	if text == "" {
+		return c, nil
+	}
+	for item := range strings.SplitSeq(text, ",") {
+		key, value, _ := strings.Cut(item, ":")
+		var err error
+		switch key {
+		case "release_threshold":
+			c.threshold, err = units.ParseBytes(value)
+		case "sync_interval":
+			if c.interval, err = time.ParseDuration(value); err == nil && c.interval < time.Microsecond {
+				err = errors.New("expected a time of 1µs or more")
+			}
+		default:
+			return c, fmt.Errorf("unknown setting %q: the keys are release_threshold, sync_interval", key)
+		}
+		if err != nil {
+			return c, fmt.Errorf("setting %s: %w", item, err)
+		}
+	}
+	return c, nil
+}
+
+// String is the settings that are not the defaults.
+func (c asyncConf) String() string {
+	var items []string
+	if c.threshold != noThreshold {
+		items = append(items, fmt.Sprintf("release_threshold:%d", c.threshold))
+	}
+	if c.interval != defaultInterval {
+		items = append(items, "sync_interval:"+c.interval.String())
+	}
+	return strings.Join(items, ",")
 }
 
 // asyncGrowth is the step in bytes by which the driver's memory pool was seen to grow.
 const asyncGrowth = 32 * mib
 
 // async models PyTorch with backend:cudaMallocAsync: every request is a cuMemAllocAsync from the device's default
-// memory pool, with an unlimited release threshold and all three reuse policies on (c10/cuda/
+// memory pool, with an unlimited release threshold (unless the settings name one) and all three reuse policies on (c10/cuda/
 // CUDAMallocAsyncAllocator.cpp). What the pool does inside is not public. Modelled is what the documentation promises:
 // memory freed on a stream is reused on it at once; memory freed on another stream is reused too, with a dependency
 // that the driver inserts where that stream has not got there yet; nothing goes back to the driver until a request
 // cannot be met otherwise, and then all that is wholly free, after waiting for the device. Growth is in steps of
 // 32 MiB, fit is best fit, and physical memory is not remapped, which the driver may do.
+//
+// At a synchronization the pool releases what exceeds its threshold, of segments that are wholly free. The program's
+// synchronizations are not in a recording: one is assumed at every asyncConf.interval, and its wait is not the allocator's.
 //
 // The capacity limits the memory that the pool holds. (PyTorch's own process limit counts requested bytes for this
 // backend; a device that runs out does not.)
@@ -37,12 +99,14 @@ type async struct {
 	stream  []uint32 // by block number
 	request []int64  // by block number: the operation that asked for the free
 	op      int64
+	conf    asyncConf
+	synced  int64 // how many intervals of the program's synchronizations have passed
 }
 
-func newAsync(env *Env) *async {
+func newAsync(env *Env, conf asyncConf) *async {
 	n := env.Plan.Blocks
 	// One list more: blocks that several streams used are freed on a stream of PyTorch's own.
-	return &async{meter: newMeter(env.GPULag), env: env, arena: newArena(n, env.Plan.numStreams()+1),
+	return &async{meter: newMeter(env.GPULag), env: env, conf: conf, arena: newArena(n, env.Plan.numStreams()+1),
 		stream: make([]uint32, n), request: make([]int64, n)}
 }
 
@@ -81,7 +145,7 @@ func (a *async) Alloc(b int, size uint64, stream, pool uint32) (uint64, error) {
 func (a *async) grown(size uint64, stream, pool uint32) int32 {
 	held := roundUp(size, asyncGrowth)
 	if limit := a.env.Capacity; limit > 0 && a.reserved+held > limit {
-		a.trim()
+		a.waitAndTrim()
 		a.retries++
 		if a.reserved+held > limit {
 			return -1
@@ -95,14 +159,34 @@ func (a *async) grown(size uint64, stream, pool uint32) int32 {
 	return i
 }
 
-// trim gives back all segments that are wholly free, whatever streams their parts were freed on.
-func (a *async) trim() {
+// waitAndTrim gives back all that is wholly free, after waiting for the device.
+func (a *async) waitAndTrim() {
 	a.deviceSyncs++
 	a.waitForGPU()
+	a.trim(0)
+}
+
+// Advance is Policy.Advance.
+func (a *async) Advance(us int64) {
+	a.meter.Advance(us)
+	if n := a.nowUS / a.conf.interval.Microseconds(); n > a.synced {
+		a.synced = n
+		a.trim(a.conf.threshold)
+	}
+}
+
+// trim gives back segments that are wholly free, whatever streams their parts were freed on, while more than keep bytes are held.
+func (a *async) trim(keep uint64) {
+	if a.reserved <= keep {
+		return
+	}
 	a.search(len(a.arena.lists))
 	for list := range a.arena.lists {
 		a.search(a.arena.lists[list].len())
 		for _, i := range a.arena.lists[list].blocks() {
+			if a.reserved <= keep {
+				return
+			}
 			if a.arena.blocks[i].free && int(a.arena.blocks[i].list) == list && a.arena.blocks[i].prev < 0 {
 				a.trimSegment(i)
 			}
@@ -163,7 +247,7 @@ func (a *async) Free(b int) error {
 
 // EmptyCache is torch.cuda.empty_cache, which trims the pool.
 func (a *async) EmptyCache() error {
-	a.trim()
+	a.waitAndTrim()
 	return nil
 }
 

@@ -1,6 +1,7 @@
 package replay
 
 import (
+	"cmp"
 	"fmt"
 	"time"
 
@@ -27,11 +28,16 @@ type engine struct {
 	blocks  []engineBlock // by block number
 	drained []event.Event
 
-	released int64                // steps of pools' releases since steps were last asked for
+	released int64                // steps of releases, of pools and of free memory, since steps were last asked for
 	arenas   map[streamOfPool]int // blocks that are out
 	inUse    int                  // of arenas
 	called   uint64               // steps of driver calls when they were last asked for
 	pieces   uint64               // and of memory that work uses
+
+	limited bool          // free memory is
+	looked  time.Duration // when the limit was last looked after
+	failed  error         // of that
+	started time.Duration // what starting took of the driver's time
 }
 
 type streamOfPool struct{ stream, pool uint32 }
@@ -110,7 +116,11 @@ func newEngineOver(env *Env, observe func(cuda.Driver) cuda.Driver) (Policy, str
 	if env.Emit != nil {
 		e.dev.SetHistory(1 << 16)
 	}
+	if e.limited = opts.CacheLimit > 0; e.limited {
+		e.dev.SetHistoryClock(func() int64 { return e.drv.Now().Microseconds() })
+	}
 	e.drv.ResetCalls() // starting costs every allocator the same
+	e.started = e.drv.Spent()
 	return e, conf, nil
 }
 
@@ -261,7 +271,41 @@ func (e *engine) planPool(number uint32) uint32 {
 	return uint32(id[1])
 }
 
-func (e *engine) Advance(us int64) { e.drv.AdvanceTo(time.Duration(us) * time.Microsecond) }
+func (e *engine) Advance(us int64) {
+	now := time.Duration(us) * time.Microsecond
+	if e.limited {
+		e.lookAfterLimit(now)
+	}
+	e.drv.AdvanceTo(now)
+}
+
+// limitEvery is how often the C library looks after the limit of free memory, beside what requests and frees do. Where nothing
+// happens for long it makes no difference how often: after limitOften times it is done at longer and longer distances.
+const (
+	limitEvery = time.Second
+	limitOften = 20
+)
+
+// lookAfterLimit does what the library does up to a time.
+func (e *engine) lookAfterLimit(now time.Duration) {
+	every := limitEvery
+	for n := 1; e.looked+every <= now && e.failed == nil; n++ {
+		e.looked += every
+		e.drv.AdvanceTo(e.looked)
+		_, e.failed = e.dev.ReleaseUnused()
+		e.released += int64(len(e.arenas))
+		e.drain()
+		if n >= limitOften {
+			every *= 2
+		}
+	}
+}
+
+// Reserved is Policy.Reserved: all memory is the device's.
+func (e *engine) Reserved() uint64 { return e.drv.ReservedBytes(0) }
+
+// Spent is Policy.Spent.
+func (e *engine) Spent() time.Duration { return e.drv.Spent() - e.started }
 
 func (e *engine) Usage() (allocated, reserved uint64) { return e.dev.Usage() }
 
@@ -327,4 +371,4 @@ func (e *engine) Segments() []recording.Segment {
 }
 
 // Close ends the replay with the first fault that the simulator found.
-func (e *engine) Close() error { return e.drv.Fault() }
+func (e *engine) Close() error { return cmp.Or(e.drv.Fault(), e.failed) }

@@ -127,6 +127,12 @@ func (m *meter) unmapHandles(n int, size uint64) {
 // Advance is Policy.Advance.
 func (m *meter) Advance(us int64) { m.nowUS = max(m.nowUS, us) }
 
+// Reserved is Policy.Reserved.
+func (m *meter) Reserved() uint64 { return m.reserved }
+
+// Spent is Policy.Spent.
+func (m *meter) Spent() time.Duration { return m.time + m.wait }
+
 // steps is stepper.steps.
 func (m *meter) steps() int64 {
 	n := m.extra

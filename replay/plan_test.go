@@ -190,7 +190,7 @@ func TestJSON(t *testing.T) {
 	}{
 		{tr, "device duration_us events format notes path peak_live_bytes recorded results streams verify warning"},
 		{tr["recorded"], "ooms peak_reserved_bytes segment_events settings"},
-		{tr["results"].([]any)[0], "capacity_bytes capacity_from completed conf device_syncs driver_calls driver_time_least_us driver_time_us failed_event ns_per_event odds ooms ooms_avoided peak_live_bytes peak_reserved_bytes policy ratio retries stream_syncs"},
+		{tr["results"].([]any)[0], "capacity_bytes capacity_from completed conf device_syncs driver_calls driver_time_least_us driver_time_us failed_event mean_reserved_bytes ns_per_event odds ooms ooms_avoided peak_live_bytes peak_reserved_bytes policy ratio request_us retries stream_syncs"},
 		{tr["verify"], "first_mismatch matched placements placements_matched recorded"},
 	} {
 		if diff := cmp.Diff(strings.Fields(c.want), keys(c.got)); diff != "" {

@@ -62,6 +62,10 @@ type Policy interface {
 	Advance(us int64)
 	// Usage is the bytes handed out (rounded as the allocator rounds) and held from the driver, now.
 	Usage() (allocated, reserved uint64)
+	// Spent is the host time of all driver calls so far, by the cost model, and of the waits in them.
+	Spent() time.Duration
+	// Reserved is Usage's second result by itself, which is asked for at every event.
+	Reserved() uint64
 	// Stats is what the policy did so far.
 	Stats() Stats
 	// Close ends the replay; the policy is not used again.
@@ -164,6 +168,8 @@ type Result struct {
 	PeakLive       uint64           `json:"peak_live_bytes"`
 	PeakReserved   uint64           `json:"peak_reserved_bytes"`
 	Ratio          float64          `json:"ratio"`
+	MeanReserved   uint64           `json:"mean_reserved_bytes"` // over time, from the first event on
+	Requests       Latency          `json:"request_us"`
 	Calls          map[string]int64 `json:"driver_calls"`
 	DriverTimeUS   float64          `json:"driver_time_us"`
 	DriverLeastUS  float64          `json:"driver_time_least_us"` // on the fastest host that was measured
@@ -284,6 +290,7 @@ func (p *Plan) Run(spec Spec, opt Options) (*Result, error) {
 	}
 	r.Calls, r.StreamSyncs, r.DeviceSyncs, r.Retries = s.Calls, s.StreamSyncs, s.DeviceSyncs, s.Retries
 	r.PeakReserved, r.PeakLive = s.PeakReserved, d.peak
+	r.MeanReserved, r.Requests = d.mean.value(), d.requests.latency()
 	r.DriverTimeUS, r.SyncWaitUS = s.DriverTime.Seconds()*1e6, s.SyncWait.Seconds()*1e6
 	r.DriverLeastUS = fastestHost * r.DriverTimeUS
 	if d.peak > 0 {
@@ -313,6 +320,9 @@ type driver struct {
 	verify *verifier
 	record *Recording
 	curve  *curver
+
+	mean     meanReserved
+	requests requestTimes
 
 	completions *completions // nil: as recorded
 
@@ -470,12 +480,14 @@ func (d *driver) advance(us int64) error {
 			return err
 		}
 	}
+	d.mean.until(us, d.policy.Reserved())
 	d.policy.Advance(us)
 	return nil
 }
 
 // completed says that a block may be reused.
 func (d *driver) completed(b int, us int64) error {
+	d.mean.until(us, d.policy.Reserved())
 	d.policy.Advance(us)
 	if err := d.policy.Free(b); err != nil {
 		return err
@@ -534,7 +546,10 @@ func (d *driver) request(b int, size uint64, stream, pool uint32) (uint64, error
 	if size >= maxRequest || d.live+size > maxLive {
 		return 0, fmt.Errorf("request of %d bytes: %w", size, cuda.ErrOutOfMemory)
 	}
-	return d.policy.Alloc(b, size, stream, pool)
+	before := d.policy.Spent()
+	addr, err := d.policy.Alloc(b, size, stream, pool)
+	d.requests.add(d.policy.Spent() - before)
+	return addr, err
 }
 
 // oom attempts a request that failed when it was recorded. Memory that it gets is given back at once.

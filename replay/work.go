@@ -14,12 +14,12 @@ import (
 // steps, so that it is the same on every machine. A step is what a model does for an ordinary event,
 // 0.03 to 0.08 µs.
 const (
-	workBase    = 10 << 20
+	workBase    = 12 << 20
 	workPerByte = 64 // of a small file: about a second for one of 64 KiB
 	// Of what is beyond a small file, as much as recordings need: tune of recording/testdata/multistream_prefetch, the densest
-	// one, takes 34 million steps for 94 KB.
+	// one, takes 40 million steps for 94 KB.
 	smallFile       = 64 << 10
-	workPerByteMore = 1280
+	workPerByteMore = 1536
 )
 
 // bound is the number of steps that all replays of the file may take.

@@ -46,6 +46,8 @@ func WriteReplay(w io.Writer, rep *replay.Report, ooms []analyze.OOM, s Style) {
 	}
 	fmt.Fprintln(w)
 	WriteResults(w, rep.Results, s)
+	fmt.Fprintln(w)
+	writeRequests(w, rep.Results, s)
 	seen := map[string]bool{}
 	for _, r := range rep.Results {
 		if line := "capacity: " + capacity(r); r.Capacity > 0 && !seen[line] {
@@ -106,6 +108,18 @@ func WriteResults(w io.Writer, results []*replay.Result, s Style) {
 	}
 	if !limited {
 		g.cut()
+	}
+	g.write(w, s)
+}
+
+// writeRequests writes how long requests took, and what was reserved in the mean.
+func writeRequests(w io.Writer, results []*replay.Result, s Style) {
+	fmt.Fprintln(w, s.paint("time of a request in driver calls and waits", bold))
+	g := grid{head: []string{"policy", "median", "p99", "p99.9", "longest", "mean reserved"}, optional: []string{"mean reserved", "p99.9"}}
+	for _, r := range results {
+		t := r.Requests
+		g.add(clean(policyName(r)), microseconds(t.P50), microseconds(t.P99), microseconds(t.P999), microseconds(t.Max),
+			units.FormatBytes(r.MeanReserved))
 	}
 	g.write(w, s)
 }

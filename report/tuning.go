@@ -87,6 +87,9 @@ func WriteTuning(w io.Writer, tn *analyze.Tuning, s Style) {
 	if len(tn.Floors) > 0 {
 		writeFloors(w, tn, s)
 	}
+	for i := range tn.Thresholds {
+		writeThresholds(w, &tn.Thresholds[i], s)
+	}
 	writeNotes(w, tn.Notes, s)
 	fmt.Fprintln(w)
 }
@@ -114,4 +117,39 @@ func confName(conf string) string {
 		return "PyTorch's defaults"
 	}
 	return clean(conf)
+}
+
+// writeThresholds writes the frontier of memory against driver time, and what to set.
+func writeThresholds(w io.Writer, t *analyze.Thresholds, s Style) {
+	fmt.Fprintln(w)
+	writeWrapped(w, "  ", s.paint("free memory that "+t.Policy+" keeps: no other threshold tried beats these in memory and time at once", bold), s)
+	g := grid{head: []string{"threshold", "mean reserved", "peak reserved", "driver time", "p99.9 of a request", "longest"},
+		optional: []string{"longest", "p99.9 of a request"}}
+	for i := range t.Tried {
+		x := &t.Tried[i]
+		best := t.Best != nil && x.Conf == t.Best.Conf
+		if !x.Frontier && !best && x.Conf != "" {
+			continue
+		}
+		name := x.Conf
+		switch {
+		case best:
+			name += " (recommended)"
+		case x.Conf == "":
+			name = "none"
+		}
+		r := x.Result
+		g.add(name, units.FormatBytes(r.MeanReserved), units.FormatBytes(r.PeakReserved), driverTime(r), microseconds(r.Requests.P999),
+			microseconds(r.Requests.Max))
+	}
+	g.write(w, s)
+	switch {
+	case t.Best == nil:
+		fmt.Fprintf(w, "%s: no threshold\n", s.paint("recommended", bold))
+	case t.Policy == "cistern":
+		fmt.Fprintf(w, "%s: CISTERN_CONF=%s\n", s.paint("recommended", bold), t.Best.Conf)
+	default:
+		fmt.Fprintf(w, "%s: cudaMemPoolAttrReleaseThreshold %s\n", s.paint("recommended", bold), units.FormatBytes(t.Best.Bytes))
+	}
+	writeWrapped(w, "  ", "  "+t.Why, s)
 }

@@ -70,7 +70,7 @@ func TestJSONShape(t *testing.T) {
 		{"trace", doc.Traces[0], "path device format events streams duration_us peak_live_bytes recorded notes results verify warning"},
 		{"recorded", tr.Recorded, "peak_reserved_bytes segment_events ooms settings"},
 		{"result", tr.Results[0], "policy conf capacity_bytes capacity_from completed failed_event ooms ooms_avoided " +
-			"peak_live_bytes peak_reserved_bytes ratio driver_calls driver_time_us driver_time_least_us stream_syncs device_syncs retries ns_per_event odds"},
+			"peak_live_bytes peak_reserved_bytes ratio mean_reserved_bytes request_us driver_calls driver_time_us driver_time_least_us stream_syncs device_syncs retries ns_per_event odds"},
 		{"verify", tr.Verify, "recorded matched placements placements_matched first_mismatch"},
 	} {
 		if got := strings.Join(keysOf(t, c.raw), " "); got != c.want {

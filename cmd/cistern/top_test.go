@@ -106,7 +106,7 @@ func TestTopJSONShape(t *testing.T) {
 		t.Fatalf("%v in %s", err, doc.Processes[1])
 	}
 	const memory = "used_bytes other_bytes reserved_bytes allocated_bytes active_bytes cached_bytes paused_bytes peak_reserved_bytes " +
-		"peak_allocated_bytes limit_bytes driver_calls driver_calls_per_s retries ooms "
+		"peak_allocated_bytes limit_bytes driver_calls driver_calls_per_s retries ooms requests request_us "
 	var v struct{ Details json.RawMessage }
 	if err := json.Unmarshal(p.Devices[0], &v); err != nil {
 		t.Fatal(err)

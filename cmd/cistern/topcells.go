@@ -314,12 +314,37 @@ func memoryCell(m *top.Memory, stale bool, name string) cell {
 		return cell{unknown, plainStyle}
 	case name == "CALLS":
 		return cell{count(m.DriverCalls), plainStyle}
+	case name == "P99" || name == "P99.9" || name == "LONGEST":
+		return cell{requestTime(&m.Requests, name), plainStyle}
 	case name == "RETRIES":
 		return cell{count(m.Retries), plainStyle}
 	case m.OOMs > 0:
 		return cell{few(m.OOMs), alarmStyle}
 	}
 	return cell{"0", plainStyle}
+}
+
+// requestTime is how long requests took.
+func requestTime(r *top.Requests, name string) string {
+	if r.Met == 0 {
+		return unknown
+	}
+	us := r.Slow.Max
+	switch name {
+	case "P99":
+		us = r.Quantile(0.99)
+	case "P99.9":
+		us = r.Quantile(0.999)
+	}
+	switch {
+	case us == 0:
+		return "<1us"
+	case us < 1000:
+		return fmt.Sprintf("%dus", us)
+	case us < 999_500:
+		return fmt.Sprintf("%.3gms", float64(us)/1e3)
+	}
+	return fmt.Sprintf("%.3gs", float64(us)/1e6)
 }
 
 // gpuLabel is how a GPU is named in a column.

@@ -31,6 +31,9 @@ var detailDevices = []column{
 	{name: "CALL/S", width: 6, drop: 4},
 	{name: "RETRIES", width: 7, drop: 10},
 	{name: "OOM", width: 4, drop: 5},
+	{name: "P99", width: 5, drop: 13},
+	{name: "P99.9", width: 5, drop: 14},
+	{name: "LONGEST", width: 7, drop: 10},
 }
 
 // detailUses are the columns of allocations.

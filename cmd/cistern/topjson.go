@@ -73,6 +73,16 @@ type topMemory struct {
 	Rate          *float64 `json:"driver_calls_per_s"`
 	Retries       *uint64  `json:"retries"`
 	OOMs          *uint64  `json:"ooms"`
+	Requests      *uint64  `json:"requests"` // null: of a traced process
+	RequestUS     *topTime `json:"request_us"`
+}
+
+// topTime is how long requests took, in microseconds; 0 is less than one.
+type topTime struct {
+	P50  uint64 `json:"p50"`
+	P99  uint64 `json:"p99"`
+	P999 uint64 `json:"p999"`
+	Max  uint64 `json:"max"`
 }
 
 type topDetails struct {
@@ -125,7 +135,9 @@ func newTopMemory(m *top.Memory) topMemory {
 	return topMemory{Used: where(m.UsedKnown, m.Used), Other: where(m.OtherKnown, m.Other), Reserved: page(m.Reserved),
 		Allocated: page(m.Allocated), Active: page(m.Active), Cached: page(m.Cached), Paused: page(m.Paused),
 		PeakReserved: page(m.PeakReserved), PeakAllocated: page(m.PeakAllocated), Limit: where(m.Limit > 0, m.Limit),
-		DriverCalls: page(m.DriverCalls), Rate: where(m.RateKnown, m.Rate), Retries: page(m.Retries), OOMs: page(m.OOMs)}
+		DriverCalls: page(m.DriverCalls), Rate: where(m.RateKnown, m.Rate), Retries: page(m.Retries), OOMs: page(m.OOMs),
+		Requests: where(m.Requests.Met > 0, m.Requests.Met), RequestUS: where(m.Requests.Met > 0, topTime{m.Requests.Quantile(0.5),
+			m.Requests.Quantile(0.99), m.Requests.Quantile(0.999), m.Requests.Slow.Max})}
 }
 
 func topUses(uses []top.Use) []topUse {

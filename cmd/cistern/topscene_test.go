@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"github.com/cistern-gpu/cistern/internal/latency"
 	"time"
 
 	"github.com/cistern-gpu/cistern/internal/top"
@@ -39,7 +40,8 @@ func (s *scene) Look(_ context.Context, wanted top.Wanted) top.Look {
 	device := func(ordinal int, gpu byte, reserved, allocated, peak, limit, calls, ooms uint64) top.Device {
 		return top.Device{Ordinal: ordinal, UUID: sceneUUID(gpu), Name: "NVIDIA H200", Total: 140 * gib, Reserved: reserved,
 			Allocated: allocated, Active: allocated + 64<<20, Cached: reserved - allocated - 64<<20, PeakReserved: peak,
-			PeakAllocated: peak - gib, Limit: limit, DriverCalls: calls, Retries: ooms * 2, OOMs: ooms}
+			PeakAllocated: peak - gib, Limit: limit, DriverCalls: calls, Retries: ooms * 2, OOMs: ooms,
+			Requests: 1000 * calls, Slow: slowRequests(calls)}
 	}
 	swell := (n % 7) * gib
 	trainer := top.Process{PID: 48213, Start: 900, Name: "python3", Args: []string{"/opt/venv/bin/python3", "train.py", "--lr", "3e-4", "--model", "gpt2-xl"},
@@ -80,4 +82,12 @@ func sceneDetails(device uint64) *top.Details {
 			Blocks: int64(i + 1), Bytes: uint64(30-i) << 28})
 	}
 	return d
+}
+
+// slowRequests is what that many requests took which called the driver.
+func slowRequests(calls uint64) (h latency.Histogram) {
+	for i := range calls {
+		h.Add(50 + 10*i)
+	}
+	return h
 }

@@ -49,7 +49,8 @@ func (l *library) self() (live.Process, error) {
 	return self, err
 }
 
-// view takes the figures for the page. It is its goroutine's alone.
+// view takes the figures for the page, and looks after the limit of free memory: it is the one thread of the library that comes
+// round. It is its goroutine's alone.
 type view struct {
 	*library
 	devices []*engine.Device // those of the last gauges
@@ -75,8 +76,11 @@ func (v *view) gauges(into []live.Device) (out []live.Device) {
 		if !ok {
 			continue
 		}
+		_, _ = engine.ReleaseUnused(dev) // an error that lasts is a request's
 		v.devices = append(v.devices, dev)
 		out = host.Figures(out, nodeDevice{dev}, &v.figures)
+		x := &out[len(out)-1]
+		x.Requests = dev.Views.Requests(&x.Slow)
 	}
 	return out
 }

@@ -145,7 +145,7 @@ func TestShown(t *testing.T) {
 	})
 	if d := p.Devices[0]; d.Ordinal != 0 || d.Name == "" || d.UUID == [16]byte{} || d.Total != 8<<30 || d.Limit != limit || d.Reserved < d.Allocated ||
 		d.Active != d.Allocated || d.Cached != d.Reserved-d.Active || d.PeakReserved < d.Reserved || d.PeakAllocated != d.Allocated ||
-		d.DriverCalls == 0 || d.OOMs != 0 || d.Details != nil {
+		d.DriverCalls == 0 || d.OOMs != 0 || d.Details != nil || d.Requests < 2 || d.Slow.Count() < 2 {
 		t.Errorf("%+v", d)
 	}
 	if p.Kind != live.KindCistern || p.Version != cistern.Version || !strings.HasSuffix(p.Conf, ",limit:1073741824") || p.Name != filepath.Base(a.cmd.Path) {
@@ -335,4 +335,20 @@ func cpu(t *testing.T, pid int) (sum time.Duration) {
 		t.Skip("the kernel does not say what threads have used")
 	}
 	return sum
+}
+
+// TestUnusedIsReleased: a program that does nothing more gives back what exceeds the limit of free memory.
+func TestUnusedIsReleased(t *testing.T) {
+	t.Parallel()
+	s := showing(t, ",cache_limit:4MiB,cache_decay:0s")
+	s.step()
+	r := s.reader()
+	if r == nil {
+		t.Fatal("the process is not found")
+	}
+	until(t, r, false, "72 MiB are held", func(p live.Process) bool { return len(p.Devices) == 1 && p.Devices[0].Allocated == 72<<20 })
+	s.step() // it frees 64 MiB
+	until(t, r, false, "at most 4 MiB are free", func(p live.Process) bool {
+		return len(p.Devices) > 0 && p.Devices[0].Allocated == 8<<20 && p.Devices[0].Cached <= 4<<20
+	})
 }

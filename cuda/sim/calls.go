@@ -157,6 +157,7 @@ type CallStats struct {
 type accounts struct {
 	stats       [numCalls]CallStat
 	waited      time.Duration
+	spent       time.Duration // in calls and waits, never reset
 	streamSyncs uint64
 	eventSyncs  uint64
 	deviceSyncs uint64
@@ -210,6 +211,13 @@ func (d *Driver) UseCount() uint64 {
 	return d.pieces
 }
 
+// Spent is the host time of all calls since New, by their modelled cost, and of their waits.
+func (d *Driver) Spent() time.Duration {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.spent
+}
+
 // FailCall makes calls fail: f is asked at every driver call, with the call's name and its number (from 1, over all
 // calls since New), and the call fails with the code it returns, without effect; Success lets it go on. A code that
 // poisons makes all later calls of the device's contexts fail with the same code, as on a GPU. f runs with the
@@ -237,6 +245,7 @@ func (d *Driver) begin(c call, dev cuda.Device, size uint64, cost time.Duration)
 	s := &d.stats[c]
 	s.Count++
 	s.Time += cost
+	d.spent += cost
 	if d.opt.CallsTakeTime {
 		d.clock.now += cost
 	}

@@ -71,6 +71,7 @@ func (d *Driver) SetLag(lag time.Duration) {
 func (d *Driver) waitFor(t time.Duration) {
 	if now := d.clock.read(); t > now {
 		d.waited += t - now
+		d.spent += t - now
 		d.clock.advanceTo(t)
 	}
 }

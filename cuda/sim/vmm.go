@@ -284,6 +284,7 @@ func (d *Driver) mappedCall(c call, lo, size uint64) (cuda.Device, error) {
 // charge adds to the cost of a call that has begun.
 func (d *Driver) charge(c call, cost time.Duration) {
 	d.stats[c].Time += cost
+	d.spent += cost
 	if d.opt.CallsTakeTime {
 		d.clock.now += cost
 	}

@@ -26,12 +26,12 @@ func TestConcurrent(t *testing.T) {
 	if testing.Short() {
 		budget = 1500 * time.Millisecond
 	}
-	for i, text := range []string{"", "chunk:2MiB,cross_stream:ready", "backend:malloc", "history:100", "single_handle:true"} {
+	for i, text := range []string{"", "chunk:2MiB,cross_stream:ready", "backend:malloc", "history:100", "single_handle:true", "cache_limit:8MiB,cache_decay:0s"} {
 		opts, err := config.Parse(text)
 		if err != nil {
 			t.Fatal(err)
 		}
-		t.Run(text, func(t *testing.T) { concurrent(t, opts, false, seed+uint64(i), budget/5) })
+		t.Run(text, func(t *testing.T) { concurrent(t, opts, false, seed+uint64(i), budget/6) })
 		if i == 0 {
 			t.Run("magazine", func(t *testing.T) { concurrent(t, opts, true, seed+uint64(i), budget/5) })
 		}
@@ -217,6 +217,8 @@ func concurrent(t *testing.T, opts config.Options, inC bool, seed uint64, budget
 				brief(d, rng)
 			case k < 95:
 				report(t, devs[d].Trim())
+				_, err := engine.ReleaseUnused(devs[d])
+				report(t, err)
 			case k < 96:
 				devs[d].SetLimit(uint64(rng.IntN(512)) * mib)
 			case k < 98:

@@ -6,6 +6,7 @@ import (
 	"github.com/cistern-gpu/cistern/internal/deadline"
 	"github.com/cistern-gpu/cistern/internal/engine/quota"
 	"github.com/cistern-gpu/cistern/internal/engine/views"
+	"github.com/cistern-gpu/cistern/internal/latency"
 	"github.com/cistern-gpu/cistern/internal/lockrank"
 	"github.com/cistern-gpu/cistern/memory"
 )
@@ -16,6 +17,10 @@ type glance struct {
 	last   memory.Gauges   // +checklocks:mu
 	before memory.Counters // guarded by Device.mu: what ResetAccumulated has taken from the counts
 	recent quota.Recent    // +checklocks:mu
+	// requests are all that were met, as of last, and took is how long those took that the hot path did not meet.
+	requests uint64            // +checklocks:mu
+	took     latency.Histogram // +checklocks:mu
+	slow     latency.Histogram // in us, of requests that took the device's lock, guarded by Device.mu
 }
 
 // glanceWait is how long Gauges waits for a request that holds the device's lock over driver calls, of which one may wait
@@ -34,12 +39,39 @@ func (v *Views) Gauges(g *memory.Gauges) {
 	wait := deadline.Deadline{Limit: glanceWait}
 	if wait.Poll(v.gpu.mu.TryLock) {
 		most := v.phys.look(&x.last)
+		x.requests, x.took = v.phys.requests(), x.slow
 		v.gpu.mu.Unlock()
 		x.recent.Add(time.Since(started), most-min(most, x.last.Paused))
 		x.last.Recent = x.recent.Peaks()
 	}
 	x.last.DriverCalls = v.gpu.drv.Calls()
 	*g = x.last
+}
+
+// Requests returns how many requests were met, as of the last call of Gauges, and adds the times in microseconds of those that the
+// hot path did not meet to took: from the call until the request was met or failed, waits for locks and for the GPU included. The
+// others took less than a microsecond, and no clock is read for them.
+func (v *Views) Requests(took *latency.Histogram) uint64 {
+	x := &v.phys.glance
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	took.Merge(&x.took)
+	return x.requests
+}
+
+// requests is how many requests were ever met. The sums were taken just now.
+//
+// +checklocks:ph.gpu.mu
+func (ph *physical) requests() uint64 {
+	n := ph.quota.Retired(quota.Allocs)
+	for _, l := range ph.pools.arenas {
+		l.LookIn()
+		for c := range l.Quota.Classes {
+			n += l.Quota.Classes[c].Ever()[quota.Allocs]
+		}
+		l.Unlock()
+	}
+	return uint64(n)
 }
 
 // pinnedFree is the free memory of pinned pools. The caller holds Device.mu and no arena's lock.

@@ -50,7 +50,7 @@ func (h *History) SetLimit(n int) {
 	}
 }
 
-// SetClock replaces the clock of the history, which otherwise is the wall clock in microseconds since 1970.
+// SetClock replaces the clock of the history and of the limit of free memory, which otherwise is the wall clock in microseconds since 1970.
 func (h *History) SetClock(now func() int64) { h.gpu.journal.SetClock(now) }
 
 // SetHistoryThread sets the function (nil: none) that returns the kernel's number of the calling thread. Events whose request

@@ -12,6 +12,7 @@ import (
 	"github.com/cistern-gpu/cistern/config"
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/cuda/sim"
+	"github.com/cistern-gpu/cistern/internal/engine"
 	"github.com/cistern-gpu/cistern/memory"
 	"github.com/cistern-gpu/cistern/resource"
 )
@@ -44,7 +45,14 @@ func configs(seed uint64) map[string]setup {
 	})
 	add("single", func(o *config.Options) { o.SingleHandle = true })
 	add("history", func(o *config.Options) { o.History = 50 })
-	for _, name := range []string{"default", "malloc", "stages"} {
+	add("limited", func(o *config.Options) {
+		o.CacheLimit = 1 + rng.Uint64N(32*mib)
+		o.CacheDecay = []time.Duration{-1, 10 * time.Millisecond, time.Second}[rng.IntN(3)]
+		if rng.IntN(4) == 0 {
+			o.Backend = config.BackendMalloc
+		}
+	})
+	for _, name := range []string{"default", "malloc", "stages", "limited"} {
 		c := out[name]
 		c.magazines = true
 		out["magazine of "+name] = c
@@ -74,7 +82,7 @@ func TestRandom(t *testing.T) {
 	seen := map[string]int{}
 	want := []string{"alloc", "oom", "share", "given", "freed without its stream", "double free", "foreign", "graph launched",
 		"stream destroyed", "pool released", "trim", "limit", "upstream", "restored", "restore failed", "met by magazine",
-		"kept by magazine", "registered", "host order", "stack held", "stacks forgotten", "spilled", "stream forgotten", "arena inherited", "pool limit", "upstream managed", "upstream async", "borrowed", "given back"}
+		"kept by magazine", "registered", "host order", "stack held", "stacks forgotten", "spilled", "stream forgotten", "arena inherited", "pool limit", "upstream managed", "upstream async", "borrowed", "given back", "unused released"}
 	for seed := range seeds(t, quick(5, 1), seen, want) {
 		for name, cfg := range configs(seed) {
 			w := newWorld(t, cfg, fmt.Sprintf("CISTERN_SEED=%d, %s, %s lag %v", seed, name, cfg.opts, cfg.lag))
@@ -593,6 +601,16 @@ func (w *world) trim(d *worldDevice) {
 // giveBack releases memory for other processes: what it says, and down to what is to stay.
 func (w *world) giveBack(d *worldDevice) {
 	before := uint64(d.dev.Views.Stats().Reserved.All.Current)
+	if w.cfg.opts.CacheLimit > 0 && w.chance(50) {
+		n, err := engine.ReleaseUnused(d.dev)
+		if after := uint64(d.dev.Views.Stats().Reserved.All.Current); err != nil || after != before-n {
+			w.fail("ReleaseUnused() = %d, %v: reserved went from %d to %d", n, err, before, after)
+		}
+		if n > 0 {
+			w.seen["unused released"]++
+		}
+		return
+	}
 	need, keep := w.rng.Uint64N(w.cfg.capacity), w.rng.Uint64N(3)*w.rng.Uint64N(before+1)
 	n, err := d.dev.GiveBack(need, keep)
 	after := uint64(d.dev.Views.Stats().Reserved.All.Current)

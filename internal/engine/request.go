@@ -62,8 +62,10 @@ func (p *Pool) obtain(what request, st *Stream) (cuda.Ptr, timeline.Waits, error
 // obtainLocked is obtain with Device.mu, and returns what the node granted as well.
 func obtainLocked(p *Pool, what request, st *Stream, granted *grants) (cuda.Ptr, timeline.Waits, error) {
 	d := p.dev
+	began := time.Now()
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	defer func() { d.state.phys.glance.slow.Add(uint64(time.Since(began).Microseconds())) }()
 	c := d.state.policy.newRequest()
 	*c = what
 	defer func() {
@@ -71,6 +73,7 @@ func obtainLocked(p *Pool, what request, st *Stream, granted *grants) (cuda.Ptr,
 		d.state.policy.requestOver(c)
 	}()
 	ptr, err := c.meet(p, st)
+	_, _ = limitCache(d) // it is not the request's
 	return ptr, c.waits, err
 }
 

@@ -39,6 +39,7 @@ type state struct {
 	pools     *poolTable
 	phys      *physical
 	policy    *policy
+	cache     *cacheLimit
 	observers *observers
 	callbacks *callbacks
 	held      *heldFrees
@@ -58,6 +59,7 @@ func newState(g *gpu, mem *physical, pools *poolTable, kept bool) *state {
 	s := &state{pools: pools, phys: mem, streams: &streamTable{gpu: g, byID: map[cuda.StreamID]*Stream{}, gone: map[cuda.StreamID]weak.Pointer[Stream]{}},
 		observers: &observers{gpu: g}, callbacks: &callbacks{gpu: g}, held: &heldFrees{gpu: g}}
 	s.policy = &policy{gpu: g, phys: mem}
+	s.cache = newCacheLimit(g, mem, pools)
 	s.mover = &mover{gpu: g, streams: s.streams, pools: pools, phys: mem, policy: s.policy, observers: s.observers}
 	s.paused = &pausedMemory{gpu: g, streams: s.streams, pools: pools, phys: mem, policy: s.policy, held: s.held}
 	s.paused.mu.Rank = lockrank.Pausing

@@ -138,12 +138,13 @@ func (s *streamHeap) freeBeyond(p cuda.Ptr) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	s.arena.Enter()
-	defer s.arena.Unlock()
-	if s.hot.PutBeyond(p) != arena.Done {
-		return false
+	done := s.hot.PutBeyond(p) == arena.Done
+	if done {
+		d.state.phys.rebalance(s, nil)
 	}
-	d.state.phys.rebalance(s, nil)
-	return true
+	s.arena.Unlock()
+	_, _ = limitCache(d) // it is not the free's
+	return done
 }
 
 // freeSlow takes back a block that other streams use, or when history, statistics or a broken context want attention.
@@ -160,6 +161,7 @@ func (s *streamHeap) freeSlow(p cuda.Ptr, o FreeOptions) error {
 	err := d.state.frees.free(s, id, o)
 	d.state.phys.rebalance(s, nil)
 	s.arena.Unlock()
+	_, _ = limitCache(d) // it is not the free's
 	return err
 }
 

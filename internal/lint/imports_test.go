@@ -15,7 +15,7 @@ import (
 var mayImport = map[string][]string{
 	// The engine, and below it.
 	".":                        {"config", "cuda", "event", "internal/engine", "memory", "resource"},
-	"internal/engine":          {"config", "cuda", "event", "internal/deadline", "internal/engine/arena", "internal/engine/health", "internal/engine/journal", "internal/engine/offload", "internal/engine/phys", "internal/engine/quota", "internal/engine/timeline", "internal/engine/views", "internal/heap", "internal/lockrank", "internal/magazine", "internal/nopoll", "internal/stacks", "internal/units", "memory", "resource"},
+	"internal/engine":          {"config", "cuda", "event", "internal/deadline", "internal/engine/arena", "internal/engine/health", "internal/engine/journal", "internal/engine/offload", "internal/engine/phys", "internal/engine/quota", "internal/engine/timeline", "internal/engine/views", "internal/heap", "internal/latency", "internal/lockrank", "internal/magazine", "internal/nopoll", "internal/stacks", "internal/units", "memory", "resource"},
 	"internal/engine/arena":    {"cuda", "internal/engine/health", "internal/engine/quota", "internal/engine/timeline", "internal/heap", "internal/lockrank", "internal/magazine"},
 	"internal/engine/phys":     {"cuda", "internal/engine/health", "internal/engine/quota"},
 	"memory":                   {"cuda", "event", "internal/units"},
@@ -68,6 +68,7 @@ var mayImport = map[string][]string{
 	"fleet/dataset":   {"export", "fleet", "internal/outfile", "recording"},
 	// Shared by all: sizes in words, CPU time, waits with an end.
 	"internal/deadline": {},
+	"internal/latency":  {},
 	"internal/leaves":   {},
 	"internal/units":    {},
 	"internal/suggest":  {},
@@ -89,7 +90,7 @@ var mayImport = map[string][]string{
 	// What the audit library says of a program that is traced.
 	"internal/audit": {"internal/cputime", "internal/deadline"},
 	// What a process shows of what it holds.
-	"internal/live": {"internal/deadline"},
+	"internal/live": {"internal/deadline", "internal/latency"},
 	// Names of functions.
 	"internal/symbols": {"internal/nopoll"},
 	// Files without the poller of Go's runtime.
@@ -109,7 +110,7 @@ var mayImport = map[string][]string{
 	"internal/nvml":         {},
 	"internal/nvml/standin": {"internal/standin"},
 	// What cistern top knows: both of these, put together.
-	"internal/top": {"internal/live", "internal/nvml"},
+	"internal/top": {"internal/latency", "internal/live", "internal/nvml"},
 	// For tests and for lab: kernels, and what stands in for them on the simulated device.
 	"internal/gpu": {"cuda", "cuda/nvidia", "cuda/sim"},
 	// Shared by the commands of lab.

@@ -9,6 +9,8 @@ import (
 	"io"
 	"slices"
 	"time"
+
+	"github.com/cistern-gpu/cistern/internal/latency"
 )
 
 // The page. Numbers are little-endian words of 8 bytes. A part is a number, its checksum, a length, and so many bytes; the
@@ -20,7 +22,7 @@ import (
 //	detailsAt         two parts in turn: the time until which they stand at least, and Details by device, as JSON
 const (
 	magic   = 0x4556494c54534943 // "CISTLIVE"
-	version = 1
+	version = 2
 
 	head = 24 // of a part
 
@@ -28,13 +30,13 @@ const (
 	identityMax = 16<<10 - identityAt - head
 
 	gaugesAt    = 16 << 10
-	gaugesStep  = 20 << 10
+	gaugesStep  = 132 << 10
 	gaugesHead  = 16
-	recordBytes = 256
+	recordBytes = 2 << 10
 	maxDevices  = 64
 	gaugesMax   = gaugesHead + maxDevices*recordBytes
 
-	detailsAt   = 56 << 10
+	detailsAt   = 280 << 10
 	detailsStep = 260 << 10
 	detailsHead = 8
 	detailsMax  = 256 << 10
@@ -42,29 +44,31 @@ const (
 	pageBytes = detailsAt + 2*detailsStep
 )
 
-// A record: the ordinal, the UUID, the name in nameBytes padded with zeros, the figures, and zeros.
+// A record: the ordinal, the UUID, the name in nameBytes padded with zeros, the figures, the histogram of slow requests (the
+// longest, and the counts), and zeros.
 const (
 	nameAt    = 24
 	nameBytes = 72
 	figuresAt = nameAt + nameBytes
+	slowAt    = figuresAt + 8*figures
+	figures   = 14 + Windows
 )
 
 var (
+	_ [recordBytes - slowAt - 8 - 8*latency.Buckets]struct{}
 	_ [gaugesStep - head - gaugesMax]struct{}
 	_ [detailsStep - head - detailsHead - detailsMax]struct{}
 )
 
-// figures are the numbers of a record, in order. An earlier version wrote zeros in the place of the last ones.
-func (d *Device) figures() [13 + Windows]*uint64 {
-	f := [...]*uint64{&d.Total, &d.Reserved, &d.Allocated, &d.Active, &d.Cached, &d.Paused, &d.PeakReserved, &d.PeakAllocated,
-		&d.Limit, &d.DriverCalls, &d.Retries, &d.OOMs, &d.Pinned, Windows + 12: nil}
+// figures are the numbers of a record, in order.
+func (d *Device) figures() [figures]*uint64 {
+	f := [figures]*uint64{&d.Total, &d.Reserved, &d.Allocated, &d.Active, &d.Cached, &d.Paused, &d.PeakReserved, &d.PeakAllocated,
+		&d.Limit, &d.DriverCalls, &d.Retries, &d.OOMs, &d.Requests, &d.Pinned}
 	for i := range d.Recent {
-		f[13+i] = &d.Recent[i]
+		f[figures-Windows+i] = &d.Recent[i]
 	}
 	return f
 }
-
-var _ [recordBytes - figuresAt - 8*(13+Windows)]struct{}
 
 var le = binary.LittleEndian
 
@@ -275,6 +279,10 @@ func encodeGauges(b []byte, at time.Time, dropped uint64, devices []Device) []by
 		for i, f := range d.figures() {
 			le.PutUint64(rec[figuresAt+8*i:], *f)
 		}
+		le.PutUint64(rec[slowAt:], d.Slow.Max)
+		for i, n := range d.Slow.Counts {
+			le.PutUint64(rec[slowAt+8+8*i:], n)
+		}
 	}
 	return b
 }
@@ -298,6 +306,10 @@ func decodeGauges(b []byte, p *Process) error {
 		}
 		for i, f := range d.figures() {
 			*f = le.Uint64(b[figuresAt+8*i:])
+		}
+		d.Slow.Max = le.Uint64(b[slowAt:])
+		for i := range d.Slow.Counts {
+			d.Slow.Counts[i] = le.Uint64(b[slowAt+8+8*i:])
 		}
 		p.Devices = append(p.Devices, d)
 	}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"github.com/cistern-gpu/cistern/internal/latency"
 	"reflect"
 	"strings"
 	"testing"
@@ -31,9 +32,14 @@ var someID = identity{Place: Place{"77", 3, 8}, Maker: 4, MakerStart: 5, PID: 6,
 	Version: "0.5", Conf: "limit:1GiB"}
 
 func someDevices() []Device {
+	var slow latency.Histogram
+	for i := range slow.Counts {
+		slow.Counts[i] = uint64(1000 + i)
+	}
+	slow.Max = 14
 	return []Device{
 		{Ordinal: 0, UUID: [16]byte{1, 15: 2}, Name: "NVIDIA H200", Total: 1, Reserved: 2, Allocated: 3, Active: 4, Cached: 5, Paused: 6,
-			PeakReserved: 7, PeakAllocated: 8, Limit: 9, DriverCalls: 10, Retries: 11, OOMs: 12},
+			PeakReserved: 7, PeakAllocated: 8, Limit: 9, DriverCalls: 10, Retries: 11, OOMs: 12, Requests: 13, Slow: slow},
 		{Ordinal: 7, Name: strings.Repeat("n", nameBytes), Total: 1 << 63},
 	}
 }

@@ -41,6 +41,8 @@ import (
 	"strings"
 	"time"
 	"unicode"
+
+	"github.com/cistern-gpu/cistern/internal/latency"
 )
 
 // Process is one that publishes, or that is traced.
@@ -91,6 +93,9 @@ type Device struct {
 	OOMs          uint64
 	Pinned        uint64          // of Cached: captured graphs use it
 	Recent        [Windows]uint64 // the most that was active with physical memory in the last Window, and in twice as long each
+
+	Requests uint64            // that were met; 0: unknown
+	Slow     latency.Histogram // in us: times of those that took longer than a lookup
 
 	Details *Details // nil unless asked for, and for the first moments
 }

@@ -515,7 +515,7 @@ func TestHostilePages(t *testing.T) {
 	for _, err := range errs {
 		texts = append(texts, strings.TrimPrefix(err.Error(), fmt.Sprintf("process %d: ", os.Getpid())))
 	}
-	for _, want := range []string{"the status segment is too short", "this is not a status segment of Cistern", "its status segment has layout 2, this cistern reads layout 1: use the version that the program uses"} {
+	for _, want := range []string{"the status segment is too short", "this is not a status segment of Cistern", "its status segment has layout 3, this cistern reads layout 2: use the version that the program uses"} {
 		if !strings.Contains(strings.Join(texts, "\n"), want) {
 			t.Errorf("errors are %q, want %q among them", texts, want)
 		}

@@ -113,7 +113,8 @@ func (s *State) addPage(p *Process) {
 		h := Holding{GPU: gpu, Ordinal: d.Ordinal, Details: detailsOf(&d), Memory: Memory{
 			Reserved: d.Reserved, Allocated: d.Allocated, Active: d.Active, Cached: d.Cached, Paused: d.Paused,
 			PeakReserved: d.PeakReserved, PeakAllocated: d.PeakAllocated, Limit: d.Limit,
-			DriverCalls: d.DriverCalls, Retries: d.Retries, OOMs: d.OOMs, Page: true}}
+			DriverCalls: d.DriverCalls, Retries: d.Retries, OOMs: d.OOMs, Page: true,
+			Requests: Requests{d.Requests, d.Slow}}}
 		h.Rate, h.RateKnown = past.device(deviceOf(d.UUID, d.Ordinal)).rate(mark{p.Updated, d.DriverCalls})
 		if r.Stale {
 			h.RateKnown = false
@@ -299,6 +300,8 @@ func sum(all []Holding) Memory {
 		m.OtherKnown = m.OtherKnown || h.OtherKnown
 		m.Page = m.Page || h.Page
 		m.Rate += h.Rate
+		m.Requests.Met += h.Requests.Met
+		m.Requests.Slow.Merge(&h.Requests.Slow)
 		m.RateKnown = m.RateKnown || h.RateKnown
 		limits = limits && (h.Limit > 0 || !h.Page)
 	}

@@ -15,6 +15,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/cistern-gpu/cistern/internal/latency"
 	"github.com/cistern-gpu/cistern/internal/live"
 )
 
@@ -118,9 +119,21 @@ type Memory struct {
 	Page                                        bool // the process's page says the rest
 	Rate                                        float64
 	RateKnown                                   bool // driver calls a second
+	Requests                                    Requests
 	// What the driver counts and the process's page does not: the context, its code, other allocators.
 	Other      uint64
 	OtherKnown bool
+}
+
+// Requests is how long a process's requests took.
+type Requests struct {
+	Met  uint64            // 0: not known
+	Slow latency.Histogram // in us, of those that took longer than a lookup
+}
+
+// Quantile is the time in us that a part of the requests did not exceed; 0 is less than one.
+func (r *Requests) Quantile(q float64) uint64 {
+	return r.Slow.Quantile(q, r.Met-min(r.Met, r.Slow.Count()))
 }
 
 // numbers are those of a Memory that add up.

@@ -17,6 +17,7 @@ import io
 import json
 import os
 import platform
+import random
 import runpy
 import shutil
 import signal
@@ -132,7 +133,8 @@ def alloc(peer, path):
             runpy.run_path(path, run_name="__main__")
     finally:
         sys.argv = argv
-    return json.loads(printed.getvalue().strip().splitlines()[-1])
+    import torch
+    return {**json.loads(printed.getvalue().strip().splitlines()[-1]), **torch_tails(torch)}
 
 
 def pairs():
@@ -148,7 +150,38 @@ def pairs():
     lib = ctypes.CDLL(target)
     for f in (lib.pair_ns, lib.churn_ns):
         f.restype, f.argtypes = ctypes.c_double, [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_long]
+    lib.tail_ns.restype = ctypes.c_double
+    lib.tail_ns.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_long, ctypes.c_long, ctypes.POINTER(ctypes.c_double)]
     return lib
+
+
+TAILS = ("median", "p99", "p99.9", "longest")
+TAIL_LIVE, TAIL_REQUESTS = 2000, 100_000
+
+
+def tails(times):
+    """The figures of times in nanoseconds: the median, those that 99 and 99.9 of 100 do not exceed, the longest; in us."""
+    times, n = sorted(times), len(times)
+    places = (n - 1) // 2, (n * 99 + 99) // 100 - 1, (n * 999 + 999) // 1000 - 1, n - 1
+    return {f"request_{name}": round(times[i] / 1000, 2) for name, i in zip(TAILS, places)}
+
+
+def torch_tails(torch):
+    """The time of one allocation each through PyTorch's allocator, whichever it is, from an empty cache on. The call from Python
+    is part of each, the same for every allocator."""
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    pick, blocks, times = random.Random(1), [0] * TAIL_LIVE, []
+    for _ in range(TAIL_REQUESTS):
+        i, size = pick.randrange(TAIL_LIVE), int(2 ** pick.uniform(9, 23))
+        if blocks[i]:
+            torch.cuda.caching_allocator_delete(blocks[i])
+        begin = time.perf_counter_ns()
+        blocks[i] = torch.cuda.caching_allocator_alloc(size)
+        times.append(time.perf_counter_ns() - begin)
+    for p in filter(None, blocks):
+        torch.cuda.caching_allocator_delete(p)
+    return tails(times)
 
 
 def alone(peer):
@@ -165,9 +198,12 @@ def alone(peer):
     for size in (512, MiB, 20 * MiB):
         result[f"pair_{size}"] = round(loops.pair_ns(*addresses, size, 200_000), 1)
     result["churn_2000"] = round(loops.churn_ns(*addresses, 2000, 100_000), 1)
+    found = (ctypes.c_double * len(TAILS))()
+    result["tail"] = loops.tail_ns(*addresses, TAIL_LIVE, TAIL_REQUESTS, found)
     if min(result.values()) < 0:
         raise SystemExit(f"{peer}: an allocation failed: {result}")
-    return result
+    del result["tail"]
+    return {**result, **{f"request_{name}": round(ns / 1000, 2) for name, ns in zip(TAILS, found)}}
 
 
 def workload(peer, path, name, steps):
@@ -386,6 +422,8 @@ def lines(figures):
     requested = figures.get("native", {}).get(("workload", "peak_requested"))
     for k, words in ALLOC:
         yield words, lambda f, k=k: f.get(("alloc", k)), 0
+    for name in TAILS:
+        yield f"one request, {name}, us", lambda f, k=f"request_{name}": f.get(("alloc", k)), 2
     if requested:
         yield "peak reserved / requested", lambda f: f.get(("workload", "peak_reserved"), 0) / requested or None, 3
     yield "peak use of the device, GB", lambda f: (f.get(("workload", "device_peak")) or 0) / 1e9 or None, 2

@@ -35,6 +35,10 @@ class Peers(Case):
         median = sorted(r["pair_512"] for r in found["rounds"])[1]
         self.assertEqual(found["medians"]["cistern-alone"]["alloc.pair_512"], median)
         self.assertGreater(median, 0)
+        times = [found["medians"]["cistern-alone"][f"alloc.request_{name}"] for name in ("median", "p99", "p99.9", "longest")]
+        self.assertEqual(times, sorted(times))
+        self.assertGreater(times[0], 0)
+        self.assertIn("one request, p99.9, us", text)
         self.assertIn("left out: kvcached", text)
 
     def test_failures_are_no_figures(self):

@@ -67,11 +67,26 @@ func (j *Journal) SetLimit(n int) {
 	j.health.SetRecording(n > 0)
 }
 
-// SetClock replaces the clock, which otherwise is the wall clock in microseconds since 1970.
+// SetClock replaces the clock of events and of the limit of free memory, which otherwise is the wall clock in microseconds since 1970.
 func (j *Journal) SetClock(now func() int64) {
 	j.mu.Lock()
 	j.now = now
 	j.mu.Unlock()
+}
+
+// Now is the time by that clock.
+func (j *Journal) Now() int64 {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.clock()
+}
+
+// +checklocks:j.mu
+func (j *Journal) clock() int64 {
+	if j.now != nil {
+		return j.now()
+	}
+	return time.Now().UnixMicro()
 }
 
 // Events returns the recorded events, oldest first, and how many older ones the ring no longer holds.
@@ -125,11 +140,7 @@ func (j *Journal) Record(e event.Event) {
 	}
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	if j.now != nil {
-		e.TimeUS = j.now()
-	} else {
-		e.TimeUS = time.Now().UnixMicro()
-	}
+	e.TimeUS = j.clock()
 	if f := j.thread.f.Load(); e.Thread == 0 && f != nil {
 		e.Thread = (*f)()
 	}

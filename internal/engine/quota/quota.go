@@ -45,6 +45,7 @@ type Device struct {
 	Returned  uint64 // bytes ever given back to where they came from
 	Physical  [NumGroups]Physical
 	Paused    [NumGroups]Value // bytes of blocks whose memory is paused
+	Watch     Watch
 
 	arenas  []*Arena
 	sums    [NumGroups]group
@@ -80,6 +81,31 @@ func (d *Device) SetLimit(which int, bytes uint64) {
 // group is the sum of the gauges of a set of arenas, with its peaks.
 type group struct {
 	now, peak Gauges
+}
+
+// Watch has operations come to the device's lock that the allowances alone would not: those that make more memory free, or more
+// memory active within a span of time, than was noted. The zero value watches nothing.
+type Watch struct {
+	Free   int64 // the free bytes of all arenas beyond which a free comes; 0: none does
+	Step   int64 // by how much active memory may exceed Active before a request comes; 0: none does
+	Active int64 // the most active bytes since the span began that were noted; Rebalance raises it
+	Soon   bool  // a request comes as well once active memory has risen by Step
+}
+
+// MostActive is what active memory has not exceeded since the span began.
+func (w *Watch) MostActive() int64 { return w.Active + w.Step }
+
+// limit bounds what a sum may still rise.
+func (w *Watch) limit(now, left *Gauges) {
+	if w.Free > 0 {
+		left[FreeBytes] = min(left[FreeBytes], max(0, w.Free-now[FreeBytes]))
+	}
+	if w.Step > 0 {
+		left[ActiveBytes] = min(left[ActiveBytes], w.MostActive()-now[ActiveBytes])
+		if w.Soon {
+			left[ActiveBytes] = min(left[ActiveBytes], w.Step)
+		}
+	}
 }
 
 // AddArena counts an arena from now on.
@@ -161,8 +187,19 @@ func (d *Device) Retire(class int, c *Class) {
 	*c = Class{}
 }
 
+// Retired is what was ever added to a gauge in stream heaps that are gone.
+func (d *Device) Retired(gauge int) int64 { return d.retired[GroupAll][gauge] }
+
 // Peak is the peak of a gauge of all arenas.
 func (d *Device) Peak(gauge int) int64 { return d.sums[GroupAll].peak[gauge] }
+
+// WatchReached reports whether more memory is free than a free may make so without the device's lock, as of the last Rebalance.
+func (d *Device) WatchReached() bool {
+	return d.Watch.Free > 0 && d.sums[GroupAll].now[FreeBytes] >= d.Watch.Free
+}
+
+// Now is a gauge of all arenas, as of the last Rebalance.
+func (d *Device) Now(gauge int) int64 { return d.sums[GroupAll].now[gauge] }
 
 // Rebalance takes the sums, raises the peaks and shares the allowances out anew. spares is the number of spare chunks, and
 // favoured the arena that gets allowances first, or nil. The locks of all arenas are held.
@@ -195,6 +232,7 @@ func (d *Device) Rebalance(favoured *Arena, spares int) {
 	for g := range d.Physical {
 		d.Physical[g].raise()
 	}
+	d.Watch.Active = max(d.Watch.Active, d.sums[GroupAll].now[ActiveBytes])
 	d.shareOut(favoured)
 }
 
@@ -208,6 +246,7 @@ func (d *Device) shareOut(favoured *Arena) {
 			left[g][i] = d.sums[g].peak[i] - d.sums[g].now[i]
 		}
 	}
+	d.Watch.limit(&d.sums[GroupAll].now, &left[GroupAll])
 	if favoured != nil {
 		favoured.give(&left)
 	}
