@@ -336,6 +336,17 @@ func (c *client) control(m protocol.Message, buf, oob []byte) error {
 				}
 			}
 			c.send(protocol.Message{Kind: protocol.End, ID: m.ID})
+		case protocol.Devices:
+			for _, d := range c.b.Devices() {
+				text, err := json.Marshal(d)
+				if err != nil {
+					return err
+				}
+				if !c.send(protocol.Message{Kind: protocol.Item, ID: m.ID, Text: string(text)}) {
+					return nil
+				}
+			}
+			c.send(protocol.Message{Kind: protocol.End, ID: m.ID})
 		case protocol.Set:
 			answer := protocol.Message{Kind: protocol.End, ID: m.ID}
 			if err := c.b.set(c, m.Text); err != nil {

@@ -81,8 +81,21 @@ func (c *Conn) next() (m protocol.Message, err error) {
 }
 
 // List are the clients that the user may see.
-func (c *Conn) List() (all []protocol.Entry, err error) {
-	if err := c.send(protocol.Message{Kind: protocol.List}); err != nil {
+func (c *Conn) List() ([]protocol.Entry, error) {
+	return items[protocol.Entry](c, protocol.Message{Kind: protocol.List})
+}
+
+// Devices are the devices that clients use, with sums over all clients.
+func (c *Conn) Devices() ([]protocol.Device, error) {
+	return items[protocol.Device](c, protocol.Message{Kind: protocol.Devices})
+}
+
+// Path is the broker's socket.
+func (c *Conn) Path() string { return c.path }
+
+// items are the answers to a question that asks for a list.
+func items[T any](c *Conn, m protocol.Message) (all []T, err error) {
+	if err := c.send(m); err != nil {
 		return nil, err
 	}
 	for {
@@ -91,13 +104,16 @@ func (c *Conn) List() (all []protocol.Entry, err error) {
 			return nil, err
 		}
 		if m.Kind == protocol.End {
+			if m.Text != "" {
+				return nil, errors.New(m.Text)
+			}
 			return all, nil
 		}
-		var e protocol.Entry
-		if err := json.Unmarshal([]byte(m.Text), &e); err != nil {
-			return nil, fmt.Errorf("the broker at %s describes a client as %q: %w", c.path, m.Text, err)
+		var item T
+		if err := json.Unmarshal([]byte(m.Text), &item); err != nil {
+			return nil, fmt.Errorf("the broker at %s describes an item as %q: %w", c.path, m.Text, err)
 		}
-		all = append(all, e)
+		all = append(all, item)
 	}
 }
 
