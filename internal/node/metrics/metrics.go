@@ -249,7 +249,9 @@ func send[T any](to chan<- prometheus.Metric, all []figure[T], x *T, counts bool
 }
 
 func collectClients(to chan<- prometheus.Metric, device string, all []protocol.Entry) {
-	slices.SortStableFunc(all, func(x, y protocol.Entry) int { return cmp.Or(cmp.Compare(y.Reserved, x.Reserved), cmp.Compare(x.Client, y.Client)) })
+	slices.SortStableFunc(all, func(x, y protocol.Entry) int {
+		return cmp.Or(cmp.Compare(y.Reserved, x.Reserved), cmp.Compare(x.Client, y.Client))
+	})
 	most := min(len(all), MostClients)
 	for i := range all[:most] {
 		e := &all[i]
@@ -279,7 +281,9 @@ func collectCgroups(to chan<- prometheus.Metric, device string, all []protocol.E
 	for _, g := range by {
 		groups = append(groups, g)
 	}
-	slices.SortFunc(groups, func(x, y *group) int { return cmp.Or(cmp.Compare(y.sum.Reserved, x.sum.Reserved), cmp.Compare(x.cgroup, y.cgroup)) })
+	slices.SortFunc(groups, func(x, y *group) int {
+		return cmp.Or(cmp.Compare(y.sum.Reserved, x.sum.Reserved), cmp.Compare(x.cgroup, y.cgroup))
+	})
 	rest := group{cgroup: Other}
 	for i, g := range groups {
 		if i < MostCgroups {
