@@ -83,6 +83,7 @@ var mayImport = map[string][]string{
 	"internal/node/policy":   {"internal/node/ledger", "internal/suggest", "internal/units"},
 	"internal/node/broker":   {"internal/live", "internal/node/grants", "internal/node/ledger", "internal/node/policy", "internal/node/protocol", "internal/text", "internal/units"},
 	"internal/node/control":  {"internal/node/protocol"},
+	"internal/node/metrics":  {"internal/node/protocol"},
 	"internal/node/client":   {"cuda", "internal/deadline", "internal/environ", "internal/live", "internal/node/grants", "internal/node/protocol", "internal/socket"},
 	"internal/node/host":     {"cuda", "internal/live", "internal/node/client", "internal/node/protocol", "memory"},
 	// What the audit library says of a program that is traced.
@@ -108,7 +109,7 @@ var mayImport = map[string][]string{
 	"internal/nvml":         {},
 	"internal/nvml/standin": {"internal/standin"},
 	// What cistern top knows: both of these, put together.
-	"internal/top": {"internal/live", "internal/nvml"},
+	"internal/top": {"internal/live", "internal/node/control", "internal/node/protocol", "internal/nvml"},
 	// For tests and for lab: kernels, and what stands in for them on the simulated device.
 	"internal/gpu": {"cuda", "cuda/nvidia", "cuda/sim"},
 	// Shared by the commands of lab.

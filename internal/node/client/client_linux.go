@@ -45,6 +45,7 @@ type Client struct {
 	over  sync.WaitGroup
 	gives chan protocol.Message
 	sent  atomic.Uint64 // messages
+	busy  atomic.Bool   // memory is paused or resumed for the node
 
 	mu      sync.Mutex
 	devices map[cuda.Device]*device   // +checklocks:mu

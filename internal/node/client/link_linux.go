@@ -289,6 +289,8 @@ func (c *Client) handle(l *link, m *protocol.Message) error {
 		default: // the broker asks faster than memory can be given
 			c.send(l, &protocol.Message{Kind: protocol.Gave, ID: m.ID, Slot: m.Slot, Text: "too many requests wait already"})
 		}
+	case protocol.Pausing:
+		c.pausing(l, *m)
 	case protocol.Refused:
 		return refused(m.Text)
 	}

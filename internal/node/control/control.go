@@ -20,6 +20,7 @@ type Conn struct {
 	path string
 	c    *net.UnixConn
 	last uint64
+	wait time.Duration // beside timeout, for the answer
 }
 
 // Dial connects to the broker at the first of these sockets where one listens.
@@ -63,7 +64,7 @@ func (c *Conn) send(m protocol.Message) error {
 func (c *Conn) next() (m protocol.Message, err error) {
 	b := make([]byte, protocol.MaxMessage)
 	for {
-		_ = c.c.SetDeadline(time.Now().Add(timeout))
+		_ = c.c.SetDeadline(time.Now().Add(timeout + c.wait))
 		n, err := c.c.Read(b)
 		if err != nil {
 			return m, fmt.Errorf("the broker at %s: %w", c.path, cause(err))
@@ -88,6 +89,23 @@ func (c *Conn) List() ([]protocol.Entry, error) {
 // Devices are the devices that clients use, with sums over all clients.
 func (c *Conn) Devices() ([]protocol.Device, error) {
 	return items[protocol.Device](c, protocol.Message{Kind: protocol.Devices})
+}
+
+// Pause has clients whose label matches a pattern pause what they allow the node to pause, within a time, and returns what each
+// did. Resume likewise.
+func (c *Conn) Pause(label string, within time.Duration) ([]protocol.PauseResult, error) {
+	return c.pause(protocol.Pause, label, within)
+}
+
+// Resume has clients resume what the node paused.
+func (c *Conn) Resume(label string, within time.Duration) ([]protocol.PauseResult, error) {
+	return c.pause(protocol.Resume, label, within)
+}
+
+func (c *Conn) pause(kind protocol.Kind, label string, within time.Duration) ([]protocol.PauseResult, error) {
+	c.wait = within
+	defer func() { c.wait = 0 }()
+	return items[protocol.PauseResult](c, protocol.Message{Kind: kind, Label: label, Wait: within})
 }
 
 // Path is the broker's socket.

@@ -26,3 +26,17 @@ type Load struct {
 	Given     uint64  `json:"given_bytes"`
 	Pressure  float64 `json:"pressure_s"` // time with at least one question that was not answered
 }
+
+// PauseResult is what a client did about Pause or Resume on a device, as the JSON of an Item.
+type PauseResult struct {
+	Client  uint64  `json:"client"`
+	PID     int     `json:"pid"`
+	Name    string  `json:"name"`
+	Label   string  `json:"label"`
+	Device  string  `json:"device"` // UUID
+	Bytes   uint64  `json:"bytes"`  // physical memory that was returned, or allocated again
+	Seconds float64 `json:"seconds"`
+	Error   string  `json:"error,omitempty"`
+	// Denied reports that the error is that the program does not allow it now.
+	Denied bool `json:"denied,omitempty"`
+}

@@ -36,10 +36,10 @@
 //	End       broker   ID, Text of an error
 //	Refused   broker   Text; the connection ends
 //	Devices   control  ID: list devices
-//	Pause     control  ID, Label, UUID, Keep: have clients that allow it pause, as a consent says
-//	Resume    control  ID, Label, UUID: the same for resuming
-//	Pausing   broker   ID, Slot, Keep (0: resume, 1: pause): to a client
-//	Paused    client   ID, Slot, Bytes, Text of an error
+//	Pause     control  ID, Label (a pattern), Wait: pause what clients allow the node to pause; answered by items
+//	Resume    control  ID, Label, Wait: likewise
+//	Pausing   broker   ID, Slot, Keep (1: pause, 0: resume)
+//	Paused    client   ID, Slot, Bytes, Text of an error, Keep (1: the program does not allow it now)
 package protocol
 
 import (
