@@ -39,6 +39,7 @@ const (
 type Client struct {
 	cfg   Config
 	link  atomic.Pointer[link] // nil: no broker
+	tried atomic.Pointer[link] // the one that run has, also before the broker has answered
 	page  atomic.Pointer[live.Page]
 	first deadline.Event // the first attempt to connect is over
 	ended deadline.Event // Close was called
@@ -115,7 +116,7 @@ func Sockets() []string {
 // Close ends the client. Questions that are open fail.
 func (c *Client) Close() {
 	c.ended.Set()
-	if l := c.link.Load(); l != nil {
+	if l := c.tried.Load(); l != nil {
 		l.shut()
 	}
 	c.over.Wait()

@@ -141,7 +141,9 @@ func (c *Client) run() {
 		l, err := c.connect()
 		if l != nil {
 			began := time.Now()
+			c.tried.Store(l)
 			err = c.converse(l)
+			c.tried.Store(nil)
 			l.CloseBy(l.guard)
 			if time.Since(began) > mostPause {
 				pause = leastPause
