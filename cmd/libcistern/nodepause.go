@@ -12,6 +12,8 @@ package main
 import "C"
 
 import (
+	"errors"
+
 	"github.com/cistern-gpu/cistern/config"
 	"github.com/cistern-gpu/cistern/internal/engine"
 	"github.com/cistern-gpu/cistern/internal/node/host"
@@ -73,8 +75,11 @@ func coreNodeAllowPause(d, one C.int, pool0, pool1 C.uint64_t, tag *C.char, keep
 		name := text.Clean(goString(tag))
 		c.choose = func() (engine.Selection, bool, error) { return tagged(sel, name) }
 	}
-	if err := l.consents.Allow(dev.ID(), host.Consent{Pause: c.pause, Resume: c.resume, Return: c.giveBack}); err != nil {
+	switch err := l.consents.Allow(dev.ID(), host.Consent{Pause: c.pause, Resume: c.resume, Return: c.giveBack}); {
+	case errors.Is(err, host.ErrAllowed):
 		return fail(&failure{C.CISTERN_INVALID, err.Error()})
+	case err != nil:
+		return fail(err)
 	}
 	return C.CISTERN_OK
 }

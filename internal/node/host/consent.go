@@ -46,16 +46,22 @@ func (c *Consents) device(dev cuda.Device) *consent {
 	return x
 }
 
-// Allow gives consent for a device.
+// ErrAllowed is the error of a second consent for a device.
+var ErrAllowed = errors.New("pausing by the node is allowed already: end that first")
+
+// Allow gives consent for a device. Memory that is still paused, as Deny failed, is returned before.
 func (c *Consents) Allow(dev cuda.Device, to Consent) error {
 	x := c.device(dev)
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	switch {
-	case x.given != nil:
-		return errors.New("pausing by the node is allowed already: end that first")
-	case x.paused != nil:
-		return errors.New("memory that the node paused is still paused: end that first")
+	if x.given != nil {
+		return ErrAllowed
+	}
+	if x.paused != nil {
+		if err := x.paused.Return(); err != nil {
+			return err
+		}
+		x.paused = nil
 	}
 	x.given = &to
 	return nil
