@@ -32,11 +32,13 @@ type nodeConsent struct {
 func (c *nodeConsent) pause() (uint64, error) {
 	C.magazine_hold()
 	defer C.magazine_release()
-	return c.do(func(sel engine.Selection) (memory.PauseReport, error) { return c.dev.PauseQuietly(sel, c.options) })
+	return c.do(func(sel engine.Selection) (memory.PauseReport, error) {
+		return engine.Quietly(c.dev).Pause(sel, c.options)
+	})
 }
 
 // resume likewise.
-func (c *nodeConsent) resume() (uint64, error) { return c.do(c.dev.ResumeQuietly) }
+func (c *nodeConsent) resume() (uint64, error) { return c.do(engine.Quietly(c.dev).Resume) }
 
 // giveBack resumes for the program itself.
 func (c *nodeConsent) giveBack() error {

@@ -29,11 +29,12 @@ type Selection struct {
 //
 // Several calls take turns. A function of OnUnmap or OnMap must neither pause nor resume.
 func (d *Device) Pause(sel Selection, o config.PauseOptions) (memory.PauseReport, error) {
-	return d.pause(&pause{d: d, sel: sel, o: o})
+	return pauseSelected(&pause{d: d, sel: sel, o: o})
 }
 
-// pause takes the locks and pauses.
-func (d *Device) pause(p *pause) (memory.PauseReport, error) {
+// pauseSelected takes the locks and pauses.
+func pauseSelected(p *pause) (memory.PauseReport, error) {
+	d := p.d
 	if err := p.sel.of(d); err != nil {
 		return memory.PauseReport{}, err
 	}

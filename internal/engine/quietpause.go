@@ -13,15 +13,22 @@ import (
 // ErrObserved is why memory is not paused or resumed quietly: a function of the program would have to be called.
 var ErrObserved = errors.New("the program registered a function for memory that is mapped or unmapped")
 
-// PauseQuietly is Pause for a thread of the library's own: it calls no function of the program, and fails where it would have to
-// (OnUnmap, OnMap).
-func (d *Device) PauseQuietly(sel Selection, o config.PauseOptions) (memory.PauseReport, error) {
-	return d.pause(&pause{d: d, sel: sel, o: o, quiet: true})
+// Quiet pauses and resumes memory of a device for a thread of the library's own.
+type Quiet struct{ dev *Device }
+
+// Quietly is that for a device.
+func Quietly(d *Device) Quiet { return Quiet{d} }
+
+// Pause is Device.Pause, which calls no function of the program: it fails where it would have to (OnUnmap, OnMap).
+func (q Quiet) Pause(sel Selection, o config.PauseOptions) (memory.PauseReport, error) {
+	return pauseSelected(&pause{d: q.dev, sel: sel, o: o, quiet: true})
 }
 
-// ResumeQuietly is Resume likewise: where the driver has too little, what is cached here and the node's broker help, and neither
+// Resume is Device.Resume likewise: where the driver has too little, what is cached here and the node's broker help, and neither
 // callbacks nor users' resources.
-func (d *Device) ResumeQuietly(sel Selection) (memory.PauseReport, error) { return d.resume(sel, true) }
+func (q Quiet) Resume(sel Selection) (memory.PauseReport, error) {
+	return resumeSelected(q.dev, sel, true)
+}
 
 // observed is the error of a quiet pause or resume while there are observers.
 //

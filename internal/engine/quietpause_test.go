@@ -16,7 +16,7 @@ import (
 func TestQuietPause(t *testing.T) {
 	e := newEngine(t, sim.Options{Capacity: 256 * mib}, config.Options{}, 1)
 	e.alloc(t, 100*mib, e.streams[0])
-	r, err := e.dev.PauseQuietly(engine.Selection{}, config.PauseOptions{})
+	r, err := engine.Quietly(e.dev).Pause(engine.Selection{}, config.PauseOptions{})
 	must(t, err)
 	if r.Physical != 100*mib || e.drv.ReservedBytes(0) != 0 {
 		t.Errorf("%+v, %d bytes reserved", r, e.drv.ReservedBytes(0))
@@ -26,7 +26,7 @@ func TestQuietPause(t *testing.T) {
 	remove := e.dev.OnOutOfMemory(func(uint64) bool { called++; return false })
 	o := newOthers(t, e, 0, 200*mib, 0)
 	var oom *memory.OutOfMemoryError
-	if _, err := e.dev.ResumeQuietly(engine.Selection{}); !errors.As(err, &oom) || called != 0 {
+	if _, err := engine.Quietly(e.dev).Resume(engine.Selection{}); !errors.As(err, &oom) || called != 0 {
 		t.Errorf("%v; %d calls of the program", err, called)
 	}
 	if _, err := e.dev.Resume(engine.Selection{}); !errors.As(err, &oom) || called != 1 {
@@ -34,21 +34,21 @@ func TestQuietPause(t *testing.T) {
 	}
 	remove.Remove()
 	o.cached = 150 * mib // the broker may be asked
-	r, err = e.dev.ResumeQuietly(engine.Selection{})
+	r, err = engine.Quietly(e.dev).Resume(engine.Selection{})
 	must(t, err)
 	if r.Physical != 100*mib {
 		t.Errorf("%+v", r)
 	}
 
 	e.dev.OnUnmap(func(cuda.Ptr, uint64) { called++ })
-	if _, err := e.dev.PauseQuietly(engine.Selection{}, config.PauseOptions{}); !errors.Is(err, engine.ErrObserved) {
+	if _, err := engine.Quietly(e.dev).Pause(engine.Selection{}, config.PauseOptions{}); !errors.Is(err, engine.ErrObserved) {
 		t.Error(err)
 	}
 	e.dev.OnUnmap(nil)
-	_, err = e.dev.PauseQuietly(engine.Selection{}, config.PauseOptions{})
+	_, err = engine.Quietly(e.dev).Pause(engine.Selection{}, config.PauseOptions{})
 	must(t, err)
 	e.dev.OnMap(func(cuda.Ptr, uint64) { called++ })
-	if _, err := e.dev.ResumeQuietly(engine.Selection{}); !errors.Is(err, engine.ErrObserved) {
+	if _, err := engine.Quietly(e.dev).Resume(engine.Selection{}); !errors.Is(err, engine.ErrObserved) {
 		t.Error(err)
 	}
 	if called != 1 {

@@ -17,10 +17,12 @@ import (
 // a granule (2 MiB) with them come back with them there. The memory is sought as a request's is: from the driver, then from the
 // cache, then by the callbacks. When that fails everything is paused as before, contents included; an *OutOfMemoryError says
 // what is missing.
-func (d *Device) Resume(sel Selection) (memory.PauseReport, error) { return d.resume(sel, false) }
+func (d *Device) Resume(sel Selection) (memory.PauseReport, error) {
+	return resumeSelected(d, sel, false)
+}
 
-// resume resumes; quiet: no function of the program is called.
-func (d *Device) resume(sel Selection, quiet bool) (memory.PauseReport, error) {
+// resumeSelected resumes; quiet: no function of the program is called.
+func resumeSelected(d *Device, sel Selection, quiet bool) (memory.PauseReport, error) {
 	if err := sel.of(d); err != nil {
 		return memory.PauseReport{}, err
 	}
@@ -30,11 +32,11 @@ func (d *Device) resume(sel Selection, quiet bool) (memory.PauseReport, error) {
 	if quiet {
 		r.allowed &^= memory.StageCallback
 	}
-	return r.run(&granted)
+	return resumeLocked(r, &granted)
 }
 
-// run takes the locks and resumes, and returns what the node granted as well.
-func (r *resume) run(granted *grants) (memory.PauseReport, error) {
+// resumeLocked takes the locks and resumes, and returns what the node granted as well.
+func resumeLocked(r *resume, granted *grants) (memory.PauseReport, error) {
 	d := r.d
 	d.state.paused.mu.Lock()
 	defer d.state.paused.mu.Unlock()
@@ -55,7 +57,7 @@ func (r *resume) run(granted *grants) (memory.PauseReport, error) {
 			return memory.PauseReport{}, nil
 		}
 		r.log.start()
-		err := r.mayCall()
+		err := mayCall(r)
 		if err == nil {
 			err = r.getMemory()
 		}
@@ -262,7 +264,7 @@ func (r *resume) putBack() {
 // mayCall fails where a function of the program would have to be called quietly.
 //
 // +checklocks:r.d.gpu.mu
-func (r *resume) mayCall() error {
+func mayCall(r *resume) error {
 	if !r.quiet {
 		return nil
 	}
@@ -345,7 +347,7 @@ func (r *resume) fill() error {
 	defer d.state.phys.offload.Release(all)
 	err := r.mapAndCopy()
 	if err == nil {
-		err = r.mayCall()
+		err = mayCall(r)
 	}
 	if err == nil && d.state.observers.onMap != nil {
 		for _, a := range r.coming {

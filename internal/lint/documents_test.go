@@ -212,9 +212,10 @@ func TestReadmeResults(t *testing.T) {
 	}
 }
 
-// TestCNames: the functions of C that the documents name are in the header; a method of PyTorch's pools has such a name too.
+// TestCNames: the functions of C that the documents name are in the header; a method of PyTorch's pools has such a name too, and
+// the metrics of the node's broker.
 func TestCNames(t *testing.T) {
-	header := read(t, "cmd/libcistern/cistern.h") + " cistern_stats("
+	header := read(t, "cmd/libcistern/cistern.h") + " cistern_stats(" + read(t, "internal/node/metrics/metrics.go")
 	seen := 0
 	for _, f := range readerPages(t) {
 		for _, m := range regexp.MustCompile("`[^`\n]*?\\b(cistern_[a-z_]+)").FindAllStringSubmatch(read(t, f), -1) {
