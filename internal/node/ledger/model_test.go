@@ -546,7 +546,6 @@ func TestSlowModel(t *testing.T) {
 		"two ask, broker ends":            {reserved: [3]int{2}, needs: [3]int{1: 1, 2: 1}, breaks: 1},
 		"two ask each other, time passes": {reserved: [3]int{1, 1}, needs: [3]int{1, 1}, jumps: 1},
 		"one asks, one and broker end":    {reserved: [3]int{1, 1}, needs: [3]int{2: 2}, deaths: 1, breaks: 1, moves: [3]int{1}},
-		"three ask":                       {reserved: [3]int{1, 1}, active: [3]int{0, 1}, needs: [3]int{1, 1, 1}, moves: [3]int{0, 1}},
 	})
 }
 
