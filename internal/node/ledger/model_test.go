@@ -90,10 +90,10 @@ func (m *model) clone() *model {
 	}
 	for id, d := range l.devices {
 		y := *d
-		y.accounts = make([]*Account, len(d.accounts))
+		y.accounts, y.by = make([]*Account, len(d.accounts)), map[ClientID]*Account{}
 		for i, a := range d.accounts {
 			z := *a
-			y.accounts[i] = &z
+			y.accounts[i], y.by[a.Client] = &z, &z
 		}
 		l.devices[id] = &y
 	}
