@@ -227,6 +227,16 @@ func TestEngineStandsAlone(t *testing.T) {
 	}
 }
 
+// TestMetricsStayInTheDaemon: neither the C library nor a Go program that connects to the node's broker brings in Prometheus.
+func TestMetricsStayInTheDaemon(t *testing.T) {
+	for name, has := range map[string]bool{"/cmd/libcistern": false, "/node": false, "/cmd/cistern": true} {
+		deps := string(goCommand(t, "list", "-deps", module+name))
+		if strings.Contains(deps, "github.com/prometheus/") != has {
+			t.Errorf("%s: needs Prometheus is %v, want %v", module+name, !has, has)
+		}
+	}
+}
+
 // TestTableIsTrue: what the table allows exists.
 func TestTableIsTrue(t *testing.T) {
 	var names []string
