@@ -23,14 +23,14 @@ func newNode(a *app) *cobra.Command {
 		Use:   "node",
 		Short: "Show and change the processes of the node's broker",
 		Long: "Node asks the broker that cistern serve runs: ls shows its clients, set changes their limits, weights and priorities until the\n" +
-			"broker ends. Root and the broker's user see all clients, others their own.",
+			"broker ends, pause and resume move memory between the phases of a job that allows it. Root and the broker's user see all clients, others their own.",
 		Example: "  cistern node ls\n" +
 			"  cistern node set user=alice max=40GiB",
 		Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	c.PersistentFlags().StringVar(&f.socket, "socket", "", "the broker at this `path` (default /run/cistern/node.sock, then the one in $XDG_RUNTIME_DIR)")
-	c.AddCommand(newNodeList(a, &f), newNodeSet(&f))
+	c.AddCommand(newNodeList(a, &f), newNodeSet(&f), newNodePause(a, &f), newNodeResume(a, &f))
 	return c
 }
 

@@ -15,6 +15,7 @@ import (
 // serveFlags are what `cistern serve` was asked for.
 type serveFlags struct {
 	socket, policy, log string
+	metrics             string
 	dryRun, debug       bool
 }
 
@@ -29,6 +30,7 @@ func newServe(a *app) *cobra.Command {
 			"As root it serves all users, at /run/cistern/node.sock, else its own, at $XDG_RUNTIME_DIR/cistern/node.sock. The policy's file\n" +
 			"is read again when it changes, and on SIGHUP.",
 		Example: "  cistern serve\n" +
+			"  cistern serve --metrics 9470\n" +
 			"  cistern serve --policy /etc/cistern/node.conf\n" +
 			"  cistern serve --dry-run --debug",
 		Args: noArgs,
@@ -41,6 +43,7 @@ func newServe(a *app) *cobra.Command {
 	}
 	c.Flags().StringVar(&f.socket, "socket", "", "listen at this `path` (default as above, or the socket that systemd passes)")
 	c.Flags().StringVar(&f.policy, "policy", "", "limits, weights and priorities of clients from this `file`")
+	c.Flags().StringVar(&f.metrics, "metrics", "", "serve metrics for Prometheus at this `address`: PORT for this machine only, or HOST:PORT")
 	c.Flags().BoolVar(&f.dryRun, "dry-run", false, "decide and log, and ask no process for memory")
 	c.Flags().BoolVar(&f.debug, "debug", false, "log clients that come and go")
 	c.Flags().StringVar(&f.log, "log", "text", "log to standard error as `format`: text or json")

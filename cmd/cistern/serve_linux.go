@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/http"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -20,6 +21,7 @@ import (
 	"github.com/cistern-gpu/cistern/internal/environ"
 	"github.com/cistern-gpu/cistern/internal/node/broker"
 	"github.com/cistern-gpu/cistern/internal/node/client"
+	"github.com/cistern-gpu/cistern/internal/node/metrics"
 )
 
 const (
@@ -35,11 +37,17 @@ func nodeSockets() []string { return client.Sockets() }
 // serve runs the broker. SIGHUP reads the policy again; the signals that end every command end it.
 func (a *app) serve(ctx context.Context, f *serveFlags) error {
 	log := a.logger(f)
-	b, err := broker.New(broker.Options{Policy: f.policy, DryRun: f.dryRun, Log: log})
+	figures := metrics.New(buildVersion().Version)
+	b, err := broker.New(broker.Options{Policy: f.policy, DryRun: f.dryRun, Log: log, Observer: figures})
 	if err != nil {
 		return err
 	}
 	defer b.Close()
+	endMetrics, err := serveMetrics(f.metrics, figures, b, log)
+	if err != nil {
+		return err
+	}
+	defer endMetrics()
 	l, release, err := listen(f.socket)
 	if err != nil {
 		return err
@@ -61,6 +69,28 @@ func (a *app) serve(ctx context.Context, f *serveFlags) error {
 	}
 	log.Info("the broker has ended")
 	return nil
+}
+
+// serveMetrics serves the broker's metrics at an address; "" is none.
+func serveMetrics(address string, m *metrics.Metrics, b *broker.Broker, log *slog.Logger) (end func(), err error) {
+	if address == "" {
+		return func() {}, nil
+	}
+	if err := m.Collect(b); err != nil {
+		return nil, err
+	}
+	l, err := metrics.Listen(address)
+	if err != nil {
+		return nil, fmt.Errorf("--metrics: %w", err)
+	}
+	s := m.NewServer()
+	go func() {
+		if err := s.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+			log.Error("the metrics are not served any more", "error", err)
+		}
+	}()
+	log.Info("metrics are served", "address", l.Addr().String())
+	return func() { _ = s.Close() }, nil
 }
 
 // heedless is a context that ends with ctx unless that ends by a signal which is not to end the command.

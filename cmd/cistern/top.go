@@ -25,7 +25,7 @@ type topFlags struct {
 	once, json, details bool
 	interval            time.Duration
 	count               int
-	sort                string
+	sort, socket        string
 	device              int
 
 	choice top.Choice
@@ -47,6 +47,8 @@ func newTop(a *app) *cobra.Command {
 			"cistern trace it shows reserved and allocated bytes, peaks, limits, driver calls a second and out-of-memory errors; of\n" +
 			"others the figures of the driver. \"used\" is the driver's figure. \"other\" is the part of it that is not from Cistern: the\n" +
 			"CUDA context with its code, and other allocators. K, M, G are KiB, MiB, GiB.\n\n" +
+			"Where cistern serve runs, a table has its clients by GPU: spare is what they would be asked for now, granted what is granted and\n" +
+			"not created yet, pressure the share of time in which a request waited for memory of other processes.\n\n" +
 			"Enter shows the allocations of a process by tag, library, pool and stack; ? explains the keys. --once and --json print\n" +
 			"and end. Details of other users' processes need root.",
 		Example: "  cistern top\n" +
@@ -63,7 +65,7 @@ func newTop(a *app) *cobra.Command {
 					return err
 				}
 			}
-			source, err := openTop()
+			source, err := openTop(f.socket)
 			if err != nil {
 				return err
 			}
@@ -82,6 +84,7 @@ func newTop(a *app) *cobra.Command {
 	_ = c.RegisterFlagCompletionFunc("sort", cobra.FixedCompletions(top.KeyNames(), cobra.ShellCompDirectiveNoFileComp))
 	c.Flags().IntVar(&f.device, "device", -1, "only this GPU, by nvidia-smi's `number`, and the processes there (default all); a simulated one where\nthere is no other")
 	c.Flags().Lookup("device").DefValue = "0" // of which help says nothing: the text does
+	c.Flags().StringVar(&f.socket, "socket", "", "the node's broker at this `path` (default as for cistern node)")
 	c.Flags().BoolVar(&f.details, "details", false, "with --once or --json: the allocations of each process, by tag, library, pool and stack")
 	return c
 }

@@ -122,6 +122,22 @@ func TestTopJSONShape(t *testing.T) {
 	if none := topStacks([]top.Use{{Name: "", Bytes: 1}}); none[0].Frames == nil || len(none[0].Frames) != 0 {
 		t.Errorf("without a stack there are %q", none[0].Frames)
 	}
+	withNode := newStage(t, 80, 24)
+	withNode.change("node")
+	out2, err := topOf(t, withNode.scene, topFlags{device: -1, json: true}, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var node struct {
+		Node json.RawMessage
+		Of   struct{ GPUs, Clients []json.RawMessage } `json:"-"`
+	}
+	if err := json.Unmarshal([]byte(out2), &node); err != nil {
+		t.Fatal(err)
+	}
+	if err := json.Unmarshal(node.Node, &node.Of); err != nil || len(node.Of.GPUs) != 2 || len(node.Of.Clients) != 1 {
+		t.Fatalf("%v in %s", err, node.Node)
+	}
 	description, err := os.ReadFile("../../docs/top-json.md")
 	if err != nil {
 		t.Fatal(err)
@@ -130,13 +146,18 @@ func TestTopJSONShape(t *testing.T) {
 		raw  json.RawMessage
 		want string
 	}{
-		{json.RawMessage(out), "time interval_s gpus processes unreadable_processes notes"},
+		{json.RawMessage(out), "time interval_s gpus processes unreadable_processes notes node"},
 		{doc.GPUs[0], "uuid index name simulated total_bytes used_bytes free_bytes utilization_percent reserved_bytes allocated_bytes cached_bytes traced_bytes"},
 		{doc.Processes[0], "pid kind program arguments version settings age_s stale events_dropped " + memory + "devices"},
 		{p.Devices[0], "uuid ordinal " + memory + "details"},
 		{v.Details, "tags libraries pools stacks calls"},
 		{details.Tags[0], "name blocks bytes"},
 		{details.Stacks[0], "frames blocks bytes"},
+		{node.Node, "socket gpus clients"},
+		{node.Of.GPUs[0], "device total_bytes clients reserved_bytes active_bytes cached_bytes paused_bytes spare_bytes granted_bytes waiting met partly_met " +
+			"unmet abandoned refaults missed given_bytes pressure_s pressure_percent"},
+		{node.Of.Clients[0], "client pid uid name label version device total_bytes reserved_bytes active_bytes cached_bytes pinned_bytes paused_bytes " +
+			"floor_bytes granted_bytes gave_bytes got_bytes refaults missed skipped min_bytes weight priority"},
 	} {
 		for _, key := range keysOf(t, c.raw) {
 			if !strings.Contains(string(description), "`"+key+"`") {
@@ -236,7 +257,7 @@ func TestTopUsage(t *testing.T) {
 		{"top --count 3", "cistern: --count: goes with --once or --json"},
 		{"top --json --count 0", "cistern: --count 0: expected 1 or more"},
 		{"top --details", "cistern: --details: goes with --once or --json; else press enter on a process"},
-		{"top --batch", "cistern: unknown flag: --batch: top takes --color, --count, --details, --device, --help, --interval, --json, --once, --sort"},
+		{"top --batch", "cistern: unknown flag: --batch: top takes --color, --count, --details, --device, --help, --interval, --json, --once, --socket, --sort"},
 	} {
 		out, errs, code := cistern(t, "", strings.Fields(c.args)...)
 		if out != "" || errs != c.want+"\n" || code != exitBad {

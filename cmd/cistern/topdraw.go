@@ -146,6 +146,9 @@ func (v *topView) notes() []string {
 	if s := v.slow(); s != "" {
 		notes = append(notes, s)
 	}
+	if s := nodeNote(v.state.Look().Node); s != "" {
+		notes = append(notes, s)
+	}
 	return append(notes, notesOf(v.state.Look())...)
 }
 

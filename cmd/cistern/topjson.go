@@ -17,6 +17,7 @@ type topDocument struct {
 	Processes  []topProcess `json:"processes"`
 	Unreadable int          `json:"unreadable_processes"` // of other users
 	Notes      []string     `json:"notes"`                // what is missing, and why
+	Node       *topNode     `json:"node"`                 // null: no broker answers
 }
 
 type topGPU struct {
@@ -108,7 +109,7 @@ type topStack struct {
 // newTopDocument is a table as it is printed.
 func newTopDocument(t top.Table, l *top.Look, interval time.Duration) topDocument {
 	d := topDocument{Time: l.At.UTC().Truncate(time.Millisecond), Seconds: interval.Seconds(), GPUs: []topGPU{}, Processes: []topProcess{},
-		Unreadable: l.Unreadable, Notes: append([]string{}, notesOf(l)...)}
+		Unreadable: l.Unreadable, Notes: append([]string{}, notesOf(l)...), Node: newTopNode(l.Node)}
 	for _, g := range t.GPUs {
 		d.GPUs = append(d.GPUs, topGPU{UUID: uuidText(g.UUID), Index: g.Index, Part: g.Part, Name: g.Name, Simulated: g.Simulated,
 			Total: where(g.Total > 0, g.Total), Used: where(g.Known, g.Used), Free: where(g.Known, g.Free),

@@ -11,12 +11,17 @@ import (
 	"github.com/cistern-gpu/cistern/internal/top"
 )
 
-// openTop is the source of `cistern top`: this machine, where that is possible at all.
-func openTop() (top.Source, error) {
+// openTop is the source of `cistern top`: this machine, where that is possible at all, with the broker at a socket ("": the usual
+// ones).
+func openTop(socket string) (top.Source, error) {
 	if runtime.GOOS != "linux" {
 		return nil, errors.New("top: GPUs and their processes can be seen on Linux only")
 	}
-	return &turns{source: top.NewMachine("")}, nil
+	sockets := nodeSockets()
+	if socket != "" {
+		sockets = []string{socket}
+	}
+	return &turns{source: top.NewMachine("", sockets...)}, nil
 }
 
 // turns is a source that may be closed while it is looked at: the view ends when the user wants it to, and a look takes a while,

@@ -58,6 +58,9 @@ func writeTop(w io.Writer, t top.Table, l *top.Look, width int, details bool) {
 		lines = append(lines, fitText(emptyText(&t), width))
 	}
 	fmt.Fprintln(w, strings.Join(lines, "\n"))
+	if node := nodeLines(&t, l.Node, width); node != nil {
+		fmt.Fprintln(w, "\n"+strings.Join(node, "\n"))
+	}
 	if details {
 		for i := range t.Rows {
 			writeDetails(w, &t.Rows[i], width)

@@ -16,6 +16,7 @@ import (
 	"github.com/charmbracelet/x/ansi"
 	"github.com/cockroachdb/datadriven"
 
+	"github.com/cistern-gpu/cistern/internal/node/protocol"
 	"github.com/cistern-gpu/cistern/internal/testkit"
 	"github.com/cistern-gpu/cistern/internal/top"
 )
@@ -149,6 +150,15 @@ func (s *stage) change(name string) {
 			l.Cards[1].Holders[1].Bytes = 11 * gib
 			l.Cards[1].Used, l.Cards[1].Free = 139*gib, gib
 		},
+		"node": func(n int, l *top.Look) {
+			l.Node = &top.Node{Socket: "/run/cistern/node.sock", Clients: []protocol.Entry{
+				{Client: 3, PID: 48213, UID: 1000, Name: "python3", Label: "trainer", Version: "0.5", Device: uuidText(sceneUUID(0)), Total: 140 * gib,
+					Reserved: 62 * gib, Active: 50 * gib, Cached: 12 * gib, Floor: 55 * gib, Gave: 9 * gib, Refaults: 2, Weight: 1}},
+				Devices: []top.NodeDevice{
+					{Device: protocol.Device{Device: uuidText(sceneUUID(0)), Total: 140 * gib, Clients: 2, Reserved: 64 * gib, Active: 51 * gib, Cached: 13 * gib,
+						Spare: 8 * gib, Granted: 2 * gib, Load: protocol.Load{Waiting: 1, Met: 40, Unmet: 1, Refaults: 2, Given: 90 * gib, Pressure: float64(n) / 8}}},
+					{Device: protocol.Device{Device: uuidText(sceneUUID(1)), Total: 140 * gib, Clients: 2, Reserved: 110 * gib, Active: 103 * gib, Cached: 7 * gib}}}}
+		},
 		"nobody": func(_ int, l *top.Look) {
 			l.Processes, l.Unreadable = nil, 0
 			for i := range l.Cards {
@@ -187,7 +197,7 @@ func TestTopFitsEveryTerminal(t *testing.T) {
 		}
 	}()
 	keys := strings.Fields("up down left right pgup pgdown home end enter esc tab shift+tab space / backspace ctrl+u ? s S r t g 0 1 7 x 网 R N D k j")
-	changes := strings.Fields("no-nvml simulated paused nobody many hostile")
+	changes := strings.Fields("no-nvml simulated paused node nobody many hostile")
 	steps := 4000
 	if testing.Short() {
 		steps = 500

@@ -380,6 +380,15 @@ int cistern_resume(int device, const cistern_pause_options *options, cistern_pau
  * Memory that a pause needed beyond that stays for the next one. 0 frees the unused memory. */
 int cistern_pause_buffers(int device, uint64_t bytes);
 
+/* cistern_node_allow_pause lets the node pause memory of the device until cistern_node_deny_pause: an operator or a launcher with
+ * `cistern node pause --label LABEL`, where a broker runs (cistern serve). The options are those of cistern_pause. The caller promises
+ * not to use the memory meanwhile. A thread of the library pauses and resumes. It calls no function of the program, so that it refuses
+ * to while one is registered with cistern_on_map or cistern_on_unmap.
+ * cistern_node_deny_pause ends that, and resumes what the node paused: when it returns CISTERN_OK the memory may be used. If it fails
+ * the memory stays paused; it may be called again. */
+int cistern_node_allow_pause(int device, const cistern_pause_options *options /* NULL: all, kept in host memory */);
+int cistern_node_deny_pause(int device);
+
 /* ---- statistics ----------------------------------------------------------------------------------------------- */
 
 typedef struct cistern_value {

@@ -29,6 +29,7 @@ import (
 	"github.com/cistern-gpu/cistern/dump"
 	"github.com/cistern-gpu/cistern/internal/engine"
 	"github.com/cistern-gpu/cistern/internal/node/client"
+	"github.com/cistern-gpu/cistern/internal/node/host"
 	"github.com/cistern-gpu/cistern/internal/share"
 )
 
@@ -43,6 +44,7 @@ type library struct {
 	showing    sync.Once
 	connecting sync.Once
 	node       atomic.Pointer[client.Client] // of the node's broker; nil: none
+	consents   host.Consents                 // what the node may pause
 	reporter   *dump.Reporter                // of requests that failed
 	forReports reportHistory
 	keeping    sync.Mutex // held by keepStacks; comes before the engine's locks

@@ -26,7 +26,7 @@ func (l *library) join(dev *engine.Device) {
 	}
 	l.connecting.Do(func() {
 		cfg := client.Config{Label: opts.NodeLabel, Version: cistern.Version, Page: l.statusPage, Guard: shareGuard{},
-			Host: &host.Host{Driver: l.Driver(), Find: l.nodeDevice, Limit: l.SetNodeLimit, Panic: func(v any) { broke(v) }}}
+			Host: &host.Host{Driver: l.Driver(), Find: l.nodeDevice, Limit: l.SetNodeLimit, Consents: &l.consents, Panic: func(v any) { broke(v) }}}
 		if opts.Node != config.NodeAuto {
 			cfg.Socket = opts.Node
 		}

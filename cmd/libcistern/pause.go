@@ -24,16 +24,31 @@ func (l *library) selected(dev *engine.Device, one C.int, pool0, pool1 C.uint64_
 		}
 	}
 	if tag != nil {
-		if sel.Tag = tags.known(text.Clean(goString(tag))); sel.Tag == 0 { // nothing was ever allocated under it
-			return sel, false, nil
-		}
+		return tagged(sel, text.Clean(goString(tag)))
 	}
 	return sel, true, nil
+}
+
+// tagged is a selection with a tag, which may be none yet.
+func tagged(sel engine.Selection, tag string) (_ engine.Selection, any bool, err error) {
+	sel.Tag = tags.known(tag)
+	return sel, sel.Tag != 0, nil // else nothing was ever allocated under it
 }
 
 //export corePause
 func corePause(d, one C.int, pool0, pool1 C.uint64_t, tag *C.char, keep, flags C.uint32_t, dir *C.char, out *C.cistern_pause_report) (code C.int) {
 	defer caught(&code)
+	o, err := pauseOptions(keep, flags, dir)
+	if err != nil {
+		return fail(err)
+	}
+	return onSelected(d, one, pool0, pool1, tag, out, func(dev *engine.Device, sel engine.Selection) (memory.PauseReport, error) {
+		return dev.Pause(sel, o)
+	})
+}
+
+// pauseOptions reads what C passes.
+func pauseOptions(keep, flags C.uint32_t, dir *C.char) (config.PauseOptions, error) {
 	o := config.PauseOptions{Captured: flags&C.CISTERN_PAUSE_CAPTURED != 0, Dir: goString(dir)}
 	switch keep {
 	case C.CISTERN_KEEP_HOST:
@@ -43,15 +58,13 @@ func corePause(d, one C.int, pool0, pool1 C.uint64_t, tag *C.char, keep, flags C
 	case C.CISTERN_KEEP_NONE:
 		o.Keep = config.KeepNone
 	default:
-		return fail(&failure{C.CISTERN_INVALID, fmt.Sprintf("options.keep is %d: choose CISTERN_KEEP_HOST, CISTERN_KEEP_DISK or CISTERN_KEEP_NONE",
-			uint32(keep))})
+		return o, &failure{C.CISTERN_INVALID, fmt.Sprintf("options.keep is %d: choose CISTERN_KEEP_HOST, CISTERN_KEEP_DISK or CISTERN_KEEP_NONE",
+			uint32(keep))}
 	}
 	if flags&^C.CISTERN_PAUSE_CAPTURED != 0 {
-		return fail(&failure{C.CISTERN_INVALID, fmt.Sprintf("options.flags: %#x has unknown flags: expected those of CISTERN_PAUSE_", uint32(flags))})
+		return o, &failure{C.CISTERN_INVALID, fmt.Sprintf("options.flags: %#x has unknown flags: expected those of CISTERN_PAUSE_", uint32(flags))}
 	}
-	return onSelected(d, one, pool0, pool1, tag, out, func(dev *engine.Device, sel engine.Selection) (memory.PauseReport, error) {
-		return dev.Pause(sel, o)
-	})
+	return o, nil
 }
 
 //export coreResume

@@ -138,6 +138,22 @@ PUBLIC int cistern_pause(int device, const cistern_pause_options *options, ciste
   return code;
 }
 
+PUBLIC int cistern_node_allow_pause(int device, const cistern_pause_options *options) {
+  GUARD;
+  cistern_pause_options o = {0};
+  if (options != NULL)
+    SIZED(o, options, pool);
+  if (o.reserved != 0)
+    return invalid("options.reserved: expected 0");
+  return coreNodeAllowPause(device, o.pool != NULL, o.pool ? o.pool[0] : 0, o.pool ? o.pool[1] : 0, (char *)o.tag, o.keep, o.flags,
+                            (char *)o.dir);
+}
+
+PUBLIC int cistern_node_deny_pause(int device) {
+  GUARD;
+  return coreNodeDenyPause(device);
+}
+
 PUBLIC int cistern_resume(int device, const cistern_pause_options *options, cistern_pause_report *out) {
   if (out != NULL)
     memset(out, 0, sizeof *out);

@@ -174,6 +174,11 @@ func (p *pause) drain() error {
 // +checklocks:p.d.gpu.mu
 func (p *pause) announce(list []*pausedRange) error {
 	d := p.d
+	if p.quiet { // one may have come while the lock was let go
+		if err := d.state.observers.observed("pause"); err != nil {
+			return err
+		}
+	}
 	if d.state.observers.onUnmap != nil {
 		var runs []run
 		for _, a := range list {

@@ -29,17 +29,22 @@ type Selection struct {
 //
 // Several calls take turns. A function of OnUnmap or OnMap must neither pause nor resume.
 func (d *Device) Pause(sel Selection, o config.PauseOptions) (memory.PauseReport, error) {
-	if err := sel.of(d); err != nil {
+	return pauseSelected(&pause{d: d, sel: sel, o: o})
+}
+
+// pauseSelected takes the locks and pauses.
+func pauseSelected(p *pause) (memory.PauseReport, error) {
+	d := p.d
+	if err := p.sel.of(d); err != nil {
 		return memory.PauseReport{}, err
 	}
-	if o.Keep > config.KeepNone {
-		return memory.PauseReport{}, fmt.Errorf("pause: unknown keep %d", o.Keep)
+	if p.o.Keep > config.KeepNone {
+		return memory.PauseReport{}, fmt.Errorf("pause: unknown keep %d", p.o.Keep)
 	}
 	d.state.paused.mu.Lock()
 	defer d.state.paused.mu.Unlock()
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	p := &pause{d: d, sel: sel, o: o}
 	err := p.run()
 	return p.report, err
 }
@@ -67,6 +72,7 @@ type pause struct {
 	d         *Device
 	sel       Selection
 	o         config.PauseOptions
+	quiet     bool // no function of the program is called
 	found     []leaving
 	heaps     map[*streamHeap]bool // those that hold something selected
 	leaving   []*pausedRange       // in address order within a stream heap
@@ -87,6 +93,11 @@ type leaving struct {
 // +checklocks:p.d.state.paused.mu
 func (p *pause) run() error {
 	d := p.d
+	if p.quiet {
+		if err := d.state.observers.observed("pause"); err != nil {
+			return err
+		}
+	}
 	if err := d.state.paused.mayPause(); err != nil {
 		return err
 	}

@@ -18,16 +18,26 @@ import (
 // cache, then by the callbacks. When that fails everything is paused as before, contents included; an *OutOfMemoryError says
 // what is missing.
 func (d *Device) Resume(sel Selection) (memory.PauseReport, error) {
+	return resumeSelected(d, sel, false)
+}
+
+// resumeSelected resumes; quiet: no function of the program is called.
+func resumeSelected(d *Device, sel Selection, quiet bool) (memory.PauseReport, error) {
 	if err := sel.of(d); err != nil {
 		return memory.PauseReport{}, err
 	}
 	var granted grants
 	defer granted.done(d.id) // when no lock is held
-	return resumeLocked(d, sel, &granted)
+	r := &resume{reclaimer: reclaimer{d: d, log: attempts{drv: d.drv}, allowed: d.opts.Stages | memory.StageFit}, sel: sel, quiet: quiet}
+	if quiet {
+		r.allowed &^= memory.StageCallback
+	}
+	return resumeLocked(r, &granted)
 }
 
-// resumeLocked is Resume with the locks, and returns what the node granted as well.
-func resumeLocked(d *Device, sel Selection, granted *grants) (memory.PauseReport, error) {
+// resumeLocked takes the locks and resumes, and returns what the node granted as well.
+func resumeLocked(r *resume, granted *grants) (memory.PauseReport, error) {
+	d := r.d
 	d.state.paused.mu.Lock()
 	defer d.state.paused.mu.Unlock()
 	d.mu.Lock()
@@ -40,7 +50,6 @@ func resumeLocked(d *Device, sel Selection, granted *grants) (memory.PauseReport
 		return memory.PauseReport{}, err
 	}
 	d.state.mover.reap(nil)
-	r := &resume{reclaimer: reclaimer{d: d, log: attempts{drv: d.drv}, allowed: d.opts.Stages | memory.StageFit}, sel: sel}
 	defer func() { *granted = r.grants }() // also if a function that is called panics
 	for {
 		r.plan()
@@ -48,7 +57,10 @@ func resumeLocked(d *Device, sel Selection, granted *grants) (memory.PauseReport
 			return memory.PauseReport{}, nil
 		}
 		r.log.start()
-		err := r.getMemory()
+		err := mayCall(r)
+		if err == nil {
+			err = r.getMemory()
+		}
 		r.log.lap(memory.StageGrow, 0)
 		if err != nil {
 			r.putBack()
@@ -79,6 +91,7 @@ func resumeLocked(d *Device, sel Selection, granted *grants) (memory.PauseReport
 type resume struct {
 	reclaimer
 	sel       Selection
+	quiet     bool           // no function of the program is called
 	coming    []*pausedRange // in address order within a stream heap
 	need      uint64         // bytes of them
 	asking    []*Pool        // those with a function of their own
@@ -248,13 +261,25 @@ func (r *resume) putBack() {
 	r.coming = nil
 }
 
+// mayCall fails where a function of the program would have to be called quietly.
+//
+// +checklocks:r.d.gpu.mu
+func mayCall(r *resume) error {
+	if !r.quiet {
+		return nil
+	}
+	return r.d.state.observers.observed("resume")
+}
+
 // reclaim gives memory back for what is to come, with the locks let go where that waits or calls out, and reports whether to
 // try again.
 //
 // +checklocks:r.d.gpu.mu
 // +checklocks:r.d.state.paused.mu
 func (r *resume) reclaim() (again bool, err error) {
-	r.scope.pools = func(*Pool) bool { return true }
+	r.scope.pools = func(p *Pool) bool {
+		return !r.quiet || mayGive(p) // +checklocksignore: called with Device.mu, as all filters
+	}
 	r.scope.chunks, r.scope.need = r.d.state.phys.hasChunks(), r.need
 	if mayComeLate(&r.reclaimer) && r.unlocked(awaitGrant) {
 		return true, nil
@@ -321,6 +346,9 @@ func (r *resume) fill() error {
 	all := offload.NewBatch(contentsOf(r.coming))
 	defer d.state.phys.offload.Release(all)
 	err := r.mapAndCopy()
+	if err == nil {
+		err = mayCall(r)
+	}
 	if err == nil && d.state.observers.onMap != nil {
 		for _, a := range r.coming {
 			r.published = append(r.published, a.mem.runs(a)...)

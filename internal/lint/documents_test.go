@@ -161,7 +161,8 @@ func TestDocumentedNames(t *testing.T) {
 	}
 	rows(t, settingsPage, "%s", strings.Split(keys, ", "))
 	rows(t, replayPage, "%s", replay.PolicyNames())
-	parents := map[string]string{"collect": "fleet ", "export": "fleet ", "metrics": "fleet ", "ls": "node ", "set": "node "} // of commands of commands
+	parents := map[string]string{"collect": "fleet ", "export": "fleet ", "metrics": "fleet ", "ls": "node ", "pause": "node ", "resume": "node ",
+		"set": "node "} // of commands of commands
 	var commands []string
 	for _, m := range regexp.MustCompile(`(?m)^\s+Use:\s+"([a-z-]+)`).FindAllStringSubmatch(commandSource(t), -1) {
 		if m[1] != "cistern" && m[1] != "version" && m[1] != "man" && !strings.HasPrefix(m[1], "check-") {
@@ -212,10 +213,10 @@ func TestReadmeResults(t *testing.T) {
 	}
 }
 
-// TestCNames: the functions of C that the documents name are in the header; a method of PyTorch's pools has such a name too.
+// TestCNames: the functions of C that the documents name are in the header; a method of PyTorch's pools has such a name too, and
+// metrics.
 func TestCNames(t *testing.T) {
-	// And the names of metrics.
-	header := read(t, "cmd/libcistern/cistern.h") + " cistern_stats(" + read(t, "fleet/metrics.go")
+	header := read(t, "cmd/libcistern/cistern.h") + " cistern_stats(" + read(t, "internal/node/metrics/metrics.go") + read(t, "fleet/metrics.go")
 	seen := 0
 	for _, f := range readerPages(t) {
 		for _, m := range regexp.MustCompile("`[^`\n]*?\\b(cistern_[a-z_]+)").FindAllStringSubmatch(read(t, f), -1) {

@@ -85,6 +85,7 @@ var mayImport = map[string][]string{
 	"internal/node/policy":   {"internal/node/ledger", "internal/suggest", "internal/units"},
 	"internal/node/broker":   {"internal/live", "internal/node/grants", "internal/node/ledger", "internal/node/policy", "internal/node/protocol", "internal/text", "internal/units"},
 	"internal/node/control":  {"internal/node/protocol"},
+	"internal/node/metrics":  {"internal/node/protocol"},
 	"internal/node/client":   {"cuda", "internal/deadline", "internal/environ", "internal/live", "internal/node/grants", "internal/node/protocol", "internal/socket"},
 	"internal/node/host":     {"cuda", "internal/live", "internal/node/client", "internal/node/protocol", "memory"},
 	// What the audit library says of a program that is traced.
@@ -110,7 +111,7 @@ var mayImport = map[string][]string{
 	"internal/nvml":         {},
 	"internal/nvml/standin": {"internal/standin"},
 	// What cistern top knows: both of these, put together.
-	"internal/top": {"internal/latency", "internal/live", "internal/nvml"},
+	"internal/top": {"internal/latency", "internal/live", "internal/node/control", "internal/node/protocol", "internal/nvml"},
 	// For tests and for lab: kernels, and what stands in for them on the simulated device.
 	"internal/gpu": {"cuda", "cuda/nvidia", "cuda/sim"},
 	// Shared by the commands of lab.
@@ -224,6 +225,16 @@ func TestEngineStandsAlone(t *testing.T) {
 		std := strings.Fields(string(goCommand(t, "list", "-deps", module+name)))
 		if slices.Contains(std, "net") || slices.Contains(std, "net/http") {
 			t.Errorf("%s brings in package net", module+name)
+		}
+	}
+}
+
+// TestMetricsStayInTheDaemon: neither the C library nor a Go program that connects to the node's broker brings in Prometheus.
+func TestMetricsStayInTheDaemon(t *testing.T) {
+	for name, has := range map[string]bool{"/cmd/libcistern": false, "/node": false, "/cmd/cistern": true} {
+		deps := string(goCommand(t, "list", "-deps", module+name))
+		if strings.Contains(deps, "github.com/prometheus/") != has {
+			t.Errorf("%s: needs Prometheus is %v, want %v", module+name, !has, has)
 		}
 	}
 }

@@ -37,6 +37,8 @@ type Machine struct {
 	answered time.Time
 	opened   *nvml.Library
 
+	broker broker
+
 	readers []*live.Reader
 	failed  []error
 	scanned time.Time
@@ -66,9 +68,9 @@ const (
 )
 
 // NewMachine returns the source that looks at this machine, through the NVML in file library or, if that is empty, the
-// installed one.
-func NewMachine(library string) *Machine {
-	return &Machine{library: library, Timeout: 2 * time.Second}
+// installed one, and through the broker at the first of these sockets where one listens.
+func NewMachine(library string, sockets ...string) *Machine {
+	return &Machine{library: library, Timeout: 2 * time.Second, broker: broker{sockets: sockets}}
 }
 
 // Close lets go of the pages and of NVML, if it is not busy.
@@ -85,9 +87,11 @@ func (m *Machine) Close() {
 // Look reads all pages and asks NVML.
 func (m *Machine) Look(ctx context.Context, wanted Wanted) Look {
 	m.ask()
+	m.broker.ask()
 	var l Look
 	m.pages(ctx, wanted, &l)
 	m.wait(ctx, &l)
+	m.broker.wait(ctx, &l)
 	l.At = time.Now()
 	m.programs(&l)
 	return l

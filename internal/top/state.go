@@ -17,7 +17,8 @@ type State struct {
 	numbers   map[int]*Row // one of rows for each process number
 	processes map[id]*history
 	trends    map[device]*Trend
-	crowded   bool // there are more GPUs in the last look than mostGPUs
+	pressures map[string]pressure // by the UUID of the broker's devices
+	crowded   bool                // there are more GPUs in the last look than mostGPUs
 }
 
 // mostGPUs is more than a machine has, parts of divided ones counted.
@@ -90,6 +91,7 @@ func (s *State) Add(l Look) {
 		}
 	}
 	s.finish()
+	s.addNode(l.Node, l.At)
 }
 
 // addPage takes what a process says of itself.

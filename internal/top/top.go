@@ -49,6 +49,7 @@ type Look struct {
 	Unreadable int             // processes on the cards whose page, if any, may not be read
 	Strange    int             // processes on the cards that are not in /proc: their numbers may be those of the host
 	Problems   []string        // what else went wrong, a line each
+	Node       *Node           // by the node's broker; nil: none answers
 	Programs   map[int]Program // of the processes that only NVML knows, where they can be looked up
 }
 

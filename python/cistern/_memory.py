@@ -41,6 +41,8 @@ _FUNCTIONS = (
     ("cistern_source_malloc", ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]),
     ("cistern_release_on", ctypes.c_int, [ctypes.c_void_p, ctypes.c_void_p]),
     ("cistern_record_stream", ctypes.c_int, [ctypes.c_void_p, ctypes.c_void_p]),
+    ("cistern_node_allow_pause", ctypes.c_int, [ctypes.c_int, ctypes.c_void_p]),
+    ("cistern_node_deny_pause", ctypes.c_int, [ctypes.c_int]),
     ("cistern_node_available", ctypes.c_int, [ctypes.c_int, ctypes.POINTER(ctypes.c_uint64)]),
     ("cistern_peer", ctypes.c_int, [ctypes.c_int, ctypes.c_int]),
     ("cistern_stream_durable", ctypes.c_int, [ctypes.c_int, ctypes.c_void_p]),

@@ -28,14 +28,17 @@ class _Report(ctypes.Structure):
     _fields_ = [("blocks", ctypes.c_int64)] + [(n, ctypes.c_uint64) for n in ("bytes", "physical", "kept", "shared")]
 
 
-def pause(tag: "Union[str, Tag, None]", pool: "Optional[Pool]", device: "Optional[Device]", keep: str,
-          folder: "Optional[Path]", captured: bool) -> "PauseResult":
+def options(keep: str, folder: "Optional[Path]", captured: bool) -> _Options:
     if keep not in _KEEP:
         raise ValueError("keep: expected one of %s, got %r" % (", ".join(_KEEP), keep))
     if folder is not None and keep != "disk":
         raise ValueError("dir: expected keep=\"disk\" with it, got keep=%r" % keep)
-    o = _Options(keep=_KEEP[keep], flags=_CAPTURED if captured else 0, dir=None if folder is None else os.fsencode(folder))
-    return _call("cistern_pause", o, tag, pool, device)
+    return _Options(keep=_KEEP[keep], flags=_CAPTURED if captured else 0, dir=None if folder is None else os.fsencode(folder))
+
+
+def pause(tag: "Union[str, Tag, None]", pool: "Optional[Pool]", device: "Optional[Device]", keep: str,
+          folder: "Optional[Path]", captured: bool) -> "PauseResult":
+    return _call("cistern_pause", options(keep, folder, captured), tag, pool, device)
 
 
 def resume(tag: "Union[str, Tag, None]", pool: "Optional[Pool]", device: "Optional[Device]") -> "PauseResult":
@@ -51,14 +54,20 @@ def buffers(size: "Size", device: "Optional[Device]") -> None:
 
 def _call(function: str, o: _Options, tag: "Union[str, Tag, None]", pool: "Optional[Pool]",
           device: "Optional[Device]") -> "PauseResult":
-    o.size, o.tag = ctypes.sizeof(o), _name(tag)
-    numbers = None if pool is None else (ctypes.c_uint64 * 2)(*_pools.numbers(pool))
-    o.pool = None if numbers is None else ctypes.addressof(numbers)
+    kept = select(o, tag, pool)  # noqa: F841
     index = _pools.device_index(device)
     lib, report = _running(), _Report()
     _library.check(lib, getattr(lib, function)(index, ctypes.byref(o), ctypes.byref(report)))
     found: Dict[str, int] = {name: int(getattr(report, name)) for name, *_ in _Report._fields_}
     return cast("PauseResult", found)
+
+
+def select(o: _Options, tag: "Union[str, Tag, None]", pool: "Optional[Pool]") -> Any:
+    """Fills in what is meant. What it returns has to live as long as the options are used."""
+    o.size, o.tag = ctypes.sizeof(o), _name(tag)
+    numbers = None if pool is None else (ctypes.c_uint64 * 2)(*_pools.numbers(pool))
+    o.pool = None if numbers is None else ctypes.addressof(numbers)
+    return numbers
 
 
 def _name(tag: Any) -> Optional[bytes]:

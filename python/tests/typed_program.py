@@ -54,6 +54,8 @@ def core(folder: pathlib.Path) -> None:
     cistern.pause_buffers(0)
     cistern.fleet.describe(dp=3, tp=1, pp=2)
     cistern.step()
+    with cistern.node.allow_pause(tag="x", keep="drop", device=0):
+        pass
     free: int = cistern.node.available(0) + cistern.node.available()
     print(free)
     cistern.trim()

@@ -61,6 +61,8 @@ int main(void) {
     BAD(cistern_pause(d, NULL, NULL));
     BAD(cistern_resume(d, NULL, NULL));
     BAD(cistern_pause_buffers(d, 1));
+    BAD(cistern_node_allow_pause(d, NULL));
+    BAD(cistern_node_deny_pause(d));
     BAD(cistern_get_stats(d, &s));
     BAD(cistern_reset_peaks(d));
     BAD(cistern_reset_accumulated(d));

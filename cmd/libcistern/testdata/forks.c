@@ -95,6 +95,8 @@ static void child(void *inherited) {
   GONE(cistern_pause(0, NULL, &report));
   GONE(cistern_resume(0, NULL, &report));
   GONE(cistern_pause_buffers(0, 1));
+  GONE(cistern_node_allow_pause(0, NULL));
+  GONE(cistern_node_deny_pause(0));
   GONE(cistern_get_stats(0, &s));
   GONE(cistern_reset_peaks(0));
   GONE(cistern_reset_accumulated(0));

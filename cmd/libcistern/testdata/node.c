@@ -17,6 +17,10 @@ static double now(void) {
   return (double)t.tv_sec * 1e3 + (double)t.tv_nsec / 1e6;
 }
 
+static void gone(void *ctx, int device, void *addr, size_t size) {
+  (void)ctx, (void)device, (void)addr, (void)size;
+}
+
 static void answer(int code, double took) {
   char words[4096] = "";
   if (code != CISTERN_OK) {
@@ -65,6 +69,15 @@ int main(void) {
              (long long)s.ooms);
     } else if (strcmp(word, "pause") == 0) {
       code = cistern_pause(0, NULL, NULL);
+    } else if (strcmp(word, "allow") == 0) { /* KEEP TAGGED: the node may pause all, or what has the tag t */
+      cistern_pause_options o = {.size = sizeof o, .keep = name, .tag = mib ? "t" : NULL};
+      code = cistern_node_allow_pause(0, &o);
+    } else if (strcmp(word, "deny") == 0) {
+      code = cistern_node_deny_pause(0);
+    } else if (strcmp(word, "tag") == 0) {
+      code = mib != 0 ? cistern_tag_push("t") : cistern_tag_pop();
+    } else if (strcmp(word, "watch") == 0) { /* 0 1: a function for memory that goes; 0 0: none */
+      code = cistern_on_unmap(0, mib ? gone : NULL, NULL);
     } else if (strcmp(word, "resume") == 0) {
       code = cistern_resume(0, NULL, NULL);
     } else if (strcmp(word, "capture") == 0) {

@@ -65,17 +65,22 @@ func (c *client) ask(ctx context.Context, m protocol.Message, asked *sync.WaitGr
 	c.asks[m.ID] = a
 	c.mu.Unlock()
 	b.mu.Lock()
+	before, _ := b.ledger.Account(c.id, slot)
 	id, delay, ok := b.ledger.Ask(b.now(), c.id, slot, m.Bytes)
+	after, _ := b.ledger.Account(c.id, slot)
 	b.mu.Unlock()
 	if !ok {
 		cancel()
 		return fmt.Errorf("question %d is about a device that the client does not use", m.ID)
 	}
 	a.grant = id
+	b.counts.loads[slot].began(now, after.Refaults > before.Refaults)
 	asked.Go(func() {
+		granted, answered := uint64(0), false
+		defer func() { b.counts.loads[slot].ended(time.Now(), a.need, granted, answered) }()
 		a.run(ctx, delay)
-		if ctx.Err() == nil {
-			a.reply()
+		if answered = ctx.Err() == nil; answered {
+			granted = a.reply()
 		}
 	})
 	return nil
@@ -313,6 +318,7 @@ func (b *Broker) miss(q *question) answer {
 			delete(b.open, id)
 			b.ledger.Missed(q.part)
 			b.counts.Skipped.Add(1)
+			b.counts.loads[q.part.Slot].missed()
 			b.log.Warn("a client does not answer, and is skipped from now on", "client", q.part.Client, "bytes", q.part.Bytes, "within", b.opt.Answer)
 			return answer{took: -1}
 		}
@@ -345,6 +351,8 @@ func (b *Broker) gave(c *client, m protocol.Message) {
 		q.answer <- answer{}
 		return
 	}
+	b.counts.loads[slot].gave(released)
+	b.observeGift(slot, released, took)
 	b.log.Info("memory was given back", "client", c.id, "pid", c.pid, "asked", q.part.Bytes, "released", m.Bytes, "took", took, "error", m.Text)
 	q.answer <- answer{released: released, words: m.Text, took: took}
 }
@@ -448,11 +456,11 @@ func (a *asking) holders() string {
 	return one(words...)
 }
 
-// reply sends the asker what it was granted.
-func (a *asking) reply() {
+// reply sends the asker what it was granted, and returns that.
+func (a *asking) reply() (got uint64) {
 	b := a.c.b
 	b.mu.Lock()
-	got := b.ledger.Result(a.grant)
+	got = b.ledger.Result(a.grant)
 	if got > 0 {
 		b.expiry[a.grant] = time.AfterFunc(GrantLasts, func() { b.expire(a) })
 	}
@@ -467,7 +475,9 @@ func (a *asking) reply() {
 		a.forget()
 	}
 	b.log.Info("a question is answered", "client", a.c.id, "pid", a.c.pid, "need", a.need, "granted", got, "took", time.Since(a.began), "words", one(a.words...))
+	b.observeAnswer(a.slot, a.need, got, time.Since(a.began))
 	a.c.send(protocol.Message{Kind: protocol.Granted, ID: a.id, Slot: uint64(a.slot), Bytes: got, Text: one(a.words...)})
+	return got
 }
 
 // expire ends a grant whose asker did not.

@@ -26,6 +26,7 @@ type Options struct {
 	Answer     time.Duration // how long a victim has for its answer; default 500 ms
 	MaxClients int           // default 4096
 	PerProcess int           // connections of one process; default 4
+	Observer   Observer      // nil: none
 }
 
 const (
@@ -80,6 +81,7 @@ type Counts struct {
 	Given    atomic.Uint64 // bytes that victims released
 	Skipped  atomic.Uint64 // victims that did not answer
 	Refused  atomic.Uint64 // connections
+	loads    loads         // by device
 }
 
 // New makes a broker, and reads its policy.

@@ -36,6 +36,8 @@ type client struct {
 	slots   []ledger.Slot             // guarded by Broker.mu
 	heard   map[ledger.Slot]time.Time // when it last said itself what it has; guarded by Broker.mu
 
+	pausings pausings
+
 	mu   sync.Mutex
 	asks map[uint64]*asking // by the client's number for the question; +checklocks:mu
 }
@@ -125,6 +127,7 @@ func (c *client) converse(ctx context.Context) error {
 	}
 	c.b.enter(c)
 	defer c.b.leave(c)
+	defer c.pausings.end()
 	if err := c.welcome(); err != nil {
 		return err
 	}
@@ -259,6 +262,8 @@ func (c *client) handle(ctx context.Context, m protocol.Message, asked *sync.Wai
 		c.done(m.ID)
 	case protocol.Gave:
 		c.b.gave(c, m)
+	case protocol.Paused:
+		c.pausings.answered(m)
 	case protocol.Query:
 		slot, err := c.slot(m)
 		if err != nil {
@@ -326,16 +331,12 @@ func (c *client) control(m protocol.Message, buf, oob []byte) error {
 	for {
 		switch m.Kind {
 		case protocol.List:
-			for _, e := range c.b.entries(c) {
-				text, err := json.Marshal(e)
-				if err != nil {
-					return err
-				}
-				if !c.send(protocol.Message{Kind: protocol.Item, ID: m.ID, Text: string(text)}) {
-					return nil
-				}
-			}
-			c.send(protocol.Message{Kind: protocol.End, ID: m.ID})
+			list(c, m.ID, c.b.entries(c), nil)
+		case protocol.Devices:
+			list(c, m.ID, c.b.Devices(), nil)
+		case protocol.Pause, protocol.Resume:
+			results, err := c.b.pause(c, m)
+			list(c, m.ID, results, err)
 		case protocol.Set:
 			answer := protocol.Message{Kind: protocol.End, ID: m.ID}
 			if err := c.b.set(c, m.Text); err != nil {
@@ -354,6 +355,25 @@ func (c *client) control(m protocol.Message, buf, oob []byte) error {
 			unix.Close(fd)
 		}
 	}
+}
+
+// list sends items and the end of their list.
+func list[T any](c *client, id uint64, items []T, err error) {
+	for _, x := range items {
+		text, bad := json.Marshal(x)
+		if bad != nil {
+			err = bad
+			break
+		}
+		if !c.send(protocol.Message{Kind: protocol.Item, ID: id, Text: string(text)}) {
+			return // it is hung up
+		}
+	}
+	end := protocol.Message{Kind: protocol.End, ID: id}
+	if err != nil {
+		end.Text = err.Error()
+	}
+	c.send(end)
 }
 
 // operates reports whether a user may see and change everything: root, and the broker's own.

@@ -279,7 +279,7 @@ func TestStoppedBroker(t *testing.T) {
 }
 
 // memoryOfGrants is the descriptor of a segment of grants.
-func memoryOfGrants(t *testing.T) int {
+func memoryOfGrants(t testing.TB) int {
 	t.Helper()
 	s, err := grants.New()
 	if err != nil {

@@ -31,3 +31,12 @@ type Config struct {
 	Guard   socket.Guard               // nil: the process does not fork
 	Host    Host
 }
+
+// Pauser is a Host that pauses memory for the node.
+type Pauser interface {
+	// Pause pauses what the program lets the node pause of a device, and returns the physical bytes that went; Resume resumes
+	// it. An error that matches NoConsent is that the program does not allow it now.
+	Pause(dev cuda.Device) (uint64, error)
+	Resume(dev cuda.Device) (uint64, error)
+	NoConsent(err error) bool
+}

@@ -39,12 +39,14 @@ const (
 type Client struct {
 	cfg   Config
 	link  atomic.Pointer[link] // nil: no broker
+	tried atomic.Pointer[link] // the one that run has, also before the broker has answered
 	page  atomic.Pointer[live.Page]
 	first deadline.Event // the first attempt to connect is over
 	ended deadline.Event // Close was called
 	over  sync.WaitGroup
 	gives chan protocol.Message
 	sent  atomic.Uint64 // messages
+	busy  atomic.Bool   // memory is paused or resumed for the node
 
 	mu      sync.Mutex
 	devices map[cuda.Device]*device   // +checklocks:mu
@@ -114,7 +116,7 @@ func Sockets() []string {
 // Close ends the client. Questions that are open fail.
 func (c *Client) Close() {
 	c.ended.Set()
-	if l := c.link.Load(); l != nil {
+	if l := c.tried.Load(); l != nil {
 		l.shut()
 	}
 	c.over.Wait()

@@ -4,7 +4,7 @@
 // # In a host process
 //
 // The library is a guest, so there are two goroutines for each client and no more: one that reads what the broker sends, and one that
-// gives memory back, which may wait for the GPU. Neither uses the poller or the timers of Go's runtime. The socket is known by its
+// gives memory back, which may wait for the GPU. While memory is paused for the node there is a third. None uses the poller or the timers of Go's runtime. The socket is known by its
 // inode, as the program may close it; a link that is lost is made anew, after a pause that doubles up to a limit. While there is no
 // broker a process tries to connect every ten seconds, which is one system call.
 //

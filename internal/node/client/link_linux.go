@@ -141,7 +141,9 @@ func (c *Client) run() {
 		l, err := c.connect()
 		if l != nil {
 			began := time.Now()
+			c.tried.Store(l)
 			err = c.converse(l)
+			c.tried.Store(nil)
 			l.CloseBy(l.guard)
 			if time.Since(began) > mostPause {
 				pause = leastPause
@@ -289,6 +291,8 @@ func (c *Client) handle(l *link, m *protocol.Message) error {
 		default: // the broker asks faster than memory can be given
 			c.send(l, &protocol.Message{Kind: protocol.Gave, ID: m.ID, Slot: m.Slot, Text: "too many requests wait already"})
 		}
+	case protocol.Pausing:
+		c.pausing(l, *m)
 	case protocol.Refused:
 		return refused(m.Text)
 	}

@@ -20,6 +20,7 @@ type Conn struct {
 	path string
 	c    *net.UnixConn
 	last uint64
+	wait time.Duration // beside timeout, for the answer
 }
 
 // Dial connects to the broker at the first of these sockets where one listens.
@@ -63,7 +64,7 @@ func (c *Conn) send(m protocol.Message) error {
 func (c *Conn) next() (m protocol.Message, err error) {
 	b := make([]byte, protocol.MaxMessage)
 	for {
-		_ = c.c.SetDeadline(time.Now().Add(timeout))
+		_ = c.c.SetDeadline(time.Now().Add(timeout + c.wait))
 		n, err := c.c.Read(b)
 		if err != nil {
 			return m, fmt.Errorf("the broker at %s: %w", c.path, cause(err))
@@ -81,8 +82,38 @@ func (c *Conn) next() (m protocol.Message, err error) {
 }
 
 // List are the clients that the user may see.
-func (c *Conn) List() (all []protocol.Entry, err error) {
-	if err := c.send(protocol.Message{Kind: protocol.List}); err != nil {
+func (c *Conn) List() ([]protocol.Entry, error) {
+	return items[protocol.Entry](c, protocol.Message{Kind: protocol.List})
+}
+
+// Devices are the devices that clients use, with sums over all clients.
+func (c *Conn) Devices() ([]protocol.Device, error) {
+	return items[protocol.Device](c, protocol.Message{Kind: protocol.Devices})
+}
+
+// Pause has clients whose label matches a pattern pause what they allow the node to pause, within a time, and returns what each
+// did. Resume likewise.
+func (c *Conn) Pause(label string, within time.Duration) ([]protocol.PauseResult, error) {
+	return c.pause(protocol.Pause, label, within)
+}
+
+// Resume has clients resume what the node paused.
+func (c *Conn) Resume(label string, within time.Duration) ([]protocol.PauseResult, error) {
+	return c.pause(protocol.Resume, label, within)
+}
+
+func (c *Conn) pause(kind protocol.Kind, label string, within time.Duration) ([]protocol.PauseResult, error) {
+	c.wait = within
+	defer func() { c.wait = 0 }()
+	return items[protocol.PauseResult](c, protocol.Message{Kind: kind, Label: label, Wait: within})
+}
+
+// Path is the broker's socket.
+func (c *Conn) Path() string { return c.path }
+
+// items are the answers to a question that asks for a list.
+func items[T any](c *Conn, m protocol.Message) (all []T, err error) {
+	if err := c.send(m); err != nil {
 		return nil, err
 	}
 	for {
@@ -91,13 +122,16 @@ func (c *Conn) List() (all []protocol.Entry, err error) {
 			return nil, err
 		}
 		if m.Kind == protocol.End {
+			if m.Text != "" {
+				return nil, errors.New(m.Text)
+			}
 			return all, nil
 		}
-		var e protocol.Entry
-		if err := json.Unmarshal([]byte(m.Text), &e); err != nil {
-			return nil, fmt.Errorf("the broker at %s describes a client as %q: %w", c.path, m.Text, err)
+		var item T
+		if err := json.Unmarshal([]byte(m.Text), &item); err != nil {
+			return nil, fmt.Errorf("the broker at %s describes an item as %q: %w", c.path, m.Text, err)
 		}
-		all = append(all, e)
+		all = append(all, item)
 	}
 }
 

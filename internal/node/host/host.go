@@ -27,6 +27,8 @@ type Host struct {
 	Find func(dev cuda.Device) (Device, bool)
 	// Limit sets the limit of the broker's policy.
 	Limit func(dev cuda.Device, bytes uint64)
+	// Consents are what the program lets the node pause; nil: nothing.
+	Consents *Consents
 	// Panic is called with a panic in one of the client's goroutines; nil: it goes on.
 	Panic func(v any)
 }

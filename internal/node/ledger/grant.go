@@ -27,6 +27,7 @@ type Part struct {
 	Bytes  uint64
 	Keep   uint64        // reserved bytes that stay, by policy
 	Hold   time.Duration // for the victim's own floor
+	At     time.Duration // when that was decided
 }
 
 // Verdict is what is to be done about a grant.
@@ -146,7 +147,7 @@ func (c *choice) take(id uint64, g *Grant) (chosen []Part) {
 		a := v.account
 		a.Asked += v.taken
 		g.promised += v.taken
-		chosen = append(chosen, Part{Client: a.Client, Slot: a.Slot, Grant: id, Bytes: v.taken, Keep: a.Policy.Min, Hold: a.Hold})
+		chosen = append(chosen, Part{Client: a.Client, Slot: a.Slot, Grant: id, Bytes: v.taken, Keep: a.Policy.Min, Hold: a.Hold, At: c.now})
 	}
 	return chosen
 }
@@ -216,13 +217,15 @@ func (l *Ledger) Gave(now time.Duration, p Part, released uint64, s protocol.Sta
 	}
 }
 
-// Missed ends a part that was not answered. The client is not asked again until it is heard of.
+// Missed ends a part that was not answered. The client is not asked again until it is heard of, and not for Barren: one that answers
+// too late each time would be asked for ever.
 func (l *Ledger) Missed(p Part) {
 	if g := l.grants[p.Grant]; g != nil {
 		g.promised = less(g.promised, p.Bytes)
 	}
 	if a := l.answered(p); a != nil {
 		a.Missed++
+		a.barren = max(a.barren, p.At+Barren)
 		l.clients[p.Client].mute = true
 	}
 }

@@ -248,6 +248,16 @@ func (l *Ledger) Available(now time.Duration, c ClientID, slot Slot) (n uint64) 
 	return n
 }
 
+// Spare is what a client can be asked for of a device now.
+func (l *Ledger) Spare(now time.Duration, c ClientID, slot Slot) uint64 {
+	if d := l.devices[slot]; d != nil {
+		if a := d.of(c); a != nil {
+			return l.spare(now, a)
+		}
+	}
+	return 0
+}
+
 // Granted is what of a device is granted, or was asked for on behalf of a grant.
 func (l *Ledger) Granted(slot Slot) (n uint64) {
 	for _, g := range l.grants {

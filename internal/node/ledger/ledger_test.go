@@ -192,7 +192,8 @@ func TestShortAnswer(t *testing.T) {
 	}
 }
 
-// A client that does not answer is skipped until it says something.
+// A client that does not answer is skipped until it says something, and for a while: one that answers too late each time would be
+// asked for ever.
 func TestMute(t *testing.T) {
 	w := newWorld(t, protocol.Status{}, idle(10*gib), idle(6*gib))
 	id, _, _, parts := w.ask(1, 4*gib)
@@ -208,6 +209,10 @@ func TestMute(t *testing.T) {
 	if a, _ := w.Account(2, 0); w.Mute(2) || a.Missed != 1 || a.Asked != 0 {
 		t.Errorf("%+v", a)
 	}
+	if _, v, from, _ := w.ask(1, 8*gib); v != Wait {
+		t.Error(v, from)
+	}
+	w.now += Barren
 	if _, v, from, _ := w.ask(1, 8*gib); v != Take || from[2] == 0 {
 		t.Error(v, from)
 	}

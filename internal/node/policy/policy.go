@@ -244,15 +244,25 @@ func (r *Rule) user(value string) error {
 }
 
 func (r *Rule) pattern(value string, of func(*Client) string) error {
-	if _, err := path.Match(value, ""); err != nil {
-		return fmt.Errorf("%q: expected a pattern as the shell's", value)
+	if err := CheckPattern(value); err != nil {
+		return err
 	}
-	r.when(func(c *Client) bool {
-		// A slash in what is compared is a character as any other.
-		ok, _ := path.Match(strings.ReplaceAll(value, "/", "\x00"), strings.ReplaceAll(of(c), "/", "\x00"))
-		return ok
-	})
+	r.when(func(c *Client) bool { return Match(value, of(c)) })
 	return nil
+}
+
+// CheckPattern is what is wrong with a pattern.
+func CheckPattern(pattern string) error {
+	if _, err := path.Match(pattern, ""); err != nil {
+		return fmt.Errorf("%q: expected a pattern as the shell's", pattern)
+	}
+	return nil
+}
+
+// Match reports whether a label or a name is of a pattern, in which a slash is a character as any other.
+func Match(pattern, name string) bool {
+	ok, _ := path.Match(strings.ReplaceAll(pattern, "/", "\x00"), strings.ReplaceAll(name, "/", "\x00"))
+	return ok
 }
 
 func (r *Rule) bytes(key, value string) error {

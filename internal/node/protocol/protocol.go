@@ -35,6 +35,11 @@
 //	Set       control  ID, Text: a rule of the policy
 //	End       broker   ID, Text of an error
 //	Refused   broker   Text; the connection ends
+//	Devices   control  ID: list devices
+//	Pause     control  ID, Label (a pattern), Wait: pause what clients allow the node to pause; answered by items
+//	Resume    control  ID, Label, Wait: likewise
+//	Pausing   broker   ID, Slot, Keep (1: pause, 0: resume)
+//	Paused    client   ID, Slot, Bytes, Text of an error, Keep (1: the program does not allow it now)
 package protocol
 
 import (
@@ -69,10 +74,15 @@ const (
 	Set
 	End
 	Refused
+	Devices
+	Pause
+	Resume
+	Pausing
+	Paused
 )
 
 var kindNames = [...]string{"", "hello", "welcome", "join", "joined", "limit", "ask", "granted", "done", "give back", "gave", "query", "answer",
-	"list", "item", "set", "end", "refused"}
+	"list", "item", "set", "end", "refused", "devices", "pause", "resume", "pausing", "paused"}
 
 func (k Kind) String() string {
 	if int(k) < len(kindNames) && k != 0 {
