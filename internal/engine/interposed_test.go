@@ -166,6 +166,21 @@ func (i *interposed) ContextSynchronize(d cuda.Device) error {
 	return i.Driver.ContextSynchronize(d)
 }
 
+func (i *interposed) EventCreateShared(d cuda.Device) (cuda.Event, error) {
+	i.at("cuEventCreate", d)
+	return i.Driver.EventCreateShared(d)
+}
+
+func (i *interposed) EventExport(d cuda.Device, e cuda.Event) (cuda.EventHandle, error) {
+	i.at("cuIpcGetEventHandle", d)
+	return i.Driver.EventExport(d, e)
+}
+
+func (i *interposed) EventOpen(d cuda.Device, h cuda.EventHandle) (cuda.Event, error) {
+	i.at("cuIpcOpenEventHandle", d)
+	return i.Driver.EventOpen(d, h)
+}
+
 func (i *interposed) EventCreate(d cuda.Device) (cuda.Event, error) {
 	i.at("cuEventCreate", d)
 	return i.Driver.EventCreate(d)
@@ -249,6 +264,26 @@ func (i *interposed) MemSetHostAccess(p cuda.Ptr, size uint64, node int) error {
 func (i *interposed) MemPoolCreate(props cuda.MemPoolProps) (cuda.MemPool, error) {
 	i.at("cuMemPoolCreate", noDevice)
 	return i.Driver.MemPoolCreate(props)
+}
+
+func (i *interposed) MemPoolExport(d cuda.Device, pool cuda.MemPool) (fd int, err error) {
+	i.at("cuMemPoolExportToShareableHandle", d)
+	return i.Driver.MemPoolExport(d, pool)
+}
+
+func (i *interposed) MemPoolImport(d cuda.Device, fd int) (cuda.MemPool, error) {
+	i.at("cuMemPoolImportFromShareableHandle", d)
+	return i.Driver.MemPoolImport(d, fd)
+}
+
+func (i *interposed) MemPoolExportPtr(d cuda.Device, p cuda.Ptr) (cuda.PoolPtr, error) {
+	i.at("cuMemPoolExportPointer", d)
+	return i.Driver.MemPoolExportPtr(d, p)
+}
+
+func (i *interposed) MemPoolImportPtr(d cuda.Device, pool cuda.MemPool, h cuda.PoolPtr) (cuda.Ptr, error) {
+	i.at("cuMemPoolImportPointer", d)
+	return i.Driver.MemPoolImportPtr(d, pool, h)
 }
 
 func (i *interposed) MemPoolDestroy(d cuda.Device, pool cuda.MemPool) error {

@@ -568,7 +568,14 @@ func (w *world) check(d *worldDevice) {
 	same := memory.Gauges{Reserved: uint64(s.Reserved.All.Current), Allocated: uint64(s.Allocated.All.Current), Active: uint64(s.ActiveBytes.All.Current),
 		Cached: uint64(s.InactiveBytes.All.Current), Paused: uint64(s.Paused.All.Current), PeakReserved: uint64(s.Reserved.All.Peak),
 		PeakAllocated: uint64(s.Allocated.All.Peak), PeakActive: uint64(s.ActiveBytes.All.Peak), PeakCached: uint64(s.InactiveBytes.All.Peak),
-		PeakPaused: uint64(s.Paused.All.Peak), Limit: d.dev.Limit(), DriverCalls: g.DriverCalls, Retries: uint64(s.Retries), OOMs: uint64(s.OOMs)}
+		PeakPaused: uint64(s.Paused.All.Peak), Limit: d.dev.Limit(), DriverCalls: g.DriverCalls, Retries: uint64(s.Retries), OOMs: uint64(s.OOMs),
+		Pinned: g.Pinned, Recent: g.Recent}
+	active := g.Active - min(g.Active, g.Paused)
+	for i, most := range g.Recent { // each at least, of longer spans from one to the next
+		if most < active || i > 0 && most < g.Recent[i-1] || g.Pinned > g.Cached {
+			w.fail("device %d: the most active lately is %d of %d now, %d of %d cached bytes are pinned", d.id, g.Recent, active, g.Pinned, g.Cached)
+		}
+	}
 	if g != same {
 		w.fail("device %d: %+v, want %+v", d.id, g, same)
 	}
