@@ -237,7 +237,7 @@ func listen(path string) (l *net.UnixListener, release func(), err error) {
 		return nil, nil, err
 	}
 	if st, err := os.Lstat(path); err == nil && st.Mode().Type() == os.ModeSocket {
-		_ = os.Remove(path) // nobody has the lock, so it is of a broker that was killed
+		_ = os.Remove(path) // no process has the lock, so it is of a broker that was killed
 	}
 	l, err = net.ListenUnix("unixpacket", &net.UnixAddr{Name: path, Net: "unixpacket"})
 	if err == nil {

@@ -153,7 +153,7 @@ func TestNodePauseIsRefused(t *testing.T) {
 	}
 }
 
-// TestNodePauseAndDeath: a process that ends while the node pauses, or a broker that does, costs nobody anything.
+// TestNodePauseAndDeath: a process that ends while the node pauses, or a broker that does, costs the others nothing.
 func TestNodePauseAndDeath(t *testing.T) {
 	n := newNode(t, broker.Options{})
 	p := n.process(",node_label:x")

@@ -22,7 +22,7 @@ func listen(t *testing.T) (*net.UnixListener, string) {
 	return l, path
 }
 
-// The machine has what the broker says; one that is not there is no problem, one that is stopped is, and keeps nobody waiting.
+// The machine has what the broker says; one that is not there is no problem, one that is stopped is, and no reader waits for it.
 func TestNode(t *testing.T) {
 	l, path := listen(t)
 	go func() {

@@ -21,7 +21,7 @@ import (
 // Options configure a broker.
 type Options struct {
 	Policy     string        // the file with the rules; "" is none
-	DryRun     bool          // decisions are logged, and nobody is asked
+	DryRun     bool          // decisions are logged, and no client is asked
 	Log        *slog.Logger  // default slog.Default
 	Answer     time.Duration // how long a victim has for its answer; default 500 ms
 	MaxClients int           // default 4096

@@ -529,7 +529,7 @@ func TestPolicy(t *testing.T) {
 	}
 }
 
-// With --dry-run nobody is asked, and the answer says what would have been.
+// With --dry-run no client is asked, and the answer says what would have been.
 func TestDryRun(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, broker.Options{DryRun: true}, 10*gib)

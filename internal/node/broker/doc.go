@@ -5,7 +5,7 @@
 //
 // Each connection is a client. The kernel says which process it is: its user (SO_PEERCRED), a pidfd, when it started, its cgroup. A
 // client sends the descriptor of its status segment (internal/live), from which the broker reads what the client has when it has to
-// decide. So no message is sent while nobody lacks memory. A client that ends, however it does, hangs up; one whose connection a
+// decide. So no message is sent while no client lacks memory. A client that ends, however it does, hangs up; one whose connection a
 // child of fork has kept open is found by its pidfd.
 //
 // # A question

@@ -39,7 +39,7 @@ func TestMain(m *testing.M) {
 }
 
 // TestSlowThousandClients: with a thousand clients a request is met within 20 ms in the median, and the broker takes less than 100 MB,
-// and less than 1 % of a core while nobody asks.
+// and less than 1 % of a core while no client asks.
 func TestSlowThousandClients(t *testing.T) {
 	slow.Only(t)
 	var limit unix.Rlimit
@@ -91,10 +91,10 @@ func TestSlowThousandClients(t *testing.T) {
 	memory, cpu, began := resident(t, cmd.Process.Pid), cpuTime(t, cmd.Process.Pid), time.Now()
 	time.Sleep(10 * time.Second)
 	share := float64(cpuTime(t, cmd.Process.Pid)-cpu) / float64(time.Since(began))
-	fmt.Printf("1000 clients on %d processors: 1 GiB in %v (median), %v (p99), %v (most); the broker has %d MB, and takes %.2f %% of a core while nobody asks\n",
+	fmt.Printf("1000 clients on %d processors: 1 GiB in %v (median), %v (p99), %v (most); the broker has %d MB, and takes %.2f %% of a core while no client asks\n",
 		runtime.NumCPU(), took[50], took[98], took[99], memory/1e6, 100*share)
 	if asker.c.Sent() != sent {
-		t.Error("messages were sent while nobody asked")
+		t.Error("messages were sent while no client asked")
 	}
 	if took[50] > 20*time.Millisecond || memory > 100e6 || share > 0.01 {
 		t.Error("one of these is too much")

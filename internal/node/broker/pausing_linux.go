@@ -39,7 +39,7 @@ func (p *pausings) begin() (uint64, chan protocol.Message) {
 	return p.last, answer
 }
 
-// answered passes an answer on. One that nobody waits for is dropped.
+// answered passes an answer on. One that no question waits for is dropped.
 func (p *pausings) answered(m protocol.Message) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -3,7 +3,7 @@
 //
 // The broker makes the segment, a file in memory that neither shrinks nor grows and that nothing but the broker's own mapping may
 // write. Clients get a descriptor to read. A grant has an end: one that the broker does not renew, because it was stopped or
-// killed, holds nobody up after that.
+// killed, delays no process after that.
 //
 // Linux has all of this; elsewhere New and Open fail.
 package grants

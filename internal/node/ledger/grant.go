@@ -265,7 +265,7 @@ func (l *Ledger) Waited(now time.Duration, id uint64) {
 	}
 }
 
-// End ends a grant: the request that asked is over. Parts that are not answered yet give to nobody.
+// End ends a grant: the request that asked is over. Parts that are not answered yet give to no client.
 func (l *Ledger) End(id uint64) {
 	g := l.grants[id]
 	if g == nil {

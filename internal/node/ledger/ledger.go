@@ -176,7 +176,7 @@ func (l *Ledger) Accounts(slot Slot) (all []Account) {
 	return all
 }
 
-// Total is a device's memory, 0 for one that nobody uses.
+// Total is a device's memory, 0 for one that no client uses.
 func (l *Ledger) Total(slot Slot) uint64 {
 	if d := l.devices[slot]; d != nil {
 		return d.Total
