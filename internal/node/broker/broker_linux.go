@@ -243,9 +243,9 @@ func UUID(u [16]byte) string {
 //
 // +checklocks:b.mu
 func (b *Broker) show(slot ledger.Slot) {
-	granted := b.ledger.Granted(slot)
+	granted, released := b.ledger.Granted(slot)
 	if granted != 0 || b.shown[slot] != 0 {
-		b.segment.Set(uint64(slot), granted, GrantLasts+time.Second)
+		b.segment.Set(uint64(slot), granted, released, GrantLasts+time.Second)
 	}
 	b.shown[slot] = granted
 }

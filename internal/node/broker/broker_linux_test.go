@@ -545,7 +545,7 @@ func TestDryRun(t *testing.T) {
 	}
 }
 
-// While nobody lacks memory no message is sent, whatever the clients do.
+// While no client lacks memory no message is sent, whatever the clients do.
 func TestSteadyState(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, broker.Options{}, 10*gib)

@@ -118,7 +118,8 @@ func (b *Broker) Devices() []protocol.Device {
 	for slot := range n {
 		b.refresh(slot)
 		b.mu.Lock()
-		d := protocol.Device{Device: UUID(b.uuids[slot]), Total: b.ledger.Total(slot), Granted: b.ledger.Granted(slot)}
+		d := protocol.Device{Device: UUID(b.uuids[slot]), Total: b.ledger.Total(slot)}
+		d.Granted, _ = b.ledger.Granted(slot)
 		for _, a := range b.ledger.Accounts(slot) {
 			d.Clients++
 			d.Reserved += a.Status.Reserved

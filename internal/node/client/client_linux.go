@@ -64,6 +64,7 @@ type device struct {
 	total  uint64
 	slot   atomic.Int64   // in the grants; -1: the broker has not answered
 	mine   atomic.Uint64  // granted to this process, or asked for
+	got    atomic.Uint64  // granted to this process by the broker: other processes have released it
 	joined deadline.Event // the broker has answered once
 
 	mu   sync.Mutex
@@ -184,11 +185,14 @@ func (c *Client) Admit(dev cuda.Device, size uint64) bool {
 	if slot < 0 || view == nil {
 		return true
 	}
-	granted := view.Granted(uint64(slot))
+	granted, released := view.Granted(uint64(slot))
 	if granted == 0 {
 		return true
 	}
 	others := granted - min(granted, d.mine.Load())
+	if got := d.got.Load(); got >= size { // what others were promised, and victims may never release, does not hold up a grant
+		others = released - min(released, got)
+	}
 	if others == 0 {
 		return true
 	}
@@ -255,6 +259,9 @@ func (d *device) add(o openAsk) {
 	d.mu.Lock()
 	d.open = append(d.open, o)
 	d.mu.Unlock()
+	if o.id != 0 {
+		d.got.Add(o.bytes)
+	}
 }
 
 // Done ends what Ask granted.
@@ -278,6 +285,9 @@ func (c *Client) Done(dev cuda.Device, granted uint64) {
 		return
 	}
 	d.mine.Add(-o.bytes)
+	if o.id != 0 {
+		d.got.Add(-o.bytes)
+	}
 	if o.id != 0 && o.link == c.link.Load() {
 		c.send(o.link, &protocol.Message{Kind: protocol.Done, ID: o.id, Slot: uint64(max(d.slot.Load(), 0))})
 	}
@@ -310,7 +320,7 @@ func (c *Client) Others(dev cuda.Device) uint64 {
 	if l == nil || d == nil || d.slot.Load() < 0 || l.view.Load() == nil {
 		return 0
 	}
-	granted := l.view.Load().Granted(uint64(d.slot.Load()))
+	granted, _ := l.view.Load().Granted(uint64(d.slot.Load()))
 	return granted - min(granted, d.mine.Load())
 }
 

@@ -282,7 +282,7 @@ func (c *Client) handle(l *link, m *protocol.Message) error {
 			p.bytes, p.limit, p.words = m.Bytes, m.Limit, m.Text
 			p.over.Set()
 			delete(c.asks, m.ID)
-		} else if m.Kind == protocol.Granted && m.Bytes > 0 { // nobody waits any more
+		} else if m.Kind == protocol.Granted && m.Bytes > 0 { // no request waits any more
 			_ = c.post(l, &protocol.Message{Kind: protocol.Done, ID: m.ID, Slot: m.Slot})
 		}
 	case protocol.GiveBack:

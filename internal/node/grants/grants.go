@@ -13,13 +13,13 @@ import "encoding/binary"
 // Slots is how many devices a segment has room for.
 const Slots = 64
 
-// The layout, in words of 8 bytes: magic, layout; from slotsAt on for each slot what is granted, and until when in nanoseconds of
-// the kernel's monotonic clock.
+// The layout, in words of 8 bytes: magic, layout; from slotsAt on for each slot what is granted, how much of that was released already,
+// and until when in nanoseconds of the kernel's monotonic clock.
 const (
 	magic   = 0x544e415247534943 // "CISGRANT"
-	layout  = 1
+	layout  = 2
 	slotsAt = 2
-	perSlot = 2
+	perSlot = 3
 	words   = slotsAt + perSlot*Slots
 	bytes   = 4096
 )

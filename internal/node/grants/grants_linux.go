@@ -49,10 +49,11 @@ func (s *Segment) make() (err error) {
 // at is a word of a mapping, which is aligned to a page.
 func at(mem []byte, word int) *uint64 { return (*uint64)(unsafe.Pointer(&mem[8*word])) }
 
-// Set states what is granted of a slot, for so long.
-func (s *Segment) Set(slot uint64, granted uint64, lasts time.Duration) {
+// Set states what is granted of a slot, and how much of that was released, for so long.
+func (s *Segment) Set(slot uint64, granted, released uint64, lasts time.Duration) {
 	w := slotsAt + perSlot*int(slot)
-	atomic.StoreUint64(at(s.mem, w+1), uint64(monotonic()+lasts))
+	atomic.StoreUint64(at(s.mem, w+2), uint64(monotonic()+lasts))
+	atomic.StoreUint64(at(s.mem, w+1), released)
 	atomic.StoreUint64(at(s.mem, w), granted)
 }
 
@@ -91,14 +92,15 @@ func Open(fd int) (*View, error) {
 	return &View{mem}, nil
 }
 
-// Granted is what is granted of a slot now. It does not wait, and asks the kernel for nothing where there are no grants.
-func (v *View) Granted(slot uint64) uint64 {
+// Granted is what is granted of a slot now, and how much of that was released. It does not wait, and asks the kernel for nothing
+// where there are no grants.
+func (v *View) Granted(slot uint64) (granted, released uint64) {
 	w := slotsAt + perSlot*int(slot%Slots)
-	granted := atomic.LoadUint64(at(v.mem, w))
-	if granted == 0 || time.Duration(atomic.LoadUint64(at(v.mem, w+1))) < monotonic() {
-		return 0
+	granted = atomic.LoadUint64(at(v.mem, w))
+	if granted == 0 || time.Duration(atomic.LoadUint64(at(v.mem, w+2))) < monotonic() {
+		return 0, 0
 	}
-	return granted
+	return granted, min(granted, atomic.LoadUint64(at(v.mem, w+1)))
 }
 
 // Close ends the view. Nothing may use it any more.

@@ -19,21 +19,22 @@ func TestSegment(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer v.Close()
-	if v.Granted(3) != 0 {
-		t.Error("granted before anything was")
+	is := func(slot, granted, released uint64) {
+		t.Helper()
+		if g, r := v.Granted(slot); g != granted || r != released {
+			t.Errorf("slot %d: %d granted, %d of it released; want %d, %d", slot, g, r, granted, released)
+		}
 	}
-	s.Set(3, 5<<30, time.Hour)
-	if v.Granted(3) != 5<<30 || v.Granted(2) != 0 || v.Granted(4) != 0 || v.Granted(3+Slots) != 5<<30 {
-		t.Error(v.Granted(3), v.Granted(2), v.Granted(4))
-	}
-	s.Set(3, 5<<30, -time.Second)
-	if v.Granted(3) != 0 {
-		t.Error("a grant that is over counts")
-	}
-	s.Set(3, 0, time.Hour)
-	if v.Granted(3) != 0 {
-		t.Error(v.Granted(3))
-	}
+	is(3, 0, 0)
+	s.Set(3, 5<<30, 2<<30, time.Hour)
+	is(3, 5<<30, 2<<30)
+	is(3+Slots, 5<<30, 2<<30)
+	is(2, 0, 0)
+	is(4, 0, 0)
+	s.Set(3, 5<<30, 2<<30, -time.Second) // a grant that is over does not count
+	is(3, 0, 0)
+	s.Set(3, 0, 0, time.Hour)
+	is(3, 0, 0)
 }
 
 // A client can neither write the segment nor change its size.

@@ -31,7 +31,7 @@ type View struct{}
 func Open(int) (*View, error) { return nil, errNotLinux }
 
 // Granted is nothing.
-func (*View) Granted(uint64) uint64 { return 0 }
+func (*View) Granted(uint64) (granted, released uint64) { return 0, 0 }
 
 // Close does nothing.
 func (*View) Close() {}

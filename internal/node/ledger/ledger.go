@@ -258,12 +258,13 @@ func (l *Ledger) Spare(now time.Duration, c ClientID, slot Slot) uint64 {
 	return 0
 }
 
-// Granted is what of a device is granted, or was asked for on behalf of a grant.
-func (l *Ledger) Granted(slot Slot) (n uint64) {
+// Granted is what of a device is granted, or was asked for on behalf of a grant, and how much of that was released.
+func (l *Ledger) Granted(slot Slot) (n, released uint64) {
 	for _, g := range l.grants {
 		if g.slot == slot {
 			n += g.promised + g.got
+			released += g.got
 		}
 	}
-	return n
+	return n, released
 }

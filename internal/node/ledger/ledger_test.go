@@ -24,6 +24,12 @@ type world struct {
 	now time.Duration
 }
 
+// granted is what of the device is granted.
+func (w *world) granted() uint64 {
+	n, _ := w.Granted(0)
+	return n
+}
+
 func newWorld(t *testing.T, clients ...protocol.Status) *world {
 	w := &world{t: t, Ledger: New(), now: time.Hour}
 	for i, s := range clients {
@@ -141,8 +147,8 @@ func TestFloor(t *testing.T) {
 func TestGrants(t *testing.T) {
 	w := newWorld(t, protocol.Status{}, idle(10*gib), protocol.Status{})
 	first, v, _, parts := w.ask(1, 6*gib)
-	if v != Take || w.Granted(0) != 6*gib || w.Available(w.now, 3, 0) != 4*gib {
-		t.Fatal(v, w.Granted(0), w.Available(w.now, 3, 0))
+	if v != Take || w.granted() != 6*gib || w.Available(w.now, 3, 0) != 4*gib {
+		t.Fatal(v, w.granted(), w.Available(w.now, 3, 0))
 	}
 	if d := w.Decide(w.now, first); d.Verdict != Enough {
 		t.Error(d)
@@ -151,24 +157,24 @@ func TestGrants(t *testing.T) {
 		t.Error(v)
 	}
 	second, v, _, more := w.ask(3, 4*gib)
-	if v != Take || w.Granted(0) != 10*gib {
-		t.Fatal(v, w.Granted(0))
+	if v != Take || w.granted() != 10*gib {
+		t.Fatal(v, w.granted())
 	}
 	w.all(parts)
 	w.all(more)
-	if w.Result(first) != 6*gib || w.Result(second) != 4*gib || w.Granted(0) != 10*gib {
-		t.Error(w.Result(first), w.Result(second), w.Granted(0))
+	if w.Result(first) != 6*gib || w.Result(second) != 4*gib || w.granted() != 10*gib {
+		t.Error(w.Result(first), w.Result(second), w.granted())
 	}
 	if a, _ := w.Account(1, 0); a.Granted != 6*gib || a.Got != 6*gib {
 		t.Errorf("%+v", a)
 	}
 	w.End(first)
-	if w.Granted(0) != 4*gib {
-		t.Error(w.Granted(0))
+	if w.granted() != 4*gib {
+		t.Error(w.granted())
 	}
 	w.Leave(3)
-	if w.Granted(0) != 0 {
-		t.Error(w.Granted(0))
+	if w.granted() != 0 {
+		t.Error(w.granted())
 	}
 }
 
@@ -198,8 +204,8 @@ func TestMute(t *testing.T) {
 	w := newWorld(t, protocol.Status{}, idle(10*gib), idle(6*gib))
 	id, _, _, parts := w.ask(1, 4*gib)
 	w.Missed(parts[0])
-	if !w.Mute(2) || w.Granted(0) != 0 {
-		t.Error(w.Mute(2), w.Granted(0))
+	if !w.Mute(2) || w.granted() != 0 {
+		t.Error(w.Mute(2), w.granted())
 	}
 	d := w.Decide(w.now, id)
 	if d.Verdict != Take || d.Parts[0].Client != 3 {
@@ -567,8 +573,8 @@ func (o *oracle) compare(t *testing.T, l *Ledger, step int) {
 			t.Fatalf("step %d: grant %d got %d, want %d", step, id, l.Result(id), g.got)
 		}
 	}
-	if l.Granted(0) != granted {
-		t.Fatalf("step %d: %d granted, want %d", step, l.Granted(0), granted)
+	if n, _ := l.Granted(0); n != granted {
+		t.Fatalf("step %d: %d granted, want %d", step, n, granted)
 	}
 	if len(l.Accounts(0)) != len(o.clients) || len(l.grants) != len(o.grants) {
 		t.Fatalf("step %d: %d clients, %d grants, want %d, %d", step, len(l.Accounts(0)), len(l.grants), len(o.clients), len(o.grants))

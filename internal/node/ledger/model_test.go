@@ -135,15 +135,21 @@ func (m *model) status(i int) protocol.Status {
 	return protocol.Status{Reserved: uint64(c.reserved) * Grain, Active: uint64(c.active) * Grain, Allocated: uint64(c.active) * Grain, Cached: uint64(c.reserved-c.active) * Grain}
 }
 
-// othersGrants is what of the device the segment shows as granted to others than a client.
+// othersGrants is what of the device the segment shows as granted to others than a client. One that has its own grant leaves alone
+// what others have got, and not what they were promised.
 func (m *model) othersGrants(i int) int {
-	mine := 0
+	mine, got := uint64(0), uint64(0)
 	for id, g := range m.l.grants {
 		if id == m.clients[i].grant || g.client == ClientID(i+1) {
-			mine += int((g.got + g.promised) / Grain)
+			mine += g.got + g.promised
+			got += g.got
 		}
 	}
-	return int(m.l.Granted(0)/Grain) - mine
+	granted, released := m.l.Granted(0)
+	if m.clients[i].request == answered && got >= uint64(m.needs[i])*Grain {
+		return int((released - got) / Grain)
+	}
+	return int((granted - mine) / Grain)
 }
 
 // create is a look at the grants and the creation of memory after it.
@@ -157,6 +163,8 @@ func (m *model) create(i int) bool {
 	c.active += m.needs[i]
 	return true
 }
+
+func sum(a, b uint64) uint64 { return a + b }
 
 // promisedTo reports whether parts of a client's question are not answered.
 func (m *model) promisedTo(i int) bool {
@@ -391,22 +399,26 @@ func (m *model) check(total int) error {
 	if m.total() != total || m.free < 0 {
 		return fmt.Errorf("%d of %d grains are there, %d free", m.total(), total, m.free)
 	}
-	granted := 0
+	granted, created := 0, 0
 	for i, c := range m.clients {
 		if c.active > c.reserved {
 			return fmt.Errorf("of client %d %d grains are in use, and %d are left", i, c.active, c.reserved)
 		}
-		if g := m.l.grants[c.grant]; c.grant != 0 && g != nil && !c.created {
-			granted += int(g.got / Grain)
+		if g := m.l.grants[c.grant]; c.grant != 0 && g != nil {
+			if c.created {
+				created += int(g.got / Grain)
+			} else {
+				granted += int(g.got / Grain)
+			}
 		}
 	}
 	if granted > m.free {
 		return fmt.Errorf("%d grains are granted and not created, and %d are free: some were given twice", granted, m.free)
 	}
 	for i, c := range m.clients {
-		// What others were promised holds it up until their victims answer, or do not in time.
 		g := m.l.grants[c.grant]
-		if c.request == answered && c.grant != 0 && g != nil && c.got >= m.needs[i] && m.free-granted+int(g.got/Grain) < m.needs[i] {
+		// What others have created of theirs holds it up until they say so.
+		if c.request == answered && c.grant != 0 && g != nil && c.got >= m.needs[i] && m.free-m.othersGrants(i)+created < m.needs[i] {
 			return fmt.Errorf("client %d was granted %d grains and cannot create them", i, c.got)
 		}
 	}
@@ -433,7 +445,7 @@ func (m *model) checkEnd() error {
 			}
 		}
 	}
-	if len(m.parts) != 0 || len(m.l.grants) != 0 || m.l.Granted(0) != 0 {
+	if len(m.parts) != 0 || len(m.l.grants) != 0 || sum(m.l.Granted(0)) != 0 {
 		return fmt.Errorf("%d parts and %d grants are left", len(m.parts), len(m.l.grants))
 	}
 	return nil
