@@ -190,6 +190,9 @@ func (v *victim) usage() float64 {
 
 // Gave is the answer to a part: what the victim released, and what it has now.
 func (l *Ledger) Gave(now time.Duration, p Part, released uint64, s protocol.Status) {
+	if p.Bytes == 0 { // it was only asked what it has
+		released = 0
+	}
 	if g := l.grants[p.Grant]; g != nil {
 		g.promised = less(g.promised, p.Bytes)
 		g.got += released

@@ -224,6 +224,15 @@ func TestMute(t *testing.T) {
 	}
 }
 
+// A client that is only asked what it has gives nothing, whatever it says.
+func TestInquiry(t *testing.T) {
+	w := newWorld(t, protocol.Status{}, idle(10*gib))
+	w.Gave(w.now, Part{Client: 2}, gib, idle(9*gib))
+	if a, _ := w.Account(2, 0); a.Gave != 0 || a.Status.Reserved != 9*gib {
+		t.Errorf("%+v", a)
+	}
+}
+
 // A client that asks soon after it gave keeps its peaks for longer, and one that does not for a shorter time, within bounds.
 func TestRefaults(t *testing.T) {
 	w := newWorld(t, protocol.Status{}, idle(80*gib))
