@@ -1,6 +1,7 @@
 package broker
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"sync"
@@ -67,8 +68,9 @@ func (p *pausings) end() {
 	}
 }
 
-// pause has the clients with a label that a user may command pause or resume, all at once, and returns what each did.
-func (b *Broker) pause(by *client, m protocol.Message) ([]protocol.PauseResult, error) {
+// pause has the clients with a label that a user may command pause or resume, all at once, and returns what each did. A client does one
+// device after the other, as it has one pause or resume under way at a time.
+func (b *Broker) pause(by *client, m protocol.Message) (results []protocol.PauseResult, err error) {
 	if m.Label == "" {
 		return nil, fmt.Errorf("%s: expected a label", m.Kind)
 	}
@@ -76,28 +78,37 @@ func (b *Broker) pause(by *client, m protocol.Message) ([]protocol.PauseResult, 
 		return nil, err
 	}
 	type target struct {
-		c    *client
-		slot ledger.Slot
+		c     *client
+		slots []ledger.Slot
+		did   []protocol.PauseResult
 	}
 	var all []target
-	var results []protocol.PauseResult
 	b.mu.Lock()
 	for _, c := range b.clients {
 		if c == by || !operates(by.uid) && c.uid != by.uid || !policy.Match(m.Label, c.label) {
 			continue
 		}
-		for _, slot := range c.slots {
-			all = append(all, target{c, slot})
-			results = append(results, protocol.PauseResult{Client: uint64(c.id), PID: c.pid, Name: c.name, Label: c.label, Device: UUID(b.uuids[slot])})
+		x := target{c: c, slots: slices.Clone(c.slots)}
+		for _, slot := range x.slots {
+			x.did = append(x.did, protocol.PauseResult{Client: uint64(c.id), PID: c.pid, Name: c.name, Label: c.label, Device: UUID(b.uuids[slot])})
 		}
+		all = append(all, x)
 	}
 	b.mu.Unlock()
+	slices.SortFunc(all, func(x, y target) int { return cmp.Compare(x.c.id, y.c.id) })
+	until := time.Now().Add(min(max(m.Wait, time.Second), mostPause))
 	var wg sync.WaitGroup
-	for i, x := range all {
-		wg.Go(func() { x.c.pauseOne(m, x.slot, &results[i]) })
+	for _, x := range all {
+		wg.Go(func() {
+			for i, slot := range x.slots {
+				x.c.pauseOne(m.Kind, slot, until, &x.did[i])
+			}
+		})
 	}
 	wg.Wait()
-	slices.SortFunc(results, func(x, y protocol.PauseResult) int { return int(x.Client) - int(y.Client) })
+	for _, x := range all {
+		results = append(results, x.did...)
+	}
 	for _, r := range results {
 		b.log.Info("a client was asked to "+m.Kind.String(), "client", r.Client, "pid", r.PID, "device", r.Device, "bytes", r.Bytes, "took", r.Seconds, "error", r.Error, "by_uid", by.uid)
 	}
@@ -105,15 +116,19 @@ func (b *Broker) pause(by *client, m protocol.Message) ([]protocol.PauseResult, 
 }
 
 // pauseOne asks one client about one device, and waits for its answer.
-func (c *client) pauseOne(m protocol.Message, slot ledger.Slot, r *protocol.PauseResult) {
+func (c *client) pauseOne(kind protocol.Kind, slot ledger.Slot, until time.Time, r *protocol.PauseResult) {
 	began := time.Now()
+	wait := until.Sub(began)
+	if wait <= 0 {
+		r.Error = "not asked: its other devices took all of the time"
+		return
+	}
 	id, answer := c.pausings.begin()
 	defer c.pausings.forget(id)
 	what := protocol.Message{Kind: protocol.Pausing, ID: id, Slot: uint64(slot)}
-	if m.Kind == protocol.Pause {
+	if kind == protocol.Pause {
 		what.Keep = 1
 	}
-	wait := min(max(m.Wait, time.Second), mostPause)
 	if !c.send(what) {
 		r.Error = "the process does not accept messages"
 		return
@@ -127,7 +142,7 @@ func (c *client) pauseOne(m protocol.Message, slot ledger.Slot, r *protocol.Paus
 			r.Error = "the process has ended"
 		}
 	case <-late.C:
-		r.Error = fmt.Sprintf("no answer within %v", wait)
+		r.Error = fmt.Sprintf("no answer within %v", wait.Round(time.Millisecond))
 	}
 	r.Seconds = time.Since(began).Seconds()
 }

@@ -1,0 +1,71 @@
+package broker_test
+
+import (
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cistern-gpu/cistern/cuda"
+	"github.com/cistern-gpu/cistern/internal/live"
+	"github.com/cistern-gpu/cistern/internal/node/broker"
+	"github.com/cistern-gpu/cistern/internal/node/client"
+	"github.com/cistern-gpu/cistern/internal/node/control"
+	"github.com/cistern-gpu/cistern/internal/node/protocol"
+)
+
+// pauser is a member that lets the node pause its devices, which takes a while.
+type pauser struct{ *member }
+
+func (p pauser) Pause(dev cuda.Device) (uint64, error) {
+	time.Sleep(20 * time.Millisecond) // so that a second device asked for meanwhile finds it busy
+	return uint64(1+dev) * gib, nil
+}
+
+func (p pauser) Resume(dev cuda.Device) (uint64, error) { return p.Pause(dev) }
+
+func (pauser) NoConsent(error) bool { return false }
+
+// operator is a connection of an operator.
+func (n *node) operator(t *testing.T) *control.Conn {
+	t.Helper()
+	c, err := control.Dial(n.socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.Close)
+	return c
+}
+
+// A process with two devices pauses both, and resumes both.
+func TestPauseTwoDevices(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, broker.Options{}, 10*gib)
+	m := &member{t: t, gpu: n.gpu}
+	page := sync.OnceValues(func() (*live.Page, error) { return live.PublishUnlisted(live.Process{}, m.gauges) })
+	c := client.New(client.Config{Socket: n.socket, Label: "two", Version: "1", Host: pauser{m}, Page: page})
+	t.Cleanup(func() {
+		c.Close()
+		if p, err := page(); err == nil {
+			p.Close()
+		}
+	})
+	for dev := range cuda.Device(2) {
+		c.Join(dev, [16]byte{byte(1 + dev)}, 10*gib)
+		eventually(t, "the device is joined", func() bool {
+			_, _, known := c.Available(dev)
+			return known
+		})
+	}
+	op := n.operator(t)
+	for name, do := range map[string]func(string, time.Duration) ([]protocol.PauseResult, error){"pause": op.Pause, "resume": op.Resume} {
+		did, err := do("two", time.Minute)
+		if err != nil || len(did) != 2 {
+			t.Fatal(name, did, err)
+		}
+		for i, r := range did {
+			if r.Error != "" || r.Bytes != uint64(i+1)*gib {
+				t.Errorf("%s: %+v", name, r)
+			}
+		}
+	}
+}
