@@ -357,6 +357,9 @@ func (c *client) control(m protocol.Message, buf, oob []byte) error {
 	}
 }
 
+// mostListed bounds a text of an item: JSON may write a byte in six, and an item that is cut is no JSON.
+const mostListed = 1 << 10
+
 // list sends items and the end of their list.
 func list[T any](c *client, id uint64, items []T, err error) {
 	for _, x := range items {
@@ -410,7 +413,7 @@ func (b *Broker) entries(by *client) (all []protocol.Entry) {
 			if c == nil || !operates(by.uid) && c.uid != by.uid {
 				continue
 			}
-			all = append(all, protocol.Entry{Client: uint64(a.Client), PID: c.pid, UID: c.uid, Name: c.name, Label: c.label, Cgroup: c.cgroup, Version: c.version,
+			all = append(all, protocol.Entry{Client: uint64(a.Client), PID: c.pid, UID: c.uid, Name: c.name, Label: c.label, Cgroup: protocol.Clean(c.cgroup, mostListed), Version: c.version,
 				Device: UUID(b.uuids[slot]), Total: b.ledger.Total(slot), Reserved: a.Status.Reserved, Active: a.Status.Active, Cached: a.Status.Cached,
 				Pinned: a.Status.Pinned, Paused: a.Status.Paused, Floor: max(a.Policy.Min, a.Status.Floor(a.Hold)), Granted: a.Granted, Gave: a.Gave, Got: a.Got,
 				Refaults: a.Refaults, Missed: a.Missed, Skipped: b.ledger.Mute(a.Client), Min: a.Policy.Min, High: a.Policy.High, Max: a.Policy.Max,

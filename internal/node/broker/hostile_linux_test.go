@@ -147,7 +147,7 @@ func friend(t *testing.T, n *node) *net.UnixConn {
 	}
 	defer unix.Close(fd)
 	c := raw(t, n)
-	if _, _, err := c.WriteMsgUnix((&protocol.Message{Kind: protocol.Hello, Version: "1"}).Append(nil), unix.UnixRights(fd), nil); err != nil {
+	if _, _, err := c.WriteMsgUnix((&protocol.Message{Kind: protocol.Hello, Version: "1", Label: "friend" + strings.Repeat("<", 50)}).Append(nil), unix.UnixRights(fd), nil); err != nil {
 		t.Fatal(err)
 	}
 	return c

@@ -137,7 +137,7 @@ func (c *client) pauseOne(kind protocol.Kind, slot ledger.Slot, until time.Time,
 	defer late.Stop()
 	select {
 	case a, ok := <-answer:
-		r.Bytes, r.Error, r.Denied = a.Bytes, a.Text, a.Keep == 1
+		r.Bytes, r.Error, r.Denied = a.Bytes, protocol.Clean(a.Text, mostListed), a.Keep == 1
 		if !ok {
 			r.Error = "the process has ended"
 		}

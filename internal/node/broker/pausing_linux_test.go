@@ -1,6 +1,7 @@
 package broker_test
 
 import (
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -67,5 +68,32 @@ func TestPauseTwoDevices(t *testing.T) {
 				t.Errorf("%s: %+v", name, r)
 			}
 		}
+	}
+}
+
+// The longest error of a client is listed, cut, and does not break the list.
+func TestPauseLongError(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, broker.Options{}, 10*gib)
+	conn := friend(t, n)
+	if _, err := conn.Write((&protocol.Message{Kind: protocol.Join, ID: 1, UUID: n.gpu.uuid, Total: 10 * gib}).Append(nil)); err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		b := make([]byte, protocol.MaxMessage)
+		for {
+			k, err := conn.Read(b)
+			if err != nil || k == 0 {
+				return
+			}
+			if m, _ := protocol.Parse(b[:k]); m.Kind == protocol.Pausing {
+				_, _ = conn.Write((&protocol.Message{Kind: protocol.Paused, ID: m.ID, Slot: m.Slot, Text: strings.Repeat("<", 2000)}).Append(nil))
+			}
+		}
+	}()
+	eventually(t, "it is a client", func() bool { return len(n.entries()) == 1 })
+	did, err := n.operator(t).Pause("friend*", time.Minute)
+	if err != nil || len(did) != 1 || !strings.HasPrefix(did[0].Error, "<<<") {
+		t.Fatal(did, err)
 	}
 }
