@@ -133,7 +133,7 @@ func (a *asking) run(ctx context.Context, delay time.Duration) {
 	b := a.c.b
 	if delay > 0 {
 		a.words = append(a.words, fmt.Sprintf("the question waited %v, as this process asks too often", delay.Round(time.Millisecond)))
-		if !pause(ctx, min(delay, max(time.Until(a.until), 0))) {
+		if !pause(ctx, min(delay, max(time.Until(a.until)+overtime, 0))) { // a question without a wait has to wait too
 			return
 		}
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/cistern-gpu/cistern/internal/node/broker"
 	"github.com/cistern-gpu/cistern/internal/node/client"
 	"github.com/cistern-gpu/cistern/internal/node/grants"
+	"github.com/cistern-gpu/cistern/internal/node/ledger"
 	"github.com/cistern-gpu/cistern/internal/node/protocol"
 )
 
@@ -287,4 +288,37 @@ func memoryOfGrants(t testing.TB) int {
 	}
 	t.Cleanup(s.Close)
 	return s.Descriptor()
+}
+
+// Questions that name no wait are bounded in rate as well.
+func TestManyQuestions(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, broker.Options{}, 10*gib)
+	conn := friend(t, n)
+	say := func(m protocol.Message, answer protocol.Kind) {
+		t.Helper()
+		if _, err := conn.Write(m.Append(nil)); err != nil {
+			t.Fatal(err)
+		}
+		_ = conn.SetReadDeadline(time.Now().Add(time.Minute))
+		b := make([]byte, protocol.MaxMessage)
+		for {
+			k, err := conn.Read(b)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if m, _ := protocol.Parse(b[:k]); m.Kind == answer {
+				return
+			}
+		}
+	}
+	say(protocol.Message{Kind: protocol.Join, ID: 1, UUID: n.gpu.uuid, Total: n.gpu.total}, protocol.Joined)
+	const more = 60
+	began := time.Now()
+	for i := range ledger.Burst + more {
+		say(protocol.Message{Kind: protocol.Ask, ID: uint64(i), Bytes: gib}, protocol.Granted)
+	}
+	if took, least := time.Since(began), more*time.Second/ledger.Rate; took < least-time.Millisecond {
+		t.Errorf("%d questions in %v, expected %v at least", ledger.Burst+more, took, least)
+	}
 }
