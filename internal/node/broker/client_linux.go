@@ -309,12 +309,10 @@ func (c *client) join(m protocol.Message) error {
 	b.mu.Lock()
 	slot, known := b.slots[m.UUID]
 	if !known {
-		if len(b.slots) == grants.Slots {
+		if slot, known = b.newSlot(m.UUID); !known {
 			b.mu.Unlock()
 			return fmt.Errorf("there are %d devices already", grants.Slots)
 		}
-		slot = ledger.Slot(len(b.slots))
-		b.slots[m.UUID], b.uuids[slot] = slot, m.UUID
 	}
 	if _, has := b.ledger.Account(c.id, slot); !has {
 		c.slots = append(c.slots, slot)
@@ -324,6 +322,24 @@ func (c *client) join(m protocol.Message) error {
 	b.mu.Unlock()
 	c.send(protocol.Message{Kind: protocol.Joined, ID: m.ID, Slot: uint64(slot), Limit: p.Max})
 	return nil
+}
+
+// newSlot is a slot for a device, where none is left that of one which no client uses any more.
+//
+// +checklocks:b.mu
+func (b *Broker) newSlot(uuid [16]byte) (slot ledger.Slot, ok bool) {
+	if slot = ledger.Slot(len(b.slots)); slot == grants.Slots {
+		for slot = 0; !b.ledger.Forget(slot); {
+			if slot++; slot == grants.Slots {
+				return 0, false
+			}
+		}
+		delete(b.slots, b.uuids[slot])
+		b.counts.loads[slot].forget()
+		b.fresh[slot] = 0
+	}
+	b.slots[uuid], b.uuids[slot] = slot, uuid
+	return slot, true
 }
 
 // control answers the commands of operators.

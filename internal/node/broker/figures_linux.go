@@ -70,6 +70,13 @@ func (l *load) missed() {
 	l.figures.Missed++
 }
 
+// forget makes room for another device.
+func (l *load) forget() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.figures = protocol.Load{}
+}
+
 // read is a copy, with the time of questions that are still open.
 func (l *load) read(now time.Time) protocol.Load {
 	l.mu.Lock()

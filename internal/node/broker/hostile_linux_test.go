@@ -322,3 +322,36 @@ func TestManyQuestions(t *testing.T) {
 		t.Errorf("%d questions in %v, expected %v at least", ledger.Burst+more, took, least)
 	}
 }
+
+// Devices that no client uses any more make room for others: MIG makes new ones, and a client may name any.
+func TestManyDevices(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, broker.Options{}, 10*gib)
+	conn := friend(t, n)
+	for i := range grants.Slots {
+		if _, err := conn.Write((&protocol.Message{Kind: protocol.Join, ID: 1, UUID: [16]byte{15: byte(i)}, Total: 1 << 47}).Append(nil)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	eventually(t, "there is no room", func() bool { return len(n.b.Devices()) == grants.Slots })
+	other := friend(t, n)
+	join := protocol.Message{Kind: protocol.Join, ID: 1, UUID: n.gpu.uuid, Total: n.gpu.total}
+	if _, err := other.Write(join.Append(nil)); err != nil {
+		t.Fatal(err)
+	}
+	if words := ends(t, other); !strings.Contains(words, "there are 64 devices already") {
+		t.Errorf("%q", words)
+	}
+	conn.Close()
+	eventually(t, "they are gone", func() bool { return len(n.entries()) == 0 })
+	a, b := n.member(t, "a"), n.member(t, "b")
+	n.unused(a, b, 8*gib)
+	if ok, note := b.grow(4*gib, 0); !ok {
+		t.Error(note)
+	}
+	for _, d := range n.b.Devices() {
+		if d.Device == "GPU-01000000-0000-0000-0000-000000000000" && (d.Total != n.gpu.total || d.Met != 1) {
+			t.Errorf("%+v", d)
+		}
+	}
+}

@@ -153,6 +153,15 @@ func (l *Ledger) Leave(c ClientID) {
 	delete(l.clients, c)
 }
 
+// Forget ends a device that no client has an account on, and reports whether it did.
+func (l *Ledger) Forget(slot Slot) bool {
+	if d := l.devices[slot]; d != nil && len(d.accounts) > 0 {
+		return false
+	}
+	delete(l.devices, slot)
+	return true
+}
+
 // of is a client's account.
 func (d *Device) of(c ClientID) *Account { return d.by[c] }
 
