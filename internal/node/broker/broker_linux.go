@@ -191,26 +191,25 @@ func (b *Broker) Reload() error {
 	if err != nil {
 		return err
 	}
-	b.mu.Lock()
-	for _, r := range b.extra {
-		rules = rules.With(r)
-	}
-	n := rules.Len()
-	b.mu.Unlock()
-	b.setRules(rules)
-	b.log.Info("policy read", "file", b.opt.Policy, "rules", n)
+	b.setRules(func() *policy.Policy {
+		for _, r := range b.extra { // +checklocksignore: setRules has the lock
+			rules = rules.With(r)
+		}
+		return rules
+	})
+	b.log.Info("policy read", "file", b.opt.Policy, "rules", rules.Len())
 	return nil
 }
 
-// setRules puts rules into force, and tells clients whose max is another.
-func (b *Broker) setRules(rules *policy.Policy) {
+// setRules puts rules into force, and tells clients whose max is another. decide is called with mu: others may change rules too.
+func (b *Broker) setRules(decide func() *policy.Policy) {
 	type change struct {
 		c *client
 		m protocol.Message
 	}
 	var changes []change
 	b.mu.Lock()
-	b.rules = rules
+	b.rules = decide()
 	for id, c := range b.clients {
 		for _, slot := range c.slots {
 			before, _ := b.ledger.Account(id, slot)

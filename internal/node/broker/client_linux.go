@@ -407,11 +407,10 @@ func (b *Broker) set(c *client, text string) error {
 	if err != nil {
 		return err
 	}
-	b.mu.Lock()
-	b.extra = append(b.extra, r)
-	rules := b.rules.With(r)
-	b.mu.Unlock()
-	b.setRules(rules)
+	b.setRules(func() *policy.Policy {
+		b.extra = append(b.extra, r) // +checklocksignore: setRules has the lock
+		return b.rules.With(r)       // +checklocksignore
+	})
 	b.log.Info("policy set", "uid", c.uid, "pid", c.pid, "rule", r.String())
 	return nil
 }
