@@ -76,7 +76,7 @@ func (b *Broker) admit(c *client) error {
 		return errors.New("the broker is ending")
 	case len(b.stops) >= b.opt.MaxClients:
 		return fmt.Errorf("%d connections are open already", len(b.stops))
-	case b.conns[c.pid] >= b.opt.PerProcess:
+	case c.pid != 0 && b.conns[c.pid] >= b.opt.PerProcess: // those without a number are many
 		return fmt.Errorf("process %d has %d connections already", c.pid, b.opt.PerProcess)
 	}
 	b.conns[c.pid]++

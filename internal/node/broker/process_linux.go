@@ -17,7 +17,7 @@ import (
 
 // process is what the kernel says of the process at the other end of a connection.
 type process struct {
-	pid    int
+	pid    int // 0: of a PID namespace that the broker does not see
 	uid    uint32
 	pidfd  int // -1: the kernel has none
 	start  uint64
@@ -55,11 +55,19 @@ func identify(c *net.UnixConn) (p process, err error) {
 	if err != nil {
 		return p, fmt.Errorf("identifying a client: %w", err)
 	}
+	p.look()
+	return p, nil
+}
+
+// look takes what /proc says.
+func (p *process) look() {
+	if p.pid == 0 {
+		return
+	}
 	if about, err := live.Of(p.pid); err == nil {
 		p.start, p.name = about.Start, text.Clean(about.Name)
 	}
 	p.cgroup = cgroupOf(p.pid)
-	return p, nil
 }
 
 // cgroupOf is the path of a process in the unified hierarchy, "" where that is not known.
