@@ -141,6 +141,9 @@ func (p *Page) close() {
 func (p *Page) Descriptor() (int, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if !p.ours() { // closing a copy of a file of the program's would end the program's locks on it
+		return -1, errTaken
+	}
 	fd, err := unix.FcntlInt(uintptr(p.fd), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {
 		return -1, fmt.Errorf("the status segment: fcntl: %w", err)
