@@ -29,6 +29,7 @@ type asking struct {
 
 // question is what a victim was asked and has not answered.
 type question struct {
+	id     uint64
 	part   ledger.Part
 	sent   time.Time
 	answer chan answer
@@ -208,9 +209,9 @@ func (b *Broker) cancel(parts []ledger.Part) {
 // +checklocks:b.mu
 func (b *Broker) put(parts []ledger.Part) (sent []*question) {
 	for _, p := range parts {
-		q := &question{part: p, answer: make(chan answer, 1)}
 		b.last++
-		b.open[b.last] = q
+		q := &question{id: b.last, part: p, answer: make(chan answer, 1)}
+		b.open[q.id] = q
 		sent = append(sent, q)
 	}
 	return sent
@@ -254,10 +255,10 @@ func (b *Broker) sendAll(sent []*question) {
 	}
 	var asks []ask
 	b.mu.Lock()
-	for id, q := range b.open {
-		if slices.Contains(sent, q) {
+	for _, q := range sent {
+		if b.open[q.id] != nil {
 			q.sent = time.Now()
-			asks = append(asks, ask{b.clients[q.part.Client], protocol.Message{Kind: protocol.GiveBack, ID: id, Slot: uint64(q.part.Slot), Bytes: q.part.Bytes,
+			asks = append(asks, ask{b.clients[q.part.Client], protocol.Message{Kind: protocol.GiveBack, ID: q.id, Slot: uint64(q.part.Slot), Bytes: q.part.Bytes,
 				Keep: q.part.Keep, Hold: q.part.Hold}})
 		}
 	}
@@ -299,10 +300,8 @@ func (b *Broker) inquire(a *asking) {
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	for id, q := range b.open {
-		if q.part.Grant == 0 && slices.Contains(sent, q) {
-			delete(b.open, id)
-		}
+	for _, q := range sent {
+		delete(b.open, q.id)
 	}
 }
 
@@ -313,17 +312,15 @@ func byReserved(x, y ledger.Account) int { return cmp.Compare(y.Status.Reserved,
 func (b *Broker) miss(q *question) answer {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	for id, o := range b.open {
-		if o == q {
-			delete(b.open, id)
-			b.ledger.Missed(q.part)
-			b.counts.Skipped.Add(1)
-			b.counts.loads[q.part.Slot].missed()
-			b.log.Warn("a client does not answer, and is skipped from now on", "client", q.part.Client, "bytes", q.part.Bytes, "within", b.opt.Answer)
-			return answer{took: -1}
-		}
+	if b.open[q.id] == nil {
+		return <-q.answer
 	}
-	return <-q.answer
+	delete(b.open, q.id)
+	b.ledger.Missed(q.part)
+	b.counts.Skipped.Add(1)
+	b.counts.loads[q.part.Slot].missed()
+	b.log.Warn("a client does not answer, and is skipped from now on", "client", q.part.Client, "bytes", q.part.Bytes, "within", b.opt.Answer)
+	return answer{took: -1}
 }
 
 // gave is a victim's answer. One that comes too late only says what it has.
