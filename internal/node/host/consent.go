@@ -26,7 +26,7 @@ type Consents struct {
 type consent struct {
 	mu     sync.Mutex // held while memory is paused or resumed
 	given  *Consent   // nil: none; +checklocks:mu
-	paused *Consent   // under which the node paused, nil: it did not; +checklocks:mu
+	paused *Consent   // under which the node paused or tried to, nil: it did not; +checklocks:mu
 }
 
 // ErrNoConsent is why memory is not paused.
@@ -95,11 +95,8 @@ func (h *Host) Pause(dev cuda.Device) (uint64, error) {
 	if x.given == nil {
 		return 0, ErrNoConsent
 	}
-	bytes, err := x.given.Pause()
-	if err == nil {
-		x.paused = x.given
-	}
-	return bytes, err
+	x.paused = x.given // also if it fails: memory that cannot come back then stays paused
+	return x.given.Pause()
 }
 
 // Resume resumes memory of a device for the node.
