@@ -217,6 +217,8 @@ func (l *Ledger) Update(c ClientID, slot Slot, s protocol.Status) {
 // possible is a status within what the device has: sums of what clients say do not overflow.
 func (d *Device) possible(s protocol.Status) protocol.Status {
 	s.Reserved = min(s.Reserved, d.Total)
+	s.Allocated = min(s.Allocated, mostTotal) // these two need no memory of the device
+	s.Paused = min(s.Paused, mostTotal)
 	s.Active = min(s.Active, s.Reserved)
 	s.Cached = min(s.Cached, s.Reserved)
 	s.Pinned = min(s.Pinned, s.Cached)

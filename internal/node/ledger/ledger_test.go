@@ -594,3 +594,16 @@ func (o *oracle) compare(t *testing.T, l *Ledger, step int) {
 		}
 	}
 }
+
+// What a client says is bounded, so that sums over clients do not overflow.
+func TestPossible(t *testing.T) {
+	const all = 1<<64 - 1
+	w := newWorld(t, protocol.Status{Reserved: all, Allocated: all, Active: all, Cached: all, Paused: all, Pinned: all, Peaks: [protocol.Windows]uint64{all}})
+	a, _ := w.Account(1, 0)
+	s := a.Status
+	for _, n := range []uint64{s.Reserved, s.Allocated, s.Active, s.Cached, s.Paused, s.Pinned, s.Peaks[0]} {
+		if n > mostTotal {
+			t.Errorf("%+v", s)
+		}
+	}
+}
