@@ -331,7 +331,12 @@ func (b *Broker) gave(c *client, m protocol.Message) {
 	if !slices.Contains(c.slots, slot) {
 		return
 	}
-	c.heard[slot] = time.Now()
+	if m.Text != "" && m.Status == (protocol.Status{}) { // it says only why it did nothing
+		a, _ := b.ledger.Account(c.id, slot)
+		m.Status = a.Status
+	} else {
+		c.heard[slot] = time.Now()
+	}
 	q := b.open[m.ID]
 	if q == nil || q.part.Client != c.id {
 		b.ledger.Update(c.id, slot, m.Status)

@@ -358,3 +358,33 @@ func TestManyDevices(t *testing.T) {
 		return false
 	})
 }
+
+// An answer that says only why nothing was done does not say that the client has nothing.
+func TestAnswerWithoutStatus(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, broker.Options{Answer: 10 * time.Second}, 10*gib)
+	conn := friend(t, n)
+	if _, err := conn.Write((&protocol.Message{Kind: protocol.Join, ID: 1, UUID: n.gpu.uuid, Total: n.gpu.total}).Append(nil)); err != nil {
+		t.Fatal(err)
+	}
+	b := n.member(t, "b")
+	eventually(t, "the memory is available", func() bool {
+		others, _, _ := b.c.Available(0)
+		return others == 5*gib
+	})
+	go func() {
+		buf := make([]byte, protocol.MaxMessage)
+		for {
+			k, err := conn.Read(buf)
+			if err != nil || k == 0 {
+				return
+			}
+			if m, _ := protocol.Parse(buf[:k]); m.Kind == protocol.GiveBack {
+				_, _ = conn.Write((&protocol.Message{Kind: protocol.Gave, ID: m.ID, Slot: m.Slot, Text: "too many requests wait already"}).Append(nil))
+			}
+		}
+	}()
+	if _, note := b.c.Ask(0, gib, 0); !strings.Contains(note, "too many requests wait already") || !strings.Contains(note, "has 5.00 GiB reserved") {
+		t.Error(note)
+	}
+}
