@@ -321,7 +321,15 @@ func (c *client) join(m protocol.Message) error {
 	b.ledger.Join(b.now(), c.id, slot, m.Total, p)
 	b.mu.Unlock()
 	c.send(protocol.Message{Kind: protocol.Joined, ID: m.ID, Slot: uint64(slot), Limit: p.Max})
-	return nil
+	for said := p.Max; ; { // rules may have changed before the client knew its slot
+		b.mu.Lock()
+		a, _ := b.ledger.Account(c.id, slot)
+		b.mu.Unlock()
+		if a.Policy.Max == said || !c.send(protocol.Message{Kind: protocol.Limit, Slot: uint64(slot), Limit: a.Policy.Max}) {
+			return nil
+		}
+		said = a.Policy.Max
+	}
 }
 
 // newSlot is a slot for a device, where none is left that of one which no client uses any more.

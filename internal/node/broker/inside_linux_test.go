@@ -8,6 +8,12 @@ import (
 	"os"
 	"sync"
 	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/cistern-gpu/cistern/internal/node/ledger"
+	"github.com/cistern-gpu/cistern/internal/node/protocol"
 )
 
 func newBroker(t *testing.T) *Broker {
@@ -64,5 +70,68 @@ func TestUnknownProcess(t *testing.T) {
 	}
 	if b.admit(known) == nil {
 		t.Error("a process has one connection more than it may")
+	}
+}
+
+// pair is a client's connection, and its other end.
+func pair(t *testing.T) (ends [2]*net.UnixConn) {
+	t.Helper()
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, fd := range fds {
+		f := os.NewFile(uintptr(fd), "")
+		c, err := net.FileConn(f)
+		f.Close()
+		if err != nil {
+			t.Fatal(err)
+		}
+		ends[i] = c.(*net.UnixConn)
+	}
+	return ends
+}
+
+// A client that joins while the rules change ends with the limit that is in force.
+func TestJoinWhileRulesChange(t *testing.T) {
+	b := newBroker(t)
+	op := &client{b: b, process: process{uid: uint32(os.Geteuid())}}
+	buf := make([]byte, protocol.MaxMessage)
+	for i := range 500 {
+		ends := pair(t)
+		c := &client{b: b, conn: ends[0], heard: map[ledger.Slot]time.Time{}, process: process{pidfd: -1}}
+		b.enter(c)
+		var both sync.WaitGroup
+		both.Go(func() {
+			if err := c.join(protocol.Message{Kind: protocol.Join, ID: 1, UUID: [16]byte{1}, Total: 1 << 30}); err != nil {
+				t.Error(err)
+			}
+		})
+		both.Go(func() {
+			if err := b.set(op, fmt.Sprintf("max=%d", i+1)); err != nil {
+				t.Error(err)
+			}
+		})
+		both.Wait()
+		b.leave(c)
+		ends[0].Close()
+		joined, limit := false, uint64(0)
+		for {
+			n, err := ends[1].Read(buf)
+			if n == 0 || err != nil {
+				break
+			}
+			m, err := protocol.Parse(buf[:n])
+			if err != nil {
+				t.Fatal(err)
+			}
+			if joined = joined || m.Kind == protocol.Joined; joined { // until then it knows no slot
+				limit = m.Limit
+			}
+		}
+		ends[1].Close()
+		if limit != uint64(i+1) {
+			t.Fatalf("round %d: the client has the limit %d", i+1, limit)
+		}
 	}
 }
