@@ -29,7 +29,7 @@ func newBroker(t *testing.T) *Broker {
 // Rules that operators set at the same time are all in force.
 func TestRulesAtOnce(t *testing.T) {
 	b := newBroker(t)
-	const operators, each = 4, 500
+	const operators, each = 4, 200
 	var all sync.WaitGroup
 	for i := range operators {
 		all.Go(func() {
@@ -97,7 +97,7 @@ func TestJoinWhileRulesChange(t *testing.T) {
 	b := newBroker(t)
 	op := &client{b: b, process: process{uid: uint32(os.Geteuid())}}
 	buf := make([]byte, protocol.MaxMessage)
-	for i := range 500 {
+	for i := range 200 {
 		ends := pair(t)
 		c := &client{b: b, conn: ends[0], heard: map[ledger.Slot]time.Time{}, process: process{pidfd: -1}}
 		b.enter(c)
