@@ -192,7 +192,7 @@ func (b *Broker) Reload() error {
 		return err
 	}
 	b.setRules(func() *policy.Policy {
-		for _, r := range b.extra { // +checklocksignore: setRules has the lock
+		for _, r := range b.extra {
 			rules = rules.With(r)
 		}
 		return rules

@@ -416,8 +416,8 @@ func (b *Broker) set(c *client, text string) error {
 		return err
 	}
 	b.setRules(func() *policy.Policy {
-		b.extra = append(b.extra, r) // +checklocksignore: setRules has the lock
-		return b.rules.With(r)       // +checklocksignore
+		b.extra = append(b.extra, r)
+		return b.rules.With(r)
 	})
 	b.log.Info("policy set", "uid", c.uid, "pid", c.pid, "rule", r.String())
 	return nil
