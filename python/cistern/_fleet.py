@@ -77,6 +77,7 @@ def _forked() -> None:
     if r.started:
         recorder = None
         r.started = 0  # so that its hooks do nothing here, the one at the end among them
+        r.lock, r.writing = threading.RLock(), threading.Lock()  # which the parent's threads may have held
     else:
         recorder = Recorder(r.torch, r.allocator, r.folder)
         r.successor = recorder

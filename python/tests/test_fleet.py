@@ -203,6 +203,30 @@ class Fleet(Case):
         found.remove((1, "exit"))
         self.assertEqual([ended for _, ended in found], [""] * len(found))
 
+    def test_fork_while_a_summary_is_written(self):
+        # The child of a fork has no thread that would let its locks go.
+        self.run_it("""
+            import os, signal, threading, torch, torch.optim, cistern
+            torch.cuda.init()
+            torch.cuda.alloc(1)
+            a, r = torch.optim.optimizer.Optimizer(), cistern._fleet.recorder
+            held, go = threading.Event(), threading.Event()
+            def write():
+                with r.lock:
+                    held.set()
+                    go.wait()
+            threading.Thread(target=write).start()
+            held.wait()
+            pid = os.fork()
+            if pid == 0:
+                signal.alarm(60)
+                a.step()
+                os._exit(0)
+            go.set()
+            if os.waitpid(pid, 0)[1] != 0:
+                raise SystemExit("the child hung")
+            """, "--max-entries", "0", "-o", "runs/")
+
     def test_nothing_elsewhere(self):
         self.python("import cistern; cistern.step(); cistern.fleet.describe(dp=1)", env=self.environment(PYTHONPATH=os.path.dirname(PACKAGE)))
         done = self.python("""
