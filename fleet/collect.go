@@ -43,7 +43,7 @@ func (s *Summary) collect(to string, o CollectOptions) error {
 	}
 	var files []string
 	for _, name := range s.files() {
-		if _, err := os.Stat(filepath.Join(from, name)); err == nil {
+		if st, err := os.Stat(filepath.Join(from, name)); err == nil && st.Mode().IsRegular() {
 			files = append(files, name)
 		}
 	}

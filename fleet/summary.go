@@ -129,6 +129,11 @@ func (s *Summary) Identity() recording.Identity {
 
 // Read reads a summary. The error of one that is cut off is ErrTruncated.
 func Read(path string) (*Summary, error) {
+	if st, err := os.Stat(path); err != nil {
+		return nil, err
+	} else if !st.Mode().IsRegular() { // opening a pipe would wait
+		return nil, fmt.Errorf("%s: not a file; expected a summary", path)
+	}
 	f, err := os.Open(path)
 	if err != nil {
 		return nil, err

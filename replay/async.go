@@ -169,7 +169,9 @@ func (a *async) waitAndTrim() {
 // Advance is Policy.Advance.
 func (a *async) Advance(us int64) {
 	a.meter.Advance(us)
-	if n := a.nowUS / a.conf.interval.Microseconds(); n > a.synced {
+	interval := a.conf.interval.Microseconds()
+	if n := a.nowUS / interval; n > a.synced {
+		a.env.mean.until((a.synced+1)*interval, a.reserved)
 		a.synced = n
 		a.trim(a.conf.threshold)
 	}

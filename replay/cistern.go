@@ -292,6 +292,7 @@ func (e *engine) lookAfterLimit(now time.Duration) {
 	for n := 1; e.looked+every <= now && e.failed == nil; n++ {
 		e.looked += every
 		e.drv.AdvanceTo(e.looked)
+		e.env.mean.until(e.looked.Microseconds(), e.Reserved())
 		_, e.failed = e.dev.ReleaseUnused()
 		e.released += int64(len(e.arenas))
 		e.drain()

@@ -54,9 +54,9 @@ type meanReserved struct {
 	hi, low uint64 // bytes times microseconds
 }
 
-// until notes what is held up to a time.
+// until notes what is held up to a time. A policy calls it where memory goes as time passes; nil: nobody asks.
 func (m *meanReserved) until(us int64, reserved uint64) {
-	if us <= m.us {
+	if m == nil || us <= m.us {
 		return
 	}
 	hi, low := bits.Mul64(reserved, uint64(us-m.us))

@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cistern-gpu/cistern/event"
+	"github.com/cistern-gpu/cistern/recording"
 	"github.com/cistern-gpu/cistern/recording/open"
 )
 
@@ -112,6 +114,33 @@ func TestReleaseThreshold(t *testing.T) {
 	}
 	if r := runRecorded(t, "gpt2_varlen", "torch-async:release_threshold:16GiB,sync_interval:1h", Options{}); r.MeanReserved != free.MeanReserved {
 		t.Errorf("%d bytes in the mean without a synchronization, want %d", r.MeanReserved, free.MeanReserved)
+	}
+}
+
+// Memory that goes while the program does nothing is not reserved from then on.
+func TestMeanReservedOfIdleProgram(t *testing.T) {
+	const second = 1_000_000
+	run := &recording.Trace{Streams: []uint64{0}, Pools: []recording.PoolID{{}}, Stacks: []recording.Stack{nil}, FromStart: true, Events: []event.Event{
+		{Kind: event.Alloc, Addr: 1 << 40, Size: 1 << 30},
+		{Kind: event.FreeCompleted, Addr: 1 << 40, Size: 1 << 30, TimeUS: second},
+		{Kind: event.Alloc, Addr: 1 << 40, Size: 1 << 20, TimeUS: 1000 * second},
+	}}
+	for policy, seconds := range map[string]uint64{"cistern": 1000, "torch-async": 1000, "torch-async:release_threshold:0": 2, "torch-async:release_threshold:0,sync_interval:100s": 101,
+		"cistern:cache_limit:2MiB,cache_decay:0s": 4, "cistern:cache_limit:2MiB,cache_decay:10s": 25} {
+		spec, err := ParseSpec(policy)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r, err := Run(run, spec, Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if most := seconds<<30/1000 + 16<<20; r.MeanReserved > most {
+			t.Errorf("%s: %d bytes reserved in the mean; at most %d", policy, r.MeanReserved, most) // the last chunk of the limit stays
+		}
+		if least := seconds << 30 / 1000 / 4; r.MeanReserved < least {
+			t.Errorf("%s: %d bytes reserved in the mean; at least %d", policy, r.MeanReserved, least)
+		}
 	}
 }
 

@@ -203,6 +203,7 @@ type Env struct {
 
 	verify *verifier // of a torch policy that is the run's own
 	draw   *draw     // nil: as recorded
+	mean   *meanReserved
 }
 
 // Factory makes a policy for one replay. The second result is the effective settings, for the Result.
@@ -248,7 +249,7 @@ func (p *Plan) Run(spec Spec, opt Options) (*Result, error) {
 	r.Notes = append(r.Notes, p.Notes[notes:]...)
 	draw := newDraw(opt.Draw)
 	env := &Env{Plan: p, Spec: spec, Capacity: r.Capacity, GPULag: draw.lag(opt.GPULag, time.Duration(p.DurationUS())*time.Microsecond),
-		Device: opt.Device, Note: func(s string) { r.Notes = append(r.Notes, s) }, draw: draw}
+		Device: opt.Device, Note: func(s string) { r.Notes = append(r.Notes, s) }, draw: draw, mean: &meanReserved{}}
 	if draw == nil && verifiable(p, spec) {
 		env.verify = newVerifier(p)
 		r.TiesModelled = false
@@ -265,7 +266,7 @@ func (p *Plan) Run(spec Spec, opt Options) (*Result, error) {
 	}
 	r.Conf = conf
 	d := driver{plan: p, spec: spec, policy: policy, opt: opt, result: r, verify: env.verify, record: opt.Record,
-		completions: newCompletions(p, draw)}
+		completions: newCompletions(p, draw), mean: env.mean}
 	if opt.Record != nil {
 		opt.Record.begin(p)
 		if c, err := ParseTorchConf(conf); err == nil && spec.Name == "torch" {
@@ -321,7 +322,7 @@ type driver struct {
 	record *Recording
 	curve  *curver
 
-	mean     meanReserved
+	mean     *meanReserved
 	requests requestTimes
 
 	completions *completions // nil: as recorded
@@ -480,15 +481,19 @@ func (d *driver) advance(us int64) error {
 			return err
 		}
 	}
-	d.mean.until(us, d.policy.Reserved())
-	d.policy.Advance(us)
+	d.passed(us)
 	return nil
+}
+
+// passed has time pass, in which memory may go.
+func (d *driver) passed(us int64) {
+	d.policy.Advance(us)
+	d.mean.until(us, d.policy.Reserved())
 }
 
 // completed says that a block may be reused.
 func (d *driver) completed(b int, us int64) error {
-	d.mean.until(us, d.policy.Reserved())
-	d.policy.Advance(us)
+	d.passed(us)
 	if err := d.policy.Free(b); err != nil {
 		return err
 	}

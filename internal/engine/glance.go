@@ -96,6 +96,7 @@ var started = time.Now()
 // +checklocks:ph.gpu.mu
 func (ph *physical) look(g *memory.Gauges) (most uint64) {
 	var now quota.Gauges
+	most = uint64(ph.quota.TakeRecent())
 	for _, l := range ph.pools.arenas {
 		l.LookIn()
 		for c := range l.Quota.Classes {

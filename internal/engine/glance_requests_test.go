@@ -44,3 +44,20 @@ func TestRequests(t *testing.T) {
 		t.Errorf("%v Go allocations", n)
 	}
 }
+
+// What was active lately counts also where its pool is gone.
+func TestRecentOfReleasedPool(t *testing.T) {
+	e := newEngine(t, sim.Options{}, config.Options{}, 1)
+	var g memory.Gauges
+	e.dev.Views.Gauges(&g)
+	pool := e.pool(t, 1, config.PoolOptions{})
+	e.free(t, fromPool(t, pool, gib, e.streams[0]))
+	must(t, pool.Release())
+	must(t, e.dev.Trim())
+	e.dev.Views.Gauges(&g)
+	for i, most := range g.Recent {
+		if most < gib {
+			t.Errorf("window %d: %d bytes were active; expected 1 GiB", i, most)
+		}
+	}
+}

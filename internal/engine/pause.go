@@ -299,15 +299,19 @@ func (p *pause) depart() {
 	}
 }
 
-// trim gives back the free memory beside the selected blocks. If that fails, the pause still succeeds.
+// trim gives back the free memory beside the selected blocks; quietly that of users' resources stays. If that fails, the pause
+// still succeeds.
 //
 // +checklocks:p.d.gpu.mu
 func (p *pause) trim() {
 	d := p.d
+	if p.quiet && d.state.observers.observed("pause") != nil {
+		return
+	}
 	before := d.state.phys.quota.Reserved
 	pools := map[*Pool]bool{}
 	for s := range p.heaps {
-		pools[s.pool] = true
+		pools[s.pool] = !p.quiet || mayGive(s.pool)
 	}
 	d.state.segments.release(func(x *Pool) bool { return pools[x] }, true)
 	for s := range p.heaps {

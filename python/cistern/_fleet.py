@@ -25,7 +25,7 @@ MOST_FAILURES = 5
 # Seconds between two summaries: at least, later, and as a part of the time so far; and this many times what writing one took.
 EVERY, SELDOM, LATER = 10.0, 300.0, 1 / 60
 SHARE = 200
-LAST = 30.0  # how long the end of a process waits for a file that is being written
+LAST = 30.0  # how long the end of a process, and a request that failed, wait for a file that is being written
 FREE_EVERY = 1.0  # seconds between two looks at what else is in use on a device
 # A recording is written when about this part of the history is new.
 FULL = 0.7
@@ -77,6 +77,7 @@ def _forked() -> None:
     if r.started:
         recorder = None
         r.started = 0  # so that its hooks do nothing here, the one at the end among them
+        r.lock, r.writing = threading.RLock(), threading.Lock()  # which the parent's threads may have held
     else:
         recorder = Recorder(r.torch, r.allocator, r.folder)
         r.successor = recorder
@@ -357,6 +358,9 @@ class Recorder:
         self.wake.set()
         if self.thread is not None:
             self.thread.join(LAST)  # a thread that writes while Python ends could end it with an error
+            if self.thread.is_alive():  # it hangs, and holds what the last files need
+                self.complain(TimeoutError("a file was not written within %g seconds" % LAST))
+                return
         try:
             self.parts.write()
         except Exception as e:
@@ -365,24 +369,32 @@ class Recorder:
 
     def write(self) -> None:
         """Writes the summary, whole or not at all."""
+        if not self.writing.acquire(timeout=LAST):
+            self.complain(TimeoutError("a summary was not written within %g seconds" % LAST))
+            return
+        try:
+            self.write_now()
+        finally:
+            self.writing.release()
+
+    def write_now(self) -> None:
         temporary: Optional[str] = None
         try:
-            with self.writing:
-                began = time.perf_counter()
-                with self.lock:
-                    self.find_devices()
-                    now = time.time_ns() // 1000
-                    for device in self.devices.values():
-                        device.look(device.read(), self.steps, now)
-                    found = self.summary(now)
-                text = json.dumps(found, separators=(",", ":"))
-                with tempfile.NamedTemporaryFile("w", prefix=".cistern-", dir=self.folder, delete=False) as f:
-                    temporary = f.name
-                    f.write(text + "\n")
-                os.replace(temporary, os.path.join(self.folder, self.name + ".summary.json"))
-                temporary = None
-                self.took = time.perf_counter() - began
-                self.spent += self.took
+            began = time.perf_counter()
+            with self.lock:
+                self.find_devices()
+                now = time.time_ns() // 1000
+                for device in self.devices.values():
+                    device.look(device.read(), self.steps, now)
+                found = self.summary(now)
+            text = json.dumps(found, separators=(",", ":"))
+            with tempfile.NamedTemporaryFile("w", prefix=".cistern-", dir=self.folder, delete=False) as f:
+                temporary = f.name
+                f.write(text + "\n")
+            os.replace(temporary, os.path.join(self.folder, self.name + ".summary.json"))
+            temporary = None
+            self.took = time.perf_counter() - began
+            self.spent += self.took
             self.wrote()
         except Exception as e:
             self.complain(e)

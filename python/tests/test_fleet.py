@@ -203,6 +203,55 @@ class Fleet(Case):
         found.remove((1, "exit"))
         self.assertEqual([ended for _, ended in found], [""] * len(found))
 
+    def test_fork_while_a_summary_is_written(self):
+        # The child of a fork has no thread that would let its locks go.
+        self.run_it("""
+            import os, signal, threading, torch, torch.optim, cistern
+            torch.cuda.init()
+            torch.cuda.alloc(1)
+            a, r = torch.optim.optimizer.Optimizer(), cistern._fleet.recorder
+            held, go = threading.Event(), threading.Event()
+            def write():
+                with r.lock:
+                    held.set()
+                    go.wait()
+            threading.Thread(target=write).start()
+            held.wait()
+            pid = os.fork()
+            if pid == 0:
+                signal.alarm(60)
+                a.step()
+                os._exit(0)
+            go.set()
+            if os.waitpid(pid, 0)[1] != 0:
+                raise SystemExit("the child hung")
+            """, "--max-entries", "0", "-o", "runs/")
+
+    def test_a_file_that_is_not_written(self):
+        # The end of the program, and a request that fails, wait for a writer that hangs, and not for ever.
+        _, errors = self.run_it("""
+            import signal, threading, torch, cistern
+            from cistern import _fleet
+            _fleet.LAST = 0.1
+            hang, hangs = threading.Event(), threading.Event()
+            replace = _fleet.os.replace
+            def stuck(*arguments):
+                if threading.current_thread().name == "cistern-record":
+                    hangs.set()
+                    hang.wait()
+                replace(*arguments)
+            _fleet.os.replace = stuck
+            signal.alarm(60)
+            torch.cuda.init()
+            hangs.wait()
+            torch.cuda.alloc(1)
+            cistern.step()
+            torch.cuda.now["ooms"] = 1
+            for f in torch._C.observers:
+                f(0, 20 << 30, 80 << 30, 9 << 30)
+            """, "--max-entries", "0", "-o", "runs/", status=1)  # as there is no file
+        self.assertEqual(errors.count("recording into"), 1, errors)
+
     def test_nothing_elsewhere(self):
         self.python("import cistern; cistern.step(); cistern.fleet.describe(dp=1)", env=self.environment(PYTHONPATH=os.path.dirname(PACKAGE)))
         done = self.python("""

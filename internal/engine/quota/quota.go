@@ -52,6 +52,7 @@ type Device struct {
 	retired [NumGroups]Gauges // what was added in stream heaps that are gone, and to the spare chunks
 	since   [NumGroups]struct{ added, removed Gauges }
 	limits  [numLimits]uint64
+	recent  int64 // the most active bytes of each class that was retired since TakeRecent
 }
 
 // The limits of Reserved, of which the lowest is in force: the program's own, and that of the node's broker.
@@ -184,7 +185,14 @@ func (d *Device) Retire(class int, c *Class) {
 			d.retired[g][i] += v
 		}
 	}
+	d.recent += c.recent
 	*c = Class{}
+}
+
+// TakeRecent is Arena.TakeRecent of stream heaps that are gone since.
+func (d *Device) TakeRecent() (bytes int64) {
+	bytes, d.recent = d.recent, 0
+	return bytes
 }
 
 // Retired is what was ever added to a gauge in stream heaps that are gone.
