@@ -276,6 +276,7 @@ gpu-bundle: build
 	cp -r lab/torch gpu-bundle/torch
 	cp -r lab/libs gpu-bundle/libs
 	cp -r lab/see gpu-bundle/see
+	cp -r lab/broker gpu-bundle/broker
 	cp -r python/cistern gpu-bundle/cistern
 	find gpu-bundle -name __pycache__ -prune -exec rm -rf {} +
 	cp lib/*.so gpu-bundle/lib/

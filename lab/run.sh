@@ -70,6 +70,16 @@
 #   see-held      what history and stacks cost a program on Cistern, for information (2 minutes)
 #   see           all of these but see-segments, which see-agree contains, and see-held (12 minutes)
 #
+# Several processes on one GPU (docs/node.md); nothing else may use it meanwhile:
+#   node-latency    1 GiB of another process's unused cache, in chunks of 32 and of 2 MiB, while the driver has nothing
+#   node-steady     what the broker costs while nothing lacks memory
+#   node-colocated  a trainer and a server in alternating phases, beside a ballast that leaves less than the sum of their peaks:
+#                   native PyTorch, expandable_segments, Cistern without a broker, with one, and with limits (needs the scripts).
+#                   NODE_MINUTES=20 lets the variant with a broker go on for so long
+#   node-four       the same with four processes
+#   node            all of these
+# Each of their programs, in broker/, takes --sim: the same over a simulated device.
+#
 # The scripts are workloads.py, bench_alloc.py and seed_script.py in scripts/ or in the folder CISTERN_GPU_SCRIPTS; parts
 # that need one that is not there are skipped by name. What a program writes goes into the folder that OUT names, else
 # into results/ beside this script. The programs change no setting of the GPU. The exit status is 0 when all passed.
@@ -129,6 +139,14 @@ torch() {
 # libs NAME SECONDS SCRIPT : runs a Python program of libs/.
 libs() {
   run "$1" "$2" "$python" "libs/$3"
+}
+
+# broker NAME SECONDS SCRIPT ARGUMENTS... : runs a Python program of broker/.
+broker() {
+  name=$1
+  seconds=$2
+  shift 2
+  run "$name" "$seconds" "$python" "broker/$@"
 }
 
 # see NAME SECONDS SCRIPT ARGUMENTS... : runs a Python program of see/.
@@ -246,9 +264,14 @@ part() {
         --workloads "${WORKLOADS:-generate_serving,multistream_prefetch}"
       ;;
     see) for p in driver seed agree cupy cost idle kill oom top; do part "see-$p"; done ;;
-    all) for p in test resources native native-hosts bench query exported pause examples torch libs see; do part $p; done ;;
+    node-latency) broker "$1" 400 latency.py ;;
+    node-steady) broker "$1" 200 steady.py ;;
+    node-colocated) broker "$1" $((60 * ${NODE_MINUTES:-0} + 590)) colocated.py --max --minutes "${NODE_MINUTES:-0}" ;;
+    node-four) broker "$1" $((60 * ${NODE_MINUTES:-0} + 900)) colocated.py --name node-four --jobs 4 --max --minutes "${NODE_MINUTES:-0}" ;;
+    node) for p in latency steady colocated four; do part "node-$p"; done ;;
+    all) for p in test resources native native-hosts bench query exported pause examples torch libs see node; do part $p; done ;;
     *)
-      echo "run.sh: $1: want test, bench, resources, query, exported, pause, native, native-hosts, native-node, native-two, examples, torch, torch-{load,seed,test,native,pools,steady,oom,captures,hosts,stress,bench,workloads,survival,dropin,peer,two}, peers, libs, libs-{fill,counts,order,cooperate,cost,example}, see, see-{driver,seed,agree,segments,cupy,cost,idle,kill,oom,top,held} or all" >&2
+      echo "run.sh: $1: want test, bench, resources, query, exported, pause, native, native-hosts, native-node, native-two, examples, torch, torch-{load,seed,test,native,pools,steady,oom,captures,hosts,stress,bench,workloads,survival,dropin,peer,two}, peers, libs, libs-{fill,counts,order,cooperate,cost,example}, see, see-{driver,seed,agree,segments,cupy,cost,idle,kill,oom,top,held}, node, node-{latency,steady,colocated,four} or all" >&2
       exit 2
       ;;
   esac

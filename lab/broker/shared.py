@@ -1,0 +1,161 @@
+"""What the programs in this folder share: a broker of their own, and processes with memory that are told what to do.
+
+All of them take --sim: the same over one simulated device that the processes share, so that the programs can be tried without a
+GPU. Times of a simulated device say nothing of a GPU, so they are shown and not judged.
+"""
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, os.path.join(HERE, "../see"))
+
+import seen  # noqa: E402  programs that are told what to do, and lines of PASS and FAIL
+from seen import common  # noqa: E402
+
+MiB, GiB = common.MiB, common.GiB
+NEAR = 32 * MiB  # a ballast leaves at most this much more than it shall
+
+
+def arguments(parser, capacity):
+    """Adds --sim; without a value the device has the capacity."""
+    parser.add_argument("--sim", nargs="?", type=int, const=capacity // MiB, metavar="MIB", help="over a simulated device of so many MiB")
+
+
+class Node:
+    """A folder of this run, with the simulated device where there is one, and the processes that have to be ended."""
+
+    def __init__(self, name, sim):
+        self.folder = tempfile.mkdtemp(prefix="cistern-%s-" % name)  # short, as the path of a socket has to be
+        self.sim = sim
+        self.started = []
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for p in reversed(self.started):
+            common.end_session(p)
+        for name in os.listdir(self.folder):
+            os.unlink(os.path.join(self.folder, name))
+        os.rmdir(self.folder)
+
+    def conf(self, *settings):
+        """Settings of a process on this node's device."""
+        driver = ["driver:sim:%dMiB@%s" % (self.sim, os.path.join(self.folder, "gpu"))] if self.sim else []
+        return ",".join([*driver, *settings])
+
+    def talker(self, argv, env):
+        t = seen.Talker(argv, env)
+        self.started.append(t.process)
+        return t
+
+    def holder(self, *settings):
+        """A process that allocates through the C library."""
+        env = common.environment("native", {"CISTERN_CONF": self.conf(*settings), "CISTERN_LIBRARY": common.library()})
+        return Process(self.talker([sys.executable, os.path.join(HERE, "holder.py")], env), "holder.py")
+
+    def ballast(self):
+        """A process that takes no part and holds memory."""
+        return self.holder("node:off")
+
+    def broker(self, policy=None):
+        return Broker(self, policy)
+
+
+class Process:
+    """A process of this folder: one command a line, one answer a line."""
+
+    def __init__(self, talker, name):
+        self.talker, self.name = talker, name
+
+    def send(self, do, **what):
+        self.talker.tell(json.dumps({"do": do, **what}))
+
+    def answer(self, timeout=120):
+        """What it answered; an error for a process that ended or does not answer."""
+        found = self.talker.answer(timeout)
+        if found is None:
+            raise RuntimeError("%s does not answer: %s" % (self.name, self.talker.why()))
+        return found
+
+    def ask(self, do, timeout=120, **what):
+        self.send(do, **what)
+        return self.answer(timeout)
+
+    def end(self):
+        return self.talker.end()
+
+
+class Broker:
+    """cistern serve at a socket of its own, with metrics."""
+
+    def __init__(self, node, policy=None):
+        self.socket = os.path.join(node.folder, "broker%d" % len(node.started))
+        with socket.socket() as s:  # a port that is free
+            s.bind(("127.0.0.1", 0))
+            self.port = s.getsockname()[1]
+        argv = [common.cistern_command(), "serve", "--socket", self.socket, "--metrics", str(self.port)]
+        if policy:
+            path = self.socket + ".policy"
+            with open(path, "w") as f:
+                f.write(policy)
+            argv += ["--policy", path]
+        self.errors = tempfile.TemporaryFile()
+        self.process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=self.errors, start_new_session=True,
+                                        env={k: v for k, v in os.environ.items() if k != "NOTIFY_SOCKET"})
+        node.started.append(self.process)
+        end = time.monotonic() + 30
+        while seen.cistern("node", "ls", "--json", "--socket", self.socket).rc != 0:
+            if self.process.poll() is not None or time.monotonic() > end:
+                raise RuntimeError("cistern serve did not begin: " + self.said())
+            time.sleep(0.05)
+
+    @property
+    def setting(self):
+        return "node:" + self.socket
+
+    def said(self):
+        self.errors.seek(0)
+        return self.errors.read().decode(errors="replace").strip()[-4000:]
+
+    def clients(self):
+        """{pid: entry} of cistern node ls."""
+        done = seen.cistern("node", "ls", "--json", "--socket", self.socket)
+        if done.rc != 0:
+            raise RuntimeError("cistern node ls: %s; the broker says: %s" % (done.why(), self.said()))
+        return {e["pid"]: e for e in json.loads(done.out)["clients"]}
+
+    def until(self, holds, timeout=30):
+        """Waits until the clients are so, and returns whether they are."""
+        end = time.monotonic() + timeout
+        while not holds(self.clients()):
+            if time.monotonic() > end:
+                return False
+            time.sleep(0.05)
+        return True
+
+    def metric(self, name):
+        """The sum of all series of a metric."""
+        with urllib.request.urlopen("http://127.0.0.1:%d/metrics" % self.port, timeout=30) as f:
+            lines = f.read().decode().splitlines()
+        return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith((name + "{", name + " ")))
+
+    def used(self):
+        """Its CPU time in seconds."""
+        with open("/proc/%d/stat" % self.process.pid) as f:
+            fields = f.read().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def end(self):
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            return self.process.wait(10)
+        finally:
+            common.end_session(self.process)
