@@ -24,27 +24,27 @@ def rounds(node, broker, chunk, args):
     number, size, times, gave = victim.talker.process.pid, args.size * MiB, [], 0
     each = max(1, args.cache // args.size)
     while len(times) < args.rounds:
-        told(victim.ask("hold", bytes=each * size, each=size), "the victim")
-        told(victim.ask("hold", bytes=MORE, each=MORE), "the victim")
+        met(victim.ask("hold", bytes=each * size, each=size), "the victim")
+        met(victim.ask("hold", bytes=MORE, each=MORE), "the victim")
         if not times:
-            told(asker.ask("hold", bytes=2 * MiB, each=2 * MiB), "the asker")
-            told(asker.ask("drop"), "the asker")
-            told(ballast.ask("fill", leave=args.leave * MiB, near=shared.NEAR), "the ballast")
-        told(victim.ask("drop"), "the victim")
+            met(asker.ask("hold", bytes=2 * MiB, each=2 * MiB), "the asker")
+            met(asker.ask("drop"), "the asker")
+            met(ballast.ask("fill", leave=args.leave * MiB, near=shared.NEAR), "the ballast")
+        met(victim.ask("drop"), "the victim")
         if not broker.until(lambda c: number in c and c[number]["reserved_bytes"] - c[number]["floor_bytes"] >= each * size):
             raise RuntimeError("the victim would not give its cache 30 s after its last use: %s" % broker.clients().get(number))
         before = broker.clients()[number]["gave_bytes"]
         for _ in range(min(each, args.rounds - len(times))):
-            times.append(told(asker.ask("ask", bytes=size), "request %d" % (len(times) + 1))["ms"])
+            times.append(met(asker.ask("ask", bytes=size), "request %d" % (len(times) + 1))["ms"])
         gave += broker.clients()[number]["gave_bytes"] - before
-        told(asker.ask("drop"), "the asker")
-        told(asker.ask("trim"), "the asker")
+        met(asker.ask("drop"), "the asker")
+        met(asker.ask("trim"), "the asker")
     for p in (victim, asker, ballast):
         p.end()
     return times, gave
 
 
-def told(found, who):
+def met(found, who):
     if "error" in found:
         raise RuntimeError("%s: %s" % (who, found["error"]))
     return found

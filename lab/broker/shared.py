@@ -1,4 +1,4 @@
-"""What the programs in this folder share: a broker of their own, and processes with memory that are told what to do.
+"""What the programs in this folder share: a broker of their own, and processes with memory that do what they are asked.
 
 All of them take --sim: the same over one simulated device that the processes share, so that the programs can be tried without a
 GPU. Times of a simulated device say nothing of a GPU, so they are shown and not judged.
@@ -16,7 +16,7 @@ import urllib.request
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(HERE, "../see"))
 
-import seen  # noqa: E402  programs that are told what to do, and lines of PASS and FAIL
+import seen  # noqa: E402  programs that are asked, and lines of PASS and FAIL
 from seen import common  # noqa: E402
 
 MiB, GiB = common.MiB, common.GiB

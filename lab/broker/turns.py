@@ -1,4 +1,4 @@
-"""A job that works in phases: it works when it is told to, and holds what it needs for the next phase meanwhile.
+"""A job that works in phases: it works when it is asked to, and holds what it needs for the next phase meanwhile.
 
     python turns.py SCRIPT NAME SEED     a workload of workloads.py, under whichever allocator the process runs
     python turns.py --sim NAME SEED      allocations of such a phase through the C library, without computation
