@@ -138,7 +138,7 @@ func (a *asking) run(ctx context.Context, delay time.Duration) {
 			return
 		}
 	}
-	waited, fresh := false, false
+	waited, fresh, complete := false, false, false
 	for ctx.Err() == nil {
 		if !fresh {
 			b.refresh(a.slot)
@@ -159,10 +159,16 @@ func (a *asking) run(ctx context.Context, delay time.Duration) {
 		b.mu.Unlock()
 		if !fresh && (d.Verdict == ledger.Wait || d.Verdict == ledger.Refuse) { // status segments may be as old as Every
 			fresh = true
-			b.inquire(a)
+			complete = b.inquire(a)
 			continue
 		}
 		fresh = false
+		if d.Verdict == ledger.Refuse && !complete && time.Since(a.began) < min(b.opt.Answer, a.until.Sub(a.began)) { // one that has not said yet may have it
+			if !pause(ctx, again) {
+				return
+			}
+			continue
+		}
 		switch d.Verdict {
 		case ledger.Take:
 			if b.opt.DryRun {
@@ -276,8 +282,8 @@ const (
 	inquireTime  = 20 * time.Millisecond
 )
 
-// inquire asks the other clients of the device what they have now.
-func (b *Broker) inquire(a *asking) {
+// inquire asks the other clients of the device what they have now, and reports whether all that were asked have answered.
+func (b *Broker) inquire(a *asking) (complete bool) {
 	b.mu.Lock()
 	all := b.ledger.Accounts(a.slot)
 	all = slices.DeleteFunc(all, func(x ledger.Account) bool { return x.Client == a.c.id || b.ledger.Mute(x.Client) })
@@ -300,9 +306,12 @@ func (b *Broker) inquire(a *asking) {
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	complete = true
 	for _, q := range sent {
+		complete = complete && b.open[q.id] == nil
 		delete(b.open, q.id)
 	}
+	return complete
 }
 
 // byReserved is the order of accounts by what they have reserved, the most first.

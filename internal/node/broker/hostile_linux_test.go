@@ -132,11 +132,19 @@ func descriptors(t *testing.T) int {
 	return len(all)
 }
 
-// friend is a connection that said hello with a true page.
+// friend is a connection that said hello with a page of 5 GiB that are cached.
 func friend(t *testing.T, n *node) *net.UnixConn {
 	t.Helper()
+	var cached atomic.Uint64
+	cached.Store(5 * gib)
+	return friendWith(t, n, &cached)
+}
+
+// friendWith is one with as much.
+func friendWith(t *testing.T, n *node, cached *atomic.Uint64) *net.UnixConn {
+	t.Helper()
 	page, err := live.PublishUnlisted(live.Process{}, func(into []live.Device) []live.Device {
-		return append(into, live.Device{UUID: n.gpu.uuid, Total: n.gpu.total, Reserved: 5 * gib, Cached: 5 * gib})
+		return append(into, live.Device{UUID: n.gpu.uuid, Total: n.gpu.total, Reserved: cached.Load(), Cached: cached.Load()})
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -386,5 +394,41 @@ func TestAnswerWithoutStatus(t *testing.T) {
 	}()
 	if _, note := b.c.Ask(0, gib, 0); !strings.Contains(note, "too many requests wait already") || !strings.Contains(note, "has 5.00 GiB reserved") {
 		t.Error(note)
+	}
+}
+
+// A client that takes longer to say what it has is waited for: its last status may be older than its cache.
+func TestLateStatus(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, broker.Options{Answer: 10 * time.Second}, 10*gib)
+	var cached atomic.Uint64
+	conn := friendWith(t, n, &cached)
+	if _, err := conn.Write((&protocol.Message{Kind: protocol.Join, ID: 1, UUID: n.gpu.uuid, Total: n.gpu.total}).Append(nil)); err != nil {
+		t.Fatal(err)
+	}
+	b := n.member(t, "b")
+	eventually(t, "both are there", func() bool { return len(n.entries()) == 2 })
+	go func() {
+		buf := make([]byte, protocol.MaxMessage)
+		for late := 3; ; { // the first inquiries are not answered in time
+			k, err := conn.Read(buf)
+			if err != nil || k == 0 {
+				return
+			}
+			m, _ := protocol.Parse(buf[:k])
+			switch {
+			case m.Kind != protocol.GiveBack:
+				continue
+			case m.Bytes == 0 && late > 0:
+				late--
+				continue
+			}
+			cached.Store(5 * gib)
+			_, _ = conn.Write((&protocol.Message{Kind: protocol.Gave, ID: m.ID, Slot: m.Slot, Bytes: m.Bytes,
+				Status: protocol.Status{Reserved: 5 * gib, Cached: 5 * gib}}).Append(nil))
+		}
+	}()
+	if granted, note := b.c.Ask(0, gib, 10*time.Second); granted < gib {
+		t.Error(granted, note)
 	}
 }

@@ -491,7 +491,7 @@ func random(t *testing.T, seed uint64, steps int) {
 			x := o.clients[p.Client]
 			if r.IntN(10) == 0 {
 				l.Missed(p)
-				x.mute = true
+				x.mute, x.barren = true, max(x.barren, p.At+Barren)
 				break
 			}
 			released, s := p.Bytes, status()
