@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// A pipe among the summaries is said to be none; nobody waits for what comes out of it.
+// A pipe among the summaries is an error; no reader waits for what comes out of it.
 func TestLoadPipe(t *testing.T) {
 	dir := t.TempDir()
 	if err := syscall.Mkfifo(filepath.Join(dir, "rank00000"+Ending), 0o600); err != nil {

@@ -54,7 +54,7 @@ type meanReserved struct {
 	hi, low uint64 // bytes times microseconds
 }
 
-// until notes what is held up to a time. A policy calls it where memory goes as time passes; nil: nobody asks.
+// until notes what is held up to a time. A policy calls it where memory goes as time passes; nil: there is no need to.
 func (m *meanReserved) until(us int64, reserved uint64) {
 	if m == nil || us <= m.us {
 		return
