@@ -215,7 +215,11 @@ func tryCommand(t *testing.T, name string, args []string) {
 func knownFlags(t *testing.T, name, word, rest string) {
 	t.Helper()
 	root := newRoot(&app{in: strings.NewReader(""), out: &checkedWriter{w: &bytes.Buffer{}}, err: &bytes.Buffer{}})
-	command, _, err := root.Find([]string{word})
+	args := []string{word}
+	if words := strings.Fields(rest); len(words) > 0 && !strings.HasPrefix(words[0], "-") {
+		args = append(args, words[0]) // it may be a command of that command
+	}
+	command, _, err := root.Find(args)
 	if err != nil || command == root {
 		t.Errorf("%s: there is no command cistern %s", name, word)
 		return
