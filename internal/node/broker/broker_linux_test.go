@@ -119,7 +119,7 @@ func (m *member) has(reserved, active uint64) {
 	m.reserved, m.active = reserved, active
 }
 
-// grow is a request of the engine: create, or ask and create. It returns what was said.
+// grow is a request of the engine: create, or ask and create. It returns the words of the broker.
 func (m *member) grow(bytes uint64, wait time.Duration) (ok bool, note string) {
 	try := func() bool {
 		free, _ := m.Free(0)
