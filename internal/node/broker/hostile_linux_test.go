@@ -173,8 +173,6 @@ func TestHostileClients(t *testing.T) {
 	}{
 		"another's device": {[]protocol.Message{{Kind: protocol.Ask, ID: 1, Slot: 7, Bytes: 1}}, "about device 7"},
 		"set":              {[]protocol.Message{{Kind: protocol.Set, Text: "max=1"}}, `a message "set" of a client`},
-		"the same question": {[]protocol.Message{join, {Kind: protocol.Ask, ID: 1, Bytes: gib, Wait: time.Hour}, {Kind: protocol.Ask, ID: 1, Bytes: gib}},
-			"question 1 is open already"},
 	} {
 		conn := friend(t, n)
 		for _, m := range c.say {
