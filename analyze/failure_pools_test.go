@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/cistern-gpu/cistern"
+	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/dump"
 	"github.com/cistern-gpu/cistern/recording/open"
 	"github.com/cistern-gpu/cistern/resource"
@@ -151,5 +152,34 @@ func TestPoolsElsewhere(t *testing.T) {
 	}
 	if x.Remedies[0].Peak > 100*mib {
 		t.Errorf("%+v", x.Remedies[0])
+	}
+}
+
+// A program that was stopped for a moment: where the GPU was known to be far behind the host, chunks that move would be late in the
+// replay from there on, and it would end a little earlier than the run did.
+func TestFailureAfterAStop(t *testing.T) {
+	for stop := 30; stop < 36; stop++ {
+		r := newEngineRun(t, "limit:200MiB", 1<<30)
+		r.dev.SetHistoryClock(func() int64 {
+			r.us += 3
+			return r.us
+		})
+		for leaked := 0; r.oom == nil; leaked++ {
+			var step []cuda.Ptr
+			for i := range 12 {
+				step = append(step, r.alloc(uint64(3+i%5)*mib+uint64(leaked)*4096, 1))
+			}
+			r.alloc(700<<10, 2) // and stays
+			for _, p := range step {
+				r.free(p)
+			}
+			if leaked == stop {
+				r.us += 11_000
+			}
+		}
+		x := written(t, r, r.oom)
+		if !x.Reproduced || x.Caveat != "" {
+			t.Errorf("stopped after step %d: reproduced %v, %q", stop, x.Reproduced, x.Caveat)
+		}
 	}
 }
