@@ -25,6 +25,8 @@ type ObjectOptions struct {
 	Most int
 	// MostBytes is the most memory of objects of a device; default nine tenths of it.
 	MostBytes uint64
+	// Wait is how long the driver may take for an object; default 30 s.
+	Wait time.Duration
 	// Keep stores descriptors for the next broker; nil: none.
 	Keep Keeper
 }
@@ -34,9 +36,8 @@ const (
 	mostLayouts = 256 << 20
 	// mostBuilds bounds what one connection builds at once.
 	mostBuilds = 16
-	// mostDriver is how long the driver may take for an object, and mostJobs how many objects may wait for it.
-	mostDriver = 30 * time.Second
-	mostJobs   = 32
+	// mostJobs is how many objects may wait for the driver.
+	mostJobs = 32
 	// granule is the unit of an object's memory, in bytes; a device with another fails.
 	granule = 2 << 20
 )
@@ -60,6 +61,9 @@ type objectTable struct {
 func newObjectTable(b *Broker, opt ObjectOptions) *objectTable {
 	if opt.Most == 0 {
 		opt.Most = 1024
+	}
+	if opt.Wait == 0 {
+		opt.Wait = 30 * time.Second
 	}
 	user := max(opt.Most/4, 1)
 	limits := objects.Limits{Objects: opt.Most, UserObjects: user, Layouts: mostLayouts, UserLayouts: mostLayouts / 4, Builds: mostBuilds}
@@ -148,12 +152,12 @@ func (t *objectTable) release(all []freed) {
 			}
 		}
 	}()
-	late := time.NewTimer(mostDriver)
+	late := time.NewTimer(t.opt.Wait)
 	defer late.Stop()
 	select {
 	case <-over:
 	case <-late.C:
-		t.b.log.Error("the driver does not release memory of objects", "waited", mostDriver)
+		t.b.log.Error("the driver does not release memory of objects", "waited", t.opt.Wait)
 	}
 }
 
@@ -362,14 +366,14 @@ func (t *objectTable) make(c *client, o objects.Object, layout int) (made freed,
 		r.made, r.err = t.create(session, who, o, q, layout)
 		over <- r
 	}()
-	late := time.NewTimer(mostDriver)
+	late := time.NewTimer(t.opt.Wait)
 	defer late.Stop()
 	select {
 	case r := <-over:
 		return r.made, r.err
 	case <-late.C:
 		c.conn.Close() // what the driver may still make goes with the session
-		return made, fmt.Errorf("the driver did not answer for %v", mostDriver)
+		return made, fmt.Errorf("the driver did not answer for %v", t.opt.Wait)
 	}
 }
 
