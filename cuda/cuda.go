@@ -190,6 +190,9 @@ type Driver interface {
 	MemUnmap(p Ptr, size uint64) error
 	// MemSetAccess gives every device in devs read-write access to [p, p+size), which must be mapped throughout.
 	MemSetAccess(p Ptr, size uint64, devs []Device) error
+	// MemSetReadOnly gives every device in devs access that only reads to [p, p+size), in place of the access that it has
+	// (cuMemSetAccess, CU_MEM_ACCESS_FLAGS_PROT_READ). A write by work of such a device breaks its context.
+	MemSetReadOnly(p Ptr, size uint64, devs []Device) error
 
 	// MemExport makes a file descriptor of a chunk that was created with HandlePosix (cuMemExportToShareableHandle).
 	// It keeps the memory while it is open; it is the caller's, and closed on exec.

@@ -19,6 +19,8 @@ type Shared struct {
 	// Pool is what the segment is called in a pool of stream-ordered memory; zero where it is not of one. The descriptor of its one
 	// chunk is the pool's then.
 	Pool cuda.PoolPtr
+	// ReadOnly has the memory mapped such that work here only reads it. It holds for chunks alone.
+	ReadOnly bool
 }
 
 // SharedChunk is a chunk of an export.

@@ -21,16 +21,17 @@ func newNode(a *app) *cobra.Command {
 	var f nodeFlags
 	c := &cobra.Command{
 		Use:   "node",
-		Short: "Show and change the processes of the node's broker",
+		Short: "Show and change the processes and named objects of the node's broker",
 		Long: "Node asks the broker that cistern serve runs: ls shows its clients, set changes their limits, weights and priorities until the\n" +
-			"broker ends, pause and resume move memory between the phases of a job that allows it. Root and the broker's user see all clients, others their own.",
+			"broker ends, pause and resume move memory between the phases of a job that allows it, stat and rm are about named objects. Root and the\n" +
+			"broker's user see all clients and objects, others their own and the objects that they may read.",
 		Example: "  cistern node ls\n" +
 			"  cistern node set user=alice max=40GiB",
 		Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	c.PersistentFlags().StringVar(&f.socket, "socket", "", "the broker at this `path` (default /run/cistern/node.sock, then the one in $XDG_RUNTIME_DIR)")
-	c.AddCommand(newNodeList(a, &f), newNodeSet(&f), newNodePause(a, &f), newNodeResume(a, &f))
+	c.AddCommand(newNodeList(a, &f), newNodeSet(&f), newNodePause(a, &f), newNodeResume(a, &f), newNodeStat(a, &f), newNodeRemove(&f))
 	return c
 }
 
@@ -46,13 +47,13 @@ func (f *nodeFlags) dial() (*control.Conn, error) {
 }
 
 func newNodeList(a *app, f *nodeFlags) *cobra.Command {
-	var asJSON bool
+	var asJSON, listObjects bool
 	c := &cobra.Command{
 		Use:   "ls",
-		Short: "List the processes that are connected to the broker",
+		Short: "List the processes that are connected to the broker, or its named objects",
 		Long: "Ls lists the clients of the broker by GPU: what each has reserved, in use, and keeps (floor), what it gave and got, and how often\n" +
-			"it needed again what it had just given (refaults).",
-		Example: "  cistern node ls\n  cistern node ls --json",
+			"it needed again what it had just given (refaults). With --objects it lists the named objects.",
+		Example: "  cistern node ls\n  cistern node ls --json\n  cistern node ls --objects",
 		Args:    noArgs,
 		RunE: func(*cobra.Command, []string) error {
 			conn, err := f.dial()
@@ -60,6 +61,9 @@ func newNodeList(a *app, f *nodeFlags) *cobra.Command {
 				return err
 			}
 			defer conn.Close()
+			if listObjects {
+				return a.objects(conn, nil, asJSON)
+			}
 			all, err := conn.List()
 			if err != nil {
 				return err
@@ -78,6 +82,7 @@ func newNodeList(a *app, f *nodeFlags) *cobra.Command {
 		},
 	}
 	c.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
+	c.Flags().BoolVar(&listObjects, "objects", false, "list named objects")
 	return c
 }
 

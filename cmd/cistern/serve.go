@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/cistern-gpu/cistern/internal/environ"
+	"github.com/cistern-gpu/cistern/internal/units"
 )
 
 // serveFlags are what `cistern serve` was asked for.
@@ -17,6 +18,9 @@ type serveFlags struct {
 	socket, policy, log string
 	metrics             string
 	dryRun, debug       bool
+	objects             int
+	objectMemory        string
+	objectBytes         uint64 // objectMemory, 0 for the default
 }
 
 func newServe(a *app) *cobra.Command {
@@ -26,7 +30,7 @@ func newServe(a *app) *cobra.Command {
 		Short: "Run the node's broker: move unused GPU memory to the process that needs it",
 		Long: "Serve runs the broker of a node until it is stopped. Processes on Cistern connect to it, on all GPUs. When a request of one\n" +
 			"would fail, the broker asks others to release memory that they cache and do not use. It never takes memory in use. It opens\n" +
-			"no GPU. Without it processes work as before; with CISTERN_CONF=node:off one does not connect.\n\n" +
+			"no GPU before the first named object is built. Without it processes work as before; with CISTERN_CONF=node:off one does not connect.\n\n" +
 			"As root it serves all users, at /run/cistern/node.sock, else its own, at $XDG_RUNTIME_DIR/cistern/node.sock. The policy's file\n" +
 			"is read again when it changes, and on SIGHUP.",
 		Example: "  cistern serve\n" +
@@ -44,6 +48,8 @@ func newServe(a *app) *cobra.Command {
 	c.Flags().StringVar(&f.socket, "socket", "", "listen at this `path` (default as above, or the socket that systemd passes)")
 	c.Flags().StringVar(&f.policy, "policy", "", "limits, weights and priorities of clients from this `file`")
 	c.Flags().StringVar(&f.metrics, "metrics", "", "serve metrics for Prometheus at this `address`: PORT for this machine only, or HOST:PORT")
+	c.Flags().IntVar(&f.objects, "objects", 1024, "keep at most this `number` of named objects; a user may have a quarter of them, root and the broker's user all")
+	c.Flags().StringVar(&f.objectMemory, "object-memory", "", "keep at most this `size` of named objects on a GPU (default nine tenths of its memory)")
 	c.Flags().BoolVar(&f.dryRun, "dry-run", false, "decide and log, and ask no process for memory")
 	c.Flags().BoolVar(&f.debug, "debug", false, "log clients that come and go")
 	c.Flags().StringVar(&f.log, "log", "text", "log to standard error as `format`: text or json")
@@ -57,9 +63,21 @@ func (f *serveFlags) check() error {
 		return fmt.Errorf("--log %q: choose text or json", f.log)
 	case f.socket != "" && !filepath.IsAbs(f.socket):
 		return fmt.Errorf("--socket %s: expected an absolute path", f.socket)
+	case f.objects < 1 || f.objects > mostObjects:
+		return fmt.Errorf("--objects %d: expected 1 to %d", f.objects, mostObjects)
+	}
+	if f.objectMemory != "" {
+		n, err := units.ParseBytes(f.objectMemory)
+		if err != nil || n == 0 {
+			return fmt.Errorf("--object-memory %s: expected a size, such as 40GiB", f.objectMemory)
+		}
+		f.objectBytes = n
 	}
 	return nil
 }
+
+// mostObjects is for how many named objects a broker has descriptors.
+const mostObjects = 10_000
 
 // logger is where the broker logs.
 func (a *app) logger(f *serveFlags) *slog.Logger {

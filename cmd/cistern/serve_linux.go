@@ -18,10 +18,13 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/cistern-gpu/cistern/config"
+	"github.com/cistern-gpu/cistern/cuda/open"
 	"github.com/cistern-gpu/cistern/internal/environ"
 	"github.com/cistern-gpu/cistern/internal/node/broker"
 	"github.com/cistern-gpu/cistern/internal/node/client"
 	"github.com/cistern-gpu/cistern/internal/node/metrics"
+	"github.com/cistern-gpu/cistern/internal/node/objects"
 )
 
 const (
@@ -38,7 +41,8 @@ func nodeSockets() []string { return client.Sockets() }
 func (a *app) serve(ctx context.Context, f *serveFlags) error {
 	log := a.logger(f)
 	figures := metrics.New(buildVersion().Version)
-	b, err := broker.New(broker.Options{Policy: f.policy, DryRun: f.dryRun, Log: log, Observer: figures})
+	b, err := broker.New(broker.Options{Policy: f.policy, DryRun: f.dryRun, Log: log, Observer: figures,
+		Objects: broker.ObjectOptions{Open: objectDriver, Most: f.objects, MostBytes: f.objectBytes}})
 	if err != nil {
 		return err
 	}
@@ -69,6 +73,19 @@ func (a *app) serve(ctx context.Context, f *serveFlags) error {
 	}
 	log.Info("the broker has ended")
 	return nil
+}
+
+// objectDriver is the driver that CISTERN_CONF names, for named objects.
+func objectDriver() (objects.Driver, error) {
+	o, err := config.Parse(environ.Get("CISTERN_CONF"))
+	if err != nil {
+		return nil, fmt.Errorf("CISTERN_CONF: %w", err)
+	}
+	drv, err := open.Open(o.Driver)
+	if err != nil {
+		return nil, err
+	}
+	return drv, nil
 }
 
 // serveMetrics serves the broker's metrics at an address; "" is none.

@@ -27,6 +27,7 @@ cuMemCreate(size 2097152, handles 1, location 1:1, rdma 1) = 0, context -1
 cuMemMap(size 2097152) = 0, context -1
 cuMemMap(size 2097152) = 0, context -1
 cuMemSetAccess(size 4194304, 1:0=3 1:1=3) = 0, context -1
+cuMemSetAccess(size 2097152, 1:1=1) = 0, context -1
 cuMemRelease() = 0, context -1
 cuMemUnmap(size 4194304) = 0, context -1
 cuMemAddressFree(size 8388608) = 0, context -1`, func() {
@@ -41,6 +42,7 @@ cuMemAddressFree(size 8388608) = 0, context -1`, func() {
 		must(t, b.MemMap(va, chunk, h))
 		must(t, b.MemMap(va+chunk, chunk, h))
 		must(t, b.MemSetAccess(va, 2*chunk, []cuda.Device{0, 1}))
+		must(t, b.MemSetReadOnly(va, chunk, []cuda.Device{1}))
 		must(t, b.MemRelease(h))
 		must(t, b.MemUnmap(va, 2*chunk))
 		must(t, b.AddressFree(va, 4*chunk))

@@ -352,7 +352,7 @@ CUmemAccessDesc *nv_access(nv_driver *d, CUmemAccessDesc *some, size_t max, cons
 	return access;
 }
 
-nv_result nv_mem_set_access(nv_driver *d, CUdeviceptr p, size_t size, const intptr_t *devs, size_t n) {
+nv_result nv_mem_set_access(nv_driver *d, CUdeviceptr p, size_t size, const intptr_t *devs, size_t n, int flags) {
 	CUmemAccessDesc some[16];
 	for (size_t i = 0; i < n; i++) {
 		nv_result r = nv_check_device(d, devs[i]);
@@ -362,6 +362,8 @@ nv_result nv_mem_set_access(nv_driver *d, CUdeviceptr p, size_t size, const intp
 	CUmemAccessDesc *access = nv_access(d, some, sizeof some / sizeof *some, devs, n);
 	if (access == NULL)
 		return NV_FAIL(cuMemSetAccess, 2 /* CUDA_ERROR_OUT_OF_MEMORY */);
+	for (size_t i = 0; i < n; i++)
+		access[i].flags = flags;
 	nv_scope scope;
 	nv_result r = nv_relax(d, &scope);
 	if (r == 0)

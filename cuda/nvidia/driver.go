@@ -246,9 +246,18 @@ func (d *Driver) MemUnmap(p cuda.Ptr, size uint64) error {
 
 // MemSetAccess gives every device in devs read-write access.
 func (d *Driver) MemSetAccess(p cuda.Ptr, size uint64, devs []cuda.Device) error {
+	return d.setAccess(p, size, devs, C.CU_MEM_ACCESS_FLAGS_PROT_READWRITE)
+}
+
+// MemSetReadOnly gives every device in devs access that only reads.
+func (d *Driver) MemSetReadOnly(p cuda.Ptr, size uint64, devs []cuda.Device) error {
+	return d.setAccess(p, size, devs, C.CU_MEM_ACCESS_FLAGS_PROT_READ)
+}
+
+func (d *Driver) setAccess(p cuda.Ptr, size uint64, devs []cuda.Device, flags C.int) error {
 	// A cuda.Device is an int, which is as wide as C's intptr_t.
 	list := (*C.intptr_t)(unsafe.Pointer(unsafe.SliceData(devs)))
-	if r := C.nv_mem_set_access(d.c, C.CUdeviceptr(p), C.size_t(size), list, C.size_t(len(devs))); r != 0 {
+	if r := C.nv_mem_set_access(d.c, C.CUdeviceptr(p), C.size_t(size), list, C.size_t(len(devs)), flags); r != 0 {
 		dev := noDevice
 		if len(devs) == 1 {
 			dev = devs[0]

@@ -92,6 +92,7 @@ enum {
 	CU_MEM_LOCATION_TYPE_DEVICE = 1,
 	CU_MEM_LOCATION_TYPE_HOST = 2,
 	CU_MEM_LOCATION_TYPE_HOST_NUMA = 3,
+	CU_MEM_ACCESS_FLAGS_PROT_READ = 1,
 	CU_MEM_ACCESS_FLAGS_PROT_READWRITE = 3,
 	CU_MEM_ALLOC_GRANULARITY_MINIMUM = 0,
 	CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR = 1,
@@ -274,7 +275,7 @@ nv_result nv_mem_create(nv_driver *d, size_t size, intptr_t dev, int host_numa, 
 nv_result nv_mem_release(nv_driver *d, CUmemGenericAllocationHandle h);
 nv_result nv_mem_map(nv_driver *d, CUdeviceptr p, size_t size, CUmemGenericAllocationHandle h);
 nv_result nv_mem_unmap(nv_driver *d, CUdeviceptr p, size_t size);
-nv_result nv_mem_set_access(nv_driver *d, CUdeviceptr p, size_t size, const intptr_t *devs, size_t n);
+nv_result nv_mem_set_access(nv_driver *d, CUdeviceptr p, size_t size, const intptr_t *devs, size_t n, int flags);
 nv_result nv_mem_export(nv_driver *d, CUmemGenericAllocationHandle h, int *fd);
 nv_result nv_mem_import(nv_driver *d, int fd, CUmemGenericAllocationHandle *h);
 nv_result nv_ipc_export(nv_driver *d, intptr_t dev, CUdeviceptr p, CUipcMemHandle *h);

@@ -89,6 +89,7 @@ func conforms(t *testing.T, d cuda.Driver) {
 		must(t, d.MemRelease(h)) // it goes with its last mapping
 		must(t, d.MemSetAccess(p, 4*g, []cuda.Device{dev}))
 		must(t, d.MemSetAccess(p, 2*g, []cuda.Device{dev})) // again
+		must(t, d.MemSetReadOnly(p, 2*g, []cuda.Device{dev}))
 		must(t, d.MemUnmap(p, 4*g))
 	})
 	t.Run("only whole mappings are unmapped", func(t *testing.T) {
@@ -117,6 +118,7 @@ func conforms(t *testing.T, d cuda.Driver) {
 			fails(t, "past the range", d.MemMap(p+cuda.Ptr(3*g), 2*g, b))
 		}
 		fails(t, "access to what is not mapped", d.MemSetAccess(p, 4*g, []cuda.Device{dev}))
+		fails(t, "reading what is not mapped", d.MemSetReadOnly(p, 4*g, []cuda.Device{dev}))
 		fails(t, "access for no device", d.MemSetAccess(p, 2*g, []cuda.Device{99}))
 		must(t, d.MemMap(p+cuda.Ptr(2*g), 2*g, b))
 		must(t, d.MemSetAccess(p, 4*g, []cuda.Device{dev}))

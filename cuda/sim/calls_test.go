@@ -101,6 +101,7 @@ func TestEveryCallCanFail(t *testing.T) {
 		retry(func() error { p, err = d.AddressReserve(4*mib, 0, 0); return err })
 		retry(func() error { h, err = d.MemCreate(4*mib, cuda.MemProp{}); return err })
 		retry(func() error { return d.MemMap(p, 4*mib, h) })
+		retry(func() error { return d.MemSetReadOnly(p, 4*mib, []cuda.Device{0}) })
 		retry(func() error { return d.MemSetAccess(p, 4*mib, []cuda.Device{0}) })
 		retry(func() error { a, err = d.MemAlloc(0, 100); return err })
 		retry(func() error { _, err = d.StreamID(0, s); return err })

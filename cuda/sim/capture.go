@@ -314,7 +314,11 @@ func (d *Driver) capturedWork(s *stream, dev cuda.Device, addr, size uint64, dur
 	s.nodes.set(m.rank, m.n)
 	var bad *Fault
 	if d.opt.Check >= CheckUse && size != 0 {
-		if f := d.mapped(dev, addr, size, launch); f != nil {
+		f := d.mapped(dev, addr, size, launch)
+		if f == nil && !read {
+			f = d.readOnly(dev, addr, size, launch)
+		}
+		if f != nil {
 			f.Stream = s.id
 			return d.found(f)
 		}

@@ -64,6 +64,10 @@ func (c *chunk) forget(off, size uint64) {
 
 // writeOwn is write where no other driver shares the bytes. Poison written where nothing is kept takes no memory.
 func (c *chunk) writeOwn(off uint64, b []byte) {
+	if c.file != nil {
+		c.file.put(off, b)
+		return
+	}
 	for len(b) > 0 {
 		n, at := off/contentPage, off%contentPage
 		part := b[:min(uint64(len(b)), contentPage-at)]
@@ -90,6 +94,10 @@ func (c *chunk) writeOwn(off uint64, b []byte) {
 }
 
 func (c *chunk) readOwn(off uint64, b []byte) {
+	if c.file != nil {
+		c.file.get(off, b)
+		return
+	}
 	for len(b) > 0 {
 		n, at := off/contentPage, off%contentPage
 		part := b[:min(uint64(len(b)), contentPage-at)]
@@ -105,6 +113,12 @@ func (c *chunk) readOwn(off uint64, b []byte) {
 }
 
 func (c *chunk) forgetOwn(off, size uint64) {
+	if c.file != nil {
+		for end := off + size; off < end; off += contentPage {
+			c.file.put(off, poisonPage[:min(contentPage, end-off)])
+		}
+		return
+	}
 	if c.data == nil {
 		return
 	}

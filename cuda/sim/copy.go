@@ -99,7 +99,7 @@ func transfer(dst, src []piece) bool {
 				from.chunk.read(from.off, hostBytes(to.off, n))
 			case from.chunk == nil:
 				to.chunk.write(to.off, hostBytes(from.off, n))
-			case from.chunk.data == nil && from.chunk.windows == nil:
+			case from.chunk.data == nil && from.chunk.windows == nil && from.chunk.file == nil:
 				to.chunk.forget(to.off, n)
 			default:
 				n = min(n, contentPage)
@@ -162,6 +162,12 @@ func (d *Driver) MemcpyAsync(dev cuda.Device, dst, src cuda.Ptr, size uint64, sh
 	to, err := d.side(c, dev, uint64(dst), size)
 	if err != nil {
 		return err
+	}
+	if to.kind == copyDevice {
+		if f := d.readOnly(dev, to.addr, size, callNames[c]); f != nil {
+			f.Stream = s.id
+			return d.found(f)
+		}
 	}
 	if err := d.runCopy(s, dev, d.costs.copies(from, to), c, to, from); err != nil {
 		return err

@@ -8,8 +8,8 @@ import (
 	"github.com/cistern-gpu/cistern/cuda"
 )
 
-// Memory shared between simulated drivers, of one process or of several: what is shared is that the memory exists and
-// how large it is. Of exported pools more is shared, see poolshare.go. Imported memory takes none of the importing driver's capacity. What the calls on legacy handles (cuIpc) cost has
+// Memory shared between simulated drivers, of one process or of several: what is shared is that the memory exists,
+// how large it is, and the contents of exported chunks. Of exported pools more is shared, see poolshare.go. Imported memory takes none of the importing driver's capacity. What the calls on legacy handles (cuIpc) cost has
 // not been measured; these are counted and priced at nothing.
 
 // Exportable is the handle types that this system lets the simulated driver grant (Options.Handles).
@@ -38,9 +38,9 @@ func exportOf(b cuda.IpcHandle) (t export, ok bool) {
 	return export{v(0), v(1), v(2), v(3)}, string(b[:16]) == handleMagic
 }
 
-// MemExport makes a descriptor of a chunk: a file in memory that says which chunk it is. It does not keep the memory once the chunk
-// has gone, nor an imported chunk. On an H200 with driver 580.159.04 either does, contents intact, even after SIGKILL of the
-// exporter. NVML then charges the memory to an importer with a context, and to no process where only a descriptor is left.
+// MemExport makes a descriptor of a chunk: a file in memory that says which chunk it is, and with Options.Shared has its contents. It keeps those, but
+// the memory counts only as long as a driver has the chunk: the exporter, or once that has ended an importer. On an H200 with driver
+// 580.159.04 a descriptor keeps the memory too, contents intact, even after SIGKILL of the exporter, and so does an import. NVML then charges the memory to an importer with a context, and to no process where only a descriptor is left.
 func (d *Driver) MemExport(h cuda.Handle) (int, error) {
 	d.mu.Lock()
 	defer d.leave()
@@ -51,8 +51,13 @@ func (d *Driver) MemExport(h cuda.Handle) (int, error) {
 	if c.prop.Handles&cuda.HandlePosix == 0 {
 		return -1, d.errorOf(callMemExport, c.prop.Device, c.size, cuda.ErrNotSupported)
 	}
-	t := export{d.identity, c.serial, c.size, uint64(c.prop.Device)}.bytes()
-	fd, err := memoryFile(t[:])
+	var fd int
+	if d.shared == nil || c.file != nil && c.file.fd < 0 {
+		t := export{d.identity, c.serial, c.size, uint64(c.prop.Device)}.bytes()
+		fd, err = memoryFile(t[:])
+	} else {
+		fd, err = d.exportFile(c)
+	}
 	if err != nil {
 		return -1, d.errorOf(callMemExport, c.prop.Device, c.size, cuda.ErrUnknown)
 	}
@@ -69,25 +74,29 @@ func (d *Driver) MemImport(dev cuda.Device, fd int) (cuda.Handle, error) {
 	if code := d.poisoned(dev); code != cuda.Success {
 		return 0, d.errorOf(callMemImport, dev, 0, code)
 	}
-	var b cuda.IpcHandle
-	t, ok := export{}, readFile(fd, b[:])
-	if ok {
-		t, ok = exportOf(b)
-	}
-	if !ok || t.size == 0 || t.size%d.opt.Granularity != 0 {
+	f, t, ok := openChunkFile(fd)
+	if !ok || t.size%d.opt.Granularity != 0 {
+		f.close()
 		return 0, d.errorOf(callMemImport, dev, 0, cuda.ErrInvalidValue)
 	}
 	d.charge(callMemImport, d.costs.MemImport(t.size))
 	if t.driver == d.identity {
 		for _, c := range d.chunks {
 			if c != nil && c.serial == t.serial {
+				f.close()
 				c.refs++
 				d.live.handles++
 				return c.handle, nil
 			}
 		}
 	}
+	own, code := d.inherit(d.devices[dev], f, t.size)
+	if code != cuda.Success {
+		f.close()
+		return 0, d.errorOf(callMemImport, dev, t.size, code)
+	}
 	c := d.otherChunk(dev, t.size, cuda.HandlePosix)
+	c.file, c.other = f, !own
 	d.giveHandle(c)
 	d.note(recCreate, 0, 0, t.size, c, 0)
 	return c.handle, nil

@@ -14,6 +14,7 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
+	"unsafe"
 
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/internal/testkit"
@@ -457,4 +458,69 @@ func BenchmarkShared(b *testing.B) {
 			}
 		}
 	})
+}
+
+// TestChunkContents: an exported chunk has one content for all who map it, which outlives the exporter, and then counts for an importer.
+func TestChunkContents(t *testing.T) {
+	const g = DefaultGranularity
+	path := filepath.Join(t.TempDir(), "gpu")
+	start := func() *Driver {
+		d := New(Options{Shared: path, Capacity: 64 * g, Handles: Exportable, Check: CheckUse})
+		ok(t, d.RetainContext(0))
+		t.Cleanup(func() { ok(t, d.Close()) })
+		return d
+	}
+	mapped := func(d *Driver, h cuda.Handle) cuda.Ptr {
+		p := must[cuda.Ptr](t)(d.AddressReserve(4*g, g, 0))
+		ok(t, d.MemMap(p, 4*g, h))
+		return p
+	}
+	read := func(d *Driver, p cuda.Ptr) string {
+		b := make([]byte, 8)
+		ok(t, d.ReadBack(0, 0, p, b))
+		return string(b)
+	}
+	a, b, c := start(), start(), start()
+	h := must[cuda.Handle](t)(a.MemCreate(4*g, cuda.MemProp{Handles: Exportable}))
+	p := mapped(a, h)
+	ok(t, a.MemSetAccess(p, 4*g, []cuda.Device{0}))
+	ok(t, a.Write(0, 0, p+g, []byte("before..")))
+	fd := must[int](t)(a.MemExport(h))
+	defer syscall.Close(fd)
+	ok(t, a.Write(0, 0, p+2*g, []byte("after...")))
+	k := must[cuda.Handle](t)(b.MemImport(0, fd))
+	q := mapped(b, k)
+	wantFault(t, b.Read(0, 0, q, g), FaultNoAccess)
+	b = start() // that fault broke the context
+	k = must[cuda.Handle](t)(b.MemImport(0, fd))
+	q = mapped(b, k)
+	ok(t, b.MemSetReadOnly(q, 4*g, []cuda.Device{0}))
+	if x, y, z := read(b, q+g), read(b, q+2*g), read(b, q); x != "before.." || y != "after..." || z != strings.Repeat("\xdb", 8) {
+		t.Errorf("%q, %q, %q", x, y, z)
+	}
+	if n := b.ReservedBytes(0); n != 0 {
+		t.Errorf("the importer has %d bytes", n)
+	}
+	ok(t, a.MemUnmap(p, 4*g))
+	ok(t, a.MemRelease(h))
+	ok(t, a.Close())
+	m := must[cuda.Handle](t)(c.MemImport(0, fd)) // the first importer after the exporter has the memory
+	if n := c.ReservedBytes(0); n != 4*g {
+		t.Errorf("the heir has %d bytes", n)
+	}
+	ok(t, c.MemRelease(m))
+	if n := c.ReservedBytes(0); n != 0 {
+		t.Errorf("%d bytes stay", n)
+	}
+	if x := read(b, q+g); x != "before.." {
+		t.Errorf("after the exporter: %q", x)
+	}
+	wantFault(t, b.Write(0, 0, q, []byte("x")), FaultNoAccess)
+	d := start()
+	k = must[cuda.Handle](t)(d.MemImport(0, fd))
+	q = mapped(d, k)
+	ok(t, d.MemSetReadOnly(q, 4*g, []cuda.Device{0}))
+	text := []byte("copied")
+	err := d.MemcpyAsync(0, q, cuda.Ptr(uintptr(unsafe.Pointer(&text[0]))), 6, 0)
+	wantFault(t, err, FaultNoAccess)
 }

@@ -51,7 +51,11 @@ func (d *Driver) work(dev cuda.Device, h cuda.Stream, addr cuda.Ptr, size uint64
 		}
 		return nil
 	}
-	if f := d.mapped(dev, uint64(addr), size, launch); f != nil {
+	f := d.mapped(dev, uint64(addr), size, launch)
+	if f == nil && !read {
+		f = d.readOnly(dev, uint64(addr), size, launch)
+	}
+	if f != nil {
 		f.Stream = s.id
 		return d.found(f)
 	}
@@ -97,6 +101,20 @@ func (d *Driver) mapped(dev cuda.Device, addr, size uint64, op string) *Fault {
 		if m.access>>dev&1 == 0 && (m.resv != nil || m.arena != nil || m.pooled != nil || d.devices[dev].peers>>m.chunk.prop.Device&1 == 0) {
 			return &Fault{Kind: FaultNoAccess, Op: op, Device: dev, Addr: addr, Size: size, at: p, chunk: m.chunk,
 				Detail: "the memory is mapped, but the device was not given access", code: cuda.ErrIllegalAddress}
+		}
+		p = r.base + r.size
+	}
+	return nil
+}
+
+// readOnly looks for a byte of [addr, addr+size), which is mapped, that dev may only read.
+func (d *Driver) readOnly(dev cuda.Device, addr, size uint64, op string) *Fault {
+	end := addr + size
+	for p := addr; p < end; {
+		m, r := d.regionAt(p)
+		if m.locked>>dev&1 != 0 {
+			return &Fault{Kind: FaultNoAccess, Op: op, Device: dev, Addr: addr, Size: size, at: p, chunk: m.chunk,
+				Detail: "the memory is mapped, but the device may only read it", code: cuda.ErrIllegalAddress}
 		}
 		p = r.base + r.size
 	}

@@ -16,9 +16,10 @@ type chunk struct {
 	size    uint64
 	prop    cuda.MemProp
 	maps    int
-	uses    ranges    // with CheckOrder
-	data    *contents // nil until something is written
-	windows []*window // parts whose uses and contents other drivers share
+	uses    ranges     // with CheckOrder
+	data    *contents  // nil until something is written
+	windows []*window  // parts whose uses and contents other drivers share
+	file    *chunkFile // with the contents, once it was exported or imported
 }
 
 // region is memory that comes and goes as one: a mapping, or a small block in a slab.
@@ -35,6 +36,7 @@ type mapping struct {
 	chunk  *chunk
 	pages  uint64       // bytes of pages; region.size is what may be used of them
 	access uint64       // a bit for each device that may use it
+	locked uint64       // of these, those that may only read it
 	resv   *reservation // nil for cuMemAlloc memory
 	slab   *slab        // for small cuMemAlloc blocks, whose regions are in it
 	arena  *arena       // for memory of a pool, whose regions are in it
@@ -138,6 +140,13 @@ func (d *Driver) releaseUnused(c *chunk) {
 		return
 	}
 	d.live.chunks--
+	if c.file != nil {
+		if !c.other {
+			c.file.charged().CompareAndSwap(d.identity, 0)
+		}
+		c.file.close()
+		c.file = nil
+	}
 	if c.other {
 		return
 	}
@@ -330,6 +339,15 @@ func (d *Driver) MemUnmap(p cuda.Ptr, size uint64) error {
 
 // MemSetAccess lets devices use whole mappings.
 func (d *Driver) MemSetAccess(p cuda.Ptr, size uint64, devs []cuda.Device) error {
+	return d.setAccess(p, size, devs, false)
+}
+
+// MemSetReadOnly lets devices read whole mappings.
+func (d *Driver) MemSetReadOnly(p cuda.Ptr, size uint64, devs []cuda.Device) error {
+	return d.setAccess(p, size, devs, true)
+}
+
+func (d *Driver) setAccess(p cuda.Ptr, size uint64, devs []cuda.Device, locked bool) error {
 	d.mu.Lock()
 	defer d.leave()
 	lo := uint64(p)
@@ -351,6 +369,13 @@ func (d *Driver) MemSetAccess(p cuda.Ptr, size uint64, devs []cuda.Device) error
 		bits |= 1 << v
 	}
 	d.giveAccess(lo, size, bits)
+	for at := lo; at < lo+size; {
+		m := d.space.find(at)
+		if m.locked &^= bits; locked {
+			m.locked |= bits
+		}
+		at += m.pages
+	}
 	return nil
 }
 

@@ -162,6 +162,7 @@ func (sh *Sharing) Close(p cuda.Ptr) error {
 	d := sh.a.devices[f.dev].Load()
 	d.mu.Lock()
 	delete(d.state.imports.imported, f.base)
+	delete(d.state.imports.readOnly, f.base)
 	delete(d.state.imports.pooled, f.base)
 	d.mu.Unlock()
 	if d.health.Broken() != nil { // bookkeeping only
@@ -201,8 +202,11 @@ func importedSize(m *memory.Shared, granularity uint64) (uint64, error) {
 
 // importedKey identifies a mapping: the process, the device that it is for, and the memory.
 func importedKey(m *memory.Shared, dev cuda.Device, from string) string {
-	b := make([]byte, 0, len(from)+24+8*len(m.Chunks)+len(m.IPC))
+	b := make([]byte, 0, len(from)+25+8*len(m.Chunks)+len(m.IPC))
 	b = append(b, from...)
+	if m.ReadOnly {
+		b = append(b, 'r')
+	}
 	b = binary.LittleEndian.AppendUint64(b, uint64(dev))
 	b = append(b, m.UUID[:]...)
 	for _, c := range m.Chunks {
@@ -217,13 +221,18 @@ func importedKey(m *memory.Shared, dev cuda.Device, from string) string {
 // open maps the chunks of an export.
 func (im *imports) open(m memory.Shared, descriptor func(i int) (int, error)) (cuda.Ptr, error) {
 	x := phys.Imported{Owner: im.gpu.id, Descriptor: descriptor, Access: im.adopt}
+	if m.ReadOnly {
+		x.Access = im.adoptReadOnly
+	}
 	if m.UUID != im.gpu.info.UUID {
 		if v, ok := im.gpu.a.Sharing.byUUID(m.UUID); ok {
 			x.Owner = v
 		}
-		x.Access = func(base cuda.Ptr, size uint64) error {
-			return im.gpu.drv.MemSetAccess(base, size, []cuda.Device{im.gpu.id})
+		set := im.gpu.drv.MemSetAccess
+		if m.ReadOnly {
+			set = im.gpu.drv.MemSetReadOnly
 		}
+		x.Access = func(base cuda.Ptr, size uint64) error { return set(base, size, []cuda.Device{im.gpu.id}) }
 	}
 	for _, c := range m.Chunks {
 		x.Sizes = append(x.Sizes, c.Size)
@@ -276,6 +285,20 @@ func (im *imports) adopt(base cuda.Ptr, size uint64) error {
 		im.imported = map[cuda.Ptr]uint64{}
 	}
 	im.imported[base] = size
+	return nil
+}
+
+// adoptReadOnly is adopt for memory that is read only: also by peers, those to come included.
+func (im *imports) adoptReadOnly(base cuda.Ptr, size uint64) error {
+	im.gpu.mu.Lock()
+	defer im.gpu.mu.Unlock()
+	if err := im.gpu.drv.MemSetReadOnly(base, size, im.phys.mem.Access.Devices()); err != nil {
+		return im.gpu.health.Failed(err)
+	}
+	if im.readOnly == nil {
+		im.readOnly = map[cuda.Ptr]uint64{}
+	}
+	im.readOnly[base] = size
 	return nil
 }
 

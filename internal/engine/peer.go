@@ -60,6 +60,11 @@ func (pe *Peers) Enable(peer cuda.Device) error {
 			return err
 		}
 	}
+	for p, size := range pe.imports.readOnly {
+		if err := pe.gpu.drv.MemSetReadOnly(p, size, []cuda.Device{peer}); err != nil {
+			return err
+		}
+	}
 	for _, pool := range pe.imports.pooled {
 		if err := pe.gpu.drv.MemPoolSetAccess(pe.gpu.id, pool, []cuda.Device{peer}); err != nil {
 			return err

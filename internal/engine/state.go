@@ -289,6 +289,8 @@ type imports struct {
 	// +checklocks:gpu.mu
 	imported map[cuda.Ptr]uint64 // sizes, by address
 	// +checklocks:gpu.mu
+	readOnly map[cuda.Ptr]uint64 // likewise, of memory that is only read
+	// +checklocks:gpu.mu
 	pooled map[cuda.Ptr]cuda.MemPool // of memory of stream-ordered pools, by address
 }
 

@@ -77,17 +77,21 @@ var mayImport = map[string][]string{
 	"internal/share": {"cuda", "internal/deadline", "internal/engine", "internal/environ", "internal/nopoll", "internal/socket", "memory"},
 	// Sockets without the poller of Go's runtime.
 	"internal/socket": {},
-	"node":            {".", "config", "cuda", "internal/live", "internal/node/client", "internal/node/host", "memory"},
+	"node": {".", "config", "cuda", "internal/live", "internal/node/attach", "internal/node/client", "internal/node/host", "internal/node/objects",
+		"internal/node/protocol", "memory"},
 	// The broker of a node: what it says, what it knows and decides, the daemon, and a process's end of it.
 	"internal/node/protocol": {"internal/text"},
 	"internal/node/grants":   {},
 	"internal/node/ledger":   {"internal/node/protocol", "internal/units"},
 	"internal/node/policy":   {"internal/node/ledger", "internal/suggest", "internal/units"},
-	"internal/node/broker":   {"internal/live", "internal/node/grants", "internal/node/ledger", "internal/node/policy", "internal/node/protocol", "internal/text", "internal/units"},
-	"internal/node/control":  {"internal/node/protocol"},
-	"internal/node/metrics":  {"internal/node/protocol"},
-	"internal/node/client":   {"cuda", "internal/deadline", "internal/environ", "internal/live", "internal/node/grants", "internal/node/protocol", "internal/socket"},
-	"internal/node/host":     {"cuda", "internal/live", "internal/node/client", "internal/node/protocol", "memory"},
+	"internal/node/broker": {"cuda", "internal/live", "internal/node/grants", "internal/node/ledger", "internal/node/objects", "internal/node/policy", "internal/node/protocol", "internal/text",
+		"internal/units"},
+	"internal/node/objects": {"cuda", "internal/node/protocol", "internal/units"},
+	"internal/node/attach":  {"cuda", "internal/node/client", "internal/node/objects", "internal/node/protocol", "memory"},
+	"internal/node/control": {"internal/node/protocol"},
+	"internal/node/metrics": {"internal/node/protocol"},
+	"internal/node/client":  {"cuda", "internal/deadline", "internal/environ", "internal/live", "internal/node/grants", "internal/node/objects", "internal/node/protocol", "internal/socket"},
+	"internal/node/host":    {"cuda", "internal/live", "internal/node/client", "internal/node/protocol", "memory"},
 	// What the audit library says of a program that is traced.
 	"internal/audit": {"internal/cputime", "internal/deadline"},
 	// What a process shows of what it holds.

@@ -47,6 +47,11 @@ func (d *Driver) MemSetAccess(p cuda.Ptr, size uint64, devs []cuda.Device) error
 	return d.Driver.MemSetAccess(p, size, devs)
 }
 
+func (d *Driver) MemSetReadOnly(p cuda.Ptr, size uint64, devs []cuda.Device) error {
+	defer d.since(memSetAccess, d.Now())
+	return d.Driver.MemSetReadOnly(p, size, devs)
+}
+
 func (d *Driver) StreamID(dev cuda.Device, s cuda.Stream) (cuda.StreamID, error) {
 	defer d.since(streamID, d.Now())
 	return d.Driver.StreamID(dev, s)

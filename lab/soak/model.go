@@ -154,6 +154,16 @@ func (m *modelled) MemUnmap(p cuda.Ptr, size uint64) error {
 	return err
 }
 
+func (m *modelled) MemSetReadOnly(p cuda.Ptr, size uint64, devs []cuda.Device) error {
+	err := m.Driver.MemSetReadOnly(p, size, devs)
+	if err == nil {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		err = m.shadow.MemSetReadOnly(m.at(p), size, devs)
+	}
+	return err
+}
+
 func (m *modelled) MemSetAccess(p cuda.Ptr, size uint64, devs []cuda.Device) error {
 	err := m.Driver.MemSetAccess(p, size, devs)
 	if err == nil {

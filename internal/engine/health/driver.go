@@ -115,6 +115,11 @@ func (c *Driver) MemSetAccess(p cuda.Ptr, size uint64, devs []cuda.Device) error
 	return c.Driver.MemSetAccess(p, size, devs)
 }
 
+func (c *Driver) MemSetReadOnly(p cuda.Ptr, size uint64, devs []cuda.Device) error {
+	c.calls.Add(1)
+	return c.Driver.MemSetReadOnly(p, size, devs)
+}
+
 func (c *Driver) MemExport(h cuda.Handle) (fd int, err error) {
 	c.calls.Add(1)
 	return c.Driver.MemExport(h)

@@ -27,6 +27,7 @@ type Options struct {
 	MaxClients int           // default 4096
 	PerProcess int           // connections of one process; default 4
 	Observer   Observer      // nil: none
+	Objects    ObjectOptions
 }
 
 const (
@@ -56,6 +57,7 @@ type Broker struct {
 	segment *grants.Segment
 	served  sync.WaitGroup
 	counts  Counts
+	objects *objectTable
 
 	mu      sync.Mutex
 	ledger  *ledger.Ledger              // +checklocks:mu
@@ -106,9 +108,11 @@ func New(opt Options) (*Broker, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Broker{opt: opt, log: opt.Log, began: time.Now(), segment: segment, ledger: ledger.New(), rules: rules,
+	b := &Broker{opt: opt, log: opt.Log, began: time.Now(), segment: segment, ledger: ledger.New(), rules: rules,
 		clients: map[ledger.ClientID]*client{}, slots: map[[16]byte]ledger.Slot{}, open: map[uint64]*question{}, conns: map[int]int{},
-		expiry: map[uint64]*time.Timer{}, stops: map[*net.UnixConn]struct{}{}}, nil
+		expiry: map[uint64]*time.Timer{}, stops: map[*net.UnixConn]struct{}{}}
+	b.objects = newObjectTable(b, opt.Objects)
+	return b, nil
 }
 
 func readPolicy(path string) (*policy.Policy, error) {
@@ -176,7 +180,10 @@ func (b *Broker) hangUp() {
 }
 
 // Close releases what a broker that no longer serves has.
-func (b *Broker) Close() { b.segment.Close() }
+func (b *Broker) Close() {
+	b.objects.close()
+	b.segment.Close()
+}
 
 // Alive reports whether the broker answers, for a watchdog: it takes the lock that each decision needs.
 func (b *Broker) Alive() bool {
@@ -257,13 +264,14 @@ func (b *Broker) sweep(ctx context.Context) {
 			return
 		case <-time.After(sweepEvery):
 		}
+		b.objects.expire()
 		b.mu.Lock()
 		all := make([]*client, 0, len(b.clients))
 		for _, c := range b.clients {
 			all = append(all, c)
 		}
 		b.mu.Unlock()
-		for _, c := range ended(all) {
+		for _, c := range ended(b.objects.connected(all)) {
 			b.log.Info("a client's process has ended, and another has its connection open", "client", c.id, "pid", c.pid)
 			c.conn.Close()
 		}

@@ -16,6 +16,7 @@ import (
 	"github.com/cistern-gpu/cistern/internal/live"
 	"github.com/cistern-gpu/cistern/internal/node/grants"
 	"github.com/cistern-gpu/cistern/internal/node/ledger"
+	"github.com/cistern-gpu/cistern/internal/node/objects"
 	"github.com/cistern-gpu/cistern/internal/node/policy"
 	"github.com/cistern-gpu/cistern/internal/node/protocol"
 )
@@ -37,6 +38,7 @@ type client struct {
 	heard   map[ledger.Slot]time.Time // when it last said itself what it has; guarded by Broker.mu
 
 	pausings pausings
+	session  objects.Session // of named objects; 0: none
 
 	mu   sync.Mutex
 	asks map[uint64]*asking // by the client's number for the question; +checklocks:mu
@@ -113,10 +115,7 @@ func (c *client) converse(ctx context.Context) error {
 	}
 	_ = c.conn.SetReadDeadline(time.Time{})
 	if m.Kind != protocol.Hello {
-		if fd >= 0 {
-			unix.Close(fd)
-		}
-		return c.control(m, buf, oob)
+		return c.control(m, fd, buf, oob)
 	}
 	c.label, c.version = m.Label, m.Version
 	if fd < 0 {
@@ -350,9 +349,13 @@ func (b *Broker) newSlot(uuid [16]byte) (slot ledger.Slot, ok bool) {
 	return slot, true
 }
 
-// control answers the commands of operators.
-func (c *client) control(m protocol.Message, buf, oob []byte) error {
+// control answers the commands of operators, and messages about objects. fd is the descriptor that came with m, -1 for none.
+func (c *client) control(m protocol.Message, fd int, buf, oob []byte) error {
+	defer c.b.objects.leave(c)
 	for {
+		if !aboutObjects(m.Kind) && fd >= 0 {
+			unix.Close(fd)
+		}
 		switch m.Kind {
 		case protocol.List:
 			list(c, m.ID, c.b.entries(c), nil)
@@ -367,16 +370,16 @@ func (c *client) control(m protocol.Message, buf, oob []byte) error {
 				answer.Text = err.Error()
 			}
 			c.send(answer)
+		case protocol.Build, protocol.Commit, protocol.Abandon, protocol.Get, protocol.Unpin, protocol.Remove, protocol.Objects:
+			if err := c.object(m, fd); err != nil {
+				return err
+			}
 		default:
 			return fmt.Errorf("a conversation begins with a message %q: expected %q", m.Kind, protocol.Hello)
 		}
-		var fd int
 		var err error
 		if m, fd, err = c.read(buf, oob); err != nil {
 			return ended0(err)
-		}
-		if fd >= 0 {
-			unix.Close(fd)
 		}
 	}
 }

@@ -55,7 +55,7 @@ func (s *script) message(uuid [16]byte) []byte {
 		s.b = s.b[n:]
 		return raw
 	}
-	m := protocol.Message{Kind: protocol.Kind(kind % 26), ID: uint64(s.byte() % 8), Slot: uint64(s.byte() % 3), Bytes: s.amount()}
+	m := protocol.Message{Kind: protocol.Kind(kind % 35), ID: uint64(s.byte() % 8), Slot: uint64(s.byte() % 3), Bytes: s.amount()}
 	switch m.Kind {
 	case protocol.Join, protocol.Joined, protocol.Limit:
 		m.Total, m.Limit = s.amount(), s.amount()

@@ -135,9 +135,38 @@ func items[T any](c *Conn, m protocol.Message) (all []T, err error) {
 	}
 }
 
+// Objects are the named objects that the user may read; with a name, the generations of that name.
+func (c *Conn) Objects(name *protocol.ObjectName) ([]protocol.Object, error) {
+	m := protocol.Message{Kind: protocol.Objects}
+	if name != nil {
+		text, err := json.Marshal(name)
+		if err != nil {
+			return nil, err
+		}
+		m.Text = string(text)
+	}
+	return items[protocol.Object](c, m)
+}
+
+// Remove removes a named object: its latest generation with 0, or one of its generations.
+func (c *Conn) Remove(name protocol.ObjectName, generation uint64) error {
+	text, err := json.Marshal(name)
+	if err != nil {
+		return err
+	}
+	c.wait = time.Minute // the driver releases memory
+	defer func() { c.wait = 0 }()
+	return c.done(protocol.Message{Kind: protocol.Remove, Text: string(text), Object: generation})
+}
+
 // Set adds a rule to the policy, written as policy.ParseRule reads it, until the broker ends.
 func (c *Conn) Set(rule string) error {
-	if err := c.send(protocol.Message{Kind: protocol.Set, Text: rule}); err != nil {
+	return c.done(protocol.Message{Kind: protocol.Set, Text: rule})
+}
+
+// done sends a message that is answered by an end alone.
+func (c *Conn) done(m protocol.Message) error {
+	if err := c.send(m); err != nil {
 		return err
 	}
 	m, err := c.next()

@@ -40,6 +40,20 @@
 //	Resume    control  ID, Label, Wait: likewise
 //	Pausing   broker   ID, Slot, Keep (1: pause, 0: resume)
 //	Paused    client   ID, Slot, Bytes, Text of an error, Keep (1: the program does not allow it now)
+//
+// Named objects (internal/node/objects) have connections of their own, whose first message is one of these. Each message of the
+// process is answered by End with the Text of an error, if not by what it asks for.
+//
+//	Build     process  ID, UUID, Bytes, Text (ObjectSpec as JSON); with the descriptor of the layout, a sealed file in memory
+//	Built     broker   ID, Object, Slot: the number of chunks, which follow
+//	Chunk     broker   ID, Object, Slot: the chunk's index, Bytes; with its descriptor
+//	Commit    process  ID, Object, Text: the SHA-256 of the contents in hexadecimal, or none
+//	Abandon   process  ID, Object: ends a build
+//	Get       process  ID, Text (ObjectName as JSON), Object: the generation, 0 for the latest; it is kept until Unpin
+//	Found     broker   ID, Object, Slot: the number of chunks, which follow; Text (Object as JSON); with the layout's descriptor
+//	Unpin     process  ID, Object
+//	Remove    process  ID, Text (ObjectName as JSON), Object: one generation, 0 for all
+//	Objects   process  ID, Text (ObjectName as JSON, or none for all); answered by items, Objects as JSON
 package protocol
 
 import (
@@ -79,10 +93,20 @@ const (
 	Resume
 	Pausing
 	Paused
+	Build
+	Built
+	Chunk
+	Commit
+	Abandon
+	Get
+	Found
+	Unpin
+	Remove
+	Objects
 )
 
 var kindNames = [...]string{"", "hello", "welcome", "join", "joined", "limit", "ask", "granted", "done", "give back", "gave", "query", "answer",
-	"list", "item", "set", "end", "refused", "devices", "pause", "resume", "pausing", "paused"}
+	"list", "item", "set", "end", "refused", "devices", "pause", "resume", "pausing", "paused", "build", "built", "chunk", "commit", "abandon", "get", "found", "unpin", "remove", "objects"}
 
 func (k Kind) String() string {
 	if int(k) < len(kindNames) && k != 0 {
@@ -144,6 +168,7 @@ type Message struct {
 	Version string
 	Text    string
 	Status  Status
+	Object  uint64 // generation of a named object
 }
 
 // The tags of fields.
@@ -161,6 +186,7 @@ const (
 	tagVersion
 	tagText
 	tagStatus
+	tagObject
 )
 
 var le = binary.LittleEndian
@@ -218,6 +244,9 @@ func (m *Message) Append(b []byte) []byte {
 		for _, w := range all {
 			b = le.AppendUint64(b, *w)
 		}
+	}
+	if m.Object != 0 {
+		b = le.AppendUint64(field(b, tagObject, 8), m.Object)
 	}
 	le.PutUint32(b[at+8:], uint32(len(b)-at-headerSize))
 	return b
@@ -281,6 +310,11 @@ func (m *Message) set(tag int, v []byte) error {
 			}
 			*w, v = le.Uint64(v), v[8:]
 		}
+	case tag == tagObject:
+		if len(v) != 8 {
+			return fmt.Errorf("the number of an object of %d bytes: expected 8", len(v))
+		}
+		m.Object = le.Uint64(v)
 	}
 	return nil
 }

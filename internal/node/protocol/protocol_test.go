@@ -15,8 +15,8 @@ func random(r *rand.Rand) Message {
 		}
 		return r.Uint64() >> r.IntN(64)
 	}
-	m := Message{Kind: Kind(r.IntN(20)), ID: some(), Slot: some(), Bytes: some(), Keep: some(), Hold: time.Duration(some() >> 2), Wait: time.Duration(some() >> 2),
-		Limit: some(), Total: some(), Label: strings.Repeat("é", r.IntN(MaxLabel/2)), Version: "1.2", Text: strings.Repeat("words ", r.IntN(100))}
+	m := Message{Kind: Kind(r.IntN(40)), ID: some(), Slot: some(), Bytes: some(), Keep: some(), Hold: time.Duration(some() >> 2), Wait: time.Duration(some() >> 2),
+		Limit: some(), Total: some(), Object: some(), Label: strings.Repeat("é", r.IntN(MaxLabel/2)), Version: "1.2", Text: strings.Repeat("words ", r.IntN(100))}
 	if r.IntN(2) == 0 {
 		m.UUID[3] = byte(r.Uint32())
 		for _, w := range m.Status.words() {
@@ -45,7 +45,7 @@ func TestRoundTrip(t *testing.T) {
 
 // The longest message fits.
 func TestLongest(t *testing.T) {
-	m := Message{Kind: Item, ID: 1, Slot: 1, Bytes: 1, Keep: 1, Hold: 1, Wait: 1, Limit: 1, Total: 1, UUID: [16]byte{1}, Status: Status{Peaks: [Windows]uint64{1}},
+	m := Message{Kind: Item, ID: 1, Slot: 1, Bytes: 1, Keep: 1, Hold: 1, Wait: 1, Limit: 1, Total: 1, Object: 1, UUID: [16]byte{1}, Status: Status{Peaks: [Windows]uint64{1}},
 		Label: strings.Repeat("x", 2*MaxLabel), Version: strings.Repeat("y", 2*MaxLabel), Text: strings.Repeat("z", 2*MaxText)}
 	b := m.Append(nil)
 	got, err := Parse(b)
@@ -102,7 +102,7 @@ func TestRefuses(t *testing.T) {
 }
 
 func TestNames(t *testing.T) {
-	for k := Hello; k <= Refused; k++ {
+	for k := Hello; k <= Objects; k++ {
 		if strings.HasPrefix(k.String(), "kind") || k.String() == "" {
 			t.Errorf("message %d has no name", k)
 		}

@@ -513,7 +513,7 @@ CUresult cuMemSetAccess(uint64_t p, size_t size, const struct access *access, si
 		snprintf(devices + n, sizeof devices - n, " %d:%d=%d", access[i].location.type, access[i].location.id, access[i].flags);
 		if (access[i].location.type == 3 && access[i].flags == 3 && host_numa(at, size, access[i].location.id))
 			continue;
-		if (access[i].location.type != 1 || access[i].flags != 3)
+		if (access[i].location.type != 1 || (access[i].flags != 3 && access[i].flags != 1))
 			r = INVALID_VALUE;
 		else if (access[i].location.id < 0 || access[i].location.id >= device_count())
 			r = INVALID_DEVICE;
