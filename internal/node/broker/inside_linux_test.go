@@ -26,6 +26,13 @@ func newBroker(t *testing.T) *Broker {
 	return b
 }
 
+// Connections is the number of connections that the broker has.
+func (b *Broker) Connections() int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return len(b.stops)
+}
+
 // Rules that operators set at the same time are all in force.
 func TestRulesAtOnce(t *testing.T) {
 	b := newBroker(t)
