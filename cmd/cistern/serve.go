@@ -45,7 +45,7 @@ func newServe(a *app) *cobra.Command {
 	c.Flags().StringVar(&f.policy, "policy", "", "limits, weights and priorities of clients from this `file`")
 	c.Flags().StringVar(&f.metrics, "metrics", "", "serve metrics for Prometheus at this `address`: PORT for this machine only, or HOST:PORT")
 	c.Flags().BoolVar(&f.dryRun, "dry-run", false, "decide and log, and ask no process for memory")
-	c.Flags().BoolVar(&f.debug, "debug", false, "log clients that come and go")
+	c.Flags().BoolVar(&f.debug, "debug", false, "log also what goes well: clients that come and go, questions and answers")
 	c.Flags().StringVar(&f.log, "log", "text", "log to standard error as `format`: text or json")
 	_ = c.RegisterFlagCompletionFunc("log", cobra.FixedCompletions([]string{"text", "json"}, cobra.ShellCompDirectiveNoFileComp))
 	return c

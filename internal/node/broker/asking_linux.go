@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"log/slog"
 	"slices"
 	"sync"
 	"time"
@@ -173,6 +174,9 @@ func (a *asking) run(ctx context.Context, delay time.Duration) {
 		case ledger.Take:
 			if b.opt.DryRun {
 				b.cancel(d.Parts)
+				for _, p := range d.Parts {
+					b.notes.say(slog.LevelInfo, a.c.uid, "dry run: would ask a client", "client", p.Client, "bytes", p.Bytes)
+				}
 				a.words = append(a.words, fmt.Sprintf("dry run: %d processes would have been asked for %s", len(d.Parts), units.FormatBytes(a.need)))
 				return
 			}
@@ -206,7 +210,6 @@ func (b *Broker) cancel(parts []ledger.Part) {
 	defer b.mu.Unlock()
 	for _, p := range parts {
 		b.ledger.Cancel(p)
-		b.log.Info("dry run: would ask a client", "client", p.Client, "bytes", p.Bytes)
 	}
 }
 
@@ -320,25 +323,44 @@ func byReserved(x, y ledger.Account) int { return cmp.Compare(y.Status.Reserved,
 // miss ends a question that was not answered in time, unless it has been meanwhile.
 func (b *Broker) miss(q *question) answer {
 	b.mu.Lock()
-	defer b.mu.Unlock()
 	if b.open[q.id] == nil {
+		b.mu.Unlock()
 		return <-q.answer
 	}
 	delete(b.open, q.id)
 	b.ledger.Missed(q.part)
+	c := b.clients[q.part.Client] // it is one until its questions are ended
+	b.mu.Unlock()
 	b.counts.Skipped.Add(1)
 	b.counts.loads[q.part.Slot].missed()
-	b.log.Warn("a client does not answer, and is skipped from now on", "client", q.part.Client, "bytes", q.part.Bytes, "within", b.opt.Answer)
+	b.notes.say(slog.LevelWarn, c.uid, "a client does not answer, and is skipped from now on", "client", c.id, "pid", c.pid, "bytes", q.part.Bytes, "within", b.opt.Answer)
 	return answer{took: -1}
 }
 
 // gave is a victim's answer. One that comes too late only says what it has.
 func (b *Broker) gave(c *client, m protocol.Message) {
+	q, took := b.answered(c, m)
+	if q == nil || q.part.Grant == 0 {
+		return
+	}
+	level := slog.LevelDebug
+	if m.Text != "" {
+		level = slog.LevelInfo
+	}
+	b.notes.say(level, c.uid, "memory was given back", "client", c.id, "pid", c.pid, "asked", q.part.Bytes, "released", m.Bytes, "took", took,
+		"error", protocol.Clean(m.Text, mostSaid))
+}
+
+// mostSaid is how much of a client's words is logged.
+const mostSaid = 1 << 10
+
+// answered takes an answer, and returns the question that it ends, nil for none.
+func (b *Broker) answered(c *client, m protocol.Message) (q *question, took time.Duration) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	slot := ledger.Slot(m.Slot)
 	if !slices.Contains(c.slots, slot) {
-		return
+		return nil, 0
 	}
 	if m.Text != "" && m.Status == (protocol.Status{}) { // it says only why it did nothing
 		a, _ := b.ledger.Account(c.id, slot)
@@ -346,10 +368,9 @@ func (b *Broker) gave(c *client, m protocol.Message) {
 	} else {
 		c.heard[slot] = time.Now()
 	}
-	q := b.open[m.ID]
-	if q == nil || q.part.Client != c.id {
+	if q = b.open[m.ID]; q == nil || q.part.Client != c.id {
 		b.ledger.Update(c.id, slot, m.Status)
-		return
+		return nil, 0
 	}
 	delete(b.open, m.ID)
 	// More than was asked for is not this grant's: chunks are released whole, and clients may lie.
@@ -357,15 +378,15 @@ func (b *Broker) gave(c *client, m protocol.Message) {
 	b.ledger.Gave(b.now(), q.part, released, m.Status)
 	b.show(q.part.Slot)
 	b.counts.Given.Add(released)
-	took := time.Since(q.sent)
+	took = time.Since(q.sent)
 	if q.part.Grant == 0 { // it was asked what it has
 		q.answer <- answer{}
-		return
+		return q, took
 	}
 	b.counts.loads[slot].gave(released)
 	b.observeGift(slot, released, took)
-	b.log.Info("memory was given back", "client", c.id, "pid", c.pid, "asked", q.part.Bytes, "released", m.Bytes, "took", took, "error", m.Text)
 	q.answer <- answer{released: released, words: m.Text, took: took}
+	return q, took
 }
 
 // maxExcess is how much more than it was asked for a victim's answer may count.
@@ -485,7 +506,12 @@ func (a *asking) reply() (got uint64) {
 	if got == 0 {
 		a.forget()
 	}
-	b.log.Info("a question is answered", "client", a.c.id, "pid", a.c.pid, "need", a.need, "granted", got, "took", time.Since(a.began), "words", one(a.words...))
+	level := slog.LevelDebug // metrics count what goes well
+	if got < a.need {
+		level = slog.LevelInfo
+	}
+	b.notes.say(level, a.c.uid, "a question is answered", "client", a.c.id, "pid", a.c.pid, "name", a.c.name, "need", a.need, "granted", got, "took", time.Since(a.began),
+		"words", protocol.Clean(one(a.words...), mostSaid))
 	b.observeAnswer(a.slot, a.need, got, time.Since(a.began))
 	a.c.send(protocol.Message{Kind: protocol.Granted, ID: a.id, Slot: uint64(a.slot), Bytes: got, Text: one(a.words...)})
 	return got
@@ -497,7 +523,7 @@ func (b *Broker) expire(a *asking) {
 	_, open := b.expiry[a.grant]
 	b.mu.Unlock()
 	if open {
-		b.log.Warn("a grant is over, which its client did not end", "client", a.c.id, "pid", a.c.pid, "after", GrantLasts)
+		b.notes.say(slog.LevelWarn, a.c.uid, "a grant is over, which its client did not end", "client", a.c.id, "pid", a.c.pid, "after", GrantLasts)
 		a.forget()
 	}
 }

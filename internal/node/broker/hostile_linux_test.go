@@ -345,7 +345,7 @@ func TestManyDevices(t *testing.T) {
 	if _, err := other.Write(join.Append(nil)); err != nil {
 		t.Fatal(err)
 	}
-	if words := ends(t, other); !strings.Contains(words, "there are 64 devices already") {
+	if words := ends(t, other); !strings.Contains(words, "there are 128 devices already") {
 		t.Errorf("%q", words)
 	}
 	conn.Close()

@@ -26,6 +26,12 @@ func newBroker(t *testing.T) *Broker {
 	return b
 }
 
+// Hold keeps the broker's lock, as if it were busy.
+func (b *Broker) Hold() (release func()) {
+	b.mu.Lock()
+	return b.mu.Unlock
+}
+
 // Rules that operators set at the same time are all in force.
 func TestRulesAtOnce(t *testing.T) {
 	b := newBroker(t)
