@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/cistern-gpu/cistern/internal/node/ledger"
@@ -160,7 +161,7 @@ func (a *asking) run(ctx context.Context, delay time.Duration) {
 		b.mu.Unlock()
 		if !fresh && (d.Verdict == ledger.Wait || d.Verdict == ledger.Refuse) { // status segments may be as old as Every
 			fresh = true
-			complete = b.inquire(a)
+			complete = b.inquire(a.c.id, a.slot)
 			continue
 		}
 		fresh = false
@@ -272,9 +273,10 @@ func (b *Broker) sendAll(sent []*question) {
 		}
 	}
 	b.mu.Unlock()
+	until := time.Now().Add(sendTime) // for all
 	for _, x := range asks {
 		if x.to != nil {
-			x.to.send(x.m)
+			x.to.sendBy(until, x.m)
 		}
 	}
 }
@@ -285,15 +287,60 @@ const (
 	inquireTime  = 20 * time.Millisecond
 )
 
-// inquire asks the other clients of the device what they have now, and reports whether all that were asked have answered.
-func (b *Broker) inquire(a *asking) (complete bool) {
+// inquiries are those about one device.
+type inquiries struct {
+	waiting atomic.Int64 // askers that wait for the end of one
+	mu      sync.Mutex
+	now     *inquiry // under way; nil: none; +checklocks:mu
+}
+
+// inquiry is one question to the clients of a device what they have.
+type inquiry struct {
+	began    time.Time
+	over     chan struct{}
+	complete bool // all that were asked have answered; to be read when it is over
+}
+
+// inquire has the other clients of the device say what they have from now on, and reports whether all that were asked have answered.
+// Askers share an inquiry; those that come while one is under way share the next one.
+func (b *Broker) inquire(by ledger.ClientID, slot ledger.Slot) (complete bool) {
+	came, all := time.Now(), &b.inquiries[slot]
+	all.waiting.Add(1)
+	defer all.waiting.Add(-1)
+	for {
+		all.mu.Lock()
+		q := all.now
+		if q == nil {
+			q = &inquiry{began: time.Now(), over: make(chan struct{})}
+			all.now = q
+			all.mu.Unlock()
+			if all.waiting.Load() > 1 {
+				by = 0 // others want to know of this one too
+			}
+			q.complete = b.inquireOf(by, slot)
+			all.mu.Lock()
+			all.now = nil
+			all.mu.Unlock()
+			close(q.over)
+			return q.complete
+		}
+		all.mu.Unlock()
+		<-q.over
+		if !q.began.Before(came) {
+			return q.complete
+		}
+	}
+}
+
+// inquireOf asks the clients of a device but one, 0 for none.
+func (b *Broker) inquireOf(but ledger.ClientID, slot ledger.Slot) (complete bool) {
 	b.mu.Lock()
-	all := b.ledger.Accounts(a.slot)
-	all = slices.DeleteFunc(all, func(x ledger.Account) bool { return x.Client == a.c.id || b.ledger.Mute(x.Client) })
+	all := b.ledger.Accounts(slot)
+	all = slices.DeleteFunc(all, func(x ledger.Account) bool { return x.Client == but || b.ledger.Mute(x.Client) })
 	slices.SortStableFunc(all, byReserved)
 	var parts []ledger.Part
 	for _, x := range all[:min(len(all), mostInquired)] {
-		parts = append(parts, ledger.Part{Client: x.Client, Slot: a.slot})
+		parts = append(parts, ledger.Part{Client: x.Client, Slot: slot})
 	}
 	sent := b.put(parts)
 	b.mu.Unlock()

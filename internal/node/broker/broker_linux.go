@@ -69,6 +69,8 @@ type Broker struct {
 	counts  Counts
 	notes   *notes
 
+	inquiries [grants.Slots]inquiries
+
 	mu      sync.Mutex
 	ledger  *ledger.Ledger              // +checklocks:mu
 	rules   *policy.Policy              // +checklocks:mu

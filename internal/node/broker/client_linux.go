@@ -1,6 +1,7 @@
 package broker
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -216,12 +217,22 @@ func descriptor(oob []byte) int {
 
 // send sends a message, with a descriptor if one is named. A client that does not accept it is hung up.
 func (c *client) send(m protocol.Message, fds ...int) bool {
+	return c.sendBy(time.Now().Add(sendTime), m, fds...)
+}
+
+// sendBy sends a message by a time, which it waits for only where the client's socket is full.
+func (c *client) sendBy(until time.Time, m protocol.Message, fds ...int) bool {
 	var oob []byte
 	if len(fds) > 0 {
 		oob = unix.UnixRights(fds...)
 	}
-	_ = c.conn.SetWriteDeadline(time.Now().Add(sendTime))
-	if _, _, err := c.conn.WriteMsgUnix(m.Append(nil), oob, nil); err != nil {
+	text := m.Append(nil)
+	err := c.sendNow(text, oob)
+	if errors.Is(err, unix.EAGAIN) {
+		_ = c.conn.SetWriteDeadline(until)
+		_, _, err = c.conn.WriteMsgUnix(text, oob, nil)
+	}
+	if err != nil {
 		if !errors.Is(err, net.ErrClosed) && !errors.Is(err, unix.EPIPE) {
 			c.b.notes.say(slog.LevelWarn, c.uid, "a client does not accept messages", "client", c.id, "pid", c.pid, "error", err)
 		}
@@ -229,6 +240,23 @@ func (c *client) send(m protocol.Message, fds ...int) bool {
 		return false
 	}
 	return true
+}
+
+// sendNow sends a message without waiting, at any time.
+func (c *client) sendNow(text, oob []byte) error {
+	raw, err := c.conn.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var failed error
+	err = raw.Control(func(fd uintptr) {
+		for {
+			if _, failed = unix.SendmsgN(int(fd), text, oob, nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL); failed != unix.EINTR {
+				return
+			}
+		}
+	})
+	return cmp.Or(err, failed)
 }
 
 func (c *client) welcome() error {
