@@ -181,7 +181,7 @@ func (a *asking) run(ctx context.Context, delay time.Duration) {
 				a.words = append(a.words, fmt.Sprintf("dry run: %d processes would have been asked for %s", len(d.Parts), units.FormatBytes(a.need)))
 				return
 			}
-			a.collect(sent)
+			a.collect(ctx, sent)
 			continue
 		case ledger.Wait:
 			if left := time.Until(a.until); left > 0 {
@@ -227,34 +227,49 @@ func (b *Broker) put(parts []ledger.Part) (sent []*question) {
 	return sent
 }
 
-// collect asks the victims, and waits for their answers.
-func (a *asking) collect(sent []*question) {
+// collect asks the victims, and waits for their answers while the question goes on.
+func (a *asking) collect(ctx context.Context, sent []*question) {
 	b := a.c.b
 	b.sendAll(sent)
 	late := time.NewTimer(min(b.opt.Answer, time.Until(a.until)+overtime))
-	defer late.Stop()
-	over := false
-	for _, q := range sent {
-		var r answer
-		if over {
-			select {
-			case r = <-q.answer:
-			default:
-				r = b.miss(q)
-			}
-		} else {
-			select {
-			case r = <-q.answer:
-			case <-late.C:
-				over = true
-				r = b.miss(q)
-			}
+	for i, q := range sent {
+		r, ok := b.await(ctx, q, late)
+		if !ok { // the asker's end does not wait for victims
+			b.served.Go(func() { b.awaitAll(sent[i:], late) })
+			return
 		}
 		a.words = append(a.words, a.about(q, r))
 	}
+	late.Stop()
 	b.mu.Lock()
 	b.show(a.slot)
 	b.mu.Unlock()
+}
+
+// await waits for the answer of a victim, until it is late. ok is false where the context ended before.
+func (b *Broker) await(ctx context.Context, q *question, late *time.Timer) (r answer, ok bool) {
+	select {
+	case r = <-q.answer:
+		return r, true
+	case <-ctx.Done():
+		return r, false
+	case <-late.C:
+	}
+	late.Reset(0) // for the others too
+	select {
+	case r = <-q.answer:
+	default:
+		r = b.miss(q)
+	}
+	return r, true
+}
+
+// awaitAll ends questions whose answers no asker waits for.
+func (b *Broker) awaitAll(sent []*question, late *time.Timer) {
+	defer late.Stop()
+	for _, q := range sent {
+		b.await(context.Background(), q, late)
+	}
 }
 
 // sendAll sends questions.
