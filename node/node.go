@@ -23,9 +23,10 @@ import (
 
 // Connection is an allocator's connection to a broker.
 type Connection struct {
-	a      *cistern.Allocator
-	page   *live.Page
-	client *client.Client // nil with NodeOff
+	a        *cistern.Allocator
+	page     *live.Page
+	client   *client.Client // nil with NodeOff
+	consents host.Consents
 }
 
 // Connect connects the allocator to the broker that Options.Node names; with NodeOff it does nothing. A broker that is not there yet,
@@ -56,7 +57,7 @@ func Connect(a *cistern.Allocator) (*Connection, error) {
 		return nil, fmt.Errorf("connecting to the node's broker: %w", err)
 	}
 	cfg := client.Config{Label: o.NodeLabel, Version: cistern.Version, Page: func() (*live.Page, error) { return n.page, nil },
-		Host: &host.Host{Driver: a.Driver(), Find: n.find, Limit: a.SetNodeLimit}}
+		Host: &host.Host{Driver: a.Driver(), Find: n.find, Limit: a.SetNodeLimit, Consents: &n.consents}}
 	if o.Node != config.NodeAuto {
 		cfg.Socket = o.Node
 	}
@@ -93,7 +94,39 @@ func (n *Connection) Available(dev cuda.Device) (uint64, error) {
 	return host.Available(d, free, n.client), nil
 }
 
-// Close ends the connection.
+// AllowPause lets operators (cistern node pause) pause the selected memory of a device, which comes into use, until DenyPause. The
+// program does not use the memory meanwhile. It is paused and resumed as by Device.Pause and Device.Resume, in a goroutine of the
+// connection, also what is selected only later. One consent for a device stands at a time. With NodeOff nothing is paused.
+//
+// AllowPause fails if a consent stands, or if memory that is still paused, as DenyPause failed, cannot be resumed.
+func (n *Connection) AllowPause(dev cuda.Device, s cistern.Selection, o cistern.PauseOptions) error {
+	d, err := n.a.Device(dev)
+	if err != nil {
+		return err
+	}
+	n.Join(dev)
+	resume := func() (uint64, error) {
+		r, err := d.Resume(s)
+		return r.Physical, err
+	}
+	return n.consents.Allow(dev, host.Consent{
+		Pause: func() (uint64, error) {
+			r, err := d.Pause(s, o)
+			return r.Physical, err
+		},
+		Resume: resume,
+		Return: func() error {
+			_, err := resume()
+			return err
+		},
+	})
+}
+
+// DenyPause ends the consent for a device, and resumes what operators paused. It waits for a pause that is under way, and works after
+// Close too. After an error, as the OutOfMemoryError of Device.Resume, the memory stays paused, and DenyPause may be called again.
+func (n *Connection) DenyPause(dev cuda.Device) error { return n.consents.Deny(dev) }
+
+// Close ends the connection. What operators paused stays so until DenyPause.
 func (n *Connection) Close() {
 	if n.client == nil {
 		return

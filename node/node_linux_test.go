@@ -15,6 +15,8 @@ import (
 	"github.com/cistern-gpu/cistern/cuda/open"
 	_ "github.com/cistern-gpu/cistern/internal/lockrank/checked"
 	"github.com/cistern-gpu/cistern/internal/node/broker"
+	"github.com/cistern-gpu/cistern/internal/node/control"
+	"github.com/cistern-gpu/cistern/internal/node/protocol"
 	"github.com/cistern-gpu/cistern/node"
 )
 
@@ -46,19 +48,19 @@ func start(t *testing.T, gpu string, o cistern.Options) program {
 	return p
 }
 
-// TestConnect: what one allocator caches meets a request of another one, as long as both are connected.
-func TestConnect(t *testing.T) {
+// serving is the socket of a broker that runs until the test ends, and the file of a device of 1 GiB.
+func serving(t *testing.T) (socket, gpu string) {
+	t.Helper()
 	dir, err := os.MkdirTemp("", "node") // a socket's path has to be short
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer os.RemoveAll(dir)
-	gpu, socket := filepath.Join(dir, "gpu"), filepath.Join(dir, "s")
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	gpu, socket = filepath.Join(dir, "gpu"), filepath.Join(dir, "s")
 	b, err := broker.New(broker.Options{Log: slog.New(slog.NewTextHandler(io.Discard, nil))})
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer b.Close()
 	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: socket, Net: "unixpacket"})
 	if err != nil {
 		t.Fatal(err)
@@ -66,15 +68,105 @@ func TestConnect(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	over := make(chan error)
 	go func() { over <- b.Serve(ctx, l) }()
-	defer func() {
+	t.Cleanup(func() {
 		cancel()
 		if err := <-over; err != nil {
 			t.Error(err)
 		}
-	}()
+		b.Close()
+	})
+	return socket, gpu
+}
+
+// TestAllowPause: operators pause and resume what the program allows, while it does, and the program has it back in the end.
+func TestAllowPause(t *testing.T) {
+	socket, gpu := serving(t)
+	p := start(t, gpu, cistern.Options{Node: socket, NodeLabel: "trainer"})
+	n, err := node.Connect(p.a)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer n.Close()
+	a, err := p.d.Alloc(600*mib, p.st)
+	if err != nil {
+		t.Fatal(err)
+	}
+	op, err := control.Dial(socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer op.Close()
+	command := func(f func(string, time.Duration) ([]protocol.PauseResult, error)) protocol.PauseResult {
+		t.Helper()
+		for end := time.Now().Add(time.Minute); ; time.Sleep(5 * time.Millisecond) { // until it has joined
+			did, err := f("trainer", time.Minute)
+			if err != nil || len(did) > 1 {
+				t.Fatal(did, err)
+			}
+			if len(did) == 1 {
+				return did[0]
+			}
+			if time.Now().After(end) {
+				t.Fatal("it does not join")
+			}
+		}
+	}
+	paused := func() uint64 { return uint64(p.d.Stats().Paused.All.Current) }
+	if r := command(op.Pause); !r.Denied || paused() != 0 {
+		t.Errorf("without a consent: %+v", r)
+	}
+	if err := n.AllowPause(0, cistern.Selection{}, cistern.PauseOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if err := n.AllowPause(0, cistern.Selection{}, cistern.PauseOptions{}); err == nil {
+		t.Error("two consents")
+	}
+	if r := command(op.Pause); r.Error != "" || r.Bytes != 600*mib || paused() != 600*mib {
+		t.Errorf("%+v, %d paused", r, paused())
+	}
+	if r := command(op.Resume); r.Error != "" || r.Bytes != 600*mib || paused() != 0 {
+		t.Errorf("%+v, %d paused", r, paused())
+	}
+	if r := command(op.Pause); r.Error != "" || paused() != 600*mib {
+		t.Errorf("%+v, %d paused", r, paused())
+	}
+	// Another process takes the memory meanwhile, and has ended when the owner wants it again.
+	other := start(t, gpu, cistern.Options{Node: cistern.NodeOff})
+	b, err := other.d.Alloc(600*mib, other.st)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var oom *cistern.OutOfMemoryError
+	if err := n.DenyPause(0); !errors.As(err, &oom) || paused() != 600*mib {
+		t.Error(err, paused())
+	}
+	if err := other.a.Free(b); err != nil {
+		t.Fatal(err)
+	}
+	if err := other.a.Trim(); err != nil {
+		t.Fatal(err)
+	}
+	if err := n.DenyPause(0); err != nil || paused() != 0 {
+		t.Error(err, paused())
+	}
+	if r := command(op.Pause); !r.Denied || paused() != 0 {
+		t.Errorf("after the consent: %+v", r)
+	}
+	if err := p.a.Free(a); err != nil {
+		t.Error(err)
+	}
+	if err := n.AllowPause(7, cistern.Selection{}, cistern.PauseOptions{}); err == nil {
+		t.Error("a device that is not there")
+	}
+}
+
+// TestConnect: what one allocator caches meets a request of another one, as long as both are connected.
+func TestConnect(t *testing.T) {
+	socket, gpu := serving(t)
 	first, second := start(t, gpu, cistern.Options{Node: socket}), start(t, gpu, cistern.Options{Node: socket})
 	var conns [2]*node.Connection
 	for i, p := range []program{first, second} {
+		var err error
 		if conns[i], err = node.Connect(p.a); err != nil {
 			t.Fatal(err)
 		}

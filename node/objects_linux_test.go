@@ -10,6 +10,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -79,6 +80,9 @@ func must(t *testing.T, err error) {
 func (p program) write(t *testing.T, at cuda.Ptr, text string) {
 	t.Helper()
 	b := []byte(text)
+	var pin runtime.Pinner // and so it is not on the stack, which moves
+	defer pin.Unpin()
+	pin.Pin(&b[0])
 	must(t, p.a.Driver().MemcpyAsync(0, at, cuda.Ptr(uintptr(unsafe.Pointer(&b[0]))), uint64(len(b)), 0))
 	must(t, p.a.Driver().StreamSynchronize(0, 0))
 }
@@ -86,6 +90,9 @@ func (p program) write(t *testing.T, at cuda.Ptr, text string) {
 func (p program) read(t *testing.T, at cuda.Ptr, n int) string {
 	t.Helper()
 	b := make([]byte, n)
+	var pin runtime.Pinner
+	defer pin.Unpin()
+	pin.Pin(&b[0])
 	must(t, p.a.Driver().MemcpyAsync(0, cuda.Ptr(uintptr(unsafe.Pointer(&b[0]))), at, uint64(n), 0))
 	must(t, p.a.Driver().StreamSynchronize(0, 0))
 	return string(b)

@@ -51,7 +51,7 @@ func newServe(a *app) *cobra.Command {
 	c.Flags().IntVar(&f.objects, "objects", 1024, "keep at most this `number` of named objects; a user may have a quarter of them, root and the broker's user all")
 	c.Flags().StringVar(&f.objectMemory, "object-memory", "", "keep at most this `size` of named objects on a GPU (default nine tenths of its memory)")
 	c.Flags().BoolVar(&f.dryRun, "dry-run", false, "decide and log, and ask no process for memory")
-	c.Flags().BoolVar(&f.debug, "debug", false, "log clients that come and go")
+	c.Flags().BoolVar(&f.debug, "debug", false, "log also what goes well: clients that come and go, questions and answers")
 	c.Flags().StringVar(&f.log, "log", "text", "log to standard error as `format`: text or json")
 	_ = c.RegisterFlagCompletionFunc("log", cobra.FixedCompletions([]string{"text", "json"}, cobra.ShellCompDirectiveNoFileComp))
 	return c

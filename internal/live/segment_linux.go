@@ -10,8 +10,10 @@ import (
 // Segment is the page of a process that sent its descriptor. It is one goroutine's at a time.
 type Segment struct {
 	fd      int
-	buffers [2][segmentBuffer]byte // for the two slots
+	number  [8]byte
+	buffer  [segmentBuffer]byte
 	p       Process
+	decoded uint64 // the number of the part that p has
 }
 
 // segmentBuffer has room for two devices.
@@ -36,24 +38,38 @@ func NewSegment(fd int) (*Segment, error) {
 }
 
 // Read is the figures as they were written last: Updated, Dropped and Devices of a Process, which are the segment's until the next
-// Read. It does not wait; where no figures are whole it returns those of before.
+// Read. It does not wait; where no newer figures are whole it returns those of before.
 func (s *Segment) Read() (*Process, error) {
-	var newest uint64
-	var contents []byte
-	for i := range s.buffers {
-		n, c, err := get(file0(s.fd), gaugesAt+int64(i)*gaugesStep, gaugesMax, s.buffers[i][:])
+	var numbers [2]uint64
+	for i := range numbers { // a broker reads thousands, most of which have nothing new
+		if err := readFull(file0(s.fd), s.number[:], gaugesAt+int64(i)*gaugesStep); err != nil {
+			return nil, err
+		}
+		numbers[i] = le.Uint64(s.number[:])
+	}
+	newer := 0
+	if numbers[1] > numbers[0] {
+		newer = 1
+	}
+	for _, i := range [2]int{newer, 1 - newer} {
+		if numbers[i] <= s.decoded {
+			break
+		}
+		n, contents, err := get(file0(s.fd), gaugesAt+int64(i)*gaugesStep, gaugesMax, s.buffer[:])
 		if err != nil {
 			return nil, err
 		}
-		if n > newest {
-			newest, contents = n, c
+		if n <= s.decoded { // it is being written
+			continue
 		}
+		s.p.Devices = s.p.Devices[:0]
+		if err := decodeGauges(contents, &s.p); err != nil {
+			return nil, err
+		}
+		s.decoded = n
+		break
 	}
-	if newest == 0 {
-		return &s.p, nil
-	}
-	s.p.Devices = s.p.Devices[:0]
-	return &s.p, decodeGauges(contents, &s.p)
+	return &s.p, nil
 }
 
 // Close ends the reading.

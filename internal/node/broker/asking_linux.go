@@ -4,8 +4,10 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"log/slog"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/cistern-gpu/cistern/internal/node/ledger"
@@ -159,7 +161,7 @@ func (a *asking) run(ctx context.Context, delay time.Duration) {
 		b.mu.Unlock()
 		if !fresh && (d.Verdict == ledger.Wait || d.Verdict == ledger.Refuse) { // status segments may be as old as Every
 			fresh = true
-			complete = b.inquire(a)
+			complete = b.inquire(a.c.id, a.slot)
 			continue
 		}
 		fresh = false
@@ -173,10 +175,13 @@ func (a *asking) run(ctx context.Context, delay time.Duration) {
 		case ledger.Take:
 			if b.opt.DryRun {
 				b.cancel(d.Parts)
+				for _, p := range d.Parts {
+					b.notes.say(slog.LevelInfo, a.c.uid, "dry run: would ask a client", "client", p.Client, "bytes", p.Bytes)
+				}
 				a.words = append(a.words, fmt.Sprintf("dry run: %d processes would have been asked for %s", len(d.Parts), units.FormatBytes(a.need)))
 				return
 			}
-			a.collect(sent)
+			a.collect(ctx, sent)
 			continue
 		case ledger.Wait:
 			if left := time.Until(a.until); left > 0 {
@@ -206,7 +211,6 @@ func (b *Broker) cancel(parts []ledger.Part) {
 	defer b.mu.Unlock()
 	for _, p := range parts {
 		b.ledger.Cancel(p)
-		b.log.Info("dry run: would ask a client", "client", p.Client, "bytes", p.Bytes)
 	}
 }
 
@@ -223,34 +227,49 @@ func (b *Broker) put(parts []ledger.Part) (sent []*question) {
 	return sent
 }
 
-// collect asks the victims, and waits for their answers.
-func (a *asking) collect(sent []*question) {
+// collect asks the victims, and waits for their answers while the question goes on.
+func (a *asking) collect(ctx context.Context, sent []*question) {
 	b := a.c.b
 	b.sendAll(sent)
 	late := time.NewTimer(min(b.opt.Answer, time.Until(a.until)+overtime))
-	defer late.Stop()
-	over := false
-	for _, q := range sent {
-		var r answer
-		if over {
-			select {
-			case r = <-q.answer:
-			default:
-				r = b.miss(q)
-			}
-		} else {
-			select {
-			case r = <-q.answer:
-			case <-late.C:
-				over = true
-				r = b.miss(q)
-			}
+	for i, q := range sent {
+		r, ok := b.await(ctx, q, late)
+		if !ok { // the asker's end does not wait for victims
+			b.served.Go(func() { b.awaitAll(sent[i:], late) })
+			return
 		}
 		a.words = append(a.words, a.about(q, r))
 	}
+	late.Stop()
 	b.mu.Lock()
 	b.show(a.slot)
 	b.mu.Unlock()
+}
+
+// await waits for the answer of a victim, until it is late. ok is false where the context ended before.
+func (b *Broker) await(ctx context.Context, q *question, late *time.Timer) (r answer, ok bool) {
+	select {
+	case r = <-q.answer:
+		return r, true
+	case <-ctx.Done():
+		return r, false
+	case <-late.C:
+	}
+	late.Reset(0) // for the others too
+	select {
+	case r = <-q.answer:
+	default:
+		r = b.miss(q)
+	}
+	return r, true
+}
+
+// awaitAll ends questions whose answers no asker waits for.
+func (b *Broker) awaitAll(sent []*question, late *time.Timer) {
+	defer late.Stop()
+	for _, q := range sent {
+		b.await(context.Background(), q, late)
+	}
 }
 
 // sendAll sends questions.
@@ -269,9 +288,10 @@ func (b *Broker) sendAll(sent []*question) {
 		}
 	}
 	b.mu.Unlock()
+	until := time.Now().Add(sendTime) // for all
 	for _, x := range asks {
 		if x.to != nil {
-			x.to.send(x.m)
+			x.to.sendBy(until, x.m)
 		}
 	}
 }
@@ -282,15 +302,60 @@ const (
 	inquireTime  = 20 * time.Millisecond
 )
 
-// inquire asks the other clients of the device what they have now, and reports whether all that were asked have answered.
-func (b *Broker) inquire(a *asking) (complete bool) {
+// inquiries are those about one device.
+type inquiries struct {
+	waiting atomic.Int64 // askers that wait for the end of one
+	mu      sync.Mutex
+	now     *inquiry // under way; nil: none; +checklocks:mu
+}
+
+// inquiry is one question to the clients of a device what they have.
+type inquiry struct {
+	began    time.Time
+	over     chan struct{}
+	complete bool // all that were asked have answered; to be read when it is over
+}
+
+// inquire has the other clients of the device say what they have from now on, and reports whether all that were asked have answered.
+// Askers share an inquiry; those that come while one is under way share the next one.
+func (b *Broker) inquire(by ledger.ClientID, slot ledger.Slot) (complete bool) {
+	came, all := time.Now(), &b.inquiries[slot]
+	all.waiting.Add(1)
+	defer all.waiting.Add(-1)
+	for {
+		all.mu.Lock()
+		q := all.now
+		if q == nil {
+			q = &inquiry{began: time.Now(), over: make(chan struct{})}
+			all.now = q
+			all.mu.Unlock()
+			if all.waiting.Load() > 1 {
+				by = 0 // others want to know of this one too
+			}
+			q.complete = b.inquireOf(by, slot)
+			all.mu.Lock()
+			all.now = nil
+			all.mu.Unlock()
+			close(q.over)
+			return q.complete
+		}
+		all.mu.Unlock()
+		<-q.over
+		if !q.began.Before(came) {
+			return q.complete
+		}
+	}
+}
+
+// inquireOf asks the clients of a device but one, 0 for none.
+func (b *Broker) inquireOf(but ledger.ClientID, slot ledger.Slot) (complete bool) {
 	b.mu.Lock()
-	all := b.ledger.Accounts(a.slot)
-	all = slices.DeleteFunc(all, func(x ledger.Account) bool { return x.Client == a.c.id || b.ledger.Mute(x.Client) })
+	all := b.ledger.Accounts(slot)
+	all = slices.DeleteFunc(all, func(x ledger.Account) bool { return x.Client == but || b.ledger.Mute(x.Client) })
 	slices.SortStableFunc(all, byReserved)
 	var parts []ledger.Part
 	for _, x := range all[:min(len(all), mostInquired)] {
-		parts = append(parts, ledger.Part{Client: x.Client, Slot: a.slot})
+		parts = append(parts, ledger.Part{Client: x.Client, Slot: slot})
 	}
 	sent := b.put(parts)
 	b.mu.Unlock()
@@ -320,25 +385,44 @@ func byReserved(x, y ledger.Account) int { return cmp.Compare(y.Status.Reserved,
 // miss ends a question that was not answered in time, unless it has been meanwhile.
 func (b *Broker) miss(q *question) answer {
 	b.mu.Lock()
-	defer b.mu.Unlock()
 	if b.open[q.id] == nil {
+		b.mu.Unlock()
 		return <-q.answer
 	}
 	delete(b.open, q.id)
 	b.ledger.Missed(q.part)
+	c := b.clients[q.part.Client] // it is one until its questions are ended
+	b.mu.Unlock()
 	b.counts.Skipped.Add(1)
 	b.counts.loads[q.part.Slot].missed()
-	b.log.Warn("a client does not answer, and is skipped from now on", "client", q.part.Client, "bytes", q.part.Bytes, "within", b.opt.Answer)
+	b.notes.say(slog.LevelWarn, c.uid, "a client does not answer, and is skipped from now on", "client", c.id, "pid", c.pid, "bytes", q.part.Bytes, "within", b.opt.Answer)
 	return answer{took: -1}
 }
 
 // gave is a victim's answer. One that comes too late only says what it has.
 func (b *Broker) gave(c *client, m protocol.Message) {
+	q, took := b.answered(c, m)
+	if q == nil || q.part.Grant == 0 {
+		return
+	}
+	level := slog.LevelDebug
+	if m.Text != "" {
+		level = slog.LevelInfo
+	}
+	b.notes.say(level, c.uid, "memory was given back", "client", c.id, "pid", c.pid, "asked", q.part.Bytes, "released", m.Bytes, "took", took,
+		"error", protocol.Clean(m.Text, mostSaid))
+}
+
+// mostSaid is how much of a client's words is logged.
+const mostSaid = 1 << 10
+
+// answered takes an answer, and returns the question that it ends, nil for none.
+func (b *Broker) answered(c *client, m protocol.Message) (q *question, took time.Duration) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	slot := ledger.Slot(m.Slot)
 	if !slices.Contains(c.slots, slot) {
-		return
+		return nil, 0
 	}
 	if m.Text != "" && m.Status == (protocol.Status{}) { // it says only why it did nothing
 		a, _ := b.ledger.Account(c.id, slot)
@@ -346,10 +430,9 @@ func (b *Broker) gave(c *client, m protocol.Message) {
 	} else {
 		c.heard[slot] = time.Now()
 	}
-	q := b.open[m.ID]
-	if q == nil || q.part.Client != c.id {
+	if q = b.open[m.ID]; q == nil || q.part.Client != c.id {
 		b.ledger.Update(c.id, slot, m.Status)
-		return
+		return nil, 0
 	}
 	delete(b.open, m.ID)
 	// More than was asked for is not this grant's: chunks are released whole, and clients may lie.
@@ -357,15 +440,15 @@ func (b *Broker) gave(c *client, m protocol.Message) {
 	b.ledger.Gave(b.now(), q.part, released, m.Status)
 	b.show(q.part.Slot)
 	b.counts.Given.Add(released)
-	took := time.Since(q.sent)
+	took = time.Since(q.sent)
 	if q.part.Grant == 0 { // it was asked what it has
 		q.answer <- answer{}
-		return
+		return q, took
 	}
 	b.counts.loads[slot].gave(released)
 	b.observeGift(slot, released, took)
-	b.log.Info("memory was given back", "client", c.id, "pid", c.pid, "asked", q.part.Bytes, "released", m.Bytes, "took", took, "error", m.Text)
 	q.answer <- answer{released: released, words: m.Text, took: took}
+	return q, took
 }
 
 // maxExcess is how much more than it was asked for a victim's answer may count.
@@ -485,7 +568,12 @@ func (a *asking) reply() (got uint64) {
 	if got == 0 {
 		a.forget()
 	}
-	b.log.Info("a question is answered", "client", a.c.id, "pid", a.c.pid, "need", a.need, "granted", got, "took", time.Since(a.began), "words", one(a.words...))
+	level := slog.LevelDebug // metrics count what goes well
+	if got < a.need {
+		level = slog.LevelInfo
+	}
+	b.notes.say(level, a.c.uid, "a question is answered", "client", a.c.id, "pid", a.c.pid, "name", a.c.name, "need", a.need, "granted", got, "took", time.Since(a.began),
+		"words", protocol.Clean(one(a.words...), mostSaid))
 	b.observeAnswer(a.slot, a.need, got, time.Since(a.began))
 	a.c.send(protocol.Message{Kind: protocol.Granted, ID: a.id, Slot: uint64(a.slot), Bytes: got, Text: one(a.words...)})
 	return got
@@ -497,7 +585,7 @@ func (b *Broker) expire(a *asking) {
 	_, open := b.expiry[a.grant]
 	b.mu.Unlock()
 	if open {
-		b.log.Warn("a grant is over, which its client did not end", "client", a.c.id, "pid", a.c.pid, "after", GrantLasts)
+		b.notes.say(slog.LevelWarn, a.c.uid, "a grant is over, which its client did not end", "client", a.c.id, "pid", a.c.pid, "after", GrantLasts)
 		a.forget()
 	}
 }

@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -26,6 +28,7 @@ type Options struct {
 	Answer     time.Duration // how long a victim has for its answer; default 500 ms
 	MaxClients int           // default 4096
 	PerProcess int           // connections of one process; default 4
+	PerUser    int           // connections of one user, but root and the broker's own; default a quarter of MaxClients
 	Observer   Observer      // nil: none
 	Objects    ObjectOptions
 }
@@ -47,6 +50,12 @@ const (
 	again = 50 * time.Millisecond
 	// sweepEvery is how often processes are looked for that ended and whose connections others keep open.
 	sweepEvery = 5 * time.Second
+	// endTime is how long the broker's end waits for its connections to end.
+	endTime = 5 * time.Second
+	// operators is how many connections of root and the broker's user there may be beyond MaxClients, refusals how many that are
+	// refused and not closed yet. Where there are as many, as closing them waits, others wait to be accepted.
+	operators = 64
+	refusals  = 256
 )
 
 // Broker is the daemon.
@@ -56,8 +65,13 @@ type Broker struct {
 	began   time.Time
 	segment *grants.Segment
 	served  sync.WaitGroup
+	places  chan struct{} // of connections that are not closed yet
+	left    atomic.Bool   // connections did not end with Serve
 	counts  Counts
 	objects *objectTable
+	notes   *notes
+
+	inquiries [grants.Slots]inquiries
 
 	mu      sync.Mutex
 	ledger  *ledger.Ledger              // +checklocks:mu
@@ -68,12 +82,13 @@ type Broker struct {
 	uuids   [grants.Slots][16]byte      // +checklocks:mu
 	open    map[uint64]*question        // +checklocks:mu
 	last    uint64                      // +checklocks:mu
-	conns   map[int]int                 // +checklocks:mu
+	conns   map[int]int                 // by process; +checklocks:mu
+	users   map[uint32]int              // connections by user; +checklocks:mu
 	shown   [grants.Slots]uint64        // +checklocks:mu
 	fresh   [grants.Slots]time.Duration // when the statuses of a device were read; +checklocks:mu
 	expiry  map[uint64]*time.Timer      // +checklocks:mu
 	closing bool                        // +checklocks:mu
-	stops   map[*net.UnixConn]struct{}  // +checklocks:mu
+	stops   map[*client]struct{}        // those that are connected; +checklocks:mu
 }
 
 // Counts are what a broker did.
@@ -100,6 +115,9 @@ func New(opt Options) (*Broker, error) {
 	if opt.PerProcess == 0 {
 		opt.PerProcess = 4
 	}
+	if opt.PerUser == 0 {
+		opt.PerUser = max(opt.MaxClients/4, 1)
+	}
 	rules, err := readPolicy(opt.Policy)
 	if err != nil {
 		return nil, err
@@ -110,7 +128,8 @@ func New(opt Options) (*Broker, error) {
 	}
 	b := &Broker{opt: opt, log: opt.Log, began: time.Now(), segment: segment, ledger: ledger.New(), rules: rules,
 		clients: map[ledger.ClientID]*client{}, slots: map[[16]byte]ledger.Slot{}, open: map[uint64]*question{}, conns: map[int]int{},
-		expiry: map[uint64]*time.Timer{}, stops: map[*net.UnixConn]struct{}{}}
+		users: map[uint32]int{}, expiry: map[uint64]*time.Timer{}, stops: map[*client]struct{}{}, notes: newNotes(opt.Log),
+		places: make(chan struct{}, opt.MaxClients+operators+refusals)}
 	b.objects = newObjectTable(b, opt.Objects)
 	return b, nil
 }
@@ -137,18 +156,25 @@ func (b *Broker) Counts() *Counts { return &b.counts }
 // now is the ledger's time.
 func (b *Broker) now() time.Duration { return time.Since(b.began) }
 
-// Serve answers connections until the context ends, then hangs up all clients.
+// Serve answers connections until the context ends, then hangs up all clients and waits for endTime at most.
 func (b *Broker) Serve(ctx context.Context, l *net.UnixListener) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	stop := context.AfterFunc(ctx, func() { _ = l.Close() })
 	defer stop()
 	b.served.Go(func() { b.sweep(ctx) })
-	defer b.served.Wait()
-	defer b.hangUp()
+	defer b.finish()
 	defer cancel()
 	for {
+		select {
+		case b.places <- struct{}{}:
+		case <-ctx.Done():
+			return nil
+		}
 		c, err := l.AcceptUnix()
+		if err != nil {
+			<-b.places
+		}
 		switch {
 		case ctx.Err() != nil:
 			if err == nil {
@@ -158,31 +184,48 @@ func (b *Broker) Serve(ctx context.Context, l *net.UnixListener) error {
 		case errors.Is(err, net.ErrClosed):
 			return fmt.Errorf("the listening socket was closed: %w", err)
 		case err != nil: // no descriptors left: clients wait in line
-			b.log.Warn("cannot accept a connection", "error", err)
+			b.notes.say(slog.LevelWarn, uint32(os.Geteuid()), "cannot accept a connection", "error", err)
 			select {
 			case <-ctx.Done():
 			case <-time.After(again):
 			}
 			continue
 		}
-		b.served.Go(func() { b.serve(ctx, c) })
+		b.served.Go(func() {
+			defer func() { <-b.places }()
+			b.serve(ctx, c)
+		})
 	}
 }
 
-// hangUp ends all connections, and those that come.
-func (b *Broker) hangUp() {
+// finish hangs up all connections, and those that come.
+func (b *Broker) finish() {
 	b.mu.Lock()
-	defer b.mu.Unlock()
 	b.closing = true
-	for c := range b.stops {
-		c.Close()
+	all := slices.Collect(maps.Keys(b.stops))
+	b.mu.Unlock()
+	for _, c := range all {
+		c.hangUp()
+	}
+	over := make(chan struct{})
+	go func() {
+		b.served.Wait()
+		close(over)
+	}()
+	select {
+	case <-over:
+	case <-time.After(endTime):
+		b.left.Store(true)
+		b.log.Warn("connections did not end: closing descriptors that clients sent waits", "connections", len(b.places))
 	}
 }
 
-// Close releases what a broker that no longer serves has.
+// Close releases what a broker that no longer serves has. Connections that did not end may still use its segment.
 func (b *Broker) Close() {
 	b.objects.close()
-	b.segment.Close()
+	if !b.left.Load() {
+		b.segment.Close()
+	}
 }
 
 // Alive reports whether the broker answers, for a watchdog: it takes the lock that each decision needs.
@@ -211,8 +254,9 @@ func (b *Broker) Reload() error {
 // setRules puts rules into force, and tells clients whose max is another. decide is called with mu: others may change rules too.
 func (b *Broker) setRules(decide func() *policy.Policy) {
 	type change struct {
-		c *client
-		m protocol.Message
+		c    *client
+		slot ledger.Slot
+		max  uint64
 	}
 	var changes []change
 	b.mu.Lock()
@@ -223,14 +267,36 @@ func (b *Broker) setRules(decide func() *policy.Policy) {
 			p := b.policyOf(c, slot)
 			b.ledger.SetPolicy(id, slot, p)
 			if p.Max != before.Policy.Max {
-				changes = append(changes, change{c, protocol.Message{Kind: protocol.Limit, Slot: uint64(slot), Limit: p.Max}})
+				changes = append(changes, change{c, slot, p.Max})
 			}
 		}
 	}
 	b.mu.Unlock()
 	for _, x := range changes {
-		x.c.send(x.m)
+		x.c.limit(x.slot, x.max)
 	}
+}
+
+// limit tells the client its max on a device, and again where rules have changed meanwhile. So whatever else tells it, the last it
+// hears is what is in force: each that tells looks again afterwards.
+func (c *client) limit(slot ledger.Slot, now uint64) {
+	for {
+		if !c.send(protocol.Message{Kind: protocol.Limit, Slot: uint64(slot), Limit: now}) {
+			return
+		}
+		said := now
+		if now = c.max(slot); now == said {
+			return
+		}
+	}
+}
+
+// max is that of the rules in force.
+func (c *client) max(slot ledger.Slot) uint64 {
+	c.b.mu.Lock()
+	defer c.b.mu.Unlock()
+	a, _ := c.b.ledger.Account(c.id, slot)
+	return a.Policy.Max
 }
 
 // policyOf is what the rules say of a client on a device.
@@ -272,9 +338,10 @@ func (b *Broker) sweep(ctx context.Context) {
 		}
 		b.mu.Unlock()
 		for _, c := range ended(b.objects.connected(all)) {
-			b.log.Info("a client's process has ended, and another has its connection open", "client", c.id, "pid", c.pid)
-			c.conn.Close()
+			b.notes.say(slog.LevelInfo, c.uid, "a client's process has ended, and another has its connection open", "client", c.id, "pid", c.pid)
+			c.hangUp()
 		}
+		b.notes.tell(time.Now())
 	}
 }
 

@@ -1,11 +1,13 @@
 package broker
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"os"
 	"sync"
@@ -49,22 +51,24 @@ func (b *Broker) serve(ctx context.Context, conn *net.UnixConn) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	c := &client{b: b, conn: conn, asks: map[uint64]*asking{}, heard: map[ledger.Slot]time.Time{}, process: process{pidfd: -1}}
-	defer c.close()
 	p, err := identify(conn)
 	if err != nil {
-		b.log.Warn("a connection was refused", "error", err)
+		c.close()
+		b.notes.say(slog.LevelWarn, uint32(os.Geteuid()), "a connection was refused", "error", err)
 		return
 	}
 	c.process = p
 	if err := b.admit(c); err != nil {
 		b.counts.Refused.Add(1)
-		b.log.Warn("a connection was refused", "pid", c.pid, "error", err)
+		b.notes.say(slog.LevelWarn, c.uid, "a connection was refused", "pid", c.pid, "uid", c.uid, "error", err)
 		c.send(protocol.Message{Kind: protocol.Refused, Text: err.Error()})
+		c.close()
 		return
 	}
 	defer b.release(c)
+	defer c.close() // before it counts no more: closing may wait for the client
 	if err := c.converse(ctx); err != nil {
-		b.log.Warn("a connection was ended", "pid", c.pid, "name", c.name, "error", err)
+		b.notes.say(slog.LevelWarn, c.uid, "a connection was ended", "pid", c.pid, "uid", c.uid, "name", c.name, "error", err)
 		c.send(protocol.Message{Kind: protocol.Refused, Text: err.Error()})
 	}
 }
@@ -76,13 +80,16 @@ func (b *Broker) admit(c *client) error {
 	switch {
 	case b.closing:
 		return errors.New("the broker is ending")
-	case len(b.stops) >= b.opt.MaxClients:
+	case len(b.stops) >= b.opt.MaxClients && !(operates(c.uid) && len(b.stops) < b.opt.MaxClients+operators):
 		return fmt.Errorf("%d connections are open already", len(b.stops))
+	case b.users[c.uid] >= b.opt.PerUser && !operates(c.uid):
+		return fmt.Errorf("user %d has %d connections already", c.uid, b.opt.PerUser)
 	case c.pid != 0 && b.conns[c.pid] >= b.opt.PerProcess: // those without a number are many
 		return fmt.Errorf("process %d has %d connections already", c.pid, b.opt.PerProcess)
 	}
 	b.conns[c.pid]++
-	b.stops[c.conn] = struct{}{}
+	b.users[c.uid]++
+	b.stops[c] = struct{}{}
 	return nil
 }
 
@@ -92,7 +99,17 @@ func (b *Broker) release(c *client) {
 	if b.conns[c.pid]--; b.conns[c.pid] == 0 {
 		delete(b.conns, c.pid)
 	}
-	delete(b.stops, c.conn)
+	if b.users[c.uid]--; b.users[c.uid] == 0 {
+		delete(b.users, c.uid)
+	}
+	delete(b.stops, c)
+}
+
+// hangUp has the connection's goroutine end it, which alone closes it: descriptors that the client sent are closed with it, and that
+// may wait for whatever the client likes.
+func (c *client) hangUp() {
+	_ = c.conn.CloseWrite()
+	_ = c.conn.CloseRead()
 }
 
 func (c *client) close() {
@@ -199,19 +216,46 @@ func descriptor(oob []byte) int {
 
 // send sends a message, with a descriptor if one is named. A client that does not accept it is hung up.
 func (c *client) send(m protocol.Message, fds ...int) bool {
+	return c.sendBy(time.Now().Add(sendTime), m, fds...)
+}
+
+// sendBy sends a message by a time, which it waits for only where the client's socket is full.
+func (c *client) sendBy(until time.Time, m protocol.Message, fds ...int) bool {
 	var oob []byte
 	if len(fds) > 0 {
 		oob = unix.UnixRights(fds...)
 	}
-	_ = c.conn.SetWriteDeadline(time.Now().Add(sendTime))
-	if _, _, err := c.conn.WriteMsgUnix(m.Append(nil), oob, nil); err != nil {
+	text := m.Append(nil)
+	err := c.sendNow(text, oob)
+	if errors.Is(err, unix.EAGAIN) {
+		_ = c.conn.SetWriteDeadline(until)
+		_, _, err = c.conn.WriteMsgUnix(text, oob, nil)
+	}
+	if err != nil {
 		if !errors.Is(err, net.ErrClosed) && !errors.Is(err, unix.EPIPE) {
-			c.b.log.Warn("a client does not accept messages", "client", c.id, "pid", c.pid, "error", err)
+			c.b.notes.say(slog.LevelWarn, c.uid, "a client does not accept messages", "client", c.id, "pid", c.pid, "error", err)
 		}
-		c.conn.Close()
+		c.hangUp()
 		return false
 	}
 	return true
+}
+
+// sendNow sends a message without waiting, at any time.
+func (c *client) sendNow(text, oob []byte) error {
+	raw, err := c.conn.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var failed error
+	err = raw.Control(func(fd uintptr) {
+		for {
+			if _, failed = unix.SendmsgN(int(fd), text, oob, nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL); failed != unix.EINTR {
+				return
+			}
+		}
+	})
+	return cmp.Or(err, failed)
 }
 
 func (c *client) welcome() error {
@@ -224,14 +268,15 @@ func (c *client) welcome() error {
 // enter makes the connection a client, leave ends that.
 func (b *Broker) enter(c *client) {
 	b.mu.Lock()
-	defer b.mu.Unlock()
 	b.last++
 	c.id = ledger.ClientID(b.last)
 	b.clients[c.id] = c
+	b.mu.Unlock()
 	b.log.Debug("a client has come", "client", c.id, "pid", c.pid, "name", c.name, "uid", c.uid, "cgroup", c.cgroup, "label", c.label, "version", c.version)
 }
 
 func (b *Broker) leave(c *client) {
+	defer b.log.Debug("a client has gone", "client", c.id, "pid", c.pid)
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	delete(b.clients, c.id)
@@ -246,12 +291,13 @@ func (b *Broker) leave(c *client) {
 	for _, slot := range c.slots {
 		b.show(slot)
 	}
-	b.log.Debug("a client has gone", "client", c.id, "pid", c.pid)
 }
 
 // handle is one message of a client. An error ends the connection.
 func (c *client) handle(ctx context.Context, m protocol.Message, asked *sync.WaitGroup) error {
-	c.b.heard(c)
+	if c.b.heard(c) {
+		c.b.notes.say(slog.LevelInfo, c.uid, "a client answers again", "client", c.id, "pid", c.pid)
+	}
 	switch m.Kind {
 	case protocol.Join:
 		return c.join(m)
@@ -280,14 +326,13 @@ func (c *client) handle(ctx context.Context, m protocol.Message, asked *sync.Wai
 	return nil // others are of later versions
 }
 
-// heard has a client asked again that did not answer once.
-func (b *Broker) heard(c *client) {
+// heard has a client asked again that did not answer once, and reports whether it is one.
+func (b *Broker) heard(c *client) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.ledger.Mute(c.id) {
-		b.log.Info("a client answers again", "client", c.id, "pid", c.pid)
-		b.ledger.Heard(c.id)
-	}
+	mute := b.ledger.Mute(c.id)
+	b.ledger.Heard(c.id)
+	return mute
 }
 
 // slot is that of a message, which the client has joined.
@@ -308,10 +353,11 @@ func (c *client) join(m protocol.Message) error {
 	b.mu.Lock()
 	slot, known := b.slots[m.UUID]
 	if !known {
-		if slot, known = b.newSlot(m.UUID); !known {
+		if err := b.mayName(c.uid); err != nil {
 			b.mu.Unlock()
-			return fmt.Errorf("there are %d devices already", grants.Slots)
+			return err
 		}
+		slot = b.newSlot(m.UUID)
 	}
 	if _, has := b.ledger.Account(c.id, slot); !has {
 		c.slots = append(c.slots, slot)
@@ -320,33 +366,56 @@ func (c *client) join(m protocol.Message) error {
 	b.ledger.Join(b.now(), c.id, slot, m.Total, p)
 	b.mu.Unlock()
 	c.send(protocol.Message{Kind: protocol.Joined, ID: m.ID, Slot: uint64(slot), Limit: p.Max})
-	for said := p.Max; ; { // rules may have changed before the client knew its slot
-		b.mu.Lock()
-		a, _ := b.ledger.Account(c.id, slot)
-		b.mu.Unlock()
-		if a.Policy.Max == said || !c.send(protocol.Message{Kind: protocol.Limit, Slot: uint64(slot), Limit: a.Policy.Max}) {
-			return nil
-		}
-		said = a.Policy.Max
+	if now := c.max(slot); now != p.Max { // rules have changed before the client knew its slot
+		c.limit(slot, now)
 	}
+	return nil
 }
 
-// newSlot is a slot for a device, where none is left that of one which no client uses any more.
+// mayName is why a user's clients may not name one more device that no client uses yet. A user that invents devices leaves others as
+// many slots as it has itself.
 //
 // +checklocks:b.mu
-func (b *Broker) newSlot(uuid [16]byte) (slot ledger.Slot, ok bool) {
+func (b *Broker) mayName(uid uint32) error {
+	var used, mine [grants.Slots]bool
+	for _, c := range b.clients {
+		for _, slot := range c.slots {
+			used[slot] = true
+			mine[slot] = mine[slot] || c.uid == uid
+		}
+	}
+	n, own := 0, 0
+	for slot := range used {
+		if used[slot] {
+			n++
+		}
+		if mine[slot] {
+			own++
+		}
+	}
+	switch {
+	case n == grants.Slots:
+		return fmt.Errorf("there are %d devices already", grants.Slots)
+	case own >= grants.Slots-n && !operates(uid):
+		return fmt.Errorf("user %d uses %d devices already, and %d places are left", uid, own, grants.Slots-n)
+	}
+	return nil
+}
+
+// newSlot is a slot for a device, where none is left that of one which no client uses any more. mayName has found that there is one.
+//
+// +checklocks:b.mu
+func (b *Broker) newSlot(uuid [16]byte) (slot ledger.Slot) {
 	if slot = ledger.Slot(len(b.slots)); slot == grants.Slots {
 		for slot = 0; !b.ledger.Forget(slot); {
-			if slot++; slot == grants.Slots {
-				return 0, false
-			}
+			slot++
 		}
 		delete(b.slots, b.uuids[slot])
 		b.counts.loads[slot].forget()
 		b.fresh[slot] = 0
 	}
 	b.slots[uuid], b.uuids[slot] = slot, uuid
-	return slot, true
+	return slot
 }
 
 // control answers the commands of operators, and messages about objects. fd is the descriptor that came with m, -1 for none.

@@ -213,6 +213,30 @@ func TestHostileClients(t *testing.T) {
 	})
 }
 
+// A client that asks the same question again while it is open is ended. The victim's answer, which does not come, keeps it open.
+func TestSameQuestion(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, broker.Options{Answer: time.Hour}, 10*gib)
+	a, b := n.member(t, "a"), n.member(t, "b")
+	n.unused(a, b, 8*gib)
+	a.holdUp()
+	defer close(a.hold)
+	conn := friend(t, n)
+	ask := protocol.Message{Kind: protocol.Ask, ID: 1, Bytes: gib, Wait: time.Minute}
+	for _, m := range []protocol.Message{{Kind: protocol.Join, ID: 1, UUID: n.gpu.uuid, Total: n.gpu.total}, ask} {
+		if _, err := conn.Write(m.Append(nil)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	<-a.gives // of the question, or of another one's that was before
+	if _, err := conn.Write(ask.Append(nil)); err != nil {
+		t.Fatal(err)
+	}
+	if got := ends(t, conn); !strings.Contains(got, "question 1 is open already") {
+		t.Errorf("%q", got)
+	}
+}
+
 // A process with a thousand connections gets some, and the others are refused; another process is served.
 func TestManyConnections(t *testing.T) {
 	n := newNode(t, broker.Options{PerProcess: 10}, 10*gib)
@@ -345,7 +369,7 @@ func TestManyDevices(t *testing.T) {
 	if _, err := other.Write(join.Append(nil)); err != nil {
 		t.Fatal(err)
 	}
-	if words := ends(t, other); !strings.Contains(words, "there are 64 devices already") {
+	if words := ends(t, other); !strings.Contains(words, "there are 128 devices already") {
 		t.Errorf("%q", words)
 	}
 	conn.Close()

@@ -33,6 +33,12 @@ func (b *Broker) Connections() int {
 	return len(b.stops)
 }
 
+// Hold keeps the broker's lock, as if it were busy.
+func (b *Broker) Hold() (release func()) {
+	b.mu.Lock()
+	return b.mu.Unlock
+}
+
 // Rules that operators set at the same time are all in force.
 func TestRulesAtOnce(t *testing.T) {
 	b := newBroker(t)
@@ -97,6 +103,50 @@ func pair(t *testing.T) (ends [2]*net.UnixConn) {
 		ends[i] = c.(*net.UnixConn)
 	}
 	return ends
+}
+
+// Askers that want to know at the same time what clients have share one inquiry, also of the one that began it.
+func TestSharedInquiry(t *testing.T) {
+	b := newBroker(t)
+	ends := pair(t)
+	defer ends[0].Close()
+	defer ends[1].Close()
+	c := &client{b: b, conn: ends[0], heard: map[ledger.Slot]time.Time{}, process: process{pidfd: -1}}
+	b.enter(c)
+	defer b.leave(c)
+	if err := c.join(protocol.Message{Kind: protocol.Join, ID: 1, UUID: [16]byte{1}, Total: 1 << 30}); err != nil {
+		t.Fatal(err)
+	}
+	const askers = 100
+	q := &b.inquiries[0]
+	q.mu.Lock()
+	var all sync.WaitGroup
+	for range askers {
+		all.Go(func() {
+			if b.inquire(c.id, 0) {
+				t.Error("it has answered")
+			}
+		})
+	}
+	for q.waiting.Load() < askers {
+		time.Sleep(time.Millisecond)
+	}
+	q.mu.Unlock()
+	all.Wait()
+	ends[0].Close()
+	asked, buf := 0, make([]byte, protocol.MaxMessage)
+	for {
+		n, err := ends[1].Read(buf)
+		if n == 0 || err != nil {
+			break
+		}
+		if m, err := protocol.Parse(buf[:n]); err != nil || m.Kind == protocol.GiveBack {
+			asked++
+		}
+	}
+	if asked != 1 || q.waiting.Load() != 0 {
+		t.Errorf("the client was asked %d times, %d askers wait", asked, q.waiting.Load())
+	}
 }
 
 // A client that joins while the rules change ends with the limit that is in force.

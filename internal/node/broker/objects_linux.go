@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"math"
 	"slices"
 	"sync"
@@ -296,7 +297,7 @@ func (t *objectTable) build(c *client, m protocol.Message, layout int) error {
 	}
 	made, err := t.make(c, o, layout)
 	if err != nil {
-		t.b.log.Info("an object was not made", "name", o.Name, "uid", o.UID, "pid", o.PID, "bytes", o.Bytes, "error", err)
+		t.b.notes.say(slog.LevelInfo, c.uid, "an object was not made", "name", o.Name, "uid", o.UID, "pid", o.PID, "bytes", o.Bytes, "error", err)
 		c.end(m.ID, err)
 		return nil
 	}
@@ -372,7 +373,7 @@ func (t *objectTable) make(c *client, o objects.Object, layout int) (made freed,
 	case r := <-over:
 		return r.made, r.err
 	case <-late.C:
-		c.conn.Close() // what the driver may still make goes with the session
+		c.hangUp() // what the driver may still make goes with the session
 		return made, fmt.Errorf("the driver did not answer for %v", t.opt.Wait)
 	}
 }
@@ -477,7 +478,7 @@ func (t *objectTable) commit(c *client, m protocol.Message) error {
 		t.opt.Keep.Store(o, memory)
 	}
 	t.release(released)
-	t.b.log.Info("an object is there", "name", o.Name, "uid", o.UID, "pid", o.PID, "generation", m.Object, "bytes", o.Bytes)
+	t.b.notes.say(slog.LevelInfo, c.uid, "an object is there", "name", o.Name, "uid", o.UID, "pid", o.PID, "generation", m.Object, "bytes", o.Bytes)
 	return nil
 }
 
@@ -535,7 +536,7 @@ func (t *objectTable) end(c *client, m protocol.Message) error {
 	released := t.take(gone)
 	t.mu.Unlock()
 	if m.Kind == protocol.Remove && err == nil {
-		t.b.log.Info("an object was removed", "name", n.Name, "uid", n.UID, "generation", m.Object, "by_pid", c.pid, "by_uid", c.uid)
+		t.b.notes.say(slog.LevelInfo, c.uid, "an object was removed", "name", n.Name, "uid", n.UID, "generation", m.Object, "by_pid", c.pid, "by_uid", c.uid)
 		if t.opt.Keep != nil {
 			t.forget(n)
 		}
@@ -569,7 +570,7 @@ func (t *objectTable) expire() {
 	gone := t.take(t.store.Expire(time.Now()))
 	t.mu.Unlock()
 	for _, x := range gone {
-		t.b.log.Info("an object's time to live is over", "generation", x.generation)
+		t.b.log.Debug("an object's time to live is over", "generation", x.generation)
 	}
 	t.release(gone)
 }

@@ -3,6 +3,7 @@ package broker
 import (
 	"cmp"
 	"fmt"
+	"log/slog"
 	"slices"
 	"sync"
 	"time"
@@ -110,7 +111,7 @@ func (b *Broker) pause(by *client, m protocol.Message) (results []protocol.Pause
 		results = append(results, x.did...)
 	}
 	for _, r := range results {
-		b.log.Info("a client was asked to "+m.Kind.String(), "client", r.Client, "pid", r.PID, "device", r.Device, "bytes", r.Bytes, "took", r.Seconds, "error", r.Error, "by_uid", by.uid)
+		b.notes.say(slog.LevelInfo, by.uid, "a client was asked to "+m.Kind.String(), "client", r.Client, "pid", r.PID, "device", r.Device, "bytes", r.Bytes, "took", r.Seconds, "error", r.Error, "by_uid", by.uid)
 	}
 	return results, nil
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/cistern-gpu/cistern/internal/deadline"
 	"github.com/cistern-gpu/cistern/internal/environ"
 	"github.com/cistern-gpu/cistern/internal/live"
+	"github.com/cistern-gpu/cistern/internal/node/grants"
 	"github.com/cistern-gpu/cistern/internal/node/protocol"
 )
 
@@ -47,6 +48,8 @@ type Client struct {
 	gives chan protocol.Message
 	sent  atomic.Uint64 // messages
 	busy  atomic.Bool   // memory is paused or resumed for the node
+
+	retired []*grants.View // not unmapped yet; of the goroutine that reads
 
 	mu      sync.Mutex
 	devices map[cuda.Device]*device   // +checklocks:mu

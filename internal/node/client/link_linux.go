@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -18,8 +19,7 @@ import (
 type link struct {
 	socket.Socket
 	guard socket.Guard
-	// view is never unmapped, as a thread may read it at any time: a page for each broker that a process has seen.
-	view atomic.Pointer[grants.View]
+	view  atomic.Pointer[grants.View]
 }
 
 // dial connects to a broker of root's or of this user's.
@@ -145,6 +145,7 @@ func (c *Client) run() {
 			err = c.converse(l)
 			c.tried.Store(nil)
 			l.CloseBy(l.guard)
+			c.retire(l)
 			if time.Since(began) > mostPause {
 				pause = leastPause
 			}
@@ -163,6 +164,14 @@ func (c *Client) run() {
 		}
 		c.ended.Wait(wait)
 	}
+}
+
+// retire unmaps the view of a link that is lost, and those of earlier ones that threads read then.
+func (c *Client) retire(l *link) {
+	if v := l.view.Load(); v != nil {
+		c.retired = append(c.retired, v)
+	}
+	c.retired = slices.DeleteFunc(c.retired, (*grants.View).Close)
 }
 
 // connect finds a broker and greets it.

@@ -11,7 +11,7 @@ package grants
 import "encoding/binary"
 
 // Slots is how many devices a segment has room for.
-const Slots = 64
+const Slots = 128
 
 // The layout, in words of 8 bytes: magic, layout; from slotsAt on for each slot what is granted, how much of that was released already,
 // and until when in nanoseconds of the kernel's monotonic clock.

@@ -66,8 +66,12 @@ func (s *Segment) Close() {
 	unix.Close(s.fd)
 }
 
-// View is a client's side.
-type View struct{ mem []byte }
+// View is a client's side. Any thread may read it at any time, also after Close.
+type View struct {
+	mem     []byte
+	readers atomic.Int64
+	closed  atomic.Bool
+}
 
 // Open maps the file of a descriptor, which the caller closes.
 func Open(fd int) (*View, error) {
@@ -89,12 +93,18 @@ func Open(fd int) (*View, error) {
 		return nil, errors.New("grants: the broker's segment is of another layout")
 	}
 	_ = unix.Madvise(mem, unix.MADV_DONTFORK) // a child of fork has no use for it
-	return &View{mem}, nil
+	return &View{mem: mem}, nil
 }
 
 // Granted is what is granted of a slot now, and how much of that was released. It does not wait, and asks the kernel for nothing
-// where there are no grants.
+// where there are no grants. After Close there are none.
 func (v *View) Granted(slot uint64) (granted, released uint64) {
+	// Either a reader sees that the view is closed, or Close sees the reader.
+	v.readers.Add(1)
+	defer v.readers.Add(-1)
+	if v.closed.Load() {
+		return 0, 0
+	}
 	w := slotsAt + perSlot*int(slot%Slots)
 	granted = atomic.LoadUint64(at(v.mem, w))
 	if granted == 0 || time.Duration(atomic.LoadUint64(at(v.mem, w+2))) < monotonic() {
@@ -103,8 +113,19 @@ func (v *View) Granted(slot uint64) (granted, released uint64) {
 	return granted, min(granted, atomic.LoadUint64(at(v.mem, w+1)))
 }
 
-// Close ends the view. Nothing may use it any more.
-func (v *View) Close() { _ = unix.Munmap(v.mem) }
+// Close unmaps the view, and reports whether it did: not while a thread reads. Then Close has to be called again. It is called by one
+// goroutine.
+func (v *View) Close() bool {
+	v.closed.Store(true)
+	if v.readers.Load() != 0 {
+		return false
+	}
+	if v.mem != nil {
+		_ = unix.Munmap(v.mem)
+		v.mem = nil
+	}
+	return true
+}
 
 func monotonic() time.Duration {
 	var ts unix.Timespec

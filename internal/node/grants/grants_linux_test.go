@@ -2,6 +2,8 @@ package grants
 
 import (
 	"os"
+	"runtime"
+	"sync"
 	"testing"
 	"time"
 
@@ -35,6 +37,65 @@ func TestSegment(t *testing.T) {
 	is(3, 0, 0)
 	s.Set(3, 0, 0, time.Hour)
 	is(3, 0, 0)
+}
+
+// A view that is closed while threads read it is unmapped once none does.
+func TestCloseWhileRead(t *testing.T) {
+	s, err := New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	s.Set(3, 5<<30, 0, time.Hour)
+	for range 200 {
+		v, err := Open(s.Descriptor())
+		if err != nil {
+			t.Fatal(err)
+		}
+		var all sync.WaitGroup
+		for range 4 {
+			all.Go(func() {
+				for {
+					switch g, _ := v.Granted(3); g {
+					case 5 << 30:
+					case 0:
+						return
+					default:
+						t.Errorf("%d granted", g)
+						return
+					}
+				}
+			})
+		}
+		for !v.Close() {
+			runtime.Gosched()
+		}
+		all.Wait()
+		if v.mem != nil || !v.Close() {
+			t.Error("it is mapped")
+		}
+	}
+}
+
+// A thread that reads keeps the view mapped.
+func TestCloseLater(t *testing.T) {
+	s, err := New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	v, err := Open(s.Descriptor())
+	if err != nil {
+		t.Fatal(err)
+	}
+	v.readers.Add(1)
+	if v.Close() || v.mem == nil {
+		t.Error("it is unmapped")
+	}
+	v.readers.Add(-1)
+	if !v.Close() || v.mem != nil {
+		t.Error("it is mapped")
+	}
 }
 
 // A client can neither write the segment nor change its size.

@@ -16,7 +16,7 @@ type Segment struct{}
 func New() (*Segment, error) { return nil, errNotLinux }
 
 // Set does nothing.
-func (*Segment) Set(uint64, uint64, time.Duration) {}
+func (*Segment) Set(slot, granted, released uint64, lasts time.Duration) {}
 
 // Descriptor is none.
 func (*Segment) Descriptor() int { return -1 }
@@ -34,4 +34,4 @@ func Open(int) (*View, error) { return nil, errNotLinux }
 func (*View) Granted(uint64) (granted, released uint64) { return 0, 0 }
 
 // Close does nothing.
-func (*View) Close() {}
+func (*View) Close() bool { return true }

@@ -8,9 +8,9 @@ import (
 	"github.com/cistern-gpu/cistern/internal/node/client"
 )
 
-// Consent is what the program lets the node do with memory of a device, which it promises not to use meanwhile. Pause and Resume call
-// no function of the program, and return the physical bytes that went or came. Return is the program's own way to have all of it
-// again.
+// Consent is what the program lets the node do with memory of a device, which it promises not to use meanwhile. Pause and Resume
+// return the physical bytes that went or came; in the C library they call no function of the program. Return is the program's own way
+// to have all of it again.
 type Consent struct {
 	Pause, Resume func() (bytes uint64, err error)
 	Return        func() error
@@ -30,7 +30,7 @@ type consent struct {
 }
 
 // ErrNoConsent is why memory is not paused.
-var ErrNoConsent = errors.New("the process does not allow it now (cistern.node.allow_pause)")
+var ErrNoConsent = errors.New("the process does not allow it now (allow_pause)")
 
 func (c *Consents) device(dev cuda.Device) *consent {
 	c.mu.Lock()
