@@ -2,6 +2,7 @@ package engine
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"slices"
 	"sync/atomic"
@@ -48,7 +49,7 @@ func newDevice(a *Allocator, id cuda.Device) (*Device, error) {
 		journal: journal.New(state, &a.thread)}}
 	d.mu.Rank = lockrank.Device
 	pools := &poolTable{gpu: &d.gpu, byID: map[memory.PoolID]*Pool{}}
-	physical, err := newPhysical(&d.gpu, pools)
+	physical, err := newPhysical(&d.gpu, pools, a.upstream != nil)
 	if err != nil {
 		return nil, err
 	}
@@ -59,7 +60,13 @@ func newDevice(a *Allocator, id cuda.Device) (*Device, error) {
 	d.Magazines = &Magazines{gpu: &d.gpu, pools: pools}
 	d.Peers = &Peers{gpu: &d.gpu, pools: pools, phys: physical, imports: s.imports}
 	d.Views = &Views{gpu: &d.gpu, streams: s.streams, pools: pools, phys: physical, frees: s.frees, usage: s.usage}
-	if d.pool0, err = d.addPool(memory.PoolID{}, config.PoolOptions{}, upstream{}); err != nil { // +checklocksignore: no other thread has the device
+	var up upstream
+	if a.upstream != nil {
+		if up, err = d.openUpstream(a.upstream); err != nil {
+			return nil, err
+		}
+	}
+	if d.pool0, err = d.addPool(memory.PoolID{}, config.PoolOptions{}, up); err != nil { // +checklocksignore: no other thread has the device
 		return nil, err
 	}
 	if d.opts.Spill != config.SpillNone {
@@ -77,6 +84,27 @@ func newDevice(a *Allocator, id cuda.Device) (*Device, error) {
 	d.journal.SetLimit(a.history)
 	return d, nil
 }
+
+// openUpstream makes the upstream of the pools that say nothing else. The default pool closes it, the others share it.
+func (d *Device) openUpstream(open func(cuda.Device) (resource.Resource, error)) (upstream, error) {
+	r, err := open(d.id)
+	if err != nil {
+		return upstream{}, err
+	}
+	u, err := d.state.upstreams.make(r)
+	if err != nil {
+		return upstream{}, errors.Join(err, resource.Close(r))
+	}
+	d.state.upstreams.common = u
+	d.state.upstreams.common.own = nil
+	u.own = stack{u.from}
+	return u, nil
+}
+
+// stack is a resource with all below it, to be closed.
+type stack struct{ resource.Resource }
+
+func (s stack) Close() error { return resource.Close(s.Resource) }
 
 // defaultSpill is where the default pool spills to, as the options name it.
 func defaultSpill(g *gpu) (resource.Resource, error) {
