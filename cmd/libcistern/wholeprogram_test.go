@@ -38,7 +38,7 @@ func TestBadUpstreams(t *testing.T) {
 	t.Parallel()
 	p := program(t, "settings.c", libraryPath(t))
 	for conf, words := range map[string]string{
-		"upstream:teapot":                                       `CISTERN_CONF: upstream "teapot": "teapot" is not an upstream: choose`,
+		"upstream:teapot": `CISTERN_CONF: upstream "teapot": "teapot" is not an upstream: choose`,
 		"upstream:external:library=/nowhere.so;alloc=a;free=b":  "external: /nowhere.so: cannot open shared object file",
 		"upstream:external:library=libc.so.6;alloc=malloc":      "external needs external:free=",
 		"upstream:external:library=libc.so.6;alloc=no;free=no2": "libc.so.6 has no function no",

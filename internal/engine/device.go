@@ -2,7 +2,6 @@ package engine
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"slices"
 	"sync/atomic"
@@ -62,7 +61,7 @@ func newDevice(a *Allocator, id cuda.Device) (*Device, error) {
 	d.Views = &Views{gpu: &d.gpu, streams: s.streams, pools: pools, phys: physical, frees: s.frees, usage: s.usage}
 	var up upstream
 	if a.upstream != nil {
-		if up, err = d.openUpstream(a.upstream); err != nil {
+		if up, err = d.state.upstreams.openCommon(a.upstream); err != nil {
 			return nil, err
 		}
 	}
@@ -84,27 +83,6 @@ func newDevice(a *Allocator, id cuda.Device) (*Device, error) {
 	d.journal.SetLimit(a.history)
 	return d, nil
 }
-
-// openUpstream makes the upstream of the pools that say nothing else. The default pool closes it, the others share it.
-func (d *Device) openUpstream(open func(cuda.Device) (resource.Resource, error)) (upstream, error) {
-	r, err := open(d.id)
-	if err != nil {
-		return upstream{}, err
-	}
-	u, err := d.state.upstreams.make(r)
-	if err != nil {
-		return upstream{}, errors.Join(err, resource.Close(r))
-	}
-	d.state.upstreams.common = u
-	d.state.upstreams.common.own = nil
-	u.own = stack{u.from}
-	return u, nil
-}
-
-// stack is a resource with all below it, to be closed.
-type stack struct{ resource.Resource }
-
-func (s stack) Close() error { return resource.Close(s.Resource) }
 
 // defaultSpill is where the default pool spills to, as the options name it.
 func defaultSpill(g *gpu) (resource.Resource, error) {
