@@ -44,10 +44,6 @@ struct Source {
 Source* make_source(MempoolId_t pool, Pointer allocator, std::shared_ptr<const Spec> spec,
                     cistern_pool_options* out);
 
-// start_upstream has all pools that name no memory of their own, the default pool among them, get it from the functions that
-// cistern_torch_upstream was given, if any. The library has started and no device of it.
-void start_upstream();
-
 // What was said of the pool, wherever it is used; its home is the device for which PyTorch made it, and with which it goes.
 void remember_spec(DeviceIndex home, MempoolId_t pool, std::shared_ptr<const Spec> spec);
 std::shared_ptr<const Spec> spec_of(MempoolId_t pool);
