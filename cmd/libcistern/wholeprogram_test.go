@@ -14,7 +14,7 @@ import (
 // userAllocator compiles a user's allocator and returns its path.
 func userAllocator(t *testing.T) string {
 	t.Helper()
-	source := filepath.Join("..", "..", "resource", "external", "testdata", "allocator.c")
+	source := filepath.Join("..", "..", "lab", "torch", "allocator.c")
 	rerun.OnChange(t, source)
 	return build(t, "lib/liballocator.so", func(out string) error {
 		return quiet(exec.Command(compiler("CC", "cc"), "-O1", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", "-pthread", source, "-o", out, "-ldl"))

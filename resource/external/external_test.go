@@ -22,7 +22,7 @@ import (
 // allocator compiles a user's library.
 func allocator(t *testing.T) external.Options {
 	t.Helper()
-	source := filepath.Join("testdata", "allocator.c")
+	source := filepath.Join("..", "..", "lab", "torch", "allocator.c")
 	rerun.OnChange(t, source)
 	lib := filepath.Join(t.TempDir(), "liballocator.so")
 	out, err := exec.Command("cc", "-O1", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", "-pthread", source, "-o", lib, "-ldl").CombinedOutput()
@@ -53,7 +53,7 @@ func TestErrors(t *testing.T) {
 		{func(o *external.Options) { o.Library = "/nowhere.so" }, "external: /nowhere.so: cannot open shared object file"},
 		{func(o *external.Options) { o.Alloc = "no_alloc" }, "has no function no_alloc"},
 		{func(o *external.Options) { o.Free = "no_free" }, "has no function no_free"},
-		{func(o *external.Options) { o.Library = "testdata/allocator.c" }, "external: "},
+		{func(o *external.Options) { o.Library = "external_test.go" }, "external: "},
 	} {
 		bad := o
 		c.change(&bad)

@@ -1,4 +1,4 @@
-/* Caching over the functions of a user's library (resource/external/testdata/allocator.c), for all memory of the program. The first
+/* Caching over the functions of a user's library (lab/torch/allocator.c), for all memory of the program. The first
  * argument is the library; what CISTERN_CONF names, or cistern_upstream_set with "functions" as the second. */
 #include "check.h"
 
