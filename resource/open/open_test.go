@@ -77,6 +77,27 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
+// Words looks at names alone, Load at libraries too.
+func TestLoad(t *testing.T) {
+	const here, nowhere = "statistics|external:library=libc.so.6,alloc=malloc,free=free", "external:library=/nowhere.so,alloc=a,free=f"
+	if err := Words(nowhere); err != nil {
+		t.Error(err)
+	}
+	if err := Load(here); err != nil {
+		t.Error(err)
+	}
+	_, parsed := Parse(machine(t), 0, nowhere)
+	if err := Load(nowhere); err == nil || parsed == nil || err.Error() != parsed.Error() {
+		t.Errorf("Load says %v, Parse %v", err, parsed)
+	}
+	for _, words := range []string{"", "teapot", "external:library=/x", "statistics"} {
+		w, l := Words(words), Load(words)
+		if w == nil || l == nil || w.Error() != l.Error() {
+			t.Errorf("%q: %v and %v", words, w, l)
+		}
+	}
+}
+
 // What words say is what is made.
 func TestMeaning(t *testing.T) {
 	d := machine(t)
@@ -153,9 +174,16 @@ func FuzzParse(f *testing.F) {
 	for _, w := range words {
 		f.Add(w.words)
 	}
+	f.Add("limiting:bytes=1GiB|external:library=/lib.so,alloc=a,free=f")
 	f.Add("async:reuse=follow+follow|async")
 	f.Add("limiting:bytes=16EiB|device")
 	f.Fuzz(func(t *testing.T, words string) {
+		if strings.Contains(words, "external:") { // a function of any library would be called
+			if err := Words(words); err != nil && strings.ContainsAny(err.Error(), "\n\r") {
+				t.Errorf("%q", err)
+			}
+			return
+		}
 		d := machine(t)
 		m := &maker{d, 0, func(string) (io.Writer, error) { return io.Discard, nil }}
 		r, err := m.make(words)
