@@ -6,17 +6,29 @@ import (
 
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/internal/engine"
+	"github.com/cistern-gpu/cistern/resource"
+	"github.com/cistern-gpu/cistern/resource/open"
 )
 
 // Allocator serves the devices of one process.
 type Allocator struct{ engine *engine.Allocator }
 
 // New makes an allocator over a driver, or returns what is wrong with the options. The only driver call that it makes asks
-// for the number of devices.
+// for the number of devices. It loads the library that Options.Upstream names functions of.
 func New(drv cuda.Driver, opts Options) (*Allocator, error) {
+	if opts.Upstream != "" {
+		if err := open.Load(opts.Upstream); err != nil {
+			return nil, err
+		}
+	}
 	a, err := engine.New(drv, opts)
 	if err != nil {
 		return nil, err
+	}
+	if opts.Upstream != "" {
+		if err := a.SetUpstream(func(d cuda.Device) (resource.Resource, error) { return open.Parse(drv, d, opts.Upstream) }); err != nil {
+			return nil, err
+		}
 	}
 	return &Allocator{a}, nil
 }

@@ -459,3 +459,32 @@ func TestViews(t *testing.T) {
 		t.Errorf("stages %v, %v", r, err)
 	}
 }
+
+// TestUpstream: Options.Upstream is where all memory comes from, also that of pools without one of their own.
+func TestUpstream(t *testing.T) {
+	opts, err := cistern.ParseOptions("upstream:statistics|limiting:bytes=100MiB|managed")
+	must(t, err)
+	m := newMachine(t, sim.Options{}, opts)
+	st, pool := m.stream(t), m.pool(t, 1, cistern.PoolOptions{})
+	must(t, m.a.Free(got(t)(m.dev.Alloc(60*mib, st))))
+	p := got(t)(pool.Alloc(70*mib, st)) // which fits once the default pool has given its memory back
+	var oom *cistern.OutOfMemoryError
+	if _, err := m.dev.Alloc(40*mib, st); !errors.As(err, &oom) || oom.Upstream != "managed" {
+		t.Errorf("%v", err)
+	}
+	if l := m.drv.Leaks(); l.Managed == 0 {
+		t.Errorf("the memory is not managed: %+v", l)
+	}
+	must(t, m.a.Free(p))
+	must(t, pool.Release())
+	must(t, m.a.Close())
+	if l := m.drv.Leaks(); l.Managed != 0 {
+		t.Errorf("left: %+v", l)
+	}
+	for words, want := range map[string]string{"teapot": `upstream "teapot": "teapot" is not an upstream`,
+		"external:library=/nowhere.so,alloc=a,free=b": "external: /nowhere.so: cannot open shared object file"} {
+		if _, err := cistern.New(m.drv, cistern.Options{Upstream: words}); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v", words, err)
+		}
+	}
+}

@@ -76,6 +76,9 @@ type Options struct {
 	// chunks that move.
 	SingleHandle bool
 	Spill        Spill // default none
+	// Upstream is where the memory of pools comes from that name no other, the default pool among them: the name of an upstream
+	// (package resource/open), "" for the driver. It excludes BackendMalloc and SingleHandle.
+	Upstream string
 	// CaptureReuse has a capture reuse memory that it used on several streams once it has joined them, at the price of
 	// reading the graph's order at requests; off, that memory is reused after the capture. It is PyTorch's
 	// graph_capture_record_stream_reuse.
@@ -186,6 +189,12 @@ func (o Options) Validate() error {
 	}
 	if o.IPC == IPCLegacy && (o.Backend != BackendMalloc || o.SingleHandle) {
 		return fmt.Errorf("ipc legacy: needs memory from cuMemAlloc: backend malloc, without single_handle")
+	}
+	if o.Upstream != "" && (o.Backend != BackendVMM || o.SingleHandle) {
+		return fmt.Errorf("upstream %q: excludes backend malloc, ipc legacy and single_handle, which say where memory comes from too", o.Upstream)
+	}
+	if strings.Contains(o.Upstream, ";") || o.Upstream != strings.TrimSpace(o.Upstream) {
+		return fmt.Errorf("upstream %q: expected the name of an upstream without a semicolon, and without space at its ends", o.Upstream)
 	}
 	if o.SingleHandle && o.Backend != BackendVMM {
 		return fmt.Errorf("single_handle true: needs backend vmm")

@@ -3,6 +3,7 @@ package config_test
 import (
 	"math/rand/v2"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -13,9 +14,9 @@ import (
 // Whatever is read is valid, and is read the same from what it is written as.
 func TestRoundTrip(t *testing.T) {
 	keys := []string{"driver", "backend", "limit", "chunk", "cross_stream", "stages", "history", "ipc", "single_handle", "capture_reuse", "magazine", "spill",
-		"stacks", "stack_sample", "report", "report_child", "top"}
+		"upstream", "stacks", "stack_sample", "report", "report_child", "top"}
 	values := []string{"", "0", "1MiB", "4MiB", "true", "false", "on", "off", "native", "python", "all", "vmm", "malloc", "legacy", "handles", "wait",
-		"ready", "all", "fit+grow", "collect", "managed", "pinned", "host_numa", "a folder/b:c", "100", "sim:80GiB"}
+		"ready", "all", "fit+grow", "collect", "managed", "pinned", "host_numa", "a folder/b:c", "100", "sim:80GiB", "async:initial=1MiB;max=1GiB"}
 	rng := rand.New(rand.NewPCG(1, 2))
 	read, written := 0, map[string]bool{}
 	for range 100_000 {
@@ -54,19 +55,24 @@ func TestRoundTrip(t *testing.T) {
 func TestEverySetting(t *testing.T) {
 	const all = "driver:sim,backend:malloc,limit:1GiB,chunk:4MiB,cross_stream:ready,stages:grow,cache_limit:1GiB,cache_decay:1s,history:7,ipc:legacy,capture_reuse:true," +
 		"magazine:off,spill:managed,stacks:native,stack_sample:1MiB,report:here,report_child:true,node:off,node_wait:1s,node_label:x,top:off"
-	const excluded = "single_handle:true" // by ipc:legacy
+
 	o, err := config.Parse(all)
 	if err != nil {
 		t.Fatal(err)
 	}
-	rest, err := config.Parse(excluded)
-	if err != nil {
-		t.Fatal(err)
+	var others []reflect.Value // those that ipc:legacy excludes
+	for _, text := range []string{"single_handle:true", "upstream:managed"} {
+		o, err := config.Parse(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		others = append(others, reflect.ValueOf(o))
 	}
-	set, alone, defaults := reflect.ValueOf(o), reflect.ValueOf(rest), reflect.ValueOf(config.Options{}.WithDefaults())
-	for i := range set.NumField() {
-		if set.Field(i).Equal(defaults.Field(i)) && alone.Field(i).Equal(defaults.Field(i)) {
-			t.Errorf("no setting changes %s", set.Type().Field(i).Name)
+	defaults := reflect.ValueOf(config.Options{}.WithDefaults())
+	for i := range defaults.NumField() {
+		changes := func(v reflect.Value) bool { return !v.Field(i).Equal(defaults.Field(i)) }
+		if !slices.ContainsFunc(append(others, reflect.ValueOf(o)), changes) {
+			t.Errorf("no setting changes %s", defaults.Type().Field(i).Name)
 		}
 	}
 }
@@ -103,6 +109,10 @@ func TestErrors(t *testing.T) {
 		"ipc:legacy,backend:vmm":           "ipc legacy: needs memory from cuMemAlloc",
 		"single_handle:true,ipc:legacy":    "ipc legacy: needs memory from cuMemAlloc",
 		"spill:":                           "setting spill:: choose managed, pinned or host_numa",
+		"upstream:":                        "setting upstream:: expected the name of an upstream, such as managed",
+		"upstream: managed":                `upstream " managed": expected the name of an upstream without a semicolon`,
+		"upstream:managed,ipc:legacy":      `upstream "managed": excludes backend malloc, ipc legacy and single_handle`,
+		"single_handle:true,upstream:x":    `upstream "x": excludes backend malloc, ipc legacy and single_handle`,
 		"history:-1":                       "history -1: must be a number of events up to",
 		"report_child:true":                "report_child true: needs report",
 		"stack_sample:1MiB":                "stack_sample 1048576: needs stacks python",

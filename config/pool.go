@@ -6,7 +6,7 @@ import "github.com/cistern-gpu/cistern/resource"
 type PoolKind uint8
 
 const (
-	PoolDefault      PoolKind = iota // as the options of the allocator say: chunks, with BackendVMM
+	PoolDefault      PoolKind = iota // as the options of the allocator say: that of its Upstream, else chunks with BackendVMM
 	PoolMalloc                       // segments from cuMemAlloc, which cudaIpcGetMemHandle accepts
 	PoolSingleHandle                 // segments of one physical handle each
 )

@@ -69,6 +69,12 @@ var settings = []setting{
 	flag("capture_reuse", func(o *Options) *bool { return &o.CaptureReuse }),
 	word("magazine", "choose on or off", func(o *Options) *Switch { return &o.Magazine }, false),
 	word("spill", "choose managed, pinned or host_numa", func(o *Options) *Spill { return &o.Spill }, false),
+	{"upstream", func(o *Options, value string) error {
+		if o.Upstream = strings.ReplaceAll(value, ";", ","); value == "" {
+			return errors.New("expected the name of an upstream, such as managed")
+		}
+		return nil
+	}, func(o, _ *Options) string { return strings.ReplaceAll(o.Upstream, ",", ";") }},
 	word("stacks", "choose off, python, native or all", func(o *Options) *string { return &o.Stacks }, false),
 	size("stack_sample", "", func(o *Options) *uint64 { return &o.StackSample }),
 	word("report", "expected a folder", func(o *Options) *string { return &o.Report }, false),
@@ -166,6 +172,8 @@ func (o *Options) impliedHistory() int {
 //	capture_reuse:true      a capture reuses memory of several streams that it has joined
 //	magazine:on|off         off: the C library calls the engine for every request and every free
 //	spill:managed|pinned|host_numa    where the default pool gets memory from when nothing else is left
+//	upstream:NAME           where the memory of pools comes from that name no other (package resource/open); a semicolon
+//	                        in NAME is the comma between options
 //	stacks:off|python|native|all    the frames of the stacks that requests and blocks keep
 //	stack_sample:1MiB       of smaller requests only some, in proportion to their size; 0 is all
 //	report:FOLDER           the C library writes a file there for each out-of-memory

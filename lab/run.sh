@@ -24,6 +24,7 @@
 #   torch-load       what loading costs, and the adapter's first build
 #   torch-seed       the 60/70 scenario in its three modes (needs the scripts, see below)
 #   torch-test       does everything under torch.cuda behave: fidelity.py, each case in a process of its own, but torch-pools'
+#   torch-upstream   the same with all memory from cuMemAlloc by the functions of a library (the setting upstream)
 #   torch-native     the same cases under native PyTorch, which checks the cases
 #   torch-steady     no driver call and no wait in steady state
 #   torch-oom        a loop that runs out of memory a thousand times
@@ -211,6 +212,7 @@ part() {
     torch-load) torch "$1" 240 load.py ;;
     torch-seed) torch "$1" 240 seed.py ;;
     torch-test) torch "$1" 560 fidelity.py --skip upstreams --skip limits --skip pauses ;;
+    torch-upstream) torch "$1" 560 fidelity.py --name upstream --upstream --skip upstreams --skip pauses ;;
     torch-native) torch "$1" 560 fidelity.py --native ;;
     torch-steady) torch "$1" 120 steady.py ;;
     torch-oom) torch "$1" 180 oomloop.py ;;
@@ -240,7 +242,7 @@ part() {
       ;;
     torch)
       RUNS=${RUNS:-1}
-      for p in load seed test pools dropin steady oom captures hosts stress bench workloads; do part "torch-$p"; done
+      for p in load seed test upstream pools dropin steady oom captures hosts stress bench workloads; do part "torch-$p"; done
       ;;
     libs-fill) libs "$1" 580 fill.py ;;
     libs-counts) libs "$1" 400 counts.py ;;
@@ -271,7 +273,7 @@ part() {
     node) for p in latency steady colocated four; do part "node-$p"; done ;;
     all) for p in test resources native native-hosts bench query exported pause examples torch libs see node; do part $p; done ;;
     *)
-      echo "run.sh: $1: want test, bench, resources, query, exported, pause, native, native-hosts, native-node, native-two, examples, torch, torch-{load,seed,test,native,pools,steady,oom,captures,hosts,stress,bench,workloads,survival,dropin,peer,two}, peers, libs, libs-{fill,counts,order,cooperate,cost,example}, see, see-{driver,seed,agree,segments,cupy,cost,idle,kill,oom,top,held}, node, node-{latency,steady,colocated,four} or all" >&2
+      echo "run.sh: $1: want test, bench, resources, query, exported, pause, native, native-hosts, native-node, native-two, examples, torch, torch-{load,seed,test,upstream,native,pools,steady,oom,captures,hosts,stress,bench,workloads,survival,dropin,peer,two}, peers, libs, libs-{fill,counts,order,cooperate,cost,example}, see, see-{driver,seed,agree,segments,cupy,cost,idle,kill,oom,top,held}, node, node-{latency,steady,colocated,four} or all" >&2
       exit 2
       ;;
   esac

@@ -75,6 +75,9 @@ func newEngineOver(env *Env, observe func(cuda.Driver) cuda.Driver) (Policy, str
 		return nil, "", fmt.Errorf("cistern: setting driver:%s: a replay has a simulated device of its own", opts.Driver)
 	}
 	conf := opts.String()
+	if opts.Upstream != "" { // of the machine that was recorded: nothing of it is loaded here
+		opts.Upstream, opts.Backend = "", cistern.BackendMalloc
+	}
 	if env.Capacity != 0 && (opts.Limit == 0 || env.Capacity < opts.Limit) {
 		opts.Limit = env.Capacity
 	}

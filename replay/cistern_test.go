@@ -3,6 +3,7 @@ package replay
 import (
 	"bytes"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
@@ -83,6 +84,27 @@ func small(t *testing.T, name string) *recording.Trace {
 }
 
 // TestCisternSmall: the committed recordings under every kind of settings, with the simulator checking order.
+// TestCisternUpstream: what is recorded of a program over a library is replayed without that library, from whole segments.
+func TestCisternUpstream(t *testing.T) {
+	f, err := open.File("../recording/testdata/multistream_prefetch.pickle.gz")
+	if err != nil {
+		t.Fatal(err)
+	}
+	plan := NewPlan(f.Traces[0])
+	const conf = "upstream:external:library=/nowhere.so;alloc=a;free=b"
+	got, err := plan.Run(Spec{Name: "cistern", Conf: conf}, Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want, err := plan.Run(Spec{Name: "cistern", Conf: "backend:malloc"}, Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got.PeakReserved != want.PeakReserved || !maps.Equal(got.Calls, want.Calls) || got.Calls["cuMemAlloc"] == 0 || got.Conf != conf {
+		t.Errorf("%+v; want the figures of %+v", got, want)
+	}
+}
+
 func TestCisternSmall(t *testing.T) {
 	for _, name := range smallTraces(t) {
 		tr := small(t, name)

@@ -13,6 +13,7 @@ import (
 
 	allocator "github.com/cistern-gpu/cistern"
 	"github.com/cistern-gpu/cistern/internal/environ"
+	"github.com/cistern-gpu/cistern/resource/open"
 )
 
 // The command run becomes another program, and record starts one, in whose Python processes the package cistern acts: the
@@ -131,6 +132,9 @@ func (e *environment) inject(pkg, what string) error {
 // checkConf checks settings as the library will read them.
 func checkConf(conf string) error {
 	opts, err := allocator.ParseOptions(conf)
+	if err == nil && opts.Upstream != "" {
+		err = open.Words(opts.Upstream)
+	}
 	if err == nil && (opts.Driver == "sim" || strings.HasPrefix(opts.Driver, "sim:")) {
 		return errors.New("driver:sim: PyTorch cannot compute on the memory of a simulated device")
 	}

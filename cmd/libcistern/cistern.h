@@ -280,13 +280,21 @@ typedef struct cistern_pool_options {
 
 /* Upstreams by name: "device" (cuMemAlloc), "virtual" (each segment one physical handle), "async" (a stream-ordered pool of
  * the driver), "managed", "pinned" (page-locked host memory), "host_numa" (host memory mapped for the GPU), "nccl"
- * (ncclMemAlloc). Options follow a colon, adaptors stand before a bar, outermost first:
+ * (ncclMemAlloc), "external" (two functions of a library, with the signatures of PyTorch's CUDAPluggableAllocator). Options
+ * follow a colon, adaptors stand before a bar, outermost first:
  *
  *     async:threshold=1GiB,initial=512MiB,handles=posix     managed:prefetch=true     host_numa:node=0
  *     logging:file=/tmp/pool.csv|limiting:bytes=2GiB|nccl:library=/opt/nccl/lib/libnccl.so.2
+ *     external:library=/opt/lib/liballoc.so,alloc=my_alloc,free=my_free
  *
  * cistern_upstream_check returns CISTERN_OK if the text is an upstream that the device supports. */
 int cistern_upstream_check(int device, const char *upstream);
+
+/* cistern_upstream_set makes functions, as of cistern_pool_options, the upstream of the default pool of every device and of pools
+ * that are created without functions, an upstream and a flag for a kind of memory. CISTERN_INVALID once a device is in use, or
+ * where the settings say where memory comes from: upstream:NAME (an upstream by name), backend:malloc, single_handle. */
+int cistern_upstream_set(void *(*alloc)(void *ctx, size_t size, int device, void *stream),
+                         void (*free)(void *ctx, void *ptr, size_t size, int device, void *stream), void *ctx);
 enum {
   CISTERN_POOL_NO_SPLIT = 1,      /* each allocation is a segment of its own */
   CISTERN_POOL_IPC_LEGACY = 2,    /* segments from cuMemAlloc, which cudaIpcGetMemHandle accepts */

@@ -25,12 +25,14 @@ import (
 
 	"github.com/cistern-gpu/cistern/config"
 	"github.com/cistern-gpu/cistern/cuda"
-	"github.com/cistern-gpu/cistern/cuda/open"
+	cudaopen "github.com/cistern-gpu/cistern/cuda/open"
 	"github.com/cistern-gpu/cistern/dump"
 	"github.com/cistern-gpu/cistern/internal/engine"
 	"github.com/cistern-gpu/cistern/internal/node/client"
 	"github.com/cistern-gpu/cistern/internal/node/host"
 	"github.com/cistern-gpu/cistern/internal/share"
+	"github.com/cistern-gpu/cistern/resource"
+	"github.com/cistern-gpu/cistern/resource/open"
 )
 
 func main() {} // never called: buildmode c-shared wants one
@@ -47,7 +49,8 @@ type library struct {
 	consents   host.Consents                 // what the node may pause
 	reporter   *dump.Reporter                // of requests that failed
 	forReports reportHistory
-	keeping    sync.Mutex // held by keepStacks; comes before the engine's locks
+	upstream   atomic.Pointer[string] // of pools that name none, as statistics show it; nil: none
+	keeping    sync.Mutex             // held by keepStacks; comes before the engine's locks
 }
 
 // device is what is kept here for one device.
@@ -95,7 +98,7 @@ func goString(s *C.char) string {
 }
 
 // openDriver opens the driver that a setting names. A test puts another in its place, by a build tag.
-var openDriver = open.Open
+var openDriver = cudaopen.Open
 
 // simulated is what only the simulated device has.
 type simulated interface {
@@ -105,6 +108,13 @@ type simulated interface {
 
 // start starts the library with these settings, unless it is started already. from begins the words about bad ones.
 func start(conf, from string) (*library, error) {
+	opts, err := config.Parse(conf)
+	if err == nil && opts.Upstream != "" && current.Load() == nil {
+		err = open.Load(opts.Upstream) // with no lock held: the constructor of a library may come back here
+	}
+	if err != nil {
+		return nil, &failure{C.CISTERN_INVALID, from + err.Error()}
+	}
 	starting.Lock()
 	defer starting.Unlock()
 	if words := broken.Load(); words != nil {
@@ -112,10 +122,6 @@ func start(conf, from string) (*library, error) {
 	}
 	if l := current.Load(); l != nil {
 		return l, nil
-	}
-	opts, err := config.Parse(conf)
-	if err != nil {
-		return nil, &failure{C.CISTERN_INVALID, from + err.Error()}
 	}
 	keepThreads()
 	drv, err := openDriver(opts.Driver)
@@ -142,6 +148,11 @@ func start(conf, from string) (*library, error) {
 		sharing:  sync.OnceValue(func() *share.Process { return share.New(a, shareGuard{}) }),
 		reporter: reporter(a)}
 	l.everywhere.version.Store(1)
+	if opts.Upstream != "" {
+		if err := l.setUpstream(opts.Upstream, func(d cuda.Device) (resource.Resource, error) { return open.Parse(drv, d, opts.Upstream) }); err != nil {
+			return nil, err
+		}
+	}
 	if err := l.reportTo(opts.Report, opts.ReportChild); err != nil {
 		return nil, err
 	}

@@ -32,12 +32,16 @@ type made struct {
 	owned []*owned // the upstream and the spill, where they were made here
 }
 
-// madeOf is what a pool was given, nothing where the device's settings say what it is.
-func (l *library) madeOf(d *engine.Device, p *engine.Pool) made {
+// upstreamOf is what statistics say of where a pool's memory comes from, "" where it is the driver, as the settings say.
+func (l *library) upstreamOf(d *engine.Device, p *engine.Pool) string {
 	known := &l.devices[d.ID()].pools
 	known.mu.Lock()
-	defer known.mu.Unlock()
-	return known.made[p]
+	words := known.made[p].words
+	known.mu.Unlock()
+	if all := l.upstream.Load(); words == "" && all != nil {
+		return *all
+	}
+	return words
 }
 
 func (l *library) pool(d *engine.Device, id memory.PoolID) (*engine.Pool, error) {

@@ -33,6 +33,14 @@ PUBLIC int cistern_upstream_check(int device, const char *upstream) {
   return coreUpstreamCheck(device, (char *)upstream);
 }
 
+PUBLIC int cistern_upstream_set(void *(*alloc)(void *ctx, size_t size, int device, void *stream),
+                                void (*free)(void *ctx, void *ptr, size_t size, int device, void *stream), void *ctx) {
+  NEED(alloc);
+  NEED(free);
+  GUARD;
+  return coreUpstreamSet((uintptr_t)alloc, (uintptr_t)free, (uintptr_t)ctx);
+}
+
 PUBLIC int cistern_pool_set_limit(int device, const uint64_t pool[2], uint64_t bytes) {
   NEED_POOL;
   GUARD;

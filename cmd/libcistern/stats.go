@@ -183,7 +183,7 @@ func (l *library) poolsOf(dev *engine.Device) []poolJSON {
 		}
 		seen[id] = true
 		s := p.Stats()
-		out = append(out, poolJSON{id, l.madeOf(dev, p).words, s.Reserved, s.PeakReserved, s.Requested, s.Allocated, s.Cached, s.Paused,
+		out = append(out, poolJSON{id, l.upstreamOf(dev, p), s.Reserved, s.PeakReserved, s.Requested, s.Allocated, s.Cached, s.Paused,
 			s.Spilled, s.Limit, s.Blocks})
 	}
 	return out

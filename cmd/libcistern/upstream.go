@@ -167,6 +167,31 @@ func corePoolGetStats(d C.int, pool0, pool1 C.uint64_t, out *C.cistern_pool_stat
 	})
 }
 
+//export coreUpstreamSet
+func coreUpstreamSet(alloc, free, ctx C.uintptr_t) (code C.int) {
+	defer caught(&code)
+	l, err := started()
+	if err == nil && l.upstream.Load() != nil {
+		err = &failure{C.CISTERN_INVALID, "pools have an upstream already: " + *l.upstream.Load()}
+	}
+	if err == nil {
+		err = l.setUpstream("external", func(d cuda.Device) (resource.Resource, error) { return external(C.int(d), alloc, free, ctx) })
+	}
+	if err != nil {
+		return fail(err)
+	}
+	return C.CISTERN_OK
+}
+
+// setUpstream has pools that name none get their memory from an upstream, which words name in statistics.
+func (l *library) setUpstream(words string, open func(cuda.Device) (resource.Resource, error)) error {
+	if err := l.SetUpstream(open); err != nil {
+		return err
+	}
+	l.upstream.Store(&words)
+	return nil
+}
+
 // external is memory from two functions of the host program. Functions and context are numbers here: only C looks behind
 // them.
 func external(d C.int, alloc, free, ctx C.uintptr_t) (resource.Resource, error) {

@@ -12,6 +12,7 @@ import (
 	"github.com/cistern-gpu/cistern/internal/heap"
 	"github.com/cistern-gpu/cistern/internal/lockrank"
 	"github.com/cistern-gpu/cistern/memory"
+	"github.com/cistern-gpu/cistern/resource"
 )
 
 // Allocator serves the devices of one process.
@@ -33,6 +34,9 @@ type Allocator struct {
 	catch  *func(size uint64) uint32 // finds out the stacks of requests that name none; nil: none
 	thread journal.Thread            // set by SetHistoryThread
 	node   atomic.Pointer[Node]      // set by SetNode
+	// upstream makes what the memory of a device comes from, where no pool has another; nil: driver calls.
+	// +checklocks:mu
+	upstream func(cuda.Device) (resource.Resource, error)
 
 	addresses phys.Table[streamHeap] // changed with mu
 
@@ -63,6 +67,24 @@ func New(drv cuda.Driver, opts config.Options) (*Allocator, error) {
 
 // Options returns the options in force.
 func (a *Allocator) Options() config.Options { return a.opts }
+
+// SetUpstream has the default pool of every device, and pools that say nothing else, get their memory from a resource, which
+// is called as that of PoolOptions.Upstream is. open makes it for a device that comes into use, and must not call the allocator;
+// Close closes it. It is an error once a device is in use.
+func (a *Allocator) SetUpstream(open func(cuda.Device) (resource.Resource, error)) error {
+	if a.opts.Backend == config.BackendMalloc || a.opts.SingleHandle {
+		return fmt.Errorf("upstream: excludes backend:malloc and single_handle, which say where memory comes from too")
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for i := range a.devices {
+		if a.devices[i].Load() != nil {
+			return fmt.Errorf("upstream: device %d is in use already", i)
+		}
+	}
+	a.upstream = open
+	return nil
+}
 
 // Driver returns the driver under the allocator.
 func (a *Allocator) Driver() cuda.Driver { return a.drv }

@@ -150,6 +150,9 @@ func (pt *poolTable) segmentHeaps() iter.Seq[*segmentHeap] { return heapsOf[*seg
 // +checklocks:p.dev.gpu.mu
 func backingFor(p *Pool, o config.PoolOptions, u upstream) (backing, error) {
 	d := p.dev
+	if u.from == nil && o.Kind == config.PoolDefault {
+		u = d.state.upstreams.common
+	}
 	switch {
 	case u.from != nil && o.Kind != config.PoolDefault:
 		return nil, fmt.Errorf("pool {%d, %d}: an upstream excludes another kind of memory", p.id[0], p.id[1])
@@ -165,7 +168,7 @@ func backingFor(p *Pool, o config.PoolOptions, u upstream) (backing, error) {
 	return &mappedChunks{p}, nil
 }
 
-// hasChunks reports whether the device makes chunks: with backend:malloc and single_handle it does not.
+// hasChunks reports whether the device makes chunks: with backend:malloc, single_handle and an upstream it does not.
 func (ph *physical) hasChunks() bool { return ph.upstream != nil }
 
 // userSegments are the users' resources that pools of the device use, by the number of the pool.

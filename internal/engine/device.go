@@ -48,7 +48,7 @@ func newDevice(a *Allocator, id cuda.Device) (*Device, error) {
 		journal: journal.New(state, &a.thread)}}
 	d.mu.Rank = lockrank.Device
 	pools := &poolTable{gpu: &d.gpu, byID: map[memory.PoolID]*Pool{}}
-	physical, err := newPhysical(&d.gpu, pools)
+	physical, err := newPhysical(&d.gpu, pools, a.upstream != nil)
 	if err != nil {
 		return nil, err
 	}
@@ -59,7 +59,13 @@ func newDevice(a *Allocator, id cuda.Device) (*Device, error) {
 	d.Magazines = &Magazines{gpu: &d.gpu, pools: pools}
 	d.Peers = &Peers{gpu: &d.gpu, pools: pools, phys: physical, imports: s.imports}
 	d.Views = &Views{gpu: &d.gpu, streams: s.streams, pools: pools, phys: physical, frees: s.frees, usage: s.usage}
-	if d.pool0, err = d.addPool(memory.PoolID{}, config.PoolOptions{}, upstream{}); err != nil { // +checklocksignore: no other thread has the device
+	var up upstream
+	if a.upstream != nil {
+		if up, err = d.state.upstreams.openCommon(a.upstream); err != nil {
+			return nil, err
+		}
+	}
+	if d.pool0, err = d.addPool(memory.PoolID{}, config.PoolOptions{}, up); err != nil { // +checklocksignore: no other thread has the device
 		return nil, err
 	}
 	if d.opts.Spill != config.SpillNone {

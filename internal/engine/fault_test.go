@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"strings"
 	"testing"
 	"time"
 
@@ -15,6 +16,7 @@ import (
 	"github.com/cistern-gpu/cistern/internal/testkit"
 	"github.com/cistern-gpu/cistern/memory"
 	"github.com/cistern-gpu/cistern/resource"
+	from "github.com/cistern-gpu/cistern/resource/open"
 )
 
 // scenario is a long run of everything that makes the engine call the driver. Errors of the engine are given to tell,
@@ -160,6 +162,9 @@ func (s *scenario) play(opts config.Options) bool {
 	if s.a, err = engine.New(drv, opts); s.failed("new", err) {
 		return false
 	}
+	if opts.Upstream != "" {
+		must(s.t, s.a.SetUpstream(func(id cuda.Device) (resource.Resource, error) { return from.Parse(drv, id, opts.Upstream) }))
+	}
 	if s.dev, err = s.a.Device(0); s.failed("device", err) {
 		return false
 	}
@@ -168,7 +173,7 @@ func (s *scenario) play(opts config.Options) bool {
 		s.dev.OnUnmap(s.reg.unmapped)
 	}
 	s.drv.ResetPeak(0)
-	s.single = opts.SingleHandle
+	s.single = opts.SingleHandle || strings.HasSuffix(opts.Upstream, "virtual")
 	d := s.dev
 	side := s.drv.NewStreamNonBlocking(0)
 	short := s.drv.NewStream(0)
@@ -486,7 +491,7 @@ func (s *scenario) end() {
 	}
 }
 
-// TestFailEveryCall fails each driver call of the scenario in turn, with one error of four: over the four settings, which make
+// TestFailEveryCall fails each driver call of the scenario in turn, with one error of four: over the five settings, which make
 // much the same calls, with each.
 func TestFailEveryCall(t *testing.T) {
 	failEveryCall(t, uint64(quick(1, 31)), 4)
@@ -501,7 +506,7 @@ func TestSlowFailEveryCall(t *testing.T) {
 // failEveryCall fails every step-th driver call, with one of so many errors.
 func failEveryCall(t *testing.T, step, oneOf uint64) {
 	codes := []cuda.Code{cuda.ErrOutOfMemory, cuda.ErrInvalidValue, cuda.ErrNotSupported, cuda.ErrIllegalAddress}
-	for setting, text := range []string{"", "chunk:2MiB,cross_stream:ready", "backend:malloc", "single_handle:true"} {
+	for setting, text := range []string{"", "chunk:2MiB,cross_stream:ready", "backend:malloc", "single_handle:true", "upstream:virtual"} {
 		opts, err := config.Parse(text)
 		if err != nil {
 			t.Fatal(err)
@@ -589,7 +594,7 @@ func TestRandomFailures(t *testing.T) {
 	}
 	for i := range n {
 		rng := rand.New(rand.NewPCG(seed, uint64(i)))
-		opts := config.Options{Backend: []config.Backend{config.BackendVMM, config.BackendMalloc}[i%2]}
+		opts := []config.Options{{}, {Backend: config.BackendMalloc}, {Upstream: "device"}, {Upstream: "limiting:bytes=200MiB|virtual"}}[i%4]
 		s := newScenario(t, fmt.Sprintf("seed %d, %d", seed, i), nil)
 		s.twice = true
 		codes := []cuda.Code{cuda.ErrOutOfMemory, cuda.ErrInvalidValue, cuda.ErrNotSupported, cuda.ErrUnknown}

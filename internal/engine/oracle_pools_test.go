@@ -19,6 +19,7 @@ type source struct {
 	resource.Resource
 	name   string
 	called func()       // called in every request
+	fails  func() bool  // whether a request is out of memory for no reason; nil: none is
 	bytes  atomic.Int64 // out
 	all    *sources     // of the device
 }
@@ -60,6 +61,22 @@ func (a *sources) add(kind string, called func()) (*source, error) {
 	return s, nil
 }
 
+// addFailing makes an upstream that has no memory at some requests until the world ends.
+func (a *sources) addFailing(w *world, kind string) (resource.Resource, error) {
+	s, err := a.add(kind, nil)
+	if err != nil {
+		return nil, err
+	}
+	s.fails = func() bool {
+		fails := !w.ending && w.chance(10)
+		if fails {
+			w.seen["upstream fails"]++
+		}
+		return fails
+	}
+	return s, nil
+}
+
 // orNil keeps a nil pointer from becoming a resource.
 func orNil[T resource.Resource](r T, err error) (resource.Resource, error) {
 	if err != nil {
@@ -83,6 +100,9 @@ func (s *source) note(bytes int64) {
 func (s *source) Alloc(size, align uint64, st cuda.Stream) (cuda.Ptr, error) {
 	if s.called != nil {
 		s.called()
+	}
+	if s.fails != nil && s.fails() {
+		return 0, cuda.ErrOutOfMemory
 	}
 	p, err := s.Resource.Alloc(size, align, st)
 	if err == nil {

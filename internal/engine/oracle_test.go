@@ -52,12 +52,13 @@ func configs(seed uint64) map[string]setup {
 			o.Backend = config.BackendMalloc
 		}
 	})
-	for _, name := range []string{"default", "malloc", "stages", "limited"} {
+	add("upstream", func(o *config.Options) { o.Upstream = []string{"device", "virtual"}[rng.IntN(2)] })
+	for _, name := range []string{"default", "malloc", "stages", "limited", "upstream"} {
 		c := out[name]
 		c.magazines = true
 		out["magazine of "+name] = c
 	}
-	for _, name := range []string{"default", "malloc", "ready", "history"} {
+	for _, name := range []string{"default", "malloc", "ready", "history", "upstream"} {
 		c := out[name]
 		c.kinds = true
 		out["kinds with "+name] = c
@@ -82,7 +83,7 @@ func TestRandom(t *testing.T) {
 	seen := map[string]int{}
 	want := []string{"alloc", "oom", "share", "given", "freed without its stream", "double free", "foreign", "graph launched",
 		"stream destroyed", "pool released", "trim", "limit", "upstream", "restored", "restore failed", "met by magazine",
-		"kept by magazine", "registered", "host order", "stack held", "stacks forgotten", "spilled", "stream forgotten", "arena inherited", "pool limit", "upstream managed", "upstream async", "borrowed", "given back", "unused released"}
+		"kept by magazine", "registered", "host order", "stack held", "stacks forgotten", "spilled", "stream forgotten", "arena inherited", "pool limit", "upstream managed", "upstream async", "borrowed", "given back", "unused released", "upstream fails"}
 	for seed := range seeds(t, quick(5, 1), seen, want) {
 		for name, cfg := range configs(seed) {
 			w := newWorld(t, cfg, fmt.Sprintf("CISTERN_SEED=%d, %s, %s lag %v", seed, name, cfg.opts, cfg.lag))
@@ -624,6 +625,7 @@ func (w *world) giveBack(d *worldDevice) {
 
 // end frees everything, demands that all memory can be had for one request, and that nothing is left.
 func (w *world) end() {
+	w.ending = true
 	for _, d := range w.devs {
 		for d.capturing() { // on all: memory may wait for another device's stream
 			w.endCapture(d)

@@ -144,17 +144,17 @@ type physical struct {
 	arriving []run // new chunks that are being published and lie in no stream heap yet
 }
 
-// newPhysical finds out which memory the device has.
+// newPhysical finds out which memory the device has; upstream says that its pools have an upstream and no chunks.
 //
 // +checklocksignore: no other thread has the device
-func newPhysical(g *gpu, pools *poolTable) (*physical, error) {
+func newPhysical(g *gpu, pools *poolTable, upstream bool) (*physical, error) {
 	ph := &physical{gpu: g, pools: pools, quota: quota.NewDevice(g.opts.Limit), offload: offload.New(g.health, g.timeline, g.info.LazyHost)}
 	ph.glance.mu.Rank = lockrank.Glance
 	// Also where only a pool to come may need it: finding out takes memory, and now there is some.
-	if err := ph.virtual(); err != nil && (g.info.VMM || g.opts.Backend == config.BackendVMM) {
+	if err := ph.virtual(); err != nil && (g.info.VMM || g.opts.Backend == config.BackendVMM && !upstream) {
 		return nil, err
 	}
-	if g.opts.Backend == config.BackendVMM && !g.opts.SingleHandle {
+	if g.opts.Backend == config.BackendVMM && !g.opts.SingleHandle && !upstream {
 		ph.upstream = resource.Virtual(g.drv, ph.prop, g.info.Granularity)
 	}
 	ph.mem = phys.New(g.health, &ph.quota, ph.upstream)
@@ -277,6 +277,7 @@ type lookup struct {
 type upstreams struct {
 	gpu    *gpu
 	lookup *lookup
+	common upstream // of pools that name no memory; set when the device starts, none where they are what the options say
 	mu     lockrank.Mutex
 	// +checklocks:mu
 	private *Stream // on which pools use others; nil: none does

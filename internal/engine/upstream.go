@@ -53,6 +53,27 @@ func (up *upstreams) make(r resource.Resource) (upstream, error) {
 	return u, nil
 }
 
+// openCommon makes the upstream of the pools that name none. The default pool closes what it returns, the others share it.
+func (up *upstreams) openCommon(open func(cuda.Device) (resource.Resource, error)) (upstream, error) {
+	r, err := open(up.gpu.id)
+	if err != nil {
+		return upstream{}, err
+	}
+	u, err := up.make(r)
+	if err != nil {
+		return upstream{}, errors.Join(err, resource.Close(r))
+	}
+	up.common = u
+	up.common.own = nil
+	u.own = stack{u.from}
+	return u, nil
+}
+
+// stack is a resource with all below it, to be closed.
+type stack struct{ resource.Resource }
+
+func (s stack) Close() error { return resource.Close(s.Resource) }
+
 // nested is a resource over a pool of the allocator's as another pool uses it: in the order of a stream that lasts, because
 // the free blocks that come back to the pool bear its epochs, and done when a request returns.
 type nested struct {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/cistern-gpu/cistern/config"
 	"github.com/cistern-gpu/cistern/cuda"
+	"github.com/cistern-gpu/cistern/cuda/sim"
 	"github.com/cistern-gpu/cistern/internal/engine"
 	"github.com/cistern-gpu/cistern/memory"
 	"github.com/cistern-gpu/cistern/resource"
@@ -340,3 +341,43 @@ func (w wrapped) MemInfo() (free, total uint64, err error) { return w.r.MemInfo(
 func (w wrapped) Equal(o resource.Resource) bool           { return resource.Resource(w) == o }
 func (w wrapped) Traits() resource.Traits                  { return w.r.Traits() }
 func (w wrapped) Upstream() resource.Resource              { return w.r }
+
+// TestSetUpstream: what excludes an upstream of all pools, and that one which cannot be made leaves no device.
+func TestSetUpstream(t *testing.T) {
+	drv := sim.New(sim.Options{})
+	shelf := newShelf(1<<30, hostMemory)
+	for _, o := range []config.Options{{Backend: config.BackendMalloc}, {SingleHandle: true}} {
+		a, err := engine.New(drv, o)
+		must(t, err)
+		if err := a.SetUpstream(nil); err == nil {
+			t.Errorf("%+v: not refused", o)
+		}
+	}
+	a, err := engine.New(drv, config.Options{})
+	must(t, err)
+	fails := errors.New("not yet")
+	must(t, a.SetUpstream(func(cuda.Device) (resource.Resource, error) {
+		if fails != nil {
+			return nil, fails
+		}
+		return shelf, nil
+	}))
+	if _, err := a.Device(0); !errors.Is(err, fails) {
+		t.Errorf("%v", err)
+	}
+	fails = nil
+	d, err := a.Device(0)
+	must(t, err)
+	if err := a.SetUpstream(nil); err == nil || !strings.Contains(err.Error(), "device 0 is in use already") {
+		t.Errorf("%v", err)
+	}
+	st, err := d.Stream(cuda.StreamNull)
+	must(t, err)
+	p, err := d.Alloc(mib, st)
+	must(t, err)
+	if n := d.Views.PoolUsage(); len(n) != 1 || n[0].Upstream != "shelf" {
+		t.Errorf("%+v", n)
+	}
+	must(t, a.Free(p))
+	must(t, a.Close())
+}

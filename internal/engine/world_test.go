@@ -16,6 +16,7 @@ import (
 	"github.com/cistern-gpu/cistern/internal/engine"
 	_ "github.com/cistern-gpu/cistern/internal/lockrank/checked"
 	"github.com/cistern-gpu/cistern/memory"
+	"github.com/cistern-gpu/cistern/resource"
 )
 
 const (
@@ -69,6 +70,8 @@ type world struct {
 	rng  *rand.Rand
 	step int
 	kept bool // blocks remember stacks
+	// ending is true once no request is to fail any more.
+	ending bool
 	// freed is the size of the block that was freed last.
 	freed uint64
 	devs  []*worldDevice
@@ -216,6 +219,14 @@ func newWorld(t testing.TB, cfg setup, what string) *world {
 	}
 	for i := range cfg.devices {
 		d := &worldDevice{id: cuda.Device(i), limit: cfg.opts.Limit, sources: &sources{drv: drv, dev: cuda.Device(i)}}
+		w.devs = append(w.devs, d)
+	}
+	if cfg.opts.Upstream != "" {
+		must(t, a.SetUpstream(func(id cuda.Device) (resource.Resource, error) {
+			return w.devs[id].sources.addFailing(w, cfg.opts.Upstream)
+		}))
+	}
+	for _, d := range w.devs {
 		if d.dev, err = a.Device(d.id); err != nil {
 			w.fail("Device: %v", err)
 		}
@@ -225,7 +236,6 @@ func newWorld(t testing.TB, cfg setup, what string) *world {
 			d.dev.OnUnmap(w.reg.unmapped)
 		}
 		w.drv.ResetPeak(d.id) // of what finding out about handles took
-		w.devs = append(w.devs, d)
 		w.know(d, cuda.StreamNull, true, true)
 		for range 2 {
 			w.newStream(d)

@@ -14,7 +14,7 @@ import (
 // its callers.
 var mayImport = map[string][]string{
 	// The engine, and below it.
-	".":                        {"config", "cuda", "event", "internal/engine", "memory", "resource"},
+	".":                        {"config", "cuda", "event", "internal/engine", "memory", "resource", "resource/open"},
 	"internal/engine":          {"config", "cuda", "event", "internal/deadline", "internal/engine/arena", "internal/engine/health", "internal/engine/journal", "internal/engine/offload", "internal/engine/phys", "internal/engine/quota", "internal/engine/timeline", "internal/engine/views", "internal/heap", "internal/latency", "internal/lockrank", "internal/magazine", "internal/nopoll", "internal/stacks", "internal/units", "memory", "resource"},
 	"internal/engine/arena":    {"cuda", "internal/engine/health", "internal/engine/quota", "internal/engine/timeline", "internal/heap", "internal/lockrank", "internal/magazine"},
 	"internal/engine/phys":     {"cuda", "internal/engine/health", "internal/engine/quota"},
@@ -36,7 +36,8 @@ var mayImport = map[string][]string{
 	"resource":                  {"cuda", "internal/lockrank", "internal/nopoll"},
 	// Resources that need more than the driver, resources by name, and the suite that every resource passes.
 	"resource/nccl":         {"cuda", "internal/environ", "internal/nopoll", "resource"},
-	"resource/open":         {"cuda", "internal/nopoll", "internal/units", "resource", "resource/nccl"},
+	"resource/open":         {"cuda", "internal/nopoll", "internal/units", "resource", "resource/external", "resource/nccl"},
+	"resource/external":     {"cuda", "resource"},
 	"resource/resourcetest": {"cuda", "cuda/sim", "internal/gpu", "resource"},
 	"event":                 {},
 	// The driver. Only cuda/open knows both.

@@ -92,9 +92,10 @@ def environment(mode, extra=None):
 
 
 def command(mode, argv, conf=None):
-    """argv under that allocator."""
+    """argv under that allocator, with the settings of the run and its own."""
     if mode != "cistern":
         return list(argv)
+    conf = ",".join(c for c in (os.environ.get("CISTERN_TEST_CONF"), conf) if c)
     return [cistern_command(), "run", *(["--conf", conf] if conf else []), "--", *argv]
 
 
@@ -297,6 +298,19 @@ def build(name, torch_folder):
     done = run(argv, timeout=200)
     if done.rc != 0:
         raise RuntimeError(f"{name}.cpp does not compile: {done.why()}\n{done.err[-3000:]}")
+    os.replace(temporary, target)
+    return target
+
+
+def build_allocator():
+    """Compiles allocator.c, once, and returns the path of the library."""
+    target = os.path.join(build_folder(), "liballocator.so")
+    source = os.path.join(HERE, "allocator.c")
+    temporary = f"{target}.{os.getpid()}"
+    done = run([os.environ.get("CC") or shutil.which("cc") or "gcc", "-O2", "-fPIC", "-shared", "-pthread", source, "-o", temporary, "-ldl"],
+               timeout=200)
+    if done.rc != 0:
+        raise RuntimeError(f"allocator.c does not compile: {done.why()}\n{done.err[-3000:]}")
     os.replace(temporary, target)
     return target
 

@@ -2,6 +2,7 @@
 
     python fidelity.py [--native] [--jobs N] [--only WORD]... [--skip WORD]... [--list]
     python fidelity.py --standin VERSION [the same]
+    python fidelity.py --upstream [the same]
     python fidelity.py --run NAME          one case in this process
 
 With --native the same cases run under native PyTorch: what fails there is wrong with the case. A case that native
@@ -9,6 +10,9 @@ PyTorch cannot pass says why (--list shows it) and is left out then.
 
 With --standin the cases run without a GPU, over a PyTorch of PyPI and stand-ins for NVIDIA's libraries (standin/__init__.py),
 in forks of one process that has imported torch. A case that needs a GPU says why (gpu, in --list). It has to fail then.
+
+With --upstream all memory comes from cuMemAlloc by the functions of a library, allocator.c (the setting upstream). Cases about
+the device's own chunks say so (chunks, in the registry) and are left out.
 
 Writes one JSON line per case into the results folder and prints what did not pass, then a table. The exit status is 0
 when nothing failed.
@@ -127,6 +131,8 @@ def choose(args, mode, gpus):
         why = None
         if mode != "cistern" and c.native is not True:
             why = f"not native: {c.native}"
+        elif args.upstream and (c.chunks or c.conf and any(k in c.conf for k in ("backend:", "ipc:", "single_handle:"))):
+            why = f"over an upstream: {c.chunks or c.conf}"
         elif c.gpus > gpus:
             why = f"needs {c.gpus} GPUs"
         if why:
@@ -203,6 +209,7 @@ def main():
     p.add_argument("--budget", type=float, default=420, help="seconds after which no case is started")
     p.add_argument("--name", default="", help="for the file of results, where several runs share a folder")
     p.add_argument("--standin", metavar="VERSION", help="over that PyTorch of PyPI, without a GPU; cases that are marked with gpu have to fail")
+    p.add_argument("--upstream", action="store_true", help="all memory from cuMemAlloc, by the functions of allocator.c")
     p.add_argument("--list", action="store_true")
     p.add_argument("-v", "--verbose", action="store_true", help="say also what passed")
     args = p.parse_args()
@@ -243,6 +250,9 @@ def run_chosen(args):
         if "ready" not in first.out:
             print(first.err[-6000:])
             return 2
+    if args.upstream:
+        os.environ["CISTERN_TEST_CONF"] = f"upstream:external:library={common.build_allocator()};alloc=my_alloc;free=my_free"
+        os.environ["ALLOCATOR_CUDA"] = "libcuda.so.1"
     chosen, left = choose(args, mode, gpus)
     results = left + run_all(chosen, mode, args.jobs, args.verbose, begin + args.budget, bool(args.standin))
     path = common.write_results(f"fidelity-{mode}{'-' + args.name if args.name else ''}.jsonl", results)

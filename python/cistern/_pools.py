@@ -86,6 +86,7 @@ class External:
 
     def __init__(self, alloc: object, free: object, ctx: object = None, keep: object = None) -> None:
         self._bare = False
+        self._words: Optional[str] = None  # the upstream by name that it is as well
         self._alloc = _address(alloc, "alloc")
         self._free = _address(free, "free")
         self._ctx = None if ctx is None else _address(ctx, "ctx")
@@ -112,10 +113,88 @@ class External:
         except (AttributeError, OSError) as e:
             raise CisternError("no upstream: %s" % e) from None
         made._bare = True
+        file = os.fspath(path)
+        name = os.path.abspath(file) if isinstance(file, str) and os.sep in file else file
+        if isinstance(name, str) and not re.search(r"[,;|]|^\s|\s$", name + alloc + free):
+            made._words = "external:library=%s,alloc=%s,free=%s" % (name, alloc, free)
         return made
 
     def __repr__(self) -> str:
         return "cistern.torch.External(alloc=%#x, free=%#x)" % (self._alloc, self._free)
+
+
+class PythonAllocator(External):
+    """Memory from Python functions of the program, for `cistern.torch.MemPool(upstream=...)` and `cistern.torch.enable(upstream=...)`.
+
+    The functions are called for whole segments, with the interpreter lock, from any thread that allocates, frees or trims; the
+    device is current and no lock of Cistern's is held. A call takes some microseconds, and longer where another thread has the
+    interpreter lock. Requests that are met from cache do not call them.
+
+    - An exception in `alloc`, or a result that is no address, counts as no memory; one in `free`, as a free. The first one of
+      each function is reported on standard error with its traceback.
+    - Memory that `alloc` or `free` allocates from the same source while it runs, as by a tensor, counts as none: the call
+      fails.
+    - When Python ends they are called no more: memory that is out stays with the process.
+    - A child of fork does not call them.
+
+    Args:
+        alloc: `alloc(size, device, stream)` returns the address of that many bytes as an integer, aligned to 512 bytes; None
+            or 0 where there is no memory. The stream is its handle as an integer.
+        free: `free(ptr, size, device, stream)` takes memory back. The GPU is done with it.
+
+    Raises:
+        TypeError: `alloc` or `free` cannot be called.
+
+    Example:
+        upstream = cistern.torch.PythonAllocator(arena.allocate, arena.deallocate)
+        pool = cistern.torch.MemPool(upstream=upstream)
+    """
+
+    def __init__(self, alloc: "Callable[[int, int, int], Optional[int]]", free: "Callable[[int, int, int, int], object]") -> None:
+        for what, f in (("alloc", alloc), ("free", free)):
+            if not callable(f):
+                raise TypeError("%s: expected a function, got %s" % (what, type(f).__name__))
+        inside = threading.local()
+        reported: List[str] = []
+
+        def report(what: str, effect: str) -> None:
+            if what not in reported:
+                reported.append(what)
+                say("the %s function of an upstream failed, which counts as %s:" % (what, effect), every_rank=True)
+                _print_exception()
+
+        def call_alloc(ctx: Any, size: int, device: int, stream: Optional[int]) -> Optional[int]:
+            try:
+                if getattr(inside, "calling", False):
+                    raise RecursionError("the function asks for memory that it is to provide")
+                inside.calling = True
+                try:
+                    address = alloc(size, device, stream or 0)
+                finally:
+                    inside.calling = False
+                if address is None:
+                    return None
+                if not isinstance(address, int) or isinstance(address, bool) or not 0 <= address < 1 << 64:
+                    raise TypeError("expected the address of memory as an integer, or None, got %r" % (address,))
+                return address or None
+            except BaseException:
+                report("alloc", "no memory")
+                return None
+
+        def call_free(ctx: Any, ptr: Optional[int], size: int, device: int, stream: Optional[int]) -> None:
+            try:
+                free(ptr or 0, size, device, stream or 0)
+            except BaseException:
+                report("free", "a free")
+
+        super().__init__(ALLOC(call_alloc), FREE(call_free))
+
+
+def _print_exception() -> None:
+    try:
+        traceback.print_exc(file=sys.stderr)
+    except (AttributeError, OSError, ValueError):
+        pass  # no standard error, or a closed one
 
 
 def _address(f: Any, what: str) -> int:
@@ -159,10 +238,7 @@ def _asker(function: Callable[[int], Any]) -> Any:
             if not said:
                 said.append(True)
                 say("the on_oom of a pool failed, which counts as no help:", every_rank=True)
-                try:
-                    traceback.print_exc(file=sys.stderr)
-                except (AttributeError, OSError, ValueError):
-                    pass
+                _print_exception()
             return 0
 
     return _ASK(ask)
@@ -243,7 +319,7 @@ class MemPoolMixin:
         memory: `"chunks"` is memory as everywhere else. `cudaIpcGetMemHandle` takes addresses of `"ipc_legacy"`, and RDMA
             registration takes any tensor of `"single_handle"`.
         upstream: where the memory comes from: `"device"`, `"virtual"`, `"async"`, `"managed"`, `"pinned"`, `"host_numa"`,
-            `"nccl"`, or an `External`.
+            `"nccl"`, `"external"`, or an `External` or a `PythonAllocator`.
         limit: what the pool may reserve, in bytes or as `"2GiB"`.
         on_oom: what happens when the pool is out of memory and what is cached does not help: `"error"`
             (`torch.OutOfMemoryError`), the name of an upstream to go on with, or a function of the bytes that are
@@ -284,7 +360,17 @@ class MemPoolMixin:
         return stats(self.id, self._cistern_device)
 
 
-def _tell(adapter: Any, device: int, pool: Tuple[int, int], wanted: _Wanted, kept: Any) -> None:
+def everywhere(adapter: Any, upstream: External) -> None:
+    """Has all of PyTorch's memory come from functions of the program, for the rest of the process. CUDA has not started."""
+    wanted, kept = describe("chunks", upstream, None, "error", None)
+    _keep(adapter, wanted, kept)
+    adapter.cistern_torch_upstream.restype = ctypes.c_int
+    if not adapter.cistern_torch_upstream(ctypes.byref(wanted)):
+        raise CisternError("no upstream: CUDA has started already")
+
+
+def _keep(adapter: Any, wanted: _Wanted, kept: Any) -> None:
+    """Keeps what wanted points to until the adapter says that it is not called any more."""
     global _follows_exit
     with _lock:
         if not _follows_exit:
@@ -293,6 +379,10 @@ def _tell(adapter: Any, device: int, pool: Tuple[int, int], wanted: _Wanted, kep
         number = next(_numbers)
         _kept[number] = kept
     wanted.dropped, wanted.token = ctypes.cast(_dropped, ctypes.c_void_p).value, number
+
+
+def _tell(adapter: Any, device: int, pool: Tuple[int, int], wanted: _Wanted, kept: Any) -> None:
+    _keep(adapter, wanted, kept)
     tell = adapter.cistern_torch_pool
     tell.restype = ctypes.c_int
     tell.argtypes = [ctypes.c_int, ctypes.c_ulonglong, ctypes.c_ulonglong, ctypes.c_void_p, ctypes.POINTER(ctypes.c_char_p)]

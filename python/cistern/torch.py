@@ -14,7 +14,7 @@ processes do not; one line on standard error says why.
 
 import os
 import threading
-from typing import TYPE_CHECKING, Any, List, Literal, Optional
+from typing import TYPE_CHECKING, Any, List, Literal, Optional, Tuple, Union
 
 from . import _built, _cooperate, _injected, _library, _settings, _toolchain
 from ._cooperate import cooperate_torch as cooperate
@@ -25,18 +25,20 @@ if TYPE_CHECKING:
 
     from ._pools import External as External
     from ._pools import MemPoolMixin
+    from ._pools import PythonAllocator as PythonAllocator
     from .hints import Device, Pool, PoolStats
 
     class MemPool(MemPoolMixin, _TorchMemPool):  # type: ignore[misc]
         """See MemPoolMixin."""
 
-__all__ = ["External", "MemPool", "cooperate", "enable", "mode", "pool_stats", "why_plain"]
+__all__ = ["External", "MemPool", "PythonAllocator", "cooperate", "enable", "mode", "pool_stats", "why_plain"]
 
 Mode = Literal["adapter", "plain"]
 
 _lock = threading.RLock()
 _mode: Optional[Mode] = None
 _conf: Optional[str] = None
+_functions: Any = None  # the upstream of enable() that is not among the settings
 _why_plain = ""
 _adapter: Any = None
 _started = False  # CUDA, and with it the library
@@ -52,12 +54,15 @@ def why_plain() -> str:
     return _why_plain
 
 
-def enable(conf: Optional[str] = None) -> Optional[Mode]:
+def enable(conf: Optional[str] = None, *, upstream: "Union[str, External, None]" = None) -> Optional[Mode]:
     """Makes Cistern PyTorch's allocator for the rest of the process. A second call does nothing.
 
     Args:
         conf: settings, `"key:value,key:value"`; None: those of the environment variable `CISTERN_CONF`. They are written
             there too, so that processes started by this one have the same settings.
+        upstream: where all memory comes from except that of pools that name another source: the name of an upstream as for
+            `MemPool`, which is the setting `upstream`, or an `External` or a `PythonAllocator`. Functions other than those of
+            `External.library` are for this process, on the adapter.
 
     Returns:
         The `mode()`: `"adapter"`, `"plain"`, or None for a PyTorch without CUDA.
@@ -71,14 +76,19 @@ def enable(conf: Optional[str] = None) -> Optional[Mode]:
 
         cistern.torch.enable("limit:70GiB")
     """
-    global _mode, _conf
+    global _mode, _conf, _functions
     import torch  # not under the lock: where `cistern run` follows the import, that enables as well, in whatever thread it is
 
     with _lock:
         settings = os.environ.get("CISTERN_CONF", "") if conf is None else conf
         if not isinstance(settings, str):
             raise TypeError("conf: expected a string such as %r, got %s" % ("limit:70GiB", type(conf).__name__))
+        words, functions = _upstream_of(upstream)
+        if words:
+            settings = conf = ",".join(s for s in (settings, "upstream:" + words) if s)
         if _mode is not None:
+            if functions is not None and functions is not _functions:
+                raise CisternError("Cistern is enabled already: the upstream cannot be changed")
             if conf is not None and conf != _conf:
                 raise CisternError("Cistern is enabled already, with the settings %r: they cannot be changed to %r" %
                                    (_conf, conf))
@@ -91,12 +101,30 @@ def enable(conf: Optional[str] = None) -> Optional[Mode]:
         _check_untouched(torch)
         if conf is not None:
             os.environ[_settings.VARIABLE] = wanted
-        _mode = _install(torch)
-        _conf = settings
+        _mode = _install(torch, functions)
+        _conf, _functions = settings, functions
         _follow_replacement(torch)
         _library.prepare()
         torch.cuda._lazy_call(_cuda_started)
         return _mode
+
+
+def _upstream_of(upstream: Any) -> "Tuple[str, Any]":
+    """An upstream as the setting has it, else the functions."""
+    if upstream is None:
+        return "", None
+    if not isinstance(upstream, str):
+        from ._pools import External
+
+        if not isinstance(upstream, External):
+            raise TypeError("upstream: expected the name of an upstream such as \"managed\", or cistern.torch.External, got %s" %
+                            type(upstream).__name__)
+        if upstream._words is None:
+            return "", upstream
+        upstream = upstream._words
+    if not upstream or "\0" in upstream or ";" in upstream:
+        raise ValueError("upstream: expected the name of an upstream such as \"managed\", got %r" % (upstream,))
+    return str(upstream).replace(",", ";"), None
 
 
 def adapter_in_use() -> Any:
@@ -161,7 +189,7 @@ def _check_settings(conf: str) -> None:
         raise SettingsError("CISTERN_CONF: " + (words[len("cistern: "):] if words.startswith("cistern: ") else words))
 
 
-def _install(torch: Any) -> Mode:
+def _install(torch: Any, upstream: Any) -> Mode:
     global _adapter, _why_plain
     library = _library.path()
     _library.check_machine(library)
@@ -170,11 +198,17 @@ def _install(torch: Any) -> Mode:
         _built.check(installed)
         _adapter = load(_built.find(installed) or _build(installed), installed.release)
     except (_toolchain.Missing, OSError) as e:
+        if upstream is not None:
+            raise CisternError("the upstream's functions need PyTorch on Cistern's adapter, which is not in use: %s" % e) from None
         _why_plain = str(e)
         return _install_plain(torch, library)
     words = _adapter.cistern_torch_install(os.fsencode(library), None)
     if words:
         raise CisternError(words.decode("utf-8", "replace"))
+    if upstream is not None:
+        from . import _pools
+
+        _pools.everywhere(_adapter, upstream)
     _library.started_by_torch = lambda: bool(_adapter.cistern_torch_started())
     _library.asks_through = _address(_adapter.cistern_torch_asks)
     _cooperate.follow_torch()
@@ -305,10 +339,10 @@ def _cuda_started() -> None:
 
 def __getattr__(name: str) -> Any:
     # Loaded when it is first named: enabling imports little.
-    if name == "External":
-        from ._pools import External
+    if name in ("External", "PythonAllocator"):
+        from . import _pools
 
-        return External
+        return getattr(_pools, name)
     if name == "MemPool":  # derives from PyTorch's, which is imported for it
         import torch
 

@@ -218,6 +218,8 @@ FAKE_ADAPTER = r"""
       if (getenv("FAKE_SAYS_END"))
         puts("Python ends");
     }
+    extern "C" void fake_free(void *p) { last.o.free(last.o.ctx, p, 64, 3, (void *)5); }
+    extern "C" int cistern_torch_upstream(const wanted *w) { return last = *w, !started; }
     extern "C" int cistern_torch_pool(int device, unsigned long long a, unsigned long long b, const wanted *w, const char **why) {
       static std::string upstream, spill;
       last = *w;

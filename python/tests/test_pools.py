@@ -159,6 +159,96 @@ class Pools(Case):
             "0x10048 True", "None", "64035 flags 0 upstream - limit 1048576 spill -", "CisternError", "CisternError",
             "ValueError", "TypeError", "ValueError"], done.stderr)
 
+    def test_python_functions(self):
+        done = self.program("""
+            import threading
+            from cistern.torch import PythonAllocator
+            enable()
+            adapter.fake_free.argtypes = [ctypes.c_void_p]
+            results = [4096, None, 0, "x", True, -1, 1 << 64, OSError("mine"), 8192]
+            def alloc(size, device, stream):
+                print("alloc", size, device, stream)
+                result = results.pop(0)
+                if isinstance(result, Exception):
+                    raise result
+                return result
+            def free(ptr, size, device, stream):
+                print("free", ptr, size, device, stream)
+                if ptr == 1:
+                    raise KeyboardInterrupt("not here")
+            pool = MemPool(upstream=PythonAllocator(alloc, free))
+            print([adapter.fake_alloc() for _ in range(9)])
+            for ptr in (4096, 1, 1, 8192):
+                adapter.fake_free(ptr)
+            def nested(size, device, stream):  # asks itself
+                print("inside", adapter.fake_alloc())
+                return 4096
+            pool = MemPool(upstream=PythonAllocator(nested, free))
+            print(adapter.fake_alloc())
+            # The lock is released while the library is called, and several threads are in it at once.
+            together = threading.Barrier(3)
+            def meet(size, device, stream):
+                together.wait(60)
+                return 4096
+            pool = MemPool(upstream=PythonAllocator(meet, free))
+            got = []
+            threads = [threading.Thread(target=lambda: got.append(adapter.fake_alloc())) for _ in range(3)]
+            for t in threads: t.start()
+            for t in threads: t.join()
+            print(got)
+            for bad in ((1, free), (alloc, None)):
+                try:
+                    PythonAllocator(*bad)
+                except TypeError as e:
+                    print(e)
+            """)
+        self.assertEqual(done.stdout.splitlines(), ["alloc 64 3 5"] * 9 + ["[4096, None, None, None, None, None, None, None, 8192]"] +
+                         ["free %d 64 3 5" % n for n in (4096, 1, 1, 8192)] +
+                         ["inside None", "4096", "[4096, 4096, 4096]", "alloc: expected a function, got int",
+                          "free: expected a function, got NoneType"], done.stderr)
+        for words, times in (("the alloc function of an upstream failed, which counts as no memory:", 2),
+                             ("the free function of an upstream failed, which counts as a free:", 1), ("not here", 1),
+                             ("expected the address of memory as an integer, or None, got 'x'", 1), ("mine", 0),
+                             ("RecursionError: the function asks for memory", 1)):
+            self.assertEqual(done.stderr.count(words), times, (words, done.stderr))
+
+    def test_enable_over_an_upstream(self):
+        self.write("mine.c", "void *bare(void) { return 0; } void bare_free(void) {}")
+        import subprocess
+        subprocess.check_call(["cc", "-shared", "-fPIC", self.path("mine.c"), "-o", self.path("mine.so")])
+        done = self.program("""
+            import os
+            def refusals(*list):
+                for bad in list:
+                    try:
+                        cistern.torch.enable(**bad)
+                    except Exception as e:
+                        print(type(e).__name__, e)
+            mine = External.library("./mine.so", "bare", "bare_free")
+            refusals(dict(upstream=3), dict(upstream=""), dict(upstream="a;b"))
+            cistern.torch.enable("limit:1GiB", upstream=mine)
+            print(os.environ["CISTERN_CONF"].replace(os.getcwd(), "HERE"))
+            cistern.torch.enable("limit:1GiB", upstream=mine)
+            refusals(dict(upstream="managed"), dict(upstream=External(8, 8)))
+            """)
+        lines = done.stdout.splitlines()
+        self.assertEqual(lines[:4], [
+            "TypeError upstream: expected the name of an upstream such as \"managed\", or cistern.torch.External, got int",
+            "ValueError upstream: expected the name of an upstream such as \"managed\", got ''",
+            "ValueError upstream: expected the name of an upstream such as \"managed\", got 'a;b'",
+            "limit:1GiB,upstream:external:library=HERE/mine.so;alloc=bare;free=bare_free"], done.stderr)
+        self.assertTrue(lines[4].startswith("CisternError Cistern is enabled already, with the settings"), lines)
+        self.assertEqual(lines[5:], ["CisternError Cistern is enabled already: the upstream cannot be changed"], done.stderr)
+        done = self.program("""
+            from cistern.torch import PythonAllocator
+            cistern.torch.enable(upstream=PythonAllocator(lambda size, device, stream: size * 4096, lambda *a: None))
+            adapter = cistern.torch._adapter
+            adapter.fake_alloc.restype = ctypes.c_void_p
+            gc.collect()
+            print(adapter.fake_alloc())
+            """, FAKE_SAYS_END="1")
+        self.assertEqual(done.stdout, "262144\nPython ends\n", done.stderr)
+
     def test_the_adapter_learns_when_python_ends(self):
         done = self.program("enable(); MemPool(); print('made'); MemPool(on_oom=print); MemPool(on_oom=print)", FAKE_SAYS_END="1")
         self.assertEqual(done.stdout, "made\nPython ends\n")

@@ -88,6 +88,8 @@ def pytorch() -> int:
         print(cistern.torch.why_plain())
     again: Optional[str] = cistern.torch.mode()
     upstream: cistern.torch.External = cistern.torch.External.library(pathlib.Path("libarena.so"), "alloc", "free")
+    functions: cistern.torch.External = cistern.torch.PythonAllocator(lambda size, device, stream: None, lambda ptr, size, device, stream: None)
+    cistern.torch.enable("limit:70GiB", upstream=functions)
     pool: cistern.torch.MemPool = cistern.torch.MemPool("chunks", upstream=upstream, limit="2GiB", on_oom=lambda missing: missing > 0)
     mine: PoolStats = pool.cistern_stats()
     all_pools: PoolStats = cistern.torch.pool_stats((0, 0), "cuda:0")

@@ -13,6 +13,7 @@
 //	pinned                                   page-locked host memory
 //	host_numa:node=0                         memory of a NUMA node of the host, mapped for the device and the host
 //	nccl:library=/path/libnccl.so.2          ncclMemAlloc; the library, where the process has not loaded one
+//	external:library=/path/lib.so,alloc=NAME,free=NAME    two C functions of a library (package resource/external)
 //
 //	statistics                               counts bytes and allocations
 //	limiting:bytes=2GiB                      no more than that
@@ -32,6 +33,7 @@ import (
 
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/resource"
+	"github.com/cistern-gpu/cistern/resource/external"
 	"github.com/cistern-gpu/cistern/resource/nccl"
 )
 
@@ -50,6 +52,30 @@ func Check(drv cuda.Driver, dev cuda.Device, words string) error {
 	return resource.Close(r)
 }
 
+// Words reports what of words is wrong without a device: names and keys. Values are looked at by Parse.
+func Words(words string) error {
+	_, err := stagesOf(words)
+	return err
+}
+
+// Load is Words, and loads the libraries that words name functions of. The caller holds no lock, as constructors of libraries
+// run.
+func Load(words string) error {
+	stages, err := stagesOf(words)
+	if err != nil {
+		return err
+	}
+	for _, s := range stages {
+		if s.kind.load == nil {
+			continue
+		}
+		if err := s.kind.load(&s.options); err != nil {
+			return fmt.Errorf("upstream %s: %w", quote(words), err)
+		}
+	}
+	return nil
+}
+
 // maker is where resources are made for.
 type maker struct {
 	drv cuda.Driver
@@ -65,6 +91,7 @@ type kind struct {
 	// One of them: an adaptor is over another resource.
 	upstream func(m *maker, o *options) (resource.Resource, error)
 	adaptor  func(m *maker, o *options, up resource.Resource) (resource.Resource, error)
+	load     func(o *options) error // what Load does for it; nil: nothing
 }
 
 var kinds = []kind{
@@ -98,6 +125,11 @@ var kinds = []kind{
 	}},
 	{name: "nccl", keys: []string{"library"}, upstream: func(m *maker, o *options) (resource.Resource, error) {
 		return nccl.New(m.drv, m.dev, o.text("library"))
+	}},
+	{name: "external", keys: []string{"library", "alloc", "free"}, must: 3, load: func(o *options) error {
+		return external.Load(functions(o))
+	}, upstream: func(m *maker, o *options) (resource.Resource, error) {
+		return external.New(m.drv, m.dev, functions(o))
 	}},
 
 	{name: "statistics", adaptor: func(_ *maker, _ *options, up resource.Resource) (resource.Resource, error) {
@@ -136,6 +168,10 @@ func some[T resource.Resource](r T, err error) (resource.Resource, error) {
 		return nil, err
 	}
 	return r, nil
+}
+
+func functions(o *options) external.Options {
+	return external.Options{Library: o.text("library"), Alloc: o.text("alloc"), Free: o.text("free")}
 }
 
 func async(m *maker, o *options) (resource.Resource, error) {
@@ -185,9 +221,9 @@ func async(m *maker, o *options) (resource.Resource, error) {
 
 // make reads the words, and then makes the resources from the inside out.
 func (m *maker) make(words string) (r resource.Resource, err error) {
-	stages, err := read(words)
+	stages, err := stagesOf(words)
 	if err != nil {
-		return nil, fmt.Errorf("upstream %s: %w", quote(words), err)
+		return nil, err
 	}
 	for i := len(stages) - 1; i >= 0; i-- {
 		s := stages[i]

@@ -26,35 +26,38 @@ func machine(t testing.TB) *sim.Driver {
 func TestRefusals(t *testing.T) {
 	d := machine(t)
 	for words, want := range map[string]string{
-		"":                                    `upstream "": "" is not an upstream: choose device, virtual, async, managed, pinned, host_numa or nccl`,
-		"cuda":                                `upstream "cuda": "cuda" is not an upstream: choose device, virtual, async, managed, pinned, host_numa or nccl`,
-		"Device":                              `upstream "Device": "Device" is not an upstream: choose device, virtual, async, managed, pinned, host_numa or nccl`,
-		"counting|device":                     `upstream "counting|device": "counting" is not an adaptor: choose statistics, limiting, logging, tracking, alignment or prefetch`,
-		"device|statistics":                   `upstream "device|statistics": device is an upstream and must be last; before it, choose statistics, limiting, logging, tracking, alignment or prefetch`,
-		"statistics":                          `upstream "statistics": statistics is an adaptor and needs an upstream after a bar: choose device, virtual, async, managed, pinned, host_numa or nccl`,
-		"|device":                             `upstream "|device": "" is not an adaptor: choose statistics, limiting, logging, tracking, alignment or prefetch`,
-		"device:fast=true":                    `upstream "device:fast=true": device has no options`,
-		"device:":                             `upstream "device:": device has no options`,
-		"async:limit=1GiB":                    `upstream "async:limit=1GiB": async has no option "limit": choose threshold, initial, max, reuse, handles and pool`,
-		"async:threshold":                     `upstream "async:threshold": async:threshold has no value`,
-		"async:threshold=":                    `upstream "async:threshold=": async:threshold has no value`,
-		"async:threshold=lots":                `upstream "async:threshold=lots": async: threshold: "lots" is not a size in bytes: write 80G or 80GiB, 1.5GiB, 512MiB, 80GB or a plain number`,
-		"async:max=1GiB,max=2GiB":             `upstream "async:max=1GiB,max=2GiB": async:max is given twice`,
-		"async:handles=ipc":                   `upstream "async:handles=ipc": async: handles="ipc": choose none, posix or fabric`,
-		"async:reuse=some":                    `upstream "async:reuse=some": async: reuse="some": choose follow, opportunistic and internal, joined by +, or none`,
-		"async:reuse=none+follow":             `upstream "async:reuse=none+follow": async: reuse none excludes other kinds of reuse`,
-		"async:pool=default,max=1GiB":         `upstream "async:pool=default,max=1GiB": async: pool=default is the device's own pool and excludes all other options`,
-		"async:pool=mine":                     `upstream "async:pool=mine": async: pool="mine": choose default`,
-		"async:initial=1GiB":                  `upstream "async:initial=1GiB": async: an initial size of 1073741824 bytes is above the threshold of 0, so it would be returned at once`,
-		"limiting|device":                     `upstream "limiting|device": limiting needs limiting:bytes=…`,
-		"limiting:bytes=2Gi|device":           `upstream "limiting:bytes=2Gi|device": limiting: bytes: "2Gi" is not a size in bytes: write 80G or 80GiB, 1.5GiB, 512MiB, 80GB or a plain number`,
-		"logging|device":                      `upstream "logging|device": logging needs logging:file=…`,
-		"tracking:stacks=yes|device":          `upstream "tracking:stacks=yes|device": tracking: stacks="yes": choose false or true`,
-		"alignment:bytes=100|device":          `upstream "alignment:bytes=100|device": alignment of 100 bytes is not a power of two`,
-		"prefetch|device":                     `upstream "prefetch|device": prefetch: device memory does not migrate; managed memory does`,
-		"host_numa:node=first":                `upstream "host_numa:node=first": host_numa: node="first" is not a number`,
-		"host_numa:node=-1":                   `upstream "host_numa:node=-1": host_numa: node="-1" is not a number`,
-		"managed:prefetch=1":                  `upstream "managed:prefetch=1": managed: prefetch="1": choose false or true`,
+		"":                                 `upstream "": "" is not an upstream: choose device, virtual, async, managed, pinned, host_numa, nccl or external`,
+		"cuda":                             `upstream "cuda": "cuda" is not an upstream: choose device, virtual, async, managed, pinned, host_numa, nccl or external`,
+		"Device":                           `upstream "Device": "Device" is not an upstream: choose device, virtual, async, managed, pinned, host_numa, nccl or external`,
+		"counting|device":                  `upstream "counting|device": "counting" is not an adaptor: choose statistics, limiting, logging, tracking, alignment or prefetch`,
+		"device|statistics":                `upstream "device|statistics": device is an upstream and must be last; before it, choose statistics, limiting, logging, tracking, alignment or prefetch`,
+		"statistics":                       `upstream "statistics": statistics is an adaptor and needs an upstream after a bar: choose device, virtual, async, managed, pinned, host_numa, nccl or external`,
+		"|device":                          `upstream "|device": "" is not an adaptor: choose statistics, limiting, logging, tracking, alignment or prefetch`,
+		"device:fast=true":                 `upstream "device:fast=true": device has no options`,
+		"device:":                          `upstream "device:": device has no options`,
+		"async:limit=1GiB":                 `upstream "async:limit=1GiB": async has no option "limit": choose threshold, initial, max, reuse, handles and pool`,
+		"async:threshold":                  `upstream "async:threshold": async:threshold has no value`,
+		"async:threshold=":                 `upstream "async:threshold=": async:threshold has no value`,
+		"async:threshold=lots":             `upstream "async:threshold=lots": async: threshold: "lots" is not a size in bytes: write 80G or 80GiB, 1.5GiB, 512MiB, 80GB or a plain number`,
+		"async:max=1GiB,max=2GiB":          `upstream "async:max=1GiB,max=2GiB": async:max is given twice`,
+		"async:handles=ipc":                `upstream "async:handles=ipc": async: handles="ipc": choose none, posix or fabric`,
+		"async:reuse=some":                 `upstream "async:reuse=some": async: reuse="some": choose follow, opportunistic and internal, joined by +, or none`,
+		"async:reuse=none+follow":          `upstream "async:reuse=none+follow": async: reuse none excludes other kinds of reuse`,
+		"async:pool=default,max=1GiB":      `upstream "async:pool=default,max=1GiB": async: pool=default is the device's own pool and excludes all other options`,
+		"async:pool=mine":                  `upstream "async:pool=mine": async: pool="mine": choose default`,
+		"async:initial=1GiB":               `upstream "async:initial=1GiB": async: an initial size of 1073741824 bytes is above the threshold of 0, so it would be returned at once`,
+		"limiting|device":                  `upstream "limiting|device": limiting needs limiting:bytes=…`,
+		"limiting:bytes=2Gi|device":        `upstream "limiting:bytes=2Gi|device": limiting: bytes: "2Gi" is not a size in bytes: write 80G or 80GiB, 1.5GiB, 512MiB, 80GB or a plain number`,
+		"logging|device":                   `upstream "logging|device": logging needs logging:file=…`,
+		"tracking:stacks=yes|device":       `upstream "tracking:stacks=yes|device": tracking: stacks="yes": choose false or true`,
+		"alignment:bytes=100|device":       `upstream "alignment:bytes=100|device": alignment of 100 bytes is not a power of two`,
+		"prefetch|device":                  `upstream "prefetch|device": prefetch: device memory does not migrate; managed memory does`,
+		"host_numa:node=first":             `upstream "host_numa:node=first": host_numa: node="first" is not a number`,
+		"host_numa:node=-1":                `upstream "host_numa:node=-1": host_numa: node="-1" is not a number`,
+		"managed:prefetch=1":               `upstream "managed:prefetch=1": managed: prefetch="1": choose false or true`,
+		"external:library=/lib.so,alloc=a": `upstream "external:library=/lib.so,alloc=a": external needs external:free=…`,
+		"external:library=/nowhere.so,alloc=a,free=f":                   `upstream "external:library=/nowhere.so,alloc=a,free=f": external: /nowhere.so: cannot open shared object file: No such file or directory`,
+		"external:library=libc.so.6,alloc=malloc,free=no_such_function": `upstream "external:library=libc.so.6,alloc=malloc,free=no_such_function": external: libc.so.6 has no function no_such_function`,
 		"\x00\n|device":                       `upstream "\x00\n|device": "\x00\n" is not an adaptor: choose statistics, limiting, logging, tracking, alignment or prefetch`,
 		strings.Repeat("tracking|", 40):       `upstream "` + strings.Repeat("tracking|", 8) + `tracking…": 41 stages, at most 32`,
 		"logging:file=/nowhere/at/all|device": `upstream "logging:file=/nowhere/at/all|device": logging: file "/nowhere/at/all": no such file or directory`,
@@ -71,6 +74,27 @@ func TestRefusals(t *testing.T) {
 	}
 	if l := d.Leaks(); l != (sim.Live{}) {
 		t.Errorf("left: %+v", l)
+	}
+}
+
+// Words looks at names alone, Load at libraries too.
+func TestLoad(t *testing.T) {
+	const here, nowhere = "statistics|external:library=libc.so.6,alloc=malloc,free=free", "external:library=/nowhere.so,alloc=a,free=f"
+	if err := Words(nowhere); err != nil {
+		t.Error(err)
+	}
+	if err := Load(here); err != nil {
+		t.Error(err)
+	}
+	_, parsed := Parse(machine(t), 0, nowhere)
+	if err := Load(nowhere); err == nil || parsed == nil || err.Error() != parsed.Error() {
+		t.Errorf("Load says %v, Parse %v", err, parsed)
+	}
+	for _, words := range []string{"", "teapot", "external:library=/x", "statistics"} {
+		w, l := Words(words), Load(words)
+		if w == nil || l == nil || w.Error() != l.Error() {
+			t.Errorf("%q: %v and %v", words, w, l)
+		}
 	}
 }
 
@@ -150,9 +174,16 @@ func FuzzParse(f *testing.F) {
 	for _, w := range words {
 		f.Add(w.words)
 	}
+	f.Add("limiting:bytes=1GiB|external:library=/lib.so,alloc=a,free=f")
 	f.Add("async:reuse=follow+follow|async")
 	f.Add("limiting:bytes=16EiB|device")
 	f.Fuzz(func(t *testing.T, words string) {
+		if strings.Contains(words, "external:") { // a function of any library would be called
+			if err := Words(words); err != nil && strings.ContainsAny(err.Error(), "\n\r") {
+				t.Errorf("%q", err)
+			}
+			return
+		}
 		d := machine(t)
 		m := &maker{d, 0, func(string) (io.Writer, error) { return io.Discard, nil }}
 		r, err := m.make(words)

@@ -18,6 +18,15 @@ type stage struct {
 // maxStages is more than any stack has.
 const maxStages = 32
 
+// stagesOf is read, with the words in its errors.
+func stagesOf(words string) ([]stage, error) {
+	stages, err := read(words)
+	if err != nil {
+		return nil, fmt.Errorf("upstream %s: %w", quote(words), err)
+	}
+	return stages, nil
+}
+
 // read splits words into stages and checks names and keys, not values.
 func read(words string) ([]stage, error) {
 	parts := strings.Split(words, "|")

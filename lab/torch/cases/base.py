@@ -17,22 +17,23 @@ REGISTRY = {}
 
 
 class Case:
-    def __init__(self, fn, group, timeout, native, alone, conf, env, guard, gpus, gpu):
+    def __init__(self, fn, group, timeout, native, alone, conf, env, guard, gpus, gpu, chunks):
         self.fn, self.name, self.group, self.timeout, self.native = fn, fn.__name__, group, timeout, native
         self.alone, self.conf, self.env, self.guard, self.gpus, self.gpu = alone, conf, env or {}, guard, gpus, gpu
+        self.chunks = chunks
 
 
-def case(timeout=60, native=True, alone=False, conf=None, env=None, guard="adapter", gpus=1, gpu=None):
+def case(timeout=60, native=True, alone=False, conf=None, env=None, guard="adapter", gpus=1, gpu=None, chunks=None):
     """Registers a case.
 
     timeout: seconds. native: True, or why native PyTorch cannot pass. alone: nothing else may use the device meanwhile.
     conf: CISTERN_CONF. env: more variables. guard: what must be loaded when it ends, so that a case never passes because
     Cistern was not there: "adapter", "plain" (libcistern.so without the adapter) or None. gpus: how many it needs. gpu: what of a GPU it
-    needs that the stand-ins of fidelity.py --standin lack; it fails if it passes there.
+    needs that the stand-ins of fidelity.py --standin lack; it fails if it passes there. chunks: why it holds for the device's own chunks alone; it is left out over an upstream.
     """
     def register(fn):
         assert fn.__name__ not in REGISTRY, fn.__name__
-        REGISTRY[fn.__name__] = Case(fn, fn.__module__.rpartition(".")[2], timeout, native, alone, conf, env, guard, gpus, gpu)
+        REGISTRY[fn.__name__] = Case(fn, fn.__module__.rpartition(".")[2], timeout, native, alone, conf, env, guard, gpus, gpu, chunks)
         return fn
     return register
 

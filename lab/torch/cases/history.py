@@ -334,7 +334,7 @@ def tracker_pins():
     return f"{p.probe_tracked(SEGMENT_MAP) + p.probe_tracked(SEGMENT_ALLOC)} mappings, {p.probe_tracked(SEGMENT_UNMAP) + p.probe_tracked(SEGMENT_FREE)} undone"
 
 
-@case(native="a word of Cistern's", timeout=120)
+@case(native="a word of Cistern's", timeout=120, chunks="memory of the functions cannot be paused")
 def tracker_pause_outside():
     """A thread pauses and resumes a pool, of which trackers hear, while others allocate near the limit: no thread waits for another
     in vain, no request fails, and after each resume trackers know what is there."""

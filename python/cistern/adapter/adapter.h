@@ -171,6 +171,12 @@ void library_stats(DeviceIndex device, cistern_stats* out);
 size_t total_memory(DeviceIndex device);
 void limit_touch(DeviceIndex device); // what touch does for limits
 
+// ---- upstream.cpp
+
+// start_upstream has all pools that name no memory of their own, the default pool among them, get it from the functions that
+// cistern_torch_upstream was given, if any. The library has started and no device of it.
+void start_upstream();
+
 // ---- snapshot.cpp
 
 // The order in which segments came, which NCCL takes for the same in all ranks: of those that a custom allocator makes it is

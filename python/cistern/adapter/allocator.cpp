@@ -307,6 +307,7 @@ void Adapter::init(int count) {
   TORCH_CHECK(wrong.empty(), "Cistern cannot start: ", wrong);
   if (lib.init(has_conf_ ? conf_.c_str() : nullptr) != CISTERN_OK)
     TORCH_CHECK(false, "Cistern cannot start: ", last_words());
+  start_upstream();
   check(lib.library_default("torch")); // the library of callers that name none, in statistics
   pools_init(count);
   device_count = count;

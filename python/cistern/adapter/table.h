@@ -13,7 +13,7 @@
   X(find) X(stream_durable) X(trim) X(set_limit) X(get_limit) X(mem_info) X(largest_free) X(peer)               \
   X(on_out_of_memory) X(on_map) X(on_unmap) X(pool_create) X(capture_begin) X(capture_end) X(capture_reuse)              \
   X(pool_release) X(pool_trim)                                                                                  \
-  X(pool_get_stats) X(pool_blocks) X(pool_restore) X(get_stats) X(reset_peaks) X(reset_accumulated) X(snapshot_take)              \
+  X(upstream_set) X(pool_get_stats) X(pool_blocks) X(pool_restore) X(get_stats) X(reset_peaks) X(reset_accumulated) X(snapshot_take)              \
   X(snapshot_free) X(history) X(history_drain) X(share) X(open) X(close) X(library_default)
 
 namespace cistern_torch {

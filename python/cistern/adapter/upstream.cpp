@@ -219,6 +219,15 @@ Source* make_source(MempoolId_t pool, Pointer allocator, std::shared_ptr<const S
   return s;
 }
 
+namespace {
+std::shared_ptr<const Spec>& common = *new std::shared_ptr<const Spec>; // never destroyed: see Adapter
+} // namespace
+
+void start_upstream() {
+  if (common)
+    check(lib.upstream_set(upstream_alloc, upstream_free, new Source{MempoolId_t{0, 0}, nullptr, common})); // never ends
+}
+
 void remember_spec(DeviceIndex home, MempoolId_t pool, std::shared_ptr<const Spec> spec) {
   std::lock_guard<std::mutex> lock(specs.mutex);
   specs.by_id[pool] = {home, std::move(spec)};
@@ -266,6 +275,19 @@ extern "C" __attribute__((visibility("default"))) int cistern_torch_asks(void* c
   } catch (const abi::__forced_unwind&) {
     stay();
   } catch (...) { // no memory for an event of history's
+    return 0;
+  }
+}
+
+// cistern_torch_upstream has all of PyTorch's memory come from functions; of wanted, only alloc, free, ctx and bare count. It is
+// called before CUDA starts. It returns 0 where that is too late, or there is no memory.
+extern "C" __attribute__((visibility("default"))) int cistern_torch_upstream(const PoolWanted* wanted) {
+  try {
+    if (adapter == nullptr || adapter->initialized())
+      return 0;
+    common = std::make_shared<const Spec>(*wanted);
+    return 1;
+  } catch (...) {
     return 0;
   }
 }

@@ -563,6 +563,98 @@ void daemon_threads(const char* library) {
   }
 }
 
+// Functions as Python's are: they take the interpreter's lock, which a thread may have that is within the allocator, or waits for it.
+struct Interpreted {
+  std::recursive_mutex interpreter;
+  size_t out = 0, allocs = 0;
+  uintptr_t next = uintptr_t{1} << 44;
+  std::set<void*> live;
+  static void* alloc(void* ctx, size_t size, int device, void*) {
+    auto* me = static_cast<Interpreted*>(ctx);
+    std::lock_guard<std::recursive_mutex> lock(me->interpreter);
+    CHECK(device == 0 || device == 1);
+    me->allocs++;
+    if (me->out + size > 512 * MiB)
+      return nullptr;
+    me->out += size;
+    void* p = reinterpret_cast<void*>(me->next);
+    me->next += (size + 2 * MiB) & ~(2 * MiB - 1);
+    me->live.insert(p);
+    return p;
+  }
+  static void free(void* ctx, void* p, size_t size, int, void*) {
+    auto* me = static_cast<Interpreted*>(ctx);
+    std::lock_guard<std::recursive_mutex> lock(me->interpreter);
+    CHECK(me->live.erase(p) == 1);
+    me->out -= size;
+  }
+};
+
+// All of PyTorch's memory is from such functions, in a process of its own. Threads that have the interpreter's lock and threads
+// that do not allocate, free, empty the cache and read statistics; none waits for ever for another.
+void everywhere() {
+  fflush(stdout);
+  const pid_t child = fork();
+  if (child == 0) {
+    auto& python = *new Interpreted;
+    PoolWanted w = wanted();
+    w.options.alloc = Interpreted::alloc;
+    w.options.free = Interpreted::free;
+    w.options.ctx = &python;
+    auto* upstream = function<int(const PoolWanted*)>("cistern_torch_upstream");
+    CHECK(upstream(&w) == 1);
+    cca::init(2);
+    CHECK(upstream(&w) == 0); // too late
+    std::vector<std::thread> threads;
+    for (int t = 0; t < 4; t++)
+      threads.emplace_back([&python, t] {
+        std::vector<void*> mine;
+        for (int i = 0; i < 300; i++) {
+          std::unique_lock<std::recursive_mutex> lock(python.interpreter, std::defer_lock);
+          if ((i + t) % 3 == 0)
+            lock.lock();
+          try {
+            mine.push_back(cca::raw_alloc(static_cast<size_t>(i * 37 + t) % 60 * MiB / 2 + 700));
+          } catch (const c10::OutOfMemoryError&) {
+          }
+          if (mine.size() > 4 || i % 7 == 0) {
+            for (void* p : mine)
+              cca::raw_delete(p);
+            mine.clear();
+          }
+          if (i % 11 == t)
+            cca::emptyCache();
+          if (i % 13 == 0)
+            cca::snapshot();
+        }
+        for (void* p : mine)
+          cca::raw_delete(p);
+      });
+    for (auto& t : threads)
+      t.join();
+    {
+      MemPool pool(wanted()); // a pool that says nothing has that memory too
+      Scope scope(pool.id);
+      const size_t before = python.allocs;
+      void* p = cca::raw_alloc(64 * MiB);
+      CHECK(python.allocs > before && cca::snapshot(pool.id).segments.size() == 1);
+      cca::raw_delete(p);
+    }
+    cca::emptyCache();
+    CHECK(python.out == 0 && python.live.empty() && python.allocs > 0);
+    void* p = cca::raw_alloc(64 * MiB);
+    function<void()>("cistern_torch_python_ends")();
+    OUT_OF_MEMORY(cca::raw_alloc(100 * MiB));
+    cca::raw_delete(p);
+    cca::emptyCache(); // which calls nothing
+    CHECK(python.live.size() == 1);
+    exit(failures != 0);
+  }
+  int status = -1;
+  waitpid(child, &status, 0);
+  CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
 void end_of_python() {
   Own own;
   PoolWanted w = wanted();
@@ -586,6 +678,8 @@ void end_of_python() {
 int main(int, char** argv) {
   install(argv);
   daemon_threads(argv[2]);
+  tell = function<Tell>("cistern_torch_pool");
+  everywhere();
   cca::init(2);
   tell = function<Tell>("cistern_torch_pool");
   by_name();
