@@ -529,6 +529,29 @@ func TestPolicy(t *testing.T) {
 	}
 }
 
+// Cache that a client does not need for the time of its policy is released, although no client asks; that of others stays.
+func TestDecay(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "policy")
+	if err := os.WriteFile(file, []byte("[rule]\nlabel = a\ndecay = 5s\nmin = 2GiB\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	n := newNode(t, broker.Options{Policy: file}, 20*gib)
+	a, b := n.member(t, "a"), n.member(t, "b")
+	a.has(8*gib, gib)
+	b.has(8*gib, gib)
+	eventually(t, "the cache is released", func() bool { s, _ := a.Status(0); return s.Reserved == 2*gib })
+	if s, _ := b.Status(0); s.Reserved != 8*gib {
+		t.Errorf("%+v", s)
+	}
+	if asks := n.b.Counts().Asks.Load(); asks != 0 {
+		t.Errorf("%d questions", asks)
+	}
+	if e := n.entry("a"); e.Decay != 5 {
+		t.Errorf("%+v", e)
+	}
+}
+
 // With --dry-run no client is asked, and the answer says what would have been.
 func TestDryRun(t *testing.T) {
 	t.Parallel()
