@@ -142,6 +142,9 @@ func policyText(e protocol.Entry) string {
 	if e.Priority != 0 {
 		words = append(words, fmt.Sprintf("priority=%d", e.Priority))
 	}
+	if e.Decay != 0 {
+		words = append(words, fmt.Sprintf("decay=%gs", e.Decay))
+	}
 	if e.Skipped {
 		words = append(words, "does not answer")
 	}
@@ -152,8 +155,8 @@ func newNodeSet(f *nodeFlags) *cobra.Command {
 	return &cobra.Command{
 		Use:   "set KEY=VALUE...",
 		Short: "Add a rule to the broker's policy, until it ends",
-		Long: "Set adds a rule: the conditions user, cgroup, label, name and device say which clients it is for, and min, high, max, weight and\n" +
-			"priority what is set. It applies after the rules of the file and of earlier commands.",
+		Long: "Set adds a rule: the conditions user, cgroup, label, name and device say which clients it is for, and min, high, max, weight,\n" +
+			"priority and decay what is set. It applies after the rules of the file and of earlier commands.",
 		Example: "  cistern node set user=alice max=40GiB\n" +
 			"  cistern node set cgroup=/system.slice/serving.service min=20GiB priority=10",
 		Args: func(_ *cobra.Command, args []string) error {

@@ -38,10 +38,12 @@ func (v *Views) Gauges(g *memory.Gauges) {
 	defer x.mu.Unlock()
 	wait := deadline.Deadline{Limit: glanceWait}
 	if wait.Poll(v.gpu.mu.TryLock) {
+		before := x.last.Paused
 		most := v.phys.look(&x.last)
 		x.requests, x.took = v.phys.requests(), x.slow
 		v.gpu.mu.Unlock()
-		x.recent.Add(time.Since(started), most-min(most, x.last.Paused))
+		// What was paused since the last call had physical memory at its beginning, what was resumed has it now.
+		x.recent.Add(time.Since(started), most-min(most, before, x.last.Paused))
 		x.last.Recent = x.recent.Peaks()
 	}
 	x.last.DriverCalls = v.gpu.drv.Calls()

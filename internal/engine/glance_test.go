@@ -98,3 +98,23 @@ func TestGaugesDoNotWait(t *testing.T) {
 		t.Errorf("%+v", g)
 	}
 }
+
+// What was active with physical memory before a pause counts, also where no figures were taken in between, and after the resume.
+func TestRecentWithPause(t *testing.T) {
+	e := newEngine(t, sim.Options{Capacity: 256 * mib}, config.Options{}, 1)
+	e.alloc(t, 100*mib, e.streams[0])
+	_, err := e.dev.Pause(engine.Selection{}, config.PauseOptions{Keep: config.KeepNone})
+	must(t, err)
+	var g memory.Gauges
+	e.dev.Views.Gauges(&g)
+	if g.Paused != 100*mib || g.Recent[0] != 100*mib {
+		t.Errorf("%d MiB paused, %v were active recently", g.Paused/mib, g.Recent)
+	}
+	e.alloc(t, 20*mib, e.streams[0])
+	_, err = e.dev.Resume(engine.Selection{})
+	must(t, err)
+	e.dev.Views.Gauges(&g)
+	if g.Paused != 0 || g.Recent[0] != 120*mib {
+		t.Errorf("%d MiB paused, %v were active recently", g.Paused/mib, g.Recent)
+	}
+}

@@ -402,7 +402,7 @@ func (b *Broker) miss(q *question) answer {
 // gave is a victim's answer. One that comes too late only says what it has.
 func (b *Broker) gave(c *client, m protocol.Message) {
 	q, took := b.answered(c, m)
-	if q == nil || q.part.Grant == 0 {
+	if q == nil || q.part.Bytes == 0 {
 		return
 	}
 	level := slog.LevelDebug
@@ -441,7 +441,7 @@ func (b *Broker) answered(c *client, m protocol.Message) (q *question, took time
 	b.show(q.part.Slot)
 	b.counts.Given.Add(released)
 	took = time.Since(q.sent)
-	if q.part.Grant == 0 { // it was asked what it has
+	if q.part.Bytes == 0 { // it was asked what it has
 		q.answer <- answer{}
 		return q, took
 	}

@@ -163,6 +163,7 @@ func (b *Broker) Serve(ctx context.Context, l *net.UnixListener) error {
 	stop := context.AfterFunc(ctx, func() { _ = l.Close() })
 	defer stop()
 	b.served.Go(func() { b.sweep(ctx) })
+	b.served.Go(func() { b.decay(ctx) })
 	defer b.finish()
 	defer cancel()
 	for {

@@ -512,7 +512,7 @@ func (b *Broker) entries(by *client) (all []protocol.Entry) {
 				Device: UUID(b.uuids[slot]), Total: b.ledger.Total(slot), Reserved: a.Status.Reserved, Active: a.Status.Active, Cached: a.Status.Cached,
 				Pinned: a.Status.Pinned, Paused: a.Status.Paused, Floor: max(a.Policy.Min, a.Status.Floor(a.Hold)), Granted: a.Granted, Gave: a.Gave, Got: a.Got,
 				Refaults: a.Refaults, Missed: a.Missed, Skipped: b.ledger.Mute(a.Client), Min: a.Policy.Min, High: a.Policy.High, Max: a.Policy.Max,
-				Weight: a.Policy.Weight, Priority: a.Policy.Priority})
+				Weight: a.Policy.Weight, Priority: a.Policy.Priority, Decay: a.Policy.Decay.Seconds()})
 		}
 		b.mu.Unlock()
 	}

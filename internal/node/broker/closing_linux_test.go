@@ -91,7 +91,7 @@ func TestSlowDescriptor(t *testing.T) {
 	eventually(t, "the first came, and waits to be closed", func() bool { return n.b.Counts().Messages.Load() == 3 })
 	a, b := n.member(t, "a"), n.member(t, "b")
 	n.unused(a, b, 10*gib)
-	if ok, note := b.grow(gib, 0); !ok {
+	if ok, note := b.grow(gib, time.Minute); !ok {
 		t.Error(note)
 	}
 	over := make(chan struct{})

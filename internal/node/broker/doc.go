@@ -17,12 +17,13 @@
 //
 // # Locks
 //
-// Broker.mu guards the ledger, the clients and the policy. Nothing is sent, read from a segment or waited for with it.
+// Broker.mu guards the ledger, the clients and the policy. Nothing is sent, logged, read from a segment or waited for with it.
 //
 // # Failures
 //
 // A client that does not answer, sends what is no message or opens too many connections costs itself its place, and others the wait
-// for one answer. The broker keeps nothing that it needs after a restart: clients connect again and tell it all. Without the broker
+// for one answer. Only a connection's own goroutine closes it, and descriptors that came on it, as closing those may wait for whatever
+// the client likes; others have it do so (hangUp). Lines of the log that clients cause are limited (notes). The broker keeps nothing that it needs after a restart: clients connect again and tell it all. Without the broker
 // clients work as if there had never been one.
 //
 // It runs on Linux.

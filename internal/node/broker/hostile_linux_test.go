@@ -110,7 +110,7 @@ func TestHostile(t *testing.T) {
 	}
 	a, b := n.member(t, "a"), n.member(t, "b")
 	n.unused(a, b, 10*gib)
-	if ok, note := b.grow(gib, 0); !ok {
+	if ok, note := b.grow(gib, time.Minute); !ok {
 		t.Error(note)
 	}
 	before := descriptors(t)
@@ -376,7 +376,7 @@ func TestManyDevices(t *testing.T) {
 	eventually(t, "they are gone", func() bool { return len(n.entries()) == 0 })
 	a, b := n.member(t, "a"), n.member(t, "b")
 	n.unused(a, b, 8*gib)
-	if ok, note := b.grow(4*gib, 0); !ok {
+	if ok, note := b.grow(4*gib, time.Minute); !ok {
 		t.Error(note)
 	}
 	eventually(t, "the device's figures are its own", func() bool {
@@ -414,7 +414,7 @@ func TestAnswerWithoutStatus(t *testing.T) {
 			}
 		}
 	}()
-	if _, note := b.c.Ask(0, gib, 0); !strings.Contains(note, "too many requests wait already") || !strings.Contains(note, "has 5.00 GiB reserved") {
+	if _, note := b.c.Ask(0, gib, 3*time.Second); !strings.Contains(note, "too many requests wait already") || !strings.Contains(note, "has 5.00 GiB reserved") {
 		t.Error(note)
 	}
 }

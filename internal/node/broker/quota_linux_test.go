@@ -206,7 +206,7 @@ func (b *Broker) openOf(c *client, p ledger.Part) *question {
 func TestLimitsAtOnce(t *testing.T) {
 	b := newBroker(t)
 	buf := make([]byte, protocol.MaxMessage)
-	for i := range 2000 {
+	for i := range 500 {
 		ends := pair(t)
 		c := &client{b: b, conn: ends[0], heard: map[ledger.Slot]time.Time{}, process: process{pidfd: -1}}
 		b.enter(c)

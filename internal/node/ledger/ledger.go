@@ -62,6 +62,8 @@ type Policy struct {
 	Max      uint64 // that the client may reserve; 0: no limit
 	Weight   uint32 // of its share; 0 is 1
 	Priority int32  // those of higher priority are asked later
+	// Decay is how long cache must not have been needed before it is released without a request; 0: it stays.
+	Decay time.Duration
 }
 
 // Account is a client on a device.
@@ -81,6 +83,10 @@ type Account struct {
 
 	gaveAt time.Duration // of a refault that may come; negative: none
 	barren time.Duration // until then
+
+	needed uint64        // the most that was active since from; as Decay saw it
+	from   time.Duration // when a period of Policy.Decay began
+	looked time.Duration // when Decay looked last; 0: there is no period
 }
 
 // client is what is known of one beside its accounts.

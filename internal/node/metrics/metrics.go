@@ -15,6 +15,7 @@ import (
 	"net"
 	"net/http"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -88,12 +89,16 @@ func (m *Metrics) Handler() http.Handler {
 
 // Listen opens an address: HOST:PORT, or PORT alone for this machine only.
 func Listen(address string) (net.Listener, error) {
+	whole := address
 	if !strings.Contains(address, ":") {
-		address = ":" + address
+		whole = ":" + address
 	}
-	host, port, err := net.SplitHostPort(address)
+	host, port, err := net.SplitHostPort(whole)
+	if err == nil {
+		_, err = strconv.ParseUint(port, 10, 16) // the system has names for ports, which are no better known than numbers
+	}
 	if err != nil {
-		return nil, fmt.Errorf("%q: expected PORT or HOST:PORT", address)
+		return nil, fmt.Errorf("%q: expected PORT or HOST:PORT, with a number from 0 to 65535", address)
 	}
 	return net.Listen("tcp", net.JoinHostPort(cmp.Or(host, "127.0.0.1"), port))
 }

@@ -191,7 +191,9 @@ func TestListen(t *testing.T) {
 		}
 		l.Close()
 	}
-	if _, err := Listen("a:b:c"); err == nil || !strings.Contains(err.Error(), "expected PORT or HOST:PORT") {
-		t.Error(err)
+	for _, address := range []string{"a:b:c", "prometheus", "localhost:", "http", "70000", "-1", ":", ""} {
+		if _, err := Listen(address); err == nil || !strings.HasPrefix(err.Error(), fmt.Sprintf("%q: expected PORT or HOST:PORT", address)) {
+			t.Errorf("%q: %v", address, err)
+		}
 	}
 }

@@ -26,6 +26,7 @@ import (
 	"path"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/cistern-gpu/cistern/internal/node/ledger"
 	"github.com/cistern-gpu/cistern/internal/suggest"
@@ -157,7 +158,7 @@ func ParseRule(text string) (r Rule, err error) {
 // check is what is wrong with the rule as a whole.
 func (r *Rule) check() error {
 	if len(r.set) == 0 {
-		return errors.New("it sets nothing: expected one of min, high, max, weight, priority")
+		return errors.New("it sets nothing: expected one of min, high, max, weight, priority, decay")
 	}
 	names, values := [...]string{"min", "high", "max"}, [...]uint64{r.has.Min, r.has.High, r.has.Max}
 	for i := range names {
@@ -171,7 +172,7 @@ func (r *Rule) check() error {
 }
 
 // The keys.
-var keys = []string{"user", "cgroup", "label", "name", "device", "min", "high", "max", "weight", "priority"}
+var keys = []string{"user", "cgroup", "label", "name", "device", "min", "high", "max", "weight", "priority", "decay"}
 
 // item reads "key = value".
 func (r *Rule) item(text string) error {
@@ -214,6 +215,12 @@ func (r *Rule) item(text string) error {
 			return fmt.Errorf("priority = %s: expected a number from %d to %d", value, math.MinInt32, math.MaxInt32)
 		}
 		r.set = append(r.set, func(p *ledger.Policy) { p.Priority = int32(n) })
+	case "decay":
+		d, bad := time.ParseDuration(value)
+		if bad != nil || d != 0 && d < leastDecay || d > mostDecay {
+			return fmt.Errorf("decay = %s: expected a time from %v to %v, or 0s", value, leastDecay, mostDecay)
+		}
+		r.set = append(r.set, func(p *ledger.Policy) { p.Decay = d })
 	default:
 		if hint := suggest.Question(key, "", keys); hint != "" {
 			return fmt.Errorf("unknown key %q: %s", key, hint)
@@ -225,6 +232,12 @@ func (r *Rule) item(text string) error {
 	}
 	return err
 }
+
+// Times below leastDecay are shorter than the pauses of a busy process.
+const (
+	leastDecay = 5 * time.Second
+	mostDecay  = 24 * time.Hour
+)
 
 func (r *Rule) when(c condition) { r.conditions = append(r.conditions, c) }
 

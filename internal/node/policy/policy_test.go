@@ -83,6 +83,7 @@ func TestErrors(t *testing.T) {
 		"[rule]\nxyzzy = 1":                         `line 2: unknown key "xyzzy": the keys are user, cgroup,`,
 		"[rule]\nweight = 0":                        "line 2: weight = 0: expected a number from 1",
 		"[rule]\npriority = high":                   "line 2: priority = high: expected a number",
+		"[rule]\ndecay = 1s":                        "line 2: decay = 1s: expected a time from 5s to 24h0m0s, or 0s",
 		"[rule]\nuser = no-such-user-at-all":        "line 2: user = no-such-user-at-all: there is no such user",
 		"[rule]\nlabel = [":                         `line 2: "[": expected a pattern`,
 		"[rule]\ncgroup = system.slice":             "line 2: cgroup = system.slice: expected a path",

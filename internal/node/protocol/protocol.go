@@ -355,4 +355,6 @@ type Entry struct {
 	Max      uint64 `json:"max_bytes,omitempty"`
 	Weight   uint32 `json:"weight"`
 	Priority int32  `json:"priority"`
+	// Decay is the time after which unneeded cache is released without a request; 0: it stays.
+	Decay float64 `json:"decay_s,omitempty"`
 }
