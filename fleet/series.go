@@ -1,6 +1,10 @@
 package fleet
 
-import "fmt"
+import (
+	"cmp"
+	"fmt"
+	"math"
+)
 
 // MostRows is how many rows a series has at most. When there are more steps, each row stands for twice as many.
 const MostRows = 1024
@@ -55,7 +59,7 @@ func (s *Series) check() error {
 	if n > MostRows {
 		return fmt.Errorf("%d rows; expected at most %d", n, MostRows)
 	}
-	if n > 0 && (s.Every < 1 || s.Every&(s.Every-1) != 0) {
+	if n > 0 && (s.Every < 1 || s.Every&(s.Every-1) != 0 || s.Every > mostNumber) {
 		return fmt.Errorf("%d steps a row; expected a power of two", s.Every)
 	}
 	for _, c := range s.columns() {
@@ -73,6 +77,16 @@ func (s *Series) check() error {
 	}
 	if n > 0 && s.Step[0] < 1 {
 		return fmt.Errorf("step %d; expected 1 or more", s.Step[0])
+	}
+	for i := range n {
+		r := s.Row(i)
+		if err := cmp.Or(checkNumber("step", r.Step), checkNumber("time_us", r.TimeUS), checkNumber("allocated_bytes", r.Now), checkNumber("peak_allocated_bytes", r.Peak),
+			checkNumber("reserved_bytes", r.Reserved), checkNumber("outside_bytes", r.Outside)); err != nil {
+			return err
+		}
+		if max(r.Requests, r.Requested) > math.MaxInt64 {
+			return fmt.Errorf("%d requests of %d bytes in a row; expected at most %d", r.Requests, r.Requested, math.MaxInt64)
+		}
 	}
 	return nil
 }
@@ -149,8 +163,8 @@ func (s *Series) push(r Row) {
 func merge(a, b Row) Row {
 	b.Peak, b.Reserved = max(a.Peak, b.Peak), max(a.Reserved, b.Reserved)
 	b.Outside = max(a.Outside, b.Outside)
-	b.Requests += a.Requests
-	b.Requested += a.Requested
+	b.Requests = min(b.Requests+a.Requests, math.MaxInt64)
+	b.Requested = min(b.Requested+a.Requested, math.MaxInt64)
 	if a.HashSum == 0 || b.HashSum == 0 {
 		b.HashSum = 0
 	} else {

@@ -55,9 +55,6 @@ func WriteFleetPage(w io.Writer, a *fleet.Answer, page string) error {
 func htmlReport(r *fleet.RankAnswer) string {
 	for i := len(r.Recordings) - 1; i >= 0; i-- {
 		name := r.Recordings[i]
-		if name != filepath.Base(name) {
-			continue
-		}
 		file := filepath.Join(filepath.Dir(r.File), name+".html")
 		if _, err := os.Stat(file); err == nil {
 			return file
